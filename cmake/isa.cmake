@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+# One translation unit per instruction set, each with its own flags; everything else is built for the baseline, so that the
+# program starts on any x86-64 and chooses at run time. Never -march=native.
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  foreach(entry
+      "avx2|-mavx2 -mfma -mf16c"
+      "avx512|-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c"
+      "avx512bf16|-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mavx2 -mfma -mf16c"
+      "amx|-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mavx2 -mfma -mf16c -mamx-tile -mamx-bf16")
+    string(REPLACE "|" ";" entry "${entry}")
+    list(GET entry 0 isa)
+    list(GET entry 1 flags)
+    separate_arguments(flags)
+    file(GLOB isa_sources src/kernels/cpu/*_${isa}.cc)
+    if(isa_sources)
+      set_source_files_properties(${isa_sources} PROPERTIES COMPILE_OPTIONS "${flags}")
+    endif()
+  endforeach()
+endif()

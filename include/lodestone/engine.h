@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// The engine: a model, contexts that were prefilled once, and questions asked of them under any attention method.
+//
+//   auto model = lode::Model::load("models/pocket");
+//   lode::Context context(model, {.kv_type = lode::DType::bf16, .max_tokens = 65536});
+//   auto method = context.attach(lode::parse_spec("kmeans:probes=16"));
+//   context.prefill(model->tokenizer().encode(text, lode::Tokenizer::Bos::as_template), lode::Phase::context, {});
+//   context.build_indexes();
+//   lode::Generation g = context.generate(question_tokens, method, {.max_new_tokens = 32});
+//   context.roll_back(context.indexed_tokens());
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lodestone/selector.h"
+#include "lodestone/spec.h"
+#include "lodestone/tokenizer.h"
+#include "lodestone/types.h"
+
+namespace lode {
+
+class ThreadPool;
+struct ModelConfig;
+struct AttendWork;
+
+/// Immutable: config, tokenizer, weights, threads. Shared by any number of contexts.
+class Model {
+ public:
+  static std::shared_ptr<const Model> load(const std::filesystem::path& dir, int threads = 0, bool check_finite = true);
+  /// Random weights of a named shape, without tokenizer; for benchmarks.
+  static std::shared_ptr<const Model> random(std::string_view shape, int threads = 0, std::uint64_t seed = 1);
+  ~Model();
+
+  const ModelConfig& config() const;
+  const Tokenizer& tokenizer() const;  ///< RunError for a random model
+  const std::filesystem::path& path() const;
+  /// Of weights, config and RoPE: a context made by another model is refused.
+  const std::string& fingerprint() const;
+  std::int64_t weight_bytes() const;
+  ThreadPool& pool() const;
+
+  struct Impl;
+  const Impl& impl() const { return *impl_; }
+
+ private:
+  Model();
+  std::unique_ptr<Impl> impl_;
+};
+
+struct ContextOptions {
+  DType kv_type = DType::f16;
+  std::int64_t max_tokens = 0;        ///< context, question and answer; 0 = the model's own limit
+  std::int64_t chunk = 512;           ///< tokens per prefill chunk
+  std::uint64_t seed = 0;             ///< of the indexes
+  /// Longer than the model's max_positions is an InputError unless RoPE scaling is asked for.
+  std::optional<double> rope_factor;  ///< yarn by this factor
+};
+
+/// Which attached method new tokens attend by: an index from attach(), or dense.
+using MethodId = int;
+inline constexpr MethodId kDense = -1;
+
+struct Sampling {
+  double temperature = 0.0;  ///< 0: greedy
+  int top_k = 0;             ///< 0: all
+  double top_p = 1.0;
+  double min_p = 0.0;
+  std::uint64_t seed = 0;
+};
+
+struct GenerateOptions {
+  std::int64_t max_new_tokens = 128;
+  std::vector<std::string> stop;      ///< generation ends before the first of these; they may span tokens
+  Sampling sampling;
+  bool stop_at_eos = true;
+  std::function<void(std::string_view)> on_text;  ///< text as it becomes final
+  /// How many of the prompt's last tokens attend by the method; the ones before attend densely. -1 = all of them
+  /// (protocol context-dense), 0 = none (decode-sparse: the first generated token still comes from the dense prompt).
+  std::int64_t sparse_prompt_tokens = -1;
+};
+
+/// Work of a stretch of tokens, summed over layers and KV heads, counted as if each query token came alone.
+struct WorkReport {
+  std::int64_t kv_bytes = 0, selector_bytes = 0, full_bytes = 0;
+  std::int64_t far_keys = 0, far_total = 0;
+  std::int64_t tokens = 0;
+  std::int64_t sparse_tokens = 0;     ///< tokens times layers that really went through a selector
+  double density() const;             ///< (kv + selector bytes) / full bytes; 1 when nothing was attended
+  double selectivity() const;         ///< far keys attended / far keys; 1 when there were none
+  std::string dense_reason;           ///< why nothing was sparse, when nothing was ("the text is shorter than the window")
+  WorkReport& operator+=(const WorkReport&);
+};
+
+struct Generation {
+  std::vector<TokenId> tokens;        ///< generated, the stop's own tokens included
+  std::string text;                   ///< without the stop string
+  bool stopped = false;               ///< by a stop string or EOS, not by the limit
+  WorkReport work;                    ///< of the sparse part: prompt's sparse tokens and generation
+  double prompt_seconds = 0, decode_seconds = 0;
+};
+
+/// Attention mass of each context position, summed over layers, heads and answer tokens.
+struct SourceMass {
+  std::vector<double> mass;           // [tokens]
+};
+
+/// One sequence: its tokens, KV and the indexes of all attached methods.
+class Context {
+ public:
+  Context(std::shared_ptr<const Model> model, const ContextOptions& options);
+  ~Context();
+  Context(Context&&) noexcept;
+
+  const Model& model() const;
+  /// A method to be indexed along; call before prefill. `full` needs no index. Attaching twice gives the same id.
+  MethodId attach(const Spec& spec);
+  const std::vector<Spec>& methods() const;
+
+  /// Appends tokens with dense attention, in chunks; progress gets the number done. Returns nothing: logits of the last
+  /// token are kept for generate().
+  void prefill(std::span<const TokenId> tokens, const std::function<void(std::int64_t)>& progress = {});
+  /// Declares what was prefilled so far the indexed context and builds every attached method's index over it.
+  void build_indexes(const std::function<void(std::int64_t layers_done)>& progress = {});
+
+  std::int64_t tokens() const;
+  std::int64_t indexed_tokens() const;
+  std::span<const TokenId> token_ids() const;
+  void roll_back(std::int64_t tokens);
+
+  /// Feeds the prompt, then generates. The context keeps prompt and answer until rolled back.
+  Generation generate(std::span<const TokenId> prompt, MethodId method, const GenerateOptions& options,
+                      SourceMass* sources = nullptr);
+  /// Logits of every given token under a method (teacher forcing), [T, V]; the tokens are appended.
+  std::vector<float> forward(std::span<const TokenId> tokens, MethodId method, WorkReport* work = nullptr);
+
+  std::int64_t kv_bytes() const;      ///< of tokens() tokens
+  std::int64_t index_bytes() const;
+
+  /// The whole context as one `.lode` file; text is what the tokens were made from (may be empty).
+  void save(const std::filesystem::path& path, std::string_view text) const;
+  /// InputError says why a file does not fit (other model, tokenizer, RoPE, damaged, truncated).
+  static Context load(const std::filesystem::path& path, std::shared_ptr<const Model> model, const ContextOptions& options);
+
+  struct Impl;
+  Impl& impl() const { return *impl_; }
+
+ private:
+  explicit Context(std::unique_ptr<Impl>);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lode

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention specs, "name[:key=value,...]", and the registry that turns them into selectors.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lodestone/selector.h"
+
+namespace lode {
+
+/// A count, or a share of the far keys: "64" is a count; "1/32", "5%" and "0.05" are shares.
+struct Amount {
+  double value = 0;
+  bool is_share = false;
+  /// Resolved against n keys; a share rounds up, both are clipped to [0, n].
+  std::int64_t of(std::int64_t n) const;
+};
+
+/// One key of a method, as `--help` and error messages list it.
+struct SpecKey {
+  std::string name;
+  std::string meaning;     ///< with range, for the error message: "probes: buckets read per query, 1 to 1048576"
+  std::string default_value;
+};
+
+/// A parsed spec. Keys keep their text; typed getters check it and throw InputError naming spec, key and valid range.
+class Spec {
+ public:
+  std::string name;                          ///< canonical: aliases are resolved
+  std::map<std::string, std::string> given;  ///< what the user wrote
+  DenseParts dense;                          ///< sink, window
+  int dense_layers = 0;                      ///< first layers that stay exact
+
+  std::int64_t integer(std::string_view key, std::int64_t fallback, std::int64_t low, std::int64_t high) const;
+  double number(std::string_view key, double fallback, double low, double high) const;
+  Amount amount(std::string_view key, Amount fallback) const;
+  std::string choice(std::string_view key, std::string_view fallback, std::span<const std::string_view> valid) const;
+  std::optional<std::string> text(std::string_view key) const;
+  /// Canonical form: name and given keys in alphabetical order; equal specs give equal strings.
+  std::string str() const;
+};
+
+/// Makes the selector of one layer. `model_fingerprint` lets artefacts refuse a model they were not trained for.
+using SelectorFactory = std::function<std::unique_ptr<Selector>(const Spec&, const LayerGeometry&, std::string_view model_fingerprint)>;
+
+struct MethodInfo {
+  std::string name;
+  std::vector<std::string> aliases;
+  std::string source;           ///< the paper, for --help
+  std::vector<SpecKey> keys;    ///< besides sink, window, dense_layers
+  DenseParts dense;             ///< defaults
+  int dense_layers = 0;
+  SelectorFactory make;         ///< null for `full`: every far key, no index
+  std::function<void(const Spec&)> validate;  ///< throws InputError on values out of range; called by parse_spec
+};
+
+/// All methods, in the order in which --help lists them.
+const std::vector<MethodInfo>& methods();
+/// Throws InputError that lists the valid names or keys.
+const MethodInfo& find_method(std::string_view name);
+Spec parse_spec(std::string_view text);
+
+}  // namespace lode

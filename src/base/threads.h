@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// A fixed pool of threads for loops over independent items. Passed to whoever computes; never global.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace lode {
+
+class ThreadPool {
+ public:
+  /// `threads` counts the caller, who works too; 0 = one per core that this process may use.
+  explicit ThreadPool(int threads = 0);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const;
+
+  /// Calls body(item, worker) once for every item in [0, items), worker in [0, size()); returns when all are done.
+  /// Items are handed out one by one in rising order, so results may depend on `item`, never on `worker`.
+  /// The first exception that a body throws is rethrown here after the others have finished. Not re-entrant:
+  /// a body that calls for_each of the same pool runs its items itself.
+  void for_each(std::int64_t items, const std::function<void(std::int64_t item, int worker)>& body);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace lode

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where keys and values live: one contiguous, growing range of rows per sequence, layer and KV head.
+//
+// A range is reserved address space for the longest context; memory is taken as rows are written. A saved context is mapped
+// privately over the front of the range, so that many processes share its pages and new tokens follow behind without
+// a copy. Kernels therefore always see plain rows [0, tokens).
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "lodestone/kv_view.h"
+
+namespace lode {
+
+class MappedFile;
+
+struct KvShape {
+  int layers = 0, kv_heads = 0, head_dim = 0;
+  DType type = DType::f16;
+  std::int64_t max_tokens = 0;
+  /// Bytes of one token over all layers and heads, scales included.
+  std::int64_t token_bytes() const;
+};
+
+/// The KV cache of one sequence.
+class KvStore {
+ public:
+  explicit KvStore(const KvShape& shape);
+  ~KvStore();
+  KvStore(KvStore&&) noexcept;
+  KvStore& operator=(KvStore&&) noexcept;
+
+  const KvShape& shape() const;
+  std::int64_t tokens() const;
+
+  /// Writes rows [tokens, tokens + T) of one layer, rounded to the store's type; every layer must be given the same T before
+  /// commit. InputError with both numbers when max_tokens would be passed.
+  void write(int layer, std::int64_t count, std::span<const float> k /*[T, Hkv, d]*/, std::span<const float> v);
+  /// The tokens written to all layers now count.
+  void commit(std::int64_t count);
+  void roll_back(std::int64_t tokens);  ///< cuts to that many tokens; their memory stays reserved for reuse
+
+  /// `pending` rows beyond tokens() that were written but not committed are included.
+  KvLayer layer(int layer, std::int64_t pending = 0) const;
+
+  /// For saving: the bytes of one head's K (or V, or scales) rows [0, tokens).
+  enum class Part { k, v, k_scale, v_scale };
+  std::span<const std::byte> rows(int layer, int head, Part part) const;
+  /// For loading into an empty store: maps `bytes` of the file at a page-aligned offset as rows of that part.
+  void map(int layer, int head, Part part, const MappedFile& file, std::uint64_t offset, std::uint64_t bytes);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lode
