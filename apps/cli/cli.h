@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the verbs share: flags, how they are registered, and how results and errors leave the program.
+//
+// A verb is one file with one function add_NAME(CLI::App&): it declares its flags in a struct that
+// lives as long as the program and registers what to run. It returns by finishing, or throws InputError (exit 2),
+// RunError (exit 1) or Interrupted (exit 130). stdout carries the result alone, progress and remarks go to stderr.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "base/progress.h"
+#include "lodestone/engine.h"
+
+namespace lode::cli {
+
+/// Flags that every verb takes.
+struct CommonFlags {
+  bool json = false;
+  bool quiet = false;
+  std::string device = "auto";
+  int threads = 0;
+  Progress::Mode progress() const { return quiet ? Progress::Mode::quiet : Progress::Mode::automatic; }
+};
+void add_common_flags(CLI::App& verb, CommonFlags& flags);
+
+/// Flags of verbs that run a model.
+struct ModelFlags {
+  std::string model;
+  std::string kv_type = "f16";
+  std::int64_t context = 0;       ///< -c: tokens of room; 0 = as many as the text needs
+  double rope_factor = 0;         ///< yarn scaling asked for by the user; 0 = none
+  std::string gpu_memory;
+  double audit = 0;               ///< share of sparse attention calls that are also computed exactly; 0 = none
+};
+/// `model_required`: -m must be given (otherwise the verb finds the model itself).
+void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required);
+
+/// Checks --device, --gpu-memory; throws InputError that says what is missing.
+void check_device(const CommonFlags& common, const ModelFlags& model);
+std::shared_ptr<const Model> load_model(const CommonFlags& common, const ModelFlags& flags);
+ContextOptions context_options(const ModelFlags& flags);
+
+/// "-a SPEC", repeatable.
+void add_attention_flag(CLI::App& verb, std::vector<std::string>& specs, bool required);
+std::vector<Spec> parse_specs(const std::vector<std::string>& specs);
+
+/// Whole numbers with the suffixes k = 1024 and M = 1024^2 ("32k"); InputError otherwise.
+std::int64_t parse_count(std::string_view text, std::string_view flag, std::int64_t low, std::int64_t high);
+
+/// A text file as valid UTF-8, "-" is stdin; InputError when empty, not a file, or not UTF-8 (with the byte offset).
+std::string read_text(const std::string& path);
+
+/// Writes one JSON object and a newline to stdout; RunError when stdout cannot take it.
+void print_json(const Json& result);
+/// Writes text to stdout; RunError when stdout cannot take it.
+void print_text(std::string_view text);
+
+/// Folder of the shipped data: models/pocket and demo/ below it.
+std::filesystem::path data_dir();
+
+void add_index(CLI::App& app);
+void add_ask(CLI::App& app);
+void add_demo(CLI::App& app);
+void add_inspect(CLI::App& app);
+void add_verify(CLI::App& app);
+void add_tasks(CLI::App& app);
+void add_eval(CLI::App& app);
+void add_probe(CLI::App& app);
+void add_bench(CLI::App& app);
+
+}  // namespace lode::cli

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <iterator>
+
+#include "base/file.h"
+#include "base/text.h"
+#include "cli.h"
+#include "lodestone/error.h"
+#include "model/config.h"
+
+namespace lode::cli {
+
+void add_common_flags(CLI::App& verb, CommonFlags& flags) {
+  verb.add_flag("--json", flags.json, "one JSON object on stdout and nothing else there");
+  verb.add_flag("--quiet", flags.quiet, "no progress");
+  verb.add_option("--device", flags.device, "auto, cpu or cuda")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  verb.add_option("-t,--threads", flags.threads, "threads to use; 0 = all cores")->check(CLI::Range(0, 1024));
+}
+
+void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required) {
+  auto* model = verb.add_option("-m,--model", flags.model, "folder with config.json, tokenizer.json and *.safetensors");
+  if (model_required) model->required();
+  verb.add_option("--kv-type", flags.kv_type, "type of cached keys and values: f32, f16, bf16 or q8")
+      ->check(CLI::IsMember({"f32", "f16", "bf16", "q8"}));
+  verb.add_option_function<std::string>(
+      "-c,--ctx-size",
+      [&flags](const std::string& text) { flags.context = parse_count(text, "-c", 0, std::int64_t{1} << 30); },
+      "room for context, question and answer in tokens, e.g. 128k; 0 = as much as the text needs");
+  verb.add_option("--rope-factor", flags.rope_factor, "stretch RoPE (yarn) by this factor, for texts longer than the model's context")
+      ->check(CLI::Range(1.0, 1024.0));
+  verb.add_option("--gpu-memory", flags.gpu_memory, "limit of GPU memory, e.g. 24GiB");
+  verb.add_option("--audit", flags.audit, "share of sparse attention calls that are also computed exactly, 0 to 1")
+      ->check(CLI::Range(0.0, 1.0));
+}
+
+void check_device(const CommonFlags& common, const ModelFlags& model) {
+  if (common.device == "cuda") {
+    throw InputError("--device cuda: this program was built without CUDA; use --device cpu or auto");
+  }
+  if (!model.gpu_memory.empty()) {
+    throw InputError("--gpu-memory: this program was built without CUDA, so there is no GPU memory to limit");
+  }
+}
+
+std::shared_ptr<const Model> load_model(const CommonFlags& common, const ModelFlags& flags) {
+  check_device(common, flags);
+  return Model::load(flags.model, common.threads);
+}
+
+ContextOptions context_options(const ModelFlags& flags) {
+  ContextOptions options;
+  options.kv_type = parse_dtype(flags.kv_type);
+  options.max_tokens = flags.context;
+  if (flags.rope_factor > 0) options.rope_factor = flags.rope_factor;
+  return options;
+}
+
+void add_attention_flag(CLI::App& verb, std::vector<std::string>& specs, bool required) {
+  auto* option = verb.add_option("-a,--attention", specs, "attention spec, name[:key=value,...]; may be repeated");
+  option->delimiter('\0')->allow_extra_args(false);
+  if (required) option->required();
+}
+
+std::vector<Spec> parse_specs(const std::vector<std::string>& specs) {
+  std::vector<Spec> parsed;
+  for (const std::string& text : specs) parsed.push_back(parse_spec(text));
+  return parsed;
+}
+
+std::int64_t parse_count(std::string_view text, std::string_view flag, std::int64_t low, std::int64_t high) {
+  std::int64_t value = 0, unit = 1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const std::string_view rest(end, text.data() + text.size());
+  if (rest == "k" || rest == "K") unit = 1024;
+  if (rest == "M") unit = 1024 * 1024;
+  const bool parsed = error == std::errc() && end != text.data() && (rest.empty() || unit > 1);
+  if (!parsed || value < low / unit || value > high / unit || value * unit < low || value * unit > high) {
+    throw InputError(std::string(flag) + ": expected a whole number from " + std::to_string(low) + " to " +
+                     std::to_string(high) + ", with k = 1024 and M = 1024^2, found '" + std::string(text) + "'");
+  }
+  return value * unit;
+}
+
+std::string read_text(const std::string& path) {
+  std::string text = path == "-" ? std::string(std::istreambuf_iterator<char>(std::cin), {}) : read_file(path);
+  const std::string where = path == "-" ? "standard input" : path;
+  if (text.empty()) throw InputError(where + ": expected a text, found an empty file");
+  const std::size_t bad = invalid_utf8(text);
+  if (bad != std::string::npos) {
+    throw InputError(where + ": expected UTF-8, found an invalid byte at offset " + std::to_string(bad));
+  }
+  return text;
+}
+
+void print_text(std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
+    throw RunError("cannot write to standard output");
+  }
+}
+
+void print_json(const Json& result) {
+  print_text(result.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+std::filesystem::path data_dir() {
+  namespace fs = std::filesystem;
+  std::vector<fs::path> candidates;
+  if (const char* set = std::getenv("LODESTONE_DATA")) candidates.emplace_back(set);
+  std::error_code failed;
+  const fs::path program = fs::read_symlink("/proc/self/exe", failed).parent_path();
+  candidates.push_back(program / ".." / "share" / "lodestone");
+  candidates.push_back(program / ".." / "..");  // build/release below the source tree
+  candidates.emplace_back(LODESTONE_SOURCE_DIR);
+  for (const fs::path& candidate : candidates) {
+    if (fs::exists(candidate / "models" / "pocket" / "config.json")) return fs::weakly_canonical(candidate);
+  }
+  throw InputError("the shipped model was not found: expected models/pocket beside the program or in $LODESTONE_DATA");
+}
+
+}  // namespace lode::cli

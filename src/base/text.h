@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Small helpers for text that people read and write.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lode {
+
+/// The name that is closest to `word` by edit distance (at most a third of its length, at least 1); empty if none is.
+std::string nearest_name(std::string_view word, std::span<const std::string> names);
+/// "a, b, c".
+std::string join(std::span<const std::string> parts, std::string_view between = ", ");
+/// Byte offset of the first invalid UTF-8 sequence, or npos.
+std::size_t invalid_utf8(std::string_view text);
+/// "1.5 GiB", "20.3 MiB", "512 B".
+std::string human_bytes(std::int64_t bytes);
+
+}  // namespace lode
