@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/llama.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "base/cancel.h"
+#include "base/threads.h"
+#include "kernels/kernels.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+std::int64_t total_tokens(const Step& step) {
+  std::int64_t total = 0;
+  for (const SequenceTokens& s : step.sequences) total += static_cast<std::int64_t>(s.tokens.size());
+  return total;
+}
+
+/// Calls body(sequence, first row in the step's matrices, tokens) for each sequence.
+template <class Body>
+void for_each_sequence(const Step& step, const Body& body) {
+  std::int64_t row = 0;
+  for (const SequenceTokens& s : step.sequences) {
+    const auto tokens = static_cast<std::int64_t>(s.tokens.size());
+    body(s, row, tokens);
+    row += tokens;
+  }
+}
+
+std::span<const float> rows_of(const std::vector<float>& m, std::int64_t row, std::int64_t rows, std::int64_t cols) {
+  return {m.data() + row * cols, static_cast<std::size_t>(rows * cols)};
+}
+
+void add(const std::vector<float>& from, std::vector<float>& to) {
+  for (std::size_t i = 0; i < to.size(); ++i) to[i] += from[i];
+}
+
+float silu(float x) { return x / (1.0f + std::exp(-x)); }
+
+void check_finite(const std::vector<float>& logits) {
+  for (const float x : logits) {
+    if (!std::isfinite(x)) {
+      throw RunError("the model gave a logit that is not a finite number: weights or cached keys are damaged or overflow");
+    }
+  }
+}
+
+}  // namespace
+
+Llama::Llama(const ModelConfig& config, const ModelWeights& weights, ThreadPool& pool)
+    : config_(config), weights_(weights), pool_(pool) {}
+
+ForwardWork Llama::forward(const Step& step, const Rope& rope, LogitRows rows, std::vector<float>& logits) {
+  ForwardWork work;
+  tokens_ = total_tokens(step);
+  resize(tokens_);
+  embed(step);
+  for (int i = 0; i < config_.layers; ++i) {
+    check_cancel();
+    layer(i, step, rope, work);
+  }
+  head(step, rows, logits);
+  for_each_sequence(step, [](const SequenceTokens& s, std::int64_t, std::int64_t tokens) { s.kv->commit(tokens); });
+  return work;
+}
+
+// One layer in the order of the diagram in src/README.md.
+void Llama::layer(int index, const Step& step, const Rope& rope, ForwardWork& work) {
+  const LayerWeights& w = weights_.layers[static_cast<std::size_t>(index)];
+  rms_norm(b_.x, w.attention_norm, b_.h);   // h: [T, D]
+  project_qkv(w);                           // q: [T, Hq, d]   k, v: [T, Hkv, d]
+  rotate(step, rope);
+  write_kv(index, step);                    // KV store, then the selectors that listen
+  attend_layer(index, step, rope, work);    // select -> attend -> merge: attention [T, Hq, d]
+  add_projection(w);                        // x: [T, D]
+  rms_norm(b_.x, w.mlp_norm, b_.h);
+  add_feed_forward(w);                      // x: [T, D]
+}
+
+void Llama::resize(std::int64_t tokens) {
+  const auto size = [&](std::int64_t cols) { return static_cast<std::size_t>(tokens * cols); };
+  const std::int64_t q_cols = std::int64_t{config_.query_heads} * config_.head_dim;
+  const std::int64_t kv_cols = std::int64_t{config_.kv_heads} * config_.head_dim;
+  for (std::vector<float>* m : {&b_.x, &b_.h}) m->resize(size(config_.hidden));
+  for (std::vector<float>* m : {&b_.q_unrotated, &b_.q, &b_.attention}) m->resize(size(q_cols));
+  for (std::vector<float>* m : {&b_.k_unrotated, &b_.k, &b_.v}) m->resize(size(kv_cols));
+  for (std::vector<float>* m : {&b_.gate, &b_.up}) m->resize(size(config_.intermediate));
+}
+
+std::int64_t Llama::scratch_bytes(std::int64_t tokens) const {
+  const std::int64_t q_cols = std::int64_t{config_.query_heads} * config_.head_dim;
+  const std::int64_t kv_cols = std::int64_t{config_.kv_heads} * config_.head_dim;
+  const std::int64_t floats = 2 * config_.hidden + 3 * q_cols + 3 * kv_cols + 2 * config_.intermediate;
+  return tokens * floats * static_cast<std::int64_t>(sizeof(float));
+}
+
+void Llama::embed(const Step& step) {
+  const Weight& e = weights_.embedding;
+  const std::int64_t row_bytes = e.cols * bytes_of(e.type);
+  for_each_sequence(step, [&](const SequenceTokens& s, std::int64_t row, std::int64_t) {
+    for (const TokenId id : s.tokens) {
+      if (id < 0 || id >= e.rows) {
+        throw InputError("expected token ids from 0 to " + std::to_string(e.rows - 1) + ", found " + std::to_string(id));
+      }
+      kernels().widen(e.data + id * row_bytes, e.type, e.cols, b_.x.data() + row++ * e.cols);
+    }
+  });
+}
+
+void Llama::rms_norm(const std::vector<float>& x, const Weight& weight, std::vector<float>& out) const {
+  const std::int64_t d = weight.cols;
+  std::vector<float> gain(static_cast<std::size_t>(d));
+  kernels().widen(weight.data, weight.type, d, gain.data());
+  pool_.for_each((tokens_ + 31) / 32, [&](std::int64_t block, int) {
+    for (std::int64_t t = block * 32; t < std::min(tokens_, block * 32 + 32); ++t) {
+      const float* from = x.data() + t * d;
+      float* to = out.data() + t * d;
+      const double mean_square = kernels().dot(from, from, d) / static_cast<double>(d);
+      const auto inverse = static_cast<float>(1.0 / std::sqrt(mean_square + config_.norm_eps));
+      for (std::int64_t i = 0; i < d; ++i) to[i] = from[i] * inverse * gain[static_cast<std::size_t>(i)];
+    }
+  });
+}
+
+void Llama::linear(const std::vector<float>& x, const Weight& w, const Weight& bias, std::vector<float>& out) {
+  matmul({x.data(), tokens_, w.cols}, w.data, w.type, w.rows, {out.data(), tokens_, w.rows}, pool_);
+  if (bias.data == nullptr) return;
+  std::vector<float> b(static_cast<std::size_t>(w.rows));
+  kernels().widen(bias.data, bias.type, w.rows, b.data());
+  for (std::int64_t t = 0; t < tokens_; ++t) {
+    for (std::int64_t i = 0; i < w.rows; ++i) out[static_cast<std::size_t>(t * w.rows + i)] += b[static_cast<std::size_t>(i)];
+  }
+}
+
+void Llama::project_qkv(const LayerWeights& w) {
+  linear(b_.h, w.q, w.q_bias, b_.q_unrotated);
+  linear(b_.h, w.k, w.k_bias, b_.k_unrotated);
+  linear(b_.h, w.v, w.v_bias, b_.v);
+}
+
+void Llama::rotate(const Step& step, const Rope& rope) {
+  b_.q = b_.q_unrotated;
+  b_.k = b_.k_unrotated;
+  const auto d = static_cast<std::size_t>(config_.head_dim);
+  for_each_sequence(step, [&](const SequenceTokens& s, std::int64_t row, std::int64_t tokens) {
+    pool_.for_each(tokens, [&](std::int64_t t, int) {
+      const auto position = static_cast<Position>(s.kv->tokens() + t);
+      float* q = b_.q.data() + (row + t) * config_.query_heads * config_.head_dim;
+      float* k = b_.k.data() + (row + t) * config_.kv_heads * config_.head_dim;
+      for (int h = 0; h < config_.query_heads; ++h) rope.rotate({q + h * config_.head_dim, d}, position);
+      for (int h = 0; h < config_.kv_heads; ++h) rope.rotate({k + h * config_.head_dim, d}, position);
+    });
+  });
+}
+
+void Llama::write_kv(int index, const Step& step) {
+  const std::int64_t q_cols = std::int64_t{config_.query_heads} * config_.head_dim;
+  const std::int64_t kv_cols = std::int64_t{config_.kv_heads} * config_.head_dim;
+  for_each_sequence(step, [&](const SequenceTokens& s, std::int64_t row, std::int64_t tokens) {
+    const KvWrite write = {.sequence = s.id,
+                           .phase = step.phase,
+                           .begin = static_cast<Position>(s.kv->tokens()),
+                           .tokens = tokens,
+                           .q_unrotated = rows_of(b_.q_unrotated, row, tokens, q_cols),
+                           .k_unrotated = rows_of(b_.k_unrotated, row, tokens, kv_cols),
+                           .q = rows_of(b_.q, row, tokens, q_cols),
+                           .k = rows_of(b_.k, row, tokens, kv_cols),
+                           .v = rows_of(b_.v, row, tokens, kv_cols)};
+    s.kv->write(index, tokens, write.k, write.v);
+    if (step.listeners.empty()) return;
+    for (Selector* listener : step.listeners[static_cast<std::size_t>(index)]) listener->on_write(write);
+  });
+}
+
+void Llama::attend_layer(int index, const Step& step, const Rope& rope, ForwardWork& work) {
+  Selector* selector = step.selectors.empty() ? nullptr : step.selectors[static_cast<std::size_t>(index)];
+  const std::int64_t q_cols = std::int64_t{config_.query_heads} * config_.head_dim;
+  LayerGeometry geometry = {.layer = index,
+                            .query_heads = config_.query_heads,
+                            .kv_heads = config_.kv_heads,
+                            .head_dim = config_.head_dim,
+                            .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
+                            .dense = step.dense,
+                            .rope = &rope,
+                            .pool = &pool_};
+  std::vector<QueryBlock> blocks;
+  std::vector<float*> outputs;  // per block: [T, Hq, d]
+  for_each_sequence(step, [&](const SequenceTokens& s, std::int64_t row, std::int64_t tokens) {
+    blocks.push_back({.sequence = s.id,
+                      .phase = step.phase,
+                      .begin = static_cast<Position>(s.kv->tokens()),
+                      .tokens = tokens,
+                      .q = rows_of(b_.q, row, tokens, q_cols),
+                      .q_unrotated = rows_of(b_.q_unrotated, row, tokens, q_cols),
+                      .kv = s.kv->layer(index, tokens),
+                      .far_begin = static_cast<Position>(geometry.dense.sink)});
+    outputs.push_back(b_.attention.data() + row * q_cols);
+  });
+  MassSink mass;
+  const bool selector_wants = selector != nullptr && selector->wants_mass();
+  if (selector_wants || (step.hooks != nullptr && step.hooks->mass)) {
+    mass = [&](const AttentionMass& m) {
+      if (selector_wants) selector->observe(m);
+      if (step.hooks != nullptr && step.hooks->mass) step.hooks->mass(index, m);
+    };
+  }
+  if (selector == nullptr) {
+    work.attend += attend_full(blocks, geometry, outputs, mass);
+  } else {
+    for (const QueryBlock& block : blocks) {
+      selector->append(block.sequence, block.kv, block.far_end(block.tokens - 1, geometry.dense));
+    }
+    selection_.clear();
+    selector->select(blocks, selection_);
+    work.attend += attend(blocks, selection_, geometry, outputs, mass);
+    const SelectWork select = selector->take_work();
+    work.select.bytes += select.bytes;
+    work.select.keys_scored += select.keys_scored;
+    work.sparse_tokens += tokens_;
+  }
+  if (step.hooks != nullptr && step.hooks->attended) {
+    step.hooks->attended(index, blocks, selector != nullptr ? &selection_ : nullptr, outputs);
+  }
+}
+
+void Llama::add_projection(const LayerWeights& w) {
+  linear(b_.attention, w.o, w.o_bias, b_.h);
+  add(b_.h, b_.x);
+}
+
+void Llama::add_feed_forward(const LayerWeights& w) {
+  linear(b_.h, w.gate, w.gate_bias, b_.gate);
+  linear(b_.h, w.up, w.up_bias, b_.up);
+  const std::int64_t f = config_.intermediate;
+  pool_.for_each(tokens_, [&](std::int64_t t, int) {
+    for (std::int64_t i = t * f; i < (t + 1) * f; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      b_.gate[at] = silu(b_.gate[at]) * b_.up[at];
+    }
+  });
+  linear(b_.gate, w.down, w.down_bias, b_.h);
+  add(b_.h, b_.x);
+}
+
+void Llama::head(const Step& step, LogitRows rows, std::vector<float>& logits) {
+  if (rows == LogitRows::none) return;
+  const std::int64_t d = config_.hidden;
+  if (rows == LogitRows::last_of_each) {
+    std::int64_t kept = 0;
+    for_each_sequence(step, [&](const SequenceTokens&, std::int64_t row, std::int64_t tokens) {
+      std::copy_n(b_.x.data() + (row + tokens - 1) * d, d, b_.x.data() + kept++ * d);
+    });
+    tokens_ = kept;
+  }
+  rms_norm(b_.x, weights_.final_norm, b_.h);
+  logits.resize(static_cast<std::size_t>(tokens_ * weights_.output.rows));
+  linear(b_.h, weights_.output, {}, logits);
+  check_finite(logits);
+}
+
+}  // namespace lode
