@@ -105,8 +105,10 @@ struct Generation {
   double prompt_seconds = 0, decode_seconds = 0;
 };
 
-/// Attention mass of each context position, summed over layers, heads and answer tokens.
+/// Attention mass of each position, summed over layers, heads and answer tokens. Only keys that got at least
+/// `sharpness` of a head's attention count: the flat background of thousands of keys says nothing about sources.
 struct SourceMass {
+  double sharpness = 0.02;
   std::vector<double> mass;           // [tokens]
 };
 
@@ -118,14 +120,15 @@ class Context {
   Context(Context&&) noexcept;
 
   const Model& model() const;
-  /// A method to be indexed along; call before prefill. `full` needs no index. Attaching twice gives the same id.
+  /// A method to be indexed along. `full` needs no index. Attaching an equal spec again gives the same id. A method that
+  /// needs the prefill's own vectors must be attached before prefill (InputError otherwise).
   MethodId attach(const Spec& spec);
   const std::vector<Spec>& methods() const;
 
-  /// Appends tokens with dense attention, in chunks; progress gets the number done. Returns nothing: logits of the last
-  /// token are kept for generate().
+  /// Appends tokens with dense attention, in chunks; progress gets the number done.
   void prefill(std::span<const TokenId> tokens, const std::function<void(std::int64_t)>& progress = {});
-  /// Declares what was prefilled so far the indexed context and builds every attached method's index over it.
+  /// Declares what was prefilled so far the indexed context and builds the indexes over it that are not built yet.
+  /// Progress counts layers times methods.
   void build_indexes(const std::function<void(std::int64_t layers_done)>& progress = {});
 
   std::int64_t tokens() const;
@@ -133,12 +136,15 @@ class Context {
   std::span<const TokenId> token_ids() const;
   void roll_back(std::int64_t tokens);
 
-  /// Feeds the prompt, then generates. The context keeps prompt and answer until rolled back.
+  /// Feeds the prompt (at least one token), then generates. The context keeps prompt and answer, but for the last
+  /// generated token, until rolled back. InputError with both numbers when the prompt does not fit; generation ends
+  /// where the room ends.
   Generation generate(std::span<const TokenId> prompt, MethodId method, const GenerateOptions& options,
                       SourceMass* sources = nullptr);
   /// Logits of every given token under a method (teacher forcing), [T, V]; the tokens are appended.
   std::vector<float> forward(std::span<const TokenId> tokens, MethodId method, WorkReport* work = nullptr);
 
+  const ContextOptions& options() const;
   std::int64_t kv_bytes() const;      ///< of tokens() tokens
   std::int64_t index_bytes() const;
 

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/context.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/cancel.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+constexpr MethodId kNotAttached = -2;
+
+ModelConfig scaled_config(const Model& model, const ContextOptions& options) {
+  ModelConfig config = model.config();
+  if (!options.rope_factor) return config;
+  config.rope_scaling = {.kind = RopeScaling::Kind::yarn,
+                         .factor = *options.rope_factor,
+                         .original_max_positions = config.max_positions};
+  config.max_positions = static_cast<std::int64_t>(static_cast<double>(config.max_positions) * *options.rope_factor);
+  return config;
+}
+
+ContextOptions checked(const ModelConfig& config, ContextOptions options) {
+  if (options.max_tokens == 0) options.max_tokens = config.max_positions;
+  if (options.max_tokens > config.max_positions) {
+    throw InputError(fmt::format("expected at most {} tokens, the model's context, found a need for {}; a RoPE scaling "
+                                 "(--rope-factor {}) would stretch it",
+                                 config.max_positions, options.max_tokens,
+                                 (options.max_tokens + config.max_positions - 1) / config.max_positions));
+  }
+  LODE_ASSERT(options.max_tokens > 0 && options.chunk > 0);
+  return options;
+}
+
+WorkReport report_of(const ForwardWork& work, std::int64_t tokens) {
+  return {.kv_bytes = work.attend.kv_bytes,
+          .selector_bytes = work.select.bytes,
+          .full_bytes = work.attend.full_bytes,
+          .far_keys = work.attend.far_keys,
+          .far_total = work.attend.far_total,
+          .tokens = tokens,
+          .sparse_tokens = work.sparse_tokens,
+          .dense_reason = {}};
+}
+
+}  // namespace
+
+double WorkReport::density() const {
+  return full_bytes == 0 ? 1.0 : static_cast<double>(kv_bytes + selector_bytes) / static_cast<double>(full_bytes);
+}
+
+double WorkReport::selectivity() const {
+  return far_total == 0 ? 1.0 : static_cast<double>(far_keys) / static_cast<double>(far_total);
+}
+
+WorkReport& WorkReport::operator+=(const WorkReport& other) {
+  kv_bytes += other.kv_bytes;
+  selector_bytes += other.selector_bytes;
+  full_bytes += other.full_bytes;
+  far_keys += other.far_keys;
+  far_total += other.far_total;
+  tokens += other.tokens;
+  sparse_tokens += other.sparse_tokens;
+  if (dense_reason.empty()) dense_reason = other.dense_reason;
+  if (far_total > 0) dense_reason.clear();
+  return *this;
+}
+
+Context::Impl::Impl(std::shared_ptr<const Model> model_, const ContextOptions& options_)
+    : model(std::move(model_)),
+      config(scaled_config(*model, options_)),
+      rope(config, checked(config, options_).max_tokens),
+      kv({.layers = config.layers,
+          .kv_heads = config.kv_heads,
+          .head_dim = config.head_dim,
+          .type = options_.kv_type,
+          .max_tokens = checked(config, options_).max_tokens}),
+      llama(model->config(), model->impl().weights, model->pool()),
+      listeners(static_cast<std::size_t>(config.layers)) {
+  options = checked(config, options_);
+}
+
+MethodId Context::Impl::find(const Spec& spec) const {
+  for (std::size_t i = 0; i < methods.size(); ++i) {
+    if (methods[i].spec.str() == spec.str()) return static_cast<MethodId>(i);
+  }
+  return kNotAttached;
+}
+
+void Context::Impl::require_room(std::int64_t more) const {
+  if (kv.tokens() + more <= options.max_tokens) return;
+  throw InputError(fmt::format("expected at most {} tokens in the context (-c), found {} there and {} to add",
+                               options.max_tokens, kv.tokens(), more));
+}
+
+WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, Phase phase, LogitRows rows,
+                              const std::function<void(std::int64_t)>& progress) {
+  require_room(static_cast<std::int64_t>(tokens.size()));
+  WorkReport report;
+  std::vector<float> all;  // [tokens, V] when every row is wanted
+  const AttachedMethod* attached = method == kDense ? nullptr : &methods.at(static_cast<std::size_t>(method));
+  const auto chunk = static_cast<std::size_t>(options.chunk);
+  for (std::size_t at = 0; at < tokens.size(); at += chunk) {
+    const SequenceTokens part = {tokens.subspan(at, std::min(chunk, tokens.size() - at)), &kv, 0};
+    const bool last = at + chunk >= tokens.size();
+    Step step = {.sequences = {&part, 1}, .phase = phase, .selectors = {}, .dense = {}, .listeners = listeners, .hooks = hooks};
+    if (attached != nullptr && !attached->dense()) {
+      step.selectors = attached->selectors;
+      step.dense = attached->spec.dense;
+    }
+    const LogitRows wanted = rows == LogitRows::last_of_each && !last ? LogitRows::none : rows;
+    try {
+      report += report_of(llama.forward(step, rope, wanted, logits), static_cast<std::int64_t>(part.tokens.size()));
+    } catch (...) {
+      roll_back(kv.tokens());  // selectors may have seen tokens that do not count
+      throw;
+    }
+    ids.insert(ids.end(), part.tokens.begin(), part.tokens.end());
+    if (rows == LogitRows::all) all.insert(all.end(), logits.begin(), logits.end());
+    if (progress) progress(kv.tokens());
+  }
+  if (rows == LogitRows::all) logits = std::move(all);
+  if (attached != nullptr && !attached->dense() && report.far_total == 0) {
+    report.dense_reason = fmt::format("the {} tokens fit into sink + window ({} + {})", kv.tokens(),
+                                      attached->spec.dense.sink, attached->spec.dense.window);
+  }
+  return report;
+}
+
+void Context::Impl::build(AttachedMethod& method, const std::function<void()>& layer_done) {
+  for (int layer = 0; layer < config.layers; ++layer) {
+    check_cancel();
+    Selector* selector = method.selectors[static_cast<std::size_t>(layer)];
+    if (selector != nullptr) selector->build(0, kv.layer(layer));
+    if (layer_done) layer_done();
+  }
+  method.built = true;
+}
+
+void Context::Impl::roll_back(std::int64_t tokens) {
+  kv.roll_back(tokens);
+  ids.resize(static_cast<std::size_t>(tokens));
+  indexed = std::min(indexed, tokens);
+  for (const AttachedMethod& method : methods) {
+    for (Selector* selector : method.selectors) {
+      if (selector != nullptr) selector->roll_back(0, tokens);
+    }
+  }
+}
+
+Context::Context(std::shared_ptr<const Model> model, const ContextOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(model), options)) {}
+Context::Context(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Context::~Context() = default;
+Context::Context(Context&&) noexcept = default;
+
+const Model& Context::model() const { return *impl_->model; }
+const std::vector<Spec>& Context::methods() const { return impl_->specs; }
+const ContextOptions& Context::options() const { return impl_->options; }
+std::int64_t Context::tokens() const { return impl_->kv.tokens(); }
+std::int64_t Context::indexed_tokens() const { return impl_->indexed; }
+std::span<const TokenId> Context::token_ids() const { return impl_->ids; }
+std::int64_t Context::kv_bytes() const { return impl_->kv.tokens() * impl_->kv.shape().token_bytes(); }
+
+std::int64_t Context::index_bytes() const {
+  std::int64_t bytes = 0;
+  for (const AttachedMethod& method : impl_->methods) {
+    for (const Selector* selector : method.selectors) bytes += selector != nullptr ? selector->index_bytes() : 0;
+  }
+  return bytes;
+}
+
+MethodId Context::attach(const Spec& spec) {
+  Impl& c = *impl_;
+  if (const MethodId known = c.find(spec); known != kNotAttached) return known;
+  const MethodInfo& info = find_method(spec.name);
+  AttachedMethod method = {.spec = spec, .owned = {}, .selectors = {}, .built = false};
+  for (int layer = 0; layer < c.config.layers && info.make; ++layer) {
+    const LayerGeometry geometry = {.layer = layer,
+                                    .query_heads = c.config.query_heads,
+                                    .kv_heads = c.config.kv_heads,
+                                    .head_dim = c.config.head_dim,
+                                    .scale = 1.0f / std::sqrt(static_cast<float>(c.config.head_dim)),
+                                    .dense = spec.dense,
+                                    .rope = &c.rope,
+                                    .pool = &c.model->pool(),
+                                    .seed = c.options.seed};
+    method.owned.push_back(layer < spec.dense_layers ? nullptr : info.make(spec, geometry, c.model->fingerprint()));
+    method.selectors.push_back(method.owned.back().get());
+  }
+  const auto listens = [](const Selector* s) { return s != nullptr && s->wants_writes(); };
+  if (c.kv.tokens() > 0 && std::any_of(method.selectors.begin(), method.selectors.end(), listens)) {
+    throw InputError(fmt::format("'{}' learns from the prefill itself: name it when the text is indexed", spec.str()));
+  }
+  for (std::size_t layer = 0; layer < method.selectors.size(); ++layer) {
+    if (listens(method.selectors[layer])) c.listeners[layer].push_back(method.selectors[layer]);
+  }
+  method.built = !info.make;
+  c.methods.push_back(std::move(method));
+  c.specs.push_back(spec);
+  return static_cast<MethodId>(c.methods.size() - 1);
+}
+
+void Context::prefill(std::span<const TokenId> tokens, const std::function<void(std::int64_t)>& progress) {
+  impl_->run(tokens, kDense, Phase::context, LogitRows::none, progress);
+}
+
+void Context::build_indexes(const std::function<void(std::int64_t)>& progress) {
+  Impl& c = *impl_;
+  c.indexed = c.kv.tokens();
+  std::int64_t done = 0;
+  for (AttachedMethod& method : c.methods) {
+    if (method.built) continue;
+    c.build(method, [&] {
+      if (progress) progress(++done);
+    });
+  }
+}
+
+void Context::roll_back(std::int64_t tokens) {
+  LODE_ASSERT(tokens >= 0 && tokens <= impl_->kv.tokens());
+  impl_->roll_back(tokens);
+}
+
+std::vector<float> Context::forward(std::span<const TokenId> tokens, MethodId method, WorkReport* work) {
+  const WorkReport report = impl_->run(tokens, method, Phase::question, LogitRows::all);
+  if (work != nullptr) *work = report;
+  return impl_->logits;
+}
+
+}  // namespace lode

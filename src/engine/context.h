@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a Context holds, and the hook by which measurements look inside.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/model.h"
+#include "kv/store.h"
+#include "lodestone/engine.h"
+#include "model/llama.h"
+#include "model/rope.h"
+
+namespace lode {
+
+/// An attached attention method.
+struct AttachedMethod {
+  Spec spec;
+  std::vector<std::unique_ptr<Selector>> owned;  // [L], null where the layer is dense
+  std::vector<Selector*> selectors;              // [L], views of `owned`
+  bool built = false;
+  bool dense() const { return spec.name == "full"; }
+};
+
+struct Context::Impl {
+  Impl(std::shared_ptr<const Model> model, const ContextOptions& options);
+
+  std::shared_ptr<const Model> model;
+  ContextOptions options;
+  ModelConfig config;                            ///< the model's, with the RoPE scaling that the user asked for
+  Rope rope;
+  KvStore kv;
+  Llama llama;
+  std::vector<TokenId> ids;                      // [tokens]
+  std::int64_t indexed = 0;                      ///< tokens that the indexes were built over
+  std::vector<AttachedMethod> methods;
+  std::vector<Spec> specs;                       ///< of `methods`, in order
+  std::vector<std::vector<Selector*>> listeners; // [L] selectors that want on_write
+  std::vector<float> logits;                     // rows of the last run
+  const ForwardHooks* hooks = nullptr;           ///< for probe and audit; not owned
+
+  MethodId find(const Spec& spec) const;         ///< -2 when it is not attached
+  /// One forward pass of tokens under a method, chunked by options.chunk; logits of the last token unless `all`.
+  WorkReport run(std::span<const TokenId> tokens, MethodId method, Phase phase, LogitRows rows,
+                 const std::function<void(std::int64_t)>& progress = {});
+  void build(AttachedMethod& method, const std::function<void()>& layer_done);
+  void roll_back(std::int64_t tokens);
+  void require_room(std::int64_t more) const;
+};
+
+}  // namespace lode

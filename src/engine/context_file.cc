@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// Contexts on disk. Sections: meta (JSON), tokens [tokens] int32, text, kv/LAYER/HEAD/{k,v,k_scale,v_scale}, and
+// select/SPEC/LAYER/... as each selector writes them.
+#include "engine/context_file.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "base/cancel.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/threads.h"
+#include "engine/context.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+constexpr int kMetaVersion = 1;
+constexpr std::int64_t kMaxTokens = std::int64_t{1} << 30;
+
+struct PartName {
+  KvStore::Part part;
+  const char* name;
+};
+constexpr std::array<PartName, 4> kParts = {{{KvStore::Part::k, "k"},
+                                             {KvStore::Part::v, "v"},
+                                             {KvStore::Part::k_scale, "k_scale"},
+                                             {KvStore::Part::v_scale, "v_scale"}}};
+
+std::span<const PartName> parts_of(DType type) { return std::span(kParts).first(type == DType::q8 ? 4 : 2); }
+
+std::string kv_section(int layer, int head, const char* part) { return fmt::format("kv/{}/{}/{}", layer, head, part); }
+std::string selector_prefix(const Spec& spec, std::size_t layer) { return fmt::format("select/{}/{}/", spec.str(), layer); }
+
+Json meta_of(const Context::Impl& c) {
+  Json methods = Json::array();
+  for (const Spec& spec : c.specs) methods.push_back(spec.str());
+  return {{"version", kMetaVersion},
+          {"model", std::filesystem::absolute(c.model->path()).string()},
+          {"model_fingerprint", c.model->fingerprint()},
+          {"tokenizer_fingerprint", c.model->tokenizer().fingerprint()},
+          {"layers", c.config.layers},
+          {"kv_heads", c.config.kv_heads},
+          {"head_dim", c.config.head_dim},
+          {"kv_type", std::string(name_of(c.options.kv_type))},
+          {"tokens", c.kv.tokens()},
+          {"rope_tokens", c.options.max_tokens},
+          {"rope_factor", c.options.rope_factor.value_or(0.0)},
+          {"seed", c.options.seed},
+          {"methods", methods}};
+}
+
+void expect_same(const std::filesystem::path& path, const char* what, const std::string& expected, const std::string& found) {
+  if (expected == found) return;
+  throw InputError(fmt::format("{}: this context was made with another {} (expected {}, found {}): index the text again "
+                               "or name the right model with -m",
+                               path.string(), what, expected, found));
+}
+
+void check_fits(const std::filesystem::path& path, const ContextMeta& meta, const Model& model) {
+  const ModelConfig& config = model.config();
+  expect_same(path, "model", meta.model_fingerprint, model.fingerprint());
+  expect_same(path, "tokenizer", meta.tokenizer_fingerprint, model.tokenizer().fingerprint());
+  expect_same(path, "shape", fmt::format("{} layers, {} KV heads of {}", meta.layers, meta.kv_heads, meta.head_dim),
+              fmt::format("{} layers, {} KV heads of {}", config.layers, config.kv_heads, config.head_dim));
+}
+
+/// Checks size and checksum of every KV section, all threads at once, then maps them.
+void map_kv(Context::Impl& c, const ContainerReader& file, const ContextMeta& meta) {
+  const auto parts = parts_of(meta.kv_type);
+  const auto per_head = static_cast<std::int64_t>(parts.size());
+  const std::int64_t row_bytes = std::int64_t{bytes_of(meta.kv_type)} * meta.head_dim;
+  c.model->pool().for_each(per_head * meta.layers * meta.kv_heads, [&](std::int64_t item, int) {
+    check_cancel();
+    const PartName& part = parts[static_cast<std::size_t>(item % per_head)];
+    const int head = static_cast<int>(item / per_head % meta.kv_heads);
+    const int layer = static_cast<int>(item / per_head / meta.kv_heads);
+    const std::string name = kv_section(layer, head, part.name);
+    const bool scale = part.part == KvStore::Part::k_scale || part.part == KvStore::Part::v_scale;
+    const std::int64_t expected = meta.tokens * (scale ? std::int64_t{sizeof(float)} : row_bytes);
+    if (static_cast<std::int64_t>(file.bytes(name).size()) != expected) {
+      throw InputError(fmt::format("{}: section '{}': expected {} bytes for {} tokens, found {}", file.file().path().string(),
+                                   name, expected, meta.tokens, file.bytes(name).size()));
+    }
+  });
+  for (int layer = 0; layer < meta.layers; ++layer) {
+    for (int head = 0; head < meta.kv_heads; ++head) {
+      for (const PartName& part : parts) {
+        const SectionInfo& info = file.info(kv_section(layer, head, part.name));
+        c.kv.map(layer, head, part.part, file.file(), info.offset, info.bytes);
+      }
+    }
+  }
+  c.kv.commit(meta.tokens);
+}
+
+std::vector<TokenId> read_tokens(const ContainerReader& file, const ContextMeta& meta, std::int64_t vocab) {
+  const auto stored = SectionReader(file, "").values<TokenId>("tokens");
+  const std::string where = file.file().path().string();
+  if (static_cast<std::int64_t>(stored.size()) != meta.tokens) {
+    throw InputError(fmt::format("{}: section 'tokens': expected {} ids, found {}", where, meta.tokens, stored.size()));
+  }
+  for (const TokenId id : stored) {
+    if (id < 0 || id >= vocab) {
+      throw InputError(fmt::format("{}: section 'tokens': expected ids from 0 to {}, found {}", where, vocab - 1, id));
+    }
+  }
+  return {stored.begin(), stored.end()};
+}
+
+void load_indexes(const Context::Impl& c, AttachedMethod& method, const ContainerReader& file) {
+  for (std::size_t layer = 0; layer < method.selectors.size(); ++layer) {
+    SectionReader sections(file, selector_prefix(method.spec, layer));
+    if (method.selectors[layer] != nullptr) method.selectors[layer]->load(0, sections, c.kv.layer(static_cast<int>(layer)));
+  }
+  method.built = true;
+}
+
+}  // namespace
+
+std::int64_t ContextMeta::kv_bytes() const {
+  const KvShape shape = {.layers = layers, .kv_heads = kv_heads, .head_dim = head_dim, .type = kv_type, .max_tokens = tokens};
+  return tokens * shape.token_bytes();
+}
+
+ContextMeta read_context_meta(const ContainerReader& file, const std::filesystem::path& path) {
+  const std::string where = path.string() + ": section 'meta'";
+  const auto raw = file.bytes("meta");
+  const Json json = parse_json({reinterpret_cast<const char*>(raw.data()), raw.size()}, where);
+  json_int(json, "version", where, kMetaVersion, kMetaVersion);
+  ContextMeta meta;
+  meta.model_path = json_string(json, "model", where);
+  meta.model_fingerprint = json_string(json, "model_fingerprint", where);
+  meta.tokenizer_fingerprint = json_string(json, "tokenizer_fingerprint", where);
+  meta.layers = static_cast<int>(json_int(json, "layers", where, 1, 1024));
+  meta.kv_heads = static_cast<int>(json_int(json, "kv_heads", where, 1, 1024));
+  meta.head_dim = static_cast<int>(json_int(json, "head_dim", where, 2, 1024));
+  meta.kv_type = parse_dtype(json_string(json, "kv_type", where));
+  meta.tokens = json_int(json, "tokens", where, 1, kMaxTokens);
+  meta.rope_tokens = json_int(json, "rope_tokens", where, meta.tokens, kMaxTokens);
+  meta.rope_factor = json_number(json, "rope_factor", where, 0.0, 1024.0);
+  meta.seed = static_cast<std::uint64_t>(json_int(json, "seed", where, 0, INT64_MAX));
+  if (!json_has(json, "methods") || !json["methods"].is_array()) {
+    throw InputError(where + ": expected a list 'methods', found none");
+  }
+  for (const Json& method : json["methods"]) {
+    if (!method.is_string()) throw InputError(where + ": expected strings in 'methods', found another type");
+    meta.methods.push_back(method.get<std::string>());
+  }
+  return meta;
+}
+
+void Context::save(const std::filesystem::path& path, std::string_view text) const {
+  const Impl& c = *impl_;
+  LODE_ASSERT(c.indexed == c.kv.tokens());
+  ContainerWriter out(path);
+  const std::string meta = meta_of(c).dump();
+  out.add("meta", std::as_bytes(std::span(meta)));
+  out.add("tokens", std::as_bytes(std::span(c.ids)));
+  out.add("text", std::as_bytes(std::span(text)));
+  for (int layer = 0; layer < c.config.layers; ++layer) {
+    check_cancel();
+    for (int head = 0; head < c.config.kv_heads; ++head) {
+      for (const PartName& part : parts_of(c.options.kv_type)) {
+        out.add(kv_section(layer, head, part.name), c.kv.rows(layer, head, part.part));
+      }
+    }
+  }
+  for (const AttachedMethod& method : c.methods) {
+    for (std::size_t layer = 0; layer < method.selectors.size(); ++layer) {
+      check_cancel();
+      SectionWriter sections(out, selector_prefix(method.spec, layer));
+      if (method.selectors[layer] != nullptr) method.selectors[layer]->save(0, sections);
+    }
+  }
+  out.finish();
+}
+
+Context Context::load(const std::filesystem::path& path, std::shared_ptr<const Model> model, const ContextOptions& asked) {
+  const ContainerReader file(path);
+  const ContextMeta meta = read_context_meta(file, path);
+  check_fits(path, meta, *model);
+  ContextOptions options = asked;
+  options.kv_type = meta.kv_type;
+  options.seed = meta.seed;
+  options.max_tokens = std::max(meta.rope_tokens, asked.max_tokens);
+  if (meta.rope_factor > 0) options.rope_factor = meta.rope_factor;
+  Context context(std::move(model), options);
+  Impl& c = *context.impl_;
+  // Stored keys were rotated for this length; with dynamic scaling another one would have other frequencies.
+  c.rope = Rope(c.config, meta.rope_tokens);
+  c.ids = read_tokens(file, meta, c.config.vocab);
+  for (const std::string& text : meta.methods) context.attach(parse_spec(text));
+  map_kv(c, file, meta);
+  c.indexed = meta.tokens;
+  for (AttachedMethod& method : c.methods) load_indexes(c, method, file);
+  return context;
+}
+
+}  // namespace lode

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a `.lode` file says about itself, readable without its model.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "io/container.h"
+#include "lodestone/types.h"
+
+namespace lode {
+
+struct ContextMeta {
+  std::string model_path;            ///< as it was when the text was indexed
+  std::string model_fingerprint, tokenizer_fingerprint;
+  int layers = 0, kv_heads = 0, head_dim = 0;
+  DType kv_type = DType::f16;
+  std::int64_t tokens = 0;
+  std::int64_t rope_tokens = 0;      ///< the context length for which RoPE's frequencies were made
+  double rope_factor = 0;            ///< yarn asked for by the user; 0 = none
+  std::uint64_t seed = 0;
+  std::vector<std::string> methods;  ///< specs whose indexes are in the file
+  std::int64_t kv_bytes() const;
+};
+
+/// InputError naming the field when the section is missing, malformed or inconsistent.
+ContextMeta read_context_meta(const ContainerReader& file, const std::filesystem::path& path);
+
+}  // namespace lode

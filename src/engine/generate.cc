@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loop from a prompt to an answer.
+#include <algorithm>
+#include <chrono>
+
+#include "engine/context.h"
+#include "lodestone/error.h"
+#include "model/sampler.h"
+
+namespace lode {
+
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Collects the answer's text, finds stop strings that span tokens, and releases text only once it cannot be part of one.
+class TextCollector {
+ public:
+  TextCollector(const Tokenizer& tokenizer, const GenerateOptions& options) : decoder_(tokenizer), options_(options) {}
+
+  /// True when the text now holds a stop string; it is cut there.
+  bool push(TokenId token) { return take(decoder_.push(token)); }
+
+  std::string finish(bool stopped) {
+    if (!stopped) take(decoder_.finish());
+    release(text_.size());
+    return std::move(text_);
+  }
+
+ private:
+  bool take(const std::string& piece) {
+    text_ += piece;
+    std::size_t cut = std::string::npos;
+    for (const std::string& stop : options_.stop) {
+      if (!stop.empty()) cut = std::min(cut, text_.find(stop));
+    }
+    if (cut != std::string::npos) {
+      text_.resize(cut);
+      return true;
+    }
+    release(text_.size() - held());
+    return false;
+  }
+
+  /// Bytes at the end that may be the beginning of a stop string.
+  std::size_t held() const {
+    std::size_t longest = 0;
+    for (const std::string& stop : options_.stop) {
+      for (std::size_t n = std::min(stop.size(), text_.size()); n > longest; --n) {
+        if (text_.compare(text_.size() - n, n, stop, 0, n) == 0) longest = n;
+      }
+    }
+    return longest;
+  }
+
+  void release(std::size_t end) {
+    if (options_.on_text && end > released_) options_.on_text(std::string_view(text_).substr(released_, end - released_));
+    released_ = std::max(released_, end);
+  }
+
+  StreamDecoder decoder_;
+  const GenerateOptions& options_;
+  std::string text_;
+  std::size_t released_ = 0;
+};
+
+/// Hooks that add the sharp attention of queries from `first_query` on to `sources`.
+ForwardHooks source_hooks(const ModelConfig& config, Position first_query, SourceMass& sources) {
+  const auto threshold = static_cast<float>(sources.sharpness * config.group());
+  return {.attended = {}, .mass = [&sources, first_query, threshold](int, const AttentionMass& m) {
+            if (m.query < first_query) return;
+            for (std::size_t i = 0; i < m.rows.size(); ++i) {
+              if (m.mass[i] >= threshold) sources.mass[static_cast<std::size_t>(m.rows[i])] += m.mass[i];
+            }
+          }};
+}
+
+/// Puts the context's hooks back when a generation that set its own ends, however it ends.
+class HooksScope {
+ public:
+  explicit HooksScope(Context::Impl& context) : context_(context), before_(context.hooks) {}
+  ~HooksScope() { context_.hooks = before_; }
+
+ private:
+  Context::Impl& context_;
+  const ForwardHooks* before_;
+};
+
+}  // namespace
+
+Generation Context::generate(std::span<const TokenId> prompt, MethodId method, const GenerateOptions& options,
+                             SourceMass* sources) {
+  Impl& c = *impl_;
+  if (prompt.empty()) throw InputError("expected a question of at least one token, found none");
+  c.require_room(static_cast<std::int64_t>(prompt.size()));
+  if (method != kDense && !c.methods.at(static_cast<std::size_t>(method)).built) build_indexes();
+  Sampler sampler(options.sampling);
+  TextCollector text(c.model->tokenizer(), options);
+  Generation result;
+  HooksScope scope(c);
+  ForwardHooks own_hooks;
+  const auto start = std::chrono::steady_clock::now();
+
+  // The prompt: a dense part, then the part that attends by the method. The last token goes alone when sources are
+  // wanted, so that the costly mass is computed for the answer only.
+  const auto length = static_cast<std::int64_t>(prompt.size());
+  const std::int64_t sparse = options.sparse_prompt_tokens < 0 ? length : std::min(length, options.sparse_prompt_tokens);
+  const auto dense_part = prompt.first(static_cast<std::size_t>(length - sparse));
+  auto sparse_part = prompt.last(static_cast<std::size_t>(sparse));
+  if (!dense_part.empty()) c.run(dense_part, kDense, Phase::question, LogitRows::last_of_each);
+  if (sources != nullptr) {
+    sources->mass.assign(static_cast<std::size_t>(c.options.max_tokens), 0.0);
+    own_hooks = source_hooks(c.config, static_cast<Position>(c.kv.tokens() + sparse - 1), *sources);
+    if (sparse > 1) result.work += c.run(sparse_part.first(sparse_part.size() - 1), method, Phase::question, LogitRows::none);
+    sparse_part = sparse_part.last(std::min<std::size_t>(1, sparse_part.size()));
+    c.hooks = &own_hooks;
+  }
+  if (!sparse_part.empty()) result.work += c.run(sparse_part, method, Phase::question, LogitRows::last_of_each);
+  result.prompt_seconds = seconds_since(start);
+
+  const auto decode_start = std::chrono::steady_clock::now();
+  const auto is_eos = [&](TokenId id) { return std::find(c.config.eos.begin(), c.config.eos.end(), id) != c.config.eos.end(); };
+  while (static_cast<std::int64_t>(result.tokens.size()) < options.max_new_tokens) {
+    const TokenId next = sampler.next(c.logits);
+    result.tokens.push_back(next);
+    result.stopped = (options.stop_at_eos && is_eos(next)) || text.push(next);
+    const bool room = c.kv.tokens() < c.options.max_tokens;
+    if (result.stopped || !room || static_cast<std::int64_t>(result.tokens.size()) == options.max_new_tokens) break;
+    result.work += c.run({&next, 1}, method, Phase::generation, LogitRows::last_of_each);
+  }
+  result.decode_seconds = seconds_since(decode_start);
+  result.text = text.finish(result.stopped);
+  if (sources != nullptr) sources->mass.resize(static_cast<std::size_t>(c.kv.tokens()));
+  return result;
+}
+
+}  // namespace lode
