@@ -61,6 +61,12 @@ void print_json(const Json& result);
 /// Writes text to stdout; RunError when stdout cannot take it.
 void print_text(std::string_view text);
 
+/// How a question is put to a model without a chat template; what the shipped model was trained on.
+inline constexpr const char* kQuestionTemplate =
+    "\n\nNow answer the questions about the text above.\n\nQuestion: {question}\nAnswer:";
+/// Puts the question into the template's {question}; InputError when it has none.
+std::string fill_template(std::string text, const std::string& question);
+
 /// Folder of the shipped data: models/pocket and demo/ below it.
 std::filesystem::path data_dir();
 

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// lodestone ask: answer questions about an indexed text without reading it again.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <iostream>
+#include <optional>
+
+#include "base/text.h"
+#include "cli.h"
+#include "engine/context_file.h"
+#include "engine/sources.h"
+#include "lodestone/error.h"
+
+namespace lode::cli {
+
+namespace {
+
+struct AskFlags {
+  CommonFlags common;
+  ModelFlags model;
+  std::string context;
+  std::vector<std::string> question_words;
+  std::vector<std::string> specs;
+  std::string question_template = kQuestionTemplate;
+  std::vector<std::string> stop = {"\n"};
+  std::int64_t max_new_tokens = 128;
+  Sampling sampling;
+  bool show_sources = false;
+};
+
+std::string trimmed(const std::string& text) {
+  const auto begin = text.find_first_not_of(" \n\t");
+  if (begin == std::string::npos) return "";
+  return text.substr(begin, text.find_last_not_of(" \n\t") - begin + 1);
+}
+
+std::string one_line(std::string text) {
+  for (char& c : text) c = c == '\n' ? ' ' : c;
+  return trimmed(text);
+}
+
+std::shared_ptr<const Model> model_of(const AskFlags& flags, const ContextMeta& meta) {
+  ModelFlags model = flags.model;
+  if (model.model.empty()) {
+    if (!std::filesystem::is_directory(meta.model_path)) {
+      throw InputError(fmt::format("{}: its model is not at '{}' any more: name the model's folder with -m", flags.context,
+                                   meta.model_path));
+    }
+    model.model = meta.model_path;
+  }
+  return load_model(flags.common, model);
+}
+
+Json answer(Context& context, const AskFlags& flags, const std::string& question, const Spec& spec, MethodId method) {
+  const auto prompt = context.model().tokenizer().encode(fill_template(flags.question_template, question), Tokenizer::Bos::none);
+  GenerateOptions options;
+  options.max_new_tokens = flags.max_new_tokens;
+  options.stop = flags.stop;
+  options.sampling = flags.sampling;
+  const std::int64_t reused = context.indexed_tokens();
+  SourceMass sources;
+  const Generation g = context.generate(prompt, method, options, flags.show_sources ? &sources : nullptr);
+  Json result = {{"question", question},
+                 {"attention", spec.str()},
+                 {"answer", trimmed(g.text)},
+                 {"tokens_reused", reused},
+                 {"tokens_prefilled", prompt.size()},
+                 {"tokens_generated", g.tokens.size()},
+                 {"density", g.work.density()},
+                 {"selectivity", g.work.selectivity()},
+                 {"prompt_seconds", g.prompt_seconds},
+                 {"decode_seconds", g.decode_seconds}};
+  if (!g.work.dense_reason.empty()) result["dense_because"] = g.work.dense_reason;
+  if (flags.show_sources) {
+    result["sources"] = Json::array();
+    for (const Passage& p : top_passages(context, sources, 3)) {
+      result["sources"].push_back({{"weight", p.weight}, {"token_begin", p.token_begin}, {"token_end", p.token_end},
+                                   {"text", trimmed(p.text)}});
+    }
+  }
+  context.roll_back(reused);
+  return result;
+}
+
+void print_answer(const Json& a, bool name_method) {
+  std::string text = a["answer"].get<std::string>() + "\n";
+  if (name_method) text = fmt::format("[{}] {}", a["attention"].get<std::string>(), text);
+  if (a.contains("sources")) {
+    for (const Json& s : a["sources"]) {
+      text += fmt::format("  {:3.0f} %  \"{}\"  (token {})\n", 100 * s["weight"].get<double>(),
+                          one_line(s["text"].get<std::string>()), s["token_begin"].get<std::int64_t>());
+    }
+  }
+  print_text(text);
+}
+
+void remark(const Json& a) {
+  const double seconds = a["prompt_seconds"].get<double>() + a["decode_seconds"].get<double>();
+  std::string line = fmt::format("{} tokens reused, {} read; looked at {:.2f} % of the KV bytes; {:.2f} s",
+                                 a["tokens_reused"].get<std::int64_t>(), a["tokens_prefilled"].get<std::int64_t>(),
+                                 100 * a["density"].get<double>(), seconds);
+  if (a.contains("dense_because")) line += "; dense: " + a["dense_because"].get<std::string>();
+  std::cerr << line << "\n";
+}
+
+void run(const AskFlags& flags) {
+  const std::vector<Spec> asked = parse_specs(flags.specs);
+  const ContainerReader file(flags.context);
+  const ContextMeta meta = read_context_meta(file, flags.context);
+  const auto model = model_of(flags, meta);
+  Context context = Context::load(flags.context, model, context_options(flags.model));
+  // Without -a: what the text was indexed for; without that, full attention.
+  std::vector<Spec> specs = !asked.empty() ? asked : context.methods();
+  if (specs.empty()) specs.push_back(parse_spec("full"));
+  std::vector<MethodId> methods;
+  for (const Spec& spec : specs) methods.push_back(context.attach(spec));
+  context.build_indexes();
+
+  Json answers = Json::array();
+  const auto ask_all = [&](const std::string& question) {
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+      Json a = answer(context, flags, question, specs[i], methods[i]);
+      if (!flags.common.json) {
+        print_answer(a, specs.size() > 1);
+        if (!flags.common.quiet) remark(a);
+      }
+      answers.push_back(std::move(a));
+    }
+  };
+  for (const std::string& question : flags.question_words) ask_all(question);
+  if (flags.question_words.empty()) {
+    if (isatty(STDIN_FILENO) != 0) std::cerr << "Questions, one a line (Ctrl-D ends):\n";
+    for (std::string line; std::getline(std::cin, line);) {
+      if (trimmed(line).empty()) continue;
+      if (const std::size_t bad = invalid_utf8(line); bad != std::string::npos) {
+        throw InputError(fmt::format("standard input: expected UTF-8, found an invalid byte at offset {} of a question", bad));
+      }
+      ask_all(trimmed(line));
+    }
+  }
+  if (flags.common.json) print_json({{"context", flags.context}, {"model", model->path().string()}, {"answers", answers}});
+}
+
+}  // namespace
+
+std::string fill_template(std::string text, const std::string& question) {
+  const std::string slot = "{question}";
+  const std::size_t at = text.find(slot);
+  if (at == std::string::npos) throw InputError("--template: expected a text with {question} in it, found none");
+  return text.replace(at, slot.size(), question);
+}
+
+void add_ask(CLI::App& app) {
+  auto flags = std::make_shared<AskFlags>();
+  CLI::App* verb = app.add_subcommand("ask", "Answer questions about an indexed text");
+  add_common_flags(*verb, flags->common);
+  add_model_flags(*verb, flags->model, false);
+  verb->add_option("context", flags->context, "the .lode file")->required();
+  verb->add_option("question", flags->question_words, "questions, each one argument; none: read them from standard input");
+  add_attention_flag(*verb, flags->specs, false);
+  verb->add_flag("--show-sources", flags->show_sources, "show the passages that the answer attended to, with their weight");
+  verb->add_option("-n,--predict", flags->max_new_tokens, "most tokens of an answer")->check(CLI::Range(1, 1 << 20));
+  verb->add_option("--template", flags->question_template, "the prompt; {question} is replaced");
+  verb->add_option("--stop", flags->stop, "strings that end an answer");
+  verb->add_option("--temp", flags->sampling.temperature, "sampling temperature; 0 = greedy");
+  verb->add_option("--top-k", flags->sampling.top_k, "sample from the k likeliest tokens; 0 = all");
+  verb->add_option("--top-p", flags->sampling.top_p, "sample from the likeliest tokens of this total probability");
+  verb->add_option("--min-p", flags->sampling.min_p, "drop tokens less likely than this share of the likeliest");
+  verb->add_option("-s,--seed", flags->sampling.seed, "seed of the sampling");
+  verb->callback([flags] { run(*flags); });
+}
+
+}  // namespace lode::cli

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// lodestone index: prefill a text once, build the indexes that the specs need, write one `.lode` file.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <filesystem>
+
+#include "base/file.h"
+#include "base/text.h"
+#include "cli.h"
+#include "lodestone/error.h"
+#include "model/config.h"
+
+namespace lode::cli {
+
+namespace {
+
+/// Room for questions and answers behind an indexed text.
+constexpr std::int64_t kQuestionRoom = 4096;
+
+struct IndexFlags {
+  CommonFlags common;
+  ModelFlags model;
+  std::string text, output;
+  std::vector<std::string> specs;
+  bool force = false;
+};
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void check_output(const IndexFlags& flags) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::absolute(flags.output).parent_path();
+  if (!fs::is_directory(folder)) throw InputError(folder.string() + ": expected a folder to write to, found none");
+  if (fs::exists(flags.output) && !flags.force) {
+    throw InputError(flags.output + ": this file exists already; --force replaces it");
+  }
+}
+
+/// Unless the user sets -c: the text and some room for questions, as far as the model's context goes.
+std::int64_t room_for(const Model& model, std::int64_t tokens, const ModelFlags& flags) {
+  if (flags.context > 0) return flags.context;
+  const double factor = flags.rope_factor > 0 ? flags.rope_factor : 1.0;
+  const auto most = static_cast<std::int64_t>(static_cast<double>(model.config().max_positions) * factor);
+  return std::max(tokens, std::min(most, tokens + kQuestionRoom));
+}
+
+Json index_text(const IndexFlags& flags) {
+  check_output(flags);
+  const std::vector<Spec> specs = parse_specs(flags.specs);
+  const std::string text = read_text(flags.text);
+  const auto model = load_model(flags.common, flags.model);
+  const std::vector<TokenId> tokens = model->tokenizer().encode(text, Tokenizer::Bos::as_template);
+  ContextOptions options = context_options(flags.model);
+  options.max_tokens = room_for(*model, static_cast<std::int64_t>(tokens.size()), flags.model);
+
+  Context context(model, options);
+  for (const Spec& spec : specs) context.attach(spec);
+  auto start = std::chrono::steady_clock::now();
+  {
+    Progress progress("prefill", static_cast<std::int64_t>(tokens.size()), "tokens", flags.common.progress());
+    context.prefill(tokens, [&](std::int64_t done) { progress.at(done); });
+  }
+  const double prefill_seconds = seconds_since(start);
+  start = std::chrono::steady_clock::now();
+  {
+    const auto steps = static_cast<std::int64_t>(specs.size()) * model->config().layers;
+    Progress progress("indexes", steps, "layers", flags.common.progress());
+    context.build_indexes([&](std::int64_t done) { progress.at(done); });
+  }
+  const double build_seconds = seconds_since(start);
+  context.save(flags.output, text);
+  return {{"file", flags.output},
+          {"tokens", tokens.size()},
+          {"prefill_seconds", prefill_seconds},
+          {"build_seconds", build_seconds},
+          {"kv_bytes", context.kv_bytes()},
+          {"index_bytes", context.index_bytes()},
+          {"file_bytes", std::filesystem::file_size(flags.output)}};
+}
+
+void run(const IndexFlags& flags) {
+  const Json result = index_text(flags);
+  if (flags.common.json) return print_json(result);
+  print_text(fmt::format("{}: {} tokens, KV {}, indexes {}; prefill {:.1f} s, indexes {:.1f} s\n"
+                         "next: lodestone ask {} \"...\"\n",
+                         flags.output, result["tokens"].get<std::int64_t>(), human_bytes(result["kv_bytes"]),
+                         human_bytes(result["index_bytes"]), result["prefill_seconds"].get<double>(),
+                         result["build_seconds"].get<double>(), flags.output));
+}
+
+}  // namespace
+
+void add_index(CLI::App& app) {
+  auto flags = std::make_shared<IndexFlags>();
+  CLI::App* verb = app.add_subcommand("index", "Prefill a text once and write it, with its indexes, to one .lode file");
+  add_common_flags(*verb, flags->common);
+  add_model_flags(*verb, flags->model, true);
+  verb->add_option("-f,--file", flags->text, "the text (UTF-8); - is standard input")->required();
+  verb->add_option("-o,--output", flags->output, "the .lode file to write")->required();
+  add_attention_flag(*verb, flags->specs, false);
+  verb->add_flag("--force", flags->force, "replace an existing file");
+  verb->callback([flags] { run(*flags); });
+}
+
+}  // namespace lode::cli

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/sources.h"
+
+#include <algorithm>
+
+namespace lode {
+
+namespace {
+
+/// True when a sentence or line ends with this token.
+bool ends_sentence(std::string_view bytes) {
+  return bytes.find('\n') != std::string_view::npos || bytes.ends_with('.') || bytes.ends_with('!') || bytes.ends_with('?');
+}
+
+std::vector<Passage> sentences_of(const Context& context) {
+  const Tokenizer& tokenizer = context.model().tokenizer();
+  const auto ids = context.token_ids().first(static_cast<std::size_t>(context.indexed_tokens()));
+  std::vector<Passage> sentences;
+  std::int64_t begin = 1;
+  for (std::int64_t i = 1; i < context.indexed_tokens(); ++i) {
+    const bool last = i + 1 == context.indexed_tokens();
+    if (!last && !ends_sentence(tokenizer.bytes_of(ids[static_cast<std::size_t>(i)]))) continue;
+    sentences.push_back({.token_begin = begin, .token_end = i + 1, .weight = 0, .text = {}});
+    begin = i + 1;
+  }
+  return sentences;
+}
+
+}  // namespace
+
+std::vector<Passage> top_passages(const Context& context, const SourceMass& sources, std::size_t count) {
+  std::vector<Passage> sentences = sentences_of(context);
+  double total = 0;
+  for (Passage& sentence : sentences) {
+    for (std::int64_t i = sentence.token_begin; i < sentence.token_end; ++i) {
+      sentence.weight += sources.mass[static_cast<std::size_t>(i)];
+    }
+    total += sentence.weight;
+  }
+  const auto heavier = [](const Passage& a, const Passage& b) {
+    return a.weight != b.weight ? a.weight > b.weight : a.token_begin < b.token_begin;
+  };
+  count = std::min(count, sentences.size());
+  std::partial_sort(sentences.begin(), sentences.begin() + static_cast<std::ptrdiff_t>(count), sentences.end(), heavier);
+  sentences.resize(count);
+  std::erase_if(sentences, [](const Passage& p) { return p.weight <= 0; });
+  for (Passage& sentence : sentences) {
+    sentence.weight /= total;
+    const auto ids = context.token_ids().subspan(static_cast<std::size_t>(sentence.token_begin),
+                                                 static_cast<std::size_t>(sentence.token_end - sentence.token_begin));
+    sentence.text = context.model().tokenizer().decode(ids);
+  }
+  return sentences;
+}
+
+}  // namespace lode
