@@ -43,6 +43,7 @@ class Model {
   /// Of weights, config and RoPE: a context made by another model is refused.
   const std::string& fingerprint() const;
   std::int64_t weight_bytes() const;
+  DType weight_type() const;           ///< of the layers' projections
   ThreadPool& pool() const;
 
   struct Impl;

@@ -58,6 +58,8 @@ struct MethodInfo {
   DenseParts dense;             ///< defaults
   int dense_layers = 0;
   SelectorFactory make;         ///< null for `full`: every far key, no index
+  /// Bytes that one layer's index over `tokens` tokens will hold, for `inspect`; null = none.
+  std::function<std::int64_t(const Spec&, const LayerGeometry&, std::int64_t tokens)> index_bytes;
   std::function<void(const Spec&)> validate;  ///< throws InputError on values out of range; called by parse_spec
 };
 

@@ -59,6 +59,7 @@ const Tokenizer& Model::tokenizer() const {
 const std::filesystem::path& Model::path() const { return impl_->path; }
 const std::string& Model::fingerprint() const { return impl_->fingerprint; }
 std::int64_t Model::weight_bytes() const { return impl_->weights.bytes; }
+DType Model::weight_type() const { return impl_->weights.layers.front().q.type; }
 ThreadPool& Model::pool() const { return *impl_->pool; }
 
 }  // namespace lode

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// lodestone inspect: what a model folder or a context file holds, and how much memory its use takes.
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "base/text.h"
+#include "base/threads.h"
+#include "cli.h"
+#include "engine/context_file.h"
+#include "engine/memory.h"
+#include "lodestone/error.h"
+#include "model/config.h"
+
+namespace lode::cli {
+
+namespace {
+
+struct InspectFlags {
+  CommonFlags common;
+  ModelFlags model;
+  std::string path;
+  std::vector<std::string> specs;
+};
+
+Json memory_json(const MemoryPlan& plan) {
+  return {{"weights", plan.weights}, {"kv", plan.kv}, {"index", plan.index}, {"scratch", plan.scratch}, {"total", plan.total()}};
+}
+
+Json inspect_model(const InspectFlags& flags) {
+  const auto model = Model::load(flags.path, flags.common.threads, /*check_finite=*/false);
+  const ModelConfig& c = model->config();
+  const std::int64_t tokens = flags.model.context > 0 ? flags.model.context : c.max_positions;
+  const DType kv_type = parse_dtype(flags.model.kv_type);
+  return {{"kind", "model"},
+          {"architecture", c.architecture},
+          {"layers", c.layers},
+          {"hidden", c.hidden},
+          {"intermediate", c.intermediate},
+          {"query_heads", c.query_heads},
+          {"kv_heads", c.kv_heads},
+          {"head_dim", c.head_dim},
+          {"vocab", c.vocab},
+          {"max_positions", c.max_positions},
+          {"rope_theta", c.rope_theta},
+          {"weight_type", std::string(name_of(model->weight_type()))},
+          {"weight_bytes", model->weight_bytes()},
+          {"fingerprint", model->fingerprint()},
+          {"tokens", tokens},
+          {"kv_type", flags.model.kv_type},
+          {"memory", memory_json(plan_memory(*model, kv_type, tokens, parse_specs(flags.specs)))}};
+}
+
+Json inspect_context(const InspectFlags& flags) {
+  const ContainerReader file(flags.path);
+  const ContextMeta meta = read_context_meta(file, flags.path);
+  std::uint64_t kv = 0, index = 0, total = 0;
+  for (const SectionInfo& s : file.sections()) {
+    total += s.bytes;
+    if (s.name.starts_with("kv/")) kv += s.bytes;
+    if (s.name.starts_with("select/")) index += s.bytes;
+  }
+  return {{"kind", "context"},
+          {"tokens", meta.tokens},
+          {"kv_type", std::string(name_of(meta.kv_type))},
+          {"layers", meta.layers},
+          {"kv_heads", meta.kv_heads},
+          {"head_dim", meta.head_dim},
+          {"methods", meta.methods},
+          {"model", meta.model_path},
+          {"model_fingerprint", meta.model_fingerprint},
+          {"tokenizer_fingerprint", meta.tokenizer_fingerprint},
+          {"rope_factor", meta.rope_factor},
+          {"kv_bytes", kv},
+          {"index_bytes", index},
+          {"section_bytes", total},
+          {"sections", file.sections().size()}};
+}
+
+/// "name: value" lines, byte counts for people.
+std::string as_text(const Json& object, const std::string& indent = "") {
+  std::string text;
+  for (const auto& [key, value] : object.items()) {
+    const bool bytes = key.ends_with("bytes") || !indent.empty();
+    if (value.is_object()) {
+      text += fmt::format("{}{}:\n{}", indent, key, as_text(value, indent + "  "));
+    } else {
+      const std::string shown = value.is_string() ? value.get<std::string>()
+                                : bytes           ? human_bytes(value.get<std::int64_t>())
+                                                  : value.dump();
+      text += fmt::format("{}{}: {}\n", indent, key, shown);
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app) {
+  auto flags = std::make_shared<InspectFlags>();
+  CLI::App* verb = app.add_subcommand("inspect", "What a model folder or a .lode file holds, and the memory that it will take");
+  add_common_flags(*verb, flags->common);
+  add_model_flags(*verb, flags->model, false);
+  verb->add_option("file", flags->path, "a model folder or a .lode file")->required();
+  add_attention_flag(*verb, flags->specs, false);
+  verb->callback([flags] {
+    const Json found = std::filesystem::is_directory(flags->path) ? inspect_model(*flags) : inspect_context(*flags);
+    if (flags->common.json) return print_json(found);
+    print_text(as_text(found));
+  });
+}
+
+}  // namespace lode::cli

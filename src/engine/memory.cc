@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/memory.h"
+
+#include "base/threads.h"
+#include "engine/model.h"
+#include "kv/store.h"
+#include "model/llama.h"
+
+namespace lode {
+
+namespace {
+
+/// Program, libraries, tokenizer tables, stacks: measured on x86-64 (docs/results/cpu.md).
+constexpr std::int64_t kProgramBytes = 24 << 20;
+
+LayerGeometry geometry_of(const ModelConfig& config, const DenseParts& dense) {
+  return {.query_heads = config.query_heads, .kv_heads = config.kv_heads, .head_dim = config.head_dim, .dense = dense};
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const Model& model, DType kv_type, std::int64_t tokens, std::span<const Spec> specs) {
+  const ModelConfig& config = model.config();
+  const KvShape shape = {
+      .layers = config.layers, .kv_heads = config.kv_heads, .head_dim = config.head_dim, .type = kv_type, .max_tokens = tokens};
+  MemoryPlan plan;
+  plan.weights = model.weight_bytes();
+  plan.kv = tokens * shape.token_bytes();
+  for (const Spec& spec : specs) {
+    const MethodInfo& info = find_method(spec.name);
+    if (!info.index_bytes) continue;
+    const std::int64_t layers = std::max(0, config.layers - spec.dense_layers);
+    plan.index += layers * info.index_bytes(spec, geometry_of(config, spec.dense), tokens);
+  }
+  const std::int64_t chunk = std::min(tokens, ContextOptions{}.chunk);
+  plan.scratch = kProgramBytes + Llama(config, model.impl().weights, model.pool()).scratch_bytes(chunk);
+  return plan;
+}
+
+}  // namespace lode

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// How much memory a context will take, said before it is made.
+#pragma once
+
+#include <span>
+
+#include "lodestone/engine.h"
+
+namespace lode {
+
+/// Bytes; the sum is what the process will hold at its peak, within a tenth.
+struct MemoryPlan {
+  std::int64_t weights = 0;  ///< mapped, shared between processes
+  std::int64_t kv = 0;
+  std::int64_t index = 0;    ///< of all specs
+  std::int64_t scratch = 0;  ///< working memory of a prefill chunk, kernels, tokenizer, the program itself
+  std::int64_t total() const { return weights + kv + index + scratch; }
+};
+
+MemoryPlan plan_memory(const Model& model, DType kv_type, std::int64_t tokens, std::span<const Spec> specs);
+
+}  // namespace lode
