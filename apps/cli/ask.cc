@@ -45,16 +45,18 @@ std::shared_ptr<const Model> model_of(const AskFlags& flags, const ContextMeta& 
   ModelFlags model = flags.model;
   if (model.model.empty()) {
     if (!std::filesystem::is_directory(meta.model_path)) {
-      throw InputError(fmt::format("{}: its model is not at '{}' any more: name the model's folder with -m", flags.context,
-                                   meta.model_path));
+      throw InputError(fmt::format("{}: its model is not at '{}' any more: name the model's folder with -m",
+                                   flags.context, meta.model_path));
     }
     model.model = meta.model_path;
   }
   return load_model(flags.common, model);
 }
 
-Json answer(Context& context, const AskFlags& flags, const std::string& question, const Spec& spec, MethodId method) {
-  const auto prompt = context.model().tokenizer().encode(fill_template(flags.question_template, question), Tokenizer::Bos::none);
+Json answer(Context& context, const AskFlags& flags, const std::string& question, const Spec& spec,
+            MethodId method) {
+  const auto prompt = context.model().tokenizer().encode(fill_template(flags.question_template, question),
+                                                         Tokenizer::Bos::none);
   GenerateOptions options;
   options.max_new_tokens = flags.max_new_tokens;
   options.stop = flags.stop;
@@ -73,10 +75,17 @@ Json answer(Context& context, const AskFlags& flags, const std::string& question
                  {"prompt_seconds", g.prompt_seconds},
                  {"decode_seconds", g.decode_seconds}};
   if (!g.work.dense_reason.empty()) result["dense_because"] = g.work.dense_reason;
+  if (g.work.audited > 0) {
+    result["audit"] = {{"outputs", g.work.audited},
+                       {"mean_error", g.work.audit_error_sum / static_cast<double>(g.work.audited)},
+                       {"max_error", g.work.audit_error_max}};
+  }
   if (flags.show_sources) {
     result["sources"] = Json::array();
     for (const Passage& p : top_passages(context, sources, 3)) {
-      result["sources"].push_back({{"weight", p.weight}, {"token_begin", p.token_begin}, {"token_end", p.token_end},
+      result["sources"].push_back({{"weight", p.weight},
+                                   {"token_begin", p.token_begin},
+                                   {"token_end", p.token_end},
                                    {"text", trimmed(p.text)}});
     }
   }
@@ -98,10 +107,16 @@ void print_answer(const Json& a, bool name_method) {
 
 void remark(const Json& a) {
   const double seconds = a["prompt_seconds"].get<double>() + a["decode_seconds"].get<double>();
-  std::string line = fmt::format("{} tokens reused, {} read; looked at {:.2f} % of the KV bytes; {:.2f} s",
-                                 a["tokens_reused"].get<std::int64_t>(), a["tokens_prefilled"].get<std::int64_t>(),
-                                 100 * a["density"].get<double>(), seconds);
+  std::string line =
+      fmt::format("{} tokens reused, {} read; looked at {:.2f} % of the KV bytes; {:.2f} s",
+                  a["tokens_reused"].get<std::int64_t>(), a["tokens_prefilled"].get<std::int64_t>(),
+                  100 * a["density"].get<double>(), seconds);
   if (a.contains("dense_because")) line += "; dense: " + a["dense_because"].get<std::string>();
+  if (a.contains("audit")) {
+    line += fmt::format("; output error {:.4f} on average, {:.4f} at most, over {} audited outputs",
+                        a["audit"]["mean_error"].get<double>(), a["audit"]["max_error"].get<double>(),
+                        a["audit"]["outputs"].get<std::int64_t>());
+  }
   std::cerr << line << "\n";
 }
 
@@ -135,12 +150,14 @@ void run(const AskFlags& flags) {
     for (std::string line; std::getline(std::cin, line);) {
       if (trimmed(line).empty()) continue;
       if (const std::size_t bad = invalid_utf8(line); bad != std::string::npos) {
-        throw InputError(fmt::format("standard input: expected UTF-8, found an invalid byte at offset {} of a question", bad));
+        throw InputError(fmt::format(
+            "standard input: expected UTF-8, found an invalid byte at offset {} of a question", bad));
       }
       ask_all(trimmed(line));
     }
   }
-  if (flags.common.json) print_json({{"context", flags.context}, {"model", model->path().string()}, {"answers", answers}});
+  if (flags.common.json)
+    print_json({{"context", flags.context}, {"model", model->path().string()}, {"answers", answers}});
 }
 
 }  // namespace
@@ -148,7 +165,8 @@ void run(const AskFlags& flags) {
 std::string fill_template(std::string text, const std::string& question) {
   const std::string slot = "{question}";
   const std::size_t at = text.find(slot);
-  if (at == std::string::npos) throw InputError("--template: expected a text with {question} in it, found none");
+  if (at == std::string::npos)
+    throw InputError("--template: expected a text with {question} in it, found none");
   return text.replace(at, slot.size(), question);
 }
 
@@ -158,16 +176,21 @@ void add_ask(CLI::App& app) {
   add_common_flags(*verb, flags->common);
   add_model_flags(*verb, flags->model, false);
   verb->add_option("context", flags->context, "the .lode file")->required();
-  verb->add_option("question", flags->question_words, "questions, each one argument; none: read them from standard input");
+  verb->add_option("question", flags->question_words,
+                   "questions, each one argument; none: read them from standard input");
   add_attention_flag(*verb, flags->specs, false);
-  verb->add_flag("--show-sources", flags->show_sources, "show the passages that the answer attended to, with their weight");
-  verb->add_option("-n,--predict", flags->max_new_tokens, "most tokens of an answer")->check(CLI::Range(1, 1 << 20));
+  verb->add_flag("--show-sources", flags->show_sources,
+                 "show the passages that the answer attended to, with their weight");
+  verb->add_option("-n,--predict", flags->max_new_tokens, "most tokens of an answer")
+      ->check(CLI::Range(1, 1 << 20));
   verb->add_option("--template", flags->question_template, "the prompt; {question} is replaced");
   verb->add_option("--stop", flags->stop, "strings that end an answer");
   verb->add_option("--temp", flags->sampling.temperature, "sampling temperature; 0 = greedy");
   verb->add_option("--top-k", flags->sampling.top_k, "sample from the k likeliest tokens; 0 = all");
-  verb->add_option("--top-p", flags->sampling.top_p, "sample from the likeliest tokens of this total probability");
-  verb->add_option("--min-p", flags->sampling.min_p, "drop tokens less likely than this share of the likeliest");
+  verb->add_option("--top-p", flags->sampling.top_p,
+                   "sample from the likeliest tokens of this total probability");
+  verb->add_option("--min-p", flags->sampling.min_p,
+                   "drop tokens less likely than this share of the likeliest");
   verb->add_option("-s,--seed", flags->sampling.seed, "seed of the sampling");
   verb->callback([flags] { run(*flags); });
 }

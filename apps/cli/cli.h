@@ -2,8 +2,9 @@
 // What the verbs share: flags, how they are registered, and how results and errors leave the program.
 //
 // A verb is one file with one function add_NAME(CLI::App&): it declares its flags in a struct that
-// lives as long as the program and registers what to run. It returns by finishing, or throws InputError (exit 2),
-// RunError (exit 1) or Interrupted (exit 130). stdout carries the result alone, progress and remarks go to stderr.
+// lives as long as the program and registers what to run. It returns by finishing, or throws InputError (exit
+// 2), RunError (exit 1) or Interrupted (exit 130). stdout carries the result alone, progress and remarks go
+// to stderr.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -33,10 +34,10 @@ void add_common_flags(CLI::App& verb, CommonFlags& flags);
 struct ModelFlags {
   std::string model;
   std::string kv_type = "f16";
-  std::int64_t context = 0;       ///< -c: tokens of room; 0 = as many as the text needs
-  double rope_factor = 0;         ///< yarn scaling asked for by the user; 0 = none
+  std::int64_t context = 0;  ///< -c: tokens of room; 0 = as many as the text needs
+  double rope_factor = 0;    ///< yarn scaling asked for by the user; 0 = none
   std::string gpu_memory;
-  double audit = 0;               ///< share of sparse attention calls that are also computed exactly; 0 = none
+  double audit = 0;  ///< share of sparse attention calls that are also computed exactly; 0 = none
 };
 /// `model_required`: -m must be given (otherwise the verb finds the model itself).
 void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required);
@@ -53,7 +54,8 @@ std::vector<Spec> parse_specs(const std::vector<std::string>& specs);
 /// Whole numbers with the suffixes k = 1024 and M = 1024^2 ("32k"); InputError otherwise.
 std::int64_t parse_count(std::string_view text, std::string_view flag, std::int64_t low, std::int64_t high);
 
-/// A text file as valid UTF-8, "-" is stdin; InputError when empty, not a file, or not UTF-8 (with the byte offset).
+/// A text file as valid UTF-8, "-" is stdin; InputError when empty, not a file, or not UTF-8 (with the byte
+/// offset).
 std::string read_text(const std::string& path);
 
 /// Writes one JSON object and a newline to stdout; RunError when stdout cannot take it.

@@ -18,23 +18,29 @@ namespace lode::cli {
 void add_common_flags(CLI::App& verb, CommonFlags& flags) {
   verb.add_flag("--json", flags.json, "one JSON object on stdout and nothing else there");
   verb.add_flag("--quiet", flags.quiet, "no progress");
-  verb.add_option("--device", flags.device, "auto, cpu or cuda")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  verb.add_option("--device", flags.device, "auto, cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   verb.add_option("-t,--threads", flags.threads, "threads to use; 0 = all cores")->check(CLI::Range(0, 1024));
 }
 
 void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required) {
-  auto* model = verb.add_option("-m,--model", flags.model, "folder with config.json, tokenizer.json and *.safetensors");
+  auto* model =
+      verb.add_option("-m,--model", flags.model, "folder with config.json, tokenizer.json and *.safetensors");
   if (model_required) model->required();
   verb.add_option("--kv-type", flags.kv_type, "type of cached keys and values: f32, f16, bf16 or q8")
       ->check(CLI::IsMember({"f32", "f16", "bf16", "q8"}));
   verb.add_option_function<std::string>(
       "-c,--ctx-size",
-      [&flags](const std::string& text) { flags.context = parse_count(text, "-c", 0, std::int64_t{1} << 30); },
+      [&flags](const std::string& text) {
+        flags.context = parse_count(text, "-c", 0, std::int64_t{1} << 30);
+      },
       "room for context, question and answer in tokens, e.g. 128k; 0 = as much as the text needs");
-  verb.add_option("--rope-factor", flags.rope_factor, "stretch RoPE (yarn) by this factor, for texts longer than the model's context")
+  verb.add_option("--rope-factor", flags.rope_factor,
+                  "stretch RoPE (yarn) by this factor, for texts longer than the model's context")
       ->check(CLI::Range(1.0, 1024.0));
   verb.add_option("--gpu-memory", flags.gpu_memory, "limit of GPU memory, e.g. 24GiB");
-  verb.add_option("--audit", flags.audit, "share of sparse attention calls that are also computed exactly, 0 to 1")
+  verb.add_option("--audit", flags.audit,
+                  "share of sparse attention calls that are also computed exactly, 0 to 1")
       ->check(CLI::Range(0.0, 1.0));
 }
 
@@ -56,12 +62,14 @@ ContextOptions context_options(const ModelFlags& flags) {
   ContextOptions options;
   options.kv_type = parse_dtype(flags.kv_type);
   options.max_tokens = flags.context;
+  options.audit = flags.audit;
   if (flags.rope_factor > 0) options.rope_factor = flags.rope_factor;
   return options;
 }
 
 void add_attention_flag(CLI::App& verb, std::vector<std::string>& specs, bool required) {
-  auto* option = verb.add_option("-a,--attention", specs, "attention spec, name[:key=value,...]; may be repeated");
+  auto* option =
+      verb.add_option("-a,--attention", specs, "attention spec, name[:key=value,...]; may be repeated");
   option->delimiter('\0')->allow_extra_args(false);
   if (required) option->required();
 }
@@ -81,13 +89,15 @@ std::int64_t parse_count(std::string_view text, std::string_view flag, std::int6
   const bool parsed = error == std::errc() && end != text.data() && (rest.empty() || unit > 1);
   if (!parsed || value < low / unit || value > high / unit || value * unit < low || value * unit > high) {
     throw InputError(std::string(flag) + ": expected a whole number from " + std::to_string(low) + " to " +
-                     std::to_string(high) + ", with k = 1024 and M = 1024^2, found '" + std::string(text) + "'");
+                     std::to_string(high) + ", with k = 1024 and M = 1024^2, found '" + std::string(text) +
+                     "'");
   }
   return value * unit;
 }
 
 std::string read_text(const std::string& path) {
-  std::string text = path == "-" ? std::string(std::istreambuf_iterator<char>(std::cin), {}) : read_file(path);
+  std::string text =
+      path == "-" ? std::string(std::istreambuf_iterator<char>(std::cin), {}) : read_file(path);
   const std::string where = path == "-" ? "standard input" : path;
   if (text.empty()) throw InputError(where + ": expected a text, found an empty file");
   const std::size_t bad = invalid_utf8(text);
@@ -119,7 +129,8 @@ std::filesystem::path data_dir() {
   for (const fs::path& candidate : candidates) {
     if (fs::exists(candidate / "models" / "pocket" / "config.json")) return fs::weakly_canonical(candidate);
   }
-  throw InputError("the shipped model was not found: expected models/pocket beside the program or in $LODESTONE_DATA");
+  throw InputError(
+      "the shipped model was not found: expected models/pocket beside the program or in $LODESTONE_DATA");
 }
 
 }  // namespace lode::cli

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// lodestone demo: the shipped model reads a shipped document once and answers questions under several attention methods.
+// lodestone demo: the shipped model reads a shipped document once and answers questions under several
+// attention methods.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,8 +18,8 @@ namespace {
 struct DemoFlags {
   CommonFlags common;
   ModelFlags model;
-  std::vector<std::string> specs = {"full", "topk:k=64,window=512", "kmeans:probes=48,window=512", "random:fraction=5%,window=512",
-                                    "streaming:window=512"};
+  std::vector<std::string> specs = {"full", "topk:k=64,window=512", "kmeans:probes=48,window=512",
+                                    "random:fraction=5%,window=512", "streaming:window=512"};
 };
 
 struct Question {
@@ -55,11 +56,12 @@ std::string trimmed(const std::string& text) {
   return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(" \n") - begin + 1);
 }
 
-Row ask_all(Context& context, const Spec& spec, MethodId method, const std::vector<Question>& questions, const Row* full) {
+Row ask_all(Context& context, const Spec& spec, MethodId method, const std::vector<Question>& questions,
+            const Row* full) {
   Row row = {.attention = spec.str(), .answers = {}, .tokens = {}};
   for (std::size_t i = 0; i < questions.size(); ++i) {
-    const auto prompt =
-        context.model().tokenizer().encode(fill_template(kQuestionTemplate, questions[i].text), Tokenizer::Bos::none);
+    const auto prompt = context.model().tokenizer().encode(
+        fill_template(kQuestionTemplate, questions[i].text), Tokenizer::Bos::none);
     const Generation g = context.generate(prompt, method, {.max_new_tokens = 32, .stop = {"\n"}});
     context.roll_back(context.indexed_tokens());
     row.answers.push_back(trimmed(g.text));
@@ -79,7 +81,8 @@ Json row_json(const Row& row, std::size_t questions) {
           {"questions", questions},
           {"agreement", static_cast<double>(row.agreeing) / static_cast<double>(questions)},
           {"density", row.work.density()},
-          {"ms_per_token", 1e3 * row.decode_seconds / static_cast<double>(std::max<std::int64_t>(1, row.decoded))},
+          {"ms_per_token",
+           1e3 * row.decode_seconds / static_cast<double>(std::max<std::int64_t>(1, row.decoded))},
           {"answers", row.answers}};
 }
 
@@ -88,14 +91,17 @@ void print_table(const std::vector<Question>& questions, const std::vector<Row>&
     print_text(fmt::format("\n{}\n", questions[i].text));
     for (const Row& row : rows) {
       const bool same = row.tokens[i] == rows.front().tokens[i];
-      print_text(fmt::format("  {:32} {:24} {}\n", row.attention, row.answers[i], same ? "as full attention" : "differs"));
+      print_text(fmt::format("  {:32} {:24} {}\n", row.attention, row.answers[i],
+                             same ? "as full attention" : "differs"));
     }
   }
-  print_text(fmt::format("\n{:34} {:>7} {:>10} {:>16} {:>10}\n", "attention", "right", "as full", "KV bytes read", "ms/token"));
+  print_text(fmt::format("\n{:34} {:>7} {:>10} {:>16} {:>10}\n", "attention", "right", "as full",
+                         "KV bytes read", "ms/token"));
   for (const Row& row : rows) {
-    print_text(fmt::format("{:34} {:>4}/{:<2} {:>7}/{:<2} {:>14.2f} % {:>10.2f}\n", row.attention, row.right, questions.size(),
-                           row.agreeing, questions.size(), 100 * row.work.density(),
-                           1e3 * row.decode_seconds / static_cast<double>(std::max<std::int64_t>(1, row.decoded))));
+    print_text(
+        fmt::format("{:34} {:>4}/{:<2} {:>7}/{:<2} {:>14.2f} % {:>10.2f}\n", row.attention, row.right,
+                    questions.size(), row.agreeing, questions.size(), 100 * row.work.density(),
+                    1e3 * row.decode_seconds / static_cast<double>(std::max<std::int64_t>(1, row.decoded))));
   }
 }
 
@@ -120,7 +126,8 @@ void run(DemoFlags& flags) {
   context.build_indexes();
   std::vector<Row> rows;
   for (std::size_t i = 0; i < specs.size(); ++i) {
-    if (!flags.common.quiet) std::cerr << "asking " << questions.size() << " questions under " << specs[i].str() << "\n";
+    if (!flags.common.quiet)
+      std::cerr << "asking " << questions.size() << " questions under " << specs[i].str() << "\n";
     rows.push_back(ask_all(context, specs[i], methods[i], questions, rows.empty() ? nullptr : &rows.front()));
   }
   if (!flags.common.json) return print_table(questions, rows);

@@ -33,7 +33,8 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 void check_output(const IndexFlags& flags) {
   namespace fs = std::filesystem;
   const fs::path folder = fs::absolute(flags.output).parent_path();
-  if (!fs::is_directory(folder)) throw InputError(folder.string() + ": expected a folder to write to, found none");
+  if (!fs::is_directory(folder))
+    throw InputError(folder.string() + ": expected a folder to write to, found none");
   if (fs::exists(flags.output) && !flags.force) {
     throw InputError(flags.output + ": this file exists already; --force replaces it");
   }
@@ -84,18 +85,20 @@ Json index_text(const IndexFlags& flags) {
 void run(const IndexFlags& flags) {
   const Json result = index_text(flags);
   if (flags.common.json) return print_json(result);
-  print_text(fmt::format("{}: {} tokens, KV {}, indexes {}; prefill {:.1f} s, indexes {:.1f} s\n"
-                         "next: lodestone ask {} \"...\"\n",
-                         flags.output, result["tokens"].get<std::int64_t>(), human_bytes(result["kv_bytes"]),
-                         human_bytes(result["index_bytes"]), result["prefill_seconds"].get<double>(),
-                         result["build_seconds"].get<double>(), flags.output));
+  print_text(
+      fmt::format("{}: {} tokens, KV {}, indexes {}; prefill {:.1f} s, indexes {:.1f} s\n"
+                  "next: lodestone ask {} \"...\"\n",
+                  flags.output, result["tokens"].get<std::int64_t>(), human_bytes(result["kv_bytes"]),
+                  human_bytes(result["index_bytes"]), result["prefill_seconds"].get<double>(),
+                  result["build_seconds"].get<double>(), flags.output));
 }
 
 }  // namespace
 
 void add_index(CLI::App& app) {
   auto flags = std::make_shared<IndexFlags>();
-  CLI::App* verb = app.add_subcommand("index", "Prefill a text once and write it, with its indexes, to one .lode file");
+  CLI::App* verb =
+      app.add_subcommand("index", "Prefill a text once and write it, with its indexes, to one .lode file");
   add_common_flags(*verb, flags->common);
   add_model_flags(*verb, flags->model, true);
   verb->add_option("-f,--file", flags->text, "the text (UTF-8); - is standard input")->required();

@@ -24,7 +24,11 @@ struct InspectFlags {
 };
 
 Json memory_json(const MemoryPlan& plan) {
-  return {{"weights", plan.weights}, {"kv", plan.kv}, {"index", plan.index}, {"scratch", plan.scratch}, {"total", plan.total()}};
+  return {{"weights", plan.weights},
+          {"kv", plan.kv},
+          {"index", plan.index},
+          {"scratch", plan.scratch},
+          {"total", plan.total()}};
 }
 
 Json inspect_model(const InspectFlags& flags) {
@@ -98,13 +102,15 @@ std::string as_text(const Json& object, const std::string& indent = "") {
 
 void add_inspect(CLI::App& app) {
   auto flags = std::make_shared<InspectFlags>();
-  CLI::App* verb = app.add_subcommand("inspect", "What a model folder or a .lode file holds, and the memory that it will take");
+  CLI::App* verb = app.add_subcommand(
+      "inspect", "What a model folder or a .lode file holds, and the memory that it will take");
   add_common_flags(*verb, flags->common);
   add_model_flags(*verb, flags->model, false);
   verb->add_option("file", flags->path, "a model folder or a .lode file")->required();
   add_attention_flag(*verb, flags->specs, false);
   verb->callback([flags] {
-    const Json found = std::filesystem::is_directory(flags->path) ? inspect_model(*flags) : inspect_context(*flags);
+    const Json found =
+        std::filesystem::is_directory(flags->path) ? inspect_model(*flags) : inspect_context(*flags);
     if (flags->common.json) return print_json(found);
     print_text(as_text(found));
   });

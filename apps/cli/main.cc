@@ -22,7 +22,8 @@ int complain(int code, const std::string& message) {
 std::string suggestion(const CLI::App& app, int argc, char** argv) {
   if (argc < 2 || argv[1][0] == '-') return "";
   std::vector<std::string> names;
-  for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) names.push_back(verb->get_name());
+  for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; }))
+    names.push_back(verb->get_name());
   if (std::find(names.begin(), names.end(), argv[1]) != names.end()) return "";
   const std::string nearest = lode::nearest_name(argv[1], names);
   return nearest.empty() ? "" : "; did you mean '" + nearest + "'?";

@@ -27,7 +27,8 @@ std::string verify(const VerifyFlags& flags) {
   const ContainerReader file(flags.path);
   const ContextMeta meta = read_context_meta(file, flags.path);
   if (const std::string damaged = file.verify_all(); !damaged.empty()) {
-    throw InputError(fmt::format("{}: section '{}' is damaged: its checksum does not match", flags.path, damaged));
+    throw InputError(
+        fmt::format("{}: section '{}' is damaged: its checksum does not match", flags.path, damaged));
   }
   return fmt::format("{} sections of {} tokens, every checksum matches", file.sections().size(), meta.tokens);
 }
@@ -41,7 +42,8 @@ void add_verify(CLI::App& app) {
   verb->add_option("file", flags->path, "a .lode file or a model folder")->required();
   verb->callback([flags] {
     const std::string checked = verify(*flags);
-    if (flags->common.json) return print_json({{"file", flags->path}, {"intact", true}, {"checked", checked}});
+    if (flags->common.json)
+      return print_json({{"file", flags->path}, {"intact", true}, {"checked", checked}});
     print_text(flags->path + ": intact (" + checked + ")\n");
   });
 }

@@ -59,6 +59,9 @@ struct ContextOptions {
   std::int64_t max_tokens = 0;        ///< context, question and answer; 0 = the model's own limit
   std::int64_t chunk = 512;           ///< tokens per prefill chunk
   std::uint64_t seed = 0;             ///< of the indexes
+  /// Share of the sparse attention calls (one layer, one stretch of tokens) that are also computed exactly, to report
+  /// the error; 0 = none.
+  double audit = 0;
   /// Longer than the model's max_positions is an InputError unless RoPE scaling is asked for.
   std::optional<double> rope_factor;  ///< yarn by this factor
 };
@@ -94,6 +97,9 @@ struct WorkReport {
   std::int64_t sparse_tokens = 0;     ///< tokens times layers that really went through a selector
   double density() const;             ///< (kv + selector bytes) / full bytes; 1 when nothing was attended
   double selectivity() const;         ///< far keys attended / far keys; 1 when there were none
+  /// Of the audited calls: relative output error |o - exact| / |exact| per (token, query head).
+  std::int64_t audited = 0;           ///< (token, query head) pairs
+  double audit_error_sum = 0, audit_error_max = 0;
   std::string dense_reason;           ///< why nothing was sparse, when nothing was ("the text is shorter than the window")
   WorkReport& operator+=(const WorkReport&);
 };

@@ -24,14 +24,20 @@ struct Hasher::State {
   ~State() { XXH3_freeState(xxh); }
 };
 
-std::string hash_hex(std::span<const std::byte> bytes) { return hex_of(XXH3_128bits(bytes.data(), bytes.size())); }
+std::string hash_hex(std::span<const std::byte> bytes) {
+  return hex_of(XXH3_128bits(bytes.data(), bytes.size()));
+}
 
 Hasher::Hasher() : state_(std::make_unique<State>()) {
   if (state_->xxh == nullptr) throw std::bad_alloc();
   XXH3_128bits_reset(state_->xxh);
 }
 Hasher::~Hasher() = default;
-void Hasher::add(std::span<const std::byte> bytes) { XXH3_128bits_update(state_->xxh, bytes.data(), bytes.size()); }
-std::string Hasher::hex() const { return hex_of(XXH3_128bits_digest(state_->xxh)); }
+void Hasher::add(std::span<const std::byte> bytes) {
+  XXH3_128bits_update(state_->xxh, bytes.data(), bytes.size());
+}
+std::string Hasher::hex() const {
+  return hex_of(XXH3_128bits_digest(state_->xxh));
+}
 
 }  // namespace lode

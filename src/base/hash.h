@@ -12,7 +12,9 @@ namespace lode {
 
 /// 32 hexadecimal digits.
 std::string hash_hex(std::span<const std::byte> bytes);
-inline std::string hash_hex(std::string_view text) { return hash_hex(std::as_bytes(std::span(text))); }
+inline std::string hash_hex(std::string_view text) {
+  return hash_hex(std::as_bytes(std::span(text)));
+}
 
 /// The same of bytes that come in pieces.
 class Hasher {

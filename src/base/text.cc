@@ -25,7 +25,8 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-/// Bytes of the UTF-8 sequence at the start of `text`, or 0 when it is invalid (overlong, surrogate, beyond U+10FFFF).
+/// Bytes of the UTF-8 sequence at the start of `text`, or 0 when it is invalid (overlong, surrogate, beyond
+/// U+10FFFF).
 std::size_t sequence_bytes(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned lead = byte(0);

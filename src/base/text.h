@@ -10,7 +10,8 @@
 
 namespace lode {
 
-/// The name that is closest to `word` by edit distance (at most a third of its length, at least 1); empty if none is.
+/// The name that is closest to `word` by edit distance (at most a third of its length, at least 1); empty if
+/// none is.
 std::string nearest_name(std::string_view word, std::span<const std::string> names);
 /// "a, b, c".
 std::string join(std::span<const std::string> parts, std::string_view between = ", ");

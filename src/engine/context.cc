@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "base/cancel.h"
+#include "engine/audit.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -21,17 +22,19 @@ ModelConfig scaled_config(const Model& model, const ContextOptions& options) {
   config.rope_scaling = {.kind = RopeScaling::Kind::yarn,
                          .factor = *options.rope_factor,
                          .original_max_positions = config.max_positions};
-  config.max_positions = static_cast<std::int64_t>(static_cast<double>(config.max_positions) * *options.rope_factor);
+  config.max_positions =
+      static_cast<std::int64_t>(static_cast<double>(config.max_positions) * *options.rope_factor);
   return config;
 }
 
 ContextOptions checked(const ModelConfig& config, ContextOptions options) {
   if (options.max_tokens == 0) options.max_tokens = config.max_positions;
   if (options.max_tokens > config.max_positions) {
-    throw InputError(fmt::format("expected at most {} tokens, the model's context, found a need for {}; a RoPE scaling "
-                                 "(--rope-factor {}) would stretch it",
-                                 config.max_positions, options.max_tokens,
-                                 (options.max_tokens + config.max_positions - 1) / config.max_positions));
+    throw InputError(
+        fmt::format("expected at most {} tokens, the model's context, found a need for {}; a RoPE scaling "
+                    "(--rope-factor {}) would stretch it",
+                    config.max_positions, options.max_tokens,
+                    (options.max_tokens + config.max_positions - 1) / config.max_positions));
   }
   LODE_ASSERT(options.max_tokens > 0 && options.chunk > 0);
   return options;
@@ -51,7 +54,8 @@ WorkReport report_of(const ForwardWork& work, std::int64_t tokens) {
 }  // namespace
 
 double WorkReport::density() const {
-  return full_bytes == 0 ? 1.0 : static_cast<double>(kv_bytes + selector_bytes) / static_cast<double>(full_bytes);
+  return full_bytes == 0 ? 1.0
+                         : static_cast<double>(kv_bytes + selector_bytes) / static_cast<double>(full_bytes);
 }
 
 double WorkReport::selectivity() const {
@@ -66,6 +70,9 @@ WorkReport& WorkReport::operator+=(const WorkReport& other) {
   far_total += other.far_total;
   tokens += other.tokens;
   sparse_tokens += other.sparse_tokens;
+  audited += other.audited;
+  audit_error_sum += other.audit_error_sum;
+  audit_error_max = std::max(audit_error_max, other.audit_error_max);
   if (dense_reason.empty()) dense_reason = other.dense_reason;
   if (far_total > 0) dense_reason.clear();
   return *this;
@@ -104,18 +111,26 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
   WorkReport report;
   std::vector<float> all;  // [tokens, V] when every row is wanted
   const AttachedMethod* attached = method == kDense ? nullptr : &methods.at(static_cast<std::size_t>(method));
+  WorkReport audit;
+  const ForwardHooks audited = audit_hooks(options.audit, options.seed, hooks, audit);
   const auto chunk = static_cast<std::size_t>(options.chunk);
   for (std::size_t at = 0; at < tokens.size(); at += chunk) {
     const SequenceTokens part = {tokens.subspan(at, std::min(chunk, tokens.size() - at)), &kv, 0};
     const bool last = at + chunk >= tokens.size();
-    Step step = {.sequences = {&part, 1}, .phase = phase, .selectors = {}, .dense = {}, .listeners = listeners, .hooks = hooks};
+    Step step = {.sequences = {&part, 1},
+                 .phase = phase,
+                 .selectors = {},
+                 .dense = {},
+                 .listeners = listeners,
+                 .hooks = options.audit > 0 ? &audited : hooks};
     if (attached != nullptr && !attached->dense()) {
       step.selectors = attached->selectors;
       step.dense = attached->spec.dense;
     }
     const LogitRows wanted = rows == LogitRows::last_of_each && !last ? LogitRows::none : rows;
     try {
-      report += report_of(llama.forward(step, rope, wanted, logits), static_cast<std::int64_t>(part.tokens.size()));
+      report +=
+          report_of(llama.forward(step, rope, wanted, logits), static_cast<std::int64_t>(part.tokens.size()));
     } catch (...) {
       roll_back(kv.tokens());  // selectors may have seen tokens that do not count
       throw;
@@ -125,6 +140,7 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
     if (progress) progress(kv.tokens());
   }
   if (rows == LogitRows::all) logits = std::move(all);
+  report += audit;
   if (attached != nullptr && !attached->dense() && report.far_total == 0) {
     report.dense_reason = fmt::format("the {} tokens fit into sink + window ({} + {})", kv.tokens(),
                                       attached->spec.dense.sink, attached->spec.dense.window);
@@ -159,18 +175,33 @@ Context::Context(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Context::~Context() = default;
 Context::Context(Context&&) noexcept = default;
 
-const Model& Context::model() const { return *impl_->model; }
-const std::vector<Spec>& Context::methods() const { return impl_->specs; }
-const ContextOptions& Context::options() const { return impl_->options; }
-std::int64_t Context::tokens() const { return impl_->kv.tokens(); }
-std::int64_t Context::indexed_tokens() const { return impl_->indexed; }
-std::span<const TokenId> Context::token_ids() const { return impl_->ids; }
-std::int64_t Context::kv_bytes() const { return impl_->kv.tokens() * impl_->kv.shape().token_bytes(); }
+const Model& Context::model() const {
+  return *impl_->model;
+}
+const std::vector<Spec>& Context::methods() const {
+  return impl_->specs;
+}
+const ContextOptions& Context::options() const {
+  return impl_->options;
+}
+std::int64_t Context::tokens() const {
+  return impl_->kv.tokens();
+}
+std::int64_t Context::indexed_tokens() const {
+  return impl_->indexed;
+}
+std::span<const TokenId> Context::token_ids() const {
+  return impl_->ids;
+}
+std::int64_t Context::kv_bytes() const {
+  return impl_->kv.tokens() * impl_->kv.shape().token_bytes();
+}
 
 std::int64_t Context::index_bytes() const {
   std::int64_t bytes = 0;
   for (const AttachedMethod& method : impl_->methods) {
-    for (const Selector* selector : method.selectors) bytes += selector != nullptr ? selector->index_bytes() : 0;
+    for (const Selector* selector : method.selectors)
+      bytes += selector != nullptr ? selector->index_bytes() : 0;
   }
   return bytes;
 }
@@ -190,12 +221,14 @@ MethodId Context::attach(const Spec& spec) {
                                     .rope = &c.rope,
                                     .pool = &c.model->pool(),
                                     .seed = c.options.seed};
-    method.owned.push_back(layer < spec.dense_layers ? nullptr : info.make(spec, geometry, c.model->fingerprint()));
+    method.owned.push_back(layer < spec.dense_layers ? nullptr
+                                                     : info.make(spec, geometry, c.model->fingerprint()));
     method.selectors.push_back(method.owned.back().get());
   }
   const auto listens = [](const Selector* s) { return s != nullptr && s->wants_writes(); };
   if (c.kv.tokens() > 0 && std::any_of(method.selectors.begin(), method.selectors.end(), listens)) {
-    throw InputError(fmt::format("'{}' learns from the prefill itself: name it when the text is indexed", spec.str()));
+    throw InputError(
+        fmt::format("'{}' learns from the prefill itself: name it when the text is indexed", spec.str()));
   }
   for (std::size_t layer = 0; layer < method.selectors.size(); ++layer) {
     if (listens(method.selectors[layer])) c.listeners[layer].push_back(method.selectors[layer]);

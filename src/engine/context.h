@@ -27,20 +27,21 @@ struct Context::Impl {
 
   std::shared_ptr<const Model> model;
   ContextOptions options;
-  ModelConfig config;                            ///< the model's, with the RoPE scaling that the user asked for
+  ModelConfig config;  ///< the model's, with the RoPE scaling that the user asked for
   Rope rope;
   KvStore kv;
   Llama llama;
-  std::vector<TokenId> ids;                      // [tokens]
-  std::int64_t indexed = 0;                      ///< tokens that the indexes were built over
+  std::vector<TokenId> ids;  // [tokens]
+  std::int64_t indexed = 0;  ///< tokens that the indexes were built over
   std::vector<AttachedMethod> methods;
-  std::vector<Spec> specs;                       ///< of `methods`, in order
-  std::vector<std::vector<Selector*>> listeners; // [L] selectors that want on_write
-  std::vector<float> logits;                     // rows of the last run
-  const ForwardHooks* hooks = nullptr;           ///< for probe and audit; not owned
+  std::vector<Spec> specs;                        ///< of `methods`, in order
+  std::vector<std::vector<Selector*>> listeners;  // [L] selectors that want on_write
+  std::vector<float> logits;                      // rows of the last run
+  const ForwardHooks* hooks = nullptr;            ///< for probe and audit; not owned
 
-  MethodId find(const Spec& spec) const;         ///< -2 when it is not attached
-  /// One forward pass of tokens under a method, chunked by options.chunk; logits of the last token unless `all`.
+  MethodId find(const Spec& spec) const;  ///< -2 when it is not attached
+  /// One forward pass of tokens under a method, chunked by options.chunk; logits of the last token unless
+  /// `all`.
   WorkReport run(std::span<const TokenId> tokens, MethodId method, Phase phase, LogitRows rows,
                  const std::function<void(std::int64_t)>& progress = {});
   void build(AttachedMethod& method, const std::function<void()>& layer_done);

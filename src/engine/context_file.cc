@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contexts on disk. Sections: meta (JSON), tokens [tokens] int32, text, kv/LAYER/HEAD/{k,v,k_scale,v_scale}, and
-// select/SPEC/LAYER/... as each selector writes them.
+// Contexts on disk. Sections: meta (JSON), tokens [tokens] int32, text, kv/LAYER/HEAD/{k,v,k_scale,v_scale},
+// and select/SPEC/LAYER/... as each selector writes them.
 #include "engine/context_file.h"
 
 #include <fmt/format.h>
@@ -31,10 +31,16 @@ constexpr std::array<PartName, 4> kParts = {{{KvStore::Part::k, "k"},
                                              {KvStore::Part::k_scale, "k_scale"},
                                              {KvStore::Part::v_scale, "v_scale"}}};
 
-std::span<const PartName> parts_of(DType type) { return std::span(kParts).first(type == DType::q8 ? 4 : 2); }
+std::span<const PartName> parts_of(DType type) {
+  return std::span(kParts).first(type == DType::q8 ? 4 : 2);
+}
 
-std::string kv_section(int layer, int head, const char* part) { return fmt::format("kv/{}/{}/{}", layer, head, part); }
-std::string selector_prefix(const Spec& spec, std::size_t layer) { return fmt::format("select/{}/{}/", spec.str(), layer); }
+std::string kv_section(int layer, int head, const char* part) {
+  return fmt::format("kv/{}/{}/{}", layer, head, part);
+}
+std::string selector_prefix(const Spec& spec, std::size_t layer) {
+  return fmt::format("select/{}/{}/", spec.str(), layer);
+}
 
 Json meta_of(const Context::Impl& c) {
   Json methods = Json::array();
@@ -54,18 +60,21 @@ Json meta_of(const Context::Impl& c) {
           {"methods", methods}};
 }
 
-void expect_same(const std::filesystem::path& path, const char* what, const std::string& expected, const std::string& found) {
+void expect_same(const std::filesystem::path& path, const char* what, const std::string& expected,
+                 const std::string& found) {
   if (expected == found) return;
-  throw InputError(fmt::format("{}: this context was made with another {} (expected {}, found {}): index the text again "
-                               "or name the right model with -m",
-                               path.string(), what, expected, found));
+  throw InputError(
+      fmt::format("{}: this context was made with another {} (expected {}, found {}): index the text again "
+                  "or name the right model with -m",
+                  path.string(), what, expected, found));
 }
 
 void check_fits(const std::filesystem::path& path, const ContextMeta& meta, const Model& model) {
   const ModelConfig& config = model.config();
   expect_same(path, "model", meta.model_fingerprint, model.fingerprint());
   expect_same(path, "tokenizer", meta.tokenizer_fingerprint, model.tokenizer().fingerprint());
-  expect_same(path, "shape", fmt::format("{} layers, {} KV heads of {}", meta.layers, meta.kv_heads, meta.head_dim),
+  expect_same(path, "shape",
+              fmt::format("{} layers, {} KV heads of {}", meta.layers, meta.kv_heads, meta.head_dim),
               fmt::format("{} layers, {} KV heads of {}", config.layers, config.kv_heads, config.head_dim));
 }
 
@@ -83,8 +92,9 @@ void map_kv(Context::Impl& c, const ContainerReader& file, const ContextMeta& me
     const bool scale = part.part == KvStore::Part::k_scale || part.part == KvStore::Part::v_scale;
     const std::int64_t expected = meta.tokens * (scale ? std::int64_t{sizeof(float)} : row_bytes);
     if (static_cast<std::int64_t>(file.bytes(name).size()) != expected) {
-      throw InputError(fmt::format("{}: section '{}': expected {} bytes for {} tokens, found {}", file.file().path().string(),
-                                   name, expected, meta.tokens, file.bytes(name).size()));
+      throw InputError(fmt::format("{}: section '{}': expected {} bytes for {} tokens, found {}",
+                                   file.file().path().string(), name, expected, meta.tokens,
+                                   file.bytes(name).size()));
     }
   });
   for (int layer = 0; layer < meta.layers; ++layer) {
@@ -102,11 +112,13 @@ std::vector<TokenId> read_tokens(const ContainerReader& file, const ContextMeta&
   const auto stored = SectionReader(file, "").values<TokenId>("tokens");
   const std::string where = file.file().path().string();
   if (static_cast<std::int64_t>(stored.size()) != meta.tokens) {
-    throw InputError(fmt::format("{}: section 'tokens': expected {} ids, found {}", where, meta.tokens, stored.size()));
+    throw InputError(
+        fmt::format("{}: section 'tokens': expected {} ids, found {}", where, meta.tokens, stored.size()));
   }
   for (const TokenId id : stored) {
     if (id < 0 || id >= vocab) {
-      throw InputError(fmt::format("{}: section 'tokens': expected ids from 0 to {}, found {}", where, vocab - 1, id));
+      throw InputError(
+          fmt::format("{}: section 'tokens': expected ids from 0 to {}, found {}", where, vocab - 1, id));
     }
   }
   return {stored.begin(), stored.end()};
@@ -115,7 +127,8 @@ std::vector<TokenId> read_tokens(const ContainerReader& file, const ContextMeta&
 void load_indexes(const Context::Impl& c, AttachedMethod& method, const ContainerReader& file) {
   for (std::size_t layer = 0; layer < method.selectors.size(); ++layer) {
     SectionReader sections(file, selector_prefix(method.spec, layer));
-    if (method.selectors[layer] != nullptr) method.selectors[layer]->load(0, sections, c.kv.layer(static_cast<int>(layer)));
+    if (method.selectors[layer] != nullptr)
+      method.selectors[layer]->load(0, sections, c.kv.layer(static_cast<int>(layer)));
   }
   method.built = true;
 }
@@ -123,7 +136,8 @@ void load_indexes(const Context::Impl& c, AttachedMethod& method, const Containe
 }  // namespace
 
 std::int64_t ContextMeta::kv_bytes() const {
-  const KvShape shape = {.layers = layers, .kv_heads = kv_heads, .head_dim = head_dim, .type = kv_type, .max_tokens = tokens};
+  const KvShape shape = {
+      .layers = layers, .kv_heads = kv_heads, .head_dim = head_dim, .type = kv_type, .max_tokens = tokens};
   return tokens * shape.token_bytes();
 }
 
@@ -180,7 +194,8 @@ void Context::save(const std::filesystem::path& path, std::string_view text) con
   out.finish();
 }
 
-Context Context::load(const std::filesystem::path& path, std::shared_ptr<const Model> model, const ContextOptions& asked) {
+Context Context::load(const std::filesystem::path& path, std::shared_ptr<const Model> model,
+                      const ContextOptions& asked) {
   const ContainerReader file(path);
   const ContextMeta meta = read_context_meta(file, path);
   check_fits(path, meta, *model);

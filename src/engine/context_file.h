@@ -12,13 +12,13 @@
 namespace lode {
 
 struct ContextMeta {
-  std::string model_path;            ///< as it was when the text was indexed
+  std::string model_path;  ///< as it was when the text was indexed
   std::string model_fingerprint, tokenizer_fingerprint;
   int layers = 0, kv_heads = 0, head_dim = 0;
   DType kv_type = DType::f16;
   std::int64_t tokens = 0;
-  std::int64_t rope_tokens = 0;      ///< the context length for which RoPE's frequencies were made
-  double rope_factor = 0;            ///< yarn asked for by the user; 0 = none
+  std::int64_t rope_tokens = 0;  ///< the context length for which RoPE's frequencies were made
+  double rope_factor = 0;        ///< yarn asked for by the user; 0 = none
   std::uint64_t seed = 0;
   std::vector<std::string> methods;  ///< specs whose indexes are in the file
   std::int64_t kv_bytes() const;

@@ -15,10 +15,12 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Collects the answer's text, finds stop strings that span tokens, and releases text only once it cannot be part of one.
+/// Collects the answer's text, finds stop strings that span tokens, and releases text only once it cannot be
+/// part of one.
 class TextCollector {
  public:
-  TextCollector(const Tokenizer& tokenizer, const GenerateOptions& options) : decoder_(tokenizer), options_(options) {}
+  TextCollector(const Tokenizer& tokenizer, const GenerateOptions& options)
+      : decoder_(tokenizer), options_(options) {}
 
   /// True when the text now holds a stop string; it is cut there.
   bool push(TokenId token) { return take(decoder_.push(token)); }
@@ -56,7 +58,8 @@ class TextCollector {
   }
 
   void release(std::size_t end) {
-    if (options_.on_text && end > released_) options_.on_text(std::string_view(text_).substr(released_, end - released_));
+    if (options_.on_text && end > released_)
+      options_.on_text(std::string_view(text_).substr(released_, end - released_));
     released_ = std::max(released_, end);
   }
 
@@ -69,7 +72,8 @@ class TextCollector {
 /// Hooks that add the sharp attention of queries from `first_query` on to `sources`.
 ForwardHooks source_hooks(const ModelConfig& config, Position first_query, SourceMass& sources) {
   const auto threshold = static_cast<float>(sources.sharpness * config.group());
-  return {.attended = {}, .mass = [&sources, first_query, threshold](int, const AttentionMass& m) {
+  return {.attended = {},
+          .mass = [&sources, first_query, threshold](const LayerGeometry&, const AttentionMass& m) {
             if (m.query < first_query) return;
             for (std::size_t i = 0; i < m.rows.size(); ++i) {
               if (m.mass[i] >= threshold) sources.mass[static_cast<std::size_t>(m.rows[i])] += m.mass[i];
@@ -103,31 +107,38 @@ Generation Context::generate(std::span<const TokenId> prompt, MethodId method, c
   ForwardHooks own_hooks;
   const auto start = std::chrono::steady_clock::now();
 
-  // The prompt: a dense part, then the part that attends by the method. The last token goes alone when sources are
-  // wanted, so that the costly mass is computed for the answer only.
+  // The prompt: a dense part, then the part that attends by the method. The last token goes alone when
+  // sources are wanted, so that the costly mass is computed for the answer only.
   const auto length = static_cast<std::int64_t>(prompt.size());
-  const std::int64_t sparse = options.sparse_prompt_tokens < 0 ? length : std::min(length, options.sparse_prompt_tokens);
+  const std::int64_t sparse =
+      options.sparse_prompt_tokens < 0 ? length : std::min(length, options.sparse_prompt_tokens);
   const auto dense_part = prompt.first(static_cast<std::size_t>(length - sparse));
   auto sparse_part = prompt.last(static_cast<std::size_t>(sparse));
   if (!dense_part.empty()) c.run(dense_part, kDense, Phase::question, LogitRows::last_of_each);
   if (sources != nullptr) {
     sources->mass.assign(static_cast<std::size_t>(c.options.max_tokens), 0.0);
     own_hooks = source_hooks(c.config, static_cast<Position>(c.kv.tokens() + sparse - 1), *sources);
-    if (sparse > 1) result.work += c.run(sparse_part.first(sparse_part.size() - 1), method, Phase::question, LogitRows::none);
+    if (sparse > 1)
+      result.work +=
+          c.run(sparse_part.first(sparse_part.size() - 1), method, Phase::question, LogitRows::none);
     sparse_part = sparse_part.last(std::min<std::size_t>(1, sparse_part.size()));
     c.hooks = &own_hooks;
   }
-  if (!sparse_part.empty()) result.work += c.run(sparse_part, method, Phase::question, LogitRows::last_of_each);
+  if (!sparse_part.empty())
+    result.work += c.run(sparse_part, method, Phase::question, LogitRows::last_of_each);
   result.prompt_seconds = seconds_since(start);
 
   const auto decode_start = std::chrono::steady_clock::now();
-  const auto is_eos = [&](TokenId id) { return std::find(c.config.eos.begin(), c.config.eos.end(), id) != c.config.eos.end(); };
+  const auto is_eos = [&](TokenId id) {
+    return std::find(c.config.eos.begin(), c.config.eos.end(), id) != c.config.eos.end();
+  };
   while (static_cast<std::int64_t>(result.tokens.size()) < options.max_new_tokens) {
     const TokenId next = sampler.next(c.logits);
     result.tokens.push_back(next);
     result.stopped = (options.stop_at_eos && is_eos(next)) || text.push(next);
     const bool room = c.kv.tokens() < c.options.max_tokens;
-    if (result.stopped || !room || static_cast<std::int64_t>(result.tokens.size()) == options.max_new_tokens) break;
+    if (result.stopped || !room || static_cast<std::int64_t>(result.tokens.size()) == options.max_new_tokens)
+      break;
     result.work += c.run({&next, 1}, method, Phase::generation, LogitRows::last_of_each);
   }
   result.decode_seconds = seconds_since(decode_start);

@@ -14,15 +14,21 @@ namespace {
 constexpr std::int64_t kProgramBytes = 24 << 20;
 
 LayerGeometry geometry_of(const ModelConfig& config, const DenseParts& dense) {
-  return {.query_heads = config.query_heads, .kv_heads = config.kv_heads, .head_dim = config.head_dim, .dense = dense};
+  return {.query_heads = config.query_heads,
+          .kv_heads = config.kv_heads,
+          .head_dim = config.head_dim,
+          .dense = dense};
 }
 
 }  // namespace
 
 MemoryPlan plan_memory(const Model& model, DType kv_type, std::int64_t tokens, std::span<const Spec> specs) {
   const ModelConfig& config = model.config();
-  const KvShape shape = {
-      .layers = config.layers, .kv_heads = config.kv_heads, .head_dim = config.head_dim, .type = kv_type, .max_tokens = tokens};
+  const KvShape shape = {.layers = config.layers,
+                         .kv_heads = config.kv_heads,
+                         .head_dim = config.head_dim,
+                         .type = kv_type,
+                         .max_tokens = tokens};
   MemoryPlan plan;
   plan.weights = model.weight_bytes();
   plan.kv = tokens * shape.token_bytes();

@@ -13,10 +13,11 @@ namespace {
 /// Everything that changes what the model computes: weights, shape, RoPE.
 std::string fingerprint_of(const ModelConfig& c, const ModelWeights& w) {
   const RopeScaling& r = c.rope_scaling;
-  return hash_hex(fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", w.fingerprint, c.hidden, c.intermediate,
-                              c.layers, c.query_heads, c.kv_heads, c.head_dim, c.vocab, c.norm_eps, c.rope_theta,
-                              static_cast<int>(r.kind), r.factor, r.original_max_positions, r.low_freq_factor,
-                              r.high_freq_factor, r.beta_fast, r.attention_factor));
+  return hash_hex(fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", w.fingerprint, c.hidden,
+                              c.intermediate, c.layers, c.query_heads, c.kv_heads, c.head_dim, c.vocab,
+                              c.norm_eps, c.rope_theta, static_cast<int>(r.kind), r.factor,
+                              r.original_max_positions, r.low_freq_factor, r.high_freq_factor, r.beta_fast,
+                              r.attention_factor));
 }
 
 }  // namespace
@@ -31,8 +32,9 @@ std::shared_ptr<const Model> Model::load(const std::filesystem::path& dir, int t
   m.config = read_config(dir);
   m.tokenizer = Tokenizer::read(dir);
   if (m.tokenizer->vocab() > m.config.vocab) {
-    throw InputError(fmt::format("{}: expected a tokenizer of at most {} tokens, as many as config.json's vocab_size, found {}",
-                                 dir.string(), m.config.vocab, m.tokenizer->vocab()));
+    throw InputError(fmt::format(
+        "{}: expected a tokenizer of at most {} tokens, as many as config.json's vocab_size, found {}",
+        dir.string(), m.config.vocab, m.tokenizer->vocab()));
   }
   m.weights = ModelWeights::read(dir, m.config, check_finite);
   m.pool = std::make_unique<ThreadPool>(threads);
@@ -51,15 +53,27 @@ std::shared_ptr<const Model> Model::random(std::string_view shape, int threads, 
   return model;
 }
 
-const ModelConfig& Model::config() const { return impl_->config; }
+const ModelConfig& Model::config() const {
+  return impl_->config;
+}
 const Tokenizer& Model::tokenizer() const {
   if (!impl_->tokenizer) throw RunError("a model with random weights has no tokenizer");
   return *impl_->tokenizer;
 }
-const std::filesystem::path& Model::path() const { return impl_->path; }
-const std::string& Model::fingerprint() const { return impl_->fingerprint; }
-std::int64_t Model::weight_bytes() const { return impl_->weights.bytes; }
-DType Model::weight_type() const { return impl_->weights.layers.front().q.type; }
-ThreadPool& Model::pool() const { return *impl_->pool; }
+const std::filesystem::path& Model::path() const {
+  return impl_->path;
+}
+const std::string& Model::fingerprint() const {
+  return impl_->fingerprint;
+}
+std::int64_t Model::weight_bytes() const {
+  return impl_->weights.bytes;
+}
+DType Model::weight_type() const {
+  return impl_->weights.layers.front().q.type;
+}
+ThreadPool& Model::pool() const {
+  return *impl_->pool;
+}
 
 }  // namespace lode

@@ -9,7 +9,8 @@ namespace {
 
 /// True when a sentence or line ends with this token.
 bool ends_sentence(std::string_view bytes) {
-  return bytes.find('\n') != std::string_view::npos || bytes.ends_with('.') || bytes.ends_with('!') || bytes.ends_with('?');
+  return bytes.find('\n') != std::string_view::npos || bytes.ends_with('.') || bytes.ends_with('!') ||
+         bytes.ends_with('?');
 }
 
 std::vector<Passage> sentences_of(const Context& context) {
@@ -41,13 +42,15 @@ std::vector<Passage> top_passages(const Context& context, const SourceMass& sour
     return a.weight != b.weight ? a.weight > b.weight : a.token_begin < b.token_begin;
   };
   count = std::min(count, sentences.size());
-  std::partial_sort(sentences.begin(), sentences.begin() + static_cast<std::ptrdiff_t>(count), sentences.end(), heavier);
+  std::partial_sort(sentences.begin(), sentences.begin() + static_cast<std::ptrdiff_t>(count),
+                    sentences.end(), heavier);
   sentences.resize(count);
   std::erase_if(sentences, [](const Passage& p) { return p.weight <= 0; });
   for (Passage& sentence : sentences) {
     sentence.weight /= total;
-    const auto ids = context.token_ids().subspan(static_cast<std::size_t>(sentence.token_begin),
-                                                 static_cast<std::size_t>(sentence.token_end - sentence.token_begin));
+    const auto ids =
+        context.token_ids().subspan(static_cast<std::size_t>(sentence.token_begin),
+                                    static_cast<std::size_t>(sentence.token_end - sentence.token_begin));
     sentence.text = context.model().tokenizer().decode(ids);
   }
   return sentences;

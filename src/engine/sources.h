@@ -13,12 +13,12 @@ namespace lode {
 
 struct Passage {
   std::int64_t token_begin = 0, token_end = 0;  ///< positions, [begin, end)
-  double weight = 0;                            ///< share of the sharp attention that fell on the text, 0 to 1
+  double weight = 0;  ///< share of the sharp attention that fell on the text, 0 to 1
   std::string text;
 };
 
-/// The `count` sentences of the indexed text that got the most sharp attention, heaviest first. The first token is left out:
-/// it takes the attention of heads that have nothing to look up.
+/// The `count` sentences of the indexed text that got the most sharp attention, heaviest first. The first
+/// token is left out: it takes the attention of heads that have nothing to look up.
 std::vector<Passage> top_passages(const Context& context, const SourceMass& sources, std::size_t count);
 
 }  // namespace lode

@@ -31,7 +31,8 @@ void for_each_sequence(const Step& step, const Body& body) {
   }
 }
 
-std::span<const float> rows_of(const std::vector<float>& m, std::int64_t row, std::int64_t rows, std::int64_t cols) {
+std::span<const float> rows_of(const std::vector<float>& m, std::int64_t row, std::int64_t rows,
+                               std::int64_t cols) {
   return {m.data() + row * cols, static_cast<std::size_t>(rows * cols)};
 }
 
@@ -39,12 +40,16 @@ void add(const std::vector<float>& from, std::vector<float>& to) {
   for (std::size_t i = 0; i < to.size(); ++i) to[i] += from[i];
 }
 
-float silu(float x) { return x / (1.0f + std::exp(-x)); }
+float silu(float x) {
+  return x / (1.0f + std::exp(-x));
+}
 
 void check_finite(const std::vector<float>& logits) {
   for (const float x : logits) {
     if (!std::isfinite(x)) {
-      throw RunError("the model gave a logit that is not a finite number: weights or cached keys are damaged or overflow");
+      throw RunError(
+          "the model gave a logit that is not a finite number: weights or cached keys are damaged or "
+          "overflow");
     }
   }
 }
@@ -64,21 +69,22 @@ ForwardWork Llama::forward(const Step& step, const Rope& rope, LogitRows rows, s
     layer(i, step, rope, work);
   }
   head(step, rows, logits);
-  for_each_sequence(step, [](const SequenceTokens& s, std::int64_t, std::int64_t tokens) { s.kv->commit(tokens); });
+  for_each_sequence(step,
+                    [](const SequenceTokens& s, std::int64_t, std::int64_t tokens) { s.kv->commit(tokens); });
   return work;
 }
 
 // One layer in the order of the diagram in src/README.md.
 void Llama::layer(int index, const Step& step, const Rope& rope, ForwardWork& work) {
   const LayerWeights& w = weights_.layers[static_cast<std::size_t>(index)];
-  rms_norm(b_.x, w.attention_norm, b_.h);   // h: [T, D]
-  project_qkv(w);                           // q: [T, Hq, d]   k, v: [T, Hkv, d]
+  rms_norm(b_.x, w.attention_norm, b_.h);  // h: [T, D]
+  project_qkv(w);                          // q: [T, Hq, d]   k, v: [T, Hkv, d]
   rotate(step, rope);
-  write_kv(index, step);                    // KV store, then the selectors that listen
-  attend_layer(index, step, rope, work);    // select -> attend -> merge: attention [T, Hq, d]
-  add_projection(w);                        // x: [T, D]
+  write_kv(index, step);                  // KV store, then the selectors that listen
+  attend_layer(index, step, rope, work);  // select -> attend -> merge: attention [T, Hq, d]
+  add_projection(w);                      // x: [T, D]
   rms_norm(b_.x, w.mlp_norm, b_.h);
-  add_feed_forward(w);                      // x: [T, D]
+  add_feed_forward(w);  // x: [T, D]
 }
 
 void Llama::resize(std::int64_t tokens) {
@@ -104,7 +110,8 @@ void Llama::embed(const Step& step) {
   for_each_sequence(step, [&](const SequenceTokens& s, std::int64_t row, std::int64_t) {
     for (const TokenId id : s.tokens) {
       if (id < 0 || id >= e.rows) {
-        throw InputError("expected token ids from 0 to " + std::to_string(e.rows - 1) + ", found " + std::to_string(id));
+        throw InputError("expected token ids from 0 to " + std::to_string(e.rows - 1) + ", found " +
+                         std::to_string(id));
       }
       kernels().widen(e.data + id * row_bytes, e.type, e.cols, b_.x.data() + row++ * e.cols);
     }
@@ -126,13 +133,15 @@ void Llama::rms_norm(const std::vector<float>& x, const Weight& weight, std::vec
   });
 }
 
-void Llama::linear(const std::vector<float>& x, const Weight& w, const Weight& bias, std::vector<float>& out) {
+void Llama::linear(const std::vector<float>& x, const Weight& w, const Weight& bias,
+                   std::vector<float>& out) {
   matmul({x.data(), tokens_, w.cols}, w.data, w.type, w.rows, {out.data(), tokens_, w.rows}, pool_);
   if (bias.data == nullptr) return;
   std::vector<float> b(static_cast<std::size_t>(w.rows));
   kernels().widen(bias.data, bias.type, w.rows, b.data());
   for (std::int64_t t = 0; t < tokens_; ++t) {
-    for (std::int64_t i = 0; i < w.rows; ++i) out[static_cast<std::size_t>(t * w.rows + i)] += b[static_cast<std::size_t>(i)];
+    for (std::int64_t i = 0; i < w.rows; ++i)
+      out[static_cast<std::size_t>(t * w.rows + i)] += b[static_cast<std::size_t>(i)];
   }
 }
 
@@ -205,7 +214,7 @@ void Llama::attend_layer(int index, const Step& step, const Rope& rope, ForwardW
   if (selector_wants || (step.hooks != nullptr && step.hooks->mass)) {
     mass = [&](const AttentionMass& m) {
       if (selector_wants) selector->observe(m);
-      if (step.hooks != nullptr && step.hooks->mass) step.hooks->mass(index, m);
+      if (step.hooks != nullptr && step.hooks->mass) step.hooks->mass(geometry, m);
     };
   }
   if (selector == nullptr) {
@@ -223,7 +232,7 @@ void Llama::attend_layer(int index, const Step& step, const Rope& rope, ForwardW
     work.sparse_tokens += tokens_;
   }
   if (step.hooks != nullptr && step.hooks->attended) {
-    step.hooks->attended(index, blocks, selector != nullptr ? &selection_ : nullptr, outputs);
+    step.hooks->attended(geometry, blocks, selector != nullptr ? &selection_ : nullptr, outputs);
   }
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward pass of a Llama-family model over a batch of ragged sequences: the page where tokens become logits.
+// The forward pass of a Llama-family model over a batch of ragged sequences: the page where tokens become
+// logits.
 #pragma once
 
 #include <functional>
@@ -26,26 +27,30 @@ struct SequenceTokens {
 
 /// What is told about each layer's attention while it runs; all optional.
 struct ForwardHooks {
-  /// After a layer attended: its query blocks, the selection (null when dense) and the outputs [T, Hq, d] per block.
-  std::function<void(int layer, std::span<const QueryBlock>, const Selection*, std::span<float* const>)> attended;
+  /// After a layer attended: its query blocks, the selection (null when dense) and the outputs [T, Hq, d] per
+  /// block.
+  std::function<void(const LayerGeometry&, std::span<const QueryBlock>, const Selection*,
+                     std::span<float* const>)>
+      attended;
   /// Attention mass per attended key of each (token, KV head).
-  std::function<void(int layer, const AttentionMass&)> mass;
+  std::function<void(const LayerGeometry&, const AttentionMass&)> mass;
 };
 
 /// Work of one forward pass, summed over layers.
 struct ForwardWork {
   AttendWork attend;
   SelectWork select;
-  std::int64_t sparse_tokens = 0;   ///< tokens times layers that went through a selector
+  std::int64_t sparse_tokens = 0;  ///< tokens times layers that went through a selector
 };
 
 /// One forward pass of a batch. All sequences attend the same way.
 struct Step {
   std::span<const SequenceTokens> sequences;
   Phase phase = Phase::context;
-  std::span<Selector* const> selectors;               ///< [L], null entries are dense; empty = all dense
-  DenseParts dense;                                   ///< sink and window beside the selectors' choice
-  std::span<const std::vector<Selector*>> listeners;  ///< [L] selectors whose on_write is called; empty = none
+  std::span<Selector* const> selectors;  ///< [L], null entries are dense; empty = all dense
+  DenseParts dense;                      ///< sink and window beside the selectors' choice
+  std::span<const std::vector<Selector*>>
+      listeners;  ///< [L] selectors whose on_write is called; empty = none
   const ForwardHooks* hooks = nullptr;
 };
 
@@ -57,8 +62,9 @@ class Llama {
   /// All arguments outlive the object.
   Llama(const ModelConfig& config, const ModelWeights& weights, ThreadPool& pool);
 
-  /// Runs the step, appends its tokens to the KV stores, and writes logits [rows, V] of the wanted rows, in order of the
-  /// sequences. RunError when a logit is not finite. On any exception the KV stores hold what they held before.
+  /// Runs the step, appends its tokens to the KV stores, and writes logits [rows, V] of the wanted rows, in
+  /// order of the sequences. RunError when a logit is not finite. On any exception the KV stores hold what
+  /// they held before.
   ForwardWork forward(const Step& step, const Rope& rope, LogitRows rows, std::vector<float>& logits);
 
   /// Bytes of working memory that a step of that many tokens takes.
@@ -66,12 +72,12 @@ class Llama {
 
  private:
   struct Buffers {
-    std::vector<float> x, h;             // [T, D] residual stream; normalised input
-    std::vector<float> q_unrotated, q;   // [T, Hq, d] before and after RoPE
-    std::vector<float> k_unrotated, k;   // [T, Hkv, d]
-    std::vector<float> v;                // [T, Hkv, d]
-    std::vector<float> attention;        // [T, Hq, d]
-    std::vector<float> gate, up;         // [T, F]
+    std::vector<float> x, h;            // [T, D] residual stream; normalised input
+    std::vector<float> q_unrotated, q;  // [T, Hq, d] before and after RoPE
+    std::vector<float> k_unrotated, k;  // [T, Hkv, d]
+    std::vector<float> v;               // [T, Hkv, d]
+    std::vector<float> attention;       // [T, Hq, d]
+    std::vector<float> gate, up;        // [T, F]
   };
 
   void resize(std::int64_t tokens);

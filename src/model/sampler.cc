@@ -11,13 +11,15 @@ namespace lode {
 namespace {
 
 void require(bool holds, const char* expected, double found) {
-  if (!holds) throw InputError(std::string("sampling: expected ") + expected + ", found " + std::to_string(found));
+  if (!holds)
+    throw InputError(std::string("sampling: expected ") + expected + ", found " + std::to_string(found));
 }
 
 }  // namespace
 
 Sampler::Sampler(const Sampling& options) : options_(options), rng_(hash_seed(options.seed, 0x5a)) {
-  require(options.temperature >= 0 && std::isfinite(options.temperature), "a temperature of 0 or more", options.temperature);
+  require(options.temperature >= 0 && std::isfinite(options.temperature), "a temperature of 0 or more",
+          options.temperature);
   require(options.top_k >= 0, "a top-k of 0 (all) or more", options.top_k);
   require(options.top_p > 0 && options.top_p <= 1, "a top-p above 0 and at most 1", options.top_p);
   require(options.min_p >= 0 && options.min_p <= 1, "a min-p from 0 to 1", options.min_p);
@@ -32,8 +34,9 @@ TokenId Sampler::next(std::span<const float> logits) {
     const double p = std::exp((logits[i] - *best) / options_.temperature);
     candidates_.emplace_back(static_cast<float>(p), static_cast<TokenId>(i));
   }
-  std::sort(candidates_.begin(), candidates_.end(),
-            [](const auto& a, const auto& b) { return a.first != b.first ? a.first > b.first : a.second < b.second; });
+  std::sort(candidates_.begin(), candidates_.end(), [](const auto& a, const auto& b) {
+    return a.first != b.first ? a.first > b.first : a.second < b.second;
+  });
   if (options_.top_k > 0 && candidates_.size() > static_cast<std::size_t>(options_.top_k)) {
     candidates_.resize(static_cast<std::size_t>(options_.top_k));
   }
