@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Contexts on a random two-layer model: what must not change when work is cut, batched, undone or repeated.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "base/cancel.h"
+#include "base/rng.h"
+#include "engine/context.h"
+#include "lodestone/error.h"
+
+namespace lode {
+namespace {
+
+constexpr const char* kShape = "L2q4kv2d16";
+constexpr float kTolerance = 2e-4f;  // another cut of the work sums float32 in another order
+
+std::vector<TokenId> some_tokens(std::int64_t count, std::uint64_t seed) {
+  std::vector<TokenId> tokens(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<TokenId>(hash_seed(seed, i) % 100);
+  return tokens;
+}
+
+float worst_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  EXPECT_EQ(a.size(), b.size());
+  float worst = 0;
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) worst = std::max(worst, std::abs(a[i] - b[i]));
+  return worst;
+}
+
+class ContextTest : public testing::Test {
+ protected:
+  std::shared_ptr<const Model> model_ = Model::random(kShape, 2);
+
+  Context context(std::int64_t chunk = 512) {
+    return Context(model_, {.kv_type = DType::f32, .max_tokens = 1024, .chunk = chunk});
+  }
+  /// Logits of `question` under `spec` after a prefilled context.
+  std::vector<float> logits(const char* spec, std::int64_t context_tokens, std::int64_t chunk) {
+    Context c = context(chunk);
+    const MethodId method = c.attach(parse_spec(spec));
+    c.prefill(some_tokens(context_tokens, 1));
+    c.build_indexes();
+    return c.forward(some_tokens(9, 2), method);
+  }
+};
+
+TEST_F(ContextTest, ChunkingThePrefillAndTheQuestionChangesNothing) {
+  for (const char* spec : {"full", "streaming:window=20", "topk:k=5,window=20", "kmeans:clusters=8,probes=3,window=20",
+                           "random:fraction=0.25,window=20"}) {
+    EXPECT_LT(worst_difference(logits(spec, 200, 512), logits(spec, 200, 4)), kTolerance) << spec;
+  }
+}
+
+TEST_F(ContextTest, SelectingEveryKeyGivesTheBitsOfFullAttention) {
+  const std::vector<float> full = logits("full", 200, 512);
+  EXPECT_EQ(logits("topk:k=100000,window=20", 200, 512), full);
+  EXPECT_EQ(logits("kmeans:clusters=8,probes=8,window=20", 200, 512), full);
+  EXPECT_EQ(logits("random:fraction=1.0,window=20", 200, 512), full);
+  EXPECT_EQ(logits("streaming:window=4000", 200, 512), full);
+}
+
+TEST_F(ContextTest, TheSparsePathReallyRanAndSaysWhyWhenItDidNot) {
+  Context c = context();
+  const MethodId sparse = c.attach(parse_spec("streaming:window=20"));
+  const MethodId wide = c.attach(parse_spec("streaming:window=4000"));
+  c.prefill(some_tokens(200, 1));
+  WorkReport work;
+  c.forward(some_tokens(1, 2), sparse, &work);
+  EXPECT_EQ(work.sparse_tokens, 2);  // one token, two layers
+  EXPECT_EQ(work.far_keys, 0);
+  EXPECT_EQ(work.far_total, 2 * 2 * (201 - 1 - 20));
+  EXPECT_NEAR(work.density(), 21.0 / 201.0, 1e-12);
+  EXPECT_TRUE(work.dense_reason.empty());
+  c.roll_back(200);
+  c.forward(some_tokens(1, 2), wide, &work);
+  EXPECT_EQ(work.density(), 1.0);
+  EXPECT_NE(work.dense_reason.find("fit into sink + window"), std::string::npos);
+}
+
+TEST_F(ContextTest, RollingBackForgets) {
+  Context c = context();
+  const MethodId method = c.attach(parse_spec("kmeans:clusters=8,probes=3,window=20"));
+  c.prefill(some_tokens(200, 1));
+  c.build_indexes();
+  const std::vector<float> first = c.forward(some_tokens(40, 2), method);
+  c.roll_back(200);
+  c.forward(some_tokens(60, 3), method);
+  c.roll_back(200);
+  EXPECT_EQ(c.forward(some_tokens(40, 2), method), first);
+}
+
+TEST_F(ContextTest, ARaggedBatchGivesWhatEachSequenceGivesAlone) {
+  const ModelConfig& config = model_->config();
+  const Rope rope(config, 256);
+  Llama llama(config, model_->impl().weights, model_->pool());
+  const auto store = [&] {
+    return KvStore({.layers = 2, .kv_heads = 2, .head_dim = 16, .type = DType::f32, .max_tokens = 256});
+  };
+  const auto a = some_tokens(70, 1), b = some_tokens(3, 2);
+  std::vector<float> alone_a, alone_b, together;
+  KvStore kv_a = store(), kv_b = store(), kv_a2 = store(), kv_b2 = store();
+  SequenceTokens one = {a, &kv_a, 0}, two = {b, &kv_b, 0};
+  llama.forward({.sequences = {&one, 1}}, rope, LogitRows::last_of_each, alone_a);
+  llama.forward({.sequences = {&two, 1}}, rope, LogitRows::last_of_each, alone_b);
+  const SequenceTokens both[] = {{a, &kv_a2, 0}, {b, &kv_b2, 1}};
+  llama.forward({.sequences = both}, rope, LogitRows::last_of_each, together);
+  alone_a.insert(alone_a.end(), alone_b.begin(), alone_b.end());
+  EXPECT_LT(worst_difference(together, alone_a), kTolerance);
+}
+
+TEST_F(ContextTest, TooManyTokensIsAnErrorWithBothNumbers) {
+  Context c = context();
+  c.prefill(some_tokens(1000, 1));
+  try {
+    c.prefill(some_tokens(25, 1));
+    FAIL() << "1025 tokens went into 1024";
+  } catch (const InputError& e) {
+    EXPECT_NE(std::string(e.what()).find("1024"), std::string::npos) << e.what();
+  }
+  EXPECT_EQ(c.tokens(), 1000);
+  EXPECT_THROW(Context(model_, {.max_tokens = model_->config().max_positions + 1}), InputError);
+}
+
+TEST_F(ContextTest, AnInterruptedForwardLeavesTheContextAsItWas) {
+  Context c = context();
+  const MethodId method = c.attach(parse_spec("kmeans:clusters=8,probes=3,window=20"));
+  c.prefill(some_tokens(200, 1));
+  c.build_indexes();
+  const std::vector<float> before = c.forward(some_tokens(9, 2), method);
+  c.roll_back(200);
+  set_cancel(true);
+  EXPECT_THROW(c.forward(some_tokens(9, 4), method), Interrupted);
+  set_cancel(false);
+  EXPECT_EQ(c.tokens(), 200);
+  EXPECT_EQ(c.forward(some_tokens(9, 2), method), before);
+}
+
+TEST_F(ContextTest, TheAuditSeesNoErrorWhereEverythingIsSelectedAndSomeWhereNot) {
+  for (const auto& [spec, exact] : {std::pair{"topk:k=100000,window=20", true}, std::pair{"streaming:window=20", false}}) {
+    Context c(model_, {.kv_type = DType::f32, .max_tokens = 1024, .audit = 1.0});
+    const MethodId method = c.attach(parse_spec(spec));
+    c.prefill(some_tokens(200, 1));
+    WorkReport work;
+    c.forward(some_tokens(5, 2), method, &work);
+    EXPECT_EQ(work.audited, 5 * 4 * 2) << spec;  // tokens, query heads, layers
+    EXPECT_EQ(work.audit_error_max == 0, exact) << spec;
+  }
+}
+
+}  // namespace
+}  // namespace lode
