@@ -9,5 +9,7 @@ find_package(PkgConfig REQUIRED)
 pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
-set(lode_dependencies Threads::Threads DNNL::dnnl nlohmann_json::nlohmann_json fmt::fmt
-  PkgConfig::pcre2 PkgConfig::xxhash PkgConfig::utf8proc)
+
+# JSON is headers alone: who links the installed library does not need it.
+set(lode_dependencies Threads::Threads DNNL::dnnl fmt::fmt PkgConfig::pcre2 PkgConfig::xxhash PkgConfig::utf8proc
+  $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)

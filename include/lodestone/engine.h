@@ -4,7 +4,7 @@
 //   auto model = lode::Model::load("models/pocket");
 //   lode::Context context(model, {.kv_type = lode::DType::bf16, .max_tokens = 65536});
 //   auto method = context.attach(lode::parse_spec("kmeans:probes=16"));
-//   context.prefill(model->tokenizer().encode(text, lode::Tokenizer::Bos::as_template), lode::Phase::context, {});
+//   context.prefill(model->tokenizer().encode(text, lode::Tokenizer::Bos::as_template));
 //   context.build_indexes();
 //   lode::Generation g = context.generate(question_tokens, method, {.max_new_tokens = 32});
 //   context.roll_back(context.indexed_tokens());

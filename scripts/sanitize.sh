@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# sanitize.sh asan|tsan [FOLDER...]: builds the tests of these folders under a sanitizer preset and runs them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+preset=${1:?usage: scripts/sanitize.sh asan|tsan [FOLDER...]}
+shift
+case $preset in
+  asan) default=(base io model kv select attend ann fuzz) ;;
+  tsan) default=(base attend) ;;
+  *) echo "sanitize.sh: expected asan or tsan, found '$preset'" >&2; exit 2 ;;
+esac
+folders=("$@")
+[ ${#folders[@]} -gt 0 ] || for folder in "${default[@]}"; do
+  if compgen -G "tests/$folder/*_test.cc" >/dev/null; then folders+=("$folder"); fi
+done
+
+export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1
+export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+cmake --preset "$preset" -Wno-dev >/dev/null
+cmake --build --preset "$preset" --parallel "$(nproc)" --target "${folders[@]/#/test_}"
+pattern=$(IFS='|'; echo "${folders[*]}")
+ctest --test-dir "build/$preset" --output-on-failure --parallel "$(nproc)" -R "^($pattern)\$"
