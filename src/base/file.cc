@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/file.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+std::string system_says() {
+  return std::strerror(errno);
+}
+
+/// Opens a regular file for reading; says what was found instead.
+int open_regular(const std::filesystem::path& path, struct stat& info) {
+  // O_NONBLOCK: opening a FIFO that nobody writes would hang otherwise.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) throw InputError(path.string() + ": cannot be opened: " + system_says());
+  const char* found = nullptr;
+  if (::fstat(fd, &info) != 0)
+    found = "something that cannot be examined";
+  else if (S_ISDIR(info.st_mode))
+    found = "a folder";
+  else if (!S_ISREG(info.st_mode))
+    found = "a device, pipe or socket";
+  if (found != nullptr) {
+    ::close(fd);
+    throw InputError(path.string() + ": expected a file, found " + found);
+  }
+  return fd;
+}
+
+void write_all(int fd, std::span<const std::byte> bytes, std::int64_t offset,
+               const std::filesystem::path& path) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::pwrite(fd, bytes.data(), bytes.size(), offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0)
+      throw RunError(path.string() + ": cannot be written: " + (n == 0 ? "no progress" : system_says()));
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+    offset += n;
+  }
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
+  struct stat info = {};
+  fd_ = open_regular(path, info);
+  ::flock(fd_, LOCK_SH | LOCK_NB);  // best effort: tells polite writers that somebody reads
+  if (info.st_size == 0) return;
+  const auto size = static_cast<std::size_t>(info.st_size);
+  void* at = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd_, 0);
+  if (at == MAP_FAILED) {
+    const std::string reason = system_says();
+    ::close(fd_);
+    throw RunError(path.string() + ": cannot be mapped: " + reason);
+  }
+  bytes_ = {static_cast<const std::byte*>(at), size};
+}
+
+MappedFile::~MappedFile() {
+  if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+  if (fd_ >= 0) ::close(fd_);
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      fd_(std::exchange(other.fd_, -1)),
+      bytes_(std::exchange(other.bytes_, {})) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(fd_, other.fd_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+std::string read_file(const std::filesystem::path& path, std::size_t limit) {
+  const MappedFile file(path);
+  const auto bytes = file.bytes();
+  if (bytes.size() > limit) {
+    throw InputError(path.string() + ": expected at most " + std::to_string(limit) + " bytes, found " +
+                     std::to_string(bytes.size()));
+  }
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+AtomicFile::AtomicFile(const std::filesystem::path& path) : path_(path) {
+  temporary_ = path.parent_path() / ("." + path.filename().string() + ".tmp");
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    fd_ = ::open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd_ >= 0) {
+      ::flock(
+          fd_,
+          LOCK_EX | LOCK_NB);  // held while we live: how others tell a live writer from a dead one's leftover
+      return;
+    }
+    if (errno != EEXIST) break;
+    const int other = ::open(temporary_.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    const bool alive = other >= 0 && ::flock(other, LOCK_EX | LOCK_NB) != 0;
+    if (!alive) ::unlink(temporary_.c_str());
+    if (other >= 0) ::close(other);
+    if (alive) throw InputError(path.string() + ": is being written by another process");
+  }
+  throw InputError(path.string() + ": cannot be written: " + system_says());
+}
+
+AtomicFile::~AtomicFile() {
+  if (fd_ < 0) return;
+  ::unlink(temporary_.c_str());
+  ::close(fd_);
+}
+
+void AtomicFile::write(std::span<const std::byte> bytes) {
+  write_all(fd_, bytes, static_cast<std::int64_t>(size_), path_);
+  size_ += bytes.size();
+}
+
+void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
+  LODE_ASSERT(offset + bytes.size() <= size_);
+  write_all(fd_, bytes, static_cast<std::int64_t>(offset), path_);
+}
+
+void AtomicFile::commit() {
+  if (::fsync(fd_) != 0) throw RunError(path_.string() + ": cannot be written: " + system_says());
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    throw RunError(path_.string() + ": cannot be put in place: " + system_says());
+  }
+  ::close(std::exchange(fd_, -1));
+  const std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
+  const int dir = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (dir >= 0) {
+    ::fsync(dir);
+    ::close(dir);
+  }
+}
+
+}  // namespace lode

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/progress.h"
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+namespace lode {
+
+namespace {
+
+constexpr int kBarCells = 24;
+
+/// "42 s", "3 min 5 s", "2 h 10 min".
+std::string duration(double seconds) {
+  const auto s = static_cast<long long>(std::ceil(seconds));
+  if (s < 60) return std::to_string(s) + " s";
+  if (s < 3600) return std::to_string(s / 60) + " min " + std::to_string(s % 60) + " s";
+  return std::to_string(s / 3600) + " h " + std::to_string(s / 60 % 60) + " min";
+}
+
+bool on_terminal() {
+  const char* term = std::getenv("TERM");
+  return isatty(STDERR_FILENO) != 0 && term != nullptr && std::string_view(term) != "dumb";
+}
+
+}  // namespace
+
+Progress::Progress(std::string title, std::int64_t total, std::string unit, Mode mode)
+    : title_(std::move(title)),
+      unit_(std::move(unit)),
+      total_(total),
+      quiet_(mode == Mode::quiet),
+      terminal_(on_terminal()),
+      start_(std::chrono::steady_clock::now()),
+      last_draw_(start_) {}
+
+Progress::~Progress() {
+  if (drawn_ && terminal_) std::fputc('\n', stderr);
+}
+
+void Progress::at(std::int64_t done) {
+  done_ = done;
+  if (quiet_ || total_ <= 0) return;
+  const auto now = std::chrono::steady_clock::now();
+  const bool last = done >= total_;
+  const std::int64_t tenth = done * 10 / total_;
+  const bool due = terminal_ ? now - last_draw_ >= std::chrono::milliseconds(100) : tenth != last_tenth_;
+  if (!due && !last) return;
+  last_draw_ = now;
+  last_tenth_ = tenth;
+  draw(done, last);
+}
+
+void Progress::draw(std::int64_t done, bool last) {
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  const double rate = seconds > 0 ? static_cast<double>(done) / seconds : 0;
+  const std::string tail = last       ? "in " + duration(seconds)
+                           : rate > 0 ? "ETA " + duration(static_cast<double>(total_ - done) / rate)
+                                      : "";
+  if (terminal_) {
+    const auto filled = static_cast<std::size_t>(kBarCells * done / total_);
+    const std::string bar = std::string(filled, '#') + std::string(kBarCells - filled, '.');
+    std::fprintf(stderr, "\r%s [%s] %lld/%lld %s, %.0f %s/s, %s\033[K", title_.c_str(), bar.c_str(),
+                 static_cast<long long>(done), static_cast<long long>(total_), unit_.c_str(), rate,
+                 unit_.c_str(), tail.c_str());
+  } else {
+    std::fprintf(stderr, "%s: %lld/%lld %s, %.0f %s/s, %s\n", title_.c_str(), static_cast<long long>(done),
+                 static_cast<long long>(total_), unit_.c_str(), rate, unit_.c_str(), tail.c_str());
+  }
+  std::fflush(stderr);
+  drawn_ = true;
+}
+
+}  // namespace lode
