@@ -10,27 +10,30 @@
 
 namespace lode {
 
-/// What was attended, counted as if every query token came alone at batch 1 (per KV head; the sets of a group add up).
+/// What was attended, counted as if every query token came alone at batch 1 (per KV head; the sets of a group
+/// add up).
 struct AttendWork {
-  std::int64_t dense_keys = 0;     ///< sink and window rows read
-  std::int64_t far_keys = 0;       ///< far rows read
-  std::int64_t far_total = 0;      ///< far rows that full attention would read
-  std::int64_t full_keys = 0;      ///< all rows that full attention reads
-  std::int64_t kv_bytes = 0;       ///< bytes of K and V read
-  std::int64_t full_bytes = 0;     ///< bytes of K and V that full attention reads
+  std::int64_t dense_keys = 0;  ///< sink and window rows read
+  std::int64_t far_keys = 0;    ///< far rows read
+  std::int64_t far_total = 0;   ///< far rows that full attention would read
+  std::int64_t full_keys = 0;   ///< all rows that full attention reads
+  std::int64_t kv_bytes = 0;    ///< bytes of K and V read
+  std::int64_t full_bytes = 0;  ///< bytes of K and V that full attention reads
   AttendWork& operator+=(const AttendWork&);
 };
 
 using MassSink = std::function<void(const AttentionMass&)>;
 
-/// o[b][t, h, :] for every query token of every block, over sink + selection + window. A set whose keys are all far
-/// keys runs full attention's own kernel and splits (attend_prefill when every set of the block is complete).
-/// `mass`, when given, receives the attention mass of each (token, KV head) over the attended rows afterwards.
-AttendWork attend(std::span<const QueryBlock> blocks, const Selection& selection, const LayerGeometry& geometry,
-                  std::span<float* const> outputs /*per block: [T, Hq, d]*/, const MassSink& mass = {});
+/// o[b][t, h, :] for every query token of every block, over sink + selection + window. A set whose keys are
+/// all far keys runs full attention's own kernel and splits (attend_prefill when every set of the block is
+/// complete). `mass`, when given, receives the attention mass of each (token, KV head) over the attended rows
+/// afterwards.
+AttendWork attend(std::span<const QueryBlock> blocks, const Selection& selection,
+                  const LayerGeometry& geometry, std::span<float* const> outputs /*per block: [T, Hq, d]*/,
+                  const MassSink& mass = {});
 
 /// Full attention of the same blocks: what `attend` gives when everything is selected.
-AttendWork attend_full(std::span<const QueryBlock> blocks, const LayerGeometry& geometry, std::span<float* const> outputs,
-                       const MassSink& mass = {});
+AttendWork attend_full(std::span<const QueryBlock> blocks, const LayerGeometry& geometry,
+                       std::span<float* const> outputs, const MassSink& mass = {});
 
 }  // namespace lode

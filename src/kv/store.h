@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where keys and values live: one contiguous, growing range of rows per sequence, layer and KV head.
 //
-// A range is reserved address space for the longest context; memory is taken as rows are written. A saved context is mapped
-// privately over the front of the range, so that many processes share its pages and new tokens follow behind without
-// a copy. Kernels therefore always see plain rows [0, tokens).
+// A range is reserved address space for the longest context; memory is taken as rows are written. A saved
+// context is mapped privately over the front of the range, so that many processes share its pages and new
+// tokens follow behind without a copy. Kernels therefore always see plain rows [0, tokens).
 #pragma once
 
 #include <memory>
@@ -23,9 +23,12 @@ struct KvShape {
   std::int64_t token_bytes() const;
 };
 
-/// The KV cache of one sequence.
+/// The KV cache of one sequence. Not for concurrent writers. Numbers pass through as they are: infinities and
+/// NaN stay what they are in f32, f16 and bf16 (beyond f16's range a number becomes infinite); a q8 row that
+/// holds one becomes all NaN.
 class KvStore {
  public:
+  /// Reserves the address space; RunError when the system has not so much.
   explicit KvStore(const KvShape& shape);
   ~KvStore();
   KvStore(KvStore&&) noexcept;
@@ -34,20 +37,32 @@ class KvStore {
   const KvShape& shape() const;
   std::int64_t tokens() const;
 
-  /// Writes rows [tokens, tokens + T) of one layer, rounded to the store's type; every layer must be given the same T before
-  /// commit. InputError with both numbers when max_tokens would be passed.
-  void write(int layer, std::int64_t count, std::span<const float> k /*[T, Hkv, d]*/, std::span<const float> v);
+  /// Says that the store will grow to so many tokens: memory that will be full then is taken in huge pages,
+  /// where the system has them. Only speed depends on it.
+  void expect(std::int64_t tokens);
+  /// Writes rows [tokens, tokens + T) of one layer, rounded to the store's type; every layer must be given
+  /// the same T before commit. Writing a layer again replaces its rows. InputError with both numbers when
+  /// max_tokens would be passed.
+  void write(int layer, std::int64_t count, std::span<const float> k /*[T, Hkv, d]*/,
+             std::span<const float> v);
   /// The tokens written to all layers now count.
   void commit(std::int64_t count);
-  void roll_back(std::int64_t tokens);  ///< cuts to that many tokens; their memory stays reserved for reuse
+  /// Cuts to that many tokens, pending ones included. Their memory stays for reuse, unless it is many
+  /// tokens'.
+  void roll_back(std::int64_t tokens);
 
-  /// `pending` rows beyond tokens() that were written but not committed are included.
+  /// `pending` rows beyond tokens() that were written but not committed are included. The view holds until
+  /// the next call that changes this store or asks for another count of this layer; its rows stay where they
+  /// are for the store's life.
   KvLayer layer(int layer, std::int64_t pending = 0) const;
 
   /// For saving: the bytes of one head's K (or V, or scales) rows [0, tokens).
   enum class Part { k, v, k_scale, v_scale };
   std::span<const std::byte> rows(int layer, int head, Part part) const;
-  /// For loading into an empty store: maps `bytes` of the file at a page-aligned offset as rows of that part.
+  /// For loading into an empty store: maps `bytes` of the file at a page-aligned offset as rows of that part;
+  /// commit counts them once every part is there. Pages stay shared with other processes until a row is
+  /// written on them. InputError when the section lies outside the file, holds no whole rows, or more than
+  /// max_tokens.
   void map(int layer, int head, Part part, const MappedFile& file, std::uint64_t offset, std::uint64_t bytes);
 
  private:

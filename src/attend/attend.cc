@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// From query sets to kernel work and back: sets -> parts (parts.h) -> attend_items -> states, merged into the
+// output.
+#include "attend/attend.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "attend/mass.h"
+#include "attend/parts.h"
+#include "base/cancel.h"
+#include "base/threads.h"
+#include "kernels/kernels.h"
+#include "lodestone/attention.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+/// A part on its way through the kernels.
+struct PartWork {
+  Part part;
+  std::vector<float> q;       // [queries, d] when they had to be gathered
+  std::vector<float> output;  // [queries, d] when it does not go to its place at once
+  std::vector<float> lse;     // [queries]
+};
+
+/// One call of attend.
+struct Call {
+  std::span<const QueryBlock> blocks;
+  const LayerGeometry& geometry;
+  std::span<float* const> outputs;
+  std::vector<SetGroup> groups;
+  std::vector<std::vector<float>> lse;           // per block: [T, Hq]
+  std::vector<std::vector<PartWork>> work = {};  // [groups]
+};
+
+/// The kernel's view of a part. Alone over its queries, it writes to its place in the output.
+AttendItem item_of(Call& call, PartWork& work, bool alone) {
+  const QueryRows& queries = work.part.queries;
+  const QueryBlock& block = call.blocks[queries.block];
+  const std::int64_t d = call.geometry.head_dim;
+  std::int64_t first = -1;
+  queries.for_each(call.geometry,
+                   [&](std::int64_t, std::int64_t query) { first = first < 0 ? query : first; });
+  AttendItem item = {.q = block.q.data() + first * d,
+                     .queries = queries.count(),
+                     .kv = block.kv.heads[static_cast<std::size_t>(queries.kv_head)],
+                     .runs = work.part.keys.runs(),
+                     .rows = work.part.keys.rows(),
+                     .log_weights = work.part.keys.log_weights(),
+                     .o = call.outputs[queries.block] + first * d,
+                     .lse = call.lse[queries.block].data() + first};
+  if (!queries.contiguous()) {
+    work.q.resize(static_cast<std::size_t>(queries.count() * d));
+    queries.for_each(call.geometry, [&](std::int64_t row, std::int64_t query) {
+      std::copy_n(block.q.data() + query * d, d, work.q.data() + row * d);
+    });
+    item.q = work.q.data();
+  }
+  if (!alone || !queries.contiguous()) {
+    work.output.resize(static_cast<std::size_t>(queries.count() * d));
+    work.lse.resize(static_cast<std::size_t>(queries.count()));
+    item.o = work.output.data();
+    item.lse = work.lse.data();
+  }
+  return item;
+}
+
+/// Merges states of some queries into the output, one row after the other.
+void merge_rows(Call& call, const QueryRows& queries, std::span<float> output, std::span<float> lse) {
+  const std::int64_t d = call.geometry.head_dim;
+  queries.for_each(call.geometry, [&](std::int64_t row, std::int64_t query) {
+    merge({.output = call.outputs[queries.block] + query * d,
+           .lse = call.lse[queries.block].data() + query,
+           .rows = 1,
+           .d = d},
+          {.output = output.data() + row * d, .lse = lse.data() + row, .rows = 1, .d = d});
+  });
+}
+
+/// Brings the states of a group's parts, then the tails of its sets, together.
+void collect(Call& call, std::size_t g) {
+  const SetGroup& group = call.groups[g];
+  const std::int64_t d = call.geometry.head_dim;
+  const bool in_place = call.work[g].size() == 1 && call.work[g][0].output.empty();
+  for (const Selection::Set& set : group.sets) {
+    if (in_place) break;
+    const QueryRows queries = {group.block, group.kv_head, set.queries.heads, group.token_begin,
+                               group.token_end};
+    queries.for_each(call.geometry, [&](std::int64_t, std::int64_t query) {
+      AttentionState{.output = call.outputs[group.block] + query * d,
+                     .lse = call.lse[group.block].data() + query,
+                     .rows = 1,
+                     .d = d}
+          .clear();
+    });
+  }
+  for (PartWork& work : call.work[g]) {
+    if (!in_place) merge_rows(call, work.part.queries, work.output, work.lse);
+  }
+  for (const Selection::Set& set : group.sets) {
+    if (set.tail_lse.empty()) continue;
+    const QueryRows queries = {group.block, group.kv_head, set.queries.heads, group.token_begin,
+                               group.token_end};
+    LODE_ASSERT(std::ssize(set.tail_lse) == queries.count() &&
+                std::ssize(set.tail_output) == queries.count() * d);
+    std::vector<float> output(set.tail_output.begin(), set.tail_output.end()),
+        lse(set.tail_lse.begin(), set.tail_lse.end());
+    merge_rows(call, queries, output, lse);
+  }
+}
+
+/// Attends all blocks but those that prefill attention does, everything in one call of the kernels.
+void run_parts(Call& call, const std::vector<bool>& prefilled) {
+  ThreadPool& pool = *call.geometry.pool;
+  call.work.resize(call.groups.size());
+  pool.for_each(std::ssize(call.groups), [&](std::int64_t item, int) {
+    const auto g = static_cast<std::size_t>(item);
+    const SetGroup& group = call.groups[g];
+    if (prefilled[group.block]) return;
+    for (Part& part : cut(group, call.blocks[group.block], call.geometry.dense)) {
+      call.work[g].push_back({.part = std::move(part), .q = {}, .output = {}, .lse = {}});
+    }
+  });
+  std::vector<AttendItem> items;
+  for (std::vector<PartWork>& group : call.work) {
+    for (PartWork& work : group) items.push_back(item_of(call, work, group.size() == 1));
+  }
+  attend_items(items, call.geometry.scale, pool);
+  pool.for_each(std::ssize(call.groups), [&](std::int64_t item, int) {
+    const auto g = static_cast<std::size_t>(item);
+    if (!prefilled[call.groups[g].block]) collect(call, g);
+  });
+}
+
+/// Work of all blocks; far_keys(b, t, head) are those that the selection names.
+AttendWork count(const Call& call, const auto& far_keys) {
+  AttendWork work;
+  for (std::size_t b = 0; b < call.blocks.size(); ++b) {
+    const QueryBlock& block = call.blocks[b];
+    for (std::int64_t t = 0; t < block.tokens; ++t) {
+      const std::int64_t all = std::int64_t{block.begin} + t + 1;
+      const std::int64_t far = std::int64_t{block.far_end(t, call.geometry.dense)} - block.far_begin;
+      for (int head = 0; head < call.geometry.kv_heads; ++head) {
+        // Heads that choose apart may together ask for more than there is; reading everything once would
+        // serve them.
+        const std::int64_t chosen = std::min<std::int64_t>(far, far_keys(b, t, head));
+        const std::int64_t bytes = block.kv.heads[static_cast<std::size_t>(head)].token_bytes();
+        work += {.dense_keys = all - far,
+                 .far_keys = chosen,
+                 .far_total = far,
+                 .full_keys = all,
+                 .kv_bytes = (all - far + chosen) * bytes,
+                 .full_bytes = all * bytes};
+      }
+    }
+  }
+  return work;
+}
+
+AttendWork count_selected(const Call& call) {
+  std::vector<std::vector<std::int64_t>> far_keys(call.blocks.size());  // per block: [T, Hkv]
+  const auto place = [&](std::int64_t t, int head) {
+    return static_cast<std::size_t>(t * call.geometry.kv_heads + head);
+  };
+  for (std::size_t b = 0; b < call.blocks.size(); ++b) far_keys[b].resize(place(call.blocks[b].tokens, 0));
+  for (const SetGroup& group : call.groups) {
+    for (std::int64_t t = group.token_begin; t < group.token_end; ++t) {
+      const Position far_end = call.blocks[group.block].far_end(t, call.geometry.dense);
+      far_keys[group.block][place(t, group.kv_head)] += group.far_keys(far_end);
+    }
+  }
+  return count(call, [&](std::size_t b, std::int64_t t, int head) { return far_keys[b][place(t, head)]; });
+}
+
+void run(Call& call, const std::vector<bool>& prefilled, const MassSink& mass) {
+  check_cancel();
+  for (std::size_t b = 0; b < call.blocks.size(); ++b) {
+    const QueryBlock& block = call.blocks[b];
+    call.lse.emplace_back(static_cast<std::size_t>(block.tokens * call.geometry.query_heads));
+    if (!prefilled[b]) continue;
+    attend_prefill(block.q, block.tokens, call.geometry.query_heads, block.kv.heads, call.geometry.scale,
+                   call.outputs[b], call.lse[b].data(), *call.geometry.pool);
+  }
+  run_parts(call, prefilled);
+  if (mass) report_mass(call.groups, call.blocks, call.geometry, call.lse, mass);
+}
+
+}  // namespace
+
+AttendWork& AttendWork::operator+=(const AttendWork& other) {
+  dense_keys += other.dense_keys;
+  far_keys += other.far_keys;
+  far_total += other.far_total;
+  full_keys += other.full_keys;
+  kv_bytes += other.kv_bytes;
+  full_bytes += other.full_bytes;
+  return *this;
+}
+
+AttendWork attend(std::span<const QueryBlock> blocks, const Selection& selection,
+                  const LayerGeometry& geometry, std::span<float* const> outputs, const MassSink& mass) {
+  LODE_ASSERT(blocks.size() == outputs.size() && geometry.pool != nullptr);
+  Call call = {.blocks = blocks,
+               .geometry = geometry,
+               .outputs = outputs,
+               .groups = group_sets(selection, blocks, geometry),
+               .lse = {}};
+  std::vector<bool> prefilled;
+  for (const QueryBlock& block : blocks) prefilled.push_back(block.tokens > 1);
+  for (const SetGroup& group : call.groups) prefilled[group.block] = prefilled[group.block] && group.complete;
+  run(call, prefilled, mass);
+  return count_selected(call);
+}
+
+AttendWork attend_full(std::span<const QueryBlock> blocks, const LayerGeometry& geometry,
+                       std::span<float* const> outputs, const MassSink& mass) {
+  LODE_ASSERT(blocks.size() == outputs.size() && geometry.pool != nullptr);
+  std::vector<bool> prefilled;
+  for (const QueryBlock& block : blocks) prefilled.push_back(block.tokens > 1);
+  const std::vector<bool> skip = mass ? std::vector<bool>(blocks.size(), false) : prefilled;
+  Call call = {.blocks = blocks,
+               .geometry = geometry,
+               .outputs = outputs,
+               .groups = whole_groups(blocks, geometry, skip),
+               .lse = {}};
+  run(call, prefilled, mass);
+  return count(call, [](std::size_t, std::int64_t, int) { return std::numeric_limits<std::int64_t>::max(); });
+}
+
+}  // namespace lode

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kv/store.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "base/file.h"
+#include "kernels/kernels.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+constexpr std::int64_t kHugePage = std::int64_t{2} << 20;
+/// Rolling back a question and its answer keeps their pages; more than this many tokens go back to the
+/// system.
+constexpr std::int64_t kKeptTokens = 8192;
+constexpr int kParts = 4;
+
+std::int64_t page_size() {
+  static const std::int64_t size = sysconf(_SC_PAGESIZE);
+  return size;
+}
+
+std::int64_t round_up(std::int64_t x, std::int64_t to) {
+  return (x + to - 1) / to * to;
+}
+
+/// Address space whose pages appear as they are touched.
+class Reservation {
+ public:
+  explicit Reservation(std::int64_t bytes) : bytes_(bytes) {
+    void* at = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) {
+      throw RunError(fmt::format(
+          "cannot reserve {} bytes of address space for the KV cache: {}; a smaller context (-c) needs less",
+          bytes, std::strerror(errno)));
+    }
+    data_ = static_cast<std::byte*>(at);
+  }
+  ~Reservation() { munmap(data_, static_cast<std::size_t>(bytes_)); }
+  Reservation(const Reservation&) = delete;
+  Reservation& operator=(const Reservation&) = delete;
+
+  std::byte* data() const { return data_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+};
+
+/// One row as int8 codes: x = code * scale, scale = max|x| / 127. A row with a NaN or an infinity gets the
+/// scale NaN.
+float narrow_q8(std::span<const float> x, std::int8_t* codes) {
+  float peak = 0.0f;
+  bool finite = true;
+  for (const float value : x) {
+    peak = std::max(peak, std::fabs(value));
+    finite = finite && std::isfinite(value);
+  }
+  if (!finite) {
+    std::fill_n(codes, x.size(), std::int8_t{1});
+    return std::numeric_limits<float>::quiet_NaN();
+  }
+  const float scale = peak / 127.0f;
+  if (!std::isnormal(scale)) {  // all zero, or so near that no float32 scale holds it
+    std::fill_n(codes, x.size(), std::int8_t{0});
+    return 0.0f;
+  }
+  const float inverse = 1.0f / scale;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    codes[i] = static_cast<std::int8_t>(std::lrintf(std::clamp(x[i] * inverse, -127.0f, 127.0f)));
+  }
+  return scale;
+}
+
+}  // namespace
+
+std::int64_t KvShape::token_bytes() const {
+  return 2 * std::int64_t{layers} * kv_heads *
+         (std::int64_t{bytes_of(type)} * head_dim + (type == DType::q8 ? 4 : 0));
+}
+
+struct KvStore::Impl {
+  /// The rows of one layer, head and part: `written` of them hold numbers.
+  struct Range {
+    std::byte* data = nullptr;
+    std::int64_t written = 0;
+  };
+
+  KvShape shape;
+  std::int64_t tokens = 0;
+  std::int64_t touched = 0;   ///< most rows that ever held numbers since their memory was last given back
+  std::int64_t expected = 0;  ///< rows below it were announced by expect()
+  std::unique_ptr<Reservation> memory;
+  std::vector<Range> ranges;          // [L, Hkv, kParts]
+  mutable std::vector<KvRows> views;  // [L, Hkv]
+
+  explicit Impl(const KvShape& s) : shape(s) {
+    LODE_ASSERT(s.layers > 0 && s.kv_heads > 0 && s.head_dim > 0 && s.max_tokens > 0);
+    const std::int64_t heads = std::int64_t{s.layers} * s.kv_heads;
+    std::int64_t head_bytes = 0;
+    for (int part = 0; part < kParts; ++part) head_bytes += range_bytes(part);
+    memory = std::make_unique<Reservation>(heads * head_bytes + kHugePage);
+    // Ranges start at huge pages (address space costs nothing), so that full ones can be huge from their
+    // first row.
+    auto* at =
+        reinterpret_cast<std::byte*>(round_up(reinterpret_cast<std::intptr_t>(memory->data()), kHugePage));
+    for (std::int64_t head = 0; head < heads; ++head) {
+      for (int part = 0; part < kParts; ++part) {
+        ranges.push_back({range_bytes(part) > 0 ? at : nullptr, 0});
+        at += range_bytes(part);
+      }
+      const Range* const r = &ranges[static_cast<std::size_t>(head * kParts)];
+      views.push_back({.type = s.type,
+                       .k = r[0].data,
+                       .v = r[1].data,
+                       .k_scale = reinterpret_cast<const float*>(r[2].data),
+                       .v_scale = reinterpret_cast<const float*>(r[3].data),
+                       .rows = 0,
+                       .d = s.head_dim});
+    }
+  }
+
+  /// Bytes of one row of a part; 0 for the scales of types that have none.
+  std::int64_t row_bytes(int part) const {
+    if (part >= 2) return shape.type == DType::q8 ? std::int64_t{sizeof(float)} : 0;
+    return std::int64_t{bytes_of(shape.type)} * shape.head_dim;
+  }
+  std::int64_t range_bytes(int part) const { return round_up(row_bytes(part) * shape.max_tokens, kHugePage); }
+
+  Range& range(int layer, int head, int part) {
+    LODE_ASSERT(layer >= 0 && layer < shape.layers && head >= 0 && head < shape.kv_heads &&
+                row_bytes(part) > 0);
+    return ranges[static_cast<std::size_t>((std::int64_t{layer} * shape.kv_heads + head) * kParts + part)];
+  }
+
+  void for_ranges(const auto& body /*(Range&, row_bytes)*/) {
+    for (std::size_t i = 0; i < ranges.size(); ++i) {
+      if (const std::int64_t bytes = row_bytes(static_cast<int>(i % kParts)); bytes > 0)
+        body(ranges[i], bytes);
+    }
+  }
+
+  void write_head(int layer, int head, std::int64_t count, const float* x /*[T, Hkv, d]*/, int part) {
+    const std::int64_t d = shape.head_dim, stride = d * shape.kv_heads, bytes = row_bytes(part);
+    Range& rows = range(layer, head, part);
+    std::byte* to = rows.data + tokens * bytes;
+    const float* from = x + head * d;
+    if (shape.type == DType::q8) {
+      Range& scales = range(layer, head, part + 2);
+      auto* scale = reinterpret_cast<float*>(scales.data) + tokens;
+      for (std::int64_t t = 0; t < count; ++t) {
+        scale[t] = narrow_q8({from + t * stride, static_cast<std::size_t>(d)},
+                             reinterpret_cast<std::int8_t*>(to + t * bytes));
+      }
+      scales.written = tokens + count;
+    } else {
+      for (std::int64_t t = 0; t < count; ++t)
+        kernels().narrow(from + t * stride, d, shape.type, to + t * bytes);
+    }
+    rows.written = tokens + count;
+  }
+};
+
+KvStore::KvStore(const KvShape& shape) : impl_(std::make_unique<Impl>(shape)) {}
+KvStore::~KvStore() = default;
+KvStore::KvStore(KvStore&&) noexcept = default;
+KvStore& KvStore::operator=(KvStore&&) noexcept = default;
+
+const KvShape& KvStore::shape() const {
+  return impl_->shape;
+}
+std::int64_t KvStore::tokens() const {
+  return impl_->tokens;
+}
+
+void KvStore::expect(std::int64_t tokens) {
+  Impl& s = *impl_;
+  tokens = std::min(tokens, s.shape.max_tokens);
+  if (tokens <= s.expected) return;
+  s.for_ranges([&](Impl::Range& range, std::int64_t row_bytes) {
+    // Only huge pages that will be full, so that memory stays what the type says.
+    const std::int64_t begin = s.expected * row_bytes / kHugePage * kHugePage;
+    const std::int64_t end = tokens * row_bytes / kHugePage * kHugePage;
+    if (end > begin) madvise(range.data + begin, static_cast<std::size_t>(end - begin), MADV_HUGEPAGE);
+  });
+  s.expected = tokens;
+}
+
+void KvStore::write(int layer, std::int64_t count, std::span<const float> k, std::span<const float> v) {
+  Impl& s = *impl_;
+  const std::int64_t numbers = count * s.shape.kv_heads * s.shape.head_dim;
+  LODE_ASSERT(count >= 0 && std::ssize(k) == numbers && std::ssize(v) == numbers);
+  if (s.tokens + count > s.shape.max_tokens) {
+    throw InputError(fmt::format("expected at most {} tokens in the KV cache, found {} there and {} to add",
+                                 s.shape.max_tokens, s.tokens, count));
+  }
+  for (int head = 0; head < s.shape.kv_heads; ++head) {
+    s.write_head(layer, head, count, k.data(), 0);
+    s.write_head(layer, head, count, v.data(), 1);
+  }
+  s.touched = std::max(s.touched, s.tokens + count);
+}
+
+void KvStore::commit(std::int64_t count) {
+  Impl& s = *impl_;
+  s.for_ranges(
+      [&](const Impl::Range& range, std::int64_t) { LODE_ASSERT(range.written == s.tokens + count); });
+  s.tokens += count;
+  s.touched = std::max(s.touched, s.tokens);
+}
+
+void KvStore::roll_back(std::int64_t tokens) {
+  Impl& s = *impl_;
+  LODE_ASSERT(tokens >= 0 && tokens <= s.tokens);
+  const bool release = s.touched - tokens > kKeptTokens;
+  s.for_ranges([&](Impl::Range& range, std::int64_t row_bytes) {
+    range.written = tokens;
+    if (!release) return;
+    const std::int64_t begin = round_up(tokens * row_bytes, page_size()),
+                       end = round_up(s.touched * row_bytes, page_size());
+    if (end > begin) madvise(range.data + begin, static_cast<std::size_t>(end - begin), MADV_DONTNEED);
+  });
+  s.tokens = tokens;
+  if (release) s.touched = tokens;
+}
+
+KvLayer KvStore::layer(int layer, std::int64_t pending) const {
+  const Impl& s = *impl_;
+  LODE_ASSERT(pending >= 0 && pending <= s.shape.max_tokens - s.tokens);
+  const std::span views =
+      std::span(s.views).subspan(static_cast<std::size_t>(layer) * static_cast<std::size_t>(s.shape.kv_heads),
+                                 static_cast<std::size_t>(s.shape.kv_heads));
+  for (KvRows& view : views) view.rows = s.tokens + pending;
+  return {.heads = views, .tokens = s.tokens + pending};
+}
+
+std::span<const std::byte> KvStore::rows(int layer, int head, Part part) const {
+  const Impl& s = *impl_;
+  const int p = static_cast<int>(part);
+  return {impl_->range(layer, head, p).data, static_cast<std::size_t>(s.tokens * s.row_bytes(p))};
+}
+
+void KvStore::map(int layer, int head, Part part, const MappedFile& file, std::uint64_t offset,
+                  std::uint64_t bytes) {
+  Impl& s = *impl_;
+  const int p = static_cast<int>(part);
+  Impl::Range& range = s.range(layer, head, p);
+  const auto row_bytes = static_cast<std::uint64_t>(s.row_bytes(p));
+  const std::uint64_t limit = row_bytes * static_cast<std::uint64_t>(s.shape.max_tokens);
+  LODE_ASSERT(s.tokens == 0);
+  if (offset > file.bytes().size() || bytes > file.bytes().size() - offset) {
+    throw InputError(fmt::format("{}: expected KV rows inside the file's {} bytes, found {} bytes at {}",
+                                 file.path().string(), file.bytes().size(), bytes, offset));
+  }
+  if (bytes % row_bytes != 0 || bytes > limit) {
+    throw InputError(fmt::format("{}: expected whole KV rows of {} bytes, at most {} of them, found {} bytes",
+                                 file.path().string(), row_bytes, s.shape.max_tokens, bytes));
+  }
+  range.written = static_cast<std::int64_t>(bytes / row_bytes);
+  if (bytes == 0) return;
+  if (offset % static_cast<std::uint64_t>(page_size()) !=
+      0) {  // a system whose pages are larger than the file's alignment
+    std::memcpy(range.data, file.bytes().data() + offset, bytes);
+    return;
+  }
+  void* at = mmap(range.data, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
+                  file.descriptor(), static_cast<off_t>(offset));
+  if (at == MAP_FAILED) {
+    throw RunError(fmt::format("{}: cannot map {} bytes at {}: {}", file.path().string(), bytes, offset,
+                               std::strerror(errno)));
+  }
+}
+
+}  // namespace lode

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// The list of methods. A new method is one file beside this one, one line in methods.h and one here.
+#include "lodestone/spec.h"
+#include "select/methods.h"
+
+namespace lode {
+
+const std::vector<MethodInfo>& methods() {
+  static const std::vector<MethodInfo> all = {full_method(), streaming_method(), topk_method(),
+                                              random_method()};
+  return all;
+}
+
+}  // namespace lode

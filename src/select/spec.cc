@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parsing of attention specs. Every error is one sentence that names the spec, what was found, and what is
+// valid.
+#include "lodestone/spec.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "base/text.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+constexpr std::int64_t kMaxCount = std::int64_t{1} << 30;
+
+/// The whole text as a number, or nothing. NaN, infinities, signs of plus and blanks are no numbers here.
+template <class T>
+std::optional<T> parse_all(std::string_view text) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  if constexpr (std::is_floating_point_v<T>) {
+    if (!std::isfinite(value)) return std::nullopt;
+  }
+  return value;
+}
+
+/// "0.05", "5%", "1/20"; nothing when it is none of these.
+std::optional<double> parse_number(std::string_view text) {
+  if (text.ends_with('%')) {
+    const auto percent = parse_all<double>(text.substr(0, text.size() - 1));
+    return percent ? std::optional(*percent / 100.0) : std::nullopt;
+  }
+  const std::size_t slash = text.find('/');
+  if (slash == std::string_view::npos) return parse_all<double>(text);
+  const auto above = parse_all<double>(text.substr(0, slash)),
+             below = parse_all<double>(text.substr(slash + 1));
+  if (!above || !below || *below == 0.0) return std::nullopt;
+  const double ratio = *above / *below;
+  return std::isfinite(ratio) ? std::optional(ratio) : std::nullopt;
+}
+
+[[noreturn]] void bad_value(const Spec& spec, std::string_view key, std::string_view expected) {
+  throw InputError(fmt::format("attention spec '{}': key '{}': expected {}, found '{}'", spec.str(), key,
+                               expected, spec.given.find(std::string(key))->second));
+}
+
+const std::string* find_given(const Spec& spec, std::string_view key) {
+  const auto found = spec.given.find(std::string(key));
+  return found == spec.given.end() ? nullptr : &found->second;
+}
+
+std::string suggestion(std::string_view word, std::span<const std::string> names) {
+  const std::string near = nearest_name(word, names);
+  return near.empty() ? std::string() : fmt::format(" (did you mean '{}'?)", near);
+}
+
+std::vector<std::string> key_names(const MethodInfo& method) {
+  std::vector<std::string> names;
+  for (const SpecKey& key : method.keys) names.push_back(key.name);
+  if (method.name != "full") names.insert(names.end(), {"sink", "window", "dense_layers"});
+  return names;
+}
+
+void add_key(Spec& spec, const MethodInfo& method, std::string_view item, std::string_view text) {
+  const std::size_t equals = item.find('=');
+  const std::string key(item.substr(0, equals));
+  const std::vector<std::string> names = key_names(method);
+  const std::string valid = names.empty() ? fmt::format("'{}' takes no keys", method.name)
+                                          : fmt::format("'{}' takes the keys {}", method.name, join(names));
+  if (equals == std::string_view::npos || equals + 1 == item.size()) {
+    throw InputError(
+        fmt::format("attention spec '{}': expected key=value, found '{}'; {}", text, item, valid));
+  }
+  if (std::find(names.begin(), names.end(), key) == names.end()) {
+    throw InputError(
+        fmt::format("attention spec '{}': unknown key '{}'{}; {}", text, key, suggestion(key, names), valid));
+  }
+  if (!spec.given.emplace(key, item.substr(equals + 1)).second) {
+    throw InputError(fmt::format("attention spec '{}': key '{}' is given twice", text, key));
+  }
+}
+
+}  // namespace
+
+std::int64_t Amount::of(std::int64_t n) const {
+  const double wanted = is_share ? std::ceil(value * static_cast<double>(n)) : value;
+  return static_cast<std::int64_t>(std::clamp(wanted, 0.0, static_cast<double>(n)));
+}
+
+std::int64_t Spec::integer(std::string_view key, std::int64_t fallback, std::int64_t low,
+                           std::int64_t high) const {
+  const std::string* const text = find_given(*this, key);
+  if (text == nullptr) return fallback;
+  const auto value = parse_all<std::int64_t>(*text);
+  if (!value || *value < low || *value > high)
+    bad_value(*this, key, fmt::format("a whole number from {} to {}", low, high));
+  return *value;
+}
+
+double Spec::number(std::string_view key, double fallback, double low, double high) const {
+  const std::string* const text = find_given(*this, key);
+  if (text == nullptr) return fallback;
+  const auto value = parse_number(*text);
+  if (!value || *value < low || *value > high)
+    bad_value(*this, key, fmt::format("a number from {} to {}", low, high));
+  return *value;
+}
+
+Amount Spec::amount(std::string_view key, Amount fallback) const {
+  const std::string* const text = find_given(*this, key);
+  if (text == nullptr) return fallback;
+  if (const auto count = parse_all<std::int64_t>(*text); count && *count >= 1 && *count <= kMaxCount) {
+    return {static_cast<double>(*count), false};
+  }
+  const auto share = text->find_first_of("/%.eE") == std::string::npos ? std::nullopt : parse_number(*text);
+  if (share && *share > 0.0 && *share <= 1.0) return {*share, true};
+  bad_value(
+      *this, key,
+      fmt::format("a count from 1 to {}, or a share above 0 up to 1 such as 1/32, 5% or 0.05", kMaxCount));
+}
+
+std::string Spec::choice(std::string_view key, std::string_view fallback,
+                         std::span<const std::string_view> valid) const {
+  const std::string* const text = find_given(*this, key);
+  if (text == nullptr) return std::string(fallback);
+  if (std::find(valid.begin(), valid.end(), *text) == valid.end()) {
+    const std::vector<std::string> names(valid.begin(), valid.end());
+    bad_value(*this, key, fmt::format("one of {}{}", join(names), suggestion(*text, names)));
+  }
+  return *text;
+}
+
+std::optional<std::string> Spec::text(std::string_view key) const {
+  const std::string* const text = find_given(*this, key);
+  return text == nullptr ? std::nullopt : std::optional(*text);
+}
+
+std::string Spec::str() const {
+  std::string out = name;
+  for (const auto& [key, value] : given)
+    out += fmt::format("{}{}={}", out.size() == name.size() ? ":" : ",", key, value);
+  return out;
+}
+
+const MethodInfo& find_method(std::string_view name) {
+  std::vector<std::string> names, shown;
+  for (const MethodInfo& method : methods()) {
+    if (method.name == name ||
+        std::find(method.aliases.begin(), method.aliases.end(), name) != method.aliases.end())
+      return method;
+    names.push_back(method.name);
+    names.insert(names.end(), method.aliases.begin(), method.aliases.end());
+    shown.push_back(method.aliases.empty() ? method.name
+                                           : fmt::format("{} (also {})", method.name, join(method.aliases)));
+  }
+  throw InputError(fmt::format("unknown attention method '{}'{}; valid are {}", name, suggestion(name, names),
+                               join(shown)));
+}
+
+Spec parse_spec(std::string_view text) {
+  const std::size_t colon = text.find(':');
+  const MethodInfo& method = find_method(text.substr(0, colon));
+  Spec spec;
+  spec.name = method.name;
+  std::string_view rest = colon == std::string_view::npos ? std::string_view{} : text.substr(colon + 1);
+  for (bool more = colon != std::string_view::npos; more;) {
+    const std::size_t comma = rest.find(',');
+    add_key(spec, method, rest.substr(0, comma), text);
+    more = comma != std::string_view::npos;
+    if (more) rest.remove_prefix(comma + 1);
+  }
+  // A window of 0 would leave a token without itself, and with no key at all at position 0.
+  spec.dense.sink = spec.integer("sink", method.dense.sink, 0, kMaxCount);
+  spec.dense.window = spec.integer("window", method.dense.window, 1, kMaxCount);
+  spec.dense_layers = static_cast<int>(spec.integer("dense_layers", method.dense_layers, 0, 1 << 16));
+  if (method.validate) method.validate(spec);
+  return spec;
+}
+
+}  // namespace lode
