@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The `.lode` file: named sections, each page-aligned and checksummed, written atomically, mapped for reading.
+// The `.lode` file: named sections, each page-aligned and checksummed, written atomically, mapped for
+// reading.
 //
 //   [header 4096 B: magic, version, byte-order mark, table position, XXH3-128 of the header]
-//   [section 0, aligned to 4096][section 1] ... [table: name, offset, bytes, XXH3-128 per section][footer: table hash, size]
+//   [section 0, aligned to 4096][section 1] ... [table: name, offset, bytes, XXH3-128 per section][footer:
+//   table hash, size]
 //
 // Names are paths such as "meta", "tokens", "text", "kv/3/0/k", "select/kmeans:probes=8/3/labels".
 #pragma once
@@ -42,7 +44,8 @@ class ContainerWriter {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Opens and checks header, footer and table (InputError: truncated, altered, newer version, not a .lode file).
+/// Opens and checks header, footer and table (InputError: truncated, altered, newer version, not a .lode
+/// file).
 class ContainerReader {
  public:
   explicit ContainerReader(const std::filesystem::path& path);
@@ -67,9 +70,13 @@ class ContainerReader {
 class SectionWriter {
  public:
   SectionWriter(ContainerWriter& out, std::string prefix) : out_(out), prefix_(std::move(prefix)) {}
-  void add(std::string_view name, std::span<const std::byte> bytes) { out_.add(prefix_ + std::string(name), bytes); }
+  void add(std::string_view name, std::span<const std::byte> bytes) {
+    out_.add(prefix_ + std::string(name), bytes);
+  }
   template <class T>
-  void add(std::string_view name, std::span<const T> values) { add(name, std::as_bytes(values)); }
+  void add(std::string_view name, std::span<const T> values) {
+    add(name, std::as_bytes(values));
+  }
 
  private:
   ContainerWriter& out_;
@@ -80,7 +87,9 @@ class SectionReader {
  public:
   SectionReader(const ContainerReader& in, std::string prefix) : in_(in), prefix_(std::move(prefix)) {}
   bool has(std::string_view name) const { return in_.has(prefix_ + std::string(name)); }
-  std::span<const std::byte> bytes(std::string_view name) const { return in_.bytes(prefix_ + std::string(name)); }
+  std::span<const std::byte> bytes(std::string_view name) const {
+    return in_.bytes(prefix_ + std::string(name));
+  }
   /// As values of T; InputError when the size is no multiple of sizeof(T).
   template <class T>
   std::span<const T> values(std::string_view name) const {

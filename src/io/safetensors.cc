@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "io/safetensors.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "base/json.h"
+#include "base/text.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+constexpr std::uint64_t kLengthBytes = 8, kMaxHeader = 100'000'000, kAlignment = 64;
+constexpr std::int64_t kMaxDimension = std::int64_t{1} << 48;
+constexpr std::size_t kMaxRank = 8;
+
+constexpr std::array<std::pair<std::string_view, std::int64_t>, 16> kTypes = {{{"F64", 8},
+                                                                               {"F32", 4},
+                                                                               {"F16", 2},
+                                                                               {"BF16", 2},
+                                                                               {"I64", 8},
+                                                                               {"I32", 4},
+                                                                               {"I16", 2},
+                                                                               {"I8", 1},
+                                                                               {"U64", 8},
+                                                                               {"U32", 4},
+                                                                               {"U16", 2},
+                                                                               {"U8", 1},
+                                                                               {"BOOL", 1},
+                                                                               {"F8_E4M3", 1},
+                                                                               {"F8_E5M2", 1},
+                                                                               {"C64", 8}}};
+
+std::int64_t element_bytes(const std::string& type, const std::string& where) {
+  for (const auto& [name, bytes] : kTypes) {
+    if (name == type) return bytes;
+  }
+  throw InputError(where + ": expected a safetensors type such as F32, F16 or BF16, found '" + type + "'");
+}
+
+std::int64_t times(std::int64_t a, std::int64_t b, const std::string& where) {
+  std::int64_t product = 0;
+  if (__builtin_mul_overflow(a, b, &product)) throw InputError(where + ": its shape is larger than any file");
+  return product;
+}
+
+std::string_view header_of(std::span<const std::byte> file, std::string_view where) {
+  const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
+  if (text.starts_with("version https://git-lfs")) {
+    throw InputError(std::string(where) +
+                     ": expected weights, found a Git LFS pointer: fetch the file itself (git lfs pull)");
+  }
+  if (text.starts_with("PK\x03\x04") || text.starts_with("\x80\x02")) {
+    throw InputError(std::string(where) +
+                     ": expected safetensors, found a pickle file, which could run code when it is read");
+  }
+  if (file.size() < kLengthBytes) {
+    throw InputError(
+        fmt::format("{}: expected a safetensors file of at least 8 bytes, found {}", where, file.size()));
+  }
+  std::uint64_t length = 0;
+  std::memcpy(&length, file.data(), kLengthBytes);
+  if (length > kMaxHeader || length > file.size() - kLengthBytes) {
+    throw InputError(fmt::format(
+        "{}: expected a header within the file's {} bytes (and at most {}), found a length of {}: "
+        "the file is cut short or is no safetensors file",
+        where, file.size(), kMaxHeader, length));
+  }
+  if (length == 0 || text[kLengthBytes] != '{') {
+    throw InputError(std::string(where) + ": expected a JSON object as header, found something else");
+  }
+  return text.substr(kLengthBytes, length);
+}
+
+std::pair<std::int64_t, std::int64_t> offsets_of(const Json& entry, const std::string& where) {
+  const auto at = entry.find("data_offsets");
+  const bool pair = at != entry.end() && at->is_array() && at->size() == 2 && (*at)[0].is_number_unsigned() &&
+                    (*at)[1].is_number_unsigned();
+  if (!pair) throw InputError(where + ": expected two whole numbers 'data_offsets', found something else");
+  const auto begin = (*at)[0].get<std::uint64_t>(), end = (*at)[1].get<std::uint64_t>();
+  if (begin > end || end > static_cast<std::uint64_t>(INT64_MAX)) {
+    throw InputError(fmt::format("{}: expected offsets that rise, found {} and {}", where, begin, end));
+  }
+  return {static_cast<std::int64_t>(begin), static_cast<std::int64_t>(end)};
+}
+
+Tensor tensor_of(const Json& entry, std::span<const std::byte> data, const std::string& where) {
+  Tensor tensor;
+  tensor.type = json_string(entry, "dtype", where);
+  std::int64_t bytes = element_bytes(tensor.type, where);
+  if (!entry.contains("shape") || !entry["shape"].is_array() || entry["shape"].size() > kMaxRank) {
+    throw InputError(where + ": expected a list 'shape' of at most 8 numbers, found something else");
+  }
+  for (const Json& dimension : entry["shape"]) {
+    const std::int64_t n = json_int({{"dimension", dimension}}, "dimension", where, 0, kMaxDimension);
+    tensor.shape.push_back(n);
+    bytes = times(bytes, n, where);
+  }
+  const auto [begin, end] = offsets_of(entry, where);
+  if (end > static_cast<std::int64_t>(data.size())) {
+    throw InputError(
+        fmt::format("{}: expected data within the file's {} bytes, found an end at {}: the file is cut short",
+                    where, data.size(), end));
+  }
+  if (end - begin != bytes) {
+    throw InputError(
+        fmt::format("{}: expected {} bytes for its shape and type, found {}", where, bytes, end - begin));
+  }
+  tensor.bytes = data.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(bytes));
+  return tensor;
+}
+
+void read_metadata(const Json& entry, std::string_view where, std::map<std::string, std::string>* metadata) {
+  if (!entry.is_object())
+    throw InputError(std::string(where) + ": expected an object '__metadata__', found another type");
+  for (const auto& [key, value] : entry.items()) {
+    if (!value.is_string())
+      throw InputError(std::string(where) + ": expected strings in '__metadata__', found another type");
+    if (metadata != nullptr) (*metadata)[key] = value.get<std::string>();
+  }
+}
+
+/// The data must be covered exactly once.
+void check_layout(const std::map<std::string, Tensor>& tensors, std::span<const std::byte> data,
+                  std::string_view where) {
+  std::vector<std::pair<std::span<const std::byte>, std::string_view>> ranges;
+  for (const auto& [name, tensor] : tensors) ranges.emplace_back(tensor.bytes, name);
+  std::sort(ranges.begin(), ranges.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.first.data(), a.first.size()) < std::pair(b.first.data(), b.first.size());
+  });
+  const std::byte* at = data.data();
+  for (const auto& [bytes, name] : ranges) {
+    if (bytes.data() != at) {
+      throw InputError(
+          fmt::format("{}: tensor '{}': expected its data at offset {}, found {}: a hole or an overlap",
+                      where, name, at - data.data(), bytes.data() - data.data()));
+    }
+    at += bytes.size();
+  }
+  if (at != data.data() + data.size()) {
+    throw InputError(
+        fmt::format("{}: expected {} bytes of data, found {}", where, at - data.data(), data.size()));
+  }
+}
+
+std::string_view name_in_file(DType type) {
+  LODE_ASSERT(type != DType::q8);
+  return type == DType::f32 ? "F32" : type == DType::f16 ? "F16" : "BF16";
+}
+
+}  // namespace
+
+std::int64_t Tensor::elements() const {
+  std::int64_t n = 1;
+  for (const std::int64_t dimension : shape) n *= dimension;
+  return n;
+}
+
+std::map<std::string, Tensor> parse_safetensors(std::span<const std::byte> file, std::string_view where,
+                                                std::map<std::string, std::string>* metadata) {
+  const std::string_view header = header_of(file, where);
+  const Json json = parse_json(header, where);
+  const auto data = file.subspan(kLengthBytes + header.size());
+  std::map<std::string, Tensor> tensors;
+  for (const auto& [name, entry] : json.items()) {
+    if (name == "__metadata__") {
+      read_metadata(entry, where, metadata);
+      continue;
+    }
+    const std::string at = fmt::format("{}: tensor '{}'", where, name);
+    if (!entry.is_object()) throw InputError(at + ": expected an object, found another type");
+    tensors.emplace(name, tensor_of(entry, data, at));
+  }
+  check_layout(tensors, data, where);
+  return tensors;
+}
+
+DType float_type(const Tensor& tensor, std::string_view name, std::string_view where) {
+  if (tensor.type == "F32") return DType::f32;
+  if (tensor.type == "F16") return DType::f16;
+  if (tensor.type == "BF16") return DType::bf16;
+  throw InputError(fmt::format("{}: tensor '{}': expected weights in F32, F16 or BF16, found {}", where, name,
+                               tensor.type));
+}
+
+void write_safetensors(const std::filesystem::path& path, std::span<const TensorToWrite> tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  Json header = Json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  std::uint64_t at = 0;
+  for (const TensorToWrite& t : tensors) {
+    header[t.name] = {
+        {"dtype", name_in_file(t.type)}, {"shape", t.shape}, {"data_offsets", {at, at + t.bytes.size()}}};
+    at += t.bytes.size();
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + kLengthBytes + kAlignment - 1) / kAlignment * kAlignment - kLengthBytes, ' ');
+  const std::uint64_t length = text.size();
+  AtomicFile out(path);
+  out.write(std::as_bytes(std::span(&length, 1)));
+  out.write(std::as_bytes(std::span(text)));
+  for (const TensorToWrite& t : tensors) out.write(t.bytes);
+  out.commit();
+}
+
+}  // namespace lode
