@@ -182,16 +182,21 @@ void add_ask(CLI::App& app) {
   verb->add_flag("--show-sources", flags->show_sources,
                  "show the passages that the answer attended to, with their weight");
   verb->add_option("-n,--predict", flags->max_new_tokens, "most tokens of an answer")
-      ->check(CLI::Range(1, 1 << 20));
+      ->check(whole_number(1, 1 << 20));
   verb->add_option("--template", flags->question_template, "the prompt; {question} is replaced");
   verb->add_option("--stop", flags->stop, "strings that end an answer");
-  verb->add_option("--temp", flags->sampling.temperature, "sampling temperature; 0 = greedy");
-  verb->add_option("--top-k", flags->sampling.top_k, "sample from the k likeliest tokens; 0 = all");
+  verb->add_option("--temp", flags->sampling.temperature, "sampling temperature; 0 = greedy")
+      ->check(number(0.0, 100.0));
+  verb->add_option("--top-k", flags->sampling.top_k, "sample from the k likeliest tokens; 0 = all")
+      ->check(whole_number(0, 1 << 20));
   verb->add_option("--top-p", flags->sampling.top_p,
-                   "sample from the likeliest tokens of this total probability");
+                   "sample from the likeliest tokens of this total probability")
+      ->check(number(0.0, 1.0));
   verb->add_option("--min-p", flags->sampling.min_p,
-                   "drop tokens less likely than this share of the likeliest");
-  verb->add_option("-s,--seed", flags->sampling.seed, "seed of the sampling");
+                   "drop tokens less likely than this share of the likeliest")
+      ->check(number(0.0, 1.0));
+  verb->add_option("-s,--seed", flags->sampling.seed, "seed of the sampling")
+      ->check(whole_number(0, INT64_MAX));
   verb->callback([flags] { run(*flags); });
 }
 

@@ -51,6 +51,10 @@ ContextOptions context_options(const ModelFlags& flags);
 void add_attention_flag(CLI::App& verb, std::vector<std::string>& specs, bool required);
 std::vector<Spec> parse_specs(const std::vector<std::string>& specs);
 
+/// Checks of flags. CLI11's own let NaN pass, and integers that wrap around.
+CLI::Validator whole_number(std::int64_t low, std::int64_t high);
+CLI::Validator number(double low, double high);
+
 /// Whole numbers with the suffixes k = 1024 and M = 1024^2 ("32k"); InputError otherwise.
 std::int64_t parse_count(std::string_view text, std::string_view flag, std::int64_t low, std::int64_t high);
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <charconv>
@@ -15,12 +16,40 @@
 
 namespace lode::cli {
 
+namespace {
+
+/// A check that parses the whole text as a T within [low, high].
+template <class T>
+CLI::Validator within(T low, T high, const std::string& kind) {
+  const std::string range = fmt::format("{} from {} to {}", kind, low, high);
+  return CLI::Validator(
+      [=](std::string& text) {
+        T value = {};
+        const char* last = text.data() + text.size();
+        const auto [end, error] = std::from_chars(text.data(), last, value);
+        if (error == std::errc() && end == last && value >= low && value <= high) return std::string();
+        return "expected " + range + ", found '" + text + "'";
+      },
+      "");
+}
+
+}  // namespace
+
+CLI::Validator whole_number(std::int64_t low, std::int64_t high) {
+  return within(low, high, "a whole number");
+}
+
+CLI::Validator number(double low, double high) {
+  return within(low, high, "a number");
+}
+
 void add_common_flags(CLI::App& verb, CommonFlags& flags) {
   verb.add_flag("--json", flags.json, "one JSON object on stdout and nothing else there");
   verb.add_flag("--quiet", flags.quiet, "no progress");
   verb.add_option("--device", flags.device, "auto, cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-  verb.add_option("-t,--threads", flags.threads, "threads to use; 0 = all cores")->check(CLI::Range(0, 1024));
+  verb.add_option("-t,--threads", flags.threads, "threads to use; 0 = all cores")
+      ->check(whole_number(0, 1024));
 }
 
 void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required) {
@@ -37,11 +66,11 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required) {
       "room for context, question and answer in tokens, e.g. 128k; 0 = as much as the text needs");
   verb.add_option("--rope-factor", flags.rope_factor,
                   "stretch RoPE (yarn) by this factor, for texts longer than the model's context")
-      ->check(CLI::Range(1.0, 1024.0));
+      ->check(number(1.0, 1024.0));
   verb.add_option("--gpu-memory", flags.gpu_memory, "limit of GPU memory, e.g. 24GiB");
   verb.add_option("--audit", flags.audit,
                   "share of sparse attention calls that are also computed exactly, 0 to 1")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(number(0.0, 1.0));
 }
 
 void check_device(const CommonFlags& common, const ModelFlags& model) {

@@ -2,7 +2,10 @@
 // The program: parses the verb, runs it, turns failures into one sentence and an exit code.
 #include <algorithm>
 #include <cstdio>
+#include <iostream>
 #include <new>
+#include <string_view>
+#include <vector>
 
 #include "base/cancel.h"
 #include "base/text.h"
@@ -18,15 +21,37 @@ int complain(int code, const std::string& message) {
   return code;
 }
 
-/// "; did you mean 'index'?" for a first word that is no verb, else nothing.
+std::string nearest(std::string_view word, const std::vector<std::string>& names) {
+  if (std::find(names.begin(), names.end(), word) != names.end()) return "";
+  const std::string found = lode::nearest_name(word, names);
+  return found.empty() ? "" : "; did you mean '" + found + "'?";
+}
+
+/// "; did you mean 'index'?" for the first word that is no verb or no flag of its verb, else nothing.
 std::string suggestion(const CLI::App& app, int argc, char** argv) {
-  if (argc < 2 || argv[1][0] == '-') return "";
-  std::vector<std::string> names;
-  for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; }))
-    names.push_back(verb->get_name());
-  if (std::find(names.begin(), names.end(), argv[1]) != names.end()) return "";
-  const std::string nearest = lode::nearest_name(argv[1], names);
-  return nearest.empty() ? "" : "; did you mean '" + nearest + "'?";
+  const CLI::App* verb = &app;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = std::string_view(argv[i]).substr(0, std::string_view(argv[i]).find('='));
+    std::vector<std::string> names;
+    if (word.starts_with("--")) {
+      for (const CLI::Option* option : verb->get_options()) {
+        for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+      }
+    } else {
+      for (const CLI::App* sub : verb->get_subcommands([](const CLI::App*) { return true; })) {
+        names.push_back(sub->get_name());
+        if (sub->get_name() == word) verb = sub;
+      }
+    }
+    if (std::string found = nearest(word, names); !found.empty()) return found;
+  }
+  return "";
+}
+
+/// --help and --version; CLI11 prints them without a look at whether that worked.
+int print_and_leave(const CLI::App& app, const CLI::Success& request) {
+  app.exit(request);
+  return std::cout.flush() ? kDone : complain(kFailed, "cannot write to standard output");
 }
 
 int run(CLI::App& app, int argc, char** argv) {
@@ -34,7 +59,7 @@ int run(CLI::App& app, int argc, char** argv) {
     app.parse(argc, argv);
     return kDone;
   } catch (const CLI::Success& e) {  // --help, --version
-    return app.exit(e);
+    return print_and_leave(app, e);
   } catch (const CLI::ParseError& e) {
     return complain(kBadInput, std::string(e.what()) + suggestion(app, argc, argv));
   } catch (const lode::InputError& e) {
@@ -52,7 +77,7 @@ int run(CLI::App& app, int argc, char** argv) {
 
 int main(int argc, char** argv) {
   lode::install_cancel_handlers();
-  CLI::App app{"Lodestone: index a long document once, then ask it many questions fast."};
+  CLI::App app{"Lodestone: index a long document once, then ask it many questions fast.", "lodestone"};
   app.set_version_flag("--version", LODESTONE_VERSION);
   app.require_subcommand(1);
   app.failure_message(CLI::FailureMessage::simple);

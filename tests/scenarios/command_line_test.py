@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Usage: help, unknown words, values out of range, input and output that cannot be read or written."""
+
+import json
+import os
+import subprocess
+import unittest
+
+import tiny_model
+from program import BAD_INPUT, DONE, FAILED, PROGRAM, TEXT, ProgramTest, environment, run
+
+VERBS = ("demo", "index", "ask", "tasks", "eval", "probe", "bench", "inspect", "verify")
+
+
+class Help(ProgramTest):
+    def test_program_lists_every_verb(self):
+        result = self.assert_done(run("--help"))
+        for verb in VERBS:
+            self.assertRegex(result.out, rf"\n +{verb} ")
+        self.assertEqual(result.err, "")
+
+    def test_every_verb_explains_itself(self):
+        for verb in VERBS:
+            result = self.assert_done(run(verb, "--help"))
+            self.assertEqual(result.err, "")
+            for flag in ("--json", "--quiet", "--device", "--threads"):
+                self.assertIn(flag, result.out if verb != "bench" else run(verb, "attention", "--help").out, verb)
+
+    def test_version(self):
+        self.assertRegex(self.assert_done(run("--version")).out, r"^\d+\.\d+\.\d+")
+
+
+class UnknownWords(ProgramTest):
+    def test_no_verb(self):
+        self.assert_refused(run())
+
+    def test_verb(self):
+        self.assert_refused(run("indx"), "index")
+        self.assert_refused(run("xyzzyxyzzy"))
+
+    def test_flag(self):
+        self.assert_refused(run("verify", "--jso", self.model), "--json")
+        self.assert_refused(run("verify", "--xyzzyxyzzy", self.model), "--xyzzyxyzzy")
+        self.assert_refused(run("ask", "--predict"), "predict")
+
+    def test_spec(self):
+        path = self.folder / "never.lode"
+        for spec, mention in {"kmens": "kmeans", "": "full", "kmeans:probs=3": "probes", "kmeans:probes": "probes",
+                              "kmeans:probes=": "probes", "kmeans:probes=0": "probes", "kmeans:probes=-1": "probes",
+                              "kmeans:probes=nan": "probes", "kmeans:probes=1e99": "probes", "topk:k=two": "k",
+                              "random:fraction=-1": "fraction", "random:fraction=nan": "fraction",
+                              "streaming:window=-5": "window", "streaming:window=99999999999999999999": "window",
+                              "topk:k=1,k=2": "k", "full:,": "full"}.items():
+            with self.subTest(spec=spec):
+                self.assert_refused(run("index", "-m", self.model, "-f", self.text, "-o", path, "-a", spec), mention)
+                self.assertFalse(path.exists())
+
+
+class ValuesOutOfRange(ProgramTest):
+    def refused(self, *arguments):
+        with self.subTest(arguments=arguments):
+            self.assert_refused(run("index", "-m", self.model, "-f", self.text, "-o", self.folder / "never.lode",
+                                    *arguments), arguments[0].split("=")[0].lstrip("-"))
+
+    def test_counts(self):
+        for value in ("-1", "99999999999999999999", "1e9", "128q", "0x10", "", "nan", "1.5k", "9999999999M"):
+            self.refused(f"--ctx-size={value}")
+        for value in ("-1", "99999999999999999999", "two", ""):
+            self.refused(f"--threads={value}")
+
+    def test_shares(self):
+        for value in ("nan", "-0.5", "2", "inf", "x"):
+            self.refused(f"--audit={value}")
+        for value in ("nan", "0", "-4", "inf"):
+            self.refused(f"--rope-factor={value}")
+
+    def test_choices(self):
+        self.refused("--kv-type=q4")
+        self.refused("--device=tpu")
+
+    def test_cuda_without_cuda(self):
+        self.assert_refused(run("verify", self.model, "--device", "cuda"), "cuda")
+
+    def test_sampling(self):
+        context = self.index("sampling.lode")
+        for flag in ("--temp=nan", "--temp=-1", "--top-p=nan", "--top-p=2", "--top-p=-1", "--top-k=-5", "--min-p=nan",
+                     "--min-p=2", "--predict=0", "--predict=-3", "--predict=1.5", "--seed=-1", "--template=none"):
+            with self.subTest(flag=flag):
+                self.assert_refused(run("ask", context, "Who?", flag), flag.split("=")[0].lstrip("-"))
+
+
+class BadTexts(ProgramTest):
+    def refused(self, path, *mentions, **options):
+        output = self.folder / "never.lode"
+        self.assert_refused(run("index", "-m", self.model, "-f", path, "-o", output, **options), *mentions)
+        self.assertFalse(output.exists())
+
+    def test_not_a_text(self):
+        (self.folder / "empty.txt").touch()
+        (self.folder / "utf16.txt").write_bytes(TEXT.encode("utf-16"))
+        (self.folder / "cut.txt").write_bytes(TEXT.encode() + "é".encode()[:1])
+        os.mkfifo(self.folder / "fifo")
+        self.refused(self.folder / "missing.txt", "missing.txt")
+        self.refused(self.folder, str(self.folder))
+        self.refused(self.folder / "empty.txt", "empty")
+        self.refused(self.folder / "utf16.txt", "UTF-8", "offset 0")
+        self.refused(self.folder / "cut.txt", "UTF-8", f"offset {len(TEXT)}")
+        self.refused(self.folder / "fifo", "fifo")
+        self.refused("/dev/zero", "/dev/zero")
+        self.refused("-", "standard input", stdin="")
+
+    def test_longer_than_the_context(self):
+        """An error with both numbers, never a cut text."""
+        self.assert_refused(run("index", "-m", self.model, "-f", self.text, "-o", self.folder / "never.lode", "-c", "1k"),
+                            "1024", str(self.tokens_of_text()))
+
+    def tokens_of_text(self):
+        return self.assert_done(run("inspect", self.index("measured.lode"), "--json")).json()["tokens"]
+
+    def test_longer_than_the_model(self):
+        short = tiny_model.write(self.folder / "short", max_positions=512)
+        arguments = ("index", "-m", short, "-f", self.text, "-o", self.folder / "stretched.lode")
+        self.assert_refused(run(*arguments), "512", "--rope-factor")
+        self.assert_done(run(*arguments, "--rope-factor", "8"))
+
+    def test_text_from_standard_input_and_odd_paths(self):
+        folder = self.folder / "a folder, näme\nand line"
+        folder.mkdir()
+        output = folder / "ö.lode"
+        self.assert_done(run("index", "-m", self.model, "-f", "-", "-o", output, stdin=TEXT))
+        self.assert_done(run("verify", output))
+
+    def test_questions(self):
+        context = self.index("questions.lode")
+        self.assert_refused(run("ask", context, "--json", stdin=b"\xff?\n"), "UTF-8")
+        self.assertEqual(self.assert_done(run("ask", context, "--json", stdin="\n \n")).json()["answers"], [])
+
+
+class Outputs(ProgramTest):
+    def test_existing_file_is_kept(self):
+        path = self.folder / "kept.lode"
+        path.write_text("precious", encoding="utf-8")
+        arguments = ("index", "-m", self.model, "-f", self.text, "-o", path)
+        self.assert_refused(run(*arguments), "kept.lode", "--force")
+        self.assertEqual(path.read_text(encoding="utf-8"), "precious")
+        self.assert_done(run(*arguments, "--force"))
+        self.assert_done(run("verify", path))
+
+    def test_no_place_to_write(self):
+        for output in (self.folder / "no" / "such" / "x.lode", self.folder, self.text / "x.lode",
+                       self.folder / ("n" * 300)):
+            with self.subTest(output=output):
+                result = run("index", "-m", self.model, "-f", self.text, "-o", output, "--force", "--quiet")
+                self.assertIn(result.code, (FAILED, BAD_INPUT), result.err)
+                self.assertRegex(result.err, r"\Alodestone: [^\n]+\n\Z")
+
+    def test_full_standard_output(self):
+        context = self.index("full.lode")
+        for arguments in (("inspect", context), ("inspect", context, "--json"), ("verify", context), ("--help",),
+                          ("ask", context, "Who?", "--json")):
+            with self.subTest(arguments=arguments), open("/dev/full", "w", encoding="utf-8") as full:
+                result = run(*arguments, stdout=full)
+                self.assertEqual(result.code, FAILED, result.err)
+
+    def test_reader_that_goes_away(self):
+        context = self.index("pipe.lode")
+        read, write = os.pipe()
+        os.close(read)
+        result = run("inspect", context, stdout=write)
+        os.close(write)
+        self.assertIn(result.code, (FAILED, -13))
+
+    def test_closed_streams(self):
+        context = self.index("closed.lode")
+        for redirection in ("<&-", "2>&-", "<&- 2>&-"):
+            with self.subTest(redirection=redirection):
+                done = subprocess.run(["bash", "-c", f'"$0" ask "$1" Who? --json {redirection}', PROGRAM, str(context)],
+                                      capture_output=True, env=environment(), timeout=60, check=False)
+                self.assertEqual(done.returncode, DONE, done.stderr)
+                self.assertEqual(len(json.loads(done.stdout)["answers"]), 1)
+        done = subprocess.run(["bash", "-c", '"$0" ask "$1" Who? --json >&-', PROGRAM, str(context)],
+                              capture_output=True, env=environment(), timeout=60, check=False)
+        self.assertEqual(done.returncode, FAILED, done.stderr)
+        self.assert_done(run("verify", context))
+
+    def test_no_escape_codes_and_silence(self):
+        output = self.folder / "plain.lode"
+        arguments = ("index", "-m", self.model, "-f", self.text, "-o", output, "--force")
+        self.assertNotIn("\x1b", self.assert_done(run(*arguments)).err)
+        self.assertEqual(self.assert_done(run(*arguments, "--quiet")).err, "")
+
+
+class Json(ProgramTest):
+    """--json: one object and nothing else on stdout."""
+
+    def test_index_ask_inspect_verify(self):
+        context = self.folder / "json.lode"
+        for arguments in (("index", "-m", self.model, "-f", self.text, "-o", context, "-a", "kmeans:clusters=4"),
+                          ("ask", context, "Who?", "-n", "4", "--show-sources"), ("inspect", context),
+                          ("inspect", self.model, "-a", "kmeans"), ("verify", context), ("verify", self.model)):
+            with self.subTest(verb=arguments[0]):
+                result = self.assert_done(run(*arguments, "--json"))
+                self.assertIsInstance(result.json(), dict)
+                self.assertEqual(result.out.count("\n"), 1)
+
+
+class Machines(ProgramTest):
+    def answers(self, context, *arguments, **options):
+        result = self.assert_done(run("ask", context, "Who?", "-n", "16", "-a", "full", "-a", "topk:k=8,window=16", "--json",
+                                      *arguments, **options))
+        return [a["answer"] for a in result.json()["answers"]]
+
+    def test_threads_and_instruction_sets_agree(self):
+        context = self.index("machines.lode", "--kv-type", "f32")
+        usual = self.answers(context)
+        self.assertEqual(usual, self.answers(context, "--threads", "1"))
+        self.assertEqual(usual, self.answers(context, env={"LODESTONE_ISA": "scalar"}))
+
+    def test_unknown_instruction_set(self):
+        self.assert_refused(run("verify", self.model, env={"LODESTONE_ISA": "mmx"}), "LODESTONE_ISA", "scalar")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A .lode file is the text that was indexed, or it is refused with the reason: it is never used when it does not fit."""
+
+import concurrent.futures
+import pathlib
+import shutil
+import unittest
+
+import lode_file
+import tiny_model
+from program import DONE, ProgramTest, run
+
+SPECS = ("-a", "full", "-a", "kmeans:clusters=4,probes=2,window=64", "-a", "topk:k=8,window=64")
+
+
+def copy(path: pathlib.Path, name: str, data: bytes) -> pathlib.Path:
+    damaged = path.with_name(name)
+    damaged.write_bytes(data)
+    return damaged
+
+
+class RoundTrip(ProgramTest):
+    def ask(self, context, *arguments):
+        return self.assert_done(run("ask", context, "Who lit it?", "-n", "12", "--json", *arguments)).json()["answers"]
+
+    def test_answers_come_from_the_file(self):
+        """Nothing of the text is prefilled again, and every process says the same."""
+        context = self.index("round.lode", *SPECS)
+        tokens = self.assert_done(run("inspect", context, "--json")).json()["tokens"]
+        first, second = self.ask(context), self.ask(context)
+        self.assertEqual([a["answer"] for a in first], [a["answer"] for a in second])
+        self.assertEqual({a["tokens_reused"] for a in first}, {tokens})
+        self.assertLess(max(a["tokens_prefilled"] for a in first), 100)
+
+    def test_stored_indexes_equal_fresh_ones(self):
+        stored, plain = self.index("stored.lode", *SPECS), self.index("plain.lode")
+        self.assertEqual([a["answer"] for a in self.ask(stored, *SPECS)], [a["answer"] for a in self.ask(plain, *SPECS)])
+
+    def test_every_kv_type(self):
+        for kv_type in ("f32", "f16", "bf16", "q8"):
+            with self.subTest(kv_type=kv_type):
+                context = self.index(f"{kv_type}.lode", "--kv-type", kv_type)
+                self.assert_done(run("verify", context))
+                self.assertEqual(self.assert_done(run("inspect", context, "--json")).json()["kv_type"], kv_type)
+                self.assertEqual(len(self.ask(context)), 1)
+
+    def test_text_shorter_than_sink_and_window(self):
+        short = self.folder / "short.txt"
+        short.write_text("a", encoding="utf-8")
+        for answer in self.ask(self.index("short.lode", *SPECS, text=short)):
+            self.assertIsInstance(answer["answer"], str)
+
+    def test_readers_share_the_file(self):
+        context = self.index("shared.lode")
+        with concurrent.futures.ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(lambda _: self.ask(context)[0]["answer"], range(4)))
+        self.assertEqual(len(set(found)), 1)
+
+    def test_model_that_moved(self):
+        moved = tiny_model.write(self.folder / "moving", seed=7)
+        context = self.folder / "moved.lode"
+        self.assert_done(run("index", "-m", moved, "-f", self.text, "-o", context))
+        elsewhere = moved.rename(self.folder / "elsewhere")
+        self.assert_refused(run("ask", context, "Who?"), "-m")
+        self.assert_done(run("ask", context, "Who?", "-m", elsewhere))
+
+
+class Misfits(ProgramTest):
+    def test_other_model(self):
+        context = self.index("mine.lode")
+        other = tiny_model.write(self.folder / "other", seed=2)
+        self.assert_refused(run("ask", context, "Who?", "-m", other), "another model")
+
+    def test_other_tokenizer(self):
+        context = self.index("words.lode")
+        other = self.folder / "retokenized"
+        shutil.copytree(self.model, other)
+        path = other / "tokenizer.json"
+        path.write_text(path.read_text(encoding="utf-8").replace("\\p{N}{1,3}", "\\p{N}"), encoding="utf-8")
+        self.assert_refused(run("ask", context, "Who?", "-m", other), "tokenizer")
+
+    def test_other_rope(self):
+        context = self.index("rope.lode")
+        other = self.folder / "turned"
+        shutil.copytree(self.model, other)
+        path = other / "config.json"
+        path.write_text(path.read_text(encoding="utf-8").replace("10000.0", "10001.0"), encoding="utf-8")
+        self.assert_refused(run("ask", context, "Who?", "-m", other), "another")
+
+    def test_not_a_context(self):
+        for name, data in {"empty": b"", "text": b"Once upon a time\n" * 500, "zeros": bytes(8192), "byte": b"L"}.items():
+            with self.subTest(name=name):
+                path = copy(self.text, name + ".lode", data)
+                for verb in ("verify", "inspect", "ask"):
+                    self.assert_refused(run(verb, path), name + ".lode")
+        self.assert_refused(run("verify", self.folder / "none.lode"), "none.lode")
+
+
+class Damage(ProgramTest):
+    """One altered bit, one missing byte: noticed by verify and before the first answer, and named."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.context = cls.folder / "whole.lode"
+        assert run("index", "-m", cls.model, "-f", cls.text, "-o", cls.context, *SPECS).code == DONE
+        cls.data = cls.context.read_bytes()
+
+    def assert_noticed(self, data: bytes, *mentions: str):
+        damaged = copy(self.context, "damaged.lode", data)
+        self.assert_refused(run("verify", damaged), *mentions)
+        self.assert_refused(run("ask", damaged, "Who?", "-n", "1"))
+
+    def test_one_bit_in_each_section(self):
+        sections = lode_file.sections(self.data)
+        self.assertGreater(len(sections), 10)
+        kinds = {}
+        for section in sections:  # one of each kind: kv/0/0/k stands for all layers and heads
+            kinds.setdefault("/".join(p for p in section.name.split("/") if not p.isdigit()), section)
+        for section in kinds.values():
+            if section.size == 0:
+                continue
+            with self.subTest(section=section.name):
+                altered = bytearray(self.data)
+                altered[section.offset + section.size // 2] ^= 1 << 3
+                self.assert_noticed(bytes(altered), section.name)
+
+    def test_one_bit_in_header_table_and_footer(self):
+        places = [0, 4, 9, 17, 33, 100, 4095, lode_file.table_offset(self.data), len(self.data) - 1, len(self.data) - 20]
+        for place in places:
+            with self.subTest(place=place):
+                altered = bytearray(self.data)
+                altered[place] ^= 1
+                self.assert_noticed(bytes(altered))
+
+    def test_cut_short_or_longer(self):
+        size = len(self.data)
+        for length in (1, 100, 4095, 4096, 4097, size // 2, size - 4096, size - 17, size - 1):
+            with self.subTest(length=length):
+                self.assert_noticed(self.data[:length])
+        self.assert_noticed(self.data + b"\0")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever ends the work early, a path holds the old complete file or the new complete one, and nothing is left beside it."""
+
+import pathlib
+import random
+import resource
+import signal
+import subprocess
+import time
+import unittest
+
+from program import BAD_INPUT, DONE, FAILED, INTERRUPTED, PROGRAM, TEXT, ProgramTest, run, start
+
+
+class Interruption(ProgramTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.long_text = cls.folder / "long.txt"
+        cls.long_text.write_text(TEXT * 1800, encoding="utf-8")  # attention over it takes far longer than any test waits
+
+    def setUp(self):
+        self.place = self.folder / self.id().rsplit(".", 1)[1]
+        self.place.mkdir()
+        self.output = self.place / "text.lode"
+
+    def names(self) -> list[str]:
+        return sorted(p.name for p in self.place.iterdir())
+
+    def index_arguments(self, text: pathlib.Path, *arguments):
+        return ("index", "-m", self.model, "-f", text, "-o", self.output, *arguments)
+
+    def start_long_work(self) -> subprocess.Popen:
+        """Indexing that has begun its prefill."""
+        process = start(*self.index_arguments(self.long_text, "--force"))
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        time.sleep(1.0)
+        self.assertIsNone(process.poll(), "finished before it could be interrupted")
+        return process
+
+    def assert_ends(self, process: subprocess.Popen, code: int, seconds: float):
+        began = time.monotonic()
+        self.assertEqual(process.wait(timeout=30), code)
+        self.assertLess(time.monotonic() - began, seconds)
+
+    def test_control_c_once(self):
+        process = self.start_long_work()
+        process.send_signal(signal.SIGINT)
+        self.assert_ends(process, INTERRUPTED, 10)
+        self.assertEqual(self.names(), [])
+
+    def test_control_c_keeps_the_old_file(self):
+        self.assert_done(run(*self.index_arguments(self.text)))
+        old = self.output.read_bytes()
+        process = self.start_long_work()
+        process.send_signal(signal.SIGINT)
+        self.assert_ends(process, INTERRUPTED, 10)
+        self.assertEqual(self.names(), ["text.lode"])
+        self.assertEqual(self.output.read_bytes(), old)
+
+    def test_control_c_twice(self):
+        process = self.start_long_work()
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        self.assert_ends(process, INTERRUPTED, 2)
+        self.assertEqual(self.names(), [])
+
+    def test_terminate(self):
+        process = self.start_long_work()
+        process.terminate()
+        self.assert_ends(process, INTERRUPTED, 10)
+        self.assertEqual(self.names(), [])
+
+    def test_control_c_while_waiting_for_questions(self):
+        self.assert_done(run(*self.index_arguments(self.text)))
+        process = subprocess.Popen([PROGRAM, "ask", str(self.output)], stdin=subprocess.PIPE,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        self.assert_ends(process, INTERRUPTED, 5)
+
+    def test_kill_at_any_moment(self):
+        """The short text is indexed in a fraction of a second: kills fall before, while and after the file is written."""
+        self.assert_done(run(*self.index_arguments(self.text)))
+        began = time.monotonic()
+        self.assert_done(run(*self.index_arguments(self.text, "--force")))
+        usual = time.monotonic() - began
+        rng = random.Random(1)
+        for _ in range(25):
+            process = start(*self.index_arguments(self.text, "--force"))
+            time.sleep(rng.uniform(0, 1.2 * usual))
+            process.kill()
+            process.communicate()
+            self.assert_done(run("verify", self.output))
+        self.assert_done(run(*self.index_arguments(self.text, "--force")))
+        self.assertEqual(self.names(), ["text.lode"], "the next writer removes what a dead one left")
+
+    def test_two_writers(self):
+        """Of two writers to one path, each ends with a complete file or says that another is writing it."""
+        processes = [start(*self.index_arguments(self.text, "--force")) for _ in range(4)]
+        results = [(*p.communicate(timeout=60), p.returncode) for p in processes]
+        self.assertIn(DONE, [code for _, _, code in results])
+        for _, err, code in results:
+            self.assertIn(code, (DONE, BAD_INPUT), err)
+            if code == BAD_INPUT:
+                self.assertIn("another process", err)
+        self.assert_done(run("verify", self.output))
+        self.assertEqual(self.names(), ["text.lode"])
+
+    def test_replaced_while_in_use(self):
+        """A reader keeps the file that it opened."""
+        self.assert_done(run(*self.index_arguments(self.text)))
+        reader = subprocess.Popen([PROGRAM, "ask", str(self.output), "--json", "-n", "8"], text=True,
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        time.sleep(0.5)
+        other = self.folder / "other.txt"
+        other.write_text("Nothing of the kind.\n" * 60, encoding="utf-8")
+        self.assert_done(run(*self.index_arguments(other, "--force")))
+        out, err = reader.communicate("Who?\nWhere?\n", timeout=60)
+        self.assertEqual(reader.returncode, DONE, err)
+        self.assertEqual(out.count('"question"'), 2)
+        self.assert_done(run("verify", self.output))
+
+    def assert_full_disk_is_survived(self, old: bytes, **limits):
+        result = run(*self.index_arguments(self.text, "--force"), **limits)
+        self.assert_refused_at_run_time(result)
+        self.assertEqual(self.output.read_bytes(), old)
+        self.assertEqual(self.names(), ["text.lode"])
+
+    def assert_refused_at_run_time(self, result):
+        self.assertEqual(result.code, FAILED, result.err)
+        self.assertIn("text.lode", result.err.splitlines()[-1])
+
+    def test_limit_on_file_size(self):
+        """Every write can fail: at the first byte, within a section, at the table."""
+        self.assert_done(run(*self.index_arguments(self.text)))
+        old = self.output.read_bytes()
+        for limit in (0, 1, 4096, 5000, len(old) // 2, len(old) - 1):
+            with self.subTest(limit=limit):
+                self.assert_full_disk_is_survived(old, preexec_fn=lambda limit=limit: limit_file_size(limit))
+
+    def test_full_disk(self):
+        self.assert_done(run(*self.index_arguments(self.text)))
+        old = self.output.read_bytes()
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={len(old) + 65536}", "lodestone-test", str(self.place)]
+        if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+            self.skipTest("mounting a small tmpfs needs root")
+        self.addCleanup(subprocess.run, ["umount", str(self.place)], check=True)
+        self.output.write_bytes(old)
+        result = run(*self.index_arguments(self.text, "--force"))
+        self.assert_refused_at_run_time(result)
+        self.assertIn("No space left on device", result.err)
+        self.assertEqual(self.output.read_bytes(), old)
+        self.assertEqual(self.names(), ["text.lode"])
+
+
+def limit_file_size(limit: int):
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then writes fail with EFBIG, as they do with ENOSPC
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+
+if __name__ == "__main__":
+    unittest.main()
