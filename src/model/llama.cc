@@ -154,14 +154,16 @@ void Llama::project_qkv(const LayerWeights& w) {
 void Llama::rotate(const Step& step, const Rope& rope) {
   b_.q = b_.q_unrotated;
   b_.k = b_.k_unrotated;
-  const auto d = static_cast<std::size_t>(config_.head_dim);
+  const auto q_cols =
+      static_cast<std::size_t>(config_.query_heads) * static_cast<std::size_t>(config_.head_dim);
+  const auto kv_cols =
+      static_cast<std::size_t>(config_.kv_heads) * static_cast<std::size_t>(config_.head_dim);
   for_each_sequence(step, [&](const SequenceTokens& s, std::int64_t row, std::int64_t tokens) {
     pool_.for_each(tokens, [&](std::int64_t t, int) {
       const auto position = static_cast<Position>(s.kv->tokens() + t);
-      float* q = b_.q.data() + (row + t) * config_.query_heads * config_.head_dim;
-      float* k = b_.k.data() + (row + t) * config_.kv_heads * config_.head_dim;
-      for (int h = 0; h < config_.query_heads; ++h) rope.rotate({q + h * config_.head_dim, d}, position);
-      for (int h = 0; h < config_.kv_heads; ++h) rope.rotate({k + h * config_.head_dim, d}, position);
+      const auto at = static_cast<std::size_t>(row + t);
+      rope.rotate({b_.q.data() + at * q_cols, q_cols}, position);
+      rope.rotate({b_.k.data() + at * kv_cols, kv_cols}, position);
     });
   });
 }

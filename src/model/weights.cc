@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/weights.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "base/hash.h"
+#include "base/json.h"
+#include "base/rng.h"
+#include "io/safetensors.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+struct NamedTensor {
+  Tensor tensor;
+  std::string where;  ///< the file
+};
+using Tensors = std::map<std::string, NamedTensor>;
+
+void add_file(const std::filesystem::path& path, std::vector<MappedFile>& files, Tensors& all) {
+  const MappedFile& file = files.emplace_back(path);
+  for (auto& [name, tensor] : parse_safetensors(file.bytes(), path.string())) {
+    if (!all.emplace(name, NamedTensor{tensor, path.string()}).second) {
+      throw InputError(fmt::format("{}: tensor '{}' is in another shard too", path.string(), name));
+    }
+  }
+}
+
+/// File names of the shards; plain names only, so that an index cannot point outside its folder.
+std::set<std::string> shard_names(const std::filesystem::path& index) {
+  const std::string where = index.string();
+  const Json json = parse_json(read_file(index), where);
+  if (!json_has(json, "weight_map") || !json["weight_map"].is_object()) {
+    throw InputError(where + ": expected an object 'weight_map', found none");
+  }
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : json["weight_map"].items()) {
+    const std::string name = file.is_string() ? file.get<std::string>() : "";
+    if (name.empty() || name.find('/') != std::string::npos || name[0] == '.' ||
+        !name.ends_with(".safetensors")) {
+      throw InputError(fmt::format(
+          "{}: tensor '{}': expected a plain name of a .safetensors file, found '{}'", where, tensor, name));
+    }
+    names.insert(name);
+  }
+  return names;
+}
+
+void open_files(const std::filesystem::path& dir, std::vector<MappedFile>& files, Tensors& all) {
+  const auto single = dir / "model.safetensors", index = dir / "model.safetensors.index.json";
+  if (std::filesystem::exists(single)) return add_file(single, files, all);
+  if (!std::filesystem::exists(index)) {
+    const bool pickle = std::filesystem::exists(dir / "pytorch_model.bin");
+    throw InputError(fmt::format(
+        "{}: expected model.safetensors or model.safetensors.index.json, found {}", dir.string(),
+        pickle ? "pytorch_model.bin, a pickle file, which could run code when it is read" : "neither"));
+  }
+  for (const std::string& name : shard_names(index)) {
+    if (!std::filesystem::exists(dir / name)) {
+      throw InputError(fmt::format("{}: the shard '{}' that it names is missing", index.string(), name));
+    }
+    add_file(dir / name, files, all);
+  }
+}
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+/// Takes tensors out one by one, checking each; what is left at the end nobody asked for.
+class Taker {
+ public:
+  explicit Taker(Tensors& all, std::string dir) : all_(all), dir_(std::move(dir)) {}
+
+  Weight matrix(const std::string& name, std::int64_t rows, std::int64_t cols) {
+    return take(name, {rows, cols}, rows, cols);
+  }
+  Weight vector(const std::string& name, std::int64_t n) { return take(name, {n}, 1, n); }
+  Weight vector_if(bool wanted, const std::string& name, std::int64_t n) {
+    return wanted ? vector(name, n) : Weight{};
+  }
+
+  void finish(bool tied) {
+    for (const auto& [name, tensor] : all_) {
+      const bool harmless = name.ends_with("rotary_emb.inv_freq") || (tied && name == "lm_head.weight");
+      if (!harmless)
+        throw InputError(
+            fmt::format("{}: tensor '{}' has no place in this architecture", tensor.where, name));
+    }
+  }
+
+ private:
+  Weight take(const std::string& name, const std::vector<std::int64_t>& shape, std::int64_t rows,
+              std::int64_t cols) {
+    const auto node = all_.extract(name);
+    if (node.empty())
+      throw InputError(
+          fmt::format("{}: expected a tensor '{}' of shape {}, found none", dir_, name, shape_text(shape)));
+    const NamedTensor& found = node.mapped();
+    if (found.tensor.shape != shape) {
+      throw InputError(fmt::format("{}: tensor '{}': expected shape {}, found {}", found.where, name,
+                                   shape_text(shape), shape_text(found.tensor.shape)));
+    }
+    return {found.tensor.bytes.data(), float_type(found.tensor, name, found.where), rows, cols};
+  }
+
+  Tensors& all_;
+  std::string dir_;
+};
+
+LayerWeights take_layer(Taker& take, const ModelConfig& c, int layer) {
+  const std::string at = fmt::format("model.layers.{}.", layer);
+  const std::int64_t q = std::int64_t{c.query_heads} * c.head_dim, kv = std::int64_t{c.kv_heads} * c.head_dim;
+  LayerWeights w;
+  w.attention_norm = take.vector(at + "input_layernorm.weight", c.hidden);
+  w.q = take.matrix(at + "self_attn.q_proj.weight", q, c.hidden);
+  w.k = take.matrix(at + "self_attn.k_proj.weight", kv, c.hidden);
+  w.v = take.matrix(at + "self_attn.v_proj.weight", kv, c.hidden);
+  w.o = take.matrix(at + "self_attn.o_proj.weight", c.hidden, q);
+  w.q_bias = take.vector_if(c.attention_bias, at + "self_attn.q_proj.bias", q);
+  w.k_bias = take.vector_if(c.attention_bias, at + "self_attn.k_proj.bias", kv);
+  w.v_bias = take.vector_if(c.attention_bias, at + "self_attn.v_proj.bias", kv);
+  w.o_bias = take.vector_if(c.attention_bias, at + "self_attn.o_proj.bias", c.hidden);
+  w.mlp_norm = take.vector(at + "post_attention_layernorm.weight", c.hidden);
+  w.gate = take.matrix(at + "mlp.gate_proj.weight", c.intermediate, c.hidden);
+  w.up = take.matrix(at + "mlp.up_proj.weight", c.intermediate, c.hidden);
+  w.down = take.matrix(at + "mlp.down_proj.weight", c.hidden, c.intermediate);
+  w.gate_bias = take.vector_if(c.mlp_bias, at + "mlp.gate_proj.bias", c.intermediate);
+  w.up_bias = take.vector_if(c.mlp_bias, at + "mlp.up_proj.bias", c.intermediate);
+  w.down_bias = take.vector_if(c.mlp_bias, at + "mlp.down_proj.bias", c.hidden);
+  return w;
+}
+
+/// Every weight in the order of the data flow.
+template <class Model, class Body>
+void for_each_weight(Model& m, const Body& body) {
+  body("embedding", m.embedding);
+  for (std::size_t i = 0; i < m.layers.size(); ++i) {
+    auto& w = m.layers[i];
+    for (const auto& [name, weight] : {std::pair{"attention_norm", &w.attention_norm},
+                                       {"q", &w.q},
+                                       {"k", &w.k},
+                                       {"v", &w.v},
+                                       {"q_bias", &w.q_bias},
+                                       {"k_bias", &w.k_bias},
+                                       {"v_bias", &w.v_bias},
+                                       {"o", &w.o},
+                                       {"o_bias", &w.o_bias},
+                                       {"mlp_norm", &w.mlp_norm},
+                                       {"gate", &w.gate},
+                                       {"up", &w.up},
+                                       {"down", &w.down},
+                                       {"gate_bias", &w.gate_bias},
+                                       {"up_bias", &w.up_bias},
+                                       {"down_bias", &w.down_bias}}) {
+      body(fmt::format("layer {} {}", i, name), *weight);
+    }
+  }
+  body("final_norm", m.final_norm);
+  if (m.output.data != m.embedding.data) body("output", m.output);
+}
+
+std::int64_t size_of(const Weight& w) {
+  return w.data == nullptr ? 0 : w.rows * w.cols * bytes_of(w.type);
+}
+
+/// An exponent of all ones is infinity or NaN. Blocks are or-ed together so that the loop vectorises.
+template <class Word>
+bool all_finite(const std::byte* data, std::int64_t n, Word exponent) {
+  std::int64_t bad = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    Word word;
+    std::memcpy(&word, data + i * static_cast<std::int64_t>(sizeof(Word)), sizeof word);
+    bad += (word & exponent) == exponent;
+  }
+  return bad == 0;
+}
+
+bool finite(const Weight& w) {
+  const std::int64_t n = w.rows * w.cols;
+  if (w.type == DType::f32) return all_finite<std::uint32_t>(w.data, n, 0x7f800000u);
+  return all_finite<std::uint16_t>(w.data, n,
+                                   w.type == DType::f16 ? std::uint16_t{0x7c00} : std::uint16_t{0x7f80});
+}
+
+/// Names, shapes, types, and some bytes of every weight: enough to tell models apart without reading all of a
+/// large one.
+std::string fingerprint_of(const ModelWeights& m) {
+  constexpr std::int64_t kSample = 4096;
+  Hasher hasher;
+  for_each_weight(m, [&](const std::string& name, const Weight& w) {
+    const std::string line = fmt::format("{} {} {} {}\n", name, w.rows, w.cols, name_of(w.type));
+    hasher.add(std::as_bytes(std::span(line)));
+    const std::int64_t size = size_of(w), sample = std::min(size, kSample);
+    for (const std::int64_t at : {std::int64_t{0}, (size - sample) / 2, size - sample}) {
+      hasher.add({w.data + at, static_cast<std::size_t>(sample)});
+    }
+  });
+  return hasher.hex();
+}
+
+}  // namespace
+
+ModelWeights ModelWeights::read(const std::filesystem::path& dir, const ModelConfig& c, bool check_finite) {
+  ModelWeights m;
+  Tensors all;
+  open_files(dir, m.files_, all);
+  Taker take(all, dir.string());
+  m.embedding = take.matrix("model.embed_tokens.weight", c.vocab, c.hidden);
+  for (int layer = 0; layer < c.layers; ++layer) m.layers.push_back(take_layer(take, c, layer));
+  m.final_norm = take.vector("model.norm.weight", c.hidden);
+  m.output = c.tied_embeddings ? m.embedding : take.matrix("lm_head.weight", c.vocab, c.hidden);
+  take.finish(c.tied_embeddings);
+  for_each_weight(m, [&](const std::string& name, const Weight& w) {
+    m.bytes += size_of(w);
+    if (check_finite && w.data != nullptr && !finite(w)) {
+      throw InputError(
+          fmt::format("{}: weight '{}' holds a NaN or an infinity: the file is damaged", dir.string(), name));
+    }
+  });
+  m.fingerprint = fingerprint_of(m);
+  return m;
+}
+
+ModelWeights ModelWeights::random(const ModelConfig& c, DType type, std::uint64_t seed) {
+  ModelWeights m;
+  m.layers.resize(static_cast<std::size_t>(c.layers));
+  const std::int64_t q = std::int64_t{c.query_heads} * c.head_dim, kv = std::int64_t{c.kv_heads} * c.head_dim;
+  const auto sized = [&](std::int64_t rows, std::int64_t cols) { return Weight{nullptr, type, rows, cols}; };
+  m.embedding = sized(c.vocab, c.hidden);
+  m.final_norm = sized(1, c.hidden);
+  m.output = c.tied_embeddings ? m.embedding : sized(c.vocab, c.hidden);
+  for (LayerWeights& w : m.layers) {
+    w.attention_norm = w.mlp_norm = sized(1, c.hidden);
+    w.q = sized(q, c.hidden);
+    w.k = w.v = sized(kv, c.hidden);
+    w.o = sized(c.hidden, q);
+    w.gate = w.up = sized(c.intermediate, c.hidden);
+    w.down = sized(c.hidden, c.intermediate);
+  }
+  std::int64_t total = m.embedding.rows * m.embedding.cols + c.hidden +
+                       (c.tied_embeddings ? 0 : m.output.rows * m.output.cols);
+  for (const LayerWeights& w : m.layers) {
+    for (const Weight* x : {&w.attention_norm, &w.mlp_norm, &w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down})
+      total += x->rows * x->cols;
+  }
+  m.bytes = total * bytes_of(type);
+  m.owned_.resize(static_cast<std::size_t>(m.bytes));
+  std::byte* at = m.owned_.data();
+  const auto fill = [&](Weight& w, std::uint64_t id, bool norm) {
+    w.data = at;
+    // Uniform with the variance of a usual initialisation; drawing normals for billions of weights would take
+    // minutes.
+    const float width = norm ? 0.0f : std::sqrt(3.0f / static_cast<float>(w.cols));
+    Rng rng(hash_seed(seed, id));
+    for (std::int64_t i = 0; i < w.rows * w.cols; ++i, at += bytes_of(type)) {
+      const float x = norm ? 1.0f : width * static_cast<float>(2 * rng.uniform() - 1);
+      if (type == DType::f32)
+        std::memcpy(at, &x, sizeof x);
+      else if (type == DType::bf16)
+        std::memcpy(at, &static_cast<const bf16&>(to_bf16(x)), 2);
+      else
+        std::memcpy(at, &static_cast<const f16&>(to_f16(x)), 2);
+    }
+  };
+  std::uint64_t id = 0;
+  fill(m.embedding, id++, false);
+  fill(m.final_norm, id++, true);
+  for (LayerWeights& w : m.layers) {
+    fill(w.attention_norm, id++, true);
+    fill(w.mlp_norm, id++, true);
+    for (Weight* x : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) fill(*x, id++, false);
+  }
+  if (c.tied_embeddings)
+    m.output = m.embedding;
+  else
+    fill(m.output, id++, false);
+  m.fingerprint = fingerprint_of(m);
+  return m;
+}
+
+}  // namespace lode
