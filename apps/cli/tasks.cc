@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// lodestone tasks: writes samples of synthetic tasks, or text (prose, echo), of a wanted length in tokens.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <optional>
+
+#include "base/cancel.h"
+#include "base/file.h"
+#include "base/text.h"
+#include "cli.h"
+#include "lodestone/error.h"
+#include "tasks/prose.h"
+#include "tasks/samples.h"
+
+namespace lode::cli {
+
+namespace {
+
+struct TasksFlags {
+  CommonFlags common;
+  std::vector<std::string> names;
+  std::vector<std::int64_t> tokens;
+  std::int64_t count = 1, questions = 0;
+  std::uint64_t seed = 0;
+  std::string model, haystack, output;
+  bool held_out_books = false, held_out_wordings = false;
+};
+
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 26;
+
+/// stdout, or a file that appears whole or not at all.
+class Output {
+ public:
+  explicit Output(const std::string& path) {
+    if (!path.empty()) file_.emplace(path);
+  }
+  void write(std::string_view text) {
+    bytes_ += static_cast<std::int64_t>(text.size());
+    file_ ? file_->write(std::as_bytes(std::span(text))) : print_text(text);
+  }
+  void finish() {
+    if (file_) file_->commit();
+  }
+  std::int64_t bytes() const { return bytes_; }
+
+ private:
+  std::optional<AtomicFile> file_;
+  std::int64_t bytes_ = 0;
+};
+
+bool is_text(const std::string& name) {
+  return name == "prose" || name == "echo";
+}
+
+std::vector<std::string> wanted_tasks(const TasksFlags& flags, const Language& language) {
+  std::vector<std::string> names = language.task_names();
+  if (flags.names == std::vector<std::string>{"all"}) return names;
+  names.insert(names.end(), {"echo", "prose"});
+  for (const std::string& name : flags.names) {
+    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+    const std::string nearest = nearest_name(name, names);
+    throw InputError(fmt::format("tasks: expected 'all' or names out of {}; found '{}'{}", join(names), name,
+                                 nearest.empty() ? "" : "; did you mean '" + nearest + "'?"));
+  }
+  const bool texts = std::any_of(flags.names.begin(), flags.names.end(), is_text);
+  if (texts && (flags.names.size() > 1 || flags.tokens.size() > 1)) {
+    throw InputError(
+        "tasks: echo and prose are texts, not samples: expected one name and one --tokens with them");
+  }
+  return flags.names;
+}
+
+Haystack make_haystack(const TasksFlags& flags, const Language& language, TokenMeter meter) {
+  if (flags.haystack.empty()) {
+    std::int64_t longest = 0;
+    for (const std::int64_t tokens : flags.tokens) longest = std::max(longest, tokens);
+    // Room for contexts that differ: twelve bytes a token are about three times the longest.
+    const auto bytes = static_cast<std::size_t>(std::max<std::int64_t>(2'000'000, 12 * longest));
+    return Haystack::prose(flags.seed, bytes, std::move(meter));
+  }
+  const auto keep = [&language](std::string_view name) { return language.book_is_held_out(name); };
+  return Haystack::read(flags.haystack, std::move(meter),
+                        flags.held_out_books ? keep : std::function<bool(std::string_view)>());
+}
+
+std::string make_text(const TasksFlags& flags, const Language& language, const TokenMeter& meter) {
+  const std::int64_t tokens = flags.tokens.front();
+  if (flags.names.front() == "echo") {
+    return make_echo_text(tokens, flags.seed, language, make_haystack(flags, language, meter)) + "\n";
+  }
+  if (!flags.haystack.empty())
+    throw InputError("tasks prose: --haystack has no use here, for the prose is built in");
+  const Haystack prose = Haystack::prose(flags.seed, static_cast<std::size_t>(8 * tokens), meter);
+  std::string text;
+  for (const auto& piece : prose.cut_from(0, tokens - meter.prefix).pieces) text += piece.text;
+  return text + "\n";
+}
+
+std::int64_t write_samples(const TasksFlags& flags, const std::vector<std::string>& names,
+                           const Language& language, const Haystack& haystack, Output& output) {
+  const auto groups = static_cast<std::int64_t>(names.size() * flags.tokens.size());
+  Progress progress("samples", groups * flags.count, "samples", flags.common.progress());
+  std::int64_t written = 0;
+  for (const std::int64_t tokens : flags.tokens) {
+    for (const std::string& name : names) {
+      const TaskOptions options = {
+          .task = name,
+          .tokens = tokens,
+          .count = flags.count,
+          .seed = flags.seed,
+          .questions = flags.questions,
+          .wording = flags.held_out_wordings ? Language::Wording::held_out : Language::Wording::trained};
+      make_samples(options, language, haystack, [&](const Sample& sample, bool first) {
+        check_cancel();
+        output.write(sample_line(sample, first) + "\n");
+        progress.at(++written);
+      });
+    }
+  }
+  return written;
+}
+
+void run(const TasksFlags& flags) {
+  const Language& language = Language::built_in();
+  const std::vector<std::string> names = wanted_tasks(flags, language);
+  if (flags.common.json && flags.output.empty()) {
+    throw InputError(
+        "tasks: --json reports what was written; give -o FILE, for without it the samples go to stdout");
+  }
+  const std::filesystem::path model =
+      flags.model.empty() ? data_dir() / "models" / "pocket" : std::filesystem::path(flags.model);
+  const Tokenizer tokenizer = Tokenizer::read(model);
+  const TokenMeter meter = make_meter(tokenizer);
+  Output output(flags.output);
+  std::int64_t samples = 0;
+  if (is_text(names.front())) {
+    output.write(make_text(flags, language, meter));
+  } else {
+    samples = write_samples(flags, names, language, make_haystack(flags, language, meter), output);
+  }
+  output.finish();
+  if (flags.common.json) {
+    print_json({{"tasks", names},
+                {"tokens", flags.tokens},
+                {"samples", samples},
+                {"bytes", output.bytes()},
+                {"seed", flags.seed},
+                {"output", flags.output}});
+  } else if (!flags.output.empty() && !flags.common.quiet) {
+    std::fprintf(stderr, "%s: %s\n", flags.output.c_str(), human_bytes(output.bytes()).c_str());
+  }
+}
+
+}  // namespace
+
+void add_tasks(CLI::App& app) {
+  auto flags = std::make_shared<TasksFlags>();
+  CLI::App& verb = *app.add_subcommand("tasks", "write samples of synthetic long-context tasks");
+  add_common_flags(verb, flags->common);
+  verb.add_option("NAME", flags->names,
+                  join(Language::built_in().task_names()) +
+                      "; 'all' of these; or a text: echo (needs its far past, for probe), prose")
+      ->required();
+  verb.add_option_function<std::vector<std::string>>(
+          "--tokens",
+          [flags](const std::vector<std::string>& texts) {
+            for (const std::string& text : texts)
+              flags->tokens.push_back(parse_count(text, "--tokens", kFewestTokens, kMostTokens));
+          },
+          "tokens of context, question and longest answer together, e.g. 32k; several lengths as 4k,16k")
+      ->delimiter(',')
+      ->required();
+  verb.add_option("--count", flags->count, "samples of each task and length")
+      ->check(CLI::Range(1, 1'000'000));
+  verb.add_option("--questions", flags->questions,
+                  "questions about each context, where the task allows several; 0 = 1 up to 4k tokens, 4 up "
+                  "to 16k, else 8")
+      ->check(CLI::Range(0, 1000));
+  verb.add_option("--seed", flags->seed, "the same seed gives the same samples");
+  verb.add_option("--haystack", flags->haystack,
+                  "folder of text files (*.txt, *.md), or one file; without it: built-in prose");
+  verb.add_flag("--held-out-books", flags->held_out_books,
+                "of the haystack, only files that the pocket model was never trained on, by the rule of "
+                "assets/tasks.json");
+  verb.add_flag("--held-out-wordings", flags->held_out_wordings,
+                "facts and questions in wordings that were never trained on");
+  verb.add_option("-m,--model", flags->model,
+                  "folder whose tokenizer.json counts the tokens; without it: the shipped model");
+  verb.add_option("-o,--output", flags->output, "file to write; without it: stdout");
+  verb.callback([flags] { run(*flags); });
+}
+
+}  // namespace lode::cli

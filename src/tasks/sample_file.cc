@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tasks/sample_file.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "base/file.h"
+#include "base/text.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
+
+Match parse_match(const std::string& text, const std::string& where) {
+  for (const Match match : {Match::contains, Match::exact, Match::f1}) {
+    if (text == name_of(match)) return match;
+  }
+  throw InputError(where + ": field 'match': expected contains, exact or f1, found '" + text + "'");
+}
+
+std::vector<std::string> read_answers(const Json& object, const std::string& where) {
+  const bool list =
+      object.contains("answers") && object.at("answers").is_array() && !object.at("answers").empty();
+  const auto is_text = [](const Json& a) {
+    return a.is_string() && !a.get_ref<const std::string&>().empty();
+  };
+  if (!list || !std::all_of(object.at("answers").begin(), object.at("answers").end(), is_text)) {
+    throw InputError(where + ": field 'answers': expected a list of one string or more, none empty");
+  }
+  return object.at("answers").get<std::vector<std::string>>();
+}
+
+/// Reads samples in order and gives later ones of a context_id the context of the first.
+class Reader {
+ public:
+  Sample read(std::string_view line, const std::string& where) {
+    const Json object = parse_json(line, where);
+    if (!object.is_object())
+      throw InputError(where + ": expected a JSON object, found " + std::string(object.type_name()));
+    Sample sample;
+    sample.id = json_string(object, "id", where);
+    if (!ids_.insert(sample.id).second) throw InputError(where + ": the id '" + sample.id + "' occurs twice");
+    sample.task = json_string(object, "task", where);
+    sample.tokens = json_int(object, "tokens", where, 0, kMostTokens);
+    sample.question = json_string(object, "question", where);
+    sample.answers = read_answers(object, where);
+    sample.match = parse_match(json_string(object, "match", where), where);
+    if (json_has(object, "depth")) sample.depth = json_number(object, "depth", where, 0.0, 1.0);
+    if (json_has(object, "length")) sample.length = json_int(object, "length", where, 0, kMostTokens);
+    read_context(object, sample, where);
+    return sample;
+  }
+
+ private:
+  void read_context(const Json& object, Sample& sample, const std::string& where) {
+    if (json_has(object, "context_id")) sample.context_id = json_string(object, "context_id", where);
+    if (json_has(object, "context")) {
+      sample.context = std::make_shared<const std::string>(json_string(object, "context", where));
+      if (sample.context_id.empty()) return;
+      const auto [entry, is_new] = contexts_.emplace(sample.context_id, sample.context);
+      if (!is_new && *entry->second != *sample.context) {
+        throw InputError(where + ": context_id '" + sample.context_id + "' stood for another context before");
+      }
+      sample.context = entry->second;
+      return;
+    }
+    const auto known = contexts_.find(sample.context_id);
+    if (known == contexts_.end()) {
+      throw InputError(
+          where +
+          ": expected a field 'context' or a 'context_id' that an earlier line gave a context, found " +
+          (sample.context_id.empty() ? "neither" : "the unknown id '" + sample.context_id + "'"));
+    }
+    sample.context = known->second;
+  }
+
+  std::set<std::string> ids_;
+  std::map<std::string, std::shared_ptr<const std::string>> contexts_;
+};
+
+}  // namespace
+
+std::string_view name_of(Match match) {
+  return match == Match::contains ? "contains" : match == Match::exact ? "exact" : "f1";
+}
+
+std::string sample_line(const Sample& sample, bool with_context) {
+  nlohmann::ordered_json object = {{"id", sample.id}, {"task", sample.task}, {"tokens", sample.tokens}};
+  if (sample.length > 0) object["length"] = sample.length;
+  if (!sample.context_id.empty()) object["context_id"] = sample.context_id;
+  if (with_context) object["context"] = *sample.context;
+  object["question"] = sample.question;
+  object["answers"] = sample.answers;
+  object["match"] = name_of(sample.match);
+  if (sample.depth) object["depth"] = *sample.depth;
+  return object.dump();
+}
+
+void for_each_line(std::string_view text, std::string_view where,
+                   const std::function<void(std::string_view, const std::string&)>& body) {
+  std::int64_t number = 0;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    const std::string_view line = text.substr(at, end - at);
+    ++number;
+    at = end + 1;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    body(line, std::string(where) + " line " + std::to_string(number));
+  }
+}
+
+std::vector<Sample> parse_samples(std::string_view text, std::string_view where, std::int64_t limit) {
+  std::vector<Sample> samples;
+  std::map<std::pair<std::string, std::int64_t>, std::int64_t> counts;  // of each task and length
+  Reader reader;
+  for_each_line(text, where, [&](std::string_view line, const std::string& place) {
+    Sample sample = reader.read(line, place);
+    if (++counts[{sample.task, sample.tokens}] <= limit || limit == 0) samples.push_back(std::move(sample));
+  });
+  if (samples.empty()) throw InputError(std::string(where) + ": expected one sample a line, found none");
+  return samples;
+}
+
+std::vector<Sample> read_samples(const std::filesystem::path& path, std::int64_t limit) {
+  const MappedFile file(path);
+  const auto bytes = file.bytes();
+  return parse_samples({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path.string(), limit);
+}
+
+}  // namespace lode

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Makes the samples of a synthetic task: facts in a haystack, and questions about them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "tasks/haystack.h"
+#include "tasks/language.h"
+#include "tasks/sample_file.h"
+
+namespace lode {
+
+struct TaskOptions {
+  std::string task;
+  std::int64_t tokens =
+      0;  ///< context, question and longest answer of each sample: at most this, within 1 % of it
+  std::int64_t count = 1;  ///< samples
+  std::uint64_t seed = 0;
+  std::int64_t questions =
+      0;  ///< about each context, as many as the task allows; 0 = 1 up to 4k tokens, 4 up to 16k, else 8
+  Language::Wording wording = Language::Wording::trained;
+};
+
+/// The shortest length that tasks take; below it prompt and facts leave no text.
+inline constexpr std::int64_t kFewestTokens = 256;
+
+/// Hands `count` samples to `emit`, those of one context one after another; emit's flag says whether the
+/// sample is the first of its context. The same options and haystack give the same samples on every machine.
+/// Single facts lie uniformly over the depth (a golden-ratio sequence over the contexts, so that few samples
+/// cover it as evenly as many), several facts at independent uniform depths. InputError when `tokens` cannot
+/// hold the task's facts.
+void make_samples(const TaskOptions& options, const Language& language, const Haystack& haystack,
+                  const std::function<void(const Sample&, bool first)>& emit);
+
+/// Text that needs its far past, for `probe`: passages come back verbatim, and invented names that were
+/// introduced come back, after more than `distance` tokens; the last `tail` tokens consist of such returns.
+/// `tokens` in all, BOS included.
+std::string make_echo_text(std::int64_t tokens, std::uint64_t seed, const Language& language,
+                           const Haystack& haystack, std::int64_t distance = 8192, std::int64_t tail = 640);
+
+}  // namespace lode
