@@ -11,6 +11,9 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     list(GET entry 0 isa)
     list(GET entry 1 flags)
     separate_arguments(flags)
+    # Fused operations only where the source says so: the compiler's choice may differ between two instances of one template,
+    # whose results must have the same bits.
+    list(APPEND flags -ffp-contract=off)
     file(GLOB isa_sources src/kernels/cpu/*_${isa}.cc)
     if(isa_sources)
       set_source_files_properties(${isa_sources} PROPERTIES COMPILE_OPTIONS "${flags}")

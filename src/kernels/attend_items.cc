@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decode attention over threads: items are cut into chunks of keys, each chunk gives a partial state, and the
+// states of an item are merged in rising order by whichever thread finishes the item's last chunk.
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <numeric>
+
+#include "base/threads.h"
+#include "kernels/kernels.h"
+#include "lodestone/attention.h"
+#include "lodestone/error.h"
+
+namespace lode {
+namespace {
+
+// Keys of one chunk. Runs are cut at absolute multiples of it, so that a run's chunks do not depend on where
+// other runs lie; small enough that 8k keys of one head keep eight threads busy, large enough that a partial
+// state is under 2 % of the bytes read.
+constexpr std::int64_t kChunkKeys = 1024;
+// Scattered rows cost more each and come in smaller numbers.
+constexpr std::int64_t kChunkRows = 256;
+
+std::atomic<std::int64_t> merge_nanoseconds{0};
+
+/// Consecutive segments of one item that one thread attends into one state.
+struct Chunk {
+  std::int64_t item = 0;
+  std::size_t segment_begin = 0, segment_end = 0;  // runs, into Plan::segments
+  std::int64_t row_begin = 0, row_end = 0;         // or rows of the item
+  std::int64_t state = 0;                          // floats into the state buffer
+};
+
+struct Plan {
+  std::vector<Run> segments;
+  std::vector<Chunk> chunks;
+  std::vector<std::size_t> first_chunk;  // [items + 1]
+  std::int64_t state_floats = 0;
+};
+
+std::int64_t state_size(const AttendItem& item) {
+  return std::int64_t{item.queries} * (item.kv.d + 2);
+}
+
+void plan_runs(const AttendItem& item, std::int64_t index, Plan& plan) {
+  std::int64_t keys = kChunkKeys;  // of the open chunk; full, so that the first segment opens one
+  const auto add = [&](Run segment) {
+    const std::int64_t n = segment.end - segment.begin;
+    if (keys + n > kChunkKeys) {
+      plan.chunks.push_back({.item = index, .segment_begin = plan.segments.size()});
+      keys = 0;
+    }
+    plan.segments.push_back(segment);
+    plan.chunks.back().segment_end = plan.segments.size();
+    keys += n;
+  };
+  for (std::size_t r = 0; r < item.runs.size();) {
+    // Runs that touch are one run: a range selected in parts has the bits of the whole range.
+    Run run = item.runs[r++];
+    while (r < item.runs.size() && item.runs[r].begin == run.end) run.end = item.runs[r++].end;
+    while (run.begin < run.end) {
+      const std::int64_t cut = (run.begin / kChunkKeys + 1) * kChunkKeys;
+      const auto end = static_cast<Position>(cut < run.end ? cut : run.end);
+      add({run.begin, end});
+      run.begin = end;
+    }
+  }
+}
+
+Plan make_plan(std::span<const AttendItem> items) {
+  Plan plan;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const AttendItem& item = items[i];
+    LODE_ASSERT(item.kv.d > 0 && item.kv.d <= kMaxHeadDim);
+    LODE_ASSERT(item.log_weights.empty() || item.log_weights.size() == item.rows.size());
+    const auto index = static_cast<std::int64_t>(i);
+    plan.first_chunk.push_back(plan.chunks.size());
+    plan_runs(item, index, plan);
+    const auto rows = static_cast<std::int64_t>(item.rows.size());
+    for (std::int64_t r = 0; r < rows; r += kChunkRows)
+      plan.chunks.push_back({.item = index, .row_begin = r, .row_end = std::min(rows, r + kChunkRows)});
+    for (std::size_t c = plan.first_chunk.back(); c < plan.chunks.size(); ++c) {
+      plan.chunks[c].state = plan.state_floats;
+      plan.state_floats += state_size(item);
+    }
+  }
+  plan.first_chunk.push_back(plan.chunks.size());
+  return plan;
+}
+
+SoftmaxState state_at(float* floats, const AttendItem& item) {
+  const std::int64_t values = std::int64_t{item.queries} * item.kv.d;
+  return {floats, floats + values, floats + values + item.queries};
+}
+
+void attend_chunk(const KernelTable& table, const AttendItem& item, const Plan& plan, const Chunk& chunk,
+                  float scale, std::vector<float>& scaled, float* floats) {
+  const SoftmaxState state = state_at(floats, item);
+  std::fill_n(floats, state_size(item), 0.0f);
+  std::fill_n(state.m, item.queries, -std::numeric_limits<float>::infinity());
+  scaled.resize(static_cast<std::size_t>(item.queries) * item.kv.d);
+  for (std::size_t i = 0; i < scaled.size(); ++i) scaled[i] = item.q[i] * scale;
+  for (std::size_t s = chunk.segment_begin; s < chunk.segment_end; ++s)
+    table.attend_run(scaled.data(), item.queries, item.kv, plan.segments[s].begin, plan.segments[s].end,
+                     state);
+  if (chunk.row_end > chunk.row_begin)
+    table.attend_rows(scaled.data(), item.queries, item.kv, item.rows.data() + chunk.row_begin,
+                      item.log_weights.empty() ? nullptr : item.log_weights.data() + chunk.row_begin,
+                      chunk.row_end - chunk.row_begin, state);
+}
+
+/// Folds the partial states of an item into its output and log-sum-exp, in rising order.
+void merge_item(const AttendItem& item, std::span<const Chunk> chunks, float* states) {
+  const std::int64_t d = item.kv.d;
+  for (int r = 0; r < item.queries; ++r) {
+    float* o = item.o + r * d;
+    std::fill_n(o, d, 0.0f);
+    float top = -std::numeric_limits<float>::infinity();
+    for (const Chunk& chunk : chunks) {
+      const float m = state_at(states + chunk.state, item).m[r];
+      top = m > top ? m : top;
+    }
+    const float safe = std::isinf(top) && top < 0 ? 0.0f : top;  // no finite score in any chunk
+    float sum = 0.0f;
+    for (const Chunk& chunk : chunks) {
+      const SoftmaxState part = state_at(states + chunk.state, item);
+      const float weight = std::exp(part.m[r] - safe);
+      sum += part.l[r] * weight;
+      for (std::int64_t c = 0; c < d; ++c) o[c] += part.o[r * d + c] * weight;
+    }
+    item.lse[r] = sum == 0.0f ? -std::numeric_limits<float>::infinity() : safe + std::log(sum);
+    if (sum == 0.0f) continue;  // nothing attended, or only keys of weight 0: the empty set
+    for (std::int64_t c = 0; c < d; ++c) o[c] /= sum;
+  }
+}
+
+}  // namespace
+
+std::int64_t attend_merge_nanoseconds() noexcept {
+  return merge_nanoseconds.load(std::memory_order_relaxed);
+}
+
+void attend_items(std::span<const AttendItem> items, float scale, ThreadPool& pool) {
+  const KernelTable& table = kernels();
+  const Plan plan = make_plan(items);
+  const auto states = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(plan.state_floats));
+  const auto remaining = std::make_unique<std::atomic<std::int64_t>[]>(items.size());
+  const auto finish = [&](std::size_t i) {
+    const auto start = std::chrono::steady_clock::now();
+    const std::size_t first = plan.first_chunk[i], end = plan.first_chunk[i + 1];
+    merge_item(items[i], std::span(plan.chunks).subspan(first, end - first), states.get());
+    merge_nanoseconds.fetch_add((std::chrono::steady_clock::now() - start).count(),
+                                std::memory_order_relaxed);
+  };
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const std::size_t chunks = plan.first_chunk[i + 1] - plan.first_chunk[i];
+    remaining[i].store(static_cast<std::int64_t>(chunks), std::memory_order_relaxed);
+    if (chunks == 0) finish(i);
+  }
+  std::vector<std::vector<float>> scaled(static_cast<std::size_t>(pool.size()));
+  pool.for_each(static_cast<std::int64_t>(plan.chunks.size()), [&](std::int64_t c, int worker) {
+    const Chunk& chunk = plan.chunks[static_cast<std::size_t>(c)];
+    const auto i = static_cast<std::size_t>(chunk.item);
+    attend_chunk(table, items[i], plan, chunk, scale, scaled[static_cast<std::size_t>(worker)],
+                 states.get() + chunk.state);
+    if (remaining[i].fetch_sub(1, std::memory_order_acq_rel) == 1) finish(i);
+  });
+}
+
+}  // namespace lode

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// The algebra of partial attention results.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "lodestone/attention.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+void AttentionState::clear() const {
+  std::fill_n(output, rows * d, 0.0f);
+  std::fill_n(lse, rows, -std::numeric_limits<float>::infinity());
+}
+
+void merge(AttentionState a, AttentionState b) {
+  LODE_ASSERT(a.rows == b.rows && a.d == b.d);
+  constexpr float kEmpty = -std::numeric_limits<float>::infinity();
+  for (std::int64_t r = 0; r < a.rows; ++r) {
+    if (b.lse[r] == kEmpty) continue;
+    float* to = a.output + r * a.d;
+    const float* from = b.output + r * a.d;
+    if (a.lse[r] == kEmpty) {
+      std::copy_n(from, a.d, to);
+      a.lse[r] = b.lse[r];
+      continue;
+    }
+    // log(e^x + e^y) = max + log1p(e^-|x - y|): the larger side never overflows, the smaller may vanish. NaN
+    // on either side stays NaN.
+    const float x = a.lse[r], y = b.lse[r];
+    const float high = x > y || std::isnan(x) ? x : y;
+    const float lse = high + std::log1p(std::exp(-std::abs(x - y)));
+    const float wa = std::exp(x - lse), wb = std::exp(y - lse);
+    for (std::int64_t c = 0; c < a.d; ++c) to[c] = to[c] * wa + from[c] * wb;
+    a.lse[r] = lse;
+  }
+}
+
+}  // namespace lode

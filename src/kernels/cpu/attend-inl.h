@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decode attention over stored rows, for whichever vec_*.h was included before.
+//
+// The queries of a group are the rows of a small matrix, so that each key and value is read from memory once:
+//   per block of kBlock keys:  S[i, g] = q_g . k_i        G x W/G dot products at a time, lanes folded
+//   together at the end
+//                              m, P = softmax step        P[i, g] = exp(S[i, g] - m_g)
+//                              O[g, :] += P[i, g] v_i     O in registers, G rows by a few vectors of columns
+// Queries go in chunks of G = 16, 8, 4, 2, 1; the arithmetic of one query is the same in every chunk size, so
+// its bits do not depend on which queries share its pass.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "kernels/kernels.h"
+
+namespace lode {
+namespace {
+
+constexpr int kW = Vec::kLanes;
+constexpr int kBlock =
+    64;  // keys of one softmax step; their K and V stay in the first-level cache between phases
+constexpr int kMaxQueries = 16;  // queries that share one pass over memory
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+inline void prefetch(const std::byte* p, std::int64_t bytes) {
+  for (std::int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 3);
+}
+
+/// Rows [begin, begin + count).
+struct RunRows {
+  std::int64_t begin;
+  std::int64_t operator[](std::int64_t i) const { return begin + i; }
+  RunRows from(std::int64_t i) const { return {begin + i}; }
+};
+/// rows[0..count).
+struct ListRows {
+  const Position* rows;
+  std::int64_t operator[](std::int64_t i) const { return rows[i]; }
+  ListRows from(std::int64_t i) const { return {rows + i}; }
+};
+
+/// Sums[j * G + g] = q_g . k_j for kW / G keys.
+template <DType T, int G>
+inline Vec dot_group(const float* q /*[G, d]*/, int d, const std::byte* const (&keys)[kW / G]) {
+  constexpr int kKeys = kW / G;
+  constexpr int kBytes = bytes_of(T);
+  Vec acc[kW];
+  for (int i = 0; i < kW; ++i) acc[i] = set1(0.0f);
+  const auto step = [&](auto load_q, auto load_k) {
+    if constexpr (kKeys <= G) {
+      Vec k[kKeys];
+      for (int j = 0; j < kKeys; ++j) k[j] = load_k(j);
+      for (int g = 0; g < G; ++g) {
+        const Vec x = load_q(g);
+        for (int j = 0; j < kKeys; ++j) acc[j * G + g] = fma(k[j], x, acc[j * G + g]);
+      }
+    } else {
+      Vec x[G];
+      for (int g = 0; g < G; ++g) x[g] = load_q(g);
+      for (int j = 0; j < kKeys; ++j) {
+        const Vec k = load_k(j);
+        for (int g = 0; g < G; ++g) acc[j * G + g] = fma(k, x[g], acc[j * G + g]);
+      }
+    }
+  };
+  int c = 0;
+  for (; c + kW <= d; c += kW)
+    step([&](int g) { return load(q + g * d + c); }, [&](int j) { return load_as<T>(keys[j] + c * kBytes); });
+  if (const int rest = d - c; rest > 0)
+    step([&](int g) { return load_first(q + g * d + c, rest); },
+         [&](int j) { return load_as_first<T>(keys[j] + c * kBytes, rest); });
+  return sum_lanes(acc);
+}
+
+/// s[i * G + g] = q_g . k_i (times k_scale) for n keys; entries up to the next multiple of kW are -inf. Asks
+/// the memory for the V rows of the same keys meanwhile.
+template <DType T, int G, class Rows>
+inline void block_scores(const float* q, const KvRows& kv, Rows rows, int n, bool with_values, float* s) {
+  constexpr int kKeys = kW / G;
+  const int d = kv.d;
+  const std::int64_t row_bytes = std::int64_t{bytes_of(T)} * d;
+  for (int i = 0; i < n; i += kKeys) {
+    const std::byte* keys[kKeys];
+    for (int j = 0; j < kKeys; ++j) {
+      const std::int64_t row = rows[i + j < n ? i + j : n - 1];
+      keys[j] = kv.k + row * row_bytes;
+      if (with_values) prefetch(kv.v + row * row_bytes, row_bytes);
+    }
+    store(s + i * G, dot_group<T, G>(q, d, keys));
+  }
+  for (int i = n * G; i % kW != 0; ++i) s[i] = kMinusInfinity;
+  if constexpr (T == DType::q8)
+    for (int i = 0; i < n; ++i)
+      for (int g = 0; g < G; ++g) s[i * G + g] *= kv.k_scale[rows[i]];
+}
+
+/// What one chunk of G queries carries from block to block.
+struct ChunkState {
+  float* o;      // [G, d]
+  float* m;      // [G]
+  float* l;      // [G], of what came before the run
+  float* l_acc;  // [G, kW]: sums of the run, one per key modulo kW; chunk layout (see finish_sums)
+};
+
+/// Scores to weights in place; alpha[g] = what the sums so far must be multiplied by.
+template <int G>
+inline void softmax_step(float* s, int n, const ChunkState& state, float* alpha /*[kW], repeats every G*/) {
+  alignas(64) float lanes[kW];
+  const int vectors = (n * G + kW - 1) / kW;
+  Vec best = set1(kMinusInfinity);
+  for (int t = 0; t < vectors; ++t) best = max_passing_nan(best, load(s + t * kW));
+  store(lanes, best);
+  float base[kW], change[kW];
+  for (int g = 0; g < G; ++g) {
+    float m = state.m[g];
+    for (int i = g; i < kW; i += G) m = lanes[i] > m ? lanes[i] : m;
+    // While every score is -inf, 0 stands in for the maximum, so that exp(-inf - -inf) does not occur.
+    const float safe = m == kMinusInfinity ? 0.0f : m;
+    for (int i = g; i < kW; i += G) base[i] = safe, change[i] = state.m[g] - safe;
+    state.m[g] = m;
+  }
+  const Vec m = load(base), scale = exp_of(load(change));
+  store(alpha, scale);
+  for (int g = 0; g < G; ++g) {
+    state.l[g] *= alpha[g];
+    store(state.l_acc + g * kW, load(state.l_acc + g * kW) * scale);
+  }
+  for (int t = 0; t < vectors; ++t) {
+    const Vec p = exp_of(load(s + t * kW) - m);
+    store(s + t * kW, p);
+    float* sum = state.l_acc + (t % G) * kW;
+    store(sum, load(sum) + p);
+  }
+}
+
+/// o[g, c..c + columns) = alpha_g o + sum_i p[i, g] v_i, for V vectors of columns (the last one masked when
+/// kPartial). On the first columns, asks the memory for the K rows of the next block.
+template <DType T, int G, int V, bool kPartial, class Rows>
+inline void add_values(const float* p, const float* alpha, const KvRows& kv, Rows rows, int n, int next,
+                       int c, float* o) {
+  const int d = kv.d;
+  const int width = kPartial ? d - c : V * kW;
+  const std::int64_t row_bytes = std::int64_t{bytes_of(T)} * d;
+  Vec acc[G][V];
+  for (int g = 0; g < G; ++g)
+    for (int v = 0; v < V; ++v) {
+      float* at = o + std::int64_t{g} * d + c + v * kW;
+      acc[g][v] = (kPartial ? load_first(at, width) : load(at)) * set1(alpha[g]);
+    }
+  for (int i = 0; i < n; ++i) {
+    if (c == 0 && i < next) prefetch(kv.k + rows[kBlock + i] * row_bytes, row_bytes);
+    const std::byte* row = kv.v + rows[i] * row_bytes + c * bytes_of(T);
+    Vec x[V];
+    for (int v = 0; v < V; ++v)
+      x[v] = kPartial ? load_as_first<T>(row, width) : load_as<T>(row + v * kW * bytes_of(T));
+    for (int g = 0; g < G; ++g) {
+      const Vec weight = set1(p[i * G + g]);
+      for (int v = 0; v < V; ++v) acc[g][v] = fma(x[v], weight, acc[g][v]);
+    }
+  }
+  for (int g = 0; g < G; ++g)
+    for (int v = 0; v < V; ++v) {
+      float* at = o + std::int64_t{g} * d + c + v * kW;
+      if (kPartial) {
+        store_first(at, acc[g][v], width);
+      } else {
+        store(at, acc[g][v]);
+      }
+    }
+}
+
+/// One block of at most kBlock keys for one chunk of G queries. `next` keys follow in the run's next block.
+template <DType T, int G, class Rows>
+void attend_block(const float* q, const KvRows& kv, Rows rows, int n, int next, const float* log_weights,
+                  const ChunkState& state) {
+  alignas(64) float s[kBlock * G + kW];
+  alignas(64) float alpha[kW];
+  block_scores<T, G>(q, kv, rows, n, /*with_values=*/true, s);
+  if (log_weights)
+    for (int i = 0; i < n; ++i)
+      for (int g = 0; g < G; ++g) s[i * G + g] += log_weights[i];
+  softmax_step<G>(s, n, state, alpha);
+  if constexpr (T == DType::q8)
+    for (int i = 0; i < n; ++i)
+      for (int g = 0; g < G; ++g) s[i * G + g] *= kv.v_scale[rows[i]];
+  // As many columns at a time as registers hold accumulators for.
+  constexpr int kAccumulators = kW == 16 ? 16 : 8;
+  constexpr int kWide = G >= kAccumulators ? 1 : kAccumulators / G > 4 ? 4 : kAccumulators / G;
+  int c = 0;
+  for (; c + kWide * kW <= kv.d; c += kWide * kW)
+    add_values<T, G, kWide, false>(s, alpha, kv, rows, n, next, c, state.o);
+  if constexpr (kWide > 1)
+    for (; c + kW <= kv.d; c += kW) add_values<T, G, 1, false>(s, alpha, kv, rows, n, next, c, state.o);
+  if (c < kv.d) add_values<T, G, 1, true>(s, alpha, kv, rows, n, next, c, state.o);
+}
+
+/// l += the kW partial sums of each query, folded in the same order for every chunk size: the partial sum of
+/// keys i = c (mod kW) lies in vector c / (kW / G) at lane (c mod kW / G) G + g.
+template <int G>
+inline void finish_sums(const ChunkState& state) {
+  constexpr int kKeys = kW / G;
+  for (int g = 0; g < G; ++g) {
+    float part[kW];
+    for (int c = 0; c < kW; ++c) part[c] = state.l_acc[(c / kKeys) * kW + (c % kKeys) * G + g];
+    for (int half = kW / 2; half > 0; half /= 2)
+      for (int c = 0; c < half; ++c) part[c] += part[c + half];
+    state.l[g] += part[0];
+  }
+}
+
+/// Calls body<G>(first query) for chunks of the largest power of two that fits, up to the lanes of a vector.
+template <class Body>
+inline void for_chunks(int queries, Body body) {
+  for (int g = 0; g < queries;) {
+    const int left = queries - g;
+    if (left >= 16 && kW >= 16) {
+      body.template operator()<(kW >= 16 ? 16 : kW)>(g);
+      g += 16;
+    } else if (left >= 8) {
+      body.template operator()<8>(g);
+      g += 8;
+    } else if (left >= 4) {
+      body.template operator()<4>(g);
+      g += 4;
+    } else if (left >= 2) {
+      body.template operator()<2>(g);
+      g += 2;
+    } else {
+      body.template operator()<1>(g);
+      g += 1;
+    }
+  }
+}
+
+template <DType T, class Rows>
+void attend_typed(const float* q, int queries, const KvRows& kv, Rows rows, const float* log_weights,
+                  std::int64_t count, const SoftmaxState& state) {
+  const std::int64_t d = kv.d;
+  for (int first = 0; first < queries; first += kMaxQueries) {
+    const int group = queries - first < kMaxQueries ? queries - first : kMaxQueries;
+    alignas(64) float l_acc[kMaxQueries * kW] = {};
+    const auto chunk_state = [&](int g) {
+      const int at = first + g;
+      return ChunkState{state.o + at * d, state.m + at, state.l + at, l_acc + g * kW};
+    };
+    for (std::int64_t b = 0; b < count; b += kBlock) {
+      const std::int64_t left = count - b;
+      const int n = left < kBlock ? static_cast<int>(left) : kBlock;
+      const int next = left - n < kBlock ? static_cast<int>(left - n) : kBlock;
+      for_chunks(group, [&]<int G>(int g) {
+        attend_block<T, G>(q + (first + g) * d, kv, rows.from(b), n, next,
+                           log_weights ? log_weights + b : nullptr, chunk_state(g));
+      });
+    }
+    for_chunks(group, [&]<int G>(int g) { finish_sums<G>(chunk_state(g)); });
+  }
+}
+
+template <DType T, class Rows>
+void score_typed(const float* q, int queries, const KvRows& kv, Rows rows, std::int64_t count, float* scores,
+                 std::int64_t stride) {
+  const std::int64_t d = kv.d;
+  for (std::int64_t b = 0; b < count; b += kBlock) {
+    const int n = count - b < kBlock ? static_cast<int>(count - b) : kBlock;
+    for_chunks(queries, [&]<int G>(int g) {
+      alignas(64) float s[kBlock * G + kW];
+      block_scores<T, G>(q + g * d, kv, rows.from(b), n, /*with_values=*/false, s);
+      for (int h = 0; h < G; ++h)
+        for (int i = 0; i < n; ++i) scores[(g + h) * stride + b + i] = s[i * G + h];
+    });
+  }
+}
+
+/// Calls body<T>() with the type that `type` names.
+template <class Body>
+inline void for_type(DType type, Body body) {
+  switch (type) {
+    case DType::f32:
+      return body.template operator()<DType::f32>();
+    case DType::f16:
+      return body.template operator()<DType::f16>();
+    case DType::bf16:
+      return body.template operator()<DType::bf16>();
+    case DType::q8:
+      return body.template operator()<DType::q8>();
+  }
+}
+
+void attend_run(const float* q, int queries, const KvRows& kv, std::int64_t begin, std::int64_t end,
+                const SoftmaxState& state) noexcept {
+  for_type(kv.type,
+           [&]<DType T>() { attend_typed<T>(q, queries, kv, RunRows{begin}, nullptr, end - begin, state); });
+}
+void attend_rows(const float* q, int queries, const KvRows& kv, const Position* rows,
+                 const float* log_weights, std::int64_t count, const SoftmaxState& state) noexcept {
+  for_type(kv.type,
+           [&]<DType T>() { attend_typed<T>(q, queries, kv, ListRows{rows}, log_weights, count, state); });
+}
+void score_run(const float* q, int queries, const KvRows& kv, std::int64_t begin, std::int64_t end,
+               float* scores, std::int64_t stride) noexcept {
+  for_type(kv.type,
+           [&]<DType T>() { score_typed<T>(q, queries, kv, RunRows{begin}, end - begin, scores, stride); });
+}
+void score_rows(const float* q, int queries, const KvRows& kv, const Position* rows, std::int64_t count,
+                float* scores, std::int64_t stride) noexcept {
+  for_type(kv.type,
+           [&]<DType T>() { score_typed<T>(q, queries, kv, ListRows{rows}, count, scores, stride); });
+}
+
+}  // namespace
+}  // namespace lode

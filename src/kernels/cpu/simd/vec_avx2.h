@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// Eight floats in a register of AVX2, FMA and F16C. What each function means is said in vec_scalar.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "lodestone/types.h"
+
+namespace lode {
+namespace {
+
+struct Vec {
+  static constexpr int kLanes = 8;
+  static constexpr int kTileRows = 6;  // 6 x 2 accumulators, 2 columns, 1 broadcast: 15 of 16 registers
+  __m256 x;
+};
+
+inline __m256i first_lanes(int n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+inline Vec set1(float a) {
+  return {_mm256_set1_ps(a)};
+}
+inline Vec load(const float* p) {
+  return {_mm256_loadu_ps(p)};
+}
+inline Vec load_first(const float* p, int n) {
+  return {_mm256_maskload_ps(p, first_lanes(n))};
+}
+inline void store(float* p, Vec a) {
+  _mm256_storeu_ps(p, a.x);
+}
+inline void store_first(float* p, Vec a, int n) {
+  _mm256_maskstore_ps(p, first_lanes(n), a.x);
+}
+inline Vec load_strided(const float* p, std::int64_t stride, int n) {
+  const auto at = [&](int i) { return p[(i < n ? i : n - 1) * stride]; };
+  return {_mm256_setr_ps(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7))};
+}
+
+template <DType T>
+inline Vec load_as(const std::byte* p) {
+  if constexpr (T == DType::f32) return {_mm256_loadu_ps(reinterpret_cast<const float*>(p))};
+  if constexpr (T == DType::f16)
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+  if constexpr (T == DType::bf16) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
+  }
+  if constexpr (T == DType::q8)
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+}
+template <DType T>
+inline Vec load_as_first(const std::byte* p, int n) {
+  if constexpr (T == DType::f32) return load_first(reinterpret_cast<const float*>(p), n);
+  alignas(32) std::byte padded[Vec::kLanes * 4] = {};
+  std::memcpy(padded, p, static_cast<std::size_t>(n) * bytes_of(T));
+  return load_as<T>(padded);
+}
+inline void store_half_first(std::uint16_t* p, Vec a, int n) {
+  alignas(16) std::uint16_t all[8];
+  _mm_store_si128(reinterpret_cast<__m128i*>(all), _mm256_cvtps_ph(a.x, _MM_FROUND_TO_NEAREST_INT));
+  std::memcpy(p, all, static_cast<std::size_t>(n) * 2);
+}
+inline void store_bf16_first(std::uint16_t* p, Vec a, int n) {
+  const __m256i u = _mm256_castps_si256(a.x);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  const __m256i rounded =
+      _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(u, odd), _mm256_set1_epi32(0x7fff)), 16);
+  const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(0x40));
+  const __m256 nan = _mm256_cmp_ps(a.x, a.x, _CMP_UNORD_Q);
+  const __m256i chosen = _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(nan));
+  alignas(16) std::uint16_t all[8];
+  const __m128i packed =
+      _mm_packus_epi32(_mm256_castsi256_si128(chosen), _mm256_extracti128_si256(chosen, 1));
+  _mm_store_si128(reinterpret_cast<__m128i*>(all), packed);
+  std::memcpy(p, all, static_cast<std::size_t>(n) * 2);
+}
+
+inline Vec operator+(Vec a, Vec b) {
+  return {_mm256_add_ps(a.x, b.x)};
+}
+inline Vec operator-(Vec a, Vec b) {
+  return {_mm256_sub_ps(a.x, b.x)};
+}
+inline Vec operator*(Vec a, Vec b) {
+  return {_mm256_mul_ps(a.x, b.x)};
+}
+inline Vec fma(Vec a, Vec b, Vec c) {
+  return {_mm256_fmadd_ps(a.x, b.x, c.x)};
+}
+inline Vec max_passing_nan(Vec best, Vec next) {
+  return {_mm256_max_ps(next.x, best.x)};
+}  // NaN: second operand
+inline Vec where_above(Vec limit, Vec at, Vec a, Vec other) {
+  return {_mm256_blendv_ps(other.x, a.x, _mm256_cmp_ps(limit.x, at.x, _CMP_GT_OQ))};
+}
+inline Vec pow2(Vec n) {
+  const __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n.x), _mm256_set1_epi32(127));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(e, 23))};
+}
+inline Vec round_nearest(Vec a) {
+  return {_mm256_round_ps(a.x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+inline Vec zero_below(Vec a, Vec low, Vec b) {
+  return {_mm256_and_ps(_mm256_cmp_ps(a.x, low.x, _CMP_NLT_UQ), b.x)};
+}
+
+inline Vec sum_lanes(Vec (&acc)[Vec::kLanes]) {
+  // Two registers become one at each stage, so that all eight sums fold at once. Which input must go where
+  // for lane i to end as sum i follows from the shuffles: lane 4 L + e comes from input 4 L + {0, 2, 1,
+  // 3}[e].
+  __m256 y[4];
+  constexpr int kOrder[4] = {0, 2, 1, 3};
+  for (int i = 0; i < 4; ++i) {
+    const __m256 a = acc[kOrder[i]].x, b = acc[4 + kOrder[i]].x;
+    y[i] = _mm256_add_ps(_mm256_blend_ps(a, b, 0xf0), _mm256_permute2f128_ps(a, b, 0x21));
+  }
+  __m256 z[2];
+  for (int i = 0; i < 2; ++i)
+    z[i] = _mm256_add_ps(_mm256_shuffle_ps(y[i], y[i + 2], 0x44), _mm256_shuffle_ps(y[i], y[i + 2], 0xee));
+  return {_mm256_add_ps(_mm256_shuffle_ps(z[0], z[1], 0x88), _mm256_shuffle_ps(z[0], z[1], 0xdd))};
+}
+
+}  // namespace
+}  // namespace lode

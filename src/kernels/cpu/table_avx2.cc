@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels for AVX2, FMA, F16C.
+#include "kernels/cpu/simd/vec_avx2.h"
+//
+#include "kernels/cpu/table-inl.h"
+
+namespace lode {
+extern const KernelTable kAvx2Kernels;
+constinit const KernelTable kAvx2Kernels = LODE_KERNEL_TABLE("avx2");
+}  // namespace lode

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels for AVX-512 F, BW, DQ, VL.
+#include "kernels/cpu/simd/vec_avx512.h"
+//
+#include "kernels/cpu/table-inl.h"
+
+namespace lode {
+extern const KernelTable kAvx512Kernels;
+constinit const KernelTable kAvx512Kernels = LODE_KERNEL_TABLE("avx512");
+}  // namespace lode

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Chooses the kernels for the machine that the program runs on, once.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+extern const KernelTable kScalarKernels;
+#if defined(__x86_64__)
+extern const KernelTable kAvx2Kernels;
+extern const KernelTable kAvx512Kernels;
+#endif
+
+namespace {
+
+#if defined(__x86_64__)
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+
+std::vector<const KernelTable*> find_supported() {
+  std::vector<const KernelTable*> tables = {&kScalarKernels};
+#if defined(__x86_64__)
+  if (has_avx2()) tables.push_back(&kAvx2Kernels);
+  if (has_avx512()) tables.push_back(&kAvx512Kernels);
+#endif
+  return tables;
+}
+
+const KernelTable& choose() {
+  const std::span<const KernelTable* const> tables = supported_kernels();
+  const char* wanted = std::getenv("LODESTONE_ISA");
+  if (!wanted || !*wanted) return *tables.back();
+  std::string names;
+  for (const KernelTable* table : tables) {
+    if (table->name == wanted) return *table;
+    names += names.empty() ? std::string(table->name) : fmt::format(", {}", table->name);
+  }
+  throw InputError(fmt::format("LODESTONE_ISA is \"{}\"; this machine can run: {}", wanted, names));
+}
+
+}  // namespace
+
+std::span<const KernelTable* const> supported_kernels() {
+  static const std::vector<const KernelTable*> tables = find_supported();
+  return tables;
+}
+
+const KernelTable& kernels() {
+  static const KernelTable& table = choose();
+  return table;
+}
+
+}  // namespace lode
