@@ -21,6 +21,12 @@ std::string system_says() {
   return std::strerror(errno);
 }
 
+bool is_name_of(const std::filesystem::path& path, int fd) {
+  struct stat named = {}, open = {};
+  return ::lstat(path.c_str(), &named) == 0 && ::fstat(fd, &open) == 0 && named.st_ino == open.st_ino &&
+         named.st_dev == open.st_dev;
+}
+
 /// Opens a regular file for reading; says what was found instead.
 int open_regular(const std::filesystem::path& path, struct stat& info) {
   // O_NONBLOCK: opening a FIFO that nobody writes would hang otherwise.
@@ -98,24 +104,24 @@ std::string read_file(const std::filesystem::path& path, std::size_t limit) {
 
 AtomicFile::AtomicFile(const std::filesystem::path& path) : path_(path) {
   temporary_ = path.parent_path() / ("." + path.filename().string() + ".tmp");
-  for (int attempt = 0; attempt < 2; ++attempt) {
+  // The lock, held while we live, is how others tell a live writer from a dead one's leftover. Whoever got it
+  // looks again whether the name still means that file: another may have removed or renamed it in between.
+  for (int attempt = 0; attempt < 8; ++attempt) {
     fd_ = ::open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (fd_ >= 0) {
-      ::flock(
-          fd_,
-          LOCK_EX | LOCK_NB);  // held while we live: how others tell a live writer from a dead one's leftover
-      return;
-    }
-    if (errno != EEXIST) break;
-    const int other = ::open(temporary_.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    const bool alive = other >= 0 && ::flock(other, LOCK_EX | LOCK_NB) != 0;
-    if (!alive) ::unlink(temporary_.c_str());
-    if (other >= 0) ::close(other);
-    if (alive) throw InputError(path.string() + ": is being written by another process");
+    if (fd_ < 0 && errno != EEXIST) break;
+    const bool ours = fd_ >= 0;
+    const int fd = ours ? fd_ : ::open(temporary_.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) continue;
+    const bool locked = ::flock(fd, LOCK_EX | LOCK_NB) == 0;
+    const bool named = is_name_of(temporary_, fd);
+    if (ours && locked && named) return;
+    if (!ours && locked && named) ::unlink(temporary_.c_str());
+    ::close(fd);
+    fd_ = -1;
+    if (!ours && !locked) throw InputError(path.string() + ": is being written by another process");
   }
   throw InputError(path.string() + ": cannot be written: " + system_says());
 }
-
 AtomicFile::~AtomicFile() {
   if (fd_ < 0) return;
   ::unlink(temporary_.c_str());
