@@ -12,6 +12,7 @@ MethodInfo full_method();
 MethodInfo streaming_method();
 MethodInfo topk_method();
 MethodInfo random_method();
+MethodInfo kmeans_method();
 
 /// `full` as a selector that names every far key; the engine has no need of it, comparisons and tests do.
 std::unique_ptr<Selector> make_full_selector(const LayerGeometry& geometry);

@@ -7,7 +7,7 @@ namespace lode {
 
 const std::vector<MethodInfo>& methods() {
   static const std::vector<MethodInfo> all = {full_method(), streaming_method(), topk_method(),
-                                              random_method()};
+                                              random_method(), kmeans_method()};
   return all;
 }
 

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lloyd's iterations with the centroids kept on the unit sphere, as the "spherical" k-means of Faiss (Douze
+// et al. 2024) that SAAP uses: centroids are normalised sums of the points as they are, labels are the
+// largest inner products. Differs from Faiss: an empty cluster takes a random point of a cluster that has
+// more than one, instead of half of a large cluster.
+#include "ann/kmeans.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/cancel.h"
+#include "base/rng.h"
+#include "base/threads.h"
+#include "kernels/kernels.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+constexpr std::int64_t kPointsPerItem = 256;
+
+/// Scales a vector to norm 1; zero stays zero. False when it has no finite norm.
+bool normalise(std::span<float> x) {
+  double sum = 0.0;
+  for (const float value : x) sum += static_cast<double>(value) * value;
+  if (!std::isfinite(sum)) return false;
+  const double inverse = sum > 0.0 ? 1.0 / std::sqrt(sum) : 0.0;
+  for (float& value : x) value = static_cast<float>(value * inverse);
+  return true;
+}
+
+class Lloyd {
+ public:
+  Lloyd(Matrix<const float> x, const KMeansOptions& options, ThreadPool& pool)
+      : x_(x),
+        options_(options),
+        pool_(pool),
+        rng_(hash_seed(options.seed, options.clusters)),
+        centroids_(static_cast<std::size_t>(options.clusters * x.cols)),
+        labels_(static_cast<std::size_t>(x.rows), -1),
+        order_(static_cast<std::size_t>(x.rows)),
+        offsets_(static_cast<std::size_t>(options.clusters + 1)) {}
+
+  std::vector<float> run() {
+    start();
+    std::vector<std::int32_t> previous;
+    for (int i = 0; i < options_.iterations; ++i) {
+      previous = labels_;
+      assign_points(x_, centroids_, labels_, pool_);
+      if (labels_ == previous) break;
+      sort_by_label();
+      update();
+      refill_empty();
+    }
+    return std::move(centroids_);
+  }
+
+ private:
+  std::span<float> centroid(std::int64_t c) {
+    return std::span(centroids_)
+        .subspan(static_cast<std::size_t>(c * x_.cols), static_cast<std::size_t>(x_.cols));
+  }
+  std::int64_t size_of(std::int64_t c) const {
+    return offsets_[static_cast<std::size_t>(c + 1)] - offsets_[static_cast<std::size_t>(c)];
+  }
+  void set_to_point(std::int64_t c, std::int64_t point) {
+    std::copy_n(x_[point].data(), x_.cols, centroid(c).data());
+    normalise(centroid(c));
+  }
+
+  /// C distinct random points, the front of a shuffled list.
+  void start() {
+    std::iota(order_.begin(), order_.end(), std::int64_t{0});
+    for (std::int64_t c = 0; c < options_.clusters; ++c) {
+      const auto pick = c + static_cast<std::int64_t>(rng_.below(static_cast<std::uint64_t>(x_.rows - c)));
+      std::swap(order_[static_cast<std::size_t>(c)], order_[static_cast<std::size_t>(pick)]);
+      set_to_point(c, order_[static_cast<std::size_t>(c)]);
+    }
+  }
+
+  /// Points of cluster c, rising, at order_[offsets_[c] .. offsets_[c + 1]).
+  void sort_by_label() {
+    std::fill(offsets_.begin(), offsets_.end(), std::int64_t{0});
+    for (const std::int32_t label : labels_) ++offsets_[static_cast<std::size_t>(label + 1)];
+    std::partial_sum(offsets_.begin(), offsets_.end(), offsets_.begin());
+    std::vector<std::int64_t> next(offsets_.begin(), offsets_.end() - 1);
+    for (std::int64_t i = 0; i < x_.rows; ++i) {
+      order_[static_cast<std::size_t>(
+          next[static_cast<std::size_t>(labels_[static_cast<std::size_t>(i)])]++)] = i;
+    }
+  }
+
+  void update() {
+    pool_.for_each(options_.clusters, [&](std::int64_t c, int) {
+      if (size_of(c) == 0) return;
+      std::vector<float> sum(static_cast<std::size_t>(x_.cols), 0.0f);
+      for (std::int64_t i = offsets_[static_cast<std::size_t>(c)];
+           i < offsets_[static_cast<std::size_t>(c + 1)]; ++i) {
+        const std::span<const float> point = x_[order_[static_cast<std::size_t>(i)]];
+        for (std::size_t j = 0; j < sum.size(); ++j) sum[j] += point[j];
+      }
+      if (normalise(sum))
+        std::copy(sum.begin(), sum.end(), centroid(c).begin());  // sums beyond float32 change nothing
+    });
+  }
+
+  void refill_empty() {
+    constexpr int kDraws = 32;  // all points may sit in clusters of one; then the cluster stays empty
+    for (std::int64_t c = 0; c < options_.clusters; ++c) {
+      for (int draw = 0; draw < kDraws && size_of(c) == 0; ++draw) {
+        const auto point = static_cast<std::int64_t>(rng_.below(static_cast<std::uint64_t>(x_.rows)));
+        if (size_of(labels_[static_cast<std::size_t>(point)]) < 2) continue;
+        set_to_point(c, point);
+        break;
+      }
+    }
+  }
+
+  Matrix<const float> x_;
+  const KMeansOptions& options_;
+  ThreadPool& pool_;
+  Rng rng_;
+  std::vector<float> centroids_;       // [C, d]
+  std::vector<std::int32_t> labels_;   // [n]
+  std::vector<std::int64_t> order_;    // [n]
+  std::vector<std::int64_t> offsets_;  // [C + 1]
+};
+
+}  // namespace
+
+std::vector<float> spherical_kmeans(Matrix<const float> x, const KMeansOptions& options, ThreadPool& pool) {
+  LODE_ASSERT(options.clusters >= 1 && options.clusters <= x.rows && x.stride == x.cols);
+  return Lloyd(x, options, pool).run();
+}
+
+void assign_points(Matrix<const float> x, std::span<const float> centroids, std::span<std::int32_t> labels,
+                   ThreadPool& pool) {
+  LODE_ASSERT(x.stride == x.cols && std::ssize(labels) == x.rows && std::ssize(centroids) % x.cols == 0);
+  pool.for_each((x.rows + kPointsPerItem - 1) / kPointsPerItem, [&](std::int64_t item, int) {
+    check_cancel();
+    const std::int64_t begin = item * kPointsPerItem, count = std::min(kPointsPerItem, x.rows - begin);
+    float best[kPointsPerItem];
+    kernels().assign(x[begin].data(), count, centroids.data(), std::ssize(centroids) / x.cols,
+                     static_cast<int>(x.cols), labels.data() + begin, best);
+  });
+}
+
+}  // namespace lode

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "select/centroids.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <map>
+
+#include "base/file.h"
+#include "io/safetensors.h"
+#include "kernels/kernels.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+constexpr std::int64_t kMaxClusters = std::int64_t{1} << 20;
+
+std::string tensor_name(int layer, int head) {
+  return fmt::format("layer.{}.head.{}.centroids", layer, head);
+}
+
+void expect_metadata(const std::map<std::string, std::string>& metadata, const char* key,
+                     std::string_view expected, const std::string& where) {
+  const auto found = metadata.find(key);
+  if (found != metadata.end() && found->second == expected) return;
+  throw InputError(fmt::format("{}: expected centroids with {} '{}', found {}", where, key, expected,
+                               found == metadata.end() ? "none given" : "'" + found->second + "'"));
+}
+
+std::vector<float> unit_rows(const Tensor& tensor, const std::string& name, const std::string& where) {
+  const auto d = static_cast<std::size_t>(tensor.shape[1]);
+  std::vector<float> rows(static_cast<std::size_t>(tensor.elements()));
+  kernels().widen(tensor.bytes.data(), float_type(tensor, name, where), tensor.elements(), rows.data());
+  for (std::size_t at = 0; at < rows.size(); at += d) {
+    double sum = 0.0;
+    for (std::size_t i = 0; i < d; ++i) sum += static_cast<double>(rows[at + i]) * rows[at + i];
+    if (!std::isfinite(sum))
+      throw InputError(fmt::format("{}: tensor '{}': expected finite numbers, found others", where, name));
+    const double inverse = sum > 0.0 ? 1.0 / std::sqrt(sum) : 0.0;
+    for (std::size_t i = 0; i < d; ++i) rows[at + i] = static_cast<float>(rows[at + i] * inverse);
+  }
+  return rows;
+}
+
+}  // namespace
+
+std::vector<std::vector<float>> read_centroids(const std::filesystem::path& path,
+                                               const LayerGeometry& geometry, bool roped,
+                                               std::string_view model_fingerprint) {
+  const MappedFile file(path);
+  const std::string where = path.string();
+  std::map<std::string, std::string> metadata;
+  const auto tensors = parse_safetensors(file.bytes(), where, &metadata);
+  expect_metadata(metadata, "rope", roped ? "on" : "off", where);
+  expect_metadata(metadata, "model_fingerprint", model_fingerprint, where);
+  std::vector<std::vector<float>> heads;
+  for (int head = 0; head < geometry.kv_heads; ++head) {
+    const std::string name = tensor_name(geometry.layer, head);
+    const auto found = tensors.find(name);
+    if (found == tensors.end())
+      throw InputError(fmt::format("{}: expected a tensor '{}', found none", where, name));
+    const std::vector<std::int64_t>& shape = found->second.shape;
+    if (shape.size() != 2 || shape[0] < 1 || shape[0] > kMaxClusters || shape[1] != geometry.head_dim) {
+      throw InputError(fmt::format("{}: tensor '{}': expected the shape [1 to {}, {}], found another", where,
+                                   name, kMaxClusters, geometry.head_dim));
+    }
+    heads.push_back(unit_rows(found->second, name, where));
+    if (heads.back().size() != heads.front().size()) {
+      throw InputError(fmt::format("{}: tensor '{}': expected {} centroids as in head 0, found {}", where,
+                                   name, std::ssize(heads.front()) / geometry.head_dim, shape[0]));
+    }
+  }
+  return heads;
+}
+
+void write_centroids(const std::filesystem::path& path,
+                     const std::vector<std::vector<std::vector<float>>>& layers, int head_dim, bool roped,
+                     std::string_view model_fingerprint) {
+  std::vector<TensorToWrite> tensors;
+  for (std::size_t layer = 0; layer < layers.size(); ++layer) {
+    for (std::size_t head = 0; head < layers[layer].size(); ++head) {
+      const std::vector<float>& rows = layers[layer][head];
+      tensors.push_back({.name = tensor_name(static_cast<int>(layer), static_cast<int>(head)),
+                         .type = DType::f32,
+                         .shape = {std::ssize(rows) / head_dim, head_dim},
+                         .bytes = std::as_bytes(std::span(rows))});
+    }
+  }
+  write_safetensors(path, tensors,
+                    {{"format", "lodestone centroids"},
+                     {"rope", roped ? "on" : "off"},
+                     {"model_fingerprint", std::string(model_fingerprint)}});
+}
+
+}  // namespace lode
