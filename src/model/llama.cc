@@ -67,6 +67,7 @@ ForwardWork Llama::forward(const Step& step, const Rope& rope, LogitRows rows, s
   for (int i = 0; i < config_.layers; ++i) {
     check_cancel();
     layer(i, step, rope, work);
+    if (step.hooks != nullptr && step.hooks->layer_done) step.hooks->layer_done(i, b_.x);
   }
   head(step, rows, logits);
   for_each_sequence(step,

@@ -32,6 +32,8 @@ struct ForwardHooks {
   std::function<void(const LayerGeometry&, std::span<const QueryBlock>, const Selection*,
                      std::span<float* const>)>
       attended;
+  /// The residual stream x [T, D] that leaves a layer.
+  std::function<void(int layer, std::span<const float> x)> layer_done;
   /// Attention mass per attended key of each (token, KV head).
   std::function<void(const LayerGeometry&, const AttentionMass&)> mass;
 };
