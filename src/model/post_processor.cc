@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/post_processor.h"
+
+#include "lodestone/error.h"
+#include "model/bpe.h"
+
+namespace lode {
+
+namespace {
+
+void add_ids(const Json& json, const std::string& name, const std::string& where, std::vector<TokenId>& ids) {
+  const Json specials = json.value("special_tokens", Json());
+  if (!json_has(specials, name) || !specials[name].is_object() ||
+      !specials[name].value("ids", Json()).is_array()) {
+    throw InputError(where + ": the token '" + name + "' has no ids in 'special_tokens'");
+  }
+  for (const Json& id : specials[name]["ids"]) {
+    if (!id.is_number_integer() || id < 0 || id >= Bpe::kMaxTokens) {
+      throw InputError(where + ": special_tokens: '" + name + "': expected ids from 0 to " +
+                       std::to_string(Bpe::kMaxTokens - 1) + ", found " + id.type_name());
+    }
+    ids.push_back(id.get<TokenId>());
+  }
+}
+
+std::vector<TokenId> read_template(const Json& json, const std::string& where) {
+  if (!json_has(json, "single") || !json["single"].is_array()) {
+    throw InputError(where + ": expected an array 'single'");
+  }
+  std::vector<TokenId> ids;
+  bool text_seen = false;
+  for (const Json& piece : json["single"]) {
+    if (json_has(piece, "Sequence")) {
+      if (text_seen) throw InputError(where + ": 'single' has the text twice");
+      text_seen = true;
+    } else if (json_has(piece, "SpecialToken")) {
+      const std::string name = json_string(piece["SpecialToken"], "id", where + ": single");
+      if (text_seen) throw InputError(where + ": a token after the text, '" + name + "', is not supported");
+      add_ids(json, name, where, ids);
+    } else {
+      throw InputError(where + ": single: expected Sequence or SpecialToken, found " +
+                       piece.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 80));
+    }
+  }
+  return ids;
+}
+
+}  // namespace
+
+std::vector<TokenId> read_prefix(const Json& json, const std::string& where) {
+  if (json.is_null()) return {};
+  const std::string type = json_string(json, "type", where);
+  // ByteLevel only trims offsets, which nobody reads here.
+  if (type == "ByteLevel") return {};
+  if (type == "TemplateProcessing") return read_template(json, where + ": TemplateProcessing");
+  if (type != "Sequence") {
+    throw InputError(where + ": expected Sequence, ByteLevel or TemplateProcessing, found '" + type + "'");
+  }
+  if (!json_has(json, "processors") || !json["processors"].is_array()) {
+    throw InputError(where + ": expected a Sequence to have an array 'processors'");
+  }
+  std::vector<TokenId> ids;
+  for (const Json& part : json["processors"]) {
+    const std::vector<TokenId> more = read_prefix(part, where);
+    ids.insert(ids.begin(), more.begin(), more.end());
+  }
+  return ids;
+}
+
+}  // namespace lode

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cuts a text into the pieces that BPE never merges across: the "pre_tokenizer" of tokenizer.json.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "base/json.h"
+
+namespace lode {
+
+struct Piece {
+  std::string_view text;
+  bool at_start;  ///< begins where the whole text begins
+};
+
+/// A reference to something that takes pieces; what it refers to must outlive it.
+class PieceSink {
+ public:
+  template <class F>
+  requires(!std::is_same_v<std::remove_cvref_t<F>, PieceSink>) PieceSink(F&& f)
+      : object_(const_cast<void*>(static_cast<const void*>(&f))),
+        call_([](void* object, Piece piece) { (*static_cast<std::remove_reference_t<F>*>(object))(piece); }) {
+  }
+  void operator()(Piece piece) const { call_(object_, piece); }
+
+ private:
+  void* object_;
+  void (*call_)(void*, Piece);
+};
+
+/// Strings that pieces view; they stay where they are until the whole text is encoded.
+using Arena = std::deque<std::string>;
+
+class PreTokenizer {
+ public:
+  /// One component that cuts.
+  class Step {
+   public:
+    virtual ~Step() = default;
+    virtual void cut(Piece piece, Arena& arena, PieceSink out) const = 0;
+  };
+
+  /// `json` may be null: one piece. InputError names a component that is unknown or not supported.
+  PreTokenizer(const Json& json, const std::string& where);
+
+  /// Whether bytes, not characters, are what BPE begins with (the component ByteLevel, which must come last).
+  bool byte_level() const { return byte_level_; }
+  void cut(Piece piece, Arena& arena, PieceSink out) const { cut_from(0, piece, arena, out); }
+
+ private:
+  void add(const Json& json, const std::string& where);
+  void add_split(const Json& json, const std::string& where);
+  void add_byte_level(const Json& json, const std::string& where);
+  void cut_from(std::size_t step, Piece piece, Arena& arena, PieceSink out) const;
+
+  std::vector<std::unique_ptr<Step>> steps_;
+  bool byte_level_ = false;
+};
+
+}  // namespace lode

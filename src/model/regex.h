@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// The regular expressions of tokenizer.json, which are written for Oniguruma (Ruby syntax), run by PCRE2.
+// What the two read differently is rewritten or refused, never passed on.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace lode {
+
+class Regex {
+ public:
+  /// InputError names `where`, the pattern and what is wrong with it.
+  Regex(std::string_view pattern, std::string_view where);
+  /// Matches `text` itself.
+  static Regex literal(std::string_view text, std::string_view where);
+  ~Regex();
+  Regex(Regex&&) noexcept;
+  Regex& operator=(Regex&&) noexcept;
+
+  struct Range {
+    std::size_t begin, end;
+  };
+  /// Goes over the matches in valid UTF-8 from left to right without overlap; no empty match directly after a
+  /// match.
+  class Matches {
+   public:
+    Matches(const Regex& regex, std::string_view text) : regex_(regex), text_(text) {}
+    /// False when there are no more. InputError when the expression needs too many steps on this text.
+    bool next(Range& match);
+
+   private:
+    const Regex& regex_;
+    std::string_view text_;
+    std::size_t from_ = 0;
+    std::size_t last_end_ = std::string_view::npos;
+  };
+
+ private:
+  struct Code;
+  Regex(std::string pcre, std::string_view shown, std::string_view where);
+  std::unique_ptr<Code> code_;
+};
+
+/// The same expression in PCRE2's syntax. InputError on what PCRE2 cannot say the same way.
+std::string to_pcre2(std::string_view oniguruma, std::string_view where);
+
+}  // namespace lode
