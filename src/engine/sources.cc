@@ -7,6 +7,9 @@ namespace lode {
 
 namespace {
 
+constexpr std::int64_t kSinkTokens = 4;       // StreamingLLM: the first four tokens serve as attention sinks
+constexpr std::int64_t kLongestPassage = 48;  // tokens shown of one sentence
+
 /// True when a sentence or line ends with this token.
 bool ends_sentence(std::string_view bytes) {
   return bytes.find('\n') != std::string_view::npos || bytes.ends_with('.') || bytes.ends_with('!') ||
@@ -17,14 +20,24 @@ std::vector<Passage> sentences_of(const Context& context) {
   const Tokenizer& tokenizer = context.model().tokenizer();
   const auto ids = context.token_ids().first(static_cast<std::size_t>(context.indexed_tokens()));
   std::vector<Passage> sentences;
-  std::int64_t begin = 1;
-  for (std::int64_t i = 1; i < context.indexed_tokens(); ++i) {
+  std::int64_t begin = kSinkTokens;
+  for (std::int64_t i = kSinkTokens; i < context.indexed_tokens(); ++i) {
     const bool last = i + 1 == context.indexed_tokens();
     if (!last && !ends_sentence(tokenizer.bytes_of(ids[static_cast<std::size_t>(i)]))) continue;
     sentences.push_back({.token_begin = begin, .token_end = i + 1, .weight = 0, .text = {}});
     begin = i + 1;
   }
   return sentences;
+}
+
+/// Cuts a long sentence to the stretch around its heaviest token.
+void shorten(Passage& sentence, const SourceMass& sources) {
+  if (sentence.token_end - sentence.token_begin <= kLongestPassage) return;
+  const auto first = sources.mass.begin();
+  const auto peak = std::max_element(first + sentence.token_begin, first + sentence.token_end) - first;
+  sentence.token_begin =
+      std::clamp(peak - kLongestPassage / 2, sentence.token_begin, sentence.token_end - kLongestPassage);
+  sentence.token_end = sentence.token_begin + kLongestPassage;
 }
 
 }  // namespace
@@ -48,6 +61,7 @@ std::vector<Passage> top_passages(const Context& context, const SourceMass& sour
   std::erase_if(sentences, [](const Passage& p) { return p.weight <= 0; });
   for (Passage& sentence : sentences) {
     sentence.weight /= total;
+    shorten(sentence, sources);
     const auto ids =
         context.token_ids().subspan(static_cast<std::size_t>(sentence.token_begin),
                                     static_cast<std::size_t>(sentence.token_end - sentence.token_begin));
