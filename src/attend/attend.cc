@@ -181,8 +181,10 @@ void run(Call& call, const std::vector<bool>& prefilled, const MassSink& mass) {
     const QueryBlock& block = call.blocks[b];
     call.lse.emplace_back(static_cast<std::size_t>(block.tokens * call.geometry.query_heads));
     if (!prefilled[b]) continue;
-    attend_prefill(block.q, block.tokens, call.geometry.query_heads, block.kv.heads, call.geometry.scale,
-                   call.outputs[b], call.lse[b].data(), *call.geometry.pool);
+    std::vector<KvRows> kv(block.kv.heads.begin(), block.kv.heads.end());
+    for (KvRows& head : kv) head.rows = block.begin + block.tokens;  // prefill's last query is the last row's
+    attend_prefill(block.q, block.tokens, call.geometry.query_heads, kv, call.geometry.scale, call.outputs[b],
+                   call.lse[b].data(), *call.geometry.pool);
   }
   run_parts(call, prefilled);
   if (mass) report_mass(call.groups, call.blocks, call.geometry, call.lse, mass);

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every registered method must keep, whatever it selects. A new method is tested as soon as it is
+// registered; one that has no defaults for a text of a few hundred tokens adds its specs to specs_of.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+
+#include "io/container.h"
+#include "lodestone/error.h"
+#include "lodestone/spec.h"
+#include "select/methods.h"
+#include "support/world.h"
+
+namespace lode::test {
+namespace {
+
+/// Specs to try a method with, beside its defaults.
+std::vector<std::string> specs_of(const std::string& method) {
+  if (method == "topk") {
+    return {"topk:k=5",          "topk:k=10%",           "topk:mass=0.6",
+            "topk:k=7,by=value", "topk:k=5,per=kv-head", "topk:mass=0.9,by=value,per=kv-head"};
+  }
+  if (method == "random") return {"random", "random:fraction=17", "random:fraction=70%"};
+  if (method == "kmeans")
+    return {"kmeans:probes=2", "kmeans:clusters=40,probes=5,rope=on", "kmeans:clusters=10%,probes=3"};
+  return {method};
+}
+
+std::vector<std::string> all_specs() {
+  std::vector<std::string> specs;
+  for (const MethodInfo& method : methods()) {
+    for (const std::string& spec : specs_of(method.name)) specs.push_back(spec);
+  }
+  return specs;
+}
+
+std::unique_ptr<Selector> make(const std::string& text, const LayerGeometry& geometry) {
+  const Spec spec = parse_spec(text);
+  const MethodInfo& method = find_method(spec.name);
+  return method.make ? method.make(spec, geometry, "model") : make_full_selector(geometry);
+}
+
+std::vector<FarSet> select(Selector& selector, const QueryBlock& block, const LayerGeometry& geometry) {
+  Selection out;
+  selector.append(block.sequence, block.kv, block.far_end(block.tokens - 1, geometry.dense));
+  selector.select({&block, 1}, out);
+  std::vector<std::string> problems;
+  std::vector<FarSet> found = far_sets(out, block, geometry, &problems);
+  EXPECT_TRUE(problems.empty()) << problems.front();
+  return found;
+}
+
+class EveryMethod : public testing::TestWithParam<std::string> {
+ protected:
+  ThreadPool pool_{2};
+};
+INSTANTIATE_TEST_SUITE_P(Select, EveryMethod, testing::ValuesIn(all_specs()), [](const auto& info) {
+  std::string name = info.param;
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return std::isalnum(c) == 0; }, '_');
+  return name;
+});
+
+// A key is in exactly one of sink, window and index: select() never names a row twice or one that is not far
+// (far_sets checks it), and the history of appends and rollbacks leaves no trace.
+TEST_P(EveryMethod, HistoryLeavesNoTrace) {
+  World world({.kv_heads = 2, .group = 3, .dense = {2, 20}});
+  const LayerGeometry geometry = world.geometry(pool_);
+  Rng rng(5);
+  world.write(150);
+  const auto lived = make(GetParam(), geometry);
+  lived->build(0, world.store().layer(0));
+  for (int step = 0; step < 60; ++step) {
+    const auto count = static_cast<std::int64_t>(1 + rng.below(9));
+    if (rng.below(4) == 0) {
+      const std::int64_t cut =
+          std::max<std::int64_t>(150, world.tokens() - static_cast<std::int64_t>(rng.below(50)));
+      world.store().roll_back(cut);
+      lived->roll_back(0, cut);
+    }
+    world.write(count);
+    const QueryBlock block = world.block(static_cast<Position>(world.tokens() - count), count);
+    const std::vector<FarSet> found = select(*lived, block, geometry);
+    if (step % 6 != 0) continue;
+    const auto fresh = make(GetParam(), geometry);
+    KvLayer context = world.store().layer(0);
+    std::vector<KvRows> heads(context.heads.begin(), context.heads.end());
+    for (KvRows& head : heads) head.rows = 150;
+    fresh->build(0, {.heads = heads, .tokens = 150});
+    EXPECT_EQ(select(*fresh, world.block(block.begin, count), geometry), found) << step;
+  }
+}
+
+TEST_P(EveryMethod, BuildingTwiceOrAppendingAgainChangesNothing) {
+  World world({.dense = {1, 16}});
+  const LayerGeometry geometry = world.geometry(pool_);
+  world.write(200);
+  const auto once = make(GetParam(), geometry), twice = make(GetParam(), geometry);
+  once->build(0, world.store().layer(0));
+  twice->build(0, world.store().layer(0));
+  twice->build(0, world.store().layer(0));
+  world.write(40);
+  for (const Position far_end : {100, 190, 205, 203, 205}) twice->append(0, world.store().layer(0), far_end);
+  const QueryBlock block = world.block(230, 10);
+  EXPECT_EQ(select(*once, block, geometry), select(*twice, block, geometry));
+}
+
+TEST_P(EveryMethod, ChunksAndBatchesDoNotMatter) {
+  const WorldShape shape = {.kv_heads = 2, .group = 2, .dense = {1, 16}};
+  World first(shape, 1, 0), second(shape, 2, 5);
+  const LayerGeometry geometry = first.geometry(pool_);
+  const auto alone = make(GetParam(), geometry), batched = make(GetParam(), geometry);
+  for (World* world : {&first, &second}) {
+    world->write(world == &first ? 220 : 90);
+    for (Selector* selector : {alone.get(), batched.get()})
+      selector->build(world == &first ? 0 : 5, world->store().layer(0));
+    world->write(24);
+  }
+  const std::vector<QueryBlock> blocks = {second.block(90, 24), first.block(220, 24)};
+  for (const QueryBlock& block : blocks)
+    batched->append(block.sequence, block.kv, block.far_end(23, geometry.dense));
+  Selection together;
+  batched->select(blocks, together);
+  std::vector<FarSet> expected;
+  for (Position p = 220; p < 244; ++p) {
+    for (FarSet& set : select(*alone, first.block(p, 1), geometry)) expected.push_back(std::move(set));
+  }
+  EXPECT_EQ(far_sets(together, first.block(220, 24), geometry), expected);
+  EXPECT_EQ(far_sets(together, second.block(90, 24), geometry),
+            select(*alone, second.block(90, 24), geometry));
+}
+
+TEST_P(EveryMethod, ThreadsDoNotMatter) {
+  World world({.kv_heads = 3, .group = 2, .dense = {1, 16}});
+  world.write(300);
+  std::vector<std::vector<FarSet>> found;
+  for (const int threads : {1, 3}) {
+    ThreadPool pool(threads);
+    const auto selector = make(GetParam(), world.geometry(pool));
+    selector->build(0, world.store().layer(0));
+    found.push_back(select(*selector, world.block(290, 10), world.geometry(pool)));
+  }
+  EXPECT_EQ(found[0], found[1]);
+}
+
+TEST_P(EveryMethod, SavedAndLoadedSelectsTheSame) {
+  World world({.dense = {1, 16}});
+  const LayerGeometry geometry = world.geometry(pool_);
+  world.write(200);
+  const auto saved = make(GetParam(), geometry), loaded = make(GetParam(), geometry);
+  saved->build(0, world.store().layer(0));
+  const std::filesystem::path path =
+      std::filesystem::path(testing::TempDir()) / ("index-" + std::to_string(getpid()));
+  {
+    ContainerWriter out(path);
+    SectionWriter sections(out, "select/3/");
+    saved->save(0, sections);
+    out.finish();
+  }
+  {
+    const ContainerReader in(path);
+    SectionReader sections(in, "select/3/");
+    loaded->load(0, sections, world.store().layer(0));
+  }
+  std::filesystem::remove(path);
+  world.write(40);
+  const QueryBlock block = world.block(200, 40);
+  EXPECT_EQ(select(*loaded, block, geometry), select(*saved, block, geometry));
+  for (Selector* selector : {saved.get(), loaded.get()}) selector->roll_back(0, 200);
+  world.store().roll_back(200);
+  world.write(3);
+  EXPECT_EQ(select(*loaded, world.block(200, 3), geometry), select(*saved, world.block(200, 3), geometry));
+}
+
+TEST_P(EveryMethod, TinyTexts) {
+  for (const std::int64_t context : {0, 1, 2, 3, 17, 18}) {
+    World world({.kv_heads = 1, .group = 2, .dense = {1, 16}});
+    const LayerGeometry geometry = world.geometry(pool_);
+    const auto selector = make(GetParam(), geometry);
+    if (context > 0) world.write(context);
+    selector->build(0, world.store().layer(0));
+    selector->roll_back(0, context);
+    for (int step = 0; step < 40; ++step) {
+      world.write(1);
+      const std::vector<FarSet> found =
+          select(*selector, world.block(static_cast<Position>(world.tokens() - 1), 1), geometry);
+      const std::int64_t far = std::max<std::int64_t>(0, world.tokens() - 17);
+      for (const FarSet& set : found) EXPECT_LE(std::ssize(set), far);
+    }
+    selector->roll_back(0, 0);
+    world.store().roll_back(0);
+    world.write(30);
+    select(*selector, world.block(0, 30), geometry);
+  }
+}
+
+TEST_P(EveryMethod, WithoutBuildingNothingIsLost) {
+  World world({.dense = {1, 16}});
+  const LayerGeometry geometry = world.geometry(pool_);
+  const auto selector = make(GetParam(), geometry);
+  selector->roll_back(0, 0);  // of a sequence never seen
+  world.write(60);
+  select(*selector, world.block(0, 60), geometry);
+  EXPECT_GE(selector->index_bytes(), 0);
+}
+
+TEST_P(EveryMethod, EqualKeysAndKeysThatAreNotNumbers) {
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<std::function<float(Position, int, int, float)>> worlds = {
+      [](Position, int, int, float) { return 1.0f; },
+      [](Position, int, int, float) { return 0.0f; },
+      [=](Position p, int, int, float x) { return p % 5 == 0 ? nan : x; },
+      [=](Position p, int, int i, float x) { return p % 7 == 0 && i == 3 ? -inf : x; },
+      [](Position p, int, int, float x) { return p % 3 == 0 ? x * 1e37f : x; },
+      [=](Position, int, int, float) { return nan; },
+  };
+  for (const DType type : {DType::f32, DType::q8}) {
+    for (const auto& shape_key : worlds) {
+      World world({.type = type, .dense = {1, 16}});
+      world.shape_key = shape_key;
+      const LayerGeometry geometry = world.geometry(pool_);
+      const auto selector = make(GetParam(), geometry);
+      world.write(120);
+      selector->build(0, world.store().layer(0));
+      world.write(20);
+      select(*selector, world.block(120, 20), geometry);
+    }
+  }
+}
+
+TEST_P(EveryMethod, HeadDimensionsAndGroups) {
+  for (const auto& [group, d] : {std::pair{1, 64}, {2, 80}, {4, 96}, {5, 128}, {8, 256}, {16, 64}}) {
+    World world({.kv_heads = 2, .group = group, .d = d, .type = DType::f16, .dense = {1, 16}});
+    const LayerGeometry geometry = world.geometry(pool_);
+    const auto selector = make(GetParam(), geometry);
+    world.write(100);
+    selector->build(0, world.store().layer(0));
+    world.write(2);
+    const QueryBlock block = world.block(100, 2);
+    Selection out;
+    selector->append(0, block.kv, block.far_end(1, geometry.dense));
+    selector->select({&block, 1}, out);
+    std::vector<float> output(block.q.size(), std::nanf(""));
+    float* const place = output.data();
+    attend({&block, 1}, out, geometry, {&place, 1});
+    const std::vector<FarSet> far = far_sets(out, block, geometry);
+    for (int h = 0; h < geometry.query_heads; ++h) {
+      const std::vector<double> expected = attend_exactly(
+          world, block, geometry, 1, h, far[static_cast<std::size_t>(geometry.query_heads + h)]);
+      for (int i = 0; i < d; ++i) {
+        ASSERT_NEAR(output[static_cast<std::size_t>((geometry.query_heads + h) * d + i)],
+                    expected[static_cast<std::size_t>(i)], 2e-5);
+      }
+    }
+  }
+}
+
+// Budgets that cover all far keys give full attention's bits.
+TEST(Budgets, EverythingIsFullAttentionToTheBit) {
+  ThreadPool pool(2);
+  World world({.kv_heads = 2, .group = 4, .type = DType::f16, .dense = {1, 16}});
+  const LayerGeometry geometry = world.geometry(pool);
+  world.write(200);
+  for (const char* spec : {"topk:k=1000000", "topk:k=1.0", "topk:k=100%,by=value", "topk:mass=1",
+                           "topk:mass=1,per=kv-head", "random:fraction=1.0", "random:fraction=5000",
+                           "kmeans:probes=100000", "kmeans:clusters=1,probes=1"}) {
+    const auto selector = make(spec, geometry);
+    selector->build(0, world.store().layer(0));
+    for (const std::int64_t tokens : {1, 6}) {
+      const QueryBlock block = world.block(static_cast<Position>(200 - tokens), tokens);
+      Selection out;
+      selector->append(0, block.kv, block.far_end(tokens - 1, geometry.dense));
+      selector->select({&block, 1}, out);
+      std::vector<float> sparse(block.q.size()), full(block.q.size());
+      float* place = sparse.data();
+      const AttendWork work = attend({&block, 1}, out, geometry, {&place, 1});
+      place = full.data();
+      attend_full({&block, 1}, geometry, {&place, 1});
+      EXPECT_EQ(sparse, full) << spec;
+      EXPECT_EQ(work.far_keys, work.far_total) << spec;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lode::test

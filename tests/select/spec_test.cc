@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// Specs: what is valid parses to one canonical form, and whatever is not is one sentence that says what would
+// be.
+#include "lodestone/spec.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lodestone/error.h"
+
+namespace lode {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+std::string error_of(std::string_view text) {
+  try {
+    parse_spec(text);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Spec, EveryMethodParsesByItsNamesAndHasTheCommonKeys) {
+  for (const MethodInfo& method : methods()) {
+    EXPECT_EQ(parse_spec(method.name).str(), method.name);
+    EXPECT_FALSE(method.source.empty());
+    for (const std::string& alias : method.aliases) EXPECT_EQ(parse_spec(alias).name, method.name);
+    if (method.name == "full") continue;
+    const Spec spec = parse_spec(method.name + ":window=63,sink=2,dense_layers=1");
+    EXPECT_EQ(spec.dense.window, 63);
+    EXPECT_EQ(spec.dense.sink, 2);
+    EXPECT_EQ(spec.dense_layers, 1);
+    EXPECT_EQ(spec.str(), method.name + ":dense_layers=1,sink=2,window=63");
+    EXPECT_EQ(parse_spec(spec.str()).str(), spec.str());
+    const Spec plain = parse_spec(method.name);
+    EXPECT_EQ(plain.dense.sink, method.dense.sink);
+    EXPECT_EQ(plain.dense.window, method.dense.window);
+  }
+}
+
+TEST(Spec, DefaultsOfTheInterface) {
+  for (const char* name : {"streaming", "topk", "random", "kmeans"}) {
+    const Spec spec = parse_spec(name);
+    EXPECT_EQ(spec.dense.sink, 1);
+    EXPECT_EQ(spec.dense.window, 2047);
+    EXPECT_EQ(spec.dense_layers, 0);
+  }
+  EXPECT_EQ(parse_spec("flat:k=5").str(), "topk:k=5");
+}
+
+TEST(Spec, UnknownNamesAndKeysListTheValidOnes) {
+  EXPECT_THAT(error_of("topkk"), AllOf(HasSubstr("'topkk'"), HasSubstr("did you mean 'topk'"),
+                                       HasSubstr("streaming"), HasSubstr("flat")));
+  EXPECT_THAT(error_of(""), HasSubstr("valid are full"));
+  EXPECT_THAT(error_of("full:window=3"), AllOf(HasSubstr("'window'"), HasSubstr("takes no keys")));
+  EXPECT_THAT(error_of("kmeans:probe=3"), AllOf(HasSubstr("'probe'"), HasSubstr("did you mean 'probes'"),
+                                                HasSubstr("clusters"), HasSubstr("sink")));
+  EXPECT_THAT(error_of("kmeans:rope=maybe"),
+              AllOf(HasSubstr("'rope'"), HasSubstr("off, on"), HasSubstr("'maybe'")));
+}
+
+TEST(Spec, MalformedText) {
+  for (const char* text : {"topk:", "topk:k", "topk:k=", "topk:=3", "topk:k=3,", "topk:,k=3", "topk:k=3,k=4",
+                           "topk;k=3", " topk", "topk:k =3", "TOPK", "topk:k=3:by=value"}) {
+    EXPECT_THROW(parse_spec(text), InputError) << text;
+  }
+}
+
+TEST(Spec, ValuesOutOfRange) {
+  for (const char* text : {"topk:k=0",
+                           "topk:k=-1",
+                           "topk:k=nan",
+                           "topk:k=inf",
+                           "topk:k=1e400",
+                           "topk:k=0.0",
+                           "topk:k=101%",
+                           "topk:k=3/0",
+                           "topk:k=5/2",
+                           "topk:k=99999999999999999999",
+                           "topk:k=0x10",
+                           "topk:k=+3",
+                           "topk:k=3 ",
+                           "topk:mass=0",
+                           "topk:mass=1.1",
+                           "topk:mass=nan",
+                           "topk:mass=-0.5",
+                           "topk:k=3,mass=0.5",
+                           "topk:by=x",
+                           "topk:per=x",
+                           "random:fraction=0",
+                           "random:fraction=2.0",
+                           "kmeans:probes=0",
+                           "kmeans:probes=5%",
+                           "kmeans:clusters=0",
+                           "kmeans:clusters=8,weights=x",
+                           "streaming:window=0",
+                           "streaming:window=-1",
+                           "streaming:sink=-1",
+                           "streaming:sink=1.5",
+                           "streaming:dense_layers=-1",
+                           "streaming:window=4294967297000"}) {
+    const std::string error = error_of(text);
+    EXPECT_NE(error, "no error") << text;
+    EXPECT_THAT(error, HasSubstr("expected")) << text;
+    EXPECT_THAT(error, HasSubstr("found")) << text;
+  }
+}
+
+TEST(Amount, CountsAndShares) {
+  const auto of = [](const char* text, std::int64_t n) {
+    return parse_spec(std::string("topk:k=") + text).amount("k", {}).of(n);
+  };
+  EXPECT_EQ(of("64", 1000), 64);
+  EXPECT_EQ(of("64", 10), 10);
+  EXPECT_EQ(of("1/32", 320), 10);
+  EXPECT_EQ(of("5%", 101), 6);
+  EXPECT_EQ(of("0.05", 100), 5);
+  EXPECT_EQ(of("1.0", 77), 77);
+  EXPECT_EQ(of("100%", 77), 77);
+  EXPECT_EQ(of("1e-3", 1), 1);
+  EXPECT_EQ(of("1", 77), 1);  // a whole number is a count
+  EXPECT_EQ(of("5%", 0), 0);
+}
+
+}  // namespace
+}  // namespace lode
