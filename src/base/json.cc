@@ -34,6 +34,14 @@ std::string shown(const Json& value) {
   return text.size() > 60 ? text.substr(0, 60) + "..." : text;
 }
 
+/// The parser's message repeats what it read, however long and whatever bytes: made short and printable.
+std::string printable(std::string_view text) {
+  constexpr std::size_t kLongest = 200;
+  std::string shown;
+  for (const char c : text.substr(0, kLongest)) shown += c >= ' ' && c <= '~' ? c : '?';
+  return text.size() > kLongest ? shown + "..." : shown;
+}
+
 }  // namespace
 
 Json parse_json(std::string_view text, std::string_view where) {
@@ -46,15 +54,19 @@ Json parse_json(std::string_view text, std::string_view where) {
     if (event == Json::parse_event_t::object_start) keys.emplace_back();
     if (event == Json::parse_event_t::object_end) keys.pop_back();
     if (event == Json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second) {
-      throw InputError(std::string(where) + ": the key '" + parsed.get<std::string>() +
+      throw InputError(std::string(where) + ": the key '" + printable(parsed.get<std::string>()) +
                        "' stands twice in one object");
     }
     return true;
   };
+  // The parser takes a NUL for the end of its input and would overlook what follows.
+  if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
+    throw InputError(std::string(where) + ": not valid JSON: a NUL at byte " + std::to_string(nul));
+  }
   try {
     return Json::parse(text, check);
   } catch (const Json::exception& e) {
-    throw InputError(std::string(where) + ": not valid JSON: " + e.what());
+    throw InputError(std::string(where) + ": not valid JSON: " + printable(e.what()));
   }
 }
 

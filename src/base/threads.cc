@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -23,11 +24,16 @@ int usable_cores() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-/// How often an idle worker looks for work before it sleeps: some microseconds, as long as a gap between two
-/// loops of a decode step, so that a step of hundreds of loops does not pay a wake-up for each.
-constexpr int kSpins = 4000;
+/// How long an idle worker looks for work before it sleeps: about a gap between two loops of a decode step,
+/// so that a step of hundreds of loops does not pay a wake-up for each.
+constexpr std::chrono::microseconds kSpinTime(50);
 
-thread_local const void* running_pool = nullptr;  // the pool whose item this thread is running
+/// Whose item this thread is running, and as which worker.
+struct Running {
+  const void* pool = nullptr;
+  int worker = 0;
+};
+thread_local Running running;
 
 void relax() {
 #if defined(__x86_64__)
@@ -35,23 +41,53 @@ void relax() {
 #endif
 }
 
+/// Spins until `done` or for kSpinTime; whether it was done. A pause lasts 10 to 140 cycles, by CPU: the
+/// clock counts, not the turns.
+template <class Condition>
+bool spin_until(const Condition& done) {
+  constexpr int kPausesPerLook = 16;
+  const auto end = std::chrono::steady_clock::now() + kSpinTime;
+  do {
+    for (int i = 0; i < kPausesPerLook; ++i) {
+      if (done()) return true;
+      relax();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return done();
+}
+
+/// The gate of a loop in one word: [round | open: 1 bit | workers inside: 16 bits]. A worker enters while it
+/// is open; the caller closes it and waits for those inside, never for one that is still asleep.
+constexpr std::uint64_t kInside = 0xffff, kOpen = 0x10000;
+constexpr int kRoundShift = 17;
+constexpr std::uint64_t round_of(std::uint64_t gate) {
+  return gate >> kRoundShift;
+}
+
 }  // namespace
 
 struct ThreadPool::State {
-  std::vector<std::jthread> workers;
   std::mutex mutex;
   std::condition_variable wake;
-  bool stop = false;
 
-  std::atomic<std::uint64_t> round{0};  // rises when a loop begins
   const std::function<void(std::int64_t, int)>* body = nullptr;
   std::int64_t items = 0;
-  std::atomic<std::int64_t> next{0};  // the first item not handed out
-  std::atomic<int> busy{0};           // workers that may still touch this loop
-  std::exception_ptr failure;         // of the first body that threw; guarded by mutex
+  std::exception_ptr failure;  // of the first body that threw; guarded by mutex
+  std::atomic<bool> stop{false};
+  alignas(64) std::atomic<std::uint64_t> gate{0};
+  alignas(64) std::atomic<std::int64_t> next{0};  // the first item not handed out
+  std::vector<std::jthread> workers;              // joined before the rest goes
+
+  ~State() {
+    {
+      const std::lock_guard lock(mutex);
+      stop.store(true);
+    }
+    wake.notify_all();
+  }
 
   void run_items(int worker, const void* pool) {
-    const void* outer = std::exchange(running_pool, pool);
+    const Running outer = std::exchange(running, {pool, worker});
     for (std::int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
       try {
         (*body)(item, worker);
@@ -61,40 +97,57 @@ struct ThreadPool::State {
         next.store(items, std::memory_order_relaxed);  // nobody starts another item
       }
     }
-    running_pool = outer;
+    running = outer;
+  }
+
+  /// Enters the loop that is open, if it is another than `seen`.
+  bool enter(std::uint64_t& seen) {
+    std::uint64_t now = gate.load(std::memory_order_relaxed);
+    while ((now & kOpen) != 0 && round_of(now) != seen) {
+      if (gate.compare_exchange_weak(now, now + 1, std::memory_order_acquire, std::memory_order_relaxed)) {
+        seen = round_of(now);
+        return true;
+      }
+    }
+    return false;
   }
 
   void work(int worker, const void* pool) {
     std::uint64_t seen = 0;
     for (;;) {
-      for (int spin = 0; spin < kSpins && round.load(std::memory_order_acquire) == seen; ++spin) relax();
-      if (round.load(std::memory_order_acquire) == seen) {
+      bool inside = false;
+      const auto called = [&] { return stop.load(std::memory_order_relaxed) || (inside = enter(seen)); };
+      if (!spin_until(called)) {
         std::unique_lock lock(mutex);
-        wake.wait(lock, [&] { return stop || round.load(std::memory_order_acquire) != seen; });
+        wake.wait(lock, called);
       }
-      if (stop) return;
-      seen = round.load(std::memory_order_acquire);
+      if (!inside) return;
       run_items(worker, pool);
-      busy.fetch_sub(1, std::memory_order_release);
+      gate.fetch_sub(1, std::memory_order_release);
     }
+  }
+
+  void open() {
+    const std::lock_guard lock(mutex);  // a worker is either before its test or asleep: no lost wake-up
+    const std::uint64_t round = round_of(gate.load(std::memory_order_relaxed)) + 1;
+    gate.store(round << kRoundShift | kOpen, std::memory_order_release);
+  }
+
+  void close() {
+    gate.fetch_and(~kOpen, std::memory_order_acquire);
+    const auto empty = [&] { return (gate.load(std::memory_order_acquire) & kInside) == 0; };
+    while (!spin_until(empty)) std::this_thread::yield();
   }
 };
 
 ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
-  const int size = threads > 0 ? threads : usable_cores();
+  const int size = std::min(threads > 0 ? threads : usable_cores(), static_cast<int>(kInside));
   for (int worker = 1; worker < size; ++worker) {
     state_->workers.emplace_back([this, worker] { state_->work(worker, this); });
   }
 }
 
-ThreadPool::~ThreadPool() {
-  {
-    const std::lock_guard lock(state_->mutex);
-    state_->stop = true;
-    state_->round.fetch_add(1, std::memory_order_release);
-  }
-  state_->wake.notify_all();
-}
+ThreadPool::~ThreadPool() = default;
 
 int ThreadPool::size() const {
   return static_cast<int>(state_->workers.size()) + 1;
@@ -102,29 +155,20 @@ int ThreadPool::size() const {
 
 void ThreadPool::for_each(std::int64_t items, const std::function<void(std::int64_t, int)>& body) {
   State& s = *state_;
-  if (running_pool == this || s.workers.empty() || items == 1) {
-    for (std::int64_t item = 0; item < items; ++item) body(item, 0);
+  const bool nested = running.pool == this;
+  if (nested || s.workers.empty() || items == 1) {
+    // A nested loop keeps its worker's number: scratch memory by worker stays its own.
+    for (std::int64_t item = 0; item < items; ++item) body(item, nested ? running.worker : 0);
     return;
   }
   if (items <= 0) return;
   s.body = &body;
   s.items = items;
-  s.failure = nullptr;
   s.next.store(0, std::memory_order_relaxed);
-  s.busy.store(static_cast<int>(s.workers.size()), std::memory_order_relaxed);
-  {
-    const std::lock_guard lock(s.mutex);  // a worker is either before its test or asleep: no lost wake-up
-    s.round.fetch_add(1, std::memory_order_release);
-  }
+  s.open();
   s.wake.notify_all();
   s.run_items(0, this);
-  for (int spin = 0; s.busy.load(std::memory_order_acquire) != 0; ++spin) {
-    if (spin < kSpins) {
-      relax();
-    } else {
-      std::this_thread::yield();
-    }
-  }
+  s.close();
   if (s.failure) std::rethrow_exception(std::exchange(s.failure, nullptr));
 }
 

@@ -94,28 +94,32 @@ RopeScaling read_scaling(const Json& json, const ModelConfig& config, std::strin
   return s;
 }
 
+void refuse_partial_rotation(const Json& json, std::string_view where) {
+  if (optional_number(json, "partial_rotary_factor", 1.0, where, 0.0, 1.0) == 1.0) return;
+  throw InputError(fmt::format(
+      "{}: 'partial_rotary_factor': expected 1, found another: partial RoPE is not supported", where));
+}
+
 void read_rope(const Json& json, ModelConfig& config, std::string_view where) {
   config.rope_theta = optional_number(json, "rope_theta", 10000.0, where, 1e-3, kHuge);
   if (json_has(json, "rope_parameters")) {
     const Json& rope = json["rope_parameters"];
     config.rope_theta = optional_number(rope, "rope_theta", config.rope_theta, where, 1e-3, kHuge);
     config.rope_scaling = read_scaling(rope, config, where);
+    refuse_partial_rotation(rope, where);
   } else if (json_has(json, "rope_scaling")) {
     config.rope_scaling = read_scaling(json["rope_scaling"], config, where);
   }
-  if (optional_number(json, "partial_rotary_factor", 1.0, where, 0.0, 1.0) != 1.0) {
-    throw InputError(fmt::format(
-        "{}: 'partial_rotary_factor': expected 1, found another: partial RoPE is not supported", where));
-  }
+  refuse_partial_rotation(json, where);
 }
 
-/// An id or a list of ids; absent and null give none.
-std::vector<TokenId> read_ids(const Json& json, const char* key, std::string_view where) {
+/// An id or a list of ids of the vocabulary; absent and null give none.
+std::vector<TokenId> read_ids(const Json& json, const char* key, std::int64_t vocab, std::string_view where) {
   std::vector<TokenId> ids;
   if (!json_has(json, key)) return ids;
   const Json list = json[key].is_array() ? json[key] : Json::array({json[key]});
   for (const Json& id : list)
-    ids.push_back(static_cast<TokenId>(json_int({{key, id}}, key, where, 0, kMaxVocab)));
+    ids.push_back(static_cast<TokenId>(json_int({{key, id}}, key, where, 0, vocab - 1)));
   return ids;
 }
 
@@ -130,6 +134,12 @@ void read_shape(const Json& json, ModelConfig& c, std::string_view where) {
   c.max_positions = json_int(json, "max_position_embeddings", where, 1, kMaxPositions);
   c.head_dim =
       static_cast<int>(optional_int(json, "head_dim", c.hidden / c.query_heads, where, 1, kMaxHeadDim));
+  if (!json_has(json, "head_dim") && c.hidden % c.query_heads != 0) {
+    throw InputError(
+        fmt::format("{}: expected 'head_dim', or a 'hidden_size' that is a multiple of "
+                    "'num_attention_heads', found {} and {}",
+                    where, c.hidden, c.query_heads));
+  }
   if (c.query_heads % c.kv_heads != 0 || c.query_heads / c.kv_heads > 16) {
     throw InputError(fmt::format(
         "{}: expected 'num_attention_heads' to be 1 to 16 times 'num_key_value_heads', found {} and {}",
@@ -193,8 +203,8 @@ ModelConfig parse_config(std::string_view text, std::string_view where) {
   c.tied_embeddings = optional_bool(json, "tie_word_embeddings", false, where);
   c.attention_bias = optional_bool(json, "attention_bias", false, where);
   c.mlp_bias = optional_bool(json, "mlp_bias", false, where);
-  c.bos = read_ids(json, "bos_token_id", where);
-  c.eos = read_ids(json, "eos_token_id", where);
+  c.bos = read_ids(json, "bos_token_id", c.vocab, where);
+  c.eos = read_ids(json, "eos_token_id", c.vocab, where);
   return c;
 }
 
@@ -207,7 +217,9 @@ ModelConfig read_config(const std::filesystem::path& model_dir) {
   const auto generation = model_dir / "generation_config.json";
   if (std::filesystem::exists(generation)) {
     const Json json = parse_json(read_file(generation, 16 << 20), generation.string());
-    if (json_has(json, "eos_token_id")) config.eos = read_ids(json, "eos_token_id", generation.string());
+    if (json_has(json, "eos_token_id")) {
+      config.eos = read_ids(json, "eos_token_id", config.vocab, generation.string());
+    }
   }
   return config;
 }

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every item runs once whatever the timing; exceptions arrive; nothing hangs. Run under the thread sanitizer
+// too.
+#include "base/threads.h"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <numeric>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+namespace lode {
+namespace {
+
+class Threads : public testing::TestWithParam<int> {};
+
+TEST_P(Threads, EveryItemRunsOnce) {
+  ThreadPool pool(GetParam());
+  EXPECT_EQ(pool.size(), GetParam());
+  for (const std::int64_t items : {0, 1, 2, 3, 7, 64, 1000}) {
+    std::vector<std::atomic<int>> runs(static_cast<std::size_t>(items));
+    std::atomic<int> wrong_worker = 0;
+    pool.for_each(items, [&](std::int64_t item, int worker) {
+      ++runs[static_cast<std::size_t>(item)];
+      if (worker < 0 || worker >= pool.size()) ++wrong_worker;
+    });
+    for (const auto& r : runs) EXPECT_EQ(r.load(), 1);
+    EXPECT_EQ(wrong_worker.load(), 0);
+  }
+}
+
+TEST_P(Threads, ManyShortLoops) {
+  ThreadPool pool(GetParam());
+  std::vector<std::int64_t> sums(
+      16);  // plain memory: the loop's end is a barrier, which the sanitizer checks
+  for (int round = 0; round < 3000; ++round) {
+    pool.for_each(16, [&](std::int64_t item, int) { sums[static_cast<std::size_t>(item)] += item; });
+  }
+  for (std::int64_t i = 0; i < 16; ++i) EXPECT_EQ(sums[static_cast<std::size_t>(i)], 3000 * i);
+}
+
+TEST_P(Threads, WorkersThatSleptWakeUp) {
+  ThreadPool pool(GetParam());
+  for (int round = 0; round < 5; ++round) {
+    std::atomic<int> runs = 0;
+    pool.for_each(100, [&](std::int64_t, int) { ++runs; });
+    EXPECT_EQ(runs.load(), 100);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
+TEST_P(Threads, ExceptionIsRethrownAndThePoolLivesOn) {
+  ThreadPool pool(GetParam());
+  for (int round = 0; round < 50; ++round) {
+    std::atomic<int> runs = 0;
+    EXPECT_THROW(pool.for_each(1000,
+                               [&](std::int64_t item, int) {
+                                 ++runs;
+                                 if (item % 3 == 1) throw std::runtime_error("item");
+                               }),
+                 std::runtime_error);
+    EXPECT_GE(runs.load(), 2);
+    EXPECT_LE(runs.load(), 1000);
+    runs = 0;
+    pool.for_each(10, [&](std::int64_t, int) { ++runs; });
+    EXPECT_EQ(runs.load(), 10);
+  }
+}
+
+/// Scratch memory by worker number must not be shared, nested loop or not.
+TEST_P(Threads, NestedLoopKeepsItsWorker) {
+  ThreadPool pool(GetParam());
+  std::vector<std::int64_t> scratch(static_cast<std::size_t>(pool.size()));
+  std::atomic<std::int64_t> wrong = 0;
+  pool.for_each(200, [&](std::int64_t, int outer) {
+    pool.for_each(5, [&](std::int64_t item, int inner) {
+      if (inner != outer) ++wrong;
+      scratch[static_cast<std::size_t>(inner)] += item;
+    });
+  });
+  EXPECT_EQ(wrong.load(), 0);
+  EXPECT_EQ(std::accumulate(scratch.begin(), scratch.end(), std::int64_t{0}), 200 * 10);
+}
+
+TEST_P(Threads, PoolsInsideOneAnother) {
+  ThreadPool outer(GetParam()), inner(2);
+  std::atomic<int> runs = 0;
+  std::mutex one_caller;
+  outer.for_each(20, [&](std::int64_t, int) {
+    const std::lock_guard lock(one_caller);
+    inner.for_each(10, [&](std::int64_t, int) { ++runs; });
+  });
+  EXPECT_EQ(runs.load(), 200);
+}
+
+TEST_P(Threads, ComesAndGoes) {
+  for (int round = 0; round < 20; ++round) {
+    ThreadPool pool(GetParam());
+    if (round % 2 == 0) pool.for_each(4, [](std::int64_t, int) {});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, Threads, testing::Values(1, 2, 3, 8));
+
+TEST(ThreadsAuto, CountsTheCoresOfThisProcess) {
+  cpu_set_t before, one;
+  ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
+  EXPECT_EQ(ThreadPool().size(), CPU_COUNT(&before));
+  CPU_ZERO(&one);
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &before)) continue;
+    CPU_SET(cpu, &one);
+    break;
+  }
+  ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+  EXPECT_EQ(ThreadPool().size(), 1);
+  ASSERT_EQ(sched_setaffinity(0, sizeof before, &before), 0);
+}
+
+}  // namespace
+}  // namespace lode
