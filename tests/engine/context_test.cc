@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Contexts on a random two-layer model: what must not change when work is cut, batched, undone or repeated.
+#include "engine/context.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -7,7 +9,6 @@
 
 #include "base/cancel.h"
 #include "base/rng.h"
-#include "engine/context.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -25,7 +26,8 @@ std::vector<TokenId> some_tokens(std::int64_t count, std::uint64_t seed) {
 float worst_difference(const std::vector<float>& a, const std::vector<float>& b) {
   EXPECT_EQ(a.size(), b.size());
   float worst = 0;
-  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) worst = std::max(worst, std::abs(a[i] - b[i]));
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i)
+    worst = std::max(worst, std::abs(a[i] - b[i]));
   return worst;
 }
 
@@ -47,8 +49,8 @@ class ContextTest : public testing::Test {
 };
 
 TEST_F(ContextTest, ChunkingThePrefillAndTheQuestionChangesNothing) {
-  for (const char* spec : {"full", "streaming:window=20", "topk:k=5,window=20", "kmeans:clusters=8,probes=3,window=20",
-                           "random:fraction=0.25,window=20"}) {
+  for (const char* spec : {"full", "streaming:window=20", "topk:k=5,window=20",
+                           "kmeans:clusters=8,probes=3,window=20", "random:fraction=0.25,window=20"}) {
     EXPECT_LT(worst_difference(logits(spec, 200, 512), logits(spec, 200, 4)), kTolerance) << spec;
   }
 }
@@ -138,7 +140,8 @@ TEST_F(ContextTest, AnInterruptedForwardLeavesTheContextAsItWas) {
 }
 
 TEST_F(ContextTest, TheAuditSeesNoErrorWhereEverythingIsSelectedAndSomeWhereNot) {
-  for (const auto& [spec, exact] : {std::pair{"topk:k=100000,window=20", true}, std::pair{"streaming:window=20", false}}) {
+  for (const auto& [spec, exact] :
+       {std::pair{"topk:k=100000,window=20", true}, std::pair{"streaming:window=20", false}}) {
     Context c(model_, {.kv_type = DType::f32, .max_tokens = 1024, .audit = 1.0});
     const MethodId method = c.attach(parse_spec(spec));
     c.prefill(some_tokens(200, 1));
