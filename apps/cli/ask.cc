@@ -7,6 +7,7 @@
 #include <iostream>
 #include <optional>
 
+#include "base/cancel.h"
 #include "base/text.h"
 #include "cli.h"
 #include "engine/context_file.h"
@@ -155,6 +156,7 @@ void run(const AskFlags& flags) {
       }
       ask_all(trimmed(line));
     }
+    check_cancel();  // Ctrl-C while waiting ends the reading like an end of input
   }
   if (flags.common.json)
     print_json({{"context", flags.context}, {"model", model->path().string()}, {"answers", answers}});

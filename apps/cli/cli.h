@@ -42,8 +42,8 @@ struct ModelFlags {
 /// `model_required`: -m must be given (otherwise the verb finds the model itself).
 void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required);
 
-/// Checks --device, --gpu-memory; throws InputError that says what is missing.
-void check_device(const CommonFlags& common, const ModelFlags& model);
+/// Checks --gpu-memory; throws InputError that says what is missing.
+void check_device(const ModelFlags& model);
 std::shared_ptr<const Model> load_model(const CommonFlags& common, const ModelFlags& flags);
 ContextOptions context_options(const ModelFlags& flags);
 

@@ -33,6 +33,12 @@ CLI::Validator within(T low, T high, const std::string& kind) {
       "");
 }
 
+std::string check_device_name(const std::string& name) {
+  if (name == "auto" || name == "cpu") return "";
+  if (name == "cuda") return "expected auto or cpu, found 'cuda': this program was built without CUDA";
+  return "expected auto, cpu or cuda, found '" + name + "'";
+}
+
 }  // namespace
 
 CLI::Validator whole_number(std::int64_t low, std::int64_t high) {
@@ -47,7 +53,7 @@ void add_common_flags(CLI::App& verb, CommonFlags& flags) {
   verb.add_flag("--json", flags.json, "one JSON object on stdout and nothing else there");
   verb.add_flag("--quiet", flags.quiet, "no progress");
   verb.add_option("--device", flags.device, "auto, cpu or cuda")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+      ->check(CLI::Validator(check_device_name, ""));
   verb.add_option("-t,--threads", flags.threads, "threads to use; 0 = all cores")
       ->check(whole_number(0, 1024));
 }
@@ -61,7 +67,7 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required) {
   verb.add_option_function<std::string>(
       "-c,--ctx-size",
       [&flags](const std::string& text) {
-        flags.context = parse_count(text, "-c", 0, std::int64_t{1} << 30);
+        flags.context = parse_count(text, "--ctx-size", 0, std::int64_t{1} << 30);
       },
       "room for context, question and answer in tokens, e.g. 128k; 0 = as much as the text needs");
   verb.add_option("--rope-factor", flags.rope_factor,
@@ -73,17 +79,14 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required) {
       ->check(number(0.0, 1.0));
 }
 
-void check_device(const CommonFlags& common, const ModelFlags& model) {
-  if (common.device == "cuda") {
-    throw InputError("--device cuda: this program was built without CUDA; use --device cpu or auto");
-  }
+void check_device(const ModelFlags& model) {
   if (!model.gpu_memory.empty()) {
     throw InputError("--gpu-memory: this program was built without CUDA, so there is no GPU memory to limit");
   }
 }
 
 std::shared_ptr<const Model> load_model(const CommonFlags& common, const ModelFlags& flags) {
-  check_device(common, flags);
+  check_device(flags);
   return Model::load(flags.model, common.threads);
 }
 

@@ -217,7 +217,8 @@ class Machines(ProgramTest):
         self.assertEqual(usual, self.answers(context, env={"LODESTONE_ISA": "scalar"}))
 
     def test_unknown_instruction_set(self):
-        self.assert_refused(run("verify", self.model, env={"LODESTONE_ISA": "mmx"}), "LODESTONE_ISA", "scalar")
+        arguments = ("index", "-m", self.model, "-f", self.text, "-o", self.folder / "never.lode", "--quiet")
+        self.assert_refused(run(*arguments, env={"LODESTONE_ISA": "mmx"}), "LODESTONE_ISA", "scalar")
 
 
 if __name__ == "__main__":
