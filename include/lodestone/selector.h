@@ -3,9 +3,9 @@
 //
 // Life:   create -> prepare (trained artefact) -> [on_write per chunk] -> build (a context is complete)
 //         -> { on_write, append, select, observe } per step, roll_back at any time -> save / load.
-// Calls of one object come from one thread; select may use `pool` inside. Which keys are far is the caller's rule:
-// sink [0, sink), window (p - window, p], far between. An index may hold keys that are in some query's window:
-// select must return far keys of the query only, [query.far_begin, query.far_end).
+// Calls of one object come from one thread; select may use `pool` inside. Which keys are far is the caller's
+// rule: sink [0, sink), window (p - window, p], far between. An index may hold keys that are in some query's
+// window: select must return far keys of the query only, [query.far_begin, query.far_end).
 #pragma once
 
 #include <cstdint>
@@ -35,10 +35,10 @@ struct DenseParts {
 struct LayerGeometry {
   int layer = 0;
   int query_heads = 0, kv_heads = 0, head_dim = 0;
-  float scale = 1.0f;            ///< of q.k, normally 1 / sqrt(d)
+  float scale = 1.0f;  ///< of q.k, normally 1 / sqrt(d)
   DenseParts dense;
-  const Rope* rope = nullptr;    ///< outlives the selector
-  ThreadPool* pool = nullptr;    ///< outlives the selector
+  const Rope* rope = nullptr;  ///< outlives the selector
+  ThreadPool* pool = nullptr;  ///< outlives the selector
   std::uint64_t seed = 0;
   int group() const { return query_heads / kv_heads; }
 };
@@ -46,29 +46,30 @@ struct LayerGeometry {
 /// Why tokens were written: methods treat them differently.
 enum class Phase { context, question, generation };
 
-/// Freshly projected vectors of one sequence, in this layer. The KV store already holds k and v of these tokens.
+/// Freshly projected vectors of one sequence, in this layer. The KV store already holds k and v of these
+/// tokens.
 struct KvWrite {
   std::int32_t sequence = 0;
   Phase phase = Phase::context;
-  Position begin = 0;                    ///< position of the first token
-  std::int64_t tokens = 0;               // T
-  std::span<const float> q_unrotated;    // [T, Hq, d] before RoPE
-  std::span<const float> k_unrotated;    // [T, Hkv, d] before RoPE
-  std::span<const float> q;              // [T, Hq, d] after RoPE
-  std::span<const float> k;              // [T, Hkv, d] after RoPE
-  std::span<const float> v;              // [T, Hkv, d]
+  Position begin = 0;                  ///< position of the first token
+  std::int64_t tokens = 0;             // T
+  std::span<const float> q_unrotated;  // [T, Hq, d] before RoPE
+  std::span<const float> k_unrotated;  // [T, Hkv, d] before RoPE
+  std::span<const float> q;            // [T, Hq, d] after RoPE
+  std::span<const float> k;            // [T, Hkv, d] after RoPE
+  std::span<const float> v;            // [T, Hkv, d]
 };
 
 /// Query tokens of one sequence for which keys are wanted.
 struct QueryBlock {
   std::int32_t sequence = 0;
   Phase phase = Phase::generation;
-  Position begin = 0;                    ///< position of the first query token; token t sits at begin + t
-  std::int64_t tokens = 0;               // T
-  std::span<const float> q;              // [T, Hq, d] after RoPE
-  std::span<const float> q_unrotated;    // [T, Hq, d] before RoPE
-  KvLayer kv;                            ///< includes the query tokens themselves
-  Position far_begin = 0;                ///< = min(sink, ...), the same for all tokens
+  Position begin = 0;                  ///< position of the first query token; token t sits at begin + t
+  std::int64_t tokens = 0;             // T
+  std::span<const float> q;            // [T, Hq, d] after RoPE
+  std::span<const float> q_unrotated;  // [T, Hq, d] before RoPE
+  KvLayer kv;                          ///< includes the query tokens themselves
+  Position far_begin = 0;              ///< = min(sink, ...), the same for all tokens
   /// End of the far keys of query token t (exclusive); never below far_begin.
   Position far_end(std::int64_t t, const DenseParts& dense) const {
     const std::int64_t end = std::int64_t{begin} + t + 1 - dense.window;
@@ -76,7 +77,8 @@ struct QueryBlock {
   }
 };
 
-/// Attention mass that attended keys received from one query token, summed over the group's heads (so in [0, G]).
+/// Attention mass that attended keys received from one query token, summed over the group's heads (so in [0,
+/// G]).
 struct AttentionMass {
   std::int32_t sequence = 0, kv_head = 0;
   Position query = 0;
@@ -86,8 +88,8 @@ struct AttentionMass {
 
 /// What select calls have cost since the counters were last taken.
 struct SelectWork {
-  std::int64_t bytes = 0;         ///< of index and keys read to choose, as if each query token came alone at batch 1
-  std::int64_t keys_scored = 0;   ///< keys or index entries compared with a query
+  std::int64_t bytes = 0;  ///< of index and keys read to choose, as if each query token came alone at batch 1
+  std::int64_t keys_scored = 0;  ///< keys or index entries compared with a query
 };
 
 class Selector {
@@ -101,13 +103,14 @@ class Selector {
   virtual void on_write(const KvWrite&) {}
   /// The first `kv.tokens` tokens of the sequence are its context: index them, replacing what was there.
   virtual void build(std::int32_t sequence, KvLayer kv) = 0;
-  /// Keys up to `far_end` (exclusive) may be asked for from now on: take in those not yet indexed. Nothing is lost or
-  /// doubled when calls overlap or come one token at a time: the result equals one build over the same keys, except
-  /// for what a method's file states.
+  /// Keys up to `far_end` (exclusive) may be asked for from now on: take in those not yet indexed. Nothing is
+  /// lost or doubled when calls overlap or come one token at a time: the result equals one build over the
+  /// same keys, except for what a method's file states.
   virtual void append(std::int32_t sequence, KvLayer kv, Position far_end) = 0;
   /// The sequence has been cut to `tokens`: forget every key at or beyond.
   virtual void roll_back(std::int32_t sequence, std::int64_t tokens) = 0;
-  /// Appends the query sets of all `blocks` to `out`; each (token, query head) of each block is in exactly one set.
+  /// Appends the query sets of all `blocks` to `out`; each (token, query head) of each block is in exactly
+  /// one set.
   virtual void select(std::span<const QueryBlock> blocks, Selection& out) = 0;
   virtual void observe(const AttentionMass&) {}
 

@@ -26,11 +26,12 @@ struct Amount {
 /// One key of a method, as `--help` and error messages list it.
 struct SpecKey {
   std::string name;
-  std::string meaning;     ///< with range, for the error message: "probes: buckets read per query, 1 to 1048576"
+  std::string meaning;  ///< with range, for the error message: "probes: buckets read per query, 1 to 1048576"
   std::string default_value;
 };
 
-/// A parsed spec. Keys keep their text; typed getters check it and throw InputError naming spec, key and valid range.
+/// A parsed spec. Keys keep their text; typed getters check it and throw InputError naming spec, key and
+/// valid range.
 class Spec {
  public:
   std::string name;                          ///< canonical: aliases are resolved
@@ -38,29 +39,34 @@ class Spec {
   DenseParts dense;                          ///< sink, window
   int dense_layers = 0;                      ///< first layers that stay exact
 
-  std::int64_t integer(std::string_view key, std::int64_t fallback, std::int64_t low, std::int64_t high) const;
+  std::int64_t integer(std::string_view key, std::int64_t fallback, std::int64_t low,
+                       std::int64_t high) const;
   double number(std::string_view key, double fallback, double low, double high) const;
   Amount amount(std::string_view key, Amount fallback) const;
-  std::string choice(std::string_view key, std::string_view fallback, std::span<const std::string_view> valid) const;
+  std::string choice(std::string_view key, std::string_view fallback,
+                     std::span<const std::string_view> valid) const;
   std::optional<std::string> text(std::string_view key) const;
   /// Canonical form: name and given keys in alphabetical order; equal specs give equal strings.
   std::string str() const;
 };
 
-/// Makes the selector of one layer. `model_fingerprint` lets artefacts refuse a model they were not trained for.
-using SelectorFactory = std::function<std::unique_ptr<Selector>(const Spec&, const LayerGeometry&, std::string_view model_fingerprint)>;
+/// Makes the selector of one layer. `model_fingerprint` lets artefacts refuse a model they were not trained
+/// for.
+using SelectorFactory = std::function<std::unique_ptr<Selector>(const Spec&, const LayerGeometry&,
+                                                                std::string_view model_fingerprint)>;
 
 struct MethodInfo {
   std::string name;
   std::vector<std::string> aliases;
-  std::string source;           ///< the paper, for --help
-  std::vector<SpecKey> keys;    ///< besides sink, window, dense_layers
-  DenseParts dense;             ///< defaults
+  std::string source;         ///< the paper, for --help
+  std::vector<SpecKey> keys;  ///< besides sink, window, dense_layers
+  DenseParts dense;           ///< defaults
   int dense_layers = 0;
-  SelectorFactory make;         ///< null for `full`: every far key, no index
+  SelectorFactory make;  ///< null for `full`: every far key, no index
   /// Bytes that one layer's index over `tokens` tokens will hold, for `inspect`; null = none.
   std::function<std::int64_t(const Spec&, const LayerGeometry&, std::int64_t tokens)> index_bytes;
-  std::function<void(const Spec&)> validate;  ///< throws InputError on values out of range; called by parse_spec
+  std::function<void(const Spec&)>
+      validate;  ///< throws InputError on values out of range; called by parse_spec
 };
 
 /// All methods, in the order in which --help lists them.

@@ -28,6 +28,7 @@
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
 #include "model/rope.h"
+#include "select/buckets.h"
 #include "select/centroids.h"
 #include "select/methods.h"
 #include "select/per_token.h"
@@ -69,18 +70,6 @@ struct Options {
   }
 };
 
-/// The partition of one KV head's keys.
-struct Buckets {
-  std::vector<float> centroids;             // [C, d]
-  std::vector<std::vector<Position>> rows;  // [C], rising
-};
-
-/// All heads of one sequence: keys [begin, end) are in exactly one bucket of each.
-struct Index {
-  Position begin = 0, end = 0;
-  std::vector<Buckets> heads;  // [Hkv]
-};
-
 class KMeans final : public PerTokenSelector {
  public:
   KMeans(const LayerGeometry& geometry, const Options& options, std::string_view fingerprint)
@@ -90,46 +79,37 @@ class KMeans final : public PerTokenSelector {
   }
 
   void build(std::int32_t sequence, KvLayer kv) override {
-    Index index = empty_index();
-    const std::int64_t keys = kv.tokens - index.begin;
+    BucketIndex index = empty_index();
+    const std::int64_t keys = kv.tokens - index.begin();
     if (trained_.empty() && keys > 0) {
-      for (std::size_t head = 0; head < index.heads.size(); ++head) {
-        set_centroids(index.heads[head], train(kv.heads[head], static_cast<int>(head), index.begin, keys));
+      std::vector<std::vector<float>> centroids;
+      for (int head = 0; head < geometry_.kv_heads; ++head) {
+        centroids.push_back(train(kv.heads[static_cast<std::size_t>(head)], head, index.begin(), keys));
       }
+      index = BucketIndex(index.begin(), geometry_.head_dim, std::move(centroids));
     }
     extend(index, kv, static_cast<Position>(kv.tokens));
-    indexes_[sequence] = std::move(index);
+    indexes_.insert_or_assign(sequence, std::move(index));
   }
-
   void append(std::int32_t sequence, KvLayer kv, Position far_end) override {
     const auto [at, fresh] = indexes_.try_emplace(sequence);
     if (fresh) at->second = empty_index();
     extend(at->second, kv, far_end);
   }
-
   void roll_back(std::int32_t sequence, std::int64_t tokens) override {
-    const auto found = indexes_.find(sequence);
-    if (found == indexes_.end() || found->second.end <= tokens) return;
-    Index& index = found->second;
-    index.end = std::max(index.begin, static_cast<Position>(tokens));
-    for (Buckets& head : index.heads) {
-      for (std::vector<Position>& rows : head.rows)
-        rows.erase(std::lower_bound(rows.begin(), rows.end(), index.end), rows.end());
-    }
+    if (const auto found = indexes_.find(sequence); found != indexes_.end()) found->second.roll_back(tokens);
   }
-
-  void save(std::int32_t sequence, SectionWriter& out) const override;
-  void load(std::int32_t sequence, SectionReader& in, KvLayer kv) override;
-
+  void save(std::int32_t sequence, SectionWriter& out) const override {
+    const auto found = indexes_.find(sequence);
+    (found == indexes_.end() ? empty_index() : found->second).save(out);
+  }
+  void load(std::int32_t sequence, SectionReader& in, KvLayer kv) override {
+    indexes_.insert_or_assign(sequence, BucketIndex::load(in, empty_index().begin(), geometry_.kv_heads,
+                                                          geometry_.head_dim, kv.tokens));
+  }
   std::int64_t index_bytes() const override {
     std::int64_t bytes = 0;
-    for (const auto& [sequence, index] : indexes_) {
-      for (const Buckets& head : index.heads) {
-        bytes += std::ssize(head.centroids) * std::int64_t{sizeof(float)};
-        for (const auto& rows : head.rows)
-          bytes += static_cast<std::int64_t>(sizeof(rows) + rows.capacity() * sizeof(Position));
-      }
-    }
+    for (const auto& [sequence, index] : indexes_) bytes += index.bytes();
     return bytes;
   }
 
@@ -140,24 +120,12 @@ class KMeans final : public PerTokenSelector {
     RowSet rows;
   };
 
-  static void set_centroids(Buckets& head, std::vector<float> centroids, std::size_t d) {
-    head.rows.assign(centroids.size() / d, {});
-    head.centroids = std::move(centroids);
-  }
-  void set_centroids(Buckets& head, std::vector<float> centroids) const {
-    set_centroids(head, std::move(centroids), static_cast<std::size_t>(geometry_.head_dim));
-  }
-
   /// No keys yet; the trained centroids, or a single bucket.
-  Index empty_index() const {
-    Index index;
-    index.begin = index.end = static_cast<Position>(geometry_.dense.sink);
-    index.heads.resize(static_cast<std::size_t>(geometry_.kv_heads));
-    for (std::size_t head = 0; head < index.heads.size(); ++head) {
-      const std::vector<float> zero(static_cast<std::size_t>(geometry_.head_dim), 0.0f);
-      set_centroids(index.heads[head], trained_.empty() ? zero : trained_[head]);
-    }
-    return index;
+  BucketIndex empty_index() const {
+    const std::vector<float> zero(static_cast<std::size_t>(geometry_.head_dim), 0.0f);
+    const std::vector<std::vector<float>> single(static_cast<std::size_t>(geometry_.kv_heads), zero);
+    return {static_cast<Position>(geometry_.dense.sink), geometry_.head_dim,
+            trained_.empty() ? single : trained_};
   }
 
   /// Stored keys of one position, of some heads, as the partition sees them: [heads, d]. A key with a NaN or
@@ -179,14 +147,14 @@ class KMeans final : public PerTokenSelector {
   }
 
   std::vector<float> train(const KvRows& kv, int head, Position begin, std::int64_t keys) const;
-  void extend(Index& index, KvLayer kv, Position end) const;
-  void extend_block(Index& index, KvLayer kv, Position end) const;
+  void extend(BucketIndex& index, KvLayer kv, Position end) const;
+  void extend_block(BucketIndex& index, KvLayer kv, Position end) const;
   void choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) override;
 
   Options options_;
-  std::vector<std::vector<float>> trained_;  // [Hkv][C, d], empty without `weights`
-  std::map<std::int32_t, Index> indexes_;    // by sequence
-  std::vector<Scratch> scratch_;             // [workers]
+  std::vector<std::vector<float>> trained_;      // [Hkv][C, d], empty without `weights`
+  std::map<std::int32_t, BucketIndex> indexes_;  // by sequence
+  std::vector<Scratch> scratch_;                 // [workers]
 };
 
 /// Centroids of a head's keys [begin, begin + keys), or of a sample of them.
@@ -215,24 +183,25 @@ std::vector<float> KMeans::train(const KvRows& kv, int head, Position begin, std
                           *geometry_.pool);
 }
 
-/// Puts keys [index.end, end) into their buckets, a block at a time.
-void KMeans::extend(Index& index, KvLayer kv, Position end) const {
-  while (index.end < end) {
-    const Position stop = static_cast<Position>(std::min<std::int64_t>(end, index.end + kBlock));
+/// Puts keys [index.end(), end) into their buckets, a block at a time.
+void KMeans::extend(BucketIndex& index, KvLayer kv, Position end) const {
+  while (index.end() < end) {
+    const auto stop = static_cast<Position>(std::min<std::int64_t>(end, index.end() + kBlock));
     LODE_ASSERT(stop <= kv.tokens);
     extend_block(index, kv, stop);
   }
 }
 
-void KMeans::extend_block(Index& index, KvLayer kv, Position end) const {
-  const std::int64_t count = end - index.end, d = geometry_.head_dim, heads = std::ssize(index.heads);
+void KMeans::extend_block(BucketIndex& index, KvLayer kv, Position end) const {
+  const Position begin = index.end();
+  const std::int64_t count = end - begin, d = geometry_.head_dim, heads = index.heads();
   const std::int64_t pieces = (count + kPiece - 1) / kPiece;
   std::vector<float> x(static_cast<std::size_t>(heads * count * d));          // [Hkv, count, d]
   std::vector<std::int32_t> labels(static_cast<std::size_t>(heads * count));  // [Hkv, count]
   for_each(pieces, [&](std::int64_t piece, int) {
     std::vector<float> keys(static_cast<std::size_t>(heads * d));  // [Hkv, d]
     for (std::int64_t i = piece * kPiece; i < std::min(count, (piece + 1) * kPiece); ++i) {
-      read_keys(kv.heads, index.end + static_cast<Position>(i), keys);
+      read_keys(kv.heads, begin + static_cast<Position>(i), keys);
       for (std::int64_t h = 0; h < heads; ++h)
         std::copy_n(keys.data() + h * d, d, x.data() + (h * count + i) * d);
     }
@@ -240,39 +209,34 @@ void KMeans::extend_block(Index& index, KvLayer kv, Position end) const {
   for_each(heads * pieces, [&](std::int64_t item, int) {
     const std::int64_t head = item / pieces, first = item % pieces * kPiece,
                        some = std::min(kPiece, count - first);
-    assign_points({x.data() + (head * count + first) * d, some, d},
-                  index.heads[static_cast<std::size_t>(head)].centroids,
+    assign_points({x.data() + (head * count + first) * d, some, d}, index.centroids(static_cast<int>(head)),
                   std::span(labels).subspan(static_cast<std::size_t>(head * count + first),
                                             static_cast<std::size_t>(some)),
                   *geometry_.pool);
   });
-  for (std::int64_t h = 0; h < heads; ++h) {
-    for (std::int64_t i = 0; i < count; ++i) {
-      const auto bucket = static_cast<std::size_t>(labels[static_cast<std::size_t>(h * count + i)]);
-      index.heads[static_cast<std::size_t>(h)].rows[bucket].push_back(index.end + static_cast<Position>(i));
-    }
-  }
-  index.end = end;
+  index.add(labels, count);
 }
 
 void KMeans::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) {
-  const Index& index = indexes_.at(unit.block->sequence);
-  LODE_ASSERT(index.begin == unit.far_begin && index.end >= unit.far_end);
-  const Buckets& head = index.heads[static_cast<std::size_t>(unit.kv_head)];
-  const std::int64_t clusters = std::ssize(head.rows), d = geometry_.head_dim;
+  const BucketIndex& index = indexes_.at(unit.block->sequence);
+  LODE_ASSERT(index.begin() == unit.far_begin && index.end() >= unit.far_end);
+  const std::int64_t buckets = index.buckets(), d = geometry_.head_dim;
   out.add_set(unit.set(all_heads(geometry_.group())));
-  if (options_.probes >= clusters) return out.add_run(unit.far_begin, unit.far_end);
+  if (options_.probes >= buckets) return out.add_run(unit.far_begin, unit.far_end);
 
   Scratch& s = scratch_[static_cast<std::size_t>(worker)];
   const std::span<const float> q =
       unit.group_of(options_.roped ? unit.block->q : unit.block->q_unrotated, geometry_);
   s.q.assign(static_cast<std::size_t>(d), 0.0f);
   for (std::size_t i = 0; i < q.size(); ++i) s.q[i % static_cast<std::size_t>(d)] += q[i];
-  s.scores.resize(static_cast<std::size_t>(clusters));
-  kernels().gemv(s.q.data(), 1, head.centroids.data(), DType::f32, d, 0, clusters, s.scores.data(), clusters);
-  for (std::size_t c = 0; c < head.rows.size(); ++c) {
-    const bool empty = head.rows[c].empty() || head.rows[c].front() >= unit.far_end;
-    if (empty) s.scores[c] = -std::numeric_limits<float>::infinity();
+  s.scores.resize(static_cast<std::size_t>(buckets));
+  kernels().gemv(s.q.data(), 1, index.centroids(unit.kv_head).data(), DType::f32, d, 0, buckets,
+                 s.scores.data(), buckets);
+  for (std::int64_t bucket = 0; bucket < buckets; ++bucket) {
+    if (index.rows(unit.kv_head, bucket, unit.far_end).empty()) {
+      s.scores[static_cast<std::size_t>(bucket)] =
+          -std::numeric_limits<float>::infinity();  // a probe would be wasted on it
+    }
   }
   s.probes.clear();
   top_k(s.scores, options_.probes, 0, s.probes);
@@ -280,92 +244,13 @@ void KMeans::choose(const SelectUnit& unit, int worker, Selection& out, SelectWo
   s.rows.reset(unit.far_end);
   std::int64_t visited = 0;
   for (const Position bucket : s.probes) {
-    for (const Position row : head.rows[static_cast<std::size_t>(bucket)]) {
-      if (row >= unit.far_end) break;
-      s.rows.insert(row);
-      ++visited;
-    }
+    const std::span<const Position> rows = index.rows(unit.kv_head, bucket, unit.far_end);
+    for (const Position row : rows) s.rows.insert(row);
+    visited += std::ssize(rows);
   }
   s.rows.drain([&](std::int64_t row) { out.add_row(static_cast<Position>(row)); });
-  work.bytes += clusters * d * std::int64_t{sizeof(float)} + visited * std::int64_t{sizeof(Position)};
-  work.keys_scored += clusters;
-}
-
-// Sections of a saved index: shape = {heads, C, d, begin, end} int64, centroids [Hkv, C, d] float32, offsets
-// [Hkv, C + 1] int64 into the head's part of rows [Hkv, end - begin] int32: bucket by bucket, rising inside.
-void KMeans::save(std::int32_t sequence, SectionWriter& out) const {
-  const auto found = indexes_.find(sequence);
-  const Index index = found == indexes_.end() ? empty_index() : found->second;
-  const std::int64_t clusters = std::ssize(index.heads[0].rows);
-  const std::array<std::int64_t, 5> shape = {std::ssize(index.heads), clusters, geometry_.head_dim,
-                                             index.begin, index.end};
-  std::vector<float> centroids;
-  std::vector<std::int64_t> offsets;
-  std::vector<Position> rows;
-  for (const Buckets& head : index.heads) {
-    LODE_ASSERT(std::ssize(head.rows) == clusters);
-    centroids.insert(centroids.end(), head.centroids.begin(), head.centroids.end());
-    offsets.push_back(0);
-    for (const std::vector<Position>& bucket : head.rows) {
-      rows.insert(rows.end(), bucket.begin(), bucket.end());
-      offsets.push_back(offsets.back() + std::ssize(bucket));
-    }
-  }
-  out.add<std::int64_t>("shape", shape);
-  out.add<float>("centroids", centroids);
-  out.add<std::int64_t>("offsets", offsets);
-  out.add<Position>("rows", rows);
-}
-
-void KMeans::load(std::int32_t sequence, SectionReader& in, KvLayer kv) {
-  const auto require = [&](bool fits, const char* what) {
-    if (!fits) throw InputError("kmeans index '" + in.prefix() + "': expected " + what + ", found otherwise");
-  };
-  const auto shape = in.values<std::int64_t>("shape");
-  const std::int64_t d = geometry_.head_dim, heads = geometry_.kv_heads;
-  require(shape.size() == 5 && shape[0] == heads && shape[2] == d,
-          "the model's KV heads and head dimension in section 'shape'");
-  const std::int64_t clusters = shape[1], begin = shape[3], end = shape[4], keys = end - begin;
-  require(begin == geometry_.dense.sink && end >= begin && end <= std::max(begin, kv.tokens),
-          "keys behind the sink and within the context");
-  const auto centroids = in.values<float>("centroids");
-  const auto offsets = in.values<std::int64_t>("offsets");
-  const auto rows = in.values<Position>("rows");
-  require(clusters >= 1 && clusters <= std::ssize(offsets), "at least one cluster");
-  require(std::ssize(centroids) == heads * clusters * d && std::ssize(offsets) == heads * (clusters + 1) &&
-              std::ssize(rows) == heads * keys,
-          "sections of the sizes that 'shape' gives");
-  require(std::all_of(centroids.begin(), centroids.end(), [](float x) { return std::isfinite(x); }),
-          "finite centroids");
-
-  Index index;
-  index.begin = static_cast<Position>(begin);
-  index.end = static_cast<Position>(end);
-  for (std::int64_t h = 0; h < heads; ++h) {
-    const auto part = [](auto all, std::int64_t from, std::int64_t count) {
-      return all.subspan(static_cast<std::size_t>(from), static_cast<std::size_t>(count));
-    };
-    const auto offset = part(offsets, h * (clusters + 1), clusters + 1);
-    const auto row = part(rows, h * keys, keys);
-    require(offset.front() == 0 && offset.back() == keys && std::is_sorted(offset.begin(), offset.end()),
-            "rising offsets up to the number of keys");
-    const auto centroid = part(centroids, h * clusters * d, clusters * d);
-    Buckets& head = index.heads.emplace_back();
-    set_centroids(head, {centroid.begin(), centroid.end()});
-    std::vector<bool> seen(static_cast<std::size_t>(keys), false);
-    for (std::int64_t c = 0; c < clusters; ++c) {
-      const auto bucket = part(row, offset[static_cast<std::size_t>(c)],
-                               offset[static_cast<std::size_t>(c + 1)] - offset[static_cast<std::size_t>(c)]);
-      require(std::is_sorted(bucket.begin(), bucket.end()), "rising rows in each bucket");
-      for (const Position r : bucket) {
-        require(r >= begin && r < end && !seen[static_cast<std::size_t>(r - begin)],
-                "each key in one bucket");
-        seen[static_cast<std::size_t>(r - begin)] = true;
-      }
-      head.rows[static_cast<std::size_t>(c)].assign(bucket.begin(), bucket.end());
-    }
-  }
-  indexes_[sequence] = std::move(index);
+  work.bytes += buckets * d * std::int64_t{sizeof(float)} + visited * std::int64_t{sizeof(Position)};
+  work.keys_scored += buckets;
 }
 
 }  // namespace

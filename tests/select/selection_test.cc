@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Selections hold what was put in, set by set.
+#include "lodestone/selection.h"
+
+#include <gtest/gtest.h>
+
+#include "attend/keys.h"
+
+namespace lode {
+namespace {
+
+template <class T>
+std::vector<T> list(std::span<const T> x) {
+  return {x.begin(), x.end()};
+}
+
+TEST(Selection, SetsKeepTheirOwnParts) {
+  Selection s;
+  s.add_set({0, 1, 0b11, 0, 2});
+  s.add_run(3, 9);
+  s.add_run(9, 9);  // empty: not kept
+  s.add_rows(std::vector<Position>{12, 15});
+  s.add_set({2, 0, 0b01, 4, 5});
+  s.add_set({2, 0, 0b10, 4, 5});
+  s.add_row(7, 0.5f);
+  s.add_row(2, -1.0f);
+  s.add_row(4);
+  s.sort_rows();
+  s.set_tail(std::vector<float>{1, 2}, std::vector<float>{3});
+  s.set_tail(std::vector<float>{4, 5}, std::vector<float>{6});  // replaces
+  Selection all;
+  all.add_set({5, 5, 1, 0, 1});
+  all.add_row(1, 2.0f);
+  all.append(s);
+  all.append(Selection());
+  ASSERT_EQ(all.sets(), 4);
+  EXPECT_EQ(all.keys(0), 1);
+  EXPECT_EQ(list(all.set(0).log_weights), std::vector<float>{2.0f});
+  EXPECT_EQ(list(all.set(1).runs), (std::vector<lode::Run>{{3, 9}}));
+  EXPECT_EQ(list(all.set(1).rows), (std::vector<Position>{12, 15}));
+  EXPECT_TRUE(all.set(1).log_weights.empty());
+  EXPECT_TRUE(all.set(1).tail_lse.empty());
+  EXPECT_EQ(all.keys(1), 8);
+  EXPECT_EQ(all.set(1).queries.kv_head, 1);
+  EXPECT_EQ(all.keys(2), 0);
+  EXPECT_EQ(list(all.set(3).rows), (std::vector<Position>{2, 4, 7}));
+  EXPECT_EQ(list(all.set(3).log_weights), (std::vector<float>{-1.0f, 0.0f, 0.5f}));
+  EXPECT_EQ(list(all.set(3).tail_output), (std::vector<float>{4, 5}));
+  EXPECT_EQ(list(all.set(3).tail_lse), std::vector<float>{6});
+  all.clear();
+  EXPECT_EQ(all.sets(), 0);
+}
+
+TEST(Keys, NeighboursJoinAndShortPiecesBecomeRows) {
+  Selection s;
+  s.add_set({0, 0, 1, 0, 1});
+  s.add_run(10, 20);
+  s.add_run(40, 45);
+  for (Position row = 20; row < 40; ++row) s.add_row(row);
+  s.add_row(50);
+  FarKeys far;
+  far.assign(s.set(0), 1, 100);
+  EXPECT_EQ(far.runs, (std::vector<lode::Run>{{10, 45}, {50, 51}}));
+  EXPECT_EQ(far.count_below(51), 36);
+  EXPECT_EQ(far.count_below(50), 35);
+  EXPECT_EQ(far.count_below(12), 2);
+  EXPECT_FALSE(far.is_all(1, 100));
+  KeyList keys;
+  keys.add({0, 1});
+  keys.add(far, 1, 100);
+  keys.add({51, 60});
+  keys.finish();
+  EXPECT_EQ(list(keys.runs()), (std::vector<lode::Run>{{10, 45}}));
+  EXPECT_EQ(list(keys.rows()), (std::vector<Position>{0, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59}));
+  EXPECT_TRUE(keys.log_weights().empty());
+}
+
+}  // namespace
+}  // namespace lode
