@@ -148,7 +148,8 @@ class Examiner:
                 continue  # the model may rightly end with the sentence, before it was scored
             opening, answer = window.tokens[passage[0] : cut], window.tokens[cut : passage[1]].tolist()
             if whole.count(opening.tobytes()) == 1 and len(exam.asked) < questions:
-                exam.asked.append(Asked([*self.header, *before, *opening.tolist(), *after], answer, self.encode.decode(answer)))
+                question = [*self.header, *before, *opening.tolist(), *after]
+                exam.asked.append(Asked(question, answer, self.encode.decode(answer)))
         return exam
 
 
@@ -214,7 +215,8 @@ class Reader:
         mask = None
         if window:  # the sink and the window's part of the document
             sink, recent = window
-            kept = torch.cat([torch.arange(sink), torch.arange(max(sink, self.length - recent), self.length)]).to(self.device)
+            first = max(sink, self.length - recent)
+            kept = torch.cat([torch.arange(sink), torch.arange(first, self.length)]).to(self.device)
             k, v = k[:, kept], v[:, kept]
             oldest = (self.length + places.flatten() - recent + 1).repeat_interleave(rows.shape[3])  # (Q * n * G,)
             mask = (kept[None] < sink) | (kept[None] >= oldest[:, None])
@@ -250,7 +252,8 @@ class Reader:
 
     def buffers(self, count: int, size: int) -> list[tuple[Tensor, Tensor]]:
         shape = (count, size, self.shape.kv_heads, self.shape.head)
-        return [tuple(torch.zeros(shape, dtype=self.model.embedding.dtype, device=self.device) for _ in "kv") for _ in self.cache]
+        kind = self.model.embedding.dtype
+        return [tuple(torch.zeros(shape, dtype=kind, device=self.device) for _ in "kv") for _ in self.cache]
 
     def answer(self, questions: list[list[int]], most: int, window: tuple[int, int] | None = None) -> list[list[int]]:
         """`most` greedy tokens after each question."""
@@ -339,7 +342,8 @@ def text_loss(reader: Reader, build: Path, windows: int = 64, length: int = 2048
 def echo_loss(reader: Reader, build: Path, tokens: int, documents: int) -> dict[str, Any]:
     """A passage of held-out text comes back at the end of the text, unannounced: nats a token from its ninth token on,
     with full attention and with the window."""
-    generator, sums = Generator(build / "corpus.npz", build / "tokenizer.json", "held_out", 7), {"full": 0.0, "streaming": 0.0}
+    generator = Generator(build / "corpus.npz", build / "tokenizer.json", "held_out", 7)
+    sums = {"full": 0.0, "streaming": 0.0}
     for _ in range(documents):
         window = generator.haystack.window(tokens - 129, generator.rng)
         start = int(window.starts[generator.rng.randrange(len(window.starts) * 7 // 10)])
@@ -402,7 +406,8 @@ def evaluate(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 keep(arguments.out, summary(cells, documents))
     results = summary(cells, documents)
     if arguments.text:
-        results.append({"task": "text (nats a token)", "tokens": 2048, "n": 64, "full": round(text_loss(reader, arguments.build), 3)})
+        loss = round(text_loss(reader, arguments.build), 3)
+        results.append({"task": "text (nats a token)", "tokens": 2048, "n": 64, "full": loss})
         results += [echo_loss(reader, arguments.build, t, 20) for t in arguments.tokens]
     print(f"{time.monotonic() - begin:.0f} s")
     return results

@@ -105,7 +105,8 @@ def main() -> None:
     for split, of_split in texts.items():
         arrays[split], arrays[f"{split}_starts"] = encode_books(tokenizer, of_split)
         characters = sum(len(t) for t in of_split)
-        print(f"{split}: {len(of_split)} books, {len(arrays[split])} tokens, {characters / len(arrays[split]):.2f} characters a token")
+        count = len(arrays[split])
+        print(f"{split}: {len(of_split)} books, {count} tokens, {characters / count:.2f} characters a token")
     np.savez(arguments.out / "corpus.npz", **arrays)
     print(f"task language: {TASKS}")
 
