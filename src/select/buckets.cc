@@ -26,6 +26,7 @@ BucketIndex::BucketIndex(Position begin, int head_dim, std::vector<std::vector<f
   LODE_ASSERT(!centroids_.empty() && !centroids_[0].empty());
   for (const std::vector<float>& head : centroids_) LODE_ASSERT(head.size() == centroids_[0].size());
   rows_.resize(centroids_.size() * centroids_[0].size() / static_cast<std::size_t>(head_dim));
+  firsts_.assign(rows_.size(), kNone);
 }
 
 std::span<const Position> BucketIndex::rows(int head, std::int64_t bucket, Position end) const {
@@ -39,8 +40,10 @@ void BucketIndex::add(std::span<const std::int32_t> labels, std::int64_t count) 
   for (int head = 0; head < heads(); ++head) {
     const std::span<const std::int32_t> own = part(labels, head * count, count);
     for (std::int64_t i = 0; i < count; ++i) {
-      rows_[static_cast<std::size_t>(head * buckets() + own[static_cast<std::size_t>(i)])].push_back(
-          end_ + static_cast<Position>(i));
+      const auto at = static_cast<std::size_t>(head * buckets() + own[static_cast<std::size_t>(i)]);
+      const Position row = end_ + static_cast<Position>(i);
+      rows_[at].push_back(row);
+      firsts_[at] = std::min(firsts_[at], row);
     }
   }
   end_ += static_cast<Position>(count);
@@ -49,12 +52,15 @@ void BucketIndex::add(std::span<const std::int32_t> labels, std::int64_t count) 
 void BucketIndex::roll_back(std::int64_t tokens) {
   if (end_ <= tokens) return;
   end_ = std::max(begin_, static_cast<Position>(tokens));
-  for (std::vector<Position>& rows : rows_)
+  for (std::size_t at = 0; at < rows_.size(); ++at) {
+    std::vector<Position>& rows = rows_[at];
     rows.erase(std::lower_bound(rows.begin(), rows.end(), end_), rows.end());
+    if (rows.empty()) firsts_[at] = kNone;
+  }
 }
 
 std::int64_t BucketIndex::bytes() const {
-  std::size_t bytes = rows_.size() * sizeof(rows_[0]);
+  std::size_t bytes = rows_.size() * (sizeof(rows_[0]) + sizeof(Position));
   for (const auto& head : centroids_) bytes += head.size() * sizeof(float);
   for (const auto& rows : rows_) bytes += rows.capacity() * sizeof(Position);
   return static_cast<std::int64_t>(bytes);
@@ -123,7 +129,9 @@ BucketIndex BucketIndex::load(const SectionReader& in, Position begin, int heads
                 "each key in one bucket");
         seen[static_cast<std::size_t>(row - begin)] = true;
       }
-      index.rows_[static_cast<std::size_t>(h * clusters + c)].assign(bucket.begin(), bucket.end());
+      const auto at = static_cast<std::size_t>(h * clusters + c);
+      index.rows_[at].assign(bucket.begin(), bucket.end());
+      if (!bucket.empty()) index.firsts_[at] = bucket.front();
     }
   }
   index.end_ = static_cast<Position>(shape[4]);

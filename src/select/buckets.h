@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -30,6 +31,13 @@ class BucketIndex {
 
   /// Keys of a bucket below `end`, rising.
   std::span<const Position> rows(int head, std::int64_t bucket, Position end) const;
+  /// First key of each bucket of a head, kNone for an empty one: tells which buckets hold keys without
+  /// touching their lists.
+  std::span<const Position> firsts(int head) const {
+    return std::span(firsts_).subspan(static_cast<std::size_t>(head * buckets()),
+                                      static_cast<std::size_t>(buckets()));  // [C]
+  }
+  static constexpr Position kNone = std::numeric_limits<Position>::max();
 
   /// Puts keys [end(), end() + count) into the buckets that the labels name.
   void add(std::span<const std::int32_t> labels /*[Hkv, count]*/, std::int64_t count);
@@ -48,6 +56,7 @@ class BucketIndex {
   int head_dim_ = 0;
   std::vector<std::vector<float>> centroids_;  // [Hkv][C, d]
   std::vector<std::vector<Position>> rows_;    // [Hkv, C], rising each
+  std::vector<Position> firsts_;               // [Hkv, C]
 };
 
 }  // namespace lode

@@ -116,7 +116,7 @@ class KMeans final : public PerTokenSelector {
  private:
   struct Scratch {
     std::vector<float> q, scores;  // [d], [C]
-    std::vector<Position> probes;
+    std::vector<Position> probes, chosen;
     RowSet rows;
   };
 
@@ -232,11 +232,10 @@ void KMeans::choose(const SelectUnit& unit, int worker, Selection& out, SelectWo
   s.scores.resize(static_cast<std::size_t>(buckets));
   kernels().gemv(s.q.data(), 1, index.centroids(unit.kv_head).data(), DType::f32, d, 0, buckets,
                  s.scores.data(), buckets);
-  for (std::int64_t bucket = 0; bucket < buckets; ++bucket) {
-    if (index.rows(unit.kv_head, bucket, unit.far_end).empty()) {
-      s.scores[static_cast<std::size_t>(bucket)] =
-          -std::numeric_limits<float>::infinity();  // a probe would be wasted on it
-    }
+  const std::span<const Position> firsts = index.firsts(unit.kv_head);
+  for (std::size_t bucket = 0; bucket < firsts.size(); ++bucket) {
+    // A probe would be wasted on a bucket without far keys.
+    if (firsts[bucket] >= unit.far_end) s.scores[bucket] = -std::numeric_limits<float>::infinity();
   }
   s.probes.clear();
   top_k(s.scores, options_.probes, 0, s.probes);
@@ -248,7 +247,9 @@ void KMeans::choose(const SelectUnit& unit, int worker, Selection& out, SelectWo
     for (const Position row : rows) s.rows.insert(row);
     visited += std::ssize(rows);
   }
-  s.rows.drain([&](std::int64_t row) { out.add_row(static_cast<Position>(row)); });
+  s.chosen.clear();
+  s.rows.drain([&](std::int64_t row) { s.chosen.push_back(static_cast<Position>(row)); });
+  out.add_rows(s.chosen);
   work.bytes += buckets * d * std::int64_t{sizeof(float)} + visited * std::int64_t{sizeof(Position)};
   work.keys_scored += buckets;
 }
