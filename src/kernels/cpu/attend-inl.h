@@ -24,7 +24,7 @@ constexpr int kBlock =
 constexpr int kMaxQueries = 16;  // queries that share one pass over memory
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-inline void prefetch(const std::byte* p, std::int64_t bytes) {
+LODE_INLINE void prefetch(const std::byte* p, std::int64_t bytes) {
   for (std::int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 3);
 }
 
@@ -41,53 +41,67 @@ struct ListRows {
   ListRows from(std::int64_t i) const { return {rows + i}; }
 };
 
+/// The queries of one chunk, as dot_group reads them: [ceil(d / kW), G, kW], zeros beyond d.
+template <int G>
+LODE_INLINE void pack_queries(const float* q /*[G, d]*/, int d, float* packed) {
+  for (int c = 0; c < d; c += kW)
+    for (int g = 0; g < G; ++g)
+      store(packed + c * G + g * kW, load_first(q + std::int64_t{g} * d + c, d - c < kW ? d - c : kW));
+}
+
+/// One vector of columns of dot_group: kW / G keys against G queries.
+template <int G, class LoadKey>
+LODE_INLINE void dot_step(const float* q /*[G, kW]*/, LoadKey load_key, Vec (&acc)[kW]) {
+  constexpr int kKeys = kW / G;
+  if constexpr (kKeys <= G) {
+    Vec k[kKeys];
+    unroll<kKeys>([&](auto j) LODE_INLINE_LAMBDA { k[j] = load_key(j); });
+    unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
+      const Vec x = load(q + g * kW);
+      unroll<kKeys>([&](auto j) LODE_INLINE_LAMBDA { acc[j * G + g] = fma(k[j], x, acc[j * G + g]); });
+    });
+  } else {
+    Vec x[G];
+    unroll<G>([&](auto g) LODE_INLINE_LAMBDA { x[g] = load(q + g * kW); });
+    unroll<kKeys>([&](auto j) LODE_INLINE_LAMBDA {
+      const Vec k = load_key(j);
+      unroll<G>([&](auto g) LODE_INLINE_LAMBDA { acc[j * G + g] = fma(k, x[g], acc[j * G + g]); });
+    });
+  }
+}
+
 /// Sums[j * G + g] = q_g . k_j for kW / G keys.
 template <DType T, int G>
-inline Vec dot_group(const float* q /*[G, d]*/, int d, const std::byte* const (&keys)[kW / G]) {
-  constexpr int kKeys = kW / G;
+LODE_INLINE Vec dot_group(const float* q /*packed*/, int d, const std::byte* const (&keys)[kW / G]) {
   constexpr int kBytes = bytes_of(T);
   Vec acc[kW];
-  for (int i = 0; i < kW; ++i) acc[i] = set1(0.0f);
-  const auto step = [&](auto load_q, auto load_k) {
-    if constexpr (kKeys <= G) {
-      Vec k[kKeys];
-      for (int j = 0; j < kKeys; ++j) k[j] = load_k(j);
-      for (int g = 0; g < G; ++g) {
-        const Vec x = load_q(g);
-        for (int j = 0; j < kKeys; ++j) acc[j * G + g] = fma(k[j], x, acc[j * G + g]);
-      }
-    } else {
-      Vec x[G];
-      for (int g = 0; g < G; ++g) x[g] = load_q(g);
-      for (int j = 0; j < kKeys; ++j) {
-        const Vec k = load_k(j);
-        for (int g = 0; g < G; ++g) acc[j * G + g] = fma(k, x[g], acc[j * G + g]);
-      }
-    }
-  };
+  unroll<kW>([&](auto i) LODE_INLINE_LAMBDA { acc[i] = set1(0.0f); });
   int c = 0;
   for (; c + kW <= d; c += kW)
-    step([&](int g) { return load(q + g * d + c); }, [&](int j) { return load_as<T>(keys[j] + c * kBytes); });
+    dot_step<G>(
+        q + c * G, [&](int j) LODE_INLINE_LAMBDA { return load_as<T>(keys[j] + c * kBytes); }, acc);
   if (const int rest = d - c; rest > 0)
-    step([&](int g) { return load_first(q + g * d + c, rest); },
-         [&](int j) { return load_as_first<T>(keys[j] + c * kBytes, rest); });
+    dot_step<G>(
+        q + c * G, [&](int j) LODE_INLINE_LAMBDA { return load_as_first<T>(keys[j] + c * kBytes, rest); },
+        acc);
   return sum_lanes(acc);
 }
 
 /// s[i * G + g] = q_g . k_i (times k_scale) for n keys; entries up to the next multiple of kW are -inf. Asks
 /// the memory for the V rows of the same keys meanwhile.
 template <DType T, int G, class Rows>
-inline void block_scores(const float* q, const KvRows& kv, Rows rows, int n, bool with_values, float* s) {
+LODE_NOINLINE void block_scores(const float* q /*packed*/, const KvRows& kv, Rows rows, int n,
+                                bool with_values, float* s) {
   constexpr int kKeys = kW / G;
   const int d = kv.d;
   const std::int64_t row_bytes = std::int64_t{bytes_of(T)} * d;
   for (int i = 0; i < n; i += kKeys) {
     const std::byte* keys[kKeys];
-    for (int j = 0; j < kKeys; ++j) {
-      const std::int64_t row = rows[i + j < n ? i + j : n - 1];
-      keys[j] = kv.k + row * row_bytes;
-      if (with_values) prefetch(kv.v + row * row_bytes, row_bytes);
-    }
+    unroll<kKeys>([&](auto j) LODE_INLINE_LAMBDA {
+      const std::int64_t at = rows[i + j < n ? i + j : n - 1] * row_bytes;
+      keys[j] = kv.k + at;
+      if (with_values) prefetch(kv.v + at, row_bytes);
+    });
     store(s + i * G, dot_group<T, G>(q, d, keys));
   }
   for (int i = n * G; i % kW != 0; ++i) s[i] = kMinusInfinity;
@@ -106,7 +120,8 @@ struct ChunkState {
 
 /// Scores to weights in place; alpha[g] = what the sums so far must be multiplied by.
 template <int G>
-inline void softmax_step(float* s, int n, const ChunkState& state, float* alpha /*[kW], repeats every G*/) {
+LODE_NOINLINE void softmax_step(float* s, int n, const ChunkState& state,
+                                float* alpha /*[kW], repeats every G*/) {
   alignas(64) float lanes[kW];
   const int vectors = (n * G + kW - 1) / kW;
   Vec best = set1(kMinusInfinity);
@@ -136,45 +151,49 @@ inline void softmax_step(float* s, int n, const ChunkState& state, float* alpha 
 }
 
 /// o[g, c..c + columns) = alpha_g o + sum_i p[i, g] v_i, for V vectors of columns (the last one masked when
-/// kPartial). On the first columns, asks the memory for the K rows of the next block.
-template <DType T, int G, int V, bool kPartial, class Rows>
-inline void add_values(const float* p, const float* alpha, const KvRows& kv, Rows rows, int n, int next,
-                       int c, float* o) {
-  const int d = kv.d;
-  const int width = kPartial ? d - c : V * kW;
-  const std::int64_t row_bytes = std::int64_t{bytes_of(T)} * d;
+/// kPartial). With kAhead, asks the memory for the K rows of the next block, of which there are `next`.
+template <DType T, int G, int V, bool kPartial, bool kAhead, class Rows>
+LODE_NOINLINE void add_values(const float* p, const float* alpha, const KvRows& kv, Rows rows, int n,
+                              int next, int c, float* o) {
+  const std::int64_t d = kv.d;
+  const int width = kPartial ? kv.d - c : V * kW;
+  const std::int64_t row_bytes = bytes_of(T) * d;
+  const std::byte* values = kv.v + c * bytes_of(T);
   Vec acc[G][V];
-  for (int g = 0; g < G; ++g)
-    for (int v = 0; v < V; ++v) {
-      float* at = o + std::int64_t{g} * d + c + v * kW;
+  unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
+    unroll<V>([&](auto v) LODE_INLINE_LAMBDA {
+      const float* at = o + g * d + c + v * kW;
       acc[g][v] = (kPartial ? load_first(at, width) : load(at)) * set1(alpha[g]);
-    }
+    });
+  });
   for (int i = 0; i < n; ++i) {
-    if (c == 0 && i < next) prefetch(kv.k + rows[kBlock + i] * row_bytes, row_bytes);
-    const std::byte* row = kv.v + rows[i] * row_bytes + c * bytes_of(T);
+    if (kAhead && i < next) prefetch(kv.k + rows[kBlock + i] * row_bytes, row_bytes);
+    const std::byte* row = values + rows[i] * row_bytes;
     Vec x[V];
-    for (int v = 0; v < V; ++v)
+    unroll<V>([&](auto v) LODE_INLINE_LAMBDA {
       x[v] = kPartial ? load_as_first<T>(row, width) : load_as<T>(row + v * kW * bytes_of(T));
-    for (int g = 0; g < G; ++g) {
+    });
+    unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
       const Vec weight = set1(p[i * G + g]);
-      for (int v = 0; v < V; ++v) acc[g][v] = fma(x[v], weight, acc[g][v]);
-    }
+      unroll<V>([&](auto v) LODE_INLINE_LAMBDA { acc[g][v] = fma(x[v], weight, acc[g][v]); });
+    });
   }
-  for (int g = 0; g < G; ++g)
-    for (int v = 0; v < V; ++v) {
-      float* at = o + std::int64_t{g} * d + c + v * kW;
+  unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
+    unroll<V>([&](auto v) LODE_INLINE_LAMBDA {
+      float* at = o + g * d + c + v * kW;
       if (kPartial) {
         store_first(at, acc[g][v], width);
       } else {
         store(at, acc[g][v]);
       }
-    }
+    });
+  });
 }
 
 /// One block of at most kBlock keys for one chunk of G queries. `next` keys follow in the run's next block.
 template <DType T, int G, class Rows>
-void attend_block(const float* q, const KvRows& kv, Rows rows, int n, int next, const float* log_weights,
-                  const ChunkState& state) {
+void attend_block(const float* q /*packed*/, const KvRows& kv, Rows rows, int n, int next,
+                  const float* log_weights, const ChunkState& state) {
   alignas(64) float s[kBlock * G + kW];
   alignas(64) float alpha[kW];
   block_scores<T, G>(q, kv, rows, n, /*with_values=*/true, s);
@@ -189,11 +208,15 @@ void attend_block(const float* q, const KvRows& kv, Rows rows, int n, int next, 
   constexpr int kAccumulators = kW == 16 ? 16 : 8;
   constexpr int kWide = G >= kAccumulators ? 1 : kAccumulators / G > 4 ? 4 : kAccumulators / G;
   int c = 0;
-  for (; c + kWide * kW <= kv.d; c += kWide * kW)
-    add_values<T, G, kWide, false>(s, alpha, kv, rows, n, next, c, state.o);
+  if (kWide * kW <= kv.d) {
+    add_values<T, G, kWide, false, true>(s, alpha, kv, rows, n, next, 0, state.o);
+    for (c = kWide * kW; c + kWide * kW <= kv.d; c += kWide * kW)
+      add_values<T, G, kWide, false, false>(s, alpha, kv, rows, n, next, c, state.o);
+  }
   if constexpr (kWide > 1)
-    for (; c + kW <= kv.d; c += kW) add_values<T, G, 1, false>(s, alpha, kv, rows, n, next, c, state.o);
-  if (c < kv.d) add_values<T, G, 1, true>(s, alpha, kv, rows, n, next, c, state.o);
+    for (; c + kW <= kv.d; c += kW)
+      add_values<T, G, 1, false, false>(s, alpha, kv, rows, n, next, c, state.o);
+  if (c < kv.d) add_values<T, G, 1, true, false>(s, alpha, kv, rows, n, next, c, state.o);
 }
 
 /// l += the kW partial sums of each query, folded in the same order for every chunk size: the partial sum of
@@ -241,6 +264,10 @@ void attend_typed(const float* q, int queries, const KvRows& kv, Rows rows, cons
   for (int first = 0; first < queries; first += kMaxQueries) {
     const int group = queries - first < kMaxQueries ? queries - first : kMaxQueries;
     alignas(64) float l_acc[kMaxQueries * kW] = {};
+    alignas(64) float packed[kMaxQueries * kMaxHeadDim];
+    const std::int64_t packed_row = (d + kW - 1) / kW * kW;
+    for_chunks(group,
+               [&]<int G>(int g) { pack_queries<G>(q + (first + g) * d, kv.d, packed + g * packed_row); });
     const auto chunk_state = [&](int g) {
       const int at = first + g;
       return ChunkState{state.o + at * d, state.m + at, state.l + at, l_acc + g * kW};
@@ -250,7 +277,7 @@ void attend_typed(const float* q, int queries, const KvRows& kv, Rows rows, cons
       const int n = left < kBlock ? static_cast<int>(left) : kBlock;
       const int next = left - n < kBlock ? static_cast<int>(left - n) : kBlock;
       for_chunks(group, [&]<int G>(int g) {
-        attend_block<T, G>(q + (first + g) * d, kv, rows.from(b), n, next,
+        attend_block<T, G>(packed + g * packed_row, kv, rows.from(b), n, next,
                            log_weights ? log_weights + b : nullptr, chunk_state(g));
       });
     }
@@ -262,15 +289,17 @@ template <DType T, class Rows>
 void score_typed(const float* q, int queries, const KvRows& kv, Rows rows, std::int64_t count, float* scores,
                  std::int64_t stride) {
   const std::int64_t d = kv.d;
-  for (std::int64_t b = 0; b < count; b += kBlock) {
-    const int n = count - b < kBlock ? static_cast<int>(count - b) : kBlock;
-    for_chunks(queries, [&]<int G>(int g) {
-      alignas(64) float s[kBlock * G + kW];
-      block_scores<T, G>(q + g * d, kv, rows.from(b), n, /*with_values=*/false, s);
+  for_chunks(queries, [&]<int G>(int g) {
+    alignas(64) float packed[G * kMaxHeadDim];
+    alignas(64) float s[kBlock * G + kW];
+    pack_queries<G>(q + g * d, kv.d, packed);
+    for (std::int64_t b = 0; b < count; b += kBlock) {
+      const int n = count - b < kBlock ? static_cast<int>(count - b) : kBlock;
+      block_scores<T, G>(packed, kv, rows.from(b), n, /*with_values=*/false, s);
       for (int h = 0; h < G; ++h)
         for (int i = 0; i < n; ++i) scores[(g + h) * stride + b + i] = s[i * G + h];
-    });
-  }
+    }
+  });
 }
 
 /// Calls body<T>() with the type that `type` names.

@@ -7,7 +7,7 @@ namespace {
 
 /// e^a for a <= 88, within 2 units in the last place; 0 below -87.33 (denormal results are flushed), NaN
 /// stays NaN.
-inline Vec exp_of(Vec a) {
+LODE_INLINE Vec exp_of(Vec a) {
   // e^a = 2^n e^r with |r| <= ln 2 / 2; n ln 2 is subtracted in two parts, so that r keeps its low bits.
   const Vec n = round_nearest(a * set1(1.44269504089f));
   const Vec r = fma(n, set1(2.12194440e-4f), fma(n, set1(-0.693359375f), a));

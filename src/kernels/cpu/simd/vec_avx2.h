@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/cpu/simd/inline.h"
 #include "lodestone/types.h"
 
 namespace lode {
@@ -18,31 +19,31 @@ struct Vec {
   __m256 x;
 };
 
-inline __m256i first_lanes(int n) {
+LODE_INLINE __m256i first_lanes(int n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
-inline Vec set1(float a) {
+LODE_INLINE Vec set1(float a) {
   return {_mm256_set1_ps(a)};
 }
-inline Vec load(const float* p) {
+LODE_INLINE Vec load(const float* p) {
   return {_mm256_loadu_ps(p)};
 }
-inline Vec load_first(const float* p, int n) {
+LODE_INLINE Vec load_first(const float* p, int n) {
   return {_mm256_maskload_ps(p, first_lanes(n))};
 }
-inline void store(float* p, Vec a) {
+LODE_INLINE void store(float* p, Vec a) {
   _mm256_storeu_ps(p, a.x);
 }
-inline void store_first(float* p, Vec a, int n) {
+LODE_INLINE void store_first(float* p, Vec a, int n) {
   _mm256_maskstore_ps(p, first_lanes(n), a.x);
 }
-inline Vec load_strided(const float* p, std::int64_t stride, int n) {
+LODE_INLINE Vec load_strided(const float* p, std::int64_t stride, int n) {
   const auto at = [&](int i) { return p[(i < n ? i : n - 1) * stride]; };
   return {_mm256_setr_ps(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7))};
 }
 
 template <DType T>
-inline Vec load_as(const std::byte* p) {
+LODE_INLINE Vec load_as(const std::byte* p) {
   if constexpr (T == DType::f32) return {_mm256_loadu_ps(reinterpret_cast<const float*>(p))};
   if constexpr (T == DType::f16)
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
@@ -54,18 +55,18 @@ inline Vec load_as(const std::byte* p) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
 }
 template <DType T>
-inline Vec load_as_first(const std::byte* p, int n) {
+LODE_INLINE Vec load_as_first(const std::byte* p, int n) {
   if constexpr (T == DType::f32) return load_first(reinterpret_cast<const float*>(p), n);
   alignas(32) std::byte padded[Vec::kLanes * 4] = {};
   std::memcpy(padded, p, static_cast<std::size_t>(n) * bytes_of(T));
   return load_as<T>(padded);
 }
-inline void store_half_first(std::uint16_t* p, Vec a, int n) {
+LODE_INLINE void store_half_first(std::uint16_t* p, Vec a, int n) {
   alignas(16) std::uint16_t all[8];
   _mm_store_si128(reinterpret_cast<__m128i*>(all), _mm256_cvtps_ph(a.x, _MM_FROUND_TO_NEAREST_INT));
   std::memcpy(p, all, static_cast<std::size_t>(n) * 2);
 }
-inline void store_bf16_first(std::uint16_t* p, Vec a, int n) {
+LODE_INLINE void store_bf16_first(std::uint16_t* p, Vec a, int n) {
   const __m256i u = _mm256_castps_si256(a.x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
   const __m256i rounded =
@@ -80,36 +81,36 @@ inline void store_bf16_first(std::uint16_t* p, Vec a, int n) {
   std::memcpy(p, all, static_cast<std::size_t>(n) * 2);
 }
 
-inline Vec operator+(Vec a, Vec b) {
+LODE_INLINE Vec operator+(Vec a, Vec b) {
   return {_mm256_add_ps(a.x, b.x)};
 }
-inline Vec operator-(Vec a, Vec b) {
+LODE_INLINE Vec operator-(Vec a, Vec b) {
   return {_mm256_sub_ps(a.x, b.x)};
 }
-inline Vec operator*(Vec a, Vec b) {
+LODE_INLINE Vec operator*(Vec a, Vec b) {
   return {_mm256_mul_ps(a.x, b.x)};
 }
-inline Vec fma(Vec a, Vec b, Vec c) {
+LODE_INLINE Vec fma(Vec a, Vec b, Vec c) {
   return {_mm256_fmadd_ps(a.x, b.x, c.x)};
 }
-inline Vec max_passing_nan(Vec best, Vec next) {
+LODE_INLINE Vec max_passing_nan(Vec best, Vec next) {
   return {_mm256_max_ps(next.x, best.x)};
 }  // NaN: second operand
-inline Vec where_above(Vec limit, Vec at, Vec a, Vec other) {
+LODE_INLINE Vec where_above(Vec limit, Vec at, Vec a, Vec other) {
   return {_mm256_blendv_ps(other.x, a.x, _mm256_cmp_ps(limit.x, at.x, _CMP_GT_OQ))};
 }
-inline Vec pow2(Vec n) {
+LODE_INLINE Vec pow2(Vec n) {
   const __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n.x), _mm256_set1_epi32(127));
   return {_mm256_castsi256_ps(_mm256_slli_epi32(e, 23))};
 }
-inline Vec round_nearest(Vec a) {
+LODE_INLINE Vec round_nearest(Vec a) {
   return {_mm256_round_ps(a.x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
-inline Vec zero_below(Vec a, Vec low, Vec b) {
+LODE_INLINE Vec zero_below(Vec a, Vec low, Vec b) {
   return {_mm256_and_ps(_mm256_cmp_ps(a.x, low.x, _CMP_NLT_UQ), b.x)};
 }
 
-inline Vec sum_lanes(Vec (&acc)[Vec::kLanes]) {
+LODE_INLINE Vec sum_lanes(Vec (&acc)[Vec::kLanes]) {
   // Two registers become one at each stage, so that all eight sums fold at once. Which input must go where
   // for lane i to end as sum i follows from the shuffles: lane 4 L + e comes from input 4 L + {0, 2, 1,
   // 3}[e].

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "kernels/cpu/simd/inline.h"
 #include "lodestone/types.h"
 
 namespace lode {
@@ -22,25 +23,25 @@ struct Vec {
   __m512 x;
 };
 
-inline __mmask16 first_lanes(int n) {
+LODE_INLINE __mmask16 first_lanes(int n) {
   return static_cast<__mmask16>((1u << n) - 1u);
 }
-inline Vec set1(float a) {
+LODE_INLINE Vec set1(float a) {
   return {_mm512_set1_ps(a)};
 }
-inline Vec load(const float* p) {
+LODE_INLINE Vec load(const float* p) {
   return {_mm512_loadu_ps(p)};
 }
-inline Vec load_first(const float* p, int n) {
+LODE_INLINE Vec load_first(const float* p, int n) {
   return {_mm512_maskz_loadu_ps(first_lanes(n), p)};
 }
-inline void store(float* p, Vec a) {
+LODE_INLINE void store(float* p, Vec a) {
   _mm512_storeu_ps(p, a.x);
 }
-inline void store_first(float* p, Vec a, int n) {
+LODE_INLINE void store_first(float* p, Vec a, int n) {
   _mm512_mask_storeu_ps(p, first_lanes(n), a.x);
 }
-inline Vec load_strided(const float* p, std::int64_t stride, int n) {
+LODE_INLINE Vec load_strided(const float* p, std::int64_t stride, int n) {
   const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   const __m512i row = _mm512_min_epi32(lanes, _mm512_set1_epi32(n - 1));
   // 32-bit offsets: callers gather within one tile of rows.
@@ -48,7 +49,7 @@ inline Vec load_strided(const float* p, std::int64_t stride, int n) {
 }
 
 template <DType T>
-inline Vec load_as(const std::byte* p) {
+LODE_INLINE Vec load_as(const std::byte* p) {
   if constexpr (T == DType::f32) return {_mm512_loadu_ps(p)};
   if constexpr (T == DType::f16)
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
@@ -60,7 +61,7 @@ inline Vec load_as(const std::byte* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
 template <DType T>
-inline Vec load_as_first(const std::byte* p, int n) {
+LODE_INLINE Vec load_as_first(const std::byte* p, int n) {
   const __mmask16 mask = first_lanes(n);
   if constexpr (T == DType::f32) return {_mm512_maskz_loadu_ps(mask, p)};
   if constexpr (T == DType::f16) return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, p))};
@@ -71,11 +72,11 @@ inline Vec load_as_first(const std::byte* p, int n) {
   if constexpr (T == DType::q8)
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask, p)))};
 }
-inline void store_half_first(std::uint16_t* p, Vec a, int n) {
+LODE_INLINE void store_half_first(std::uint16_t* p, Vec a, int n) {
   _mm256_mask_storeu_epi16(p, first_lanes(n),
                            _mm512_cvtps_ph(a.x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-inline __m256i round_to_bf16(__m512 a) {
+LODE_INLINE __m256i round_to_bf16(__m512 a) {
   const __m512i u = _mm512_castps_si512(a);
   const __m512i high = _mm512_srli_epi32(u, 16);
   const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
@@ -84,40 +85,40 @@ inline __m256i round_to_bf16(__m512 a) {
   const __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
   return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40)));
 }
-inline void store_bf16_first(std::uint16_t* p, Vec a, int n) {
+LODE_INLINE void store_bf16_first(std::uint16_t* p, Vec a, int n) {
   _mm256_mask_storeu_epi16(p, first_lanes(n), round_to_bf16(a.x));
 }
 
-inline Vec operator+(Vec a, Vec b) {
+LODE_INLINE Vec operator+(Vec a, Vec b) {
   return {_mm512_add_ps(a.x, b.x)};
 }
-inline Vec operator-(Vec a, Vec b) {
+LODE_INLINE Vec operator-(Vec a, Vec b) {
   return {_mm512_sub_ps(a.x, b.x)};
 }
-inline Vec operator*(Vec a, Vec b) {
+LODE_INLINE Vec operator*(Vec a, Vec b) {
   return {_mm512_mul_ps(a.x, b.x)};
 }
-inline Vec fma(Vec a, Vec b, Vec c) {
+LODE_INLINE Vec fma(Vec a, Vec b, Vec c) {
   return {_mm512_fmadd_ps(a.x, b.x, c.x)};
 }
-inline Vec max_passing_nan(Vec best, Vec next) {
+LODE_INLINE Vec max_passing_nan(Vec best, Vec next) {
   return {_mm512_max_ps(next.x, best.x)};
 }  // NaN: second operand
-inline Vec where_above(Vec limit, Vec at, Vec a, Vec other) {
+LODE_INLINE Vec where_above(Vec limit, Vec at, Vec a, Vec other) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(limit.x, at.x, _CMP_GT_OQ), other.x, a.x)};
 }
-inline Vec pow2(Vec n) {
+LODE_INLINE Vec pow2(Vec n) {
   const __m512i e = _mm512_add_epi32(_mm512_cvtps_epi32(n.x), _mm512_set1_epi32(127));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(e, 23))};
 }
-inline Vec round_nearest(Vec a) {
+LODE_INLINE Vec round_nearest(Vec a) {
   return {_mm512_roundscale_ps(a.x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
-inline Vec zero_below(Vec a, Vec low, Vec b) {
+LODE_INLINE Vec zero_below(Vec a, Vec low, Vec b) {
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.x, low.x, _CMP_NLT_UQ), b.x)};
 }
 
-inline Vec sum_lanes(Vec (&acc)[Vec::kLanes]) {
+LODE_INLINE Vec sum_lanes(Vec (&acc)[Vec::kLanes]) {
   // Two registers become one at each stage, so that all sixteen sums fold at once. Which input must go where
   // for lane i to end as sum i follows from the shuffles: lane 4 L + e comes from input {0, 8, 4, 12}[L] +
   // {0, 2, 1, 3}[e], which is its own inverse.

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstdint>
 
+#include "kernels/cpu/simd/inline.h"
 #include "lodestone/types.h"
 
 namespace lode {
@@ -18,7 +19,7 @@ struct Vec {
   float x[kLanes];
 };
 
-inline float widen_half(std::uint16_t h) {
+LODE_INLINE float widen_half(std::uint16_t h) {
   const std::uint32_t sign = std::uint32_t(h & 0x8000u) << 16;
   const std::uint32_t magnitude = h & 0x7fffu;
   if (magnitude >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
@@ -26,11 +27,11 @@ inline float widen_half(std::uint16_t h) {
   const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(scaled) | sign);
 }
-inline float widen_bf16(std::uint16_t h) {
+LODE_INLINE float widen_bf16(std::uint16_t h) {
   return std::bit_cast<float>(std::uint32_t(h) << 16);
 }
 
-inline std::uint16_t narrow_half(float f) {
+LODE_INLINE std::uint16_t narrow_half(float f) {
   const std::uint32_t u = std::bit_cast<std::uint32_t>(f);
   const std::uint32_t sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
   if (a > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u | ((a >> 13) & 0x3ffu));
@@ -41,7 +42,7 @@ inline std::uint16_t narrow_half(float f) {
   }
   return static_cast<std::uint16_t>(sign | ((a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13));
 }
-inline std::uint16_t narrow_bf16(float f) {
+LODE_INLINE std::uint16_t narrow_bf16(float f) {
   const std::uint32_t u = std::bit_cast<std::uint32_t>(f);
   if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((u >> 16) | 0x40u);
   return static_cast<std::uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
@@ -49,30 +50,30 @@ inline std::uint16_t narrow_bf16(float f) {
 
 #define LODE_EACH for (int i = 0; i < Vec::kLanes; ++i)
 
-inline Vec set1(float a) {
+LODE_INLINE Vec set1(float a) {
   Vec r;
   LODE_EACH r.x[i] = a;
   return r;
 }
-inline Vec load(const float* p) {
+LODE_INLINE Vec load(const float* p) {
   Vec r;
   LODE_EACH r.x[i] = p[i];
   return r;
 }
 /// The first n lanes, n in [0, kLanes]; the others are 0.
-inline Vec load_first(const float* p, int n) {
+LODE_INLINE Vec load_first(const float* p, int n) {
   Vec r;
   LODE_EACH r.x[i] = i < n ? p[i] : 0.0f;
   return r;
 }
-inline void store(float* p, Vec a) {
+LODE_INLINE void store(float* p, Vec a) {
   LODE_EACH p[i] = a.x[i];
 }
-inline void store_first(float* p, Vec a, int n) {
+LODE_INLINE void store_first(float* p, Vec a, int n) {
   for (int i = 0; i < n; ++i) p[i] = a.x[i];
 }
 /// p[i * stride] for the first n lanes; the others repeat lane n - 1.
-inline Vec load_strided(const float* p, std::int64_t stride, int n) {
+LODE_INLINE Vec load_strided(const float* p, std::int64_t stride, int n) {
   Vec r;
   LODE_EACH r.x[i] = p[(i < n ? i : n - 1) * stride];
   return r;
@@ -80,75 +81,75 @@ inline Vec load_strided(const float* p, std::int64_t stride, int n) {
 
 /// kLanes (or the first n) elements of a stored type, widened. q8 is widened without its scale.
 template <DType T>
-inline float widen_one(const std::byte* p) {
+LODE_INLINE float widen_one(const std::byte* p) {
   if constexpr (T == DType::f32) return *reinterpret_cast<const float*>(p);
   if constexpr (T == DType::f16) return widen_half(*reinterpret_cast<const std::uint16_t*>(p));
   if constexpr (T == DType::bf16) return widen_bf16(*reinterpret_cast<const std::uint16_t*>(p));
   if constexpr (T == DType::q8) return *reinterpret_cast<const std::int8_t*>(p);
 }
 template <DType T>
-inline Vec load_as_first(const std::byte* p, int n) {
+LODE_INLINE Vec load_as_first(const std::byte* p, int n) {
   Vec r;
   LODE_EACH r.x[i] = i < n ? widen_one<T>(p + i * bytes_of(T)) : 0.0f;
   return r;
 }
 template <DType T>
-inline Vec load_as(const std::byte* p) {
+LODE_INLINE Vec load_as(const std::byte* p) {
   return load_as_first<T>(p, Vec::kLanes);
 }
 /// Rounds to nearest even and stores the first n lanes.
-inline void store_half_first(std::uint16_t* p, Vec a, int n) {
+LODE_INLINE void store_half_first(std::uint16_t* p, Vec a, int n) {
   for (int i = 0; i < n; ++i) p[i] = narrow_half(a.x[i]);
 }
-inline void store_bf16_first(std::uint16_t* p, Vec a, int n) {
+LODE_INLINE void store_bf16_first(std::uint16_t* p, Vec a, int n) {
   for (int i = 0; i < n; ++i) p[i] = narrow_bf16(a.x[i]);
 }
 
-inline Vec operator+(Vec a, Vec b) {
+LODE_INLINE Vec operator+(Vec a, Vec b) {
   LODE_EACH a.x[i] += b.x[i];
   return a;
 }
-inline Vec operator-(Vec a, Vec b) {
+LODE_INLINE Vec operator-(Vec a, Vec b) {
   LODE_EACH a.x[i] -= b.x[i];
   return a;
 }
-inline Vec operator*(Vec a, Vec b) {
+LODE_INLINE Vec operator*(Vec a, Vec b) {
   LODE_EACH a.x[i] *= b.x[i];
   return a;
 }
 /// a * b + c; fused where the machine can.
-inline Vec fma(Vec a, Vec b, Vec c) {
+LODE_INLINE Vec fma(Vec a, Vec b, Vec c) {
   LODE_EACH c.x[i] += a.x[i] * b.x[i];
   return c;
 }
 /// The larger of `best` and `next`; a NaN in `next` is passed over.
-inline Vec max_passing_nan(Vec best, Vec next) {
+LODE_INLINE Vec max_passing_nan(Vec best, Vec next) {
   LODE_EACH best.x[i] = next.x[i] > best.x[i] ? next.x[i] : best.x[i];
   return best;
 }
 /// a where limit > at (as integers held in floats), else `other`.
-inline Vec where_above(Vec limit, Vec at, Vec a, Vec other) {
+LODE_INLINE Vec where_above(Vec limit, Vec at, Vec a, Vec other) {
   LODE_EACH a.x[i] = limit.x[i] > at.x[i] ? a.x[i] : other.x[i];
   return a;
 }
 /// 2^n for integral n in [-126, 127]; any number otherwise.
-inline Vec pow2(Vec n) {
+LODE_INLINE Vec pow2(Vec n) {
   LODE_EACH n.x[i] = n.x[i] >= -126.0f && n.x[i] <= 127.0f
                          ? std::bit_cast<float>((static_cast<std::int32_t>(n.x[i]) + 127) << 23)
                          : 0.0f;
   return n;
 }
 /// Nearest integer, for |a| < 2^22.
-inline Vec round_nearest(Vec a) {
+LODE_INLINE Vec round_nearest(Vec a) {
   return (a + set1(12582912.0f)) - set1(12582912.0f);
 }
 /// 0 where a < low, else b; NaN in a keeps b.
-inline Vec zero_below(Vec a, Vec low, Vec b) {
+LODE_INLINE Vec zero_below(Vec a, Vec low, Vec b) {
   LODE_EACH b.x[i] = a.x[i] < low.x[i] ? 0.0f : b.x[i];
   return b;
 }
 /// Lane i becomes the sum of the lanes of acc[i], always added in the same order.
-inline Vec sum_lanes(Vec (&acc)[Vec::kLanes]) {
+LODE_INLINE Vec sum_lanes(Vec (&acc)[Vec::kLanes]) {
   Vec r;
   for (int v = 0; v < Vec::kLanes; ++v) {
     float* x = acc[v].x;
