@@ -172,12 +172,13 @@ void add_tasks(CLI::App& app) {
       ->delimiter(',')
       ->required();
   verb.add_option("--count", flags->count, "samples of each task and length")
-      ->check(CLI::Range(1, 1'000'000));
+      ->check(whole_number(1, 1'000'000));
   verb.add_option("--questions", flags->questions,
                   "questions about each context, where the task allows several; 0 = 1 up to 4k tokens, 4 up "
                   "to 16k, else 8")
-      ->check(CLI::Range(0, 1000));
-  verb.add_option("--seed", flags->seed, "the same seed gives the same samples");
+      ->check(whole_number(0, 1000));
+  verb.add_option("--seed", flags->seed, "the same seed gives the same samples")
+      ->check(whole_number(0, INT64_MAX));
   verb.add_option("--haystack", flags->haystack,
                   "folder of text files (*.txt, *.md), or one file; without it: built-in prose");
   verb.add_flag("--held-out-books", flags->held_out_books,

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tasks, eval, probe and bench: the shapes of what they print, and how they refuse."""
+
+import json
+import unittest
+
+from program import ProgramTest, run
+
+SPECS = ("-a", "full", "-a", "streaming:window=32", "-a", "topk:k=4,window=32", "-a", "kmeans:clusters=8,probes=2,window=32")
+
+
+class Samples(ProgramTest):
+    def samples(self, task: str, seed: int = 3) -> list[dict]:
+        result = self.assert_done(run("tasks", task, "--tokens", "2k", "--count", "2", "--seed", seed, "-m", self.model,
+                                      "--quiet"))
+        return [json.loads(line) for line in result.out.splitlines()]
+
+    def test_samples_have_the_promised_fields(self):
+        for sample in self.samples("needle"):
+            self.assertEqual(sample["task"], "needle")
+            self.assertLessEqual(sample["tokens"], 2048)
+            self.assertIn(sample["match"], ("contains", "exact", "f1"))
+            self.assertTrue({"id", "question", "answers"} <= sample.keys())
+            self.assertTrue("context" in sample or "context_id" in sample)
+
+    def test_seeds(self):
+        self.assertEqual(self.samples("kv"), self.samples("kv"))
+        self.assertNotEqual(self.samples("kv"), self.samples("kv", seed=4))
+
+    def test_file_and_json(self):
+        path = self.folder / "samples.jsonl"
+        result = self.assert_done(run("tasks", "vt", "--tokens", "2k", "--count", "1", "-m", self.model, "-o", path, "--json"))
+        self.assertIsInstance(result.json(), dict)
+        self.assertGreater(path.stat().st_size, 1000)
+
+    def test_refusals(self):
+        common = ("--tokens", "2k", "--count", "1", "-m", self.model)
+        self.assert_refused(run("tasks", "neddle", *common), "needle")
+        self.assert_refused(run("tasks", "needle", "--tokens", "0", "-m", self.model), "--tokens")
+        self.assert_refused(run("tasks", "needle", "--tokens", "2k", "--count", "-1", "-m", self.model), "--count")
+        self.assert_refused(run("tasks", "needle", "--tokens", "2k", "--seed", "-1", "-m", self.model), "--seed")
+        self.assert_refused(run("tasks", "needle", *common, "--haystack", self.folder / "nowhere"), "nowhere")
+        (self.folder / "bare").mkdir()
+        self.assert_refused(run("tasks", "needle", *common, "--haystack", self.folder / "bare"), "bare")
+
+
+class Eval(ProgramTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.samples = cls.folder / "samples.jsonl"
+        made = run("tasks", "needle", "--tokens", "2k", "--count", "2", "-m", cls.model, "-o", cls.samples, "--quiet")
+        assert made.code == 0, made.err
+
+    def eval(self, *arguments):
+        return run("eval", "-m", self.model, "--samples", self.samples, "--json", "--quiet", *arguments)
+
+    def test_protocols(self):
+        for protocol in ("context-dense", "decode-sparse", "last:8"):
+            with self.subTest(protocol=protocol):
+                report = self.assert_done(self.eval(*SPECS, "--protocol", protocol)).json()
+                self.assertEqual(report["protocol"], protocol)
+                self.assertEqual(len(report["results"]), 4)
+                for row in report["results"]:
+                    self.assertTrue({"attention", "task", "tokens", "n", "score", "agreement", "density",
+                                     "selectivity"} <= row.keys())
+                    self.assertTrue(0 <= row["agreement"] <= 1 and 0 <= row["selectivity"] <= 1 and row["density"] >= 0)
+                full = report["results"][0]
+                self.assertEqual((full["agreement"], full["density"], full["selectivity"]), (1, 1, 1))
+
+    def test_limit(self):
+        report = self.assert_done(self.eval("-a", "full", "--limit", "1")).json()
+        self.assertEqual(report["results"][0]["n"], 1)
+
+    def test_refusals(self):
+        self.assert_refused(self.eval("-a", "full", "--protocol", "dense"), "context-dense")
+        self.assert_refused(self.eval("-a", "full", "--protocol", "last:-1"), "last")
+        self.assert_refused(self.eval("-a", "fool"), "full")
+        self.assert_refused(self.eval(), "attention")
+        good = self.samples.read_text(encoding="utf-8").splitlines()
+        for name, text, mention in (("empty", "", "empty"), ("word", "needle\n", "line 1"), ("list", "[]\n", "line 1"),
+                                    ("fields", good[0] + "\n{}\n", "line 2"), ("cut", good[0][:-20], "line 1"),
+                                    ("answers", json.dumps({**json.loads(good[0]), "answers": "x"}), "answers"),
+                                    ("match", json.dumps({**json.loads(good[0]), "match": "guess"}), "match")):
+            with self.subTest(name=name):
+                path = self.folder / f"{name}.jsonl"
+                path.write_text(text, encoding="utf-8")
+                self.assert_refused(run("eval", "-m", self.model, "--samples", path, "-a", "full", "--json"), mention)
+        self.assert_refused(run("eval", "-m", self.model, "--samples", self.folder / "no.jsonl", "-a", "full"), "no.jsonl")
+
+
+class Probe(ProgramTest):
+    def test_report(self):
+        result = self.assert_done(run("probe", "-m", self.model, "-f", self.text, *SPECS, "--json", "--quiet"))
+        self.assertIsInstance(result.json(), dict)
+        self.assertIn("loss", result.out)
+        self.assertIn("recovered", result.out)
+
+    def test_text_too_short(self):
+        short = self.folder / "short.txt"
+        short.write_text("Too short.", encoding="utf-8")
+        self.assert_refused(run("probe", "-m", self.model, "-f", short, *SPECS))
+
+
+class Bench(ProgramTest):
+    def test_attention(self):
+        report = self.assert_done(run("bench", "attention", "--shape", "L1q4kv2d64", "--context", "4k", *SPECS, "--json",
+                                      "--quiet", timeout=120)).json()
+        rows = report if isinstance(report, list) else report["results"]
+        for row in rows:
+            self.assertTrue({"attention", "context", "batch", "queries", "selectivity", "median_us", "select_us", "attend_us",
+                             "merge_us", "bytes", "limit_us", "of_limit", "vs_full"} <= row.keys())
+            self.assertGreater(row["median_us"], 0)
+
+    def test_refusals(self):
+        self.assert_refused(run("bench", "attention", "--shape", "llama-9", "--context", "4k", "-a", "full"), "llama-3.1-8b")
+        self.assert_refused(run("bench", "attention", "--shape", "pocket", "--context", "-4", "-a", "full"), "--context")
+        self.assert_refused(run("bench", "decode", "--context", "4k", "-a", "full"))
+        self.assert_refused(run("bench", "nothing"))
+
+
+if __name__ == "__main__":
+    unittest.main()
