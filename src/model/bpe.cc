@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdio>
+#include <set>
 
 #include "lodestone/error.h"
 #include "model/byte_level.h"
@@ -47,7 +48,7 @@ std::size_t MergeTable::slot_of(std::uint64_t pair) const {
   std::uint64_t hash = pair * 0x9e3779b97f4a7c15u;
   hash = (hash ^ hash >> 32) * 0xd6e8feb86659fd93u;
   std::size_t slot = (hash ^ hash >> 32) & (slots_.size() - 1);
-  while (slots_[slot].pair != pair && slots_[slot].pair != UINT64_MAX) {
+  while (slots_[slot].pair != pair && slots_[slot].pair != kEmpty) {
     slot = (slot + 1) & (slots_.size() - 1);
   }
   return slot;
@@ -84,6 +85,7 @@ Bpe::Bpe(const Json& model, bool byte_level, const std::string& where)
   read_vocab(model, where);
   read_merges(model, where);
   index_units();
+  index_meetings();
   if (json_has(model, "unk_token")) {
     unknown_text_ = json_string(model, "unk_token", where);
     unknown_ = find(*unknown_text_);
@@ -171,6 +173,31 @@ void Bpe::index_units() {
   }
 }
 
+/// The units that a token may have at its front or back: that of its character there, and the token itself,
+/// which may be a unit too (a byte token, the unknown token). -1 where there is none.
+std::array<TokenId, 2> Bpe::units_at_end(TokenId token, bool back) const {
+  const std::string& text = texts_[static_cast<std::size_t>(token)];
+  if (text.empty()) return {-1, token};
+  const char32_t character = (back ? last_code_point(text) : first_code_point(text)).value;
+  const auto byte = byte_level_ ? character_to_byte(character) : std::nullopt;
+  if (byte_level_ && !byte) return {-1, token};
+  const char32_t unit = byte_level_ ? *byte : character;
+  return {unit < units_.size() ? units_[unit] : -1, token};
+}
+
+void Bpe::index_meetings() {
+  std::set<std::pair<TokenId, TokenId>> meetings;
+  merges_.for_each([&](TokenId left, TokenId right) {
+    for (const TokenId a : units_at_end(left, true)) {
+      for (const TokenId b : units_at_end(right, false)) {
+        if (a >= 0 && b >= 0) meetings.emplace(a, b);
+      }
+    }
+  });
+  meetings_ = MergeTable(meetings.size());
+  for (const auto& [a, b] : meetings) meetings_.put(a, b, {0, 0});
+}
+
 std::optional<std::string_view> Bpe::text_of(TokenId token) const {
   if (token < 0 || token >= size()) return std::nullopt;
   const std::string& text = texts_[static_cast<std::size_t>(token)];
@@ -183,15 +210,18 @@ std::optional<TokenId> Bpe::find(std::string_view text) const {
   return at == ids_.end() ? std::nullopt : std::optional(at->second);
 }
 
-void Bpe::encode(std::string_view piece, Scratch& scratch, std::vector<TokenId>& tokens) const {
-  if (ignore_merges_) {
-    if (byte_level_) {
-      const auto at = whole_.find(piece);
-      if (at != whole_.end()) return tokens.push_back(at->second);
-    } else if (const auto id = find(piece)) {
-      return tokens.push_back(*id);
-    }
+bool Bpe::encode_whole(std::string_view piece, std::vector<TokenId>& tokens) const {
+  if (!ignore_merges_) return false;
+  std::optional<TokenId> id = find(piece);
+  if (byte_level_) {
+    const auto at = whole_.find(piece);
+    id = at == whole_.end() ? std::nullopt : std::optional(at->second);
   }
+  if (id) tokens.push_back(*id);
+  return id.has_value();
+}
+
+void Bpe::encode(std::string_view piece, Scratch& scratch, std::vector<TokenId>& tokens) const {
   scratch.word.clear();
   start(piece, scratch.word);
   if (scratch.word.size() <= kShortWord) {
@@ -202,13 +232,28 @@ void Bpe::encode(std::string_view piece, Scratch& scratch, std::vector<TokenId>&
   tokens.insert(tokens.end(), scratch.word.begin(), scratch.word.end());
 }
 
+CodePoint Bpe::first_unit(std::string_view piece) const {
+  return byte_level_ ? CodePoint{static_cast<unsigned char>(piece[0]), 1} : first_code_point(piece);
+}
+
+std::size_t Bpe::independent_bytes(std::string_view piece) const {
+  TokenId last = -1;
+  for (std::size_t at = 0; at < piece.size();) {
+    const CodePoint c = first_unit(piece.substr(at));
+    const TokenId token = c.value < units_.size() ? units_[c.value] : -1;
+    if (last >= 0 && token >= 0 && meetings_.find(last, token).rank == MergeTable::kNone) return at;
+    last = token;
+    at += c.bytes;
+  }
+  return piece.size();
+}
+
 /// The symbols before any merge: a token for each byte or character.
 void Bpe::start(std::string_view piece, std::vector<TokenId>& word) const {
   bool unknown_waits = false;  // it is written before the next known symbol, so that fuse_unk can join them
   std::string unit;
   for (std::size_t at = 0; at < piece.size();) {
-    const CodePoint c = byte_level_ ? CodePoint{static_cast<unsigned char>(piece[at]), 1}
-                                    : first_code_point(piece.substr(at));
+    const CodePoint c = first_unit(piece.substr(at));
     at += c.bytes;
     const TokenId token = c.value < units_.size() ? units_[c.value] : -1;
     if (token >= 0) {

@@ -14,6 +14,7 @@
 
 #include "base/json.h"
 #include "lodestone/types.h"
+#include "model/utf8.h"
 
 namespace lode {
 
@@ -32,10 +33,18 @@ class MergeTable {
   void put(TokenId left, TokenId right, Merge merge);
   /// rank kNone when the pair does not merge.
   Merge find(TokenId left, TokenId right) const;
+  /// Calls `visit(left, right)` for every pair, in no particular order.
+  template <class F>
+  void for_each(F visit) const {
+    for (const Slot& slot : slots_) {
+      if (slot.pair != kEmpty) visit(static_cast<TokenId>(slot.pair >> 32), static_cast<TokenId>(slot.pair));
+    }
+  }
 
  private:
+  static constexpr std::uint64_t kEmpty = UINT64_MAX;
   struct Slot {
-    std::uint64_t pair = UINT64_MAX;
+    std::uint64_t pair = kEmpty;
     Merge merge;
   };
   std::size_t slot_of(std::uint64_t pair) const;
@@ -66,8 +75,14 @@ class Bpe {
     std::vector<TokenId> word;
     std::vector<std::uint32_t> ranks;
   };
-  /// Appends the tokens of one piece, which is valid UTF-8 and not empty.
+  /// Appends the token of a piece that ignore_merges takes from the vocabulary as it is; false when there is
+  /// none.
+  bool encode_whole(std::string_view piece, std::vector<TokenId>& tokens) const;
+  /// Appends the tokens that merging gives of a piece, which is valid UTF-8 and not empty.
   void encode(std::string_view piece, Scratch& scratch, std::vector<TokenId>& tokens) const;
+  /// Bytes at the front of a piece that merge alike without what follows them: up to the first place where
+  /// two known characters meet that no merge brings together.
+  std::size_t independent_bytes(std::string_view piece) const;
 
   /// As the file spells it; nothing for an id that it leaves out.
   std::optional<std::string_view> text_of(TokenId token) const;
@@ -80,6 +95,9 @@ class Bpe {
   void read_vocab(const Json& model, const std::string& where);
   void read_merges(const Json& model, const std::string& where);
   void index_units();
+  void index_meetings();
+  CodePoint first_unit(std::string_view piece) const;
+  std::array<TokenId, 2> units_at_end(TokenId token, bool back) const;
   void start(std::string_view piece, std::vector<TokenId>& word) const;
   bool put_bytes(std::string_view unit, std::vector<TokenId>& word) const;
   void merge_short(Scratch& scratch) const;
@@ -97,6 +115,7 @@ class Bpe {
   std::vector<TokenId> units_;              // by byte (byte_level_) or code point; -1: not in the vocabulary
   std::array<TokenId, 256> byte_tokens_{};  // "<0xHH>"; -1: not in the vocabulary
   MergeTable merges_;
+  MergeTable meetings_;  // pairs of units that some merge brings together
 };
 
 }  // namespace lode

@@ -36,12 +36,18 @@ char32_t byte_to_character(unsigned char byte) {
   return kAlphabet.character[byte];
 }
 
+std::optional<unsigned char> character_to_byte(char32_t character) {
+  if (character >= kAlphabet.byte_of.size() || kAlphabet.byte_of[character] < 0) return std::nullopt;
+  return static_cast<unsigned char>(kAlphabet.byte_of[character]);
+}
+
 std::optional<std::string> bytes_of_characters(std::string_view text) {
   std::string bytes;
   while (!text.empty()) {
     const CodePoint c = first_code_point(text);
-    if (c.value >= kAlphabet.byte_of.size() || kAlphabet.byte_of[c.value] < 0) return std::nullopt;
-    bytes.push_back(static_cast<char>(kAlphabet.byte_of[c.value]));
+    const auto byte = character_to_byte(c.value);
+    if (!byte) return std::nullopt;
+    bytes.push_back(static_cast<char>(*byte));
     text.remove_prefix(c.bytes);
   }
   return bytes;

@@ -36,28 +36,45 @@ class WordCache {
       : slots_(std::clamp<std::size_t>(std::bit_ceil(text_bytes / 8 + 1), 16, std::size_t{1} << 15)) {}
 
   void encode(std::string_view word, const Bpe& bpe, Bpe::Scratch& scratch, std::vector<TokenId>& tokens) {
-    if (word.size() > kLongest) return bpe.encode(word, scratch, tokens);
-    Slot& slot = slots_[XXH3_64bits(word.data(), word.size()) & (slots_.size() - 1)];
-    if (slot.word != word) {
-      const std::size_t before = tokens.size();
-      bpe.encode(word, scratch, tokens);
-      const std::size_t count = tokens.size() - before;
-      if (count > slot.tokens.size()) return;
-      slot.word = word;
-      slot.count = static_cast<std::uint32_t>(count);
-      std::copy_n(tokens.end() - static_cast<std::ptrdiff_t>(count), count, slot.tokens.begin());
-      return;
+    if (word.size() <= kLongest) return encode_short(word, bpe, true, scratch, tokens);
+    if (bpe.encode_whole(word, tokens)) return;
+    while (!word.empty()) {
+      const std::string_view part = word.substr(0, bpe.independent_bytes(word));
+      word.remove_prefix(part.size());
+      if (part.size() <= kLongest) {
+        encode_short(part, bpe, false, scratch, tokens);
+      } else {
+        bpe.encode(part, scratch, tokens);
+      }
     }
-    tokens.insert(tokens.end(), slot.tokens.begin(), slot.tokens.begin() + slot.count);
   }
 
  private:
   static constexpr std::size_t kLongest = 64;  // bytes
   struct Slot {
     std::string_view word;  // in the text or the arena, which outlive the cache
-    std::array<TokenId, 7> tokens;
+    std::array<TokenId, 6> tokens;
     std::uint32_t count = 0;
+    bool whole = false;  // a piece rather than a part of one
   };
+
+  void encode_short(std::string_view word, const Bpe& bpe, bool whole, Bpe::Scratch& scratch,
+                    std::vector<TokenId>& tokens) {
+    Slot& slot = slots_[XXH3_64bits(word.data(), word.size()) & (slots_.size() - 1)];
+    if (slot.word == word && slot.whole == whole) {
+      tokens.insert(tokens.end(), slot.tokens.begin(), slot.tokens.begin() + slot.count);
+      return;
+    }
+    const std::size_t before = tokens.size();
+    if (!whole || !bpe.encode_whole(word, tokens)) bpe.encode(word, scratch, tokens);
+    const std::size_t count = tokens.size() - before;
+    if (count > slot.tokens.size()) return;
+    slot.word = word;
+    slot.count = static_cast<std::uint32_t>(count);
+    slot.whole = whole;
+    std::copy_n(tokens.end() - static_cast<std::ptrdiff_t>(count), count, slot.tokens.begin());
+  }
+
   std::vector<Slot> slots_;  // a power of two
 };
 
