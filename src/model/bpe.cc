@@ -139,8 +139,9 @@ void Bpe::read_merges(const Json& model, const std::string& where) {
   std::string both;
   for (std::size_t rank = 0; rank < merges.size(); ++rank) {
     const auto [left, right] = parts_of(merges[rank], rank, where);
+    const TokenId first = known(left, rank), second = known(right, rank);
     both.assign(left).append(right);
-    merges_.put(known(left, rank), known(right, rank), {static_cast<std::uint32_t>(rank), known(both, rank)});
+    merges_.put(first, second, {static_cast<std::uint32_t>(rank), known(both, rank)});
   }
 }
 

@@ -4,8 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <ctime>
 #include <string>
 
+#include "base/json.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -48,6 +50,143 @@ TEST(Tokenizer, InvalidUtf8IsNamedByOffset) {
   } catch (const InputError& e) {
     EXPECT_NE(std::string(e.what()).find("offset 2"), std::string::npos) << e.what();
   }
+}
+
+std::string refusal(const std::string& json) {
+  try {
+    Tokenizer::parse(json, "T");
+  } catch (const InputError& e) {
+    return e.what();
+  }
+  return "accepted";
+}
+
+/// kByteLevel with one member, named by a JSON pointer, replaced.
+std::string with(const char* pointer, const char* value) {
+  Json json = Json::parse(kByteLevel);
+  json[Json::json_pointer(pointer)] = Json::parse(value);
+  return json.dump();
+}
+
+TEST(Tokenizer, NamesWhatItDoesNotSupport) {
+  const auto refused = [](const char* pointer, const char* value, const char* expected) {
+    EXPECT_NE(refusal(with(pointer, value)).find(expected), std::string::npos)
+        << pointer << " " << value << ": " << refusal(with(pointer, value));
+  };
+  refused("/model/type", R"("Unigram")", "'Unigram'");
+  refused("/model/type", "7", "'type'");
+  refused("/model/continuing_subword_prefix", R"("##")", "'continuing_subword_prefix'");
+  refused("/model/end_of_word_suffix", R"("</w>")", "'end_of_word_suffix'");
+  refused("/model/dropout", "0.1", "'dropout'");
+  refused("/normalizer", R"({"type": "Lowercase"})", "'Lowercase'");
+  refused("/normalizer", R"({"type": "Sequence"})", "'normalizers'");
+  refused("/normalizer", R"({"type": "Replace", "pattern": {"String": ""}, "content": "x"})", "empty");
+  refused("/pre_tokenizer", R"({"type": "Whitespace"})", "'Whitespace'");
+  refused("/pre_tokenizer", R"({"type": "Split", "pattern": {"String": " "}, "behavior": "Odd"})", "'Odd'");
+  refused("/pre_tokenizer",
+          R"({"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}, {"type": "Digits"}]})",
+          "ByteLevel");
+  refused("/pre_tokenizer", R"({"type": "Metaspace", "replacement": "ab"})", "'replacement'");
+  refused("/post_processor", R"({"type": "BertProcessing"})", "'BertProcessing'");
+  refused("/post_processor/single", R"([{"Sequence": {"id": "A"}}, {"SpecialToken": {"id": "<bos>"}}])",
+          "after the text");
+  refused("/post_processor/special_tokens/<bos>/ids", "[99]", "99");
+  refused("/post_processor/special_tokens/<bos>/ids", "[-1]", "special_tokens");
+  refused("/decoder", R"({"type": "WordPiece"})", "'WordPiece'");
+  refused("/decoder", R"({"type": "Strip", "content": " ", "start": -1, "stop": 0})", "'start'");
+}
+
+TEST(Tokenizer, RefusesADamagedVocabulary) {
+  const auto refused = [](const char* pointer, const char* value, const char* expected) {
+    EXPECT_NE(refusal(with(pointer, value)).find(expected), std::string::npos)
+        << pointer << " " << value << ": " << refusal(with(pointer, value));
+  };
+  refused("/model/vocab", "{}", "'vocab'");
+  refused("/model/vocab", "[]", "'vocab'");
+  refused("/model/vocab/b", "1", "same id");
+  refused("/model/vocab/b", "-1", "'b'");
+  refused("/model/vocab/b", "2147483648", "'b'");
+  refused("/model/vocab/b", "1e30", "'b'");
+  refused("/model/merges", "7", "'merges'");
+  refused("/model/merges/0", R"("ab")", "merge 0");
+  refused("/model/merges/0", R"("a b c")", "merge 0");
+  refused("/model/merges/0", R"(["a"])", "merge 0");
+  refused("/model/merges/0", R"("a q")", "'q'");
+  refused("/model/merges/0", R"("c a")", "'ca'");
+  refused("/added_tokens/0/content", R"("")", "token 0");
+  refused("/added_tokens/0/content", R"("<other>")", "at odds");
+  refused("/added_tokens/0/id", "3", "at odds");
+  refused("/added_tokens/0/id", "4194304", "'id'");
+  refused("/added_tokens/1/id", "0", "at odds");
+  refused("/added_tokens", "{}", "array");
+  EXPECT_NE(refusal(with("/added_tokens/1/content", ('"' + std::string(1 << 20, 'x') + '"').c_str()))
+                .find("1048576"),
+            std::string::npos);
+  for (const char* json :
+       {"", "[]", "{", "null", R"({"model": 3})", R"({"a": 1, "a": 2})", "{\"a\": \"\\ud800\"}"}) {
+    EXPECT_NE(refusal(json), "accepted") << json;
+  }
+  EXPECT_NE(refusal(std::string(100000, '[')), "accepted");
+}
+
+TEST(Tokenizer, RefusesRegularExpressionsThatItWouldReadOtherwise) {
+  for (const char* regex :
+       {"(", "[a", "[a[b]]", "[a&&b]", "[]a]", "a{1,2}+", "a{,2}", "\\\\h", "\\\\Gx", "\\\\bx", "(*UTF)a",
+        "(?<n>a)", "(?m:a)", "(?#a)", "\\\\p{Nonsense}", "\\\\pL", "\\\\x{110000}", "\\\\1", "a**+?+"}) {
+    Json split = Json::parse(R"({"type": "Split", "behavior": "Isolated", "pattern": {}})");
+    split["pattern"]["Regex"] = Json::parse('"' + std::string(regex) + '"');
+    EXPECT_NE(refusal(with("/pre_tokenizer", split.dump().c_str())).find("regular expression"),
+              std::string::npos)
+        << regex << refusal(with("/pre_tokenizer", split.dump().c_str()));
+  }
+}
+
+TEST(Tokenizer, GivesUpOnAnEndlessRegularExpression) {
+  const Tokenizer t = Tokenizer::parse(
+      with("/pre_tokenizer", R"({"type": "Split", "behavior": "Isolated", "pattern": {"Regex": "(a+)+$"}})"),
+      "T");
+  EXPECT_THROW(t.encode(std::string(2000, 'a') + "b", Tokenizer::Bos::none), InputError);
+}
+
+TEST(Tokenizer, HolesInTheVocabularyMatterOnlyWhenUsed) {
+  const Tokenizer t = Tokenizer::parse(kByteLevel, "test");
+  EXPECT_EQ(t.decode(Ids{1, 20}), "a<tool>");
+  for (const TokenId id : {15, 19, 21, -1, INT32_MAX, INT32_MIN}) {
+    EXPECT_THROW(t.decode(Ids{id}), InputError) << id;
+    EXPECT_THROW(t.bytes_of(id), InputError) << id;
+    EXPECT_FALSE(t.is_special(id));
+  }
+}
+
+TEST(Tokenizer, DecodesBrokenCharactersAsReplacements) {
+  const Tokenizer t = Tokenizer::parse(kByteLevel, "test");
+  EXPECT_EQ(t.decode(Ids{12, 1, 13, 13, 12, 13, 12}),
+            "\xef\xbf\xbd"
+            "a\xef\xbf\xbd\xef\xbf\xbdé\xef\xbf\xbd");
+  EXPECT_EQ(t.decode(Ids{0, 1}), "a");
+  EXPECT_EQ(t.decode(Ids{0, 1}, false), "<bos>a");
+}
+
+double seconds_to_encode(const Tokenizer& t, const std::string& text) {
+  const std::clock_t start = std::clock();
+  t.encode(text, Tokenizer::Bos::none);
+  return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+}
+
+// A million blanks and a word of a megabyte: quadratic work would take hours. Bounds are loose for
+// sanitizers.
+TEST(Tokenizer, LongWordsTakeLinearTime) {
+  const Tokenizer bytes = Tokenizer::parse(with("/model/vocab/ĠĠ", "15"), "T");
+  Json json = Json::parse(with("/model/vocab/ĠĠ", "15"));
+  json["model"]["merges"].push_back("Ġ Ġ");
+  json["normalizer"] = {{"type", "NFC"}};
+  const Tokenizer t = Tokenizer::parse(json.dump(), "T");
+  EXPECT_LT(seconds_to_encode(t, std::string(1000000, ' ')), 10);
+  EXPECT_LT(seconds_to_encode(t, std::string(1000000, 'a')), 10);
+  EXPECT_LT(seconds_to_encode(bytes, std::string(1000000, 'x')), 10);
+  std::string marks = "e";
+  for (int i = 0; i < 100000; ++i) marks += i % 2 == 0 ? "\u0301" : "\u0323";
+  EXPECT_LT(seconds_to_encode(t, marks), 10);
 }
 
 TEST(StreamDecoder, HoldsBackPartsOfCharacters) {
