@@ -145,8 +145,9 @@ void read_shape(const Json& json, ModelConfig& c, std::string_view where) {
         "{}: expected 'num_attention_heads' to be 1 to 16 times 'num_key_value_heads', found {} and {}",
         where, c.query_heads, c.kv_heads));
   }
-  if (c.head_dim < 2 || c.head_dim % 2 != 0) {
-    throw InputError(fmt::format("{}: expected an even head dimension, found {}", where, c.head_dim));
+  if (c.head_dim < 4 || c.head_dim % 2 != 0) {
+    throw InputError(
+        fmt::format("{}: expected an even head dimension of 4 or more, found {}", where, c.head_dim));
   }
 }
 

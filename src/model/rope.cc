@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Frequencies as transformers computes them (modeling_rope_utils): default, linear, dynamic NTK, YaRN,
-// Llama 3.
+// Llama 3. The steps are in float32 in its order: one unit in the last place of a frequency turns a query at
+// position 131,072 by a hundredth of a radian, so that results at long contexts are equal only when
+// frequencies are.
 #include "model/rope.h"
 
 #include <algorithm>
@@ -13,10 +15,14 @@ namespace lode {
 
 namespace {
 
-std::vector<double> base_frequencies(double theta, int d) {
-  std::vector<double> f(static_cast<std::size_t>(d / 2));
-  for (int i = 0; i < d / 2; ++i) f[static_cast<std::size_t>(i)] = std::pow(theta, -2.0 * i / d);
-  return f;
+/// theta^(2i/d), the inverse of the unscaled frequencies.
+std::vector<float> periods(double theta, int d) {
+  std::vector<float> p(static_cast<std::size_t>(d / 2));
+  for (std::size_t i = 0; i < p.size(); ++i) {
+    const float exponent = static_cast<float>(2 * i) / static_cast<float>(d);
+    p[i] = static_cast<float>(std::pow(theta, static_cast<double>(exponent)));
+  }
+  return p;
 }
 
 /// Dynamic NTK: a larger base once the context is longer than the model was trained for.
@@ -29,20 +35,20 @@ double dynamic_theta(const ModelConfig& c, std::int64_t max_tokens) {
 }
 
 /// Llama 3: long wavelengths are stretched by `factor`, short ones kept, those between blended.
-void scale_llama3(const RopeScaling& s, std::vector<double>& f) {
-  const auto original = static_cast<double>(s.original_max_positions);
-  for (double& frequency : f) {
-    const double wavelength = 2 * std::numbers::pi / frequency;
-    const double blend =
-        (original / wavelength - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
-    const double keep = std::clamp(blend, 0.0, 1.0);
-    frequency = (1 - keep) * frequency / s.factor + keep * frequency;
-  }
+float scale_llama3(const RopeScaling& s, float frequency) {
+  const auto original = static_cast<float>(s.original_max_positions);
+  const auto factor = static_cast<float>(s.factor);
+  const float wavelength = static_cast<float>(2 * std::numbers::pi) / frequency;
+  if (wavelength > static_cast<float>(original / s.low_freq_factor)) return frequency / factor;
+  if (wavelength < static_cast<float>(original / s.high_freq_factor)) return frequency;
+  const float keep = (original / wavelength - static_cast<float>(s.low_freq_factor)) /
+                     static_cast<float>(s.high_freq_factor - s.low_freq_factor);
+  return (1 - keep) * frequency / factor + keep * frequency;
 }
 
 /// YaRN: dimensions that turn often within the original context are kept, slow ones interpolated, a ramp
 /// between.
-void scale_yarn(const ModelConfig& c, std::vector<double>& f) {
+std::vector<float> yarn_frequencies(const ModelConfig& c, const std::vector<float>& p) {
   const RopeScaling& s = c.rope_scaling;
   const auto dimension_of = [&](double turns) {
     return c.head_dim *
@@ -57,10 +63,13 @@ void scale_yarn(const ModelConfig& c, std::vector<double>& f) {
   low = std::max(low, 0.0);
   high = std::min(high, c.head_dim - 1.0);
   if (low == high) high += 0.001;
+  std::vector<float> f(p.size());
   for (std::size_t i = 0; i < f.size(); ++i) {
-    const double interpolate = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
-    f[i] = f[i] / s.factor * interpolate + f[i] * (1 - interpolate);
+    const float ramp = (static_cast<float>(i) - static_cast<float>(low)) / static_cast<float>(high - low);
+    const float keep = 1 - std::clamp(ramp, 0.0f, 1.0f);
+    f[i] = 1 / (static_cast<float>(s.factor) * p[i]) * (1 - keep) + 1 / p[i] * keep;
   }
+  return f;
 }
 
 double yarn_magnitude(double factor, double mscale) {
@@ -95,17 +104,19 @@ void turn(std::span<float> x, std::span<const float> frequencies, float position
 Rope::Rope(const ModelConfig& config, std::int64_t max_tokens) {
   const RopeScaling& s = config.rope_scaling;
   const bool dynamic = s.kind == RopeScaling::Kind::dynamic;
-  std::vector<double> f =
-      base_frequencies(dynamic ? dynamic_theta(config, max_tokens) : config.rope_theta, config.head_dim);
-  if (s.kind == RopeScaling::Kind::linear) {
-    for (double& frequency : f) frequency /= s.factor;
-  } else if (s.kind == RopeScaling::Kind::llama3) {
-    scale_llama3(s, f);
-  } else if (s.kind == RopeScaling::Kind::yarn) {
-    scale_yarn(config, f);
+  const std::vector<float> p =
+      periods(dynamic ? dynamic_theta(config, max_tokens) : config.rope_theta, config.head_dim);
+  if (s.kind == RopeScaling::Kind::yarn) {
+    frequencies_ = yarn_frequencies(config, p);
     attention_scaling_ = static_cast<float>(yarn_attention_scaling(s));
+    return;
   }
-  frequencies_.assign(f.begin(), f.end());
+  for (const float period : p) {
+    const float frequency = 1 / period;
+    frequencies_.push_back(s.kind == RopeScaling::Kind::linear   ? frequency / static_cast<float>(s.factor)
+                           : s.kind == RopeScaling::Kind::llama3 ? scale_llama3(s, frequency)
+                                                                 : frequency);
+  }
 }
 
 void Rope::rotate(std::span<float> x, Position position) const {

@@ -243,7 +243,7 @@ ModelWeights ModelWeights::read(const std::filesystem::path& dir, const ModelCon
   m.embedding = take.matrix("model.embed_tokens.weight", c.vocab, c.hidden);
   for (int layer = 0; layer < c.layers; ++layer) m.layers.push_back(take_layer(take, c, layer));
   m.final_norm = take.vector("model.norm.weight", c.hidden);
-  m.output = c.tied_embeddings ? m.embedding : take.matrix("lm_head.weight", c.vocab, c.hidden);
+  if (!c.tied_embeddings) m.output = take.matrix("lm_head.weight", c.vocab, c.hidden);
   take.finish(c.tied_embeddings);
   align(m, m.owned_);
   if (c.tied_embeddings) m.output = m.embedding;
