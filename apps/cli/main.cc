@@ -85,6 +85,8 @@ int main(int argc, char** argv) {
   lode::cli::add_index(app);
   lode::cli::add_ask(app);
   lode::cli::add_inspect(app);
+  lode::cli::add_eval(app);
+  lode::cli::add_probe(app);
   lode::cli::add_tasks(app);
   lode::cli::add_verify(app);
   return run(app, argc, argv);

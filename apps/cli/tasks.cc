@@ -170,6 +170,7 @@ void add_tasks(CLI::App& app) {
           },
           "tokens of context, question and longest answer together, e.g. 32k; several lengths as 4k,16k")
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->required();
   verb.add_option("--count", flags->count, "samples of each task and length")
       ->check(whole_number(1, 1'000'000));

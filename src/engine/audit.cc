@@ -10,16 +10,6 @@ namespace lode {
 
 namespace {
 
-/// |a - exact| / |exact|; 0 when both are zero.
-double relative_error(const float* a, const float* exact, std::int64_t n) {
-  double difference = 0, norm = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    difference += (static_cast<double>(a[i]) - exact[i]) * (static_cast<double>(a[i]) - exact[i]);
-    norm += static_cast<double>(exact[i]) * exact[i];
-  }
-  return difference == 0 ? 0.0 : std::sqrt(difference / norm);
-}
-
 void compare(const LayerGeometry& geometry, std::span<const QueryBlock> blocks,
              std::span<float* const> outputs, WorkReport& report) {
   const std::int64_t d = geometry.head_dim;
@@ -38,6 +28,15 @@ void compare(const LayerGeometry& geometry, std::span<const QueryBlock> blocks,
 }
 
 }  // namespace
+
+double relative_error(const float* a, const float* exact, std::int64_t n) {
+  double difference = 0, norm = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    difference += (static_cast<double>(a[i]) - exact[i]) * (static_cast<double>(a[i]) - exact[i]);
+    norm += static_cast<double>(exact[i]) * exact[i];
+  }
+  return difference == 0 ? 0.0 : std::sqrt(difference / norm);
+}
 
 ForwardHooks audit_hooks(double rate, std::uint64_t seed, const ForwardHooks* next, WorkReport& report) {
   ForwardHooks hooks;

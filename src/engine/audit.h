@@ -13,4 +13,7 @@ namespace lode {
 /// hooks.
 ForwardHooks audit_hooks(double rate, std::uint64_t seed, const ForwardHooks* next, WorkReport& report);
 
+/// |a - exact| / |exact| over n numbers; 0 when both are zero.
+double relative_error(const float* a, const float* exact, std::int64_t n);
+
 }  // namespace lode

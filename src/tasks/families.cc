@@ -3,46 +3,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
-#include <map>
 #include <numeric>
 #include <set>
 
+#include "base/text.h"
 #include "lodestone/error.h"
+#include "tasks/draw.h"
 
 namespace lode {
 
 namespace {
-
-constexpr std::string_view kWhere = "task language, tasks";
-
-std::size_t count_of(const Json& entry, std::string_view key) {
-  return static_cast<std::size_t>(json_int(entry, key, kWhere, 1, 1'000'000));
-}
-
-std::string first_of(const Json& list) {
-  return list.at(0).get<std::string>();
-}
-
-/// `count` different draws; InputError when the words do not give so many.
-std::vector<std::string> unique(std::size_t count, std::set<std::string>& known,
-                                const std::function<std::string()>& draw) {
-  std::vector<std::string> drawn;
-  for (std::size_t tries = 0; drawn.size() < count; ++tries) {
-    if (tries > 50 * count + 1000) {
-      throw InputError("the task language has words for " + std::to_string(drawn.size()) +
-                       " different keys only, " + std::to_string(count) + " are needed; use fewer tokens");
-    }
-    std::string text = draw();
-    if (known.insert(text).second) drawn.push_back(std::move(text));
-  }
-  return drawn;
-}
-
-std::vector<std::string> unique_values(const Language& language, std::string_view kind, std::size_t count,
-                                       Rng& rng, std::set<std::string>& known) {
-  return unique(count, known, [&] { return language.value(kind, rng); });
-}
 
 /// Shuffles several materials' facts into one order that keeps each one's own.
 Material merge(const std::vector<Material>& parts, Rng& rng) {
@@ -63,12 +33,6 @@ Material merge(const std::vector<Material>& parts, Rng& rng) {
     }
   }
   return merged;
-}
-
-std::string joined(const std::vector<std::string>& parts, std::string_view between) {
-  std::string text;
-  for (std::size_t i = 0; i < parts.size(); ++i) text += (i > 0 ? std::string(between) : "") + parts[i];
-  return text;
 }
 
 /// One document of the "magic" family: keys and values of one kind each, keys with one or several values.
@@ -121,7 +85,7 @@ class Magic {
     question.text = fill(
         first_of(entry_.at("questions_values")),
         {{"kind", kind_}, {"key", keys_[key]}, {"count", language_.count_word(question.answers.size())}});
-    question.answer = joined(question.answers, entry_.at("list_separator").get<std::string>());
+    question.answer = join(question.answers, entry_.at("list_separator").get<std::string>());
     return question;
   }
 
@@ -137,10 +101,10 @@ class Magic {
     std::sort(question.needs.begin(), question.needs.end());
     const std::string last = names.back();
     names.pop_back();
-    const std::string listed = joined(names, entry_.at("key_separator").get<std::string>()) +
+    const std::string listed = join(names, entry_.at("key_separator").get<std::string>()) +
                                entry_.at("last_key_separator").get<std::string>() + last;
     question.text = fill(first_of(entry_.at("questions_keys")), {{"kind", kind_}, {"keys", listed}});
-    question.answer = joined(values, entry_.at("list_separator").get<std::string>());
+    question.answer = join(values, entry_.at("list_separator").get<std::string>());
     question.answers = {question.answer};
     return question;
   }
@@ -316,8 +280,7 @@ Material frequencies(const Language& language, std::size_t lines, Language::Word
     const auto vocabulary =
         unique(count_of(task, "vocabulary"), used, [&] { return language.word("noun", rng); });
     const std::size_t own_lines = (lines - i + lists - 1) / lists;
-    words[i] = list_words(vocabulary, own_lines * per_line,
-                          json_number(task, "winner_share", kWhere, 0.01, 1.0), rng);
+    words[i] = list_words(vocabulary, own_lines * per_line, number_of(task, "winner_share", 0.01, 1.0), rng);
     const std::string text = fill(language.wording(entry, "questions", side, rng), {{"city", cities[i]}});
     material.questions.push_back({text, vocabulary[0], {vocabulary[0]}, {}});
   }
@@ -325,7 +288,7 @@ Material frequencies(const Language& language, std::size_t lines, Language::Word
     std::vector<std::string>& left = words[line % lists];
     const std::vector<std::string> now(left.end() - static_cast<std::ptrdiff_t>(per_line), left.end());
     left.resize(left.size() - per_line);
-    const std::string listed = joined(now, entry.at("word_separator").get<std::string>());
+    const std::string listed = join(now, entry.at("word_separator").get<std::string>());
     material.facts.push_back(
         fill(entry.at("line").get<std::string>(), {{"city", cities[line % lists]}, {"words", listed}}));
   }
@@ -339,92 +302,6 @@ Material only_one(const Language& language, std::string_view family, Language::W
   Material material;
   material.facts.push_back(fill(first_of(entry.at("facts")), {{"value", value}}));
   material.questions.push_back({language.wording(entry, "questions", side, rng), value, {value}, {0}});
-  return material;
-}
-
-/// Words that all occur equally often but for `common` ones, which share a part of the list.
-ListMaterial common_words(const Language& language, std::size_t items, Language::Wording side, Rng& rng) {
-  const Json& entry = language.family("cwe");
-  const Json& task = language.task("cwe");
-  const std::size_t common = count_of(task, "common");
-  std::vector<std::string> pool;
-  for (const Json& list : task.at("lists")) {
-    const auto& words = language.words(list.get_ref<const std::string&>());
-    pool.insert(pool.end(), words.begin(), words.end());
-  }
-  shuffle(pool, rng);
-  const std::vector<std::string> winners(pool.begin(), pool.begin() + static_cast<std::ptrdiff_t>(common));
-  const auto of_winners = static_cast<std::size_t>(static_cast<double>(items) *
-                                                   json_number(task, "common_share", kWhere, 0.01, 0.99));
-  const std::size_t rest = items - of_winners;
-  const std::size_t others =
-      std::min(pool.size() - common, std::max<std::size_t>(2, rest / count_of(task, "other_times")));
-  std::vector<std::string> words;
-  for (std::size_t i = 0; i < of_winners; ++i) words.push_back(winners[i % common]);
-  for (std::size_t i = 0; i < rest; ++i) words.push_back(pool[common + i % others]);
-  shuffle(words, rng);
-  ListMaterial material = {.intro = entry.at("intro").get<std::string>(),
-                           .items = {},
-                           .separator = entry.at("separator").get<std::string>(),
-                           .question = {}};
-  const std::string item = entry.at("item").get<std::string>();
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    material.items.push_back(fill(item, {{"number", std::to_string(i + 1)}, {"word", words[i]}}));
-  }
-  material.question = {
-      fill(language.wording(entry, "questions", side, rng), {{"count", language.count_word(common)}}),
-      joined(winners, entry.at("list_separator").get<std::string>()),
-      winners,
-      {}};
-  return material;
-}
-
-/// Ranks drawn with weight r^-zeta; whole-number weights, so that every machine draws alike.
-std::vector<std::size_t> zeta_ranks(std::size_t items, std::size_t ranks, double zeta, Rng& rng) {
-  std::vector<std::uint64_t> until(ranks);  // cumulated weights
-  std::uint64_t sum = 0;
-  for (std::size_t r = 0; r < ranks; ++r) {
-    sum += static_cast<std::uint64_t>(std::llround(1e9 * std::pow(static_cast<double>(r + 1), -zeta)));
-    until[r] = sum;
-  }
-  std::vector<std::size_t> drawn(items);
-  for (std::size_t& rank : drawn) {
-    rank = static_cast<std::size_t>(std::upper_bound(until.begin(), until.end(), rng.below(sum)) -
-                                    until.begin());
-  }
-  return drawn;
-}
-
-ListMaterial frequent_words(const Language& language, std::size_t items, Language::Wording side, Rng& rng) {
-  const Json& entry = language.family("fwe");
-  const Json& task = language.task("fwe");
-  const std::size_t answers = count_of(task, "answers"), vocabulary = count_of(task, "vocabulary");
-  std::set<std::string> known;
-  const auto words = unique_values(language, task.at("values").get<std::string>(), vocabulary, rng, known);
-  std::vector<std::size_t> drawn, order(vocabulary);
-  for (bool clear = false; !clear;) {  // until the counts of the asked ranks and the next one differ
-    drawn = zeta_ranks(std::max(items, 8 * answers), vocabulary, json_number(task, "zeta", kWhere, 1.0, 8.0),
-                       rng);
-    std::vector<std::size_t> counts(vocabulary, 0);
-    for (const std::size_t rank : drawn) ++counts[rank];
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::stable_sort(order.begin(), order.end(),
-                     [&](std::size_t a, std::size_t b) { return counts[a] > counts[b]; });
-    clear = true;
-    for (std::size_t i = 0; i < answers; ++i) clear = clear && counts[order[i]] > counts[order[i + 1]];
-  }
-  const std::string& count = language.count_word(answers);
-  ListMaterial material = {.intro = fill(entry.at("intro").get<std::string>(), {{"count", count}}),
-                           .items = {},
-                           .separator = entry.at("separator").get<std::string>(),
-                           .question = {}};
-  for (const std::size_t rank : drawn) material.items.push_back(words[rank]);
-  std::vector<std::string> winners;
-  for (std::size_t i = 0; i < answers; ++i) winners.push_back(words[order[i]]);
-  material.question = {fill(language.wording(entry, "questions", side, rng), {{"count", count}}),
-                       joined(winners, entry.at("list_separator").get<std::string>()),
-                       winners,
-                       {}};
   return material;
 }
 
@@ -459,12 +336,6 @@ Material make_material(const Language& language, std::string_view task, std::siz
   if (task == "freq") return frequencies(language, facts, side, rng);
   if (task == "passkey" || task == "number") return only_one(language, task, side, rng);
   throw InputError("task '" + std::string(task) + "' has no facts to put into a text");
-}
-
-ListMaterial make_list(const Language& language, std::string_view task, std::size_t items,
-                       Language::Wording side, Rng& rng) {
-  return task == "cwe" ? common_words(language, items, side, rng)
-                       : frequent_words(language, items, side, rng);
 }
 
 }  // namespace lode

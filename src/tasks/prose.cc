@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <set>
 #include <string_view>
 #include <vector>
 
@@ -81,8 +82,11 @@ class Chronicle {
     const Person& elder = people_[person_bag_.draw(rng_)];
     cast(hero, friend_, elder);
     std::string text = sentence(matter.openings.draw(rng_));
-    for (std::uint64_t left = 3 + rng_.below(5); left > 0; --left)
-      text.append(" ").append(sentence(matter.middles.draw(rng_)));
+    std::set<std::size_t> middles;  // in the order of the grammar, which is the order in which things happen
+    for (const std::uint64_t count = 3 + rng_.below(5); middles.size() < count;) {
+      middles.insert(matter.middles.bag.draw(rng_));
+    }
+    for (const std::size_t i : middles) text.append(" ").append(sentence(matter.middles.texts[i]));
     if (rng_.below(5) > 0) text.append(" ").append(sentence(matter.closings.draw(rng_)));
     if (rng_.below(4) == 0) month_ = (month_ + 1) % 12;
     return text;
@@ -130,6 +134,7 @@ class Chronicle {
     fixed_["friend_street"] = friend_.street;
     fixed_["elder"] = elder.name;
     home_ = hero.street;
+    named_ = false;
   }
 
   const Words& list(const std::string& name) const {
@@ -140,10 +145,18 @@ class Chronicle {
     return lists_.at(name);
   }
 
-  /// The value of a slot; words of lists do not come twice in a row.
+  /// The value of a slot. A pronoun stands for a person who has been named in the paragraph, so the first one
+  /// becomes the name. Words of lists do not come twice in a row.
   std::string value(const std::string& slot) {
     if (slot == "month") return seasons_[month_ / 3].months[month_ % 3];
     if (slot == "street" && rng_.below(2) == 0) return home_;
+    const bool possessive = slot == "his" || slot == "His";
+    const bool pronoun = possessive || slot == "he" || slot == "He" || slot == "him";
+    if (pronoun && !named_) {
+      named_ = true;
+      return fixed_["hero"] + (possessive ? "'s" : "");
+    }
+    named_ = named_ || slot == "hero";
     if (const auto found = fixed_.find(slot); found != fixed_.end()) return found->second;
     const Words& words = list(slot);
     const std::string* word = &pick(words, rng_);
@@ -186,6 +199,7 @@ class Chronicle {
   Bag matter_bag_, person_bag_;
   std::map<std::string, std::string> fixed_;  // slots that keep their value for a paragraph or for good
   std::string home_;                          // street of the paragraph's person
+  bool named_ = false;                        // whether the paragraph has named that person
   std::deque<std::string> recent_;            // words drawn last
   std::size_t month_ = 0;                     // 0 = March
 };

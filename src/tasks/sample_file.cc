@@ -121,6 +121,8 @@ std::vector<Sample> parse_samples(std::string_view text, std::string_view where,
     Sample sample = reader.read(line, place);
     if (++counts[{sample.task, sample.tokens}] <= limit || limit == 0) samples.push_back(std::move(sample));
   });
+  if (text.empty())
+    throw InputError(std::string(where) + ": expected one sample a line, found an empty file");
   if (samples.empty()) throw InputError(std::string(where) + ": expected one sample a line, found none");
   return samples;
 }

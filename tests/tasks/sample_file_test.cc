@@ -63,7 +63,7 @@ TEST(SampleFile, LimitCountsEachTaskAndLength) {
 TEST(SampleFile, ErrorsNameFileLineAndReason) {
   const std::string good = line("good", R"("context": "t")");
   using testing::AllOf, testing::HasSubstr;
-  EXPECT_THAT(error_of(""), HasSubstr("found none"));
+  EXPECT_THAT(error_of(""), HasSubstr("empty file"));
   EXPECT_THAT(error_of("\n \n"), HasSubstr("found none"));
   EXPECT_THAT(error_of(good + "\n{"), AllOf(HasSubstr("file.jsonl line 3")));
   EXPECT_THAT(error_of(good + "[1]"), AllOf(HasSubstr("line 2"), HasSubstr("array")));

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// lodestone eval: scores a sample file under each attention spec, beside full attention.
+#include "eval/eval.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <set>
+
+#include "cli.h"
+#include "lodestone/error.h"
+
+namespace lode::cli {
+
+namespace {
+
+struct EvalFlags {
+  CommonFlags common;
+  ModelFlags model;
+  std::string samples, protocol = "context-dense", output;
+  std::vector<std::string> specs;
+  std::int64_t limit = 0;
+};
+
+std::vector<NamedSpec> named_specs(const std::vector<std::string>& texts) {
+  std::vector<NamedSpec> specs;
+  std::set<std::string> seen;
+  for (const std::string& text : texts) {
+    Spec spec = parse_spec(text);
+    if (seen.insert(spec.str()).second) specs.push_back({text, std::move(spec)});
+  }
+  return specs;
+}
+
+void run(const EvalFlags& flags) {
+  EvalOptions options;
+  options.protocol = Protocol::parse(flags.protocol);
+  options.context = context_options(flags.model);
+  options.records = flags.output;
+  options.progress = flags.common.progress();
+  const std::vector<NamedSpec> specs = named_specs(flags.specs);
+  const std::vector<Sample> samples = read_samples(flags.samples, flags.limit);
+  const auto model = load_model(flags.common, flags.model);
+  const EvalReport report = evaluate(model, samples, specs, options);
+  std::set<std::string> noted;
+  for (const EvalRow& row : report.rows) {
+    if (row.dense_reason.empty() || flags.common.quiet ||
+        !noted.insert(row.attention + row.dense_reason).second)
+      continue;
+    std::fprintf(stderr, "lodestone: %s was dense on %s: %s\n", row.attention.c_str(), row.task.c_str(),
+                 row.dense_reason.c_str());
+  }
+  flags.common.json ? print_json(report.json()) : print_text(report.table());
+}
+
+}  // namespace
+
+void add_eval(CLI::App& app) {
+  auto flags = std::make_shared<EvalFlags>();
+  CLI::App& verb =
+      *app.add_subcommand("eval", "score a sample file under each attention spec, beside full attention");
+  add_common_flags(verb, flags->common);
+  add_model_flags(verb, flags->model, true);
+  add_attention_flag(verb, flags->specs, true);
+  verb.add_option("--samples", flags->samples, "samples as `tasks` writes them, one JSON object a line")
+      ->required();
+  verb.add_option("--protocol", flags->protocol,
+                  "what is sparse: context-dense (question and answer), decode-sparse (answer), last:N (the "
+                  "prompt's last N tokens and the answer)");
+  verb.add_option("--limit", flags->limit, "samples of each task and length at most; 0 = all")
+      ->check(whole_number(0, 1'000'000'000));
+  verb.add_option("-o,--output", flags->output,
+                  "file for every answer as a JSON line; when it exists, what it holds is not done again");
+  verb.callback([flags] { run(*flags); });
+}
+
+}  // namespace lode::cli

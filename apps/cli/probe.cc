@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// lodestone probe: how close a method comes to full attention, head by head and in the loss of a text's end.
+#include "eval/probe.h"
+
+#include "cli.h"
+
+namespace lode::cli {
+
+namespace {
+
+struct ProbeFlags {
+  CommonFlags common;
+  ModelFlags model;
+  std::string text;
+  std::vector<std::string> specs;
+  ProbeOptions options;
+  bool heads = false;
+};
+
+void run(ProbeFlags& flags) {
+  flags.options.context = context_options(flags.model);
+  flags.options.progress = flags.common.progress();
+  std::vector<NamedSpec> specs;
+  for (const std::string& text : flags.specs) specs.push_back({text, parse_spec(text)});
+  const std::string text = read_text(flags.text);
+  const auto model = load_model(flags.common, flags.model);
+  const ProbeReport report = probe(model, text, specs, flags.options);
+  flags.common.json ? print_json(report.json()) : print_text(report.table(flags.heads));
+}
+
+}  // namespace
+
+void add_probe(CLI::App& app) {
+  auto flags = std::make_shared<ProbeFlags>();
+  CLI::App& verb = *app.add_subcommand(
+      "probe", "compare methods with full attention on a text, head by head and in the loss of its end");
+  add_common_flags(verb, flags->common);
+  add_model_flags(verb, flags->model, true);
+  add_attention_flag(verb, flags->specs, true);
+  verb.add_option("-f,--file", flags->text,
+                  "text; best one that needs its far past, as `tasks echo` writes it; - is stdin")
+      ->required();
+  verb.add_option("--last", flags->options.last,
+                  "tokens at the end that attend sparsely and whose loss counts")
+      ->check(whole_number(1, 1'000'000));
+  verb.add_option("--sink", flags->options.dense.sink, "first tokens that every method attends")
+      ->check(whole_number(0, 1'000'000));
+  verb.add_option("--window", flags->options.dense.window, "last tokens that every method attends")
+      ->check(whole_number(1, 1'000'000));
+  verb.add_option("--top", flags->options.top, "recall is that of so many far keys of highest score")
+      ->check(whole_number(1, 1'000'000));
+  verb.add_option("--measured", flags->options.measured,
+                  "how many of the last tokens are looked at head by head")
+      ->check(whole_number(1, 1'000'000));
+  verb.add_flag("--heads", flags->heads, "print every head (--json always has them)");
+  verb.callback([flags] { run(*flags); });
+}
+
+}  // namespace lode::cli

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scores a model on samples under several attention methods, each beside full attention on the same samples.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/json.h"
+#include "base/progress.h"
+#include "eval/statistics.h"
+#include "lodestone/engine.h"
+#include "tasks/sample_file.h"
+
+namespace lode {
+
+/// Which tokens attend by the method; all others attend densely.
+struct Protocol {
+  enum class Kind {
+    context_dense,  ///< the question's tokens and the generated ones
+    decode_sparse,  ///< the generated ones
+    last,           ///< the prompt's last `tokens` ones and the generated ones
+  };
+  Kind kind = Kind::context_dense;
+  std::int64_t tokens = 0;
+
+  /// "context-dense", "decode-sparse", "last:N"; InputError otherwise.
+  static Protocol parse(std::string_view text);
+  std::string str() const;
+};
+
+struct EvalOptions {
+  Protocol protocol;
+  ContextOptions context;  ///< max_tokens 0 = as many as each sample needs
+  std::filesystem::path
+      records;  ///< JSON lines of every answer, also read to go on where a run ended; empty = none
+  std::string stop = "\n";
+  Progress::Mode progress = Progress::Mode::automatic;
+};
+
+/// One method on one task and length.
+struct EvalRow {
+  std::string attention, task;
+  std::int64_t tokens = 0, n = 0;
+  double score = 0;      ///< percent
+  double agreement = 0;  ///< share of samples whose output equals full attention's token by token
+  double density = 1, selectivity = 1;
+  Interval difference;       ///< of the score from full attention's on the same samples, percent points
+  double seconds = 0;        ///< spent on questions and answers
+  std::string dense_reason;  ///< why nothing was sparse, when nothing was
+};
+
+struct EvalReport {
+  std::string model, protocol;
+  std::vector<EvalRow> rows;  ///< by task, length, then method in the order asked for, `full` first
+  /// As interface.md has it, with the paired interval, documents and seconds beside.
+  Json json() const;
+  std::string table() const;
+};
+
+/// A spec with the text that the user wrote for it, by which results name it.
+struct NamedSpec {
+  std::string name;
+  Spec spec;
+};
+
+/// Each context is prefilled once for all of its questions and methods. `full` always runs, first. InputError
+/// when `records` belongs to another run; on Interrupted the records so far are kept.
+EvalReport evaluate(std::shared_ptr<const Model> model, const std::vector<Sample>& samples,
+                    std::vector<NamedSpec> specs, const EvalOptions& options);
+
+}  // namespace lode

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eval/probe.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/cancel.h"
+#include "engine/context.h"
+#include "eval/head_probe.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+/// Tokens per forward pass of the measured end: keeps the logits of large vocabularies small.
+constexpr std::int64_t kStep = 64;
+
+/// The spec with the sink and window that all methods get.
+Spec with_dense_parts(const Spec& spec, const DenseParts& dense) {
+  if (spec.name == "full") return spec;
+  std::string text = fmt::format("{}:sink={},window={}", spec.name, dense.sink, dense.window);
+  for (const auto& [key, value] : spec.given) {
+    if (key != "sink" && key != "window") text += fmt::format(",{}={}", key, value);
+  }
+  return parse_spec(text);
+}
+
+/// -log softmax(logits)[target], in nats.
+double loss_of(std::span<const float> logits, TokenId target) {
+  const float most = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float x : logits) sum += std::exp(static_cast<double>(x) - most);
+  return std::log(sum) + most - logits[static_cast<std::size_t>(target)];
+}
+
+double mean_where(const std::vector<double>& losses, const std::vector<bool>& counts) {
+  double sum = 0, n = 0;
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    if (!counts[i]) continue;
+    sum += losses[i];
+    n += 1;
+  }
+  return n == 0 ? 0.0 : sum / n;
+}
+
+class Probing {
+ public:
+  Probing(std::shared_ptr<const Model> model, std::string_view text, const std::vector<NamedSpec>& specs,
+          const ProbeOptions& options)
+      : model_(std::move(model)), options_(options) {
+    tokens_ = model_->tokenizer().encode(text, Tokenizer::Bos::as_template);
+    const auto n = static_cast<std::int64_t>(tokens_.size());
+    const std::int64_t least = options.last + options.dense.sink + options.dense.window + 2;
+    if (n < least) {
+      throw InputError(fmt::format(
+          "probe: expected a text of at least {} tokens ({} to measure, behind sink and window), found {}",
+          least, options.last, n));
+    }
+    specs_ = {{"full", parse_spec("full")},
+              {"streaming", with_dense_parts(parse_spec("streaming"), options.dense)}};
+    for (const NamedSpec& s : specs) {
+      const Spec spec = with_dense_parts(s.spec, options.dense);
+      const bool known = std::any_of(specs_.begin(), specs_.end(),
+                                     [&](const NamedSpec& k) { return k.spec.str() == spec.str(); });
+      if (!known) specs_.push_back({s.name, spec});
+    }
+  }
+
+  ProbeReport run() {
+    ContextOptions context_options = options_.context;
+    if (context_options.max_tokens == 0)
+      context_options.max_tokens = static_cast<std::int64_t>(tokens_.size());
+    Context context(model_, context_options);
+    std::vector<MethodId> methods;
+    for (const NamedSpec& s : specs_)
+      methods.push_back(s.spec.name == "full" ? kDense : context.attach(s.spec));
+    const std::int64_t before = static_cast<std::int64_t>(tokens_.size()) - options_.last - 1;
+    Progress progress("probe", before + static_cast<std::int64_t>(specs_.size()) * options_.last, "tokens",
+                      options_.progress);
+    context.prefill(std::span(tokens_).first(static_cast<std::size_t>(before)),
+                    [&](std::int64_t done) { progress.at(done); });
+    context.build_indexes();
+    ProbeReport report = {.model = model_->path().string(),
+                          .tokens = static_cast<std::int64_t>(tokens_.size()),
+                          .options = options_};
+    std::vector<std::vector<double>> losses;
+    for (std::size_t m = 0; m < specs_.size(); ++m) {
+      report.rows.push_back({.attention = specs_[m].name});
+      losses.push_back(measure(context, methods[m], report.rows.back()));
+      context.roll_back(before);
+      progress.at(before + static_cast<std::int64_t>(m + 1) * options_.last);
+    }
+    compare(losses, report);
+    return report;
+  }
+
+ private:
+  /// Runs the last tokens under a method: loss of each, and what its heads did.
+  std::vector<double> measure(Context& context, MethodId method, ProbeRow& row) const {
+    const ModelConfig& config = model_->config();
+    HeadProbe heads(config.layers, config.query_heads, options_.top,
+                    std::max<std::int64_t>(1, options_.last / options_.measured));
+    const ForwardHooks hooks = heads.hooks();
+    context.impl().hooks = &hooks;
+    std::vector<double> losses;
+    WorkReport work;
+    const std::size_t first = tokens_.size() - static_cast<std::size_t>(options_.last) - 1;
+    for (std::int64_t at = 0; at < options_.last; at += kStep) {
+      check_cancel();
+      const auto begin = first + static_cast<std::size_t>(at);
+      const auto count = static_cast<std::size_t>(std::min(kStep, options_.last - at));
+      WorkReport step;
+      const std::vector<float> logits =
+          context.forward(std::span(tokens_).subspan(begin, count), method, &step);
+      work += step;
+      const std::size_t vocab = logits.size() / count;
+      for (std::size_t i = 0; i < count; ++i) {
+        losses.push_back(loss_of(std::span(logits).subspan(i * vocab, vocab), tokens_[begin + i + 1]));
+      }
+    }
+    context.impl().hooks = nullptr;
+    row.density = work.density();
+    row.selectivity = work.selectivity();
+    row.heads = heads.measures();
+    return losses;
+  }
+
+  /// The recovered gap, over the tokens where full beats streaming clearly.
+  void compare(const std::vector<std::vector<double>>& losses, ProbeReport& report) const {
+    const std::vector<double>&full = losses[0], &streaming = losses[1];
+    std::vector<bool> needs_past(full.size());
+    for (std::size_t i = 0; i < full.size(); ++i) needs_past[i] = streaming[i] - full[i] >= options_.gap;
+    report.gap_tokens = std::count(needs_past.begin(), needs_past.end(), true);
+    const double gap = mean_where(streaming, needs_past) - mean_where(full, needs_past);
+    for (std::size_t m = 0; m < report.rows.size(); ++m) {
+      ProbeRow& row = report.rows[m];
+      row.loss = mean_where(losses[m], std::vector<bool>(losses[m].size(), true));
+      row.gap_loss = mean_where(losses[m], needs_past);
+      if (report.gap_tokens > 0) row.recovered = (mean_where(streaming, needs_past) - row.gap_loss) / gap;
+    }
+  }
+
+  std::shared_ptr<const Model> model_;
+  const ProbeOptions& options_;
+  std::vector<TokenId> tokens_;
+  std::vector<NamedSpec> specs_;
+};
+
+Json measure_json(const HeadMeasure& m) {
+  return {{"density", m.density}, {"recall", m.recall}, {"mass", m.mass}, {"error", m.error}};
+}
+
+}  // namespace
+
+HeadMeasure ProbeRow::mean() const {
+  HeadMeasure mean;
+  for (const HeadMeasure& h : heads) {
+    mean.density += h.density / static_cast<double>(heads.size());
+    mean.recall += h.recall / static_cast<double>(heads.size());
+    mean.mass += h.mass / static_cast<double>(heads.size());
+    mean.error += h.error / static_cast<double>(heads.size());
+  }
+  return mean;
+}
+
+Json ProbeReport::json() const {
+  Json results = Json::array();
+  for (const ProbeRow& row : rows) {
+    Json result = {{"attention", row.attention},
+                   {"loss", row.loss},
+                   {"gap_loss", gap_tokens > 0 ? Json(row.gap_loss) : Json()},
+                   {"recovered", row.recovered ? Json(*row.recovered) : Json()},
+                   {"density", row.density},
+                   {"selectivity", row.selectivity}};
+    if (!row.heads.empty()) {
+      result["mean"] = measure_json(row.mean());
+      for (const HeadMeasure& h : row.heads) {
+        Json head = measure_json(h);
+        head["layer"] = h.layer;
+        head["head"] = h.head;
+        result["heads"].push_back(std::move(head));
+      }
+    }
+    results.push_back(std::move(result));
+  }
+  return {{"model", model},
+          {"device", "cpu"},
+          {"tokens", tokens},
+          {"last", options.last},
+          {"gap_tokens", gap_tokens},
+          {"gap", options.gap},
+          {"sink", options.dense.sink},
+          {"window", options.dense.window},
+          {"top", options.top},
+          {"results", results}};
+}
+
+std::string ProbeReport::table(bool with_heads) const {
+  std::string text = fmt::format(
+      "{}, {} tokens; the last {} attend sink {} + window {} + what the method finds\n"
+      "recovered: over the {} tokens that full attention predicts better than streaming by {} nat or more\n"
+      "recall: of the top {} far keys; error: of the output; both, and mass, as means over heads and sparse "
+      "layers\n\n"
+      "{:34} {:>8} {:>10} {:>9} {:>8} {:>8} {:>8}\n",
+      model, tokens, options.last, options.dense.sink, options.dense.window, gap_tokens, options.gap,
+      options.top, "attention", "loss", "recovered", "density", "recall", "mass", "error");
+  for (const ProbeRow& row : rows) {
+    const HeadMeasure mean = row.mean();
+    const std::string heads =
+        row.heads.empty() ? ""
+                          : fmt::format("{:>8.4f} {:>8.4f} {:>8.4f}", mean.recall, mean.mass, mean.error);
+    text += fmt::format("{:34} {:>8.4f} {:>10} {:>9.4f} {}\n", row.attention, row.loss,
+                        row.recovered ? fmt::format("{:.4f}", *row.recovered) : "-", row.density, heads);
+  }
+  for (const ProbeRow& row : rows) {
+    if (!with_heads || row.heads.empty()) continue;
+    text += fmt::format("\n{}\n  layer  head   density    recall      mass     error\n", row.attention);
+    for (const HeadMeasure& h : row.heads) {
+      text += fmt::format("  {:>5} {:>5} {:>9.5f} {:>9.4f} {:>9.4f} {:>9.4f}\n", h.layer, h.head, h.density,
+                          h.recall, h.mass, h.error);
+    }
+  }
+  return text;
+}
+
+ProbeReport probe(std::shared_ptr<const Model> model, std::string_view text,
+                  const std::vector<NamedSpec>& specs, const ProbeOptions& options) {
+  return Probing(std::move(model), text, specs, options).run();
+}
+
+}  // namespace lode

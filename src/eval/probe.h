@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// How close a method comes to full attention on a text: head by head, and in the loss of the text's last
+// tokens.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/json.h"
+#include "base/progress.h"
+#include "eval/eval.h"
+#include "lodestone/engine.h"
+
+namespace lode {
+
+struct ProbeOptions {
+  ContextOptions context;   ///< max_tokens 0 = as many as the text has
+  std::int64_t last = 512;  ///< tokens at the end whose loss is measured and that attend sparsely
+  DenseParts dense = {.sink = 1, .window = 63};  ///< the same for all methods, whatever their specs say
+  std::int64_t top = 64;                         ///< the k of "recall of the top-k keys"
+  std::int64_t measured = 64;                    ///< of the last tokens, how many are looked at head by head
+  double gap = 0.5;  ///< nats by which full must beat streaming for a token to count as needing the past
+  Progress::Mode progress = Progress::Mode::automatic;
+};
+
+/// Means over the measured query tokens of one query head.
+struct HeadMeasure {
+  int layer = 0, head = 0;
+  double density = 0;  ///< keys attended / keys
+  double recall =
+      0;  ///< of the `top` far keys with the highest scores, the share that was attended; 1 without far keys
+  double mass = 0;   ///< share of full attention's probability that lies on attended keys
+  double error = 0;  ///< |output - full attention's output of the same query| / |full attention's output|
+};
+
+struct ProbeRow {
+  std::string attention;
+  double loss = 0;                  ///< nats per token over the last tokens
+  double gap_loss = 0;              ///< over the tokens that need the past; 0 when there are none
+  std::optional<double> recovered;  ///< (streaming - this) / (streaming - full) over those tokens
+  double density = 1, selectivity = 1;
+  std::vector<HeadMeasure> heads;  ///< [L, Hq] without dense layers; empty for full
+  HeadMeasure mean() const;        ///< over heads
+};
+
+struct ProbeReport {
+  std::string model;
+  std::int64_t tokens = 0, gap_tokens = 0;
+  ProbeOptions options;
+  std::vector<ProbeRow> rows;  ///< full, streaming, then the others in the order asked for
+  Json json() const;
+  std::string table(bool with_heads) const;
+};
+
+/// All methods attend with the same sink and window; `full` and `streaming` always run. InputError when the
+/// text is shorter than `last` and the window need.
+ProbeReport probe(std::shared_ptr<const Model> model, std::string_view text,
+                  const std::vector<NamedSpec>& specs, const ProbeOptions& options);
+
+}  // namespace lode

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eval/records.h"
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+constexpr std::int64_t kMost = std::int64_t{1} << 62;
+
+/// Tells apart samples that have the same id; cheap also for long contexts.
+std::string hash_of(const Sample& sample) {
+  std::string text = sample.question + "\n" + std::to_string(sample.context->size());
+  for (const std::string& answer : sample.answers) text.append("\n").append(answer);
+  return hash_hex(text).substr(0, 16);
+}
+
+Json to_json(const Sample& sample, const std::string& attention, const Answer& answer) {
+  const WorkReport& w = answer.work;
+  return {{"id", sample.id},
+          {"sample", hash_of(sample)},
+          {"attention", attention},
+          {"task", sample.task},
+          {"tokens", sample.tokens},
+          {"answers", sample.answers},
+          {"output", answer.text},
+          {"output_ids", answer.tokens},
+          {"score", answer.score},
+          {"seconds", answer.seconds},
+          {"density", w.density()},
+          {"work",
+           {w.kv_bytes, w.selector_bytes, w.full_bytes, w.far_keys, w.far_total, w.tokens, w.sparse_tokens}},
+          {"dense_reason", w.dense_reason}};
+}
+
+Answer from_json(const Json& line, const std::string& where) {
+  Answer answer;
+  answer.text = json_string(line, "output", where);
+  answer.score = json_number(line, "score", where, 0.0, 1.0);
+  answer.seconds = json_number(line, "seconds", where, 0.0, 1e12);
+  const auto numbers = [&](const char* key) {
+    const bool list = json_has(line, key) && line.at(key).is_array();
+    if (!list) throw InputError(where + ": field '" + key + "': expected a list of whole numbers");
+    for (const Json& n : line.at(key)) {
+      if (!n.is_number_integer() || n.get<std::int64_t>() < 0 || n.get<std::int64_t>() > kMost) {
+        throw InputError(where + ": field '" + key + "': expected whole numbers, found " + n.dump());
+      }
+    }
+    return line.at(key).get<std::vector<std::int64_t>>();
+  };
+  for (const std::int64_t id : numbers("output_ids")) answer.tokens.push_back(static_cast<TokenId>(id));
+  const auto work = numbers("work");
+  if (work.size() != 7)
+    throw InputError(where + ": field 'work': expected 7 numbers, found " + std::to_string(work.size()));
+  answer.work.kv_bytes = work[0];
+  answer.work.selector_bytes = work[1];
+  answer.work.full_bytes = work[2];
+  answer.work.far_keys = work[3];
+  answer.work.far_total = work[4];
+  answer.work.tokens = work[5];
+  answer.work.sparse_tokens = work[6];
+  answer.work.dense_reason = json_string(line, "dense_reason", where);
+  return answer;
+}
+
+}  // namespace
+
+Records::Records(const std::filesystem::path& path, const Json& settings) : path_(path) {
+  if (path.empty()) return;
+  std::size_t whole = 0;
+  if (std::filesystem::exists(path)) whole = read(read_file(path), settings);
+  if (whole > 0) std::filesystem::resize_file(path, whole);
+  file_ = std::fopen(path.c_str(), whole > 0 ? "ab" : "wb");
+  if (file_ == nullptr) throw InputError(path.string() + ": cannot write: " + std::strerror(errno));
+  if (whole == 0) append(settings.dump());
+}
+
+Records::~Records() {
+  if (file_ != nullptr) std::fclose(file_);
+}
+
+/// Returns the bytes of whole lines; 0 for an empty file.
+std::size_t Records::read(const std::string& text, const Json& settings) {
+  const std::size_t whole = text.rfind('\n') == std::string::npos ? 0 : text.rfind('\n') + 1;
+  bool first = true;
+  for_each_line(std::string_view(text).substr(0, whole), path_.string(),
+                [&](std::string_view line, const std::string& where) {
+                  const Json object = parse_json(line, where);
+                  if (first) {
+                    first = false;
+                    if (object == settings) return;
+                    throw InputError(path_.string() + ": holds the answers of another run (" +
+                                     object.dump().substr(0, 300) + ", not " + settings.dump() +
+                                     "); name another file or remove it");
+                  }
+                  answers_[{json_string(object, "id", where), json_string(object, "attention", where)}] = {
+                      from_json(object, where), json_string(object, "sample", where)};
+                });
+  if (whole == 0 && !text.empty())
+    throw InputError(path_.string() + ": expected the answers of an earlier run, found something else");
+  return whole;
+}
+
+void Records::append(const std::string& line) {
+  const bool written = std::fwrite(line.data(), 1, line.size(), file_) == line.size() &&
+                       std::fputc('\n', file_) != EOF && std::fflush(file_) == 0;
+  if (!written) throw RunError(path_.string() + ": cannot write: " + std::strerror(errno));
+}
+
+const Answer* Records::find(const Sample& sample, const std::string& attention) const {
+  const auto found = answers_.find({sample.id, attention});
+  if (found == answers_.end()) return nullptr;
+  if (found->second.sample_hash != hash_of(sample)) {
+    throw InputError(path_.string() + ": answers another sample with the id '" + sample.id +
+                     "'; name another file or remove it");
+  }
+  return &found->second.answer;
+}
+
+const Answer& Records::add(const Sample& sample, const std::string& attention, Answer answer) {
+  if (file_ != nullptr)
+    append(to_json(sample, attention, answer).dump(-1, ' ', false, Json::error_handler_t::replace));
+  Entry& entry = answers_[{sample.id, attention}];
+  entry = {std::move(answer), hash_of(sample)};
+  return entry.answer;
+}
+
+}  // namespace lode

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// Evaluation and probe from end to end on a random model: what must hold whatever the weights are.
+#include "eval/eval.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "base/cancel.h"
+#include "base/file.h"
+#include "eval/probe.h"
+#include "lodestone/error.h"
+#include "tasks/samples.h"
+#include "tiny_model.h"
+
+namespace lode {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<Sample> some_samples(std::int64_t count, std::int64_t questions) {
+  const Haystack prose = Haystack::prose(3, 50'000, make_meter(tiny_model()->tokenizer()));
+  std::vector<Sample> samples;
+  make_samples({.task = "kv", .tokens = 1200, .count = count, .seed = 2, .questions = questions},
+               Language::built_in(), prose, [&](const Sample& s, bool) { samples.push_back(s); });
+  return samples;
+}
+
+std::vector<NamedSpec> specs(const std::vector<std::string>& texts) {
+  std::vector<NamedSpec> named;
+  for (const std::string& text : texts) named.push_back({text, parse_spec(text)});
+  return named;
+}
+
+EvalOptions quiet(const char* protocol = "context-dense") {
+  EvalOptions options;
+  options.protocol = Protocol::parse(protocol);
+  options.context.kv_type = DType::f32;
+  options.progress = Progress::Mode::quiet;
+  return options;
+}
+
+TEST(Protocol, ParsesItsThreeForms) {
+  for (const char* text : {"context-dense", "decode-sparse", "last:128"})
+    EXPECT_EQ(Protocol::parse(text).str(), text);
+  for (const char* text : {"", "last", "last:", "last:0", "last:-1", "last:1x", "dense"}) {
+    EXPECT_THROW(Protocol::parse(text), InputError) << text;
+  }
+}
+
+TEST(Evaluate, SelectingEverythingAgreesWithFullOnEverySample) {
+  const auto samples = some_samples(4, 2);
+  for (const char* protocol : {"context-dense", "decode-sparse", "last:40", "last:100"}) {
+    const EvalReport report = evaluate(
+        tiny_model(), samples, specs({"topk:k=100000,window=64", "streaming:window=64"}), quiet(protocol));
+    ASSERT_EQ(report.rows.size(), 3u);
+    EXPECT_EQ(report.rows[0].attention, "full");
+    EXPECT_EQ(report.rows[0].agreement, 1.0);
+    EXPECT_EQ(report.rows[0].density, 1.0);
+    EXPECT_EQ(report.rows[1].agreement, 1.0) << protocol;
+    EXPECT_EQ(report.rows[1].selectivity, 1.0);
+    EXPECT_EQ(report.rows[1].difference.mean, 0.0);
+    EXPECT_EQ(report.rows[1].difference.documents, 2);
+    EXPECT_EQ(report.rows[2].selectivity, 0.0);
+    EXPECT_LT(report.rows[2].density, 0.2) << protocol;
+    EXPECT_EQ(report.rows[2].n, 4);
+  }
+}
+
+TEST(Evaluate, SharedContextsGiveWhatSeparateOnesGive) {
+  auto samples = some_samples(4, 2);
+  const EvalReport shared = evaluate(tiny_model(), samples, specs({"streaming:window=64"}), quiet());
+  for (Sample& s : samples) {
+    s.context_id.clear();
+    s.context = std::make_shared<const std::string>(*s.context);
+  }
+  const EvalReport separate = evaluate(tiny_model(), samples, specs({"streaming:window=64"}), quiet());
+  EXPECT_EQ(shared.rows[1].agreement, separate.rows[1].agreement);
+  EXPECT_EQ(shared.rows[1].score, separate.rows[1].score);
+  EXPECT_EQ(separate.rows[1].difference.documents, 4);
+}
+
+TEST(Evaluate, GoesOnFromItsRecords) {
+  const fs::path path = fs::path(testing::TempDir()) / "lodestone-eval-records.jsonl";
+  fs::remove(path);
+  const auto samples = some_samples(3, 1);
+  EvalOptions options = quiet();
+  options.records = path;
+  evaluate(tiny_model(), {samples[0]}, specs({"streaming:window=64"}), options);
+  const std::string first = read_file(path);
+  const EvalReport all = evaluate(tiny_model(), samples, specs({"streaming:window=64"}), options);
+  EXPECT_THAT(read_file(path), testing::StartsWith(first)) << "finished samples are not done again";
+  const std::string whole = read_file(path);
+  const EvalReport again = evaluate(tiny_model(), samples, specs({"streaming:window=64"}), options);
+  EXPECT_EQ(read_file(path), whole);
+  EXPECT_EQ(again.json(), all.json());
+  options.protocol = Protocol::parse("decode-sparse");
+  EXPECT_THROW(evaluate(tiny_model(), samples, specs({"streaming:window=64"}), options), InputError);
+  fs::remove(path);
+}
+
+TEST(Evaluate, ReportHasTheFieldsOfTheInterface) {
+  const Json json =
+      evaluate(tiny_model(), some_samples(2, 1), specs({"streaming:window=64"}), quiet()).json();
+  EXPECT_EQ(json.at("protocol"), "context-dense");
+  const Json& row = json.at("results").at(1);
+  EXPECT_EQ(row.at("attention"), "streaming:window=64");
+  EXPECT_EQ(row.at("task"), "kv");
+  EXPECT_EQ(row.at("tokens"), 1200);
+  EXPECT_EQ(row.at("n"), 2);
+  for (const char* key : {"score", "agreement", "density", "selectivity", "difference_low"})
+    EXPECT_TRUE(row.at(key).is_number()) << key;
+}
+
+TEST(Evaluate, ATooLongSampleIsAnErrorWithNumbers) {
+  auto samples = some_samples(1, 1);
+  samples[0].context = std::make_shared<const std::string>(std::string(3000, 'x'));
+  try {
+    evaluate(tiny_model(), samples, specs({"streaming"}), quiet());
+    FAIL();
+  } catch (const InputError& e) {
+    EXPECT_THAT(e.what(), testing::HasSubstr("2048"));
+  }
+}
+
+TEST(Evaluate, CtrlCStopsIt) {
+  set_cancel(true);
+  EXPECT_THROW(evaluate(tiny_model(), some_samples(1, 1), specs({"streaming"}), quiet()), Interrupted);
+  set_cancel(false);
+}
+
+ProbeOptions small_probe() {
+  ProbeOptions options;
+  options.context.kv_type = DType::f32;
+  options.last = 48;
+  options.dense = {.sink = 1, .window = 15};
+  options.top = 8;
+  options.measured = 16;
+  options.gap = 0.001;
+  options.progress = Progress::Mode::quiet;
+  return options;
+}
+
+std::string some_text() {
+  return *some_samples(1, 1)[0].context;
+}
+
+TEST(Probe, SelectingEverythingIsFullAttention) {
+  const ProbeReport report =
+      probe(tiny_model(), some_text(), specs({"topk:k=100000", "topk:k=8"}), small_probe());
+  ASSERT_EQ(report.rows.size(), 4u);
+  const ProbeRow &full = report.rows[0], &streaming = report.rows[1], &all = report.rows[2],
+                 &few = report.rows[3];
+  EXPECT_EQ(full.attention, "full");
+  EXPECT_TRUE(full.heads.empty());
+  EXPECT_NEAR(all.loss, full.loss, 1e-5);
+  EXPECT_EQ(all.heads.size(), 8u);
+  EXPECT_NEAR(all.mean().mass, 1.0, 1e-6);
+  EXPECT_LT(all.mean().error, 1e-4);
+  EXPECT_EQ(all.mean().density, 1.0);
+  EXPECT_EQ(few.mean().recall, 1.0) << "exact top 8 holds the top 8";
+  EXPECT_EQ(streaming.mean().recall, 0.0);
+  EXPECT_GT(few.mean().mass, streaming.mean().mass);
+  EXPECT_LT(few.mean().error, streaming.mean().error);
+  ASSERT_GT(report.gap_tokens, 0);
+  EXPECT_NEAR(*full.recovered, 1.0, 1e-12);
+  EXPECT_NEAR(*streaming.recovered, 0.0, 1e-12);
+  EXPECT_NEAR(*all.recovered, 1.0, 1e-2);
+}
+
+TEST(Probe, AllMethodsGetTheSameSinkAndWindow) {
+  const ProbeReport report =
+      probe(tiny_model(), some_text(),
+            specs({"streaming:window=500", "random:fraction=0.1,sink=9,window=100"}), small_probe());
+  ASSERT_EQ(report.rows.size(), 3u) << "streaming with another window is the same streaming here";
+  EXPECT_NEAR(report.rows[1].mean().density, 16.0 / 1170.0, 0.002);
+}
+
+TEST(Probe, JsonHasEveryHead) {
+  const Json json = probe(tiny_model(), some_text(), specs({"topk:k=4"}), small_probe()).json();
+  EXPECT_EQ(json.at("results").at(2).at("heads").size(), 8u);
+  EXPECT_EQ(json.at("window"), 15);
+  EXPECT_TRUE(json.at("results").at(2).at("recovered").is_number());
+}
+
+TEST(Probe, AShortTextIsAnErrorWithNumbers) {
+  EXPECT_THROW(probe(tiny_model(), "too short", specs({"topk:k=4"}), small_probe()), InputError);
+}
+
+}  // namespace
+}  // namespace lode
