@@ -104,6 +104,24 @@ void widen(const void* from, DType type, std::int64_t n, float* to) noexcept {
   });
 }
 
+std::uint64_t read_bytes(const void* from, std::int64_t bytes) noexcept {
+  // Eight words of sums for each of four cache lines: the compiler makes whole vectors of them.
+  constexpr int kWords = 32;
+  const std::byte* p = static_cast<const std::byte*>(from);
+  std::uint64_t sums[kWords] = {};
+  std::int64_t at = 0;
+  for (; at + kWords * 8 <= bytes; at += kWords * 8)
+    for (int i = 0; i < kWords; ++i) {
+      std::uint64_t word;
+      __builtin_memcpy(&word, p + at + i * 8, 8);
+      sums[i] ^= word;
+    }
+  std::uint64_t sum = 0;
+  for (int i = 0; i < kWords; ++i) sum ^= sums[i];
+  for (; at < bytes; ++at) sum ^= static_cast<std::uint64_t>(p[at]);
+  return sum;
+}
+
 void narrow(const float* from, std::int64_t n, DType type, void* to) noexcept {
   for (std::int64_t i = 0; i < n; i += kW) {
     const int lanes = n - i < kW ? static_cast<int>(n - i) : kW;

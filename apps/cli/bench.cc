@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// lodestone bench attention | decode | prefill: speed, always beside full attention and a measured limit.
+#include <fmt/format.h>
+
+#include <iostream>
+
+#include "base/threads.h"
+#include "cli.h"
+#include "eval/bench_attention.h"
+#include "eval/bench_decode.h"
+#include "eval/bench_prefill.h"
+#include "kernels/kernels.h"
+#include "lodestone/error.h"
+
+namespace lode::cli {
+
+namespace {
+
+struct BenchFlags {
+  CommonFlags common;
+  std::vector<std::string> specs;
+  std::string shape = "llama-3.1-8b", model, kv_type = "f16", kind = "normal";
+  std::int64_t context = 8192, batch = 1, queries = 1, tokens = 512;
+  double skew = 1.0, seconds = 2.0;
+  std::optional<double> keep;
+  int steps = 32;
+
+  KvKind kv_kind() const { return kind == "clustered" ? KvKind::clustered : KvKind::normal; }
+  std::function<void(std::string_view)> note() const {
+    return [quiet = common.quiet](std::string_view text) {
+      if (!quiet) std::cerr << text << "\n";
+    };
+  }
+};
+
+constexpr std::int64_t kMostContext = std::int64_t{1} << 24;
+
+void add_count(CLI::App& verb, const std::string& flag, std::int64_t& value, std::int64_t most,
+               const std::string& help) {
+  verb.add_option_function<std::string>(
+      flag, [&value, flag, most](const std::string& text) { value = parse_count(text, flag, 1, most); },
+      help);
+}
+
+/// Flags of every bench.
+void add_bench_flags(CLI::App& verb, BenchFlags& flags) {
+  add_common_flags(verb, flags.common);
+  add_count(verb, "--context", flags.context, kMostContext, "keys of each sequence, e.g. 32k");
+  verb.add_option("--kv-type", flags.kv_type, "type of keys and values: f32, f16, bf16 or q8")
+      ->check(CLI::IsMember({"f32", "f16", "bf16", "q8"}));
+  verb.add_option("--gpu-memory", "limit of GPU memory; has no effect on a CPU");
+}
+
+void add_kv_flags(CLI::App& verb, BenchFlags& flags) {
+  verb.add_option("--kv", flags.kind, "made-up keys: normal (independent) or clustered")
+      ->check(CLI::IsMember({"normal", "clustered"}));
+  verb.add_option("--skew", flags.skew, "exponent of the cluster sizes (Zipf); 0 = all alike")
+      ->check(number(0.0, 10.0));
+}
+
+Json header(const BenchFlags& flags, const ThreadPool& pool) {
+  return {{"device", "cpu"}, {"isa", kernels().name}, {"threads", pool.size()}, {"kv_type", flags.kv_type}};
+}
+
+void run_attention(const BenchFlags& flags) {
+  if (flags.queries > flags.context)
+    throw InputError(
+        fmt::format("--queries: expected at most --context ({}), found {}", flags.context, flags.queries));
+  ThreadPool pool(flags.common.threads);
+  const AttentionBenchOptions options = {.shape = named_shape(flags.shape),
+                                         .context = flags.context,
+                                         .batch = flags.batch,
+                                         .queries = flags.queries,
+                                         .kv_type = parse_dtype(flags.kv_type),
+                                         .kind = flags.kv_kind(),
+                                         .skew = flags.skew,
+                                         .keep = flags.keep,
+                                         .seconds = flags.seconds};
+  const auto rows = bench_attention(options, parse_specs(flags.specs), pool, flags.note());
+  if (!flags.common.json) {
+    print_text(fmt::format("{} · {} keys · batch {} · {} query tokens · KV {} · {} threads, {}\n",
+                           flags.shape, flags.context, flags.batch, flags.queries, flags.kv_type, pool.size(),
+                           kernels().name));
+    print_text(fmt::format("{:32} {:>10} {:>10} {:>10} {:>9} {:>9} {:>12} {:>10} {:>8} {:>7} {:>14}\n",
+                           "attention", "far keys", "median us", "select", "attend", "merge", "bytes",
+                           "limit us", "of limit", "x full", "index s/10k"));
+  }
+  Json results = Json::array();
+  for (const AttentionBenchRow& row : rows) {
+    const double of_limit = row.limit_us / row.median_us, vs_full = rows.front().median_us / row.median_us;
+    const double build = row.build_seconds * 1e4 / static_cast<double>(flags.context);
+    results.push_back({{"attention", row.attention},
+                       {"context", flags.context},
+                       {"batch", flags.batch},
+                       {"queries", flags.queries},
+                       {"selectivity", row.selectivity},
+                       {"median_us", row.median_us},
+                       {"select_us", row.select_us},
+                       {"attend_us", row.attend_us},
+                       {"merge_us", row.merge_us},
+                       {"bytes", row.bytes},
+                       {"limit_us", row.limit_us},
+                       {"of_limit", of_limit},
+                       {"vs_full", vs_full},
+                       {"build_seconds_per_10k", build}});
+    if (!flags.common.json)
+      print_text(
+          fmt::format("{:32} {:>8.2f} % {:>10.1f} {:>10.1f} {:>9.1f} {:>9.1f} {:>12} {:>10.1f} {:>8.2f} "
+                      "{:>7.2f} {:>14.4f}\n",
+                      row.attention, 100 * row.selectivity, row.median_us, row.select_us, row.attend_us,
+                      row.merge_us, row.bytes, row.limit_us, of_limit, vs_full, build));
+  }
+  Json result = header(flags, pool);
+  result["shape"] = flags.shape;
+  result["results"] = std::move(results);
+  if (flags.common.json) print_json(result);
+}
+
+void run_decode(const BenchFlags& flags, bool random) {
+  if (random != flags.model.empty())
+    throw InputError("bench decode: expected either -m MODEL or --random SHAPE");
+  const auto model = random ? Model::random(flags.shape, flags.common.threads)
+                            : Model::load(flags.model, flags.common.threads);
+  const DecodeBenchOptions options = {.context = flags.context,
+                                      .kv_type = parse_dtype(flags.kv_type),
+                                      .kind = flags.kv_kind(),
+                                      .skew = flags.skew,
+                                      .steps = flags.steps};
+  const auto rows = bench_decode(model, options, parse_specs(flags.specs), flags.note());
+  Json results = Json::array();
+  if (!flags.common.json)
+    print_text(fmt::format("{:32} {:>10} {:>10} {:>10} {:>10} {:>7} {:>9}\n", "attention", "ms/token",
+                           "tokens/s", "density", "far keys", "x full", "index s"));
+  for (const DecodeBenchRow& row : rows) {
+    const double vs_full = rows.front().median_ms / row.median_ms;
+    results.push_back({{"attention", row.attention},
+                       {"context", flags.context},
+                       {"batch", 1},
+                       {"median_us", 1e3 * row.median_ms},
+                       {"tokens_per_second", row.tokens_per_second},
+                       {"density", row.density},
+                       {"selectivity", row.selectivity},
+                       {"vs_full", vs_full},
+                       {"build_seconds", row.build_seconds}});
+    if (!flags.common.json)
+      print_text(fmt::format("{:32} {:>10.2f} {:>10.1f} {:>8.2f} % {:>8.2f} % {:>7.2f} {:>9.2f}\n",
+                             row.attention, row.median_ms, row.tokens_per_second, 100 * row.density,
+                             100 * row.selectivity, vs_full, row.build_seconds));
+  }
+  Json result = header(flags, model->pool());
+  result["model"] = random ? flags.shape : flags.model;
+  result["results"] = std::move(results);
+  if (flags.common.json) print_json(result);
+}
+
+void run_prefill(const BenchFlags& flags) {
+  if (flags.tokens > flags.context)
+    throw InputError(
+        fmt::format("--tokens: expected at most --context ({}), found {}", flags.context, flags.tokens));
+  ThreadPool pool(flags.common.threads);
+  const PrefillBenchOptions options = {.shape = named_shape(flags.shape),
+                                       .context = flags.context,
+                                       .tokens = flags.tokens,
+                                       .kv_type = parse_dtype(flags.kv_type)};
+  Json results = Json::array();
+  for (const PrefillBenchRow& row : bench_prefill(options, pool)) {
+    results.push_back({{"what", row.what},
+                       {"context", flags.context},
+                       {"tokens", flags.tokens},
+                       {"median_us", 1e3 * row.median_ms},
+                       {"gflops", row.gflops},
+                       {"of_onednn", row.of_onednn}});
+    if (!flags.common.json)
+      print_text(fmt::format("{:20} {:>10.2f} ms {:>9.1f} GFLOP/s {:>6.2f} of oneDNN's bf16 GEMM\n", row.what,
+                             row.median_ms, row.gflops, row.of_onednn));
+  }
+  Json result = header(flags, pool);
+  result["shape"] = flags.shape;
+  result["results"] = std::move(results);
+  if (flags.common.json) print_json(result);
+}
+
+void add_attention(CLI::App& bench) {
+  auto flags = std::make_shared<BenchFlags>();
+  CLI::App& verb =
+      *bench.add_subcommand("attention", "one layer's attention, beside full and beside plain reads");
+  add_bench_flags(verb, *flags);
+  add_kv_flags(verb, *flags);
+  add_attention_flag(verb, flags->specs, false);
+  verb.add_option("--shape", flags->shape,
+                  "llama-3.1-8b, llama-2-7b, llama-3.2-1b, pocket, or e.g. L32q32kv8d128");
+  add_count(verb, "--batch", flags->batch, 1024, "sequences per call");
+  add_count(verb, "--queries", flags->queries, 4096, "query tokens per sequence");
+  verb.add_option("--keep", flags->keep, "share of the far keys that selections are cut or filled to, 0 to 1")
+      ->check(number(0.0, 1.0));
+  verb.add_option("--seconds", flags->seconds, "measuring time per spec, roughly")
+      ->check(number(0.01, 600.0));
+  verb.callback([flags] { run_attention(*flags); });
+}
+
+void add_decode(CLI::App& bench) {
+  auto flags = std::make_shared<BenchFlags>();
+  CLI::App& verb = *bench.add_subcommand("decode", "whole decode steps of a model");
+  add_bench_flags(verb, *flags);
+  add_kv_flags(verb, *flags);
+  add_attention_flag(verb, flags->specs, false);
+  verb.add_option("-m,--model", flags->model, "folder with config.json, tokenizer.json and *.safetensors");
+  auto* random =
+      verb.add_option("--random", flags->shape, "random weights of a named shape, e.g. llama-3.2-1b");
+  verb.add_option("-n,--steps", flags->steps, "decode steps measured per spec")->check(CLI::Range(1, 100000));
+  verb.callback([flags, random] { run_decode(*flags, random->count() > 0); });
+}
+
+void add_prefill(CLI::App& bench) {
+  auto flags = std::make_shared<BenchFlags>();
+  CLI::App& verb = *bench.add_subcommand("prefill", "prefill attention and GEMM, beside oneDNN's bf16 GEMM");
+  add_bench_flags(verb, *flags);
+  verb.add_option("--shape", flags->shape,
+                  "llama-3.1-8b, llama-2-7b, llama-3.2-1b, pocket, or e.g. L32q32kv8d128");
+  add_count(verb, "--tokens", flags->tokens, 1 << 20, "query tokens of the chunk");
+  verb.callback([flags] { run_prefill(*flags); });
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app) {
+  CLI::App& bench = *app.add_subcommand("bench", "Speed of attention, decode and prefill");
+  bench.require_subcommand(1);
+  add_attention(bench);
+  add_decode(bench);
+  add_prefill(bench);
+}
+
+}  // namespace lode::cli

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eval/bench_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+
+#include "attend/attend.h"
+#include "base/cancel.h"
+#include "base/threads.h"
+#include "kernels/kernels.h"
+
+namespace lode {
+namespace {
+
+constexpr std::int64_t kWriteTokens = 512;  // as a prefill chunk
+constexpr int kQueryVariants = 16;          // of each sequence, so that selections differ from call to call
+
+/// One sequence: its keys and some alternative query blocks at its end.
+struct Sequence {
+  KvStore kv;
+  std::vector<std::vector<float>> q, q_unrotated;  // [variants][T, Hq, d]
+};
+
+/// A method under measurement.
+struct Candidate {
+  Spec spec;
+  LayerGeometry geometry;
+  std::unique_ptr<Selector> selector;  // null: full
+  std::vector<double> select, attend, merge, total, bytes;
+  std::int64_t far_keys = 0, far_total = 0;
+  double build_seconds = 0;
+};
+
+/// All of one run. Sequences [set * B, (set + 1) * B) are one call's batch.
+class Bench {
+ public:
+  Bench(const AttentionBenchOptions& options, ThreadPool& pool)
+      : options_(options), pool_(pool), rope_(options.shape, options.context) {
+    const ModelConfig& c = options.shape;
+    const KvShape shape = {1, c.kv_heads, c.head_dim, options.kv_type, options.context};
+    const std::int64_t batch_bytes = options.batch * options.context * shape.token_bytes();
+    sets_ = (3 * last_level_cache_bytes() + batch_bytes - 1) / batch_bytes;
+    for (std::int64_t i = 0; i < sets_ * options.batch; ++i) sequences_.push_back({KvStore(shape), {}, {}});
+    outputs_.resize(static_cast<std::size_t>(options.batch));
+    for (std::vector<float>& o : outputs_)
+      o.resize(static_cast<std::size_t>(options.queries * c.query_heads * c.head_dim));
+  }
+
+  void add(const Spec& spec) {
+    const ModelConfig& c = options_.shape;
+    Candidate candidate = {.spec = spec,
+                           .geometry = {.layer = spec.dense_layers,  // a layer that is not kept dense
+                                        .query_heads = c.query_heads,
+                                        .kv_heads = c.kv_heads,
+                                        .head_dim = c.head_dim,
+                                        .scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim)),
+                                        .dense = spec.dense,
+                                        .rope = &rope_,
+                                        .pool = &pool_,
+                                        .seed = options_.seed}};
+    candidates_.push_back(std::move(candidate));
+    Candidate& added = candidates_.back();
+    if (const MethodInfo& info = find_method(spec.name); info.make)
+      added.selector = info.make(added.spec, added.geometry, "bench");
+  }
+
+  /// Fills the caches with made-up keys, as prefill would, chunk by chunk.
+  void fill() {
+    const ModelConfig& c = options_.shape;
+    pool_.for_each(std::ssize(sequences_), [&](std::int64_t i, int) {
+      Sequence& s = sequences_[static_cast<std::size_t>(i)];
+      VectorMaker maker({c.query_heads, c.kv_heads, c.head_dim}, options_.kind, options_.skew, rope_,
+                        hash_seed(options_.seed, i));
+      s.kv.expect(options_.context);
+      for (std::int64_t t = 0; t < options_.context; t += kWriteTokens) {
+        check_cancel();
+        const std::int64_t count = std::min(kWriteTokens, options_.context - t);
+        maker.make(static_cast<Position>(t), count);
+        s.kv.write(0, count, maker.k, maker.v);
+        s.kv.commit(count);
+        tell_writers(static_cast<std::int32_t>(i), static_cast<Position>(t), count, maker);
+      }
+      for (int variant = 0; variant < kQueryVariants; ++variant) {
+        maker.make(static_cast<Position>(options_.context - options_.queries), options_.queries);
+        s.q.push_back(maker.q);
+        s.q_unrotated.push_back(maker.q_unrotated);
+      }
+    });
+  }
+
+  void build() {
+    for (Candidate& c : candidates_) {
+      if (!c.selector) continue;
+      std::vector<double> seconds;
+      for (std::size_t i = 0; i < sequences_.size(); ++i) {
+        check_cancel();
+        seconds.push_back(1e-6 * microseconds([&] {
+                            c.selector->build(static_cast<std::int32_t>(i), sequences_[i].kv.layer(0));
+                          }));
+      }
+      c.selector->take_work();
+      c.build_seconds = median(seconds);
+    }
+  }
+
+  /// One call of one candidate over the batch `set`.
+  void call(Candidate& c, std::int64_t set, std::int64_t round) {
+    std::vector<QueryBlock> blocks;
+    std::vector<float*> outputs;
+    for (std::int64_t b = 0; b < options_.batch; ++b) {
+      const std::int64_t i = set * options_.batch + b;
+      Sequence& s = sequences_[static_cast<std::size_t>(i)];
+      const auto variant = static_cast<std::size_t>(round % kQueryVariants);
+      const std::int64_t begin = options_.context - options_.queries;
+      const std::int64_t far_begin = std::min<std::int64_t>(c.spec.dense.sink, options_.context);
+      blocks.push_back({.sequence = static_cast<std::int32_t>(i),
+                        .phase = Phase::generation,
+                        .begin = static_cast<Position>(begin),
+                        .tokens = options_.queries,
+                        .q = s.q[variant],
+                        .q_unrotated = s.q_unrotated[variant],
+                        .kv = s.kv.layer(0),
+                        .far_begin = static_cast<Position>(far_begin)});
+      outputs.push_back(outputs_[static_cast<std::size_t>(b)].data());
+    }
+    Selection selection;
+    const double select = c.selector ? microseconds([&] { c.selector->select(blocks, selection); }) : 0.0;
+    if (c.selector && options_.keep) selection = kept(selection, blocks, c.spec.dense);
+    AttendWork work;
+    const std::int64_t merged = attend_merge_nanoseconds();
+    const double attend_time = microseconds([&] {
+      work = c.selector ? attend(blocks, selection, c.geometry, outputs)
+                        : attend_full(blocks, c.geometry, outputs);
+    });
+    const double merge = 1e-3 * static_cast<double>(attend_merge_nanoseconds() - merged) / pool_.size();
+    c.select.push_back(select);
+    c.merge.push_back(merge);
+    c.attend.push_back(attend_time - merge);
+    c.total.push_back(select + attend_time);
+    // What query tokens share is read once: never more than all keys of the batch.
+    const std::int64_t most = options_.batch * options_.context * sequences_.front().kv.shape().token_bytes();
+    const std::int64_t selector_bytes = c.selector ? c.selector->take_work().bytes : 0;
+    c.bytes.push_back(static_cast<double>(std::min(most, work.kv_bytes) + selector_bytes));
+    c.far_keys += work.far_keys;
+    c.far_total += work.far_total;
+  }
+
+  std::vector<AttentionBenchRow> measure() {
+    std::vector<std::span<const std::byte>> buffers;
+    for (const Sequence& s : sequences_)
+      for (int h = 0; h < options_.shape.kv_heads; ++h)
+        for (const KvStore::Part part : {KvStore::Part::k, KvStore::Part::v})
+          buffers.push_back(s.kv.rows(0, h, part));
+    const std::int64_t most = options_.batch * options_.context * sequences_.front().kv.shape().token_bytes();
+    ReadFloor floor(buffers, most, pool_);
+    const auto start = std::chrono::steady_clock::now();
+    const std::chrono::duration<double> limit(options_.seconds * static_cast<double>(candidates_.size() + 1));
+    std::int64_t set = 0;
+    // The first round warms up and is dropped; calls and reads take turns, so that a slow moment of the
+    // machine meets both.
+    constexpr std::int64_t kLeastRounds = 6, kMostRounds = 200;
+    for (std::int64_t round = 0; round < kMostRounds; ++round) {
+      if (round >= kLeastRounds && std::chrono::steady_clock::now() - start > limit) break;
+      check_cancel();
+      for (Candidate& c : candidates_) {
+        call(c, set, round);
+        set = (set + 1) % sets_;
+      }
+      floor.measure();
+      if (round == 0) forget();
+    }
+    std::vector<AttentionBenchRow> rows;
+    for (const Candidate& c : candidates_) rows.push_back(row_of(c, floor));
+    return rows;
+  }
+
+ private:
+  void tell_writers(std::int32_t sequence, Position begin, std::int64_t count, const VectorMaker& maker) {
+    for (Candidate& c : candidates_) {
+      if (!c.selector || !c.selector->wants_writes()) continue;
+      const std::lock_guard lock(writers_);
+      c.selector->on_write({.sequence = sequence,
+                            .phase = Phase::context,
+                            .begin = begin,
+                            .tokens = count,
+                            .q_unrotated = maker.q_unrotated,
+                            .k_unrotated = maker.k_unrotated,
+                            .q = maker.q,
+                            .k = maker.k,
+                            .v = maker.v});
+    }
+  }
+
+  /// The same query sets with exactly the share `keep` of their far keys: chosen ones first, then others,
+  /// evenly spread.
+  Selection kept(const Selection& selection, std::span<const QueryBlock> blocks,
+                 const DenseParts& dense) const {
+    Selection out;
+    for (std::int64_t i = 0; i < selection.sets(); ++i) {
+      const Selection::Set set = selection.set(i);
+      const QueryBlock& queries = *std::find_if(blocks.begin(), blocks.end(), [&](const QueryBlock& b) {
+        return b.sequence == set.queries.sequence;
+      });
+      const Position begin = queries.far_begin, end = queries.far_end(set.queries.token_end - 1, dense);
+      std::vector<char> taken(static_cast<std::size_t>(end - begin), 0);
+      auto left = static_cast<std::int64_t>(std::ceil(*options_.keep * static_cast<double>(end - begin)));
+      const auto take = [&](Position p) {
+        if (left > 0 && !taken[static_cast<std::size_t>(p - begin)])
+          taken[static_cast<std::size_t>(p - begin)] = 1, --left;
+      };
+      for (const Run run : set.runs)
+        for (Position p = run.begin; p < run.end; ++p) take(p);
+      for (const Position p : set.rows) take(p);
+      const std::int64_t step = left > 0 ? std::max<std::int64_t>(1, (end - begin) / left) : 1;
+      for (std::int64_t offset = 0; offset < step && left > 0; ++offset)
+        for (std::int64_t p = begin + offset; p < end; p += step) take(static_cast<Position>(p));
+      out.add_set(set.queries);
+      for (Position p = begin; p < end; ++p)
+        if (taken[static_cast<std::size_t>(p - begin)]) out.add_row(p);
+    }
+    return out;
+  }
+
+  void forget() {
+    for (Candidate& c : candidates_) {
+      for (std::vector<double>* times : {&c.select, &c.attend, &c.merge, &c.total, &c.bytes}) times->clear();
+      c.far_keys = c.far_total = 0;
+    }
+  }
+
+  AttentionBenchRow row_of(const Candidate& c, const ReadFloor& floor) const {
+    AttentionBenchRow row = {
+        .attention = c.spec.str(),
+        .selectivity =
+            c.far_total == 0 ? 1.0 : static_cast<double>(c.far_keys) / static_cast<double>(c.far_total),
+        .median_us = median(c.total),
+        .select_us = median(c.select),
+        .attend_us = median(c.attend),
+        .merge_us = median(c.merge),
+        .bytes = static_cast<std::int64_t>(median(c.bytes)),
+        .build_seconds = c.build_seconds};
+    row.limit_us = floor.microseconds_for(row.bytes);
+    return row;
+  }
+
+  const AttentionBenchOptions& options_;
+  ThreadPool& pool_;
+  Rope rope_;
+  std::int64_t sets_ = 1;
+  std::vector<Sequence> sequences_;          // [sets * B]
+  std::vector<std::vector<float>> outputs_;  // [B][T, Hq, d]
+  std::vector<Candidate> candidates_;
+  std::mutex writers_;
+};
+
+}  // namespace
+
+std::vector<AttentionBenchRow> bench_attention(const AttentionBenchOptions& options,
+                                               std::span<const Spec> specs, ThreadPool& pool,
+                                               const std::function<void(std::string_view)>& note) {
+  Bench bench(options, pool);
+  bench.add(parse_spec("full"));
+  for (const Spec& spec : specs)
+    if (spec.name != "full") bench.add(spec);
+  note("making keys and values");
+  bench.fill();
+  note("building indexes");
+  bench.build();
+  note("measuring");
+  return bench.measure();
+}
+
+}  // namespace lode

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Speed of whole decode steps through the engine, under several methods on one context.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "eval/bench_common.h"
+#include "lodestone/engine.h"
+
+namespace lode {
+
+struct DecodeBenchOptions {
+  std::int64_t context = 8192;  ///< tokens in front of the first measured one
+  DType kv_type = DType::f16;
+  KvKind kind = KvKind::normal;
+  double skew = 1.0;
+  int steps = 32;  ///< measured per spec, after two that warm up
+  std::uint64_t seed = 1;
+};
+
+struct DecodeBenchRow {
+  std::string attention;
+  double median_ms = 0;          ///< of one step
+  double tokens_per_second = 0;  ///< of the median step
+  double density = 1, selectivity = 1;
+  double build_seconds = 0;  ///< of the index, all layers
+};
+
+/// The first row is `full`. Keys and values of the context are made up, not computed: a step takes as long,
+/// and contexts that would take hours to prefill can be measured. The specs take turns, step by step.
+std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& model,
+                                         const DecodeBenchOptions& options, std::span<const Spec> specs,
+                                         const std::function<void(std::string_view)>& note);
+
+}  // namespace lode
