@@ -84,6 +84,7 @@ int main(int argc, char** argv) {
   lode::cli::add_demo(app);
   lode::cli::add_index(app);
   lode::cli::add_ask(app);
+  lode::cli::add_bench(app);
   lode::cli::add_inspect(app);
   lode::cli::add_eval(app);
   lode::cli::add_probe(app);
