@@ -151,8 +151,8 @@ LODE_NOINLINE void softmax_step(float* s, int n, const ChunkState& state,
 }
 
 /// o[g, c..c + columns) = alpha_g o + sum_i p[i, g] v_i, for V vectors of columns (the last one masked when
-/// kPartial). With kAhead, asks the memory for the K rows of the next block, of which there are `next`.
-template <DType T, int G, int V, bool kPartial, bool kAhead, class Rows>
+/// kPartial). Asks the memory for the first `next` K rows of the next block meanwhile.
+template <DType T, int G, int V, bool kPartial, class Rows>
 LODE_NOINLINE void add_values(const float* p, const float* alpha, const KvRows& kv, Rows rows, int n,
                               int next, int c, float* o) {
   const std::int64_t d = kv.d;
@@ -167,7 +167,7 @@ LODE_NOINLINE void add_values(const float* p, const float* alpha, const KvRows& 
     });
   });
   for (int i = 0; i < n; ++i) {
-    if (kAhead && i < next) prefetch(kv.k + rows[kBlock + i] * row_bytes, row_bytes);
+    if (i < next) prefetch(kv.k + rows[kBlock + i] * row_bytes, row_bytes);
     const std::byte* row = values + rows[i] * row_bytes;
     Vec x[V];
     unroll<V>([&](auto v) LODE_INLINE_LAMBDA {
@@ -208,15 +208,12 @@ void attend_block(const float* q /*packed*/, const KvRows& kv, Rows rows, int n,
   constexpr int kAccumulators = kW == 16 ? 16 : 8;
   constexpr int kWide = G >= kAccumulators ? 1 : kAccumulators / G > 4 ? 4 : kAccumulators / G;
   int c = 0;
-  if (kWide * kW <= kv.d) {
-    add_values<T, G, kWide, false, true>(s, alpha, kv, rows, n, next, 0, state.o);
-    for (c = kWide * kW; c + kWide * kW <= kv.d; c += kWide * kW)
-      add_values<T, G, kWide, false, false>(s, alpha, kv, rows, n, next, c, state.o);
-  }
+  for (; c + kWide * kW <= kv.d; c += kWide * kW, next = 0)
+    add_values<T, G, kWide, false>(s, alpha, kv, rows, n, next, c, state.o);
   if constexpr (kWide > 1)
-    for (; c + kW <= kv.d; c += kW)
-      add_values<T, G, 1, false, false>(s, alpha, kv, rows, n, next, c, state.o);
-  if (c < kv.d) add_values<T, G, 1, true, false>(s, alpha, kv, rows, n, next, c, state.o);
+    for (; c + kW <= kv.d; c += kW, next = 0)
+      add_values<T, G, 1, false>(s, alpha, kv, rows, n, next, c, state.o);
+  if (c < kv.d) add_values<T, G, 1, true>(s, alpha, kv, rows, n, next, c, state.o);
 }
 
 /// l += the kW partial sums of each query, folded in the same order for every chunk size: the partial sum of
@@ -234,27 +231,10 @@ inline void finish_sums(const ChunkState& state) {
 }
 
 /// Calls body<G>(first query) for chunks of the largest power of two that fits, up to the lanes of a vector.
-template <class Body>
-inline void for_chunks(int queries, Body body) {
-  for (int g = 0; g < queries;) {
-    const int left = queries - g;
-    if (left >= 16 && kW >= 16) {
-      body.template operator()<(kW >= 16 ? 16 : kW)>(g);
-      g += 16;
-    } else if (left >= 8) {
-      body.template operator()<8>(g);
-      g += 8;
-    } else if (left >= 4) {
-      body.template operator()<4>(g);
-      g += 4;
-    } else if (left >= 2) {
-      body.template operator()<2>(g);
-      g += 2;
-    } else {
-      body.template operator()<1>(g);
-      g += 1;
-    }
-  }
+template <int G = kW, class Body>
+LODE_INLINE void for_chunks(int queries, Body body, int first = 0) {
+  for (; first + G <= queries; first += G) body.template operator()<G>(first);
+  if constexpr (G > 1) for_chunks<G / 2>(queries, body, first);
 }
 
 template <DType T, class Rows>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The vector of the plain C++ table: eight floats and loops. It is the specification of the other vec_*.h
+// The vector of the plain C++ table: four floats and loops. It is the specification of the other vec_*.h
 // files: same names, same meaning. Everything here has internal linkage, so that no other translation unit
 // can pick it up.
 #pragma once
@@ -14,9 +14,11 @@ namespace lode {
 namespace {
 
 struct Vec {
-  static constexpr int kLanes = 8;
+  static constexpr int kLanes = 4;
   static constexpr int kTileRows = 4;  ///< rows of a register tile of tile_fma (times 2 vectors)
-  float x[kLanes];
+  using Lanes =
+      float __attribute__((vector_size(16)));  // the compiler's own vectors: no instruction set is asked for
+  Lanes x;
 };
 
 LODE_INLINE float widen_half(std::uint16_t h) {
@@ -51,13 +53,11 @@ LODE_INLINE std::uint16_t narrow_bf16(float f) {
 #define LODE_EACH for (int i = 0; i < Vec::kLanes; ++i)
 
 LODE_INLINE Vec set1(float a) {
-  Vec r;
-  LODE_EACH r.x[i] = a;
-  return r;
+  return {Vec::Lanes{a, a, a, a}};
 }
 LODE_INLINE Vec load(const float* p) {
   Vec r;
-  LODE_EACH r.x[i] = p[i];
+  __builtin_memcpy(&r.x, p, sizeof r.x);
   return r;
 }
 /// The first n lanes, n in [0, kLanes]; the others are 0.
@@ -106,31 +106,25 @@ LODE_INLINE void store_bf16_first(std::uint16_t* p, Vec a, int n) {
 }
 
 LODE_INLINE Vec operator+(Vec a, Vec b) {
-  LODE_EACH a.x[i] += b.x[i];
-  return a;
+  return {a.x + b.x};
 }
 LODE_INLINE Vec operator-(Vec a, Vec b) {
-  LODE_EACH a.x[i] -= b.x[i];
-  return a;
+  return {a.x - b.x};
 }
 LODE_INLINE Vec operator*(Vec a, Vec b) {
-  LODE_EACH a.x[i] *= b.x[i];
-  return a;
+  return {a.x * b.x};
 }
 /// a * b + c; fused where the machine can.
 LODE_INLINE Vec fma(Vec a, Vec b, Vec c) {
-  LODE_EACH c.x[i] += a.x[i] * b.x[i];
-  return c;
+  return {a.x * b.x + c.x};
 }
 /// The larger of `best` and `next`; a NaN in `next` is passed over.
 LODE_INLINE Vec max_passing_nan(Vec best, Vec next) {
-  LODE_EACH best.x[i] = next.x[i] > best.x[i] ? next.x[i] : best.x[i];
-  return best;
+  return {next.x > best.x ? next.x : best.x};
 }
 /// a where limit > at (as integers held in floats), else `other`.
 LODE_INLINE Vec where_above(Vec limit, Vec at, Vec a, Vec other) {
-  LODE_EACH a.x[i] = limit.x[i] > at.x[i] ? a.x[i] : other.x[i];
-  return a;
+  return {limit.x > at.x ? a.x : other.x};
 }
 /// 2^n for integral n in [-126, 127]; any number otherwise.
 LODE_INLINE Vec pow2(Vec n) {
@@ -145,19 +139,12 @@ LODE_INLINE Vec round_nearest(Vec a) {
 }
 /// 0 where a < low, else b; NaN in a keeps b.
 LODE_INLINE Vec zero_below(Vec a, Vec low, Vec b) {
-  LODE_EACH b.x[i] = a.x[i] < low.x[i] ? 0.0f : b.x[i];
-  return b;
+  return {a.x < low.x ? Vec::Lanes{} : b.x};
 }
 /// Lane i becomes the sum of the lanes of acc[i], always added in the same order.
 LODE_INLINE Vec sum_lanes(Vec (&acc)[Vec::kLanes]) {
-  Vec r;
-  for (int v = 0; v < Vec::kLanes; ++v) {
-    float* x = acc[v].x;
-    for (int half = Vec::kLanes / 2; half > 0; half /= 2)
-      for (int i = 0; i < half; ++i) x[i] += x[i + half];
-    r.x[v] = x[0];
-  }
-  return r;
+  const auto sum = [](Vec a) { return (a.x[0] + a.x[2]) + (a.x[1] + a.x[3]); };
+  return {Vec::Lanes{sum(acc[0]), sum(acc[1]), sum(acc[2]), sum(acc[3])}};
 }
 
 #undef LODE_EACH
