@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The partial result of attention and its algebra: attention over a set of keys is (output, log-sum-exp), and the states
-// of disjoint sets merge exactly, wherever each was computed.
+// The partial result of attention and its algebra: attention over a set of keys is (output, log-sum-exp), and
+// the states of disjoint sets merge exactly, wherever each was computed.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,9 @@ struct AttentionState {
   void clear() const;  ///< makes it the empty set
 };
 
-/// a := a merged with b, over disjoint sets of keys. Associative and commutative to rounding; callers merge in a fixed
-/// order, so results do not depend on who computed what. An empty side changes nothing: exp(-inf - -inf) never occurs.
+/// a := a merged with b, over disjoint sets of keys. Associative and commutative to rounding; callers merge
+/// in a fixed order, so results do not depend on who computed what. An empty side changes nothing: exp(-inf -
+/// -inf) never occurs.
 void merge(AttentionState a, AttentionState b);
 
 }  // namespace lode

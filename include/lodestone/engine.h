@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine: a model, contexts that were prefilled once, and questions asked of them under any attention method.
+// The engine: a model, contexts that were prefilled once, and questions asked of them under any attention
+// method.
 //
 //   auto model = lode::Model::load("models/pocket");
 //   lode::Context context(model, {.kv_type = lode::DType::bf16, .max_tokens = 65536});
@@ -32,7 +33,8 @@ struct AttendWork;
 /// Immutable: config, tokenizer, weights, threads. Shared by any number of contexts.
 class Model {
  public:
-  static std::shared_ptr<const Model> load(const std::filesystem::path& dir, int threads = 0, bool check_finite = true);
+  static std::shared_ptr<const Model> load(const std::filesystem::path& dir, int threads = 0,
+                                           bool check_finite = true);
   /// Random weights of a named shape, without tokenizer; for benchmarks.
   static std::shared_ptr<const Model> random(std::string_view shape, int threads = 0, std::uint64_t seed = 1);
   ~Model();
@@ -43,7 +45,7 @@ class Model {
   /// Of weights, config and RoPE: a context made by another model is refused.
   const std::string& fingerprint() const;
   std::int64_t weight_bytes() const;
-  DType weight_type() const;           ///< of the layers' projections
+  DType weight_type() const;  ///< of the layers' projections
   ThreadPool& pool() const;
 
   struct Impl;
@@ -56,11 +58,11 @@ class Model {
 
 struct ContextOptions {
   DType kv_type = DType::f16;
-  std::int64_t max_tokens = 0;        ///< context, question and answer; 0 = the model's own limit
-  std::int64_t chunk = 512;           ///< tokens per prefill chunk
-  std::uint64_t seed = 0;             ///< of the indexes
-  /// Share of the sparse attention calls (one layer, one stretch of tokens) that are also computed exactly, to report
-  /// the error; 0 = none.
+  std::int64_t max_tokens = 0;  ///< context, question and answer; 0 = the model's own limit
+  std::int64_t chunk = 512;     ///< tokens per prefill chunk
+  std::uint64_t seed = 0;       ///< of the indexes
+  /// Share of the sparse attention calls (one layer, one stretch of tokens) that are also computed exactly,
+  /// to report the error; 0 = none.
   double audit = 0;
   /// Longer than the model's max_positions is an InputError unless RoPE scaling is asked for.
   std::optional<double> rope_factor;  ///< yarn by this factor
@@ -80,12 +82,13 @@ struct Sampling {
 
 struct GenerateOptions {
   std::int64_t max_new_tokens = 128;
-  std::vector<std::string> stop;      ///< generation ends before the first of these; they may span tokens
+  std::vector<std::string> stop;  ///< generation ends before the first of these; they may span tokens
   Sampling sampling;
   bool stop_at_eos = true;
   std::function<void(std::string_view)> on_text;  ///< text as it becomes final
-  /// How many of the prompt's last tokens attend by the method; the ones before attend densely. -1 = all of them
-  /// (protocol context-dense), 0 = none (decode-sparse: the first generated token still comes from the dense prompt).
+  /// How many of the prompt's last tokens attend by the method; the ones before attend densely. -1 = all of
+  /// them (protocol context-dense), 0 = none (decode-sparse: the first generated token still comes from the
+  /// dense prompt).
   std::int64_t sparse_prompt_tokens = -1;
 };
 
@@ -94,29 +97,31 @@ struct WorkReport {
   std::int64_t kv_bytes = 0, selector_bytes = 0, full_bytes = 0;
   std::int64_t far_keys = 0, far_total = 0;
   std::int64_t tokens = 0;
-  std::int64_t sparse_tokens = 0;     ///< tokens times layers that really went through a selector
-  double density() const;             ///< (kv + selector bytes) / full bytes; 1 when nothing was attended
-  double selectivity() const;         ///< far keys attended / far keys; 1 when there were none
+  std::int64_t sparse_tokens = 0;  ///< tokens times layers that really went through a selector
+  double density() const;          ///< (kv + selector bytes) / full bytes; 1 when nothing was attended
+  double selectivity() const;      ///< far keys attended / far keys; 1 when there were none
   /// Of the audited calls: relative output error |o - exact| / |exact| per (token, query head).
-  std::int64_t audited = 0;           ///< (token, query head) pairs
+  std::int64_t audited = 0;  ///< (token, query head) pairs
   double audit_error_sum = 0, audit_error_max = 0;
-  std::string dense_reason;           ///< why nothing was sparse, when nothing was ("the text is shorter than the window")
+  std::string
+      dense_reason;  ///< why nothing was sparse, when nothing was ("the text is shorter than the window")
   WorkReport& operator+=(const WorkReport&);
 };
 
 struct Generation {
-  std::vector<TokenId> tokens;        ///< generated, the stop's own tokens included
-  std::string text;                   ///< without the stop string
-  bool stopped = false;               ///< by a stop string or EOS, not by the limit
-  WorkReport work;                    ///< of the sparse part: prompt's sparse tokens and generation
+  std::vector<TokenId> tokens;  ///< generated, the stop's own tokens included
+  std::string text;             ///< without the stop string
+  bool stopped = false;         ///< by a stop string or EOS, not by the limit
+  WorkReport work;              ///< of the sparse part: prompt's sparse tokens and generation
   double prompt_seconds = 0, decode_seconds = 0;
 };
 
 /// Attention mass of each position, summed over layers, heads and answer tokens. Only keys that got at least
-/// `sharpness` of a head's attention count: the flat background of thousands of keys says nothing about sources.
+/// `sharpness` of a head's attention count: the flat background of thousands of keys says nothing about
+/// sources.
 struct SourceMass {
   double sharpness = 0.02;
-  std::vector<double> mass;           // [tokens]
+  std::vector<double> mass;  // [tokens]
 };
 
 /// One sequence: its tokens, KV and the indexes of all attached methods.
@@ -127,15 +132,15 @@ class Context {
   Context(Context&&) noexcept;
 
   const Model& model() const;
-  /// A method to be indexed along. `full` needs no index. Attaching an equal spec again gives the same id. A method that
-  /// needs the prefill's own vectors must be attached before prefill (InputError otherwise).
+  /// A method to be indexed along. `full` needs no index. Attaching an equal spec again gives the same id. A
+  /// method that needs the prefill's own vectors must be attached before prefill (InputError otherwise).
   MethodId attach(const Spec& spec);
   const std::vector<Spec>& methods() const;
 
   /// Appends tokens with dense attention, in chunks; progress gets the number done.
   void prefill(std::span<const TokenId> tokens, const std::function<void(std::int64_t)>& progress = {});
-  /// Declares what was prefilled so far the indexed context and builds the indexes over it that are not built yet.
-  /// Progress counts layers times methods.
+  /// Declares what was prefilled so far the indexed context and builds the indexes over it that are not built
+  /// yet. Progress counts layers times methods.
   void build_indexes(const std::function<void(std::int64_t layers_done)>& progress = {});
 
   std::int64_t tokens() const;
@@ -143,22 +148,23 @@ class Context {
   std::span<const TokenId> token_ids() const;
   void roll_back(std::int64_t tokens);
 
-  /// Feeds the prompt (at least one token), then generates. The context keeps prompt and answer, but for the last
-  /// generated token, until rolled back. InputError with both numbers when the prompt does not fit; generation ends
-  /// where the room ends.
+  /// Feeds the prompt (at least one token), then generates. The context keeps prompt and answer, but for the
+  /// last generated token, until rolled back. InputError with both numbers when the prompt does not fit;
+  /// generation ends where the room ends.
   Generation generate(std::span<const TokenId> prompt, MethodId method, const GenerateOptions& options,
                       SourceMass* sources = nullptr);
   /// Logits of every given token under a method (teacher forcing), [T, V]; the tokens are appended.
   std::vector<float> forward(std::span<const TokenId> tokens, MethodId method, WorkReport* work = nullptr);
 
   const ContextOptions& options() const;
-  std::int64_t kv_bytes() const;      ///< of tokens() tokens
+  std::int64_t kv_bytes() const;  ///< of tokens() tokens
   std::int64_t index_bytes() const;
 
   /// The whole context as one `.lode` file; text is what the tokens were made from (may be empty).
   void save(const std::filesystem::path& path, std::string_view text) const;
   /// InputError says why a file does not fit (other model, tokenizer, RoPE, damaged, truncated).
-  static Context load(const std::filesystem::path& path, std::shared_ptr<const Model> model, const ContextOptions& options);
+  static Context load(const std::filesystem::path& path, std::shared_ptr<const Model> model,
+                      const ContextOptions& options);
 
   struct Impl;
   Impl& impl() const { return *impl_; }

@@ -7,7 +7,8 @@
 
 namespace lode {
 
-/// The user's input is at fault: a flag, a file, a text. One sentence: what was expected, what was found, where. Exit code 2.
+/// The user's input is at fault: a flag, a file, a text. One sentence: what was expected, what was found,
+/// where. Exit code 2.
 class InputError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -19,7 +20,8 @@ class RunError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// The user asked to stop (Ctrl-C); everything half-written has been removed by the time this is caught. Exit code 130.
+/// The user asked to stop (Ctrl-C); everything half-written has been removed by the time this is caught. Exit
+/// code 130.
 class Interrupted : public std::runtime_error {
  public:
   Interrupted() : std::runtime_error("interrupted") {}

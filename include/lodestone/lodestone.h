@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything public. The usage example is at the top of engine.h; attention without a model is in attention.h.
+// Everything public. The usage example is at the top of engine.h; attention without a model is in
+// attention.h.
 #pragma once
 
 #include "lodestone/attention.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers and views that every folder shares. Letters: B sequences, T new tokens, S cached positions, L layers,
-// Hq query heads, Hkv KV heads, G = Hq / Hkv (the group), d head dimension, D model dimension, V vocabulary.
+// Numbers and views that every folder shares. Letters: B sequences, T new tokens, S cached positions, L
+// layers, Hq query heads, Hkv KV heads, G = Hq / Hkv (the group), d head dimension, D model dimension, V
+// vocabulary.
 #pragma once
 
 #include <bit>
@@ -18,7 +19,9 @@ enum class DType : std::uint8_t { f32, f16, bf16, q8 };
 
 std::string_view name_of(DType type);
 /// Bytes of one element; the scale of a q8 row is not in it.
-constexpr int bytes_of(DType type) { return type == DType::f32 ? 4 : type == DType::q8 ? 1 : 2; }
+constexpr int bytes_of(DType type) {
+  return type == DType::f32 ? 4 : type == DType::q8 ? 1 : 2;
+}
 /// Parses "f32", "f16", "bf16", "q8"; throws InputError that lists them.
 DType parse_dtype(std::string_view text);
 
@@ -31,7 +34,9 @@ struct f16 {
   std::uint16_t bits = 0;
 };
 
-constexpr float to_float(bf16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
+constexpr float to_float(bf16 x) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16);
+}
 /// Rounds to nearest even; NaN stays NaN.
 constexpr bf16 to_bf16(float x) {
   const auto u = std::bit_cast<std::uint32_t>(x);
@@ -54,8 +59,8 @@ struct Matrix {
   Matrix(T* data_, std::int64_t rows_, std::int64_t cols_, std::int64_t stride_)
       : data(data_), rows(rows_), cols(cols_), stride(stride_) {}
   template <class U>
-    requires std::is_same_v<const U, T>
-  Matrix(const Matrix<U>& other) : Matrix(other.data, other.rows, other.cols, other.stride) {}
+  requires std::is_same_v<const U, T> Matrix(const Matrix<U>& other)
+      : Matrix(other.data, other.rows, other.cols, other.stride) {}
 
   std::span<T> operator[](std::int64_t row) const {
     return {data + row * stride, static_cast<std::size_t>(cols)};

@@ -11,7 +11,8 @@
 
 namespace lode {
 
-/// A whole regular file mapped read-only. Throws InputError when it is missing, a folder, a device or unreadable.
+/// A whole regular file mapped read-only. Throws InputError when it is missing, a folder, a device or
+/// unreadable.
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path);
@@ -21,7 +22,9 @@ class MappedFile {
 
   std::span<const std::byte> bytes() const { return bytes_; }
   const std::filesystem::path& path() const { return path_; }
-  int descriptor() const { return fd_; }  ///< open for reading; for further private mappings of parts of the file
+  int descriptor() const {
+    return fd_;
+  }  ///< open for reading; for further private mappings of parts of the file
 
  private:
   std::filesystem::path path_;
@@ -32,10 +35,10 @@ class MappedFile {
 /// The bytes of a small file; InputError beyond `limit`.
 std::string read_file(const std::filesystem::path& path, std::size_t limit = std::size_t{1} << 30);
 
-/// Writes beside `path` and renames over it in commit(): tmp (O_EXCL) + fsync + rename + fsync of the folder. Destroyed
-/// without commit, it removes the temporary. A temporary of a writer that is still alive is an InputError ("being
-/// written by another process"); one left by a dead writer is removed. Every failed write is a RunError that names
-/// the path and what the system said ("No space left on device").
+/// Writes beside `path` and renames over it in commit(): tmp (O_EXCL) + fsync + rename + fsync of the folder.
+/// Destroyed without commit, it removes the temporary. A temporary of a writer that is still alive is an
+/// InputError ("being written by another process"); one left by a dead writer is removed. Every failed write
+/// is a RunError that names the path and what the system said ("No space left on device").
 class AtomicFile {
  public:
   explicit AtomicFile(const std::filesystem::path& path);
@@ -44,7 +47,8 @@ class AtomicFile {
   AtomicFile& operator=(const AtomicFile&) = delete;
 
   void write(std::span<const std::byte> bytes);
-  void write_at(std::uint64_t offset, std::span<const std::byte> bytes);  ///< overwrites earlier bytes, e.g. a header
+  void write_at(std::uint64_t offset,
+                std::span<const std::byte> bytes);  ///< overwrites earlier bytes, e.g. a header
   std::uint64_t size() const { return size_; }
   void commit();
 

@@ -10,11 +10,14 @@ namespace lode {
 
 using Json = nlohmann::json;
 
-/// Parses strictly: depth at most 64, no duplicate keys, valid UTF-8. `where` names the source in errors (InputError).
+/// Parses strictly: depth at most 64, no duplicate keys, valid UTF-8. `where` names the source in errors
+/// (InputError).
 Json parse_json(std::string_view text, std::string_view where);
 
-/// Typed members of an object. Missing, of another type, out of [low, high] or not finite: InputError naming `where` and key.
-std::int64_t json_int(const Json& object, std::string_view key, std::string_view where, std::int64_t low, std::int64_t high);
+/// Typed members of an object. Missing, of another type, out of [low, high] or not finite: InputError naming
+/// `where` and key.
+std::int64_t json_int(const Json& object, std::string_view key, std::string_view where, std::int64_t low,
+                      std::int64_t high);
 double json_number(const Json& object, std::string_view key, std::string_view where, double low, double high);
 std::string json_string(const Json& object, std::string_view key, std::string_view where);
 bool json_bool(const Json& object, std::string_view key, std::string_view where);

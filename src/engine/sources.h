@@ -17,9 +17,9 @@ struct Passage {
   std::string text;
 };
 
-/// The `count` sentences of the indexed text that got the most sharp attention, heaviest first; of a long sentence, the
-/// stretch around its heaviest token. The first tokens are left out: they take the attention of heads that have nothing
-/// to look up.
+/// The `count` sentences of the indexed text that got the most sharp attention, heaviest first; of a long
+/// sentence, the stretch around its heaviest token. The first tokens are left out: they take the attention of
+/// heads that have nothing to look up.
 std::vector<Passage> top_passages(const Context& context, const SourceMass& sources, std::size_t count);
 
 }  // namespace lode

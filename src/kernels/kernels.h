@@ -69,7 +69,8 @@ struct KernelTable {
   /// Widening and narrowing of n numbers, to nearest even. q8: whole numbers in [-127, 127]; scales are the
   /// caller's.
   void (*widen)(const void* from, DType type, std::int64_t n, float* to) noexcept;
-  /// Exclusive or of `bytes` bytes in 8-byte words (what is left over counts as well): the plain read that benches compare with.
+  /// Exclusive or of `bytes` bytes in 8-byte words (what is left over counts as well): the plain read that
+  /// benches compare with.
   std::uint64_t (*read)(const void* from, std::int64_t bytes) noexcept;
   void (*narrow)(const float* from, std::int64_t n, DType type, void* to) noexcept;
 };

@@ -13,7 +13,8 @@ namespace lode {
 
 namespace {
 
-// The contents of a class; \s is White_Space of Unicode, \w is Oniguruma's letters, marks, numbers and connectors.
+// The contents of a class; \s is White_Space of Unicode, \w is Oniguruma's letters, marks, numbers and
+// connectors.
 constexpr std::string_view kSpace =
     R"(\x09-\x0d\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 constexpr std::string_view kWord = R"(\p{L}\p{M}\p{N}\p{Pc})";

@@ -12,11 +12,12 @@ namespace lode {
 
 class Rope {
  public:
-  /// Frequencies for a context of `max_tokens` (dynamic scaling depends on it; fixed for the life of a context).
+  /// Frequencies for a context of `max_tokens` (dynamic scaling depends on it; fixed for the life of a
+  /// context).
   Rope(const ModelConfig& config, std::int64_t max_tokens);
 
-  /// Rotates the vectors of one or several heads, x [heads, d], in place to `position`: x[h, i], x[h, i + d/2] by angle
-  /// position * frequency[i], times the attention scaling (yarn).
+  /// Rotates the vectors of one or several heads, x [heads, d], in place to `position`: x[h, i], x[h, i +
+  /// d/2] by angle position * frequency[i], times the attention scaling (yarn).
   void rotate(std::span<float> x, Position position) const;
   /// Inverse of rotate: gives back the vectors before RoPE (divides by the attention scaling).
   void unrotate(std::span<float> x, Position position) const;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The weights of a Llama-family model, mapped from safetensors (one file or shards), checked against the config.
+// The weights of a Llama-family model, mapped from safetensors (one file or shards), checked against the
+// config.
 #pragma once
 
 #include <filesystem>
@@ -21,31 +22,33 @@ struct Weight {
 };
 
 struct LayerWeights {
-  Weight attention_norm;  // [1, D]
-  Weight q, k, v;         // [Hq d, D], [Hkv d, D], [Hkv d, D]
+  Weight attention_norm;                  // [1, D]
+  Weight q, k, v;                         // [Hq d, D], [Hkv d, D], [Hkv d, D]
   Weight q_bias, k_bias, v_bias, o_bias;  // data null when the model has none
-  Weight o;               // [D, Hq d]
-  Weight mlp_norm;        // [1, D]
-  Weight gate, up;        // [F, D]
-  Weight down;            // [D, F]
+  Weight o;                               // [D, Hq d]
+  Weight mlp_norm;                        // [1, D]
+  Weight gate, up;                        // [F, D]
+  Weight down;                            // [D, F]
   Weight gate_bias, up_bias, down_bias;
 };
 
 class ModelWeights {
  public:
-  /// Maps DIR/model.safetensors or the shards of DIR/model.safetensors.index.json; every tensor's name, type and shape is
-  /// checked against the config before any is used. InputError names file, tensor, expected and found; a Git LFS pointer
-  /// or a pickle file is named as such. `check_finite` also reads all weights for NaN and infinities.
-  static ModelWeights read(const std::filesystem::path& model_dir, const ModelConfig& config, bool check_finite = true);
+  /// Maps DIR/model.safetensors or the shards of DIR/model.safetensors.index.json; every tensor's name, type
+  /// and shape is checked against the config before any is used. InputError names file, tensor, expected and
+  /// found; a Git LFS pointer or a pickle file is named as such. `check_finite` also reads all weights for
+  /// NaN and infinities.
+  static ModelWeights read(const std::filesystem::path& model_dir, const ModelConfig& config,
+                           bool check_finite = true);
   /// Seeded random weights of the config's shape, for benchmarks.
   static ModelWeights random(const ModelConfig& config, DType type, std::uint64_t seed);
 
-  Weight embedding;          // [V, D]
+  Weight embedding;  // [V, D]
   std::vector<LayerWeights> layers;
-  Weight final_norm;         // [1, D]
-  Weight output;             // [V, D]; the embedding when tied
-  std::int64_t bytes = 0;    ///< of all tensors
-  std::string fingerprint;   ///< XXH3-128 over names, shapes, types and sampled bytes, in hex
+  Weight final_norm;        // [1, D]
+  Weight output;            // [V, D]; the embedding when tied
+  std::int64_t bytes = 0;   ///< of all tensors
+  std::string fingerprint;  ///< XXH3-128 over names, shapes, types and sampled bytes, in hex
 
  private:
   std::vector<MappedFile> files_;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Drivers over the chosen table: attention of items and of a prefill chunk, products; splits, threads, empty input.
+// Drivers over the chosen table: attention of items and of a prefill chunk, products; splits, threads, empty
+// input.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,7 +26,8 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 
 struct Output {
   std::vector<float> o, lse;
-  Output(std::int64_t rows, int d) : o(static_cast<std::size_t>(rows * d), 7.0f), lse(static_cast<std::size_t>(rows), 7.0f) {}
+  Output(std::int64_t rows, int d)
+      : o(static_cast<std::size_t>(rows * d), 7.0f), lse(static_cast<std::size_t>(rows), 7.0f) {}
   bool operator==(const Output&) const = default;
 };
 
@@ -93,7 +95,8 @@ TEST(AttendItems, NeighboursAndNothing) {
 }
 
 /// All query rows of a prefill against the oracle.
-void expect_prefill(std::int64_t tokens, std::int64_t keys, int group, int kv_heads, int d, DType type, double tolerance) {
+void expect_prefill(std::int64_t tokens, std::int64_t keys, int group, int kv_heads, int d, DType type,
+                    double tolerance) {
   std::vector<std::unique_ptr<RandomKv>> stores;
   std::vector<KvRows> kv;
   for (int h = 0; h < kv_heads; ++h) {
@@ -115,19 +118,29 @@ void expect_prefill(std::int64_t tokens, std::int64_t keys, int group, int kv_he
 }
 
 /// Tolerance of tables whose matrix unit multiplies bf16.
-double prefill_tolerance(DType type) { return kernels().name == "amx" && type != DType::f32 ? 2e-2 : 5e-6; }
+double prefill_tolerance(DType type) {
+  return kernels().name == "amx" && type != DType::f32 ? 2e-2 : 5e-6;
+}
 
 TEST(AttendPrefill, ShapesAgainstTheOracle) {
   struct Case {
     std::int64_t tokens, keys;
     int group, kv_heads, d;
   };
-  for (const Case c : {Case{1, 1, 1, 1, 64}, {1, 200, 4, 2, 64}, {2, 2, 3, 1, 8}, {37, 37, 5, 1, 80}, {100, 333, 7, 1, 96},
-                       {64, 97, 8, 1, 128}, {30, 200, 16, 1, 256}, {130, 130, 1, 2, 64}, {5, 6000, 2, 1, 32}, {33, 161, 2, 1, 2}})
+  for (const Case c : {Case{1, 1, 1, 1, 64},
+                       {1, 200, 4, 2, 64},
+                       {2, 2, 3, 1, 8},
+                       {37, 37, 5, 1, 80},
+                       {100, 333, 7, 1, 96},
+                       {64, 97, 8, 1, 128},
+                       {30, 200, 16, 1, 256},
+                       {130, 130, 1, 2, 64},
+                       {5, 6000, 2, 1, 32},
+                       {33, 161, 2, 1, 2}})
     for (const DType type : {DType::f32, DType::f16, DType::bf16, DType::q8}) {
       expect_prefill(c.tokens, c.keys, c.group, c.kv_heads, c.d, type, prefill_tolerance(type));
-      ASSERT_FALSE(testing::Test::HasFatalFailure())
-          << c.tokens << " tokens, " << c.keys << " keys, group " << c.group << ", d " << c.d << " " << name_of(type);
+      ASSERT_FALSE(testing::Test::HasFatalFailure()) << c.tokens << " tokens, " << c.keys << " keys, group "
+                                                     << c.group << ", d " << c.d << " " << name_of(type);
     }
 }
 
@@ -169,7 +182,8 @@ TEST(AttendPrefill, CtrlCStopsIt) {
   ThreadPool pool(2);
   Output out(300, 64);
   set_cancel(true);
-  EXPECT_THROW(attend_prefill(q, 300, 1, std::span(&rows, 1), 0.125f, out.o.data(), nullptr, pool), Interrupted);
+  EXPECT_THROW(attend_prefill(q, 300, 1, std::span(&rows, 1), 0.125f, out.o.data(), nullptr, pool),
+               Interrupted);
   set_cancel(false);
 }
 
@@ -177,7 +191,8 @@ TEST(Matmul, AgainstTheOracle) {
   ThreadPool pool(2);
   for (const DType type : {DType::f32, DType::bf16, DType::f16})
     for (const std::int64_t m : {0, 1, 2, 3, 5, 8, 9, 17, 70})
-      for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {7, 33}, {130, 256}, {600, 512}}) {
+      for (const auto& [n, k] :
+           {std::pair<std::int64_t, std::int64_t>{1, 1}, {7, 33}, {130, 256}, {600, 512}}) {
         const std::vector<float> w32 = random_floats(n * k, 9);
         std::vector<std::byte> w(static_cast<std::size_t>(n * k * bytes_of(type)));
         kernels().narrow(w32.data(), n * k, type, w.data());
@@ -198,7 +213,9 @@ TEST(Matmul, AgainstTheOracle) {
 
 TEST(Merge, EmptySetsAndOrder) {
   const int d = 3;
-  const auto state = [&](std::vector<float>& o, std::vector<float>& lse) { return AttentionState{o.data(), lse.data(), 1, d}; };
+  const auto state = [&](std::vector<float>& o, std::vector<float>& lse) {
+    return AttentionState{o.data(), lse.data(), 1, d};
+  };
   std::vector<float> ao = {1, 2, 3}, al = {0.5f}, eo(3), el(1);
   state(eo, el).clear();
   EXPECT_EQ(el[0], -kInf);
@@ -221,7 +238,9 @@ TEST(Merge, AssociativeToRoundingAndExactAtExtremes) {
       o[i] = random_floats(4, rng.next());
       l[i] = {static_cast<float>(rng.normal() * (trial % 2 ? 100.0 : 1.0))};
     }
-    const auto at = [](std::vector<float>& out, std::vector<float>& lse) { return AttentionState{out.data(), lse.data(), 1, 4}; };
+    const auto at = [](std::vector<float>& out, std::vector<float>& lse) {
+      return AttentionState{out.data(), lse.data(), 1, 4};
+    };
     auto ao = o[0], al = l[0], bo = o[1], bl = l[1];
     merge(at(ao, al), at(o[1], l[1]));
     merge(at(ao, al), at(o[2], l[2]));

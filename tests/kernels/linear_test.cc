@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products, conversions, assignment and selection of every table against the float64 oracle.
+#include "kernels/ref/linear.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,7 +10,6 @@
 #include <limits>
 
 #include "kernels/kernels.h"
-#include "kernels/ref/linear.h"
 #include "random_kv.h"
 
 namespace lode {
@@ -24,7 +25,8 @@ class LinearTest : public testing::TestWithParam<const KernelTable*> {
  protected:
   const KernelTable& table() const { return *GetParam(); }
 };
-INSTANTIATE_TEST_SUITE_P(Tables, LinearTest, testing::ValuesIn(supported_kernels().begin(), supported_kernels().end()),
+INSTANTIATE_TEST_SUITE_P(Tables, LinearTest,
+                         testing::ValuesIn(supported_kernels().begin(), supported_kernels().end()),
                          [](const auto& info) { return std::string(info.param->name); });
 
 TEST_P(LinearTest, GemvEveryCountTypeAndTail) {
@@ -36,7 +38,8 @@ TEST_P(LinearTest, GemvEveryCountTypeAndTail) {
       table().narrow(w32.data(), n * k, type, w.data());
       const std::vector<float> x = random_floats(8 * k, 2);
       std::vector<float> alone(8 * n);
-      for (int m = 0; m < 8; ++m) table().gemv(x.data() + m * k, 1, w.data(), type, k, 0, n, alone.data() + m * n, n);
+      for (int m = 0; m < 8; ++m)
+        table().gemv(x.data() + m * k, 1, w.data(), type, k, 0, n, alone.data() + m * n, n);
       for (int m = 1; m <= 8; ++m) {
         std::vector<float> y(8 * n, -1.0f);
         table().gemv(x.data(), m, w.data(), type, k, 3, n, y.data(), n);
@@ -46,7 +49,8 @@ TEST_P(LinearTest, GemvEveryCountTypeAndTail) {
               ASSERT_EQ(y[i * n + j], -1.0f);
               continue;
             }
-            ASSERT_NEAR(y[i * n + j], ref::dot(x.data() + i * k, w.data() + j * k * bytes_of(type), type, k), 1e-5 * k);
+            ASSERT_NEAR(y[i * n + j], ref::dot(x.data() + i * k, w.data() + j * k * bytes_of(type), type, k),
+                        1e-5 * k);
             ASSERT_EQ(y[i * n + j], alone[i * n + j]) << "a vector's product depends on its neighbours";
           }
       }
@@ -84,9 +88,12 @@ TEST_P(LinearTest, EveryHalfWidensAndComesBack) {
 }
 
 TEST_P(LinearTest, NarrowRoundsToNearestEven) {
-  std::vector<float> x = {0.0f, -0.0f, kInf, -kInf, 65504.0f, 65519.9f, 65520.0f, 1e30f, 0x1p-24f, 0x1p-25f, 0x1.8p-25f, 3e-8f,
-                          1.0f + 0x1p-11f, 1.0f + 0x3p-11f, 1.0f + 0x1p-8f, 1.0f + 0x3p-8f, 0x1p-14f, 0x1.ffcp-15f, 3.4e38f};
-  for (int i = 0; i < 5000; ++i) x.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(Rng(i).next()) & 0xff7fffffu));
+  std::vector<float> x = {
+      0.0f,           -0.0f,          kInf,     -kInf,        65504.0f, 65519.9f,        65520.0f,
+      1e30f,          0x1p-24f,       0x1p-25f, 0x1.8p-25f,   3e-8f,    1.0f + 0x1p-11f, 1.0f + 0x3p-11f,
+      1.0f + 0x1p-8f, 1.0f + 0x3p-8f, 0x1p-14f, 0x1.ffcp-15f, 3.4e38f};
+  for (int i = 0; i < 5000; ++i)
+    x.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(Rng(i).next()) & 0xff7fffffu));
   std::vector<std::uint16_t> h(x.size());
   table().narrow(x.data(), static_cast<std::int64_t>(x.size()), DType::f16, h.data());
   for (std::size_t i = 0; i < x.size(); ++i) ASSERT_EQ(h[i], to_f16(x[i]).bits) << x[i];
@@ -104,7 +111,8 @@ TEST_P(LinearTest, AssignFindsTheBestAndTheLowestOfEquals) {
       for (const std::int64_t c : {1, 5, 48, 130}) {
         const std::vector<float> x = random_floats(n * d, 5);
         std::vector<float> centroids = random_floats(c * d, 6);
-        if (c > 4) std::copy_n(centroids.begin() + d, d, centroids.begin() + 4 * d);  // centroid 4 equals centroid 1
+        if (c > 4)
+          std::copy_n(centroids.begin() + d, d, centroids.begin() + 4 * d);  // centroid 4 equals centroid 1
         std::vector<std::int32_t> label(static_cast<std::size_t>(n), -1);
         std::vector<float> best(static_cast<std::size_t>(n));
         table().assign(x.data(), n, centroids.data(), c, d, label.data(), best.data());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward pass against transformers, on tiny models that have each feature (tests/golden/make_goldens.py).
+// The forward pass against transformers, on tiny models that have each feature
+// (tests/golden/make_goldens.py).
 #include "model/llama.h"
 
 #include <gtest/gtest.h>
@@ -16,8 +17,8 @@ namespace lode {
 namespace {
 
 struct Golden {
-  std::vector<TokenId> ids;            // [T]
-  std::vector<float> logits, hidden;   // [T, V], [L + 1, T, D]
+  std::vector<TokenId> ids;           // [T]
+  std::vector<float> logits, hidden;  // [T, V], [L + 1, T, D]
 };
 
 std::vector<float> floats(const Tensor& tensor) {
@@ -50,7 +51,8 @@ float relative_difference(std::span<const float> a, std::span<const float> b) {
 class LlamaGolden : public testing::TestWithParam<std::string> {};
 
 TEST_P(LlamaGolden, LogitsAndHiddenStatesEqualTransformers) {
-  const std::filesystem::path dir = std::filesystem::path(LODESTONE_SOURCE_DIR) / "tests/golden/models" / GetParam();
+  const std::filesystem::path dir =
+      std::filesystem::path(LODESTONE_SOURCE_DIR) / "tests/golden/models" / GetParam();
   const ModelConfig config = read_config(dir);
   const ModelWeights weights = ModelWeights::read(dir, config);
   const Golden golden = read_golden(dir / "golden.safetensors");
@@ -60,12 +62,16 @@ TEST_P(LlamaGolden, LogitsAndHiddenStatesEqualTransformers) {
 
   ThreadPool pool(2);
   Llama llama(config, weights, pool);
-  KvStore kv({.layers = config.layers, .kv_heads = config.kv_heads, .head_dim = config.head_dim, .type = DType::f32,
+  KvStore kv({.layers = config.layers,
+              .kv_heads = config.kv_heads,
+              .head_dim = config.head_dim,
+              .type = DType::f32,
               .max_tokens = tokens});
   ForwardHooks hooks;
   hooks.layer_done = [&](int layer, std::span<const float> x) {
     if (layer + 1 == config.layers) return;  // transformers gives the last one after the final norm
-    const auto want = std::span(golden.hidden).subspan(static_cast<std::size_t>(layer + 1) * x.size(), x.size());
+    const auto want =
+        std::span(golden.hidden).subspan(static_cast<std::size_t>(layer + 1) * x.size(), x.size());
     EXPECT_LT(relative_difference(x, want), tolerance) << "layer " << layer;
   };
   const SequenceTokens sequence = {golden.ids, &kv, 0};
@@ -75,8 +81,9 @@ TEST_P(LlamaGolden, LogitsAndHiddenStatesEqualTransformers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, LlamaGolden,
-                         testing::Values("gqa-f32", "gqa-bf16", "gqa-f16", "mha-untied-bias", "mqa-head-dim", "rope-linear",
-                                         "rope-dynamic", "rope-yarn", "rope-llama3", "mistral"),
+                         testing::Values("gqa-f32", "gqa-bf16", "gqa-f16", "mha-untied-bias", "mqa-head-dim",
+                                         "rope-linear", "rope-dynamic", "rope-yarn", "rope-llama3",
+                                         "mistral"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A project outside the tree: parses a spec and meets an error, with nothing but the installed headers and library.
+// A project outside the tree: parses a spec and meets an error, with nothing but the installed headers and
+// library.
 #include <lodestone/lodestone.h>
 
 #include <iostream>
