@@ -82,6 +82,7 @@ void add_demo(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_verify(CLI::App& app);
 void add_tasks(CLI::App& app);
+void add_train(CLI::App& app);
 void add_eval(CLI::App& app);
 void add_probe(CLI::App& app);
 void add_bench(CLI::App& app);

@@ -89,6 +89,7 @@ int main(int argc, char** argv) {
   lode::cli::add_eval(app);
   lode::cli::add_probe(app);
   lode::cli::add_tasks(app);
+  lode::cli::add_train(app);
   lode::cli::add_verify(app);
   return run(app, argc, argv);
 }

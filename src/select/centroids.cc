@@ -3,13 +3,20 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
+#include "ann/kmeans.h"
+#include "base/cancel.h"
 #include "base/file.h"
+#include "base/rng.h"
+#include "base/threads.h"
 #include "io/safetensors.h"
 #include "kernels/kernels.h"
+#include "kv/store.h"
 #include "lodestone/error.h"
+#include "select/stored_keys.h"
 
 namespace lode {
 
@@ -92,6 +99,61 @@ void write_centroids(const std::filesystem::path& path,
                     {{"format", "lodestone centroids"},
                      {"rope", roped ? "on" : "off"},
                      {"model_fingerprint", std::string(model_fingerprint)}});
+}
+
+CentroidTrainer::CentroidTrainer(int layers, int kv_heads, int head_dim, bool roped, std::uint64_t seed)
+    : kv_heads_(kv_heads), head_dim_(head_dim), roped_(roped), seed_(seed) {
+  keys_.assign(static_cast<std::size_t>(layers),
+               std::vector<std::vector<float>>(static_cast<std::size_t>(kv_heads)));
+}
+
+std::int64_t CentroidTrainer::keys() const {
+  return std::ssize(keys_[0][0]) / head_dim_;
+}
+
+void CentroidTrainer::add(const KvStore& kv, const Rope& rope, std::int64_t sink, std::int64_t count,
+                          ThreadPool& pool) {
+  std::vector<Position> positions;
+  for (std::int64_t p = sink; p < kv.tokens(); ++p) positions.push_back(static_cast<Position>(p));
+  Rng rng(hash_seed(seed_, texts_++));
+  count = std::min(count, std::ssize(positions));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto pick =
+        i + static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(std::ssize(positions) - i)));
+    std::swap(positions[static_cast<std::size_t>(i)], positions[static_cast<std::size_t>(pick)]);
+  }
+  positions.resize(static_cast<std::size_t>(count));
+  pool.for_each(std::ssize(keys_), [&](std::int64_t layer, int) {
+    const KvLayer view = kv.layer(static_cast<int>(layer));
+    std::vector<float> row(static_cast<std::size_t>(kv_heads_ * head_dim_));  // [Hkv, d]
+    for (const Position position : positions) {
+      check_cancel();
+      read_stored_keys(view.heads, position, roped_ ? nullptr : &rope, row);
+      for (int head = 0; head < kv_heads_; ++head) {
+        std::vector<float>& to = keys_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(head)];
+        to.insert(to.end(), row.begin() + head * head_dim_, row.begin() + (head + 1) * head_dim_);
+      }
+    }
+  });
+}
+
+std::vector<std::vector<std::vector<float>>> CentroidTrainer::train(
+    std::int64_t clusters, ThreadPool& pool, const std::function<void(std::int64_t)>& progress) const {
+  if (keys() < clusters) {
+    throw InputError(fmt::format(
+        "expected texts of at least {} tokens, as many as there are centroids, found {}", clusters, keys()));
+  }
+  std::vector<std::vector<std::vector<float>>> centroids(keys_.size());
+  std::int64_t done = 0;
+  for (std::size_t layer = 0; layer < keys_.size(); ++layer) {
+    for (std::size_t head = 0; head < keys_[layer].size(); ++head) {
+      centroids[layer].push_back(
+          spherical_kmeans({keys_[layer][head].data(), keys(), head_dim_},
+                           {.clusters = clusters, .seed = hash_seed(seed_, layer, head)}, pool));
+      if (progress) progress(++done);
+    }
+  }
+  return centroids;
 }
 
 }  // namespace lode

@@ -27,12 +27,12 @@
 #include "io/container.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
-#include "model/rope.h"
 #include "select/buckets.h"
 #include "select/centroids.h"
 #include "select/methods.h"
 #include "select/per_token.h"
 #include "select/rows.h"
+#include "select/stored_keys.h"
 
 namespace lode {
 
@@ -40,9 +40,8 @@ namespace {
 
 constexpr std::int64_t kMaxClusters = 1024;  // SAAP, section 3
 constexpr std::int64_t kKeysPerCluster = 16;
-constexpr std::int64_t kSamplePerCluster = 256;  // as Faiss trains
-constexpr std::int64_t kBlock = 4096;            // keys of all heads un-rotated and assigned at a time
-constexpr std::int64_t kPiece = 64;              // of one thread's item
+constexpr std::int64_t kBlock = 4096;  // keys of all heads un-rotated and assigned at a time
+constexpr std::int64_t kPiece = 64;    // of one thread's item
 constexpr std::array<std::string_view, 2> kRope = {"off", "on"};
 
 struct Options {
@@ -128,23 +127,7 @@ class KMeans final : public PerTokenSelector {
             trained_.empty() ? single : trained_};
   }
 
-  /// Stored keys of one position, of some heads, as the partition sees them: [heads, d]. A key with a NaN or
-  /// an infinity counts as 0: it must not reach a centroid.
-  void read_keys(std::span<const KvRows> heads, Position row, std::span<float> keys) const {
-    const auto d = static_cast<std::size_t>(geometry_.head_dim);
-    for (std::size_t h = 0; h < heads.size(); ++h) {
-      const std::span<float> key = keys.subspan(h * d, d);
-      kernels().widen(heads[h].k + row * heads[h].row_bytes(), heads[h].type, heads[h].d, key.data());
-      const float scale = heads[h].type == DType::q8 ? heads[h].k_scale[row] : 1.0f;
-      for (float& x : key) x *= scale;
-    }
-    if (!options_.roped && geometry_.rope != nullptr) geometry_.rope->unrotate(keys, row);
-    for (std::size_t h = 0; h < heads.size(); ++h) {
-      const std::span<float> key = keys.subspan(h * d, d);
-      if (!std::all_of(key.begin(), key.end(), [](float x) { return std::isfinite(x); }))
-        std::fill(key.begin(), key.end(), 0.0f);
-    }
-  }
+  const Rope* unrotate_by() const { return options_.roped ? nullptr : geometry_.rope; }
 
   std::vector<float> train(const KvRows& kv, int head, Position begin, std::int64_t keys) const;
   void extend(BucketIndex& index, KvLayer kv, Position end) const;
@@ -163,7 +146,7 @@ std::vector<float> KMeans::train(const KvRows& kv, int head, Position begin, std
   const std::uint64_t seed = hash_seed(geometry_.seed, geometry_.layer, head);
   std::vector<Position> sample(static_cast<std::size_t>(keys));
   std::iota(sample.begin(), sample.end(), begin);
-  if (const std::int64_t limit = clusters * kSamplePerCluster; keys > limit) {
+  if (const std::int64_t limit = clusters * kTrainingKeysPerCentroid; keys > limit) {
     Rng rng(seed);
     for (std::int64_t i = 0; i < limit; ++i) {
       const auto pick = i + static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(keys - i)));
@@ -175,8 +158,8 @@ std::vector<float> KMeans::train(const KvRows& kv, int head, Position begin, std
   std::vector<float> x(sample.size() * static_cast<std::size_t>(d));  // [sample, d]
   for_each((std::ssize(sample) + kPiece - 1) / kPiece, [&](std::int64_t item, int) {
     for (std::int64_t i = item * kPiece; i < std::min(std::ssize(sample), (item + 1) * kPiece); ++i) {
-      read_keys({&kv, 1}, sample[static_cast<std::size_t>(i)],
-                std::span(x).subspan(static_cast<std::size_t>(i * d), static_cast<std::size_t>(d)));
+      read_stored_keys({&kv, 1}, sample[static_cast<std::size_t>(i)], unrotate_by(),
+                       std::span(x).subspan(static_cast<std::size_t>(i * d), static_cast<std::size_t>(d)));
     }
   });
   return spherical_kmeans({x.data(), std::ssize(sample), d}, {.clusters = clusters, .seed = seed},
@@ -201,7 +184,7 @@ void KMeans::extend_block(BucketIndex& index, KvLayer kv, Position end) const {
   for_each(pieces, [&](std::int64_t piece, int) {
     std::vector<float> keys(static_cast<std::size_t>(heads * d));  // [Hkv, d]
     for (std::int64_t i = piece * kPiece; i < std::min(count, (piece + 1) * kPiece); ++i) {
-      read_keys(kv.heads, begin + static_cast<Position>(i), keys);
+      read_stored_keys(kv.heads, begin + static_cast<Position>(i), unrotate_by(), keys);
       for (std::int64_t h = 0; h < heads; ++h)
         std::copy_n(keys.data() + h * d, d, x.data() + (h * count + i) * d);
     }

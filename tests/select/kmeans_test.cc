@@ -204,6 +204,46 @@ TEST(Centroids, FilesThatDoNotFitAreRefused) {
   std::filesystem::remove(path);
 }
 
+TEST(Centroids, TrainedOnOtherTextsServeANewOne) {
+  const std::filesystem::path path = temporary("trained.safetensors");
+  const WorldShape shape = {.kv_heads = 2, .group = 2, .d = 64, .dense = {1, 16}};
+  const auto topics = [](Position p, int, int i, float x) {
+    return 0.2f * x + static_cast<float>(Rng(hash_seed(99, p % 10, i)).normal());
+  };
+  World first(shape, 1), second(shape, 2), fresh(shape, 3);
+  std::vector<std::vector<std::vector<std::vector<float>>>> trained;
+  for (World* world : {&first, &second, &fresh}) {
+    world->shape_key = topics;
+    world->write(300);
+  }
+  for (const int threads : {1, 3}) {
+    ThreadPool pool(threads);
+    CentroidTrainer trainer(1, 2, 64, /*roped=*/false, 5);
+    trainer.add(first.store(), first.rope(), 1, 100, pool);
+    trainer.add(second.store(), second.rope(), 1, 1000, pool);
+    EXPECT_EQ(trainer.keys(), 100 + 299);
+    EXPECT_THROW(trainer.train(400, pool), InputError);
+    trained.push_back(trainer.train(32, pool));
+  }
+  EXPECT_EQ(trained[0], trained[1]);
+  // The artefact of a whole model: World's geometry asks for layer 3.
+  write_centroids(path, {{trained[0][0], trained[0][0], trained[0][0], trained[0][0]}}, 64, false, "model");
+  ThreadPool pool(2);
+  const LayerGeometry geometry = fresh.geometry(pool);
+  const auto selector = make("kmeans:probes=12,weights=" + path.string(), geometry);
+  selector->build(0, fresh.store().layer(0));
+  QueryBlock block = fresh.block(299, 1);
+  std::vector<float> q;
+  for (int h = 0; h < 4; ++h) {
+    for (int i = 0; i < 64; ++i) q.push_back(static_cast<float>(Rng(hash_seed(99, 4, i)).normal()));
+  }
+  block.q_unrotated = q;
+  const std::vector<FarSet> found = select(*selector, block, geometry);
+  for (Position p = 4; p < 284; p += 10) EXPECT_TRUE(found[0].contains({p, 0.0f})) << p;
+  EXPECT_LT(found[0].size(), 200u);
+  std::filesystem::remove(path);
+}
+
 /// The sections of a saved index, to be changed and loaded again.
 struct Sections {
   std::vector<std::int64_t> shape, offsets;
