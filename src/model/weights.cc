@@ -9,69 +9,16 @@
 #include <cmath>
 #include <cstring>
 #include <map>
-#include <set>
 
 #include "base/hash.h"
-#include "base/json.h"
 #include "base/rng.h"
 #include "io/safetensors.h"
 #include "lodestone/error.h"
+#include "model/weight_files.h"
 
 namespace lode {
 
 namespace {
-
-struct NamedTensor {
-  Tensor tensor;
-  std::string where;  ///< the file
-};
-using Tensors = std::map<std::string, NamedTensor>;
-
-void add_file(const std::filesystem::path& path, std::vector<MappedFile>& files, Tensors& all) {
-  const MappedFile& file = files.emplace_back(path);
-  for (auto& [name, tensor] : parse_safetensors(file.bytes(), path.string())) {
-    if (!all.emplace(name, NamedTensor{tensor, path.string()}).second) {
-      throw InputError(fmt::format("{}: tensor '{}' is in another shard too", path.string(), name));
-    }
-  }
-}
-
-/// File names of the shards; plain names only, so that an index cannot point outside its folder.
-std::set<std::string> shard_names(const std::filesystem::path& index) {
-  const std::string where = index.string();
-  const Json json = parse_json(read_file(index), where);
-  if (!json_has(json, "weight_map") || !json["weight_map"].is_object()) {
-    throw InputError(where + ": expected an object 'weight_map', found none");
-  }
-  std::set<std::string> names;
-  for (const auto& [tensor, file] : json["weight_map"].items()) {
-    const std::string name = file.is_string() ? file.get<std::string>() : "";
-    if (name.empty() || name.find('/') != std::string::npos || name[0] == '.' ||
-        !name.ends_with(".safetensors")) {
-      throw InputError(fmt::format(
-          "{}: tensor '{}': expected a plain name of a .safetensors file, found '{}'", where, tensor, name));
-    }
-    names.insert(name);
-  }
-  return names;
-}
-
-void open_files(const std::filesystem::path& dir, std::vector<MappedFile>& files, Tensors& all) {
-  const auto single = dir / "model.safetensors", index = dir / "model.safetensors.index.json";
-  if (std::filesystem::exists(single)) return add_file(single, files, all);
-  if (!std::filesystem::exists(index)) {
-    const bool pickle = std::filesystem::exists(dir / "pytorch_model.bin");
-    throw InputError(fmt::format(
-        "{}: expected model.safetensors or model.safetensors.index.json, found {}", dir.string(),
-        pickle ? "pytorch_model.bin, a pickle file, which could run code when it is read" : "neither"));
-  }
-  for (const std::string& name : shard_names(index)) {
-    if (!std::filesystem::exists(dir / name)) {
-      throw InputError(fmt::format("{}: the shard '{}' that it names is missing", index.string(), name));
-    }
-    add_file(dir / name, files, all);
-  }
-}
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
@@ -80,7 +27,7 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
 /// Takes tensors out one by one, checking each; what is left at the end nobody asked for.
 class Taker {
  public:
-  explicit Taker(Tensors& all, std::string dir) : all_(all), dir_(std::move(dir)) {}
+  explicit Taker(NamedTensors& all, std::string dir) : all_(all), dir_(std::move(dir)) {}
 
   Weight matrix(const std::string& name, std::int64_t rows, std::int64_t cols) {
     return take(name, {rows, cols}, rows, cols);
@@ -114,7 +61,7 @@ class Taker {
     return {found.tensor.bytes.data(), float_type(found.tensor, name, found.where), rows, cols};
   }
 
-  Tensors& all_;
+  NamedTensors& all_;
   std::string dir_;
 };
 
@@ -167,7 +114,8 @@ void for_each_weight(Model& m, const Body& body) {
     }
   }
   body("final_norm", m.final_norm);
-  if (m.output.data != m.embedding.data) body("output", m.output);
+  const bool shared = m.output.data != nullptr && m.output.data == m.embedding.data;
+  if (!shared) body("output", m.output);
 }
 
 std::int64_t size_of(const Weight& w) {
@@ -201,14 +149,15 @@ bool misaligned(const Weight& w) {
 }
 
 /// Copies weights at odd addresses to `copies` and points to them there.
-void align(ModelWeights& m, std::vector<std::byte>& copies) {
+void align(ModelWeights& m, std::unique_ptr<std::byte[]>& copies) {
   constexpr std::int64_t kAlignment = 16;  // what the allocator gives
   std::int64_t bytes = 0;
   for_each_weight(m, [&](const std::string&, const Weight& w) {
     if (misaligned(w)) bytes += (size_of(w) + kAlignment - 1) / kAlignment * kAlignment;
   });
-  copies.resize(static_cast<std::size_t>(bytes));
-  std::byte* at = copies.data();
+  if (bytes == 0) return;
+  copies = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes));
+  std::byte* at = copies.get();
   for_each_weight(m, [&](const std::string&, Weight& w) {
     if (!misaligned(w)) return;
     std::memcpy(at, w.data, static_cast<std::size_t>(size_of(w)));
@@ -233,12 +182,63 @@ std::string fingerprint_of(const ModelWeights& m) {
   return hasher.hex();
 }
 
+/// What random() fills: no biases, and no output when it is tied.
+void set_shapes(ModelWeights& m, const ModelConfig& c, DType type) {
+  const std::int64_t q = std::int64_t{c.query_heads} * c.head_dim, kv = std::int64_t{c.kv_heads} * c.head_dim;
+  const auto sized = [&](std::int64_t rows, std::int64_t cols) { return Weight{nullptr, type, rows, cols}; };
+  m.embedding = sized(c.vocab, c.hidden);
+  m.final_norm = sized(1, c.hidden);
+  if (!c.tied_embeddings) m.output = sized(c.vocab, c.hidden);
+  m.layers.resize(static_cast<std::size_t>(c.layers));
+  for (LayerWeights& w : m.layers) {
+    w.attention_norm = w.mlp_norm = sized(1, c.hidden);
+    w.q = sized(q, c.hidden);
+    w.k = w.v = sized(kv, c.hidden);
+    w.o = sized(c.hidden, q);
+    w.gate = w.up = sized(c.intermediate, c.hidden);
+    w.down = sized(c.hidden, c.intermediate);
+  }
+}
+
+template <class T>
+T rounded_to(float x) {
+  if constexpr (std::is_same_v<T, float>) return x;
+  if constexpr (std::is_same_v<T, bf16>) return to_bf16(x);
+  if constexpr (std::is_same_v<T, f16>) return to_f16(x);
+}
+
+/// Uniform with the variance of a usual initialisation, four values of 16 bits from each draw: normals for
+/// billions of weights would take minutes.
+template <class T>
+void fill_uniform(T* out, std::int64_t n, float width, Rng rng) {
+  constexpr int kPerDraw = 4;
+  const float step = width / 32768.0f;
+  for (std::int64_t i = 0; i < n; i += kPerDraw) {
+    std::uint64_t bits = rng.next();
+    for (std::int64_t j = i; j < std::min(n, i + kPerDraw); ++j, bits >>= 16) {
+      out[j] = rounded_to<T>(step * (static_cast<float>(static_cast<std::int16_t>(bits & 0xffff)) + 0.5f));
+    }
+  }
+}
+
+template <class T>
+void fill_as(T* out, const Weight& w, bool norm, Rng rng) {
+  if (norm) return void(std::fill_n(out, w.cols, rounded_to<T>(1.0f)));
+  fill_uniform(out, w.rows * w.cols, std::sqrt(3.0f / static_cast<float>(w.cols)), rng);
+}
+
+void fill(const Weight& w, std::byte* out, bool norm, Rng rng) {
+  if (w.type == DType::f32) return fill_as(reinterpret_cast<float*>(out), w, norm, rng);
+  if (w.type == DType::f16) return fill_as(reinterpret_cast<f16*>(out), w, norm, rng);
+  fill_as(reinterpret_cast<bf16*>(out), w, norm, rng);
+}
+
 }  // namespace
 
 ModelWeights ModelWeights::read(const std::filesystem::path& dir, const ModelConfig& c, bool check_finite) {
   ModelWeights m;
-  Tensors all;
-  open_files(dir, m.files_, all);
+  NamedTensors all;
+  open_weight_files(dir, m.files_, all);
   Taker take(all, dir.string());
   m.embedding = take.matrix("model.embed_tokens.weight", c.vocab, c.hidden);
   for (int layer = 0; layer < c.layers; ++layer) m.layers.push_back(take_layer(take, c, layer));
@@ -260,57 +260,19 @@ ModelWeights ModelWeights::read(const std::filesystem::path& dir, const ModelCon
 
 ModelWeights ModelWeights::random(const ModelConfig& c, DType type, std::uint64_t seed) {
   ModelWeights m;
-  m.layers.resize(static_cast<std::size_t>(c.layers));
-  const std::int64_t q = std::int64_t{c.query_heads} * c.head_dim, kv = std::int64_t{c.kv_heads} * c.head_dim;
-  const auto sized = [&](std::int64_t rows, std::int64_t cols) { return Weight{nullptr, type, rows, cols}; };
-  m.embedding = sized(c.vocab, c.hidden);
-  m.final_norm = sized(1, c.hidden);
-  m.output = c.tied_embeddings ? m.embedding : sized(c.vocab, c.hidden);
-  for (LayerWeights& w : m.layers) {
-    w.attention_norm = w.mlp_norm = sized(1, c.hidden);
-    w.q = sized(q, c.hidden);
-    w.k = w.v = sized(kv, c.hidden);
-    w.o = sized(c.hidden, q);
-    w.gate = w.up = sized(c.intermediate, c.hidden);
-    w.down = sized(c.hidden, c.intermediate);
-  }
-  std::int64_t total = m.embedding.rows * m.embedding.cols + c.hidden +
-                       (c.tied_embeddings ? 0 : m.output.rows * m.output.cols);
-  for (const LayerWeights& w : m.layers) {
-    for (const Weight* x : {&w.attention_norm, &w.mlp_norm, &w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down})
-      total += x->rows * x->cols;
-  }
-  m.bytes = total * bytes_of(type);
-  m.owned_.resize(static_cast<std::size_t>(m.bytes));
-  std::byte* at = m.owned_.data();
-  const auto fill = [&](Weight& w, std::uint64_t id, bool norm) {
+  set_shapes(m, c, type);
+  for_each_weight(m,
+                  [&](const std::string&, const Weight& w) { m.bytes += w.rows * w.cols * bytes_of(type); });
+  m.owned_ = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(m.bytes));
+  std::byte* at = m.owned_.get();
+  std::uint64_t stream = 0;
+  for_each_weight(m, [&](const std::string& name, Weight& w) {
+    if (w.rows == 0) return;
     w.data = at;
-    // Uniform with the variance of a usual initialisation; drawing normals for billions of weights would take
-    // minutes.
-    const float width = norm ? 0.0f : std::sqrt(3.0f / static_cast<float>(w.cols));
-    Rng rng(hash_seed(seed, id));
-    for (std::int64_t i = 0; i < w.rows * w.cols; ++i, at += bytes_of(type)) {
-      const float x = norm ? 1.0f : width * static_cast<float>(2 * rng.uniform() - 1);
-      if (type == DType::f32)
-        std::memcpy(at, &x, sizeof x);
-      else if (type == DType::bf16)
-        std::memcpy(at, &static_cast<const bf16&>(to_bf16(x)), 2);
-      else
-        std::memcpy(at, &static_cast<const f16&>(to_f16(x)), 2);
-    }
-  };
-  std::uint64_t id = 0;
-  fill(m.embedding, id++, false);
-  fill(m.final_norm, id++, true);
-  for (LayerWeights& w : m.layers) {
-    fill(w.attention_norm, id++, true);
-    fill(w.mlp_norm, id++, true);
-    for (Weight* x : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) fill(*x, id++, false);
-  }
-  if (c.tied_embeddings)
-    m.output = m.embedding;
-  else
-    fill(m.output, id++, false);
+    fill(w, at, name.ends_with("norm"), Rng(hash_seed(seed, stream++)));
+    at += size_of(w);
+  });
+  if (c.tied_embeddings) m.output = m.embedding;
   m.fingerprint = fingerprint_of(m);
   return m;
 }

@@ -52,7 +52,7 @@ class ModelWeights {
 
  private:
   std::vector<MappedFile> files_;
-  std::vector<std::byte> owned_;
+  std::unique_ptr<std::byte[]> owned_;
 };
 
 }  // namespace lode

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/weight_files.h"
+
+#include <fmt/format.h>
+
+#include <set>
+
+#include "base/json.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+void add_file(const std::filesystem::path& path, std::vector<MappedFile>& files, NamedTensors& all) {
+  const MappedFile& file = files.emplace_back(path);
+  for (auto& [name, tensor] : parse_safetensors(file.bytes(), path.string())) {
+    if (!all.emplace(name, NamedTensor{tensor, path.string()}).second) {
+      throw InputError(fmt::format("{}: tensor '{}' is in another shard too", path.string(), name));
+    }
+  }
+}
+
+/// File names of the shards; plain names only, so that an index cannot point outside its folder.
+std::set<std::string> shard_names(const std::filesystem::path& index) {
+  const std::string where = index.string();
+  const Json json = parse_json(read_file(index), where);
+  if (!json_has(json, "weight_map") || !json["weight_map"].is_object()) {
+    throw InputError(where + ": expected an object 'weight_map', found none");
+  }
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : json["weight_map"].items()) {
+    const std::string name = file.is_string() ? file.get<std::string>() : "";
+    if (name.empty() || name.find('/') != std::string::npos || name[0] == '.' ||
+        !name.ends_with(".safetensors")) {
+      throw InputError(fmt::format(
+          "{}: tensor '{}': expected a plain name of a .safetensors file, found '{}'", where, tensor, name));
+    }
+    names.insert(name);
+  }
+  return names;
+}
+
+}  // namespace
+
+void open_weight_files(const std::filesystem::path& dir, std::vector<MappedFile>& files, NamedTensors& all) {
+  const auto single = dir / "model.safetensors", index = dir / "model.safetensors.index.json";
+  if (std::filesystem::exists(single)) return add_file(single, files, all);
+  if (!std::filesystem::exists(index)) {
+    const bool pickle = std::filesystem::exists(dir / "pytorch_model.bin");
+    throw InputError(fmt::format(
+        "{}: expected model.safetensors or model.safetensors.index.json, found {}", dir.string(),
+        pickle ? "pytorch_model.bin, a pickle file, which could run code when it is read" : "neither"));
+  }
+  for (const std::string& name : shard_names(index)) {
+    if (!std::filesystem::exists(dir / name)) {
+      throw InputError(fmt::format("{}: the shard '{}' that it names is missing", index.string(), name));
+    }
+    add_file(dir / name, files, all);
+  }
+}
+
+}  // namespace lode
