@@ -106,8 +106,15 @@ bool json_bool(const Json& object, std::string_view key, std::string_view where)
   return value.get<bool>();
 }
 
+const Json& json_member(const Json& object, std::string_view key) {
+  static const Json null;
+  if (!object.is_object()) return null;
+  const auto at = object.find(key);
+  return at == object.end() ? null : *at;
+}
+
 bool json_has(const Json& object, std::string_view key) {
-  return object.is_object() && object.contains(key) && !object.at(std::string(key)).is_null();
+  return !json_member(object, key).is_null();
 }
 
 }  // namespace lode

@@ -21,6 +21,8 @@ std::int64_t json_int(const Json& object, std::string_view key, std::string_view
 double json_number(const Json& object, std::string_view key, std::string_view where, double low, double high);
 std::string json_string(const Json& object, std::string_view key, std::string_view where);
 bool json_bool(const Json& object, std::string_view key, std::string_view where);
+/// The member, or null when there is none or `object` is not an object. Lives as long as `object`.
+const Json& json_member(const Json& object, std::string_view key);
 /// True when the key is there and not null.
 bool json_has(const Json& object, std::string_view key);
 

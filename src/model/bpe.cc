@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstdio>
-#include <set>
 
 #include "lodestone/error.h"
 #include "model/byte_level.h"
@@ -55,12 +54,12 @@ std::size_t MergeTable::slot_of(std::uint64_t pair) const {
 }
 
 void MergeTable::put(TokenId left, TokenId right, Merge merge) {
-  const auto pair = static_cast<std::uint64_t>(left) << 32 | static_cast<std::uint32_t>(right);
+  const std::uint64_t pair = pair_of(left, right);
   slots_[slot_of(pair)] = {pair, merge};
 }
 
 MergeTable::Merge MergeTable::find(TokenId left, TokenId right) const {
-  const auto pair = static_cast<std::uint64_t>(left) << 32 | static_cast<std::uint32_t>(right);
+  const std::uint64_t pair = pair_of(left, right);
   return slots_[slot_of(pair)].merge;
 }
 
@@ -174,29 +173,29 @@ void Bpe::index_units() {
   }
 }
 
-/// The units that a token may have at its front or back: that of its character there, and the token itself,
-/// which may be a unit too (a byte token, the unknown token). -1 where there is none.
-std::array<TokenId, 2> Bpe::units_at_end(TokenId token, bool back) const {
+/// The unit of the first or last character of a token, or -1 when that is none.
+TokenId Bpe::unit_at_end(TokenId token, bool back) const {
   const std::string& text = texts_[static_cast<std::size_t>(token)];
-  if (text.empty()) return {-1, token};
+  if (text.empty()) return -1;
   const char32_t character = (back ? last_code_point(text) : first_code_point(text)).value;
-  const auto byte = byte_level_ ? character_to_byte(character) : std::nullopt;
-  if (byte_level_ && !byte) return {-1, token};
-  const char32_t unit = byte_level_ ? *byte : character;
-  return {unit < units_.size() ? units_[unit] : -1, token};
+  if (!byte_level_) return character < units_.size() ? units_[character] : -1;
+  const auto byte = character_to_byte(character);
+  return byte ? units_[*byte] : -1;
 }
 
 void Bpe::index_meetings() {
-  std::set<std::pair<TokenId, TokenId>> meetings;
+  std::vector<std::uint64_t> meetings;
+  meetings.reserve(merges_.slots() / 2);
   merges_.for_each([&](TokenId left, TokenId right) {
-    for (const TokenId a : units_at_end(left, true)) {
-      for (const TokenId b : units_at_end(right, false)) {
-        if (a >= 0 && b >= 0) meetings.emplace(a, b);
-      }
-    }
+    const TokenId last = unit_at_end(left, true), first = unit_at_end(right, false);
+    if (last >= 0 && first >= 0) meetings.push_back(MergeTable::pair_of(last, first));
   });
+  std::sort(meetings.begin(), meetings.end());
+  meetings.erase(std::unique(meetings.begin(), meetings.end()), meetings.end());
   meetings_ = MergeTable(meetings.size());
-  for (const auto& [a, b] : meetings) meetings_.put(a, b, {0, 0});
+  for (const std::uint64_t pair : meetings) {
+    meetings_.put(static_cast<TokenId>(pair >> 32), static_cast<TokenId>(pair), {0, 0});
+  }
 }
 
 std::optional<std::string_view> Bpe::text_of(TokenId token) const {

@@ -28,11 +28,16 @@ class MergeTable {
   };
   static constexpr std::uint32_t kNone = UINT32_MAX;
 
+  static std::uint64_t pair_of(TokenId left, TokenId right) {
+    return static_cast<std::uint64_t>(left) << 32 | static_cast<std::uint32_t>(right);
+  }
+
   explicit MergeTable(std::size_t merges = 0);
   /// A pair that is there already takes the new rank, as in the reference.
   void put(TokenId left, TokenId right, Merge merge);
   /// rank kNone when the pair does not merge.
   Merge find(TokenId left, TokenId right) const;
+  std::size_t slots() const { return slots_.size(); }
   /// Calls `visit(left, right)` for every pair, in no particular order.
   template <class F>
   void for_each(F visit) const {
@@ -97,7 +102,7 @@ class Bpe {
   void index_units();
   void index_meetings();
   CodePoint first_unit(std::string_view piece) const;
-  std::array<TokenId, 2> units_at_end(TokenId token, bool back) const;
+  TokenId unit_at_end(TokenId token, bool back) const;
   void start(std::string_view piece, std::vector<TokenId>& word) const;
   bool put_bytes(std::string_view unit, std::vector<TokenId>& word) const;
   void merge_short(Scratch& scratch) const;

@@ -152,7 +152,7 @@ void Normalizer::add(const Json& json, const std::string& where) {
   } else if (type == "Prepend") {
     steps_.push_back(std::make_unique<Prepend>(json_string(json, "prepend", where + ": Prepend")));
   } else if (type == "Replace") {
-    const Json pattern = json.value("pattern", Json());
+    const Json& pattern = json_member(json, "pattern");
     const bool literal = json_has(pattern, "String");
     const std::string text = json_string(pattern, literal ? "String" : "Regex", where + ": Replace: pattern");
     steps_.push_back(std::make_unique<Replace>(literal ? Regex::literal(text, where) : Regex(text, where),

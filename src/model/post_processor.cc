@@ -9,9 +9,8 @@ namespace lode {
 namespace {
 
 void add_ids(const Json& json, const std::string& name, const std::string& where, std::vector<TokenId>& ids) {
-  const Json specials = json.value("special_tokens", Json());
-  if (!json_has(specials, name) || !specials[name].is_object() ||
-      !specials[name].value("ids", Json()).is_array()) {
+  const Json& specials = json_member(json, "special_tokens");
+  if (!json_member(json_member(specials, name), "ids").is_array()) {
     throw InputError(where + ": the token '" + name + "' has no ids in 'special_tokens'");
   }
   for (const Json& id : specials[name]["ids"]) {

@@ -201,7 +201,7 @@ void PreTokenizer::add(const Json& json, const std::string& where) {
 }
 
 void PreTokenizer::add_split(const Json& json, const std::string& where) {
-  const Json pattern = json.value("pattern", Json());
+  const Json& pattern = json_member(json, "pattern");
   const bool literal = json_has(pattern, "String");
   const std::string text = json_string(pattern, literal ? "String" : "Regex", where + ": pattern");
   steps_.push_back(std::make_unique<Split>(literal ? Regex::literal(text, where) : Regex(text, where),

@@ -164,7 +164,7 @@ std::string one_character(const Json& json, const char* key, const std::string& 
 }
 
 std::unique_ptr<TokenDecoder::Step> replace(const Json& json, const std::string& where) {
-  const Json pattern = json.value("pattern", Json());
+  const Json& pattern = json_member(json, "pattern");
   const bool literal = json_has(pattern, "String");
   const std::string text = json_string(pattern, literal ? "String" : "Regex", where + ": pattern");
   return std::make_unique<Replace>(literal ? Regex::literal(text, where) : Regex(text, where),

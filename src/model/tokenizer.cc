@@ -82,12 +82,12 @@ class WordCache {
 
 struct Tokenizer::Impl {
   Impl(const Json& json, const std::string& where)
-      : normalizer(json.value("normalizer", Json()), where + ": normalizer"),
-        pre_tokenizer(json.value("pre_tokenizer", Json()), where + ": pre_tokenizer"),
-        bpe(json.value("model", Json()), pre_tokenizer.byte_level(), where + ": model"),
-        added(json.value("added_tokens", Json()), bpe, normalizer, where + ": added_tokens"),
-        decoder(json.value("decoder", Json()), where + ": decoder"),
-        prefix(read_prefix(json.value("post_processor", Json()), where + ": post_processor")) {
+      : normalizer(json_member(json, "normalizer"), where + ": normalizer"),
+        pre_tokenizer(json_member(json, "pre_tokenizer"), where + ": pre_tokenizer"),
+        bpe(json_member(json, "model"), pre_tokenizer.byte_level(), where + ": model"),
+        added(json_member(json, "added_tokens"), bpe, normalizer, where + ": added_tokens"),
+        decoder(json_member(json, "decoder"), where + ": decoder"),
+        prefix(read_prefix(json_member(json, "post_processor"), where + ": post_processor")) {
     collect_bytes();
     for (const TokenId token : prefix) {
       if (text_of(token)) continue;
