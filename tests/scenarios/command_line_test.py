@@ -9,7 +9,7 @@ import unittest
 import tiny_model
 from program import BAD_INPUT, DONE, FAILED, PROGRAM, TEXT, ProgramTest, environment, run
 
-VERBS = ("demo", "index", "ask", "tasks", "eval", "probe", "bench", "inspect", "verify")
+VERBS = ("demo", "index", "ask", "tasks", "eval", "probe", "inspect", "verify")
 
 
 class Help(ProgramTest):
@@ -24,7 +24,7 @@ class Help(ProgramTest):
             result = self.assert_done(run(verb, "--help"))
             self.assertEqual(result.err, "")
             for flag in ("--json", "--quiet", "--device", "--threads"):
-                self.assertIn(flag, result.out if verb != "bench" else run(verb, "attention", "--help").out, verb)
+                self.assertIn(flag, result.out, verb)
 
     def test_version(self):
         self.assertRegex(self.assert_done(run("--version")).out, r"^\d+\.\d+\.\d+")
