@@ -9,7 +9,7 @@ shift
 # Compiling is most of the time, so only what these tests link is compiled.
 case $preset in
   asan) default=(base io ann kv select attend model fuzz) sources='base;io;kernels;ann;kv;select;attend;model;tasks' ;;
-  tsan) default=(base attend select) sources='base;io;kernels;ann;kv;select;attend' ;;
+  tsan) default=(base attend select) sources='base;io;kernels;ann;kv;select;attend;model' ;;
   *) echo "sanitize.sh: expected asan or tsan, found '$preset'" >&2; exit 2 ;;
 esac
 folders=("$@")

@@ -9,7 +9,7 @@ import unittest
 import tiny_model
 from program import BAD_INPUT, DONE, FAILED, PROGRAM, TEXT, ProgramTest, environment, run
 
-VERBS = ("demo", "index", "ask", "tasks", "eval", "probe", "inspect", "verify")
+VERBS = ("demo", "index", "ask", "tasks", "eval", "probe", "train", "inspect", "verify")
 
 
 class Help(ProgramTest):

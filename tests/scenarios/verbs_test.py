@@ -102,7 +102,6 @@ class Probe(ProgramTest):
         self.assert_refused(run("probe", "-m", self.model, "-f", short, *SPECS))
 
 
-@unittest.skipUnless("\n  bench " in run("--help").out, "this program was built without bench")
 class Bench(ProgramTest):
     def test_attention(self):
         report = self.assert_done(run("bench", "attention", "--shape", "L1q4kv2d64", "--context", "4k", *SPECS, "--json",
