@@ -87,14 +87,14 @@ Haystack make_haystack(const TasksFlags& flags, const Language& language, TokenM
 std::string make_text(const TasksFlags& flags, const Language& language, const TokenMeter& meter) {
   const std::int64_t tokens = flags.tokens.front();
   if (flags.names.front() == "echo") {
-    return make_echo_text(tokens, flags.seed, language, make_haystack(flags, language, meter)) + "\n";
+    return make_echo_text(tokens, flags.seed, language, make_haystack(flags, language, meter));
   }
   if (!flags.haystack.empty())
     throw InputError("tasks prose: --haystack has no use here, for the prose is built in");
   const Haystack prose = Haystack::prose(flags.seed, static_cast<std::size_t>(8 * tokens), meter);
   std::string text;
   for (const auto& piece : prose.cut_from(0, tokens - meter.prefix).pieces) text += piece.text;
-  return text + "\n";
+  return text;
 }
 
 std::int64_t write_samples(const TasksFlags& flags, const std::vector<std::string>& names,
