@@ -254,6 +254,13 @@ MethodInfo kmeans_method() {
               [](const Spec& spec, const LayerGeometry& geometry, std::string_view fingerprint) {
                 return std::make_unique<KMeans>(geometry, Options::of(spec), fingerprint);
               },
+          .index_bytes =
+              [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
+                // Centroids, and one row id per key in lists that grow by doubling, so half as much again.
+                const std::int64_t clusters = Options::of(spec).clusters_for(tokens);
+                return geometry.kv_heads * (clusters * geometry.head_dim * std::int64_t{sizeof(float)} +
+                                            tokens * std::int64_t{sizeof(Position)} * 3 / 2);
+              },
           .validate = [](const Spec& spec) { Options::of(spec); }};
 }
 
