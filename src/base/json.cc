@@ -2,16 +2,17 @@
 #include "base/json.h"
 
 #include <cmath>
-#include <set>
+#include <utility>
 #include <vector>
 
+#include "base/text.h"
 #include "lodestone/error.h"
 
 namespace lode {
 
 namespace {
 
-constexpr int kMaxDepth = 64;
+constexpr std::size_t kMaxDepth = 64;
 
 [[noreturn]] void wrong(std::string_view where, std::string_view key, const std::string& expected,
                         const std::string& found) {
@@ -30,44 +31,83 @@ const Json& member(const Json& object, std::string_view key, std::string_view wh
 /// What was found, short enough for a message and never deep.
 std::string shown(const Json& value) {
   if (value.is_structured()) return value.type_name();
-  const std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  return text.size() > 60 ? text.substr(0, 60) + "..." : text;
+  return excerpt(value.dump(-1, ' ', false, Json::error_handler_t::replace), 60);
 }
 
-/// The parser's message repeats what it read, however long and whatever bytes: made short and printable.
-std::string printable(std::string_view text) {
-  constexpr std::size_t kLongest = 200;
-  std::string shown;
-  for (const char c : text.substr(0, kLongest)) shown += c >= ' ' && c <= '~' ? c : '?';
-  return text.size() > kLongest ? shown + "..." : shown;
-}
+/// Builds the value from the parser's events. The library's own way to look at keys while it parses, a
+/// callback, walks over all members of the parent at the end of each object: quadratic time.
+class Builder : public nlohmann::json_sax<Json> {
+ public:
+  explicit Builder(std::string_view where) : where_(where) {}
+  Json take() { return std::move(root_); }
+
+  bool null() override { return put(nullptr); }
+  bool boolean(bool value) override { return put(value); }
+  bool number_integer(number_integer_t value) override { return put(value); }
+  bool number_unsigned(number_unsigned_t value) override { return put(value); }
+  bool number_float(number_float_t value, const string_t&) override { return put(value); }
+  bool string(string_t& value) override { return put(std::move(value)); }
+  bool binary(binary_t& value) override { return put(std::move(value)); }
+  bool start_object(std::size_t) override { return open(Json::object()); }
+  bool start_array(std::size_t) override { return open(Json::array()); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+
+  bool key(string_t& name) override {
+    const auto [at, fresh] = open_.back()->get_ref<Json::object_t&>().emplace(std::move(name), nullptr);
+    if (!fresh) {
+      throw InputError(where_ + ": the key '" + excerpt(at->first) + "' stands twice in one object");
+    }
+    member_ = &at->second;
+    return true;
+  }
+  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& e) override {
+    throw InputError(where_ + ": not valid JSON: " + excerpt(e.what(), 200));
+  }
+
+ private:
+  /// Where the next value belongs. It stays there as long as it is open: its parent does not grow meanwhile.
+  Json& place() {
+    if (open_.empty()) return root_;
+    if (open_.back()->is_object()) return *member_;
+    return open_.back()->emplace_back();
+  }
+  template <class Value>
+  bool put(Value&& value) {
+    place() = std::forward<Value>(value);
+    return true;
+  }
+  bool open(Json&& value) {
+    if (open_.size() == kMaxDepth) {
+      throw InputError(where_ + ": expected JSON at most " + std::to_string(kMaxDepth) +
+                       " levels deep, found more");
+    }
+    Json& at = place();
+    at = std::move(value);
+    open_.push_back(&at);
+    return true;
+  }
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  std::string where_;
+  Json root_;
+  std::vector<Json*> open_;  // objects and arrays that are not at their end, from the outermost
+  Json* member_ = nullptr;   // of the innermost object, which the last key named
+};
 
 }  // namespace
 
 Json parse_json(std::string_view text, std::string_view where) {
-  std::vector<std::set<std::string>> keys;  // of the objects that are open
-  const auto check = [&](int depth, Json::parse_event_t event, Json& parsed) {
-    if (depth > kMaxDepth) {
-      throw InputError(std::string(where) + ": expected JSON at most " + std::to_string(kMaxDepth) +
-                       " levels deep, found more");
-    }
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second) {
-      throw InputError(std::string(where) + ": the key '" + printable(parsed.get<std::string>()) +
-                       "' stands twice in one object");
-    }
-    return true;
-  };
   // The parser takes a NUL for the end of its input and would overlook what follows.
   if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
     throw InputError(std::string(where) + ": not valid JSON: a NUL at byte " + std::to_string(nul));
   }
-  try {
-    return Json::parse(text, check);
-  } catch (const Json::exception& e) {
-    throw InputError(std::string(where) + ": not valid JSON: " + printable(e.what()));
-  }
+  Builder builder(where);
+  Json::sax_parse(text, &builder);
+  return builder.take();
 }
 
 std::int64_t json_int(const Json& object, std::string_view key, std::string_view where, std::int64_t low,

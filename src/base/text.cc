@@ -75,6 +75,20 @@ std::size_t invalid_utf8(std::string_view text) {
   return std::string_view::npos;
 }
 
+std::string excerpt(std::string_view text, std::size_t limit) {
+  std::string shown;
+  while (!text.empty()) {
+    const std::size_t bytes = std::max<std::size_t>(1, sequence_bytes(text));
+    if (shown.size() + bytes > limit) return shown + "...";
+    const auto lead = static_cast<unsigned char>(text[0]);
+    const bool c1 = lead == 0xc2 && bytes == 2 && static_cast<unsigned char>(text[1]) < 0xa0;
+    const bool plain = bytes > 1 ? !c1 : lead >= 0x20 && lead < 0x7f;
+    shown += plain ? text.substr(0, bytes) : "?";
+    text.remove_prefix(bytes);
+  }
+  return shown;
+}
+
 std::string human_bytes(std::int64_t bytes) {
   constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
   double value = static_cast<double>(bytes);

@@ -94,16 +94,19 @@ void check_place(const SectionInfo& section, std::uint64_t& at, const Header& he
                     section.offset <= header.table_offset &&
                     section.bytes <= header.table_offset - section.offset;
   if (!fits || section.name.empty() || section.name.size() > kMaxName || section.checksum.size() != 32) {
-    refuse(path, fmt::format("its table is damaged at section '{}'", section.name.substr(0, 80)));
+    refuse(path, fmt::format("its table is damaged at section '{}'", excerpt(section.name)));
   }
   at = section.offset + section.bytes;
 }
 
 std::vector<SectionInfo> read_table(const MappedFile& file, const Header& header) {
   const std::uint64_t size = file.bytes().size();
-  if (header.table_bytes > kMaxTable || header.table_offset < kPage || header.table_offset > size ||
-      header.table_bytes > size - header.table_offset) {
-    refuse(file.path(), "its table of sections lies outside the file");
+  const std::uint64_t end = size - sizeof(Footer);
+  if (header.table_bytes > kMaxTable || header.table_offset < kPage || header.table_offset > end ||
+      header.table_bytes != end - header.table_offset) {
+    refuse(file.path(), fmt::format("expected its table of sections between header and footer, found {} "
+                                    "bytes at offset {} of {}",
+                                    header.table_bytes, header.table_offset, size));
   }
   const auto raw = file.bytes().subspan(header.table_offset, header.table_bytes);
   if (header.table_hash != hash_field(raw))
@@ -193,7 +196,7 @@ struct ContainerReader::Impl {
       : file(path), sections(read_table(file, read_header(file))), verified(sections.size()) {
     for (std::size_t i = 0; i < sections.size(); ++i) {
       if (!by_name.emplace(sections[i].name, i).second)
-        refuse(path, fmt::format("section '{}' stands twice", sections[i].name));
+        refuse(path, fmt::format("section '{}' stands twice", excerpt(sections[i].name)));
     }
   }
   MappedFile file;
@@ -237,7 +240,8 @@ const MappedFile& ContainerReader::file() const {
 std::span<const std::byte> ContainerReader::bytes(std::string_view name) const {
   const std::size_t index = impl_->find(name);
   if (!impl_->intact(index))
-    refuse(impl_->file.path(), fmt::format("section '{}' is damaged: its checksum does not match", name));
+    refuse(impl_->file.path(),
+           fmt::format("section '{}' is damaged: its checksum does not match", excerpt(name)));
   return impl_->raw(index);
 }
 

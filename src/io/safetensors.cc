@@ -41,7 +41,8 @@ std::int64_t element_bytes(const std::string& type, const std::string& where) {
   for (const auto& [name, bytes] : kTypes) {
     if (name == type) return bytes;
   }
-  throw InputError(where + ": expected a safetensors type such as F32, F16 or BF16, found '" + type + "'");
+  throw InputError(where + ": expected a safetensors type such as F32, F16 or BF16, found '" + excerpt(type) +
+                   "'");
 }
 
 std::int64_t times(std::int64_t a, std::int64_t b, const std::string& where) {
@@ -139,7 +140,7 @@ void check_layout(const std::map<std::string, Tensor>& tensors, std::span<const 
     if (bytes.data() != at) {
       throw InputError(
           fmt::format("{}: tensor '{}': expected its data at offset {}, found {}: a hole or an overlap",
-                      where, name, at - data.data(), bytes.data() - data.data()));
+                      where, excerpt(name), at - data.data(), bytes.data() - data.data()));
     }
     at += bytes.size();
   }
@@ -173,7 +174,7 @@ std::map<std::string, Tensor> parse_safetensors(std::span<const std::byte> file,
       read_metadata(entry, where, metadata);
       continue;
     }
-    const std::string at = fmt::format("{}: tensor '{}'", where, name);
+    const std::string at = fmt::format("{}: tensor '{}'", where, excerpt(name));
     if (!entry.is_object()) throw InputError(at + ": expected an object, found another type");
     tensors.emplace(name, tensor_of(entry, data, at));
   }
@@ -185,8 +186,8 @@ DType float_type(const Tensor& tensor, std::string_view name, std::string_view w
   if (tensor.type == "F32") return DType::f32;
   if (tensor.type == "F16") return DType::f16;
   if (tensor.type == "BF16") return DType::bf16;
-  throw InputError(fmt::format("{}: tensor '{}': expected weights in F32, F16 or BF16, found {}", where, name,
-                               tensor.type));
+  throw InputError(fmt::format("{}: tensor '{}': expected weights in F32, F16 or BF16, found {}", where,
+                               excerpt(name), tensor.type));
 }
 
 void write_safetensors(const std::filesystem::path& path, std::span<const TensorToWrite> tensors,

@@ -5,12 +5,15 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "lodestone/error.h"
 #include "model/utf8.h"
 
 namespace lode {
 
 namespace {
+
+constexpr std::size_t kMaxNodes = 4 << 20;  // about 300 MB
 
 /// White_Space of Unicode.
 bool is_space(char32_t c) {
@@ -112,6 +115,9 @@ AddedTokens::AddedTokens(const Json& json, const Bpe& bpe, const Normalizer& nor
       } else {
         raw_.add(token.text, i);
       }
+      if (raw_.nodes() + normalized_.nodes() <= kMaxNodes) continue;
+      throw InputError(where + ": expected at most " + std::to_string(kMaxNodes) +
+                       " bytes of texts in all, found more");
     }
   }
 }
@@ -137,15 +143,15 @@ void AddedTokens::add(const Json& json, const Bpe& bpe, const std::string& where
   const auto known = bpe.find(token.text);
   const auto taken = bpe.text_of(token.id);
   if ((known && *known != token.id) || (taken && *taken != token.text)) {
-    throw InputError(where + ": token " + id + ": '" + token.text.substr(0, 80) +
+    throw InputError(where + ": token " + id + ": '" + excerpt(token.text) +
                      "' is at odds with the vocabulary, which has " +
-                     (known ? "it as " + std::to_string(*known) : "'" + std::string(*taken) + "' there"));
+                     (known ? "it as " + std::to_string(*known) : "'" + excerpt(*taken) + "' there"));
   }
   const auto [at, fresh] = by_id_.emplace(token.id, tokens_.size());
   if (!fresh) {
     if (tokens_[at->second].text == token.text) return;
-    throw InputError(where + ": '" + token.text.substr(0, 80) + "' and '" +
-                     tokens_[at->second].text.substr(0, 80) + "' have the same id " + id);
+    throw InputError(where + ": '" + excerpt(token.text) + "' and '" + excerpt(tokens_[at->second].text) +
+                     "' have the same id " + id);
   }
   tokens_.push_back(std::move(token));
 }
@@ -153,7 +159,7 @@ void AddedTokens::add(const Json& json, const Bpe& bpe, const std::string& where
 void AddedTokens::cut(std::string_view text, Stage stage, bool specials,
                       std::vector<Segment>& segments) const {
   const StringFinder& finder = stage == Stage::before_normalizer ? raw_ : normalized_;
-  std::size_t done = 0;
+  std::size_t done = 0, spaces_end = 0;  // a run of blanks is walked over once, however many tokens are in it
   StringFinder::Match match{};
   for (std::size_t from = 0; finder.next(text, from, match); from = match.end) {
     const AddedToken& token = tokens_[match.value];
@@ -169,10 +175,14 @@ void AddedTokens::cut(std::string_view text, Stage stage, bool specials,
       }
       begin = std::max(begin, done);
     }
-    while (token.rstrip && end < text.size()) {
-      const CodePoint c = first_code_point(text.substr(end));
-      if (!is_space(c.value)) break;
-      end += c.bytes;
+    if (token.rstrip) {
+      end = std::max(end, spaces_end);
+      while (end < text.size()) {
+        const CodePoint c = first_code_point(text.substr(end));
+        if (!is_space(c.value)) break;
+        end += c.bytes;
+      }
+      spaces_end = end;
     }
     if (done < begin) segments.push_back({text.substr(done, begin - done), -1});
     segments.push_back({text.substr(begin, end - begin), token.id});

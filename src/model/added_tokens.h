@@ -28,6 +28,7 @@ class StringFinder {
 
   StringFinder();
   void add(std::string_view text, std::size_t value);
+  std::size_t nodes() const { return nodes_.size(); }  ///< at most one a byte added
   struct Match {
     std::size_t begin, end, value;
   };

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstdio>
 
+#include "base/text.h"
 #include "lodestone/error.h"
 #include "model/byte_level.h"
 #include "model/utf8.h"
@@ -15,6 +16,7 @@ namespace lode {
 
 namespace {
 
+constexpr std::size_t kMostIdsPerToken = 4, kFreeIds = 64 << 10;  // keep tables in proportion to the file
 constexpr std::size_t kShortWord = 32;  // symbols up to which looking at every pair beats a queue
 
 bool flag(const Json& model, const char* key, const std::string& where) {
@@ -36,7 +38,7 @@ std::pair<std::string_view, std::string_view> parts_of(const Json& merge, std::s
   }
   throw InputError(where + ": merge " + std::to_string(rank) +
                    ": expected two tokens, as \"a b\" or [\"a\", \"b\"], found " +
-                   merge.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 80));
+                   excerpt(merge.dump(-1, ' ', false, Json::error_handler_t::replace)));
 }
 
 }  // namespace
@@ -66,12 +68,12 @@ MergeTable::Merge MergeTable::find(TokenId left, TokenId right) const {
 Bpe::Bpe(const Json& model, bool byte_level, const std::string& where)
     : byte_level_(byte_level), where_(where) {
   if (json_has(model, "type") && json_string(model, "type", where) != "BPE") {
-    throw InputError(where + ": expected BPE, found '" + json_string(model, "type", where) + "'");
+    throw InputError(where + ": expected BPE, found '" + excerpt(json_string(model, "type", where)) + "'");
   }
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     if (json_has(model, key) && !json_string(model, key, where).empty()) {
-      throw InputError(where + ": '" + key + "' is not supported, found '" + json_string(model, key, where) +
-                       "'");
+      throw InputError(where + ": '" + key + "' is not supported, found '" +
+                       excerpt(json_string(model, key, where)) + "'");
     }
   }
   if (json_has(model, "dropout") && json_number(model, "dropout", where, 0, 1) != 0) {
@@ -99,18 +101,22 @@ void Bpe::read_vocab(const Json& model, const std::string& where) {
   TokenId size = 0;
   for (const auto& [text, id] : vocab.items()) {
     if (!id.is_number_integer() || id < 0 || id >= kMaxTokens) {
-      throw InputError(where + ": vocab: '" + text.substr(0, 80) + "': expected an id from 0 to " +
+      throw InputError(where + ": vocab: '" + excerpt(text) + "': expected an id from 0 to " +
                        std::to_string(kMaxTokens - 1) + ", found " +
-                       id.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 80));
+                       excerpt(id.dump(-1, ' ', false, Json::error_handler_t::replace)));
     }
     size = std::max(size, id.get<TokenId>() + 1);
+  }
+  if (static_cast<std::size_t>(size) > kMostIdsPerToken * vocab.size() + kFreeIds) {
+    throw InputError(where + ": vocab: expected ids with few gaps, found " + std::to_string(vocab.size()) +
+                     " tokens with ids up to " + std::to_string(size - 1));
   }
   texts_.resize(static_cast<std::size_t>(size));
   ids_.reserve(vocab.size());
   for (const auto& [text, id] : vocab.items()) {
     const auto at = id.get<std::size_t>();
     if (text_of(id.get<TokenId>())) {
-      throw InputError(where + ": vocab: '" + text.substr(0, 80) + "' and '" + texts_[at].substr(0, 80) +
+      throw InputError(where + ": vocab: '" + excerpt(text) + "' and '" + excerpt(texts_[at]) +
                        "' have the same id " + std::to_string(at));
     }
     texts_[at] = text;
@@ -132,7 +138,7 @@ void Bpe::read_merges(const Json& model, const std::string& where) {
   const auto known = [&](std::string_view text, std::size_t rank) {
     const auto id = find(text);
     if (id) return *id;
-    throw InputError(where + ": merge " + std::to_string(rank) + ": '" + std::string(text.substr(0, 80)) +
+    throw InputError(where + ": merge " + std::to_string(rank) + ": '" + excerpt(text) +
                      "' is not in the vocabulary");
   };
   std::string both;
@@ -224,6 +230,10 @@ bool Bpe::encode_whole(std::string_view piece, std::vector<TokenId>& tokens) con
 void Bpe::encode(std::string_view piece, Scratch& scratch, std::vector<TokenId>& tokens) const {
   scratch.word.clear();
   start(piece, scratch.word);
+  if (scratch.word.size() > static_cast<std::size_t>(INT32_MAX)) {  // symbols are numbered in 32 bits
+    throw InputError(where_ + ": expected a piece of text of at most " + std::to_string(INT32_MAX) +
+                     " characters or bytes, found " + std::to_string(scratch.word.size()));
+  }
   if (scratch.word.size() <= kShortWord) {
     merge_short(scratch);
   } else {
@@ -267,7 +277,7 @@ void Bpe::start(std::string_view piece, std::vector<TokenId>& word) const {
     if (byte_fallback_ && put_bytes(unit, word)) continue;
     if (!unknown_text_) continue;
     if (!unknown_) {
-      throw InputError(where_ + ": 'unk_token' '" + *unknown_text_ +
+      throw InputError(where_ + ": 'unk_token' '" + excerpt(*unknown_text_) +
                        "' is not in the vocabulary, and the text has a character that is not either");
     }
     if (unknown_waits && !fuse_unknown_) word.push_back(*unknown_);

@@ -10,6 +10,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/text.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -20,6 +21,7 @@ constexpr std::int64_t kMaxLayers = 1024, kMaxHeads = 1024, kMaxHeadDim = 1024, 
                        kMaxVocab = 4 << 20;
 constexpr std::int64_t kMaxPositions = std::int64_t{1} << 30;
 constexpr double kHuge = 1e15;
+constexpr double kLeastTheta = 2.0;  // YaRN divides by its logarithm
 
 std::string optional_string(const Json& json, const char* key, const std::string& fallback,
                             std::string_view where) {
@@ -45,7 +47,8 @@ std::string read_architecture(const Json& json, std::string_view where) {
   }
   const std::string name = json["architectures"][0].get<std::string>();
   if (name != "LlamaForCausalLM" && name != "MistralForCausalLM") {
-    throw InputError(fmt::format("{}: 'architectures': expected one of {}, found '{}'", where, kKnown, name));
+    throw InputError(
+        fmt::format("{}: 'architectures': expected one of {}, found '{}'", where, kKnown, excerpt(name)));
   }
   return name;
 }
@@ -60,8 +63,9 @@ RopeScaling::Kind scaling_kind(const std::string& name, std::string_view where) 
   for (const auto& [known, kind] : kKinds) {
     if (known == name) return kind;
   }
-  throw InputError(fmt::format(
-      "{}: RoPE scaling: expected default, linear, dynamic, yarn or llama3, found '{}'", where, name));
+  throw InputError(
+      fmt::format("{}: RoPE scaling: expected default, linear, dynamic, yarn or llama3, found '{}'", where,
+                  excerpt(name)));
 }
 
 /// `json` is rope_scaling (transformers 4: "type" or "rope_type") or rope_parameters (transformers 5).
@@ -87,9 +91,9 @@ RopeScaling read_scaling(const Json& json, const ModelConfig& config, std::strin
   }
   s.beta_fast = optional_number(json, "beta_fast", 32.0, where, 1e-6, kHuge);
   s.beta_slow = optional_number(json, "beta_slow", 1.0, where, 1e-6, kHuge);
-  s.attention_factor = optional_number(json, "attention_factor", 0.0, where, 0.0, kHuge);
-  s.mscale = optional_number(json, "mscale", 0.0, where, 0.0, kHuge);
-  s.mscale_all_dim = optional_number(json, "mscale_all_dim", 0.0, where, 0.0, kHuge);
+  s.attention_factor = optional_number(json, "attention_factor", 0.0, where, 1e-6, 1e6);
+  s.mscale = optional_number(json, "mscale", 0.0, where, 0.0, 1e6);
+  s.mscale_all_dim = optional_number(json, "mscale_all_dim", 0.0, where, 0.0, 1e6);
   s.truncate = optional_bool(json, "truncate", true, where);
   return s;
 }
@@ -101,10 +105,10 @@ void refuse_partial_rotation(const Json& json, std::string_view where) {
 }
 
 void read_rope(const Json& json, ModelConfig& config, std::string_view where) {
-  config.rope_theta = optional_number(json, "rope_theta", 10000.0, where, 1e-3, kHuge);
+  config.rope_theta = optional_number(json, "rope_theta", 10000.0, where, kLeastTheta, kHuge);
   if (json_has(json, "rope_parameters")) {
     const Json& rope = json["rope_parameters"];
-    config.rope_theta = optional_number(rope, "rope_theta", config.rope_theta, where, 1e-3, kHuge);
+    config.rope_theta = optional_number(rope, "rope_theta", config.rope_theta, where, kLeastTheta, kHuge);
     config.rope_scaling = read_scaling(rope, config, where);
     refuse_partial_rotation(rope, where);
   } else if (json_has(json, "rope_scaling")) {
@@ -188,7 +192,7 @@ ModelConfig parse_config(std::string_view text, std::string_view where) {
   c.architecture = read_architecture(json, where);
   if (optional_string(json, "hidden_act", "silu", where) != "silu") {
     throw InputError(fmt::format("{}: 'hidden_act': expected silu, found '{}'", where,
-                                 json_string(json, "hidden_act", where)));
+                                 excerpt(json_string(json, "hidden_act", where))));
   }
   if (json_has(json, "sliding_window")) {
     throw InputError(

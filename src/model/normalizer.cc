@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <new>
 
+#include "base/text.h"
 #include "lodestone/error.h"
 #include "model/regex.h"
 #include "model/utf8.h"
@@ -118,16 +119,7 @@ class Prepend : public Normalizer::Step {
 class Replace : public Normalizer::Step {
  public:
   Replace(Regex pattern, std::string content) : pattern_(std::move(pattern)), content_(std::move(content)) {}
-  std::string apply(std::string_view text) const override {
-    std::string result;
-    result.reserve(text.size());
-    Regex::Matches matches(pattern_, text);
-    std::size_t done = 0;
-    for (Regex::Range match; matches.next(match); done = match.end) {
-      result.append(text.substr(done, match.begin - done)).append(content_);
-    }
-    return result.append(text.substr(done));
-  }
+  std::string apply(std::string_view text) const override { return pattern_.replace_all(text, content_); }
 
  private:
   Regex pattern_;
@@ -136,12 +128,15 @@ class Replace : public Normalizer::Step {
 
 }  // namespace
 
-Normalizer::Normalizer(const Json& json, const std::string& where) {
+Normalizer::Normalizer(const Json& json, const std::string& where) : where_(where) {
   if (!json.is_null()) add(json, where);
 }
 
 void Normalizer::add(const Json& json, const std::string& where) {
   const std::string type = json_string(json, "type", where);
+  if (steps_.size() == kMaxSteps) {
+    throw InputError(where + ": expected at most " + std::to_string(kMaxSteps) + " components, found more");
+  }
   if (type == "Sequence") {
     if (!json_has(json, "normalizers") || !json["normalizers"].is_array()) {
       throw InputError(where + ": expected a Sequence to have an array 'normalizers'");
@@ -158,14 +153,19 @@ void Normalizer::add(const Json& json, const std::string& where) {
     steps_.push_back(std::make_unique<Replace>(literal ? Regex::literal(text, where) : Regex(text, where),
                                                json_string(json, "content", where + ": Replace")));
   } else {
-    throw InputError(where + ": expected Sequence, NFC, NFD, NFKC, NFKD, Prepend or Replace, found '" + type +
-                     "'");
+    throw InputError(where + ": expected Sequence, NFC, NFD, NFKC, NFKD, Prepend or Replace, found '" +
+                     excerpt(type) + "'");
   }
 }
 
 std::string Normalizer::apply(std::string_view text) const {
   std::string result(text);
-  for (const auto& step : steps_) result = step->apply(result);
+  for (const auto& step : steps_) {
+    result = step->apply(result);
+    if (result.size() <= max_growth(text.size())) continue;
+    throw InputError(where_ + ": makes a text of " + std::to_string(text.size()) +
+                     " bytes more than 64 times as long");
+  }
   return result;
 }
 

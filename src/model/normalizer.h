@@ -23,12 +23,15 @@ class Normalizer {
   /// `json` may be null. InputError names a component that is unknown or not supported.
   Normalizer(const Json& json, const std::string& where);
 
+  static constexpr std::size_t kMaxSteps = 64;
+
   bool empty() const { return steps_.empty(); }
   /// `text` is valid UTF-8.
   std::string apply(std::string_view text) const;
 
  private:
   void add(const Json& json, const std::string& where);
+  std::string where_;
   std::vector<std::unique_ptr<Step>> steps_;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/post_processor.h"
 
+#include "base/text.h"
 #include "lodestone/error.h"
 #include "model/bpe.h"
 
@@ -8,15 +9,21 @@ namespace lode {
 
 namespace {
 
+constexpr std::size_t kMaxPrefix = 64;
+
 void add_ids(const Json& json, const std::string& name, const std::string& where, std::vector<TokenId>& ids) {
   const Json& specials = json_member(json, "special_tokens");
   if (!json_member(json_member(specials, name), "ids").is_array()) {
-    throw InputError(where + ": the token '" + name + "' has no ids in 'special_tokens'");
+    throw InputError(where + ": the token '" + excerpt(name) + "' has no ids in 'special_tokens'");
   }
   for (const Json& id : specials[name]["ids"]) {
     if (!id.is_number_integer() || id < 0 || id >= Bpe::kMaxTokens) {
-      throw InputError(where + ": special_tokens: '" + name + "': expected ids from 0 to " +
+      throw InputError(where + ": special_tokens: '" + excerpt(name) + "': expected ids from 0 to " +
                        std::to_string(Bpe::kMaxTokens - 1) + ", found " + id.type_name());
+    }
+    if (ids.size() == kMaxPrefix) {
+      throw InputError(where + ": expected at most " + std::to_string(kMaxPrefix) +
+                       " tokens in front of a text, found more");
     }
     ids.push_back(id.get<TokenId>());
   }
@@ -34,11 +41,12 @@ std::vector<TokenId> read_template(const Json& json, const std::string& where) {
       text_seen = true;
     } else if (json_has(piece, "SpecialToken")) {
       const std::string name = json_string(piece["SpecialToken"], "id", where + ": single");
-      if (text_seen) throw InputError(where + ": a token after the text, '" + name + "', is not supported");
+      if (text_seen)
+        throw InputError(where + ": a token after the text, '" + excerpt(name) + "', is not supported");
       add_ids(json, name, where, ids);
     } else {
       throw InputError(where + ": single: expected Sequence or SpecialToken, found " +
-                       piece.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 80));
+                       excerpt(piece.dump(-1, ' ', false, Json::error_handler_t::replace)));
     }
   }
   return ids;
@@ -53,7 +61,8 @@ std::vector<TokenId> read_prefix(const Json& json, const std::string& where) {
   if (type == "ByteLevel") return {};
   if (type == "TemplateProcessing") return read_template(json, where + ": TemplateProcessing");
   if (type != "Sequence") {
-    throw InputError(where + ": expected Sequence, ByteLevel or TemplateProcessing, found '" + type + "'");
+    throw InputError(where + ": expected Sequence, ByteLevel or TemplateProcessing, found '" + excerpt(type) +
+                     "'");
   }
   if (!json_has(json, "processors") || !json["processors"].is_array()) {
     throw InputError(where + ": expected a Sequence to have an array 'processors'");

@@ -5,6 +5,7 @@
 #include <array>
 #include <utility>
 
+#include "base/text.h"
 #include "lodestone/error.h"
 #include "model/regex.h"
 #include "model/utf8.h"
@@ -144,7 +145,7 @@ Behavior behavior_of(const Json& json, const std::string& where) {
   throw InputError(where +
                    ": 'behavior': expected Isolated, Removed, MergedWithPrevious, MergedWithNext or "
                    "Contiguous, found '" +
-                   name + "'");
+                   excerpt(name) + "'");
 }
 
 bool flag(const Json& json, const char* key, const std::string& where, bool otherwise) {
@@ -154,14 +155,15 @@ bool flag(const Json& json, const char* key, const std::string& where, bool othe
 std::unique_ptr<PreTokenizer::Step> metaspace(const Json& json, const std::string& where) {
   const std::string replacement = json_string(json, "replacement", where);
   if (replacement.empty() || first_code_point(replacement).bytes != replacement.size()) {
-    throw InputError(where + ": 'replacement': expected one character, found '" + replacement + "'");
+    throw InputError(where + ": 'replacement': expected one character, found '" + excerpt(replacement) + "'");
   }
   auto prepend =
       flag(json, "add_prefix_space", where, true) ? Metaspace::Prepend::always : Metaspace::Prepend::never;
   if (json_has(json, "prepend_scheme")) {
     const std::string scheme = json_string(json, "prepend_scheme", where);
     if (scheme != "always" && scheme != "first" && scheme != "never") {
-      throw InputError(where + ": 'prepend_scheme': expected always, first or never, found '" + scheme + "'");
+      throw InputError(where + ": 'prepend_scheme': expected always, first or never, found '" +
+                       excerpt(scheme) + "'");
     }
     prepend = scheme == "always"  ? Metaspace::Prepend::always
               : scheme == "first" ? Metaspace::Prepend::first
@@ -178,7 +180,12 @@ PreTokenizer::PreTokenizer(const Json& json, const std::string& where) {
 
 void PreTokenizer::add(const Json& json, const std::string& where) {
   const std::string type = json_string(json, "type", where);
-  if (byte_level_) throw InputError(where + ": expected ByteLevel to come last, found " + type + " after it");
+  if (byte_level_) {
+    throw InputError(where + ": expected ByteLevel to come last, found " + excerpt(type) + " after it");
+  }
+  if (steps_.size() >= kMaxSteps) {
+    throw InputError(where + ": expected at most " + std::to_string(kMaxSteps) + " components, found more");
+  }
   if (type == "Sequence") {
     if (!json_has(json, "pretokenizers") || !json["pretokenizers"].is_array()) {
       throw InputError(where + ": expected a Sequence to have an array 'pretokenizers'");
@@ -195,8 +202,8 @@ void PreTokenizer::add(const Json& json, const std::string& where) {
   } else if (type == "Metaspace") {
     steps_.push_back(metaspace(json, where + ": Metaspace"));
   } else {
-    throw InputError(where + ": expected Sequence, Split, ByteLevel, Digits or Metaspace, found '" + type +
-                     "'");
+    throw InputError(where + ": expected Sequence, Split, ByteLevel, Digits or Metaspace, found '" +
+                     excerpt(type) + "'");
   }
 }
 

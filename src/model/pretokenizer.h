@@ -48,6 +48,8 @@ class PreTokenizer {
   /// `json` may be null: one piece. InputError names a component that is unknown or not supported.
   PreTokenizer(const Json& json, const std::string& where);
 
+  static constexpr std::size_t kMaxSteps = 64;  ///< cut() is as deep as there are steps
+
   /// Whether bytes, not characters, are what BPE begins with (the component ByteLevel, which must come last).
   bool byte_level() const { return byte_level_; }
   void cut(Piece piece, Arena& arena, PieceSink out) const { cut_from(0, piece, arena, out); }

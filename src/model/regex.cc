@@ -6,6 +6,7 @@
 
 #include <new>
 
+#include "base/text.h"
 #include "lodestone/error.h"
 #include "model/utf8.h"
 
@@ -52,7 +53,7 @@ struct Regex::Code {
 Regex::Regex(std::string pcre, std::string_view shown, std::string_view where)
     : code_(std::make_unique<Code>()) {
   code_->where = where;
-  code_->shown = shown.substr(0, 400);
+  code_->shown = excerpt(shown, 400);
   if (pcre.size() > kPatternBytes) {
     throw InputError(code_->where + ": expected a regular expression of at most " +
                      std::to_string(kPatternBytes) + " bytes, found " + std::to_string(pcre.size()));
@@ -91,6 +92,20 @@ Regex Regex::literal(std::string_view text, std::string_view where) {
 Regex::~Regex() = default;
 Regex::Regex(Regex&&) noexcept = default;
 Regex& Regex::operator=(Regex&&) noexcept = default;
+
+std::string Regex::replace_all(std::string_view text, std::string_view content) const {
+  std::string result;
+  result.reserve(text.size());
+  Matches matches(*this, text);
+  std::size_t done = 0;
+  for (Range match; matches.next(match); done = match.end) {
+    result.append(text.substr(done, match.begin - done)).append(content);
+    if (result.size() <= max_growth(text.size())) continue;
+    throw InputError(code_->where + ": replacing '" + code_->shown + "' makes a text of " +
+                     std::to_string(text.size()) + " bytes more than 64 times as long");
+  }
+  return result.append(text.substr(done));
+}
 
 bool Regex::Matches::next(Range& match) {
   thread_local Scratch scratch;

@@ -20,6 +20,9 @@ class Regex {
   Regex(Regex&&) noexcept;
   Regex& operator=(Regex&&) noexcept;
 
+  /// `text` with every match replaced. InputError when that makes it longer than max_growth allows.
+  std::string replace_all(std::string_view text, std::string_view content) const;
+
   struct Range {
     std::size_t begin, end;
   };
@@ -43,6 +46,12 @@ class Regex {
   Regex(std::string pcre, std::string_view shown, std::string_view where);
   std::unique_ptr<Code> code_;
 };
+
+/// How long honest components may make a text: U+FDFA becomes 18 characters in NFKC, a blank one of three
+/// bytes.
+constexpr std::size_t max_growth(std::size_t bytes) {
+  return 64 * (bytes + 16);
+}
 
 /// The same expression in PCRE2's syntax. InputError on what PCRE2 cannot say the same way.
 std::string to_pcre2(std::string_view oniguruma, std::string_view where);

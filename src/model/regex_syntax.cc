@@ -6,6 +6,7 @@
 #include <array>
 #include <cctype>
 
+#include "base/text.h"
 #include "lodestone/error.h"
 #include "model/regex.h"
 
@@ -43,9 +44,8 @@ class Translator {
 
  private:
   [[noreturn]] void refuse(std::string_view what) const {
-    throw InputError(std::string(where_) + ": the regular expression '" + std::string(in_.substr(0, 400)) +
-                     "' uses " + std::string(what) + " at byte " + std::to_string(at_) +
-                     ", which is not supported");
+    throw InputError(std::string(where_) + ": the regular expression '" + excerpt(in_, 400) + "' uses " +
+                     excerpt(what) + " at byte " + std::to_string(at_) + ", which is not supported");
   }
   bool follows(std::string_view text) const { return in_.substr(at_).starts_with(text); }
   void copy(std::size_t bytes) {

@@ -43,15 +43,7 @@ class Replace : public TokenDecoder::Step {
     for (std::string& token : tokens) token = bytes_of(std::move(token));
     return tokens;
   }
-  std::string bytes_of(std::string token) const override {
-    std::string result;
-    Regex::Matches matches(pattern_, token);
-    std::size_t done = 0;
-    for (Regex::Range match; matches.next(match); done = match.end) {
-      result.append(token, done, match.begin - done).append(content_);
-    }
-    return result.append(token, done);
-  }
+  std::string bytes_of(std::string token) const override { return pattern_.replace_all(token, content_); }
 
  private:
   Regex pattern_;
@@ -158,7 +150,7 @@ class Metaspace : public TokenDecoder::Step {
 std::string one_character(const Json& json, const char* key, const std::string& where) {
   std::string text = json_string(json, key, where);
   if (text.empty() || first_code_point(text).bytes != text.size()) {
-    throw InputError(where + ": '" + key + "': expected one character, found '" + text + "'");
+    throw InputError(where + ": '" + key + "': expected one character, found '" + excerpt(text) + "'");
   }
   return text;
 }
@@ -191,6 +183,9 @@ TokenDecoder::TokenDecoder(const Json& json, const std::string& where) {
 
 void TokenDecoder::add(const Json& json, const std::string& where) {
   const std::string type = json_string(json, "type", where);
+  if (steps_.size() == kMaxSteps) {
+    throw InputError(where + ": expected at most " + std::to_string(kMaxSteps) + " components, found more");
+  }
   if (type == "Sequence") {
     if (!json_has(json, "decoders") || !json["decoders"].is_array()) {
       throw InputError(where + ": expected a Sequence to have an array 'decoders'");
@@ -211,7 +206,7 @@ void TokenDecoder::add(const Json& json, const std::string& where) {
   } else {
     throw InputError(
         where + ": expected Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip or Metaspace, found '" +
-        type + "'");
+        excerpt(type) + "'");
   }
 }
 

@@ -26,6 +26,8 @@ class TokenDecoder {
   /// `json` may be null. InputError names a component that is unknown or not supported.
   TokenDecoder(const Json& json, const std::string& where);
 
+  static constexpr std::size_t kMaxSteps = 64;
+
   /// The whole text of tokens as the vocabulary spells them; invalid bytes become U+FFFD.
   std::string decode(Texts tokens) const;
   std::string bytes_of(std::string_view token) const;

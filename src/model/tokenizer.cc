@@ -28,6 +28,7 @@ namespace {
 
 constexpr std::size_t kMaxText = std::size_t{1} << 30;  // bytes of a text
 constexpr std::size_t kMaxFile = 256 << 20;             // bytes of tokenizer.json
+constexpr std::size_t kMaxBlob = kMaxFile;              // bytes that all tokens stand for
 
 /// The tokens of words seen before in this text; a word takes the place of another one with the same hash.
 class WordCache {
@@ -88,7 +89,7 @@ struct Tokenizer::Impl {
         added(json_member(json, "added_tokens"), bpe, normalizer, where + ": added_tokens"),
         decoder(json_member(json, "decoder"), where + ": decoder"),
         prefix(read_prefix(json_member(json, "post_processor"), where + ": post_processor")) {
-    collect_bytes();
+    collect_bytes(where);
     for (const TokenId token : prefix) {
       if (text_of(token)) continue;
       throw InputError(where + ": post_processor: the token " + std::to_string(token) +
@@ -111,10 +112,14 @@ struct Tokenizer::Impl {
     return known != nullptr && known->special;
   }
 
-  void collect_bytes() {
+  void collect_bytes(const std::string& where) {
     ends.reserve(static_cast<std::size_t>(size()));
     for (TokenId token = 0; token < size(); ++token) {
       if (const auto text = text_of(token)) blob += decoder.bytes_of(*text);
+      if (blob.size() > kMaxBlob) {
+        throw InputError(where + ": expected tokens of at most " + human_bytes(kMaxBlob) +
+                         " in all, found more");
+      }
       ends.push_back(blob.size());
     }
   }

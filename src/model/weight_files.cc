@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/json.h"
+#include "base/text.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -16,7 +17,7 @@ void add_file(const std::filesystem::path& path, std::vector<MappedFile>& files,
   const MappedFile& file = files.emplace_back(path);
   for (auto& [name, tensor] : parse_safetensors(file.bytes(), path.string())) {
     if (!all.emplace(name, NamedTensor{tensor, path.string()}).second) {
-      throw InputError(fmt::format("{}: tensor '{}' is in another shard too", path.string(), name));
+      throw InputError(fmt::format("{}: tensor '{}' is in another shard too", path.string(), excerpt(name)));
     }
   }
 }
@@ -34,7 +35,7 @@ std::set<std::string> shard_names(const std::filesystem::path& index) {
     if (name.empty() || name.find('/') != std::string::npos || name[0] == '.' ||
         !name.ends_with(".safetensors")) {
       throw InputError(fmt::format(
-          "{}: tensor '{}': expected a plain name of a .safetensors file, found '{}'", where, tensor, name));
+          "{}: tensor '{}': expected a plain name of a .safetensors file, found '{}'", where, excerpt(tensor), excerpt(name)));
     }
     names.insert(name);
   }
@@ -54,7 +55,7 @@ void open_weight_files(const std::filesystem::path& dir, std::vector<MappedFile>
   }
   for (const std::string& name : shard_names(index)) {
     if (!std::filesystem::exists(dir / name)) {
-      throw InputError(fmt::format("{}: the shard '{}' that it names is missing", index.string(), name));
+      throw InputError(fmt::format("{}: the shard '{}' that it names is missing", index.string(), excerpt(name)));
     }
     add_file(dir / name, files, all);
   }

@@ -12,6 +12,7 @@
 
 #include "base/hash.h"
 #include "base/rng.h"
+#include "base/text.h"
 #include "io/safetensors.h"
 #include "lodestone/error.h"
 #include "model/weight_files.h"
@@ -42,7 +43,7 @@ class Taker {
       const bool harmless = name.ends_with("rotary_emb.inv_freq") || (tied && name == "lm_head.weight");
       if (!harmless)
         throw InputError(
-            fmt::format("{}: tensor '{}' has no place in this architecture", tensor.where, name));
+            fmt::format("{}: tensor '{}' has no place in this architecture", tensor.where, excerpt(name)));
     }
   }
 

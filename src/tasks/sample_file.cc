@@ -19,7 +19,7 @@ Match parse_match(const std::string& text, const std::string& where) {
   for (const Match match : {Match::contains, Match::exact, Match::f1}) {
     if (text == name_of(match)) return match;
   }
-  throw InputError(where + ": field 'match': expected contains, exact or f1, found '" + text + "'");
+  throw InputError(where + ": field 'match': expected contains, exact or f1, found '" + excerpt(text) + "'");
 }
 
 std::vector<std::string> read_answers(const Json& object, const std::string& where) {
@@ -43,7 +43,8 @@ class Reader {
       throw InputError(where + ": expected a JSON object, found " + std::string(object.type_name()));
     Sample sample;
     sample.id = json_string(object, "id", where);
-    if (!ids_.insert(sample.id).second) throw InputError(where + ": the id '" + sample.id + "' occurs twice");
+    if (!ids_.insert(sample.id).second)
+      throw InputError(where + ": the id '" + excerpt(sample.id) + "' occurs twice");
     sample.task = json_string(object, "task", where);
     sample.tokens = json_int(object, "tokens", where, 0, kMostTokens);
     sample.question = json_string(object, "question", where);
@@ -63,7 +64,8 @@ class Reader {
       if (sample.context_id.empty()) return;
       const auto [entry, is_new] = contexts_.emplace(sample.context_id, sample.context);
       if (!is_new && *entry->second != *sample.context) {
-        throw InputError(where + ": context_id '" + sample.context_id + "' stood for another context before");
+        throw InputError(where + ": context_id '" + excerpt(sample.context_id) +
+                         "' stood for another context before");
       }
       sample.context = entry->second;
       return;
@@ -73,7 +75,7 @@ class Reader {
       throw InputError(
           where +
           ": expected a field 'context' or a 'context_id' that an earlier line gave a context, found " +
-          (sample.context_id.empty() ? "neither" : "the unknown id '" + sample.context_id + "'"));
+          (sample.context_id.empty() ? "neither" : "the unknown id '" + excerpt(sample.context_id) + "'"));
     }
     sample.context = known->second;
   }
