@@ -84,8 +84,7 @@ std::span<const KernelTable* const> supported_kernels();
 // -------------------------------------------------------------
 
 /// y[m, n] = sum_k x[m, k] w[n, k]: small m streams the weights once through gemv, larger m goes to oneDNN
-/// (bf16 operands on machines with bf16 matrix instructions unless the weights are f32). No second copy of
-/// the weights is kept.
+/// in float32, weights widened block by block. No second copy of the weights is kept.
 void matmul(Matrix<const float> x, const void* w, DType w_type, std::int64_t n, Matrix<float> y,
             ThreadPool& pool);
 

@@ -34,8 +34,9 @@ std::set<std::string> shard_names(const std::filesystem::path& index) {
     const std::string name = file.is_string() ? file.get<std::string>() : "";
     if (name.empty() || name.find('/') != std::string::npos || name[0] == '.' ||
         !name.ends_with(".safetensors")) {
-      throw InputError(fmt::format(
-          "{}: tensor '{}': expected a plain name of a .safetensors file, found '{}'", where, excerpt(tensor), excerpt(name)));
+      throw InputError(
+          fmt::format("{}: tensor '{}': expected a plain name of a .safetensors file, found '{}'", where,
+                      excerpt(tensor), excerpt(name)));
     }
     names.insert(name);
   }
@@ -55,7 +56,8 @@ void open_weight_files(const std::filesystem::path& dir, std::vector<MappedFile>
   }
   for (const std::string& name : shard_names(index)) {
     if (!std::filesystem::exists(dir / name)) {
-      throw InputError(fmt::format("{}: the shard '{}' that it names is missing", index.string(), excerpt(name)));
+      throw InputError(
+          fmt::format("{}: the shard '{}' that it names is missing", index.string(), excerpt(name)));
     }
     add_file(dir / name, files, all);
   }
