@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/check.cuh"
+#include "kernels/cuda/device.h"
+
+namespace lode::cuda {
+
+namespace {
+
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+std::string megabytes(std::int64_t bytes) {
+  return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB";
+}
+
+}  // namespace
+
+Availability availability() {
+  Availability found;
+  int driver = 0, devices = 0;
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
+    found.why = "no NVIDIA driver";
+    return found;
+  }
+  if (driver / 1000 < CUDART_VERSION / 1000) {
+    found.why = "the NVIDIA driver is for CUDA " + version_text(driver) + ", and this program needs " +
+                version_text(CUDART_VERSION) + ": install a newer driver";
+    return found;
+  }
+  if (const cudaError_t status = cudaGetDeviceCount(&devices); status != cudaSuccess || devices == 0) {
+    cudaGetLastError();
+    found.why = status == cudaSuccess ? "no GPU" : cudaGetErrorString(status);
+    return found;
+  }
+  cudaDeviceProp properties{};
+  LODE_CUDA(cudaGetDeviceProperties(&properties, 0));
+  found.name = properties.name;
+  found.multiprocessors = properties.multiProcessorCount;
+  found.major = properties.major;
+  found.minor = properties.minor;
+  if (found.major < 8) {
+    found.why = "the GPU " + found.name + " has compute capability " + std::to_string(found.major) + "." +
+                std::to_string(found.minor) + ", and this program needs 8.0";
+    return found;
+  }
+  std::size_t free = 0, total = 0;
+  LODE_CUDA(cudaMemGetInfo(&free, &total));
+  found.free_bytes = static_cast<std::int64_t>(free);
+  found.total_bytes = static_cast<std::int64_t>(total);
+  found.ok = true;
+  return found;
+}
+
+Stream::Stream() {
+  LODE_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+}
+Stream::~Stream() {
+  cudaStreamDestroy(stream_);
+}
+void Stream::synchronize() const {
+  LODE_CUDA(cudaStreamSynchronize(stream_));
+}
+
+Buffer::Buffer(std::int64_t bytes, std::string_view what) : bytes_(bytes) {
+  if (bytes == 0) return;
+  if (const cudaError_t status = cudaMalloc(&data_, static_cast<std::size_t>(bytes)); status != cudaSuccess) {
+    cudaGetLastError();
+    data_ = nullptr;
+    if (status != cudaErrorMemoryAllocation) check(status, "cudaMalloc");
+    std::size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    throw RunError("out of GPU memory: expected " + megabytes(bytes) + " for " + std::string(what) +
+                   ", found " + megabytes(static_cast<std::int64_t>(free)) + " free of " +
+                   megabytes(static_cast<std::int64_t>(total)));
+  }
+}
+Buffer::~Buffer() {
+  if (data_ != nullptr) cudaFree(data_);
+}
+
+PinnedBuffer::PinnedBuffer(std::int64_t bytes) : bytes_(bytes) {
+  if (bytes > 0) LODE_CUDA(cudaMallocHost(&data_, static_cast<std::size_t>(bytes)));
+}
+PinnedBuffer::~PinnedBuffer() {
+  if (data_ != nullptr) cudaFreeHost(data_);
+}
+
+void copy(void* to, const void* from, std::int64_t bytes, StreamHandle stream) {
+  if (bytes > 0)
+    LODE_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream));
+}
+void fill(void* at, int byte, std::int64_t bytes, StreamHandle stream) {
+  if (bytes > 0) LODE_CUDA(cudaMemsetAsync(at, byte, static_cast<std::size_t>(bytes), stream));
+}
+
+Graph::~Graph() {
+  if (exec_ != nullptr) cudaGraphExecDestroy(exec_);
+}
+void Graph::begin(StreamHandle stream) {
+  LODE_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+}
+Graph Graph::end(StreamHandle stream) {
+  cudaGraph_t graph = nullptr;
+  LODE_CUDA(cudaStreamEndCapture(stream, &graph));
+  Graph result;
+  const cudaError_t status = cudaGraphInstantiate(&result.exec_, graph, 0);
+  cudaGraphDestroy(graph);
+  check(status, "cudaGraphInstantiate");
+  return result;
+}
+void Graph::abandon(StreamHandle stream) noexcept {
+  cudaGraph_t graph = nullptr;
+  cudaStreamEndCapture(stream, &graph);
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  cudaGetLastError();
+}
+void Graph::launch(StreamHandle stream) const {
+  LODE_CUDA(cudaGraphLaunch(exec_, stream));
+}
+
+Timer::Timer() {
+  LODE_CUDA(cudaEventCreate(&start_));
+  LODE_CUDA(cudaEventCreate(&stop_));
+}
+Timer::~Timer() {
+  cudaEventDestroy(start_);
+  cudaEventDestroy(stop_);
+}
+void Timer::start(StreamHandle stream) {
+  LODE_CUDA(cudaEventRecord(start_, stream));
+}
+void Timer::stop(StreamHandle stream) {
+  LODE_CUDA(cudaEventRecord(stop_, stream));
+}
+double Timer::microseconds() {
+  LODE_CUDA(cudaEventSynchronize(stop_));
+  float milliseconds = 0;
+  LODE_CUDA(cudaEventElapsedTime(&milliseconds, start_, stop_));
+  return 1e3 * static_cast<double>(milliseconds);
+}
+
+}  // namespace lode::cuda

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// usage: test_cuda [PART OF A NAME]
+#include <cstring>
+#include <exception>
+
+#include "harness.h"
+#include "kernels/cuda/device.h"
+
+namespace lode::cuda::test {
+namespace {
+int failures = 0;
+constexpr int kMostPrinted = 10;
+}  // namespace
+
+std::vector<Case>& cases() {
+  static std::vector<Case> all;
+  return all;
+}
+
+void fail(const char* file, int line, const std::string& what) {
+  if (++failures <= kMostPrinted) std::printf("  %s:%d: %s\n", file, line, what.c_str());
+}
+
+}  // namespace lode::cuda::test
+
+int main(int argc, char** argv) {
+  using namespace lode::cuda;
+  const Availability gpu = availability();
+  if (!gpu.ok) {
+    std::printf("skipped: %s\n", gpu.why.c_str());
+    return 77;
+  }
+  std::printf("%s, sm_%d%d\n", gpu.name.c_str(), gpu.major, gpu.minor);
+  int bad = 0, run = 0;
+  for (const test::Case& c : test::cases()) {
+    if (argc > 1 && std::strstr(c.name, argv[1]) == nullptr) continue;
+    test::failures = 0;
+    try {
+      c.body();
+    } catch (const std::exception& e) {
+      test::fail(c.name, 0, e.what());
+    }
+    ++run;
+    bad += test::failures > 0;
+    std::printf("%s %s\n", test::failures > 0 ? "FAILED" : "ok    ", c.name);
+  }
+  std::printf("%d of %d passed\n", run - bad, run);
+  return bad > 0 || run == 0 ? 1 : 0;
+}
