@@ -19,6 +19,7 @@ MAY_INCLUDE = {
     "select": ["ann", "attend", "kv", "kernels", "io", "base", "model/rope.h"],
     "model": ["attend", "kv", "kernels", "io", "base"],
     "engine": ["model", "select", "attend", "kv", "kernels", "io", "base"],
+    "train": ["engine", "select", "ann", "model", "attend", "kv", "kernels", "io", "base"],
     "tasks": ["base", "io"],
     "eval": ["engine", "tasks", "select", "attend", "kernels", "kv", "io", "base", "model"],
 }

@@ -13,7 +13,7 @@ case $preset in
   *) echo "sanitize.sh: expected asan or tsan, found '$preset'" >&2; exit 2 ;;
 esac
 folders=("$@")
-[ ${#folders[@]} -eq 0 ] || sources='base;io;kernels;ann;kv;select;attend;model;engine;tasks;eval'
+[ ${#folders[@]} -eq 0 ] || sources='base;io;kernels;ann;kv;select;attend;model;engine;train;tasks;eval'
 [ ${#folders[@]} -gt 0 ] || for folder in "${default[@]}"; do
   if compgen -G "tests/$folder/*_test.cc" >/dev/null; then folders+=("$folder"); fi
 done
@@ -21,7 +21,7 @@ done
 export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
-cmake --preset "$preset" -Wno-dev -DLODESTONE_FOLDERS="$sources" >/dev/null
+cmake --preset "$preset" -Wno-dev -DLODESTONE_ONLY="$sources" >/dev/null
 cmake --build --preset "$preset" --parallel "$(nproc)" --target "${folders[@]/#/test_}"
 pattern=$(IFS='|'; echo "${folders[*]}")
 ctest --test-dir "build/$preset" --output-on-failure --parallel "$(nproc)" -R "^($pattern)\$"

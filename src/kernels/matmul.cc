@@ -2,18 +2,15 @@
 // Products of activations with stored weights.
 //
 // A few rows stream the weights once through gemv. More rows go to oneDNN, one call per block of weight rows
-// and thread: each call runs on the thread that makes it (OpenMP sees one thread), so that the program keeps
+// and thread: each call runs on the thread that makes it, so that the program keeps
 // one pool of threads and no OpenMP worker spins beside it. Weights stay where they are; a block that needs
 // another type is widened into per-thread scratch that fits the second-level cache.
-#include <dlfcn.h>
-#include <fmt/format.h>
-#include <oneapi/dnnl/dnnl.h>
-
 #include <algorithm>
 #include <vector>
 
 #include "base/threads.h"
 #include "kernels/kernels.h"
+#include "kernels/sgemm.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -21,14 +18,6 @@ namespace {
 
 constexpr std::int64_t kGemvRows = 8;    // of x in one gemv call
 constexpr std::int64_t kGemvBlock = 64;  // weight rows of one task
-
-/// oneDNN asks OpenMP of the calling thread how many threads to use. The symbol is looked up because only
-/// libdnnl links OpenMP.
-void use_one_openmp_thread() {
-  using SetThreads = void (*)(int);
-  static const auto set_threads = reinterpret_cast<SetThreads>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
-  if (set_threads) set_threads(1);
-}
 
 void stream_weights(Matrix<const float> x, const void* w, DType w_type, std::int64_t n, Matrix<float> y,
                     ThreadPool& pool) {
@@ -65,11 +54,7 @@ void multiply_f32(Matrix<const float> x, const void* w, DType w_type, std::int64
                   wide.data());
       weights = wide.data();
     }
-    use_one_openmp_thread();
-    const dnnl_status_t status = dnnl_sgemm('N', 'T', x.rows, count, k, 1.0f, x.data, x.stride, weights, k,
-                                            0.0f, y.data + begin, y.stride);
-    if (status != dnnl_success)
-      throw RunError(fmt::format("oneDNN refused a {} x {} x {} product", x.rows, count, k));
+    sgemm(x.rows, count, k, {x.data, x.stride}, {weights, k, true}, 0.0f, y.data + begin, y.stride);
   });
 }
 

@@ -2,6 +2,7 @@
 // A random model of two layers in a temporary folder, with a tokenizer whose tokens are bytes.
 #pragma once
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -85,7 +86,8 @@ inline void write_weights(const std::filesystem::path& folder, const std::vector
 /// L2, 4 query heads, 2 KV heads, d 8, 2048 positions.
 inline std::shared_ptr<const Model> tiny_model() {
   static const std::shared_ptr<const Model> model = [] {
-    const auto folder = std::filesystem::path(testing::TempDir()) / "lodestone-tiny-model";
+    const auto folder = std::filesystem::path(testing::TempDir()) /
+                        (std::string("lodestone-tiny-model-") + program_invocation_short_name);
     std::filesystem::create_directories(folder);
     const Json config = {{"architectures", {"LlamaForCausalLM"}},
                          {"model_type", "llama"},
