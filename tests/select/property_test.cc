@@ -13,6 +13,7 @@
 #include "lodestone/error.h"
 #include "lodestone/spec.h"
 #include "select/methods.h"
+#include "support/hash_file.h"
 #include "support/world.h"
 
 namespace lode::test {
@@ -27,6 +28,12 @@ std::vector<std::string> specs_of(const std::string& method) {
   if (method == "random") return {"random", "random:fraction=17", "random:fraction=70%"};
   if (method == "kmeans")
     return {"kmeans:probes=2", "kmeans:clusters=40,probes=5,rope=on", "kmeans:clusters=10%,probes=3"};
+  if (method == "hash") {
+    return {"hash:weights=made,budget=20%", "hash:weights=made,budget=9,per=query-head,ties=all",
+            "hash:weights=made,mode=depth,depth=1", "hash:weights=made,mode=combined,budget=15,depth=2"};
+  }
+  if (method == "hyperplanes")
+    return {"hyperplanes:budget=20%", "hyperplanes:bits=128,budget=11,per=query-head,rope=off"};
   return {method};
 }
 
@@ -39,8 +46,10 @@ std::vector<std::string> all_specs() {
 }
 
 std::unique_ptr<Selector> make(const std::string& text, const LayerGeometry& geometry) {
-  const Spec spec = parse_spec(text);
+  Spec spec = parse_spec(text);
   const MethodInfo& method = find_method(spec.name);
+  if (method.name == "hash")
+    spec.given["weights"] = write_hash_file(geometry, {.values = HashScheme::Values::norm}).string();
   return method.make ? method.make(spec, geometry, "model") : make_full_selector(geometry);
 }
 
@@ -265,9 +274,11 @@ TEST(Budgets, EverythingIsFullAttentionToTheBit) {
   World world({.kv_heads = 2, .group = 4, .type = DType::f16, .dense = {1, 16}});
   const LayerGeometry geometry = world.geometry(pool);
   world.write(200);
-  for (const char* spec : {"topk:k=1000000", "topk:k=1.0", "topk:k=100%,by=value", "topk:mass=1",
-                           "topk:mass=1,per=kv-head", "random:fraction=1.0", "random:fraction=5000",
-                           "kmeans:probes=100000", "kmeans:clusters=1,probes=1"}) {
+  for (const char* spec :
+       {"topk:k=1000000", "topk:k=1.0", "topk:k=100%,by=value", "topk:mass=1", "topk:mass=1,per=kv-head",
+        "random:fraction=1.0", "random:fraction=5000", "kmeans:probes=100000", "kmeans:clusters=1,probes=1",
+        "hash:weights=made,budget=1.0", "hash:weights=made,budget=5000,per=query-head",
+        "hash:weights=made,mode=depth,depth=128", "hyperplanes:mode=combined,budget=100%,depth=128"}) {
     const auto selector = make(spec, geometry);
     selector->build(0, world.store().layer(0));
     for (const std::int64_t tokens : {1, 6}) {

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// The signature kernels for AVX-512 F, BW, DQ, VL. With VPOPCNTDQ bits are counted by 32-bit words; without
+// it by table look-ups of nibbles, as in signature_avx2.cc.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+
+#include "kernels/cpu/simd/vec_avx512.h"
+//
+#include "kernels/cpu/signature-inl.h"
+
+namespace lode {
+namespace {
+
+constexpr int kNumbers = 32;  // 16-bit numbers of one register
+
+LODE_INLINE __m512i load_words(const void* p) {
+  return _mm512_loadu_si512(p);
+}
+
+/// A query's words, repeated over the register.
+template <int W>
+LODE_INLINE __m512i repeat(const std::uint32_t* query) {
+  if constexpr (W == 1) return _mm512_set1_epi32(static_cast<int>(query[0]));
+  if constexpr (W == 2) {
+    return _mm512_set1_epi64(static_cast<long long>(query[0] | std::uint64_t{query[1]} << 32));
+  }
+  if constexpr (W == 4) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(query)));
+  }
+}
+
+#ifdef __AVX512VPOPCNTDQ__
+constexpr int kPassQueries = kMaxSignatureQueries;
+
+LODE_INLINE __m512i count_bits(__m512i x) {
+  return _mm512_popcnt_epi32(x);
+}
+LODE_INLINE __m512i add_counts(__m512i a, __m512i b) {
+  return _mm512_add_epi32(a, b);
+}
+/// Sums of each 32-bit word.
+LODE_INLINE __m512i word_sums(__m512i counts) {
+  return counts;
+}
+#else
+constexpr int kPassQueries = 31;  // of 8 bits each, whose counts fit a byte
+
+LODE_INLINE __m512i count_bits(__m512i x) {
+  const __m512i table = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4));
+  const __m512i low = _mm512_set1_epi8(15);
+  return _mm512_add_epi8(_mm512_shuffle_epi8(table, _mm512_and_si512(x, low)),
+                         _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(x, 4), low)));
+}
+LODE_INLINE __m512i add_counts(__m512i a, __m512i b) {
+  return _mm512_add_epi8(a, b);
+}
+LODE_INLINE __m512i word_sums(__m512i counts) {
+  return _mm512_madd_epi16(_mm512_maddubs_epi16(counts, _mm512_set1_epi8(1)), _mm512_set1_epi16(1));
+}
+#endif
+
+/// The distances of 16 keys, from the word sums of W registers.
+template <int W>
+LODE_INLINE __m256i key_sums(const __m512i (&words)[W]) {
+  if constexpr (W == 1) return _mm512_cvtepi32_epi16(words[0]);
+  if constexpr (W == 2) {
+    // Two words of a key lie in one 64-bit lane; its low half is kept.
+    const auto pair = [](__m512i x) {
+      return _mm512_cvtepi64_epi16(_mm512_add_epi32(x, _mm512_srli_epi64(x, 32)));
+    };
+    return _mm256_set_m128i(pair(words[1]), pair(words[0]));
+  }
+  if constexpr (W == 4) {
+    alignas(32) std::uint16_t sums[16];
+    for (int part = 0; part < 4; ++part) {
+      const __m512i x = _mm512_add_epi32(words[part], _mm512_srli_epi64(words[part], 32));
+      const __m512i y = _mm512_add_epi32(x, _mm512_bsrli_epi128(x, 8));
+      alignas(64) std::uint32_t lanes[16];
+      _mm512_store_si512(lanes, y);
+      for (int i = 0; i < 4; ++i) sums[part * 4 + i] = static_cast<std::uint16_t>(lanes[i * 4]);
+    }
+    return _mm256_load_si256(reinterpret_cast<const __m256i*>(sums));
+  }
+}
+
+template <int W>
+void distances_of(const std::uint32_t* keys, std::int64_t n, const std::uint32_t* queries, int count,
+                  bool add, std::uint16_t* distance) {
+  constexpr int kKeys = 16;
+  for (std::int64_t i = 0; i < n; i += kKeys) {
+    const auto left = static_cast<int>(std::min<std::int64_t>(kKeys, n - i));
+    __m512i key[W], sum[W];
+    for (int part = 0; part < W; ++part) {
+      const int inside = std::clamp(left * W - part * 16, 0, 16);
+      key[part] = _mm512_maskz_loadu_epi32(first_lanes(inside), keys + i * W + part * 16);
+      sum[part] = _mm512_setzero_si512();
+    }
+    for (int q = 0; q < count; ++q) {
+      const __m512i query = repeat<W>(queries + q * W);
+      for (int part = 0; part < W; ++part)
+        sum[part] = add_counts(sum[part], count_bits(_mm512_xor_si512(key[part], query)));
+    }
+    for (int part = 0; part < W; ++part) sum[part] = word_sums(sum[part]);
+    __m256i total = key_sums<W>(sum);
+    const __mmask16 some = first_lanes(left);
+    if (add) total = _mm256_add_epi16(total, _mm256_maskz_loadu_epi16(some, distance + i));
+    _mm256_mask_storeu_epi16(distance + i, some, total);
+  }
+}
+
+void distances(const std::uint32_t* keys, std::int64_t n, int words, const std::uint32_t* queries, int count,
+               bool add, std::uint16_t* distance) noexcept {
+  for (int first = 0; first == 0 || first < count; first += kPassQueries, add = true) {
+    const int some = std::min(kPassQueries, count - first);
+    const std::uint32_t* const these = queries + first * words;
+    if (words == 1) distances_of<1>(keys, n, these, some, add, distance);
+    if (words == 2) distances_of<2>(keys, n, these, some, add, distance);
+    if (words == 4) distances_of<4>(keys, n, these, some, add, distance);
+  }
+}
+
+LODE_INLINE __mmask32 first_numbers(std::int64_t n) {
+  return n >= kNumbers ? ~__mmask32{0} : (__mmask32{1} << n) - 1u;
+}
+
+std::uint16_t least(const std::uint16_t* x, std::int64_t n) noexcept {
+  __m512i low = _mm512_set1_epi16(-1);
+  for (std::int64_t i = 0; i < n; i += kNumbers) {
+    const __mmask32 some = first_numbers(n - i);
+    low = _mm512_mask_min_epu16(low, some, low, _mm512_maskz_loadu_epi16(some, x + i));
+  }
+  alignas(64) std::uint16_t lanes[kNumbers];
+  _mm512_store_si512(lanes, low);
+  return *std::min_element(lanes, lanes + kNumbers);
+}
+
+/// A bit for each of up to 32 numbers that is <= limit.
+LODE_INLINE __mmask32 up_to(const std::uint16_t* x, std::int64_t n, __m512i limit) {
+  const __mmask32 some = first_numbers(n);
+  return _mm512_mask_cmple_epu16_mask(some, _mm512_maskz_loadu_epi16(some, x), limit);
+}
+
+std::int64_t count_up_to(const std::uint16_t* x, std::int64_t n, std::uint16_t limit) noexcept {
+  const __m512i limits = _mm512_set1_epi16(static_cast<short>(limit));
+  std::int64_t count = 0;
+  for (std::int64_t i = 0; i < n; i += kNumbers) count += std::popcount(up_to(x + i, n - i, limits));
+  return count;
+}
+
+std::int64_t collect_up_to(const std::uint16_t* x, std::int64_t n, std::uint16_t limit, Position offset,
+                           Position* rows) noexcept {
+  const __m512i limits = _mm512_set1_epi16(static_cast<short>(limit));
+  Position* to = rows;
+  for (std::int64_t i = 0; i < n; i += kNumbers)
+    to = rows_of<1>(up_to(x + i, n - i, limits), offset + static_cast<Position>(i), to);
+  return to - rows;
+}
+
+}  // namespace
+}  // namespace lode
