@@ -10,6 +10,11 @@
 
 namespace lode::cuda {
 
+/// How a forward pass computes: exact = float32 everywhere (parity with the CPU's float32 path); fast = on the
+/// matrix unit with float32 accumulation. There the inputs of up to kFusedRows rows keep 16 bits of mantissa;
+/// those of more are rounded to the type of the weights (to TF32 where that is f32).
+enum class Precision { exact, fast };
+
 /// Where one query token stands. Device memory.
 struct QueryToken {
   std::int32_t sequence = 0;  ///< index into `bases`
@@ -59,8 +64,8 @@ void attend_rows_decode(const Queries& queries, const RowLists& lists, std::int6
                         void* workspace, StreamHandle stream);
 
 /// Dense causal attention of `count` consecutive tokens of one sequence, the first at `position`, for
-/// prefill. q, o as in Queries (float32 in and out); matrix unit in bf16 for bf16 and f16 stores, float32
-/// arithmetic for f32.
-void attend_prefill(const Queries& queries, std::int32_t position, StreamHandle stream);
+/// prefill. q, o as in Queries (float32 in and out). Fast and a store of bf16 or f16: on the matrix unit with
+/// operands of the store's type; else float32 arithmetic.
+void attend_prefill(const Queries& queries, std::int32_t position, Precision precision, StreamHandle stream);
 
 }  // namespace lode::cuda

@@ -4,6 +4,8 @@
 // through our own fused kernels; more go through cuBLASLt.
 #pragma once
 
+#include <string>
+
 #include "kernels/cuda/attend.h"
 
 namespace lode::cuda {
@@ -17,10 +19,6 @@ struct DeviceWeight {
   std::int64_t rows = 0, cols = 0;
 };
 
-/// How products of many rows are computed: exact = float32 everywhere (parity with the CPU's float32 path),
-/// fast = bf16 operands, float32 accumulation.
-enum class Precision { exact, fast };
-
 /// Holds the cuBLASLt handle, its algorithms and workspace. One per stream.
 class Linear {
  public:
@@ -28,6 +26,9 @@ class Linear {
   ~Linear();
   Linear(const Linear&) = delete;
   Linear& operator=(const Linear&) = delete;
+
+  /// The cuBLASLt in use, or why there is none: products of many rows then take our own float32 kernel.
+  const std::string& library() const;
 
   /// y[n, out] = x[n, in] w^T + bias (+ y when add). Any n.
   void multiply(const float* x, std::int64_t n, const DeviceWeight& w, const DeviceWeight& bias, float* y,
