@@ -126,7 +126,9 @@ void run(const AskFlags& flags) {
   const ContainerReader file(flags.context);
   const ContextMeta meta = read_context_meta(file, flags.context);
   const auto model = model_of(flags, meta);
-  Context context = Context::load(flags.context, model, context_options(flags.model));
+  ContextOptions options = context_options(flags.common, flags.model);
+  options.device = device_of(flags.common, meta.kv_type);
+  Context context = Context::load(flags.context, model, options);
   // Without -a: what the text was indexed for; without that, full attention.
   std::vector<Spec> specs = !asked.empty() ? asked : context.methods();
   if (specs.empty()) specs.push_back(parse_spec("full"));

@@ -19,7 +19,7 @@ namespace {
 struct BenchFlags {
   CommonFlags common;
   std::vector<std::string> specs;
-  std::string shape = "llama-3.1-8b", model, kv_type = "f16", kind = "normal";
+  std::string shape = "llama-3.1-8b", model, kv_type = "f16", kind = "normal", gpu_memory;
   std::int64_t context = 8192, batch = 1, queries = 1, tokens = 512;
   double skew = 1.0, seconds = 2.0;
   std::optional<double> keep;
@@ -48,7 +48,7 @@ void add_bench_flags(CLI::App& verb, BenchFlags& flags) {
   add_count(verb, "--context", flags.context, kMostContext, "keys of each sequence, e.g. 32k");
   verb.add_option("--kv-type", flags.kv_type, "type of keys and values: f32, f16, bf16 or q8")
       ->check(CLI::IsMember({"f32", "f16", "bf16", "q8"}));
-  verb.add_option("--gpu-memory", "limit of GPU memory; has no effect on a CPU");
+  verb.add_option("--gpu-memory", flags.gpu_memory, "limit of GPU memory, e.g. 24GiB");
 }
 
 void add_kv_flags(CLI::App& verb, BenchFlags& flags) {
@@ -58,7 +58,9 @@ void add_kv_flags(CLI::App& verb, BenchFlags& flags) {
       ->check(number(0.0, 10.0));
 }
 
-Json header(const BenchFlags& flags, const ThreadPool& pool) {
+Json header(const BenchFlags& flags, Device device, const ThreadPool& pool) {
+  if (device == Device::cuda)
+    return {{"device", "cuda"}, {"gpu", gpu_info().name}, {"kv_type", flags.kv_type}};
   return {{"device", "cpu"}, {"isa", kernels().name}, {"threads", pool.size()}, {"kv_type", flags.kv_type}};
 }
 
@@ -110,7 +112,7 @@ void run_attention(const BenchFlags& flags) {
                       row.attention, 100 * row.selectivity, row.median_us, row.select_us, row.attend_us,
                       row.merge_us, row.bytes, row.limit_us, of_limit, vs_full, build));
   }
-  Json result = header(flags, pool);
+  Json result = header(flags, Device::cpu, pool);
   result["shape"] = flags.shape;
   result["results"] = std::move(results);
   if (flags.common.json) print_json(result);
@@ -119,13 +121,18 @@ void run_attention(const BenchFlags& flags) {
 void run_decode(const BenchFlags& flags, bool random) {
   if (random != flags.model.empty())
     throw InputError("bench decode: expected either -m MODEL or --random SHAPE");
-  const auto model = random ? Model::random(flags.shape, flags.common.threads)
+  const DType kv_type = parse_dtype(flags.kv_type);
+  const Device device = device_of(flags.common, kv_type);
+  const auto model = random ? Model::random(flags.shape, flags.common.threads, 1, device)
                             : Model::load(flags.model, flags.common.threads);
-  const DecodeBenchOptions options = {.context = flags.context,
-                                      .kv_type = parse_dtype(flags.kv_type),
-                                      .kind = flags.kv_kind(),
-                                      .skew = flags.skew,
-                                      .steps = flags.steps};
+  const DecodeBenchOptions options = {
+      .context = flags.context,
+      .kv_type = kv_type,
+      .device = device,
+      .gpu_memory = flags.gpu_memory.empty() ? 0 : parse_bytes(flags.gpu_memory, "--gpu-memory"),
+      .kind = flags.kv_kind(),
+      .skew = flags.skew,
+      .steps = flags.steps};
   const auto rows = bench_decode(model, options, parse_specs(flags.specs), flags.note());
   Json results = Json::array();
   if (!flags.common.json)
@@ -147,7 +154,7 @@ void run_decode(const BenchFlags& flags, bool random) {
                              row.attention, row.median_ms, row.tokens_per_second, 100 * row.density,
                              100 * row.selectivity, vs_full, row.build_seconds));
   }
-  Json result = header(flags, model->pool());
+  Json result = header(flags, options.device, model->pool());
   result["model"] = random ? flags.shape : flags.model;
   result["results"] = std::move(results);
   if (flags.common.json) print_json(result);
@@ -174,7 +181,7 @@ void run_prefill(const BenchFlags& flags) {
       print_text(fmt::format("{:20} {:>10.2f} ms {:>9.1f} GFLOP/s {:>6.2f} of oneDNN's bf16 GEMM\n", row.what,
                              row.median_ms, row.gflops, row.of_onednn));
   }
-  Json result = header(flags, pool);
+  Json result = header(flags, Device::cpu, pool);
   result["shape"] = flags.shape;
   result["results"] = std::move(results);
   if (flags.common.json) print_json(result);

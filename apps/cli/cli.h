@@ -42,10 +42,14 @@ struct ModelFlags {
 /// `model_required`: -m must be given (otherwise the verb finds the model itself).
 void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required);
 
-/// Checks --gpu-memory; throws InputError that says what is missing.
-void check_device(const ModelFlags& model);
+/// The device that --device names. `auto` is the GPU where there is one that can hold keys of this type;
+/// `cuda` without a GPU is a RunError that says what is missing.
+Device device_of(const CommonFlags& common, DType kv_type);
 std::shared_ptr<const Model> load_model(const CommonFlags& common, const ModelFlags& flags);
-ContextOptions context_options(const ModelFlags& flags);
+ContextOptions context_options(const CommonFlags& common, const ModelFlags& flags);
+
+/// "24GiB", "512MiB", "8GB" or plain bytes; InputError otherwise.
+std::int64_t parse_bytes(std::string_view text, std::string_view flag);
 
 /// "-a SPEC", repeatable.
 void add_attention_flag(CLI::App& verb, std::vector<std::string>& specs, bool required);

@@ -34,8 +34,7 @@ CLI::Validator within(T low, T high, const std::string& kind) {
 }
 
 std::string check_device_name(const std::string& name) {
-  if (name == "auto" || name == "cpu") return "";
-  if (name == "cuda") return "expected auto or cpu, found 'cuda': this program was built without CUDA";
+  if (name == "auto" || name == "cpu" || name == "cuda") return "";
   return "expected auto, cpu or cuda, found '" + name + "'";
 }
 
@@ -79,20 +78,37 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required) {
       ->check(number(0.0, 1.0));
 }
 
-void check_device(const ModelFlags& model) {
-  if (!model.gpu_memory.empty()) {
-    throw InputError("--gpu-memory: this program was built without CUDA, so there is no GPU memory to limit");
+Device device_of(const CommonFlags& common, DType kv_type) {
+  if (common.device == "cpu") return Device::cpu;
+  const GpuInfo gpu = gpu_info();
+  if (gpu.ok && (common.device == "cuda" || kv_type != DType::q8)) return Device::cuda;
+  if (common.device == "cuda") throw RunError("--device cuda: there is no GPU to use: " + gpu.why);
+  return Device::cpu;
+}
+
+std::int64_t parse_bytes(std::string_view text, std::string_view flag) {
+  static constexpr std::pair<std::string_view, double> kUnits[] = {
+      {"", 1.0},       {"B", 1.0},  {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30},
+      {"TiB", 0x1p40}, {"kB", 1e3}, {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12}};
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const std::string_view unit(end, text.data() + text.size());
+  for (const auto& [name, bytes] : kUnits) {
+    if (error == std::errc() && unit == name && value * bytes >= 1 && value * bytes < 0x1p62)
+      return static_cast<std::int64_t>(value * bytes);
   }
+  throw InputError(fmt::format("{}: expected a size such as 24GiB or 512MiB, found '{}'", flag, text));
 }
 
 std::shared_ptr<const Model> load_model(const CommonFlags& common, const ModelFlags& flags) {
-  check_device(flags);
   return Model::load(flags.model, common.threads);
 }
 
-ContextOptions context_options(const ModelFlags& flags) {
+ContextOptions context_options(const CommonFlags& common, const ModelFlags& flags) {
   ContextOptions options;
   options.kv_type = parse_dtype(flags.kv_type);
+  options.device = device_of(common, options.kv_type);
+  if (!flags.gpu_memory.empty()) options.gpu_memory = parse_bytes(flags.gpu_memory, "--gpu-memory");
   options.max_tokens = flags.context;
   options.audit = flags.audit;
   if (flags.rope_factor > 0) options.rope_factor = flags.rope_factor;

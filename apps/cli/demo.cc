@@ -115,7 +115,7 @@ void run(DemoFlags& flags) {
   const auto model = load_model(flags.common, flags.model);
   const auto tokens = model->tokenizer().encode(text, Tokenizer::Bos::as_template);
 
-  Context context(model, context_options(flags.model));
+  Context context(model, context_options(flags.common, flags.model));
   std::vector<MethodId> methods;
   for (const Spec& spec : specs) methods.push_back(context.attach(spec));
   {

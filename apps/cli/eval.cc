@@ -34,7 +34,7 @@ std::vector<NamedSpec> named_specs(const std::vector<std::string>& texts) {
 void run(const EvalFlags& flags) {
   EvalOptions options;
   options.protocol = Protocol::parse(flags.protocol);
-  options.context = context_options(flags.model);
+  options.context = context_options(flags.common, flags.model);
   options.records = flags.output;
   options.progress = flags.common.progress();
   const std::vector<NamedSpec> specs = named_specs(flags.specs);

@@ -54,7 +54,7 @@ Json index_text(const IndexFlags& flags) {
   const std::string text = read_text(flags.text);
   const auto model = load_model(flags.common, flags.model);
   const std::vector<TokenId> tokens = model->tokenizer().encode(text, Tokenizer::Bos::as_template);
-  ContextOptions options = context_options(flags.model);
+  ContextOptions options = context_options(flags.common, flags.model);
   options.max_tokens = room_for(*model, static_cast<std::int64_t>(tokens.size()), flags.model);
 
   Context context(model, options);

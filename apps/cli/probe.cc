@@ -18,7 +18,7 @@ struct ProbeFlags {
 };
 
 void run(ProbeFlags& flags) {
-  flags.options.context = context_options(flags.model);
+  flags.options.context = context_options(flags.common, flags.model);
   flags.options.progress = flags.common.progress();
   std::vector<NamedSpec> specs;
   for (const std::string& text : flags.specs) specs.push_back({text, parse_spec(text)});

@@ -28,7 +28,7 @@ struct TrainFlags {
 std::int64_t add_text(const TrainFlags& flags, const std::shared_ptr<const Model>& model,
                       const std::string& path, CentroidTrainer& trainer) {
   std::vector<TokenId> tokens = model->tokenizer().encode(read_text(path), Tokenizer::Bos::as_template);
-  ContextOptions options = context_options(flags.model);
+  ContextOptions options = context_options(flags.common, flags.model);
   const std::int64_t limit = flags.model.context > 0 ? flags.model.context : model->config().max_positions;
   tokens.resize(static_cast<std::size_t>(std::min(limit, std::ssize(tokens))));
   options.max_tokens = std::ssize(tokens);

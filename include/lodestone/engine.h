@@ -30,13 +30,28 @@ class ThreadPool;
 struct ModelConfig;
 struct AttendWork;
 
+/// Where a context's tokens are computed.
+enum class Device { cpu, cuda };
+std::string_view name_of(Device device);
+
+/// What there is of a GPU.
+struct GpuInfo {
+  bool ok = false;
+  std::string why;   ///< one clause that says what is missing, when not ok
+  std::string name;  ///< of the device
+  std::int64_t total_bytes = 0, free_bytes = 0;
+};
+GpuInfo gpu_info();
+
 /// Immutable: config, tokenizer, weights, threads. Shared by any number of contexts.
 class Model {
  public:
   static std::shared_ptr<const Model> load(const std::filesystem::path& dir, int threads = 0,
                                            bool check_finite = true);
-  /// Random weights of a named shape, without tokenizer; for benchmarks.
-  static std::shared_ptr<const Model> random(std::string_view shape, int threads = 0, std::uint64_t seed = 1);
+  /// Random weights of a named shape, without tokenizer; for benchmarks. Those for a GPU are made there, and
+  /// this model then serves contexts on the GPU alone.
+  static std::shared_ptr<const Model> random(std::string_view shape, int threads = 0, std::uint64_t seed = 1,
+                                             Device device = Device::cpu);
   ~Model();
 
   const ModelConfig& config() const;
@@ -58,8 +73,10 @@ class Model {
 
 struct ContextOptions {
   DType kv_type = DType::f16;
+  Device device = Device::cpu;
+  std::int64_t gpu_memory = 0;  ///< bytes of GPU memory that may be taken, weights included; 0 = all there is
   std::int64_t max_tokens = 0;  ///< context, question and answer; 0 = the model's own limit
-  std::int64_t chunk = 512;     ///< tokens per prefill chunk
+  std::int64_t chunk = 0;       ///< tokens per prefill chunk; 0 = what suits the device
   std::uint64_t seed = 0;       ///< of the indexes
   /// Share of the sparse attention calls (one layer, one stretch of tokens) that are also computed exactly,
   /// to report the error; 0 = none.

@@ -229,6 +229,20 @@ AttendWork attend_full(std::span<const QueryBlock> blocks, const LayerGeometry& 
                .groups = whole_groups(blocks, geometry, skip),
                .lse = {}};
   run(call, prefilled, mass);
+  return count_full(blocks, geometry);
+}
+
+AttendWork count_attended(std::span<const QueryBlock> blocks, const Selection& selection,
+                          const LayerGeometry& geometry) {
+  return count_selected({.blocks = blocks,
+                         .geometry = geometry,
+                         .outputs = {},
+                         .groups = group_sets(selection, blocks, geometry),
+                         .lse = {}});
+}
+
+AttendWork count_full(std::span<const QueryBlock> blocks, const LayerGeometry& geometry) {
+  const Call call = {.blocks = blocks, .geometry = geometry, .outputs = {}, .groups = {}, .lse = {}};
   return count(call, [](std::size_t, std::int64_t, int) { return std::numeric_limits<std::int64_t>::max(); });
 }
 

@@ -36,4 +36,9 @@ AttendWork attend(std::span<const QueryBlock> blocks, const Selection& selection
 AttendWork attend_full(std::span<const QueryBlock> blocks, const LayerGeometry& geometry,
                        std::span<float* const> outputs, const MassSink& mass = {});
 
+/// What `attend` and `attend_full` count, without attending.
+AttendWork count_attended(std::span<const QueryBlock> blocks, const Selection& selection,
+                          const LayerGeometry& geometry);
+AttendWork count_full(std::span<const QueryBlock> blocks, const LayerGeometry& geometry);
+
 }  // namespace lode

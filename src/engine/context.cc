@@ -28,6 +28,7 @@ ModelConfig scaled_config(const Model& model, const ContextOptions& options) {
 }
 
 ContextOptions checked(const ModelConfig& config, ContextOptions options) {
+  if (options.chunk == 0) options.chunk = options.device == Device::cuda ? kGpuChunk : kCpuChunk;
   if (options.max_tokens == 0) options.max_tokens = config.max_positions;
   if (options.max_tokens > config.max_positions) {
     throw InputError(
@@ -90,6 +91,18 @@ Context::Impl::Impl(std::shared_ptr<const Model> model_, const ContextOptions& o
       llama(model->config(), model->impl().weights, model->pool()),
       listeners(static_cast<std::size_t>(config.layers)) {
   options = checked(config, options_);
+  if (options.device == Device::cuda) {
+    gpu = make_gpu_context(config, model->impl().gpu_model(options.gpu_memory),
+                           {.kv_type = options.kv_type,
+                            .max_tokens = options.max_tokens,
+                            .chunk = std::min(options.chunk, options.max_tokens),
+                            .memory_limit = options.gpu_memory});
+  }
+}
+
+KvStore& Context::Impl::host_kv() {
+  if (gpu != nullptr) gpu->download(kv);
+  return kv;
 }
 
 MethodId Context::Impl::find(const Spec& spec) const {
@@ -100,9 +113,26 @@ MethodId Context::Impl::find(const Spec& spec) const {
 }
 
 void Context::Impl::require_room(std::int64_t more) const {
-  if (kv.tokens() + more <= options.max_tokens) return;
+  if (tokens() + more <= options.max_tokens) return;
   throw InputError(fmt::format("expected at most {} tokens in the context (-c), found {} there and {} to add",
-                               options.max_tokens, kv.tokens(), more));
+                               options.max_tokens, tokens(), more));
+}
+
+/// On the GPU, unless there is none or somebody wants to look inside.
+ForwardWork Context::Impl::forward(const Step& step, const AttachedMethod* method, LogitRows rows) {
+  const bool sparse = !step.selectors.empty();
+  if (gpu == nullptr || step.hooks != nullptr) {
+    if (gpu != nullptr) {
+      host_kv();
+      if (sparse && !method->built_on_host)
+        build_on_host(methods[static_cast<std::size_t>(method - methods.data())], {});
+    }
+    return llama.forward(step, rope, rows, logits);
+  }
+  const auto any = [](const std::vector<Selector*>& some) { return !some.empty(); };
+  if ((sparse && !method->native) || std::any_of(listeners.begin(), listeners.end(), any)) host_kv();
+  gpu->upload(kv);
+  return gpu->forward(step, rope, rows, logits);
 }
 
 WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, Phase phase, LogitRows rows,
@@ -129,37 +159,43 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
     }
     const LogitRows wanted = rows == LogitRows::last_of_each && !last ? LogitRows::none : rows;
     try {
-      report +=
-          report_of(llama.forward(step, rope, wanted, logits), static_cast<std::int64_t>(part.tokens.size()));
+      report += report_of(forward(step, attached, wanted), static_cast<std::int64_t>(part.tokens.size()));
     } catch (...) {
-      roll_back(kv.tokens());  // selectors may have seen tokens that do not count
+      roll_back(this->tokens());  // selectors may have seen tokens that do not count
       throw;
     }
     ids.insert(ids.end(), part.tokens.begin(), part.tokens.end());
     if (rows == LogitRows::all) all.insert(all.end(), logits.begin(), logits.end());
-    if (progress) progress(kv.tokens());
+    if (progress) progress(this->tokens());
   }
   if (rows == LogitRows::all) logits = std::move(all);
   report += audit;
   if (attached != nullptr && !attached->dense() && report.far_total == 0) {
-    report.dense_reason = fmt::format("the {} tokens fit into sink + window ({} + {})", kv.tokens(),
+    report.dense_reason = fmt::format("the {} tokens fit into sink + window ({} + {})", this->tokens(),
                                       attached->spec.dense.sink, attached->spec.dense.window);
   }
   return report;
 }
 
 void Context::Impl::build(AttachedMethod& method, const std::function<void()>& layer_done) {
+  if (!method.native) build_on_host(method, layer_done);
+  method.built = true;
+}
+
+void Context::Impl::build_on_host(AttachedMethod& method, const std::function<void()>& layer_done) {
+  host_kv();
   for (int layer = 0; layer < config.layers; ++layer) {
     check_cancel();
     Selector* selector = method.selectors[static_cast<std::size_t>(layer)];
     if (selector != nullptr) selector->build(0, kv.layer(layer));
     if (layer_done) layer_done();
   }
-  method.built = true;
+  method.built_on_host = true;
 }
 
 void Context::Impl::roll_back(std::int64_t tokens) {
-  kv.roll_back(tokens);
+  kv.roll_back(std::min(tokens, kv.tokens()));
+  if (gpu != nullptr) gpu->roll_back(tokens);
   ids.resize(static_cast<std::size_t>(tokens));
   indexed = std::min(indexed, tokens);
   for (const AttachedMethod& method : methods) {
@@ -185,7 +221,7 @@ const ContextOptions& Context::options() const {
   return impl_->options;
 }
 std::int64_t Context::tokens() const {
-  return impl_->kv.tokens();
+  return impl_->tokens();
 }
 std::int64_t Context::indexed_tokens() const {
   return impl_->indexed;
@@ -194,7 +230,7 @@ std::span<const TokenId> Context::token_ids() const {
   return impl_->ids;
 }
 std::int64_t Context::kv_bytes() const {
-  return impl_->kv.tokens() * impl_->kv.shape().token_bytes();
+  return impl_->tokens() * impl_->kv.shape().token_bytes();
 }
 
 std::int64_t Context::index_bytes() const {
@@ -226,7 +262,7 @@ MethodId Context::attach(const Spec& spec) {
     method.selectors.push_back(method.owned.back().get());
   }
   const auto listens = [](const Selector* s) { return s != nullptr && s->wants_writes(); };
-  if (c.kv.tokens() > 0 && std::any_of(method.selectors.begin(), method.selectors.end(), listens)) {
+  if (c.tokens() > 0 && std::any_of(method.selectors.begin(), method.selectors.end(), listens)) {
     throw InputError(
         fmt::format("'{}' learns from the prefill itself: name it when the text is indexed", spec.str()));
   }
@@ -234,6 +270,7 @@ MethodId Context::attach(const Spec& spec) {
     if (listens(method.selectors[layer])) c.listeners[layer].push_back(method.selectors[layer]);
   }
   method.built = !info.make;
+  method.native = c.gpu != nullptr && info.make && c.gpu->attach(spec, method.selectors);
   c.methods.push_back(std::move(method));
   c.specs.push_back(spec);
   return static_cast<MethodId>(c.methods.size() - 1);
@@ -245,7 +282,7 @@ void Context::prefill(std::span<const TokenId> tokens, const std::function<void(
 
 void Context::build_indexes(const std::function<void(std::int64_t)>& progress) {
   Impl& c = *impl_;
-  c.indexed = c.kv.tokens();
+  c.indexed = c.tokens();
   std::int64_t done = 0;
   for (AttachedMethod& method : c.methods) {
     if (method.built) continue;
@@ -256,7 +293,7 @@ void Context::build_indexes(const std::function<void(std::int64_t)>& progress) {
 }
 
 void Context::roll_back(std::int64_t tokens) {
-  LODE_ASSERT(tokens >= 0 && tokens <= impl_->kv.tokens());
+  LODE_ASSERT(tokens >= 0 && tokens <= impl_->tokens());
   impl_->roll_back(tokens);
 }
 

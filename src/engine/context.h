@@ -13,12 +13,17 @@
 
 namespace lode {
 
+/// Tokens of a prefill chunk: enough that products of matrices are efficient.
+inline constexpr std::int64_t kCpuChunk = 512, kGpuChunk = 2048;
+
 /// An attached attention method.
 struct AttachedMethod {
   Spec spec;
   std::vector<std::unique_ptr<Selector>> owned;  // [L], null where the layer is dense
   std::vector<Selector*> selectors;              // [L], views of `owned`
-  bool built = false;
+  bool built = false;                            ///< can be used
+  bool native = false;  ///< the GPU chooses its keys; the selectors here serve where the host must
+  bool built_on_host = false;
   bool dense() const { return spec.name == "full"; }
 };
 
@@ -29,22 +34,27 @@ struct Context::Impl {
   ContextOptions options;
   ModelConfig config;  ///< the model's, with the RoPE scaling that the user asked for
   Rope rope;
-  KvStore kv;
+  KvStore kv;  ///< of a context on the GPU it may be behind; host_kv brings it up
   Llama llama;
-  std::vector<TokenId> ids;  // [tokens]
-  std::int64_t indexed = 0;  ///< tokens that the indexes were built over
+  std::unique_ptr<GpuContext> gpu;  ///< null: everything happens on the CPU
+  std::vector<TokenId> ids;         // [tokens]
+  std::int64_t indexed = 0;         ///< tokens that the indexes were built over
   std::vector<AttachedMethod> methods;
   std::vector<Spec> specs;                        ///< of `methods`, in order
   std::vector<std::vector<Selector*>> listeners;  // [L] selectors that want on_write
   std::vector<float> logits;                      // rows of the last run
   const ForwardHooks* hooks = nullptr;            ///< for probe and audit; not owned
 
+  std::int64_t tokens() const { return std::ssize(ids); }
+  KvStore& host_kv();                     ///< with the keys and values of all tokens
   MethodId find(const Spec& spec) const;  ///< -2 when it is not attached
   /// One forward pass of tokens under a method, chunked by options.chunk; logits of the last token unless
   /// `all`.
   WorkReport run(std::span<const TokenId> tokens, MethodId method, Phase phase, LogitRows rows,
                  const std::function<void(std::int64_t)>& progress = {});
+  ForwardWork forward(const Step& step, const AttachedMethod* method, LogitRows rows);
   void build(AttachedMethod& method, const std::function<void()>& layer_done);
+  void build_on_host(AttachedMethod& method, const std::function<void()>& layer_done);
   void roll_back(std::int64_t tokens);
   void require_room(std::int64_t more) const;
 };

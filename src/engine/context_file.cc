@@ -53,7 +53,7 @@ Json meta_of(const Context::Impl& c) {
           {"kv_heads", c.config.kv_heads},
           {"head_dim", c.config.head_dim},
           {"kv_type", std::string(name_of(c.options.kv_type))},
-          {"tokens", c.kv.tokens()},
+          {"tokens", c.tokens()},
           {"rope_tokens", c.options.max_tokens},
           {"rope_factor", c.options.rope_factor.value_or(0.0)},
           {"seed", c.options.seed},
@@ -130,7 +130,7 @@ void load_indexes(const Context::Impl& c, AttachedMethod& method, const Containe
     if (method.selectors[layer] != nullptr)
       method.selectors[layer]->load(0, sections, c.kv.layer(static_cast<int>(layer)));
   }
-  method.built = true;
+  method.built = method.built_on_host = true;
 }
 
 }  // namespace
@@ -169,8 +169,12 @@ ContextMeta read_context_meta(const ContainerReader& file, const std::filesystem
 }
 
 void Context::save(const std::filesystem::path& path, std::string_view text) const {
-  const Impl& c = *impl_;
-  LODE_ASSERT(c.indexed == c.kv.tokens());
+  Impl& c = *impl_;
+  LODE_ASSERT(c.indexed == c.tokens());
+  c.host_kv();
+  for (AttachedMethod& method : c.methods) {
+    if (!method.dense() && !method.built_on_host) c.build_on_host(method, {});
+  }
   ContainerWriter out(path);
   const std::string meta = meta_of(c).dump();
   out.add("meta", std::as_bytes(std::span(meta)));

@@ -117,7 +117,7 @@ Generation Context::generate(std::span<const TokenId> prompt, MethodId method, c
   if (!dense_part.empty()) c.run(dense_part, kDense, Phase::question, LogitRows::last_of_each);
   if (sources != nullptr) {
     sources->mass.assign(static_cast<std::size_t>(c.options.max_tokens), 0.0);
-    own_hooks = source_hooks(c.config, static_cast<Position>(c.kv.tokens() + sparse - 1), *sources);
+    own_hooks = source_hooks(c.config, static_cast<Position>(c.tokens() + sparse - 1), *sources);
     if (sparse > 1)
       result.work +=
           c.run(sparse_part.first(sparse_part.size() - 1), method, Phase::question, LogitRows::none);
@@ -136,14 +136,14 @@ Generation Context::generate(std::span<const TokenId> prompt, MethodId method, c
     const TokenId next = sampler.next(c.logits);
     result.tokens.push_back(next);
     result.stopped = (options.stop_at_eos && is_eos(next)) || text.push(next);
-    const bool room = c.kv.tokens() < c.options.max_tokens;
+    const bool room = c.tokens() < c.options.max_tokens;
     if (result.stopped || !room || static_cast<std::int64_t>(result.tokens.size()) == options.max_new_tokens)
       break;
     result.work += c.run({&next, 1}, method, Phase::generation, LogitRows::last_of_each);
   }
   result.decode_seconds = seconds_since(decode_start);
   result.text = text.finish(result.stopped);
-  if (sources != nullptr) sources->mass.resize(static_cast<std::size_t>(c.kv.tokens()));
+  if (sources != nullptr) sources->mass.resize(static_cast<std::size_t>(c.tokens()));
   return result;
 }
 

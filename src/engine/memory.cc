@@ -2,6 +2,7 @@
 #include "engine/memory.h"
 
 #include "base/threads.h"
+#include "engine/context.h"
 #include "engine/model.h"
 #include "kv/store.h"
 #include "model/llama.h"
@@ -38,7 +39,7 @@ MemoryPlan plan_memory(const Model& model, DType kv_type, std::int64_t tokens, s
     const std::int64_t layers = std::max(0, config.layers - spec.dense_layers);
     plan.index += layers * info.index_bytes(spec, geometry_of(config, spec.dense), tokens);
   }
-  const std::int64_t chunk = std::min(tokens, ContextOptions{}.chunk);
+  const std::int64_t chunk = std::min(tokens, kCpuChunk);
   plan.scratch = kProgramBytes + Llama(config, model.impl().weights, model.pool()).scratch_bytes(chunk);
   return plan;
 }

@@ -42,15 +42,28 @@ std::shared_ptr<const Model> Model::load(const std::filesystem::path& dir, int t
   return model;
 }
 
-std::shared_ptr<const Model> Model::random(std::string_view shape, int threads, std::uint64_t seed) {
+std::shared_ptr<const Model> Model::random(std::string_view shape, int threads, std::uint64_t seed,
+                                           Device device) {
   std::shared_ptr<Model> model(new Model);
   Impl& m = *model->impl_;
   m.path = std::string(shape);
   m.config = named_shape(shape);
-  m.weights = ModelWeights::random(m.config, DType::bf16, seed);
+  m.weights = device == Device::cuda ? ModelWeights::shapes(m.config, DType::bf16)
+                                     : ModelWeights::random(m.config, DType::bf16, seed);
   m.pool = std::make_unique<ThreadPool>(threads);
   m.fingerprint = fingerprint_of(m.config, m.weights);
   return model;
+}
+
+std::string_view name_of(Device device) {
+  return device == Device::cuda ? "cuda" : "cpu";
+}
+
+std::shared_ptr<const GpuModel> Model::Impl::gpu_model(std::int64_t limit) const {
+  const std::lock_guard lock(gpu_mutex_);
+  auto shared = gpu_.lock();
+  if (shared == nullptr) gpu_ = shared = make_gpu_model(config, weights, limit);
+  return shared;
 }
 
 const ModelConfig& Model::config() const {

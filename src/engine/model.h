@@ -3,9 +3,11 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <optional>
 
 #include "base/threads.h"
+#include "gpu/backend.h"
 #include "lodestone/engine.h"
 #include "model/config.h"
 #include "model/weights.h"
@@ -19,6 +21,13 @@ struct Model::Impl {
   ModelWeights weights;
   std::unique_ptr<ThreadPool> pool;
   std::string fingerprint;
+
+  /// The weights on the GPU, copied when first asked for.
+  std::shared_ptr<const GpuModel> gpu_model(std::int64_t limit) const;
+
+ private:
+  mutable std::mutex gpu_mutex_;
+  mutable std::weak_ptr<const GpuModel> gpu_;
 };
 
 }  // namespace lode

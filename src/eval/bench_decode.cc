@@ -16,6 +16,13 @@ constexpr int kWarmUp = 2;
 /// prefill would.
 void fill(Context::Impl& c, const DecodeBenchOptions& options) {
   const ModelConfig& m = c.config;
+  if (const auto native = [](const AttachedMethod& a) { return a.native || a.dense(); };
+      c.gpu != nullptr && std::all_of(c.methods.begin(), c.methods.end(), native)) {
+    c.gpu->fill_random(options.context, options.seed);
+    c.ids.assign(static_cast<std::size_t>(options.context), TokenId{0});
+    c.indexed = c.tokens();
+    return;
+  }
   std::vector<VectorMaker> makers;
   for (int layer = 0; layer < m.layers; ++layer)
     makers.emplace_back(VectorMaker::Shape{m.query_heads, m.kv_heads, m.head_dim}, options.kind, options.skew,
@@ -42,7 +49,7 @@ void fill(Context::Impl& c, const DecodeBenchOptions& options) {
     c.kv.commit(count);
     c.ids.insert(c.ids.end(), static_cast<std::size_t>(count), TokenId{0});
   }
-  c.indexed = c.kv.tokens();
+  c.indexed = c.tokens();
 }
 
 }  // namespace
@@ -54,8 +61,11 @@ std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& mod
   for (const Spec& spec : specs)
     if (spec.name != "full") all.push_back(spec);
   const int steps = options.steps + kWarmUp;
-  Context context(model,
-                  {.kv_type = options.kv_type, .max_tokens = options.context + steps, .seed = options.seed});
+  Context context(model, {.kv_type = options.kv_type,
+                          .device = options.device,
+                          .gpu_memory = options.gpu_memory,
+                          .max_tokens = options.context + steps,
+                          .seed = options.seed});
   std::vector<MethodId> methods;
   for (const Spec& spec : all) methods.push_back(context.attach(spec));
   Context::Impl& c = context.impl();
@@ -71,7 +81,7 @@ std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& mod
   note("measuring");
   std::vector<std::vector<double>> times(all.size());
   std::vector<WorkReport> work(all.size());
-  const std::int64_t start = c.kv.tokens();
+  const std::int64_t start = c.tokens();
   for (int step = 0; step < steps; ++step)
     for (std::size_t i = 0; i < all.size(); ++i) {
       check_cancel();

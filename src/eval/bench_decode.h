@@ -15,6 +15,8 @@ namespace lode {
 struct DecodeBenchOptions {
   std::int64_t context = 8192;  ///< tokens in front of the first measured one
   DType kv_type = DType::f16;
+  Device device = Device::cpu;
+  std::int64_t gpu_memory = 0;  ///< as in ContextOptions
   KvKind kind = KvKind::normal;
   double skew = 1.0;
   int steps = 32;  ///< measured per spec, after two that warm up

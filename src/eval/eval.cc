@@ -228,7 +228,10 @@ std::vector<EvalRow> Evaluation::rows_of(const std::string& task, std::int64_t t
 }
 
 EvalReport Evaluation::report() const {
-  EvalReport report = {.model = model_->path().string(), .protocol = options_.protocol.str(), .rows = {}};
+  EvalReport report = {.model = model_->path().string(),
+                       .protocol = options_.protocol.str(),
+                       .device = std::string(name_of(options_.context.device)),
+                       .rows = {}};
   std::set<std::pair<std::string, std::int64_t>> groups;
   for (const Sample& s : samples_) {
     if (!groups.insert({s.task, s.tokens}).second) continue;
@@ -274,7 +277,7 @@ Json EvalReport::json() const {
                        {"documents", r.difference.documents},
                        {"seconds", r.seconds}});
   }
-  return {{"model", model}, {"protocol", protocol}, {"device", "cpu"}, {"results", results}};
+  return {{"model", model}, {"protocol", protocol}, {"device", device}, {"results", results}};
 }
 
 std::string EvalReport::table() const {

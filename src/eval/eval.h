@@ -54,7 +54,7 @@ struct EvalRow {
 };
 
 struct EvalReport {
-  std::string model, protocol;
+  std::string model, protocol, device;
   std::vector<EvalRow> rows;  ///< by task, length, then method in the order asked for, `full` first
   /// As interface.md has it, with the paired interval, documents and seconds beside.
   Json json() const;

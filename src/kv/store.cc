@@ -153,6 +153,12 @@ struct KvStore::Impl {
     }
   }
 
+  void require_room(std::int64_t more) const {
+    if (tokens + more <= shape.max_tokens) return;
+    throw InputError(fmt::format("expected at most {} tokens in the KV cache, found {} there and {} to add",
+                                 shape.max_tokens, tokens, more));
+  }
+
   void write_head(int layer, int head, std::int64_t count, const float* x /*[T, Hkv, d]*/, int part) {
     const std::int64_t d = shape.head_dim, stride = d * shape.kv_heads, bytes = row_bytes(part);
     Range& rows = range(layer, head, part);
@@ -203,15 +209,23 @@ void KvStore::write(int layer, std::int64_t count, std::span<const float> k, std
   Impl& s = *impl_;
   const std::int64_t numbers = count * s.shape.kv_heads * s.shape.head_dim;
   LODE_ASSERT(count >= 0 && std::ssize(k) == numbers && std::ssize(v) == numbers);
-  if (s.tokens + count > s.shape.max_tokens) {
-    throw InputError(fmt::format("expected at most {} tokens in the KV cache, found {} there and {} to add",
-                                 s.shape.max_tokens, s.tokens, count));
-  }
+  s.require_room(count);
   for (int head = 0; head < s.shape.kv_heads; ++head) {
     s.write_head(layer, head, count, k.data(), 0);
     s.write_head(layer, head, count, v.data(), 1);
   }
   s.touched = std::max(s.touched, s.tokens + count);
+}
+
+std::byte* KvStore::rows_to_write(int layer, int head, Part part, std::int64_t count) {
+  Impl& s = *impl_;
+  LODE_ASSERT(count >= 0 && s.shape.type != DType::q8);
+  s.require_room(count);
+  const int p = static_cast<int>(part);
+  Impl::Range& range = s.range(layer, head, p);
+  range.written = s.tokens + count;
+  s.touched = std::max(s.touched, range.written);
+  return range.data + s.tokens * s.row_bytes(p);
 }
 
 void KvStore::commit(std::int64_t count) {

@@ -34,6 +34,8 @@ class KvStore {
   KvStore(KvStore&&) noexcept;
   KvStore& operator=(KvStore&&) noexcept;
 
+  enum class Part { k, v, k_scale, v_scale };
+
   const KvShape& shape() const;
   std::int64_t tokens() const;
 
@@ -56,8 +58,11 @@ class KvStore {
   /// are for the store's life.
   KvLayer layer(int layer, std::int64_t pending = 0) const;
 
+  /// Where `count` rows behind the committed ones are to be written by the caller, in the store's type (f32,
+  /// f16 or bf16), all heads and both parts before commit. InputError when max_tokens would be passed.
+  std::byte* rows_to_write(int layer, int head, Part part, std::int64_t count);
+
   /// For saving: the bytes of one head's K (or V, or scales) rows [0, tokens).
-  enum class Part { k, v, k_scale, v_scale };
   std::span<const std::byte> rows(int layer, int head, Part part) const;
   /// For loading into an empty store: maps `bytes` of the file at a page-aligned offset as rows of that part;
   /// commit counts them once every part is there. Pages stay shared with other processes until a row is

@@ -259,6 +259,16 @@ ModelWeights ModelWeights::read(const std::filesystem::path& dir, const ModelCon
   return m;
 }
 
+ModelWeights ModelWeights::shapes(const ModelConfig& c, DType type) {
+  ModelWeights m;
+  set_shapes(m, c, type);
+  for_each_weight(m,
+                  [&](const std::string&, const Weight& w) { m.bytes += w.rows * w.cols * bytes_of(type); });
+  if (c.tied_embeddings) m.output = m.embedding;
+  m.fingerprint = "shapes";
+  return m;
+}
+
 ModelWeights ModelWeights::random(const ModelConfig& c, DType type, std::uint64_t seed) {
   ModelWeights m;
   set_shapes(m, c, type);

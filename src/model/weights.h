@@ -43,6 +43,9 @@ class ModelWeights {
   /// Seeded random weights of the config's shape, for benchmarks.
   static ModelWeights random(const ModelConfig& config, DType type, std::uint64_t seed);
 
+  /// Shapes without data, for weights that are made elsewhere.
+  static ModelWeights shapes(const ModelConfig& config, DType type);
+
   Weight embedding;  // [V, D]
   std::vector<LayerWeights> layers;
   Weight final_norm;        // [1, D]

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// The GPU as the engine sees it: a model's weights there, and a context's keys, values and forward pass. A
+// program without CUDA has the same functions (no_cuda.cc), which say so.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kv/store.h"
+#include "lodestone/engine.h"
+#include "model/llama.h"
+
+namespace lode {
+
+/// A model's weights in GPU memory, shared by all contexts.
+class GpuModel {
+ public:
+  virtual ~GpuModel() = default;
+  virtual std::int64_t bytes() const = 0;
+};
+/// Copies the weights; those without data (ModelWeights::shapes) are filled with random numbers there.
+/// RunError when there is no GPU or not enough memory; `limit` bounds what this program may take (0 = all
+/// there is).
+std::shared_ptr<const GpuModel> make_gpu_model(const ModelConfig& config, const ModelWeights& weights,
+                                               std::int64_t limit);
+
+struct GpuContextOptions {
+  DType kv_type = DType::f16;
+  std::int64_t max_tokens = 0;
+  std::int64_t chunk = 512;       ///< most tokens of one forward call
+  std::int64_t memory_limit = 0;  ///< bytes of GPU memory for everything, weights included; 0 = all there is
+};
+
+/// One sequence on the GPU. Its tokens and the host's KvStore are two copies of one cache, each of which may
+/// be behind: upload and download bring one up to the other.
+class GpuContext {
+ public:
+  virtual ~GpuContext() = default;
+
+  virtual std::int64_t tokens() const = 0;  ///< whose keys and values are there
+  virtual std::int64_t bytes() const = 0;   ///< of GPU memory held, without the weights
+  virtual void roll_back(std::int64_t tokens) = 0;
+  /// Appends the host's rows [tokens(), store.tokens()).
+  virtual void upload(const KvStore& store) = 0;
+  /// Appends this context's rows [store.tokens(), tokens()) to the store.
+  virtual void download(KvStore& store) = 0;
+  /// Fills rows with random keys and values up to so many tokens, for benchmarks without a prefill.
+  virtual void fill_random(std::int64_t tokens, std::uint64_t seed) = 0;
+
+  /// Says that a method's selectors will be used. True when the GPU chooses keys for it by itself; false when
+  /// the host's selectors choose, layer by layer, and the GPU attends: then the host's store must be up to
+  /// date.
+  virtual bool attach(const Spec& spec, std::span<Selector* const> selectors) = 0;
+
+  /// Llama::forward on the GPU, for one sequence whose earlier tokens are all there; its `kv` is written and
+  /// committed too when a selector of the step needs it (see attach). Hooks are not called.
+  virtual ForwardWork forward(const Step& step, const Rope& rope, LogitRows rows,
+                              std::vector<float>& logits) = 0;
+};
+std::unique_ptr<GpuContext> make_gpu_context(const ModelConfig& config, std::shared_ptr<const GpuModel> model,
+                                             const GpuContextOptions& options);
+
+}  // namespace lode

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/lists.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+namespace lode {
+
+namespace {
+
+constexpr std::int64_t kAlign = 256;  // bytes between the arrays of one upload
+
+std::int64_t aligned(std::int64_t bytes) {
+  return (bytes + kAlign - 1) / kAlign * kAlign;
+}
+
+}  // namespace
+
+/// Plain keys and weighted ones of a set below far_end, merged in rising order.
+void HostLists::add_keys(const FarKeys& far, Position far_end, std::vector<Position>& rows,
+                         std::vector<float>& weights) const {
+  std::size_t weighted = 0;
+  const auto take_weighted_below = [&](Position end) {
+    for (; weighted < far.rows.size() && far.rows[weighted] < end; ++weighted) {
+      rows.push_back(far.rows[weighted]);
+      weights.push_back(far.log_weights[weighted]);
+    }
+  };
+  for (const Run& run : far.runs) {
+    for (Position row = run.begin; row < std::min(run.end, far_end); ++row) {
+      take_weighted_below(row);
+      rows.push_back(row);
+      weights.push_back(0.0f);
+    }
+  }
+  take_weighted_below(far_end);
+}
+
+void HostLists::assign(std::span<const SetGroup> groups, const QueryBlock& block,
+                       const LayerGeometry& geometry, std::int64_t begin, std::int64_t end) {
+  const int group = geometry.group();
+  const std::int64_t tokens = end - begin;
+  dense_ = geometry.dense;
+  weighted_ = false;
+  bool apart = false, tails = false;
+  for (const SetGroup& g : groups) {
+    for (const Selection::Set& set : g.sets) {
+      apart = apart || set.queries.heads != all_heads(group);
+      weighted_ = weighted_ || !set.log_weights.empty();
+      tails = tails || !set.tail_lse.empty();
+    }
+  }
+  lists_per_head_ = apart ? group : 1;
+  const auto lists = static_cast<std::size_t>(tokens * geometry.kv_heads * lists_per_head_);
+  rows_.assign(lists, {});
+  weights_.assign(lists, {});
+  tail_lse_.assign(tails ? static_cast<std::size_t>(tokens * geometry.query_heads) : 0,
+                   -std::numeric_limits<float>::infinity());
+  tail_output_.assign(tail_lse_.size() * static_cast<std::size_t>(geometry.head_dim), 0.0f);
+
+  for (const SetGroup& g : groups) {
+    for (std::int64_t t = std::max(begin, g.token_begin); t < std::min(end, g.token_end); ++t) {
+      const Position far_end = block.far_end(t, geometry.dense);
+      for (std::size_t s = 0; s < g.sets.size(); ++s) {
+        const Selection::Set& set = g.sets[s];
+        const int heads = std::popcount(set.queries.heads);
+        int nth = 0;  // of the set's heads
+        for (std::uint32_t rest = set.queries.heads; rest != 0; rest &= rest - 1, ++nth) {
+          const int head = std::countr_zero(rest);
+          if (lists_per_head_ > 1 || nth == 0) {
+            const auto list =
+                static_cast<std::size_t>(((t - begin) * geometry.kv_heads + g.kv_head) * lists_per_head_ +
+                                         (lists_per_head_ > 1 ? head : 0));
+            add_keys(g.far[s], far_end, rows_[list], weights_[list]);
+          }
+          if (set.tail_lse.empty()) continue;
+          const std::int64_t from = (t - g.token_begin) * heads + nth;
+          const std::int64_t to = (t - begin) * geometry.query_heads + std::int64_t{g.kv_head} * group + head;
+          tail_lse_[static_cast<std::size_t>(to)] = set.tail_lse[static_cast<std::size_t>(from)];
+          std::copy_n(set.tail_output.data() + from * geometry.head_dim, geometry.head_dim,
+                      tail_output_.data() + to * geometry.head_dim);
+        }
+      }
+    }
+  }
+}
+
+cuda::RowLists HostLists::upload(cuda::Buffer& device, cuda::StreamHandle stream) const {
+  std::size_t most = 1;
+  for (const auto& list : rows_) most = std::max(most, list.size());
+  const auto lists = static_cast<std::int64_t>(rows_.size()), capacity = static_cast<std::int64_t>(most);
+  const std::int64_t rows_bytes = aligned(lists * capacity * 4), counts_bytes = aligned(lists * 4);
+  const std::int64_t weights_bytes = weighted_ ? rows_bytes : 0;
+  const auto tail_bytes = aligned(static_cast<std::int64_t>(tail_output_.size() * sizeof(float)));
+  const auto lse_bytes = aligned(static_cast<std::int64_t>(tail_lse_.size() * sizeof(float)));
+  const std::int64_t total = counts_bytes + rows_bytes + weights_bytes + tail_bytes + lse_bytes;
+  if (device.bytes() < total) {
+    device = {};
+    device = cuda::Buffer(total + total / 4, "the lists of chosen keys");
+  }
+  std::vector<std::byte> staged(static_cast<std::size_t>(total));
+  std::byte* at = staged.data();
+  for (std::int64_t i = 0; i < lists; ++i) {
+    const auto& rows = rows_[static_cast<std::size_t>(i)];
+    const auto count = static_cast<std::int32_t>(rows.size());
+    std::memcpy(at + i * 4, &count, 4);
+    std::memcpy(at + counts_bytes + i * capacity * 4, rows.data(), rows.size() * 4);
+    if (weighted_)
+      std::memcpy(at + counts_bytes + rows_bytes + i * capacity * 4,
+                  weights_[static_cast<std::size_t>(i)].data(), rows.size() * 4);
+  }
+  const std::int64_t tails_at = counts_bytes + rows_bytes + weights_bytes;
+  std::memcpy(at + tails_at, tail_output_.data(), tail_output_.size() * sizeof(float));
+  std::memcpy(at + tails_at + tail_bytes, tail_lse_.data(), tail_lse_.size() * sizeof(float));
+  // Pageable memory: the call returns once the bytes have left.
+  cuda::copy(device.as<std::byte>(), at, total, stream);
+
+  auto* const to = device.as<std::byte>();
+  const auto floats = [&](std::int64_t offset) { return reinterpret_cast<const float*>(to + offset); };
+  return {.rows = reinterpret_cast<const std::int32_t*>(to + counts_bytes),
+          .counts = reinterpret_cast<const std::int32_t*>(to),
+          .log_weights = weighted_ ? floats(counts_bytes + rows_bytes) : nullptr,
+          .capacity = capacity,
+          .lists_per_head = lists_per_head_,
+          .sink = dense_.sink,
+          .window = dense_.window,
+          .tail_output = tail_lse_.empty() ? nullptr : floats(tails_at),
+          .tail_lse = tail_lse_.empty() ? nullptr : floats(tails_at + tail_bytes)};
+}
+
+}  // namespace lode

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/model.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "kernels/cuda/random.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+constexpr std::int64_t kAlign = 256;  // bytes; vector loads and cuBLASLt like it
+
+std::int64_t padded(const Weight& w) {
+  return (w.rows * w.cols * bytes_of(w.type) + kAlign - 1) / kAlign * kAlign;
+}
+
+/// Every weight once, in the order of the forward pass.
+void for_each(const ModelWeights& m, bool tied, const auto& body) {
+  body(m.embedding);
+  for (const LayerWeights& w : m.layers) {
+    for (const Weight* weight :
+         {&w.attention_norm, &w.q, &w.k, &w.v, &w.q_bias, &w.k_bias, &w.v_bias, &w.o, &w.o_bias, &w.mlp_norm,
+          &w.gate, &w.up, &w.down, &w.gate_bias, &w.up_bias, &w.down_bias})
+      body(*weight);
+  }
+  body(m.final_norm);
+  if (!tied) body(m.output);
+}
+
+}  // namespace
+
+GpuInfo gpu_info() {
+  const cuda::Availability found = cuda::availability();
+  return {found.ok, found.why, found.name, found.total_bytes, found.free_bytes};
+}
+
+CudaModel::CudaModel(const ModelConfig& config, const ModelWeights& weights, std::int64_t limit) {
+  std::int64_t bytes = 0;
+  for_each(weights, config.tied_embeddings, [&](const Weight& w) { bytes += padded(w); });
+  if (limit > 0 && bytes > limit) {
+    throw InputError(
+        fmt::format("--gpu-memory: expected at least {} MiB for the model's weights, found a limit of {} MiB",
+                    (bytes >> 20) + 1, limit >> 20));
+  }
+  memory_ = cuda::Buffer(bytes, "the model's weights");
+  embedding = take(weights.embedding, false);
+  for (const LayerWeights& w : weights.layers) {
+    layers.push_back({.attention_norm = take(w.attention_norm, true),
+                      .q = take(w.q, false),
+                      .k = take(w.k, false),
+                      .v = take(w.v, false),
+                      .q_bias = take(w.q_bias, false),
+                      .k_bias = take(w.k_bias, false),
+                      .v_bias = take(w.v_bias, false),
+                      .o = take(w.o, false),
+                      .o_bias = take(w.o_bias, false),
+                      .mlp_norm = take(w.mlp_norm, true),
+                      .gate = take(w.gate, false),
+                      .up = take(w.up, false),
+                      .down = take(w.down, false),
+                      .gate_bias = take(w.gate_bias, false),
+                      .up_bias = take(w.up_bias, false),
+                      .down_bias = take(w.down_bias, false)});
+  }
+  final_norm = take(weights.final_norm, true);
+  output = config.tied_embeddings ? embedding : take(weights.output, false);
+}
+
+/// Puts a weight behind the ones before it; one of a shape alone becomes random numbers of a usual spread.
+cuda::DeviceWeight CudaModel::take(const Weight& weight, bool norm) {
+  if (weight.rows == 0) return {};
+  std::byte* const at = memory_.as<std::byte>() + used_;
+  used_ += padded(weight);
+  if (weight.data != nullptr) {
+    cuda::copy(at, weight.data, weight.rows * weight.cols * bytes_of(weight.type), nullptr);
+  } else {
+    const float width = norm ? 0.0f : std::sqrt(3.0f / static_cast<float>(weight.cols));
+    cuda::fill_uniform(at, weight.type, weight.rows * weight.cols, norm ? 1.0f : 0.0f, width, ++drawn_,
+                       nullptr);
+  }
+  return {at, weight.type, weight.rows, weight.cols};
+}
+
+std::shared_ptr<const GpuModel> make_gpu_model(const ModelConfig& config, const ModelWeights& weights,
+                                               std::int64_t limit) {
+  if (const GpuInfo gpu = gpu_info(); !gpu.ok) throw RunError("no GPU to use: " + gpu.why);
+  return std::make_shared<CudaModel>(config, weights, limit);
+}
+
+}  // namespace lode

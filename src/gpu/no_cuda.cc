@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a program that was built without CUDA says of GPUs.
+#include "gpu/backend.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+constexpr const char* kWhy = "this program was built without CUDA";
+}
+
+GpuInfo gpu_info() {
+  GpuInfo info;
+  info.why = kWhy;
+  return info;
+}
+
+std::shared_ptr<const GpuModel> make_gpu_model(const ModelConfig&, const ModelWeights&, std::int64_t) {
+  throw RunError(kWhy);
+}
+
+std::unique_ptr<GpuContext> make_gpu_context(const ModelConfig&, std::shared_ptr<const GpuModel>,
+                                             const GpuContextOptions&) {
+  throw RunError(kWhy);
+}
+
+}  // namespace lode
