@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prefill attention against float64: every head dimension and group, every store, chunks that start and end
+// inside of tiles, scores of hundreds, NaN in later rows; that the bits do not depend on how a prompt is cut.
+#include <string>
+
+#include "harness.h"
+#include "kernels/cuda/attend.h"
+#include "reference.h"
+
+namespace lode::cuda {
+namespace {
+
+using test::OnDevice;
+
+/// One sequence of random keys and values in a store of two layers, behind another sequence.
+struct Sequence {
+  Sequence(int kv_heads, int d, DType type, std::int64_t tokens_, unsigned seed, float deviation = 1.0f)
+      : layout{kv_heads, d, type, 0},
+        tokens(tokens_),
+        keys(test::normal(static_cast<std::size_t>(tokens * kv_heads * d), seed, deviation)),
+        values(test::normal(static_cast<std::size_t>(tokens * kv_heads * d), seed + 1)) {
+    layout.layer_stride = layout.layer_bytes(tokens);
+    for (std::vector<float>* m : {&keys, &values}) {
+      for (float& x : *m) x = test::rounded(x, type);
+    }
+  }
+  /// Everything that is no token's is NaN.
+  std::vector<char> bytes() const {
+    std::vector<char> all(static_cast<std::size_t>(2 * layout.layer_stride), static_cast<char>(0xff));
+    const auto d = static_cast<std::size_t>(layout.head_dim);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      for (int h = 0; h < layout.kv_heads; ++h) {
+        const std::size_t row = static_cast<std::size_t>(t * layout.kv_heads + h) * d;
+        char* at = all.data() + layout.layer_stride + layout.key_offset(h, t);
+        const auto put = [&](const std::vector<float>& from, char* to) {
+          const auto begin = from.begin() + static_cast<std::ptrdiff_t>(row);
+          const std::vector<char> raw = test::encode({begin, begin + layout.head_dim}, layout.type);
+          std::copy(raw.begin(), raw.end(), to);
+        };
+        put(keys, at);
+        put(values, at + layout.value_offset());
+      }
+    }
+    return all;
+  }
+  KvLayout layout;
+  std::int64_t tokens;
+  std::vector<float> keys, values;  // [tokens, Hkv, d]
+};
+
+struct Result {
+  std::vector<float> o, lse;
+};
+
+/// The last `count` tokens attend, in chunks of at most `chunk`.
+Result run(const Sequence& s, const std::vector<float>& q, int query_heads, int count, int chunk,
+           Precision precision) {
+  Stream stream;
+  const int d = s.layout.head_dim;
+  const OnDevice<char> store(s.bytes());
+  const OnDevice<const char*> bases({nullptr, store.get()});
+  const OnDevice<float> q_device(q), o(test::poison(q.size())),
+      lse(test::poison(static_cast<std::size_t>(count * query_heads)));
+  std::vector<QueryToken> tokens;
+  for (int i = 0; i < count; ++i) tokens.push_back({1, static_cast<std::int32_t>(s.tokens - count + i)});
+  const OnDevice<QueryToken> tokens_device(tokens);
+  for (int first = 0; first < count; first += chunk) {
+    const std::int64_t row = std::int64_t{first} * query_heads;
+    Queries in;
+    in.tokens = tokens_device.get() + first;
+    in.bases = bases.get();
+    in.layer_offset = s.layout.layer_stride;
+    in.layout = s.layout;
+    in.count = std::min(chunk, count - first);
+    in.query_heads = query_heads;
+    in.scale = 1.0f / std::sqrt(static_cast<float>(d));
+    in.q = q_device.get() + row * d;
+    in.o = o.get() + row * d;
+    in.lse = lse.get() + row;
+    attend_prefill(in, tokens[static_cast<std::size_t>(first)].position, precision, stream.get());
+  }
+  return {o.read(stream), lse.read(stream)};
+}
+
+struct Expected {
+  std::vector<double> o, lse;
+};
+
+Expected reference(const Sequence& s, const std::vector<float>& q, int query_heads, int count) {
+  const int d = s.layout.head_dim, kv_heads = s.layout.kv_heads;
+  const double scale = static_cast<double>(1.0f / std::sqrt(static_cast<float>(d)));
+  Expected e;
+  for (int i = 0; i < count; ++i) {
+    for (int h = 0; h < query_heads; ++h) {
+      const float* query =
+          q.data() + (std::size_t(i) * std::size_t(query_heads) + std::size_t(h)) * std::size_t(d);
+      const std::int64_t keys = s.tokens - count + i + 1;
+      std::vector<double> p;
+      double high = -1e300, sum = 0;
+      const auto row = [&](const std::vector<float>& m, std::int64_t t) {
+        return m.data() + (t * kv_heads + h / (query_heads / kv_heads)) * d;
+      };
+      for (std::int64_t t = 0; t < keys; ++t) {
+        double dot = 0;
+        for (int c = 0; c < d; ++c) dot += double{query[c]} * double{row(s.keys, t)[c]};
+        p.push_back(dot * scale);
+        high = std::max(high, p.back());
+      }
+      std::vector<double> out(static_cast<std::size_t>(d));
+      for (std::int64_t t = 0; t < keys; ++t) {
+        const double weight = std::exp(p[static_cast<std::size_t>(t)] - high);
+        sum += weight;
+        for (int c = 0; c < d; ++c) out[static_cast<std::size_t>(c)] += weight * double{row(s.values, t)[c]};
+      }
+      for (const double x : out) e.o.push_back(x / sum);
+      e.lse.push_back(high + std::log(sum));
+    }
+  }
+  return e;
+}
+
+double tolerance(DType type, Precision precision) {
+  if (precision == Precision::exact || type == DType::f32) return 4e-6;
+  return type == DType::bf16 ? 6e-3 : 1e-3;
+}
+
+void check(int query_heads, int kv_heads, int d, DType type, std::int64_t tokens, int count,
+           Precision precision, float deviation = 1.0f) {
+  const Sequence s(kv_heads, d, type, tokens, 91, deviation);
+  const std::vector<float> q = test::normal(static_cast<std::size_t>(count * query_heads * d), 95, deviation);
+  const Result found = run(s, q, query_heads, count, count, precision);
+  const Expected expected = reference(s, q, query_heads, count);
+  const double error = test::relative_error(found.o, expected.o),
+               lse = test::relative_error(found.lse, expected.lse);
+  const double allowed = tolerance(type, precision) * (deviation > 1.0f ? 10 : 1);
+  if (!(error <= allowed && lse <= allowed)) {
+    test::fail(__FILE__, __LINE__,
+               std::string(name_of(type)) + " d " + std::to_string(d) + " heads " +
+                   std::to_string(query_heads) + "/" + std::to_string(kv_heads) + " tokens " +
+                   std::to_string(tokens) + " count " + std::to_string(count) +
+                   (precision == Precision::exact ? " exact" : " fast") + ": output off by " +
+                   std::to_string(error) + ", lse by " + std::to_string(lse));
+  }
+}
+
+constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16};
+constexpr Precision kPrecisions[] = {Precision::exact, Precision::fast};
+
+LODE_TEST(prefill_dimensions_and_groups) {
+  for (const Precision precision : kPrecisions) {
+    for (const DType type : kTypes) {
+      for (const int d : {64, 80, 96, 128, 256}) check(4, 2, d, type, 150, 70, precision);
+      for (const int group : {1, 2, 3, 5, 7, 8, 16}) check(2 * group, 2, 64, type, 131, 40, precision);
+      check(3, 1, 20, type, 77, 77, precision);  // no dimension of the matrix unit's
+    }
+  }
+}
+
+LODE_TEST(prefill_positions) {
+  for (const Precision precision : kPrecisions) {
+    for (const DType type : {DType::f32, DType::bf16}) {
+      const struct {
+        int tokens, count;
+      } cases[] = {{1, 1},     {2, 2},     {33, 1},  {64, 64},   {127, 127},
+                   {128, 128}, {129, 129}, {257, 3}, {400, 271}, {640, 130}};
+      for (const auto& c : cases) check(4, 1, 128, type, c.tokens, c.count, precision);
+    }
+  }
+}
+
+LODE_TEST(prefill_large_scores) {
+  for (const Precision precision : kPrecisions) {
+    for (const DType type : kTypes) check(2, 1, 128, type, 200, 64, precision, 6.0f);  // scores of hundreds
+  }
+}
+
+LODE_TEST(prefill_chunks_give_the_same_bits) {
+  for (const Precision precision : kPrecisions) {
+    for (const DType type : kTypes) {
+      const int tokens = 300, count = 300, heads = 6;
+      const Sequence s(2, 64, type, tokens, 101);
+      const std::vector<float> q = test::normal(static_cast<std::size_t>(count * heads * 64), 105);
+      const Result whole = run(s, q, heads, count, count, precision);
+      for (const int chunk : {1, 7, 64, 100}) {
+        const Result cut = run(s, q, heads, count, chunk, precision);
+        LODE_CHECK(cut.o == whole.o && cut.lse == whole.lse);
+      }
+    }
+  }
+}
+
+LODE_TEST(prefill_nan_is_not_hidden) {
+  // NaN in a key or a value reaches every query that sees it and no other.
+  for (const Precision precision : kPrecisions) {
+    for (const bool in_key : {true, false}) {
+      const int tokens = 200, count = 120, heads = 2;
+      Sequence s(1, 64, DType::bf16, tokens, 111);
+      (in_key ? s.keys : s.values)[150 * 64 + 3] = std::nanf("");
+      const std::vector<float> q = test::normal(static_cast<std::size_t>(count * heads * 64), 115);
+      const Result found = run(s, q, heads, count, count, precision);
+      for (std::size_t i = 0; i < found.o.size(); ++i) {
+        const std::size_t position = 80 + i / (heads * 64);
+        const bool expected = position >= 150 && (in_key || i % 64 == 3);
+        LODE_CHECK(std::isnan(found.o[i]) == expected);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lode::cuda
