@@ -214,7 +214,8 @@ void add_decode(CLI::App& bench) {
   verb.add_option("-m,--model", flags->model, "folder with config.json, tokenizer.json and *.safetensors");
   auto* random =
       verb.add_option("--random", flags->shape, "random weights of a named shape, e.g. llama-3.2-1b");
-  verb.add_option("-n,--steps", flags->steps, "decode steps measured per spec")->check(CLI::Range(1, 100000));
+  verb.add_option("-n,--steps", flags->steps, "decode steps measured per spec")
+      ->check(whole_number(1, 100'000));
   verb.callback([flags, random] { run_decode(*flags, random->count() > 0); });
 }
 

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The program: parses the verb, runs it, turns failures into one sentence and an exit code.
+#include <signal.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <iostream>
 #include <new>
@@ -15,6 +19,26 @@
 namespace {
 
 constexpr int kDone = 0, kFailed = 1, kBadInput = 2, kInterrupted = 130;
+
+/// A mapped file that another program cuts short, or a disk that fails, shows as SIGBUS at the next look at
+/// its pages, in whichever thread looks first. The others wait for its exit, so that the sentence comes once.
+void on_bus_error(int) {
+  static constexpr char kSentence[] =
+      "lodestone: a file that was in use can no longer be read: another program cut it short, or its disk "
+      "fails\n";
+  static std::atomic_flag said;
+  while (said.test_and_set()) pause();
+  const ssize_t written = write(STDERR_FILENO, kSentence, sizeof kSentence - 1);
+  static_cast<void>(written);
+  _exit(kFailed);
+}
+
+void install_bus_error_handler() {
+  struct sigaction action = {};
+  action.sa_handler = on_bus_error;
+  sigfillset(&action.sa_mask);
+  sigaction(SIGBUS, &action, nullptr);
+}
 
 int complain(int code, const std::string& message) {
   std::fprintf(stderr, "lodestone: %s\n", message.c_str());
@@ -77,6 +101,7 @@ int run(CLI::App& app, int argc, char** argv) {
 
 int main(int argc, char** argv) {
   lode::install_cancel_handlers();
+  install_bus_error_handler();
   CLI::App app{"Lodestone: index a long document once, then ask it many questions fast.", "lodestone"};
   app.set_version_flag("--version", LODESTONE_VERSION);
   app.require_subcommand(1);

@@ -277,6 +277,7 @@ MethodId Context::attach(const Spec& spec) {
 }
 
 void Context::prefill(std::span<const TokenId> tokens, const std::function<void(std::int64_t)>& progress) {
+  impl_->kv.expect(impl_->kv.tokens() + std::ssize(tokens));
   impl_->run(tokens, kDense, Phase::context, LogitRows::none, progress);
 }
 

@@ -11,6 +11,12 @@ namespace {
 
 constexpr std::size_t kMaxPrefix = 64;
 
+void require_short(std::size_t tokens, const std::string& where) {
+  if (tokens <= kMaxPrefix) return;
+  throw InputError(where + ": expected at most " + std::to_string(kMaxPrefix) +
+                   " tokens in front of a text, found more");
+}
+
 void add_ids(const Json& json, const std::string& name, const std::string& where, std::vector<TokenId>& ids) {
   const Json& specials = json_member(json, "special_tokens");
   if (!json_member(json_member(specials, name), "ids").is_array()) {
@@ -21,10 +27,7 @@ void add_ids(const Json& json, const std::string& name, const std::string& where
       throw InputError(where + ": special_tokens: '" + excerpt(name) + "': expected ids from 0 to " +
                        std::to_string(Bpe::kMaxTokens - 1) + ", found " + id.type_name());
     }
-    if (ids.size() == kMaxPrefix) {
-      throw InputError(where + ": expected at most " + std::to_string(kMaxPrefix) +
-                       " tokens in front of a text, found more");
-    }
+    require_short(ids.size() + 1, where);
     ids.push_back(id.get<TokenId>());
   }
 }
@@ -70,6 +73,7 @@ std::vector<TokenId> read_prefix(const Json& json, const std::string& where) {
   std::vector<TokenId> ids;
   for (const Json& part : json["processors"]) {
     const std::vector<TokenId> more = read_prefix(part, where);
+    require_short(ids.size() + more.size(), where);
     ids.insert(ids.begin(), more.begin(), more.end());
   }
   return ids;

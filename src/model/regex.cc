@@ -4,6 +4,8 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <new>
 
 #include "base/text.h"
@@ -14,7 +16,9 @@ namespace lode {
 
 namespace {
 
-constexpr std::uint32_t kMatchLimit = 10'000'000;  // steps of one match; honest expressions take a few
+// Steps that one match may take: honest expressions take a few for each character of a run that they try in
+// vain.
+constexpr std::size_t kFewestSteps = 10'000'000, kMostSteps = 0xffff'ffff, kStepsPerByte = 4;
 constexpr std::size_t kPatternBytes = 64 << 10;
 constexpr std::size_t kJitStack = 32 << 10, kJitStackLimit = 4 << 20;  // bytes
 
@@ -32,7 +36,6 @@ struct Scratch {
 
   Scratch() {
     if (data == nullptr || context == nullptr) throw std::bad_alloc();
-    pcre2_set_match_limit(context, kMatchLimit);
     if (stack != nullptr) pcre2_jit_stack_assign(context, nullptr, stack);
   }
   ~Scratch() {
@@ -110,6 +113,8 @@ std::string Regex::replace_all(std::string_view text, std::string_view content) 
 bool Regex::Matches::next(Range& match) {
   thread_local Scratch scratch;
   const Code& code = *regex_.code_;
+  pcre2_set_match_limit(scratch.context, static_cast<std::uint32_t>(std::clamp(kStepsPerByte * text_.size(),
+                                                                               kFewestSteps, kMostSteps)));
   while (from_ <= text_.size()) {
     const int found = pcre2_match(code.code, reinterpret_cast<PCRE2_SPTR>(text_.data()), text_.size(), from_,
                                   PCRE2_NO_UTF_CHECK, scratch.data, scratch.context);

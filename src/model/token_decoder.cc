@@ -24,6 +24,12 @@ std::string joined(const Texts& tokens) {
   return text;
 }
 
+std::size_t bytes_in(const Texts& tokens) {
+  std::size_t bytes = 0;
+  for (const std::string& token : tokens) bytes += token.size();
+  return bytes;
+}
+
 class ByteLevel : public TokenDecoder::Step {
  public:
   Texts apply(Texts tokens) const override {
@@ -177,7 +183,7 @@ std::unique_ptr<TokenDecoder::Step> metaspace(const Json& json, const std::strin
 
 }  // namespace
 
-TokenDecoder::TokenDecoder(const Json& json, const std::string& where) {
+TokenDecoder::TokenDecoder(const Json& json, const std::string& where) : where_(where) {
   if (!json.is_null()) add(json, where);
 }
 
@@ -210,9 +216,20 @@ void TokenDecoder::add(const Json& json, const std::string& where) {
   }
 }
 
+/// Each component keeps within max_growth of what it is given, which over many of them is no bound at all.
+void TokenDecoder::require_growth(std::size_t from, std::size_t to) const {
+  if (to <= max_growth(from)) return;
+  throw InputError(where_ + ": makes tokens of " + std::to_string(from) +
+                   " bytes more than 64 times as long");
+}
+
 std::string TokenDecoder::decode(Texts tokens) const {
   if (steps_.empty()) return join(tokens, " ");
-  for (const auto& step : steps_) tokens = step->apply(std::move(tokens));
+  const std::size_t bytes = bytes_in(tokens);
+  for (const auto& step : steps_) {
+    tokens = step->apply(std::move(tokens));
+    require_growth(bytes, bytes_in(tokens));
+  }
   return joined(tokens);
 }
 
@@ -222,6 +239,7 @@ std::string TokenDecoder::bytes_of(std::string_view token) const {
     // A single byte is final: the other components read characters.
     if (invalid_utf8(bytes) != std::string_view::npos) break;
     bytes = step->bytes_of(std::move(bytes));
+    require_growth(token.size(), bytes.size());
   }
   return bytes;
 }

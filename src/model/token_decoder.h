@@ -28,12 +28,15 @@ class TokenDecoder {
 
   static constexpr std::size_t kMaxSteps = 64;
 
-  /// The whole text of tokens as the vocabulary spells them; invalid bytes become U+FFFD.
+  /// The whole text of tokens as the vocabulary spells them; invalid bytes become U+FFFD. InputError, here
+  /// and in bytes_of, when the components together make it longer than max_growth allows.
   std::string decode(Texts tokens) const;
   std::string bytes_of(std::string_view token) const;
 
  private:
   void add(const Json& json, const std::string& where);
+  void require_growth(std::size_t from, std::size_t to) const;
+  std::string where_;
   std::vector<std::unique_ptr<Step>> steps_;
 };
 

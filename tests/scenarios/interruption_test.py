@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever ends the work early, a path holds the old complete file or the new complete one, and nothing is left beside it."""
 
+import os
 import pathlib
 import random
 import resource
@@ -124,6 +125,35 @@ class Interruption(ProgramTest):
         self.assertEqual(reader.returncode, DONE, err)
         self.assertEqual(out.count('"question"'), 2)
         self.assert_done(run("verify", self.output))
+
+    def start_reader(self) -> subprocess.Popen:
+        """A program that has answered one question and waits for the next."""
+        self.assert_done(run(*self.index_arguments(self.text)))
+        reader = subprocess.Popen([PROGRAM, "ask", str(self.output), "--quiet", "-n", "4"], text=True,
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(reader.kill)
+        reader.stdin.write("Who?\n")
+        reader.stdin.flush()
+        reader.stdout.readline()
+        return reader
+
+    def assert_says_that_its_file_is_gone(self, reader: subprocess.Popen):
+        _, err = reader.communicate("Where?\n", timeout=60)
+        self.assertEqual(reader.returncode, FAILED, err)
+        self.assertRegex(err, r"\Alodestone: [^\n]*can no longer be read[^\n]*\n\Z")
+
+    def test_context_cut_short_while_in_use(self):
+        reader = self.start_reader()
+        os.truncate(self.output, 4096)
+        self.assert_says_that_its_file_is_gone(reader)
+
+    def test_weights_cut_short_while_in_use(self):
+        weights = self.model / "model.safetensors"
+        whole = weights.read_bytes()
+        reader = self.start_reader()
+        self.addCleanup(weights.write_bytes, whole)
+        os.truncate(weights, 0)
+        self.assert_says_that_its_file_is_gone(reader)
 
     def assert_full_disk_is_survived(self, old: bytes, **limits):
         result = run(*self.index_arguments(self.text, "--force"), **limits)

@@ -77,6 +77,9 @@ class Eval(ProgramTest):
         self.assert_refused(self.eval("-a", "full", "--protocol", "last:-1"), "last")
         self.assert_refused(self.eval("-a", "fool"), "full")
         self.assert_refused(self.eval(), "attention")
+        for value in ("-1", "1.5", "two", "nan", "99999999999999999999", ""):
+            with self.subTest(limit=value):
+                self.assert_refused(self.eval("-a", "full", f"--limit={value}"), "limit")
         good = self.samples.read_text(encoding="utf-8").splitlines()
         for name, text, mention in (("empty", "", "empty"), ("word", "needle\n", "line 1"), ("list", "[]\n", "line 1"),
                                     ("fields", good[0] + "\n{}\n", "line 2"), ("cut", good[0][:-20], "line 1"),
@@ -101,6 +104,12 @@ class Probe(ProgramTest):
         short.write_text("Too short.", encoding="utf-8")
         self.assert_refused(run("probe", "-m", self.model, "-f", short, *SPECS))
 
+    def test_values_out_of_range(self):
+        for flag in ("--last", "--sink", "--window", "--top", "--measured"):
+            for value in ("-1", "1.5", "two", "nan", "99999999999999999999", ""):
+                with self.subTest(flag=flag, value=value):
+                    self.assert_refused(run("probe", "-m", self.model, "-f", self.text, *SPECS, f"{flag}={value}"), flag)
+
 
 class Bench(ProgramTest):
     def test_attention(self):
@@ -117,6 +126,8 @@ class Bench(ProgramTest):
         self.assert_refused(run("bench", "attention", "--shape", "pocket", "--context", "-4", "-a", "full"), "--context")
         self.assert_refused(run("bench", "decode", "--context", "4k", "-a", "full"))
         self.assert_refused(run("bench", "nothing"))
+        for value in ("0", "-1", "99999999999999999999"):
+            self.assert_refused(run("bench", "decode", "--random", "pocket", "--context", "4k", f"--steps={value}"), "steps")
 
 
 if __name__ == "__main__":
