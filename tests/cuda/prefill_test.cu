@@ -77,7 +77,7 @@ Result run(const Sequence& s, const std::vector<float>& q, int query_heads, int 
     in.q = q_device.get() + row * d;
     in.o = o.get() + row * d;
     in.lse = lse.get() + row;
-    attend_prefill(in, tokens[static_cast<std::size_t>(first)].position, precision, stream.get());
+    attend_prefill(in, tokens[static_cast<std::size_t>(first)].position, stream.get(), precision);
   }
   return {o.read(stream), lse.read(stream)};
 }

@@ -10,9 +10,9 @@
 
 namespace lode::cuda {
 
-/// How a forward pass computes: exact = float32 everywhere (parity with the CPU's float32 path); fast = on the
-/// matrix unit with float32 accumulation. There the inputs of up to kFusedRows rows keep 16 bits of mantissa;
-/// those of more are rounded to the type of the weights (to TF32 where that is f32).
+/// How a forward pass computes: exact = float32 everywhere (parity with the CPU's float32 path); fast = on
+/// the matrix unit with float32 accumulation. There the inputs of up to kFusedRows rows keep 16 bits of
+/// mantissa; those of more are rounded to the type of the weights (to TF32 where that is f32).
 enum class Precision { exact, fast };
 
 /// Where one query token stands. Device memory.
@@ -66,6 +66,7 @@ void attend_rows_decode(const Queries& queries, const RowLists& lists, std::int6
 /// Dense causal attention of `count` consecutive tokens of one sequence, the first at `position`, for
 /// prefill. q, o as in Queries (float32 in and out). Fast and a store of bf16 or f16: on the matrix unit with
 /// operands of the store's type; else float32 arithmetic.
-void attend_prefill(const Queries& queries, std::int32_t position, Precision precision, StreamHandle stream);
+void attend_prefill(const Queries& queries, std::int32_t position, StreamHandle stream,
+                    Precision precision = Precision::fast);
 
 }  // namespace lode::cuda

@@ -167,7 +167,7 @@ void attend_prefill_f32(const Queries& queries, std::int32_t position, StreamHan
                  std::string(name_of(queries.layout.type)));
 }
 
-void attend_prefill(const Queries& queries, std::int32_t position, Precision precision, StreamHandle stream) {
+void attend_prefill(const Queries& queries, std::int32_t position, StreamHandle stream, Precision precision) {
   const int d = queries.layout.head_dim;
   if (d < 2 || d > 256 || queries.query_heads % queries.layout.kv_heads != 0) {
     throw RunError("expected heads of 2 to 256 numbers and whole groups, found " + std::to_string(d) +
