@@ -3,28 +3,13 @@
 // forged file whose checksums are right: the first byte chooses what the rest stands for.
 #include "io/container.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <cstring>
 
 #include "fuzz/target.h"
 #include "support/forged_container.h"
+#include "support/memory_file.h"
 
 namespace {
-
-/// A file in memory, reachable by a path.
-class MemoryFile {
- public:
-  explicit MemoryFile(std::string_view bytes) : fd_(memfd_create("fuzz", MFD_CLOEXEC)) {
-    LODE_ASSERT(fd_ >= 0 && ::write(fd_, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
-  }
-  ~MemoryFile() { ::close(fd_); }
-  std::string path() const { return "/proc/self/fd/" + std::to_string(fd_); }
-
- private:
-  int fd_;
-};
 
 std::string file_of(std::string_view input) {
   const int mode = input.empty() ? 0 : static_cast<unsigned char>(input[0]) % 3;
@@ -47,7 +32,7 @@ std::string file_of(std::string_view input) {
 }  // namespace
 
 LODE_FUZZ_TARGET(container) {
-  const MemoryFile file(file_of(input));
+  const lode::test::MemoryFile file(file_of(input));
   const lode::ContainerReader reader(file.path());
   reader.verify_all();
   for (const lode::SectionInfo& section : reader.sections()) {

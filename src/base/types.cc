@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "base/text.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -24,7 +25,7 @@ DType parse_dtype(std::string_view text) {
   for (const auto& [type, name] : kNames) {
     if (name == text) return type;
   }
-  throw InputError("expected a type of f32, f16, bf16, q8, found '" + std::string(text) + "'");
+  throw InputError("expected a type of f32, f16, bf16, q8, found '" + excerpt(text) + "'");
 }
 
 float to_float(f16 x) {

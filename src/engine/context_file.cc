@@ -11,6 +11,7 @@
 #include "base/cancel.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/text.h"
 #include "base/threads.h"
 #include "engine/context.h"
 #include "lodestone/error.h"
@@ -20,7 +21,7 @@ namespace lode {
 namespace {
 
 constexpr int kMetaVersion = 1;
-constexpr std::int64_t kMaxTokens = std::int64_t{1} << 30;
+constexpr std::int64_t kMaxTokens = std::int64_t{1} << 30, kMaxKvBytes = std::int64_t{1} << 50;
 
 struct PartName {
   KvStore::Part part;
@@ -135,10 +136,10 @@ void load_indexes(const Context::Impl& c, AttachedMethod& method, const Containe
 
 }  // namespace
 
-std::int64_t ContextMeta::kv_bytes() const {
+std::int64_t ContextMeta::token_bytes() const {
   const KvShape shape = {
       .layers = layers, .kv_heads = kv_heads, .head_dim = head_dim, .type = kv_type, .max_tokens = tokens};
-  return tokens * shape.token_bytes();
+  return shape.token_bytes();
 }
 
 ContextMeta read_context_meta(const ContainerReader& file, const std::filesystem::path& path) {
@@ -155,6 +156,10 @@ ContextMeta read_context_meta(const ContainerReader& file, const std::filesystem
   meta.head_dim = static_cast<int>(json_int(json, "head_dim", where, 2, 1024));
   meta.kv_type = parse_dtype(json_string(json, "kv_type", where));
   meta.tokens = json_int(json, "tokens", where, 1, kMaxTokens);
+  if (meta.tokens > kMaxKvBytes / meta.token_bytes()) {
+    throw InputError(fmt::format("{}: expected KV of at most {}, found {} tokens of {} bytes", where,
+                                 human_bytes(kMaxKvBytes), meta.tokens, meta.token_bytes()));
+  }
   meta.rope_tokens = json_int(json, "rope_tokens", where, meta.tokens, kMaxTokens);
   meta.rope_factor = json_number(json, "rope_factor", where, 0.0, 1024.0);
   meta.seed = static_cast<std::uint64_t>(json_int(json, "seed", where, 0, INT64_MAX));

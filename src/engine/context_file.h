@@ -21,7 +21,8 @@ struct ContextMeta {
   double rope_factor = 0;        ///< yarn asked for by the user; 0 = none
   std::uint64_t seed = 0;
   std::vector<std::string> methods;  ///< specs whose indexes are in the file
-  std::int64_t kv_bytes() const;
+  std::int64_t token_bytes() const;
+  std::int64_t kv_bytes() const { return tokens * token_bytes(); }
 };
 
 /// InputError naming the field when the section is missing, malformed or inconsistent.

@@ -2,10 +2,12 @@
 #include "eval/records.h"
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/text.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -44,18 +46,20 @@ Answer from_json(const Json& line, const std::string& where) {
   answer.text = json_string(line, "output", where);
   answer.score = json_number(line, "score", where, 0.0, 1.0);
   answer.seconds = json_number(line, "seconds", where, 0.0, 1e12);
-  const auto numbers = [&](const char* key) {
+  const auto numbers = [&](const char* key, std::int64_t most) {
     const bool list = json_has(line, key) && line.at(key).is_array();
     if (!list) throw InputError(where + ": field '" + key + "': expected a list of whole numbers");
     for (const Json& n : line.at(key)) {
-      if (!n.is_number_integer() || n.get<std::int64_t>() < 0 || n.get<std::int64_t>() > kMost) {
-        throw InputError(where + ": field '" + key + "': expected whole numbers, found " + n.dump());
+      if (!n.is_number_integer() || n.get<std::int64_t>() < 0 || n.get<std::int64_t>() > most) {
+        throw InputError(where + ": field '" + key + "': expected whole numbers from 0 to " +
+                         std::to_string(most) + ", found " + excerpt(n.dump()));
       }
     }
     return line.at(key).get<std::vector<std::int64_t>>();
   };
-  for (const std::int64_t id : numbers("output_ids")) answer.tokens.push_back(static_cast<TokenId>(id));
-  const auto work = numbers("work");
+  for (const std::int64_t id : numbers("output_ids", INT32_MAX))
+    answer.tokens.push_back(static_cast<TokenId>(id));
+  const auto work = numbers("work", kMost);
   if (work.size() != 7)
     throw InputError(where + ": field 'work': expected 7 numbers, found " + std::to_string(work.size()));
   answer.work.kv_bytes = work[0];
@@ -85,7 +89,7 @@ Records::~Records() {
   if (file_ != nullptr) std::fclose(file_);
 }
 
-/// Returns the bytes of whole lines; 0 for an empty file.
+/// Returns the bytes of whole lines; 0 for a file without any.
 std::size_t Records::read(const std::string& text, const Json& settings) {
   const std::size_t whole = text.rfind('\n') == std::string::npos ? 0 : text.rfind('\n') + 1;
   bool first = true;
@@ -96,7 +100,7 @@ std::size_t Records::read(const std::string& text, const Json& settings) {
                     first = false;
                     if (object == settings) return;
                     throw InputError(path_.string() + ": holds the answers of another run (" +
-                                     object.dump().substr(0, 300) + ", not " + settings.dump() +
+                                     excerpt(object.dump(), 300) + ", not " + excerpt(settings.dump(), 300) +
                                      "); name another file or remove it");
                   }
                   answers_[{json_string(object, "id", where), json_string(object, "attention", where)}] = {
@@ -104,7 +108,7 @@ std::size_t Records::read(const std::string& text, const Json& settings) {
                 });
   if (whole == 0 && !text.empty())
     throw InputError(path_.string() + ": expected the answers of an earlier run, found something else");
-  return whole;
+  return first ? 0 : whole;
 }
 
 void Records::append(const std::string& line) {

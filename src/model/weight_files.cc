@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <set>
+#include <system_error>
 
 #include "base/json.h"
 #include "base/text.h"
@@ -12,6 +13,12 @@
 namespace lode {
 
 namespace {
+
+/// A name that the system cannot even look up, such as one that is too long, names nothing.
+bool is_there(const std::filesystem::path& path) {
+  std::error_code failed;
+  return std::filesystem::exists(path, failed);
+}
 
 void add_file(const std::filesystem::path& path, std::vector<MappedFile>& files, NamedTensors& all) {
   const MappedFile& file = files.emplace_back(path);
@@ -47,15 +54,15 @@ std::set<std::string> shard_names(const std::filesystem::path& index) {
 
 void open_weight_files(const std::filesystem::path& dir, std::vector<MappedFile>& files, NamedTensors& all) {
   const auto single = dir / "model.safetensors", index = dir / "model.safetensors.index.json";
-  if (std::filesystem::exists(single)) return add_file(single, files, all);
-  if (!std::filesystem::exists(index)) {
-    const bool pickle = std::filesystem::exists(dir / "pytorch_model.bin");
+  if (is_there(single)) return add_file(single, files, all);
+  if (!is_there(index)) {
+    const bool pickle = is_there(dir / "pytorch_model.bin");
     throw InputError(fmt::format(
         "{}: expected model.safetensors or model.safetensors.index.json, found {}", dir.string(),
         pickle ? "pytorch_model.bin, a pickle file, which could run code when it is read" : "neither"));
   }
   for (const std::string& name : shard_names(index)) {
-    if (!std::filesystem::exists(dir / name)) {
+    if (!is_there(dir / name)) {
       throw InputError(
           fmt::format("{}: the shard '{}' that it names is missing", index.string(), excerpt(name)));
     }

@@ -11,6 +11,7 @@
 #include "base/cancel.h"
 #include "base/file.h"
 #include "base/rng.h"
+#include "base/text.h"
 #include "base/threads.h"
 #include "io/safetensors.h"
 #include "kernels/kernels.h"
@@ -33,7 +34,7 @@ void expect_metadata(const std::map<std::string, std::string>& metadata, const c
   const auto found = metadata.find(key);
   if (found != metadata.end() && found->second == expected) return;
   throw InputError(fmt::format("{}: expected centroids with {} '{}', found {}", where, key, expected,
-                               found == metadata.end() ? "none given" : "'" + found->second + "'"));
+                               found == metadata.end() ? "none given" : "'" + excerpt(found->second) + "'"));
 }
 
 std::vector<float> unit_rows(const Tensor& tensor, const std::string& name, const std::string& where) {

@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/text.h"
 #include "io/safetensors.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
@@ -51,7 +52,7 @@ std::size_t choice(const Source& source, const char* key, std::span<const std::s
       found == source.metadata.end() ? valid.end() : std::find(valid.begin(), valid.end(), found->second);
   if (at == valid.end()) {
     refuse(source, fmt::format("a HashAttention file whose {} is one of {}", key, fmt::join(valid, ", ")),
-           found == source.metadata.end() ? "none given" : "'" + found->second + "'");
+           found == source.metadata.end() ? "none given" : "'" + excerpt(found->second) + "'");
   }
   return static_cast<std::size_t>(at - valid.begin());
 }

@@ -17,6 +17,7 @@ namespace lode {
 namespace {
 
 constexpr std::int64_t kMaxCount = std::int64_t{1} << 30;
+constexpr std::size_t kMaxSpec = 400;  // bytes; specs are parts of the section names of .lode files
 
 /// The whole text as a number, or nothing. NaN, infinities, signs of plus and blanks are no numbers here.
 template <class T>
@@ -47,7 +48,7 @@ std::optional<double> parse_number(std::string_view text) {
 
 [[noreturn]] void bad_value(const Spec& spec, std::string_view key, std::string_view expected) {
   throw InputError(fmt::format("attention spec '{}': key '{}': expected {}, found '{}'", spec.str(), key,
-                               expected, spec.given.find(std::string(key))->second));
+                               expected, excerpt(spec.given.find(std::string(key))->second)));
 }
 
 const std::string* find_given(const Spec& spec, std::string_view key) {
@@ -75,14 +76,14 @@ void add_key(Spec& spec, const MethodInfo& method, std::string_view item, std::s
                                           : fmt::format("'{}' takes the keys {}", method.name, join(names));
   if (equals == std::string_view::npos || equals + 1 == item.size()) {
     throw InputError(
-        fmt::format("attention spec '{}': expected key=value, found '{}'; {}", text, item, valid));
+        fmt::format("attention spec '{}': expected key=value, found '{}'; {}", text, excerpt(item), valid));
   }
   if (std::find(names.begin(), names.end(), key) == names.end()) {
-    throw InputError(
-        fmt::format("attention spec '{}': unknown key '{}'{}; {}", text, key, suggestion(key, names), valid));
+    throw InputError(fmt::format("attention spec '{}': unknown key '{}'{}; {}", text, excerpt(key),
+                                 suggestion(key, names), valid));
   }
   if (!spec.given.emplace(key, item.substr(equals + 1)).second) {
-    throw InputError(fmt::format("attention spec '{}': key '{}' is given twice", text, key));
+    throw InputError(fmt::format("attention spec '{}': key '{}' is given twice", text, excerpt(key)));
   }
 }
 
@@ -159,11 +160,16 @@ const MethodInfo& find_method(std::string_view name) {
     shown.push_back(method.aliases.empty() ? method.name
                                            : fmt::format("{} (also {})", method.name, join(method.aliases)));
   }
-  throw InputError(fmt::format("unknown attention method '{}'{}; valid are {}", name, suggestion(name, names),
-                               join(shown)));
+  throw InputError(fmt::format("unknown attention method '{}'{}; valid are {}", excerpt(name),
+                               suggestion(name, names), join(shown)));
 }
 
 Spec parse_spec(std::string_view text) {
+  if (excerpt(text, kMaxSpec) != text) {
+    throw InputError(
+        fmt::format("attention spec: expected at most {} bytes of printable text, found {} bytes, '{}'",
+                    kMaxSpec, text.size(), excerpt(text)));
+  }
   const std::size_t colon = text.find(':');
   const MethodInfo& method = find_method(text.substr(0, colon));
   Spec spec;

@@ -127,7 +127,10 @@ Passage Haystack::cut(std::int64_t tokens, Rng& rng) const {
 
 Passage Haystack::cut_from(std::size_t first, std::int64_t tokens) const {
   Passage passage;
+  std::size_t pieces_since_growth = 0;
   for (std::size_t index = first; passage.tokens < tokens; index = (index + 1) % cuts_.size()) {
+    if (pieces_since_growth++ > cuts_.size())
+      throw InputError("haystack: expected a text that has tokens, found one that has none");
     std::string_view text = piece(index);
     std::int64_t count = tokens_of(index);
     if (passage.pieces.empty() && text.starts_with(' ')) {
@@ -143,6 +146,7 @@ Passage Haystack::cut_from(std::size_t first, std::int64_t tokens) const {
     if (!text.empty()) {
       passage.pieces.push_back({text, count, cuts_[index].gap && !passage.pieces.empty()});
       passage.tokens += count;
+      if (count > 0) pieces_since_growth = 0;
     }
     if (!whole) break;
   }

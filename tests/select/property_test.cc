@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -13,6 +14,7 @@
 #include "lodestone/error.h"
 #include "lodestone/spec.h"
 #include "select/methods.h"
+#include "support/forged_index.h"
 #include "support/hash_file.h"
 #include "support/world.h"
 
@@ -183,6 +185,40 @@ TEST_P(EveryMethod, SavedAndLoadedSelectsTheSame) {
   world.store().roll_back(200);
   world.write(3);
   EXPECT_EQ(select(*loaded, world.block(200, 3), geometry), select(*saved, world.block(200, 3), geometry));
+}
+
+// What an attacker wrote is refused, and then what was there stays, or it is an index like any other: every
+// access stays inside it, and it names far keys only, each once.
+TEST_P(EveryMethod, ForgedIndexIsRefusedOrServes) {
+  World world({.dense = {1, 16}});
+  const LayerGeometry geometry = world.geometry(pool_);
+  world.write(200);
+  const auto selector = make(GetParam(), geometry);
+  selector->build(0, world.store().layer(0));
+  const IndexSections sections = saved_sections(*selector);
+  if (sections.empty()) return;
+  constexpr std::array<std::uint64_t, 12> kValues = {
+      0, 1, 2, 63, 64, 200, 211, 0x7fffffff, 0x80000000, 0x7fc00000, 0x7f800000, 1ULL << 32};
+  Rng rng(11);
+  world.write(10);
+  for (int attempt = 0; attempt < 200; ++attempt) {
+    IndexSections forged = sections;
+    for (std::uint64_t changes = 1 + rng.below(3); changes > 0; --changes) {
+      const Forgery forgery = {
+          .section = static_cast<std::uint8_t>(rng.below(sections.size())),
+          .kind = static_cast<std::uint8_t>(rng.below(5)),
+          .place = static_cast<std::uint16_t>(rng.below(rng.below(2) == 0 ? 8 : 1 << 16)),
+          .value = rng.below(2) == 0 ? kValues[rng.below(kValues.size())] : ~rng.below(300)};
+      forgery.apply(forged);
+    }
+    try {
+      load_sections(*selector, forged, world.store().layer(0));
+    } catch (const InputError&) {
+      // What it had before is what serves now.
+    }
+    select(*selector, world.block(200, 10), geometry);
+    selector->roll_back(0, 150);
+  }
 }
 
 TEST_P(EveryMethod, TinyTexts) {
