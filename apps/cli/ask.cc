@@ -76,6 +76,7 @@ Json answer(Context& context, const AskFlags& flags, const std::string& question
                  {"prompt_seconds", g.prompt_seconds},
                  {"decode_seconds", g.decode_seconds}};
   if (!g.work.dense_reason.empty()) result["dense_because"] = g.work.dense_reason;
+  if (!g.work.notice.empty()) result["notice"] = g.work.notice;
   if (g.work.audited > 0) {
     result["audit"] = {{"outputs", g.work.audited},
                        {"mean_error", g.work.audit_error_sum / static_cast<double>(g.work.audited)},
@@ -113,6 +114,7 @@ void remark(const Json& a) {
                   a["tokens_reused"].get<std::int64_t>(), a["tokens_prefilled"].get<std::int64_t>(),
                   100 * a["density"].get<double>(), seconds);
   if (a.contains("dense_because")) line += "; dense: " + a["dense_because"].get<std::string>();
+  if (a.contains("notice")) line += "; note: " + a["notice"].get<std::string>();
   if (a.contains("audit")) {
     line += fmt::format("; output error {:.4f} on average, {:.4f} at most, over {} audited outputs",
                         a["audit"]["mean_error"].get<double>(), a["audit"]["max_error"].get<double>(),

@@ -130,6 +130,10 @@ void run(DemoFlags& flags) {
       std::cerr << "asking " << questions.size() << " questions under " << specs[i].str() << "\n";
     rows.push_back(ask_all(context, specs[i], methods[i], questions, rows.empty() ? nullptr : &rows.front()));
   }
+  for (const Row& row : rows) {
+    if (!row.work.notice.empty() && !flags.common.quiet)
+      std::cerr << row.attention << ": " << row.work.notice << "\n";
+  }
   if (!flags.common.json) return print_table(questions, rows);
   Json results = Json::array();
   for (const Row& row : rows) results.push_back(row_json(row, questions.size()));

@@ -43,11 +43,10 @@ void run(const EvalFlags& flags) {
   const EvalReport report = evaluate(model, samples, specs, options);
   std::set<std::string> noted;
   for (const EvalRow& row : report.rows) {
-    if (row.dense_reason.empty() || flags.common.quiet ||
-        !noted.insert(row.attention + row.dense_reason).second)
-      continue;
-    std::fprintf(stderr, "lodestone: %s was dense on %s: %s\n", row.attention.c_str(), row.task.c_str(),
-                 row.dense_reason.c_str());
+    const std::string reason = row.dense_reason.empty() ? row.notice : "dense: " + row.dense_reason;
+    if (reason.empty() || flags.common.quiet || !noted.insert(row.attention + reason).second) continue;
+    std::fprintf(stderr, "lodestone: %s on %s: %s\n", row.attention.c_str(), row.task.c_str(),
+                 reason.c_str());
   }
   flags.common.json ? print_json(report.json()) : print_text(report.table());
 }

@@ -121,7 +121,8 @@ struct WorkReport {
   std::int64_t audited = 0;  ///< (token, query head) pairs
   double audit_error_sum = 0, audit_error_max = 0;
   std::string
-      dense_reason;  ///< why nothing was sparse, when nothing was ("the text is shorter than the window")
+      dense_reason;    ///< why nothing was sparse, when nothing was ("the text is shorter than the window")
+  std::string notice;  ///< what the method says of this text (unlike its training text); usually empty
   WorkReport& operator+=(const WorkReport&);
 };
 

@@ -119,6 +119,9 @@ class Selector {
   virtual void load(std::int32_t sequence, SectionReader&, KvLayer kv) = 0;
 
   virtual std::int64_t index_bytes() const = 0;  ///< memory that the index holds, all sequences
+  /// What users should know of this sequence beside its answers (a text unlike the training text); empty =
+  /// nothing.
+  virtual std::string notice(std::int32_t) const { return {}; }
   SelectWork take_work() { return std::exchange(work_, {}); }
 
  protected:

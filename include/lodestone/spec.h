@@ -62,6 +62,9 @@ struct MethodInfo {
   std::vector<SpecKey> keys;  ///< besides sink, window, dense_layers
   DenseParts dense;           ///< defaults
   int dense_layers = 0;
+  /// Needs a trained artefact: the key `weights`, or NAME.safetensors in the model's folder when that is not
+  /// given.
+  bool trained = false;
   SelectorFactory make;  ///< null for `full`: every far key, no index
   /// Bytes that one layer's index over `tokens` tokens will hold, for `inspect`; null = none.
   std::function<std::int64_t(const Spec&, const LayerGeometry&, std::int64_t tokens)> index_bytes;

@@ -49,7 +49,28 @@ WorkReport report_of(const ForwardWork& work, std::int64_t tokens) {
           .far_total = work.attend.far_total,
           .tokens = tokens,
           .sparse_tokens = work.sparse_tokens,
-          .dense_reason = {}};
+          .dense_reason = {},
+          .notice = {}};
+}
+
+/// What the selectors of a method say of the text: the first that says something, and how many others do.
+std::string notice_of(const AttachedMethod& method) {
+  std::string first;
+  int more = 0;
+  for (const Selector* selector : method.selectors) {
+    const std::string notice = selector != nullptr ? selector->notice(0) : std::string();
+    if (!first.empty() && !notice.empty()) ++more;
+    if (first.empty()) first = notice;
+  }
+  return more == 0 ? first : fmt::format("{} ({} more layers like it)", first, more);
+}
+
+/// The spec with the artefact that lies in the model's folder, when the method needs one and none is named.
+Spec with_artefact(Spec spec, const MethodInfo& info, const std::filesystem::path& model) {
+  const std::filesystem::path path = model / (info.name + ".safetensors");
+  if (info.trained && !spec.text("weights") && std::filesystem::exists(path))
+    spec.given.emplace("weights", path.string());
+  return spec;
 }
 
 }  // namespace
@@ -76,6 +97,7 @@ WorkReport& WorkReport::operator+=(const WorkReport& other) {
   audit_error_max = std::max(audit_error_max, other.audit_error_max);
   if (dense_reason.empty()) dense_reason = other.dense_reason;
   if (far_total > 0) dense_reason.clear();
+  if (notice.empty()) notice = other.notice;
   return *this;
 }
 
@@ -174,6 +196,7 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
     report.dense_reason = fmt::format("the {} tokens fit into sink + window ({} + {})", this->tokens(),
                                       attached->spec.dense.sink, attached->spec.dense.window);
   }
+  if (attached != nullptr) report.notice = notice_of(*attached);
   return report;
 }
 
@@ -246,6 +269,7 @@ MethodId Context::attach(const Spec& spec) {
   Impl& c = *impl_;
   if (const MethodId known = c.find(spec); known != kNotAttached) return known;
   const MethodInfo& info = find_method(spec.name);
+  const Spec complete = with_artefact(spec, info, c.model->path());
   AttachedMethod method = {.spec = spec, .owned = {}, .selectors = {}, .built = false};
   for (int layer = 0; layer < c.config.layers && info.make; ++layer) {
     const LayerGeometry geometry = {.layer = layer,
@@ -258,7 +282,7 @@ MethodId Context::attach(const Spec& spec) {
                                     .pool = &c.model->pool(),
                                     .seed = c.options.seed};
     method.owned.push_back(layer < spec.dense_layers ? nullptr
-                                                     : info.make(spec, geometry, c.model->fingerprint()));
+                                                     : info.make(complete, geometry, c.model->fingerprint()));
     method.selectors.push_back(method.owned.back().get());
   }
   const auto listens = [](const Selector* s) { return s != nullptr && s->wants_writes(); };

@@ -221,6 +221,7 @@ std::vector<EvalRow> Evaluation::rows_of(const std::string& task, std::int64_t t
     row.density = work.density();
     row.selectivity = work.selectivity();
     row.dense_reason = work.dense_reason;
+    row.notice = work.notice;
     row.difference = mean_by_document(differences, of_document);
     rows.push_back(std::move(row));
   }
@@ -276,6 +277,7 @@ Json EvalReport::json() const {
                        {"difference_high", bound(r.difference.high)},
                        {"documents", r.difference.documents},
                        {"seconds", r.seconds}});
+    if (!r.notice.empty()) results.back()["notice"] = r.notice;
   }
   return {{"model", model}, {"protocol", protocol}, {"device", device}, {"results", results}};
 }

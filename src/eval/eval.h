@@ -51,6 +51,7 @@ struct EvalRow {
   Interval difference;       ///< of the score from full attention's on the same samples, percent points
   double seconds = 0;        ///< spent on questions and answers
   std::string dense_reason;  ///< why nothing was sparse, when nothing was
+  std::string notice;        ///< what the method says of a text; empty = nothing
 };
 
 struct EvalReport {

@@ -124,6 +124,7 @@ class Probing {
     context.impl().hooks = nullptr;
     row.density = work.density();
     row.selectivity = work.selectivity();
+    row.notice = work.notice;
     row.heads = heads.measures();
     return losses;
   }
@@ -175,6 +176,7 @@ Json ProbeReport::json() const {
                    {"recovered", row.recovered ? Json(*row.recovered) : Json()},
                    {"density", row.density},
                    {"selectivity", row.selectivity}};
+    if (!row.notice.empty()) result["notice"] = row.notice;
     if (!row.heads.empty()) {
       result["mean"] = measure_json(row.mean());
       for (const HeadMeasure& h : row.heads) {
@@ -214,6 +216,9 @@ std::string ProbeReport::table(bool with_heads) const {
                           : fmt::format("{:>8.4f} {:>8.4f} {:>8.4f}", mean.recall, mean.mass, mean.error);
     text += fmt::format("{:34} {:>8.4f} {:>10} {:>9.4f} {}\n", row.attention, row.loss,
                         row.recovered ? fmt::format("{:.4f}", *row.recovered) : "-", row.density, heads);
+  }
+  for (const ProbeRow& row : rows) {
+    if (!row.notice.empty()) text += fmt::format("\n{}: {}\n", row.attention, row.notice);
   }
   for (const ProbeRow& row : rows) {
     if (!with_heads || row.heads.empty()) continue;

@@ -38,7 +38,8 @@ Json to_json(const Sample& sample, const std::string& attention, const Answer& a
           {"density", w.density()},
           {"work",
            {w.kv_bytes, w.selector_bytes, w.full_bytes, w.far_keys, w.far_total, w.tokens, w.sparse_tokens}},
-          {"dense_reason", w.dense_reason}};
+          {"dense_reason", w.dense_reason},
+          {"notice", w.notice}};
 }
 
 Answer from_json(const Json& line, const std::string& where) {
@@ -70,6 +71,7 @@ Answer from_json(const Json& line, const std::string& where) {
   answer.work.tokens = work[5];
   answer.work.sparse_tokens = work[6];
   answer.work.dense_reason = json_string(line, "dense_reason", where);
+  if (json_has(line, "notice")) answer.work.notice = json_string(line, "notice", where);
   return answer;
 }
 

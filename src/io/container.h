@@ -77,6 +77,8 @@ class SectionWriter {
   void add(std::string_view name, std::span<const T> values) {
     add(name, std::as_bytes(values));
   }
+  /// For what a selector holds inside: names get "FOLDER/" in front.
+  SectionWriter within(std::string_view folder) const { return {out_, prefix_ + std::string(folder) + "/"}; }
 
  private:
   ContainerWriter& out_;
@@ -98,6 +100,7 @@ class SectionReader {
     return {reinterpret_cast<const T*>(raw.data()), raw.size() / sizeof(T)};
   }
   const std::string& prefix() const { return prefix_; }
+  SectionReader within(std::string_view folder) const { return {in_, prefix_ + std::string(folder) + "/"}; }
 
  private:
   void check_multiple(std::string_view name, std::size_t bytes, std::size_t of) const;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sections of a saved index: shape = {heads, C, d, begin, end} int64, centroids [Hkv, C, d] float32, offsets
-// [Hkv, C + 1] int64 into the head's part of rows [Hkv, end - begin] int32: bucket by bucket, rising inside.
+// Sections of a saved index: shape = {heads, C, d, begin, end} int64, centroids [Hkv, C, d] float32 (none
+// when d is 0), offsets [Hkv, C + 1] int64 into the head's part of rows [Hkv, end - begin] int32: bucket by
+// bucket, rising inside.
 #include "select/buckets.h"
 
 #include <algorithm>
@@ -27,6 +28,15 @@ BucketIndex::BucketIndex(Position begin, int head_dim, std::vector<std::vector<f
   for (const std::vector<float>& head : centroids_) LODE_ASSERT(head.size() == centroids_[0].size());
   rows_.resize(centroids_.size() * centroids_[0].size() / static_cast<std::size_t>(head_dim));
   firsts_.assign(rows_.size(), kNone);
+}
+
+BucketIndex::BucketIndex(Position begin, int heads, std::int64_t buckets)
+    : begin_(begin),
+      end_(begin),
+      centroids_(static_cast<std::size_t>(heads)),
+      rows_(static_cast<std::size_t>(heads * buckets)),
+      firsts_(rows_.size(), kNone) {
+  LODE_ASSERT(heads >= 1 && buckets >= 1);
 }
 
 std::span<const Position> BucketIndex::rows(int head, std::int64_t bucket, Position end) const {
@@ -113,7 +123,8 @@ BucketIndex BucketIndex::load(const SectionReader& in, Position begin, int heads
     const auto own = part(centroids, h * clusters * head_dim, clusters * head_dim);
     split.emplace_back(own.begin(), own.end());
   }
-  BucketIndex index(begin, head_dim, std::move(split));
+  BucketIndex index =
+      head_dim > 0 ? BucketIndex(begin, head_dim, std::move(split)) : BucketIndex(begin, heads, clusters);
   for (int h = 0; h < heads; ++h) {
     const auto offset = part(offsets, h * (clusters + 1), clusters + 1);
     require(offset.front() == 0 && offset.back() == keys && std::is_sorted(offset.begin(), offset.end()),

@@ -20,6 +20,8 @@ class BucketIndex {
   BucketIndex() = default;
   /// No keys yet: the first to be added is `begin`. Every head has the same number of centroids.
   BucketIndex(Position begin, int head_dim, std::vector<std::vector<float>> centroids /*[Hkv][C, d]*/);
+  /// The same for methods that keep what names the buckets elsewhere: no centroids, a head dimension of 0.
+  BucketIndex(Position begin, int heads, std::int64_t buckets);
 
   Position begin() const { return begin_; }
   Position end() const { return end_; }  ///< keys [begin, end) are in the buckets

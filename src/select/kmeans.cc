@@ -18,20 +18,15 @@
 #include "ann/kmeans.h"
 
 #include <array>
-#include <cmath>
-#include <map>
 #include <numeric>
 
 #include "base/rng.h"
 #include "base/threads.h"
-#include "io/container.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
-#include "select/buckets.h"
 #include "select/centroids.h"
 #include "select/methods.h"
-#include "select/per_token.h"
-#include "select/rows.h"
+#include "select/partition.h"
 #include "select/stored_keys.h"
 
 namespace lode {
@@ -40,8 +35,7 @@ namespace {
 
 constexpr std::int64_t kMaxClusters = 1024;  // SAAP, section 3
 constexpr std::int64_t kKeysPerCluster = 16;
-constexpr std::int64_t kBlock = 4096;  // keys of all heads un-rotated and assigned at a time
-constexpr std::int64_t kPiece = 64;    // of one thread's item
+constexpr std::int64_t kPiece = 64;  // of one thread's item
 constexpr std::array<std::string_view, 2> kRope = {"off", "on"};
 
 struct Options {
@@ -69,10 +63,10 @@ struct Options {
   }
 };
 
-class KMeans final : public PerTokenSelector {
+class KMeans final : public PartitionSelector {
  public:
   KMeans(const LayerGeometry& geometry, const Options& options, std::string_view fingerprint)
-      : PerTokenSelector(geometry), options_(options), scratch_(static_cast<std::size_t>(workers())) {
+      : PartitionSelector(geometry), options_(options), scratch_(static_cast<std::size_t>(workers())) {
     LODE_ASSERT(geometry.pool != nullptr);
     if (options.weights) trained_ = read_centroids(*options.weights, geometry, options.roped, fingerprint);
   }
@@ -88,56 +82,33 @@ class KMeans final : public PerTokenSelector {
       index = BucketIndex(index.begin(), geometry_.head_dim, std::move(centroids));
     }
     extend(index, kv, static_cast<Position>(kv.tokens));
-    indexes_.insert_or_assign(sequence, std::move(index));
-  }
-  void append(std::int32_t sequence, KvLayer kv, Position far_end) override {
-    const auto [at, fresh] = indexes_.try_emplace(sequence);
-    if (fresh) at->second = empty_index();
-    extend(at->second, kv, far_end);
-  }
-  void roll_back(std::int32_t sequence, std::int64_t tokens) override {
-    if (const auto found = indexes_.find(sequence); found != indexes_.end()) found->second.roll_back(tokens);
-  }
-  void save(std::int32_t sequence, SectionWriter& out) const override {
-    const auto found = indexes_.find(sequence);
-    (found == indexes_.end() ? empty_index() : found->second).save(out);
-  }
-  void load(std::int32_t sequence, SectionReader& in, KvLayer kv) override {
-    indexes_.insert_or_assign(sequence, BucketIndex::load(in, empty_index().begin(), geometry_.kv_heads,
-                                                          geometry_.head_dim, kv.tokens));
-  }
-  std::int64_t index_bytes() const override {
-    std::int64_t bytes = 0;
-    for (const auto& [sequence, index] : indexes_) bytes += index.bytes();
-    return bytes;
+    set_index(sequence, std::move(index));
   }
 
  private:
   struct Scratch {
     std::vector<float> q, scores;  // [d], [C]
-    std::vector<Position> probes, chosen;
-    RowSet rows;
   };
 
   /// No keys yet; the trained centroids, or a single bucket.
-  BucketIndex empty_index() const {
+  BucketIndex empty_index() const override {
     const std::vector<float> zero(static_cast<std::size_t>(geometry_.head_dim), 0.0f);
     const std::vector<std::vector<float>> single(static_cast<std::size_t>(geometry_.kv_heads), zero);
     return {static_cast<Position>(geometry_.dense.sink), geometry_.head_dim,
             trained_.empty() ? single : trained_};
   }
-
-  const Rope* unrotate_by() const { return options_.roped ? nullptr : geometry_.rope; }
+  const Rope* unrotate_by() const override { return options_.roped ? nullptr : geometry_.rope; }
+  void label(const BucketIndex& index, int head, Matrix<const float> keys,
+             std::span<std::int32_t> labels) const override {
+    assign_points(keys, index.centroids(head), labels, *geometry_.pool);
+  }
 
   std::vector<float> train(const KvRows& kv, int head, Position begin, std::int64_t keys) const;
-  void extend(BucketIndex& index, KvLayer kv, Position end) const;
-  void extend_block(BucketIndex& index, KvLayer kv, Position end) const;
   void choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) override;
 
   Options options_;
-  std::vector<std::vector<float>> trained_;      // [Hkv][C, d], empty without `weights`
-  std::map<std::int32_t, BucketIndex> indexes_;  // by sequence
-  std::vector<Scratch> scratch_;                 // [workers]
+  std::vector<std::vector<float>> trained_;  // [Hkv][C, d], empty without `weights`
+  std::vector<Scratch> scratch_;             // [workers]
 };
 
 /// Centroids of a head's keys [begin, begin + keys), or of a sample of them.
@@ -166,43 +137,8 @@ std::vector<float> KMeans::train(const KvRows& kv, int head, Position begin, std
                           *geometry_.pool);
 }
 
-/// Puts keys [index.end(), end) into their buckets, a block at a time.
-void KMeans::extend(BucketIndex& index, KvLayer kv, Position end) const {
-  while (index.end() < end) {
-    const auto stop = static_cast<Position>(std::min<std::int64_t>(end, index.end() + kBlock));
-    LODE_ASSERT(stop <= kv.tokens);
-    extend_block(index, kv, stop);
-  }
-}
-
-void KMeans::extend_block(BucketIndex& index, KvLayer kv, Position end) const {
-  const Position begin = index.end();
-  const std::int64_t count = end - begin, d = geometry_.head_dim, heads = index.heads();
-  const std::int64_t pieces = (count + kPiece - 1) / kPiece;
-  std::vector<float> x(static_cast<std::size_t>(heads * count * d));          // [Hkv, count, d]
-  std::vector<std::int32_t> labels(static_cast<std::size_t>(heads * count));  // [Hkv, count]
-  for_each(pieces, [&](std::int64_t piece, int) {
-    std::vector<float> keys(static_cast<std::size_t>(heads * d));  // [Hkv, d]
-    for (std::int64_t i = piece * kPiece; i < std::min(count, (piece + 1) * kPiece); ++i) {
-      read_stored_keys(kv.heads, begin + static_cast<Position>(i), unrotate_by(), keys);
-      for (std::int64_t h = 0; h < heads; ++h)
-        std::copy_n(keys.data() + h * d, d, x.data() + (h * count + i) * d);
-    }
-  });
-  for_each(heads * pieces, [&](std::int64_t item, int) {
-    const std::int64_t head = item / pieces, first = item % pieces * kPiece,
-                       some = std::min(kPiece, count - first);
-    assign_points({x.data() + (head * count + first) * d, some, d}, index.centroids(static_cast<int>(head)),
-                  std::span(labels).subspan(static_cast<std::size_t>(head * count + first),
-                                            static_cast<std::size_t>(some)),
-                  *geometry_.pool);
-  });
-  index.add(labels, count);
-}
-
 void KMeans::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) {
-  const BucketIndex& index = indexes_.at(unit.block->sequence);
-  LODE_ASSERT(index.begin() == unit.far_begin && index.end() >= unit.far_end);
+  const BucketIndex& index = index_of(unit);
   const std::int64_t buckets = index.buckets(), d = geometry_.head_dim;
   out.add_set(unit.set(all_heads(geometry_.group())));
   if (options_.probes >= buckets) return out.add_run(unit.far_begin, unit.far_end);
@@ -215,24 +151,7 @@ void KMeans::choose(const SelectUnit& unit, int worker, Selection& out, SelectWo
   s.scores.resize(static_cast<std::size_t>(buckets));
   kernels().gemv(s.q.data(), 1, index.centroids(unit.kv_head).data(), DType::f32, d, 0, buckets,
                  s.scores.data(), buckets);
-  const std::span<const Position> firsts = index.firsts(unit.kv_head);
-  for (std::size_t bucket = 0; bucket < firsts.size(); ++bucket) {
-    // A probe would be wasted on a bucket without far keys.
-    if (firsts[bucket] >= unit.far_end) s.scores[bucket] = -std::numeric_limits<float>::infinity();
-  }
-  s.probes.clear();
-  top_k(s.scores, options_.probes, 0, s.probes);
-
-  s.rows.reset(unit.far_end);
-  std::int64_t visited = 0;
-  for (const Position bucket : s.probes) {
-    const std::span<const Position> rows = index.rows(unit.kv_head, bucket, unit.far_end);
-    for (const Position row : rows) s.rows.insert(row);
-    visited += std::ssize(rows);
-  }
-  s.chosen.clear();
-  s.rows.drain([&](std::int64_t row) { s.chosen.push_back(static_cast<Position>(row)); });
-  out.add_rows(s.chosen);
+  const std::int64_t visited = add_best_buckets(unit, worker, s.scores, options_.probes, out);
   work.bytes += buckets * d * std::int64_t{sizeof(float)} + visited * std::int64_t{sizeof(Position)};
   work.keys_scored += buckets;
 }

@@ -43,7 +43,7 @@ struct SelectUnit {
 class PerTokenSelector : public Selector {
  public:
   explicit PerTokenSelector(const LayerGeometry& geometry);
-  void select(std::span<const QueryBlock> blocks, Selection& out) final;
+  void select(std::span<const QueryBlock> blocks, Selection& out) override;
 
  protected:
   /// Adds the sets of one unit, which cover every head of its group. Units run side by side, each worker one

@@ -16,6 +16,7 @@
 #include "select/methods.h"
 #include "support/forged_index.h"
 #include "support/hash_file.h"
+#include "support/saap.h"
 #include "support/world.h"
 
 namespace lode::test {
@@ -36,6 +37,7 @@ std::vector<std::string> specs_of(const std::string& method) {
   }
   if (method == "hyperplanes")
     return {"hyperplanes:budget=20%", "hyperplanes:bits=128,budget=11,per=query-head,rope=off"};
+  if (method == "saap") return {"saap:probes=3", "saap:probes=2,group=independent"};
   return {method};
 }
 
@@ -52,6 +54,8 @@ std::unique_ptr<Selector> make(const std::string& text, const LayerGeometry& geo
   const MethodInfo& method = find_method(spec.name);
   if (method.name == "hash")
     spec.given["weights"] = write_hash_file(geometry, {.values = HashScheme::Values::norm}).string();
+  if (spec.name == "saap")
+    spec.given["weights"] = SaapFiles::of({.kv_heads = geometry.kv_heads, .d = geometry.head_dim});
   return method.make ? method.make(spec, geometry, "model") : make_full_selector(geometry);
 }
 
@@ -314,7 +318,8 @@ TEST(Budgets, EverythingIsFullAttentionToTheBit) {
        {"topk:k=1000000", "topk:k=1.0", "topk:k=100%,by=value", "topk:mass=1", "topk:mass=1,per=kv-head",
         "random:fraction=1.0", "random:fraction=5000", "kmeans:probes=100000", "kmeans:clusters=1,probes=1",
         "hash:weights=made,budget=1.0", "hash:weights=made,budget=5000,per=query-head",
-        "hash:weights=made,mode=depth,depth=128", "hyperplanes:mode=combined,budget=100%,depth=128"}) {
+        "hash:weights=made,mode=depth,depth=128", "hyperplanes:mode=combined,budget=100%,depth=128",
+        "saap:probes=24", "saap:probes=100000,group=independent"}) {
     const auto selector = make(spec, geometry);
     selector->build(0, world.store().layer(0));
     for (const std::int64_t tokens : {1, 6}) {

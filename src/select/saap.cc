@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+// saap: Self-Attention with Asymmetric Partitions (Mazaré et al. 2025). Keys are in the bucket of their
+// nearest centroid; which buckets a query attends is said by a classifier that was trained on where attention
+// lies.
+//
+//   bucket(k) = argmax_c k . c                                                    (section 4, spherical
+//   k-means) probes(q) = top-l of sum over the group's heads of softmax(f_q(q))                (section 5,
+//   group=batched)
+//             = top-l of f_q(q), each head on its own                        (appendix E.3,
+//             group=independent)
+//
+// Keys and queries enter before RoPE (section 4, "Assigning with(out) RoPE"); stored keys are un-rotated, so
+// the index is a function of the store alone. All keys of a chosen bucket are attended ("Beyond top-k").
+// Centroids and classifier come from an artefact that `train saap` made (saap_artefact.h), nothing is learned
+// from the context.
+//
+// Not in the paper: every query token chooses for itself, so that chunks change nothing. Keys join their
+// bucket when they may first be asked for. Buckets without far keys are passed over. A text whose keys fall
+// into the buckets much more unevenly than those of the training text did (the paper's Math.F, 48 %
+// selectivity) raises the domain alarm: the output says so, and the layer attends by `fallback` if one is
+// named. That is decided once, when the context is indexed, so that it depends on nothing but the text.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <optional>
+
+#include "base/threads.h"
+#include "io/container.h"
+#include "kernels/kernels.h"
+#include "lodestone/error.h"
+#include "select/methods.h"
+#include "select/partition.h"
+#include "select/saap_artefact.h"
+
+namespace lode {
+
+namespace {
+
+constexpr std::int64_t kMaxProbes = 1 << 20;
+constexpr std::array<std::string_view, 2> kGroup = {"batched", "independent"};
+constexpr std::int64_t kAlarmKeys = 1024;    // fewer keys say nothing of a text
+constexpr std::int64_t kAlarmQueries = 256;  // fewer choices neither
+
+struct Options {
+  std::optional<std::int64_t> clusters;
+  std::int64_t probes = 32;
+  bool batched = true;
+  std::optional<std::string> weights;
+  double alarm = 3.0;
+  std::string fallback = "none";
+
+  static Options of(const Spec& spec) {
+    Options options;
+    if (spec.text("clusters")) options.clusters = spec.integer("clusters", 0, 1, kMaxProbes);
+    options.probes = spec.integer("probes", options.probes, 1, kMaxProbes);
+    options.batched = spec.choice("group", kGroup[0], kGroup) == kGroup[0];
+    options.weights = spec.text("weights");
+    options.alarm = spec.number("alarm", options.alarm, 1.0, 1e6);
+    options.fallback = spec.text("fallback").value_or(options.fallback);
+    if (options.fallback != "none" && find_method(options.fallback).trained) {
+      throw InputError("attention spec '" + spec.str() +
+                       "': key 'fallback': expected none or a method without an artefact, found '" +
+                       options.fallback + "'");
+    }
+    return options;
+  }
+};
+
+class Saap final : public PartitionSelector {
+ public:
+  Saap(const Spec& spec, const LayerGeometry& geometry, std::string_view fingerprint)
+      : PartitionSelector(geometry),
+        options_(Options::of(spec)),
+        scratch_(static_cast<std::size_t>(workers())) {
+    if (!options_.weights) {
+      throw InputError("attention spec '" + spec.str() +
+                       "': expected weights=FILE, or saap.safetensors in the model's folder (lodestone train "
+                       "saap makes one), found neither");
+    }
+    layer_ = read_saap(*options_.weights, geometry, fingerprint);
+    if (options_.clusters.value_or(layer_.buckets()) != layer_.buckets()) {
+      throw InputError(fmt::format("attention spec '{}': key 'clusters': expected {} as in {}, found {}",
+                                   spec.str(), layer_.buckets(), *options_.weights, *options_.clusters));
+    }
+    const MethodInfo* info = options_.fallback == "none" ? nullptr : &find_method(options_.fallback);
+    if (info != nullptr) {
+      Spec other = parse_spec(options_.fallback);
+      other.dense = geometry.dense;
+      fallback_ = info->make ? info->make(other, geometry, fingerprint) : make_full_selector(geometry);
+    }
+  }
+
+  bool wants_writes() const override { return fallback_ != nullptr && fallback_->wants_writes(); }
+  bool wants_mass() const override { return fallback_ != nullptr && fallback_->wants_mass(); }
+  void on_write(const KvWrite& write) override { fallback_->on_write(write); }
+  void observe(const AttentionMass& mass) override {
+    if (fallen_back(mass.sequence)) fallback_->observe(mass);
+  }
+
+  void build(std::int32_t sequence, KvLayer kv) override {
+    BucketIndex index = empty_index();
+    extend(index, kv, static_cast<Position>(kv.tokens));
+    alarms_[sequence] = imbalance_against_training(index);
+    set_index(sequence, std::move(index));
+    if (fallen_back(sequence)) fallback_->build(sequence, kv);
+  }
+  void append(std::int32_t sequence, KvLayer kv, Position far_end) override {
+    PartitionSelector::append(sequence, kv, far_end);
+    if (fallen_back(sequence)) fallback_->append(sequence, kv, far_end);
+  }
+  void roll_back(std::int32_t sequence, std::int64_t tokens) override {
+    PartitionSelector::roll_back(sequence, tokens);
+    if (fallen_back(sequence)) fallback_->roll_back(sequence, tokens);
+  }
+  void select(std::span<const QueryBlock> blocks, Selection& out) override;
+  void save(std::int32_t sequence, SectionWriter& out) const override;
+  void load(std::int32_t sequence, SectionReader& in, KvLayer kv) override;
+  std::int64_t index_bytes() const override {
+    return PartitionSelector::index_bytes() + (fallback_ != nullptr ? fallback_->index_bytes() : 0);
+  }
+  std::string notice(std::int32_t sequence) const override;
+
+ private:
+  struct Scratch {
+    std::vector<float> hidden, scores, sum;  // the network's, [G, C], [C]
+  };
+
+  BucketIndex empty_index() const override {
+    return {static_cast<Position>(geometry_.dense.sink), geometry_.kv_heads, layer_.buckets()};
+  }
+  void label(const BucketIndex&, int head, Matrix<const float> keys,
+             std::span<std::int32_t> labels) const override {
+    layer_.heads[static_cast<std::size_t>(head)].keys.label(keys, labels);
+  }
+  void choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) override;
+
+  double imbalance_against_training(const BucketIndex& index) const;
+  bool fallen_back(std::int32_t sequence) const {
+    const auto found = alarms_.find(sequence);
+    return fallback_ != nullptr && found != alarms_.end() && found->second >= options_.alarm;
+  }
+
+  Options options_;
+  SaapLayer layer_;
+  std::unique_ptr<Selector> fallback_;     // null: none
+  std::map<std::int32_t, double> alarms_;  // imbalance of the context in units of the training text's
+  std::vector<Scratch> scratch_;           // [workers]
+  std::atomic<std::int64_t> far_keys_ = 0, far_total_ = 0, choices_ = 0;  // of all choices so far
+};
+
+/// Adds softmax(scores) to `sum`; scores without a finite maximum have no say.
+void add_softmax(std::span<const float> scores, std::vector<float>& sum) {
+  const float most = *std::max_element(scores.begin(), scores.end());
+  if (!std::isfinite(most)) return;
+  float total = 0.0f;
+  for (const float x : scores) total += std::exp(x - most);
+  const float inverse = 1.0f / total;
+  for (std::size_t i = 0; i < scores.size(); ++i) sum[i] += std::exp(scores[i] - most) * inverse;
+}
+
+void Saap::select(std::span<const QueryBlock> blocks, Selection& out) {
+  std::vector<QueryBlock> own, others;
+  for (const QueryBlock& block : blocks) (fallen_back(block.sequence) ? others : own).push_back(block);
+  if (!own.empty()) PartitionSelector::select(own, out);
+  if (others.empty()) return;
+  fallback_->select(others, out);
+  const SelectWork work = fallback_->take_work();
+  work_.bytes += work.bytes;
+  work_.keys_scored += work.keys_scored;
+}
+
+void Saap::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) {
+  const BucketNet& net = layer_.heads[static_cast<std::size_t>(unit.kv_head)].queries;
+  const std::int64_t buckets = layer_.buckets();
+  const int group = geometry_.group();
+  if (options_.probes >= buckets) {
+    out.add_set(unit.set(all_heads(group)));
+    return out.add_run(unit.far_begin, unit.far_end);
+  }
+  Scratch& s = scratch_[static_cast<std::size_t>(worker)];
+  s.scores.resize(static_cast<std::size_t>(group * buckets));
+  net.scores(unit.group_of(unit.block->q_unrotated, geometry_).data(), group, s.hidden, s.scores.data());
+  const auto of_head = [&](int g) {
+    return std::span(s.scores).subspan(static_cast<std::size_t>(g * buckets),
+                                       static_cast<std::size_t>(buckets));
+  };
+  std::int64_t visited = 0;
+  if (options_.batched) {
+    s.sum.assign(static_cast<std::size_t>(buckets), 0.0f);
+    for (int g = 0; g < group; ++g) add_softmax(of_head(g), s.sum);
+    out.add_set(unit.set(all_heads(group)));
+    visited = add_best_buckets(unit, worker, s.sum, options_.probes, out);
+  } else {
+    for (int g = 0; g < group; ++g) {
+      out.add_set(unit.set(1u << g));
+      visited += add_best_buckets(unit, worker, of_head(g), options_.probes, out);
+    }
+  }
+  work.bytes += net.bytes() + visited * std::int64_t{sizeof(Position)};
+  work.keys_scored += group * buckets;
+  const std::int64_t sets = options_.batched ? 1 : group;
+  if (unit.far_keys() < 4 * buckets) return;  // most buckets are empty: nothing to compare with
+  far_keys_.fetch_add(visited, std::memory_order_relaxed);
+  far_total_.fetch_add(sets * unit.far_keys(), std::memory_order_relaxed);
+  choices_.fetch_add(1, std::memory_order_relaxed);
+}
+
+double Saap::imbalance_against_training(const BucketIndex& index) const {
+  if (index.end() - index.begin() < kAlarmKeys) return 0.0;
+  double sum = 0.0;
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(layer_.buckets()));
+  for (int head = 0; head < geometry_.kv_heads; ++head) {
+    for (std::int64_t c = 0; c < layer_.buckets(); ++c)
+      counts[static_cast<std::size_t>(c)] = std::ssize(index.rows(head, c, index.end()));
+    const double trained = layer_.heads[static_cast<std::size_t>(head)].imbalance;
+    sum += imbalance_of(counts) / std::max(0.01, trained);
+  }
+  return sum / geometry_.kv_heads;
+}
+
+std::string Saap::notice(std::int32_t sequence) const {
+  const auto found = alarms_.find(sequence);
+  if (found != alarms_.end() && found->second >= options_.alarm) {
+    return fmt::format(
+        "a text unlike the training text of saap: its keys fill the buckets of layer {} {:.1f} times as "
+        "unevenly; {}",
+        geometry_.layer, found->second,
+        fallback_ != nullptr ? "the layer attends by " + options_.fallback
+                             : "expect to read more than usual (fallback=full would attend exactly)");
+  }
+  if (choices_ < kAlarmQueries) return {};
+  double expected = 0.0;
+  for (const SaapHead& head : layer_.heads) expected += head.expected_selectivity(options_.probes);
+  expected /= static_cast<double>(layer_.heads.size());
+  const double live = static_cast<double>(far_keys_) / static_cast<double>(far_total_);
+  if (live < options_.alarm * expected) return {};
+  return fmt::format(
+      "questions unlike the training text of saap: layer {} attends {:.1f} % of the far keys, {:.1f} % were "
+      "expected",
+      geometry_.layer, 100 * live, 100 * expected);
+}
+
+// Sections: those of the buckets; "artefact", the fingerprint of the layer's networks; "alarm", float64.
+void Saap::save(std::int32_t sequence, SectionWriter& out) const {
+  PartitionSelector::save(sequence, out);
+  out.add("artefact", std::as_bytes(std::span(layer_.fingerprint)));
+  const auto found = alarms_.find(sequence);
+  const double alarm = found == alarms_.end() ? 0.0 : found->second;
+  out.add<double>("alarm", {&alarm, 1});
+  if (!fallen_back(sequence)) return;
+  SectionWriter inner = out.within("fallback");
+  fallback_->save(sequence, inner);
+}
+
+void Saap::load(std::int32_t sequence, SectionReader& in, KvLayer kv) {
+  const auto require = [&](bool fits, const std::string& what) {
+    if (!fits) throw InputError("index '" + in.prefix() + "': expected " + what + ", found otherwise");
+  };
+  const auto artefact = in.values<char>("artefact");
+  require(std::string_view(artefact.data(), artefact.size()) == layer_.fingerprint,
+          "one made with the artefact " + *options_.weights);
+  BucketIndex index = read_index(in, kv);
+  require(index.buckets() == layer_.buckets(), "as many buckets as the artefact has");
+  const auto alarm = in.values<double>("alarm");
+  require(alarm.size() == 1 && std::isfinite(alarm[0]) && alarm[0] >= 0.0, "one number from 0 on as 'alarm'");
+  if (fallback_ != nullptr && alarm[0] >= options_.alarm) {
+    SectionReader inner = in.within("fallback");
+    fallback_->load(sequence, inner, kv);
+  }
+  alarms_[sequence] = alarm[0];
+  set_index(sequence, std::move(index));
+}
+
+}  // namespace
+
+MethodInfo saap_method() {
+  return {
+      .name = "saap",
+      .aliases = {},
+      .source = "SAAP: trained partition of the keys, trained choice of buckets (Mazaré et al. 2025)",
+      .keys = {{"clusters", "buckets of the artefact, to check it: another number is an error", "as trained"},
+               {"probes", "buckets that a query attends, 1 to 1048576", "32"},
+               {"group", "whether the heads of a group choose together: batched or independent", "batched"},
+               {"weights", "file that `train saap` made", "MODEL/saap.safetensors"},
+               {"alarm",
+                "how many times as unevenly as those of the training text keys may fill the buckets before "
+                "it is said, 1 to 1000000",
+                "3"},
+               {"fallback", "method of layers for which the alarm rises: none, full, topk, kmeans, ...",
+                "none"}},
+      .dense = {},
+      .dense_layers = 1,
+      .trained = true,
+      .make =
+          [](const Spec& spec, const LayerGeometry& geometry, std::string_view fingerprint) {
+            return std::make_unique<Saap>(spec, geometry, fingerprint);
+          },
+      .index_bytes =
+          [](const Spec&, const LayerGeometry& geometry, std::int64_t tokens) {
+            // One row id per key in lists that grow by doubling, so half as much again.
+            return geometry.kv_heads * tokens * std::int64_t{sizeof(Position)} * 3 / 2;
+          },
+      .validate = [](const Spec& spec) { Options::of(spec); }};
+}
+
+}  // namespace lode

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// What `train saap` makes and the `saap` method reads: a safetensors file with, for every trained layer L and
+// KV head H, under "layer.L.head.H.": the networks "key" and "query" (bucket_net.h), and statistics of the
+// training text: "load" [C], the share of its keys in each bucket, "imbalance" [1], and "selectivity" [n],
+// the share of far keys that held-out queries attended with 1, 2, 4, ... probes. Metadata: "method",
+// "version", "model_fingerprint", and "training", a JSON object that says how it was made.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lodestone/selector.h"
+#include "select/bucket_net.h"
+
+namespace lode {
+
+struct SaapHead {
+  BucketNet keys;           ///< a key is in the bucket of its highest score
+  BucketNet queries;        ///< f_q: softmax of its scores is the predicted share of attention in each bucket
+  std::vector<float> load;  // [C]
+  float imbalance = 1;      ///< of prompts of the training text, on average; see imbalance_of
+  std::vector<float> selectivity;  // [n]
+
+  /// Expected share of the far keys under `probes`, by interpolation.
+  double expected_selectivity(std::int64_t probes) const;
+};
+
+/// One layer's part of an artefact.
+struct SaapLayer {
+  std::vector<SaapHead> heads;  // [Hkv]
+  std::string fingerprint;      ///< of the networks' numbers
+  std::int64_t buckets() const { return heads.front().keys.buckets; }
+};
+
+/// InputError when something is missing or has another shape or type, when heads differ in the number of
+/// buckets, or when the file was made for another model.
+SaapLayer read_saap(const std::filesystem::path& path, const LayerGeometry& geometry,
+                    std::string_view model_fingerprint);
+
+/// `layers` by number; `training` is a JSON object as text.
+void write_saap(const std::filesystem::path& path, const std::map<int, std::vector<SaapHead>>& layers,
+                std::string_view model_fingerprint, const std::string& training);
+
+/// How unevenly keys fill their buckets: the expected size of a random key's bucket, in units of the mean
+/// size, the key itself left out: C sum n_c (n_c - 1) / (n (n - 1)). 1 = evenly. It is what a query pays more
+/// than l / C if it asks for buckets as often as keys are in them. 1 for fewer than two keys.
+double imbalance_of(std::span<const std::int64_t> counts /*[C]*/);
+
+}  // namespace lode

@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+// SAAP against plain loops in double: which bucket a key is in, which buckets a query attends; and what is
+// said, done and refused when artefact or text do not fit.
+#include "support/saap.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <numeric>
+
+#include "base/file.h"
+#include "io/container.h"
+#include "io/safetensors.h"
+#include "lodestone/error.h"
+#include "lodestone/spec.h"
+#include "support/world.h"
+
+namespace lode::test {
+namespace {
+
+std::unique_ptr<Selector> make(const std::string& text, const LayerGeometry& geometry,
+                               const char* fingerprint = "model") {
+  const Spec spec = parse_spec(text);
+  return find_method(spec.name).make(spec, geometry, fingerprint);
+}
+
+std::vector<FarSet> select(Selector& selector, const QueryBlock& block, const LayerGeometry& geometry) {
+  Selection out;
+  selector.append(block.sequence, block.kv, block.far_end(block.tokens - 1, geometry.dense));
+  selector.select({&block, 1}, out);
+  std::vector<std::string> problems;
+  const auto found = far_sets(out, block, geometry, &problems);
+  EXPECT_TRUE(problems.empty()) << problems.front();
+  return found;
+}
+
+std::filesystem::path temporary(const std::string& name) {
+  return std::filesystem::path(testing::TempDir()) / ("saap-test-" + std::to_string(getpid()) + "-" + name);
+}
+
+/// Scores of a network in double, from its stored (rounded) weights.
+std::vector<double> scores_exactly(const BucketNet& net, std::span<const float> x) {
+  const auto widened = [&](const std::vector<std::byte>& raw) {
+    std::vector<float> out(raw.size() / static_cast<std::size_t>(bytes_of(net.type)));
+    kernels().widen(raw.data(), net.type, std::ssize(out), out.data());
+    return out;
+  };
+  const auto w1 = widened(net.hidden_weight), w2 = widened(net.output_weight),
+             w3 = widened(net.linear_weight);
+  std::vector<double> h(net.hidden_bias.begin(), net.hidden_bias.end());
+  for (std::size_t j = 0; j < h.size(); ++j) {
+    for (std::size_t i = 0; i < x.size(); ++i) h[j] += static_cast<double>(w1[j * x.size() + i]) * x[i];
+    h[j] = std::max(h[j], 0.0);
+  }
+  std::vector<double> y(static_cast<std::size_t>(net.buckets), 0.0);
+  for (std::size_t c = 0; c < y.size(); ++c) {
+    if (!net.bias.empty()) y[c] += net.bias[c];
+    for (std::size_t j = 0; j < h.size(); ++j) y[c] += w2[c * h.size() + j] * h[j];
+    for (std::size_t i = 0; !w3.empty() && i < x.size(); ++i)
+      y[c] += static_cast<double>(w3[c * x.size() + i]) * x[i];
+  }
+  return y;
+}
+
+std::vector<double> softmax_exactly(std::vector<double> x) {
+  const double most = *std::max_element(x.begin(), x.end());
+  double sum = 0;
+  for (double& v : x) sum += v = std::exp(v - most);
+  for (double& v : x) v /= sum;
+  return x;
+}
+
+/// Buckets by falling score that hold a far key.
+std::vector<int> ranked(const std::vector<double>& scores,
+                        const std::vector<std::vector<Position>>& buckets) {
+  std::vector<int> order(scores.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::erase_if(order, [&](int c) { return buckets[static_cast<std::size_t>(c)].empty(); });
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+    return scores[static_cast<std::size_t>(a)] > scores[static_cast<std::size_t>(b)];
+  });
+  return order;
+}
+
+class Saap : public testing::TestWithParam<SaapShape> {};
+INSTANTIATE_TEST_SUITE_P(Networks, Saap,
+                         testing::Values(SaapShape{}, SaapShape{.type = DType::f16},
+                                         SaapShape{.type = DType::bf16}, SaapShape{.linear = true},
+                                         SaapShape{.key_bias = true}, SaapShape{.key_net = true},
+                                         SaapShape{.d = 80, .clusters = 7}));
+
+// Sections 4 and 5, and appendix E.3, in double.
+TEST_P(Saap, AttendsTheBucketsThatTheClassifierNames) {
+  const SaapShape shape = GetParam();
+  ThreadPool pool(2);
+  World world({.kv_heads = 2, .group = 3, .d = shape.d, .dense = {1, 16}});
+  const LayerGeometry geometry = world.geometry(pool);
+  const std::string weights = ",weights=" + SaapFiles::of(shape);
+  for (const bool batched : {true, false}) {
+    const auto selector =
+        make(std::string("saap:probes=3,group=") + (batched ? "batched" : "independent") + weights, geometry);
+    World text({.kv_heads = 2, .group = 3, .d = shape.d, .dense = {1, 16}});
+    text.write(150);
+    selector->build(0, text.store().layer(0));
+    text.write(30);
+    const QueryBlock block = text.block(170, 10);
+    const std::vector<FarSet> found = select(*selector, block, geometry);
+    std::int64_t listed = 0;
+    for (std::int64_t t = 0; t < 10; ++t) {
+      for (int h = 0; h < 2; ++h) {
+        const SaapHead head = random_saap_head(shape, static_cast<std::uint64_t>(h));
+        std::vector<std::vector<Position>> buckets(static_cast<std::size_t>(shape.clusters));
+        for (Position p = 1; p < block.far_end(t, geometry.dense); ++p) {
+          std::vector<float> key = text.key(p, h);
+          text.rope().unrotate(key, p);
+          const std::vector<double> y = scores_exactly(head.keys, key);
+          buckets[static_cast<std::size_t>(std::max_element(y.begin(), y.end()) - y.begin())].push_back(p);
+        }
+        std::vector<double> sum(static_cast<std::size_t>(shape.clusters), 0.0);
+        std::vector<std::vector<double>> own;
+        for (int g = 0; g < 3; ++g) {
+          const auto q = block.q_unrotated.subspan(static_cast<std::size_t>((t * 6 + h * 3 + g) * shape.d),
+                                                   static_cast<std::size_t>(shape.d));
+          own.push_back(softmax_exactly(scores_exactly(head.queries, q)));
+          for (std::size_t c = 0; c < sum.size(); ++c) sum[c] += own.back()[c];
+        }
+        for (int g = 0; g < 3; ++g) {
+          const std::vector<int> order = ranked(batched ? sum : own[static_cast<std::size_t>(g)], buckets);
+          FarSet expected;
+          for (std::size_t probe = 0; probe < std::min<std::size_t>(3, order.size()); ++probe) {
+            for (const Position p : buckets[static_cast<std::size_t>(order[probe])])
+              expected.emplace(p, 0.0f);
+          }
+          EXPECT_EQ(found[static_cast<std::size_t>(t * 6 + h * 3 + g)], expected);
+          if (!batched || g == 0) listed += std::ssize(expected);
+        }
+      }
+    }
+    const SelectWork work = selector->take_work();
+    const std::int64_t net = random_saap_head(shape, 0).queries.bytes();
+    EXPECT_EQ(work.bytes, 10 * 2 * net + 4 * listed);
+    EXPECT_EQ(work.keys_scored, 10 * 2 * 3 * shape.clusters);
+  }
+}
+
+// The index is a function of the keys: grown token by token it equals one that was built at once.
+TEST_P(Saap, GrownEqualsRebuilt) {
+  ThreadPool pool(2);
+  World world({.kv_heads = 2, .d = GetParam().d, .dense = {1, 16}});
+  const LayerGeometry geometry = world.geometry(pool);
+  const std::string spec = "saap:probes=2,weights=" + SaapFiles::of(GetParam());
+  const auto grown = make(spec, geometry), rebuilt = make(spec, geometry);
+  for (int i = 0; i < 200; ++i) {
+    world.write(1);
+    grown->append(0, world.store().layer(0),
+                  static_cast<Position>(std::max<std::int64_t>(1, world.tokens() - 16)));
+  }
+  rebuilt->build(0, world.store().layer(0));
+  EXPECT_EQ(select(*grown, world.block(190, 10), geometry), select(*rebuilt, world.block(190, 10), geometry));
+}
+
+TEST(SaapArtefact, IsReadAsItWasWritten) {
+  ThreadPool pool(1);
+  World world({.kv_heads = 2, .d = 64});
+  for (const SaapShape& shape :
+       {SaapShape{.type = DType::f16, .linear = true, .key_bias = true}, SaapShape{.key_net = true}}) {
+    const SaapLayer layer = read_saap(SaapFiles::of(shape), world.geometry(pool), "model");
+    for (int h = 0; h < 2; ++h) {
+      const SaapHead expected = random_saap_head(shape, static_cast<std::uint64_t>(h));
+      const SaapHead& found = layer.heads[static_cast<std::size_t>(h)];
+      EXPECT_EQ(found.queries.hidden_weight, expected.queries.hidden_weight);
+      EXPECT_EQ(found.queries.output_weight, expected.queries.output_weight);
+      EXPECT_EQ(found.queries.linear_weight, expected.queries.linear_weight);
+      EXPECT_EQ(found.queries.bias, expected.queries.bias);
+      EXPECT_EQ(found.keys.linear_weight, expected.keys.linear_weight);
+      EXPECT_EQ(found.keys.hidden_bias, expected.keys.hidden_bias);
+      EXPECT_EQ(found.keys.bias, expected.keys.bias);
+      EXPECT_EQ(found.load, expected.load);
+    }
+  }
+}
+
+TEST(SaapArtefact, FilesThatDoNotFitAreRefused) {
+  ThreadPool pool(1);
+  const std::filesystem::path path = temporary("bad.safetensors");
+  World world({.kv_heads = 2, .d = 64});
+  const LayerGeometry geometry = world.geometry(pool);
+  const std::string spec = "saap:weights=" + path.string();
+  const auto refused = [&](const std::string& part, const std::string& with = "",
+                           const char* fingerprint = "model") {
+    try {
+      make(spec + with, geometry, fingerprint);
+      ADD_FAILURE() << "accepted: " << part;
+    } catch (const InputError& error) {
+      EXPECT_THAT(error.what(), testing::HasSubstr(part));
+      EXPECT_THAT(error.what(), testing::HasSubstr(path.string()));
+    }
+  };
+  const auto write = [&](const std::function<void(std::vector<SaapHead>&)>& damage) {
+    std::vector<SaapHead> heads = {random_saap_head({}, 0), random_saap_head({}, 1)};
+    damage(heads);
+    write_saap(path, {{3, heads}}, "model", "{}");
+  };
+  refused("");  // missing file
+  write([](auto&) {});
+  make(spec, geometry);
+  make(spec + ",clusters=24", geometry);
+  refused("expected 24", ",clusters=25");
+  refused("model_fingerprint 'another'", "", "another");
+  write([](auto& heads) { heads.pop_back(); });
+  refused("layer.3.head.1.key.hidden.weight");
+  write([](auto& heads) { heads[1] = random_saap_head({.clusters = 23}, 1); });
+  refused("expected 24 buckets as in head 0, found 23");
+  write([](auto& heads) { heads[1].queries = random_saap_head({.clusters = 23}, 1).queries; });
+  refused("as many buckets for queries as for keys, 24, found 23");
+  write([](auto& heads) { heads[0] = random_saap_head({.d = 32}, 1); });
+  refused("expected the shape [any, 64], found [24, 32]");
+  write([](auto& heads) { heads[1].queries.hidden_bias[3] = std::numeric_limits<float>::quiet_NaN(); });
+  refused("layer.3.head.1.query.hidden.bias': expected finite");
+  write([](auto& heads) {
+    std::fill_n(heads[0].queries.output_weight.begin() + 4, 4, std::byte{0xff});  // a NaN
+  });
+  refused("query.output.weight': expected finite");
+  write([](auto& heads) { heads[0].load.pop_back(); });
+  refused("layer.3.head.0.load': expected the shape [24], found [23]");
+  write([](auto& heads) { heads[0].selectivity.clear(); });
+  refused("selectivity");
+  write_safetensors(path, {}, {});
+  refused("method 'saap', found none given");
+  write_safetensors(path, {}, {{"method", "saap"}, {"version", "2"}});
+  refused("version '1', found '2'");
+  // Cut anywhere, and one byte changed anywhere in the header: refused or read, never worse.
+  write([](auto&) {});
+  const std::string good = read_file(path);
+  for (std::size_t cut = 0; cut < good.size(); cut += good.size() / 37 + 1) {
+    std::ofstream(path, std::ios::binary) << good.substr(0, cut);
+    EXPECT_THROW(make(spec, geometry), InputError) << cut;
+  }
+  Rng rng(1);
+  for (int i = 0; i < 200; ++i) {
+    std::string bad = good;
+    bad[rng.below(1500)] = static_cast<char>(rng.below(256));
+    std::ofstream(path, std::ios::binary) << bad;
+    try {
+      make(spec, geometry);
+    } catch (const InputError&) {
+    }
+  }
+  std::filesystem::remove(path);
+}
+
+TEST(SaapSelector, WithoutAnArtefactItSaysWhatIsMissing) {
+  ThreadPool pool(1);
+  World world({});
+  try {
+    make("saap", world.geometry(pool));
+    ADD_FAILURE();
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("weights=FILE"));
+  }
+  EXPECT_THROW(parse_spec("saap:group=all"), InputError);
+  EXPECT_THROW(parse_spec("saap:probes=0"), InputError);
+  EXPECT_THROW(parse_spec("saap:fallback=saap"), InputError);
+  EXPECT_THROW(parse_spec("saap:fallback=nothing"), InputError);
+  EXPECT_THROW(parse_spec("saap:alarm=0.5"), InputError);
+  EXPECT_EQ(parse_spec("saap").dense_layers, 1);
+  EXPECT_EQ(parse_spec("saap").dense.window, 2047);
+}
+
+TEST(SaapSelector, ImbalanceIsThatOfARandomKeysBucket) {
+  const std::vector<std::int64_t> even = {100, 100, 100, 100}, one = {0, 400, 0, 0}, none = {0, 0},
+                                  pair = {1, 1};
+  EXPECT_NEAR(imbalance_of(even), 4 * 4 * 9900.0 / (400 * 399), 1e-12);
+  EXPECT_NEAR(imbalance_of(one), 4.0, 1e-12);
+  EXPECT_EQ(imbalance_of(none), 1.0);
+  EXPECT_EQ(imbalance_of(pair), 0.0);
+}
+
+/// A world whose keys all lie in one direction from position `from` on.
+std::unique_ptr<World> uniform_world(bool alike) {
+  auto world = std::make_unique<World>(WorldShape{.kv_heads = 2, .group = 2, .d = 64, .dense = {1, 16}});
+  if (alike)
+    world->shape_key = [](Position, int, int i, float x) { return 0.01f * x + (i % 3 == 0 ? 1.0f : -0.5f); };
+  world->write(1500);
+  return world;
+}
+
+TEST(SaapSelector, AnUnlikeTextIsSaidAndFallsBackAsNamed) {
+  ThreadPool pool(2);
+  const std::string weights = ",weights=" + SaapFiles::of({});
+  for (const bool alike : {false, true}) {
+    const auto world = uniform_world(alike);
+    const LayerGeometry geometry = world->geometry(pool);
+    const auto plain = make("saap:probes=2" + weights, geometry),
+               full = make("saap:probes=2,fallback=full" + weights, geometry),
+               topk = make("saap:probes=2,fallback=topk,alarm=2.5" + weights, geometry);
+    for (Selector* selector : {plain.get(), full.get(), topk.get()}) {
+      EXPECT_EQ(selector->notice(0), "");
+      selector->build(0, world->store().layer(0));
+    }
+    world->write(4);
+    const QueryBlock block = world->block(1500, 4);
+    const auto found = select(*plain, block, geometry), exact = select(*full, block, geometry),
+               best = select(*topk, block, geometry);
+    EXPECT_EQ(plain->notice(0).empty(), !alike);
+    if (!alike) {
+      EXPECT_EQ(found, exact);
+      EXPECT_EQ(found, best);
+      continue;
+    }
+    EXPECT_THAT(plain->notice(0), testing::HasSubstr("unlike the training text"));
+    EXPECT_THAT(full->notice(0), testing::HasSubstr("attends by full"));
+    for (std::int64_t t = 0; t < 4; ++t) {
+      for (int h = 0; h < 4; ++h) {
+        const auto at = static_cast<std::size_t>(t * 4 + h);
+        EXPECT_EQ(std::ssize(exact[at]), block.far_end(t, geometry.dense) - 1);
+        EXPECT_EQ(best[at].size(), 100u);
+      }
+    }
+    // Saved and loaded it is the same, and a rollback does not forget it.
+    const std::filesystem::path path = temporary("alarm.lode");
+    topk->roll_back(0, 1500);
+    {
+      ContainerWriter out(path);
+      SectionWriter sections(out, "x/");
+      topk->save(0, sections);
+      out.finish();
+    }
+    const auto loaded = make("saap:probes=2,fallback=topk,alarm=2.5" + weights, geometry);
+    const ContainerReader in(path);
+    SectionReader reader(in, "x/");
+    loaded->load(0, reader, world->store().layer(0));
+    EXPECT_EQ(loaded->notice(0), topk->notice(0));
+    EXPECT_EQ(select(*loaded, block, geometry), best);
+    std::filesystem::remove(path);
+  }
+}
+
+// An index is refused with any other artefact than its own, and the old index stays.
+TEST(SaapSelector, IndexesOfAnotherArtefactAreRefused) {
+  ThreadPool pool(2);
+  World world({.dense = {1, 16}});
+  const LayerGeometry geometry = world.geometry(pool);
+  world.write(120);
+  const auto one = make("saap:probes=2,weights=" + SaapFiles::of({}), geometry),
+             other = make("saap:probes=2,weights=" + SaapFiles::of({.type = DType::bf16}), geometry);
+  const std::filesystem::path path = temporary("index.lode");
+  for (Selector* selector : {one.get(), other.get()}) selector->build(0, world.store().layer(0));
+  const auto save = [&](const std::string& artefact, std::vector<double> alarm) {
+    ContainerWriter out(path);
+    SectionWriter sections(out, "x/");
+    one->save(0, sections);
+    SectionWriter changed(out, "y/");
+    changed.add("artefact", std::as_bytes(std::span(artefact)));
+    changed.add<double>("alarm", alarm);
+    out.finish();
+  };
+  save("no", {1.0});
+  const ContainerReader in(path);
+  const auto before = select(*other, world.block(119, 1), geometry);
+  SectionReader good(in, "x/"), bad(in, "y/"), missing(in, "z/");
+  EXPECT_THROW(other->load(0, good, world.store().layer(0)), InputError);
+  EXPECT_THROW(one->load(0, bad, world.store().layer(0)), InputError);
+  EXPECT_THROW(one->load(0, missing, world.store().layer(0)), InputError);
+  EXPECT_EQ(select(*other, world.block(119, 1), geometry), before);
+  one->load(0, good, world.store().layer(0));
+  std::filesystem::remove(path);
+}
+
+}  // namespace
+}  // namespace lode::test
