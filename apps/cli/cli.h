@@ -87,6 +87,8 @@ void add_inspect(CLI::App& app);
 void add_verify(CLI::App& app);
 void add_tasks(CLI::App& app);
 void add_train(CLI::App& app);
+void add_train_kmeans(CLI::App& train);
+void add_train_saap(CLI::App& train);
 void add_eval(CLI::App& app);
 void add_probe(CLI::App& app);
 void add_bench(CLI::App& app);

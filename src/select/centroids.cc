@@ -112,6 +112,11 @@ std::int64_t CentroidTrainer::keys() const {
   return std::ssize(keys_[0][0]) / head_dim_;
 }
 
+Matrix<const float> CentroidTrainer::sample(int layer, int head) const {
+  const std::vector<float>& own = keys_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(head)];
+  return {own.data(), std::ssize(own) / head_dim_, head_dim_};
+}
+
 void CentroidTrainer::add(const KvStore& kv, const Rope& rope, std::int64_t sink, std::int64_t count,
                           ThreadPool& pool) {
   std::vector<Position> positions;

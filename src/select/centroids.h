@@ -32,7 +32,8 @@ class CentroidTrainer {
   /// Takes `count` random keys of each head out of a text's, its first `sink` tokens left out; all of them
   /// when there are fewer.
   void add(const KvStore& kv, const Rope& rope, std::int64_t sink, std::int64_t count, ThreadPool& pool);
-  std::int64_t keys() const;  ///< per head, so far
+  std::int64_t keys() const;                              ///< per head, so far
+  Matrix<const float> sample(int layer, int head) const;  ///< keys of one head, [keys, d]
 
   /// Centroids [L][Hkv][C, d]. InputError when fewer keys than clusters were added.
   std::vector<std::vector<std::vector<float>>> train(

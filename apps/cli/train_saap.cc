@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// lodestone train saap: centroids and query classifiers for every layer and KV head of a frozen model.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <iostream>
+
+#include "base/text.h"
+#include "cli.h"
+#include "lodestone/error.h"
+#include "train/saap_trainer.h"
+
+namespace lode::cli {
+
+namespace {
+
+struct TrainSaapFlags {
+  CommonFlags common;
+  ModelFlags model;
+  std::string output, checkpoint, from;
+  std::vector<std::string> texts;
+  std::string tokens = "16k", filter = "both", variant = "mlp", type = "f16";
+  std::int64_t prompts = 0;
+  double held_out = 0.1;
+  bool constant_rate = false;
+  SaapSettings settings;
+};
+
+/// Prompts of all texts: one of each text in turn until there are enough, then in the order of the texts.
+std::vector<Prompt> read_prompts(const TrainSaapFlags& flags, const Model& model, std::int64_t tokens) {
+  std::vector<std::vector<Prompt>> by_text;
+  for (const std::string& path : flags.texts) {
+    const std::string name = std::filesystem::path(path).filename().string();
+    by_text.push_back(cut_into_prompts(model, name, read_text(path), tokens));
+  }
+  std::vector<std::size_t> taken(by_text.size(), 0);
+  std::int64_t total = 0;
+  for (bool more = true; more && (flags.prompts == 0 || total < flags.prompts);) {
+    more = false;
+    for (std::size_t t = 0; t < by_text.size() && (flags.prompts == 0 || total < flags.prompts); ++t) {
+      if (taken[t] == by_text[t].size()) continue;
+      ++taken[t];
+      ++total;
+      more = true;
+    }
+  }
+  std::vector<Prompt> prompts;
+  for (std::size_t t = 0; t < by_text.size(); ++t) {
+    for (std::size_t i = 0; i < taken[t]; ++i) prompts.push_back(std::move(by_text[t][i]));
+  }
+  return prompts;
+}
+
+SaapSettings settings_of(const TrainSaapFlags& flags, const std::vector<Prompt>& prompts) {
+  SaapSettings settings = flags.settings;
+  settings.residual = flags.variant == "residual";
+  settings.type = parse_dtype(flags.type);
+  settings.filter.pairs = flags.filter == "both" || flags.filter == "pairs";
+  settings.filter.queries = flags.filter == "both" || flags.filter == "queries";
+  settings.decay = !flags.constant_rate;
+  settings.from = flags.from;
+  const auto share = static_cast<std::int64_t>(flags.held_out * static_cast<double>(prompts.size()));
+  settings.held_out = std::max<std::int64_t>(1, share);
+  return settings;
+}
+
+std::string table_of(const std::vector<SaapHeadReport>& heads, std::int64_t probes) {
+  std::string text = fmt::format(
+      "on held-out prompts; mass: of the attention on far keys, the share in {} buckets; keys: the share of "
+      "the far "
+      "keys in them\n\n{:>5} {:>4} {:>9} {:>8} {:>8} {:>8} {:>13} {:>13} {:>10}\n",
+      probes, "layer", "head", "held out", "loss", "mass", "keys", "k-means: mass", "keys", "best mass");
+  for (const SaapHeadReport& h : heads) {
+    text += fmt::format("{:>5} {:>4} {:>9} {:>8.4f} {:>8.4f} {:>8.4f} {:>13.4f} {:>13.4f} {:>10.4f}\n",
+                        h.layer, h.head, h.held_out, h.loss, h.mass, h.selectivity, h.kmeans_mass,
+                        h.kmeans_selectivity, h.best_mass);
+  }
+  return text;
+}
+
+void run(const TrainSaapFlags& flags) {
+  const auto model = load_model(flags.common, flags.model);
+  const std::int64_t tokens = parse_count(flags.tokens, "--tokens", 16, std::int64_t{1} << 30);
+  const std::vector<Prompt> prompts = read_prompts(flags, *model, tokens);
+  const SaapSettings settings = settings_of(flags, prompts);
+  const std::string checkpoint = flags.checkpoint.empty() ? flags.output + ".checkpoint" : flags.checkpoint;
+  const auto say = [&](const SaapHeadReport& h) {
+    if (flags.common.quiet) return;
+    std::cerr << fmt::format(
+        "layer {} head {}: held-out loss {:.4f}, mass {:.4f} at {:.2f} % of the keys (k-means {:.4f} at "
+        "{:.2f} %), {:.0f} s\n",
+        h.layer, h.head, h.loss, h.mass, 100 * h.selectivity, h.kmeans_mass, 100 * h.kmeans_selectivity,
+        h.seconds);
+  };
+  const SaapResult result = train_saap(model, context_options(flags.common, flags.model), settings, prompts, checkpoint,
+                                       flags.common.progress(), say);
+  Json made = settings.json(), heads = Json::array();
+  std::int64_t total = 0;
+  for (const Prompt& prompt : prompts) total += std::ssize(prompt.tokens);
+  made["texts"] = flags.texts.size();
+  made["prompts"] = prompts.size();
+  made["tokens"] = total;
+  write_saap(flags.output, result.layers, model->fingerprint(), made.dump());
+  std::filesystem::remove(checkpoint);
+  for (const SaapHeadReport& head : result.heads) heads.push_back(head.json());
+  Json report = {{"file", flags.output},
+                 {"method", "saap"},
+                 {"training", made},
+                 {"file_bytes", std::filesystem::file_size(flags.output)},
+                 {"heads", heads}};
+  if (flags.common.json) return print_json(report);
+  print_text(table_of(result.heads, settings.probes));
+  print_text(fmt::format("\n{}: {} heads, from {} prompts of {} tokens, {}\nuse: -a saap:weights={}\n",
+                         flags.output, result.heads.size(), prompts.size(), total,
+                         human_bytes(report["file_bytes"]), flags.output));
+}
+
+void add_network_flags(CLI::App& verb, TrainSaapFlags& flags) {
+  SaapSettings& s = flags.settings;
+  verb.add_option("--clusters", s.clusters, "buckets per layer and KV head")->check(whole_number(2, 1 << 16));
+  verb.add_option("--hidden", s.hidden, "width of the classifier's hidden layer")
+      ->check(whole_number(1, 1 << 16));
+  verb.add_option("--variant", flags.variant, "mlp: two layers; residual: a linear path beside them")
+      ->check(CLI::IsMember({"mlp", "residual"}));
+  verb.add_option("--balance", s.balance, "evenness of the buckets: 0 plain k-means, 1 as even as can be")
+      ->check(number(0.0, 1.0));
+  verb.add_option("--dense-layers", s.dense_layers, "first layers that are not trained")
+      ->check(whole_number(0, 1 << 16));
+  verb.add_option("--type", flags.type, "of the weights in the artefact")
+      ->check(CLI::IsMember({"f16", "bf16", "f32"}));
+  verb.add_option("--from", flags.from, "an artefact to train further on these texts; centroids stay");
+}
+
+void add_data_flags(CLI::App& verb, TrainSaapFlags& flags) {
+  SaapSettings& s = flags.settings;
+  verb.add_option("--tokens", flags.tokens, "length of the prompts that texts are cut into");
+  verb.add_option("--prompts", flags.prompts, "prompts to use, spread over the texts; 0 = all")
+      ->check(whole_number(0, 1 << 30));
+  verb.add_option("--held-out", flags.held_out,
+                  "share of the prompts, the last ones, to test on (at least one)")
+      ->check(number(0.0, 0.9));
+  verb.add_option("--samples", s.samples, "queries of each prompt and KV head")
+      ->check(whole_number(2, 1 << 30));
+  verb.add_option("--filter", flags.filter,
+                  "pairs: no pairs nearer than --window; queries: none whose best key is within --distance")
+      ->check(CLI::IsMember({"both", "pairs", "queries", "none"}));
+  verb.add_option("--window", s.filter.window, "tokens back from a query that are not far")
+      ->check(whole_number(1, 1 << 30));
+  verb.add_option("--distance", s.filter.distance, "how far the best key of a query must be")
+      ->check(whole_number(0, 1 << 30));
+  verb.add_flag("--causal", s.filter.causal,
+                "queries see the keys before them only, not all of their prompt");
+}
+
+}  // namespace
+
+void add_train_saap(CLI::App& train) {
+  auto flags = std::make_shared<TrainSaapFlags>();
+  CLI::App* verb = train.add_subcommand("saap", "Centroids and query classifiers, for -a saap");
+  add_common_flags(*verb, flags->common);
+  add_model_flags(*verb, flags->model, true);
+  verb->add_option("-f,--file", flags->texts, "a text to train on (UTF-8); repeatable")->required();
+  verb->add_option("-o,--output", flags->output, "the safetensors file to write")->required();
+  verb->add_option("--checkpoint", flags->checkpoint,
+                   "where an interrupted run leaves off and goes on; default: the output with .checkpoint");
+  add_data_flags(*verb, *flags);
+  add_network_flags(*verb, *flags);
+  SaapSettings& s = flags->settings;
+  verb->add_option("--steps", s.steps, "of the optimiser, per head")->check(whole_number(1, 1 << 30));
+  verb->add_option("--batch", s.batch, "queries of a step, all of one prompt")
+      ->check(whole_number(2, 1 << 20));
+  verb->add_option("--rate", s.rate, "learning rate of Adam")->check(number(0.0, 10.0));
+  verb->add_flag("--constant-rate", flags->constant_rate, "no decay of the rate");
+  verb->add_option("--probes", s.probes, "buckets for which captured mass is reported")
+      ->check(whole_number(1, 1 << 16));
+  verb->add_option("--seed", s.seed, "of samples, start and batches")->check(whole_number(0, INT64_MAX));
+  verb->callback([flags] { run(*flags); });
+}
+
+}  // namespace lode::cli

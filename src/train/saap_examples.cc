@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/saap_examples.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+
+#include "kernels/kernels.h"
+#include "kernels/sgemm.h"
+#include "lodestone/error.h"
+#include "model/rope.h"
+#include "select/stored_keys.h"
+
+namespace lode {
+
+namespace {
+
+constexpr std::int64_t kBlock = 32;  // queries whose scores are computed at a time
+
+/// Position of the highest score in [begin, end), the first of equal ones.
+std::int64_t best_of(std::span<const float> scores, std::int64_t begin, std::int64_t end) {
+  return std::max_element(scores.begin() + begin, scores.begin() + end) - scores.begin();
+}
+
+bool passes(std::span<const float> scores, std::int64_t position, const SaapFilter& filter) {
+  if (!filter.queries) return true;
+  const std::int64_t end = filter.causal ? position + 1 : std::ssize(scores);
+  if (filter.sink >= end) return false;
+  return std::abs(best_of(scores, filter.sink, end) - position) > filter.distance;
+}
+
+/// The row of A H_k: softmax over the far keys, summed by bucket.
+void fill_target(std::span<const float> scores, const SaapFilter::Ranges& far,
+                 std::span<const std::int32_t> labels, std::vector<double>& sums, std::span<float> target) {
+  float most = -std::numeric_limits<float>::infinity();
+  const auto each = [&](const auto& body) {
+    for (std::int64_t k = far.begin; k < far.first_end; ++k) body(static_cast<std::size_t>(k));
+    for (std::int64_t k = far.second_begin; k < far.end; ++k) body(static_cast<std::size_t>(k));
+  };
+  each([&](std::size_t k) { most = std::max(most, scores[k]); });
+  sums.assign(target.size(), 0.0);
+  double total = 0.0;
+  each([&](std::size_t k) {
+    const float weight = std::exp(scores[k] - most);
+    sums[static_cast<std::size_t>(labels[k])] += weight;
+    total += weight;
+  });
+  for (std::size_t c = 0; c < target.size(); ++c) target[c] = static_cast<float>(sums[c] / total);
+}
+
+}  // namespace
+
+SaapFilter::Ranges SaapFilter::far(std::int64_t position, std::int64_t keys) const {
+  const std::int64_t reach = pairs ? window : 0;
+  // The window of a query at p is (p - window, p]; what lies `window` or more behind it is as far.
+  const std::int64_t first_end = pairs ? position + 1 - reach : position + 1;
+  Ranges ranges = {.begin = sink,
+                   .first_end = std::max(sink, std::min(first_end, keys)),
+                   .second_begin = keys,
+                   .end = keys};
+  if (!causal) ranges.second_begin = std::clamp(position + std::max<std::int64_t>(1, reach), sink, keys);
+  return ranges;
+}
+
+void SaapExamples::add(std::span<const float> q, std::span<const float> target) {
+  LODE_ASSERT(std::ssize(q) == d_ && std::ssize(target) == buckets_);
+  q_.insert(q_.end(), q.begin(), q.end());
+  targets_.resize(targets_.size() + target.size());
+  kernels().narrow(target.data(), buckets_, DType::f16, targets_.data() + targets_.size() - target.size());
+}
+
+void SaapExamples::read(std::int64_t i, std::span<float> q, std::span<float> target) const {
+  std::copy_n(q_.begin() + i * d_, d_, q.begin());
+  kernels().widen(targets_.data() + i * buckets_, DType::f16, buckets_, target.data());
+}
+
+SaapKeys read_saap_keys(const KvRows& kv, const Rope& rope, const BucketNet& keys, std::int64_t sink) {
+  const std::int64_t d = kv.d;
+  SaapKeys read = {.rotated = std::vector<float>(static_cast<std::size_t>(kv.rows * d)),
+                   .labels = std::vector<std::int32_t>(static_cast<std::size_t>(kv.rows)),
+                   .counts = std::vector<std::int64_t>(static_cast<std::size_t>(keys.buckets), 0)};
+  std::vector<float> plain(read.rotated.size());  // [n, d] before RoPE
+  for (std::int64_t row = 0; row < kv.rows; ++row) {
+    const auto key_of = [&](std::vector<float>& all) {
+      return std::span(all).subspan(static_cast<std::size_t>(row * d), static_cast<std::size_t>(d));
+    };
+    read_stored_keys({&kv, 1}, static_cast<Position>(row), nullptr, key_of(read.rotated));
+    read_stored_keys({&kv, 1}, static_cast<Position>(row), &rope, key_of(plain));
+  }
+  keys.label({plain.data(), kv.rows, d}, read.labels);
+  for (std::int64_t row = sink; row < kv.rows; ++row)
+    ++read.counts[static_cast<std::size_t>(read.labels[static_cast<std::size_t>(row)])];
+  return read;
+}
+
+std::int64_t add_saap_examples(const SaapCandidates& candidates, const SaapKeys& keys, const Rope& rope,
+                               float scale, const SaapFilter& filter, std::int64_t wanted,
+                               SaapExamples& examples) {
+  const auto all = std::ssize(candidates.positions), n = std::ssize(keys.labels);
+  const std::int64_t d = all == 0 ? 0 : std::ssize(candidates.q) / all;
+  const std::int64_t limit = examples.count() + wanted;
+  std::vector<float> rotated, scores(static_cast<std::size_t>(kBlock * n)), target(keys.counts.size());
+  std::vector<double> sums;
+  std::int64_t at = 0;
+  for (; at < all && examples.count() < limit; at += kBlock) {
+    const std::int64_t some = std::min(kBlock, all - at);
+    rotated.assign(candidates.q.begin() + at * d, candidates.q.begin() + (at + some) * d);
+    for (std::int64_t i = 0; i < some; ++i) {
+      const std::span<float> q =
+          std::span(rotated).subspan(static_cast<std::size_t>(i * d), static_cast<std::size_t>(d));
+      rope.rotate(q, candidates.positions[static_cast<std::size_t>(at + i)]);
+      for (float& x : q) x *= scale;
+    }
+    sgemm(some, n, d, {rotated.data(), d}, {keys.rotated.data(), d, true}, 0.0f, scores.data(), n);
+    for (std::int64_t i = 0; i < some && examples.count() < limit; ++i) {
+      const std::int64_t position = candidates.positions[static_cast<std::size_t>(at + i)];
+      const std::span<const float> row(scores.data() + i * n, static_cast<std::size_t>(n));
+      const SaapFilter::Ranges far = filter.far(position, n);
+      if (far.empty() || !passes(row, position, filter)) continue;
+      fill_target(row, far, keys.labels, sums, target);
+      examples.add({candidates.q.data() + (at + i) * d, static_cast<std::size_t>(d)}, target);
+    }
+  }
+  return std::min(at, all);
+}
+
+}  // namespace lode

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// What SAAP's query classifier learns from: sampled queries of a prompt, each with the share of its attention
+// that lies in each bucket, the rows of A H_k of equation 1.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "lodestone/kv_view.h"
+#include "lodestone/types.h"
+#include "select/bucket_net.h"
+
+namespace lode {
+
+class Rope;
+
+/// Which queries and keys take part.
+struct SaapFilter {
+  std::int64_t sink = 1;
+  /// Pairs less than this far apart are left out: the dense window covers them (section 4; 2047).
+  std::int64_t window = 2047;
+  /// Queries whose best key, the sink aside, is at most this far away are left out (appendix A; 1024).
+  std::int64_t distance = 1024;
+  bool pairs = true, queries = true;  ///< which of the two filters is on
+  /// A query sees only the keys before it; otherwise all of its prompt's (the paper found no gain).
+  bool causal = false;
+
+  /// Far keys of a query at p in a prompt of n keys: [begin, first_end) and [second_begin, n).
+  struct Ranges {
+    std::int64_t begin = 0, first_end = 0, second_begin = 0, end = 0;
+    bool empty() const { return begin >= first_end && second_begin >= end; }
+  };
+  Ranges far(std::int64_t position, std::int64_t keys) const;
+};
+
+/// Queries of one KV head with their targets, prompt after prompt.
+class SaapExamples {
+ public:
+  SaapExamples(std::int64_t d, std::int64_t buckets) : d_(d), buckets_(buckets), prompts_(1, 0) {}
+
+  void add(std::span<const float> q /*[d]*/, std::span<const float> target /*[C]*/);
+  void end_prompt() { prompts_.push_back(count()); }
+
+  std::int64_t count() const { return std::ssize(q_) / d_; }
+  std::int64_t prompts() const { return std::ssize(prompts_) - 1; }
+  std::int64_t begin_of(std::int64_t prompt) const { return prompts_[static_cast<std::size_t>(prompt)]; }
+  std::int64_t end_of(std::int64_t prompt) const { return prompts_[static_cast<std::size_t>(prompt + 1)]; }
+  /// Query i and its target as float32.
+  void read(std::int64_t i, std::span<float> q, std::span<float> target) const;
+  std::int64_t bytes() const { return std::ssize(q_) * 4 + std::ssize(targets_) * 2; }
+
+ private:
+  std::int64_t d_, buckets_;
+  std::vector<float> q_;      // [n, d] before RoPE
+  std::vector<f16> targets_;  // [n, C]
+  std::vector<std::int64_t> prompts_;
+};
+
+/// Candidates of one prompt and KV head, before RoPE, with their positions.
+struct SaapCandidates {
+  std::vector<float> q;             // [n, d]
+  std::vector<Position> positions;  // [n]
+};
+
+/// Keys of one head of a prompt: as attention sees them, and their buckets.
+struct SaapKeys {
+  std::vector<float> rotated;        // [n, d] as stored; numbers that are not finite are 0
+  std::vector<std::int32_t> labels;  // [n]
+  std::vector<std::int64_t> counts;  // [C] behind the sink
+};
+SaapKeys read_saap_keys(const KvRows& kv, const Rope& rope, const BucketNet& keys, std::int64_t sink);
+
+/// Adds up to `wanted` candidates that pass the filter, in their order, to `examples`; returns how many were
+/// looked at. On the calling thread.
+std::int64_t add_saap_examples(const SaapCandidates& candidates, const SaapKeys& keys, const Rope& rope,
+                               float scale, const SaapFilter& filter, std::int64_t wanted,
+                               SaapExamples& examples);
+
+}  // namespace lode

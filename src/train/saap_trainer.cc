@@ -1,0 +1,601 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/saap_trainer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <mutex>
+#include <numeric>
+
+#include "ann/balance.h"
+#include "base/cancel.h"
+#include "base/hash.h"
+#include "base/threads.h"
+#include "engine/model.h"
+#include "kernels/kernels.h"
+#include "kv/store.h"
+#include "lodestone/error.h"
+#include "model/rope.h"
+#include "select/centroids.h"
+#include "train/checkpoint.h"
+#include "train/loss.h"
+#include "train/saap_classifier.h"
+
+namespace lode {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// The filter lets about a fifth of the queries pass (appendix A).
+constexpr std::int64_t kCandidatesPerSample = 5;
+constexpr std::int64_t kLossSteps = 100;  // over which the training loss is averaged
+constexpr auto kCheckpointEvery = std::chrono::seconds(20);
+
+std::string prefix_of(int layer, int head) {
+  return fmt::format("layer.{}.head.{}.", layer, head);
+}
+
+/// One head while it is trained.
+struct Head {
+  int layer = 0, head = 0;
+  std::int64_t steps = 0;  ///< done, for the progress
+  BucketNet keys;
+  std::unique_ptr<SaapExamples> examples;
+  std::vector<std::vector<std::int64_t>> counts;  // [prompts][C] keys behind the sink
+  SaapHead result;
+  SaapHeadReport report;
+};
+
+/// What f_q, centroids or targets choose, measured on held-out prompts.
+struct Choice {
+  double mass = 0, selectivity = 0;
+};
+
+class Training {
+ public:
+  Training(std::shared_ptr<const Model> model, const ContextOptions& options, const SaapSettings& settings,
+           const std::vector<Prompt>& prompts, std::filesystem::path checkpoint, Progress::Mode progress,
+           const std::function<void(const SaapHeadReport&)>& on_head)
+      : model_(std::move(model)),
+        settings_(settings),
+        prompts_(prompts),
+        path_(std::move(checkpoint)),
+        mode_(progress),
+        on_head_(on_head),
+        context_options_(options),
+        config_(model_->config()) {
+    const std::int64_t all = std::ssize(prompts_);
+    if (all <= settings_.held_out || settings_.held_out < 1) {
+      throw InputError(
+          fmt::format("expected more prompts than the {} held out, found {}: give more text, or cut it "
+                      "into shorter prompts",
+                      settings_.held_out, all));
+    }
+    for (const Prompt& prompt : prompts_)
+      context_options_.max_tokens = std::max(context_options_.max_tokens, std::ssize(prompt.tokens));
+    for (int layer = settings_.dense_layers; layer < config_.layers; ++layer) {
+      for (int head = 0; head < config_.kv_heads; ++head) {
+        heads_.emplace_back();
+        heads_.back().layer = layer;
+        heads_.back().head = head;
+      }
+    }
+    if (heads_.empty()) throw InputError("expected a layer to train beside the dense ones, found none");
+  }
+
+  SaapResult run() {
+    open_checkpoint();
+    find_partitions();
+    const std::int64_t at_once = std::max<std::int64_t>(1, settings_.memory / bytes_of_head());
+    const std::int64_t layers = std::max<std::int64_t>(1, at_once / config_.kv_heads);
+    for (int first = settings_.dense_layers; first < config_.layers; first += static_cast<int>(layers))
+      train_layers(first, std::min(config_.layers, first + static_cast<int>(layers)));
+    SaapResult result;
+    for (Head& head : heads_) {
+      result.layers[head.layer].push_back(std::move(head.result));
+      result.heads.push_back(head.report);
+    }
+    return result;
+  }
+
+ private:
+  std::int64_t training_prompts() const { return std::ssize(prompts_) - settings_.held_out; }
+  std::int64_t bytes_of_head() const {
+    return std::ssize(prompts_) * settings_.samples * (4 * config_.head_dim + 2 * settings_.clusters) + 1;
+  }
+  ThreadPool& pool() const { return model_->pool(); }
+
+  void open_checkpoint();
+  void save_checkpoint(bool now);
+  void find_partitions();
+  void partitions_from_artefact();
+  void train_layers(int begin, int end);
+  void collect(std::span<Head* const> heads);
+  void collect_prompt(Capture& capture, std::int64_t index, std::span<Head* const> heads, Progress& progress);
+  void fit(Head& head, Progress& progress);
+  SaapClassifier new_classifier(const Head& head) const;
+  double take_step(const Head& head, std::int64_t step, SaapClassifier& classifier, Adam& adam) const;
+  void finish(Head& head, const BucketNet& net, double train_loss, Clock::time_point start);
+  void measure(Head& head) const;
+  void keep(const Head& head);
+  bool restore(Head& head);
+
+  std::shared_ptr<const Model> model_;
+  const SaapSettings& settings_;
+  const std::vector<Prompt>& prompts_;
+  std::filesystem::path path_;
+  Progress::Mode mode_;
+  const std::function<void(const SaapHeadReport&)>& on_head_;
+  ContextOptions context_options_;
+  const ModelConfig& config_;
+  std::vector<Head> heads_;
+
+  std::mutex mutex_;  // of what follows
+  Checkpoint checkpoint_;
+  Clock::time_point saved_ = Clock::now();
+  std::int64_t steps_done_ = 0;
+};
+
+// ---- Checkpoint ------------------------------------------------------------------------------------------
+
+void Training::open_checkpoint() {
+  Hasher hasher;
+  for (const Prompt& prompt : prompts_) hasher.add(std::as_bytes(std::span(prompt.tokens)));
+  Json settings = settings_.json();
+  settings["prompts"] = hasher.hex();
+  settings["model"] = model_->fingerprint();
+  if (std::filesystem::exists(path_)) {
+    checkpoint_ = Checkpoint::read(path_);
+    const auto found = checkpoint_.notes.find("settings");
+    if (found == checkpoint_.notes.end() || found->second != settings.dump()) {
+      throw InputError(
+          path_.string() +
+          ": expected the checkpoint of a run with these settings and texts, found another: remove it "
+          "to start anew");
+    }
+  }
+  checkpoint_.notes["settings"] = settings.dump();
+}
+
+void Training::save_checkpoint(bool now) {
+  if (!now && Clock::now() - saved_ < kCheckpointEvery) return;
+  checkpoint_.write(path_);
+  saved_ = Clock::now();
+}
+
+/// A finished head: its networks as float32 and what was measured.
+void Training::keep(const Head& head) {
+  const std::string prefix = prefix_of(head.layer, head.head);
+  checkpoint_.erase(prefix + "net.");
+  SaapClassifier classifier(head.result.queries);
+  checkpoint_.put(prefix + "done.", classifier.module());
+  checkpoint_.arrays[prefix + "load"] = head.result.load;
+  checkpoint_.arrays[prefix + "imbalance"] = {head.result.imbalance};
+  checkpoint_.arrays[prefix + "selectivity"] = head.result.selectivity;
+  checkpoint_.notes[prefix + "report"] = head.report.json().dump();
+}
+
+bool Training::restore(Head& head) {
+  const std::string prefix = prefix_of(head.layer, head.head), where = path_.string();
+  const auto report = checkpoint_.notes.find(prefix + "report");
+  if (report == checkpoint_.notes.end()) return false;
+  // The exported network's shape, filled from the checkpoint.
+  const bool residual = checkpoint_.arrays.contains(prefix + "done.projection.weight");
+  const auto bias = checkpoint_.arrays.find(prefix + (residual ? "done.inner.0.bias" : "done.0.bias"));
+  if (bias == checkpoint_.arrays.end()) throw InputError(where + ": expected a finished network, found none");
+  const std::int64_t hidden = std::ssize(bias->second), d = config_.head_dim, c = head.keys.buckets;
+  const auto zeros = [](std::int64_t n) { return std::vector<float>(static_cast<std::size_t>(n), 0.0f); };
+  const auto w1 = zeros(hidden * d), b1 = zeros(hidden), w2 = zeros(c * hidden),
+             w3 = zeros(residual ? c * d : 0), b2 = zeros(c);
+  SaapClassifier classifier(BucketNet(d, c, {w1, b1, w2, w3, b2}, DType::f32));
+  checkpoint_.get(prefix + "done.", classifier.module(), nullptr, where);
+  head.result = {.keys = head.keys,
+                 .queries = classifier.exported(settings_.type),
+                 .load = checkpoint_.arrays[prefix + "load"],
+                 .imbalance = checkpoint_.arrays[prefix + "imbalance"].at(0),
+                 .selectivity = checkpoint_.arrays[prefix + "selectivity"]};
+  head.report = SaapHeadReport::parse(report->second, where);
+  return true;
+}
+
+// ---- 1. Partitions
+// -----------------------------------------------------------------------------------------
+
+void Training::find_partitions() {
+  if (!settings_.from.empty()) return partitions_from_artefact();
+  const std::int64_t d = config_.head_dim, clusters = settings_.clusters;
+  if (!checkpoint_.arrays.contains(prefix_of(heads_[0].layer, heads_[0].head) + "centroids")) {
+    CentroidTrainer trainer(config_.layers, config_.kv_heads, config_.head_dim, false, settings_.seed);
+    const std::int64_t train = training_prompts();
+    const std::int64_t share = (clusters * kTrainingKeysPerCentroid + train - 1) / train;
+    std::int64_t total = 0, done = 0;
+    for (std::int64_t i = 0; i < train; ++i)
+      total += std::ssize(prompts_[static_cast<std::size_t>(i)].tokens);
+    Capture capture(model_, context_options_);
+    {
+      Progress progress("saap: keys", total, "tokens", mode_);
+      for (std::int64_t i = 0; i < train; ++i) {
+        const Prompt& prompt = prompts_[static_cast<std::size_t>(i)];
+        capture.read(prompt, {}, [&](std::int64_t tokens) { progress.at(done + tokens); });
+        done += std::ssize(prompt.tokens);
+        trainer.add(capture.kv(), capture.rope(), settings_.filter.sink, share, pool());
+      }
+    }
+    Progress progress("saap: k-means", std::int64_t{config_.layers} * config_.kv_heads, "heads", mode_);
+    const auto centroids = trainer.train(clusters, pool(), [&](std::int64_t heads) { progress.at(heads); });
+    for (const Head& head : heads_) {
+      const std::string prefix = prefix_of(head.layer, head.head);
+      const auto& own = centroids[static_cast<std::size_t>(head.layer)][static_cast<std::size_t>(head.head)];
+      checkpoint_.arrays[prefix + "centroids"] = own;
+      if (settings_.balance > 0) {
+        checkpoint_.arrays[prefix + "offsets"] =
+            balanced_offsets(trainer.sample(head.layer, head.head), own, settings_.balance, pool());
+      }
+    }
+    save_checkpoint(true);
+  }
+  for (Head& head : heads_) {
+    const std::string prefix = prefix_of(head.layer, head.head);
+    const std::vector<float>&centroids = checkpoint_.arrays[prefix + "centroids"],
+          &offsets = checkpoint_.arrays[prefix + "offsets"];
+    if (std::ssize(centroids) != clusters * d || (!offsets.empty() && std::ssize(offsets) != clusters))
+      throw InputError(path_.string() + ": expected centroids of every head, found others");
+    head.keys = BucketNet(d, clusters, {{}, {}, {}, centroids, offsets}, settings_.type);
+  }
+}
+
+void Training::partitions_from_artefact() {
+  for (Head& head : heads_) {
+    if (head.head > 0) continue;
+    const LayerGeometry geometry = {.layer = head.layer,
+                                    .query_heads = config_.query_heads,
+                                    .kv_heads = config_.kv_heads,
+                                    .head_dim = config_.head_dim};
+    const SaapLayer layer = read_saap(settings_.from, geometry, model_->fingerprint());
+    if (layer.buckets() != settings_.clusters) {
+      throw InputError(fmt::format("{}: expected {} clusters, found {}", settings_.from.string(),
+                                   settings_.clusters, layer.buckets()));
+    }
+    for (Head& other : heads_) {
+      if (other.layer != head.layer) continue;
+      other.result = layer.heads[static_cast<std::size_t>(other.head)];
+      other.keys = other.result.keys;
+    }
+  }
+}
+
+// ---- 2. Examples
+// -------------------------------------------------------------------------------------------
+
+void Training::train_layers(int begin, int end) {
+  std::vector<Head*> group;
+  for (Head& head : heads_) {
+    if (head.layer < begin || head.layer >= end) continue;
+    if (!restore(head)) {
+      group.push_back(&head);
+      continue;
+    }
+    if (on_head_) on_head_(head.report);
+  }
+  if (group.empty()) return;
+  collect(group);
+  steps_done_ = 0;
+  Progress progress(
+      fmt::format("saap: classifiers of layers {} to {}", group.front()->layer, group.back()->layer),
+      std::ssize(group) * settings_.steps, "steps", mode_);
+  try {
+    pool().for_each(std::ssize(group),
+                    [&](std::int64_t i, int) { fit(*group[static_cast<std::size_t>(i)], progress); });
+  } catch (const Interrupted&) {
+    save_checkpoint(true);
+    throw;
+  }
+  save_checkpoint(true);
+}
+
+void Training::collect(std::span<Head* const> heads) {
+  std::int64_t total = 0;
+  for (const Prompt& prompt : prompts_) total += std::ssize(prompt.tokens);
+  for (Head* head : heads) {
+    head->examples = std::make_unique<SaapExamples>(config_.head_dim, settings_.clusters);
+    head->counts.clear();
+  }
+  Capture capture(model_, context_options_);
+  Progress progress(
+      fmt::format("saap: queries of layers {} to {}", heads.front()->layer, heads.back()->layer), total,
+      "tokens", mode_);
+  for (std::int64_t i = 0; i < std::ssize(prompts_); ++i) collect_prompt(capture, i, heads, progress);
+  for (const Head* head : heads) {
+    const std::int64_t train = head->examples->begin_of(training_prompts());
+    if (train >= 2 && head->examples->count() > train) continue;
+    throw InputError(
+        fmt::format("layer {} head {}: expected queries that attend far keys in trained and held-out "
+                    "prompts, found {} and {}: "
+                    "longer prompts, a smaller window or another filter would give some",
+                    head->layer, head->head, train, head->examples->count() - train));
+  }
+}
+
+void Training::collect_prompt(Capture& capture, std::int64_t index, std::span<Head* const> heads,
+                              Progress& progress) {
+  const Prompt& prompt = prompts_[static_cast<std::size_t>(index)];
+  const std::int64_t n = std::ssize(prompt.tokens), d = config_.head_dim,
+                     group = config_.query_heads / config_.kv_heads;
+  std::vector<std::int64_t> order(static_cast<std::size_t>(n));
+  std::iota(order.begin(), order.end(), 0);
+  std::erase_if(order, [&](std::int64_t p) { return settings_.filter.far(p, n).empty(); });
+  Rng rng(hash_seed(settings_.seed, index, 1));
+  const std::int64_t wanted =
+      std::min(std::ssize(order), (settings_.samples * kCandidatesPerSample + group - 1) / group);
+  for (std::int64_t i = 0; i < wanted; ++i) {
+    const auto pick =
+        i + static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(std::ssize(order) - i)));
+    std::swap(order[static_cast<std::size_t>(i)], order[static_cast<std::size_t>(pick)]);
+  }
+  order.resize(static_cast<std::size_t>(wanted));
+  std::vector<std::int64_t> place(static_cast<std::size_t>(n), -1);  // of a token among the candidates
+  for (std::int64_t i = 0; i < wanted; ++i)
+    place[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])] = i;
+
+  std::vector<SaapCandidates> candidates(heads.size());
+  for (SaapCandidates& c : candidates) {
+    c.q.resize(static_cast<std::size_t>(wanted * group * d));
+    c.positions.resize(static_cast<std::size_t>(wanted * group));
+  }
+  const std::int64_t before =
+      std::accumulate(prompts_.begin(), prompts_.begin() + index, std::int64_t{0},
+                      [](std::int64_t sum, const Prompt& p) { return sum + std::ssize(p.tokens); });
+  const Capture::Sink sink = [&](int layer, const KvWrite& chunk) {
+    for (std::int64_t t = 0; t < chunk.tokens; ++t) {
+      const std::int64_t at = place[static_cast<std::size_t>(chunk.begin + t)];
+      if (at < 0) continue;
+      for (std::size_t h = 0; h < heads.size(); ++h) {
+        if (heads[h]->layer != layer) continue;
+        const float* q = chunk.q_unrotated.data() + (t * config_.query_heads + heads[h]->head * group) * d;
+        std::copy_n(q, group * d, candidates[h].q.data() + at * group * d);
+        std::fill_n(candidates[h].positions.begin() + at * group, group,
+                    chunk.begin + static_cast<Position>(t));
+      }
+    }
+  };
+  capture.read(prompt, sink, [&](std::int64_t tokens) { progress.at(before + tokens); });
+
+  const float scale = 1.0f / std::sqrt(static_cast<float>(d));
+  pool().for_each(std::ssize(heads), [&](std::int64_t i, int) {
+    check_cancel();
+    Head& head = *heads[static_cast<std::size_t>(i)];
+    const KvRows kv = capture.kv().layer(head.layer).heads[static_cast<std::size_t>(head.head)];
+    SaapKeys keys = read_saap_keys(kv, capture.rope(), head.keys, settings_.filter.sink);
+    add_saap_examples(candidates[static_cast<std::size_t>(i)], keys, capture.rope(), scale, settings_.filter,
+                      settings_.samples, *head.examples);
+    head.examples->end_prompt();
+    head.counts.push_back(std::move(keys.counts));
+  });
+}
+
+// ---- 3. Classifiers
+// ----------------------------------------------------------------------------------------
+
+SaapClassifier Training::new_classifier(const Head& head) const {
+  if (!settings_.from.empty()) return SaapClassifier(head.result.queries);
+  const std::int64_t d = config_.head_dim;
+  SaapClassifier classifier(d, settings_.hidden, settings_.clusters, settings_.residual,
+                            hash_seed(settings_.seed, head.layer, head.head));
+  if (!settings_.residual) return classifier;
+  std::vector<float> centroids(static_cast<std::size_t>(settings_.clusters * d));
+  kernels().widen(head.keys.linear_weight.data(), head.keys.type, std::ssize(centroids), centroids.data());
+  classifier.start_linear(centroids);
+  return classifier;
+}
+
+void Training::fit(Head& head, Progress& progress) {
+  const Clock::time_point start = Clock::now();
+  const std::string prefix = prefix_of(head.layer, head.head) + "net.";
+  SaapClassifier classifier = new_classifier(head);
+  Adam adam(classifier.module(), {.rate = settings_.rate});
+  {
+    const std::lock_guard lock(mutex_);
+    if (checkpoint_.notes.contains(prefix + "steps"))
+      checkpoint_.get(prefix, classifier.module(), &adam, path_.string());
+    steps_done_ += adam.steps();
+  }
+  double loss = 0;
+  const auto keep_state = [&] { checkpoint_.put(prefix, classifier.module(), &adam); };
+  while (adam.steps() < settings_.steps) {
+    if (cancel_requested()) {
+      const std::lock_guard lock(mutex_);
+      keep_state();
+    }
+    check_cancel();
+    const double now = take_step(head, adam.steps(), classifier, adam);
+    if (adam.steps() > settings_.steps - kLossSteps)
+      loss += now / static_cast<double>(std::min(kLossSteps, settings_.steps));
+    const std::lock_guard lock(mutex_);
+    progress.at(++steps_done_);
+    if (Clock::now() - saved_ < kCheckpointEvery) continue;
+    keep_state();
+    save_checkpoint(false);
+  }
+  finish(head, classifier.exported(settings_.type), loss, start);
+}
+
+/// One batch of equation 1, from one prompt.
+double Training::take_step(const Head& head, std::int64_t step, SaapClassifier& classifier,
+                           Adam& adam) const {
+  const SaapExamples& examples = *head.examples;
+  Rng rng(hash_seed(settings_.seed, head.layer, head.head, step));
+  std::int64_t prompt = 0, begin = 0, count = 0;
+  while (count < 2) {  // collect made sure that there is one
+    prompt = static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(training_prompts())));
+    begin = examples.begin_of(prompt);
+    count = examples.end_of(prompt) - begin;
+  }
+  const std::int64_t n = std::min(settings_.batch, count), d = config_.head_dim, c = settings_.clusters;
+  std::vector<std::int64_t> order(static_cast<std::size_t>(count));
+  std::iota(order.begin(), order.end(), begin);
+  std::vector<float> x(static_cast<std::size_t>(n * d)), targets(static_cast<std::size_t>(n * c)),
+      y(targets.size()), dy(targets.size());
+  const Matrix<float> q(x.data(), n, d), target(targets.data(), n, c);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto pick = i + static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(count - i)));
+    std::swap(order[static_cast<std::size_t>(i)], order[static_cast<std::size_t>(pick)]);
+    examples.read(order[static_cast<std::size_t>(i)], q[i], target[i]);
+  }
+  classifier.module().forward(q, {y.data(), n, c}, true);
+  const double loss = kl_divergence({y.data(), n, c}, target, {dy.data(), n, c});
+  classifier.module().zero_gradients();
+  classifier.module().backward({dy.data(), n, c}, {});
+  adam.step(settings_.decay ? cosine_decay(step, settings_.steps, 0.01) : 1.0);
+  return loss;
+}
+
+void Training::finish(Head& head, const BucketNet& net, double train_loss, Clock::time_point start) {
+  head.result = {.keys = head.keys, .queries = net, .load = {}, .selectivity = {}};
+  head.report = {.layer = head.layer, .head = head.head, .train_loss = train_loss};
+  measure(head);
+  head.report.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  head.examples.reset();
+  const std::lock_guard lock(mutex_);
+  keep(head);
+  if (on_head_) on_head_(head.report);
+}
+
+/// Share of the target and of the prompt's keys in the `probes` best buckets.
+Choice choice_of(std::span<const float> scores, std::span<const float> target,
+                 std::span<const std::int64_t> counts, std::int64_t probes) {
+  std::vector<Position> best;
+  top_k(scores, probes, 0, best);
+  Choice choice;
+  double keys = 0;
+  for (const std::int64_t n : counts) keys += static_cast<double>(n);
+  for (const Position c : best) {
+    choice.mass += target[static_cast<std::size_t>(c)];
+    choice.selectivity += static_cast<double>(counts[static_cast<std::size_t>(c)]) / std::max(1.0, keys);
+  }
+  return choice;
+}
+
+void Training::measure(Head& head) const {
+  const std::int64_t d = config_.head_dim, c = settings_.clusters;
+  const SaapExamples& examples = *head.examples;
+  SaapHeadReport& report = head.report;
+  report.examples = examples.begin_of(training_prompts());
+  report.held_out = examples.count() - report.examples;
+  std::vector<float> q(static_cast<std::size_t>(d)), target(static_cast<std::size_t>(c)),
+      scores(target.size()), distance(target.size()), scratch;
+  for (std::int64_t probes = 1; probes <= c; probes *= 2) head.result.selectivity.push_back(0.0f);
+  const double weight = 1.0 / static_cast<double>(report.held_out);
+  const auto add = [&](double& mass, double& selectivity, std::span<const float> by, std::int64_t prompt) {
+    const Choice choice =
+        choice_of(by, target, head.counts[static_cast<std::size_t>(prompt)], settings_.probes);
+    mass += weight * choice.mass;
+    selectivity += weight * choice.selectivity;
+  };
+  for (std::int64_t prompt = training_prompts(); prompt < std::ssize(prompts_); ++prompt) {
+    for (std::int64_t i = examples.begin_of(prompt); i < examples.end_of(prompt); ++i) {
+      examples.read(i, q, target);
+      head.result.queries.scores(q.data(), 1, scratch, scores.data());
+      report.loss += weight * kl_divergence({scores.data(), 1, c}, {target.data(), 1, c}, {});
+      add(report.mass, report.selectivity, scores, prompt);
+      if (head.keys.hidden == 0) {
+        kernels().gemv(q.data(), 1, head.keys.linear_weight.data(), head.keys.type, d, 0, c, distance.data(),
+                       c);
+        add(report.kmeans_mass, report.kmeans_selectivity, distance, prompt);
+      }
+      double unused = 0;
+      add(report.best_mass, unused, target, prompt);
+      for (std::size_t p = 0; p < head.result.selectivity.size(); ++p) {
+        head.result.selectivity[p] += static_cast<float>(
+            weight *
+            choice_of(scores, target, head.counts[static_cast<std::size_t>(prompt)], std::int64_t{1} << p)
+                .selectivity);
+      }
+    }
+  }
+  std::vector<double> load(static_cast<std::size_t>(c), 0.0);
+  double imbalance = 0;
+  for (std::int64_t prompt = 0; prompt < training_prompts(); ++prompt) {
+    const std::vector<std::int64_t>& counts = head.counts[static_cast<std::size_t>(prompt)];
+    const auto keys = static_cast<double>(std::accumulate(counts.begin(), counts.end(), std::int64_t{0}));
+    for (std::size_t b = 0; b < counts.size(); ++b)
+      load[b] += static_cast<double>(counts[b]) / std::max(1.0, keys);
+    imbalance += imbalance_of(counts) / static_cast<double>(training_prompts());
+  }
+  for (const double share : load)
+    head.result.load.push_back(static_cast<float>(share / static_cast<double>(training_prompts())));
+  head.result.imbalance = static_cast<float>(imbalance);
+  report.imbalance = imbalance;
+}
+
+}  // namespace
+
+Json SaapSettings::json() const {
+  return {{"clusters", clusters},
+          {"hidden", hidden},
+          {"residual", residual},
+          {"balance", balance},
+          {"sink", filter.sink},
+          {"window", filter.window},
+          {"distance", filter.distance},
+          {"filter_pairs", filter.pairs},
+          {"filter_queries", filter.queries},
+          {"causal", filter.causal},
+          {"dense_layers", dense_layers},
+          {"samples", samples},
+          {"held_out", held_out},
+          {"steps", steps},
+          {"batch", batch},
+          {"rate", rate},
+          {"decay", decay},
+          {"type", std::string(name_of(type))},
+          {"probes", probes},
+          {"from", from.string()},
+          {"seed", seed}};
+}
+
+Json SaapHeadReport::json() const {
+  return {{"layer", layer},
+          {"head", head},
+          {"examples", examples},
+          {"held_out", held_out},
+          {"train_loss", train_loss},
+          {"loss", loss},
+          {"mass", mass},
+          {"selectivity", selectivity},
+          {"kmeans_mass", kmeans_mass},
+          {"kmeans_selectivity", kmeans_selectivity},
+          {"best_mass", best_mass},
+          {"imbalance", imbalance},
+          {"seconds", seconds}};
+}
+
+SaapHeadReport SaapHeadReport::parse(const std::string& text, const std::string& where) {
+  const Json json = parse_json(text, where);
+  const auto number = [&](const char* key) { return json_number(json, key, where, -1e18, 1e18); };
+  const auto whole = [&](const char* key) { return json_int(json, key, where, 0, INT64_MAX); };
+  return {.layer = static_cast<int>(whole("layer")),
+          .head = static_cast<int>(whole("head")),
+          .examples = whole("examples"),
+          .held_out = whole("held_out"),
+          .train_loss = number("train_loss"),
+          .loss = number("loss"),
+          .mass = number("mass"),
+          .selectivity = number("selectivity"),
+          .kmeans_mass = number("kmeans_mass"),
+          .kmeans_selectivity = number("kmeans_selectivity"),
+          .best_mass = number("best_mass"),
+          .imbalance = number("imbalance"),
+          .seconds = number("seconds")};
+}
+
+SaapResult train_saap(std::shared_ptr<const Model> model, const ContextOptions& options,
+                      const SaapSettings& settings, const std::vector<Prompt>& prompts,
+                      const std::filesystem::path& checkpoint, Progress::Mode progress,
+                      const std::function<void(const SaapHeadReport&)>& on_head) {
+  return Training(std::move(model), options, settings, prompts, checkpoint, progress, on_head).run();
+}
+
+}  // namespace lode

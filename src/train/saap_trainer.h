@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Training of SAAP (Mazaré et al. 2025, section 4 and appendix A) for every layer and KV head of a frozen
+// model:
+//
+//   1. read all prompts; spherical k-means on sampled keys before RoPE                       (appendix A)
+//   2. read them again; sampled queries with the share of their attention in each bucket     (equation 1)
+//   3. per head: Adam on KL(share || f_q(q)), each batch from one prompt                     (equation 1)
+//
+// Deviations, all of them settings: queries of a prompt are sampled once and reused, instead of anew in every
+// step; the rate is higher and falls along a cosine, over fewer steps (the paper: 1e-5, 40,000 steps of 1,000
+// queries). The queries of all heads of a group train one network, as section 5 implies. The divergence is
+// KL(target || prediction), the direction in which softmax regression has a gradient everywhere.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "base/progress.h"
+#include "lodestone/engine.h"
+#include "select/saap_artefact.h"
+#include "train/capture.h"
+#include "train/saap_examples.h"
+
+namespace lode {
+
+struct SaapSettings {
+  std::int64_t clusters = 1024, hidden = 1024;
+  bool residual = false;  ///< a linear path beside the hidden layer, which starts at the centroids
+  double balance = 0;     ///< evenness of the buckets, 0 (plain k-means) to 1: see balanced_offsets
+  SaapFilter filter;
+  int dense_layers = 1;         ///< first layers that are not trained
+  std::int64_t samples = 2000;  ///< queries of each prompt and KV head, at most
+  std::int64_t held_out = 1;    ///< last prompts, on which nothing is trained
+  std::int64_t steps = 4000, batch = 1000;
+  double rate = 1e-3;
+  bool decay = true;           ///< of the rate, along a cosine to a hundredth
+  DType type = DType::f16;     ///< of the classifier's weights in the artefact
+  std::int64_t probes = 32;    ///< at which captured mass is reported
+  std::filesystem::path from;  ///< an artefact whose networks are trained further; empty = none
+  std::int64_t memory = std::int64_t{2} << 30;  ///< bytes of sampled queries at a time
+  std::uint64_t seed = 0;
+  Json json() const;
+};
+
+/// One trained head on prompts that it never saw. Mass: of the attention on far keys, the share in the
+/// `probes` best buckets.
+struct SaapHeadReport {
+  int layer = 0, head = 0;
+  std::int64_t examples = 0, held_out = 0;
+  double train_loss = 0, loss = 0;                 ///< nats; over the last steps, on held-out prompts
+  double mass = 0, selectivity = 0;                ///< of buckets chosen by f_q
+  double kmeans_mass = 0, kmeans_selectivity = 0;  ///< by q . centroid
+  double best_mass = 0;                            ///< by the target itself
+  double imbalance = 1, seconds = 0;
+  Json json() const;
+  static SaapHeadReport parse(const std::string& json, const std::string& where);
+};
+
+struct SaapResult {
+  std::map<int, std::vector<SaapHead>> layers;
+  std::vector<SaapHeadReport> heads;
+};
+
+/// Trains on all prompts but the last `held_out`. What is done is kept in `checkpoint`; a run that finds one
+/// goes on from there, to the same bits. InputError when it belongs to other settings or prompts, or when the
+/// prompts have no far keys. `on_head` is called once for every finished head, one at a time.
+SaapResult train_saap(std::shared_ptr<const Model> model, const ContextOptions& options,
+                      const SaapSettings& settings, const std::vector<Prompt>& prompts,
+                      const std::filesystem::path& checkpoint, Progress::Mode progress,
+                      const std::function<void(const SaapHeadReport&)>& on_head = {});
+
+}  // namespace lode

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+// Training of SAAP: the rows of A H_k against plain loops in double, export, balance, runs that go on from a
+// checkpoint to the same bits, and an artefact that beats chance on prompts it never saw.
+#include "support/saap.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <numeric>
+
+#include "ann/balance.h"
+#include "base/cancel.h"
+#include "base/file.h"
+#include "eval/tiny_model.h"
+#include "lodestone/error.h"
+#include "lodestone/spec.h"
+#include "model/rope.h"
+#include "support/world.h"
+#include "train/saap_classifier.h"
+#include "train/saap_examples.h"
+#include "train/saap_trainer.h"
+
+namespace lode::test {
+namespace {
+
+std::filesystem::path temporary(const std::string& name) {
+  return std::filesystem::path(testing::TempDir()) / ("train-saap-" + std::to_string(getpid()) + "-" + name);
+}
+
+TEST(SaapFilter, FarKeysOfAQuery) {
+  const SaapFilter causal = {.sink = 2, .window = 10, .causal = true};
+  const auto early = causal.far(11, 100), first = causal.far(12, 100), late = causal.far(99, 100);
+  EXPECT_TRUE(early.empty());
+  EXPECT_EQ(first.first_end, 3);  // key 2 is 10 tokens away: one behind the window of 10
+  EXPECT_EQ(late.begin, 2);
+  EXPECT_EQ(late.first_end, 90);
+  EXPECT_GE(late.second_begin, late.end);
+  const SaapFilter both = {.sink = 2, .window = 10};
+  EXPECT_EQ(both.far(50, 100).second_begin, 60);
+  EXPECT_FALSE(both.far(0, 100).empty());
+  EXPECT_TRUE(both.far(5, 12).empty());
+  EXPECT_TRUE(both.far(0, 1).empty());
+  const SaapFilter none = {.sink = 1, .window = 10, .pairs = false, .causal = true};
+  EXPECT_EQ(none.far(50, 100).first_end, 51);
+}
+
+// Equation 1's target, in double, for every filter.
+TEST(SaapExamples, AreTheShareOfAttentionInEachBucket) {
+  World world({.kv_heads = 1, .group = 1, .d = 64, .dense = {1, 16}});
+  world.write(200);
+  const SaapHead head = random_saap_head({.kv_heads = 1, .clusters = 9}, 1);
+  const KvRows kv = world.store().layer(0).heads[0];
+  const SaapKeys keys = read_saap_keys(kv, world.rope(), head.keys, 1);
+  EXPECT_EQ(std::accumulate(keys.counts.begin(), keys.counts.end(), std::int64_t{0}), 199);
+  const QueryBlock block = world.block(0, 200);
+  SaapCandidates candidates;
+  for (const Position p : {3, 17, 40, 77, 120, 150, 199, 60}) {
+    const auto q = block.q_unrotated.subspan(static_cast<std::size_t>(p) * 64, 64);
+    candidates.q.insert(candidates.q.end(), q.begin(), q.end());
+    candidates.positions.push_back(p);
+  }
+  const float scale = 1.0f / 8;
+  for (const bool causal : {false, true}) {
+    for (const bool pairs : {false, true}) {
+      for (const bool queries : {false, true}) {
+        const SaapFilter filter = {
+            .sink = 1, .window = 30, .distance = 25, .pairs = pairs, .queries = queries, .causal = causal};
+        SaapExamples examples(64, 9);
+        EXPECT_EQ(add_saap_examples(candidates, keys, world.rope(), scale, filter, 100, examples), 8);
+        std::int64_t next = 0;
+        for (const Position p : candidates.positions) {
+          std::vector<double> target(9, 0.0), scores(200);
+          double best = -1e30, most = -1e30, total = 0;
+          std::int64_t nearest = -1;
+          const auto far = [&](std::int64_t k) {
+            return k >= 1 && (!pairs || std::abs(k - p) >= 30) && (!causal || k <= p);
+          };
+          for (std::int64_t k = 1; k < 200; ++k) {
+            for (std::size_t i = 0; i < 64; ++i)
+              scores[static_cast<std::size_t>(k)] +=
+                  0.125 * block.q[static_cast<std::size_t>(p) * 64 + i] *
+                  static_cast<double>(keys.rotated[static_cast<std::size_t>(k) * 64 + i]);
+            const double s = scores[static_cast<std::size_t>(k)];
+            if ((!causal || k <= p) && s > best) {
+              best = s;
+              nearest = k;
+            }
+            if (far(k)) most = std::max(most, s);
+          }
+          bool any = false;
+          for (std::int64_t k = 1; k < 200; ++k) any = any || far(k);
+          if (!any || (queries && std::abs(nearest - p) <= 25)) continue;
+          for (std::int64_t k = 1; k < 200; ++k) {
+            if (!far(k)) continue;
+            const double w = std::exp(scores[static_cast<std::size_t>(k)] - most);
+            target[static_cast<std::size_t>(keys.labels[static_cast<std::size_t>(k)])] += w;
+            total += w;
+          }
+          ASSERT_LT(next, examples.count());
+          std::vector<float> q(64), found(9);
+          examples.read(next++, q, found);
+          EXPECT_EQ(q[5], block.q_unrotated[static_cast<std::size_t>(p) * 64 + 5]);
+          for (std::size_t c = 0; c < 9; ++c) EXPECT_NEAR(found[c], target[c] / total, 1e-3);
+        }
+        EXPECT_EQ(next, examples.count());
+      }
+    }
+  }
+  SaapExamples few(64, 9);
+  add_saap_examples(candidates, keys, world.rope(), scale, {.sink = 1, .window = 16, .queries = false}, 3,
+                    few);
+  EXPECT_EQ(few.count(), 3);
+}
+
+TEST(SaapClassifier, ExportFoldsTheBatchNorm) {
+  for (const bool residual : {false, true}) {
+    SaapClassifier classifier(8, 20, 6, residual, 3);
+    std::vector<float> y(50 * 6);
+    for (int step = 0; step < 30; ++step) {
+      std::vector<float> x = random_floats(50 * 8, static_cast<std::uint64_t>(step), 5.0);
+      classifier.module().forward({x.data(), 50, 8}, {y.data(), 50, 6}, true);
+    }
+    const std::vector<float> x = random_floats(50 * 8, 99, 5.0);
+    classifier.module().forward({x.data(), 50, 8}, {y.data(), 50, 6}, false);
+    const BucketNet net = classifier.exported(DType::f32);
+    EXPECT_EQ(net.linear_weight.empty(), !residual);
+    std::vector<float> scratch, scores(y.size());
+    net.scores(x.data(), 50, scratch, scores.data());
+    for (std::size_t i = 0; i < y.size(); ++i) EXPECT_NEAR(scores[i], y[i], 1e-4 * (1 + std::abs(y[i])));
+    // Taken up again, it is the same function.
+    SaapClassifier again(net);
+    std::vector<float> same(y.size());
+    again.module().forward({x.data(), 50, 8}, {same.data(), 50, 6}, false);
+    for (std::size_t i = 0; i < y.size(); ++i) EXPECT_NEAR(same[i], scores[i], 1e-4 * (1 + std::abs(y[i])));
+  }
+}
+
+TEST(Balance, EvensSkewedClustersWithoutDependingOnThreads) {
+  const std::int64_t n = 3000, d = 16, clusters = 12;
+  std::vector<float> x = random_floats(n * d, 1, 1.0), centroids = random_floats(clusters * d, 2, 0.3);
+  for (std::int64_t i = 0; i < n; ++i) {
+    for (std::int64_t j = 0; j < d; ++j)
+      x[static_cast<std::size_t>(i * d + j)] += 2 * centroids[static_cast<std::size_t>(3 * d + j)];
+  }
+  const auto imbalance = [&](const std::vector<float>& offsets) {
+    const BucketNet net(d, clusters, {{}, {}, {}, centroids, offsets}, DType::f32);
+    std::vector<std::int32_t> labels(static_cast<std::size_t>(n));
+    net.label({x.data(), n, d}, labels);
+    std::vector<std::int64_t> counts(static_cast<std::size_t>(clusters), 0);
+    for (const std::int32_t label : labels) ++counts[static_cast<std::size_t>(label)];
+    return imbalance_of(counts);
+  };
+  ThreadPool one(1), three(3);
+  const auto full = balanced_offsets({x.data(), n, d}, centroids, 1.0, one);
+  EXPECT_EQ(full, balanced_offsets({x.data(), n, d}, centroids, 1.0, three));
+  const double plain = imbalance({}),
+               half = imbalance(balanced_offsets({x.data(), n, d}, centroids, 0.5, one));
+  EXPECT_GT(plain, 1.5);
+  EXPECT_LT(half, plain);
+  EXPECT_LT(imbalance(full), 1.05);
+  EXPECT_EQ(balanced_offsets({x.data(), n, d}, centroids, 0.0, one), std::vector<float>(12, 0.0f));
+}
+
+std::string text_of(std::size_t bytes, std::uint64_t seed) {
+  static const std::vector<std::string> words = {"stone ", "river ", "lode ", "seven ",
+                                                 "of ",    "the ",   "and ",  "north "};
+  std::string text;
+  Rng rng(seed);
+  while (text.size() < bytes) text += words[rng.below(words.size())];
+  return text;
+}
+
+struct Small {
+  SaapSettings settings;
+  std::vector<Prompt> prompts;
+  Small() {
+    settings.clusters = 12;
+    settings.hidden = 24;
+    settings.filter = {.sink = 1, .window = 32, .distance = 16};
+    settings.samples = 150;
+    settings.held_out = 1;
+    settings.steps = 60;
+    settings.batch = 64;
+    settings.rate = 3e-3;
+    settings.probes = 3;
+    settings.dense_layers = 0;
+    prompts = cut_into_prompts(*tiny_model(), "words", text_of(1600, 1), 401);
+  }
+  SaapResult train(const std::filesystem::path& checkpoint,
+                   const std::function<void(const SaapHeadReport&)>& on_head = {}) const {
+    return train_saap(tiny_model(), {.kv_type = DType::f32}, settings, prompts, checkpoint,
+                      Progress::Mode::quiet, on_head);
+  }
+};
+
+std::string bytes_of_artefact(const SaapResult& result, const std::string& name) {
+  const std::filesystem::path path = temporary(name);
+  write_saap(path, result.layers, tiny_model()->fingerprint(), "{}");
+  std::string bytes = read_file(path);
+  std::filesystem::remove(path);
+  return bytes;
+}
+
+TEST(SaapTraining, LearnsAndServesTheEngine) {
+  const std::filesystem::path checkpoint = temporary("learn"), artefact = temporary("learn.safetensors");
+  const Small small;
+  int told = 0;
+  const SaapResult result = small.train(checkpoint, [&](const SaapHeadReport&) { ++told; });
+  EXPECT_EQ(told, 4);
+  ASSERT_EQ(result.heads.size(), 4u);
+  for (const SaapHeadReport& head : result.heads) {
+    EXPECT_GT(head.examples, 100);
+    EXPECT_GT(head.held_out, 20);
+    EXPECT_LT(head.loss, 0.7 * std::log(12.0));
+    EXPECT_GT(head.mass, head.selectivity);
+    EXPECT_GE(head.best_mass, head.mass);
+    EXPECT_GT(head.imbalance, 0.9);
+  }
+  write_saap(artefact, result.layers, tiny_model()->fingerprint(), "{}");
+  const Spec spec = parse_spec("saap:probes=4,window=32,dense_layers=0,weights=" + artefact.string());
+  Context context(tiny_model(), {.kv_type = DType::f32, .max_tokens = 600});
+  const MethodId method = context.attach(spec);
+  context.prefill(small.prompts.back().tokens);
+  context.build_indexes();
+  WorkReport work;
+  const std::vector<TokenId> question = {5, 6, 7, 8};
+  const auto logits = context.forward(question, method, &work);
+  EXPECT_EQ(work.sparse_tokens, 8);
+  EXPECT_LT(work.selectivity(), 0.7);
+  EXPECT_EQ(work.notice, "");
+  // The same question token by token: chunks change nothing.
+  context.roll_back(context.indexed_tokens());
+  std::vector<float> one_by_one;
+  for (const TokenId token : question) {
+    const auto row = context.forward({&token, 1}, method);
+    one_by_one.insert(one_by_one.end(), row.begin(), row.end());
+  }
+  ASSERT_EQ(one_by_one.size(), logits.size());
+  for (std::size_t i = 0; i < logits.size(); ++i) EXPECT_NEAR(one_by_one[i], logits[i], 1e-3);
+  std::filesystem::remove(artefact);
+  std::filesystem::remove(checkpoint);
+}
+
+TEST(SaapTraining, IsTheSameAfterAnInterruptionAndInSmallGroups) {
+  const Small small;
+  const std::filesystem::path whole = temporary("whole"), stopped = temporary("stopped"),
+                              grouped = temporary("grouped");
+  const std::string expected = bytes_of_artefact(small.train(whole), "a");
+  int heads = 0;
+  EXPECT_THROW(small.train(stopped, [&](const SaapHeadReport&) { if (++heads == 2) set_cancel(true); }), Interrupted);
+  set_cancel(false);
+  EXPECT_TRUE(std::filesystem::exists(stopped));
+  EXPECT_EQ(bytes_of_artefact(small.train(stopped), "b"), expected);
+  EXPECT_EQ(bytes_of_artefact(small.train(stopped), "c"), expected);  // all heads from the checkpoint
+  Small few = small;
+  few.settings.memory = 1;
+  EXPECT_EQ(bytes_of_artefact(few.train(grouped), "d"), expected);
+  // Another run's checkpoint is refused.
+  Small other = small;
+  other.settings.seed = 5;
+  EXPECT_THROW(other.train(whole), InputError);
+  for (const auto& path : {whole, stopped, grouped}) std::filesystem::remove(path);
+}
+
+TEST(SaapTraining, VariantsTrain) {
+  const std::filesystem::path checkpoint = temporary("variant"), base = temporary("base.safetensors");
+  Small small;
+  small.settings.steps = 10;
+  small.settings.balance = 1.0;
+  small.settings.residual = true;
+  small.settings.filter.causal = true;
+  const SaapResult balanced = small.train(checkpoint);
+  std::filesystem::remove(checkpoint);
+  EXPECT_FALSE(balanced.layers.at(0)[0].keys.bias.empty());
+  EXPECT_FALSE(balanced.layers.at(1)[1].queries.linear_weight.empty());
+  write_saap(base, balanced.layers, tiny_model()->fingerprint(), "{}");
+  small.settings.from = base;
+  const SaapResult further = small.train(checkpoint);
+  std::filesystem::remove(checkpoint);
+  EXPECT_EQ(further.layers.at(0)[0].keys.linear_weight, balanced.layers.at(0)[0].keys.linear_weight);
+  EXPECT_LT(further.heads[0].train_loss, balanced.heads[0].train_loss);
+  std::filesystem::remove(base);
+}
+
+TEST(SaapTraining, RefusesWhatCannotBeTrained) {
+  const std::filesystem::path checkpoint = temporary("refused");
+  Small one;
+  one.prompts.resize(1);
+  EXPECT_THROW(one.train(checkpoint), InputError);
+  Small near;
+  near.settings.filter.window = 500;
+  EXPECT_THROW(near.train(checkpoint), InputError);
+  Small many;
+  many.settings.clusters = 5000;
+  EXPECT_THROW(many.train(checkpoint), InputError);
+  Small dense;
+  dense.settings.dense_layers = 2;
+  EXPECT_THROW(dense.train(checkpoint), InputError);
+  std::filesystem::remove(checkpoint);
+}
+
+}  // namespace
+}  // namespace lode::test
