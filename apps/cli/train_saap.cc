@@ -93,8 +93,8 @@ void run(const TrainSaapFlags& flags) {
         h.layer, h.head, h.loss, h.mass, 100 * h.selectivity, h.kmeans_mass, 100 * h.kmeans_selectivity,
         h.seconds);
   };
-  const SaapResult result = train_saap(model, context_options(flags.common, flags.model), settings, prompts, checkpoint,
-                                       flags.common.progress(), say);
+  const SaapResult result = train_saap(model, context_options(flags.common, flags.model), settings, prompts,
+                                       checkpoint, flags.common.progress(), say);
   Json made = settings.json(), heads = Json::array();
   std::int64_t total = 0;
   for (const Prompt& prompt : prompts) total += std::ssize(prompt.tokens);
@@ -142,6 +142,9 @@ void add_data_flags(CLI::App& verb, TrainSaapFlags& flags) {
       ->check(number(0.0, 0.9));
   verb.add_option("--samples", s.samples, "queries of each prompt and KV head")
       ->check(whole_number(2, 1 << 30));
+  verb.add_option("--key-prompts", s.key_prompts,
+                  "prompts whose keys are clustered, spread over all; 0 = all")
+      ->check(whole_number(0, 1 << 30));
   verb.add_option("--filter", flags.filter,
                   "pairs: no pairs nearer than --window; queries: none whose best key is within --distance")
       ->check(CLI::IsMember({"both", "pairs", "queries", "none"}));

@@ -43,7 +43,7 @@ struct ProbeRow {
   double gap_loss = 0;              ///< over the tokens that need the past; 0 when there are none
   std::optional<double> recovered;  ///< (streaming - this) / (streaming - full) over those tokens
   double density = 1, selectivity = 1;
-  std::string notice;  ///< what the method says of the text; empty = nothing
+  std::string notice;              ///< what the method says of the text; empty = nothing
   std::vector<HeadMeasure> heads;  ///< [L, Hq] without dense layers; empty for full
   HeadMeasure mean() const;        ///< over heads
 };

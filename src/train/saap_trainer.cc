@@ -209,16 +209,19 @@ void Training::find_partitions() {
   const std::int64_t d = config_.head_dim, clusters = settings_.clusters;
   if (!checkpoint_.arrays.contains(prefix_of(heads_[0].layer, heads_[0].head) + "centroids")) {
     CentroidTrainer trainer(config_.layers, config_.kv_heads, config_.head_dim, false, settings_.seed);
-    const std::int64_t train = training_prompts();
-    const std::int64_t share = (clusters * kTrainingKeysPerCentroid + train - 1) / train;
+    const std::int64_t all = training_prompts(),
+                       used = settings_.key_prompts > 0 ? std::min(all, settings_.key_prompts) : all;
+    const std::int64_t share = (clusters * kTrainingKeysPerCentroid + used - 1) / used;
+    const auto prompt_of = [&](std::int64_t i) -> const Prompt& {
+      return prompts_[static_cast<std::size_t>(i * all / used)];
+    };
     std::int64_t total = 0, done = 0;
-    for (std::int64_t i = 0; i < train; ++i)
-      total += std::ssize(prompts_[static_cast<std::size_t>(i)].tokens);
+    for (std::int64_t i = 0; i < used; ++i) total += std::ssize(prompt_of(i).tokens);
     Capture capture(model_, context_options_);
     {
       Progress progress("saap: keys", total, "tokens", mode_);
-      for (std::int64_t i = 0; i < train; ++i) {
-        const Prompt& prompt = prompts_[static_cast<std::size_t>(i)];
+      for (std::int64_t i = 0; i < used; ++i) {
+        const Prompt& prompt = prompt_of(i);
         capture.read(prompt, {}, [&](std::int64_t tokens) { progress.at(done + tokens); });
         done += std::ssize(prompt.tokens);
         trainer.add(capture.kv(), capture.rope(), settings_.filter.sink, share, pool());
@@ -545,6 +548,7 @@ Json SaapSettings::json() const {
           {"causal", filter.causal},
           {"dense_layers", dense_layers},
           {"samples", samples},
+          {"key_prompts", key_prompts},
           {"held_out", held_out},
           {"steps", steps},
           {"batch", batch},

@@ -249,7 +249,11 @@ TEST(SaapTraining, IsTheSameAfterAnInterruptionAndInSmallGroups) {
                               grouped = temporary("grouped");
   const std::string expected = bytes_of_artefact(small.train(whole), "a");
   int heads = 0;
-  EXPECT_THROW(small.train(stopped, [&](const SaapHeadReport&) { if (++heads == 2) set_cancel(true); }), Interrupted);
+  EXPECT_THROW(small.train(stopped,
+                           [&](const SaapHeadReport&) {
+                             if (++heads == 2) set_cancel(true);
+                           }),
+               Interrupted);
   set_cancel(false);
   EXPECT_TRUE(std::filesystem::exists(stopped));
   EXPECT_EQ(bytes_of_artefact(small.train(stopped), "b"), expected);
