@@ -71,7 +71,7 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
       model_(std::move(model)),
       options_(options),
       range_({config.kv_heads, config.head_dim, options.kv_type, 0}, config.layers, options.max_tokens),
-      linear_(stream_.get(), options.kv_type == DType::f32 ? cuda::Precision::exact : cuda::Precision::fast) {
+      linear_(stream_.get(), precision()) {
   const std::int64_t n = options.chunk, d = config.head_dim;
   const char* const what = "the activations of a chunk";
   ids_ = cuda::Buffer(n * std::int64_t{sizeof(TokenId)}, what);
@@ -377,7 +377,7 @@ void CudaContext::attend(int layer, const Run& run, ForwardWork& work) {
   if (run.count <= kDecodeTokens) {
     attend_full_decode(all, options_.max_tokens, workspace_.as<void>(), stream_.get());
   } else {
-    attend_prefill(all, static_cast<std::int32_t>(tokens_), stream_.get());
+    attend_prefill(all, static_cast<std::int32_t>(tokens_), precision(), stream_.get());
   }
 }
 

@@ -64,6 +64,9 @@ class CudaContext final : public GpuContext {
   void tell_listeners(int layer, const Run& run);
   void count_work(const Run& run, ForwardWork& work);
   cuda::Queries queries(int layer, int count) const;
+  cuda::Precision precision() const {
+    return options_.kv_type == DType::f32 ? cuda::Precision::exact : cuda::Precision::fast;
+  }
   LayerGeometry geometry(int layer, const Run& run) const;
   std::vector<float> frequencies_set_;  ///< what frequencies_ holds
 

@@ -7,35 +7,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <filesystem>
 
 #include "base/threads.h"
-#include "io/safetensors.h"
+#include "support/golden_model.h"
 
 namespace lode {
 namespace {
-
-struct Golden {
-  std::vector<TokenId> ids;           // [T]
-  std::vector<float> logits, hidden;  // [T, V], [L + 1, T, D]
-};
-
-std::vector<float> floats(const Tensor& tensor) {
-  std::vector<float> values(static_cast<std::size_t>(tensor.elements()));
-  std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
-  return values;
-}
-
-Golden read_golden(const std::filesystem::path& path) {
-  const MappedFile file(path);
-  const auto tensors = parse_safetensors(file.bytes(), path.string());
-  Golden golden = {.ids = {}, .logits = floats(tensors.at("logits")), .hidden = floats(tensors.at("hidden"))};
-  std::vector<std::int64_t> ids(static_cast<std::size_t>(tensors.at("ids").elements()));
-  std::memcpy(ids.data(), tensors.at("ids").bytes.data(), ids.size() * sizeof(std::int64_t));
-  golden.ids.assign(ids.begin(), ids.end());
-  return golden;
-}
 
 /// max |a - b| / max |b|.
 float relative_difference(std::span<const float> a, std::span<const float> b) {
@@ -51,11 +28,9 @@ float relative_difference(std::span<const float> a, std::span<const float> b) {
 class LlamaGolden : public testing::TestWithParam<std::string> {};
 
 TEST_P(LlamaGolden, LogitsAndHiddenStatesEqualTransformers) {
-  const std::filesystem::path dir =
-      std::filesystem::path(LODESTONE_SOURCE_DIR) / "tests/golden/models" / GetParam();
-  const ModelConfig config = read_config(dir);
-  const ModelWeights weights = ModelWeights::read(dir, config);
-  const Golden golden = read_golden(dir / "golden.safetensors");
+  const GoldenModel golden(GetParam());
+  const ModelConfig& config = golden.config;
+  const ModelWeights& weights = golden.weights;
   const auto tokens = static_cast<std::int64_t>(golden.ids.size());
   // On machines with bf16 matrix units activations are rounded to bf16 before they meet 16-bit weights.
   const float tolerance = weights.layers[0].q.type == DType::f32 ? 1e-4f : 2e-2f;
@@ -80,15 +55,11 @@ TEST_P(LlamaGolden, LogitsAndHiddenStatesEqualTransformers) {
   EXPECT_LT(relative_difference(logits, golden.logits), tolerance);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, LlamaGolden,
-                         testing::Values("gqa-f32", "gqa-bf16", "gqa-f16", "mha-untied-bias", "mqa-head-dim",
-                                         "rope-linear", "rope-dynamic", "rope-yarn", "rope-llama3",
-                                         "mistral"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(Models, LlamaGolden, testing::ValuesIn(kGoldenModels), [](const auto& info) {
+  std::string name = info.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
 
 }  // namespace
 }  // namespace lode

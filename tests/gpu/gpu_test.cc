@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// The engine on a GPU against the engine on the CPU: the same numbers, the same tokens, the same files.
+// Skipped where there is no GPU.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "base/file.h"
+#include "base/threads.h"
+#include "engine/context.h"
+#include "gpu/backend.h"
+#include "lodestone/error.h"
+#include "support/golden_model.h"
+
+namespace lode {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kPocket = fs::path(LODESTONE_SOURCE_DIR) / "models/pocket";
+
+#define NEEDS_GPU() \
+  if (const GpuInfo gpu = gpu_info(); !gpu.ok) GTEST_SKIP() << gpu.why
+
+/// max |a - b| / max |b|.
+float relative_difference(std::span<const float> a, std::span<const float> b) {
+  EXPECT_EQ(a.size(), b.size());
+  float worst = 0, largest = 0;
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    worst = std::max(worst, std::abs(a[i] - b[i]));
+    largest = std::max(largest, std::abs(b[i]));
+  }
+  return worst / largest;
+}
+
+class GpuGolden : public testing::TestWithParam<std::string> {};
+
+// All tokens at once go through the products of many rows, one at a time through those of one.
+TEST_P(GpuGolden, LogitsEqualTransformers) {
+  NEEDS_GPU();
+  const GoldenModel golden(GetParam());
+  const std::int64_t tokens = std::ssize(golden.ids);
+  const float tolerance = golden.weights.layers[0].q.type == DType::f32 ? 1e-4f : 2e-2f;
+  const auto model = make_gpu_model(golden.config, golden.weights, 0);
+  const Rope rope(golden.config, tokens);
+  for (const std::int64_t step : {tokens, std::int64_t{1}, std::int64_t{3}}) {
+    KvStore kv({golden.config.layers, golden.config.kv_heads, golden.config.head_dim, DType::f32, tokens});
+    const auto gpu = make_gpu_context(golden.config, model,
+                                      {.kv_type = DType::f32, .max_tokens = tokens, .chunk = tokens});
+    std::vector<float> all, some;
+    for (std::int64_t at = 0; at < tokens; at += step) {
+      const SequenceTokens part = {
+          std::span(golden.ids)
+              .subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(std::min(step, tokens - at))),
+          &kv, 0};
+      gpu->forward({.sequences = {&part, 1}}, rope, LogitRows::all, some);
+      all.insert(all.end(), some.begin(), some.end());
+    }
+    EXPECT_LT(relative_difference(all, golden.logits), tolerance) << step << " tokens a step";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GpuGolden, testing::ValuesIn(kGoldenModels), [](const auto& info) {
+  std::string name = info.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
+
+/// The pocket model, loaded once.
+std::shared_ptr<const Model> pocket() {
+  static const auto model = Model::load(kPocket);
+  return model;
+}
+
+std::vector<TokenId> story(std::int64_t tokens) {
+  const std::string text = read_file(std::string(LODESTONE_SOURCE_DIR) + "/demo/document.txt");
+  auto ids = pocket()->tokenizer().encode(text, Tokenizer::Bos::as_template);
+  ids.resize(static_cast<std::size_t>(tokens));
+  return ids;
+}
+
+Context context_on(Device device, DType type, std::int64_t max_tokens) {
+  return Context(pocket(), {.kv_type = type, .device = device, .max_tokens = max_tokens});
+}
+
+TEST(Gpu, GreedyTokensEqualTheCpusOver256StepsInFloat32) {
+  NEEDS_GPU();
+  std::vector<TokenId> tokens[2];
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    Context context = context_on(device, DType::f32, 2048);
+    context.prefill(story(1000));
+    tokens[device == Device::cuda] =
+        context.generate(story(1001), kDense, {.max_new_tokens = 256, .stop_at_eos = false}).tokens;
+  }
+  EXPECT_EQ(tokens[0].size(), 256u);
+  EXPECT_EQ(tokens[0], tokens[1]);
+}
+
+TEST(Gpu, TeacherForcedLogitsOfSixteenBitTypesStayClose) {
+  NEEDS_GPU();
+  for (const DType type : {DType::f16, DType::bf16}) {
+    std::vector<float> logits[2];
+    for (const Device device : {Device::cpu, Device::cuda}) {
+      Context context = context_on(device, type, 4096);
+      context.prefill(story(3000));
+      logits[device == Device::cuda] = context.forward(story(40), kDense);
+    }
+    EXPECT_LT(relative_difference(logits[1], logits[0]), 3e-2f) << name_of(type);
+  }
+}
+
+/// Every method gives what it gives on the CPU, whether the GPU chooses keys or the host.
+class GpuMethod : public testing::TestWithParam<const char*> {};
+
+TEST_P(GpuMethod, LogitsAndWorkEqualTheCpus) {
+  NEEDS_GPU();
+  std::vector<float> logits[2];
+  WorkReport work[2];
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    Context context = context_on(device, DType::f32, 2048);
+    const MethodId method = context.attach(parse_spec(GetParam()));
+    context.prefill(story(1500));
+    context.build_indexes();
+    const int at = device == Device::cuda;
+    logits[at] = context.forward(story(37), method, &work[at]);
+    // One token at a time: the captured step.
+    for (const TokenId token : story(5)) {
+      WorkReport more;
+      const auto row = context.forward({&token, 1}, method, &more);
+      logits[at].insert(logits[at].end(), row.begin(), row.end());
+      work[at] += more;
+    }
+    context.roll_back(1500);
+    const auto again = context.forward(story(37), method);
+    EXPECT_EQ(again, std::vector<float>(logits[at].begin(), logits[at].begin() + std::ssize(again)));
+  }
+  EXPECT_LT(relative_difference(logits[1], logits[0]), 2e-3f);
+  EXPECT_EQ(work[0].far_total, work[1].far_total);
+  EXPECT_EQ(work[0].sparse_tokens, work[1].sparse_tokens);
+  // Ties and the last bits of scores may move single keys.
+  EXPECT_NEAR(static_cast<double>(work[1].far_keys) /
+                  static_cast<double>(std::max<std::int64_t>(1, work[0].far_keys)),
+              1.0, 0.02);
+  EXPECT_NEAR(work[0].density(), work[1].density(), 0.01);
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, GpuMethod,
+                         testing::Values("full", "streaming:window=128", "topk:k=40,window=128",
+                                         "topk:k=40,window=128,per=kv-head",
+                                         "topk:k=5%,window=128,dense_layers=2", "topk:mass=0.9,window=128",
+                                         "random:fraction=10%,window=128",
+                                         "kmeans:clusters=32,probes=6,window=128"),
+                         [](const auto& info) { return "spec" + std::to_string(info.index); });
+
+TEST(Gpu, SelectingEveryKeyGivesTheBitsOfFullAttention) {
+  NEEDS_GPU();
+  Context context = context_on(Device::cuda, DType::bf16, 2048);
+  const MethodId all = context.attach(parse_spec("topk:k=100000,window=128"));
+  const MethodId host = context.attach(parse_spec("random:fraction=100%,window=128"));
+  context.prefill(story(1500));
+  context.build_indexes();
+  for (const TokenId token : story(3)) {
+    const auto full = context.forward({&token, 1}, kDense);
+    context.roll_back(1500);
+    EXPECT_EQ(context.forward({&token, 1}, all), full);
+    context.roll_back(1500);
+    EXPECT_EQ(context.forward({&token, 1}, host), full);
+    context.roll_back(1500);
+  }
+}
+
+TEST(Gpu, AFileWrittenByEitherDeviceIsReadByTheOther) {
+  NEEDS_GPU();
+  const fs::path path = fs::temp_directory_path() / ("lodestone-gpu-" + std::to_string(getpid()) + ".lode");
+  for (const Device writer : {Device::cpu, Device::cuda}) {
+    Context context = context_on(writer, DType::f16, 4096);
+    context.attach(parse_spec("kmeans:clusters=32,probes=6,window=128"));
+    context.prefill(story(2000));
+    context.build_indexes();
+    context.save(path, "");
+    const auto expected = context.forward(story(20), 0);
+    const Device reader = writer == Device::cpu ? Device::cuda : Device::cpu;
+    Context read = Context::load(path, pocket(), {.device = reader, .max_tokens = 4096});
+    EXPECT_EQ(read.tokens(), 2000);
+    EXPECT_LT(relative_difference(read.forward(story(20), 0), expected), 3e-2f);
+    fs::remove(path);
+  }
+}
+
+TEST(Gpu, TooLittleMemoryIsSaidWithNumbersAndLeavesTheProcessUsable) {
+  NEEDS_GPU();
+  try {
+    Context context(pocket(), {.device = Device::cuda, .gpu_memory = 30 << 20, .max_tokens = 100000});
+    FAIL() << "expected an error";
+  } catch (const InputError& e) {
+    EXPECT_NE(std::string(e.what()).find("100000 tokens"), std::string::npos) << e.what();
+  }
+  Context context = context_on(Device::cuda, DType::f16, 1024);
+  EXPECT_NO_THROW(context.prefill(story(100)));
+}
+
+}  // namespace
+}  // namespace lode
