@@ -115,7 +115,8 @@ Context::Impl::Impl(std::shared_ptr<const Model> model_, const ContextOptions& o
   options = checked(config, options_);
   if (options.device == Device::cuda) {
     gpu = make_gpu_context(config, model->impl().gpu_model(options.gpu_memory),
-                           {.kv_type = options.kv_type,
+                           {.pool = &model->pool(),
+                            .kv_type = options.kv_type,
                             .max_tokens = options.max_tokens,
                             .chunk = std::min(options.chunk, options.max_tokens),
                             .memory_limit = options.gpu_memory});

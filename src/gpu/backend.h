@@ -26,6 +26,7 @@ std::shared_ptr<const GpuModel> make_gpu_model(const ModelConfig& config, const 
                                                std::int64_t limit);
 
 struct GpuContextOptions {
+  ThreadPool* pool = nullptr;  ///< outlives the context; null where no selector of the host takes part
   DType kv_type = DType::f16;
   std::int64_t max_tokens = 0;
   std::int64_t chunk = 512;       ///< most tokens of one forward call

@@ -337,7 +337,8 @@ LayerGeometry CudaContext::geometry(int layer, const Run& run) const {
           .head_dim = config_.head_dim,
           .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
           .dense = run.step.dense,
-          .rope = &run.rope};
+          .rope = &run.rope,
+          .pool = options_.pool};
 }
 
 /// The host's copy of the layer's vectors goes to the host's store and to the selectors that listen.
@@ -377,7 +378,7 @@ void CudaContext::attend(int layer, const Run& run, ForwardWork& work) {
   if (run.count <= kDecodeTokens) {
     attend_full_decode(all, options_.max_tokens, workspace_.as<void>(), stream_.get());
   } else {
-    attend_prefill(all, static_cast<std::int32_t>(tokens_), precision(), stream_.get());
+    attend_prefill(all, static_cast<std::int32_t>(tokens_), stream_.get(), precision());
   }
 }
 

@@ -84,8 +84,7 @@ class GpuTopK final : public GpuSelector {
     const std::int64_t n = geometry_.max_tokens;
     cuda::score_keys(queries, dense_.sink, dense_.window, n, scores_.as<float>(), stream);
     if (per_kv_head_)
-      cuda::share_scores(scores_.as<float>(), queries.count, geometry_.query_heads, geometry_.kv_heads, n,
-                         shared_.as<float>(), stream);
+      cuda::share_scores(scores_.as<float>(), queries, dense_.window, n, shared_.as<float>(), stream);
     auto* const counts = counts_.as<std::int32_t>() + layer * lists_;
     cuda::top_k(per_kv_head_ ? shared_.as<float>() : scores_.as<float>(), used_, n,
                 wanted_.as<std::int32_t>() + lists_, wanted_.as<std::int32_t>(), rows_.as<std::int32_t>(),

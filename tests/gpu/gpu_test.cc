@@ -89,7 +89,7 @@ TEST(Gpu, GreedyTokensEqualTheCpusOver256StepsInFloat32) {
   NEEDS_GPU();
   std::vector<TokenId> tokens[2];
   for (const Device device : {Device::cpu, Device::cuda}) {
-    Context context = context_on(device, DType::f32, 2048);
+    Context context = context_on(device, DType::f32, 4096);
     context.prefill(story(1000));
     tokens[device == Device::cuda] =
         context.generate(story(1001), kDense, {.max_new_tokens = 256, .stop_at_eos = false}).tokens;

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+// Speed of decode attention and top-k on one GPU, beside plain reads of as many bytes in the same run.
+// usage: bench_attention [PART OF A NAME]
+//
+// A figure is the median of kReplays replays of a graph that holds enough calls for 3 ms or more, on keys
+// that rotate over buffers of kRotated bytes or more; the gap between two nodes of a graph is in it. A shape
+// is KV heads / query heads.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/attend.h"
+#include "kernels/cuda/check.cuh"
+#include "kernels/cuda/random.h"
+#include "kernels/cuda/select.h"
+
+namespace lode::cuda {
+namespace {
+
+constexpr int kReplays = 9;
+constexpr std::int64_t kRotated = std::int64_t{1200} << 20;
+constexpr int kDim = 128;
+
+std::string only;
+
+/// Microseconds of one call; call(i) enqueues the i-th.
+double time_of(const Stream& stream, const std::function<void(int)>& call) {
+  int calls = 8;
+  for (;; calls *= 2) {
+    Graph::begin(stream.get());
+    for (int i = 0; i < calls; ++i) call(i);
+    const Graph graph = Graph::end(stream.get());
+    Timer timer;
+    std::vector<double> times;
+    for (int r = 0; r < kReplays + 2; ++r) {
+      timer.start(stream.get());
+      graph.launch(stream.get());
+      timer.stop(stream.get());
+      times.push_back(timer.microseconds());
+    }
+    times.erase(times.begin(), times.begin() + 2);
+    std::nth_element(times.begin(), times.begin() + kReplays / 2, times.end());
+    if (times[kReplays / 2] >= 3000 || calls >= 4096) return times[kReplays / 2] / calls;
+  }
+}
+
+__global__ void __launch_bounds__(512) read_kernel(const uint4* from, std::int64_t n, uint4* sink) {
+  uint4 x = {};
+  const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
+  std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  for (; i + 7 * step < n; i += 8 * step) {
+    uint4 some[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) some[j] = __ldcs(from + i + j * step);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) x.x ^= some[j].x, x.y ^= some[j].y, x.z ^= some[j].z, x.w ^= some[j].w;
+  }
+  for (; i < n; i += step) x.x ^= from[i].x;
+  if ((x.x ^ x.y ^ x.z ^ x.w) == 0x12345678u) *sink = x;
+}
+
+double read_floor(const Stream& stream, const Buffer& memory, std::int64_t bytes) {
+  const std::int64_t places = std::max<std::int64_t>(1, memory.bytes() / bytes);
+  double best = 1e30;
+  for (const int blocks : {132, 264, 528, 1056}) {
+    best = std::min(best, time_of(stream, [&](int i) {
+                      const char* const from = memory.as<char>() + i % places * bytes / 16 * 16;
+                      read_kernel<<<blocks, 512, 0, stream.get()>>>(reinterpret_cast<const uint4*>(from),
+                                                                    bytes / 16, memory.as<uint4>());
+                    }));
+  }
+  return best;
+}
+
+struct Shape {
+  const char* name;
+  int kv_heads, query_heads;
+  std::int64_t context;
+};
+
+class Bench {
+ public:
+  explicit Bench(const Shape& shape) : shape_(shape), layout_{shape.kv_heads, kDim, DType::bf16, 0} {
+    const std::int64_t each = layout_.layer_bytes(shape.context);
+    places_ = static_cast<int>(std::max<std::int64_t>(1, (kRotated + each - 1) / each));
+    memory_ = Buffer(each * places_, "keys and values");
+    fill_uniform(memory_.as<void>(), DType::bf16, memory_.bytes() / 2, 0, 1.7f, 1, stream_.get());
+    std::vector<const char*> bases;
+    for (int i = 0; i < places_; ++i) bases.push_back(memory_.as<char>() + i * each);
+    bases_ = Buffer(places_ * 8, "bases");
+    LODE_CUDA(cudaMemcpy(bases_.as<void>(), bases.data(), bases.size() * 8, cudaMemcpyHostToDevice));
+    std::vector<QueryToken> tokens;
+    for (int i = 0; i < places_; ++i) tokens.push_back({i, static_cast<std::int32_t>(shape.context - 1)});
+    tokens_ = Buffer(places_ * 8, "tokens");
+    LODE_CUDA(cudaMemcpy(tokens_.as<void>(), tokens.data(), tokens.size() * 8, cudaMemcpyHostToDevice));
+    q_ = Buffer(shape.query_heads * kDim * 4, "q");
+    o_ = Buffer(q_.bytes(), "o");
+    fill_uniform(q_.as<void>(), DType::f32, shape.query_heads * kDim, 0, 1.7f, 2, stream_.get());
+    workspace_ = Buffer(decode_workspace_bytes(1, shape.query_heads, kDim, shape.context), "workspace");
+    fill(workspace_.as<void>(), 0, workspace_.bytes(), stream_.get());
+    stream_.synchronize();
+  }
+
+  Queries queries(int i) const {
+    return {.tokens = tokens_.as<QueryToken>() + i % places_,
+            .bases = bases_.as<const char*>(),
+            .layer_offset = 0,
+            .layout = layout_,
+            .count = 1,
+            .query_heads = shape_.query_heads,
+            .scale = 1.0f / std::sqrt(static_cast<float>(kDim)),
+            .q = q_.as<float>(),
+            .o = o_.as<float>()};
+  }
+
+  void full() {
+    const std::int64_t bytes = shape_.context * shape_.kv_heads * kDim * 4;
+    const double us = time_of(stream_, [&](int i) {
+      attend_full_decode(queries(i), shape_.context, workspace_.as<void>(), stream_.get());
+    });
+    row("full", 1.0, bytes, us);
+  }
+
+  /// Rows at random, a list per KV head.
+  void rows(double share) {
+    const auto count = static_cast<std::int64_t>(static_cast<double>(shape_.context) * share);
+    std::vector<std::int32_t> rows,
+        counts(static_cast<std::size_t>(shape_.kv_heads), static_cast<std::int32_t>(count));
+    std::uint64_t state = 7;
+    for (int head = 0; head < shape_.kv_heads; ++head) {
+      std::vector<char> chosen(static_cast<std::size_t>(shape_.context), 0);
+      for (std::int64_t i = 0; i < count;) {
+        state = state * 6364136223846793005ull + 1442695040888963407ull;
+        char& at =
+            chosen[static_cast<std::size_t>((state >> 33) % static_cast<std::uint64_t>(shape_.context))];
+        i += at == 0;
+        at = 1;
+      }
+      for (std::int64_t i = 0; i < shape_.context; ++i) {
+        if (chosen[static_cast<std::size_t>(i)]) rows.push_back(static_cast<std::int32_t>(i));
+      }
+    }
+    Buffer device_rows(static_cast<std::int64_t>(rows.size()) * 4, "rows"),
+        device_counts(shape_.kv_heads * 4, "counts");
+    LODE_CUDA(cudaMemcpy(device_rows.as<void>(), rows.data(), rows.size() * 4, cudaMemcpyHostToDevice));
+    LODE_CUDA(cudaMemcpy(device_counts.as<void>(), counts.data(), counts.size() * 4, cudaMemcpyHostToDevice));
+    const RowLists lists = {.rows = device_rows.as<std::int32_t>(),
+                            .counts = device_counts.as<std::int32_t>(),
+                            .capacity = count,
+                            .lists_per_head = 1};
+    const double us = time_of(stream_, [&](int i) {
+      attend_rows_decode(queries(i), lists, shape_.context, workspace_.as<void>(), stream_.get());
+    });
+    row("rows", share, count * shape_.kv_heads * kDim * 4, us);
+  }
+
+ private:
+  void row(const char* what, double share, std::int64_t bytes, double us) {
+    const double floor = read_floor(stream_, memory_, bytes);
+    std::printf("%-10s %3d/%-3d %9lld %-5s %8.4f %9.1f MB %9.2f us  read %9.2f us  x%.3f\n", shape_.name,
+                shape_.kv_heads, shape_.query_heads, static_cast<long long>(shape_.context), what, share,
+                static_cast<double>(bytes) / 1e6, us, floor, us / floor);
+    std::fflush(stdout);
+  }
+
+  Shape shape_;
+  KvLayout layout_;
+  int places_ = 1;
+  Stream stream_;
+  Buffer memory_, bases_, tokens_, q_, o_, workspace_;
+};
+
+void bench_top_k(std::int64_t lists, std::int64_t n, std::int32_t k) {
+  const Stream stream;
+  Buffer scores(lists * n * 4, "scores"), rows(lists * k * 4, "rows"), counts(lists * 4, "counts"),
+      wanted(lists * 4, "k");
+  fill_uniform(scores.as<void>(), DType::f32, lists * n, 0, 4.0f, 3, stream.get());
+  const std::vector<std::int32_t> ks(static_cast<std::size_t>(lists), k);
+  LODE_CUDA(cudaMemcpy(wanted.as<void>(), ks.data(), ks.size() * 4, cudaMemcpyHostToDevice));
+  stream.synchronize();
+  const double us = time_of(stream, [&](int) {
+    top_k(scores.as<float>(), lists, n, nullptr, wanted.as<std::int32_t>(), rows.as<std::int32_t>(), k,
+          counts.as<std::int32_t>(), nullptr, stream.get());
+  });
+  std::printf("top_k %lld x %lld, k = %d: %.2f us\n", static_cast<long long>(lists),
+              static_cast<long long>(n), k, us);
+}
+
+bool wanted(const char* name) {
+  return only.empty() || std::strstr(name, only.c_str()) != nullptr;
+}
+
+}  // namespace
+
+int run() {
+  const Availability gpu = availability();
+  if (!gpu.ok) {
+    std::printf("skipped: %s\n", gpu.why.c_str());
+    return 77;
+  }
+  std::printf("%s\n", gpu.name.c_str());
+  constexpr std::int64_t k = 1024, M = k * k;
+  for (const Shape& shape : {Shape{"small-2k", 1, 4, 2 * k},
+                             {"small-8k", 1, 4, 8 * k},
+                             {"small8-2k", 8, 32, 2 * k},
+                             {"small8-8k", 8, 32, 8 * k},
+                             {"B1-171k", 1, 4, 171000},
+                             {"B2-32k", 8, 32, 32 * k},
+                             {"B2-128k", 8, 32, 128 * k},
+                             {"B2-512k", 8, 32, 512 * k},
+                             {"B2-1M", 8, 32, M},
+                             {"B3-128k", 32, 32, 128 * k},
+                             {"B3-512k", 32, 32, 512 * k}}) {
+    if (!wanted(shape.name)) continue;
+    Bench bench(shape);
+    bench.full();
+    if (std::strcmp(shape.name, "B1-171k") == 0) bench.rows(0.044);
+    if (std::strcmp(shape.name, "B2-128k") == 0) {
+      for (const double share : {1.0 / 8, 1.0 / 16, 1.0 / 32, 1.0 / 64}) bench.rows(share);
+    }
+    if (std::strcmp(shape.name, "B3-512k") == 0) bench.rows(0.1);
+  }
+  if (wanted("top_k")) {
+    for (const std::int32_t kk : {2048, 4096, 8192}) bench_top_k(8, 128 * k, kk);
+    bench_top_k(32, 128 * k, 4096);
+    bench_top_k(8, M, 4096);
+  }
+  return 0;
+}
+
+}  // namespace lode::cuda
+
+int main(int argc, char** argv) {
+  if (argc > 1) lode::cuda::only = argv[1];
+  return lode::cuda::run();
+}

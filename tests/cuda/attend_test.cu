@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decode attention and top-k against float64 on the host, on inputs chosen to hurt.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "harness.h"
+#include "kernels/cuda/attend.h"
+#include "kernels/cuda/check.cuh"
+#include "kernels/cuda/select.h"
+
+namespace lode::cuda {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+std::uint64_t state = 1;
+float normal() {  // sum of uniforms: near enough
+  float sum = 0;
+  for (int i = 0; i < 4; ++i) {
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    sum += static_cast<float>(state >> 40) * 0x1p-24f - 0.5f;
+  }
+  return sum * 1.732f;
+}
+
+template <class T>
+Buffer to_device(const std::vector<T>& host) {
+  Buffer buffer(static_cast<std::int64_t>(std::max<std::size_t>(1, host.size()) * sizeof(T)), "test");
+  LODE_CUDA(cudaMemcpy(buffer.as<void>(), host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
+  return buffer;
+}
+template <class T>
+std::vector<T> to_host(const Buffer& buffer, std::size_t n) {
+  std::vector<T> host(n);
+  LODE_CUDA(cudaMemcpy(host.data(), buffer.as<void>(), n * sizeof(T), cudaMemcpyDeviceToHost));
+  return host;
+}
+
+float rounded(float x, DType type) {
+  if (type == DType::bf16) return __bfloat162float(__float2bfloat16_rn(x));
+  if (type == DType::f16) return __half2float(__float2half_rn(x));
+  return x;
+}
+
+struct Problem {
+  int d, group, kv_heads;
+  DType type;
+  std::vector<int> positions;  // one query token each, each of its own sequence
+  std::int64_t sink = 0, window = 0;
+  bool per_query_head = false;
+  std::vector<std::vector<std::int32_t>> lists = {};  // empty: full attention
+};
+
+/// Everything on the host in float32, rounded to the store's type, and on the device.
+struct World {
+  explicit World(const Problem& p) : problem(p), layout{p.kv_heads, p.d, p.type, 0} {
+    std::vector<const char*> pointers;
+    for (const int position : p.positions) {
+      const int n = position + 1;
+      std::vector<float> k(static_cast<std::size_t>(p.kv_heads * n * p.d)), v(k.size());
+      for (float& x : k) x = rounded(normal(), p.type);
+      for (float& x : v) x = rounded(normal(), p.type);
+      keys.push_back(k), values.push_back(v);
+      memory.emplace_back(layout.layer_bytes(n), "test");
+      pointers.push_back(memory.back().as<char>());
+    }
+    bases = to_device(pointers);
+    std::vector<QueryToken> tokens;
+    for (std::size_t i = 0; i < p.positions.size(); ++i)
+      tokens.push_back({static_cast<int>(i), p.positions[i]});
+    places = to_device(tokens);
+    q.resize(p.positions.size() * static_cast<std::size_t>(heads() * p.d));
+    for (float& x : q) x = 2 * normal();
+  }
+  int heads() const { return problem.kv_heads * problem.group; }
+
+  void upload() {
+    for (std::size_t s = 0; s < keys.size(); ++s) {
+      const int n = problem.positions[s] + 1;
+      std::vector<char> bytes(static_cast<std::size_t>(layout.layer_bytes(n)), 0);
+      for (int h = 0; h < problem.kv_heads; ++h) {
+        for (int t = 0; t < n; ++t) {
+          for (int i = 0; i < problem.d; ++i) {
+            put(bytes.data() + layout.key_offset(h, t), i,
+                keys[s][static_cast<std::size_t>((h * n + t) * problem.d + i)]);
+            put(bytes.data() + layout.key_offset(h, t) + layout.value_offset(), i,
+                values[s][static_cast<std::size_t>((h * n + t) * problem.d + i)]);
+          }
+        }
+      }
+      LODE_CUDA(cudaMemcpy(memory[s].as<void>(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
+    }
+    device_q = to_device(q);
+  }
+  void put(char* row, int i, float x) const {
+    if (problem.type == DType::f32) std::memcpy(row + i * 4, &x, 4);
+    const __nv_bfloat16 b = __float2bfloat16_rn(x);
+    const __half f = __float2half_rn(x);
+    if (problem.type == DType::bf16) std::memcpy(row + i * 2, &b, 2);
+    if (problem.type == DType::f16) std::memcpy(row + i * 2, &f, 2);
+  }
+
+  /// Runs the kernel on queries [first, first + count); output [count, Hq, d], lse behind it.
+  std::vector<float> run(int first, int count) {
+    const std::size_t rows = static_cast<std::size_t>(count * heads());
+    std::vector<float> poison(rows * static_cast<std::size_t>(problem.d + 1), -12345.0f);
+    Buffer out = to_device(poison);
+    const std::int64_t bytes = decode_workspace_bytes(count, heads(), problem.d, 1 << 20);
+    if (workspace.bytes() < bytes) {
+      workspace = Buffer(bytes, "test");
+      LODE_CUDA(cudaMemset(workspace.as<void>(), 0, static_cast<std::size_t>(bytes)));
+    }
+    const Queries queries = {.tokens = places.as<QueryToken>() + first,
+                             .bases = bases.as<const char*>(),
+                             .layer_offset = 0,
+                             .layout = layout,
+                             .count = count,
+                             .query_heads = heads(),
+                             .scale = 1.0f / std::sqrt(static_cast<float>(problem.d)),
+                             .q = device_q.as<float>() + first * heads() * problem.d,
+                             .o = out.as<float>(),
+                             .lse = out.as<float>() + rows * static_cast<std::size_t>(problem.d)};
+    if (problem.lists.empty()) {
+      attend_full_decode(queries, 1 << 20, workspace.as<void>(), nullptr);
+    } else {
+      const int per = problem.per_query_head ? problem.group : 1;
+      std::size_t most = 1;
+      for (const auto& list : problem.lists) most = std::max(most, list.size());
+      std::vector<std::int32_t> rows_host(static_cast<std::size_t>(count * problem.kv_heads * per) * most),
+          counts;
+      for (int i = 0; i < count * problem.kv_heads * per; ++i) {
+        const auto& list = problem.lists[static_cast<std::size_t>(first * problem.kv_heads * per + i)];
+        std::copy(list.begin(), list.end(),
+                  rows_host.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(i) * most));
+        counts.push_back(static_cast<std::int32_t>(list.size()));
+      }
+      const Buffer rows_device = to_device(rows_host), counts_device = to_device(counts);
+      const RowLists lists = {.rows = rows_device.as<std::int32_t>(),
+                              .counts = counts_device.as<std::int32_t>(),
+                              .capacity = static_cast<std::int64_t>(most),
+                              .lists_per_head = per,
+                              .sink = problem.sink,
+                              .window = problem.window};
+      attend_rows_decode(queries, lists, 1 << 20, workspace.as<void>(), nullptr);
+    }
+    LODE_CUDA(cudaDeviceSynchronize());
+    return to_host<float>(out, poison.size());
+  }
+
+  /// Keys that a query head attends.
+  std::vector<int> attended(int query, int head) const {
+    const int position = problem.positions[static_cast<std::size_t>(query)];
+    std::vector<int> rows;
+    if (problem.lists.empty()) {
+      rows.resize(static_cast<std::size_t>(position + 1));
+      std::iota(rows.begin(), rows.end(), 0);
+      return rows;
+    }
+    const int sink = static_cast<int>(std::min<std::int64_t>(problem.sink, position + 1));
+    for (int i = 0; i < sink; ++i) rows.push_back(i);
+    const int per = problem.per_query_head ? problem.group : 1;
+    const int list =
+        (query * problem.kv_heads + head / problem.group) * per + (per > 1 ? head % problem.group : 0);
+    for (const int row : problem.lists[static_cast<std::size_t>(list)]) rows.push_back(row);
+    for (int i = static_cast<int>(std::max<std::int64_t>(sink, position + 1 - problem.window)); i <= position;
+         ++i)
+      rows.push_back(i);
+    return rows;
+  }
+
+  /// Float64 output of one query head, and its log-sum-exp behind it.
+  std::vector<double> expected(int query, int head) const {
+    const int n = problem.positions[static_cast<std::size_t>(query)] + 1, h = head / problem.group,
+              d = problem.d;
+    const float* const from = q.data() + (query * heads() + head) * d;
+    const auto at = [&](const std::vector<std::vector<float>>& all, int t) {
+      return all[static_cast<std::size_t>(query)].data() + static_cast<std::ptrdiff_t>((h * n + t) * d);
+    };
+    std::vector<double> out(static_cast<std::size_t>(d + 1), 0.0), scores;
+    const std::vector<int> rows = attended(query, head);
+    double peak = -kInf, sum = 0;
+    for (const int t : rows) {
+      double s = 0;
+      for (int i = 0; i < d; ++i) s += static_cast<double>(rounded(from[i], problem.type)) * at(keys, t)[i];
+      scores.push_back(s / std::sqrt(static_cast<double>(d)));
+      peak = std::max(peak, scores.back());
+    }
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const double p = std::exp(scores[i] - peak);
+      sum += p;
+      for (int c = 0; c < d; ++c) out[static_cast<std::size_t>(c)] += p * at(values, rows[i])[c];
+    }
+    for (int c = 0; c < d; ++c)
+      out[static_cast<std::size_t>(c)] = sum > 0 ? out[static_cast<std::size_t>(c)] / sum : 0.0;
+    out.back() = sum > 0 ? peak + std::log(sum) : -kInf;
+    return out;
+  }
+
+  void check_all(double tolerance) {
+    const int count = static_cast<int>(problem.positions.size());
+    const std::vector<float> got = run(0, count);
+    for (int query = 0; query < count; ++query) {
+      for (int head = 0; head < heads(); ++head) {
+        const std::vector<double> want = expected(query, head);
+        const std::size_t row = static_cast<std::size_t>(query * heads() + head);
+        double worst = 0, size = 1e-30;
+        for (int c = 0; c < problem.d; ++c) {
+          const double x = got[row * static_cast<std::size_t>(problem.d) + static_cast<std::size_t>(c)];
+          worst = std::max(worst, std::isnan(x) ? 1e30 : std::fabs(x - want[static_cast<std::size_t>(c)]));
+          size = std::max(size, std::fabs(want[static_cast<std::size_t>(c)]));
+        }
+        LODE_CHECK_CLOSE(worst, 0.0, tolerance * size);
+        const float lse = got[static_cast<std::size_t>(count * heads() * problem.d) + row];
+        if (std::isinf(want.back()))
+          LODE_CHECK(lse == want.back());
+        else
+          LODE_CHECK_CLOSE(lse, want.back(), 2e-2);
+      }
+    }
+  }
+
+  Problem problem;
+  KvLayout layout;
+  std::vector<std::vector<float>> keys, values;  // per sequence [Hkv, n, d]
+  std::vector<float> q;                          // [N, Hq, d]
+  std::vector<Buffer> memory;
+  Buffer bases, places, device_q, workspace;
+};
+
+double tolerance_of(DType type) {
+  return type == DType::f32 ? 2e-5 : type == DType::f16 ? 4e-3 : 2e-2;
+}
+
+LODE_TEST(full_decode_matches_float64) {
+  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+    for (const int d : {8, 20, 64, 80, 96, 128, 256}) {
+      for (const int group : {1, 3, 4, 8, 16}) {
+        World world({.d = d,
+                     .group = group,
+                     .kv_heads = 2,
+                     .type = type,
+                     .positions = {0, 1, 15, 16, 62, 63, 64, 700, 5000}});
+        world.upload();
+        world.check_all(tolerance_of(type));
+      }
+    }
+  }
+}
+
+std::vector<std::vector<std::int32_t>> random_lists(const Problem& p, double share) {
+  std::vector<std::vector<std::int32_t>> lists;
+  for (const int position : p.positions) {
+    for (int i = 0; i < p.kv_heads * (p.per_query_head ? p.group : 1); ++i) {
+      std::vector<std::int32_t> rows;
+      for (int row = static_cast<int>(p.sink); row < position + 1 - p.window; ++row) {
+        if ((normal() + 2) / 4 < share) rows.push_back(row);
+      }
+      lists.push_back(rows);
+    }
+  }
+  return lists;
+}
+
+LODE_TEST(listed_rows_match_float64) {
+  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+    for (const bool per_query_head : {false, true}) {
+      for (const double share : {0.0, 0.3, 0.9}) {
+        Problem p = {.d = 128,
+                     .group = 4,
+                     .kv_heads = 2,
+                     .type = type,
+                     .positions = {0, 5, 300, 3000},
+                     .sink = 3,
+                     .window = 37,
+                     .per_query_head = per_query_head};
+        p.lists = random_lists(p, share);
+        World world(p);
+        world.upload();
+        world.check_all(tolerance_of(type));
+      }
+    }
+  }
+}
+
+LODE_TEST(nothing_attended_gives_the_empty_state) {
+  Problem p = {
+      .d = 64, .group = 2, .kv_heads = 1, .type = DType::bf16, .positions = {100}, .sink = 0, .window = 0};
+  p.lists = {{}};
+  World world(p);
+  world.upload();
+  world.check_all(1e-3);
+}
+
+LODE_TEST(listing_every_key_gives_the_bits_of_full_attention) {
+  for (const bool per_query_head : {false, true}) {
+    Problem p = {.d = 128, .group = 4, .kv_heads = 2, .type = DType::bf16, .positions = {10, 2000, 9000}};
+    World full(p);
+    full.upload();
+    const std::vector<float> want = full.run(0, 3);
+    full.problem.sink = 5, full.problem.window = 100, full.problem.per_query_head = per_query_head;
+    for (const int position : p.positions) {
+      for (int i = 0; i < p.kv_heads * (per_query_head ? p.group : 1); ++i) {
+        std::vector<std::int32_t> rows;
+        for (int row = 5; row < position + 1 - 100; ++row) rows.push_back(row);
+        full.problem.lists.push_back(rows);
+      }
+    }
+    LODE_CHECK(full.run(0, 3) == want);
+  }
+}
+
+LODE_TEST(bits_do_not_depend_on_the_batch) {
+  World world({.d = 128, .group = 4, .kv_heads = 2, .type = DType::f16, .positions = {4000, 17, 4000, 900}});
+  world.upload();
+  const std::vector<float> all = world.run(0, 4);
+  const std::size_t row = static_cast<std::size_t>(world.heads() * 128);
+  for (int i = 0; i < 4; ++i) {
+    const std::vector<float> alone = world.run(i, 1);
+    LODE_CHECK(std::equal(alone.begin(), alone.begin() + static_cast<std::ptrdiff_t>(row),
+                          all.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(i) * row)));
+  }
+}
+
+LODE_TEST(numbers_that_hurt) {
+  for (const DType type : {DType::f32, DType::bf16}) {
+    World huge({.d = 64, .group = 2, .kv_heads = 1, .type = type, .positions = {500}});
+    for (float& x : huge.q) x *= 300.0f;  // scores of hundreds: all but one weight vanish
+    huge.upload();
+    huge.check_all(tolerance_of(type));
+    World equal({.d = 64, .group = 2, .kv_heads = 1, .type = type, .positions = {500}});
+    std::fill(equal.keys[0].begin(), equal.keys[0].end(), 1.0f);
+    equal.upload();
+    equal.check_all(tolerance_of(type));
+    World broken({.d = 64, .group = 2, .kv_heads = 1, .type = type, .positions = {500}});
+    broken.keys[0][64 * 77] = NAN;
+    broken.upload();
+    const std::vector<float> got = broken.run(0, 1);
+    for (int i = 0; i < 2 * 64; ++i) LODE_CHECK(std::isnan(got[static_cast<std::size_t>(i)]));
+  }
+}
+
+void check_top_k(const std::vector<float>& scores, std::int64_t n, std::vector<std::int32_t> lengths,
+                 std::vector<std::int32_t> k) {
+  const std::int64_t lists = static_cast<std::int64_t>(k.size()),
+                     capacity = std::max<std::int64_t>(1, *std::max_element(k.begin(), k.end()));
+  const Buffer s = to_device(scores), l = to_device(lengths), kk = to_device(k);
+  Buffer rows(lists * capacity * 4, "test"), counts(lists * 4, "test");
+  top_k(s.as<float>(), lists, n, l.as<std::int32_t>(), kk.as<std::int32_t>(), rows.as<std::int32_t>(),
+        capacity, counts.as<std::int32_t>(), nullptr, nullptr);
+  LODE_CUDA(cudaDeviceSynchronize());
+  const auto got = to_host<std::int32_t>(rows, static_cast<std::size_t>(lists * capacity));
+  const auto got_counts = to_host<std::int32_t>(counts, static_cast<std::size_t>(lists));
+  for (std::int64_t list = 0; list < lists; ++list) {
+    std::vector<std::int32_t> order;
+    const float* const row = scores.data() + list * n;
+    for (std::int32_t i = 0; i < lengths[static_cast<std::size_t>(list)]; ++i) {
+      if (row[i] > -kInf) order.push_back(i);
+    }
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int a, int b) { return row[a] != row[b] ? row[a] > row[b] : a > b; });
+    order.resize(std::min(order.size(), static_cast<std::size_t>(k[static_cast<std::size_t>(list)])));
+    std::sort(order.begin(), order.end());
+    LODE_CHECK(got_counts[static_cast<std::size_t>(list)] == static_cast<std::int32_t>(order.size()));
+    LODE_CHECK(
+        std::equal(order.begin(), order.end(), got.begin() + static_cast<std::ptrdiff_t>(list * capacity)));
+  }
+}
+
+LODE_TEST(top_k_is_exact) {
+  for (const std::int64_t n : {1, 31, 1000, 40000, 700000}) {
+    std::vector<float> scores(static_cast<std::size_t>(6 * n));
+    for (float& x : scores) x = normal();
+    for (std::int64_t i = 0; i < n; ++i) {
+      scores[static_cast<std::size_t>(n + i)] = 3.0f;                                     // all equal
+      scores[static_cast<std::size_t>(2 * n + i)] = static_cast<float>(i % 5);            // many ties
+      if (i % 3 == 0) scores[static_cast<std::size_t>(3 * n + i)] = i % 2 ? NAN : -kInf;  // not to be chosen
+      if (i % 100 == 0) scores[static_cast<std::size_t>(4 * n + i)] = kInf;
+      scores[static_cast<std::size_t>(5 * n + i)] = -kInf;
+    }
+    const auto length = static_cast<std::int32_t>(n);
+    for (const std::int32_t k : {0, 1, 7, 500, 800000})
+      check_top_k(scores, n, {length, length, length - length / 3, length, length, length},
+                  std::vector<std::int32_t>(6, k));
+  }
+}
+
+}  // namespace
+}  // namespace lode::cuda
