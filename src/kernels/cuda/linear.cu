@@ -99,6 +99,9 @@ struct Linear::Impl {
 
   template <class Step>
   void one_kernel(const Step& step, const StepInput& input) const {
+    if constexpr (std::is_same_v<typename Step::Weight, __nv_bfloat16>) {
+      if (precision == Precision::fast && stream_rows(step, input, stream)) return;
+    }
     dot_rows(step, input, stream);
   }
 

@@ -142,7 +142,8 @@ void dot_rows(const Step& step, const StepInput& input, StreamHandle stream) {
   const bool packed = input.cols % kPack<typename Step::Weight> == 0 && input.cols % 4 == 0 &&
                       aligned(input.x) && weights_aligned(step);
   const std::int64_t wanted = (step.pairs() + kWarps - 1) / kWarps;
-  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(wanted, 8 * multiprocessors()));
+  const auto blocks =
+      static_cast<unsigned>(std::min<std::int64_t>(wanted, 8 * device_shape().multiprocessors));
   if (blocks == 0 || input.n == 0) return;
   if (input.n == 1)
     dot_kernel<1><<<blocks, kThreads, 0, stream>>>(step, input, packed);

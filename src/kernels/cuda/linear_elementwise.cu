@@ -107,11 +107,20 @@ void finish_gate_up(const GateUpStep<float>& step, std::int64_t n, const float* 
   LODE_LAUNCHED();
 }
 
-int multiprocessors() {
-  int device = 0, count = 0;
-  LODE_CUDA(cudaGetDevice(&device));
-  LODE_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
+const DeviceShape& device_shape() {
+  static const DeviceShape shape = [] {
+    DeviceShape found;
+    int device = 0;
+    LODE_CUDA(cudaGetDevice(&device));
+    const auto ask = [&](cudaDeviceAttr what, int& to) {
+      LODE_CUDA(cudaDeviceGetAttribute(&to, what, device));
+    };
+    ask(cudaDevAttrMultiProcessorCount, found.multiprocessors);
+    ask(cudaDevAttrComputeCapabilityMajor, found.major);
+    ask(cudaDevAttrMaxSharedMemoryPerBlockOptin, found.shared_bytes);
+    return found;
+  }();
+  return shape;
 }
 
 }  // namespace lode::cuda

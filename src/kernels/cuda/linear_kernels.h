@@ -38,7 +38,11 @@ void finish_qkv(const QkvStep<float>& step, std::int64_t n, const float* q, cons
 void finish_gate_up(const GateUpStep<float>& step, std::int64_t n, const float* gate, const float* up,
                     StreamHandle stream);
 
-/// Multiprocessors of the current device.
-int multiprocessors();
+/// What the current device is; asked once.
+struct DeviceShape {
+  int multiprocessors = 0, major = 0;
+  int shared_bytes = 0;  ///< that one block may have
+};
+const DeviceShape& device_shape();
 
 }  // namespace lode::cuda
