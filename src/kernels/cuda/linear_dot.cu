@@ -114,7 +114,7 @@ __global__ __launch_bounds__(kThreads) void dot_kernel(const Step step, const St
     for (int r = 0; r < N; ++r) {
       if (r >= in.n) break;
       const float a = sum_of_warp(sums.a[r]), b = sum_of_warp(sums.b[r]);
-      if (lane == r) step.finish(p, r, a, b);
+      if (lane == r) step.finish(p, r, a, b, step.before(p, r));
     }
   }
 }

@@ -62,7 +62,7 @@ __global__ void finish_qkv_kernel(const QkvStep<float> step, std::int64_t n, con
       head -= step.query_heads + step.kv_heads;
     }
     from += (row * heads + head) * 2 * half + p % half;
-    step.finish(p, row, from[0], from[half]);
+    step.finish(p, row, from[0], from[half], step.before(p, row));
   }
 }
 
@@ -70,7 +70,7 @@ __global__ void finish_gate_up_kernel(const GateUpStep<float> step, std::int64_t
                                       const float* up) {
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
        i += std::int64_t{gridDim.x} * kThreads)
-    step.finish(i % step.rows, i / step.rows, gate[i], up[i]);
+    step.finish(i % step.rows, i / step.rows, gate[i], up[i], step.before(i % step.rows, i / step.rows));
 }
 
 }  // namespace

@@ -38,14 +38,23 @@ struct PlainStep {
     const W* a = w + 2 * p * cols;
     return {a, 2 * p + 1 < rows ? a + cols : nullptr};
   }
-  __device__ void finish(std::int64_t p, std::int64_t n, float a, float b) const {
-    put(2 * p, n, a);
-    if (2 * p + 1 < rows) put(2 * p + 1, n, b);
+  struct Before {
+    float a = 0.0f, b = 0.0f;  ///< y, where it is added to
+    float bias_a = 0.0f, bias_b = 0.0f;
+  };
+  __device__ Before before(std::int64_t p, std::int64_t n) const {
+    const bool both = 2 * p + 1 < rows;
+    Before at;
+    at.bias_a = bias.or_zero(2 * p);
+    if (both) at.bias_b = bias.or_zero(2 * p + 1);
+    if (add) at.a = y[n * rows + 2 * p];
+    if (add && both) at.b = y[n * rows + 2 * p + 1];
+    return at;
   }
-  __device__ void put(std::int64_t row, std::int64_t n, float value) const {
-    float* to = y + n * rows + row;
-    value += bias.or_zero(row);
-    *to = add ? *to + value : value;
+  __device__ void finish(std::int64_t p, std::int64_t n, float a, float b, const Before& at) const {
+    float* to = y + n * rows + 2 * p;
+    to[0] = add ? at.a + (a + at.bias_a) : a + at.bias_a;
+    if (2 * p + 1 < rows) to[1] = add ? at.b + (b + at.bias_b) : b + at.bias_b;
   }
 };
 
@@ -61,9 +70,15 @@ struct GateUpStep {
 
   __host__ __device__ std::int64_t pairs() const { return rows; }
   __device__ RowPair<W> pair(std::int64_t p) const { return {gate + p * cols, up + p * cols}; }
-  __device__ void finish(std::int64_t p, std::int64_t n, float a, float b) const {
-    a += gate_bias.or_zero(p);
-    b += up_bias.or_zero(p);
+  struct Before {
+    float gate_bias = 0.0f, up_bias = 0.0f;
+  };
+  __device__ Before before(std::int64_t p, std::int64_t) const {
+    return {gate_bias.or_zero(p), up_bias.or_zero(p)};
+  }
+  __device__ void finish(std::int64_t p, std::int64_t n, float a, float b, const Before& at) const {
+    a += at.gate_bias;
+    b += at.up_bias;
     store_as(act, act_type, n * rows + p, a / (1.0f + expf(-a)) * b);
   }
 };
@@ -87,75 +102,72 @@ struct QkvStep {
 
   __host__ __device__ std::int64_t pairs() const { return std::int64_t{query_heads + 2 * kv_heads} * half; }
   __device__ RowPair<W> pair(std::int64_t p) const {
-    int head = static_cast<int>(p / half);
-    const std::int64_t i = p % half;
-    const W* w = q;
-    if (head >= query_heads + kv_heads) {
-      w = v;
-      head -= query_heads + kv_heads;
-    } else if (head >= query_heads) {
-      w = k;
-      head -= query_heads;
-    }
-    const W* a = w + (std::int64_t{head} * 2 * half + i) * cols;
+    const Place at = place(p);
+    const W* w = at.kind == kQuery ? q : at.kind == kKey ? k : v;
+    const W* a = w + (std::int64_t{at.head} * 2 * half + at.i) * cols;
     return {a, a + half * cols};
   }
-  __device__ void finish(std::int64_t p, std::int64_t n, float a, float b) const {
-    const int head = static_cast<int>(p / half), i = static_cast<int>(p % half);
-    if (head < query_heads)
-      finish_query(head, i, n, a, b);
-    else if (head < query_heads + kv_heads)
-      finish_key(head - query_heads, i, n, a, b);
-    else
-      finish_value(head - query_heads - kv_heads, i, n, a, b);
+  struct Before {
+    float bias_a = 0.0f, bias_b = 0.0f;
+    float sine = 0.0f, cosine = 1.0f;  ///< of the token's angle, scaled
+    char* row = nullptr;               ///< in the store; null for a query
+  };
+  __device__ Before before(std::int64_t p, std::int64_t n) const {
+    const Place at = place(p);
+    const Vector& bias = at.kind == kQuery ? q_bias : at.kind == kKey ? k_bias : v_bias;
+    const std::int64_t row = std::int64_t{at.head} * 2 * half + at.i;
+    Before known;
+    known.bias_a = bias.or_zero(row);
+    known.bias_b = bias.or_zero(row + half);
+    const QueryToken token = tokens[n];
+    if (at.kind != kValue) {
+      // The angle is a float32 product and is not fused into anything, as in the reference model.
+      sincosf(__fmul_rn(static_cast<float>(token.position), frequencies[at.i]), &known.sine, &known.cosine);
+      known.sine = __fmul_rn(known.sine, rope_scale);
+      known.cosine = __fmul_rn(known.cosine, rope_scale);
+    }
+    if (at.kind != kQuery) {
+      known.row = const_cast<char*>(bases[token.sequence]) + layer_offset +
+                  layout.key_offset(at.head, token.position) +
+                  (at.kind == kValue ? layout.value_offset() : 0);
+    }
+    return known;
+  }
+  __device__ void finish(std::int64_t p, std::int64_t n, float a, float b, const Before& known) const {
+    const Place at = place(p);
+    a += known.bias_a;
+    b += known.bias_b;
+    const bool query = at.kind == kQuery;
+    float* plain = query ? q_unrotated : at.kind == kKey ? k_unrotated : v_out;
+    put(plain, query ? query_heads : kv_heads, at, n, a, b);
+    if (at.kind != kValue) {
+      const float turned = fmaf(a, known.cosine, -__fmul_rn(b, known.sine));
+      b = fmaf(b, known.cosine, __fmul_rn(a, known.sine));
+      a = turned;
+      put(query ? q_out : k_out, query ? query_heads : kv_heads, at, n, a, b);
+    }
+    if (query) return;
+    store_as(known.row, layout.type, at.i, a);
+    store_as(known.row, layout.type, at.i + half, b);
   }
 
-  /// Turns (a, b), components i and i + d/2, to the token's position.
-  __device__ void rotate(int i, std::int64_t n, float& a, float& b) const {
-    // The angle is a float32 product and is not fused into anything, as in the reference model.
-    const float angle = __fmul_rn(static_cast<float>(tokens[n].position), frequencies[i]);
-    float s, c;
-    sincosf(angle, &s, &c);
-    s = __fmul_rn(s, rope_scale);
-    c = __fmul_rn(c, rope_scale);
-    const float rotated = fmaf(a, c, -__fmul_rn(b, s));
-    b = fmaf(b, c, __fmul_rn(a, s));
-    a = rotated;
+ private:
+  enum Kind { kQuery, kKey, kValue };
+  struct Place {
+    Kind kind;
+    int head, i;  ///< head within its kind; first component of the pair
+  };
+  __device__ Place place(std::int64_t p) const {
+    const int head = static_cast<int>(p) / half, i = static_cast<int>(p) % half;
+    if (head < query_heads) return {kQuery, head, i};
+    if (head < query_heads + kv_heads) return {kKey, head - query_heads, i};
+    return {kValue, head - query_heads - kv_heads, i};
   }
-  __device__ void put(float* to, int heads, int head, int i, std::int64_t n, float a, float b) const {
+  __device__ void put(float* to, int heads, const Place& at, std::int64_t n, float a, float b) const {
     if (to == nullptr) return;
-    float* at = to + (n * heads + head) * 2 * half + i;
-    at[0] = a;
-    at[half] = b;
-  }
-  __device__ void append(std::int64_t offset, int i, std::int64_t n, float a, float b) const {
-    char* at = const_cast<char*>(bases[tokens[n].sequence]) + layer_offset + offset;
-    store_as(at, layout.type, i, a);
-    store_as(at, layout.type, i + half, b);
-  }
-  __device__ void finish_query(int head, int i, std::int64_t n, float a, float b) const {
-    const std::int64_t row = std::int64_t{head} * 2 * half + i;
-    a += q_bias.or_zero(row);
-    b += q_bias.or_zero(row + half);
-    put(q_unrotated, query_heads, head, i, n, a, b);
-    rotate(i, n, a, b);
-    put(q_out, query_heads, head, i, n, a, b);
-  }
-  __device__ void finish_key(int head, int i, std::int64_t n, float a, float b) const {
-    const std::int64_t row = std::int64_t{head} * 2 * half + i;
-    a += k_bias.or_zero(row);
-    b += k_bias.or_zero(row + half);
-    put(k_unrotated, kv_heads, head, i, n, a, b);
-    rotate(i, n, a, b);
-    put(k_out, kv_heads, head, i, n, a, b);
-    append(layout.key_offset(head, tokens[n].position), i, n, a, b);
-  }
-  __device__ void finish_value(int head, int i, std::int64_t n, float a, float b) const {
-    const std::int64_t row = std::int64_t{head} * 2 * half + i;
-    a += v_bias.or_zero(row);
-    b += v_bias.or_zero(row + half);
-    put(v_out, kv_heads, head, i, n, a, b);
-    append(layout.key_offset(head, tokens[n].position) + layout.value_offset(), i, n, a, b);
+    float* row = to + (n * heads + at.head) * 2 * half + at.i;
+    row[0] = a;
+    row[half] = b;
   }
 };
 

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Matrix-vector products for bf16 weights at the speed of memory. A block takes tiles of 16 weight rows (8
-// pairs); its warps share the columns. The matrix unit multiplies: a tile's 16 rows x 16 columns are the left
-// operand, as they come from memory with 16-byte loads (the order of the columns inside a product is free, if
-// both sides agree), up to 8 input rows the right one. An input number x is the sum of two bf16, x = high +
-// low, so 16 bits of it count. The scale of a norm multiplies at the end: rms_norm(x) w = (x gain w) /
-// rms(x).
+// pairs); its warps share the columns. Every warp keeps a ring of pieces (16 rows x 64 columns) under way
+// from memory to shared memory, and multiplies them on the matrix unit by up to 8 input rows. An input number
+// x is the sum of two bf16, x = high + low, so 16 bits of it count. The scale of a norm multiplies at the
+// end: rms_norm(x) w = (x gain w) / rms(x).
 //
-// A kernel starts while its predecessor still runs (programmatic dependent launch): it fills its registers
-// with weights, which nobody writes, and only then waits for its input.
+// A kernel starts while its predecessor still runs (programmatic dependent launch): it fills its rings with
+// weights, which nobody writes, and only then waits for its input.
 #include <algorithm>
 
 #include "kernels/cuda/check.cuh"
@@ -17,39 +16,69 @@ namespace lode::cuda {
 
 namespace {
 
-#ifndef LODE_WARPS
-#define LODE_WARPS 8
-#endif
-#ifndef LODE_DEPTH
-#define LODE_DEPTH 4
-#endif
-#ifndef LODE_RESIDENT
-#define LODE_RESIDENT 2
-#endif
-#ifndef LODE_GRID
-#define LODE_GRID 1
-#endif
-#ifndef LODE_LOAD
-#define LODE_LOAD ""
-#endif
-constexpr int kWarps = LODE_WARPS, kThreads = kWarps * 32;
-constexpr int kPairs = 8;                 // of rows, a tile
-constexpr int kColumns = 64;              // a warp takes at once: 128 bytes of each row
-constexpr int kDepth = LODE_DEPTH;        // such pieces of a warp under way: 2 KiB each
-constexpr int kResident = LODE_RESIDENT;  // blocks an SM holds: one at work, one filling its registers
-constexpr int kRowPad = 32;               // bf16 numbers after a row of inputs: rows start in other banks
+constexpr int kWarps = 16, kThreads = kWarps * 32;  // that multiply; one warp more finishes the rows
+constexpr int kPairs = 8;                           // of rows, a tile
+constexpr int kColumns = 64;                        // of a piece: 128 bytes of each row
+constexpr int kPieceBytes = 16 * kColumns * 2;
+constexpr int kRowPad = 32;  // bf16 numbers after a row of inputs: rows start in other banks
+constexpr int kBuffers = 4;  // tiles whose sums may wait to be finished
 
-__device__ __forceinline__ uint4 load_weights(const __nv_bfloat16* from) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate" LODE_LOAD ".v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from));
-  return v;
+/// Pieces in a warp's ring: as many as leave room for the inputs.
+template <int N>
+constexpr int kDepth = N <= 4 ? 4 : 2;
+constexpr int kSmallDepth = 2;  // where shared memory is smaller than Hopper's
+
+/// 16 bytes to shared memory, or zeros where there is no source.
+__device__ __forceinline__ void copy_async(void* to, const void* from) {
+  const auto at = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  const int bytes = from != nullptr ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
 }
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/// Waits until at most Newer groups of this thread are under way.
+template <int Newer>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Newer) : "memory");
+}
+
+/// A barrier in shared memory. Its arrivals release what the thread wrote there and its waits acquire it, at
+/// less cost than a fence, which would wait for every copy under way.
+class Barrier {
+ public:
+  __device__ void init(int arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address()), "r"(arrivals) : "memory");
+  }
+  __device__ void arrive() {
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(address())
+                 : "memory");
+  }
+  /// Waits for the end of the phase of this parity: 0 for the first.
+  __device__ void wait(int parity) {
+    unsigned done = 0;
+    while (done == 0) {
+      asm volatile(
+          "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+          : "=r"(done)
+          : "r"(address()), "r"(parity)
+          : "memory");
+    }
+  }
+
+ private:
+  __device__ unsigned address() const { return static_cast<unsigned>(__cvta_generic_to_shared(&bits_)); }
+  unsigned long long bits_;
+};
 
 __device__ __forceinline__ void wait_for_predecessor() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void release_successor() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
@@ -63,12 +92,7 @@ __device__ __forceinline__ void multiply(float (&sums)[4], unsigned a0, unsigned
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-/// 64 columns of rows a and b of this lane's pair; lane 4 g + t holds columns 8 t to 8 t + 7 of either half.
-struct Piece {
-  uint4 a[2] = {}, b[2] = {};
-};
-
-/// Where a launch keeps what in shared memory, and how it cuts the columns.
+/// How a launch cuts the columns.
 struct Plan {
   int turns = 0;         ///< pieces that a warp takes of one tile
   int staged_turns = 0;  ///< as many as one stage of inputs is good for
@@ -77,75 +101,101 @@ struct Plan {
 
 template <int N>
 struct Shared {
-  float4 partial[2][kWarps][32];
+  float partial[kBuffers][kWarps][N][16];
+  Barrier full[kBuffers], empty[kBuffers];
   float squares[N][kWarps];
   float inverse[N];
-  // then: high parts [N, row_stride], low parts [N, row_stride], bf16
+  // then, at multiples of 128 bytes: rings [kWarps, Depth]; high parts, low parts [N, row_stride], bf16
 };
+template <int N>
+constexpr int kHeadBytes = (static_cast<int>(sizeof(Shared<N>)) + 127) / 128 * 128;
 
-template <int N, class Step>
+template <int N, int Depth>
+std::size_t shared_bytes(const Plan& plan) {
+  return static_cast<std::size_t>(kHeadBytes<N> + kWarps * Depth * kPieceBytes + 4 * N * plan.row_stride);
+}
+
+template <int N, int Depth, class Step>
 class Streamer {
  public:
-  __device__ Streamer(const Step& step, const StepInput& in, const Plan& plan, Shared<N>& shared)
+  __device__ Streamer(const Step& step, const StepInput& in, const Plan& plan, char* memory)
       : step_(step),
         in_(in),
         plan_(plan),
-        shared_(shared),
-        high_(reinterpret_cast<__nv_bfloat16*>(&shared + 1)),
+        shared_(*reinterpret_cast<Shared<N>*>(memory)),
+        ring_(memory + kHeadBytes<N> + static_cast<int>(threadIdx.x / 32) * Depth * kPieceBytes),
+        high_(reinterpret_cast<__nv_bfloat16*>(memory + kHeadBytes<N> + kWarps * Depth * kPieceBytes)),
         low_(high_ + N * plan.row_stride),
-        warp_(threadIdx.x / 32),
-        g_(threadIdx.x % 32 / 4),
-        t_(threadIdx.x % 4) {
-    const int tiles = static_cast<int>((step.pairs() + kPairs - 1) / kPairs);
-    mine_ = tiles > static_cast<int>(blockIdx.x)
-                ? (tiles - static_cast<int>(blockIdx.x) - 1) / static_cast<int>(gridDim.x) + 1
-                : 0;
+        warp_(static_cast<int>(threadIdx.x) / 32),
+        lane_(static_cast<int>(threadIdx.x) % 32) {
+    const int tiles = static_cast<int>((step.pairs() + kPairs - 1) / kPairs),
+              first = static_cast<int>(blockIdx.x);
+    mine_ = tiles > first ? (tiles - first - 1) / static_cast<int>(gridDim.x) + 1 : 0;
     pieces_ = static_cast<int>(in.cols / kColumns);
-    point_at_tile();
   }
 
   __device__ void run() {
-    Piece ring[kDepth];
-#pragma unroll
-    for (int u = 0; u < kDepth; ++u) load(ring[u]);
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kBuffers; ++i) {
+        shared_.full[i].init(kWarps);
+        shared_.empty[i].init(1);
+      }
+    }
+    if (warp_ == kWarps) {
+      release_successor();
+      __syncthreads();
+      wait_for_predecessor();
+      for (int tile = 0; tile < mine_; ++tile) finish_tile(tile);
+      return;
+    }
+    point_at_tile();
+    for (int i = 0; i < Depth; ++i) load(i);
+    fetch_gain();
+    release_successor();
+    __syncthreads();
     wait_for_predecessor();
     const bool once = plan_.staged_turns >= plan_.turns;
     if (once) stage(0);
-    const int total = mine_ * plan_.turns;
-    for (int at = 0; at < total; at += kDepth) {
-#pragma unroll
-      for (int u = 0; u < kDepth; ++u) {
-        if (at + u >= total) break;
+    int slot = 0;
+    for (int tile = 0; tile < mine_; ++tile) {
+      for (turn_ = 0; turn_ < plan_.turns; ++turn_) {
         if (!once && turn_ % plan_.staged_turns == 0) stage(turn_);
-        multiply_piece(ring[u]);
-        load(ring[u]);
-        if (++turn_ == plan_.turns) finish_tile();
+        wait_for_copies<Depth - 1>();
+        __syncwarp();
+        multiply_piece(slot);
+        if (++slot == Depth) slot = 0;
       }
+      leave_sums(tile);
     }
   }
 
  private:
+  /// This lane loads columns 8 (lane % 8) to + 7 of rows lane / 8 and lane / 8 + 4 of both rows of the pairs.
   __device__ void point_at_tile() {
-    const std::int64_t pair = (std::int64_t{blockIdx.x} + std::int64_t{load_tile_} * gridDim.x) * kPairs + g_;
-    RowPair<__nv_bfloat16> rows;
-    if (load_tile_ < mine_ && pair < step_.pairs()) rows = step_.pair(pair);
-    a_ = rows.a;
-    b_ = rows.b;
+    const std::int64_t pair =
+        (std::int64_t{blockIdx.x} + std::int64_t{load_tile_} * gridDim.x) * kPairs + lane_ / 8;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      RowPair<__nv_bfloat16> rows;
+      if (load_tile_ < mine_ && pair + 4 * i < step_.pairs()) rows = step_.pair(pair + 4 * i);
+      a_[i] = rows.a;
+      b_[i] = rows.b;
+    }
   }
 
-  /// The next piece of this warp, of the next tile after a tile's last.
-  __device__ void load(Piece& to) {
-    const int piece = load_turn_ * kWarps + warp_;
-    const std::int64_t at = std::int64_t{piece} * kColumns + t_ * 8;
-    to = Piece{};
-    if (piece < pieces_ && a_ != nullptr) {
-      to.a[0] = load_weights(a_ + at);
-      to.a[1] = load_weights(a_ + at + 32);
-      if (b_ != nullptr) {
-        to.b[0] = load_weights(b_ + at);
-        to.b[1] = load_weights(b_ + at + 32);
-      }
+  /// Rows a of the eight pairs, then rows b; 128 bytes each, the halves of odd rows exchanged, so that
+  /// neither the copies nor the reads of eight lanes meet in a bank.
+  __device__ void load(int slot) {
+    const int piece = load_turn_ * kWarps + warp_, row = lane_ / 8, chunk = lane_ % 8;
+    char* to = ring_ + slot * kPieceBytes + row * 128 + (chunk ^ (row % 2 * 4)) * 16;
+    const std::int64_t at = std::int64_t{piece} * kColumns + chunk * 8;
+    const bool inside = piece < pieces_;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      copy_async(to + i * 512, inside && a_[i] != nullptr ? a_[i] + at : nullptr);
+      copy_async(to + 1024 + i * 512, inside && b_[i] != nullptr ? b_[i] + at : nullptr);
     }
+    commit_copies();
     if (++load_turn_ == plan_.turns) {
       load_turn_ = 0;
       ++load_tile_;
@@ -153,38 +203,65 @@ class Streamer {
     }
   }
 
+  /// The gain comes from memory, unlike the input, which was just written: it is called into the cache in
+  /// time.
+  __device__ void fetch_gain() const {
+    const auto at = static_cast<std::int64_t>(threadIdx.x) * 64;
+    if (in_.gain.data == nullptr || at >= in_.cols) return;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const __nv_bfloat16*>(in_.gain.data) + at));
+  }
+  /// Meets the other multiplying warps.
+  __device__ static void meet() {
+    asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+  }
+
   /// Splits the inputs of `staged_turns` turns into shared memory; sums squares while the first tile is made.
   __device__ void stage(int turn) {
     const int begin = turn * kWarps * kColumns;
     const int end = min(static_cast<int>(in_.cols), begin + plan_.staged_turns * kWarps * kColumns);
-    __syncthreads();
-#pragma unroll(N > 2 ? 1 : 4)
-    for (int k = begin + static_cast<int>(threadIdx.x) * 4; k < end; k += kThreads * 4) {
-      float gain[4] = {1.0f, 1.0f, 1.0f, 1.0f};
-      if (in_.gain.data) {
+    const auto* gain = static_cast<const __nv_bfloat16*>(in_.gain.data);
+    constexpr int kBatch = N == 1 ? 2 : 1;
+    meet();
+    for (int first = begin + static_cast<int>(threadIdx.x) * 4; first < end; first += kThreads * 4 * kBatch) {
+      uint2 gains[kBatch];
+      float4 xs[kBatch][N];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) gain[i] = in_.gain[k + i];
+      for (int i = 0; i < kBatch; ++i) {
+        const int k = first + i * kThreads * 4;
+        gains[i] = {0x3f803f80u, 0x3f803f80u};  // ones
+        if (gain != nullptr && k < end) gains[i] = *reinterpret_cast<const uint2*>(gain + k);
+#pragma unroll
+        for (int r = 0; r < N; ++r) {
+          xs[i][r] = {};
+          if (r < in_.n && k < end) xs[i][r] = *reinterpret_cast<const float4*>(in_.x + r * in_.cols + k);
+        }
       }
 #pragma unroll
-      for (int r = 0; r < N; ++r) {
-        float4 raw = {};
-        if (r < in_.n) raw = *reinterpret_cast<const float4*>(in_.x + r * in_.cols + k);
-        const float x[4] = {raw.x, raw.y, raw.z, raw.w};
-        __nv_bfloat16 high[4], low[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          squares_[r] = fmaf(x[i], x[i], squares_[r]);
-          const float h = x[i] * gain[i];
-          high[i] = __float2bfloat16_rn(h);
-          low[i] = __float2bfloat16_rn(h - __bfloat162float(high[i]));
-        }
-        *reinterpret_cast<uint2*>(high_ + r * plan_.row_stride + k - begin) = *reinterpret_cast<uint2*>(high);
-        *reinterpret_cast<uint2*>(low_ + r * plan_.row_stride + k - begin) = *reinterpret_cast<uint2*>(low);
+      for (int i = 0; i < kBatch; ++i) {
+        if (first + i * kThreads * 4 < end) stage_four(first + i * kThreads * 4 - begin, gains[i], xs[i]);
       }
     }
     staged_piece_ = turn * kWarps;
-    if (in_.gain.data && tile_ == 0 && end == in_.cols) sum_squares();
-    __syncthreads();
+    if (in_.gain.data && !summed_ && end == in_.cols) sum_squares();
+    meet();
+  }
+  __device__ __forceinline__ void stage_four(int at, const uint2& gains, const float4 (&xs)[N]) {
+    const float gain[4] = {__uint_as_float(gains.x << 16), __uint_as_float(gains.x & 0xffff0000u),
+                           __uint_as_float(gains.y << 16), __uint_as_float(gains.y & 0xffff0000u)};
+#pragma unroll
+    for (int r = 0; r < N; ++r) {
+      const float x[4] = {xs[r].x, xs[r].y, xs[r].z, xs[r].w};
+      __align__(8) __nv_bfloat16 high[4], low[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        squares_[r] = fmaf(x[i], x[i], squares_[r]);
+        const float h = x[i] * gain[i];
+        high[i] = __float2bfloat16_rn(h);
+        low[i] = __float2bfloat16_rn(h - __bfloat162float(high[i]));
+      }
+      *reinterpret_cast<uint2*>(high_ + r * plan_.row_stride + at) = *reinterpret_cast<const uint2*>(high);
+      *reinterpret_cast<uint2*>(low_ + r * plan_.row_stride + at) = *reinterpret_cast<const uint2*>(low);
+    }
   }
 
   __device__ void sum_squares() {
@@ -192,9 +269,10 @@ class Streamer {
     for (int r = 0; r < N; ++r) {
       float sum = squares_[r];
       for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-      if (threadIdx.x % 32 == 0) shared_.squares[r][warp_] = sum;
+      if (lane_ == 0) shared_.squares[r][warp_] = sum;
     }
-    __syncthreads();
+    meet();
+    summed_ = true;
     if (threadIdx.x >= N) return;
     double sum = 0;
     for (const float s : shared_.squares[threadIdx.x]) sum += static_cast<double>(s);
@@ -202,112 +280,153 @@ class Streamer {
         static_cast<float>(1.0 / sqrt(sum / static_cast<double>(in_.cols) + static_cast<double>(in_.eps)));
   }
 
-  __device__ void multiply_piece(const Piece& w) {
+  /// Lane 4 g + t holds columns 8 t to 8 t + 7 of either half of pair g's rows, and of input row g. The order
+  /// of the columns inside a product is free as long as both sides have the same.
+  __device__ void multiply_piece(int slot) {
+    const int g = lane_ / 4, t = lane_ % 4;
+    const char* from = ring_ + slot * kPieceBytes + g * 128;
+    uint4 a[2], b[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int chunk = (4 * half + t) ^ (g % 2 * 4);
+      a[half] = *reinterpret_cast<const uint4*>(from + chunk * 16);
+      b[half] = *reinterpret_cast<const uint4*>(from + 1024 + chunk * 16);
+    }
+    __syncwarp();
+    load(slot);
     const int piece = turn_ * kWarps + warp_;
     if (piece >= pieces_) return;
-    const int at = g_ * plan_.row_stride + (piece - staged_piece_) * kColumns + t_ * 8;
+    const int at = g * plan_.row_stride + (piece - staged_piece_) * kColumns + t * 8;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint4 high = {}, low = {};
-      if (g_ < N) {
+      if (g < N) {
         high = *reinterpret_cast<const uint4*>(high_ + at + half * 32);
         low = *reinterpret_cast<const uint4*>(low_ + at + half * 32);
       }
-      const uint4 a = w.a[half], b = w.b[half];
-      multiply(sums_high_, a.x, b.x, a.y, b.y, high.x, high.y);
-      multiply(sums_low_, a.x, b.x, a.y, b.y, low.x, low.y);
-      multiply(sums_high_, a.z, b.z, a.w, b.w, high.z, high.w);
-      multiply(sums_low_, a.z, b.z, a.w, b.w, low.z, low.w);
+      multiply(sums_high_, a[half].x, b[half].x, a[half].y, b[half].y, high.x, high.y);
+      multiply(sums_low_, a[half].x, b[half].x, a[half].y, b[half].y, low.x, low.y);
+      multiply(sums_high_, a[half].z, b[half].z, a[half].w, b[half].w, high.z, high.w);
+      multiply(sums_low_, a[half].z, b[half].z, a[half].w, b[half].w, low.z, low.w);
     }
   }
 
-  /// Adds the warps' sums in their order; one warp, another for every tile, finishes the rows.
-  __device__ void finish_tile() {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    shared_.partial[tile_ % 2][warp_][lane] = {sums_high_[0] + sums_low_[0], sums_high_[1] + sums_low_[1],
-                                               sums_high_[2] + sums_low_[2], sums_high_[3] + sums_low_[3]};
+  /// Leaves this warp's sums of a tile to the finishing warp.
+  __device__ void leave_sums(int tile) {
+    const int g = lane_ / 4, t = lane_ % 4, buffer = tile % kBuffers;
+    shared_.empty[buffer].wait(tile / kBuffers % 2 ^ 1);  // the phase before the first counts as over
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sums_high_[i] = sums_low_[i] = 0.0f;
-    __syncthreads();
-    if (warp_ == tile_ % kWarps) {
-      float4 sum = shared_.partial[tile_ % 2][0][lane];
-      for (int w = 1; w < kWarps; ++w) {
-        const float4 more = shared_.partial[tile_ % 2][w][lane];
-        sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
-      }
-      const std::int64_t pair = (std::int64_t{blockIdx.x} + std::int64_t{tile_} * gridDim.x) * kPairs + g_;
-      if (pair < step_.pairs()) {
-        finish(pair, 2 * t_, sum.x, sum.z);
-        finish(pair, 2 * t_ + 1, sum.y, sum.w);
+    for (int i = 0; i < 4; ++i) {
+      const int row = 2 * t + i % 2;
+      if (row < N) shared_.partial[buffer][warp_][row][g + i / 2 * 8] = sums_high_[i] + sums_low_[i];
+      sums_high_[i] = sums_low_[i] = 0.0f;
+    }
+    __syncwarp();
+    if (lane_ == 0) shared_.full[buffer].arrive();
+  }
+
+  /// Adds the warps' sums in their order and finishes the rows. What a step needs besides is fetched before.
+  __device__ void finish_tile(int tile) {
+    constexpr int kEach = (kPairs * N + 31) / 32;  // pairs that a lane finishes
+    const int buffer = tile % kBuffers;
+    const std::int64_t first = (std::int64_t{blockIdx.x} + std::int64_t{tile} * gridDim.x) * kPairs;
+    typename Step::Before before[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int which = lane_ + 32 * i;
+      if (which / kPairs < in_.n && first + which % kPairs < step_.pairs())
+        before[i] = step_.before(first + which % kPairs, which / kPairs);
+    }
+    shared_.full[buffer].wait(tile / kBuffers % 2);
+    float a[kEach] = {}, b[kEach] = {};
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int row = (lane_ + 32 * i) / kPairs, g = lane_ % kPairs;
+      if (row >= N) continue;
+#pragma unroll 4
+      for (int w = 0; w < kWarps; ++w) {
+        a[i] += shared_.partial[buffer][w][row][g];
+        b[i] += shared_.partial[buffer][w][row][g + 8];
       }
     }
-    turn_ = 0;
-    ++tile_;
-  }
-  __device__ void finish(std::int64_t pair, int row, float a, float b) const {
-    if (row >= in_.n) return;
-    const float scale = in_.gain.data ? shared_.inverse[row] : 1.0f;
-    step_.finish(pair, row, a * scale, b * scale);
+    __syncwarp();
+    if (lane_ == 0) shared_.empty[buffer].arrive();
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int which = lane_ + 32 * i, row = which / kPairs;
+      if (row >= in_.n || first + which % kPairs >= step_.pairs()) continue;
+      const float scale = in_.gain.data ? shared_.inverse[row] : 1.0f;
+      step_.finish(first + which % kPairs, row, a[i] * scale, b[i] * scale, before[i]);
+    }
   }
 
   const Step& step_;
   const StepInput& in_;
   const Plan& plan_;
   Shared<N>& shared_;
+  char* ring_;
   __nv_bfloat16 *high_, *low_;
-  const int warp_, g_, t_;
-  int mine_, pieces_;                                // tiles of this block; pieces of a row
-  int load_tile_ = 0, load_turn_ = 0;                // what is loaded next
-  int tile_ = 0, turn_ = 0, staged_piece_ = 0;       // what is multiplied next
-  const __nv_bfloat16 *a_ = nullptr, *b_ = nullptr;  // the rows to load
+  const int warp_, lane_;
+  int mine_, pieces_;                  // tiles of this block; pieces of a row
+  int load_tile_ = 0, load_turn_ = 0;  // what is loaded next
+  int turn_ = 0, staged_piece_ = 0;    // what is multiplied next
+  bool summed_ = false;                // the squares of the inputs
+  const __nv_bfloat16 *a_[2], *b_[2];  // the rows that this lane loads
   float sums_high_[4] = {}, sums_low_[4] = {}, squares_[N] = {};
 };
 
-template <int N, class Step>
-__global__ __launch_bounds__(kThreads, kResident) void stream_kernel(const Step step, const StepInput in,
-                                                                     const Plan plan) {
-  extern __shared__ __align__(16) char memory[];
-  Streamer<N, Step>(step, in, plan, *reinterpret_cast<Shared<N>*>(memory)).run();
+template <int N, int Depth, class Step>
+__global__ __launch_bounds__(kThreads + 32, 1) void stream_kernel(const Step step, const StepInput in,
+                                                                  const Plan plan) {
+  extern __shared__ __align__(128) char memory[];
+  Streamer<N, Depth, Step>(step, in, plan, memory).run();
 }
 
-template <int N>
-std::size_t shared_bytes(const Plan& plan) {
-  return sizeof(Shared<N>) + std::size_t{2} * N * static_cast<std::size_t>(plan.row_stride) * 2;
-}
-
-/// All input columns at once where shared memory holds them, else as many as leave room for a second block.
-template <int N>
+/// All input columns at once where shared memory holds them, else as many as it does.
+template <int N, int Depth>
 Plan plan_for(const StepInput& input) {
   constexpr int kTurnColumns = kWarps * kColumns;
-  constexpr std::size_t kShared = 96 << 10;
   Plan plan;
   plan.turns = static_cast<int>((input.cols + kTurnColumns - 1) / kTurnColumns);
   for (plan.staged_turns = plan.turns;; --plan.staged_turns) {
-    plan.row_stride = plan.staged_turns * kTurnColumns + kRowPad;
-    const std::size_t limit =
-        plan.staged_turns == plan.turns ? static_cast<std::size_t>(device_shape().shared_bytes) : kShared;
-    if (plan.staged_turns == 1 || shared_bytes<N>(plan) <= limit) return plan;
+    const std::int64_t columns =
+        std::min<std::int64_t>(input.cols, std::int64_t{plan.staged_turns} * kTurnColumns);
+    plan.row_stride = static_cast<int>(columns) + kRowPad;
+    if (plan.staged_turns == 1 ||
+        shared_bytes<N, Depth>(plan) <= static_cast<std::size_t>(device_shape().shared_bytes))
+      return plan;
   }
 }
 
-template <int N, class Step>
-void launch(const Step& step, const StepInput& input, StreamHandle stream) {
-  const Plan plan = plan_for<N>(input);
+template <int N, int Depth, class Step>
+void launch_with(const Step& step, const StepInput& input, StreamHandle stream) {
+  const Plan plan = plan_for<N, Depth>(input);
   const std::int64_t tiles = (step.pairs() + kPairs - 1) / kPairs;
   cudaLaunchConfig_t config = {};
-  config.gridDim =
-      dim3(static_cast<unsigned>(std::min<std::int64_t>(tiles, LODE_GRID * device_shape().multiprocessors)));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = shared_bytes<N>(plan);
+  config.gridDim = dim3(static_cast<unsigned>(std::min<std::int64_t>(tiles, device_shape().multiprocessors)));
+  config.blockDim = dim3(kThreads + 32);
+  config.dynamicSmemBytes = shared_bytes<N, Depth>(plan);
   config.stream = stream;
   cudaLaunchAttribute early = {};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &early;
   config.numAttrs = device_shape().major >= 9 ? 1 : 0;
-  LODE_CUDA(cudaFuncSetAttribute(stream_kernel<N, Step>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+  const auto kernel = stream_kernel<N, Depth, Step>;
+  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(config.dynamicSmemBytes)));
-  LODE_CUDA(cudaLaunchKernelEx(&config, stream_kernel<N, Step>, step, input, plan));
+  // One split of shared memory and cache for all, so that a block can follow another kernel's without a wait.
+  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared));
+  LODE_CUDA(cudaLaunchKernelEx(&config, kernel, step, input, plan));
+}
+template <int N, class Step>
+void launch(const Step& step, const StepInput& input, StreamHandle stream) {
+  constexpr int kHopperShared = 227 << 10;
+  if (device_shape().shared_bytes >= kHopperShared)
+    launch_with<N, kDepth<N>>(step, input, stream);
+  else
+    launch_with<N, kSmallDepth>(step, input, stream);
 }
 
 bool aligned(std::initializer_list<const void*> pointers) {
@@ -329,7 +448,9 @@ bool weights_aligned(const QkvStep<W>& s) {
 
 template <class Step>
 bool stream_rows(const Step& step, const StepInput& input, StreamHandle stream) {
-  if (input.cols % kColumns != 0 || input.cols == 0 || !aligned({input.x}) || !weights_aligned(step))
+  if (input.gain.data != nullptr && input.gain.type != DType::bf16) return false;
+  if (input.cols % kColumns != 0 || input.cols == 0 || !aligned({input.x, input.gain.data}) ||
+      !weights_aligned(step))
     return false;
   if (input.n == 0 || step.pairs() == 0) return true;
   if (input.n == 1)

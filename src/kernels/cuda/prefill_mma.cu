@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prefill attention on the matrix unit: FlashAttention-2 (Dao, 2023, arXiv:2307.08691, algorithm 1). A block
+// takes consecutive queries of one KV head, its whole group side by side, 16 rows a warp, and walks over
+// tiles of 64 keys that start at multiples of 64; the next tile is on its way to shared memory while one is
+// computed. Scores, the softmax and sums are float32; queries (times scale and log2 e), keys, weights and
+// values have the store's type. A query's bits depend on its own keys alone, not on how the prompt was cut
+// into chunks.
+#include "kernels/cuda/check.cuh"
+#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/prefill.h"
+
+namespace lode::cuda {
+
+namespace {
+
+constexpr int kKeys = 64;  // of a tile
+
+__device__ __forceinline__ unsigned shared_address(const void* p) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(p));
+}
+/// Four 8 x 8 matrices of 16-bit numbers; lane i gives the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void load_matrices(const void* row, unsigned (&out)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(shared_address(row)));
+}
+__device__ __forceinline__ void load_transposed(const void* row, unsigned (&out)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(shared_address(row)));
+}
+
+template <class T>
+struct Unit;
+template <>
+struct Unit<__nv_bfloat16> {
+  static __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0,
+                                                  unsigned b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+  static __device__ __forceinline__ unsigned pack(float low, float high) {
+    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const unsigned*>(&both);
+  }
+};
+template <>
+struct Unit<__half> {
+  static __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0,
+                                                  unsigned b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+  static __device__ __forceinline__ unsigned pack(float low, float high) {
+    const __half2 both = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const unsigned*>(&both);
+  }
+};
+
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// A head dimension: sizes that follow from it.
+template <int D>
+struct Shape {
+  static constexpr int kWarps = D <= 128 ? 12 : 8, kThreads = kWarps * 32, kRows = kWarps * 16;
+  static constexpr int kStride =
+      D + 8;  // numbers from row to row: an odd count of 16 bytes, so no bank meets
+  static constexpr int kTile = kKeys * kStride;
+  static constexpr bool kKeepQueries = D <= 128;  // in registers
+  static constexpr int kTiles = 4 * kTile;        // keys and values, two of each
+  static constexpr int kQueries = kRows * kStride;
+  static constexpr int kShared =
+      2 * (kKeepQueries ? (kTiles > kQueries ? kTiles : kQueries) : kTiles + kQueries);
+};
+
+template <class T, int D>
+class Attention {
+  using S = Shape<D>;
+
+ public:
+  __device__ Attention(const Queries& in, int position, T* shared)
+      : in_(in),
+        position_(position),
+        tiles_(shared),
+        queries_(S::kKeepQueries ? shared : shared + S::kTiles),
+        warp_(static_cast<int>(threadIdx.x) / 32),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        group_(in.query_heads / in.layout.kv_heads),
+        kv_head_(static_cast<int>(blockIdx.y)),
+        // The last queries have the most keys: they start first.
+        first_(static_cast<int>(gridDim.x - 1 - blockIdx.x) * S::kRows),
+        rows_(in.count * group_) {
+    layer_ = in.bases[in.tokens[0].sequence] + in.layer_offset;
+    end_ = position + (min(first_ + S::kRows, rows_) - 1) / group_ + 1;
+  }
+
+  __device__ void run() {
+    stage_queries();
+    load_tile(0, 0);
+    for (int tile = 0, buffer = 0; tile < end_; tile += kKeys, buffer ^= 1) {
+      asm volatile("cp.async.wait_group 0;" ::: "memory");
+      __syncthreads();
+      if (tile + kKeys < end_) load_tile(tile + kKeys, buffer ^ 1);
+      // A warp whose queries all stand before this tile has nothing to do.
+      if (tile <= position_of(warp_ * 16 + 15)) add_tile(tile, buffer);
+    }
+    store();
+  }
+
+ private:
+  __device__ int position_of(int row) const { return position_ + min(first_ + row, rows_ - 1) / group_; }
+  /// Row of the matrix of queries [count * Hq] of a row of this block.
+  __device__ std::int64_t query_row(int row) const {
+    const int at = first_ + row;
+    return std::int64_t{at / group_} * in_.query_heads + kv_head_ * group_ + at % group_;
+  }
+
+  __device__ void stage_queries() {
+    const float factor = in_.scale * 1.4426950408889634f;
+    for (int i = static_cast<int>(threadIdx.x); i < S::kRows * D / 2; i += S::kThreads) {
+      const int row = i / (D / 2), c = i % (D / 2) * 2;
+      float2 q = {};
+      if (first_ + row < rows_) q = *reinterpret_cast<const float2*>(in_.q + query_row(row) * D + c);
+      *reinterpret_cast<unsigned*>(queries_ + row * S::kStride + c) =
+          Unit<T>::pack(q.x * factor, q.y * factor);
+    }
+    if constexpr (S::kKeepQueries) {
+      __syncthreads();
+#pragma unroll
+      for (int k = 0; k < D / 16; ++k) load_matrices(query_address(k), q_[k]);
+      __syncthreads();
+    }
+  }
+  __device__ const T* query_address(int k) const {
+    return queries_ + (warp_ * 16 + lane_ % 16) * S::kStride + k * 16 + lane_ / 16 * 8;
+  }
+
+  /// Keys, then values, zeros for those that no query of the block may see.
+  __device__ void load_tile(int tile, int buffer) {
+    const char* keys = layer_ + in_.layout.key_offset(kv_head_, tile);
+    T* to = tiles_ + buffer * 2 * S::kTile;
+    constexpr int kChunks = D / 8;
+    for (int i = static_cast<int>(threadIdx.x); i < 2 * kKeys * kChunks; i += S::kThreads) {
+      const int which = i / (kKeys * kChunks), row = i / kChunks % kKeys, chunk = i % kChunks;
+      const char* from = keys + which * in_.layout.value_offset() + (std::int64_t{row} * D + chunk * 8) * 2;
+      const int bytes = tile + row < end_ ? 16 : 0;
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                       shared_address(to + which * S::kTile + row * S::kStride + chunk * 8)),
+                   "l"(bytes > 0 ? from : nullptr), "r"(bytes)
+                   : "memory");
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+
+  __device__ void add_tile(int tile, int buffer) {
+    const T* keys = tiles_ + buffer * 2 * S::kTile;
+    float s[kKeys / 8][4] = {};
+    scores(keys, s);
+    if (tile + kKeys - 1 > position_of(warp_ * 16)) mask(tile, s);
+    unsigned p[kKeys / 16][4];
+    softmax(s, p);
+    add_values(keys + S::kTile, p);
+  }
+
+  __device__ void scores(const T* keys, float (&s)[kKeys / 8][4]) const {
+#pragma unroll
+    for (int k = 0; k < D / 16; ++k) {
+      unsigned q[4];
+      if constexpr (S::kKeepQueries) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) q[i] = q_[k][i];
+      } else {
+        load_matrices(query_address(k), q);
+      }
+#pragma unroll
+      for (int n = 0; n < kKeys / 16; ++n) {
+        unsigned b[4];
+        load_matrices(keys + (n * 16 + lane_ / 16 * 8 + lane_ % 8) * S::kStride + k * 16 + lane_ / 8 % 2 * 8,
+                      b);
+        Unit<T>::multiply(s[2 * n], q, b[0], b[1]);
+        Unit<T>::multiply(s[2 * n + 1], q, b[2], b[3]);
+      }
+    }
+  }
+
+  __device__ void mask(int tile, float (&s)[kKeys / 8][4]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int last = position_of(warp_ * 16 + lane_ / 4 + 8 * half) - tile;
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if (n * 8 + lane_ % 4 * 2 + i > last) s[n][2 * half + i] = -INFINITY;
+        }
+      }
+    }
+  }
+
+  /// Weights of the tile, rounded, as the left operand of the values; earlier sums are scaled to the new
+  /// maximum.
+  __device__ void softmax(float (&s)[kKeys / 8][4], unsigned (&p)[kKeys / 16][4]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float high = max_[half];
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) high = fmaxf(high, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+      high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
+      high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
+      const float base = high == -INFINITY ? 0.0f : high;
+      const float keep = exp2_fast(max_[half] - base);
+      max_[half] = high;
+      float sum = 0.0f;
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) sum += s[n][2 * half + i] = exp2_fast(s[n][2 * half + i] - base);
+      }
+      sum_[half] = fmaf(sum_[half], keep, sum);
+#pragma unroll
+      for (int n = 0; n < D / 8; ++n) {
+        out_[n][2 * half] *= keep;
+        out_[n][2 * half + 1] *= keep;
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kKeys / 16; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        p[k][i] = Unit<T>::pack(s[2 * k + i / 2][i % 2 * 2], s[2 * k + i / 2][i % 2 * 2 + 1]);
+    }
+  }
+
+  __device__ void add_values(const T* values, const unsigned (&p)[kKeys / 16][4]) {
+#pragma unroll
+    for (int k = 0; k < kKeys / 16; ++k) {
+#pragma unroll
+      for (int n = 0; n < D / 16; ++n) {
+        unsigned b[4];
+        load_transposed(values + (k * 16 + lane_ % 16) * S::kStride + n * 16 + lane_ / 16 * 8, b);
+        Unit<T>::multiply(out_[2 * n], p[k], b[0], b[1]);
+        Unit<T>::multiply(out_[2 * n + 1], p[k], b[2], b[3]);
+      }
+    }
+  }
+
+  __device__ void store() const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = sum_[half];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      const int row = warp_ * 16 + lane_ / 4 + 8 * half;
+      if (first_ + row >= rows_) continue;
+      float* to = in_.o + query_row(row) * D + lane_ % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < D / 8; ++n)
+        *reinterpret_cast<float2*>(to + n * 8) = {out_[n][2 * half] / sum, out_[n][2 * half + 1] / sum};
+      if (in_.lse != nullptr && lane_ % 4 == 0)
+        in_.lse[query_row(row)] = 0.69314718055994531f * (max_[half] + log2f(sum));
+    }
+  }
+
+  const Queries& in_;
+  const int position_;
+  T *tiles_, *queries_;
+  const int warp_, lane_, group_, kv_head_, first_, rows_;
+  int end_;  // keys that some query of the block sees
+  const char* layer_;
+  unsigned q_[S::kKeepQueries ? D / 16 : 1][4];
+  float out_[D / 8][4] = {}, max_[2] = {-INFINITY, -INFINITY}, sum_[2] = {};
+};
+
+template <class T, int D>
+__global__ __launch_bounds__(Shape<D>::kThreads, 1) void prefill_kernel(const Queries in, int position) {
+  extern __shared__ __align__(16) char memory[];
+  Attention<T, D>(in, position, reinterpret_cast<T*>(memory)).run();
+}
+
+template <class T, int D>
+bool launch(const Queries& in, int position, StreamHandle stream) {
+  using S = Shape<D>;
+  int device = 0, shared = 0;
+  LODE_CUDA(cudaGetDevice(&device));
+  LODE_CUDA(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  if (S::kShared > shared) return false;
+  const std::int64_t rows = std::int64_t{in.count} * (in.query_heads / in.layout.kv_heads);
+  const dim3 grid(static_cast<unsigned>((rows + S::kRows - 1) / S::kRows),
+                  static_cast<unsigned>(in.layout.kv_heads));
+  LODE_CUDA(
+      cudaFuncSetAttribute(prefill_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
+  prefill_kernel<T, D><<<grid, S::kThreads, S::kShared, stream>>>(in, position);
+  LODE_LAUNCHED();
+  return true;
+}
+
+template <class T>
+bool launch_for(const Queries& in, int position, StreamHandle stream) {
+  switch (in.layout.head_dim) {
+    case 64:
+      return launch<T, 64>(in, position, stream);
+    case 80:
+      return launch<T, 80>(in, position, stream);
+    case 96:
+      return launch<T, 96>(in, position, stream);
+    case 128:
+      return launch<T, 128>(in, position, stream);
+    case 256:
+      return launch<T, 256>(in, position, stream);
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+bool attend_prefill_mma(const Queries& queries, std::int32_t position, StreamHandle stream) {
+  if (queries.layout.type == DType::bf16) return launch_for<__nv_bfloat16>(queries, position, stream);
+  if (queries.layout.type == DType::f16) return launch_for<__half>(queries, position, stream);
+  return false;
+}
+
+}  // namespace lode::cuda
