@@ -140,9 +140,8 @@ TEST_P(GpuMethod, LogitsAndWorkEqualTheCpus) {
   EXPECT_EQ(work[0].far_total, work[1].far_total);
   EXPECT_EQ(work[0].sparse_tokens, work[1].sparse_tokens);
   // Ties and the last bits of scores may move single keys.
-  EXPECT_NEAR(static_cast<double>(work[1].far_keys) /
-                  static_cast<double>(std::max<std::int64_t>(1, work[0].far_keys)),
-              1.0, 0.02);
+  EXPECT_NEAR(static_cast<double>(work[1].far_keys + 1) / static_cast<double>(work[0].far_keys + 1), 1.0,
+              0.02);
   EXPECT_NEAR(work[0].density(), work[1].density(), 0.01);
 }
 
@@ -150,8 +149,7 @@ INSTANTIATE_TEST_SUITE_P(Specs, GpuMethod,
                          testing::Values("full", "streaming:window=128", "topk:k=40,window=128",
                                          "topk:k=40,window=128,per=kv-head",
                                          "topk:k=5%,window=128,dense_layers=2", "topk:mass=0.9,window=128",
-                                         "random:fraction=10%,window=128",
-                                         "kmeans:clusters=32,probes=6,window=128"),
+                                         "random:fraction=10%,window=128"),
                          [](const auto& info) { return "spec" + std::to_string(info.index); });
 
 TEST(Gpu, SelectingEveryKeyGivesTheBitsOfFullAttention) {
@@ -175,7 +173,7 @@ TEST(Gpu, AFileWrittenByEitherDeviceIsReadByTheOther) {
   NEEDS_GPU();
   const fs::path path = fs::temp_directory_path() / ("lodestone-gpu-" + std::to_string(getpid()) + ".lode");
   for (const Device writer : {Device::cpu, Device::cuda}) {
-    Context context = context_on(writer, DType::f16, 4096);
+    Context context = context_on(writer, DType::f32, 4096);  // exact: the same keys are chosen
     context.attach(parse_spec("kmeans:clusters=32,probes=6,window=128"));
     context.prefill(story(2000));
     context.build_indexes();
@@ -184,7 +182,7 @@ TEST(Gpu, AFileWrittenByEitherDeviceIsReadByTheOther) {
     const Device reader = writer == Device::cpu ? Device::cuda : Device::cpu;
     Context read = Context::load(path, pocket(), {.device = reader, .max_tokens = 4096});
     EXPECT_EQ(read.tokens(), 2000);
-    EXPECT_LT(relative_difference(read.forward(story(20), 0), expected), 3e-2f);
+    EXPECT_LT(relative_difference(read.forward(story(20), 0), expected), 2e-3f);
     fs::remove(path);
   }
 }
