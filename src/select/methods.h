@@ -16,6 +16,7 @@ MethodInfo kmeans_method();
 MethodInfo hash_method();
 MethodInfo hyperplanes_method();
 MethodInfo saap_method();
+MethodInfo retrieval_method();
 
 /// `full` as a selector that names every far key; the engine has no need of it, comparisons and tests do.
 std::unique_ptr<Selector> make_full_selector(const LayerGeometry& geometry);

@@ -15,6 +15,7 @@
 #include "base/threads.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
+#include "select/best_keys.h"
 #include "select/methods.h"
 #include "select/per_token.h"
 
@@ -78,74 +79,6 @@ void log_softmax(std::span<float> scores) {
   for (const float s : scores) sum += std::exp(static_cast<double>(s - peak));
   const float lse = peak + static_cast<float>(std::log(sum));
   for (float& s : scores) s -= lse;
-}
-
-/// top_k() for few keys out of very many: only scores that reach the k-th largest maximum of small blocks can
-/// be among the k largest, and they are few.
-void top_count(std::span<const float> scores, std::int64_t k, Position offset, std::vector<Position>& out) {
-  constexpr std::size_t kLanes = 16, kBlock = 64;
-  const std::size_t blocks = scores.size() / kBlock;  // what remains behind them only adds candidates
-  if (static_cast<std::size_t>(k) * 4 > blocks) return top_k(scores, k, offset, out);
-  std::vector<float> peaks(blocks);
-  for (std::size_t b = 0; b < blocks; ++b) {
-    float lane[kLanes];
-    std::fill_n(lane, kLanes, -std::numeric_limits<float>::infinity());
-    const float* const s = scores.data() + b * kBlock;
-    for (std::size_t i = 0; i < kBlock; i += kLanes) {
-      for (std::size_t j = 0; j < kLanes; ++j)
-        lane[j] = s[i + j] > lane[j] ? s[i + j] : lane[j];  // NaN stays out
-    }
-    peaks[b] = *std::max_element(lane, lane + kLanes);
-  }
-  std::nth_element(peaks.begin(), peaks.begin() + (k - 1), peaks.end(), std::greater<>());
-  const float floor = peaks[static_cast<std::size_t>(k - 1)];
-  std::vector<float> candidates;
-  std::vector<Position> at;
-  for (std::size_t i = 0; i < scores.size(); ++i) {
-    if (scores[i] < floor) continue;  // a NaN comes along and sorts last
-    candidates.push_back(scores[i]);
-    at.push_back(offset + static_cast<Position>(i));
-  }
-  top_k(candidates, k, 0, out);
-  for (Position& row : out) row = at[static_cast<std::size_t>(row)];
-}
-
-/// The fewest keys whose weights exp(scores) reach the share `mass` of all, ties to the newer key; rising.
-void top_mass(std::span<const float> scores, double mass, Position offset, std::vector<Position>& out) {
-  out.clear();
-  float peak = -std::numeric_limits<float>::infinity();
-  for (const float s : scores) peak = std::max(peak, s);  // NaN compares false and stays out
-  if (!std::isfinite(peak)) return;
-  const auto weight = [&](float s) { return std::isnan(s) ? 0.0 : std::exp(static_cast<double>(s) - peak); };
-  double total = 0.0;
-  for (const float s : scores) total += weight(s);
-  // Keys lighter than this weigh together less than what may be left out.
-  const double light = (1.0 - mass) * total / static_cast<double>(scores.size());
-  std::vector<std::pair<double, Position>> heavy;
-  for (std::size_t i = 0; i < scores.size(); ++i) {
-    if (const double w = weight(scores[i]); w >= light)
-      heavy.emplace_back(w, offset + static_cast<Position>(i));
-  }
-  // Halve the range in which the last key taken lies; all before `low` are taken.
-  auto low = heavy.begin(), high = heavy.end();
-  double taken = 0.0;
-  constexpr std::ptrdiff_t kFew = 32;
-  while (high - low > kFew) {
-    const auto middle = low + (high - low) / 2;
-    std::nth_element(low, middle, high, std::greater<>());
-    double upper = 0.0;
-    for (auto i = low; i != middle; ++i) upper += i->first;
-    if (taken + upper >= mass * total) {
-      high = middle;
-    } else {
-      taken += upper;
-      low = middle;
-    }
-  }
-  std::sort(low, high, std::greater<>());
-  for (; low != high && taken < mass * total; ++low) taken += low->first;
-  for (auto i = heavy.begin(); i != low; ++i) out.push_back(i->second);
-  std::sort(out.begin(), out.end());
 }
 
 class TopK final : public PerTokenSelector {

@@ -38,6 +38,11 @@ std::vector<std::string> specs_of(const std::string& method) {
   if (method == "hyperplanes")
     return {"hyperplanes:budget=20%", "hyperplanes:bits=128,budget=11,per=query-head,rope=off"};
   if (method == "saap") return {"saap:probes=3", "saap:probes=2,group=independent"};
+  if (method == "retrieval") {  // warm: what a token gets depends on the tokens before it, by intent
+    return {"retrieval", "retrieval:k=4,beam=3,degree=6,warm=off",
+            "retrieval:k=3,beam=2,degree=4,per=query-head,warm=off",
+            "retrieval:mass=0.7,beam=2,degree=8,warm=off"};
+  }
   return {method};
 }
 
@@ -319,7 +324,8 @@ TEST(Budgets, EverythingIsFullAttentionToTheBit) {
         "random:fraction=1.0", "random:fraction=5000", "kmeans:probes=100000", "kmeans:clusters=1,probes=1",
         "hash:weights=made,budget=1.0", "hash:weights=made,budget=5000,per=query-head",
         "hash:weights=made,mode=depth,depth=128", "hyperplanes:mode=combined,budget=100%,depth=128",
-        "saap:probes=24", "saap:probes=100000,group=independent"}) {
+        "saap:probes=24", "saap:probes=100000,group=independent", "retrieval:k=100000", "retrieval:mass=1",
+        "retrieval:k=1.0,per=query-head"}) {
     const auto selector = make(spec, geometry);
     selector->build(0, world.store().layer(0));
     for (const std::int64_t tokens : {1, 6}) {

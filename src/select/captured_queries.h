@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// A bounded sample of the queries of a prefill, for indexes that are made for queries.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lodestone/selector.h"
+
+namespace lode {
+
+/// Keeps all heads' rotated queries of tokens drawn by a hash of their position: which ones does not depend
+/// on how the text was cut into chunks. When there are too many, about every second one goes.
+class CapturedQueries {
+ public:
+  CapturedQueries(int query_heads, int head_dim, std::int64_t most_tokens)
+      : query_heads_(query_heads), head_dim_(head_dim), most_tokens_(most_tokens) {}
+
+  /// Replaces what was kept from write.begin on. Tokens with a query that is not finite are left out.
+  void take(const KvWrite& write);
+  void cut(std::int64_t tokens);  ///< forgets positions from `tokens` on
+  void clear();
+
+  std::int64_t tokens() const { return std::ssize(positions_); }
+  /// Queries of heads [first, first + heads), [tokens * heads, d].
+  std::vector<float> of_heads(int first, int heads) const;
+  std::int64_t bytes() const;  ///< memory held
+
+ private:
+  bool wanted(Position position) const;
+  void thin();
+
+  int query_heads_, head_dim_;
+  std::int64_t most_tokens_;
+  int level_ = 0;  // one of 2^level_ positions is wanted
+  std::vector<Position> positions_;
+  std::vector<bf16> queries_;  // [tokens, Hq, d]
+};
+
+}  // namespace lode

@@ -1,0 +1,441 @@
+// SPDX-License-Identifier: Apache-2.0
+// retrieval: RetrievalAttention (Liu et al. 2024). Far keys are found by a walk over a graph that was made
+// for the queries of the prefill (section 3.2; the graph itself is in ann/graph_build.cc), beside 128 first
+// and 512 last tokens that are always attended (section 4.1). Attention over what was found is merged with
+// theirs exactly, as in equations 4 and 5: only queries go in, only (output, log-sum-exp) comes back.
+//
+// The paper builds a graph per query head (`per=query-head`). By default the heads of a group share one, made
+// of all their queries, and search it each for itself: a quarter of the memory in a group of four.
+//
+// Queries are a bounded sample of those of the prefill, at the positions where they were asked; keys that
+// came after a query count like others, which serves keys at the end of a text that few queries have seen. A
+// text that was not prefilled here (its context was loaded, or appended) has none: then its graph is made of
+// keys as queries, which finds less for the same work (docs/results/retrieval.md).
+//
+// A walk begins at the entries of the graph and at what the same head found for the token before, if that was
+// searched too. It reads keys in int8; what it found is ranked by exact scores. The paper takes a fixed
+// number of keys, which leaves out much of flat heads' attention: `mass` takes as many as hold that share of
+// the far softmax weight, the unseen part of which is estimated from kSample random keys, and widens the walk
+// until they do. Where a walk would look at most keys, all of them are scored instead.
+//
+// The paper's algorithm 1 inserts and removes keys as the window moves, which its graph cannot do. Here keys
+// that left the window are scanned until there are kBatch of them, then linked in; rolling back undoes that
+// to the bit, unless it reaches into what build() indexed: there the links are cut and the rest is connected
+// anew. What a token is given depends on the keys before it and on the queries of the sparse tokens before
+// it (with `warm=off` not on these either), not on how they came in chunks or what was rolled back.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "base/cancel.h"
+#include "base/rng.h"
+#include "base/threads.h"
+#include "kernels/kernels.h"
+#include "lodestone/error.h"
+#include "select/best_keys.h"
+#include "select/captured_queries.h"
+#include "select/methods.h"
+#include "select/per_token.h"
+#include "select/retrieval_file.h"
+#include "select/retrieval_index.h"
+
+namespace lode {
+
+namespace {
+
+constexpr std::array<std::string_view, 2> kPer = {"kv-head", "query-head"}, kWarm = {"on", "off"};
+constexpr std::int64_t kCapturedQueries = 8192;  // of one graph
+constexpr std::int64_t kKeysPerBeam = 16;  // a walk looks at about so many keys for each that it expands
+constexpr std::int64_t kSample = 256;
+constexpr std::int64_t kLeastBeam = 64;  // with `mass`, at first
+constexpr std::size_t kRemembered = 32;  // keys of a token with which the next one's walk begins
+
+constexpr std::size_t at(std::int64_t i) {
+  return static_cast<std::size_t>(i);
+}
+
+struct Options {
+  Amount k = {100, false};
+  double mass = 0.0;      ///< 0: by count
+  std::int64_t beam = 0;  ///< 0: follows from k
+  int degree = 24;
+  bool per_query_head = false;
+  bool warm = true;
+
+  static Options of(const Spec& spec) {
+    Options options;
+    if (spec.text("k") && spec.text("mass")) {
+      throw InputError("attention spec '" + spec.str() +
+                       "': expected one of the keys k and mass, found both");
+    }
+    options.k = spec.amount("k", options.k);
+    options.mass = spec.number("mass", 0.0, std::numeric_limits<double>::min(), 1.0);
+    options.beam = spec.integer("beam", 0, 1, 1 << 20);
+    options.degree = static_cast<int>(spec.integer("degree", options.degree, KeyGraph::kLeastDegree, 256));
+    options.per_query_head = spec.choice("per", kPer[0], kPer) == "query-head";
+    options.warm = spec.choice("warm", kWarm[0], kWarm) == "on";
+    return options;
+  }
+  /// Nodes to expand for k keys.
+  std::int64_t beam_for(std::int64_t keys) const {
+    return beam > 0 ? beam : mass > 0.0 ? kLeastBeam : std::max<std::int64_t>(16, 2 * keys);
+  }
+};
+
+/// One sequence.
+struct Indexed {
+  CapturedQueries captured;
+  std::vector<RetrievalIndex> heads;               // [Hkv]
+  Position searched = -1;                          ///< the last token that was searched, -1 = none
+  std::vector<std::vector<Node>> remembered = {};  // [Hq] what it found
+};
+
+class Retrieval final : public Selector {
+ public:
+  Retrieval(const LayerGeometry& geometry, const Options& options)
+      : geometry_(geometry), options_(options), scratch_(at(geometry.pool->size())) {}
+
+  bool wants_writes() const override { return true; }
+  void on_write(const KvWrite& write) override {
+    if (write.phase == Phase::context) of(write.sequence).captured.take(write);
+  }
+
+  void build(std::int32_t sequence, KvLayer kv) override;
+  void append(std::int32_t sequence, KvLayer, Position) override { of(sequence); }
+  void roll_back(std::int32_t sequence, std::int64_t tokens) override;
+  void select(std::span<const QueryBlock> blocks, Selection& out) override;
+
+  void save(std::int32_t sequence, SectionWriter& out) const override {
+    const auto found = indexed_.find(sequence);
+    save_retrieval(shape(), found == indexed_.end() ? fresh().heads : found->second.heads, out);
+  }
+  void load(std::int32_t sequence, SectionReader& in, KvLayer kv) override {
+    Indexed loaded = fresh();
+    loaded.heads = load_retrieval(shape(), kv, in, *geometry_.pool);
+    indexed_.insert_or_assign(sequence, std::move(loaded));
+  }
+  std::int64_t index_bytes() const override {
+    std::int64_t bytes = 0;
+    for (const auto& [sequence, indexed] : indexed_) {
+      bytes += indexed.captured.bytes();
+      for (const RetrievalIndex& head : indexed.heads) bytes += head.bytes();
+    }
+    return bytes;
+  }
+
+ private:
+  /// Query tokens of one block whose graphs hold the same keys.
+  struct Segment {
+    const QueryBlock* block;
+    Indexed* indexed;
+    std::int64_t first, last;  // tokens
+  };
+  /// What one search is about.
+  struct Search {
+    const QueryBlock& block;
+    Indexed& indexed;
+    std::int64_t token;
+    int head;  // query head
+    Position far_end;
+    std::int64_t far_keys() const { return std::int64_t{far_end} - block.far_begin; }
+  };
+  enum class Way { all, scan, walk };
+
+  RetrievalIndex::Shape shape() const {
+    return {.head_dim = geometry_.head_dim,
+            .degree = options_.degree,
+            .graphs = options_.per_query_head ? geometry_.group() : 1,
+            .begin = static_cast<Position>(geometry_.dense.sink)};
+  }
+  Indexed fresh() const {
+    const std::int64_t tokens = kCapturedQueries / (options_.per_query_head ? 1 : geometry_.group());
+    return {.captured = CapturedQueries(geometry_.query_heads, geometry_.head_dim, tokens),
+            .heads = std::vector<RetrievalIndex>(at(geometry_.kv_heads), RetrievalIndex(shape()))};
+  }
+  Indexed& of(std::int32_t sequence) { return indexed_.try_emplace(sequence, fresh()).first->second; }
+
+  Way way(std::int64_t far_keys) const;
+  std::vector<Segment> next_segments(std::span<const QueryBlock> blocks, std::vector<std::int64_t>& done);
+  void search_segment(const Segment& segment, int head, RetrievalScratch& scratch, Selection& out,
+                      SelectWork& work) const;
+  void scan(const Search& search, std::span<const float> q, RetrievalScratch& scratch, Selection& out,
+            SelectWork& work) const;
+  void walk(const Search& search, std::span<const float> q, RetrievalScratch& scratch, Selection& out,
+            SelectWork& work) const;
+  std::int64_t rank(const Search& search, std::span<const float> q, RetrievalScratch& scratch,
+                    std::vector<Position>& rows) const;
+  double unseen_weight(const Search& search, std::span<const float> q, std::span<const Position> seen,
+                       float peak, RetrievalScratch& scratch) const;
+
+  const LayerGeometry geometry_;
+  const Options options_;
+  std::map<std::int32_t, Indexed> indexed_;  // by sequence
+  std::vector<RetrievalScratch> scratch_;    // [workers]
+};
+
+void Retrieval::build(std::int32_t sequence, KvLayer kv) {
+  Indexed& indexed = of(sequence);
+  const auto end = static_cast<Position>(std::max<std::int64_t>(0, kv.tokens - geometry_.dense.window));
+  std::vector<RetrievalIndex> heads;
+  for (int head = 0; head < geometry_.kv_heads; ++head) {
+    std::vector<std::vector<float>> queries;
+    const int heads_per_graph = options_.per_query_head ? 1 : geometry_.group();
+    for (int first = head * geometry_.group(); first < (head + 1) * geometry_.group();
+         first += heads_per_graph)
+      queries.push_back(indexed.captured.of_heads(first, heads_per_graph));
+    heads.emplace_back(shape(), kv.heads[at(head)], end, queries, *geometry_.pool);
+  }
+  indexed.heads = std::move(heads);
+  indexed.captured.clear();
+  indexed.searched = -1;
+}
+
+void Retrieval::roll_back(std::int32_t sequence, std::int64_t tokens) {
+  const auto found = indexed_.find(sequence);
+  if (found == indexed_.end()) return;
+  Indexed& indexed = found->second;
+  indexed.captured.cut(tokens);
+  for (RetrievalIndex& head : indexed.heads) head.cut(tokens, *geometry_.pool);
+  if (indexed.searched >= tokens) indexed.searched = -1;
+}
+
+Retrieval::Way Retrieval::way(std::int64_t far_keys) const {
+  const std::int64_t k = options_.k.of(far_keys);
+  if (options_.mass >= 1.0 || (options_.mass == 0.0 && k >= far_keys)) return Way::all;
+  return far_keys <= kKeysPerBeam * options_.beam_for(k) ? Way::scan : Way::walk;
+}
+
+/// For each block the tokens after those done for which the graphs need not change.
+std::vector<Retrieval::Segment> Retrieval::next_segments(std::span<const QueryBlock> blocks,
+                                                         std::vector<std::int64_t>& done) {
+  std::vector<Segment> segments;
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    const QueryBlock& block = blocks[b];
+    if (done[b] == block.tokens) continue;
+    Indexed& indexed = of(block.sequence);
+    const auto keys = [&](std::int64_t token) {
+      return indexed.heads[0].keys_for(block.far_end(token, geometry_.dense));
+    };
+    std::int64_t last = done[b] + 1;
+    while (last < block.tokens && keys(last) == keys(done[b])) ++last;
+    segments.push_back({&block, &indexed, done[b], last});
+    done[b] = last;
+  }
+  return segments;
+}
+
+void Retrieval::select(std::span<const QueryBlock> blocks, Selection& out) {
+  std::vector<std::int64_t> done(blocks.size(), 0);
+  for (;;) {
+    check_cancel();
+    const std::vector<Segment> segments = next_segments(blocks, done);
+    if (segments.empty()) return;
+    const std::int64_t kv_heads = geometry_.kv_heads, heads = geometry_.query_heads;
+    geometry_.pool->for_each(std::ssize(segments) * kv_heads, [&](std::int64_t item, int worker) {
+      const Segment& s = segments[at(item / kv_heads)];
+      bool walks = false;
+      for (std::int64_t token = s.first; token < s.last; ++token)
+        walks |= way(s.block->far_end(token, geometry_.dense) - s.block->far_begin) == Way::walk;
+      if (!walks) return;
+      const Position far_end = s.block->far_end(s.last - 1, geometry_.dense);
+      RetrievalIndex& index = s.indexed->heads[at(item % kv_heads)];
+      index.advance(index.keys_for(far_end), s.block->kv.heads[at(item % kv_heads)], scratch_[at(worker)]);
+    });
+    for (const Segment& s : segments) {
+      s.indexed->remembered.resize(at(heads));
+      if (s.indexed->searched != s.block->begin + s.first - 1)
+        for (std::vector<Node>& nodes : s.indexed->remembered) nodes.clear();
+      s.indexed->searched = static_cast<Position>(s.block->begin + s.last - 1);
+    }
+    std::vector<Selection> chosen(segments.size() * at(heads));
+    std::vector<SelectWork> works(chosen.size());
+    geometry_.pool->for_each(std::ssize(chosen), [&](std::int64_t item, int worker) {
+      search_segment(segments[at(item / heads)], static_cast<int>(item % heads), scratch_[at(worker)],
+                     chosen[at(item)], works[at(item)]);
+    });
+    for (std::size_t i = 0; i < chosen.size(); ++i) {
+      out.append(chosen[i]);
+      work_.bytes += works[i].bytes;
+      work_.keys_scored += works[i].keys_scored;
+    }
+  }
+}
+
+/// The tokens of one head, one after the other: each begins with what the last one found.
+void Retrieval::search_segment(const Segment& segment, int head, RetrievalScratch& scratch, Selection& out,
+                               SelectWork& work) const {
+  const std::int64_t d = geometry_.head_dim;
+  const int group = geometry_.group(), within = head % group;
+  std::vector<float> q(at(d));
+  for (std::int64_t token = segment.first; token < segment.last; ++token) {
+    const Search search = {*segment.block, *segment.indexed, token, head,
+                           segment.block->far_end(token, geometry_.dense)};
+    QuerySet set = {.sequence = segment.block->sequence,
+                    .kv_head = head / group,
+                    .heads = 1u << within,
+                    .token_begin = static_cast<std::int32_t>(token),
+                    .token_end = static_cast<std::int32_t>(token + 1)};
+    const Way way = this->way(search.far_keys());
+    if (way == Way::all) {  // the first head of the group speaks for all, so that keys are read once
+      if (within != 0) continue;
+      set.heads = all_heads(group);
+      out.add_set(set);
+      out.add_run(search.block.far_begin, search.far_end);
+      continue;
+    }
+    out.add_set(set);
+    const std::span<const float> given =
+        search.block.q.subspan(at((token * geometry_.query_heads + head) * d), at(d));
+    for (std::size_t i = 0; i < q.size(); ++i) q[i] = given[i] * geometry_.scale;
+    way == Way::scan ? scan(search, q, scratch, out, work) : walk(search, q, scratch, out, work);
+  }
+}
+
+/// All far keys, exactly.
+void Retrieval::scan(const Search& search, std::span<const float> q, RetrievalScratch& scratch,
+                     Selection& out, SelectWork& work) const {
+  const KvRows& kv = search.block.kv.heads[at(search.head / geometry_.group())];
+  const std::int64_t n = search.far_keys();
+  scratch.scores.resize(at(n));
+  kernels().score_run(q.data(), 1, kv, search.block.far_begin, search.far_end, scratch.scores.data(), n);
+  std::vector<Position> rows;
+  if (options_.mass > 0.0) {
+    top_mass(scratch.scores, options_.mass, search.block.far_begin, rows);
+  } else {
+    top_count(scratch.scores, options_.k.of(n), search.block.far_begin, rows);
+  }
+  out.add_rows(rows);
+  work.bytes += n * kv.token_bytes() / 2;
+  work.keys_scored += n;
+}
+
+/// Exact scores, into scratch.scores, of the keys that the walk found and of those behind the graph; their
+/// positions into `rows`, rising. Returns how many were scored.
+std::int64_t Retrieval::rank(const Search& search, std::span<const float> q, RetrievalScratch& scratch,
+                             std::vector<Position>& rows) const {
+  const KvRows& kv = search.block.kv.heads[at(search.head / geometry_.group())];
+  const RetrievalIndex& index = search.indexed.heads[at(search.head / geometry_.group())];
+  rows.clear();
+  for (std::int64_t rank = 0; rank < scratch.walk.found(); ++rank) {
+    const Position row = search.block.far_begin + scratch.walk.node(rank);
+    if (row < search.far_end) rows.push_back(row);
+  }
+  std::sort(rows.begin(), rows.end());
+  for (auto row = static_cast<Position>(search.block.far_begin + index.keys()); row < search.far_end; ++row)
+    rows.push_back(row);
+  scratch.scores.resize(rows.size());
+  kernels().score_rows(q.data(), 1, kv, rows.data(), std::ssize(rows), scratch.scores.data(),
+                       std::ssize(rows));
+  return std::ssize(rows);
+}
+
+/// Sum of exp(score - peak) over far keys that are not in `seen` (rising), from a sample of evenly spread
+/// ones.
+double Retrieval::unseen_weight(const Search& search, std::span<const float> q,
+                                std::span<const Position> seen, float peak, RetrievalScratch& scratch) const {
+  const std::int64_t n = search.far_keys();
+  std::vector<Position> sample;
+  Rng rng(hash_seed(geometry_.seed, geometry_.layer, search.head, search.block.begin + search.token));
+  for (std::int64_t i = 0; i < kSample; ++i) {
+    const std::int64_t low = i * n / kSample, high = (i + 1) * n / kSample;
+    if (low == high) continue;
+    const auto row =
+        static_cast<Position>(search.block.far_begin + low +
+                              static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(high - low))));
+    if (!std::binary_search(seen.begin(), seen.end(), row)) sample.push_back(row);
+  }
+  if (sample.empty()) return 0.0;
+  std::vector<float>& scores = scratch.distance;
+  scores.resize(sample.size());
+  kernels().score_rows(q.data(), 1, search.block.kv.heads[at(search.head / geometry_.group())], sample.data(),
+                       std::ssize(sample), scores.data(), std::ssize(sample));
+  double sum = 0.0;
+  for (const float s : scores) sum += std::isnan(s) ? 0.0 : std::exp(static_cast<double>(s) - peak);
+  return sum * static_cast<double>(n - std::ssize(seen)) / static_cast<double>(sample.size());
+}
+
+void Retrieval::walk(const Search& search, std::span<const float> q, RetrievalScratch& scratch,
+                     Selection& out, SelectWork& work) const {
+  const int kv_head = search.head / geometry_.group();
+  const KvRows& kv = search.block.kv.heads[at(kv_head)];
+  const RetrievalIndex& index = search.indexed.heads[at(kv_head)];
+  const KeyGraph& graph = index.graph(options_.per_query_head ? search.head % geometry_.group() : 0);
+  const std::int64_t n = search.far_keys(), k = options_.k.of(n);
+  // Keys in this token's window, which an index may hold, are walked over but not taken.
+  const std::int64_t hidden = std::max<std::int64_t>(0, index.keys() - n);
+  std::int64_t beam = options_.beam_for(k), keep = options_.mass > 0.0 ? beam : std::max(beam, k + k / 4);
+  Walk& walk = scratch.walk;
+  std::vector<Node>& remembered = search.indexed.remembered[at(search.head)];
+  std::erase_if(remembered, [&](Node node) { return node >= graph.nodes(); });
+  walk.begin(graph, index.walk_keys(), q.data(), keep + hidden);
+  walk.visit(graph.entries());
+  walk.visit(remembered);
+  std::vector<Position> rows, best;
+  for (;;) {
+    walk.run(beam + hidden);
+    // Fewer than asked for: a narrow beam has stopped early.
+    while (walk.found() < std::min(keep + hidden, graph.nodes()) && beam < keep)
+      walk.run((beam *= 2) + hidden);
+    const std::int64_t scored = rank(search, q, scratch, rows);
+    work.bytes += scored * kv.token_bytes() / 2;
+    if (options_.mass == 0.0) {
+      top_k(scratch.scores, k, 0, best);
+      break;
+    }
+    work.bytes += kSample * kv.token_bytes() / 2;
+    work.keys_scored += kSample;
+    float peak = -std::numeric_limits<float>::infinity();
+    for (const float score : scratch.scores) peak = std::max(peak, score);  // a NaN stays out
+    const double unseen = unseen_weight(search, q, rows, peak, scratch);
+    if (take_mass(scratch.scores, options_.mass, peak, unseen, best)) break;
+    beam *= 2;
+    keep = beam;
+    if (kKeysPerBeam * beam >= n) return scan(search, q, scratch, out, work);
+    walk.widen(keep + hidden);
+  }
+  remembered.clear();
+  for (std::int64_t rank = 0; options_.warm && rank < walk.found() && remembered.size() < kRemembered; ++rank)
+    remembered.push_back(walk.node(rank));
+  for (Position& row : best) row = rows[at(row)];
+  out.add_rows(best);
+  work.keys_scored += walk.scored() + std::ssize(rows) - walk.found();
+  work.bytes += walk.scored() * (geometry_.head_dim + std::int64_t{sizeof(float)}) +
+                walk.expanded() * options_.degree * std::int64_t{sizeof(Link)};
+}
+
+}  // namespace
+
+MethodInfo retrieval_method() {
+  return {.name = "retrieval",
+          .aliases = {},
+          .source = "RetrievalAttention (Liu et al. 2024)",
+          .keys = {{"k", "keys a query takes, a count or a share of the far keys", "100"},
+                   {"mass",
+                    "instead of k: as many keys as hold this share of the far softmax weight, as far as a "
+                    "sample tells, above 0 up to 1",
+                    ""},
+                   {"beam", "keys whose links a search follows, 1 to 1048576", "2 k; with mass 64 at first"},
+                   {"degree", "links of a key, 4 to 256", "24"},
+                   {"per", "whose queries make a graph: kv-head (its group's) or query-head (its own)",
+                    "kv-head"},
+                   {"warm",
+                    "whether a search begins with what its head found for the token before, too: on or off",
+                    "on"}},
+          .dense = {.sink = 128, .window = 512},
+          .dense_layers = 0,
+          .make = [](const Spec& spec, const LayerGeometry& geometry,
+                     std::string_view) { return std::make_unique<Retrieval>(geometry, Options::of(spec)); },
+          .index_bytes =
+              [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
+                const Options options = Options::of(spec);
+                const std::int64_t graphs = options.per_query_head ? geometry.group() : 1;
+                return geometry.kv_heads * tokens *
+                       (graphs * options.degree * std::int64_t{sizeof(Link)} + geometry.head_dim +
+                        2 * std::int64_t{sizeof(float)});
+              },
+          .validate = [](const Spec& spec) { Options::of(spec); }};
+}
+
+}  // namespace lode

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sections: shape = {Hkv, graphs per head, degree, d, position of the first key, keys} int64, links [Hkv,
+// graphs, keys, degree] uint32 (node, highest bit: of the spanning tree; 2^31 - 1 behind the last), entries
+// [Hkv, graphs, 16] int32 (-1 behind the last), guides [Hkv, graphs][count, d] float32, floors [Hkv,
+// graphs][count] float32, guide_counts [Hkv, graphs] int64.
+#include "select/retrieval_file.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string>
+
+#include "io/container.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+constexpr Node kNoEntry = -1;
+
+template <class T>
+std::span<const T> part(std::span<const T> all, std::int64_t from, std::int64_t count) {
+  return all.subspan(static_cast<std::size_t>(from), static_cast<std::size_t>(count));
+}
+
+}  // namespace
+
+void save_retrieval(const RetrievalIndex::Shape& shape, const std::vector<RetrievalIndex>& heads,
+                    SectionWriter& out) {
+  const std::array<std::int64_t, 6> header = {std::ssize(heads), shape.graphs, shape.degree,
+                                              shape.head_dim,    shape.begin,  heads.front().keys()};
+  std::vector<Link> links;
+  std::vector<Node> entries;
+  std::vector<float> guides, floors;
+  std::vector<std::int64_t> counts;
+  for (const RetrievalIndex& head : heads) {
+    for (int g = 0; g < shape.graphs; ++g) {
+      const std::span<const Link> rows = head.graph(g).rows();
+      links.insert(links.end(), rows.begin(), rows.end());
+      const std::span<const Node> own = head.graph(g).entries();
+      entries.insert(entries.end(), own.begin(), own.end());
+      entries.resize(entries.size() + KeyGraph::kEntries - own.size(), kNoEntry);
+      const RetrievalIndex::Guides& guide = head.guides(g);
+      guides.insert(guides.end(), guide.queries.begin(), guide.queries.end());
+      floors.insert(floors.end(), guide.floors.begin(), guide.floors.end());
+      counts.push_back(std::ssize(guide.floors));
+    }
+  }
+  out.add<std::int64_t>("shape", header);
+  out.add<Link>("links", links);
+  out.add<Node>("entries", entries);
+  out.add<float>("guides", guides);
+  out.add<float>("floors", floors);
+  out.add<std::int64_t>("guide_counts", counts);
+}
+
+std::vector<RetrievalIndex> load_retrieval(const RetrievalIndex::Shape& shape, KvLayer kv,
+                                           const SectionReader& in, ThreadPool& pool) {
+  const std::string where = "index '" + in.prefix() + "'";
+  const auto require = [&](bool fits, const char* what) {
+    if (!fits) throw InputError(where + ": expected " + what + ", found otherwise");
+  };
+  const auto header = in.values<std::int64_t>("shape");
+  const std::int64_t heads = std::ssize(kv.heads), graphs = heads * shape.graphs, d = shape.head_dim;
+  require(header.size() == 6 && header[0] == heads && header[1] == shape.graphs &&
+              header[2] == shape.degree && header[3] == d && header[4] == shape.begin,
+          "the model's heads, the spec's degree and its sink");
+  const std::int64_t keys = header[5];
+  require(keys >= 0 && keys <= std::max<std::int64_t>(0, kv.tokens - shape.begin), "keys within the context");
+  const auto links = in.values<Link>("links");
+  const auto entries = in.values<Node>("entries");
+  const auto guides = in.values<float>("guides"), floors = in.values<float>("floors");
+  const auto counts = in.values<std::int64_t>("guide_counts");
+  require(std::ssize(links) == graphs * keys * shape.degree && std::ssize(counts) == graphs &&
+              std::ssize(entries) == graphs * std::int64_t{KeyGraph::kEntries},
+          "sections of the sizes that 'shape' gives");
+  const auto finite = [](float x) { return std::isfinite(x); };
+  require(std::all_of(guides.begin(), guides.end(), finite), "finite guides");
+
+  std::vector<RetrievalIndex> loaded;
+  std::int64_t guide = 0, graph = 0;  // so far
+  for (std::int64_t head = 0; head < heads; ++head) {
+    std::vector<KeyGraph> own;
+    std::vector<RetrievalIndex::Guides> own_guides;
+    for (int g = 0; g < shape.graphs; ++g, ++graph) {
+      const auto listed = part(entries, graph * std::int64_t{KeyGraph::kEntries}, KeyGraph::kEntries);
+      const auto used = std::find(listed.begin(), listed.end(), kNoEntry) - listed.begin();
+      own.push_back(KeyGraph::restore(shape.degree,
+                                      part(links, graph * keys * shape.degree, keys * shape.degree),
+                                      part(listed, 0, used), where));
+      const std::int64_t count = counts[static_cast<std::size_t>(graph)];
+      require(count >= 0 && count <= std::ssize(floors) - guide && (guide + count) * d <= std::ssize(guides),
+              "as many guides as 'guide_counts' says");
+      const auto queries = part(guides, guide * d, count * d);
+      const auto limits = part(floors, guide, count);
+      own_guides.push_back({{queries.begin(), queries.end()}, {limits.begin(), limits.end()}});
+      guide += count;
+    }
+    loaded.push_back(RetrievalIndex::restore(shape, kv.heads[static_cast<std::size_t>(head)], std::move(own),
+                                             std::move(own_guides), pool));
+  }
+  require(guide == std::ssize(floors) && guide * d == std::ssize(guides),
+          "no guides beyond the last graph's");
+  return loaded;
+}
+
+}  // namespace lode

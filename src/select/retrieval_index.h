@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// The index of `retrieval` for one sequence, layer and KV head: its far keys in int8, and one graph over them
+// for all query heads of the group, or one for each.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ann/coded_keys.h"
+#include "ann/key_graph.h"
+#include "ann/walk.h"
+#include "lodestone/kv_view.h"
+
+namespace lode {
+
+class ThreadPool;
+
+/// What a thread needs to add keys or to search; kept from call to call.
+struct RetrievalScratch {
+  Walk walk;
+  std::vector<float> key, scores, rows, distance;
+  std::vector<Node> candidates;
+};
+
+class RetrievalIndex {
+ public:
+  struct Shape {
+    int head_dim = 0, degree = 0, graphs = 1;  ///< graphs: 1, or the heads of the group
+    Position begin = 0;                        ///< position of node 0: the first key behind the sink
+  };
+
+  /// Without keys.
+  explicit RetrievalIndex(const Shape& shape);
+  /// Over the keys [begin, end). queries [graphs][q, d]: of whom each graph is made; may be empty.
+  RetrievalIndex(const Shape& shape, const KvRows& kv, Position end,
+                 const std::vector<std::vector<float>>& queries, ThreadPool& pool);
+
+  std::int64_t keys() const { return graphs_[0].nodes(); }
+  /// How many keys the graphs hold when keys [begin, far_end) are far: those of build(), and what came later
+  /// in whole batches. So a search depends on its far keys, not on when others were added.
+  std::int64_t keys_for(Position far_end) const;
+  /// Adds or takes away keys, one after the other, until there are `keys`, of those from keys_for.
+  void advance(std::int64_t keys, const KvRows& kv, RetrievalScratch& scratch);
+  /// Forgets keys at positions from `tokens` on.
+  void cut(std::int64_t tokens, ThreadPool& pool);
+
+  const KeyGraph& graph(int number) const { return graphs_[static_cast<std::size_t>(number)]; }
+  WalkKeys walk_keys() const { return coded_.view(); }
+  std::int64_t bytes() const;        ///< memory held
+  std::int64_t graph_bytes() const;  ///< of it, links
+
+  /// Parts of a saved index.
+  struct Guides {
+    std::vector<float> queries;  // [g, d]: some of the queries that a graph was made of
+    std::vector<float> floors;   // [g]: product with the last key of its list
+  };
+  const Guides& guides(int number) const { return guides_[static_cast<std::size_t>(number)]; }
+  /// The index of the given graphs over the keys of `kv`.
+  static RetrievalIndex restore(const Shape& shape, const KvRows& kv, std::vector<KeyGraph> graphs,
+                                std::vector<Guides> guides, ThreadPool& pool);
+
+ private:
+  void code(std::int64_t first, std::int64_t end, const KvRows& kv, ThreadPool& pool);
+  void add(std::size_t number, RetrievalScratch& scratch);
+
+  Shape shape_;
+  CodedKeys coded_;
+  std::vector<KeyGraph> graphs_;  // [graphs]
+  std::vector<Guides> guides_;    // [graphs]
+};
+
+}  // namespace lode
