@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exact nearest keys, the graph over keys and the walk on it: what brute force finds, every node reachable
+// whatever is added and taken away, the same for any number of threads, and nothing that input can break.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <numeric>
+
+#include "ann/graph_build.h"
+#include "ann/nearest.h"
+#include "ann/walk.h"
+#include "base/cancel.h"
+#include "base/rng.h"
+#include "base/threads.h"
+#include "lodestone/error.h"
+
+namespace lode {
+namespace {
+
+constexpr std::int64_t kDim = 32;
+
+Matrix<const float> matrix(const std::vector<float>& x) {
+  return {x.data(), std::ssize(x) / kDim, kDim};
+}
+
+/// Keys in groups, and queries far away from all of them that each want the keys of some groups.
+struct World {
+  explicit World(std::int64_t keys_wanted, std::int64_t queries_wanted, std::uint64_t seed = 1) {
+    Rng rng(seed);
+    std::vector<float> centres(40 * kDim);
+    for (float& c : centres) c = static_cast<float>(rng.normal());
+    const auto near = [&](float offset, float noise, std::vector<float>& out) {
+      const auto group = static_cast<std::int64_t>(rng.below(40)) * kDim;
+      for (std::int64_t j = 0; j < kDim; ++j)
+        out.push_back(centres[static_cast<std::size_t>(group + j)] +
+                      noise * static_cast<float>(rng.normal()) + offset);
+    };
+    for (std::int64_t i = 0; i < keys_wanted; ++i) near(2.0f, 0.7f, keys);
+    for (std::int64_t i = 0; i < queries_wanted; ++i) near(-1.0f, 0.7f, queries);
+    for (std::int64_t i = 0; i < 60; ++i) near(-1.0f, 0.7f, asked);
+  }
+  std::vector<float> keys, queries, asked;  // [n, d], [q, d], [60, d]: not among the queries
+};
+
+CodedKeys coded(const std::vector<float>& keys) {
+  CodedKeys out(static_cast<int>(kDim));
+  out.resize(std::ssize(keys) / kDim);
+  for (std::int64_t i = 0; i < out.size(); ++i) out.put(i, matrix(keys)[i]);
+  return out;
+}
+
+/// Nodes that links lead to from the root.
+std::int64_t reached(const KeyGraph& graph) {
+  if (graph.nodes() == 0) return 0;
+  std::vector<bool> seen(static_cast<std::size_t>(graph.nodes()), false);
+  std::vector<Node> queue = {graph.entries()[0]};
+  seen[static_cast<std::size_t>(queue[0])] = true;
+  for (std::size_t i = 0; i < queue.size(); ++i) {
+    for (const Link link : graph.links(queue[i])) {
+      const auto target = static_cast<std::size_t>(target_of(link));
+      if (!seen.at(target)) queue.push_back(target_of(link));
+      seen[target] = true;
+    }
+  }
+  return std::ssize(queue);
+}
+
+/// Mean share of the 10 best keys of world.asked that walks with this beam find, and keys scored a walk.
+std::pair<double, double> recall(const KeyGraph& graph, const CodedKeys& keys, const World& world,
+                                 std::int64_t beam, ThreadPool& pool) {
+  const auto nodes = graph.nodes();
+  const auto exact = nearest_keys(matrix(world.asked), {world.keys.data(), nodes, kDim}, 10, pool);
+  Walk walk;
+  double found = 0, scored = 0;
+  for (std::int64_t q = 0; q < 60; ++q) {
+    walk.begin(graph, keys.view(), matrix(world.asked)[q].data(), std::max<std::int64_t>(beam, 16));
+    walk.visit(graph.entries());
+    walk.run(beam);
+    std::vector<Node> nodes_found;
+    for (std::int64_t rank = 0; rank < walk.found(); ++rank) nodes_found.push_back(walk.node(rank));
+    for (std::int64_t i = 0; i < 10; ++i)
+      found += std::find(nodes_found.begin(), nodes_found.end(),
+                         exact[static_cast<std::size_t>(q * 10 + i)]) != nodes_found.end();
+    scored += static_cast<double>(walk.scored());
+  }
+  return {found / 600, scored / 60};
+}
+
+/// Links the next node to its nearest keys, as a selector would.
+void add_next(KeyGraph& graph, const CodedKeys& keys, const World& world) {
+  Walk walk;
+  walk.begin(graph, keys.view(), matrix(world.keys)[graph.nodes()].data(), 32);
+  walk.visit(graph.entries());
+  walk.run(16);
+  std::vector<Node> near;
+  for (std::int64_t rank = 0; rank < walk.found(); ++rank) near.push_back(walk.node(rank));
+  sort_by_distance(static_cast<Node>(graph.nodes()), near, keys.view());
+  near.resize(std::min<std::size_t>(near.size(), 6));
+  graph.add(near, keys.view());
+}
+
+TEST(NearestKeys, AreThoseOfAPlainSearch) {
+  ThreadPool pool(2);
+  World world(3000, 70);
+  world.keys[5 * kDim] = std::numeric_limits<float>::quiet_NaN();
+  for (std::int64_t k : {1, 7, 64}) {
+    const auto found = nearest_keys(matrix(world.queries), matrix(world.keys), k, pool);
+    for (std::int64_t q = 0; q < 70; ++q) {
+      std::vector<std::pair<double, std::int32_t>> scores;
+      for (std::int64_t i = 0; i < 3000; ++i) {
+        double s = 0;
+        for (std::int64_t j = 0; j < kDim; ++j)
+          s += static_cast<double>(matrix(world.queries)[q][static_cast<std::size_t>(j)]) *
+               matrix(world.keys)[i][static_cast<std::size_t>(j)];
+        scores.emplace_back(std::isnan(s) ? INFINITY : -s, static_cast<std::int32_t>(i));
+      }
+      std::sort(scores.begin(), scores.end());
+      std::vector<std::int32_t> expected, own(found.begin() + q * k, found.begin() + (q + 1) * k);
+      for (std::int64_t i = 0; i < k; ++i) expected.push_back(scores[static_cast<std::size_t>(i)].second);
+      EXPECT_EQ(own, expected) << q;
+    }
+  }
+}
+
+TEST(NearestKeys, EqualOnesComeByRisingIndexAndFewKeysAreAllGiven) {
+  ThreadPool pool(1);
+  const std::vector<float> keys(5 * kDim, 1.0f), query(kDim, 1.0f);
+  EXPECT_EQ(nearest_keys(matrix(query), matrix(keys), 3, pool), (std::vector<std::int32_t>{0, 1, 2}));
+  EXPECT_EQ(nearest_keys(matrix(query), matrix(keys), 100, pool), (std::vector<std::int32_t>{0, 1, 2, 3, 4}));
+  EXPECT_TRUE(nearest_keys(matrix(query), matrix({}), 3, pool).empty());
+}
+
+// Queries out of the keys' distribution: the graph made of queries finds their keys; a beam as wide as the
+// graph finds all, since every node is reachable.
+TEST(KeyGraph, FindsWhatBruteForceFinds) {
+  ThreadPool pool(2);
+  const World world(4000, 1500);
+  const CodedKeys keys = coded(world.keys);
+  const KeyGraph graph = build_graph(matrix(world.keys), matrix(world.queries), keys.view(), 16, pool);
+  EXPECT_EQ(reached(graph), 4000);
+  const auto [found, scored] = recall(graph, keys, world, 48, pool);
+  EXPECT_GE(found, 0.95);
+  EXPECT_LE(scored, 4000 * 0.2);
+  EXPECT_GE(recall(graph, keys, world, 4000, pool).first, 0.999);
+}
+
+TEST(KeyGraph, IsTheSameForAnyNumberOfThreads) {
+  const World world(2000, 500);
+  const CodedKeys keys = coded(world.keys);
+  std::vector<std::vector<Link>> rows;
+  for (const int threads : {1, 3}) {
+    ThreadPool pool(threads);
+    const KeyGraph graph = build_graph(matrix(world.keys), matrix(world.queries), keys.view(), 12, pool);
+    rows.emplace_back(graph.rows().begin(), graph.rows().end());
+  }
+  EXPECT_EQ(rows[0], rows[1]);
+}
+
+TEST(KeyGraph, ReachesEveryKeyWhateverTheyAre) {
+  ThreadPool pool(2);
+  const float huge = 1e37f;
+  const std::vector<std::function<float(std::int64_t, float)>> shapes = {
+      [](std::int64_t, float) { return 1.0f; },                            // all equal
+      [](std::int64_t, float) { return 0.0f; },                            // all nothing
+      [](std::int64_t i, float x) { return i < 900 ? 0.0f : x; },          // most nothing
+      [=](std::int64_t i, float x) { return i % 3 == 0 ? x * huge : x; },  // norms that overflow
+      [](std::int64_t i, float x) { return x * std::pow(10.0f, static_cast<float>(i % 9 - 4)); },
+      [](std::int64_t, float x) { return x * 1e-40f; },  // subnormal
+  };
+  for (std::size_t shape = 0; shape < shapes.size(); ++shape) {
+    for (const std::int64_t count : {0, 1, 2, 5, 1000}) {
+      World world(count, 64);
+      for (std::int64_t i = 0; i < std::ssize(world.keys); ++i)
+        world.keys[static_cast<std::size_t>(i)] =
+            shapes[shape](i / kDim, world.keys[static_cast<std::size_t>(i)]);
+      const CodedKeys keys = coded(world.keys);
+      for (const int degree : {4, 24}) {
+        for (const bool with_queries : {true, false}) {
+          const Matrix<const float> queries(world.queries.data(), with_queries ? 64 : 0, kDim);
+          KeyGraph graph = build_graph(matrix(world.keys), queries, keys.view(), degree, pool);
+          EXPECT_EQ(reached(graph), count) << shape;
+          graph.cut(count / 2, keys.view(), pool);
+          EXPECT_EQ(reached(graph), count / 2) << shape;
+        }
+      }
+    }
+  }
+}
+
+// Random additions and cuts, also below what was built: all nodes stay reachable, and undoing gives back the
+// very links.
+TEST(KeyGraph, StaysWholeThroughChanges) {
+  ThreadPool pool(2);
+  const World world(700, 200);
+  const CodedKeys keys = coded(world.keys);
+  for (const std::int64_t built : {0, 1, 300}) {
+    KeyGraph graph =
+        build_graph({world.keys.data(), built, kDim}, matrix(world.queries), keys.view(), 6, pool);
+    Rng rng(static_cast<std::uint64_t>(built));
+    for (int step = 0; step < 40; ++step) {
+      const auto some = static_cast<std::int64_t>(rng.below(30));
+      const std::vector<Link> before(graph.rows().begin(), graph.rows().end());
+      const std::int64_t nodes = graph.nodes();
+      for (std::int64_t i = 0; i < some && graph.nodes() < 700; ++i) add_next(graph, keys, world);
+      ASSERT_EQ(reached(graph), graph.nodes());
+      if (rng.below(3) == 0) {
+        graph.undo(nodes);
+        ASSERT_EQ(std::vector<Link>(graph.rows().begin(), graph.rows().end()), before);
+      }
+      if (rng.below(8) == 0) {
+        graph.cut(static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(graph.nodes() + 1))),
+                  keys.view(), pool);
+        ASSERT_EQ(reached(graph), graph.nodes());
+      }
+      const KeyGraph again = KeyGraph::restore(6, graph.rows(), graph.entries(), "graph");
+      ASSERT_EQ(again.settled(), graph.nodes());
+    }
+  }
+}
+
+// Keys that fill their parents' rows with tree links alone.
+TEST(KeyGraph, HangsMoreChildrenThanARowHolds) {
+  const std::vector<float> same(3000 * kDim, 1.0f);
+  const CodedKeys keys = coded(same);
+  KeyGraph graph(4);
+  const std::vector<Node> first = {0};
+  for (int i = 0; i < 3000; ++i)
+    graph.add(graph.nodes() == 0 ? std::span<const Node>() : std::span<const Node>(first), keys.view());
+  EXPECT_EQ(reached(graph), 3000);
+}
+
+TEST(KeyGraph, RefusesLinksThatAreNoGraph) {
+  ThreadPool pool(1);
+  const World world(50, 20);
+  const CodedKeys keys = coded(world.keys);
+  const KeyGraph graph = build_graph(matrix(world.keys), matrix(world.queries), keys.view(), 6, pool);
+  const std::vector<Link> good(graph.rows().begin(), graph.rows().end());
+  const std::vector<Node> entries(graph.entries().begin(), graph.entries().end());
+  const auto refused = [&](const std::function<void(std::vector<Link>&, std::vector<Node>&)>& damage) {
+    std::vector<Link> rows = good;
+    std::vector<Node> from = entries;
+    damage(rows, from);
+    EXPECT_THROW(KeyGraph::restore(6, rows, from, "graph"), InputError);
+  };
+  const auto tree = static_cast<std::size_t>(
+      std::find_if(good.begin(), good.end(), [](Link l) { return (l & kTreeLink) != 0; }) - good.begin());
+  refused([](auto& rows, auto&) { rows.pop_back(); });
+  refused([](auto& rows, auto&) { rows[0] = 50; });
+  refused([](auto& rows, auto&) { rows[0] = 0; });  // to itself
+  refused([](auto& rows, auto&) { rows[0] = ~Link{0}; });
+  refused([&](auto& rows, auto&) { rows[tree] &= ~kTreeLink; });
+  refused([&](auto& rows, auto&) { rows[tree] = kNoLink; });
+  refused([](auto&, auto& from) { from.clear(); });
+  refused([](auto&, auto& from) { from[0] = -1; });
+  refused([](auto&, auto& from) { from[0] = 50; });
+  refused([](auto&, auto& from) { std::swap(from[0], from[1]); });
+  refused([](auto&, auto& from) { from.resize(17, from[0]); });
+}
+
+TEST(Walk, ReturnsWhatItDroppedWhenItIsWidened) {
+  ThreadPool pool(1);
+  const World world(1000, 300);
+  const CodedKeys keys = coded(world.keys);
+  const KeyGraph graph = build_graph(matrix(world.keys), matrix(world.queries), keys.view(), 12, pool);
+  Walk narrow, wide;
+  for (std::int64_t q = 0; q < 60; ++q) {
+    const float* const query = matrix(world.asked)[q].data();
+    narrow.begin(graph, keys.view(), query, 8);
+    narrow.visit(graph.entries());
+    narrow.visit(graph.entries());
+    narrow.run(8);
+    EXPECT_LE(narrow.found(), 8);
+    narrow.widen(1000);
+    narrow.run(1000);
+    wide.begin(graph, keys.view(), query, 1000);
+    wide.visit(graph.entries());
+    wide.run(1000);
+    ASSERT_EQ(narrow.found(), 1000);
+    ASSERT_EQ(wide.found(), 1000);
+    for (std::int64_t rank = 0; rank < 1000; ++rank) ASSERT_EQ(narrow.node(rank), wide.node(rank));
+  }
+}
+
+TEST(KeyGraph, BuildingCanBeInterrupted) {
+  ThreadPool pool(2);
+  const World world(500, 100);
+  const CodedKeys keys = coded(world.keys);
+  set_cancel(true);
+  EXPECT_THROW(build_graph(matrix(world.keys), matrix(world.queries), keys.view(), 8, pool), Interrupted);
+  set_cancel(false);
+}
+
+}  // namespace
+}  // namespace lode
