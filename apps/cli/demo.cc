@@ -18,9 +18,16 @@ namespace {
 struct DemoFlags {
   CommonFlags common;
   ModelFlags model;
-  std::vector<std::string> specs = {"full", "topk:k=64,window=512", "kmeans:probes=48,window=512",
-                                    "random:fraction=5%,window=512", "streaming:window=512"};
+  std::vector<std::string> specs;
 };
+
+/// What is shown when nothing is asked for: methods that need an artefact only if the model has one.
+std::vector<std::string> usual_specs(const std::filesystem::path& model) {
+  std::vector<std::string> specs = {"full", "topk:k=64,window=512", "kmeans:probes=48,window=512"};
+  if (std::filesystem::exists(model / "saap.safetensors")) specs.emplace_back("saap:probes=16,window=511");
+  specs.insert(specs.end(), {"random:fraction=5%,window=512", "streaming:window=512"});
+  return specs;
+}
 
 struct Question {
   std::string text, answer;
@@ -108,7 +115,7 @@ void print_table(const std::vector<Question>& questions, const std::vector<Row>&
 void run(DemoFlags& flags) {
   const auto data = data_dir();
   if (flags.model.model.empty()) flags.model.model = (data / "models" / "pocket").string();
-  std::vector<Spec> specs = parse_specs(flags.specs);
+  std::vector<Spec> specs = parse_specs(flags.specs.empty() ? usual_specs(flags.model.model) : flags.specs);
   if (specs.empty() || specs.front().name != "full") specs.insert(specs.begin(), parse_spec("full"));
   const std::string text = read_text((data / "demo" / "document.txt").string());
   const std::vector<Question> questions = read_questions(data / "demo" / "questions.jsonl");

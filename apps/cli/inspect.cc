@@ -4,11 +4,13 @@
 
 #include <filesystem>
 
+#include "base/file.h"
 #include "base/text.h"
 #include "base/threads.h"
 #include "cli.h"
 #include "engine/context_file.h"
 #include "engine/memory.h"
+#include "io/safetensors.h"
 #include "lodestone/error.h"
 #include "model/config.h"
 
@@ -81,13 +83,30 @@ Json inspect_context(const InspectFlags& flags) {
           {"sections", file.sections().size()}};
 }
 
+/// What `train` wrote: metadata as it stands there, JSON in it as such.
+Json inspect_artefact(const InspectFlags& flags) {
+  const MappedFile file(flags.path);
+  std::map<std::string, std::string> metadata;
+  const auto tensors = parse_safetensors(file.bytes(), flags.path, &metadata);
+  Json result = {{"kind", "selector"}, {"tensors", tensors.size()}, {"file_bytes", file.bytes().size()}};
+  for (const auto& [key, value] : metadata) {
+    const bool json = value.starts_with('{');
+    result["metadata"][key] = json ? parse_json(value, flags.path + ": metadata '" + key + "'") : Json(value);
+  }
+  return result;
+}
+
+bool is_artefact(const std::string& path) {
+  return std::filesystem::path(path).extension() == ".safetensors";
+}
+
 /// "name: value" lines, byte counts for people.
-std::string as_text(const Json& object, const std::string& indent = "") {
+std::string as_text(const Json& object, const std::string& indent = "", bool sizes = false) {
   std::string text;
   for (const auto& [key, value] : object.items()) {
-    const bool bytes = key.ends_with("bytes") || !indent.empty();
+    const bool bytes = sizes || key.ends_with("bytes");
     if (value.is_object()) {
-      text += fmt::format("{}{}:\n{}", indent, key, as_text(value, indent + "  "));
+      text += fmt::format("{}{}:\n{}", indent, key, as_text(value, indent + "  ", key == "memory"));
     } else {
       const std::string shown = value.is_string() ? value.get<std::string>()
                                 : bytes           ? human_bytes(value.get<std::int64_t>())
@@ -103,14 +122,18 @@ std::string as_text(const Json& object, const std::string& indent = "") {
 void add_inspect(CLI::App& app) {
   auto flags = std::make_shared<InspectFlags>();
   CLI::App* verb = app.add_subcommand(
-      "inspect", "What a model folder or a .lode file holds, and the memory that it will take");
+      "inspect",
+      "What a model folder, a .lode file or an artefact of `train` holds, and the memory that it will take");
   add_common_flags(*verb, flags->common);
   add_model_flags(*verb, flags->model, false);
-  verb->add_option("file", flags->path, "a model folder or a .lode file")->required();
+  verb->add_option("file", flags->path,
+                   "a model folder, a .lode file or a .safetensors file that `train` wrote")
+      ->required();
   add_attention_flag(*verb, flags->specs, false);
   verb->callback([flags] {
-    const Json found =
-        std::filesystem::is_directory(flags->path) ? inspect_model(*flags) : inspect_context(*flags);
+    const Json found = std::filesystem::is_directory(flags->path) ? inspect_model(*flags)
+                       : is_artefact(flags->path)                 ? inspect_artefact(*flags)
+                                                                  : inspect_context(*flags);
     if (flags->common.json) return print_json(found);
     print_text(as_text(found));
   });

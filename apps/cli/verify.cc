@@ -2,10 +2,15 @@
 // lodestone verify: is this file or model folder intact?
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 
+#include "base/file.h"
 #include "cli.h"
 #include "engine/context_file.h"
+#include "io/safetensors.h"
+#include "kernels/kernels.h"
 #include "lodestone/error.h"
 
 namespace lode::cli {
@@ -17,6 +22,22 @@ struct VerifyFlags {
   std::string path;
 };
 
+/// An artefact of `train`, or weights: structure, and numbers that are numbers.
+std::string verify_tensors(const std::string& path) {
+  const MappedFile file(path);
+  std::size_t checked = 0;
+  std::vector<float> values;
+  for (const auto& [name, tensor] : parse_safetensors(file.bytes(), path)) {
+    if (tensor.type != "F32" && tensor.type != "F16" && tensor.type != "BF16") continue;
+    values.resize(static_cast<std::size_t>(tensor.elements()));
+    kernels().widen(tensor.bytes.data(), float_type(tensor, name, path), tensor.elements(), values.data());
+    if (!std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); }))
+      throw InputError(fmt::format("{}: tensor '{}': expected finite numbers, found others", path, name));
+    ++checked;
+  }
+  return fmt::format("{} tensors of floating-point numbers, all finite, no holes and no overlaps", checked);
+}
+
 /// Throws InputError when anything is wrong; otherwise what was checked.
 std::string verify(const VerifyFlags& flags) {
   if (std::filesystem::is_directory(flags.path)) {
@@ -24,6 +45,7 @@ std::string verify(const VerifyFlags& flags) {
     return fmt::format("{} bytes of weights, all finite, shapes as in config.json; tokenizer of {} tokens",
                        model->weight_bytes(), model->tokenizer().vocab());
   }
+  if (std::filesystem::path(flags.path).extension() == ".safetensors") return verify_tensors(flags.path);
   const ContainerReader file(flags.path);
   const ContextMeta meta = read_context_meta(file, flags.path);
   if (const std::string damaged = file.verify_all(); !damaged.empty()) {
@@ -37,9 +59,10 @@ std::string verify(const VerifyFlags& flags) {
 
 void add_verify(CLI::App& app) {
   auto flags = std::make_shared<VerifyFlags>();
-  CLI::App* verb = app.add_subcommand("verify", "Check a context file or a model folder for damage");
+  CLI::App* verb =
+      app.add_subcommand("verify", "Check a context file, a model folder or an artefact for damage");
   add_common_flags(*verb, flags->common);
-  verb->add_option("file", flags->path, "a .lode file or a model folder")->required();
+  verb->add_option("file", flags->path, "a .lode file, a model folder or a .safetensors file")->required();
   verb->callback([flags] {
     const std::string checked = verify(*flags);
     if (flags->common.json)

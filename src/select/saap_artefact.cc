@@ -46,11 +46,26 @@ SaapHead read_head(const std::map<std::string, Tensor>& tensors, const std::stri
   return head;
 }
 
-void add_to(Hasher& hasher, const BucketNet& net) {
-  for (const std::vector<std::byte>* part : {&net.hidden_weight, &net.output_weight, &net.linear_weight})
-    hasher.add(*part);
-  for (const std::vector<float>* part : {&net.hidden_bias, &net.bias})
-    hasher.add(std::as_bytes(std::span(*part)));
+std::string fingerprint_of(const std::vector<SaapHead>& heads) {
+  Hasher hasher;
+  const auto add = [&](const std::vector<float>& x) { hasher.add(std::as_bytes(std::span(x))); };
+  for (const SaapHead& head : heads) {
+    for (const BucketNet* net : {&head.keys, &head.queries}) {
+      for (const std::vector<std::byte>* part :
+           {&net->hidden_weight, &net->output_weight, &net->linear_weight})
+        hasher.add(*part);
+      add(net->hidden_bias);
+      add(net->bias);
+    }
+    add(head.load);
+    add({head.imbalance});
+    add(head.selectivity);
+  }
+  return hasher.hex();
+}
+
+std::string fingerprint_key(int layer) {
+  return fmt::format("layer.{}.fingerprint", layer);
 }
 
 }  // namespace
@@ -74,7 +89,6 @@ SaapLayer read_saap(const std::filesystem::path& path, const LayerGeometry& geom
   expect_metadata(metadata, "version", kVersion, where);
   expect_metadata(metadata, "model_fingerprint", model_fingerprint, where);
   SaapLayer layer;
-  Hasher hasher;
   for (int head = 0; head < geometry.kv_heads; ++head) {
     const std::string prefix = prefix_of(geometry.layer, head);
     layer.heads.push_back(read_head(tensors, prefix, geometry.head_dim, where));
@@ -83,17 +97,21 @@ SaapLayer read_saap(const std::filesystem::path& path, const LayerGeometry& geom
       throw InputError(fmt::format("{}: '{}': expected {} buckets as in head 0, found {}", where, prefix,
                                    layer.buckets(), last.keys.buckets));
     }
-    add_to(hasher, last.keys);
-    add_to(hasher, last.queries);
   }
-  layer.fingerprint = hasher.hex();
+  layer.fingerprint = fingerprint_of(layer.heads);
+  expect_metadata(metadata, fingerprint_key(geometry.layer).c_str(), layer.fingerprint, where);
   return layer;
 }
 
 void write_saap(const std::filesystem::path& path, const std::map<int, std::vector<SaapHead>>& layers,
                 std::string_view model_fingerprint, const std::string& training) {
   std::vector<TensorToWrite> tensors;
+  std::map<std::string, std::string> metadata = {{"method", "saap"},
+                                                 {"version", kVersion},
+                                                 {"model_fingerprint", std::string(model_fingerprint)},
+                                                 {"training", training}};
   for (const auto& [layer, heads] : layers) {
+    metadata[fingerprint_key(layer)] = fingerprint_of(heads);
     for (std::size_t h = 0; h < heads.size(); ++h) {
       const std::string prefix = prefix_of(layer, static_cast<int>(h));
       const SaapHead& head = heads[h];
@@ -107,11 +125,7 @@ void write_saap(const std::filesystem::path& path, const std::map<int, std::vect
       add(".selectivity", head.selectivity);
     }
   }
-  write_safetensors(path, tensors,
-                    {{"method", "saap"},
-                     {"version", kVersion},
-                     {"model_fingerprint", std::string(model_fingerprint)},
-                     {"training", training}});
+  write_safetensors(path, tensors, metadata);
 }
 
 double imbalance_of(std::span<const std::int64_t> counts) {

@@ -3,7 +3,8 @@
 // KV head H, under "layer.L.head.H.": the networks "key" and "query" (bucket_net.h), and statistics of the
 // training text: "load" [C], the share of its keys in each bucket, "imbalance" [1], and "selectivity" [n],
 // the share of far keys that held-out queries attended with 1, 2, 4, ... probes. Metadata: "method",
-// "version", "model_fingerprint", and "training", a JSON object that says how it was made.
+// "version", "model_fingerprint", "layer.L.fingerprint" of that layer's numbers, and "training", a JSON
+// object that says how it was made.
 #pragma once
 
 #include <cstdint>
@@ -33,12 +34,12 @@ struct SaapHead {
 /// One layer's part of an artefact.
 struct SaapLayer {
   std::vector<SaapHead> heads;  // [Hkv]
-  std::string fingerprint;      ///< of the networks' numbers
+  std::string fingerprint;      ///< of all its numbers
   std::int64_t buckets() const { return heads.front().keys.buckets; }
 };
 
 /// InputError when something is missing or has another shape or type, when heads differ in the number of
-/// buckets, or when the file was made for another model.
+/// buckets, when numbers are not those that were written, or when the file was made for another model.
 SaapLayer read_saap(const std::filesystem::path& path, const LayerGeometry& geometry,
                     std::string_view model_fingerprint);
 

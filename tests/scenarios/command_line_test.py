@@ -20,8 +20,8 @@ class Help(ProgramTest):
         self.assertEqual(result.err, "")
 
     def test_every_verb_explains_itself(self):
-        for verb in VERBS:
-            result = self.assert_done(run(verb, "--help"))
+        for verb in ("train kmeans", "train saap", *(v for v in VERBS if v != "train")):
+            result = self.assert_done(run(*verb.split(), "--help"))
             self.assertEqual(result.err, "")
             for flag in ("--json", "--quiet", "--device", "--threads"):
                 self.assertIn(flag, result.out, verb)

@@ -239,6 +239,17 @@ TEST(SaapTraining, LearnsAndServesTheEngine) {
   }
   ASSERT_EQ(one_by_one.size(), logits.size());
   for (std::size_t i = 0; i < logits.size(); ++i) EXPECT_NEAR(one_by_one[i], logits[i], 1e-3);
+  // Without `weights` the artefact in the model's folder is taken.
+  const std::filesystem::path shipped = tiny_model()->path() / "saap.safetensors";
+  const Spec bare = parse_spec("saap:probes=4,window=32,dense_layers=0");
+  EXPECT_THROW(context.attach(bare), InputError);
+  std::filesystem::copy_file(artefact, shipped);
+  const MethodId same = context.attach(bare);
+  EXPECT_EQ(context.methods().back().str(), bare.str());
+  context.roll_back(context.indexed_tokens());
+  context.build_indexes();
+  EXPECT_EQ(context.forward(question, same), logits);
+  std::filesystem::remove(shipped);
   std::filesystem::remove(artefact);
   std::filesystem::remove(checkpoint);
 }

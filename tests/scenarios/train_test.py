@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""train: an artefact comes out, serves `index` and `ask`, says what it is, and damaged or foreign ones are refused."""
+
+import unittest
+
+import tiny_model
+from program import ProgramTest, run
+
+SAAP = {"tokens": 300, "window": 31, "distance": 8, "clusters": 8, "hidden": 8, "steps": 5, "batch": 16, "samples": 40,
+        "probes": 2, "dense-layers": 0}
+
+
+class Train(ProgramTest):
+    def train(self, name: str, *arguments, **settings):
+        path = self.folder / name
+        flags = [word for key, value in {**SAAP, **settings}.items() for word in (f"--{key}", value)]
+        return path, run("train", "saap", "-m", self.model, "-f", self.text, "-o", path, "--quiet", *flags, *arguments)
+
+    def test_saap(self):
+        path, result = self.train("saap.safetensors", "--json")
+        report = self.assert_done(result).json()
+        self.assertEqual(report["file"], str(path))
+        self.assertEqual(report["file_bytes"], path.stat().st_size)
+        self.assertEqual(report["training"]["clusters"], 8)
+        for head in report["heads"]:
+            self.assertGreaterEqual(head["best_mass"] + 1e-6, head["mass"])
+            self.assertGreater(head["held_out"], 0)
+        self.assertFalse(path.with_name(path.name + ".checkpoint").exists())
+        again, result = self.train("again.safetensors", "-t", "1")
+        self.assert_done(result)
+        self.assertEqual(again.read_bytes(), path.read_bytes(), "threads do not matter")
+
+        spec = f"saap:probes=2,window=31,dense_layers=0,weights={path}"
+        context = self.index("saap.lode", "-a", spec)
+        answer = self.assert_done(run("ask", context, "Who?", "-n", "2", "--json")).json()["answers"][0]
+        self.assertEqual(answer["attention"], spec.replace("saap:probes=2,window=31,dense_layers=0,", "saap:dense_layers=0,probes=2,")
+                         .replace(f"weights={path}", f"weights={path},window=31"))
+        self.assertLess(answer["selectivity"], 1)
+
+        self.assertEqual(self.assert_done(run("inspect", path, "--json")).json()["metadata"]["method"], "saap")
+        self.assert_done(run("verify", path))
+        damaged = self.folder / "damaged.safetensors"
+        data = bytearray(path.read_bytes())
+        data[-9] ^= 1
+        damaged.write_bytes(data)
+        self.assert_refused(run("ask", context, "Who?", "-a", spec.replace(str(path), str(damaged))), "damaged.safetensors")
+        other = tiny_model.write(self.folder / "other", seed=7)
+        self.assert_refused(run("index", "-m", other, "-f", self.text, "-o", self.folder / "o.lode", "-a", spec), "fingerprint")
+
+    def test_refusals(self):
+        for settings, mention in (({"clusters": 1}, "--clusters"), ({"clusters": 60000}, "60000"), ({"window": 5000}, "far keys"),
+                                  ({"prompts": 1}, "prompts"), ({"rate": "nan"}, "--rate"), ({"type": "q8"}, "--type")):
+            with self.subTest(**settings):
+                path, result = self.train("no.safetensors", **settings)
+                self.assert_refused(result, mention)
+                self.assertFalse(path.exists())
+        self.assert_refused(run("train", "-m", self.model))
+        self.assert_refused(self.index_without_artefact(), "saap.safetensors")
+
+    def index_without_artefact(self):
+        return run("index", "-m", self.model, "-f", self.text, "-o", self.folder / "n.lode", "-a", "saap")
+
+
+if __name__ == "__main__":
+    unittest.main()
