@@ -158,7 +158,7 @@ class Context {
   /// Appends tokens with dense attention, in chunks; progress gets the number done.
   void prefill(std::span<const TokenId> tokens, const std::function<void(std::int64_t)>& progress = {});
   /// Declares what was prefilled so far the indexed context and builds the indexes over it that are not built
-  /// yet. Progress counts layers times methods.
+  /// yet; built ones take in what has been prefilled since. Progress counts layers times methods built.
   void build_indexes(const std::function<void(std::int64_t layers_done)>& progress = {});
 
   std::int64_t tokens() const;

@@ -8,7 +8,9 @@
 // window: select must return far keys of the query only, [query.far_begin, query.far_end).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -29,6 +31,8 @@ class SectionReader;
 struct DenseParts {
   std::int64_t sink = 1;
   std::int64_t window = 2047;
+  /// The window does not slide: it is the last `window` tokens of the indexed context and all that follows.
+  bool from_context = false;
 };
 
 /// What stays fixed for a selector's life.
@@ -70,9 +74,11 @@ struct QueryBlock {
   std::span<const float> q_unrotated;  // [T, Hq, d] before RoPE
   KvLayer kv;                          ///< includes the query tokens themselves
   Position far_begin = 0;              ///< = min(sink, ...), the same for all tokens
+  Position far_limit = kNoLimit;       ///< keys from here on are never far (DenseParts::from_context)
+  static constexpr Position kNoLimit = std::numeric_limits<Position>::max();
   /// End of the far keys of query token t (exclusive); never below far_begin.
   Position far_end(std::int64_t t, const DenseParts& dense) const {
-    const std::int64_t end = std::int64_t{begin} + t + 1 - dense.window;
+    const std::int64_t end = std::min<std::int64_t>(std::int64_t{begin} + t + 1 - dense.window, far_limit);
     return end > far_begin ? static_cast<Position>(end) : far_begin;
   }
 };
@@ -99,6 +105,9 @@ class Selector {
   /// Whether on_write wants context chunks / observe wants attention mass (both cost time when asked for).
   virtual bool wants_writes() const { return false; }
   virtual bool wants_mass() const { return false; }
+  /// Tokens of a question that choose their keys together, and so must come in one call of select: stretches
+  /// of this many from the question's first token on; 1 = each for itself, 0 = the whole question.
+  virtual std::int64_t question_stretch() const { return 1; }
 
   virtual void on_write(const KvWrite&) {}
   /// The first `kv.tokens` tokens of the sequence are its context: index them, replacing what was there.

@@ -70,6 +70,11 @@ struct MethodInfo {
   std::function<std::int64_t(const Spec&, const LayerGeometry&, std::int64_t tokens)> index_bytes;
   std::function<void(const Spec&)>
       validate;  ///< throws InputError on values out of range; called by parse_spec
+  /// What all layers decide together, such as one threshold for the model: called when a context is complete
+  /// and its layers have been built, and again when it has grown. Null = nothing. Dense layers are null.
+  std::function<void(std::span<Selector* const> layers, std::int32_t sequence,
+                     const std::function<KvLayer(int layer)>& kv)>
+      finish;
 };
 
 /// All methods, in the order in which --help lists them.

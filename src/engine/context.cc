@@ -158,6 +158,18 @@ ForwardWork Context::Impl::forward(const Step& step, const AttachedMethod* metho
   return gpu->forward(step, rope, rows, logits);
 }
 
+std::int64_t Context::Impl::question_stretch(MethodId method) const {
+  if (method == kDense) return 1;
+  for (const Selector* selector : methods.at(static_cast<std::size_t>(method)).selectors)
+    if (selector != nullptr) return selector->question_stretch();
+  return 1;
+}
+
+Position Context::Impl::far_limit_of(const AttachedMethod* method) const {
+  if (method == nullptr || !method->spec.dense.from_context) return QueryBlock::kNoLimit;
+  return static_cast<Position>(std::max<std::int64_t>(0, indexed - method->spec.dense.window));
+}
+
 WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, Phase phase, LogitRows rows,
                               const std::function<void(std::int64_t)>& progress) {
   require_room(static_cast<std::int64_t>(tokens.size()));
@@ -166,9 +178,14 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
   const AttachedMethod* attached = method == kDense ? nullptr : &methods.at(static_cast<std::size_t>(method));
   WorkReport audit;
   const ForwardHooks audited = audit_hooks(options.audit, options.seed, hooks, audit);
-  const auto chunk = static_cast<std::size_t>(options.chunk);
+  // Question tokens that choose their keys together are never cut apart.
+  const auto stretch = static_cast<std::size_t>(phase == Phase::question ? question_stretch(method) : 1);
+  const auto steps = static_cast<std::size_t>(options.chunk);
+  const std::size_t chunk = stretch == 0 ? std::max<std::size_t>(1, tokens.size())
+                                         : std::max(stretch, steps / stretch * stretch);
+  const Position far_limit = far_limit_of(attached);
   for (std::size_t at = 0; at < tokens.size(); at += chunk) {
-    const SequenceTokens part = {tokens.subspan(at, std::min(chunk, tokens.size() - at)), &kv, 0};
+    const SequenceTokens part = {tokens.subspan(at, std::min(chunk, tokens.size() - at)), &kv, 0, far_limit};
     const bool last = at + chunk >= tokens.size();
     Step step = {.sequences = {&part, 1},
                  .phase = phase,
@@ -214,7 +231,14 @@ void Context::Impl::build_on_host(AttachedMethod& method, const std::function<vo
     if (selector != nullptr) selector->build(0, kv.layer(layer));
     if (layer_done) layer_done();
   }
+  finish(method);
   method.built_on_host = true;
+}
+
+void Context::Impl::finish(AttachedMethod& method) {
+  if (const MethodInfo& info = find_method(method.spec.name); info.finish) {
+    info.finish(method.selectors, 0, [&](int layer) { return kv.layer(layer); });
+  }
 }
 
 void Context::Impl::roll_back(std::int64_t tokens) {
@@ -308,10 +332,17 @@ void Context::prefill(std::span<const TokenId> tokens, const std::function<void(
 
 void Context::build_indexes(const std::function<void(std::int64_t)>& progress) {
   Impl& c = *impl_;
+  const bool grown = c.tokens() > c.indexed;
   c.indexed = c.tokens();
   std::int64_t done = 0;
   for (AttachedMethod& method : c.methods) {
-    if (method.built) continue;
+    if (method.built) {
+      if (grown && method.built_on_host) {
+        c.host_kv();
+        c.finish(method);
+      }
+      continue;
+    }
     c.build(method, [&] {
       if (progress) progress(++done);
     });

@@ -53,8 +53,11 @@ struct Context::Impl {
   WorkReport run(std::span<const TokenId> tokens, MethodId method, Phase phase, LogitRows rows,
                  const std::function<void(std::int64_t)>& progress = {});
   ForwardWork forward(const Step& step, const AttachedMethod* method, LogitRows rows);
+  std::int64_t question_stretch(MethodId method) const;  ///< Selector::question_stretch of its layers
+  Position far_limit_of(const AttachedMethod* method) const;
   void build(AttachedMethod& method, const std::function<void()>& layer_done);
   void build_on_host(AttachedMethod& method, const std::function<void()>& layer_done);
+  void finish(AttachedMethod& method);  ///< MethodInfo::finish, over the indexed context
   void roll_back(std::int64_t tokens);
   void require_room(std::int64_t more) const;
 };

@@ -108,7 +108,8 @@ Generation Context::generate(std::span<const TokenId> prompt, MethodId method, c
   const auto start = std::chrono::steady_clock::now();
 
   // The prompt: a dense part, then the part that attends by the method. The last token goes alone when
-  // sources are wanted, so that the costly mass is computed for the answer only.
+  // sources are wanted, so that the costly mass is computed for the answer only, unless the prompt's tokens
+  // choose their keys together.
   const auto length = static_cast<std::int64_t>(prompt.size());
   const std::int64_t sparse =
       options.sparse_prompt_tokens < 0 ? length : std::min(length, options.sparse_prompt_tokens);
@@ -118,10 +119,11 @@ Generation Context::generate(std::span<const TokenId> prompt, MethodId method, c
   if (sources != nullptr) {
     sources->mass.assign(static_cast<std::size_t>(c.options.max_tokens), 0.0);
     own_hooks = source_hooks(c.config, static_cast<Position>(c.tokens() + sparse - 1), *sources);
-    if (sparse > 1)
+    if (sparse > 1 && c.question_stretch(method) == 1) {
       result.work +=
           c.run(sparse_part.first(sparse_part.size() - 1), method, Phase::question, LogitRows::none);
-    sparse_part = sparse_part.last(std::min<std::size_t>(1, sparse_part.size()));
+      sparse_part = sparse_part.last(1);
+    }
     c.hooks = &own_hooks;
   }
   if (!sparse_part.empty())

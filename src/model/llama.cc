@@ -209,7 +209,8 @@ void Llama::attend_layer(int index, const Step& step, const Rope& rope, ForwardW
                       .q = rows_of(b_.q, row, tokens, q_cols),
                       .q_unrotated = rows_of(b_.q_unrotated, row, tokens, q_cols),
                       .kv = s.kv->layer(index, tokens),
-                      .far_begin = static_cast<Position>(geometry.dense.sink)});
+                      .far_begin = static_cast<Position>(geometry.dense.sink),
+                      .far_limit = s.far_limit});
     outputs.push_back(b_.attention.data() + row * q_cols);
   });
   MassSink mass;

@@ -184,6 +184,7 @@ Spec parse_spec(std::string_view text) {
   // A window of 0 would leave a token without itself, and with no key at all at position 0.
   spec.dense.sink = spec.integer("sink", method.dense.sink, 0, kMaxCount);
   spec.dense.window = spec.integer("window", method.dense.window, 1, kMaxCount);
+  spec.dense.from_context = method.dense.from_context && !spec.text("window");  // a window asked for slides
   spec.dense_layers = static_cast<int>(spec.integer("dense_layers", method.dense_layers, 0, 1 << 16));
   if (method.validate) method.validate(spec);
   return spec;

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Built from the finest level up, then put in order from the coarsest level down.
+#include "select/cluster_tree.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "ann/partition.h"
+#include "base/rng.h"
+#include "base/threads.h"
+#include "kernels/kernels.h"
+#include "lodestone/error.h"
+#include "select/stored_keys.h"
+
+namespace lode {
+
+namespace {
+
+constexpr float kLargestHalf = 65504.0f;
+constexpr std::int64_t kPiece = 256;
+
+using Rows = std::vector<float>;  // [n, d]
+
+/// A level on the way: nodes in the order in which clustering found them.
+struct Draft {
+  std::vector<std::int32_t> parent;  // [nodes] in the next coarser level
+  std::vector<std::int32_t> keys;    // [nodes]
+  Rows centroids, values;            // [nodes, d] means over the keys below
+};
+
+Rows read_rows(const KvRows& kv, Position begin, std::int64_t count, bool values, ThreadPool& pool) {
+  KvRows source = kv;
+  if (values) {
+    source.k = kv.v;
+    source.k_scale = kv.v_scale;
+  }
+  Rows out(static_cast<std::size_t>(count * kv.d));
+  pool.for_each((count + kPiece - 1) / kPiece, [&](std::int64_t piece, int) {
+    for (std::int64_t i = piece * kPiece; i < std::min(count, (piece + 1) * kPiece); ++i) {
+      read_stored_keys({&source, 1}, begin + static_cast<Position>(i), nullptr,
+                       std::span(out).subspan(static_cast<std::size_t>(i * kv.d), static_cast<std::size_t>(kv.d)));
+    }
+  });
+  return out;
+}
+
+/// Labels of rows by the cosine of their directions.
+Partition partition(const Rows& rows, std::int64_t d, std::int64_t clusters, std::uint64_t seed, ThreadPool& pool) {
+  Rows unit = rows;
+  const auto n = std::ssize(rows) / d;
+  for (std::int64_t i = 0; i < n; ++i) {
+    double sum = 0.0;
+    for (std::int64_t j = 0; j < d; ++j)
+      sum += static_cast<double>(unit[static_cast<std::size_t>(i * d + j)]) * unit[static_cast<std::size_t>(i * d + j)];
+    const double inverse = sum > 0.0 ? 1.0 / std::sqrt(sum) : 0.0;
+    for (std::int64_t j = 0; j < d; ++j) {
+      float& x = unit[static_cast<std::size_t>(i * d + j)];
+      x = static_cast<float>(x * inverse);
+    }
+  }
+  return partition_by_cosine({unit.data(), n, d}, std::clamp<std::int64_t>(clusters, 1, n), seed, pool);
+}
+
+/// Means of rows by label, each row counted `weights` times; sums in double.
+Rows means(const Rows& rows, std::int64_t d, std::span<const std::int32_t> labels,
+           std::span<const std::int32_t> weights, const std::vector<std::int32_t>& totals) {
+  std::vector<double> sums(totals.size() * static_cast<std::size_t>(d));
+  for (std::size_t i = 0; i < labels.size(); ++i) {
+    double* const sum = sums.data() + labels[i] * d;
+    const float* const row = rows.data() + static_cast<std::int64_t>(i) * d;
+    for (std::int64_t j = 0; j < d; ++j) sum[j] += static_cast<double>(weights[i]) * row[j];
+  }
+  Rows out(sums.size());
+  for (std::size_t c = 0; c < totals.size(); ++c) {
+    for (std::int64_t j = 0; j < d; ++j) {
+      const std::size_t at = c * static_cast<std::size_t>(d) + static_cast<std::size_t>(j);
+      out[at] = static_cast<float>(sums[at] / totals[c]);
+    }
+  }
+  return out;
+}
+
+/// The next coarser level; gives `fine` its parents.
+Draft coarsen(Draft& fine, std::int64_t d, std::int64_t clusters, std::uint64_t seed, ThreadPool& pool) {
+  Partition p = partition(fine.centroids, d, clusters, seed, pool);
+  Draft coarse;
+  coarse.keys.resize(static_cast<std::size_t>(p.clusters));
+  for (std::size_t i = 0; i < p.labels.size(); ++i)
+    coarse.keys[static_cast<std::size_t>(p.labels[i])] += fine.keys[i];
+  coarse.centroids = means(fine.centroids, d, p.labels, fine.keys, coarse.keys);
+  if (!fine.values.empty()) coarse.values = means(fine.values, d, p.labels, fine.keys, coarse.keys);
+  fine.parent = std::move(p.labels);
+  return coarse;
+}
+
+std::vector<std::byte> packed(const Rows& rows, std::span<const std::int32_t> order, std::int64_t d, DType type) {
+  const std::int64_t row_bytes = d * bytes_of(type);
+  std::vector<std::byte> out(order.size() * static_cast<std::size_t>(row_bytes));
+  for (std::size_t i = 0; i < order.size(); ++i)
+    kernels().narrow(rows.data() + order[i] * d, d, type, out.data() + static_cast<std::int64_t>(i) * row_bytes);
+  return out;
+}
+
+/// Children of parents that stand in `order`: first[i] of the i-th, and the children in that order.
+std::vector<std::int32_t> sort_children(std::span<const std::int32_t> parent, std::span<const std::int32_t> order,
+                                        std::vector<std::int32_t>& first) {
+  std::vector<std::int32_t> rank(order.size());
+  for (std::size_t i = 0; i < order.size(); ++i) rank[static_cast<std::size_t>(order[i])] = static_cast<std::int32_t>(i);
+  first.assign(order.size() + 1, 0);
+  for (const std::int32_t p : parent) ++first[static_cast<std::size_t>(rank[static_cast<std::size_t>(p)]) + 1];
+  std::partial_sum(first.begin(), first.end(), first.begin());
+  std::vector<std::int32_t> next(first.begin(), first.end() - 1), sorted(parent.size());
+  for (std::size_t i = 0; i < parent.size(); ++i)
+    sorted[static_cast<std::size_t>(next[static_cast<std::size_t>(rank[static_cast<std::size_t>(parent[i])])]++)] =
+        static_cast<std::int32_t>(i);
+  return sorted;
+}
+
+bool fits_half(const Rows& rows) {
+  return std::all_of(rows.begin(), rows.end(), [](float x) { return std::abs(x) <= kLargestHalf; });
+}
+
+}  // namespace
+
+std::int64_t ClusterTree::bytes() const {
+  std::size_t bytes = rows.size() * sizeof(Position);
+  for (const ClusterLevel& level : levels)
+    bytes += (level.first.size() + level.keys.size()) * sizeof(std::int32_t) + level.centroids.size() +
+             level.values.size();
+  return static_cast<std::int64_t>(bytes);
+}
+
+ClusterTree build_cluster_tree(const KvRows& kv, Position begin, Position end, const ClusterTreeOptions& options,
+                               ThreadPool& pool) {
+  LODE_ASSERT(begin < end && !options.nodes.empty());
+  const std::int64_t n = end - begin, d = kv.d;
+  const std::size_t levels = options.nodes.size();
+  Draft keys;
+  keys.keys.assign(static_cast<std::size_t>(n), 1);
+  keys.centroids = read_rows(kv, begin, n, /*values=*/false, pool);
+  if (options.values) keys.values = read_rows(kv, begin, n, /*values=*/true, pool);
+  std::vector<Draft> drafts(levels);
+  for (std::size_t l = levels; l-- > 0;) {
+    Draft& fine = l + 1 < levels ? drafts[l + 1] : keys;
+    drafts[l] = coarsen(fine, d, options.nodes[l], hash_seed(options.seed, l), pool);
+  }
+  ClusterTree tree;
+  const bool half = std::all_of(drafts.begin(), drafts.end(), [](const Draft& draft) {
+    return fits_half(draft.centroids) && fits_half(draft.values);
+  });
+  tree.type = half ? DType::f16 : DType::f32;
+  std::vector<std::int32_t> order(drafts[0].keys.size());
+  std::iota(order.begin(), order.end(), 0);
+  for (std::size_t l = 0; l < levels; ++l) {
+    const Draft& draft = drafts[l];
+    ClusterLevel level;
+    for (const std::int32_t node : order) level.keys.push_back(draft.keys[static_cast<std::size_t>(node)]);
+    level.centroids = packed(draft.centroids, order, d, tree.type);
+    if (options.values) level.values = packed(draft.values, order, d, tree.type);
+    order = sort_children(l + 1 < levels ? drafts[l + 1].parent : keys.parent, order, level.first);
+    tree.levels.push_back(std::move(level));
+  }
+  tree.rows.resize(order.size());
+  for (std::size_t i = 0; i < order.size(); ++i) tree.rows[i] = begin + order[i];
+  return tree;
+}
+
+}  // namespace lode

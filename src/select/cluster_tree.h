@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Clusters of clusters of one head's keys (Squeezed Attention, section 3.1 and figure 2): keys are clustered by
+// cosine, centroids are clustered again, and each node keeps the mean of the raw keys below it.
+//
+// Flat arrays, so that a level is one matrix and the children of a node are one range of rows: what a device reads
+// is what is stored.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lodestone/kv_view.h"
+
+namespace lode {
+
+class SectionReader;
+class SectionWriter;
+class ThreadPool;
+
+/// Nodes of one level. Children of node i are nodes [first[i], first[i + 1]) of the next finer level, or at the
+/// finest level the keys rows[first[i]], ..., rows[first[i + 1] - 1].
+struct ClusterLevel {
+  std::vector<std::int32_t> first;   // [nodes + 1]
+  std::vector<std::int32_t> keys;    // [nodes] keys below each, at least 1
+  std::vector<std::byte> centroids;  // [nodes, d] of the tree's type
+  std::vector<std::byte> values;     // [nodes, d] means of the values, when asked for
+  std::int32_t nodes() const { return static_cast<std::int32_t>(keys.size()); }
+};
+
+struct ClusterTree {
+  DType type = DType::f16;           ///< of centroids and value means: f16, f32 where a mean does not fit
+  std::vector<ClusterLevel> levels;  ///< coarsest first
+  std::vector<Position> rows;        // [keys] leaf by leaf, rising inside a leaf
+  std::int64_t bytes() const;
+};
+
+struct ClusterTreeOptions {
+  std::vector<std::int64_t> nodes;  ///< wanted per level, coarsest first; fewer where there are fewer children
+  bool values = false;
+  std::uint64_t seed = 0;
+};
+
+/// Clusters keys [begin, end) of a head, at least one. The same for any number of threads.
+ClusterTree build_cluster_tree(const KvRows& kv, Position begin, Position end, const ClusterTreeOptions& options,
+                               ThreadPool& pool);
+
+/// The trees of all heads over keys [begin, end).
+struct ClusterSegment {
+  Position begin = 0, end = 0;
+  std::vector<ClusterTree> heads;  // [Hkv]
+};
+
+/// What every tree of an index has in common.
+struct ClusterShape {
+  int heads = 0, head_dim = 0, levels = 1;
+  Position begin = 0;  ///< first key of the first segment
+  bool values = false;
+};
+
+void save_segments(std::span<const ClusterSegment> segments, const ClusterShape& shape, SectionWriter& out);
+/// What save_segments wrote; InputError unless it fits the shape and a text of `tokens` tokens, every key is in one
+/// leaf, and every node is the child of one.
+std::vector<ClusterSegment> load_segments(const ClusterShape& shape, std::int64_t tokens, const SectionReader& in);
+
+}  // namespace lode

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "select/observed_queries.h"
+
+#include <algorithm>
+
+namespace lode {
+
+void ObservedQueries::take(const KvWrite& write) {
+  if (write.phase != Phase::context || write.tokens == 0) return;
+  width_ = std::ssize(write.q) / write.tokens;
+  roll_back(write.begin);
+  if (begin_ + tokens() != write.begin) {
+    q_.clear();
+    begin_ = write.begin;
+  }
+  const std::int64_t taken = std::min(write.tokens, kTokens);
+  const std::int64_t dropped = std::max<std::int64_t>(0, tokens() + write.tokens - kTokens);
+  begin_ += static_cast<Position>(dropped);
+  q_.erase(q_.begin(), q_.begin() + std::min<std::int64_t>(std::ssize(q_), dropped * width_));
+  q_.insert(q_.end(), write.q.end() - taken * width_, write.q.end());
+}
+
+void ObservedQueries::roll_back(std::int64_t tokens) {
+  const std::int64_t kept = std::clamp<std::int64_t>(tokens - begin_, 0, this->tokens());
+  q_.resize(static_cast<std::size_t>(kept * width_));
+}
+
+}  // namespace lode

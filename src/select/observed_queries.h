@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The last queries of a context, which methods calibrate on: what users will ask is not known yet, and these
+// are the nearest thing to it (Squeezed Attention, section 6.1: the last 100 tokens).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "lodestone/selector.h"
+
+namespace lode {
+
+class ObservedQueries {
+ public:
+  static constexpr std::int64_t kTokens = 100;
+
+  /// Takes the context tokens of a write; a gap forgets what was before it.
+  void take(const KvWrite& write);
+  void roll_back(std::int64_t tokens);
+
+  Position begin() const { return begin_; }
+  std::int64_t tokens() const { return width_ == 0 ? 0 : std::ssize(q_) / width_; }
+  std::span<const float> q() const { return q_; }  ///< [tokens, Hq, d] after RoPE
+  std::int64_t bytes() const { return static_cast<std::int64_t>(q_.capacity() * sizeof(float)); }
+
+ private:
+  Position begin_ = 0;
+  std::int64_t width_ = 0;  // Hq * d
+  std::vector<float> q_;    // [tokens, Hq, d]
+};
+
+}  // namespace lode

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+// squeezed: keys are clustered once by cosine; a query compares with the clusters' centroids and attends every key of
+// the clusters whose softmax estimate is above one threshold for the whole model. Squeezed Attention (Hooper et al.):
+// section 3.1 for the clusters, equation 1 for the lookup, equations 2 and 3 for the hierarchy, section 6.1 for the
+// figures (5 % and 1 % of the keys, half of them pruned by the first level, the last 100 tokens exact).
+//
+// Scores of all tokens of one user input are averaged (section 4.1), and over the heads of a group, which the paper's
+// models do not have. A parent's centroid is the mean of the raw keys below it, not of its children's centroids.
+// Children of pruned parents are not read, and the thresholds of finer levels are calibrated with the denominators that
+// the lookup has; the authors' code reads all and calibrates with full ones. Not in the paper: any number of levels,
+// targets by mass and error, averages over stretches of `block` tokens, contexts that grow, and `tail`, by which pruned
+// clusters count with their centroid's weight and the mean of their values.
+//
+// Growth: keys that come behind the clustered context are attended exactly until kGrowth of them can be clustered, as a
+// part of their own. What a query sees is a function of the context's end and its own far keys: only parts that lie
+// wholly among these count, the keys behind them are attended one by one. So an index that was appended to equals one
+// that was built over the same context and appended to in any other steps. Roll back into a part forgets the part.
+#include "select/cluster_tree.h"
+
+#include <array>
+#include <cmath>
+
+#include "base/rng.h"
+#include "io/container.h"
+#include "kernels/kernels.h"
+#include "lodestone/error.h"
+#include "select/methods.h"
+#include "select/threshold_selector.h"
+
+namespace lode {
+
+namespace {
+
+constexpr Position kGrowth = 128;
+constexpr std::int64_t kMostAtTop = 1024;  // levels=auto
+constexpr int kMostLevels = 16;
+constexpr double kFirstLevelKeeps = 0.5;  // section 6.1
+// levels=auto: a level keeps nodes for so many times the wanted keys, and at least so many nodes.
+constexpr double kAutoSlack = 2.0, kAutoNodes = 48.0;
+constexpr std::array<std::string_view, 2> kTail = {"off", "on"};
+
+struct Options {
+  Amount clusters = {0.05, true}, clusters1 = {0.01, true};
+  int levels = 1;      ///< 0: auto
+  double branch = 0;   ///< children per node; 0: levels between clusters and clusters1 are spaced evenly in logarithm
+  ThresholdSelector::Options common;
+
+  static Options of(const Spec& spec) {
+    Options o;
+    o.clusters = spec.amount("clusters", o.clusters);
+    o.clusters1 = spec.amount("clusters1", o.clusters1);
+    const bool is_auto = spec.text("levels") == "auto";
+    o.levels = is_auto ? 0 : static_cast<int>(spec.integer("levels", 1, 1, kMostLevels));
+    o.branch = static_cast<double>(spec.integer("branch", is_auto ? 8 : 0, 2, 1024));
+    o.common.target = Target::of(spec);
+    o.common.stretch = spec.integer("block", 0, 1, 1 << 20);
+    o.common.tail = spec.choice("tail", kTail[0], kTail) == "on";
+    return o;
+  }
+
+  /// Nodes per level, coarsest first, of a part with `keys` of an index whose context has `all` keys: parts that came
+  /// later have the context's shares and its number of levels.
+  std::vector<std::int64_t> nodes(std::int64_t keys, std::int64_t all) const {
+    const auto n = static_cast<double>(all);
+    const double finest = static_cast<double>(clusters.of(all)) / n;
+    std::vector<double> shares = {finest};
+    const int wanted = levels_for(all);
+    const double coarsest = std::min(finest, static_cast<double>(clusters1.of(all)) / n);
+    for (int up = 1; up < wanted; ++up) {
+      const double along = static_cast<double>(up) / (wanted - 1);
+      shares.push_back(branch > 0 ? finest * std::pow(branch, -up) : finest * std::pow(coarsest / finest, along));
+    }
+    std::vector<std::int64_t> out;
+    for (auto share = shares.rbegin(); share != shares.rend(); ++share) {
+      const auto count = static_cast<std::int64_t>(std::ceil(*share * static_cast<double>(keys) - 1e-6));
+      out.push_back(std::clamp<std::int64_t>(count, 1, keys));
+    }
+    return out;
+  }
+
+  int levels_for(std::int64_t keys) const {
+    if (levels > 0) return levels;
+    int count = 1;
+    for (double nodes = static_cast<double>(clusters.of(keys)); nodes > kMostAtTop && count < kMostLevels; ++count)
+      nodes = std::ceil(nodes / branch);
+    return count;
+  }
+};
+
+class Squeezed final : public ThresholdSelector {
+ public:
+  Squeezed(const LayerGeometry& geometry, const Options& options)
+      : ThresholdSelector(geometry, options.common), own_(options) {
+    LODE_ASSERT(geometry.pool != nullptr);
+  }
+
+  void append(std::int32_t sequence, KvLayer kv, Position far_end) override {
+    Index& index = indexes_[sequence];
+    while (index.end(sink()) + kGrowth <= far_end) {
+      const Position begin = index.end(sink());
+      add(index, kv, begin, begin + kGrowth);
+    }
+  }
+  void roll_back(std::int32_t sequence, std::int64_t tokens) override {
+    ThresholdSelector::roll_back(sequence, tokens);
+    const auto found = indexes_.find(sequence);
+    if (found == indexes_.end()) return;
+    std::erase_if(found->second.segments, [&](const ClusterSegment& segment) { return segment.end > tokens; });
+  }
+  std::int64_t index_bytes() const override {
+    std::int64_t bytes = ThresholdSelector::index_bytes();
+    for (const auto& [sequence, index] : indexes_) {
+      for (const ClusterSegment& segment : index.segments) {
+        for (const ClusterTree& tree : segment.heads) bytes += tree.bytes();
+      }
+    }
+    return bytes;
+  }
+
+ private:
+  struct Index {
+    std::vector<ClusterSegment> segments;  // one after the other, from the sink on
+    Position end(Position sink) const { return segments.empty() ? sink : segments.back().end; }
+    /// Keys that shares are of: those of the first part.
+    std::int64_t context() const {
+      return segments.empty() ? 0 : std::int64_t{segments[0].end} - segments[0].begin;
+    }
+  };
+
+  Position sink() const { return static_cast<Position>(geometry_.dense.sink); }
+  const Index* find(std::int32_t sequence) const {
+    const auto found = indexes_.find(sequence);
+    return found != indexes_.end() && !found->second.segments.empty() ? &found->second : nullptr;
+  }
+  const ClusterTree& tree(const ChoiceUnit& unit, std::int32_t part) const {
+    return indexes_.at(unit.block->sequence)
+        .segments[static_cast<std::size_t>(part)]
+        .heads[static_cast<std::size_t>(unit.kv_head)];
+  }
+  const ClusterLevel& level_of(const ChoiceUnit& unit, std::int32_t part, int level) const {
+    return tree(unit, part).levels[static_cast<std::size_t>(level)];
+  }
+
+  void add(Index& index, KvLayer kv, Position begin, Position end) const {
+    const std::int64_t all = index.segments.empty() ? end - begin : index.context();
+    ClusterSegment segment = {.begin = begin, .end = end, .heads = {}};
+    for (int head = 0; head < geometry_.kv_heads; ++head) {
+      segment.heads.push_back(
+          build_cluster_tree(kv.heads[static_cast<std::size_t>(head)], begin, end,
+                             {.nodes = own_.nodes(end - begin, all),
+                              .values = options_.tail,
+                              .seed = hash_seed(geometry_.seed, geometry_.layer, head, begin)},
+                             *geometry_.pool));
+    }
+    index.segments.push_back(std::move(segment));
+  }
+
+  void index_context(std::int32_t sequence, KvLayer kv, Position begin, Position end) override {
+    Index& index = indexes_[sequence];
+    std::erase_if(index.segments, [&](const ClusterSegment& segment) { return segment.end > begin; });
+    LODE_ASSERT(index.end(sink()) == begin);
+    add(index, kv, begin, end);
+  }
+  void forget(std::int32_t sequence) override { indexes_.erase(sequence); }
+
+  ClusterShape shape(int levels) const {
+    return {.heads = geometry_.kv_heads,
+            .head_dim = geometry_.head_dim,
+            .levels = levels,
+            .begin = sink(),
+            .values = options_.tail};
+  }
+  void save_index(std::int32_t sequence, SectionWriter& out) const override {
+    const Index* const index = find(sequence);
+    save_segments(index != nullptr ? std::span(index->segments) : std::span<const ClusterSegment>{},
+                  shape(levels(sequence)), out);
+  }
+  Position load_index(std::int32_t sequence, const SectionReader& in, KvLayer kv, std::int64_t levels) override {
+    const int expected = levels > 0 ? static_cast<int>(levels) : own_.levels > 0 ? own_.levels : saved_levels(in);
+    if (own_.levels > 0 && expected != own_.levels)
+      throw InputError("index '" + in.prefix() + "': expected the calibration of " + std::to_string(own_.levels) +
+                       " levels, found " + std::to_string(expected));
+    Index index = {load_segments(shape(expected), kv.tokens, in)};
+    const Position end = index.end(sink());
+    indexes_.insert_or_assign(sequence, std::move(index));
+    return end;
+  }
+
+  int levels(std::int32_t sequence) const override {
+    const Index* const index = find(sequence);
+    return index != nullptr ? static_cast<int>(index->segments[0].heads[0].levels.size()) : own_.levels_for(0);
+  }
+  double kept_share(std::int32_t sequence, int level) const override {
+    const int last = levels(sequence) - 1;
+    const Target target = options_.target;
+    const double wanted = target.kind == Target::Kind::sparsity ? 1.0 - target.value : 0.0;
+    if (level == last) return wanted;
+    if (own_.levels > 0) {
+      const double half = std::pow(kFirstLevelKeeps, level + 1);
+      return std::max(half, std::min(kFirstLevelKeeps, kAutoSlack * wanted));
+    }
+    const Index* const index = find(sequence);
+    const auto nodes = static_cast<double>(
+        index->segments[0].heads[0].levels[static_cast<std::size_t>(level)].nodes());
+    return std::min(kFirstLevelKeeps, std::max(kAutoSlack * wanted, kAutoNodes / nodes));
+  }
+
+  Position top(const ChoiceUnit& unit, std::vector<NodeRange>& ranges) const override {
+    const Index* const index = find(unit.block->sequence);
+    Position end = unit.far_begin;
+    for (std::size_t part = 0; index != nullptr && part < index->segments.size(); ++part) {
+      const ClusterSegment& segment = index->segments[part];
+      if (segment.end > unit.far_first) break;
+      end = segment.end;
+      const ClusterTree& own = segment.heads[static_cast<std::size_t>(unit.kv_head)];
+      ranges.push_back({static_cast<std::int32_t>(part), 0, own.levels[0].nodes()});
+    }
+    return end;
+  }
+  void node_keys(const ChoiceUnit& unit, int level, const NodeRange& range, std::int32_t* keys) const override {
+    std::copy_n(level_of(unit, range.part, level).keys.data() + range.begin, range.count(), keys);
+  }
+  void logits(const ChoiceUnit& unit, int level, const NodeRange& range, const float* q, int rows, float* z,
+              std::int64_t stride) const override {
+    const ClusterTree& own = tree(unit, range.part);
+    const std::vector<std::byte>& centroids = own.levels[static_cast<std::size_t>(level)].centroids;
+    const std::int64_t d = geometry_.head_dim, row = d * bytes_of(own.type);
+    kernels().gemv(q, rows, centroids.data() + range.begin * row, own.type, d, 0, range.count(), z, stride);
+  }
+  NodeRange children(const ChoiceUnit& unit, int level, const NodeRange& range) const override {
+    const std::vector<std::int32_t>& first = level_of(unit, range.part, level).first;
+    return {range.part, first[static_cast<std::size_t>(range.begin)], first[static_cast<std::size_t>(range.end)]};
+  }
+  void add_rows(const ChoiceUnit& unit, const NodeRange& leaves, RowSet& rows) const override {
+    const ClusterTree& own = tree(unit, leaves.part);
+    const std::vector<std::int32_t>& first = own.levels.back().first;
+    for (std::int32_t i = first[static_cast<std::size_t>(leaves.begin)];
+         i < first[static_cast<std::size_t>(leaves.end)]; ++i)
+      rows.insert(own.rows[static_cast<std::size_t>(i)]);
+  }
+  /// A centroid and its N, and with a tail, which reads them for every node that is pruned, the mean of its values.
+  std::int64_t node_bytes(const ChoiceUnit& unit) const override {
+    const Index* const index = find(unit.block->sequence);
+    if (index == nullptr) return 0;
+    const DType type = index->segments[0].heads[static_cast<std::size_t>(unit.kv_head)].type;
+    return std::int64_t{geometry_.head_dim} * bytes_of(type) * (options_.tail ? 2 : 1) +
+           std::int64_t{sizeof(std::int32_t)};
+  }
+  std::int64_t row_bytes() const override { return sizeof(Position); }
+  void mean_value(const ChoiceUnit& unit, int level, std::int32_t part, std::int32_t node, float* out) const override {
+    const ClusterTree& own = tree(unit, part);
+    const std::int64_t d = geometry_.head_dim, row = d * bytes_of(own.type);
+    kernels().widen(own.levels[static_cast<std::size_t>(level)].values.data() + node * row, own.type, d, out);
+  }
+
+  static int saved_levels(const SectionReader& in) {
+    const auto numbers = in.values<std::int64_t>("shape");
+    return numbers.size() < 3 ? 1 : static_cast<int>(std::clamp<std::int64_t>(numbers[2], 1, kMostLevels));
+  }
+
+  const Options own_;
+  std::map<std::int32_t, Index> indexes_;  // by sequence
+};
+
+}  // namespace
+
+MethodInfo squeezed_method() {
+  return {
+      .name = "squeezed",
+      .aliases = {},
+      .source = "Squeezed Attention (Hooper et al. 2024)",
+      .keys = {{"levels", "levels of centroids, 1 to 16, or auto: as many as leave 1024 at the top", "1"},
+               {"clusters", "centroids of the finest level, a count or a share of the keys", "5%"},
+               {"clusters1", "centroids of the coarsest of several levels, a count or a share of the keys", "1%"},
+               {"branch", "instead of clusters1: children per centroid, 2 to 1024", "8 with levels=auto"},
+               {"sparsity", "share of the keys to leave out, calibrated over all layers and heads, 0 to 0.999999",
+                "0.9"},
+               {"mass", "instead of sparsity: share of the attention to capture, 0.01 to 1", ""},
+               {"error", "instead of sparsity: relative error of the output to allow, 0 to 10", ""},
+               {"tail", "whether pruned clusters count with centroid and mean value: off or on", "off"},
+               {"block", "question tokens whose scores are averaged, 1 to 1048576", "the whole question"}},
+      .dense = {.sink = 0, .window = ObservedQueries::kTokens, .from_context = true},
+      .dense_layers = 0,
+      .make = [](const Spec& spec, const LayerGeometry& geometry,
+                 std::string_view) { return std::make_unique<Squeezed>(geometry, Options::of(spec)); },
+      .index_bytes =
+          [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
+            const Options options = Options::of(spec);
+            std::int64_t bytes = tokens * std::int64_t{sizeof(Position)};
+            for (const std::int64_t nodes : options.nodes(std::max<std::int64_t>(1, tokens), std::max<std::int64_t>(1, tokens)))
+              bytes += nodes * (geometry.head_dim * std::int64_t{options.common.tail ? 4 : 2} + 8);
+            return geometry.kv_heads * bytes + ObservedQueries::kTokens * geometry.query_heads * geometry.head_dim *
+                                                   std::int64_t{sizeof(float)};
+          },
+      .validate = [](const Spec& spec) { Options::of(spec); },
+      .finish = &ThresholdSelector::finish};
+}
+
+}  // namespace lode

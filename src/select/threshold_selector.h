@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Methods that keep whatever scores above one calibrated threshold (Squeezed Attention): the lookup of equations 1 to
+// 3 over nodes that the method supplies, and the calibration over all layers.
+//
+//   S_i = exp(q . C_i) / sum_j N_j exp(q . C_j)         kept: mean of S_i over queries of the group > T
+//
+// At the coarsest level j runs over all nodes; at each finer level over the children of kept nodes only, and those of
+// pruned nodes are never read. Scores go through their log-sum-exp, so no logit overflows.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "lodestone/selector.h"
+#include "select/calibration.h"
+#include "select/observed_queries.h"
+#include "select/rows.h"
+
+namespace lode {
+
+/// Query tokens that choose together, for one KV head.
+struct ChoiceUnit {
+  const QueryBlock* block = nullptr;
+  QueryKind kind = QueryKind::alone;
+  std::int64_t token_begin = 0, token_end = 0;  ///< of the block
+  int kv_head = 0;
+  Position far_begin = 0;
+  Position far_first = 0, far_last = 0;  ///< ends of the far keys of the first and the last token
+
+  std::int64_t tokens() const { return token_end - token_begin; }
+  const KvRows& kv() const { return block->kv.heads[static_cast<std::size_t>(kv_head)]; }
+};
+
+/// Consecutive nodes of one level of one part of an index.
+struct NodeRange {
+  std::int32_t part = 0, begin = 0, end = 0;
+  std::int32_t count() const { return end - begin; }
+};
+
+/// The nodes of one level that a lookup reads.
+struct Frontier {
+  std::vector<NodeRange> ranges;
+  std::vector<std::int32_t> keys;  // [nodes] N
+  std::vector<float> scores;       // [nodes] mean S times all keys of the index
+
+  std::int64_t nodes() const { return std::ssize(keys); }
+  void clear();
+};
+
+class ThresholdSelector : public Selector {
+ public:
+  struct Options {
+    Target target;
+    std::int64_t stretch = 0;  ///< question tokens that are averaged; 0 = all
+    bool tail = false;         ///< pruned nodes count with their centroid's weight and mean value
+  };
+
+  ThresholdSelector(const LayerGeometry& geometry, const Options& options);
+
+  bool wants_writes() const final { return true; }
+  std::int64_t question_stretch() const final { return options_.stretch; }
+  void on_write(const KvWrite& write) final { states_[write.sequence].observed.take(write); }
+  void build(std::int32_t sequence, KvLayer kv) final;
+  void append(std::int32_t sequence, KvLayer kv, Position far_end) override = 0;
+  void roll_back(std::int32_t sequence, std::int64_t tokens) override;
+  void select(std::span<const QueryBlock> blocks, Selection& out) final;
+  void save(std::int32_t sequence, SectionWriter& out) const final;
+  void load(std::int32_t sequence, SectionReader& in, KvLayer kv) final;
+  std::int64_t index_bytes() const override;
+
+  /// MethodInfo::finish: takes in what the context has grown by, then finds the thresholds of all layers together.
+  static void finish(std::span<Selector* const> layers, std::int32_t sequence,
+                     const std::function<KvLayer(int layer)>& kv);
+  /// Null for a sequence that was never built.
+  const Calibration* calibration(std::int32_t sequence) const;
+
+ protected:
+  /// The part of a context that is indexed ends here: the observed queries and the window are attended anyway.
+  Position indexed_end(std::int64_t tokens) const;
+
+  /// Indexes keys [begin, end) of a context as one part; `begin` is where the last part ends, or the sink.
+  virtual void index_context(std::int32_t sequence, KvLayer kv, Position begin, Position end) = 0;
+  virtual void forget(std::int32_t sequence) = 0;  ///< all parts
+  virtual void save_index(std::int32_t sequence, SectionWriter& out) const = 0;
+  /// Restores an index whose calibration has so many levels (0: any), or throws and changes nothing; returns where
+  /// its keys end.
+  virtual Position load_index(std::int32_t sequence, const SectionReader& in, KvLayer kv, std::int64_t levels) = 0;
+  virtual int levels(std::int32_t sequence) const = 0;
+  /// Share of all keys that survive a level; of the last one only for targets by sparsity.
+  virtual double kept_share(std::int32_t sequence, int level) const = 0;
+
+  /// Nodes of the coarsest level, and the end of the keys below them.
+  virtual Position top(const ChoiceUnit& unit, std::vector<NodeRange>& ranges) const = 0;
+  /// N of a range's nodes.
+  virtual void node_keys(const ChoiceUnit& unit, int level, const NodeRange& range, std::int32_t* keys) const = 0;
+  /// z[r * stride + i] = q[r] . C of the range's i-th node, for up to 8 scaled queries.
+  virtual void logits(const ChoiceUnit& unit, int level, const NodeRange& range, const float* q, int rows, float* z,
+                      std::int64_t stride) const = 0;
+  /// Nodes of the next level below a range.
+  virtual NodeRange children(const ChoiceUnit& unit, int level, const NodeRange& range) const = 0;
+  virtual void add_rows(const ChoiceUnit& unit, const NodeRange& leaves, RowSet& rows) const = 0;
+  virtual std::int64_t node_bytes(const ChoiceUnit& unit) const = 0;  ///< read per node
+  virtual std::int64_t row_bytes() const = 0;                          ///< read of the index per key kept
+  /// Mean value of a node, [d]; only methods with a tail have them.
+  virtual void mean_value(const ChoiceUnit&, int, std::int32_t, std::int32_t, float*) const {}
+
+  int workers() const;
+  void for_each(std::int64_t items, const std::function<void(std::int64_t, int)>& body) const;
+
+  const LayerGeometry geometry_;
+  const Options options_;
+
+ private:
+  struct State {
+    ObservedQueries observed;
+    Calibration calibration;
+    Position context_end = 0;  // of the keys indexed as context
+  };
+  /// One lookup, level by level.
+  struct Lookup {
+    Position end = 0;                            // keys [far_begin, end) are below the top
+    std::vector<Frontier> levels;                // those that were read
+    std::vector<std::vector<NodeRange>> pruned;  // [levels]
+    std::vector<NodeRange> kept;                 // of the last level
+  };
+  struct Scratch {
+    Lookup lookup;
+    RowSet rows;
+    std::vector<Position> chosen;
+  };
+  struct Trial;  // these two: threshold_calibration.cc
+  class Search;
+  /// Runs the pieces of one unit: on the pool when the unit is large, else on the thread that has it.
+  using Loop = std::function<void(std::int64_t, const std::function<void(std::int64_t)>&)>;
+
+  std::vector<ChoiceUnit> units_of(std::span<const QueryBlock> blocks, const DenseParts& dense) const;
+  void select_units(std::span<const ChoiceUnit> units, Selection& out);
+  /// Reads level 0 and what is below its kept nodes, down to level `last`, which is scored and, if asked, cut.
+  void look_up(const ChoiceUnit& unit, int last, bool cut_last, const Loop& loop, Lookup& out) const;
+  void score(const ChoiceUnit& unit, int level, std::int64_t keys, const Loop& loop, Frontier& frontier) const;
+  double threshold(const ChoiceUnit& unit, int level, std::int64_t keys, const Frontier& frontier) const;
+  void choose(const ChoiceUnit& unit, const Loop& loop, Scratch& scratch, Selection& out, SelectWork& work) const;
+  void add_tail(const ChoiceUnit& unit, const Lookup& lookup, const Loop& loop, Selection& out) const;
+  void tail_rows(const ChoiceUnit& unit, const Lookup& lookup, std::int64_t begin, std::int64_t end, float* output,
+                 float* lse) const;
+  void gather(const ChoiceUnit& unit, std::int64_t row_begin, std::int64_t row_end, float* q) const;
+  void add_rows_scores(const ChoiceUnit& unit, int level, double weight, std::int64_t begin, std::int64_t end,
+                       const Frontier& frontier, std::span<float> sum) const;
+  void grow(std::int32_t sequence, KvLayer kv);
+
+  static void calibrate(std::span<ThresholdSelector* const> layers, std::int32_t sequence,
+                        const std::function<KvLayer(int layer)>& kv);
+
+  std::map<std::int32_t, State> states_;
+  std::vector<Scratch> scratch_;             // [workers]
+  std::vector<Selection> chosen_;            // [units]
+  std::vector<SelectWork> unit_work_;        // [units]
+};
+
+}  // namespace lode
