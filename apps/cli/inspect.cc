@@ -61,10 +61,15 @@ Json inspect_context(const InspectFlags& flags) {
   const ContainerReader file(flags.path);
   const ContextMeta meta = read_context_meta(file, flags.path);
   std::uint64_t kv = 0, index = 0, total = 0;
+  Json found = Json::object();  // what methods say of their indexes; every layer says the same
   for (const SectionInfo& s : file.sections()) {
     total += s.bytes;
     if (s.name.starts_with("kv/")) kv += s.bytes;
     if (s.name.starts_with("select/")) index += s.bytes;
+    if (!s.name.starts_with("select/") || !s.name.ends_with("/summary")) continue;
+    const auto text = file.bytes(s.name);
+    const std::string spec = s.name.substr(7, s.name.find('/', 7) - 7);
+    found[spec] = excerpt({reinterpret_cast<const char*>(text.data()), text.size()}, 400);
   }
   return {{"kind", "context"},
           {"tokens", meta.tokens},
@@ -73,6 +78,7 @@ Json inspect_context(const InspectFlags& flags) {
           {"kv_heads", meta.kv_heads},
           {"head_dim", meta.head_dim},
           {"methods", meta.methods},
+          {"found", found},
           {"model", meta.model_path},
           {"model_fingerprint", meta.model_fingerprint},
           {"tokenizer_fingerprint", meta.tokenizer_fingerprint},

@@ -76,9 +76,12 @@ Partition partition_by_cosine(Matrix<const float> x, std::int64_t clusters, std:
   std::int64_t seen = 0, given = 0;  // points, clusters so far: shares are rounded on their running sum
   for (std::size_t c = 0; c < members.size(); ++c) {
     const std::vector<std::int64_t>& points = members[c];
+    // Points that have one direction all fall into one cell, in every round.
+    if (std::ssize(points) == x.rows) return compacted(directly(x, clusters, seed, pool), clusters);
     if (points.empty()) continue;
     seen += std::ssize(points);
-    const std::int64_t share = std::clamp<std::int64_t>(clusters * seen / x.rows - given, 1, std::ssize(points));
+    const std::int64_t share =
+        std::clamp<std::int64_t>(clusters * seen / x.rows - given, 1, std::ssize(points));
     const Dense rows = rows_at(x, points);
     const Partition inside =
         partition_by_cosine({rows.data(), std::ssize(points), x.cols}, share, hash_seed(seed, c), pool);

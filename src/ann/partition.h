@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Points cut into very many small clusters by cosine, at a cost that does not grow with points times clusters.
+// Points cut into very many small clusters by cosine, at a cost that does not grow with points times
+// clusters.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +17,9 @@ struct Partition {
   std::vector<std::int32_t> labels;  // [n], in [0, clusters)
 };
 
-/// Clusters of points of norm 1 (or 0). Up to kDirectClusters it is spherical k-means; more of them are found in
-/// two steps, about sqrt(C) cells first, then each cell's share of the clusters inside it, so that C = n / 20
-/// costs n sqrt(n), not n squared. The same for any number of threads. Polls check_cancel.
+/// Clusters of points of norm 1 (or 0). Up to kDirectClusters it is spherical k-means; more of them are found
+/// in two steps, about sqrt(C) cells first, then each cell's share of the clusters inside it, so that C = n /
+/// 20 costs n sqrt(n), not n squared. The same for any number of threads. Polls check_cancel.
 Partition partition_by_cosine(Matrix<const float> x /*[n, d], dense*/, std::int64_t clusters,
                               std::uint64_t seed, ThreadPool& pool);
 

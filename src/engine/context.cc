@@ -181,8 +181,8 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
   // Question tokens that choose their keys together are never cut apart.
   const auto stretch = static_cast<std::size_t>(phase == Phase::question ? question_stretch(method) : 1);
   const auto steps = static_cast<std::size_t>(options.chunk);
-  const std::size_t chunk = stretch == 0 ? std::max<std::size_t>(1, tokens.size())
-                                         : std::max(stretch, steps / stretch * stretch);
+  const std::size_t chunk =
+      stretch == 0 ? std::max<std::size_t>(1, tokens.size()) : std::max(stretch, steps / stretch * stretch);
   const Position far_limit = far_limit_of(attached);
   for (std::size_t at = 0; at < tokens.size(); at += chunk) {
     const SequenceTokens part = {tokens.subspan(at, std::min(chunk, tokens.size() - at)), &kv, 0, far_limit};

@@ -75,7 +75,7 @@ class Bench {
       s.kv.expect(options_.context);
       for (std::int64_t t = 0; t < options_.context; t += kWriteTokens) {
         check_cancel();
-        const std::int64_t count = std::min(kWriteTokens, options_.context - t);
+        const std::int64_t count = std::min(kWriteTokens, (t < indexed() ? indexed() : options_.context) - t);
         maker.make(static_cast<Position>(t), count);
         s.kv.write(0, count, maker.k, maker.v);
         s.kv.commit(count);
@@ -96,8 +96,13 @@ class Bench {
       for (std::size_t i = 0; i < sequences_.size(); ++i) {
         check_cancel();
         seconds.push_back(1e-6 * microseconds([&] {
-                            c.selector->build(static_cast<std::int32_t>(i), sequences_[i].kv.layer(0));
+                            std::vector<KvRows> heads;
+                            build(c, static_cast<std::int32_t>(i), context_of(sequences_[i], heads));
                           }));
+        const KvLayer kv = sequences_[i].kv.layer(0);
+        const std::int64_t far_end = std::max(c.spec.dense.sink, options_.context - c.spec.dense.window);
+        if (!c.spec.dense.from_context)
+          c.selector->append(static_cast<std::int32_t>(i), kv, static_cast<Position>(far_end));
       }
       c.selector->take_work();
       c.build_seconds = median(seconds);
@@ -115,13 +120,14 @@ class Bench {
       const std::int64_t begin = options_.context - options_.queries;
       const std::int64_t far_begin = std::min<std::int64_t>(c.spec.dense.sink, options_.context);
       blocks.push_back({.sequence = static_cast<std::int32_t>(i),
-                        .phase = Phase::generation,
+                        .phase = options_.queries > 1 ? Phase::question : Phase::generation,
                         .begin = static_cast<Position>(begin),
                         .tokens = options_.queries,
                         .q = s.q[variant],
                         .q_unrotated = s.q_unrotated[variant],
                         .kv = s.kv.layer(0),
-                        .far_begin = static_cast<Position>(far_begin)});
+                        .far_begin = static_cast<Position>(far_begin),
+                        .far_limit = far_limit(c.spec.dense)});
       outputs.push_back(outputs_[static_cast<std::size_t>(b)].data());
     }
     Selection selection;
@@ -176,6 +182,25 @@ class Bench {
   }
 
  private:
+  /// Tokens before the queries: what is indexed as the context.
+  std::int64_t indexed() const { return std::max<std::int64_t>(0, options_.context - options_.queries); }
+  Position far_limit(const DenseParts& dense) const {
+    if (!dense.from_context) return QueryBlock::kNoLimit;
+    return static_cast<Position>(std::max<std::int64_t>(0, indexed() - dense.window));
+  }
+  KvLayer context_of(const Sequence& s, std::vector<KvRows>& heads) const {
+    const KvLayer all = s.kv.layer(0);
+    heads.assign(all.heads.begin(), all.heads.end());
+    for (KvRows& head : heads) head.rows = indexed();
+    return {.heads = heads, .tokens = indexed()};
+  }
+  static void build(const Candidate& c, std::int32_t sequence, KvLayer kv) {
+    c.selector->build(sequence, kv);
+    Selector* const layers[] = {c.selector.get()};
+    if (const MethodInfo& info = find_method(c.spec.name); info.finish)
+      info.finish(layers, sequence, [&](int) { return kv; });
+  }
+
   void tell_writers(std::int32_t sequence, Position begin, std::int64_t count, const VectorMaker& maker) {
     for (Candidate& c : candidates_) {
       if (!c.selector || !c.selector->wants_writes()) continue;

@@ -20,9 +20,9 @@ class ThreadPool;
 
 /// New tokens of one sequence.
 struct SequenceTokens {
-  std::span<const TokenId> tokens;  // [T], at least one
-  KvStore* kv = nullptr;            ///< holds the earlier tokens; takes the new ones
-  std::int32_t id = 0;              ///< the sequence's number for the selectors
+  std::span<const TokenId> tokens;            // [T], at least one
+  KvStore* kv = nullptr;                      ///< holds the earlier tokens; takes the new ones
+  std::int32_t id = 0;                        ///< the sequence's number for the selectors
   Position far_limit = QueryBlock::kNoLimit;  ///< keys from here on are never far
 };
 

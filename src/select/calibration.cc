@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sections of a saved calibration: calibration = {queries, levels, thresholds [2, levels], {sparsity, mass, error}
-// [2]} float64, and summary, a line of text that `inspect` shows.
+// Sections of a saved calibration: calibration = {queries, levels, thresholds [2, levels], {sparsity, mass,
+// error} [2]} float64, and summary, a line of text that `inspect` shows.
 #include "select/calibration.h"
 
 #include <fmt/format.h>
@@ -72,7 +72,8 @@ void Calibration::save(SectionWriter& out, const Target& target) const {
   for (const Achieved& a : held_out) numbers.insert(numbers.end(), {a.sparsity, a.mass, a.error});
   out.add<double>("calibration", numbers);
   const auto achieved = [](const char* who, const Achieved& a) {
-    return fmt::format("{}: sparsity {:.3f}, mass {:.3f}, output error {:.3f}", who, a.sparsity, a.mass, a.error);
+    return fmt::format("{}: sparsity {:.3f}, mass {:.3f}, output error {:.3f}", who, a.sparsity, a.mass,
+                       a.error);
   };
   const std::string summary =
       queries == 0 ? fmt::format("target {}; not calibrated", target.text())
@@ -91,7 +92,8 @@ Calibration Calibration::load(const SectionReader& in) {
           "finite figures that are not negative in the calibration");
   require(numbers[0] == 0.0 || (numbers[0] >= 1.0 && numbers[0] <= ObservedQueries::kTokens),
           "a calibration on at most 100 queries");
-  require(numbers[1] <= kMostLevels && (numbers[0] == 0.0) == (numbers[1] == 0.0), "levels with a calibration");
+  require(numbers[1] <= kMostLevels && (numbers[0] == 0.0) == (numbers[1] == 0.0),
+          "levels with a calibration");
   const auto own = static_cast<std::int64_t>(numbers[1]);
   require(std::ssize(numbers) == 2 + 2 * own + 6, "one threshold a level in the calibration");
   Calibration c;

@@ -2,9 +2,9 @@
 // One threshold for all layers and heads (Squeezed Attention, section 3.2): targets, the search for it, and
 // what it was found to achieve on queries that it was not calibrated on.
 //
-// Thresholds are in units of the uniform weight: a cluster is kept when S N > tau, S being the softmax estimate of
-// one of its keys and N the number of keys under the index. Over a fixed context that is S > T with T = tau / N; when
-// the context grows, T falls with it, as the weights do.
+// Thresholds are in units of the uniform weight: a cluster is kept when S N > tau, S being the softmax
+// estimate of one of its keys and N the number of keys under the index. Over a fixed context that is S > T
+// with T = tau / N; when the context grows, T falls with it, as the weights do.
 #pragma once
 
 #include <array>
@@ -19,8 +19,8 @@ namespace lode {
 class SectionReader;
 class SectionWriter;
 
-/// What a method is asked to reach: a share of keys left out, a share of the attention kept, or an error of the
-/// output.
+/// What a method is asked to reach: a share of keys left out, a share of the attention kept, or an error of
+/// the output.
 struct Target {
   enum class Kind { sparsity, mass, error };
   Kind kind = Kind::sparsity;
@@ -33,13 +33,14 @@ struct Target {
   std::string text() const;  ///< "sparsity 0.9"
 };
 
-/// Weights over log score, fine enough that a quantile is off by less than 1 % of the score. Whole-number weights add
-/// up exactly, so the order of adding does not matter.
+/// Weights over log score, fine enough that a quantile is off by less than 1 % of the score. Whole-number
+/// weights add up exactly, so the order of adding does not matter.
 class ScoreHistogram {
  public:
   void add(double score, double weight);
   void add(const ScoreHistogram& other);
-  /// The largest threshold above which at least `wanted` of the weight lies; 0 when only everything is enough.
+  /// The largest threshold above which at least `wanted` of the weight lies; 0 when only everything is
+  /// enough.
   double threshold_for(double wanted) const;
   double total() const;
 
@@ -59,7 +60,7 @@ enum class QueryKind { together, alone };
 inline constexpr std::array<QueryKind, 2> kQueryKinds = {QueryKind::together, QueryKind::alone};
 
 struct Calibration {
-  std::int64_t queries = 0;  ///< calibrated on; 0 = never calibrated
+  std::int64_t queries = 0;                       ///< calibrated on; 0 = never calibrated
   std::array<std::vector<double>, 2> thresholds;  // [QueryKind][levels]
   std::array<Achieved, 2> held_out;               // [QueryKind]
 

@@ -38,21 +38,24 @@ Rows read_rows(const KvRows& kv, Position begin, std::int64_t count, bool values
   Rows out(static_cast<std::size_t>(count * kv.d));
   pool.for_each((count + kPiece - 1) / kPiece, [&](std::int64_t piece, int) {
     for (std::int64_t i = piece * kPiece; i < std::min(count, (piece + 1) * kPiece); ++i) {
-      read_stored_keys({&source, 1}, begin + static_cast<Position>(i), nullptr,
-                       std::span(out).subspan(static_cast<std::size_t>(i * kv.d), static_cast<std::size_t>(kv.d)));
+      read_stored_keys(
+          {&source, 1}, begin + static_cast<Position>(i), nullptr,
+          std::span(out).subspan(static_cast<std::size_t>(i * kv.d), static_cast<std::size_t>(kv.d)));
     }
   });
   return out;
 }
 
 /// Labels of rows by the cosine of their directions.
-Partition partition(const Rows& rows, std::int64_t d, std::int64_t clusters, std::uint64_t seed, ThreadPool& pool) {
+Partition partition(const Rows& rows, std::int64_t d, std::int64_t clusters, std::uint64_t seed,
+                    ThreadPool& pool) {
   Rows unit = rows;
   const auto n = std::ssize(rows) / d;
   for (std::int64_t i = 0; i < n; ++i) {
     double sum = 0.0;
     for (std::int64_t j = 0; j < d; ++j)
-      sum += static_cast<double>(unit[static_cast<std::size_t>(i * d + j)]) * unit[static_cast<std::size_t>(i * d + j)];
+      sum += static_cast<double>(unit[static_cast<std::size_t>(i * d + j)]) *
+             unit[static_cast<std::size_t>(i * d + j)];
     const double inverse = sum > 0.0 ? 1.0 / std::sqrt(sum) : 0.0;
     for (std::int64_t j = 0; j < d; ++j) {
       float& x = unit[static_cast<std::size_t>(i * d + j)];
@@ -94,25 +97,31 @@ Draft coarsen(Draft& fine, std::int64_t d, std::int64_t clusters, std::uint64_t 
   return coarse;
 }
 
-std::vector<std::byte> packed(const Rows& rows, std::span<const std::int32_t> order, std::int64_t d, DType type) {
+std::vector<std::byte> packed(const Rows& rows, std::span<const std::int32_t> order, std::int64_t d,
+                              DType type) {
   const std::int64_t row_bytes = d * bytes_of(type);
   std::vector<std::byte> out(order.size() * static_cast<std::size_t>(row_bytes));
   for (std::size_t i = 0; i < order.size(); ++i)
-    kernels().narrow(rows.data() + order[i] * d, d, type, out.data() + static_cast<std::int64_t>(i) * row_bytes);
+    kernels().narrow(rows.data() + order[i] * d, d, type,
+                     out.data() + static_cast<std::int64_t>(i) * row_bytes);
   return out;
 }
 
 /// Children of parents that stand in `order`: first[i] of the i-th, and the children in that order.
-std::vector<std::int32_t> sort_children(std::span<const std::int32_t> parent, std::span<const std::int32_t> order,
+std::vector<std::int32_t> sort_children(std::span<const std::int32_t> parent,
+                                        std::span<const std::int32_t> order,
                                         std::vector<std::int32_t>& first) {
   std::vector<std::int32_t> rank(order.size());
-  for (std::size_t i = 0; i < order.size(); ++i) rank[static_cast<std::size_t>(order[i])] = static_cast<std::int32_t>(i);
+  for (std::size_t i = 0; i < order.size(); ++i)
+    rank[static_cast<std::size_t>(order[i])] = static_cast<std::int32_t>(i);
   first.assign(order.size() + 1, 0);
-  for (const std::int32_t p : parent) ++first[static_cast<std::size_t>(rank[static_cast<std::size_t>(p)]) + 1];
+  for (const std::int32_t p : parent)
+    ++first[static_cast<std::size_t>(rank[static_cast<std::size_t>(p)]) + 1];
   std::partial_sum(first.begin(), first.end(), first.begin());
   std::vector<std::int32_t> next(first.begin(), first.end() - 1), sorted(parent.size());
   for (std::size_t i = 0; i < parent.size(); ++i)
-    sorted[static_cast<std::size_t>(next[static_cast<std::size_t>(rank[static_cast<std::size_t>(parent[i])])]++)] =
+    sorted[static_cast<std::size_t>(
+        next[static_cast<std::size_t>(rank[static_cast<std::size_t>(parent[i])])]++)] =
         static_cast<std::int32_t>(i);
   return sorted;
 }
@@ -131,8 +140,8 @@ std::int64_t ClusterTree::bytes() const {
   return static_cast<std::int64_t>(bytes);
 }
 
-ClusterTree build_cluster_tree(const KvRows& kv, Position begin, Position end, const ClusterTreeOptions& options,
-                               ThreadPool& pool) {
+ClusterTree build_cluster_tree(const KvRows& kv, Position begin, Position end,
+                               const ClusterTreeOptions& options, ThreadPool& pool) {
   LODE_ASSERT(begin < end && !options.nodes.empty());
   const std::int64_t n = end - begin, d = kv.d;
   const std::size_t levels = options.nodes.size();

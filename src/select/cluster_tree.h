@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Clusters of clusters of one head's keys (Squeezed Attention, section 3.1 and figure 2): keys are clustered by
-// cosine, centroids are clustered again, and each node keeps the mean of the raw keys below it.
+// Clusters of clusters of one head's keys (Squeezed Attention, section 3.1 and figure 2): keys are clustered
+// by cosine, centroids are clustered again, and each node keeps the mean of the raw keys below it.
 //
-// Flat arrays, so that a level is one matrix and the children of a node are one range of rows: what a device reads
-// is what is stored.
+// Flat arrays, so that a level is one matrix and the children of a node are one range of rows: what a device
+// reads is what is stored.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ class SectionReader;
 class SectionWriter;
 class ThreadPool;
 
-/// Nodes of one level. Children of node i are nodes [first[i], first[i + 1]) of the next finer level, or at the
-/// finest level the keys rows[first[i]], ..., rows[first[i + 1] - 1].
+/// Nodes of one level. Children of node i are nodes [first[i], first[i + 1]) of the next finer level, or at
+/// the finest level the keys rows[first[i]], ..., rows[first[i + 1] - 1].
 struct ClusterLevel {
   std::vector<std::int32_t> first;   // [nodes + 1]
   std::vector<std::int32_t> keys;    // [nodes] keys below each, at least 1
@@ -36,14 +36,15 @@ struct ClusterTree {
 };
 
 struct ClusterTreeOptions {
-  std::vector<std::int64_t> nodes;  ///< wanted per level, coarsest first; fewer where there are fewer children
+  std::vector<std::int64_t>
+      nodes;  ///< wanted per level, coarsest first; fewer where there are fewer children
   bool values = false;
   std::uint64_t seed = 0;
 };
 
 /// Clusters keys [begin, end) of a head, at least one. The same for any number of threads.
-ClusterTree build_cluster_tree(const KvRows& kv, Position begin, Position end, const ClusterTreeOptions& options,
-                               ThreadPool& pool);
+ClusterTree build_cluster_tree(const KvRows& kv, Position begin, Position end,
+                               const ClusterTreeOptions& options, ThreadPool& pool);
 
 /// The trees of all heads over keys [begin, end).
 struct ClusterSegment {
@@ -59,8 +60,9 @@ struct ClusterShape {
 };
 
 void save_segments(std::span<const ClusterSegment> segments, const ClusterShape& shape, SectionWriter& out);
-/// What save_segments wrote; InputError unless it fits the shape and a text of `tokens` tokens, every key is in one
-/// leaf, and every node is the child of one.
-std::vector<ClusterSegment> load_segments(const ClusterShape& shape, std::int64_t tokens, const SectionReader& in);
+/// What save_segments wrote; InputError unless it fits the shape and a text of `tokens` tokens, every key is
+/// in one leaf, and every node is the child of one.
+std::vector<ClusterSegment> load_segments(const ClusterShape& shape, std::int64_t tokens,
+                                          const SectionReader& in);
 
 }  // namespace lode

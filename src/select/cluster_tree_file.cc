@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sections of a saved cluster index: shape = {heads, d, levels, begin, values, segments, then per segment: end, per head
-// and segment: bytes of a number (2 or 4), nodes of each level} int64; first, keys [nodes + 1], [nodes] int32 of every
-// (segment, head, level) one after the other; centroids, values [nodes, d] in the same order; rows [keys] int32 per
-// (segment, head).
+// Sections of a saved cluster index: shape = {heads, d, levels, begin, values, segments, then per segment:
+// end, per head and segment: bytes of a number (2 or 4), nodes of each level} int64; first, keys [nodes + 1],
+// [nodes] int32 of every (segment, head, level) one after the other; centroids, values [nodes, d] in the same
+// order; rows [keys] int32 per (segment, head).
 #include <algorithm>
 #include <cmath>
 
@@ -34,7 +34,8 @@ class Parser {
   std::vector<ClusterSegment> parse() {
     const auto head = take(numbers_, kShapeNumbers);
     require(head[0] == shape_.heads && head[1] == shape_.head_dim, "the model's KV heads and head dimension");
-    require(head[2] == shape_.levels && head[4] == (shape_.values ? 1 : 0), "the levels and means that the spec asks for");
+    require(head[2] == shape_.levels && head[4] == (shape_.values ? 1 : 0),
+            "the levels and means that the spec asks for");
     require(head[3] == shape_.begin, "keys behind the sink");
     require(head[5] >= 0 && head[5] <= std::ssize(numbers_), "a number of segments");
     std::vector<ClusterSegment> segments(static_cast<std::size_t>(head[5]));
@@ -46,7 +47,8 @@ class Parser {
       segment.end = begin = static_cast<Position>(end);
       for (int h = 0; h < shape_.heads; ++h) segment.heads.push_back(tree(segment));
     }
-    require(numbers_.empty() && first_.empty() && keys_.empty() && centroids_.empty() && values_.empty() && rows_.empty(),
+    require(numbers_.empty() && first_.empty() && keys_.empty() && centroids_.empty() && values_.empty() &&
+                rows_.empty(),
             "sections of the sizes that 'shape' gives");
     return segments;
   }
@@ -98,9 +100,11 @@ class Parser {
     for (std::size_t leaf = 0; leaf + 1 < leaves.first.size(); ++leaf) {
       for (std::int32_t i = leaves.first[leaf]; i < leaves.first[leaf + 1]; ++i) {
         const Position row = tree.rows[static_cast<std::size_t>(i)];
-        require(row >= segment.begin && row < segment.end && !seen[static_cast<std::size_t>(row - segment.begin)],
-                "each key in one cluster");
-        require(i == leaves.first[leaf] || tree.rows[static_cast<std::size_t>(i - 1)] < row, "rising rows in a cluster");
+        require(
+            row >= segment.begin && row < segment.end && !seen[static_cast<std::size_t>(row - segment.begin)],
+            "each key in one cluster");
+        require(i == leaves.first[leaf] || tree.rows[static_cast<std::size_t>(i - 1)] < row,
+                "rising rows in a cluster");
         seen[static_cast<std::size_t>(row - segment.begin)] = true;
       }
     }
@@ -140,7 +144,7 @@ class Parser {
 }  // namespace
 
 void save_segments(std::span<const ClusterSegment> segments, const ClusterShape& shape, SectionWriter& out) {
-  std::vector<std::int64_t> numbers = {shape.heads, shape.head_dim,        shape.levels,
+  std::vector<std::int64_t> numbers = {shape.heads, shape.head_dim,       shape.levels,
                                        shape.begin, shape.values ? 1 : 0, std::ssize(segments)};
   std::vector<std::int32_t> first, keys;
   std::vector<std::byte> centroids, values;
@@ -168,7 +172,8 @@ void save_segments(std::span<const ClusterSegment> segments, const ClusterShape&
   out.add<Position>("rows", rows);
 }
 
-std::vector<ClusterSegment> load_segments(const ClusterShape& shape, std::int64_t tokens, const SectionReader& in) {
+std::vector<ClusterSegment> load_segments(const ClusterShape& shape, std::int64_t tokens,
+                                          const SectionReader& in) {
   return Parser(shape, tokens, in).parse();
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// ideal: every far key is scored exactly, and those are attended whose softmax weight is above one calibrated threshold
-// (Squeezed Attention, appendix E). It is `squeezed` with every key a cluster of its own: what clusters lose is what
-// lies between the two.
+// ideal: every far key is scored exactly, and those are attended whose softmax weight is above one calibrated
+// threshold (Squeezed Attention, appendix E). It is `squeezed` with every key a cluster of its own: what
+// clusters lose is what lies between the two.
 #include "kernels/kernels.h"
 #include "select/methods.h"
 #include "select/threshold_selector.h"
@@ -35,7 +35,8 @@ class Ideal final : public ThresholdSelector {
   }
   void logits(const ChoiceUnit& unit, int, const NodeRange& range, const float* q, int rows, float* z,
               std::int64_t stride) const override {
-    kernels().score_run(q, rows, unit.kv(), unit.far_begin + range.begin, unit.far_begin + range.end, z, stride);
+    kernels().score_run(q, rows, unit.kv(), unit.far_begin + range.begin, unit.far_begin + range.end, z,
+                        stride);
   }
   NodeRange children(const ChoiceUnit&, int, const NodeRange& range) const override { return range; }
   void add_rows(const ChoiceUnit& unit, const NodeRange& leaves, RowSet& rows) const override {
@@ -55,22 +56,21 @@ ThresholdSelector::Options options_of(const Spec& spec) {
 }  // namespace
 
 MethodInfo ideal_method() {
-  return {.name = "ideal",
-          .aliases = {},
-          .source = "exact scores under one calibrated threshold (Squeezed Attention, appendix E)",
-          .keys = {{"sparsity", "share of the keys to leave out, calibrated over all layers and heads, 0 to 0.999999",
-                    "0.9"},
-                   {"mass", "instead of sparsity: share of the attention to capture, 0.01 to 1", ""},
-                   {"error", "instead of sparsity: relative error of the output to allow, 0 to 10", ""},
-                   {"block", "question tokens whose scores are averaged, 1 to 1048576", "the whole question"}},
-          .dense = {.sink = 0, .window = ObservedQueries::kTokens, .from_context = true},
-          .dense_layers = 0,
-          .make =
-              [](const Spec& spec, const LayerGeometry& geometry, std::string_view) {
-                return std::make_unique<Ideal>(geometry, options_of(spec));
-              },
-          .validate = [](const Spec& spec) { options_of(spec); },
-          .finish = &ThresholdSelector::finish};
+  return {
+      .name = "ideal",
+      .aliases = {},
+      .source = "exact scores under one calibrated threshold (Squeezed Attention, appendix E)",
+      .keys = {{"sparsity",
+                "share of the keys to leave out, calibrated over all layers and heads, 0 to 0.999999", "0.9"},
+               {"mass", "instead of sparsity: share of the attention to capture, 0.01 to 1", ""},
+               {"error", "instead of sparsity: relative error of the output to allow, 0 to 10", ""},
+               {"block", "question tokens whose scores are averaged, 1 to 1048576", "the whole question"}},
+      .dense = {.sink = 0, .window = ObservedQueries::kTokens, .from_context = true},
+      .dense_layers = 0,
+      .make = [](const Spec& spec, const LayerGeometry& geometry,
+                 std::string_view) { return std::make_unique<Ideal>(geometry, options_of(spec)); },
+      .validate = [](const Spec& spec) { options_of(spec); },
+      .finish = &ThresholdSelector::finish};
 }
 
 }  // namespace lode

@@ -13,6 +13,8 @@ MethodInfo streaming_method();
 MethodInfo topk_method();
 MethodInfo random_method();
 MethodInfo kmeans_method();
+MethodInfo ideal_method();
+MethodInfo squeezed_method();
 MethodInfo hash_method();
 MethodInfo hyperplanes_method();
 MethodInfo saap_method();

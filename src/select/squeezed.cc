@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// squeezed: keys are clustered once by cosine; a query compares with the clusters' centroids and attends every key of
-// the clusters whose softmax estimate is above one threshold for the whole model. Squeezed Attention (Hooper et al.):
-// section 3.1 for the clusters, equation 1 for the lookup, equations 2 and 3 for the hierarchy, section 6.1 for the
-// figures (5 % and 1 % of the keys, half of them pruned by the first level, the last 100 tokens exact).
+// squeezed: keys are clustered once by cosine; a query compares with the clusters' centroids and attends
+// every key of the clusters whose softmax estimate is above one threshold for the whole model. Squeezed
+// Attention (Hooper et al.): section 3.1 for the clusters, equation 1 for the lookup, equations 2 and 3 for
+// the hierarchy, section 6.1 for the figures (5 % and 1 % of the keys, half of them pruned by the first
+// level, the last 100 tokens exact).
 //
-// Scores of all tokens of one user input are averaged (section 4.1), and over the heads of a group, which the paper's
-// models do not have. A parent's centroid is the mean of the raw keys below it, not of its children's centroids.
-// Children of pruned parents are not read, and the thresholds of finer levels are calibrated with the denominators that
-// the lookup has; the authors' code reads all and calibrates with full ones. Not in the paper: any number of levels,
-// targets by mass and error, averages over stretches of `block` tokens, contexts that grow, and `tail`, by which pruned
-// clusters count with their centroid's weight and the mean of their values.
+// Scores of all tokens of one user input are averaged (section 4.1), and over the heads of a group, which the
+// paper's models do not have. A parent's centroid is the mean of the raw keys below it, not of its children's
+// centroids. Children of pruned parents are not read, and the thresholds of finer levels are calibrated with
+// the denominators that the lookup has; the authors' code reads all and calibrates with full ones. Not in the
+// paper: any number of levels, targets by mass and error, averages over stretches of `block` tokens, contexts
+// that grow, and `tail`, by which pruned clusters count with their centroid's weight and the mean of their
+// values.
 //
-// Growth: keys that come behind the clustered context are attended exactly until kGrowth of them can be clustered, as a
-// part of their own. What a query sees is a function of the context's end and its own far keys: only parts that lie
-// wholly among these count, the keys behind them are attended one by one. So an index that was appended to equals one
-// that was built over the same context and appended to in any other steps. Roll back into a part forgets the part.
-#include "select/cluster_tree.h"
-
+// Growth: keys that come behind the clustered context are attended exactly until kGrowth of them can be
+// clustered, as a part of their own. What a query sees is a function of the context's end and its own far
+// keys: only parts that lie wholly among these count, the keys behind them are attended one by one. So an
+// index that was appended to equals one that was built over the same context and appended to in any other
+// steps. Roll back into a part forgets the part.
 #include <array>
 #include <cmath>
 
@@ -24,6 +25,7 @@
 #include "io/container.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
+#include "select/cluster_tree.h"
 #include "select/methods.h"
 #include "select/threshold_selector.h"
 
@@ -35,18 +37,19 @@ constexpr Position kGrowth = 128;
 constexpr std::int64_t kMostAtTop = 1024;  // levels=auto
 constexpr int kMostLevels = 16;
 constexpr double kFirstLevelKeeps = 0.5;  // section 6.1
-// levels=auto: a level keeps nodes for so many times the wanted keys, and at least so many nodes.
-constexpr double kAutoSlack = 2.0, kAutoNodes = 48.0;
+constexpr double kSlack = 2.0;       // a coarser level never keeps less than so many times the wanted keys
+constexpr double kAutoNodes = 48.0;  // levels=auto: nor fewer nodes
 constexpr std::array<std::string_view, 2> kTail = {"off", "on"};
 
-struct Options {
+struct SqueezedOptions {
   Amount clusters = {0.05, true}, clusters1 = {0.01, true};
-  int levels = 1;      ///< 0: auto
-  double branch = 0;   ///< children per node; 0: levels between clusters and clusters1 are spaced evenly in logarithm
+  int levels = 1;  ///< 0: auto
+  double branch =
+      0;  ///< children per node; 0: levels between clusters and clusters1 are spaced evenly in logarithm
   ThresholdSelector::Options common;
 
-  static Options of(const Spec& spec) {
-    Options o;
+  static SqueezedOptions of(const Spec& spec) {
+    SqueezedOptions o;
     o.clusters = spec.amount("clusters", o.clusters);
     o.clusters1 = spec.amount("clusters1", o.clusters1);
     const bool is_auto = spec.text("levels") == "auto";
@@ -58,8 +61,8 @@ struct Options {
     return o;
   }
 
-  /// Nodes per level, coarsest first, of a part with `keys` of an index whose context has `all` keys: parts that came
-  /// later have the context's shares and its number of levels.
+  /// Nodes per level, coarsest first, of a part with `keys` of an index whose context has `all` keys: parts
+  /// that came later have the context's shares and its number of levels.
   std::vector<std::int64_t> nodes(std::int64_t keys, std::int64_t all) const {
     const auto n = static_cast<double>(all);
     const double finest = static_cast<double>(clusters.of(all)) / n;
@@ -68,7 +71,8 @@ struct Options {
     const double coarsest = std::min(finest, static_cast<double>(clusters1.of(all)) / n);
     for (int up = 1; up < wanted; ++up) {
       const double along = static_cast<double>(up) / (wanted - 1);
-      shares.push_back(branch > 0 ? finest * std::pow(branch, -up) : finest * std::pow(coarsest / finest, along));
+      shares.push_back(branch > 0 ? finest * std::pow(branch, -up)
+                                  : finest * std::pow(coarsest / finest, along));
     }
     std::vector<std::int64_t> out;
     for (auto share = shares.rbegin(); share != shares.rend(); ++share) {
@@ -81,7 +85,8 @@ struct Options {
   int levels_for(std::int64_t keys) const {
     if (levels > 0) return levels;
     int count = 1;
-    for (double nodes = static_cast<double>(clusters.of(keys)); nodes > kMostAtTop && count < kMostLevels; ++count)
+    for (double nodes = static_cast<double>(clusters.of(keys)); nodes > kMostAtTop && count < kMostLevels;
+         ++count)
       nodes = std::ceil(nodes / branch);
     return count;
   }
@@ -89,7 +94,7 @@ struct Options {
 
 class Squeezed final : public ThresholdSelector {
  public:
-  Squeezed(const LayerGeometry& geometry, const Options& options)
+  Squeezed(const LayerGeometry& geometry, const SqueezedOptions& options)
       : ThresholdSelector(geometry, options.common), own_(options) {
     LODE_ASSERT(geometry.pool != nullptr);
   }
@@ -105,7 +110,8 @@ class Squeezed final : public ThresholdSelector {
     ThresholdSelector::roll_back(sequence, tokens);
     const auto found = indexes_.find(sequence);
     if (found == indexes_.end()) return;
-    std::erase_if(found->second.segments, [&](const ClusterSegment& segment) { return segment.end > tokens; });
+    std::erase_if(found->second.segments,
+                  [&](const ClusterSegment& segment) { return segment.end > tokens; });
   }
   std::int64_t index_bytes() const override {
     std::int64_t bytes = ThresholdSelector::index_bytes();
@@ -175,11 +181,14 @@ class Squeezed final : public ThresholdSelector {
     save_segments(index != nullptr ? std::span(index->segments) : std::span<const ClusterSegment>{},
                   shape(levels(sequence)), out);
   }
-  Position load_index(std::int32_t sequence, const SectionReader& in, KvLayer kv, std::int64_t levels) override {
-    const int expected = levels > 0 ? static_cast<int>(levels) : own_.levels > 0 ? own_.levels : saved_levels(in);
+  Position load_index(std::int32_t sequence, const SectionReader& in, KvLayer kv,
+                      std::int64_t levels) override {
+    const int expected = levels > 0        ? static_cast<int>(levels)
+                         : own_.levels > 0 ? own_.levels
+                                           : saved_levels(in);
     if (own_.levels > 0 && expected != own_.levels)
-      throw InputError("index '" + in.prefix() + "': expected the calibration of " + std::to_string(own_.levels) +
-                       " levels, found " + std::to_string(expected));
+      throw InputError("index '" + in.prefix() + "': expected the calibration of " +
+                       std::to_string(own_.levels) + " levels, found " + std::to_string(expected));
     Index index = {load_segments(shape(expected), kv.tokens, in)};
     const Position end = index.end(sink());
     indexes_.insert_or_assign(sequence, std::move(index));
@@ -188,7 +197,8 @@ class Squeezed final : public ThresholdSelector {
 
   int levels(std::int32_t sequence) const override {
     const Index* const index = find(sequence);
-    return index != nullptr ? static_cast<int>(index->segments[0].heads[0].levels.size()) : own_.levels_for(0);
+    return index != nullptr ? static_cast<int>(index->segments[0].heads[0].levels.size())
+                            : own_.levels_for(0);
   }
   double kept_share(std::int32_t sequence, int level) const override {
     const int last = levels(sequence) - 1;
@@ -197,12 +207,12 @@ class Squeezed final : public ThresholdSelector {
     if (level == last) return wanted;
     if (own_.levels > 0) {
       const double half = std::pow(kFirstLevelKeeps, level + 1);
-      return std::max(half, std::min(kFirstLevelKeeps, kAutoSlack * wanted));
+      return std::max(half, std::min(1.0, kSlack * wanted));
     }
     const Index* const index = find(sequence);
-    const auto nodes = static_cast<double>(
-        index->segments[0].heads[0].levels[static_cast<std::size_t>(level)].nodes());
-    return std::min(kFirstLevelKeeps, std::max(kAutoSlack * wanted, kAutoNodes / nodes));
+    const auto nodes =
+        static_cast<double>(index->segments[0].heads[0].levels[static_cast<std::size_t>(level)].nodes());
+    return std::min(1.0, std::max(kSlack * wanted, kAutoNodes / nodes));
   }
 
   Position top(const ChoiceUnit& unit, std::vector<NodeRange>& ranges) const override {
@@ -217,7 +227,8 @@ class Squeezed final : public ThresholdSelector {
     }
     return end;
   }
-  void node_keys(const ChoiceUnit& unit, int level, const NodeRange& range, std::int32_t* keys) const override {
+  void node_keys(const ChoiceUnit& unit, int level, const NodeRange& range,
+                 std::int32_t* keys) const override {
     std::copy_n(level_of(unit, range.part, level).keys.data() + range.begin, range.count(), keys);
   }
   void logits(const ChoiceUnit& unit, int level, const NodeRange& range, const float* q, int rows, float* z,
@@ -229,7 +240,8 @@ class Squeezed final : public ThresholdSelector {
   }
   NodeRange children(const ChoiceUnit& unit, int level, const NodeRange& range) const override {
     const std::vector<std::int32_t>& first = level_of(unit, range.part, level).first;
-    return {range.part, first[static_cast<std::size_t>(range.begin)], first[static_cast<std::size_t>(range.end)]};
+    return {range.part, first[static_cast<std::size_t>(range.begin)],
+            first[static_cast<std::size_t>(range.end)]};
   }
   void add_rows(const ChoiceUnit& unit, const NodeRange& leaves, RowSet& rows) const override {
     const ClusterTree& own = tree(unit, leaves.part);
@@ -238,7 +250,8 @@ class Squeezed final : public ThresholdSelector {
          i < first[static_cast<std::size_t>(leaves.end)]; ++i)
       rows.insert(own.rows[static_cast<std::size_t>(i)]);
   }
-  /// A centroid and its N, and with a tail, which reads them for every node that is pruned, the mean of its values.
+  /// A centroid and its N, and with a tail, which reads them for every node that is pruned, the mean of its
+  /// values.
   std::int64_t node_bytes(const ChoiceUnit& unit) const override {
     const Index* const index = find(unit.block->sequence);
     if (index == nullptr) return 0;
@@ -247,7 +260,8 @@ class Squeezed final : public ThresholdSelector {
            std::int64_t{sizeof(std::int32_t)};
   }
   std::int64_t row_bytes() const override { return sizeof(Position); }
-  void mean_value(const ChoiceUnit& unit, int level, std::int32_t part, std::int32_t node, float* out) const override {
+  void mean_value(const ChoiceUnit& unit, int level, std::int32_t part, std::int32_t node,
+                  float* out) const override {
     const ClusterTree& own = tree(unit, part);
     const std::int64_t d = geometry_.head_dim, row = d * bytes_of(own.type);
     kernels().widen(own.levels[static_cast<std::size_t>(level)].values.data() + node * row, own.type, d, out);
@@ -258,7 +272,7 @@ class Squeezed final : public ThresholdSelector {
     return numbers.size() < 3 ? 1 : static_cast<int>(std::clamp<std::int64_t>(numbers[2], 1, kMostLevels));
   }
 
-  const Options own_;
+  const SqueezedOptions own_;
   std::map<std::int32_t, Index> indexes_;  // by sequence
 };
 
@@ -271,28 +285,32 @@ MethodInfo squeezed_method() {
       .source = "Squeezed Attention (Hooper et al. 2024)",
       .keys = {{"levels", "levels of centroids, 1 to 16, or auto: as many as leave 1024 at the top", "1"},
                {"clusters", "centroids of the finest level, a count or a share of the keys", "5%"},
-               {"clusters1", "centroids of the coarsest of several levels, a count or a share of the keys", "1%"},
+               {"clusters1", "centroids of the coarsest of several levels, a count or a share of the keys",
+                "1%"},
                {"branch", "instead of clusters1: children per centroid, 2 to 1024", "8 with levels=auto"},
-               {"sparsity", "share of the keys to leave out, calibrated over all layers and heads, 0 to 0.999999",
-                "0.9"},
+               {"sparsity",
+                "share of the keys to leave out, calibrated over all layers and heads, 0 to 0.999999", "0.9"},
                {"mass", "instead of sparsity: share of the attention to capture, 0.01 to 1", ""},
                {"error", "instead of sparsity: relative error of the output to allow, 0 to 10", ""},
                {"tail", "whether pruned clusters count with centroid and mean value: off or on", "off"},
                {"block", "question tokens whose scores are averaged, 1 to 1048576", "the whole question"}},
       .dense = {.sink = 0, .window = ObservedQueries::kTokens, .from_context = true},
       .dense_layers = 0,
-      .make = [](const Spec& spec, const LayerGeometry& geometry,
-                 std::string_view) { return std::make_unique<Squeezed>(geometry, Options::of(spec)); },
+      .make =
+          [](const Spec& spec, const LayerGeometry& geometry, std::string_view) {
+            return std::make_unique<Squeezed>(geometry, SqueezedOptions::of(spec));
+          },
       .index_bytes =
           [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
-            const Options options = Options::of(spec);
+            const SqueezedOptions options = SqueezedOptions::of(spec);
             std::int64_t bytes = tokens * std::int64_t{sizeof(Position)};
-            for (const std::int64_t nodes : options.nodes(std::max<std::int64_t>(1, tokens), std::max<std::int64_t>(1, tokens)))
+            for (const std::int64_t nodes :
+                 options.nodes(std::max<std::int64_t>(1, tokens), std::max<std::int64_t>(1, tokens)))
               bytes += nodes * (geometry.head_dim * std::int64_t{options.common.tail ? 4 : 2} + 8);
-            return geometry.kv_heads * bytes + ObservedQueries::kTokens * geometry.query_heads * geometry.head_dim *
-                                                   std::int64_t{sizeof(float)};
+            return geometry.kv_heads * bytes + ObservedQueries::kTokens * geometry.query_heads *
+                                                   geometry.head_dim * std::int64_t{sizeof(float)};
           },
-      .validate = [](const Spec& spec) { Options::of(spec); },
+      .validate = [](const Spec& spec) { SqueezedOptions::of(spec); },
       .finish = &ThresholdSelector::finish};
 }
 

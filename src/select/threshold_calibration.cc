@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calibration over all layers (Squeezed Attention, section 3.2 and appendix C), on the first half of the observed queries;
-// the second half tells what was achieved. Differs from the authors' code: log-sum-exp instead of bare exponentials;
-// one threshold for queries that are averaged and one for single ones; the thresholds of finer levels are found with the
-// same restricted denominators as the lookup's; targets by captured mass and by output error.
+// Calibration over all layers (Squeezed Attention, section 3.2 and appendix C), on the first half of the
+// observed queries; the second half tells what was achieved. Differs from the authors' code: log-sum-exp
+// instead of bare exponentials; one threshold for queries that are averaged and one for single ones; the
+// thresholds of finer levels are found with the same restricted denominators as the lookup's; targets by
+// captured mass and by output error.
 #include <algorithm>
 #include <cmath>
 
@@ -51,8 +52,8 @@ struct ThresholdSelector::Trial {
         std::int64_t end)
       : layer(&of), kind(kind_), sequence(sequence_) {
     const State& state = of.states_.at(sequence);
-    const auto width = static_cast<std::size_t>(of.geometry_.query_heads) *
-                       static_cast<std::size_t>(of.geometry_.head_dim);
+    const auto width =
+        static_cast<std::size_t>(of.geometry_.query_heads) * static_cast<std::size_t>(of.geometry_.head_dim);
     block = {.sequence = sequence,
              .phase = kind == QueryKind::together ? Phase::question : Phase::generation,
              .begin = state.observed.begin() + static_cast<Position>(begin),
@@ -70,7 +71,8 @@ struct ThresholdSelector::Trial {
   }
   double keys() const { return static_cast<double>(block.far_limit - block.far_begin); }
 
-  /// Scores of the nodes that a level reads, weighted by their keys; returns how many keys there are to choose from.
+  /// Scores of the nodes that a level reads, weighted by their keys; returns how many keys there are to
+  /// choose from.
   double add_level(int level, ScoreHistogram& out) const;
   /// Attends each token's group of heads over the runs and rows that `keys_of(token, head)` gives.
   void attend(const auto& keys_of, std::vector<float>& output, std::vector<float>& lse) const;
@@ -85,7 +87,8 @@ double ThresholdSelector::Trial::add_level(int level, ScoreHistogram& out) const
     Lookup& lookup = layer->scratch_[worker].lookup;
     layer->look_up(unit, level, /*cut_last=*/false, loop, lookup);
     const Frontier& frontier = lookup.levels.back();
-    for (std::size_t i = 0; i < frontier.keys.size(); ++i) parts[worker].add(frontier.scores[i], frontier.keys[i]);
+    for (std::size_t i = 0; i < frontier.keys.size(); ++i)
+      parts[worker].add(frontier.scores[i], frontier.keys[i]);
   };
   if (kind == QueryKind::alone) {
     const Loop in_line = [](std::int64_t items, const std::function<void(std::int64_t)>& body) {
@@ -136,9 +139,11 @@ void ThresholdSelector::Trial::attend(const auto& keys_of, std::vector<float>& o
 
 void ThresholdSelector::Trial::attend_all() {
   if (!full.empty()) return;
-  attend([&](std::int64_t t, int, std::vector<Run>& runs,
-             std::vector<Position>&) { runs = {{0, block.begin + static_cast<Position>(t) + 1}}; },
-         full, full_lse);
+  attend(
+      [&](std::int64_t t, int, std::vector<Run>& runs, std::vector<Position>&) {
+        runs = {{0, block.begin + static_cast<Position>(t) + 1}};
+      },
+      full, full_lse);
 }
 
 void ThresholdSelector::Trial::measure(Tally& tally) {
@@ -166,14 +171,16 @@ void ThresholdSelector::Trial::measure(Tally& tally) {
       },
       output, lse);
   for (std::size_t s = 0; s < sets.size(); ++s) {
-    const std::int64_t t = static_cast<std::int64_t>(s) / g.kv_heads, row = t * g.query_heads + sets[s].queries.kv_head * group;
+    const std::int64_t t = static_cast<std::int64_t>(s) / g.kv_heads,
+                       row = t * g.query_heads + sets[s].queries.kv_head * group;
     for (std::int64_t r = row; r < row + group; ++r) {
       const auto at = static_cast<std::size_t>(r);
       if (!std::isfinite(full_lse[at]) || !std::isfinite(lse[at])) continue;  // keys that are not numbers
       tally.mass += std::exp(static_cast<double>(lse[at]) - full_lse[at]);
       if (!sets[s].tail_lse.empty()) {
         const std::int64_t own = (t - sets[s].queries.token_begin) * group + r - row;
-        std::vector<float> tail(sets[s].tail_output.begin() + own * d, sets[s].tail_output.begin() + (own + 1) * d);
+        std::vector<float> tail(sets[s].tail_output.begin() + own * d,
+                                sets[s].tail_output.begin() + (own + 1) * d);
         float tail_lse = sets[s].tail_lse[static_cast<std::size_t>(own)];
         merge({output.data() + r * d, &lse[at], 1, d}, {tail.data(), &tail_lse, 1, d});
       }
@@ -196,16 +203,18 @@ void ThresholdSelector::finish(std::span<Selector* const> layers, std::int32_t s
                state.context_end > layer->geometry_.dense.sink;
     own.push_back(layer);
   }
-  // Nothing is indexed, everything is kept, or nobody has seen the text's queries: what was known before stays.
+  // Nothing is indexed, everything is kept, or nobody has seen the text's queries: what was known before
+  // stays.
   if (own.empty() || !observed || own[0]->options_.target.is_everything()) return;
   calibrate(own, sequence, kv);
 }
 
-/// Thresholds of one kind of query, level by level, then the last one's by search where the target is not a share of
-/// keys.
+/// Thresholds of one kind of query, level by level, then the last one's by search where the target is not a
+/// share of keys.
 class ThresholdSelector::Search {
  public:
-  Search(std::span<ThresholdSelector* const> layers, std::int32_t sequence, QueryKind kind, std::vector<Trial>& trials)
+  Search(std::span<ThresholdSelector* const> layers, std::int32_t sequence, QueryKind kind,
+         std::vector<Trial>& trials)
       : layers_(layers), sequence_(sequence), kind_(kind), trials_(trials) {}
 
   void run() {
@@ -217,7 +226,8 @@ class ThresholdSelector::Search {
       for (int level = 0; level < levels; ++level) {
         const bool last = level + 1 == levels;
         if (last && target.kind != Target::Kind::sparsity) break;
-        set(level, by_share(level, 1.0 - (1.0 - layers_[0]->kept_share(sequence_, level)) * (last ? 1.0 : slack)));
+        set(level,
+            by_share(level, 1.0 - (1.0 - layers_[0]->kept_share(sequence_, level)) * (last ? 1.0 : slack)));
       }
       if (target.kind == Target::Kind::sparsity || by_measure(levels - 1, target)) return;
     }

@@ -15,9 +15,10 @@ namespace lode {
 
 namespace {
 
-constexpr std::int64_t kRowsAtOnce = 8;   // queries that share a pass over the centroids
-constexpr std::int64_t kPiecesOfUnit = 16;  // of a large unit; fixed, so that sums do not depend on the threads
-constexpr float kLargestLogit = 1e30f;    // infinities would leave no weight to compare
+constexpr std::int64_t kRowsAtOnce = 8;  // queries that share a pass over the centroids
+constexpr std::int64_t kPiecesOfUnit =
+    16;                                 // of a large unit; fixed, so that sums do not depend on the threads
+constexpr float kLargestLogit = 1e30f;  // infinities would leave no weight to compare
 
 /// exp(x) for x <= 0 to 2e-7, 0 below -87; in a form that compilers turn into vectors.
 inline float exp_not_above_zero(float x) {
@@ -92,7 +93,8 @@ void Frontier::clear() {
 
 ThresholdSelector::ThresholdSelector(const LayerGeometry& geometry, const Options& options)
     : geometry_(geometry), options_(options), scratch_(static_cast<std::size_t>(workers())) {
-  LODE_ASSERT(geometry.kv_heads > 0 && geometry.query_heads % geometry.kv_heads == 0 && geometry.group() <= 32);
+  LODE_ASSERT(geometry.kv_heads > 0 && geometry.query_heads % geometry.kv_heads == 0 &&
+              geometry.group() <= 32);
 }
 
 int ThresholdSelector::workers() const {
@@ -131,7 +133,8 @@ void ThresholdSelector::roll_back(std::int32_t sequence, std::int64_t tokens) {
   if (found == states_.end()) return;
   found->second.observed.roll_back(tokens);
   // A part that is cut is forgotten whole: where it began is where the next one will.
-  if (found->second.context_end > tokens) found->second.context_end = static_cast<Position>(geometry_.dense.sink);
+  if (found->second.context_end > tokens)
+    found->second.context_end = static_cast<Position>(geometry_.dense.sink);
 }
 
 void ThresholdSelector::save(std::int32_t sequence, SectionWriter& out) const {
@@ -294,7 +297,8 @@ void ThresholdSelector::score(const ChoiceUnit& unit, int level, std::int64_t ke
 
 /// sum[i] += weight S_i of each of the unit's queries [begin, end).
 void ThresholdSelector::add_rows_scores(const ChoiceUnit& unit, int level, double weight, std::int64_t begin,
-                                        std::int64_t end, const Frontier& frontier, std::span<float> sum) const {
+                                        std::int64_t end, const Frontier& frontier,
+                                        std::span<float> sum) const {
   const std::int64_t nodes = frontier.nodes(), d = geometry_.head_dim;
   const std::span<float> memory = scratch_floats(kRowsAtOnce * (nodes + d));
   float *const q = memory.data(), *const z = q + kRowsAtOnce * d;  // [8, d], [8, nodes]
@@ -320,7 +324,8 @@ void ThresholdSelector::gather(const ChoiceUnit& unit, std::int64_t row_begin, s
                                float* q) const {
   const std::int64_t d = geometry_.head_dim, group = geometry_.group();
   for (std::int64_t row = row_begin; row < row_end; ++row) {
-    const std::int64_t head = (unit.token_begin + row / group) * geometry_.query_heads + unit.kv_head * group + row % group;
+    const std::int64_t head =
+        (unit.token_begin + row / group) * geometry_.query_heads + unit.kv_head * group + row % group;
     for (std::int64_t i = 0; i < d; ++i)
       *q++ = unit.block->q[static_cast<std::size_t>(head * d + i)] * geometry_.scale;
   }
@@ -334,7 +339,8 @@ double ThresholdSelector::threshold(const ChoiceUnit& unit, int level, std::int6
   const bool last = level + 1 == levels(unit.block->sequence);
   ScoreHistogram histogram;
   if (!last || options_.target.kind == Target::Kind::sparsity) {
-    for (std::size_t i = 0; i < frontier.keys.size(); ++i) histogram.add(frontier.scores[i], frontier.keys[i]);
+    for (std::size_t i = 0; i < frontier.keys.size(); ++i)
+      histogram.add(frontier.scores[i], frontier.keys[i]);
     return histogram.threshold_for(kept_share(unit.block->sequence, level) * static_cast<double>(keys));
   }
   if (options_.target.kind == Target::Kind::error) return 0.0;
@@ -357,8 +363,9 @@ void ThresholdSelector::add_tail(const ChoiceUnit& unit, const Lookup& lookup, c
   out.set_tail(output, lse);
 }
 
-/// output = sum N exp(q . C) mean value / sum N exp(q . C) over the pruned nodes of all levels, and the log of that sum:
-/// of all keys with one centroid, this is the least that their sum of exponentials can be (Jensen).
+/// output = sum N exp(q . C) mean value / sum N exp(q . C) over the pruned nodes of all levels, and the log
+/// of that sum: of all keys with one centroid, this is the least that their sum of exponentials can be
+/// (Jensen).
 void ThresholdSelector::tail_rows(const ChoiceUnit& unit, const Lookup& lookup, std::int64_t begin,
                                   std::int64_t end, float* output, float* lse) const {
   const std::int64_t d = geometry_.head_dim, count = end - begin;
@@ -389,14 +396,16 @@ void ThresholdSelector::tail_rows(const ChoiceUnit& unit, const Lookup& lookup, 
     const float peak = std::clamp(*std::max_element(own.begin(), own.end()), -kLargestLogit, kLargestLogit);
     const double total = exponentials(own, keys);
     share[static_cast<std::size_t>(r)] = total > 0.0 ? static_cast<float>(1.0 / total) : 0.0f;
-    lse[r] = total > 0.0 ? peak + static_cast<float>(std::log(total)) : -std::numeric_limits<float>::infinity();
+    lse[r] =
+        total > 0.0 ? peak + static_cast<float>(std::log(total)) : -std::numeric_limits<float>::infinity();
   }
   each_range([&](int level, const NodeRange& range, std::int64_t at) {
     for (std::int32_t i = 0; i < range.count(); ++i) {
       mean_value(unit, level, range.part, range.begin + i, value.data());
       const auto n = static_cast<float>(keys[static_cast<std::size_t>(at + i)]);
       for (std::int64_t r = 0; r < count; ++r) {
-        const float w = n * z[static_cast<std::size_t>(r * nodes + at + i)] * share[static_cast<std::size_t>(r)];
+        const float w =
+            n * z[static_cast<std::size_t>(r * nodes + at + i)] * share[static_cast<std::size_t>(r)];
         for (std::int64_t j = 0; j < d; ++j) output[r * d + j] += w * value[static_cast<std::size_t>(j)];
       }
     }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Methods that keep whatever scores above one calibrated threshold (Squeezed Attention): the lookup of equations 1 to
-// 3 over nodes that the method supplies, and the calibration over all layers.
+// Methods that keep whatever scores above one calibrated threshold (Squeezed Attention): the lookup of
+// equations 1 to 3 over nodes that the method supplies, and the calibration over all layers.
 //
 //   S_i = exp(q . C_i) / sum_j N_j exp(q . C_j)         kept: mean of S_i over queries of the group > T
 //
-// At the coarsest level j runs over all nodes; at each finer level over the children of kept nodes only, and those of
-// pruned nodes are never read. Scores go through their log-sum-exp, so no logit overflows.
+// At the coarsest level j runs over all nodes; at each finer level over the children of kept nodes only, and
+// those of pruned nodes are never read. Scores go through their log-sum-exp, so no logit overflows.
 #pragma once
 
 #include <functional>
@@ -70,23 +70,26 @@ class ThresholdSelector : public Selector {
   void load(std::int32_t sequence, SectionReader& in, KvLayer kv) final;
   std::int64_t index_bytes() const override;
 
-  /// MethodInfo::finish: takes in what the context has grown by, then finds the thresholds of all layers together.
+  /// MethodInfo::finish: takes in what the context has grown by, then finds the thresholds of all layers
+  /// together.
   static void finish(std::span<Selector* const> layers, std::int32_t sequence,
                      const std::function<KvLayer(int layer)>& kv);
   /// Null for a sequence that was never built.
   const Calibration* calibration(std::int32_t sequence) const;
 
  protected:
-  /// The part of a context that is indexed ends here: the observed queries and the window are attended anyway.
+  /// The part of a context that is indexed ends here: the observed queries and the window are attended
+  /// anyway.
   Position indexed_end(std::int64_t tokens) const;
 
   /// Indexes keys [begin, end) of a context as one part; `begin` is where the last part ends, or the sink.
   virtual void index_context(std::int32_t sequence, KvLayer kv, Position begin, Position end) = 0;
   virtual void forget(std::int32_t sequence) = 0;  ///< all parts
   virtual void save_index(std::int32_t sequence, SectionWriter& out) const = 0;
-  /// Restores an index whose calibration has so many levels (0: any), or throws and changes nothing; returns where
-  /// its keys end.
-  virtual Position load_index(std::int32_t sequence, const SectionReader& in, KvLayer kv, std::int64_t levels) = 0;
+  /// Restores an index whose calibration has so many levels (0: any), or throws and changes nothing; returns
+  /// where its keys end.
+  virtual Position load_index(std::int32_t sequence, const SectionReader& in, KvLayer kv,
+                              std::int64_t levels) = 0;
   virtual int levels(std::int32_t sequence) const = 0;
   /// Share of all keys that survive a level; of the last one only for targets by sparsity.
   virtual double kept_share(std::int32_t sequence, int level) const = 0;
@@ -94,15 +97,16 @@ class ThresholdSelector : public Selector {
   /// Nodes of the coarsest level, and the end of the keys below them.
   virtual Position top(const ChoiceUnit& unit, std::vector<NodeRange>& ranges) const = 0;
   /// N of a range's nodes.
-  virtual void node_keys(const ChoiceUnit& unit, int level, const NodeRange& range, std::int32_t* keys) const = 0;
+  virtual void node_keys(const ChoiceUnit& unit, int level, const NodeRange& range,
+                         std::int32_t* keys) const = 0;
   /// z[r * stride + i] = q[r] . C of the range's i-th node, for up to 8 scaled queries.
-  virtual void logits(const ChoiceUnit& unit, int level, const NodeRange& range, const float* q, int rows, float* z,
-                      std::int64_t stride) const = 0;
+  virtual void logits(const ChoiceUnit& unit, int level, const NodeRange& range, const float* q, int rows,
+                      float* z, std::int64_t stride) const = 0;
   /// Nodes of the next level below a range.
   virtual NodeRange children(const ChoiceUnit& unit, int level, const NodeRange& range) const = 0;
   virtual void add_rows(const ChoiceUnit& unit, const NodeRange& leaves, RowSet& rows) const = 0;
   virtual std::int64_t node_bytes(const ChoiceUnit& unit) const = 0;  ///< read per node
-  virtual std::int64_t row_bytes() const = 0;                          ///< read of the index per key kept
+  virtual std::int64_t row_bytes() const = 0;                         ///< read of the index per key kept
   /// Mean value of a node, [d]; only methods with a tail have them.
   virtual void mean_value(const ChoiceUnit&, int, std::int32_t, std::int32_t, float*) const {}
 
@@ -137,14 +141,17 @@ class ThresholdSelector : public Selector {
 
   std::vector<ChoiceUnit> units_of(std::span<const QueryBlock> blocks, const DenseParts& dense) const;
   void select_units(std::span<const ChoiceUnit> units, Selection& out);
-  /// Reads level 0 and what is below its kept nodes, down to level `last`, which is scored and, if asked, cut.
+  /// Reads level 0 and what is below its kept nodes, down to level `last`, which is scored and, if asked,
+  /// cut.
   void look_up(const ChoiceUnit& unit, int last, bool cut_last, const Loop& loop, Lookup& out) const;
-  void score(const ChoiceUnit& unit, int level, std::int64_t keys, const Loop& loop, Frontier& frontier) const;
+  void score(const ChoiceUnit& unit, int level, std::int64_t keys, const Loop& loop,
+             Frontier& frontier) const;
   double threshold(const ChoiceUnit& unit, int level, std::int64_t keys, const Frontier& frontier) const;
-  void choose(const ChoiceUnit& unit, const Loop& loop, Scratch& scratch, Selection& out, SelectWork& work) const;
+  void choose(const ChoiceUnit& unit, const Loop& loop, Scratch& scratch, Selection& out,
+              SelectWork& work) const;
   void add_tail(const ChoiceUnit& unit, const Lookup& lookup, const Loop& loop, Selection& out) const;
-  void tail_rows(const ChoiceUnit& unit, const Lookup& lookup, std::int64_t begin, std::int64_t end, float* output,
-                 float* lse) const;
+  void tail_rows(const ChoiceUnit& unit, const Lookup& lookup, std::int64_t begin, std::int64_t end,
+                 float* output, float* lse) const;
   void gather(const ChoiceUnit& unit, std::int64_t row_begin, std::int64_t row_end, float* q) const;
   void add_rows_scores(const ChoiceUnit& unit, int level, double weight, std::int64_t begin, std::int64_t end,
                        const Frontier& frontier, std::span<float> sum) const;
@@ -154,9 +161,9 @@ class ThresholdSelector : public Selector {
                         const std::function<KvLayer(int layer)>& kv);
 
   std::map<std::int32_t, State> states_;
-  std::vector<Scratch> scratch_;             // [workers]
-  std::vector<Selection> chosen_;            // [units]
-  std::vector<SelectWork> unit_work_;        // [units]
+  std::vector<Scratch> scratch_;       // [workers]
+  std::vector<Selection> chosen_;      // [units]
+  std::vector<SelectWork> unit_work_;  // [units]
 };
 
 }  // namespace lode

@@ -43,6 +43,11 @@ std::vector<std::string> specs_of(const std::string& method) {
             "retrieval:k=3,beam=2,degree=4,per=query-head,warm=off",
             "retrieval:mass=0.7,beam=2,degree=8,warm=off"};
   }
+  if (method == "ideal") return {"ideal", "ideal:sparsity=0.5,block=3"};
+  if (method == "squeezed") {
+    return {"squeezed:sparsity=0.7", "squeezed:levels=2,clusters=20%,clusters1=5%,mass=0.8",
+            "squeezed:clusters=40,tail=on,sparsity=0.5", "squeezed:levels=auto,error=0.1"};
+  }
   return {method};
 }
 

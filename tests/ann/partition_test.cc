@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Partitions by cosine: every point has a cluster and every cluster a point, near points share one, and
+// threads do not matter, below and above the number of clusters from which two steps are taken.
+#include "ann/partition.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include "base/rng.h"
+#include "base/threads.h"
+
+namespace lode {
+namespace {
+
+constexpr std::int64_t kDim = 16;
+
+/// n unit vectors around `topics` random directions, point i at topic i mod topics.
+std::vector<float> points(std::int64_t n, std::int64_t topics, float noise) {
+  std::vector<float> x(static_cast<std::size_t>(n * kDim));
+  for (std::int64_t i = 0; i < n; ++i) {
+    Rng topic(hash_seed(1, i % topics)), own(hash_seed(2, i));
+    double sum = 0;
+    for (std::int64_t j = 0; j < kDim; ++j) {
+      float& value = x[static_cast<std::size_t>(i * kDim + j)];
+      value = static_cast<float>(topic.normal()) + noise * static_cast<float>(own.normal());
+      sum += static_cast<double>(value) * value;
+    }
+    for (std::int64_t j = 0; j < kDim; ++j)
+      x[static_cast<std::size_t>(i * kDim + j)] /= static_cast<float>(std::sqrt(sum));
+  }
+  return x;
+}
+
+TEST(Partition, EveryClusterHasAPointWhateverTheirNumber) {
+  ThreadPool pool(2);
+  const std::vector<float> x = points(1500, 1500, 0.0f);
+  for (const std::int64_t clusters : {1, 2, 511, 512, 513, 700, 1500}) {
+    const Partition p = partition_by_cosine({x.data(), 1500, kDim}, clusters, 3, pool);
+    ASSERT_EQ(p.labels.size(), 1500u);
+    const std::set<std::int32_t> used(p.labels.begin(), p.labels.end());
+    EXPECT_EQ(std::ssize(used), p.clusters) << clusters;
+    EXPECT_EQ(*used.begin(), 0);
+    EXPECT_EQ(*used.rbegin(), p.clusters - 1);
+    EXPECT_LE(p.clusters, clusters);
+    EXPECT_GE(p.clusters, clusters * 8 / 10) << clusters;
+  }
+}
+
+TEST(Partition, TightTopicsAreFound) {
+  ThreadPool pool(2);
+  constexpr std::int64_t kTopics = 40;
+  const std::vector<float> x = points(4000, kTopics, 0.05f);
+  const Partition p = partition_by_cosine({x.data(), 4000, kDim}, 600, 3, pool);
+  // With 15 clusters a topic, hardly a cluster mixes topics.
+  std::vector<std::set<std::int64_t>> topics(static_cast<std::size_t>(p.clusters));
+  for (std::int64_t i = 0; i < 4000; ++i)
+    topics[static_cast<std::size_t>(p.labels[static_cast<std::size_t>(i)])].insert(i % kTopics);
+  std::int64_t mixed = 0;
+  for (const auto& t : topics) mixed += std::ssize(t) > 1 ? 1 : 0;
+  EXPECT_LE(mixed, p.clusters / 20);
+}
+
+TEST(Partition, ThreadsDoNotMatter) {
+  const std::vector<float> x = points(2000, 100, 0.3f);
+  ThreadPool one(1), three(3);
+  for (const std::int64_t clusters : {100, 600}) {
+    EXPECT_EQ(partition_by_cosine({x.data(), 2000, kDim}, clusters, 3, one).labels,
+              partition_by_cosine({x.data(), 2000, kDim}, clusters, 3, three).labels);
+  }
+}
+
+TEST(Partition, PointsThatAreEqualOrZero) {
+  ThreadPool pool(2);
+  const std::vector<float> equal(700 * kDim, 0.25f), zero(700 * kDim, 0.0f);
+  for (const std::vector<float>* x : {&equal, &zero}) {
+    for (const std::int64_t clusters : {1, 5, 600, 700}) {
+      const Partition p = partition_by_cosine({x->data(), 700, kDim}, clusters, 3, pool);
+      EXPECT_GE(p.clusters, 1);
+      const std::set<std::int32_t> used(p.labels.begin(), p.labels.end());
+      EXPECT_EQ(std::ssize(used), p.clusters);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lode

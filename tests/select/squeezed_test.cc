@@ -1,0 +1,545 @@
+// SPDX-License-Identifier: Apache-2.0
+// Squeezed Attention: every key in one cluster, the lookup of equations 1 to 3 against double precision,
+// thresholds that hold what they promise, growth, and what a damaged file must not do.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+
+#include "io/container.h"
+#include "kernels/kernels.h"
+#include "lodestone/error.h"
+#include "lodestone/spec.h"
+#include "select/cluster_tree.h"
+#include "select/threshold_selector.h"
+#include "support/world.h"
+
+namespace lode::test {
+namespace {
+
+constexpr std::int64_t kContext = 600;
+
+std::unique_ptr<Selector> make(const std::string& text, const LayerGeometry& geometry) {
+  const Spec spec = parse_spec(text);
+  return find_method(spec.name).make(spec, geometry, "model");
+}
+
+/// Writes tokens to the world and tells the selector, as a prefill does.
+void write(World& world, Selector& selector, std::int64_t count, Phase phase = Phase::context) {
+  const auto begin = static_cast<Position>(world.tokens());
+  world.write(count);
+  const QueryBlock block = world.block(begin, count);
+  selector.on_write({.sequence = 0,
+                     .phase = phase,
+                     .begin = begin,
+                     .tokens = count,
+                     .q_unrotated = block.q_unrotated,
+                     .k_unrotated = {},
+                     .q = block.q,
+                     .k = {},
+                     .v = {}});
+}
+
+void build(World& world, Selector& selector) {
+  selector.build(0, world.store().layer(0));
+  Selector* const layers[] = {nullptr, nullptr, nullptr, &selector};  // World's geometry says layer 3
+  ThresholdSelector::finish(layers, 0, [&](int) { return world.store().layer(0); });
+}
+
+Selection select(Selector& selector, const QueryBlock& block, const LayerGeometry& geometry) {
+  Selection out;
+  selector.append(block.sequence, block.kv, block.far_end(block.tokens - 1, geometry.dense));
+  selector.select({&block, 1}, out);
+  return out;
+}
+
+const Calibration& calibration(const Selector& selector) {
+  return *static_cast<const ThresholdSelector&>(selector).calibration(0);
+}
+
+/// The saved index of a selector.
+struct Saved {
+  std::vector<ClusterSegment> segments;
+  explicit Saved(const Selector& selector, const ClusterShape& shape, std::int64_t tokens) {
+    const std::filesystem::path path =
+        std::filesystem::path(testing::TempDir()) / ("squeezed-" + std::to_string(getpid()));
+    ContainerWriter out(path);
+    SectionWriter sections(out, "x/");
+    selector.save(0, sections);
+    out.finish();
+    const ContainerReader in(path);
+    segments = load_segments(shape, tokens, SectionReader(in, "x/"));
+    std::filesystem::remove(path);
+  }
+};
+
+std::vector<double> row_of(const std::vector<std::byte>& rows, DType type, std::int64_t row, int d) {
+  std::vector<float> wide(static_cast<std::size_t>(d));
+  kernels().widen(rows.data() + row * d * bytes_of(type), type, d, wide.data());
+  return {wide.begin(), wide.end()};
+}
+
+TEST(ClusterTree, EveryKeyIsInOneClusterAndMeansAreMeans) {
+  ThreadPool pool(2);
+  for (const DType type : {DType::f32, DType::f16, DType::q8}) {
+    World world({.kv_heads = 1, .group = 1, .d = 64, .type = type});
+    world.write(300);
+    const ClusterTree tree = build_cluster_tree(world.store().layer(0).heads[0], 10, 290,
+                                                {.nodes = {3, 9, 27}, .values = true, .seed = 5}, pool);
+    ASSERT_EQ(tree.levels.size(), 3u);
+    std::vector<Position> rows = tree.rows;
+    std::sort(rows.begin(), rows.end());
+    for (Position p = 10; p < 290; ++p) ASSERT_EQ(rows[static_cast<std::size_t>(p - 10)], p);
+    // From each node of each level down to its keys: their number, and the means of keys and values.
+    for (std::size_t l = 0; l < 3; ++l) {
+      for (std::int32_t node = 0; node < tree.levels[l].nodes(); ++node) {
+        std::int32_t begin = node, end = node + 1;
+        for (std::size_t below = l; below < 3; ++below) {
+          begin = tree.levels[below].first[static_cast<std::size_t>(begin)];
+          end = tree.levels[below].first[static_cast<std::size_t>(end)];
+        }
+        ASSERT_EQ(end - begin, tree.levels[l].keys[static_cast<std::size_t>(node)]);
+        ASSERT_GE(end - begin, 1);
+        const std::vector<double> k = row_of(tree.levels[l].centroids, tree.type, node, 64),
+                                  v = row_of(tree.levels[l].values, tree.type, node, 64);
+        for (int j = 0; j < 64; ++j) {
+          double key = 0, value = 0;
+          for (std::int32_t i = begin; i < end; ++i) {
+            key += world.key(tree.rows[static_cast<std::size_t>(i)], 0)[static_cast<std::size_t>(j)];
+            value += world.value(tree.rows[static_cast<std::size_t>(i)], 0)[static_cast<std::size_t>(j)];
+          }
+          ASSERT_NEAR(k[static_cast<std::size_t>(j)], key / (end - begin), 2e-3);
+          ASSERT_NEAR(v[static_cast<std::size_t>(j)], value / (end - begin), 2e-3);
+        }
+      }
+    }
+  }
+}
+
+/// The keys that equations 1 to 3 keep, in double, over what a selector saved: averaged over the block's
+/// tokens and the group's heads.
+std::set<Position> keep_exactly(const std::vector<ClusterSegment>& segments, const QueryBlock& block,
+                                const LayerGeometry& g, int head, std::span<const double> thresholds,
+                                double margin, std::set<Position>* doubtful) {
+  struct Node {
+    const ClusterTree* tree;
+    std::int32_t index;
+    double score = 0;
+  };
+  std::vector<Node> frontier;
+  double all = 0;
+  for (const ClusterSegment& segment : segments) {
+    const ClusterTree& tree = segment.heads[static_cast<std::size_t>(head)];
+    for (std::int32_t i = 0; i < tree.levels[0].nodes(); ++i) frontier.push_back({&tree, i});
+    all += segment.end - segment.begin;
+  }
+  std::set<Position> kept;
+  for (std::size_t level = 0; level < thresholds.size(); ++level) {
+    const auto keys = [&](const Node& n) {
+      return n.tree->levels[level].keys[static_cast<std::size_t>(n.index)];
+    };
+    const std::int64_t rows = block.tokens * g.group();
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const std::int64_t query = r / g.group() * g.query_heads + head * g.group() + r % g.group();
+      std::vector<double> z;
+      for (const Node& n : frontier) {
+        const auto c = row_of(n.tree->levels[level].centroids, n.tree->type, n.index, g.head_dim);
+        double s = 0;
+        for (int i = 0; i < g.head_dim; ++i)
+          s += static_cast<double>(block.q[static_cast<std::size_t>(query * g.head_dim + i)]) *
+               c[static_cast<std::size_t>(i)];
+        z.push_back(s * g.scale);
+      }
+      const double peak = *std::max_element(z.begin(), z.end());
+      double sum = 0;
+      for (std::size_t i = 0; i < z.size(); ++i) sum += keys(frontier[i]) * std::exp(z[i] - peak);
+      for (std::size_t i = 0; i < z.size(); ++i)
+        frontier[i].score += std::exp(z[i] - peak) / sum * all / static_cast<double>(rows);
+    }
+    std::vector<Node> next;
+    for (const Node& n : frontier) {
+      const bool near = std::abs(n.score / thresholds[level] - 1.0) < margin;
+      if (!(n.score > thresholds[level]) && !near) continue;
+      const auto& first = n.tree->levels[level].first;
+      for (std::int32_t c = first[static_cast<std::size_t>(n.index)];
+           c < first[static_cast<std::size_t>(n.index) + 1]; ++c) {
+        if (level + 1 < thresholds.size()) {
+          next.push_back({n.tree, c});
+        } else {
+          kept.insert(n.tree->rows[static_cast<std::size_t>(c)]);
+          if (near) doubtful->insert(n.tree->rows[static_cast<std::size_t>(c)]);
+        }
+      }
+    }
+    frontier = std::move(next);
+  }
+  return kept;
+}
+
+// Equation 1 with one level, equations 2 and 3 with two and three: single queries and averages over a
+// question.
+TEST(Squeezed, LookupIsThatOfThePaper) {
+  ThreadPool pool(2);
+  for (const int levels : {1, 2, 3}) {
+    World world({.kv_heads = 2, .group = 3, .dense = {2, 20}});
+    const LayerGeometry geometry = world.geometry(pool);
+    const auto selector =
+        make("squeezed:clusters=10%,clusters1=3%,sparsity=0.8,levels=" + std::to_string(levels), geometry);
+    write(world, *selector, kContext);
+    build(world, *selector);
+    const Saved saved(*selector, {.heads = 2, .head_dim = 64, .levels = levels, .begin = 2}, kContext);
+    ASSERT_EQ(saved.segments.size(), 1u);
+    EXPECT_EQ(saved.segments[0].end, kContext - 100);
+    write(world, *selector, 12, Phase::question);
+    std::int64_t kept = 0;
+    for (const Phase phase : {Phase::question, Phase::generation}) {
+      const std::int64_t tokens = phase == Phase::question ? 12 : 1;
+      QueryBlock block = world.block(static_cast<Position>(kContext), tokens);
+      block.phase = phase;
+      const QueryKind kind = phase == Phase::question ? QueryKind::together : QueryKind::alone;
+      std::vector<FarSet> found = far_sets(select(*selector, block, geometry), block, geometry);
+      for (int head = 0; head < 2; ++head) {
+        std::set<Position> doubtful;
+        std::set<Position> expected = keep_exactly(saved.segments, block, geometry, head,
+                                                   calibration(*selector).of(kind), 1e-4, &doubtful);
+        for (Position p = 500; p < block.far_end(0, geometry.dense); ++p)
+          expected.insert(p);  // not clustered yet
+        std::set<Position> own;
+        for (const auto& [row, weight] : found[static_cast<std::size_t>(head * 3)]) own.insert(row);
+        kept += std::ssize(own);
+        for (const Position p : doubtful) {
+          own.erase(p);
+          expected.erase(p);
+        }
+        EXPECT_EQ(own, expected) << levels << " levels, head " << head;
+      }
+    }
+    EXPECT_GT(kept, 0);
+  }
+}
+
+TEST(Squeezed, ThresholdsReachTheirTargets) {
+  ThreadPool pool(2);
+  for (const std::string method : {"squeezed:clusters=10%,", "squeezed:clusters=10%,levels=2,",
+                                   "ideal:", "squeezed:clusters=10%,tail=on,"}) {
+    for (const std::string target : {"sparsity=0.7", "sparsity=0.9", "mass=0.9", "error=0.2"}) {
+      World world({.kv_heads = 2, .group = 2, .dense = {0, 1}});
+      const LayerGeometry geometry = world.geometry(pool);
+      const auto selector = make(method + target, geometry);
+      write(world, *selector, 1000);
+      build(world, *selector);
+      const Calibration& c = calibration(*selector);
+      EXPECT_EQ(c.queries, 50);
+      for (const QueryKind kind : kQueryKinds) {
+        const Achieved& a = c.held_out[static_cast<std::size_t>(kind)];
+        // Averages of random queries are nearly flat, and here two of them decide: far less sure than single
+        // queries.
+        const double slack = kind == QueryKind::together ? 4.0 : 1.0;
+        if (target == "sparsity=0.7") {
+          EXPECT_NEAR(a.sparsity, 0.7, 0.05 * slack) << method;
+        }
+        if (target == "sparsity=0.9") {
+          EXPECT_NEAR(a.sparsity, 0.9, 0.03 * slack) << method;
+        }
+        if (target == "mass=0.9") {
+          EXPECT_NEAR(a.mass, 0.9, 0.02 * slack) << method;
+        }
+        if (target == "error=0.2") {
+          EXPECT_NEAR(a.error, 0.2, 0.04 * slack) << method;
+        }
+      }
+      // And on queries of a question, in the counts of attention itself.
+      if (!target.starts_with("sparsity")) continue;
+      write(world, *selector, 40, Phase::question);
+      const double wanted = 1.0 - std::stod(target.substr(9));
+      QueryBlock block = world.block(1000, 40);
+      block.far_limit = 900;
+      std::int64_t kept = 0;
+      for (const FarSet& set : far_sets(select(*selector, block, geometry), block, geometry))
+        kept += std::ssize(set);
+      EXPECT_NEAR(static_cast<double>(kept) / (40.0 * 4 * 900), wanted, 0.06) << method << target;
+    }
+  }
+}
+
+TEST(Squeezed, NothingLeftOutIsFullAttentionToTheBit) {
+  ThreadPool pool(2);
+  for (const char* spec :
+       {"squeezed:sparsity=0", "squeezed:mass=1", "squeezed:error=0,levels=2,tail=on", "ideal:sparsity=0"}) {
+    World world({.kv_heads = 2, .group = 4, .type = DType::f16, .dense = {1, 16}});
+    const LayerGeometry geometry = world.geometry(pool);
+    const auto selector = make(spec, geometry);
+    write(world, *selector, 400);
+    build(world, *selector);
+    write(world, *selector, 6, Phase::question);
+    for (const std::int64_t tokens : {1, 6}) {
+      QueryBlock block = world.block(static_cast<Position>(406 - tokens), tokens);
+      block.phase = Phase::question;
+      const Selection selection = select(*selector, block, geometry);
+      std::vector<float> sparse(block.q.size()), full(block.q.size());
+      float* place = sparse.data();
+      attend({&block, 1}, selection, geometry, {&place, 1});
+      place = full.data();
+      attend_full({&block, 1}, geometry, {&place, 1});
+      EXPECT_EQ(sparse, full) << spec;
+    }
+  }
+}
+
+// With one key a cluster the tail is exact, and output and log-sum-exp are those of full attention; with one
+// cluster it is what the formula says.
+TEST(Squeezed, TailIsTheWeightAndMeanOfWhatWasPruned) {
+  ThreadPool pool(2);
+  World world({.kv_heads = 1, .group = 2, .dense = {1, 16}});
+  const LayerGeometry geometry = world.geometry(pool);
+  const auto selector = make("squeezed:clusters=100%,sparsity=0.9,tail=on", geometry);
+  write(world, *selector, 400);
+  build(world, *selector);
+  write(world, *selector, 9, Phase::question);
+  QueryBlock block = world.block(400, 9);
+  block.phase = Phase::question;
+  const Selection selection = select(*selector, block, geometry);
+  EXPECT_LT(selection.keys(0), 200);
+  std::vector<float> sparse(block.q.size()), full(block.q.size());
+  float* place = sparse.data();
+  attend({&block, 1}, selection, geometry, {&place, 1});
+  place = full.data();
+  attend_full({&block, 1}, geometry, {&place, 1});
+  for (std::size_t i = 0; i < full.size(); ++i)
+    ASSERT_NEAR(sparse[i], full[i], 3e-3);  // centroids are halves
+}
+
+TEST(Squeezed, AQuestionChoosesOnceAndStretchesChooseForThemselves) {
+  ThreadPool pool(2);
+  World world({.kv_heads = 1, .group = 2, .dense = {1, 20}});
+  const LayerGeometry geometry = world.geometry(pool);
+  const auto whole = make("squeezed:sparsity=0.8,clusters=10%", geometry);
+  const auto stretches = make("squeezed:sparsity=0.8,clusters=10%,block=4", geometry);
+  EXPECT_EQ(whole->question_stretch(), 0);
+  EXPECT_EQ(stretches->question_stretch(), 4);
+  world.write(kContext);
+  const QueryBlock last = world.block(0, kContext);
+  for (Selector* s : {whole.get(), stretches.get()}) {
+    s->on_write({.sequence = 0,
+                 .phase = Phase::context,
+                 .begin = 0,
+                 .tokens = kContext,
+                 .q_unrotated = {},
+                 .k_unrotated = {},
+                 .q = last.q,
+                 .k = {},
+                 .v = {}});
+    build(world, *s);
+  }
+  world.write(10);
+  QueryBlock block = world.block(kContext, 10);
+  block.phase = Phase::question;
+  EXPECT_EQ(select(*whole, block, geometry).sets(), 1);
+  const std::vector<FarSet> together = far_sets(select(*stretches, block, geometry), block, geometry);
+  std::vector<FarSet> apart;
+  for (Position p = kContext; p < kContext + 10; p += 4) {
+    QueryBlock part = world.block(p, std::min<std::int64_t>(4, kContext + 10 - p));
+    part.phase = Phase::question;
+    for (FarSet& set : far_sets(select(*stretches, part, geometry), part, geometry))
+      apart.push_back(std::move(set));
+  }
+  EXPECT_EQ(together, apart);
+}
+
+// Text that is appended later is clustered as a part of its own, and the thresholds are found anew.
+TEST(Squeezed, AGrownContextIsTakenInAndCalibratedAgain) {
+  ThreadPool pool(2);
+  World world({.kv_heads = 2, .group = 2, .dense = {.sink = 0, .window = 100, .from_context = true}});
+  const LayerGeometry geometry = world.geometry(pool);
+  const auto selector = make("squeezed:sparsity=0.8,clusters=10%", geometry);
+  write(world, *selector, 400);
+  build(world, *selector);
+  const double before = calibration(*selector).of(QueryKind::alone)[0];
+  write(world, *selector, 500);
+  Selector* const layers[] = {nullptr, nullptr, nullptr, selector.get()};
+  ThresholdSelector::finish(layers, 0, [&](int) { return world.store().layer(0); });
+  EXPECT_NE(calibration(*selector).of(QueryKind::alone)[0], before);
+  EXPECT_NEAR(calibration(*selector).held_out[1].sparsity, 0.8, 0.06);
+  const Saved saved(*selector, {.heads = 2, .head_dim = 64, .levels = 1, .begin = 0}, 900);
+  ASSERT_EQ(saved.segments.size(), 2u);
+  EXPECT_EQ(saved.segments[0].end, 300);
+  EXPECT_EQ(saved.segments[1].end, 800);
+}
+
+// A window that slides over an answer leaves keys behind, which are clustered when there are enough of them.
+TEST(Squeezed, ALongAnswerIsClusteredInSteps) {
+  ThreadPool pool(2);
+  World world({.kv_heads = 1, .group = 2, .dense = {1, 16}});
+  const LayerGeometry geometry = world.geometry(pool);
+  const auto selector = make("squeezed:sparsity=0.9,clusters=10%", geometry);
+  write(world, *selector, 400);
+  build(world, *selector);
+  std::int64_t most = 0;
+  for (int step = 0; step < 500; ++step) {
+    write(world, *selector, 1, Phase::generation);
+    const QueryBlock block = world.block(static_cast<Position>(400 + step), 1);
+    most = std::max(most, select(*selector, block, geometry).keys(0));
+  }
+  // 127 keys that wait, and a tenth of the rest, which varies from query to query.
+  EXPECT_LT(most, 127 + 350);
+  const Saved saved(*selector, {.heads = 1, .head_dim = 64, .levels = 1, .begin = 1}, 900);
+  EXPECT_EQ(saved.segments.back().end, 300 + (900 - 16 + 1 - 300 - 1) / 128 * 128);
+}
+
+TEST(Squeezed, LogitsOfHundredsAndQueriesThatAreNotNumbers) {
+  ThreadPool pool(2);
+  for (const float factor : {300.0f, 1e30f}) {
+    World world({.kv_heads = 1, .group = 2, .dense = {1, 16}});
+    world.shape_key = [=](Position, int, int, float x) { return x * factor; };
+    const LayerGeometry geometry = world.geometry(pool);
+    for (const char* spec : {"squeezed:tail=on", "squeezed:levels=2,mass=0.5", "ideal"}) {
+      const auto selector = make(spec, geometry);
+      world.store().roll_back(0);
+      write(world, *selector, 300);
+      build(world, *selector);
+      for (const Achieved& a : calibration(*selector).held_out) {
+        EXPECT_TRUE(std::isfinite(a.sparsity) && std::isfinite(a.mass)) << spec << factor;
+      }
+      write(world, *selector, 3, Phase::question);
+      QueryBlock block = world.block(300, 3);
+      block.phase = Phase::question;
+      std::vector<float> q(block.q.begin(), block.q.end());
+      std::fill_n(q.begin(), 64, std::nanf(""));  // one query of one token
+      const std::vector<FarSet> clean = far_sets(select(*selector, block, geometry), block, geometry);
+      block.q = q;
+      const std::vector<FarSet> poisoned = far_sets(select(*selector, block, geometry), block, geometry);
+      EXPECT_EQ(clean.size(), poisoned.size());
+    }
+  }
+}
+
+TEST(Squeezed, ShortContextsAndLongQuestions) {
+  ThreadPool pool(2);
+  for (const std::int64_t context : {1, 2, 99, 100, 101, 102, 103, 130}) {
+    World world({.kv_heads = 1, .group = 2, .dense = {.sink = 0, .window = 100, .from_context = true}});
+    const LayerGeometry geometry = world.geometry(pool);
+    for (const char* spec : {"squeezed", "squeezed:levels=3,tail=on", "squeezed:levels=auto",
+                             "squeezed:clusters=5000", "ideal"}) {
+      world.store().roll_back(0);
+      const auto selector = make(spec, geometry);
+      write(world, *selector, context);
+      build(world, *selector);
+      write(world, *selector, 300, Phase::question);
+      QueryBlock block = world.block(static_cast<Position>(context), 300);
+      block.phase = Phase::question;
+      block.far_limit = static_cast<Position>(std::max<std::int64_t>(0, context - 100));
+      std::vector<std::string> problems;
+      far_sets(select(*selector, block, geometry), block, geometry, &problems);
+      EXPECT_TRUE(problems.empty()) << problems.front();
+    }
+  }
+}
+
+TEST(Squeezed, SpecsOutOfRangeAreRefused) {
+  for (const char* spec :
+       {"squeezed:sparsity=1", "squeezed:sparsity=0.5,mass=0.9", "squeezed:levels=0", "squeezed:levels=17",
+        "squeezed:branch=1", "squeezed:block=0", "squeezed:tail=maybe", "squeezed:clusters=0", "ideal:mass=2",
+        "squeezed:error=-1", "squeezed:levels=some"}) {
+    EXPECT_THROW(parse_spec(spec), InputError) << spec;
+  }
+  EXPECT_TRUE(parse_spec("squeezed").dense.from_context);
+  EXPECT_FALSE(parse_spec("squeezed:window=64").dense.from_context);
+}
+
+/// The sections of a saved index, to be changed and loaded again.
+struct Sections {
+  std::map<std::string, std::vector<std::byte>> all;
+  template <class T>
+  std::span<T> of(const char* name) {
+    std::vector<std::byte>& raw = all.at(name);
+    return {reinterpret_cast<T*>(raw.data()), raw.size() / sizeof(T)};
+  }
+};
+
+TEST(Squeezed, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
+  ThreadPool pool(2);
+  World world({.kv_heads = 2, .group = 2, .dense = {1, 16}});
+  const LayerGeometry geometry = world.geometry(pool);
+  const auto selector = make("squeezed:levels=2,clusters=20,clusters1=6,tail=on", geometry);
+  write(world, *selector, 220);
+  build(world, *selector);
+  const std::filesystem::path path =
+      std::filesystem::path(testing::TempDir()) / ("damaged-" + std::to_string(getpid()));
+  Sections good;
+  {
+    ContainerWriter out(path);
+    SectionWriter sections(out, "x/");
+    selector->save(0, sections);
+    out.finish();
+    const ContainerReader in(path);
+    for (const SectionInfo& s : in.sections()) {
+      const auto raw = in.bytes(s.name);
+      good.all[s.name.substr(2)] = {raw.begin(), raw.end()};
+    }
+  }
+  const auto load = [&](const Sections& s) {
+    ContainerWriter out(path);
+    SectionWriter sections(out, "x/");
+    for (const auto& [name, raw] : s.all) sections.add(name, std::span<const std::byte>(raw));
+    out.finish();
+    const ContainerReader in(path);
+    SectionReader reader(in, "x/");
+    selector->load(0, reader, world.store().layer(0));
+  };
+  load(good);
+  const QueryBlock block = world.block(219, 1);
+  const std::vector<FarSet> before = far_sets(select(*selector, block, geometry), block, geometry);
+  const float inf = std::numeric_limits<float>::infinity();
+  const std::vector<std::function<void(Sections&)>> damages = {
+      [](Sections& s) { s.all["shape"].resize(8); },
+      [](Sections& s) { s.of<std::int64_t>("shape")[0] = 3; },
+      [](Sections& s) { s.of<std::int64_t>("shape")[1] = 128; },
+      [](Sections& s) { s.of<std::int64_t>("shape")[2] = 1; },
+      [](Sections& s) { s.of<std::int64_t>("shape")[3] = 0; },
+      [](Sections& s) { s.of<std::int64_t>("shape")[4] = 0; },
+      [](Sections& s) { s.of<std::int64_t>("shape")[5] = -1; },
+      [](Sections& s) { s.of<std::int64_t>("shape")[5] = std::int64_t{1} << 60; },
+      [](Sections& s) { s.of<std::int64_t>("shape")[5] = 0; },
+      [](Sections& s) { s.of<std::int64_t>("shape")[6] = 221; },
+      [](Sections& s) { s.of<std::int64_t>("shape")[6] = 1; },
+      [](Sections& s) { s.of<std::int64_t>("shape")[7] = 1; },
+      [](Sections& s) { s.of<std::int64_t>("shape")[8] = 0; },
+      [](Sections& s) { s.of<std::int64_t>("shape")[8] = std::int64_t{1} << 61; },
+      [](Sections& s) { s.of<std::int32_t>("first")[0] = 1; },
+      [](Sections& s) { s.of<std::int32_t>("first")[1] = 0; },
+      [](Sections& s) { s.of<std::int32_t>("first")[1] = 1 << 30; },
+      [](Sections& s) { s.of<std::int32_t>("first")[1] = -4; },
+      [](Sections& s) { s.of<std::int32_t>("keys")[0] += 1; },
+      [](Sections& s) { s.of<std::int32_t>("keys")[0] = -1; },
+      [](Sections& s) { s.of<std::uint16_t>("centroids")[3] = 0x7c00; },
+      [](Sections& s) { s.of<std::uint16_t>("values")[3] = 0x7e00; },
+      [](Sections& s) { s.all["values"].clear(); },
+      [](Sections& s) { s.all["centroids"].pop_back(); },
+      [](Sections& s) { s.of<Position>("rows")[0] = 120; },
+      [](Sections& s) { s.of<Position>("rows")[0] = -1; },
+      [](Sections& s) { s.of<Position>("rows")[0] = 0; },
+      [](Sections& s) { s.all["rows"].resize(s.all["rows"].size() - 4); },
+      [](Sections& s) { s.all.erase("rows"); },
+      [](Sections& s) { s.all.erase("calibration"); },
+      [](Sections& s) { s.of<double>("calibration")[0] = 1e9; },
+      [](Sections& s) { s.of<double>("calibration")[1] = 1; },
+      [](Sections& s) { s.of<double>("calibration")[1] = 1e300; },
+      [](Sections& s) { s.of<double>("calibration")[2] = -1; },
+      [=](Sections& s) { s.of<double>("calibration")[2] = inf; },
+      [](Sections& s) { s.of<double>("calibration")[2] = std::nan(""); },
+      [](Sections& s) { s.all["calibration"].resize(16); },
+  };
+  for (std::size_t i = 0; i < damages.size(); ++i) {
+    Sections bad = good;
+    damages[i](bad);
+    EXPECT_THROW(load(bad), InputError) << i;
+    EXPECT_EQ(far_sets(select(*selector, block, geometry), block, geometry), before) << i;
+  }
+  std::filesystem::remove(path);
+}
+
+}  // namespace
+}  // namespace lode::test
