@@ -112,10 +112,10 @@ class Probing {
       check_cancel();
       const auto begin = first + static_cast<std::size_t>(at);
       const auto count = static_cast<std::size_t>(std::min(kStep, options_.last - at));
-      WorkReport step;
-      const std::vector<float> logits =
-          context.forward(std::span(tokens_).subspan(begin, count), method, &step);
-      work += step;
+      // As tokens of an answer: each chooses its own keys, also where a method averages over questions.
+      work += context.impl().run(std::span(tokens_).subspan(begin, count), method, Phase::generation,
+                                 LogitRows::all);
+      const std::vector<float>& logits = context.impl().logits;
       const std::size_t vocab = logits.size() / count;
       for (std::size_t i = 0; i < count; ++i) {
         losses.push_back(loss_of(std::span(logits).subspan(i * vocab, vocab), tokens_[begin + i + 1]));

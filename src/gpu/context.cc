@@ -392,7 +392,8 @@ void CudaContext::attend_chosen_by_host(int layer, const Run& run, ForwardWork& 
                             .q = host_q_,
                             .q_unrotated = host_q_unrotated_,
                             .kv = sequence.kv->layer(layer, run.count),
-                            .far_begin = static_cast<Position>(where.dense.sink)};
+                            .far_begin = static_cast<Position>(where.dense.sink),
+                            .far_limit = sequence.far_limit};
   Selector& selector = *run.step.selectors[static_cast<std::size_t>(layer)];
   selector.append(block.sequence, block.kv, block.far_end(block.tokens - 1, where.dense));
   Selection selection;

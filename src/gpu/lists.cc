@@ -73,6 +73,12 @@ void HostLists::assign(std::span<const SetGroup> groups, const QueryBlock& block
                 static_cast<std::size_t>(((t - begin) * geometry.kv_heads + g.kv_head) * lists_per_head_ +
                                          (lists_per_head_ > 1 ? head : 0));
             add_keys(g.far[s], far_end, rows_[list], weights_[list]);
+            // Where the window is the context's end, the kernel's own, which slides, leaves a gap behind it.
+            const std::int64_t window_begin = std::int64_t{block.begin} + t + 1 - geometry.dense.window;
+            for (Position row = far_end; row < window_begin; ++row) {
+              rows_[list].push_back(row);
+              weights_[list].push_back(0.0f);
+            }
           }
           if (set.tail_lse.empty()) continue;
           const std::int64_t from = (t - g.token_begin) * heads + nth;

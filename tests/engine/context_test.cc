@@ -50,7 +50,8 @@ class ContextTest : public testing::Test {
 
 TEST_F(ContextTest, ChunkingThePrefillAndTheQuestionChangesNothing) {
   for (const char* spec : {"full", "streaming:window=20", "topk:k=5,window=20",
-                           "kmeans:clusters=8,probes=3,window=20", "random:fraction=0.25,window=20"}) {
+                           "kmeans:clusters=8,probes=3,window=20", "random:fraction=0.25,window=20",
+                           "squeezed:clusters=20%,sparsity=0.5", "ideal:sparsity=0.5,block=4"}) {
     EXPECT_LT(worst_difference(logits(spec, 200, 512), logits(spec, 200, 4)), kTolerance) << spec;
   }
 }
@@ -61,6 +62,7 @@ TEST_F(ContextTest, SelectingEveryKeyGivesTheBitsOfFullAttention) {
   EXPECT_EQ(logits("kmeans:clusters=8,probes=8,window=20", 200, 512), full);
   EXPECT_EQ(logits("random:fraction=1.0,window=20", 200, 512), full);
   EXPECT_EQ(logits("streaming:window=4000", 200, 512), full);
+  EXPECT_EQ(logits("squeezed:sparsity=0", 200, 512), full);
 }
 
 TEST_F(ContextTest, TheSparsePathReallyRanAndSaysWhyWhenItDidNot) {
@@ -91,6 +93,26 @@ TEST_F(ContextTest, RollingBackForgets) {
   c.forward(some_tokens(60, 3), method);
   c.roll_back(200);
   EXPECT_EQ(c.forward(some_tokens(40, 2), method), first);
+}
+
+// The dense part of `squeezed` ends with the context, not with the query: question and answer never push keys
+// of the context out of it. A context that is appended to takes its end along.
+TEST_F(ContextTest, AWindowOfTheContextStaysAndGrowsWithIt) {
+  Context c = context();
+  const MethodId method = c.attach(parse_spec("squeezed:sparsity=0.5,clusters=20%"));
+  c.prefill(some_tokens(200, 1));
+  c.build_indexes();
+  WorkReport work;
+  c.forward(some_tokens(150, 2), method, &work);
+  EXPECT_EQ(work.far_total, 150 * 2 * 2 * 100);  // tokens, layers, KV heads, keys before the last 100
+  EXPECT_LT(work.far_keys, work.far_total);
+  c.roll_back(200);
+  c.prefill(some_tokens(300, 3));
+  c.build_indexes();
+  EXPECT_EQ(c.indexed_tokens(), 500);
+  c.forward(some_tokens(7, 2), method, &work);
+  EXPECT_EQ(work.far_total, 7 * 2 * 2 * 400);
+  EXPECT_NEAR(work.selectivity(), 0.5, 0.25);
 }
 
 TEST_F(ContextTest, ARaggedBatchGivesWhatEachSequenceGivesAlone) {
