@@ -15,6 +15,10 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     # Fused operations only where the source says so: the compiler's choice may differ between two instances of one template,
     # whose results must have the same bits.
     list(APPEND flags -ffp-contract=off)
+    # GCC takes many minutes for them under the thread sanitizer, whose tests run the scalar kernels (scripts/sanitize.sh).
+    if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=thread")
+      list(APPEND flags -fno-sanitize=thread)
+    endif()
     file(GLOB isa_sources src/kernels/cpu/*_${isa}.cc)
     if(isa_sources)
       set_source_files_properties(${isa_sources} PROPERTIES COMPILE_OPTIONS "${flags}")

@@ -8,8 +8,8 @@ preset=${1:?usage: scripts/sanitize.sh asan|tsan [FOLDER...]}
 shift
 # Compiling is most of the time, so only what these tests link is compiled.
 case $preset in
-  asan) default=(base io ann kv select attend model fuzz) sources='base;io;kernels;ann;kv;select;attend;model;tasks' ;;
-  tsan) default=(base attend select) sources='base;io;kernels;ann;kv;select;attend;model' ;;
+  asan) default=(base io ann kv select attend model fuzz) sources='base;io;kernels;ann;kv;select;attend;model;engine;tasks;eval' ;;
+  tsan) default=(base ann kv select attend model) sources='base;io;kernels;ann;kv;select;attend;model' ;;
   *) echo "sanitize.sh: expected asan or tsan, found '$preset'" >&2; exit 2 ;;
 esac
 folders=("$@")
@@ -21,6 +21,7 @@ done
 export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+[ "$preset" != tsan ] || export LODESTONE_ISA=scalar  # the others are compiled without it (cmake/isa.cmake)
 cmake --preset "$preset" -Wno-dev -DLODESTONE_ONLY="$sources" >/dev/null
 cmake --build --preset "$preset" --parallel "$(nproc)" --target "${folders[@]/#/test_}"
 pattern=$(IFS='|'; echo "${folders[*]}")
