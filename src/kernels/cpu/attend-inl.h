@@ -6,6 +6,8 @@
 //   together at the end
 //                              m, P = softmax step        P[i, g] = exp(S[i, g] - m_g)
 //                              O[g, :] += P[i, g] v_i     O in registers, G rows by a few vectors of columns
+// Memory is asked for what comes next all the time, evenly: for the block's values while scores are computed,
+// for the next block's keys while values are added.
 // Queries go in chunks of G = 16, 8, 4, 2, 1; the arithmetic of one query is the same in every chunk size, so
 // its bits do not depend on which queries share its pass.
 #pragma once
@@ -70,16 +72,23 @@ LODE_INLINE void dot_step(const float* q /*[G, kW]*/, LoadKey load_key, Vec (&ac
   }
 }
 
-/// Sums[j * G + g] = q_g . k_j for kW / G keys.
+/// Sums[j * G + g] = q_g . k_j for the kW / G keys at k + at[j]. Asks the memory for the same bytes of v, if not
+/// null, meanwhile.
 template <DType T, int G>
-LODE_INLINE Vec dot_group(const float* q /*packed*/, int d, const std::byte* const (&keys)[kW / G]) {
+LODE_INLINE Vec dot_group(const float* q /*packed*/, int d, const std::byte* k, const std::byte* v,
+                          const std::int64_t (&at)[kW / G] /*bytes*/) {
   constexpr int kBytes = bytes_of(T);
+  const std::byte* keys[kW / G];
+  unroll<kW / G>([&](auto j) LODE_INLINE_LAMBDA { keys[j] = k + at[j]; });
   Vec acc[kW];
   unroll<kW>([&](auto i) LODE_INLINE_LAMBDA { acc[i] = set1(0.0f); });
   int c = 0;
-  for (; c + kW <= d; c += kW)
+  for (; c + kW <= d; c += kW) {
+    if (v && c * kBytes % 64 == 0)
+      unroll<kW / G>([&](auto j) LODE_INLINE_LAMBDA { __builtin_prefetch(v + at[j] + c * kBytes, 0, 3); });
     dot_step<G>(
         q + c * G, [&](int j) LODE_INLINE_LAMBDA { return load_as<T>(keys[j] + c * kBytes); }, acc);
+  }
   if (const int rest = d - c; rest > 0)
     dot_step<G>(
         q + c * G, [&](int j) LODE_INLINE_LAMBDA { return load_as_first<T>(keys[j] + c * kBytes, rest); },
@@ -96,13 +105,10 @@ LODE_NOINLINE void block_scores(const float* q /*packed*/, const KvRows& kv, Row
   const int d = kv.d;
   const std::int64_t row_bytes = std::int64_t{bytes_of(T)} * d;
   for (int i = 0; i < n; i += kKeys) {
-    const std::byte* keys[kKeys];
-    unroll<kKeys>([&](auto j) LODE_INLINE_LAMBDA {
-      const std::int64_t at = rows[i + j < n ? i + j : n - 1] * row_bytes;
-      keys[j] = kv.k + at;
-      if (with_values) prefetch(kv.v + at, row_bytes);
-    });
-    store(s + i * G, dot_group<T, G>(q, d, keys));
+    std::int64_t at[kKeys];
+    unroll<kKeys>(
+        [&](auto j) LODE_INLINE_LAMBDA { at[j] = rows[i + j < n ? i + j : n - 1] * row_bytes; });
+    store(s + i * G, dot_group<T, G>(q, d, kv.k, with_values ? kv.v : nullptr, at));
   }
   for (int i = n * G; i % kW != 0; ++i) s[i] = kMinusInfinity;
   if constexpr (T == DType::q8)
@@ -116,33 +122,58 @@ struct ChunkState {
   float* m;      // [G]
   float* l;      // [G], of what came before the run
   float* l_acc;  // [G, kW]: sums of the run, one per key modulo kW; chunk layout (see finish_sums)
+  // [kW], repeating every G:
+  float* top;    // m
+  float* base;   // m, or 0 for -inf, so that exp(-inf - -inf) does not occur
+  float* alpha;  // what sums so far must be multiplied by for the block at hand
 };
 
-/// Scores to weights in place; alpha[g] = what the sums so far must be multiplied by.
+/// Copies the maxima to the lanes.
 template <int G>
-LODE_NOINLINE void softmax_step(float* s, int n, const ChunkState& state,
-                                float* alpha /*[kW], repeats every G*/) {
-  alignas(64) float lanes[kW];
-  const int vectors = (n * G + kW - 1) / kW;
-  Vec best = set1(kMinusInfinity);
-  for (int t = 0; t < vectors; ++t) best = max_passing_nan(best, load(s + t * kW));
-  store(lanes, best);
-  float base[kW], change[kW];
-  for (int g = 0; g < G; ++g) {
-    float m = state.m[g];
-    for (int i = g; i < kW; i += G) m = lanes[i] > m ? lanes[i] : m;
-    // While every score is -inf, 0 stands in for the maximum, so that exp(-inf - -inf) does not occur.
-    const float safe = m == kMinusInfinity ? 0.0f : m;
-    for (int i = g; i < kW; i += G) base[i] = safe, change[i] = state.m[g] - safe;
-    state.m[g] = m;
+inline void spread_maxima(const ChunkState& state) {
+  for (int i = 0; i < kW; ++i) {
+    const float m = state.m[i % G];
+    state.top[i] = m;
+    state.base[i] = m == kMinusInfinity ? 0.0f : m;
   }
-  const Vec m = load(base), scale = exp_of(load(change));
-  store(alpha, scale);
+}
+
+/// Raises the maxima to those of a block and scales the sums so far.
+template <int G>
+LODE_NOINLINE void raise_maxima(const float* best /*[kW]*/, const ChunkState& state) {
+  const Vec old = load(state.top);
+  for (int i = 0; i < kW; ++i) {
+    float& m = state.m[i % G];
+    m = best[i] > m ? best[i] : m;
+  }
+  spread_maxima<G>(state);
+  const Vec scale = exp_of(old - load(state.base));
+  store(state.alpha, scale);
   for (int g = 0; g < G; ++g) {
-    state.l[g] *= alpha[g];
+    state.l[g] *= state.alpha[g];
     store(state.l_acc + g * kW, load(state.l_acc + g * kW) * scale);
   }
-  for (int t = 0; t < vectors; ++t) {
+}
+
+/// Scores to weights in place.
+template <int G>
+LODE_NOINLINE void softmax_step(float* s, int n, const ChunkState& state) {
+  const int vectors = (n * G + kW - 1) / kW;
+  // Two maxima at a time: one would wait for itself.
+  Vec high = set1(kMinusInfinity), other = high;
+  int t = 0;
+  for (; t + 2 <= vectors; t += 2) {
+    high = max_passing_nan(high, load(s + t * kW));
+    other = max_passing_nan(other, load(s + (t + 1) * kW));
+  }
+  if (t < vectors) high = max_passing_nan(high, load(s + t * kW));
+  alignas(64) float best[kW];
+  store(best, max_passing_nan(high, other));
+  store(state.alpha, set1(1.0f));
+  // Maxima rise less and less often as a run goes on.
+  if (any_above(load(best), load(state.top))) raise_maxima<G>(best, state);
+  const Vec m = load(state.base);
+  for (t = 0; t < vectors; ++t) {
     const Vec p = exp_of(load(s + t * kW) - m);
     store(s + t * kW, p);
     float* sum = state.l_acc + (t % G) * kW;
@@ -151,10 +182,11 @@ LODE_NOINLINE void softmax_step(float* s, int n, const ChunkState& state,
 }
 
 /// o[g, c..c + columns) = alpha_g o + sum_i p[i, g] v_i, for V vectors of columns (the last one masked when
-/// kPartial). Asks the memory for the first `next` K rows of the next block meanwhile.
+/// kPartial). Asks the memory for K rows [next, next_end) of the next block meanwhile,
+/// one every `every` keys.
 template <DType T, int G, int V, bool kPartial, class Rows>
 LODE_NOINLINE void add_values(const float* p, const float* alpha, const KvRows& kv, Rows rows, int n,
-                              int next, int c, float* o) {
+                              int next, int next_end, int every, int c, float* o) {
   const std::int64_t d = kv.d;
   const int width = kPartial ? kv.d - c : V * kW;
   const std::int64_t row_bytes = bytes_of(T) * d;
@@ -166,8 +198,11 @@ LODE_NOINLINE void add_values(const float* p, const float* alpha, const KvRows& 
       acc[g][v] = (kPartial ? load_first(at, width) : load(at)) * set1(alpha[g]);
     });
   });
-  for (int i = 0; i < n; ++i) {
-    if (i < next) prefetch(kv.k + rows[kBlock + i] * row_bytes, row_bytes);
+  for (int i = 0, wait = 1; i < n; ++i) {
+    if (--wait == 0) {
+      wait = every;
+      if (next < next_end) prefetch(kv.k + rows[kBlock + next++] * row_bytes, row_bytes);
+    }
     const std::byte* row = values + rows[i] * row_bytes;
     Vec x[V];
     unroll<V>([&](auto v) LODE_INLINE_LAMBDA {
@@ -190,30 +225,41 @@ LODE_NOINLINE void add_values(const float* p, const float* alpha, const KvRows& 
   });
 }
 
+/// The values of one block, as many columns at a time as registers hold accumulators for.
+template <DType T, int G, class Rows>
+void add_block(const float* p, const float* alpha, const KvRows& kv, Rows rows, int n, int next, float* o) {
+  constexpr int kAccumulators = kW == 16 ? 16 : 8;
+  constexpr int kWide = G >= kAccumulators ? 1 : kAccumulators / G > 4 ? 4 : kAccumulators / G;
+  // Every pass asks for its share of the next keys: asked for in one burst, they would leave the memory idle
+  // in the other passes.
+  const int wide = kv.d / (kWide * kW), rest = kv.d - wide * kWide * kW;
+  const int passes = wide + rest / kW + (rest % kW != 0), share = (next + passes - 1) / passes;
+  int c = 0, asked = 0;
+  const auto pass = [&]<int V, bool kPartial>() {
+    const int end = asked + share < next ? asked + share : next;
+    add_values<T, G, V, kPartial>(p, alpha, kv, rows, n, asked, end, passes, c, o);
+    c += V * kW, asked = end;
+  };
+  while (c + kWide * kW <= kv.d) pass.template operator()<kWide, false>();
+  if constexpr (kWide > 1)
+    while (c + kW <= kv.d) pass.template operator()<1, false>();
+  if (c < kv.d) pass.template operator()<1, true>();
+}
+
 /// One block of at most kBlock keys for one chunk of G queries. `next` keys follow in the run's next block.
 template <DType T, int G, class Rows>
 void attend_block(const float* q /*packed*/, const KvRows& kv, Rows rows, int n, int next,
                   const float* log_weights, const ChunkState& state) {
   alignas(64) float s[kBlock * G + kW];
-  alignas(64) float alpha[kW];
   block_scores<T, G>(q, kv, rows, n, /*with_values=*/true, s);
   if (log_weights)
     for (int i = 0; i < n; ++i)
       for (int g = 0; g < G; ++g) s[i * G + g] += log_weights[i];
-  softmax_step<G>(s, n, state, alpha);
+  softmax_step<G>(s, n, state);
   if constexpr (T == DType::q8)
     for (int i = 0; i < n; ++i)
       for (int g = 0; g < G; ++g) s[i * G + g] *= kv.v_scale[rows[i]];
-  // As many columns at a time as registers hold accumulators for.
-  constexpr int kAccumulators = kW == 16 ? 16 : 8;
-  constexpr int kWide = G >= kAccumulators ? 1 : kAccumulators / G > 4 ? 4 : kAccumulators / G;
-  int c = 0;
-  for (; c + kWide * kW <= kv.d; c += kWide * kW, next = 0)
-    add_values<T, G, kWide, false>(s, alpha, kv, rows, n, next, c, state.o);
-  if constexpr (kWide > 1)
-    for (; c + kW <= kv.d; c += kW, next = 0)
-      add_values<T, G, 1, false>(s, alpha, kv, rows, n, next, c, state.o);
-  if (c < kv.d) add_values<T, G, 1, true>(s, alpha, kv, rows, n, next, c, state.o);
+  add_block<T, G>(s, state.alpha, kv, rows, n, next, state.o);
 }
 
 /// l += the kW partial sums of each query, folded in the same order for every chunk size: the partial sum of
@@ -248,10 +294,14 @@ void attend_typed(const float* q, int queries, const KvRows& kv, Rows rows, cons
     const std::int64_t packed_row = (d + kW - 1) / kW * kW;
     for_chunks(group,
                [&]<int G>(int g) { pack_queries<G>(q + (first + g) * d, kv.d, packed + g * packed_row); });
+    alignas(64) float maxima[3 * kMaxQueries * kW];
     const auto chunk_state = [&](int g) {
       const int at = first + g;
-      return ChunkState{state.o + at * d, state.m + at, state.l + at, l_acc + g * kW};
+      float* lanes = maxima + 3 * g * kW;
+      return ChunkState{state.o + at * d, state.m + at, state.l + at,   l_acc + g * kW,
+                        lanes,            lanes + kW,   lanes + 2 * kW};
     };
+    for_chunks(group, [&]<int G>(int g) { spread_maxima<G>(chunk_state(g)); });
     for (std::int64_t b = 0; b < count; b += kBlock) {
       const std::int64_t left = count - b;
       const int n = left < kBlock ? static_cast<int>(left) : kBlock;

@@ -99,6 +99,9 @@ LODE_INLINE Vec max_passing_nan(Vec best, Vec next) {
 LODE_INLINE Vec where_above(Vec limit, Vec at, Vec a, Vec other) {
   return {_mm256_blendv_ps(other.x, a.x, _mm256_cmp_ps(limit.x, at.x, _CMP_GT_OQ))};
 }
+LODE_INLINE bool any_above(Vec a, Vec b) {
+  return _mm256_movemask_ps(_mm256_cmp_ps(a.x, b.x, _CMP_GT_OQ)) != 0;
+}
 LODE_INLINE Vec pow2(Vec n) {
   const __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n.x), _mm256_set1_epi32(127));
   return {_mm256_castsi256_ps(_mm256_slli_epi32(e, 23))};

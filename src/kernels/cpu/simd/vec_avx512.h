@@ -107,6 +107,9 @@ LODE_INLINE Vec max_passing_nan(Vec best, Vec next) {
 LODE_INLINE Vec where_above(Vec limit, Vec at, Vec a, Vec other) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(limit.x, at.x, _CMP_GT_OQ), other.x, a.x)};
 }
+LODE_INLINE bool any_above(Vec a, Vec b) {
+  return _mm512_cmp_ps_mask(a.x, b.x, _CMP_GT_OQ) != 0;
+}
 LODE_INLINE Vec pow2(Vec n) {
   const __m512i e = _mm512_add_epi32(_mm512_cvtps_epi32(n.x), _mm512_set1_epi32(127));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(e, 23))};

@@ -126,6 +126,12 @@ LODE_INLINE Vec max_passing_nan(Vec best, Vec next) {
 LODE_INLINE Vec where_above(Vec limit, Vec at, Vec a, Vec other) {
   return {limit.x > at.x ? a.x : other.x};
 }
+/// Whether a > b in any lane.
+LODE_INLINE bool any_above(Vec a, Vec b) {
+  bool any = false;
+  LODE_EACH any |= a.x[i] > b.x[i];
+  return any;
+}
 /// 2^n for integral n in [-126, 127]; any number otherwise.
 LODE_INLINE Vec pow2(Vec n) {
   LODE_EACH n.x[i] = n.x[i] >= -126.0f && n.x[i] <= 127.0f
