@@ -72,8 +72,8 @@ LODE_INLINE void dot_step(const float* q /*[G, kW]*/, LoadKey load_key, Vec (&ac
   }
 }
 
-/// Sums[j * G + g] = q_g . k_j for the kW / G keys at k + at[j]. Asks the memory for the same bytes of v, if not
-/// null, meanwhile.
+/// Sums[j * G + g] = q_g . k_j for the kW / G keys at k + at[j]. Asks the memory for the same bytes of v, if
+/// not null, meanwhile.
 template <DType T, int G>
 LODE_INLINE Vec dot_group(const float* q /*packed*/, int d, const std::byte* k, const std::byte* v,
                           const std::int64_t (&at)[kW / G] /*bytes*/) {
@@ -106,8 +106,7 @@ LODE_NOINLINE void block_scores(const float* q /*packed*/, const KvRows& kv, Row
   const std::int64_t row_bytes = std::int64_t{bytes_of(T)} * d;
   for (int i = 0; i < n; i += kKeys) {
     std::int64_t at[kKeys];
-    unroll<kKeys>(
-        [&](auto j) LODE_INLINE_LAMBDA { at[j] = rows[i + j < n ? i + j : n - 1] * row_bytes; });
+    unroll<kKeys>([&](auto j) LODE_INLINE_LAMBDA { at[j] = rows[i + j < n ? i + j : n - 1] * row_bytes; });
     store(s + i * G, dot_group<T, G>(q, d, kv.k, with_values ? kv.v : nullptr, at));
   }
   for (int i = n * G; i % kW != 0; ++i) s[i] = kMinusInfinity;
@@ -298,8 +297,8 @@ void attend_typed(const float* q, int queries, const KvRows& kv, Rows rows, cons
     const auto chunk_state = [&](int g) {
       const int at = first + g;
       float* lanes = maxima + 3 * g * kW;
-      return ChunkState{state.o + at * d, state.m + at, state.l + at,   l_acc + g * kW,
-                        lanes,            lanes + kW,   lanes + 2 * kW};
+      return ChunkState{state.o + at * d, state.m + at,  state.l + at, l_acc + g * kW, lanes,
+                        lanes + kW,       lanes + 2 * kW};
     };
     for_chunks(group, [&]<int G>(int g) { spread_maxima<G>(chunk_state(g)); });
     for (std::int64_t b = 0; b < count; b += kBlock) {
