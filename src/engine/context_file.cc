@@ -217,9 +217,10 @@ Context Context::load(const std::filesystem::path& path, std::shared_ptr<const M
   Impl& c = *context.impl_;
   // Stored keys were rotated for this length; with dynamic scaling another one would have other frequencies.
   c.rope = Rope(c.config, meta.rope_tokens);
+  // Before there are tokens: methods that listen to a prefill come from the file with what they heard.
+  for (const std::string& text : meta.methods) context.attach(parse_spec(text));
   c.ids = read_tokens(file, meta, c.config.vocab);
   file.bytes("text");  // not needed to answer, but a damaged file is never used
-  for (const std::string& text : meta.methods) context.attach(parse_spec(text));
   map_kv(c, file, meta);
   c.indexed = meta.tokens;
   for (AttachedMethod& method : c.methods) load_indexes(c, method, file);

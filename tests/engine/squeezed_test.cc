@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Squeezed Attention on the shipped model: thresholds found over all layers answer as before after saving and
+// loading, whatever the chunk, and in a context that was appended to.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "lodestone/engine.h"
+
+namespace lode {
+namespace {
+
+constexpr const char* kPocket = LODESTONE_SOURCE_DIR "/models/pocket";
+
+/// Filler sentences [begin, end), one fact behind the 60th.
+std::string text_of(int begin, int end) {
+  std::string text;
+  for (int i = begin; i < end; ++i) {
+    text += "The carter went down to the mill in the grey of the morning and spoke of the weather. ";
+    if (i == 60) text += "The entry code of the Lisbon archive is 48213. ";
+  }
+  return text;
+}
+
+class SqueezedOnPocket : public testing::Test {
+ protected:
+  std::vector<TokenId> question() const {
+    return model_->tokenizer().encode(
+        "\n\nNow answer the questions about the text above.\n\nQuestion: What is the entry code of the "
+        "Lisbon "
+        "archive?\nAnswer:",
+        Tokenizer::Bos::none);
+  }
+  void prefill(Context& context, const std::string& text) const {
+    const bool first = context.tokens() == 0;
+    context.prefill(
+        model_->tokenizer().encode(text, first ? Tokenizer::Bos::as_template : Tokenizer::Bos::none));
+    context.build_indexes();
+  }
+
+  std::shared_ptr<const Model> model_ = Model::load(kPocket);
+  const GenerateOptions options_ = {.max_new_tokens = 16, .stop = {"\n"}};
+};
+
+TEST_F(SqueezedOnPocket, AnswersAfterLoadingAsBeforeWhateverTheChunk) {
+  const auto path =
+      std::filesystem::temp_directory_path() / ("squeezed-" + std::to_string(getpid()) + ".lode");
+  for (const char* text :
+       {"squeezed:sparsity=0.7", "squeezed:sparsity=0.9", "squeezed:levels=2,mass=0.95", "ideal"}) {
+    const Spec spec = parse_spec(text);
+    Context context(model_, {.max_tokens = 4096});
+    const MethodId method = context.attach(spec);
+    prefill(context, text_of(0, 120));
+    context.save(path, text_of(0, 120));
+    const Generation before = context.generate(question(), method, options_);
+    EXPECT_EQ(before.text, " 48213") << text;
+    EXPECT_LT(before.work.selectivity(), 1.0) << text;
+
+    Context loaded = Context::load(path, model_, {.chunk = 7});
+    const Generation after = loaded.generate(question(), loaded.attach(spec), options_);
+    EXPECT_EQ(after.tokens, before.tokens) << text;
+    EXPECT_EQ(after.work.far_keys, before.work.far_keys) << text;
+  }
+  std::filesystem::remove(path);
+}
+
+TEST_F(SqueezedOnPocket, AnswersFromWhatWasAppended) {
+  Context context(model_, {.max_tokens = 4096});
+  const MethodId method = context.attach(parse_spec("squeezed:sparsity=0.8"));
+  prefill(context, text_of(0, 50));
+  prefill(context, text_of(50, 120));
+  const Generation answer = context.generate(question(), method, options_);
+  EXPECT_EQ(answer.text, " 48213");
+  EXPECT_LT(answer.work.selectivity(), 1.0);
+}
+
+}  // namespace
+}  // namespace lode
