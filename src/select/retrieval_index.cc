@@ -21,7 +21,7 @@ constexpr std::int64_t kKeysPerItem = 64;  // of one thread
 constexpr std::int64_t kGuides = 128;      // queries kept for adding keys
 constexpr std::int64_t kGuideRank = 64;    // the key whose product is a guide's floor
 constexpr std::int64_t kGuidesPerKey = 4;  // whose walks find a new key's neighbours
-constexpr std::int64_t kGuideBeam = 32, kGuideKeep = 64;
+constexpr std::int64_t kGuideBeam = 48, kGuideKeep = 96;
 
 constexpr std::size_t at(std::int64_t i) {
   return static_cast<std::size_t>(i);
@@ -159,7 +159,7 @@ void RetrievalIndex::add(std::size_t number, RetrievalScratch& scratch) {
   distances_to(node, scratch.candidates, keys, scratch.distance);
   std::vector<Node> neighbours;
   for (const std::int32_t i :
-       prune({scratch.rows.data(), found, d}, scratch.distance, std::max(2, shape_.degree * 3 / 4), false))
+       prune({scratch.rows.data(), found, d}, scratch.distance, std::max(2, shape_.degree * 3 / 4), true))
     neighbours.push_back(scratch.candidates[at(i)]);
   graph.add(neighbours, keys);
 }
