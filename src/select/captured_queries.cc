@@ -58,8 +58,8 @@ void CapturedQueries::cut(std::int64_t tokens) {
 
 void CapturedQueries::clear() {
   level_ = 0;
-  positions_ = {};
-  queries_ = {};
+  positions_ = std::vector<Position>();  // gives the memory back, which = {} would not
+  queries_ = std::vector<bf16>();
 }
 
 std::vector<float> CapturedQueries::of_heads(int first, int heads) const {

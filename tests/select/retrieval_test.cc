@@ -167,6 +167,8 @@ TEST(CapturedQueries, StayWithinBoundsAndDoNotDependOnChunks) {
   EXPECT_LT(by_many.tokens(), by_one.tokens());
   by_many.take({.begin = 0, .tokens = 64, .q = q});  // a text begun anew
   EXPECT_LE(by_many.tokens(), 64);
+  by_many.clear();
+  EXPECT_EQ(by_many.bytes(), 0);
   std::vector<float> bad = q;
   bad[5] = std::numeric_limits<float>::infinity();
   CapturedQueries few(2, 2, 100);
