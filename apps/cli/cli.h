@@ -62,6 +62,10 @@ CLI::Validator number(double low, double high);
 /// Whole numbers with the suffixes k = 1024 and M = 1024^2 ("32k"); InputError otherwise.
 std::int64_t parse_count(std::string_view text, std::string_view flag, std::int64_t low, std::int64_t high);
 
+/// Several of them, "4k,8k,16k".
+std::vector<std::int64_t> parse_counts(std::string_view text, std::string_view flag, std::int64_t low,
+                                       std::int64_t high);
+
 /// A text file as valid UTF-8, "-" is stdin; InputError when empty, not a file, or not UTF-8 (with the byte
 /// offset).
 std::string read_text(const std::string& path);
@@ -89,6 +93,7 @@ void add_tasks(CLI::App& app);
 void add_train(CLI::App& app);
 void add_train_kmeans(CLI::App& train);
 void add_train_saap(CLI::App& train);
+void add_train_hash(CLI::App& train);
 void add_eval(CLI::App& app);
 void add_probe(CLI::App& app);
 void add_bench(CLI::App& app);

@@ -143,6 +143,17 @@ std::int64_t parse_count(std::string_view text, std::string_view flag, std::int6
   return value * unit;
 }
 
+std::vector<std::int64_t> parse_counts(std::string_view text, std::string_view flag, std::int64_t low,
+                                       std::int64_t high) {
+  std::vector<std::int64_t> counts;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t comma = std::min(text.find(',', at), text.size());
+    counts.push_back(parse_count(text.substr(at, comma - at), flag, low, high));
+    at = comma + 1;
+  }
+  return counts;
+}
+
 std::string read_text(const std::string& path) {
   std::string text =
       path == "-" ? std::string(std::istreambuf_iterator<char>(std::cin), {}) : read_file(path);

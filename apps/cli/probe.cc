@@ -3,6 +3,7 @@
 #include "eval/probe.h"
 
 #include "cli.h"
+#include "eval/recall.h"
 
 namespace lode::cli {
 
@@ -15,7 +16,19 @@ struct ProbeFlags {
   std::vector<std::string> specs;
   ProbeOptions options;
   bool heads = false;
+  std::string lengths;
 };
+
+RecallReport recall_of(const ProbeFlags& flags, const std::shared_ptr<const Model>& model,
+                       const std::string& text, const std::vector<NamedSpec>& specs) {
+  return recall_by_length(model, text, specs,
+                          {.context = flags.options.context,
+                           .lengths = parse_counts(flags.lengths, "--lengths", 1, std::int64_t{1} << 30),
+                           .dense = flags.options.dense,
+                           .top = flags.options.top,
+                           .queries = flags.options.measured,
+                           .progress = flags.options.progress});
+}
 
 void run(ProbeFlags& flags) {
   flags.options.context = context_options(flags.common, flags.model);
@@ -24,6 +37,10 @@ void run(ProbeFlags& flags) {
   for (const std::string& text : flags.specs) specs.push_back({text, parse_spec(text)});
   const std::string text = read_text(flags.text);
   const auto model = load_model(flags.common, flags.model);
+  if (!flags.lengths.empty()) {
+    const RecallReport recall = recall_of(flags, model, text, specs);
+    return flags.common.json ? print_json(recall.json()) : print_text(recall.table());
+  }
   const ProbeReport report = probe(model, text, specs, flags.options);
   flags.common.json ? print_json(report.json()) : print_text(report.table(flags.heads));
 }
@@ -52,6 +69,9 @@ void add_probe(CLI::App& app) {
   verb.add_option("--measured", flags->options.measured,
                   "how many of the last tokens are looked at head by head")
       ->check(whole_number(1, 1'000'000));
+  verb.add_option(
+      "--lengths", flags->lengths,
+      "recall alone, at these lengths of the text, such as 4k,16k,64k (figure 5 of HashAttention)");
   verb.add_flag("--heads", flags->heads, "print every head (--json always has them)");
   verb.callback([flags] { run(*flags); });
 }

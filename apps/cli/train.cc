@@ -10,6 +10,7 @@ void add_train(CLI::App& app) {
   verb->require_subcommand(1);
   add_train_kmeans(*verb);
   add_train_saap(*verb);
+  add_train_hash(*verb);
 }
 
 }  // namespace lode::cli

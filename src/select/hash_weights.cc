@@ -13,6 +13,7 @@
 #include "io/safetensors.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
+#include "select/stored_keys.h"
 
 namespace lode {
 
@@ -150,6 +151,25 @@ void add_net(const HashNet& net, const std::string& prefix, std::vector<TensorTo
 }
 
 }  // namespace
+
+void read_key_inputs(const HashScheme& scheme, std::span<const KvRows> heads, Position row, const Rope* rope,
+                     float* out, std::int64_t stride) {
+  const auto d = static_cast<std::size_t>(heads.front().d);
+  std::vector<float> x(heads.size() * d);  // [heads, d]
+  const auto place = [&](std::size_t head) { return out + static_cast<std::int64_t>(head) * stride; };
+  read_stored_keys(heads, row, scheme.roped ? nullptr : rope, x);
+  for (std::size_t h = 0; h < heads.size(); ++h) std::copy_n(x.data() + h * d, d, place(h));
+  if (scheme.values == HashScheme::Values::off) return;
+  read_stored_values(heads, row, x);
+  for (std::size_t h = 0; h < heads.size(); ++h) {
+    const float* const v = x.data() + h * d;
+    if (scheme.values == HashScheme::Values::vector) {
+      std::copy_n(v, d, place(h) + d);
+    } else {
+      place(h)[d] = std::sqrt(kernels().dot(v, v, static_cast<std::int64_t>(d)));
+    }
+  }
+}
 
 std::string HashWeights::fingerprint() const {
   Hasher hasher;

@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,6 +34,10 @@ struct HashScheme {
     return head_dim + (values == Values::vector ? head_dim : values == Values::norm ? 1 : 0);
   }
 };
+
+/// What phi_kv sees of the key in `row`, for each of some heads: out[h * stride + i], i < key_inputs(d).
+void read_key_inputs(const HashScheme& scheme, std::span<const KvRows> heads, Position row, const Rope* rope,
+                     float* out, std::int64_t stride);
 
 /// The functions of one layer.
 struct HashWeights {

@@ -5,15 +5,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <map>
 
-#include "kernels/kernels.h"
 #include "kernels/signature.h"
 #include "lodestone/error.h"
 #include "select/per_token.h"
 #include "select/signatures.h"
-#include "select/stored_keys.h"
 
 namespace lode {
 
@@ -108,33 +105,18 @@ void SignatureSelector::extend(SignatureIndex& index, KvLayer kv, Position end) 
 
 /// Signatures of keys [begin, end).
 void SignatureSelector::sign(SignatureIndex& index, KvLayer kv, Position begin, Position end) const {
-  const std::int64_t d = geometry_.head_dim, heads = geometry_.kv_heads, count = end - begin,
+  const std::int64_t heads = geometry_.kv_heads, count = end - begin,
                      inputs = weights_.scheme.key_inputs(geometry_.head_dim);
   std::vector<float> x(static_cast<std::size_t>(heads * count * inputs));  // [Hkv, count, inputs]
-  std::vector<float> row(static_cast<std::size_t>(heads * d));             // [Hkv, d]
-  const auto place = [&](std::int64_t head, std::int64_t i) {
-    return x.data() + (head * count + i) * inputs;
-  };
   for (std::int64_t i = 0; i < count; ++i) {
-    const auto at = begin + static_cast<Position>(i);
-    read_stored_keys(kv.heads, at, weights_.scheme.roped ? nullptr : geometry_.rope, row);
-    for (std::int64_t h = 0; h < heads; ++h) std::copy_n(row.data() + h * d, d, place(h, i));
-    if (weights_.scheme.values == HashScheme::Values::off) continue;
-    read_stored_values(kv.heads, at, row);
-    for (std::int64_t h = 0; h < heads; ++h) {
-      const float* const v = row.data() + h * d;
-      if (weights_.scheme.values == HashScheme::Values::norm) {
-        place(h, i)[d] = std::sqrt(kernels().dot(v, v, d));
-      } else {
-        std::copy_n(v, d, place(h, i) + d);
-      }
-    }
+    read_key_inputs(weights_.scheme, kv.heads, begin + static_cast<Position>(i), geometry_.rope,
+                    x.data() + i * inputs, count * inputs);
   }
   HashNet::Scratch scratch;
   for (int set = 0; set < sets(); ++set) {
     const int head = weights_.scheme.per_query_head ? set / geometry_.group() : set;
-    weights_.key[static_cast<std::size_t>(set)].encode(place(head, 0), count, index.writable(set, begin),
-                                                       scratch);
+    weights_.key[static_cast<std::size_t>(set)].encode(x.data() + head * count * inputs, count,
+                                                       index.writable(set, begin), scratch);
   }
 }
 

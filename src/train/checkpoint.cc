@@ -59,9 +59,13 @@ void Checkpoint::get(const std::string& prefix, Module& module, Adam* adam, cons
     copy(prefix + m.name + ".first", m.first);
     copy(prefix + m.name + ".second", m.second);
   }
-  const std::int64_t steps = count_in(notes, prefix + "steps");
-  if (steps < 0) throw InputError(fmt::format("{}: expected a number '{}steps', found none", where, prefix));
-  adam->set_steps(steps);
+  adam->set_steps(number(prefix + "steps", where));
+}
+
+std::int64_t Checkpoint::number(const std::string& note, const std::string& where) const {
+  const std::int64_t count = count_in(notes, note);
+  if (count < 0) throw InputError(fmt::format("{}: expected a number '{}', found none", where, note));
+  return count;
 }
 
 void Checkpoint::erase(const std::string& prefix) {

@@ -23,6 +23,8 @@ class Checkpoint {
   void put(const std::string& prefix, Module& module, Adam* adam = nullptr);
   /// InputError when an array is missing or has another size; names the file as `where`.
   void get(const std::string& prefix, Module& module, Adam* adam, const std::string& where) const;
+  /// A note that is a whole number from 0 on; InputError otherwise.
+  std::int64_t number(const std::string& note, const std::string& where) const;
   /// Forgets everything under `prefix`.
   void erase(const std::string& prefix);
 

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// lodestone train hash: HashAttention's functions for every layer and KV head of a frozen model.
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "base/text.h"
+#include "cli.h"
+#include "eval/recall.h"
+#include "lodestone/error.h"
+#include "model/config.h"
+#include "train/hash_trainer.h"
+
+namespace lode::cli {
+
+namespace {
+
+struct TrainHashFlags {
+  CommonFlags common;
+  ModelFlags model;
+  std::string output, checkpoint;
+  std::vector<std::string> texts, held_out;
+  std::string tokens = "4k", widths, keys = "kv-head", rope = "on", values = "off", activation = "silu",
+              loss = "bce", target = "value", start = "linear", type = "f16";
+  int bits = 32;
+  std::int64_t prompts = 0, chunk = 512;
+  HashSettings settings;
+};
+
+HashSettings settings_of(const TrainHashFlags& flags, int head_dim) {
+  HashSettings s = flags.settings;
+  s.scheme = {
+      .bits = flags.bits,
+      .roped = flags.rope == "on",
+      .per_query_head = flags.keys == "query-head",
+      .values = flags.values == "off"    ? HashScheme::Values::off
+                : flags.values == "norm" ? HashScheme::Values::norm
+                                         : HashScheme::Values::vector,
+      .activation = flags.activation == "silu" ? HashNet::Activation::silu : HashNet::Activation::relu};
+  s.loss = flags.loss == "bce" ? PivotalLoss::bce : PivotalLoss::softmax;
+  s.by_value = flags.target == "value";
+  s.linear_start = flags.start == "linear";
+  s.type = parse_dtype(flags.type);
+  if (flags.widths.empty()) {
+    s.widths = {head_dim, head_dim};
+  } else if (flags.widths != "none") {
+    s.widths = parse_counts(flags.widths, "--widths", 1, 8192);
+  }
+  if (s.widths.size() > 7) throw InputError("--widths: expected at most 7 hidden layers, found more");
+  return s;
+}
+
+/// Prompts of all texts in turn, one of each at a time, so that a short training has seen them all.
+std::vector<Prompt> read_prompts(const TrainHashFlags& flags, const Model& model) {
+  const std::int64_t tokens = parse_count(flags.tokens, "--tokens", 16, std::int64_t{1} << 30);
+  std::vector<std::vector<Prompt>> by_text;
+  std::size_t most = 0;
+  for (const std::string& path : flags.texts) {
+    by_text.push_back(
+        cut_into_prompts(model, std::filesystem::path(path).filename().string(), read_text(path), tokens));
+    most = std::max(most, by_text.back().size());
+  }
+  std::vector<Prompt> prompts;
+  for (std::size_t i = 0; i < most; ++i) {
+    for (auto& own : by_text) {
+      if (i < own.size() && (flags.prompts == 0 || std::ssize(prompts) < flags.prompts))
+        prompts.push_back(std::move(own[i]));
+    }
+  }
+  return prompts;
+}
+
+/// Recall on texts that training did not see, at the length of training.
+Json held_out_recall(const TrainHashFlags& flags, const std::shared_ptr<const Model>& model) {
+  RecallOptions options;
+  options.context = context_options(flags.common, flags.model);
+  options.lengths = {parse_count(flags.tokens, "--tokens", 16, std::int64_t{1} << 30)};
+  options.dense = flags.settings.dense;
+  options.top = flags.settings.top;
+  options.progress = flags.common.progress();
+  std::vector<NamedSpec> specs;
+  for (const char* budget : {"1/16", "1/32"}) {
+    for (const std::string& text : {fmt::format("hash:budget={},weights={}", budget, flags.output),
+                                    fmt::format("hyperplanes:budget={},bits={}", budget, flags.bits)})
+      specs.push_back({text, parse_spec(text)});
+  }
+  Json all = Json::array();
+  for (const std::string& path : flags.held_out) {
+    const RecallReport report = recall_by_length(model, read_text(path), specs, options);
+    if (!flags.common.json) print_text(path + ": " + report.table() + "\n");
+    Json one = report.json();
+    one["text"] = path;
+    all.push_back(std::move(one));
+  }
+  return all;
+}
+
+void run(const TrainHashFlags& flags) {
+  const auto model = load_model(flags.common, flags.model);
+  const HashSettings settings = settings_of(flags, model->config().head_dim);
+  const std::vector<Prompt> prompts = read_prompts(flags, *model);
+  const std::string checkpoint = flags.checkpoint.empty() ? flags.output + ".checkpoint" : flags.checkpoint;
+  ContextOptions options = context_options(flags.common, flags.model);
+  options.chunk = flags.chunk;
+  for (const Prompt& prompt : prompts)
+    options.max_tokens = std::max(options.max_tokens, std::ssize(prompt.tokens));
+  const HashResult result =
+      train_hash(model, options, settings, prompts, checkpoint, flags.common.progress());
+  Json made = settings.json(), heads = Json::array();
+  made["texts"] = flags.texts.size();
+  made["prompts"] = prompts.size();
+  made["tokens"] = result.tokens;
+  made["head_steps"] = result.steps;
+  write_hash_weights(flags.output, result.layers, model->fingerprint(), {{"training", made.dump()}});
+  std::filesystem::remove(checkpoint);
+  for (const HashHeadLoss& head : result.heads)
+    heads.push_back({{"layer", head.layer}, {"kv_head", head.kv_head}, {"loss", head.loss}});
+  const Json held_out = held_out_recall(flags, model);
+  const Json report = {{"file", flags.output}, {"method", "hash"},
+                       {"training", made},     {"file_bytes", std::filesystem::file_size(flags.output)},
+                       {"heads", heads},       {"held_out", held_out}};
+  if (flags.common.json) return print_json(report);
+  for (const HashHeadLoss& head : result.heads)
+    print_text(fmt::format("layer {} KV head {}: loss {:.4f}\n", head.layer, head.kv_head, head.loss));
+  print_text(
+      fmt::format("{}: signatures of {} bits, from {} prompts of {} tokens, {} steps of each head, {}\nuse: "
+                  "-a hash:weights={}\n",
+                  flags.output, flags.bits, prompts.size(), result.tokens, result.steps,
+                  human_bytes(report["file_bytes"]), flags.output));
+}
+
+void add_function_flags(CLI::App& verb, TrainHashFlags& flags) {
+  verb.add_option("--bits", flags.bits, "of a signature")->check(CLI::IsMember({32, 64, 128}));
+  verb.add_option("--widths", flags.widths,
+                  "of the hidden layers, such as 128,128; none = linear; without it two of the head's width");
+  verb.add_option("--keys", flags.keys, "who has signatures of its own: kv-head or query-head (the paper)")
+      ->check(CLI::IsMember({"kv-head", "query-head"}));
+  verb.add_option("--rope", flags.rope, "functions see vectors after RoPE (on) or before it (off)")
+      ->check(CLI::IsMember({"off", "on"}));
+  verb.add_option("--values", flags.values, "what the key's function sees of the value: off, norm or vector")
+      ->check(CLI::IsMember({"off", "norm", "vector"}));
+  verb.add_option("--activation", flags.activation, "of the hidden layers")
+      ->check(CLI::IsMember({"silu", "relu"}));
+  verb.add_option("--type", flags.type, "of the weights in the file")
+      ->check(CLI::IsMember({"f16", "bf16", "f32"}));
+}
+
+void add_training_flags(CLI::App& verb, TrainHashFlags& flags) {
+  HashSettings& s = flags.settings;
+  verb.add_option("--loss", flags.loss, "bce (the paper) or softmax")
+      ->check(CLI::IsMember({"bce", "softmax"}));
+  verb.add_option("--target", flags.target, "pivotal keys: value (largest a |v|) or logits")
+      ->check(CLI::IsMember({"value", "logits"}));
+  verb.add_option("--top", s.top, "pivotal keys of a query")->check(whole_number(1, 65536));
+  verb.add_option("--sink", s.dense.sink, "first tokens, never pivotal")->check(whole_number(0, 1 << 20));
+  verb.add_option("--window", s.dense.window, "last tokens, never pivotal")->check(whole_number(1, 1 << 20));
+  verb.add_option("--alpha", s.alpha, "class weight of pivotal keys: alpha + beta context")
+      ->check(number(0.0, 1e9));
+  verb.add_option("--beta", s.beta, "class weight of pivotal keys: alpha + beta context")
+      ->check(number(0.0, 1e9));
+  verb.add_option("--steps", s.steps, "of every head after a chunk")->check(whole_number(1, 1024));
+  verb.add_option("--queries", s.queries, "tokens of the chunk in a step")->check(whole_number(1, 65536));
+  verb.add_option("--others", s.others, "keys of a step beside the pivotal ones; 0 = all")
+      ->check(whole_number(0, 1 << 30));
+  verb.add_option("--rate", s.rate, "of Adam at the start; falls along a cosine")->check(number(0.0, 1.0));
+  verb.add_option("--start", flags.start, "linear (from second moments) or random")
+      ->check(CLI::IsMember({"linear", "random"}));
+  verb.add_option("--gamma", s.gamma, "of the linear start: 0 keys as they are, 1/2 whitened")
+      ->check(number(0.0, 1.0));
+  verb.add_option("--chunk", flags.chunk, "tokens that the model reads at a time")
+      ->check(whole_number(1, 1 << 20));
+  verb.add_option("--seed", s.seed, "of starts and samples")->check(whole_number(0, INT64_MAX));
+}
+
+}  // namespace
+
+void add_train_hash(CLI::App& train) {
+  auto flags = std::make_shared<TrainHashFlags>();
+  CLI::App* verb =
+      train.add_subcommand("hash", "HashAttention's learned signatures, for -a hash:weights=FILE");
+  add_common_flags(*verb, flags->common);
+  add_model_flags(*verb, flags->model, true);
+  verb->add_option("-f,--file", flags->texts, "a text to train on (UTF-8); repeatable")->required();
+  verb->add_option("-o,--output", flags->output, "the safetensors file to write")->required();
+  verb->add_option("--held-out", flags->held_out,
+                   "a text that recall is reported on afterwards, as long as the prompts; repeatable");
+  verb->add_option("--checkpoint", flags->checkpoint,
+                   "where the run's state is kept, and found again after an interruption; without it beside "
+                   "the output");
+  verb->add_option("--tokens", flags->tokens, "length of the prompts that texts are cut into");
+  verb->add_option("--prompts", flags->prompts, "prompts to use, one of each text in turn; 0 = all")
+      ->check(whole_number(0, 1 << 30));
+  add_function_flags(*verb, *flags);
+  add_training_flags(*verb, *flags);
+  verb->callback([flags] { run(*flags); });
+}
+
+}  // namespace lode::cli

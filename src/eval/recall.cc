@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eval/recall.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/cancel.h"
+#include "base/threads.h"
+#include "engine/context.h"
+#include "kernels/kernels.h"
+#include "lodestone/error.h"
+#include "select/stored_keys.h"
+
+namespace lode {
+
+namespace {
+
+/// Far keys that a selection gives each (query head, token) of a block: [Hq, tokens] rising rows.
+std::vector<std::vector<Position>> chosen_rows(const Selection& selection, const QueryBlock& block,
+                                               const LayerGeometry& geometry) {
+  std::vector<std::vector<Position>> rows(static_cast<std::size_t>(geometry.query_heads * block.tokens));
+  for (std::int64_t i = 0; i < selection.sets(); ++i) {
+    const Selection::Set set = selection.set(i);
+    std::vector<Position> all(set.rows.begin(), set.rows.end());
+    for (const Run& run : set.runs) {
+      for (Position p = run.begin; p < run.end; ++p) all.push_back(p);
+    }
+    std::sort(all.begin(), all.end());
+    for (int g = 0; g < geometry.group(); ++g) {
+      if ((set.queries.heads >> g & 1u) == 0) continue;
+      const std::int64_t head = set.queries.kv_head * geometry.group() + g;
+      for (std::int64_t t = set.queries.token_begin; t < set.queries.token_end; ++t) {
+        const auto end = std::lower_bound(all.begin(), all.end(), block.far_end(t, geometry.dense));
+        rows[static_cast<std::size_t>(head * block.tokens + t)].assign(all.begin(), end);
+      }
+    }
+  }
+  return rows;
+}
+
+class RecallMeter {
+ public:
+  RecallMeter(Context::Impl& context, const std::vector<MethodId>& methods, const RecallOptions& options)
+      : context_(context), methods_(methods), options_(options) {}
+
+  ForwardHooks hooks() {
+    ForwardHooks hooks;
+    hooks.attended = [this](const LayerGeometry& geometry, std::span<const QueryBlock> blocks,
+                            const Selection*, std::span<float* const>) { look(geometry, blocks.front()); };
+    return hooks;
+  }
+  /// Rows of the length that has just been read, [methods][L, Hq].
+  std::vector<std::vector<HeadRecall>> take() { return std::exchange(seen_, {}); }
+
+ private:
+  void look(const LayerGeometry& dense, const QueryBlock& block);
+  void compare(const LayerGeometry& geometry, const QueryBlock& block, int kv_head);
+
+  Context::Impl& context_;
+  const std::vector<MethodId>& methods_;
+  const RecallOptions& options_;
+  std::vector<std::vector<HeadRecall>> seen_;
+  std::vector<std::vector<std::vector<Position>>> chosen_;  // [methods][Hq, tokens] of the running layer
+};
+
+void RecallMeter::look(const LayerGeometry& dense, const QueryBlock& block) {
+  const std::int64_t end = block.begin + block.tokens;
+  if (std::find(options_.lengths.begin(), options_.lengths.end(), end) == options_.lengths.end()) return;
+  check_cancel();
+  LayerGeometry geometry = dense;
+  geometry.dense = options_.dense;
+  // The last queries alone, as a block of their own.
+  QueryBlock last = block;
+  last.tokens = std::min(options_.queries, block.tokens);
+  last.begin = static_cast<Position>(end - last.tokens);
+  const auto skip =
+      static_cast<std::size_t>((block.tokens - last.tokens) * geometry.query_heads * geometry.head_dim);
+  last.q = block.q.subspan(skip);
+  last.q_unrotated = block.q_unrotated.subspan(skip);
+  last.far_begin = static_cast<Position>(options_.dense.sink);
+  chosen_.clear();
+  if (seen_.empty())
+    seen_.assign(methods_.size(), std::vector<HeadRecall>(static_cast<std::size_t>(context_.config.layers *
+                                                                                   geometry.query_heads)));
+  for (const MethodId method : methods_) {
+    Selector* const selector = context_.methods[static_cast<std::size_t>(method)]
+                                   .selectors[static_cast<std::size_t>(geometry.layer)];
+    Selection selection;
+    selector->build(0, block.kv);
+    selector->append(0, block.kv, last.far_end(last.tokens - 1, geometry.dense));
+    selector->select({&last, 1}, selection);
+    chosen_.push_back(chosen_rows(selection, last, geometry));
+    selector->roll_back(0, 0);
+  }
+  geometry.pool->for_each(geometry.kv_heads,
+                          [&](std::int64_t head, int) { compare(geometry, last, static_cast<int>(head)); });
+}
+
+/// Adds the recall of every method for the queries of one group.
+void RecallMeter::compare(const LayerGeometry& geometry, const QueryBlock& block, int kv_head) {
+  const std::int64_t d = geometry.head_dim, group = geometry.group(), n = block.begin + block.tokens;
+  const KvRows& kv = block.kv.heads[static_cast<std::size_t>(kv_head)];
+  std::vector<float> log_norms(static_cast<std::size_t>(n)), value(static_cast<std::size_t>(d));
+  for (std::int64_t row = 0; row < n; ++row) {
+    read_stored_values({&kv, 1}, static_cast<Position>(row), value);
+    log_norms[static_cast<std::size_t>(row)] = 0.5f * std::log(kernels().dot(value.data(), value.data(), d));
+  }
+  std::vector<float> scores(static_cast<std::size_t>(n));
+  for (std::int64_t t = 0; t < block.tokens; ++t) {
+    const Position begin = block.far_begin, end = block.far_end(t, geometry.dense);
+    const auto far = static_cast<std::size_t>(end - begin);
+    for (std::int64_t g = 0; g < group; ++g) {
+      const std::int64_t head = kv_head * group + g;
+      std::vector<float> q(block.q.begin() + (t * geometry.query_heads + head) * d,
+                           block.q.begin() + (t * geometry.query_heads + head + 1) * d);
+      for (float& x : q) x *= geometry.scale;
+      kernels().score_run(q.data(), 1, kv, begin, end, scores.data(), n);
+      std::vector<Position> by_weight, by_value;
+      top_k({scores.data(), far}, options_.top, begin, by_weight);
+      for (std::size_t i = 0; i < far; ++i) scores[i] += log_norms[static_cast<std::size_t>(begin) + i];
+      top_k({scores.data(), far}, options_.top, begin, by_value);
+      for (std::size_t m = 0; m < methods_.size(); ++m) {
+        const std::vector<Position>& chosen = chosen_[m][static_cast<std::size_t>(head * block.tokens + t)];
+        const auto share = [&](const std::vector<Position>& truth) {
+          const auto found = std::count_if(truth.begin(), truth.end(), [&](Position p) {
+            return std::binary_search(chosen.begin(), chosen.end(), p);
+          });
+          return static_cast<double>(found) /
+                 static_cast<double>(truth.size() * static_cast<std::size_t>(block.tokens));
+        };
+        HeadRecall& own = seen_[m][static_cast<std::size_t>(geometry.layer * geometry.query_heads + head)];
+        own.layer = geometry.layer;
+        own.head = static_cast<int>(head);
+        own.by_weight += share(by_weight);
+        own.by_value += share(by_value);
+        own.chosen += static_cast<double>(chosen.size()) /
+                      static_cast<double>(far * static_cast<std::size_t>(block.tokens));
+      }
+    }
+  }
+}
+
+void check(const RecallOptions& options, std::int64_t tokens) {
+  const std::int64_t least = options.dense.sink + options.dense.window + options.queries + options.top;
+  if (options.lengths.empty() || !std::is_sorted(options.lengths.begin(), options.lengths.end()) ||
+      options.lengths.front() < least || options.lengths.back() > tokens) {
+    throw InputError(
+        fmt::format("expected rising lengths from {} tokens, so that there are far keys, to the {} "
+                    "of the text, found {}",
+                    least, tokens, fmt::join(options.lengths, ", ")));
+  }
+}
+
+}  // namespace
+
+HeadRecall RecallRow::mean() const {
+  HeadRecall mean;
+  for (const HeadRecall& head : heads) {
+    mean.by_weight += head.by_weight / static_cast<double>(heads.size());
+    mean.by_value += head.by_value / static_cast<double>(heads.size());
+    mean.chosen += head.chosen / static_cast<double>(heads.size());
+  }
+  return mean;
+}
+
+RecallReport recall_by_length(const std::shared_ptr<const Model>& model, std::string_view text,
+                              const std::vector<NamedSpec>& specs, const RecallOptions& options) {
+  const std::vector<TokenId> tokens = model->tokenizer().encode(text, Tokenizer::Bos::as_template);
+  check(options, std::ssize(tokens));
+  ContextOptions context_options = options.context;
+  context_options.max_tokens = options.lengths.back();
+  Context context(model, context_options);
+  Context::Impl& impl = context.impl();
+  std::vector<MethodId> methods;
+  for (const NamedSpec& named : specs) {
+    Spec spec = named.spec;
+    spec.dense = options.dense;
+    spec.dense_layers = 0;
+    if (!find_method(spec.name).make)
+      throw InputError(fmt::format("expected methods that choose keys, found '{}'", spec.str()));
+    methods.push_back(context.attach(spec));
+  }
+  RecallMeter meter(impl, methods, options);
+  const ForwardHooks hooks = meter.hooks();
+  impl.hooks = &hooks;
+  RecallReport report = {.model = model->path().string(), .options = options, .rows = {}};
+  Progress progress("recall", options.lengths.back(), "tokens", options.progress);
+  std::int64_t read = 0;
+  for (const std::int64_t length : options.lengths) {
+    context.prefill(
+        std::span(tokens).subspan(static_cast<std::size_t>(read), static_cast<std::size_t>(length - read)),
+        [&](std::int64_t done) { progress.at(done); });
+    read = length;
+    auto seen = meter.take();
+    for (std::size_t m = 0; m < specs.size(); ++m)
+      report.rows.push_back({.attention = specs[m].name, .tokens = length, .heads = std::move(seen[m])});
+  }
+  impl.hooks = nullptr;
+  return report;
+}
+
+Json RecallReport::json() const {
+  Json all = Json::array();
+  for (const RecallRow& row : rows) {
+    const HeadRecall mean = row.mean();
+    Json heads = Json::array();
+    for (const HeadRecall& h : row.heads) {
+      heads.push_back({{"layer", h.layer},
+                       {"head", h.head},
+                       {"recall", h.by_weight},
+                       {"recall_by_value", h.by_value},
+                       {"chosen", h.chosen}});
+    }
+    all.push_back({{"attention", row.attention},
+                   {"tokens", row.tokens},
+                   {"recall", mean.by_weight},
+                   {"recall_by_value", mean.by_value},
+                   {"chosen", mean.chosen},
+                   {"heads", heads}});
+  }
+  return {{"model", model},
+          {"top", options.top},
+          {"queries", options.queries},
+          {"sink", options.dense.sink},
+          {"window", options.dense.window},
+          {"results", all}};
+}
+
+std::string RecallReport::table() const {
+  std::string text = fmt::format(
+      "recall of the {} far keys of largest weight a, and of largest a |v|; chosen: share "
+      "of the far keys\n\n{:>8} {:>8} {:>8} {:>8}  attention\n",
+      options.top, "tokens", "a", "a |v|", "chosen");
+  for (const RecallRow& row : rows) {
+    const HeadRecall mean = row.mean();
+    text += fmt::format("{:>8} {:>8.4f} {:>8.4f} {:>8.4f}  {}\n", row.tokens, mean.by_weight, mean.by_value,
+                        mean.chosen, row.attention);
+  }
+  return text;
+}
+
+}  // namespace lode
