@@ -171,6 +171,7 @@ RecallReport recall_by_length(const std::shared_ptr<const Model>& model, std::st
   check(options, std::ssize(tokens));
   ContextOptions context_options = options.context;
   context_options.max_tokens = options.lengths.back();
+  context_options.device = Device::cpu;  // where selectors can be asked
   Context context(model, context_options);
   Context::Impl& impl = context.impl();
   std::vector<MethodId> methods;

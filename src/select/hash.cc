@@ -55,7 +55,8 @@ HashScheme scheme_of(const Spec& spec) {
 
 MethodInfo hash_method() {
   std::vector<SpecKey> keys = SignatureOptions::keys();
-  keys.insert(keys.begin(), {"weights", "file of the learned functions (train hash); needed", ""});
+  keys.insert(keys.begin(),
+              {"weights", "file of the learned functions (train hash)", "MODEL/hash.safetensors"});
   keys.push_back({"bits", "of a signature: 32, 64 or 128; must be the file's", "the file's"});
   return {
       .name = "hash",
@@ -64,6 +65,7 @@ MethodInfo hash_method() {
       .keys = std::move(keys),
       .dense = {.sink = kSink, .window = kWindow},
       .dense_layers = 0,
+      .trained = true,
       .make = make_hash,
       .index_bytes = [](const Spec& spec, const LayerGeometry& geometry,
                         std::int64_t tokens) { return signature_bytes(scheme_of(spec), geometry, tokens); },

@@ -383,6 +383,7 @@ Json HashSettings::json() const {
 HashResult train_hash(const std::shared_ptr<const Model>& model, const ContextOptions& options,
                       const HashSettings& settings, const std::vector<Prompt>& prompts,
                       const std::filesystem::path& checkpoint, Progress::Mode mode) {
+  LODE_ASSERT(options.chunk > 0);
   Capture capture(model, options);
   HashTrainer trainer(model->config(), settings, capture, model->pool());
   std::int64_t steps = 0, tokens = 0, read = 0;
