@@ -25,6 +25,7 @@ struct DemoFlags {
 std::vector<std::string> usual_specs(const std::filesystem::path& model) {
   std::vector<std::string> specs = {"full", "topk:k=64,window=512", "kmeans:probes=48,window=512"};
   if (std::filesystem::exists(model / "saap.safetensors")) specs.emplace_back("saap:probes=16,window=511");
+  if (std::filesystem::exists(model / "hash.safetensors")) specs.emplace_back("hash:budget=1/32,window=512");
   specs.insert(specs.end(), {"random:fraction=5%,window=512", "streaming:window=512"});
   return specs;
 }
