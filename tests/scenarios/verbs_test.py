@@ -2,6 +2,7 @@
 """tasks, eval, probe and bench: the shapes of what they print, and how they refuse."""
 
 import json
+import math
 import unittest
 
 from program import ProgramTest, run
@@ -120,6 +121,20 @@ class Bench(ProgramTest):
             self.assertTrue({"attention", "context", "batch", "queries", "selectivity", "median_us", "select_us", "attend_us",
                              "merge_us", "bytes", "limit_us", "of_limit", "vs_full"} <= row.keys())
             self.assertGreater(row["median_us"], 0)
+            numbers = [value for value in row.values() if isinstance(value, (int, float))]
+            self.assertTrue(all(math.isfinite(value) for value in numbers), row)
+            self.assertAlmostEqual(row["of_limit"], row["limit_us"] / row["median_us"], delta=1e-4 * row["of_limit"])
+            self.assertTrue(0 <= row["selectivity"] <= 1)
+        full = rows[0]
+        self.assertEqual((full["attention"], full["vs_full"], full["selectivity"]), ("full", 1, 1))
+        self.assertEqual(full["bytes"], 4096 * 2 * 2 * 64 * 2)  # keys, K and V, KV heads, d, bytes of f16
+
+    def test_prefill(self):
+        report = self.assert_done(run("bench", "prefill", "--shape", "L1q4kv2d64", "--context", "1k", "--json", "--quiet",
+                                      timeout=120)).json()
+        self.assertEqual([row["what"] for row in report["results"]], ["attention", "gemm", "onednn bf16 gemm"])
+        for row in report["results"]:
+            self.assertTrue(math.isfinite(row["gflops"]) and row["gflops"] > 0, row)
 
     def test_refusals(self):
         self.assert_refused(run("bench", "attention", "--shape", "llama-9", "--context", "4k", "-a", "full"), "llama-3.1-8b")

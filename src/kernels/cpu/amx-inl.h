@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prefill attention on the matrix unit: bf16 tiles, float32 sums. Included by table_amx.cc after tile-inl.h.
+//
+//   per block of kAmxKeys keys:  S^T = K Q^T     [keys, 32 queries]: keys are tile rows as they are stored
+//                                m, P = softmax  down the lanes, in float32
+//                                O^T += V^T P    [d, 32 queries]: V is transposed once per block, P packed in
+//                                pairs
+// Queries, keys, weights and values are rounded to bf16; m, l and O stay float32.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace lode {
+namespace {
+
+constexpr int kAmxKeys = 128;  // keys of one softmax step
+static_assert(kPanel == 32);   // two tiles of 16 queries
+
+/// g++ 12 does not know that loading a tile reads memory: what was written before must be written by then.
+LODE_INLINE void settle_memory() {
+  asm volatile("" ::: "memory");
+}
+
+/// Gives this thread eight tiles of 16 rows by 64 bytes, for as long as it lives.
+class Tiles {
+ public:
+  Tiles() {
+    alignas(64) std::uint8_t config[64] = {1};  // palette 1
+    for (int t = 0; t < 8; ++t) config[16 + 2 * t] = 64, config[48 + t] = 16;
+    settle_memory();
+    _tile_loadconfig(config);
+  }
+  ~Tiles() { _tile_release(); }
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+};
+
+/// Four products c[i][j] (+)= a[i] b[j] of 16 x 16 tiles over `steps` steps of 32. Rows of a lie a_row bytes
+/// apart and steps 64 bytes, tiles of b (1 KiB each) b_step bytes per step; c has rows of kPanel floats.
+inline void multiply_tiles(const std::uint16_t* a0, const std::uint16_t* a1, std::int64_t a_row,
+                           const std::uint16_t* b0, const std::uint16_t* b1, std::int64_t b_step, int steps,
+                           bool add, float* c) {
+  constexpr std::int64_t kRow = kPanel * sizeof(float);
+  float* low = c + 16 * kPanel;
+  settle_memory();
+  if (add) {
+    _tile_loadd(0, c, kRow);
+    _tile_loadd(1, c + 16, kRow);
+    _tile_loadd(2, low, kRow);
+    _tile_loadd(3, low + 16, kRow);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int i = 0; i < steps; ++i) {
+    _tile_loadd(4, a0 + i * 32, a_row);
+    _tile_loadd(6, b0 + i * b_step, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, b1 + i * b_step, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, a1 + i * 32, a_row);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, c, kRow);
+  _tile_stored(1, c + 16, kRow);
+  _tile_stored(2, low, kRow);
+  _tile_stored(3, low + 16, kRow);
+}
+
+LODE_INLINE __m512i bits(__m512bh a) {
+  __m512i to;
+  __builtin_memcpy(&to, &a, sizeof to);
+  return to;
+}
+/// bf16 of a in the low half, of b in the high half.
+LODE_INLINE __m512i join_bf16(Vec a, Vec b) {
+  return bits(_mm512_cvtne2ps_pbh(b.x, a.x));
+}
+/// Lane i: bf16 of lane i of a in the low half, of b in the high half.
+LODE_INLINE __m512i pair_bf16(Vec a, Vec b) {
+  alignas(64) static constexpr std::uint16_t kOrder[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                           21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                           11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), join_bf16(a, b));
+}
+
+/// e^a for a <= 88 within 5e-6, far below what bf16 keeps; 0 for -inf, NaN stays NaN.
+LODE_INLINE Vec weight_of(Vec a) {
+  const __m512 x = _mm512_max_ps(_mm512_set1_ps(-200.0f), a.x);  // NaN: second operand
+  const __m512 log2e = _mm512_set1_ps(1.44269504089f);
+  const __m512 n = round_nearest({_mm512_mul_ps(x, log2e)}).x;
+  const Vec r = {_mm512_fmsub_ps(x, log2e, n)};  // 2^(n + r), |r| <= 1/2
+  Vec y = fma(set1(1.33335581e-3f), r, set1(9.61812911e-3f));
+  y = fma(y, r, set1(5.55041087e-2f));
+  y = fma(y, r, set1(2.40226507e-1f));
+  y = fma(y, r, set1(6.93147181e-1f));
+  y = fma(y, r, set1(1.0f));
+  return {_mm512_scalef_ps(y.x, n)};
+}
+
+/// rows[i] lane j <- rows[j] lane i.
+inline void transpose_16(__m512i (&rows)[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    rows[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    rows[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    rows[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    rows[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+  // rows[4 i + e], 128-bit part p: column 4 p + e of rows 4 i .. 4 i + 3.
+  for (int e = 0; e < 4; ++e) {
+    const __m512i a = _mm512_shuffle_i32x4(rows[e], rows[4 + e], 0x88);
+    const __m512i b = _mm512_shuffle_i32x4(rows[e], rows[4 + e], 0xdd);
+    const __m512i c = _mm512_shuffle_i32x4(rows[8 + e], rows[12 + e], 0x88);
+    const __m512i d = _mm512_shuffle_i32x4(rows[8 + e], rows[12 + e], 0xdd);
+    t[e] = _mm512_shuffle_i32x4(a, c, 0x88), t[8 + e] = _mm512_shuffle_i32x4(a, c, 0xdd);
+    t[4 + e] = _mm512_shuffle_i32x4(b, d, 0x88), t[12 + e] = _mm512_shuffle_i32x4(b, d, 0xdd);
+  }
+  for (int i = 0; i < 16; ++i) rows[i] = t[i];
+}
+
+/// Scratch of one call, cut from one allocation; bf16 parts are counted as floats of two.
+struct AmxScratch {
+  float *k, *v;            // [kAmxKeys, d]
+  std::uint16_t* keys;     // bf16 [kAmxKeys, wide]
+  std::uint16_t* turned;   // bf16 [wide, kAmxKeys]: V^T
+  std::uint16_t* p;        // bf16 [2, kAmxKeys / 32, 16, 16, 2]: weights, keys in pairs
+  float* s;                // [kAmxKeys, kPanel]
+  float *alpha, *visible;  // [kPanel]
+  float* panels;
+
+  /// Columns, filled with zeros up to a whole step of the matrix unit.
+  static int wide(int d) { return (d + 31) / 32 * 32; }
+  /// Of one panel: q bf16 [2, wide / 32, 16, 16, 2], o [wide, kPanel], m [kPanel], l [kPanel].
+  static std::int64_t panel_floats(int d) { return (wide(d) / 2 + wide(d) + 2) * std::int64_t{kPanel}; }
+  static std::int64_t floats(int d, std::int64_t rows) {
+    return 16 + std::int64_t{kAmxKeys} * (2 * d + wide(d) + kPanel / 2 + kPanel) + 2 * kPanel +
+           (rows + kPanel - 1) / kPanel * panel_floats(d);
+  }
+  AmxScratch(float* from, int d) {
+    auto* at = reinterpret_cast<float*>((reinterpret_cast<std::uintptr_t>(from) + 63) / 64 * 64);
+    const auto take = [&](std::int64_t n) { return at += n, at - n; };
+    keys = reinterpret_cast<std::uint16_t*>(take(std::int64_t{kAmxKeys} * wide(d) / 2));
+    turned = reinterpret_cast<std::uint16_t*>(take(std::int64_t{kAmxKeys} * wide(d) / 2));
+    p = reinterpret_cast<std::uint16_t*>(take(std::int64_t{kAmxKeys} * kPanel / 2));
+    s = take(std::int64_t{kAmxKeys} * kPanel);
+    alpha = take(kPanel), visible = take(kPanel);
+    k = take(std::int64_t{kAmxKeys} * d), v = take(std::int64_t{kAmxKeys} * d);
+    panels = at;
+  }
+};
+
+/// One panel of 32 query rows.
+struct AmxPanel {
+  std::uint16_t* q;
+  float *o, *m, *l;
+  AmxPanel(float* at, int d) {
+    const std::int64_t wide = AmxScratch::wide(d);
+    q = reinterpret_cast<std::uint16_t*>(at), o = at + wide / 2 * kPanel;
+    m = o + wide * kPanel, l = m + kPanel;
+  }
+};
+
+inline std::uint16_t one_bf16(float x) {
+  std::uint16_t to;
+  store_bf16_first(&to, set1(x), 1);
+  return to;
+}
+
+inline void load_panel(const CausalTile& tile, int first_row, int d, const SoftmaxState& state,
+                       const AmxPanel& panel) {
+  const int wide = AmxScratch::wide(d);
+  for (int r = 0; r < kPanel; ++r) {
+    const int row = first_row + r < tile.rows() ? first_row + r : tile.rows() - 1;
+    const float* from = tile.q + (row / tile.group) * tile.stride_q + (row % tile.group) * d;
+    std::uint16_t* q = panel.q + r / 16 * 16 * wide + r % 16 * 2;
+    for (int c = 0; c < wide; ++c) {
+      q[c / 2 * 32 + c % 2] = c < d ? one_bf16(from[c]) : std::uint16_t{0};
+      panel.o[c * kPanel + r] = c < d ? state.o[std::int64_t{row} * d + c] : 0.0f;
+    }
+    panel.m[r] = state.m[row], panel.l[r] = state.l[row];
+  }
+}
+inline void store_panel(const CausalTile& tile, int first_row, int d, const AmxPanel& panel,
+                        const SoftmaxState& state) {
+  for (int r = 0; r < kPanel && first_row + r < tile.rows(); ++r) {
+    const std::int64_t row = first_row + r;
+    for (int c = 0; c < d; ++c) state.o[row * d + c] = panel.o[c * kPanel + r];
+    state.m[row] = panel.m[r], state.l[row] = panel.l[r];
+  }
+}
+
+/// Keys as bf16 rows with zeros behind.
+inline void narrow_keys(const AmxScratch& at, int n, int d) {
+  const int wide = AmxScratch::wide(d);
+  for (int i = 0; i < kAmxKeys; ++i)
+    for (int c = 0; c < wide; c += 32) {
+      const auto part = [&](int from) {
+        const int lanes = i >= n || from >= d ? 0 : d - from < kW ? d - from : kW;
+        return load_first(at.k + std::int64_t{i} * d + from, lanes);
+      };
+      _mm512_storeu_si512(at.keys + i * wide + c, join_bf16(part(c), part(c + kW)));
+    }
+}
+/// Values as bf16 columns with zeros behind.
+inline void turn_values(const AmxScratch& at, int n, int d) {
+  for (int c = 0; c < AmxScratch::wide(d); c += 16)
+    for (int i = 0; i < kAmxKeys; i += 32) {
+      __m512i pairs[16];
+      const auto part = [&](int row) {
+        const int lanes = row >= n || c >= d ? 0 : d - c < kW ? d - c : kW;
+        return load_first(at.v + std::int64_t{row} * d + c, lanes);
+      };
+      for (int r = 0; r < 16; ++r) pairs[r] = pair_bf16(part(i + 2 * r), part(i + 2 * r + 1));
+      transpose_16(pairs);
+      for (int r = 0; r < 16; ++r) _mm512_storeu_si512(at.turned + (c + r) * kAmxKeys + i, pairs[r]);
+    }
+}
+/// Softmax step of one panel over n keys: scores to weights in pairs, zeros behind; m, l updated; alpha =
+/// factor of earlier sums. As panel_softmax, but for the rounding.
+inline void pack_weights(const AmxScratch& at, const AmxPanel& panel, int n) {
+  for (int half = 0; half < 2; ++half) {
+    const float* s = at.s + half * kW;
+    const Vec old = load(panel.m + half * kW), low = set1(kMinusInfinity);
+    Vec high[4] = {old, low, low, low};  // one would wait for itself
+    int i = 0;
+    for (; i + 4 <= n; i += 4)
+      unroll<4>([&](auto j)
+                    LODE_INLINE_LAMBDA { high[j] = max_passing_nan(high[j], load(s + (i + j) * kPanel)); });
+    for (; i < n; ++i) high[0] = max_passing_nan(high[0], load(s + i * kPanel));
+    const Vec best = max_passing_nan(max_passing_nan(high[0], high[1]), max_passing_nan(high[2], high[3]));
+    const Vec safe = where_above(best, low, best, set1(0.0f));  // no finite score yet: see softmax_step
+    const Vec scale = weight_of(old - safe);
+    Vec sum = load(panel.l + half * kW) * scale;
+    for (i = 0; i < (n + 31) / 32 * 32; i += 2) {
+      const Vec a = i < n ? weight_of(load(s + i * kPanel) - safe) : set1(0.0f);
+      const Vec b = i + 1 < n ? weight_of(load(s + (i + 1) * kPanel) - safe) : set1(0.0f);
+      sum = sum + a;
+      sum = sum + b;
+      _mm512_storeu_si512(at.p + half * kAmxKeys * 16 + i * 16, pair_bf16(a, b));
+    }
+    store(panel.m + half * kW, best);
+    store(panel.l + half * kW, sum);
+    store(at.alpha + half * kW, scale);
+  }
+}
+
+/// Keys of a block that each row of a panel sees; returns the most.
+inline int set_visible(const CausalTile& tile, int first_row, std::int64_t block, int n, float* visible) {
+  int most = 0;
+  for (int r = 0; r < kPanel; ++r) {
+    const int row = first_row + r < tile.rows() ? first_row + r : tile.rows() - 1;
+    const std::int64_t seen = tile.first + row / tile.group + 1 - block;
+    const int clipped = seen < 0 ? 0 : seen < n ? static_cast<int>(seen) : n;
+    visible[r] = static_cast<float>(clipped);
+    most = clipped > most ? clipped : most;
+  }
+  return most;
+}
+
+/// One block of keys for one panel.
+inline void attend_panel(const AmxScratch& at, const AmxPanel& panel, int most, int d, bool diagonal,
+                         bool careful) {
+  const int wide = AmxScratch::wide(d);
+  for (int i = 0; i < most; i += 32)
+    multiply_tiles(at.keys + i * wide, at.keys + (i + 16) * wide, 2 * wide, panel.q, panel.q + 16 * wide, 512,
+                   wide / 32, /*add=*/false, at.s + i * kPanel);
+  if (diagonal) mask_panel(at.s, most, at.visible);
+  if (careful) {
+    panel_softmax(at.s, most, panel.m, panel.l, at.alpha);
+    return add_visible(at.v, at.s, most, d, at.visible, at.alpha, panel.o);
+  }
+  pack_weights(at, panel, most);
+  if (any_above(set1(1.0f), load(at.alpha)) || any_above(set1(1.0f), load(at.alpha + kW)))
+    for (int c = 0; c < d; ++c)
+      for (int h = 0; h < kPanel; h += kW)
+        store(panel.o + c * kPanel + h, load(panel.o + c * kPanel + h) * load(at.alpha + h));
+  for (int c = 0; c < wide; c += 32)
+    multiply_tiles(at.turned + c * kAmxKeys, at.turned + (c + 16) * kAmxKeys, 2 * kAmxKeys, at.p,
+                   at.p + kAmxKeys * 16, 512, (most + 31) / 32, /*add=*/true, panel.o + c * kPanel);
+}
+
+template <DType T>
+void causal_on_tiles(const CausalTile& tile, const KvRows& kv, std::int64_t begin, std::int64_t end,
+                     const SoftmaxState& state, float* scratch) {
+  const Tiles tiles;
+  const int d = kv.d, panels = (tile.rows() + kPanel - 1) / kPanel;
+  const AmxScratch at(scratch, d);
+  const auto panel = [&](int p) { return AmxPanel(at.panels + p * AmxScratch::panel_floats(d), d); };
+  for (int p = 0; p < panels; ++p) load_panel(tile, p * kPanel, d, state, panel(p));
+  const std::int64_t last = tile.first + tile.tokens;  // one past the last visible key
+  if (end > last) end = last;
+  for (std::int64_t b = begin; b < end; b += kAmxKeys) {
+    const int n = end - b < kAmxKeys ? static_cast<int>(end - b) : kAmxKeys;
+    const bool diagonal = b + n > tile.first + 1;
+    widen_rows<T>(kv.k, kv.k_scale, b, n, d, at.k);
+    widen_rows<T>(kv.v, kv.v_scale, b, n, d, at.v);
+    narrow_keys(at, n, d);
+    turn_values(at, n, d);
+    const bool careful = diagonal && !all_finite(at.v, std::int64_t{n} * d);
+    for (int p = 0; p < panels; ++p)
+      if (const int most = set_visible(tile, p * kPanel, b, n, at.visible); most > 0)
+        attend_panel(at, panel(p), most, d, diagonal, careful);
+  }
+  for (int p = 0; p < panels; ++p) store_panel(tile, p * kPanel, d, panel(p), state);
+}
+
+}  // namespace
+}  // namespace lode
