@@ -175,7 +175,9 @@ void attend_prefill(const Queries& queries, std::int32_t position, StreamHandle 
                    std::to_string(queries.layout.kv_heads));
   }
   if (queries.count == 0) return;
-  if (precision == Precision::fast && attend_prefill_mma(queries, position, stream)) return;
+  if (precision == Precision::fast &&
+      (attend_prefill_hopper(queries, position, stream) || attend_prefill_mma(queries, position, stream)))
+    return;
   attend_prefill_f32(queries, position, stream);
 }
 

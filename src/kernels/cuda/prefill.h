@@ -13,4 +13,8 @@ void attend_prefill_f32(const Queries& queries, std::int32_t position, StreamHan
 /// nothing is enqueued, for others and where shared memory is too small.
 bool attend_prefill_mma(const Queries& queries, std::int32_t position, StreamHandle stream);
 
+/// The same by Hopper's own instructions, for heads of 128 numbers; false where this is another GPU or
+/// another head.
+bool attend_prefill_hopper(const Queries& queries, std::int32_t position, StreamHandle stream);
+
 }  // namespace lode::cuda
