@@ -28,6 +28,8 @@ constexpr int kHostThreads = 3 * kGroupThreads;
 constexpr int kPanel = 128 * 128, kTile = 2 * kPanel;  // bytes
 constexpr int kShared = kTile + kStages * 2 * kTile + 1024 + 128;
 
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
 __device__ __forceinline__ unsigned shared_address(const void* p) {
   return static_cast<unsigned>(__cvta_generic_to_shared(p));
 }
@@ -55,8 +57,6 @@ struct Barrier {
     }
   }
 };
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 /// The address of a matrix as the matrix unit wants it: 128-byte swizzle, `leading` and `stride` in bytes.
 __device__ __forceinline__ unsigned long long descriptor(unsigned address, unsigned leading,
