@@ -1,253 +1,311 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exact top-k of long rows of scores.
-//
-// Work map: a cluster of kCluster blocks for each list (one block where the GPU has no clusters). Each block
-// owns a stretch of the list, read once into shared memory when it fits. Three rounds of histograms over 11,
-// 11 and 10 bits of the scores' order, summed over the cluster, find the k-th largest; then every warp counts
-// what it keeps, and writes it behind what comes before, so that rows rise and nothing depends on timing.
-#include <cooperative_groups.h>
+// Exact selection. A cluster of eight blocks takes a list: every block holds an eighth of the keys (scores as
+// unsigned numbers of the same order) in shared memory; histograms of 11 bits, added up over the cluster,
+// find the k-th largest key; a count and a prefix sum then give every chosen entry its place, so that rows
+// rise and the bits never depend on timing. Threshold and bucket selections are the last step alone.
+#include <algorithm>
 
-#include "kernels/cuda/check.cuh"
-#include "kernels/cuda/element.cuh"
 #include "kernels/cuda/select.h"
+#include "kernels/cuda/select_cluster.cuh"
 
 namespace lode::cuda {
 
 namespace {
 
-namespace cg = cooperative_groups;
+constexpr int kBins = 2048, kCopies = 4, kWarps = kSelectThreads / 32;
 
-constexpr int kThreads = 1024, kWarps = kThreads / 32, kBins = 2048, kCluster = 8;
-constexpr int kMostCached = 40960;  // scores of one block that stay in shared memory
-
-/// Order-preserving: larger scores give larger numbers; 0 for those that may not be chosen (-inf, NaN).
-__device__ __forceinline__ unsigned rank_of(float score) {
-  if (!(score > -INFINITY)) return 0;
-  const unsigned bits = __float_as_uint(score == 0.0f ? 0.0f : score);
+/// Rises with x; -0 as 0; NaN gives 0.
+__device__ __forceinline__ unsigned ordered(float x) {
+  if (x != x) return 0;
+  const unsigned bits = __float_as_uint(x + 0.0f);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-struct TopK {
-  const float* scores;  // [lists, n]
+/// Sources of keys. Key 0 is never chosen; kPasses of 11 bits from kShifts find the k-th, none where the
+/// key that must be exceeded is known.
+struct FloatKeys {
+  static constexpr int kPasses = 3;
+  const float* scores;
   std::int64_t n;
-  const std::int32_t* lengths;  // [lists] or null
-  const std::int32_t* k;        // [lists]
-  std::int32_t* rows;           // [lists, capacity]
-  std::int64_t capacity;
-  std::int32_t* counts;  // [lists]
-  int cached;            // scores that fit into this launch's shared memory
-};
-
-/// What the blocks of a cluster show one another.
-struct Shared {
-  unsigned bins[kBins];
-  unsigned kept[2];  // scores above the threshold, and equal to it, in this block's stretch
-  unsigned warp_kept[kWarps][2];
-  unsigned digit, above, total;
-};
-
-template <bool kClusters>
-struct Peers {
-  __device__ static int rank() {
-    if constexpr (kClusters) return static_cast<int>(cg::this_cluster().block_rank());
-    return 0;
-  }
-  __device__ static constexpr int size() { return kClusters ? kCluster : 1; }
-  __device__ static void sync() {
-    if constexpr (kClusters)
-      cg::this_cluster().sync();
-    else
-      __syncthreads();
-  }
-  __device__ static const Shared* of(Shared* mine, int rank) {
-    if constexpr (kClusters) return cg::this_cluster().map_shared_rank(mine, rank);
-    return mine;
+  static __device__ int shift(int pass) { return pass == 0 ? 21 : pass == 1 ? 10 : 0; }
+  static __device__ int bits(int pass) { return pass == 2 ? 10 : 11; }
+  __device__ void begin(std::int64_t, unsigned*) {}
+  __device__ unsigned exceed(std::int64_t) const { return 0; }
+  __device__ __forceinline__ unsigned key(std::int64_t list, std::int64_t i) const {
+    const float x = scores[list * n + i];
+    return x == -INFINITY ? 0 : ordered(x);
   }
 };
+struct LevelKeys {
+  static constexpr int kPasses = 1;
+  const std::uint16_t* scores;
+  std::int64_t n;
+  static __device__ int shift(int) { return 0; }
+  static __device__ int bits(int) { return 11; }
+  __device__ void begin(std::int64_t, unsigned*) {}
+  __device__ unsigned exceed(std::int64_t) const { return 0; }
+  __device__ __forceinline__ unsigned key(std::int64_t list, std::int64_t i) const {
+    return min(scores[list * n + i], 1023) + 1u;
+  }
+};
+struct ThresholdKeys {
+  static constexpr int kPasses = 0;
+  const float* scores;
+  const float* threshold;
+  std::int64_t n;
+  __device__ void begin(std::int64_t, unsigned*) {}
+  __device__ unsigned exceed(std::int64_t list) const {
+    const unsigned least = ordered(threshold[list]);
+    return least == 0 ? ~0u : least - 1;
+  }
+  __device__ __forceinline__ unsigned key(std::int64_t list, std::int64_t i) const {
+    return ordered(scores[list * n + i]);
+  }
+};
+struct BucketKeys {
+  static constexpr int kPasses = 0;
+  const std::int32_t *chosen, *labels, *first;
+  int probes, kv_heads, buckets;
+  std::int64_t n;
+  unsigned* map = nullptr;  // a bit for each bucket
+  __device__ void begin(std::int64_t list, unsigned* shared) {
+    map = shared;
+    for (int i = static_cast<int>(threadIdx.x); i < (buckets + 31) / 32; i += kSelectThreads) map[i] = 0;
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < probes; i += kSelectThreads) {
+      const int bucket = chosen[list * probes + i];
+      if (bucket >= 0 && bucket < buckets) atomicOr(&map[bucket / 32], 1u << bucket % 32);
+    }
+    __syncthreads();
+  }
+  __device__ unsigned exceed(std::int64_t) const { return 0; }
+  __device__ __forceinline__ unsigned key(std::int64_t list, std::int64_t i) const {
+    if (i < first[list]) return 0;
+    const int bucket = labels[list % kv_heads * n + i];
+    return bucket >= 0 && bucket < buckets ? map[bucket / 32] >> bucket % 32 & 1u : 0u;
+  }
+};
 
-/// The bin in which the k-th largest lies, counted from the top, and how many lie in bins above it.
-template <class P>
-__device__ void find_digit(Shared& s, int bins, unsigned k) {
-  // Each thread sums two bins over the cluster; thread 0 has the highest.
-  const int high = bins - 1 - 2 * static_cast<int>(threadIdx.x);
-  unsigned count[2] = {};
-  for (int i = 0; i < 2; ++i) {
-    if (high - i < 0) continue;
-    for (int r = 0; r < P::size(); ++r) count[i] += P::of(&s, r)->bins[high - i];
+struct Job {
+  std::int64_t n = 0, capacity = 0;
+  const std::int32_t *lengths = nullptr, *k = nullptr;
+  std::int32_t *rows = nullptr, *counts = nullptr;
+  bool all_ties = false;
+  int held = 0;       ///< keys that fit in shared memory
+  int map_words = 0;  ///< of shared memory for the source
+};
+
+/// Exclusive sum over the block of one number a thread, in the order of threads.
+__device__ __forceinline__ int before(int mine, int* total) {
+  __shared__ int sums[kWarps];
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  int up_to = mine;
+#pragma unroll
+  for (int o = 1; o < 32; o *= 2) {
+    const int other = __shfl_up_sync(~0u, up_to, o);
+    if (lane >= o) up_to += other;
   }
-  unsigned before = count[0] + count[1];
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const unsigned other = __shfl_up_sync(0xffffffffu, before, offset);
-    if (threadIdx.x % 32 >= offset) before += other;
-  }
-  if (threadIdx.x % 32 == 31) s.warp_kept[threadIdx.x / 32][0] = before;
   __syncthreads();
-  for (int w = 0; w < static_cast<int>(threadIdx.x / 32); ++w) before += s.warp_kept[w][0];
-  before -= count[0] + count[1];
-  if (threadIdx.x == kThreads - 1) s.total = before + count[0] + count[1];
-  for (int i = 0; i < 2; ++i) {
-    if (before < k && before + count[i] >= k) s.digit = static_cast<unsigned>(high - i), s.above = before;
-    before += count[i];
+  if (lane == 31) sums[warp] = up_to;
+  __syncthreads();
+  int earlier = lane < warp ? sums[lane] : 0, all = sums[lane];
+#pragma unroll
+  for (int o = 16; o > 0; o /= 2) {
+    earlier += __shfl_xor_sync(~0u, earlier, o);
+    all += __shfl_xor_sync(~0u, all, o);
   }
-  P::sync();  // nobody clears its bins before all have read them
+  *total = all;
+  return earlier + up_to - mine;
 }
 
-/// Several loads of 16 bytes in flight where the stretch allows them.
-__device__ void load_ranks(const float* scores, int n, unsigned* cache) {
-  int done = 0;
-  if (reinterpret_cast<std::uintptr_t>(scores) % 16 == 0) {
-    done = n / 4 * 4;
+struct Found {
+  unsigned exceed;  ///< keys above are chosen
+  int ties;         ///< and so many that are `exceed`
+};
+
+/// The k-th largest key of the cluster's list. `each(f)` calls f with every key of this block.
+template <class Source, int Cluster, class Each>
+__device__ Found find(int k, unsigned* histogram /*[kCopies, kBins]*/, Each each) {
+  using All = Together<Cluster>;
+  __shared__ unsigned chosen_bin;
+  __shared__ int above_bin;
+  unsigned prefix = 0, mask = 0;
+  for (int pass = 0; pass < Source::kPasses; ++pass) {
+    const int shift = Source::shift(pass), tid = static_cast<int>(threadIdx.x);
+    const unsigned bins = 1u << Source::bits(pass);
+    for (int i = tid; i < kCopies * kBins; i += kSelectThreads) histogram[i] = 0;
+    __syncthreads();
+    unsigned* const mine = histogram + tid % kCopies * kBins;
+    each([&](unsigned key) {
+      if (key != 0 && (key & mask) == prefix) atomicAdd(mine + (key >> shift & (bins - 1)), 1u);
+    });
+    __syncthreads();
+    for (int i = tid; i < kBins; i += kSelectThreads)
+      histogram[i] += histogram[kBins + i] + histogram[2 * kBins + i] + histogram[3 * kBins + i];
+    All::sync();
+    // Thread t takes the bins 2t and 2t + 1 from the top.
+    const int high = kBins - 1 - 2 * tid;
+    int counts[2] = {};
+    for (int r = 0; r < Cluster; ++r) {
+      const uint2 two = *reinterpret_cast<const uint2*>(All::of(histogram, r) + high - 1);
+      counts[0] += static_cast<int>(two.y);
+      counts[1] += static_cast<int>(two.x);
+    }
+    int total;
+    const int above = before(counts[0] + counts[1], &total);
+    All::sync();  // before the histograms are cleared
+    if (k >= total) return {prefix == 0 ? 0u : prefix - 1, 0};
+    if (above < k && k <= above + counts[0]) chosen_bin = static_cast<unsigned>(high), above_bin = above;
+    if (above + counts[0] < k && k <= above + counts[0] + counts[1])
+      chosen_bin = static_cast<unsigned>(high - 1), above_bin = above + counts[0];
+    __syncthreads();
+    prefix |= chosen_bin << shift;
+    mask |= (bins - 1) << shift;
+    k -= above_bin;
+    __syncthreads();
+  }
+  return {prefix, k};
+}
+
+template <class Source, int Cluster>
+__global__ __launch_bounds__(kSelectThreads) void select_kernel(Source source, const Job job) {
+  using All = Together<Cluster>;
+  extern __shared__ __align__(16) unsigned shared[];
+  __shared__ int totals[2];
+  unsigned *const histogram = shared, *const held = shared + (Source::kPasses > 0 ? kCopies * kBins : 0);
+  const std::int64_t list = blockIdx.x / Cluster;
+  source.begin(list, held);
+  const std::int64_t asked = job.lengths == nullptr ? job.n : job.lengths[list];
+  const int length = static_cast<int>(asked < 0 ? 0 : asked < job.n ? asked : job.n);
+  const int rank = All::rank(), tid = static_cast<int>(threadIdx.x), lane = tid % 32;
+  const int share = ((length + Cluster - 1) / Cluster + kSelectThreads - 1) / kSelectThreads * kSelectThreads;
+  const int begin = min(length, rank * share), end = min(length, begin + share);
+  const bool hold = Source::kPasses > 0 && share <= job.held;
+  if (hold) {
 #pragma unroll 4
-    for (int i = threadIdx.x * 4; i < done; i += kThreads * 4) {
-      const float4 x = *reinterpret_cast<const float4*>(scores + i);
-      *reinterpret_cast<uint4*>(cache + i) = {rank_of(x.x), rank_of(x.y), rank_of(x.z), rank_of(x.w)};
-    }
-  }
-  for (int i = done + threadIdx.x; i < n; i += kThreads) cache[i] = rank_of(scores[i]);
-}
-
-template <bool kClusters>
-__global__ void __launch_bounds__(kThreads, 1) top_k_kernel(const TopK p) {
-  using P = Peers<kClusters>;
-  __shared__ Shared s;
-  extern __shared__ __align__(16) unsigned cache[];
-  const std::int64_t list = blockIdx.x / P::size();
-  const std::int64_t n = p.lengths != nullptr ? p.lengths[list] : p.n;
-  // Stretches of whole warps, so that a warp's 32 scores are neighbours.
-  const std::int64_t stretch = ((n + P::size() - 1) / P::size() + 31) / 32 * 32;
-  const std::int64_t begin = min(n, P::rank() * stretch), mine = min(n, begin + stretch) - begin;
-  const float* const scores = p.scores + list * p.n + begin;
-  const bool cached = mine <= p.cached;
-  const auto rank_at = [&](std::int64_t i) { return cached ? cache[i] : rank_of(scores[i]); };
-  if (cached) load_ranks(scores, static_cast<int>(mine), cache);
-
-  unsigned prefix = 0, mask = 0, k = static_cast<unsigned>(max(0, p.k[list]));
-  const int shifts[3] = {21, 10, 0}, widths[3] = {11, 11, 10};
-  for (int round = 0; round < 3 && k > 0; ++round) {
-    const int bins = 1 << widths[round];
-    for (int i = threadIdx.x; i < bins; i += kThreads) s.bins[i] = 0;
-    __syncthreads();
-    for (std::int64_t i = threadIdx.x; i < mine; i += kThreads) {
-      const unsigned rank = rank_at(i);
-      if (rank != 0 && (rank & mask) == prefix)
-        atomicAdd(&s.bins[rank >> shifts[round] & static_cast<unsigned>(bins - 1)], 1u);
-    }
-    if (threadIdx.x == 0) s.digit = 0, s.above = 0;
-    P::sync();
-    find_digit<P>(s, bins, k);
-    if (round == 0 && s.total < k) {  // fewer than k may be chosen: all of them
-      k = 0, prefix = 1;
-      break;
-    }
-    prefix |= s.digit << shifts[round];
-    mask |= static_cast<unsigned>(bins - 1) << shifts[round];
-    k -= s.above;
+    for (int i = begin + tid; i < end; i += kSelectThreads) held[i - begin] = source.key(list, i);
     __syncthreads();
   }
-  // From here on: all ranks above `prefix` are chosen, and the last k of those equal to it.
-  const bool all = prefix == 1 && mask == 0, none = prefix == 0 && mask == 0;
-  const auto above = [&](unsigned rank) { return !none && (all ? rank != 0 : rank > prefix); };
-  const auto equal = [&](unsigned rank) { return !none && !all && rank == prefix; };
-
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const std::int64_t of_warp = ((mine + kWarps - 1) / kWarps + 31) / 32 * 32;
-  const std::int64_t first = min(mine, warp * of_warp), last = min(mine, first + of_warp);
-  unsigned count[2] = {};
-  for (std::int64_t i = first; i < last; i += 32) {
-    const unsigned rank = i + lane < last ? rank_at(i + lane) : 0;
-    count[0] += __popc(__ballot_sync(0xffffffffu, i + lane < last && above(rank)));
-    count[1] += __popc(__ballot_sync(0xffffffffu, i + lane < last && equal(rank)));
+  const auto key = [&](int i) { return hold ? held[i - begin] : source.key(list, i); };
+  Found found = {source.exceed(list), 0};
+  bool none = false;
+  if constexpr (Source::kPasses > 0) {
+    const int k = static_cast<int>(min(static_cast<std::int64_t>(job.k[list]), job.capacity));
+    none = k <= 0;
+    if (!none) {
+      found = find<Source, Cluster>(k, histogram, [&](auto add) {
+        for (int i = begin + tid; i < end; i += kSelectThreads) add(key(i));
+      });
+    }
   }
-  if (lane == 0) s.warp_kept[warp][0] = count[0], s.warp_kept[warp][1] = count[1];
-  __syncthreads();
-  if (threadIdx.x < 2) {
-    s.kept[threadIdx.x] = 0;
-    for (int w = 0; w < kWarps; ++w) s.kept[threadIdx.x] += s.warp_kept[w][threadIdx.x];
+  // A warp takes consecutive entries: first it counts them.
+  const int per_warp = share / kWarps, from = begin + tid / 32 * per_warp;
+  const int to = none ? from : min(end, from + per_warp);
+  int above = 0, ties = 0;
+  for (int i = from + lane; i < to; i += 32) {
+    const unsigned x = key(i);
+    above += x > found.exceed;
+    ties += x == found.exceed && x != 0;
   }
-  P::sync();
-  // Where this warp's stretch begins among all, and how many equal ones there are in the whole list.
-  unsigned before[2] = {}, equals = 0, aboves = 0;
-  for (int r = 0; r < P::size(); ++r) {
-    const Shared* const peer = P::of(&s, r);
-    equals += peer->kept[1], aboves += peer->kept[0];
-    if (r < P::rank()) before[0] += peer->kept[0], before[1] += peer->kept[1];
+  int all_above, all_ties;
+  int above_before = before(above, &all_above), ties_before = before(ties, &all_ties);
+  if (tid == 0) totals[0] = all_above, totals[1] = all_ties;
+  All::sync();
+  int cluster_above = 0, cluster_ties = 0, earlier_above = 0, earlier_ties = 0;
+  for (int r = 0; r < Cluster; ++r) {
+    const int* of = All::of(totals, r);
+    cluster_above += of[0];
+    cluster_ties += of[1];
+    if (r < rank) earlier_above += of[0], earlier_ties += of[1];
   }
-  for (int w = 0; w < warp; ++w) before[0] += s.warp_kept[w][0], before[1] += s.warp_kept[w][1];
-  const unsigned skipped = equals - min(k, equals);  // of the equal ones, those at lower positions
-  for (std::int64_t i = first; i < last; i += 32) {
-    const unsigned rank = i + lane < last ? rank_at(i + lane) : 0;
-    const bool is_above = i + lane < last && above(rank), is_equal = i + lane < last && equal(rank);
-    const unsigned aboves_here = __ballot_sync(0xffffffffu, is_above),
-                   equals_here = __ballot_sync(0xffffffffu, is_equal);
-    const unsigned lower = (1u << lane) - 1;
-    const unsigned nth_above = before[0] + __popc(aboves_here & lower),
-                   nth_equal = before[1] + __popc(equals_here & lower);
-    const unsigned equals_kept = nth_equal > skipped ? nth_equal - skipped : 0;
-    if (is_above || (is_equal && nth_equal >= skipped))
-      p.rows[list * p.capacity + nth_above + equals_kept] = static_cast<std::int32_t>(begin + i + lane);
-    before[0] += __popc(aboves_here), before[1] += __popc(equals_here);
+  const int room = static_cast<int>(min(job.capacity, job.n)) - cluster_above;
+  const int taken = Source::kPasses == 0 || found.exceed == 0 ? 0
+                    : job.all_ties                            ? min(cluster_ties, max(room, 0))
+                                                              : min(found.ties, cluster_ties);
+  const int skipped = cluster_ties - taken;  // ties go to the higher index
+  above_before = __shfl_sync(~0u, above_before, 0) + earlier_above;
+  ties_before = __shfl_sync(~0u, ties_before, 0) + earlier_ties;
+  for (int i = from; i < to; i += 32) {
+    const unsigned x = i + lane < to ? key(i + lane) : 0, lower = (1u << lane) - 1;
+    const bool is_tie = x == found.exceed && x != 0;
+    const unsigned aboves = __ballot_sync(~0u, x > found.exceed), equals = __ballot_sync(~0u, is_tie);
+    const int tie = ties_before + __popc(equals & lower);
+    const std::int64_t place = above_before + __popc(aboves & lower) + max(0, tie - skipped);
+    if ((x > found.exceed || (is_tie && tie >= skipped)) && place < job.capacity)
+      job.rows[list * job.capacity + place] = i + lane;
+    above_before += __popc(aboves);
+    ties_before += __popc(equals);
   }
-  if (P::rank() == 0 && threadIdx.x == 0)
-    p.counts[list] = static_cast<std::int32_t>(aboves + (equals - skipped));
-  P::sync();  // a block's memory must outlive its peers' reads
+  if (rank == 0 && tid == 0)
+    job.counts[list] = static_cast<int>(min(static_cast<std::int64_t>(cluster_above + taken), job.capacity));
+  All::sync();  // the totals are read by the others until here
 }
 
-bool has_clusters() {
-  static const bool found = [] {
-    int device = 0, major = 0;
-    LODE_CUDA(cudaGetDevice(&device));
-    LODE_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    return major >= 9;
-  }();
-  return found;
-}
-
-template <bool kClusters>
-void launch_top_k(TopK p, std::int64_t lists, StreamHandle stream) {
-  const int blocks = kClusters ? kCluster : 1;
-  const std::int64_t stretch = ((p.n + blocks - 1) / blocks + 31) / 32 * 32;
-  p.cached = static_cast<int>(std::min<std::int64_t>(stretch, kMostCached));
-  static const bool raised = [] {
-    LODE_CUDA(cudaFuncSetAttribute(top_k_kernel<kClusters>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   kMostCached * 4));
-    return true;
-  }();
-  static_cast<void>(raised);
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(lists * blocks));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = static_cast<std::size_t>(p.cached) * 4;
-  config.stream = stream;
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
-  config.attrs = &cluster;
-  config.numAttrs = kClusters ? 1 : 0;
-  LODE_CUDA(cudaLaunchKernelEx(&config, top_k_kernel<kClusters>, p));
+template <class Source>
+void run(const Source& source, Job job, std::int64_t lists, StreamHandle stream) {
+  if (lists == 0) return;
+  const int histograms = Source::kPasses > 0 ? kCopies * kBins * 4 : 0;
+  const auto launch = [&]<int Cluster>(std::integral_constant<int, Cluster>) {
+    const std::int64_t share =
+        ((job.n + Cluster - 1) / Cluster + kSelectThreads - 1) / kSelectThreads * kSelectThreads;
+    const std::int64_t fits = (shared_bytes_per_block() - histograms) / 4;
+    job.held = static_cast<int>(Source::kPasses > 0 && share <= fits ? share : 0);
+    launch_together<Cluster>(select_kernel<Source, Cluster>, lists,
+                             histograms + 4 * std::max(job.held, job.map_words), stream, source, job);
+  };
+  if (has_clusters())
+    launch(std::integral_constant<int, kCluster>());
+  else
+    launch(std::integral_constant<int, 1>());
 }
 
 }  // namespace
 
 std::int64_t select_workspace_bytes(std::int64_t, std::int64_t) {
-  return 256;
+  return 16;  // selections work in shared memory
 }
 
 void top_k(const float* scores, std::int64_t lists, std::int64_t n, const std::int32_t* lengths,
            const std::int32_t* k, std::int32_t* rows, std::int64_t capacity, std::int32_t* counts, void*,
            StreamHandle stream) {
-  if (lists == 0) return;
-  const TopK p = {.scores = scores,
-                  .n = n,
-                  .lengths = lengths,
-                  .k = k,
-                  .rows = rows,
-                  .capacity = capacity,
-                  .counts = counts,
-                  .cached = 0};
-  if (has_clusters())
-    launch_top_k<true>(p, lists, stream);
-  else
-    launch_top_k<false>(p, lists, stream);
+  run(FloatKeys{scores, n},
+      {.n = n, .capacity = capacity, .lengths = lengths, .k = k, .rows = rows, .counts = counts}, lists,
+      stream);
+}
+
+void counting_select(const std::uint16_t* scores, int, bool all_ties, std::int64_t lists, std::int64_t n,
+                     const std::int32_t* lengths, const std::int32_t* k, std::int32_t* rows,
+                     std::int64_t capacity, std::int32_t* counts, void*, StreamHandle stream) {
+  run(LevelKeys{scores, n},
+      {.n = n,
+       .capacity = capacity,
+       .lengths = lengths,
+       .k = k,
+       .rows = rows,
+       .counts = counts,
+       .all_ties = all_ties},
+      lists, stream);
+}
+
+void threshold_select(const float* scores, const float* threshold, std::int64_t lists, std::int64_t n,
+                      const std::int32_t* lengths, std::int32_t* rows, std::int64_t capacity,
+                      std::int32_t* counts, void*, StreamHandle stream) {
+  run(ThresholdKeys{scores, threshold, n},
+      {.n = n, .capacity = capacity, .lengths = lengths, .rows = rows, .counts = counts}, lists, stream);
+}
+
+void buckets_to_rows(const std::int32_t* chosen, int probes, const std::int32_t* labels, int kv_heads,
+                     int buckets, std::int64_t lists, std::int64_t n, const std::int32_t* begin,
+                     const std::int32_t* end, std::int32_t* rows, std::int64_t capacity, std::int32_t* counts,
+                     void*, StreamHandle stream) {
+  run(BucketKeys{chosen, labels, begin, probes, kv_heads, buckets, n},
+      {.n = n,
+       .capacity = capacity,
+       .lengths = end,
+       .rows = rows,
+       .counts = counts,
+       .map_words = (buckets + 31) / 32},
+      lists, stream);
 }
 
 }  // namespace lode::cuda

@@ -27,4 +27,29 @@ void top_k(const float* scores /*[lists, n]*/, std::int64_t lists, std::int64_t 
            std::int32_t* rows /*[lists, capacity]*/, std::int64_t capacity, std::int32_t* counts /*[lists]*/,
            void* workspace, StreamHandle stream);
 
+/// The same for small integer scores in [0, levels), levels at most 1024: counting select, no sort. all_ties
+/// keeps every entry that ties with the last (up to the capacity).
+void counting_select(const std::uint16_t* scores /*[lists, n]*/, int levels, bool all_ties,
+                     std::int64_t lists, std::int64_t n, const std::int32_t* lengths, const std::int32_t* k,
+                     std::int32_t* rows, std::int64_t capacity, std::int32_t* counts, void* workspace,
+                     StreamHandle stream);
+
+/// All entries with score >= threshold[list] (NaN never), rising.
+void threshold_select(const float* scores, const float* threshold /*[lists] device*/, std::int64_t lists,
+                      std::int64_t n, const std::int32_t* lengths, std::int32_t* rows, std::int64_t capacity,
+                      std::int32_t* counts, void* workspace, StreamHandle stream);
+
+/// Concatenates chosen buckets: bucket b of list group h holds members[h][offsets[h][b] .. offsets[h][b +
+/// 1]); the chosen buckets' members below `end` come out rising. A bitmap of the far keys is set, then
+/// compacted.
+void buckets_to_rows(const std::int32_t* chosen /*[lists, probes]*/, int probes,
+                     const std::int32_t* labels /*[Hkv, max_tokens]*/, int kv_heads, int buckets,
+                     std::int64_t lists, std::int64_t n, const std::int32_t* begin /*[lists]*/,
+                     const std::int32_t* end /*[lists]*/, std::int32_t* rows, std::int64_t capacity,
+                     std::int32_t* counts, void* workspace, StreamHandle stream);
+
+/// label[i] = argmax_c x[i] . c, lowest index wins ties; float32 in, float32 arithmetic.
+void assign(const float* x /*[n, d]*/, std::int64_t n, const float* centroids /*[c, d]*/, std::int64_t c,
+            int d, std::int32_t* label /*[n]*/, float* best /*[n] or null*/, StreamHandle stream);
+
 }  // namespace lode::cuda

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+// Selection against a sort: ties, NaN, infinities, zero of both signs, everything and nothing, lists short
+// and long; scores and shared scores against float64; assignment against a plain loop.
+#include <limits>
+#include <numeric>
+#include <string>
+
+#include "harness.h"
+#include "kernels/cuda/select.h"
+#include "reference.h"
+
+namespace lode::cuda {
+namespace {
+
+using test::OnDevice;
+using Rows = std::vector<std::int32_t>;
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+struct Chosen {
+  Rows rows, counts;
+};
+
+void expect_rows(const Chosen& found, std::int64_t list, std::int64_t capacity, const Rows& expected,
+                 const char* what) {
+  const auto at = static_cast<std::size_t>(list);
+  const auto begin = found.rows.begin() + static_cast<std::ptrdiff_t>(list * capacity);
+  if (found.counts[at] != static_cast<std::int32_t>(expected.size()) ||
+      !std::equal(expected.begin(), expected.end(), begin))
+    test::fail(__FILE__, __LINE__,
+               std::string(what) + ", list " + std::to_string(list) + ": expected " +
+                   std::to_string(expected.size()) + " rows, found " + std::to_string(found.counts[at]) +
+                   " or others");
+}
+
+template <class T>
+Rows best_of(const T* scores, std::int64_t length, std::int64_t k, bool all_ties, std::size_t capacity) {
+  Rows order;
+  for (std::int64_t i = 0; i < length; ++i) {
+    if (static_cast<float>(scores[i]) > -kInf) order.push_back(static_cast<std::int32_t>(i));
+  }
+  std::sort(order.begin(), order.end(),
+            [&](int a, int b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a > b; });
+  std::size_t count = std::min(order.size(), static_cast<std::size_t>(std::max<std::int64_t>(k, 0)));
+  count = std::min(count, capacity);
+  while (all_ties && count > 0 && count < std::min(order.size(), capacity) &&
+         scores[order[count]] == scores[order[count - 1]])
+    ++count;
+  order.resize(count);
+  std::sort(order.begin(), order.end());
+  return order;
+}
+
+template <class Run>
+Chosen chosen_by(std::size_t lists, std::int64_t capacity, Run run) {
+  Stream stream;
+  const OnDevice<std::int32_t> rows(Rows(lists * static_cast<std::size_t>(capacity), -7)),
+      counts(Rows(lists, -7));
+  run(rows.get(), counts.get(), stream.get());
+  return {rows.read(stream), counts.read(stream)};
+}
+
+LODE_TEST(select_top_k) {
+  for (const std::int64_t n : {1, 33, 5000, 131072, 500000}) {
+    const std::int64_t lists = 6, capacity = std::min<std::int64_t>(n, 4096);
+    std::vector<float> scores = test::normal(static_cast<std::size_t>(lists * n), 5);
+    for (std::int64_t i = 0; i < n; ++i) {
+      scores[static_cast<std::size_t>(n + i)] = 0.25f;                     // all tie
+      scores[static_cast<std::size_t>(2 * n + i)] = i % 2 ? 0.0f : -0.0f;  // so do these
+      if (i % 3 == 0) scores[static_cast<std::size_t>(3 * n + i)] = i % 2 ? NAN : -kInf;
+      if (i % 5 == 0) scores[static_cast<std::size_t>(4 * n + i)] = kInf;
+    }
+    const auto size = static_cast<std::int32_t>(n);
+    const Rows k = {size / 3, 4096, size / 2, size, 7, 0}, lengths = {size, size, size, size, size, size};
+    const Rows shorter = {size, size - 1, size / 2, 0, size, size};
+    for (const Rows* length : {&lengths, &shorter}) {
+      const OnDevice<float> scores_device(scores);
+      const OnDevice<std::int32_t> k_device(k), lengths_device(*length);
+      const Chosen found = chosen_by(6, capacity, [&](auto* rows, auto* counts, StreamHandle stream) {
+        top_k(scores_device.get(), lists, n, lengths_device.get(), k_device.get(), rows, capacity, counts,
+              nullptr, stream);
+      });
+      for (std::int64_t list = 0; list < lists; ++list) {
+        const auto i = static_cast<std::size_t>(list);
+        expect_rows(
+            found, list, capacity,
+            best_of(scores.data() + list * n, (*length)[i], k[i], false, static_cast<std::size_t>(capacity)),
+            "top k");
+      }
+    }
+  }
+}
+
+LODE_TEST(select_counting) {
+  const std::int64_t n = 70001, lists = 3, capacity = 6000;
+  std::mt19937 engine(4);
+  std::vector<std::uint16_t> scores(static_cast<std::size_t>(lists * n));
+  for (std::size_t i = 0; i < scores.size(); ++i)
+    scores[i] = static_cast<std::uint16_t>(i < static_cast<std::size_t>(n) ? engine() % 33 : engine() % 1024);
+  const Rows k = {4096, 4096, 1};
+  for (const bool all_ties : {false, true}) {
+    const OnDevice<std::uint16_t> scores_device(scores);
+    const OnDevice<std::int32_t> k_device(k);
+    const Chosen found = chosen_by(3, capacity, [&](auto* rows, auto* counts, StreamHandle stream) {
+      counting_select(scores_device.get(), 1024, all_ties, lists, n, nullptr, k_device.get(), rows, capacity,
+                      counts, nullptr, stream);
+    });
+    for (std::int64_t list = 0; list < lists; ++list)
+      expect_rows(found, list, capacity,
+                  best_of(scores.data() + list * n, n, k[static_cast<std::size_t>(list)], all_ties, 6000),
+                  "counting");
+  }
+}
+
+LODE_TEST(select_threshold_and_buckets) {
+  const std::int64_t n = 30001, lists = 4;
+  std::vector<float> scores = test::normal(static_cast<std::size_t>(lists * n), 8);
+  scores[5] = NAN;
+  const std::vector<float> threshold = {1.5f, -kInf, NAN, scores[static_cast<std::size_t>(3 * n + 17)]};
+  const OnDevice<float> scores_device(scores), threshold_device(threshold);
+  const Chosen found = chosen_by(4, n, [&](auto* rows, auto* counts, StreamHandle stream) {
+    threshold_select(scores_device.get(), threshold_device.get(), lists, n, nullptr, rows, n, counts, nullptr,
+                     stream);
+  });
+  Rows labels(static_cast<std::size_t>(2 * n));
+  for (std::size_t i = 0; i < labels.size(); ++i) labels[i] = static_cast<std::int32_t>(i * 7919 % 100);
+  const Rows chosen = {3, 99, -1, 0, 50, 50, 1, 2, 3, -1, -1, -1}, begin = {0, 4, 100, 0},
+             end = {30001, 20000, 90, 9};
+  const OnDevice<std::int32_t> labels_device(labels), chosen_device(chosen), begin_device(begin),
+      end_device(end);
+  const Chosen members = chosen_by(4, n, [&](auto* rows, auto* counts, StreamHandle stream) {
+    buckets_to_rows(chosen_device.get(), 3, labels_device.get(), 2, 100, lists, n, begin_device.get(),
+                    end_device.get(), rows, n, counts, nullptr, stream);
+  });
+  for (std::size_t list = 0; list < 4; ++list) {
+    Rows above, in;
+    for (std::int64_t i = 0; i < n; ++i) {
+      if (scores[list * static_cast<std::size_t>(n) + static_cast<std::size_t>(i)] >= threshold[list])
+        above.push_back(static_cast<std::int32_t>(i));
+      const int label = labels[list % 2 * static_cast<std::size_t>(n) + static_cast<std::size_t>(i)];
+      if (i >= begin[list] && i < end[list] &&
+          std::count(chosen.begin() + static_cast<std::ptrdiff_t>(3 * list),
+                     chosen.begin() + static_cast<std::ptrdiff_t>(3 * list + 3), label) > 0)
+        in.push_back(static_cast<std::int32_t>(i));
+    }
+    expect_rows(found, static_cast<std::int64_t>(list), n, above, "threshold");
+    expect_rows(members, static_cast<std::int64_t>(list), n, in, "buckets");
+  }
+}
+
+LODE_TEST(select_scores) {
+  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+    for (const int d : {64, 80, 128, 256}) {
+      const int tokens = 700, heads = 10, group = 5, n = 1000;
+      const KvLayout layout = {2, d, type, 0};
+      std::vector<float> keys =
+          test::normal(static_cast<std::size_t>(layout.layer_bytes(tokens) / layout.row_bytes() * d), 2);
+      for (float& x : keys) x = test::rounded(x, type);
+      const auto q = test::normal(static_cast<std::size_t>(heads * d), 3);
+      Stream stream;
+      const OnDevice<char> store(test::encode(keys, type));
+      const OnDevice<const char*> bases({store.get()});
+      const OnDevice<QueryToken> token({{0, tokens - 1}});
+      const OnDevice<float> q_device(q), scores(test::poison(static_cast<std::size_t>(heads * n))),
+          shared(test::poison(static_cast<std::size_t>(2 * n)));
+      Queries in;
+      in.tokens = token.get();
+      in.bases = bases.get();
+      in.layout = layout;
+      in.count = 1;
+      in.query_heads = heads;
+      in.scale = 0.125f;
+      in.q = q_device.get();
+      score_keys(in, 3, 50, n, scores.get(), stream.get());
+      share_scores(scores.get(), in, 50, n, shared.get(), stream.get());
+      const auto found = scores.read(stream), together = shared.read(stream);
+      std::vector<double> lse(10), weight(static_cast<std::size_t>(2 * n));
+      for (int pass = 0; pass < 2; ++pass) {
+        for (int h = 0; h < heads; ++h) {
+          for (int i = 0; i < n; ++i) {
+            const float at = found[static_cast<std::size_t>(h * n + i)];
+            if (i < 3) LODE_CHECK(at == -kInf);
+            if (i < 3 || i >= tokens - 50) continue;
+            double s = 0;
+            const auto row =
+                static_cast<std::size_t>(layout.key_offset(h / group, i) / layout.row_bytes() * d);
+            for (int c = 0; c < d; ++c)
+              s += static_cast<double>(q[static_cast<std::size_t>(h * d + c)]) *
+                   keys[row + static_cast<std::size_t>(c)];
+            s *= 0.125;
+            if (pass == 0) {
+              LODE_CHECK_CLOSE(at, s, 2e-4 * (1 + std::fabs(s)));
+              lse[static_cast<std::size_t>(h)] += std::exp(s);
+            } else {
+              weight[static_cast<std::size_t>(h / group * n + i)] +=
+                  std::exp(s) / lse[static_cast<std::size_t>(h)];
+            }
+          }
+        }
+      }
+      for (std::size_t i = 0; i < weight.size(); ++i) {
+        if (weight[i] != 0) LODE_CHECK_CLOSE(together[i], std::log(weight[i]), 2e-3);
+      }
+    }
+  }
+}
+
+LODE_TEST(select_assign) {
+  for (const int d : {5, 64, 128}) {
+    const std::int64_t n = 333, c = 150;
+    auto x = test::normal(static_cast<std::size_t>(n * d), 6),
+         centroids = test::normal(static_cast<std::size_t>(c * d), 7);
+    std::copy_n(centroids.begin(), d, centroids.begin() + 9 * d);  // a tie: the lower index wins
+    std::copy_n(centroids.begin(), d, x.begin() + 4 * d);
+    x[static_cast<std::size_t>(2 * d)] = NAN;
+    Stream stream;
+    const OnDevice<float> x_device(x), centroids_device(centroids),
+        best(test::poison(static_cast<std::size_t>(n)));
+    const OnDevice<std::int32_t> label(Rows(static_cast<std::size_t>(n), -7));
+    assign(x_device.get(), n, centroids_device.get(), c, d, label.get(), best.get(), stream.get());
+    const Rows labels = label.read(stream);
+    const auto found = best.read(stream);
+    for (std::int64_t i = 0; i < n; ++i) {
+      const int at = labels[static_cast<std::size_t>(i)];
+      if (i == 2) {
+        LODE_CHECK(at == 0);
+        continue;
+      }
+      double high = -INFINITY, mine = -INFINITY;
+      for (std::int64_t j = 0; j < c; ++j) {
+        double s = 0;
+        for (int k = 0; k < d; ++k)
+          s += static_cast<double>(x[static_cast<std::size_t>(i * d + k)]) *
+               centroids[static_cast<std::size_t>(j * d + k)];
+        high = std::max(high, s);
+        if (j == at) mine = s;
+      }
+      LODE_CHECK_CLOSE(mine, high, 1e-4);
+      LODE_CHECK_CLOSE(found[static_cast<std::size_t>(i)], high, 1e-4);
+      LODE_CHECK(at != 9 || d < 5);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lode::cuda
