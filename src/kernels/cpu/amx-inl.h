@@ -72,11 +72,35 @@ inline void multiply_tiles(const std::uint16_t* a0, const std::uint16_t* a1, std
   _tile_stored(3, low + 16, kRow);
 }
 
-/// Lane i: bf16 of a in the low half, of b in the high half.
+LODE_INLINE __m512i bits(__m512bh a) {
+  __m512i to;
+  __builtin_memcpy(&to, &a, sizeof to);
+  return to;
+}
+/// bf16 of a in the low half, of b in the high half.
+LODE_INLINE __m512i join_bf16(Vec a, Vec b) {
+  return bits(_mm512_cvtne2ps_pbh(b.x, a.x));
+}
+/// Lane i: bf16 of lane i of a in the low half, of b in the high half.
 LODE_INLINE __m512i pair_bf16(Vec a, Vec b) {
-  const __m512i low = _mm512_cvtepu16_epi32(round_to_bf16(a.x));
-  const __m512i high = _mm512_cvtepu16_epi32(round_to_bf16(b.x));
-  return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+  alignas(64) static constexpr std::uint16_t kOrder[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                           21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                           11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), join_bf16(a, b));
+}
+
+/// e^a for a <= 88 within 5e-6, far below what bf16 keeps; 0 for -inf, NaN stays NaN.
+LODE_INLINE Vec weight_of(Vec a) {
+  const __m512 x = _mm512_max_ps(_mm512_set1_ps(-200.0f), a.x);  // NaN: second operand
+  const __m512 log2e = _mm512_set1_ps(1.44269504089f);
+  const __m512 n = round_nearest({_mm512_mul_ps(x, log2e)}).x;
+  const Vec r = {_mm512_fmsub_ps(x, log2e, n)};  // 2^(n + r), |r| <= 1/2
+  Vec y = fma(set1(1.33335581e-3f), r, set1(9.61812911e-3f));
+  y = fma(y, r, set1(5.55041087e-2f));
+  y = fma(y, r, set1(2.40226507e-1f));
+  y = fma(y, r, set1(6.93147181e-1f));
+  y = fma(y, r, set1(1.0f));
+  return {_mm512_scalef_ps(y.x, n)};
 }
 
 /// rows[i] lane j <- rows[j] lane i.
@@ -179,9 +203,12 @@ inline void store_panel(const CausalTile& tile, int first_row, int d, const AmxP
 inline void narrow_keys(const AmxScratch& at, int n, int d) {
   const int wide = AmxScratch::wide(d);
   for (int i = 0; i < kAmxKeys; ++i)
-    for (int c = 0; c < wide; c += kW) {
-      const int lanes = i >= n || c >= d ? 0 : d - c < kW ? d - c : kW;
-      store_bf16_first(at.keys + i * wide + c, load_first(at.k + std::int64_t{i} * d + c, lanes), kW);
+    for (int c = 0; c < wide; c += 32) {
+      const auto part = [&](int from) {
+        const int lanes = i >= n || from >= d ? 0 : d - from < kW ? d - from : kW;
+        return load_first(at.k + std::int64_t{i} * d + from, lanes);
+      };
+      _mm512_storeu_si512(at.keys + i * wide + c, join_bf16(part(c), part(c + kW)));
     }
 }
 /// Values as bf16 columns with zeros behind.
@@ -198,14 +225,33 @@ inline void turn_values(const AmxScratch& at, int n, int d) {
       for (int r = 0; r < 16; ++r) _mm512_storeu_si512(at.turned + (c + r) * kAmxKeys + i, pairs[r]);
     }
 }
-/// Weights of the first n keys in pairs, zeros behind.
-inline void pack_weights(const AmxScratch& at, int n) {
-  for (int half = 0; half < 2; ++half)
-    for (int i = 0; i < kAmxKeys; i += 2) {
-      const float* s = at.s + i * kPanel + half * kW;
-      const Vec a = i < n ? load(s) : set1(0.0f), b = i + 1 < n ? load(s + kPanel) : set1(0.0f);
+/// Softmax step of one panel over n keys: scores to weights in pairs, zeros behind; m, l updated; alpha =
+/// factor of earlier sums. As panel_softmax, but for the rounding.
+inline void pack_weights(const AmxScratch& at, const AmxPanel& panel, int n) {
+  for (int half = 0; half < 2; ++half) {
+    const float* s = at.s + half * kW;
+    const Vec old = load(panel.m + half * kW), low = set1(kMinusInfinity);
+    Vec high[4] = {old, low, low, low};  // one would wait for itself
+    int i = 0;
+    for (; i + 4 <= n; i += 4)
+      unroll<4>([&](auto j)
+                    LODE_INLINE_LAMBDA { high[j] = max_passing_nan(high[j], load(s + (i + j) * kPanel)); });
+    for (; i < n; ++i) high[0] = max_passing_nan(high[0], load(s + i * kPanel));
+    const Vec best = max_passing_nan(max_passing_nan(high[0], high[1]), max_passing_nan(high[2], high[3]));
+    const Vec safe = where_above(best, low, best, set1(0.0f));  // no finite score yet: see softmax_step
+    const Vec scale = weight_of(old - safe);
+    Vec sum = load(panel.l + half * kW) * scale;
+    for (i = 0; i < (n + 31) / 32 * 32; i += 2) {
+      const Vec a = i < n ? weight_of(load(s + i * kPanel) - safe) : set1(0.0f);
+      const Vec b = i + 1 < n ? weight_of(load(s + (i + 1) * kPanel) - safe) : set1(0.0f);
+      sum = sum + a;
+      sum = sum + b;
       _mm512_storeu_si512(at.p + half * kAmxKeys * 16 + i * 16, pair_bf16(a, b));
     }
+    store(panel.m + half * kW, best);
+    store(panel.l + half * kW, sum);
+    store(at.alpha + half * kW, scale);
+  }
 }
 
 /// Keys of a block that each row of a panel sees; returns the most.
@@ -229,9 +275,11 @@ inline void attend_panel(const AmxScratch& at, const AmxPanel& panel, int most, 
     multiply_tiles(at.keys + i * wide, at.keys + (i + 16) * wide, 2 * wide, panel.q, panel.q + 16 * wide, 512,
                    wide / 32, /*add=*/false, at.s + i * kPanel);
   if (diagonal) mask_panel(at.s, most, at.visible);
-  panel_softmax(at.s, most, panel.m, panel.l, at.alpha);
-  if (careful) return add_visible(at.v, at.s, most, d, at.visible, at.alpha, panel.o);
-  pack_weights(at, most);
+  if (careful) {
+    panel_softmax(at.s, most, panel.m, panel.l, at.alpha);
+    return add_visible(at.v, at.s, most, d, at.visible, at.alpha, panel.o);
+  }
+  pack_weights(at, panel, most);
   if (any_above(set1(1.0f), load(at.alpha)) || any_above(set1(1.0f), load(at.alpha + kW)))
     for (int c = 0; c < d; ++c)
       for (int h = 0; h < kPanel; h += kW)

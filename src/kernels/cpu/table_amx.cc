@@ -46,7 +46,7 @@ const KernelTable& amx_kernels() {
     t.name = "amx";
     t.attend_causal = attend_causal_amx;
     t.causal_scratch = causal_scratch_amx;
-    t.causal_rows = 256;
+    t.causal_rows = 512;  // over which one transposition of the values is spread
     return t;
   }();
   return table;
