@@ -34,7 +34,11 @@ CLI::Validator within(T low, T high, const std::string& kind) {
 }
 
 std::string check_device_name(const std::string& name) {
-  if (name == "auto" || name == "cpu" || name == "cuda") return "";
+  if (name == "auto" || name == "cpu") return "";
+  if (name == "cuda") {
+    const GpuInfo gpu = gpu_info();
+    return gpu.ok ? "" : "expected auto or cpu, found 'cuda': there is no GPU to use: " + gpu.why;
+  }
   return "expected auto, cpu or cuda, found '" + name + "'";
 }
 
@@ -82,7 +86,6 @@ Device device_of(const CommonFlags& common, DType kv_type) {
   if (common.device == "cpu") return Device::cpu;
   const GpuInfo gpu = gpu_info();
   if (gpu.ok && (common.device == "cuda" || kv_type != DType::q8)) return Device::cuda;
-  if (common.device == "cuda") throw RunError("--device cuda: there is no GPU to use: " + gpu.why);
   return Device::cpu;
 }
 
