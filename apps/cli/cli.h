@@ -43,7 +43,7 @@ struct ModelFlags {
 void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required);
 
 /// The device that --device names. `auto` is the GPU where there is one that can hold keys of this type;
-/// `cuda` without a GPU is a RunError that says what is missing.
+/// `cuda` without a GPU was refused when the flag was read.
 Device device_of(const CommonFlags& common, DType kv_type);
 std::shared_ptr<const Model> load_model(const CommonFlags& common, const ModelFlags& flags);
 ContextOptions context_options(const CommonFlags& common, const ModelFlags& flags);
