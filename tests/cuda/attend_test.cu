@@ -153,6 +153,12 @@ struct World {
     return to_host<float>(out, poison.size());
   }
 
+  /// The matrix unit takes queries of the store's type; other head dimensions keep them in float32.
+  float query_of(float x) const {
+    const bool on_matrix_unit = problem.d >= 64;
+    return on_matrix_unit ? rounded(x, problem.type) : x;
+  }
+
   /// Keys that a query head attends.
   std::vector<int> attended(int query, int head) const {
     const int position = problem.positions[static_cast<std::size_t>(query)];
@@ -187,7 +193,7 @@ struct World {
     double peak = -kInf, sum = 0;
     for (const int t : rows) {
       double s = 0;
-      for (int i = 0; i < d; ++i) s += static_cast<double>(rounded(from[i], problem.type)) * at(keys, t)[i];
+      for (int i = 0; i < d; ++i) s += static_cast<double>(query_of(from[i])) * at(keys, t)[i];
       scores.push_back(s / std::sqrt(static_cast<double>(d)));
       peak = std::max(peak, scores.back());
     }
