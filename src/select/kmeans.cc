@@ -50,10 +50,7 @@ struct Options {
     options.probes = spec.integer("probes", options.probes, 1, 1 << 20);
     options.roped = spec.choice("rope", kRope[0], kRope) == "on";
     options.weights = spec.text("weights");
-    if (options.weights && options.clusters) {
-      throw InputError("attention spec '" + spec.str() +
-                       "': expected one of the keys clusters and weights, found both");
-    }
+    expect_not_both(spec, "clusters", "weights");
     return options;
   }
   std::int64_t clusters_for(std::int64_t keys) const {

@@ -20,6 +20,9 @@ MethodInfo hyperplanes_method();
 MethodInfo saap_method();
 MethodInfo retrieval_method();
 
+/// InputError when the spec gives both of two keys that exclude each other.
+void expect_not_both(const Spec& spec, std::string_view one, std::string_view other);
+
 /// `full` as a selector that names every far key; the engine has no need of it, comparisons and tests do.
 std::unique_ptr<Selector> make_full_selector(const LayerGeometry& geometry);
 

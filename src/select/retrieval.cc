@@ -66,10 +66,7 @@ struct Options {
 
   static Options of(const Spec& spec) {
     Options options;
-    if (spec.text("k") && spec.text("mass")) {
-      throw InputError("attention spec '" + spec.str() +
-                       "': expected one of the keys k and mass, found both");
-    }
+    expect_not_both(spec, "k", "mass");
     options.k = spec.amount("k", options.k);
     options.mass = spec.number("mass", 0.0, std::numeric_limits<double>::min(), 1.0);
     options.beam = spec.integer("beam", 0, 1, 1 << 20);

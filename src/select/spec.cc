@@ -11,6 +11,7 @@
 
 #include "base/text.h"
 #include "lodestone/error.h"
+#include "select/methods.h"
 
 namespace lode {
 
@@ -162,6 +163,13 @@ const MethodInfo& find_method(std::string_view name) {
   }
   throw InputError(fmt::format("unknown attention method '{}'{}; valid are {}", excerpt(name),
                                suggestion(name, names), join(shown)));
+}
+
+void expect_not_both(const Spec& spec, std::string_view one, std::string_view other) {
+  if (spec.text(one) && spec.text(other)) {
+    throw InputError(fmt::format("attention spec '{}': expected one of the keys {} and {}, found both",
+                                 spec.str(), one, other));
+  }
 }
 
 Spec parse_spec(std::string_view text) {

@@ -34,10 +34,7 @@ struct Options {
 
   static Options of(const Spec& spec) {
     Options options;
-    if (spec.text("k") && spec.text("mass")) {
-      throw InputError("attention spec '" + spec.str() +
-                       "': expected one of the keys k and mass, found both");
-    }
+    expect_not_both(spec, "k", "mass");
     options.k = spec.amount("k", options.k);
     options.mass = spec.number("mass", 0.0, std::numeric_limits<double>::min(), 1.0);
     options.by_value = spec.choice("by", kBy[0], kBy) == "value";

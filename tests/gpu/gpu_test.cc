@@ -12,6 +12,7 @@
 #include "engine/context.h"
 #include "gpu/backend.h"
 #include "lodestone/error.h"
+#include "support/compare.h"
 #include "support/golden_model.h"
 
 namespace lode {
@@ -23,17 +24,6 @@ const fs::path kPocket = fs::path(LODESTONE_SOURCE_DIR) / "models/pocket";
 
 #define NEEDS_GPU() \
   if (const GpuInfo gpu = gpu_info(); !gpu.ok) GTEST_SKIP() << gpu.why
-
-/// max |a - b| / max |b|.
-float relative_difference(std::span<const float> a, std::span<const float> b) {
-  EXPECT_EQ(a.size(), b.size());
-  float worst = 0, largest = 0;
-  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    worst = std::max(worst, std::abs(a[i] - b[i]));
-    largest = std::max(largest, std::abs(b[i]));
-  }
-  return worst / largest;
-}
 
 class GpuGolden : public testing::TestWithParam<std::string> {};
 

@@ -9,21 +9,11 @@
 #include <cmath>
 
 #include "base/threads.h"
+#include "support/compare.h"
 #include "support/golden_model.h"
 
 namespace lode {
 namespace {
-
-/// max |a - b| / max |b|.
-float relative_difference(std::span<const float> a, std::span<const float> b) {
-  EXPECT_EQ(a.size(), b.size());
-  float worst = 0, largest = 0;
-  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    worst = std::max(worst, std::abs(a[i] - b[i]));
-    largest = std::max(largest, std::abs(b[i]));
-  }
-  return worst / largest;
-}
 
 class LlamaGolden : public testing::TestWithParam<std::string> {};
 

@@ -5,16 +5,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "lodestone/spec.h"
-#include "support/world.h"
+#include "support/selectors.h"
 
 namespace lode::test {
 namespace {
-
-std::unique_ptr<Selector> make(const std::string& text, const LayerGeometry& geometry) {
-  const Spec spec = parse_spec(text);
-  return find_method(spec.name).make(spec, geometry, "model");
-}
 
 /// Softmax weight of each far key, in double; times |v| on demand.
 std::vector<double> weights_of(World& world, const QueryBlock& block, const LayerGeometry& geometry,

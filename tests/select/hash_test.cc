@@ -13,26 +13,12 @@
 #include "io/container.h"
 #include "io/safetensors.h"
 #include "lodestone/error.h"
-#include "lodestone/spec.h"
 #include "select/stored_keys.h"
 #include "support/hash_file.h"
-#include "support/world.h"
+#include "support/selectors.h"
 
 namespace lode::test {
 namespace {
-
-std::unique_ptr<Selector> make(const std::string& text, const LayerGeometry& geometry,
-                               const char* fingerprint = "model") {
-  const Spec spec = parse_spec(text);
-  return find_method(spec.name).make(spec, geometry, fingerprint);
-}
-
-std::vector<FarSet> select(Selector& selector, const QueryBlock& block, const LayerGeometry& geometry) {
-  Selection out;
-  selector.append(block.sequence, block.kv, block.far_end(block.tokens - 1, geometry.dense));
-  selector.select({&block, 1}, out);
-  return far_sets(out, block, geometry);
-}
 
 int bits_apart(const std::vector<std::uint32_t>& a, const std::vector<std::uint32_t>& b) {
   int apart = 0;
@@ -331,21 +317,13 @@ TEST(HashSelector, DamagedIndexesAndOtherFunctionsAreRefusedAndLeaveTheOldOne) {
 TEST(Hyperplanes, FindKeysThatPointAsTheQueryDoes) {
   ThreadPool pool(2);
   World world({.kv_heads = 1, .group = 2, .d = 64, .dense = {1, 64}});
-  world.shape_key = [](Position p, int, int i, float x) {
-    Rng rng(hash_seed(99, p % 40, i));
-    return 0.3f * x + static_cast<float>(rng.normal());
-  };
+  plant_topics(world, 40, 0.3f);
   const LayerGeometry geometry = world.geometry(pool);
   world.write(3000);
   const auto selector = make("hyperplanes:bits=128,rope=off,budget=73", geometry);
   selector->build(0, world.store().layer(0));
-  QueryBlock block = world.block(2999, 1);
-  std::vector<float> q;
-  for (int g = 0; g < 2; ++g) {
-    for (int i = 0; i < 64; ++i) q.push_back(static_cast<float>(Rng(hash_seed(99, 7, i)).normal()));
-  }
-  block.q_unrotated = q;
-  const std::vector<FarSet> found = select(*selector, block, geometry);
+  const TopicQuery query(world, 2999, 7);
+  const std::vector<FarSet> found = select(*selector, query.block, geometry);
   EXPECT_EQ(found[0].size(), 73u);
   int planted = 0;
   for (Position p = 7; p < 2936; p += 40) planted += found[0].contains({p, 0.0f}) ? 1 : 0;

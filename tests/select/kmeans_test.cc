@@ -14,28 +14,14 @@
 #include "io/container.h"
 #include "io/safetensors.h"
 #include "lodestone/error.h"
-#include "lodestone/spec.h"
 #include "select/centroids.h"
-#include "support/world.h"
+#include "support/selectors.h"
 
 namespace lode::test {
 namespace {
 
 std::filesystem::path temporary(const std::string& name) {
   return std::filesystem::path(testing::TempDir()) / ("kmeans-" + std::to_string(getpid()) + "-" + name);
-}
-
-std::unique_ptr<Selector> make(const std::string& text, const LayerGeometry& geometry,
-                               const char* fingerprint = "model") {
-  const Spec spec = parse_spec(text);
-  return find_method(spec.name).make(spec, geometry, fingerprint);
-}
-
-std::vector<FarSet> select(Selector& selector, const QueryBlock& block, const LayerGeometry& geometry) {
-  Selection out;
-  selector.append(block.sequence, block.kv, block.far_end(block.tokens - 1, geometry.dense));
-  selector.select({&block, 1}, out);
-  return far_sets(out, block, geometry);
 }
 
 /// Centroids for the layer of World::geometry (3) and the ones before it.
@@ -138,25 +124,13 @@ TEST(KMeansSelector, GrownEqualsRebuilt) {
 TEST(KMeansSelector, FindsPlantedKeysWithFewBytes) {
   ThreadPool pool(2);
   World world({.kv_heads = 1, .group = 2, .d = 64, .dense = {1, 64}});
-  // Forty topics: keys of one topic lie close together.
-  world.shape_key = [](Position p, int, int i, float x) {
-    Rng rng(hash_seed(99, p % 40, i));
-    return 0.3f * x + static_cast<float>(rng.normal());
-  };
+  plant_topics(world, 40, 0.3f);
   const LayerGeometry geometry = world.geometry(pool);
   world.write(3000);
   const auto selector = make("kmeans:clusters=128,probes=8", geometry);
   selector->build(0, world.store().layer(0));
-  QueryBlock block = world.block(2999, 1);
-  std::vector<float> q, q_unrotated;
-  for (int g = 0; g < 2; ++g) {
-    for (int i = 0; i < 64; ++i) q_unrotated.push_back(static_cast<float>(Rng(hash_seed(99, 7, i)).normal()));
-  }
-  q = q_unrotated;
-  world.rope().rotate(q, 2999);
-  block.q = q;
-  block.q_unrotated = q_unrotated;
-  const std::vector<FarSet> found = select(*selector, block, geometry);
+  const TopicQuery query(world, 2999, 7);
+  const std::vector<FarSet> found = select(*selector, query.block, geometry);
   for (Position p = 7; p < 2936; p += 40) EXPECT_TRUE(found[0].contains({p, 0.0f})) << p;
   EXPECT_LT(found[0].size(), 600u);
   const SelectWork work = selector->take_work();
@@ -207,13 +181,10 @@ TEST(Centroids, FilesThatDoNotFitAreRefused) {
 TEST(Centroids, TrainedOnOtherTextsServeANewOne) {
   const std::filesystem::path path = temporary("trained.safetensors");
   const WorldShape shape = {.kv_heads = 2, .group = 2, .d = 64, .dense = {1, 16}};
-  const auto topics = [](Position p, int, int i, float x) {
-    return 0.2f * x + static_cast<float>(Rng(hash_seed(99, p % 10, i)).normal());
-  };
   World first(shape, 1), second(shape, 2), fresh(shape, 3);
   std::vector<std::vector<std::vector<std::vector<float>>>> trained;
   for (World* world : {&first, &second, &fresh}) {
-    world->shape_key = topics;
+    plant_topics(*world, 10, 0.2f);
     world->write(300);
   }
   for (const int threads : {1, 3}) {
@@ -232,13 +203,8 @@ TEST(Centroids, TrainedOnOtherTextsServeANewOne) {
   const LayerGeometry geometry = fresh.geometry(pool);
   const auto selector = make("kmeans:probes=12,weights=" + path.string(), geometry);
   selector->build(0, fresh.store().layer(0));
-  QueryBlock block = fresh.block(299, 1);
-  std::vector<float> q;
-  for (int h = 0; h < 4; ++h) {
-    for (int i = 0; i < 64; ++i) q.push_back(static_cast<float>(Rng(hash_seed(99, 4, i)).normal()));
-  }
-  block.q_unrotated = q;
-  const std::vector<FarSet> found = select(*selector, block, geometry);
+  const TopicQuery query(fresh, 299, 4);
+  const std::vector<FarSet> found = select(*selector, query.block, geometry);
   for (Position p = 4; p < 284; p += 10) EXPECT_TRUE(found[0].contains({p, 0.0f})) << p;
   EXPECT_LT(found[0].size(), 200u);
   std::filesystem::remove(path);

@@ -12,12 +12,11 @@
 
 #include "io/container.h"
 #include "lodestone/error.h"
-#include "lodestone/spec.h"
 #include "select/methods.h"
 #include "support/forged_index.h"
 #include "support/hash_file.h"
 #include "support/saap.h"
-#include "support/world.h"
+#include "support/selectors.h"
 
 namespace lode::test {
 namespace {
@@ -59,7 +58,8 @@ std::vector<std::string> all_specs() {
   return specs;
 }
 
-std::unique_ptr<Selector> make(const std::string& text, const LayerGeometry& geometry) {
+/// Methods that need an artefact get a made one.
+std::unique_ptr<Selector> make_with_artefact(const std::string& text, const LayerGeometry& geometry) {
   Spec spec = parse_spec(text);
   const MethodInfo& method = find_method(spec.name);
   if (method.name == "hash")
@@ -67,16 +67,6 @@ std::unique_ptr<Selector> make(const std::string& text, const LayerGeometry& geo
   if (spec.name == "saap")
     spec.given["weights"] = SaapFiles::of({.kv_heads = geometry.kv_heads, .d = geometry.head_dim});
   return method.make ? method.make(spec, geometry, "model") : make_full_selector(geometry);
-}
-
-std::vector<FarSet> select(Selector& selector, const QueryBlock& block, const LayerGeometry& geometry) {
-  Selection out;
-  selector.append(block.sequence, block.kv, block.far_end(block.tokens - 1, geometry.dense));
-  selector.select({&block, 1}, out);
-  std::vector<std::string> problems;
-  std::vector<FarSet> found = far_sets(out, block, geometry, &problems);
-  EXPECT_TRUE(problems.empty()) << problems.front();
-  return found;
 }
 
 class EveryMethod : public testing::TestWithParam<std::string> {
@@ -97,7 +87,7 @@ TEST_P(EveryMethod, HistoryLeavesNoTrace) {
   const LayerGeometry geometry = world.geometry(pool_);
   Rng rng(5);
   world.write(150);
-  const auto lived = make(GetParam(), geometry);
+  const auto lived = make_with_artefact(GetParam(), geometry);
   lived->build(0, world.store().layer(0));
   for (int step = 0; step < 60; ++step) {
     const auto count = static_cast<std::int64_t>(1 + rng.below(9));
@@ -111,7 +101,7 @@ TEST_P(EveryMethod, HistoryLeavesNoTrace) {
     const QueryBlock block = world.block(static_cast<Position>(world.tokens() - count), count);
     const std::vector<FarSet> found = select(*lived, block, geometry);
     if (step % 6 != 0) continue;
-    const auto fresh = make(GetParam(), geometry);
+    const auto fresh = make_with_artefact(GetParam(), geometry);
     KvLayer context = world.store().layer(0);
     std::vector<KvRows> heads(context.heads.begin(), context.heads.end());
     for (KvRows& head : heads) head.rows = 150;
@@ -124,7 +114,8 @@ TEST_P(EveryMethod, BuildingTwiceOrAppendingAgainChangesNothing) {
   World world({.dense = {1, 16}});
   const LayerGeometry geometry = world.geometry(pool_);
   world.write(200);
-  const auto once = make(GetParam(), geometry), twice = make(GetParam(), geometry);
+  const auto once = make_with_artefact(GetParam(), geometry),
+             twice = make_with_artefact(GetParam(), geometry);
   once->build(0, world.store().layer(0));
   twice->build(0, world.store().layer(0));
   twice->build(0, world.store().layer(0));
@@ -138,7 +129,8 @@ TEST_P(EveryMethod, ChunksAndBatchesDoNotMatter) {
   const WorldShape shape = {.kv_heads = 2, .group = 2, .dense = {1, 16}};
   World first(shape, 1, 0), second(shape, 2, 5);
   const LayerGeometry geometry = first.geometry(pool_);
-  const auto alone = make(GetParam(), geometry), batched = make(GetParam(), geometry);
+  const auto alone = make_with_artefact(GetParam(), geometry),
+             batched = make_with_artefact(GetParam(), geometry);
   for (World* world : {&first, &second}) {
     world->write(world == &first ? 220 : 90);
     for (Selector* selector : {alone.get(), batched.get()})
@@ -165,7 +157,7 @@ TEST_P(EveryMethod, ThreadsDoNotMatter) {
   std::vector<std::vector<FarSet>> found;
   for (const int threads : {1, 3}) {
     ThreadPool pool(threads);
-    const auto selector = make(GetParam(), world.geometry(pool));
+    const auto selector = make_with_artefact(GetParam(), world.geometry(pool));
     selector->build(0, world.store().layer(0));
     found.push_back(select(*selector, world.block(290, 10), world.geometry(pool)));
   }
@@ -176,7 +168,8 @@ TEST_P(EveryMethod, SavedAndLoadedSelectsTheSame) {
   World world({.dense = {1, 16}});
   const LayerGeometry geometry = world.geometry(pool_);
   world.write(200);
-  const auto saved = make(GetParam(), geometry), loaded = make(GetParam(), geometry);
+  const auto saved = make_with_artefact(GetParam(), geometry),
+             loaded = make_with_artefact(GetParam(), geometry);
   saved->build(0, world.store().layer(0));
   const std::filesystem::path path =
       std::filesystem::path(testing::TempDir()) / ("index-" + std::to_string(getpid()));
@@ -207,7 +200,7 @@ TEST_P(EveryMethod, ForgedIndexIsRefusedOrServes) {
   World world({.dense = {1, 16}});
   const LayerGeometry geometry = world.geometry(pool_);
   world.write(200);
-  const auto selector = make(GetParam(), geometry);
+  const auto selector = make_with_artefact(GetParam(), geometry);
   selector->build(0, world.store().layer(0));
   const IndexSections sections = saved_sections(*selector);
   if (sections.empty()) return;
@@ -239,7 +232,7 @@ TEST_P(EveryMethod, TinyTexts) {
   for (const std::int64_t context : {0, 1, 2, 3, 17, 18}) {
     World world({.kv_heads = 1, .group = 2, .dense = {1, 16}});
     const LayerGeometry geometry = world.geometry(pool_);
-    const auto selector = make(GetParam(), geometry);
+    const auto selector = make_with_artefact(GetParam(), geometry);
     if (context > 0) world.write(context);
     selector->build(0, world.store().layer(0));
     selector->roll_back(0, context);
@@ -260,7 +253,7 @@ TEST_P(EveryMethod, TinyTexts) {
 TEST_P(EveryMethod, WithoutBuildingNothingIsLost) {
   World world({.dense = {1, 16}});
   const LayerGeometry geometry = world.geometry(pool_);
-  const auto selector = make(GetParam(), geometry);
+  const auto selector = make_with_artefact(GetParam(), geometry);
   selector->roll_back(0, 0);  // of a sequence never seen
   world.write(60);
   select(*selector, world.block(0, 60), geometry);
@@ -282,7 +275,7 @@ TEST_P(EveryMethod, EqualKeysAndKeysThatAreNotNumbers) {
       World world({.type = type, .dense = {1, 16}});
       world.shape_key = shape_key;
       const LayerGeometry geometry = world.geometry(pool_);
-      const auto selector = make(GetParam(), geometry);
+      const auto selector = make_with_artefact(GetParam(), geometry);
       world.write(120);
       selector->build(0, world.store().layer(0));
       world.write(20);
@@ -295,7 +288,7 @@ TEST_P(EveryMethod, HeadDimensionsAndGroups) {
   for (const auto& [group, d] : {std::pair{1, 64}, {2, 80}, {4, 96}, {5, 128}, {8, 256}, {16, 64}}) {
     World world({.kv_heads = 2, .group = group, .d = d, .type = DType::f16, .dense = {1, 16}});
     const LayerGeometry geometry = world.geometry(pool_);
-    const auto selector = make(GetParam(), geometry);
+    const auto selector = make_with_artefact(GetParam(), geometry);
     world.write(100);
     selector->build(0, world.store().layer(0));
     world.write(2);
@@ -331,7 +324,7 @@ TEST(Budgets, EverythingIsFullAttentionToTheBit) {
         "hash:weights=made,mode=depth,depth=128", "hyperplanes:mode=combined,budget=100%,depth=128",
         "saap:probes=24", "saap:probes=100000,group=independent", "retrieval:k=100000", "retrieval:mass=1",
         "retrieval:k=1.0,per=query-head"}) {
-    const auto selector = make(spec, geometry);
+    const auto selector = make_with_artefact(spec, geometry);
     selector->build(0, world.store().layer(0));
     for (const std::int64_t tokens : {1, 6}) {
       const QueryBlock block = world.block(static_cast<Position>(200 - tokens), tokens);

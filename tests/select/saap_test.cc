@@ -18,27 +18,10 @@
 #include "io/container.h"
 #include "io/safetensors.h"
 #include "lodestone/error.h"
-#include "lodestone/spec.h"
-#include "support/world.h"
+#include "support/selectors.h"
 
 namespace lode::test {
 namespace {
-
-std::unique_ptr<Selector> make(const std::string& text, const LayerGeometry& geometry,
-                               const char* fingerprint = "model") {
-  const Spec spec = parse_spec(text);
-  return find_method(spec.name).make(spec, geometry, fingerprint);
-}
-
-std::vector<FarSet> select(Selector& selector, const QueryBlock& block, const LayerGeometry& geometry) {
-  Selection out;
-  selector.append(block.sequence, block.kv, block.far_end(block.tokens - 1, geometry.dense));
-  selector.select({&block, 1}, out);
-  std::vector<std::string> problems;
-  const auto found = far_sets(out, block, geometry, &problems);
-  EXPECT_TRUE(problems.empty()) << problems.front();
-  return found;
-}
 
 std::filesystem::path temporary(const std::string& name) {
   return std::filesystem::path(testing::TempDir()) / ("saap-test-" + std::to_string(getpid()) + "-" + name);

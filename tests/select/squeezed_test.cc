@@ -12,20 +12,14 @@
 #include "io/container.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
-#include "lodestone/spec.h"
 #include "select/cluster_tree.h"
 #include "select/threshold_selector.h"
-#include "support/world.h"
+#include "support/selectors.h"
 
 namespace lode::test {
 namespace {
 
 constexpr std::int64_t kContext = 600;
-
-std::unique_ptr<Selector> make(const std::string& text, const LayerGeometry& geometry) {
-  const Spec spec = parse_spec(text);
-  return find_method(spec.name).make(spec, geometry, "model");
-}
 
 /// Writes tokens to the world and tells the selector, as a prefill does.
 void write(World& world, Selector& selector, std::int64_t count, Phase phase = Phase::context) {
@@ -47,13 +41,6 @@ void build(World& world, Selector& selector) {
   selector.build(0, world.store().layer(0));
   Selector* const layers[] = {nullptr, nullptr, nullptr, &selector};  // World's geometry says layer 3
   ThresholdSelector::finish(layers, 0, [&](int) { return world.store().layer(0); });
-}
-
-Selection select(Selector& selector, const QueryBlock& block, const LayerGeometry& geometry) {
-  Selection out;
-  selector.append(block.sequence, block.kv, block.far_end(block.tokens - 1, geometry.dense));
-  selector.select({&block, 1}, out);
-  return out;
 }
 
 const Calibration& calibration(const Selector& selector) {
@@ -200,7 +187,7 @@ TEST(Squeezed, LookupIsThatOfThePaper) {
       QueryBlock block = world.block(static_cast<Position>(kContext), tokens);
       block.phase = phase;
       const QueryKind kind = phase == Phase::question ? QueryKind::together : QueryKind::alone;
-      std::vector<FarSet> found = far_sets(select(*selector, block, geometry), block, geometry);
+      std::vector<FarSet> found = select(*selector, block, geometry);
       for (int head = 0; head < 2; ++head) {
         std::set<Position> doubtful;
         std::set<Position> expected = keep_exactly(saved.segments, block, geometry, head,
@@ -258,8 +245,7 @@ TEST(Squeezed, ThresholdsReachTheirTargets) {
       QueryBlock block = world.block(1000, 40);
       block.far_limit = 900;
       std::int64_t kept = 0;
-      for (const FarSet& set : far_sets(select(*selector, block, geometry), block, geometry))
-        kept += std::ssize(set);
+      for (const FarSet& set : select(*selector, block, geometry)) kept += std::ssize(set);
       EXPECT_NEAR(static_cast<double>(kept) / (40.0 * 4 * 900), wanted, 0.06) << method << target;
     }
   }
@@ -278,7 +264,7 @@ TEST(Squeezed, NothingLeftOutIsFullAttentionToTheBit) {
     for (const std::int64_t tokens : {1, 6}) {
       QueryBlock block = world.block(static_cast<Position>(406 - tokens), tokens);
       block.phase = Phase::question;
-      const Selection selection = select(*selector, block, geometry);
+      const Selection selection = selection_of(*selector, block, geometry);
       std::vector<float> sparse(block.q.size()), full(block.q.size());
       float* place = sparse.data();
       attend({&block, 1}, selection, geometry, {&place, 1});
@@ -301,7 +287,7 @@ TEST(Squeezed, TailIsTheWeightAndMeanOfWhatWasPruned) {
   write(world, *selector, 9, Phase::question);
   QueryBlock block = world.block(400, 9);
   block.phase = Phase::question;
-  const Selection selection = select(*selector, block, geometry);
+  const Selection selection = selection_of(*selector, block, geometry);
   EXPECT_LT(selection.keys(0), 200);
   std::vector<float> sparse(block.q.size()), full(block.q.size());
   float* place = sparse.data();
@@ -337,13 +323,13 @@ TEST(Squeezed, AQuestionChoosesOnceAndStretchesChooseForThemselves) {
   world.write(10);
   QueryBlock block = world.block(kContext, 10);
   block.phase = Phase::question;
-  EXPECT_EQ(select(*whole, block, geometry).sets(), 1);
-  const std::vector<FarSet> together = far_sets(select(*stretches, block, geometry), block, geometry);
+  EXPECT_EQ(selection_of(*whole, block, geometry).sets(), 1);
+  const std::vector<FarSet> together = far_sets(selection_of(*stretches, block, geometry), block, geometry);
   std::vector<FarSet> apart;
   for (Position p = kContext; p < kContext + 10; p += 4) {
     QueryBlock part = world.block(p, std::min<std::int64_t>(4, kContext + 10 - p));
     part.phase = Phase::question;
-    for (FarSet& set : far_sets(select(*stretches, part, geometry), part, geometry))
+    for (FarSet& set : far_sets(selection_of(*stretches, part, geometry), part, geometry))
       apart.push_back(std::move(set));
   }
   EXPECT_EQ(together, apart);
@@ -381,7 +367,7 @@ TEST(Squeezed, ALongAnswerIsClusteredInSteps) {
   for (int step = 0; step < 500; ++step) {
     write(world, *selector, 1, Phase::generation);
     const QueryBlock block = world.block(static_cast<Position>(400 + step), 1);
-    most = std::max(most, select(*selector, block, geometry).keys(0));
+    most = std::max(most, selection_of(*selector, block, geometry).keys(0));
   }
   // 127 keys that wait, and a tenth of the rest, which varies from query to query.
   EXPECT_LT(most, 127 + 350);
@@ -408,9 +394,9 @@ TEST(Squeezed, LogitsOfHundredsAndQueriesThatAreNotNumbers) {
       block.phase = Phase::question;
       std::vector<float> q(block.q.begin(), block.q.end());
       std::fill_n(q.begin(), 64, std::nanf(""));  // one query of one token
-      const std::vector<FarSet> clean = far_sets(select(*selector, block, geometry), block, geometry);
+      const std::vector<FarSet> clean = select(*selector, block, geometry);
       block.q = q;
-      const std::vector<FarSet> poisoned = far_sets(select(*selector, block, geometry), block, geometry);
+      const std::vector<FarSet> poisoned = select(*selector, block, geometry);
       EXPECT_EQ(clean.size(), poisoned.size());
     }
   }
@@ -432,7 +418,7 @@ TEST(Squeezed, ShortContextsAndLongQuestions) {
       block.phase = Phase::question;
       block.far_limit = static_cast<Position>(std::max<std::int64_t>(0, context - 100));
       std::vector<std::string> problems;
-      far_sets(select(*selector, block, geometry), block, geometry, &problems);
+      far_sets(selection_of(*selector, block, geometry), block, geometry, &problems);
       EXPECT_TRUE(problems.empty()) << problems.front();
     }
   }
@@ -491,7 +477,7 @@ TEST(Squeezed, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
   };
   load(good);
   const QueryBlock block = world.block(219, 1);
-  const std::vector<FarSet> before = far_sets(select(*selector, block, geometry), block, geometry);
+  const std::vector<FarSet> before = select(*selector, block, geometry);
   const float inf = std::numeric_limits<float>::infinity();
   const std::vector<std::function<void(Sections&)>> damages = {
       [](Sections& s) { s.all["shape"].resize(8); },
@@ -536,7 +522,7 @@ TEST(Squeezed, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
     Sections bad = good;
     damages[i](bad);
     EXPECT_THROW(load(bad), InputError) << i;
-    EXPECT_EQ(far_sets(select(*selector, block, geometry), block, geometry), before) << i;
+    EXPECT_EQ(select(*selector, block, geometry), before) << i;
   }
   std::filesystem::remove(path);
 }
