@@ -59,7 +59,8 @@ class Selection {
   std::int64_t keys(std::int64_t index) const;  ///< far keys chosen by one set
   /// For methods that find keys out of order: sorts the last set's rows (weights follow).
   void sort_rows();
-  void append(const Selection& other);  ///< all sets of the other, after these
+  /// All sets of the other, after these. With `kv_heads`, the other's head h is kv_heads[h] here.
+  void append(const Selection& other, std::span<const int> kv_heads = {});
 
  private:
   struct End {

@@ -44,7 +44,18 @@ struct LayerGeometry {
   const Rope* rope = nullptr;  ///< outlives the selector
   ThreadPool* pool = nullptr;  ///< outlives the selector
   std::uint64_t seed = 0;
+  /// Which of the layer's KV heads the selector covers, rising; empty = all. Everywhere else heads are
+  /// counted among those covered: `kv_heads` is their number, and queries and keys that it is given are
+  /// theirs alone.
+  std::vector<int> covered;
   int group() const { return query_heads / kv_heads; }
+  /// A covered head's number in the layer: what artefacts and seeds go by.
+  int kv_head_in_layer(int head) const {
+    return covered.empty() ? head : covered[static_cast<std::size_t>(head)];
+  }
+  int query_head_in_layer(int head) const {
+    return kv_head_in_layer(head / group()) * group() + head % group();
+  }
 };
 
 /// Why tokens were written: methods treat them differently.

@@ -62,6 +62,8 @@ struct MethodInfo {
   std::vector<SpecKey> keys;  ///< besides sink, window, dense_layers
   DenseParts dense;           ///< defaults
   int dense_layers = 0;
+  /// The key whose value may stand alone: "plan:FILE" for "plan:file=FILE". Empty = none.
+  std::string plain_key;
   /// Needs a trained artefact: the key `weights`, or NAME.safetensors in the model's folder when that is not
   /// given.
   bool trained = false;
@@ -70,6 +72,8 @@ struct MethodInfo {
   std::function<std::int64_t(const Spec&, const LayerGeometry&, std::int64_t tokens)> index_bytes;
   std::function<void(const Spec&)>
       validate;  ///< throws InputError on values out of range; called by parse_spec
+  /// The dense parts that a spec has by itself where it depends on more than the name; null = `dense`.
+  std::function<DenseParts(const Spec&)> dense_of;
   /// What all layers decide together, such as one threshold for the model: called when a context is complete
   /// and its layers have been built, and again when it has grown. Null = nothing. Dense layers are null.
   std::function<void(std::span<Selector* const> layers, std::int32_t sequence,

@@ -67,6 +67,7 @@ std::string notice_of(const AttachedMethod& method) {
 
 /// The spec with the artefact that lies in the model's folder, when the method needs one and none is named.
 Spec with_artefact(Spec spec, const MethodInfo& info, const std::filesystem::path& model) {
+  if (info.name == "plan") spec.given.emplace("folder", model.string());  // for the methods of its heads
   const std::filesystem::path path = model / (info.name + ".safetensors");
   if (info.trained && !spec.text("weights") && std::filesystem::exists(path))
     spec.given.emplace("weights", path.string());

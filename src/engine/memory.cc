@@ -14,8 +14,9 @@ namespace {
 /// Program, libraries, tokenizer tables, stacks: measured on x86-64 (docs/results/cpu.md).
 constexpr std::int64_t kProgramBytes = 24 << 20;
 
-LayerGeometry geometry_of(const ModelConfig& config, const DenseParts& dense) {
-  return {.query_heads = config.query_heads,
+LayerGeometry geometry_of(const ModelConfig& config, const DenseParts& dense, int layer) {
+  return {.layer = layer,
+          .query_heads = config.query_heads,
           .kv_heads = config.kv_heads,
           .head_dim = config.head_dim,
           .dense = dense};
@@ -36,8 +37,8 @@ MemoryPlan plan_memory(const Model& model, DType kv_type, std::int64_t tokens, s
   for (const Spec& spec : specs) {
     const MethodInfo& info = find_method(spec.name);
     if (!info.index_bytes) continue;
-    const std::int64_t layers = std::max(0, config.layers - spec.dense_layers);
-    plan.index += layers * info.index_bytes(spec, geometry_of(config, spec.dense), tokens);
+    for (int layer = spec.dense_layers; layer < config.layers; ++layer)
+      plan.index += info.index_bytes(spec, geometry_of(config, spec.dense, layer), tokens);
   }
   const std::int64_t chunk = std::min(tokens, kCpuChunk);
   plan.scratch = kProgramBytes + Llama(config, model.impl().weights, model.pool()).scratch_bytes(chunk);

@@ -65,7 +65,7 @@ std::vector<std::vector<float>> read_centroids(const std::filesystem::path& path
   expect_metadata(metadata, "model_fingerprint", model_fingerprint, where);
   std::vector<std::vector<float>> heads;
   for (int head = 0; head < geometry.kv_heads; ++head) {
-    const std::string name = tensor_name(geometry.layer, head);
+    const std::string name = tensor_name(geometry.layer, geometry.kv_head_in_layer(head));
     const auto found = tensors.find(name);
     if (found == tensors.end())
       throw InputError(fmt::format("{}: expected a tensor '{}', found none", where, name));

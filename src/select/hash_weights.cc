@@ -201,11 +201,14 @@ HashWeights read_hash_weights(const std::filesystem::path& path, const LayerGeom
   choice(source, "model_fingerprint", {&model_fingerprint, 1});
   const auto layer = static_cast<std::size_t>(geometry.layer);
   for (int head = 0; head < geometry.query_heads; ++head) {
-    weights.query.push_back(read_net(source, net_name(layer, "query", static_cast<std::size_t>(head)),
-                                     geometry.head_dim, weights.scheme));
+    weights.query.push_back(read_net(
+        source, net_name(layer, "query", static_cast<std::size_t>(geometry.query_head_in_layer(head))),
+        geometry.head_dim, weights.scheme));
   }
   for (int s = 0; s < weights.scheme.signatures(geometry); ++s) {
-    weights.key.push_back(read_net(source, net_name(layer, "key", static_cast<std::size_t>(s)),
+    const int head =
+        weights.scheme.per_query_head ? geometry.query_head_in_layer(s) : geometry.kv_head_in_layer(s);
+    weights.key.push_back(read_net(source, net_name(layer, "key", static_cast<std::size_t>(head)),
                                    weights.scheme.key_inputs(geometry.head_dim), weights.scheme));
   }
   return weights;

@@ -34,7 +34,7 @@ std::unique_ptr<Selector> make_hyperplanes(const Spec& spec, const LayerGeometry
   const Options options = Options::of(spec);
   HashWeights weights = {.scheme = options.scheme, .query = {}, .key = {}};
   for (int head = 0; head < geometry.kv_heads; ++head) {
-    Rng rng(hash_seed(geometry.seed, geometry.layer, head));
+    Rng rng(hash_seed(geometry.seed, geometry.layer, geometry.kv_head_in_layer(head)));
     std::vector<float> directions(static_cast<std::size_t>(options.scheme.bits * geometry.head_dim));
     for (float& x : directions) x = static_cast<float>(rng.normal());
     const auto bytes = std::as_bytes(std::span(directions));

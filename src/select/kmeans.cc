@@ -111,7 +111,7 @@ class KMeans final : public PartitionSelector {
 /// Centroids of a head's keys [begin, begin + keys), or of a sample of them.
 std::vector<float> KMeans::train(const KvRows& kv, int head, Position begin, std::int64_t keys) const {
   const std::int64_t clusters = options_.clusters_for(keys), d = geometry_.head_dim;
-  const std::uint64_t seed = hash_seed(geometry_.seed, geometry_.layer, head);
+  const std::uint64_t seed = hash_seed(geometry_.seed, geometry_.layer, geometry_.kv_head_in_layer(head));
   std::vector<Position> sample(static_cast<std::size_t>(keys));
   std::iota(sample.begin(), sample.end(), begin);
   if (const std::int64_t limit = clusters * kTrainingKeysPerCentroid; keys > limit) {

@@ -19,6 +19,7 @@ MethodInfo hash_method();
 MethodInfo hyperplanes_method();
 MethodInfo saap_method();
 MethodInfo retrieval_method();
+MethodInfo plan_method();
 
 /// InputError when the spec gives both of two keys that exclude each other.
 void expect_not_both(const Spec& spec, std::string_view one, std::string_view other);

@@ -33,7 +33,8 @@ class Random final : public PerTokenSelector {
     const std::int64_t n = unit.far_keys(), wanted = fraction_.of(n);
     out.add_set(unit.set(all_heads(geometry_.group())));
     if (wanted >= n) return out.add_run(unit.far_begin, unit.far_end);
-    Rng rng(hash_seed(geometry_.seed, geometry_.layer, unit.kv_head, unit.position()));
+    Rng rng(hash_seed(geometry_.seed, geometry_.layer, geometry_.kv_head_in_layer(unit.kv_head),
+                      unit.position()));
     RowSet& drawn = drawn_[static_cast<std::size_t>(worker)];
     drawn.reset(n);
     // Floyd's sampling: every subset of `wanted` keys is equally likely, and no draw is repeated.

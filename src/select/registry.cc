@@ -9,7 +9,7 @@ const std::vector<MethodInfo>& methods() {
   static const std::vector<MethodInfo> all = {full_method(),     streaming_method(), topk_method(),
                                               random_method(),   kmeans_method(),    ideal_method(),
                                               squeezed_method(), hash_method(),      hyperplanes_method(),
-                                              saap_method(),     retrieval_method()};
+                                              saap_method(),     retrieval_method(), plan_method()};
   return all;
 }
 

@@ -334,7 +334,8 @@ double Retrieval::unseen_weight(const Search& search, std::span<const float> q,
                                 std::span<const Position> seen, float peak, RetrievalScratch& scratch) const {
   const std::int64_t n = search.far_keys();
   std::vector<Position> sample;
-  Rng rng(hash_seed(geometry_.seed, geometry_.layer, search.head, search.block.begin + search.token));
+  Rng rng(hash_seed(geometry_.seed, geometry_.layer, geometry_.query_head_in_layer(search.head),
+                    search.block.begin + search.token));
   for (std::int64_t i = 0; i < kSample; ++i) {
     const std::int64_t low = i * n / kSample, high = (i + 1) * n / kSample;
     if (low == high) continue;

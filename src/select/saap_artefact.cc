@@ -46,6 +46,19 @@ SaapHead read_head(const std::map<std::string, Tensor>& tensors, const std::stri
   return head;
 }
 
+/// Drops the heads that the selector does not cover.
+void keep_covered(SaapLayer& layer, const LayerGeometry& geometry, const std::string& where) {
+  std::vector<SaapHead> kept;
+  for (const int head : geometry.covered) {
+    if (head >= std::ssize(layer.heads)) {
+      throw InputError(fmt::format("{}: layer {}: expected a head {}, found {} heads", where, geometry.layer,
+                                   head, layer.heads.size()));
+    }
+    kept.push_back(layer.heads[static_cast<std::size_t>(head)]);
+  }
+  layer.heads = std::move(kept);
+}
+
 std::string fingerprint_of(const std::vector<SaapHead>& heads) {
   Hasher hasher;
   const auto add = [&](const std::vector<float>& x) { hasher.add(std::as_bytes(std::span(x))); };
@@ -89,7 +102,10 @@ SaapLayer read_saap(const std::filesystem::path& path, const LayerGeometry& geom
   expect_metadata(metadata, "version", kVersion, where);
   expect_metadata(metadata, "model_fingerprint", model_fingerprint, where);
   SaapLayer layer;
-  for (int head = 0; head < geometry.kv_heads; ++head) {
+  // The fingerprint is that of the whole layer, so all heads are read, whichever are covered.
+  int heads = geometry.kv_heads;
+  while (!geometry.covered.empty() && tensors.contains(prefix_of(geometry.layer, heads) + ".load")) ++heads;
+  for (int head = 0; head < heads; ++head) {
     const std::string prefix = prefix_of(geometry.layer, head);
     layer.heads.push_back(read_head(tensors, prefix, geometry.head_dim, where));
     const SaapHead& last = layer.heads.back();
@@ -100,6 +116,7 @@ SaapLayer read_saap(const std::filesystem::path& path, const LayerGeometry& geom
   }
   layer.fingerprint = fingerprint_of(layer.heads);
   expect_metadata(metadata, fingerprint_key(geometry.layer).c_str(), layer.fingerprint, where);
+  if (!geometry.covered.empty()) keep_covered(layer, geometry, where);
   return layer;
 }
 

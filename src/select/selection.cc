@@ -91,7 +91,7 @@ void Selection::sort_rows() {
   }
 }
 
-void Selection::append(const Selection& other) {
+void Selection::append(const Selection& other, std::span<const int> kv_heads) {
   const End shift = {.queries = {},
                      .runs = runs_.size(),
                      .rows = rows_.size(),
@@ -103,6 +103,7 @@ void Selection::append(const Selection& other) {
     end.rows += shift.rows;
     end.tail_output += shift.tail_output;
     end.tail_lse += shift.tail_lse;
+    if (!kv_heads.empty()) end.queries.kv_head = kv_heads[static_cast<std::size_t>(end.queries.kv_head)];
     ends_.push_back(end);
   }
   runs_.insert(runs_.end(), other.runs_.begin(), other.runs_.end());

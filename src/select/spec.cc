@@ -75,6 +75,9 @@ void add_key(Spec& spec, const MethodInfo& method, std::string_view item, std::s
   const std::vector<std::string> names = key_names(method);
   const std::string valid = names.empty() ? fmt::format("'{}' takes no keys", method.name)
                                           : fmt::format("'{}' takes the keys {}", method.name, join(names));
+  if (equals == std::string_view::npos && !item.empty() && !method.plain_key.empty()) {
+    return add_key(spec, method, fmt::format("{}={}", method.plain_key, item), text);
+  }
   if (equals == std::string_view::npos || equals + 1 == item.size()) {
     throw InputError(
         fmt::format("attention spec '{}': expected key=value, found '{}'; {}", text, excerpt(item), valid));
@@ -189,10 +192,11 @@ Spec parse_spec(std::string_view text) {
     more = comma != std::string_view::npos;
     if (more) rest.remove_prefix(comma + 1);
   }
+  const DenseParts dense = method.dense_of ? method.dense_of(spec) : method.dense;
   // A window of 0 would leave a token without itself, and with no key at all at position 0.
-  spec.dense.sink = spec.integer("sink", method.dense.sink, 0, kMaxCount);
-  spec.dense.window = spec.integer("window", method.dense.window, 1, kMaxCount);
-  spec.dense.from_context = method.dense.from_context && !spec.text("window");  // a window asked for slides
+  spec.dense.sink = spec.integer("sink", dense.sink, 0, kMaxCount);
+  spec.dense.window = spec.integer("window", dense.window, 1, kMaxCount);
+  spec.dense.from_context = dense.from_context && !spec.text("window");  // a window asked for slides
   spec.dense_layers = static_cast<int>(spec.integer("dense_layers", method.dense_layers, 0, 1 << 16));
   if (method.validate) method.validate(spec);
   return spec;

@@ -151,12 +151,12 @@ class Squeezed final : public ThresholdSelector {
     const std::int64_t all = index.segments.empty() ? end - begin : index.context();
     ClusterSegment segment = {.begin = begin, .end = end, .heads = {}};
     for (int head = 0; head < geometry_.kv_heads; ++head) {
-      segment.heads.push_back(
-          build_cluster_tree(kv.heads[static_cast<std::size_t>(head)], begin, end,
-                             {.nodes = own_.nodes(end - begin, all),
-                              .values = options_.tail,
-                              .seed = hash_seed(geometry_.seed, geometry_.layer, head, begin)},
-                             *geometry_.pool));
+      segment.heads.push_back(build_cluster_tree(
+          kv.heads[static_cast<std::size_t>(head)], begin, end,
+          {.nodes = own_.nodes(end - begin, all),
+           .values = options_.tail,
+           .seed = hash_seed(geometry_.seed, geometry_.layer, geometry_.kv_head_in_layer(head), begin)},
+          *geometry_.pool));
     }
     index.segments.push_back(std::move(segment));
   }

@@ -13,6 +13,7 @@
 #include "io/container.h"
 #include "lodestone/error.h"
 #include "select/methods.h"
+#include "select/plan_file.h"
 #include "support/forged_index.h"
 #include "support/hash_file.h"
 #include "support/saap.h"
@@ -20,6 +21,19 @@
 
 namespace lode::test {
 namespace {
+
+/// A plan for World's geometry: heads that two methods serve in turn.
+std::filesystem::path made_plan(int kv_heads) {
+  const auto path = std::filesystem::path(testing::TempDir()) /
+                    ("lodestone-plan-" + std::to_string(getpid()) + "-" + std::to_string(kv_heads));
+  std::vector<std::string> heads;
+  for (int h = 0; h < kv_heads; ++h) heads.emplace_back(h % 2 == 0 ? "kmeans:probes=2" : "topk:k=5");
+  write_plan(path, {.model_fingerprint = "model",
+                    .note = "",
+                    .dense = {.sink = 2, .window = 20},
+                    .heads = std::vector(4, heads)});
+  return path;
+}
 
 /// Specs to try a method with, beside its defaults.
 std::vector<std::string> specs_of(const std::string& method) {
@@ -47,6 +61,7 @@ std::vector<std::string> specs_of(const std::string& method) {
     return {"squeezed:sparsity=0.7", "squeezed:levels=2,clusters=20%,clusters1=5%,mass=0.8",
             "squeezed:clusters=40,tail=on,sparsity=0.5", "squeezed:levels=auto,error=0.1"};
   }
+  if (method == "plan") return {"plan:made"};
   return {method};
 }
 
@@ -60,7 +75,7 @@ std::vector<std::string> all_specs() {
 
 /// Methods that need an artefact get a made one.
 std::unique_ptr<Selector> make_with_artefact(const std::string& text, const LayerGeometry& geometry) {
-  Spec spec = parse_spec(text);
+  Spec spec = parse_spec(text == "plan:made" ? "plan:" + made_plan(geometry.kv_heads).string() : text);
   const MethodInfo& method = find_method(spec.name);
   if (method.name == "hash")
     spec.given["weights"] = write_hash_file(geometry, {.values = HashScheme::Values::norm}).string();

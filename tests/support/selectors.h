@@ -22,6 +22,7 @@ inline std::unique_ptr<Selector> make(const std::string& text, const LayerGeomet
 
 /// Tells a selector of the queries at positions [0, tokens), in chunks, as a prefill does.
 inline void tell(Selector& selector, World& world, std::int64_t tokens, std::int64_t chunk = 100) {
+  if (!selector.wants_writes()) return;
   for (std::int64_t at = 0; at < tokens; at += chunk) {
     const QueryBlock block = world.block(static_cast<Position>(at), std::min(chunk, tokens - at));
     selector.on_write({.sequence = 0,

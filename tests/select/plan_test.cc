@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plans: a head chooses what its method alone would choose for it, whichever heads are beside it; files that
+// do not fit are refused.
+#include <gtest/gtest.h>
+
+#include "select/methods.h"
+#include "select/plan_file.h"
+#include "support/forged_index.h"
+#include "support/hash_file.h"
+#include "support/refusal.h"
+#include "support/saap.h"
+#include "support/selectors.h"
+
+namespace lode::test {
+namespace {
+
+constexpr WorldShape kShape = {.kv_heads = 3, .group = 2, .d = 64, .dense = {2, 20}};
+
+Plan plan_of(const std::vector<std::string>& heads) {
+  return {.model_fingerprint = "model",
+          .note = "by hand",
+          .dense = kShape.dense,
+          .heads = std::vector<std::vector<std::string>>(4, heads)};
+}
+
+/// World's queries of the context, then its index.
+void index(Selector& selector, World& world) {
+  tell(selector, world, world.tokens());
+  selector.build(0, world.store().layer(0));
+}
+
+// Artefacts, seeds and captured queries are those of the head's number in the layer.
+TEST(Plan, EachHeadChoosesWhatItsMethodAloneWouldChoose) {
+  ThreadPool pool(2);
+  World world(kShape);
+  const LayerGeometry geometry = world.geometry(pool);
+  const TestFolder folder;
+  world.write(260);
+  const std::string saap = "saap:probes=3,weights=" + SaapFiles::of({.kv_heads = 3}),
+                    hash = "hash:budget=9,weights=" + write_hash_file(geometry, {}).string(),
+                    per_head = "hyperplanes:budget=9,per=query-head";
+  const std::vector<std::vector<std::string>> plans = {
+      {"full", "streaming", "topk:k=5"},
+      {saap, hash, saap},
+      {"kmeans:clusters=9,probes=2", saap, "kmeans:clusters=9,probes=2"},
+      {"retrieval:k=6,beam=8,warm=off", per_head, "retrieval:k=6,beam=8,warm=off"},
+      {"random:fraction=9", hash, hash}};
+  for (const auto& heads : plans) {
+    write_plan(folder / "plan.json", plan_of(heads));
+    const auto planned = make("plan:" + (folder / "plan.json").string(), geometry);
+    index(*planned, world);
+    const std::vector<FarSet> found = select(*planned, world.block(240, 12), geometry);
+    for (std::size_t h = 0; h < heads.size(); ++h) {
+      const auto alone = heads[h] == "full" ? make_full_selector(geometry) : make(heads[h], geometry);
+      index(*alone, world);
+      const std::vector<FarSet> expected = select(*alone, world.block(240, 12), geometry);
+      for (std::size_t q = 0; q < expected.size(); ++q) {
+        if (q % 6 / 2 == h) {
+          EXPECT_EQ(found[q], expected[q]) << heads[h] << " in head " << h << ", query " << q;
+        }
+      }
+    }
+  }
+}
+
+TEST(Plan, TheFileSaysTheDensePartsUnlessTheSpecDoes) {
+  const TestFolder folder;
+  const std::string path = (folder / "plan.json").string();
+  write_plan(path, plan_of({"full", "full", "full"}));
+  EXPECT_EQ(parse_spec("plan:" + path).dense.window, 20);
+  EXPECT_EQ(parse_spec("plan:" + path).str(), "plan:file=" + path);
+  EXPECT_EQ(parse_spec("plan:" + path + ",window=64").dense.window, 64);
+  EXPECT_EQ(parse_spec(parse_spec("plan:" + path).str()).dense.sink, 2);
+}
+
+TEST(Plan, FilesThatDoNotFitAreRefused) {
+  ThreadPool pool(1);
+  World world(kShape);
+  const LayerGeometry geometry = world.geometry(pool);
+  const TestFolder folder;
+  const std::string path = (folder / "plan.json").string();
+  const auto refused = [&](std::string_view what, const std::string& text) {
+    folder.write("plan.json", text);
+    expect_refused(what, [&] { make("plan:" + path, geometry); });
+  };
+  expect_refused("plan", [] { parse_spec("plan"); });
+  expect_refused("/nowhere/plan.json", [] { parse_spec("plan:/nowhere/plan.json"); });
+  refused("plan.json", "{");
+  refused("lodestone_plan", "{}");
+  refused("lodestone_plan", R"({"lodestone_plan": 2})");
+  const std::string head = R"({"lodestone_plan": 1, "model_fingerprint": "model", "sink": 1, "window": 9, )";
+  refused("layers", head + R"("layers": []})");
+  refused("layer 0", head + R"("layers": [[]]})");
+  refused("layer 0", head + R"("layers": ["full"]})");
+  refused("layer 0", head + R"("layers": [[1]]})");
+  refused("layer 1", head + R"("layers": [["full", "full"], ["full"]]})");
+  refused("nosuch", head + R"("layers": [["nosuch"]]})");
+  refused("probes", head + R"("layers": [["kmeans:probes=0"]]})");
+  refused("layer 3", head + R"("layers": [["full", "full", "full"]]})");
+  refused("layers of 2",
+          head + R"("layers": [["full","full"],["full","full"],["full","full"],["full","full"]]})");
+  Plan other = plan_of({"full", "full", "full"});
+  other.model_fingerprint = "another";
+  write_plan(path, other);
+  expect_refused("another", [&] { make("plan:" + path, geometry); });
+}
+
+TEST(Plan, AnIndexOfAnotherPlanIsRefused) {
+  ThreadPool pool(2);
+  World world(kShape);
+  const LayerGeometry geometry = world.geometry(pool);
+  const TestFolder folder;
+  world.write(200);
+  const std::string path = (folder / "plan.json").string();
+  write_plan(path, plan_of({"kmeans:clusters=9,probes=2", "full", "full"}));
+  const auto before = make("plan:" + path, geometry);
+  before->build(0, world.store().layer(0));
+  const IndexSections saved = saved_sections(*before);
+  load_sections(*make("plan:" + path, geometry), saved, world.store().layer(0));
+  write_plan(path, plan_of({"full", "kmeans:clusters=9,probes=2", "full"}));
+  expect_refused("plan file has changed",
+                 [&] { load_sections(*make("plan:" + path, geometry), saved, world.store().layer(0)); });
+}
+
+}  // namespace
+}  // namespace lode::test
