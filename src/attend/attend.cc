@@ -147,13 +147,7 @@ AttendWork count(const Call& call, const auto& far_keys) {
         // Heads that choose apart may together ask for more than there is; reading everything once would
         // serve them.
         const std::int64_t chosen = std::min<std::int64_t>(far, far_keys(b, t, head));
-        const std::int64_t bytes = block.kv.heads[static_cast<std::size_t>(head)].token_bytes();
-        work += {.dense_keys = all - far,
-                 .far_keys = chosen,
-                 .far_total = far,
-                 .full_keys = all,
-                 .kv_bytes = (all - far + chosen) * bytes,
-                 .full_bytes = all * bytes};
+        work += work_of(all, far, chosen, block.kv.heads[static_cast<std::size_t>(head)].token_bytes());
       }
     }
   }
@@ -239,6 +233,15 @@ AttendWork count_attended(std::span<const QueryBlock> blocks, const Selection& s
                          .outputs = {},
                          .groups = group_sets(selection, blocks, geometry),
                          .lse = {}});
+}
+
+AttendWork work_of(std::int64_t all, std::int64_t far, std::int64_t chosen, std::int64_t token_bytes) {
+  return {.dense_keys = all - far,
+          .far_keys = chosen,
+          .far_total = far,
+          .full_keys = all,
+          .kv_bytes = (all - far + chosen) * token_bytes,
+          .full_bytes = all * token_bytes};
 }
 
 AttendWork count_full(std::span<const QueryBlock> blocks, const LayerGeometry& geometry) {

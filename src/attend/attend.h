@@ -36,6 +36,8 @@ AttendWork attend(std::span<const QueryBlock> blocks, const Selection& selection
 AttendWork attend_full(std::span<const QueryBlock> blocks, const LayerGeometry& geometry,
                        std::span<float* const> outputs, const MassSink& mass = {});
 
+/// One query token and KV head: of `all` keys `far` are far, and `chosen` of those were attended.
+AttendWork work_of(std::int64_t all, std::int64_t far, std::int64_t chosen, std::int64_t token_bytes);
 /// What `attend` and `attend_full` count, without attending.
 AttendWork count_attended(std::span<const QueryBlock> blocks, const Selection& selection,
                           const LayerGeometry& geometry);

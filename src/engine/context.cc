@@ -154,7 +154,8 @@ ForwardWork Context::Impl::forward(const Step& step, const AttachedMethod* metho
     return llama.forward(step, rope, rows, logits);
   }
   const auto any = [](const std::vector<Selector*>& some) { return !some.empty(); };
-  if ((sparse && !method->native) || std::any_of(listeners.begin(), listeners.end(), any)) host_kv();
+  if ((sparse && method->chosen_by == ChosenBy::host) || std::any_of(listeners.begin(), listeners.end(), any))
+    host_kv();
   gpu->upload(kv);
   return gpu->forward(step, rope, rows, logits);
 }
@@ -220,7 +221,7 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
 }
 
 void Context::Impl::build(AttachedMethod& method, const std::function<void()>& layer_done) {
-  if (!method.native) build_on_host(method, layer_done);
+  if (method.chosen_by != ChosenBy::gpu) build_on_host(method, layer_done);
   method.built = true;
 }
 
@@ -320,7 +321,7 @@ MethodId Context::attach(const Spec& spec) {
     if (listens(method.selectors[layer])) c.listeners[layer].push_back(method.selectors[layer]);
   }
   method.built = !info.make;
-  method.native = c.gpu != nullptr && info.make && c.gpu->attach(spec, method.selectors);
+  if (c.gpu != nullptr && info.make) method.chosen_by = c.gpu->attach(spec, method.selectors);
   c.methods.push_back(std::move(method));
   c.specs.push_back(spec);
   return static_cast<MethodId>(c.methods.size() - 1);

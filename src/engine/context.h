@@ -22,7 +22,7 @@ struct AttachedMethod {
   std::vector<std::unique_ptr<Selector>> owned;  // [L], null where the layer is dense
   std::vector<Selector*> selectors;              // [L], views of `owned`
   bool built = false;                            ///< can be used
-  bool native = false;  ///< the GPU chooses its keys; the selectors here serve where the host must
+  ChosenBy chosen_by = ChosenBy::host;           ///< the selectors here serve wherever the host must choose
   bool built_on_host = false;
   bool dense() const { return spec.name == "full"; }
 };

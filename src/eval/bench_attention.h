@@ -27,7 +27,8 @@ struct AttentionBenchOptions {
   std::uint64_t seed = 1;
 };
 
-/// Medians over calls. limit = time of plain reads of `bytes`, in the same run.
+/// Medians over calls. limit = time of plain reads of `bytes`, in the same run. On the GPU merging is part of
+/// the attention kernel.
 struct AttentionBenchRow {
   std::string attention;
   double selectivity = 1.0;
@@ -42,5 +43,10 @@ struct AttentionBenchRow {
 std::vector<AttentionBenchRow> bench_attention(const AttentionBenchOptions& options,
                                                std::span<const Spec> specs, ThreadPool& pool,
                                                const std::function<void(std::string_view)>& note);
+
+/// The same on the GPU, for methods whose keys it chooses by itself; `queries` is at most 8 there.
+std::vector<AttentionBenchRow> bench_attention_gpu(const AttentionBenchOptions& options,
+                                                   std::span<const Spec> specs, ThreadPool& pool,
+                                                   const std::function<void(std::string_view)>& note);
 
 }  // namespace lode

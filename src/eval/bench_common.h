@@ -40,6 +40,8 @@ class VectorMaker {
   };
   VectorMaker(const Shape& shape, KvKind kind, double skew, const Rope& rope, std::uint64_t seed);
 
+  /// Starts another stream of vectors around the same centres.
+  void reseed(std::uint64_t seed) { rng_ = Rng(seed); }
   /// Next `tokens` tokens from position `begin` on, into the vectors below.
   void make(Position begin, std::int64_t tokens);
 

@@ -33,6 +33,13 @@ struct GpuContextOptions {
   std::int64_t memory_limit = 0;  ///< bytes of GPU memory for everything, weights included; 0 = all there is
 };
 
+/// Who chooses a method's keys.
+enum class ChosenBy {
+  host,  ///< the selectors, layer by layer, and the GPU attends: the host's store must be up to date
+  gpu,   ///< the GPU by itself
+  gpu_by_host_index,  ///< the GPU, once the selectors have built their indexes of the context
+};
+
 /// One sequence on the GPU. Its tokens and the host's KvStore are two copies of one cache, each of which may
 /// be behind: upload and download bring one up to the other.
 class GpuContext {
@@ -49,10 +56,8 @@ class GpuContext {
   /// Fills rows with random keys and values up to so many tokens, for benchmarks without a prefill.
   virtual void fill_random(std::int64_t tokens, std::uint64_t seed) = 0;
 
-  /// Says that a method's selectors will be used. True when the GPU chooses keys for it by itself; false when
-  /// the host's selectors choose, layer by layer, and the GPU attends: then the host's store must be up to
-  /// date.
-  virtual bool attach(const Spec& spec, std::span<Selector* const> selectors) = 0;
+  /// Says that a method's selectors will be used, and asks who chooses.
+  virtual ChosenBy attach(const Spec& spec, std::span<Selector* const> selectors) = 0;
 
   /// Llama::forward on the GPU, for one sequence whose earlier tokens are all there; its `kv` is written and
   /// committed too when a selector of the step needs it (see attach). Hooks are not called.

@@ -113,6 +113,11 @@ std::int64_t CudaContext::bytes() const {
 // ---- The two copies of the cache.
 // -------------------------------------------------------------------------------
 
+void CudaContext::roll_back(std::int64_t tokens) {
+  tokens_ = std::min(tokens_, tokens);
+  for (auto& [key, native] : natives_) native.selector->roll_back(0, tokens_);
+}
+
 void CudaContext::upload(const KvStore& store) {
   const std::int64_t begin = tokens_, end = store.tokens();
   if (begin >= end) return;
@@ -162,19 +167,26 @@ void CudaContext::fill_random(std::int64_t tokens, std::uint64_t seed) {
 // ---- Methods.
 // -----------------------------------------------------------------------------------------------------
 
-bool CudaContext::attach(const Spec& spec, std::span<Selector* const> selectors) {
+ChosenBy CudaContext::attach(const Spec& spec, std::span<Selector* const> selectors) {
   const GpuGeometry geometry = {.layers = config_.layers,
                                 .query_heads = config_.query_heads,
                                 .kv_heads = config_.kv_heads,
                                 .head_dim = config_.head_dim,
                                 .max_tokens = options_.max_tokens,
-                                .most_queries = kSparseTokens};
-  auto selector = make_gpu_selector(spec, geometry, range_.layout().row_bytes());
-  if (selector == nullptr) return false;
-  Native native = {.selector = std::move(selector), .dense = spec.dense, .layers = {}, .graph = {}};
+                                .most_queries = kSparseTokens,
+                                .key_row_bytes = range_.layout().row_bytes()};
+  auto selector = make_gpu_selector(spec, geometry, selectors);
+  if (selector == nullptr) return ChosenBy::host;
+  const ChosenBy by = selector->needs_host_index() ? ChosenBy::gpu_by_host_index : ChosenBy::gpu;
+  cuda::PinnedBuffer counts(config_.layers * selector->counts_per_layer() * 4);
+  Native native = {.selector = std::move(selector),
+                   .dense = spec.dense,
+                   .layers = {},
+                   .counts = std::move(counts),
+                   .graph = {}};
   for (const Selector* s : selectors) native.layers.push_back(s != nullptr);
   natives_.insert_or_assign(selectors.data(), std::move(native));
-  return true;
+  return by;
 }
 
 // ---- The step.
@@ -241,12 +253,20 @@ void CudaContext::set_frequencies(const Rope& rope) {
   for (auto& [key, native] : natives_) native.graph = {};
 }
 
+/// What the host knows of the step, to pinned memory; the index of the method that chooses.
 void CudaContext::begin(const Run& run) {
   const std::span<const TokenId> tokens = run.step.sequences.front().tokens;
   std::copy(tokens.begin(), tokens.end(), staged_ids_.as<TokenId>());
   for (int i = 0; i < run.count; ++i)
     staged_places_.as<cuda::QueryToken>()[i] = {0, static_cast<std::int32_t>(tokens_ + i)};
-  if (run.native != nullptr) run.native->selector->begin(tokens_, run.count);
+  if (run.native == nullptr) return;
+  const GpuKeys keys = {.base = range_.base(),
+                        .layout = range_.layout(),
+                        .tokens = tokens_,
+                        .frequencies = frequencies_.as<float>(),
+                        .rope_scale = rope_scale_};
+  if (run.native->selector->prepare(keys, stream_.get())) run.native->graph = {};
+  run.native->selector->begin({staged_places_.as<cuda::QueryToken>(), static_cast<std::size_t>(run.count)});
 }
 
 void CudaContext::enqueue_inputs(const Run& run) {
@@ -265,6 +285,9 @@ void CudaContext::run_step(const Run& run, ForwardWork& work) {
       if (run.count > 1) check_cancel();
       enqueue_layer(layer, run, work);
     }
+    if (run.native == nullptr) return;
+    const cuda::PinnedBuffer& counts = run.native->counts;
+    cuda::copy(counts.as<void>(), run.native->selector->counts(), counts.bytes(), stream_.get());
   };
   if (!run.is_graph()) return enqueue();
   cuda::Graph& graph = run.native != nullptr ? run.native->graph : dense_graph_;
@@ -439,35 +462,25 @@ void CudaContext::take_logits(const Run& run, std::vector<float>& logits) {
   }
 }
 
-/// Adds what the layers read whose keys the host did not choose.
+/// Adds what the layers read whose keys the host did not choose. The step has ended.
 void CudaContext::count_work(const Run& run, ForwardWork& work) {
   const DenseParts dense = run.step.selectors.empty() ? DenseParts{} : run.step.dense;
   const std::int64_t token_bytes = 2 * range_.layout().row_bytes();
   for (int layer = 0; layer < config_.layers; ++layer) {
     const bool sparse = run.sparse(layer);
     if (sparse && run.native == nullptr) continue;
-    const int per_head = sparse ? run.native->selector->lists_per_head() : 0;
-    std::vector<std::int32_t> counts(static_cast<std::size_t>(run.count * config_.kv_heads * per_head));
-    if (sparse) {
-      cuda::copy(counts.data(), run.native->selector->counts(layer), std::ssize(counts) * 4, stream_.get());
-      stream_.synchronize();
-      work.sparse_tokens += run.count;
-    }
+    const GpuSelector* const selector = sparse ? run.native->selector.get() : nullptr;
+    const int per_head = sparse ? selector->lists_per_head() : 0;
+    const std::int32_t* count =
+        sparse ? run.native->counts.as<std::int32_t>() + layer * selector->counts_per_layer() : nullptr;
+    if (sparse) work.sparse_tokens += run.count;
     for (int t = 0; t < run.count; ++t) {
-      const std::int64_t all = tokens_ + t + 1,
-                         far = std::max<std::int64_t>(0, all - dense.window - dense.sink);
-      if (sparse) work.select.bytes += run.native->selector->select_bytes(tokens_ + t);
+      const std::int64_t all = tokens_ + t + 1, far = far_keys(dense, all - 1);
+      if (sparse) work.select.bytes += selector->select_bytes(all - 1);
       for (int head = 0; head < config_.kv_heads; ++head) {
         std::int64_t chosen = sparse ? 0 : far;
-        for (int i = 0; i < per_head; ++i)
-          chosen += counts[static_cast<std::size_t>((t * config_.kv_heads + head) * per_head + i)];
-        chosen = std::min(chosen, far);
-        work.attend += {.dense_keys = all - far,
-                        .far_keys = chosen,
-                        .far_total = far,
-                        .full_keys = all,
-                        .kv_bytes = (all - far + chosen) * token_bytes,
-                        .full_bytes = all * token_bytes};
+        for (int i = 0; i < per_head; ++i) chosen += *count++;
+        work.attend += work_of(all, far, std::min(chosen, far), token_bytes);
       }
     }
   }

@@ -20,11 +20,11 @@ class CudaContext final : public GpuContext {
 
   std::int64_t tokens() const override { return tokens_; }
   std::int64_t bytes() const override;
-  void roll_back(std::int64_t tokens) override { tokens_ = std::min(tokens_, tokens); }
+  void roll_back(std::int64_t tokens) override;
   void upload(const KvStore& store) override;
   void download(KvStore& store) override;
   void fill_random(std::int64_t tokens, std::uint64_t seed) override;
-  bool attach(const Spec& spec, std::span<Selector* const> selectors) override;
+  ChosenBy attach(const Spec& spec, std::span<Selector* const> selectors) override;
   ForwardWork forward(const Step& step, const Rope& rope, LogitRows rows,
                       std::vector<float>& logits) override;
 
@@ -33,8 +33,9 @@ class CudaContext final : public GpuContext {
   struct Native {
     std::unique_ptr<GpuSelector> selector;
     DenseParts dense;
-    std::vector<bool> layers;  // [L] false: dense
-    cuda::Graph graph;         ///< of one decode step; none before the first
+    std::vector<bool> layers;   // [L] false: dense
+    cuda::PinnedBuffer counts;  // [L, counts_per_layer] of the last step
+    cuda::Graph graph;          ///< of one decode step; none before the first
   };
   /// What one forward call runs on.
   struct Run {
@@ -90,7 +91,6 @@ class CudaContext final : public GpuContext {
   cuda::Buffer lists_memory_;
   cuda::PinnedBuffer staged_ids_, staged_places_;  // [chunk]
   cuda::PinnedBuffer staged_logits_;               // [kLogitRows, V]
-  cuda::PinnedBuffer staged_counts_;               // [L, lists] of the native method
   float rope_scale_ = 1.0f;
   std::vector<float> host_q_, host_q_unrotated_, host_k_, host_k_unrotated_, host_v_;  // [N, heads, d]
   HostLists lists_;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a program that was built without CUDA says of GPUs.
+#include "gpu/attention_bench.h"
 #include "gpu/backend.h"
 #include "lodestone/error.h"
 
@@ -21,6 +22,11 @@ std::shared_ptr<const GpuModel> make_gpu_model(const ModelConfig&, const ModelWe
 
 std::unique_ptr<GpuContext> make_gpu_context(const ModelConfig&, std::shared_ptr<const GpuModel>,
                                              const GpuContextOptions&) {
+  throw RunError(kWhy);
+}
+
+std::vector<GpuAttentionRow> bench_attention_on_gpu(const GpuAttentionTask&, std::span<const Spec>,
+                                                    const std::function<void(std::string_view)>&) {
   throw RunError(kWhy);
 }
 

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Methods whose keys the GPU chooses by itself, without a word from the host inside a step.
+// Methods whose keys the GPU chooses by itself, without a word from the host inside a step. One file a
+// method, select_METHOD.cc; the step (gpu/context.cc) and the bench of one layer (gpu/attention_bench.cc) run
+// the same objects.
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "kernels/cuda/select.h"
@@ -14,30 +17,65 @@ namespace lode {
 struct GpuGeometry {
   int layers = 0, query_heads = 0, kv_heads = 0, head_dim = 0;
   std::int64_t max_tokens = 0;
-  int most_queries = 0;  ///< query tokens of one call of select
+  int most_queries = 0;  ///< query tokens of one step
+  int sequences = 1;
+  std::int64_t key_row_bytes = 0;
 };
 
-/// One method, all layers. A step calls begin once on the host, then, on the stream (perhaps in a graph that
-/// is replayed later): upload, and select for each layer.
+/// The keys of one sequence on the device, all layers, as an index takes them in.
+struct GpuKeys {
+  int sequence = 0;
+  const char* base = nullptr;
+  cuda::KvLayout layout;
+  std::int64_t tokens = 0;             ///< rows [0, tokens) of every layer hold keys
+  const float* frequencies = nullptr;  // [d/2] of RoPE, device memory
+  float rope_scale = 1.0f;             ///< by which RoPE has scaled the stored keys
+};
+
+/// One method, all layers. Before a step the host calls prepare and begin; then, on the stream (perhaps in a
+/// graph that is replayed later), upload, and select for each layer.
 class GpuSelector {
  public:
   virtual ~GpuSelector() = default;
-  /// The queries of the step, at positions [position, position + count).
-  virtual void begin(std::int64_t position, int count) = 0;
+
+  /// Whether prepare reads the index that the host's selectors have built of the context.
+  virtual bool needs_host_index() const { return false; }
+  /// Brings the index of one sequence up to its keys; cheap when there is nothing to do. What the index holds
+  /// of a key depends on that key alone, so keys may be taken in while they are still in the window: select
+  /// leaves out what is not far. True when graphs that were captured before must not be replayed.
+  virtual bool prepare(const GpuKeys&, cuda::StreamHandle) { return false; }
+  /// The sequence has been cut to `tokens`.
+  virtual void roll_back(int /*sequence*/, std::int64_t /*tokens*/) {}
+
+  /// The query tokens of the step (host memory); their own keys are written by the step itself.
+  virtual void begin(std::span<const cuda::QueryToken> queries) = 0;
   virtual void upload(cuda::StreamHandle stream) = 0;
-  /// Far keys of the layer's queries; the lists stay until the next call for the same layer.
+  /// Far keys of the layer's queries; the lists stay until the next call for any layer.
   virtual cuda::RowLists select(int layer, const cuda::Queries& queries, const float* q_unrotated,
                                 cuda::StreamHandle stream) = 0;
-  /// Keys chosen by each list of a layer in the last call: device memory, [lists] as RowLists has them.
-  virtual const std::int32_t* counts(int layer) const = 0;
+  /// Keys chosen by each list in the last step: device memory, [layers, counts_per_layer()], a layer's lists
+  /// ordered as RowLists has them.
+  virtual const std::int32_t* counts() const = 0;
+  virtual std::int64_t counts_per_layer() const = 0;
   virtual int lists_per_head() const = 0;
   /// Bytes of index and keys read to choose for a query at `position`, all KV heads of one layer.
   virtual std::int64_t select_bytes(std::int64_t position) const = 0;
   virtual std::int64_t bytes() const = 0;  ///< of GPU memory
 };
 
-/// Null when the GPU has no selector for this spec: the host's chooses then.
+/// Null when the GPU has no selector for this spec: the host's chooses then. `selectors` are the host's, one
+/// a layer, null for dense layers; they outlive the result.
 std::unique_ptr<GpuSelector> make_gpu_selector(const Spec& spec, const GpuGeometry& geometry,
-                                               std::int64_t key_row_bytes);
+                                               std::span<Selector* const> selectors);
+
+/// The same for the bench, where no host selectors are: artefacts that the spec does not name are made up.
+std::unique_ptr<GpuSelector> make_gpu_selector_for_bench(const Spec& spec, const GpuGeometry& geometry,
+                                                         std::uint64_t seed);
+
+/// Far keys of a query at `position`.
+std::int64_t far_keys(const DenseParts& dense, std::int64_t position);
+
+std::unique_ptr<GpuSelector> make_gpu_streaming(const Spec& spec, const GpuGeometry& geometry);
+std::unique_ptr<GpuSelector> make_gpu_topk(const Spec& spec, const GpuGeometry& geometry);
 
 }  // namespace lode

@@ -233,6 +233,7 @@ ModelConfig named_shape(std::string_view name) {
   if (name == "llama-3.1-8b") return shape(32, 32, 8, 128, 14336, 128256);
   if (name == "llama-2-7b") return shape(32, 32, 32, 128, 11008, 32000);
   if (name == "llama-3.2-1b") return shape(16, 32, 8, 64, 8192, 128256);
+  if (name == "saap") return shape(1, 4, 1, 128, 14336, 128256);  // what a device of the paper has of a layer
   if (name == "pocket") {
     ModelConfig c = shape(6, 8, 2, 64, 832, 4096);
     c.hidden = 384;
@@ -241,10 +242,10 @@ ModelConfig named_shape(std::string_view name) {
   }
   std::array<int, 4> n = {};
   if (parse_spelled_shape(name, n)) return shape(n[0], n[1], n[2], n[3], std::int64_t{n[1]} * n[3] * 3, 4096);
-  throw InputError(
-      fmt::format("expected a shape llama-3.1-8b, llama-2-7b, llama-3.2-1b, pocket or one spelled out as "
-                  "L32q32kv8d128 (group 1 to 16, even d), found '{}'",
-                  name));
+  throw InputError(fmt::format(
+      "expected a shape llama-3.1-8b, llama-2-7b, llama-3.2-1b, pocket, saap or one spelled out as "
+      "L32q32kv8d128 (group 1 to 16, even d), found '{}'",
+      name));
 }
 
 }  // namespace lode
