@@ -16,7 +16,7 @@ constexpr int kWarmUp = 2;
 /// prefill would.
 void fill(Context::Impl& c, const DecodeBenchOptions& options) {
   const ModelConfig& m = c.config;
-  if (const auto native = [](const AttachedMethod& a) { return a.native || a.dense(); };
+  if (const auto native = [](const AttachedMethod& a) { return a.chosen_by == ChosenBy::gpu || a.dense(); };
       c.gpu != nullptr && std::all_of(c.methods.begin(), c.methods.end(), native)) {
     c.gpu->fill_random(options.context, options.seed);
     c.ids.assign(static_cast<std::size_t>(options.context), TokenId{0});
