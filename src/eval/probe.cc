@@ -86,26 +86,32 @@ class Probing {
     ProbeReport report = {.model = model_->path().string(),
                           .tokens = static_cast<std::int64_t>(tokens_.size()),
                           .options = options_};
-    std::vector<std::vector<double>> losses;
+    std::vector<Predictions> predictions;
     for (std::size_t m = 0; m < specs_.size(); ++m) {
       report.rows.push_back({.attention = specs_[m].name});
-      losses.push_back(measure(context, methods[m], report.rows.back()));
+      predictions.push_back(measure(context, methods[m], report.rows.back()));
       context.roll_back(before);
       progress.at(before + static_cast<std::int64_t>(m + 1) * options_.last);
     }
-    compare(losses, report);
+    compare(predictions, report);
     return report;
   }
 
  private:
-  /// Runs the last tokens under a method: loss of each, and what its heads did.
-  std::vector<double> measure(Context& context, MethodId method, ProbeRow& row) const {
+  /// What is predicted after each of the last tokens.
+  struct Predictions {
+    std::vector<double> losses;
+    std::vector<TokenId> likeliest;
+  };
+
+  /// Runs the last tokens under a method: what it predicts, and what its heads did.
+  Predictions measure(Context& context, MethodId method, ProbeRow& row) const {
     const ModelConfig& config = model_->config();
     HeadProbe heads(config.layers, config.query_heads, options_.top,
                     std::max<std::int64_t>(1, options_.last / options_.measured));
     const ForwardHooks hooks = heads.hooks();
     context.impl().hooks = &hooks;
-    std::vector<double> losses;
+    Predictions found;
     WorkReport work;
     const std::size_t first = tokens_.size() - static_cast<std::size_t>(options_.last) - 1;
     for (std::int64_t at = 0; at < options_.last; at += kStep) {
@@ -118,28 +124,39 @@ class Probing {
       const std::vector<float>& logits = context.impl().logits;
       const std::size_t vocab = logits.size() / count;
       for (std::size_t i = 0; i < count; ++i) {
-        losses.push_back(loss_of(std::span(logits).subspan(i * vocab, vocab), tokens_[begin + i + 1]));
+        const auto row_of = std::span(logits).subspan(i * vocab, vocab);
+        found.losses.push_back(loss_of(row_of, tokens_[begin + i + 1]));
+        found.likeliest.push_back(
+            static_cast<TokenId>(std::max_element(row_of.begin(), row_of.end()) - row_of.begin()));
       }
     }
     context.impl().hooks = nullptr;
     row.density = work.density();
+    row.selector_share = work.full_bytes == 0 ? 0.0
+                                              : static_cast<double>(work.selector_bytes) /
+                                                    static_cast<double>(work.full_bytes);
     row.selectivity = work.selectivity();
     row.notice = work.notice;
     row.heads = heads.measures();
-    return losses;
+    return found;
   }
 
-  /// The recovered gap, over the tokens where full beats streaming clearly.
-  void compare(const std::vector<std::vector<double>>& losses, ProbeReport& report) const {
-    const std::vector<double>&full = losses[0], &streaming = losses[1];
+  /// Agreement, and the recovered gap, over the tokens where full beats streaming clearly.
+  void compare(const std::vector<Predictions>& predictions, ProbeReport& report) const {
+    const std::vector<double>&full = predictions[0].losses, &streaming = predictions[1].losses;
     std::vector<bool> needs_past(full.size());
     for (std::size_t i = 0; i < full.size(); ++i) needs_past[i] = streaming[i] - full[i] >= options_.gap;
     report.gap_tokens = std::count(needs_past.begin(), needs_past.end(), true);
     const double gap = mean_where(streaming, needs_past) - mean_where(full, needs_past);
     for (std::size_t m = 0; m < report.rows.size(); ++m) {
       ProbeRow& row = report.rows[m];
-      row.loss = mean_where(losses[m], std::vector<bool>(losses[m].size(), true));
-      row.gap_loss = mean_where(losses[m], needs_past);
+      const std::vector<double>& losses = predictions[m].losses;
+      row.loss = mean_where(losses, std::vector<bool>(losses.size(), true));
+      row.gap_loss = mean_where(losses, needs_past);
+      double same = 0;
+      for (std::size_t i = 0; i < losses.size(); ++i)
+        same += predictions[m].likeliest[i] == predictions[0].likeliest[i] ? 1.0 : 0.0;
+      row.agreement = same / static_cast<double>(losses.size());
       if (report.gap_tokens > 0) row.recovered = (mean_where(streaming, needs_past) - row.gap_loss) / gap;
     }
   }
@@ -174,6 +191,7 @@ Json ProbeReport::json() const {
                    {"loss", row.loss},
                    {"gap_loss", gap_tokens > 0 ? Json(row.gap_loss) : Json()},
                    {"recovered", row.recovered ? Json(*row.recovered) : Json()},
+                   {"agreement", row.agreement},
                    {"density", row.density},
                    {"selectivity", row.selectivity}};
     if (!row.notice.empty()) result["notice"] = row.notice;

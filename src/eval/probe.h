@@ -42,7 +42,9 @@ struct ProbeRow {
   double loss = 0;                  ///< nats per token over the last tokens
   double gap_loss = 0;              ///< over the tokens that need the past; 0 when there are none
   std::optional<double> recovered;  ///< (streaming - this) / (streaming - full) over those tokens
+  double agreement = 1;  ///< share of the last tokens whose likeliest next token is full attention's
   double density = 1, selectivity = 1;
+  double selector_share = 0;       ///< the part of density that is the selector's own reading
   std::string notice;              ///< what the method says of the text; empty = nothing
   std::vector<HeadMeasure> heads;  ///< [L, Hq] without dense layers; empty for full
   HeadMeasure mean() const;        ///< over heads

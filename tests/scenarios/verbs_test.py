@@ -112,6 +112,39 @@ class Probe(ProgramTest):
                     self.assert_refused(run("probe", "-m", self.model, "-f", self.text, *SPECS, f"{flag}={value}"), flag)
 
 
+class Tune(ProgramTest):
+    def tune(self, *arguments):
+        other = self.folder / "other.txt"
+        other.write_text(self.text.read_text(encoding="utf-8")[::-1], encoding="utf-8")
+        return run("tune", "-m", self.model, "-f", self.text, "--check", other, "-o", self.folder / "plan.json", "-a",
+                   "kmeans:clusters=8,probes=2", "-a", "topk:k=4", "--window", "32", "--last", "64", "--lengths", "none",
+                   "--quiet", *arguments, timeout=120)
+
+    def test_plan_is_written_and_used(self):
+        report = self.assert_done(self.tune("--target", "error=0.2", "--json")).json()
+        names = [row["attention"] for row in report["results"]]
+        self.assertEqual(names[:3], ["full", "plan", "streaming"])
+        plan = json.loads((self.folder / "plan.json").read_text(encoding="utf-8"))
+        self.assertEqual(plan["layers"], report["plan"])
+        self.assertEqual(plan["window"], 32)
+        # What the plan does when it is used is what the chooser measured.
+        result = self.assert_done(run("probe", "-m", self.model, "-f", self.folder / "other.txt", "-a",
+                                      f"plan:{self.folder / 'plan.json'}", "--window", "32", "--last", "64", "--json", "--quiet"))
+        self.assertEqual(result.json()["results"][2]["density"], report["results"][1]["density"])
+
+    def test_nothing_to_lose_means_full(self):
+        report = self.assert_done(self.tune("--target", "error=0.000001", "--json")).json()
+        self.assertEqual({spec for layer in report["plan"] for spec in layer}, {"full"})
+        self.assertTrue(report["plan_met"])
+
+    def test_refusals(self):
+        for target in ("error", "error=", "error=-1", "error=nan", "agreement=1.5", "speed=3"):
+            with self.subTest(target=target):
+                self.assert_refused(self.tune("--target", target), "--target")
+        self.assert_refused(self.tune("--check", self.text), "--check")
+        self.assert_refused(run("ask", self.folder / "no.lode", "-a", "plan:nowhere.json", "Who?"), "nowhere.json")
+
+
 class Bench(ProgramTest):
     def test_attention(self):
         report = self.assert_done(run("bench", "attention", "--shape", "L1q4kv2d64", "--context", "4k", *SPECS, "--json",

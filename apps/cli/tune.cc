@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// lodestone tune: writes the plan of fewest bytes that stays within a bound of full attention.
+#include "eval/tune.h"
+
+#include "cli.h"
+#include "lodestone/error.h"
+
+namespace lode::cli {
+
+namespace {
+
+struct TuneFlags {
+  CommonFlags common;
+  ModelFlags model;
+  std::vector<std::string> texts, specs;
+  std::string check, out, target = "agreement=0.99", lengths;
+  TuneOptions options;
+};
+
+void run(TuneFlags& flags) {
+  flags.options.target = TuneTarget::parse(flags.target);
+  flags.options.probe.context = context_options(flags.common, flags.model);
+  flags.options.probe.progress = flags.common.progress();
+  if (flags.lengths == "none")
+    flags.options.lengths.clear();
+  else if (!flags.lengths.empty())
+    flags.options.lengths = parse_counts(flags.lengths, "--lengths", 256, std::int64_t{1} << 30);
+  std::vector<std::string> texts;
+  for (const std::string& path : flags.texts) {
+    if (path == flags.check)
+      throw InputError("--check: expected another text than those of -f, found the same, '" + path + "'");
+    texts.push_back(read_text(path));
+  }
+  const std::string check = read_text(flags.check);
+  const auto model = load_model(flags.common, flags.model);
+  std::vector<NamedSpec> candidates;
+  for (const std::string& text : flags.specs.empty() ? usual_candidates(*model) : flags.specs)
+    candidates.push_back({text, parse_spec(text)});
+  const TuneReport report = tune(model, texts, check, candidates, flags.options);
+  write_plan(flags.out, report.plan);
+  flags.common.json ? print_json(report.json()) : print_text(report.table());
+}
+
+}  // namespace
+
+void add_tune(CLI::App& app) {
+  auto flags = std::make_shared<TuneFlags>();
+  flags->options.probe.dense = {.sink = 1, .window = 511};
+  CLI::App& verb = *app.add_subcommand(
+      "tune", "choose for each KV head the method that reads least within a bound, and write the plan");
+  add_common_flags(verb, flags->common);
+  add_model_flags(verb, flags->model, true);
+  verb.add_option("-f,--file", flags->texts, "texts to choose on, like those of use; may be repeated")
+      ->required();
+  verb.add_option("--check", flags->check, "another text, on which the plan is checked")->required();
+  verb.add_option("-o,--output", flags->out, "the plan file, for -a plan:FILE")->required();
+  verb.add_option("--target", flags->target,
+                  "error=E (relative output error), loss=NATS (a token) or agreement=SHARE (of next tokens)");
+  add_attention_flag(verb, flags->specs, false);
+  verb.add_option("--last", flags->options.probe.last, "tokens at the end of each text that are measured")
+      ->check(whole_number(1, 1'000'000));
+  verb.add_option("--sink", flags->options.probe.dense.sink, "first tokens that every head attends")
+      ->check(whole_number(0, 1'000'000));
+  verb.add_option("--window", flags->options.probe.dense.window, "last tokens that every head attends")
+      ->check(whole_number(1, 1'000'000));
+  verb.add_option("--lengths", flags->lengths,
+                  "contexts at which a step is timed beside full attention (4k,16k,64k), or none");
+  verb.callback([flags] { run(*flags); });
+}
+
+}  // namespace lode::cli

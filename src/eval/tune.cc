@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eval/tune.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <map>
+
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+/// Multipliers of a head's squared error against its bytes, from "bytes alone" to "error alone".
+constexpr double kLightest = 1e-2, kHeaviest = 1e5;
+constexpr int kTrials = 8;  ///< plans measured side by side in each of two rounds
+
+/// What a candidate does in one KV head.
+struct Choice {
+  std::string spec;
+  double cost = 0;           ///< bytes read / bytes that full attention reads
+  double squared_error = 0;  ///< of the relative output error, mean over the group and the texts
+};
+
+/// [L * Hkv] choices of each KV head, `full` first.
+using Choices = std::vector<std::vector<Choice>>;
+
+/// Plan files for the time of a measurement.
+class TrialFiles {
+ public:
+  ~TrialFiles() {
+    for (const auto& path : paths_) std::filesystem::remove(path);
+  }
+  NamedSpec add(const Plan& plan) {
+    paths_.push_back(std::filesystem::temp_directory_path() /
+                     fmt::format("lodestone-tune-{}-{}.json", getpid(), paths_.size()));
+    write_plan(paths_.back(), plan);
+    return {fmt::format("trial {}", paths_.size()), parse_spec("plan:" + paths_.back().string())};
+  }
+
+ private:
+  std::vector<std::filesystem::path> paths_;
+};
+
+/// Root of the mean square of the heads' errors: large errors of a few heads are what changes an answer.
+double error_of(const ProbeRow& row) {
+  double sum = 0;
+  for (const HeadMeasure& h : row.heads) sum += h.error * h.error;
+  return row.heads.empty() ? 0.0 : std::sqrt(sum / static_cast<double>(row.heads.size()));
+}
+
+class Tuner {
+ public:
+  Tuner(const std::shared_ptr<const Model>& model, const std::vector<std::string>& texts,
+        const std::vector<NamedSpec>& candidates, const TuneOptions& options)
+      : model_(model),
+        texts_(texts),
+        candidates_(candidates),
+        options_(options),
+        target_(options.target.with_margin(options.probe.last * std::ssize(texts))) {}
+
+  /// The plan of fewest bytes among those tried that meets the target on the texts; the most exact one if
+  /// none does.
+  Plan choose() {
+    const Choices choices = measure_heads();
+    double low = kLightest, high = kHeaviest;
+    Trial best;
+    for (int round = 0; round < 2; ++round) {
+      const std::vector<Trial> trials = measure(choices, low, high);
+      std::size_t at = 0;  // the first that meets the target: weights rise, so do bytes
+      while (at + 1 < trials.size() && !target_.met_by(trials[at].measured)) ++at;
+      if (best.plan.heads.empty() || better(trials[at], best)) best = trials[at];
+      low = trials[at > 0 ? at - 1 : 0].weight;
+      high = trials[at].weight;
+      if (low == high) break;
+    }
+    return best.plan;
+  }
+
+ private:
+  struct Trial {
+    double weight = 0, measured = 0, density = 1;
+    Plan plan;
+  };
+
+  bool better(const Trial& a, const Trial& b) const {
+    const bool a_met = target_.met_by(a.measured), b_met = target_.met_by(b.measured);
+    return a_met != b_met ? a_met : a_met ? a.density < b.density : a.weight > b.weight;
+  }
+
+  /// Each candidate alone, on every text: what it costs and loses in each head.
+  Choices measure_heads() const {
+    const ModelConfig& config = model_->config();
+    const int group = config.query_heads / config.kv_heads;
+    std::map<std::string, std::vector<Choice>> by_spec;  // [L * Hkv]
+    const auto heads = static_cast<std::size_t>(config.layers * config.kv_heads);
+    for (const std::string& text : texts_) {
+      const ProbeReport report = probe(model_, text, candidates_, options_.probe);
+      for (std::size_t m = 1; m < report.rows.size(); ++m) {
+        const ProbeRow& row = report.rows[m];
+        const std::string spec = m == 1 ? "streaming" : spec_of(row.attention);
+        auto& all = by_spec[spec];
+        all.resize(heads, {.spec = spec});
+        for (const HeadMeasure& h : row.heads) {
+          Choice& choice = all[static_cast<std::size_t>(h.layer * config.kv_heads + h.head / group)];
+          const double share = 1.0 / (group * static_cast<double>(texts_.size()));
+          choice.cost += share * (h.density + row.selector_share);
+          choice.squared_error += share * h.error * h.error;
+        }
+      }
+    }
+    Choices choices(heads, {{.spec = "full", .cost = 1.0, .squared_error = 0.0}});
+    for (const auto& [spec, all] : by_spec)
+      for (std::size_t h = 0; h < heads; ++h) choices[h].push_back(all[h]);
+    return choices;
+  }
+
+  std::string spec_of(const std::string& name) const {
+    for (const NamedSpec& c : candidates_)
+      if (c.name == name) return c.spec.str();
+    return name;
+  }
+
+  /// Every head takes the choice of least cost + weight * squared error.
+  Plan plan_for(const Choices& choices, double weight) const {
+    const ModelConfig& config = model_->config();
+    Plan plan = {.model_fingerprint = std::string(model_->fingerprint()),
+                 .note = "",
+                 .dense = options_.probe.dense,
+                 .heads = {}};
+    for (int layer = 0; layer < config.layers; ++layer) {
+      plan.heads.emplace_back();
+      for (int head = 0; head < config.kv_heads; ++head) {
+        const auto& all = choices[static_cast<std::size_t>(layer * config.kv_heads + head)];
+        const auto best = std::min_element(all.begin(), all.end(), [&](const Choice& a, const Choice& b) {
+          return a.cost + weight * a.squared_error < b.cost + weight * b.squared_error;
+        });
+        plan.heads.back().push_back(best->spec);
+      }
+    }
+    return plan;
+  }
+
+  /// Plans for weights between two, as they turn out on the texts; rising.
+  std::vector<Trial> measure(const Choices& choices, double low, double high) const {
+    TrialFiles files;
+    std::vector<Trial> trials;
+    std::vector<NamedSpec> specs;
+    for (int i = 0; i < kTrials; ++i) {
+      const double weight = low * std::pow(high / low, i / static_cast<double>(kTrials - 1));
+      Plan plan = plan_for(choices, weight);
+      if (!trials.empty() && trials.back().plan.heads == plan.heads) continue;
+      specs.push_back(files.add(plan));
+      trials.push_back({.weight = weight, .measured = 0, .density = 0, .plan = std::move(plan)});
+    }
+    const double share = 1.0 / static_cast<double>(texts_.size());
+    for (const std::string& text : texts_) {
+      const ProbeReport report = probe(model_, text, specs, options_.probe);
+      for (std::size_t i = 0; i < trials.size(); ++i) {
+        const ProbeRow& row = report.rows[i + 2];
+        trials[i].measured += share * options_.target.measure(row, report.rows[0]);
+        trials[i].density += share * row.density;
+      }
+    }
+    return trials;
+  }
+
+  const std::shared_ptr<const Model>& model_;
+  const std::vector<std::string>& texts_;
+  const std::vector<NamedSpec>& candidates_;
+  const TuneOptions& options_;
+  const TuneTarget target_;
+};
+
+/// The plan and the single methods on the text that nothing was chosen on.
+std::vector<TunedRow> check(const std::shared_ptr<const Model>& model, std::string_view text,
+                            const std::vector<NamedSpec>& candidates, const Plan& plan,
+                            const TuneOptions& options) {
+  TrialFiles files;
+  std::vector<NamedSpec> specs = {files.add(plan)};
+  specs.insert(specs.end(), candidates.begin(), candidates.end());
+  const ProbeReport report = probe(model, text, specs, options.probe);
+  std::vector<TunedRow> rows;
+  for (std::size_t i = 0; i < report.rows.size(); ++i) {
+    const ProbeRow& row = report.rows[i];
+    const double measured = options.target.measure(row, report.rows[0]);
+    rows.push_back({.attention = i == 2 ? "plan" : row.attention,
+                    .measured = measured,
+                    .met = options.target.met_by(measured),
+                    .density = row.density,
+                    .selectivity = row.selectivity,
+                    .error = error_of(row),
+                    .loss = row.loss,
+                    .agreement = row.agreement});
+  }
+  std::rotate(rows.begin() + 1, rows.begin() + 2, rows.begin() + 3);  // full, plan, streaming, ...
+  return rows;
+}
+
+std::vector<TuneReport::Timing> time_plan(const std::shared_ptr<const Model>& model, const Plan& plan,
+                                          const TuneOptions& options) {
+  TrialFiles files;
+  const Spec spec = files.add(plan).spec;
+  std::vector<TuneReport::Timing> timings;
+  for (const std::int64_t length : options.lengths) {
+    if (length + 64 > model->config().max_positions) continue;
+    const auto rows = bench_decode(model,
+                                   {.context = length,
+                                    .kv_type = options.probe.context.kv_type,
+                                    .device = options.probe.context.device,
+                                    .gpu_memory = options.probe.context.gpu_memory,
+                                    .kind = KvKind::clustered,
+                                    .steps = 16},
+                                   {&spec, 1}, [](std::string_view) {});
+    timings.push_back({.context = length, .full_ms = rows[0].median_ms, .plan_ms = rows[1].median_ms});
+  }
+  return timings;
+}
+
+/// How many heads each spec serves, as "12 x kmeans:probes=8, ...".
+std::string summary_of(const Plan& plan) {
+  std::map<std::string, int> counts;
+  for (const auto& layer : plan.heads)
+    for (const std::string& spec : layer) ++counts[spec];
+  std::string text;
+  for (const auto& [spec, count] : counts)
+    text += fmt::format("{}{} x {}", text.empty() ? "" : ", ", count, spec);
+  return text;
+}
+
+}  // namespace
+
+TuneTarget TuneTarget::parse(std::string_view text) {
+  const std::size_t equals = std::min(text.find('='), text.size());
+  const std::string_view name = text.substr(0, equals);
+  const std::string_view number = text.substr(std::min(equals + 1, text.size()));
+  constexpr std::array<std::pair<std::string_view, Kind>, 3> kNames = {
+      {{"error", Kind::error}, {"loss", Kind::loss}, {"agreement", Kind::agreement}}};
+  const auto known =
+      std::find_if(kNames.begin(), kNames.end(), [&](const auto& n) { return n.first == name; });
+  TuneTarget target;
+  if (known != kNames.end()) target.kind = known->second;
+  double bound = 0;
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), bound);
+  const double most = target.kind == Kind::agreement ? 1.0 : 1e3;
+  if (known == kNames.end() || error != std::errc{} || end != number.data() + number.size() ||
+      !(bound > 0 && bound <= most)) {
+    throw InputError(fmt::format(
+        "--target: expected error=E, loss=NATS or agreement=SHARE with a number above 0, found '{}'", text));
+  }
+  target.bound = bound;
+  return target;
+}
+
+double TuneTarget::measure(const ProbeRow& row, const ProbeRow& full) const {
+  switch (kind) {
+    case Kind::error:
+      return error_of(row);
+    case Kind::loss:
+      return row.loss - full.loss;
+    case Kind::agreement:
+      break;
+  }
+  return row.agreement;
+}
+
+TuneTarget TuneTarget::with_margin(std::int64_t tokens) const {
+  TuneTarget strict = *this;
+  if (kind == Kind::agreement)
+    strict.bound = std::min(1.0, bound + std::sqrt(bound * (1.0 - bound) / static_cast<double>(tokens)));
+  else
+    strict.bound = 0.9 * bound;
+  return strict;
+}
+
+std::string TuneTarget::str() const {
+  return kind == Kind::error  ? fmt::format("an output error of {} at most", bound)
+         : kind == Kind::loss ? fmt::format("a loss of at most {} nats a token above full attention's", bound)
+                              : fmt::format("full attention's next token in {} of all cases at least", bound);
+}
+
+const TunedRow* TuneReport::best_single() const {
+  const TunedRow* best = nullptr;
+  for (std::size_t i = 2; i < rows.size(); ++i) {
+    if (rows[i].met && (best == nullptr || rows[i].density < best->density)) best = &rows[i];
+  }
+  return best;
+}
+
+std::string TuneReport::verdict() const {
+  std::string text =
+      plan_met() ? fmt::format("The plan reads {:.1f} % of the bytes", 100 * rows[1].density)
+                 : fmt::format(
+                       "The plan misses the target on the check text (it reads {:.1f} % of the bytes): "
+                       "full attention is the better choice, or texts that are more like it",
+                       100 * rows[1].density);
+  const TunedRow* single = best_single();
+  if (plan_met()) {
+    text += single == nullptr ? "; no single method meets the target"
+                              : fmt::format("; the best single method, {}, reads {:.1f} %", single->attention,
+                                            100 * single->density);
+  }
+  const Timing* first = nullptr;
+  for (const Timing& t : timings)
+    if (first == nullptr && t.plan_ms < t.full_ms) first = &t;
+  if (timings.empty()) return text + ".";
+  if (first == nullptr) {
+    return text + fmt::format(
+                      ". Up to {} tokens full attention is faster on this device: choosing keys costs "
+                      "more than reading them.",
+                      timings.back().context);
+  }
+  text += fmt::format(". A step is faster with it from {} tokens on ({:.2f} ms against {:.2f})",
+                      first->context, first->plan_ms, first->full_ms);
+  if (first != &timings.front())
+    text += fmt::format("; at {} full attention is faster, because choosing costs more than it saves",
+                        timings.front().context);
+  return text + ".";
+}
+
+Json TuneReport::json() const {
+  Json results = Json::array(), times = Json::array();
+  for (const TunedRow& row : rows) {
+    results.push_back({{"attention", row.attention},
+                       {"measured", row.measured},
+                       {"met", row.met},
+                       {"density", row.density},
+                       {"selectivity", row.selectivity},
+                       {"error", row.error},
+                       {"loss", row.loss},
+                       {"agreement", row.agreement}});
+  }
+  for (const Timing& t : timings)
+    times.push_back({{"context", t.context}, {"full_ms", t.full_ms}, {"plan_ms", t.plan_ms}});
+  return {{"model", model},   {"target", target.str()}, {"plan", plan.heads},  {"results", results},
+          {"timings", times}, {"plan_met", plan_met()}, {"verdict", verdict()}};
+}
+
+std::string TuneReport::table() const {
+  std::string text = fmt::format(
+      "{}; target: {}\nplan: {}\n\non the check text\n{:40} {:>8} {:>9} {:>8} {:>8} "
+      "{:>10}  {}\n",
+      model, target.str(), summary_of(plan), "attention", "density", "far keys", "error", "loss", "agreement",
+      "target");
+  for (const TunedRow& row : rows) {
+    text +=
+        fmt::format("{:40} {:>8.4f} {:>9.4f} {:>8.4f} {:>8.4f} {:>10.4f}  {}\n", row.attention, row.density,
+                    row.selectivity, row.error, row.loss, row.agreement, row.met ? "met" : "missed");
+  }
+  if (!timings.empty()) text += "\n  tokens   full ms   plan ms\n";
+  for (const Timing& t : timings)
+    text += fmt::format("{:>8} {:>9.3f} {:>9.3f}\n", t.context, t.full_ms, t.plan_ms);
+  return text + "\n" + verdict() + "\n";
+}
+
+std::vector<std::string> usual_candidates(const Model& model) {
+  std::vector<std::string> specs;
+  const auto add = [&](const std::string& format, const std::vector<std::string>& values) {
+    for (const std::string& value : values) specs.push_back(format + value);
+  };
+  const auto has = [&](const char* name) {
+    return std::filesystem::exists(model.path() / (std::string(name) + ".safetensors"));
+  };
+  add("kmeans:probes=", {"4", "8", "16", "32", "64", "128"});
+  if (has("saap")) add("saap:probes=", {"4", "8", "16", "32", "64"});
+  if (has("hash")) add("hash:budget=", {"1/128", "1/64", "1/32", "1/16", "1/8"});
+  add("squeezed:sparsity=", {"0.95", "0.9", "0.8", "0.7"});
+  return specs;
+}
+
+TuneReport tune(const std::shared_ptr<const Model>& model, const std::vector<std::string>& texts,
+                std::string_view check_text, const std::vector<NamedSpec>& candidates,
+                const TuneOptions& options) {
+  LODE_ASSERT(!texts.empty());
+  TuneReport report = {
+      .model = model->path().string(), .target = options.target, .plan = {}, .rows = {}, .timings = {}};
+  report.plan = Tuner(model, texts, candidates, options).choose();
+  report.rows = check(model, check_text, candidates, report.plan, options);
+  report.timings = time_plan(model, report.plan, options);
+  report.plan.note = fmt::format("{}: {}", options.target.str(), report.verdict());
+  return report;
+}
+
+}  // namespace lode

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// The chooser: which method and parameters each KV head needs so that the fewest bytes are read within a
+// bound on what is lost against full attention. Found on some texts, checked on another.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "eval/bench_decode.h"
+#include "eval/probe.h"
+#include "select/plan_file.h"
+
+namespace lode {
+
+/// What a plan may lose.
+struct TuneTarget {
+  enum class Kind {
+    error,     ///< relative output error, root of the mean square over heads
+    loss,      ///< nats per token more than full attention's
+    agreement  ///< share of tokens whose likeliest next token is full attention's
+  };
+  Kind kind = Kind::agreement;
+  double bound = 0.99;
+
+  /// "error=0.05", "loss=0.01", "agreement=0.99"; InputError otherwise.
+  static TuneTarget parse(std::string_view text);
+  double measure(const ProbeRow& row, const ProbeRow& full) const;
+  /// The same target with room for chance: what must be met on `tokens` measured tokens for the target to
+  /// hold on others. A standard error for shares, a tenth for the rest.
+  TuneTarget with_margin(std::int64_t tokens) const;
+  bool met_by(double measured) const {
+    return kind == Kind::agreement ? measured >= bound : measured <= bound;
+  }
+  std::string str() const;
+};
+
+struct TuneOptions {
+  ProbeOptions probe;  ///< its dense parts become the plan's
+  TuneTarget target;
+  std::vector<std::int64_t> lengths = {4096, 16384,
+                                       65536};  ///< where the plan is timed against full attention
+};
+
+/// One way to attend, on the text that the plan was not made for.
+struct TunedRow {
+  std::string attention;
+  double measured = 0;  ///< in the target's terms
+  bool met = false;
+  double density = 1, selectivity = 1, error = 0, loss = 0, agreement = 1;
+};
+
+struct TuneReport {
+  std::string model;
+  TuneTarget target;
+  Plan plan;
+  std::vector<TunedRow> rows;  ///< full, the plan, then the single methods
+  struct Timing {
+    std::int64_t context = 0;
+    double full_ms = 0, plan_ms = 0;  ///< of a decode step
+  };
+  std::vector<Timing> timings;
+  bool plan_met() const { return rows[1].met; }
+  /// The single method that reads the fewest bytes and meets the target; null when none does.
+  const TunedRow* best_single() const;
+  /// Whether to use the plan, from which length on, and why; in whole sentences.
+  std::string verdict() const;
+  Json json() const;
+  std::string table() const;
+};
+
+/// Specs that the chooser tries when none are named: those whose artefacts, if any, lie in the model's
+/// folder.
+std::vector<std::string> usual_candidates(const Model& model);
+
+/// InputError when a text is too short, as for probe.
+TuneReport tune(const std::shared_ptr<const Model>& model, const std::vector<std::string>& texts,
+                std::string_view check_text, const std::vector<NamedSpec>& candidates,
+                const TuneOptions& options);
+
+}  // namespace lode
