@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+// Signatures of keys and queries against exact integer networks, and selection by them against a sort: bit
+// order, ties, budgets 0, 1, all but one, all, more; depth and combined; groups that share signatures or have
+// their own; ragged lengths; keys signed one by one or together.
+#include <bit>
+#include <numeric>
+#include <string>
+
+#include "harness.h"
+#include "kernels/cuda/signatures.h"
+#include "reference.h"
+
+namespace lode::cuda {
+namespace {
+
+using test::OnDevice;
+using Rows = std::vector<std::int32_t>;
+using Words = std::vector<std::uint32_t>;
+using Mode = SignatureRule::Mode;
+
+struct Case {
+  int kv_heads = 2, group = 4, words = 1;
+  bool own_sets = false, per_query_head = false, all_ties = false;
+  Mode mode = Mode::count;
+  int depth = 0;
+  std::int64_t sink = 0, window = 1, capacity = 4096;
+  int query_heads() const { return kv_heads * group; }
+  int sets() const { return own_sets ? query_heads() : kv_heads; }
+};
+
+Rows nearest(const std::vector<int>& distance, const Case& c, std::int64_t budget) {
+  Rows order(distance.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto at = [&](int i) { return distance[static_cast<std::size_t>(i)]; };
+  std::sort(order.begin(), order.end(), [&](int a, int b) { return at(a) != at(b) ? at(a) < at(b) : a > b; });
+  const auto n = std::ssize(order);
+  const bool counted = c.mode != Mode::depth;
+  std::int64_t take = counted ? std::clamp<std::int64_t>(budget, 0, n) : n;
+  while (c.all_ties && take > 0 && take < n &&
+         at(order[static_cast<std::size_t>(take)]) == at(order[static_cast<std::size_t>(take - 1)]))
+    ++take;
+  if (c.mode != Mode::count && n > 0) {
+    const int limit = at(order[0]) + c.depth;
+    while (take > 0 && at(order[static_cast<std::size_t>(take - 1)]) > limit) --take;
+  }
+  order.resize(static_cast<std::size_t>(std::min<std::int64_t>(take, c.capacity)));
+  for (auto& row : order) row += static_cast<std::int32_t>(c.sink);
+  std::sort(order.begin(), order.end());
+  return order;
+}
+
+std::int64_t padded(std::int64_t tokens) {
+  return (tokens + kSignatureUnit - 1) / kSignatureUnit * kSignatureUnit;
+}
+
+/// Two query tokens of two sequences, one of them shorter, against the sort.
+void expect_nearest(const Case& c, std::int64_t tokens, std::int64_t budget, const Words& codes,
+                    const Words& queries, const std::string& what) {
+  const std::int64_t room = padded(tokens), sequence = c.sets() * room * c.words;
+  const std::vector<QueryToken> places = {{0, static_cast<std::int32_t>(tokens - 1)},
+                                          {1, static_cast<std::int32_t>(tokens * 3 / 4)}};
+  const Rows budgets(2, static_cast<std::int32_t>(budget));
+  const int lists = c.per_query_head ? c.query_heads() : c.kv_heads;
+  Stream stream;
+  const OnDevice<QueryToken> places_device(places);
+  const OnDevice<std::uint32_t> codes_device(codes), queries_device(queries);
+  const OnDevice<std::int32_t> budgets_device(budgets),
+      rows(Rows(static_cast<std::size_t>(2 * lists * c.capacity), -7)),
+      counts(Rows(static_cast<std::size_t>(2 * lists), -7));
+  select_by_signature({.tokens = places_device.get(),
+                       .layout = {c.kv_heads, 64, DType::f16, 0},
+                       .count = 2,
+                       .query_heads = c.query_heads()},
+                      nullptr, {}, queries_device.get(),
+                      {.codes = codes_device.get(),
+                       .sequence_stride = sequence,
+                       .capacity = room,
+                       .words = c.words,
+                       .per_query_head = c.own_sets},
+                      {.mode = c.mode,
+                       .budget = budgets_device.get(),
+                       .depth = c.depth,
+                       .all_ties = c.all_ties,
+                       .per_query_head = c.per_query_head,
+                       .sink = c.sink,
+                       .window = c.window},
+                      tokens, rows.get(), c.capacity, counts.get(), stream.get());
+  const Rows found = rows.read(stream), found_counts = counts.read(stream);
+  const int together = c.per_query_head ? 1 : c.group;
+  for (int query = 0; query < 2; ++query) {
+    const std::int64_t end = places[static_cast<std::size_t>(query)].position + 1 - c.window;
+    for (int list = 0; list < lists; ++list) {
+      std::vector<int> distance(static_cast<std::size_t>(std::max<std::int64_t>(0, end - c.sink)), 0);
+      for (int head = list * together; head < (list + 1) * together; ++head) {
+        const int set = c.own_sets ? head : head / c.group;
+        for (std::size_t i = 0; i < distance.size(); ++i) {
+          for (int w = 0; w < c.words; ++w) {
+            const auto key = static_cast<std::int64_t>(i) + c.sink;
+            distance[i] += std::popcount(
+                codes[static_cast<std::size_t>(query * sequence + (set * room + key) * c.words + w)] ^
+                queries[static_cast<std::size_t>((query * c.query_heads() + head) * c.words + w)]);
+          }
+        }
+      }
+      const Rows expected = nearest(distance, c, budget);
+      const std::int64_t at = std::int64_t{query} * lists + list;
+      if (found_counts[static_cast<std::size_t>(at)] != static_cast<std::int32_t>(expected.size()) ||
+          !std::equal(expected.begin(), expected.end(), found.begin() + at * c.capacity))
+        test::fail(__FILE__, __LINE__,
+                   what + ", tokens " + std::to_string(tokens) + ", budget " + std::to_string(budget) +
+                       ", list " + std::to_string(at) + ": expected " + std::to_string(expected.size()) +
+                       " rows, found " + std::to_string(found_counts[static_cast<std::size_t>(at)]) +
+                       " or others");
+    }
+  }
+}
+
+/// Few different signatures make many ties.
+Words random_words(std::int64_t count, unsigned seed, std::uint32_t mask) {
+  std::mt19937 engine(seed);
+  Words words(static_cast<std::size_t>(count));
+  for (std::uint32_t& word : words) word = static_cast<std::uint32_t>(engine()) & mask;
+  return words;
+}
+
+void expect_case(Case c, const std::string& what) {
+  for (const std::int64_t tokens : {1, 2, 700, 5003, 20001}) {
+    const std::int64_t n = std::max<std::int64_t>(0, tokens - c.window - c.sink);
+    c.capacity = std::max<std::int64_t>(1, n);
+    for (const std::uint32_t mask : {0u, 0x11u, ~0u}) {
+      const Words codes = random_words(2 * c.sets() * padded(tokens) * c.words, 1, mask),
+                  queries = random_words(2 * c.query_heads() * c.words, 2, ~0u);
+      for (const std::int64_t budget : {std::int64_t{0}, std::int64_t{1}, n / 32, n - 1, n, n + 5})
+        expect_nearest(c, tokens, budget, codes, queries, what);
+    }
+  }
+}
+
+LODE_TEST(near_keys_of_a_group) {
+  for (const int words : {1, 2, 4}) expect_case({.words = words}, "words " + std::to_string(words));
+  for (const int group : {1, 2, 3, 7, 8, 16}) {
+    expect_case({.kv_heads = 1, .group = group, .sink = 3, .window = 17}, "group " + std::to_string(group));
+    expect_case({.kv_heads = 1, .group = group, .words = 4, .sink = 3},
+                "wide group " + std::to_string(group));
+  }
+}
+LODE_TEST(near_keys_of_query_heads) {
+  expect_case({.per_query_head = true}, "shared keys");
+  expect_case({.own_sets = true, .per_query_head = true}, "own keys");
+  expect_case({.own_sets = true}, "own keys, together");
+  expect_case({.words = 4, .own_sets = true}, "own wide keys, together");
+}
+LODE_TEST(near_keys_by_depth) {
+  for (const int depth : {0, 3, 8, 200}) {
+    for (const Mode mode : {Mode::depth, Mode::combined}) {
+      for (const bool all_ties : {false, true})
+        expect_case({.group = 3, .all_ties = all_ties, .mode = mode, .depth = depth}, "by depth");
+      expect_case({.group = 4, .mode = mode, .depth = depth}, "by depth, pairs");
+    }
+  }
+  expect_case({.all_ties = true}, "all ties");
+}
+LODE_TEST(near_keys_beyond_the_capacity) {
+  Case c = {.capacity = 100};
+  const Words codes = random_words(2 * c.sets() * padded(5000), 1, 0x1111u),
+              queries = random_words(2 * c.query_heads(), 2, ~0u);
+  expect_nearest(c, 5000, 100, codes, queries, "capacity");
+}
+/// Longer than what blocks keep in shared memory: distances are computed twice.
+LODE_TEST(near_keys_of_a_long_context) {
+  Case c = {.kv_heads = 2, .group = 8, .words = 4, .sink = 128, .window = 128};
+  const std::int64_t tokens = 2500000;
+  c.capacity = 1 << 16;
+  const Words queries = random_words(2 * c.query_heads() * c.words, 2, ~0u);
+  Words codes = random_words(2 * c.sets() * padded(tokens) * c.words, 1, 0x10101u);
+  expect_nearest(c, tokens, 50000, codes, queries, "long");
+}
+
+/// Integer networks: every order of additions gives the same numbers.
+struct Nets {
+  SignNets shape;
+  std::vector<float> weights, biases;
+  Nets(std::vector<int> widths, int count, unsigned seed) {
+    shape.depth = static_cast<int>(widths.size()) - 1;
+    std::copy(widths.begin(), widths.end(), shape.widths);
+    shape.relu = true;
+    std::mt19937 engine(seed);
+    weights.resize(static_cast<std::size_t>(count * shape.weights_of_net()));
+    biases.resize(static_cast<std::size_t>(count * shape.biases_of_net()));
+    for (float& x : weights) x = static_cast<float>(static_cast<int>(engine() % 5) - 2);
+    for (float& x : biases) x = static_cast<float>(static_cast<int>(engine() % 5) - 2);
+  }
+  Words sign(std::int64_t net, std::vector<double> x) const {
+    std::int64_t w = net * shape.weights_of_net(), b = net * shape.biases_of_net();
+    for (int i = 0; i < shape.depth; ++i) {
+      std::vector<double> y;
+      for (int o = 0; o < shape.widths[i + 1]; ++o) {
+        double sum = biases[static_cast<std::size_t>(b++)];
+        for (int k = 0; k < shape.widths[i]; ++k)
+          sum += weights[static_cast<std::size_t>(w++)] * x[static_cast<std::size_t>(k)];
+        y.push_back(i + 1 < shape.depth ? std::max(sum, 0.0) : sum);
+      }
+      x = y;
+    }
+    Words words(x.size() / 32, 0);
+    for (std::size_t i = 0; i < x.size(); ++i) words[i / 32] |= (x[i] > 0 ? 1u : 0u) << i % 32;
+    return words;
+  }
+};
+
+std::vector<float> whole_numbers(std::size_t count, unsigned seed) {
+  std::mt19937 engine(seed);
+  std::vector<float> values(count);
+  for (float& x : values) x = static_cast<float>(static_cast<int>(engine() % 7) - 3);
+  return values;
+}
+
+/// Keys and queries through their networks, all the way to rows.
+void expect_signed(DType weight_type, SignedValues values, bool own_sets, std::vector<int> widths) {
+  const int kv_heads = 2, group = 2, heads = 4, d = 64, layers = 2, sets = own_sets ? heads : kv_heads;
+  const std::int64_t tokens = 389, room = padded(tokens);
+  const KvLayout layout = {kv_heads, d, DType::f16, KvLayout{kv_heads, d, DType::f16, 0}.layer_bytes(tokens)};
+  std::vector<float> store = whole_numbers(static_cast<std::size_t>(layers * layout.layer_stride / 2), 3);
+  std::vector<int> key_widths = widths;
+  const int extra = values == SignedValues::vector ? d : values == SignedValues::norm ? 1 : 0;
+  key_widths[0] = (d + extra + 7) / 8 * 8;
+  const auto number = [&](int layer, int head, std::int64_t key, bool value, int i) -> float& {
+    return store[static_cast<std::size_t>(
+        (layer * layout.layer_stride + layout.key_offset(head, key) + (value ? layout.value_offset() : 0)) /
+            2 +
+        i)];
+  };
+  for (int layer = 0; layer < layers; ++layer) {  // values whose length is a whole number
+    for (int head = 0; head < kv_heads && values == SignedValues::norm; ++head) {
+      for (std::int64_t key = 0; key < tokens; ++key) {
+        for (int i = 0; i < d; ++i) number(layer, head, key, true, i) = i == key % d ? float(key % 5) : 0.0f;
+      }
+    }
+  }
+  Nets keys(key_widths, layers * sets, 5), query_nets(widths, heads, 6);
+  for (int net = 0; net < layers * sets; ++net) {  // what is not there has no weight
+    for (int o = 0; o < key_widths[1]; ++o) {
+      for (int i = d + extra; i < key_widths[0]; ++i)
+        keys.weights[static_cast<std::size_t>(net * keys.shape.weights_of_net() + o * key_widths[0] + i)] = 0;
+    }
+  }
+  const int words = widths.back() / 32;
+  const std::int64_t layer_words = sets * room * words;
+  Words expected(static_cast<std::size_t>(layers * layer_words), 0xabababab);
+  for (int layer = 0; layer < layers; ++layer) {
+    for (int set = 0; set < sets; ++set) {
+      for (std::int64_t key = 0; key < tokens; ++key) {
+        std::vector<double> x(static_cast<std::size_t>(key_widths[0]), 0);
+        double length = 0;
+        const int head = own_sets ? set / group : set;
+        for (int i = 0; i < d; ++i) {
+          x[static_cast<std::size_t>(i)] = number(layer, head, key, false, i);
+          const double v = number(layer, head, key, true, i);
+          length += v * v;
+          if (values == SignedValues::vector) x[static_cast<std::size_t>(d + i)] = v;
+        }
+        if (values == SignedValues::norm) x[static_cast<std::size_t>(d)] = std::sqrt(length);
+        const Words own = keys.sign(layer * sets + set, x);
+        std::copy(own.begin(), own.end(),
+                  expected.begin() + layer * layer_words + (set * room + key) * words);
+      }
+    }
+  }
+  Stream stream;
+  const OnDevice<char> store_device(test::encode(store, DType::f16)),
+      key_weights(test::encode(keys.weights, weight_type)),
+      query_weights(test::encode(query_nets.weights, weight_type));
+  const OnDevice<float> key_biases(keys.biases), query_biases(query_nets.biases);
+  const auto on_device = [&](SignNets nets, const OnDevice<char>& w, const OnDevice<float>& b) {
+    nets.weights = w.get(), nets.biases = b.get(), nets.type = weight_type;
+    return nets;
+  };
+  const SignNets key_shape = on_device(keys.shape, key_weights, key_biases),
+                 query_shape = on_device(query_nets.shape, query_weights, query_biases);
+  for (const bool one_by_one : {false, true}) {
+    const OnDevice<std::uint32_t> codes(Words(expected.size(), 0xabababab));
+    const Signatures signatures = {
+        .codes = codes.get(), .capacity = room, .words = words, .per_query_head = own_sets};
+    for (std::int64_t at = 0; at < tokens; at += one_by_one ? 1 : tokens)
+      sign_keys(store_device.get(), layout, layers, heads, at, one_by_one ? at + 1 : tokens, key_shape,
+                values, signatures, stream.get());
+    LODE_CHECK(codes.read(stream) == expected);
+  }
+  // Queries: their signatures, told by what is chosen among keys that have them.
+  const std::vector<float> q = whole_numbers(static_cast<std::size_t>(heads * d), 9);
+  Words planted = random_words(layer_words, 4, ~0u);
+  for (int head = 0; head < heads; ++head) {
+    const Words own =
+        query_nets.sign(head, std::vector<double>(q.begin() + head * d, q.begin() + (head + 1) * d));
+    for (const int key : {3, 200, 387 - head}) {  // the one key with all bits, for each head its own places
+      const int set = own_sets ? head : head / group, at = key - (own_sets ? 0 : head % group);
+      std::copy(own.begin(), own.end(), planted.begin() + (set * room + at) * words);
+    }
+  }
+  const OnDevice<std::uint32_t> codes(planted);
+  const std::vector<QueryToken> places = {{0, static_cast<std::int32_t>(tokens - 1)}};
+  const OnDevice<QueryToken> places_device(places);
+  const OnDevice<float> q_device(q);
+  const OnDevice<std::int32_t> budget(Rows{3}), rows(Rows(static_cast<std::size_t>(heads) * 64, -7)),
+      counts(Rows(static_cast<std::size_t>(heads), -7));
+  select_by_signature({.tokens = places_device.get(), .layout = layout, .count = 1, .query_heads = heads},
+                      q_device.get(), query_shape, nullptr,
+                      {.codes = codes.get(), .capacity = room, .words = words, .per_query_head = own_sets},
+                      {.budget = budget.get(), .per_query_head = true, .window = 1}, tokens, rows.get(), 64,
+                      counts.get(), stream.get());
+  const Rows found = rows.read(stream);
+  for (int head = 0; head < heads; ++head) {
+    const int shift = own_sets ? 0 : head % group;
+    const Rows wanted = {3 - shift, 200 - shift, 387 - head - shift};
+    LODE_CHECK(std::equal(wanted.begin(), wanted.end(), found.begin() + head * 64));
+  }
+}
+
+LODE_TEST(signatures_of_keys_and_queries) {
+  expect_signed(DType::f16, SignedValues::off, false, {64, 64, 64, 32});
+  expect_signed(DType::f32, SignedValues::off, false, {64, 32});
+  expect_signed(DType::f16, SignedValues::vector, true, {64, 128, 64});
+  expect_signed(DType::f32, SignedValues::norm, false, {64, 40, 128});
+}
+
+}  // namespace
+}  // namespace lode::cuda
