@@ -2,81 +2,25 @@
 // Speed of decode attention and top-k on one GPU, beside plain reads of as many bytes in the same run.
 // usage: bench_attention [PART OF A NAME]
 //
-// A figure is the median of kReplays replays of a graph that holds enough calls for 3 ms or more, on keys
+// A figure is the median of the replays of a graph that holds enough calls for 3 ms or more, on keys
 // that rotate over buffers of kRotated bytes or more; the gap between two nodes of a graph is in it. A shape
 // is KV heads / query heads.
-#include <cuda_runtime.h>
-
-#include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
-#include <functional>
 #include <string>
-#include <vector>
 
+#include "bench.h"
 #include "kernels/cuda/attend.h"
-#include "kernels/cuda/check.cuh"
 #include "kernels/cuda/random.h"
 #include "kernels/cuda/select.h"
 
-namespace lode::cuda {
+namespace lode::cuda::bench {
 namespace {
 
-constexpr int kReplays = 9;
 constexpr std::int64_t kRotated = std::int64_t{1200} << 20;
 constexpr int kDim = 128;
 
 std::string only;
-
-/// Microseconds of one call; call(i) enqueues the i-th.
-double time_of(const Stream& stream, const std::function<void(int)>& call) {
-  int calls = 8;
-  for (;; calls *= 2) {
-    Graph::begin(stream.get());
-    for (int i = 0; i < calls; ++i) call(i);
-    const Graph graph = Graph::end(stream.get());
-    Timer timer;
-    std::vector<double> times;
-    for (int r = 0; r < kReplays + 2; ++r) {
-      timer.start(stream.get());
-      graph.launch(stream.get());
-      timer.stop(stream.get());
-      times.push_back(timer.microseconds());
-    }
-    times.erase(times.begin(), times.begin() + 2);
-    std::nth_element(times.begin(), times.begin() + kReplays / 2, times.end());
-    if (times[kReplays / 2] >= 3000 || calls >= 4096) return times[kReplays / 2] / calls;
-  }
-}
-
-__global__ void __launch_bounds__(512) read_kernel(const uint4* from, std::int64_t n, uint4* sink) {
-  uint4 x = {};
-  const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
-  std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  for (; i + 7 * step < n; i += 8 * step) {
-    uint4 some[8];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) some[j] = __ldcs(from + i + j * step);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) x.x ^= some[j].x, x.y ^= some[j].y, x.z ^= some[j].z, x.w ^= some[j].w;
-  }
-  for (; i < n; i += step) x.x ^= from[i].x;
-  if ((x.x ^ x.y ^ x.z ^ x.w) == 0x12345678u) *sink = x;
-}
-
-double read_floor(const Stream& stream, const Buffer& memory, std::int64_t bytes) {
-  const std::int64_t places = std::max<std::int64_t>(1, memory.bytes() / bytes);
-  double best = 1e30;
-  for (const int blocks : {132, 264, 528, 1056}) {
-    best = std::min(best, time_of(stream, [&](int i) {
-                      const char* const from = memory.as<char>() + i % places * bytes / 16 * 16;
-                      read_kernel<<<blocks, 512, 0, stream.get()>>>(reinterpret_cast<const uint4*>(from),
-                                                                    bytes / 16, memory.as<uint4>());
-                    }));
-  }
-  return best;
-}
 
 struct Shape {
   const char* name;
@@ -234,9 +178,9 @@ int run() {
   return 0;
 }
 
-}  // namespace lode::cuda
+}  // namespace lode::cuda::bench
 
 int main(int argc, char** argv) {
-  if (argc > 1) lode::cuda::only = argv[1];
-  return lode::cuda::run();
+  if (argc > 1) lode::cuda::bench::only = argv[1];
+  return lode::cuda::bench::run();
 }

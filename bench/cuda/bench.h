@@ -65,6 +65,17 @@ inline double median_replay(const Stream& stream, int replays, const std::functi
   return times[static_cast<std::size_t>(replays / 2)];
 }
 
+/// Microseconds of one call in graphs that hold calls for 3 ms or more; call(i) enqueues the i-th.
+inline double time_of(const Stream& stream, const std::function<void(int)>& call) {
+  constexpr int kReplays = 9, kMostCalls = 4096;
+  for (int calls = 8;; calls *= 2) {
+    const double us = median_replay(stream, kReplays, [&] {
+      for (int i = 0; i < calls; ++i) call(i);
+    });
+    if (us >= 3000 || calls >= kMostCalls) return us / calls;
+  }
+}
+
 static __global__ void read_all(const uint4* from, std::int64_t count, unsigned* out) {
   unsigned sum = 0;
   const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
@@ -79,9 +90,24 @@ static __global__ void read_all(const uint4* from, std::int64_t count, unsigned*
   for (; i < count; i += step) sum ^= from[i].x;
   if (sum == 0x12345678u) *out = sum;  // never, but the compiler cannot know
 }
-inline void read_bytes(const void* from, std::int64_t bytes, unsigned* out, StreamHandle stream) {
-  read_all<<<132 * 8, 256, 0, stream>>>(static_cast<const uint4*>(from), bytes / 16, out);
+inline void read_bytes(const void* from, std::int64_t bytes, unsigned* out, StreamHandle stream,
+                       int blocks = 132 * 8, int threads = 256) {
+  read_all<<<blocks, threads, 0, stream>>>(static_cast<const uint4*>(from), bytes / 16, out);
   LODE_LAUNCHED();
+}
+
+/// Microseconds of the best plain read of so many bytes, which rotates through `memory`.
+inline double read_floor(const Stream& stream, const Buffer& memory, std::int64_t bytes) {
+  const std::int64_t places = std::max<std::int64_t>(1, memory.bytes() / bytes);
+  const Buffer out(4, "what a read gives");
+  double best = 1e30;
+  for (const int blocks : {132, 264, 528, 1056}) {
+    best = std::min(best, time_of(stream, [&](int i) {
+                      read_bytes(memory.as<char>() + i % places * bytes / 16 * 16, bytes, out.as<unsigned>(),
+                                 stream.get(), blocks, 512);
+                    }));
+  }
+  return best;
 }
 
 }  // namespace lode::cuda::bench

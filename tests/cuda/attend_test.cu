@@ -13,6 +13,7 @@
 #include "kernels/cuda/attend.h"
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/select.h"
+#include "reference.h"
 
 namespace lode::cuda {
 namespace {
@@ -42,12 +43,6 @@ std::vector<T> to_host(const Buffer& buffer, std::size_t n) {
   return host;
 }
 
-float rounded(float x, DType type) {
-  if (type == DType::bf16) return __bfloat162float(__float2bfloat16_rn(x));
-  if (type == DType::f16) return __half2float(__float2half_rn(x));
-  return x;
-}
-
 struct Problem {
   int d, group, kv_heads;
   DType type;
@@ -64,8 +59,8 @@ struct World {
     for (const int position : p.positions) {
       const int n = position + 1;
       std::vector<float> k(static_cast<std::size_t>(p.kv_heads * n * p.d)), v(k.size());
-      for (float& x : k) x = rounded(normal(), p.type);
-      for (float& x : v) x = rounded(normal(), p.type);
+      for (float& x : k) x = test::rounded(normal(), p.type);
+      for (float& x : v) x = test::rounded(normal(), p.type);
       keys.push_back(k), values.push_back(v);
       memory.emplace_back(layout.layer_bytes(n), "test");
       pointers.push_back(memory.back().as<char>());
@@ -156,7 +151,7 @@ struct World {
   /// The matrix unit takes queries of the store's type; other head dimensions keep them in float32.
   float query_of(float x) const {
     const bool on_matrix_unit = problem.d >= 64;
-    return on_matrix_unit ? rounded(x, problem.type) : x;
+    return on_matrix_unit ? test::rounded(x, problem.type) : x;
   }
 
   /// Keys that a query head attends.

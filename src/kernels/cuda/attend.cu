@@ -13,12 +13,10 @@
 //
 // The group's heads are the rows of the matrices, padded to 16. Warps merge in order through shared memory;
 // pieces merge in order, by the block that comes last, in two levels when there are many.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "kernels/cuda/attend.h"
 #include "kernels/cuda/attend_generic.h"
 #include "kernels/cuda/check.cuh"
+#include "kernels/cuda/matrix.cuh"
 
 namespace lode::cuda {
 
@@ -76,35 +74,6 @@ struct Keys {
     return key >= sink && key < sink + listed ? log_weights[key] : 0.0f;
   }
 };
-
-template <class T>
-__device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  } else {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
-}
-
-template <class T>
-__device__ __forceinline__ unsigned pack(float low, float high) {
-  unsigned packed;
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-    packed = *reinterpret_cast<const unsigned*>(&both);
-  } else {
-    const __half2 both = __floats2half2_rn(low, high);
-    packed = *reinterpret_cast<const unsigned*>(&both);
-  }
-  return packed;
-}
 
 /// Through L1: past it (.cg), pieces that go to scattered places of shared memory come at half the rate (2.6
 /// TB/s on an H200).
@@ -455,7 +424,7 @@ __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
   walk.end = min(keys.count, begin + piece);
   walk.first = begin + warp * kTile;
   walk.mine = max(0, (walk.end - walk.first + kWarps * kTile - 1) / (kWarps * kTile));
-  walk.ring = static_cast<unsigned>(__cvta_generic_to_shared(shared)) + warp * (W::kStages * W::kStageBytes);
+  walk.ring = shared_address(shared) + warp * (W::kStages * W::kStageBytes);
   walk.load_queries(p.queries.q + first_row * D, heads);
   walk.run();
 

@@ -62,7 +62,15 @@ void Stream::synchronize() const {
   LODE_CUDA(cudaStreamSynchronize(stream_));
 }
 
-Buffer::Buffer(std::int64_t bytes, std::string_view what) : bytes_(bytes) {
+void free_device(void* data) noexcept {
+  if (data != nullptr) cudaFree(data);
+}
+void free_pinned(void* data) noexcept {
+  if (data != nullptr) cudaFreeHost(data);
+}
+
+Buffer::Buffer(std::int64_t bytes, std::string_view what) {
+  bytes_ = bytes;
   if (bytes == 0) return;
   if (const cudaError_t status = cudaMalloc(&data_, static_cast<std::size_t>(bytes)); status != cudaSuccess) {
     cudaGetLastError();
@@ -75,15 +83,9 @@ Buffer::Buffer(std::int64_t bytes, std::string_view what) : bytes_(bytes) {
                    megabytes(static_cast<std::int64_t>(total)));
   }
 }
-Buffer::~Buffer() {
-  if (data_ != nullptr) cudaFree(data_);
-}
-
-PinnedBuffer::PinnedBuffer(std::int64_t bytes) : bytes_(bytes) {
+PinnedBuffer::PinnedBuffer(std::int64_t bytes) {
+  bytes_ = bytes;
   if (bytes > 0) LODE_CUDA(cudaMallocHost(&data_, static_cast<std::size_t>(bytes)));
-}
-PinnedBuffer::~PinnedBuffer() {
-  if (data_ != nullptr) cudaFreeHost(data_);
 }
 
 void copy(void* to, const void* from, std::int64_t bytes, StreamHandle stream) {

@@ -42,15 +42,15 @@ class Stream {
   StreamHandle stream_ = nullptr;
 };
 
-/// Device memory. RunError when there is not enough: says how many bytes for what, and how many are free.
-class Buffer {
+/// Memory with one owner, given back by Free, which takes null.
+template <void (*Free)(void*) noexcept>
+class Owned {
  public:
-  Buffer() = default;
-  Buffer(std::int64_t bytes, std::string_view what);
-  ~Buffer();
-  Buffer(Buffer&& other) noexcept
+  Owned() = default;
+  ~Owned() { Free(data_); }
+  Owned(Owned&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  Buffer& operator=(Buffer&& other) noexcept {
+  Owned& operator=(Owned&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
     return *this;
@@ -61,33 +61,25 @@ class Buffer {
   }
   std::int64_t bytes() const { return bytes_; }
 
- private:
+ protected:
   void* data_ = nullptr;
   std::int64_t bytes_ = 0;
 };
+void free_device(void* data) noexcept;
+void free_pinned(void* data) noexcept;
+
+/// Device memory. RunError when there is not enough: says how many bytes for what, and how many are free.
+class Buffer : public Owned<free_device> {
+ public:
+  Buffer() = default;
+  Buffer(std::int64_t bytes, std::string_view what);
+};
 
 /// Page-locked host memory, for copies that run beside the host.
-class PinnedBuffer {
+class PinnedBuffer : public Owned<free_pinned> {
  public:
   PinnedBuffer() = default;
   explicit PinnedBuffer(std::int64_t bytes);
-  ~PinnedBuffer();
-  PinnedBuffer(PinnedBuffer&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-  std::int64_t bytes() const { return bytes_; }
-
- private:
-  void* data_ = nullptr;
-  std::int64_t bytes_ = 0;
 };
 
 /// Enqueues a copy; host memory should be pinned.

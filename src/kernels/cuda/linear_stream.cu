@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/linear_kernels.h"
+#include "kernels/cuda/matrix.cuh"
 
 namespace lode::cuda {
 
@@ -30,7 +31,7 @@ constexpr int kSmallDepth = 2;  // where shared memory is smaller than Hopper's
 
 /// 16 bytes to shared memory, or zeros where there is no source.
 __device__ __forceinline__ void copy_async(void* to, const void* from) {
-  const auto at = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  const auto at = shared_address(to);
   const int bytes = from != nullptr ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
 }
@@ -67,7 +68,7 @@ class Barrier {
   }
 
  private:
-  __device__ unsigned address() const { return static_cast<unsigned>(__cvta_generic_to_shared(&bits_)); }
+  __device__ unsigned address() const { return shared_address(&bits_); }
   unsigned long long bits_;
 };
 
@@ -80,16 +81,6 @@ __device__ __forceinline__ void release_successor() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
-}
-
-/// sums += 16 x 16 weights times 16 x 8 inputs
-__device__ __forceinline__ void multiply(float (&sums)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
-                                         unsigned b0, unsigned b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 /// How a launch cuts the columns.
@@ -304,10 +295,12 @@ class Streamer {
         high = *reinterpret_cast<const uint4*>(high_ + at + half * 32);
         low = *reinterpret_cast<const uint4*>(low_ + at + half * 32);
       }
-      multiply(sums_high_, a[half].x, b[half].x, a[half].y, b[half].y, high.x, high.y);
-      multiply(sums_low_, a[half].x, b[half].x, a[half].y, b[half].y, low.x, low.y);
-      multiply(sums_high_, a[half].z, b[half].z, a[half].w, b[half].w, high.z, high.w);
-      multiply(sums_low_, a[half].z, b[half].z, a[half].w, b[half].w, low.z, low.w);
+      const unsigned left[4] = {a[half].x, b[half].x, a[half].y, b[half].y},
+                     right[4] = {a[half].z, b[half].z, a[half].w, b[half].w};
+      multiply<__nv_bfloat16>(sums_high_, left, high.x, high.y);
+      multiply<__nv_bfloat16>(sums_low_, left, low.x, low.y);
+      multiply<__nv_bfloat16>(sums_high_, right, high.z, high.w);
+      multiply<__nv_bfloat16>(sums_low_, right, low.z, low.w);
     }
   }
 

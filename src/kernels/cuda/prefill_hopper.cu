@@ -7,7 +7,7 @@
 // because where a sequence lies is known on the device alone. A query's bits depend on its own keys alone,
 // not on how the prompt was cut into chunks.
 #include "kernels/cuda/check.cuh"
-#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/matrix.cuh"
 #include "kernels/cuda/prefill.h"
 
 namespace lode::cuda {
@@ -29,10 +29,6 @@ constexpr int kPanel = 128 * 128, kTile = 2 * kPanel;  // bytes
 constexpr int kShared = kTile + kStages * 2 * kTile + 1024 + 128;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-__device__ __forceinline__ unsigned shared_address(const void* p) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(p));
-}
 
 struct Barrier {
   unsigned at;  // in shared memory
@@ -118,25 +114,11 @@ struct Unit;
 template <>
 struct Unit<__nv_bfloat16> {
   LODE_PRODUCTS("bf16")
-  static __device__ __forceinline__ unsigned pack(float low, float high) {
-    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const unsigned*>(&both);
-  }
 };
 template <>
 struct Unit<__half> {
   LODE_PRODUCTS("f16")
-  static __device__ __forceinline__ unsigned pack(float low, float high) {
-    const __half2 both = __floats2half2_rn(low, high);
-    return *reinterpret_cast<const unsigned*>(&both);
-  }
 };
-
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 template <class T>
 class Attention {
@@ -247,11 +229,10 @@ class Attention {
       }
       const unsigned to =
           base_ + static_cast<unsigned>(chunk / 8 * kPanel + row * 128 + ((chunk % 8) ^ (row % 8)) * 16);
-      asm volatile(
-          "st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to),
-          "r"(Unit<T>::pack(a.x * factor, a.y * factor)), "r"(Unit<T>::pack(a.z * factor, a.w * factor)),
-          "r"(Unit<T>::pack(b.x * factor, b.y * factor)), "r"(Unit<T>::pack(b.z * factor, b.w * factor))
-          : "memory");
+      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                   "r"(pack<T>(a.x * factor, a.y * factor)), "r"(pack<T>(a.z * factor, a.w * factor)),
+                   "r"(pack<T>(b.x * factor, b.y * factor)), "r"(pack<T>(b.z * factor, b.w * factor))
+                   : "memory");
     }
     asm volatile("fence.proxy.async.shared::cta;\nbar.sync %0, %1;" ::"r"(team_ + 1), "n"(kGroupThreads)
                  : "memory");
@@ -266,7 +247,7 @@ class Attention {
     wait_for_products<0>(s);
     release(0);
     softmax(0, s);
-    pack(s, p);
+    pack_weights(s, p);
     for (int tile = 1; tile < tiles_; ++tile) {
       const int slot = tile % kStages * 2, before = (tile - 1) % kStages * 2 + 1;
       full(slot).wait(tile / kStages % 2);
@@ -279,7 +260,7 @@ class Attention {
       wait_for_products<0>(out_);
       release(before);
       rescale(keep);
-      pack(s, p);
+      pack_weights(s, p);
     }
     const int last = (tiles_ - 1) % kStages * 2 + 1;
     full(last).wait((tiles_ - 1) / kStages % 2);
@@ -356,11 +337,11 @@ class Attention {
       out_[4 * n + 3] *= keep.y;
     }
   }
-  static __device__ void pack(const float (&s)[64], unsigned (&p)[kKeys / 16][4]) {
+  static __device__ void pack_weights(const float (&s)[64], unsigned (&p)[kKeys / 16][4]) {
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) p[k][i] = Unit<T>::pack(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
+      for (int i = 0; i < 4; ++i) p[k][i] = pack<T>(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
     }
   }
 

@@ -6,7 +6,7 @@
 // values have the store's type. A query's bits depend on its own keys alone, not on how the prompt was cut
 // into chunks.
 #include "kernels/cuda/check.cuh"
-#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/matrix.cuh"
 #include "kernels/cuda/prefill.h"
 
 namespace lode::cuda {
@@ -15,9 +15,6 @@ namespace {
 
 constexpr int kKeys = 64;  // of a tile
 
-__device__ __forceinline__ unsigned shared_address(const void* p) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(p));
-}
 /// Four 8 x 8 matrices of 16-bit numbers; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void load_matrices(const void* row, unsigned (&out)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -28,45 +25,6 @@ __device__ __forceinline__ void load_transposed(const void* row, unsigned (&out)
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
                : "r"(shared_address(row)));
-}
-
-template <class T>
-struct Unit;
-template <>
-struct Unit<__nv_bfloat16> {
-  static __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0,
-                                                  unsigned b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
-  static __device__ __forceinline__ unsigned pack(float low, float high) {
-    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const unsigned*>(&both);
-  }
-};
-template <>
-struct Unit<__half> {
-  static __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0,
-                                                  unsigned b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
-  static __device__ __forceinline__ unsigned pack(float low, float high) {
-    const __half2 both = __floats2half2_rn(low, high);
-    return *reinterpret_cast<const unsigned*>(&both);
-  }
-};
-
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 /// A head dimension: sizes that follow from it.
@@ -131,8 +89,7 @@ class Attention {
       const int row = i / (D / 2), c = i % (D / 2) * 2;
       float2 q = {};
       if (first_ + row < rows_) q = *reinterpret_cast<const float2*>(in_.q + query_row(row) * D + c);
-      *reinterpret_cast<unsigned*>(queries_ + row * S::kStride + c) =
-          Unit<T>::pack(q.x * factor, q.y * factor);
+      *reinterpret_cast<unsigned*>(queries_ + row * S::kStride + c) = pack<T>(q.x * factor, q.y * factor);
     }
     if constexpr (S::kKeepQueries) {
       __syncthreads();
@@ -187,8 +144,8 @@ class Attention {
         unsigned b[4];
         load_matrices(keys + (n * 16 + lane_ / 16 * 8 + lane_ % 8) * S::kStride + k * 16 + lane_ / 8 % 2 * 8,
                       b);
-        Unit<T>::multiply(s[2 * n], q, b[0], b[1]);
-        Unit<T>::multiply(s[2 * n + 1], q, b[2], b[3]);
+        multiply<T>(s[2 * n], q, b[0], b[1]);
+        multiply<T>(s[2 * n + 1], q, b[2], b[3]);
       }
     }
   }
@@ -237,7 +194,7 @@ class Attention {
     for (int k = 0; k < kKeys / 16; ++k) {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        p[k][i] = Unit<T>::pack(s[2 * k + i / 2][i % 2 * 2], s[2 * k + i / 2][i % 2 * 2 + 1]);
+        p[k][i] = pack<T>(s[2 * k + i / 2][i % 2 * 2], s[2 * k + i / 2][i % 2 * 2 + 1]);
     }
   }
 
@@ -248,8 +205,8 @@ class Attention {
       for (int n = 0; n < D / 16; ++n) {
         unsigned b[4];
         load_transposed(values + (k * 16 + lane_ % 16) * S::kStride + n * 16 + lane_ / 16 * 8, b);
-        Unit<T>::multiply(out_[2 * n], p[k], b[0], b[1]);
-        Unit<T>::multiply(out_[2 * n + 1], p[k], b[2], b[3]);
+        multiply<T>(out_[2 * n], p[k], b[0], b[1]);
+        multiply<T>(out_[2 * n + 1], p[k], b[2], b[3]);
       }
     }
   }
