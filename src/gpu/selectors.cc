@@ -10,14 +10,16 @@ std::int64_t far_keys(const DenseParts& dense, std::int64_t position) {
 }
 
 std::unique_ptr<GpuSelector> make_gpu_selector(const Spec& spec, const GpuGeometry& geometry,
-                                               [[maybe_unused]] std::span<Selector* const> selectors) {
+                                               std::span<Selector* const> selectors) {
   if (spec.name == "streaming") return make_gpu_streaming(spec, geometry);
   if (spec.name == "topk") return make_gpu_topk(spec, geometry);
+  if (spec.name == "kmeans" || spec.name == "saap") return make_gpu_buckets(spec, geometry, selectors);
   return nullptr;
 }
 
 std::unique_ptr<GpuSelector> make_gpu_selector_for_bench(const Spec& spec, const GpuGeometry& geometry,
-                                                         [[maybe_unused]] std::uint64_t seed) {
+                                                         std::uint64_t seed) {
+  if (spec.name == "kmeans" || spec.name == "saap") return make_gpu_buckets_for_bench(spec, geometry, seed);
   return make_gpu_selector(spec, geometry, {});
 }
 

@@ -77,5 +77,9 @@ std::int64_t far_keys(const DenseParts& dense, std::int64_t position);
 
 std::unique_ptr<GpuSelector> make_gpu_streaming(const Spec& spec, const GpuGeometry& geometry);
 std::unique_ptr<GpuSelector> make_gpu_topk(const Spec& spec, const GpuGeometry& geometry);
+std::unique_ptr<GpuSelector> make_gpu_buckets(const Spec& spec, const GpuGeometry& geometry,
+                                              std::span<Selector* const> selectors);
+std::unique_ptr<GpuSelector> make_gpu_buckets_for_bench(const Spec& spec, const GpuGeometry& geometry,
+                                                        std::uint64_t seed);
 
 }  // namespace lode

@@ -24,6 +24,7 @@
 #include "base/threads.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
+#include "select/bucket_choice.h"
 #include "select/centroids.h"
 #include "select/methods.h"
 #include "select/partition.h"
@@ -60,7 +61,7 @@ struct Options {
   }
 };
 
-class KMeans final : public PartitionSelector {
+class KMeans final : public PartitionSelector, public BucketChooser {
  public:
   KMeans(const LayerGeometry& geometry, const Options& options, std::string_view fingerprint)
       : PartitionSelector(geometry), options_(options), scratch_(static_cast<std::size_t>(workers())) {
@@ -80,6 +81,22 @@ class KMeans final : public PartitionSelector {
     }
     extend(index, kv, static_cast<Position>(kv.tokens));
     set_index(sequence, std::move(index));
+  }
+  std::optional<BucketChoice> bucket_choice() const override {
+    const BucketIndex* const index = find_index(0);
+    if (index == nullptr) return std::nullopt;
+    BucketChoice choice = {
+        .keys = {}, .queries = {}, .probes = options_.probes, .roped = options_.roped, .softmax = false};
+    for (int head = 0; head < geometry_.kv_heads; ++head) {
+      const BucketNet::Weights weights = {.hidden_weight = {},
+                                          .hidden_bias = {},
+                                          .output_weight = {},
+                                          .linear_weight = index->centroids(head),
+                                          .bias = {}};
+      choice.keys.emplace_back(geometry_.head_dim, index->buckets(), weights, DType::f32);
+    }
+    choice.queries = choice.keys;
+    return choice;
   }
 
  private:

@@ -25,12 +25,14 @@
 #include <array>
 #include <atomic>
 #include <cmath>
+#include <numeric>
 #include <optional>
 
 #include "base/threads.h"
 #include "io/container.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
+#include "select/bucket_choice.h"
 #include "select/methods.h"
 #include "select/partition.h"
 #include "select/saap_artefact.h"
@@ -69,7 +71,7 @@ struct Options {
   }
 };
 
-class Saap final : public PartitionSelector {
+class Saap final : public PartitionSelector, public BucketChooser {
  public:
   Saap(const Spec& spec, const LayerGeometry& geometry, std::string_view fingerprint)
       : PartitionSelector(geometry),
@@ -122,6 +124,18 @@ class Saap final : public PartitionSelector {
     return PartitionSelector::index_bytes() + (fallback_ != nullptr ? fallback_->index_bytes() : 0);
   }
   std::string notice(std::int32_t sequence) const override;
+  std::optional<BucketChoice> bucket_choice() const override {
+    if (!options_.batched || fallback_ != nullptr) return std::nullopt;
+    BucketChoice choice = {.keys = {}, .queries = {}, .probes = options_.probes};
+    for (const SaapHead& head : layer_.heads) {
+      choice.keys.push_back(head.keys);
+      choice.queries.push_back(head.queries);
+    }
+    return choice;
+  }
+  void take_bucket_sizes(std::span<const std::int64_t> sizes) override {
+    alarms_[0] = imbalance_against_training(sizes);
+  }
 
  private:
   struct Scratch {
@@ -138,6 +152,7 @@ class Saap final : public PartitionSelector {
   void choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) override;
 
   double imbalance_against_training(const BucketIndex& index) const;
+  double imbalance_against_training(std::span<const std::int64_t> sizes /*[Hkv, C]*/) const;
   bool fallen_back(std::int32_t sequence) const {
     const auto found = alarms_.find(sequence);
     return fallback_ != nullptr && found != alarms_.end() && found->second >= options_.alarm;
@@ -209,16 +224,23 @@ void Saap::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork
 }
 
 double Saap::imbalance_against_training(const BucketIndex& index) const {
-  if (index.end() - index.begin() < kAlarmKeys) return 0.0;
-  double sum = 0.0;
-  std::vector<std::int64_t> counts(static_cast<std::size_t>(layer_.buckets()));
-  for (int head = 0; head < geometry_.kv_heads; ++head) {
+  std::vector<std::int64_t> sizes;
+  for (int head = 0; head < geometry_.kv_heads; ++head)
     for (std::int64_t c = 0; c < layer_.buckets(); ++c)
-      counts[static_cast<std::size_t>(c)] = std::ssize(index.rows(head, c, index.end()));
-    const double trained = layer_.heads[static_cast<std::size_t>(head)].imbalance;
-    sum += imbalance_of(counts) / std::max(0.01, trained);
+      sizes.push_back(std::ssize(index.rows(head, c, index.end())));
+  return imbalance_against_training(sizes);
+}
+
+double Saap::imbalance_against_training(std::span<const std::int64_t> sizes) const {
+  const auto buckets = static_cast<std::size_t>(layer_.buckets());
+  const std::span<const std::int64_t> first = sizes.first(buckets);
+  if (std::accumulate(first.begin(), first.end(), std::int64_t{0}) < kAlarmKeys) return 0.0;
+  double sum = 0.0;
+  for (std::size_t head = 0; head < layer_.heads.size(); ++head) {
+    const double trained = layer_.heads[head].imbalance;
+    sum += imbalance_of(sizes.subspan(head * buckets, buckets)) / std::max(0.01, trained);
   }
-  return sum / geometry_.kv_heads;
+  return sum / static_cast<double>(layer_.heads.size());
 }
 
 std::string Saap::notice(std::int32_t sequence) const {

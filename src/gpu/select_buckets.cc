@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+// The label of a key depends on the key alone, so labels are made for whole stretches of keys as soon as they
+// are written, long before they leave the window, and never inside of a step. Lists are made anew at the same
+// times; keys that became far since then are found by their labels.
+#include "gpu/select_buckets.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/cancel.h"
+#include "base/rng.h"
+#include "kernels/kernels.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+constexpr std::int64_t kPiece = 1 << 16;         // keys that are labelled at a time
+constexpr std::int64_t kMostUnlisted = 2048;     // far keys that every step looks up by their labels
+constexpr std::int64_t kMostBuckets = 8192;      // of networks that the kernel is for
+constexpr std::int64_t kSamplePerCentroid = 32;  // as on the CPU (select/centroids.h)
+constexpr int kIterations = 10;
+
+std::vector<float> floats(const std::vector<std::byte>& from, DType type) {
+  std::vector<float> to(from.size() / static_cast<std::size_t>(bytes_of(type)));
+  kernels().widen(from.data(), type, std::ssize(to), to.data());
+  return to;
+}
+
+bool is_linear(const BucketNet& net) {
+  return net.hidden == 0 && !net.linear_weight.empty();
+}
+
+}  // namespace
+
+GpuBuckets::GpuBuckets(const Spec& spec, const GpuGeometry& geometry, std::vector<bool> layers, Source source,
+                       Listener listener, bool host_index)
+    : spec_(spec),
+      geometry_(geometry),
+      layers_(std::move(layers)),
+      source_(std::move(source)),
+      listener_(std::move(listener)),
+      host_index_(host_index),
+      states_(static_cast<std::size_t>(geometry.sequences)) {
+  const std::int64_t lists = std::int64_t{geometry.most_queries} * geometry.kv_heads;
+  rows_ = cuda::Buffer(lists * geometry.max_tokens * 4, "the rows of chosen buckets");
+  counts_ = cuda::Buffer(geometry.layers * lists * 4, "the counts of chosen buckets");
+  cuda::fill(counts_.as<void>(), 0, counts_.bytes(), nullptr);
+  listed_ = cuda::Buffer(geometry.sequences * std::int64_t{4}, "the states of bucket indexes");
+  points_ = cuda::Buffer(kPiece * geometry.head_dim * 4, "keys on their way into buckets");
+  found_ = cuda::Buffer(kPiece * 4, "labels on their way");
+}
+
+bool GpuBuckets::supports(const BucketChoice& choice, int group) {
+  if (!cuda::can_choose_buckets() || choice.keys.empty()) return false;
+  for (std::size_t head = 0; head < choice.keys.size(); ++head) {
+    const BucketNet &keys = choice.keys[head], &queries = choice.queries[head];
+    const bool deep = queries.hidden > 0 && queries.linear_weight.empty();
+    if (!is_linear(keys) || !keys.bias.empty() || !(deep || is_linear(queries))) return false;
+    if (queries.hidden != choice.queries[0].hidden || queries.buckets != choice.queries[0].buckets)
+      return false;
+  }
+  const BucketNet& first = choice.queries[0];
+  if (first.buckets > kMostBuckets || first.inputs > 256) return false;
+  const cuda::BucketChoiceTask task = {.net = {.inputs = static_cast<int>(first.inputs),
+                                               .hidden = static_cast<int>(first.hidden),
+                                               .buckets = static_cast<int>(first.buckets),
+                                               .planes = 2},
+                                       .softmax = choice.softmax,
+                                       .probes = static_cast<int>(choice.probes)};
+  return cuda::fits_bucket_choice(task, group);
+}
+
+void GpuBuckets::allocate(const BucketChoice& choice) {
+  const BucketNet& first = choice.queries.front();
+  const std::int64_t c = first.buckets, heads = geometry_.layers * lists_of_layer();
+  net_ = {.inputs = geometry_.head_dim,
+          .hidden = static_cast<int>(first.hidden),
+          .buckets = static_cast<int>(c),
+          .planes = geometry_.key_row_bytes == 4 * geometry_.head_dim ? 2 : 1};
+  probes_ = std::min(choice.probes, c);
+  roped_ = choice.roped;
+  softmax_ = choice.softmax;
+  const char* const what = "an index of buckets";
+  const auto fresh = [&](cuda::Buffer& buffer, std::int64_t bytes) {
+    buffer = {};
+    buffer = cuda::Buffer(bytes, what);
+  };
+  fresh(nets_, std::int64_t{geometry_.layers} * geometry_.kv_heads * net_.bytes());
+  fresh(centroids_, std::int64_t{geometry_.layers} * geometry_.kv_heads * c * geometry_.head_dim * 4);
+  fresh(labels_, heads * geometry_.max_tokens * 2);
+  fresh(listed_rows_, heads * geometry_.max_tokens * 4);
+  fresh(offsets_, heads * (c + 1) * 4);
+  fresh(firsts_, heads * c * 4);
+  fresh(workspace_, cuda::list_workspace_bytes(geometry_.kv_heads, net_.buckets, geometry_.max_tokens));
+}
+
+void GpuBuckets::take_network(int layer, const BucketChoice& choice, cuda::StreamHandle stream) {
+  for (int head = 0; head < geometry_.kv_heads; ++head) {
+    const BucketNet &keys = choice.keys[static_cast<std::size_t>(head)],
+                    &queries = choice.queries[static_cast<std::size_t>(head)];
+    if (queries.buckets != net_.buckets || queries.hidden != net_.hidden) {
+      throw InputError(fmt::format(
+          "attention spec '{}': expected as many buckets and hidden units in all layers with --device cuda, "
+          "found {} and {} beside {} and {}; --device cpu takes any",
+          spec_.str(), net_.buckets, net_.hidden, queries.buckets, queries.hidden));
+    }
+    const std::vector<std::byte> packed = cuda::pack_net(
+        net_, floats(queries.hidden_weight, queries.type), queries.hidden_bias,
+        floats(net_.hidden > 0 ? queries.output_weight : queries.linear_weight, queries.type), queries.bias);
+    const std::vector<float> centroids = floats(keys.linear_weight, keys.type);
+    const std::int64_t place = std::int64_t{layer} * geometry_.kv_heads + head;
+    // Pageable memory: the calls return once the bytes have left.
+    cuda::copy(nets_.as<std::byte>() + place * net_.bytes(), packed.data(), std::ssize(packed), stream);
+    cuda::copy(centroids_.as<float>() + place * net_.buckets * geometry_.head_dim, centroids.data(),
+               std::ssize(centroids) * 4, stream);
+  }
+}
+
+/// All layers' networks, or one bucket for all keys while there are none.
+void GpuBuckets::take_networks(const GpuKeys& keys, cuda::StreamHandle stream) {
+  bool allocated = false;
+  for (int layer = 0; layer < geometry_.layers; ++layer) {
+    if (!layers_[static_cast<std::size_t>(layer)]) continue;
+    std::optional<BucketChoice> choice = source_(layer, keys, stream);
+    ready_ = choice.has_value();
+    if (!choice) {
+      const std::vector<float> zero(static_cast<std::size_t>(geometry_.head_dim), 0.0f);
+      const BucketNet single(
+          geometry_.head_dim, 1,
+          {.hidden_weight = {}, .hidden_bias = {}, .output_weight = {}, .linear_weight = zero, .bias = {}},
+          DType::f32);
+      choice = {.keys = std::vector<BucketNet>(static_cast<std::size_t>(geometry_.kv_heads), single),
+                .queries = {},
+                .probes = 1,
+                .softmax = false};
+      choice->queries = choice->keys;
+    }
+    if (!supports(*choice, geometry_.query_heads / geometry_.kv_heads)) {
+      throw InputError(
+          fmt::format("attention spec '{}': expected at most {} buckets with --device cuda, found "
+                      "{}; --device cpu takes any",
+                      spec_.str(), kMostBuckets, choice->queries.front().buckets));
+    }
+    if (!allocated) allocate(*choice);
+    allocated = true;
+    take_network(layer, *choice, stream);
+  }
+  for (State& state : states_) state = {};
+}
+
+bool GpuBuckets::prepare(const GpuKeys& keys, cuda::StreamHandle stream) {
+  const bool fresh = !ready_;
+  if (fresh) take_networks(keys, stream);
+  State& state = states_[static_cast<std::size_t>(keys.sequence)];
+  const std::int64_t sink = spec_.dense.sink;
+  const std::int64_t needed =
+      std::min(keys.tokens, keys.tokens + geometry_.most_queries - spec_.dense.window);
+  const std::int64_t far_end = std::max(sink, keys.tokens + 1 - spec_.dense.window);
+  if (!state.stale && state.labelled >= needed && far_end - state.listed <= kMostUnlisted) return fresh;
+  state.labelled = std::max(state.labelled, sink);
+  const std::int64_t end = std::max(state.labelled, keys.tokens);
+  state.listed = std::min(far_end, end);
+  for (int layer = 0; layer < geometry_.layers; ++layer) {
+    if (!layers_[static_cast<std::size_t>(layer)]) continue;
+    check_cancel();
+    label(keys, layer, state.labelled, end, stream);
+    const std::int64_t place = layer * lists_of_layer() + std::int64_t{keys.sequence} * geometry_.kv_heads;
+    cuda::list_buckets({.labels = labels_.as<std::uint16_t>() + place * geometry_.max_tokens,
+                        .kv_heads = geometry_.kv_heads,
+                        .buckets = net_.buckets,
+                        .max_tokens = geometry_.max_tokens,
+                        .begin = sink,
+                        .end = state.listed,
+                        .labelled = end,
+                        .offsets = offsets_.as<std::int32_t>() + place * (net_.buckets + 1),
+                        .rows = listed_rows_.as<std::int32_t>() + place * geometry_.max_tokens,
+                        .firsts = firsts_.as<std::int32_t>() + place * net_.buckets,
+                        .workspace = workspace_.as<void>()},
+                       stream);
+    if (fresh && listener_) report_sizes(layer, place, stream);
+  }
+  const auto listed = static_cast<std::int32_t>(state.listed);
+  cuda::copy(listed_.as<std::int32_t>() + keys.sequence, &listed, 4, stream);
+  state.labelled = end;
+  state.stale = false;
+  return fresh;
+}
+
+void GpuBuckets::label(const GpuKeys& keys, int layer, std::int64_t begin, std::int64_t end,
+                       cuda::StreamHandle stream) {
+  for (int head = 0; head < geometry_.kv_heads; ++head) {
+    const std::int64_t net = std::int64_t{layer} * geometry_.kv_heads + head;
+    const std::int64_t place =
+        layer * lists_of_layer() + std::int64_t{keys.sequence} * geometry_.kv_heads + head;
+    for (std::int64_t at = begin; at < end; at += kPiece) {
+      const std::int64_t count = std::min(kPiece, end - at);
+      cuda::gather_keys({.layer = keys.base + layer * keys.layout.layer_stride,
+                         .layout = keys.layout,
+                         .kv_head = head,
+                         .begin = at,
+                         .count = count,
+                         .frequencies = roped_ ? nullptr : keys.frequencies,
+                         .rope_scale = keys.rope_scale},
+                        points_.as<float>(), stream);
+      cuda::assign(points_.as<float>(), count,
+                   centroids_.as<float>() + net * net_.buckets * geometry_.head_dim, net_.buckets,
+                   geometry_.head_dim, found_.as<std::int32_t>(), nullptr, stream);
+      cuda::narrow_labels(found_.as<std::int32_t>(), count,
+                          labels_.as<std::uint16_t>() + place * geometry_.max_tokens + at, stream);
+    }
+  }
+}
+
+void GpuBuckets::report_sizes(int layer, std::int64_t place, cuda::StreamHandle stream) const {
+  std::vector<std::int32_t> offsets(static_cast<std::size_t>(geometry_.kv_heads * (net_.buckets + 1)));
+  // Pageable memory: the call returns once the bytes are here.
+  cuda::copy(offsets.data(), offsets_.as<std::int32_t>() + place * (net_.buckets + 1),
+             std::ssize(offsets) * 4, stream);
+  std::vector<std::int64_t> sizes;
+  for (std::size_t i = 0; i < offsets.size(); ++i) {
+    if (i % static_cast<std::size_t>(net_.buckets + 1) > 0) sizes.push_back(offsets[i] - offsets[i - 1]);
+  }
+  listener_(layer, sizes);
+}
+
+void GpuBuckets::roll_back(int sequence, std::int64_t tokens) {
+  State& state = states_[static_cast<std::size_t>(sequence)];
+  if (tokens >= state.labelled) return;
+  state.labelled = tokens;
+  state.stale = true;
+}
+
+cuda::BucketTables GpuBuckets::tables(int layer) const {
+  const std::int64_t place = layer * lists_of_layer();
+  return {.labels = labels_.as<std::uint16_t>() + place * geometry_.max_tokens,
+          .offsets = offsets_.as<std::int32_t>() + place * (net_.buckets + 1),
+          .rows = listed_rows_.as<std::int32_t>() + place * geometry_.max_tokens,
+          .firsts = firsts_.as<std::int32_t>() + place * net_.buckets,
+          .listed = listed_.as<std::int32_t>(),
+          .max_tokens = geometry_.max_tokens};
+}
+
+cuda::RowLists GpuBuckets::select(int layer, const cuda::Queries& queries, const float* q_unrotated,
+                                  cuda::StreamHandle stream) {
+  auto* const counts = counts_.as<std::int32_t>() + layer * counts_per_layer();
+  cuda::choose_buckets(
+      {.net = net_,
+       .nets = nets_.as<std::byte>() + std::int64_t{layer} * geometry_.kv_heads * net_.bytes(),
+       .softmax = softmax_,
+       .q = roped_ ? queries.q : q_unrotated,
+       .tables = tables(layer),
+       .probes = static_cast<int>(probes_),
+       .sink = spec_.dense.sink,
+       .window = spec_.dense.window,
+       .rows = rows_.as<std::int32_t>(),
+       .counts = counts,
+       .capacity = geometry_.max_tokens},
+      queries, stream);
+  return {.rows = rows_.as<std::int32_t>(),
+          .counts = counts,
+          .capacity = geometry_.max_tokens,
+          .lists_per_head = 1,
+          .sink = spec_.dense.sink,
+          .window = spec_.dense.window};
+}
+
+std::int64_t GpuBuckets::select_bytes(std::int64_t position) const {
+  const std::int64_t listed =
+      far_keys(spec_.dense, position) * probes_ / std::max(1, net_.buckets);  // with buckets of equal size
+  return geometry_.kv_heads * (net_.bytes() + listed * 4);
+}
+
+std::int64_t GpuBuckets::bytes() const {
+  std::int64_t sum = 0;
+  for (const cuda::Buffer* b : {&nets_, &centroids_, &labels_, &offsets_, &listed_rows_, &firsts_,
+                                &workspace_, &points_, &found_, &rows_, &counts_})
+    sum += b->bytes();
+  return sum;
+}
+
+std::vector<float> train_centroids_on_gpu(const GpuKeys& keys, int layer, int kv_head, std::int64_t sink,
+                                          bool roped, std::int64_t clusters, cuda::StreamHandle stream) {
+  const std::int64_t n = keys.tokens - sink, d = keys.layout.head_dim;
+  const std::int64_t step = std::max<std::int64_t>(1, n / (clusters * kSamplePerCentroid)), count = n / step;
+  cuda::Buffer points(count * d * 4, "keys that train centroids"), labels(count * 4, "their labels"),
+      centroids(clusters * d * 4, "centroids");
+  cuda::gather_keys({.layer = keys.base + layer * keys.layout.layer_stride,
+                     .layout = keys.layout,
+                     .kv_head = kv_head,
+                     .begin = sink,
+                     .step = step,
+                     .count = count,
+                     .frequencies = roped ? nullptr : keys.frequencies,
+                     .rope_scale = keys.rope_scale},
+                    points.as<float>(), stream);
+  // As start: every so-and-so-many-th point.
+  for (std::int64_t c = 0; c < clusters; ++c)
+    cuda::copy(centroids.as<float>() + c * d, points.as<float>() + c * count / clusters * d, d * 4, stream);
+  for (int i = 0; i < kIterations; ++i) {
+    check_cancel();
+    cuda::assign(points.as<float>(), count, centroids.as<float>(), clusters, static_cast<int>(d),
+                 labels.as<std::int32_t>(), nullptr, stream);
+    cuda::move_centroids(points.as<float>(), count, labels.as<std::int32_t>(), static_cast<int>(clusters),
+                         static_cast<int>(d), centroids.as<float>(), stream);
+  }
+  std::vector<float> result(static_cast<std::size_t>(clusters * d));
+  cuda::copy(result.data(), centroids.as<float>(), std::ssize(result) * 4, stream);
+  return result;
+}
+
+namespace {
+
+std::vector<bool> sparse_layers(std::span<Selector* const> selectors) {
+  std::vector<bool> layers;
+  for (const Selector* selector : selectors) layers.push_back(selector != nullptr);
+  return layers;
+}
+
+/// A layer's networks made up for the bench: centroids of its keys; a classifier of random weights.
+BucketChoice made_up(const Spec& spec, const GpuGeometry& geometry, const GpuKeys& keys, int layer,
+                     std::uint64_t seed, cuda::StreamHandle stream) {
+  constexpr std::int64_t kClusters = 1024, kHidden = 1024;  // SAAP, section 3 and appendix C
+  const bool deep = spec.name == "saap", roped = spec.text("rope").value_or("off") == "on";
+  const std::int64_t d = geometry.head_dim, clusters = spec.integer("clusters", kClusters, 1, kMostBuckets);
+  BucketChoice choice = {.keys = {},
+                         .queries = {},
+                         .probes = spec.integer("probes", 32, 1, 1 << 20),
+                         .roped = roped,
+                         .softmax = deep};
+  for (int head = 0; head < geometry.kv_heads; ++head) {
+    const std::vector<float> centroids =
+        train_centroids_on_gpu(keys, layer, head, spec.dense.sink, roped, clusters, stream);
+    choice.keys.emplace_back(d, clusters,
+                             BucketNet::Weights{.hidden_weight = {},
+                                                .hidden_bias = {},
+                                                .output_weight = {},
+                                                .linear_weight = centroids,
+                                                .bias = {}},
+                             DType::f32);
+    if (!deep) continue;
+    Rng rng(hash_seed(seed, layer, head));
+    std::vector<float> hidden(static_cast<std::size_t>(kHidden * d)),
+        output(static_cast<std::size_t>(clusters * kHidden)), zero(static_cast<std::size_t>(kHidden), 0.0f);
+    for (float& x : hidden) x = static_cast<float>(rng.uniform() - 0.5);
+    for (float& x : output) x = static_cast<float>(rng.uniform() - 0.5);
+    choice.queries.emplace_back(d, clusters,
+                                BucketNet::Weights{.hidden_weight = hidden,
+                                                   .hidden_bias = zero,
+                                                   .output_weight = output,
+                                                   .linear_weight = {},
+                                                   .bias = {}},
+                                DType::f32);
+  }
+  if (!deep) choice.queries = choice.keys;
+  return choice;
+}
+
+}  // namespace
+
+std::unique_ptr<GpuSelector> make_gpu_buckets(const Spec& spec, const GpuGeometry& geometry,
+                                              std::span<Selector* const> selectors) {
+  // Keys must be written before the step in which they become far.
+  if (spec.dense.window < geometry.most_queries || !cuda::can_choose_buckets()) return nullptr;
+  const bool trained = spec.name == "saap";
+  std::vector<BucketChooser*> choosers;
+  for (Selector* selector : selectors) {
+    choosers.push_back(dynamic_cast<BucketChooser*>(selector));
+    if (selector == nullptr || !trained) continue;
+    const auto choice = choosers.back() != nullptr ? choosers.back()->bucket_choice() : std::nullopt;
+    if (!choice || !GpuBuckets::supports(*choice, geometry.query_heads / geometry.kv_heads)) return nullptr;
+  }
+  if (spec.text("clusters") && spec.amount("clusters", {}).of(geometry.max_tokens) > kMostBuckets)
+    return nullptr;
+  return std::make_unique<GpuBuckets>(
+      spec, geometry, sparse_layers(selectors),
+      [choosers](int layer, const GpuKeys&, cuda::StreamHandle) {
+        return choosers[static_cast<std::size_t>(layer)]->bucket_choice();
+      },
+      [choosers](int layer, std::span<const std::int64_t> sizes) {
+        choosers[static_cast<std::size_t>(layer)]->take_bucket_sizes(sizes);
+      },
+      !trained);
+}
+
+std::unique_ptr<GpuSelector> make_gpu_buckets_for_bench(const Spec& spec, const GpuGeometry& geometry,
+                                                        std::uint64_t seed) {
+  if (!cuda::can_choose_buckets()) return nullptr;
+  return std::make_unique<GpuBuckets>(
+      spec, geometry, std::vector<bool>(static_cast<std::size_t>(geometry.layers), true),
+      [spec, geometry, seed](int layer, const GpuKeys& keys, cuda::StreamHandle stream) {
+        return std::optional(made_up(spec, geometry, keys, layer, seed, stream));
+      },
+      nullptr, false);
+}
+
+}  // namespace lode

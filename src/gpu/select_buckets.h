@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Methods that keep every key in one bucket and attend whole buckets (kmeans, saap), on the GPU: networks,
+// labels and lists of all layers are there; one launch chooses buckets and lists their rows.
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include "gpu/selectors.h"
+#include "kernels/cuda/buckets.h"
+#include "kernels/cuda/classifier.h"
+#include "kernels/cuda/device.h"
+#include "select/bucket_choice.h"
+
+namespace lode {
+
+class GpuBuckets final : public GpuSelector {
+ public:
+  /// Networks of a layer, asked for when the keys of the context are there; nothing: not yet, so everything
+  /// is attended.
+  using Source =
+      std::function<std::optional<BucketChoice>(int layer, const GpuKeys& keys, cuda::StreamHandle stream)>;
+
+  /// Told the sizes of a layer's buckets when the context has been indexed.
+  using Listener = std::function<void(int layer, std::span<const std::int64_t> sizes /*[Hkv, C]*/)>;
+
+  /// `layers` says which have selectors at all. With `host_index` the source reads what the host has built.
+  GpuBuckets(const Spec& spec, const GpuGeometry& geometry, std::vector<bool> layers, Source source,
+             Listener listener, bool host_index);
+
+  bool needs_host_index() const override { return host_index_; }
+  bool prepare(const GpuKeys& keys, cuda::StreamHandle stream) override;
+  void roll_back(int sequence, std::int64_t tokens) override;
+  void begin(std::span<const cuda::QueryToken>) override {}
+  void upload(cuda::StreamHandle) override {}
+  cuda::RowLists select(int layer, const cuda::Queries& queries, const float* q_unrotated,
+                        cuda::StreamHandle stream) override;
+  const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
+  std::int64_t counts_per_layer() const override {
+    return std::int64_t{geometry_.most_queries} * geometry_.kv_heads;
+  }
+  int lists_per_head() const override { return 1; }
+  std::int64_t select_bytes(std::int64_t position) const override;
+  std::int64_t bytes() const override;
+
+  /// Whether the kernel can take these networks for a group of so many query heads.
+  static bool supports(const BucketChoice& choice, int group);
+
+ private:
+  /// How far one sequence's index has come.
+  struct State {
+    std::int64_t labelled = 0;  ///< keys [sink, labelled) have labels
+    std::int64_t listed = 0;    ///< keys [sink, listed) are in lists
+    bool stale = true;          ///< lists hold keys that are no more, or there are none
+  };
+
+  void take_networks(const GpuKeys& keys, cuda::StreamHandle stream);
+  void take_network(int layer, const BucketChoice& choice, cuda::StreamHandle stream);
+  void allocate(const BucketChoice& choice);
+  void label(const GpuKeys& keys, int layer, std::int64_t begin, std::int64_t end, cuda::StreamHandle stream);
+  void report_sizes(int layer, std::int64_t place, cuda::StreamHandle stream) const;
+  cuda::BucketTables tables(int layer) const;
+  std::int64_t lists_of_layer() const { return std::int64_t{geometry_.sequences} * geometry_.kv_heads; }
+
+  Spec spec_;
+  GpuGeometry geometry_;
+  std::vector<bool> layers_;
+  Source source_;
+  Listener listener_;  ///< or null
+  bool host_index_ = false;
+  bool ready_ = false;  ///< the source has given its networks
+  cuda::NetLayout net_;
+  std::int64_t probes_ = 0;
+  bool roped_ = false, softmax_ = true;
+  std::vector<State> states_;    // [sequences]
+  cuda::Buffer nets_;            // [L, Hkv, net_.bytes()]
+  cuda::Buffer centroids_;       // [L, Hkv, C, d]
+  cuda::Buffer labels_;          // [L, sequences, Hkv, max_tokens] uint16
+  cuda::Buffer offsets_;         // [L, sequences, Hkv, C + 1]
+  cuda::Buffer listed_rows_;     // [L, sequences, Hkv, max_tokens]
+  cuda::Buffer firsts_;          // [L, sequences, Hkv, C]
+  cuda::Buffer listed_;          // [sequences]
+  cuda::Buffer workspace_;       // of lists
+  cuda::Buffer points_, found_;  // [piece, d], [piece]: keys on their way to their labels
+  cuda::Buffer rows_, counts_;   // [most_queries, Hkv, max_tokens], [L, most_queries, Hkv]
+};
+
+/// Centroids of keys [sink, tokens) of one layer and KV head, or of an even sample of them, by spherical
+/// k-means on the GPU (ann/kmeans.h has the procedure).
+std::vector<float> train_centroids_on_gpu(const GpuKeys& keys, int layer, int kv_head, std::int64_t sink,
+                                          bool roped, std::int64_t clusters, cuda::StreamHandle stream);
+
+}  // namespace lode

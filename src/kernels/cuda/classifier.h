@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// The choice of buckets on the GPU and the rows in them, for methods that keep each key in one bucket (SAAP,
+// k-means): the network that scores every bucket for the queries of a group, the best `probes`, and their
+// keys, in one launch. Needs clusters of blocks (sm_90).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/cuda/attend.h"
+
+namespace lode::cuda {
+
+/// Whether this GPU can: compute capability 9.0.
+bool can_choose_buckets();
+
+/// How the network of one head lies in memory: scores = W2 relu(W1 x + b1) + b2, or W2 x + b2 without a
+/// hidden layer. Weights are integers of 8 bits with a scale for each row, or of 16 (two planes of 8), laid
+/// out as the matrix unit takes them: [16 rows][64 columns] pieces, each [planes][2 x 8 rows][32 lanes][16].
+struct NetLayout {
+  int inputs = 0, hidden = 0, buckets = 0;  // d, H (0: none), C
+  int planes = 1;                           ///< bytes of a weight: 1, or 2 for the exact path
+
+  static LODE_HD constexpr int padded_rows(int n) { return (n + 15) / 16 * 16; }
+  static LODE_HD constexpr int padded_columns(int n) { return (n + 127) / 128 * 128; }
+  LODE_HD std::int64_t weight_bytes(int rows, int columns) const {
+    return std::int64_t{planes} * padded_rows(rows) * padded_columns(columns);
+  }
+  LODE_HD int columns_of_output() const { return hidden > 0 ? hidden : inputs; }
+  LODE_HD std::int64_t output_offset() const {  ///< of W2, its scales and its biases, behind those of W1
+    return hidden > 0 ? weight_bytes(hidden, inputs) + std::int64_t{8} * padded_rows(hidden) : 0;
+  }
+  LODE_HD std::int64_t bytes() const {  ///< of one head
+    return output_offset() + weight_bytes(buckets, columns_of_output()) +
+           std::int64_t{8} * padded_rows(buckets);
+  }
+};
+
+/// The network of one head in that layout. Spans may be empty: no hidden layer, no bias.
+std::vector<std::byte> pack_net(const NetLayout& layout, std::span<const float> hidden_weight /*[H, d]*/,
+                                std::span<const float> hidden_bias /*[H]*/,
+                                std::span<const float> output_weight /*[C, H or d]*/,
+                                std::span<const float> bias /*[C]*/);
+
+/// The keys of one layer by bucket, all sequences; device memory. Keys [sink, listed) of a sequence are in
+/// `rows`, those behind are looked up in `labels`.
+struct BucketTables {
+  const std::uint16_t* labels = nullptr;  // [sequences, Hkv, max_tokens]
+  const std::int32_t* offsets = nullptr;  // [sequences, Hkv, C + 1] into the rows of the head
+  const std::int32_t* rows = nullptr;     // [sequences, Hkv, max_tokens] by bucket, rising in each
+  const std::int32_t* firsts =
+      nullptr;  // [sequences, Hkv, C] lowest key of a bucket; of none, more than any position
+  const std::int32_t* listed = nullptr;  // [sequences]
+  std::int64_t max_tokens = 0;
+};
+
+struct BucketChoiceTask {
+  NetLayout net;
+  const std::byte* nets = nullptr;  // [Hkv, net.bytes()]
+  bool softmax = true;              ///< probabilities are summed over the group; false: its queries are
+  const float* q = nullptr;         // [N, Hq, d] what the network takes
+  BucketTables tables;
+  int probes = 0;
+  std::int64_t sink = 0, window = 0;
+  std::int32_t* rows = nullptr;    // [N, Hkv, capacity] by bucket, the best first
+  std::int32_t* counts = nullptr;  // [N, Hkv]
+  std::int64_t capacity = 0;
+};
+
+/// Shared memory that a block needs; more than the GPU has: the task cannot be done there.
+std::int64_t bucket_choice_shared_bytes(const BucketChoiceTask& task, int group);
+bool fits_bucket_choice(const BucketChoiceTask& task, int group);
+
+/// For every query token and KV head: the far keys in the `probes` best buckets. Ties go to the higher
+/// bucket (scores that differ by less than a part in 2^13 count as ties), buckets without far keys are passed
+/// over. Deterministic.
+void choose_buckets(const BucketChoiceTask& task, const Queries& queries, StreamHandle stream);
+
+}  // namespace lode::cuda
