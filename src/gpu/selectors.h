@@ -81,5 +81,10 @@ std::unique_ptr<GpuSelector> make_gpu_buckets(const Spec& spec, const GpuGeometr
                                               std::span<Selector* const> selectors);
 std::unique_ptr<GpuSelector> make_gpu_buckets_for_bench(const Spec& spec, const GpuGeometry& geometry,
                                                         std::uint64_t seed);
+/// hash and hyperplanes; without selectors their functions are random, of the widths that `train hash` has.
+std::unique_ptr<GpuSelector> make_gpu_signatures(const Spec& spec, const GpuGeometry& geometry,
+                                                 std::span<Selector* const> selectors);
+std::unique_ptr<GpuSelector> make_gpu_signatures_for_bench(const Spec& spec, const GpuGeometry& geometry,
+                                                           std::uint64_t seed);
 
 }  // namespace lode

@@ -54,6 +54,7 @@ class SignatureSelector final : public PerTokenSelector {
     indexes_.insert_or_assign(
         sequence, SignatureIndex::load(in, empty.begin(), sets(), empty.words(), functions_, kv.tokens));
   }
+  const HashWeights& weights() const { return weights_; }
   std::int64_t index_bytes() const override {
     std::int64_t bytes = 0;
     for (const auto& [sequence, index] : indexes_) bytes += index.bytes();
@@ -210,6 +211,11 @@ std::vector<SpecKey> SignatureOptions::keys() {
 std::unique_ptr<Selector> make_signature_selector(const LayerGeometry& geometry,
                                                   const SignatureOptions& options, HashWeights weights) {
   return std::make_unique<SignatureSelector>(geometry, options, std::move(weights));
+}
+
+const HashWeights* signature_weights(const Selector& selector) {
+  const auto* const own = dynamic_cast<const SignatureSelector*>(&selector);
+  return own == nullptr ? nullptr : &own->weights();
 }
 
 std::int64_t signature_bytes(const HashScheme& scheme, const LayerGeometry& geometry, std::int64_t tokens) {

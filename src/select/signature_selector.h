@@ -26,6 +26,9 @@ struct SignatureOptions {
 std::unique_ptr<Selector> make_signature_selector(const LayerGeometry& geometry,
                                                   const SignatureOptions& options, HashWeights weights);
 
+/// The functions of a selector that make_signature_selector made; null for any other.
+const HashWeights* signature_weights(const Selector& selector);
+
 /// Bytes of the signatures of that many tokens in one layer, in lists that grow by doubling.
 std::int64_t signature_bytes(const HashScheme& scheme, const LayerGeometry& geometry, std::int64_t tokens);
 

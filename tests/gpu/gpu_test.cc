@@ -144,7 +144,9 @@ INSTANTIATE_TEST_SUITE_P(Specs, GpuMethod,
                                          // rounding, and may lie between two centroids.
                                          "kmeans:clusters=32,probes=6,window=128,dense_layers=1",
                                          "kmeans:clusters=32,probes=6,window=128,rope=on,dense_layers=1",
-                                         "saap:probes=4,window=128"),
+                                         "saap:probes=4,window=128", "hash:budget=5%",
+                                         "hash:budget=5%,per=query-head,window=16",
+                                         "hyperplanes:budget=10%,mode=combined,depth=3,bits=128,window=128"),
                          [](const auto& info) { return "spec" + std::to_string(info.index); });
 
 TEST(Gpu, SelectingEveryKeyGivesTheBitsOfFullAttention) {

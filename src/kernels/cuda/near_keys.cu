@@ -21,12 +21,11 @@ namespace lode::cuda {
 
 namespace {
 
-constexpr int kMostThreads = 1024, kMostHeads = 16, kMostWords = 4, kMostPlanes = 5;
+constexpr int kThreads = 512, kOutputs = 8, kMostHeads = 16, kMostWords = 4, kMostPlanes = 5;
 constexpr int kMostCluster = 16;
 constexpr int kUnit = static_cast<int>(kSignatureUnit);  // keys that a warp compacts at once, 8 a lane
 constexpr int kHeldBytes = 96 << 10;                     // of signatures that a block fetches ahead
 constexpr int kStageBytes = 64 << 10;                    // of weights likewise
-constexpr int kCountBytes = 36 << 10;                    // of the histogram's columns, where they fit
 
 struct Params {
   Queries queries;
@@ -35,17 +34,20 @@ struct Params {
   const std::uint32_t* given = nullptr;
   Signatures signatures;
   SignatureRule rule;
-  int together = 1;     ///< heads of one list
-  int levels = 0;       ///< distances are in [0, levels); `levels` marks what is no far key
-  int step = 1;         ///< mismatches of one level
-  int columns = 32;     ///< copies of the histogram
-  int kept = 0;         ///< distances of a block that fit in shared memory
-  int held = 0;         ///< keys whose signatures do
-  int stage_bytes = 0;  ///< of weights that one warp fetches ahead
+  int together = 1;  ///< heads of one list
+  int levels = 0;    ///< distances are in [0, levels); `levels` marks what is no far key
+  int step = 1;      ///< mismatches of one level
+  int columns = 4;   ///< copies of the histogram; 0: a byte for each thread
+  std::int64_t net_weights = 0, net_biases = 0;  ///< of one network
+  int widest = 0;                                ///< of its layers
+  int kept = 0;                                  ///< distances of a block that fit in shared memory
+  int held = 0;                                  ///< keys whose signatures do
+  int stage_bytes = 0;                           ///< of weights that one warp fetches ahead
   std::int32_t *rows = nullptr, *counts = nullptr;
   std::int64_t capacity = 0;
 };
 
+/// The blocks of one list. A block that has arrived may go on; it ends only when all have.
 struct Cluster {
 #if __CUDA_ARCH__ >= 900
   __device__ static int size() {
@@ -54,8 +56,11 @@ struct Cluster {
   __device__ static int rank() {
     return static_cast<int>(cooperative_groups::this_cluster().block_rank());
   }
-  __device__ static void sync() {
-    cooperative_groups::this_cluster().sync();
+  __device__ static void arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  }
+  __device__ static void wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
   }
   template <class T>
   __device__ static T* of(T* mine, int other) {
@@ -68,14 +73,19 @@ struct Cluster {
   __device__ static int rank() {
     return 0;
   }
-  __device__ static void sync() {
+  __device__ static void arrive() {
     __syncthreads();
   }
+  __device__ static void wait() {}
   template <class T>
   __device__ static T* of(T* mine, int) {
     return mine;
   }
 #endif
+  __device__ static void sync() {
+    arrive();
+    wait();
+  }
 };
 
 __device__ __forceinline__ void fetch(void* to, const void* from) {
@@ -88,15 +98,16 @@ __device__ __forceinline__ void close_group() {
 
 /// Places in dynamic shared memory, in this order.
 struct Places {
-  std::int64_t scores, codes, counts, levels, activations, stage, end;
+  std::int64_t scores, codes, counts, levels, sums, activations, stage, end;
   __host__ __device__ Places(const Params& p, int threads, int score_bytes) {
     const auto up = [](std::int64_t x) { return (x + 15) / 16 * 16; };
     scores = 0;
     codes = scores + up(std::int64_t{p.kept} * score_bytes);
     counts = codes + up(std::int64_t{p.held} * p.signatures.words * 4);
-    levels = counts + up(std::int64_t{p.levels} * p.columns * 4);
-    activations = levels + up(std::int64_t{p.levels} * 4);
-    stage = activations + up(std::int64_t{2} * p.together * p.nets.widest() * 4);
+    levels = counts + up(std::int64_t{p.levels + 1} * (p.columns > 0 ? p.columns * 4 : threads));
+    sums = levels + up(std::int64_t{p.levels} * 4);
+    activations = sums + up(std::int64_t{p.levels} * 8);
+    stage = activations + up(std::int64_t{2} * p.together * p.widest * 4);
     end = stage + std::int64_t{threads} / 32 * p.stage_bytes;
   }
 };
@@ -108,10 +119,11 @@ struct Shared {
   unsigned planes[kMostPlanes][kMostWords];
   int level, nearer, ties;         // where the list ends
   int before_nearer, before_ties;  // of the blocks in front of this one
-  int warp_nearer[kMostThreads / 32], warp_ties[kMostThreads / 32];
+  int warp_nearer[kThreads / 32], warp_ties[kThreads / 32];
 };
 
-/// The queries' networks, spread over the cluster. Weights are fetched before anything is waited for.
+/// The queries' networks, spread over the cluster by groups of eight outputs, whose weights lie together: a
+/// warp has a group, four lanes an output. Weights are fetched before anything is waited for.
 struct Signer {
   const Params& p;
   const int first_net, size, rank, warp, warps, lane;
@@ -127,74 +139,77 @@ struct Signer {
         lane(static_cast<int>(threadIdx.x) % 32),
         stage(stages + warp * params.stage_bytes) {}
 
-  /// each(layer, head, output, weight's place in the network, bias's place) for the warp's outputs of a
-  /// layer.
+  /// each(head, first output, first weight, first bias) for the warp's groups of a layer whose weights and
+  /// biases begin at these places of a network.
   template <class Each>
-  __device__ void outputs(int layer, std::int64_t weights, std::int64_t biases, Each each) const {
-    const int in = p.nets.widths[layer], out = p.nets.widths[layer + 1];
-    for (int task = warp * size + rank; task < p.together * out; task += warps * size)
-      each(task / out, task % out, weights + std::int64_t{task % out} * in, biases + task % out);
+  __device__ void groups(int layer, int weights, int biases, Each each) const {
+    const int in = p.nets.widths[layer], of_head = p.nets.widths[layer + 1] / kOutputs;
+    for (int group = warp * size + rank; group < p.together * of_head; group += warps * size) {
+      const int head = group / of_head, output = (group - head * of_head) * kOutputs;
+      each(head, output, (first_net + head) * p.net_weights + weights + output * in,
+           (first_net + head) * p.net_biases + biases + output);
+    }
   }
-  __device__ int row_bytes(int layer) const {
-    return p.nets.widths[layer] * (p.nets.type == DType::f16 ? 2 : 4);
-  }
+  __device__ int element() const { return p.nets.type == DType::f16 ? 2 : 4; }
 
   __device__ void fetch_weights() const {
-    std::int64_t weights = 0;
+    int weights = 0, biases = 0;
     char* to = stage;
-    const std::int64_t each = p.nets.weights_of_net();
-    const int element = p.nets.type == DType::f16 ? 2 : 4;
     for (int layer = 0; layer < p.nets.depth; ++layer) {
-      const int bytes = row_bytes(layer);
-      outputs(layer, weights, 0, [&](int head, int, std::int64_t at, std::int64_t) {
-        const char* const from =
-            static_cast<const char*>(p.nets.weights) + ((first_net + head) * each + at) * element;
+      const int in = p.nets.widths[layer], bytes = kOutputs * in * element();
+      groups(layer, weights, biases, [&](int, int, std::int64_t weight, std::int64_t bias) {
+        const char* const from = static_cast<const char*>(p.nets.weights) + weight * element();
         for (int i = lane * 16; i < bytes; i += 512) fetch(to + i, from + i);
-        to += bytes;
+        if (lane < 2) fetch(to + bytes + lane * 16, p.nets.biases + bias + lane * 4);
+        to += bytes + kOutputs * 4;
       });
-      weights += std::int64_t{p.nets.widths[layer]} * p.nets.widths[layer + 1];
+      weights += in * p.nets.widths[layer + 1], biases += p.nets.widths[layer + 1];
     }
   }
 
-  /// The weights of one output: in shared memory, or where there is no room, where they were.
-  __device__ const char* row(const char* staged, int head, std::int64_t at) const {
-    if (p.stage_bytes > 0) return staged;
-    return static_cast<const char*>(p.nets.weights) +
-           ((first_net + head) * p.nets.weights_of_net() + at) * (p.nets.type == DType::f16 ? 2 : 4);
+  template <class T>
+  __device__ static float product(const T* row, const float* x, int in, int part) {
+    float sum = 0.0f;
+    for (int i = part * kPack<T>; i < in; i += 4 * kPack<T>) {
+      float w[kPack<T>];
+      widen_pack<T>(*reinterpret_cast<const uint4*>(row + i), w);
+#pragma unroll
+      for (int k = 0; k < kPack<T>; k += 4) {
+        const float4 some = *reinterpret_cast<const float4*>(x + i + k);
+        sum = fmaf(w[k], some.x, sum), sum = fmaf(w[k + 1], some.y, sum);
+        sum = fmaf(w[k + 2], some.z, sum), sum = fmaf(w[k + 3], some.w, sum);
+      }
+    }
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    return sum + __shfl_xor_sync(~0u, sum, 2);
   }
 
   /// x [2][together][widest]: the inputs are in the first half. The outputs end up in the half returned.
   __device__ float* run(float* x) const {
-    const int widest = p.nets.widest();
-    float* y = x + p.together * widest;
+    float* y = x + p.together * p.widest;
     const char* staged = stage;
-    std::int64_t weights = 0, biases = 0;
+    int weights = 0, biases = 0;
+    const int own = lane / 4, part = lane % 4;
     for (int layer = 0; layer < p.nets.depth; ++layer) {
       const int in = p.nets.widths[layer];
       const bool last = layer + 1 == p.nets.depth;
-      outputs(layer, weights, biases, [&](int head, int output, std::int64_t at, std::int64_t bias) {
-        const float* const input = x + head * widest;
-        const char* const from = row(staged, head, at);
-        float sum = 0.0f;
-        if (p.nets.type == DType::f16) {
-          for (int i = 2 * lane; i < in; i += 64) {
-            const float2 w = __half22float2(*reinterpret_cast<const __half2*>(from + 2 * i));
-            sum = fmaf(w.x, input[i], sum);
-            sum = fmaf(w.y, input[i + 1], sum);
-          }
-        } else {
-          for (int i = lane; i < in; i += 32)
-            sum = fmaf(reinterpret_cast<const float*>(from)[i], input[i], sum);
-        }
-        staged += row_bytes(layer);
-#pragma unroll
-        for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(~0u, sum, o);
-        sum += p.nets.biases[(first_net + head) * p.nets.biases_of_net() + bias];
+      groups(layer, weights, biases, [&](int head, int output, std::int64_t weight, std::int64_t bias) {
+        const bool is_staged = p.stage_bytes > 0;
+        const char* const from =
+            is_staged ? staged : static_cast<const char*>(p.nets.weights) + weight * element();
+        const float* const offset = is_staged
+                                        ? reinterpret_cast<const float*>(staged + kOutputs * in * element())
+                                        : p.nets.biases + bias;
+        staged += kOutputs * in * element() + kOutputs * 4;
+        const float* const input = x + head * p.widest;
+        float sum = p.nets.type == DType::f16
+                        ? product(reinterpret_cast<const __half*>(from) + own * in, input, in, part)
+                        : product(reinterpret_cast<const float*>(from) + own * in, input, in, part);
+        sum += offset[own];
         if (!last) sum = p.nets.relu ? (sum < 0.0f ? 0.0f : sum) : sum / (1.0f + expf(-sum));
-        if (lane < size) Cluster::of(y, lane)[head * widest + output] = sum;
+        for (int to = part; to < size; to += 4) Cluster::of(y, to)[head * p.widest + output + own] = sum;
       });
-      weights += std::int64_t{in} * p.nets.widths[layer + 1];
-      biases += p.nets.widths[layer + 1];
+      weights += in * p.nets.widths[layer + 1], biases += p.nets.widths[layer + 1];
       Cluster::sync();
       float* const other = x;
       x = y, y = other;
@@ -317,26 +332,28 @@ __device__ __forceinline__ unsigned scanned(unsigned x) {
   return x;
 }
 
-/// Finds the level where the list ends from the cluster's counts, which lie in every block's `levels`; the
-/// sums over the cluster go to `total`. Called by the whole block.
-__device__ void find_level(const Params& p, int budget, const int* levels, int* total, Shared& s) {
+/// Finds the level where the list ends from the cluster's counts, which lie in every block's `levels`. `sums`
+/// gets the sum over the cluster and over the blocks in front of this one. Called by the whole block.
+__device__ void find_level(const Params& p, int budget, const int* levels, int2* sums, Shared& s) {
   const int size = Cluster::size(), rank = Cluster::rank();
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int warps = static_cast<int>(blockDim.x) / 32;
   for (int l = static_cast<int>(threadIdx.x); l < p.levels; l += static_cast<int>(blockDim.x)) {
-    int sum = 0;
-#pragma unroll 16
-    for (int r = 0; r < size; ++r) sum += Cluster::of(levels, r)[l];
-    total[l] = sum;
+    int of[kMostCluster];
+#pragma unroll
+    for (int r = 0; r < kMostCluster; ++r) of[r] = r < size ? Cluster::of(levels, r)[l] : 0;
+    int2 sum = {};
+#pragma unroll
+    for (int r = 0; r < kMostCluster; ++r) sum.x += of[r], sum.y += r < rank ? of[r] : 0;
+    sums[l] = sum;
   }
-  if (threadIdx.x == 0) s.before_nearer = s.before_ties = 0;
   __syncthreads();
+  Cluster::arrive();
   if (warp == 0) {
     const bool counted = p.rule.mode != SignatureRule::Mode::depth;
     int passed = 0, least = -1, limit = p.levels - 1;  // limit: by depth
     int level = -1, nearer = 0, ties = 0;              // by the budget
     for (int first = 0; first < p.levels && (level < 0 || !counted); first += 32) {
-      const int l = first + lane, here = l < p.levels ? total[l] : 0;
+      const int l = first + lane, here = l < p.levels ? sums[l].x : 0;
       const int up_to = passed + static_cast<int>(scanned(static_cast<unsigned>(here)));
       if (p.rule.mode != SignatureRule::Mode::count) {
         const unsigned some = __ballot_sync(~0u, here > 0);
@@ -364,18 +381,12 @@ __device__ void find_level(const Params& p, int budget, const int* levels, int* 
       }
       passed = __shfl_sync(~0u, up_to, 31);
     }
-    if (lane == 0) s.level = level, s.nearer = nearer, s.ties = ties;
-  }
-  __syncthreads();
-  for (int r = warp; r < rank; r += warps) {
-    const int* const of = Cluster::of(levels, r);
-    int nearer = 0;
-    for (int l = lane; l < s.level; l += 32) nearer += of[l];
-#pragma unroll
-    for (int o = 16; o > 0; o /= 2) nearer += __shfl_xor_sync(~0u, nearer, o);
+    int before = 0;
+    for (int l = lane; l < level; l += 32) before += sums[l].y;
+    before = __reduce_add_sync(~0u, before);
     if (lane == 0) {
-      atomicAdd(&s.before_nearer, nearer);
-      atomicAdd(&s.before_ties, of[s.level]);
+      s.level = level, s.nearer = nearer, s.ties = ties;
+      s.before_nearer = before, s.before_ties = sums[level].y;
     }
   }
   __syncthreads();
@@ -430,7 +441,7 @@ __device__ void compact(const Params& p, int first, int count, int all_ties, std
 }
 
 template <int W, int P, class Score>
-__global__ void __launch_bounds__(kMostThreads, 1) near_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, 2) near_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) char memory[];
   __shared__ Shared s;
   const int size = Cluster::size(), rank = Cluster::rank(), threads = static_cast<int>(blockDim.x);
@@ -439,6 +450,7 @@ __global__ void __launch_bounds__(kMostThreads, 1) near_kernel(const __grid_cons
   auto* const scores = reinterpret_cast<Score*>(memory + places.scores);
   auto* const codes = reinterpret_cast<std::uint32_t*>(memory + places.codes);
   auto* const counts = reinterpret_cast<int*>(memory + places.counts);
+  auto* const sums = reinterpret_cast<int2*>(memory + places.sums);
   auto* const levels = reinterpret_cast<int*>(memory + places.levels);
   auto* const activations = reinterpret_cast<float*>(memory + places.activations);
 
@@ -485,10 +497,11 @@ __global__ void __launch_bounds__(kMostThreads, 1) near_kernel(const __grid_cons
       fetch(codes + i * 4, own + std::int64_t{first} * W + i * 4);
   }
   close_group();
-  for (int i = tid; i < p.levels * p.columns; i += threads) counts[i] = 0;
+  const int count_bytes = (p.levels + 1) * (p.columns > 0 ? p.columns * 4 : threads);
+  for (int i = tid; i < count_bytes / 16; i += threads) reinterpret_cast<uint4*>(counts)[i] = {};
 
   if (p.given == nullptr) {
-    const int d = p.queries.layout.head_dim, widest = p.nets.widest();
+    const int d = p.queries.layout.head_dim, widest = p.widest;
     const float* const q = p.q + (std::int64_t{query} * p.queries.query_heads + first_head) * d;
     for (int i = tid; i < p.together * d; i += threads) activations[i / d * widest + i % d] = q[i];
     asm volatile("cp.async.wait_group 1;" ::: "memory");
@@ -522,11 +535,16 @@ __global__ void __launch_bounds__(kMostThreads, 1) near_kernel(const __grid_cons
       }
     }
   };
+  // What is no far key is counted too, at a level of its own that nobody reads.
+  unsigned char* const own_counts =
+      reinterpret_cast<unsigned char*>(counts) + warp / 4 * 128 + lane * 4 + warp % 4;
   const auto keep = [&](int quad, const int(&distance)[4]) {
-    int* const column = counts + lane % p.columns;
+    if (p.columns == 0) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (distance[i] < p.levels) atomicAdd(column + distance[i] * p.columns, 1);
+      for (int i = 0; i < 4; ++i) ++own_counts[distance[i] * threads];
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) atomicAdd(counts + distance[i] * p.columns + lane % p.columns, 1);
     }
     if (quad * 4 >= p.kept) return;
     if constexpr (sizeof(Score) == 1) {
@@ -565,16 +583,26 @@ __global__ void __launch_bounds__(kMostThreads, 1) near_kernel(const __grid_cons
     }
   }
   __syncthreads();
-  for (int l = tid; l < p.levels; l += threads) {
-    int sum = 0;
-    for (int c = 0; c < p.columns; ++c) sum += counts[l * p.columns + (c + l) % p.columns];
-    levels[l] = sum;
+  if (p.columns == 0) {
+    for (int l = warp; l < p.levels; l += threads / 32) {
+      unsigned sum = 0;
+      for (int i = lane; i < threads / 4; i += 32)
+        sum = __dp4a(reinterpret_cast<const unsigned*>(counts)[l * threads / 4 + i], 0x01010101u, sum);
+      sum = __reduce_add_sync(~0u, sum);
+      if (lane == 0) levels[l] = static_cast<int>(sum);
+    }
+  } else {
+    for (int l = tid; l < p.levels; l += threads) {
+      int sum = 0;
+      for (int c = 0; c < p.columns; ++c) sum += counts[l * p.columns + c];
+      levels[l] = sum;
+    }
   }
   Cluster::sync();
-  find_level(p, budget, levels, counts, s);
+  find_level(p, budget, levels, sums, s);
   if (rank == 0 && tid == 0)
     p.counts[list] = static_cast<int>(std::min<std::int64_t>(s.nearer + s.ties, p.capacity));
-  const int ties = counts[s.level];
+  const int ties = sums[s.level].x;
   compact(p, first, count, ties, rows, s, [&](int i) {
     Eight<Score> out;
     if (i * 8 < p.kept) {
@@ -593,7 +621,7 @@ __global__ void __launch_bounds__(kMostThreads, 1) near_kernel(const __grid_cons
     }
     return out;
   });
-  Cluster::sync();  // the others read this block's counts until here
+  Cluster::wait();
 }
 
 int multiprocessors() {
@@ -626,13 +654,15 @@ int most_shared_bytes() {
 
 /// Shares the shared memory out: what the weights need, then distances, then signatures.
 void fit(Params& p, int cluster, int threads, std::int64_t max_tokens, int score_bytes, int limit) {
-  const int outputs = threads / 32 * cluster;
+  const int warps = threads / 32 * cluster;
   p.stage_bytes = 0;
   for (int i = 0; i < p.nets.depth && p.given == nullptr; ++i)
-    p.stage_bytes += (p.together * p.nets.widths[i + 1] + outputs - 1) / outputs * p.nets.widths[i] *
-                     (p.nets.type == DType::f16 ? 2 : 4);
+    p.stage_bytes += (p.together * p.nets.widths[i + 1] / kOutputs + warps - 1) / warps * kOutputs *
+                     (p.nets.widths[i] * (p.nets.type == DType::f16 ? 2 : 4) + 4);
   if (threads / 32 * p.stage_bytes > kStageBytes) p.stage_bytes = 0;
   const std::int64_t share = (max_tokens / cluster + kUnit) / kUnit * kUnit + kUnit;
+  const bool by_thread = (p.levels + 1) * threads <= limit / 3 && share <= 240 * threads;
+  p.columns = by_thread ? 0 : 4;
   p.kept = p.held = 0;
   const auto room = [&] { return limit - Places(p, threads, score_bytes).end; };
   p.kept = static_cast<int>(std::clamp<std::int64_t>(room() / score_bytes / kUnit * kUnit, 0, share));
@@ -640,7 +670,7 @@ void fit(Params& p, int cluster, int threads, std::int64_t max_tokens, int score
   p.held = static_cast<int>(std::clamp<std::int64_t>(fits / code / kUnit * kUnit, 0, share));
 }
 
-/// As many blocks a list as fill the GPU: two small ones or a large one on each processor.
+/// As many blocks a list as fill the GPU, two on each processor.
 template <int W, int P, class Score>
 void launch(Params p, std::int64_t lists, std::int64_t max_tokens, StreamHandle stream) {
   const auto kernel = near_kernel<W, P, Score>;
@@ -651,14 +681,12 @@ void launch(Params p, std::int64_t lists, std::int64_t max_tokens, StreamHandle 
   config.attrs = &attribute;
   config.stream = stream;
   const auto shape = [&](int size) {
-    const int threads = all * size > multiprocessors() ? kMostThreads / 2 : kMostThreads;
-    const int most = most_shared_bytes();
-    fit(p, size, threads, max_tokens, sizeof(Score), threads < kMostThreads ? most / 2 - 1024 : most);
-    const auto bytes = Places(p, threads, sizeof(Score)).end;
+    fit(p, size, kThreads, max_tokens, sizeof(Score), most_shared_bytes() / 2 - 1024);
+    const auto bytes = Places(p, kThreads, sizeof(Score)).end;
     LODE_CUDA(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
     config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
-    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.blockDim = dim3(kThreads);
     config.gridDim = dim3(static_cast<unsigned>(lists * size), static_cast<unsigned>(p.queries.count));
     attribute.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
     config.numAttrs = size > 1 ? 1 : 0;
@@ -724,7 +752,7 @@ void select_by_signature(const Queries& queries, const float* q, const SignNets&
   const bool apart = signatures.per_query_head && p.together > 1;
   p.step = !apart && p.together % 2 == 0 ? 2 : 1;
   p.levels = 32 * signatures.words * p.together / p.step + 1;
-  p.columns = p.levels * 32 * 4 <= kCountBytes ? 32 : 4;
+  p.net_weights = nets.weights_of_net(), p.net_biases = nets.biases_of_net(), p.widest = nets.widest();
   int planes = 1;
   while (!apart && p.together / p.step >> planes != 0) ++planes;
   const std::int64_t lists = queries.query_heads / p.together;

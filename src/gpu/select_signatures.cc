@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+// hash and hyperplanes on the GPU: the functions come from the host's selectors, signatures of keys are made
+// on the device from its own rows, and one kernel a layer signs the queries and chooses
+// (kernels/cuda/signatures.h). Given the same signatures the keys chosen are the host's; signatures
+// themselves may differ from the host's where a network's output is within rounding of 0.
+//
+// Keys are signed in prepare, for all layers in one launch: a step's own keys are in the window, so the next
+// step is early enough. Steps of more tokens than the window sign what they lack layer by layer.
+#include <algorithm>
+#include <cstring>
+
+#include "base/rng.h"
+#include "gpu/selectors.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/signatures.h"
+#include "select/signature_selector.h"
+
+namespace lode {
+
+namespace {
+
+/// The shape that all networks must have; false when they have more than one, or one that the kernels do not
+/// take.
+bool shape_of(const std::vector<const HashNet*>& nets, cuda::SignNets& shape) {
+  const std::vector<HashLayer>& first = nets.front()->layers();
+  if (std::ssize(first) > cuda::kSignLayers) return false;
+  shape.depth = static_cast<int>(first.size());
+  shape.relu = nets.front()->activation() == HashNet::Activation::relu;
+  shape.type = DType::f16;
+  shape.widths[0] = static_cast<int>((first.front().in + 7) / 8 * 8);
+  for (const HashNet* net : nets) {
+    if (net->layers().size() != first.size()) return false;
+    for (std::size_t i = 0; i < first.size(); ++i) {
+      const HashLayer& layer = net->layers()[i];
+      if (layer.in != first[i].in || layer.out != first[i].out || layer.out % 8 != 0) return false;
+      if (layer.type != DType::f16) shape.type = DType::f32;
+      shape.widths[i + 1] = static_cast<int>(layer.out);
+    }
+  }
+  return true;
+}
+
+/// Networks on the device, in the order of `nets`; null ones stay zero.
+class Nets {
+ public:
+  Nets(const std::vector<const HashNet*>& nets, cuda::SignNets shape) : shape_(shape) {
+    const auto count = std::ssize(nets);
+    const std::int64_t element = bytes_of(shape.type);
+    std::vector<std::byte> weights(static_cast<std::size_t>(count * shape.weights_of_net() * element));
+    std::vector<float> biases(static_cast<std::size_t>(count * shape.biases_of_net()));
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (const HashNet* const net = nets[static_cast<std::size_t>(i)]; net != nullptr)
+        pack(*net, weights.data() + i * shape.weights_of_net() * element,
+             biases.data() + i * shape.biases_of_net());
+    }
+    weights_ = cuda::Buffer(std::ssize(weights), "the weights of signatures");
+    biases_ = cuda::Buffer(std::ssize(biases) * std::int64_t{sizeof(float)}, "the biases of signatures");
+    cuda::copy(weights_.as<void>(), weights.data(), weights_.bytes(), nullptr);
+    cuda::copy(biases_.as<void>(), biases.data(), biases_.bytes(), nullptr);
+  }
+  /// From the n-th on.
+  cuda::SignNets from(std::int64_t n) const {
+    cuda::SignNets nets = shape_;
+    nets.weights = weights_.as<char>() + n * shape_.weights_of_net() * bytes_of(shape_.type);
+    nets.biases = biases_.as<float>() + n * shape_.biases_of_net();
+    return nets;
+  }
+  std::int64_t bytes() const { return weights_.bytes() + biases_.bytes(); }
+
+ private:
+  void pack(const HashNet& net, std::byte* weights, float* biases) const {
+    const std::int64_t element = bytes_of(shape_.type);
+    for (std::size_t i = 0; i < net.layers().size(); ++i) {
+      const HashLayer& layer = net.layers()[i];
+      for (std::int64_t o = 0; o < layer.out; ++o, weights += shape_.widths[i] * element)
+        copy_row(layer, o, weights);
+      if (!layer.bias.empty()) std::copy(layer.bias.begin(), layer.bias.end(), biases);
+      biases += layer.out;
+    }
+  }
+  void copy_row(const HashLayer& layer, std::int64_t row, std::byte* to) const {
+    const std::byte* const from = layer.weight.data() + row * layer.in * bytes_of(layer.type);
+    if (layer.type == shape_.type) {
+      std::memcpy(to, from, static_cast<std::size_t>(layer.in * bytes_of(layer.type)));
+      return;
+    }
+    for (std::int64_t i = 0; i < layer.in; ++i) {
+      std::uint16_t half;
+      std::memcpy(&half, from + 2 * i, 2);
+      const float x = layer.type == DType::f16 ? to_float(f16{half}) : to_float(bf16{half});
+      std::memcpy(to + 4 * i, &x, 4);
+    }
+  }
+
+  cuda::SignNets shape_;
+  cuda::Buffer weights_;  // [nets, weights of one] of the shape's type
+  cuda::Buffer biases_;   // [nets, biases of one]
+};
+
+class GpuSignatures final : public GpuSelector {
+ public:
+  GpuSignatures(const Spec& spec, const GpuGeometry& geometry, const HashScheme& scheme, Nets key_nets,
+                Nets query_nets)
+      : dense_(spec.dense),
+        geometry_(geometry),
+        options_(SignatureOptions::of(spec)),
+        scheme_(scheme),
+        key_nets_(std::move(key_nets)),
+        query_nets_(std::move(query_nets)) {
+    const std::int64_t n = geometry.max_tokens, queries = geometry.most_queries;
+    const bool bounded = options_.mode != NearRule::Mode::depth && !options_.all_ties;
+    const std::int64_t most_far = far_keys(dense_, n - 1);
+    capacity_ = std::max<std::int64_t>(1, bounded ? options_.budget.of(most_far) : most_far);
+    lists_ = queries * (options_.per_query_head ? geometry.query_heads : geometry.kv_heads);
+    room_ = (n + cuda::kSignatureUnit - 1) / cuda::kSignatureUnit * cuda::kSignatureUnit;
+    codes_ = cuda::Buffer(geometry.sequences * geometry.layers * layer_words() * 4, "signatures");
+    rows_ = cuda::Buffer(lists_ * capacity_ * 4, "the rows of signatures");
+    counts_ = cuda::Buffer(geometry.layers * lists_ * 4, "the counts of signatures");
+    budgets_ = cuda::Buffer(queries * 4, "the budgets of signatures");
+    staged_ = cuda::PinnedBuffer(queries * 4);
+    sequences_.resize(static_cast<std::size_t>(geometry.sequences));
+  }
+
+  bool prepare(const GpuKeys& keys, cuda::StreamHandle stream) override {
+    Sequence& sequence = sequences_[static_cast<std::size_t>(keys.sequence)];
+    sequence.keys = keys;
+    sign(keys, 0, geometry_.layers, sequence.is_signed, keys.tokens, stream);
+    sequence.is_signed = std::max(sequence.is_signed, keys.tokens);
+    return false;
+  }
+  void roll_back(int sequence, std::int64_t tokens) override {
+    std::int64_t& end = sequences_[static_cast<std::size_t>(sequence)].is_signed;
+    end = std::min(end, tokens);
+  }
+
+  void begin(std::span<const cuda::QueryToken> queries) override {
+    for (Sequence& sequence : sequences_) sequence.needed = 0;
+    for (std::size_t i = 0; i < queries.size(); ++i) {
+      const std::int64_t position = queries[i].position;
+      Sequence& sequence = sequences_[static_cast<std::size_t>(queries[i].sequence)];
+      sequence.needed = std::max(sequence.needed, position + 1 - dense_.window);
+      staged_.as<std::int32_t>()[i] =
+          static_cast<std::int32_t>(options_.budget.of(far_keys(dense_, position)));
+    }
+  }
+  void upload(cuda::StreamHandle stream) override {
+    cuda::copy(budgets_.as<void>(), staged_.as<void>(), budgets_.bytes(), stream);
+  }
+
+  cuda::RowLists select(int layer, const cuda::Queries& queries, const float*,
+                        cuda::StreamHandle stream) override {
+    for (const Sequence& sequence : sequences_)
+      sign(sequence.keys, layer, 1, sequence.is_signed, sequence.needed, stream);
+    const int together = options_.per_query_head ? 1 : geometry_.query_heads / geometry_.kv_heads;
+    auto* const counts = counts_.as<std::int32_t>() + layer * lists_;
+    cuda::select_by_signature(queries, queries.q,
+                              query_nets_.from(std::int64_t{layer} * geometry_.query_heads), nullptr,
+                              signatures(0, layer),
+                              {.mode = static_cast<cuda::SignatureRule::Mode>(options_.mode),
+                               .budget = budgets_.as<std::int32_t>(),
+                               .depth = static_cast<int>(options_.depth) * together,
+                               .all_ties = options_.all_ties,
+                               .per_query_head = options_.per_query_head,
+                               .sink = dense_.sink,
+                               .window = dense_.window},
+                              geometry_.max_tokens, rows_.as<std::int32_t>(), capacity_, counts, stream);
+    return {.rows = rows_.as<std::int32_t>(),
+            .counts = counts,
+            .capacity = capacity_,
+            .lists_per_head = lists_per_head(),
+            .sink = dense_.sink,
+            .window = dense_.window};
+  }
+
+  const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
+  std::int64_t counts_per_layer() const override { return lists_; }
+  int lists_per_head() const override {
+    return options_.per_query_head ? geometry_.query_heads / geometry_.kv_heads : 1;
+  }
+  std::int64_t select_bytes(std::int64_t position) const override {
+    const std::int64_t far = far_keys(dense_, position);
+    if (options_.mode == NearRule::Mode::count && options_.budget.of(far) >= far) return 0;
+    return far * sets() * scheme_.bits / 8 + query_nets_.bytes() / geometry_.layers;
+  }
+  std::int64_t bytes() const override {
+    return key_nets_.bytes() + query_nets_.bytes() + codes_.bytes() + rows_.bytes() + counts_.bytes() +
+           budgets_.bytes();
+  }
+
+ private:
+  struct Sequence {
+    GpuKeys keys;
+    std::int64_t is_signed = 0;  ///< keys below have signatures in every layer
+    std::int64_t needed = 0;     ///< keys below are far in the running step
+  };
+
+  int sets() const { return scheme_.per_query_head ? geometry_.query_heads : geometry_.kv_heads; }
+  std::int64_t layer_words() const { return sets() * room_ * scheme_.bits / 32; }
+  cuda::Signatures signatures(int sequence, int layer) const {
+    const std::int64_t stride = geometry_.layers * layer_words();
+    return {.codes = codes_.as<std::uint32_t>() + sequence * stride + layer * layer_words(),
+            .sequence_stride = stride,
+            .capacity = room_,
+            .words = scheme_.bits / 32,
+            .per_query_head = scheme_.per_query_head};
+  }
+  void sign(const GpuKeys& keys, int layer, int layers, std::int64_t begin, std::int64_t end,
+            cuda::StreamHandle stream) const {
+    if (begin >= end) return;
+    cuda::sign_keys(keys.base + layer * keys.layout.layer_stride, keys.layout, layers, geometry_.query_heads,
+                    begin, end, key_nets_.from(std::int64_t{layer} * sets()),
+                    static_cast<cuda::SignedValues>(scheme_.values), signatures(keys.sequence, layer),
+                    stream);
+  }
+
+  DenseParts dense_;
+  GpuGeometry geometry_;
+  SignatureOptions options_;
+  HashScheme scheme_;
+  Nets key_nets_, query_nets_;  // [L, sets], [L, Hq]
+  std::int64_t capacity_ = 0;
+  std::int64_t lists_ = 0;  ///< of most_queries
+  std::int64_t room_ = 0;   ///< positions of a set
+  cuda::Buffer codes_;      // [sequences, L, sets, room, words]
+  cuda::Buffer rows_;       // [lists, capacity]
+  cuda::Buffer counts_;     // [L, lists]
+  cuda::Buffer budgets_;    // [most_queries]
+  cuda::PinnedBuffer staged_;
+  std::vector<Sequence> sequences_;
+};
+
+/// `layers[l]` is null where a layer is dense. Null when the kernels do not take the functions: then the
+/// host's selectors choose. A step of one token is a graph that no host value may enter, so its own key must
+/// be in the window.
+std::unique_ptr<GpuSelector> make(const Spec& spec, const GpuGeometry& geometry,
+                                  const std::vector<const HashWeights*>& layers) {
+  const auto first =
+      std::find_if(layers.begin(), layers.end(), [](auto* weights) { return weights != nullptr; });
+  constexpr int kMostHeads = 16;
+  if (first == layers.end() || !(*first)->scheme.roped || spec.dense.window < 1 ||
+      geometry.query_heads / geometry.kv_heads > kMostHeads || geometry.head_dim % 8 != 0)
+    return nullptr;
+  std::vector<const HashNet*> keys, queries, some_keys, some_queries;
+  for (const HashWeights* const weights : layers) {
+    for (std::size_t i = 0; i < (*first)->key.size(); ++i)
+      keys.push_back(weights != nullptr ? &weights->key[i] : nullptr);
+    for (std::size_t i = 0; i < (*first)->query.size(); ++i)
+      queries.push_back(weights != nullptr ? &weights->query[i] : nullptr);
+  }
+  const auto is_net = [](const HashNet* net) { return net != nullptr; };
+  std::copy_if(keys.begin(), keys.end(), std::back_inserter(some_keys), is_net);
+  std::copy_if(queries.begin(), queries.end(), std::back_inserter(some_queries), is_net);
+  cuda::SignNets key_shape, query_shape;
+  if (!shape_of(some_keys, key_shape) || !shape_of(some_queries, query_shape)) return nullptr;
+  return std::make_unique<GpuSignatures>(spec, geometry, (*first)->scheme, Nets(keys, key_shape),
+                                         Nets(queries, query_shape));
+}
+
+HashNet random_net(std::vector<std::int64_t> widths, Rng& rng) {
+  std::vector<HashLayer> layers;
+  for (std::size_t i = 0; i + 1 < widths.size(); ++i) {
+    HashLayer layer = {.in = widths[i], .out = widths[i + 1], .type = DType::f16, .weight = {}, .bias = {}};
+    layer.weight.resize(static_cast<std::size_t>(2 * layer.in * layer.out));
+    const double width = 1.0 / std::sqrt(static_cast<double>(layer.in));
+    for (std::int64_t at = 0; at < layer.in * layer.out; ++at) {
+      const f16 x = to_f16(static_cast<float>(rng.normal() * width));
+      std::memcpy(layer.weight.data() + 2 * at, &x, 2);
+    }
+    layer.bias.assign(static_cast<std::size_t>(layer.out), 0.0f);
+    layers.push_back(std::move(layer));
+  }
+  return {std::move(layers), HashNet::Activation::silu};
+}
+
+}  // namespace
+
+std::unique_ptr<GpuSelector> make_gpu_signatures(const Spec& spec, const GpuGeometry& geometry,
+                                                 std::span<Selector* const> selectors) {
+  std::vector<const HashWeights*> layers;
+  for (const Selector* const selector : selectors)
+    layers.push_back(selector == nullptr ? nullptr : signature_weights(*selector));
+  return make(spec, geometry, layers);
+}
+
+std::unique_ptr<GpuSelector> make_gpu_signatures_for_bench(const Spec& spec, const GpuGeometry& geometry,
+                                                           std::uint64_t seed) {
+  Rng rng(seed);
+  const std::int64_t d = geometry.head_dim, bits = spec.integer("bits", 32, 32, 128);
+  HashWeights weights;
+  weights.scheme.bits = static_cast<int>(bits);
+  const std::vector<std::int64_t> widths =
+      spec.name == "hash" ? std::vector{d, d, d, bits} : std::vector{d, bits};
+  for (int head = 0; head < geometry.kv_heads; ++head) weights.key.push_back(random_net(widths, rng));
+  for (int head = 0; head < geometry.query_heads; ++head) weights.query.push_back(random_net(widths, rng));
+  return make(spec, geometry,
+              std::vector<const HashWeights*>(static_cast<std::size_t>(geometry.layers), &weights));
+}
+
+}  // namespace lode
