@@ -63,7 +63,7 @@ bool GpuBuckets::supports(const BucketChoice& choice, int group) {
       return false;
   }
   const BucketNet& first = choice.queries[0];
-  if (first.buckets > kMostBuckets || first.inputs > 256) return false;
+  if (first.buckets > kMostBuckets || first.inputs > 256 || first.inputs % 4 != 0) return false;
   const cuda::BucketChoiceTask task = {.net = {.inputs = static_cast<int>(first.inputs),
                                                .hidden = static_cast<int>(first.hidden),
                                                .buckets = static_cast<int>(first.buckets),

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Work map: a cluster of kRanks blocks for each (KV head, query token). Each block owns a share of the rows
-// of both layers: it reads those weights before it waits for the queries, which the launch before this one
-// makes.
+// Work map: a cluster of blocks for each (KV head, query token). Each block owns a share of the rows of both
+// layers: it reads those weights, and what it needs of the tables, before it waits for the queries, which the
+// launch before this one makes (their places must be older). Blocks exchange no more than each must know:
 //
-//   x (16-bit integers) -> W1 -> relu -> all blocks have h -> W2 -> all blocks have the scores
-//   -> every block: softmax over the buckets of each head, summed over heads
-//   -> each block ranks its own buckets against all -> all blocks have the chosen ones
-//   -> each block copies its share of their rows; the last one adds the keys that are not in lists yet
+//   x (16-bit integers) -> W1 -> relu -> all blocks have h -> W2 -> each has the scores of its buckets
+//   -> all have each other's softmax sums -> all have the keys by which buckets are ranked
+//   -> each finds the places of its own buckets -> all have the chosen ones
+//   -> each copies its share of their rows; the last one adds the keys that are not in lists yet
 //
 // Products are of integers (mma.m16n8k32.s8), so sums are exact in any order: the two bytes of an input are
 // two columns of the matrix, the two bytes of a weight two planes.
@@ -17,16 +17,13 @@
 #include <limits>
 
 #include "kernels/cuda/check.cuh"
-#include "kernels/cuda/classifier.h"
+#include "kernels/cuda/classifier_parts.cuh"
 
 namespace lode::cuda {
 
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kRanks = 16;
-constexpr int kChunk = 64;         // columns of a piece of weights
-constexpr float kMost = 32639.0f;  // 127 * 256 + 127: what two signed bytes hold
+constexpr int kFewClusters = 8;  // up to so many times 16 blocks run at once
 
 struct Params {
   BucketChoiceTask task;
@@ -34,426 +31,350 @@ struct Params {
   int group = 0, heads = 0;  ///< query heads of a KV head; inputs of the network: as many, or 1
 };
 
-/// Parts of a block's shared memory, in bytes from its start.
-struct Plan {
-  int q = 0, hidden = 0, scores = 0, bytes8 = 0, sums = 0, own = 0, keys = 0, offsets = 0, chosen = 0,
-      starts = 0, map = 0, total = 0;
-  int stride = 0;                        // of a column of bytes8
-  int hidden_rows = 0, bucket_rows = 0;  // of one block
-
-  __host__ __device__ Plan(const NetLayout& net, int heads, int probes) {
-    const int columns = heads <= 4 ? 8 : heads <= 8 ? 16 : 32;
-    const int in = NetLayout::padded_columns(net.inputs), mid = NetLayout::padded_columns(net.hidden);
-    const int buckets = NetLayout::padded_rows(net.buckets);
-    hidden_rows = (NetLayout::padded_rows(net.hidden) / 16 + kRanks - 1) / kRanks * 16;
-    bucket_rows = (buckets / 16 + kRanks - 1) / kRanks * 16;
-    const int most_rows = hidden_rows > bucket_rows ? hidden_rows : bucket_rows;
-    stride = (in > mid ? in : mid) + 64;
-    const int room = kRanks * bucket_rows;
-    int at = 0;
-    const auto take = [&](int bytes) {
-      const int from = at;
-      at += (bytes + 127) / 128 * 128;
-      return from;
-    };
-    q = take(heads * in * 4);
-    hidden = take(heads * (mid > kRanks * hidden_rows ? mid : kRanks * hidden_rows) * 4);
-    scores = take(heads * room * 4);
-    bytes8 = take(columns * stride);
-    sums = take(net.planes * most_rows * columns * 4);
-    own = take(most_rows * heads * 4);
-    keys = take(room * 4);
-    offsets = take((net.buckets + 1) * 4);
-    const int most = probes < net.buckets ? probes : net.buckets;
-    chosen = take(most * 4);
-    starts = take((most + 1) * 4);
-    map = take((net.buckets + 31) / 32 * 4);
-    total = at;
-  }
-};
-
-__device__ __forceinline__ void multiply(int (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
-                                         unsigned b0, unsigned b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-/// A block's share of one layer: whole tiles of 16 rows, cut into pieces of kChunk columns that the warps
-/// take in stretches.
-template <int kPlanes>
-struct Share {
-  static constexpr int kHeld = 8 / kPlanes;        // pieces whose weights a warp has on the way at once
-  const uint4* weights = nullptr;                  // of this block's first tile
-  int chunks = 0, pieces = 0, begin = 0, end = 0;  // of a tile; of the block; of this warp
-  uint4 held[kHeld][kPlanes][2];
-
-  __device__ Share(const std::byte* from, int rows, int columns, int rank, int rows_of_rank) {
-    chunks = columns / kChunk;
-    const int first = rank * rows_of_rank / 16, last = min(rows / 16, first + rows_of_rank / 16);
-    weights = reinterpret_cast<const uint4*>(from) + std::int64_t{first} * chunks * kPlanes * 64;
-    pieces = max(0, last - first) * chunks;
-    const int warp = static_cast<int>(threadIdx.x) / 32, each = (pieces + kWarps - 1) / kWarps;
-    begin = min(pieces, warp * each);
-    end = min(pieces, begin + each);
-  }
-  __device__ void fetch(int from) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      if (from + i >= end) continue;
-#pragma unroll
-      for (int plane = 0; plane < kPlanes; ++plane) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-          held[i][plane][half] =
-              __ldg(weights + (std::int64_t{from + i} * kPlanes + plane) * 64 + half * 32 + lane);
-      }
-    }
-  }
-  /// Adds the products with the columns in `x` to `sums` [planes][rows][columns].
-  template <int kTiles>
-  __device__ void multiply_into(const signed char* x, int stride, int rows, int* sums) {
-    const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
-    int c[kPlanes][kTiles][4] = {};
-    for (int from = begin; from < end; from += kHeld) {
-      if (from > begin) fetch(from);
-#pragma unroll
-      for (int i = 0; i < kHeld; ++i) {
-        const int piece = from + i;
-        if (piece >= end) break;
-#pragma unroll
-        for (int n = 0; n < kTiles; ++n) {
-          const uint4 b =
-              *reinterpret_cast<const uint4*>(x + (n * 8 + g) * stride + piece % chunks * kChunk + t * 16);
-#pragma unroll
-          for (int plane = 0; plane < kPlanes; ++plane) {
-            const uint4 low = held[i][plane][0], high = held[i][plane][1];
-            multiply(c[plane][n], low.x, high.x, low.y, high.y, b.x, b.y);
-            multiply(c[plane][n], low.z, high.z, low.w, high.w, b.z, b.w);
-          }
-        }
-        if (piece + 1 < end && (piece + 1) % chunks != 0) continue;
-        const int row = piece / chunks * 16 + g;
-#pragma unroll
-        for (int plane = 0; plane < kPlanes; ++plane) {
-#pragma unroll
-          for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-              atomicAdd(sums + ((plane * rows + row + e / 2 * 8) * kTiles + n) * 8 + 2 * t + e % 2,
-                        c[plane][n][e]);
-              c[plane][n][e] = 0;
-            }
-          }
-        }
-      }
-    }
-  }
-};
-
-template <int kPlanes, int kTiles>
+template <int kPlanes, int kTiles, int kRanks>
 class Chooser {
  public:
   __device__ Chooser(const Params& params, char* memory)
       : p_(params),
-        plan_(params.task.net, params.heads, params.task.probes),
+        plan_(params.task.net, params.heads, params.task.probes, kRanks),
         memory_(memory),
         cluster_(cooperative_groups::this_cluster()),
         rank_(static_cast<int>(blockIdx.x)),
         kv_head_(static_cast<int>(blockIdx.y)),
-        query_(static_cast<int>(blockIdx.z)) {}
+        query_(static_cast<int>(blockIdx.z)),
+        tid_(static_cast<int>(threadIdx.x)),
+        lane_(tid_ % 32),
+        warp_(tid_ / 32) {}
 
   __device__ void run() {
     const NetLayout& net = p_.task.net;
     const std::byte* const mine = p_.task.nets + kv_head_ * net.bytes();
-    const int tid = static_cast<int>(threadIdx.x);
+    const std::byte* const output = mine + net.output_offset();
     const int in = NetLayout::padded_columns(net.inputs), mid = NetLayout::padded_columns(net.hidden);
     const int rows1 = NetLayout::padded_rows(net.hidden), rows2 = NetLayout::padded_rows(net.buckets);
-    const std::byte* const output = mine + net.output_offset();
-    Share<kPlanes> first(mine, net.hidden > 0 ? rows1 : 0, in, rank_, plan_.hidden_rows);
-    Share<kPlanes> second(output, rows2, net.hidden > 0 ? mid : in, rank_, plan_.bucket_rows);
-    first.fetch(first.begin);
+    const bool deep = net.hidden > 0;
+    Share<kPlanes> first(mine, rows1, in, rank_, plan_.hidden_rows);
+    Share<kPlanes> second(output, rows2, deep ? mid : in, rank_, plan_.bucket_rows);
+    if (deep) first.fetch(first.begin);
     second.fetch(second.begin);
-    auto all_have_begun = cluster_.barrier_arrive();  // others write here after that
-    const int* const offsets = p_.task.tables.offsets;
-    clear(bytes8_words(), reinterpret_cast<int*>(memory_ + plan_.bytes8));
-    clear_sums();
-    const int most = min(p_.task.probes, net.buckets);
-    for (int i = tid; i < most; i += kThreads) at<int>(plan_.chosen)[i] = -1;
-    for (int i = tid; i < (net.buckets + 31) / 32; i += kThreads) at<unsigned>(plan_.map)[i] = 0;
-    asm volatile("griddepcontrol.wait;" ::: "memory");
     token_ = p_.queries.tokens[query_];
-    place_ = std::int64_t{token_.sequence} * p_.queries.layout.kv_heads + kv_head_;
-    for (int i = tid; i <= net.buckets; i += kThreads)
-      at<int>(plan_.offsets)[i] = offsets[place_ * (net.buckets + 1) + i];
-    for (int i = tid; i < net.buckets; i += kThreads)  // until the same thread puts the bucket's key there
-      at<int>(plan_.keys)[i] = p_.task.tables.firsts[place_ * net.buckets + i];
+    if (deep) take_tails(mine + net.weight_bytes(net.hidden, net.inputs), rows1, plan_.hidden_rows, 0);
+    take_tails(output + net.weight_bytes(net.buckets, net.columns_of_output()), rows2, plan_.bucket_rows,
+               plan_.hidden_rows);
+    take_tables();
+    clear(kTiles * 8 * plan_.stride / 4, plan_.bytes8);
+    clear_sums();
+    auto all_have_begun = cluster_.barrier_arrive();  // others write here after that
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    __syncthreads();
     take_queries(in);
-    quantise(at<float>(plan_.q), in);
-    if (net.hidden > 0) {
+    if (deep) {
       first.template multiply_into<kTiles>(at<signed char>(plan_.bytes8), plan_.stride, plan_.hidden_rows,
                                            at<int>(plan_.sums));
       __syncthreads();
-      finish_layer(mine + net.weight_bytes(net.hidden, net.inputs), rows1, plan_.hidden_rows, true);
+      finish_layer(0, plan_.hidden_rows, true);
     }
     cluster_.barrier_wait(std::move(all_have_begun));
-    if (net.hidden > 0) {
-      share(plan_.hidden, max(mid, kRanks * plan_.hidden_rows), plan_.hidden_rows);
+    if (deep) {
+      share_hidden();
       clear_sums();
       cluster_.sync();
-      quantise(at<float>(plan_.hidden), mid, max(mid, kRanks * plan_.hidden_rows));
+      quantise_hidden(mid);
     }
     second.template multiply_into<kTiles>(at<signed char>(plan_.bytes8), plan_.stride, plan_.bucket_rows,
                                           at<int>(plan_.sums));
     __syncthreads();
-    finish_layer(output + net.weight_bytes(net.buckets, net.columns_of_output()), rows2, plan_.bucket_rows,
-                 false);
-    share(plan_.scores, kRanks * plan_.bucket_rows, plan_.bucket_rows);
+    finish_layer(plan_.hidden_rows, plan_.bucket_rows, false);
+    if (p_.task.softmax) {
+      share_stats();
+      cluster_.sync();
+    }
+    share_keys();
     cluster_.sync();
     rank_buckets();
     cluster_.sync();
-    list_rows(most);
+    list_rows();
   }
 
  private:
+  static constexpr int kMostHeads = 4 * kTiles;
+  struct Peaks {
+    float of_input[kMostHeads];                      ///< largest number of what was quantised last
+    unsigned hidden[kMostHeads];                     ///< of this block's hidden units
+    float highest[kMostHeads], inverse[kMostHeads];  ///< of the softmax: highest score, 1 / sum
+  };
+  __device__ static Peaks& peaks() {
+    __shared__ Peaks peaks;
+    return peaks;
+  }
+
   template <class T>
   __device__ T* at(int offset) const {
     return reinterpret_cast<T*>(memory_ + offset);
   }
-  __device__ int bytes8_words() const { return kTiles * 8 * plan_.stride / 4; }
-  __device__ static void clear(int words, int* from) {
-    for (int i = static_cast<int>(threadIdx.x); i < words; i += kThreads) from[i] = 0;
+  __device__ void clear(int words, int offset) const {
+    for (int i = tid_; i < words; i += kThreads) at<int>(offset)[i] = 0;
   }
-  __device__ void clear_sums() {
-    const int rows = max(plan_.hidden_rows, plan_.bucket_rows);
-    clear(kPlanes * rows * kTiles * 8, at<int>(plan_.sums));
+  __device__ void clear_sums() const {
+    clear(kPlanes * max(plan_.hidden_rows, plan_.bucket_rows) * kTiles * 8, plan_.sums);
   }
+  __device__ int most() const { return min(p_.task.probes, p_.task.net.buckets); }
 
-  __device__ void take_queries(int in) {
-    const int d = p_.task.net.inputs;
-    const float* const q =
-        p_.task.q + (std::int64_t{query_} * p_.queries.query_heads + kv_head_ * p_.group) * d;
-    for (int i = static_cast<int>(threadIdx.x); i < p_.heads * in; i += kThreads) {
-      const int head = i / in, c = i % in;
-      float x = 0.0f;
-      if (c < d) {
-        if (p_.heads == p_.group) {
-          x = q[head * d + c];
-        } else {
-          for (int g = 0; g < p_.group; ++g) x += q[g * d + c];
-        }
-      }
-      at<float>(plan_.q)[i] = x;
-    }
-    if (threadIdx.x < kMostHeads) peaks_()[threadIdx.x] = 0;
-    __syncthreads();
-  }
-
-  static constexpr int kMostHeads = 4 * kTiles;
-  __device__ static unsigned* peaks_() {
-    __shared__ unsigned peaks[kMostHeads];
-    return peaks;
-  }
-
-  /// x [heads][columns] to two bytes each, against the largest of its head. A head with a number that is not
-  /// finite has no say: its scale is 0.
-  __device__ void quantise(const float* x, int columns, int row_stride = 0) {
-    if (row_stride == 0) row_stride = columns;
-    unsigned* const peaks = peaks_();
-    const int quads = columns / 4;  // a multiple of 32: a warp is within one head
-    for (int i = static_cast<int>(threadIdx.x); i < p_.heads * quads; i += kThreads) {
-      const float4 f = *reinterpret_cast<const float4*>(x + i / quads * row_stride + i % quads * 4);
-      const unsigned most = max(max(__float_as_uint(fabsf(f.x)), __float_as_uint(fabsf(f.y))),
-                                max(__float_as_uint(fabsf(f.z)), __float_as_uint(fabsf(f.w))));
-      const unsigned all = __reduce_max_sync(~0u, most);
-      if (threadIdx.x % 32 == 0) atomicMax(&peaks[i / quads], all);
-    }
-    __syncthreads();
-    for (int i = static_cast<int>(threadIdx.x); i < p_.heads * quads; i += kThreads) {
-      const int head = i / quads, c = i % quads * 4;
-      const float peak = __uint_as_float(peaks[head]);
-      const float inverse = peak > 0.0f && peak < INFINITY ? kMost / peak : 0.0f;
-      const float4 f = *reinterpret_cast<const float4*>(x + head * row_stride + c);
-      const float values[4] = {f.x, f.y, f.z, f.w};
-      unsigned high = 0, low = 0;
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int whole = inverse == 0.0f ? 0 : __float2int_rn(values[e] * inverse);
-        const int upper = (whole + 128) >> 8;
-        high |= static_cast<unsigned>(upper & 255) << 8 * e;
-        low |= static_cast<unsigned>((whole - upper * 256) & 255) << 8 * e;
-      }
-      *reinterpret_cast<unsigned*>(memory_ + plan_.bytes8 + 2 * head * plan_.stride + c) = high;
-      *reinterpret_cast<unsigned*>(memory_ + plan_.bytes8 + (2 * head + 1) * plan_.stride + c) = low;
-    }
-    __syncthreads();
-  }
-
-  /// Integer sums to own [heads][rows]: scaled, biased, and cut at 0 in the hidden layer. `tail` holds the
-  /// scales, then the biases, of all rows. Clears the peaks for the next layer.
-  __device__ void finish_layer(const std::byte* tail, int rows, int rows_of_rank, bool hidden) {
-    const float* const scales = reinterpret_cast<const float*>(tail);
-    unsigned* const peaks = peaks_();
-    const int* const sums = at<int>(plan_.sums);
-    for (int i = static_cast<int>(threadIdx.x); i < rows_of_rank * p_.heads; i += kThreads) {
-      const int head = i / rows_of_rank, row = i % rows_of_rank, all = rank_ * rows_of_rank + row;
-      const float peak = __uint_as_float(peaks[head]);
-      float y = 0.0f;
-      if (all < rows) {
-        const auto sum = [&](int plane, int part) {
-          return static_cast<float>(sums[(plane * rows_of_rank + row) * kTiles * 8 + 2 * head + part]);
-        };
-        float whole = sum(0, 0) * 256.0f + sum(0, 1);
-        if constexpr (kPlanes == 2) whole = whole * 256.0f + (sum(1, 0) * 256.0f + sum(1, 1));
-        const float scale = peak < INFINITY ? peak / kMost : NAN;
-        y = whole * (scales[all] * scale) + scales[rows + all];
-        if (hidden) y = y < 0.0f ? 0.0f : y;
-      }
-      at<float>(plan_.own)[i] = y;
-    }
-    __syncthreads();
-    if (threadIdx.x < kMostHeads) peaks[threadIdx.x] = 0;
-  }
-
-  /// own [heads][rows] of this block to [heads][stride] of all blocks.
-  __device__ void share(int to, int stride, int rows_of_rank) {
-    const int quads = rows_of_rank / 4, each = p_.heads * quads;
-    for (int i = static_cast<int>(threadIdx.x); i < each * kRanks; i += kThreads) {
-      const int other = i / each, head = i % each / quads, quad = i % quads;
-      float* const target = cluster_.map_shared_rank(at<float>(to), static_cast<unsigned>(other));
-      *reinterpret_cast<float4*>(target + head * stride + rank_ * rows_of_rank + quad * 4) =
-          *reinterpret_cast<const float4*>(at<float>(plan_.own) + head * rows_of_rank + quad * 4);
+  /// Scales and biases of this block's rows of a layer, [rows][2] from `place` on; 0 beyond the last row.
+  __device__ void take_tails(const std::byte* from, int rows, int rows_of_rank, int place) const {
+    const float* const tail = reinterpret_cast<const float*>(from);
+    for (int row = tid_; row < rows_of_rank; row += kThreads) {
+      const int all = rank_ * rows_of_rank + row;
+      at<float2>(plan_.tails)[place + row] =
+          all < rows ? make_float2(__ldg(tail + all), __ldg(tail + rows + all)) : make_float2(0.0f, 0.0f);
     }
   }
 
+  __device__ void take_tables() {
+    const BucketTables& tables = p_.task.tables;
+    const int buckets = p_.task.net.buckets;
+    place_ = std::int64_t{token_.sequence} * p_.queries.layout.kv_heads + kv_head_;
+    listed_ = tables.listed[token_.sequence];
+#pragma unroll 4
+    for (int i = tid_; i <= buckets; i += kThreads)
+      at<int>(plan_.offsets)[i] = tables.offsets[place_ * (buckets + 1) + i];
+    for (int row = tid_; row < plan_.bucket_rows; row += kThreads) {  // until the bucket's key is there
+      const int bucket = rank_ * plan_.bucket_rows + row;
+      const bool holds = bucket < buckets && tables.firsts[place_ * buckets + bucket] < far_end();
+      at<unsigned>(plan_.own_keys)[row] = holds;
+    }
+    for (int i = tid_; i < most(); i += kThreads) at<int>(plan_.chosen)[i] = -1;
+    for (int i = tid_; i < (buckets + 31) / 32; i += kThreads) at<unsigned>(plan_.map)[i] = 0;
+    if (tid_ < kMostHeads) peaks().hidden[tid_] = 0;
+  }
   __device__ std::int64_t far_end() const {
     return max(p_.task.sink, std::int64_t{token_.position} + 1 - p_.task.window);
   }
 
+  /// Four numbers of a head to two bytes each.
+  __device__ void put(int head, int column, float4 x, float inverse) const {
+    const float values[4] = {x.x, x.y, x.z, x.w};
+    unsigned high = 0, low = 0;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int whole = inverse == 0.0f ? 0 : __float2int_rn(values[e] * inverse);
+      const int upper = (whole + 128) >> 8;
+      high |= static_cast<unsigned>(upper & 255) << 8 * e;
+      low |= static_cast<unsigned>((whole - upper * 256) & 255) << 8 * e;
+    }
+    *at<unsigned>(plan_.bytes8 + 2 * head * plan_.stride + column) = high;
+    *at<unsigned>(plan_.bytes8 + (2 * head + 1) * plan_.stride + column) = low;
+  }
+  /// 0 for a head with a number that is not finite: it has no say.
+  __device__ static float inverse_of(float peak) {
+    return peak > 0.0f && peak < INFINITY ? kMost / peak : 0.0f;
+  }
+  __device__ static unsigned size_of(float4 x) {  // NaN counts as more than infinity
+    return max(max(__float_as_uint(fabsf(x.x)), __float_as_uint(fabsf(x.y))),
+               max(__float_as_uint(fabsf(x.z)), __float_as_uint(fabsf(x.w))));
+  }
+
+  /// A warp for each input of the network: a query head, or the sum of the group.
+  __device__ void take_queries(int in) {
+    const int d = p_.task.net.inputs;
+    const float* const q =
+        p_.task.q + (std::int64_t{query_} * p_.queries.query_heads + kv_head_ * p_.group) * d;
+    for (int head = warp_; head < p_.heads; head += kWarps) {
+      float* const x = at<float>(plan_.q) + head * in;
+      unsigned peak = 0;
+      for (int c = 4 * lane_; c < in; c += 128) {
+        float4 sum = {};
+        const int group = p_.heads == p_.group ? 1 : p_.group;
+        for (int g = 0; g < group && c < d; ++g) {  // d is a multiple of 4
+          const float4 one = *reinterpret_cast<const float4*>(q + (head + g) * d + c);
+          sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
+        }
+        *reinterpret_cast<float4*>(x + c) = sum;
+        peak = max(peak, size_of(sum));
+      }
+      peak = __reduce_max_sync(~0u, peak);
+      const float most = __uint_as_float(peak), inverse = inverse_of(most);
+      for (int c = 4 * lane_; c < in; c += 128)
+        put(head, c, *reinterpret_cast<const float4*>(x + c), inverse);
+      if (lane_ == 0) peaks().of_input[head] = most;
+    }
+    __syncthreads();
+  }
+
+  /// h of all blocks, against the largest of each head that the blocks have found.
+  __device__ void quantise_hidden(int columns) {
+    const int parts = max(1, kWarps / p_.heads);  // warps of a head
+    for (int unit = warp_; unit < p_.heads * parts; unit += kWarps) {
+      const int head = unit / parts, part = unit - head * parts;
+      const unsigned mine = lane_ < kRanks ? at<unsigned>(plan_.hidden_peaks)[lane_ * p_.heads + head] : 0;
+      const float most = __uint_as_float(__reduce_max_sync(~0u, mine)), inverse = inverse_of(most);
+      const float* const x = at<float>(plan_.hidden) + head * plan_.hidden_stride;
+#pragma unroll 4
+      for (int c = (part * 32 + lane_) * 4; c < columns; c += parts * 128)
+        put(head, c, *reinterpret_cast<const float4*>(x + c), inverse);
+      if (part == 0 && lane_ == 0) peaks().of_input[head] = most;
+    }
+    __syncthreads();
+  }
+
+  /// Integer sums to own [heads][rows]: scaled, biased, and cut at 0 in the hidden layer.
+  __device__ void finish_layer(int tails, int rows, bool hidden) {
+    const int* const sums = at<int>(plan_.sums);
+    for (int i = tid_; i < rows * p_.heads; i += kThreads) {
+      const int head = i / rows, row = i - head * rows;
+      const float peak = peaks().of_input[head];
+      const auto sum = [&](int plane) {
+        const int2 both = *reinterpret_cast<const int2*>(sums + (plane * rows + row) * kTiles * 8 + 2 * head);
+        return static_cast<float>(both.x) * 256.0f + static_cast<float>(both.y);
+      };
+      float whole = sum(0);
+      if constexpr (kPlanes == 2) whole = whole * 256.0f + sum(1);
+      const float2 tail = at<float2>(plan_.tails)[tails + row];
+      float y = whole * (tail.x * (peak < INFINITY ? peak / kMost : NAN)) + tail.y;
+      if (hidden) {
+        y = y < 0.0f ? 0.0f : y;
+        const unsigned size = __float_as_uint(fabsf(y));
+        if (rows % 32 == 0) {  // a warp is within one head
+          const unsigned most = __reduce_max_sync(~0u, size);
+          if (lane_ == 0) atomicMax(&peaks().hidden[head], most);
+        } else {
+          atomicMax(&peaks().hidden[head], size);
+        }
+      }
+      at<float>(plan_.own)[i] = y;
+    }
+    __syncthreads();
+  }
+
+  /// own [heads][rows] and the largest of each head, to all blocks.
+  __device__ void share_hidden() const {
+    const int other = tid_ % kRanks, rows = plan_.hidden_rows;
+    float* const target = cluster_.map_shared_rank(at<float>(plan_.hidden), static_cast<unsigned>(other));
+    unsigned* const all_peaks =
+        cluster_.map_shared_rank(at<unsigned>(plan_.hidden_peaks), static_cast<unsigned>(other));
+    for (int head = 0; head < p_.heads; ++head) {
+      for (int row = tid_ / kRanks * 4; row < rows; row += kThreads / kRanks * 4)
+        *reinterpret_cast<float4*>(target + head * plan_.hidden_stride + rank_ * rows + row) =
+            *reinterpret_cast<const float4*>(at<float>(plan_.own) + head * rows + row);
+      if (tid_ / kRanks == head % (kThreads / kRanks))
+        all_peaks[rank_ * p_.heads + head] = peaks().hidden[head];
+    }
+  }
+
+  /// Highest score and sum of exponentials of each head over this block's buckets, to all blocks.
+  __device__ void share_stats() const {
+    const int rows = plan_.bucket_rows;
+    const int valid = min(rows, p_.task.net.buckets - rank_ * rows);
+    for (int head = warp_; head < p_.heads; head += kWarps) {
+      const float* const scores = at<float>(plan_.own) + head * rows;
+      float highest = -INFINITY, sum = 0.0f;
+      for (int row = lane_; row < valid; row += 32) highest = fmaxf(highest, scores[row]);
+      for (int o = 16; o > 0; o /= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, o));
+      for (int row = lane_; row < valid; row += 32) sum += __expf(scores[row] - highest);
+      for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(~0u, sum, o);
+      if (lane_ < kRanks)
+        cluster_.map_shared_rank(at<float2>(plan_.stats),
+                                 static_cast<unsigned>(lane_))[rank_ * p_.heads + head] =
+            make_float2(highest, sum);
+    }
+  }
+
   /// Keys by which buckets are ranked: unique, the bucket's number in the low bits; 0 for those that may not
-  /// be chosen. Then each block finds the places of its own buckets and tells all.
-  __device__ void rank_buckets() {
-    const int buckets = p_.task.net.buckets, stride = kRanks * plan_.bucket_rows;
-    const float* const scores = at<float>(plan_.scores);
-    const int tid = static_cast<int>(threadIdx.x), lane = tid % 32, warp = tid / 32;
-    __shared__ float peaks[kWarps][kMostHeads], totals[kWarps][kMostHeads];
-    float peak[kMostHeads], total[kMostHeads];
+  /// be chosen.
+  __device__ void share_keys() {
+    const int rows = plan_.bucket_rows, buckets = p_.task.net.buckets;
+    const float* const scores = at<float>(plan_.own);
     if (p_.task.softmax) {
-#pragma unroll
-      for (int h = 0; h < kMostHeads; ++h) {
-        if (h >= p_.heads) break;
-        float most = -INFINITY;
-        for (int c = tid; c < buckets; c += kThreads) most = fmaxf(most, scores[h * stride + c]);
-        for (int o = 16; o > 0; o /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, o));
-        if (lane == 0) peaks[warp][h] = most;
-      }
-      __syncthreads();
-#pragma unroll
-      for (int h = 0; h < kMostHeads; ++h) {
-        if (h >= p_.heads) break;
-        float most = peaks[0][h], sum = 0.0f;
-        for (int w = 1; w < kWarps; ++w) most = fmaxf(most, peaks[w][h]);
-        peak[h] = most;
-        for (int c = tid; c < buckets; c += kThreads) sum += __expf(scores[h * stride + c] - most);
+      for (int head = warp_; head < p_.heads; head += kWarps) {
+        const float2 mine =
+            lane_ < kRanks ? at<float2>(plan_.stats)[lane_ * p_.heads + head] : make_float2(-INFINITY, 0.0f);
+        float highest = mine.x;
+        for (int o = 16; o > 0; o /= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, o));
+        float sum = mine.x == -INFINITY && !isnan(mine.y) ? 0.0f : mine.y * __expf(mine.x - highest);
         for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(~0u, sum, o);
-        if (lane == 0) totals[warp][h] = sum;
+        if (lane_ == 0) {
+          peaks().highest[head] = highest;
+          peaks().inverse[head] = isfinite(highest) && sum > 0.0f ? 1.0f / sum : 0.0f;
+        }
       }
       __syncthreads();
-#pragma unroll
-      for (int h = 0; h < kMostHeads; ++h) {
-        if (h >= p_.heads) break;
-        float sum = totals[0][h];
-        for (int w = 1; w < kWarps; ++w) sum += totals[w][h];
-        total[h] = isfinite(peak[h]) && sum > 0.0f ? 1.0f / sum : 0.0f;
-      }
     }
     unsigned low = 1;  // bits that hold a bucket's number
     while (low < static_cast<unsigned>(buckets)) low *= 2;
-    unsigned* const keys = at<unsigned>(plan_.keys);
-    for (int c = tid; c < stride; c += kThreads) {
-      unsigned key = 0;
-      if (c < buckets && static_cast<int>(keys[c]) < far_end()) {
-        float x = 0.0f;
-        if (p_.task.softmax) {
-#pragma unroll
-          for (int h = 0; h < kMostHeads; ++h) {
-            if (h >= p_.heads) break;
-            if (total[h] > 0.0f) x += __expf(scores[h * stride + c] - peak[h]) * total[h];
-          }
-        } else {
-          x = scores[c];
-        }
-        const unsigned bits = __float_as_uint(x);
-        key = isnan(x) ? 0 : bits >> 31 ? ~bits : bits | 0x80000000u;
-        key = max(key & ~(low - 1), low) | static_cast<unsigned>(c);
+    for (int row = tid_; row < rows; row += kThreads) {
+      float x = p_.task.softmax ? 0.0f : scores[row];
+      for (int head = 0; p_.task.softmax && head < p_.heads; ++head) {
+        const float inverse = peaks().inverse[head];
+        if (inverse > 0.0f) x += __expf(scores[head * rows + row] - peaks().highest[head]) * inverse;
       }
-      keys[c] = key;
+      unsigned& key = at<unsigned>(plan_.own_keys)[row];
+      const unsigned bits = __float_as_uint(x), ordered = bits >> 31 ? ~bits : bits | 0x80000000u;
+      if (key != 0)
+        key = isnan(x) ? 0 : max(ordered & ~(low - 1), low) | static_cast<unsigned>(rank_ * rows + row);
     }
     __syncthreads();
+    unsigned* const target =
+        cluster_.map_shared_rank(at<unsigned>(plan_.keys), static_cast<unsigned>(tid_ % kRanks));
+    for (int row = tid_ / kRanks * 4; row < rows; row += kThreads / kRanks * 4)
+      *reinterpret_cast<uint4*>(target + rank_ * rows + row) =
+          *reinterpret_cast<const uint4*>(at<unsigned>(plan_.own_keys) + row);
+  }
+
+  /// Each block finds the places of its own buckets and tells all of those that are chosen.
+  __device__ void rank_buckets() const {
     constexpr int kSharers = 4;  // threads that rank one bucket
-    const int most = min(p_.task.probes, buckets), rows = plan_.bucket_rows;
-    for (int i = tid; i < (rows * kSharers + 31) / 32 * 32; i += kThreads) {
-      const int c = rank_ * rows + i / kSharers;
-      const unsigned key = i < rows * kSharers ? keys[c] : 0;
+    const int rows = plan_.bucket_rows, all = kRanks * rows;
+    const unsigned* const keys = at<unsigned>(plan_.keys);
+    for (int i = tid_; i < rows * kSharers; i += kThreads) {  // rows is a multiple of 16: whole warps
+      const int bucket = rank_ * rows + i / kSharers;
+      const unsigned key = keys[bucket];
       int above = 0;
-      for (int j = i % kSharers * 4; j < stride; j += kSharers * 4) {
+#pragma unroll 8
+      for (int j = i % kSharers * 4; j < all; j += kSharers * 4) {
         const uint4 others = *reinterpret_cast<const uint4*>(keys + j);
         above += (others.x > key) + (others.y > key) + (others.z > key) + (others.w > key);
       }
       above += __shfl_xor_sync(~0u, above, 1);
       above += __shfl_xor_sync(~0u, above, 2);
-      if (key == 0 || above >= most) continue;
+      if (key == 0 || above >= most()) continue;
       for (int other = i % kSharers; other < kRanks; other += kSharers)
-        cluster_.map_shared_rank(at<int>(plan_.chosen), static_cast<unsigned>(other))[above] = c;
+        cluster_.map_shared_rank(at<int>(plan_.chosen), static_cast<unsigned>(other))[above] = bucket;
     }
   }
 
-  /// Sum over the threads before this one; `total` over all.
-  __device__ int before(int mine, int* total) {
-    __shared__ int sums[kWarps];
-    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-    int up_to = mine;
-#pragma unroll
-    for (int o = 1; o < 32; o *= 2) {
-      const int other = __shfl_up_sync(~0u, up_to, o);
-      if (lane >= o) up_to += other;
-    }
-    __syncthreads();
-    if (lane == 31) sums[warp] = up_to;
-    __syncthreads();
-    int earlier = 0, all = 0;
-    for (int w = 0; w < kWarps; ++w) {
-      if (w < warp) earlier += sums[w];
-      all += sums[w];
-    }
-    *total = all;
-    return earlier + up_to - mine;
-  }
-
-  __device__ void list_rows(int most) {
-    const BucketTables& tables = p_.task.tables;
-    const int* const offsets = at<int>(plan_.offsets);
-    const int* const chosen = at<int>(plan_.chosen);
+  /// Where each chosen bucket's rows begin in the list, and where all end; by one warp.
+  __device__ void find_starts() const {
+    const int *const offsets = at<int>(plan_.offsets), *const chosen = at<int>(plan_.chosen);
     int* const starts = at<int>(plan_.starts);
-    const int tid = static_cast<int>(threadIdx.x);
-    int listed = 0;
-    for (int from = 0; from < most; from += kThreads) {
-      const int bucket = from + tid < most ? chosen[from + tid] : -1;
-      int total;
-      const int start = before(bucket < 0 ? 0 : offsets[bucket + 1] - offsets[bucket], &total);
-      if (from + tid < most) starts[from + tid] = listed + start;
-      listed += total;
+    int total = 0;
+    for (int from = 0; from < most(); from += 32) {
+      const int bucket = from + lane_ < most() ? chosen[from + lane_] : -1;
+      const int size = bucket < 0 ? 0 : offsets[bucket + 1] - offsets[bucket];
+      int up_to = size;
+#pragma unroll
+      for (int o = 1; o < 32; o *= 2) {
+        const int other = __shfl_up_sync(~0u, up_to, o);
+        if (lane_ >= o) up_to += other;
+      }
+      if (from + lane_ < most()) starts[from + lane_] = total + up_to - size;
+      total += __shfl_sync(~0u, up_to, 31);
     }
-    if (tid == 0) starts[most] = listed;
+    if (lane_ == 0) starts[most()] = total;
+  }
+
+  __device__ void list_rows() {
+    const BucketTables& tables = p_.task.tables;
+    const int *const offsets = at<int>(plan_.offsets), *const chosen = at<int>(plan_.chosen);
+    const int* const starts = at<int>(plan_.starts);
+    if (warp_ == 0) find_starts();
     __syncthreads();
     const std::int64_t list = std::int64_t{query_} * p_.queries.layout.kv_heads + kv_head_;
     std::int32_t* const to = p_.task.rows + list * p_.task.capacity;
     const std::int32_t* const from = tables.rows + place_ * tables.max_tokens;
-    const int end = static_cast<int>(min(std::int64_t{listed}, p_.task.capacity));
-    for (int i = rank_ * kThreads + tid; i < end; i += kRanks * kThreads) {
-      int low = 0, high = most;  // the last bucket that starts at or before i
+    const int end = static_cast<int>(min(std::int64_t{starts[most()]}, p_.task.capacity));
+#pragma unroll 4
+    for (int i = rank_ * kThreads + tid_; i < end; i += kRanks * kThreads) {
+      int low = 0, high = most();  // the last bucket that starts at or before i
       while (high - low > 1) {
         const int middle = (low + high) / 2;
         if (starts[middle] <= i) {
@@ -464,24 +385,43 @@ class Chooser {
       }
       to[i] = from[offsets[chosen[low]] + i - starts[low]];
     }
-    if (rank_ == kRanks - 1) add_unlisted(most, listed, to, list);
+    if (rank_ == kRanks - 1) add_unlisted(starts[most()], to, list);
+  }
+
+  /// Sum over the threads before this one; `total` over all.
+  __device__ int before(int mine, int* total) const {
+    __shared__ int sums[kWarps];
+    int up_to = mine;
+#pragma unroll
+    for (int o = 1; o < 32; o *= 2) {
+      const int other = __shfl_up_sync(~0u, up_to, o);
+      if (lane_ >= o) up_to += other;
+    }
+    __syncthreads();
+    if (lane_ == 31) sums[warp_] = up_to;
+    __syncthreads();
+    int earlier = 0, all = 0;
+    for (int w = 0; w < kWarps; ++w) {
+      if (w < warp_) earlier += sums[w];
+      all += sums[w];
+    }
+    *total = all;
+    return earlier + up_to - mine;
   }
 
   /// Keys [listed, far_end) in chosen buckets, by their labels: eight a thread.
-  __device__ void add_unlisted(int most, int count, std::int32_t* to, std::int64_t list) {
-    const BucketTables& tables = p_.task.tables;
-    const int tid = static_cast<int>(threadIdx.x);
+  __device__ void add_unlisted(int count, std::int32_t* to, std::int64_t list) const {
+    constexpr int kEach = 8;
+    const std::int64_t end = far_end();
     unsigned* const map = at<unsigned>(plan_.map);
-    for (int i = tid; i < most; i += kThreads) {
+    for (int i = tid_; listed_ < end && i < most(); i += kThreads) {
       const int bucket = at<int>(plan_.chosen)[i];
       if (bucket >= 0) atomicOr(&map[bucket / 32], 1u << bucket % 32);
     }
     __syncthreads();
-    const std::uint16_t* const labels = tables.labels + place_ * tables.max_tokens;
-    const std::int64_t end = far_end();
-    constexpr int kEach = 8;
-    for (std::int64_t at = tables.listed[token_.sequence]; at < end; at += kThreads * kEach) {
-      const std::int64_t mine = at + tid * kEach;
+    const std::uint16_t* const labels = p_.task.tables.labels + place_ * p_.task.tables.max_tokens;
+    for (std::int64_t from = listed_; from < end; from += kThreads * kEach) {
+      const std::int64_t mine = from + tid_ * kEach;
       unsigned in = 0;
       for (int e = 0; e < kEach; ++e) {
         if (mine + e >= end) break;
@@ -493,30 +433,31 @@ class Chooser {
         if (place < p_.task.capacity) to[place] = static_cast<std::int32_t>(mine) + __ffs(in) - 1;
       count += total;
     }
-    if (tid == 0) p_.task.counts[list] = static_cast<int>(min(std::int64_t{count}, p_.task.capacity));
+    if (tid_ == 0) p_.task.counts[list] = static_cast<int>(min(std::int64_t{count}, p_.task.capacity));
   }
 
   const Params& p_;
   const Plan plan_;
   char* const memory_;
   const cooperative_groups::cluster_group cluster_;
-  const int rank_, kv_head_, query_;
+  const int rank_, kv_head_, query_, tid_, lane_, warp_;
   QueryToken token_;
   std::int64_t place_ = 0;  ///< of this sequence and KV head in the tables
+  std::int32_t listed_ = 0;
 };
 
-template <int kPlanes, int kTiles>
+template <int kPlanes, int kTiles, int kRanks>
 __global__ void __launch_bounds__(kThreads) choose_kernel(const __grid_constant__ Params p) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) char memory[];
-  Chooser<kPlanes, kTiles>(p, memory).run();
+  Chooser<kPlanes, kTiles, kRanks>(p, memory).run();
 #endif
 }
 
-template <int kPlanes, int kTiles>
+template <int kPlanes, int kTiles, int kRanks>
 void launch(const Params& p, StreamHandle stream) {
-  const int shared = Plan(p.task.net, p.heads, p.task.probes).total;
-  const auto kernel = choose_kernel<kPlanes, kTiles>;
+  const int shared = Plan(p.task.net, p.heads, p.task.probes, kRanks).total;
+  const auto kernel = choose_kernel<kPlanes, kTiles, kRanks>;
   LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
   LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
   cudaLaunchConfig_t config = {};
@@ -535,11 +476,18 @@ void launch(const Params& p, StreamHandle stream) {
   LODE_CUDA(cudaLaunchKernelEx(&config, kernel, p));
 }
 
+template <int kPlanes, int kTiles>
+void launch_for_count(const Params& p, StreamHandle stream) {
+  if (p.queries.layout.kv_heads * p.queries.count < kFewClusters)
+    return launch<kPlanes, kTiles, 16>(p, stream);
+  launch<kPlanes, kTiles, 8>(p, stream);
+}
+
 template <int kPlanes>
 void launch_for_heads(const Params& p, StreamHandle stream) {
-  if (p.heads <= 4) return launch<kPlanes, 1>(p, stream);
-  if (p.heads <= 8) return launch<kPlanes, 2>(p, stream);
-  launch<kPlanes, 4>(p, stream);
+  if (p.heads <= 4) return launch_for_count<kPlanes, 1>(p, stream);
+  if (p.heads <= 8) return launch_for_count<kPlanes, 2>(p, stream);
+  launch_for_count<kPlanes, 4>(p, stream);
 }
 
 Params params_of(const BucketChoiceTask& task, const Queries& queries) {
@@ -596,7 +544,8 @@ std::vector<std::byte> pack_net(const NetLayout& layout, std::span<const float> 
 }
 
 std::int64_t bucket_choice_shared_bytes(const BucketChoiceTask& task, int group) {
-  return Plan(task.net, task.softmax ? group : 1, task.probes).total;
+  const int heads = task.softmax ? group : 1;
+  return std::max(Plan(task.net, heads, task.probes, 8).total, Plan(task.net, heads, task.probes, 16).total);
 }
 
 bool fits_bucket_choice(const BucketChoiceTask& task, int group) {
