@@ -425,6 +425,12 @@ void CudaContext::attend_chosen_by_host(int layer, const Run& run, ForwardWork& 
   const cuda::RowLists lists = lists_.upload(lists_memory_, stream_.get());
   attend_rows_decode(queries(layer, run.count), lists, options_.max_tokens, workspace_.as<void>(),
                      stream_.get());
+  if (selector.wants_mass()) {  // the device keeps no weights: the host attends as well
+    std::vector<float> output(block.q.size());
+    float* const place = output.data();
+    lode::attend({&block, 1}, selection, where, {&place, 1},
+                 [&](const AttentionMass& mass) { selector.observe(mass); });
+  }
   work.attend += count_attended({&block, 1}, selection, where);
   const SelectWork select = selector.take_work();
   work.select.bytes += select.bytes;

@@ -23,6 +23,7 @@ class CapturedQueries {
   void clear();
 
   std::int64_t tokens() const { return std::ssize(positions_); }
+  std::span<const Position> positions() const { return positions_; }  ///< rising
   /// Queries of heads [first, first + heads), [tokens * heads, d].
   std::vector<float> of_heads(int first, int heads) const;
   std::int64_t bytes() const;  ///< memory held

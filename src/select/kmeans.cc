@@ -18,9 +18,7 @@
 #include "ann/kmeans.h"
 
 #include <array>
-#include <numeric>
 
-#include "base/rng.h"
 #include "base/threads.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
@@ -28,7 +26,6 @@
 #include "select/centroids.h"
 #include "select/methods.h"
 #include "select/partition.h"
-#include "select/stored_keys.h"
 
 namespace lode {
 
@@ -36,7 +33,6 @@ namespace {
 
 constexpr std::int64_t kMaxClusters = 1024;  // SAAP, section 3
 constexpr std::int64_t kKeysPerCluster = 16;
-constexpr std::int64_t kPiece = 64;  // of one thread's item
 constexpr std::array<std::string_view, 2> kRope = {"off", "on"};
 
 struct Options {
@@ -75,7 +71,8 @@ class KMeans final : public PartitionSelector, public BucketChooser {
     if (trained_.empty() && keys > 0) {
       std::vector<std::vector<float>> centroids;
       for (int head = 0; head < geometry_.kv_heads; ++head) {
-        centroids.push_back(train(kv.heads[static_cast<std::size_t>(head)], head, index.begin(), keys));
+        centroids.push_back(train_centroids(kv.heads[static_cast<std::size_t>(head)], head, index.begin(),
+                                            keys, options_.clusters_for(keys)));
       }
       index = BucketIndex(index.begin(), geometry_.head_dim, std::move(centroids));
     }
@@ -117,39 +114,12 @@ class KMeans final : public PartitionSelector, public BucketChooser {
     assign_points(keys, index.centroids(head), labels, *geometry_.pool);
   }
 
-  std::vector<float> train(const KvRows& kv, int head, Position begin, std::int64_t keys) const;
   void choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) override;
 
   Options options_;
   std::vector<std::vector<float>> trained_;  // [Hkv][C, d], empty without `weights`
   std::vector<Scratch> scratch_;             // [workers]
 };
-
-/// Centroids of a head's keys [begin, begin + keys), or of a sample of them.
-std::vector<float> KMeans::train(const KvRows& kv, int head, Position begin, std::int64_t keys) const {
-  const std::int64_t clusters = options_.clusters_for(keys), d = geometry_.head_dim;
-  const std::uint64_t seed = hash_seed(geometry_.seed, geometry_.layer, geometry_.kv_head_in_layer(head));
-  std::vector<Position> sample(static_cast<std::size_t>(keys));
-  std::iota(sample.begin(), sample.end(), begin);
-  if (const std::int64_t limit = clusters * kTrainingKeysPerCentroid; keys > limit) {
-    Rng rng(seed);
-    for (std::int64_t i = 0; i < limit; ++i) {
-      const auto pick = i + static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(keys - i)));
-      std::swap(sample[static_cast<std::size_t>(i)], sample[static_cast<std::size_t>(pick)]);
-    }
-    sample.resize(static_cast<std::size_t>(limit));
-    std::sort(sample.begin(), sample.end());
-  }
-  std::vector<float> x(sample.size() * static_cast<std::size_t>(d));  // [sample, d]
-  for_each((std::ssize(sample) + kPiece - 1) / kPiece, [&](std::int64_t item, int) {
-    for (std::int64_t i = item * kPiece; i < std::min(std::ssize(sample), (item + 1) * kPiece); ++i) {
-      read_stored_keys({&kv, 1}, sample[static_cast<std::size_t>(i)], unrotate_by(),
-                       std::span(x).subspan(static_cast<std::size_t>(i * d), static_cast<std::size_t>(d)));
-    }
-  });
-  return spherical_kmeans({x.data(), std::ssize(sample), d}, {.clusters = clusters, .seed = seed},
-                          *geometry_.pool);
-}
 
 void KMeans::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) {
   const BucketIndex& index = index_of(unit);

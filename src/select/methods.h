@@ -19,6 +19,13 @@ MethodInfo hash_method();
 MethodInfo hyperplanes_method();
 MethodInfo saap_method();
 MethodInfo retrieval_method();
+MethodInfo magicpig_method();
+MethodInfo kdeformer_method();
+MethodInfo reformer_method();
+MethodInfo h2o_method();
+MethodInfo snapkv_method();
+MethodInfo ivf_method();
+MethodInfo hnsw_method();
 MethodInfo plan_method();
 
 /// InputError when the spec gives both of two keys that exclude each other.

@@ -13,8 +13,8 @@ void ObservedQueries::take(const KvWrite& write) {
     q_.clear();
     begin_ = write.begin;
   }
-  const std::int64_t taken = std::min(write.tokens, kTokens);
-  const std::int64_t dropped = std::max<std::int64_t>(0, tokens() + write.tokens - kTokens);
+  const std::int64_t taken = std::min(write.tokens, most_);
+  const std::int64_t dropped = std::max<std::int64_t>(0, tokens() + write.tokens - most_);
   begin_ += static_cast<Position>(dropped);
   q_.erase(q_.begin(), q_.begin() + std::min<std::int64_t>(std::ssize(q_), dropped * width_));
   q_.insert(q_.end(), write.q.end() - taken * width_, write.q.end());

@@ -12,7 +12,10 @@ namespace lode {
 
 class ObservedQueries {
  public:
+  /// Of how many tokens, if not as many as Squeezed Attention looks at.
   static constexpr std::int64_t kTokens = 100;
+  ObservedQueries() = default;
+  explicit ObservedQueries(std::int64_t most) : most_(most) {}
 
   /// Takes the context tokens of a write; a gap forgets what was before it.
   void take(const KvWrite& write);
@@ -24,6 +27,7 @@ class ObservedQueries {
   std::int64_t bytes() const { return static_cast<std::int64_t>(q_.capacity() * sizeof(float)); }
 
  private:
+  std::int64_t most_ = kTokens;
   Position begin_ = 0;
   std::int64_t width_ = 0;  // Hq * d
   std::vector<float> q_;    // [tokens, Hq, d]

@@ -3,9 +3,13 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
+#include "ann/kmeans.h"
+#include "base/rng.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
+#include "select/centroids.h"
 #include "select/stored_keys.h"
 
 namespace lode {
@@ -96,6 +100,32 @@ void PartitionSelector::extend_block(BucketIndex& index, KvLayer kv, Position en
                                     static_cast<std::size_t>(some)));
   });
   index.add(labels, count);
+}
+
+std::vector<float> PartitionSelector::train_centroids(const KvRows& kv, int head, Position begin,
+                                                      std::int64_t keys, std::int64_t clusters) const {
+  const std::int64_t d = geometry_.head_dim;
+  const std::uint64_t seed = hash_seed(geometry_.seed, geometry_.layer, geometry_.kv_head_in_layer(head));
+  std::vector<Position> sample(static_cast<std::size_t>(keys));
+  std::iota(sample.begin(), sample.end(), begin);
+  if (const std::int64_t limit = clusters * kTrainingKeysPerCentroid; keys > limit) {
+    Rng rng(seed);
+    for (std::int64_t i = 0; i < limit; ++i) {
+      const auto pick = i + static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(keys - i)));
+      std::swap(sample[static_cast<std::size_t>(i)], sample[static_cast<std::size_t>(pick)]);
+    }
+    sample.resize(static_cast<std::size_t>(limit));
+    std::sort(sample.begin(), sample.end());
+  }
+  std::vector<float> x(sample.size() * static_cast<std::size_t>(d));  // [sample, d]
+  for_each((std::ssize(sample) + kPiece - 1) / kPiece, [&](std::int64_t item, int) {
+    for (std::int64_t i = item * kPiece; i < std::min(std::ssize(sample), (item + 1) * kPiece); ++i) {
+      read_stored_keys({&kv, 1}, sample[static_cast<std::size_t>(i)], unrotate_by(),
+                       std::span(x).subspan(static_cast<std::size_t>(i * d), static_cast<std::size_t>(d)));
+    }
+  });
+  return spherical_kmeans({x.data(), std::ssize(sample), d}, {.clusters = clusters, .seed = seed},
+                          *geometry_.pool);
 }
 
 std::int64_t PartitionSelector::add_best_buckets(const SelectUnit& unit, int worker, std::span<float> scores,

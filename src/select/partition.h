@@ -34,6 +34,10 @@ class PartitionSelector : public PerTokenSelector {
   /// Null when keys are labelled as they are stored, after RoPE.
   virtual const Rope* unrotate_by() const { return geometry_.rope; }
 
+  /// Spherical k-means centroids [clusters, d] of a head's keys [begin, begin + keys), or of a sample of
+  /// them, un-rotated by `unrotate_by`.
+  std::vector<float> train_centroids(const KvRows& kv, int head, Position begin, std::int64_t keys,
+                                     std::int64_t clusters) const;
   /// What save wrote; InputError when it does not fit.
   BucketIndex read_index(const SectionReader& in, KvLayer kv) const;
   /// Puts keys [index.end(), end) into their buckets, a block at a time.

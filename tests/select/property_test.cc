@@ -56,6 +56,15 @@ std::vector<std::string> specs_of(const std::string& method) {
             "retrieval:k=3,beam=2,degree=4,per=query-head,warm=off",
             "retrieval:mass=0.7,beam=2,degree=8,warm=off"};
   }
+  if (method == "magicpig") return {"magicpig:L=20", "magicpig:K=3,L=12", "magicpig:K=1,L=2"};
+  if (method == "h2o") return {"h2o", "h2o:heavy_ratio=9,recent_ratio=30,queries=64"};
+  if (method == "snapkv")
+    return {"snapkv:window_size=8,max_capacity_prompt=20", "snapkv:max_capacity_prompt=10%,per=kv-head"};
+  if (method == "ivf") return {"ivf:nlist=12,nprobe=3,k=10", "ivf:k=5%,nprobe=1"};
+  if (method == "hnsw") return {"hnsw:M=4,ef_construction=10,k=9", "hnsw:M=2,ef_construction=4,k=5%,ef=20"};
+  if (method == "kdeformer") return {"kdeformer:bucket_size=20", "kdeformer:num_projs=32,bucket_size=10%"};
+  if (method == "reformer")
+    return {"reformer:bucket_size=16", "reformer:num_buckets=6,n_hashes=3,bucket_size=5%,chunks_before=0"};
   if (method == "ideal") return {"ideal", "ideal:sparsity=0.5,block=3"};
   if (method == "squeezed") {
     return {"squeezed:sparsity=0.7", "squeezed:levels=2,clusters=20%,clusters1=5%,mass=0.8",
@@ -332,13 +341,30 @@ TEST(Budgets, EverythingIsFullAttentionToTheBit) {
   World world({.kv_heads = 2, .group = 4, .type = DType::f16, .dense = {1, 16}});
   const LayerGeometry geometry = world.geometry(pool);
   world.write(200);
-  for (const char* spec :
-       {"topk:k=1000000", "topk:k=1.0", "topk:k=100%,by=value", "topk:mass=1", "topk:mass=1,per=kv-head",
-        "random:fraction=1.0", "random:fraction=5000", "kmeans:probes=100000", "kmeans:clusters=1,probes=1",
-        "hash:weights=made,budget=1.0", "hash:weights=made,budget=5000,per=query-head",
-        "hash:weights=made,mode=depth,depth=128", "hyperplanes:mode=combined,budget=100%,depth=128",
-        "saap:probes=24", "saap:probes=100000,group=independent", "retrieval:k=100000", "retrieval:mass=1",
-        "retrieval:k=1.0,per=query-head"}) {
+  for (const char* spec : {"topk:k=1000000",
+                           "topk:k=1.0",
+                           "topk:k=100%,by=value",
+                           "topk:mass=1",
+                           "topk:mass=1,per=kv-head",
+                           "random:fraction=1.0",
+                           "random:fraction=5000",
+                           "kmeans:probes=100000",
+                           "kmeans:clusters=1,probes=1",
+                           "hash:weights=made,budget=1.0",
+                           "hash:weights=made,budget=5000,per=query-head",
+                           "hash:weights=made,mode=depth,depth=128",
+                           "hyperplanes:mode=combined,budget=100%,depth=128",
+                           "kdeformer:bucket_size=100%",
+                           "reformer:bucket_size=5000",
+                           "h2o:heavy_ratio=100%",
+                           "snapkv:max_capacity_prompt=100%",
+                           "ivf:nprobe=100000,k=100%",
+                           "hnsw:k=5000",
+                           "saap:probes=24",
+                           "saap:probes=100000,group=independent",
+                           "retrieval:k=100000",
+                           "retrieval:mass=1",
+                           "retrieval:k=1.0,per=query-head"}) {
     const auto selector = make_with_artefact(spec, geometry);
     selector->build(0, world.store().layer(0));
     for (const std::int64_t tokens : {1, 6}) {
