@@ -3,11 +3,13 @@
 // nearest centroid; which buckets a query attends is said by a classifier that was trained on where attention
 // lies.
 //
-//   bucket(k) = argmax_c k . c                                                    (section 4, spherical
-//   k-means) probes(q) = top-l of sum over the group's heads of softmax(f_q(q))                (section 5,
-//   group=batched)
-//             = top-l of f_q(q), each head on its own                        (appendix E.3,
-//             group=independent)
+//   bucket(k) = argmax_c k . c                                             (section 4, spherical k-means)
+//   probes(q) = top-l of sum over the group's heads of softmax(f_q(q)) / n^a      (section 5, group=batched)
+//             = top-l of softmax(f_q(q)) / n^a, each head on its own   (appendix E.3, group=independent)
+//
+// with n = far keys of the bucket and a = 0 in the paper (rank=mass). Here a = 1/2 is the default: f_q
+// predicts the share of attention of a whole bucket, and buckets are uneven, so ranking by it alone reads few
+// large ones; at an equal share of keys the ranking by p / sqrt(n) captures more (docs/results/saap.md).
 //
 // Keys and queries enter before RoPE (section 4, "Assigning with(out) RoPE"); stored keys are un-rotated, so
 // the index is a function of the store alone. All keys of a chosen bucket are attended ("Beyond top-k").
@@ -43,6 +45,7 @@ namespace {
 
 constexpr std::int64_t kMaxProbes = 1 << 20;
 constexpr std::array<std::string_view, 2> kGroup = {"batched", "independent"};
+constexpr std::array<std::string_view, 3> kRank = {"root", "mass", "key"};
 constexpr std::int64_t kAlarmKeys = 1024;    // fewer keys say nothing of a text
 constexpr std::int64_t kAlarmQueries = 256;  // fewer choices neither
 
@@ -50,6 +53,7 @@ struct Options {
   std::optional<std::int64_t> clusters;
   std::int64_t probes = 32;
   bool batched = true;
+  float per_key = 0.5f;  ///< buckets are ranked by probability / keys^per_key
   std::optional<std::string> weights;
   double alarm = 3.0;
   std::string fallback = "none";
@@ -59,6 +63,8 @@ struct Options {
     if (spec.text("clusters")) options.clusters = spec.integer("clusters", 0, 1, kMaxProbes);
     options.probes = spec.integer("probes", options.probes, 1, kMaxProbes);
     options.batched = spec.choice("group", kGroup[0], kGroup) == kGroup[0];
+    const std::string rank = spec.choice("rank", kRank[0], kRank);
+    options.per_key = rank == "mass" ? 0.0f : rank == "key" ? 1.0f : 0.5f;
     options.weights = spec.text("weights");
     options.alarm = spec.number("alarm", options.alarm, 1.0, 1e6);
     options.fallback = spec.text("fallback").value_or(options.fallback);
@@ -140,6 +146,7 @@ class Saap final : public PartitionSelector, public BucketChooser {
  private:
   struct Scratch {
     std::vector<float> hidden, scores, sum;  // the network's, [G, C], [C]
+    std::vector<float> size;                 // [C] keys^per_key of each bucket
   };
 
   BucketIndex empty_index() const override {
@@ -151,6 +158,8 @@ class Saap final : public PartitionSelector, public BucketChooser {
   }
   void choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) override;
 
+  /// Divides by the buckets' sizes what add_best_buckets ranks: probabilities, or their logarithms.
+  void rank_by_size(const SelectUnit& unit, Scratch& s, std::span<float> scores, bool logarithms) const;
   double imbalance_against_training(const BucketIndex& index) const;
   double imbalance_against_training(std::span<const std::int64_t> sizes /*[Hkv, C]*/) const;
   bool fallen_back(std::int32_t sequence) const {
@@ -206,10 +215,12 @@ void Saap::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork
   if (options_.batched) {
     s.sum.assign(static_cast<std::size_t>(buckets), 0.0f);
     for (int g = 0; g < group; ++g) add_softmax(of_head(g), s.sum);
+    rank_by_size(unit, s, s.sum, false);
     out.add_set(unit.set(all_heads(group)));
     visited = add_best_buckets(unit, worker, s.sum, options_.probes, out);
   } else {
     for (int g = 0; g < group; ++g) {
+      rank_by_size(unit, s, of_head(g), true);
       out.add_set(unit.set(1u << g));
       visited += add_best_buckets(unit, worker, of_head(g), options_.probes, out);
     }
@@ -221,6 +232,18 @@ void Saap::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork
   far_keys_.fetch_add(visited, std::memory_order_relaxed);
   far_total_.fetch_add(sets * unit.far_keys(), std::memory_order_relaxed);
   choices_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Saap::rank_by_size(const SelectUnit& unit, Scratch& s, std::span<float> scores, bool logarithms) const {
+  if (options_.per_key == 0.0f) return;
+  const BucketIndex& index = index_of(unit);
+  s.size.resize(scores.size());
+  for (std::size_t c = 0; c < scores.size(); ++c) {
+    const auto keys = std::ssize(index.rows(unit.kv_head, static_cast<std::int64_t>(c), unit.far_end));
+    s.size[c] = std::pow(static_cast<float>(std::max<std::ptrdiff_t>(keys, 1)), options_.per_key);
+  }
+  for (std::size_t c = 0; c < scores.size(); ++c)
+    scores[c] = logarithms ? scores[c] - std::log(s.size[c]) : scores[c] / s.size[c];
 }
 
 double Saap::imbalance_against_training(const BucketIndex& index) const {
@@ -303,16 +326,20 @@ MethodInfo saap_method() {
       .name = "saap",
       .aliases = {},
       .source = "SAAP: trained partition of the keys, trained choice of buckets (Mazaré et al. 2025)",
-      .keys = {{"clusters", "buckets of the artefact, to check it: another number is an error", "as trained"},
-               {"probes", "buckets that a query attends, 1 to 1048576", "32"},
-               {"group", "whether the heads of a group choose together: batched or independent", "batched"},
-               {"weights", "file that `train saap` made", "MODEL/saap.safetensors"},
-               {"alarm",
-                "how many times as unevenly as those of the training text keys may fill the buckets before "
-                "it is said, 1 to 1000000",
-                "3"},
-               {"fallback", "method of layers for which the alarm rises: none, full, topk, kmeans, ...",
-                "none"}},
+      .keys =
+          {{"clusters", "buckets of the artefact, to check it: another number is an error", "as trained"},
+           {"probes", "buckets that a query attends, 1 to 1048576", "32"},
+           {"group", "whether the heads of a group choose together: batched or independent", "batched"},
+           {"rank",
+            "what buckets are ranked by: root (probability / sqrt(keys)), mass (probability, the paper's) or "
+            "key (probability / keys)",
+            "root"},
+           {"weights", "file that `train saap` made", "MODEL/saap.safetensors"},
+           {"alarm",
+            "how many times as unevenly as those of the training text keys may fill the buckets before "
+            "it is said, 1 to 1000000",
+            "3"},
+           {"fallback", "method of layers for which the alarm rises: none, full, topk, kmeans, ...", "none"}},
       .dense = {},
       .dense_layers = 1,
       .trained = true,

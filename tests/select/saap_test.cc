@@ -13,6 +13,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <tuple>
 
 #include "base/file.h"
 #include "io/container.h"
@@ -85,9 +86,14 @@ TEST_P(Saap, AttendsTheBucketsThatTheClassifierNames) {
   World world({.kv_heads = 2, .group = 3, .d = shape.d, .dense = {1, 16}});
   const LayerGeometry geometry = world.geometry(pool);
   const std::string weights = ",weights=" + SaapFiles::of(shape);
-  for (const bool batched : {true, false}) {
-    const auto selector =
-        make(std::string("saap:probes=3,group=") + (batched ? "batched" : "independent") + weights, geometry);
+  for (const auto& [batched, rank, power] : {std::tuple{true, "mass", 0.0},
+                                             {false, "mass", 0.0},
+                                             {true, "root", 0.5},
+                                             {true, "key", 1.0},
+                                             {false, "key", 1.0}}) {
+    const auto selector = make(std::string("saap:probes=3,group=") + (batched ? "batched" : "independent") +
+                                   ",rank=" + rank + weights,
+                               geometry);
     World text({.kv_heads = 2, .group = 3, .d = shape.d, .dense = {1, 16}});
     text.write(150);
     selector->build(0, text.store().layer(0));
@@ -111,7 +117,10 @@ TEST_P(Saap, AttendsTheBucketsThatTheClassifierNames) {
           const auto q = block.q_unrotated.subspan(static_cast<std::size_t>((t * 6 + h * 3 + g) * shape.d),
                                                    static_cast<std::size_t>(shape.d));
           own.push_back(softmax_exactly(scores_exactly(head.queries, q)));
-          for (std::size_t c = 0; c < sum.size(); ++c) sum[c] += own.back()[c];
+          for (std::size_t c = 0; c < sum.size(); ++c) {
+            own.back()[c] /= std::pow(std::max<double>(1.0, static_cast<double>(buckets[c].size())), power);
+            sum[c] += own.back()[c];
+          }
         }
         for (int g = 0; g < 3; ++g) {
           const std::vector<int> order = ranked(batched ? sum : own[static_cast<std::size_t>(g)], buckets);
