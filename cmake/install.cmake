@@ -8,7 +8,7 @@ install(TARGETS lodestone EXPORT lodestone-targets ARCHIVE DESTINATION ${CMAKE_I
 install(DIRECTORY include/lodestone DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 if(TARGET lodestone-cli)
   install(TARGETS lodestone-cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-  foreach(shipped models demo)
+  foreach(shipped models demo suites)
     if(EXISTS ${PROJECT_SOURCE_DIR}/${shipped})
       install(DIRECTORY ${shipped} DESTINATION ${CMAKE_INSTALL_DATADIR}/lodestone)
     endif()

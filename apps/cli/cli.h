@@ -55,6 +55,9 @@ std::int64_t parse_bytes(std::string_view text, std::string_view flag);
 void add_attention_flag(CLI::App& verb, std::vector<std::string>& specs, bool required);
 std::vector<Spec> parse_specs(const std::vector<std::string>& specs);
 
+/// "--format NAME" and "--prompts FILE" of published data sets.
+void add_dataset_flags(CLI::App& verb, std::string& format, std::string& prompts);
+
 /// Checks of flags. CLI11's own let NaN pass, and integers that wrap around.
 CLI::Validator whole_number(std::int64_t low, std::int64_t high);
 CLI::Validator number(double low, double high);
@@ -98,5 +101,6 @@ void add_eval(CLI::App& app);
 void add_probe(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_tune(CLI::App& app);
+void add_report(CLI::App& app);
 
 }  // namespace lode::cli

@@ -125,6 +125,13 @@ void add_attention_flag(CLI::App& verb, std::vector<std::string>& specs, bool re
   if (required) option->required();
 }
 
+void add_dataset_flags(CLI::App& verb, std::string& format, std::string& prompts) {
+  verb.add_option("--format", format,
+                  "of the samples: auto, own, ruler, infinitebench, longbench, prefixqa or needle");
+  verb.add_option("--prompts", prompts,
+                  "file of prompt templates by task, such as LongBench's dataset2prompt.json");
+}
+
 std::vector<Spec> parse_specs(const std::vector<std::string>& specs) {
   std::vector<Spec> parsed;
   for (const std::string& text : specs) parsed.push_back(parse_spec(text));

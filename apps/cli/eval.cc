@@ -8,6 +8,7 @@
 
 #include "cli.h"
 #include "lodestone/error.h"
+#include "tasks/datasets.h"
 
 namespace lode::cli {
 
@@ -16,7 +17,7 @@ namespace {
 struct EvalFlags {
   CommonFlags common;
   ModelFlags model;
-  std::string samples, protocol = "context-dense", output;
+  std::string samples, format = "auto", prompts, protocol = "context-dense", output;
   std::vector<std::string> specs;
   std::int64_t limit = 0;
 };
@@ -38,7 +39,8 @@ void run(const EvalFlags& flags) {
   options.records = flags.output;
   options.progress = flags.common.progress();
   const std::vector<NamedSpec> specs = named_specs(flags.specs);
-  const std::vector<Sample> samples = read_samples(flags.samples, flags.limit);
+  const std::vector<Sample> samples =
+      read_dataset(flags.samples, parse_dataset_format(flags.format), flags.limit, flags.prompts);
   const auto model = load_model(flags.common, flags.model);
   const EvalReport report = evaluate(model, samples, specs, options);
   std::set<std::string> noted;
@@ -60,8 +62,9 @@ void add_eval(CLI::App& app) {
   add_common_flags(verb, flags->common);
   add_model_flags(verb, flags->model, true);
   add_attention_flag(verb, flags->specs, true);
-  verb.add_option("--samples", flags->samples, "samples as `tasks` writes them, one JSON object a line")
+  verb.add_option("--samples", flags->samples, "samples as `tasks` writes them, or a published data set")
       ->required();
+  add_dataset_flags(verb, flags->format, flags->prompts);
   verb.add_option("--protocol", flags->protocol,
                   "what is sparse: context-dense (question and answer), decode-sparse (answer), last:N (the "
                   "prompt's last N tokens and the answer)");

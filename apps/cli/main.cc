@@ -111,6 +111,7 @@ int main(int argc, char** argv) {
   lode::cli::add_ask(app);
   lode::cli::add_bench(app);
   lode::cli::add_tune(app);
+  lode::cli::add_report(app);
   lode::cli::add_inspect(app);
   lode::cli::add_eval(app);
   lode::cli::add_probe(app);

@@ -75,9 +75,7 @@ Haystack make_haystack(const TasksFlags& flags, const Language& language, TokenM
   if (flags.haystack.empty()) {
     std::int64_t longest = 0;
     for (const std::int64_t tokens : flags.tokens) longest = std::max(longest, tokens);
-    // Room for contexts that differ: twelve bytes a token are about three times the longest.
-    const auto bytes = static_cast<std::size_t>(std::max<std::int64_t>(2'000'000, 12 * longest));
-    return Haystack::prose(flags.seed, bytes, std::move(meter));
+    return Haystack::prose_for(flags.seed, longest, std::move(meter));
   }
   const auto keep = [&language](std::string_view name) { return language.book_is_held_out(name); };
   return Haystack::read(flags.haystack, std::move(meter),

@@ -26,7 +26,7 @@ struct Document {
   std::vector<std::size_t> samples;
 };
 
-std::vector<Document> documents_of(const std::vector<Sample>& samples) {
+std::vector<Document> documents_of(std::span<const Sample> samples) {
   std::vector<Document> documents;
   std::map<const std::string*, std::size_t> known;
   for (std::size_t i = 0; i < samples.size(); ++i) {
@@ -45,75 +45,107 @@ struct Prompts {
   std::int64_t longest = 0;            ///< context, question and answer
 };
 
-class Evaluation {
- public:
-  Evaluation(std::shared_ptr<const Model> model, const std::vector<Sample>& samples,
-             const std::vector<NamedSpec>& specs, const EvalOptions& options)
-      : model_(std::move(model)),
-        samples_(samples),
-        specs_(specs),
-        options_(options),
-        documents_(documents_of(samples)),
-        records_(options.records, settings()) {}
-
-  void run() {
-    std::int64_t total = 0;
-    for (const Document& document : documents_) total += cost(document);
-    Progress progress("eval", total, "tokens", options_.progress);
-    std::int64_t done = 0;
-    for (const Document& document : documents_) {
-      if (cost(document) == 0) continue;
-      const std::int64_t after = done + cost(document);
-      answer(document, [&](std::int64_t tokens) { progress.at(std::min(done + tokens, after)); });
-      progress.at(done = after);
+/// One row of a method over all samples of a task and length.
+EvalRow row_of(std::span<const Sample> samples, const std::vector<Document>& documents, const EvalRow& group,
+               const std::string& reference, const Records& records) {
+  EvalRow row = group;
+  WorkReport work;
+  std::vector<double> differences;        // percent points, per sample
+  std::vector<std::int64_t> of_document;  // per sample
+  for (std::size_t d = 0; d < documents.size(); ++d) {
+    for (const std::size_t i : documents[d].samples) {
+      if (samples[i].task != row.task || samples[i].tokens != row.tokens) continue;
+      const Answer& answer = *records.find(samples[i], row.attention);
+      const Answer& full = *records.find(samples[i], reference);
+      row.n += 1;
+      row.score += 100 * answer.score;
+      row.agreement += answer.tokens == full.tokens ? 1 : 0;
+      row.seconds += answer.seconds;
+      work += answer.work;
+      differences.push_back(100 * (answer.score - full.score));
+      of_document.push_back(static_cast<std::int64_t>(d));
     }
   }
+  row.score /= static_cast<double>(row.n);
+  row.agreement /= static_cast<double>(row.n);
+  row.density = work.density();
+  row.selectivity = work.selectivity();
+  row.selector_share = work.full_bytes > 0
+                           ? static_cast<double>(work.selector_bytes) / static_cast<double>(work.full_bytes)
+                           : 0;
+  row.dense_reason = work.dense_reason;
+  row.notice = work.notice;
+  row.difference = mean_by_document(differences, of_document);
+  return row;
+}
 
-  EvalReport report() const;
+}  // namespace
 
- private:
-  /// What the answers depend on, besides the samples.
-  Json settings() const {
-    return {{"lodestone", "answers of eval"},
-            {"model", model_->fingerprint()},
-            {"protocol", options_.protocol.str()},
-            {"kv_type", name_of(options_.context.kv_type)}};
-  }
+struct Answering::Impl {
+  std::shared_ptr<const Model> model;
+  std::span<const Sample> samples;
+  std::span<const NamedSpec> specs;
+  std::span<const EvalPass> passes;
+  const EvalOptions& options;
+  std::vector<Document> documents;
 
-  bool is_pending(const Sample& sample) const {
-    return std::any_of(specs_.begin(), specs_.end(),
-                       [&](const NamedSpec& s) { return records_.find(sample, s.name) == nullptr; });
-  }
-
-  /// About how many tokens of work are left in a document; 0 when nothing is.
-  std::int64_t cost(const Document& document) const {
-    const auto pending = std::count_if(document.samples.begin(), document.samples.end(),
-                                       [&](std::size_t i) { return is_pending(samples_[i]); });
-    if (pending == 0) return 0;
-    const auto context = static_cast<std::int64_t>(samples_[document.samples.front()].context->size() / 4);
-    return context + pending * static_cast<std::int64_t>(specs_.size()) * 64;
-  }
-
-  Prompts encode(const Document& document) const;
+  bool is_pending(std::size_t sample, const NamedSpec& spec, const EvalPass& pass) const;
+  std::int64_t pending(const Document& document, const NamedSpec& spec, std::span<const EvalPass> of) const;
+  std::int64_t cost(const Document& document, std::span<const EvalPass> of) const;
+  /// Passes whose contexts are prefilled alike.
+  std::vector<std::span<const EvalPass>> groups() const;
   std::int64_t most_new_tokens(const Sample& sample) const;
-  void answer(const Document& document, const std::function<void(std::int64_t)>& progress);
+  Prompts encode(const Document& document, const Protocol& protocol) const;
+  void answer(const Document& document, std::span<const EvalPass> of,
+              const std::function<void(std::int64_t)>& progress) const;
   Answer ask(Context& context, MethodId method, const Sample& sample, const Prompts& prompts,
-             std::size_t question) const;
-  std::vector<EvalRow> rows_of(const std::string& task, std::int64_t tokens) const;
-
-  std::shared_ptr<const Model> model_;
-  const std::vector<Sample>& samples_;
-  const std::vector<NamedSpec>& specs_;
-  const EvalOptions& options_;
-  std::vector<Document> documents_;
-  Records records_;
+             std::size_t question, const Protocol& protocol) const;
 };
 
-std::int64_t Evaluation::most_new_tokens(const Sample& sample) const {
+bool Answering::Impl::is_pending(std::size_t sample, const NamedSpec& spec, const EvalPass& pass) const {
+  if (options.wanted && !options.wanted(samples[sample], spec, pass.protocol)) return false;
+  return pass.records->find(samples[sample], spec.name) == nullptr;
+}
+
+/// Answers that a spec still has to give about a document.
+std::int64_t Answering::Impl::pending(const Document& document, const NamedSpec& spec,
+                                      std::span<const EvalPass> of) const {
+  std::int64_t answers = 0;
+  for (const EvalPass& pass : of) {
+    answers += std::count_if(document.samples.begin(), document.samples.end(),
+                             [&](std::size_t i) { return is_pending(i, spec, pass); });
+  }
+  return answers;
+}
+
+/// Tokens to prefill, a twentieth of that for each index, and 64 for each answer.
+std::int64_t Answering::Impl::cost(const Document& document, std::span<const EvalPass> of) const {
+  const auto context = static_cast<std::int64_t>(samples[document.samples.front()].context->size() / 4);
+  std::int64_t cost = 0;
+  for (const NamedSpec& spec : specs) {
+    const std::int64_t answers = pending(document, spec, of);
+    if (answers > 0) cost += context / 20 + 64 * answers;
+  }
+  return cost == 0 ? 0 : context + cost;
+}
+
+std::vector<std::span<const EvalPass>> Answering::Impl::groups() const {
+  const auto alone = [](const EvalPass& pass) { return pass.protocol.kind == Protocol::Kind::last; };
+  std::vector<std::span<const EvalPass>> groups;
+  for (std::size_t begin = 0, end = 0; begin < passes.size(); begin = end) {
+    end = begin + 1;
+    while (!alone(passes[begin]) && end < passes.size() && !alone(passes[end])) ++end;
+    groups.push_back(passes.subspan(begin, end - begin));
+  }
+  return groups;
+}
+
+std::int64_t Answering::Impl::most_new_tokens(const Sample& sample) const {
+  if (sample.max_new > 0) return sample.max_new;
   std::int64_t longest = 0, sum = 0;
   for (const std::string& answer : sample.answers) {
     const auto n =
-        static_cast<std::int64_t>(model_->tokenizer().encode(" " + answer, Tokenizer::Bos::none).size());
+        static_cast<std::int64_t>(model->tokenizer().encode(" " + answer, Tokenizer::Bos::none).size());
     longest = std::max(longest, n);
     sum += n + 2;  // two for what parts it from the next
   }
@@ -122,31 +154,31 @@ std::int64_t Evaluation::most_new_tokens(const Sample& sample) const {
 
 /// The model reads context + question as one text. A tokenizer may join the two at the seam, so each question
 /// is encoded together with the context, and the tokens that all of them share are what is prefilled.
-Prompts Evaluation::encode(const Document& document) const {
+Prompts Answering::Impl::encode(const Document& document, const Protocol& protocol) const {
   Prompts prompts;
-  const std::string& text = *samples_[document.samples.front()].context;
-  prompts.context = model_->tokenizer().encode(text, Tokenizer::Bos::as_template);
+  const std::string& text = *samples[document.samples.front()].context;
+  prompts.context = model->tokenizer().encode(text, Tokenizer::Bos::as_template);
   std::size_t shared = prompts.context.size();
   for (const std::size_t i : document.samples) {
-    auto whole = model_->tokenizer().encode(text + samples_[i].question, Tokenizer::Bos::as_template);
+    auto whole = model->tokenizer().encode(text + samples[i].question, Tokenizer::Bos::as_template);
     if (whole.empty())
-      throw InputError("sample '" + samples_[i].id + "': expected a context or a question, found neither");
+      throw InputError("sample '" + samples[i].id + "': expected a context or a question, found neither");
     const std::size_t most = std::min(shared, whole.size() - 1);
     const auto differs = std::mismatch(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(most),
                                        prompts.context.begin());
     shared = static_cast<std::size_t>(differs.first - whole.begin());
-    if (options_.protocol.kind == Protocol::Kind::last) {
-      const std::int64_t before = static_cast<std::int64_t>(whole.size()) - options_.protocol.tokens;
+    if (protocol.kind == Protocol::Kind::last) {
+      const std::int64_t before = static_cast<std::int64_t>(whole.size()) - protocol.tokens;
       shared = std::min(shared, static_cast<std::size_t>(std::max<std::int64_t>(1, before)));
     }
     prompts.questions.push_back(std::move(whole));
   }
   prompts.context.resize(shared);
-  const double stretch = options_.context.rope_factor.value_or(1.0);
-  const auto limit = static_cast<std::int64_t>(static_cast<double>(model_->config().max_positions) * stretch);
+  const double stretch = options.context.rope_factor.value_or(1.0);
+  const auto limit = static_cast<std::int64_t>(static_cast<double>(model->config().max_positions) * stretch);
   for (std::size_t q = 0; q < prompts.questions.size(); ++q) {
     const auto length = static_cast<std::int64_t>(prompts.questions[q].size());
-    const std::int64_t wanted = most_new_tokens(samples_[document.samples[q]]);
+    const std::int64_t wanted = most_new_tokens(samples[document.samples[q]]);
     // A sample may be as long as the model's context, answer included: then the margin gives way.
     prompts.most_new.push_back(std::min(wanted, std::max<std::int64_t>(1, limit - length)));
     prompts.longest = std::max(prompts.longest, length + prompts.most_new.back());
@@ -156,35 +188,39 @@ Prompts Evaluation::encode(const Document& document) const {
   return prompts;
 }
 
-void Evaluation::answer(const Document& document, const std::function<void(std::int64_t)>& progress) {
+void Answering::Impl::answer(const Document& document, std::span<const EvalPass> of,
+                             const std::function<void(std::int64_t)>& progress) const {
   check_cancel();
-  const Prompts prompts = encode(document);
-  ContextOptions context_options = options_.context;
+  const Prompts prompts = encode(document, of.front().protocol);
+  ContextOptions context_options = options.context;
   if (context_options.max_tokens == 0) context_options.max_tokens = prompts.longest;
-  Context context(model_, context_options);
-  std::vector<MethodId> methods;
-  for (const NamedSpec& s : specs_)
-    methods.push_back(s.spec.name == "full" ? kDense : context.attach(s.spec));
+  Context context(model, context_options);
+  std::vector<std::pair<const NamedSpec*, MethodId>> asked;
+  for (const NamedSpec& s : specs) {
+    if (pending(document, s, of) == 0) continue;
+    asked.emplace_back(&s, s.spec.name == "full" ? kDense : context.attach(s.spec));
+  }
   if (!prompts.context.empty()) context.prefill(prompts.context, progress);
   context.build_indexes();
   for (std::size_t q = 0; q < document.samples.size(); ++q) {
-    const Sample& sample = samples_[document.samples[q]];
-    for (std::size_t m = 0; m < specs_.size(); ++m) {
-      if (records_.find(sample, specs_[m].name) != nullptr) continue;
-      records_.add(sample, specs_[m].name, ask(context, methods[m], sample, prompts, q));
-      context.roll_back(context.indexed_tokens());
+    const Sample& sample = samples[document.samples[q]];
+    for (const auto& [spec, method] : asked) {
+      for (const EvalPass& pass : of) {
+        if (!is_pending(document.samples[q], *spec, pass)) continue;
+        pass.records->add(sample, spec->name, ask(context, method, sample, prompts, q, pass.protocol));
+        context.roll_back(context.indexed_tokens());
+      }
     }
   }
 }
 
-Answer Evaluation::ask(Context& context, MethodId method, const Sample& sample, const Prompts& prompts,
-                       std::size_t question) const {
+Answer Answering::Impl::ask(Context& context, MethodId method, const Sample& sample, const Prompts& prompts,
+                            std::size_t question, const Protocol& protocol) const {
   GenerateOptions generate;
   generate.max_new_tokens = prompts.most_new[question];
-  generate.stop = {options_.stop};
-  if (options_.protocol.kind == Protocol::Kind::decode_sparse) generate.sparse_prompt_tokens = 0;
-  if (options_.protocol.kind == Protocol::Kind::last)
-    generate.sparse_prompt_tokens = options_.protocol.tokens;
+  if (sample.max_new == 0) generate.stop = {options.stop};
+  if (protocol.kind == Protocol::Kind::decode_sparse) generate.sparse_prompt_tokens = 0;
+  if (protocol.kind == Protocol::Kind::last) generate.sparse_prompt_tokens = protocol.tokens;
   Generation g = context.generate(prompts.questions[question], method, generate);
   Answer answer = {.text = std::move(g.text),
                    .tokens = std::move(g.tokens),
@@ -194,54 +230,58 @@ Answer Evaluation::ask(Context& context, MethodId method, const Sample& sample, 
   return answer;
 }
 
-/// One row for each method over all samples of a task and length.
-std::vector<EvalRow> Evaluation::rows_of(const std::string& task, std::int64_t tokens) const {
-  std::vector<EvalRow> rows;
-  for (const NamedSpec& s : specs_) {
-    EvalRow row = {.attention = s.name, .task = task, .tokens = tokens};
-    WorkReport work;
-    std::vector<double> differences;        // percent points, per sample
-    std::vector<std::int64_t> of_document;  // per sample
-    for (std::size_t d = 0; d < documents_.size(); ++d) {
-      for (const std::size_t i : documents_[d].samples) {
-        if (samples_[i].task != task || samples_[i].tokens != tokens) continue;
-        const Answer& answer = *records_.find(samples_[i], s.name);
-        const Answer& full = *records_.find(samples_[i], specs_.front().name);
-        row.n += 1;
-        row.score += 100 * answer.score;
-        row.agreement += answer.tokens == full.tokens ? 1 : 0;
-        row.seconds += answer.seconds;
-        work += answer.work;
-        differences.push_back(100 * (answer.score - full.score));
-        of_document.push_back(static_cast<std::int64_t>(d));
-      }
-    }
-    row.score /= static_cast<double>(row.n);
-    row.agreement /= static_cast<double>(row.n);
-    row.density = work.density();
-    row.selectivity = work.selectivity();
-    row.dense_reason = work.dense_reason;
-    row.notice = work.notice;
-    row.difference = mean_by_document(differences, of_document);
-    rows.push_back(std::move(row));
+Answering::Answering(std::shared_ptr<const Model> model, std::span<const Sample> samples,
+                     std::span<const NamedSpec> specs, std::span<const EvalPass> passes,
+                     const EvalOptions& options)
+    : impl_(new Impl{std::move(model), samples, specs, passes, options, documents_of(samples)}) {}
+
+Answering::~Answering() = default;
+
+std::int64_t Answering::cost() const {
+  std::int64_t total = 0;
+  for (const auto& group : impl_->groups()) {
+    for (const Document& document : impl_->documents) total += impl_->cost(document, group);
   }
-  return rows;
+  return total;
 }
 
-EvalReport Evaluation::report() const {
-  EvalReport report = {.model = model_->path().string(),
-                       .protocol = options_.protocol.str(),
-                       .device = std::string(name_of(options_.context.device)),
+void Answering::run(const std::function<void(std::int64_t)>& progress) {
+  std::int64_t done = 0;
+  for (const auto& group : impl_->groups()) {
+    for (const Document& document : impl_->documents) {
+      const std::int64_t cost = impl_->cost(document, group);
+      if (cost == 0) continue;
+      const std::int64_t after = done + cost;
+      impl_->answer(document, group, [&](std::int64_t tokens) { progress(std::min(done + tokens, after)); });
+      progress(done = after);
+    }
+  }
+}
+
+Json record_settings(const Model& model, const Protocol& protocol, const ContextOptions& context) {
+  return {{"lodestone", "answers of eval"},
+          {"model", model.fingerprint()},
+          {"protocol", protocol.str()},
+          {"kv_type", name_of(context.kv_type)}};
+}
+
+EvalReport summarise(const Model& model, std::span<const Sample> samples, std::span<const NamedSpec> specs,
+                     const EvalPass& pass, const ContextOptions& context) {
+  EvalReport report = {.model = model.path().string(),
+                       .protocol = pass.protocol.str(),
+                       .device = std::string(name_of(context.device)),
                        .rows = {}};
+  const std::vector<Document> documents = documents_of(samples);
   std::set<std::pair<std::string, std::int64_t>> groups;
-  for (const Sample& s : samples_) {
+  for (const Sample& s : samples) {
     if (!groups.insert({s.task, s.tokens}).second) continue;
-    for (EvalRow& row : rows_of(s.task, s.tokens)) report.rows.push_back(std::move(row));
+    for (const NamedSpec& spec : specs) {
+      const EvalRow group = {.attention = spec.name, .task = s.task, .tokens = s.tokens};
+      report.rows.push_back(row_of(samples, documents, group, specs.front().name, *pass.records));
+    }
   }
   return report;
 }
-
-}  // namespace
 
 Protocol Protocol::parse(std::string_view text) {
   if (text == "context-dense") return {Kind::context_dense, 0};
@@ -314,9 +354,12 @@ EvalReport evaluate(std::shared_ptr<const Model> model, const std::vector<Sample
   } else {
     std::rotate(specs.begin(), full, full + 1);
   }
-  Evaluation evaluation(std::move(model), samples, specs, options);
-  evaluation.run();
-  return evaluation.report();
+  Records records(options.records, record_settings(*model, options.protocol, options.context));
+  const EvalPass pass = {options.protocol, &records};
+  Answering answering(model, samples, specs, {&pass, 1}, options);
+  Progress progress("eval", answering.cost(), "tokens", options.progress);
+  answering.run([&](std::int64_t done) { progress.at(done); });
+  return summarise(*model, samples, specs, pass, options.context);
 }
 
 }  // namespace lode

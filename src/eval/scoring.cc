@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <map>
+#include <set>
 #include <vector>
 
 namespace lode {
@@ -68,16 +70,175 @@ double f1(std::string_view output, std::string_view answer) {
   return 2.0 * common / (total(have) + total(want));
 }
 
+std::vector<std::string> split(std::string_view text, std::string_view separators, bool keep_empty = false) {
+  std::vector<std::string> parts;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find_first_of(separators, at), text.size());
+    if (keep_empty || end > at) parts.emplace_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return parts;
+}
+
+std::vector<std::string> numbers_in(std::string_view text) {
+  std::vector<std::string> numbers;
+  std::string digits;
+  for (const char c : std::string(text) + " ") {
+    if (c >= '0' && c <= '9') {
+      digits += c;
+    } else if (!digits.empty()) {
+      numbers.push_back(std::move(digits));
+      digits.clear();
+    }
+  }
+  return numbers;
+}
+
+double share_equal(const std::vector<std::string>& numbers, const std::string& wanted) {
+  if (numbers.empty()) return 0.0;
+  return static_cast<double>(std::count(numbers.begin(), numbers.end(), wanted)) /
+         static_cast<double>(numbers.size());
+}
+
+/// The option that an output names: its first letter, what follows "answer is" and the like, or its first
+/// letter that stands alone.
+bool chooses(std::string_view output, const std::vector<std::string>& answers) {
+  const auto is_answer = [&](const std::string& text) {
+    return std::find(answers.begin(), answers.end(), text) != answers.end();
+  };
+  const auto is_option = [](char c) { return c >= 'A' && c <= 'D'; };
+  const std::string_view trimmed = trim(output);
+  if (trimmed.empty()) return false;
+  if (is_option(trimmed.front())) return is_answer(std::string(1, trimmed.front()));
+  std::string text;
+  for (const std::string& word : split(trimmed, " \n\"'.,?!{}")) text += (text.empty() ? "" : " ") + word;
+  for (const char* lead : {"answer is:", "answer:", "answer is", "option is"}) {
+    const std::size_t at = text.find(lead);
+    if (at == std::string::npos) continue;
+    const std::string after(trim(std::string_view(text).substr(at + std::string_view(lead).size())));
+    return !after.empty() && std::any_of(answers.begin(), answers.end(),
+                                         [&](const std::string& a) { return after.starts_with(a); });
+  }
+  for (const std::string& word : split(text, " ")) {
+    if (word.size() == 1 && is_option(word.front())) return is_answer(word);
+  }
+  return false;
+}
+
+/// Lengths of the longest common subsequences of all beginnings of a and b, [a + 1, b + 1].
+template <class List>
+std::vector<std::vector<int>> common_lengths(const List& a, const List& b) {
+  std::vector<std::vector<int>> table(a.size() + 1, std::vector<int>(b.size() + 1));
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    for (std::size_t j = 1; j <= b.size(); ++j)
+      table[i][j] =
+          a[i - 1] == b[j - 1] ? table[i - 1][j - 1] + 1 : std::max(table[i - 1][j], table[i][j - 1]);
+  }
+  return table;
+}
+
+/// Sentences end at full stops; words are parted by single spaces.
+std::vector<std::vector<std::string>> sentences_of(std::string_view text) {
+  std::vector<std::vector<std::string>> sentences;
+  for (const std::string& sentence : split(text, ".")) sentences.push_back(split(sentence, " \t\r\n"));
+  return sentences;
+}
+
+/// Words of one sentence's longest common subsequence with another.
+void add_common_words(const std::vector<std::string>& reference, const std::vector<std::string>& output,
+                      std::set<std::string>& found) {
+  const auto table = common_lengths(reference, output);
+  for (std::size_t i = reference.size(), j = output.size(); i > 0 && j > 0;) {
+    if (reference[i - 1] == output[j - 1]) {
+      found.insert(reference[i - 1]);
+      --i;
+      --j;
+    } else if (table[i - 1][j] > table[i][j - 1]) {
+      --i;
+    } else {
+      --j;
+    }
+  }
+}
+
+double rouge_l(std::string_view output, std::string_view answer) {
+  const auto have = sentences_of(output), want = sentences_of(answer);
+  std::set<std::string> have_words, want_words, common;
+  for (const auto& s : have) have_words.insert(s.begin(), s.end());
+  for (const auto& s : want) want_words.insert(s.begin(), s.end());
+  if (have_words.empty() || want_words.empty()) return 0.0;
+  for (const auto& reference : want) {
+    for (const auto& sentence : have) add_common_words(reference, sentence, common);
+  }
+  const auto n = static_cast<double>(common.size());
+  return 2.0 * n / static_cast<double>(have_words.size() + want_words.size());
+}
+
+/// Labels in the output, without those that are parts of the right one.
+double class_score(std::string_view output, const std::string& answer,
+                   const std::vector<std::string>& classes) {
+  double named = 0, right = 0;
+  for (const std::string& label : classes) {
+    if (output.find(label) == std::string_view::npos) continue;
+    if (label != answer && answer.find(label) != std::string::npos) continue;
+    named += 1;
+    right += label == answer ? 1 : 0;
+  }
+  return named == 0 ? 0.0 : right / named;
+}
+
+double code_likeness(std::string_view output, const std::string& answer) {
+  std::string line;
+  for (const std::string& candidate : split(output, "\n")) {
+    if (candidate.find_first_of("`#") != std::string::npos || candidate.find("//") != std::string::npos)
+      continue;
+    line = candidate;
+    break;
+  }
+  if (line.empty() && answer.empty()) return 1.0;
+  const double common = common_lengths(line, answer).back().back();
+  return std::round(100 * 2 * common / static_cast<double>(line.size() + answer.size())) / 100;
+}
+
+/// Against one answer.
+double score_one(std::string_view output, const std::string& answer, const Sample& sample) {
+  switch (sample.match) {
+    case Match::f1:
+      return f1(output, answer);
+    case Match::any:
+      return lower(output).find(lower(answer)) != std::string::npos ? 1.0 : 0.0;
+    case Match::number: {
+      const auto numbers = numbers_in(output);
+      return !numbers.empty() && numbers.front() == answer ? 1.0 : 0.0;
+    }
+    case Match::word: {
+      const auto words = split(output, " \t\r\n:\"'.,?!{}");
+      return std::find(words.begin(), words.end(), answer) != words.end() ? 1.0 : 0.0;
+    }
+    case Match::rouge_l:
+      return rouge_l(output, answer);
+    case Match::classes:
+      return class_score(output, answer, sample.classes);
+    case Match::count:
+      return share_equal(numbers_in(output), answer);
+    case Match::passage: {
+      const auto wanted = numbers_in(answer);
+      return wanted.empty() ? 0.0 : share_equal(numbers_in(output), wanted.front());
+    }
+    case Match::code:
+      return code_likeness(output, answer);
+    default:
+      return trim(output) == trim(answer) ? 1.0 : 0.0;
+  }
+}
+
 }  // namespace
 
 double score(std::string_view output, const Sample& sample) {
   if (sample.match == Match::contains) return share_contained(output, sample.answers);
+  if (sample.match == Match::choice) return chooses(output, sample.answers) ? 1.0 : 0.0;
   double best = 0;
-  for (const std::string& answer : sample.answers) {
-    best = std::max(best, sample.match == Match::f1      ? f1(output, answer)
-                          : trim(output) == trim(answer) ? 1.0
-                                                         : 0.0);
-  }
+  for (const std::string& answer : sample.answers) best = std::max(best, score_one(output, answer, sample));
   return best;
 }
 

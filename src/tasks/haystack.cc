@@ -92,6 +92,12 @@ Haystack Haystack::prose(std::uint64_t seed, std::size_t bytes, TokenMeter meter
   return Haystack(make_prose(seed, bytes) + "\n\n", std::move(meter));
 }
 
+Haystack Haystack::prose_for(std::uint64_t seed, std::int64_t tokens, TokenMeter meter) {
+  // Twelve bytes a token are about three contexts.
+  return prose(seed, static_cast<std::size_t>(std::max<std::int64_t>(2'000'000, 12 * tokens)),
+               std::move(meter));
+}
+
 Haystack::Haystack(std::string text, TokenMeter meter) : text_(std::move(text)), meter_(std::move(meter)) {
   LODE_ASSERT(!text_.empty());
   cuts_.push_back({});

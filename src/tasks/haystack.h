@@ -41,6 +41,8 @@ class Haystack {
                        const std::function<bool(std::string_view)>& keep = {});
   /// The built-in prose, at least `bytes` of it.
   static Haystack prose(std::uint64_t seed, std::size_t bytes, TokenMeter meter);
+  /// Enough of it for contexts of `tokens` tokens that differ.
+  static Haystack prose_for(std::uint64_t seed, std::int64_t tokens, TokenMeter meter);
   Haystack(std::string text, TokenMeter meter);
 
   /// As many whole pieces from a random sentence on as `tokens` allows, and the last one cut at a word to

@@ -15,23 +15,31 @@ namespace {
 
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
 
+constexpr std::pair<std::string_view, Match> kMatches[] = {
+    {"contains", Match::contains}, {"exact", Match::exact},     {"f1", Match::f1},
+    {"any", Match::any},           {"number", Match::number},   {"word", Match::word},
+    {"choice", Match::choice},     {"rouge-l", Match::rouge_l}, {"classes", Match::classes},
+    {"count", Match::count},       {"passage", Match::passage}, {"code", Match::code}};
+
 Match parse_match(const std::string& text, const std::string& where) {
-  for (const Match match : {Match::contains, Match::exact, Match::f1}) {
-    if (text == name_of(match)) return match;
+  std::vector<std::string> names;
+  for (const auto& [name, match] : kMatches) {
+    if (text == name) return match;
+    names.emplace_back(name);
   }
-  throw InputError(where + ": field 'match': expected contains, exact or f1, found '" + excerpt(text) + "'");
+  throw InputError(where + ": field 'match': expected one of " + join(names) + "; found '" + excerpt(text) +
+                   "'");
 }
 
-std::vector<std::string> read_answers(const Json& object, const std::string& where) {
-  const bool list =
-      object.contains("answers") && object.at("answers").is_array() && !object.at("answers").empty();
+std::vector<std::string> read_texts(const Json& object, const char* key, const std::string& where) {
+  const Json& list = json_member(object, key);
   const auto is_text = [](const Json& a) {
     return a.is_string() && !a.get_ref<const std::string&>().empty();
   };
-  if (!list || !std::all_of(object.at("answers").begin(), object.at("answers").end(), is_text)) {
-    throw InputError(where + ": field 'answers': expected a list of one string or more, none empty");
+  if (!list.is_array() || list.empty() || !std::all_of(list.begin(), list.end(), is_text)) {
+    throw InputError(where + ": field '" + key + "': expected a list of one string or more, none empty");
   }
-  return object.at("answers").get<std::vector<std::string>>();
+  return list.get<std::vector<std::string>>();
 }
 
 /// Reads samples in order and gives later ones of a context_id the context of the first.
@@ -48,9 +56,11 @@ class Reader {
     sample.task = json_string(object, "task", where);
     sample.tokens = json_int(object, "tokens", where, 0, kMostTokens);
     sample.question = json_string(object, "question", where);
-    sample.answers = read_answers(object, where);
+    sample.answers = read_texts(object, "answers", where);
     sample.match = parse_match(json_string(object, "match", where), where);
     if (json_has(object, "depth")) sample.depth = json_number(object, "depth", where, 0.0, 1.0);
+    if (json_has(object, "max_new")) sample.max_new = json_int(object, "max_new", where, 0, kMostTokens);
+    if (json_has(object, "classes")) sample.classes = read_texts(object, "classes", where);
     if (json_has(object, "length")) sample.length = json_int(object, "length", where, 0, kMostTokens);
     read_context(object, sample, where);
     return sample;
@@ -87,7 +97,10 @@ class Reader {
 }  // namespace
 
 std::string_view name_of(Match match) {
-  return match == Match::contains ? "contains" : match == Match::exact ? "exact" : "f1";
+  for (const auto& [name, m] : kMatches) {
+    if (m == match) return name;
+  }
+  return "";
 }
 
 std::string sample_line(const Sample& sample, bool with_context) {
@@ -99,6 +112,8 @@ std::string sample_line(const Sample& sample, bool with_context) {
   object["answers"] = sample.answers;
   object["match"] = name_of(sample.match);
   if (sample.depth) object["depth"] = *sample.depth;
+  if (!sample.classes.empty()) object["classes"] = sample.classes;
+  if (sample.max_new > 0) object["max_new"] = sample.max_new;
   return object.dump();
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Samples and their files: one JSON object a line.
-//   {"id", "task", "tokens", "context", "question", "answers": [...], "match": "contains" | "exact" | "f1",
-//   "depth"?}
+//   {"id", "task", "tokens", "context", "question", "answers": [...], "match": "contains" | "exact" | "f1" |
+//   ..., "depth"?, "classes"?, "max_new"?}
 // Several questions about one context share it by "context_id": the first carries the context, later ones
 // only its id.
 #pragma once
@@ -20,7 +20,7 @@
 namespace lode {
 
 /// How an output is scored; see eval/scoring.h.
-enum class Match { contains, exact, f1 };
+enum class Match { contains, exact, f1, any, number, word, choice, rouge_l, classes, count, passage, code };
 std::string_view name_of(Match match);
 
 struct Sample {
@@ -31,8 +31,11 @@ struct Sample {
   std::string question;                        ///< read right after the context
   std::vector<std::string> answers;            ///< what is looked for, at least one
   Match match = Match::contains;
-  std::optional<double> depth;  ///< where the earliest fact stands that the answer needs: 0 start, 1 end
-  std::int64_t length = 0;      ///< tokens of context, question and longest answer; 0 = unknown
+  std::optional<double> depth;       ///< where the earliest fact stands that the answer needs: 0 start, 1 end
+  std::vector<std::string> classes;  ///< of Match::classes: all labels
+  /// Tokens to generate, over lines; 0 = as many as the answers need, up to the end of the line.
+  std::int64_t max_new = 0;
+  std::int64_t length = 0;  ///< tokens of context, question and longest answer; 0 = unknown
 };
 
 /// One line without its end; `with_context` is off for later samples of a context_id.

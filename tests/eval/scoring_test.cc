@@ -7,10 +7,12 @@
 namespace lode {
 namespace {
 
-double of(std::string_view output, Match match, std::vector<std::string> answers) {
+double of(std::string_view output, Match match, std::vector<std::string> answers,
+          std::vector<std::string> classes = {}) {
   Sample sample;
   sample.match = match;
   sample.answers = std::move(answers);
+  sample.classes = std::move(classes);
   return score(output, sample);
 }
 
@@ -38,6 +40,64 @@ TEST(F1, CountsWordsAsSquadDoes) {
   EXPECT_EQ(of("", Match::f1, {"cat"}), 0.0);
   EXPECT_EQ(of("the", Match::f1, {"a"}), 1.0);
   EXPECT_EQ(of("\u00c9t\u00e9", Match::f1, {"\u00c9t\u00e9"}), 1.0);
+}
+
+TEST(Any, IsOneWhenAnAnswerIsThere) {
+  EXPECT_EQ(of("It was PARIS.", Match::any, {"London", "Paris"}), 1.0);
+  EXPECT_EQ(of("It was Rome.", Match::any, {"London", "Paris"}), 0.0);
+}
+
+TEST(Number, IsTheFirstOfTheOutput) {
+  EXPECT_EQ(of("The key: 71432, not 5.", Match::number, {"71432"}), 1.0);
+  EXPECT_EQ(of("5 or 71432", Match::number, {"71432"}), 0.0);
+  EXPECT_EQ(of("", Match::number, {"71432"}), 0.0);
+}
+
+TEST(Word, StandsApartFromPunctuation) {
+  EXPECT_EQ(of("{\"v\": \"ab-12\"}", Match::word, {"ab-12"}), 1.0);
+  EXPECT_EQ(of("ab-123", Match::word, {"ab-12"}), 0.0);
+}
+
+TEST(Choice, IsWhatTheOutputNames) {
+  const std::vector<std::string> answer = {"Ann", "B"};
+  for (const char* right :
+       {"B", "B. Ann", " The answer is: B", "the answer is Ann", "I take B .", "Bob is C"})
+    EXPECT_EQ(of(right, Match::choice, answer), 1.0) << right;
+  for (const char* wrong : {"", "A", "The answer is: C", "none", "answer:", "so D it is, not B"})
+    EXPECT_EQ(of(wrong, Match::choice, answer), 0.0) << wrong;
+}
+
+TEST(RougeL, CountsCommonWordsInOrderOnce) {
+  // Common: the, cat, sat (3) of 4 and 3 different words: 2 * 3 / 7.
+  EXPECT_NEAR(of("the cat sat down", Match::rouge_l, {"the cat sat"}), 6.0 / 7.0, 1e-12);
+  // Order counts within a sentence: of "b a" and "a b" one word is common.
+  EXPECT_NEAR(of("b a", Match::rouge_l, {"a b"}), 0.5, 1e-12);
+  // Two sentences of the output share a and b with the one of the answer.
+  EXPECT_NEAR(of("b. a", Match::rouge_l, {"a b"}), 1.0, 1e-12);
+  EXPECT_EQ(of("", Match::rouge_l, {"a"}), 0.0);
+  EXPECT_EQ(of("...", Match::rouge_l, {"a"}), 0.0);
+}
+
+TEST(Classes, ShareTheScoreAmongThoseNamed) {
+  const std::vector<std::string> all = {"City", "Other city", "Food"};
+  EXPECT_EQ(of("Food", Match::classes, {"Food"}, all), 1.0);
+  EXPECT_EQ(of("Food or City", Match::classes, {"Food"}, all), 0.5);
+  EXPECT_EQ(of("City", Match::classes, {"Food"}, all), 0.0);
+  EXPECT_EQ(of("nothing", Match::classes, {"Food"}, all), 0.0);
+}
+
+TEST(Count, IsTheShareOfRightNumbers) {
+  EXPECT_EQ(of("12, or 12, or 7, or 9", Match::count, {"12"}), 0.5);
+  EXPECT_EQ(of("twelve", Match::count, {"12"}), 0.0);
+  EXPECT_EQ(of("Paragraph 12", Match::passage, {"Paragraph 12"}), 1.0);
+  EXPECT_EQ(of("1 or 12", Match::passage, {"Paragraph 12"}), 0.5);
+}
+
+TEST(Code, IsTheLikenessOfTheFirstLineOfCode) {
+  EXPECT_EQ(of("# note\n\nreturn x;\nmore", Match::code, {"return x;"}), 1.0);
+  // "abcd" and "abed": three common of eight in all: 0.75.
+  EXPECT_EQ(of("abcd", Match::code, {"abed"}), 0.75);
+  EXPECT_EQ(of("", Match::code, {"abcd"}), 0.0);
 }
 
 }  // namespace

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// lodestone report: measures what suites ask for, and writes it as one page.
+#include "report/report.h"
+
+#include <fmt/format.h>
+
+#include <ctime>
+#include <filesystem>
+
+#include "base/text.h"
+#include "cli.h"
+#include "lodestone/error.h"
+#include "tasks/datasets.h"
+
+namespace lode::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+struct ReportFlags {
+  CommonFlags common;
+  ModelFlags model;
+  std::vector<std::string> suites;
+  std::string samples, format = "auto", prompts, haystack, output = "report";
+  std::int64_t limit = 0;
+  bool quick = false;
+};
+
+/// Shipped suites by their names, others by their paths.
+fs::path find_suite(const std::string& name) {
+  if (fs::exists(name)) return name;
+  const fs::path shipped = data_dir() / "suites" / (name + ".toml");
+  if (fs::exists(shipped)) return shipped;
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(data_dir() / "suites"))
+    names.push_back(entry.path().stem().string());
+  std::sort(names.begin(), names.end());
+  throw InputError(fmt::format("report: expected a file, 'all' or a shipped suite out of {}; found '{}'",
+                               join(names), excerpt(name)));
+}
+
+std::vector<Suite> read_suites(const ReportFlags& flags) {
+  std::vector<fs::path> paths;
+  for (const std::string& name : flags.suites) {
+    if (name != "all") {
+      paths.push_back(find_suite(name));
+      continue;
+    }
+    for (const auto& entry : fs::directory_iterator(data_dir() / "suites"))
+      if (entry.path().extension() == ".toml") paths.push_back(entry.path());
+    std::sort(paths.begin(), paths.end());
+  }
+  std::vector<Suite> suites;
+  for (const fs::path& path : paths) suites.push_back(read_suite(path, flags.quick));
+  return suites;
+}
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  char text[32];
+  return std::strftime(text, sizeof text, "%Y-%m-%d", std::gmtime(&now)) > 0 ? text : "";
+}
+
+void run(const ReportFlags& flags) {
+  const std::vector<Suite> suites = read_suites(flags);
+  GridOptions options;
+  options.context = context_options(flags.common, flags.model);
+  options.folder = flags.output;
+  options.haystack = flags.haystack;
+  options.progress = flags.common.progress();
+  if (!flags.samples.empty())
+    options.samples =
+        read_dataset(flags.samples, parse_dataset_format(flags.format), flags.limit, flags.prompts);
+  ModelFlags model_flags = flags.model;
+  if (model_flags.model.empty()) model_flags.model = (data_dir() / "models" / "pocket").string();
+  const auto model = load_model(flags.common, model_flags);
+  Grid grid(model, suites, options);
+  if (!flags.common.quiet) {
+    for (const Skipped& s : grid.skipped())
+      std::fprintf(stderr, "lodestone: skipped %s: %s\n", s.spec.c_str(), s.reason.c_str());
+  }
+  try {
+    grid.run();
+  } catch (const Interrupted&) {
+    std::fprintf(stderr, "lodestone: what was measured is in %s; the same command goes on from there\n",
+                 (fs::path(flags.output) / "raw").c_str());
+    throw;
+  }
+  const std::string model_name = flags.model.model.empty() ? "models/pocket" : flags.model.model;
+  std::string written = flags.quick ? "--quick " : "";
+  written += fmt::format("-m {} -o {}", model_name, flags.output);
+  if (!flags.samples.empty()) written += " --samples " + flags.samples;
+  if (!flags.haystack.empty()) written += " --haystack " + flags.haystack;
+  const Provenance provenance = {.program = "lodestone report",
+                                 .options = written,
+                                 .commit = commit_of(data_dir()),
+                                 .machine = machine_name(*model, options.context.device),
+                                 .date = today(),
+                                 .model = model_name};
+  make_report(grid, suites, provenance).write(flags.output);
+  Json skipped = Json::array();
+  for (const Skipped& s : grid.skipped()) skipped.push_back({{"attention", s.spec}, {"reason", s.reason}});
+  const std::string page = (fs::path(flags.output) / "index.html").string();
+  flags.common.json ? print_json({{"page", page}, {"suites", suites.size()}, {"skipped", skipped}})
+                    : print_text(page + "\n");
+}
+
+}  // namespace
+
+void add_report(CLI::App& app) {
+  auto flags = std::make_shared<ReportFlags>();
+  CLI::App& verb = *app.add_subcommand(
+      "report", "reproduce the papers' tables and figures: measure suites and write one page");
+  add_common_flags(verb, flags->common);
+  add_model_flags(verb, flags->model, false);
+  verb.add_option("SUITE", flags->suites, "shipped suites by name, files, or 'all'")->required();
+  verb.add_option("-o,--output", flags->output,
+                  "folder of index.html, report.md, figures and raw results; what is measured there is not "
+                  "measured again");
+  verb.add_flag("--quick", flags->quick, "fewer samples, lengths and methods, as the suites say");
+  verb.add_option("--samples", flags->samples,
+                  "your own samples, or a published data set, in place of the suites' tasks and lengths");
+  add_dataset_flags(verb, flags->format, flags->prompts);
+  verb.add_option("--limit", flags->limit, "samples of each task and length of --samples at most; 0 = all")
+      ->check(whole_number(0, 1'000'000'000));
+  verb.add_option("--haystack", flags->haystack,
+                  "folder of text files that tasks are hidden in; without it: built-in prose");
+  verb.callback([flags] { run(*flags); });
+}
+
+}  // namespace lode::cli

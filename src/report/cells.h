@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Raw results, one JSON object a line, {"key": {...}, "result": ...}: what a report has measured and need not
+// measure again.
+#pragma once
+
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "base/json.h"
+
+namespace lode {
+
+class Cells {
+ public:
+  /// A last line that was cut short is dropped; any other fault is an InputError.
+  explicit Cells(const std::filesystem::path& path);
+  ~Cells();
+  Cells(const Cells&) = delete;
+  Cells& operator=(const Cells&) = delete;
+
+  const Json* find(const Json& key) const;  ///< null when there is none
+  /// RunError when the file cannot take it.
+  const Json& add(const Json& key, Json result);
+
+ private:
+  std::filesystem::path path_;
+  std::FILE* file_ = nullptr;
+  std::map<std::string, Json> results_;  // by the key's text
+};
+
+}  // namespace lode

@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+// The three kinds of chart, laid out so that nothing overlaps: names of lines stand in a column at the right,
+// pushed apart; maps are as wide as their labels need.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "report/svg_draw.h"
+
+namespace lode {
+
+namespace {
+
+constexpr double kPlotWidth = 470, kTop = 40, kLabelGap = 16;
+
+/// The first words of a title that fit; SVG does not break lines.
+std::string fitted(std::string_view text, double width, double size) {
+  if (text_width(text, size) <= width) return std::string(text);
+  std::string cut(text);
+  while (!cut.empty() && text_width(cut + "…", size) > width) {
+    do cut.pop_back();
+    while (!cut.empty() && (static_cast<unsigned char>(cut.back()) & 0xc0) == 0x80);
+    if (!cut.empty() && static_cast<unsigned char>(cut.back()) >= 0xc0) cut.pop_back();
+  }
+  return cut + "…";
+}
+
+struct Range {
+  double low = std::numeric_limits<double>::infinity(), high = -low;
+  void add(double value) {
+    low = std::min(low, value);
+    high = std::max(high, value);
+  }
+  bool empty() const { return low > high; }
+};
+
+bool drawable(const Axis& axis, double value) {
+  return std::isfinite(value) && (!axis.log || value > 0);
+}
+
+/// The ranges of what is drawn; a range of one value is widened.
+void ranges(const LineChart& chart, Range& x, Range& y) {
+  for (const Series& s : chart.series) {
+    for (const ChartPoint& p : s.points) {
+      if (!drawable(chart.x, p.x) || !drawable(chart.y, p.y)) continue;
+      x.add(p.x);
+      y.add(p.y);
+    }
+  }
+  for (const LineChart::Rule& rule : chart.rules) {
+    if (drawable(chart.y, rule.y)) y.add(rule.y);
+  }
+  for (auto& [range, axis] : {std::pair<Range&, const Axis&>(x, chart.x), {y, chart.y}}) {
+    if (range.empty()) range = {axis.log ? 0.1 : 0.0, 1.0};
+    if (axis.low) range.low = std::min(range.low, *axis.low);
+    if (axis.high) range.high = std::max(range.high, *axis.high);
+    if (range.low == range.high) {
+      range.low = axis.log ? range.low / 1.5 : range.low - 0.5 * std::max(std::abs(range.low), 1e-9);
+      range.high = axis.log ? range.high * 1.5 : range.high + 0.5 * std::max(std::abs(range.high), 1e-9);
+    }
+  }
+}
+
+void draw_axes(SvgCanvas& canvas, const LineChart& chart, const Scale& x, const Scale& y, double left,
+               double bottom) {
+  for (const double tick : y.ticks()) {
+    canvas.line(left, y(tick), left + kPlotWidth, y(tick), "grid");
+    canvas.text(left - 8, y(tick) + 4, y.label(tick), "tick", "end");
+  }
+  double free_from = 0;
+  for (const double tick : x.ticks()) {
+    canvas.line(x(tick), kTop, x(tick), bottom, "grid");
+    const double half = text_width(x.label(tick)) / 2;
+    if (x(tick) - half < free_from) continue;
+    canvas.text(x(tick), bottom + 18, x.label(tick), "tick", "middle");
+    free_from = x(tick) + half + 6;
+  }
+  canvas.line(left, bottom, left + kPlotWidth, bottom, "axis");
+  canvas.line(left, kTop, left, bottom, "axis");
+  canvas.text(left + kPlotWidth / 2, bottom + 40, chart.x.title, "name", "middle");
+  canvas.vertical_text(16, (kTop + bottom) / 2, chart.y.title, "name");
+}
+
+void draw_series(SvgCanvas& canvas, const Series& series, const Scale& x, const Scale& y) {
+  std::string d;
+  for (const ChartPoint& p : series.points) {
+    if (!x.holds(p.x) || !y.holds(p.y)) continue;
+    d += fmt::format("{}{:.1f} {:.1f}", d.empty() ? "M" : "L", x(p.x), y(p.y));
+  }
+  if (d.find('L') != std::string::npos) canvas.path(d, series.style);
+  for (const ChartPoint& p : series.points) {
+    if (!x.holds(p.x) || !y.holds(p.y)) continue;
+    if (p.low && p.high && y.holds(*p.low) && y.holds(*p.high))
+      canvas.line(x(p.x), y(*p.low), x(p.x), y(*p.high), "interval");
+    const std::string tip = p.tip.empty() ? series.label : p.tip;
+    canvas.marker(x(p.x), y(p.y), series.style, tip);
+  }
+}
+
+/// The share of the way from white to dark blue as a colour; luminance falls evenly, so that it prints in
+/// grey.
+std::string ramp(double share) {
+  static constexpr double kStops[][3] = {
+      {247, 251, 255}, {198, 219, 239}, {107, 174, 214}, {33, 113, 181}, {8, 48, 107}};
+  const double at = std::clamp(share, 0.0, 1.0) * 4;
+  const auto i = std::min(3, static_cast<int>(at));
+  const double t = at - i;
+  int rgb[3];
+  for (int c = 0; c < 3; ++c)
+    rgb[c] = static_cast<int>(std::lround(kStops[i][c] + t * (kStops[i + 1][c] - kStops[i][c])));
+  return fmt::format("#{:02x}{:02x}{:02x}", rgb[0], rgb[1], rgb[2]);
+}
+
+double widest(const std::vector<std::string>& labels, double size) {
+  double width = 0;
+  for (const std::string& label : labels) width = std::max(width, text_width(label, size));
+  return width;
+}
+
+constexpr double kCellHeight = 24, kSmall = 11;
+
+double cell_width(const HeatMaps::Panel& panel) {
+  return std::max(38.0, widest(panel.columns, kSmall) + 8);
+}
+
+struct PanelSize {
+  double left = 0, width = 0, height = 0;
+};
+
+PanelSize size_of(const HeatMaps& maps, const HeatMaps::Panel& panel) {
+  PanelSize size;
+  size.left = 22 + widest(panel.rows, kSmall) + 8;
+  const double cells = cell_width(panel) * static_cast<double>(panel.columns.size());
+  size.width =
+      std::max({size.left + cells, text_width(panel.title), size.left + text_width(maps.x_title, kSmall)}) +
+      18;
+  size.height = 22 + kCellHeight * static_cast<double>(panel.rows.size()) + 44;
+  return size;
+}
+
+void draw_panel(SvgCanvas& canvas, const HeatMaps& maps, const HeatMaps::Panel& panel, const PanelSize& size,
+                double x0, double y0) {
+  const double w = cell_width(panel), left = x0 + size.left, top = y0 + 22;
+  canvas.text(left, y0 + 14, panel.title, "name");
+  for (std::size_t r = 0; r < panel.rows.size(); ++r) {
+    const double y = top + kCellHeight * static_cast<double>(r);
+    canvas.text(left - 6, y + 16, panel.rows[r], "tick", "end", kSmall);
+    for (std::size_t c = 0; c < panel.columns.size(); ++c) {
+      const double x = left + w * static_cast<double>(c);
+      const auto& value = panel.cells[r][c];
+      const std::string where =
+          fmt::format("{} {}, {} {}: ", maps.x_title, panel.columns[c], maps.y_title, panel.rows[r]);
+      if (!value) {
+        canvas.rect(x, y, w - 1, kCellHeight - 1, "missing", where + "not measured");
+        continue;
+      }
+      const double share = (*value - maps.low) / (maps.high - maps.low);
+      const std::string number =
+          maps.percent ? fmt::format("{:.0f}", 100 * *value) : fmt::format("{:.3g}", *value);
+      canvas.cell(x, y, w - 1, kCellHeight - 1, ramp(share), where + number);
+      canvas.text(x + w / 2 - 0.5, y + 16, number, share > 0.55 ? "on-dark" : "on-light", "middle", kSmall);
+    }
+  }
+  const double bottom = top + kCellHeight * static_cast<double>(panel.rows.size());
+  for (std::size_t c = 0; c < panel.columns.size(); ++c)
+    canvas.text(left + w * (static_cast<double>(c) + 0.5), bottom + 14, panel.columns[c], "tick", "middle",
+                kSmall);
+  canvas.text(left, bottom + 31, maps.x_title, "tick", "start", kSmall);
+  canvas.vertical_text(x0 + 12, (top + bottom) / 2, maps.y_title, "tick");
+}
+
+void draw_colour_scale(SvgCanvas& canvas, const HeatMaps& maps, double x, double y) {
+  constexpr int kSteps = 40;
+  for (int i = 0; i < kSteps; ++i) canvas.cell(x + 4.0 * i, y, 4.2, 12, ramp((i + 0.5) / kSteps), "");
+  const auto label = [&](double value) {
+    return maps.percent ? fmt::format("{:.0f} %", 100 * value) : fmt::format("{:.3g}", value);
+  };
+  canvas.text(x - 6, y + 10, label(maps.low), "tick", "end", kSmall);
+  canvas.text(x + 4.0 * kSteps + 6, y + 10, label(maps.high) + "  " + maps.scale_title, "tick", "start",
+              kSmall);
+}
+
+}  // namespace
+
+std::string svg_of(const LineChart& chart) {
+  Range xs, ys;
+  ranges(chart, xs, ys);
+  std::size_t names = chart.rules.size();
+  std::vector<std::string> labels;
+  for (const Series& s : chart.series) {
+    labels.push_back(s.label);
+    names += 1;
+  }
+  for (const LineChart::Rule& r : chart.rules) labels.push_back(r.label);
+  const double height = std::max(320.0, kLabelGap * static_cast<double>(names) + 10);
+  const double bottom = kTop + height;
+  const Scale y(chart.y, ys.low, ys.high, bottom, kTop);
+  std::vector<std::string> ticks;
+  for (const double t : y.ticks()) ticks.push_back(y.label(t));
+  const double left = 34 + widest(ticks, kFont);
+  const Scale x(chart.x, xs.low, xs.high, left, left + kPlotWidth);
+  const double right = left + kPlotWidth + 34;
+  const double width = std::max(right + widest(labels, kFont) + 24, left + text_width(chart.title, 14) + 10);
+  SvgCanvas canvas(width, bottom + 52, chart.title);
+  canvas.text(left, 22, chart.title, "title", "start", 14);
+  draw_axes(canvas, chart, x, y, left, bottom);
+
+  struct End {
+    double x, y;
+    int style;  // -1 = a rule
+    std::string label;
+  };
+  std::vector<End> ends;
+  for (const LineChart::Rule& rule : chart.rules) {
+    if (!y.holds(rule.y)) continue;
+    canvas.line(left, y(rule.y), left + kPlotWidth, y(rule.y), "rule");
+    ends.push_back({left + kPlotWidth, y(rule.y), -1, rule.label});
+  }
+  for (const Series& s : chart.series) {
+    draw_series(canvas, s, x, y);
+    const auto last = std::find_if(s.points.rbegin(), s.points.rend(),
+                                   [&](const ChartPoint& p) { return x.holds(p.x) && y.holds(p.y); });
+    if (last != s.points.rend()) ends.push_back({x(last->x), y(last->y), s.style, s.label});
+  }
+  std::vector<double> wanted;
+  for (const End& e : ends) wanted.push_back(e.y);
+  const std::vector<double> at = spread(wanted, kLabelGap, kTop + 4, bottom - 2);
+  for (std::size_t i = 0; i < ends.size(); ++i) {
+    const End& e = ends[i];
+    canvas.line(std::max(e.x + 7, left), e.y, right - 8, at[i], "leader");
+    if (e.style >= 0) canvas.marker(right, at[i], e.style);
+    canvas.text(right + 10, at[i] + 4, e.label, "label");
+  }
+  return std::move(canvas).finish();
+}
+
+std::string svg_of(const HeatMaps& maps) {
+  constexpr double kWidest = 940;
+  std::vector<PanelSize> sizes;
+  double cell_w = 0, cell_h = 0;
+  for (const auto& panel : maps.panels) {
+    sizes.push_back(size_of(maps, panel));
+    cell_w = std::max(cell_w, sizes.back().width);
+    cell_h = std::max(cell_h, sizes.back().height);
+  }
+  const std::size_t columns =
+      std::max<std::size_t>(1, static_cast<std::size_t>(kWidest / std::max(cell_w, 1.0)));
+  const std::size_t used = std::max<std::size_t>(1, std::min(columns, maps.panels.size()));
+  const std::size_t rows = (maps.panels.size() + used - 1) / used;
+  const double width = std::max({cell_w * static_cast<double>(used), text_width(maps.title, 14) + 30,
+                                 240 + text_width(maps.scale_title, kSmall) + 60});
+  SvgCanvas canvas(width, 66 + cell_h * static_cast<double>(rows), maps.title);
+  canvas.text(12, 22, maps.title, "title", "start", 14);
+  draw_colour_scale(canvas, maps, 60, 36);
+  for (std::size_t i = 0; i < maps.panels.size(); ++i) {
+    draw_panel(canvas, maps, maps.panels[i], sizes[i], cell_w * static_cast<double>(i % used),
+               62 + cell_h * static_cast<double>(i / used));
+  }
+  return std::move(canvas).finish();
+}
+
+std::string svg_of(const BarChart& chart) {
+  constexpr double kBar = 16, kStep = 26;
+  std::vector<std::string> labels, notes;
+  double most = 0;
+  for (const BarChart::Bar& bar : chart.bars) {
+    labels.push_back(bar.label);
+    notes.push_back(bar.note);
+    double sum = 0;
+    for (const double length : bar.lengths) sum += std::isfinite(length) ? length : 0;
+    most = std::max({most, sum, bar.mark.value_or(0)});
+  }
+  const double left = 16 + widest(labels, kFont) + 10;
+  const double top = 64, bottom = top + kStep * static_cast<double>(chart.bars.size());
+  const double width =
+      std::max(left + kPlotWidth + 16 + widest(notes, kSmall) + 16, text_width(chart.title, 14) + 30);
+  SvgCanvas canvas(width, bottom + 52, chart.title);
+  canvas.text(12, 22, chart.title, "title", "start", 14);
+  double legend = left;
+  for (std::size_t p = 0; p < chart.parts.size(); ++p) {
+    canvas.rect(legend, 38, 12, 12, fmt::format("p{}", p % 4));
+    canvas.text(legend + 17, 48, chart.parts[p], "label");
+    legend += 17 + text_width(chart.parts[p]) + 22;
+  }
+  if (!chart.mark_title.empty()) {
+    canvas.line(legend + 5, 36, legend + 5, 52, "limit");
+    canvas.text(legend + 14, 48, chart.mark_title, "label");
+  }
+  const Scale x(chart.x, 0, most > 0 ? most : 1, left, left + kPlotWidth);
+  for (const double tick : x.ticks()) {
+    canvas.line(x(tick), top, x(tick), bottom, "grid");
+    canvas.text(x(tick), bottom + 18, x.label(tick), "tick", "middle");
+  }
+  for (std::size_t i = 0; i < chart.bars.size(); ++i) {
+    const BarChart::Bar& bar = chart.bars[i];
+    const double y = top + kStep * static_cast<double>(i) + (kStep - kBar) / 2;
+    canvas.text(left - 8, y + 12, bar.label, "label", "end");
+    double sum = 0;
+    for (std::size_t p = 0; p < bar.lengths.size(); ++p) {
+      if (!(bar.lengths[p] > 0) || !std::isfinite(bar.lengths[p])) continue;
+      canvas.rect(x(sum), y, std::max(0.5, x(sum + bar.lengths[p]) - x(sum)), kBar, fmt::format("p{}", p % 4),
+                  fmt::format("{}: {} {}", bar.label, p < chart.parts.size() ? chart.parts[p] : "",
+                              with_unit(bar.lengths[p], chart.x.unit)));
+      sum += bar.lengths[p];
+    }
+    if (bar.mark) canvas.line(x(*bar.mark), y - 3, x(*bar.mark), y + kBar + 3, "limit");
+    canvas.text(std::max(x(sum), x(bar.mark.value_or(0))) + 8, y + 12, fitted(bar.note, 400, kSmall), "tick",
+                "start", kSmall);
+  }
+  canvas.line(left, top, left, bottom, "axis");
+  canvas.text(left + kPlotWidth / 2, bottom + 40, chart.x.title, "name", "middle");
+  return std::move(canvas).finish();
+}
+
+std::string_view chart_css() {
+  // Okabe and Ito's palette, its yellow darkened for white paper.
+  static const std::string css = [] {
+    static constexpr std::string_view kLight[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
+                                                  "#b8860b", "#56b4e9", "#444444", "#8b3fbf"};
+    static constexpr std::string_view kDark[] = {"#56a8e8", "#ff8a3d", "#2fd3a3", "#eaa3cb",
+                                                 "#e6c34a", "#9fd8ff", "#c8c8c8", "#c58bf0"};
+    static constexpr std::string_view kParts[] = {"#2171b5", "#9ecae1", "#fdae6b", "#969696"};
+    const auto colours = [](std::span<const std::string_view> list, std::string_view paper) {
+      std::string rules;
+      for (std::size_t i = 0; i < list.size(); ++i)
+        rules += fmt::format(
+            ".s{0}{{stroke:{1}}}.f{0}{{fill:{1};stroke:{2}}}.h{0}{{fill:{2};stroke:{1};stroke-width:1.6}}\n",
+            i, list[i], paper);
+      return rules;
+    };
+    std::string rules =
+        ".paper{fill:#ffffff}.title{fill:#111;font-weight:bold}.name,.label{fill:#222}.tick{fill:#444}\n"
+        ".grid{stroke:#e2e2e2}.axis{stroke:#555}.rule{stroke:#333;stroke-dasharray:6 "
+        "4}.leader{stroke:#bbb;stroke-width:.7}\n"
+        ".interval{stroke:#999}.limit{stroke:#c00000;stroke-width:2.5}.line{fill:none;stroke-width:1.8}.mark{"
+        "stroke-width:.8}\n"
+        ".missing{fill:#eee;stroke:#bbb;stroke-dasharray:2 2}.on-dark{fill:#fff}.on-light{fill:#111}\n" +
+        colours(kLight, "#ffffff");
+    for (std::size_t i = 0; i < 4; ++i) rules += fmt::format(".p{}{{fill:{}}}", i, kParts[i]);
+    return rules +
+           "\n@media screen and (prefers-color-scheme:dark){\n"
+           ".paper{fill:#16181c}.title{fill:#f2f2f2}.name,.label{fill:#ddd}.tick{fill:#b4b4b4}\n"
+           ".grid{stroke:#33363c}.axis{stroke:#999}.rule{stroke:#ccc}.leader{stroke:#666}.interval{stroke:#"
+           "888}\n"
+           ".limit{stroke:#ff6b6b}.missing{fill:#2a2d33;stroke:#666}\n" +
+           colours(kDark, "#16181c") + "}\n";
+  }();
+  return css;
+}
+
+std::string svg_file(std::string_view svg) {
+  const std::size_t at = svg.find('>') + 1;
+  return fmt::format("{}\n<style>\n{}</style>{}", svg.substr(0, at), chart_css(), svg.substr(at));
+}
+
+}  // namespace lode

@@ -1,0 +1,443 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report/grid.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "base/cancel.h"
+#include "base/hash.h"
+#include "eval/bench_attention.h"
+#include "eval/bench_decode.h"
+#include "eval/probe.h"
+#include "eval/recall.h"
+#include "lodestone/error.h"
+#include "model/config.h"
+#include "tasks/samples.h"
+
+namespace lode {
+
+namespace {
+
+/// Tokens of far past that echo's returns come from; shorter texts have a third of their length.
+constexpr std::int64_t kEchoDistance = 8192;
+
+constexpr double kBenchSeconds = 0.5;  ///< of measuring, per method and length
+// Enough to learn whether a method can be measured at all.
+constexpr std::int64_t kTrialKeys = 4096;
+constexpr double kTrialSeconds = 0.01;
+
+void quiet(std::string_view) {}
+
+std::filesystem::path raw_folder(const GridOptions& options) {
+  std::filesystem::create_directories(options.folder / "raw");
+  return options.folder / "raw";
+}
+
+}  // namespace
+
+/// Samples of one task, length, seed and number of questions a context, and what is asked of them.
+struct Grid::Group {
+  std::string task;
+  std::int64_t length = 0, questions = 0, count = 0;
+  std::uint64_t seed = 0;
+  std::vector<Sample> samples;
+  /// Samples that each (spec, protocol) answers, counted from the first.
+  std::map<std::pair<std::string, std::string>, std::int64_t> asked;
+  std::vector<NamedSpec> specs;
+  std::vector<Protocol> protocols;
+
+  void add(const NamedSpec& spec, const Protocol& protocol, std::int64_t n) {
+    auto& most = asked[{spec.name, protocol.str()}];
+    most = std::max(most, n);
+    count = std::max(count, n);
+    const auto has_spec = [&](const NamedSpec& s) { return s.name == spec.name; };
+    if (std::none_of(specs.begin(), specs.end(), has_spec)) specs.push_back(spec);
+    const auto has_protocol = [&](const Protocol& p) { return p.str() == protocol.str(); };
+    if (std::none_of(protocols.begin(), protocols.end(), has_protocol)) protocols.push_back(protocol);
+  }
+};
+
+Grid::Grid(std::shared_ptr<const Model> model, std::span<const Suite> suites, const GridOptions& options)
+    : model_(std::move(model)), options_(options), cells_(raw_folder(options) / "cells.jsonl") {
+  find_methods(suites);
+  plan_groups(suites);
+}
+
+Grid::~Grid() = default;
+
+/// Whether the method can be measured at this run's shape: an artefact may have been trained for another, and
+/// the GPU may not choose by it. Says why not.
+std::optional<std::string> Grid::bench_refusal(const SuiteRun& run, const Spec& spec) const {
+  const bool on_gpu = options_.context.device == Device::cuda;
+  if (run.kind != RunKind::attention || (!on_gpu && !find_method(spec.name).trained)) return std::nullopt;
+  SuiteRun trial = run;
+  trial.batch = trial.query_tokens = 1;
+  try {
+    measure_attention(trial, kTrialKeys, {&spec, 1}, kTrialSeconds);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return std::nullopt;
+}
+
+/// Every spec is parsed and attached to an empty context once: what cannot be run is known before hours of
+/// work.
+void Grid::find_methods(std::span<const Suite> suites) {
+  std::set<std::string> seen;
+  ContextOptions small = options_.context;
+  small.max_tokens = 1024;
+  for (const Suite& suite : suites) {
+    for (const SuiteRun& run : suite.runs) {
+      for (const SuiteMethod& method : run.methods) {
+        if (!seen.insert(method.spec).second) continue;
+        try {
+          const Spec spec = parse_spec(method.spec);
+          if (spec.name != "full") Context(model_, small).attach(spec);
+          specs_.emplace(method.spec, spec);
+        } catch (const InputError& error) {
+          skipped_.push_back({method.spec, error.what()});
+        }
+      }
+      for (const GridMethod& m : methods(run)) {
+        const auto refusal = bench_refusal(run, m.named.spec);
+        if (!refusal) continue;
+        refused_.insert({run.shape, m.named.name});
+        skipped_.push_back({m.named.name + " at the shape " + run.shape, *refusal});
+      }
+    }
+  }
+}
+
+std::vector<GridMethod> Grid::methods(const SuiteRun& run) const {
+  std::vector<GridMethod> methods;
+  std::set<std::string> seen;
+  for (const SuiteMethod& m : run.methods) {
+    const auto spec = specs_.find(m.spec);
+    if (spec == specs_.end() || !seen.insert(spec->second.str()).second) continue;
+    if (run.kind == RunKind::attention && refused_.contains({run.shape, spec->second.str()})) continue;
+    methods.push_back({m.label, {spec->second.str(), spec->second}});
+  }
+  return methods;
+}
+
+void Grid::plan_groups(std::span<const Suite> suites) {
+  const NamedSpec full = {"full", parse_spec("full")};
+  for (const Suite& suite : suites) {
+    for (const SuiteRun& run : suite.runs) {
+      runs_.push_back(run);
+      if (run.kind != RunKind::eval) continue;
+      const bool own = !options_.samples.empty();
+      for (const std::string& task : own ? std::vector<std::string>{""} : run.tasks) {
+        for (const std::int64_t length : own ? std::vector<std::int64_t>{0} : run.lengths) {
+          const auto same = [&](const auto& g) {
+            return g->task == task && g->length == length &&
+                   (own || (g->seed == run.seed && g->questions == run.questions));
+          };
+          auto found = std::find_if(groups_.begin(), groups_.end(), same);
+          if (found == groups_.end()) {
+            groups_.push_back(std::make_unique<Group>());
+            *groups_.back() = {.task = task, .length = length, .questions = run.questions, .seed = run.seed};
+            found = groups_.end() - 1;
+          }
+          const std::int64_t n = own ? std::ssize(options_.samples) : run.samples;
+          for (const Protocol& protocol : run.protocols) {
+            (*found)->add(full, protocol, n);
+            for (const GridMethod& m : methods(run)) (*found)->add(m.named, protocol, n);
+          }
+        }
+      }
+    }
+  }
+  for (auto& group : groups_) make_samples_of(*group);
+}
+
+void Grid::make_samples_of(Group& group) const {
+  if (!options_.samples.empty()) {
+    group.samples = options_.samples;
+    return;
+  }
+  const TokenMeter meter = make_meter(model_->tokenizer());
+  const Haystack haystack = options_.haystack.empty() ? Haystack::prose_for(group.seed, group.length, meter)
+                                                      : Haystack::read(options_.haystack, meter);
+  make_samples({.task = group.task,
+                .tokens = group.length,
+                .count = group.count,
+                .seed = group.seed,
+                .questions = group.questions},
+               Language::built_in(), haystack, [&](const Sample& sample, bool) {
+                 group.samples.push_back(sample);
+                 if (group.questions > 0) group.samples.back().id += fmt::format("-of-{}", group.questions);
+               });
+}
+
+Records& Grid::records(const Protocol& protocol) {
+  std::unique_ptr<Records>& records = records_[protocol.str()];
+  if (!records) {
+    std::string name = "answers-" + protocol.str() + ".jsonl";
+    std::replace(name.begin(), name.end(), ':', '-');
+    records = std::make_unique<Records>(options_.folder / "raw" / name,
+                                        record_settings(*model_, protocol, options_.context));
+  }
+  return *records;
+}
+
+void Grid::run() {
+  struct Work {
+    std::unique_ptr<Answering> answering;
+    EvalOptions options;
+    std::vector<EvalPass> passes;
+  };
+  std::vector<std::unique_ptr<Work>> work;
+  std::int64_t total = 0;
+  for (const auto& group : groups_) {
+    auto w = std::make_unique<Work>();
+    w->options.context = options_.context;
+    std::map<std::string, std::int64_t> order;
+    for (std::size_t i = 0; i < group->samples.size(); ++i)
+      order[group->samples[i].id] = static_cast<std::int64_t>(i);
+    w->options.wanted = [&group = *group, order](const Sample& s, const NamedSpec& spec, const Protocol& p) {
+      const auto asked = group.asked.find({spec.name, p.str()});
+      return asked != group.asked.end() && order.at(s.id) < asked->second;
+    };
+    for (const Protocol& p : group->protocols) w->passes.push_back({p, &records(p)});
+    w->answering = std::make_unique<Answering>(model_, group->samples, group->specs, w->passes, w->options);
+    total += w->answering->cost();
+    work.push_back(std::move(w));
+  }
+  Progress progress("answers", total, "tokens", options_.progress);
+  std::int64_t done = 0;
+  for (const auto& w : work) {
+    const std::int64_t cost = w->answering->cost();
+    w->answering->run([&](std::int64_t at) { progress.at(done + at); });
+    done += cost;
+  }
+  for (const SuiteRun& run : runs_) {
+    check_cancel();
+    if (run.kind == RunKind::probe) run_probe(run);
+    if (run.kind == RunKind::recall) run_recall(run);
+    if (run.kind == RunKind::attention || run.kind == RunKind::decode) run_bench(run);
+  }
+}
+
+Grid::Group& Grid::group_of(const SuiteRun& run, const std::string& task, std::int64_t length) const {
+  for (const auto& g : groups_) {
+    if (!options_.samples.empty() ||
+        (g->task == task && g->length == length && g->seed == run.seed && g->questions == run.questions))
+      return *g;
+  }
+  throw RunError("report: a run that was not planned");
+}
+
+std::vector<Sample> Grid::samples(const SuiteRun& run) const {
+  if (!options_.samples.empty()) return options_.samples;
+  std::vector<Sample> samples;
+  for (const std::int64_t length : run.lengths) {
+    for (const std::string& task : run.tasks) {
+      const std::vector<Sample>& all = group_of(run, task, length).samples;
+      samples.insert(samples.end(), all.begin(), all.begin() + std::min(run.samples, std::ssize(all)));
+    }
+  }
+  return samples;
+}
+
+EvalReport Grid::eval(const SuiteRun& run, const Protocol& protocol) const {
+  std::vector<NamedSpec> specs = {{"full", parse_spec("full")}};
+  for (const GridMethod& m : methods(run)) {
+    if (m.named.spec.name != "full") specs.push_back(m.named);
+  }
+  return summarise(*model_, samples(run), specs, {protocol, records_.at(protocol.str()).get()},
+                   options_.context);
+}
+
+const Answer& Grid::answer(const Sample& sample, const NamedSpec& spec, const Protocol& protocol) const {
+  const Answer* found = records_.at(protocol.str())->find(sample, spec.name);
+  if (found == nullptr) throw RunError("report: an answer that was not planned");
+  return *found;
+}
+
+Json Grid::base_key(std::string_view kind) const {
+  return {{"kind", kind},
+          {"model", model_->fingerprint()},
+          {"device", name_of(options_.context.device)},
+          {"kv_type", name_of(options_.context.kv_type)}};
+}
+
+Json Grid::probe_key(const SuiteRun& run, std::int64_t length, const std::string& spec) const {
+  Json key = base_key("probe");
+  key.update({{"tokens", length},
+              {"seed", run.seed},
+              {"dense", run.dense},
+              {"spec", spec},
+              {"haystack", options_.haystack.string()}});
+  return key;
+}
+
+std::string Grid::probe_text(const SuiteRun& run, std::int64_t length) const {
+  const TokenMeter meter = make_meter(model_->tokenizer());
+  const Haystack haystack = options_.haystack.empty() ? Haystack::prose_for(run.seed, length, meter)
+                                                      : Haystack::read(options_.haystack, meter);
+  return make_echo_text(length, run.seed, Language::built_in(), haystack,
+                        std::min(kEchoDistance, length / 3));
+}
+
+void Grid::run_probe(const SuiteRun& run) {
+  for (const std::int64_t length : run.lengths) {
+    std::vector<NamedSpec> pending;
+    for (const GridMethod& m : methods(run)) {
+      if (cells_.find(probe_key(run, length, m.named.name)) == nullptr) pending.push_back(m.named);
+    }
+    if (pending.empty()) continue;
+    ProbeOptions options;
+    options.context = options_.context;
+    options.dense = dense_parts(run.dense, options.dense);
+    options.progress = options_.progress;
+    const ProbeReport report = lode::probe(model_, probe_text(run, length), pending, options);
+    Json json = report.json();
+    for (const NamedSpec& spec : pending) {
+      for (Json& row : json["results"]) {
+        // probe names full and streaming itself, which methods with the same dense parts equal.
+        if (row.at("attention") != spec.name && row.at("attention") != spec.spec.name) continue;
+        row["gap_tokens"] = json["gap_tokens"];
+        cells_.add(probe_key(run, length, spec.name), row);
+        break;
+      }
+    }
+  }
+}
+
+std::vector<Json> Grid::probe(const SuiteRun& run, std::int64_t length) const {
+  std::vector<Json> rows;
+  for (const GridMethod& m : methods(run)) {
+    const Json* found = cells_.find(probe_key(run, length, m.named.name));
+    rows.push_back(found == nullptr ? Json() : *found);
+  }
+  return rows;
+}
+
+Json Grid::recall_key(const SuiteRun& run, const std::string& spec) const {
+  Json key = base_key("recall");
+  key.update({{"lengths", run.lengths},
+              {"seed", run.seed},
+              {"dense", run.dense},
+              {"spec", spec},
+              {"top", run.top},
+              {"queries", run.queries},
+              {"haystack", options_.haystack.string()}});
+  return key;
+}
+
+void Grid::run_recall(const SuiteRun& run) {
+  std::vector<NamedSpec> pending;
+  for (const GridMethod& m : methods(run)) {
+    const bool chooses = m.named.spec.name != "full";
+    if (chooses && cells_.find(recall_key(run, m.named.name)) == nullptr) pending.push_back(m.named);
+  }
+  if (pending.empty()) return;
+  RecallOptions options = {.context = options_.context, .lengths = run.lengths};
+  options.dense = dense_parts(run.dense, options.dense);
+  options.top = run.top;
+  options.queries = run.queries;
+  options.progress = options_.progress;
+  const Json json = recall_by_length(model_, probe_text(run, run.lengths.back()), pending, options).json();
+  for (const NamedSpec& spec : pending) {
+    Json rows = Json::array();
+    for (const Json& row : json.at("results")) {
+      if (row.at("attention") == spec.name) rows.push_back(row);
+    }
+    cells_.add(recall_key(run, spec.name), std::move(rows));
+  }
+}
+
+std::vector<Json> Grid::recall(const SuiteRun& run, const GridMethod& method) const {
+  const Json* found = cells_.find(recall_key(run, method.named.name));
+  return found == nullptr ? std::vector<Json>() : found->get<std::vector<Json>>();
+}
+
+Json Grid::bench_key(const SuiteRun& run, std::int64_t length) const {
+  std::vector<std::string> specs;
+  for (const GridMethod& m : methods(run)) specs.push_back(m.named.name);
+  Json key = base_key(name_of(run.kind));
+  if (run.kind == RunKind::attention) key.erase("model");
+  key.update({{"context", length},
+              {"specs", specs},
+              {"shape", run.shape},
+              {"batch", run.batch},
+              {"queries", run.query_tokens},
+              {"keep", run.keep ? Json(*run.keep) : Json()}});
+  return key;
+}
+
+/// Rows as `bench attention --json` has them.
+Json Grid::measure_attention(const SuiteRun& run, std::int64_t length, std::span<const Spec> specs,
+                             double seconds) const {
+  const AttentionBenchOptions options = {.shape = named_shape(run.shape),
+                                         .context = length,
+                                         .batch = run.batch,
+                                         .queries = run.query_tokens,
+                                         .kv_type = options_.context.kv_type,
+                                         .kind = KvKind::clustered,
+                                         .keep = run.keep,
+                                         .seconds = seconds};
+  const bool on_gpu = options_.context.device == Device::cuda;
+  const auto measured =
+      (on_gpu ? bench_attention_gpu : bench_attention)(options, specs, model_->pool(), quiet);
+  Json rows = Json::array();
+  for (const AttentionBenchRow& r : measured) {
+    rows.push_back({{"attention", r.attention},
+                    {"selectivity", r.selectivity},
+                    {"median_us", r.median_us},
+                    {"select_us", r.select_us},
+                    {"attend_us", r.attend_us},
+                    {"merge_us", r.merge_us},
+                    {"bytes", r.bytes},
+                    {"limit_us", r.limit_us},
+                    {"build_seconds", r.build_seconds}});
+  }
+  return rows;
+}
+
+/// All methods of a length are measured in one run, for only times of one run compare.
+void Grid::run_bench(const SuiteRun& run) {
+  std::vector<Spec> specs;
+  for (const GridMethod& m : methods(run)) specs.push_back(m.named.spec);
+  Progress progress(std::string(name_of(run.kind)), std::ssize(run.lengths), "lengths", options_.progress);
+  for (std::size_t i = 0; i < run.lengths.size(); ++i) {
+    const std::int64_t length = run.lengths[i];
+    const Json key = bench_key(run, length);
+    if (cells_.find(key) != nullptr) continue;
+    check_cancel();
+    Json rows = Json::array();
+    if (run.kind == RunKind::attention) {
+      rows = measure_attention(run, length, specs, kBenchSeconds);
+    } else {
+      const DecodeBenchOptions options = {.context = length,
+                                          .kv_type = options_.context.kv_type,
+                                          .device = options_.context.device,
+                                          .gpu_memory = options_.context.gpu_memory};
+      for (const DecodeBenchRow& r : bench_decode(model_, options, specs, quiet)) {
+        rows.push_back({{"attention", r.attention},
+                        {"median_us", 1e3 * r.median_ms},
+                        {"density", r.density},
+                        {"selectivity", r.selectivity},
+                        {"build_seconds", r.build_seconds}});
+      }
+    }
+    cells_.add(key, std::move(rows));
+    progress.at(static_cast<std::int64_t>(i) + 1);
+  }
+}
+
+std::vector<Json> Grid::bench(const SuiteRun& run, std::int64_t length) const {
+  const Json* found = cells_.find(bench_key(run, length));
+  return found == nullptr ? std::vector<Json>() : found->get<std::vector<Json>>();
+}
+
+DenseParts dense_parts(std::string_view text, DenseParts otherwise) {
+  if (text.empty()) return otherwise;
+  const Spec spec = parse_spec("streaming:" + std::string(text));
+  return spec.dense;
+}
+
+}  // namespace lode

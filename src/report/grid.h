@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the suites ask for, measured once: equal cells of different suites are one cell, a context is
+// prefilled once for all methods, protocols and suites that ask about it, and what an earlier run has
+// measured is read.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/json.h"
+#include "base/progress.h"
+#include "eval/eval.h"
+#include "eval/records.h"
+#include "lodestone/engine.h"
+#include "report/cells.h"
+#include "report/suite.h"
+
+namespace lode {
+
+struct GridOptions {
+  ContextOptions context;
+  std::filesystem::path folder;    ///< raw results go to folder/raw
+  std::filesystem::path haystack;  ///< text files that tasks are hidden in; empty = built-in prose
+  std::vector<Sample> samples;     ///< the user's own, in place of every suite's tasks and lengths
+  Progress::Mode progress = Progress::Mode::automatic;
+};
+
+/// A method that a report leaves out, and why.
+struct Skipped {
+  std::string spec, reason;
+};
+
+/// One method of a run that can be run.
+struct GridMethod {
+  std::string label;  ///< as the suite calls it
+  NamedSpec named;    ///< named by its canonical text
+};
+
+class Grid {
+ public:
+  Grid(std::shared_ptr<const Model> model, std::span<const Suite> suites, const GridOptions& options);
+  ~Grid();
+
+  /// Measures what is missing. On Interrupted everything so far is kept.
+  void run();
+
+  const std::vector<Skipped>& skipped() const { return skipped_; }
+  std::vector<GridMethod> methods(const SuiteRun& run) const;
+
+  // What the runs gave; call after run().
+
+  /// Samples of an eval run, in order.
+  std::vector<Sample> samples(const SuiteRun& run) const;
+  /// `full` first.
+  EvalReport eval(const SuiteRun& run, const Protocol& protocol) const;
+  const Answer& answer(const Sample& sample, const NamedSpec& spec, const Protocol& protocol) const;
+  /// Results of `probe --json`, by method in the run's order; full and streaming too when they are among
+  /// them.
+  std::vector<Json> probe(const SuiteRun& run, std::int64_t length) const;
+  /// Rows of `probe --lengths --json` of one method, by length.
+  std::vector<Json> recall(const SuiteRun& run, const GridMethod& method) const;
+  /// Rows of `bench --json`, `full` first.
+  std::vector<Json> bench(const SuiteRun& run, std::int64_t length) const;
+
+ private:
+  struct Group;
+  void find_methods(std::span<const Suite> suites);
+  void plan_groups(std::span<const Suite> suites);
+  void make_samples_of(Group& group) const;
+  Records& records(const Protocol& protocol);
+  std::string probe_text(const SuiteRun& run, std::int64_t length) const;
+  void run_group(Group& group, Progress& progress, std::int64_t& done);
+  void run_probe(const SuiteRun& run);
+  void run_recall(const SuiteRun& run);
+  void run_bench(const SuiteRun& run);
+  std::optional<std::string> bench_refusal(const SuiteRun& run, const Spec& spec) const;
+  Json measure_attention(const SuiteRun& run, std::int64_t length, std::span<const Spec> specs,
+                         double seconds) const;
+  Json base_key(std::string_view kind) const;
+  Json probe_key(const SuiteRun& run, std::int64_t length, const std::string& spec) const;
+  Json recall_key(const SuiteRun& run, const std::string& spec) const;
+  Json bench_key(const SuiteRun& run, std::int64_t length) const;
+  Group& group_of(const SuiteRun& run, const std::string& task, std::int64_t length) const;
+
+  std::shared_ptr<const Model> model_;
+  std::vector<SuiteRun> runs_;
+  GridOptions options_;
+  Cells cells_;
+  std::map<std::string, std::unique_ptr<Records>> records_;  // by protocol
+  std::map<std::string, Spec> specs_;                        // those that can be run, by what suites write
+  std::set<std::pair<std::string, std::string>> refused_;    // (shape, spec) that bench cannot measure
+  std::vector<Skipped> skipped_;
+  std::vector<std::unique_ptr<Group>> groups_;
+};
+
+/// sink and window of "sink=1,window=63"; what it does not name stays as given.
+DenseParts dense_parts(std::string_view text, DenseParts otherwise);
+
+}  // namespace lode

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// All methods of a suite in one table, at equal bytes.
+#pragma once
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "report/sections.h"
+
+namespace lode {
+
+/// Reads the suite's probe run and its eval runs. A method's values at a density are interpolated between its
+/// own measured points, and left out where its points do not reach.
+void write_ranking(const Section& section);
+
+/// y at x through points of rising x, linear in log x; nothing outside of them. Of points with equal x the
+/// best counts.
+std::optional<double> value_at(std::vector<std::pair<double, double>> points, double x, bool more_is_better);
+
+}  // namespace lode

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <set>
+
+#include "base/text.h"
+#include "base/threads.h"
+#include "kernels/kernels.h"
+#include "report/ranking.h"
+#include "report/sections.h"
+#include "report/svg.h"
+
+namespace lode {
+
+namespace {
+
+std::string first_line(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+/// One line a reason, with all specs that it holds for.
+std::vector<std::string> skipped_lines(const Grid& grid) {
+  std::vector<std::pair<std::string, std::string>> by_reason;  // reason, specs
+  for (const Skipped& s : grid.skipped()) {
+    const std::string spec = "`" + excerpt(s.spec) + "`";
+    const auto found = std::find_if(by_reason.begin(), by_reason.end(),
+                                    [&](const auto& known) { return known.first == s.reason; });
+    if (found != by_reason.end()) {
+      found->second += ", " + spec;
+    } else {
+      by_reason.emplace_back(s.reason, spec);
+    }
+  }
+  std::vector<std::string> lines;
+  for (const auto& [reason, specs] : by_reason)
+    lines.push_back(fmt::format("skipped {}: {}", specs, excerpt(reason, 400)));
+  return lines;
+}
+
+void write_run(const Section& section) {
+  if (!section.run.title.empty()) section.page.heading(3, section.run.title);
+  switch (section.run.kind) {
+    case RunKind::eval:
+      return write_eval(section);
+    case RunKind::probe:
+      return write_probe(section);
+    case RunKind::recall:
+      return write_recall(section);
+    default:
+      return write_bench(section);
+  }
+}
+
+}  // namespace
+
+std::string machine_name(const Model& model, Device device) {
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  std::string line, name = "unknown processor";
+  while (std::getline(cpuinfo, line)) {
+    if (!line.starts_with("model name")) continue;
+    name = line.substr(std::min(line.size(), line.find(':') + 2));
+    break;
+  }
+  std::string text = fmt::format("{}, {} threads, {} kernels", name, model.pool().size(), kernels().name);
+  if (device == Device::cuda) text += ", " + gpu_info().name;
+  return text;
+}
+
+std::string commit_of(const std::filesystem::path& folder) {
+  namespace fs = std::filesystem;
+  fs::path git = folder / ".git";
+  std::error_code failed;
+  if (fs::is_regular_file(git, failed)) {  // a worktree: "gitdir: PATH"
+    const std::string line = first_line(git);
+    if (!line.starts_with("gitdir: ")) return "unknown";
+    git = folder / line.substr(8);
+  }
+  const std::string head = first_line(git / "HEAD");
+  if (!head.starts_with("ref: ")) return head.empty() ? "unknown" : head.substr(0, 12);
+  const std::string common = first_line(git / "commondir");
+  const fs::path root = common.empty() ? git : git / common;
+  std::string commit = first_line(root / head.substr(5));
+  if (commit.empty()) {
+    std::ifstream packed(root / "packed-refs");
+    for (std::string line; std::getline(packed, line);) {
+      if (line.ends_with(" " + head.substr(5))) commit = line;
+    }
+  }
+  return commit.empty() ? "unknown" : commit.substr(0, 12);
+}
+
+std::string series_of(std::string_view label) {
+  const std::size_t colon = label.find(':');
+  if (colon == std::string_view::npos) return std::string(label);
+  const std::string_view keys = label.substr(colon + 1);
+  const std::size_t comma = keys.find(',');
+  std::string name(label.substr(0, colon));
+  if (comma != std::string_view::npos) name += ":" + std::string(keys.substr(comma + 1));
+  return name;
+}
+
+int style_of(std::string_view label) {
+  // The methods that are most often shown together come first, so that no two of them share a colour.
+  static const std::vector<std::string> names = {
+      "saap",   "hash",   "squeezed", "retrieval", "kmeans",      "topk",  "streaming", "quest",
+      "infllm", "snapkv", "h2o",      "pqcache",   "magicpig",    "ideal", "full",      "double-sparsity",
+      "ivf",    "hnsw",   "reformer", "kdeformer", "hyperplanes", "random"};
+  const std::string name(label.substr(0, label.find(':')));
+  const auto found = std::find(names.begin(), names.end(), name);
+  const auto index = static_cast<int>(found - names.begin());
+  // A variant of a method looks like none of the methods: hollow, dashed.
+  return series_of(label) == name ? index : index + 8;
+}
+
+Page make_report(const Grid& grid, std::span<const Suite> suites, const Provenance& provenance) {
+  Page page(suites.size() == 1 ? suites.front().title : "Attention by retrieval, measured alike");
+  page.paragraph(fmt::format("Model `{}`. Machine: {}. Commit {}, {}.", provenance.model, provenance.machine,
+                             provenance.commit, provenance.date));
+  std::string command = provenance.program;
+  for (const Suite& suite : suites) command += " " + suite.name;
+  page.code(command + " " + provenance.options);
+  page.paragraph(
+      "Density is the share of bytes that were read, those of the index, of sink, window and exact layers "
+      "included, over "
+      "what full attention reads; far keys are the share of the keys outside sink and window that were "
+      "attended. Scores "
+      "are in percent. What reads fewer bytes stands further left; what answers like full attention stands "
+      "higher.");
+  if (!grid.skipped().empty())
+    page.paragraph(fmt::format("{} specs are left out; the end of this page names them, and why.",
+                               grid.skipped().size()));
+  for (const Suite& suite : suites) {
+    page.heading(2, suite.title);
+    if (!suite.source.empty()) page.paragraph("After " + suite.source + ".");
+    page.paragraph(suite.note);
+    int figures = 0;
+    const auto section_of = [&](const SuiteRun& run) {
+      return Section{grid,
+                     suite,
+                     run,
+                     fmt::format("`{} {} {}`, commit {}, {}, seed {}.", provenance.program, suite.name,
+                                 provenance.options, provenance.commit, provenance.machine, run.seed),
+                     page,
+                     figures};
+    };
+    if (suite.ranking) write_ranking(section_of(suite.runs.front()));
+    for (const SuiteRun& run : suite.runs) write_run(section_of(run));
+  }
+  if (!grid.skipped().empty()) {
+    page.heading(2, "Left out");
+    page.list(skipped_lines(grid));
+  }
+  return page;
+}
+
+}  // namespace lode

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a grid has measured, as a page: a section a suite, with its tables and figures, and how each can be
+// made again.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "report/grid.h"
+#include "report/page.h"
+#include "report/suite.h"
+
+namespace lode {
+
+/// Where numbers come from.
+struct Provenance {
+  std::string program;  ///< the command up to the suites: "lodestone report"
+  std::string options;  ///< and after them: "-m models/pocket -o DIR"
+  std::string commit, machine, date, model;
+};
+
+/// Of the machine that this runs on: processor, cores in use, instruction set, GPU where one is used.
+std::string machine_name(const Model& model, Device device);
+/// The commit of the source tree at `folder`, read from its .git; "unknown" where there is none.
+std::string commit_of(const std::filesystem::path& folder);
+
+Page make_report(const Grid& grid, std::span<const Suite> suites, const Provenance& provenance);
+
+/// The line of a chart that a method belongs to: its label without the number of its first key, which by
+/// convention is the budget ("topk:k=64" -> "topk").
+std::string series_of(std::string_view label);
+/// The same method looks the same in all charts.
+int style_of(std::string_view label);
+
+}  // namespace lode

@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report/sections.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "base/text.h"
+#include "report/report.h"
+#include "report/svg.h"
+
+namespace lode {
+
+namespace {
+
+bool shows(const SuiteRun& run, Show show) {
+  return std::find(run.show.begin(), run.show.end(), show) != run.show.end();
+}
+
+/// What an eval run gave a method under one protocol at one length, over its tasks.
+struct MethodScore {
+  std::string label;
+  double score = 0, agreement = 0, density = 0, selectivity = 0, seconds = 0;
+  std::optional<double> low, high;  ///< of the score, from the paired interval
+  std::int64_t n = 0;
+  std::map<std::string, double> by_task;
+};
+
+/// The rows of a report at one length (0 = all) as means over tasks, `full` first.
+std::vector<MethodScore> scores_of(const Section& s, const EvalReport& report, std::int64_t length) {
+  std::vector<MethodScore> scores = {{.label = "full"}};
+  std::map<std::string, std::size_t> index = {{"full", 0}};
+  for (const GridMethod& m : s.grid.methods(s.run)) {
+    if (!index.emplace(m.named.name, scores.size()).second) continue;
+    scores.push_back({.label = m.label});
+  }
+  std::map<std::size_t, double> cells;
+  for (const EvalRow& row : report.rows) {
+    if (length != 0 && row.tokens != length) continue;
+    const std::size_t i = index.at(row.attention);
+    MethodScore& m = scores[i];
+    cells[i] += 1;
+    m.score += row.score;
+    m.agreement += row.agreement;
+    m.density += row.density;
+    m.selectivity += row.selectivity;
+    m.seconds += row.seconds;
+    m.n += row.n;
+    m.by_task[row.task] += row.score;
+  }
+  for (std::size_t i = 0; i < scores.size(); ++i) {
+    MethodScore& m = scores[i];
+    const double n = std::max(1.0, cells[i]);
+    m.score /= n;
+    m.agreement /= n;
+    m.density /= n;
+    m.selectivity /= n;
+    m.seconds /= std::max<double>(1.0, static_cast<double>(m.n));
+    const double lengths = n / std::max<double>(1.0, static_cast<double>(m.by_task.size()));
+    for (auto& [task, score] : m.by_task) score /= lengths;
+  }
+  return scores;
+}
+
+std::vector<std::int64_t> lengths_of(const EvalReport& report) {
+  std::set<std::int64_t> lengths;
+  for (const EvalRow& row : report.rows) lengths.insert(row.tokens);
+  return {lengths.begin(), lengths.end()};
+}
+
+void score_table(const Section& s, const std::vector<MethodScore>& scores, const std::string& what) {
+  std::vector<std::string> head = {"attention"};
+  for (const auto& [task, score] : scores.front().by_task) head.push_back(task);
+  for (const char* name : {"mean", "agreement", "density", "far keys", "questions"}) head.emplace_back(name);
+  std::vector<std::vector<std::string>> rows;
+  for (const MethodScore& m : scores) {
+    std::vector<std::string> row = {"`" + m.label + "`"};
+    for (const auto& [task, score] : m.by_task) row.push_back(fmt::format("{:.1f}", score));
+    row.push_back(fmt::format("{:.1f}", m.score));
+    row.push_back(fmt::format("{:.3f}", m.agreement));
+    row.push_back(percent(m.density));
+    row.push_back(percent(m.selectivity));
+    row.push_back(std::to_string(m.n));
+    rows.push_back(std::move(row));
+  }
+  s.table(what, std::move(head), std::move(rows));
+}
+
+Axis score_axis() {
+  return {.title = "mean score (percent)", .low = 0, .high = 100};
+}
+
+/// Score over `x` of every method, with full attention's as a rule.
+void score_chart(const Section& s, const std::vector<MethodScore>& scores, const std::string& what,
+                 double MethodScore::*x, const Axis& axis) {
+  std::vector<MethodPoint> points;
+  for (std::size_t i = 1; i < scores.size(); ++i)
+    points.push_back({scores[i].label, scores[i].*x, scores[i].score, {}, {}});
+  const Axis score = score_axis();
+  const LineChart chart = {.title = "Score by " + axis.title + ", " + what,
+                           .x = axis,
+                           .y = score,
+                           .series = series_from(points),
+                           .rules = {{"full", scores.front().score}}};
+  s.figure(chart.title + ".", svg_of(chart));
+}
+
+void length_chart(const Section& s, const EvalReport& report, const std::string& protocol) {
+  std::map<std::string, Series> lines;
+  std::vector<std::string> order;
+  for (const std::int64_t length : lengths_of(report)) {
+    for (const MethodScore& m : scores_of(s, report, length)) {
+      if (lines.emplace(m.label, Series{m.label, style_of(m.label), {}}).second) order.push_back(m.label);
+      lines[m.label].points.push_back(
+          {.x = static_cast<double>(length),
+           .y = m.score,
+           .tip = fmt::format("{} at {}: {:.1f}", m.label, length_name(length), m.score)});
+    }
+  }
+  const Axis x = {.title = "tokens of the prompt", .unit = Axis::Unit::tokens, .log = true}, y = score_axis();
+  LineChart chart = {.title = "Score by length, " + protocol, .x = x, .y = y};
+  for (const std::string& label : order) chart.series.push_back(lines[label]);
+  s.figure(chart.title + ".", svg_of(chart));
+}
+
+constexpr int kDepths = 5;
+
+void needle_maps(const Section& s, const Protocol& protocol) {
+  HeatMaps maps = {.title = "Needles found, by depth and length, " + protocol.str(),
+                   .x_title = "tokens",
+                   .y_title = "depth",
+                   .scale_title = "score",
+                   .percent = true};
+  const std::vector<Sample> samples = s.grid.samples(s.run);
+  std::set<std::int64_t> lengths;
+  for (const Sample& sample : samples) lengths.insert(sample.tokens);
+  std::vector<GridMethod> methods = {{"full", {"full", parse_spec("full")}}};
+  for (const GridMethod& m : s.grid.methods(s.run)) {
+    if (m.named.name != "full") methods.push_back(m);
+  }
+  for (const GridMethod& m : methods) {
+    HeatMaps::Panel panel = {.title = m.label};
+    for (const std::int64_t length : lengths) panel.columns.push_back(length_name(length));
+    for (int d = 0; d < kDepths; ++d)
+      panel.rows.push_back(fmt::format("{}-{} %", 100 * d / kDepths, 100 * (d + 1) / kDepths));
+    panel.cells.assign(kDepths, std::vector<std::optional<double>>(lengths.size()));
+    std::vector<std::vector<int>> counts(kDepths, std::vector<int>(lengths.size()));
+    for (const Sample& sample : samples) {
+      if (!sample.depth) continue;
+      const auto row = static_cast<std::size_t>(std::min(kDepths - 1.0, std::floor(*sample.depth * kDepths)));
+      const auto column =
+          static_cast<std::size_t>(std::distance(lengths.begin(), lengths.find(sample.tokens)));
+      auto& cell = panel.cells[row][column];
+      cell = cell.value_or(0.0) + s.grid.answer(sample, m.named, protocol).score;
+      counts[row][column] += 1;
+    }
+    for (std::size_t r = 0; r < counts.size(); ++r) {
+      for (std::size_t c = 0; c < counts[r].size(); ++c) {
+        if (panel.cells[r][c]) *panel.cells[r][c] /= counts[r][c];
+      }
+    }
+    maps.panels.push_back(std::move(panel));
+  }
+  s.figure(
+      maps.title +
+          ". Each cell is the share of the answers that are right, in percent; a dashed cell has no sample.",
+      svg_of(maps));
+}
+
+double member(const Json& row, const char* key) {
+  return json_has(row, key) && row.at(key).is_number() ? row.at(key).get<double>() : std::nan("");
+}
+
+std::string number(double value, const char* format) {
+  return std::isfinite(value) ? fmt::format(fmt::runtime(format), value) : "-";
+}
+
+}  // namespace
+
+void Section::figure(std::string caption, std::string svg) const {
+  page.figure(fmt::format("{}-{}", suite.name, ++figures), caption + " " + provenance, std::move(svg));
+}
+
+void Section::table(std::string caption, std::vector<std::string> head,
+                    std::vector<std::vector<std::string>> rows) const {
+  page.table(caption + " " + provenance, std::move(head), std::move(rows));
+}
+
+std::string length_name(std::int64_t tokens) {
+  return tokens >= 1024 && tokens % 1024 == 0 ? fmt::format("{}k", tokens / 1024) : std::to_string(tokens);
+}
+
+std::string percent(double share, int digits) {
+  return std::isfinite(share) ? fmt::format("{:.{}f} %", 100 * share, digits) : "-";
+}
+
+std::vector<Series> series_from(const std::vector<MethodPoint>& points) {
+  std::map<std::string, std::vector<const MethodPoint*>> lines;
+  std::vector<std::string> order;
+  for (const MethodPoint& p : points) {
+    const std::string name = series_of(p.label);
+    if (lines[name].empty()) order.push_back(name);
+    lines[name].push_back(&p);
+  }
+  std::vector<Series> series;
+  for (const std::string& name : order) {
+    auto& line = lines[name];
+    std::stable_sort(line.begin(), line.end(), [](auto* a, auto* b) { return a->x < b->x; });
+    Series s = {.label = line.size() == 1 ? line.front()->label : name,
+                .style = style_of(name == series_of(name) ? name : line.front()->label)};
+    for (const MethodPoint* p : line) {
+      s.points.push_back(
+          {p->x, p->y, p->low, p->high, fmt::format("{}: {:.4g}, {:.4g}", p->label, p->x, p->y)});
+    }
+    series.push_back(std::move(s));
+  }
+  return series;
+}
+
+void write_eval(const Section& s) {
+  const Axis bytes = {.title = "share of the bytes read", .unit = Axis::Unit::percent, .log = true};
+  const Axis keys = {.title = "share of the far keys attended", .unit = Axis::Unit::percent, .log = true};
+  const Axis time = {.title = "time of a question and its answer", .unit = Axis::Unit::seconds, .log = true};
+  for (const Protocol& protocol : s.run.protocols) {
+    const EvalReport report = s.grid.eval(s.run, protocol);
+    const std::vector<std::int64_t> lengths = lengths_of(report);
+    for (const std::int64_t length : lengths) {
+      const std::vector<MethodScore> scores = scores_of(s, report, length);
+      const std::string what = fmt::format("{} tokens, {}", length_name(length), protocol.str());
+      const std::string dense = s.run.dense.empty() ? "" : "; dense parts " + s.run.dense;
+      if (shows(s.run, Show::table))
+        score_table(s, scores, fmt::format("Scores in percent at {}{}.", what, dense));
+      if (shows(s.run, Show::score_density)) score_chart(s, scores, what, &MethodScore::density, bytes);
+      if (shows(s.run, Show::score_selectivity))
+        score_chart(s, scores, what, &MethodScore::selectivity, keys);
+      if (shows(s.run, Show::score_time)) score_chart(s, scores, what, &MethodScore::seconds, time);
+    }
+    if (shows(s.run, Show::score_length) && lengths.size() > 1) length_chart(s, report, protocol.str());
+    if (shows(s.run, Show::needle_map)) needle_maps(s, protocol);
+  }
+}
+
+namespace {
+
+void probe_table(const Section& s, const std::vector<GridMethod>& methods, const std::vector<Json>& rows,
+                 const std::string& what) {
+  std::vector<std::vector<std::string>> table;
+  for (std::size_t i = 0; i < methods.size(); ++i) {
+    const Json& mean = json_member(rows[i], "mean");
+    table.push_back({"`" + methods[i].label + "`", number(member(rows[i], "loss"), "{:.3f}"),
+                     number(member(rows[i], "recovered"), "{:.3f}"), percent(member(rows[i], "density")),
+                     percent(member(rows[i], "selectivity")), number(member(mean, "recall"), "{:.3f}"),
+                     number(member(mean, "mass"), "{:.3f}"), number(member(mean, "error"), "{:.3f}")});
+  }
+  s.table(what,
+          {"attention", "loss (nats)", "recovered gap", "density", "far keys", "recall of top 64", "mass",
+           "output error"},
+          std::move(table));
+}
+
+void probe_chart(const Section& s, const std::vector<GridMethod>& methods, const std::vector<Json>& rows,
+                 const std::string& title, const char* x, const Axis& x_axis, bool of_mean, const char* y,
+                 const Axis& y_axis) {
+  std::vector<MethodPoint> points;
+  for (std::size_t i = 0; i < methods.size(); ++i) {
+    if (methods[i].named.spec.name == "full") continue;
+    const Json& from = of_mean ? json_member(rows[i], "mean") : rows[i];
+    points.push_back({methods[i].label, member(rows[i], x), member(from, y), {}, {}});
+  }
+  const LineChart chart = {.title = title, .x = x_axis, .y = y_axis, .series = series_from(points)};
+  s.figure(title + ".", svg_of(chart));
+}
+
+/// Layer by head, one map a method.
+void head_maps(const Section& s, const std::vector<GridMethod>& methods, const std::vector<Json>& rows,
+               const std::string& title, const char* key) {
+  HeatMaps maps = {
+      .title = title, .x_title = "query head", .y_title = "layer", .scale_title = "", .percent = true};
+  for (std::size_t i = 0; i < methods.size(); ++i) {
+    const Json& heads = json_member(rows[i], "heads");
+    if (!heads.is_array() || heads.empty()) continue;
+    std::int64_t layers = 0, columns = 0;
+    for (const Json& h : heads) {
+      layers = std::max(layers, h.at("layer").get<std::int64_t>() + 1);
+      columns = std::max(columns, h.at("head").get<std::int64_t>() + 1);
+    }
+    HeatMaps::Panel panel = {.title = methods[i].label};
+    for (std::int64_t c = 0; c < columns; ++c) panel.columns.push_back(std::to_string(c));
+    for (std::int64_t r = 0; r < layers; ++r) panel.rows.push_back(std::to_string(r));
+    panel.cells.assign(static_cast<std::size_t>(layers),
+                       std::vector<std::optional<double>>(static_cast<std::size_t>(columns)));
+    for (const Json& h : heads)
+      panel.cells[h.at("layer").get<std::size_t>()][h.at("head").get<std::size_t>()] =
+          h.at(key).get<double>();
+    maps.panels.push_back(std::move(panel));
+  }
+  if (!maps.panels.empty()) s.figure(title + ", in percent.", svg_of(maps));
+}
+
+}  // namespace
+
+void write_probe(const Section& s) {
+  const std::vector<GridMethod> methods = s.grid.methods(s.run);
+  const Axis bytes = {.title = "share of the bytes read", .unit = Axis::Unit::percent, .log = true};
+  const Axis keys = {.title = "share of the far keys attended", .unit = Axis::Unit::percent, .log = true};
+  const Axis gap = {.title = "recovered gap", .low = 0.0, .high = 1.0};
+  const Axis error = {.title = "relative output error", .low = 0.0};
+  for (const std::int64_t length : s.run.lengths) {
+    const std::vector<Json> rows = s.grid.probe(s.run, length);
+    const std::string at = fmt::format(", {} tokens of text that needs its far past", length_name(length));
+    if (shows(s.run, Show::table))
+      probe_table(s, methods, rows,
+                  fmt::format("Loss, recovered gap and output error{}; {} (means over heads).", at,
+                              s.run.dense.empty() ? "sink=1,window=63" : s.run.dense));
+    if (shows(s.run, Show::recovered_density))
+      probe_chart(s, methods, rows, "Recovered gap by bytes read" + at, "density", bytes, false, "recovered",
+                  gap);
+    if (shows(s.run, Show::error_density))
+      probe_chart(s, methods, rows, "Output error by bytes read" + at, "density", bytes, true, "error",
+                  error);
+    if (shows(s.run, Show::error_selectivity))
+      probe_chart(s, methods, rows, "Output error by far keys" + at, "selectivity", keys, true, "error",
+                  error);
+    if (shows(s.run, Show::head_maps)) {
+      head_maps(s, methods, rows, "Share of full attention's mass that is captured" + at, "mass");
+      head_maps(s, methods, rows, "Share of the keys that are attended" + at, "density");
+    }
+  }
+}
+
+void write_recall(const Section& s) {
+  const Axis x = {.title = "tokens read", .unit = Axis::Unit::tokens, .log = true};
+  const Axis y = {.title = "recall", .low = 0.0, .high = 1.0};
+  LineChart chart = {
+      .title = fmt::format("Recall of the true top {} keys by length", s.run.top), .x = x, .y = y};
+  std::vector<std::vector<std::string>> table;
+  for (const GridMethod& m : s.grid.methods(s.run)) {
+    Series series = {.label = m.label, .style = style_of(m.label)};
+    for (const Json& row : s.grid.recall(s.run, m)) {
+      series.points.push_back({.x = member(row, "tokens"), .y = member(row, "recall")});
+      table.push_back({"`" + m.label + "`", length_name(row.at("tokens").get<std::int64_t>()),
+                       number(member(row, "recall"), "{:.3f}"),
+                       number(member(row, "recall_by_value"), "{:.3f}"), percent(member(row, "chosen"))});
+    }
+    chart.series.push_back(std::move(series));
+  }
+  if (shows(s.run, Show::recall_length))
+    s.figure(chart.title + ", by weight a; means over all heads.", svg_of(chart));
+  if (shows(s.run, Show::table))
+    s.table(fmt::format("Recall of the {} far keys of largest weight a, and of largest a·|v|.", s.run.top),
+            {"attention", "tokens", "recall (a)", "recall (a·|v|)", "far keys"}, std::move(table));
+}
+
+namespace {
+
+/// A row's label: bench names rows by the specs' own text.
+std::string bench_label(const Section& s, const Json& row) {
+  const std::string name = row.at("attention").get<std::string>();
+  for (const GridMethod& m : s.grid.methods(s.run)) {
+    if (m.named.name == name) return m.label;
+  }
+  return name;
+}
+
+void latency_bars(const Section& s, const std::vector<Json>& rows, const std::string& what) {
+  const Axis time = {.title = "median time", .unit = Axis::Unit::microseconds};
+  BarChart chart = {.title = "Attention of one layer, " + what,
+                    .mark_title = "plain read of as many bytes",
+                    .x = time,
+                    .parts = {"select", "attend", "merge"}};
+  const double full = rows.empty() ? 0 : member(rows.front(), "median_us");
+  for (const Json& row : rows) {
+    const double median = member(row, "median_us");
+    chart.bars.push_back(
+        {.label = bench_label(s, row),
+         .note =
+             fmt::format("{:.2f}x full, {:.2f} of limit", full / median, member(row, "limit_us") / median),
+         .lengths = {member(row, "select_us"), member(row, "attend_us"), member(row, "merge_us")},
+         .mark = member(row, "limit_us")});
+  }
+  s.figure(chart.title + ". The mark is the time in which plain reads of the method's own bytes take place.",
+           svg_of(chart));
+}
+
+void bench_table(const Section& s, const std::vector<Json>& rows, const std::string& what) {
+  std::vector<std::vector<std::string>> table;
+  const double full = rows.empty() ? 0 : member(rows.front(), "median_us");
+  for (const Json& row : rows) {
+    const double median = member(row, "median_us");
+    table.push_back({"`" + bench_label(s, row) + "`", number(median, "{:.1f}"),
+                     number(member(row, "select_us"), "{:.1f}"), number(member(row, "attend_us"), "{:.1f}"),
+                     number(member(row, "limit_us") / median, "{:.2f}"), number(full / median, "{:.2f}"),
+                     percent(member(row, "selectivity")), number(member(row, "build_seconds"), "{:.3f}")});
+  }
+  s.table(what, {"attention", "median µs", "select", "attend", "of limit", "x full", "far keys", "index s"},
+          std::move(table));
+}
+
+}  // namespace
+
+void write_bench(const Section& s) {
+  const std::string shape = s.run.kind == RunKind::attention
+                                ? fmt::format("{}, batch {}, {} query token{}", s.run.shape, s.run.batch,
+                                              s.run.query_tokens, s.run.query_tokens == 1 ? "" : "s")
+                                : "whole steps of the model";
+  std::map<std::string, Series> lines;
+  std::vector<std::string> order;
+  for (const std::int64_t length : s.run.lengths) {
+    const std::vector<Json> rows = s.grid.bench(s.run, length);
+    const std::string what = fmt::format("{} keys, {}", length_name(length), shape);
+    if (shows(s.run, Show::latency_bars)) latency_bars(s, rows, what);
+    if (shows(s.run, Show::table)) bench_table(s, rows, "Times at " + what + "; made-up clustered keys.");
+    for (const Json& row : rows) {
+      const std::string label = bench_label(s, row);
+      if (lines.emplace(label, Series{label, style_of(label), {}}).second) order.push_back(label);
+      lines[label].points.push_back({.x = static_cast<double>(length), .y = member(row, "median_us")});
+    }
+  }
+  if (!shows(s.run, Show::latency_length) || s.run.lengths.size() < 2) return;
+  const Axis x = {.title = "keys", .unit = Axis::Unit::tokens, .log = true};
+  const Axis y = {.title = "median time", .unit = Axis::Unit::microseconds, .log = true};
+  LineChart chart = {.title = "Time by length, " + shape, .x = x, .y = y};
+  for (const std::string& label : order) chart.series.push_back(lines[label]);
+  s.figure(chart.title + ".", svg_of(chart));
+}
+
+}  // namespace lode

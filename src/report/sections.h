@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tables and figures of one run, by what it measures.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "report/grid.h"
+#include "report/page.h"
+
+namespace lode {
+
+/// What a section writes with.
+struct Section {
+  const Grid& grid;
+  const Suite& suite;
+  const SuiteRun& run;
+  std::string provenance;  ///< the last sentence of every caption
+  Page& page;
+  int& figures;  ///< numbers the suite's figures
+
+  /// Names the figure's file and adds provenance to the caption.
+  void figure(std::string caption, std::string svg) const;
+  void table(std::string caption, std::vector<std::string> head,
+             std::vector<std::vector<std::string>> rows) const;
+};
+
+void write_eval(const Section& section);
+void write_probe(const Section& section);
+void write_recall(const Section& section);
+void write_bench(const Section& section);
+
+/// A method's measured points for a chart; methods that differ in their budget alone become one line.
+struct MethodPoint {
+  std::string label;
+  double x = 0, y = 0;
+  std::optional<double> low, high;
+};
+std::vector<struct Series> series_from(const std::vector<MethodPoint>& points);
+
+std::string length_name(std::int64_t tokens);  ///< "16k"
+std::string percent(double share, int digits = 2);
+
+}  // namespace lode

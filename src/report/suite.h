@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// A suite: which tasks, methods, lengths and protocols reproduce one table or figure. docs/report.md
+// describes the file.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "eval/eval.h"
+
+namespace lode {
+
+enum class RunKind { eval, probe, recall, attention, decode };
+std::string_view name_of(RunKind kind);
+
+/// What a run's results are shown as.
+enum class Show {
+  table,
+  score_density,      ///< eval: mean score over the share of bytes read
+  score_selectivity,  ///< eval: mean score over the share of far keys attended
+  score_length,       ///< eval: mean score over the length
+  score_time,         ///< eval: mean score over the seconds of a question
+  needle_map,         ///< eval: score by depth and length, one map a method
+  recovered_density,  ///< probe: recovered gap over the share of bytes read
+  error_density,      ///< probe: output error over the share of bytes read
+  error_selectivity,  ///< probe: output error over the share of far keys attended
+  head_maps,          ///< probe: captured mass and density, layer by head
+  recall_length,      ///< recall: recall of the true top keys over the length
+  latency_bars,       ///< attention: parts of the time beside the byte limit
+  latency_length,     ///< attention, decode: time over the length
+};
+
+/// A method of a run: as the suite calls it, and with the run's dense parts written in.
+struct SuiteMethod {
+  std::string label, spec;
+};
+
+/// One grid.
+struct SuiteRun {
+  RunKind kind = RunKind::eval;
+  std::string title, dense;  ///< dense: "sink=1,window=511", set for all methods alike
+  std::vector<SuiteMethod> methods;
+  std::vector<std::string> tasks;
+  std::vector<std::int64_t> lengths;
+  std::vector<Protocol> protocols;
+  std::int64_t samples = 16, questions = 0;
+  std::uint64_t seed = 7;
+  std::vector<Show> show;
+  // Of recall.
+  std::int64_t top = 32, queries = 16;
+  // Of attention and decode.
+  std::string shape = "pocket";
+  std::int64_t batch = 1, query_tokens = 1;
+  std::optional<double> keep;
+};
+
+struct Suite {
+  std::string name;  ///< of the file, without its ending
+  std::string title, source, note;
+  bool ranking = false;  ///< also a row of each method at equal bytes
+  std::vector<SuiteRun> runs;
+};
+
+/// `quick` takes the keys that begin with quick_ in place of theirs. InputError names the line. Methods are
+/// not parsed: a report names those that it cannot run.
+Suite parse_suite(std::string_view text, std::string_view where, std::string_view name, bool quick);
+Suite read_suite(const std::filesystem::path& path, bool quick);
+
+/// A count with the suffixes k = 1024 and M = 1024^2; InputError otherwise.
+std::int64_t parse_length(std::string_view text, std::string_view where);
+
+/// The spec with `dense` keys where it has none of its own; `full` stays as it is.
+std::string with_dense(std::string_view spec, std::string_view dense);
+
+}  // namespace lode

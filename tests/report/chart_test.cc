@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Charts and pages: whatever is drawn, what comes out is one well-formed document that asks for nothing else.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stack>
+
+#include "report/page.h"
+#include "report/ranking.h"
+#include "report/report.h"
+#include "report/svg.h"
+
+namespace lode {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+/// Why a text is not well-formed XML, by its tags, attributes and references alone; empty when it is.
+std::string xml_fault(std::string_view text) {
+  std::stack<std::string> open;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    if (text[at] == '&') {
+      const std::size_t end = text.find(';', at);
+      if (end == std::string_view::npos || end - at > 6) return "a bare ampersand";
+    }
+    if (text[at] == '>') return "a bare '>'";
+    if (text[at] != '<') continue;
+    const std::size_t end = text.find('>', at);
+    if (end == std::string_view::npos) return "a tag without an end";
+    std::string tag(text.substr(at + 1, end - at - 1));
+    at = end;
+    if (tag.empty() || tag[0] == '!') continue;
+    if (std::count(tag.begin(), tag.end(), '"') % 2 != 0 || tag.find('<') != std::string::npos)
+      return "tag " + tag;
+    const std::string name = tag.substr(tag[0] == '/', tag.find_first_of(" /", 1) - (tag[0] == '/'));
+    if (tag[0] == '/') {
+      if (open.empty() || open.top() != name) return "</" + name + "> out of place";
+      open.pop();
+    } else if (tag.back() != '/') {
+      // HTML's only void element here is none: meta is closed.
+      open.push(name);
+    }
+    if (name == "style" && tag[0] != '/') {  // rules hold no markup
+      at = text.find("</style>", at);
+      if (at == std::string_view::npos) return "a style without an end";
+      --at;
+    }
+  }
+  return open.empty() ? "" : "<" + open.top() + "> is open";
+}
+
+LineChart nasty_chart() {
+  const double nan = std::nan(""), inf = std::numeric_limits<double>::infinity();
+  const Axis x = {.title = "x", .unit = Axis::Unit::percent, .log = true};
+  const Axis y = {.title = "y", .low = 0, .high = 100};
+  return {.title = "a < b & \"c\" \x01",
+          .x = x,
+          .y = y,
+          .series = {{"one", 0, {{0.1, 5, {}, {}, ""}, {0.2, 105, 1.0, 9.0, "tip <"}}},
+                     {"empty", 1, {}},
+                     {"none drawable", 9, {{0, 1, {}, {}, ""}, {nan, 1, {}, {}, ""}, {1, inf, {}, {}, ""}}},
+                     {"broken \xff utf", 17, {{1, 0, {}, {}, ""}}}},
+          .rules = {{"full", 99}, {"no number", nan}}};
+}
+
+TEST(Charts, AreWellFormedWhateverIsDrawn) {
+  HeatMaps maps = {.title = "m", .x_title = "x", .y_title = "y", .scale_title = "s", .percent = true};
+  EXPECT_EQ(xml_fault(svg_of(maps)), "") << "without panels";
+  maps.panels.push_back(
+      {.title = "p&p", .columns = {"1", "2"}, .rows = {"<"}, .cells = {{0.5, std::nullopt}}});
+  BarChart bars;
+  bars.parts = {"one"};
+  EXPECT_EQ(xml_fault(svg_of(bars)), "") << "without bars";
+  bars.bars.push_back({"l", "n", {std::nan("")}, 3.0});
+  bars.bars.push_back({"l", "n", {1.0, 2.0}, std::nullopt});
+  for (const std::string& svg : {svg_of(nasty_chart()), svg_of(LineChart{}), svg_of(maps), svg_of(bars)}) {
+    EXPECT_EQ(xml_fault(svg), "") << svg;
+    EXPECT_EQ(xml_fault(svg_file(svg)), "");
+    EXPECT_THAT(svg, Not(HasSubstr("nan")));
+    EXPECT_THAT(svg, Not(HasSubstr("inf\"")));
+  }
+}
+
+TEST(Page, IsOneFileThatAsksForNothingElse) {
+  Page page("A & B");
+  page.heading(2, "Part `one`");
+  page.paragraph("text with `code` and a lone ` and <b>");
+  page.code("lodestone report <x>");
+  page.list({"one", "two"});
+  page.table("caption", {"name", "a|b"}, {{"`x`", "1"}});
+  page.figure("f", "a figure", svg_of(nasty_chart()));
+  const std::string html = page.html();
+  EXPECT_EQ(xml_fault(html), "");
+  for (const char* outside : {"http:", "https:", "src=", "<script", "@import", "url(", "<link"}) {
+    std::string rest = html;
+    // The name of SVG's own vocabulary is no address.
+    for (std::size_t at; (at = rest.find("xmlns=\"http://www.w3.org/2000/svg\"")) != std::string::npos;)
+      rest.erase(at, 34);
+    EXPECT_THAT(rest, Not(HasSubstr(outside)));
+  }
+  EXPECT_THAT(html, HasSubstr("<code>code</code>"));
+  EXPECT_THAT(page.markdown(), HasSubstr("![a figure](figures/f.svg)"));
+  EXPECT_THAT(page.markdown(), HasSubstr("| name | a\\|b |"));
+}
+
+TEST(Ticks, CoverTheRangeWithRoundNumbers) {
+  EXPECT_THAT(nice_ticks(0, 100, 5), testing::ElementsAre(0, 20, 40, 60, 80, 100));
+  for (const auto& [low, high] : {std::pair{0.013, 0.97}, {1e-9, 1e9}, {3.0, 3.1}, {0.5, 0.5001}}) {
+    const auto ticks = log_ticks(low, high);
+    ASSERT_GE(ticks.size(), 2u);
+    EXPECT_LE(ticks.front(), low * 1.0001);
+    EXPECT_GE(ticks.back(), high * 0.999);
+    EXPECT_LT(ticks.size(), 30u);
+  }
+}
+
+TEST(Spread, KeepsLabelsApartInsideAndInOrder) {
+  const auto at = spread({10, 10, 10, 90, 200, -5}, 12, 0, 100);
+  std::vector<double> sorted = at;
+  std::sort(sorted.begin(), sorted.end());
+  for (std::size_t i = 1; i < sorted.size(); ++i) EXPECT_GE(sorted[i] - sorted[i - 1], 12 - 1e-9);
+  EXPECT_GE(sorted.front(), -1e-9);
+  EXPECT_LE(sorted.back(), 100 + 1e-9);
+  EXPECT_LE(at[0], at[1]);
+  EXPECT_LT(at[5], at[0]);
+  EXPECT_TRUE(spread({}, 12, 0, 100).empty());
+}
+
+TEST(Series, AreNamedWithoutTheirBudget) {
+  EXPECT_EQ(series_of("topk:k=64"), "topk");
+  EXPECT_EQ(series_of("squeezed:sparsity=0.9,levels=2"), "squeezed:levels=2");
+  EXPECT_EQ(series_of("full"), "full");
+  EXPECT_NE(style_of("squeezed:sparsity=0.9,levels=2"), style_of("squeezed:sparsity=0.9"));
+}
+
+TEST(ValueAt, InterpolatesBetweenMeasuredPointsAlone) {
+  const std::vector<std::pair<double, double>> points = {{0.04, 1.0}, {0.01, 0.0}, {0.16, 2.0}};
+  EXPECT_NEAR(*value_at(points, 0.02, true), 0.5, 1e-12);
+  EXPECT_NEAR(*value_at(points, 0.08, true), 1.5, 1e-12);
+  EXPECT_EQ(*value_at(points, 0.16, true), 2.0);
+  EXPECT_FALSE(value_at(points, 0.009, true));
+  EXPECT_FALSE(value_at(points, 0.17, true));
+  EXPECT_FALSE(value_at({}, 0.1, true));
+  EXPECT_EQ(*value_at({{0.1, 1.0}, {0.1, 3.0}}, 0.1, true), 3.0);
+  EXPECT_EQ(*value_at({{0.1, 1.0}, {0.1, 3.0}}, 0.1, false), 1.0);
+}
+
+}  // namespace
+}  // namespace lode

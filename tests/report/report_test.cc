@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// A report from end to end on a random model: every kind of run, what is skipped, and that nothing is
+// measured twice.
+#include "report/report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/file.h"
+#include "eval/tiny_model.h"
+#include "lodestone/error.h"
+
+namespace lode {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+constexpr const char* kSuite = R"(
+title = "Everything"
+ranking = "yes"
+[[run]]
+kind = "probe"
+lengths = ["4k"]
+methods = ["streaming", "topk:k=4", "topk:k=64", "nosuch:k=1", "saap"]
+show = ["table", "recovered-density", "error-density", "error-selectivity", "head-maps"]
+[[run]]
+kind = "eval"
+tasks = ["kv", "needle"]
+lengths = ["900", "1200"]
+methods = ["full", "topk:k=4", "topk:k=16", "nosuch:k=1"]
+dense = "sink=1,window=64"
+protocols = ["context-dense", "decode-sparse"]
+samples = 3
+questions = 2
+show = ["table", "score-density", "score-selectivity", "score-length", "score-time", "needle-map"]
+[[run]]
+kind = "recall"
+lengths = ["2k", "4k"]
+methods = ["topk:k=32", "kmeans:clusters=16"]
+dense = "sink=1,window=64"
+top = 8
+show = ["table", "recall-length"]
+)";
+
+class ReportTest : public testing::Test {
+ protected:
+  ReportTest() : suites_{parse_suite(kSuite, "all.toml", "all", false)} {
+    options_.folder = fs::path(testing::TempDir()) / "lodestone-report-test";
+    options_.context.kv_type = DType::f32;
+    options_.context.rope_factor =
+        2.0;  // the text that needs its far past is longer than the model's context
+    options_.progress = Progress::Mode::quiet;
+    fs::remove_all(options_.folder);
+  }
+  ~ReportTest() override { fs::remove_all(options_.folder); }
+
+  Page make() {
+    Grid grid(tiny_model(), suites_, options_);
+    grid.run();
+    skipped_ = grid.skipped();
+    return make_report(grid, suites_, {"lodestone report", "-m tiny", "abc", "here", "today", "tiny"});
+  }
+  std::string raw(const char* name) const { return read_file(options_.folder / "raw" / name); }
+
+  std::vector<Suite> suites_;
+  GridOptions options_;
+  std::vector<Skipped> skipped_;
+};
+
+TEST_F(ReportTest, MeasuresEveryKindOnceAndNamesWhatItSkips) {
+  const Page page = make();
+  const std::string text = page.markdown();
+  ASSERT_EQ(skipped_.size(), 3u) << "two unknown specs, one method without its artefact";
+  EXPECT_THAT(text, HasSubstr("skipped `nosuch:k=1"));
+  EXPECT_THAT(text, HasSubstr("skipped `saap"));
+  EXPECT_THAT(text, HasSubstr("Recovered gap by bytes read"));
+  EXPECT_THAT(text, HasSubstr("All methods at 10 % of full attention's bytes"));
+  EXPECT_THAT(text, HasSubstr("Needles found, by depth and length, decode-sparse"));
+  EXPECT_THAT(text, HasSubstr("Recall of the true top 8 keys"));
+  EXPECT_THAT(text, HasSubstr("commit abc, here, seed 7"));
+  const std::string cells = raw("cells.jsonl"), answers = raw("answers-context-dense.jsonl");
+  EXPECT_EQ(make().markdown(), text) << "the same page from what is on disk";
+  EXPECT_EQ(raw("cells.jsonl"), cells);
+  EXPECT_EQ(raw("answers-context-dense.jsonl"), answers);
+}
+
+TEST_F(ReportTest, GoesOnWhereItStopped) {
+  const std::string text = make().markdown();
+  const std::string cells = raw("cells.jsonl"), answers = raw("answers-decode-sparse.jsonl");
+  const auto cut = [&](const char* name, const std::string& whole) {
+    fs::resize_file(options_.folder / "raw" / name, whole.size() / 2);
+  };
+  cut("cells.jsonl", cells);
+  cut("answers-decode-sparse.jsonl", answers);
+  const std::string again = make().markdown();
+  EXPECT_EQ(raw("cells.jsonl").size(), cells.size());
+  EXPECT_THAT(again, HasSubstr("Recovered gap by bytes read"));
+}
+
+TEST_F(ReportTest, UsersOwnSamplesStandInForTheTasks) {
+  options_.samples = parse_samples(
+      R"({"id":"a","task":"mine","tokens":0,"context":"The colour is blue. Words and words.","question":" What colour?","answers":["blue"],"match":"contains"})"
+      "\n",
+      "mine.jsonl");
+  suites_[0].runs = {suites_[0].runs[1]};
+  suites_[0].ranking = false;
+  const std::string text = make().markdown();
+  EXPECT_THAT(text, HasSubstr("| attention | mine | mean |"));
+}
+
+TEST_F(ReportTest, DamagedRawResultsAreAnError) {
+  fs::create_directories(options_.folder / "raw");
+  for (const char* line : {"{\"key\":1,\"result\":2}\n", "nonsense\n", "{\"key\":{}}\n"}) {
+    AtomicFile file(options_.folder / "raw" / "cells.jsonl");
+    file.write(std::as_bytes(std::span(std::string_view(line))));
+    file.commit();
+    EXPECT_THROW(Grid(tiny_model(), suites_, options_), InputError) << line;
+  }
+}
+
+TEST(CommitOf, ReadsTheTreesOwnOrSaysUnknown) {
+  EXPECT_EQ(commit_of(testing::TempDir()), "unknown");
+}
+
+}  // namespace
+}  // namespace lode

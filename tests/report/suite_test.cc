@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Suites: what they may say, and that whatever else they say is an error that names the line.
+#include "report/suite.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "lodestone/error.h"
+#include "report/toml.h"
+
+namespace lode {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr const char* kSuite = R"(# a comment
+title = "One \"table\""
+source = "a paper"   # and another
+
+[[run]]
+kind = "eval"
+tasks = ["needle", "freq"]
+lengths = ["4k", "1M", "300"]
+quick_lengths = "4k"
+methods = [
+  "full",   # a comment in a list
+  "topk:k=64",
+  "hash:budget=8,window=9",
+]
+dense = "sink=1,window=511"
+protocols = ["context-dense", "last:128"]
+samples = 5
+quick_samples = 2
+show = ["table", "needle-map"]
+
+[[run]]
+kind = "probe"
+lengths = ["16k"]
+methods = ["nobody:knows=1"]
+)";
+
+std::string error_of(const std::string& text) {
+  try {
+    parse_suite(text, "a.toml", "a", false);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Suite, SaysWhatItsFileSays) {
+  const Suite suite = parse_suite(kSuite, "a.toml", "a", false);
+  EXPECT_EQ(suite.title, "One \"table\"");
+  ASSERT_EQ(suite.runs.size(), 2u);
+  const SuiteRun& run = suite.runs[0];
+  EXPECT_THAT(run.tasks, ElementsAre("needle", "freq"));
+  EXPECT_THAT(run.lengths, ElementsAre(4096, 1 << 20, 300));
+  ASSERT_EQ(run.methods.size(), 3u);
+  EXPECT_EQ(run.methods[0].spec, "full");
+  EXPECT_EQ(run.methods[1].spec, "topk:k=64,sink=1,window=511");
+  EXPECT_EQ(run.methods[2].spec, "hash:budget=8,window=9,sink=1") << "a method's own keys stay";
+  EXPECT_EQ(run.methods[2].label, "hash:budget=8,window=9");
+  EXPECT_EQ(run.protocols[1].str(), "last:128");
+  EXPECT_EQ(run.samples, 5);
+  EXPECT_EQ(suite.runs[1].kind, RunKind::probe);
+  EXPECT_EQ(suite.runs[1].methods[0].spec, "nobody:knows=1") << "methods are looked up later, and named then";
+}
+
+TEST(Suite, QuickKeysStandInForTheirs) {
+  const Suite suite = parse_suite(kSuite, "a.toml", "a", true);
+  EXPECT_THAT(suite.runs[0].lengths, ElementsAre(4096));
+  EXPECT_EQ(suite.runs[0].samples, 2);
+  EXPECT_THAT(suite.runs[0].tasks, ElementsAre("needle", "freq"));
+}
+
+TEST(Suite, FaultsNameTheirLine) {
+  const std::string top = "title = \"t\"\n[[run]]\n";
+  const std::string probe = top + "kind = \"probe\"\nlengths = [\"4k\"]\nmethods = [\"full\"]\n";
+  ASSERT_EQ(error_of(probe), "no error");
+  EXPECT_THAT(error_of(""), HasSubstr("expected a 'title'"));
+  EXPECT_THAT(error_of("title = \"t\"\n"), HasSubstr("at least one [[run]]"));
+  EXPECT_THAT(error_of("title = \"t\"\n[[runs]]\n"), HasSubstr("a.toml line 2: expected [[run]]"));
+  EXPECT_THAT(error_of(top + "kind = \"evil\"\n"), HasSubstr("line 3: 'kind': expected one of eval, probe"));
+  EXPECT_THAT(error_of(probe + "sampels = 3\n"), HasSubstr("line 6: expected one of the keys"));
+  EXPECT_THAT(error_of(probe + "show = [\"needle-map\"]\n"),
+              HasSubstr("line 6: 'show': expected, for probe"));
+  EXPECT_THAT(error_of(probe + "seed = 1.5\n"), HasSubstr("'seed': expected a whole number"));
+  EXPECT_THAT(error_of(probe + "seed = \"1\"\n"), HasSubstr("'seed': expected a number"));
+  EXPECT_THAT(error_of(probe + "seed = -1\n"), HasSubstr("'seed': expected a number from 0"));
+  EXPECT_THAT(error_of(probe + "kind = \"probe\"\n"), HasSubstr("line 6: the key 'kind' occurs twice"));
+  EXPECT_THAT(error_of(top + "kind = \"probe\"\nlengths = [\"4q\"]\nmethods = [\"full\"]\n"),
+              HasSubstr("found '4q'"));
+  EXPECT_THAT(error_of(top + "kind = \"probe\"\nlengths = [\"99999999999M\"]\nmethods = [\"full\"]\n"),
+              HasSubstr("at most 1024M"));
+  EXPECT_THAT(error_of(top + "kind = \"probe\"\nlengths = []\nmethods = [\"full\"]\n"),
+              HasSubstr("a list 'lengths' that is not empty"));
+  EXPECT_THAT(error_of(top + "kind = \"probe\"\nlengths = [\"4k\"]\nmethods = [\"full\", \"full\"]\n"),
+              HasSubstr("'full' occurs twice"));
+}
+
+TEST(Toml, RefusesWhatIsNoSuchFile) {
+  for (const char* text :
+       {"a", "a =", "a = ", "a = b", "a = \"b", "a = [", "a = [1 2]", "a = \"\\q\"", "[a]", "[[a", "[[a]] b",
+        "a = 1 2", "= 1", "a = 1e999", "a = nan", "a = \"x\ny\"", "a = [[1]]"}) {
+    EXPECT_THROW(parse_toml(text, "a.toml"), InputError) << text;
+  }
+  EXPECT_THROW(parse_toml("a = \"\xff\"", "a.toml"), InputError);
+  const auto tables = parse_toml("a = [ # c\n1,\n2.5 , ]\r\n# end", "a.toml");
+  EXPECT_THAT(*tables[0].list("a"), ElementsAre("1", "2.5"));
+}
+
+TEST(Suites, AllThatAreShippedParseAndEveryTaskIsThere) {
+  std::size_t read = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(std::filesystem::path(LODESTONE_SOURCE_DIR) / "suites")) {
+    if (entry.path().extension() != ".toml") continue;
+    for (const bool quick : {false, true}) {
+      const Suite suite = read_suite(entry.path(), quick);
+      EXPECT_FALSE(suite.title.empty());
+      ++read;
+    }
+  }
+  EXPECT_GT(read, 0u);
+}
+
+}  // namespace
+}  // namespace lode

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""report: one page that needs nothing else, made again without measuring again, and published data sets."""
+
+import json
+import re
+import unittest
+import xml.etree.ElementTree
+
+from program import ProgramTest, run
+
+SUITE = """title = "A first look"
+[[run]]
+kind = "eval"
+tasks = ["needle", "kv"]
+lengths = ["1k"]
+methods = ["streaming", "topk:k=4", "nosuch:k=3"]
+dense = "sink=1,window=32"
+protocols = ["context-dense", "decode-sparse"]
+samples = 2
+show = ["table", "score-density", "needle-map"]
+"""
+
+
+class Report(ProgramTest):
+    def suite(self, text: str = SUITE):
+        path = self.folder / "look.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def report(self, folder: str, *arguments):
+        return run("report", self.suite(), "-m", self.model, "-o", self.folder / folder, *arguments, timeout=120)
+
+    def test_page_and_resume(self):
+        first = self.assert_done(self.report("one", "--json", "--quiet")).json()
+        self.assertEqual([s["attention"] for s in first["skipped"]], ["nosuch:k=3,sink=1,window=32"])
+        page = (self.folder / "one" / "index.html").read_text(encoding="utf-8")
+        xml.etree.ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n"))
+        self.assertNotRegex(page.replace('xmlns="http://www.w3.org/2000/svg"', ""), r"https?:|<script|src=|url\(|@import")
+        self.assertIn("skipped <code>nosuch:k=3", page)
+        markdown = (self.folder / "one" / "report.md").read_text(encoding="utf-8")
+        figures = re.findall(r"\]\((figures/[^)]*)\)", markdown)
+        self.assertEqual(len(figures), 4)
+        for figure in figures:
+            xml.etree.ElementTree.parse(self.folder / "one" / figure)
+        answers = self.folder / "one" / "raw" / "answers-context-dense.jsonl"
+        before = answers.read_bytes()
+        self.assert_done(self.report("one", "--quiet"))
+        self.assertEqual(answers.read_bytes(), before)
+        self.assertEqual((self.folder / "one" / "report.md").read_text(encoding="utf-8"), markdown)
+
+    def test_published_samples(self):
+        samples = self.folder / "qa_1.jsonl"
+        samples.write_text(json.dumps({"index": 0, "input": "Ann is here.\nQuestion: Who is here?", "outputs": ["Ann"],
+                                       "length": 64}) + "\n", encoding="utf-8")
+        result = self.assert_done(run("eval", "-m", self.model, "--samples", samples, "-a", "streaming:window=32", "--json",
+                                      "--quiet")).json()
+        self.assertEqual(result["results"][0]["task"], "qa_1")
+        self.assert_done(self.report("two", "--samples", samples, "--quiet"))
+        self.assertIn("| attention | qa_1 | mean |", (self.folder / "two" / "report.md").read_text(encoding="utf-8"))
+
+    def test_refusals(self):
+        self.assert_refused(run("report", "no-such-suite", "-m", self.model), "no-such-suite")
+        self.assert_refused(run("report", self.suite("title = 3\n"), "-m", self.model), "line 1")
+        self.assert_refused(run("report", self.suite(SUITE.replace('"kv"', '"kw"')), "-m", self.model, "-o",
+                                self.folder / "three", "--quiet"), "kw")
+        self.assert_refused(self.report("three", "--samples", self.text, "--format", "csv"), "longbench")
+
+
+if __name__ == "__main__":
+    unittest.main()

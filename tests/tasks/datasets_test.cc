@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// Published formats, on small files of their shape of our own making.
+#include "tasks/datasets.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "lodestone/error.h"
+
+namespace lode {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+class DatasetTest : public testing::Test {
+ protected:
+  DatasetTest() { fs::create_directories(folder_); }
+  ~DatasetTest() override { fs::remove_all(folder_); }
+  fs::path write(const std::string& name, const std::string& text) const {
+    fs::create_directories((folder_ / name).parent_path());
+    std::ofstream(folder_ / name) << text;
+    return folder_ / name;
+  }
+  std::vector<Sample> read(const std::string& name, const std::string& text) const {
+    return read_dataset(write(name, text), DatasetFormat::automatic, 0);
+  }
+  std::string error_of(const std::string& name, const std::string& text,
+                       DatasetFormat format = DatasetFormat::automatic) const {
+    try {
+      read_dataset(write(name, text), format, 0);
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "no error";
+  }
+  fs::path folder_ = fs::path(testing::TempDir()) / "lodestone-datasets";
+};
+
+TEST_F(DatasetTest, RulerIsCutBeforeItsLastQuestion) {
+  const auto samples = read(
+      "niah_multivalue/validation.jsonl",
+      R"({"index": 0, "input": "Some text.\nWhat are the numbers?", "outputs": ["12", "34"], "length": 4096, "answer_prefix": " They are"})"
+      "\n"
+      R"({"index": 1, "input": "An example.\nQuestion: a?\nMore.\nQuestion: b?", "outputs": ["12"], "length": 8192})");
+  ASSERT_EQ(samples.size(), 2u);
+  EXPECT_EQ(samples[0].task, "niah_multivalue");
+  EXPECT_EQ(*samples[0].context, "Some text.");
+  EXPECT_EQ(samples[0].question, "\nWhat are the numbers? They are");
+  EXPECT_THAT(samples[0].answers, ElementsAre("12", "34"));
+  EXPECT_EQ(samples[0].match, Match::contains);
+  EXPECT_EQ(samples[0].tokens, 4096);
+  EXPECT_EQ(samples[0].max_new, 128);
+  EXPECT_EQ(samples[1].question, "\nQuestion: b?");
+  EXPECT_EQ(read("qa_1.jsonl", R"({"input": "t", "outputs": ["x", "y"]})")[0].match, Match::any);
+}
+
+TEST_F(DatasetTest, InfiniteBenchTakesItsTaskFromTheFile) {
+  const auto passkey = read(
+      "passkey.jsonl",
+      R"({"id": 0, "context": "c", "input": "What is the pass key?", "answer": ["71432"], "options": []})");
+  EXPECT_EQ(passkey[0].match, Match::number);
+  EXPECT_THAT(passkey[0].answers, ElementsAre("71432"));
+  const auto choice =
+      read("longbook_choice_eng.jsonl",
+           R"({"id": 0, "context": "c", "input": "Who?", "answer": ["Ann"], "options": ["Bob", "Ann"]})");
+  EXPECT_THAT(choice[0].answers, ElementsAre("Ann", "B"));
+  EXPECT_THAT(choice[0].question, HasSubstr("Who?\nA. Bob\nB. Ann"));
+  EXPECT_THAT(error_of("code_run.jsonl", R"({"id": 0, "context": "c", "input": "i", "answer": 3})"),
+              HasSubstr("expected one of the tasks passkey"));
+  EXPECT_THAT(error_of("longbook_choice_eng.jsonl",
+                       R"({"id": 0, "context": "c", "input": "i", "answer": "x", "options": ["y"]})"),
+              HasSubstr("the answer among them"));
+}
+
+TEST_F(DatasetTest, LongBenchSaysItsTaskItself) {
+  const auto samples = read(
+      "any.jsonl",
+      R"({"_id": "a", "dataset": "trec", "context": "c", "input": "q", "answers": ["Food"], "length": 3, "language": "en", "all_classes": ["Food", "City"]})"
+      "\n"
+      R"({"_id": "b", "dataset": "gov_report_e", "context": "c", "input": "", "answers": ["s"], "length": 3, "language": "en", "all_classes": null})");
+  EXPECT_EQ(samples[0].match, Match::classes);
+  EXPECT_THAT(samples[0].classes, ElementsAre("Food", "City"));
+  EXPECT_EQ(samples[0].max_new, 0) << "the authors score its first line alone";
+  EXPECT_EQ(samples[1].match, Match::rouge_l);
+  EXPECT_EQ(samples[1].max_new, 512);
+  EXPECT_EQ(samples[0].context, samples[1].context) << "equal texts are prefilled once";
+  EXPECT_THAT(
+      error_of("a.jsonl", R"({"dataset": "dureader", "context": "c", "input": "", "answers": ["s"]})"),
+      HasSubstr("line 1: expected one of the tasks narrativeqa"));
+}
+
+TEST_F(DatasetTest, TemplatesPutTheirOwnWordsAround) {
+  const fs::path prompts =
+      write("dataset2prompt.json", R"({"qasper": "Read: {context}\n\nAsk: {input}\nSay:"})");
+  const fs::path file =
+      write("q.jsonl", R"({"dataset": "qasper", "context": "TEXT", "input": "why?", "answers": ["s"]})");
+  const auto samples = read_dataset(file, DatasetFormat::longbench, 0, prompts);
+  EXPECT_EQ(*samples[0].context, "Read: TEXT");
+  EXPECT_EQ(samples[0].question, "\n\nAsk: why?\nSay:");
+}
+
+TEST_F(DatasetTest, PreFixQaAsksManyQuestionsOfOneText) {
+  const auto samples = read("prefix_qa_dataset.json", R"([
+    {"context": "paper", "context_id": 0, "question": "a?", "answer": "x y", "question_id": 0, "context_length": 5},
+    {"context": "paper", "context_id": 0, "question": "b?", "answer": "z", "question_id": 1, "context_length": 5}])");
+  ASSERT_EQ(samples.size(), 2u);
+  EXPECT_EQ(samples[0].context, samples[1].context);
+  EXPECT_EQ(samples[1].match, Match::f1);
+  EXPECT_NE(samples[0].id, samples[1].id);
+}
+
+TEST_F(DatasetTest, NeedlesStandBehindFullStopsAtTheirDepths) {
+  write("hay/a.txt", "One two three. Four five six. Seven eight nine. ");
+  const auto samples = read("needle.json", R"({"needle": "The key is 7.", "haystack": "hay",
+    "question": "What is the key?", "answer": "7", "lengths": [100, 200], "depths": [0, 50, 100]})");
+  ASSERT_EQ(samples.size(), 6u);
+  for (const Sample& s : samples) {
+    EXPECT_LE(s.context->size(), static_cast<std::size_t>(s.tokens) + 1);
+    const std::size_t at = s.context->find(" The key is 7.");
+    ASSERT_NE(at, std::string::npos);
+    EXPECT_TRUE(at == 0 || (*s.context)[at - 1] == '.');
+  }
+  EXPECT_EQ(samples[0].depth, 0.0);
+  EXPECT_EQ(samples[5].tokens, 200);
+}
+
+TEST_F(DatasetTest, FaultsAreOneSentence) {
+  EXPECT_THAT(error_of("a.jsonl", ""), HasSubstr("found an empty file"));
+  EXPECT_THAT(error_of("a.jsonl", "{}"), HasSubstr("expected the fields of one of the formats"));
+  EXPECT_THAT(error_of("a.jsonl", "[]"), HasSubstr("expected the fields"));
+  EXPECT_THAT(error_of("a.jsonl", "[]", DatasetFormat::prefixqa), HasSubstr("found none"));
+  EXPECT_THAT(error_of("a.jsonl", "[3]", DatasetFormat::ruler), HasSubstr("expected a JSON object"));
+  EXPECT_THAT(error_of("a.jsonl", R"({"input": "t", "outputs": []})"),
+              HasSubstr("'outputs': expected an answer"));
+  EXPECT_THAT(error_of("a.jsonl", R"({"input": "t", "outputs": [{}]})"),
+              HasSubstr("a string or a whole number"));
+  EXPECT_THAT(error_of("a.jsonl", R"({"input": 3, "outputs": ["x"]})"), HasSubstr("'input'"));
+  EXPECT_THAT(
+      error_of(
+          "a.json",
+          R"({"needle": "n", "haystack": "no/such", "question": "q", "answer": "a", "lengths": [9], "depths": [1]})"),
+      HasSubstr("no/such"));
+  EXPECT_THROW(parse_dataset_format("csv"), InputError);
+}
+
+}  // namespace
+}  // namespace lode
