@@ -365,7 +365,8 @@ Json Grid::bench_key(const SuiteRun& run, std::int64_t length) const {
               {"shape", run.shape},
               {"batch", run.batch},
               {"queries", run.query_tokens},
-              {"keep", run.keep ? Json(*run.keep) : Json()}});
+              {"keep", run.keep ? Json(*run.keep) : Json()},
+              {"without_cache", run.without_cache}});
   return key;
 }
 
@@ -398,6 +399,17 @@ Json Grid::measure_attention(const SuiteRun& run, std::int64_t length, std::span
   return rows;
 }
 
+/// Seconds of a token when nothing is cached: everything before it is computed again.
+double Grid::seconds_without_cache(std::int64_t length) const {
+  ContextOptions options = options_.context;
+  options.max_tokens = length;
+  Context context(model_, options);
+  std::vector<TokenId> tokens;
+  for (std::int64_t i = 0; i < length; ++i)
+    tokens.push_back(static_cast<TokenId>(i * 7919 % model_->config().vocab));
+  return 1e-6 * microseconds([&] { context.prefill(tokens); });
+}
+
 /// All methods of a length are measured in one run, for only times of one run compare.
 void Grid::run_bench(const SuiteRun& run) {
   std::vector<Spec> specs;
@@ -424,6 +436,9 @@ void Grid::run_bench(const SuiteRun& run) {
                         {"build_seconds", r.build_seconds}});
       }
     }
+    if (run.without_cache)
+      rows.push_back(
+          {{"attention", "full (without cache)"}, {"median_us", 1e6 * seconds_without_cache(length)}});
     cells_.add(key, std::move(rows));
     progress.at(static_cast<std::int64_t>(i) + 1);
   }

@@ -48,6 +48,13 @@ const std::vector<ShowName>& show_names() {
   return names;
 }
 
+bool yes_or_no(const TomlTable& table, std::string_view key) {
+  const std::string text = table.text(key).value_or("no");
+  if (text == "yes" || text == "no") return text == "yes";
+  throw InputError(
+      fmt::format("{}: '{}': expected \"yes\" or \"no\", found '{}'", table.where(key), key, excerpt(text)));
+}
+
 RunKind parse_kind(const TomlTable& table) {
   const std::string text = table.text("kind").value_or("");
   std::vector<std::string> valid;
@@ -113,6 +120,7 @@ class RunReader {
     run.batch = table_.integer("batch", 1, 1024).value_or(1);
     run.query_tokens = table_.integer("queries", 1, 4096).value_or(1);
     run.keep = table_.number("keep", 0.0, 1.0);
+    if (run.kind == RunKind::decode) run.without_cache = yes_or_no(table_, "without_cache");
   }
 
   std::vector<std::string> required(const std::string& key) {
@@ -180,11 +188,7 @@ Suite parse_suite(std::string_view text, std::string_view where, std::string_vie
   suite.title = *title;
   suite.source = top.text("source").value_or("");
   suite.note = top.text("note").value_or("");
-  const std::string table = top.text("ranking").value_or("no");
-  if (table != "yes" && table != "no")
-    throw InputError(fmt::format("{}: 'ranking': expected \"yes\" or \"no\", found '{}'",
-                                 top.where("ranking"), excerpt(table)));
-  suite.ranking = table == "yes";
+  suite.ranking = yes_or_no(top, "ranking");
   top.check_all_used();
   for (std::size_t i = 1; i < tables.size(); ++i) {
     if (tables[i].name != "run")

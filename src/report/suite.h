@@ -56,6 +56,7 @@ struct SuiteRun {
   std::string shape = "pocket";
   std::int64_t batch = 1, query_tokens = 1;
   std::optional<double> keep;
+  bool without_cache = false;  ///< decode: also a token's time when the whole text is prefilled for it
 };
 
 struct Suite {
