@@ -244,7 +244,9 @@ LODE_TEST(full_decode_matches_float64) {
       for (const int group : {1, 3, 4, 8, 16}) {
         World world({.d = d,
                      .group = group,
-                     .kv_heads = 2,
+                     .kv_heads = group == 3   ? 5
+                                 : group == 8 ? 1
+                                              : 2,  // each way to share out the work
                      .type = type,
                      .positions = {0, 1, 15, 16, 62, 63, 64, 700, 5000}});
         world.upload();
@@ -274,7 +276,7 @@ LODE_TEST(listed_rows_match_float64) {
       for (const double share : {0.0, 0.3, 0.9}) {
         Problem p = {.d = 128,
                      .group = 4,
-                     .kv_heads = 2,
+                     .kv_heads = share > 0.5 ? 3 : 2,
                      .type = type,
                      .positions = {0, 5, 300, 3000},
                      .sink = 3,
@@ -300,7 +302,11 @@ LODE_TEST(nothing_attended_gives_the_empty_state) {
 
 LODE_TEST(listing_every_key_gives_the_bits_of_full_attention) {
   for (const bool per_query_head : {false, true}) {
-    Problem p = {.d = 128, .group = 4, .kv_heads = 2, .type = DType::bf16, .positions = {10, 2000, 9000}};
+    Problem p = {.d = 128,
+                 .group = 4,
+                 .kv_heads = per_query_head ? 2 : 8,
+                 .type = DType::bf16,
+                 .positions = {10, 2000, 9000}};
     World full(p);
     full.upload();
     const std::vector<float> want = full.run(0, 3);

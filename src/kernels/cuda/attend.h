@@ -50,7 +50,7 @@ struct RowLists {
 };
 
 /// Device memory that one call needs for partial results; zeroed once by its owner, left zeroed by every call
-/// (the counters of "the last block done merges").
+/// (a place says by itself whether its number has come).
 std::int64_t decode_workspace_bytes(int queries, int query_heads, int head_dim, std::int64_t max_tokens);
 
 /// Every query attends all of its keys [0, position]. `max_tokens` bounds position + 1 over the life of a
