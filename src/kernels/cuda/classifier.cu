@@ -55,13 +55,14 @@ class Chooser {
     const bool deep = net.hidden > 0;
     Share<kPlanes> first(mine, rows1, in, rank_, plan_.hidden_rows);
     Share<kPlanes> second(output, rows2, deep ? mid : in, rank_, plan_.bucket_rows);
-    if (deep) first.fetch(first.begin);
-    second.fetch(second.begin);
     token_ = p_.queries.tokens[query_];
     if (deep) take_tails(mine + net.weight_bytes(net.hidden, net.inputs), rows1, plan_.hidden_rows, 0);
     take_tails(output + net.weight_bytes(net.buckets, net.columns_of_output()), rows2, plan_.bucket_rows,
                plan_.hidden_rows);
     take_tables();
+    // Behind the few bytes above, which would wait for these many.
+    if (deep) first.fetch(first.begin);
+    second.fetch(second.begin);
     clear(kTiles * 8 * plan_.stride / 4, plan_.bytes8);
     clear_sums();
     auto all_have_begun = cluster_.barrier_arrive();  // others write here after that
@@ -322,20 +323,25 @@ class Chooser {
 
   /// Each block finds the places of its own buckets and tells all of those that are chosen.
   __device__ void rank_buckets() const {
-    constexpr int kSharers = 4;  // threads that rank one bucket
+    constexpr int kSharers = 4;    // threads that rank one bucket
+    constexpr int kStretch = 128;  // keys, until a warp asks whether its buckets are out already
     const int rows = plan_.bucket_rows, all = kRanks * rows;
     const unsigned* const keys = at<unsigned>(plan_.keys);
     for (int i = tid_; i < rows * kSharers; i += kThreads) {  // rows is a multiple of 16: whole warps
       const int bucket = rank_ * rows + i / kSharers;
       const unsigned key = keys[bucket];
       int above = 0;
-#pragma unroll 8
-      for (int j = i % kSharers * 4; j < all; j += kSharers * 4) {
-        const uint4 others = *reinterpret_cast<const uint4*>(keys + j);
-        above += (others.x > key) + (others.y > key) + (others.z > key) + (others.w > key);
+      for (int from = 0; from < all; from += kStretch) {
+        int more = 0;
+#pragma unroll
+        for (int j = i % kSharers * 4; j < kStretch; j += kSharers * 4) {
+          const uint4 others = *reinterpret_cast<const uint4*>(keys + from + j);
+          more += (others.x > key) + (others.y > key) + (others.z > key) + (others.w > key);
+        }
+        more += __shfl_xor_sync(~0u, more, 1);
+        above += more + __shfl_xor_sync(~0u, more, 2);
+        if (__all_sync(~0u, above >= most())) break;
       }
-      above += __shfl_xor_sync(~0u, above, 1);
-      above += __shfl_xor_sync(~0u, above, 2);
       if (key == 0 || above >= most()) continue;
       for (int other = i % kSharers; other < kRanks; other += kSharers)
         cluster_.map_shared_rank(at<int>(plan_.chosen), static_cast<unsigned>(other))[above] = bucket;
