@@ -387,7 +387,7 @@ std::unique_ptr<GpuSelector> make_gpu_buckets(const Spec& spec, const GpuGeometr
 
 std::unique_ptr<GpuSelector> make_gpu_buckets_for_bench(const Spec& spec, const GpuGeometry& geometry,
                                                         std::uint64_t seed) {
-  if (!cuda::can_choose_buckets()) return nullptr;
+  if (!cuda::can_choose_buckets() || (spec.name == "saap" && spec.text("rank") != "mass")) return nullptr;
   return std::make_unique<GpuBuckets>(
       spec, geometry, std::vector<bool>(static_cast<std::size_t>(geometry.layers), true),
       [spec, geometry, seed](int layer, const GpuKeys& keys, cuda::StreamHandle stream) {

@@ -131,7 +131,8 @@ class Saap final : public PartitionSelector, public BucketChooser {
   }
   std::string notice(std::int32_t sequence) const override;
   std::optional<BucketChoice> bucket_choice() const override {
-    if (!options_.batched || fallback_ != nullptr) return std::nullopt;
+    // The kernel ranks by probability alone: how many keys of a bucket are far depends on the query's place.
+    if (!options_.batched || fallback_ != nullptr || options_.per_key != 0.0f) return std::nullopt;
     BucketChoice choice = {.keys = {}, .queries = {}, .probes = options_.probes};
     for (const SaapHead& head : layer_.heads) {
       choice.keys.push_back(head.keys);
