@@ -18,6 +18,7 @@
 #include "select/best_keys.h"
 #include "select/methods.h"
 #include "select/per_token.h"
+#include "select/softmax_sum.h"
 
 namespace lode {
 
@@ -63,20 +64,6 @@ class ValueNorms {
  private:
   std::vector<float> logs_;
 };
-
-/// scores := log softmax(scores), NaN as -inf.
-void log_softmax(std::span<float> scores) {
-  float peak = -std::numeric_limits<float>::infinity();
-  for (float& s : scores) {
-    if (std::isnan(s)) s = -std::numeric_limits<float>::infinity();
-    peak = std::max(peak, s);
-  }
-  if (!std::isfinite(peak)) return;
-  double sum = 0.0;
-  for (const float s : scores) sum += std::exp(static_cast<double>(s - peak));
-  const float lse = peak + static_cast<float>(std::log(sum));
-  for (float& s : scores) s -= lse;
-}
 
 class TopK final : public PerTokenSelector {
  public:
@@ -129,7 +116,7 @@ class TopK final : public PerTokenSelector {
     score(unit, s);
     const std::span<float> scores(s.scores);
     if (options_.per_kv_head) {
-      sum_heads(scores, n);
+      sum_exponentials({s.scores.data(), geometry_.group(), n});
       return add(unit, all_heads(geometry_.group()), scores.first(static_cast<std::size_t>(n)), s.rows, out);
     }
     for (int g = 0; g < geometry_.group(); ++g) {
@@ -154,16 +141,6 @@ class TopK final : public PerTokenSelector {
       const float* const norm =
           norms_.at(unit.block->sequence)[static_cast<std::size_t>(unit.kv_head)].from(unit.far_begin);
       for (std::int64_t i = 0; i < n; ++i) row[static_cast<std::size_t>(i)] += norm[i];
-    }
-  }
-
-  /// scores[0, i] := log sum_g exp(scores[g, i])
-  void sum_heads(std::span<float> scores, std::int64_t n) const {
-    for (std::int64_t i = 0; i < n; ++i) {
-      float sum = 0.0f;
-      for (int g = 0; g < geometry_.group(); ++g)
-        sum += std::exp(scores[static_cast<std::size_t>(g * n + i)]);
-      scores[static_cast<std::size_t>(i)] = std::log(sum);
     }
   }
 

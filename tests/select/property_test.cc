@@ -70,6 +70,21 @@ std::vector<std::string> specs_of(const std::string& method) {
     return {"squeezed:sparsity=0.7", "squeezed:levels=2,clusters=20%,clusters1=5%,mass=0.8",
             "squeezed:clusters=40,tail=on,sparsity=0.5", "squeezed:levels=auto,error=0.1"};
   }
+  if (method == "quest") {
+    return {"quest:budget=20%", "quest:page_size=4,budget=17,bits=4,per=kv-head",
+            "quest:page_size=3,budget=1/3,bits=2"};
+  }
+  if (method == "double-sparsity") {
+    return {"double-sparsity:budget=20%", "double-sparsity:channels=3,bits=2,budget=9,per=kv-head",
+            "double-sparsity:bits=16,budget=11,channels=5"};
+  }
+  if (method == "infllm") {
+    return {"infllm:block_size=16,topk=3", "infllm:block_size=7,repr_topk=2,budget=20%,per=kv-head",
+            "infllm:block_size=4,repr_topk=9,topk=5,rope=on"};
+  }
+  if (method == "pqcache")
+    return {"pqcache:budget=20%", "pqcache:m=4,bits=4,budget=9,per=query-head",
+            "pqcache:m=1,bits=8,budget=11"};
   if (method == "plan") return {"plan:made"};
   return {method};
 }
@@ -364,7 +379,14 @@ TEST(Budgets, EverythingIsFullAttentionToTheBit) {
                            "saap:probes=100000,group=independent",
                            "retrieval:k=100000",
                            "retrieval:mass=1",
-                           "retrieval:k=1.0,per=query-head"}) {
+                           "retrieval:k=1.0,per=query-head",
+                           "quest:budget=1.0",
+                           "quest:budget=1000,bits=4,per=kv-head",
+                           "double-sparsity:budget=1.0",
+                           "double-sparsity:budget=1000,per=kv-head",
+                           "pqcache:budget=1.0",
+                           "infllm:topk=1000",
+                           "infllm:budget=100%,block_size=16,per=kv-head"}) {
     const auto selector = make_with_artefact(spec, geometry);
     selector->build(0, world.store().layer(0));
     for (const std::int64_t tokens : {1, 6}) {

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "select/softmax_sum.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace lode {
+
+void log_softmax(std::span<float> scores) {
+  float peak = -std::numeric_limits<float>::infinity();
+  for (float& s : scores) {
+    if (std::isnan(s)) s = -std::numeric_limits<float>::infinity();
+    peak = std::max(peak, s);
+  }
+  if (!std::isfinite(peak)) return;
+  double sum = 0.0;
+  for (const float s : scores) sum += std::exp(static_cast<double>(s - peak));
+  const float lse = peak + static_cast<float>(std::log(sum));
+  for (float& s : scores) s -= lse;
+}
+
+void sum_exponentials(Matrix<float> scores) {
+  for (std::int64_t i = 0; i < scores.cols; ++i) {
+    float sum = 0.0f;
+    for (std::int64_t r = 0; r < scores.rows; ++r) sum += std::exp(scores[r][static_cast<std::size_t>(i)]);
+    scores[0][static_cast<std::size_t>(i)] = std::log(sum);
+  }
+}
+
+}  // namespace lode

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the heads of a group choose together by scores that cannot be added: by the sum of their softmax
+// weights.
+#pragma once
+
+#include <span>
+
+#include "lodestone/types.h"
+
+namespace lode {
+
+/// scores := log softmax(scores), NaN as -inf. Scores without a finite largest one stay as they are.
+void log_softmax(std::span<float> scores);
+
+/// scores[0, i] := log sum_r exp(scores[r, i])
+void sum_exponentials(Matrix<float> scores /*[rows, n]*/);
+
+}  // namespace lode
