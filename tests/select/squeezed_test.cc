@@ -424,6 +424,37 @@ TEST(Squeezed, ShortContextsAndLongQuestions) {
   }
 }
 
+// A fixed branching factor: eight times the context, a level more, and the same number of keys kept. Clusters
+// are a fifth of the keys, so that 4k and 32k keys have the trees of 16k and 128k at the default share.
+TEST(Squeezed, AutoLevelsReadLittleMoreOfALongerContext) {
+  constexpr std::int64_t kKept = 256, kShort = 4096, kLong = 32768;
+  ThreadPool pool(2);
+  const auto bytes_at = [&](std::int64_t context) {
+    World world(
+        {.kv_heads = 1, .group = 2, .d = 16, .dense = {.sink = 0, .window = 1}, .max_tokens = context + 64});
+    plant_topics(world, 512, 0.3f);
+    const LayerGeometry geometry = world.geometry(pool);
+    const double sparsity = 1.0 - static_cast<double>(kKept) / static_cast<double>(context);
+    const auto selector =
+        make("squeezed:levels=auto,clusters=20%,sparsity=" + std::to_string(sparsity), geometry);
+    write(world, *selector, context);
+    build(world, *selector);
+    write(world, *selector, 64, Phase::generation);
+    QueryBlock block = world.block(static_cast<Position>(context), 64);
+    block.phase = Phase::generation;
+    block.far_limit = static_cast<Position>(context - 100);
+    selector->take_work();
+    SelectWork work;
+    std::int64_t kept = 0;
+    for (const FarSet& set : select(*selector, block, geometry, &work)) kept += std::ssize(set);
+    EXPECT_NEAR(static_cast<double>(kept) / (64 * 2), kKept, kKept / 2) << context;
+    EXPECT_GT(work.bytes, 0) << context;
+    return static_cast<double>(work.bytes);
+  };
+  const double shorter = bytes_at(kShort), longer = bytes_at(kLong);
+  EXPECT_LT(longer, 2.0 * shorter) << longer / shorter;
+}
+
 TEST(Squeezed, SpecsOutOfRangeAreRefused) {
   for (const char* spec :
        {"squeezed:sparsity=1", "squeezed:sparsity=0.5,mass=0.9", "squeezed:levels=0", "squeezed:levels=17",
