@@ -115,6 +115,9 @@ TEST_P(OfType, RowsComeBackRoundedAndChunksDoNotMatter) {
 }
 
 TEST_P(OfType, MemoryIsWhatTheTypeSays) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the thread sanitizer keeps four bytes of its own for each of ours";
+#endif
   KvStore store({.layers = 2, .kv_heads = 2, .head_dim = 64, .type = GetParam(), .max_tokens = 1 << 24});
   const std::int64_t tokens = 40000, chunk = 1000;
   const std::int64_t expected = tokens * store.shape().token_bytes();

@@ -82,7 +82,7 @@ class Eval(ProgramTest):
             with self.subTest(limit=value):
                 self.assert_refused(self.eval("-a", "full", f"--limit={value}"), "limit")
         good = self.samples.read_text(encoding="utf-8").splitlines()
-        for name, text, mention in (("empty", "", "empty"), ("word", "needle\n", "line 1"), ("list", "[]\n", "line 1"),
+        for name, text, mention in (("empty", "", "empty"), ("word", "needle\n", "line 1"), ("list", "[]\n", "item 1"),
                                     ("fields", good[0] + "\n{}\n", "line 2"), ("cut", good[0][:-20], "line 1"),
                                     ("answers", json.dumps({**json.loads(good[0]), "answers": "x"}), "answers"),
                                     ("match", json.dumps({**json.loads(good[0]), "match": "guess"}), "match")):
