@@ -142,10 +142,14 @@ void Context::Impl::require_room(std::int64_t more) const {
                                options.max_tokens, tokens(), more));
 }
 
-/// On the GPU, unless there is none or somebody wants to look inside.
+/// On the GPU, unless there is none, somebody wants to look inside, or more tokens of a question choose
+/// together than it takes at a time.
 ForwardWork Context::Impl::forward(const Step& step, const AttachedMethod* method, LogitRows rows) {
   const bool sparse = !step.selectors.empty();
-  if (gpu == nullptr || step.hooks != nullptr) {
+  const bool together = sparse && step.phase == Phase::question &&
+                        std::ssize(step.sequences.front().tokens) > kMostSparseTokens &&
+                        question_stretch(static_cast<MethodId>(method - methods.data())) != 1;
+  if (gpu == nullptr || step.hooks != nullptr || together) {
     if (gpu != nullptr) {
       host_kv();
       if (sparse && !method->built_on_host)

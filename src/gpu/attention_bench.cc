@@ -149,13 +149,14 @@ class Bench {
     }
     const auto start = std::chrono::steady_clock::now();
     for (std::int64_t b = 0; b < task_.batch; ++b) {
-      c.selector->prepare({.sequence = static_cast<int>(b),
-                           .base = ranges_[static_cast<std::size_t>(b)]->base(),
-                           .layout = layout_,
-                           .tokens = task_.context,
-                           .frequencies = frequencies_.as<float>(),
-                           .rope_scale = task_.rope->attention_scaling()},
-                          stream_.get());
+      c.selector->prepare(
+          {.sequence = static_cast<int>(b),
+           .base = ranges_[static_cast<std::size_t>(b)]->base(),
+           .layout = layout_,
+           .tokens = task_.context - task_.queries,  // those of the queries come with the step
+           .frequencies = frequencies_.as<float>(),
+           .rope_scale = task_.rope->attention_scaling()},
+          stream_.get());
     }
     stream_.synchronize();
     c.build_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() /

@@ -25,6 +25,9 @@ class GpuModel {
 std::shared_ptr<const GpuModel> make_gpu_model(const ModelConfig& config, const ModelWeights& weights,
                                                std::int64_t limit);
 
+/// Query tokens that choose keys in one step; GpuContext::forward cuts longer ones.
+inline constexpr int kMostSparseTokens = 32;
+
 struct GpuContextOptions {
   ThreadPool* pool = nullptr;  ///< outlives the context; null where no selector of the host takes part
   DType kv_type = DType::f16;

@@ -20,8 +20,7 @@ namespace lode {
 
 namespace {
 
-constexpr int kSparseTokens = 32;  // query tokens that choose keys in one step
-constexpr int kDecodeTokens = 8;   // up to so many, dense attention splits the keys; above, the queries
+constexpr int kDecodeTokens = 8;  // up to so many, dense attention splits the keys; above, the queries
 constexpr std::int64_t kLogitRows = 64;
 
 std::int64_t vector_bytes(std::int64_t tokens, std::int64_t heads, std::int64_t d) {
@@ -89,9 +88,9 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
   staged_logits_ = cuda::PinnedBuffer(logits_.bytes());
   linear_.reserve(n, config.hidden, config.intermediate, std::int64_t{config.query_heads} * d,
                   std::int64_t{config.kv_heads} * d);
-  workspace_ = cuda::Buffer(
-      cuda::decode_workspace_bytes(kSparseTokens, config.query_heads, config.head_dim, options.max_tokens),
-      "partial results of attention");
+  workspace_ = cuda::Buffer(cuda::decode_workspace_bytes(kMostSparseTokens, config.query_heads,
+                                                         config.head_dim, options.max_tokens),
+                            "partial results of attention");
   cuda::fill(workspace_.as<void>(), 0, workspace_.bytes(), stream_.get());
   const char* const base = range_.base();
   cuda::copy(bases_.as<void>(), &base, sizeof base, stream_.get());
@@ -173,7 +172,7 @@ ChosenBy CudaContext::attach(const Spec& spec, std::span<Selector* const> select
                                 .kv_heads = config_.kv_heads,
                                 .head_dim = config_.head_dim,
                                 .max_tokens = options_.max_tokens,
-                                .most_queries = kSparseTokens,
+                                .most_queries = kMostSparseTokens,
                                 .key_row_bytes = range_.layout().row_bytes()};
   auto selector = make_gpu_selector(spec, geometry, selectors);
   if (selector == nullptr) return ChosenBy::host;
@@ -195,12 +194,13 @@ ChosenBy CudaContext::attach(const Spec& spec, std::span<Selector* const> select
 ForwardWork CudaContext::forward(const Step& step, const Rope& rope, LogitRows rows,
                                  std::vector<float>& logits) {
   const SequenceTokens& all = step.sequences.front();
-  const auto most = static_cast<std::size_t>(step.selectors.empty() ? options_.chunk : kSparseTokens);
+  const auto most = static_cast<std::size_t>(
+      step.selectors.empty() ? options_.chunk : std::min<std::int64_t>(kMostSparseTokens, options_.chunk));
   ForwardWork work;
   std::vector<float> some, together;
   for (std::size_t at = 0; at < all.tokens.size(); at += most) {
     const SequenceTokens part = {all.tokens.subspan(at, std::min(most, all.tokens.size() - at)), all.kv,
-                                 all.id};
+                                 all.id, all.far_limit};
     const bool last = at + most >= all.tokens.size();
     Step piece = step;
     piece.sequences = {&part, 1};

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/cancel.h"
 #include "base/rng.h"
@@ -63,6 +64,8 @@ bool GpuBuckets::supports(const BucketChoice& choice, int group) {
       return false;
   }
   const BucketNet& first = choice.queries[0];
+  constexpr int kMostHeads = 16;  // of a group, in the kernel
+  if (choice.softmax && group > kMostHeads) return false;
   if (first.buckets > kMostBuckets || first.inputs > 256 || first.inputs % 4 != 0) return false;
   const cuda::BucketChoiceTask task = {.net = {.inputs = static_cast<int>(first.inputs),
                                                .hidden = static_cast<int>(first.hidden),
@@ -121,11 +124,11 @@ void GpuBuckets::take_network(int layer, const BucketChoice& choice, cuda::Strea
 
 /// All layers' networks, or one bucket for all keys while there are none.
 void GpuBuckets::take_networks(const GpuKeys& keys, cuda::StreamHandle stream) {
-  bool allocated = false;
+  bool allocated = false, ready = true;
   for (int layer = 0; layer < geometry_.layers; ++layer) {
     if (!layers_[static_cast<std::size_t>(layer)]) continue;
     std::optional<BucketChoice> choice = source_(layer, keys, stream);
-    ready_ = choice.has_value();
+    ready = ready && choice.has_value();
     if (!choice) {
       const std::vector<float> zero(static_cast<std::size_t>(geometry_.head_dim), 0.0f);
       const BucketNet single(
@@ -149,20 +152,25 @@ void GpuBuckets::take_networks(const GpuKeys& keys, cuda::StreamHandle stream) {
     take_network(layer, *choice, stream);
   }
   for (State& state : states_) state = {};
+  ready_ = ready;  // only now: a failure above must not leave half of it in use
 }
 
 bool GpuBuckets::prepare(const GpuKeys& keys, cuda::StreamHandle stream) {
-  const bool fresh = !ready_;
-  if (fresh) take_networks(keys, stream);
+  if (!ready_) {
+    changed_ = true;
+    take_networks(keys, stream);
+  }
   State& state = states_[static_cast<std::size_t>(keys.sequence)];
   const std::int64_t sink = spec_.dense.sink;
   const std::int64_t needed =
       std::min(keys.tokens, keys.tokens + geometry_.most_queries - spec_.dense.window);
   const std::int64_t far_end = std::max(sink, keys.tokens + 1 - spec_.dense.window);
-  if (!state.stale && state.labelled >= needed && far_end - state.listed <= kMostUnlisted) return fresh;
+  if (!state.stale && state.labelled >= needed && far_end - state.listed <= kMostUnlisted)
+    return std::exchange(changed_, false);
   state.labelled = std::max(state.labelled, sink);
   const std::int64_t end = std::max(state.labelled, keys.tokens);
   state.listed = std::min(far_end, end);
+  state.stale = true;  // until every layer has its lists
   for (int layer = 0; layer < geometry_.layers; ++layer) {
     if (!layers_[static_cast<std::size_t>(layer)]) continue;
     check_cancel();
@@ -180,13 +188,13 @@ bool GpuBuckets::prepare(const GpuKeys& keys, cuda::StreamHandle stream) {
                         .firsts = firsts_.as<std::int32_t>() + place * net_.buckets,
                         .workspace = workspace_.as<void>()},
                        stream);
-    if (fresh && listener_) report_sizes(layer, place, stream);
+    if (changed_ && listener_) report_sizes(layer, place, stream);
   }
   const auto listed = static_cast<std::int32_t>(state.listed);
   cuda::copy(listed_.as<std::int32_t>() + keys.sequence, &listed, 4, stream);
   state.labelled = end;
   state.stale = false;
-  return fresh;
+  return std::exchange(changed_, false);
 }
 
 void GpuBuckets::label(const GpuKeys& keys, int layer, std::int64_t begin, std::int64_t end,

@@ -68,7 +68,8 @@ class GpuBuckets final : public GpuSelector {
   Source source_;
   Listener listener_;  ///< or null
   bool host_index_ = false;
-  bool ready_ = false;  ///< the source has given its networks
+  bool ready_ = false;    ///< the source has given its networks
+  bool changed_ = false;  ///< networks that no prepare has told of yet
   cuda::NetLayout net_;
   std::int64_t probes_ = 0;
   bool roped_ = false, softmax_ = true;

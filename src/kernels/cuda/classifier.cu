@@ -482,18 +482,19 @@ void launch(const Params& p, StreamHandle stream) {
   LODE_CUDA(cudaLaunchKernelEx(&config, kernel, p));
 }
 
+/// By the KV heads alone: sums of another cut differ in their last bits, and a choice must not depend on how
+/// many queries come together.
 template <int kPlanes, int kTiles>
-void launch_for_count(const Params& p, StreamHandle stream) {
-  if (p.queries.layout.kv_heads * p.queries.count < kFewClusters)
-    return launch<kPlanes, kTiles, 16>(p, stream);
+void launch_for_kv_heads(const Params& p, StreamHandle stream) {
+  if (p.queries.layout.kv_heads < kFewClusters) return launch<kPlanes, kTiles, 16>(p, stream);
   launch<kPlanes, kTiles, 8>(p, stream);
 }
 
 template <int kPlanes>
 void launch_for_heads(const Params& p, StreamHandle stream) {
-  if (p.heads <= 4) return launch_for_count<kPlanes, 1>(p, stream);
-  if (p.heads <= 8) return launch_for_count<kPlanes, 2>(p, stream);
-  launch_for_count<kPlanes, 4>(p, stream);
+  if (p.heads <= 4) return launch_for_kv_heads<kPlanes, 1>(p, stream);
+  if (p.heads <= 8) return launch_for_kv_heads<kPlanes, 2>(p, stream);
+  launch_for_kv_heads<kPlanes, 4>(p, stream);
 }
 
 Params params_of(const BucketChoiceTask& task, const Queries& queries) {
