@@ -25,6 +25,7 @@ struct Choice {
   std::string spec;
   double cost = 0;           ///< bytes read / bytes that full attention reads
   double squared_error = 0;  ///< of the relative output error, mean over the group and the texts
+  bool measured = false;     ///< not in layers that the method leaves dense
 };
 
 /// [L * Hkv] choices of each KV head, `full` first.
@@ -111,12 +112,14 @@ class Tuner {
           const double share = 1.0 / (group * static_cast<double>(texts_.size()));
           choice.cost += share * (h.density + row.selector_share);
           choice.squared_error += share * h.error * h.error;
+          choice.measured = true;
         }
       }
     }
     Choices choices(heads, {{.spec = "full", .cost = 1.0, .squared_error = 0.0}});
     for (const auto& [spec, all] : by_spec)
-      for (std::size_t h = 0; h < heads; ++h) choices[h].push_back(all[h]);
+      for (std::size_t h = 0; h < heads; ++h)
+        if (all[h].measured) choices[h].push_back(all[h]);
     return choices;
   }
 
