@@ -9,6 +9,7 @@
 
 #include "base/text.h"
 #include "cli.h"
+#include "eval/settings.h"
 #include "lodestone/error.h"
 #include "tasks/datasets.h"
 

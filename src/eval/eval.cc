@@ -11,6 +11,7 @@
 #include "base/cancel.h"
 #include "eval/records.h"
 #include "eval/scoring.h"
+#include "eval/settings.h"
 #include "lodestone/error.h"
 #include "model/config.h"
 
@@ -47,7 +48,7 @@ struct Prompts {
 
 /// One row of a method over all samples of a task and length.
 EvalRow row_of(std::span<const Sample> samples, const std::vector<Document>& documents, const EvalRow& group,
-               const std::string& reference, const Records& records) {
+               const NamedSpec& spec, const NamedSpec& reference, const Records& records) {
   EvalRow row = group;
   WorkReport work;
   std::vector<double> differences;        // percent points, per sample
@@ -55,8 +56,8 @@ EvalRow row_of(std::span<const Sample> samples, const std::vector<Document>& doc
   for (std::size_t d = 0; d < documents.size(); ++d) {
     for (const std::size_t i : documents[d].samples) {
       if (samples[i].task != row.task || samples[i].tokens != row.tokens) continue;
-      const Answer& answer = *records.find(samples[i], row.attention);
-      const Answer& full = *records.find(samples[i], reference);
+      const Answer& answer = *records.find(samples[i], spec.name, spec.files);
+      const Answer& full = *records.find(samples[i], reference.name, reference.files);
       row.n += 1;
       row.score += 100 * answer.score;
       row.agreement += answer.tokens == full.tokens ? 1 : 0;
@@ -104,7 +105,7 @@ struct Answering::Impl {
 
 bool Answering::Impl::is_pending(std::size_t sample, const NamedSpec& spec, const EvalPass& pass) const {
   if (options.wanted && !options.wanted(samples[sample], spec, pass.protocol)) return false;
-  return pass.records->find(samples[sample], spec.name) == nullptr;
+  return pass.records->find(samples[sample], spec.name, spec.files) == nullptr;
 }
 
 /// Answers that a spec still has to give about a document.
@@ -207,7 +208,8 @@ void Answering::Impl::answer(const Document& document, std::span<const EvalPass>
     for (const auto& [spec, method] : asked) {
       for (const EvalPass& pass : of) {
         if (!is_pending(document.samples[q], *spec, pass)) continue;
-        pass.records->add(sample, spec->name, ask(context, method, sample, prompts, q, pass.protocol));
+        pass.records->add(sample, spec->name, ask(context, method, sample, prompts, q, pass.protocol),
+                          spec->files);
         context.roll_back(context.indexed_tokens());
       }
     }
@@ -259,10 +261,9 @@ void Answering::run(const std::function<void(std::int64_t)>& progress) {
 }
 
 Json record_settings(const Model& model, const Protocol& protocol, const ContextOptions& context) {
-  return {{"lodestone", "answers of eval"},
-          {"model", model.fingerprint()},
-          {"protocol", protocol.str()},
-          {"kv_type", name_of(context.kv_type)}};
+  Json settings = run_settings(model, context);
+  settings.update({{"lodestone", "answers of eval"}, {"protocol", protocol.str()}});
+  return settings;
 }
 
 EvalReport summarise(const Model& model, std::span<const Sample> samples, std::span<const NamedSpec> specs,
@@ -277,7 +278,7 @@ EvalReport summarise(const Model& model, std::span<const Sample> samples, std::s
     if (!groups.insert({s.task, s.tokens}).second) continue;
     for (const NamedSpec& spec : specs) {
       const EvalRow group = {.attention = spec.name, .task = s.task, .tokens = s.tokens};
-      report.rows.push_back(row_of(samples, documents, group, specs.front().name, *pass.records));
+      report.rows.push_back(row_of(samples, documents, group, spec, specs.front(), *pass.records));
     }
   }
   return report;
@@ -354,6 +355,7 @@ EvalReport evaluate(std::shared_ptr<const Model> model, const std::vector<Sample
   } else {
     std::rotate(specs.begin(), full, full + 1);
   }
+  for (NamedSpec& named : specs) named.files = files_hash(named.spec, *model);
   Records records(options.records, record_settings(*model, options.protocol, options.context));
   const EvalPass pass = {options.protocol, &records};
   Answering answering(model, samples, specs, {&pass, 1}, options);

@@ -38,6 +38,7 @@ struct Protocol {
 struct NamedSpec {
   std::string name;
   Spec spec;
+  std::string files = {};  ///< files_hash(): answers of a file with other contents are not this spec's
 };
 
 struct EvalOptions {

@@ -63,9 +63,10 @@ class Probing {
               {"streaming", with_dense_parts(parse_spec("streaming"), options.dense)}};
     for (const NamedSpec& s : specs) {
       const Spec spec = with_dense_parts(s.spec, options.dense);
-      const bool known = std::any_of(specs_.begin(), specs_.end(),
-                                     [&](const NamedSpec& k) { return k.spec.str() == spec.str(); });
-      if (!known) specs_.push_back({s.name, spec});
+      const auto known = std::find_if(specs_.begin(), specs_.end(),
+                                      [&](const NamedSpec& k) { return k.spec.str() == spec.str(); });
+      row_of_.push_back(static_cast<std::size_t>(known - specs_.begin()));
+      if (known == specs_.end()) specs_.push_back({s.name, spec});
     }
   }
 
@@ -85,7 +86,8 @@ class Probing {
     context.build_indexes();
     ProbeReport report = {.model = model_->path().string(),
                           .tokens = static_cast<std::int64_t>(tokens_.size()),
-                          .options = options_};
+                          .options = options_,
+                          .row_of = row_of_};
     std::vector<Predictions> predictions;
     for (std::size_t m = 0; m < specs_.size(); ++m) {
       report.rows.push_back({.attention = specs_[m].name});
@@ -138,6 +140,7 @@ class Probing {
     row.selectivity = work.selectivity();
     row.notice = work.notice;
     row.heads = heads.measures();
+    row.dense_heads = std::int64_t{config.layers} * config.query_heads - std::ssize(row.heads);
     return found;
   }
 
@@ -165,6 +168,7 @@ class Probing {
   const ProbeOptions& options_;
   std::vector<TokenId> tokens_;
   std::vector<NamedSpec> specs_;
+  std::vector<std::size_t> row_of_;
 };
 
 Json measure_json(const HeadMeasure& m) {
@@ -174,12 +178,14 @@ Json measure_json(const HeadMeasure& m) {
 }  // namespace
 
 HeadMeasure ProbeRow::mean() const {
-  HeadMeasure mean;
+  const auto exact = static_cast<double>(dense_heads), all = exact + static_cast<double>(heads.size());
+  if (all == 0) return {};
+  HeadMeasure mean = {.density = exact / all, .recall = exact / all, .mass = exact / all};
   for (const HeadMeasure& h : heads) {
-    mean.density += h.density / static_cast<double>(heads.size());
-    mean.recall += h.recall / static_cast<double>(heads.size());
-    mean.mass += h.mass / static_cast<double>(heads.size());
-    mean.error += h.error / static_cast<double>(heads.size());
+    mean.density += h.density / all;
+    mean.recall += h.recall / all;
+    mean.mass += h.mass / all;
+    mean.error += h.error / all;
   }
   return mean;
 }
@@ -222,8 +228,8 @@ std::string ProbeReport::table(bool with_heads) const {
   std::string text = fmt::format(
       "{}, {} tokens; the last {} attend sink {} + window {} + what the method finds\n"
       "recovered: over the {} tokens that full attention predicts better than streaming by {} nat or more\n"
-      "recall: of the top {} far keys; error: of the output; both, and mass, as means over heads and sparse "
-      "layers\n\n"
+      "recall: of the top {} far keys; error: of the output; both, and mass, as means over all heads, those "
+      "of layers left dense too\n\n"
       "{:34} {:>8} {:>10} {:>9} {:>8} {:>8} {:>8}\n",
       model, tokens, options.last, options.dense.sink, options.dense.window, gap_tokens, options.gap,
       options.top, "attention", "loss", "recovered", "density", "recall", "mass", "error");

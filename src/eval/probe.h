@@ -47,7 +47,8 @@ struct ProbeRow {
   double selector_share = 0;       ///< the part of density that is the selector's own reading
   std::string notice;              ///< what the method says of the text; empty = nothing
   std::vector<HeadMeasure> heads;  ///< [L, Hq] without dense layers; empty for full
-  HeadMeasure mean() const;        ///< over heads
+  std::int64_t dense_heads = 0;    ///< query heads of dense layers: they attend everything, without error
+  HeadMeasure mean() const;        ///< over all heads, those of dense layers too, as density counts them
 };
 
 struct ProbeReport {
@@ -55,6 +56,8 @@ struct ProbeReport {
   std::int64_t tokens = 0, gap_tokens = 0;
   ProbeOptions options;
   std::vector<ProbeRow> rows;  ///< full, streaming, then the others in the order asked for
+  /// The row of each spec asked for: those that are equal with the same sink and window share one.
+  std::vector<std::size_t> row_of;
   Json json() const;
   std::string table(bool with_heads) const;
 };

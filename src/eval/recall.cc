@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/cancel.h"
 #include "base/threads.h"
@@ -42,8 +43,10 @@ std::vector<std::vector<Position>> chosen_rows(const Selection& selection, const
 
 class RecallMeter {
  public:
-  RecallMeter(Context::Impl& context, const std::vector<MethodId>& methods, const RecallOptions& options)
-      : context_(context), methods_(methods), options_(options) {}
+  /// Looks when `length` tokens have been read.
+  RecallMeter(Context::Impl& context, const std::vector<MethodId>& methods, std::int64_t length,
+              const RecallOptions& options)
+      : context_(context), methods_(methods), length_(length), options_(options) {}
 
   ForwardHooks hooks() {
     ForwardHooks hooks;
@@ -51,8 +54,8 @@ class RecallMeter {
                             const Selection*, std::span<float* const>) { look(geometry, blocks.front()); };
     return hooks;
   }
-  /// Rows of the length that has just been read, [methods][L, Hq].
-  std::vector<std::vector<HeadRecall>> take() { return std::exchange(seen_, {}); }
+  /// [methods][L, Hq].
+  std::vector<std::vector<HeadRecall>> take() { return std::move(seen_); }
 
  private:
   void look(const LayerGeometry& dense, const QueryBlock& block);
@@ -60,6 +63,7 @@ class RecallMeter {
 
   Context::Impl& context_;
   const std::vector<MethodId>& methods_;
+  const std::int64_t length_;
   const RecallOptions& options_;
   std::vector<std::vector<HeadRecall>> seen_;
   std::vector<std::vector<std::vector<Position>>> chosen_;  // [methods][Hq, tokens] of the running layer
@@ -67,7 +71,7 @@ class RecallMeter {
 
 void RecallMeter::look(const LayerGeometry& dense, const QueryBlock& block) {
   const std::int64_t end = block.begin + block.tokens;
-  if (std::find(options_.lengths.begin(), options_.lengths.end(), end) == options_.lengths.end()) return;
+  if (end != length_) return;
   check_cancel();
   LayerGeometry geometry = dense;
   geometry.dense = options_.dense;
@@ -92,7 +96,7 @@ void RecallMeter::look(const LayerGeometry& dense, const QueryBlock& block) {
     selector->append(0, block.kv, last.far_end(last.tokens - 1, geometry.dense));
     selector->select({&last, 1}, selection);
     chosen_.push_back(chosen_rows(selection, last, geometry));
-    selector->roll_back(0, 0);
+    selector->roll_back(0, 0);  // nothing is asked of it any more: its memory goes to the next
   }
   geometry.pool->for_each(geometry.kv_heads,
                           [&](std::int64_t head, int) { compare(geometry, last, static_cast<int>(head)); });
@@ -153,6 +157,27 @@ void check(const RecallOptions& options, std::int64_t tokens) {
   }
 }
 
+/// [specs][L, Hq], in a context of its own: what methods learn while a text is read goes with each
+/// measurement, so that no length may depend on those before it.
+std::vector<std::vector<HeadRecall>> measure_length(const std::shared_ptr<const Model>& model,
+                                                    std::span<const TokenId> tokens,
+                                                    const std::vector<NamedSpec>& specs,
+                                                    const RecallOptions& options,
+                                                    const std::function<void(std::int64_t)>& progress) {
+  ContextOptions context_options = options.context;
+  context_options.max_tokens = std::ssize(tokens);
+  context_options.device = Device::cpu;  // where selectors can be asked
+  Context context(model, context_options);
+  std::vector<MethodId> methods;
+  for (const NamedSpec& named : specs) methods.push_back(context.attach(named.spec));
+  RecallMeter meter(context.impl(), methods, std::ssize(tokens), options);
+  const ForwardHooks hooks = meter.hooks();
+  context.impl().hooks = &hooks;
+  context.prefill(tokens, progress);
+  context.impl().hooks = nullptr;
+  return meter.take();
+}
+
 }  // namespace
 
 HeadRecall RecallRow::mean() const {
@@ -169,36 +194,25 @@ RecallReport recall_by_length(const std::shared_ptr<const Model>& model, std::st
                               const std::vector<NamedSpec>& specs, const RecallOptions& options) {
   const std::vector<TokenId> tokens = model->tokenizer().encode(text, Tokenizer::Bos::as_template);
   check(options, std::ssize(tokens));
-  ContextOptions context_options = options.context;
-  context_options.max_tokens = options.lengths.back();
-  context_options.device = Device::cpu;  // where selectors can be asked
-  Context context(model, context_options);
-  Context::Impl& impl = context.impl();
-  std::vector<MethodId> methods;
-  for (const NamedSpec& named : specs) {
-    Spec spec = named.spec;
-    spec.dense = options.dense;
-    spec.dense_layers = 0;
-    if (!find_method(spec.name).make)
-      throw InputError(fmt::format("expected methods that choose keys, found '{}'", spec.str()));
-    methods.push_back(context.attach(spec));
+  std::vector<NamedSpec> asked = specs;
+  for (NamedSpec& named : asked) {
+    named.spec.dense = options.dense;
+    named.spec.dense_layers = 0;
+    if (!find_method(named.spec.name).make)
+      throw InputError(fmt::format("expected methods that choose keys, found '{}'", named.spec.str()));
   }
-  RecallMeter meter(impl, methods, options);
-  const ForwardHooks hooks = meter.hooks();
-  impl.hooks = &hooks;
   RecallReport report = {.model = model->path().string(), .options = options, .rows = {}};
-  Progress progress("recall", options.lengths.back(), "tokens", options.progress);
-  std::int64_t read = 0;
+  Progress progress("recall",
+                    std::accumulate(options.lengths.begin(), options.lengths.end(), std::int64_t{0}),
+                    "tokens", options.progress);
+  std::int64_t before = 0;  // tokens of the lengths that are done
   for (const std::int64_t length : options.lengths) {
-    context.prefill(
-        std::span(tokens).subspan(static_cast<std::size_t>(read), static_cast<std::size_t>(length - read)),
-        [&](std::int64_t done) { progress.at(done); });
-    read = length;
-    auto seen = meter.take();
-    for (std::size_t m = 0; m < specs.size(); ++m)
-      report.rows.push_back({.attention = specs[m].name, .tokens = length, .heads = std::move(seen[m])});
+    auto seen = measure_length(model, std::span(tokens).first(static_cast<std::size_t>(length)), asked,
+                               options, [&](std::int64_t done) { progress.at(before + done); });
+    before += length;
+    for (std::size_t m = 0; m < asked.size(); ++m)
+      report.rows.push_back({.attention = asked[m].name, .tokens = length, .heads = std::move(seen[m])});
   }
-  impl.hooks = nullptr;
   return report;
 }
 

@@ -47,8 +47,8 @@ struct RecallReport {
   std::string table() const;
 };
 
-/// The model reads the text densely up to the last length; at each length every method indexes what was read
-/// and chooses for the same queries. InputError when the text is shorter, or a length leaves no far keys.
+/// For each length the model reads the text densely up to there, anew; every method indexes what was read and
+/// chooses for the same queries. InputError when the text is shorter, or a length leaves no far keys.
 RecallReport recall_by_length(const std::shared_ptr<const Model>& model, std::string_view text,
                               const std::vector<NamedSpec>& specs, const RecallOptions& options);
 

@@ -16,17 +16,9 @@ namespace {
 
 constexpr std::int64_t kMost = std::int64_t{1} << 62;
 
-/// Tells apart samples that have the same id; cheap also for long contexts.
-std::string hash_of(const Sample& sample) {
-  std::string text = sample.question + "\n" + std::to_string(sample.context->size());
-  for (const std::string& answer : sample.answers) text.append("\n").append(answer);
-  return hash_hex(text).substr(0, 16);
-}
-
 Json to_json(const Sample& sample, const std::string& attention, const Answer& answer) {
   const WorkReport& w = answer.work;
   return {{"id", sample.id},
-          {"sample", hash_of(sample)},
           {"attention", attention},
           {"task", sample.task},
           {"tokens", sample.tokens},
@@ -106,7 +98,8 @@ std::size_t Records::read(const std::string& text, const Json& settings) {
                                      "); name another file or remove it");
                   }
                   answers_[{json_string(object, "id", where), json_string(object, "attention", where)}] = {
-                      from_json(object, where), json_string(object, "sample", where)};
+                      from_json(object, where), json_string(object, "sample", where),
+                      json_has(object, "files") ? json_string(object, "files", where) : ""};
                 });
   if (whole == 0 && !text.empty())
     throw InputError(path_.string() + ": expected the answers of an earlier run, found something else");
@@ -119,21 +112,36 @@ void Records::append(const std::string& line) {
   if (!written) throw RunError(path_.string() + ": cannot write: " + std::strerror(errno));
 }
 
-const Answer* Records::find(const Sample& sample, const std::string& attention) const {
+/// Tells apart samples that have the same id: everything that an answer and its score depend on.
+std::string Records::hash_of(const Sample& sample) const {
+  std::string& context = contexts_[sample.context];
+  if (context.empty()) context = hash_hex(*sample.context);
+  const Json all = {context,        sample.question, sample.answers,   name_of(sample.match),
+                    sample.classes, sample.max_new,  sample.first_line};
+  return hash_hex(all.dump(-1, ' ', false, Json::error_handler_t::replace)).substr(0, 16);
+}
+
+const Answer* Records::find(const Sample& sample, const std::string& attention,
+                            const std::string& files) const {
   const auto found = answers_.find({sample.id, attention});
   if (found == answers_.end()) return nullptr;
   if (found->second.sample_hash != hash_of(sample)) {
     throw InputError(path_.string() + ": answers another sample with the id '" + sample.id +
                      "'; name another file or remove it");
   }
-  return &found->second.answer;
+  return found->second.files == files ? &found->second.answer : nullptr;
 }
 
-const Answer& Records::add(const Sample& sample, const std::string& attention, Answer answer) {
-  if (file_ != nullptr)
-    append(to_json(sample, attention, answer).dump(-1, ' ', false, Json::error_handler_t::replace));
+const Answer& Records::add(const Sample& sample, const std::string& attention, Answer answer,
+                           const std::string& files) {
+  if (file_ != nullptr) {
+    Json line = to_json(sample, attention, answer);
+    line["sample"] = hash_of(sample);
+    if (!files.empty()) line["files"] = files;
+    append(line.dump(-1, ' ', false, Json::error_handler_t::replace));
+  }
   Entry& entry = answers_[{sample.id, attention}];
-  entry = {std::move(answer), hash_of(sample)};
+  entry = {std::move(answer), hash_of(sample), files};
   return entry.answer;
 }
 

@@ -235,6 +235,10 @@ double score_one(std::string_view output, const std::string& answer, const Sampl
 }  // namespace
 
 double score(std::string_view output, const Sample& sample) {
+  if (sample.first_line) {
+    output.remove_prefix(std::min(output.size(), output.find_first_not_of('\n')));
+    output = output.substr(0, output.find('\n'));
+  }
   if (sample.match == Match::contains) return share_contained(output, sample.answers);
   if (sample.match == Match::choice) return chooses(output, sample.answers) ? 1.0 : 0.0;
   double best = 0;

@@ -49,10 +49,12 @@ class TrialFiles {
 };
 
 /// Root of the mean square of the heads' errors: large errors of a few heads are what changes an answer.
+/// Heads of dense layers have none and count as well, for the bytes that they read are counted.
 double error_of(const ProbeRow& row) {
   double sum = 0;
   for (const HeadMeasure& h : row.heads) sum += h.error * h.error;
-  return row.heads.empty() ? 0.0 : std::sqrt(sum / static_cast<double>(row.heads.size()));
+  return row.heads.empty() ? 0.0
+                           : std::sqrt(sum / static_cast<double>(std::ssize(row.heads) + row.dense_heads));
 }
 
 class Tuner {

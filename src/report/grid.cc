@@ -12,6 +12,7 @@
 #include "eval/bench_decode.h"
 #include "eval/probe.h"
 #include "eval/recall.h"
+#include "eval/settings.h"
 #include "lodestone/error.h"
 #include "model/config.h"
 #include "tasks/samples.h"
@@ -33,6 +34,22 @@ void quiet(std::string_view) {}
 std::filesystem::path raw_folder(const GridOptions& options) {
   std::filesystem::create_directories(options.folder / "raw");
   return options.folder / "raw";
+}
+
+/// Which of a kind's runs refuse alike.
+std::string setting_of(const SuiteRun& run) {
+  if (run.kind == RunKind::attention) return "at the shape " + run.shape;
+  return run.kind == RunKind::probe ? "in a probe with the dense parts '" + run.dense + "'" : "";
+}
+
+/// A probe gives all methods one sink and window: what names others would be measured as something else.
+std::optional<std::string> probe_refusal(const SuiteRun& run, const Spec& spec) {
+  const DenseParts dense = dense_parts(run.dense, ProbeOptions().dense);
+  const bool other_sink = spec.given.contains("sink") && spec.dense.sink != dense.sink;
+  const bool other_window = spec.given.contains("window") && spec.dense.window != dense.window;
+  if (!other_sink && !other_window) return std::nullopt;
+  return fmt::format("expected the probe's sink {} and window {}, which all its methods get, found {} and {}",
+                     dense.sink, dense.window, spec.dense.sink, spec.dense.window);
 }
 
 }  // namespace
@@ -61,11 +78,21 @@ struct Grid::Group {
 
 Grid::Grid(std::shared_ptr<const Model> model, std::span<const Suite> suites, const GridOptions& options)
     : model_(std::move(model)), options_(options), cells_(raw_folder(options) / "cells.jsonl") {
+  if (!options_.haystack.empty()) {
+    haystack_ =
+        std::make_shared<Haystack>(Haystack::read(options_.haystack, make_meter(model_->tokenizer())));
+    haystack_hash_ = hash_hex(haystack_->text());
+  }
   find_methods(suites);
   plan_groups(suites);
 }
 
 Grid::~Grid() = default;
+
+/// Why this run cannot measure a method that others can, if it cannot.
+std::optional<std::string> Grid::refusal(const SuiteRun& run, const Spec& spec) const {
+  return run.kind == RunKind::probe ? probe_refusal(run, spec) : bench_refusal(run, spec);
+}
 
 /// Whether the method can be measured at this run's shape: an artefact may have been trained for another, and
 /// the GPU may not choose by it. Says why not.
@@ -96,15 +123,15 @@ void Grid::find_methods(std::span<const Suite> suites) {
           const Spec spec = parse_spec(method.spec);
           if (spec.name != "full") Context(model_, small).attach(spec);
           specs_.emplace(method.spec, spec);
+          files_.emplace(spec.str(), files_hash(spec, *model_));
         } catch (const InputError& error) {
           skipped_.push_back({method.spec, error.what()});
         }
       }
       for (const GridMethod& m : methods(run)) {
-        const auto refusal = bench_refusal(run, m.named.spec);
-        if (!refusal) continue;
-        refused_.insert({run.shape, m.named.name});
-        skipped_.push_back({m.named.name + " at the shape " + run.shape, *refusal});
+        const auto why = refusal(run, m.named.spec);
+        if (why && refused_.insert({setting_of(run), m.named.name}).second)
+          skipped_.push_back({m.named.name + " " + setting_of(run), *why});
       }
     }
   }
@@ -116,8 +143,9 @@ std::vector<GridMethod> Grid::methods(const SuiteRun& run) const {
   for (const SuiteMethod& m : run.methods) {
     const auto spec = specs_.find(m.spec);
     if (spec == specs_.end() || !seen.insert(spec->second.str()).second) continue;
-    if (run.kind == RunKind::attention && refused_.contains({run.shape, spec->second.str()})) continue;
-    methods.push_back({m.label, {spec->second.str(), spec->second}});
+    const std::string name = spec->second.str();
+    if (refused_.contains({setting_of(run), name})) continue;
+    methods.push_back({m.label, {name, spec->second, files_.at(name)}});
   }
   return methods;
 }
@@ -158,18 +186,20 @@ void Grid::make_samples_of(Group& group) const {
     group.samples = options_.samples;
     return;
   }
-  const TokenMeter meter = make_meter(model_->tokenizer());
-  const Haystack haystack = options_.haystack.empty() ? Haystack::prose_for(group.seed, group.length, meter)
-                                                      : Haystack::read(options_.haystack, meter);
   make_samples({.task = group.task,
                 .tokens = group.length,
                 .count = group.count,
                 .seed = group.seed,
                 .questions = group.questions},
-               Language::built_in(), haystack, [&](const Sample& sample, bool) {
+               Language::built_in(), *haystack(group.seed, group.length), [&](const Sample& sample, bool) {
                  group.samples.push_back(sample);
                  if (group.questions > 0) group.samples.back().id += fmt::format("-of-{}", group.questions);
                });
+}
+
+std::shared_ptr<const Haystack> Grid::haystack(std::uint64_t seed, std::int64_t length) const {
+  if (haystack_) return haystack_;
+  return std::make_shared<Haystack>(Haystack::prose_for(seed, length, make_meter(model_->tokenizer())));
 }
 
 Records& Grid::records(const Protocol& protocol) {
@@ -252,33 +282,30 @@ EvalReport Grid::eval(const SuiteRun& run, const Protocol& protocol) const {
 }
 
 const Answer& Grid::answer(const Sample& sample, const NamedSpec& spec, const Protocol& protocol) const {
-  const Answer* found = records_.at(protocol.str())->find(sample, spec.name);
+  const Answer* found = records_.at(protocol.str())->find(sample, spec.name, spec.files);
   if (found == nullptr) throw RunError("report: an answer that was not planned");
   return *found;
 }
 
 Json Grid::base_key(std::string_view kind) const {
-  return {{"kind", kind},
-          {"model", model_->fingerprint()},
-          {"device", name_of(options_.context.device)},
-          {"kv_type", name_of(options_.context.kv_type)}};
+  Json key = run_settings(*model_, options_.context);
+  key["kind"] = kind;
+  return key;
 }
 
-Json Grid::probe_key(const SuiteRun& run, std::int64_t length, const std::string& spec) const {
+Json Grid::probe_key(const SuiteRun& run, std::int64_t length, const NamedSpec& spec) const {
   Json key = base_key("probe");
   key.update({{"tokens", length},
               {"seed", run.seed},
               {"dense", run.dense},
-              {"spec", spec},
-              {"haystack", options_.haystack.string()}});
+              {"spec", spec.name},
+              {"files", spec.files},
+              {"haystack", haystack_hash_}});
   return key;
 }
 
 std::string Grid::probe_text(const SuiteRun& run, std::int64_t length) const {
-  const TokenMeter meter = make_meter(model_->tokenizer());
-  const Haystack haystack = options_.haystack.empty() ? Haystack::prose_for(run.seed, length, meter)
-                                                      : Haystack::read(options_.haystack, meter);
-  return make_echo_text(length, run.seed, Language::built_in(), haystack,
+  return make_echo_text(length, run.seed, Language::built_in(), *haystack(run.seed, length),
                         std::min(kEchoDistance, length / 3));
 }
 
@@ -286,7 +313,7 @@ void Grid::run_probe(const SuiteRun& run) {
   for (const std::int64_t length : run.lengths) {
     std::vector<NamedSpec> pending;
     for (const GridMethod& m : methods(run)) {
-      if (cells_.find(probe_key(run, length, m.named.name)) == nullptr) pending.push_back(m.named);
+      if (cells_.find(probe_key(run, length, m.named)) == nullptr) pending.push_back(m.named);
     }
     if (pending.empty()) continue;
     ProbeOptions options;
@@ -294,15 +321,11 @@ void Grid::run_probe(const SuiteRun& run) {
     options.dense = dense_parts(run.dense, options.dense);
     options.progress = options_.progress;
     const ProbeReport report = lode::probe(model_, probe_text(run, length), pending, options);
-    Json json = report.json();
-    for (const NamedSpec& spec : pending) {
-      for (Json& row : json["results"]) {
-        // probe names full and streaming itself, which methods with the same dense parts equal.
-        if (row.at("attention") != spec.name && row.at("attention") != spec.spec.name) continue;
-        row["gap_tokens"] = json["gap_tokens"];
-        cells_.add(probe_key(run, length, spec.name), row);
-        break;
-      }
+    const Json json = report.json();
+    for (std::size_t i = 0; i < pending.size(); ++i) {
+      Json row = json.at("results").at(report.row_of[i]);
+      row["gap_tokens"] = json.at("gap_tokens");
+      cells_.add(probe_key(run, length, pending[i]), std::move(row));
     }
   }
 }
@@ -310,21 +333,22 @@ void Grid::run_probe(const SuiteRun& run) {
 std::vector<Json> Grid::probe(const SuiteRun& run, std::int64_t length) const {
   std::vector<Json> rows;
   for (const GridMethod& m : methods(run)) {
-    const Json* found = cells_.find(probe_key(run, length, m.named.name));
+    const Json* found = cells_.find(probe_key(run, length, m.named));
     rows.push_back(found == nullptr ? Json() : *found);
   }
   return rows;
 }
 
-Json Grid::recall_key(const SuiteRun& run, const std::string& spec) const {
+Json Grid::recall_key(const SuiteRun& run, const NamedSpec& spec) const {
   Json key = base_key("recall");
   key.update({{"lengths", run.lengths},
               {"seed", run.seed},
               {"dense", run.dense},
-              {"spec", spec},
+              {"spec", spec.name},
+              {"files", spec.files},
               {"top", run.top},
               {"queries", run.queries},
-              {"haystack", options_.haystack.string()}});
+              {"haystack", haystack_hash_}});
   return key;
 }
 
@@ -332,7 +356,7 @@ void Grid::run_recall(const SuiteRun& run) {
   std::vector<NamedSpec> pending;
   for (const GridMethod& m : methods(run)) {
     const bool chooses = m.named.spec.name != "full";
-    if (chooses && cells_.find(recall_key(run, m.named.name)) == nullptr) pending.push_back(m.named);
+    if (chooses && cells_.find(recall_key(run, m.named)) == nullptr) pending.push_back(m.named);
   }
   if (pending.empty()) return;
   RecallOptions options = {.context = options_.context, .lengths = run.lengths};
@@ -348,22 +372,26 @@ void Grid::run_recall(const SuiteRun& run) {
     for (const Json& row : json.at("results")) {
       if (row.at("attention") == spec.name) rows.push_back(row);
     }
-    cells_.add(recall_key(run, spec.name), std::move(rows));
+    cells_.add(recall_key(run, spec), std::move(rows));
   }
 }
 
 std::vector<Json> Grid::recall(const SuiteRun& run, const GridMethod& method) const {
-  const Json* found = cells_.find(recall_key(run, method.named.name));
+  const Json* found = cells_.find(recall_key(run, method.named));
   return found == nullptr ? std::vector<Json>() : found->get<std::vector<Json>>();
 }
 
 Json Grid::bench_key(const SuiteRun& run, std::int64_t length) const {
-  std::vector<std::string> specs;
-  for (const GridMethod& m : methods(run)) specs.push_back(m.named.name);
+  Json specs = Json::array(), files = Json::array();
+  for (const GridMethod& m : methods(run)) {
+    specs.push_back(m.named.name);
+    files.push_back(m.named.files);
+  }
   Json key = base_key(name_of(run.kind));
   if (run.kind == RunKind::attention) key.erase("model");
   key.update({{"context", length},
               {"specs", specs},
+              {"files", files},
               {"shape", run.shape},
               {"batch", run.batch},
               {"queries", run.query_tokens},

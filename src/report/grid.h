@@ -22,6 +22,7 @@
 #include "lodestone/engine.h"
 #include "report/cells.h"
 #include "report/suite.h"
+#include "tasks/haystack.h"
 
 namespace lode {
 
@@ -73,11 +74,12 @@ class Grid {
  private:
   struct Group;
   void find_methods(std::span<const Suite> suites);
+  std::optional<std::string> refusal(const SuiteRun& run, const Spec& spec) const;
   void plan_groups(std::span<const Suite> suites);
   void make_samples_of(Group& group) const;
+  std::shared_ptr<const Haystack> haystack(std::uint64_t seed, std::int64_t length) const;
   Records& records(const Protocol& protocol);
   std::string probe_text(const SuiteRun& run, std::int64_t length) const;
-  void run_group(Group& group, Progress& progress, std::int64_t& done);
   void run_probe(const SuiteRun& run);
   void run_recall(const SuiteRun& run);
   void run_bench(const SuiteRun& run);
@@ -86,8 +88,8 @@ class Grid {
                          double seconds) const;
   double seconds_without_cache(std::int64_t length) const;
   Json base_key(std::string_view kind) const;
-  Json probe_key(const SuiteRun& run, std::int64_t length, const std::string& spec) const;
-  Json recall_key(const SuiteRun& run, const std::string& spec) const;
+  Json probe_key(const SuiteRun& run, std::int64_t length, const NamedSpec& spec) const;
+  Json recall_key(const SuiteRun& run, const NamedSpec& spec) const;
   Json bench_key(const SuiteRun& run, std::int64_t length) const;
   Group& group_of(const SuiteRun& run, const std::string& task, std::int64_t length) const;
 
@@ -97,7 +99,10 @@ class Grid {
   Cells cells_;
   std::map<std::string, std::unique_ptr<Records>> records_;  // by protocol
   std::map<std::string, Spec> specs_;                        // those that can be run, by what suites write
-  std::set<std::pair<std::string, std::string>> refused_;    // (shape, spec) that bench cannot measure
+  std::map<std::string, std::string> files_;                 // NamedSpec::files by canonical text
+  std::set<std::pair<std::string, std::string>> refused_;    // (setting, spec) that a run cannot measure
+  std::shared_ptr<const Haystack> haystack_;                 // the user's; null = built-in prose
+  std::string haystack_hash_;                                // empty = built-in prose
   std::vector<Skipped> skipped_;
   std::vector<std::unique_ptr<Group>> groups_;
 };

@@ -35,7 +35,7 @@ namespace {
 struct Ladder {
   std::string label;
   std::vector<std::pair<double, double>> recovered, error, selector;
-  /// Scores by column (task and protocol).
+  /// Scores by column (task, length and protocol).
   std::map<std::string, std::vector<std::pair<double, double>>> scores;
 };
 
@@ -80,7 +80,9 @@ class Ranking {
     for (const Protocol& protocol : run.protocols) {
       const EvalReport report = s_.grid.eval(run, protocol);
       for (const EvalRow& row : report.rows) {
-        const std::string column = fmt::format("{} ({})", row.task, protocol.str());
+        const std::string length =
+            row.tokens > 0 ? " " + length_name(row.tokens) : "";  // unknown of a user's
+        const std::string column = fmt::format("{}{} ({})", row.task, length, protocol.str());
         if (std::find(columns_.begin(), columns_.end(), column) == columns_.end()) columns_.push_back(column);
         if (row.attention == "full") {
           full_[column] = row.score;

@@ -9,8 +9,6 @@
 #include <set>
 
 #include "base/text.h"
-#include "base/threads.h"
-#include "kernels/kernels.h"
 #include "report/ranking.h"
 #include "report/sections.h"
 #include "report/svg.h"
@@ -60,19 +58,6 @@ void write_run(const Section& section) {
 }
 
 }  // namespace
-
-std::string machine_name(const Model& model, Device device) {
-  std::ifstream cpuinfo("/proc/cpuinfo");
-  std::string line, name = "unknown processor";
-  while (std::getline(cpuinfo, line)) {
-    if (!line.starts_with("model name")) continue;
-    name = line.substr(std::min(line.size(), line.find(':') + 2));
-    break;
-  }
-  std::string text = fmt::format("{}, {} threads, {} kernels", name, model.pool().size(), kernels().name);
-  if (device == Device::cuda) text += ", " + gpu_info().name;
-  return text;
-}
 
 std::string commit_of(const std::filesystem::path& folder) {
   namespace fs = std::filesystem;

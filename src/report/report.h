@@ -20,8 +20,6 @@ struct Provenance {
   std::string commit, machine, date, model;
 };
 
-/// Of the machine that this runs on: processor, cores in use, instruction set, GPU where one is used.
-std::string machine_name(const Model& model, Device device);
 /// The commit of the source tree at `folder`, read from its .git; "unknown" where there is none.
 std::string commit_of(const std::filesystem::path& folder);
 

@@ -2,6 +2,7 @@
 #include "tasks/datasets.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <map>
 #include <optional>
@@ -23,11 +24,13 @@ constexpr std::pair<std::string_view, DatasetFormat> kFormats[] = {
     {"longbench", DatasetFormat::longbench}, {"prefixqa", DatasetFormat::prefixqa},
     {"needle", DatasetFormat::needle}};
 
-/// How a task of a data set is scored, and how many tokens its authors let models write.
+/// How a task of a data set is scored, how many tokens its authors let models write, and whether they score
+/// the first line of those alone.
 struct TaskRule {
   std::string_view task;
   Match match;
   std::int64_t max_new;
+  bool first_line = false;
 };
 
 constexpr TaskRule kLongBench[] = {{"narrativeqa", Match::f1, 128},
@@ -39,16 +42,14 @@ constexpr TaskRule kLongBench[] = {{"narrativeqa", Match::f1, 128},
                                    {"gov_report", Match::rouge_l, 512},
                                    {"qmsum", Match::rouge_l, 512},
                                    {"multi_news", Match::rouge_l, 512},
-                                   {"trec", Match::classes, 64},
-                                   {"triviaqa", Match::f1, 32},
-                                   {"samsum", Match::rouge_l, 128},
-                                   {"lsht", Match::classes, 64},
+                                   {"trec", Match::classes, 64, true},
+                                   {"triviaqa", Match::f1, 32, true},
+                                   {"samsum", Match::rouge_l, 128, true},
+                                   {"lsht", Match::classes, 64, true},
                                    {"passage_count", Match::count, 32},
                                    {"lcc", Match::code, 64},
                                    {"passage_retrieval_en", Match::passage, 32},
                                    {"repobench-p", Match::code, 64}};
-/// Of these the authors score the first line alone.
-constexpr std::string_view kFirstLine[] = {"trec", "triviaqa", "samsum", "lsht"};
 
 constexpr TaskRule kInfiniteBench[] = {{"passkey", Match::number, 6},
                                        {"number_string", Match::number, 12},
@@ -201,10 +202,16 @@ void DatasetReader::put_with_prompt(Sample sample, const std::string& context, c
   put(std::move(sample), before + context);
 }
 
+/// The length that a RULER file was made for: its samples stay a little below it, each by itself, and their
+/// lengths are powers of two.
+std::int64_t nominal(std::int64_t length) {
+  return length == 0 ? 0 : static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(length)));
+}
+
 void DatasetReader::add_ruler(const Json& object, const std::string& where) {
   Sample sample = {.task = task_of_file()};
   sample.answers = texts_of(object, "outputs", where);
-  if (json_has(object, "length")) sample.tokens = json_int(object, "length", where, 0, kMostTokens);
+  if (json_has(object, "length")) sample.tokens = nominal(json_int(object, "length", where, 0, kMostTokens));
   sample.match = sample.task.starts_with("qa") ? Match::any : Match::contains;
   sample.max_new = sample.task.starts_with("niah")  ? 128
                    : sample.task.starts_with("cwe") ? 120
@@ -248,8 +255,8 @@ void DatasetReader::add_longbench(const Json& object, const std::string& where) 
       sample.task.ends_with("_e") ? sample.task.substr(0, sample.task.size() - 2) : sample.task;
   const TaskRule& rule = rule_of(kLongBench, name, where);
   sample.match = rule.match;
-  const bool one_line = std::find(std::begin(kFirstLine), std::end(kFirstLine), name) != std::end(kFirstLine);
-  sample.max_new = one_line ? 0 : rule.max_new;
+  sample.max_new = rule.max_new;
+  sample.first_line = rule.first_line;
   sample.answers = texts_of(object, "answers", where);
   if (rule.match == Match::classes) sample.classes = texts_of(object, "all_classes", where);
   const std::string input = object.contains("input") ? json_string(object, "input", where) : "";

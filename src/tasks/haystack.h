@@ -55,6 +55,7 @@ class Haystack {
 
   const TokenMeter& meter() const { return meter_; }
   std::size_t bytes() const { return text_.size(); }
+  std::string_view text() const { return text_; }
 
  private:
   struct Cut {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Samples and their files: one JSON object a line.
 //   {"id", "task", "tokens", "context", "question", "answers": [...], "match": "contains" | "exact" | "f1" |
-//   ..., "depth"?, "classes"?, "max_new"?}
+//   ..., "depth"?, "classes"?, "max_new"?,
+//   "first_line"?}
 // Several questions about one context share it by "context_id": the first carries the context, later ones
 // only its id.
 #pragma once
@@ -35,6 +36,7 @@ struct Sample {
   std::vector<std::string> classes;  ///< of Match::classes: all labels
   /// Tokens to generate, over lines; 0 = as many as the answers need, up to the end of the line.
   std::int64_t max_new = 0;
+  bool first_line = false;  ///< only the output's first line that is not empty is scored
   std::int64_t length = 0;  ///< tokens of context, question and longest answer; 0 = unknown
 };
 

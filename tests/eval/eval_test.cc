@@ -10,6 +10,7 @@
 #include "base/cancel.h"
 #include "base/file.h"
 #include "eval/probe.h"
+#include "eval/tune.h"
 #include "lodestone/error.h"
 #include "tasks/samples.h"
 #include "tiny_model.h"
@@ -97,6 +98,10 @@ TEST(Evaluate, GoesOnFromItsRecords) {
   EXPECT_EQ(again.json(), all.json());
   options.protocol = Protocol::parse("decode-sparse");
   EXPECT_THROW(evaluate(tiny_model(), samples, specs({"streaming:window=64"}), options), InputError);
+  options.protocol = Protocol::parse("context-dense");
+  options.context.rope_factor = 2.0;
+  EXPECT_THROW(evaluate(tiny_model(), samples, specs({"streaming:window=64"}), options), InputError)
+      << "answers under another RoPE are of another model";
   fs::remove(path);
 }
 
@@ -175,6 +180,37 @@ TEST(Probe, AllMethodsGetTheSameSinkAndWindow) {
             specs({"streaming:window=500", "random:fraction=0.1,sink=9,window=100"}), small_probe());
   ASSERT_EQ(report.rows.size(), 3u) << "streaming with another window is the same streaming here";
   EXPECT_NEAR(report.rows[1].mean().density, 16.0 / 1170.0, 0.002);
+}
+
+TEST(Probe, HeadsOfDenseLayersCountAsExact) {
+  const ProbeReport report =
+      probe(tiny_model(), some_text(), specs({"streaming", "streaming:dense_layers=1"}), small_probe());
+  ASSERT_EQ(report.rows.size(), 3u);
+  EXPECT_THAT(report.row_of, testing::ElementsAre(1, 2));
+  const ProbeRow &sparse = report.rows[1], &half = report.rows[2];
+  EXPECT_EQ(sparse.dense_heads, 0);
+  EXPECT_EQ(half.dense_heads, 4);
+  ASSERT_EQ(half.heads.size(), 4u);
+  double error = 0, mass = 4, recall = 4, density = 4;
+  for (const HeadMeasure& h : half.heads) {
+    error += h.error;
+    mass += h.mass;
+    recall += h.recall;
+    density += h.density;
+  }
+  EXPECT_NEAR(half.mean().error, error / 8, 1e-12);
+  EXPECT_NEAR(half.mean().mass, mass / 8, 1e-12);
+  EXPECT_NEAR(half.mean().recall, recall / 8, 1e-12);
+  EXPECT_NEAR(half.mean().density, density / 8, 1e-12);
+  EXPECT_NEAR(half.mean().density, half.density, 0.02) << "over the same heads as the bytes read";
+}
+
+TEST(TuneTarget, ErrorIsOverAllHeadsThoseOfDenseLayersToo) {
+  ProbeRow row;
+  row.heads = {{.layer = 1, .head = 0, .error = 0.4}, {.layer = 1, .head = 1, .error = 0.4}};
+  EXPECT_NEAR(TuneTarget::parse("error=0.1").measure(row, {}), 0.4, 1e-12);
+  row.dense_heads = 6;
+  EXPECT_NEAR(TuneTarget::parse("error=0.1").measure(row, {}), 0.2, 1e-12);
 }
 
 TEST(Probe, JsonHasEveryHead) {

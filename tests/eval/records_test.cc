@@ -60,6 +60,37 @@ TEST_F(RecordsTest, ReadsBackWhatItWrote) {
   EXPECT_THROW(records.find(sample("1", "another question"), "full"), InputError);
 }
 
+TEST_F(RecordsTest, TellsApartSamplesThatDifferInAnythingThatCounts) {
+  Records records(path_, settings_);
+  records.add(sample("1"), "full", answer("one"));
+  Sample other = sample("1");
+  other.context = std::make_shared<std::string>("d");
+  EXPECT_THROW(records.find(other, "full"), InputError) << "another context of the same length";
+  other = sample("1");
+  other.match = Match::f1;
+  EXPECT_THROW(records.find(other, "full"), InputError);
+  other = sample("1");
+  other.max_new = 9;
+  EXPECT_THROW(records.find(other, "full"), InputError);
+  other = sample("1");
+  other.context = std::make_shared<std::string>("c");
+  EXPECT_NE(records.find(other, "full"), nullptr) << "the same text at another place";
+}
+
+TEST_F(RecordsTest, AnAnswerByAnotherArtefactIsNone) {
+  {
+    Records records(path_, settings_);
+    records.add(sample("1"), "hash", answer("old"), "aaaa");
+    EXPECT_EQ(records.find(sample("1"), "hash", "bbbb"), nullptr);
+    EXPECT_EQ(records.find(sample("1"), "hash"), nullptr);
+    records.add(sample("1"), "hash", answer("new"), "bbbb");
+  }
+  Records records(path_, settings_);
+  ASSERT_NE(records.find(sample("1"), "hash", "bbbb"), nullptr);
+  EXPECT_EQ(records.find(sample("1"), "hash", "bbbb")->text, "new");
+  EXPECT_EQ(records.find(sample("1"), "hash", "aaaa"), nullptr);
+}
+
 TEST_F(RecordsTest, ALineCutShortIsDroppedAndWrittenAgain) {
   {
     Records records(path_, settings_);

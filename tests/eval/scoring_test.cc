@@ -42,6 +42,20 @@ TEST(F1, CountsWordsAsSquadDoes) {
   EXPECT_EQ(of("\u00c9t\u00e9", Match::f1, {"\u00c9t\u00e9"}), 1.0);
 }
 
+TEST(FirstLine, IsTheFirstThatIsNotEmpty) {
+  Sample sample;
+  sample.match = Match::f1;
+  sample.first_line = true;
+  sample.answers = {"Food"};
+  EXPECT_EQ(score("\n\nFood\nQuestion: and another one", sample), 1.0);
+  EXPECT_EQ(score("Food", sample), 1.0);
+  EXPECT_EQ(score("City\nFood", sample), 0.0);
+  EXPECT_EQ(score("\n\n", sample), 0.0);
+  EXPECT_EQ(score("", sample), 0.0);
+  sample.first_line = false;
+  EXPECT_LT(score("\n\nFood\nQuestion: and another one", sample), 1.0);
+}
+
 TEST(Any, IsOneWhenAnAnswerIsThere) {
   EXPECT_EQ(of("It was PARIS.", Match::any, {"London", "Paris"}), 1.0);
   EXPECT_EQ(of("It was Rome.", Match::any, {"London", "Paris"}), 0.0);

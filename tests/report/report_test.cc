@@ -79,6 +79,9 @@ TEST_F(ReportTest, MeasuresEveryKindOnceAndNamesWhatItSkips) {
   EXPECT_THAT(text, HasSubstr("Needles found, by depth and length, decode-sparse"));
   EXPECT_THAT(text, HasSubstr("Recall of the true top 8 keys"));
   EXPECT_THAT(text, HasSubstr("commit abc, here, seed 7"));
+  EXPECT_THAT(text,
+              HasSubstr("| kv 900 (context-dense) | needle 900 (context-dense) | kv 1200 (context-dense) |"))
+      << "the ranking mixes no lengths";
   const std::string cells = raw("cells.jsonl"), answers = raw("answers-context-dense.jsonl");
   EXPECT_EQ(make().markdown(), text) << "the same page from what is on disk";
   EXPECT_EQ(raw("cells.jsonl"), cells);
@@ -96,6 +99,63 @@ TEST_F(ReportTest, GoesOnWhereItStopped) {
   const std::string again = make().markdown();
   EXPECT_EQ(raw("cells.jsonl").size(), cells.size());
   EXPECT_THAT(again, HasSubstr("Recovered gap by bytes read"));
+}
+
+TEST_F(ReportTest, ASpecGetsItsOwnRowOfTheProbe) {
+  suites_[0].ranking = false;
+  suites_[0].runs.resize(1);
+  SuiteRun& run = suites_[0].runs[0];
+  run.methods.clear();
+  for (const char* spec : {"kmeans", "kmeans:probes=1", "topk:k=4", "topk:k=4,sink=1,window=63", "full"})
+    run.methods.push_back({spec, spec});
+  Grid grid(tiny_model(), suites_, options_);
+  grid.run();
+  const std::vector<Json> rows = grid.probe(run, run.lengths[0]);
+  ASSERT_EQ(rows.size(), 5u);
+  EXPECT_LT(rows[1].at("density"), rows[0].at("density")) << "one bucket of many";
+  EXPECT_EQ(rows[2].at("density"), rows[3].at("density")) << "the same method, written twice";
+  EXPECT_EQ(rows[4].at("density"), 1.0);
+}
+
+TEST_F(ReportTest, AProbeRefusesADifferentSinkOrWindow) {
+  suites_[0].ranking = false;
+  suites_[0].runs.resize(1);
+  suites_[0].runs[0].dense = "sink=1,window=63";
+  suites_[0].runs[0].methods = {{"a", "topk:k=4,sink=1,window=63"}, {"b", "topk:k=4,sink=1,window=500"}};
+  Grid grid(tiny_model(), suites_, options_);
+  ASSERT_EQ(grid.skipped().size(), 1u);
+  EXPECT_THAT(grid.skipped()[0].spec, HasSubstr("topk:k=4,sink=1,window=500"));
+  EXPECT_THAT(grid.skipped()[0].reason, HasSubstr("sink 1 and window 63"));
+  EXPECT_EQ(grid.methods(suites_[0].runs[0]).size(), 1u);
+}
+
+TEST_F(ReportTest, TakesOverNothingThatWasMeasuredUnderOtherSettings) {
+  suites_[0].ranking = false;
+  suites_[0].runs.resize(1);
+  suites_[0].runs[0].methods = {{"topk:k=4", "topk:k=4"}};
+  const fs::path hay = fs::path(testing::TempDir()) / "lodestone-report-hay.txt";
+  const auto write_hay = [&](const std::string& word) {
+    AtomicFile file(hay);
+    std::string text;
+    for (int i = 0; i < 2000; ++i) text += "The " + word + " went on to the next. ";
+    file.write(std::as_bytes(std::span(std::string_view(text))));
+    file.commit();
+  };
+  const auto cells = [&] {
+    Grid(tiny_model(), suites_, options_).run();
+    const std::string text = raw("cells.jsonl");
+    return std::count(text.begin(), text.end(), '\n');
+  };
+  EXPECT_EQ(cells(), 1);
+  options_.context.rope_factor = 3.0;
+  EXPECT_EQ(cells(), 2) << "another RoPE";
+  write_hay("boat");
+  options_.haystack = hay;
+  EXPECT_EQ(cells(), 3) << "another haystack";
+  write_hay("cart");
+  EXPECT_EQ(cells(), 4) << "the same file with other contents";
+  EXPECT_EQ(cells(), 4) << "nothing new";
+  fs::remove(hay);
 }
 
 TEST_F(ReportTest, UsersOwnSamplesStandInForTheTasks) {

@@ -43,16 +43,23 @@ class DatasetTest : public testing::Test {
 TEST_F(DatasetTest, RulerIsCutBeforeItsLastQuestion) {
   const auto samples = read(
       "niah_multivalue/validation.jsonl",
-      R"({"index": 0, "input": "Some text.\nWhat are the numbers?", "outputs": ["12", "34"], "length": 4096, "answer_prefix": " They are"})"
+      R"({"index": 0, "input": "Some text.\nWhat are the numbers?", "outputs": ["12", "34"], "length": 4081, "answer_prefix": " They are"})"
       "\n"
-      R"({"index": 1, "input": "An example.\nQuestion: a?\nMore.\nQuestion: b?", "outputs": ["12"], "length": 8192})");
-  ASSERT_EQ(samples.size(), 2u);
+      R"({"index": 1, "input": "An example.\nQuestion: a?\nMore.\nQuestion: b?", "outputs": ["12"], "length": 8192})"
+      "\n"
+      R"({"index": 2, "input": "A text.\nWhat?", "outputs": ["12"], "length": 4097})"
+      "\n"
+      R"({"index": 3, "input": "A text.\nWhat?", "outputs": ["12"], "length": 0})");
+  ASSERT_EQ(samples.size(), 4u);
   EXPECT_EQ(samples[0].task, "niah_multivalue");
   EXPECT_EQ(*samples[0].context, "Some text.");
   EXPECT_EQ(samples[0].question, "\nWhat are the numbers? They are");
   EXPECT_THAT(samples[0].answers, ElementsAre("12", "34"));
   EXPECT_EQ(samples[0].match, Match::contains);
-  EXPECT_EQ(samples[0].tokens, 4096);
+  EXPECT_EQ(samples[0].tokens, 4096) << "the length that the file was made for, not the sample's own";
+  EXPECT_EQ(samples[1].tokens, 8192);
+  EXPECT_EQ(samples[2].tokens, 8192);
+  EXPECT_EQ(samples[3].tokens, 0);
   EXPECT_EQ(samples[0].max_new, 128);
   EXPECT_EQ(samples[1].question, "\nQuestion: b?");
   EXPECT_EQ(read("qa_1.jsonl", R"({"input": "t", "outputs": ["x", "y"]})")[0].match, Match::any);
@@ -84,7 +91,9 @@ TEST_F(DatasetTest, LongBenchSaysItsTaskItself) {
       R"({"_id": "b", "dataset": "gov_report_e", "context": "c", "input": "", "answers": ["s"], "length": 3, "language": "en", "all_classes": null})");
   EXPECT_EQ(samples[0].match, Match::classes);
   EXPECT_THAT(samples[0].classes, ElementsAre("Food", "City"));
-  EXPECT_EQ(samples[0].max_new, 0) << "the authors score its first line alone";
+  EXPECT_EQ(samples[0].max_new, 64);
+  EXPECT_TRUE(samples[0].first_line) << "the authors score its first line alone, and stop nowhere before";
+  EXPECT_FALSE(samples[1].first_line);
   EXPECT_EQ(samples[1].match, Match::rouge_l);
   EXPECT_EQ(samples[1].max_new, 512);
   EXPECT_EQ(samples[0].context, samples[1].context) << "equal texts are prefilled once";

@@ -35,6 +35,8 @@ TEST(SampleFile, RoundTrip) {
               .answers = {"A", "B"},
               .match = Match::exact,
               .depth = 0.25,
+              .max_new = 64,
+              .first_line = true,
               .length = 8190};
   Sample second = s;
   second.id = "x-2";
@@ -45,6 +47,7 @@ TEST(SampleFile, RoundTrip) {
   EXPECT_EQ(read[0].context, read[1].context) << "one copy in memory";
   EXPECT_EQ(read[1].match, Match::exact);
   EXPECT_EQ(read[1].depth, 0.25);
+  EXPECT_TRUE(read[1].first_line);
 }
 
 TEST(SampleFile, FieldsOfOthersAreIgnored) {
