@@ -75,6 +75,12 @@ Json answer(Context& context, const AskFlags& flags, const std::string& question
                  {"selectivity", g.work.selectivity()},
                  {"prompt_seconds", g.prompt_seconds},
                  {"decode_seconds", g.decode_seconds}};
+  if (const TierWork& t = g.work.tiers; t.host_keys + t.gpu_keys > 0) {
+    result["tiers"] = {{"bytes_to_host", t.bytes_to_host},
+                       {"bytes_to_gpu", t.bytes_to_gpu},
+                       {"host_keys", t.host_keys},
+                       {"gpu_keys", t.gpu_keys}};
+  }
   if (!g.work.dense_reason.empty()) result["dense_because"] = g.work.dense_reason;
   if (!g.work.notice.empty()) result["notice"] = g.work.notice;
   if (g.work.audited > 0) {
@@ -131,6 +137,7 @@ void run(const AskFlags& flags) {
   ContextOptions options = context_options(flags.common, flags.model);
   options.device = device_of(flags.common, meta.kv_type);
   Context context = Context::load(flags.context, model, options);
+  say_placement(context, flags.common);
   // Without -a: what the text was indexed for; without that, full attention.
   std::vector<Spec> specs = !asked.empty() ? asked : context.methods();
   if (specs.empty()) specs.push_back(parse_spec("full"));

@@ -19,7 +19,7 @@ namespace {
 struct BenchFlags {
   CommonFlags common;
   std::vector<std::string> specs;
-  std::string shape = "llama-3.1-8b", model, kv_type = "f16", kind = "normal", gpu_memory;
+  std::string shape = "llama-3.1-8b", model, kv_type = "f16", kind = "normal", gpu_memory, kv_tier = "auto";
   std::int64_t context = 8192, batch = 1, queries = 1, tokens = 512;
   double skew = 1.0, seconds = 2.0;
   std::optional<double> keep;
@@ -49,6 +49,10 @@ void add_bench_flags(CLI::App& verb, BenchFlags& flags) {
   verb.add_option("--kv-type", flags.kv_type, "type of keys and values: f32, f16, bf16 or q8")
       ->check(CLI::IsMember({"f32", "f16", "bf16", "q8"}));
   verb.add_option("--gpu-memory", flags.gpu_memory, "limit of GPU memory, e.g. 24GiB");
+  verb.add_option("--kv-tier", flags.kv_tier,
+                  "where a GPU's keys and values lie: auto (there, if they fit), gpu, or host (searched and "
+                  "attended by the CPU beside the GPU's sink and window)")
+      ->check(CLI::IsMember({"auto", "gpu", "host"}));
 }
 
 void add_kv_flags(CLI::App& verb, BenchFlags& flags) {
@@ -136,6 +140,7 @@ void run_decode(const BenchFlags& flags, bool random) {
       .kv_type = kv_type,
       .device = device,
       .gpu_memory = flags.gpu_memory.empty() ? 0 : parse_bytes(flags.gpu_memory, "--gpu-memory"),
+      .kv_tier = parse_kv_tier(flags.kv_tier),
       .kind = flags.kv_kind(),
       .skew = flags.skew,
       .steps = flags.steps};
@@ -155,6 +160,15 @@ void run_decode(const BenchFlags& flags, bool random) {
                        {"selectivity", row.selectivity},
                        {"vs_full", vs_full},
                        {"build_seconds", row.build_seconds}});
+    if (const TierWork& t = row.tiers; t.host_keys + t.gpu_keys > 0) {
+      results.back()["tiers"] = {{"bytes_to_host", t.bytes_to_host},
+                                 {"bytes_to_gpu", t.bytes_to_gpu},
+                                 {"host_keys", t.host_keys},
+                                 {"gpu_keys", t.gpu_keys},
+                                 {"search_us", 1e6 * t.search_seconds},
+                                 {"attend_us", 1e6 * t.attend_seconds},
+                                 {"wait_us", 1e6 * t.wait_seconds}};
+    }
     if (!flags.common.json)
       print_text(fmt::format("{:32} {:>10.2f} {:>10.1f} {:>8.2f} % {:>8.2f} % {:>7.2f} {:>9.2f}\n",
                              row.attention, row.median_ms, row.tokens_per_second, 100 * row.density,

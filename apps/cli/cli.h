@@ -36,7 +36,7 @@ struct ModelFlags {
   std::string kv_type = "f16";
   std::int64_t context = 0;  ///< -c: tokens of room; 0 = as many as the text needs
   double rope_factor = 0;    ///< yarn scaling asked for by the user; 0 = none
-  std::string gpu_memory;
+  std::string gpu_memory, kv_tier = "auto";
   double audit = 0;  ///< share of sparse attention calls that are also computed exactly; 0 = none
 };
 /// `model_required`: -m must be given (otherwise the verb finds the model itself).
@@ -47,6 +47,9 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required);
 Device device_of(const CommonFlags& common, DType kv_type);
 std::shared_ptr<const Model> load_model(const CommonFlags& common, const ModelFlags& flags);
 ContextOptions context_options(const CommonFlags& common, const ModelFlags& flags);
+
+/// Says on stderr where keys and values lie and what fits, when the user asked for a limit or a place.
+void say_placement(const Context& context, const CommonFlags& common);
 
 /// "24GiB", "512MiB", "8GB" or plain bytes; InputError otherwise.
 std::int64_t parse_bytes(std::string_view text, std::string_view flag);

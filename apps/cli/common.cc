@@ -77,6 +77,10 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required) {
                   "stretch RoPE (yarn) by this factor, for texts longer than the model's context")
       ->check(number(1.0, 1024.0));
   verb.add_option("--gpu-memory", flags.gpu_memory, "limit of GPU memory, e.g. 24GiB");
+  verb.add_option("--kv-tier", flags.kv_tier,
+                  "where a GPU's keys and values lie: auto (there, if they fit), gpu, or host (searched and "
+                  "attended by the CPU beside the GPU's sink and window)")
+      ->check(CLI::IsMember({"auto", "gpu", "host"}));
   verb.add_option("--audit", flags.audit,
                   "share of sparse attention calls that are also computed exactly, 0 to 1")
       ->check(number(0.0, 1.0));
@@ -112,10 +116,18 @@ ContextOptions context_options(const CommonFlags& common, const ModelFlags& flag
   options.kv_type = parse_dtype(flags.kv_type);
   options.device = device_of(common, options.kv_type);
   if (!flags.gpu_memory.empty()) options.gpu_memory = parse_bytes(flags.gpu_memory, "--gpu-memory");
+  options.kv_tier = parse_kv_tier(flags.kv_tier);
   options.max_tokens = flags.context;
   options.audit = flags.audit;
   if (flags.rope_factor > 0) options.rope_factor = flags.rope_factor;
   return options;
+}
+
+void say_placement(const Context& context, const CommonFlags& common) {
+  const ContextOptions& options = context.options();
+  const bool asked = options.gpu_memory > 0 || options.kv_tier != KvTier::automatic;
+  const std::string where = context.placement();
+  if (asked && !where.empty() && !common.quiet) std::cerr << where << "\n";
 }
 
 void add_attention_flag(CLI::App& verb, std::vector<std::string>& specs, bool required) {

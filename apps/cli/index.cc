@@ -58,6 +58,7 @@ Json index_text(const IndexFlags& flags) {
   options.max_tokens = room_for(*model, static_cast<std::int64_t>(tokens.size()), flags.model);
 
   Context context(model, options);
+  say_placement(context, flags.common);
   for (const Spec& spec : specs) context.attach(spec);
   auto start = std::chrono::steady_clock::now();
   {

@@ -71,10 +71,16 @@ class Model {
   std::unique_ptr<Impl> impl_;
 };
 
+/// Where a context on a GPU keeps its keys and values: there, or in host memory, which the CPU then searches
+/// and attends while the GPU attends sink and window. automatic = on the GPU where they fit.
+enum class KvTier { automatic, gpu, host };
+KvTier parse_kv_tier(std::string_view text);  ///< auto, gpu or host; InputError otherwise
+
 struct ContextOptions {
   DType kv_type = DType::f16;
   Device device = Device::cpu;
   std::int64_t gpu_memory = 0;  ///< bytes of GPU memory that may be taken, weights included; 0 = all there is
+  KvTier kv_tier = KvTier::automatic;
   std::int64_t max_tokens = 0;  ///< context, question and answer; 0 = the model's own limit
   std::int64_t chunk = 0;       ///< tokens per prefill chunk; 0 = what suits the device
   std::uint64_t seed = 0;       ///< of the indexes
@@ -109,14 +115,26 @@ struct GenerateOptions {
   std::int64_t sparse_prompt_tokens = -1;
 };
 
+/// What the host and the GPU did of a stretch of tokens when keys and values lie in host memory; zeros
+/// otherwise.
+struct TierWork {
+  std::int64_t bytes_to_host = 0, bytes_to_gpu = 0;  ///< that crossed between the two
+  std::int64_t host_keys = 0, gpu_keys = 0;  ///< attended there, summed over tokens, layers and KV heads
+  double wait_seconds = 0;                   ///< that the host waited for the GPU
+  double search_seconds = 0;                 ///< in which keys were chosen
+  double attend_seconds = 0;                 ///< in which the host attended them
+  TierWork& operator+=(const TierWork&);
+};
+
 /// Work of a stretch of tokens, summed over layers and KV heads, counted as if each query token came alone.
 struct WorkReport {
   std::int64_t kv_bytes = 0, selector_bytes = 0, full_bytes = 0;
   std::int64_t far_keys = 0, far_total = 0;
   std::int64_t tokens = 0;
   std::int64_t sparse_tokens = 0;  ///< tokens times layers that really went through a selector
-  double density() const;          ///< (kv + selector bytes) / full bytes; 1 when nothing was attended
-  double selectivity() const;      ///< far keys attended / far keys; 1 when there were none
+  TierWork tiers;
+  double density() const;      ///< (kv + selector bytes) / full bytes; 1 when nothing was attended
+  double selectivity() const;  ///< far keys attended / far keys; 1 when there were none
   /// Of the audited calls: relative output error |o - exact| / |exact| per (token, query head).
   std::int64_t audited = 0;  ///< (token, query head) pairs
   double audit_error_sum = 0, audit_error_max = 0;
@@ -176,6 +194,8 @@ class Context {
 
   const ContextOptions& options() const;
   std::int64_t kv_bytes() const;  ///< of tokens() tokens
+  /// Where keys and values lie and how many tokens would fit, in a sentence; empty on the CPU.
+  std::string placement() const;
   std::int64_t index_bytes() const;
 
   /// The whole context as one `.lode` file; text is what the tokens were made from (may be empty).

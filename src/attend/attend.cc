@@ -34,7 +34,18 @@ struct Call {
   std::vector<SetGroup> groups;
   std::vector<std::vector<float>> lse;           // per block: [T, Hq]
   std::vector<std::vector<PartWork>> work = {};  // [groups]
+  bool far_only = false;                         ///< sink and window are somebody else's
 };
+
+/// Whether a group's only part is over all of its queries: then that part is the result.
+bool is_whole(const SetGroup& group, const std::vector<PartWork>& parts) {
+  if (parts.size() != 1) return false;
+  std::uint32_t heads = 0;
+  for (const Selection::Set& set : group.sets) heads |= set.queries.heads;
+  const QueryRows& queries = parts[0].part.queries;
+  return queries.heads == heads && queries.token_begin == group.token_begin &&
+         queries.token_end == group.token_end;
+}
 
 /// The kernel's view of a part. Alone over its queries, it writes to its place in the output.
 AttendItem item_of(Call& call, PartWork& work, bool alone) {
@@ -120,13 +131,14 @@ void run_parts(Call& call, const std::vector<bool>& prefilled) {
     const auto g = static_cast<std::size_t>(item);
     const SetGroup& group = call.groups[g];
     if (prefilled[group.block]) return;
-    for (Part& part : cut(group, call.blocks[group.block], call.geometry.dense)) {
+    for (Part& part : cut(group, call.blocks[group.block], call.geometry.dense, call.far_only)) {
       call.work[g].push_back({.part = std::move(part), .q = {}, .output = {}, .lse = {}});
     }
   });
   std::vector<AttendItem> items;
-  for (std::vector<PartWork>& group : call.work) {
-    for (PartWork& work : group) items.push_back(item_of(call, work, group.size() == 1));
+  for (std::size_t g = 0; g < call.work.size(); ++g) {
+    const bool alone = is_whole(call.groups[g], call.work[g]);
+    for (PartWork& work : call.work[g]) items.push_back(item_of(call, work, alone));
   }
   attend_items(items, call.geometry.scale, pool);
   pool.for_each(std::ssize(call.groups), [&](std::int64_t item, int) {
@@ -224,6 +236,22 @@ AttendWork attend_full(std::span<const QueryBlock> blocks, const LayerGeometry& 
                .lse = {}};
   run(call, prefilled, mass);
   return count_full(blocks, geometry);
+}
+
+void attend_far(const QueryBlock& block, const Selection& selection, const LayerGeometry& geometry,
+                AttentionState state) {
+  LODE_ASSERT(geometry.pool != nullptr && state.rows == block.tokens * geometry.query_heads);
+  check_cancel();
+  float* const output = state.output;
+  Call call = {.blocks = {&block, 1},
+               .geometry = geometry,
+               .outputs = {&output, 1},
+               .groups = group_sets(selection, {&block, 1}, geometry),
+               .lse = {std::vector<float>(static_cast<std::size_t>(state.rows))},
+               .work = {},
+               .far_only = true};
+  run_parts(call, {false});
+  std::copy(call.lse[0].begin(), call.lse[0].end(), state.lse);
 }
 
 AttendWork count_attended(std::span<const QueryBlock> blocks, const Selection& selection,

@@ -5,6 +5,7 @@
 #include <functional>
 #include <span>
 
+#include "lodestone/attention.h"
 #include "lodestone/selection.h"
 #include "lodestone/selector.h"
 
@@ -35,6 +36,11 @@ AttendWork attend(std::span<const QueryBlock> blocks, const Selection& selection
 /// Full attention of the same blocks: what `attend` gives when everything is selected.
 AttendWork attend_full(std::span<const QueryBlock> blocks, const LayerGeometry& geometry,
                        std::span<float* const> outputs, const MassSink& mass = {});
+
+/// The selection alone, without sink and window, for callers that attend those elsewhere and merge: one state
+/// per (token, query head), [T, Hq]. A head for which nothing was chosen gets the empty set.
+void attend_far(const QueryBlock& block, const Selection& selection, const LayerGeometry& geometry,
+                AttentionState state);
 
 /// One query token and KV head: of `all` keys `far` are far, and `chosen` of those were attended.
 AttendWork work_of(std::int64_t all, std::int64_t far, std::int64_t chosen, std::int64_t token_bytes);

@@ -132,14 +132,15 @@ std::vector<SetGroup> whole_groups(std::span<const QueryBlock> blocks, const Lay
   return groups;
 }
 
-std::vector<Part> cut(const SetGroup& group, const QueryBlock& block, const DenseParts& dense) {
+std::vector<Part> cut(const SetGroup& group, const QueryBlock& block, const DenseParts& dense,
+                      bool far_only) {
   std::vector<Part> parts;
   std::uint32_t heads = 0;
   for (const Selection::Set& set : group.sets) heads |= set.queries.heads;
   if (group.sets.size() == 1 || group.complete) {
-    cut_heads(group, block, dense, heads, /*with_dense=*/true, &group.far[0], parts);
+    cut_heads(group, block, dense, heads, /*with_dense=*/!far_only, &group.far[0], parts);
   } else {
-    cut_heads(group, block, dense, heads, /*with_dense=*/true, nullptr, parts);
+    if (!far_only) cut_heads(group, block, dense, heads, /*with_dense=*/true, nullptr, parts);
     for (std::size_t s = 0; s < group.sets.size(); ++s) {
       cut_heads(group, block, dense, group.sets[s].queries.heads, /*with_dense=*/false, &group.far[s], parts);
     }

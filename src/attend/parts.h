@@ -70,7 +70,9 @@ std::vector<SetGroup> group_sets(const Selection& selection, std::span<const Que
 std::vector<SetGroup> whole_groups(std::span<const QueryBlock> blocks, const LayerGeometry& geometry,
                                    const std::vector<bool>& skip);
 
-/// The parts of a group, in the order in which their states merge. Every query row is in one at least.
-std::vector<Part> cut(const SetGroup& group, const QueryBlock& block, const DenseParts& dense);
+/// The parts of a group, in the order in which their states merge. Every query row is in one at least, unless
+/// `far_only` leaves sink and window out.
+std::vector<Part> cut(const SetGroup& group, const QueryBlock& block, const DenseParts& dense,
+                      bool far_only = false);
 
 }  // namespace lode

@@ -49,6 +49,7 @@ WorkReport report_of(const ForwardWork& work, std::int64_t tokens) {
           .far_total = work.attend.far_total,
           .tokens = tokens,
           .sparse_tokens = work.sparse_tokens,
+          .tiers = {},
           .dense_reason = {},
           .notice = {}};
 }
@@ -85,6 +86,24 @@ double WorkReport::selectivity() const {
   return far_total == 0 ? 1.0 : static_cast<double>(far_keys) / static_cast<double>(far_total);
 }
 
+TierWork& TierWork::operator+=(const TierWork& other) {
+  bytes_to_host += other.bytes_to_host;
+  bytes_to_gpu += other.bytes_to_gpu;
+  host_keys += other.host_keys;
+  gpu_keys += other.gpu_keys;
+  wait_seconds += other.wait_seconds;
+  search_seconds += other.search_seconds;
+  attend_seconds += other.attend_seconds;
+  return *this;
+}
+
+KvTier parse_kv_tier(std::string_view text) {
+  if (text == "auto") return KvTier::automatic;
+  if (text == "gpu") return KvTier::gpu;
+  if (text == "host") return KvTier::host;
+  throw InputError(fmt::format("--kv-tier: expected auto, gpu or host, found '{}'", text));
+}
+
 WorkReport& WorkReport::operator+=(const WorkReport& other) {
   kv_bytes += other.kv_bytes;
   selector_bytes += other.selector_bytes;
@@ -93,6 +112,7 @@ WorkReport& WorkReport::operator+=(const WorkReport& other) {
   far_total += other.far_total;
   tokens += other.tokens;
   sparse_tokens += other.sparse_tokens;
+  tiers += other.tiers;
   audited += other.audited;
   audit_error_sum += other.audit_error_sum;
   audit_error_max = std::max(audit_error_max, other.audit_error_max);
@@ -120,7 +140,8 @@ Context::Impl::Impl(std::shared_ptr<const Model> model_, const ContextOptions& o
                             .kv_type = options.kv_type,
                             .max_tokens = options.max_tokens,
                             .chunk = std::min(options.chunk, options.max_tokens),
-                            .memory_limit = options.gpu_memory});
+                            .memory_limit = options.gpu_memory,
+                            .tier = options.kv_tier});
   }
 }
 
@@ -206,6 +227,7 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
     const LogitRows wanted = rows == LogitRows::last_of_each && !last ? LogitRows::none : rows;
     try {
       report += report_of(forward(step, attached, wanted), static_cast<std::int64_t>(part.tokens.size()));
+      if (gpu != nullptr) report.tiers += gpu->take_tier_work();
     } catch (...) {
       roll_back(this->tokens());  // selectors may have seen tokens that do not count
       throw;
@@ -285,6 +307,10 @@ std::span<const TokenId> Context::token_ids() const {
 }
 std::int64_t Context::kv_bytes() const {
   return impl_->tokens() * impl_->kv.shape().token_bytes();
+}
+
+std::string Context::placement() const {
+  return impl_->gpu == nullptr ? std::string() : impl_->gpu->placement();
 }
 
 std::int64_t Context::index_bytes() const {

@@ -17,7 +17,7 @@ constexpr int kWarmUp = 2;
 void fill(Context::Impl& c, const DecodeBenchOptions& options) {
   const ModelConfig& m = c.config;
   if (const auto native = [](const AttachedMethod& a) { return a.chosen_by == ChosenBy::gpu || a.dense(); };
-      c.gpu != nullptr && std::all_of(c.methods.begin(), c.methods.end(), native)) {
+      c.gpu != nullptr && !c.gpu->keys_on_host() && std::all_of(c.methods.begin(), c.methods.end(), native)) {
     c.gpu->fill_random(options.context, options.seed);
     c.ids.assign(static_cast<std::size_t>(options.context), TokenId{0});
     c.indexed = c.tokens();
@@ -52,6 +52,13 @@ void fill(Context::Impl& c, const DecodeBenchOptions& options) {
   c.indexed = c.tokens();
 }
 
+/// One step's share, on average.
+TierWork per_step(TierWork sum, int steps) {
+  for (std::int64_t* n : {&sum.bytes_to_host, &sum.bytes_to_gpu, &sum.host_keys, &sum.gpu_keys}) *n /= steps;
+  for (double* seconds : {&sum.wait_seconds, &sum.search_seconds, &sum.attend_seconds}) *seconds /= steps;
+  return sum;
+}
+
 }  // namespace
 
 std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& model,
@@ -64,11 +71,13 @@ std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& mod
   Context context(model, {.kv_type = options.kv_type,
                           .device = options.device,
                           .gpu_memory = options.gpu_memory,
+                          .kv_tier = options.kv_tier,
                           .max_tokens = options.context + steps,
                           .seed = options.seed});
   std::vector<MethodId> methods;
   for (const Spec& spec : all) methods.push_back(context.attach(spec));
   Context::Impl& c = context.impl();
+  if (const std::string where = context.placement(); !where.empty()) note(where);
   note("making keys and values");
   fill(c, options);
   note("building indexes");
@@ -94,6 +103,7 @@ std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& mod
         work[i] += c.run(std::span(&token, 1), methods[i], Phase::generation, LogitRows::last_of_each);
       });
       if (step >= kWarmUp) times[i].push_back(us);
+      if (step + 1 == kWarmUp) work[i].tiers = {};
       c.roll_back(start);
     }
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -101,6 +111,7 @@ std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& mod
     rows[i].tokens_per_second = 1e3 / rows[i].median_ms;
     rows[i].density = work[i].density();
     rows[i].selectivity = work[i].selectivity();
+    rows[i].tiers = per_step(work[i].tiers, options.steps);
   }
   return rows;
 }

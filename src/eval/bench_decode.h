@@ -17,6 +17,7 @@ struct DecodeBenchOptions {
   DType kv_type = DType::f16;
   Device device = Device::cpu;
   std::int64_t gpu_memory = 0;  ///< as in ContextOptions
+  KvTier kv_tier = KvTier::automatic;
   KvKind kind = KvKind::normal;
   double skew = 1.0;
   int steps = 32;  ///< measured per spec, after two that warm up
@@ -29,6 +30,7 @@ struct DecodeBenchRow {
   double tokens_per_second = 0;  ///< of the median step
   double density = 1, selectivity = 1;
   double build_seconds = 0;  ///< of the index, all layers
+  TierWork tiers = {};       ///< of one step, on average
 };
 
 /// The first row is `full`. Keys and values of the context are made up, not computed: a step takes as long,

@@ -34,6 +34,7 @@ struct GpuContextOptions {
   std::int64_t max_tokens = 0;
   std::int64_t chunk = 512;       ///< most tokens of one forward call
   std::int64_t memory_limit = 0;  ///< bytes of GPU memory for everything, weights included; 0 = all there is
+  KvTier tier = KvTier::automatic;
 };
 
 /// Who chooses a method's keys.
@@ -51,6 +52,10 @@ class GpuContext {
 
   virtual std::int64_t tokens() const = 0;  ///< whose keys and values are there
   virtual std::int64_t bytes() const = 0;   ///< of GPU memory held, without the weights
+  /// Whether keys and values lie in the host's store, which every step then reads and writes.
+  virtual bool keys_on_host() const = 0;
+  virtual std::string placement() const = 0;  ///< where they lie and what fits, in a sentence
+  virtual TierWork take_tier_work() = 0;      ///< since it was last taken
   virtual void roll_back(std::int64_t tokens) = 0;
   /// Appends the host's rows [tokens(), store.tokens()).
   virtual void upload(const KvStore& store) = 0;

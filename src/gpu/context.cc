@@ -4,7 +4,10 @@
 // A step enqueues everything on one stream and waits once, at its end. A decode step in which the host takes
 // no part is captured as a graph the first time, and replayed: its inputs are the token's id and position, in
 // pinned memory. Where a method's selectors run on the host, each layer hands its queries, keys and values
-// over and takes lists of keys back.
+// over and takes lists of keys back. Where keys and values lie in host memory (HostTier), a dense step of
+// many tokens has each layer's brought before it runs; in all other steps the host attends the far keys,
+// chosen or all of them, while the GPU attends sink and window, and the two states are merged exactly
+// (RetrievalAttention, equations 4 and 5): queries and new keys go down, (output, log-sum-exp) comes up.
 #include "gpu/context.h"
 
 #include <fmt/format.h>
@@ -20,17 +23,44 @@ namespace lode {
 
 namespace {
 
-constexpr int kDecodeTokens = 8;  // up to so many, dense attention splits the keys; above, the queries
 constexpr std::int64_t kLogitRows = 64;
 
 std::int64_t vector_bytes(std::int64_t tokens, std::int64_t heads, std::int64_t d) {
   return tokens * heads * d * std::int64_t{sizeof(float)};
 }
 
-void download_floats(const cuda::Buffer& from, std::int64_t count, std::vector<float>& to,
-                     cuda::StreamHandle stream) {
-  to.resize(static_cast<std::size_t>(count));
-  cuda::copy(to.data(), from.as<float>(), count * std::int64_t{sizeof(float)}, stream);
+std::int64_t linear_scratch(const ModelConfig& c, std::int64_t chunk) {
+  return cuda::Linear::scratch_bytes(chunk, c.hidden, c.intermediate,
+                                     std::int64_t{c.query_heads} * c.head_dim,
+                                     std::int64_t{c.kv_heads} * c.head_dim);
+}
+
+/// Device memory of a context beside weights, keys and values.
+std::int64_t working_bytes(const ModelConfig& c, const GpuContextOptions& options) {
+  const std::int64_t n = options.chunk, f = sizeof(float);
+  return n * c.hidden * f + 3 * vector_bytes(n, c.query_heads, c.head_dim) +
+         3 * vector_bytes(n, c.kv_heads, c.head_dim) + std::min(n, kLogitRows) * c.vocab * f +
+         linear_scratch(c, n) +
+         cuda::decode_workspace_bytes(kMostSparseTokens, c.query_heads, c.head_dim, options.max_tokens);
+}
+
+Placement placement_of(const ModelConfig& config, const GpuModel& model, const GpuContextOptions& options) {
+  const KvShape shape = {config.layers, config.kv_heads, config.head_dim, options.kv_type,
+                         options.max_tokens};
+  // Pages of 2 MiB: at most one too many at either end of what is held, in every layer.
+  const std::int64_t held = std::min(options.max_tokens, HostTier::kHeldTokens) * shape.token_bytes() +
+                            3 * config.layers * (std::int64_t{2} << 20);
+  const std::int64_t free = model.bytes() + gpu_info().free_bytes;
+  return place_kv({.weights = model.bytes(),
+                   .working = working_bytes(config, options),
+                   .token_bytes = shape.token_bytes(),
+                   .layers = config.layers,
+                   .max_tokens = options.max_tokens,
+                   .held = held,
+                   .moved = vector_bytes(kMostSparseTokens, config.query_heads, config.head_dim + 2),
+                   .limit = options.memory_limit > 0 ? options.memory_limit : free,
+                   .by_flag = options.memory_limit > 0,
+                   .wanted = options.tier});
 }
 
 }  // namespace
@@ -40,17 +70,9 @@ std::unique_ptr<GpuContext> make_gpu_context(const ModelConfig& config, std::sha
   if (options.kv_type == DType::q8) {
     throw InputError("--kv-type: expected f32, f16 or bf16 with --device cuda, found q8");
   }
-  const KvShape shape = {config.layers, config.kv_heads, config.head_dim, options.kv_type,
-                         options.max_tokens};
-  const std::int64_t needed = model->bytes() + options.max_tokens * shape.token_bytes();
-  if (options.memory_limit > 0 && needed > options.memory_limit) {
-    throw InputError(
-        fmt::format("--gpu-memory: expected room for {} MiB (weights {}, keys and values of {} tokens "
-                    "{}), found a limit of {} MiB; --device cpu keeps them in host memory",
-                    needed >> 20, model->bytes() >> 20, options.max_tokens, (needed - model->bytes()) >> 20,
-                    options.memory_limit >> 20));
-  }
-  return std::make_unique<CudaContext>(config, std::dynamic_pointer_cast<const CudaModel>(model), options);
+  const Placement place = placement_of(config, *model, options);
+  return std::make_unique<CudaContext>(config, std::dynamic_pointer_cast<const CudaModel>(model), options,
+                                       place);
 }
 
 bool CudaContext::Run::sparse(int layer) const {
@@ -60,15 +82,16 @@ bool CudaContext::Run::sparse(int layer) const {
 
 bool CudaContext::Run::host_takes_part() const {
   const auto any = [](const std::vector<Selector*>& some) { return !some.empty(); };
-  return (native == nullptr && !step.selectors.empty()) ||
+  return reach != Reach::all || host_chooses() ||
          std::any_of(step.listeners.begin(), step.listeners.end(), any);
 }
 
 CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaModel> model,
-                         const GpuContextOptions& options)
+                         const GpuContextOptions& options, const Placement& place)
     : config_(config),
       model_(std::move(model)),
       options_(options),
+      place_(place),
       range_({config.kv_heads, config.head_dim, options.kv_type, 0}, config.layers, options.max_tokens),
       linear_(stream_.get(), precision()) {
   const std::int64_t n = options.chunk, d = config.head_dim;
@@ -92,6 +115,15 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
                                                          config.head_dim, options.max_tokens),
                             "partial results of attention");
   cuda::fill(workspace_.as<void>(), 0, workspace_.bytes(), stream_.get());
+  if (place.on_host) {
+    LODE_ASSERT(options.pool != nullptr);
+    tier_ = std::make_unique<HostTier>(
+        KvShape{config.layers, config.kv_heads, config.head_dim, options.kv_type, options.max_tokens},
+        *options.pool);
+    near_lse_ = cuda::Buffer(vector_bytes(kMostSparseTokens, config.query_heads, 1), what);
+    far_ = cuda::Buffer(vector_bytes(kMostSparseTokens, config.query_heads, d + 1), what);
+    host_far_ = cuda::PinnedBuffer(far_.bytes());
+  }
   const char* const base = range_.base();
   cuda::copy(bases_.as<void>(), &base, sizeof base, stream_.get());
   stream_.synchronize();
@@ -100,11 +132,9 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
 CudaContext::~CudaContext() = default;
 
 std::int64_t CudaContext::bytes() const {
-  std::int64_t bytes = range_.backed_bytes() + x_.bytes() + 3 * q_.bytes() + 3 * k_.bytes() +
-                       logits_.bytes() + workspace_.bytes() + lists_memory_.bytes() +
-                       cuda::Linear::scratch_bytes(options_.chunk, config_.hidden, config_.intermediate,
-                                                   std::int64_t{config_.query_heads} * config_.head_dim,
-                                                   std::int64_t{config_.kv_heads} * config_.head_dim);
+  std::int64_t bytes = range_.backed_bytes() + working_bytes(config_, options_) + lists_memory_.bytes() +
+                       near_lse_.bytes() + far_.bytes() + near_memory_.bytes();
+  if (tier_ != nullptr) bytes += tier_->bytes();
   for (const auto& [key, native] : natives_) bytes += native.selector->bytes();
   return bytes;
 }
@@ -114,12 +144,17 @@ std::int64_t CudaContext::bytes() const {
 
 void CudaContext::roll_back(std::int64_t tokens) {
   tokens_ = std::min(tokens_, tokens);
+  if (tier_ != nullptr) tier_->roll_back(tokens_);
   for (auto& [key, native] : natives_) native.selector->roll_back(0, tokens_);
 }
 
 void CudaContext::upload(const KvStore& store) {
   const std::int64_t begin = tokens_, end = store.tokens();
   if (begin >= end) return;
+  if (tier_ != nullptr) {  // steps look for them there
+    tokens_ = end;
+    return;
+  }
   range_.back(end);
   const std::int64_t skip = begin * range_.layout().row_bytes();
   for (int layer = 0; layer < config_.layers; ++layer) {
@@ -152,6 +187,7 @@ void CudaContext::download(KvStore& store) {
 }
 
 void CudaContext::fill_random(std::int64_t tokens, std::uint64_t seed) {
+  LODE_ASSERT(tier_ == nullptr);
   range_.back(tokens);
   constexpr float kWidth = 1.7320508f;  // of a uniform number with variance 1
   for (int layer = 0; layer < config_.layers; ++layer) {
@@ -167,6 +203,7 @@ void CudaContext::fill_random(std::int64_t tokens, std::uint64_t seed) {
 // -----------------------------------------------------------------------------------------------------
 
 ChosenBy CudaContext::attach(const Spec& spec, std::span<Selector* const> selectors) {
+  if (tier_ != nullptr) return ChosenBy::host;
   const GpuGeometry geometry = {.layers = config_.layers,
                                 .query_heads = config_.query_heads,
                                 .kv_heads = config_.kv_heads,
@@ -225,14 +262,15 @@ ForwardWork CudaContext::forward_some(const Step& step, const Rope& rope, LogitR
                    .rope = rope,
                    .count = static_cast<int>(sequence.tokens.size()),
                    .native = step.selectors.empty() || native == natives_.end() ? nullptr : &native->second,
-                   .rows = rows};
+                   .rows = rows,
+                   .reach = reach_of(step)};
   for (const TokenId id : sequence.tokens) {
     if (id < 0 || id >= config_.vocab) {
       throw InputError(fmt::format("expected token ids from 0 to {}, found {}", config_.vocab - 1, id));
     }
   }
   set_frequencies(rope);
-  range_.back(tokens_ + run.count);
+  make_room(run);
   ForwardWork work;
   begin(run);
   run_step(run, work);
@@ -240,7 +278,15 @@ ForwardWork CudaContext::forward_some(const Step& step, const Rope& rope, LogitR
   count_work(run, work);
   tokens_ += run.count;
   if (run.host_takes_part()) sequence.kv->commit(run.count);
+  if (run.reach == Reach::split) tier_->held_more(run.count);
+  if (tier_ != nullptr) tier_work_.bytes_to_gpu += tier_->take_moved();
   return work;
+}
+
+CudaContext::Reach CudaContext::reach_of(const Step& step) const {
+  if (tier_ == nullptr) return Reach::all;
+  const bool many = std::ssize(step.sequences.front().tokens) > kDecodeTokens;
+  return step.selectors.empty() && many ? Reach::staged : Reach::split;
 }
 
 void CudaContext::set_frequencies(const Rope& rope) {
@@ -305,12 +351,14 @@ void CudaContext::run_step(const Run& run, ForwardWork& work) {
   graph.launch(stream_.get());
 }
 
-cuda::Queries CudaContext::queries(int layer, int count) const {
+cuda::Queries CudaContext::queries(int layer, const Run& run) const {
+  const bool staged = run.reach == Reach::staged;
+  const cuda::KvRange& range = staged ? tier_->stage() : range_;
   return {.tokens = places_.as<cuda::QueryToken>(),
-          .bases = bases_.as<const char*>(),
-          .layer_offset = layer * range_.layout().layer_stride,
-          .layout = range_.layout(),
-          .count = count,
+          .bases = staged ? tier_->stage_bases() : bases_.as<const char*>(),
+          .layer_offset = staged ? 0 : layer * range.layout().layer_stride,
+          .layout = range.layout(),
+          .count = run.count,
           .query_heads = config_.query_heads,
           .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
           .q = q_.as<float>(),
@@ -322,6 +370,8 @@ void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
   const CudaModel::Layer& w = model_->layers[static_cast<std::size_t>(layer)];
   const auto eps = static_cast<float>(config_.norm_eps);
   const bool host = run.host_takes_part(), sparse = !run.dense();
+  if (run.reach == Reach::staged)
+    tier_->bring(*run.step.sequences.front().kv, layer, run.count, stream_.get());
   linear_.qkv({.x = x_.as<float>(),
                .norm = w.attention_norm,
                .q = w.q,
@@ -338,7 +388,7 @@ void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
                .k_unrotated = host ? k_unrotated_.as<float>() : nullptr,
                .k_out = host ? k_.as<float>() : nullptr,
                .v_out = host ? v_.as<float>() : nullptr},
-              queries(layer, run.count));
+              queries(layer, run));
   if (host) tell_listeners(layer, run);
   attend(layer, run, work);
   linear_.project_out(attention_.as<float>(), run.count, w.o, w.o_bias, x_.as<float>());
@@ -351,91 +401,6 @@ void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
                .down_bias = w.down_bias,
                .eps = eps},
               run.count, x_.as<float>());
-}
-
-LayerGeometry CudaContext::geometry(int layer, const Run& run) const {
-  return {.layer = layer,
-          .query_heads = config_.query_heads,
-          .kv_heads = config_.kv_heads,
-          .head_dim = config_.head_dim,
-          .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
-          .dense = run.step.dense,
-          .rope = &run.rope,
-          .pool = options_.pool};
-}
-
-/// The host's copy of the layer's vectors goes to the host's store and to the selectors that listen.
-void CudaContext::tell_listeners(int layer, const Run& run) {
-  const std::int64_t n = run.count, d = config_.head_dim, q = n * config_.query_heads * d,
-                     kv = n * config_.kv_heads * d;
-  download_floats(q_, q, host_q_, stream_.get());
-  download_floats(q_unrotated_, q, host_q_unrotated_, stream_.get());
-  download_floats(k_, kv, host_k_, stream_.get());
-  download_floats(k_unrotated_, kv, host_k_unrotated_, stream_.get());
-  download_floats(v_, kv, host_v_, stream_.get());
-  stream_.synchronize();
-  const SequenceTokens& sequence = run.step.sequences.front();
-  LODE_ASSERT(sequence.kv->tokens() == tokens_);
-  sequence.kv->write(layer, n, host_k_, host_v_);
-  if (run.step.listeners.empty()) return;
-  const KvWrite write = {.sequence = sequence.id,
-                         .phase = run.step.phase,
-                         .begin = static_cast<Position>(tokens_),
-                         .tokens = n,
-                         .q_unrotated = host_q_unrotated_,
-                         .k_unrotated = host_k_unrotated_,
-                         .q = host_q_,
-                         .k = host_k_,
-                         .v = host_v_};
-  for (Selector* listener : run.step.listeners[static_cast<std::size_t>(layer)]) listener->on_write(write);
-}
-
-void CudaContext::attend(int layer, const Run& run, ForwardWork& work) {
-  const cuda::Queries all = queries(layer, run.count);
-  if (run.sparse(layer) && run.native == nullptr) return attend_chosen_by_host(layer, run, work);
-  if (run.sparse(layer)) {
-    const cuda::RowLists lists =
-        run.native->selector->select(layer, all, q_unrotated_.as<float>(), stream_.get());
-    return attend_rows_decode(all, lists, options_.max_tokens, workspace_.as<void>(), stream_.get());
-  }
-  if (run.count <= kDecodeTokens) {
-    attend_full_decode(all, options_.max_tokens, workspace_.as<void>(), stream_.get());
-  } else {
-    attend_prefill(all, static_cast<std::int32_t>(tokens_), stream_.get(), precision());
-  }
-}
-
-void CudaContext::attend_chosen_by_host(int layer, const Run& run, ForwardWork& work) {
-  const SequenceTokens& sequence = run.step.sequences.front();
-  const LayerGeometry where = geometry(layer, run);
-  const QueryBlock block = {.sequence = sequence.id,
-                            .phase = run.step.phase,
-                            .begin = static_cast<Position>(tokens_),
-                            .tokens = run.count,
-                            .q = host_q_,
-                            .q_unrotated = host_q_unrotated_,
-                            .kv = sequence.kv->layer(layer, run.count),
-                            .far_begin = static_cast<Position>(where.dense.sink),
-                            .far_limit = sequence.far_limit};
-  Selector& selector = *run.step.selectors[static_cast<std::size_t>(layer)];
-  selector.append(block.sequence, block.kv, block.far_end(block.tokens - 1, where.dense));
-  Selection selection;
-  selector.select({&block, 1}, selection);
-  lists_.assign(group_sets(selection, {&block, 1}, where), block, where, 0, run.count);
-  const cuda::RowLists lists = lists_.upload(lists_memory_, stream_.get());
-  attend_rows_decode(queries(layer, run.count), lists, options_.max_tokens, workspace_.as<void>(),
-                     stream_.get());
-  if (selector.wants_mass()) {  // the device keeps no weights: the host attends as well
-    std::vector<float> output(block.q.size());
-    float* const place = output.data();
-    lode::attend({&block, 1}, selection, where, {&place, 1},
-                 [&](const AttentionMass& mass) { selector.observe(mass); });
-  }
-  work.attend += count_attended({&block, 1}, selection, where);
-  const SelectWork select = selector.take_work();
-  work.select.bytes += select.bytes;
-  work.select.keys_scored += select.keys_scored;
-  work.sparse_tokens += run.count;
 }
 
 /// Logits of some rows of the step, on their way to the host.

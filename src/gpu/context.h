@@ -3,23 +3,29 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <vector>
 
+#include "gpu/host_tier.h"
 #include "gpu/lists.h"
 #include "gpu/model.h"
 #include "gpu/selectors.h"
 #include "kernels/cuda/kv_range.h"
+#include "kv/placement.h"
 
 namespace lode {
 
 class CudaContext final : public GpuContext {
  public:
   CudaContext(const ModelConfig& config, std::shared_ptr<const CudaModel> model,
-              const GpuContextOptions& options);
+              const GpuContextOptions& options, const Placement& place);
   ~CudaContext() override;
 
   std::int64_t tokens() const override { return tokens_; }
   std::int64_t bytes() const override;
+  bool keys_on_host() const override { return tier_ != nullptr; }
+  std::string placement() const override { return place_.sentence; }
+  TierWork take_tier_work() override { return std::exchange(tier_work_, {}); }
   void roll_back(std::int64_t tokens) override;
   void upload(const KvStore& store) override;
   void download(KvStore& store) override;
@@ -37,6 +43,12 @@ class CudaContext final : public GpuContext {
     cuda::PinnedBuffer counts;  // [L, counts_per_layer] of the last step
     cuda::Graph graph;          ///< of one decode step; none before the first
   };
+  /// How a step gets at keys and values.
+  enum class Reach {
+    all,     ///< they are on the GPU
+    staged,  ///< in host memory: each layer's are brought before it runs
+    split,   ///< in host memory, where the host attends them; the GPU attends sink and window
+  };
   /// What one forward call runs on.
   struct Run {
     const Step& step;
@@ -44,14 +56,22 @@ class CudaContext final : public GpuContext {
     int count = 0;             // N query tokens
     Native* native = nullptr;  ///< who chooses, when it is the GPU
     LogitRows rows = LogitRows::none;
+    Reach reach = Reach::all;
     bool sparse(int layer) const;
     /// A step that is captured once and replayed.
     bool is_graph() const { return count == 1 && !host_takes_part(); }
     bool dense() const { return native == nullptr && step.selectors.empty(); }
     /// Whether selectors of the host must be told or asked, so that the host needs the vectors of each layer.
     bool host_takes_part() const;
+    bool host_chooses() const {
+      return reach == Reach::split || (native == nullptr && !step.selectors.empty());
+    }
   };
 
+  /// Up to so many query tokens, dense attention splits the keys; above, the queries.
+  static constexpr int kDecodeTokens = 8;
+
+  Reach reach_of(const Step& step) const;
   void set_frequencies(const Rope& rope);
   ForwardWork forward_some(const Step& step, const Rope& rope, LogitRows rows, std::vector<float>& logits);
   void begin(const Run& run);
@@ -59,12 +79,18 @@ class CudaContext final : public GpuContext {
   void enqueue_layer(int layer, const Run& run, ForwardWork& work);
   void attend(int layer, const Run& run, ForwardWork& work);
   void attend_chosen_by_host(int layer, const Run& run, ForwardWork& work);
+  void attend_split(int layer, const Run& run, ForwardWork& work);
+  QueryBlock places_of(const Run& run) const;
+  QueryBlock block_of(int layer, const Run& run) const;
+  void choose(int layer, const Run& run, const QueryBlock& block, Selection& selection, ForwardWork& work);
+  void make_room(const Run& run);
+  void list_near_keys(const Run& run);
   void enqueue_head(std::int64_t row, std::int64_t rows);
   void take_logits(const Run& run, std::vector<float>& logits);
   void run_step(const Run& run, ForwardWork& work);
   void tell_listeners(int layer, const Run& run);
   void count_work(const Run& run, ForwardWork& work);
-  cuda::Queries queries(int layer, int count) const;
+  cuda::Queries queries(int layer, const Run& run) const;
   cuda::Precision precision() const {
     return options_.kv_type == DType::f32 ? cuda::Precision::exact : cuda::Precision::fast;
   }
@@ -74,6 +100,7 @@ class CudaContext final : public GpuContext {
   const ModelConfig& config_;
   std::shared_ptr<const CudaModel> model_;
   GpuContextOptions options_;
+  Placement place_;
   std::int64_t tokens_ = 0;
 
   cuda::Stream stream_;
@@ -92,10 +119,21 @@ class CudaContext final : public GpuContext {
   cuda::PinnedBuffer staged_ids_, staged_places_;  // [chunk]
   cuda::PinnedBuffer staged_logits_;               // [kLogitRows, V]
   float rope_scale_ = 1.0f;
-  std::vector<float> host_q_, host_q_unrotated_, host_k_, host_k_unrotated_, host_v_;  // [N, heads, d]
+  cuda::PinnedBuffer host_q_, host_q_unrotated_;           // [chunk, Hq, d]; made when first needed
+  cuda::PinnedBuffer host_k_, host_k_unrotated_, host_v_;  // [chunk, Hkv, d]
   HostLists lists_;
   std::map<const void*, Native> natives_;  ///< by the address of the step's selectors
   cuda::Graph dense_graph_;                ///< of one decode step with full attention
+
+  // With keys and values in host memory:
+  std::unique_ptr<HostTier> tier_;
+  cuda::Buffer near_lse_;        // [kMostSparseTokens, Hq] of what the GPU attended
+  cuda::Buffer far_;             // [kMostSparseTokens, Hq, d], then [.., Hq]: what the host attended
+  cuda::PinnedBuffer host_far_;  // the same
+  HostLists near_keys_;          ///< what the step's queries attend on the GPU
+  cuda::Buffer near_memory_;
+  cuda::RowLists near_lists_;
+  TierWork tier_work_;
 };
 
 }  // namespace lode

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -113,6 +114,78 @@ TEST_P(Shapes, AnySetsGiveWhatTheirKeysSay) {
       expect_exact(world, block, selection, geometry, run(block, selection, geometry).output);
     }
   }
+}
+
+/// Sink and window of every query, as whoever shares the work attends them.
+void attend_near(const QueryBlock& block, const LayerGeometry& geometry, AttentionState state) {
+  const std::int64_t d = geometry.head_dim;
+  std::vector<std::array<Run, 2>> runs(static_cast<std::size_t>(block.tokens));
+  std::vector<AttendItem> items;
+  for (std::int64_t t = 0; t < block.tokens; ++t) {
+    const Position position = block.begin + static_cast<Position>(t);
+    const Position sink = std::min(block.far_begin, position + 1), far_end = block.far_end(t, geometry.dense);
+    auto& own = runs[static_cast<std::size_t>(t)];
+    own = {Run{0, sink}, Run{std::min(far_end, position + 1), position + 1}};
+    for (int h = 0; h < geometry.query_heads; ++h) {
+      const std::int64_t query = t * geometry.query_heads + h;
+      items.push_back({.q = block.q.data() + query * d,
+                       .queries = 1,
+                       .kv = block.kv.heads[static_cast<std::size_t>(h / geometry.group())],
+                       .runs = own,
+                       .rows = {},
+                       .log_weights = {},
+                       .o = state.output + query * d,
+                       .lse = state.lse + query});
+    }
+  }
+  attend_items(items, geometry.scale, *geometry.pool);
+}
+
+TEST_P(Shapes, FarKeysAttendedApartAndMergedAreWhatTheirKeysSay) {
+  ThreadPool pool(2);
+  Rng rng(12);
+  const auto [group, d] = GetParam();
+  for (const DenseParts dense : {DenseParts{1, 8}, DenseParts{0, 1}, DenseParts{20, 3}, DenseParts{4, 500}}) {
+    World world({.kv_heads = 2, .group = group, .d = d, .dense = dense});
+    const LayerGeometry geometry = world.geometry(pool);
+    world.write(150);
+    for (const Position begin : {0, 5, 90, 141}) {
+      const QueryBlock block = world.block(begin, std::min<std::int64_t>(9, 150 - begin));
+      const Selection selection = random_selection(block, geometry, rng, begin % 2 == 1);
+      const std::int64_t rows = block.tokens * geometry.query_heads;
+      std::vector<float> near(block.q.size()), near_lse(static_cast<std::size_t>(rows));
+      std::vector<float> far(near.size(), std::nanf("")), far_lse(near_lse.size(), std::nanf(""));
+      const AttentionState near_state = {near.data(), near_lse.data(), rows, d};
+      const AttentionState far_state = {far.data(), far_lse.data(), rows, d};
+      attend_near(block, geometry, near_state);
+      attend_far(block, selection, geometry, far_state);
+      for (const float x : far_lse) ASSERT_FALSE(std::isnan(x));
+      merge(near_state, far_state);
+      expect_exact(world, block, selection, geometry, near);
+    }
+  }
+}
+
+TEST(Attend, FarKeysApartAreTheEmptySetWhereNothingWasChosenAndTakeTailsIn) {
+  ThreadPool pool(2);
+  World world({.kv_heads = 1, .group = 2, .d = 64, .dense = {1, 8}});
+  const LayerGeometry geometry = world.geometry(pool);
+  world.write(40);
+  const QueryBlock block = world.block(39, 1);
+  std::vector<float> output(128, 7.0f), lse(2, 7.0f);
+  Selection selection;
+  selection.add_set({0, 0, 1u, 0, 1});
+  selection.add_set({0, 0, 2u, 0, 1});
+  attend_far(block, selection, geometry, {output.data(), lse.data(), 2, 64});
+  for (const float x : lse) EXPECT_EQ(x, -INFINITY);
+  for (const float x : output) EXPECT_EQ(x, 0.0f);
+  const std::vector<float> tail(64, 3.0f), tail_lse(1, 1.5f);
+  selection.set_tail(tail, tail_lse);  // of the second head
+  attend_far(block, selection, geometry, {output.data(), lse.data(), 2, 64});
+  EXPECT_EQ(lse[0], -INFINITY);
+  EXPECT_FLOAT_EQ(lse[1], 1.5f);
+  EXPECT_FLOAT_EQ(output[64], 3.0f);
+  EXPECT_EQ(output[0], 0.0f);
 }
 
 TEST_P(Shapes, EverythingSelectedIsFullAttentionToTheBit) {

@@ -75,10 +75,7 @@ KvRange::KvRange(KvLayout layout, int layers, std::int64_t max_tokens)
 }
 
 KvRange::~KvRange() {
-  for (const Piece& piece : pieces_) {
-    cu().unmap(reinterpret_cast<CUdeviceptr>(piece.at), static_cast<std::size_t>(piece.bytes));
-    cu().release(piece.handle);
-  }
+  unmap(0);
   cu().free(reinterpret_cast<CUdeviceptr>(base_), static_cast<std::size_t>(layout_.layer_stride * layers_));
 }
 
@@ -88,21 +85,52 @@ void KvRange::back(std::int64_t tokens) {
   // An eighth more than needed, so that a growing sequence asks the driver seldom.
   const std::int64_t wanted =
       std::min(layout_.layer_stride, round_up(std::max(needed, backed_ + backed_ / 8), granularity_));
-  map_more(wanted - backed_);
+  map_layers(backed_, wanted - backed_);
+  backed_ = wanted;
 }
 
-void KvRange::map_more(std::int64_t bytes) {
+std::int64_t KvRange::backed_bytes() const {
+  return (backed_ + std::ssize(held_) * granularity_) * layers_;
+}
+
+void KvRange::hold(std::int64_t begin, std::int64_t end) {
+  if (begin >= end) return;
+  const std::int64_t last = (layout_.layer_bytes(end) - 1) / granularity_;
+  for (std::int64_t page = begin / kBlockTokens * layout_.block_stride() / granularity_; page <= last;
+       ++page) {
+    if (held_.contains(page)) continue;
+    map_layers(page * granularity_, granularity_);
+    held_.insert(page);
+  }
+}
+
+void KvRange::let_go(std::int64_t begin, std::int64_t end) {
+  const std::int64_t first = (layout_.layer_bytes(begin) + granularity_ - 1) / granularity_;
+  const std::int64_t last = end / kBlockTokens * layout_.block_stride() / granularity_;  // exclusive
+  if (first >= last || held_.lower_bound(first) == held_.lower_bound(last)) return;
+  held_.erase(held_.lower_bound(first), held_.lower_bound(last));
+  const auto stays = std::stable_partition(pieces_.begin(), pieces_.end(), [&](const Piece& piece) {
+    return held_.contains((piece.at - base_) % layout_.layer_stride / granularity_);
+  });
+  unmap(static_cast<std::size_t>(stays - pieces_.begin()));
+}
+
+void KvRange::unmap(std::size_t first_piece) {
+  for (; pieces_.size() > first_piece; pieces_.pop_back()) {
+    cu().unmap(reinterpret_cast<CUdeviceptr>(pieces_.back().at),
+               static_cast<std::size_t>(pieces_.back().bytes));
+    cu().release(pieces_.back().handle);
+  }
+}
+
+/// Gives memory to bytes [offset, offset + bytes) of every layer, or of none.
+void KvRange::map_layers(std::int64_t offset, std::int64_t bytes) {
   const CUmemAllocationProp properties = on_this_device();
   const CUmemAccessDesc access = {properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   const std::size_t before = pieces_.size(), size = static_cast<std::size_t>(bytes);
-  const auto undo = [&] {
-    for (; pieces_.size() > before; pieces_.pop_back()) {
-      cu().unmap(reinterpret_cast<CUdeviceptr>(pieces_.back().at), size);
-      cu().release(pieces_.back().handle);
-    }
-  };
+  const auto undo = [&] { unmap(before); };
   for (int layer = 0; layer < layers_; ++layer) {
-    char* const at = base_ + layer * layout_.layer_stride + backed_;
+    char* const at = base_ + layer * layout_.layer_stride + offset;
     CUmemGenericAllocationHandle handle = 0;
     if (const CUresult status = cu().create(&handle, size, &properties, 0); status != CUDA_SUCCESS) {
       undo();
@@ -110,7 +138,7 @@ void KvRange::map_more(std::int64_t bytes) {
       std::size_t free = 0, total = 0;
       LODE_CUDA(cudaMemGetInfo(&free, &total));
       throw RunError("out of GPU memory: expected " + std::to_string(bytes * layers_ >> 20) +
-                     " MiB for keys and values beside the " + std::to_string(backed_ * layers_ >> 20) +
+                     " MiB for keys and values beside the " + std::to_string(backed_bytes() >> 20) +
                      " MiB there, found " + std::to_string(free >> 20) + " MiB free of " +
                      std::to_string(total >> 20) + " MiB");
     }
@@ -130,7 +158,6 @@ void KvRange::map_more(std::int64_t bytes) {
     LODE_CUDA(cudaMemset(at, 0, size));
   }
   LODE_CUDA(cudaDeviceSynchronize());
-  backed_ += bytes;
 }
 
 template <class Copy>

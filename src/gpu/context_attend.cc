@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a layer attends on the GPU: all of its keys, those that the GPU chose or the host chose; and with keys
+// and values in host memory, the two of them together.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "gpu/context.h"
+#include "kernels/cuda/merge_states.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// Enqueues a copy to host memory as large as the buffer; returns its bytes.
+std::int64_t download_floats(const cuda::Buffer& from, std::int64_t count, cuda::PinnedBuffer& to,
+                             cuda::StreamHandle stream) {
+  if (to.bytes() < from.bytes()) to = cuda::PinnedBuffer(from.bytes());
+  const std::int64_t bytes = count * std::int64_t{sizeof(float)};
+  cuda::copy(to.as<void>(), from.as<void>(), bytes, stream);
+  return bytes;
+}
+
+std::span<const float> floats(const cuda::PinnedBuffer& buffer, std::int64_t count) {
+  if (buffer.bytes() == 0) return {};
+  return {buffer.as<float>(), static_cast<std::size_t>(count)};
+}
+
+/// Every far key of every query.
+void choose_all(const QueryBlock& block, const LayerGeometry& where, Selection& selection) {
+  for (int head = 0; head < where.kv_heads; ++head) {
+    selection.add_set({.sequence = block.sequence,
+                       .kv_head = head,
+                       .heads = all_heads(where.group()),
+                       .token_begin = 0,
+                       .token_end = static_cast<std::int32_t>(block.tokens)});
+    selection.add_run(block.far_begin, block.far_end(block.tokens - 1, where.dense));
+  }
+}
+
+}  // namespace
+
+/// Memory for the step's new rows, and what must be on the GPU before it begins.
+void CudaContext::make_room(const Run& run) {
+  if (run.reach == Reach::all) range_.back(tokens_ + run.count);
+  if (run.reach != Reach::split) return;
+  const QueryBlock block = places_of(run);
+  tier_->hold(range_, *run.step.sequences.front().kv, block.far_begin, block.far_end(0, run.step.dense),
+              run.count, stream_.get());
+  list_near_keys(run);
+}
+
+/// The rows that the GPU attends in every layer of a split step: sink and window, by the kernel's own rule,
+/// and what lies between the far keys and the kernel's window where that does not slide.
+void CudaContext::list_near_keys(const Run& run) {
+  const QueryBlock block = places_of(run);
+  const LayerGeometry where = geometry(0, run);
+  Selection none;
+  for (int head = 0; head < config_.kv_heads; ++head)
+    none.add_set({.sequence = block.sequence,
+                  .kv_head = head,
+                  .heads = all_heads(where.group()),
+                  .token_begin = 0,
+                  .token_end = run.count});
+  near_keys_.assign(group_sets(none, {&block, 1}, where), block, where, 0, run.count);
+  near_lists_ = near_keys_.upload(near_memory_, stream_.get());
+}
+
+LayerGeometry CudaContext::geometry(int layer, const Run& run) const {
+  return {.layer = layer,
+          .query_heads = config_.query_heads,
+          .kv_heads = config_.kv_heads,
+          .head_dim = config_.head_dim,
+          .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
+          .dense = run.step.dense,
+          .rope = &run.rope,
+          .pool = options_.pool};
+}
+
+/// The host's copy of the layer's vectors goes to the host's store and to the selectors that listen.
+void CudaContext::tell_listeners(int layer, const Run& run) {
+  const std::int64_t n = run.count, d = config_.head_dim, q = n * config_.query_heads * d,
+                     kv = n * config_.kv_heads * d;
+  const bool heard =
+      !run.step.listeners.empty() && !run.step.listeners[static_cast<std::size_t>(layer)].empty();
+  std::int64_t bytes = 0;
+  const auto download = [&](const cuda::Buffer& from, std::int64_t count, cuda::PinnedBuffer& to) {
+    bytes += download_floats(from, count, to, stream_.get());
+  };
+  if (heard || run.host_chooses()) {
+    download(q_, q, host_q_);
+    download(q_unrotated_, q, host_q_unrotated_);
+  }
+  download(k_, kv, host_k_);
+  download(v_, kv, host_v_);
+  if (heard) download(k_unrotated_, kv, host_k_unrotated_);
+  const auto waits = Clock::now();
+  stream_.synchronize();
+  if (tier_ != nullptr) {
+    tier_work_.bytes_to_host += bytes;
+    tier_work_.wait_seconds += seconds_since(waits);
+  }
+  const SequenceTokens& sequence = run.step.sequences.front();
+  LODE_ASSERT(sequence.kv->tokens() == tokens_);
+  sequence.kv->write(layer, n, floats(host_k_, kv), floats(host_v_, kv));
+  if (!heard) return;
+  const KvWrite write = {.sequence = sequence.id,
+                         .phase = run.step.phase,
+                         .begin = static_cast<Position>(tokens_),
+                         .tokens = n,
+                         .q_unrotated = floats(host_q_unrotated_, q),
+                         .k_unrotated = floats(host_k_unrotated_, kv),
+                         .q = floats(host_q_, q),
+                         .k = floats(host_k_, kv),
+                         .v = floats(host_v_, kv)};
+  for (Selector* listener : run.step.listeners[static_cast<std::size_t>(layer)]) listener->on_write(write);
+}
+
+void CudaContext::attend(int layer, const Run& run, ForwardWork& work) {
+  if (run.reach == Reach::split) return attend_split(layer, run, work);
+  const cuda::Queries all = queries(layer, run);
+  if (run.sparse(layer) && run.native == nullptr) return attend_chosen_by_host(layer, run, work);
+  if (run.sparse(layer)) {
+    const cuda::RowLists lists =
+        run.native->selector->select(layer, all, q_unrotated_.as<float>(), stream_.get());
+    return attend_rows_decode(all, lists, options_.max_tokens, workspace_.as<void>(), stream_.get());
+  }
+  if (run.count <= kDecodeTokens) {
+    attend_full_decode(all, options_.max_tokens, workspace_.as<void>(), stream_.get());
+  } else {
+    attend_prefill(all, static_cast<std::int32_t>(tokens_), stream_.get(), precision());
+  }
+}
+
+/// Where the step's queries stand, without vectors.
+QueryBlock CudaContext::places_of(const Run& run) const {
+  const SequenceTokens& sequence = run.step.sequences.front();
+  return {.sequence = sequence.id,
+          .phase = run.step.phase,
+          .begin = static_cast<Position>(tokens_),
+          .tokens = run.count,
+          .q = {},
+          .q_unrotated = {},
+          .kv = {},
+          .far_begin = static_cast<Position>(run.step.dense.sink),
+          .far_limit = sequence.far_limit};
+}
+
+/// The queries of a layer as the host sees them, once tell_listeners has them.
+QueryBlock CudaContext::block_of(int layer, const Run& run) const {
+  const std::int64_t q = std::int64_t{run.count} * config_.query_heads * config_.head_dim;
+  QueryBlock block = places_of(run);
+  block.q = floats(host_q_, q);
+  block.q_unrotated = floats(host_q_unrotated_, q);
+  block.kv = run.step.sequences.front().kv->layer(layer, run.count);
+  return block;
+}
+
+void CudaContext::attend_chosen_by_host(int layer, const Run& run, ForwardWork& work) {
+  const LayerGeometry where = geometry(layer, run);
+  const QueryBlock block = block_of(layer, run);
+  Selection selection;
+  choose(layer, run, block, selection, work);
+  lists_.assign(group_sets(selection, {&block, 1}, where), block, where, 0, run.count);
+  const cuda::RowLists lists = lists_.upload(lists_memory_, stream_.get());
+  attend_rows_decode(queries(layer, run), lists, options_.max_tokens, workspace_.as<void>(), stream_.get());
+}
+
+/// The GPU attends what it holds while the host chooses and attends the rest; merged in this order.
+void CudaContext::attend_split(int layer, const Run& run, ForwardWork& work) {
+  cuda::Queries near = queries(layer, run);
+  near.lse = near_lse_.as<float>();
+  attend_rows_decode(near, near_lists_, options_.max_tokens, workspace_.as<void>(), stream_.get());
+  const LayerGeometry where = geometry(layer, run);
+  const QueryBlock block = block_of(layer, run);
+  const auto begin = Clock::now();
+  Selection selection;
+  AttendWork attended;
+  if (run.sparse(layer)) {
+    const AttendWork before = work.attend;
+    choose(layer, run, block, selection, work);
+    attended.far_keys = work.attend.far_keys - before.far_keys;
+    attended.dense_keys = work.attend.dense_keys - before.dense_keys;
+  } else {
+    choose_all(block, where, selection);
+    attended = count_full({&block, 1}, where);
+    attended.far_keys = attended.far_total;
+  }
+  tier_work_.search_seconds += seconds_since(begin);
+  tier_work_.host_keys += attended.far_keys;
+  tier_work_.gpu_keys += attended.dense_keys;
+  const auto found = Clock::now();
+  const std::int64_t rows = std::int64_t{run.count} * config_.query_heads, d = config_.head_dim;
+  auto* const state = host_far_.as<float>();  // [rows, d], [rows]
+  attend_far(block, selection, where, {.output = state, .lse = state + rows * d, .rows = rows, .d = d});
+  tier_work_.attend_seconds += seconds_since(found);
+  cuda::copy(far_.as<void>(), state, rows * (d + 1) * std::int64_t{sizeof(float)}, stream_.get());
+  tier_work_.bytes_to_gpu += rows * (d + 1) * std::int64_t{sizeof(float)};
+  cuda::merge_states(attention_.as<float>(), near_lse_.as<float>(), far_.as<float>(),
+                     far_.as<float>() + rows * d, rows, static_cast<int>(d), stream_.get());
+}
+
+/// Has the layer's selector choose for the block, tells it what its keys weigh if it asks, and counts.
+void CudaContext::choose(int layer, const Run& run, const QueryBlock& block, Selection& selection,
+                         ForwardWork& work) {
+  const LayerGeometry where = geometry(layer, run);
+  Selector& selector = *run.step.selectors[static_cast<std::size_t>(layer)];
+  selector.append(block.sequence, block.kv, block.far_end(block.tokens - 1, where.dense));
+  selector.select({&block, 1}, selection);
+  if (selector.wants_mass()) {  // the device keeps no weights: the host attends as well
+    std::vector<float> output(block.q.size());
+    float* const place = output.data();
+    lode::attend({&block, 1}, selection, where, {&place, 1},
+                 [&](const AttentionMass& mass) { selector.observe(mass); });
+  }
+  work.attend += count_attended({&block, 1}, selection, where);
+  const SelectWork select = selector.take_work();
+  work.select.bytes += select.bytes;
+  work.select.keys_scored += select.keys_scored;
+  work.sparse_tokens += run.count;
+}
+
+}  // namespace lode

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/host_tier.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/cancel.h"
+#include "base/threads.h"
+
+namespace lode {
+
+HostTier::HostTier(const KvShape& shape, ThreadPool& pool)
+    : shape_(shape),
+      pool_(pool),
+      stage_({shape.kv_heads, shape.head_dim, shape.type, 0}, 1, shape.max_tokens),
+      bases_(sizeof(const char*), "a layer's keys and values") {
+  for (Bounce& bounce : bounce_) bounce.memory = cuda::PinnedBuffer(kBounceBytes);
+  const char* const base = stage_.base();
+  cuda::copy(bases_.as<void>(), &base, sizeof base, nullptr);
+}
+
+/// Copies rows of all heads by way of pinned memory, which the host fills while the GPU reads the other half:
+/// from memory that is not pinned the driver copies at a fraction of the speed.
+void HostTier::move(cuda::KvRange& to, int to_layer, const KvStore& store, int layer, std::int64_t begin,
+                    std::int64_t end, cuda::StreamHandle stream) {
+  constexpr KvStore::Part kFrom[] = {KvStore::Part::k, KvStore::Part::v};
+  constexpr cuda::KvRange::Part kTo[] = {cuda::KvRange::Part::k, cuda::KvRange::Part::v};
+  const std::int64_t row = to.layout().row_bytes(), parts = 2 * shape_.kv_heads;
+  const std::int64_t most =
+      std::max<std::int64_t>(1, kBounceBytes / (row * parts) / cuda::kBlockTokens) * cuda::kBlockTokens;
+  for (std::int64_t at = begin; at < end;) {
+    check_cancel();
+    const std::int64_t some = std::min(end - at, most - at % cuda::kBlockTokens), bytes = some * row;
+    Bounce& bounce = bounce_[next_bounce_];
+    next_bounce_ = 1 - next_bounce_;
+    bounce.sent.wait();
+    if (bounce.memory.bytes() < bytes * parts) bounce.memory = cuda::PinnedBuffer(bytes * parts);
+    auto* const memory = bounce.memory.as<std::byte>();
+    pool_.for_each(parts, [&](std::int64_t part, int) {
+      std::memcpy(memory + part * bytes,
+                  store.rows(layer, static_cast<int>(part / 2), kFrom[part % 2]).data() + at * row,
+                  static_cast<std::size_t>(bytes));
+    });
+    for (std::int64_t part = 0; part < parts; ++part)
+      to.to_device(to_layer, static_cast<int>(part / 2), kTo[part % 2], at, at + some, memory + part * bytes,
+                   stream);
+    bounce.sent.record(stream);
+    moved_ += bytes * parts;
+    at += some;
+  }
+}
+
+void HostTier::bring(const KvStore& store, int layer, std::int64_t more, cuda::StreamHandle stream) {
+  stage_.back(store.tokens() + more);
+  move(stage_, 0, store, layer, 0, store.tokens(), stream);
+}
+
+void HostTier::hold(cuda::KvRange& held, const KvStore& store, std::int64_t sink, std::int64_t tail,
+                    std::int64_t more, cuda::StreamHandle stream) {
+  const std::int64_t tokens = store.tokens();
+  sink = std::min(sink, tokens);
+  tail = std::min(tail, tokens);
+  const bool apart = held_end_ <= tail || held_begin_ >= held_end_;
+  if (apart || tail - held_begin_ > kHeldTokens) {
+    held.let_go(std::max(sink, held_sink_), tail);
+    held_begin_ = tail;
+    if (apart) held_end_ = tail;
+  }
+  held.let_go(tokens + more + kHeldTokens, shape_.max_tokens);
+  held.hold(0, std::max<std::int64_t>(sink, 1));  // kernels may look at row 0 whatever the sink
+  held.hold(std::min(tail, held_begin_), tokens + more);
+  for (int layer = 0; layer < shape_.layers; ++layer) {
+    move(held, layer, store, layer, std::min(held_sink_, sink), sink, stream);
+    move(held, layer, store, layer, tail, held_begin_, stream);
+    move(held, layer, store, layer, held_end_, tokens, stream);
+  }
+  held_sink_ = std::max(held_sink_, sink);
+  held_begin_ = std::min(held_begin_, tail);
+  held_end_ = tokens;
+}
+
+void HostTier::roll_back(std::int64_t tokens) {
+  held_sink_ = std::min(held_sink_, tokens);
+  held_end_ = std::min(held_end_, tokens);
+  held_begin_ = std::min(held_begin_, held_end_);
+}
+
+}  // namespace lode

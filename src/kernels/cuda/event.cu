@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/check.cuh"
+#include "kernels/cuda/event.h"
+
+namespace lode::cuda {
+
+Event::Event() {
+  LODE_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+}
+Event::~Event() {
+  cudaEventDestroy(event_);
+}
+void Event::record(StreamHandle stream) {
+  LODE_CUDA(cudaEventRecord(event_, stream));
+}
+void Event::wait() const {
+  LODE_CUDA(cudaEventSynchronize(event_));
+}
+void Event::hold_up(StreamHandle stream) const {
+  LODE_CUDA(cudaStreamWaitEvent(stream, event_, 0));
+}
+
+}  // namespace lode::cuda

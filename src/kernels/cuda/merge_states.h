@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// States of attention over disjoint keys, computed in two places, made one (lodestone/attention.h).
+#pragma once
+
+#include "kernels/cuda/device.h"
+
+namespace lode::cuda {
+
+/// output[r, :] := the merge of (output, lse)[r] with (other, other_lse)[r], in this order; an empty side
+/// (-inf) changes nothing. Device memory.
+void merge_states(float* output /*[rows, d]*/, const float* lse /*[rows]*/, const float* other /*[rows, d]*/,
+                  const float* other_lse /*[rows]*/, std::int64_t rows, int d, StreamHandle stream);
+
+}  // namespace lode::cuda
