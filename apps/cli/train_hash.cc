@@ -21,7 +21,7 @@ struct TrainHashFlags {
   std::string output, checkpoint;
   std::vector<std::string> texts, held_out;
   std::string tokens = "4k", widths, keys = "kv-head", rope = "on", values = "off", activation = "silu",
-              loss = "bce", target = "value", start = "linear", type = "f16";
+              loss = "bce", draw = "prompt", target = "value", start = "linear", type = "f16";
   int bits = 32;
   std::int64_t prompts = 0, chunk = 512;
   HashSettings settings;
@@ -38,6 +38,7 @@ HashSettings settings_of(const TrainHashFlags& flags, int head_dim) {
                                          : HashScheme::Values::vector,
       .activation = flags.activation == "silu" ? HashNet::Activation::silu : HashNet::Activation::relu};
   s.loss = flags.loss == "bce" ? PivotalLoss::bce : PivotalLoss::softmax;
+  s.draw = flags.draw == "prompt" ? HashSettings::Draw::prompt : HashSettings::Draw::chunk;
   s.by_value = flags.target == "value";
   s.linear_start = flags.start == "linear";
   s.type = parse_dtype(flags.type);
@@ -158,8 +159,22 @@ void add_training_flags(CLI::App& verb, TrainHashFlags& flags) {
       ->check(number(0.0, 1e9));
   verb.add_option("--beta", s.beta, "class weight of pivotal keys: alpha + beta context")
       ->check(number(0.0, 1e9));
-  verb.add_option("--steps", s.steps, "of every head after a chunk")->check(whole_number(1, 1024));
-  verb.add_option("--queries", s.queries, "tokens of the chunk in a step")->check(whole_number(1, 65536));
+  verb.add_option(
+          "--draw", flags.draw,
+          "where a step's tokens stand: all over a prompt (prompt), or in the chunk just read (chunk, the "
+          "authors' program)")
+      ->check(CLI::IsMember({"prompt", "chunk"}));
+  verb.add_option("--steps", s.steps, "of every head, after each prompt or chunk")
+      ->check(whole_number(1, 1 << 20));
+  verb.add_option("--queries", s.queries, "tokens in a step")->check(whole_number(1, 65536));
+  verb.add_option("--late", s.late, "share of a step's tokens that are among a prompt's last ones")
+      ->check(number(0.0, 1.0));
+  verb.add_option("--late-tokens", s.late_tokens, "how many tokens at a prompt's end --late means")
+      ->check(whole_number(1, 1 << 20));
+  verb.add_option(
+          "--shift", s.shift,
+          "turn a step's queries and keys by up to so many positions, for contexts longer than prompts")
+      ->check(whole_number(0, 1 << 24));
   verb.add_option("--others", s.others, "keys of a step beside the pivotal ones; 0 = all")
       ->check(whole_number(0, 1 << 30));
   verb.add_option("--rate", s.rate, "of Adam at the start; falls along a cosine")->check(number(0.0, 1.0));

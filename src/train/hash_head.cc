@@ -22,10 +22,15 @@ Activation::Kind kind_of(HashNet::Activation activation) {
   return activation == HashNet::Activation::silu ? Activation::Kind::silu : Activation::Kind::relu;
 }
 
-/// log(1 + e^x) without overflow.
-double softplus(double x) {
-  return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x)));
-}
+/// log(1 + e^x) and the logistic function of x, without overflow.
+struct Softplus {
+  explicit Softplus(float x) {
+    const float e = std::exp(-std::abs(x));
+    value = std::max(x, 0.0f) + std::log1p(e);
+    slope = (x >= 0.0f ? 1.0f : e) / (1.0f + e);
+  }
+  float value, slope;
+};
 
 }  // namespace
 
@@ -149,16 +154,17 @@ double HashHead::head_loss(Matrix<float> z, std::span<const std::uint8_t> labels
       labels.begin(), labels.end(), [](auto label) { return label != HashExamples::kLeftOut; }));
   double sum = 0.0;
   if (shape_.loss == PivotalLoss::bce) {
-    const double share = 1.0 / (std::max(counted, 1.0) * shape_.group);
+    const auto share = static_cast<float>(1.0 / (std::max(counted, 1.0) * shape_.group));
     for (std::size_t i = 0; i < cells; ++i) {
-      const double x = z.data[i], weight = labels[i] == HashExamples::kPivotal ? class1_weight : 1.0,
-                   y = labels[i] == HashExamples::kPivotal ? 1.0 : 0.0;
+      const float x = z.data[i], y = labels[i] == HashExamples::kPivotal ? 1.0f : 0.0f;
+      const float weight = y > 0.0f ? static_cast<float>(class1_weight) : 1.0f;
       if (labels[i] == HashExamples::kLeftOut) {
         z.data[i] = 0.0f;
         continue;
       }
-      sum += weight * (softplus(x) - y * x) / std::max(counted, 1.0);
-      z.data[i] = static_cast<float>(weight * (1.0 / (1.0 + std::exp(-x)) - y) * share);
+      const Softplus softplus(x);
+      sum += static_cast<double>(weight * (softplus.value - y * x)) / std::max(counted, 1.0);
+      z.data[i] = weight * (softplus.slope - y) * share;
     }
     return sum;
   }

@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <deque>
+#include <numbers>
 
 #include "base/cancel.h"
 #include "base/hash.h"
@@ -28,9 +29,9 @@ namespace {
 constexpr std::int64_t kStartTokens = 2048;  // that the linear start is made from, about
 constexpr std::int64_t kKeyBlock = 4096;     // keys widened and scored at a time
 
-/// Queries of the tokens that one step takes from a chunk, of one layer.
+/// Queries of the tokens that one step takes, of one layer.
 struct StepQueries {
-  std::vector<Position> positions;       // [tokens]
+  std::vector<Position> positions;       // [tokens], rising
   std::vector<float> roped, as_trained;  // [tokens, Hq, d]
 };
 
@@ -49,6 +50,23 @@ std::vector<Position> sample(Position begin, Position end, std::int64_t count, R
     rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
   }
   return rows;
+}
+
+/// Turns the first d numbers of each row by as many positions as `angles` say.
+void turn(std::span<float> rows /*[n, stride]*/, std::int64_t stride,
+          std::span<const float> angles /*[d/2] radians*/) {
+  const std::size_t half = angles.size();
+  std::vector<float> turned(2 * half);  // cosines, then sines
+  for (std::size_t i = 0; i < half; ++i)
+    turned[i] = std::cos(angles[i]), turned[half + i] = std::sin(angles[i]);
+  for (std::size_t at = 0; at < rows.size(); at += static_cast<std::size_t>(stride)) {
+    float* const x = rows.data() + at;
+    for (std::size_t i = 0; i < half; ++i) {
+      const float a = x[i], b = x[half + i];
+      x[i] = a * turned[i] - b * turned[half + i];
+      x[half + i] = b * turned[i] + a * turned[half + i];
+    }
+  }
 }
 
 class HashTrainer {
@@ -71,28 +89,32 @@ class HashTrainer {
     std::vector<float> log_norms;  // [keys] log |v| of the running prompt
     double loss = 0;               // running mean
   };
-  /// The first position whose keys a chunk that begins at `begin` can learn from has enough of them.
-  bool learns(std::int64_t begin) const {
-    return begin - settings_.dense.sink >= 2 * settings_.top + settings_.dense.window;
+  /// The first position whose query has enough far keys to learn from.
+  std::int64_t first_query() const {
+    return settings_.dense.sink + 2 * settings_.top + settings_.dense.window;
   }
+  bool by_prompt() const { return settings_.draw == HashSettings::Draw::prompt; }
   Learner& learner(std::int64_t layer, std::int64_t kv_head) {
     return learners_[static_cast<std::size_t>(layer * config_.kv_heads + kv_head)];
   }
   int group() const { return config_.query_heads / config_.kv_heads; }
 
-  void take_queries(int layer, const KvWrite& chunk, std::uint64_t prompt);
-  void take_steps(Position begin, std::uint64_t prompt, std::int64_t all_steps);
-  HashExamples examples(std::int64_t layer, std::int64_t kv_head, const StepQueries& queries, Position begin,
-                        Rng& rng);
+  void draw(Position begin, Position end, std::uint64_t prompt);
+  void take_queries(int layer, const KvWrite& chunk);
+  void take_steps(Position keys_end, std::uint64_t prompt, std::int64_t all_steps);
+  HashExamples examples(std::int64_t layer, std::int64_t kv_head, const StepQueries& queries,
+                        Position keys_end, Rng& rng);
   std::vector<float> scores(const KvRows& kv, const Learner& own, std::int64_t kv_head,
-                            const StepQueries& queries, Position begin) const;
+                            const StepQueries& queries, Position keys_end) const;
+  void shift(HashExamples& seen, Rng& rng) const;
 
   const ModelConfig& config_;
   const HashSettings& settings_;
   Capture& capture_;
   ThreadPool& pool_;
   std::deque<Learner> learners_;                   // [L, Hkv]
-  std::vector<std::vector<StepQueries>> queries_;  // [steps][L] of the running chunk
+  std::vector<std::vector<Position>> drawn_;       // [steps][tokens] of the running prompt or chunk, rising
+  std::vector<std::vector<StepQueries>> queries_;  // [steps][L] of those
   std::int64_t steps_done_ = 0, tokens_ = 0;
 };
 
@@ -117,9 +139,11 @@ HashTrainer::HashTrainer(const ModelConfig& config, const HashSettings& settings
 }
 
 std::int64_t HashTrainer::steps_of(const Prompt& prompt, std::int64_t chunk) const {
+  const std::int64_t tokens = std::ssize(prompt.tokens);
+  if (by_prompt()) return tokens > first_query() ? settings_.steps : 0;
   std::int64_t steps = 0;
-  for (std::int64_t begin = 0; begin < std::ssize(prompt.tokens); begin += chunk)
-    steps += learns(begin) ? settings_.steps : 0;
+  for (std::int64_t begin = 0; begin < tokens; begin += chunk)
+    steps += begin >= first_query() ? settings_.steps : 0;
   return steps;
 }
 
@@ -163,50 +187,71 @@ void HashTrainer::start(const Prompt& prompt) {
 void HashTrainer::learn(const Prompt& prompt, std::uint64_t number, std::int64_t all_steps,
                         const std::function<void(std::int64_t)>& progress) {
   for (Learner& own : learners_) own.log_norms.clear();
+  const auto end = static_cast<Position>(prompt.tokens.size()), first = static_cast<Position>(first_query());
+  if (by_prompt() && first < end) draw(first, end, number);
   capture_.read(
       prompt,
       [&](int layer, const KvWrite& chunk) {
-        if (!learns(chunk.begin)) return;
-        take_queries(layer, chunk, number);
-        if (layer + 1 == config_.layers) take_steps(chunk.begin, number, all_steps);
+        if (!by_prompt() && chunk.begin < first) return;
+        if (!by_prompt() && layer == 0)
+          draw(chunk.begin, static_cast<Position>(chunk.begin + chunk.tokens), number);
+        take_queries(layer, chunk);
+        if (!by_prompt() && layer + 1 == config_.layers) take_steps(chunk.begin, number, all_steps);
       },
       progress);
+  if (by_prompt() && first < end) take_steps(end, number, all_steps);
   tokens_ += std::ssize(prompt.tokens);
 }
 
-/// All layers take the same tokens of a chunk.
-void HashTrainer::take_queries(int layer, const KvWrite& chunk, std::uint64_t prompt) {
+/// The tokens of each step, the same for all layers, of [begin, end).
+void HashTrainer::draw(Position begin, Position end, std::uint64_t prompt) {
+  const auto late_begin = std::max(begin, static_cast<Position>(end - settings_.late_tokens));
+  const auto late =
+      static_cast<std::int64_t>(std::llround(settings_.late * static_cast<double>(settings_.queries)));
+  drawn_.clear();
+  for (std::int64_t step = 0; step < settings_.steps; ++step) {
+    Rng rng(hash_seed(settings_.seed, 2, prompt, begin, step));
+    std::vector<Position> rows = sample(begin, end, settings_.queries - late, rng);
+    const std::vector<Position> last = sample(late_begin, end, late, rng);
+    rows.insert(rows.end(), last.begin(), last.end());
+    std::sort(rows.begin(), rows.end());
+    rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+    drawn_.push_back(std::move(rows));
+  }
+  for (std::vector<StepQueries>& layers : queries_) layers.assign(layers.size(), {});
+}
+
+void HashTrainer::take_queries(int layer, const KvWrite& chunk) {
   const auto row = static_cast<std::size_t>(config_.query_heads * config_.head_dim);
-  for (std::size_t step = 0; step < queries_.size(); ++step) {
+  const auto& as_trained = settings_.scheme.roped ? chunk.q : chunk.q_unrotated;
+  for (std::size_t step = 0; step < drawn_.size(); ++step) {
     StepQueries& own = queries_[step][static_cast<std::size_t>(layer)];
-    Rng rng(hash_seed(settings_.seed, 2, prompt, chunk.begin, step));
-    own.positions =
-        sample(chunk.begin, static_cast<Position>(chunk.begin + chunk.tokens), settings_.queries, rng);
-    own.roped.clear();
-    own.as_trained.clear();
-    const auto& as_trained = settings_.scheme.roped ? chunk.q : chunk.q_unrotated;
-    for (const Position p : own.positions) {
+    for (const Position p : drawn_[step]) {
+      if (p < chunk.begin || p >= chunk.begin + chunk.tokens) continue;
       const std::size_t at = static_cast<std::size_t>(p - chunk.begin) * row;
-      own.roped.insert(own.roped.end(), chunk.q.begin() + static_cast<std::ptrdiff_t>(at),
-                       chunk.q.begin() + static_cast<std::ptrdiff_t>(at + row));
-      own.as_trained.insert(own.as_trained.end(), as_trained.begin() + static_cast<std::ptrdiff_t>(at),
-                            as_trained.begin() + static_cast<std::ptrdiff_t>(at + row));
+      const auto take = [&](std::span<const float> all, std::vector<float>& into) {
+        into.insert(into.end(), all.begin() + static_cast<std::ptrdiff_t>(at),
+                    all.begin() + static_cast<std::ptrdiff_t>(at + row));
+      };
+      own.positions.push_back(p);
+      take(chunk.q, own.roped);
+      take(as_trained, own.as_trained);
     }
   }
 }
 
-void HashTrainer::take_steps(Position begin, std::uint64_t prompt, std::int64_t all_steps) {
+void HashTrainer::take_steps(Position keys_end, std::uint64_t prompt, std::int64_t all_steps) {
   const std::int64_t heads = config_.kv_heads;
-  const double weight = settings_.alpha + settings_.beta * static_cast<double>(begin);
+  const double weight = settings_.alpha + settings_.beta * static_cast<double>(keys_end);
   for (std::size_t step = 0; step < queries_.size(); ++step) {
     const double rate = cosine_decay(steps_done_, all_steps, 0.03);
     pool_.for_each(std::ssize(learners_), [&](std::int64_t item, int) {
       check_cancel();
       const std::int64_t layer = item / heads, head = item % heads;
       Learner& own = learner(layer, head);
-      Rng rng(hash_seed(settings_.seed, 3, prompt, begin, step, item));
+      Rng rng(hash_seed(settings_.seed, 3, prompt, keys_end, step, item));
       const HashExamples seen =
-          examples(layer, head, queries_[step][static_cast<std::size_t>(layer)], begin, rng);
+          examples(layer, head, queries_[step][static_cast<std::size_t>(layer)], keys_end, rng);
       const double loss = own.head.step(seen, weight, rate);
       const double share = std::max(1.0 / static_cast<double>(steps_done_ + 1),
                                     10.0 / static_cast<double>(std::max<std::int64_t>(10, all_steps)));
@@ -216,10 +261,10 @@ void HashTrainer::take_steps(Position begin, std::uint64_t prompt, std::int64_t 
   }
 }
 
-/// Logits of [G][tokens][keys of [sink, begin)], with log |v| added for targets by value.
+/// Logits of [G][tokens][keys of [sink, keys_end)], with log |v| added for targets by value.
 std::vector<float> HashTrainer::scores(const KvRows& kv, const Learner& own, std::int64_t kv_head,
-                                       const StepQueries& queries, Position begin) const {
-  const std::int64_t d = config_.head_dim, sink = settings_.dense.sink, n = begin - sink,
+                                       const StepQueries& queries, Position keys_end) const {
+  const std::int64_t d = config_.head_dim, sink = settings_.dense.sink, n = keys_end - sink,
                      tokens = std::ssize(queries.positions), rows = group() * tokens;
   std::vector<float> q(static_cast<std::size_t>(rows * d));  // [G, tokens, d], scaled
   const float scale = 1.0f / std::sqrt(static_cast<float>(d));
@@ -250,23 +295,23 @@ std::vector<float> HashTrainer::scores(const KvRows& kv, const Learner& own, std
 }
 
 HashExamples HashTrainer::examples(std::int64_t layer, std::int64_t kv_head, const StepQueries& queries,
-                                   Position begin, Rng& rng) {
+                                   Position keys_end, Rng& rng) {
   const KvRows& kv = capture_.kv().layer(static_cast<int>(layer)).heads[static_cast<std::size_t>(kv_head)];
   Learner& own = learner(layer, kv_head);
   const auto sink = static_cast<Position>(settings_.dense.sink);
-  const std::int64_t d = config_.head_dim, n = begin - sink, tokens = std::ssize(queries.positions);
+  const std::int64_t d = config_.head_dim, n = keys_end - sink, tokens = std::ssize(queries.positions);
   std::vector<float> value(static_cast<std::size_t>(d));
   while (std::ssize(own.log_norms) < n) {
     read_stored_values({&kv, 1}, static_cast<Position>(sink + std::ssize(own.log_norms)), value);
     own.log_norms.push_back(0.5f * std::log(std::max(kernels().dot(value.data(), value.data(), d), 1e-30f)));
   }
-  const std::vector<float> all = scores(kv, own, kv_head, queries, begin);
+  const std::vector<float> all = scores(kv, own, kv_head, queries, keys_end);
   const auto far_end = [&](std::int64_t t) {
     return std::min<std::int64_t>(
-        begin, queries.positions[static_cast<std::size_t>(t)] + 1 - settings_.dense.window);
+        keys_end, queries.positions[static_cast<std::size_t>(t)] + 1 - settings_.dense.window);
   };
   std::vector<std::vector<Position>> pivotal(static_cast<std::size_t>(group() * tokens));
-  std::vector<Position> rows = sample(sink, begin, settings_.others > 0 ? settings_.others : n, rng);
+  std::vector<Position> rows = sample(sink, keys_end, settings_.others > 0 ? settings_.others : n, rng);
   for (std::size_t i = 0; i < pivotal.size(); ++i) {
     const std::int64_t far = far_end(static_cast<std::int64_t>(i) % tokens) - sink;
     top_k(std::span(all).subspan(i * static_cast<std::size_t>(n), static_cast<std::size_t>(far)),
@@ -299,7 +344,17 @@ HashExamples HashTrainer::examples(std::int64_t layer, std::int64_t kv_head, con
       }
     }
   }
+  if (settings_.scheme.roped && settings_.shift > 0) shift(seen, rng);
   return seen;
+}
+
+void HashTrainer::shift(HashExamples& seen, Rng& rng) const {
+  const auto by = static_cast<double>(rng.below(static_cast<std::uint64_t>(settings_.shift) + 1));
+  std::vector<float> angles;  // [d/2]
+  for (const float frequency : capture_.rope().frequencies())
+    angles.push_back(static_cast<float>(std::fmod(by * frequency, 2.0 * std::numbers::pi)));
+  turn(seen.key_inputs, settings_.scheme.key_inputs(config_.head_dim), angles);
+  for (std::vector<float>& queries : seen.queries) turn(queries, config_.head_dim, angles);
 }
 
 std::string prefix_of(std::size_t learner) {
@@ -370,8 +425,12 @@ Json HashSettings::json() const {
           {"window", dense.window},
           {"alpha", alpha},
           {"beta", beta},
+          {"draw", draw == Draw::prompt ? "prompt" : "chunk"},
           {"steps", steps},
           {"queries", queries},
+          {"late", late},
+          {"late_tokens", late_tokens},
+          {"shift", shift},
           {"others", others},
           {"rate", rate},
           {"linear_start", linear_start},
@@ -393,9 +452,9 @@ HashResult train_hash(const std::shared_ptr<const Model>& model, const ContextOp
   }
   if (steps == 0) {
     throw InputError(
-        fmt::format("expected a text of at least {} tokens, so that queries have keys beyond sink "
+        fmt::format("expected a text of more than {} tokens, so that queries have keys beyond sink "
                     "and window, found {} in all",
-                    settings.dense.sink + settings.dense.window + 2 * settings.top + options.chunk, tokens));
+                    settings.dense.sink + settings.dense.window + 2 * settings.top, tokens));
   }
   const std::string run = run_of(*model, settings, prompts, options);
   std::int64_t done = 0;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training of HashAttention (section 4.3) for every layer and KV head of a frozen model: the model reads
-// texts chunk by chunk, and after each chunk every head takes a few steps on some of the chunk's queries and
-// the keys that were cached before it.
+// Training of HashAttention (section 4.3) for every layer and KV head of a frozen model: the model reads a
+// prompt chunk by chunk, and then every head takes some steps, each on queries drawn all over the prompt and
+// the far keys of those.
 //
-// Deviations, all of them settings: functions start linear (hash_start.h) and not at random, queries and keys
-// of a step are sampled (the paper takes all keys), the rate falls along a cosine. Keys share one function
-// for a KV head by default (the paper: one for each query head). Pivotal are the keys with the largest a |v|,
-// as lemma 4.1 says (the authors' program takes the largest logits).
+// Deviations, all of them settings: steps are drawn over the prompt (the authors' program takes them after
+// each chunk, on its own queries), functions start linear (hash_start.h) and not at random, the rate falls
+// along a cosine, queries and keys of a step may be turned together to positions beyond the prompt's. Keys
+// share one function for a KV head by default (the paper: one for each query head). Pivotal are the keys with
+// the largest a |v|, as lemma 4.1 says (the authors' program takes the largest logits).
 #pragma once
 
 #include <cstdint>
@@ -31,10 +32,20 @@ struct HashSettings {
   std::int64_t top = 32;                            ///< pivotal keys of a query
   DenseParts dense = {.sink = 128, .window = 128};  ///< attended anyway, and so never pivotal
   double alpha = 20, beta = 0;                      ///< class weight alpha + beta context: equation 8
-  std::int64_t steps = 1;                           ///< of every head after a chunk
-  std::int64_t queries = 16;                        ///< tokens of the chunk in a step
-  std::int64_t others = 512;                        ///< keys of a step beside the pivotal ones; 0 = all
-  double rate = 1e-2;
+  /// When heads learn: from a prompt when all of it is read, so that a step's queries stand all over it, or,
+  /// as the authors' program does, after each chunk from the chunk's own.
+  enum class Draw { prompt, chunk };
+  Draw draw = Draw::prompt;
+  std::int64_t steps = 64;    ///< of every head, after a prompt or a chunk
+  std::int64_t queries = 24;  ///< tokens in a step
+  std::int64_t others = 0;    ///< keys of a step beside the pivotal ones; 0 = all
+  /// Share of a step's tokens that are among a prompt's last `late_tokens`: where texts end with questions.
+  double late = 0;
+  std::int64_t late_tokens = 1024;
+  /// Queries and keys of a step are turned on by RoPE together, by 0 to `shift` positions: nothing that they
+  /// choose changes, and functions of turned vectors learn positions beyond the prompts'.
+  std::int64_t shift = 0;
+  double rate = 5e-3;
   bool linear_start = true;
   double gamma = 0.25;      ///< of the linear start
   DType type = DType::f16;  ///< of the weights in the result

@@ -216,7 +216,8 @@ TEST(HashTrainer, ResumesToTheBitWhateverTheThreads) {
   const ContextOptions options = {.kv_type = DType::f32, .max_tokens = 200, .chunk = 32};
   const std::filesystem::path path =
       std::filesystem::path(testing::TempDir()) / ("hash-train-" + std::to_string(getpid()));
-  const HashSettings settings = small_settings();
+  HashSettings settings = small_settings();
+  settings.draw = HashSettings::Draw::chunk;
   const HashResult whole = train_hash(model, options, settings, prompts, {}, Progress::Mode::quiet);
   EXPECT_GT(whole.steps, 10);
   ASSERT_EQ(whole.layers.size(), 2u);
@@ -234,6 +235,31 @@ TEST(HashTrainer, ResumesToTheBitWhateverTheThreads) {
   std::ofstream(path) << "nothing";
   EXPECT_THROW(train_hash(model, options, settings, prompts, path, Progress::Mode::quiet), InputError);
   std::filesystem::remove(path);
+}
+
+// Steps that are drawn over a prompt do not depend on how the prompt is read; late tokens are others.
+TEST(HashTrainer, DrawingOverAPromptDoesNotDependOnTheChunk) {
+  const auto model = tiny_model();
+  const std::vector<Prompt> prompts = prompts_of(*model);
+  HashSettings settings = small_settings();
+  settings.steps = 4;
+  settings.late_tokens = 20;
+  const auto train = [&](double late, std::int64_t chunk) {
+    settings.late = late;
+    const ContextOptions options = {.kv_type = DType::f32, .max_tokens = 200, .chunk = chunk};
+    return train_hash(model, options, settings, prompts, {}, Progress::Mode::quiet);
+  };
+  const HashResult whole = train(0.5, 256);
+  EXPECT_EQ(whole.steps, 4 * std::ssize(prompts));
+  EXPECT_EQ(fingerprints(train(0.5, 256)), fingerprints(whole));
+  EXPECT_NE(fingerprints(train(0.0, 256)), fingerprints(whole));
+  settings.shift = 1000;
+  EXPECT_NE(fingerprints(train(0.5, 256)), fingerprints(whole));
+  settings.shift = 0;
+  const HashResult chunked = train(0.5, 32);
+  ASSERT_EQ(chunked.heads.size(), whole.heads.size());
+  for (std::size_t i = 0; i < whole.heads.size(); ++i)
+    EXPECT_NEAR(chunked.heads[i].loss, whole.heads[i].loss, 0.02 * whole.heads[i].loss);
 }
 
 TEST(HashTrainer, TextsWithoutFarKeysAreRefused) {
