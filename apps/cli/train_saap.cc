@@ -142,6 +142,10 @@ void add_data_flags(CLI::App& verb, TrainSaapFlags& flags) {
       ->check(number(0.0, 0.9));
   verb.add_option("--samples", s.samples, "queries of each prompt and KV head")
       ->check(whole_number(2, 1 << 30));
+  verb.add_option("--late", s.late, "share of a prompt's queries that are among its last ones")
+      ->check(number(0.0, 1.0));
+  verb.add_option("--late-tokens", s.late_tokens, "how many tokens at a prompt's end --late means")
+      ->check(whole_number(1, 1 << 20));
   verb.add_option("--key-prompts", s.key_prompts,
                   "prompts whose keys are clustered, spread over all; 0 = all")
       ->check(whole_number(0, 1 << 30));

@@ -322,23 +322,44 @@ void Training::collect(std::span<Head* const> heads) {
   }
 }
 
+/// At most `wanted` of the positions at random, a share `late` of them from `late_begin` on, evenly mixed.
+std::vector<std::int64_t> draw(std::vector<std::int64_t> positions, std::int64_t wanted, double late,
+                               std::int64_t late_begin, Rng& rng) {
+  wanted = std::min(wanted, std::ssize(positions));
+  const auto cut = std::partition(positions.begin(), positions.end(),
+                                  [&](std::int64_t p) { return late == 0.0 || p < late_begin; });
+  std::vector<std::int64_t> last(cut, positions.end());
+  positions.erase(cut, positions.end());
+  const std::size_t late_count =
+      std::min(last.size(), static_cast<std::size_t>(late * static_cast<double>(wanted)));
+  const auto shuffle = [&](std::vector<std::int64_t>& all, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i)
+      std::swap(all[i], all[i + rng.below(static_cast<std::uint64_t>(all.size() - i))]);
+    all.resize(count);
+  };
+  shuffle(positions, std::min(positions.size(), static_cast<std::size_t>(wanted) - late_count));
+  shuffle(last, late_count);
+  std::vector<std::int64_t> order;
+  for (std::size_t total = positions.size() + last.size(), taken = 0, i = 0; i < total; ++i) {
+    const bool next_is_late = (i + 1) * last.size() / total > taken;
+    order.push_back(next_is_late ? last[taken++] : positions[i - taken]);
+  }
+  return order;
+}
+
 void Training::collect_prompt(Capture& capture, std::int64_t index, std::span<Head* const> heads,
                               Progress& progress) {
   const Prompt& prompt = prompts_[static_cast<std::size_t>(index)];
   const std::int64_t n = std::ssize(prompt.tokens), d = config_.head_dim,
                      group = config_.query_heads / config_.kv_heads;
-  std::vector<std::int64_t> order(static_cast<std::size_t>(n));
-  std::iota(order.begin(), order.end(), 0);
-  std::erase_if(order, [&](std::int64_t p) { return settings_.filter.far(p, n).empty(); });
+  std::vector<std::int64_t> positions(static_cast<std::size_t>(n));
+  std::iota(positions.begin(), positions.end(), 0);
+  std::erase_if(positions, [&](std::int64_t p) { return settings_.filter.far(p, n).empty(); });
   Rng rng(hash_seed(settings_.seed, index, 1));
-  const std::int64_t wanted =
-      std::min(std::ssize(order), (settings_.samples * kCandidatesPerSample + group - 1) / group);
-  for (std::int64_t i = 0; i < wanted; ++i) {
-    const auto pick =
-        i + static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(std::ssize(order) - i)));
-    std::swap(order[static_cast<std::size_t>(i)], order[static_cast<std::size_t>(pick)]);
-  }
-  order.resize(static_cast<std::size_t>(wanted));
+  const std::vector<std::int64_t> order =
+      draw(std::move(positions), (settings_.samples * kCandidatesPerSample + group - 1) / group,
+           settings_.late, n - settings_.late_tokens, rng);
+  const std::int64_t wanted = std::ssize(order);
   std::vector<std::int64_t> place(static_cast<std::size_t>(n), -1);  // of a token among the candidates
   for (std::int64_t i = 0; i < wanted; ++i)
     place[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])] = i;
@@ -548,6 +569,8 @@ Json SaapSettings::json() const {
           {"causal", filter.causal},
           {"dense_layers", dense_layers},
           {"samples", samples},
+          {"late", late},
+          {"late_tokens", late_tokens},
           {"key_prompts", key_prompts},
           {"held_out", held_out},
           {"steps", steps},

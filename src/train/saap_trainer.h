@@ -34,8 +34,11 @@ struct SaapSettings {
   bool residual = false;  ///< a linear path beside the hidden layer, which starts at the centroids
   double balance = 0;     ///< evenness of the buckets, 0 (plain k-means) to 1: see balanced_offsets
   SaapFilter filter;
-  int dense_layers = 1;          ///< first layers that are not trained
-  std::int64_t samples = 2000;   ///< queries of each prompt and KV head, at most
+  int dense_layers = 1;         ///< first layers that are not trained
+  std::int64_t samples = 2000;  ///< queries of each prompt and KV head, at most
+  /// Share of those among a prompt's last `late_tokens`: where texts end with questions.
+  double late = 0;
+  std::int64_t late_tokens = 1024;
   std::int64_t key_prompts = 0;  ///< prompts whose keys are clustered, spread over all; 0 = all
   std::int64_t held_out = 1;     ///< last prompts, on which nothing is trained
   std::int64_t steps = 4000, batch = 1000;
