@@ -36,9 +36,9 @@ struct HashSettings {
   /// as the authors' program does, after each chunk from the chunk's own.
   enum class Draw { prompt, chunk };
   Draw draw = Draw::prompt;
-  std::int64_t steps = 64;    ///< of every head, after a prompt or a chunk
-  std::int64_t queries = 24;  ///< tokens in a step
-  std::int64_t others = 0;    ///< keys of a step beside the pivotal ones; 0 = all
+  std::int64_t steps = 64;     ///< of every head, after a prompt or a chunk
+  std::int64_t queries = 24;   ///< tokens in a step
+  std::int64_t others = 4096;  ///< keys of a step beside the pivotal ones; 0 = all
   /// Share of a step's tokens that are among a prompt's last `late_tokens`: where texts end with questions.
   double late = 0;
   std::int64_t late_tokens = 1024;

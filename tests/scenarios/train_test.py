@@ -47,6 +47,34 @@ class Train(ProgramTest):
         other = tiny_model.write(self.folder / "other", seed=7)
         self.assert_refused(run("index", "-m", other, "-f", self.text, "-o", self.folder / "o.lode", "-a", spec), "fingerprint")
 
+    def train_hash(self, name: str, *arguments, **settings):
+        path = self.folder / name
+        small = {"tokens": 300, "sink": 2, "window": 16, "top": 4, "steps": 3, "queries": 6, "others": 40, **settings}
+        flags = [word for key, value in small.items() for word in (f"--{key}", value)]
+        return path, run("train", "hash", "-m", self.model, "-f", self.text, "-o", path, "--quiet", *flags, *arguments)
+
+    def test_hash(self):
+        path, result = self.train_hash("hash.safetensors", "--json", "--late", "0.5", "--late-tokens", "50", "--shift", "500")
+        report = self.assert_done(result).json()
+        self.assertEqual(report["training"]["head_steps"], 3 * report["training"]["prompts"])
+        self.assertEqual(report["training"]["shift"], 500)
+        again, result = self.train_hash("again.safetensors", "--late", "0.5", "--late-tokens", "50", "--shift", "500", "-t", "1")
+        self.assert_done(result)
+        self.assertEqual(again.read_bytes(), path.read_bytes(), "threads do not matter")
+        by_chunk, result = self.train_hash("chunk.safetensors", "--draw", "chunk", "--chunk", "64")
+        self.assert_done(result)
+        self.assertNotEqual(by_chunk.read_bytes(), path.read_bytes())
+        spec = f"hash:budget=1/4,sink=2,window=16,weights={path}"
+        context = self.index("hash.lode", "-a", spec)
+        answer = self.assert_done(run("ask", context, "Who?", "-n", "2", "-a", spec, "--json")).json()["answers"][0]
+        self.assertLess(answer["selectivity"], 0.5)
+        for settings, mention in (({"late": 2}, "--late"), ({"draw": "word"}, "--draw"), ({"window": 5000}, "sink and window"),
+                                  ({"shift": -1}, "--shift")):
+            with self.subTest(**settings):
+                path, result = self.train_hash("no.safetensors", **settings)
+                self.assert_refused(result, mention)
+                self.assertFalse(path.exists())
+
     def test_refusals(self):
         for settings, mention in (({"clusters": 1}, "--clusters"), ({"clusters": 60000}, "60000"), ({"window": 5000}, "far keys"),
                                   ({"prompts": 1}, "prompts"), ({"rate": "nan"}, "--rate"), ({"type": "q8"}, "--type")):
