@@ -132,7 +132,8 @@ Context::Impl::Impl(std::shared_ptr<const Model> model_, const ContextOptions& o
           .type = options_.kv_type,
           .max_tokens = checked(config, options_).max_tokens}),
       llama(model->config(), model->impl().weights, model->pool()),
-      listeners(static_cast<std::size_t>(config.layers)) {
+      listeners(static_cast<std::size_t>(config.layers)),
+      later_listeners(listeners) {
   options = checked(config, options_);
   if (options.device == Device::cuda) {
     gpu = make_gpu_context(config, model->impl().gpu_model(options.gpu_memory),
@@ -167,9 +168,11 @@ void Context::Impl::require_room(std::int64_t more) const {
 /// together than it takes at a time.
 ForwardWork Context::Impl::forward(const Step& step, const AttachedMethod* method, LogitRows rows) {
   const bool sparse = !step.selectors.empty();
-  const bool together = sparse && step.phase == Phase::question &&
-                        std::ssize(step.sequences.front().tokens) > kMostSparseTokens &&
-                        question_stretch(static_cast<MethodId>(method - methods.data())) != 1;
+  const std::int64_t tokens = std::ssize(step.sequences.front().tokens),
+                     stretch = sparse && step.phase == Phase::question
+                                   ? question_stretch(static_cast<MethodId>(method - methods.data()))
+                                   : 1;
+  const bool together = (stretch == 0 ? tokens : std::min(stretch, tokens)) > kMostSparseTokens;
   if (gpu == nullptr || step.hooks != nullptr || together) {
     if (gpu != nullptr) {
       host_kv();
@@ -179,7 +182,8 @@ ForwardWork Context::Impl::forward(const Step& step, const AttachedMethod* metho
     return llama.forward(step, rope, rows, logits);
   }
   const auto any = [](const std::vector<Selector*>& some) { return !some.empty(); };
-  if ((sparse && method->chosen_by == ChosenBy::host) || std::any_of(listeners.begin(), listeners.end(), any))
+  if ((sparse && !gpu->chooses(step.selectors)) ||
+      std::any_of(step.listeners.begin(), step.listeners.end(), any))
     host_kv();
   gpu->upload(kv);
   return gpu->forward(step, rope, rows, logits);
@@ -218,7 +222,7 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
                  .phase = phase,
                  .selectors = {},
                  .dense = {},
-                 .listeners = listeners,
+                 .listeners = phase == Phase::context ? listeners : later_listeners,
                  .hooks = options.audit > 0 ? &audited : hooks};
     if (attached != nullptr && !attached->dense()) {
       step.selectors = attached->selectors;
@@ -248,6 +252,10 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
 
 void Context::Impl::build(AttachedMethod& method, const std::function<void()>& layer_done) {
   if (method.chosen_by != ChosenBy::gpu) build_on_host(method, layer_done);
+  if (method.chosen_by != ChosenBy::host) {
+    gpu->upload(kv);
+    gpu->index(method.selectors, rope);
+  }
   method.built = true;
 }
 
@@ -347,11 +355,13 @@ MethodId Context::attach(const Spec& spec) {
     throw InputError(
         fmt::format("'{}' learns from the prefill itself: name it when the text is indexed", spec.str()));
   }
-  for (std::size_t layer = 0; layer < method.selectors.size(); ++layer) {
-    if (listens(method.selectors[layer])) c.listeners[layer].push_back(method.selectors[layer]);
-  }
   method.built = !info.make;
   if (c.gpu != nullptr && info.make) method.chosen_by = c.gpu->attach(spec, method.selectors);
+  for (std::size_t layer = 0; layer < method.selectors.size(); ++layer) {
+    if (!listens(method.selectors[layer])) continue;
+    c.listeners[layer].push_back(method.selectors[layer]);
+    if (method.chosen_by == ChosenBy::host) c.later_listeners[layer].push_back(method.selectors[layer]);
+  }
   c.methods.push_back(std::move(method));
   c.specs.push_back(spec);
   return static_cast<MethodId>(c.methods.size() - 1);

@@ -42,8 +42,10 @@ struct Context::Impl {
   std::vector<AttachedMethod> methods;
   std::vector<Spec> specs;                        ///< of `methods`, in order
   std::vector<std::vector<Selector*>> listeners;  // [L] selectors that want on_write
-  std::vector<float> logits;                      // rows of the last run
-  const ForwardHooks* hooks = nullptr;            ///< for probe and audit; not owned
+  /// The same behind the context: without those in whose place the GPU chooses.
+  std::vector<std::vector<Selector*>> later_listeners;  // [L]
+  std::vector<float> logits;                            // rows of the last run
+  const ForwardHooks* hooks = nullptr;                  ///< for probe and audit; not owned
 
   std::int64_t tokens() const { return std::ssize(ids); }
   KvStore& host_kv();                     ///< with the keys and values of all tokens

@@ -141,7 +141,8 @@ class Bench {
                                   .max_tokens = task_.context,
                                   .most_queries = query_tokens_,
                                   .sequences = static_cast<int>(task_.batch),
-                                  .key_row_bytes = layout_.row_bytes()};
+                                  .key_row_bytes = layout_.row_bytes(),
+                                  .stream = stream_.get()};
     c.selector = make_gpu_selector_for_bench(spec, geometry, task_.seed);
     if (c.selector == nullptr) {
       throw InputError(fmt::format(
@@ -161,7 +162,7 @@ class Bench {
     stream_.synchronize();
     c.build_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() /
                       places_ / static_cast<double>(task_.batch);
-    c.selector->begin(tokens_host_);
+    c.selector->begin({.queries = tokens_host_});
     c.selector->upload(stream_.get());
     for (int place = 0; place < places_; ++place) take_lists(c, place);
   }
@@ -333,7 +334,8 @@ class Bench {
     // Query tokens of one sequence choose apart; what they share is read once.
     const auto chosen = static_cast<std::int64_t>(c.far_chosen * static_cast<double>(task_.queries));
     return kv_bytes(task_.context - far + std::min(chosen, far)) +
-           query_tokens_ * c.selector->select_bytes(task_.context - 1);
+           query_tokens_ * c.selector->select_bytes(
+                               task_.context - 1, layout_.kv_heads * static_cast<std::int64_t>(c.far_chosen));
   }
 
   GpuAttentionRow row_of(const Candidate& c) const {

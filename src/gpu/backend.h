@@ -41,7 +41,7 @@ struct GpuContextOptions {
 enum class ChosenBy {
   host,  ///< the selectors, layer by layer, and the GPU attends: the host's store must be up to date
   gpu,   ///< the GPU by itself
-  gpu_by_host_index,  ///< the GPU, once the selectors have built their indexes of the context
+  gpu_by_host_index,  ///< the GPU, once the selectors have indexed the context; see GpuContext::chooses
 };
 
 /// One sequence on the GPU. Its tokens and the host's KvStore are two copies of one cache, each of which may
@@ -66,6 +66,11 @@ class GpuContext {
 
   /// Says that a method's selectors will be used, and asks who chooses.
   virtual ChosenBy attach(const Spec& spec, std::span<Selector* const> selectors) = 0;
+
+  /// Whether the GPU chooses these selectors' keys by itself now.
+  virtual bool chooses(std::span<Selector* const> selectors) const = 0;
+  /// The tokens there are the context: brings the GPU's own index of a method up to them, where it has one.
+  virtual void index(std::span<Selector* const> selectors, const Rope& rope) = 0;
 
   /// Llama::forward on the GPU, for one sequence whose earlier tokens are all there; its `kv` is written and
   /// committed too when a selector of the step needs it (see attach). Hooks are not called.

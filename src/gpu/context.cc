@@ -210,7 +210,8 @@ ChosenBy CudaContext::attach(const Spec& spec, std::span<Selector* const> select
                                 .head_dim = config_.head_dim,
                                 .max_tokens = options_.max_tokens,
                                 .most_queries = kMostSparseTokens,
-                                .key_row_bytes = range_.layout().row_bytes()};
+                                .key_row_bytes = range_.layout().row_bytes(),
+                                .stream = stream_.get()};
   auto selector = make_gpu_selector(spec, geometry, selectors);
   if (selector == nullptr) return ChosenBy::host;
   const ChosenBy by = selector->needs_host_index() ? ChosenBy::gpu_by_host_index : ChosenBy::gpu;
@@ -231,11 +232,11 @@ ChosenBy CudaContext::attach(const Spec& spec, std::span<Selector* const> select
 ForwardWork CudaContext::forward(const Step& step, const Rope& rope, LogitRows rows,
                                  std::vector<float>& logits) {
   const SequenceTokens& all = step.sequences.front();
-  const auto most = static_cast<std::size_t>(
-      step.selectors.empty() ? options_.chunk : std::min<std::int64_t>(kMostSparseTokens, options_.chunk));
   ForwardWork work;
   std::vector<float> some, together;
+  std::size_t most = 0;
   for (std::size_t at = 0; at < all.tokens.size(); at += most) {
+    most = static_cast<std::size_t>(std::min(most_tokens(step), options_.chunk));
     const SequenceTokens part = {all.tokens.subspan(at, std::min(most, all.tokens.size() - at)), all.kv,
                                  all.id, all.far_limit};
     const bool last = at + most >= all.tokens.size();
@@ -253,15 +254,36 @@ ForwardWork CudaContext::forward(const Step& step, const Rope& rope, LogitRows r
   return work;
 }
 
+bool CudaContext::chooses(std::span<Selector* const> selectors) const {
+  return native_of(selectors) != nullptr;
+}
+
+CudaContext::Native* CudaContext::native_of(std::span<Selector* const> selectors) const {
+  const auto found = selectors.empty() ? natives_.end() : natives_.find(selectors.data());
+  return found == natives_.end() || !found->second.selector->chooses() ? nullptr : &found->second;
+}
+
+/// How many tokens from the next one on may come at once; of a question, whole stretches that choose
+/// together.
+std::int64_t CudaContext::most_tokens(const Step& step) const {
+  if (step.selectors.empty()) return options_.chunk;
+  if (const Native* const native = native_of(step.selectors); native != nullptr)
+    return native->selector->most_tokens(tokens_, step.phase);
+  std::int64_t stretch = 1;
+  for (const Selector* const selector : step.selectors)
+    if (selector != nullptr && step.phase == Phase::question) stretch = selector->question_stretch();
+  stretch = std::clamp<std::int64_t>(stretch, 1, kMostSparseTokens);
+  return kMostSparseTokens / stretch * stretch;
+}
+
 ForwardWork CudaContext::forward_some(const Step& step, const Rope& rope, LogitRows rows,
                                       std::vector<float>& logits) {
   LODE_ASSERT(step.sequences.size() == 1);
   const SequenceTokens& sequence = step.sequences.front();
-  const auto native = natives_.find(step.selectors.data());
   const Run run = {.step = step,
                    .rope = rope,
                    .count = static_cast<int>(sequence.tokens.size()),
-                   .native = step.selectors.empty() || native == natives_.end() ? nullptr : &native->second,
+                   .native = native_of(step.selectors),
                    .rows = rows,
                    .reach = reach_of(step)};
   for (const TokenId id : sequence.tokens) {
@@ -299,6 +321,23 @@ void CudaContext::set_frequencies(const Rope& rope) {
   for (auto& [key, native] : natives_) native.graph = {};
 }
 
+void CudaContext::index(std::span<Selector* const> selectors, const Rope& rope) {
+  const auto native = natives_.find(selectors.data());
+  if (native == natives_.end()) return;
+  set_frequencies(rope);
+  prepare(native->second);
+  stream_.synchronize();
+}
+
+void CudaContext::prepare(Native& native) {
+  const GpuKeys keys = {.base = range_.base(),
+                        .layout = range_.layout(),
+                        .tokens = tokens_,
+                        .frequencies = frequencies_.as<float>(),
+                        .rope_scale = rope_scale_};
+  if (native.selector->prepare(keys, stream_.get())) native.graph = {};
+}
+
 /// What the host knows of the step, to pinned memory; the index of the method that chooses.
 void CudaContext::begin(const Run& run) {
   const std::span<const TokenId> tokens = run.step.sequences.front().tokens;
@@ -306,13 +345,11 @@ void CudaContext::begin(const Run& run) {
   for (int i = 0; i < run.count; ++i)
     staged_places_.as<cuda::QueryToken>()[i] = {0, static_cast<std::int32_t>(tokens_ + i)};
   if (run.native == nullptr) return;
-  const GpuKeys keys = {.base = range_.base(),
-                        .layout = range_.layout(),
-                        .tokens = tokens_,
-                        .frequencies = frequencies_.as<float>(),
-                        .rope_scale = rope_scale_};
-  if (run.native->selector->prepare(keys, stream_.get())) run.native->graph = {};
-  run.native->selector->begin({staged_places_.as<cuda::QueryToken>(), static_cast<std::size_t>(run.count)});
+  prepare(*run.native);
+  run.native->selector->begin(
+      {.queries = {staged_places_.as<cuda::QueryToken>(), static_cast<std::size_t>(run.count)},
+       .phase = run.step.phase,
+       .far_limit = run.step.sequences.front().far_limit});
 }
 
 void CudaContext::enqueue_inputs(const Run& run) {
@@ -437,6 +474,7 @@ void CudaContext::take_logits(const Run& run, std::vector<float>& logits) {
 void CudaContext::count_work(const Run& run, ForwardWork& work) {
   const DenseParts dense = run.step.selectors.empty() ? DenseParts{} : run.step.dense;
   const std::int64_t token_bytes = 2 * range_.layout().row_bytes();
+  const Position limit = run.step.sequences.front().far_limit;
   for (int layer = 0; layer < config_.layers; ++layer) {
     const bool sparse = run.sparse(layer);
     if (sparse && run.native == nullptr) continue;
@@ -446,13 +484,18 @@ void CudaContext::count_work(const Run& run, ForwardWork& work) {
         sparse ? run.native->counts.as<std::int32_t>() + layer * selector->counts_per_layer() : nullptr;
     if (sparse) work.sparse_tokens += run.count;
     for (int t = 0; t < run.count; ++t) {
-      const std::int64_t all = tokens_ + t + 1, far = far_keys(dense, all - 1);
-      if (sparse) work.select.bytes += selector->select_bytes(all - 1);
+      // Where the window is the context's end, keys between it and the kernel's own are listed besides.
+      const std::int64_t all = tokens_ + t + 1, behind = std::max(dense.sink, all - dense.window),
+                         far_end = std::min<std::int64_t>(behind, std::max<std::int64_t>(dense.sink, limit)),
+                         far = far_end - dense.sink;
+      std::int64_t listed = 0;  // all heads
       for (int head = 0; head < config_.kv_heads; ++head) {
         std::int64_t chosen = sparse ? 0 : far;
-        for (int i = 0; i < per_head; ++i) chosen += *count++;
+        for (int i = 0; i < per_head; ++i) chosen += *count++ - (behind - far_end);
+        listed += chosen;
         work.attend += work_of(all, far, std::min(chosen, far), token_bytes);
       }
+      if (sparse) work.select.bytes += selector->select_bytes(all - 1, listed);
     }
   }
 }

@@ -31,6 +31,8 @@ class CudaContext final : public GpuContext {
   void download(KvStore& store) override;
   void fill_random(std::int64_t tokens, std::uint64_t seed) override;
   ChosenBy attach(const Spec& spec, std::span<Selector* const> selectors) override;
+  bool chooses(std::span<Selector* const> selectors) const override;
+  void index(std::span<Selector* const> selectors, const Rope& rope) override;
   ForwardWork forward(const Step& step, const Rope& rope, LogitRows rows,
                       std::vector<float>& logits) override;
 
@@ -72,7 +74,10 @@ class CudaContext final : public GpuContext {
   static constexpr int kDecodeTokens = 8;
 
   Reach reach_of(const Step& step) const;
+  Native* native_of(std::span<Selector* const> selectors) const;  ///< null: the host chooses
+  std::int64_t most_tokens(const Step& step) const;
   void set_frequencies(const Rope& rope);
+  void prepare(Native& native);
   ForwardWork forward_some(const Step& step, const Rope& rope, LogitRows rows, std::vector<float>& logits);
   void begin(const Run& run);
   void enqueue_inputs(const Run& run);
@@ -122,7 +127,7 @@ class CudaContext final : public GpuContext {
   cuda::PinnedBuffer host_q_, host_q_unrotated_;           // [chunk, Hq, d]; made when first needed
   cuda::PinnedBuffer host_k_, host_k_unrotated_, host_v_;  // [chunk, Hkv, d]
   HostLists lists_;
-  std::map<const void*, Native> natives_;  ///< by the address of the step's selectors
+  mutable std::map<const void*, Native> natives_;  ///< by the address of the step's selectors
   cuda::Graph dense_graph_;                ///< of one decode step with full attention
 
   // With keys and values in host memory:

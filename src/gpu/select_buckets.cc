@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The label of a key depends on the key alone, so labels are made for whole stretches of keys as soon as they
-// are written, long before they leave the window, and never inside of a step. Lists are made anew at the same
-// times; keys that became far since then are found by their labels.
+// are written, long before they leave the window, and never inside of a step. Lists are made anew whenever
+// the far keys have grown by kMostUnlisted; those in between are found by their labels. Where lists end, and
+// with it the order in which rows are attended, is a function of the query's position, not of the steps
+// before it.
 #include "gpu/select_buckets.h"
 
 #include <fmt/format.h>
@@ -19,7 +21,7 @@ namespace lode {
 namespace {
 
 constexpr std::int64_t kPiece = 1 << 16;         // keys that are labelled at a time
-constexpr std::int64_t kMostUnlisted = 2048;     // far keys that every step looks up by their labels
+constexpr std::int64_t kMostUnlisted = 2048;     // far keys that a step looks up by their labels, less one
 constexpr std::int64_t kMostBuckets = 8192;      // of networks that the kernel is for
 constexpr std::int64_t kSamplePerCentroid = 32;  // as on the CPU (select/centroids.h)
 constexpr int kIterations = 10;
@@ -32,6 +34,15 @@ std::vector<float> floats(const std::vector<std::byte>& from, DType type) {
 
 bool is_linear(const BucketNet& net) {
   return net.hidden == 0 && !net.linear_weight.empty();
+}
+
+/// Whether vectors go to the scores beside the hidden layer as well.
+bool is_residual(const BucketNet& net) {
+  return net.hidden > 0 && !net.linear_weight.empty();
+}
+
+bool same_shape(const BucketNet& a, const BucketNet& b) {
+  return a.buckets == b.buckets && a.hidden == b.hidden && is_residual(a) == is_residual(b);
 }
 
 }  // namespace
@@ -48,7 +59,7 @@ GpuBuckets::GpuBuckets(const Spec& spec, const GpuGeometry& geometry, std::vecto
   const std::int64_t lists = std::int64_t{geometry.most_queries} * geometry.kv_heads;
   rows_ = cuda::Buffer(lists * geometry.max_tokens * 4, "the rows of chosen buckets");
   counts_ = cuda::Buffer(geometry.layers * lists * 4, "the counts of chosen buckets");
-  cuda::fill(counts_.as<void>(), 0, counts_.bytes(), nullptr);
+  cuda::fill(counts_.as<void>(), 0, counts_.bytes(), geometry.stream);
   listed_ = cuda::Buffer(geometry.sequences * std::int64_t{4}, "the states of bucket indexes");
   points_ = cuda::Buffer(kPiece * geometry.head_dim * 4, "keys on their way into buckets");
   found_ = cuda::Buffer(kPiece * 4, "labels on their way");
@@ -58,19 +69,18 @@ bool GpuBuckets::supports(const BucketChoice& choice, int group) {
   if (!cuda::can_choose_buckets() || choice.keys.empty()) return false;
   for (std::size_t head = 0; head < choice.keys.size(); ++head) {
     const BucketNet &keys = choice.keys[head], &queries = choice.queries[head];
-    const bool deep = queries.hidden > 0 && queries.linear_weight.empty();
-    if (!is_linear(keys) || !keys.bias.empty() || !(deep || is_linear(queries))) return false;
-    if (queries.hidden != choice.queries[0].hidden || queries.buckets != choice.queries[0].buckets)
-      return false;
+    if (!is_linear(keys) || !keys.bias.empty() || !same_shape(queries, choice.queries[0])) return false;
   }
   const BucketNet& first = choice.queries[0];
   constexpr int kMostHeads = 16;  // of a group, in the kernel
   if (choice.softmax && group > kMostHeads) return false;
+  if (choice.per_key != 0.0f && choice.per_key != 0.5f && choice.per_key != 1.0f) return false;
   if (first.buckets > kMostBuckets || first.inputs > 256 || first.inputs % 4 != 0) return false;
   const cuda::BucketChoiceTask task = {.net = {.inputs = static_cast<int>(first.inputs),
                                                .hidden = static_cast<int>(first.hidden),
                                                .buckets = static_cast<int>(first.buckets),
-                                               .planes = 2},
+                                               .planes = 2,
+                                               .residual = is_residual(first)},
                                        .softmax = choice.softmax,
                                        .probes = static_cast<int>(choice.probes)};
   return cuda::fits_bucket_choice(task, group);
@@ -82,10 +92,14 @@ void GpuBuckets::allocate(const BucketChoice& choice) {
   net_ = {.inputs = geometry_.head_dim,
           .hidden = static_cast<int>(first.hidden),
           .buckets = static_cast<int>(c),
-          .planes = geometry_.key_row_bytes == 4 * geometry_.head_dim ? 2 : 1};
+          .planes = geometry_.key_row_bytes == 4 * geometry_.head_dim ? 2 : 1,
+          .residual = is_residual(first)};
   probes_ = std::min(choice.probes, c);
   roped_ = choice.roped;
   softmax_ = choice.softmax;
+  rank_ = choice.per_key == 0.0f   ? cuda::BucketRank::mass
+          : choice.per_key == 1.0f ? cuda::BucketRank::per_key
+                                   : cuda::BucketRank::per_root_of_keys;
   const char* const what = "an index of buckets";
   const auto fresh = [&](cuda::Buffer& buffer, std::int64_t bytes) {
     buffer = {};
@@ -96,7 +110,6 @@ void GpuBuckets::allocate(const BucketChoice& choice) {
   fresh(labels_, heads * geometry_.max_tokens * 2);
   fresh(listed_rows_, heads * geometry_.max_tokens * 4);
   fresh(offsets_, heads * (c + 1) * 4);
-  fresh(firsts_, heads * c * 4);
   fresh(workspace_, cuda::list_workspace_bytes(geometry_.kv_heads, net_.buckets, geometry_.max_tokens));
 }
 
@@ -104,7 +117,8 @@ void GpuBuckets::take_network(int layer, const BucketChoice& choice, cuda::Strea
   for (int head = 0; head < geometry_.kv_heads; ++head) {
     const BucketNet &keys = choice.keys[static_cast<std::size_t>(head)],
                     &queries = choice.queries[static_cast<std::size_t>(head)];
-    if (queries.buckets != net_.buckets || queries.hidden != net_.hidden) {
+    if (queries.buckets != net_.buckets || queries.hidden != net_.hidden ||
+        is_residual(queries) != net_.residual) {
       throw InputError(fmt::format(
           "attention spec '{}': expected as many buckets and hidden units in all layers with --device cuda, "
           "found {} and {} beside {} and {}; --device cpu takes any",
@@ -112,7 +126,8 @@ void GpuBuckets::take_network(int layer, const BucketChoice& choice, cuda::Strea
     }
     const std::vector<std::byte> packed = cuda::pack_net(
         net_, floats(queries.hidden_weight, queries.type), queries.hidden_bias,
-        floats(net_.hidden > 0 ? queries.output_weight : queries.linear_weight, queries.type), queries.bias);
+        floats(net_.hidden > 0 ? queries.output_weight : queries.linear_weight, queries.type),
+        net_.residual ? floats(queries.linear_weight, queries.type) : std::vector<float>{}, queries.bias);
     const std::vector<float> centroids = floats(keys.linear_weight, keys.type);
     const std::int64_t place = std::int64_t{layer} * geometry_.kv_heads + head;
     // Pageable memory: the calls return once the bytes have left.
@@ -164,37 +179,56 @@ bool GpuBuckets::prepare(const GpuKeys& keys, cuda::StreamHandle stream) {
   const std::int64_t sink = spec_.dense.sink;
   const std::int64_t needed =
       std::min(keys.tokens, keys.tokens + geometry_.most_queries - spec_.dense.window);
-  const std::int64_t far_end = std::max(sink, keys.tokens + 1 - spec_.dense.window);
-  if (!state.stale && state.labelled >= needed && far_end - state.listed <= kMostUnlisted)
+  const std::int64_t listed = end_of_lists(keys.tokens);
+  if (!state.stale && state.labelled >= needed && state.listed == listed)
     return std::exchange(changed_, false);
   state.labelled = std::max(state.labelled, sink);
   const std::int64_t end = std::max(state.labelled, keys.tokens);
-  state.listed = std::min(far_end, end);
+  const bool relist = state.stale || state.listed != listed;
+  state.listed = listed;
   state.stale = true;  // until every layer has its lists
   for (int layer = 0; layer < geometry_.layers; ++layer) {
     if (!layers_[static_cast<std::size_t>(layer)]) continue;
     check_cancel();
     label(keys, layer, state.labelled, end, stream);
-    const std::int64_t place = layer * lists_of_layer() + std::int64_t{keys.sequence} * geometry_.kv_heads;
-    cuda::list_buckets({.labels = labels_.as<std::uint16_t>() + place * geometry_.max_tokens,
-                        .kv_heads = geometry_.kv_heads,
-                        .buckets = net_.buckets,
-                        .max_tokens = geometry_.max_tokens,
-                        .begin = sink,
-                        .end = state.listed,
-                        .labelled = end,
-                        .offsets = offsets_.as<std::int32_t>() + place * (net_.buckets + 1),
-                        .rows = listed_rows_.as<std::int32_t>() + place * geometry_.max_tokens,
-                        .firsts = firsts_.as<std::int32_t>() + place * net_.buckets,
-                        .workspace = workspace_.as<void>()},
-                       stream);
-    if (changed_ && listener_) report_sizes(layer, place, stream);
+    if (changed_ && listener_) {
+      list(keys, layer, end, stream);  // of all keys, for their sizes
+      report_sizes(layer, layer * lists_of_layer() + std::int64_t{keys.sequence} * geometry_.kv_heads,
+                   stream);
+    }
+    if (relist) list(keys, layer, listed, stream);
   }
-  const auto listed = static_cast<std::int32_t>(state.listed);
-  cuda::copy(listed_.as<std::int32_t>() + keys.sequence, &listed, 4, stream);
+  const auto there = static_cast<std::int32_t>(listed);
+  cuda::copy(listed_.as<std::int32_t>() + keys.sequence, &there, 4, stream);
   state.labelled = end;
   state.stale = false;
   return std::exchange(changed_, false);
+}
+
+std::int64_t GpuBuckets::end_of_lists(std::int64_t position) const {
+  const std::int64_t far_end = std::max<std::int64_t>(0, position + 1 - spec_.dense.window);
+  return std::max(spec_.dense.sink, far_end / kMostUnlisted * kMostUnlisted);
+}
+
+/// A step ends where lists grow.
+std::int64_t GpuBuckets::most_tokens(std::int64_t position, Phase) const {
+  const std::int64_t far_end = position + 1 - spec_.dense.window;
+  return std::min<std::int64_t>(geometry_.most_queries,
+                                kMostUnlisted - (far_end % kMostUnlisted + kMostUnlisted) % kMostUnlisted);
+}
+
+void GpuBuckets::list(const GpuKeys& keys, int layer, std::int64_t end, cuda::StreamHandle stream) {
+  const std::int64_t place = layer * lists_of_layer() + std::int64_t{keys.sequence} * geometry_.kv_heads;
+  cuda::list_buckets({.labels = labels_.as<std::uint16_t>() + place * geometry_.max_tokens,
+                      .kv_heads = geometry_.kv_heads,
+                      .buckets = net_.buckets,
+                      .max_tokens = geometry_.max_tokens,
+                      .begin = spec_.dense.sink,
+                      .end = end,
+                      .offsets = offsets_.as<std::int32_t>() + place * (net_.buckets + 1),
+                      .rows = listed_rows_.as<std::int32_t>() + place * geometry_.max_tokens,
+                      .workspace = workspace_.as<void>()},
+                     stream);
 }
 
 void GpuBuckets::label(const GpuKeys& keys, int layer, std::int64_t begin, std::int64_t end,
@@ -246,7 +280,6 @@ cuda::BucketTables GpuBuckets::tables(int layer) const {
   return {.labels = labels_.as<std::uint16_t>() + place * geometry_.max_tokens,
           .offsets = offsets_.as<std::int32_t>() + place * (net_.buckets + 1),
           .rows = listed_rows_.as<std::int32_t>() + place * geometry_.max_tokens,
-          .firsts = firsts_.as<std::int32_t>() + place * net_.buckets,
           .listed = listed_.as<std::int32_t>(),
           .max_tokens = geometry_.max_tokens};
 }
@@ -258,6 +291,7 @@ cuda::RowLists GpuBuckets::select(int layer, const cuda::Queries& queries, const
       {.net = net_,
        .nets = nets_.as<std::byte>() + std::int64_t{layer} * geometry_.kv_heads * net_.bytes(),
        .softmax = softmax_,
+       .rank = rank_,
        .q = roped_ ? queries.q : q_unrotated,
        .tables = tables(layer),
        .probes = static_cast<int>(probes_),
@@ -275,16 +309,19 @@ cuda::RowLists GpuBuckets::select(int layer, const cuda::Queries& queries, const
           .window = spec_.dense.window};
 }
 
-std::int64_t GpuBuckets::select_bytes(std::int64_t position) const {
-  const std::int64_t listed =
-      far_keys(spec_.dense, position) * probes_ / std::max(1, net_.buckets);  // with buckets of equal size
-  return geometry_.kv_heads * (net_.bytes() + listed * 4);
+/// Networks, where each bucket's list begins, labels of the keys behind the lists, and what is copied of
+/// them.
+std::int64_t GpuBuckets::select_bytes(std::int64_t position, std::int64_t chosen) const {
+  const std::int64_t unlisted =
+      std::max<std::int64_t>(0, position + 1 - spec_.dense.window - end_of_lists(position));
+  return geometry_.kv_heads * (net_.bytes() + (net_.buckets + 1) * std::int64_t{4} + unlisted * 2) +
+         chosen * 4;
 }
 
 std::int64_t GpuBuckets::bytes() const {
   std::int64_t sum = 0;
-  for (const cuda::Buffer* b : {&nets_, &centroids_, &labels_, &offsets_, &listed_rows_, &firsts_,
-                                &workspace_, &points_, &found_, &rows_, &counts_})
+  for (const cuda::Buffer* b : {&nets_, &centroids_, &labels_, &offsets_, &listed_rows_, &workspace_,
+                                &points_, &found_, &rows_, &counts_})
     sum += b->bytes();
   return sum;
 }
@@ -332,12 +369,16 @@ BucketChoice made_up(const Spec& spec, const GpuGeometry& geometry, const GpuKey
                      std::uint64_t seed, cuda::StreamHandle stream) {
   constexpr std::int64_t kClusters = 1024, kHidden = 1024;  // SAAP, section 3 and appendix C
   const bool deep = spec.name == "saap", roped = spec.text("rope").value_or("off") == "on";
+  const std::string rank = spec.text("rank").value_or("root");
   const std::int64_t d = geometry.head_dim, clusters = spec.integer("clusters", kClusters, 1, kMostBuckets);
   BucketChoice choice = {.keys = {},
                          .queries = {},
                          .probes = spec.integer("probes", 32, 1, 1 << 20),
                          .roped = roped,
-                         .softmax = deep};
+                         .softmax = deep,
+                         .per_key = !deep || rank == "mass" ? 0.0f
+                                    : rank == "key"         ? 1.0f
+                                                            : 0.5f};
   for (int head = 0; head < geometry.kv_heads; ++head) {
     const std::vector<float> centroids =
         train_centroids_on_gpu(keys, layer, head, spec.dense.sink, roped, clusters, stream);
@@ -374,28 +415,34 @@ std::unique_ptr<GpuSelector> make_gpu_buckets(const Spec& spec, const GpuGeometr
   if (spec.dense.window < geometry.most_queries || !cuda::can_choose_buckets()) return nullptr;
   const bool trained = spec.name == "saap";
   std::vector<BucketChooser*> choosers;
+  std::optional<BucketNet> shape;
   for (Selector* selector : selectors) {
     choosers.push_back(dynamic_cast<BucketChooser*>(selector));
     if (selector == nullptr || !trained) continue;
     const auto choice = choosers.back() != nullptr ? choosers.back()->bucket_choice() : std::nullopt;
     if (!choice || !GpuBuckets::supports(*choice, geometry.query_heads / geometry.kv_heads)) return nullptr;
+    if (!shape) shape = choice->queries.front();
+    if (!same_shape(*shape, choice->queries.front())) return nullptr;
   }
   if (spec.text("clusters") && spec.amount("clusters", {}).of(geometry.max_tokens) > kMostBuckets)
     return nullptr;
+  GpuBuckets::Listener listener;
+  if (trained) {
+    listener = [choosers](int layer, std::span<const std::int64_t> sizes) {
+      choosers[static_cast<std::size_t>(layer)]->take_bucket_sizes(sizes);
+    };
+  }
   return std::make_unique<GpuBuckets>(
       spec, geometry, sparse_layers(selectors),
       [choosers](int layer, const GpuKeys&, cuda::StreamHandle) {
         return choosers[static_cast<std::size_t>(layer)]->bucket_choice();
       },
-      [choosers](int layer, std::span<const std::int64_t> sizes) {
-        choosers[static_cast<std::size_t>(layer)]->take_bucket_sizes(sizes);
-      },
-      !trained);
+      std::move(listener), !trained);
 }
 
 std::unique_ptr<GpuSelector> make_gpu_buckets_for_bench(const Spec& spec, const GpuGeometry& geometry,
                                                         std::uint64_t seed) {
-  if (!cuda::can_choose_buckets() || (spec.name == "saap" && spec.text("rank") != "mass")) return nullptr;
+  if (!cuda::can_choose_buckets()) return nullptr;
   return std::make_unique<GpuBuckets>(
       spec, geometry, std::vector<bool>(static_cast<std::size_t>(geometry.layers), true),
       [spec, geometry, seed](int layer, const GpuKeys& keys, cuda::StreamHandle stream) {

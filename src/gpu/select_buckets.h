@@ -21,7 +21,7 @@ class GpuBuckets final : public GpuSelector {
   using Source =
       std::function<std::optional<BucketChoice>(int layer, const GpuKeys& keys, cuda::StreamHandle stream)>;
 
-  /// Told the sizes of a layer's buckets when the context has been indexed.
+  /// Told the sizes of a layer's buckets, all keys counted, when the context has been indexed.
   using Listener = std::function<void(int layer, std::span<const std::int64_t> sizes /*[Hkv, C]*/)>;
 
   /// `layers` says which have selectors at all. With `host_index` the source reads what the host has built.
@@ -31,7 +31,8 @@ class GpuBuckets final : public GpuSelector {
   bool needs_host_index() const override { return host_index_; }
   bool prepare(const GpuKeys& keys, cuda::StreamHandle stream) override;
   void roll_back(int sequence, std::int64_t tokens) override;
-  void begin(std::span<const cuda::QueryToken>) override {}
+  std::int64_t most_tokens(std::int64_t position, Phase phase) const override;
+  void begin(const GpuStep&) override {}
   void upload(cuda::StreamHandle) override {}
   cuda::RowLists select(int layer, const cuda::Queries& queries, const float* q_unrotated,
                         cuda::StreamHandle stream) override;
@@ -40,7 +41,7 @@ class GpuBuckets final : public GpuSelector {
     return std::int64_t{geometry_.most_queries} * geometry_.kv_heads;
   }
   int lists_per_head() const override { return 1; }
-  std::int64_t select_bytes(std::int64_t position) const override;
+  std::int64_t select_bytes(std::int64_t position, std::int64_t chosen) const override;
   std::int64_t bytes() const override;
 
   /// Whether the kernel can take these networks for a group of so many query heads.
@@ -57,6 +58,9 @@ class GpuBuckets final : public GpuSelector {
   void take_networks(const GpuKeys& keys, cuda::StreamHandle stream);
   void take_network(int layer, const BucketChoice& choice, cuda::StreamHandle stream);
   void allocate(const BucketChoice& choice);
+  /// Where lists end when `position` is asked for: in whole blocks, so that it depends on the position alone.
+  std::int64_t end_of_lists(std::int64_t position) const;
+  void list(const GpuKeys& keys, int layer, std::int64_t end, cuda::StreamHandle stream);
   void label(const GpuKeys& keys, int layer, std::int64_t begin, std::int64_t end, cuda::StreamHandle stream);
   void report_sizes(int layer, std::int64_t place, cuda::StreamHandle stream) const;
   cuda::BucketTables tables(int layer) const;
@@ -73,13 +77,13 @@ class GpuBuckets final : public GpuSelector {
   cuda::NetLayout net_;
   std::int64_t probes_ = 0;
   bool roped_ = false, softmax_ = true;
+  cuda::BucketRank rank_ = cuda::BucketRank::mass;
   std::vector<State> states_;    // [sequences]
   cuda::Buffer nets_;            // [L, Hkv, net_.bytes()]
   cuda::Buffer centroids_;       // [L, Hkv, C, d]
   cuda::Buffer labels_;          // [L, sequences, Hkv, max_tokens] uint16
   cuda::Buffer offsets_;         // [L, sequences, Hkv, C + 1]
   cuda::Buffer listed_rows_;     // [L, sequences, Hkv, max_tokens]
-  cuda::Buffer firsts_;          // [L, sequences, Hkv, C]
   cuda::Buffer listed_;          // [sequences]
   cuda::Buffer workspace_;       // of lists
   cuda::Buffer points_, found_;  // [piece, d], [piece]: keys on their way to their labels

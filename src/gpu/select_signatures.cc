@@ -43,7 +43,8 @@ bool shape_of(const std::vector<const HashNet*>& nets, cuda::SignNets& shape) {
 /// Networks on the device, in the order of `nets`; null ones stay zero.
 class Nets {
  public:
-  Nets(const std::vector<const HashNet*>& nets, cuda::SignNets shape) : shape_(shape) {
+  Nets(const std::vector<const HashNet*>& nets, cuda::SignNets shape, cuda::StreamHandle stream)
+      : shape_(shape) {
     const auto count = std::ssize(nets);
     const std::int64_t element = bytes_of(shape.type);
     std::vector<std::byte> weights(static_cast<std::size_t>(count * shape.weights_of_net() * element));
@@ -55,8 +56,9 @@ class Nets {
     }
     weights_ = cuda::Buffer(std::ssize(weights), "the weights of signatures");
     biases_ = cuda::Buffer(std::ssize(biases) * std::int64_t{sizeof(float)}, "the biases of signatures");
-    cuda::copy(weights_.as<void>(), weights.data(), weights_.bytes(), nullptr);
-    cuda::copy(biases_.as<void>(), biases.data(), biases_.bytes(), nullptr);
+    // Pageable memory: the calls return once the bytes have left.
+    cuda::copy(weights_.as<void>(), weights.data(), weights_.bytes(), stream);
+    cuda::copy(biases_.as<void>(), biases.data(), biases_.bytes(), stream);
   }
   /// From the n-th on.
   cuda::SignNets from(std::int64_t n) const {
@@ -133,7 +135,8 @@ class GpuSignatures final : public GpuSelector {
     end = std::min(end, tokens);
   }
 
-  void begin(std::span<const cuda::QueryToken> queries) override {
+  void begin(const GpuStep& step) override {
+    const std::span<const cuda::QueryToken> queries = step.queries;
     for (Sequence& sequence : sequences_) sequence.needed = 0;
     for (std::size_t i = 0; i < queries.size(); ++i) {
       const std::int64_t position = queries[i].position;
@@ -177,7 +180,7 @@ class GpuSignatures final : public GpuSelector {
   int lists_per_head() const override {
     return options_.per_query_head ? geometry_.query_heads / geometry_.kv_heads : 1;
   }
-  std::int64_t select_bytes(std::int64_t position) const override {
+  std::int64_t select_bytes(std::int64_t position, std::int64_t) const override {
     const std::int64_t far = far_keys(dense_, position);
     if (options_.mode == NearRule::Mode::count && options_.budget.of(far) >= far) return 0;
     return far * sets() * scheme_.bits / 8 + query_nets_.bytes() / geometry_.layers;
@@ -252,8 +255,9 @@ std::unique_ptr<GpuSelector> make(const Spec& spec, const GpuGeometry& geometry,
   std::copy_if(queries.begin(), queries.end(), std::back_inserter(some_queries), is_net);
   cuda::SignNets key_shape, query_shape;
   if (!shape_of(some_keys, key_shape) || !shape_of(some_queries, query_shape)) return nullptr;
-  return std::make_unique<GpuSignatures>(spec, geometry, (*first)->scheme, Nets(keys, key_shape),
-                                         Nets(queries, query_shape));
+  return std::make_unique<GpuSignatures>(spec, geometry, (*first)->scheme,
+                                         Nets(keys, key_shape, geometry.stream),
+                                         Nets(queries, query_shape, geometry.stream));
 }
 
 HashNet random_net(std::vector<std::int64_t> widths, Rng& rng) {

@@ -13,9 +13,9 @@ class GpuStreaming final : public GpuSelector {
       : dense_(spec.dense),
         lists_(std::int64_t{geometry.most_queries} * geometry.kv_heads),
         counts_(geometry.layers * lists_ * 4, "the counts of streaming") {
-    cuda::fill(counts_.as<void>(), 0, counts_.bytes(), nullptr);
+    cuda::fill(counts_.as<void>(), 0, counts_.bytes(), geometry.stream);
   }
-  void begin(std::span<const cuda::QueryToken>) override {}
+  void begin(const GpuStep&) override {}
   void upload(cuda::StreamHandle) override {}
   cuda::RowLists select(int, const cuda::Queries&, const float*, cuda::StreamHandle) override {
     return {.rows = counts_.as<std::int32_t>(),
@@ -28,7 +28,7 @@ class GpuStreaming final : public GpuSelector {
   const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
   std::int64_t counts_per_layer() const override { return lists_; }
   int lists_per_head() const override { return 1; }
-  std::int64_t select_bytes(std::int64_t) const override { return 0; }
+  std::int64_t select_bytes(std::int64_t, std::int64_t) const override { return 0; }
   std::int64_t bytes() const override { return counts_.bytes(); }
 
  private:

@@ -25,10 +25,11 @@ class GpuTopK final : public GpuSelector {
     wanted_ = cuda::Buffer(2 * lists_ * 4, "the counts wanted of topk");
     staged_ = cuda::PinnedBuffer(2 * lists_ * 4);
     workspace_ = cuda::Buffer(cuda::select_workspace_bytes(lists_, n), "the workspace of topk");
-    cuda::fill(workspace_.as<void>(), 0, workspace_.bytes(), nullptr);
+    cuda::fill(workspace_.as<void>(), 0, workspace_.bytes(), geometry.stream);
   }
 
-  void begin(std::span<const cuda::QueryToken> queries) override {
+  void begin(const GpuStep& step) override {
+    const std::span<const cuda::QueryToken> queries = step.queries;
     const std::int64_t per_query = lists_ / geometry_.most_queries;
     used_ = per_query * std::ssize(queries);
     for (std::int64_t i = 0; i < used_; ++i) {
@@ -64,7 +65,7 @@ class GpuTopK final : public GpuSelector {
   int lists_per_head() const override {
     return per_kv_head_ ? 1 : geometry_.query_heads / geometry_.kv_heads;
   }
-  std::int64_t select_bytes(std::int64_t position) const override {
+  std::int64_t select_bytes(std::int64_t position, std::int64_t) const override {
     return geometry_.kv_heads * far_keys(dense_, position) * geometry_.key_row_bytes;
   }
   std::int64_t bytes() const override {

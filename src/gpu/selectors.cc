@@ -14,6 +14,7 @@ std::unique_ptr<GpuSelector> make_gpu_selector(const Spec& spec, const GpuGeomet
   if (spec.name == "streaming") return make_gpu_streaming(spec, geometry);
   if (spec.name == "topk") return make_gpu_topk(spec, geometry);
   if (spec.name == "kmeans" || spec.name == "saap") return make_gpu_buckets(spec, geometry, selectors);
+  if (spec.name == "squeezed") return make_gpu_clusters(spec, geometry, selectors);
   if (spec.name == "hash" || spec.name == "hyperplanes")
     return make_gpu_signatures(spec, geometry, selectors);
   return nullptr;
@@ -22,6 +23,7 @@ std::unique_ptr<GpuSelector> make_gpu_selector(const Spec& spec, const GpuGeomet
 std::unique_ptr<GpuSelector> make_gpu_selector_for_bench(const Spec& spec, const GpuGeometry& geometry,
                                                          std::uint64_t seed) {
   if (spec.name == "kmeans" || spec.name == "saap") return make_gpu_buckets_for_bench(spec, geometry, seed);
+  if (spec.name == "squeezed") return make_gpu_clusters_for_bench(spec, geometry, seed);
   if (spec.name == "hash" || spec.name == "hyperplanes")
     return make_gpu_signatures_for_bench(spec, geometry, seed);
   return make_gpu_selector(spec, geometry, {});

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "gpu/backend.h"
 #include "kernels/cuda/select.h"
 #include "lodestone/spec.h"
 
@@ -20,6 +21,7 @@ struct GpuGeometry {
   int most_queries = 0;  ///< query tokens of one step
   int sequences = 1;
   std::int64_t key_row_bytes = 0;
+  cuda::StreamHandle stream = nullptr;  ///< what is made at once is made on it
 };
 
 /// The keys of one sequence on the device, all layers, as an index takes them in.
@@ -32,12 +34,21 @@ struct GpuKeys {
   float rope_scale = 1.0f;             ///< by which RoPE has scaled the stored keys
 };
 
+/// What a step asks for. Host memory.
+struct GpuStep {
+  std::span<const cuda::QueryToken> queries;  ///< their own keys are written by the step itself
+  Phase phase = Phase::generation;
+  Position far_limit = QueryBlock::kNoLimit;  ///< keys from here on are never far (DenseParts::from_context)
+};
+
 /// One method, all layers. Before a step the host calls prepare and begin; then, on the stream (perhaps in a
 /// graph that is replayed later), upload, and select for each layer.
 class GpuSelector {
  public:
   virtual ~GpuSelector() = default;
 
+  /// Whether it can choose now: the host does until it can.
+  virtual bool chooses() const { return true; }
   /// Whether prepare reads the index that the host's selectors have built of the context.
   virtual bool needs_host_index() const { return false; }
   /// Brings the index of one sequence up to its keys; cheap when there is nothing to do. What the index holds
@@ -47,8 +58,10 @@ class GpuSelector {
   /// The sequence has been cut to `tokens`.
   virtual void roll_back(int /*sequence*/, std::int64_t /*tokens*/) {}
 
-  /// The query tokens of the step (host memory); their own keys are written by the step itself.
-  virtual void begin(std::span<const cuda::QueryToken> queries) = 0;
+  /// How many tokens from `position` on one step may hold: what lists hold of their bits must not depend on
+  /// how a text was cut into steps.
+  virtual std::int64_t most_tokens(std::int64_t /*position*/, Phase) const { return kMostSparseTokens; }
+  virtual void begin(const GpuStep& step) = 0;
   virtual void upload(cuda::StreamHandle stream) = 0;
   /// Far keys of the layer's queries; the lists stay until the next call for any layer.
   virtual cuda::RowLists select(int layer, const cuda::Queries& queries, const float* q_unrotated,
@@ -58,8 +71,9 @@ class GpuSelector {
   virtual const std::int32_t* counts() const = 0;
   virtual std::int64_t counts_per_layer() const = 0;
   virtual int lists_per_head() const = 0;
-  /// Bytes of index and keys read to choose for a query at `position`, all KV heads of one layer.
-  virtual std::int64_t select_bytes(std::int64_t position) const = 0;
+  /// Bytes of index and keys read to choose `chosen` keys, counted over all KV heads of one layer, for a
+  /// query at `position`.
+  virtual std::int64_t select_bytes(std::int64_t position, std::int64_t chosen) const = 0;
   virtual std::int64_t bytes() const = 0;  ///< of GPU memory
 };
 
@@ -77,6 +91,11 @@ std::int64_t far_keys(const DenseParts& dense, std::int64_t position);
 
 std::unique_ptr<GpuSelector> make_gpu_streaming(const Spec& spec, const GpuGeometry& geometry);
 std::unique_ptr<GpuSelector> make_gpu_topk(const Spec& spec, const GpuGeometry& geometry);
+/// squeezed, one level.
+std::unique_ptr<GpuSelector> make_gpu_clusters(const Spec& spec, const GpuGeometry& geometry,
+                                               std::span<Selector* const> selectors);
+std::unique_ptr<GpuSelector> make_gpu_clusters_for_bench(const Spec& spec, const GpuGeometry& geometry,
+                                                         std::uint64_t seed);
 std::unique_ptr<GpuSelector> make_gpu_buckets(const Spec& spec, const GpuGeometry& geometry,
                                               std::span<Selector* const> selectors);
 std::unique_ptr<GpuSelector> make_gpu_buckets_for_bench(const Spec& spec, const GpuGeometry& geometry,

@@ -16,8 +16,9 @@ namespace lode {
 struct BucketChoice {
   std::vector<BucketNet> keys, queries;  // [Hkv]
   std::int64_t probes = 0;
-  bool roped = false;   ///< keys and queries enter as they are stored, after RoPE
-  bool softmax = true;  ///< scores: probabilities summed over the heads of the group; false: of their sum
+  bool roped = false;    ///< keys and queries enter as they are stored, after RoPE
+  bool softmax = true;   ///< scores: probabilities summed over the heads of the group; false: of their sum
+  float per_key = 0.0f;  ///< scores are divided by (far keys of the bucket)^per_key
 };
 
 /// A selector that chooses so.
@@ -26,7 +27,7 @@ class BucketChooser {
   virtual ~BucketChooser() = default;
   /// Nothing where the device cannot take its place: a fallback, heads that choose apart, ...
   virtual std::optional<BucketChoice> bucket_choice() const = 0;
-  /// How many keys of the indexed context the device found in each bucket.
+  /// How many keys of the context the device found in each bucket when it was indexed.
   virtual void take_bucket_sizes(std::span<const std::int64_t> /*[Hkv, C]*/) {}
 };
 

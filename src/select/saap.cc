@@ -131,9 +131,8 @@ class Saap final : public PartitionSelector, public BucketChooser {
   }
   std::string notice(std::int32_t sequence) const override;
   std::optional<BucketChoice> bucket_choice() const override {
-    // The kernel ranks by probability alone: how many keys of a bucket are far depends on the query's place.
-    if (!options_.batched || fallback_ != nullptr || options_.per_key != 0.0f) return std::nullopt;
-    BucketChoice choice = {.keys = {}, .queries = {}, .probes = options_.probes};
+    if (!options_.batched || fallback_ != nullptr) return std::nullopt;
+    BucketChoice choice = {.keys = {}, .queries = {}, .probes = options_.probes, .per_key = options_.per_key};
     for (const SaapHead& head : layer_.heads) {
       choice.keys.push_back(head.keys);
       choice.queries.push_back(head.queries);
@@ -141,7 +140,7 @@ class Saap final : public PartitionSelector, public BucketChooser {
     return choice;
   }
   void take_bucket_sizes(std::span<const std::int64_t> sizes) override {
-    alarms_[0] = imbalance_against_training(sizes);
+    alarms_.try_emplace(0, imbalance_against_training(sizes));  // not where a file has said it
   }
 
  private:

@@ -25,6 +25,7 @@
 #include "io/container.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
+#include "select/cluster_choice.h"
 #include "select/cluster_tree.h"
 #include "select/methods.h"
 #include "select/threshold_selector.h"
@@ -92,7 +93,7 @@ struct SqueezedOptions {
   }
 };
 
-class Squeezed final : public ThresholdSelector {
+class Squeezed final : public ThresholdSelector, public ClusterChooser {
  public:
   Squeezed(const LayerGeometry& geometry, const SqueezedOptions& options)
       : ThresholdSelector(geometry, options.common), own_(options) {
@@ -110,8 +111,25 @@ class Squeezed final : public ThresholdSelector {
     ThresholdSelector::roll_back(sequence, tokens);
     const auto found = indexes_.find(sequence);
     if (found == indexes_.end()) return;
-    std::erase_if(found->second.segments,
-                  [&](const ClusterSegment& segment) { return segment.end > tokens; });
+    if (std::erase_if(found->second.segments,
+                      [&](const ClusterSegment& segment) { return segment.end > tokens; }) > 0)
+      ++version_;
+  }
+  std::string why_not_on_device() const override {
+    if (own_.levels != 1) return "several levels are read on the host";
+    return options_.tail ? "the tail is added on the host" : "";
+  }
+  std::optional<ClusterChoice> cluster_choice() const override {
+    const Index* const index = find(0);
+    ClusterChoice choice = {.version = version_, .segments = {}};
+    if (index == nullptr) return choice;
+    choice.segments = index->segments;
+    if (options_.target.is_everything()) return choice;
+    const Calibration* const known = calibration(0);
+    if (known == nullptr || known->queries == 0) return std::nullopt;
+    for (const QueryKind kind : kQueryKinds)
+      choice.thresholds[static_cast<std::size_t>(kind)] = known->of(kind)[0];
+    return choice;
   }
   std::int64_t index_bytes() const override {
     std::int64_t bytes = ThresholdSelector::index_bytes();
@@ -147,7 +165,8 @@ class Squeezed final : public ThresholdSelector {
     return tree(unit, part).levels[static_cast<std::size_t>(level)];
   }
 
-  void add(Index& index, KvLayer kv, Position begin, Position end) const {
+  void add(Index& index, KvLayer kv, Position begin, Position end) {
+    ++version_;
     const std::int64_t all = index.segments.empty() ? end - begin : index.context();
     ClusterSegment segment = {.begin = begin, .end = end, .heads = {}};
     for (int head = 0; head < geometry_.kv_heads; ++head) {
@@ -167,7 +186,10 @@ class Squeezed final : public ThresholdSelector {
     LODE_ASSERT(index.end(sink()) == begin);
     add(index, kv, begin, end);
   }
-  void forget(std::int32_t sequence) override { indexes_.erase(sequence); }
+  void forget(std::int32_t sequence) override {
+    indexes_.erase(sequence);
+    ++version_;
+  }
 
   ClusterShape shape(int levels) const {
     return {.heads = geometry_.kv_heads,
@@ -192,6 +214,7 @@ class Squeezed final : public ThresholdSelector {
     Index index = {load_segments(shape(expected), kv.tokens, in)};
     const Position end = index.end(sink());
     indexes_.insert_or_assign(sequence, std::move(index));
+    ++version_;
     return end;
   }
 
@@ -274,6 +297,7 @@ class Squeezed final : public ThresholdSelector {
 
   const SqueezedOptions own_;
   std::map<std::int32_t, Index> indexes_;  // by sequence
+  std::int64_t version_ = 0;               ///< counts changes of the indexes
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <map>
 
 #include "base/file.h"
 #include "base/threads.h"
@@ -135,19 +136,113 @@ TEST_P(GpuMethod, LogitsAndWorkEqualTheCpus) {
   EXPECT_NEAR(work[0].density(), work[1].density(), 0.01);
 }
 
-INSTANTIATE_TEST_SUITE_P(Specs, GpuMethod,
-                         testing::Values("full", "streaming:window=128", "topk:k=40,window=128",
-                                         "topk:k=40,window=128,per=kv-head",
-                                         "topk:k=5%,window=128,dense_layers=2", "topk:mass=0.9,window=128",
-                                         "random:fraction=10%,window=128",
-                                         // The keys of one token are alike in the first layer, up to RoPE's
-                                         // rounding, and may lie between two centroids.
-                                         "kmeans:clusters=32,probes=6,window=128,dense_layers=1",
-                                         "kmeans:clusters=32,probes=6,window=128,rope=on,dense_layers=1",
-                                         "saap:probes=4,window=128", "hash:budget=5%",
-                                         "hash:budget=5%,per=query-head,window=16",
-                                         "hyperplanes:budget=10%,mode=combined,depth=3,bits=128,window=128"),
-                         [](const auto& info) { return "spec" + std::to_string(info.index); });
+INSTANTIATE_TEST_SUITE_P(
+    Specs, GpuMethod,
+    testing::Values("full", "streaming:window=128", "topk:k=40,window=128",
+                    "topk:k=40,window=128,per=kv-head", "topk:k=5%,window=128,dense_layers=2",
+                    "topk:mass=0.9,window=128", "random:fraction=10%,window=128",
+                    // The keys of one token are alike in the first layer, up to RoPE's
+                    // rounding, and may lie between two centroids.
+                    "kmeans:clusters=32,probes=6,window=128,dense_layers=1",
+                    "kmeans:clusters=32,probes=6,window=128,rope=on,dense_layers=1",
+                    "saap:probes=4,window=128", "saap:probes=4,window=128,rank=mass",
+                    "saap:probes=6,window=64,rank=key,dense_layers=2", "squeezed:clusters=10%",
+                    "squeezed:clusters=10%,block=4,sparsity=0.7", "squeezed:clusters=10%,mass=0.9,block=32",
+                    "squeezed:clusters=10%,levels=2", "squeezed:clusters=10%,tail=on", "hash:budget=5%",
+                    "hash:budget=5%,per=query-head,window=16",
+                    "hyperplanes:budget=10%,mode=combined,depth=3,bits=128,window=128"),
+    [](const auto& info) { return "spec" + std::to_string(info.index); });
+
+TEST(Gpu, TheShippedArtefactAndOneLevelOfClustersAreChosenByTheGpu) {
+  NEEDS_GPU();
+  Context context = context_on(Device::cuda, DType::bf16, 4096);
+  const std::map<std::string, ChosenBy> expected = {{"saap", ChosenBy::gpu},
+                                                    {"saap:rank=key", ChosenBy::gpu},
+                                                    {"saap:group=independent", ChosenBy::host},
+                                                    {"squeezed", ChosenBy::gpu_by_host_index},
+                                                    {"squeezed:block=16", ChosenBy::gpu_by_host_index},
+                                                    {"squeezed:block=64", ChosenBy::host},
+                                                    {"squeezed:levels=2", ChosenBy::host},
+                                                    {"squeezed:window=200", ChosenBy::host}};
+  for (const auto& [spec, by] : expected) {
+    const MethodId method = context.attach(parse_spec(spec));
+    EXPECT_EQ(context.impl().methods[static_cast<std::size_t>(method)].chosen_by, by) << spec;
+  }
+}
+
+// Where a row stands in a list decides the last bits, so it may depend on the position alone.
+TEST(Gpu, AnIndexThatGrewWhileAskedGivesTheBitsOfOneThatDidNot) {
+  NEEDS_GPU();
+  for (const char* const spec : {"saap:probes=4,window=128", "kmeans:clusters=32,probes=6,window=128"}) {
+    std::vector<float> logits[2];
+    for (const bool asked : {false, true}) {
+      Context context = context_on(Device::cuda, DType::f16, 4096);
+      const MethodId method = context.attach(parse_spec(spec));
+      context.prefill(story(1536));
+      context.build_indexes();
+      if (asked) {
+        context.forward(story(3), method);
+        context.roll_back(1536);
+      }
+      context.prefill(story(1024));
+      if (asked) {
+        for (const TokenId token : story(4)) context.forward({&token, 1}, method);
+        context.roll_back(2560);
+      }
+      logits[asked] = context.forward(story(1), method);
+    }
+    EXPECT_EQ(logits[0], logits[1]) << spec;
+  }
+}
+
+TEST(Gpu, TheAlarmOfATextIsTheCpus) {
+  NEEDS_GPU();
+  std::string notices[2];
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    Context context = context_on(device, DType::f32, 4096);
+    const MethodId method = context.attach(parse_spec("saap:alarm=1,window=512"));
+    auto ids = story(1100);
+    for (std::size_t i = 500; i < ids.size(); ++i) ids[i] = ids[i % 50];  // a text unlike others
+    context.prefill(ids);
+    context.build_indexes();
+    WorkReport work;
+    context.forward(story(1), method, &work);
+    notices[device == Device::cuda] = work.notice;
+  }
+  EXPECT_NE(notices[0], "");
+  EXPECT_EQ(notices[0], notices[1]);
+}
+
+// A question whose tokens choose together, then an answer; then a text that has grown by a part.
+TEST(Gpu, SqueezedAnswersAsOnTheCpu) {
+  NEEDS_GPU();
+  std::vector<TokenId> answers[2][3];
+  std::int64_t far[2][3];
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    const int at = device == Device::cuda;
+    Context context = context_on(device, DType::f32, 8192);
+    const MethodId method = context.attach(parse_spec("squeezed:clusters=10%,sparsity=0.8"));
+    context.prefill(story(2000));
+    context.build_indexes();
+    for (int turn = 0; turn < 3; ++turn) {
+      const std::int64_t tokens = context.tokens();
+      const Generation answer =
+          context.generate(story(20), method, {.max_new_tokens = 24, .stop_at_eos = false});
+      answers[at][turn] = answer.tokens;
+      far[at][turn] = answer.work.far_keys;
+      EXPECT_LT(answer.work.selectivity(), 0.6);
+      context.roll_back(tokens);
+      if (turn > 0) continue;
+      context.prefill(story(1500));  // grows by a part
+      context.build_indexes();
+    }
+    EXPECT_EQ(answers[at][1], answers[at][2]);  // rolled back and asked again
+  }
+  for (int turn = 0; turn < 3; ++turn) {
+    EXPECT_EQ(answers[0][turn], answers[1][turn]) << turn;
+    EXPECT_NEAR(static_cast<double>(far[1][turn]) / static_cast<double>(far[0][turn]), 1.0, 0.01) << turn;
+  }
+}
 
 TEST(Gpu, SelectingEveryKeyGivesTheBitsOfFullAttention) {
   NEEDS_GPU();

@@ -39,7 +39,7 @@ struct Queries {
 /// lists_per_head]; with lists_per_head = G every query head has its own, with 1 the group shares one.
 struct RowLists {
   const std::int32_t* rows =
-      nullptr;  // [lists, capacity] rising and unique, within the far keys of the query
+      nullptr;  // [lists, capacity] unique, in any order; where they stand decides the last bits
   const std::int32_t* counts = nullptr;  // [lists], at most capacity
   const float* log_weights = nullptr;    // [lists, capacity] added to the scores, or null
   std::int64_t capacity = 0;

@@ -54,20 +54,16 @@ __global__ void narrow_kernel(const std::int32_t* from, std::int64_t count, std:
   if (i < count) to[i] = static_cast<std::uint16_t>(from[i]);
 }
 
-/// counts [Hkv, segments, C] of one warp's segment; lowers `firsts`.
+/// counts [Hkv, segments, C] of one warp's segment.
 __global__ void count_kernel(ListTask task, int segments, std::int32_t* counts) {
   extern __shared__ std::int32_t mine[];  // [C]
   const int segment = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
   for (int c = static_cast<int>(threadIdx.x); c < task.buckets; c += kThreads) mine[c] = 0;
   __syncthreads();
   const std::int64_t from = task.begin + std::int64_t{segment} * kSegment,
-                     to = min(task.labelled, from + kSegment);
-  for (std::int64_t i = from + threadIdx.x; i < to; i += kThreads) {
-    const int label = task.labels[head * task.max_tokens + i];
-    if (i < task.end) atomicAdd(&mine[label], 1);
-    std::int32_t* const first = task.firsts + head * task.buckets + label;
-    if (*first > i) atomicMin(first, static_cast<std::int32_t>(i));
-  }
+                     to = min(task.end, from + kSegment);
+  for (std::int64_t i = from + threadIdx.x; i < to; i += kThreads)
+    atomicAdd(&mine[task.labels[head * task.max_tokens + i]], 1);
   __syncthreads();
   std::int32_t* const out = counts + (std::int64_t{head} * segments + segment) * task.buckets;
   for (int c = static_cast<int>(threadIdx.x); c < task.buckets; c += kThreads) out[c] = mine[c];
@@ -196,11 +192,10 @@ std::int64_t list_workspace_bytes(int kv_heads, int buckets, std::int64_t max_to
 
 void list_buckets(const ListTask& task, StreamHandle stream) {
   const int segments =
-      static_cast<int>(std::max<std::int64_t>(1, (task.labelled - task.begin + kSegment - 1) / kSegment));
+      static_cast<int>(std::max<std::int64_t>(1, (task.end - task.begin + kSegment - 1) / kSegment));
   auto* const counts = static_cast<std::int32_t*>(task.workspace);
   const dim3 grid(static_cast<unsigned>(segments), static_cast<unsigned>(task.kv_heads));
   const auto shared = static_cast<unsigned>(task.buckets * 4);
-  fill(task.firsts, 0x7f, std::int64_t{task.kv_heads} * task.buckets * 4, stream);  // more than any position
   count_kernel<<<grid, kThreads, shared, stream>>>(task, segments, counts);
   LODE_LAUNCHED();
   place_kernel<<<static_cast<unsigned>(task.kv_heads), 1024, 0, stream>>>(task, segments, counts);

@@ -22,15 +22,13 @@ void gather_keys(const GatherTask& task, float* out /*[count, d]*/, StreamHandle
 /// Labels of 32 bits to 16.
 void narrow_labels(const std::int32_t* from, std::int64_t count, std::uint16_t* to, StreamHandle stream);
 
-/// Sorts keys [begin, end) of each KV head into the lists of their buckets, and finds the lowest key of every
-/// bucket among [begin, labelled).
+/// Sorts keys [begin, end) of each KV head into the lists of their buckets.
 struct ListTask {
   const std::uint16_t* labels = nullptr;  // [Hkv, max_tokens]
   int kv_heads = 0, buckets = 0;
-  std::int64_t max_tokens = 0, begin = 0, end = 0, labelled = 0;
+  std::int64_t max_tokens = 0, begin = 0, end = 0;
   std::int32_t* offsets = nullptr;  // [Hkv, C + 1]
   std::int32_t* rows = nullptr;     // [Hkv, max_tokens] rising in each bucket
-  std::int32_t* firsts = nullptr;   // [Hkv, C] more than any position: an empty bucket
   void* workspace = nullptr;        ///< list_workspace_bytes
 };
 std::int64_t list_workspace_bytes(int kv_heads, int buckets, std::int64_t max_tokens);

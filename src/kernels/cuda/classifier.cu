@@ -14,7 +14,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <vector>
 
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/classifier_parts.cuh"
@@ -50,12 +52,14 @@ class Chooser {
     const NetLayout& net = p_.task.net;
     const std::byte* const mine = p_.task.nets + kv_head_ * net.bytes();
     const std::byte* const output = mine + net.output_offset();
-    const int in = NetLayout::padded_columns(net.inputs), mid = NetLayout::padded_columns(net.hidden);
+    const int in = NetLayout::padded_columns(net.inputs),
+              mid = NetLayout::padded_columns(net.columns_of_output());
     const int rows1 = NetLayout::padded_rows(net.hidden), rows2 = NetLayout::padded_rows(net.buckets);
     const bool deep = net.hidden > 0;
     Share<kPlanes> first(mine, rows1, in, rank_, plan_.hidden_rows);
-    Share<kPlanes> second(output, rows2, deep ? mid : in, rank_, plan_.bucket_rows);
+    Share<kPlanes> second(output, rows2, mid, rank_, plan_.bucket_rows);
     token_ = p_.queries.tokens[query_];
+    if (net.residual) factor_ = __ldg(reinterpret_cast<const float*>(mine + net.factor_offset()));
     if (deep) take_tails(mine + net.weight_bytes(net.hidden, net.inputs), rows1, plan_.hidden_rows, 0);
     take_tails(output + net.weight_bytes(net.buckets, net.columns_of_output()), rows2, plan_.bucket_rows,
                plan_.hidden_rows);
@@ -69,6 +73,7 @@ class Chooser {
     asm volatile("griddepcontrol.wait;" ::: "memory");
     __syncthreads();
     take_queries(in);
+    count_unlisted();
     if (deep) {
       first.template multiply_into<kTiles>(at<signed char>(plan_.bytes8), plan_.stride, plan_.hidden_rows,
                                            at<int>(plan_.sums));
@@ -100,6 +105,7 @@ class Chooser {
  private:
   static constexpr int kMostHeads = 4 * kTiles;
   struct Peaks {
+    float of_query[kMostHeads];                      ///< largest number of the input
     float of_input[kMostHeads];                      ///< largest number of what was quantised last
     unsigned hidden[kMostHeads];                     ///< of this block's hidden units
     float highest[kMostHeads], inverse[kMostHeads];  ///< of the softmax: highest score, 1 / sum
@@ -139,14 +145,33 @@ class Chooser {
 #pragma unroll 4
     for (int i = tid_; i <= buckets; i += kThreads)
       at<int>(plan_.offsets)[i] = tables.offsets[place_ * (buckets + 1) + i];
-    for (int row = tid_; row < plan_.bucket_rows; row += kThreads) {  // until the bucket's key is there
+    for (int row = tid_; row < plan_.bucket_rows; row += kThreads) {
       const int bucket = rank_ * plan_.bucket_rows + row;
-      const bool holds = bucket < buckets && tables.firsts[place_ * buckets + bucket] < far_end();
-      at<unsigned>(plan_.own_keys)[row] = holds;
+      const std::int32_t* const from = tables.offsets + place_ * (buckets + 1) + bucket;
+      at<int>(plan_.sizes)[row] = bucket < buckets ? from[1] - from[0] : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kHeldLabels; ++i) {
+      const std::int64_t key = listed_ + i * kThreads + tid_;
+      held_labels_[i] = key < far_end() ? labels()[key] : -1;
     }
     for (int i = tid_; i < most(); i += kThreads) at<int>(plan_.chosen)[i] = -1;
     for (int i = tid_; i < (buckets + 31) / 32; i += kThreads) at<unsigned>(plan_.map)[i] = 0;
     if (tid_ < kMostHeads) peaks().hidden[tid_] = 0;
+  }
+  __device__ const std::uint16_t* labels() const {
+    return p_.task.tables.labels + place_ * p_.task.tables.max_tokens;
+  }
+  /// Adds the far keys behind the lists to the sizes of this block's buckets.
+  __device__ void count_unlisted() const {
+    const auto add = [&](int label) {
+      const auto row = static_cast<unsigned>(label - rank_ * plan_.bucket_rows);
+      if (row < static_cast<unsigned>(plan_.bucket_rows)) atomicAdd(at<int>(plan_.sizes) + row, 1);
+    };
+#pragma unroll
+    for (int i = 0; i < kHeldLabels; ++i) add(held_labels_[i]);
+    for (std::int64_t key = listed_ + kHeldLabels * kThreads + tid_; key < far_end(); key += kThreads)
+      add(labels()[key]);
   }
   __device__ std::int64_t far_end() const {
     return max(p_.task.sink, std::int64_t{token_.position} + 1 - p_.task.window);
@@ -197,22 +222,36 @@ class Chooser {
       const float most = __uint_as_float(peak), inverse = inverse_of(most);
       for (int c = 4 * lane_; c < in; c += 128)
         put(head, c, *reinterpret_cast<const float4*>(x + c), inverse);
-      if (lane_ == 0) peaks().of_input[head] = most;
+      if (lane_ == 0) peaks().of_input[head] = peaks().of_query[head] = most;
     }
     __syncthreads();
   }
 
-  /// h of all blocks, against the largest of each head that the blocks have found.
+  /// h of all blocks and, for W3, the input, against the largest of each head.
   __device__ void quantise_hidden(int columns) {
     const int parts = max(1, kWarps / p_.heads);  // warps of a head
+    const bool residual = p_.task.net.residual;
+    const int end = residual ? p_.task.net.residual_column() : columns,  // of h
+        in = NetLayout::padded_columns(p_.task.net.inputs);
     for (int unit = warp_; unit < p_.heads * parts; unit += kWarps) {
       const int head = unit / parts, part = unit - head * parts;
       const unsigned mine = lane_ < kRanks ? at<unsigned>(plan_.hidden_peaks)[lane_ * p_.heads + head] : 0;
-      const float most = __uint_as_float(__reduce_max_sync(~0u, mine)), inverse = inverse_of(most);
+      unsigned peak = __reduce_max_sync(~0u, mine);
+      if (residual) peak = max(peak, __float_as_uint(fabsf(peaks().of_query[head] * factor_)));
+      const float most = __uint_as_float(peak), inverse = inverse_of(most);
       const float* const x = at<float>(plan_.hidden) + head * plan_.hidden_stride;
+      const float* const q = at<float>(plan_.q) + head * in;
 #pragma unroll 4
-      for (int c = (part * 32 + lane_) * 4; c < columns; c += parts * 128)
-        put(head, c, *reinterpret_cast<const float4*>(x + c), inverse);
+      for (int c = (part * 32 + lane_) * 4; c < columns; c += parts * 128) {
+        float4 some = {};
+        if (c < end) {
+          some = *reinterpret_cast<const float4*>(x + c);
+        } else if (c - end < in) {
+          some = *reinterpret_cast<const float4*>(q + c - end);
+          some.x *= factor_, some.y *= factor_, some.z *= factor_, some.w *= factor_;
+        }
+        put(head, c, some, inverse);
+      }
       if (part == 0 && lane_ == 0) peaks().of_input[head] = most;
     }
     __syncthreads();
@@ -280,10 +319,9 @@ class Chooser {
     }
   }
 
-  /// Keys by which buckets are ranked: unique, the bucket's number in the low bits; 0 for those that may not
-  /// be chosen.
+  /// Keys by which buckets are ranked; 0 for those that may not be chosen.
   __device__ void share_keys() {
-    const int rows = plan_.bucket_rows, buckets = p_.task.net.buckets;
+    const int rows = plan_.bucket_rows;
     const float* const scores = at<float>(plan_.own);
     if (p_.task.softmax) {
       for (int head = warp_; head < p_.heads; head += kWarps) {
@@ -300,18 +338,19 @@ class Chooser {
       }
       __syncthreads();
     }
-    unsigned low = 1;  // bits that hold a bucket's number
-    while (low < static_cast<unsigned>(buckets)) low *= 2;
     for (int row = tid_; row < rows; row += kThreads) {
       float x = p_.task.softmax ? 0.0f : scores[row];
       for (int head = 0; p_.task.softmax && head < p_.heads; ++head) {
         const float inverse = peaks().inverse[head];
         if (inverse > 0.0f) x += __expf(scores[head * rows + row] - peaks().highest[head]) * inverse;
       }
-      unsigned& key = at<unsigned>(plan_.own_keys)[row];
-      const unsigned bits = __float_as_uint(x), ordered = bits >> 31 ? ~bits : bits | 0x80000000u;
-      if (key != 0)
-        key = isnan(x) ? 0 : max(ordered & ~(low - 1), low) | static_cast<unsigned>(rank_ * rows + row);
+      const int keys = at<int>(plan_.sizes)[row];
+      if (p_.task.rank != BucketRank::mass) {
+        const auto size = static_cast<float>(max(keys, 1));
+        x = __fdiv_rn(x, p_.task.rank == BucketRank::per_key ? size : __fsqrt_rn(size));
+      }
+      const unsigned bits = __float_as_uint(x + 0.0f);  // one zero
+      at<unsigned>(plan_.own_keys)[row] = keys == 0 || isnan(x) ? 0 : bits >> 31 ? ~bits : bits | 0x80000000u;
     }
     __syncthreads();
     unsigned* const target =
@@ -321,7 +360,8 @@ class Chooser {
           *reinterpret_cast<const uint4*>(at<unsigned>(plan_.own_keys) + row);
   }
 
-  /// Each block finds the places of its own buckets and tells all of those that are chosen.
+  /// Each block finds the places of its own buckets and tells all of those that are chosen. Of equal keys the
+  /// higher bucket goes first.
   __device__ void rank_buckets() const {
     constexpr int kSharers = 4;    // threads that rank one bucket
     constexpr int kStretch = 128;  // keys, until a warp asks whether its buckets are out already
@@ -330,13 +370,18 @@ class Chooser {
     for (int i = tid_; i < rows * kSharers; i += kThreads) {  // rows is a multiple of 16: whole warps
       const int bucket = rank_ * rows + i / kSharers;
       const unsigned key = keys[bucket];
-      int above = 0;
+      const uint4 beside = *reinterpret_cast<const uint4*>(keys + bucket / 4 * 4);
+      const int own = bucket % 4;
+      int above = key == 0 ? most()
+                           : (own < 1 && beside.y == key) + (own < 2 && beside.z == key) +
+                                 (own < 3 && beside.w == key);
       for (int from = 0; from < all; from += kStretch) {
         int more = 0;
 #pragma unroll
         for (int j = i % kSharers * 4; j < kStretch; j += kSharers * 4) {
           const uint4 others = *reinterpret_cast<const uint4*>(keys + from + j);
-          more += (others.x > key) + (others.y > key) + (others.z > key) + (others.w > key);
+          const unsigned below = key - (from + j > bucket ? 1 : 0);
+          more += (others.x > below) + (others.y > below) + (others.z > below) + (others.w > below);
         }
         more += __shfl_xor_sync(~0u, more, 1);
         above += more + __shfl_xor_sync(~0u, more, 2);
@@ -425,13 +470,12 @@ class Chooser {
       if (bucket >= 0) atomicOr(&map[bucket / 32], 1u << bucket % 32);
     }
     __syncthreads();
-    const std::uint16_t* const labels = p_.task.tables.labels + place_ * p_.task.tables.max_tokens;
     for (std::int64_t from = listed_; from < end; from += kThreads * kEach) {
       const std::int64_t mine = from + tid_ * kEach;
       unsigned in = 0;
       for (int e = 0; e < kEach; ++e) {
         if (mine + e >= end) break;
-        const unsigned label = labels[mine + e];
+        const unsigned label = labels()[mine + e];
         in |= (map[label / 32] >> label % 32 & 1u) << e;
       }
       int total, place = count + before(__popc(in), &total);
@@ -450,6 +494,9 @@ class Chooser {
   QueryToken token_;
   std::int64_t place_ = 0;  ///< of this sequence and KV head in the tables
   std::int32_t listed_ = 0;
+  static constexpr int kHeldLabels = 8;
+  int held_labels_[kHeldLabels];  ///< of this thread's keys behind the lists, -1: no far key
+  float factor_ = 0.0f;           ///< of the input beside h
 };
 
 template <int kPlanes, int kTiles, int kRanks>
@@ -527,6 +574,42 @@ void pack(const NetLayout& layout, std::span<const float> weight, std::span<cons
   }
 }
 
+/// Mean over the rows of their largest number.
+double mean_peak(std::span<const float> weight, int rows) {
+  const std::size_t columns = weight.size() / static_cast<std::size_t>(rows);
+  double sum = 0.0;
+  for (int r = 0; r < rows; ++r) {
+    float most = 0.0f;
+    for (const float x : weight.subspan(static_cast<std::size_t>(r) * columns, columns))
+      most = std::max(most, std::abs(x));
+    sum += most;
+  }
+  return sum / rows;
+}
+
+/// By which W3 is larger than W2.
+float factor_between(const NetLayout& layout, std::span<const float> output,
+                     std::span<const float> residual) {
+  const double of_output = mean_peak(output, layout.buckets),
+               of_residual = mean_peak(residual, layout.buckets);
+  return of_output > 0.0 && of_residual > 0.0 ? static_cast<float>(of_residual / of_output) : 1.0f;
+}
+
+/// [W2, W3 / factor], W3 where the layout has it.
+std::vector<float> side_by_side(const NetLayout& layout, std::span<const float> output,
+                                std::span<const float> residual, float factor) {
+  const auto columns = static_cast<std::size_t>(layout.columns_of_output()),
+             h = static_cast<std::size_t>(layout.hidden), d = static_cast<std::size_t>(layout.inputs);
+  std::vector<float> both(static_cast<std::size_t>(layout.buckets) * columns);
+  for (std::size_t r = 0; r < static_cast<std::size_t>(layout.buckets); ++r) {
+    std::copy_n(output.begin() + static_cast<std::ptrdiff_t>(r * h), h, both.data() + r * columns);
+    for (std::size_t c = 0; c < d; ++c)
+      both[r * columns + static_cast<std::size_t>(layout.residual_column()) + c] =
+          residual[r * d + c] / factor;
+  }
+  return both;
+}
+
 }  // namespace
 
 bool can_choose_buckets() {
@@ -541,11 +624,17 @@ bool can_choose_buckets() {
 
 std::vector<std::byte> pack_net(const NetLayout& layout, std::span<const float> hidden_weight,
                                 std::span<const float> hidden_bias, std::span<const float> output_weight,
-                                std::span<const float> bias) {
+                                std::span<const float> residual_weight, std::span<const float> bias) {
   std::vector<std::byte> packed(static_cast<std::size_t>(layout.bytes()));
   if (layout.hidden > 0)
     pack(layout, hidden_weight, hidden_bias, layout.hidden, layout.inputs, packed.data());
-  pack(layout, output_weight, bias, layout.buckets, layout.columns_of_output(),
+  std::vector<float> both;
+  if (layout.residual) {
+    const float factor = factor_between(layout, output_weight, residual_weight);
+    std::memcpy(packed.data() + layout.factor_offset(), &factor, sizeof factor);
+    both = side_by_side(layout, output_weight, residual_weight, factor);
+  }
+  pack(layout, layout.residual ? both : output_weight, bias, layout.buckets, layout.columns_of_output(),
        packed.data() + layout.output_offset());
   return packed;
 }

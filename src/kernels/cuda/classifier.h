@@ -15,32 +15,41 @@ namespace lode::cuda {
 /// Whether this GPU can: compute capability 9.0.
 bool can_choose_buckets();
 
-/// How the network of one head lies in memory: scores = W2 relu(W1 x + b1) + b2, or W2 x + b2 without a
-/// hidden layer. Weights are integers of 8 bits with a scale for each row, or of 16 (two planes of 8), laid
+/// How the network of one head lies in memory: scores = W2 relu(W1 x + b1) + W3 x + b2, or W2 x + b2 without
+/// a hidden layer. Weights are integers of 8 bits with a scale for each row, or of 16 (two planes of 8), laid
 /// out as the matrix unit takes them: [16 rows][64 columns] pieces, each [planes][2 x 8 rows][32 lanes][16].
+/// W3's columns stand behind those of W2, so that one product takes both; its rows share their scale, and x a
+/// factor that makes the two parts of a row alike in size.
 struct NetLayout {
   int inputs = 0, hidden = 0, buckets = 0;  // d, H (0: none), C
   int planes = 1;                           ///< bytes of a weight: 1, or 2 for the exact path
+  bool residual = false;                    ///< there is W3 beside a hidden layer
 
   static LODE_HD constexpr int padded_rows(int n) { return (n + 15) / 16 * 16; }
   static LODE_HD constexpr int padded_columns(int n) { return (n + 127) / 128 * 128; }
   LODE_HD std::int64_t weight_bytes(int rows, int columns) const {
     return std::int64_t{planes} * padded_rows(rows) * padded_columns(columns);
   }
-  LODE_HD int columns_of_output() const { return hidden > 0 ? hidden : inputs; }
+  /// Where W3's columns begin.
+  LODE_HD int residual_column() const { return padded_rows(hidden); }
+  LODE_HD int columns_of_output() const {
+    return hidden == 0 ? inputs : residual ? residual_column() + inputs : hidden;
+  }
   LODE_HD std::int64_t output_offset() const {  ///< of W2, its scales and its biases, behind those of W1
     return hidden > 0 ? weight_bytes(hidden, inputs) + std::int64_t{8} * padded_rows(hidden) : 0;
   }
-  LODE_HD std::int64_t bytes() const {  ///< of one head
+  LODE_HD std::int64_t factor_offset() const {  ///< of the factor of x beside the hidden units: one float
     return output_offset() + weight_bytes(buckets, columns_of_output()) +
            std::int64_t{8} * padded_rows(buckets);
   }
+  LODE_HD std::int64_t bytes() const { return factor_offset() + 16; }  ///< of one head
 };
 
-/// The network of one head in that layout. Spans may be empty: no hidden layer, no bias.
+/// The network of one head in that layout. Spans may be empty: no hidden layer, no W3, no bias.
 std::vector<std::byte> pack_net(const NetLayout& layout, std::span<const float> hidden_weight /*[H, d]*/,
                                 std::span<const float> hidden_bias /*[H]*/,
                                 std::span<const float> output_weight /*[C, H or d]*/,
+                                std::span<const float> residual_weight /*[C, d]*/,
                                 std::span<const float> bias /*[C]*/);
 
 /// The keys of one layer by bucket, all sequences; device memory. Keys [sink, listed) of a sequence are in
@@ -49,17 +58,19 @@ struct BucketTables {
   const std::uint16_t* labels = nullptr;  // [sequences, Hkv, max_tokens]
   const std::int32_t* offsets = nullptr;  // [sequences, Hkv, C + 1] into the rows of the head
   const std::int32_t* rows = nullptr;     // [sequences, Hkv, max_tokens] by bucket, rising in each
-  const std::int32_t* firsts =
-      nullptr;  // [sequences, Hkv, C] lowest key of a bucket; of none, more than any position
-  const std::int32_t* listed = nullptr;  // [sequences]
+  const std::int32_t* listed = nullptr;   // [sequences]
   std::int64_t max_tokens = 0;
 };
+
+/// What buckets are ranked by: probability, or that over a power of how many far keys they have.
+enum class BucketRank { mass, per_root_of_keys, per_key };
 
 struct BucketChoiceTask {
   NetLayout net;
   const std::byte* nets = nullptr;  // [Hkv, net.bytes()]
   bool softmax = true;              ///< probabilities are summed over the group; false: its queries are
-  const float* q = nullptr;         // [N, Hq, d] what the network takes
+  BucketRank rank = BucketRank::mass;
+  const float* q = nullptr;  // [N, Hq, d] what the network takes
   BucketTables tables;
   int probes = 0;
   std::int64_t sink = 0, window = 0;
@@ -73,8 +84,8 @@ std::int64_t bucket_choice_shared_bytes(const BucketChoiceTask& task, int group)
 bool fits_bucket_choice(const BucketChoiceTask& task, int group);
 
 /// For every query token and KV head: the far keys in the `probes` best buckets. Ties go to the higher
-/// bucket (scores that differ by less than a part in 2^13 count as ties), buckets without far keys are passed
-/// over. Deterministic.
+/// bucket, buckets without far keys are passed over. Deterministic; where rows stand in a list depends on
+/// `listed`.
 void choose_buckets(const BucketChoiceTask& task, const Queries& queries, StreamHandle stream);
 
 }  // namespace lode::cuda

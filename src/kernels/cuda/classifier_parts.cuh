@@ -15,19 +15,20 @@ constexpr float kMost = 32639.0f;  // 127 * 256 + 127: what two signed bytes hol
 /// Parts of a block's shared memory, in bytes from its start.
 struct Plan {
   int q = 0, hidden = 0, bytes8 = 0, sums = 0, own = 0, tails = 0, stats = 0, hidden_peaks = 0, keys = 0,
-      own_keys = 0, offsets = 0, chosen = 0, starts = 0, map = 0, total = 0;
+      own_keys = 0, sizes = 0, offsets = 0, chosen = 0, starts = 0, map = 0, total = 0;
   int stride = 0;                        // of a column of bytes8
   int hidden_rows = 0, bucket_rows = 0;  // of one block
   int hidden_stride = 0;                 // floats of a head of `hidden`
 
   __host__ __device__ Plan(const NetLayout& net, int heads, int probes, int ranks) {
     const int columns = heads <= 4 ? 8 : heads <= 8 ? 16 : 32;
-    const int in = NetLayout::padded_columns(net.inputs), mid = NetLayout::padded_columns(net.hidden);
+    const int in = NetLayout::padded_columns(net.inputs), of_hidden = NetLayout::padded_columns(net.hidden);
+    const int mid = NetLayout::padded_columns(net.columns_of_output());
     hidden_rows = (NetLayout::padded_rows(net.hidden) / 16 + ranks - 1) / ranks * 16;
     bucket_rows = (NetLayout::padded_rows(net.buckets) / 16 + ranks - 1) / ranks * 16;
     const int most_rows = hidden_rows > bucket_rows ? hidden_rows : bucket_rows;
     stride = (in > mid ? in : mid) + 64;
-    hidden_stride = mid > ranks * hidden_rows ? mid : ranks * hidden_rows;
+    hidden_stride = of_hidden > ranks * hidden_rows ? of_hidden : ranks * hidden_rows;
     int at = 0;
     const auto take = [&](int bytes) {
       const int from = at;
@@ -44,6 +45,7 @@ struct Plan {
     hidden_peaks = take(ranks * heads * 4);
     keys = take(ranks * bucket_rows * 4);
     own_keys = take(bucket_rows * 4);
+    sizes = take(bucket_rows * 4);
     offsets = take((net.buckets + 1) * 4);
     const int most = probes < net.buckets ? probes : net.buckets;
     chosen = take(most * 4);

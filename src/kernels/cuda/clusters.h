@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// The choice of clusters by one threshold on the GPU, and the keys in them, in one launch (Squeezed
+// Attention, equation 1): scores of all centroids, their log-sum-exp, the comparison, the lists. Needs
+// clusters of blocks (sm_90).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/cuda/attend.h"
+
+namespace lode::cuda {
+
+/// Clusters of one layer, as parts of an index one after the other; device memory.
+struct ClusterTables {
+  const std::byte* centroids = nullptr;  // [Hkv, centroid_bytes(most_nodes, d)]
+  const float* scales = nullptr;         // [Hkv] by which the stored halves are multiplied
+  const std::int32_t* first = nullptr;   // [Hkv, most_nodes + 1] of a node's keys in rows
+  const std::int32_t* rows = nullptr;    // [Hkv, most_keys]
+  const std::int32_t* nodes = nullptr;   // [Hkv, most_parts + 1] of the first so many parts
+  std::int64_t most_keys = 0;
+  int most_nodes = 0, most_parts = 0;
+};
+
+/// Centroids lie as the matrix unit takes them: pieces of 16 nodes by 32 dimensions, [2 x 8 nodes][4 x 8
+/// dimensions] of halves; what is missing is 0.
+std::int64_t centroid_bytes(std::int64_t nodes, int head_dim);
+void pack_centroids(std::span<const std::uint16_t> halves /*[nodes, d]*/, int head_dim,
+                    std::int64_t first_node, std::byte* to);
+
+/// What changes from step to step. Device memory.
+struct ClusterStep {
+  double threshold = 0.0;           ///< in units of the uniform weight; 0 keeps everything
+  std::int32_t parts = 0;           ///< that count
+  std::int32_t begin = 0, end = 0;  ///< keys [begin, end) are in these
+};
+
+struct ClusterChoiceTask {
+  ClusterTables tables;
+  const ClusterStep* step = nullptr;
+  int stretch = 1;  ///< query tokens that choose together, from the first on
+  std::int64_t window = 0;
+  std::int32_t* rows = nullptr;    // [N, Hkv, capacity] by cluster
+  std::int32_t* counts = nullptr;  // [N, Hkv]
+  std::int64_t capacity = 0;
+};
+
+/// Whether the blocks of a task have room for the scores of so many nodes.
+bool fits_cluster_choice(std::int64_t most_nodes, int head_dim, int kv_heads);
+
+/// For every query token and KV head: the keys of clusters with
+///   mean over the stretch's tokens and the group's heads of  K exp(scale q.C) / sum_j N_j exp(scale q.C_j)
+/// above the threshold, N_j keys in cluster j and K in all, then every key from step.end to the window.
+/// Queries with a number that is not finite have no say. Deterministic.
+void choose_clusters(const ClusterChoiceTask& task, const Queries& queries, StreamHandle stream);
+
+}  // namespace lode::cuda

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+// Clusters above a threshold, against the formula in float64: every node that is clearly above is attended
+// with all of its keys, none that is clearly below; keys behind the index; several tokens that choose
+// together; queries that are not numbers; nothing indexed, everything kept.
+#include <algorithm>
+#include <limits>
+#include <random>
+#include <string>
+
+#include "harness.h"
+#include "kernels/cuda/classifier.h"
+#include "kernels/cuda/clusters.h"
+#include "reference.h"
+
+namespace lode::cuda {
+namespace {
+
+using test::OnDevice;
+using Rows = std::vector<std::int32_t>;
+
+struct Shape {
+  int query_heads, kv_heads, dim;
+  std::vector<int> parts;  // nodes of each, all heads
+  int keys;                // of one node on average
+  int tokens = 1, stretch = 1;
+  int counted = 1 << 30;  // parts that count
+  double kept = 0.1;      // share of nodes above the threshold; 1: threshold 0
+  float width = 1.0f;     // of the centroids
+  float centroid_scale = 1.0f;
+};
+
+struct Case {
+  Shape shape;
+  std::vector<std::uint16_t> halves;  // [Hkv, nodes, d]
+  std::vector<float> q;               // [tokens, Hq, d]
+  std::vector<Rows> first, rows;      // [Hkv][nodes + 1], [Hkv][keys]
+  int nodes = 0, keys = 0, counted_nodes = 0, counted_keys = 0, part_count = 0;
+};
+
+constexpr int kSink = 3, kWindow = 20, kBehind = 17;  // keys between the index and the window
+
+/// Sizes are uneven, one node of each part has a fifth of its keys; all heads have the same sizes.
+Case make_case(const Shape& s, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  Case c = {.shape = s};
+  Rows sizes;
+  std::vector<int> ends = {0};
+  for (const int nodes : s.parts) {
+    for (int i = 0; i < nodes; ++i)
+      sizes.push_back(i == nodes / 3 ? 1 + nodes * s.keys / 5
+                                     : 1 + static_cast<int>(random() % (2 * s.keys)));
+    ends.push_back(static_cast<int>(sizes.size()));
+  }
+  c.nodes = static_cast<int>(sizes.size());
+  c.part_count = std::min<int>(s.counted, static_cast<int>(s.parts.size()));
+  c.counted_nodes = ends[static_cast<std::size_t>(c.part_count)];
+  for (int i = 0; i < c.nodes; ++i) {
+    if (i == c.counted_nodes) c.counted_keys = c.keys;
+    c.keys += sizes[static_cast<std::size_t>(i)];
+  }
+  if (c.counted_nodes == c.nodes) c.counted_keys = c.keys;
+  for (int h = 0; h < s.kv_heads; ++h) {
+    Rows first = {0}, rows(static_cast<std::size_t>(c.keys));
+    for (const int size : sizes) first.push_back(first.back() + size);
+    for (int i = 0; i < c.keys; ++i) rows[static_cast<std::size_t>(i)] = kSink + i;
+    for (std::size_t part = 0; part < s.parts.size(); ++part)  // keys of a part, in any order
+      std::shuffle(rows.begin() + first[static_cast<std::size_t>(ends[part])],
+                   rows.begin() + first[static_cast<std::size_t>(ends[part + 1])], random);
+    c.first.push_back(first);
+    c.rows.push_back(rows);
+    for (int i = 0; i < c.nodes * s.dim; ++i) c.halves.push_back(to_f16(s.width * normal(random)).bits);
+  }
+  for (int i = 0; i < s.tokens * s.query_heads * s.dim; ++i) c.q.push_back(normal(random));
+  return c;
+}
+
+/// Mean of K exp / sum over the queries of tokens [begin, end), for each counted node, in float64.
+std::vector<double> weights(const Case& c, int begin, int end, int h) {
+  const Shape& s = c.shape;
+  const int group = s.query_heads / s.kv_heads;
+  const double scale = 1.0 / std::sqrt(static_cast<double>(s.dim));
+  std::vector<double> sum(static_cast<std::size_t>(c.counted_nodes), 0.0);
+  for (int t = begin; t < end; ++t) {
+    for (int g = 0; g < group; ++g) {
+      const float* const q = c.q.data() + (t * s.query_heads + h * group + g) * s.dim;
+      if (std::any_of(q, q + s.dim, [](float x) { return !std::isfinite(x); })) continue;
+      std::vector<double> z(sum.size(), 0.0);
+      for (std::size_t i = 0; i < z.size(); ++i)
+        for (int j = 0; j < s.dim; ++j)
+          z[i] += scale * q[j] * s.centroid_scale *
+                  to_float(f16{
+                      c.halves[(static_cast<std::size_t>(h * c.nodes) + i) * static_cast<std::size_t>(s.dim) +
+                               static_cast<std::size_t>(j)]});
+      const double most = z.empty() ? 0.0 : *std::max_element(z.begin(), z.end());
+      double total = 0.0;
+      for (std::size_t i = 0; i < z.size(); ++i) {
+        const Rows& first = c.first[static_cast<std::size_t>(h)];
+        total += (first[i + 1] - first[i]) * std::exp(z[i] - most);
+      }
+      for (std::size_t i = 0; i < z.size(); ++i)
+        sum[i] += std::exp(z[i] - most) / total * c.counted_keys / ((end - begin) * group);
+    }
+  }
+  return sum;
+}
+
+struct Outcome {
+  Rows rows, counts;  // [tokens, Hkv, capacity], [tokens, Hkv]
+};
+
+Outcome run(const Case& c, double threshold, std::int64_t capacity) {
+  const Shape& s = c.shape;
+  const std::int64_t bytes = centroid_bytes(c.nodes, s.dim);
+  std::vector<std::byte> packed(static_cast<std::size_t>(s.kv_heads * bytes));
+  Rows first, rows, nodes;
+  for (int h = 0; h < s.kv_heads; ++h) {
+    int at = 0;
+    nodes.push_back(0);
+    for (const int part : s.parts) {  // packed part by part, as an index grows
+      pack_centroids(std::span(c.halves).subspan(static_cast<std::size_t>((h * c.nodes + at) * s.dim),
+                                                 static_cast<std::size_t>(part * s.dim)),
+                     s.dim, at, packed.data() + h * bytes);
+      nodes.push_back(at += part);
+    }
+    const auto own = static_cast<std::size_t>(h);
+    first.insert(first.end(), c.first[own].begin(), c.first[own].end());
+    rows.insert(rows.end(), c.rows[own].begin(), c.rows[own].end());
+  }
+  std::vector<QueryToken> places;
+  for (int t = 0; t < s.tokens; ++t)
+    places.push_back({0, kSink + c.counted_keys + kBehind + kWindow - 1 + t});
+  Stream stream;
+  const OnDevice<std::byte> centroids(packed);
+  const OnDevice<float> q(c.q),
+      scales(std::vector<float>(static_cast<std::size_t>(s.kv_heads), s.centroid_scale));
+  const OnDevice<std::int32_t> first_there(first), rows_there(rows), nodes_there(nodes),
+      out(Rows(static_cast<std::size_t>(s.tokens * s.kv_heads * capacity), -7)),
+      counts(Rows(static_cast<std::size_t>(s.tokens * s.kv_heads), -7));
+  const OnDevice<QueryToken> tokens(places);
+  const OnDevice<ClusterStep> step({{threshold, c.part_count, kSink, kSink + c.counted_keys}});
+  choose_clusters({.tables = {.centroids = centroids.get(),
+                              .scales = scales.get(),
+                              .first = first_there.get(),
+                              .rows = rows_there.get(),
+                              .nodes = nodes_there.get(),
+                              .most_keys = c.keys,
+                              .most_nodes = c.nodes,
+                              .most_parts = static_cast<int>(s.parts.size())},
+                   .step = step.get(),
+                   .stretch = s.stretch,
+                   .window = kWindow,
+                   .rows = out.get(),
+                   .counts = counts.get(),
+                   .capacity = capacity},
+                  {.tokens = tokens.get(),
+                   .layout = {s.kv_heads, s.dim, DType::bf16, 0},
+                   .count = s.tokens,
+                   .query_heads = s.query_heads,
+                   .scale = 1.0f / std::sqrt(static_cast<float>(s.dim)),
+                   .q = q.get()},
+                  stream.get());
+  return {out.read(stream), counts.read(stream)};
+}
+
+/// Which nodes one list holds; all rows valid, once, nodes whole, and the keys behind the index last.
+std::vector<char> nodes_of(const Case& c, const Outcome& out, int token, int h, std::int64_t capacity,
+                           const char* what) {
+  const std::int64_t list = std::int64_t{token} * c.shape.kv_heads + h;
+  const std::int32_t count = out.counts[static_cast<std::size_t>(list)], others = kBehind + token;
+  const Rows& first = c.first[static_cast<std::size_t>(h)];
+  const Rows& rows = c.rows[static_cast<std::size_t>(h)];
+  std::vector<char> kept(static_cast<std::size_t>(c.counted_nodes), 0);
+  if (count < others || count > capacity) {
+    test::fail(__FILE__, __LINE__, std::string(what) + ": a count of " + std::to_string(count));
+    return kept;
+  }
+  const auto at = [&](int i) { return out.rows[static_cast<std::size_t>(list * capacity + i)]; };
+  bool good = true;
+  int i = 0;
+  for (int node = 0; node < c.counted_nodes && i < count - others; ++node) {  // nodes in their order
+    const int from = first[static_cast<std::size_t>(node)], to = first[static_cast<std::size_t>(node) + 1];
+    if (at(i) != rows[static_cast<std::size_t>(from)]) continue;
+    kept[static_cast<std::size_t>(node)] = 1;
+    for (int k = from; k < to; ++k, ++i)
+      good = good && i < count - others && at(i) == rows[static_cast<std::size_t>(k)];
+  }
+  good = good && i == count - others;
+  for (int k = 0; good && k < others; ++k) good = at(i + k) == kSink + c.counted_keys + k;
+  if (!good) test::fail(__FILE__, __LINE__, std::string(what) + ": rows of token " + std::to_string(token));
+  return kept;
+}
+
+void check_case(const Case& c, const char* what) {
+  const Shape& s = c.shape;
+  std::vector<double> all;
+  for (int h = 0; h < s.kv_heads; ++h) {
+    const std::vector<double> w = weights(c, 0, std::min(s.stretch, s.tokens), h);
+    all.insert(all.end(), w.begin(), w.end());
+  }
+  double threshold = 0.0;
+  if (s.kept < 1.0 && !all.empty()) {
+    const auto nth =
+        all.begin() + static_cast<std::ptrdiff_t>((1.0 - s.kept) * static_cast<double>(all.size() - 1));
+    std::nth_element(all.begin(), nth, all.end());
+    threshold = *nth;
+  }
+  const std::int64_t capacity = c.keys + kBehind + s.tokens + 5;
+  const Outcome out = run(c, threshold, capacity);
+  constexpr double kMargin = 1e-4;
+  for (int begin = 0; begin < s.tokens; begin += s.stretch) {
+    const int end = std::min(s.tokens, begin + s.stretch);
+    for (int h = 0; h < s.kv_heads; ++h) {
+      const std::vector<double> w = weights(c, begin, end, h);
+      for (int t = begin; t < end; ++t) {
+        const std::vector<char> kept = nodes_of(c, out, t, h, capacity, what);
+        for (std::size_t i = 0; i < w.size(); ++i) {
+          const bool above = threshold == 0.0 || w[i] > threshold * (1 + kMargin);
+          const bool below = threshold > 0.0 && w[i] < threshold * (1 - kMargin);
+          if ((above && !kept[i]) || (below && kept[i]))
+            test::fail(__FILE__, __LINE__,
+                       std::string(what) + ": node " + std::to_string(i) + " of " + std::to_string(w[i]) +
+                           " against " + std::to_string(threshold));
+        }
+      }
+    }
+  }
+}
+
+LODE_TEST(choose_clusters_keeps_what_is_above_the_threshold) {
+  if (!can_choose_buckets()) return;
+  const struct {
+    Shape shape;
+    const char* what;
+  } cases[] = {{{32, 8, 128, {6554}, 20}, "an eighth of a model, 128k"},
+               {{32, 8, 128, {6554, 40, 7}, 20, 5, 1}, "three parts, five tokens apart"},
+               {{32, 8, 128, {700, 40, 7}, 20, 32, 32}, "32 tokens together"},
+               {{32, 8, 128, {700}, 20, 30, 8}, "stretches of 8, the last one short"},
+               {{8, 2, 64, {77}, 9, 7, 3}, "stretches of 3"},
+               {{8, 2, 64, {75, 7, 7, 7}, 20, 1, 1, 2}, "two of four parts count"},
+               {{8, 2, 64, {75}, 20, 3, 3, 0}, "no part counts"},
+               {{32, 32, 128, {1300}, 20}, "a head each"},
+               {{16, 1, 80, {333}, 20, 2, 2}, "group of 16, d 80"},
+               {{6, 2, 96, {16}, 3, 3, 2}, "group of 3, d 96"},
+               {{4, 4, 256, {129}, 20}, "d 256"},
+               {{2, 1, 20, {1}, 5}, "one node, d 20"},
+               {{8, 2, 64, {300}, 20, 4, 4, 1 << 30, 1.0}, "everything"},
+               {{8, 2, 64, {300}, 20, 1, 1, 1 << 30, 0.01, 25.0f}, "sharp: logits of tens"},
+               {{8, 2, 64, {300}, 20, 1, 1, 1 << 30, 0.1, 1e-4f, 4096.0f}, "scaled halves"}};
+  unsigned seed = 1;
+  for (const auto& one : cases) check_case(make_case(one.shape, seed++), one.what);
+  Case bad = make_case({8, 2, 64, {200}, 20, 2, 2}, 77);
+  bad.q[5] = std::numeric_limits<float>::quiet_NaN();
+  bad.q[64 * 4 + 1] = -std::numeric_limits<float>::infinity();
+  check_case(bad, "two queries that are not numbers");
+  Case equal = make_case({8, 2, 64, {200}, 20}, 78);
+  std::fill(equal.q.begin(), equal.q.end(), 0.0f);
+  check_case(equal, "all scores equal");  // none is above the others
+}
+
+LODE_TEST(choose_clusters_gives_the_same_bits_again) {
+  if (!can_choose_buckets()) return;
+  const Case c = make_case({32, 8, 128, {3000, 100}, 20, 9, 4}, 5);
+  const std::int64_t capacity = c.keys + kBehind + c.shape.tokens + 5;
+  const Outcome once = run(c, 1.3, capacity), again = run(c, 1.3, capacity);
+  LODE_CHECK(once.rows == again.rows && once.counts == again.counts);
+}
+
+}  // namespace
+}  // namespace lode::cuda
