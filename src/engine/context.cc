@@ -172,7 +172,9 @@ ForwardWork Context::Impl::forward(const Step& step, const AttachedMethod* metho
                      stretch = sparse && step.phase == Phase::question
                                    ? question_stretch(static_cast<MethodId>(method - methods.data()))
                                    : 1;
-  const bool together = (stretch == 0 ? tokens : std::min(stretch, tokens)) > kMostSparseTokens;
+  const bool together =
+      gpu != nullptr && stretch != 1 &&
+      (stretch == 0 ? tokens : std::min(stretch, tokens)) > gpu->most_together(step.selectors);
   if (gpu == nullptr || step.hooks != nullptr || together) {
     if (gpu != nullptr) {
       host_kv();

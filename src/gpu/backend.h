@@ -25,7 +25,8 @@ class GpuModel {
 std::shared_ptr<const GpuModel> make_gpu_model(const ModelConfig& config, const ModelWeights& weights,
                                                std::int64_t limit);
 
-/// Query tokens that choose keys in one step; GpuContext::forward cuts longer ones.
+/// Query tokens that attend chosen keys at once; GpuContext::forward cuts longer steps, but for tokens that
+/// choose together.
 inline constexpr int kMostSparseTokens = 32;
 
 struct GpuContextOptions {
@@ -69,6 +70,8 @@ class GpuContext {
 
   /// Whether the GPU chooses these selectors' keys by itself now.
   virtual bool chooses(std::span<Selector* const> selectors) const = 0;
+  /// How many tokens of a question may choose together here.
+  virtual std::int64_t most_together(std::span<Selector* const> selectors) const = 0;
   /// The tokens there are the context: brings the GPU's own index of a method up to them, where it has one.
   virtual void index(std::span<Selector* const> selectors, const Rope& rope) = 0;
 

@@ -210,6 +210,7 @@ ChosenBy CudaContext::attach(const Spec& spec, std::span<Selector* const> select
                                 .head_dim = config_.head_dim,
                                 .max_tokens = options_.max_tokens,
                                 .most_queries = kMostSparseTokens,
+                                .most_tokens = static_cast<int>(options_.chunk),
                                 .key_row_bytes = range_.layout().row_bytes(),
                                 .stream = stream_.get()};
   auto selector = make_gpu_selector(spec, geometry, selectors);
@@ -252,6 +253,11 @@ ForwardWork CudaContext::forward(const Step& step, const Rope& rope, LogitRows r
   }
   logits = rows == LogitRows::all ? std::move(together) : std::move(some);
   return work;
+}
+
+std::int64_t CudaContext::most_together(std::span<Selector* const> selectors) const {
+  const Native* const native = native_of(selectors);
+  return std::min(options_.chunk, native != nullptr ? native->selector->most_together() : kMostSparseTokens);
 }
 
 bool CudaContext::chooses(std::span<Selector* const> selectors) const {
@@ -480,18 +486,23 @@ void CudaContext::count_work(const Run& run, ForwardWork& work) {
     if (sparse && run.native == nullptr) continue;
     const GpuSelector* const selector = sparse ? run.native->selector.get() : nullptr;
     const int per_head = sparse ? selector->lists_per_head() : 0;
-    const std::int32_t* count =
+    const std::int32_t* const counts =
         sparse ? run.native->counts.as<std::int32_t>() + layer * selector->counts_per_layer() : nullptr;
     if (sparse) work.sparse_tokens += run.count;
     for (int t = 0; t < run.count; ++t) {
       // Where the window is the context's end, keys between it and the kernel's own are listed besides.
-      const std::int64_t all = tokens_ + t + 1, behind = std::max(dense.sink, all - dense.window),
-                         far_end = std::min<std::int64_t>(behind, std::max<std::int64_t>(dense.sink, limit)),
-                         far = far_end - dense.sink;
+      const auto end_of_far = [&](std::int64_t behind) {
+        return std::min<std::int64_t>(behind, std::max<std::int64_t>(dense.sink, limit));
+      };
+      const auto behind = [&](int token) { return std::max(dense.sink, tokens_ + token + 1 - dense.window); };
+      const std::int64_t all = tokens_ + t + 1, far = end_of_far(behind(t)) - dense.sink;
+      const int counted = sparse ? selector->counted_token(t) : t;
+      const std::int64_t others = behind(counted) - end_of_far(behind(counted));
       std::int64_t listed = 0;  // all heads
       for (int head = 0; head < config_.kv_heads; ++head) {
         std::int64_t chosen = sparse ? 0 : far;
-        for (int i = 0; i < per_head; ++i) chosen += *count++ - (behind - far_end);
+        for (int i = 0; i < per_head; ++i)
+          chosen += counts[(std::int64_t{counted} * config_.kv_heads + head) * per_head + i] - others;
         listed += chosen;
         work.attend += work_of(all, far, std::min(chosen, far), token_bytes);
       }

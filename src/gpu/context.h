@@ -32,6 +32,7 @@ class CudaContext final : public GpuContext {
   void fill_random(std::int64_t tokens, std::uint64_t seed) override;
   ChosenBy attach(const Spec& spec, std::span<Selector* const> selectors) override;
   bool chooses(std::span<Selector* const> selectors) const override;
+  std::int64_t most_together(std::span<Selector* const> selectors) const override;
   void index(std::span<Selector* const> selectors, const Rope& rope) override;
   ForwardWork forward(const Step& step, const Rope& rope, LogitRows rows,
                       std::vector<float>& logits) override;
@@ -83,6 +84,7 @@ class CudaContext final : public GpuContext {
   void enqueue_inputs(const Run& run);
   void enqueue_layer(int layer, const Run& run, ForwardWork& work);
   void attend(int layer, const Run& run, ForwardWork& work);
+  void attend_chosen_by_gpu(int layer, const Run& run);
   void attend_chosen_by_host(int layer, const Run& run, ForwardWork& work);
   void attend_split(int layer, const Run& run, ForwardWork& work);
   QueryBlock places_of(const Run& run) const;

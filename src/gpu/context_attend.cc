@@ -126,11 +126,7 @@ void CudaContext::attend(int layer, const Run& run, ForwardWork& work) {
   if (run.reach == Reach::split) return attend_split(layer, run, work);
   const cuda::Queries all = queries(layer, run);
   if (run.sparse(layer) && run.native == nullptr) return attend_chosen_by_host(layer, run, work);
-  if (run.sparse(layer)) {
-    const cuda::RowLists lists =
-        run.native->selector->select(layer, all, q_unrotated_.as<float>(), stream_.get());
-    return attend_rows_decode(all, lists, options_.max_tokens, workspace_.as<void>(), stream_.get());
-  }
+  if (run.sparse(layer)) return attend_chosen_by_gpu(layer, run);
   if (run.count <= kDecodeTokens) {
     attend_full_decode(all, options_.max_tokens, workspace_.as<void>(), stream_.get());
   } else {
@@ -160,6 +156,24 @@ QueryBlock CudaContext::block_of(int layer, const Run& run) const {
   block.q_unrotated = floats(host_q_unrotated_, q);
   block.kv = run.step.sequences.front().kv->layer(layer, run.count);
   return block;
+}
+
+/// Tokens that choose together are looked at together, and attend some at a time.
+void CudaContext::attend_chosen_by_gpu(int layer, const Run& run) {
+  GpuSelector& selector = *run.native->selector;
+  const cuda::Queries all = queries(layer, run);
+  if (run.count > kMostSparseTokens) selector.look(layer, all, stream_.get());
+  const std::int64_t width = std::int64_t{config_.query_heads} * config_.head_dim;
+  for (int at = 0; at < run.count; at += kMostSparseTokens) {
+    cuda::Queries some = all;
+    some.count = std::min(kMostSparseTokens, run.count - at);
+    some.tokens += at;
+    some.q += at * width;
+    some.o += at * width;
+    const cuda::RowLists lists =
+        selector.select(layer, some, q_unrotated_.as<float>() + at * width, stream_.get());
+    attend_rows_decode(some, lists, options_.max_tokens, workspace_.as<void>(), stream_.get());
+  }
 }
 
 void CudaContext::attend_chosen_by_host(int layer, const Run& run, ForwardWork& work) {

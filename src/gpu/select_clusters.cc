@@ -26,8 +26,6 @@ namespace lode {
 
 namespace {
 
-constexpr std::int64_t kMostTogether = 32;  // tokens of a stretch
-
 class GpuClusters : public GpuSelector {
  public:
   /// Clusters of a layer; nothing while the host chooses.
@@ -46,6 +44,8 @@ class GpuClusters : public GpuSelector {
     rows_ = cuda::Buffer(lists * geometry.max_tokens * 4, "the rows of chosen clusters");
     counts_ = cuda::Buffer(geometry.layers * lists * 4, "the counts of chosen clusters");
     cuda::fill(counts_.as<void>(), 0, counts_.bytes(), geometry.stream);
+    shared_rows_ = cuda::Buffer(geometry.kv_heads * geometry.max_tokens * 4, "the rows of chosen clusters");
+    spread_counts_ = cuda::Buffer(lists * 4, "the counts of chosen clusters");
     step_ = cuda::Buffer(sizeof(cuda::ClusterStep), "the threshold of a step");
     staged_ = cuda::PinnedBuffer(sizeof(cuda::ClusterStep));
   }
@@ -54,11 +54,16 @@ class GpuClusters : public GpuSelector {
   bool chooses() const override { return source_(first_layer()).has_value(); }
   bool prepare(const GpuKeys& keys, cuda::StreamHandle stream) override;
   std::int64_t most_tokens(std::int64_t, Phase phase) const override {
-    const std::int64_t together =
-        phase == Phase::question ? std::max<std::int64_t>(1, stretch_of_questions_) : 1;
-    return std::max(together, geometry_.most_queries / together * together);
+    if (phase != Phase::question) return geometry_.most_queries;
+    if (stretch_of_questions_ == 0) return geometry_.most_tokens;
+    // Whole stretches; a longer one is a step of its own.
+    return std::max(stretch_of_questions_,
+                    geometry_.most_queries / stretch_of_questions_ * stretch_of_questions_);
   }
+  std::int64_t most_together() const override { return geometry_.most_tokens; }
   void begin(const GpuStep& step) override;
+  void look(int layer, const cuda::Queries& all, cuda::StreamHandle stream) override;
+  int counted_token(int t) const override { return stretch_ > geometry_.most_queries ? 0 : t; }
   void upload(cuda::StreamHandle stream) override {
     cuda::copy(step_.as<void>(), staged_.as<void>(), step_.bytes(), stream);
   }
@@ -75,7 +80,7 @@ class GpuClusters : public GpuSelector {
   }
   std::int64_t bytes() const override {
     return centroids_.bytes() + scales_.bytes() + first_.bytes() + cluster_rows_.bytes() + nodes_.bytes() +
-           rows_.bytes() + counts_.bytes();
+           rows_.bytes() + counts_.bytes() + shared_rows_.bytes() + spread_counts_.bytes();
   }
 
  protected:
@@ -94,6 +99,8 @@ class GpuClusters : public GpuSelector {
   void take(int layer, const ClusterChoice& choice, cuda::StreamHandle stream);
   void take_head(std::int64_t place, int head, const ClusterChoice& choice, cuda::StreamHandle stream);
   cuda::ClusterTables tables(int layer) const;
+  void choose(int layer, const cuda::Queries& queries, std::int32_t* rows, int listed,
+              cuda::StreamHandle stream) const;
 
   bool host_index_ = false;
   std::int64_t stretch_of_questions_ = 0;  ///< 0: the whole question
@@ -101,14 +108,17 @@ class GpuClusters : public GpuSelector {
   std::vector<Position> ends_;             // [parts]
   int stretch_ = 1;                        ///< of the running step
   std::int64_t most_nodes_ = 0, most_keys_ = 0, nodes_of_layer_ = 0;
-  cuda::Buffer centroids_;     // [L, Hkv, cuda::centroid_bytes(most_nodes)]
-  cuda::Buffer scales_;        // [L, Hkv]
-  cuda::Buffer first_;         // [L, Hkv, most_nodes + 1]
-  cuda::Buffer cluster_rows_;  // [L, Hkv, most_keys]
-  cuda::Buffer nodes_;         // [L, Hkv, parts + 1]
-  cuda::Buffer rows_;          // [most_queries, Hkv, max_tokens]
-  cuda::Buffer counts_;        // [L, most_queries, Hkv]
-  cuda::PinnedBuffer staged_;  // ClusterStep
+  cuda::Buffer centroids_;      // [L, Hkv, cuda::centroid_bytes(most_nodes)]
+  cuda::Buffer scales_;         // [L, Hkv]
+  cuda::Buffer first_;          // [L, Hkv, most_nodes + 1]
+  cuda::Buffer cluster_rows_;   // [L, Hkv, most_keys]
+  cuda::Buffer nodes_;          // [L, Hkv, parts + 1]
+  cuda::Buffer rows_;           // [most_queries, Hkv, max_tokens]
+  cuda::Buffer counts_;         // [L, most_queries, Hkv]
+  cuda::Buffer shared_rows_;    // [Hkv, max_tokens] of a stretch of more tokens than attend at once
+  cuda::Buffer spread_counts_;  // [most_queries, Hkv] of some of its tokens
+  cuda::Queries step_queries_;  ///< all of them
+  cuda::PinnedBuffer staged_;   // ClusterStep
 };
 
 bool GpuClusters::prepare(const GpuKeys&, cuda::StreamHandle stream) {
@@ -271,17 +281,40 @@ cuda::ClusterTables GpuClusters::tables(int layer) const {
       .most_parts = static_cast<int>(parts)};
 }
 
-cuda::RowLists GpuClusters::select(int layer, const cuda::Queries& queries, const float*,
-                                   cuda::StreamHandle stream) {
-  auto* const counts = counts_.as<std::int32_t>() + layer * counts_per_layer();
+void GpuClusters::choose(int layer, const cuda::Queries& queries, std::int32_t* rows, int listed,
+                         cuda::StreamHandle stream) const {
   cuda::choose_clusters({.tables = tables(layer),
                          .step = step_.as<cuda::ClusterStep>(),
                          .stretch = stretch_,
+                         .listed = listed,
                          .window = spec_.dense.window,
-                         .rows = rows_.as<std::int32_t>(),
-                         .counts = counts,
+                         .rows = rows,
+                         .counts = counts_.as<std::int32_t>() + layer * counts_per_layer(),
                          .capacity = geometry_.max_tokens},
                         queries, stream);
+}
+
+void GpuClusters::look(int layer, const cuda::Queries& all, cuda::StreamHandle stream) {
+  if (stretch_ <= geometry_.most_queries) return;
+  step_queries_ = all;
+  choose(layer, all, shared_rows_.as<std::int32_t>(), 1, stream);
+}
+
+cuda::RowLists GpuClusters::select(int layer, const cuda::Queries& queries, const float*,
+                                   cuda::StreamHandle stream) {
+  const std::int32_t* counts = counts_.as<std::int32_t>() + layer * counts_per_layer();
+  if (stretch_ <= geometry_.most_queries) {
+    choose(layer, queries, rows_.as<std::int32_t>(), geometry_.most_queries, stream);
+  } else {
+    cuda::spread_list({.rows = shared_rows_.as<std::int32_t>(),
+                       .counts = counts,
+                       .window = spec_.dense.window,
+                       .capacity = geometry_.max_tokens,
+                       .rows_out = rows_.as<std::int32_t>(),
+                       .counts_out = spread_counts_.as<std::int32_t>()},
+                      step_queries_, queries, stream);
+    counts = spread_counts_.as<std::int32_t>();
+  }
   return {.rows = rows_.as<std::int32_t>(),
           .counts = counts,
           .capacity = geometry_.max_tokens,
@@ -388,7 +421,7 @@ std::unique_ptr<GpuSelector> make_gpu_clusters(const Spec& spec, const GpuGeomet
   const std::int64_t stretch = spec.integer("block", 0, 1, 1 << 20);
   const std::int64_t nodes = spec.amount("clusters", {0.05, true}).of(geometry.max_tokens);
   // Twice: a text that is indexed in parts has a last cluster in each.
-  if (!spec.dense.from_context || stretch > kMostTogether || !cuda::can_choose_buckets() ||
+  if (!spec.dense.from_context || stretch > geometry.most_tokens || !cuda::can_choose_buckets() ||
       !cuda::fits_cluster_choice(2 * nodes, geometry.head_dim, geometry.kv_heads))
     return nullptr;
   std::vector<ClusterChooser*> choosers;

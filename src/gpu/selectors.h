@@ -18,7 +18,8 @@ namespace lode {
 struct GpuGeometry {
   int layers = 0, query_heads = 0, kv_heads = 0, head_dim = 0;
   std::int64_t max_tokens = 0;
-  int most_queries = 0;  ///< query tokens of one step
+  int most_queries = 0;  ///< query tokens that attend at once
+  int most_tokens = 0;   ///< of one step, where tokens choose together
   int sequences = 1;
   std::int64_t key_row_bytes = 0;
   cuda::StreamHandle stream = nullptr;  ///< what is made at once is made on it
@@ -63,6 +64,12 @@ class GpuSelector {
   virtual std::int64_t most_tokens(std::int64_t /*position*/, Phase) const { return kMostSparseTokens; }
   virtual void begin(const GpuStep& step) = 0;
   virtual void upload(cuda::StreamHandle stream) = 0;
+  /// Tokens of a question that may choose together.
+  virtual std::int64_t most_together() const { return kMostSparseTokens; }
+  /// Before the calls of select for a layer, where a step has more tokens than attend at once: all of them.
+  virtual void look(int /*layer*/, const cuda::Queries& /*all*/, cuda::StreamHandle) {}
+  /// The token of the step whose counts stand for those of token t.
+  virtual int counted_token(int t) const { return t; }
   /// Far keys of the layer's queries; the lists stay until the next call for any layer.
   virtual cuda::RowLists select(int layer, const cuda::Queries& queries, const float* q_unrotated,
                                 cuda::StreamHandle stream) = 0;

@@ -139,6 +139,15 @@ Outcome run(const Case& c, double threshold, std::int64_t capacity) {
       counts(Rows(static_cast<std::size_t>(s.tokens * s.kv_heads), -7));
   const OnDevice<QueryToken> tokens(places);
   const OnDevice<ClusterStep> step({{threshold, c.part_count, kSink, kSink + c.counted_keys}});
+  const Queries queries = {.tokens = tokens.get(),
+                           .layout = {s.kv_heads, s.dim, DType::bf16, 0},
+                           .count = s.tokens,
+                           .query_heads = s.query_heads,
+                           .scale = 1.0f / std::sqrt(static_cast<float>(s.dim)),
+                           .q = q.get()};
+  const bool spread = s.stretch > 32;  // then all tokens are one stretch
+  const OnDevice<std::int32_t> shared(Rows(static_cast<std::size_t>(s.kv_heads * capacity), -7)),
+      shared_counts(Rows(static_cast<std::size_t>(s.kv_heads), -7));
   choose_clusters({.tables = {.centroids = centroids.get(),
                               .scales = scales.get(),
                               .first = first_there.get(),
@@ -149,17 +158,21 @@ Outcome run(const Case& c, double threshold, std::int64_t capacity) {
                               .most_parts = static_cast<int>(s.parts.size())},
                    .step = step.get(),
                    .stretch = s.stretch,
+                   .listed = spread ? 1 : s.stretch,
                    .window = kWindow,
-                   .rows = out.get(),
-                   .counts = counts.get(),
+                   .rows = spread ? shared.get() : out.get(),
+                   .counts = spread ? shared_counts.get() : counts.get(),
                    .capacity = capacity},
-                  {.tokens = tokens.get(),
-                   .layout = {s.kv_heads, s.dim, DType::bf16, 0},
-                   .count = s.tokens,
-                   .query_heads = s.query_heads,
-                   .scale = 1.0f / std::sqrt(static_cast<float>(s.dim)),
-                   .q = q.get()},
-                  stream.get());
+                  queries, stream.get());
+  if (spread) {
+    spread_list({.rows = shared.get(),
+                 .counts = shared_counts.get(),
+                 .window = kWindow,
+                 .capacity = capacity,
+                 .rows_out = out.get(),
+                 .counts_out = counts.get()},
+                queries, queries, stream.get());
+  }
   return {out.read(stream), counts.read(stream)};
 }
 
@@ -235,6 +248,7 @@ LODE_TEST(choose_clusters_keeps_what_is_above_the_threshold) {
   } cases[] = {{{32, 8, 128, {6554}, 20}, "an eighth of a model, 128k"},
                {{32, 8, 128, {6554, 40, 7}, 20, 5, 1}, "three parts, five tokens apart"},
                {{32, 8, 128, {700, 40, 7}, 20, 32, 32}, "32 tokens together"},
+               {{32, 8, 128, {700, 40}, 20, 41, 41}, "41 tokens together"},
                {{32, 8, 128, {700}, 20, 30, 8}, "stretches of 8, the last one short"},
                {{8, 2, 64, {77}, 9, 7, 3}, "stretches of 3"},
                {{8, 2, 64, {75, 7, 7, 7}, 20, 1, 1, 2}, "two of four parts count"},

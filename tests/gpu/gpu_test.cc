@@ -161,7 +161,8 @@ TEST(Gpu, TheShippedArtefactAndOneLevelOfClustersAreChosenByTheGpu) {
                                                     {"saap:group=independent", ChosenBy::host},
                                                     {"squeezed", ChosenBy::gpu_by_host_index},
                                                     {"squeezed:block=16", ChosenBy::gpu_by_host_index},
-                                                    {"squeezed:block=64", ChosenBy::host},
+                                                    {"squeezed:block=64", ChosenBy::gpu_by_host_index},
+                                                    {"squeezed:block=1000", ChosenBy::host},
                                                     {"squeezed:levels=2", ChosenBy::host},
                                                     {"squeezed:window=200", ChosenBy::host}};
   for (const auto& [spec, by] : expected) {
@@ -227,7 +228,7 @@ TEST(Gpu, SqueezedAnswersAsOnTheCpu) {
     for (int turn = 0; turn < 3; ++turn) {
       const std::int64_t tokens = context.tokens();
       const Generation answer =
-          context.generate(story(20), method, {.max_new_tokens = 24, .stop_at_eos = false});
+          context.generate(story(turn == 0 ? 20 : 60), method, {.max_new_tokens = 24, .stop_at_eos = false});
       answers[at][turn] = answer.tokens;
       far[at][turn] = answer.work.far_keys;
       EXPECT_LT(answer.work.selectivity(), 0.6);

@@ -362,7 +362,7 @@ class Chooser {
         const int i = first + u * kThreads;
         if (i < keys) row[u] = __ldg(from + list[low[u]].x + i - list[low[u]].y);
       }
-      for (int token = 0; token < tokens_; ++token) {
+      for (int token = 0; token < listed(); ++token) {
         std::int32_t* const to = rows_of(token) + before;
 #pragma unroll
         for (int u = 0; u < kAtOnce; ++u)
@@ -370,6 +370,9 @@ class Chooser {
       }
     }
     if (rank_ == kRanks - 1) add_others(all);
+  }
+  __device__ int listed() const {
+    return min(tokens_, p_.task.listed);
   }
   __device__ std::int64_t list_of(int token) const {
     return std::int64_t{first_token_ + token} * p_.queries.layout.kv_heads + kv_head_;
@@ -380,7 +383,7 @@ class Chooser {
 
   /// Keys [end, window): not in clusters yet, or behind the context.
   __device__ void add_others(int count) const {
-    for (int token = 0; token < tokens_; ++token) {
+    for (int token = 0; token < listed(); ++token) {
       const std::int64_t window = p_.queries.tokens[first_token_ + token].position + 1 - p_.task.window;
       const int others = static_cast<int>(max(std::int64_t{0}, window - step_.end));
       std::int32_t* const to = rows_of(token) + count;
@@ -407,6 +410,21 @@ __global__ void __launch_bounds__(kThreads, kPieces <= 4 ? 2 : 1)
   extern __shared__ __align__(128) char memory[];
   Chooser<kPieces, kRanks>(p, memory).run();
 #endif
+}
+
+__global__ void spread_kernel(SpreadTask task, const QueryToken* first, const QueryToken* tokens) {
+  const int head = static_cast<int>(blockIdx.y), heads = static_cast<int>(gridDim.y),
+            token = static_cast<int>(blockIdx.z);
+  const std::int32_t count = task.counts[head];
+  const std::int64_t from = max(std::int64_t{0}, first->position + 1 - task.window),
+                     to = max(from, tokens[token].position + 1 - task.window);
+  const std::int32_t* const rows = task.rows + head * task.capacity;
+  const std::int64_t list = std::int64_t{token} * heads + head, all = count + to - from;
+  std::int32_t* const out = task.rows_out + list * task.capacity;
+  const std::int64_t threads = std::int64_t{gridDim.x} * kThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < all; i += threads)
+    out[i] = i < count ? rows[i] : static_cast<std::int32_t>(from + i - count);
+  if (blockIdx.x == 0 && threadIdx.x == 0) task.counts_out[list] = static_cast<std::int32_t>(all);
 }
 
 template <int kPieces, int kRanks>
@@ -467,6 +485,15 @@ bool fits_cluster_choice(std::int64_t most_nodes, int head_dim, int kv_heads) {
   LODE_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
   const std::int64_t each = most_nodes / ranks_of(kv_heads) + kTile;
   return each * 32 + (8 << 10) <= most;
+}
+
+void spread_list(const SpreadTask& task, const Queries& step, const Queries& queries, StreamHandle stream) {
+  if (queries.count == 0) return;
+  constexpr unsigned kBlocks = 16;  // of a list
+  const dim3 grid(kBlocks, static_cast<unsigned>(queries.layout.kv_heads),
+                  static_cast<unsigned>(queries.count));
+  spread_kernel<<<grid, kThreads, 0, stream>>>(task, step.tokens, queries.tokens);
+  LODE_LAUNCHED();
 }
 
 void choose_clusters(const ClusterChoiceTask& task, const Queries& queries, StreamHandle stream) {
