@@ -137,7 +137,9 @@ class Chooser {
   __device__ void take_tables() {
     const ClusterTables& tables = p_.task.tables;
     step_ = *p_.task.step;
-    const int nodes = tables.nodes[kv_head_ * (tables.most_parts + 1) + step_.parts];
+    const std::int32_t* const of_parts = tables.nodes + kv_head_ * (tables.most_parts + 1);
+    int nodes = of_parts[tables.most_parts];  // beside the step: all parts count but after a roll back
+    if (step_.parts != tables.most_parts) nodes = of_parts[step_.parts];
     const int tiles = (nodes + kTile - 1) / kTile, each = (tiles + kRanks - 1) / kRanks;
     const int first_tile = min(tiles, rank_ * each);
     tiles_ = min(tiles, first_tile + each) - first_tile;
@@ -147,7 +149,7 @@ class Chooser {
         (std::int64_t{kv_head_} * ((tables.most_nodes + kTile - 1) / kTile) + first_tile) * kPieces * 64;
     const std::int32_t* const first =
         tables.first + std::int64_t{kv_head_} * (tables.most_nodes + 1) + first_tile * kTile;
-    for (int i = tid_; i <= nodes_; i += kThreads) at<int>(plan_.starts)[i] = first[i];
+    for (int i = tid_; nodes_ > 0 && i <= nodes_; i += kThreads) at<int>(plan_.starts)[i] = first[i];
   }
   __device__ int keys_of(int node) const {
     return at<int>(plan_.starts)[node + 1] - at<int>(plan_.starts)[node];
@@ -236,6 +238,7 @@ class Chooser {
     }
     for (int o = 4; o < 32; o *= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, o));
     if (g == 0) shared().warp_highest[warp_][t] = highest;
+    __syncwarp();
     __syncthreads();
   }
 
