@@ -130,7 +130,7 @@ class CudaContext final : public GpuContext {
   cuda::PinnedBuffer host_k_, host_k_unrotated_, host_v_;  // [chunk, Hkv, d]
   HostLists lists_;
   mutable std::map<const void*, Native> natives_;  ///< by the address of the step's selectors
-  cuda::Graph dense_graph_;                ///< of one decode step with full attention
+  cuda::Graph dense_graph_;                        ///< of one decode step with full attention
 
   // With keys and values in host memory:
   std::unique_ptr<HostTier> tier_;
