@@ -38,10 +38,17 @@ int pieces_compiled(int head_dim) {
   const int pieces = pieces_of(head_dim);
   return pieces <= 2 ? 2 : pieces <= 4 ? pieces : kMostPieces;
 }
-/// By the KV heads alone: sums of another cut differ in their last bits, and a choice must not depend on how
-/// many queries come together.
-int ranks_of(int kv_heads) {
-  return kv_heads <= 8 ? 16 : 8;
+/// Shared memory of a block over so many ranks, at most.
+std::int64_t room_for(std::int64_t most_nodes, int ranks) {
+  constexpr std::int64_t kNodeBytes = 32, kBesides = 8 << 10;
+  return (most_nodes / ranks + kTile) * kNodeBytes + kBesides;
+}
+/// Such that all blocks run at once. By the index alone: sums of another cut differ in their last bits, and a
+/// choice must not depend on how many queries come together.
+int ranks_of(int kv_heads, std::int64_t most_nodes) {
+  constexpr std::int64_t kRoom = 200 << 10;
+  if (kv_heads <= 8) return 16;
+  return kv_heads <= 16 || room_for(most_nodes, 4) > kRoom ? 8 : 4;
 }
 
 /// A block's shared memory, in bytes from its start.
@@ -455,8 +462,14 @@ void launch(const Params& p, StreamHandle stream) {
 
 template <int kPieces>
 void launch_for_kv_heads(const Params& p, StreamHandle stream) {
-  if (ranks_of(p.queries.layout.kv_heads) == 16) return launch<kPieces, 16>(p, stream);
-  launch<kPieces, 8>(p, stream);
+  switch (ranks_of(p.queries.layout.kv_heads, p.task.tables.most_nodes)) {
+    case 16:
+      return launch<kPieces, 16>(p, stream);
+    case 8:
+      return launch<kPieces, 8>(p, stream);
+    default:
+      return launch<kPieces, 4>(p, stream);
+  }
 }
 
 }  // namespace
@@ -486,8 +499,7 @@ bool fits_cluster_choice(std::int64_t most_nodes, int head_dim, int kv_heads) {
   int device = 0, most = 0;
   LODE_CUDA(cudaGetDevice(&device));
   LODE_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  const std::int64_t each = most_nodes / ranks_of(kv_heads) + kTile;
-  return each * 32 + (8 << 10) <= most;
+  return room_for(most_nodes, ranks_of(kv_heads, most_nodes)) <= most;
 }
 
 void spread_list(const SpreadTask& task, const Queries& step, const Queries& queries, StreamHandle stream) {
