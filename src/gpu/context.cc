@@ -119,7 +119,7 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
     LODE_ASSERT(options.pool != nullptr);
     tier_ = std::make_unique<HostTier>(
         KvShape{config.layers, config.kv_heads, config.head_dim, options.kv_type, options.max_tokens},
-        *options.pool);
+        *options.pool, stream_.get());
     near_lse_ = cuda::Buffer(vector_bytes(kMostSparseTokens, config.query_heads, 1), what);
     far_ = cuda::Buffer(vector_bytes(kMostSparseTokens, config.query_heads, d + 1), what);
     host_far_ = cuda::PinnedBuffer(far_.bytes());

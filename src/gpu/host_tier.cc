@@ -9,14 +9,14 @@
 
 namespace lode {
 
-HostTier::HostTier(const KvShape& shape, ThreadPool& pool)
+HostTier::HostTier(const KvShape& shape, ThreadPool& pool, cuda::StreamHandle stream)
     : shape_(shape),
       pool_(pool),
       stage_({shape.kv_heads, shape.head_dim, shape.type, 0}, 1, shape.max_tokens),
       bases_(sizeof(const char*), "a layer's keys and values") {
   for (Bounce& bounce : bounce_) bounce.memory = cuda::PinnedBuffer(kBounceBytes);
   const char* const base = stage_.base();
-  cuda::copy(bases_.as<void>(), &base, sizeof base, nullptr);
+  cuda::copy(bases_.as<void>(), &base, sizeof base, stream);
 }
 
 /// Copies rows of all heads by way of pinned memory, which the host fills while the GPU reads the other half:

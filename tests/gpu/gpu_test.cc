@@ -359,12 +359,12 @@ TEST(Gpu, MemoryThatKeysAndValuesDoNotFitIntoSendsThemToTheHost) {
   const KvShape shape = {pocket()->config().layers, pocket()->config().kv_heads, pocket()->config().head_dim,
                          DType::f16, tokens};
   const std::int64_t whole = tokens * shape.token_bytes();
-  std::int64_t working = 0;  // weights and what a context takes without keys
+  std::int64_t working = 0;  // weights and what a context takes before it holds keys
   {
-    Context context = split_context(DType::f16, KvTier::gpu, 64);
+    Context context = split_context(DType::f16, KvTier::gpu, tokens);
     working = context.impl().gpu->bytes() + pocket()->impl().gpu_model(0)->bytes();
   }
-  const std::int64_t limit = working + (std::int64_t{200} << 20) + whole / 2;
+  const std::int64_t limit = working + whole - 1;
   Context context(pocket(), {.device = Device::cuda, .gpu_memory = limit, .max_tokens = tokens});
   EXPECT_TRUE(context.impl().gpu->keys_on_host()) << context.placement();
   const MethodId method = context.attach(parse_spec("topk:k=40,window=128"));
