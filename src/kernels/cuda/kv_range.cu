@@ -1,57 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cuda.h>
-
 #include <algorithm>
+#include <string>
 
-#include "kernels/cuda/check.cuh"
 #include "kernels/cuda/kv_range.h"
+#include "kernels/cuda/pages.h"
+#include "lodestone/error.h"
 
 namespace lode::cuda {
 
 namespace {
-
-/// The driver's calls, asked of the runtime so that the program starts without a driver.
-template <class Function>
-Function driver(const char* name) {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result{};
-  LODE_CUDA(cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result));
-  if (found == nullptr)
-    throw RunError(std::string("the NVIDIA driver has no ") + name + ": install a newer one");
-  return reinterpret_cast<Function>(found);
-}
-
-struct Driver {
-  decltype(&cuMemAddressReserve) reserve = driver<decltype(&cuMemAddressReserve)>("cuMemAddressReserve");
-  decltype(&cuMemAddressFree) free = driver<decltype(&cuMemAddressFree)>("cuMemAddressFree");
-  decltype(&cuMemCreate) create = driver<decltype(&cuMemCreate)>("cuMemCreate");
-  decltype(&cuMemRelease) release = driver<decltype(&cuMemRelease)>("cuMemRelease");
-  decltype(&cuMemMap) map = driver<decltype(&cuMemMap)>("cuMemMap");
-  decltype(&cuMemUnmap) unmap = driver<decltype(&cuMemUnmap)>("cuMemUnmap");
-  decltype(&cuMemSetAccess) access = driver<decltype(&cuMemSetAccess)>("cuMemSetAccess");
-  decltype(&cuMemGetAllocationGranularity) granularity =
-      driver<decltype(&cuMemGetAllocationGranularity)>("cuMemGetAllocationGranularity");
-};
-
-const Driver& cu() {
-  static const Driver driver;
-  return driver;
-}
-
-CUmemAllocationProp on_this_device() {
-  int device = 0;
-  LODE_CUDA(cudaGetDevice(&device));
-  CUmemAllocationProp properties{};
-  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  properties.location.id = device;
-  return properties;
-}
-
-void expect_success(CUresult status, const char* what) {
-  if (status != CUDA_SUCCESS)
-    throw RunError(std::string("the GPU failed: driver error ") + std::to_string(status) + " (" + what + ")");
-}
 
 std::int64_t round_up(std::int64_t n, std::int64_t to) {
   return (n + to - 1) / to * to;
@@ -60,23 +17,14 @@ std::int64_t round_up(std::int64_t n, std::int64_t to) {
 }  // namespace
 
 KvRange::KvRange(KvLayout layout, int layers, std::int64_t max_tokens)
-    : layout_(layout), layers_(layers), max_tokens_(max_tokens) {
-  LODE_CUDA(cudaFree(nullptr));  // the driver's calls need a context
-  const CUmemAllocationProp properties = on_this_device();
-  std::size_t granularity = 0;
-  expect_success(cu().granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
-                 "cuMemGetAllocationGranularity");
-  granularity_ = static_cast<std::int64_t>(granularity);
+    : layout_(layout), layers_(layers), max_tokens_(max_tokens), granularity_(page_bytes()) {
   layout_.layer_stride = round_up(layout_.layer_bytes(max_tokens), granularity_);
-  CUdeviceptr base = 0;
-  expect_success(cu().reserve(&base, static_cast<std::size_t>(layout_.layer_stride * layers), 0, 0, 0),
-                 "cuMemAddressReserve");
-  base_ = reinterpret_cast<char*>(base);
+  base_ = reserve_addresses(layout_.layer_stride * layers);
 }
 
 KvRange::~KvRange() {
   unmap(0);
-  cu().free(reinterpret_cast<CUdeviceptr>(base_), static_cast<std::size_t>(layout_.layer_stride * layers_));
+  free_addresses(base_, layout_.layer_stride * layers_);
 }
 
 void KvRange::back(std::int64_t tokens) {
@@ -116,48 +64,32 @@ void KvRange::let_go(std::int64_t begin, std::int64_t end) {
 }
 
 void KvRange::unmap(std::size_t first_piece) {
-  for (; pieces_.size() > first_piece; pieces_.pop_back()) {
-    cu().unmap(reinterpret_cast<CUdeviceptr>(pieces_.back().at),
-               static_cast<std::size_t>(pieces_.back().bytes));
-    cu().release(pieces_.back().handle);
-  }
+  for (; pieces_.size() > first_piece; pieces_.pop_back())
+    unmap_pages(pieces_.back().at, pieces_.back().bytes, pieces_.back().handle);
 }
 
-/// Gives memory to bytes [offset, offset + bytes) of every layer, or of none.
+/// Gives memory to bytes [offset, offset + bytes) of every layer, or of none. Kernels read whole blocks: the
+/// rows behind the last token are zeros.
 void KvRange::map_layers(std::int64_t offset, std::int64_t bytes) {
-  const CUmemAllocationProp properties = on_this_device();
-  const CUmemAccessDesc access = {properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-  const std::size_t before = pieces_.size(), size = static_cast<std::size_t>(bytes);
-  const auto undo = [&] { unmap(before); };
-  for (int layer = 0; layer < layers_; ++layer) {
-    char* const at = base_ + layer * layout_.layer_stride + offset;
-    CUmemGenericAllocationHandle handle = 0;
-    if (const CUresult status = cu().create(&handle, size, &properties, 0); status != CUDA_SUCCESS) {
-      undo();
-      if (status != CUDA_ERROR_OUT_OF_MEMORY) expect_success(status, "cuMemCreate");
-      std::size_t free = 0, total = 0;
-      LODE_CUDA(cudaMemGetInfo(&free, &total));
-      throw RunError("out of GPU memory: expected " + std::to_string(bytes * layers_ >> 20) +
-                     " MiB for keys and values beside the " + std::to_string(backed_bytes() >> 20) +
-                     " MiB there, found " + std::to_string(free >> 20) + " MiB free of " +
-                     std::to_string(total >> 20) + " MiB");
+  const std::size_t before = pieces_.size();
+  try {
+    for (int layer = 0; layer < layers_; ++layer) {
+      char* const at = base_ + layer * layout_.layer_stride + offset;
+      const unsigned long long handle = map_pages(at, bytes);
+      if (handle == 0) {
+        const DeviceMemory memory = device_memory();
+        throw RunError("out of GPU memory: expected " + std::to_string(bytes * layers_ >> 20) +
+                       " MiB for keys and values beside the " + std::to_string(backed_bytes() >> 20) +
+                       " MiB there, found " + std::to_string(memory.free >> 20) + " MiB free of " +
+                       std::to_string(memory.total >> 20) + " MiB");
+      }
+      pieces_.push_back({handle, at, bytes});
     }
-    if (const CUresult status = cu().map(reinterpret_cast<CUdeviceptr>(at), size, 0, handle, 0);
-        status != CUDA_SUCCESS) {
-      cu().release(handle);
-      undo();
-      expect_success(status, "cuMemMap");
-    }
-    pieces_.push_back({handle, at, bytes});
-    if (const CUresult status = cu().access(reinterpret_cast<CUdeviceptr>(at), size, &access, 1);
-        status != CUDA_SUCCESS) {
-      undo();
-      expect_success(status, "cuMemSetAccess");
-    }
-    // Kernels read whole blocks: rows behind the last token must be numbers.
-    LODE_CUDA(cudaMemset(at, 0, size));
+  } catch (...) {
+    unmap(before);
+    throw;
   }
-  LODE_CUDA(cudaDeviceSynchronize());
+  synchronize_device();
 }
 
 template <class Copy>
@@ -180,10 +112,8 @@ void KvRange::to_host(int layer, int head, Part part, std::int64_t begin, std::i
                       StreamHandle stream) const {
   for_blocks(layer, head, part, begin, end,
              [&](const char* at, std::int64_t width, std::int64_t height, std::int64_t offset) {
-               LODE_CUDA(cudaMemcpy2DAsync(static_cast<char*>(host) + offset, static_cast<std::size_t>(width),
-                                           at, static_cast<std::size_t>(layout_.block_stride()),
-                                           static_cast<std::size_t>(width), static_cast<std::size_t>(height),
-                                           cudaMemcpyDeviceToHost, stream));
+               copy_apart(static_cast<char*>(host) + offset, width, at, layout_.block_stride(), width, height,
+                          stream);
              });
 }
 
@@ -191,10 +121,8 @@ void KvRange::to_device(int layer, int head, Part part, std::int64_t begin, std:
                         const void* host, StreamHandle stream) {
   for_blocks(layer, head, part, begin, end,
              [&](char* at, std::int64_t width, std::int64_t height, std::int64_t offset) {
-               LODE_CUDA(cudaMemcpy2DAsync(at, static_cast<std::size_t>(layout_.block_stride()),
-                                           static_cast<const char*>(host) + offset,
-                                           static_cast<std::size_t>(width), static_cast<std::size_t>(width),
-                                           static_cast<std::size_t>(height), cudaMemcpyHostToDevice, stream));
+               copy_apart(at, layout_.block_stride(), static_cast<const char*>(host) + offset, width, width,
+                          height, stream);
              });
 }
 

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keys and values in host memory beside a GPU: the same answers as with all of them there. Run on a GPU, and
+// where there is none on one that the host plays (tests/gpu_fake).
+#include <gtest/gtest.h>
+
+#include "base/file.h"
+#include "engine/context.h"
+#include "gpu/backend.h"
+#include "support/compare.h"
+
+namespace lode {
+namespace {
+
+#define NEEDS_GPU() \
+  if (const GpuInfo gpu = gpu_info(); !gpu.ok) GTEST_SKIP() << gpu.why
+
+std::shared_ptr<const Model> pocket() {
+  static const auto model = Model::load(std::string(LODESTONE_SOURCE_DIR) + "/models/pocket");
+  return model;
+}
+
+std::vector<TokenId> story(std::int64_t tokens) {
+  const std::string text = read_file(std::string(LODESTONE_SOURCE_DIR) + "/demo/document.txt");
+  auto ids = pocket()->tokenizer().encode(text, Tokenizer::Bos::as_template);
+  ids.resize(static_cast<std::size_t>(tokens));
+  return ids;
+}
+
+Context split_context(DType type, KvTier tier, std::int64_t max_tokens) {
+  return Context(pocket(),
+                 {.kv_type = type, .device = Device::cuda, .kv_tier = tier, .max_tokens = max_tokens});
+}
+
+class GpuTier : public testing::TestWithParam<const char*> {};
+
+/// A text in chunks, a question of many tokens and one of one at a time, a dense question in between: host
+/// memory gives what the GPU's gives, and the same bits again after rolling back.
+TEST_P(GpuTier, LogitsAndWorkEqualThoseWithKeysOnTheGpu) {
+  NEEDS_GPU();
+  std::vector<float> logits[2];
+  WorkReport work[2];
+  for (const KvTier tier : {KvTier::gpu, KvTier::host}) {
+    Context context = split_context(DType::f32, tier, 2048);
+    const MethodId method = context.attach(parse_spec(GetParam()));
+    const std::vector<TokenId> text = story(900);
+    context.prefill(std::span(text).first(600));
+    context.prefill(std::span(text).subspan(600));
+    context.build_indexes();
+    const int at = tier == KvTier::host;
+    EXPECT_EQ(context.impl().gpu->keys_on_host(), at == 1);
+    logits[at] = context.forward(story(37), method, &work[at]);
+    for (const TokenId token : story(5)) {
+      WorkReport more;
+      const auto row = context.forward({&token, 1}, method, &more);
+      logits[at].insert(logits[at].end(), row.begin(), row.end());
+      work[at] += more;
+    }
+    const auto dense = context.forward(story(20), kDense);
+    logits[at].insert(logits[at].end(), dense.begin(), dense.end());
+    context.roll_back(900);
+    const auto again = context.forward(story(37), method);
+    EXPECT_EQ(again, std::vector<float>(logits[at].begin(), logits[at].begin() + std::ssize(again)));
+  }
+  EXPECT_LT(relative_difference(logits[1], logits[0]), 2e-3f);
+  EXPECT_EQ(work[0].far_total, work[1].far_total);
+  EXPECT_NEAR(static_cast<double>(work[1].far_keys + 1) / static_cast<double>(work[0].far_keys + 1), 1.0,
+              0.02);
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, GpuTier,
+                         testing::Values("full", "streaming:window=64", "topk:k=40,window=64",
+                                         "retrieval:k=40,sink=16,window=64",
+                                         "retrieval:k=40,beam=32,sink=16,window=64",
+                                         "topk:k=40,sink=0,window=1",
+                                         "kmeans:clusters=32,probes=6,window=64,dense_layers=1",
+                                         "squeezed:sparsity=0.8", "h2o:window=64", "magicpig:window=64"),
+                         [](const auto& info) { return "spec" + std::to_string(info.index); });
+
+TEST(Tier, WithKeysInHostMemoryOnlyQueriesNewKeysAndStatesCross) {
+  NEEDS_GPU();
+  Context context = split_context(DType::f16, KvTier::host, 2048);
+  const MethodId method = context.attach(parse_spec("topk:k=40,sink=4,window=64"));
+  context.prefill(story(900));
+  context.build_indexes();
+  context.forward(story(1), method);  // brings sink and window
+  WorkReport work;
+  const TokenId token = story(1)[0];
+  context.forward({&token, 1}, method, &work);
+  const ModelConfig& m = pocket()->config();
+  const std::int64_t d = m.head_dim, f = sizeof(float);
+  EXPECT_EQ(work.tiers.bytes_to_host, m.layers * (2 * m.query_heads + 2 * m.kv_heads) * d * f);
+  EXPECT_EQ(work.tiers.bytes_to_gpu, m.layers * m.query_heads * (d + 1) * f);
+  EXPECT_EQ(work.tiers.gpu_keys, m.layers * m.kv_heads * (4 + 64));
+  EXPECT_EQ(work.tiers.host_keys, work.far_keys);
+  EXPECT_GT(work.tiers.host_keys, 0);
+}
+
+TEST(Tier, MemoryThatKeysAndValuesDoNotFitIntoSendsThemToTheHost) {
+  NEEDS_GPU();
+  const std::int64_t tokens = 60000;
+  const KvShape shape = {pocket()->config().layers, pocket()->config().kv_heads, pocket()->config().head_dim,
+                         DType::f16, tokens};
+  const std::int64_t whole = tokens * shape.token_bytes();
+  std::int64_t working = 0;  // weights and what a context takes before it holds keys
+  {
+    Context context = split_context(DType::f16, KvTier::gpu, tokens);
+    working = context.impl().gpu->bytes() + pocket()->impl().gpu_model(0)->bytes();
+  }
+  const std::int64_t limit = working + whole - 1;
+  Context context(pocket(), {.device = Device::cuda, .gpu_memory = limit, .max_tokens = tokens});
+  EXPECT_TRUE(context.impl().gpu->keys_on_host()) << context.placement();
+  const MethodId method = context.attach(parse_spec("topk:k=40,window=64"));
+  context.prefill(story(700));
+  context.forward(story(5), method);
+  EXPECT_LE(context.impl().gpu->bytes() + pocket()->impl().gpu_model(0)->bytes(), limit);
+  EXPECT_NE(context.placement().find("in host memory"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace lode
