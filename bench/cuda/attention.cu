@@ -46,7 +46,7 @@ class Bench {
     q_ = Buffer(shape.query_heads * kDim * 4, "q");
     o_ = Buffer(q_.bytes(), "o");
     fill_uniform(q_.as<void>(), DType::f32, shape.query_heads * kDim, 0, 1.7f, 2, stream_.get());
-    workspace_ = Buffer(decode_workspace_bytes(1, shape.query_heads, kDim, shape.context), "workspace");
+    workspace_ = Buffer(decode_workspace_bytes(1, shape.query_heads, shape.kv_heads, kDim), "workspace");
     fill(workspace_.as<void>(), 0, workspace_.bytes(), stream_.get());
     stream_.synchronize();
   }
@@ -136,6 +136,27 @@ void bench_top_k(std::int64_t lists, std::int64_t n, std::int32_t k) {
               static_cast<long long>(n), k, us);
 }
 
+void bench_counting(std::int64_t lists, std::int64_t n, std::int32_t k) {
+  const Stream stream;
+  std::vector<std::uint16_t> levels(static_cast<std::size_t>(lists * n));
+  std::uint64_t state = 9;
+  for (std::uint16_t& x : levels) {
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    x = static_cast<std::uint16_t>(__builtin_popcountll(state >> 1));  // of random codes
+  }
+  const std::vector<std::int32_t> ks(static_cast<std::size_t>(lists), k);
+  Buffer scores(lists * n * 2, "levels"), rows(lists * k * 4, "rows"), counts(lists * 4, "counts"),
+      wanted(lists * 4, "k");
+  LODE_CUDA(cudaMemcpy(scores.as<void>(), levels.data(), levels.size() * 2, cudaMemcpyHostToDevice));
+  LODE_CUDA(cudaMemcpy(wanted.as<void>(), ks.data(), ks.size() * 4, cudaMemcpyHostToDevice));
+  const double us = time_of(stream, [&](int) {
+    counting_select(scores.as<std::uint16_t>(), 64, false, lists, n, nullptr, wanted.as<std::int32_t>(),
+                    rows.as<std::int32_t>(), k, counts.as<std::int32_t>(), nullptr, stream.get());
+  });
+  std::printf("counting_select %lld x %lld, k = %d: %.2f us\n", static_cast<long long>(lists),
+              static_cast<long long>(n), k, us);
+}
+
 bool wanted(const char* name) {
   return only.empty() || std::strstr(name, only.c_str()) != nullptr;
 }
@@ -174,6 +195,7 @@ int run() {
     for (const std::int32_t kk : {2048, 4096, 8192}) bench_top_k(8, 128 * k, kk);
     bench_top_k(32, 128 * k, 4096);
     bench_top_k(8, M, 4096);
+    bench_counting(8, 128 * k, 4096);
   }
   return 0;
 }

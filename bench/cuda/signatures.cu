@@ -68,7 +68,7 @@ void run(const Shape& shape) {
   copy(bases_device.as<void>(), bases.data(), bases_device.bytes(), stream.get());
   copy(tokens_device.as<void>(), tokens.data(), tokens_device.bytes(), stream.get());
   fill_uniform(q.as<void>(), DType::f32, q.bytes() / 4, 0, 1.7f, 4, stream.get());
-  const Buffer workspace(decode_workspace_bytes(shape.batch, shape.query_heads, kDim, shape.tokens), "w");
+  const Buffer workspace(decode_workspace_bytes(shape.batch, shape.query_heads, shape.kv_heads, kDim), "w");
   fill(workspace.as<void>(), 0, workspace.bytes(), stream.get());
   const std::int64_t sink = 128, window = 128,
                      budget = (shape.tokens - sink - window + shape.part - 1) / shape.part;

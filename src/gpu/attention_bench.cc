@@ -121,7 +121,7 @@ class Bench {
     q_unrotated_ = upload(q_unrotated, "queries");
     output_ = cuda::Buffer(q_.bytes() / places_, "the output of attention");
     workspace_ = cuda::Buffer(cuda::decode_workspace_bytes(query_tokens_, task_.shape->query_heads,
-                                                           task_.shape->head_dim, task_.context),
+                                                           layout_.kv_heads, task_.shape->head_dim),
                               "partial results of attention");
     cuda::fill(workspace_.as<void>(), 0, workspace_.bytes(), stream_.get());
     const std::int64_t most = std::max(kv_bytes(task_.context), kRotatedBytes * 6);

@@ -111,9 +111,9 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
   staged_logits_ = cuda::PinnedBuffer(logits_.bytes());
   linear_.reserve(n, config.hidden, config.intermediate, std::int64_t{config.query_heads} * d,
                   std::int64_t{config.kv_heads} * d);
-  workspace_ = cuda::Buffer(cuda::decode_workspace_bytes(kMostSparseTokens, config.query_heads,
-                                                         config.head_dim, options.max_tokens),
-                            "partial results of attention");
+  workspace_ = cuda::Buffer(
+      cuda::decode_workspace_bytes(kMostSparseTokens, config.query_heads, config.kv_heads, config.head_dim),
+      "partial results of attention");
   cuda::fill(workspace_.as<void>(), 0, workspace_.bytes(), stream_.get());
   if (place.on_host) {
     LODE_ASSERT(options.pool != nullptr);

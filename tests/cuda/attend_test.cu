@@ -106,7 +106,7 @@ struct World {
     const std::size_t rows = static_cast<std::size_t>(count * heads());
     std::vector<float> poison(rows * static_cast<std::size_t>(problem.d + 1), -12345.0f);
     Buffer out = to_device(poison);
-    const std::int64_t bytes = decode_workspace_bytes(count, heads(), problem.d, 1 << 20);
+    const std::int64_t bytes = decode_workspace_bytes(count, heads(), problem.kv_heads, problem.d);
     if (workspace.bytes() < bytes) {
       workspace = Buffer(bytes, "test");
       LODE_CUDA(cudaMemset(workspace.as<void>(), 0, static_cast<std::size_t>(bytes)));

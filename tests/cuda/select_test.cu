@@ -60,7 +60,7 @@ Chosen chosen_by(std::size_t lists, std::int64_t capacity, Run run) {
 }
 
 LODE_TEST(select_top_k) {
-  for (const std::int64_t n : {1, 33, 5000, 131072, 500000}) {
+  for (const std::int64_t n : {1, 33, 5000, 131072, 200001, 500000}) {
     const std::int64_t lists = 6, capacity = std::min<std::int64_t>(n, 4096);
     std::vector<float> scores = test::normal(static_cast<std::size_t>(lists * n), 5);
     for (std::int64_t i = 0; i < n; ++i) {

@@ -51,7 +51,7 @@ struct RowLists {
 
 /// Device memory that one call needs for partial results; zeroed once by its owner, left zeroed by every call
 /// (a place says by itself whether its number has come).
-std::int64_t decode_workspace_bytes(int queries, int query_heads, int head_dim, std::int64_t max_tokens);
+std::int64_t decode_workspace_bytes(int queries, int query_heads, int kv_heads, int head_dim);
 
 /// Every query attends all of its keys [0, position]. `max_tokens` bounds position + 1 over the life of a
 /// graph: grids are made for it, the work is cut by the counts on the device.

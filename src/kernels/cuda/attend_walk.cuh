@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // One warp's walk over keys and values for decode attention. Tiles of 16 keys are read once by cp.async, each
 // lane into a place of its own, in the order in which the lane's registers want it, so there are no barriers,
-// no bank conflicts, and any order of rows costs the same:
+// no bank conflicts, and any order of rows costs the same. Keys and columns of values are the rows of the
+// matrices, the group's heads their columns, padded to 8 or 16: as rows they would be padded to 16 always.
 //
-//   S[16 heads, 16 keys] = Q K^T     mma.m16n8k16: a lane's 16 bytes of a key serve as its k-indices, Q is
-//   laid out alike P = exp2(S - m)                  running maximum and sum per head and warp O[16 heads, d]
-//   += P V            P's accumulators are the next product's operand; V's 16 bytes of two keys interleaved
-//
-// The group's heads are the rows of the matrices, padded to 16.
+//   S[16 keys, 8 heads] = K Q^T       mma.m16n8k16: a lane's 16 bytes of a key serve as its k-indices, Q is
+//   laid out alike; P = exp2(S - m)   running maximum and sum per head and warp
+//   O[d, 8 heads] += V^T P            P transposed by movmatrix; V's 16 bytes of two keys interleaved
 #pragma once
 
 #include "kernels/cuda/attend.h"
@@ -23,9 +22,14 @@ struct Params {
   Queries queries;
   RowLists lists;
   bool has_lists = false;
-  int most_parts = 1;           ///< clusters that share a list
+  int group = 1;                ///< query heads of a KV head
+  int lists_per_head = 1;       ///< G where every query head has its own list
+  int most_parts = 1;           ///< blocks that share a list
+  unsigned reciprocal = 0;      ///< 2^32 / most_parts, rounded up
+  int sharers = 1;              ///< lanes that share a column when states are merged
+  int most_mergers = 1;         ///< blocks that merge the states of a list
   unsigned* tickets = nullptr;  // [N, Hkv, lists]
-  float* posted = nullptr;      // [N, Hkv, lists, posted_floats]
+  float4* posted = nullptr;     // [N, Hkv, lists] places of records
 };
 
 /// The keys of one list, numbered from 0: sink, rows, window.
@@ -34,14 +38,14 @@ struct Keys {
   const float* log_weights = nullptr;
   int sink = 0, listed = 0, window_begin = 0, count = 0;
 
-  __device__ Keys(const Params& p, int position, std::int64_t list) {
+  __device__ Keys(const Params& p, int position, std::int64_t list, int count_of_list) {
     const int all = position + 1;
     if (!p.has_lists) {
       sink = count = all;
       return;
     }
     sink = static_cast<int>(min(p.lists.sink, std::int64_t{all}));
-    listed = p.lists.counts[list];
+    listed = count_of_list;
     window_begin = static_cast<int>(max(std::int64_t{sink}, all - p.lists.window));
     count = sink + listed + (all - window_begin);
     rows = p.lists.rows + list * p.lists.capacity - sink;
@@ -57,14 +61,36 @@ struct Keys {
 };
 
 /// Through L1: past it (.cg), pieces that go to scattered places of shared memory come at half the rate (2.6
-/// TB/s on an H200).
+/// TB/s on an H200). First to leave the second-level cache, where the posted records should stay.
 __device__ __forceinline__ void fetch(unsigned to, const char* from, bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0));
+  unsigned long long first_to_leave;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first_to_leave));
+  asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from),
+               "r"(valid ? 16 : 0), "l"(first_to_leave));
+}
+
+/// Loads that the compiler may not put off until their first use.
+__device__ __forceinline__ float4 load_here(const float* from, bool wanted) {
+  float4 x = {};
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.s32 wanted, %5, 0;\n"
+      "@wanted ld.global.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
+      : "l"(from), "r"(static_cast<int>(wanted)));
+  return x;
+}
+__device__ __forceinline__ const char* load_here(const char* const* from) {
+  const char* x;
+  asm volatile("ld.global.u64 %0, [%1];" : "=l"(x) : "l"(from));
+  return x;
 }
 
 /// exp2(m - peak), where the empty state's -inf gives 0 whatever the peak is.
 __device__ __forceinline__ float decay(float m, float peak) {
-  return m == -INFINITY ? 0.0f : exp2f(m - peak);
+  return m == -INFINITY ? 0.0f : exp2_fast(m - peak);
 }
 
 /// One warp's walk over its tiles.
@@ -85,30 +111,42 @@ struct Walk {
   unsigned places = kNone;  // of two tiles: where key lane % 16 of tile lane / 16 lies, in 16 bytes from base
   int rows_behind = -1;     // the rows of the two tiles behind them, under way, or -1
 
-  unsigned q[kKeyPieces * 2][kWide ? 4 : 2];  // operand A of each product with 16 dimensions
-  float o[kValuePieces * 8][4];
-  float m[2] = {-INFINITY, -INFINITY},
-        l[2] = {};  // of heads lane / 4 and lane / 4 + 8; l sums this lane's keys
+  static constexpr int kHeadTiles = kWide ? 2 : 1;
+  // With g = lane / 4, t = lane % 4: heads 2 t and 2 t + 1 (and 8 more where wide) of columns 2 i and 2 i + 1
+  // of the value's piece 8 j + g are o[][4 j + i][0, 1] and [2, 3].
+  unsigned q[kHeadTiles][kKeyPieces * 2][2];  // operand B of each product with 16 dimensions, of head g
+  float o[kHeadTiles][kValuePieces * 4][4];
+  float m[kHeadTiles][2], l[kHeadTiles][2];  // of the two heads; l sums this lane's keys
 
   __device__ Walk(const Params& params, const Keys& k) : p(params), keys(k) {}
 
-  __device__ void load_queries(const float* from /*[heads, D]*/, int heads) {
+  /// Asked for before anything else, packed when the first keys are under way.
+  struct RawQueries {
+    float4 x[kHeadTiles][kKeyPieces][2];
+  };
+  __device__ static void ask_queries(const float* from /*[heads, D]*/, int heads, RawQueries& raw) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-    for (int j = 0; j < kKeyPieces; ++j) {
+    for (int h = 0; h < kHeadTiles; ++h) {
 #pragma unroll
-      for (int half = 0; half < (kWide ? 2 : 1); ++half) {
-        const int head = g + 8 * half, at = (j * 4 + t) * 8;
-        float x[8] = {};
-        if (head < heads && at < D) {
-          const float4 low = *reinterpret_cast<const float4*>(from + head * D + at);
-          const float4 high = *reinterpret_cast<const float4*>(from + head * D + at + 4);
-          x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
-          x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+      for (int j = 0; j < kKeyPieces; ++j) {
+        const int head = g + 8 * h, at = (j * 4 + t) * 8;
+        const bool wanted = head < heads && at < D;
+        raw.x[h][j][0] = load_here(from + head * D + at, wanted);
+        raw.x[h][j][1] = load_here(from + head * D + at + 4, wanted);
+      }
+    }
+  }
+  __device__ void pack_queries(const RawQueries& raw) {
+#pragma unroll
+    for (int h = 0; h < kHeadTiles; ++h) {
+#pragma unroll
+      for (int j = 0; j < kKeyPieces; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float4 x = raw.x[h][j][i];
+          q[h][2 * j + i][0] = pack<T>(x.x, x.y), q[h][2 * j + i][1] = pack<T>(x.z, x.w);
         }
-        constexpr int kStep = kWide ? 2 : 1;
-        q[2 * j][half] = pack<T>(x[0], x[1]), q[2 * j][half + kStep] = pack<T>(x[2], x[3]);
-        q[2 * j + 1][half] = pack<T>(x[4], x[5]), q[2 * j + 1][half + kStep] = pack<T>(x[6], x[7]);
       }
     }
   }
@@ -177,115 +215,160 @@ struct Walk {
     return x;
   }
 
-  __device__ void score(unsigned stage, float (&s)[2][4]) const {
+  /// Scores of keys g and g + 8 for heads 2 t and 2 t + 1: s[][0, 1] and [2, 3].
+  __device__ void score(unsigned stage, float (&s)[kHeadTiles][4]) const {
+    constexpr int kAtOnce = kKeyPieces % 4 == 0 ? 4 : kKeyPieces;
+    const unsigned lane_at = key_place(0, threadIdx.x % 32 / 4, threadIdx.x % 4);
+    const unsigned odd_at = key_place(1, threadIdx.x % 32 / 4, threadIdx.x % 4) - 512;
+    float odd[kHeadTiles][4] = {};
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int j0 = 0; j0 < kKeyPieces; j0 += kAtOnce) {
+      uint4 low[kAtOnce], high[kAtOnce];
 #pragma unroll
-      for (int j = 0; j < kKeyPieces; ++j) {
-        const uint4 k =
-            piece(stage + half * (kKeyPieces * 512) + key_place(j, threadIdx.x % 32 / 4, threadIdx.x % 4));
-        unsigned a[4] = {}, b[4] = {};
-        if constexpr (kWide) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) a[i] = q[2 * j][i], b[i] = q[2 * j + 1][i];
-        } else {
-          a[0] = q[2 * j][0], a[2] = q[2 * j][1], b[0] = q[2 * j + 1][0], b[2] = q[2 * j + 1][1];
-        }
-        multiply<T>(s[half], a, k.x, k.y);
-        multiply<T>(s[half], b, k.z, k.w);
+      for (int j = 0; j < kAtOnce; ++j) {
+        const unsigned at = stage + (j0 + j) * 512 + (j % 2 == 0 ? lane_at : odd_at);
+        low[j] = piece(at), high[j] = piece(at + kKeyPieces * 512);
       }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const unsigned x[4] = {low[j].x, high[j].x, low[j].y, high[j].y};
+        const unsigned y[4] = {low[j].z, high[j].z, low[j].w, high[j].w};
+#pragma unroll
+        for (int h = 0; h < kHeadTiles; ++h) {
+          multiply<T>(s[h], x, q[h][2 * (j0 + j)][0], q[h][2 * (j0 + j)][1]);
+          multiply<T>(odd[h], y, q[h][2 * (j0 + j) + 1][0], q[h][2 * (j0 + j) + 1][1]);
+        }
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < kHeadTiles; ++h) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[h][i] += odd[h][i];
     }
   }
 
-  __device__ void soften(int tile, float (&s)[2][4]) {
-    const int t = threadIdx.x % 4, at = first + tile * kWarps * kTile;
+  /// Scores to weights, in the running scale of each head.
+  __device__ void soften(int tile, float (&s)[kHeadTiles][4]) {
+    const int at = first + tile * kWarps * kTile, key = at + threadIdx.x % 32 / 4;
     const float scale = p.queries.scale * kLog2e;
+    float more[2] = {};
+    if (keys.log_weights != nullptr) {
+      if (key < end) more[0] = keys.weight(key) * kLog2e;
+      if (key + 8 < end) more[1] = keys.weight(key + 8) * kLog2e;
+    }
     const bool ragged = at + kTile > end;
+    bool higher = false;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int h = 0; h < kHeadTiles; ++h) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int key = at + half * 8 + 2 * t + i % 2;
-        s[half][i] *= scale;
-        if (keys.log_weights != nullptr && key < end) s[half][i] += keys.weight(key) * kLog2e;
-        if (ragged && key >= end) s[half][i] = -INFINITY;
+        s[h][i] *= scale;
+        if (keys.log_weights != nullptr) s[h][i] += more[i / 2];
+        if (ragged && key + i / 2 * 8 >= end) s[h][i] = -INFINITY;
+        higher |= s[h][i] > m[h][i % 2];
       }
     }
+    if (__any_sync(0xffffffffu, higher)) raise(s);
 #pragma unroll
-    for (int r = 0; r < (kWide ? 2 : 1); ++r) {
-      float peak = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
-      peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 1));
-      peak = fmaxf(fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 2)), m[r]);
-      if (__any_sync(0xffffffffu, peak > m[r])) {
-        const float keep = decay(m[r], peak);
-        l[r] *= keep;
+    for (int h = 0; h < kHeadTiles; ++h) {
 #pragma unroll
-        for (int i = 0; i < kValuePieces * 8; ++i) o[i][2 * r] *= keep, o[i][2 * r + 1] *= keep;
-        m[r] = peak;
-      }
-      const float shift = m[r] == -INFINITY ? 0.0f : m[r];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int i = 2 * r; i < 2 * r + 2; ++i) {
-          s[half][i] = exp2f(s[half][i] - shift);
-          l[r] += s[half][i];
-        }
+      for (int i = 0; i < 4; ++i) {
+        s[h][i] = exp2_fast(s[h][i] - (m[h][i % 2] == -INFINITY ? 0.0f : m[h][i % 2]));
+        l[h][i % 2] += s[h][i];
       }
     }
-    if constexpr (!kWide) s[0][2] = s[0][3] = s[1][2] = s[1][3] = 0.0f;
   }
 
-  __device__ void add_values(unsigned from, const float (&s)[2][4]) {
-    const unsigned a[4] = {pack<T>(s[0][0], s[0][1]), pack<T>(s[0][2], s[0][3]), pack<T>(s[1][0], s[1][1]),
-                           pack<T>(s[1][2], s[1][3])};
+  /// Maxima that include these scores; what was summed before is scaled to them.
+  __device__ void raise(const float (&s)[kHeadTiles][4]) {
+#pragma unroll
+    for (int h = 0; h < kHeadTiles; ++h) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float peak = fmaxf(s[h][r], s[h][2 + r]);
+#pragma unroll
+        for (int offset = 4; offset < 32; offset *= 2)
+          peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, offset));
+        peak = fmaxf(peak, m[h][r]);
+        const float keep = decay(m[h][r], peak);
+        l[h][r] *= keep;
+#pragma unroll
+        for (int i = 0; i < kValuePieces * 4; ++i) o[h][i][r] *= keep, o[h][i][2 + r] *= keep;
+        m[h][r] = peak;
+      }
+    }
+  }
+
+  /// A matrix of 8 x 8 numbers of 16 bits, transposed over the warp.
+  __device__ static unsigned transposed(unsigned x) {
+    unsigned y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+  }
+
+  __device__ void add_values(const uint4 (&v)[kValuePieces][4], const float (&s)[kHeadTiles][4]) {
+    unsigned low[kHeadTiles], high[kHeadTiles];
+#pragma unroll
+    for (int h = 0; h < kHeadTiles; ++h)
+      low[h] = transposed(pack<T>(s[h][0], s[h][1])), high[h] = transposed(pack<T>(s[h][2], s[h][3]));
 #pragma unroll
     for (int j = 0; j < kValuePieces; ++j) {
-      uint4 v[4];
+      const unsigned x[4][4] = {{v[j][0].x, v[j][0].y, v[j][0].z, v[j][0].w},
+                                {v[j][1].x, v[j][1].y, v[j][1].z, v[j][1].w},
+                                {v[j][2].x, v[j][2].y, v[j][2].z, v[j][2].w},
+                                {v[j][3].x, v[j][3].y, v[j][3].z, v[j][3].w}};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) v[i] = piece(from + (i * kValuePieces + j) * 512);
-      const unsigned x[4][4] = {{v[0].x, v[0].y, v[0].z, v[0].w},
-                                {v[1].x, v[1].y, v[1].z, v[1].w},
-                                {v[2].x, v[2].y, v[2].z, v[2].w},
-                                {v[3].x, v[3].y, v[3].z, v[3].w}};
+      for (int i = 0; i < 4; ++i) {
+        const unsigned a[4] = {__byte_perm(x[0][i], x[1][i], 0x5410), __byte_perm(x[0][i], x[1][i], 0x7632),
+                               __byte_perm(x[2][i], x[3][i], 0x5410), __byte_perm(x[2][i], x[3][i], 0x7632)};
 #pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        multiply<T>(o[j * 8 + 2 * r], a, __byte_perm(x[0][r], x[1][r], 0x5410),
-                    __byte_perm(x[2][r], x[3][r], 0x5410));
-        multiply<T>(o[j * 8 + 2 * r + 1], a, __byte_perm(x[0][r], x[1][r], 0x7632),
-                    __byte_perm(x[2][r], x[3][r], 0x7632));
+        for (int h = 0; h < kHeadTiles; ++h) multiply<T>(o[h][j * 4 + i], a, low[h], high[h]);
       }
     }
   }
 
-  /// Starts the first fetches; nothing is waited for but the rows of the first tiles.
-  __device__ void begin() {
+  /// Fetches run kStages - 1 tiles ahead of the products. There is one copy of the code that fetches, so that
+  /// few instructions have to come from memory before the first keys are asked for.
+  __device__ void run(const RawQueries& raw) {
     const int rows = row_of(0);
     rows_behind = row_of(1);
     places = place_of(rows);
 #pragma unroll
-    for (int s = 0; s < kStages - 1; ++s) fetch_tile(s);
-  }
-
-  __device__ void run() {
+    for (int h = 0; h < kHeadTiles; ++h) {
 #pragma unroll
-    for (int i = 0; i < kValuePieces * 8; ++i) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.0f;
-    for (int tile = 0; tile < mine; ++tile) {
-      fetch_tile(tile + kStages - 1);
+      for (int i = 0; i < kValuePieces * 4; ++i) o[h][i][0] = o[h][i][1] = o[h][i][2] = o[h][i][3] = 0.0f;
+      m[h][0] = m[h][1] = -INFINITY, l[h][0] = l[h][1] = 0.0f;
+    }
+#pragma unroll 1
+    for (int step = 0; step < mine + kStages - 1; ++step) {
+      fetch_tile(step);
+      const int tile = step - (kStages - 1);
+      if (tile < 0) continue;
+      if (tile == 0) pack_queries(raw);
       asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory");
       __syncwarp();
       const unsigned at = ring + tile % kStages * kStageBytes;
-      float s[2][4] = {};
+      const unsigned values = at + 2 * kKeyPieces * 512 + threadIdx.x % 32 * 16;
+      float s[kHeadTiles][4] = {};
       score(at, s);
+      uint4 v[kValuePieces][4];
+#pragma unroll
+      for (int j = 0; j < kValuePieces; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[j][i] = piece(values + (i * kValuePieces + j) * 512);
+      }
       soften(tile, s);
-      add_values(at + 2 * kKeyPieces * 512 + threadIdx.x % 32 * 16, s);
+      add_values(v, s);
       __syncwarp();  // all have read the stage before the next fetch overwrites it
     }
     asm volatile("cp.async.wait_all;");
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      l[r] += __shfl_xor_sync(0xffffffffu, l[r], 1);
-      l[r] += __shfl_xor_sync(0xffffffffu, l[r], 2);
+    for (int h = 0; h < kHeadTiles; ++h) {
+#pragma unroll
+      for (int offset = 4; offset < 32; offset *= 2) {
+        l[h][0] += __shfl_xor_sync(0xffffffffu, l[h][0], offset);
+        l[h][1] += __shfl_xor_sync(0xffffffffu, l[h][1], offset);
+      }
     }
   }
 
@@ -293,20 +376,24 @@ struct Walk {
   __device__ void store(float* to, int heads) const {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-    for (int r = 0; r < (kWide ? 2 : 1); ++r) {
-      float* const row = to + (g + 8 * r) * D;
-      if (g + 8 * r >= heads) continue;
+    for (int h = 0; h < kHeadTiles; ++h) {
 #pragma unroll
-      for (int j = 0; j < kValuePieces; ++j) {
+      for (int r = 0; r < 2; ++r) {
+        const int head = 8 * h + 2 * t + r;
+        if (head >= heads) continue;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int at = (j * 8 + 2 * t + i) * 8;
-          if (at >= D) continue;
+        for (int j = 0; j < kValuePieces; ++j) {
+          if ((j * 8 + g) * 8 >= D) continue;
+          float4* const at = reinterpret_cast<float4*>(to + head * D + (j * 8 + g) * 8);
 #pragma unroll
-          for (int e = 0; e < 8; ++e) row[at + e] = o[j * 8 + e][2 * r + i];
+          for (int i = 0; i < 2; ++i) {
+            const float(&x)[4] = o[h][j * 4 + 2 * i];
+            const float(&y)[4] = o[h][j * 4 + 2 * i + 1];
+            at[i] = {x[r], x[2 + r], y[r], y[2 + r]};
+          }
         }
+        if (g == 0) *reinterpret_cast<float2*>(to + heads * D + head * 2) = {m[h][r], l[h][r]};
       }
-      if (t == 0) to[heads * D + (g + 8 * r) * 2] = m[r], to[heads * D + (g + 8 * r) * 2 + 1] = l[r];
     }
   }
 };
