@@ -41,7 +41,7 @@ std::int64_t working_bytes(const ModelConfig& c, const GpuContextOptions& option
   return n * c.hidden * f + 3 * vector_bytes(n, c.query_heads, c.head_dim) +
          3 * vector_bytes(n, c.kv_heads, c.head_dim) + std::min(n, kLogitRows) * c.vocab * f +
          linear_scratch(c, n) +
-         cuda::decode_workspace_bytes(kMostSparseTokens, c.query_heads, c.head_dim, options.max_tokens);
+         cuda::decode_workspace_bytes(kMostSparseTokens, c.query_heads, c.kv_heads, c.head_dim);
 }
 
 Placement placement_of(const ModelConfig& config, const GpuModel& model, const GpuContextOptions& options) {
