@@ -12,6 +12,7 @@
 #include "cli.h"
 #include "engine/context_file.h"
 #include "engine/sources.h"
+#include "eval/audit_result.h"
 #include "lodestone/error.h"
 
 namespace lode::cli {
@@ -31,15 +32,34 @@ struct AskFlags {
   bool show_sources = false;
 };
 
+constexpr const char* kBlanks = " \n\t\r";  // a line of a file from Windows ends with \r
+
 std::string trimmed(const std::string& text) {
-  const auto begin = text.find_first_not_of(" \n\t");
+  const auto begin = text.find_first_not_of(kBlanks);
   if (begin == std::string::npos) return "";
-  return text.substr(begin, text.find_last_not_of(" \n\t") - begin + 1);
+  return text.substr(begin, text.find_last_not_of(kBlanks) - begin + 1);
 }
 
 std::string one_line(std::string text) {
   for (char& c : text) c = c == '\n' ? ' ' : c;
   return trimmed(text);
+}
+
+/// A question as the model can be asked it; `where` names it in errors.
+std::string checked_question(const std::string& text, const std::string& where) {
+  if (const std::size_t bad = invalid_utf8(text); bad != std::string::npos)
+    throw InputError(
+        fmt::format("{}: expected UTF-8, found an invalid byte at offset {} of a question", where, bad));
+  std::string question = trimmed(text);
+  if (question.empty()) throw InputError(where + ": expected a question, found an empty one");
+  return question;
+}
+
+std::vector<std::string> checked_questions(const AskFlags& flags) {
+  std::vector<std::string> questions;
+  for (const std::string& text : flags.question_words)
+    questions.push_back(checked_question(text, fmt::format("ask: question {}", questions.size() + 1)));
+  return questions;
 }
 
 std::shared_ptr<const Model> model_of(const AskFlags& flags, const ContextMeta& meta) {
@@ -83,11 +103,7 @@ Json answer(Context& context, const AskFlags& flags, const std::string& question
   }
   if (!g.work.dense_reason.empty()) result["dense_because"] = g.work.dense_reason;
   if (!g.work.notice.empty()) result["notice"] = g.work.notice;
-  if (g.work.audited > 0) {
-    result["audit"] = {{"outputs", g.work.audited},
-                       {"mean_error", g.work.audit_error_sum / static_cast<double>(g.work.audited)},
-                       {"max_error", g.work.audit_error_max}};
-  }
+  put_audit(result, g.work);
   if (flags.show_sources) {
     result["sources"] = Json::array();
     for (const Passage& p : top_passages(context, sources, 3)) {
@@ -131,6 +147,8 @@ void remark(const Json& a) {
 
 void run(const AskFlags& flags) {
   const std::vector<Spec> asked = parse_specs(flags.specs);
+  const std::vector<std::string> questions = checked_questions(flags);
+  fill_template(flags.question_template, "");  // refused before anything is loaded
   const ContainerReader file(flags.context);
   const ContextMeta meta = read_context_meta(file, flags.context);
   const auto model = model_of(flags, meta);
@@ -156,16 +174,12 @@ void run(const AskFlags& flags) {
       answers.push_back(std::move(a));
     }
   };
-  for (const std::string& question : flags.question_words) ask_all(question);
-  if (flags.question_words.empty()) {
+  for (const std::string& question : questions) ask_all(question);
+  if (questions.empty()) {
     if (isatty(STDIN_FILENO) != 0) std::cerr << "Questions, one a line (Ctrl-D ends):\n";
     for (std::string line; std::getline(std::cin, line);) {
       if (trimmed(line).empty()) continue;
-      if (const std::size_t bad = invalid_utf8(line); bad != std::string::npos) {
-        throw InputError(fmt::format(
-            "standard input: expected UTF-8, found an invalid byte at offset {} of a question", bad));
-      }
-      ask_all(trimmed(line));
+      ask_all(checked_question(line, "standard input"));
     }
     check_cancel();  // Ctrl-C while waiting ends the reading like an end of input
   }

@@ -6,6 +6,7 @@
 
 #include "base/threads.h"
 #include "cli.h"
+#include "eval/audit_result.h"
 #include "eval/bench_attention.h"
 #include "eval/bench_decode.h"
 #include "eval/bench_prefill.h"
@@ -24,6 +25,7 @@ struct BenchFlags {
   double skew = 1.0, seconds = 2.0;
   std::optional<double> keep;
   int steps = 32;
+  double audit = 0;
 
   KvKind kv_kind() const { return kind == "clustered" ? KvKind::clustered : KvKind::normal; }
   std::function<void(std::string_view)> note() const {
@@ -37,15 +39,17 @@ constexpr std::int64_t kMostContext = std::int64_t{1} << 24;
 
 void add_count(CLI::App& verb, const std::string& flag, std::int64_t& value, std::int64_t most,
                const std::string& help) {
+  const std::string name = flag.substr(flag.find("--"));
   verb.add_option_function<std::string>(
-      flag, [&value, flag, most](const std::string& text) { value = parse_count(text, flag, 1, most); },
-      help);
+          flag, [&value, name, most](const std::string& text) { value = parse_count(text, name, 1, most); },
+          help)
+      ->default_str(std::to_string(value));
 }
 
 /// Flags of every bench.
 void add_bench_flags(CLI::App& verb, BenchFlags& flags) {
   add_common_flags(verb, flags.common);
-  add_count(verb, "--context", flags.context, kMostContext, "keys of each sequence, e.g. 32k");
+  add_count(verb, "-c,--context", flags.context, kMostContext, "keys of each sequence, e.g. 32k");
   verb.add_option("--kv-type", flags.kv_type, "type of keys and values: f32, f16, bf16 or q8")
       ->check(CLI::IsMember({"f32", "f16", "bf16", "q8"}));
   verb.add_option("--gpu-memory", flags.gpu_memory, "limit of GPU memory, e.g. 24GiB");
@@ -143,7 +147,8 @@ void run_decode(const BenchFlags& flags, bool random) {
       .kv_tier = parse_kv_tier(flags.kv_tier),
       .kind = flags.kv_kind(),
       .skew = flags.skew,
-      .steps = flags.steps};
+      .steps = flags.steps,
+      .audit = flags.audit};
   const auto rows = bench_decode(model, options, parse_specs(flags.specs), flags.note());
   Json results = Json::array();
   if (!flags.common.json)
@@ -169,6 +174,9 @@ void run_decode(const BenchFlags& flags, bool random) {
                                  {"attend_us", 1e6 * t.attend_seconds},
                                  {"wait_us", 1e6 * t.wait_seconds}};
     }
+    put_audit(results.back(), row.work);
+    if (const std::string audit = audit_remark(row.work); !audit.empty() && !flags.common.quiet)
+      std::cerr << row.attention << audit << "\n";
     if (!flags.common.json)
       print_text(fmt::format("{:32} {:>10.2f} {:>10.1f} {:>8.2f} % {:>8.2f} % {:>7.2f} {:>9.2f}\n",
                              row.attention, row.median_ms, row.tokens_per_second, 100 * row.density,
@@ -210,7 +218,7 @@ void run_prefill(const BenchFlags& flags) {
 void add_attention(CLI::App& bench) {
   auto flags = std::make_shared<BenchFlags>();
   CLI::App& verb =
-      *bench.add_subcommand("attention", "one layer's attention, beside full and beside plain reads");
+      *bench.add_subcommand("attention", "One layer's attention, beside full and beside plain reads");
   add_bench_flags(verb, *flags);
   add_kv_flags(verb, *flags);
   add_attention_flag(verb, flags->specs, false);
@@ -227,21 +235,25 @@ void add_attention(CLI::App& bench) {
 
 void add_decode(CLI::App& bench) {
   auto flags = std::make_shared<BenchFlags>();
-  CLI::App& verb = *bench.add_subcommand("decode", "whole decode steps of a model");
+  CLI::App& verb = *bench.add_subcommand("decode", "Whole decode steps of a model");
   add_bench_flags(verb, *flags);
   add_kv_flags(verb, *flags);
   add_attention_flag(verb, flags->specs, false);
   verb.add_option("-m,--model", flags->model, "folder with config.json, tokenizer.json and *.safetensors");
   auto* random =
-      verb.add_option("--random", flags->shape, "random weights of a named shape, e.g. llama-3.2-1b");
+      verb.add_option("--random", flags->shape, "random weights of a named shape, e.g. llama-3.2-1b")
+          ->default_str("");
   verb.add_option("-n,--steps", flags->steps, "decode steps measured per spec")
       ->check(whole_number(1, 100'000));
+  verb.add_option("--audit", flags->audit,
+                  "share of the warm-up's sparse attention calls that are also computed exactly, 0 to 1")
+      ->check(number(0.0, 1.0));
   verb.callback([flags, random] { run_decode(*flags, random->count() > 0); });
 }
 
 void add_prefill(CLI::App& bench) {
   auto flags = std::make_shared<BenchFlags>();
-  CLI::App& verb = *bench.add_subcommand("prefill", "prefill attention and GEMM, beside oneDNN's bf16 GEMM");
+  CLI::App& verb = *bench.add_subcommand("prefill", "Prefill attention and GEMM, beside oneDNN's bf16 GEMM");
   add_bench_flags(verb, *flags);
   verb.add_option("--shape", flags->shape,
                   "llama-3.1-8b, llama-2-7b, llama-3.2-1b, pocket, saap, or e.g. L32q32kv8d128");

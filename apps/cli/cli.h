@@ -95,6 +95,7 @@ void add_ask(CLI::App& app);
 void add_demo(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_verify(CLI::App& app);
+void add_methods(CLI::App& app);
 void add_tasks(CLI::App& app);
 void add_train(CLI::App& app);
 void add_train_kmeans(CLI::App& train);

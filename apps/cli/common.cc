@@ -68,14 +68,16 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required) {
   verb.add_option("--kv-type", flags.kv_type, "type of cached keys and values: f32, f16, bf16 or q8")
       ->check(CLI::IsMember({"f32", "f16", "bf16", "q8"}));
   verb.add_option_function<std::string>(
-      "-c,--ctx-size",
-      [&flags](const std::string& text) {
-        flags.context = parse_count(text, "--ctx-size", 0, std::int64_t{1} << 30);
-      },
-      "room for context, question and answer in tokens, e.g. 128k; 0 = as much as the text needs");
+          "-c,--ctx-size",
+          [&flags](const std::string& text) {
+            flags.context = parse_count(text, "--ctx-size", 0, std::int64_t{1} << 30);
+          },
+          "room for context, question and answer in tokens, e.g. 128k; 0 = as much as the text needs")
+      ->default_str("0");
   verb.add_option("--rope-factor", flags.rope_factor,
                   "stretch RoPE (yarn) by this factor, for texts longer than the model's context")
-      ->check(number(1.0, 1024.0));
+      ->check(number(1.0, 1024.0))
+      ->default_str("");  // not to stretch
   verb.add_option("--gpu-memory", flags.gpu_memory, "limit of GPU memory, e.g. 24GiB");
   verb.add_option("--kv-tier", flags.kv_tier,
                   "where a GPU's keys and values lie: auto (there, if they fit), gpu, or host (searched and "
@@ -132,7 +134,8 @@ void say_placement(const Context& context, const CommonFlags& common) {
 
 void add_attention_flag(CLI::App& verb, std::vector<std::string>& specs, bool required) {
   auto* option =
-      verb.add_option("-a,--attention", specs, "attention spec, name[:key=value,...]; may be repeated");
+      verb.add_option("-a,--attention", specs,
+                      "attention spec, name[:key=value,...], see `lodestone methods`; may be repeated");
   option->delimiter('\0')->allow_extra_args(false);
   if (required) option->required();
 }

@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "cli.h"
+#include "eval/audit_result.h"
 #include "lodestone/error.h"
 
 namespace lode::cli {
@@ -84,14 +85,16 @@ Row ask_all(Context& context, const Spec& spec, MethodId method, const std::vect
 }
 
 Json row_json(const Row& row, std::size_t questions) {
-  return {{"attention", row.attention},
-          {"right", row.right},
-          {"questions", questions},
-          {"agreement", static_cast<double>(row.agreeing) / static_cast<double>(questions)},
-          {"density", row.work.density()},
-          {"ms_per_token",
-           1e3 * row.decode_seconds / static_cast<double>(std::max<std::int64_t>(1, row.decoded))},
-          {"answers", row.answers}};
+  Json json = {{"attention", row.attention},
+               {"right", row.right},
+               {"questions", questions},
+               {"agreement", static_cast<double>(row.agreeing) / static_cast<double>(questions)},
+               {"density", row.work.density()},
+               {"ms_per_token",
+                1e3 * row.decode_seconds / static_cast<double>(std::max<std::int64_t>(1, row.decoded))},
+               {"answers", row.answers}};
+  put_audit(json, row.work);
+  return json;
 }
 
 void print_table(const std::vector<Question>& questions, const std::vector<Row>& rows) {
@@ -128,7 +131,7 @@ void run(DemoFlags& flags) {
   for (const Spec& spec : specs) methods.push_back(context.attach(spec));
   {
     Progress progress("reading demo/document.txt once", static_cast<std::int64_t>(tokens.size()), "tokens",
-                      flags.common.progress());
+                      flags.common.progress(), Progress::Cost::growing);
     context.prefill(tokens, [&](std::int64_t done) { progress.at(done); });
   }
   context.build_indexes();
@@ -139,8 +142,9 @@ void run(DemoFlags& flags) {
     rows.push_back(ask_all(context, specs[i], methods[i], questions, rows.empty() ? nullptr : &rows.front()));
   }
   for (const Row& row : rows) {
-    if (!row.work.notice.empty() && !flags.common.quiet)
-      std::cerr << row.attention << ": " << row.work.notice << "\n";
+    const std::string remark = row.work.notice + audit_remark(row.work);
+    if (!remark.empty() && !flags.common.quiet)
+      std::cerr << row.attention << (row.work.notice.empty() ? "" : ": ") << remark << "\n";
   }
   if (!flags.common.json) return print_table(questions, rows);
   Json results = Json::array();

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "cli.h"
+#include "eval/audit_result.h"
 #include "lodestone/error.h"
 #include "tasks/datasets.h"
 
@@ -45,7 +46,9 @@ void run(const EvalFlags& flags) {
   const EvalReport report = evaluate(model, samples, specs, options);
   std::set<std::string> noted;
   for (const EvalRow& row : report.rows) {
-    const std::string reason = row.dense_reason.empty() ? row.notice : "dense: " + row.dense_reason;
+    std::string reason = row.dense_reason.empty() ? row.notice : "dense: " + row.dense_reason;
+    if (const std::string audit = audit_remark(row.work); !audit.empty())
+      reason += reason.empty() ? audit.substr(2) : audit;
     if (reason.empty() || flags.common.quiet || !noted.insert(row.attention + reason).second) continue;
     std::fprintf(stderr, "lodestone: %s on %s: %s\n", row.attention.c_str(), row.task.c_str(),
                  reason.c_str());
@@ -58,7 +61,7 @@ void run(const EvalFlags& flags) {
 void add_eval(CLI::App& app) {
   auto flags = std::make_shared<EvalFlags>();
   CLI::App& verb =
-      *app.add_subcommand("eval", "score a sample file under each attention spec, beside full attention");
+      *app.add_subcommand("eval", "Score a sample file under each attention spec, beside full attention");
   add_common_flags(verb, flags->common);
   add_model_flags(verb, flags->model, true);
   add_attention_flag(verb, flags->specs, true);

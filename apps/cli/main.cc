@@ -3,17 +3,15 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <iostream>
 #include <new>
-#include <string_view>
-#include <vector>
+#include <string>
 
 #include "base/cancel.h"
-#include "base/text.h"
 #include "cli.h"
+#include "help.h"
 #include "lodestone/error.h"
 
 namespace {
@@ -45,33 +43,6 @@ int complain(int code, const std::string& message) {
   return code;
 }
 
-std::string nearest(std::string_view word, const std::vector<std::string>& names) {
-  if (std::find(names.begin(), names.end(), word) != names.end()) return "";
-  const std::string found = lode::nearest_name(word, names);
-  return found.empty() ? "" : "; did you mean '" + found + "'?";
-}
-
-/// "; did you mean 'index'?" for the first word that is no verb or no flag of its verb, else nothing.
-std::string suggestion(const CLI::App& app, int argc, char** argv) {
-  const CLI::App* verb = &app;
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view word = std::string_view(argv[i]).substr(0, std::string_view(argv[i]).find('='));
-    std::vector<std::string> names;
-    if (word.starts_with("--")) {
-      for (const CLI::Option* option : verb->get_options()) {
-        for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
-      }
-    } else {
-      for (const CLI::App* sub : verb->get_subcommands([](const CLI::App*) { return true; })) {
-        names.push_back(sub->get_name());
-        if (sub->get_name() == word) verb = sub;
-      }
-    }
-    if (std::string found = nearest(word, names); !found.empty()) return found;
-  }
-  return "";
-}
-
 /// --help and --version; CLI11 prints them without a look at whether that worked.
 int print_and_leave(const CLI::App& app, const CLI::Success& request) {
   app.exit(request);
@@ -85,7 +56,7 @@ int run(CLI::App& app, int argc, char** argv) {
   } catch (const CLI::Success& e) {  // --help, --version
     return print_and_leave(app, e);
   } catch (const CLI::ParseError& e) {
-    return complain(kBadInput, std::string(e.what()) + suggestion(app, argc, argv));
+    return complain(kBadInput, lode::cli::usage_error(app, e, argc, argv));
   } catch (const lode::InputError& e) {
     return complain(kBadInput, e.what());
   } catch (const lode::Interrupted&) {
@@ -105,6 +76,7 @@ int main(int argc, char** argv) {
   CLI::App app{"Lodestone: index a long document once, then ask it many questions fast.", "lodestone"};
   app.set_version_flag("--version", LODESTONE_VERSION);
   app.require_subcommand(1);
+  lode::cli::set_help_style(app);
   app.failure_message(CLI::FailureMessage::simple);
   lode::cli::add_demo(app);
   lode::cli::add_index(app);
@@ -118,5 +90,6 @@ int main(int argc, char** argv) {
   lode::cli::add_tasks(app);
   lode::cli::add_train(app);
   lode::cli::add_verify(app);
+  lode::cli::add_methods(app);
   return run(app, argc, argv);
 }

@@ -50,7 +50,7 @@ void run(ProbeFlags& flags) {
 void add_probe(CLI::App& app) {
   auto flags = std::make_shared<ProbeFlags>();
   CLI::App& verb = *app.add_subcommand(
-      "probe", "compare methods with full attention on a text, head by head and in the loss of its end");
+      "probe", "Compare methods with full attention on a text, head by head and in the loss of its end");
   add_common_flags(verb, flags->common);
   add_model_flags(verb, flags->model, true);
   add_attention_flag(verb, flags->specs, true);

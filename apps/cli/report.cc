@@ -6,6 +6,7 @@
 
 #include <ctime>
 #include <filesystem>
+#include <fstream>
 
 #include "base/text.h"
 #include "cli.h"
@@ -63,6 +64,18 @@ std::string today() {
   return std::strftime(text, sizeof text, "%Y-%m-%d", std::gmtime(&now)) > 0 ? text : "";
 }
 
+/// Whether a run measured anything: files of answers begin with a line that says only what they are.
+bool holds_results(const fs::path& folder) {
+  std::error_code failed;
+  for (const auto& entry : fs::directory_iterator(folder, failed)) {
+    std::ifstream file(entry.path());
+    std::string line;
+    while (std::getline(file, line))
+      if (line.find("\"answers of eval\"") == std::string::npos) return true;
+  }
+  return false;
+}
+
 void run(const ReportFlags& flags) {
   const std::vector<Suite> suites = read_suites(flags);
   GridOptions options;
@@ -84,8 +97,9 @@ void run(const ReportFlags& flags) {
   try {
     grid.run();
   } catch (const Interrupted&) {
-    std::fprintf(stderr, "lodestone: what was measured is in %s; the same command goes on from there\n",
-                 (fs::path(flags.output) / "raw").c_str());
+    if (holds_results(fs::path(flags.output) / "raw"))
+      std::fprintf(stderr, "lodestone: what was measured is in %s; the same command goes on from there\n",
+                   (fs::path(flags.output) / "raw").c_str());
     throw;
   }
   const std::string model_name = flags.model.model.empty() ? "models/pocket" : flags.model.model;
@@ -112,7 +126,7 @@ void run(const ReportFlags& flags) {
 void add_report(CLI::App& app) {
   auto flags = std::make_shared<ReportFlags>();
   CLI::App& verb = *app.add_subcommand(
-      "report", "reproduce the papers' tables and figures: measure suites and write one page");
+      "report", "Reproduce the papers' tables and figures: measure suites and write one page");
   add_common_flags(verb, flags->common);
   add_model_flags(verb, flags->model, false);
   verb.add_option("SUITE", flags->suites, "shipped suites by name, files, or 'all'")->required();

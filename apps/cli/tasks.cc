@@ -21,7 +21,7 @@ struct TasksFlags {
   CommonFlags common;
   std::vector<std::string> names;
   std::vector<std::int64_t> tokens;
-  std::int64_t count = 1, questions = 0;
+  std::int64_t count = 1, questions = 0, distance = 0;
   std::uint64_t seed = 0;
   std::string model, haystack, output;
   bool held_out_books = false, held_out_wordings = false;
@@ -29,15 +29,30 @@ struct TasksFlags {
 
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 26;
 
-/// stdout, or a file that appears whole or not at all.
+/// A file that appears whole or not at all, or stdout, or a place in the one object of --json.
 class Output {
  public:
-  explicit Output(const std::string& path) {
+  Output(const std::string& path, bool json) : keep_(json && path.empty()) {
     if (!path.empty()) file_.emplace(path);
   }
   void write(std::string_view text) {
     bytes_ += static_cast<std::int64_t>(text.size());
-    file_ ? file_->write(std::as_bytes(std::span(text))) : print_text(text);
+    if (keep_)
+      kept_ += text;
+    else
+      file_ ? file_->write(std::as_bytes(std::span(text))) : print_text(text);
+  }
+  /// Adds to --json's object what no file has.
+  void put_into(Json& result, bool samples) const {
+    if (!keep_) return;
+    if (!samples) {
+      result["text"] = kept_;
+      return;
+    }
+    result["results"] = Json::array();
+    for_each_line(kept_, "samples", [&](std::string_view line, const std::string& where) {
+      result["results"].push_back(parse_json(line, where));
+    });
   }
   void finish() {
     if (file_) file_->commit();
@@ -46,6 +61,8 @@ class Output {
 
  private:
   std::optional<AtomicFile> file_;
+  bool keep_;
+  std::string kept_;
   std::int64_t bytes_ = 0;
 };
 
@@ -85,7 +102,13 @@ Haystack make_haystack(const TasksFlags& flags, const Language& language, TokenM
 std::string make_text(const TasksFlags& flags, const Language& language, const TokenMeter& meter) {
   const std::int64_t tokens = flags.tokens.front();
   if (flags.names.front() == "echo") {
-    return make_echo_text(tokens, flags.seed, language, make_haystack(flags, language, meter));
+    const std::int64_t distance = flags.distance > 0 ? flags.distance : echo_distance(tokens);
+    std::string text =
+        make_echo_text(tokens, flags.seed, language, make_haystack(flags, language, meter), distance);
+    if (!flags.common.quiet)
+      std::fprintf(stderr, "echo: what the last %lld tokens say stood more than %lld tokens before\n",
+                   static_cast<long long>(kEchoTail), static_cast<long long>(distance));
+    return text;
   }
   if (!flags.haystack.empty())
     throw InputError("tasks prose: --haystack has no use here, for the prose is built in");
@@ -122,15 +145,11 @@ std::int64_t write_samples(const TasksFlags& flags, const std::vector<std::strin
 void run(const TasksFlags& flags) {
   const Language& language = Language::built_in();
   const std::vector<std::string> names = wanted_tasks(flags, language);
-  if (flags.common.json && flags.output.empty()) {
-    throw InputError(
-        "tasks: --json reports what was written; give -o FILE, for without it the samples go to stdout");
-  }
   const std::filesystem::path model =
       flags.model.empty() ? data_dir() / "models" / "pocket" : std::filesystem::path(flags.model);
   const Tokenizer tokenizer = Tokenizer::read(model);
   const TokenMeter meter = make_meter(tokenizer);
-  Output output(flags.output);
+  Output output(flags.output, flags.common.json);
   std::int64_t samples = 0;
   if (is_text(names.front())) {
     output.write(make_text(flags, language, meter));
@@ -139,12 +158,10 @@ void run(const TasksFlags& flags) {
   }
   output.finish();
   if (flags.common.json) {
-    print_json({{"tasks", names},
-                {"tokens", flags.tokens},
-                {"samples", samples},
-                {"bytes", output.bytes()},
-                {"seed", flags.seed},
-                {"output", flags.output}});
+    Json result = {{"tasks", names},          {"tokens", flags.tokens}, {"samples", samples},
+                   {"bytes", output.bytes()}, {"seed", flags.seed},     {"output", flags.output}};
+    output.put_into(result, !is_text(names.front()));
+    print_json(result);
   } else if (!flags.output.empty() && !flags.common.quiet) {
     std::fprintf(stderr, "%s: %s\n", flags.output.c_str(), human_bytes(output.bytes()).c_str());
   }
@@ -154,7 +171,7 @@ void run(const TasksFlags& flags) {
 
 void add_tasks(CLI::App& app) {
   auto flags = std::make_shared<TasksFlags>();
-  CLI::App& verb = *app.add_subcommand("tasks", "write samples of synthetic long-context tasks");
+  CLI::App& verb = *app.add_subcommand("tasks", "Write samples of synthetic long-context tasks");
   add_common_flags(verb, flags->common);
   verb.add_option("NAME", flags->names,
                   join(Language::built_in().task_names()) +
@@ -176,6 +193,10 @@ void add_tasks(CLI::App& app) {
                   "questions about each context, where the task allows several; 0 = 1 up to 4k tokens, 4 up "
                   "to 16k, else 8")
       ->check(whole_number(0, 1000));
+  verb.add_option(
+          "--distance", flags->distance,
+          "of echo: tokens after which passages come back; 0 = 8192, in texts too short for that a third")
+      ->check(whole_number(0, kMostTokens));
   verb.add_option("--seed", flags->seed, "the same seed gives the same samples")
       ->check(whole_number(0, INT64_MAX));
   verb.add_option("--haystack", flags->haystack,

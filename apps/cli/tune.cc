@@ -47,7 +47,7 @@ void add_tune(CLI::App& app) {
   auto flags = std::make_shared<TuneFlags>();
   flags->options.probe.dense = {.sink = 1, .window = 511};
   CLI::App& verb = *app.add_subcommand(
-      "tune", "choose for each KV head the method that reads least within a bound, and write the plan");
+      "tune", "Choose for each KV head the method that reads least within a bound, and write the plan");
   add_common_flags(verb, flags->common);
   add_model_flags(verb, flags->model, true);
   verb.add_option("-f,--file", flags->texts, "texts to choose on, like those of use; may be repeated")
@@ -64,7 +64,8 @@ void add_tune(CLI::App& app) {
   verb.add_option("--window", flags->options.probe.dense.window, "last tokens that every head attends")
       ->check(whole_number(1, 1'000'000));
   verb.add_option("--lengths", flags->lengths,
-                  "contexts at which a step is timed beside full attention (4k,16k,64k), or none");
+                  "contexts at which a step is timed beside full attention, or none")
+      ->default_str("4k,16k,64k");
   verb.callback([flags] { run(*flags); });
 }
 

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -29,14 +30,39 @@ bool on_terminal() {
 
 }  // namespace
 
-Progress::Progress(std::string title, std::int64_t total, std::string unit, Mode mode)
+void GrowingCost::add(std::int64_t done, double seconds) {
+  const double units = static_cast<double>(done) - done_;
+  if (units <= 0) return;
+  const double x = done_ + units / 2, y = (seconds - seconds_) / units;
+  w_ += units;
+  wx_ += units * x;
+  wy_ += units * y;
+  wxx_ += units * x * x;
+  wxy_ += units * x * y;
+  done_ = static_cast<double>(done);
+  seconds_ = seconds;
+}
+
+double GrowingCost::left(std::int64_t total) const {
+  if (w_ <= 0) return 0;
+  const double mean_x = wx_ / w_, mean_y = wy_ / w_, spread = wxx_ / w_ - mean_x * mean_x;
+  const double slope = spread > 0 ? (wxy_ / w_ - mean_x * mean_y) / spread : 0;
+  // Neither part can be negative: a first step that was slow by chance does not promise speed later.
+  const double b = std::clamp(slope, 0.0, mean_y / mean_x), a = mean_y - b * mean_x;
+  const double end = static_cast<double>(total);
+  return a * (end - done_) + b / 2 * (end * end - done_ * done_);
+}
+
+Progress::Progress(std::string title, std::int64_t total, std::string unit, Mode mode, Cost cost)
     : title_(std::move(title)),
       unit_(std::move(unit)),
       total_(total),
       quiet_(mode == Mode::quiet),
       terminal_(on_terminal()),
       start_(std::chrono::steady_clock::now()),
-      last_draw_(start_) {}
+      last_draw_(start_) {
+  if (cost == Cost::growing) growing_.emplace();
+}
 
 Progress::~Progress() {
   if (drawn_ && terminal_) std::fputc('\n', stderr);
@@ -45,6 +71,7 @@ Progress::~Progress() {
 void Progress::at(std::int64_t done) {
   done_ = done;
   if (quiet_ || total_ <= 0) return;
+  if (growing_) growing_->add(done, seconds());
   const auto now = std::chrono::steady_clock::now();
   const bool last = done >= total_;
   const std::int64_t tenth = done * 10 / total_;
@@ -55,12 +82,17 @@ void Progress::at(std::int64_t done) {
   draw(done, last);
 }
 
+double Progress::seconds() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+}
+
 void Progress::draw(std::int64_t done, bool last) {
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  const double rate = seconds > 0 ? static_cast<double>(done) / seconds : 0;
-  const std::string tail = last       ? "in " + duration(seconds)
-                           : rate > 0 ? "ETA " + duration(static_cast<double>(total_ - done) / rate)
-                                      : "";
+  const double passed = seconds();
+  const double rate = passed > 0 ? static_cast<double>(done) / passed : 0;
+  const double left = growing_   ? growing_->left(total_)
+                      : rate > 0 ? static_cast<double>(total_ - done) / rate
+                                 : 0;
+  const std::string tail = last ? "in " + duration(passed) : rate > 0 ? "ETA " + duration(left) : "";
   if (terminal_) {
     const auto filled = static_cast<std::size_t>(kBarCells * done / total_);
     const std::string bar = std::string(filled, '#') + std::string(kBarCells - filled, '.');

@@ -91,7 +91,8 @@ std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& mod
   std::vector<std::vector<double>> times(all.size());
   std::vector<WorkReport> work(all.size());
   const std::int64_t start = c.tokens();
-  for (int step = 0; step < steps; ++step)
+  for (int step = 0; step < steps; ++step) {
+    c.options.audit = step < kWarmUp ? options.audit : 0.0;  // measured steps do no more than their work
     for (std::size_t i = 0; i < all.size(); ++i) {
       check_cancel();
       // Greedy, as far as made-up keys allow: the next token is the best of the last logits.
@@ -106,12 +107,14 @@ std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& mod
       if (step + 1 == kWarmUp) work[i].tiers = {};
       c.roll_back(start);
     }
+  }
   for (std::size_t i = 0; i < all.size(); ++i) {
     rows[i].median_ms = 1e-3 * median(times[i]);
     rows[i].tokens_per_second = 1e3 / rows[i].median_ms;
     rows[i].density = work[i].density();
     rows[i].selectivity = work[i].selectivity();
     rows[i].tiers = per_step(work[i].tiers, options.steps);
+    rows[i].work = work[i];
   }
   return rows;
 }

@@ -22,6 +22,7 @@ struct DecodeBenchOptions {
   double skew = 1.0;
   int steps = 32;  ///< measured per spec, after two that warm up
   std::uint64_t seed = 1;
+  double audit = 0;  ///< share of the warm-up's sparse calls that are also computed exactly
 };
 
 struct DecodeBenchRow {
@@ -29,6 +30,7 @@ struct DecodeBenchRow {
   double median_ms = 0;          ///< of one step
   double tokens_per_second = 0;  ///< of the median step
   double density = 1, selectivity = 1;
+  WorkReport work;
   double build_seconds = 0;  ///< of the index, all layers
   TierWork tiers = {};       ///< of one step, on average
 };

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/cancel.h"
+#include "eval/audit_result.h"
 #include "eval/records.h"
 #include "eval/scoring.h"
 #include "eval/settings.h"
@@ -76,7 +77,12 @@ EvalRow row_of(std::span<const Sample> samples, const std::vector<Document>& doc
                            : 0;
   row.dense_reason = work.dense_reason;
   row.notice = work.notice;
+  row.work = work;
   row.difference = mean_by_document(differences, of_document);
+  // Scores end at 0 and 100: no difference lies beyond 100 points, whatever a t interval of few documents
+  // says.
+  if (row.difference.low) row.difference.low = std::max(*row.difference.low, -100.0);
+  if (row.difference.high) row.difference.high = std::min(*row.difference.high, 100.0);
   return row;
 }
 
@@ -319,6 +325,7 @@ Json EvalReport::json() const {
                        {"documents", r.difference.documents},
                        {"seconds", r.seconds}});
     if (!r.notice.empty()) results.back()["notice"] = r.notice;
+    put_audit(results.back(), r.work);
   }
   return {{"model", model}, {"protocol", protocol}, {"device", device}, {"results", results}};
 }

@@ -64,6 +64,7 @@ struct EvalRow {
   double seconds = 0;         ///< spent on questions and answers
   std::string dense_reason;   ///< why nothing was sparse, when nothing was
   std::string notice;         ///< what the method says of a text; empty = nothing
+  WorkReport work;            ///< of all answers; audits only of those found in this run
 };
 
 struct EvalReport {

@@ -79,8 +79,8 @@ class Probing {
     for (const NamedSpec& s : specs_)
       methods.push_back(s.spec.name == "full" ? kDense : context.attach(s.spec));
     const std::int64_t before = static_cast<std::int64_t>(tokens_.size()) - options_.last - 1;
-    Progress progress("probe", before + static_cast<std::int64_t>(specs_.size()) * options_.last, "tokens",
-                      options_.progress);
+    Progress progress(options_.title, before + static_cast<std::int64_t>(specs_.size()) * options_.last,
+                      "tokens", options_.progress);
     context.prefill(std::span(tokens_).first(static_cast<std::size_t>(before)),
                     [&](std::int64_t done) { progress.at(done); });
     context.build_indexes();

@@ -25,6 +25,7 @@ struct ProbeOptions {
   std::int64_t measured = 64;                    ///< of the last tokens, how many are looked at head by head
   double gap = 0.5;  ///< nats by which full must beat streaming for a token to count as needing the past
   Progress::Mode progress = Progress::Mode::automatic;
+  std::string title = "probe";  ///< of the progress
 };
 
 /// Means over the measured query tokens of one query head.

@@ -103,7 +103,7 @@ class Tuner {
     std::map<std::string, std::vector<Choice>> by_spec;  // [L * Hkv]
     const auto heads = static_cast<std::size_t>(config.layers * config.kv_heads);
     for (const std::string& text : texts_) {
-      const ProbeReport report = probe(model_, text, candidates_, options_.probe);
+      const ProbeReport report = probe(model_, text, candidates_, titled("methods alone"));
       for (std::size_t m = 1; m < report.rows.size(); ++m) {
         const ProbeRow& row = report.rows[m];
         const std::string spec = m == 1 ? "streaming" : spec_of(row.attention);
@@ -123,6 +123,12 @@ class Tuner {
       for (std::size_t h = 0; h < heads; ++h)
         if (all[h].measured) choices[h].push_back(all[h]);
     return choices;
+  }
+
+  ProbeOptions titled(const std::string& step) const {
+    ProbeOptions options = options_.probe;
+    options.title = step;
+    return options;
   }
 
   std::string spec_of(const std::string& name) const {
@@ -165,7 +171,7 @@ class Tuner {
     }
     const double share = 1.0 / static_cast<double>(texts_.size());
     for (const std::string& text : texts_) {
-      const ProbeReport report = probe(model_, text, specs, options_.probe);
+      const ProbeReport report = probe(model_, text, specs, titled("plans"));
       for (std::size_t i = 0; i < trials.size(); ++i) {
         const ProbeRow& row = report.rows[i + 2];
         trials[i].measured += share * options_.target.measure(row, report.rows[0]);
@@ -189,7 +195,9 @@ std::vector<TunedRow> check(const std::shared_ptr<const Model>& model, std::stri
   TrialFiles files;
   std::vector<NamedSpec> specs = {files.add(plan)};
   specs.insert(specs.end(), candidates.begin(), candidates.end());
-  const ProbeReport report = probe(model, text, specs, options.probe);
+  ProbeOptions probe_options = options.probe;
+  probe_options.title = "check text";
+  const ProbeReport report = probe(model, text, specs, probe_options);
   std::vector<TunedRow> rows;
   for (std::size_t i = 0; i < report.rows.size(); ++i) {
     const ProbeRow& row = report.rows[i];
@@ -274,6 +282,10 @@ double TuneTarget::measure(const ProbeRow& row, const ProbeRow& full) const {
   return row.agreement;
 }
 
+double TuneTarget::looser_than(double measured) const {
+  return kind == Kind::agreement ? std::max(0.01, std::floor(100 * measured - 1) / 100) : 1.2 * measured;
+}
+
 TuneTarget TuneTarget::with_margin(std::int64_t tokens) const {
   TuneTarget strict = *this;
   if (kind == Kind::agreement)
@@ -281,6 +293,10 @@ TuneTarget TuneTarget::with_margin(std::int64_t tokens) const {
   else
     strict.bound = 0.9 * bound;
   return strict;
+}
+
+std::string_view TuneTarget::name() const {
+  return kind == Kind::error ? "error" : kind == Kind::loss ? "loss" : "agreement";
 }
 
 std::string TuneTarget::str() const {
@@ -297,7 +313,37 @@ const TunedRow* TuneReport::best_single() const {
   return best;
 }
 
+const TunedRow* TuneReport::nearest_single() const {
+  const TunedRow* nearest = nullptr;
+  const auto nearer = [this](double a, double b) {
+    return target.kind == TuneTarget::Kind::agreement ? a > b : a < b;
+  };
+  for (std::size_t i = 3; i < rows.size(); ++i) {
+    if (nearest == nullptr || nearer(rows[i].measured, nearest->measured)) nearest = &rows[i];
+  }
+  return nearest;
+}
+
+/// What there is to say when no head found a method that is exact enough.
+std::string TuneReport::verdict_of_full() const {
+  std::string text =
+      "The plan is full attention in every head: none of the methods keeps the target with room for chance "
+      "on "
+      "the texts of -f";
+  const TunedRow* nearest = nearest_single();
+  if (nearest == nullptr) return text + "; name some with -a.";
+  text += fmt::format(". On the check text {} comes nearest, with {} {:.3g} at {:.1f} % of the bytes",
+                      nearest->attention, target.name(), nearest->measured, 100 * nearest->density);
+  if (nearest->met) return text + ", and keeps it there; more or longer texts (-f, --last) may decide it.";
+  return text + fmt::format("; try --target {}={:.2g}, or methods that read more (-a).", target.name(),
+                            target.looser_than(nearest->measured));
+}
+
 std::string TuneReport::verdict() const {
+  const auto is_full = [](const std::vector<std::string>& layer) {
+    return std::all_of(layer.begin(), layer.end(), [](const std::string& spec) { return spec == "full"; });
+  };
+  if (std::all_of(plan.heads.begin(), plan.heads.end(), is_full)) return verdict_of_full();
   std::string text =
       plan_met() ? fmt::format("The plan reads {:.1f} % of the bytes", 100 * rows[1].density)
                  : fmt::format(

@@ -30,9 +30,12 @@ struct TuneTarget {
   /// The same target with room for chance: what must be met on `tokens` measured tokens for the target to
   /// hold on others. A standard error for shares, a tenth for the rest.
   TuneTarget with_margin(std::int64_t tokens) const;
+  /// A bound that what measured so much should keep, margin included.
+  double looser_than(double measured) const;
   bool met_by(double measured) const {
     return kind == Kind::agreement ? measured >= bound : measured <= bound;
   }
+  std::string_view name() const;  ///< as in "name=bound"
   std::string str() const;
 };
 
@@ -64,10 +67,15 @@ struct TuneReport {
   bool plan_met() const { return rows[1].met; }
   /// The single method that reads the fewest bytes and meets the target; null when none does.
   const TunedRow* best_single() const;
+  /// The single method that comes nearest to full attention in the target's terms; null when there is none.
+  const TunedRow* nearest_single() const;
   /// Whether to use the plan, from which length on, and why; in whole sentences.
   std::string verdict() const;
   Json json() const;
   std::string table() const;
+
+ private:
+  std::string verdict_of_full() const;
 };
 
 /// Specs that the chooser tries when none are named: those whose artefacts, if any, lie in the model's

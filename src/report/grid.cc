@@ -21,9 +21,6 @@ namespace lode {
 
 namespace {
 
-/// Tokens of far past that echo's returns come from; shorter texts have a third of their length.
-constexpr std::int64_t kEchoDistance = 8192;
-
 constexpr double kBenchSeconds = 0.5;  ///< of measuring, per method and length
 // Enough to learn whether a method can be measured at all.
 constexpr std::int64_t kTrialKeys = 4096;
@@ -305,6 +302,7 @@ Json Grid::probe_key(const SuiteRun& run, std::int64_t length, const NamedSpec& 
 }
 
 std::string Grid::probe_text(const SuiteRun& run, std::int64_t length) const {
+  // In shorter texts than three times the usual distance the returns come from a third of the length.
   return make_echo_text(length, run.seed, Language::built_in(), *haystack(run.seed, length),
                         std::min(kEchoDistance, length / 3));
 }

@@ -65,7 +65,7 @@ MethodInfo ideal_method() {
                {"mass", "instead of sparsity: share of the attention to capture, 0.01 to 1", ""},
                {"error", "instead of sparsity: relative error of the output to allow, 0 to 10", ""},
                {"block", "question tokens whose scores are averaged, 1 to 1048576", "the whole question"}},
-      .dense = {.sink = 0, .window = ObservedQueries::kTokens, .from_context = true},
+      .dense = {},
       .dense_layers = 0,
       .make = [](const Spec& spec, const LayerGeometry& geometry,
                  std::string_view) { return std::make_unique<Ideal>(geometry, options_of(spec)); },

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <limits>
 
 #include "base/text.h"
 #include "lodestone/error.h"
@@ -112,8 +113,13 @@ double Spec::number(std::string_view key, double fallback, double low, double hi
   const std::string* const text = find_given(*this, key);
   if (text == nullptr) return fallback;
   const auto value = parse_number(*text);
-  if (!value || *value < low || *value > high)
-    bad_value(*this, key, fmt::format("a number from {} to {}", low, high));
+  if (!value || *value < low || *value > high) {
+    // The least positive number stands for an open range.
+    const bool open = low == std::numeric_limits<double>::min();
+    bad_value(*this, key,
+              open ? fmt::format("a number above 0 up to {}", high)
+                   : fmt::format("a number from {} to {}", low, high));
+  }
   return *value;
 }
 

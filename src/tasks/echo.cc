@@ -28,10 +28,10 @@ class EchoText {
     const std::int64_t body = tokens - meter.prefix - tail;
     const std::int64_t early = body - distance;  // what comes back stands in the first `early` tokens
     if (early < 2 * tail) {
-      throw InputError("echo: expected --tokens of at least " +
+      throw InputError("echo: expected a text of at least " +
                        std::to_string(meter.prefix + distance + 3 * tail) +
-                       ", for passages come back after " + std::to_string(distance) + " tokens, found " +
-                       std::to_string(tokens));
+                       " tokens, for passages come back after " + std::to_string(distance) +
+                       " of them, found " + std::to_string(tokens));
     }
     introduce(static_cast<std::size_t>(tail / 60));
     std::int64_t of_facts = 0;
@@ -119,6 +119,16 @@ class EchoText {
 };
 
 }  // namespace
+
+std::int64_t echo_distance(std::int64_t tokens) {
+  constexpr std::int64_t kFewest = 3072;         // below, what comes back would not have stood far before
+  constexpr std::int64_t kRoom = 4 * kEchoTail;  // for what comes back, and for where it stood
+  if (tokens < kFewest) {
+    throw InputError("echo: expected --tokens of at least " + std::to_string(kFewest) + ", found " +
+                     std::to_string(tokens));
+  }
+  return tokens >= kEchoDistance + kRoom ? kEchoDistance : tokens / 3;
+}
 
 std::string make_echo_text(std::int64_t tokens, std::uint64_t seed, const Language& language,
                            const Haystack& haystack, std::int64_t distance, std::int64_t tail) {

@@ -34,10 +34,17 @@ inline constexpr std::int64_t kFewestTokens = 256;
 void make_samples(const TaskOptions& options, const Language& language, const Haystack& haystack,
                   const std::function<void(const Sample&, bool first)>& emit);
 
+inline constexpr std::int64_t kEchoDistance = 8192, kEchoTail = 640;
+
 /// Text that needs its far past, for `probe`: passages come back verbatim, and invented names that were
 /// introduced come back, after more than `distance` tokens; the last `tail` tokens consist of such returns.
-/// `tokens` in all, BOS included.
+/// `tokens` in all, BOS included; InputError when they do not hold that distance.
 std::string make_echo_text(std::int64_t tokens, std::uint64_t seed, const Language& language,
-                           const Haystack& haystack, std::int64_t distance = 8192, std::int64_t tail = 640);
+                           const Haystack& haystack, std::int64_t distance = kEchoDistance,
+                           std::int64_t tail = kEchoTail);
+
+/// The distance for a text of so many tokens: the usual one where it fits, else a third of the text.
+/// InputError when that holds nothing.
+std::int64_t echo_distance(std::int64_t tokens);
 
 }  // namespace lode

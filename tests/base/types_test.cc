@@ -166,6 +166,27 @@ TEST(Cancel, FirstInterruptRaisesTheFlagSecondLeaves) {
   EXPECT_EQ(interrupted(2), 130);
 }
 
+TEST(Progress, WorkWhoseUnitsBecomeDearerIsPredictedFromItsBeginning) {
+  const auto seconds = [](double n) { return 2e-3 * n + 3e-7 * n * n; };
+  GrowingCost cost;
+  EXPECT_EQ(cost.left(100'000), 0.0);
+  for (std::int64_t n = 512; n <= 10'240; n += 512) cost.add(n, seconds(static_cast<double>(n)));
+  EXPECT_NEAR(cost.left(100'000), seconds(100'000) - seconds(10'240), 1e-6 * seconds(100'000));
+  EXPECT_NEAR(cost.left(10'240), 0.0, 1e-9);
+}
+
+TEST(Progress, NeitherPartOfTheCostIsNegative) {
+  GrowingCost slow_start;  // then even
+  slow_start.add(512, 10.0);
+  slow_start.add(1024, 11.0);
+  slow_start.add(1024, 11.5);  // nothing done: no step
+  EXPECT_NEAR(slow_start.left(2048), 11.0, 1e-9) << "as much again, not less";
+  GrowingCost steep;
+  steep.add(512, 0.0);
+  steep.add(1024, 9.0);
+  EXPECT_GT(steep.left(2048), 9.0);
+}
+
 TEST(Progress, SilentWhenQuietAndBrieflyOtherwise) {
   testing::internal::CaptureStderr();
   { Progress("reading", 1000, "tokens", Progress::Mode::quiet).at(1000); }

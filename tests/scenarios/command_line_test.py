@@ -3,13 +3,17 @@
 
 import json
 import os
+import re
 import subprocess
 import unittest
 
 import tiny_model
 from program import BAD_INPUT, DONE, FAILED, PROGRAM, TEXT, ProgramTest, environment, run
 
-VERBS = ("demo", "index", "ask", "tasks", "eval", "probe", "train", "inspect", "verify")
+VERBS = ("demo", "index", "ask", "tasks", "eval", "probe", "bench", "report", "tune", "train", "inspect", "verify", "methods")
+GROUPS = {"train": ("kmeans", "saap", "hash"), "bench": ("attention", "decode", "prefill")}
+LEAVES = [f"{verb} {part}".strip() for verb in VERBS for part in GROUPS.get(verb, ("",))]
+RUN_A_MODEL = ("demo", "index", "ask", "eval", "probe", "train kmeans", "train saap", "train hash", "bench decode", "tune", "report")
 
 
 class Help(ProgramTest):
@@ -20,11 +24,32 @@ class Help(ProgramTest):
         self.assertEqual(result.err, "")
 
     def test_every_verb_explains_itself(self):
-        for verb in ("train kmeans", "train saap", *(v for v in VERBS if v != "train")):
+        for verb in LEAVES:
             result = self.assert_done(run(*verb.split(), "--help"))
             self.assertEqual(result.err, "")
-            for flag in ("--json", "--quiet", "--device", "--threads"):
-                self.assertIn(flag, result.out, verb)
+            flags = ("--json", "--quiet", "--device", "--threads")
+            for flag in (*flags, "--kv-type", "--gpu-memory", "--audit") if verb in RUN_A_MODEL else flags:
+                self.assertIn(flag + " ", result.out, verb)
+
+    def test_defaults_are_shown(self):
+        for verb, flags in {"ask": {"--kv-type": "f16", "--predict": "128", "--stop": "\\n", "--temp": "0"},
+                            "probe": {"--window": "63", "--last": "512"}, "tune": {"--window": "511", "--target": "agreement=0.99"},
+                            "bench attention": {"--context": "8192", "--shape": "llama-3.1-8b"},
+                            "eval": {"--protocol": "context-dense"}, "tasks": {"--count": "1"}}.items():
+            text = " ".join(self.assert_done(run(*verb.split(), "--help")).out.split())
+            for flag, default in flags.items():
+                self.assertRegex(text, rf"{flag} [^\[]*\[default: {re.escape(default)}\]", verb)
+
+    def test_methods(self):
+        text = self.assert_done(run("methods")).out
+        listed = {row["attention"]: row for row in self.assert_done(run("methods", "--json")).json()["results"]}
+        for name in ("full", "topk", "saap", "hash", "squeezed", "retrieval", "quest"):
+            self.assertIn(f"\n{name} - ", text)
+            self.assertIn(name, listed)
+        self.assertEqual((listed["hash"]["sink"], listed["hash"]["window"], listed["hash"]["dense_layers"]), (128, 128, 0))
+        self.assertEqual([k["default"] for k in listed["topk"]["keys"] if k["key"] == "k"], ["100"])
+        self.assertEqual(self.assert_done(run("methods", "flat", "--json")).json()["results"][0]["attention"], "topk")
+        self.assert_refused(run("methods", "topkk"), "topk")
 
     def test_version(self):
         self.assertRegex(self.assert_done(run("--version")).out, r"^\d+\.\d+\.\d+")
@@ -32,11 +57,16 @@ class Help(ProgramTest):
 
 class UnknownWords(ProgramTest):
     def test_no_verb(self):
-        self.assert_refused(run())
+        self.assert_refused(run(), *VERBS, "--help")
+        self.assert_refused(run("--xyzzy"), *VERBS, "--xyzzy")
+        for group, parts in GROUPS.items():
+            self.assert_refused(run(group), *parts, f"lodestone {group} --help")
 
     def test_verb(self):
-        self.assert_refused(run("indx"), "index")
-        self.assert_refused(run("xyzzyxyzzy"))
+        self.assert_refused(run("indx"), *VERBS, "'indx'; did you mean 'index'")
+        self.assert_refused(run("xyzzyxyzzy"), *VERBS, "'xyzzyxyzzy'")
+        for group, parts in GROUPS.items():
+            self.assert_refused(run(group, "nothing"), *parts, "'nothing'")
 
     def test_flag(self):
         self.assert_refused(run("verify", "--jso", self.model), "--json")
@@ -50,7 +80,7 @@ class UnknownWords(ProgramTest):
                               "kmeans:probes=nan": "probes", "kmeans:probes=1e99": "probes", "topk:k=two": "k",
                               "random:fraction=-1": "fraction", "random:fraction=nan": "fraction",
                               "streaming:window=-5": "window", "streaming:window=99999999999999999999": "window",
-                              "topk:k=1,k=2": "k", "full:,": "full"}.items():
+                              "topk:k=1,k=2": "k", "full:,": "full", "topk:mass=1.5": "above 0 up to 1"}.items():
             with self.subTest(spec=spec):
                 self.assert_refused(run("index", "-m", self.model, "-f", self.text, "-o", path, "-a", spec), mention)
                 self.assertFalse(path.exists())
@@ -133,6 +163,11 @@ class BadTexts(ProgramTest):
     def test_questions(self):
         context = self.index("questions.lode")
         self.assert_refused(run("ask", context, "--json", stdin=b"\xff?\n"), "UTF-8")
+        for empty in ("", "  ", "\n\t"):
+            self.assert_refused(run("ask", context, empty), "question 1", "empty")
+            self.assert_refused(run("ask", context, "Who?", empty), "question 2", "empty")
+        answers = self.assert_done(run("ask", context, "--json", stdin="Who?\r\n\r\n")).json()["answers"]
+        self.assertEqual([a["question"] for a in answers], ["Who?"])
         self.assertEqual(self.assert_done(run("ask", context, "--json", stdin="\n \n")).json()["answers"], [])
 
 

@@ -33,6 +33,24 @@ class Samples(ProgramTest):
         result = self.assert_done(run("tasks", "vt", "--tokens", "2k", "--count", "1", "-m", self.model, "-o", path, "--json"))
         self.assertIsInstance(result.json(), dict)
         self.assertGreater(path.stat().st_size, 1000)
+        # Without a file the one object holds what would stand there.
+        whole = self.assert_done(run("tasks", "vt", "--tokens", "2k", "--count", "1", "-m", self.model, "--json")).json()
+        self.assertEqual(whole["results"], [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()])
+        prose = self.assert_done(run("tasks", "prose", "--tokens", "300", "-m", self.model, "--json")).json()
+        self.assertGreater(len(prose["text"]), 100)
+
+    def test_every_task_of_the_interface(self):
+        names = ("needle", "multikey", "multivalue", "multiquery", "kv", "vt", "qa", "freq", "cwe", "fwe", "passkey", "number",
+                 "recite")
+        made = self.assert_done(run("tasks", *names, "--tokens", "4k", "--count", "1", "-m", self.model, "--json", "--quiet"))
+        self.assertEqual([row["task"] for row in made.json()["results"]], list(names))
+
+    def test_text_that_comes_back(self):
+        made = self.assert_done(run("tasks", "echo", "--tokens", "6k", "-m", self.model))
+        self.assertIn("2048 tokens before", made.err)
+        self.assertIn("1000 tokens", self.assert_done(run("tasks", "echo", "--tokens", "6k", "-m", self.model, "--distance",
+                                                          "1000")).err)
+        self.assert_refused(run("tasks", "echo", "--tokens", "2k", "-m", self.model), "--tokens", "3072")
 
     def test_refusals(self):
         common = ("--tokens", "2k", "--count", "1", "-m", self.model)
@@ -68,6 +86,22 @@ class Eval(ProgramTest):
                     self.assertTrue(0 <= row["agreement"] <= 1 and 0 <= row["selectivity"] <= 1 and row["density"] >= 0)
                 full = report["results"][0]
                 self.assertEqual((full["agreement"], full["density"], full["selectivity"]), (1, 1, 1))
+
+    def test_interval_stays_among_possible_scores(self):
+        """Two documents, so that a t interval reaches far."""
+        report = self.assert_done(self.eval(*SPECS, "-a", "random:fraction=1%,window=16")).json()
+        for row in report["results"]:
+            for end in ("difference_low", "difference_high"):
+                self.assertTrue(row[end] is None or -100 <= row[end] <= 100, row)
+
+    def test_audit(self):
+        """What is asked for is answered, by every verb that answers questions."""
+        report = self.assert_done(self.eval("-a", "topk:k=4,window=32", "--audit", "1")).json()
+        self.assertNotIn("audit", report["results"][0])
+        self.assertGreater(report["results"][1]["audit"]["outputs"], 0)
+        steps = self.assert_done(run("bench", "decode", "-m", self.model, "--context", "1k", "-n", "2", "-a", "topk:k=4,window=32",
+                                     "--audit", "1", "--json", "--quiet")).json()
+        self.assertGreater(steps["results"][1]["audit"]["outputs"], 0)
 
     def test_limit(self):
         report = self.assert_done(self.eval("-a", "full", "--limit", "1")).json()

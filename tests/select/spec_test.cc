@@ -6,6 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "lodestone/error.h"
 
 namespace lode {
@@ -43,11 +45,25 @@ TEST(Spec, EveryMethodParsesByItsNamesAndHasTheCommonKeys) {
 }
 
 TEST(Spec, DefaultsOfTheInterface) {
-  for (const char* name : {"streaming", "topk", "random", "kmeans"}) {
-    const Spec spec = parse_spec(name);
-    EXPECT_EQ(spec.dense.sink, 1);
-    EXPECT_EQ(spec.dense.window, 2047);
-    EXPECT_EQ(spec.dense_layers, 0);
+  struct Defaults {
+    std::int64_t sink = 1, window = 2047;
+    int layers = 0;
+    bool from_context = false;
+  };
+  const std::map<std::string, Defaults> others = {{"saap", {.layers = 1}},
+                                                  {"hash", {.sink = 128, .window = 128}},
+                                                  {"squeezed", {.sink = 0, .window = 100, .from_context = true}},
+                                                  {"retrieval", {.sink = 128, .window = 512}},
+                                                  {"quest", {.layers = 2}}};
+  for (const MethodInfo& method : methods()) {
+    if (method.name == "full" || method.name == "plan") continue;
+    const auto found = others.find(method.name);
+    const Defaults expected = found == others.end() ? Defaults() : found->second;
+    const Spec spec = parse_spec(method.name);
+    EXPECT_EQ(spec.dense.sink, expected.sink) << method.name;
+    EXPECT_EQ(spec.dense.window, expected.window) << method.name;
+    EXPECT_EQ(spec.dense.from_context, expected.from_context) << method.name;
+    EXPECT_EQ(spec.dense_layers, expected.layers) << method.name;
   }
   EXPECT_EQ(parse_spec("flat:k=5").str(), "topk:k=5");
 }
@@ -59,6 +75,7 @@ TEST(Spec, UnknownNamesAndKeysListTheValidOnes) {
   EXPECT_THAT(error_of("full:window=3"), AllOf(HasSubstr("'window'"), HasSubstr("takes no keys")));
   EXPECT_THAT(error_of("kmeans:probe=3"), AllOf(HasSubstr("'probe'"), HasSubstr("did you mean 'probes'"),
                                                 HasSubstr("clusters"), HasSubstr("sink")));
+  EXPECT_THAT(error_of("topk:mass=1.5"), AllOf(HasSubstr("above 0 up to 1,"), HasSubstr("'1.5'")));
   EXPECT_THAT(error_of("kmeans:rope=maybe"),
               AllOf(HasSubstr("'rope'"), HasSubstr("off, on"), HasSubstr("'maybe'")));
 }

@@ -345,5 +345,17 @@ TEST(Echo, TheEndComesFromFarBefore) {
   EXPECT_THROW(make_echo_text(9'000, 3, language(), haystack()), InputError);
 }
 
+TEST(Echo, ShortTextsComeBackAfterAThirdOfTheirLength) {
+  EXPECT_EQ(echo_distance(32'768), kEchoDistance);
+  EXPECT_EQ(echo_distance(11'000), kEchoDistance);
+  EXPECT_EQ(echo_distance(4096), 4096 / 3);
+  EXPECT_THROW(echo_distance(3071), InputError);
+  for (const std::int64_t tokens : {3072, 4096, 10'751, 10'752}) {
+    const std::string text = make_echo_text(tokens, 3, language(), haystack(), echo_distance(tokens));
+    EXPECT_LE(fake_meter().prefix + fake_meter().count(text), tokens);
+    EXPECT_GE(fake_meter().prefix + fake_meter().count(text), tokens - 128);
+  }
+}
+
 }  // namespace
 }  // namespace lode
