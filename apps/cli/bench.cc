@@ -52,7 +52,7 @@ void add_bench_flags(CLI::App& verb, BenchFlags& flags) {
   add_count(verb, "-c,--context", flags.context, kMostContext, "keys of each sequence, e.g. 32k");
   verb.add_option("--kv-type", flags.kv_type, "type of keys and values: f32, f16, bf16 or q8")
       ->check(CLI::IsMember({"f32", "f16", "bf16", "q8"}));
-  verb.add_option("--gpu-memory", flags.gpu_memory, "limit of GPU memory, e.g. 24GiB");
+  verb.add_option("--gpu-memory", flags.gpu_memory, "limit of GPU memory, e.g. 24GiB")->check(byte_size());
   verb.add_option("--kv-tier", flags.kv_tier,
                   "where a GPU's keys and values lie: auto (there, if they fit), gpu, or host (searched and "
                   "attended by the CPU beside the GPU's sink and window)")

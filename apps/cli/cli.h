@@ -64,6 +64,11 @@ void add_dataset_flags(CLI::App& verb, std::string& format, std::string& prompts
 /// Checks of flags. CLI11's own let NaN pass, and integers that wrap around.
 CLI::Validator whole_number(std::int64_t low, std::int64_t high);
 CLI::Validator number(double low, double high);
+CLI::Validator byte_size();
+/// A file, or a folder, that can be written as far as can be seen beforehand: long work does not end in a
+/// surprise.
+CLI::Validator output_file();
+CLI::Validator output_folder();
 
 /// Whole numbers with the suffixes k = 1024 and M = 1024^2 ("32k"); InputError otherwise.
 std::int64_t parse_count(std::string_view text, std::string_view flag, std::int64_t low, std::int64_t high);

@@ -42,7 +42,52 @@ std::string check_device_name(const std::string& name) {
   return "expected auto, cpu or cuda, found '" + name + "'";
 }
 
+/// Why no file can be made at this path; empty when one can, as far as can be seen before.
+std::string check_output_file(const std::string& text) {
+  namespace fs = std::filesystem;
+  std::error_code failed;
+  const fs::path path = fs::absolute(text, failed);
+  if (!fs::is_directory(path.parent_path(), failed))
+    return fmt::format("expected a file in a folder that exists, found no folder '{}'",
+                       excerpt(path.parent_path().string()));
+  if (text.empty() || fs::is_directory(path, failed))
+    return fmt::format("expected a file to write, found the folder '{}'", excerpt(text));
+  return "";
+}
+
+std::string check_output_folder(const std::string& text) {
+  namespace fs = std::filesystem;
+  std::error_code failed;
+  for (fs::path path = fs::absolute(text, failed);; path = path.parent_path()) {
+    if (fs::is_directory(path, failed)) return "";
+    if (fs::exists(path, failed) || path == path.parent_path())
+      return fmt::format("expected a folder or a place for one, found something else at '{}'",
+                         excerpt(path.string()));
+  }
+}
+
+std::string check_bytes(const std::string& text) {
+  try {
+    parse_bytes(text, "");
+    return "";
+  } catch (const InputError&) {
+    return "expected a size such as 24GiB or 512MiB, found '" + excerpt(text) + "'";
+  }
+}
+
 }  // namespace
+
+CLI::Validator output_file() {
+  return CLI::Validator([](std::string& text) { return check_output_file(text); }, "");
+}
+
+CLI::Validator output_folder() {
+  return CLI::Validator([](std::string& text) { return check_output_folder(text); }, "");
+}
+
+CLI::Validator byte_size() {
+  return CLI::Validator([](std::string& text) { return check_bytes(text); }, "");
+}
 
 CLI::Validator whole_number(std::int64_t low, std::int64_t high) {
   return within(low, high, "a whole number");
@@ -78,7 +123,7 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required) {
                   "stretch RoPE (yarn) by this factor, for texts longer than the model's context")
       ->check(number(1.0, 1024.0))
       ->default_str("");  // not to stretch
-  verb.add_option("--gpu-memory", flags.gpu_memory, "limit of GPU memory, e.g. 24GiB");
+  verb.add_option("--gpu-memory", flags.gpu_memory, "limit of GPU memory, e.g. 24GiB")->check(byte_size());
   verb.add_option("--kv-tier", flags.kv_tier,
                   "where a GPU's keys and values lie: auto (there, if they fit), gpu, or host (searched and "
                   "attended by the CPU beside the GPU's sink and window)")
@@ -205,7 +250,11 @@ void print_json(const Json& result) {
 std::filesystem::path data_dir() {
   namespace fs = std::filesystem;
   std::vector<fs::path> candidates;
-  if (const char* set = std::getenv("LODESTONE_DATA")) candidates.emplace_back(set);
+  const char* set = std::getenv("LODESTONE_DATA");
+  if (set != nullptr && !fs::exists(fs::path(set) / "models" / "pocket" / "config.json"))
+    throw InputError(
+        fmt::format("LODESTONE_DATA: expected a folder with models/pocket in it, found '{}'", excerpt(set)));
+  if (set != nullptr) candidates.emplace_back(set);
   std::error_code failed;
   const fs::path program = fs::read_symlink("/proc/self/exe", failed).parent_path();
   candidates.push_back(program / ".." / "share" / "lodestone");

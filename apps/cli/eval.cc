@@ -74,7 +74,8 @@ void add_eval(CLI::App& app) {
   verb.add_option("--limit", flags->limit, "samples of each task and length at most; 0 = all")
       ->check(whole_number(0, 1'000'000'000));
   verb.add_option("-o,--output", flags->output,
-                  "file for every answer as a JSON line; when it exists, what it holds is not done again");
+                  "file for every answer as a JSON line; when it exists, what it holds is not done again")
+      ->check(output_file());
   verb.callback([flags] { run(*flags); });
 }
 

@@ -32,11 +32,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 }
 
 void check_output(const IndexFlags& flags) {
-  namespace fs = std::filesystem;
-  const fs::path folder = fs::absolute(flags.output).parent_path();
-  if (!fs::is_directory(folder))
-    throw InputError(folder.string() + ": expected a folder to write to, found none");
-  if (fs::exists(flags.output) && !flags.force) {
+  if (std::filesystem::exists(flags.output) && !flags.force) {
     throw InputError(flags.output + ": this file exists already; --force replaces it");
   }
 }
@@ -114,7 +110,7 @@ void add_index(CLI::App& app) {
   add_common_flags(*verb, flags->common);
   add_model_flags(*verb, flags->model, true);
   verb->add_option("-f,--file", flags->text, "the text (UTF-8); - is standard input")->required();
-  verb->add_option("-o,--output", flags->output, "the .lode file to write")->required();
+  verb->add_option("-o,--output", flags->output, "the .lode file to write")->required()->check(output_file());
   add_attention_flag(*verb, flags->specs, false);
   verb->add_flag("--force", flags->force, "replace an existing file");
   verb->callback([flags] { run(*flags); });

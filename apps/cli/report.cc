@@ -132,7 +132,8 @@ void add_report(CLI::App& app) {
   verb.add_option("SUITE", flags->suites, "shipped suites by name, files, or 'all'")->required();
   verb.add_option("-o,--output", flags->output,
                   "folder of index.html, report.md, figures and raw results; what is measured there is not "
-                  "measured again");
+                  "measured again")
+      ->check(output_folder());
   verb.add_flag("--quick", flags->quick, "fewer samples, lengths and methods, as the suites say");
   verb.add_option("--samples", flags->samples,
                   "your own samples, or a published data set, in place of the suites' tasks and lengths");

@@ -208,7 +208,7 @@ void add_tasks(CLI::App& app) {
                 "facts and questions in wordings that were never trained on");
   verb.add_option("-m,--model", flags->model,
                   "folder whose tokenizer.json counts the tokens; without it: the shipped model");
-  verb.add_option("-o,--output", flags->output, "file to write; without it: stdout");
+  verb.add_option("-o,--output", flags->output, "file to write; without it: stdout")->check(output_file());
   verb.callback([flags] { run(*flags); });
 }
 

@@ -196,7 +196,9 @@ void add_train_hash(CLI::App& train) {
   add_common_flags(*verb, flags->common);
   add_model_flags(*verb, flags->model, true);
   verb->add_option("-f,--file", flags->texts, "a text to train on (UTF-8); repeatable")->required();
-  verb->add_option("-o,--output", flags->output, "the safetensors file to write")->required();
+  verb->add_option("-o,--output", flags->output, "the safetensors file to write")
+      ->required()
+      ->check(output_file());
   verb->add_option("--held-out", flags->held_out,
                    "a text that recall is reported on afterwards, as long as the prompts; repeatable");
   verb->add_option("--checkpoint", flags->checkpoint,

@@ -80,7 +80,9 @@ void add_train_kmeans(CLI::App& train) {
   add_common_flags(*verb, flags->common);
   add_model_flags(*verb, flags->model, true);
   verb->add_option("-f,--file", flags->texts, "a text to train on (UTF-8); repeatable")->required();
-  verb->add_option("-o,--output", flags->output, "the safetensors file to write")->required();
+  verb->add_option("-o,--output", flags->output, "the safetensors file to write")
+      ->required()
+      ->check(output_file());
   verb->add_option("--clusters", flags->clusters, "centroids per layer and KV head")
       ->check(whole_number(1, 1 << 20));
   verb->add_option("--rope", flags->rope, "train on keys after RoPE (on) or before it (off)")

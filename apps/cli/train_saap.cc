@@ -168,7 +168,9 @@ void add_train_saap(CLI::App& train) {
   add_common_flags(*verb, flags->common);
   add_model_flags(*verb, flags->model, true);
   verb->add_option("-f,--file", flags->texts, "a text to train on (UTF-8); repeatable")->required();
-  verb->add_option("-o,--output", flags->output, "the safetensors file to write")->required();
+  verb->add_option("-o,--output", flags->output, "the safetensors file to write")
+      ->required()
+      ->check(output_file());
   verb->add_option("--checkpoint", flags->checkpoint,
                    "where an interrupted run leaves off and goes on; default: the output with .checkpoint");
   add_data_flags(*verb, *flags);

@@ -53,7 +53,9 @@ void add_tune(CLI::App& app) {
   verb.add_option("-f,--file", flags->texts, "texts to choose on, like those of use; may be repeated")
       ->required();
   verb.add_option("--check", flags->check, "another text, on which the plan is checked")->required();
-  verb.add_option("-o,--output", flags->out, "the plan file, for -a plan:FILE")->required();
+  verb.add_option("-o,--output", flags->out, "the plan file, for -a plan:FILE")
+      ->required()
+      ->check(output_file());
   verb.add_option("--target", flags->target,
                   "error=E (relative output error), loss=NATS (a token) or agreement=SHARE (of next tokens)");
   add_attention_flag(verb, flags->specs, false);

@@ -28,6 +28,10 @@ void install_cancel_handlers() {
   sigemptyset(&action.sa_mask);  // no SA_RESTART: a blocked read returns, so that the flag is seen
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  // A terminal that closes; unless the program was told to outlive it (nohup).
+  struct sigaction before = {};
+  if (sigaction(SIGHUP, nullptr, &before) == 0 && before.sa_handler != SIG_IGN)
+    sigaction(SIGHUP, &action, nullptr);
 }
 
 bool cancel_requested() noexcept {

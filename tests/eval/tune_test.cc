@@ -14,9 +14,11 @@ using testing::Not;
 
 /// Rows as tune has them: full, the plan, streaming, then single methods.
 TuneReport report_of(const std::string& target, const std::string& spec, std::vector<TunedRow> singles) {
-  TuneReport report = {.model = "m", .target = TuneTarget::parse(target), .plan = {}, .rows = {}, .timings = {}};
+  TuneReport report = {
+      .model = "m", .target = TuneTarget::parse(target), .plan = {}, .rows = {}, .timings = {}};
   report.plan.heads = {{spec, spec}, {spec, spec}};
-  report.rows = {{.attention = "full", .met = true}, {.attention = "plan", .met = true}, {.attention = "streaming"}};
+  report.rows = {
+      {.attention = "full", .met = true}, {.attention = "plan", .met = true}, {.attention = "streaming"}};
   report.rows.insert(report.rows.end(), singles.begin(), singles.end());
   return report;
 }
@@ -25,10 +27,12 @@ TEST(Verdict, AllFullSaysWhatComesNearestAndWhichTargetItKeeps) {
   TuneReport report = report_of("agreement=0.99", "full",
                                 {{.attention = "kmeans:probes=8", .measured = 0.91, .density = 0.1},
                                  {.attention = "kmeans:probes=64", .measured = 0.957, .density = 0.3}});
-  EXPECT_THAT(report.verdict(), AllOf(HasSubstr("full attention in every head"), HasSubstr("kmeans:probes=64"),
-                                      HasSubstr("--target agreement=0.94,"), HasSubstr("30.0 %")));
-  report = report_of("loss=0.001", "full", {{.attention = "topk:k=4", .measured = 0.05, .density = 0.1},
-                                            {.attention = "topk:k=8", .measured = 0.02, .density = 0.2}});
+  EXPECT_THAT(report.verdict(),
+              AllOf(HasSubstr("full attention in every head"), HasSubstr("kmeans:probes=64"),
+                    HasSubstr("--target agreement=0.94,"), HasSubstr("30.0 %")));
+  report = report_of("loss=0.001", "full",
+                     {{.attention = "topk:k=4", .measured = 0.05, .density = 0.1},
+                      {.attention = "topk:k=8", .measured = 0.02, .density = 0.2}});
   EXPECT_THAT(report.verdict(), AllOf(HasSubstr("topk:k=8"), HasSubstr("--target loss=0.024,")));
 }
 
@@ -40,7 +44,8 @@ TEST(Verdict, AllFullWithoutMethodsOrWithOneThatKeepsTheTargetByChance) {
 }
 
 TEST(Verdict, APlanIsComparedWithTheBestSingleMethod) {
-  TuneReport report = report_of("error=0.1", "topk:k=8", {{.attention = "topk", .measured = 0.05, .met = true, .density = 0.4}});
+  TuneReport report = report_of("error=0.1", "topk:k=8",
+                                {{.attention = "topk", .measured = 0.05, .met = true, .density = 0.4}});
   report.rows[1].density = 0.25;
   EXPECT_THAT(report.verdict(), AllOf(HasSubstr("25.0 %"), HasSubstr("topk, reads 40.0 %")));
 }

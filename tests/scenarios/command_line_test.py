@@ -104,6 +104,13 @@ class ValuesOutOfRange(ProgramTest):
         for value in ("nan", "0", "-4", "inf"):
             self.refused(f"--rope-factor={value}")
 
+    def test_sizes(self):
+        for verb in (("index", "-m", self.model, "-f", self.text, "-o", self.folder / "never.lode"),
+                     ("bench", "attention", "--context", "1k"), ("bench", "decode", "--random", "pocket", "--context", "1k")):
+            for value in ("-5", "0", "1XB", "nan", "", "1e99GiB"):
+                with self.subTest(verb=verb, value=value):
+                    self.assert_refused(run(*verb, f"--gpu-memory={value}"), "--gpu-memory")
+
     def test_choices(self):
         self.refused("--kv-type=q4")
         self.refused("--device=tpu")
@@ -189,6 +196,19 @@ class Outputs(ProgramTest):
                 self.assertIn(result.code, (FAILED, BAD_INPUT), result.err)
                 self.assertRegex(result.err, r"\Alodestone: [^\n]+\n\Z")
 
+    def test_seen_before_the_work(self):
+        """What cannot be written is refused at once, not after hours."""
+        nowhere, folder = self.folder / "no" / "x", self.folder
+        model = ("-m", self.model, "-f", self.text, "--quiet")
+        for arguments in (("tasks", "kv", "--tokens", "1k"), ("eval", "-m", self.model, "--samples", self.text, "-a", "full"),
+                          ("tune", *model, "--check", self.text), ("train", "kmeans", *model), ("train", "saap", *model),
+                          ("train", "hash", *model)):
+            for output in (nowhere, folder):
+                with self.subTest(arguments=arguments, output=output):
+                    self.assert_refused(run(*arguments, "-o", output), "--output", str(output if output == folder else nowhere.parent))
+        for output in ("/dev/null", self.text, self.text / "below"):
+            self.assert_refused(run("report", "saap-figure-3", "-m", self.model, "-o", output), "--output")
+
     def test_full_standard_output(self):
         context = self.index("full.lode")
         for arguments in (("inspect", context), ("inspect", context, "--json"), ("verify", context), ("--help",),
@@ -250,6 +270,9 @@ class Machines(ProgramTest):
         usual = self.answers(context)
         self.assertEqual(usual, self.answers(context, "--threads", "1"))
         self.assertEqual(usual, self.answers(context, env={"LODESTONE_ISA": "scalar"}))
+
+    def test_unknown_data_folder(self):
+        self.assert_refused(run("demo", env={"LODESTONE_DATA": str(self.folder / "no")}), "LODESTONE_DATA", "models/pocket")
 
     def test_unknown_instruction_set(self):
         arguments = ("index", "-m", self.model, "-f", self.text, "-o", self.folder / "never.lode", "--quiet")

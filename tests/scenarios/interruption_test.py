@@ -33,7 +33,9 @@ class Interruption(ProgramTest):
 
     def start_long_work(self) -> subprocess.Popen:
         """Indexing that has begun its prefill."""
-        process = start(*self.index_arguments(self.long_text, "--force"))
+        # With the usual signals, also where the tests run under nohup.
+        process = start(*self.index_arguments(self.long_text, "--force"),
+                        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         time.sleep(1.0)
@@ -68,11 +70,12 @@ class Interruption(ProgramTest):
         self.assert_ends(process, INTERRUPTED, 2)
         self.assertEqual(self.names(), [])
 
-    def test_terminate(self):
-        process = self.start_long_work()
-        process.terminate()
-        self.assert_ends(process, INTERRUPTED, 10)
-        self.assertEqual(self.names(), [])
+    def test_terminate_and_hang_up(self):
+        for ending in (signal.SIGTERM, signal.SIGHUP):
+            process = self.start_long_work()
+            process.send_signal(ending)
+            self.assert_ends(process, INTERRUPTED, 10)
+            self.assertEqual(self.names(), [])
 
     def test_control_c_while_waiting_for_questions(self):
         self.assert_done(run(*self.index_arguments(self.text)))

@@ -3,10 +3,12 @@
 
 import json
 import re
+import signal
+import time
 import unittest
 import xml.etree.ElementTree
 
-from program import ProgramTest, run
+from program import INTERRUPTED, ProgramTest, run, start
 
 SUITE = """title = "A first look"
 [[run]]
@@ -57,6 +59,15 @@ class Report(ProgramTest):
         self.assertEqual(result["results"][0]["task"], "qa_1")
         self.assert_done(self.report("two", "--samples", samples, "--quiet"))
         self.assertIn("| attention | qa_1 | mean |", (self.folder / "two" / "report.md").read_text(encoding="utf-8"))
+
+    def test_interrupted_before_anything_was_measured(self):
+        suite = SUITE.replace('"1k"', '"64k"')  # whose first prefill takes longer than this test waits
+        process = start("report", self.suite(suite), "-m", self.model, "-o", self.folder / "cut")
+        time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+        self.assertEqual(process.returncode, INTERRUPTED, err)
+        self.assertNotIn("what was measured", err)
 
     def test_refusals(self):
         self.assert_refused(run("report", "no-such-suite", "-m", self.model), "no-such-suite")

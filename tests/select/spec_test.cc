@@ -50,11 +50,12 @@ TEST(Spec, DefaultsOfTheInterface) {
     int layers = 0;
     bool from_context = false;
   };
-  const std::map<std::string, Defaults> others = {{"saap", {.layers = 1}},
-                                                  {"hash", {.sink = 128, .window = 128}},
-                                                  {"squeezed", {.sink = 0, .window = 100, .from_context = true}},
-                                                  {"retrieval", {.sink = 128, .window = 512}},
-                                                  {"quest", {.layers = 2}}};
+  const std::map<std::string, Defaults> others = {
+      {"saap", {.layers = 1}},
+      {"hash", {.sink = 128, .window = 128}},
+      {"squeezed", {.sink = 0, .window = 100, .from_context = true}},
+      {"retrieval", {.sink = 128, .window = 512}},
+      {"quest", {.layers = 2}}};
   for (const MethodInfo& method : methods()) {
     if (method.name == "full" || method.name == "plan") continue;
     const auto found = others.find(method.name);
