@@ -2,6 +2,7 @@
 """A model folder that is incomplete, damaged or of another kind is refused in one sentence that names file and fault."""
 
 import json
+import os
 import pathlib
 import shutil
 import struct
@@ -36,6 +37,32 @@ class ModelFolder(ProgramTest):
                 hidden = self.path(name).rename(self.path("hidden"))
                 self.assert_model_refused("config.json" if name == "config.json" else name.split(".")[0])
                 hidden.rename(self.path(name))
+
+    def test_names_that_are_no_files(self):
+        """Refused at once: nothing is waited for, and nothing endless is read."""
+        for name in ("config.json", "tokenizer.json", "model.safetensors"):
+            good = self.path(name).rename(self.path("hidden"))
+            for kind, make in {"folder": lambda p: p.mkdir(), "pipe": os.mkfifo, "loop": lambda p: p.symlink_to(p.name),
+                               "device": lambda p: p.symlink_to("/dev/zero")}.items():
+                with self.subTest(name=name, kind=kind):
+                    make(self.path(name))
+                    self.assert_model_refused(name)
+                    self.path(name).rmdir() if kind == "folder" else self.path(name).unlink()
+            good.rename(self.path(name))
+
+    def test_artefacts_that_are_none(self):
+        context = self.index("artefacts.lode")
+        for name, data in {"empty": b"", "lfs": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1234\n",
+                           "text": b"weights\n" * 40, "cut": self.path("model.safetensors").read_bytes()[:500],
+                           "weights": self.path("model.safetensors").read_bytes()}.items():
+            path = self.path(name + ".safetensors")
+            path.write_bytes(data)
+            for method in ("hash", "saap", "kmeans"):
+                with self.subTest(name=name, method=method):
+                    self.assert_refused(run("ask", context, "Who?", "-a", f"{method}:weights={path}"), path.name)
+        for method in ("hash", "saap"):
+            self.assert_refused(run("ask", context, "Who?", "-a", method), "weights")
+            self.assert_refused(run("ask", context, "Who?", "-a", f"{method}:weights=/dev/zero"), "/dev/zero")
 
     def test_not_a_model_folder(self):
         self.assert_refused(run("index", "-m", self.text, "-f", self.text, "-o", self.folder / "x.lode"), "text.txt")
