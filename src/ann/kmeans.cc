@@ -2,7 +2,8 @@
 // Lloyd's iterations with the centroids kept on the unit sphere, as the "spherical" k-means of Faiss (Douze
 // et al. 2024) that SAAP uses: centroids are normalised sums of the points as they are, labels are the
 // largest inner products. Differs from Faiss: an empty cluster takes a random point of a cluster that has
-// more than one, instead of half of a large cluster.
+// more than one, instead of half of a large cluster. For distances, points and centroids are lifted
+// (kmeans.h); the rest is the same.
 #include "ann/kmeans.h"
 
 #include <algorithm>
@@ -20,16 +21,6 @@ namespace lode {
 namespace {
 
 constexpr std::int64_t kPointsPerItem = 256;
-
-/// Scales a vector to norm 1; zero stays zero. False when it has no finite norm.
-bool normalise(std::span<float> x) {
-  double sum = 0.0;
-  for (const float value : x) sum += static_cast<double>(value) * value;
-  if (!std::isfinite(sum)) return false;
-  const double inverse = sum > 0.0 ? 1.0 / std::sqrt(sum) : 0.0;
-  for (float& value : x) value = static_cast<float>(value * inverse);
-  return true;
-}
 
 class Lloyd {
  public:
@@ -67,7 +58,7 @@ class Lloyd {
   }
   void set_to_point(std::int64_t c, std::int64_t point) {
     std::copy_n(x_[point].data(), x_.cols, centroid(c).data());
-    normalise(centroid(c));
+    centre(centroid(c), options_.nearness);
   }
 
   /// C distinct random points, the front of a shuffled list.
@@ -101,7 +92,7 @@ class Lloyd {
         const std::span<const float> point = x_[order_[static_cast<std::size_t>(i)]];
         for (std::size_t j = 0; j < sum.size(); ++j) sum[j] += point[j];
       }
-      if (normalise(sum))
+      if (centre(sum, options_.nearness))
         std::copy(sum.begin(), sum.end(), centroid(c).begin());  // sums beyond float32 change nothing
     });
   }
@@ -129,6 +120,20 @@ class Lloyd {
 };
 
 }  // namespace
+
+bool centre(std::span<float> sum, Nearness nearness) {
+  const std::size_t d = nearness == Nearness::distance ? sum.size() - 1 : sum.size();
+  double square = 0.0;
+  for (std::size_t j = 0; j < d; ++j) square += static_cast<double>(sum[j]) * sum[j];
+  if (!std::isfinite(square)) return false;
+  double factor = square > 0.0 ? 1.0 / std::sqrt(square) : 0.0;
+  if (nearness == Nearness::distance) {
+    factor = 1.0 / sum[d];  // the sum of as many ones as there are points
+    sum[d] = static_cast<float>(-0.5 * square * factor * factor);
+  }
+  for (std::size_t j = 0; j < d; ++j) sum[j] = static_cast<float>(sum[j] * factor);
+  return true;
+}
 
 std::vector<float> spherical_kmeans(Matrix<const float> x, const KMeansOptions& options, ThreadPool& pool) {
   LODE_ASSERT(options.clusters >= 1 && options.clusters <= x.rows && x.stride == x.cols);

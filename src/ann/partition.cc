@@ -6,7 +6,6 @@
 #include <limits>
 #include <numeric>
 
-#include "ann/kmeans.h"
 #include "base/cancel.h"
 #include "base/rng.h"
 #include "base/threads.h"
@@ -33,24 +32,25 @@ Dense rows_at(Matrix<const float> x, std::span<const std::int64_t> points) {
   return rows;
 }
 
-std::vector<std::int32_t> directly(Matrix<const float> x, std::int64_t clusters, std::uint64_t seed,
-                                   ThreadPool& pool) {
+std::vector<std::int32_t> directly(Matrix<const float> x, std::int64_t clusters, Nearness nearness,
+                                   std::uint64_t seed, ThreadPool& pool) {
   std::vector<std::int32_t> labels(static_cast<std::size_t>(x.rows));
-  const std::vector<float> centroids =
-      spherical_kmeans(x, {.clusters = clusters, .iterations = kIterations, .seed = seed}, pool);
+  const std::vector<float> centroids = spherical_kmeans(
+      x, {.clusters = clusters, .iterations = kIterations, .seed = seed, .nearness = nearness}, pool);
   assign_points(x, centroids, labels, pool);
   return labels;
 }
 
 /// Labels of coarse cells, their centroids found on an evenly spaced sample.
-std::vector<std::int32_t> cells_of(Matrix<const float> x, std::int64_t cells, std::uint64_t seed,
-                                   ThreadPool& pool) {
+std::vector<std::int32_t> cells_of(Matrix<const float> x, std::int64_t cells, Nearness nearness,
+                                   std::uint64_t seed, ThreadPool& pool) {
   const std::int64_t sample = std::min(x.rows, cells * kSamplePerCell);
   std::vector<std::int64_t> points(static_cast<std::size_t>(sample));
   for (std::int64_t i = 0; i < sample; ++i) points[static_cast<std::size_t>(i)] = i * x.rows / sample;
   const Dense rows = rows_at(x, points);
   const std::vector<float> centroids = spherical_kmeans(
-      {rows.data(), sample, x.cols}, {.clusters = cells, .iterations = kIterations, .seed = seed}, pool);
+      {rows.data(), sample, x.cols},
+      {.clusters = cells, .iterations = kIterations, .seed = seed, .nearness = nearness}, pool);
   std::vector<std::int32_t> labels(static_cast<std::size_t>(x.rows));
   assign_points(x, centroids, labels, pool);
   return labels;
@@ -72,8 +72,8 @@ Partition compacted(std::vector<std::int32_t> labels, std::int64_t most) {
 /// times kNearest instead of points times clusters ("k2-means", Agustsson et al. 2017).
 class Refinement {
  public:
-  Refinement(Matrix<const float> x, Partition start, ThreadPool& pool)
-      : x_(x), partition_(std::move(start)), pool_(pool) {}
+  Refinement(Matrix<const float> x, Partition start, Nearness nearness, ThreadPool& pool)
+      : x_(x), partition_(std::move(start)), nearness_(nearness), pool_(pool) {}
 
   Partition run() {
     for (int i = 0; i < kRefinements; ++i) {
@@ -105,19 +105,16 @@ class Refinement {
           static_cast<std::int64_t>(i);
   }
 
-  /// Directions of the sums of the points; a cluster that lost its points stays where it was.
+  /// A cluster that lost its points stays where it was.
   void update_centroids() {
     centroids_.resize(static_cast<std::size_t>(partition_.clusters * x_.cols));
     pool_.for_each(partition_.clusters, [&](std::int64_t c, int) {
       if (size_of(c) == 0) return;
-      std::vector<double> sum(static_cast<std::size_t>(x_.cols));
+      Dense sum(static_cast<std::size_t>(x_.cols));
       for (const std::int64_t point : points_of(c)) {
         for (std::size_t j = 0; j < sum.size(); ++j) sum[j] += x_[point][j];
       }
-      const double norm = std::sqrt(std::inner_product(sum.begin(), sum.end(), sum.begin(), 0.0));
-      for (std::size_t j = 0; j < sum.size(); ++j)
-        centroids_[static_cast<std::size_t>(c) * sum.size() + j] =
-            static_cast<float>(norm > 0.0 ? sum[j] / norm : 0.0);
+      if (centre(sum, nearness_)) std::copy(sum.begin(), sum.end(), centroids_.begin() + c * x_.cols);
     });
   }
 
@@ -131,8 +128,11 @@ class Refinement {
       const std::int64_t begin = item * kRowsAtOnce, end = std::min(clusters, begin + kRowsAtOnce);
       Dense products(static_cast<std::size_t>(kRowsAtOnce * clusters));
       std::vector<std::int32_t> order(static_cast<std::size_t>(clusters));
-      kernels().gemv(centroids_.data() + begin * d, static_cast<int>(end - begin), centroids_.data(),
-                     DType::f32, d, 0, clusters, products.data(), clusters);
+      Dense rows(centroids_.begin() + begin * d, centroids_.begin() + end * d);
+      for (std::int64_t c = begin; nearness_ == Nearness::distance && c < end; ++c)
+        rows[static_cast<std::size_t>((c - begin + 1) * d - 1)] = 1.0f;  // as a point
+      kernels().gemv(rows.data(), static_cast<int>(end - begin), centroids_.data(), DType::f32, d, 0,
+                     clusters, products.data(), clusters);
       for (std::int64_t c = begin; c < end; ++c) {
         float* const product = products.data() + (c - begin) * clusters;
         product[c] = std::numeric_limits<float>::infinity();
@@ -167,6 +167,7 @@ class Refinement {
 
   Matrix<const float> x_;
   Partition partition_;
+  Nearness nearness_;
   ThreadPool& pool_;
   std::vector<std::int64_t> first_, points_;  // [clusters + 1], [n] by cluster
   Dense centroids_;                           // [clusters, d]
@@ -174,9 +175,10 @@ class Refinement {
 };
 
 /// Cells first, then clusters inside each cell.
-Partition in_two_steps(Matrix<const float> x, std::int64_t clusters, std::uint64_t seed, ThreadPool& pool) {
+Partition in_two_steps(Matrix<const float> x, std::int64_t clusters, Nearness nearness, std::uint64_t seed,
+                       ThreadPool& pool) {
   const auto cells = static_cast<std::int64_t>(std::sqrt(static_cast<double>(clusters)));
-  const std::vector<std::int32_t> cell = cells_of(x, cells, seed, pool);
+  const std::vector<std::int32_t> cell = cells_of(x, cells, nearness, seed, pool);
   std::vector<std::vector<std::int64_t>> members(static_cast<std::size_t>(cells));
   for (std::int64_t i = 0; i < x.rows; ++i)
     members[static_cast<std::size_t>(cell[static_cast<std::size_t>(i)])].push_back(i);
@@ -186,14 +188,14 @@ Partition in_two_steps(Matrix<const float> x, std::int64_t clusters, std::uint64
   for (std::size_t c = 0; c < members.size(); ++c) {
     const std::vector<std::int64_t>& points = members[c];
     // Points that have one direction all fall into one cell, in every round.
-    if (std::ssize(points) == x.rows) return compacted(directly(x, clusters, seed, pool), clusters);
+    if (std::ssize(points) == x.rows) return compacted(directly(x, clusters, nearness, seed, pool), clusters);
     if (points.empty()) continue;
     seen += std::ssize(points);
     const std::int64_t share =
         std::clamp<std::int64_t>(clusters * seen / x.rows - given, 1, std::ssize(points));
     const Dense rows = rows_at(x, points);
-    const Partition inside =
-        partition_by_cosine({rows.data(), std::ssize(points), x.cols}, share, hash_seed(seed, c), pool);
+    const Partition inside = partition_points({rows.data(), std::ssize(points), x.cols}, share, nearness,
+                                              hash_seed(seed, c), pool);
     for (std::size_t i = 0; i < points.size(); ++i)
       labels[static_cast<std::size_t>(points[i])] = static_cast<std::int32_t>(given) + inside.labels[i];
     given += share;
@@ -203,11 +205,11 @@ Partition in_two_steps(Matrix<const float> x, std::int64_t clusters, std::uint64
 
 }  // namespace
 
-Partition partition_by_cosine(Matrix<const float> x, std::int64_t clusters, std::uint64_t seed,
-                              ThreadPool& pool) {
+Partition partition_points(Matrix<const float> x, std::int64_t clusters, Nearness nearness,
+                           std::uint64_t seed, ThreadPool& pool) {
   LODE_ASSERT(x.stride == x.cols && clusters >= 1 && clusters <= x.rows);
-  if (clusters <= kDirectClusters) return compacted(directly(x, clusters, seed, pool), clusters);
-  Partition refined = Refinement(x, in_two_steps(x, clusters, seed, pool), pool).run();
+  if (clusters <= kDirectClusters) return compacted(directly(x, clusters, nearness, seed, pool), clusters);
+  Partition refined = Refinement(x, in_two_steps(x, clusters, nearness, seed, pool), nearness, pool).run();
   return compacted(std::move(refined.labels), refined.clusters);
 }
 

@@ -18,7 +18,7 @@ namespace lode {
 namespace {
 
 constexpr float kLargestHalf = 65504.0f;
-constexpr std::int64_t kPiece = 256;
+constexpr std::int64_t kPiece = 256, kRowsAtOnce = 8;
 
 using Rows = std::vector<float>;  // [n, d]
 
@@ -46,23 +46,49 @@ Rows read_rows(const KvRows& kv, Position begin, std::int64_t count, bool values
   return out;
 }
 
-/// Labels of rows by the cosine of their directions.
-Partition partition(const Rows& rows, std::int64_t d, std::int64_t clusters, std::uint64_t seed,
-                    ThreadPool& pool) {
-  Rows unit = rows;
-  const auto n = std::ssize(rows) / d;
-  for (std::int64_t i = 0; i < n; ++i) {
+/// Rows of norm 1 or 0.
+Rows directions(Rows rows, std::int64_t d) {
+  for (std::int64_t i = 0; i < std::ssize(rows) / d; ++i) {
     double sum = 0.0;
     for (std::int64_t j = 0; j < d; ++j)
-      sum += static_cast<double>(unit[static_cast<std::size_t>(i * d + j)]) *
-             unit[static_cast<std::size_t>(i * d + j)];
+      sum += static_cast<double>(rows[static_cast<std::size_t>(i * d + j)]) *
+             rows[static_cast<std::size_t>(i * d + j)];
     const double inverse = sum > 0.0 ? 1.0 / std::sqrt(sum) : 0.0;
     for (std::int64_t j = 0; j < d; ++j) {
-      float& x = unit[static_cast<std::size_t>(i * d + j)];
+      float& x = rows[static_cast<std::size_t>(i * d + j)];
       x = static_cast<float>(x * inverse);
     }
   }
-  return partition_by_cosine({unit.data(), n, d}, std::clamp<std::int64_t>(clusters, 1, n), seed, pool);
+  return rows;
+}
+
+/// (row - mean row) L, lifted by a 1: distances do not see the mean, and squares of what is left are small.
+Rows lifted(const Rows& rows, std::int64_t d, std::span<const float> metric, ThreadPool& pool) {
+  const std::int64_t n = std::ssize(rows) / d;
+  std::vector<double> mean(static_cast<std::size_t>(d));
+  for (std::size_t i = 0; i < rows.size(); ++i) mean[i % mean.size()] += rows[i];
+  for (double& x : mean) x /= static_cast<double>(n);
+  Rows columns(static_cast<std::size_t>(d * d));  // [d, d] L transposed
+  for (std::int64_t i = 0; i < d * d; ++i)
+    columns[static_cast<std::size_t>(i % d * d + i / d)] = metric[static_cast<std::size_t>(i)];
+  Rows out(static_cast<std::size_t>(n * (d + 1)), 1.0f);
+  pool.for_each((n + kRowsAtOnce - 1) / kRowsAtOnce, [&](std::int64_t item, int) {
+    const std::int64_t begin = item * kRowsAtOnce, count = std::min(kRowsAtOnce, n - begin);
+    Rows own(rows.begin() + begin * d, rows.begin() + (begin + count) * d);
+    for (std::size_t i = 0; i < own.size(); ++i) own[i] -= static_cast<float>(mean[i % mean.size()]);
+    kernels().gemv(own.data(), static_cast<int>(count), columns.data(), DType::f32, d, 0, d,
+                   out.data() + begin * (d + 1), d + 1);
+  });
+  return out;
+}
+
+Partition partition(const Rows& rows, std::int64_t d, std::int64_t clusters, std::span<const float> metric,
+                    std::uint64_t seed, ThreadPool& pool) {
+  const std::int64_t n = std::ssize(rows) / d, wanted = std::clamp<std::int64_t>(clusters, 1, n);
+  if (metric.empty() || d >= kMaxHeadDim)
+    return partition_points({directions(rows, d).data(), n, d}, wanted, Nearness::cosine, seed, pool);
+  return partition_points({lifted(rows, d, metric, pool).data(), n, d + 1}, wanted, Nearness::distance, seed,
+                          pool);
 }
 
 /// Means of rows by label, each row counted `weights` times; sums in double.
@@ -85,8 +111,9 @@ Rows means(const Rows& rows, std::int64_t d, std::span<const std::int32_t> label
 }
 
 /// The next coarser level; gives `fine` its parents.
-Draft coarsen(Draft& fine, std::int64_t d, std::int64_t clusters, std::uint64_t seed, ThreadPool& pool) {
-  Partition p = partition(fine.centroids, d, clusters, seed, pool);
+Draft coarsen(Draft& fine, std::int64_t d, std::int64_t clusters, std::span<const float> metric,
+              std::uint64_t seed, ThreadPool& pool) {
+  Partition p = partition(fine.centroids, d, clusters, metric, seed, pool);
   Draft coarse;
   coarse.keys.resize(static_cast<std::size_t>(p.clusters));
   for (std::size_t i = 0; i < p.labels.size(); ++i)
@@ -152,7 +179,7 @@ ClusterTree build_cluster_tree(const KvRows& kv, Position begin, Position end,
   std::vector<Draft> drafts(levels);
   for (std::size_t l = levels; l-- > 0;) {
     Draft& fine = l + 1 < levels ? drafts[l + 1] : keys;
-    drafts[l] = coarsen(fine, d, options.nodes[l], hash_seed(options.seed, l), pool);
+    drafts[l] = coarsen(fine, d, options.nodes[l], options.metric, hash_seed(options.seed, l), pool);
   }
   ClusterTree tree;
   const bool half = std::all_of(drafts.begin(), drafts.end(), [](const Draft& draft) {

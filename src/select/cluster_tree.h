@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Clusters of clusters of one head's keys (Squeezed Attention, section 3.1 and figure 2): keys are clustered
-// by cosine, centroids are clustered again, and each node keeps the mean of the raw keys below it.
+// by cosine or in a metric, centroids are clustered again, and each node keeps the mean of the raw keys below
+// it.
 //
 // Flat arrays, so that a level is one matrix and the children of a node are one range of rows: what a device
 // reads is what is stored.
@@ -40,6 +41,8 @@ struct ClusterTreeOptions {
       nodes;  ///< wanted per level, coarsest first; fewer where there are fewer children
   bool values = false;
   std::uint64_t seed = 0;
+  /// L [d, d] row by row: keys are clustered by the distance of k L (query_metric.h). Empty: by cosine.
+  std::span<const float> metric;
 };
 
 /// Clusters keys [begin, end) of a head, at least one. The same for any number of threads.

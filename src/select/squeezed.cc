@@ -1,17 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// squeezed: keys are clustered once by cosine; a query compares with the clusters' centroids and attends
-// every key of the clusters whose softmax estimate is above one threshold for the whole model. Squeezed
-// Attention (Hooper et al.): section 3.1 for the clusters, equation 1 for the lookup, equations 2 and 3 for
-// the hierarchy, section 6.1 for the figures (5 % and 1 % of the keys, half of them pruned by the first
-// level, the last 100 tokens exact).
+// squeezed: keys are clustered once; a query compares with the clusters' centroids and attends every key of
+// the clusters whose softmax estimate is above one threshold for the whole model. Squeezed Attention (Hooper
+// et al.): section 3.1 for the clusters, equation 1 for the lookup, equations 2 and 3 for the hierarchy,
+// section 6.1 for the figures (5 % and 1 % of the keys, the last 100 tokens exact).
 //
 // Scores of all tokens of one user input are averaged (section 4.1), and over the heads of a group, which the
 // paper's models do not have. A parent's centroid is the mean of the raw keys below it, not of its children's
 // centroids. Children of pruned parents are not read, and the thresholds of finer levels are calibrated with
-// the denominators that the lookup has; the authors' code reads all and calibrates with full ones. Not in the
-// paper: any number of levels, targets by mass and error, averages over stretches of `block` tokens, contexts
-// that grow, and `tail`, by which pruned clusters count with their centroid's weight and the mean of their
-// values.
+// the denominators that the lookup has; the authors' code reads all and calibrates with full ones.
+//
+// Metric: the paper clusters by cosine (`metric=cosine`), which says little about scores: it mixes keys of
+// different length, and most of what keys differ by is nothing that queries look at. The mean of such a
+// cluster hides the one key that a query is about, at whatever threshold. By default keys are clustered by
+// how differently queries of the context, turned to the positions behind it, score them (query_metric.h).
+// docs/results/squeezed.md has what that buys. Likewise the first of several levels keeps 75 % of the keys,
+// not 50 % (`kept1`).
+//
+// Not in the paper: any number of levels, targets by mass and error, averages over stretches of `block`
+// tokens, contexts that grow, and `tail`, by which pruned clusters count with their centroid's weight and the
+// mean of their values.
 //
 // Growth: keys that come behind the clustered context are attended exactly until kGrowth of them can be
 // clustered, as a part of their own. What a query sees is a function of the context's end and its own far
@@ -28,6 +35,7 @@
 #include "select/cluster_choice.h"
 #include "select/cluster_tree.h"
 #include "select/methods.h"
+#include "select/query_metric.h"
 #include "select/threshold_selector.h"
 
 namespace lode {
@@ -37,16 +45,17 @@ namespace {
 constexpr Position kGrowth = 128;
 constexpr std::int64_t kMostAtTop = 1024;  // levels=auto
 constexpr int kMostLevels = 16;
-constexpr double kFirstLevelKeeps = 0.5;  // section 6.1
 constexpr double kSlack = 2.0;       // a coarser level never keeps less than so many times the wanted keys
 constexpr double kAutoNodes = 48.0;  // levels=auto: nor fewer nodes
-constexpr std::array<std::string_view, 2> kTail = {"off", "on"};
+constexpr std::array<std::string_view, 2> kTail = {"off", "on"}, kMetrics = {"queries", "cosine"};
 
 struct SqueezedOptions {
   Amount clusters = {0.05, true}, clusters1 = {0.01, true};
   int levels = 1;  ///< 0: auto
   double branch =
       0;  ///< children per node; 0: levels between clusters and clusters1 are spaced evenly in logarithm
+  double kept1 = 0.75;     ///< share of the keys below what the coarsest of several levels keeps
+  bool by_queries = true;  ///< else by cosine
   ThresholdSelector::Options common;
 
   static SqueezedOptions of(const Spec& spec) {
@@ -58,6 +67,8 @@ struct SqueezedOptions {
     o.branch = static_cast<double>(spec.integer("branch", is_auto ? 8 : 0, 2, 1024));
     o.common.target = Target::of(spec);
     o.common.stretch = spec.integer("block", 0, 1, 1 << 20);
+    o.kept1 = spec.number("kept1", o.kept1, 0.01, 1.0);
+    o.by_queries = spec.choice("metric", kMetrics[0], kMetrics) == "queries";
     o.common.tail = spec.choice("tail", kTail[0], kTail) == "on";
     return o;
   }
@@ -109,6 +120,8 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser {
   }
   void roll_back(std::int32_t sequence, std::int64_t tokens) override {
     ThresholdSelector::roll_back(sequence, tokens);
+    if (const auto sample = samples_.find(sequence); sample != samples_.end())
+      sample->second.roll_back(tokens);
     const auto found = indexes_.find(sequence);
     if (found == indexes_.end()) return;
     if (std::erase_if(found->second.segments,
@@ -137,13 +150,16 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser {
       for (const ClusterSegment& segment : index.segments) {
         for (const ClusterTree& tree : segment.heads) bytes += tree.bytes();
       }
+      for (const auto& metric : index.metric) bytes += std::ssize(metric) * std::int64_t{sizeof(float)};
     }
+    for (const auto& [sequence, sample] : samples_) bytes += sample.bytes();
     return bytes;
   }
 
  private:
   struct Index {
-    std::vector<ClusterSegment> segments;  // one after the other, from the sink on
+    std::vector<ClusterSegment> segments;    // one after the other, from the sink on
+    std::vector<std::vector<float>> metric;  // [Hkv][d, d], of the context as it was first; empty: cosine
     Position end(Position sink) const { return segments.empty() ? sink : segments.back().end; }
     /// Keys that shares are of: those of the first part.
     std::int64_t context() const {
@@ -174,7 +190,10 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser {
           kv.heads[static_cast<std::size_t>(head)], begin, end,
           {.nodes = own_.nodes(end - begin, all),
            .values = options_.tail,
-           .seed = hash_seed(geometry_.seed, geometry_.layer, geometry_.kv_head_in_layer(head), begin)},
+           .seed = hash_seed(geometry_.seed, geometry_.layer, geometry_.kv_head_in_layer(head), begin),
+           .metric = index.metric.empty()
+                         ? std::span<const float>{}
+                         : std::span<const float>(index.metric[static_cast<std::size_t>(head)])},
           *geometry_.pool));
     }
     index.segments.push_back(std::move(segment));
@@ -184,11 +203,16 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser {
     Index& index = indexes_[sequence];
     std::erase_if(index.segments, [&](const ClusterSegment& segment) { return segment.end > begin; });
     LODE_ASSERT(index.end(sink()) == begin);
+    if (own_.by_queries && index.segments.empty())
+      index.metric = query_metric(samples_[sequence], geometry_, static_cast<Position>(kv.tokens));
     add(index, kv, begin, end);
   }
   void forget(std::int32_t sequence) override {
     indexes_.erase(sequence);
     ++version_;
+  }
+  void look_at(const KvWrite& write) override {
+    if (own_.by_queries) samples_[write.sequence].take(write);
   }
 
   ClusterShape shape(int levels) const {
@@ -202,6 +226,21 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser {
     const Index* const index = find(sequence);
     save_segments(index != nullptr ? std::span(index->segments) : std::span<const ClusterSegment>{},
                   shape(levels(sequence)), out);
+    std::vector<float> metric;  // [Hkv, d, d]
+    for (std::size_t head = 0; index != nullptr && head < index->metric.size(); ++head)
+      metric.insert(metric.end(), index->metric[head].begin(), index->metric[head].end());
+    out.add<float>("metric", metric);
+  }
+  std::vector<std::vector<float>> load_metric(const SectionReader& in, bool wanted) const {
+    const auto saved = in.values<float>("metric");
+    const std::int64_t one = std::int64_t{geometry_.head_dim} * geometry_.head_dim;
+    if (std::ssize(saved) != (wanted ? geometry_.kv_heads * one : 0) ||
+        !std::all_of(saved.begin(), saved.end(), [](float x) { return std::isfinite(x); }))
+      throw InputError("index '" + in.prefix() +
+                       "': expected the metric that the spec asks for, found none or another");
+    std::vector<std::vector<float>> out;
+    for (auto at = saved.begin(); at != saved.end(); at += one) out.emplace_back(at, at + one);
+    return out;
   }
   Position load_index(std::int32_t sequence, const SectionReader& in, KvLayer kv,
                       std::int64_t levels) override {
@@ -211,7 +250,8 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser {
     if (own_.levels > 0 && expected != own_.levels)
       throw InputError("index '" + in.prefix() + "': expected the calibration of " +
                        std::to_string(own_.levels) + " levels, found " + std::to_string(expected));
-    Index index = {load_segments(shape(expected), kv.tokens, in)};
+    Index index = {load_segments(shape(expected), kv.tokens, in), {}};
+    index.metric = load_metric(in, own_.by_queries && !index.segments.empty());
     const Position end = index.end(sink());
     indexes_.insert_or_assign(sequence, std::move(index));
     ++version_;
@@ -229,8 +269,8 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser {
     const double wanted = target.kind == Target::Kind::sparsity ? 1.0 - target.value : 0.0;
     if (level == last) return wanted;
     if (own_.levels > 0) {
-      const double half = std::pow(kFirstLevelKeeps, level + 1);
-      return std::max(half, std::min(1.0, kSlack * wanted));
+      const double coarse = std::pow(own_.kept1, level + 1);
+      return std::max(coarse, std::min(1.0, kSlack * wanted));
     }
     const Index* const index = find(sequence);
     const auto nodes =
@@ -296,8 +336,9 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser {
   }
 
   const SqueezedOptions own_;
-  std::map<std::int32_t, Index> indexes_;  // by sequence
-  std::int64_t version_ = 0;               ///< counts changes of the indexes
+  std::map<std::int32_t, Index> indexes_;        // by sequence
+  std::map<std::int32_t, QuerySample> samples_;  // by sequence
+  std::int64_t version_ = 0;                     ///< counts changes of the indexes
 };
 
 }  // namespace
@@ -311,6 +352,10 @@ MethodInfo squeezed_method() {
                {"clusters", "centroids of the finest level, a count or a share of the keys", "5%"},
                {"clusters1", "centroids of the coarsest of several levels, a count or a share of the keys",
                 "1%"},
+               {"metric",
+                "what keys are clustered by: queries (how differently the context's queries score "
+                "them) or cosine (the paper's)",
+                "queries"},
                {"branch", "instead of clusters1: children per centroid, 2 to 1024", "8 with levels=auto"},
                {"sparsity",
                 "share of the keys to leave out, calibrated over all layers and heads, 0 to 0.999999", "0.9"},
@@ -331,8 +376,13 @@ MethodInfo squeezed_method() {
             for (const std::int64_t nodes :
                  options.nodes(std::max<std::int64_t>(1, tokens), std::max<std::int64_t>(1, tokens)))
               bytes += nodes * (geometry.head_dim * std::int64_t{options.common.tail ? 4 : 2} + 8);
-            return geometry.kv_heads * bytes + ObservedQueries::kTokens * geometry.query_heads *
-                                                   geometry.head_dim * std::int64_t{sizeof(float)};
+            std::int64_t queries = ObservedQueries::kTokens;
+            if (options.by_queries) {
+              queries += QuerySample::kMost;
+              bytes += std::int64_t{geometry.head_dim} * geometry.head_dim * std::int64_t{sizeof(float)};
+            }
+            return geometry.kv_heads * bytes +
+                   queries * geometry.query_heads * geometry.head_dim * std::int64_t{sizeof(float)};
           },
       .validate = [](const Spec& spec) { SqueezedOptions::of(spec); },
       .finish = &ThresholdSelector::finish};

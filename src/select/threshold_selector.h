@@ -61,7 +61,10 @@ class ThresholdSelector : public Selector {
 
   bool wants_writes() const final { return true; }
   std::int64_t question_stretch() const final { return options_.stretch; }
-  void on_write(const KvWrite& write) final { states_[write.sequence].observed.take(write); }
+  void on_write(const KvWrite& write) final {
+    states_[write.sequence].observed.take(write);
+    look_at(write);
+  }
   void build(std::int32_t sequence, KvLayer kv) final;
   void append(std::int32_t sequence, KvLayer kv, Position far_end) override = 0;
   void roll_back(std::int32_t sequence, std::int64_t tokens) override;
@@ -85,6 +88,7 @@ class ThresholdSelector : public Selector {
   /// Indexes keys [begin, end) of a context as one part; `begin` is where the last part ends, or the sink.
   virtual void index_context(std::int32_t sequence, KvLayer kv, Position begin, Position end) = 0;
   virtual void forget(std::int32_t sequence) = 0;  ///< all parts
+  virtual void look_at(const KvWrite&) {}
   virtual void save_index(std::int32_t sequence, SectionWriter& out) const = 0;
   /// Restores an index whose calibration has so many levels (0: any), or throws and changes nothing; returns
   /// where its keys end.

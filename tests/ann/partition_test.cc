@@ -40,7 +40,7 @@ TEST(Partition, EveryClusterHasAPointWhateverTheirNumber) {
   ThreadPool pool(2);
   const std::vector<float> x = points(1500, 1500, 0.0f);
   for (const std::int64_t clusters : {1, 2, 511, 512, 513, 700, 1500}) {
-    const Partition p = partition_by_cosine({x.data(), 1500, kDim}, clusters, 3, pool);
+    const Partition p = partition_points({x.data(), 1500, kDim}, clusters, Nearness::cosine, 3, pool);
     ASSERT_EQ(p.labels.size(), 1500u);
     const std::set<std::int32_t> used(p.labels.begin(), p.labels.end());
     EXPECT_EQ(std::ssize(used), p.clusters) << clusters;
@@ -55,7 +55,7 @@ TEST(Partition, TightTopicsAreFound) {
   ThreadPool pool(2);
   constexpr std::int64_t kTopics = 40;
   const std::vector<float> x = points(4000, kTopics, 0.05f);
-  const Partition p = partition_by_cosine({x.data(), 4000, kDim}, 600, 3, pool);
+  const Partition p = partition_points({x.data(), 4000, kDim}, 600, Nearness::cosine, 3, pool);
   // With 15 clusters a topic, hardly a cluster mixes topics.
   std::vector<std::set<std::int64_t>> topics(static_cast<std::size_t>(p.clusters));
   for (std::int64_t i = 0; i < 4000; ++i)
@@ -86,7 +86,7 @@ TEST(Partition, TwoStepsFindAsTightClustersAsOne) {
   ThreadPool pool(2);
   const std::vector<float> x = points(kPoints, kPoints, 0.0f);
   const Matrix<const float> all(x.data(), kPoints, kDim);
-  const Partition p = partition_by_cosine(all, kClusters, 3, pool);
+  const Partition p = partition_points(all, kClusters, Nearness::cosine, 3, pool);
   std::vector<std::int32_t> labels(static_cast<std::size_t>(kPoints));
   assign_points(all, spherical_kmeans(all, {.clusters = kClusters, .iterations = 20, .seed = 3}, pool),
                 labels, pool);
@@ -94,12 +94,32 @@ TEST(Partition, TwoStepsFindAsTightClustersAsOne) {
             tightness(x, labels, kClusters) - 0.004);  // without moves 0.026 less
 }
 
+// All points have one direction, so that cosines tell nothing: 40 lengths, each with its clusters.
+TEST(Partition, DistancesSeeLengths) {
+  ThreadPool pool(2);
+  constexpr std::int64_t kPoints = 4000, kLengths = 40;
+  std::vector<float> x(static_cast<std::size_t>(kPoints * kDim), 1.0f);
+  for (std::int64_t i = 0; i < kPoints; ++i) {
+    Rng own(hash_seed(5, i));
+    const float length = static_cast<float>(i % kLengths) - 20.0f + 0.05f * static_cast<float>(own.normal());
+    for (std::int64_t j = 0; j + 1 < kDim; ++j) x[static_cast<std::size_t>(i * kDim + j)] = length;
+  }
+  for (const std::int64_t clusters : {300, 600}) {
+    const Partition p = partition_points({x.data(), kPoints, kDim}, clusters, Nearness::distance, 3, pool);
+    EXPECT_GE(p.clusters, clusters / 2);
+    std::vector<std::set<std::int64_t>> lengths(static_cast<std::size_t>(p.clusters));
+    for (std::int64_t i = 0; i < kPoints; ++i)
+      lengths[static_cast<std::size_t>(p.labels[static_cast<std::size_t>(i)])].insert(i % kLengths);
+    for (const auto& own : lengths) EXPECT_EQ(own.size(), 1u) << clusters;
+  }
+}
+
 TEST(Partition, ThreadsDoNotMatter) {
   const std::vector<float> x = points(2000, 100, 0.3f);
   ThreadPool one(1), three(3);
   for (const std::int64_t clusters : {100, 600}) {
-    EXPECT_EQ(partition_by_cosine({x.data(), 2000, kDim}, clusters, 3, one).labels,
-              partition_by_cosine({x.data(), 2000, kDim}, clusters, 3, three).labels);
+    EXPECT_EQ(partition_points({x.data(), 2000, kDim}, clusters, Nearness::cosine, 3, one).labels,
+              partition_points({x.data(), 2000, kDim}, clusters, Nearness::cosine, 3, three).labels);
   }
 }
 
@@ -108,7 +128,7 @@ TEST(Partition, PointsThatAreEqualOrZero) {
   const std::vector<float> equal(700 * kDim, 0.25f), zero(700 * kDim, 0.0f);
   for (const std::vector<float>* x : {&equal, &zero}) {
     for (const std::int64_t clusters : {1, 5, 600, 700}) {
-      const Partition p = partition_by_cosine({x->data(), 700, kDim}, clusters, 3, pool);
+      const Partition p = partition_points({x->data(), 700, kDim}, clusters, Nearness::cosine, 3, pool);
       EXPECT_GE(p.clusters, 1);
       const std::set<std::int32_t> used(p.labels.begin(), p.labels.end());
       EXPECT_EQ(std::ssize(used), p.clusters);

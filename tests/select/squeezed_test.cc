@@ -210,7 +210,9 @@ TEST(Squeezed, LookupIsThatOfThePaper) {
 
 TEST(Squeezed, ThresholdsReachTheirTargets) {
   ThreadPool pool(2);
-  for (const std::string method : {"squeezed:clusters=10%,", "squeezed:clusters=10%,levels=2,",
+  // Coarse clusters of random keys are all alike to an average of queries: a handful would be kept or pruned
+  // whole, so they are 5 % here.
+  for (const std::string method : {"squeezed:clusters=10%,", "squeezed:clusters=10%,levels=2,clusters1=5%,",
                                    "ideal:", "squeezed:clusters=10%,tail=on,"}) {
     for (const std::string target : {"sparsity=0.7", "sparsity=0.9", "mass=0.9", "error=0.2"}) {
       World world({.kv_heads = 2, .group = 2, .dense = {0, 1}});

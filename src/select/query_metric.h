@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// How far two keys of a head are apart, as its queries see it: the root mean square of q . k - q . k' over
+// queries of the context, turned to where questions about it will stand.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lodestone/selector.h"
+
+namespace lode {
+
+/// Queries of a context before RoPE, evenly spread: those at multiples of a stride that doubles whenever
+/// there are more than kMost. What is kept depends on positions alone, not on how the context came.
+class QuerySample {
+ public:
+  static constexpr std::int64_t kMost = 512;
+
+  void take(const KvWrite& write);
+  void roll_back(std::int64_t tokens);
+
+  std::int64_t tokens() const { return std::ssize(positions_); }
+  std::int64_t bytes() const { return static_cast<std::int64_t>(q_.capacity() * sizeof(float)); }
+  std::span<const float> token(std::int64_t i) const {
+    return std::span(q_).subspan(static_cast<std::size_t>(i * width_), static_cast<std::size_t>(width_));
+  }
+
+ private:
+  std::int64_t stride_ = 1, width_ = 0;  // width: Hq * d
+  std::vector<Position> positions_;      // rising
+  std::vector<float> q_;                 // [tokens, Hq, d] before RoPE
+};
+
+/// L [d, d] per KV head, lower triangular, such that |(k - k') L|^2 is the mean square of scale (q . k - q .
+/// k') over the sample's queries of the head's group, rotated to positions from `position` on, and kRidge as
+/// much again spread over all directions alike. The identity for a head without queries.
+std::vector<std::vector<float>> query_metric(const QuerySample& sample, const LayerGeometry& geometry,
+                                             Position position);
+
+}  // namespace lode

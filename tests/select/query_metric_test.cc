@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// The metric of a context's queries against sums in double, a sample that does not see how a context came,
+// and clusters that keep apart what queries tell apart, where the cosine mixes it.
+#include "select/query_metric.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "select/cluster_tree.h"
+#include "support/world.h"
+
+namespace lode::test {
+namespace {
+
+KvWrite write_of(const QueryBlock& block, Position begin, std::int64_t tokens, std::int64_t width) {
+  return {.sequence = 0,
+          .phase = Phase::context,
+          .begin = begin,
+          .tokens = tokens,
+          .q_unrotated = block.q_unrotated.subspan(static_cast<std::size_t>(begin * width),
+                                                   static_cast<std::size_t>(tokens * width)),
+          .k_unrotated = {},
+          .q = {},
+          .k = {},
+          .v = {}};
+}
+
+QuerySample sample_of(const QueryBlock& block, std::int64_t chunk, std::int64_t width) {
+  QuerySample sample;
+  for (std::int64_t begin = 0; begin < block.tokens; begin += chunk)
+    sample.take(write_of(block, static_cast<Position>(begin), std::min(chunk, block.tokens - begin), width));
+  return sample;
+}
+
+TEST(QuerySample, DependsOnPositionsAlone) {
+  World world({.kv_heads = 1, .group = 2, .d = 16});
+  world.write(3000);
+  const QueryBlock block = world.block(0, 3000);
+  const QuerySample whole = sample_of(block, 3000, 32);
+  EXPECT_GT(whole.tokens(), QuerySample::kMost / 2);
+  EXPECT_LE(whole.tokens(), QuerySample::kMost);
+  for (const std::int64_t chunk : {1, 7, 512, 2999}) {
+    const QuerySample other = sample_of(block, chunk, 32);
+    ASSERT_EQ(other.tokens(), whole.tokens()) << chunk;
+    for (std::int64_t i = 0; i < whole.tokens(); ++i)
+      ASSERT_TRUE(std::equal(whole.token(i).begin(), whole.token(i).end(), other.token(i).begin())) << chunk;
+  }
+  QuerySample cut = whole;
+  cut.roll_back(1000);
+  EXPECT_EQ(cut.tokens(), (whole.tokens() * 1000 + 2999) / 3000);
+  cut.roll_back(0);
+  EXPECT_EQ(cut.tokens(), 0);
+}
+
+TEST(QueryMetric, IsTheMeanSquareOfWhatQueriesTellApart) {
+  ThreadPool pool(1);
+  World world({.kv_heads = 2, .group = 2, .d = 16});
+  world.write(300);
+  const LayerGeometry geometry = world.geometry(pool);
+  const QueryBlock block = world.block(0, 300);
+  const QuerySample sample = sample_of(block, 300, 64);
+  const auto metric = query_metric(sample, geometry, 300);
+  ASSERT_EQ(metric.size(), 2u);
+  for (std::size_t head = 0; head < 2; ++head) {
+    const std::vector<float> a = world.key(5, static_cast<int>(head)),
+                             b = world.key(9, static_cast<int>(head));
+    double apart = 0, along = 0, trace = 0, norm = 0;
+    for (std::int64_t i = 0; i < 300; ++i) {
+      std::vector<float> q(sample.token(i).begin(), sample.token(i).end());
+      world.rope().rotate(q, static_cast<Position>(300 + i * 256 / 300));
+      for (std::size_t h = 2 * head; h < 2 * head + 2; ++h) {
+        double s = 0;
+        for (std::size_t j = 0; j < 16; ++j) {
+          s += static_cast<double>(q[h * 16 + j]) * (a[j] - b[j]);
+          trace += static_cast<double>(q[h * 16 + j]) * q[h * 16 + j];
+        }
+        along += s * s;
+      }
+    }
+    for (std::size_t j = 0; j < 16; ++j) {
+      double y = 0;
+      for (std::size_t i = 0; i < 16; ++i) y += static_cast<double>(a[i] - b[i]) * metric[head][i * 16 + j];
+      apart += y * y;
+      norm += static_cast<double>(a[j] - b[j]) * (a[j] - b[j]);
+    }
+    const double scale = static_cast<double>(geometry.scale) * geometry.scale / 600.0;
+    EXPECT_NEAR(apart, (along + 0.1 * trace / 16 * norm) * scale, 1e-4 * apart);
+  }
+}
+
+TEST(QueryMetric, HeadsWithoutQueriesHaveTheIdentity) {
+  ThreadPool pool(1);
+  World world({.kv_heads = 1, .group = 1, .d = 16});
+  world.write(2);
+  QueryBlock block = world.block(0, 2);
+  const std::vector<float> bad(32, std::numeric_limits<float>::quiet_NaN());
+  QuerySample broken;
+  block.q_unrotated = bad;
+  broken.take(write_of(block, 0, 2, 16));
+  for (const QuerySample& sample : {QuerySample{}, broken}) {
+    const auto metric = query_metric(sample, world.geometry(pool), 2);
+    for (std::size_t i = 0; i < 256; ++i) EXPECT_EQ(metric[0][i], i % 17 == 0 ? 1.0f : 0.0f);
+  }
+}
+
+// All keys have much in common and differ at random in many directions; queries look at one more alone, in
+// which a few keys stand out.
+TEST(QueryMetric, KeysThatQueriesTellApartAreApart) {
+  ThreadPool pool(2);
+  const auto rare = [](Position p) { return p % 97 == 5; };
+  World world({.kv_heads = 1, .group = 1, .d = 64});
+  world.shape_key = [&](Position p, int, int i, float x) {
+    return i == 31 ? 8.0f : i == 30 ? (rare(p) ? 3.0f : 0.0f) : x;  // pairs that RoPE hardly turns
+  };
+  world.write(1000);
+  const KvRows keys = world.store().layer(0).heads[0];
+  std::vector<float> metric(64 * 64);
+  for (std::size_t i = 0; i < 64; ++i) metric[i * 65] = i == 30 ? 4.0f : 0.3f;
+  const auto mixed = [&](std::span<const float> l) {
+    const ClusterTree tree = build_cluster_tree(keys, 0, 1000, {.nodes = {50}, .seed = 1, .metric = l}, pool);
+    int count = 0;
+    for (std::int32_t node = 0; node < tree.levels[0].nodes(); ++node) {
+      int others = 0, wanted = 0;
+      for (std::int32_t i = tree.levels[0].first[static_cast<std::size_t>(node)];
+           i < tree.levels[0].first[static_cast<std::size_t>(node) + 1]; ++i)
+        ++(rare(tree.rows[static_cast<std::size_t>(i)]) ? wanted : others);
+      count += wanted > 0 && others > 0 ? wanted : 0;
+    }
+    return count;
+  };
+  EXPECT_EQ(mixed(metric), 0);
+  EXPECT_GE(mixed({}), 5);
+}
+
+}  // namespace
+}  // namespace lode::test
