@@ -62,7 +62,7 @@ class Bench {
     candidates_.push_back(std::move(candidate));
     Candidate& added = candidates_.back();
     if (const MethodInfo& info = find_method(spec.name); info.make)
-      added.selector = info.make(added.spec, added.geometry, "bench");
+      added.selector = info.make(added.spec, added.geometry, options_.fingerprint);
   }
 
   /// Fills the caches with made-up keys, as prefill would, chunk by chunk.

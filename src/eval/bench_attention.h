@@ -22,8 +22,9 @@ struct AttentionBenchOptions {
   DType kv_type = DType::f16;
   KvKind kind = KvKind::normal;
   double skew = 1.0;
-  std::optional<double> keep;  ///< share of the far keys that selections are cut or filled to
-  double seconds = 2.0;        ///< measuring time per spec, roughly
+  std::optional<double> keep;         ///< share of the far keys that selections are cut or filled to
+  double seconds = 2.0;               ///< measuring time per spec, roughly
+  std::string fingerprint = "bench";  ///< of the model whose artefacts specs may name
   std::uint64_t seed = 1;
 };
 

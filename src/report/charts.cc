@@ -222,6 +222,12 @@ std::string svg_of(const LineChart& chart) {
                                    [&](const ChartPoint& p) { return x.holds(p.x) && y.holds(p.y); });
     if (last != s.points.rend()) ends.push_back({x(last->x), y(last->y), s.style, s.label});
   }
+  // Names of lines that end at one height are in the order in which their leaders do not cross: pushed down
+  // from the upper half, the line that ends first has the lowest name; pushed up, the highest.
+  std::stable_sort(ends.begin(), ends.end(), [&](const End& a, const End& b) {
+    if (std::abs(a.y - b.y) > 0.5) return a.y < b.y;
+    return a.y < kTop + height / 2 ? a.x > b.x : a.x < b.x;
+  });
   std::vector<double> wanted;
   for (const End& e : ends) wanted.push_back(e.y);
   const std::vector<double> at = spread(wanted, kLabelGap, kTop + 4, bottom - 2);

@@ -21,6 +21,9 @@ namespace lode {
 
 namespace {
 
+/// Of a text that needs its far past; shorter ones may be refused.
+constexpr std::int64_t kSurelyLongEnough = 4096;
+
 constexpr double kBenchSeconds = 0.5;  ///< of measuring, per method and length
 // Enough to learn whether a method can be measured at all.
 constexpr std::int64_t kTrialKeys = 4096;
@@ -152,6 +155,9 @@ void Grid::plan_groups(std::span<const Suite> suites) {
   for (const Suite& suite : suites) {
     for (const SuiteRun& run : suite.runs) {
       runs_.push_back(run);
+      // A length that is too short for such a text is known before hours of work.
+      for (const std::int64_t length : run.lengths)
+        if (run.kind == RunKind::probe && length < kSurelyLongEnough) probe_text(run, length);
       if (run.kind != RunKind::eval) continue;
       const bool own = !options_.samples.empty();
       for (const std::string& task : own ? std::vector<std::string>{""} : run.tasks) {
@@ -398,6 +404,15 @@ Json Grid::bench_key(const SuiteRun& run, std::int64_t length) const {
   return key;
 }
 
+/// The spec with the artefact in the model's folder, where its method needs one and it names none.
+Spec Grid::with_artefact(const Spec& spec) const {
+  Spec complete = spec;
+  const auto path = model_->path() / (spec.name + ".safetensors");
+  if (find_method(spec.name).trained && !spec.text("weights") && std::filesystem::exists(path))
+    complete.given.emplace("weights", path.string());
+  return complete;
+}
+
 /// Rows as `bench attention --json` has them.
 Json Grid::measure_attention(const SuiteRun& run, std::int64_t length, std::span<const Spec> specs,
                              double seconds) const {
@@ -408,13 +423,21 @@ Json Grid::measure_attention(const SuiteRun& run, std::int64_t length, std::span
                                          .kv_type = options_.context.kv_type,
                                          .kind = KvKind::clustered,
                                          .keep = run.keep,
-                                         .seconds = seconds};
+                                         .seconds = seconds,
+                                         .fingerprint = model_->fingerprint()};
   const bool on_gpu = options_.context.device == Device::cuda;
+  std::vector<Spec> complete;
+  std::vector<std::string> names = {"full"};  // of the rows: complete specs name files
+  for (const Spec& spec : specs) {
+    if (spec.name == "full") continue;
+    complete.push_back(on_gpu ? spec : with_artefact(spec));
+    names.push_back(spec.str());
+  }
   const auto measured =
-      (on_gpu ? bench_attention_gpu : bench_attention)(options, specs, model_->pool(), quiet);
+      (on_gpu ? bench_attention_gpu : bench_attention)(options, complete, model_->pool(), quiet);
   Json rows = Json::array();
   for (const AttentionBenchRow& r : measured) {
-    rows.push_back({{"attention", r.attention},
+    rows.push_back({{"attention", names.at(rows.size())},
                     {"selectivity", r.selectivity},
                     {"median_us", r.median_us},
                     {"select_us", r.select_us},

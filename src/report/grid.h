@@ -86,6 +86,7 @@ class Grid {
   std::optional<std::string> bench_refusal(const SuiteRun& run, const Spec& spec) const;
   Json measure_attention(const SuiteRun& run, std::int64_t length, std::span<const Spec> specs,
                          double seconds) const;
+  Spec with_artefact(const Spec& spec) const;
   double seconds_without_cache(std::int64_t length) const;
   Json base_key(std::string_view kind) const;
   Json probe_key(const SuiteRun& run, std::int64_t length, const NamedSpec& spec) const;

@@ -39,7 +39,7 @@ std::vector<std::string> skipped_lines(const Grid& grid) {
   }
   std::vector<std::string> lines;
   for (const auto& [reason, specs] : by_reason)
-    lines.push_back(fmt::format("skipped {}: {}", specs, excerpt(reason, 400)));
+    lines.push_back(fmt::format("{}: {}", specs, excerpt(reason, 400)));
   return lines;
 }
 
@@ -120,8 +120,10 @@ Page make_report(const Grid& grid, std::span<const Suite> suites, const Provenan
       "are in percent. What reads fewer bytes stands further left; what answers like full attention stands "
       "higher.");
   if (!grid.skipped().empty())
-    page.paragraph(fmt::format("{} specs are left out; the end of this page names them, and why.",
-                               grid.skipped().size()));
+    page.paragraph(fmt::format("{} left out; the end of this page says what, and why.",
+                               grid.skipped().size() == 1
+                                   ? std::string("One spec is")
+                                   : fmt::format("{} specs are", grid.skipped().size())));
   for (const Suite& suite : suites) {
     page.heading(2, suite.title);
     if (!suite.source.empty()) page.paragraph("After " + suite.source + ".");

@@ -297,7 +297,8 @@ void head_maps(const Section& s, const std::vector<GridMethod>& methods, const s
           h.at(key).get<double>();
     maps.panels.push_back(std::move(panel));
   }
-  if (!maps.panels.empty()) s.figure(title + ", in percent.", svg_of(maps));
+  if (!maps.panels.empty())
+    s.figure(title + ", in percent; layers that a method leaves exact are dashed.", svg_of(maps));
 }
 
 }  // namespace

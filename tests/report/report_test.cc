@@ -72,8 +72,8 @@ TEST_F(ReportTest, MeasuresEveryKindOnceAndNamesWhatItSkips) {
   const Page page = make();
   const std::string text = page.markdown();
   ASSERT_EQ(skipped_.size(), 3u) << "two unknown specs, one method without its artefact";
-  EXPECT_THAT(text, HasSubstr("skipped `nosuch:k=1"));
-  EXPECT_THAT(text, HasSubstr("skipped `saap"));
+  EXPECT_THAT(text, HasSubstr("- `nosuch:k=1"));
+  EXPECT_THAT(text, HasSubstr("- `saap"));
   EXPECT_THAT(text, HasSubstr("Recovered gap by bytes read"));
   EXPECT_THAT(text, HasSubstr("All methods at 10 % of full attention's bytes"));
   EXPECT_THAT(text, HasSubstr("Needles found, by depth and length, decode-sparse"));
@@ -115,6 +115,11 @@ TEST_F(ReportTest, ASpecGetsItsOwnRowOfTheProbe) {
   EXPECT_LT(rows[1].at("density"), rows[0].at("density")) << "one bucket of many";
   EXPECT_EQ(rows[2].at("density"), rows[3].at("density")) << "the same method, written twice";
   EXPECT_EQ(rows[4].at("density"), 1.0);
+}
+
+TEST_F(ReportTest, AProbeOfTooFewTokensIsRefusedBeforeAnythingIsMeasured) {
+  suites_[0].runs[0].lengths = {2048};
+  EXPECT_THROW(Grid(tiny_model(), suites_, options_), InputError);
 }
 
 TEST_F(ReportTest, AProbeRefusesADifferentSinkOrWindow) {
