@@ -136,22 +136,20 @@ TEST_P(GpuMethod, LogitsAndWorkEqualTheCpus) {
   EXPECT_NEAR(work[0].density(), work[1].density(), 0.01);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Specs, GpuMethod,
-    testing::Values("full", "streaming:window=128", "topk:k=40,window=128",
-                    "topk:k=40,window=128,per=kv-head", "topk:k=5%,window=128,dense_layers=2",
-                    "topk:mass=0.9,window=128", "random:fraction=10%,window=128",
-                    // The keys of one token are alike in the first layer, up to RoPE's
-                    // rounding, and may lie between two centroids.
-                    "kmeans:clusters=32,probes=6,window=128,dense_layers=1",
-                    "kmeans:clusters=32,probes=6,window=128,rope=on,dense_layers=1",
-                    "saap:probes=4,window=128", "saap:probes=4,window=128,rank=mass",
-                    "saap:probes=6,window=64,rank=key,dense_layers=2", "squeezed:clusters=10%",
-                    "squeezed:clusters=10%,block=4,sparsity=0.7", "squeezed:clusters=10%,mass=0.9,block=32",
-                    "squeezed:clusters=10%,levels=2", "hash:budget=5%",
-                    "hash:budget=5%,per=query-head,window=16",
-                    "hyperplanes:budget=10%,mode=combined,depth=3,bits=128,window=128"),
-    [](const auto& info) { return "spec" + std::to_string(info.index); });
+INSTANTIATE_TEST_SUITE_P(Specs, GpuMethod,
+                         testing::Values("full", "streaming:window=128", "topk:k=40,window=128",
+                                         "topk:k=40,window=128,per=kv-head",
+                                         "topk:k=5%,window=128,dense_layers=2", "topk:mass=0.9,window=128",
+                                         "random:fraction=10%,window=128",
+                                         // The keys of one token are alike in the first layer, up to RoPE's
+                                         // rounding, and may lie between two centroids.
+                                         "kmeans:clusters=32,probes=6,window=128,dense_layers=1",
+                                         "kmeans:clusters=32,probes=6,window=128,rope=on,dense_layers=1",
+                                         "saap:probes=4,window=128", "saap:probes=4,window=128,rank=mass",
+                                         "saap:probes=6,window=64,rank=key,dense_layers=2", "hash:budget=5%",
+                                         "hash:budget=5%,per=query-head,window=16",
+                                         "hyperplanes:budget=10%,mode=combined,depth=3,bits=128,window=128"),
+                         [](const auto& info) { return "spec" + std::to_string(info.index); });
 
 TEST(Gpu, TheShippedArtefactAndOneLevelOfClustersAreChosenByTheGpu) {
   NEEDS_GPU();
