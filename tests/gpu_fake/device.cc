@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: Apache-2.0
+// A GPU that the host plays, so that what the engine tells a GPU is tested where there is none: memory,
+// streams and kernels of kernels/cuda as their headers promise them, slow and plain. It is stricter than a
+// real one: work is done as late as a stream may do it, new memory holds NaNs, and rows without memory cannot
+// be touched.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "base/threads.h"
+#include "gpu/selectors.h"
+#include "kernels/cuda/event.h"
+#include "kernels/cuda/kv_range.cu"  // no CUDA is in it
+#include "kernels/cuda/linear.h"
+#include "kernels/cuda/merge_states.h"
+#include "kernels/cuda/pages.h"
+#include "kernels/cuda/random.h"
+#include "kernels/kernels.h"
+
+struct CUstream_st {
+  std::deque<std::function<void()>> work;
+  std::vector<std::function<void()>>* recorded = nullptr;
+};
+struct CUevent_st {
+  CUstream_st* stream = nullptr;
+  std::shared_ptr<bool> passed = std::make_shared<bool>(true);
+};
+struct CUgraphExec_st {
+  std::vector<std::function<void()>> work;
+};
+
+namespace lode::cuda {
+
+namespace {
+
+constexpr std::int64_t kPageBytes = 128 << 10;
+
+/// Where the "device" and pinned memory lie: begin -> end.
+std::map<const char*, const char*>& known(bool device) {
+  static std::map<const char*, const char*> ranges[2];
+  return ranges[device ? 1 : 0];
+}
+bool is_in(const void* at, bool device) {
+  const auto* const p = static_cast<const char*>(at);
+  auto next = known(device).upper_bound(p);
+  return next != known(device).begin() && p < std::prev(next)->second;
+}
+
+void enqueue(StreamHandle stream, std::function<void()> work) {
+  if (stream == nullptr) return work();
+  if (stream->recorded != nullptr) return stream->recorded->push_back(std::move(work));
+  stream->work.push_back(std::move(work));
+}
+void drain(StreamHandle stream) {
+  while (stream != nullptr && !stream->work.empty()) {
+    const std::function<void()> next = std::move(stream->work.front());
+    stream->work.pop_front();
+    next();
+  }
+}
+
+void* take(std::int64_t bytes, bool device) {
+  char* const at = static_cast<char*>(std::malloc(static_cast<std::size_t>(bytes)));
+  std::memset(at, 0xff, static_cast<std::size_t>(bytes));
+  known(device)[at] = at + bytes;
+  return at;
+}
+void give(void* data, bool device) {
+  if (data == nullptr) return;
+  known(device).erase(static_cast<char*>(data));
+  std::free(data);
+}
+
+ThreadPool& pool() {
+  static ThreadPool threads(2);
+  return threads;
+}
+
+std::vector<float> widened(const void* from, DType type, std::int64_t n) {
+  std::vector<float> to(static_cast<std::size_t>(n));
+  kernels().widen(from, type, n, to.data());
+  return to;
+}
+
+/// The keys that one query attends, in the order of RowLists.
+std::vector<std::int64_t> keys_of(std::int64_t position, const RowLists* lists, std::int64_t list) {
+  std::vector<std::int64_t> keys;
+  const std::int64_t all = position + 1, sink = lists == nullptr ? all : std::min(lists->sink, all);
+  for (std::int64_t i = 0; i < sink; ++i) keys.push_back(i);
+  if (lists == nullptr) return keys;
+  for (int i = 0; i < lists->counts[list]; ++i) keys.push_back(lists->rows[list * lists->capacity + i]);
+  for (std::int64_t i = std::max(sink, all - lists->window); i < all; ++i) keys.push_back(i);
+  return keys;
+}
+
+void merge_into(float* o, float& lse, const float* other, float other_lse, std::int64_t d) {
+  if (other_lse == -INFINITY) return;
+  const float peak = std::fmax(lse, other_lse);
+  const float a = lse == -INFINITY ? 0.0f : std::exp(lse - peak), b = std::exp(other_lse - peak);
+  for (std::int64_t i = 0; i < d; ++i)
+    o[i] = (a == 0.0f ? 0.0f : o[i] * a / (a + b)) + other[i] * b / (a + b);
+  lse = peak + std::log(a + b);
+}
+
+void attend_one(const Queries& in, const RowLists* lists, std::int64_t n, std::int64_t head,
+                std::int32_t position, const char* base) {
+  const std::int64_t d = in.layout.head_dim, group = in.query_heads / in.layout.kv_heads,
+                     row = n * in.query_heads + head;
+  const int kv_head = static_cast<int>(head / group);
+  std::int64_t list = 0;
+  if (lists != nullptr)
+    list = (n * in.layout.kv_heads + kv_head) * lists->lists_per_head +
+           (lists->lists_per_head > 1 ? head % group : 0);
+  const std::vector<std::int64_t> keys = keys_of(position, lists, list);
+  std::vector<double> scores;
+  double peak = -INFINITY;
+  std::array<float, kMaxHeadDim> wide;
+  const auto read = [&](std::int64_t key, std::int64_t offset) {
+    kernels().widen(base + in.layout.key_offset(kv_head, key) + offset, in.layout.type, d, wide.data());
+  };
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    read(keys[i], 0);
+    double s = static_cast<double>(kernels().dot(in.q + row * d, wide.data(), d) * in.scale);
+    const auto nth = static_cast<std::int64_t>(i) -
+                     (lists != nullptr ? std::min<std::int64_t>(lists->sink, position + 1) : 0);
+    if (lists != nullptr && lists->log_weights != nullptr && nth >= 0 && nth < lists->counts[list])
+      s += static_cast<double>(lists->log_weights[list * lists->capacity + nth]);
+    scores.push_back(s);
+    peak = std::fmax(peak, s);
+  }
+  std::vector<double> sum(static_cast<std::size_t>(d), 0.0);
+  double total = 0.0;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const double p = std::exp(scores[i] - peak);
+    read(keys[i], in.layout.value_offset());
+    for (std::size_t c = 0; c < sum.size(); ++c) sum[c] += p * static_cast<double>(wide[c]);
+    total += p;
+  }
+  float* const o = in.o + row * d;
+  for (std::size_t c = 0; c < sum.size(); ++c) o[c] = total > 0 ? static_cast<float>(sum[c] / total) : 0.0f;
+  float lse = keys.empty() ? -INFINITY : static_cast<float>(peak + std::log(total));
+  if (lists != nullptr && lists->tail_lse != nullptr)
+    merge_into(o, lse, lists->tail_output + row * d, lists->tail_lse[row], d);
+  if (in.lse != nullptr) in.lse[row] = lse;
+}
+
+void attend_all(const Queries& in, const RowLists* lists) {
+  pool().for_each(std::int64_t{in.count} * in.query_heads, [&](std::int64_t item, int) {
+    const QueryToken& token = in.tokens[item / in.query_heads];
+    attend_one(in, lists, item / in.query_heads, item % in.query_heads, token.position,
+               in.bases[token.sequence] + in.layer_offset);
+  });
+}
+
+}  // namespace
+
+Availability availability() {
+  return {.ok = true,
+          .why = {},
+          .name = "the host",
+          .total_bytes = std::int64_t{1} << 34,
+          .free_bytes = std::int64_t{1} << 34};
+}
+
+Stream::Stream() : stream_(new CUstream_st) {}
+Stream::~Stream() {
+  delete stream_;
+}
+void Stream::synchronize() const {
+  drain(stream_);
+}
+
+void free_device(void* data) noexcept {
+  give(data, true);
+}
+void free_pinned(void* data) noexcept {
+  give(data, false);
+}
+Buffer::Buffer(std::int64_t bytes, std::string_view) {
+  bytes_ = bytes;
+  if (bytes > 0) data_ = take(bytes, true);
+}
+PinnedBuffer::PinnedBuffer(std::int64_t bytes) {
+  bytes_ = bytes;
+  if (bytes > 0) data_ = take(bytes, false);
+}
+
+void copy(void* to, const void* from, std::int64_t bytes, StreamHandle stream) {
+  if (bytes > 0) copy_apart(to, bytes, from, bytes, bytes, 1, stream);
+}
+void copy_apart(void* to, std::int64_t to_stride, const void* from, std::int64_t from_stride,
+                std::int64_t width, std::int64_t rows, StreamHandle stream) {
+  const auto move = [=](const void* source) {
+    for (std::int64_t i = 0; i < rows; ++i)
+      std::memcpy(static_cast<char*>(to) + i * to_stride, static_cast<const char*>(source) + i * from_stride,
+                  static_cast<std::size_t>(width));
+  };
+  if (is_in(from, true) || is_in(from, false)) {
+    enqueue(stream, [=] { move(from); });
+  } else {  // pageable memory has been read when the call returns
+    const auto* const first = static_cast<const char*>(from);
+    const auto bytes = std::make_shared<std::vector<char>>(first, first + (rows - 1) * from_stride + width);
+    enqueue(stream, [=] { move(bytes->data()); });
+  }
+  if (!is_in(to, true) && !is_in(to, false)) drain(stream);
+}
+void fill(void* at, int byte, std::int64_t bytes, StreamHandle stream) {
+  enqueue(stream, [=] { std::memset(at, byte, static_cast<std::size_t>(bytes)); });
+}
+
+Graph::~Graph() {
+  delete exec_;
+}
+void Graph::begin(StreamHandle stream) {
+  stream->recorded = new std::vector<std::function<void()>>;
+}
+Graph Graph::end(StreamHandle stream) {
+  Graph graph;
+  graph.exec_ = new CUgraphExec_st{std::move(*stream->recorded)};
+  abandon(stream);
+  return graph;
+}
+void Graph::abandon(StreamHandle stream) noexcept {
+  delete std::exchange(stream->recorded, nullptr);
+}
+void Graph::launch(StreamHandle stream) const {
+  for (const auto& work : exec_->work) stream->work.push_back(work);
+}
+
+Event::Event() : event_(new CUevent_st) {}
+Event::~Event() {
+  delete event_;
+}
+void Event::record(StreamHandle stream) {
+  event_->stream = stream;
+  event_->passed = std::make_shared<bool>(false);
+  enqueue(stream, [passed = event_->passed] { *passed = true; });
+}
+void Event::wait() const {
+  while (!*event_->passed) {
+    const std::function<void()> next = std::move(event_->stream->work.front());
+    event_->stream->work.pop_front();
+    next();
+  }
+}
+void Event::hold_up(StreamHandle) const {
+  wait();
+}
+
+std::int64_t page_bytes() {
+  return kPageBytes;
+}
+char* reserve_addresses(std::int64_t bytes) {
+  void* const at = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_NONE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED) throw RunError("no addresses");
+  known(true)[static_cast<char*>(at)] = static_cast<char*>(at) + bytes;
+  return static_cast<char*>(at);
+}
+void free_addresses(char* at, std::int64_t bytes) noexcept {
+  known(true).erase(at);
+  munmap(at, static_cast<std::size_t>(bytes));
+}
+unsigned long long map_pages(char* at, std::int64_t bytes) {
+  mprotect(at, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE);
+  return 1;
+}
+void unmap_pages(char* at, std::int64_t bytes, unsigned long long) noexcept {
+  madvise(at, static_cast<std::size_t>(bytes), MADV_DONTNEED);
+  mprotect(at, static_cast<std::size_t>(bytes), PROT_NONE);
+}
+void synchronize_device() {}
+DeviceMemory device_memory() {
+  return {};
+}
+
+void fill_uniform(void*, DType, std::int64_t, float, float, std::uint64_t, StreamHandle) {
+  throw RunError("the host plays no random numbers");
+}
+
+std::int64_t decode_workspace_bytes(int, int, int, int) {
+  return 64;
+}
+void attend_full_decode(const Queries& queries, std::int64_t, void*, StreamHandle stream) {
+  enqueue(stream, [=] { attend_all(queries, nullptr); });
+}
+void attend_rows_decode(const Queries& queries, const RowLists& lists, std::int64_t, void*,
+                        StreamHandle stream) {
+  enqueue(stream, [=] { attend_all(queries, &lists); });
+}
+void attend_prefill(const Queries& queries, std::int32_t, StreamHandle stream, Precision) {
+  enqueue(stream, [=] { attend_all(queries, nullptr); });
+}
+void merge_states(float* output, const float* lse, const float* other, const float* other_lse,
+                  std::int64_t rows, int d, StreamHandle stream) {
+  enqueue(stream, [=] {
+    for (std::int64_t row = 0; row < rows; ++row) {
+      float mine = lse[row];
+      merge_into(output + row * d, mine, other + row * d, other_lse[row], d);
+    }
+  });
+}
+
+// ---- The rest of a layer.
+// -----------------------------------------------------------------------------------------
+
+struct Linear::Impl {
+  StreamHandle stream;
+};
+Linear::Linear(StreamHandle stream, Precision) : impl_(new Impl{stream}) {}
+Linear::~Linear() {
+  delete impl_;
+}
+void Linear::reserve(std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t) {}
+std::int64_t Linear::scratch_bytes(std::int64_t rows, std::int64_t, std::int64_t, std::int64_t,
+                                   std::int64_t) {
+  return rows * 4;
+}
+
+namespace {
+
+std::vector<float> product(const float* x, std::int64_t n, const DeviceWeight& w, const DeviceWeight& bias) {
+  std::vector<float> y(static_cast<std::size_t>(n * w.rows));
+  matmul({x, n, w.cols}, w.data, w.type, w.rows, {y.data(), n, w.rows}, pool());
+  if (bias.data == nullptr) return y;
+  const auto b = widened(bias.data, bias.type, w.rows);
+  for (std::size_t i = 0; i < y.size(); ++i) y[i] += b[i % b.size()];
+  return y;
+}
+
+std::vector<float> normed(const float* x, std::int64_t n, const DeviceWeight& weight, float eps) {
+  const std::int64_t d = weight.cols;
+  const auto gain = widened(weight.data, weight.type, d);
+  std::vector<float> y(static_cast<std::size_t>(n * d));
+  for (std::int64_t t = 0; t < n; ++t) {
+    const double square = kernels().dot(x + t * d, x + t * d, d) / static_cast<double>(d);
+    const auto inverse = static_cast<float>(1.0 / std::sqrt(square + static_cast<double>(eps)));
+    for (std::int64_t i = 0; i < d; ++i)
+      y[static_cast<std::size_t>(t * d + i)] = x[t * d + i] * inverse * gain[static_cast<std::size_t>(i)];
+  }
+  return y;
+}
+
+void rotate(float* x, std::int64_t d, std::int32_t position, const float* frequencies, float scale) {
+  for (std::int64_t i = 0; i < d / 2; ++i) {
+    const float angle = static_cast<float>(position) * frequencies[i], c = std::cos(angle),
+                s = std::sin(angle);
+    const float a = x[i], b = x[i + d / 2];
+    x[i] = (a * c - b * s) * scale;
+    x[i + d / 2] = (b * c + a * s) * scale;
+  }
+}
+
+void qkv_now(const Linear::QkvArguments& a, const Queries& where) {
+  const std::int64_t n = where.count, d = where.layout.head_dim, kv_heads = where.layout.kv_heads;
+  const auto h = normed(a.x, n, a.norm, a.eps);
+  auto q = product(h.data(), n, a.q, a.q_bias), k = product(h.data(), n, a.k, a.k_bias);
+  const auto v = product(h.data(), n, a.v, a.v_bias);
+  if (a.q_unrotated != nullptr) std::copy(q.begin(), q.end(), a.q_unrotated);
+  if (a.k_unrotated != nullptr) std::copy(k.begin(), k.end(), a.k_unrotated);
+  for (std::int64_t t = 0; t < n; ++t) {
+    const QueryToken& token = where.tokens[t];
+    for (std::int64_t head = 0; head < where.query_heads; ++head)
+      rotate(q.data() + (t * where.query_heads + head) * d, d, token.position, a.frequencies, a.rope_scale);
+    char* const base = const_cast<char*>(where.bases[token.sequence]) + where.layer_offset;
+    for (std::int64_t head = 0; head < kv_heads; ++head) {
+      float* const key = k.data() + (t * kv_heads + head) * d;
+      rotate(key, d, token.position, a.frequencies, a.rope_scale);
+      char* const row = base + where.layout.key_offset(static_cast<int>(head), token.position);
+      kernels().narrow(key, d, where.layout.type, row);
+      kernels().narrow(v.data() + (t * kv_heads + head) * d, d, where.layout.type,
+                       row + where.layout.value_offset());
+    }
+  }
+  std::copy(q.begin(), q.end(), a.q_out);
+  if (a.k_out != nullptr) std::copy(k.begin(), k.end(), a.k_out);
+  if (a.v_out != nullptr) std::copy(v.begin(), v.end(), a.v_out);
+}
+
+}  // namespace
+
+void Linear::qkv(const QkvArguments& a, const Queries& where) {
+  enqueue(impl_->stream, [=] { qkv_now(a, where); });
+}
+void Linear::project_out(const float* attention, std::int64_t n, const DeviceWeight& w,
+                         const DeviceWeight& bias, float* x) {
+  enqueue(impl_->stream, [=] {
+    const auto y = product(attention, n, w, bias);
+    for (std::size_t i = 0; i < y.size(); ++i) x[i] += y[i];
+  });
+}
+void Linear::mlp(const MlpArguments& a, std::int64_t n, float* x) {
+  enqueue(impl_->stream, [=] {
+    const auto h = normed(x, n, a.norm, a.eps);
+    auto gate = product(h.data(), n, a.gate, a.gate_bias);
+    const auto up = product(h.data(), n, a.up, a.up_bias);
+    for (std::size_t i = 0; i < gate.size(); ++i) gate[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+    const auto y = product(gate.data(), n, a.down, a.down_bias);
+    for (std::size_t i = 0; i < y.size(); ++i) x[i] += y[i];
+  });
+}
+void Linear::head(const float* x, std::int64_t n, const DeviceWeight& norm, float eps,
+                  const DeviceWeight& output, float* logits) {
+  enqueue(impl_->stream, [=] {
+    const auto y = product(normed(x, n, norm, eps).data(), n, output, {});
+    std::copy(y.begin(), y.end(), logits);
+  });
+}
+void embed(const std::int32_t* tokens, std::int64_t n, const DeviceWeight& embedding, float* x,
+           StreamHandle stream) {
+  enqueue(stream, [=] {
+    const std::int64_t d = embedding.cols;
+    for (std::int64_t t = 0; t < n; ++t)
+      kernels().widen(static_cast<const char*>(embedding.data) + tokens[t] * d * bytes_of(embedding.type),
+                      embedding.type, d, x + t * d);
+  });
+}
+
+}  // namespace lode::cuda
+
+namespace lode {
+
+std::int64_t far_keys(const DenseParts& dense, std::int64_t position) {
+  return std::max<std::int64_t>(0, position + 1 - dense.window - dense.sink);
+}
+
+std::unique_ptr<GpuSelector> make_gpu_selector(const Spec&, const GpuGeometry&, std::span<Selector* const>) {
+  return nullptr;
+}
+
+}  // namespace lode
