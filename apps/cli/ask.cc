@@ -10,6 +10,7 @@
 #include "base/cancel.h"
 #include "base/text.h"
 #include "cli.h"
+#include "engine/context.h"
 #include "engine/context_file.h"
 #include "engine/sources.h"
 #include "eval/audit_result.h"
@@ -104,6 +105,7 @@ Json answer(Context& context, const AskFlags& flags, const std::string& question
   if (!g.work.dense_reason.empty()) result["dense_because"] = g.work.dense_reason;
   if (!g.work.notice.empty()) result["notice"] = g.work.notice;
   put_audit(result, g.work);
+  if (g.work.audited > 0) result["audit"]["full_layers"] = context.impl().audit.fallen_back();
   if (flags.show_sources) {
     result["sources"] = Json::array();
     for (const Passage& p : top_passages(context, sources, 3)) {
@@ -155,6 +157,7 @@ void run(const AskFlags& flags) {
   ContextOptions options = context_options(flags.common, flags.model);
   options.device = device_of(flags.common, meta.kv_type);
   Context context = Context::load(flags.context, model, options);
+  context.impl().audit.set_limit(audit_limit(flags.model));
   say_placement(context, flags.common);
   // Without -a: what the text was indexed for; without that, full attention.
   std::vector<Spec> specs = !asked.empty() ? asked : context.methods();
@@ -202,6 +205,7 @@ void add_ask(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("ask", "Answer questions about an indexed text");
   add_common_flags(*verb, flags->common);
   add_model_flags(*verb, flags->model, false);
+  add_audit_limit_flag(*verb, flags->model);
   verb->add_option("context", flags->context, "the .lode file")->required();
   verb->add_option("question", flags->question_words,
                    "questions, each one argument; none: read them from standard input");

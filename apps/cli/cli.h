@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,10 +38,14 @@ struct ModelFlags {
   std::int64_t context = 0;  ///< -c: tokens of room; 0 = as many as the text needs
   double rope_factor = 0;    ///< yarn scaling asked for by the user; 0 = none
   std::string gpu_memory, kv_tier = "auto";
-  double audit = 0;  ///< share of sparse attention calls that are also computed exactly; 0 = none
+  double audit = 0;         ///< share of sparse attention calls that are also computed exactly; 0 = none
+  double audit_limit = -1;  ///< error of a layer beyond which it attends fully; below 0 = none
 };
 /// `model_required`: -m must be given (otherwise the verb finds the model itself).
 void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required);
+/// "--audit-limit ERR", of verbs that give answers, and what it says; InputError without --audit.
+void add_audit_limit_flag(CLI::App& verb, ModelFlags& flags);
+std::optional<double> audit_limit(const ModelFlags& flags);
 
 /// The device that --device names. `auto` is the GPU where there is one that can hold keys of this type;
 /// `cuda` without a GPU was refused when the flag was read.

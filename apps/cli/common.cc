@@ -133,6 +133,21 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required) {
       ->check(number(0.0, 1.0));
 }
 
+void add_audit_limit_flag(CLI::App& verb, ModelFlags& flags) {
+  verb.add_option(
+          "--audit-limit", flags.audit_limit,
+          "output error, on average over a layer's audited calls, beyond which the layer goes back to "
+          "full attention for the rest of an answer")
+      ->check(number(0.0, 1e9));
+}
+
+std::optional<double> audit_limit(const ModelFlags& flags) {
+  if (flags.audit_limit < 0) return std::nullopt;
+  if (flags.audit == 0)
+    throw InputError("--audit-limit: expected --audit RATE above 0 beside it, found none");
+  return flags.audit_limit;
+}
+
 Device device_of(const CommonFlags& common, DType kv_type) {
   if (common.device == "cpu") return Device::cpu;
   const GpuInfo gpu = gpu_info();

@@ -38,6 +38,7 @@ void run(const EvalFlags& flags) {
   options.protocol = Protocol::parse(flags.protocol);
   options.context = context_options(flags.common, flags.model);
   options.records = flags.output;
+  options.audit_limit = audit_limit(flags.model);
   options.progress = flags.common.progress();
   const std::vector<NamedSpec> specs = named_specs(flags.specs);
   const std::vector<Sample> samples =
@@ -64,6 +65,7 @@ void add_eval(CLI::App& app) {
       *app.add_subcommand("eval", "Score a sample file under each attention spec, beside full attention");
   add_common_flags(verb, flags->common);
   add_model_flags(verb, flags->model, true);
+  add_audit_limit_flag(verb, flags->model);
   add_attention_flag(verb, flags->specs, true);
   verb.add_option("--samples", flags->samples, "samples as `tasks` writes them, or a published data set")
       ->required();

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/audit.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -8,26 +10,63 @@
 
 namespace lode {
 
-namespace {
+Audit::Audit(double rate, std::uint64_t seed, int layers)
+    : rate_(rate), seed_(seed), seen_(static_cast<std::size_t>(layers)) {}
 
-void compare(const LayerGeometry& geometry, std::span<const QueryBlock> blocks,
-             std::span<float* const> outputs, WorkReport& report) {
+void Audit::compare(const LayerGeometry& geometry, std::span<const QueryBlock> blocks,
+                    std::span<float* const> outputs, WorkReport& report) {
   const std::int64_t d = geometry.head_dim;
+  Seen& seen = seen_[static_cast<std::size_t>(geometry.layer)];
+  std::vector<std::vector<float>> exact;  // per block: [T, Hq, d]
   for (std::size_t b = 0; b < blocks.size(); ++b) {
     const std::int64_t rows = blocks[b].tokens * geometry.query_heads;
-    std::vector<float> exact(static_cast<std::size_t>(rows * d));  // [T, Hq, d]
-    float* const exact_output = exact.data();
+    exact.emplace_back(static_cast<std::size_t>(rows * d));
+    float* const exact_output = exact.back().data();
     attend_full(blocks.subspan(b, 1), geometry, {&exact_output, 1});
     for (std::int64_t r = 0; r < rows; ++r) {
-      const double error = relative_error(outputs[b] + r * d, exact.data() + r * d, d);
+      const double error = relative_error(outputs[b] + r * d, exact_output + r * d, d);
+      seen.error_sum += error;
       report.audit_error_sum += error;
       report.audit_error_max = std::max(report.audit_error_max, error);
     }
+    seen.outputs += rows;
     report.audited += rows;
   }
+  // Written so that an error that is no number passes every limit.
+  if (!limit_ || seen.error_sum <= *limit_ * static_cast<double>(seen.outputs)) return;
+  for (std::size_t b = 0; b < blocks.size(); ++b) std::copy(exact[b].begin(), exact[b].end(), outputs[b]);
+  fallen_back_.insert(std::lower_bound(fallen_back_.begin(), fallen_back_.end(), geometry.layer),
+                      geometry.layer);
 }
 
-}  // namespace
+ForwardHooks Audit::hooks(const ForwardHooks* next, WorkReport& report) {
+  ForwardHooks hooks = next != nullptr ? *next : ForwardHooks();
+  hooks.attended = [this, next, &report](const LayerGeometry& geometry, std::span<const QueryBlock> blocks,
+                                         const Selection* selection, std::span<float* const> outputs) {
+    const std::uint64_t draw = hash_seed(seed_, geometry.layer, blocks.front().begin);
+    if (selection != nullptr && Rng(draw).uniform() < rate_) compare(geometry, blocks, outputs, report);
+    if (next != nullptr && next->attended) next->attended(geometry, blocks, selection, outputs);
+  };
+  return hooks;
+}
+
+std::vector<Selector*> Audit::without_fallen(const std::vector<Selector*>& selectors) const {
+  std::vector<Selector*> left = selectors;
+  for (const int layer : fallen_back_) left[static_cast<std::size_t>(layer)] = nullptr;
+  const bool any = std::any_of(left.begin(), left.end(), [](const Selector* s) { return s != nullptr; });
+  return any ? left : std::vector<Selector*>();
+}
+
+std::string Audit::notice() const {
+  if (fallen_back_.empty()) return {};
+  return fmt::format("layer{} {} went back to full attention: audited outputs beyond the limit of {}",
+                     fallen_back_.size() == 1 ? "" : "s", fmt::join(fallen_back_, ", "), *limit_);
+}
+
+void Audit::forget() {
+  std::fill(seen_.begin(), seen_.end(), Seen());
+  fallen_back_.clear();
+}
 
 double relative_error(const float* a, const float* exact, std::int64_t n) {
   double difference = 0, norm = 0;
@@ -36,18 +75,6 @@ double relative_error(const float* a, const float* exact, std::int64_t n) {
     norm += static_cast<double>(exact[i]) * exact[i];
   }
   return difference == 0 ? 0.0 : std::sqrt(difference / norm);
-}
-
-ForwardHooks audit_hooks(double rate, std::uint64_t seed, const ForwardHooks* next, WorkReport& report) {
-  ForwardHooks hooks;
-  hooks.attended = [=, &report](const LayerGeometry& geometry, std::span<const QueryBlock> blocks,
-                                const Selection* selection, std::span<float* const> outputs) {
-    const std::uint64_t draw = hash_seed(seed, geometry.layer, blocks.front().begin);
-    if (selection != nullptr && Rng(draw).uniform() < rate) compare(geometry, blocks, outputs, report);
-    if (next != nullptr && next->attended) next->attended(geometry, blocks, selection, outputs);
-  };
-  if (next != nullptr) hooks.mass = next->mass;
-  return hooks;
 }
 
 }  // namespace lode

@@ -1,17 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
 // The run-time check: on a sample of sparse attention calls, the exact output too, and how far apart they
-// are.
+// are. Where a layer passes the limit that the user set, it falls back to full attention.
 #pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "lodestone/engine.h"
 #include "model/llama.h"
 
 namespace lode {
 
-/// Hooks that audit a share `rate` of the sparse calls into `report` and pass everything on to `next` (may be
-/// null). Which calls are taken depends on seed, layer and position alone. `report` and `next` outlive the
-/// hooks.
-ForwardHooks audit_hooks(double rate, std::uint64_t seed, const ForwardHooks* next, WorkReport& report);
+class Audit {
+ public:
+  /// Of the sparse calls (one layer, one stretch of tokens) the share `rate` is audited; which ones depends
+  /// on seed, layer and position alone.
+  Audit(double rate, std::uint64_t seed, int layers);
+  /// A layer whose audited outputs of one answer differ by more than `limit` on average falls back for the
+  /// rest of it, and the outputs that showed it become the exact ones. None = whatever they differ by.
+  void set_limit(std::optional<double> limit) { limit_ = limit; }
+
+  bool active() const { return rate_ > 0; }
+  /// Hooks that audit into `report` and pass everything on to `next` (may be null); all three outlive them.
+  ForwardHooks hooks(const ForwardHooks* next, WorkReport& report);
+  /// The selectors [L] of a step without those of layers that fell back; empty when none of them is left.
+  std::vector<Selector*> without_fallen(const std::vector<Selector*>& selectors) const;
+  const std::vector<int>& fallen_back() const { return fallen_back_; }  ///< layers, rising
+  /// Which layers fell back, for people; empty when none did.
+  std::string notice() const;
+  /// Before a new answer: nothing has been seen.
+  void forget();
+
+ private:
+  struct Seen {
+    double error_sum = 0;
+    std::int64_t outputs = 0;
+  };
+  void compare(const LayerGeometry& geometry, std::span<const QueryBlock> blocks,
+               std::span<float* const> outputs, WorkReport& report);
+
+  const double rate_;
+  std::optional<double> limit_;
+  const std::uint64_t seed_;
+  std::vector<Seen> seen_;        // [L], of the running answer
+  std::vector<int> fallen_back_;  // layers, rising
+};
 
 /// |a - exact| / |exact| over n numbers; 0 when both are zero.
 double relative_error(const float* a, const float* exact, std::int64_t n);

@@ -7,7 +7,6 @@
 #include <cmath>
 
 #include "base/cancel.h"
-#include "engine/audit.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -133,7 +132,8 @@ Context::Impl::Impl(std::shared_ptr<const Model> model_, const ContextOptions& o
           .max_tokens = checked(config, options_).max_tokens}),
       llama(model->config(), model->impl().weights, model->pool()),
       listeners(static_cast<std::size_t>(config.layers)),
-      later_listeners(listeners) {
+      later_listeners(listeners),
+      audit(options_.audit, options_.seed, config.layers) {
   options = checked(config, options_);
   if (options.device == Device::cuda) {
     gpu = make_gpu_context(config, model->impl().gpu_model(options.gpu_memory),
@@ -209,8 +209,10 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
   WorkReport report;
   std::vector<float> all;  // [tokens, V] when every row is wanted
   const AttachedMethod* attached = method == kDense ? nullptr : &methods.at(static_cast<std::size_t>(method));
-  WorkReport audit;
-  const ForwardHooks audited = audit_hooks(options.audit, options.seed, hooks, audit);
+  const bool sparse = attached != nullptr && !attached->dense();
+  WorkReport seen_by_audit;
+  const ForwardHooks audited = audit.hooks(hooks, seen_by_audit);
+  std::vector<Selector*> selectors;  // [L], of the running step
   // Question tokens that choose their keys together are never cut apart.
   const auto stretch = static_cast<std::size_t>(phase == Phase::question ? question_stretch(method) : 1);
   const auto steps = static_cast<std::size_t>(options.chunk);
@@ -225,9 +227,9 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
                  .selectors = {},
                  .dense = {},
                  .listeners = phase == Phase::context ? listeners : later_listeners,
-                 .hooks = options.audit > 0 ? &audited : hooks};
-    if (attached != nullptr && !attached->dense()) {
-      step.selectors = attached->selectors;
+                 .hooks = sparse && audit.active() ? &audited : hooks};
+    if (sparse) {
+      step.selectors = selectors = audit.without_fallen(attached->selectors);
       step.dense = attached->spec.dense;
     }
     const LogitRows wanted = rows == LogitRows::last_of_each && !last ? LogitRows::none : rows;
@@ -243,12 +245,13 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
     if (progress) progress(this->tokens());
   }
   if (rows == LogitRows::all) logits = std::move(all);
-  report += audit;
-  if (attached != nullptr && !attached->dense() && report.far_total == 0) {
+  report += seen_by_audit;
+  if (sparse && report.far_total == 0 && audit.fallen_back().empty()) {
     report.dense_reason = fmt::format("the {} tokens fit into sink + window ({} + {})", this->tokens(),
                                       attached->spec.dense.sink, attached->spec.dense.window);
   }
-  if (attached != nullptr) report.notice = notice_of(*attached);
+  if (attached != nullptr)
+    report.notice = sparse && !audit.fallen_back().empty() ? audit.notice() : notice_of(*attached);
   return report;
 }
 
@@ -284,6 +287,7 @@ void Context::Impl::roll_back(std::int64_t tokens) {
   if (gpu != nullptr) gpu->roll_back(tokens);
   ids.resize(static_cast<std::size_t>(tokens));
   indexed = std::min(indexed, tokens);
+  audit.forget();
   for (const AttachedMethod& method : methods) {
     for (Selector* selector : method.selectors) {
       if (selector != nullptr) selector->roll_back(0, tokens);

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "engine/audit.h"
 #include "engine/model.h"
 #include "kv/store.h"
 #include "lodestone/engine.h"
@@ -45,6 +46,7 @@ struct Context::Impl {
   /// The same behind the context: without those in whose place the GPU chooses.
   std::vector<std::vector<Selector*>> later_listeners;  // [L]
   std::vector<float> logits;                            // rows of the last run
+  Audit audit;                                          ///< of the answer that is being given
   const ForwardHooks* hooks = nullptr;                  ///< for probe and audit; not owned
 
   std::int64_t tokens() const { return std::ssize(ids); }

@@ -100,6 +100,7 @@ Generation Context::generate(std::span<const TokenId> prompt, MethodId method, c
   if (prompt.empty()) throw InputError("expected a question of at least one token, found none");
   c.require_room(static_cast<std::int64_t>(prompt.size()));
   if (method != kDense && !c.methods.at(static_cast<std::size_t>(method)).built) build_indexes();
+  c.audit.forget();
   Sampler sampler(options.sampling);
   TextCollector text(c.model->tokenizer(), options);
   Generation result;
@@ -145,6 +146,7 @@ Generation Context::generate(std::span<const TokenId> prompt, MethodId method, c
   }
   result.decode_seconds = seconds_since(decode_start);
   result.text = text.finish(result.stopped);
+  if (!c.audit.fallen_back().empty()) result.work.notice = c.audit.notice();  // all of them, not the first
   if (sources != nullptr) sources->mass.resize(static_cast<std::size_t>(c.tokens()));
   return result;
 }

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/cancel.h"
+#include "engine/context.h"
 #include "eval/audit_result.h"
 #include "eval/records.h"
 #include "eval/scoring.h"
@@ -64,6 +65,7 @@ EvalRow row_of(std::span<const Sample> samples, const std::vector<Document>& doc
       row.agreement += answer.tokens == full.tokens ? 1 : 0;
       row.seconds += answer.seconds;
       work += answer.work;
+      row.back_to_full += answer.full_layers.empty() ? 0 : 1;
       differences.push_back(100 * (answer.score - full.score));
       of_document.push_back(static_cast<std::int64_t>(d));
     }
@@ -202,6 +204,7 @@ void Answering::Impl::answer(const Document& document, std::span<const EvalPass>
   ContextOptions context_options = options.context;
   if (context_options.max_tokens == 0) context_options.max_tokens = prompts.longest;
   Context context(model, context_options);
+  context.impl().audit.set_limit(options.audit_limit);
   std::vector<std::pair<const NamedSpec*, MethodId>> asked;
   for (const NamedSpec& s : specs) {
     if (pending(document, s, of) == 0) continue;
@@ -234,6 +237,7 @@ Answer Answering::Impl::ask(Context& context, MethodId method, const Sample& sam
                    .tokens = std::move(g.tokens),
                    .seconds = g.prompt_seconds + g.decode_seconds,
                    .work = std::move(g.work)};
+  answer.full_layers = context.impl().audit.fallen_back();
   answer.score = score(answer.text, sample);
   return answer;
 }
@@ -326,6 +330,7 @@ Json EvalReport::json() const {
                        {"seconds", r.seconds}});
     if (!r.notice.empty()) results.back()["notice"] = r.notice;
     put_audit(results.back(), r.work);
+    if (r.work.audited > 0) results.back()["audit"]["back_to_full"] = r.back_to_full;
   }
   return {{"model", model}, {"protocol", protocol}, {"device", device}, {"results", results}};
 }
@@ -349,6 +354,9 @@ std::string EvalReport::table() const {
                                      : fmt::format("{:+.1f}", r.difference.mean);
     text += fmt::format("{:34} {:>7.1f} {:>26} {:>10.3f} {:>9.4f} {:>12.5f}\n", r.attention, r.score,
                         interval, r.agreement, r.density, r.selectivity);
+    if (r.back_to_full > 0)
+      text +=
+          fmt::format("    layers went back to full attention in {} of {} answers\n", r.back_to_full, r.n);
   }
   return text;
 }
@@ -363,7 +371,9 @@ EvalReport evaluate(std::shared_ptr<const Model> model, const std::vector<Sample
     std::rotate(specs.begin(), full, full + 1);
   }
   for (NamedSpec& named : specs) named.files = files_hash(named.spec, *model);
-  Records records(options.records, record_settings(*model, options.protocol, options.context));
+  Json settings = record_settings(*model, options.protocol, options.context);
+  if (options.audit_limit) settings["audit_limit"] = *options.audit_limit;
+  Records records(options.records, settings);
   const EvalPass pass = {options.protocol, &records};
   Answering answering(model, samples, specs, {&pass, 1}, options);
   Progress progress("eval", answering.cost(), "tokens", options.progress);

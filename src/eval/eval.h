@@ -49,6 +49,7 @@ struct EvalOptions {
   std::string stop = "\n";
   /// Which answers to find, of sample, spec and protocol; null = all.
   std::function<bool(const Sample&, const NamedSpec&, const Protocol&)> wanted;
+  std::optional<double> audit_limit;  ///< Audit::set_limit
   Progress::Mode progress = Progress::Mode::automatic;
 };
 
@@ -59,12 +60,13 @@ struct EvalRow {
   double score = 0;      ///< percent
   double agreement = 0;  ///< share of samples whose output equals full attention's token by token
   double density = 1, selectivity = 1;
-  double selector_share = 0;  ///< of the density: bytes read to choose
-  Interval difference;        ///< of the score from full attention's on the same samples, percent points
-  double seconds = 0;         ///< spent on questions and answers
-  std::string dense_reason;   ///< why nothing was sparse, when nothing was
-  std::string notice;         ///< what the method says of a text; empty = nothing
-  WorkReport work;            ///< of all answers; audits only of those found in this run
+  double selector_share = 0;      ///< of the density: bytes read to choose
+  Interval difference;            ///< of the score from full attention's on the same samples, percent points
+  double seconds = 0;             ///< spent on questions and answers
+  std::string dense_reason;       ///< why nothing was sparse, when nothing was
+  std::string notice;             ///< what the method says of a text; empty = nothing
+  WorkReport work;                ///< of all answers; audits only of those found in this run
+  std::int64_t back_to_full = 0;  ///< samples in which a layer went beyond --audit-limit
 };
 
 struct EvalReport {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eval/records.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -34,6 +35,18 @@ Json to_json(const Sample& sample, const std::string& attention, const Answer& a
           {"notice", w.notice}};
 }
 
+void read_audit(const Json& audit, const std::string& where, Answer& answer) {
+  WorkReport& work = answer.work;
+  work.audited = json_int(audit, "outputs", where, 0, kMost);
+  work.audit_error_sum = json_number(audit, "error_sum", where, 0.0, 1e300);
+  work.audit_error_max = json_number(audit, "max_error", where, 0.0, 1e300);
+  const Json& layers = json_member(audit, "full_layers");
+  const bool whole = layers.is_array() && std::all_of(layers.begin(), layers.end(),
+                                                      [](const Json& n) { return n.is_number_integer(); });
+  if (!whole) throw InputError(where + ": field 'full_layers': expected a list of layers");
+  answer.full_layers = layers.get<std::vector<int>>();
+}
+
 Answer from_json(const Json& line, const std::string& where) {
   Answer answer;
   answer.text = json_string(line, "output", where);
@@ -64,6 +77,7 @@ Answer from_json(const Json& line, const std::string& where) {
   answer.work.sparse_tokens = work[6];
   answer.work.dense_reason = json_string(line, "dense_reason", where);
   if (json_has(line, "notice")) answer.work.notice = json_string(line, "notice", where);
+  if (json_has(line, "audit")) read_audit(line.at("audit"), where, answer);
   return answer;
 }
 
@@ -138,6 +152,12 @@ const Answer& Records::add(const Sample& sample, const std::string& attention, A
     Json line = to_json(sample, attention, answer);
     line["sample"] = hash_of(sample);
     if (!files.empty()) line["files"] = files;
+    const WorkReport& w = answer.work;
+    if (w.audited > 0)
+      line["audit"] = {{"outputs", w.audited},
+                       {"error_sum", std::min(w.audit_error_sum, 1e300)},
+                       {"max_error", std::min(w.audit_error_max, 1e300)},
+                       {"full_layers", answer.full_layers}};
     append(line.dump(-1, ' ', false, Json::error_handler_t::replace));
   }
   Entry& entry = answers_[{sample.id, attention}];

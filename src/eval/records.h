@@ -21,6 +21,7 @@ struct Answer {
   std::vector<TokenId> tokens;
   double score = 0, seconds = 0;
   WorkReport work;
+  std::vector<int> full_layers;  ///< that went back to full attention, beyond the audit's limit
 };
 
 /// All answers so far, by (sample id, attention); also in a file when one is named. Of several under one name

@@ -2,6 +2,7 @@
 // Contexts on a random two-layer model: what must not change when work is cut, batched, undone or repeated.
 #include "engine/context.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -172,6 +173,38 @@ TEST_F(ContextTest, TheAuditSeesNoErrorWhereEverythingIsSelectedAndSomeWhereNot)
     EXPECT_EQ(work.audited, 5 * 4 * 2) << spec;  // tokens, query heads, layers
     EXPECT_EQ(work.audit_error_max == 0, exact) << spec;
   }
+}
+
+TEST_F(ContextTest, BeyondTheAuditsLimitALayerAttendsFullyForTheRestOfAnAnswer) {
+  Context exact(model_, {.kv_type = DType::f32, .max_tokens = 1024});
+  exact.prefill(some_tokens(200, 1));
+  const std::vector<float> truth = exact.forward(some_tokens(5, 2), kDense);
+  std::vector<int> fallen;
+  const auto ask = [&](double limit, WorkReport& work) {
+    Context c(model_, {.kv_type = DType::f32, .max_tokens = 1024, .audit = 1.0});
+    c.impl().audit.set_limit(limit);
+    const MethodId method = c.attach(parse_spec("streaming:window=20"));
+    c.prefill(some_tokens(200, 1));
+    auto logits = c.forward(some_tokens(5, 2), method, &work);
+    fallen = c.impl().audit.fallen_back();
+    WorkReport next;
+    c.forward(some_tokens(5, 3), method, &next);
+    EXPECT_EQ(next.audited == 0, fallen.size() == 2) << "layers that attend fully are not audited";
+    EXPECT_EQ(next.density() == 1.0, fallen.size() == 2);
+    c.roll_back(200);
+    WorkReport again;
+    EXPECT_EQ(c.forward(some_tokens(5, 2), method, &again), logits) << "a new answer starts anew";
+    EXPECT_EQ(again.audited, work.audited);
+    return logits;
+  };
+  WorkReport work;
+  EXPECT_EQ(ask(0.0, work), truth) << "what went beyond the limit is put right at once";
+  EXPECT_THAT(fallen, testing::ElementsAre(0, 1));
+  EXPECT_THAT(work.notice, testing::HasSubstr("layers 0, 1 went back to full attention"));
+  work = {};
+  EXPECT_NE(ask(1e6, work), truth);
+  EXPECT_THAT(fallen, testing::IsEmpty());
+  EXPECT_GT(work.audited, 0);
 }
 
 }  // namespace

@@ -31,6 +31,10 @@ Answer answer(const std::string& text) {
   a.work.full_bytes = 40;
   a.work.far_keys = 7;
   a.work.far_total = 70;
+  a.work.audited = 6;
+  a.work.audit_error_sum = 1.5;
+  a.work.audit_error_max = 0.5;
+  a.full_layers = {0, 3};
   return a;
 }
 
@@ -55,6 +59,9 @@ TEST_F(RecordsTest, ReadsBackWhatItWrote) {
   EXPECT_EQ(full->score, 0.5);
   EXPECT_EQ(full->work.density(), 0.25);
   EXPECT_EQ(full->work.selectivity(), 0.1);
+  EXPECT_EQ(full->work.audited, 6);
+  EXPECT_EQ(full->work.audit_error_sum, 1.5);
+  EXPECT_EQ(full->full_layers, (std::vector<int>{0, 3}));
   EXPECT_EQ(records.find(sample("1"), "topk")->text, "two");
   EXPECT_EQ(records.find(sample("2"), "full"), nullptr);
   EXPECT_THROW(records.find(sample("1", "another question"), "full"), InputError);
