@@ -21,7 +21,7 @@ namespace {
 // state is under 2 % of the bytes read.
 constexpr std::int64_t kChunkKeys = 1024;
 // Scattered rows cost more each and come in smaller numbers.
-constexpr std::int64_t kChunkRows = 256;
+constexpr std::int64_t kChunkRows = 512;
 
 std::atomic<std::int64_t> merge_nanoseconds{0};
 

@@ -28,6 +28,7 @@ BucketIndex::BucketIndex(Position begin, int head_dim, std::vector<std::vector<f
   for (const std::vector<float>& head : centroids_) LODE_ASSERT(head.size() == centroids_[0].size());
   rows_.resize(centroids_.size() * centroids_[0].size() / static_cast<std::size_t>(head_dim));
   firsts_.assign(rows_.size(), kNone);
+  lasts_.assign(rows_.size(), -1);
 }
 
 BucketIndex::BucketIndex(Position begin, int heads, std::int64_t buckets)
@@ -35,7 +36,8 @@ BucketIndex::BucketIndex(Position begin, int heads, std::int64_t buckets)
       end_(begin),
       centroids_(static_cast<std::size_t>(heads)),
       rows_(static_cast<std::size_t>(heads * buckets)),
-      firsts_(rows_.size(), kNone) {
+      firsts_(rows_.size(), kNone),
+      lasts_(rows_.size(), -1) {
   LODE_ASSERT(heads >= 1 && buckets >= 1);
 }
 
@@ -54,6 +56,7 @@ void BucketIndex::add(std::span<const std::int32_t> labels, std::int64_t count) 
       const Position row = end_ + static_cast<Position>(i);
       rows_[at].push_back(row);
       firsts_[at] = std::min(firsts_[at], row);
+      lasts_[at] = row;
     }
   }
   end_ += static_cast<Position>(count);
@@ -66,11 +69,12 @@ void BucketIndex::roll_back(std::int64_t tokens) {
     std::vector<Position>& rows = rows_[at];
     rows.erase(std::lower_bound(rows.begin(), rows.end(), end_), rows.end());
     if (rows.empty()) firsts_[at] = kNone;
+    lasts_[at] = rows.empty() ? -1 : rows.back();
   }
 }
 
 std::int64_t BucketIndex::bytes() const {
-  std::size_t bytes = rows_.size() * (sizeof(rows_[0]) + sizeof(Position));
+  std::size_t bytes = rows_.size() * (sizeof(rows_[0]) + 2 * sizeof(Position));
   for (const auto& head : centroids_) bytes += head.size() * sizeof(float);
   for (const auto& rows : rows_) bytes += rows.capacity() * sizeof(Position);
   return static_cast<std::int64_t>(bytes);
@@ -142,7 +146,7 @@ BucketIndex BucketIndex::load(const SectionReader& in, Position begin, int heads
       }
       const auto at = static_cast<std::size_t>(h * clusters + c);
       index.rows_[at].assign(bucket.begin(), bucket.end());
-      if (!bucket.empty()) index.firsts_[at] = bucket.front();
+      if (!bucket.empty()) index.firsts_[at] = bucket.front(), index.lasts_[at] = bucket.back();
     }
   }
   index.end_ = static_cast<Position>(shape[4]);

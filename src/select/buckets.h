@@ -33,6 +33,11 @@ class BucketIndex {
 
   /// Keys of a bucket below `end`, rising.
   std::span<const Position> rows(int head, std::int64_t bucket, Position end) const;
+  /// How many those are; of buckets that lie below `end` it is known without touching their lists.
+  std::int64_t keys(int head, std::int64_t bucket, Position end) const {
+    const auto at = static_cast<std::size_t>(head * buckets() + bucket);
+    return lasts_[at] < end ? std::ssize(rows_[at]) : std::ssize(rows(head, bucket, end));
+  }
   /// First key of each bucket of a head, kNone for an empty one: tells which buckets hold keys without
   /// touching their lists.
   std::span<const Position> firsts(int head) const {
@@ -58,7 +63,7 @@ class BucketIndex {
   int head_dim_ = 0;
   std::vector<std::vector<float>> centroids_;  // [Hkv][C, d]
   std::vector<std::vector<Position>> rows_;    // [Hkv, C], rising each
-  std::vector<Position> firsts_;               // [Hkv, C]
+  std::vector<Position> firsts_, lasts_;       // [Hkv, C]; kNone and -1 of empty buckets
 };
 
 }  // namespace lode

@@ -32,6 +32,7 @@
 
 #include "base/threads.h"
 #include "io/container.h"
+#include "kernels/exponentials.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
 #include "select/bucket_choice.h"
@@ -175,14 +176,14 @@ class Saap final : public PartitionSelector, public BucketChooser {
   std::atomic<std::int64_t> far_keys_ = 0, far_total_ = 0, choices_ = 0;  // of all choices so far
 };
 
-/// Adds softmax(scores) to `sum`; scores without a finite maximum have no say.
-void add_softmax(std::span<const float> scores, std::vector<float>& sum) {
-  const float most = *std::max_element(scores.begin(), scores.end());
-  if (!std::isfinite(most)) return;
-  float total = 0.0f;
-  for (const float x : scores) total += std::exp(x - most);
-  const float inverse = 1.0f / total;
-  for (std::size_t i = 0; i < scores.size(); ++i) sum[i] += std::exp(scores[i] - most) * inverse;
+/// Adds softmax(scores) to `sum` and leaves its numerators in their place; scores with a NaN, or without a
+/// finite maximum, have no say.
+void add_softmax(std::span<float> scores, std::vector<float>& sum) {
+  if (!std::isfinite(*std::max_element(scores.begin(), scores.end()))) return;
+  const double total = exponential_kernels().weigh(scores.data(), nullptr, std::ssize(scores));
+  if (total <= 0.0) return;
+  const auto inverse = static_cast<float>(1.0 / total);
+  for (std::size_t i = 0; i < scores.size(); ++i) sum[i] += scores[i] * inverse;
 }
 
 void Saap::select(std::span<const QueryBlock> blocks, Selection& out) {
@@ -239,8 +240,9 @@ void Saap::rank_by_size(const SelectUnit& unit, Scratch& s, std::span<float> sco
   const BucketIndex& index = index_of(unit);
   s.size.resize(scores.size());
   for (std::size_t c = 0; c < scores.size(); ++c) {
-    const auto keys = std::ssize(index.rows(unit.kv_head, static_cast<std::int64_t>(c), unit.far_end));
-    s.size[c] = std::pow(static_cast<float>(std::max<std::ptrdiff_t>(keys, 1)), options_.per_key);
+    const std::int64_t keys = index.keys(unit.kv_head, static_cast<std::int64_t>(c), unit.far_end);
+    const auto n = static_cast<float>(std::max<std::int64_t>(keys, 1));
+    s.size[c] = options_.per_key == 0.5f ? std::sqrt(n) : n;
   }
   for (std::size_t c = 0; c < scores.size(); ++c)
     scores[c] = logarithms ? scores[c] - std::log(s.size[c]) : scores[c] / s.size[c];

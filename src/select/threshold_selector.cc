@@ -2,12 +2,12 @@
 #include "select/threshold_selector.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 
 #include "base/cancel.h"
 #include "base/threads.h"
+#include "kernels/exponentials.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
 
@@ -19,54 +19,6 @@ constexpr std::int64_t kRowsAtOnce = 8;  // queries that share a pass over the c
 constexpr std::int64_t kPiecesOfUnit =
     16;                                 // of a large unit; fixed, so that sums do not depend on the threads
 constexpr float kLargestLogit = 1e30f;  // infinities would leave no weight to compare
-
-/// exp(x) for x <= 0 to 2e-7, 0 below -87; in a form that compilers turn into vectors.
-inline float exp_not_above_zero(float x) {
-  const float clipped = x < -87.0f ? -87.0f : x;
-  const auto power = static_cast<std::int32_t>(clipped * 1.44269504f - 0.5f);
-  const auto n = static_cast<float>(power);
-  const float r = (clipped - n * 0.693359375f) + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  const float scale = std::bit_cast<float>((power + 127) << 23);
-  return x < -87.0f ? 0.0f : p * scale;
-}
-
-/// z := exp(z - max z), and returns sum_i keys[i] z[i]; 0, and z untouched, when z holds a NaN.
-double exponentials(std::span<float> z, std::span<const std::int32_t> keys) {
-  float peak = -kLargestLogit;
-  bool bad = false;
-  for (float& x : z) {
-    bad = bad || x != x;
-    x = std::min(std::max(x, -kLargestLogit), kLargestLogit);
-    peak = std::max(peak, x);
-  }
-  if (bad) return 0.0;
-  constexpr std::size_t kLanes = 16, kBlock = 1024;
-  double total = 0.0;
-  for (std::size_t at = 0; at < z.size(); at += kBlock) {
-    const std::size_t end = std::min(z.size(), at + kBlock);
-    float lanes[kLanes] = {};
-    std::size_t i = at;
-    for (; i + kLanes <= end; i += kLanes) {
-      for (std::size_t j = 0; j < kLanes; ++j) {
-        z[i + j] = exp_not_above_zero(z[i + j] - peak);
-        lanes[j] += static_cast<float>(keys[i + j]) * z[i + j];
-      }
-    }
-    for (; i < end; ++i) {
-      z[i] = exp_not_above_zero(z[i] - peak);
-      lanes[0] += static_cast<float>(keys[i]) * z[i];
-    }
-    for (const float lane : lanes) total += lane;
-  }
-  return total;
-}
 
 /// Memory that lives as long as the thread: one unit after the other needs as much.
 std::span<float> scratch_floats(std::int64_t count) {
@@ -312,7 +264,7 @@ void ThresholdSelector::add_rows_scores(const ChoiceUnit& unit, int level, doubl
     }
     for (std::int64_t r = 0; r < count; ++r) {
       const std::span<float> own(z + r * nodes, static_cast<std::size_t>(nodes));
-      const double total = exponentials(own, frontier.keys);
+      const double total = exponential_kernels().weigh(own.data(), frontier.keys.data(), nodes);
       if (total <= 0.0) continue;  // a query that is not a number has no say
       const auto factor = static_cast<float>(weight / total);
       for (std::size_t i = 0; i < own.size(); ++i) sum[i] += factor * own[i];
@@ -394,7 +346,7 @@ void ThresholdSelector::tail_rows(const ChoiceUnit& unit, const Lookup& lookup, 
   for (std::int64_t r = 0; r < count; ++r) {
     const std::span<float> own(z.data() + r * nodes, static_cast<std::size_t>(nodes));
     const float peak = std::clamp(*std::max_element(own.begin(), own.end()), -kLargestLogit, kLargestLogit);
-    const double total = exponentials(own, keys);
+    const double total = exponential_kernels().weigh(own.data(), keys.data(), nodes);
     share[static_cast<std::size_t>(r)] = total > 0.0 ? static_cast<float>(1.0 / total) : 0.0f;
     lse[r] =
         total > 0.0 ? peak + static_cast<float>(std::log(total)) : -std::numeric_limits<float>::infinity();

@@ -21,8 +21,7 @@ namespace lode {
 namespace {
 
 constexpr int kW = Vec::kLanes;
-constexpr int kBlock =
-    64;  // keys of one softmax step; their K and V stay in the first-level cache between phases
+constexpr int kBlock = 64;       // most keys of one softmax step
 constexpr int kMaxQueries = 16;  // queries that share one pass over memory
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
@@ -30,14 +29,22 @@ LODE_INLINE void prefetch(const std::byte* p, std::int64_t bytes) {
   for (std::int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 3);
 }
 
+/// Keys of one softmax step. Their values and the next block's keys wait in the first-level cache, which is
+/// 32 KiB: wide rows come in smaller blocks. A function of the row alone, so that its bits are.
+LODE_INLINE int block_keys(std::int64_t row_bytes) {
+  return row_bytes > 128 ? kBlock / 2 : kBlock;
+}
+
 /// Rows [begin, begin + count).
 struct RunRows {
+  static constexpr bool kScattered = false;
   std::int64_t begin;
   std::int64_t operator[](std::int64_t i) const { return begin + i; }
   RunRows from(std::int64_t i) const { return {begin + i}; }
 };
 /// rows[0..count).
 struct ListRows {
+  static constexpr bool kScattered = true;
   const Position* rows;
   std::int64_t operator[](std::int64_t i) const { return rows[i]; }
   ListRows from(std::int64_t i) const { return {rows + i}; }
@@ -182,10 +189,10 @@ LODE_NOINLINE void softmax_step(float* s, int n, const ChunkState& state) {
 
 /// o[g, c..c + columns) = alpha_g o + sum_i p[i, g] v_i, for V vectors of columns (the last one masked when
 /// kPartial). Asks the memory for K rows [next, next_end) of the next block meanwhile,
-/// one every `every` keys.
+/// one every `every` keys. Blocks are `block` keys.
 template <DType T, int G, int V, bool kPartial, class Rows>
 LODE_NOINLINE void add_values(const float* p, const float* alpha, const KvRows& kv, Rows rows, int n,
-                              int next, int next_end, int every, int c, float* o) {
+                              int block, int next, int next_end, int every, int c, float* o) {
   const std::int64_t d = kv.d;
   const int width = kPartial ? kv.d - c : V * kW;
   const std::int64_t row_bytes = bytes_of(T) * d;
@@ -200,7 +207,7 @@ LODE_NOINLINE void add_values(const float* p, const float* alpha, const KvRows& 
   for (int i = 0, wait = 1; i < n; ++i) {
     if (--wait == 0) {
       wait = every;
-      if (next < next_end) prefetch(kv.k + rows[kBlock + next++] * row_bytes, row_bytes);
+      if (next < next_end) prefetch(kv.k + rows[block + next++] * row_bytes, row_bytes);
     }
     const std::byte* row = values + rows[i] * row_bytes;
     Vec x[V];
@@ -233,10 +240,11 @@ void add_block(const float* p, const float* alpha, const KvRows& kv, Rows rows, 
   // in the other passes.
   const int wide = kv.d / (kWide * kW), rest = kv.d - wide * kWide * kW;
   const int passes = wide + rest / kW + (rest % kW != 0), share = (next + passes - 1) / passes;
+  const int block = block_keys(std::int64_t{kv.d} * bytes_of(T));
   int c = 0, asked = 0;
   const auto pass = [&]<int V, bool kPartial>() {
     const int end = asked + share < next ? asked + share : next;
-    add_values<T, G, V, kPartial>(p, alpha, kv, rows, n, asked, end, passes, c, o);
+    add_values<T, G, V, kPartial>(p, alpha, kv, rows, n, block, asked, end, passes, c, o);
     c += V * kW, asked = end;
   };
   while (c + kWide * kW <= kv.d) pass.template operator()<kWide, false>();
@@ -301,10 +309,15 @@ void attend_typed(const float* q, int queries, const KvRows& kv, Rows rows, cons
                         lanes + kW,       lanes + 2 * kW};
     };
     for_chunks(group, [&]<int G>(int g) { spread_maxima<G>(chunk_state(g)); });
-    for (std::int64_t b = 0; b < count; b += kBlock) {
+    const int block = block_keys(d * bytes_of(T));
+    // Nobody has asked for the first block's keys yet, and of scattered rows the machine foresees none.
+    if constexpr (Rows::kScattered)
+      for (std::int64_t i = 0; i < count && i < block; ++i)
+        prefetch(kv.k + rows[i] * d * bytes_of(T), d * bytes_of(T));
+    for (std::int64_t b = 0; b < count; b += block) {
       const std::int64_t left = count - b;
-      const int n = left < kBlock ? static_cast<int>(left) : kBlock;
-      const int next = left - n < kBlock ? static_cast<int>(left - n) : kBlock;
+      const int n = left < block ? static_cast<int>(left) : block;
+      const int next = left - n < block ? static_cast<int>(left - n) : block;
       for_chunks(group, [&]<int G>(int g) {
         attend_block<T, G>(packed + g * packed_row, kv, rows.from(b), n, next,
                            log_weights ? log_weights + b : nullptr, chunk_state(g));

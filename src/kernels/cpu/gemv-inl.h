@@ -20,29 +20,37 @@ inline float sum_of(Vec a) {
 
 /// R weight rows times M vectors: one chain of sums for each pair, whatever M and R are, so that a vector's
 /// result does not depend on its neighbours. R is chosen so that R x M chains hide the latency of the
-/// additions.
+/// additions. The lanes of kW chains fold together at the end: one at a time, folding would cost more than
+/// the products of short rows.
 template <DType T, int M, int R>
 inline void gemv_rows(const float* x, const std::byte* w, std::int64_t k, float* y, std::int64_t stride_y) {
-  constexpr int kBytes = bytes_of(T);
-  Vec acc[M][R];
-  for (int m = 0; m < M; ++m)
-    for (int r = 0; r < R; ++r) acc[m][r] = set1(0.0f);
-  std::int64_t c = 0;
-  for (; c + kW <= k; c += kW) {
+  constexpr int kBytes = bytes_of(T), kFolds = (M * R + kW - 1) / kW;
+  Vec acc[kFolds][kW];  // chain m * R + r
+  unroll<kFolds>([&](auto f) LODE_INLINE_LAMBDA {
+    unroll<kW>([&](auto i) LODE_INLINE_LAMBDA { acc[f][i] = set1(0.0f); });
+  });
+  const auto step = [&](auto load_row, auto load_x) LODE_INLINE_LAMBDA {
     Vec v[R];
-    for (int r = 0; r < R; ++r) v[r] = load_as<T>(w + (r * k + c) * kBytes);
-    for (int m = 0; m < M; ++m) {
-      const Vec u = load(x + m * k + c);
-      for (int r = 0; r < R; ++r) acc[m][r] = fma(v[r], u, acc[m][r]);
-    }
-  }
+    unroll<R>([&](auto r) LODE_INLINE_LAMBDA { v[r] = load_row(r); });
+    unroll<M>([&](auto m) LODE_INLINE_LAMBDA {
+      const Vec u = load_x(m);
+      unroll<R>([&](auto r) LODE_INLINE_LAMBDA {
+        constexpr int kChain = decltype(m){} * R + decltype(r){};
+        acc[kChain / kW][kChain % kW] = fma(v[r], u, acc[kChain / kW][kChain % kW]);
+      });
+    });
+  };
+  std::int64_t c = 0;
+  for (; c + kW <= k; c += kW)
+    step([&](int r) LODE_INLINE_LAMBDA { return load_as<T>(w + (r * k + c) * kBytes); },
+         [&](int m) LODE_INLINE_LAMBDA { return load(x + m * k + c); });
   if (const int rest = static_cast<int>(k - c); rest > 0)
-    for (int r = 0; r < R; ++r) {
-      const Vec v = load_as_first<T>(w + (r * k + c) * kBytes, rest);
-      for (int m = 0; m < M; ++m) acc[m][r] = fma(v, load_first(x + m * k + c, rest), acc[m][r]);
-    }
+    step([&](int r) LODE_INLINE_LAMBDA { return load_as_first<T>(w + (r * k + c) * kBytes, rest); },
+         [&](int m) LODE_INLINE_LAMBDA { return load_first(x + m * k + c, rest); });
+  alignas(64) float sums[kFolds * kW];
+  unroll<kFolds>([&](auto f) LODE_INLINE_LAMBDA { store(sums + f * kW, sum_lanes(acc[f])); });
   for (int m = 0; m < M; ++m)
-    for (int r = 0; r < R; ++r) y[m * stride_y + r] = sum_of(acc[m][r]);
+    for (int r = 0; r < R; ++r) y[m * stride_y + r] = sums[m * R + r];
 }
 
 template <DType T, int M>
