@@ -22,6 +22,7 @@ class Audit {
   /// rest of it, and the outputs that showed it become the exact ones. None = whatever they differ by.
   void set_limit(std::optional<double> limit) { limit_ = limit; }
 
+  void set_rate(double rate) { rate_ = rate; }
   bool active() const { return rate_ > 0; }
   /// Hooks that audit into `report` and pass everything on to `next` (may be null); all three outlive them.
   ForwardHooks hooks(const ForwardHooks* next, WorkReport& report);
@@ -41,7 +42,7 @@ class Audit {
   void compare(const LayerGeometry& geometry, std::span<const QueryBlock> blocks,
                std::span<float* const> outputs, WorkReport& report);
 
-  const double rate_;
+  double rate_;
   std::optional<double> limit_;
   const std::uint64_t seed_;
   std::vector<Seen> seen_;        // [L], of the running answer

@@ -92,7 +92,7 @@ std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& mod
   std::vector<WorkReport> work(all.size());
   const std::int64_t start = c.tokens();
   for (int step = 0; step < steps; ++step) {
-    c.options.audit = step < kWarmUp ? options.audit : 0.0;  // measured steps do no more than their work
+    c.audit.set_rate(step < kWarmUp ? options.audit : 0.0);  // measured steps do no more than their work
     for (std::size_t i = 0; i < all.size(); ++i) {
       check_cancel();
       // Greedy, as far as made-up keys allow: the next token is the best of the last logits.
