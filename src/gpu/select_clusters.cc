@@ -308,6 +308,7 @@ cuda::RowLists GpuClusters::select(int layer, const cuda::Queries& queries, cons
   } else {
     cuda::spread_list({.rows = shared_rows_.as<std::int32_t>(),
                        .counts = counts,
+                       .sink = spec_.dense.sink,
                        .window = spec_.dense.window,
                        .capacity = geometry_.max_tokens,
                        .rows_out = rows_.as<std::int32_t>(),

@@ -478,7 +478,8 @@ void Grid::run_bench(const SuiteRun& run) {
       const DecodeBenchOptions options = {.context = length,
                                           .kv_type = options_.context.kv_type,
                                           .device = options_.context.device,
-                                          .gpu_memory = options_.context.gpu_memory};
+                                          .gpu_memory = options_.context.gpu_memory,
+                                          .kv_tier = options_.context.kv_tier};
       for (const DecodeBenchRow& r : bench_decode(model_, options, specs, quiet)) {
         rows.push_back({{"attention", r.attention},
                         {"median_us", 1e3 * r.median_ms},

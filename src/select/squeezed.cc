@@ -356,6 +356,7 @@ MethodInfo squeezed_method() {
                 "what keys are clustered by: queries (how differently the context's queries score "
                 "them) or cosine (the paper's)",
                 "queries"},
+               {"kept1", "share of the keys that the coarsest of several levels keeps, 0.01 to 1", "0.75"},
                {"branch", "instead of clusters1: children per centroid, 2 to 1024", "8 with levels=auto"},
                {"sparsity",
                 "share of the keys to leave out, calibrated over all layers and heads, 0 to 0.999999", "0.9"},

@@ -560,5 +560,13 @@ TEST(Squeezed, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
   std::filesystem::remove(path);
 }
 
+// Every option that is read can be given.
+TEST(Squeezed, AllOptionsAreNamed) {
+  for (const char* text : {"squeezed:levels=2,kept1=0.5", "squeezed:metric=cosine,clusters=3%,block=4",
+                           "squeezed:levels=auto,branch=16,tail=on", "squeezed:mass=0.9"})
+    EXPECT_EQ(parse_spec(text).name, "squeezed") << text;
+  EXPECT_THROW(parse_spec("squeezed:kept2=0.5"), InputError);
+}
+
 }  // namespace
 }  // namespace lode::test

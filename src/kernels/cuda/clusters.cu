@@ -426,7 +426,7 @@ __global__ void spread_kernel(SpreadTask task, const QueryToken* first, const Qu
   const int head = static_cast<int>(blockIdx.y), heads = static_cast<int>(gridDim.y),
             token = static_cast<int>(blockIdx.z);
   const std::int32_t count = task.counts[head];
-  const std::int64_t from = max(std::int64_t{0}, first->position + 1 - task.window),
+  const std::int64_t from = max(task.sink, first->position + 1 - task.window),
                      to = max(from, tokens[token].position + 1 - task.window);
   const std::int32_t* const rows = task.rows + head * task.capacity;
   const std::int64_t list = std::int64_t{token} * heads + head, all = count + to - from;

@@ -62,7 +62,7 @@ void choose_clusters(const ClusterChoiceTask& task, const Queries& queries, Stre
 struct SpreadTask {
   const std::int32_t* rows = nullptr;    // [Hkv, capacity]
   const std::int32_t* counts = nullptr;  // [Hkv]
-  std::int64_t window = 0, capacity = 0;
+  std::int64_t sink = 0, window = 0, capacity = 0;
   std::int32_t* rows_out = nullptr;    // [N, Hkv, capacity]
   std::int32_t* counts_out = nullptr;  // [N, Hkv]
 };

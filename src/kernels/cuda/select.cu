@@ -213,7 +213,7 @@ __device__ __forceinline__ Places places_of(const Job& job, std::int64_t list, i
   }
   const int room = static_cast<int>(min(job.capacity, job.n)) - all_above;
   const int taken = Source::kPasses == 0 || found.exceed == 0 ? 0
-                    : job.all_ties                            ? min(all_ties, max(room, 0))
+                    : job.all_ties && found.ties > 0          ? min(all_ties, max(room, 0))
                                                               : min(found.ties, all_ties);
   places.skipped = all_ties - taken;
   if (rank == 0 && threadIdx.x == 0)
