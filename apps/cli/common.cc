@@ -138,7 +138,8 @@ void add_audit_limit_flag(CLI::App& verb, ModelFlags& flags) {
           "--audit-limit", flags.audit_limit,
           "output error, on average over a layer's audited calls, beyond which the layer goes back to "
           "full attention for the rest of an answer")
-      ->check(number(0.0, 1e9));
+      ->check(number(0.0, 1e9))
+      ->default_str("none");
 }
 
 std::optional<double> audit_limit(const ModelFlags& flags) {

@@ -111,6 +111,7 @@ std::string as_text(const Json& object, const std::string& indent = "", bool siz
   std::string text;
   for (const auto& [key, value] : object.items()) {
     const bool bytes = sizes || key.ends_with("bytes");
+    if (value.is_object() && value.empty()) continue;
     if (value.is_object()) {
       text += fmt::format("{}{}:\n{}", indent, key, as_text(value, indent + "  ", key == "memory"));
     } else {

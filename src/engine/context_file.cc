@@ -208,7 +208,13 @@ Context Context::load(const std::filesystem::path& path, std::shared_ptr<const M
   const ContainerReader file(path);
   const ContextMeta meta = read_context_meta(file, path);
   check_fits(path, meta, *model);
+  if (asked.rope_factor && *asked.rope_factor != std::max(meta.rope_factor, 1.0)) {
+    throw InputError(
+        fmt::format("{}: expected --rope-factor {:g}, with which its keys were stored, or none, found {:g}",
+                    path.string(), std::max(meta.rope_factor, 1.0), *asked.rope_factor));
+  }
   ContextOptions options = asked;
+  options.rope_factor.reset();
   options.kv_type = meta.kv_type;
   options.seed = meta.seed;
   options.max_tokens = std::max(meta.rope_tokens, asked.max_tokens);

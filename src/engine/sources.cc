@@ -21,11 +21,15 @@ std::vector<Passage> sentences_of(const Context& context) {
   const auto ids = context.token_ids().first(static_cast<std::size_t>(context.indexed_tokens()));
   std::vector<Passage> sentences;
   std::int64_t begin = kSinkTokens;
+  bool blank = true;  // breaks between paragraphs belong to the sentence after them
   for (std::int64_t i = kSinkTokens; i < context.indexed_tokens(); ++i) {
     const bool last = i + 1 == context.indexed_tokens();
-    if (!last && !ends_sentence(tokenizer.bytes_of(ids[static_cast<std::size_t>(i)]))) continue;
+    const std::string_view bytes = tokenizer.bytes_of(ids[static_cast<std::size_t>(i)]);
+    blank = blank && bytes.find_first_not_of(" \t\r\n") == std::string_view::npos;
+    if (!last && (blank || !ends_sentence(bytes))) continue;
     sentences.push_back({.token_begin = begin, .token_end = i + 1, .weight = 0, .text = {}});
     begin = i + 1;
+    blank = true;
   }
   return sentences;
 }

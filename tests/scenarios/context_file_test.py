@@ -86,6 +86,11 @@ class Misfits(ProgramTest):
         path = other / "config.json"
         path.write_text(path.read_text(encoding="utf-8").replace("10000.0", "10001.0"), encoding="utf-8")
         self.assert_refused(run("ask", context, "Who?", "-m", other), "another")
+        self.assert_refused(run("ask", context, "Who?", "--rope-factor", "8"), "--rope-factor", "8")
+        self.assert_done(run("ask", context, "Who?", "-n", "1", "--rope-factor", "1"))
+        stretched = self.index("stretched.lode", "--rope-factor", "4")
+        self.assert_done(run("ask", stretched, "Who?", "-n", "1"))
+        self.assert_refused(run("ask", stretched, "Who?", "--rope-factor", "2"), "--rope-factor", "4")
 
     def test_not_a_context(self):
         for name, data in {"empty": b"", "text": b"Once upon a time\n" * 500, "zeros": bytes(8192), "byte": b"L"}.items():
