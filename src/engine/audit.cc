@@ -50,11 +50,12 @@ ForwardHooks Audit::hooks(const ForwardHooks* next, WorkReport& report) {
   return hooks;
 }
 
-std::vector<Selector*> Audit::without_fallen(const std::vector<Selector*>& selectors) const {
-  std::vector<Selector*> left = selectors;
-  for (const int layer : fallen_back_) left[static_cast<std::size_t>(layer)] = nullptr;
-  const bool any = std::any_of(left.begin(), left.end(), [](const Selector* s) { return s != nullptr; });
-  return any ? left : std::vector<Selector*>();
+std::span<Selector* const> Audit::without_fallen(std::span<Selector* const> selectors) {
+  if (fallen_back_.empty()) return selectors;
+  left_.assign(selectors.begin(), selectors.end());
+  for (const int layer : fallen_back_) left_[static_cast<std::size_t>(layer)] = nullptr;
+  const bool any = std::any_of(left_.begin(), left_.end(), [](const Selector* s) { return s != nullptr; });
+  return any ? std::span<Selector* const>(left_) : std::span<Selector* const>();
 }
 
 std::string Audit::notice() const {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,9 @@ class Audit {
   /// Hooks that audit into `report` and pass everything on to `next` (may be null); all three outlive them.
   ForwardHooks hooks(const ForwardHooks* next, WorkReport& report);
   /// The selectors [L] of a step without those of layers that fell back; empty when none of them is left.
-  std::vector<Selector*> without_fallen(const std::vector<Selector*>& selectors) const;
+  /// Until the next call. The very span that was given while no layer fell back: a GPU knows a method by its
+  /// address.
+  std::span<Selector* const> without_fallen(std::span<Selector* const> selectors);
   const std::vector<int>& fallen_back() const { return fallen_back_; }  ///< layers, rising
   /// Which layers fell back, for people; empty when none did.
   std::string notice() const;
@@ -47,6 +50,7 @@ class Audit {
   const std::uint64_t seed_;
   std::vector<Seen> seen_;        // [L], of the running answer
   std::vector<int> fallen_back_;  // layers, rising
+  std::vector<Selector*> left_;   // [L] of the running step, once layers fell back
 };
 
 /// |a - exact| / |exact| over n numbers; 0 when both are zero.

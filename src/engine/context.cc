@@ -212,7 +212,6 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
   const bool sparse = attached != nullptr && !attached->dense();
   WorkReport seen_by_audit;
   const ForwardHooks audited = audit.hooks(hooks, seen_by_audit);
-  std::vector<Selector*> selectors;  // [L], of the running step
   // Question tokens that choose their keys together are never cut apart.
   const auto stretch = static_cast<std::size_t>(phase == Phase::question ? question_stretch(method) : 1);
   const auto steps = static_cast<std::size_t>(options.chunk);
@@ -229,7 +228,7 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
                  .listeners = phase == Phase::context ? listeners : later_listeners,
                  .hooks = sparse && audit.active() ? &audited : hooks};
     if (sparse) {
-      step.selectors = selectors = audit.without_fallen(attached->selectors);
+      step.selectors = audit.without_fallen(attached->selectors);
       step.dense = attached->spec.dense;
     }
     const LogitRows wanted = rows == LogitRows::last_of_each && !last ? LogitRows::none : rows;

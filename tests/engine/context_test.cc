@@ -175,6 +175,15 @@ TEST_F(ContextTest, TheAuditSeesNoErrorWhereEverythingIsSelectedAndSomeWhereNot)
   }
 }
 
+// A GPU finds the method of a step by where its selectors stand.
+TEST_F(ContextTest, WhileNoLayerFellBackTheSelectorsStayWhereTheyAre) {
+  Context c(model_, {.kv_type = DType::f32, .max_tokens = 1024});
+  c.attach(parse_spec("streaming:window=20"));
+  const std::vector<Selector*>& own = c.impl().methods.front().selectors;
+  EXPECT_EQ(c.impl().audit.without_fallen(own).data(), own.data());
+  EXPECT_EQ(std::ssize(c.impl().audit.without_fallen(own)), std::ssize(own));
+}
+
 TEST_F(ContextTest, BeyondTheAuditsLimitALayerAttendsFullyForTheRestOfAnAnswer) {
   Context exact(model_, {.kv_type = DType::f32, .max_tokens = 1024});
   exact.prefill(some_tokens(200, 1));
