@@ -109,7 +109,8 @@ std::int64_t add_saap_examples(const SaapCandidates& candidates, const SaapKeys&
     for (std::int64_t i = 0; i < some; ++i) {
       const std::span<float> q =
           std::span(rotated).subspan(static_cast<std::size_t>(i * d), static_cast<std::size_t>(d));
-      rope.rotate(q, candidates.positions[static_cast<std::size_t>(at + i)]);
+      const auto place = static_cast<std::size_t>(at + i);
+      rope.rotate(q, candidates.positions[place] + candidates.further[place]);
       for (float& x : q) x *= scale;
     }
     sgemm(some, n, d, {rotated.data(), d}, {keys.rotated.data(), d, true}, 0.0f, scores.data(), n);

@@ -62,6 +62,8 @@ class SaapExamples {
 struct SaapCandidates {
   std::vector<float> q;             // [n, d]
   std::vector<Position> positions;  // [n]
+  /// [n] how many positions further from all keys a query is scored than it stands
+  std::vector<Position> further;
 };
 
 /// Keys of one head of a prompt: as attention sees them, and their buckets.

@@ -364,10 +364,18 @@ void Training::collect_prompt(Capture& capture, std::int64_t index, std::span<He
   for (std::int64_t i = 0; i < wanted; ++i)
     place[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])] = i;
 
+  std::vector<Position> further(static_cast<std::size_t>(wanted), 0);
+  for (std::size_t i = 0; settings_.shift > 0 && i < further.size(); ++i) {
+    if (rng.uniform() >= settings_.shifted) continue;
+    const double share = rng.uniform();
+    further[i] = static_cast<Position>(share * share * static_cast<double>(settings_.shift));
+  }
+
   std::vector<SaapCandidates> candidates(heads.size());
   for (SaapCandidates& c : candidates) {
     c.q.resize(static_cast<std::size_t>(wanted * group * d));
     c.positions.resize(static_cast<std::size_t>(wanted * group));
+    c.further.resize(static_cast<std::size_t>(wanted * group));
   }
   const std::int64_t before =
       std::accumulate(prompts_.begin(), prompts_.begin() + index, std::int64_t{0},
@@ -382,6 +390,7 @@ void Training::collect_prompt(Capture& capture, std::int64_t index, std::span<He
         std::copy_n(q, group * d, candidates[h].q.data() + at * group * d);
         std::fill_n(candidates[h].positions.begin() + at * group, group,
                     chunk.begin + static_cast<Position>(t));
+        std::fill_n(candidates[h].further.begin() + at * group, group, further[static_cast<std::size_t>(at)]);
       }
     }
   };
@@ -571,6 +580,8 @@ Json SaapSettings::json() const {
           {"samples", samples},
           {"late", late},
           {"late_tokens", late_tokens},
+          {"shift", shift},
+          {"shifted", shifted},
           {"key_prompts", key_prompts},
           {"held_out", held_out},
           {"steps", steps},

@@ -39,6 +39,10 @@ struct SaapSettings {
   /// Share of those among a prompt's last `late_tokens`: where texts end with questions.
   double late = 0;
   std::int64_t late_tokens = 1024;
+  /// A share `shifted` of the queries is scored as if it stood up to `shift` positions further behind the
+  /// keys (half of them less than a quarter of that): attention in contexts longer than the prompts.
+  std::int64_t shift = 0;
+  double shifted = 0.5;
   std::int64_t key_prompts = 0;  ///< prompts whose keys are clustered, spread over all; 0 = all
   std::int64_t held_out = 1;     ///< last prompts, on which nothing is trained
   std::int64_t steps = 4000, batch = 1000;

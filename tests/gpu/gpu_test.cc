@@ -133,7 +133,12 @@ TEST_P(GpuMethod, LogitsAndWorkEqualTheCpus) {
   // Ties and the last bits of scores may move single keys.
   EXPECT_NEAR(static_cast<double>(work[1].far_keys + 1) / static_cast<double>(work[0].far_keys + 1), 1.0,
               0.02);
-  EXPECT_NEAR(work[0].density(), work[1].density(), 0.01);
+  const auto kv_share = [](const WorkReport& w) {
+    return static_cast<double>(w.kv_bytes) / static_cast<double>(w.full_bytes);
+  };
+  EXPECT_NEAR(kv_share(work[0]), kv_share(work[1]), 0.01);
+  // A GPU reads a label for each key that has not joined its bucket's list yet: in a text this short, most.
+  EXPECT_NEAR(work[0].density(), work[1].density(), 0.04);
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, GpuMethod,
@@ -160,7 +165,7 @@ TEST(Gpu, TheShippedArtefactAndOneLevelOfClustersAreChosenByTheGpu) {
                                                     {"squeezed", ChosenBy::gpu_by_host_index},
                                                     {"squeezed:block=16", ChosenBy::gpu_by_host_index},
                                                     {"squeezed:block=64", ChosenBy::gpu_by_host_index},
-                                                    {"squeezed:block=1000", ChosenBy::host},
+                                                    {"squeezed:block=100000", ChosenBy::host},
                                                     {"squeezed:levels=2", ChosenBy::host},
                                                     {"squeezed:window=200", ChosenBy::host}};
   for (const auto& [spec, by] : expected) {

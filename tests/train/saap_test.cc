@@ -56,10 +56,14 @@ TEST(SaapExamples, AreTheShareOfAttentionInEachBucket) {
   EXPECT_EQ(std::accumulate(keys.counts.begin(), keys.counts.end(), std::int64_t{0}), 199);
   const QueryBlock block = world.block(0, 200);
   SaapCandidates candidates;
+  std::vector<float> rotated;  // [n, d] as far from the keys as they are scored
   for (const Position p : {3, 17, 40, 77, 120, 150, 199, 60}) {
     const auto q = block.q_unrotated.subspan(static_cast<std::size_t>(p) * 64, 64);
     candidates.q.insert(candidates.q.end(), q.begin(), q.end());
     candidates.positions.push_back(p);
+    candidates.further.push_back(p % 2 == 0 ? 5000 : 0);
+    rotated.insert(rotated.end(), q.begin(), q.end());
+    world.rope().rotate(std::span(rotated).last(64), p + candidates.further.back());
   }
   const float scale = 1.0f / 8;
   for (const bool causal : {false, true}) {
@@ -70,7 +74,8 @@ TEST(SaapExamples, AreTheShareOfAttentionInEachBucket) {
         SaapExamples examples(64, 9);
         EXPECT_EQ(add_saap_examples(candidates, keys, world.rope(), scale, filter, 100, examples), 8);
         std::int64_t next = 0;
-        for (const Position p : candidates.positions) {
+        for (std::size_t c = 0; c < candidates.positions.size(); ++c) {
+          const Position p = candidates.positions[c];
           std::vector<double> target(9, 0.0), scores(200);
           double best = -1e30, most = -1e30, total = 0;
           std::int64_t nearest = -1;
@@ -80,7 +85,7 @@ TEST(SaapExamples, AreTheShareOfAttentionInEachBucket) {
           for (std::int64_t k = 1; k < 200; ++k) {
             for (std::size_t i = 0; i < 64; ++i)
               scores[static_cast<std::size_t>(k)] +=
-                  0.125 * block.q[static_cast<std::size_t>(p) * 64 + i] *
+                  0.125 * rotated[c * 64 + i] *
                   static_cast<double>(keys.rotated[static_cast<std::size_t>(k) * 64 + i]);
             const double s = scores[static_cast<std::size_t>(k)];
             if ((!causal || k <= p) && s > best) {
@@ -102,7 +107,7 @@ TEST(SaapExamples, AreTheShareOfAttentionInEachBucket) {
           std::vector<float> q(64), found(9);
           examples.read(next++, q, found);
           EXPECT_EQ(q[5], block.q_unrotated[static_cast<std::size_t>(p) * 64 + 5]);
-          for (std::size_t c = 0; c < 9; ++c) EXPECT_NEAR(found[c], target[c] / total, 1e-3);
+          for (std::size_t b = 0; b < 9; ++b) EXPECT_NEAR(found[b], target[b] / total, 1e-3);
         }
         EXPECT_EQ(next, examples.count());
       }
