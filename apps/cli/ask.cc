@@ -31,6 +31,7 @@ struct AskFlags {
   std::int64_t max_new_tokens = 128;
   Sampling sampling;
   bool show_sources = false;
+  bool kv_type_given = false;
 };
 
 constexpr const char* kBlanks = " \n\t\r";  // a line of a file from Windows ends with \r
@@ -147,12 +148,27 @@ void remark(const Json& a) {
   std::cerr << line << "\n";
 }
 
+/// What a file has decided is not decided anew: asked for otherwise, it is refused, never ignored.
+void check_against_file(const AskFlags& flags, const ContextMeta& meta) {
+  if (flags.kv_type_given && parse_dtype(flags.model.kv_type) != meta.kv_type) {
+    throw InputError(
+        fmt::format("{}: expected --kv-type {}, as its keys and values are stored, or none, found {}",
+                    flags.context, name_of(meta.kv_type), flags.model.kv_type));
+  }
+  if (flags.model.context > 0 && flags.model.context <= meta.tokens) {
+    throw InputError(
+        fmt::format("{}: expected a --ctx-size above the {} tokens that it holds, or none, found {}",
+                    flags.context, meta.tokens, flags.model.context));
+  }
+}
+
 void run(const AskFlags& flags) {
   const std::vector<Spec> asked = parse_specs(flags.specs);
   const std::vector<std::string> questions = checked_questions(flags);
   fill_template(flags.question_template, "");  // refused before anything is loaded
   const ContainerReader file(flags.context);
   const ContextMeta meta = read_context_meta(file, flags.context);
+  check_against_file(flags, meta);
   const auto model = model_of(flags, meta);
   ContextOptions options = context_options(flags.common, flags.model);
   options.device = device_of(flags.common, meta.kv_type);
@@ -228,7 +244,10 @@ void add_ask(CLI::App& app) {
       ->check(number(0.0, 1.0));
   verb->add_option("-s,--seed", flags->sampling.seed, "seed of the sampling")
       ->check(whole_number(0, INT64_MAX));
-  verb->callback([flags] { run(*flags); });
+  verb->callback([flags, verb] {
+    flags->kv_type_given = verb->count("--kv-type") > 0;
+    run(*flags);
+  });
 }
 
 }  // namespace lode::cli

@@ -146,11 +146,13 @@ void add_data_flags(CLI::App& verb, TrainSaapFlags& flags) {
       ->check(number(0.0, 1.0));
   verb.add_option("--late-tokens", s.late_tokens, "how many tokens at a prompt's end --late means")
       ->check(whole_number(1, 1 << 20));
-  verb.add_option("--shift", s.shift,
-                  "score queries as if they stood up to so many positions further from the keys, for contexts "
-                  "longer than prompts")
+  verb.add_option(
+          "--shift", s.shift,
+          "score queries as if they stood up to so many positions further from the keys, for contexts "
+          "longer than prompts")
       ->check(whole_number(0, 1 << 24));
-  verb.add_option("--shifted", s.shifted, "share of the queries that --shift is for")->check(number(0.0, 1.0));
+  verb.add_option("--shifted", s.shifted, "share of the queries that --shift is for")
+      ->check(number(0.0, 1.0));
   verb.add_option("--key-prompts", s.key_prompts,
                   "prompts whose keys are clustered, spread over all; 0 = all")
       ->check(whole_number(0, 1 << 30));

@@ -92,6 +92,13 @@ class Misfits(ProgramTest):
         self.assert_done(run("ask", stretched, "Who?", "-n", "1"))
         self.assert_refused(run("ask", stretched, "Who?", "--rope-factor", "2"), "--rope-factor", "4")
 
+    def test_what_the_file_has_decided(self):
+        context = self.index("decided.lode", "--kv-type", "bf16")
+        self.assert_refused(run("ask", context, "Who?", "--kv-type", "f32"), "--kv-type", "bf16", "f32")
+        self.assert_done(run("ask", context, "Who?", "-n", "1", "--kv-type", "bf16"))
+        self.assert_refused(run("ask", context, "Who?", "-c", "16"), "--ctx-size", "16")
+        self.assert_done(run("ask", context, "Who?", "-n", "1", "-c", "2k"))
+
     def test_not_a_context(self):
         for name, data in {"empty": b"", "text": b"Once upon a time\n" * 500, "zeros": bytes(8192), "byte": b"L"}.items():
             with self.subTest(name=name):
