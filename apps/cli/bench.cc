@@ -188,6 +188,44 @@ void run_decode(const BenchFlags& flags, bool random) {
   if (flags.common.json) print_json(result);
 }
 
+void print_prefill(const BenchFlags& flags, Json result, const std::vector<PrefillBenchRow>& rows,
+                   std::int64_t tokens) {
+  result["results"] = Json::array();
+  for (const PrefillBenchRow& row : rows) {
+    result["results"].push_back({{"what", row.what},
+                                 {"context", flags.context},
+                                 {"tokens", tokens},
+                                 {"median_us", 1e3 * row.median_ms},
+                                 {"gflops", row.gflops},
+                                 {"of_gemm", row.of_gemm}});
+    std::string rate;
+    if (row.tokens_per_second > 0) {
+      result["results"].back()["tokens_per_second"] = row.tokens_per_second;
+      rate = fmt::format(" {:>10.0f} tokens/s", row.tokens_per_second);
+    }
+    if (!flags.common.json)
+      print_text(fmt::format("{:20} {:>10.2f} ms {:>9.1f} GFLOP/s {:>6.2f} of the GEMM{}\n", row.what,
+                             row.median_ms, row.gflops, row.of_gemm, rate));
+  }
+  if (flags.common.json) print_json(result);
+}
+
+void run_model_prefill(const BenchFlags& flags) {
+  const DType kv_type = parse_dtype(flags.kv_type);
+  const Device device = device_of(flags.common, kv_type);
+  const bool random = flags.model.empty();
+  const auto model = random ? Model::random(flags.shape, flags.common.threads, 1, device)
+                            : Model::load(flags.model, flags.common.threads);
+  const ContextOptions options = {
+      .kv_type = kv_type,
+      .device = device,
+      .gpu_memory = flags.gpu_memory.empty() ? 0 : parse_bytes(flags.gpu_memory, "--gpu-memory"),
+      .kv_tier = parse_kv_tier(flags.kv_tier)};
+  Json result = header(flags, device, model->pool());
+  result["model"] = random ? flags.shape : flags.model;
+  print_prefill(flags, std::move(result), bench_model_prefill(model, options, flags.context), flags.context);
+}
+
 void run_prefill(const BenchFlags& flags) {
   if (flags.tokens > flags.context)
     throw InputError(
@@ -197,22 +235,9 @@ void run_prefill(const BenchFlags& flags) {
                                        .context = flags.context,
                                        .tokens = flags.tokens,
                                        .kv_type = parse_dtype(flags.kv_type)};
-  Json results = Json::array();
-  for (const PrefillBenchRow& row : bench_prefill(options, pool)) {
-    results.push_back({{"what", row.what},
-                       {"context", flags.context},
-                       {"tokens", flags.tokens},
-                       {"median_us", 1e3 * row.median_ms},
-                       {"gflops", row.gflops},
-                       {"of_onednn", row.of_onednn}});
-    if (!flags.common.json)
-      print_text(fmt::format("{:20} {:>10.2f} ms {:>9.1f} GFLOP/s {:>6.2f} of oneDNN's bf16 GEMM\n", row.what,
-                             row.median_ms, row.gflops, row.of_onednn));
-  }
   Json result = header(flags, Device::cpu, pool);
   result["shape"] = flags.shape;
-  result["results"] = std::move(results);
-  if (flags.common.json) print_json(result);
+  print_prefill(flags, std::move(result), bench_prefill(options, pool), flags.tokens);
 }
 
 void add_attention(CLI::App& bench) {
@@ -253,12 +278,25 @@ void add_decode(CLI::App& bench) {
 
 void add_prefill(CLI::App& bench) {
   auto flags = std::make_shared<BenchFlags>();
-  CLI::App& verb = *bench.add_subcommand("prefill", "Prefill attention and GEMM, beside oneDNN's bf16 GEMM");
+  CLI::App& verb = *bench.add_subcommand(
+      "prefill", "Prefill attention and GEMM, or a whole model's prefill, beside a library's bf16 GEMM");
   add_bench_flags(verb, *flags);
   verb.add_option("--shape", flags->shape,
                   "llama-3.1-8b, llama-2-7b, llama-3.2-1b, pocket, saap, or e.g. L32q32kv8d128");
   add_count(verb, "--tokens", flags->tokens, 1 << 20, "query tokens of the chunk");
-  verb.callback([flags] { run_prefill(*flags); });
+  auto* model =
+      verb.add_option("-m,--model", flags->model,
+                      "instead of parts on the CPU: the whole model in this folder, --context tokens");
+  auto* random = verb.add_option("--random", flags->shape,
+                                 "instead of parts on the CPU: random weights of a named shape")
+                     ->default_str("")
+                     ->excludes(model);
+  verb.callback([flags, model, random] {
+    if (model->count() + random->count() > 0)
+      run_model_prefill(*flags);
+    else
+      run_prefill(*flags);
+  });
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "base/cancel.h"
 #include "base/threads.h"
 #include "eval/bench_common.h"
+#include "gpu/backend.h"
 #include "kernels/kernels.h"
 
 namespace lode {
@@ -55,6 +56,25 @@ class OnednnGemm {
 PrefillBenchRow row_of(std::string what, double flops, const std::vector<double>& us) {
   const double time = median(us);
   return {.what = std::move(what), .median_ms = 1e-3 * time, .gflops = 1e-3 * flops / time};
+}
+
+/// Operations of a prefill of so many tokens: layers' weights, and each query with the keys up to its own.
+double model_flops(const ModelConfig& c, std::int64_t tokens) {
+  const auto n = static_cast<double>(tokens);
+  const std::int64_t heads = 2 * c.query_heads + 2 * c.kv_heads;  // of Q and O, K and V
+  const auto weights = static_cast<double>(c.hidden * (heads * c.head_dim + 3 * c.intermediate));
+  return c.layers * (2 * n * weights + 4.0 * c.query_heads * c.head_dim * n * (n + 1) / 2);
+}
+
+/// oneDNN's product of [m, n] by [n, n].
+PrefillBenchRow onednn_rate(std::int64_t m, std::int64_t n, int threads, int repeats) {
+  OnednnGemm yardstick(m, n, n, threads);
+  std::vector<double> times;
+  for (int repeat = 0; repeat <= repeats; ++repeat) {
+    const double us = microseconds([&] { yardstick.run(); });
+    if (repeat > 0) times.push_back(us);
+  }
+  return row_of("onednn bf16 gemm", 2.0 * static_cast<double>(m * n) * static_cast<double>(n), times);
 }
 
 std::vector<float> random_numbers(std::int64_t n) {
@@ -108,7 +128,40 @@ std::vector<PrefillBenchRow> bench_prefill(const PrefillBenchOptions& options, T
   std::vector<PrefillBenchRow> rows = {
       row_of("attention", 4.0 * static_cast<double>(d * c.query_heads) * seen, attention),
       row_of("gemm", gemm_flops, gemm), row_of("onednn bf16 gemm", gemm_flops, onednn)};
-  for (PrefillBenchRow& row : rows) row.of_onednn = row.gflops / rows.back().gflops;
+  for (PrefillBenchRow& row : rows) row.of_gemm = row.gflops / rows.back().gflops;
+  return rows;
+}
+
+std::vector<PrefillBenchRow> bench_model_prefill(const std::shared_ptr<const Model>& model,
+                                                 const ContextOptions& options, std::int64_t tokens,
+                                                 int repeats) {
+  const ModelConfig& c = model->config();
+  ContextOptions sized = options;
+  sized.max_tokens = std::max(options.max_tokens, tokens);
+  Context context(model, sized);
+  Rng rng(7);
+  std::vector<TokenId> text(static_cast<std::size_t>(tokens));
+  for (TokenId& t : text) t = static_cast<TokenId>(rng.below(static_cast<std::uint64_t>(c.vocab)));
+  std::vector<double> times;
+  for (int repeat = 0; repeat <= repeats; ++repeat) {  // the first warms up and is dropped
+    const double us = microseconds([&] { context.prefill(text); });
+    if (repeat > 0) times.push_back(us);
+    context.roll_back(0);
+  }
+  PrefillBenchRow whole = row_of("model", model_flops(c, tokens), times);
+  whole.tokens_per_second = 1e3 * static_cast<double>(tokens) / whole.median_ms;
+  std::vector<PrefillBenchRow> rows = {whole};
+  if (options.device == Device::cuda) {
+    constexpr std::int64_t kSide = 8192;
+    const double rate = gpu_matrix_rate(kSide);
+    if (rate == 0) return rows;
+    rows.push_back({.what = "cublaslt bf16 gemm",
+                    .median_ms = 1e3 * 2 * std::pow(static_cast<double>(kSide), 3) / rate,
+                    .gflops = 1e-9 * rate});
+  } else {
+    rows.push_back(onednn_rate(2048, std::max<std::int64_t>(1024, c.hidden), model->pool().size(), repeats));
+  }
+  for (PrefillBenchRow& row : rows) row.of_gemm = row.gflops / rows.back().gflops;
   return rows;
 }
 

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Speed of prefill: attention of a chunk of tokens over a long context and the product with weights, beside
-// the rate of oneDNN's bf16 GEMM on packed weights in the same run.
+// Speed of prefill, beside the rate of a library's bf16 GEMM in the same run (oneDNN's on packed weights on a
+// CPU, cuBLASLt's on a GPU): attention of a chunk of tokens over a long context and the product with weights,
+// or a whole model.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "lodestone/types.h"
+#include "lodestone/engine.h"
 #include "model/config.h"
 
 namespace lode {
@@ -23,14 +25,21 @@ struct PrefillBenchOptions {
 };
 
 struct PrefillBenchRow {
-  std::string what;  ///< "attention", "gemm", "onednn bf16 gemm"
+  std::string what;  ///< "attention", "gemm" or "model"; last "onednn bf16 gemm" or "cublaslt bf16 gemm"
   double median_ms = 0;
-  double gflops = 0;     ///< 10^9 multiplications and additions per second
-  double of_onednn = 0;  ///< gflops / those of oneDNN's bf16 GEMM
+  double gflops = 0;             ///< 10^9 multiplications and additions per second
+  double of_gemm = 0;            ///< gflops / those of the last row; 0 when there is no such library
+  double tokens_per_second = 0;  ///< of "model"
 };
 
 /// Attention counts 4 d multiplications and additions per query head and visible key; the GEMM is [T, D] by
 /// [D, D].
 std::vector<PrefillBenchRow> bench_prefill(const PrefillBenchOptions& options, ThreadPool& pool);
+
+/// Full attention's prefill of `tokens` random tokens by a whole model. Counted are the products with the
+/// layers' weights, and attention as above; the logits are those of one token.
+std::vector<PrefillBenchRow> bench_model_prefill(const std::shared_ptr<const Model>& model,
+                                                 const ContextOptions& options, std::int64_t tokens,
+                                                 int repeats = 3);
 
 }  // namespace lode

@@ -83,4 +83,8 @@ class GpuContext {
 std::unique_ptr<GpuContext> make_gpu_context(const ModelConfig& config, std::shared_ptr<const GpuModel> model,
                                              const GpuContextOptions& options);
 
+/// Operations per second of cuBLASLt's product of two [n, n] matrices of bf16 with float32 sums, the best of
+/// ten; 0 without that library. The yardstick of a prefill.
+double gpu_matrix_rate(std::int64_t n);
+
 }  // namespace lode

@@ -25,6 +25,10 @@ std::unique_ptr<GpuContext> make_gpu_context(const ModelConfig&, std::shared_ptr
   throw RunError(kWhy);
 }
 
+double gpu_matrix_rate(std::int64_t) {
+  throw RunError(kWhy);
+}
+
 std::vector<GpuAttentionRow> bench_attention_on_gpu(const GpuAttentionTask&, std::span<const Spec>,
                                                     const std::function<void(std::string_view)>&) {
   throw RunError(kWhy);

@@ -203,6 +203,14 @@ class Bench(ProgramTest):
         for row in report["results"]:
             self.assertTrue(math.isfinite(row["gflops"]) and row["gflops"] > 0, row)
 
+    def test_prefill_of_a_model(self):
+        report = self.assert_done(run("bench", "prefill", "--random", "L2q4kv2d64", "--context", "600", "--device", "cpu",
+                                      "--json", "--quiet", timeout=120)).json()
+        model, gemm = report["results"]
+        self.assertEqual((model["what"], gemm["what"]), ("model", "onednn bf16 gemm"))
+        self.assertAlmostEqual(model["tokens_per_second"] * model["median_us"], 600e6, delta=600)
+        self.assertAlmostEqual(model["of_gemm"] * gemm["gflops"], model["gflops"], delta=1e-3 * model["gflops"])
+
     def test_refusals(self):
         self.assert_refused(run("bench", "attention", "--shape", "llama-9", "--context", "4k", "-a", "full"), "llama-3.1-8b")
         self.assert_refused(run("bench", "attention", "--shape", "pocket", "--context", "-4", "-a", "full"), "--context")
