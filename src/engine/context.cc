@@ -8,6 +8,7 @@
 
 #include "base/cancel.h"
 #include "lodestone/error.h"
+#include "select/shares_index.h"
 
 namespace lode {
 
@@ -267,12 +268,25 @@ void Context::Impl::build_on_host(AttachedMethod& method, const std::function<vo
   host_kv();
   for (int layer = 0; layer < config.layers; ++layer) {
     check_cancel();
-    Selector* selector = method.selectors[static_cast<std::size_t>(layer)];
-    if (selector != nullptr) selector->build(0, kv.layer(layer));
+    const auto l = static_cast<std::size_t>(layer);
+    if (Selector* const selector = method.selectors[l]; selector != nullptr && !take_index(method, l))
+      selector->build(0, kv.layer(layer));
     if (layer_done) layer_done();
   }
   finish(method);
   method.built_on_host = true;
+  method.built_over = tokens();
+}
+
+/// Specs that differ in how they search alone are indexed once.
+bool Context::Impl::take_index(const AttachedMethod& method, std::size_t layer) {
+  auto* const taker = dynamic_cast<SharesIndex*>(method.selectors[layer]);
+  if (taker == nullptr) return false;
+  return std::any_of(methods.begin(), methods.end(), [&](const AttachedMethod& other) {
+    return &other != &method && other.built_on_host && other.built_over == tokens() &&
+           other.spec.name == method.spec.name && other.selectors[layer] != nullptr &&
+           taker->take_index(0, *other.selectors[layer]);
+  });
 }
 
 void Context::Impl::finish(AttachedMethod& method) {

@@ -25,6 +25,7 @@ struct AttachedMethod {
   bool built = false;                            ///< can be used
   ChosenBy chosen_by = ChosenBy::host;           ///< the selectors here serve wherever the host must choose
   bool built_on_host = false;
+  std::int64_t built_over = -1;  ///< tokens of the context when it was built on the host
   bool dense() const { return spec.name == "full"; }
 };
 
@@ -61,6 +62,7 @@ struct Context::Impl {
   Position far_limit_of(const AttachedMethod* method) const;
   void build(AttachedMethod& method, const std::function<void()>& layer_done);
   void build_on_host(AttachedMethod& method, const std::function<void()>& layer_done);
+  bool take_index(const AttachedMethod& method, std::size_t layer);  ///< of a method that was built alike
   void finish(AttachedMethod& method);  ///< MethodInfo::finish, over the indexed context
   void roll_back(std::int64_t tokens);
   void require_room(std::int64_t more) const;

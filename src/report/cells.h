@@ -21,13 +21,15 @@ class Cells {
   Cells& operator=(const Cells&) = delete;
 
   const Json* find(const Json& key) const;  ///< null when there is none
+  /// By the key's text.
+  const std::map<std::string, Json>& all() const { return results_; }
   /// RunError when the file cannot take it.
   const Json& add(const Json& key, Json result);
 
  private:
   std::filesystem::path path_;
   std::FILE* file_ = nullptr;
-  std::map<std::string, Json> results_;  // by the key's text
+  std::map<std::string, Json> results_;
 };
 
 }  // namespace lode

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <set>
 
 #include "base/cancel.h"
@@ -23,6 +24,8 @@ namespace {
 
 /// Of a text that needs its far past; shorter ones may be refused.
 constexpr std::int64_t kSurelyLongEnough = 4096;
+
+const std::string kAnswers = "answers";
 
 constexpr double kBenchSeconds = 0.5;  ///< of measuring, per method and length
 // Enough to learn whether a method can be measured at all.
@@ -77,7 +80,10 @@ struct Grid::Group {
 };
 
 Grid::Grid(std::shared_ptr<const Model> model, std::span<const Suite> suites, const GridOptions& options)
-    : model_(std::move(model)), options_(options), cells_(raw_folder(options) / "cells.jsonl") {
+    : model_(std::move(model)),
+      options_(options),
+      cells_(raw_folder(options) / "cells.jsonl"),
+      effort_(raw_folder(options) / "effort.jsonl") {
   if (!options_.haystack.empty()) {
     haystack_ =
         std::make_shared<Haystack>(Haystack::read(options_.haystack, make_meter(model_->tokenizer())));
@@ -221,12 +227,14 @@ void Grid::run() {
     std::unique_ptr<Answering> answering;
     EvalOptions options;
     std::vector<EvalPass> passes;
+    std::string name;
   };
   std::vector<std::unique_ptr<Work>> work;
   std::int64_t total = 0;
   for (const auto& group : groups_) {
     auto w = std::make_unique<Work>();
     w->options.context = options_.context;
+    w->name = kAnswers + (group->task.empty() ? "" : fmt::format(", {} {}", group->task, group->length));
     std::map<std::string, std::int64_t> order;
     for (std::size_t i = 0; i < group->samples.size(); ++i)
       order[group->samples[i].id] = static_cast<std::int64_t>(i);
@@ -243,7 +251,8 @@ void Grid::run() {
   std::int64_t done = 0;
   for (const auto& w : work) {
     const std::int64_t cost = w->answering->cost();
-    w->answering->run([&](std::int64_t at) { progress.at(done + at); });
+    if (cost == 0) continue;
+    timed(w->name, [&] { w->answering->run([&](std::int64_t at) { progress.at(done + at); }); });
     done += cost;
   }
   for (const SuiteRun& run : runs_) {
@@ -324,13 +333,15 @@ void Grid::run_probe(const SuiteRun& run) {
     options.context = options_.context;
     options.dense = dense_parts(run.dense, options.dense);
     options.progress = options_.progress;
-    const ProbeReport report = lode::probe(model_, probe_text(run, length), pending, options);
-    const Json json = report.json();
-    for (std::size_t i = 0; i < pending.size(); ++i) {
-      Json row = json.at("results").at(report.row_of[i]);
-      row["gap_tokens"] = json.at("gap_tokens");
-      cells_.add(probe_key(run, length, pending[i]), std::move(row));
-    }
+    timed(effort_name(run, length), [&] {
+      const ProbeReport report = lode::probe(model_, probe_text(run, length), pending, options);
+      const Json json = report.json();
+      for (std::size_t i = 0; i < pending.size(); ++i) {
+        Json row = json.at("results").at(report.row_of[i]);
+        row["gap_tokens"] = json.at("gap_tokens");
+        cells_.add(probe_key(run, length, pending[i]), std::move(row));
+      }
+    });
   }
 }
 
@@ -370,14 +381,16 @@ void Grid::run_recall(const SuiteRun& run) {
   options.progress = options_.progress;
   // A text may come out a few tokens shorter than asked for.
   const std::int64_t tokens = run.lengths.back() + run.lengths.back() / 64 + 64;
-  const Json json = recall_by_length(model_, probe_text(run, tokens), pending, options).json();
-  for (const NamedSpec& spec : pending) {
-    Json rows = Json::array();
-    for (const Json& row : json.at("results")) {
-      if (row.at("attention") == spec.name) rows.push_back(row);
+  timed(effort_name(run, run.lengths.back()), [&] {
+    const Json json = recall_by_length(model_, probe_text(run, tokens), pending, options).json();
+    for (const NamedSpec& spec : pending) {
+      Json rows = Json::array();
+      for (const Json& row : json.at("results")) {
+        if (row.at("attention") == spec.name) rows.push_back(row);
+      }
+      cells_.add(recall_key(run, spec), std::move(rows));
     }
-    cells_.add(recall_key(run, spec), std::move(rows));
-  }
+  });
 }
 
 std::vector<Json> Grid::recall(const SuiteRun& run, const GridMethod& method) const {
@@ -461,6 +474,30 @@ double Grid::seconds_without_cache(std::int64_t length) const {
   return 1e-6 * microseconds([&] { context.prefill(tokens); });
 }
 
+Json Grid::measure_bench(const SuiteRun& run, std::int64_t length, std::span<const Spec> specs) const {
+  Json rows = Json::array();
+  if (run.kind == RunKind::attention) {
+    rows = measure_attention(run, length, specs, kBenchSeconds);
+  } else {
+    const DecodeBenchOptions options = {.context = length,
+                                        .kv_type = options_.context.kv_type,
+                                        .device = options_.context.device,
+                                        .gpu_memory = options_.context.gpu_memory,
+                                        .kv_tier = options_.context.kv_tier};
+    for (const DecodeBenchRow& r : bench_decode(model_, options, specs, quiet)) {
+      rows.push_back({{"attention", r.attention},
+                      {"median_us", 1e3 * r.median_ms},
+                      {"density", r.density},
+                      {"selectivity", r.selectivity},
+                      {"build_seconds", r.build_seconds}});
+    }
+  }
+  if (run.without_cache)
+    rows.push_back(
+        {{"attention", "full (without cache)"}, {"median_us", 1e6 * seconds_without_cache(length)}});
+  return rows;
+}
+
 /// All methods of a length are measured in one run, for only times of one run compare.
 void Grid::run_bench(const SuiteRun& run) {
   std::vector<Spec> specs;
@@ -471,27 +508,7 @@ void Grid::run_bench(const SuiteRun& run) {
     const Json key = bench_key(run, length);
     if (cells_.find(key) != nullptr) continue;
     check_cancel();
-    Json rows = Json::array();
-    if (run.kind == RunKind::attention) {
-      rows = measure_attention(run, length, specs, kBenchSeconds);
-    } else {
-      const DecodeBenchOptions options = {.context = length,
-                                          .kv_type = options_.context.kv_type,
-                                          .device = options_.context.device,
-                                          .gpu_memory = options_.context.gpu_memory,
-                                          .kv_tier = options_.context.kv_tier};
-      for (const DecodeBenchRow& r : bench_decode(model_, options, specs, quiet)) {
-        rows.push_back({{"attention", r.attention},
-                        {"median_us", 1e3 * r.median_ms},
-                        {"density", r.density},
-                        {"selectivity", r.selectivity},
-                        {"build_seconds", r.build_seconds}});
-      }
-    }
-    if (run.without_cache)
-      rows.push_back(
-          {{"attention", "full (without cache)"}, {"median_us", 1e6 * seconds_without_cache(length)}});
-    cells_.add(key, std::move(rows));
+    timed(effort_name(run, length), [&] { cells_.add(key, measure_bench(run, length, specs)); });
     progress.at(static_cast<std::int64_t>(i) + 1);
   }
 }
@@ -499,6 +516,45 @@ void Grid::run_bench(const SuiteRun& run) {
 std::vector<Json> Grid::bench(const SuiteRun& run, std::int64_t length) const {
   const Json* found = cells_.find(bench_key(run, length));
   return found == nullptr ? std::vector<Json>() : found->get<std::vector<Json>>();
+}
+
+/// Also of work that is interrupted.
+void Grid::timed(const std::string& name, const std::function<void()>& work) {
+  const EffortClock clock;
+  const auto began = std::chrono::system_clock::now().time_since_epoch();
+  const auto note = [&] {
+    effort_.add(
+        {{"of", name}, {"began", std::chrono::duration_cast<std::chrono::milliseconds>(began).count()}},
+        clock.effort().json());
+  };
+  try {
+    work();
+  } catch (const Interrupted&) {
+    note();
+    throw;
+  }
+  note();
+}
+
+std::string Grid::effort_name(const SuiteRun& run, std::int64_t length) {
+  std::string name = fmt::format("{} {}", name_of(run.kind), length);
+  if (run.kind == RunKind::attention)
+    name += fmt::format(", {}, {} x {} queries", run.shape, run.batch, run.query_tokens);
+  return name;
+}
+
+std::map<std::string, Effort> Grid::efforts() const {
+  std::map<std::string, Effort> efforts;
+  for (const auto& [key, result] : effort_.all())
+    efforts[Json::parse(key).value("of", "")] += Effort::of(result);
+  return efforts;
+}
+
+Effort Grid::effort_of_answers() const {
+  Effort sum;
+  for (const auto& [name, effort] : efforts())
+    if (name.starts_with(kAnswers)) sum += effort;
+  return sum;
 }
 
 DenseParts dense_parts(std::string_view text, DenseParts otherwise) {

@@ -21,6 +21,7 @@
 #include "eval/records.h"
 #include "lodestone/engine.h"
 #include "report/cells.h"
+#include "report/effort.h"
 #include "report/suite.h"
 #include "tasks/haystack.h"
 
@@ -70,6 +71,12 @@ class Grid {
   std::vector<Json> recall(const SuiteRun& run, const GridMethod& method) const;
   /// Rows of `bench --json`, `full` first.
   std::vector<Json> bench(const SuiteRun& run, std::int64_t length) const;
+  /// What the parts of the work took, those of earlier runs into this folder included; by name.
+  std::map<std::string, Effort> efforts() const;
+  /// Of the work of a bench run at one length, or of all answers.
+  static std::string effort_name(const SuiteRun& run, std::int64_t length);
+  Effort effort_of_answers() const;
+  const Model& model() const { return *model_; }
 
  private:
   struct Group;
@@ -87,6 +94,8 @@ class Grid {
   Json measure_attention(const SuiteRun& run, std::int64_t length, std::span<const Spec> specs,
                          double seconds) const;
   Spec with_artefact(const Spec& spec) const;
+  void timed(const std::string& name, const std::function<void()>& work);
+  Json measure_bench(const SuiteRun& run, std::int64_t length, std::span<const Spec> specs) const;
   double seconds_without_cache(std::int64_t length) const;
   Json base_key(std::string_view kind) const;
   Json probe_key(const SuiteRun& run, std::int64_t length, const NamedSpec& spec) const;
@@ -98,6 +107,7 @@ class Grid {
   std::vector<SuiteRun> runs_;
   GridOptions options_;
   Cells cells_;
+  Cells effort_;
   std::map<std::string, std::unique_ptr<Records>> records_;  // by protocol
   std::map<std::string, Spec> specs_;                        // those that can be run, by what suites write
   std::map<std::string, std::string> files_;                 // NamedSpec::files by canonical text

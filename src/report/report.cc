@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/text.h"
+#include "base/threads.h"
 #include "report/ranking.h"
 #include "report/sections.h"
 #include "report/svg.h"
@@ -105,6 +106,35 @@ int style_of(std::string_view label) {
   return series_of(label) == name ? index : index + 8;
 }
 
+namespace {
+
+/// What the work took, the longest part first, and what that says of the times in this report.
+void write_effort(const Grid& grid, Page& page) {
+  const std::map<std::string, Effort> efforts = grid.efforts();
+  if (efforts.empty()) return;
+  std::vector<std::pair<std::string, Effort>> parts(efforts.begin(), efforts.end());
+  std::stable_sort(parts.begin(), parts.end(),
+                   [](const auto& a, const auto& b) { return a.second.processor > b.second.processor; });
+  Effort sum;
+  for (const auto& [name, effort] : parts) sum += effort;
+  page.heading(2, "What it took");
+  const double threads = static_cast<double>(grid.model().pool().size());
+  page.paragraph(fmt::format(
+      "{:.1f} minutes on the clock and {:.1f} minutes of processors. {} threads that have their processors "
+      "to "
+      "themselves take about {:.1f} minutes for as much, for nearly all of the work is spread over them. {}",
+      sum.wall / 60, sum.processor / 60, threads, sum.processor / 60 / threads,
+      busy_warning(sum.others_share())));
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& [name, effort] : parts)
+    rows.push_back({name, fmt::format("{:.1f}", effort.wall), fmt::format("{:.1f}", effort.processor),
+                    percent(effort.others_share(), 0)});
+  page.table("Work by what was measured, in seconds.", {"part", "clock", "processors", "others had"},
+             std::move(rows));
+}
+
+}  // namespace
+
 Page make_report(const Grid& grid, std::span<const Suite> suites, const Provenance& provenance) {
   Page page(suites.size() == 1 ? suites.front().title : "Attention by retrieval, measured alike");
   page.paragraph(fmt::format("Model `{}`. Machine: {}. Commit {}, {}.", provenance.model, provenance.machine,
@@ -141,6 +171,7 @@ Page make_report(const Grid& grid, std::span<const Suite> suites, const Provenan
     if (suite.ranking) write_ranking(section_of(suite.runs.front()));
     for (const SuiteRun& run : suite.runs) write_run(section_of(run));
   }
+  write_effort(grid, page);
   if (!grid.skipped().empty()) {
     page.heading(2, "Left out");
     page.list(skipped_lines(grid));

@@ -20,6 +20,10 @@ bool shows(const SuiteRun& run, Show show) {
   return std::find(run.show.begin(), run.show.end(), show) != run.show.end();
 }
 
+std::string join_sentences(const std::string& first, const std::string& second) {
+  return second.empty() ? first : first + " " + second;
+}
+
 /// What an eval run gave a method under one protocol at one length, over its tasks.
 struct MethodScore {
   std::string label;
@@ -95,7 +99,7 @@ Axis score_axis() {
 
 /// Score over `x` of every method, with full attention's as a rule.
 void score_chart(const Section& s, const std::vector<MethodScore>& scores, const std::string& what,
-                 double MethodScore::*x, const Axis& axis) {
+                 double MethodScore::*x, const Axis& axis, const std::string& warning = {}) {
   std::vector<MethodPoint> points;
   for (std::size_t i = 1; i < scores.size(); ++i)
     points.push_back({scores[i].label, scores[i].*x, scores[i].score, {}, {}});
@@ -105,7 +109,7 @@ void score_chart(const Section& s, const std::vector<MethodScore>& scores, const
                            .y = score,
                            .series = series_from(points),
                            .rules = {{"full", scores.front().score}}};
-  s.figure(chart.title + ".", svg_of(chart));
+  s.figure(join_sentences(chart.title + ".", warning), svg_of(chart));
 }
 
 void length_chart(const Section& s, const EvalReport& report, const std::string& protocol) {
@@ -236,7 +240,9 @@ void write_eval(const Section& s) {
       if (shows(s.run, Show::score_density)) score_chart(s, scores, what, &MethodScore::density, bytes);
       if (shows(s.run, Show::score_selectivity))
         score_chart(s, scores, what, &MethodScore::selectivity, keys);
-      if (shows(s.run, Show::score_time)) score_chart(s, scores, what, &MethodScore::seconds, time);
+      if (shows(s.run, Show::score_time))
+        score_chart(s, scores, what, &MethodScore::seconds, time,
+                    busy_warning(s.grid.effort_of_answers().others_share()));
     }
     if (shows(s.run, Show::score_length) && lengths.size() > 1) length_chart(s, report, protocol.str());
     if (shows(s.run, Show::needle_map)) needle_maps(s, protocol);
@@ -366,7 +372,8 @@ std::string bench_label(const Section& s, const Json& row) {
   return name;
 }
 
-void latency_bars(const Section& s, const std::vector<Json>& rows, const std::string& what) {
+void latency_bars(const Section& s, const std::vector<Json>& rows, const std::string& what,
+                  const std::string& warning) {
   const Axis time = {.title = "median time", .unit = Axis::Unit::microseconds};
   BarChart chart = {.title = "Attention of one layer, " + what,
                     .mark_title = "plain read of as many bytes",
@@ -382,8 +389,11 @@ void latency_bars(const Section& s, const std::vector<Json>& rows, const std::st
          .lengths = {member(row, "select_us"), member(row, "attend_us"), member(row, "merge_us")},
          .mark = member(row, "limit_us")});
   }
-  s.figure(chart.title + ". The mark is the time in which plain reads of the method's own bytes take place.",
-           svg_of(chart));
+  s.figure(
+      join_sentences(
+          chart.title + ". The mark is the time in which plain reads of the method's own bytes take place.",
+          warning),
+      svg_of(chart));
 }
 
 void bench_table(const Section& s, const std::vector<Json>& rows, const std::string& what) {
@@ -412,8 +422,13 @@ void write_bench(const Section& s) {
   for (const std::int64_t length : s.run.lengths) {
     const std::vector<Json> rows = s.grid.bench(s.run, length);
     const std::string what = fmt::format("{} keys, {}", length_name(length), shape);
-    if (shows(s.run, Show::latency_bars)) latency_bars(s, rows, what);
-    if (shows(s.run, Show::table)) bench_table(s, rows, "Times at " + what + "; made-up clustered keys.");
+    const std::map<std::string, Effort> efforts = s.grid.efforts();
+    const auto effort = efforts.find(Grid::effort_name(s.run, length));
+    const std::string warning =
+        effort == efforts.end() ? std::string() : busy_warning(effort->second.others_share());
+    if (shows(s.run, Show::latency_bars)) latency_bars(s, rows, what, warning);
+    if (shows(s.run, Show::table))
+      bench_table(s, rows, join_sentences("Times at " + what + "; made-up clustered keys.", warning));
     for (const Json& row : rows) {
       const std::string label = bench_label(s, row);
       if (lines.emplace(label, Series{label, style_of(label), {}}).second) order.push_back(label);

@@ -80,7 +80,8 @@ Show parse_show(const std::string& text, RunKind kind, const TomlTable& table) {
 /// Reads keys of a [[run]]; those named quick_KEY stand in for KEY in a quick report.
 class RunReader {
  public:
-  RunReader(const TomlTable& table, bool quick) : table_(table), quick_(quick) {}
+  RunReader(const TomlTable& top, const TomlTable& table, bool quick)
+      : top_(top), table_(table), quick_(quick) {}
 
   SuiteRun read() {
     SuiteRun run;
@@ -126,6 +127,10 @@ class RunReader {
   std::vector<std::string> required(const std::string& key) {
     auto usual = table_.list(key);
     auto quick = table_.list("quick_" + key);
+    if (key == "methods" && !usual && !quick) {  // those of all runs
+      usual = top_.list(key);
+      quick = top_.list("quick_" + key);
+    }
     auto& chosen = quick_ && quick ? quick : usual;
     if (!chosen || chosen->empty())
       throw InputError(fmt::format("{}: expected a list '{}' that is not empty", table_.where(key), key));
@@ -137,7 +142,7 @@ class RunReader {
     return *chosen;
   }
 
-  const TomlTable& table_;
+  const TomlTable &top_, &table_;
   bool quick_;
 };
 
@@ -189,13 +194,14 @@ Suite parse_suite(std::string_view text, std::string_view where, std::string_vie
   suite.source = top.text("source").value_or("");
   suite.note = top.text("note").value_or("");
   suite.ranking = yes_or_no(top, "ranking");
-  top.check_all_used();
+  suite.explanation = top.text("explanation").value_or("");
   for (std::size_t i = 1; i < tables.size(); ++i) {
     if (tables[i].name != "run")
       throw InputError(
           fmt::format("{}: expected [[run]], found [[{}]]", tables[i].where(), excerpt(tables[i].name)));
-    suite.runs.push_back(RunReader(tables[i], quick).read());
+    suite.runs.push_back(RunReader(top, tables[i], quick).read());
   }
+  top.check_all_used();
   if (suite.runs.empty())
     throw InputError(fmt::format("{}: expected at least one [[run]], found none", where));
   return suite;

@@ -62,7 +62,8 @@ struct SuiteRun {
 struct Suite {
   std::string name;  ///< of the file, without its ending
   std::string title, source, note;
-  bool ranking = false;  ///< also a row of each method at equal bytes
+  bool ranking = false;     ///< also a row of each method at equal bytes
+  std::string explanation;  ///< of the ranking's order, printed below it
   std::vector<SuiteRun> runs;
 };
 

@@ -22,6 +22,7 @@
 #include "select/best_keys.h"
 #include "select/methods.h"
 #include "select/per_token.h"
+#include "select/shares_index.h"
 
 namespace lode {
 
@@ -54,7 +55,7 @@ struct Indexed {
   std::vector<Hnsw> graphs;  // [Hkv]
 };
 
-class HnswSelector final : public PerTokenSelector {
+class HnswSelector final : public PerTokenSelector, public SharesIndex {
  public:
   HnswSelector(const LayerGeometry& geometry, const Options& options)
       : PerTokenSelector(geometry), options_(options), scratch_(at(workers())) {}
@@ -64,6 +65,15 @@ class HnswSelector final : public PerTokenSelector {
     indexed.settled = std::max<std::int64_t>(0, kv.tokens - geometry_.dense.window - geometry_.dense.sink);
     advance(indexed, indexed.settled, kv);
     indexed_.insert_or_assign(sequence, std::move(indexed));
+  }
+  bool take_index(std::int32_t sequence, const Selector& other) override {
+    const auto* const same = dynamic_cast<const HnswSelector*>(&other);
+    if (same == nullptr || !same->indexed_.contains(sequence) || same->options_.m != options_.m ||
+        same->options_.ef_construction != options_.ef_construction || same->sink() != sink() ||
+        same->geometry_.dense.window != geometry_.dense.window)
+      return false;
+    indexed_.insert_or_assign(sequence, same->indexed_.at(sequence));
+    return true;
   }
   void append(std::int32_t sequence, KvLayer, Position) override { indexed_.try_emplace(sequence, fresh()); }
   void roll_back(std::int32_t sequence, std::int64_t tokens) override;

@@ -19,6 +19,7 @@
 #include "select/best_keys.h"
 #include "select/methods.h"
 #include "select/partition.h"
+#include "select/shares_index.h"
 
 namespace lode {
 
@@ -48,7 +49,7 @@ struct Options {
   }
 };
 
-class Ivf final : public PartitionSelector {
+class Ivf final : public PartitionSelector, public SharesIndex {
  public:
   Ivf(const LayerGeometry& geometry, const Options& options)
       : PartitionSelector(geometry), options_(options), scratch_(static_cast<std::size_t>(workers())) {
@@ -66,6 +67,11 @@ class Ivf final : public PartitionSelector {
     }
     extend(index, kv, static_cast<Position>(kv.tokens));
     set_index(sequence, std::move(index));
+  }
+  bool take_index(std::int32_t sequence, const Selector& other) override {
+    const auto* const same = dynamic_cast<const Ivf*>(&other);
+    return same != nullptr && same_amount(same->options_.lists, options_.lists) &&
+           copy_index(sequence, *same);
   }
 
  private:

@@ -26,6 +26,7 @@
 #include "select/centroids.h"
 #include "select/methods.h"
 #include "select/partition.h"
+#include "select/shares_index.h"
 
 namespace lode {
 
@@ -55,9 +56,12 @@ struct Options {
         clusters ? clusters->of(keys) : std::min(kMaxClusters, keys / kKeysPerCluster);
     return std::max<std::int64_t>(1, wanted);
   }
+  bool indexes_like(const Options& other) const {
+    return same_amount(clusters, other.clusters) && roped == other.roped && weights == other.weights;
+  }
 };
 
-class KMeans final : public PartitionSelector, public BucketChooser {
+class KMeans final : public PartitionSelector, public BucketChooser, public SharesIndex {
  public:
   KMeans(const LayerGeometry& geometry, const Options& options, std::string_view fingerprint)
       : PartitionSelector(geometry), options_(options), scratch_(static_cast<std::size_t>(workers())) {
@@ -78,6 +82,10 @@ class KMeans final : public PartitionSelector, public BucketChooser {
     }
     extend(index, kv, static_cast<Position>(kv.tokens));
     set_index(sequence, std::move(index));
+  }
+  bool take_index(std::int32_t sequence, const Selector& other) override {
+    const auto* const same = dynamic_cast<const KMeans*>(&other);
+    return same != nullptr && options_.indexes_like(same->options_) && copy_index(sequence, *same);
   }
   std::optional<BucketChoice> bucket_choice() const override {
     const BucketIndex* const index = find_index(0);

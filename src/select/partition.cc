@@ -64,6 +64,13 @@ void PartitionSelector::set_index(std::int32_t sequence, BucketIndex index) {
   indexes_.insert_or_assign(sequence, std::move(index));
 }
 
+bool PartitionSelector::copy_index(std::int32_t sequence, const PartitionSelector& other) {
+  const BucketIndex* const index = other.find_index(sequence);
+  if (index == nullptr || other.geometry_.dense.sink != geometry_.dense.sink) return false;
+  set_index(sequence, *index);
+  return true;
+}
+
 const BucketIndex& PartitionSelector::index_of(const SelectUnit& unit) const {
   const BucketIndex& index = indexes_.at(unit.block->sequence);
   LODE_ASSERT(index.begin() == unit.far_begin && index.end() >= unit.far_end);

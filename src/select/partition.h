@@ -45,6 +45,8 @@ class PartitionSelector : public PerTokenSelector {
   /// The sequence's index, or null.
   const BucketIndex* find_index(std::int32_t sequence) const;
   void set_index(std::int32_t sequence, BucketIndex index);
+  /// For SharesIndex::take_index: false when the other covers other keys or has no index.
+  bool copy_index(std::int32_t sequence, const PartitionSelector& other);
   /// The index that answers a unit.
   const BucketIndex& index_of(const SelectUnit& unit) const;
 

@@ -20,6 +20,7 @@
 #include "select/methods.h"
 #include "select/per_token.h"
 #include "select/product_codes.h"
+#include "select/shares_index.h"
 #include "select/softmax_sum.h"
 
 namespace lode {
@@ -45,7 +46,7 @@ struct Options {
   }
 };
 
-class PqCache final : public PerTokenSelector {
+class PqCache final : public PerTokenSelector, public SharesIndex {
  public:
   PqCache(const LayerGeometry& geometry, const Options& options)
       : PerTokenSelector(geometry), options_(options), scratch_(static_cast<std::size_t>(workers())) {}
@@ -60,6 +61,15 @@ class PqCache final : public PerTokenSelector {
         all());
     index.extend(kv, static_cast<Position>(kv.tokens), all());
     indexes_.insert_or_assign(sequence, std::move(index));
+  }
+  bool take_index(std::int32_t sequence, const Selector& other) override {
+    const auto* const same = dynamic_cast<const PqCache*>(&other);
+    if (same == nullptr || !same->indexes_.contains(sequence) || same->options_.m != options_.m ||
+        same->options_.bits != options_.bits || same->options_.iterations != options_.iterations ||
+        same->geometry_.dense.sink != geometry_.dense.sink)
+      return false;
+    indexes_.insert_or_assign(sequence, same->indexes_.at(sequence));
+    return true;
   }
   void append(std::int32_t sequence, KvLayer kv, Position far_end) override {
     indexes_.try_emplace(sequence, shape()).first->second.extend(kv, far_end, all());

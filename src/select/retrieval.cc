@@ -40,6 +40,7 @@
 #include "select/per_token.h"
 #include "select/retrieval_file.h"
 #include "select/retrieval_index.h"
+#include "select/shares_index.h"
 
 namespace lode {
 
@@ -89,7 +90,7 @@ struct Indexed {
   std::vector<std::vector<Node>> remembered = {};  // [Hq] what it found
 };
 
-class Retrieval final : public Selector {
+class Retrieval final : public Selector, public SharesIndex {
  public:
   Retrieval(const LayerGeometry& geometry, const Options& options)
       : geometry_(geometry), options_(options), scratch_(at(geometry.pool->size())) {}
@@ -100,6 +101,18 @@ class Retrieval final : public Selector {
   }
 
   void build(std::int32_t sequence, KvLayer kv) override;
+  bool take_index(std::int32_t sequence, const Selector& other) override {
+    const auto* const same = dynamic_cast<const Retrieval*>(&other);
+    if (same == nullptr || !same->indexed_.contains(sequence) || same->options_.degree != options_.degree ||
+        same->options_.per_query_head != options_.per_query_head ||
+        same->geometry_.dense.sink != geometry_.dense.sink ||
+        same->geometry_.dense.window != geometry_.dense.window)
+      return false;
+    Indexed taken = fresh();
+    taken.heads = same->indexed_.at(sequence).heads;
+    indexed_.insert_or_assign(sequence, std::move(taken));
+    return true;
+  }
   void append(std::int32_t sequence, KvLayer, Position) override { of(sequence); }
   void roll_back(std::int32_t sequence, std::int64_t tokens) override;
   void select(std::span<const QueryBlock> blocks, Selection& out) override;

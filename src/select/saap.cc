@@ -39,6 +39,7 @@
 #include "select/methods.h"
 #include "select/partition.h"
 #include "select/saap_artefact.h"
+#include "select/shares_index.h"
 
 namespace lode {
 
@@ -78,7 +79,7 @@ struct Options {
   }
 };
 
-class Saap final : public PartitionSelector, public BucketChooser {
+class Saap final : public PartitionSelector, public BucketChooser, public SharesIndex {
  public:
   Saap(const Spec& spec, const LayerGeometry& geometry, std::string_view fingerprint)
       : PartitionSelector(geometry),
@@ -115,6 +116,14 @@ class Saap final : public PartitionSelector, public BucketChooser {
     alarms_[sequence] = imbalance_against_training(index);
     set_index(sequence, std::move(index));
     if (fallen_back(sequence)) fallback_->build(sequence, kv);
+  }
+  bool take_index(std::int32_t sequence, const Selector& other) override {
+    const auto* const same = dynamic_cast<const Saap*>(&other);
+    if (same == nullptr || fallback_ != nullptr || same->layer_.fingerprint != layer_.fingerprint ||
+        !same->alarms_.contains(sequence) || !copy_index(sequence, *same))
+      return false;
+    alarms_[sequence] = same->alarms_.at(sequence);
+    return true;
   }
   void append(std::int32_t sequence, KvLayer kv, Position far_end) override {
     PartitionSelector::append(sequence, kv, far_end);

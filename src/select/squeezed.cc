@@ -36,6 +36,7 @@
 #include "select/cluster_tree.h"
 #include "select/methods.h"
 #include "select/query_metric.h"
+#include "select/shares_index.h"
 #include "select/threshold_selector.h"
 
 namespace lode {
@@ -73,6 +74,12 @@ struct SqueezedOptions {
     return o;
   }
 
+  bool clusters_like(const SqueezedOptions& other) const {
+    return same_amount(clusters, other.clusters) && same_amount(clusters1, other.clusters1) &&
+           levels == other.levels && branch == other.branch && by_queries == other.by_queries &&
+           common.tail == other.common.tail;
+  }
+
   /// Nodes per level, coarsest first, of a part with `keys` of an index whose context has `all` keys: parts
   /// that came later have the context's shares and its number of levels.
   std::vector<std::int64_t> nodes(std::int64_t keys, std::int64_t all) const {
@@ -104,13 +111,22 @@ struct SqueezedOptions {
   }
 };
 
-class Squeezed final : public ThresholdSelector, public ClusterChooser {
+class Squeezed final : public ThresholdSelector, public ClusterChooser, public SharesIndex {
  public:
   Squeezed(const LayerGeometry& geometry, const SqueezedOptions& options)
       : ThresholdSelector(geometry, options.common), own_(options) {
     LODE_ASSERT(geometry.pool != nullptr);
   }
 
+  bool take_index(std::int32_t sequence, const Selector& other) override {
+    const auto* const same = dynamic_cast<const Squeezed*>(&other);
+    if (same == nullptr || same->find(sequence) == nullptr || !own_.clusters_like(same->own_) ||
+        !copy_state(sequence, *same))
+      return false;
+    indexes_.insert_or_assign(sequence, same->indexes_.at(sequence));
+    ++version_;
+    return true;
+  }
   void append(std::int32_t sequence, KvLayer kv, Position far_end) override {
     Index& index = indexes_[sequence];
     while (index.end(sink()) + kGrowth <= far_end) {

@@ -89,6 +89,16 @@ void ThresholdSelector::roll_back(std::int32_t sequence, std::int64_t tokens) {
     found->second.context_end = static_cast<Position>(geometry_.dense.sink);
 }
 
+bool ThresholdSelector::copy_state(std::int32_t sequence, const ThresholdSelector& other) {
+  const auto found = other.states_.find(sequence);
+  const DenseParts &own = geometry_.dense, &its = other.geometry_.dense;
+  if (found == other.states_.end() || own.sink != its.sink || own.window != its.window) return false;
+  State& state = states_[sequence];
+  state.calibration = {};
+  state.context_end = found->second.context_end;
+  return true;
+}
+
 void ThresholdSelector::save(std::int32_t sequence, SectionWriter& out) const {
   const Calibration* const known = calibration(sequence);
   (known != nullptr ? *known : Calibration{}).save(out, options_.target);

@@ -88,6 +88,8 @@ class ThresholdSelector : public Selector {
   /// Indexes keys [begin, end) of a context as one part; `begin` is where the last part ends, or the sink.
   virtual void index_context(std::int32_t sequence, KvLayer kv, Position begin, Position end) = 0;
   virtual void forget(std::int32_t sequence) = 0;  ///< all parts
+  /// For SharesIndex::take_index: false when the other indexes other keys or nothing.
+  bool copy_state(std::int32_t sequence, const ThresholdSelector& other);
   virtual void look_at(const KvWrite&) {}
   virtual void save_index(std::int32_t sequence, SectionWriter& out) const = 0;
   /// Restores an index whose calibration has so many levels (0: any), or throws and changes nothing; returns

@@ -11,6 +11,7 @@
 #include "base/cancel.h"
 #include "base/rng.h"
 #include "lodestone/error.h"
+#include "select/shares_index.h"
 
 namespace lode {
 namespace {
@@ -94,6 +95,43 @@ TEST_F(ContextTest, RollingBackForgets) {
   c.forward(some_tokens(60, 3), method);
   c.roll_back(200);
   EXPECT_EQ(c.forward(some_tokens(40, 2), method), first);
+}
+
+TEST_F(ContextTest, SpecsThatOnlySearchOtherwiseShareTheirIndexAndAnswerAsIfAlone) {
+  struct Case {
+    const char *first, *second, *other;  // other: built otherwise
+  };
+  for (const Case& specs :
+       {Case{"kmeans:clusters=8,probes=3,window=20", "kmeans:clusters=8,probes=5,window=20",
+             "kmeans:clusters=9,probes=5,window=20"},
+        Case{"ivf:nlist=8,nprobe=2,k=9,window=20", "ivf:nlist=8,nprobe=5,k=20,window=20",
+             "ivf:nlist=8,nprobe=5,k=20,sink=7,window=20"},
+        Case{"retrieval:k=4,beam=4,sink=1,window=20", "retrieval:k=9,warm=off,beam=4,sink=1,window=20",
+             "retrieval:k=9,beam=4,sink=1,window=30"},
+        Case{"hnsw:k=4,window=20", "hnsw:k=9,ef=20,window=20", "hnsw:k=9,M=8,window=20"},
+        Case{"pqcache:budget=9,window=20", "pqcache:budget=30,per=query-head,window=20",
+             "pqcache:budget=9,bits=4,window=20"},
+        Case{"squeezed:clusters=20%,sparsity=0.8", "squeezed:clusters=20%,sparsity=0.5,block=4",
+             "squeezed:clusters=20%,sparsity=0.5,metric=cosine"}}) {
+    Context c = context();
+    const MethodId first = c.attach(parse_spec(specs.first));
+    const MethodId second = c.attach(parse_spec(specs.second));
+    const MethodId other = c.attach(parse_spec(specs.other));
+    c.prefill(some_tokens(400, 1));
+    c.build_indexes();
+    for (const MethodId method : {first, second, other}) {
+      const char* const spec = method == first ? specs.first : method == second ? specs.second : specs.other;
+      EXPECT_EQ(c.forward(some_tokens(9, 2), method), logits(spec, 400, 512)) << spec;
+      c.roll_back(400);
+    }
+    const auto selector = [&](MethodId method) {
+      return c.impl().methods[static_cast<std::size_t>(method)].selectors[1];
+    };
+    auto* const taker = dynamic_cast<SharesIndex*>(selector(second));
+    ASSERT_NE(taker, nullptr) << specs.second;
+    EXPECT_TRUE(taker->take_index(0, *selector(first))) << specs.second;
+    EXPECT_FALSE(taker->take_index(0, *selector(other))) << specs.other;
+  }
 }
 
 // The dense part of `squeezed` ends with the context, not with the query: question and answer never push keys
