@@ -42,8 +42,8 @@ using Points = std::vector<std::pair<double, double>>;
 struct Ladder {
   std::string label;
   double index_share = 0;  ///< bytes of the index over those of keys and values
-  Points recovered, error, selector;
-  std::map<std::string, Points> scores;  ///< by column (task, length and protocol)
+  Points recovered = {}, error = {}, selector = {};
+  std::map<std::string, Points> scores = {};  ///< by column (task, length and protocol)
 
   /// Where its points lie, of the probe or, without one, of the tasks.
   std::pair<double, double> reach() const {
@@ -67,7 +67,8 @@ bool is_pass_mark(const std::string& column) {
 }
 
 std::string cell(const std::optional<double>& value, const char* format) {
-  return value ? fmt::format(fmt::runtime(format), *value) : std::string("-");
+  const double x = value.value_or(std::nan(""));
+  return std::isfinite(x) ? fmt::format(fmt::runtime(format), x) : std::string("-");
 }
 
 class Ranking {
@@ -112,7 +113,8 @@ class Ranking {
                                       .query_heads = config.query_heads,
                                       .kv_heads = config.kv_heads,
                                       .head_dim = config.head_dim,
-                                      .dense = method.named.spec.dense};
+                                      .dense = method.named.spec.dense,
+                                      .covered = {}};
       index += static_cast<double>(info.index_bytes(method.named.spec, geometry, tokens));
     }
     const double kv = 4.0 * config.layers * config.kv_heads * config.head_dim * static_cast<double>(tokens);
@@ -195,9 +197,10 @@ class Ranking {
     row.push_back(cell(value_at(l.error, kMiddle, false), "{:.3f}"));
     for (const std::string& column : columns_) {
       const auto points = l.scores.find(column);
-      const auto score = points == l.scores.end() ? std::nullopt : value_at(points->second, kMiddle, true);
-      const bool passes = is_pass_mark(column) && score && *score >= kPass * full_.at(column);
-      row.push_back(passes ? "pass" : cell(score, "{:.1f}"));
+      const std::optional<double> score =
+          value_at(points == l.scores.end() ? Points() : points->second, kMiddle, true);
+      const double least = std::max(1.0, kPass * full_.at(column));
+      row.push_back(is_pass_mark(column) && score.value_or(0) >= least ? "pass" : cell(score, "{:.1f}"));
     }
     const auto [low, high] = l.reach();
     row.push_back(low > high           ? "-"
