@@ -75,7 +75,8 @@ TEST_F(ReportTest, MeasuresEveryKindOnceAndNamesWhatItSkips) {
   EXPECT_THAT(text, HasSubstr("- `nosuch:k=1"));
   EXPECT_THAT(text, HasSubstr("- `saap"));
   EXPECT_THAT(text, HasSubstr("Recovered gap by bytes read"));
-  EXPECT_THAT(text, HasSubstr("All methods at equal bytes, by the recovered gap at 10 % of full attention's"));
+  EXPECT_THAT(text,
+              HasSubstr("All methods at equal bytes, by the recovered gap at 10 % of full attention's"));
   EXPECT_THAT(text, HasSubstr("| probe 4096 |")) << "what the work took";
   EXPECT_THAT(text, HasSubstr("Needles found, by depth and length, decode-sparse"));
   EXPECT_THAT(text, HasSubstr("Recall of the true top 8 keys"));
