@@ -5,6 +5,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   foreach(entry
       "avx2|-mavx2 -mfma -mf16c"
       "avx512|-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c"
+      "avx512vnni|-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx2 -mfma -mf16c"
       "avx512vpopcntdq|-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vpopcntdq -mavx2 -mfma -mf16c"
       "avx512bf16|-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mavx2 -mfma -mf16c"
       "amx|-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mavx2 -mfma -mf16c -mamx-tile -mamx-bf16")

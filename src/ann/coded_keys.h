@@ -4,8 +4,8 @@
 
 #include <cstdint>
 #include <span>
-#include <vector>
 
+#include "base/huge_pages.h"
 #include "lodestone/kv_view.h"
 
 namespace lode {
@@ -30,8 +30,8 @@ class CodedKeys {
 
  private:
   int head_dim_;
-  std::vector<std::int8_t> codes_;       // [n, d]
-  std::vector<float> scales_, squares_;  // [n]
+  HugeVector<std::int8_t> codes_;       // [n, d]
+  HugeVector<float> scales_, squares_;  // [n]
 };
 
 }  // namespace lode

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ann/coded_keys.h"
+#include "base/huge_pages.h"
 
 namespace lode {
 
@@ -79,7 +80,7 @@ class KeyGraph {
   std::int64_t spread(Node from, std::vector<bool>& reached);
 
   int degree_;
-  std::vector<Link> links_;  // [nodes, degree]
+  HugeVector<Link> links_;  // [nodes, degree]
   std::vector<Node> entries_;
   std::vector<Change> changes_;      // by add(), in order
   std::vector<std::int64_t> added_;  // per node added: its first change

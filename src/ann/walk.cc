@@ -4,17 +4,17 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <functional>
-
-#include "kernels/kernels.h"
 
 namespace lode {
 
 namespace {
 
-/// Nodes expanded together: their links' keys come from memory at the same time, and what is found is merged
-/// once. On the queue, not on the scores, walks spend their time otherwise.
+/// Nodes expanded in one turn: their links' keys come from memory at the same time, and what is found is
+/// merged once. More would go ahead of what the best of them find.
 constexpr std::size_t kExpandTogether = 4;
+constexpr std::size_t kCountedRanks = 32;  // at most: counting takes a square of them
 
 /// Unsigned numbers in the order of the scores; NaN below every number.
 std::uint64_t ordered(float score) {
@@ -23,22 +23,36 @@ std::uint64_t ordered(float score) {
   return std::uint64_t{u & 0x80000000u ? ~u : u | 0x80000000u} << 32;
 }
 
-void prefetch(const std::byte* from, std::int64_t bytes) {
-  for (std::int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at);
+/// How many of n falling numbers are above x. Takes no branch that depends on them.
+std::size_t places_above(const std::uint64_t* falling, std::size_t n, std::uint64_t x) {
+  const std::uint64_t* base = falling;
+  while (n > 1) {
+    const std::size_t half = n / 2;
+    base += half & (std::size_t{0} - static_cast<std::size_t>(base[half - 1] > x));
+    n -= half;
+  }
+  return static_cast<std::size_t>(base - falling) + (n == 1 && *base > x ? 1 : 0);
+}
+
+void prefetch(const void* from, std::int64_t bytes) {
+  for (std::int64_t at = 0; at < bytes; at += 64)
+    __builtin_prefetch(static_cast<const std::byte*>(from) + at);
 }
 
 }  // namespace
 
-void Walk::begin(const KeyGraph& graph, const WalkKeys& keys, const float* q, std::int64_t keep) {
-  for (const Node node : touched_) visited_[static_cast<std::size_t>(node) >> 6] = 0;
-  touched_.clear();
+void Walk::begin(const KeyGraph& graph, const WalkKeys& keys, const float* q, std::int64_t keep,
+                 bool may_widen) {
+  for (const Node node : seen_) visited_[static_cast<std::size_t>(node) >> 6] = 0;
+  seen_.clear();
+  chosen_.clear();
   best_.clear();
   dropped_.clear();
-  collected_.clear();
   graph_ = &graph;
   keys_ = keys;
-  q_ = q;
+  code_query({q, static_cast<std::size_t>(keys.rows.d)}, q_);
   keep_ = static_cast<std::size_t>(keep);
+  may_widen_ = may_widen;
   first_pending_ = 0;
   scored_ = expanded_ = 0;
   const auto words = static_cast<std::size_t>((graph.nodes() + 63) / 64);
@@ -52,21 +66,21 @@ void Walk::visit(std::span<const Node> nodes) {
 }
 
 void Walk::run(std::int64_t beam) {
-  const std::size_t most = std::min(keep_, static_cast<std::size_t>(beam));
-  for (;;) {
-    std::size_t together = 0;
-    while (first_pending_ < std::min(most, best_.size()) && together < kExpandTogether) {
-      Entry& entry = best_[first_pending_++];
-      if ((entry & 1u) == 0) continue;
-      entry &= ~Entry{1};
-      for (const Link link : graph_->links(node_of(entry))) collect(target_of(link));
-      ++together;
-    }
-    if (together == 0) return;
-    expanded_ += static_cast<std::int64_t>(together);
-    score_collected();
-    merge();
+  while (turn(beam)) {
   }
+}
+
+bool Walk::turn(std::int64_t beam) {
+  if (!chosen_.empty()) {
+    for (const Node node : chosen_)
+      for (const Link link : graph_->links(node)) collect(target_of(link));
+    chosen_.clear();
+    return true;
+  }
+  score_collected();
+  merge();
+  choose(beam);
+  return !chosen_.empty();
 }
 
 void Walk::widen(std::int64_t keep) {
@@ -76,52 +90,100 @@ void Walk::widen(std::int64_t keep) {
   merge();
 }
 
-/// Notes a node to be scored, unless it was before.
+/// Takes the best nodes that are not expanded, of the best `beam`, and asks for their links.
+void Walk::choose(std::int64_t beam) {
+  const std::size_t end = std::min({keep_, static_cast<std::size_t>(beam), best_.size()});
+  while (first_pending_ < end && chosen_.size() < kExpandTogether) {
+    Entry& entry = best_[first_pending_++];
+    if ((entry & 1u) == 0) continue;
+    entry &= ~Entry{1};
+    chosen_.push_back(node_of(entry));
+    prefetch(graph_->row(chosen_.back()), graph_->degree() * std::int64_t{sizeof(Link)});
+  }
+  expanded_ += std::ssize(chosen_);
+}
+
+/// Notes a node to be scored, unless it was before, and asks for its key.
 void Walk::collect(Node node) {
   const auto at = static_cast<std::size_t>(node);
   std::uint64_t& word = visited_[at >> 6];
   const std::uint64_t bit = std::uint64_t{1} << (at & 63);
   if ((word & bit) != 0) return;
   word |= bit;
-  touched_.push_back(node);
-  collected_.push_back(node);
+  seen_.push_back(node);
   prefetch(keys_.rows.k + node * keys_.rows.row_bytes(), keys_.rows.row_bytes());
   __builtin_prefetch(keys_.rows.k_scale + node);
 }
 
+/// Scores what was collected; what is good enough to be kept is fresh then.
 void Walk::score_collected() {
   fresh_.clear();
-  const auto count = std::ssize(collected_);
-  if (count == 0) return;
-  scores_.resize(collected_.size());
-  kernels().score_rows(q_, 1, keys_.rows, collected_.data(), count, scores_.data(), count);
-  scored_ += count;
-  for (std::size_t i = 0; i < collected_.size(); ++i)
-    fresh_.push_back(ordered(scores_[i]) | static_cast<std::uint32_t>(collected_[i]) << 1 | 1u);
-  collected_.clear();
+  const std::span<const Node> collected = std::span(seen_).subspan(static_cast<std::size_t>(scored_));
+  if (collected.empty()) return;
+  const std::size_t count = collected.size();
+  scores_.resize(count);
+  coded_dot_kernels().score(q_, keys_.rows, collected.data(), std::ssize(collected), scores_.data());
+  scored_ += std::ssize(collected);
+  const Entry last = best_.size() >= keep_ && keep_ > 0 ? best_[keep_ - 1] : 0;
+  fresh_.resize(count);
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Entry entry = ordered(scores_[i]) | static_cast<std::uint32_t>(collected[i]) << 1 | 1u;
+    fresh_[kept] = entry;
+    kept += entry > last ? 1 : 0;
+    if (may_widen_ && entry <= last) dropped_.push_back(entry);
+  }
+  fresh_.resize(kept);
+}
+
+/// sorted_ = fresh_, falling. Of few numbers each is put where it belongs by counting those above it, which
+/// takes no branch; a sort's would be foreseen half of the time.
+void Walk::sort_fresh() {
+  const std::size_t count = fresh_.size();
+  sorted_.assign(fresh_.begin(), fresh_.end());
+  if (count > kCountedRanks) return std::sort(sorted_.begin(), sorted_.end(), std::greater<>());
+  rank_.assign(count, 0);
+  for (std::size_t i = 1; i < count; ++i) {
+    std::int32_t above = 0;
+    for (std::size_t j = 0; j < i; ++j) {
+      const std::int32_t less = fresh_[j] < fresh_[i] ? 1 : 0;
+      rank_[j] += less;
+      above += 1 - less;
+    }
+    rank_[i] = above;
+  }
+  for (std::size_t i = 0; i < count; ++i) sorted_[static_cast<std::size_t>(rank_[i])] = fresh_[i];
 }
 
 /// Puts fresh_ in its places among the best.
 void Walk::merge() {
-  if (best_.size() >= keep_) {
-    const Entry last = best_[keep_ - 1];
-    const auto worse = std::partition(fresh_.begin(), fresh_.end(), [&](Entry e) { return e > last; });
-    dropped_.insert(dropped_.end(), worse, fresh_.end());
-    fresh_.erase(worse, fresh_.end());
-  }
   if (fresh_.empty()) return;
-  std::sort(fresh_.begin(), fresh_.end(), std::greater<>());
-  const auto place = std::lower_bound(best_.begin(), best_.end(), fresh_.front(), std::greater<>());
-  first_pending_ = std::min(first_pending_, static_cast<std::size_t>(place - best_.begin()));
-  merged_.resize(best_.size() + fresh_.size());
-  std::merge(best_.begin(), best_.end(), fresh_.begin(), fresh_.end(), merged_.begin(), std::greater<>());
-  if (merged_.size() > keep_) {
-    dropped_.insert(dropped_.end(), merged_.begin() + static_cast<std::ptrdiff_t>(keep_), merged_.end());
-    merged_.resize(keep_);
+  sort_fresh();
+  // All places first: searches that do not wait for one another overlap.
+  std::size_t old = best_.size();
+  rank_.resize(sorted_.size());
+  for (std::size_t i = 0; i < sorted_.size(); ++i)
+    rank_[i] = static_cast<std::int32_t>(places_above(best_.data(), old, sorted_[i]));
+  // From the worst on, in place: whole stretches of what was there move up, by as many as come before them.
+  best_.resize(old + sorted_.size());
+  for (std::size_t ahead = sorted_.size(); ahead > 0; --ahead) {
+    const auto at = static_cast<std::size_t>(rank_[ahead - 1]);
+    if (old > at) std::memmove(&best_[at + ahead], &best_[at], (old - at) * sizeof(Entry));
+    best_[at + ahead - 1] = sorted_[ahead - 1];
+    old = at;
   }
-  best_.swap(merged_);
-  // The links of the next node to be expanded will be needed first.
-  if (first_pending_ < best_.size()) __builtin_prefetch(graph_->row(node_of(best_[first_pending_])));
+  first_pending_ = std::min(first_pending_, old);
+  if (best_.size() <= keep_) return;
+  if (may_widen_)
+    dropped_.insert(dropped_.end(), best_.begin() + static_cast<std::ptrdiff_t>(keep_), best_.end());
+  best_.resize(keep_);
+}
+
+void run_together(std::span<Walk> walks, std::int64_t beam) {
+  for (bool any = true; any;) {
+    any = false;
+    for (Walk& walk : walks) any |= walk.turn(beam);
+  }
 }
 
 }  // namespace lode

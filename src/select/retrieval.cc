@@ -149,8 +149,24 @@ class Retrieval final : public Selector, public SharesIndex {
     std::int64_t token;
     int head;  // query head
     Position far_end;
+    const float* q;  // [d], scaled
     std::int64_t far_keys() const { return std::int64_t{far_end} - block.far_begin; }
   };
+  const KvRows& rows_of(const Search& search) const {
+    return search.block.kv.heads[at(search.head / geometry_.group())];
+  }
+  const RetrievalIndex& index_of(const Search& search) const {
+    return search.indexed.heads[at(search.head / geometry_.group())];
+  }
+  /// Keys in this token's window, which an index may hold: they are walked over but not taken.
+  std::int64_t hidden(const Search& search) const {
+    return std::max<std::int64_t>(0, index_of(search).keys() - search.far_keys());
+  }
+  /// Nodes that a walk keeps: some more than are taken, since exact scores order them anew.
+  std::int64_t keep_for(std::int64_t keys) const {
+    const std::int64_t beam = options_.beam_for(keys);
+    return options_.mass > 0.0 ? beam : std::max(beam, keys + keys / 4);
+  }
   enum class Way { all, scan, walk };
 
   RetrievalIndex::Shape shape() const {
@@ -168,16 +184,19 @@ class Retrieval final : public Selector, public SharesIndex {
 
   Way way(std::int64_t far_keys) const;
   std::vector<Segment> next_segments(std::span<const QueryBlock> blocks, std::vector<std::int64_t>& done);
-  void search_segment(const Segment& segment, int head, RetrievalScratch& scratch, Selection& out,
-                      SelectWork& work) const;
-  void scan(const Search& search, std::span<const float> q, RetrievalScratch& scratch, Selection& out,
-            SelectWork& work) const;
-  void walk(const Search& search, std::span<const float> q, RetrievalScratch& scratch, Selection& out,
-            SelectWork& work) const;
-  std::int64_t rank(const Search& search, std::span<const float> q, RetrievalScratch& scratch,
-                    std::vector<Position>& rows) const;
-  double unseen_weight(const Search& search, std::span<const float> q, std::span<const Position> seen,
-                       float peak, RetrievalScratch& scratch) const;
+  int heads_together(std::int64_t segments) const;
+  void search_segment(const Segment& segment, int first_head, int heads, RetrievalScratch& scratch,
+                      std::span<Selection> out, std::span<SelectWork> work) const;
+  void search_token(std::span<const Search> searches, Way way, RetrievalScratch& scratch,
+                    std::span<Selection> out, std::span<SelectWork> work) const;
+  void scan(const Search& search, RetrievalScratch& scratch, Selection& out, SelectWork& work) const;
+  void begin(const Search& search, Walk& walk) const;
+  void finish(const Search& search, Walk& walk, RetrievalScratch& scratch, Selection& out,
+              SelectWork& work) const;
+  void rank(const Search& search, const Walk& walk, RetrievalScratch& scratch,
+            std::vector<Position>& rows) const;
+  double unseen_weight(const Search& search, std::span<const Position> seen, float peak,
+                       RetrievalScratch& scratch) const;
 
   const LayerGeometry geometry_;
   const Options options_;
@@ -261,9 +280,15 @@ void Retrieval::select(std::span<const QueryBlock> blocks, Selection& out) {
     }
     std::vector<Selection> chosen(segments.size() * at(heads));
     std::vector<SelectWork> works(chosen.size());
-    geometry_.pool->for_each(std::ssize(chosen), [&](std::int64_t item, int worker) {
-      search_segment(segments[at(item / heads)], static_cast<int>(item % heads), scratch_[at(worker)],
-                     chosen[at(item)], works[at(item)]);
+    const int group = geometry_.group(), together = heads_together(std::ssize(segments));
+    const int parts = (group + together - 1) / together;  // of a KV head's group
+    geometry_.pool->for_each(std::ssize(segments) * kv_heads * parts, [&](std::int64_t item, int worker) {
+      const std::int64_t part = item % parts, segment = item / parts / kv_heads;
+      const auto first = static_cast<int>(item / parts % kv_heads * group + part * together);
+      const int count = std::min(together, static_cast<int>(group - part * together));
+      const std::size_t place = at(segment * heads + first);
+      search_segment(segments[at(segment)], first, count, scratch_[at(worker)],
+                     std::span(chosen).subspan(place, at(count)), std::span(works).subspan(place, at(count)));
     });
     for (std::size_t i = 0; i < chosen.size(); ++i) {
       out.append(chosen[i]);
@@ -273,43 +298,72 @@ void Retrieval::select(std::span<const QueryBlock> blocks, Selection& out) {
   }
 }
 
-/// The tokens of one head, one after the other: each begins with what the last one found.
-void Retrieval::search_segment(const Segment& segment, int head, RetrievalScratch& scratch, Selection& out,
-                               SelectWork& work) const {
+/// Heads of a group whose walks take turns on one thread: all, unless threads would be left without work.
+/// What is found does not depend on it.
+int Retrieval::heads_together(std::int64_t segments) const {
+  int together = geometry_.group();
+  while (together > 1 && segments * geometry_.query_heads / together < geometry_.pool->size())
+    together = (together + 1) / 2;
+  return together;
+}
+
+/// The tokens of some heads of a group, one after the other: each begins with what the last one found.
+void Retrieval::search_segment(const Segment& segment, int first_head, int heads, RetrievalScratch& scratch,
+                               std::span<Selection> out, std::span<SelectWork> work) const {
   const std::int64_t d = geometry_.head_dim;
-  const int group = geometry_.group(), within = head % group;
-  std::vector<float> q(at(d));
+  std::vector<float> q(at(heads * d));
+  std::vector<Search> searches;
   for (std::int64_t token = segment.first; token < segment.last; ++token) {
-    const Search search = {*segment.block, *segment.indexed, token, head,
-                           segment.block->far_end(token, geometry_.dense)};
-    QuerySet set = {.sequence = segment.block->sequence,
-                    .kv_head = head / group,
+    const Position far_end = segment.block->far_end(token, geometry_.dense);
+    const float* const given = segment.block->q.data() + (token * geometry_.query_heads + first_head) * d;
+    for (std::size_t i = 0; i < q.size(); ++i) q[i] = given[i] * geometry_.scale;
+    searches.clear();
+    for (int head = 0; head < heads; ++head)
+      searches.push_back(
+          {*segment.block, *segment.indexed, token, first_head + head, far_end, q.data() + head * d});
+    search_token(searches, way(searches[0].far_keys()), scratch, out, work);
+  }
+}
+
+/// One token of some heads of a group. `out` and `work` are the heads'.
+void Retrieval::search_token(std::span<const Search> searches, Way way, RetrievalScratch& scratch,
+                             std::span<Selection> out, std::span<SelectWork> work) const {
+  const int group = geometry_.group();
+  if (scratch.walks.size() < searches.size()) scratch.walks.resize(searches.size());
+  const std::span<Walk> walks = std::span(scratch.walks).first(searches.size());
+  if (way == Way::walk) {
+    for (std::size_t i = 0; i < searches.size(); ++i) begin(searches[i], walks[i]);
+    const Search& any = searches[0];
+    run_together(walks, options_.beam_for(options_.k.of(any.far_keys())) + hidden(any));
+  }
+  for (std::size_t i = 0; i < searches.size(); ++i) {
+    const Search& search = searches[i];
+    const int within = search.head % group;
+    QuerySet set = {.sequence = search.block.sequence,
+                    .kv_head = search.head / group,
                     .heads = 1u << within,
-                    .token_begin = static_cast<std::int32_t>(token),
-                    .token_end = static_cast<std::int32_t>(token + 1)};
-    const Way way = this->way(search.far_keys());
+                    .token_begin = static_cast<std::int32_t>(search.token),
+                    .token_end = static_cast<std::int32_t>(search.token + 1)};
     if (way == Way::all) {  // the first head of the group speaks for all, so that keys are read once
       if (within != 0) continue;
       set.heads = all_heads(group);
-      out.add_set(set);
-      out.add_run(search.block.far_begin, search.far_end);
+      out[i].add_set(set);
+      out[i].add_run(search.block.far_begin, search.far_end);
       continue;
     }
-    out.add_set(set);
-    const std::span<const float> given =
-        search.block.q.subspan(at((token * geometry_.query_heads + head) * d), at(d));
-    for (std::size_t i = 0; i < q.size(); ++i) q[i] = given[i] * geometry_.scale;
-    way == Way::scan ? scan(search, q, scratch, out, work) : walk(search, q, scratch, out, work);
+    out[i].add_set(set);
+    way == Way::scan ? scan(search, scratch, out[i], work[i])
+                     : finish(search, walks[i], scratch, out[i], work[i]);
   }
 }
 
 /// All far keys, exactly.
-void Retrieval::scan(const Search& search, std::span<const float> q, RetrievalScratch& scratch,
-                     Selection& out, SelectWork& work) const {
-  const KvRows& kv = search.block.kv.heads[at(search.head / geometry_.group())];
+void Retrieval::scan(const Search& search, RetrievalScratch& scratch, Selection& out,
+                     SelectWork& work) const {
+  const KvRows& kv = rows_of(search);
   const std::int64_t n = search.far_keys();
   scratch.scores.resize(at(n));
-  kernels().score_run(q.data(), 1, kv, search.block.far_begin, search.far_end, scratch.scores.data(), n);
+  kernels().score_run(search.q, 1, kv, search.block.far_begin, search.far_end, scratch.scores.data(), n);
   std::vector<Position> rows;
   if (options_.mass > 0.0) {
     top_mass(scratch.scores, options_.mass, search.block.far_begin, rows);
@@ -322,29 +376,26 @@ void Retrieval::scan(const Search& search, std::span<const float> q, RetrievalSc
 }
 
 /// Exact scores, into scratch.scores, of the keys that the walk found and of those behind the graph; their
-/// positions into `rows`, rising. Returns how many were scored.
-std::int64_t Retrieval::rank(const Search& search, std::span<const float> q, RetrievalScratch& scratch,
-                             std::vector<Position>& rows) const {
-  const KvRows& kv = search.block.kv.heads[at(search.head / geometry_.group())];
-  const RetrievalIndex& index = search.indexed.heads[at(search.head / geometry_.group())];
+/// positions into `rows`, rising.
+void Retrieval::rank(const Search& search, const Walk& walk, RetrievalScratch& scratch,
+                     std::vector<Position>& rows) const {
   rows.clear();
-  for (std::int64_t rank = 0; rank < scratch.walk.found(); ++rank) {
-    const Position row = search.block.far_begin + scratch.walk.node(rank);
+  for (std::int64_t rank = 0; rank < walk.found(); ++rank) {
+    const Position row = search.block.far_begin + walk.node(rank);
     if (row < search.far_end) rows.push_back(row);
   }
   std::sort(rows.begin(), rows.end());
-  for (auto row = static_cast<Position>(search.block.far_begin + index.keys()); row < search.far_end; ++row)
-    rows.push_back(row);
+  const auto indexed = static_cast<Position>(search.block.far_begin + index_of(search).keys());
+  for (Position row = indexed; row < search.far_end; ++row) rows.push_back(row);
   scratch.scores.resize(rows.size());
-  kernels().score_rows(q.data(), 1, kv, rows.data(), std::ssize(rows), scratch.scores.data(),
+  kernels().score_rows(search.q, 1, rows_of(search), rows.data(), std::ssize(rows), scratch.scores.data(),
                        std::ssize(rows));
-  return std::ssize(rows);
 }
 
 /// Sum of exp(score - peak) over far keys that are not in `seen` (rising), from a sample of evenly spread
 /// ones.
-double Retrieval::unseen_weight(const Search& search, std::span<const float> q,
-                                std::span<const Position> seen, float peak, RetrievalScratch& scratch) const {
+double Retrieval::unseen_weight(const Search& search, std::span<const Position> seen, float peak,
+                                RetrievalScratch& scratch) const {
   const std::int64_t n = search.far_keys();
   std::vector<Position> sample;
   Rng rng(hash_seed(geometry_.seed, geometry_.layer, geometry_.query_head_in_layer(search.head),
@@ -360,37 +411,38 @@ double Retrieval::unseen_weight(const Search& search, std::span<const float> q,
   if (sample.empty()) return 0.0;
   std::vector<float>& scores = scratch.distance;
   scores.resize(sample.size());
-  kernels().score_rows(q.data(), 1, search.block.kv.heads[at(search.head / geometry_.group())], sample.data(),
-                       std::ssize(sample), scores.data(), std::ssize(sample));
+  kernels().score_rows(search.q, 1, rows_of(search), sample.data(), std::ssize(sample), scores.data(),
+                       std::ssize(sample));
   double sum = 0.0;
   for (const float s : scores) sum += std::isnan(s) ? 0.0 : std::exp(static_cast<double>(s) - peak);
   return sum * static_cast<double>(n - std::ssize(seen)) / static_cast<double>(sample.size());
 }
 
-void Retrieval::walk(const Search& search, std::span<const float> q, RetrievalScratch& scratch,
-                     Selection& out, SelectWork& work) const {
-  const int kv_head = search.head / geometry_.group();
-  const KvRows& kv = search.block.kv.heads[at(kv_head)];
-  const RetrievalIndex& index = search.indexed.heads[at(kv_head)];
+/// Sets out from the entries and from what the head found for the token before.
+void Retrieval::begin(const Search& search, Walk& walk) const {
+  const RetrievalIndex& index = index_of(search);
   const KeyGraph& graph = index.graph(options_.per_query_head ? search.head % geometry_.group() : 0);
-  const std::int64_t n = search.far_keys(), k = options_.k.of(n);
-  // Keys in this token's window, which an index may hold, are walked over but not taken.
-  const std::int64_t hidden = std::max<std::int64_t>(0, index.keys() - n);
-  std::int64_t beam = options_.beam_for(k), keep = options_.mass > 0.0 ? beam : std::max(beam, k + k / 4);
-  Walk& walk = scratch.walk;
   std::vector<Node>& remembered = search.indexed.remembered[at(search.head)];
   std::erase_if(remembered, [&](Node node) { return node >= graph.nodes(); });
-  walk.begin(graph, index.walk_keys(), q.data(), keep + hidden);
+  walk.begin(graph, index.walk_keys(), search.q, keep_for(options_.k.of(search.far_keys())) + hidden(search),
+             options_.mass > 0.0);
   walk.visit(graph.entries());
   walk.visit(remembered);
+}
+
+/// Takes the best keys of a walk that has run, which goes on where it found too little.
+void Retrieval::finish(const Search& search, Walk& walk, RetrievalScratch& scratch, Selection& out,
+                       SelectWork& work) const {
+  const KvRows& kv = rows_of(search);
+  const std::int64_t n = search.far_keys(), k = options_.k.of(n), hidden = this->hidden(search);
+  const std::int64_t nodes = index_of(search).keys();
+  std::int64_t beam = options_.beam_for(k), keep = keep_for(k);
   std::vector<Position> rows, best;
   for (;;) {
-    walk.run(beam + hidden);
     // Fewer than asked for: a narrow beam has stopped early.
-    while (walk.found() < std::min(keep + hidden, graph.nodes()) && beam < keep)
-      walk.run((beam *= 2) + hidden);
-    const std::int64_t scored = rank(search, q, scratch, rows);
-    work.bytes += scored * kv.token_bytes() / 2;
+    while (walk.found() < std::min(keep + hidden, nodes) && beam < keep) walk.run((beam *= 2) + hidden);
+    rank(search, walk, scratch, rows);
+    work.bytes += std::ssize(rows) * kv.token_bytes() / 2;
     if (options_.mass == 0.0) {
       top_k(scratch.scores, k, 0, best);
       break;
@@ -399,13 +451,15 @@ void Retrieval::walk(const Search& search, std::span<const float> q, RetrievalSc
     work.keys_scored += kSample;
     float peak = -std::numeric_limits<float>::infinity();
     for (const float score : scratch.scores) peak = std::max(peak, score);  // a NaN stays out
-    const double unseen = unseen_weight(search, q, rows, peak, scratch);
+    const double unseen = unseen_weight(search, rows, peak, scratch);
     if (take_mass(scratch.scores, options_.mass, peak, unseen, best)) break;
     beam *= 2;
     keep = beam;
-    if (kKeysPerBeam * beam >= n) return scan(search, q, scratch, out, work);
+    if (kKeysPerBeam * beam >= n) return scan(search, scratch, out, work);
     walk.widen(keep + hidden);
+    walk.run(beam + hidden);
   }
+  std::vector<Node>& remembered = search.indexed.remembered[at(search.head)];
   remembered.clear();
   for (std::int64_t rank = 0; options_.warm && rank < walk.found() && remembered.size() < kRemembered; ++rank)
     remembered.push_back(walk.node(rank));

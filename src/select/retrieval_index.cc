@@ -140,13 +140,15 @@ void RetrievalIndex::add(std::size_t number, RetrievalScratch& scratch) {
   }
   order.emplace_back(0.0f, scratch.key.data());
   scratch.candidates.clear();
-  for (const auto& [below, q] : order) {
-    scratch.walk.begin(graph, keys, q, kGuideKeep);
-    scratch.walk.visit(graph.entries());
-    scratch.walk.run(kGuideBeam);
-    for (std::int64_t rank = 0; rank < scratch.walk.found(); ++rank)
-      scratch.candidates.push_back(scratch.walk.node(rank));
+  if (scratch.walks.size() < order.size()) scratch.walks.resize(order.size());
+  const std::span<Walk> walks = std::span(scratch.walks).first(order.size());
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    walks[i].begin(graph, keys, order[i].second, kGuideKeep);
+    walks[i].visit(graph.entries());
   }
+  run_together(walks, kGuideBeam);
+  for (const Walk& walk : walks)
+    for (std::int64_t rank = 0; rank < walk.found(); ++rank) scratch.candidates.push_back(walk.node(rank));
   std::sort(scratch.candidates.begin(), scratch.candidates.end());
   scratch.candidates.erase(std::unique(scratch.candidates.begin(), scratch.candidates.end()),
                            scratch.candidates.end());

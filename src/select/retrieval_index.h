@@ -17,7 +17,7 @@ class ThreadPool;
 
 /// What a thread needs to add keys or to search; kept from call to call.
 struct RetrievalScratch {
-  Walk walk;
+  std::vector<Walk> walks = std::vector<Walk>(1);  ///< that take turns
   std::vector<float> key, scores, rows, distance;
   std::vector<Node> candidates;
 };

@@ -268,7 +268,7 @@ TEST(Walk, ReturnsWhatItDroppedWhenItIsWidened) {
   Walk narrow, wide;
   for (std::int64_t q = 0; q < 60; ++q) {
     const float* const query = matrix(world.asked)[q].data();
-    narrow.begin(graph, keys.view(), query, 8);
+    narrow.begin(graph, keys.view(), query, 8, /*may_widen=*/true);
     narrow.visit(graph.entries());
     narrow.visit(graph.entries());
     narrow.run(8);

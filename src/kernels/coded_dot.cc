@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Codes queries, and chooses the kernels of coded products that go with the table that kernels() has chosen.
+#include "kernels/coded_dot.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace lode {
+
+extern const CodedDotKernels kScalarCodedDot;
+#if defined(__x86_64__)
+extern const CodedDotKernels kAvx2CodedDot;
+extern const CodedDotKernels kAvx512CodedDot;
+extern const CodedDotKernels kAvx512VnniCodedDot;
+#endif
+
+namespace {
+
+/// Those that run wherever this table of kernels runs, the best last.
+std::vector<const CodedDotKernels*> going_with(const KernelTable& table) {
+#if defined(__x86_64__)
+  if (table.name == "avx2") return {&kAvx2CodedDot};
+  if (table.name.starts_with("avx512") || table.name == "amx") {
+    std::vector<const CodedDotKernels*> found = {&kAvx512CodedDot};
+    if (__builtin_cpu_supports("avx512vnni")) found.push_back(&kAvx512VnniCodedDot);
+    return found;
+  }
+#endif
+  return {&kScalarCodedDot};
+}
+
+std::vector<const CodedDotKernels*> find_supported() {
+  std::vector<const CodedDotKernels*> all;
+  for (const KernelTable* table : supported_kernels()) {
+    for (const CodedDotKernels* one : going_with(*table)) {
+      if (std::find(all.begin(), all.end(), one) == all.end()) all.push_back(one);
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+void code_query(std::span<const float> q, CodedQuery& out) {
+  float most = 0.0f;
+  bool finite = true;
+  for (const float x : q) {
+    most = std::max(most, std::abs(x));
+    finite = finite && std::isfinite(x);
+  }
+  // Of subnormal numbers the reciprocal is infinite; they count as 0.
+  const float inverse = finite && most > 0.0f ? static_cast<float>(kMostCoded) / most : 0.0f;
+  const float factor = std::isfinite(inverse) ? inverse : 0.0f;
+  std::uint32_t sum = 0;
+  for (std::size_t i = 0; i < q.size(); ++i) {
+    const int whole =
+        factor > 0.0f ? std::clamp(static_cast<int>(std::nearbyint(q[i] * factor)), -kMostCoded, kMostCoded)
+                      : 0;
+    const int high = (whole + 128) >> 8;
+    out.whole[i] = static_cast<std::int16_t>(whole);
+    out.high[i] = static_cast<std::int8_t>(high);
+    out.low[i] = static_cast<std::int8_t>(whole - 256 * high);
+    sum += static_cast<std::uint32_t>(whole);
+  }
+  // Wide reads of the last numbers meet zeros.
+  for (std::size_t i = q.size(); i < std::size_t{kMaxHeadDim} && i % 64 != 0; ++i)
+    out.whole[i] = out.high[i] = out.low[i] = 0;
+  out.offset = 128 * sum;
+}
+
+std::span<const CodedDotKernels* const> supported_coded_dot_kernels() {
+  static const std::vector<const CodedDotKernels*> tables = find_supported();
+  return tables;
+}
+
+const CodedDotKernels& coded_dot_kernels() {
+  static const CodedDotKernels& table = *going_with(kernels()).back();
+  return table;
+}
+
+}  // namespace lode
