@@ -5,6 +5,7 @@
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC 12 takes the don't-care operands of its own intrinsics for uninitialised variables.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 #include <immintrin.h>
 
