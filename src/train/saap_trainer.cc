@@ -367,8 +367,7 @@ void Training::collect_prompt(Capture& capture, std::int64_t index, std::span<He
   std::vector<Position> further(static_cast<std::size_t>(wanted), 0);
   for (std::size_t i = 0; settings_.shift > 0 && i < further.size(); ++i) {
     if (rng.uniform() >= settings_.shifted) continue;
-    const double share = rng.uniform();
-    further[i] = static_cast<Position>(share * share * static_cast<double>(settings_.shift));
+    further[i] = static_cast<Position>(rng.uniform() * static_cast<double>(settings_.shift));
   }
 
   std::vector<SaapCandidates> candidates(heads.size());

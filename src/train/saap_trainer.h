@@ -40,7 +40,7 @@ struct SaapSettings {
   double late = 0;
   std::int64_t late_tokens = 1024;
   /// A share `shifted` of the queries is scored as if it stood up to `shift` positions further behind the
-  /// keys (half of them less than a quarter of that): attention in contexts longer than the prompts.
+  /// keys: attention in contexts longer than the prompts.
   std::int64_t shift = 0;
   double shifted = 0.5;
   std::int64_t key_prompts = 0;  ///< prompts whose keys are clustered, spread over all; 0 = all
