@@ -38,6 +38,7 @@ struct Keys {
   const float* log_weights = nullptr;
   int sink = 0, listed = 0, window_begin = 0, count = 0;
 
+  __device__ Keys() {}
   __device__ Keys(const Params& p, int position, std::int64_t list, int count_of_list) {
     const int all = position + 1;
     if (!p.has_lists) {
