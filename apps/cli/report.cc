@@ -26,7 +26,7 @@ struct ReportFlags {
   std::vector<std::string> suites;
   std::string samples, format = "auto", prompts, haystack, output = "report";
   std::int64_t limit = 0;
-  bool quick = false;
+  bool quick = false, so_far = false;
 };
 
 /// Shipped suites by their names, others by their paths.
@@ -83,6 +83,7 @@ void run(const ReportFlags& flags) {
   options.folder = flags.output;
   options.haystack = flags.haystack;
   options.progress = flags.common.progress();
+  options.so_far = flags.so_far;
   if (!flags.samples.empty())
     options.samples =
         read_dataset(flags.samples, parse_dataset_format(flags.format), flags.limit, flags.prompts);
@@ -135,6 +136,7 @@ void add_report(CLI::App& app) {
                   "measured again")
       ->check(output_folder());
   verb.add_flag("--quick", flags->quick, "fewer samples, lengths and methods, as the suites say");
+  verb.add_flag("--so-far", flags->so_far, "measure nothing, write the page from what has been measured");
   verb.add_option("--samples", flags->samples,
                   "your own samples, or a published data set, in place of the suites' tasks and lengths");
   add_dataset_flags(verb, flags->format, flags->prompts);

@@ -13,12 +13,13 @@ struct TuneFlags {
   CommonFlags common;
   ModelFlags model;
   std::vector<std::string> texts, specs;
-  std::string check, out, target = "agreement=0.99", lengths;
+  std::string check, out, target = "agreement=0.99", cost = "both", lengths;
   TuneOptions options;
 };
 
 void run(TuneFlags& flags) {
   flags.options.target = TuneTarget::parse(flags.target);
+  flags.options.cost = parse_tune_cost(flags.cost);
   flags.options.probe.context = context_options(flags.common, flags.model);
   flags.options.probe.progress = flags.common.progress();
   if (flags.lengths == "none")
@@ -58,6 +59,10 @@ void add_tune(CLI::App& app) {
       ->check(output_file());
   verb.add_option("--target", flags->target,
                   "error=E (relative output error), loss=NATS (a token) or agreement=SHARE (of next tokens)");
+  verb.add_option(
+      "--cost", flags->cost,
+      "what the plan is to have little of: bytes, time (of a step on this device, at the length of "
+      "the first text) or both");
   add_attention_flag(verb, flags->specs, false);
   verb.add_option("--last", flags->options.probe.last, "tokens at the end of each text that are measured")
       ->check(whole_number(1, 1'000'000));

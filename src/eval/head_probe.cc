@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "attend/attend.h"
 #include "base/cancel.h"
@@ -14,15 +15,18 @@ namespace lode {
 
 namespace {
 
-/// Which far keys head `head` of the group attends for a query token, added to `attended` [keys].
-void mark_far(const Selection& selection, std::int32_t sequence, int kv_head, int head, std::int64_t token,
+/// Which far keys head `head` of the group attends for a query token, added to `attended` [keys]. False when
+/// they do not all count with the weights of attention.
+bool mark_far(const Selection& selection, std::int32_t sequence, int kv_head, int head, std::int64_t token,
               Position far_begin, Position far_end, std::vector<char>& attended) {
+  bool plain = true;
   for (std::int64_t i = 0; i < selection.sets(); ++i) {
     const Selection::Set set = selection.set(i);
     const QuerySet& q = set.queries;
     const bool ours = q.sequence == sequence && q.kv_head == kv_head && (q.heads >> head & 1u) != 0 &&
                       q.token_begin <= token && token < q.token_end;
     if (!ours) continue;
+    plain = plain && set.log_weights.empty() && set.tail_lse.empty();
     for (const Run& run : set.runs) {
       for (Position p = std::max(run.begin, far_begin); p < std::min(run.end, far_end); ++p)
         attended[static_cast<std::size_t>(p)] = 1;
@@ -31,6 +35,13 @@ void mark_far(const Selection& selection, std::int32_t sequence, int kv_head, in
       if (p >= far_begin && p < far_end) attended[static_cast<std::size_t>(p)] = 1;
     }
   }
+  return plain;
+}
+
+double norm_of(const float* x, std::int64_t n) {
+  double square = 0;
+  for (std::int64_t i = 0; i < n; ++i) square += static_cast<double>(x[i]) * x[i];
+  return std::sqrt(square);
 }
 
 /// The share of softmax(scores) on the attended keys.
@@ -71,16 +82,33 @@ void HeadProbe::look(const LayerGeometry& geometry, const QueryBlock& block, con
     if ((block.begin + t) % stride_ == 0) tokens.push_back(t);
   }
   if (tokens.empty()) return;
-  std::vector<float> exact(
-      static_cast<std::size_t>(block.tokens * geometry.query_heads * geometry.head_dim));  // [T, Hq, d]
-  float* const exact_output = exact.data();
-  attend_full({&block, 1}, geometry, {&exact_output, 1});
+  // Only these are attended fully, each as if decoded alone.
+  const auto width =
+      static_cast<std::size_t>(geometry.query_heads) * static_cast<std::size_t>(geometry.head_dim);
+  std::vector<float> exact(tokens.size() * width);  // [looked at, Hq, d]
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const auto at = static_cast<std::size_t>(tokens[i]) * width;
+    QueryBlock one = block;
+    one.begin = static_cast<Position>(block.begin + tokens[i]);
+    one.tokens = 1;
+    one.q = block.q.subspan(at, width);
+    one.q_unrotated = {};
+    float* const exact_output = exact.data() + i * width;
+    attend_full({&one, 1}, geometry, {&exact_output, 1});
+  }
+  const auto heads = static_cast<std::size_t>(geometry.kv_heads);
+  bounds_.resize(std::max(bounds_.size(), (static_cast<std::size_t>(geometry.layer) + 1) * heads));
+  geometry.pool->for_each(geometry.kv_heads, [&](std::int64_t head, int) {
+    bounds_[static_cast<std::size_t>(geometry.layer) * heads + static_cast<std::size_t>(head)].extend(
+        block.kv.heads[static_cast<std::size_t>(head)], block.begin + block.tokens);
+  });
   const auto items = static_cast<std::int64_t>(tokens.size()) * geometry.kv_heads;
   std::vector<std::vector<Sums>> seen(static_cast<std::size_t>(items));
   geometry.pool->for_each(items, [&](std::int64_t item, int) {
-    seen[static_cast<std::size_t>(item)] = compare(geometry, block, selection, output, exact.data(),
-                                                   tokens[static_cast<std::size_t>(item / geometry.kv_heads)],
-                                                   static_cast<int>(item % geometry.kv_heads));
+    const auto i = static_cast<std::size_t>(item / geometry.kv_heads);
+    seen[static_cast<std::size_t>(item)] =
+        compare(geometry, block, selection, output, exact.data() + i * width, tokens[i],
+                static_cast<int>(item % geometry.kv_heads));
   });
   for (std::int64_t item = 0; item < items; ++item) {
     const std::int64_t first = geometry.layer * query_heads_ + item % geometry.kv_heads * geometry.group();
@@ -91,6 +119,7 @@ void HeadProbe::look(const LayerGeometry& geometry, const QueryBlock& block, con
       sum.recall += one.recall;
       sum.mass += one.mass;
       sum.error += one.error;
+      sum.bound += one.bound;
       sum.queries += 1;
     }
   }
@@ -112,7 +141,7 @@ std::vector<HeadProbe::Sums> HeadProbe::compare(const LayerGeometry& geometry, c
   for (int g = 0; g < group; ++g) {
     std::vector<char> attended(static_cast<std::size_t>(keys), 1);
     std::fill(attended.begin() + far_begin, attended.begin() + far_end, char{0});
-    mark_far(selection, block.sequence, kv_head, g, token, far_begin, far_end, attended);
+    const bool plain = mark_far(selection, block.sequence, kv_head, g, token, far_begin, far_end, attended);
     const std::span<const float> own(scores.data() + g * keys, static_cast<std::size_t>(keys));
     std::vector<Position> best;
     top_k(own.subspan(static_cast<std::size_t>(far_begin), static_cast<std::size_t>(far_end - far_begin)),
@@ -120,11 +149,17 @@ std::vector<HeadProbe::Sums> HeadProbe::compare(const LayerGeometry& geometry, c
     const auto found = std::count_if(best.begin(), best.end(),
                                      [&](Position p) { return attended[static_cast<std::size_t>(p)] != 0; });
     const auto count = std::count(attended.begin(), attended.end(), char{1});
+    const auto size = static_cast<std::size_t>(d);
+    const double bound = bounds_[static_cast<std::size_t>(geometry.layer * geometry.kv_heads + kv_head)].of(
+        std::span(q).subspan(static_cast<std::size_t>(g) * size, size), attended, own,
+        {output + (row + g) * d, size});
+    const double norm = norm_of(exact + (kv_head * group + g) * d, d);
     sums[static_cast<std::size_t>(g)] = {
         .density = static_cast<double>(count) / static_cast<double>(keys),
         .recall = best.empty() ? 1.0 : static_cast<double>(found) / static_cast<double>(best.size()),
         .mass = captured_mass(own, attended),
-        .error = relative_error(output + (row + g) * d, exact + (row + g) * d, d)};
+        .error = relative_error(output + (row + g) * d, exact + (kv_head * group + g) * d, d),
+        .bound = plain ? bound == 0 ? 0.0 : bound / norm : std::numeric_limits<double>::infinity()};
   }
   return sums;
 }
@@ -140,7 +175,8 @@ std::vector<HeadMeasure> HeadProbe::measures() const {
                         .density = s.density / n,
                         .recall = s.recall / n,
                         .mass = s.mass / n,
-                        .error = s.error / n});
+                        .error = s.error / n,
+                        .bound = s.bound / n});
   }
   return measures;
 }

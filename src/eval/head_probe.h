@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "eval/error_bound.h"
 #include "eval/probe.h"
 #include "model/llama.h"
 
@@ -21,19 +22,20 @@ class HeadProbe {
 
  private:
   struct Sums {
-    double density = 0, recall = 0, mass = 0, error = 0;
+    double density = 0, recall = 0, mass = 0, error = 0, bound = 0;
     std::int64_t queries = 0;
   };
   void look(const LayerGeometry& geometry, const QueryBlock& block, const Selection& selection,
             const float* output);
-  /// Sums of the group's heads for one query token and KV head, [G].
+  /// Sums of the group's heads for one query token and KV head, [G]; exact: the token's full output [Hq, d].
   std::vector<Sums> compare(const LayerGeometry& geometry, const QueryBlock& block,
                             const Selection& selection, const float* output, const float* exact,
                             std::int64_t token, int kv_head) const;
 
   int query_heads_;
   std::int64_t top_, stride_;
-  std::vector<Sums> sums_;  // [L, Hq]
+  std::vector<Sums> sums_;          // [L, Hq]
+  std::vector<ErrorBound> bounds_;  // [L, Hkv], grown as keys come
 };
 
 }  // namespace lode

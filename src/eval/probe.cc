@@ -18,16 +18,6 @@ namespace {
 /// Tokens per forward pass of the measured end: keeps the logits of large vocabularies small.
 constexpr std::int64_t kStep = 64;
 
-/// The spec with the sink and window that all methods get.
-Spec with_dense_parts(const Spec& spec, const DenseParts& dense) {
-  if (spec.name == "full") return spec;
-  std::string text = fmt::format("{}:sink={},window={}", spec.name, dense.sink, dense.window);
-  for (const auto& [key, value] : spec.given) {
-    if (key != "sink" && key != "window") text += fmt::format(",{}={}", key, value);
-  }
-  return parse_spec(text);
-}
-
 /// -log softmax(logits)[target], in nats.
 double loss_of(std::span<const float> logits, TokenId target) {
   const float most = *std::max_element(logits.begin(), logits.end());
@@ -60,9 +50,9 @@ class Probing {
           least, options.last, n));
     }
     specs_ = {{"full", parse_spec("full")},
-              {"streaming", with_dense_parts(parse_spec("streaming"), options.dense)}};
+              {"streaming", probe_spec(parse_spec("streaming"), options.dense)}};
     for (const NamedSpec& s : specs) {
-      const Spec spec = with_dense_parts(s.spec, options.dense);
+      const Spec spec = probe_spec(s.spec, options.dense);
       const auto known = std::find_if(specs_.begin(), specs_.end(),
                                       [&](const NamedSpec& k) { return k.spec.str() == spec.str(); });
       row_of_.push_back(static_cast<std::size_t>(known - specs_.begin()));
@@ -172,10 +162,23 @@ class Probing {
 };
 
 Json measure_json(const HeadMeasure& m) {
-  return {{"density", m.density}, {"recall", m.recall}, {"mass", m.mass}, {"error", m.error}};
+  return {{"density", m.density},
+          {"recall", m.recall},
+          {"mass", m.mass},
+          {"error", m.error},
+          {"bound", std::isfinite(m.bound) ? Json(m.bound) : Json()}};
 }
 
 }  // namespace
+
+Spec probe_spec(const Spec& spec, const DenseParts& dense) {
+  if (spec.name == "full") return spec;
+  std::string text = fmt::format("{}:sink={},window={}", spec.name, dense.sink, dense.window);
+  for (const auto& [key, value] : spec.given) {
+    if (key != "sink" && key != "window") text += fmt::format(",{}={}", key, value);
+  }
+  return parse_spec(text);
+}
 
 HeadMeasure ProbeRow::mean() const {
   const auto exact = static_cast<double>(dense_heads), all = exact + static_cast<double>(heads.size());
@@ -186,6 +189,7 @@ HeadMeasure ProbeRow::mean() const {
     mean.recall += h.recall / all;
     mean.mass += h.mass / all;
     mean.error += h.error / all;
+    mean.bound += h.bound / all;
   }
   return mean;
 }
@@ -229,15 +233,16 @@ std::string ProbeReport::table(bool with_heads) const {
       "{}, {} tokens; the last {} attend sink {} + window {} + what the method finds\n"
       "recovered: over the {} tokens that full attention predicts better than streaming by {} nat or more\n"
       "recall: of the top {} far keys; error: of the output; both, and mass, as means over all heads, those "
-      "of layers left dense too\n\n"
-      "{:34} {:>8} {:>10} {:>9} {:>8} {:>8} {:>8}\n",
+      "of layers left dense too\n"
+      "bound: on the error, from the least and largest numbers of pages of 16 keys, no key left out read\n\n"
+      "{:34} {:>8} {:>10} {:>9} {:>8} {:>8} {:>8} {:>8}\n",
       model, tokens, options.last, options.dense.sink, options.dense.window, gap_tokens, options.gap,
-      options.top, "attention", "loss", "recovered", "density", "recall", "mass", "error");
+      options.top, "attention", "loss", "recovered", "density", "recall", "mass", "error", "bound");
   for (const ProbeRow& row : rows) {
     const HeadMeasure mean = row.mean();
-    const std::string heads =
-        row.heads.empty() ? ""
-                          : fmt::format("{:>8.4f} {:>8.4f} {:>8.4f}", mean.recall, mean.mass, mean.error);
+    const std::string heads = row.heads.empty() ? ""
+                                                : fmt::format("{:>8.4f} {:>8.4f} {:>8.4f} {:>8.2f}",
+                                                              mean.recall, mean.mass, mean.error, mean.bound);
     text += fmt::format("{:34} {:>8.4f} {:>10} {:>9.4f} {}\n", row.attention, row.loss,
                         row.recovered ? fmt::format("{:.4f}", *row.recovered) : "-", row.density, heads);
   }

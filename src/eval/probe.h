@@ -36,6 +36,9 @@ struct HeadMeasure {
       0;  ///< of the `top` far keys with the highest scores, the share that was attended; 1 without far keys
   double mass = 0;   ///< share of full attention's probability that lies on attended keys
   double error = 0;  ///< |output - full attention's output of the same query| / |full attention's output|
+  /// What ErrorBound says of the error, over |full attention's output|; infinite where weights are not those
+  /// of attention (sampling, tails).
+  double bound = 0;
 };
 
 struct ProbeRow {
@@ -62,6 +65,9 @@ struct ProbeReport {
   Json json() const;
   std::string table(bool with_heads) const;
 };
+
+/// The spec with the sink and window that all methods of a probe get.
+Spec probe_spec(const Spec& spec, const DenseParts& dense);
 
 /// All methods attend with the same sink and window; `full` and `streaming` always run. InputError when the
 /// text is shorter than `last` and the window need.

@@ -23,7 +23,7 @@ constexpr int kTrials = 8;  ///< plans measured side by side in each of two roun
 /// What a candidate does in one KV head.
 struct Choice {
   std::string spec;
-  double cost = 0;           ///< bytes read / bytes that full attention reads
+  double cost = 0;           ///< bytes read / bytes that full attention reads, time likewise, or their sum
   double squared_error = 0;  ///< of the relative output error, mean over the group and the texts
   bool measured = false;     ///< not in layers that the method leaves dense
 };
@@ -57,6 +57,34 @@ double error_of(const ProbeRow& row) {
                            : std::sqrt(sum / static_cast<double>(std::ssize(row.heads) + row.dense_heads));
 }
 
+/// Time of a step of decoding by each candidate (and "streaming"): 0 = sink and window alone, 1 = full
+/// attention. Empty where the two are too near one another to tell.
+std::map<std::string, double> step_times(const std::shared_ptr<const Model>& model, std::int64_t tokens,
+                                         const std::vector<NamedSpec>& candidates,
+                                         const TuneOptions& options) {
+  constexpr double kTold = 0.03;  // of a step
+  std::vector<Spec> specs = {probe_spec(parse_spec("streaming"), options.probe.dense)};
+  for (const NamedSpec& c : candidates) {
+    const Spec spec = probe_spec(c.spec, options.probe.dense);
+    const auto same = [&](const Spec& s) { return s.str() == spec.str(); };
+    if (spec.name != "full" && std::none_of(specs.begin(), specs.end(), same)) specs.push_back(spec);
+  }
+  const auto rows = bench_decode(model,
+                                 {.context = std::min(tokens, model->config().max_positions - 64),
+                                  .kv_type = options.probe.context.kv_type,
+                                  .device = options.probe.context.device,
+                                  .gpu_memory = options.probe.context.gpu_memory,
+                                  .kind = KvKind::clustered,
+                                  .steps = 16},
+                                 specs, [](std::string_view) {});
+  const double full = rows[0].median_ms, least = rows[1].median_ms;
+  std::map<std::string, double> times;
+  if (full - least < kTold * full) return times;
+  for (std::size_t i = 0; i < specs.size(); ++i)
+    times[specs[i].str()] = std::max(0.0, (rows[i + 1].median_ms - least) / (full - least));
+  return times;
+}
+
 class Tuner {
  public:
   Tuner(const std::shared_ptr<const Model>& model, const std::vector<std::string>& texts,
@@ -70,7 +98,7 @@ class Tuner {
   /// The plan of fewest bytes among those tried that meets the target on the texts; the most exact one if
   /// none does.
   Plan choose() {
-    const Choices choices = measure_heads();
+    const Choices choices = with_times(measure_heads());
     double low = kLightest, high = kHeaviest;
     Trial best;
     for (int round = 0; round < 2; ++round) {
@@ -122,6 +150,23 @@ class Tuner {
     for (const auto& [spec, all] : by_spec)
       for (std::size_t h = 0; h < heads; ++h)
         if (all[h].measured) choices[h].push_back(all[h]);
+    return choices;
+  }
+
+  /// Costs as the options want them; `full` costs 1 of each.
+  Choices with_times(Choices choices) const {
+    if (options_.cost == TuneCost::bytes) return choices;
+    const auto tokens = static_cast<std::int64_t>(
+        model_->tokenizer().encode(texts_.front(), Tokenizer::Bos::as_template).size());
+    const std::map<std::string, double> times = step_times(model_, tokens, candidates_, options_);
+    if (times.empty()) return choices;
+    for (auto& of_head : choices) {
+      for (Choice& choice : of_head) {
+        const auto known = times.find(probe_spec(parse_spec(choice.spec), options_.probe.dense).str());
+        const double time = known != times.end() ? known->second : choice.spec == "full" ? 1.0 : 0.0;
+        choice.cost = options_.cost == TuneCost::time ? time : choice.cost + time;
+      }
+    }
     return choices;
   }
 
@@ -215,10 +260,12 @@ std::vector<TunedRow> check(const std::shared_ptr<const Model>& model, std::stri
   return rows;
 }
 
+/// Full attention, the plan and the best single method, if there is one, take turns step by step.
 std::vector<TuneReport::Timing> time_plan(const std::shared_ptr<const Model>& model, const Plan& plan,
-                                          const TuneOptions& options) {
+                                          const std::optional<Spec>& single, const TuneOptions& options) {
   TrialFiles files;
-  const Spec spec = files.add(plan).spec;
+  std::vector<Spec> specs = {files.add(plan).spec};
+  if (single) specs.push_back(*single);
   std::vector<TuneReport::Timing> timings;
   for (const std::int64_t length : options.lengths) {
     if (length + 64 > model->config().max_positions) continue;
@@ -229,8 +276,9 @@ std::vector<TuneReport::Timing> time_plan(const std::shared_ptr<const Model>& mo
                                     .gpu_memory = options.probe.context.gpu_memory,
                                     .kind = KvKind::clustered,
                                     .steps = 16},
-                                   {&spec, 1}, [](std::string_view) {});
+                                   specs, [](std::string_view) {});
     timings.push_back({.context = length, .full_ms = rows[0].median_ms, .plan_ms = rows[1].median_ms});
+    if (single) timings.back().single_ms = rows[2].median_ms;
   }
   return timings;
 }
@@ -247,6 +295,13 @@ std::string summary_of(const Plan& plan) {
 }
 
 }  // namespace
+
+TuneCost parse_tune_cost(std::string_view text) {
+  if (text == "bytes") return TuneCost::bytes;
+  if (text == "time") return TuneCost::time;
+  if (text == "both") return TuneCost::both;
+  throw InputError(fmt::format("--cost: expected bytes, time or both, found '{}'", text));
+}
 
 TuneTarget TuneTarget::parse(std::string_view text) {
   const std::size_t equals = std::min(text.find('='), text.size());
@@ -324,6 +379,41 @@ const TunedRow* TuneReport::nearest_single() const {
   return nearest;
 }
 
+std::vector<TuneReport::AtEqualLoss> TuneReport::at_equal_loss() const {
+  const auto nearness = [this](const TunedRow& row) {
+    return target.kind == TuneTarget::Kind::agreement ? row.measured : -row.measured;
+  };
+  std::vector<std::string> names;
+  std::map<std::string, std::vector<const TunedRow*>> by_name;
+  for (std::size_t i = 3; i < rows.size(); ++i) {
+    const std::string name = rows[i].attention.substr(0, rows[i].attention.find(':'));
+    if (by_name[name].empty()) names.push_back(name);
+    by_name[name].push_back(&rows[i]);
+  }
+  const double wanted = nearness(rows[1]);
+  std::vector<AtEqualLoss> all;
+  for (const std::string& name : names) {
+    auto& singles = by_name[name];
+    std::stable_sort(singles.begin(), singles.end(),
+                     [](const TunedRow* a, const TunedRow* b) { return a->density < b->density; });
+    AtEqualLoss at = {.method = name, .density = {}};
+    const TunedRow* before = nullptr;
+    for (const TunedRow* row : singles) {
+      if (nearness(*row) < wanted) {
+        before = row;
+        continue;
+      }
+      const double share =
+          before == nullptr ? 1.0 : (wanted - nearness(*before)) / (nearness(*row) - nearness(*before));
+      const double low = before == nullptr ? row->density : before->density;
+      at.density = low * std::pow(row->density / low, share);
+      break;
+    }
+    all.push_back(std::move(at));
+  }
+  return all;
+}
+
 /// What there is to say when no head found a method that is exact enough.
 std::string TuneReport::verdict_of_full() const {
   std::string text =
@@ -387,9 +477,15 @@ Json TuneReport::json() const {
                        {"agreement", row.agreement}});
   }
   for (const Timing& t : timings)
-    times.push_back({{"context", t.context}, {"full_ms", t.full_ms}, {"plan_ms", t.plan_ms}});
-  return {{"model", model},   {"target", target.str()}, {"plan", plan.heads},  {"results", results},
-          {"timings", times}, {"plan_met", plan_met()}, {"verdict", verdict()}};
+    times.push_back({{"context", t.context},
+                     {"full_ms", t.full_ms},
+                     {"plan_ms", t.plan_ms},
+                     {"single_ms", t.single_ms ? Json(*t.single_ms) : Json()}});
+  Json equal = Json::array();
+  for (const AtEqualLoss& at : at_equal_loss())
+    equal.push_back({{"method", at.method}, {"density", at.density ? Json(*at.density) : Json()}});
+  return {{"model", model},   {"target", target.str()}, {"plan", plan.heads},     {"results", results},
+          {"timings", times}, {"plan_met", plan_met()}, {"at_equal_loss", equal}, {"verdict", verdict()}};
 }
 
 std::string TuneReport::table() const {
@@ -403,9 +499,18 @@ std::string TuneReport::table() const {
         fmt::format("{:40} {:>8.4f} {:>9.4f} {:>8.4f} {:>8.4f} {:>10.4f}  {}\n", row.attention, row.density,
                     row.selectivity, row.error, row.loss, row.agreement, row.met ? "met" : "missed");
   }
-  if (!timings.empty()) text += "\n  tokens   full ms   plan ms\n";
+  const std::vector<AtEqualLoss> equal = at_equal_loss();
+  if (!equal.empty())
+    text += fmt::format("\nbytes read at the plan's {} of {:.4f}: plan {:.4f}", target.name(),
+                        rows[1].measured, rows[1].density);
+  for (const AtEqualLoss& at : equal)
+    text +=
+        fmt::format(", {} {}", at.method, at.density ? fmt::format("{:.4f}", *at.density) : "not reached");
+  if (!equal.empty()) text += "\n";
+  if (!timings.empty()) text += "\n  tokens   full ms   plan ms  best single ms\n";
   for (const Timing& t : timings)
-    text += fmt::format("{:>8} {:>9.3f} {:>9.3f}\n", t.context, t.full_ms, t.plan_ms);
+    text += fmt::format("{:>8} {:>9.3f} {:>9.3f}  {:>14}\n", t.context, t.full_ms, t.plan_ms,
+                        t.single_ms ? fmt::format("{:.3f}", *t.single_ms) : "-");
   return text + "\n" + verdict() + "\n";
 }
 
@@ -432,7 +537,12 @@ TuneReport tune(const std::shared_ptr<const Model>& model, const std::vector<std
       .model = model->path().string(), .target = options.target, .plan = {}, .rows = {}, .timings = {}};
   report.plan = Tuner(model, texts, candidates, options).choose();
   report.rows = check(model, check_text, candidates, report.plan, options);
-  report.timings = time_plan(model, report.plan, options);
+  const TunedRow* const best = report.best_single();
+  std::optional<Spec> single;
+  for (const NamedSpec& candidate : candidates)
+    if (best != nullptr && candidate.name == best->attention)
+      single = probe_spec(candidate.spec, options.probe.dense);
+  report.timings = time_plan(model, report.plan, single, options);
   report.plan.note = fmt::format("{}: {}", options.target.str(), report.verdict());
   return report;
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,9 +40,16 @@ struct TuneTarget {
   std::string str() const;
 };
 
+/// What a plan is to have little of: bytes read, time, or both alike. Each counts from 0, sink and window
+/// alone, to 1, full attention.
+enum class TuneCost { bytes, time, both };
+/// "bytes", "time" or "both"; InputError otherwise.
+TuneCost parse_tune_cost(std::string_view text);
+
 struct TuneOptions {
   ProbeOptions probe;  ///< its dense parts become the plan's
   TuneTarget target;
+  TuneCost cost = TuneCost::both;
   std::vector<std::int64_t> lengths = {4096, 16384,
                                        65536};  ///< where the plan is timed against full attention
 };
@@ -62,8 +70,16 @@ struct TuneReport {
   struct Timing {
     std::int64_t context = 0;
     double full_ms = 0, plan_ms = 0;  ///< of a decode step
+    std::optional<double> single_ms;  ///< of the best single method
   };
   std::vector<Timing> timings;
+  /// What a method reads at the plan's own loss on the check text, between its two nearest parameters, linear
+  /// in the logarithm of the bytes; none when no parameter that was tried comes as near to full attention.
+  struct AtEqualLoss {
+    std::string method;
+    std::optional<double> density;
+  };
+  std::vector<AtEqualLoss> at_equal_loss() const;
   bool plan_met() const { return rows[1].met; }
   /// The single method that reads the fewest bytes and meets the target; null when none does.
   const TunedRow* best_single() const;

@@ -187,7 +187,10 @@ void Grid::plan_groups(std::span<const Suite> suites) {
       }
     }
   }
-  for (auto& group : groups_) make_samples_of(*group);
+  for (auto& group : groups_) {
+    make_samples_of(*group);
+    for (const Protocol& protocol : group->protocols) records(protocol);
+  }
 }
 
 void Grid::make_samples_of(Group& group) const {
@@ -223,6 +226,18 @@ Records& Grid::records(const Protocol& protocol) {
 }
 
 void Grid::run() {
+  if (options_.so_far) return;
+  // First what takes little: a look at the page so far has it.
+  for (const SuiteRun& run : runs_) {
+    check_cancel();
+    if (run.kind == RunKind::probe) run_probe(run);
+    if (run.kind == RunKind::recall) run_recall(run);
+    if (run.kind == RunKind::attention || run.kind == RunKind::decode) run_bench(run);
+  }
+  run_answers();
+}
+
+void Grid::run_answers() {
   struct Work {
     std::unique_ptr<Answering> answering;
     EvalOptions options;
@@ -255,12 +270,6 @@ void Grid::run() {
     timed(w->name, [&] { w->answering->run([&](std::int64_t at) { progress.at(done + at); }); });
     done += cost;
   }
-  for (const SuiteRun& run : runs_) {
-    check_cancel();
-    if (run.kind == RunKind::probe) run_probe(run);
-    if (run.kind == RunKind::recall) run_recall(run);
-    if (run.kind == RunKind::attention || run.kind == RunKind::decode) run_bench(run);
-  }
 }
 
 Grid::Group& Grid::group_of(const SuiteRun& run, const std::string& task, std::int64_t length) const {
@@ -273,15 +282,27 @@ Grid::Group& Grid::group_of(const SuiteRun& run, const std::string& task, std::i
 }
 
 std::vector<Sample> Grid::samples(const SuiteRun& run) const {
-  if (!options_.samples.empty()) return options_.samples;
-  std::vector<Sample> samples;
-  for (const std::int64_t length : run.lengths) {
+  std::vector<Sample> samples = options_.samples;
+  const bool own = !samples.empty();
+  for (const std::int64_t length : own ? std::vector<std::int64_t>{} : run.lengths) {
     for (const std::string& task : run.tasks) {
       const std::vector<Sample>& all = group_of(run, task, length).samples;
       samples.insert(samples.end(), all.begin(), all.begin() + std::min(run.samples, std::ssize(all)));
     }
   }
+  if (options_.so_far) std::erase_if(samples, [&](const Sample& s) { return !is_answered(run, s); });
   return samples;
+}
+
+bool Grid::is_answered(const SuiteRun& run, const Sample& sample) const {
+  std::vector<NamedSpec> specs = {{"full", parse_spec("full")}};
+  for (const GridMethod& m : methods(run)) specs.push_back(m.named);
+  return std::all_of(run.protocols.begin(), run.protocols.end(), [&](const Protocol& protocol) {
+    const Records& records = *records_.at(protocol.str());
+    return std::all_of(specs.begin(), specs.end(), [&](const NamedSpec& spec) {
+      return records.find(sample, spec.name, spec.files) != nullptr;
+    });
+  });
 }
 
 EvalReport Grid::eval(const SuiteRun& run, const Protocol& protocol) const {

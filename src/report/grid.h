@@ -33,6 +33,7 @@ struct GridOptions {
   std::filesystem::path haystack;  ///< text files that tasks are hidden in; empty = built-in prose
   std::vector<Sample> samples;     ///< the user's own, in place of every suite's tasks and lengths
   Progress::Mode progress = Progress::Mode::automatic;
+  bool so_far = false;  ///< measure nothing: what is there is what there is
 };
 
 /// A method that a report leaves out, and why.
@@ -59,7 +60,8 @@ class Grid {
 
   // What the runs gave; call after run().
 
-  /// Samples of an eval run, in order.
+  bool so_far() const { return options_.so_far; }
+  /// Samples of an eval run, in order; so far, those that all methods have answered under all protocols.
   std::vector<Sample> samples(const SuiteRun& run) const;
   /// `full` first.
   EvalReport eval(const SuiteRun& run, const Protocol& protocol) const;
@@ -87,6 +89,8 @@ class Grid {
   std::shared_ptr<const Haystack> haystack(std::uint64_t seed, std::int64_t length) const;
   Records& records(const Protocol& protocol);
   std::string probe_text(const SuiteRun& run, std::int64_t length) const;
+  bool is_answered(const SuiteRun& run, const Sample& sample) const;
+  void run_answers();
   void run_probe(const SuiteRun& run);
   void run_recall(const SuiteRun& run);
   void run_bench(const SuiteRun& run);

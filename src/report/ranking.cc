@@ -136,6 +136,7 @@ class Ranking {
   }
 
   void read_eval(const SuiteRun& run) {
+    if (s_.grid.samples(run).empty()) return;  // not measured yet
     for (const Protocol& protocol : run.protocols) {
       const EvalReport report = s_.grid.eval(run, protocol);
       for (const EvalRow& row : report.rows) {

@@ -96,9 +96,9 @@ std::string series_of(std::string_view label) {
 int style_of(std::string_view label) {
   // The methods that are most often shown together come first, so that no two of them share a colour.
   static const std::vector<std::string> names = {
-      "saap",   "hash",   "squeezed", "retrieval", "kmeans",      "topk",  "streaming", "quest",
-      "infllm", "snapkv", "h2o",      "pqcache",   "magicpig",    "ideal", "full",      "double-sparsity",
-      "ivf",    "hnsw",   "reformer", "kdeformer", "hyperplanes", "random"};
+      "saap",   "hash",   "squeezed", "retrieval", "kmeans",          "topk",  "streaming", "quest",
+      "infllm", "snapkv", "h2o",      "pqcache",   "double-sparsity", "ideal", "full",      "magicpig",
+      "ivf",    "hnsw",   "reformer", "kdeformer", "hyperplanes",     "random"};
   const std::string name(label.substr(0, label.find(':')));
   const auto found = std::find(names.begin(), names.end(), name);
   const auto index = static_cast<int>(found - names.begin());
@@ -154,6 +154,9 @@ Page make_report(const Grid& grid, std::span<const Suite> suites, const Provenan
                                grid.skipped().size() == 1
                                    ? std::string("One spec is")
                                    : fmt::format("{} specs are", grid.skipped().size())));
+  if (grid.so_far())
+    page.paragraph(
+        "This page shows what has been measured so far; the same command without --so-far goes on.");
   for (const Suite& suite : suites) {
     page.heading(2, suite.title);
     if (!suite.source.empty()) page.paragraph("After " + suite.source + ".");

@@ -225,6 +225,7 @@ std::vector<Series> series_from(const std::vector<MethodPoint>& points) {
 }
 
 void write_eval(const Section& s) {
+  if (s.grid.so_far() && s.grid.samples(s.run).empty()) return s.page.paragraph("Not measured yet.");
   const Axis bytes = {.title = "share of the bytes read", .unit = Axis::Unit::percent, .log = true};
   const Axis keys = {.title = "share of the far keys attended", .unit = Axis::Unit::percent, .log = true};
   const Axis time = {.title = "time of a question and its answer", .unit = Axis::Unit::seconds, .log = true};
@@ -310,13 +311,22 @@ void head_maps(const Section& s, const std::vector<GridMethod>& methods, const s
 }  // namespace
 
 void write_probe(const Section& s) {
-  const std::vector<GridMethod> methods = s.grid.methods(s.run);
   const Axis bytes = {.title = "share of the bytes read", .unit = Axis::Unit::percent, .log = true};
   const Axis keys = {.title = "share of the far keys attended", .unit = Axis::Unit::percent, .log = true};
   const Axis gap = {.title = "recovered gap", .low = 0.0, .high = 1.0};
   const Axis error = {.title = "relative output error", .low = 0.0};
   for (const std::int64_t length : s.run.lengths) {
-    const std::vector<Json> rows = s.grid.probe(s.run, length);
+    std::vector<GridMethod> methods = s.grid.methods(s.run);
+    std::vector<Json> rows = s.grid.probe(s.run, length);
+    for (std::size_t i = rows.size(); i-- > 0;) {
+      if (!rows[i].is_null()) continue;
+      rows.erase(rows.begin() + static_cast<std::ptrdiff_t>(i));
+      methods.erase(methods.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    if (rows.empty()) {
+      s.page.paragraph("Not measured yet.");
+      continue;
+    }
     const std::string at = fmt::format(", {} tokens of text that needs its far past", length_name(length));
     if (shows(s.run, Show::table))
       probe_table(s, methods, rows,
@@ -421,6 +431,10 @@ void write_bench(const Section& s) {
   std::vector<std::string> order;
   for (const std::int64_t length : s.run.lengths) {
     const std::vector<Json> rows = s.grid.bench(s.run, length);
+    if (rows.empty()) {
+      s.page.paragraph("Not measured yet.");
+      continue;
+    }
     const std::string what = fmt::format("{} keys, {}", length_name(length), shape);
     const std::map<std::string, Effort> efforts = s.grid.efforts();
     const auto effort = efforts.find(Grid::effort_name(s.run, length));

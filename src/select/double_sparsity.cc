@@ -175,11 +175,7 @@ void DoubleSparsity::choose(const SelectUnit& unit, int worker, Selection& out, 
                s.labels);
   work.bytes += n * labels.label_bytes();
   work.keys_scored += n;
-  if (options_.per_kv_head) {
-    for (int g = 0; g < geometry_.group(); ++g)
-      log_softmax({s.scores.data() + g * stride, static_cast<std::size_t>(n)});
-    sum_exponentials({s.scores.data(), geometry_.group(), n, stride});
-  }
+  if (options_.per_kv_head) sum_softmax({s.scores.data(), geometry_.group(), n, stride});
   for (int g = 0; g < (options_.per_kv_head ? 1 : geometry_.group()); ++g) {
     out.add_set(unit.set(options_.per_kv_head ? all_heads(geometry_.group()) : 1u << g));
     top_count({s.scores.data() + g * stride, static_cast<std::size_t>(n)}, budget, unit.far_begin, s.rows);

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/exponentials.h"
+
 namespace lode {
 
 void log_softmax(std::span<float> scores) {
@@ -25,6 +27,23 @@ void sum_exponentials(Matrix<float> scores) {
     float sum = 0.0f;
     for (std::int64_t r = 0; r < scores.rows; ++r) sum += std::exp(scores[r][static_cast<std::size_t>(i)]);
     scores[0][static_cast<std::size_t>(i)] = std::log(sum);
+  }
+}
+
+void sum_softmax(Matrix<float> scores) {
+  for (std::int64_t r = 0; r < scores.rows; ++r) {
+    float* const row = scores[r].data();
+    for (std::int64_t i = 0; i < scores.cols; ++i)
+      row[i] = row[i] >= -std::numeric_limits<float>::infinity() ? row[i]
+                                                                 : -std::numeric_limits<float>::infinity();
+    const double total = exponential_kernels().weigh(row, nullptr, scores.cols);
+    const auto share = static_cast<float>(1.0 / total);
+    float* const sum = scores[0].data();
+    if (r == 0) {
+      for (std::int64_t i = 0; i < scores.cols; ++i) sum[i] *= share;
+    } else {
+      for (std::int64_t i = 0; i < scores.cols; ++i) sum[i] += share * row[i];
+    }
   }
 }
 

@@ -9,6 +9,10 @@
 
 namespace lode {
 
+/// scores[0, i] := sum_r softmax(scores[r])[i], NaN as -inf; all rows are spoilt. Weights below e^-87 of a
+/// row's largest count as 0.
+void sum_softmax(Matrix<float> scores /*[rows, n]*/);
+
 /// scores := log softmax(scores), NaN as -inf. Scores without a finite largest one stay as they are.
 void log_softmax(std::span<float> scores);
 

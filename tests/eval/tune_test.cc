@@ -50,6 +50,25 @@ TEST(Verdict, APlanIsComparedWithTheBestSingleMethod) {
   EXPECT_THAT(report.verdict(), AllOf(HasSubstr("25.0 %"), HasSubstr("topk, reads 40.0 %")));
 }
 
+TEST(Verdict, SinglesAreComparedAtThePlansOwnLoss) {
+  TuneReport report = report_of("error=0.1", "topk:k=8",
+                                {{.attention = "hash:budget=64", .measured = 0.04, .density = 0.4},
+                                 {.attention = "hash:budget=16", .measured = 0.16, .density = 0.1},
+                                 {.attention = "kmeans:probes=1", .measured = 0.05, .density = 0.3},
+                                 {.attention = "saap:probes=1", .measured = 0.2, .density = 0.2}});
+  report.rows[1].measured = 0.10;
+  std::vector<TuneReport::AtEqualLoss> at = report.at_equal_loss();
+  ASSERT_EQ(at.size(), 3u);
+  EXPECT_EQ(at[0].method, "hash");
+  EXPECT_NEAR(*at[0].density, 0.2, 1e-12) << "half way between two budgets, in the logarithm of the bytes";
+  EXPECT_NEAR(*at[1].density, 0.3, 1e-12) << "its cheapest parameters come nearer than the plan";
+  EXPECT_FALSE(at[2].density.has_value()) << "never as near";
+  report.target = TuneTarget::parse("agreement=0.9");
+  report.rows[1].measured = 0.05;
+  at = report.at_equal_loss();
+  EXPECT_NEAR(*at[0].density, 0.1, 1e-12) << "more agreement is nearer";
+}
+
 TEST(Target, ALooserOneIsKeptWithItsMargin) {
   for (const char* text : {"agreement=0.9", "loss=0.1", "error=0.1"}) {
     TuneTarget target = TuneTarget::parse(text);
