@@ -7,7 +7,18 @@
 
 namespace lode {
 
+namespace {
+
+bool is_rising(std::span<const Position> rows) {
+  bool rising = true;
+  for (std::size_t i = 1; i < rows.size(); ++i) rising &= rows[i - 1] < rows[i];
+  return rising;
+}
+
+}  // namespace
+
 void FarKeys::assign(const Selection::Set& set, Position far_begin, Position far_end) {
+  plain = {};
   runs.clear();
   rows.clear();
   log_weights.clear();
@@ -23,6 +34,14 @@ void FarKeys::assign(const Selection::Set& set, Position far_begin, Position far
   };
   const bool weighted = !set.log_weights.empty();
   std::size_t next_run = 0;
+  // What most selectors give, tens of thousands of rows, is taken as it is.
+  if (!weighted && !set.rows.empty() && (set.runs.empty() || set.rows.back() < set.runs.front().begin)) {
+    LODE_ASSERT(set.rows.front() >= far_begin && set.rows.back() < far_end && is_rising(set.rows));
+    plain = set.rows;
+    last = plain.back() + 1;
+    while (next_run < set.runs.size()) take(set.runs[next_run++]);
+    return;
+  }
   for (std::size_t i = 0; i < set.rows.size(); ++i) {
     const Position row = set.rows[i];
     while (next_run < set.runs.size() && set.runs[next_run].begin < row) take(set.runs[next_run++]);
@@ -39,7 +58,10 @@ void FarKeys::assign(const Selection::Set& set, Position far_begin, Position far
 }
 
 std::int64_t FarKeys::count_below(Position end) const {
-  std::int64_t count = std::lower_bound(rows.begin(), rows.end(), end) - rows.begin();
+  const auto below = [end](const auto& rising) {
+    return std::lower_bound(rising.begin(), rising.end(), end) - rising.begin();
+  };
+  std::int64_t count = below(rows) + below(plain);
   for (const Run& run : runs) {
     if (run.begin >= end) break;
     count += std::min(run.end, end) - run.begin;
@@ -58,12 +80,32 @@ void KeyList::add(Run run) {
 }
 
 void KeyList::add(const FarKeys& far, Position begin, Position end) {
+  const auto first = std::lower_bound(far.plain.begin(), far.plain.end(), begin);
+  add_rows({first, std::lower_bound(first, far.plain.end(), end)});
   for (const Run& run : far.runs) add({std::max(run.begin, begin), std::min(run.end, end)});
   for (std::size_t i = 0; i < far.rows.size(); ++i) {
     if (far.rows[i] < begin || far.rows[i] >= end) continue;
+    log_weights_.resize(rows_.size(), 0.0f);
     rows_.push_back(far.rows[i]);
     log_weights_.push_back(far.log_weights[i]);
     weighted_ = true;
+  }
+}
+
+void KeyList::add_rows(std::span<const Position> rows) {
+  rows_.reserve(rows_.size() + rows.size() + kMinRun);
+  for (std::size_t i = 0; i < rows.size();) {
+    if (open_.begin < open_.end && open_.end == rows[i]) {
+      ++open_.end, ++i;
+      continue;
+    }
+    flush();
+    std::size_t last = i;  // rows [i, last) stand alone
+    while (last + 1 < rows.size() && rows[last + 1] != rows[last] + 1) ++last;
+    rows_.insert(rows_.end(), rows.begin() + static_cast<std::ptrdiff_t>(i),
+                 rows.begin() + static_cast<std::ptrdiff_t>(last));
+    open_ = {rows[last], rows[last] + 1};
+    i = last + 1;
   }
 }
 
@@ -71,16 +113,14 @@ void KeyList::flush() {
   if (open_.end - open_.begin >= kMinRun) {
     runs_.push_back(open_);
   } else {
-    for (Position row = open_.begin; row < open_.end; ++row) {
-      rows_.push_back(row);
-      log_weights_.push_back(0.0f);
-    }
+    for (Position row = open_.begin; row < open_.end; ++row) rows_.push_back(row);
   }
   open_ = {};
 }
 
 void KeyList::finish() {
   flush();
+  if (weighted_) log_weights_.resize(rows_.size(), 0.0f);
 }
 
 }  // namespace lode

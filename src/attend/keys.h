@@ -9,18 +9,20 @@
 
 namespace lode {
 
-/// The far keys of one query set: maximal runs of plain keys, and the rows that carry a log-weight.
+/// The far keys of one query set: plain keys, and the rows that carry a log-weight.
 struct FarKeys {
-  std::vector<Run> runs;           // disjoint, rising, no two adjacent; single keys included
-  std::vector<Position> rows;      // rising
-  std::vector<float> log_weights;  // [rows]
+  std::span<const Position> plain;  // rising, below all runs: the set's own list, where it has that form
+  std::vector<Run> runs;            // disjoint, rising, no two adjacent; single keys included
+  std::vector<Position> rows;       // rising
+  std::vector<float> log_weights;   // [rows]
 
-  /// Takes over a set; the keys must be rising, unique and in [far_begin, far_end), as selectors promise.
+  /// Takes over a set, which must outlive this; the keys must be rising, unique and in [far_begin, far_end),
+  /// as selectors promise.
   void assign(const Selection::Set& set, Position far_begin, Position far_end);
   /// Keys below `end`.
   std::int64_t count_below(Position end) const;
   bool is_all(Position far_begin, Position far_end) const {
-    return rows.empty() && (far_begin >= far_end || (runs.size() == 1 && runs[0] == Run{far_begin, far_end}));
+    return rows.empty() && (far_begin >= far_end || count_below(far_end) == far_end - far_begin);
   }
 };
 
@@ -42,11 +44,12 @@ class KeyList {
   }
 
  private:
+  void add_rows(std::span<const Position> rows);  // rising, behind all before
   void flush();
   Run open_;  // not yet in runs_ or rows_
   std::vector<Run> runs_;
   std::vector<Position> rows_;
-  std::vector<float> log_weights_;  // [rows]
+  std::vector<float> log_weights_;  // of the first rows; those of the others are 0
   bool weighted_ = false;
 };
 

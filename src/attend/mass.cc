@@ -28,6 +28,7 @@ void list_keys(const FarKeys& far, const QueryBlock& block, std::int64_t token, 
     for (Position row = from; row < to; ++row) keys.emplace_back(row, 0.0f);
   };
   add(0, std::min(block.far_begin, end));
+  for (const Position row : far.plain) add(row, std::min(row + 1, far_end));
   for (const Run& run : far.runs) add(run.begin, std::min(run.end, far_end));
   for (std::size_t i = 0; i < far.rows.size() && far.rows[i] < far_end; ++i)
     keys.emplace_back(far.rows[i], far.log_weights[i]);

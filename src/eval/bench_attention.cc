@@ -8,6 +8,7 @@
 #include "attend/attend.h"
 #include "base/cancel.h"
 #include "base/threads.h"
+#include "eval/bench_artefact.h"
 #include "kernels/kernels.h"
 
 namespace lode {
@@ -61,7 +62,10 @@ class Bench {
                                         .seed = options_.seed}};
     candidates_.push_back(std::move(candidate));
     Candidate& added = candidates_.back();
-    if (const MethodInfo& info = find_method(spec.name); info.make)
+    VectorMaker keys({c.query_heads, c.kv_heads, c.head_dim}, options_.kind, options_.skew, rope_,
+                     hash_seed(options_.seed, 0));  // the first sequence's
+    added.selector = make_with_made_up_artefact(added.spec, added.geometry, options_.fingerprint, keys);
+    if (const MethodInfo& info = find_method(spec.name); info.make && !added.selector)
       added.selector = info.make(added.spec, added.geometry, options_.fingerprint);
   }
 
@@ -286,8 +290,12 @@ std::vector<AttentionBenchRow> bench_attention(const AttentionBenchOptions& opti
                                                const std::function<void(std::string_view)>& note) {
   Bench bench(options, pool);
   bench.add(parse_spec("full"));
-  for (const Spec& spec : specs)
-    if (spec.name != "full") bench.add(spec);
+  for (const Spec& spec : specs) {
+    if (spec.name == "full") continue;
+    if (find_method(spec.name).trained && !spec.text("weights"))
+      note(spec.name + ": no weights named, random ones are made up");
+    bench.add(spec);
+  }
   note("making keys and values");
   bench.fill();
   note("building indexes");

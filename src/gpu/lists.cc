@@ -20,6 +20,9 @@ std::int64_t aligned(std::int64_t bytes) {
 /// Plain keys and weighted ones of a set below far_end, merged in rising order.
 void HostLists::add_keys(const FarKeys& far, Position far_end, std::vector<Position>& rows,
                          std::vector<float>& weights) const {
+  const auto end_of_plain = std::lower_bound(far.plain.begin(), far.plain.end(), far_end);
+  rows.insert(rows.end(), far.plain.begin(), end_of_plain);
+  weights.resize(rows.size(), 0.0f);
   std::size_t weighted = 0;
   const auto take_weighted_below = [&](Position end) {
     for (; weighted < far.rows.size() && far.rows[weighted] < end; ++weighted) {

@@ -15,6 +15,7 @@
 #include "base/rng.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
+#include "select/made_up.h"
 
 namespace lode {
 
@@ -367,7 +368,7 @@ std::vector<bool> sparse_layers(std::span<Selector* const> selectors) {
 /// A layer's networks made up for the bench: centroids of its keys; a classifier of random weights.
 BucketChoice made_up(const Spec& spec, const GpuGeometry& geometry, const GpuKeys& keys, int layer,
                      std::uint64_t seed, cuda::StreamHandle stream) {
-  constexpr std::int64_t kClusters = 1024, kHidden = 1024;  // SAAP, section 3 and appendix C
+  constexpr std::int64_t kClusters = 1024;  // SAAP, appendix C
   const bool deep = spec.name == "saap", roped = spec.text("rope").value_or("off") == "on";
   const std::string rank = spec.text("rank").value_or("root");
   const std::int64_t d = geometry.head_dim, clusters = spec.integer("clusters", kClusters, 1, kMostBuckets);
@@ -391,17 +392,7 @@ BucketChoice made_up(const Spec& spec, const GpuGeometry& geometry, const GpuKey
                              DType::f32);
     if (!deep) continue;
     Rng rng(hash_seed(seed, layer, head));
-    std::vector<float> hidden(static_cast<std::size_t>(kHidden * d)),
-        output(static_cast<std::size_t>(clusters * kHidden)), zero(static_cast<std::size_t>(kHidden), 0.0f);
-    for (float& x : hidden) x = static_cast<float>(rng.uniform() - 0.5);
-    for (float& x : output) x = static_cast<float>(rng.uniform() - 0.5);
-    choice.queries.emplace_back(d, clusters,
-                                BucketNet::Weights{.hidden_weight = hidden,
-                                                   .hidden_bias = zero,
-                                                   .output_weight = output,
-                                                   .linear_weight = {},
-                                                   .bias = {}},
-                                DType::f32);
+    choice.queries.push_back(made_up_classifier(d, clusters, DType::f32, rng));
   }
   if (!deep) choice.queries = choice.keys;
   return choice;

@@ -13,6 +13,7 @@
 #include "gpu/selectors.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/signatures.h"
+#include "select/made_up.h"
 #include "select/signature_selector.h"
 
 namespace lode {
@@ -279,22 +280,6 @@ std::unique_ptr<GpuSelector> make(const Spec& spec, const GpuGeometry& geometry,
                                          Nets(queries, query_shape, geometry.stream));
 }
 
-HashNet random_net(std::vector<std::int64_t> widths, Rng& rng) {
-  std::vector<HashLayer> layers;
-  for (std::size_t i = 0; i + 1 < widths.size(); ++i) {
-    HashLayer layer = {.in = widths[i], .out = widths[i + 1], .type = DType::f16, .weight = {}, .bias = {}};
-    layer.weight.resize(static_cast<std::size_t>(2 * layer.in * layer.out));
-    const double width = 1.0 / std::sqrt(static_cast<double>(layer.in));
-    for (std::int64_t at = 0; at < layer.in * layer.out; ++at) {
-      const f16 x = to_f16(static_cast<float>(rng.normal() * width));
-      std::memcpy(layer.weight.data() + 2 * at, &x, 2);
-    }
-    layer.bias.assign(static_cast<std::size_t>(layer.out), 0.0f);
-    layers.push_back(std::move(layer));
-  }
-  return {std::move(layers), HashNet::Activation::silu};
-}
-
 }  // namespace
 
 std::unique_ptr<GpuSelector> make_gpu_signatures(const Spec& spec, const GpuGeometry& geometry,
@@ -308,13 +293,9 @@ std::unique_ptr<GpuSelector> make_gpu_signatures(const Spec& spec, const GpuGeom
 std::unique_ptr<GpuSelector> make_gpu_signatures_for_bench(const Spec& spec, const GpuGeometry& geometry,
                                                            std::uint64_t seed) {
   Rng rng(seed);
-  const std::int64_t d = geometry.head_dim, bits = spec.integer("bits", 32, 32, 128);
-  HashWeights weights;
-  weights.scheme.bits = static_cast<int>(bits);
-  const std::vector<std::int64_t> widths =
-      spec.name == "hash" ? std::vector{d, d, d, bits} : std::vector{d, bits};
-  for (int head = 0; head < geometry.kv_heads; ++head) weights.key.push_back(random_net(widths, rng));
-  for (int head = 0; head < geometry.query_heads; ++head) weights.query.push_back(random_net(widths, rng));
+  const int bits = static_cast<int>(spec.integer("bits", 32, 32, 128));
+  const HashWeights weights = made_up_hash(geometry.query_heads, geometry.kv_heads, geometry.head_dim, bits,
+                                           spec.name == "hash" ? 2 : 0, rng);
   return make(spec, geometry,
               std::vector<const HashWeights*>(static_cast<std::size_t>(geometry.layers), &weights));
 }

@@ -7,7 +7,9 @@
 //                              m, P = softmax step        P[i, g] = exp(S[i, g] - m_g)
 //                              O[g, :] += P[i, g] v_i     O in registers, G rows by a few vectors of columns
 // Memory is asked for what comes next all the time, evenly: for the block's values while scores are computed,
-// for the next block's keys while values are added.
+// for the next block's keys while values are added. Of scattered rows the first half is asked for before the
+// scores, all rows of the block in one go: each lies in another page, whose address takes long to find, and
+// only requests that stand close together wait for their addresses side by side.
 // Queries go in chunks of G = 16, 8, 4, 2, 1; the arithmetic of one query is the same in every chunk size, so
 // its bits do not depend on which queries share its pass.
 #pragma once
@@ -33,6 +35,12 @@ LODE_INLINE void prefetch(const std::byte* p, std::int64_t bytes) {
 /// 32 KiB: wide rows come in smaller blocks. A function of the row alone, so that its bits are.
 LODE_INLINE int block_keys(std::int64_t row_bytes) {
   return row_bytes > 128 ? kBlock / 2 : kBlock;
+}
+
+/// Bytes of each row that are asked for in one go: whole cache lines, half the row or just above.
+template <class Rows>
+LODE_INLINE std::int64_t head_bytes(std::int64_t row_bytes) {
+  return Rows::kScattered ? (row_bytes + 127) / 128 * 64 : 0;
 }
 
 /// Rows [begin, begin + count).
@@ -80,10 +88,10 @@ LODE_INLINE void dot_step(const float* q /*[G, kW]*/, LoadKey load_key, Vec (&ac
 }
 
 /// Sums[j * G + g] = q_g . k_j for the kW / G keys at k + at[j]. Asks the memory for the same bytes of v, if
-/// not null, meanwhile.
+/// not null, meanwhile, but for the first `asked` of each row.
 template <DType T, int G>
 LODE_INLINE Vec dot_group(const float* q /*packed*/, int d, const std::byte* k, const std::byte* v,
-                          const std::int64_t (&at)[kW / G] /*bytes*/) {
+                          std::int64_t asked, const std::int64_t (&at)[kW / G] /*bytes*/) {
   constexpr int kBytes = bytes_of(T);
   const std::byte* keys[kW / G];
   unroll<kW / G>([&](auto j) LODE_INLINE_LAMBDA { keys[j] = k + at[j]; });
@@ -91,7 +99,7 @@ LODE_INLINE Vec dot_group(const float* q /*packed*/, int d, const std::byte* k, 
   unroll<kW>([&](auto i) LODE_INLINE_LAMBDA { acc[i] = set1(0.0f); });
   int c = 0;
   for (; c + kW <= d; c += kW) {
-    if (v && c * kBytes % 64 == 0)
+    if (v && c * kBytes % 64 == 0 && c * kBytes >= asked)
       unroll<kW / G>([&](auto j) LODE_INLINE_LAMBDA { __builtin_prefetch(v + at[j] + c * kBytes, 0, 3); });
     dot_step<G>(
         q + c * G, [&](int j) LODE_INLINE_LAMBDA { return load_as<T>(keys[j] + c * kBytes); }, acc);
@@ -110,11 +118,11 @@ LODE_NOINLINE void block_scores(const float* q /*packed*/, const KvRows& kv, Row
                                 bool with_values, float* s) {
   constexpr int kKeys = kW / G;
   const int d = kv.d;
-  const std::int64_t row_bytes = std::int64_t{bytes_of(T)} * d;
+  const std::int64_t row_bytes = std::int64_t{bytes_of(T)} * d, asked = head_bytes<Rows>(row_bytes);
   for (int i = 0; i < n; i += kKeys) {
     std::int64_t at[kKeys];
     unroll<kKeys>([&](auto j) LODE_INLINE_LAMBDA { at[j] = rows[i + j < n ? i + j : n - 1] * row_bytes; });
-    store(s + i * G, dot_group<T, G>(q, d, kv.k, with_values ? kv.v : nullptr, at));
+    store(s + i * G, dot_group<T, G>(q, d, kv.k, with_values ? kv.v : nullptr, asked, at));
   }
   for (int i = n * G; i % kW != 0; ++i) s[i] = kMinusInfinity;
   if constexpr (T == DType::q8)
@@ -195,7 +203,7 @@ LODE_NOINLINE void add_values(const float* p, const float* alpha, const KvRows& 
                               int block, int next, int next_end, int every, int c, float* o) {
   const std::int64_t d = kv.d;
   const int width = kPartial ? kv.d - c : V * kW;
-  const std::int64_t row_bytes = bytes_of(T) * d;
+  const std::int64_t row_bytes = bytes_of(T) * d, asked = head_bytes<Rows>(row_bytes);
   const std::byte* values = kv.v + c * bytes_of(T);
   Vec acc[G][V];
   unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
@@ -207,7 +215,7 @@ LODE_NOINLINE void add_values(const float* p, const float* alpha, const KvRows& 
   for (int i = 0, wait = 1; i < n; ++i) {
     if (--wait == 0) {
       wait = every;
-      if (next < next_end) prefetch(kv.k + rows[block + next++] * row_bytes, row_bytes);
+      if (next < next_end) prefetch(kv.k + rows[block + next++] * row_bytes + asked, row_bytes - asked);
     }
     const std::byte* row = values + rows[i] * row_bytes;
     Vec x[V];
@@ -253,11 +261,23 @@ void add_block(const float* p, const float* alpha, const KvRows& kv, Rows rows, 
   if (c < kv.d) pass.template operator()<1, true>();
 }
 
+/// Asks for the heads of the block's values and of the `next` keys behind it.
+template <class Rows>
+LODE_INLINE void ask_for_heads(const KvRows& kv, Rows rows, std::int64_t row_bytes, int n, int next) {
+  const std::int64_t bytes = head_bytes<Rows>(row_bytes);
+  const int block = block_keys(row_bytes);
+  for (int i = 0; i < n; ++i) {
+    prefetch(kv.v + rows[i] * row_bytes, bytes);
+    if (i < next) prefetch(kv.k + rows[block + i] * row_bytes, bytes);
+  }
+}
+
 /// One block of at most kBlock keys for one chunk of G queries. `next` keys follow in the run's next block.
 template <DType T, int G, class Rows>
 void attend_block(const float* q /*packed*/, const KvRows& kv, Rows rows, int n, int next,
                   const float* log_weights, const ChunkState& state) {
   alignas(64) float s[kBlock * G + kW];
+  if constexpr (Rows::kScattered) ask_for_heads(kv, rows, std::int64_t{bytes_of(T)} * kv.d, n, next);
   block_scores<T, G>(q, kv, rows, n, /*with_values=*/true, s);
   if (log_weights)
     for (int i = 0; i < n; ++i)

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "select/made_up.h"
+
+#include <cmath>
+
+#include "ann/kmeans.h"
+#include "kernels/kernels.h"
+
+namespace lode {
+
+namespace {
+
+HashNet made_up_net(const std::vector<std::int64_t>& widths, Rng& rng) {
+  std::vector<HashLayer> layers;
+  for (std::size_t i = 0; i + 1 < widths.size(); ++i) {
+    HashLayer layer = {.in = widths[i], .out = widths[i + 1], .type = DType::f16, .weight = {}, .bias = {}};
+    const double width = 1.0 / std::sqrt(static_cast<double>(layer.in));
+    std::vector<float> x(static_cast<std::size_t>(layer.in * layer.out));
+    for (float& value : x) value = static_cast<float>(rng.normal() * width);
+    layer.weight.resize(2 * x.size());
+    kernels().narrow(x.data(), std::ssize(x), layer.type, layer.weight.data());
+    layer.bias.assign(static_cast<std::size_t>(layer.out), 0.0f);
+    layers.push_back(std::move(layer));
+  }
+  return {std::move(layers), HashNet::Activation::silu};
+}
+
+}  // namespace
+
+BucketNet made_up_classifier(std::int64_t d, std::int64_t buckets, DType type, Rng& rng) {
+  constexpr std::int64_t kHidden = 1024;
+  std::vector<float> hidden(static_cast<std::size_t>(kHidden * d)),
+      output(static_cast<std::size_t>(buckets * kHidden)), zero(static_cast<std::size_t>(kHidden), 0.0f);
+  for (float& x : hidden) x = static_cast<float>(rng.uniform() - 0.5);
+  for (float& x : output) x = static_cast<float>(rng.uniform() - 0.5);
+  return {d, buckets,
+          BucketNet::Weights{.hidden_weight = hidden,
+                             .hidden_bias = zero,
+                             .output_weight = output,
+                             .linear_weight = {},
+                             .bias = {}},
+          type};
+}
+
+BucketNet centroid_net(Matrix<const float> keys, std::int64_t clusters, std::uint64_t seed,
+                       ThreadPool& pool) {
+  const std::vector<float> centroids = spherical_kmeans(keys, {.clusters = clusters, .seed = seed}, pool);
+  return {keys.cols, clusters,
+          BucketNet::Weights{.hidden_weight = {},
+                             .hidden_bias = {},
+                             .output_weight = {},
+                             .linear_weight = centroids,
+                             .bias = {}},
+          DType::f32};
+}
+
+HashWeights made_up_hash(int query_heads, int kv_heads, std::int64_t d, int bits, int hidden, Rng& rng) {
+  std::vector<std::int64_t> widths(static_cast<std::size_t>(hidden + 1), d);
+  widths.push_back(bits);
+  HashWeights weights = {.scheme = {.bits = bits}, .query = {}, .key = {}};
+  for (int head = 0; head < kv_heads; ++head) weights.key.push_back(made_up_net(widths, rng));
+  for (int head = 0; head < query_heads; ++head) weights.query.push_back(made_up_net(widths, rng));
+  return weights;
+}
+
+}  // namespace lode
