@@ -21,13 +21,15 @@ struct BenchFlags {
   CommonFlags common;
   std::vector<std::string> specs;
   std::string shape = "llama-3.1-8b", model, kv_type = "f16", kind = "normal", gpu_memory, kv_tier = "auto";
-  std::int64_t context = 8192, batch = 1, queries = 1, tokens = 512;
+  std::int64_t context = 8192, batch = 1, queries = 1, tokens = 512, recall = 0;
   double skew = 1.0, seconds = 2.0;
   std::optional<double> keep;
   int steps = 32;
   double audit = 0;
 
-  KvKind kv_kind() const { return kind == "clustered" ? KvKind::clustered : KvKind::normal; }
+  KvKind kv_kind() const {
+    return kind == "clustered" ? KvKind::clustered : kind == "ood" ? KvKind::ood : KvKind::normal;
+  }
   std::function<void(std::string_view)> note() const {
     return [quiet = common.quiet](std::string_view text) {
       if (!quiet) std::cerr << text << "\n";
@@ -60,8 +62,10 @@ void add_bench_flags(CLI::App& verb, BenchFlags& flags) {
 }
 
 void add_kv_flags(CLI::App& verb, BenchFlags& flags) {
-  verb.add_option("--kv", flags.kind, "made-up keys: normal (independent) or clustered")
-      ->check(CLI::IsMember({"normal", "clustered"}));
+  verb.add_option("--kv", flags.kind,
+                  "made-up keys: normal (independent), clustered, or ood (queries apart from the keys, as "
+                  "attention's are)")
+      ->check(CLI::IsMember({"normal", "clustered", "ood"}));
   verb.add_option("--skew", flags.skew, "exponent of the cluster sizes (Zipf); 0 = all alike")
       ->check(number(0.0, 10.0));
 }
@@ -89,7 +93,10 @@ void run_attention(const BenchFlags& flags) {
                                          .kind = flags.kv_kind(),
                                          .skew = flags.skew,
                                          .keep = flags.keep,
+                                         .recall = flags.recall,
                                          .seconds = flags.seconds};
+  if (device == Device::cuda && flags.recall > 0)
+    throw InputError("--recall: expected the CPU's selectors, found --device cuda");
   const auto bench = device == Device::cuda ? bench_attention_gpu : bench_attention;
   const auto rows = bench(options, parse_specs(flags.specs), pool, flags.note());
   if (!flags.common.json) {
@@ -97,9 +104,10 @@ void run_attention(const BenchFlags& flags) {
         device == Device::cuda ? gpu_info().name : fmt::format("{} threads, {}", pool.size(), kernels().name);
     print_text(fmt::format("{} · {} keys · batch {} · {} query tokens · KV {} · {}\n", flags.shape,
                            flags.context, flags.batch, flags.queries, flags.kv_type, where));
-    print_text(fmt::format("{:32} {:>10} {:>10} {:>10} {:>9} {:>9} {:>12} {:>10} {:>8} {:>7} {:>14}\n",
+    print_text(fmt::format("{:32} {:>10} {:>10} {:>10} {:>9} {:>9} {:>12} {:>10} {:>8} {:>7} {:>14}{}\n",
                            "attention", "far keys", "median us", "select", "attend", "merge", "bytes",
-                           "limit us", "of limit", "x full", "index s/10k"));
+                           "limit us", "of limit", "x full", "index s/10k",
+                           flags.recall > 0 ? "     recall    scanned" : ""));
   }
   Json results = Json::array();
   for (const AttentionBenchRow& row : rows) {
@@ -119,12 +127,18 @@ void run_attention(const BenchFlags& flags) {
                        {"of_limit", of_limit},
                        {"vs_full", vs_full},
                        {"build_seconds_per_10k", build}});
+    const bool held = flags.recall > 0 && &row != &rows.front();  // `full` chooses nothing
+    if (held) {
+      results.back()["recall"] = row.recall;
+      results.back()["scanned"] = row.scanned;
+    }
     if (!flags.common.json)
       print_text(
           fmt::format("{:32} {:>8.2f} % {:>10.1f} {:>10.1f} {:>9.1f} {:>9.1f} {:>12} {:>10.1f} {:>8.2f} "
-                      "{:>7.2f} {:>14.4f}\n",
+                      "{:>7.2f} {:>14.4f}{}\n",
                       row.attention, 100 * row.selectivity, row.median_us, row.select_us, row.attend_us,
-                      row.merge_us, row.bytes, row.limit_us, of_limit, vs_full, build));
+                      row.merge_us, row.bytes, row.limit_us, of_limit, vs_full, build,
+                      held ? fmt::format(" {:>10.4f} {:>8.2f} %", row.recall, 100 * row.scanned) : ""));
   }
   Json result = header(flags, device, pool);
   result["shape"] = flags.shape;
@@ -253,6 +267,13 @@ void add_attention(CLI::App& bench) {
   add_count(verb, "--queries", flags->queries, 4096, "query tokens per sequence");
   verb.add_option("--keep", flags->keep, "share of the far keys that selections are cut or filled to, 0 to 1")
       ->check(number(0.0, 1.0));
+  verb.add_option_function<std::string>(
+          "--recall",
+          [flags](const std::string& text) {
+            flags->recall = parse_count(text, "--recall", 1, kMostContext);
+          },
+          "also the share of so many best far keys that are chosen, and of keys scanned for it")
+      ->default_str("");
   verb.add_option("--seconds", flags->seconds, "measuring time per spec, roughly")
       ->check(number(0.01, 600.0));
   verb.callback([flags] { run_attention(*flags); });

@@ -31,6 +31,7 @@ struct Candidate {
   std::vector<double> select, attend, merge, total, bytes;
   std::int64_t far_keys = 0, far_total = 0;
   double build_seconds = 0;
+  double recall = 0, scanned = 0;
 };
 
 /// All of one run. Sequences [set * B, (set + 1) * B) are one call's batch.
@@ -115,25 +116,9 @@ class Bench {
 
   /// One call of one candidate over the batch `set`.
   void call(Candidate& c, std::int64_t set, std::int64_t round) {
-    std::vector<QueryBlock> blocks;
+    const std::vector<QueryBlock> blocks = blocks_of(c, set, round % kQueryVariants);
     std::vector<float*> outputs;
-    for (std::int64_t b = 0; b < options_.batch; ++b) {
-      const std::int64_t i = set * options_.batch + b;
-      Sequence& s = sequences_[static_cast<std::size_t>(i)];
-      const auto variant = static_cast<std::size_t>(round % kQueryVariants);
-      const std::int64_t begin = options_.context - options_.queries;
-      const std::int64_t far_begin = std::min<std::int64_t>(c.spec.dense.sink, options_.context);
-      blocks.push_back({.sequence = static_cast<std::int32_t>(i),
-                        .phase = options_.queries > 1 ? Phase::question : Phase::generation,
-                        .begin = static_cast<Position>(begin),
-                        .tokens = options_.queries,
-                        .q = s.q[variant],
-                        .q_unrotated = s.q_unrotated[variant],
-                        .kv = s.kv.layer(0),
-                        .far_begin = static_cast<Position>(far_begin),
-                        .far_limit = far_limit(c.spec.dense)});
-      outputs.push_back(outputs_[static_cast<std::size_t>(b)].data());
-    }
+    for (std::vector<float>& o : outputs_) outputs.push_back(o.data());
     Selection selection;
     const double select = c.selector ? microseconds([&] { c.selector->select(blocks, selection); }) : 0.0;
     if (c.selector && options_.keep) selection = kept(selection, blocks, c.spec.dense);
@@ -181,11 +166,85 @@ class Bench {
       if (round == 0) forget();
     }
     std::vector<AttentionBenchRow> rows;
-    for (const Candidate& c : candidates_) rows.push_back(row_of(c, floor));
+    for (Candidate& c : candidates_) {
+      if (options_.recall > 0 && c.selector) examine(c);
+      rows.push_back(row_of(c, floor));
+    }
     return rows;
   }
 
  private:
+  std::vector<QueryBlock> blocks_of(const Candidate& c, std::int64_t set, std::int64_t variant) {
+    std::vector<QueryBlock> blocks;
+    for (std::int64_t b = 0; b < options_.batch; ++b) {
+      const std::int64_t i = set * options_.batch + b;
+      const Sequence& s = sequences_[static_cast<std::size_t>(i)];
+      const std::int64_t begin = options_.context - options_.queries;
+      const std::int64_t far_begin = std::min<std::int64_t>(c.spec.dense.sink, options_.context);
+      blocks.push_back({.sequence = static_cast<std::int32_t>(i),
+                        .phase = options_.queries > 1 ? Phase::question : Phase::generation,
+                        .begin = static_cast<Position>(begin),
+                        .tokens = options_.queries,
+                        .q = s.q[static_cast<std::size_t>(variant)],
+                        .q_unrotated = s.q_unrotated[static_cast<std::size_t>(variant)],
+                        .kv = s.kv.layer(0),
+                        .far_begin = static_cast<Position>(far_begin),
+                        .far_limit = far_limit(c.spec.dense)});
+    }
+    return blocks;
+  }
+
+  /// What the selections hold of the best keys, and at what price.
+  void examine(Candidate& c) {
+    std::int64_t wanted = 0, found = 0, far_keys = 0;
+    c.selector->take_work();
+    for (std::int64_t variant = 0; variant < kQueryVariants; ++variant) {
+      check_cancel();
+      const std::vector<QueryBlock> blocks = blocks_of(c, variant % sets_, variant);
+      Selection selection;
+      c.selector->select(blocks, selection);
+      for (std::int64_t i = 0; i < selection.sets(); ++i) {
+        const Selection::Set set = selection.set(i);
+        const QueryBlock& queries = *std::find_if(blocks.begin(), blocks.end(), [&](const QueryBlock& b) {
+          return b.sequence == set.queries.sequence;
+        });
+        for (std::int64_t t = set.queries.token_begin; t < set.queries.token_end; ++t) {
+          for (int g = 0; g < c.geometry.group(); ++g) {
+            if ((set.queries.heads >> g & 1u) == 0) continue;
+            far_keys += std::int64_t{queries.far_end(t, c.spec.dense)} - queries.far_begin;
+            for (const Position row : best_far(c, queries, t, set.queries.kv_head, g)) {
+              ++wanted;
+              found += holds(set, row) ? 1 : 0;
+            }
+          }
+        }
+      }
+    }
+    const auto keys = static_cast<double>(c.selector->take_work().keys_scored);
+    c.recall = wanted == 0 ? 1.0 : static_cast<double>(found) / static_cast<double>(wanted);
+    c.scanned = far_keys == 0 ? 0.0 : keys / static_cast<double>(far_keys);
+  }
+
+  static bool holds(const Selection::Set& set, Position row) {
+    return std::any_of(set.runs.begin(), set.runs.end(),
+                       [&](const Run& run) { return row >= run.begin && row < run.end; }) ||
+           std::binary_search(set.rows.begin(), set.rows.end(), row);
+  }
+
+  /// The best far keys of query token t and head g of a group, rising.
+  std::vector<Position> best_far(const Candidate& c, const QueryBlock& queries, std::int64_t t, int kv_head,
+                                 int g) const {
+    const std::int64_t d = c.geometry.head_dim, begin = queries.far_begin;
+    const std::int64_t end = queries.far_end(t, c.spec.dense);
+    const std::int64_t head = t * c.geometry.query_heads + std::int64_t{kv_head} * c.geometry.group() + g;
+    std::vector<float> scores(static_cast<std::size_t>(end - begin));
+    kernels().score_run(queries.q.data() + head * d, 1, queries.kv.heads[static_cast<std::size_t>(kv_head)],
+                        begin, end, scores.data(), end - begin);
+    std::vector<Position> best;
+    top_k(scores, options_.recall, queries.far_begin, best);
+    return best;
+  }
+
   /// Tokens before the queries: what is indexed as the context.
   std::int64_t indexed() const { return std::max<std::int64_t>(0, options_.context - options_.queries); }
   Position far_limit(const DenseParts& dense) const {
@@ -268,7 +327,9 @@ class Bench {
         .attend_us = median(c.attend),
         .merge_us = median(c.merge),
         .bytes = static_cast<std::int64_t>(median(c.bytes)),
-        .build_seconds = c.build_seconds};
+        .build_seconds = c.build_seconds,
+        .recall = c.recall,
+        .scanned = c.scanned};
     row.limit_us = floor.microseconds_for(row.bytes);
     return row;
   }

@@ -23,6 +23,7 @@ struct AttentionBenchOptions {
   KvKind kind = KvKind::normal;
   double skew = 1.0;
   std::optional<double> keep;         ///< share of the far keys that selections are cut or filled to
+  std::int64_t recall = 0;            ///< best far keys of a query that selections are held against; 0 = not
   double seconds = 2.0;               ///< measuring time per spec, roughly
   std::string fingerprint = "bench";  ///< of the model whose artefacts specs may name
   std::uint64_t seed = 1;
@@ -37,6 +38,9 @@ struct AttentionBenchRow {
   std::int64_t bytes = 0;
   double limit_us = 0;
   double build_seconds = 0;  ///< of the index over one sequence
+  /// With AttentionBenchOptions::recall: share of the best far keys that selections hold, and keys or index
+  /// entries compared with a query, of its far keys. Means over queries and heads.
+  double recall = 0, scanned = 0;
 };
 
 /// The first row is `full`, whether asked for or not. Calls, and the reads they are compared with, rotate

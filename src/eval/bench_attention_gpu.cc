@@ -15,8 +15,8 @@ VectorMaker::Shape shape_of(const ModelConfig& c) {
 }
 
 /// Clustered keys; the centres are those of `seed`, whatever the piece.
-void make_clustered(const AttentionBenchOptions& options, const Rope& rope, ThreadPool& pool,
-                    std::uint64_t seed, KvStore& kv) {
+void make_shaped(const AttentionBenchOptions& options, const Rope& rope, ThreadPool& pool, std::uint64_t seed,
+                 KvStore& kv) {
   const std::int64_t pieces = (options.context + kPieceTokens - 1) / kPieceTokens,
                      round = std::max<std::int64_t>(1, pool.size());
   kv.expect(options.context);
@@ -56,8 +56,8 @@ std::vector<AttentionBenchRow> bench_attention_gpu(const AttentionBenchOptions& 
                            .seed = options.seed,
                            .make_keys = {},
                            .make_queries = {}};
-  if (options.kind == KvKind::clustered) {
-    task.make_keys = [&](std::uint64_t seed, KvStore& kv) { make_clustered(options, rope, pool, seed, kv); };
+  if (options.kind != KvKind::normal) {
+    task.make_keys = [&](std::uint64_t seed, KvStore& kv) { make_shaped(options, rope, pool, seed, kv); };
   }
   task.make_queries = [&](std::uint64_t keys_seed, std::uint64_t seed, std::vector<float>& q,
                           std::vector<float>& q_unrotated) {

@@ -16,15 +16,6 @@ constexpr int kCentres = 256;
 // Signal and noise of clustered keys and queries; their sum has the variance of the normal kind's numbers.
 constexpr float kKeyNoise = 0.6f, kQueryNoise = 0.6f;
 
-/// A number with mean 0 and variance 1, close to normal within three deviations: four uniform numbers of 16
-/// bits, added. Ten times faster than a true one, and billions are needed.
-float quick_normal(Rng& rng) {
-  const std::uint64_t u = rng.next();
-  const auto sum =
-      static_cast<std::int64_t>((u & 0xffff) + (u >> 16 & 0xffff) + (u >> 32 & 0xffff) + (u >> 48));
-  return static_cast<float>(sum - 2 * 0xffff) * (1.7320508f / 65536.0f);
-}
-
 }  // namespace
 
 double median(std::vector<double> values) {
@@ -52,6 +43,7 @@ VectorMaker::VectorMaker(const Shape& shape, KvKind kind, double skew, const Rop
   double sum = 0.0;
   for (int c = 0; c < kCentres; ++c) cumulative_.push_back(sum += std::pow(c + 1.0, -skew));
   for (double& x : cumulative_) x /= sum;
+  if (kind == KvKind::ood) ood_.emplace(shape.query_heads, shape.kv_heads, shape.head_dim, rng_);
 }
 
 void VectorMaker::fill(std::vector<float>& out, std::int64_t tokens, int heads, bool clustered, float noise) {
@@ -69,21 +61,43 @@ void VectorMaker::fill(std::vector<float>& out, std::int64_t tokens, int heads, 
   }
 }
 
+/// Keys and queries as after RoPE.
+void VectorMaker::make_ood(std::int64_t tokens) {
+  const std::int64_t d = shape_.head_dim;
+  q.resize(static_cast<std::size_t>(tokens * shape_.query_heads * d));
+  k.resize(static_cast<std::size_t>(tokens * shape_.kv_heads * d));
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    for (int h = 0; h < shape_.query_heads; ++h)
+      ood_->query(h, rng_, q.data() + (t * shape_.query_heads + h) * d);
+    for (int h = 0; h < shape_.kv_heads; ++h) ood_->key(h, rng_, k.data() + (t * shape_.kv_heads + h) * d);
+  }
+}
+
+/// Turns vectors [T, heads, d] to their positions, or back.
+void VectorMaker::turn(std::vector<float>& x, int heads, Position begin, bool back) const {
+  const std::size_t row = static_cast<std::size_t>(heads) * static_cast<std::size_t>(shape_.head_dim);
+  for (std::size_t t = 0; t * row < x.size(); ++t) {
+    const std::span<float> own = std::span(x).subspan(t * row, row);
+    const auto position = begin + static_cast<Position>(t);
+    back ? rope_.unrotate(own, position) : rope_.rotate(own, position);
+  }
+}
+
 void VectorMaker::make(Position begin, std::int64_t tokens) {
-  const bool clustered = kind_ == KvKind::clustered;
-  fill(q_unrotated, tokens, shape_.query_heads, clustered, kQueryNoise);
-  fill(k_unrotated, tokens, shape_.kv_heads, clustered, kKeyNoise);
+  const bool ood = kind_ == KvKind::ood, clustered = kind_ == KvKind::clustered;
+  if (ood) {
+    make_ood(tokens);
+    q_unrotated = q;
+    k_unrotated = k;
+  } else {
+    fill(q_unrotated, tokens, shape_.query_heads, clustered, kQueryNoise);
+    fill(k_unrotated, tokens, shape_.kv_heads, clustered, kKeyNoise);
+    q = q_unrotated;
+    k = k_unrotated;
+  }
   fill(v, tokens, shape_.kv_heads, false, 1.0f);
-  q = q_unrotated;
-  k = k_unrotated;
-  const auto rotate = [&](std::vector<float>& x, int heads) {
-    const std::size_t row = static_cast<std::size_t>(heads) * static_cast<std::size_t>(shape_.head_dim);
-    for (std::int64_t t = 0; t < tokens; ++t)
-      rope_.rotate(std::span(x).subspan(static_cast<std::size_t>(t) * row, row),
-                   static_cast<Position>(begin + t));
-  };
-  rotate(q, shape_.query_heads);
-  rotate(k, shape_.kv_heads);
+  turn(ood ? q_unrotated : q, shape_.query_heads, begin, ood);
+  turn(ood ? k_unrotated : k, shape_.kv_heads, begin, ood);
 }
 
 ReadFloor::ReadFloor(std::vector<std::span<const std::byte>> buffers, std::int64_t most_bytes,

@@ -5,10 +5,12 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "base/rng.h"
+#include "eval/ood_vectors.h"
 #include "kv/store.h"
 #include "model/rope.h"
 
@@ -29,8 +31,8 @@ double median(std::vector<double> values);  ///< 0 of none
 std::int64_t last_level_cache_bytes();
 
 /// How made-up keys lie. normal: independent. clustered: around centres of their head, cluster sizes by
-/// Zipf's law with exponent `skew`, queries near a centre.
-enum class KvKind { normal, clustered };
+/// Zipf's law with exponent `skew`, queries near a centre. ood: queries apart from the keys (ood_vectors.h).
+enum class KvKind { normal, clustered, ood };
 
 /// Made-up vectors of one layer and sequence, before and after RoPE. The same seed gives the same.
 class VectorMaker {
@@ -51,6 +53,8 @@ class VectorMaker {
 
  private:
   void fill(std::vector<float>& out, std::int64_t tokens, int heads, bool clustered, float noise);
+  void make_ood(std::int64_t tokens);
+  void turn(std::vector<float>& x, int heads, Position begin, bool back) const;
 
   Shape shape_;
   KvKind kind_;
@@ -58,6 +62,7 @@ class VectorMaker {
   Rng rng_;
   std::vector<float> centres_;      // [Hkv, kCentres, d]
   std::vector<double> cumulative_;  // [kCentres] of cluster sizes
+  std::optional<OodVectors> ood_;
 };
 
 /// The time of reads, by the number of bytes: measured at a ladder of sizes, interpolated between.

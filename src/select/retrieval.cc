@@ -47,7 +47,7 @@ namespace lode {
 namespace {
 
 constexpr std::array<std::string_view, 2> kPer = {"kv-head", "query-head"}, kWarm = {"on", "off"};
-constexpr std::int64_t kCapturedQueries = 8192;  // of one graph
+constexpr std::int64_t kCapturedQueries = 20480;  // of one graph, at most; about half at least
 constexpr std::int64_t kKeysPerBeam = 16;  // a walk looks at about so many keys for each that it expands
 constexpr std::int64_t kSample = 256;
 constexpr std::int64_t kLeastBeam = 64;  // with `mass`, at first
