@@ -72,14 +72,15 @@ std::size_t newest_at(Distances distance, std::int64_t level, std::int64_t k) {
   return end;
 }
 
-void collect(Distances distance, std::int64_t limit, Position offset, std::vector<Position>& rows) {
-  if (limit < 0) return;
+/// Appends the keys that do not exceed `limit`, of which there are `keys`.
+void collect(Distances distance, std::int64_t limit, std::int64_t keys, Position offset,
+             std::vector<Position>& rows) {
+  if (keys == 0) return;
   const std::size_t before = rows.size();
-  rows.resize(before + distance.size());
+  rows.resize(before + static_cast<std::size_t>(keys));
   const auto capped = static_cast<std::uint16_t>(std::min<std::int64_t>(limit, 0xffff));
-  const std::int64_t found = signature_kernels().collect_up_to(distance.data(), std::ssize(distance), capped,
-                                                               offset, rows.data() + before);
-  rows.resize(before + static_cast<std::size_t>(found));
+  signature_kernels().collect_up_to(distance.data(), std::ssize(distance), capped, offset,
+                                    rows.data() + before);
 }
 
 }  // namespace
@@ -91,13 +92,17 @@ void select_near(Distances distance, const NearRule& rule, Position offset, std:
   if (n == 0 || (counted && budget <= 0)) return;
   if (rule.mode != NearRule::Mode::count) {
     const std::int64_t limit = signature_kernels().least(distance.data(), n) + rule.depth;
-    if (!counted || up_to(distance, limit) < budget) return collect(distance, limit, offset, rows);
+    const std::int64_t keys = up_to(distance, limit);
+    if (!counted || keys < budget) return collect(distance, limit, keys, offset, rows);
   }
   const Level level = level_of(distance, budget);
-  if (rule.all_ties || level.keys == budget) return collect(distance, level.distance, offset, rows);
+  if (rule.all_ties || level.keys == budget)
+    return collect(distance, level.distance, level.keys, offset, rows);
   const std::size_t cut = newest_at(distance, level.distance, budget - level.nearer);
-  collect(distance.first(cut), level.distance - 1, offset, rows);
-  collect(distance.subspan(cut), level.distance, offset + static_cast<Position>(cut), rows);
+  const Distances older = distance.first(cut);
+  const std::int64_t before = up_to(older, level.distance - 1);
+  collect(older, level.distance - 1, before, offset, rows);
+  collect(distance.subspan(cut), level.distance, budget - before, offset + static_cast<Position>(cut), rows);
 }
 
 }  // namespace lode

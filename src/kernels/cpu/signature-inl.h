@@ -22,6 +22,44 @@ void silu(float* x, std::int64_t n) noexcept {
   }
 }
 
+/// Mismatches of a key bit with the queries' bits, as a binary number: c where the key has 0, count - c where
+/// it has 1, c the queries that have 1 there. Digit `shift` of all bits of a signature; digits that are the
+/// same either way go into a constant. So many queries cost as much as their number has digits.
+struct Digit {
+  std::uint32_t zero[kMaxSignatureWords], one[kMaxSignatureWords];  // where the key bit is 0, 1
+  int shift;
+};
+constexpr std::int64_t kAheadWords = 1024;  // keys that memory is asked for ahead: past the end of the page
+constexpr int kMostDigits = 5, kDigitQueries = 31;  // queries of one pass: their sums of 8 bits fit a byte
+
+/// Fills in the digits that depend on the key, lowest first; returns how many. `constant` gets the rest.
+inline int digits_of(const std::uint32_t* queries /*[count, words]*/, int count, int words,
+                     Digit (&digits)[kMostDigits], int& constant) {
+  int used = 0;
+  constant = 0;
+  for (int shift = 0; count >> shift != 0; ++shift) {
+    Digit& digit = digits[used] = {.zero = {}, .one = {}, .shift = shift};
+    bool alike = true;
+    int ones = 0;
+    for (int bit = 0; bit < words * 32; ++bit) {
+      int set = 0;
+      for (int q = 0; q < count; ++q) set += static_cast<int>(queries[q * words + bit / 32] >> bit % 32 & 1u);
+      const auto zero = static_cast<std::uint32_t>(set >> shift & 1),
+                 one = static_cast<std::uint32_t>((count - set) >> shift & 1);
+      digit.zero[bit / 32] |= zero << bit % 32;
+      digit.one[bit / 32] |= one << bit % 32;
+      alike = alike && zero == one;
+      ones += static_cast<int>(zero);
+    }
+    if (alike) {
+      constant += ones << shift;
+    } else {
+      ++used;
+    }
+  }
+  return used;
+}
+
 /// rows of the set bits of `mask`, each bit standing for `kBitsEach` of them.
 template <int kBitsEach>
 inline Position* rows_of(std::uint32_t mask, Position first, Position* rows) {

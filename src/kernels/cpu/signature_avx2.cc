@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The signature kernels for AVX2. Bits are counted by table look-ups of nibbles (Mula, Kurz, Lemire, "Faster
-// population counts using AVX2 instructions", 2018), and counts of several queries are added as bytes before
-// the bytes of a key are summed.
+// population counts using AVX2 instructions", 2018), and counts of all digits of a group's sum are added as
+// bytes before the bytes of a key are summed.
 #include <algorithm>
 #include <bit>
 
@@ -12,17 +12,17 @@
 namespace lode {
 namespace {
 
-constexpr int kBlock = 16;        // keys at a time; numbers at a time in the selection
-constexpr int kByteQueries = 31;  // of 8 bits each, whose counts fit a byte
+constexpr int kBlock = 16;  // keys at a time; numbers at a time in the selection
 
 LODE_INLINE __m256i load_words(const void* p) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(p));
 }
 
-/// Set bits of each byte.
-LODE_INLINE __m256i count_bytes(__m256i x) {
-  const __m256i table = _mm256_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4, 0, 1, 1, 2, 1, 2, 2,
-                                         3, 1, 2, 2, 3, 2, 3, 3, 4);
+/// Set bits of each byte, times 2^shift.
+LODE_INLINE __m256i count_bytes(__m256i x, int shift) {
+  const __m256i once = _mm256_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4, 0, 1, 1, 2, 1, 2, 2,
+                                        3, 1, 2, 2, 3, 2, 3, 3, 4);
+  const __m256i table = _mm256_sll_epi16(once, _mm_cvtsi32_si128(shift));
   const __m256i low = _mm256_set1_epi8(15);
   return _mm256_add_epi8(_mm256_shuffle_epi8(table, _mm256_and_si256(x, low)),
                          _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(x, 4), low)));
@@ -57,27 +57,39 @@ LODE_INLINE void store_sums(__m256i bytes, std::uint16_t* to) {
 }
 
 template <int W>
-void distances_of(const std::uint32_t* keys, std::int64_t n, const std::uint32_t* queries, int count,
+void distances_of(const std::uint32_t* keys, std::int64_t n, const Digit* digits, int used, int constant,
                   bool add, std::uint16_t* distance) {
-  constexpr int kKeys = 8 / W;  // of one register
+  constexpr int kKeys = 8 / W;                     // of one register
+  __m256i zero[kMostDigits], change[kMostDigits];  // of a digit, and where it changes with the key bit
+  for (int d = 0; d < used; ++d) {
+    zero[d] = repeat<W>(digits[d].zero);
+    change[d] = _mm256_xor_si256(zero[d], repeat<W>(digits[d].one));
+  }
+  const __m256i always = _mm256_set1_epi16(static_cast<short>(constant));
   std::int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) {
+    for (int part = 0; part < W; ++part) __builtin_prefetch(keys + i * W + part * 16 + kAheadWords, 0, 3);
     alignas(32) std::uint16_t sums[kBlock];
     for (int part = 0; part < kBlock / kKeys; ++part) {
       const __m256i key = load_words(keys + (i + part * kKeys) * W);
       __m256i bytes = _mm256_setzero_si256();
-      for (int q = 0; q < count; ++q)
-        bytes = _mm256_add_epi8(bytes, count_bytes(_mm256_xor_si256(key, repeat<W>(queries + q * W))));
+      for (int d = 0; d < used; ++d) {
+        const __m256i digit = _mm256_xor_si256(zero[d], _mm256_and_si256(key, change[d]));
+        bytes = _mm256_add_epi8(bytes, count_bytes(digit, digits[d].shift));
+      }
       store_sums<W>(bytes, sums + part * kKeys);
     }
-    __m256i total = _mm256_load_si256(reinterpret_cast<const __m256i*>(sums));
+    __m256i total = _mm256_add_epi16(_mm256_load_si256(reinterpret_cast<const __m256i*>(sums)), always);
     if (add) total = _mm256_add_epi16(total, load_words(distance + i));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(distance + i), total);
   }
   for (; i < n; ++i) {
-    int sum = add ? distance[i] : 0;
-    for (int q = 0; q < count; ++q) {
-      for (int w = 0; w < W; ++w) sum += std::popcount(keys[i * W + w] ^ queries[q * W + w]);
+    int sum = constant + (add ? distance[i] : 0);
+    for (int d = 0; d < used; ++d) {
+      for (int w = 0; w < W; ++w) {
+        const std::uint32_t key = keys[i * W + w];
+        sum += std::popcount((key & digits[d].one[w]) | (~key & digits[d].zero[w])) << digits[d].shift;
+      }
     }
     distance[i] = static_cast<std::uint16_t>(sum);
   }
@@ -85,12 +97,14 @@ void distances_of(const std::uint32_t* keys, std::int64_t n, const std::uint32_t
 
 void distances(const std::uint32_t* keys, std::int64_t n, int words, const std::uint32_t* queries, int count,
                bool add, std::uint16_t* distance) noexcept {
-  for (int first = 0; first == 0 || first < count; first += kByteQueries, add = true) {
-    const int some = std::min(kByteQueries, count - first);
-    const std::uint32_t* const these = queries + first * words;
-    if (words == 1) distances_of<1>(keys, n, these, some, add, distance);
-    if (words == 2) distances_of<2>(keys, n, these, some, add, distance);
-    if (words == 4) distances_of<4>(keys, n, these, some, add, distance);
+  for (int first = 0; first == 0 || first < count; first += kDigitQueries, add = true) {
+    Digit digits[kMostDigits];
+    int constant = 0;
+    const int used =
+        digits_of(queries + first * words, std::min(kDigitQueries, count - first), words, digits, constant);
+    if (words == 1) distances_of<1>(keys, n, digits, used, constant, add, distance);
+    if (words == 2) distances_of<2>(keys, n, digits, used, constant, add, distance);
+    if (words == 4) distances_of<4>(keys, n, digits, used, constant, add, distance);
   }
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The signature kernels for AVX-512 F, BW, DQ, VL. With VPOPCNTDQ bits are counted by 32-bit words; without
-// it by table look-ups of nibbles, as in signature_avx2.cc.
+// it by table look-ups of nibbles, as in signature_avx2.cc. Either way once for each digit of a group's sum,
+// not once for each query.
 #pragma once
 
 #include <algorithm>
@@ -32,29 +33,22 @@ LODE_INLINE __m512i repeat(const std::uint32_t* query) {
 }
 
 #ifdef __AVX512VPOPCNTDQ__
-constexpr int kPassQueries = kMaxSignatureQueries;
-
-LODE_INLINE __m512i count_bits(__m512i x) {
-  return _mm512_popcnt_epi32(x);
-}
-LODE_INLINE __m512i add_counts(__m512i a, __m512i b) {
-  return _mm512_add_epi32(a, b);
+/// sum + the set bits of each part of x, times 2^shift.
+LODE_INLINE __m512i add_bits(__m512i sum, __m512i x, int shift) {
+  return _mm512_add_epi32(sum, _mm512_sll_epi32(_mm512_popcnt_epi32(x), _mm_cvtsi32_si128(shift)));
 }
 /// Sums of each 32-bit word.
 LODE_INLINE __m512i word_sums(__m512i counts) {
   return counts;
 }
 #else
-constexpr int kPassQueries = 31;  // of 8 bits each, whose counts fit a byte
-
-LODE_INLINE __m512i count_bits(__m512i x) {
-  const __m512i table = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4));
+LODE_INLINE __m512i add_bits(__m512i sum, __m512i x, int shift) {
+  const __m128i once = _mm_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4);
+  const __m512i table = _mm512_broadcast_i32x4(_mm_sll_epi16(once, _mm_cvtsi32_si128(shift)));
   const __m512i low = _mm512_set1_epi8(15);
-  return _mm512_add_epi8(_mm512_shuffle_epi8(table, _mm512_and_si512(x, low)),
-                         _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(x, 4), low)));
-}
-LODE_INLINE __m512i add_counts(__m512i a, __m512i b) {
-  return _mm512_add_epi8(a, b);
+  return _mm512_add_epi8(
+      sum, _mm512_add_epi8(_mm512_shuffle_epi8(table, _mm512_and_si512(x, low)),
+                           _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(x, 4), low))));
 }
 LODE_INLINE __m512i word_sums(__m512i counts) {
   return _mm512_madd_epi16(_mm512_maddubs_epi16(counts, _mm512_set1_epi8(1)), _mm512_set1_epi16(1));
@@ -85,39 +79,56 @@ LODE_INLINE __m256i key_sums(const __m512i (&words)[W]) {
   }
 }
 
-template <int W>
-void distances_of(const std::uint32_t* keys, std::int64_t n, const std::uint32_t* queries, int count,
-                  bool add, std::uint16_t* distance) {
+/// N digits.
+template <int W, int N>
+void distances_of(const std::uint32_t* keys, std::int64_t n, const Digit* digits, int constant, bool add,
+                  std::uint16_t* distance) {
   constexpr int kKeys = 16;
+  __m512i zero[N], one[N];
+  unroll<N>([&](auto i) LODE_INLINE_LAMBDA {
+    zero[i] = repeat<W>(digits[i].zero);
+    one[i] = repeat<W>(digits[i].one);
+  });
+  const __m256i always = _mm256_set1_epi16(static_cast<short>(constant));
   for (std::int64_t i = 0; i < n; i += kKeys) {
     const auto left = static_cast<int>(std::min<std::int64_t>(kKeys, n - i));
-    __m512i key[W], sum[W];
+    for (int part = 0; part < W; ++part) __builtin_prefetch(keys + i * W + part * 16 + kAheadWords, 0, 3);
+    __m512i sum[W];
     for (int part = 0; part < W; ++part) {
       const int inside = std::clamp(left * W - part * 16, 0, 16);
-      key[part] = _mm512_maskz_loadu_epi32(first_lanes(inside), keys + i * W + part * 16);
+      const __m512i key = _mm512_maskz_loadu_epi32(first_lanes(inside), keys + i * W + part * 16);
       sum[part] = _mm512_setzero_si512();
+      unroll<N>([&](auto d) LODE_INLINE_LAMBDA {
+        constexpr int kOneIfKeyElseZero = 0xca;  // of (key, one, zero)
+        sum[part] = add_bits(sum[part], _mm512_ternarylogic_epi32(key, one[d], zero[d], kOneIfKeyElseZero),
+                             digits[d].shift);
+      });
+      sum[part] = word_sums(sum[part]);
     }
-    for (int q = 0; q < count; ++q) {
-      const __m512i query = repeat<W>(queries + q * W);
-      for (int part = 0; part < W; ++part)
-        sum[part] = add_counts(sum[part], count_bits(_mm512_xor_si512(key[part], query)));
-    }
-    for (int part = 0; part < W; ++part) sum[part] = word_sums(sum[part]);
-    __m256i total = key_sums<W>(sum);
+    __m256i total = _mm256_add_epi16(key_sums<W>(sum), always);
     const __mmask16 some = first_lanes(left);
     if (add) total = _mm256_add_epi16(total, _mm256_maskz_loadu_epi16(some, distance + i));
     _mm256_mask_storeu_epi16(distance + i, some, total);
   }
 }
 
+template <int W, int N = kMostDigits>
+void distances_of(const std::uint32_t* keys, std::int64_t n, const Digit* digits, int used, int constant,
+                  bool add, std::uint16_t* distance) {
+  if (used == N) return distances_of<W, N>(keys, n, digits, constant, add, distance);
+  if constexpr (N > 0) distances_of<W, N - 1>(keys, n, digits, used, constant, add, distance);
+}
+
 void distances(const std::uint32_t* keys, std::int64_t n, int words, const std::uint32_t* queries, int count,
                bool add, std::uint16_t* distance) noexcept {
-  for (int first = 0; first == 0 || first < count; first += kPassQueries, add = true) {
-    const int some = std::min(kPassQueries, count - first);
-    const std::uint32_t* const these = queries + first * words;
-    if (words == 1) distances_of<1>(keys, n, these, some, add, distance);
-    if (words == 2) distances_of<2>(keys, n, these, some, add, distance);
-    if (words == 4) distances_of<4>(keys, n, these, some, add, distance);
+  for (int first = 0; first == 0 || first < count; first += kDigitQueries, add = true) {
+    Digit digits[kMostDigits];
+    int constant = 0;
+    const int used =
+        digits_of(queries + first * words, std::min(kDigitQueries, count - first), words, digits, constant);
+    if (words == 1) distances_of<1>(keys, n, digits, used, constant, add, distance);
+    if (words == 2) distances_of<2>(keys, n, digits, used, constant, add, distance);
+    if (words == 4) distances_of<4>(keys, n, digits, used, constant, add, distance);
   }
 }
 
