@@ -4,26 +4,28 @@
 // Work map: grid (blocks that share a list, KV heads x lists, query tokens), kWarps warps a block. The keys
 // of a list (sink, rows, window, in that order) are cut into pieces that depend on their number alone; a
 // block owns one, its warps take tiles of 16 keys in turn (attend_walk.cuh). A block merges the states of its
-// warps in shared memory and posts a record for every four columns of its output; the blocks of
-// the list that started last merge the records, column by column. The order of merging is fixed.
+// warps in shared memory. Where all keys of a list are few, its blocks are a cluster and send one another the
+// columns that each merges; otherwise a block posts its state, and the blocks of the list that started last
+// merge (attend_merge.cuh). Both give the same bits.
 //
-// A posted number is never +0 (-0 stands for it), and the reader puts +0 back, so that a place says by itself
-// whether its number has come: neither fences nor flags, one trip through the second-level cache. The block
-// that started last waits only for blocks that run already; those a few places before it may wait for some
-// that have not started, but they are never more than half as many as there are processors, in all lists
-// together, so that the others find room.
+// The block that started last waits only for blocks that run already; those a few places before it may wait
+// for some that have not started, but they are never more than half as many as there are processors, in all
+// lists together, so that the others find room.
+//
+// Launched while the kernel in front still runs: where tokens and keys stand is looked up at once, everything
+// else once that kernel has ended.
 #include <algorithm>
 
 #include "kernels/cuda/attend_generic.h"
-#include "kernels/cuda/attend_walk.cuh"
-#include "kernels/cuda/check.cuh"
+#include "kernels/cuda/attend_merge.cuh"
+#include "kernels/cuda/hopper.cuh"
 
 namespace lode::cuda {
 
 namespace {
 
 constexpr int kLeastKeys = kWarps * kTile;  // of a piece
-constexpr int kAhead = 9;                   // records that a lane asks for at once
+constexpr int kFewKeys = 2048;              // for each KV head: no more are few
 constexpr int kSlots = 264;                 // blocks at work at once on an H200, two a processor up to d 128
 constexpr int kTickets = 1 << 16;
 
@@ -41,83 +43,6 @@ int processors() {
   return count;
 }
 
-/// Unnormalised sums of four columns, with the peak and sum of their head.
-struct Record {
-  float4 o = {};
-  float m = -INFINITY, l = 0.0f;
-};
-
-__device__ bool empty(float x) {
-  return __float_as_uint(x) == 0;
-}
-__device__ float full(float x) {
-  return x == 0.0f ? -0.0f : x;
-}
-
-/// Places for the records of one list, those of a column beside one another.
-struct Posted {
-  float4* o;   // [columns, stride]
-  float2* ml;  // [columns, stride]: the column's head's m and l
-  int stride;
-
-  __device__ void post(int column, int part, const Record& x) const {
-    const std::int64_t at = std::int64_t{column} * stride + part;
-    asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(o + at), "f"(full(x.o.x)),
-                 "f"(full(x.o.y)), "f"(full(x.o.z)), "f"(full(x.o.w))
-                 : "memory");
-    asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(ml + at), "f"(full(x.m)), "f"(full(x.l))
-                 : "memory");
-  }
-  /// What is there now, where it is wanted; several may be under way.
-  __device__ void ask(std::int64_t at, bool wanted, Record& x) const {
-    asm volatile(
-        "{\n"
-        ".reg .pred wanted;\n"
-        "setp.ne.s32 wanted, %8, 0;\n"
-        "@wanted ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%6];\n"
-        "@wanted ld.relaxed.gpu.global.v2.f32 {%4, %5}, [%7];\n"
-        "}"
-        : "+f"(x.o.x), "+f"(x.o.y), "+f"(x.o.z), "+f"(x.o.w), "+f"(x.m), "+f"(x.l)
-        : "l"(o + at), "l"(ml + at), "r"(static_cast<int>(wanted))
-        : "memory");
-  }
-  /// Waits until something is there, asking for little so as not to be in the way of those waited for.
-  __device__ void wait(std::int64_t at) const {
-    float2 x;
-    do {
-      asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];"
-                   : "=f"(x.x), "=f"(x.y)
-                   : "l"(ml + at)
-                   : "memory");
-    } while (empty(x.y));
-  }
-  __device__ void clear(std::int64_t at) const { o[at] = {}, ml[at] = {}; }
-};
-__device__ bool has_come(const Record& x) {
-  return !(empty(x.o.x) || empty(x.o.y) || empty(x.o.z) || empty(x.o.w) || empty(x.m) || empty(x.l));
-}
-
-__device__ void add(Record& to, const Record& x, float factor) {
-  to.o.x += factor * x.o.x, to.o.y += factor * x.o.y, to.o.z += factor * x.o.z, to.o.w += factor * x.o.w;
-  to.l += factor * x.l;
-}
-/// Several records together.
-template <int kCount>
-__device__ Record together(const Record (&x)[kCount], float peak) {
-  Record sum;
-  sum.m = peak;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) add(sum, x[i], decay(x[i].m, peak));
-  return sum;
-}
-template <int kCount>
-__device__ float peak_of(const Record (&x)[kCount]) {
-  float peak = x[0].m;
-#pragma unroll
-  for (int i = 1; i < kCount; ++i) peak = fmaxf(peak, x[i].m);
-  return peak;
-}
-
 /// The states of the block's warps, in shared memory, for four columns.
 template <int D>
 __device__ Record merge_warps(const char* rings, int ring_bytes, int heads, int column) {
@@ -130,38 +55,6 @@ __device__ Record merge_warps(const char* rings, int ring_bytes, int heads, int 
     x[w].m = ml.x, x[w].l = ml.y;
   }
   return together(x, peak_of(x));
-}
-
-/// The records of all parts for four columns, shared out over the `sharers` lanes beside one another.
-__device__ Record merge_posted(const Posted& posted, int column, int parts, int sharers) {
-  const int sub = threadIdx.x % sharers, mine = sub < parts ? (parts - sub + sharers - 1) / sharers : 0;
-  const std::int64_t first = std::int64_t{column} * posted.stride + sub;
-  Record x[kAhead];
-  unsigned missing = (1u << mine) - 1;
-  while (true) {
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) posted.ask(first + i * sharers, (missing >> i & 1) != 0, x[i]);
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i)
-      if (has_come(x[i])) missing &= ~(1u << i);
-    if (missing == 0) break;
-    posted.wait(first + (31 - __clz(missing)) * sharers);
-  }
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i)
-    if (i < mine) posted.clear(first + i * sharers);
-  float peak = peak_of(x);
-  for (int offset = 1; offset < sharers; offset *= 2)
-    peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, offset));
-  Record sum = together(x, peak);
-  for (int offset = 1; offset < sharers; offset *= 2) {
-    sum.o.x += __shfl_xor_sync(0xffffffffu, sum.o.x, offset);
-    sum.o.y += __shfl_xor_sync(0xffffffffu, sum.o.y, offset);
-    sum.o.z += __shfl_xor_sync(0xffffffffu, sum.o.z, offset);
-    sum.o.w += __shfl_xor_sync(0xffffffffu, sum.o.w, offset);
-    sum.l += __shfl_xor_sync(0xffffffffu, sum.l, offset);
-  }
-  return sum;
 }
 
 /// Four merged numbers to their place: normalised, the tail merged last.
@@ -188,7 +81,70 @@ __device__ void write_result(const Params& p, std::int64_t first_row, int column
   *reinterpret_cast<float4*>(p.queries.o + row * D + at) = x;
 }
 
-template <class T, int D, bool kWide>
+/// The records that all blocks of the list posted; `to_come` of its blocks started later than this one.
+template <int D>
+__device__ void merge_posted(const Params& p, const Posted& posted, std::int64_t first_row, int columns, int parts,
+                             int to_come) {
+  __shared__ Record of_warps[kWarps][4];
+  const int mergers = min(p.most_mergers, parts), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const bool apart = parts <= kSubs * kAhead;  // a warp takes a group of columns by itself
+  const int at_once = apart ? kWarps : 1, groups = columns / 4;
+  for (int from = to_come * at_once; from < groups; from += mergers * at_once) {
+    const int group = apart ? from + warp : from;
+    if (apart) {
+      if (group >= groups) break;
+      const Record sum = take_posted(posted, group, parts, lane / 4, kSubs);
+      if (lane < 4) write_result<D>(p, first_row, group * 4 + lane, sum);
+      continue;
+    }
+    const Record sum = take_posted(posted, group, parts, warp * kSubs + lane / 4, kWarps * kSubs);
+    if (lane < 4) of_warps[warp][lane] = sum;
+    __syncthreads();
+    if (threadIdx.x < 4) {
+      Record x[kWarps];
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) x[w] = of_warps[w][threadIdx.x];
+      write_result<D>(p, first_row, group * 4 + threadIdx.x, together(x, peak_of(x)));
+    }
+    __syncthreads();
+  }
+}
+
+/// The columns that this block of a cluster merges.
+template <int D>
+__device__ void merge_box(const Params& p, const Box& box, std::int64_t first_row, int columns, int parts) {
+#if __CUDA_ARCH__ >= 900
+  const int first = blockIdx.x * box.per, mine = min(box.per, columns - first);
+  if (mine <= 0) return;
+  if (threadIdx.x == 0) box.expect(parts * mine);
+  box.wait();
+  const int warp = threadIdx.x / 32, sub = threadIdx.x % 32 / 4;
+  for (int from = warp * 4; from < mine; from += kThreads / kSubs) {
+    const int column = from + threadIdx.x % 4;
+    Record x[kClusterParts / kSubs];
+#pragma unroll
+    for (int i = 0; i < kClusterParts / kSubs; ++i) {
+      if (sub + i * kSubs < parts && column < mine) x[i] = box.take(sub + i * kSubs, column);
+    }
+    const Record sum = fold(x);
+    if (sub == 0 && column < mine) write_result<D>(p, first_row, first + column, sum);
+  }
+#endif
+}
+
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+/// kCluster: the blocks of a list are a cluster.
+template <class T, int D, bool kWide, bool kCluster>
 __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
     attend_kernel(const __grid_constant__ Params p) {
   using W = Walk<T, D, kWide>;
@@ -196,83 +152,111 @@ __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
   static_assert(kRing >= (kWide ? 16 : 8) * (D + 2) * 4);
   extern __shared__ __align__(16) char shared[];
   __shared__ unsigned shared_ticket;
-  const int query = blockIdx.z, part = blockIdx.x;
+  const int query = blockIdx.z;
   const QueryToken token = p.queries.tokens[query];
   const int kv_head = p.lists_per_head == 1 ? blockIdx.y : blockIdx.y / p.lists_per_head;
-  const int heads = p.lists_per_head == 1 ? p.group : 1;
+  const int heads = p.lists_per_head == 1 ? p.group : 1, columns = heads * D / 4;
   const std::int64_t first_row = std::int64_t{query} * p.queries.query_heads + blockIdx.y * heads;
   const std::int64_t list = std::int64_t{query} * gridDim.y + blockIdx.y;
+  const char* const base = load_here(p.queries.bases + token.sequence);
+  const Box box = {shared_address(shared) + kWarps * kRing, Box::columns_of_a_block(columns)};
+  if constexpr (kCluster) {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x == 0) box.open();
+#endif
+    __syncwarp();
+    cluster_arrive();
+  }
+  wait_for_predecessor();
+  release_successor();
   typename W::RawQueries raw;
   W::ask_queries(p.queries.q + first_row * D, heads, raw);
   const int listed = p.has_lists ? p.lists.counts[list] : 0;
-  const char* const base = load_here(p.queries.bases + token.sequence);
   const Keys keys(p, token.position, list, listed);
 
-  // Pieces depend on the number of keys alone; at most most_parts of them hold all keys.
+  // Pieces depend on the number of keys alone; at most `most` of them hold all keys.
+  const bool few = keys.count <= p.few_keys;
   const unsigned even = __umulhi(static_cast<unsigned>(keys.count), p.reciprocal) + 1;
-  const int piece = max(kLeastKeys, static_cast<int>((even + kTile - 1) / kTile * kTile));
+  const unsigned even_few = static_cast<unsigned>(keys.count + kClusterParts - 1) / kClusterParts;
+  const int piece =
+      max(kLeastKeys, static_cast<int>(((few || kCluster ? even_few : even) + kTile - 1) / kTile * kTile));
+  // Few keys in a grid for many: half of the lists take other blocks, which are on other processors.
+  const int shift = !kCluster && few && 2 * blockIdx.y >= gridDim.y && gridDim.x >= 2 * kClusterParts;
+  const int part = static_cast<int>(blockIdx.x) - shift * kClusterParts;
   const int begin = part * piece;
-  if (begin >= keys.count && part > 0) return;
+  const bool idle = part < 0 || (begin >= keys.count && part > 0);
+  if (!kCluster && idle) return;
 
-  W walk(p, keys);
-  const int warp = threadIdx.x / 32;
-  walk.base = base + p.queries.layer_offset + kv_head * p.queries.layout.head_stride();
-  walk.end = min(keys.count, begin + piece);
-  walk.first = begin + warp * kTile;
-  walk.mine = max(0, (walk.end - walk.first + kWarps * kTile - 1) / (kWarps * kTile));
-  walk.ring = shared_address(shared) + warp * kRing;
+  const int warp = threadIdx.x / 32, parts = max(1, (keys.count + piece - 1) / piece);
   unsigned ticket = 0;
-  // Not atomicAdd, for which the compiler waits at once.
-  if (keys.count > piece && threadIdx.x == 0)
-    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
-                 : "=r"(ticket)
-                 : "l"(p.tickets + list)
-                 : "memory");
-  walk.run(raw);
-
-  const int parts = max(1, (keys.count + piece - 1) / piece);
-  walk.store(reinterpret_cast<float*>(shared + warp * kRing), heads);
+  if (!idle) {
+    W walk(p, keys);
+    walk.base = base + p.queries.layer_offset + kv_head * p.queries.layout.head_stride();
+    walk.end = min(keys.count, begin + piece);
+    walk.first = begin + warp * kTile;
+    walk.mine = max(0, (walk.end - walk.first + kWarps * kTile - 1) / (kWarps * kTile));
+    walk.ring = shared_address(shared) + warp * kRing;
+    // Not atomicAdd, for which the compiler waits at once.
+    if (!kCluster && parts > 1 && threadIdx.x == 0)
+      asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
+                   : "=r"(ticket)
+                   : "l"(p.tickets + list)
+                   : "memory");
+    walk.run(raw);
+    walk.store(reinterpret_cast<float*>(shared + warp * kRing), heads);
+  }
   if (threadIdx.x == 0) shared_ticket = ticket;
   __syncthreads();
-  const int columns = heads * D / 4, stride = (p.most_parts + 7) / 8 * 8;
-  float4* const places = p.posted + list * columns * stride * 3 / 2;
-  const Posted posted = {places, reinterpret_cast<float2*>(places + columns * stride), stride};
-  for (int column = threadIdx.x; column < columns; column += kThreads) {
+  if constexpr (kCluster) cluster_wait();
+  const Posted posted = {p.posted + list * columns / 4 * p.stride * 6, p.stride};
+  for (int column = threadIdx.x; column < columns && !idle; column += kThreads) {
     const Record mine = merge_warps<D>(shared, kRing, heads, column);
-    if (parts == 1)
+    if constexpr (kCluster) {
+#if __CUDA_ARCH__ >= 900
+      box.send(column, part, mine);
+#endif
+    } else if (parts == 1) {
       write_result<D>(p, first_row, column, mine);
-    else
+    } else {
       posted.post(column, part, mine);
+    }
   }
+  if constexpr (kCluster) return merge_box<D>(p, box, first_row, columns, parts);
   if (parts == 1) return;
   const int to_come = parts - 1 - static_cast<int>(shared_ticket);  // blocks that started later
-  const int mergers = min(p.most_mergers, parts);
-  if (to_come >= mergers) return;
+  if (to_come >= min(p.most_mergers, parts)) return;
   if (to_come == 0 && threadIdx.x == 0) p.tickets[list] = 0;
-  const int at_once = kThreads / p.sharers;
-  for (int from = to_come * at_once; from < columns; from += mergers * at_once) {
-    const int column = from + threadIdx.x / p.sharers;
-    const bool real = column < columns;
-    const Record sum = merge_posted(posted, real ? column : 0, real ? parts : 0, p.sharers);
-    if (real && threadIdx.x % p.sharers == 0) write_result<D>(p, first_row, column, sum);
-  }
+  merge_posted<D>(p, posted, first_row, columns, parts, to_come);
+}
+
+template <class Kernel>
+void prepare(Kernel kernel, int shared, bool clusters) {
+  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  // One split of shared memory and cache for all, so that a block can follow another kernel's without a wait.
+  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared));
+  if (clusters) LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
 }
 
 template <class T, int D, bool kWide>
 void launch(const Params& p, StreamHandle stream) {
   using W = Walk<T, D, kWide>;
-  constexpr int kShared = kWarps * W::kStages * W::kStageBytes;
-  static const bool raised = [] {
-    LODE_CUDA(cudaFuncSetAttribute(attend_kernel<T, D, kWide>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   kShared));
-    return true;
+  constexpr int kRings = kWarps * W::kStages * W::kStageBytes;
+  constexpr int kWithBox = kRings + Box::bytes((kWide ? 16 : 8) * D / 4);
+  const auto apart = attend_kernel<T, D, kWide, false>, together = attend_kernel<T, D, kWide, true>;
+  const unsigned kv_lists = static_cast<unsigned>(p.queries.layout.kv_heads * p.lists_per_head),
+                 queries = static_cast<unsigned>(p.queries.count);
+  const EarlyLaunch in_clusters({kClusterParts, kv_lists, queries}, kThreads, kWithBox, kClusterParts, stream);
+  static const int at_once = [&] {
+    prepare(apart, kRings, false);
+    if (!has_clusters()) return 0;
+    prepare(together, kWithBox, true);
+    return in_clusters.clusters_at_once(together);
   }();
-  static_cast<void>(raised);
-  const dim3 grid(static_cast<unsigned>(p.most_parts),
-                  static_cast<unsigned>(p.queries.layout.kv_heads * p.lists_per_head),
-                  static_cast<unsigned>(p.queries.count));
-  attend_kernel<T, D, kWide><<<grid, kThreads, kShared, stream>>>(p);
-  LODE_LAUNCHED();
+  const int lists = static_cast<int>(kv_lists * queries);
+  if (p.most_keys <= p.few_keys && at_once > 0 && (lists <= at_once || lists >= 4 * at_once))
+    return in_clusters(together, p);
+  EarlyLaunch({static_cast<unsigned>(p.blocks), kv_lists, queries}, kThreads, kRings, 1, stream)(apart, p);
 }
 
 template <class T, bool kWide>
@@ -300,24 +284,29 @@ bool launch_for(const Params& p, StreamHandle stream) {
 }
 
 /// How the keys of a list and the merging of their states are shared out.
-void share_out(Params& p) {
+void share_out(Params& p, std::int64_t max_tokens) {
   const int kv_heads = p.queries.layout.kv_heads;
   p.group = p.queries.query_heads / kv_heads;
   p.lists_per_head = p.has_lists ? p.lists.lists_per_head : 1;
-  p.most_parts = parts_for(kv_heads, p.queries.layout.head_dim);
-  p.reciprocal = static_cast<unsigned>(((std::int64_t{1} << 32) + p.most_parts - 1) / p.most_parts);
-  if (p.most_parts == 1) p.reciprocal = ~0u;
-  p.sharers = 8;
-  while (p.sharers * kAhead < p.most_parts) p.sharers *= 2;
+  const int most_parts = parts_for(kv_heads, p.queries.layout.head_dim);
+  p.reciprocal = static_cast<unsigned>(((std::int64_t{1} << 32) + most_parts - 1) / most_parts);
+  if (most_parts == 1) p.reciprocal = ~0u;
+  p.stride = most_parts;
+  p.few_keys = most_parts >= 2 * kClusterParts ? kFewKeys * kv_heads : 0;
+  p.most_keys = max_tokens;
+  if (p.has_lists) p.most_keys = std::min(max_tokens, p.lists.sink + p.lists.capacity + p.lists.window);
+  const std::int64_t pieces = std::max<std::int64_t>((p.most_keys + kLeastKeys - 1) / kLeastKeys, 2 * kClusterParts);
+  p.blocks = static_cast<int>(std::min<std::int64_t>(most_parts, pieces));
   const std::int64_t lists = std::int64_t{p.queries.count} * kv_heads * p.lists_per_head;
   p.most_mergers = static_cast<int>(1 + processors() / 2 / lists);
 }
 
-void attend(const Queries& queries, const RowLists* lists, void* workspace, StreamHandle stream) {
+void attend(const Queries& queries, const RowLists* lists, std::int64_t max_tokens, void* workspace,
+            StreamHandle stream) {
   if (queries.count == 0) return;
   Params p = {.queries = queries, .has_lists = lists != nullptr};
   if (lists != nullptr) p.lists = *lists;
-  share_out(p);
+  share_out(p, max_tokens);
   const std::int64_t tickets = std::int64_t{queries.count} * queries.query_heads;
   if (tickets > kTickets)
     throw RunError("expected at most " + std::to_string(kTickets) +
@@ -334,16 +323,17 @@ void attend(const Queries& queries, const RowLists* lists, void* workspace, Stre
 std::int64_t decode_workspace_bytes(int queries, int query_heads, int kv_heads, int head_dim) {
   // The tickets come first, in a region of fixed size: they stay zero whatever calls came before.
   const std::int64_t columns = std::int64_t{queries} * query_heads * ((head_dim + 3) / 4);
-  return kTickets * 4 + columns * ((parts_for(kv_heads, head_dim) + 7) / 8 * 8) * std::int64_t{24};
+  return kTickets * 4 + columns * parts_for(kv_heads, head_dim) * std::int64_t{24};
 }
 
-void attend_full_decode(const Queries& queries, std::int64_t, void* workspace, StreamHandle stream) {
-  attend(queries, nullptr, workspace, stream);
-}
-
-void attend_rows_decode(const Queries& queries, const RowLists& lists, std::int64_t, void* workspace,
+void attend_full_decode(const Queries& queries, std::int64_t max_tokens, void* workspace,
                         StreamHandle stream) {
-  attend(queries, &lists, workspace, stream);
+  attend(queries, nullptr, max_tokens, workspace, stream);
+}
+
+void attend_rows_decode(const Queries& queries, const RowLists& lists, std::int64_t max_tokens,
+                        void* workspace, StreamHandle stream) {
+  attend(queries, &lists, max_tokens, workspace, stream);
 }
 
 }  // namespace lode::cuda

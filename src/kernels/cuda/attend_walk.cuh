@@ -24,9 +24,11 @@ struct Params {
   bool has_lists = false;
   int group = 1;                ///< query heads of a KV head
   int lists_per_head = 1;       ///< G where every query head has its own list
-  int most_parts = 1;           ///< blocks that share a list
-  unsigned reciprocal = 0;      ///< 2^32 / most_parts, rounded up
-  int sharers = 1;              ///< lanes that share a column when states are merged
+  int blocks = 1;               ///< that share a list
+  unsigned reciprocal = 0;      ///< 2^32 / pieces of a list of many keys, rounded up
+  int stride = 1;               ///< places for the records of a column: as many as those pieces
+  std::int64_t few_keys = 0;    ///< so many are few
+  std::int64_t most_keys = 0;   ///< that a list can have
   int most_mergers = 1;         ///< blocks that merge the states of a list
   unsigned* tickets = nullptr;  // [N, Hkv, lists]
   float4* posted = nullptr;     // [N, Hkv, lists] places of records

@@ -13,7 +13,8 @@ namespace lode::cuda {
 
 namespace {
 
-constexpr int kBins = 256, kWarps = kSelectThreads / 32;
+constexpr int kBins = 256;
+constexpr int kEach = 16;  // keys that a thread holds in registers
 
 /// Rises with x; -0 as 0; NaN gives 0.
 __device__ __forceinline__ unsigned ordered(float x) {
@@ -22,14 +23,15 @@ __device__ __forceinline__ unsigned ordered(float x) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-/// Sources of keys: numbers in rows, key(list, i, number). Key 0 is never chosen; kPasses of 8 bits from
-/// shift() find the k-th, none where the key that must be exceeded is known.
+/// Sources of keys: numbers in rows, key(list, i, number). Key 0 is never chosen; passes() of 8 bits from
+/// shift() find the k-th, at most kPasses, none where the key that must be exceeded is known.
 struct FloatKeys {
   using Number = float;
   static constexpr int kPasses = 4;
   const float* scores;
   std::int64_t n;
-  static __device__ int shift(int pass) { return 24 - 8 * pass; }
+  __device__ static int passes() { return kPasses; }
+  __device__ static int shift(int pass) { return 24 - 8 * pass; }
   __device__ void begin(std::int64_t, unsigned*) {}
   __device__ unsigned exceed(std::int64_t) const { return 0; }
   __device__ const float* row(std::int64_t list) const { return scores + list * n; }
@@ -42,12 +44,14 @@ struct LevelKeys {
   static constexpr int kPasses = 2;
   const std::uint16_t* scores;
   std::int64_t n;
-  static __device__ int shift(int pass) { return pass == 0 ? 3 : 0; }  // of 11 bits
+  int most;  ///< largest score
+  __device__ int passes() const { return most + 1 < kBins ? 1 : 2; }
+  __device__ int shift(int pass) const { return passes() == 1 || pass == 1 ? 0 : 3; }  // of 11 bits
   __device__ void begin(std::int64_t, unsigned*) {}
   __device__ unsigned exceed(std::int64_t) const { return 0; }
   __device__ const std::uint16_t* row(std::int64_t list) const { return scores + list * n; }
   __device__ __forceinline__ unsigned key(std::int64_t, int, std::uint16_t x) const {
-    return min(x, 1023) + 1u;
+    return static_cast<unsigned>(min(static_cast<int>(x), most)) + 1u;
   }
 };
 struct ThresholdKeys {
@@ -73,9 +77,10 @@ struct BucketKeys {
   unsigned* map = nullptr;  // a bit for each bucket
   __device__ void begin(std::int64_t list, unsigned* shared) {
     map = shared;
-    for (int i = static_cast<int>(threadIdx.x); i < (buckets + 31) / 32; i += kSelectThreads) map[i] = 0;
+    const int step = static_cast<int>(blockDim.x);
+    for (int i = static_cast<int>(threadIdx.x); i < (buckets + 31) / 32; i += step) map[i] = 0;
     __syncthreads();
-    for (int i = static_cast<int>(threadIdx.x); i < probes; i += kSelectThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < probes; i += step) {
       const int bucket = chosen[list * probes + i];
       if (bucket >= 0 && bucket < buckets) atomicOr(&map[bucket / 32], 1u << bucket % 32);
     }
@@ -99,14 +104,15 @@ struct Job {
 };
 
 /// Exclusive sum over the block's warps of one number a warp, which all of its lanes give.
+template <int Threads>
 __device__ __forceinline__ unsigned before_warp(unsigned mine, unsigned* total) {
+  constexpr unsigned kWarps = Threads / 32;
   __shared__ unsigned sums[kWarps];
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   __syncthreads();
   if (lane == 0) sums[warp] = mine;
   __syncthreads();
-  static_assert(kWarps == 32);
-  const unsigned one = sums[lane];
+  const unsigned one = lane < kWarps ? sums[lane] : 0;
   *total = __reduce_add_sync(~0u, one);
   return __reduce_add_sync(~0u, lane < warp ? one : 0);
 }
@@ -129,15 +135,15 @@ struct Found {
 /// are zero and stay as they are until the cluster's next barrier. Adding one to a place of shared memory is
 /// a single instruction however many lanes of a warp mean the same place: copies would only cost banks. Wider
 /// digits would save a pass and cost more: reading another block's memory is what a pass spends its time on.
-template <class Source, int Cluster, class Each>
-__device__ __forceinline__ Found find(int k, unsigned* histograms /*[kPasses, kBins]*/, Each each) {
+template <class Source, int Cluster, int Threads, class Each>
+__device__ __forceinline__ Found find(const Source& source, int k, unsigned* histograms /*[kPasses, kBins]*/, Each each) {
   using All = Together<Cluster>;
   __shared__ unsigned chosen_bin;
   __shared__ int above_bin;
   const int tid = static_cast<int>(threadIdx.x), bin = kBins - 1 - tid;  // from the top
   unsigned prefix = 0, mask = 0;
-  for (int pass = 0; pass < Source::kPasses; ++pass) {
-    const int shift = Source::shift(pass);
+  for (int pass = 0; pass < source.passes(); ++pass) {
+    const int shift = source.shift(pass);
     unsigned* const histogram = histograms + pass * kBins;
     each([&](unsigned key) {
       if (key != 0 && (key & mask) == prefix) atomicAdd(histogram + (key >> shift & (kBins - 1)), 1u);
@@ -153,7 +159,7 @@ __device__ __forceinline__ Found find(int k, unsigned* histograms /*[kPasses, kB
     }
     const unsigned lanes = up_to(count);
     unsigned sum;
-    const unsigned earlier = before_warp(__shfl_sync(~0u, lanes, 31), &sum);
+    const unsigned earlier = before_warp<Threads>(__shfl_sync(~0u, lanes, 31), &sum);
     const int total = static_cast<int>(sum), above = static_cast<int>(earlier + lanes - count);
     if (k >= total) return {prefix == 0 ? 0u : prefix - 1, 0};
     if (above < k && k <= above + static_cast<int>(count))
@@ -183,7 +189,7 @@ struct Part {
 };
 template <class Source>
 __device__ void clear_histograms(unsigned* histograms) {
-  for (int i = static_cast<int>(threadIdx.x); i < Source::kPasses * kBins; i += kSelectThreads)
+  for (int i = static_cast<int>(threadIdx.x); i < Source::kPasses * kBins; i += static_cast<int>(blockDim.x))
     histograms[i] = 0;
 }
 __device__ int wanted_of(const Job& job, std::int64_t list) {
@@ -221,20 +227,54 @@ __device__ __forceinline__ Places places_of(const Job& job, std::int64_t list, i
   return places;
 }
 
-/// Lists whose keys fit in registers: kEach a thread, a warp's entries beside one another, a lane's in fours.
-template <class Source, int Cluster, int kEach>
-__global__ __launch_bounds__(kSelectThreads) void select_in_registers(Source source, const Job job) {
+/// How many of each four bits are set, a byte each.
+__device__ __forceinline__ unsigned count_fours(unsigned bits /*16*/) {
+  unsigned x = (bits & 0x5555u) + (bits >> 1 & 0x5555u);
+  x = (x & 0x3333u) + (x >> 2 & 0x3333u);
+  return (x & 0xfu) | (x & 0xf0u) << 4 | (x & 0xf00u) << 8 | (x & 0xf000u) << 12;
+}
+/// Sums of the bytes before each one, 16 bits each.
+__device__ __forceinline__ std::uint64_t before_bytes(unsigned bytes) {
+  const std::uint64_t spread = (bytes & 0xffu) | std::uint64_t{bytes & 0xff00u} << 8 |
+                               std::uint64_t{bytes & 0xff0000u} << 16;
+  return (spread << 16) + (spread << 32) + (spread << 48);
+}
+/// Of one kind of entry in a block: which a lane has, and how many come before them.
+struct Kind {
+  unsigned bits = 0;       ///< of the lane's keys
+  unsigned lanes = 0;      ///< of earlier lanes, in each run of 128 entries, a byte each
+  std::uint64_t runs = 0;  ///< of earlier runs of the warp, 16 bits each
+  unsigned warp = 0;       ///< of the warp
+
+  __device__ void count() {
+    const unsigned mine = count_fours(bits), to = up_to(mine), all = __shfl_sync(~0u, to, 31);
+    lanes = to - mine, runs = before_bytes(all), warp = __dp4a(all, 0x01010101u, 0u);
+  }
+  /// Entries of the warp in front of the lane's key `at`.
+  __device__ int before(int at) const {
+    const int run = at / 4;
+    const unsigned same_run = bits & ((1u << at) - 1) & ~((1u << run * 4) - 1);
+    return static_cast<int>(static_cast<unsigned>(runs >> run * 16) & 0xffffu) +
+           static_cast<int>(lanes >> run * 8 & 0xffu) + __popc(same_run);
+  }
+};
+
+/// Lists whose keys fit in registers: a warp's entries beside one another, a lane's in fours.
+template <class Source, int Cluster, int Threads>
+__global__ __launch_bounds__(Threads) void select_in_registers(Source source, const Job job) {
   using Number = typename Source::Number;
   struct alignas(4 * sizeof(Number)) Four {
     Number x[4];
   };
   constexpr int kFours = kEach / 4;
   extern __shared__ __align__(16) unsigned shared[];
-  const Part<Cluster> part(job, 4 * kSelectThreads);
+  wait_for_predecessor();
+  release_successor();
+  const Part<Cluster> part(job, 4 * Threads);
   const std::int64_t list = part.list;
   source.begin(list, shared + Source::kPasses * kBins);
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int fours = part.share / (4 * kSelectThreads);
+  const int fours = part.share / (4 * Threads);
   const int first = part.begin + warp * fours * 128 + lane * 4;
   const Number* const row = source.row(list);
   const bool aligned = reinterpret_cast<std::uintptr_t>(row) % sizeof(Four) == 0;
@@ -262,51 +302,31 @@ __global__ __launch_bounds__(kSelectThreads) void select_in_registers(Source sou
     const int k = wanted_of(job, list);
     found = {~0u, 0};
     if (k > 0) {
-      found = find<Source, Cluster>(k, shared, [&](auto add) {
+      found = find<Source, Cluster, Threads>(source, k, shared, [&](auto add) {
 #pragma unroll
         for (int i = 0; i < kEach; ++i) add(keys[i]);
       });
     }
   }
-  // How many each lane has of every four, a byte each, and then how many there are up to it.
-  constexpr int kWords = (kFours + 3) / 4;
-  unsigned above[kWords] = {}, ties[kWords] = {};
+  Kind above, ties;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    above[i / 16] += keys[i] > found.exceed ? 1u << i / 4 % 4 * 8 : 0u;
-    ties[i / 16] += keys[i] == found.exceed && keys[i] != 0 ? 1u << i / 4 % 4 * 8 : 0u;
+    above.bits |= keys[i] > found.exceed ? 1u << i : 0u;
+    ties.bits |= keys[i] == found.exceed && keys[i] != 0 ? 1u << i : 0u;
   }
-  unsigned above_to[kWords], ties_to[kWords], above_all[kWords], ties_all[kWords], of_warp = 0;
-#pragma unroll
-  for (int w = 0; w < kWords; ++w) {
-    above_to[w] = up_to(above[w]) - above[w], ties_to[w] = up_to(ties[w]) - ties[w];
-    above_all[w] = __shfl_sync(~0u, above_to[w] + above[w], 31);
-    ties_all[w] = __shfl_sync(~0u, ties_to[w] + ties[w], 31);
-    of_warp += __dp4a(above_all[w], 0x01010101u, 0u) + (__dp4a(ties_all[w], 0x01010101u, 0u) << 16);
-  }
+  above.count(), ties.count();
   unsigned all;
-  const unsigned earlier = before_warp(of_warp, &all);
+  const unsigned earlier = before_warp<Threads>(above.warp + (ties.warp << 16), &all);
   const Places places = places_of<Source, Cluster>(
       job, list, part.rank, found, static_cast<int>(all & 0xffff), static_cast<int>(all >> 16));
-  int above_before = places.above + static_cast<int>(earlier & 0xffff);
-  int ties_before = places.ties + static_cast<int>(earlier >> 16) - places.skipped;
+  const int above_before = places.above + static_cast<int>(earlier & 0xffff);
+  const int ties_before = places.ties + static_cast<int>(earlier >> 16) - places.skipped;
   std::int32_t* const rows = job.rows + list * job.capacity;
   const auto capacity = static_cast<int>(min(job.capacity, std::int64_t{1} << 30));
-#pragma unroll
-  for (int i = 0; i < kFours; ++i) {
-    const auto byte = [&](const unsigned(&of)[kWords]) {
-      return static_cast<int>(of[i / 4] >> i % 4 * 8 & 0xff);
-    };
-    int up = above_before + byte(above_to), tie = ties_before + byte(ties_to);
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const unsigned x = keys[4 * i + e];
-      const bool is_above = x > found.exceed, is_tie = x == found.exceed && x != 0;
-      const int place = up + max(0, tie);
-      if ((is_above || (is_tie && tie >= 0)) && place < capacity) rows[place] = first + i * 128 + e;
-      up += is_above, tie += is_tie;
-    }
-    above_before += byte(above_all), ties_before += byte(ties_all);
+  for (unsigned left = above.bits | ties.bits; left != 0; left &= left - 1) {
+    const int at = __ffs(static_cast<int>(left)) - 1;
+    const int tie = ties_before + ties.before(at), place = above_before + above.before(at) + max(0, tie);
+    if ((tie >= 0 || (above.bits >> at & 1) != 0) && place < capacity) rows[place] = first + at / 4 * 128 + at % 4;
   }
   Together<Cluster>::sync();  // the totals are read by the others until here
 }
@@ -315,6 +335,8 @@ __global__ __launch_bounds__(kSelectThreads) void select_in_registers(Source sou
 template <class Source, int Cluster>
 __global__ __launch_bounds__(kSelectThreads) void select_kernel(Source source, const Job job) {
   extern __shared__ __align__(16) unsigned shared[];
+  wait_for_predecessor();
+  release_successor();
   unsigned* const held = shared + Source::kPasses * kBins;
   const Part<Cluster> part(job, kSelectThreads);
   const std::int64_t list = part.list;
@@ -335,7 +357,7 @@ __global__ __launch_bounds__(kSelectThreads) void select_kernel(Source source, c
     const int k = wanted_of(job, list);
     found = {~0u, 0};
     if (k > 0) {
-      found = find<Source, Cluster>(k, shared, [&](auto add) {
+      found = find<Source, Cluster, kSelectThreads>(source, k, shared, [&](auto add) {
         if (hold) {
           for (int i = part.begin + tid; i < part.end; i += kSelectThreads) add(held[i - part.begin]);
         } else {
@@ -346,7 +368,7 @@ __global__ __launch_bounds__(kSelectThreads) void select_kernel(Source source, c
     }
   }
   // A warp takes consecutive entries: first it counts them.
-  const int per_warp = part.share / kWarps, from = part.begin + tid / 32 * per_warp;
+  const int per_warp = part.share / (kSelectThreads / 32), from = part.begin + tid / 32 * per_warp;
   const int to = min(part.end, from + per_warp);
   unsigned above = 0, ties = 0;
 #pragma unroll 8
@@ -356,8 +378,8 @@ __global__ __launch_bounds__(kSelectThreads) void select_kernel(Source source, c
     ties += x == found.exceed && x != 0;
   }
   unsigned all_above, all_ties;
-  const unsigned above_earlier = before_warp(__reduce_add_sync(~0u, above), &all_above);
-  const unsigned ties_earlier = before_warp(__reduce_add_sync(~0u, ties), &all_ties);
+  const unsigned above_earlier = before_warp<kSelectThreads>(__reduce_add_sync(~0u, above), &all_above);
+  const unsigned ties_earlier = before_warp<kSelectThreads>(__reduce_add_sync(~0u, ties), &all_ties);
   const Places places = places_of<Source, Cluster>(job, list, part.rank, found, static_cast<int>(all_above),
                                                    static_cast<int>(all_ties));
   int above_before = places.above + static_cast<int>(above_earlier);
@@ -377,25 +399,41 @@ __global__ __launch_bounds__(kSelectThreads) void select_kernel(Source source, c
   Together<Cluster>::sync();  // the totals are read by the others until here
 }
 
+/// Clusters of sixteen that run at once.
+template <class Source>
+int wide_clusters_at_once(int shared) {
+  const auto kernel = select_in_registers<Source, kWideCluster, kWideThreads>;
+  static const bool allowed =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess;
+  if (!allowed) return 0;
+  static const int count =
+      EarlyLaunch({kWideCluster, 1, 1}, kWideThreads, shared, kWideCluster, nullptr).clusters_at_once(kernel);
+  return count;
+}
+
 template <class Source>
 void run(const Source& source, Job job, std::int64_t lists, StreamHandle stream) {
   if (lists == 0) return;
   const int histograms = Source::kPasses * kBins * 4, fixed = histograms + 4 * job.map_words;
-  const auto launch = [&]<int Cluster>(std::integral_constant<int, Cluster>) {
-    const std::int64_t all = std::int64_t{Cluster} * kSelectThreads;
-    if (job.n <= 16 * all)
-      return launch_together<Cluster>(select_in_registers<Source, Cluster, 16>, lists, fixed, stream, source,
+  const auto in_registers = [&]<int Cluster, int Threads>() {
+    launch_together<Cluster, Threads>(select_in_registers<Source, Cluster, Threads>, lists, fixed, stream, source,
                                       job);
+  };
+  const auto launch = [&]<int Cluster>() {
+    const std::int64_t all = std::int64_t{Cluster} * kSelectThreads;
+    if (job.n <= kEach * all) return in_registers.template operator()<Cluster, kSelectThreads>();
     const std::int64_t share = (job.n + all - 1) / all * kSelectThreads;
     const std::int64_t fits = (shared_bytes_per_block() - histograms) / 4;
     job.held = static_cast<int>(Source::kPasses > 0 && share <= fits ? share : 0);
-    launch_together<Cluster>(select_kernel<Source, Cluster>, lists,
-                             histograms + 4 * std::max(job.held, job.map_words), stream, source, job);
+    launch_together<Cluster, kSelectThreads>(select_kernel<Source, Cluster>, lists,
+                                             histograms + 4 * std::max(job.held, job.map_words), stream, source,
+                                             job);
   };
-  if (has_clusters())
-    launch(std::integral_constant<int, kCluster>());
-  else
-    launch(std::integral_constant<int, 1>());
+  if (!has_clusters()) return launch.template operator()<1>();
+  constexpr std::int64_t kWide = std::int64_t{kWideCluster} * kWideThreads * kEach;
+  if (job.n <= kWide && wide_clusters_at_once<Source>(fixed) >= lists)
+    return in_registers.template operator()<kWideCluster, kWideThreads>();
+  launch.template operator()<kCluster>();
 }
 
 }  // namespace
@@ -412,10 +450,10 @@ void top_k(const float* scores, std::int64_t lists, std::int64_t n, const std::i
       stream);
 }
 
-void counting_select(const std::uint16_t* scores, int, bool all_ties, std::int64_t lists, std::int64_t n,
+void counting_select(const std::uint16_t* scores, int levels, bool all_ties, std::int64_t lists, std::int64_t n,
                      const std::int32_t* lengths, const std::int32_t* k, std::int32_t* rows,
                      std::int64_t capacity, std::int32_t* counts, void*, StreamHandle stream) {
-  run(LevelKeys{scores, n},
+  run(LevelKeys{scores, n, levels - 1},
       {.n = n,
        .capacity = capacity,
        .lengths = lengths,
