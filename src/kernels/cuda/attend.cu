@@ -4,16 +4,16 @@
 // Work map: grid (blocks that share a list, KV heads x lists, query tokens), kWarps warps a block. The keys
 // of a list (sink, rows, window, in that order) are cut into pieces that depend on their number alone; a
 // block owns one, its warps take tiles of 16 keys in turn (attend_walk.cuh). A block merges the states of its
-// warps in shared memory. Where all keys of a list are few, its blocks are a cluster and send one another the
-// columns that each merges; otherwise a block posts its state, and the blocks of the list that started last
-// merge (attend_merge.cuh). Both give the same bits.
+// warps in shared memory and posts the result; the blocks of the list that started last merge what all have
+// posted (attend_merge.cuh). The order of merging is fixed.
 //
 // The block that started last waits only for blocks that run already; those a few places before it may wait
 // for some that have not started, but they are never more than half as many as there are processors, in all
 // lists together, so that the others find room.
 //
-// Launched while the kernel in front still runs: where tokens and keys stand is looked up at once, everything
-// else once that kernel has ended.
+// Launched while the kernel in front still runs: where tokens and keys stand is looked up at once, and the
+// first keys are brought into the second-level cache where no list says which they are. That is where writes
+// meet, so nothing stale can come of it. Everything else is read once the kernel in front has ended.
 #include <algorithm>
 
 #include "kernels/cuda/attend_generic.h"
@@ -25,13 +25,16 @@ namespace lode::cuda {
 namespace {
 
 constexpr int kLeastKeys = kWarps * kTile;  // of a piece
-constexpr int kFewKeys = 2048;              // for each KV head: no more are few
-constexpr int kSlots = 264;                 // blocks at work at once on an H200, two a processor up to d 128
+constexpr int kSlots = 132;                 // processors of an H200
 constexpr int kTickets = 1 << 16;
 
+/// Blocks that a processor works on at once.
+constexpr int blocks_at_once(int head_dim) {
+  return head_dim <= 128 ? 2 : 1;
+}
 /// Blocks that share a list. Bits depend on the number of KV heads by this.
 int parts_for(int kv_heads, int head_dim) {
-  return std::max(1, (head_dim <= 128 ? kSlots : kSlots / 2) / kv_heads);
+  return std::max(1, kSlots * blocks_at_once(head_dim) / kv_heads);
 }
 int processors() {
   static const int count = [] {
@@ -83,8 +86,8 @@ __device__ void write_result(const Params& p, std::int64_t first_row, int column
 
 /// The records that all blocks of the list posted; `to_come` of its blocks started later than this one.
 template <int D>
-__device__ void merge_posted(const Params& p, const Posted& posted, std::int64_t first_row, int columns, int parts,
-                             int to_come) {
+__device__ void merge_posted(const Params& p, const Posted& posted, std::int64_t first_row, int columns,
+                             int parts, int to_come) {
   __shared__ Record of_warps[kWarps][4];
   const int mergers = min(p.most_mergers, parts), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool apart = parts <= kSubs * kAhead;  // a warp takes a group of columns by itself
@@ -110,118 +113,92 @@ __device__ void merge_posted(const Params& p, const Posted& posted, std::int64_t
   }
 }
 
-/// The columns that this block of a cluster merges.
+/// Keys of a piece of a list of so many.
+__device__ __forceinline__ int piece_of(const Params& p, int keys) {
+  const unsigned even = __umulhi(static_cast<unsigned>(keys), p.reciprocal) + 1;
+  const int piece = max(kLeastKeys, static_cast<int>((even + kTile - 1) / kTile * kTile));
+  const int blocks = static_cast<int>(gridDim.x);  // enough, unless there are more keys than was said
+  return std::int64_t{piece} * blocks >= keys ? piece : (keys + blocks - 1) / blocks;
+}
+
+/// Brings the first tile of each of the block's warps into the second-level cache.
 template <int D>
-__device__ void merge_box(const Params& p, const Box& box, std::int64_t first_row, int columns, int parts) {
-#if __CUDA_ARCH__ >= 900
-  const int first = blockIdx.x * box.per, mine = min(box.per, columns - first);
-  if (mine <= 0) return;
-  if (threadIdx.x == 0) box.expect(parts * mine);
-  box.wait();
-  const int warp = threadIdx.x / 32, sub = threadIdx.x % 32 / 4;
-  for (int from = warp * 4; from < mine; from += kThreads / kSubs) {
-    const int column = from + threadIdx.x % 4;
-    Record x[kClusterParts / kSubs];
-#pragma unroll
-    for (int i = 0; i < kClusterParts / kSubs; ++i) {
-      if (sub + i * kSubs < parts && column < mine) x[i] = box.take(sub + i * kSubs, column);
-    }
-    const Record sum = fold(x);
-    if (sub == 0 && column < mine) write_result<D>(p, first_row, first + column, sum);
+__device__ __forceinline__ void prefetch_first(const Params& p, const char* from, int keys) {
+  constexpr int kLine = 128, kLines = (D * 2 + kLine - 1) / kLine;  // of a row; rows need not start a line
+  const int begin = static_cast<int>(blockIdx.x) * piece_of(p, keys), end = min(keys, begin + kLeastKeys);
+  for (int i = threadIdx.x; i < kLeastKeys * kLines; i += kThreads) {
+    const int key = begin + i / kLines;
+    if (key >= end) break;
+    const char* const at = from + key / kBlockTokens * p.queries.layout.block_stride() +
+                           key % kBlockTokens * (D * 2) + i % kLines * kLine;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at + p.queries.layout.value_offset()));
   }
-#endif
 }
 
-__device__ __forceinline__ void cluster_arrive() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-
-/// kCluster: the blocks of a list are a cluster.
-template <class T, int D, bool kWide, bool kCluster>
-__global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
+template <class T, int D, bool kWide>
+__global__ void __launch_bounds__(kThreads, blocks_at_once(D))
     attend_kernel(const __grid_constant__ Params p) {
   using W = Walk<T, D, kWide>;
   constexpr int kRing = W::kStages * W::kStageBytes;
   static_assert(kRing >= (kWide ? 16 : 8) * (D + 2) * 4);
   extern __shared__ __align__(16) char shared[];
   __shared__ unsigned shared_ticket;
-  const int query = blockIdx.z;
+  const int query = blockIdx.z, part = blockIdx.x;
   const QueryToken token = p.queries.tokens[query];
   const int kv_head = p.lists_per_head == 1 ? blockIdx.y : blockIdx.y / p.lists_per_head;
   const int heads = p.lists_per_head == 1 ? p.group : 1, columns = heads * D / 4;
   const std::int64_t first_row = std::int64_t{query} * p.queries.query_heads + blockIdx.y * heads;
   const std::int64_t list = std::int64_t{query} * gridDim.y + blockIdx.y;
-  const char* const base = load_here(p.queries.bases + token.sequence);
-  const Box box = {shared_address(shared) + kWarps * kRing, Box::columns_of_a_block(columns)};
-  if constexpr (kCluster) {
-#if __CUDA_ARCH__ >= 900
-    if (threadIdx.x == 0) box.open();
-#endif
-    __syncwarp();
-    cluster_arrive();
-  }
+  const char* const base = load_here(p.queries.bases + token.sequence) + p.queries.layer_offset +
+                           kv_head * p.queries.layout.head_stride();
+  if (!p.has_lists) prefetch_first<D>(p, base, token.position + 1);
   wait_for_predecessor();
   release_successor();
   typename W::RawQueries raw;
   W::ask_queries(p.queries.q + first_row * D, heads, raw);
-  const int listed = p.has_lists ? p.lists.counts[list] : 0;
-  const Keys keys(p, token.position, list, listed);
-
-  // Pieces depend on the number of keys alone; at most `most` of them hold all keys.
-  const bool few = keys.count <= p.few_keys;
-  const unsigned even = __umulhi(static_cast<unsigned>(keys.count), p.reciprocal) + 1;
-  const unsigned even_few = static_cast<unsigned>(keys.count + kClusterParts - 1) / kClusterParts;
-  const int piece =
-      max(kLeastKeys, static_cast<int>(((few || kCluster ? even_few : even) + kTile - 1) / kTile * kTile));
-  // Few keys in a grid for many: half of the lists take other blocks, which are on other processors.
-  const int shift = !kCluster && few && 2 * blockIdx.y >= gridDim.y && gridDim.x >= 2 * kClusterParts;
-  const int part = static_cast<int>(blockIdx.x) - shift * kClusterParts;
-  const int begin = part * piece;
-  const bool idle = part < 0 || (begin >= keys.count && part > 0);
-  if (!kCluster && idle) return;
-
-  const int warp = threadIdx.x / 32, parts = max(1, (keys.count + piece - 1) / piece);
-  unsigned ticket = 0;
-  if (!idle) {
-    W walk(p, keys);
-    walk.base = base + p.queries.layer_offset + kv_head * p.queries.layout.head_stride();
-    walk.end = min(keys.count, begin + piece);
-    walk.first = begin + warp * kTile;
+  const int listed = p.has_lists ? load_here(p.lists.counts + list) : 0;
+  Keys keys;
+  W walk(p, keys);
+  const int warp = threadIdx.x / 32;
+  walk.base = base;
+  walk.ring = shared_address(shared) + warp * kRing;
+  int piece = 0;
+  const auto look_up = [&](int count_of_list) {
+    keys = Keys(p, token.position, list, count_of_list);
+    piece = piece_of(p, keys.count);
+    walk.end = min(keys.count, (part + 1) * piece);
+    walk.first = part * piece + warp * kTile;
     walk.mine = max(0, (walk.end - walk.first + kWarps * kTile - 1) / (kWarps * kTile));
-    walk.ring = shared_address(shared) + warp * kRing;
-    // Not atomicAdd, for which the compiler waits at once.
-    if (!kCluster && parts > 1 && threadIdx.x == 0)
-      asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
-                   : "=r"(ticket)
-                   : "l"(p.tickets + list)
-                   : "memory");
-    walk.run(raw);
-    walk.store(reinterpret_cast<float*>(shared + warp * kRing), heads);
-  }
+    walk.ask_rows();
+  };
+  // Most lists are full: their rows are asked for together with their number.
+  const int full_list = p.has_lists ? static_cast<int>(p.lists.capacity) : 0;
+  look_up(full_list);
+  if (listed != full_list) look_up(listed);
+  if (part * piece >= keys.count && part > 0) return;
+
+  unsigned ticket = 0;
+  // Not atomicAdd, for which the compiler waits at once.
+  if (keys.count > piece && threadIdx.x == 0)
+    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
+                 : "=r"(ticket)
+                 : "l"(p.tickets + list)
+                 : "memory");
+  walk.run_on(raw);
+
+  const int parts = max(1, (keys.count + piece - 1) / piece);
+  walk.store(reinterpret_cast<float*>(shared + warp * kRing), heads);
   if (threadIdx.x == 0) shared_ticket = ticket;
   __syncthreads();
-  if constexpr (kCluster) cluster_wait();
   const Posted posted = {p.posted + list * columns / 4 * p.stride * 6, p.stride};
-  for (int column = threadIdx.x; column < columns && !idle; column += kThreads) {
+  for (int column = threadIdx.x; column < columns; column += kThreads) {
     const Record mine = merge_warps<D>(shared, kRing, heads, column);
-    if constexpr (kCluster) {
-#if __CUDA_ARCH__ >= 900
-      box.send(column, part, mine);
-#endif
-    } else if (parts == 1) {
+    if (parts == 1)
       write_result<D>(p, first_row, column, mine);
-    } else {
+    else
       posted.post(column, part, mine);
-    }
   }
-  if constexpr (kCluster) return merge_box<D>(p, box, first_row, columns, parts);
   if (parts == 1) return;
   const int to_come = parts - 1 - static_cast<int>(shared_ticket);  // blocks that started later
   if (to_come >= min(p.most_mergers, parts)) return;
@@ -229,34 +206,35 @@ __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
   merge_posted<D>(p, posted, first_row, columns, parts, to_come);
 }
 
-template <class Kernel>
-void prepare(Kernel kernel, int shared, bool clusters) {
-  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-  // One split of shared memory and cache for all, so that a block can follow another kernel's without a wait.
-  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                 cudaSharedmemCarveoutMaxShared));
-  if (clusters) LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+/// Shared memory of a processor, in percent of the most there can be, so that just so many blocks fit: what
+/// is left of it is cache, and all bytes under way to shared memory have a place there first.
+int carveout_for(int shared, int blocks) {
+  constexpr int kOfABlock = 1024 + 1024;  // what the system takes, and variables
+  static const int most = [] {
+    int device = 0, found = 0;
+    LODE_CUDA(cudaGetDevice(&device));
+    LODE_CUDA(cudaDeviceGetAttribute(&found, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+    return found;
+  }();
+  return std::min(100, (blocks * (shared + kOfABlock) * 100 + most - 1) / most);
 }
 
 template <class T, int D, bool kWide>
 void launch(const Params& p, StreamHandle stream) {
   using W = Walk<T, D, kWide>;
-  constexpr int kRings = kWarps * W::kStages * W::kStageBytes;
-  constexpr int kWithBox = kRings + Box::bytes((kWide ? 16 : 8) * D / 4);
-  const auto apart = attend_kernel<T, D, kWide, false>, together = attend_kernel<T, D, kWide, true>;
-  const unsigned kv_lists = static_cast<unsigned>(p.queries.layout.kv_heads * p.lists_per_head),
-                 queries = static_cast<unsigned>(p.queries.count);
-  const EarlyLaunch in_clusters({kClusterParts, kv_lists, queries}, kThreads, kWithBox, kClusterParts, stream);
-  static const int at_once = [&] {
-    prepare(apart, kRings, false);
-    if (!has_clusters()) return 0;
-    prepare(together, kWithBox, true);
-    return in_clusters.clusters_at_once(together);
+  constexpr int kShared = kWarps * W::kStages * W::kStageBytes;
+  const auto kernel = attend_kernel<T, D, kWide>;
+  static const bool prepared = [=] {
+    LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
+    LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                   carveout_for(kShared, blocks_at_once(D))));
+    return true;
   }();
-  const int lists = static_cast<int>(kv_lists * queries);
-  if (p.most_keys <= p.few_keys && at_once > 0 && (lists <= at_once || lists >= 4 * at_once))
-    return in_clusters(together, p);
-  EarlyLaunch({static_cast<unsigned>(p.blocks), kv_lists, queries}, kThreads, kRings, 1, stream)(apart, p);
+  static_cast<void>(prepared);
+  const dim3 grid(static_cast<unsigned>(p.blocks),
+                  static_cast<unsigned>(p.queries.layout.kv_heads * p.lists_per_head),
+                  static_cast<unsigned>(p.queries.count));
+  EarlyLaunch(grid, kThreads, kShared, 1, stream)(kernel, p);
 }
 
 template <class T, bool kWide>
@@ -292,10 +270,9 @@ void share_out(Params& p, std::int64_t max_tokens) {
   p.reciprocal = static_cast<unsigned>(((std::int64_t{1} << 32) + most_parts - 1) / most_parts);
   if (most_parts == 1) p.reciprocal = ~0u;
   p.stride = most_parts;
-  p.few_keys = most_parts >= 2 * kClusterParts ? kFewKeys * kv_heads : 0;
-  p.most_keys = max_tokens;
-  if (p.has_lists) p.most_keys = std::min(max_tokens, p.lists.sink + p.lists.capacity + p.lists.window);
-  const std::int64_t pieces = std::max<std::int64_t>((p.most_keys + kLeastKeys - 1) / kLeastKeys, 2 * kClusterParts);
+  std::int64_t most_keys = max_tokens;
+  if (p.has_lists) most_keys = std::min(max_tokens, p.lists.sink + p.lists.capacity + p.lists.window);
+  const std::int64_t pieces = std::max<std::int64_t>(1, (most_keys + kLeastKeys - 1) / kLeastKeys);
   p.blocks = static_cast<int>(std::min<std::int64_t>(most_parts, pieces));
   const std::int64_t lists = std::int64_t{p.queries.count} * kv_heads * p.lists_per_head;
   p.most_mergers = static_cast<int>(1 + processors() / 2 / lists);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the blocks that share a list of keys merge their states: records of four columns of the output, handed over
-// in shared memory of a cluster, or posted in global memory. The order of merging is the same on both ways and
-// depends on the number of pieces alone: part p is with lane p / 8 % 4 of its column's warps, and so on below.
+// How the blocks that share a list of keys merge their states: each posts records of four columns of the
+// output in global memory, those of the list that started last read them, column by column. The order of
+// merging depends on the number of pieces alone.
 //
 // A posted number is never +0 (-0 stands for it), and the reader puts +0 back, so that a place says by itself
 // whether its number has come: neither fences nor flags, one trip through the second-level cache.
@@ -11,9 +11,8 @@
 
 namespace lode::cuda {
 
-constexpr int kSubs = 8;         // lanes of a warp that share a column; a warp takes four columns
-constexpr int kAhead = 9;        // records that a lane asks for at once
-constexpr int kClusterParts = 16;  // blocks of a cluster
+constexpr int kSubs = 8;   // lanes of a warp that share a column; a warp takes four columns
+constexpr int kAhead = 9;  // records that a lane asks for at once
 
 /// Unnormalised sums of four columns, with the peak and sum of their head.
 struct Record {
@@ -69,24 +68,22 @@ __device__ __forceinline__ bool has_come(const Record& x) {
   return !(empty(x.o.x) || empty(x.o.y) || empty(x.o.z) || empty(x.o.w) || empty(x.m) || empty(x.l));
 }
 
-/// Places in global memory for the records of one list. What four columns of a part need lies together, in whole
-/// sectors of the second-level cache (32 bytes), and so is never completed from memory: four times o, then m and
-/// l, twice m and l again. They stay in that cache before keys and values do.
+/// Places in global memory for the records of one list. What four columns of a part need lies together, in
+/// whole sectors of the second-level cache (32 bytes), and so is never completed from memory: four times o,
+/// then m and l, twice m and l again. They stay in that cache before keys and values do.
 struct Posted {
   float4* at;  // [columns / 4, stride, 6]
   int stride;
 
-  __device__ float4* of(int group, int part) const {
-    return at + (std::int64_t{group} * stride + part) * 6;
-  }
+  __device__ float4* of(int group, int part) const { return at + (std::int64_t{group} * stride + part) * 6; }
   __device__ static std::uint64_t stay() {
     std::uint64_t policy;
     asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
     return policy;
   }
   __device__ static void put(float4* to, float4 x, std::uint64_t policy) {
-    asm volatile("st.relaxed.gpu.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "f"(x.x),
-                 "f"(x.y), "f"(x.z), "f"(x.w), "l"(policy)
+    asm volatile("st.relaxed.gpu.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to),
+                 "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "l"(policy)
                  : "memory");
   }
   /// Four lanes beside one another post the four columns of a group.
@@ -109,35 +106,21 @@ struct Posted {
         : "l"(from + column), "l"(from + 4), "r"(static_cast<int>(wanted))
         : "memory");
   }
-  /// Waits until something is there, asking for little so as not to be in the way of those waited for.
-  __device__ static void wait(const float4* from) {
-    float2 x;
-    do {
-      asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];"
-                   : "=f"(x.x), "=f"(x.y)
-                   : "l"(from + 4)
-                   : "memory");
-    } while (empty(x.y));
-  }
 };
 
-/// A warp's share of the records of a group of columns: parts sub, sub + subs, ... where `subs` count over the
-/// warps that share the group. Leaves the places empty. Lanes 0 to 3 hold columns 0 to 3.
+/// A warp's share of the records of a group of columns: parts sub, sub + subs, ... where `subs` count over
+/// the warps that share the group. Leaves the places empty. Lanes 0 to 3 hold columns 0 to 3.
 __device__ __forceinline__ Record take_posted(const Posted& posted, int group, int parts, int sub, int subs) {
-  constexpr int kFewMissing = 4;
   const int column = threadIdx.x % 4, mine = sub < parts ? (parts - sub + subs - 1) / subs : 0;
   const float4* const first = posted.of(group, sub);
   Record x[kAhead];
   unsigned missing = (1u << mine) - 1;
   while (true) {
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i)
-      Posted::ask(first + i * subs * 6, column, (missing >> i & 1) != 0, x[i]);
+    for (int i = 0; i < kAhead; ++i) Posted::ask(first + i * subs * 6, column, (missing >> i & 1) != 0, x[i]);
 #pragma unroll
     for (int i = 0; i < kAhead; ++i)
       if (has_come(x[i])) missing &= ~(1u << i);
-    if (missing == 0) break;
-    if (__popc(missing) > kFewMissing) Posted::wait(first + (31 - __clz(missing)) * subs * 6);
   }
   __syncwarp();  // all four columns have the m and l
   const std::uint64_t policy = Posted::stay();
@@ -150,77 +133,5 @@ __device__ __forceinline__ Record take_posted(const Posted& posted, int group, i
   }
   return fold(x);
 }
-
-/// The records that the blocks of a cluster send one another, each the columns that another merges, and the
-/// barrier that counts their bytes. Its place in shared memory is in no other use.
-struct Box {
-  unsigned at;       // shared address of [kClusterParts, per] o, then as many m and l, then the barrier
-  int per;           // columns that a block merges
-
-  static constexpr int kRecordBytes = 24;
-  __host__ __device__ static constexpr int columns_of_a_block(int columns) {
-    return (columns + kClusterParts - 1) / kClusterParts;
-  }
-  __host__ __device__ static constexpr int bytes(int columns) {
-    return columns_of_a_block(columns) * kClusterParts * kRecordBytes + 16;
-  }
-  __device__ unsigned o_at(int part, int column) const { return at + (part * per + column) * 16; }
-  __device__ unsigned ml_at(int part, int column) const {
-    return at + kClusterParts * per * 16 + (part * per + column) * 8;
-  }
-  __device__ unsigned barrier() const { return at + kClusterParts * per * kRecordBytes; }
-
-#if __CUDA_ARCH__ >= 900
-  /// By one thread, before the cluster's blocks meet.
-  __device__ void open() const {
-    asm volatile("mbarrier.init.shared.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(barrier())
-                 : "memory");
-  }
-  /// By one thread, at any time after that.
-  __device__ void expect(int records) const {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier()),
-                 "r"(records * kRecordBytes)
-                 : "memory");
-  }
-  __device__ static unsigned in_block(unsigned address, int rank) {
-    unsigned there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    return there;
-  }
-  __device__ void send(int column, int part, const Record& x) const {
-    const int to = column / per, local = column - to * per;
-    const unsigned counted = in_block(barrier(), to);
-    asm volatile(
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-            in_block(o_at(part, local), to)),
-        "f"(x.o.x), "f"(x.o.y), "f"(x.o.z), "f"(x.o.w), "r"(counted)
-        : "memory");
-    asm volatile(
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
-            in_block(ml_at(part, local), to)),
-        "f"(x.m), "f"(x.l), "r"(counted)
-        : "memory");
-  }
-  __device__ void wait() const {
-    unsigned done = 0;
-    while (done == 0) {
-      asm volatile(
-          "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n"
-          "selp.u32 %0, 1, 0, p;\n}"
-          : "=r"(done)
-          : "r"(barrier())
-          : "memory");
-    }
-  }
-  __device__ Record take(int part, int column) const {
-    Record x;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x.o.x), "=f"(x.o.y), "=f"(x.o.z), "=f"(x.o.w)
-                 : "r"(o_at(part, column)));
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.m), "=f"(x.l) : "r"(ml_at(part, column)));
-    return x;
-  }
-#endif
-};
 
 }  // namespace lode::cuda

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "kernels/cuda/attend.h"
+#include "kernels/cuda/load.cuh"
 #include "kernels/cuda/matrix.cuh"
 
 namespace lode::cuda {
@@ -27,8 +28,6 @@ struct Params {
   int blocks = 1;               ///< that share a list
   unsigned reciprocal = 0;      ///< 2^32 / pieces of a list of many keys, rounded up
   int stride = 1;               ///< places for the records of a column: as many as those pieces
-  std::int64_t few_keys = 0;    ///< so many are few
-  std::int64_t most_keys = 0;   ///< that a list can have
   int most_mergers = 1;         ///< blocks that merge the states of a list
   unsigned* tickets = nullptr;  // [N, Hkv, lists]
   float4* posted = nullptr;     // [N, Hkv, lists] places of records
@@ -56,7 +55,7 @@ struct Keys {
   }
   __device__ int row(int key) const {
     if (key < sink) return key;
-    return key < sink + listed ? rows[key] : key - sink - listed + window_begin;
+    return key < sink + listed ? load_here(rows + key) : key - sink - listed + window_begin;
   }
   __device__ float weight(int key) const {
     return key >= sink && key < sink + listed ? log_weights[key] : 0.0f;
@@ -72,25 +71,6 @@ __device__ __forceinline__ void fetch(unsigned to, const char* from, bool valid)
                "r"(valid ? 16 : 0), "l"(first_to_leave));
 }
 
-/// Loads that the compiler may not put off until their first use.
-__device__ __forceinline__ float4 load_here(const float* from, bool wanted) {
-  float4 x = {};
-  asm volatile(
-      "{\n"
-      ".reg .pred wanted;\n"
-      "setp.ne.s32 wanted, %5, 0;\n"
-      "@wanted ld.global.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-      "}"
-      : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
-      : "l"(from), "r"(static_cast<int>(wanted)));
-  return x;
-}
-__device__ __forceinline__ const char* load_here(const char* const* from) {
-  const char* x;
-  asm volatile("ld.global.u64 %0, [%1];" : "=l"(x) : "l"(from));
-  return x;
-}
-
 /// exp2(m - peak), where the empty state's -inf gives 0 whatever the peak is.
 __device__ __forceinline__ float decay(float m, float peak) {
   return m == -INFINITY ? 0.0f : exp2_fast(m - peak);
@@ -103,7 +83,7 @@ struct Walk {
   static constexpr int kValuePieces = (D + 63) / 64;  // of one value's row
   static constexpr int kFetches = 2 * kKeyPieces + 4 * kValuePieces;
   static constexpr int kStageBytes = kFetches * 32 * 16;
-  static constexpr int kStages = D <= 128 ? 3 : 2;
+  static constexpr int kStages = 2;
   static constexpr unsigned kNone = 0xffffffffu;
 
   const Params& p;
@@ -112,6 +92,7 @@ struct Walk {
   unsigned ring;                     // shared address of the warp's stage 0
   int first = 0, end = 0, mine = 0;  // first tile's first key, end of the piece, number of tiles
   unsigned places = kNone;  // of two tiles: where key lane % 16 of tile lane / 16 lies, in 16 bytes from base
+  int first_rows = -1;      // the rows of the first two
   int rows_behind = -1;     // the rows of the two tiles behind them, under way, or -1
 
   static constexpr int kHeadTiles = kWide ? 2 : 1;
@@ -333,9 +314,16 @@ struct Walk {
   /// Fetches run kStages - 1 tiles ahead of the products. There is one copy of the code that fetches, so that
   /// few instructions have to come from memory before the first keys are asked for.
   __device__ void run(const RawQueries& raw) {
-    const int rows = row_of(0);
-    rows_behind = row_of(1);
-    places = place_of(rows);
+    ask_rows();
+    run_on(raw);
+  }
+  /// Asks for the rows of the first tiles.
+  __device__ void ask_rows() {
+    first_rows = row_of(0), rows_behind = row_of(1);
+  }
+  /// What is left to do after that.
+  __device__ void run_on(const RawQueries& raw) {
+    places = place_of(first_rows);
 #pragma unroll
     for (int h = 0; h < kHeadTiles; ++h) {
 #pragma unroll

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What sm_90 brings: clusters of blocks, and kernels that start while the one in front still runs. Such a kernel
-// may look up at once what no kernel directly in front of it writes; the rest it reads after the wait.
+// What sm_90 brings: clusters of blocks, and kernels that start while the one in front still runs. Such a
+// kernel may look up at once what no kernel directly in front of it writes; the rest it reads after the wait.
 #pragma once
 
 #include "kernels/cuda/check.cuh"

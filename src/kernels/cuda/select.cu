@@ -6,6 +6,7 @@
 // the last step alone.
 #include <algorithm>
 
+#include "kernels/cuda/load.cuh"
 #include "kernels/cuda/select.h"
 #include "kernels/cuda/select_cluster.cuh"
 
@@ -24,13 +25,15 @@ __device__ __forceinline__ unsigned ordered(float x) {
 }
 
 /// Sources of keys: numbers in rows, key(list, i, number). Key 0 is never chosen; passes() of 8 bits from
-/// shift() find the k-th, at most kPasses, none where the key that must be exceeded is known.
+/// shift() find the k-th, at most kPasses, none where the key that must be exceeded is known. All digits are
+/// below 2 pairs().
 struct FloatKeys {
   using Number = float;
   static constexpr int kPasses = 4;
   const float* scores;
   std::int64_t n;
   __device__ static int passes() { return kPasses; }
+  __device__ static int pairs() { return kBins / 2; }
   __device__ static int shift(int pass) { return 24 - 8 * pass; }
   __device__ void begin(std::int64_t, unsigned*) {}
   __device__ unsigned exceed(std::int64_t) const { return 0; }
@@ -46,6 +49,7 @@ struct LevelKeys {
   std::int64_t n;
   int most;  ///< largest score
   __device__ int passes() const { return most + 1 < kBins ? 1 : 2; }
+  __device__ int pairs() const { return passes() == 1 ? (most + 1) / 2 + 1 : kBins / 2; }
   __device__ int shift(int pass) const { return passes() == 1 || pass == 1 ? 0 : 3; }  // of 11 bits
   __device__ void begin(std::int64_t, unsigned*) {}
   __device__ unsigned exceed(std::int64_t) const { return 0; }
@@ -127,49 +131,159 @@ __device__ __forceinline__ unsigned up_to(unsigned mine) {
 }
 
 struct Found {
-  unsigned exceed;  ///< keys above are chosen
-  int ties;         ///< and so many that are `exceed`
+  unsigned exceed = ~0u;            ///< keys above are chosen
+  int wanted = 0;                   ///< and so many that are `exceed`
+  int all_above = 0, all_ties = 0;  ///< how many there are of both
+  int above = 0, ties = 0;          ///< and in earlier blocks
 };
+
+/// Inclusive sums of two numbers over a block's threads, in their order.
+template <int Threads>
+__device__ __forceinline__ uint2 sum_up(uint2 mine, uint2* total) {
+  const uint2 lanes = {up_to(mine.x), up_to(mine.y)};
+  constexpr unsigned kWarps = Threads / 32;
+  __shared__ uint2 sums[kWarps];
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  if (lane == 31) sums[warp] = lanes;
+  __syncthreads();
+  const uint2 one = lane < kWarps ? sums[lane] : uint2{};
+  *total = {__reduce_add_sync(~0u, one.x), __reduce_add_sync(~0u, one.y)};
+  return {lanes.x + __reduce_add_sync(~0u, lane < warp ? one.x : 0),
+          lanes.y + __reduce_add_sync(~0u, lane < warp ? one.y : 0)};
+}
+
+/// How many keys of the cluster, and of its earlier blocks, have the digits 2 pair + 1 (x) and 2 pair (y).
+struct Pair {
+  uint2 count = {}, earlier = {};
+};
+/// kNarrow: no block has more than 65535 keys, and two counts are one number: what a pass waits for is how
+/// many bytes come from the other blocks.
+template <int Cluster, bool kNarrow>
+__device__ __forceinline__ Pair read_pair(const unsigned* histogram, unsigned* narrow /*[kBins / 2]*/,
+                                          int pair, bool wanted, int rank) {
+  using All = Together<Cluster>;
+  if constexpr (kNarrow) {
+    __syncthreads();
+    if (wanted) narrow[pair] = histogram[2 * pair] | histogram[2 * pair + 1] << 16;
+  }
+  All::sync();
+  Pair sum;
+  if (!wanted) return sum;
+  uint2 of[Cluster];
+#pragma unroll
+  for (int r = 0; r < Cluster; ++r) {
+    if constexpr (kNarrow) {
+      const unsigned both = All::of(narrow, r)[pair];
+      of[r] = {both >> 16, both & 0xffffu};
+    } else {
+      const uint2 both = *reinterpret_cast<const uint2*>(All::of(histogram, r) + 2 * pair);
+      of[r] = {both.y, both.x};
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < Cluster; ++r) {
+    sum.count.x += of[r].x, sum.count.y += of[r].y;
+    if (r < rank) sum.earlier.x += of[r].x, sum.earlier.y += of[r].y;
+  }
+  return sum;
+}
+
+/// Few candidates are brought together and compared with one another: `wanted` of them, the largest, are
+/// chosen. `each(f)` calls f with those of this block; `count` there are in all, at most as many as threads.
+template <int Cluster, int Threads, class Each>
+__device__ __forceinline__ void compare_all(Found& found, int count, int wanted, Each each) {
+  using All = Together<Cluster>;
+  static_assert(Threads % 4 == 0);
+  __shared__ uint4 fours[Threads / 4];
+  __shared__ int taken;
+  __shared__ unsigned last;
+  auto* const all = reinterpret_cast<unsigned*>(fours);
+  const int tid = static_cast<int>(threadIdx.x), before = found.ties;
+  if (tid == 0) taken = 0;
+  if (tid >= count && tid < (count + 3) / 4 * 4) all[tid] = 0;  // lower than all
+  __syncthreads();
+  each([&](unsigned key) {
+    const int at = before + atomicAdd(&taken, 1);
+#pragma unroll
+    for (int r = 0; r < Cluster; ++r) All::of(all, r)[at] = key;
+  });
+  All::sync();
+  const unsigned mine = tid < count ? all[tid] : 0;
+  int greater = 0, equal = 0;
+  for (int i = 0; i < (count + 3) / 4; ++i) {
+    const uint4 x = fours[i];
+    greater += (x.x > mine) + (x.y > mine) + (x.z > mine) + (x.w > mine);
+    equal += (x.x == mine) + (x.y == mine) + (x.z == mine) + (x.w == mine);
+  }
+  if (mine != 0 && greater < wanted && wanted <= greater + equal) last = mine;
+  __syncthreads();
+  found.exceed = last;
+  const bool above = mine > last, tie = mine == last && mine != 0, earlier = tid < before;
+  const int all_above = __syncthreads_count(above);
+  found.all_above += all_above, found.above += __syncthreads_count(above && earlier);
+  found.all_ties = __syncthreads_count(tie), found.ties = __syncthreads_count(tie && earlier);
+  found.wanted = wanted - all_above;
+}
 
 /// The k-th largest key of the cluster's list. `each(f)` calls f with every key of this block; the histograms
 /// are zero and stay as they are until the cluster's next barrier. Adding one to a place of shared memory is
-/// a single instruction however many lanes of a warp mean the same place: copies would only cost banks. Wider
-/// digits would save a pass and cost more: reading another block's memory is what a pass spends its time on.
-template <class Source, int Cluster, int Threads, class Each>
-__device__ __forceinline__ Found find(const Source& source, int k, unsigned* histograms /*[kPasses, kBins]*/, Each each) {
-  using All = Together<Cluster>;
-  __shared__ unsigned chosen_bin;
-  __shared__ int above_bin;
-  const int tid = static_cast<int>(threadIdx.x), bin = kBins - 1 - tid;  // from the top
+/// a single instruction however many lanes of a warp mean the same place: copies would only cost banks.
+template <class Source, int Cluster, int Threads, bool kNarrow, class Each>
+__device__ __forceinline__ Found find(const Source& source, int k, int rank,
+                                      unsigned* histograms /*[kPasses, kBins]*/, Each each) {
+  struct Chosen {
+    int bin, count, above, earlier, earlier_above;
+  };
+  __shared__ Chosen chosen;
+  __shared__ unsigned narrow[kNarrow ? kBins / 2 * Source::kPasses : 1];
+  const int tid = static_cast<int>(threadIdx.x), pair = kBins / 2 - 1 - tid;  // from the top
   unsigned prefix = 0, mask = 0;
+  Found found;
   for (int pass = 0; pass < source.passes(); ++pass) {
     const int shift = source.shift(pass);
     unsigned* const histogram = histograms + pass * kBins;
     each([&](unsigned key) {
       if (key != 0 && (key & mask) == prefix) atomicAdd(histogram + (key >> shift & (kBins - 1)), 1u);
     });
-    All::sync();
-    unsigned count = 0;
-    if (tid < kBins) {
-      unsigned counts[Cluster];
-#pragma unroll
-      for (int r = 0; r < Cluster; ++r) counts[r] = All::of(histogram, r)[bin];
-#pragma unroll
-      for (int r = 0; r < Cluster; ++r) count += counts[r];
+    const Pair mine = read_pair<Cluster, kNarrow>(histogram, narrow + (kNarrow ? kBins / 2 * pass : 0), pair,
+                                                  pair >= 0 && pair < source.pairs(), rank);
+    const uint2 both = {mine.count.x + mine.count.y, mine.earlier.x + mine.earlier.y};
+    uint2 all;
+    const uint2 to = sum_up<Threads>(both, &all);
+    const int total = static_cast<int>(all.x);
+    if (k >= total) {
+      found.exceed = prefix == 0 ? 0 : prefix - 1;
+      found.all_above += total, found.above += static_cast<int>(all.y);
+      found.all_ties = found.ties = 0;
+      return found;
     }
-    const unsigned lanes = up_to(count);
-    unsigned sum;
-    const unsigned earlier = before_warp<Threads>(__shfl_sync(~0u, lanes, 31), &sum);
-    const int total = static_cast<int>(sum), above = static_cast<int>(earlier + lanes - count);
-    if (k >= total) return {prefix == 0 ? 0u : prefix - 1, 0};
-    if (above < k && k <= above + static_cast<int>(count))
-      chosen_bin = static_cast<unsigned>(bin), above_bin = above;
+    const auto choose_if = [&](int bin, unsigned count, unsigned earlier, unsigned above,
+                               unsigned earlier_above) {
+      if (static_cast<int>(above) < k && k <= static_cast<int>(above + count))
+        chosen = {bin, static_cast<int>(count), static_cast<int>(above), static_cast<int>(earlier),
+                  static_cast<int>(earlier_above)};
+    };
+    const uint2 above = {to.x - both.x, to.y - both.y};
+    choose_if(2 * pair + 1, mine.count.x, mine.earlier.x, above.x, above.y);
+    choose_if(2 * pair, mine.count.y, mine.earlier.y, above.x + mine.count.x, above.y + mine.earlier.x);
     __syncthreads();
-    prefix |= chosen_bin << shift;
+    const Chosen here = chosen;
+    prefix |= static_cast<unsigned>(here.bin) << shift;
     mask |= static_cast<unsigned>(kBins - 1) << shift;
-    k -= above_bin;
+    k -= here.above;
+    found.all_above += here.above, found.above += here.earlier_above;
+    found.all_ties = here.count, found.ties = here.earlier;
+    if (here.count <= Threads && pass + 1 < source.passes()) {
+      compare_all<Cluster, Threads>(found, here.count, k, [&](auto take) {
+        each([&](unsigned key) {
+          if (key != 0 && (key & mask) == prefix) take(key);
+        });
+      });
+      return found;
+    }
   }
-  return {prefix, k};
+  found.exceed = prefix, found.wanted = k;
+  return found;
 }
 
 /// What a block of a list is to do.
@@ -193,38 +307,35 @@ __device__ void clear_histograms(unsigned* histograms) {
     histograms[i] = 0;
 }
 __device__ int wanted_of(const Job& job, std::int64_t list) {
-  return static_cast<int>(min(static_cast<std::int64_t>(job.k[list]), job.capacity));
+  return static_cast<int>(min(static_cast<std::int64_t>(load_here(job.k + list)), job.capacity));
 }
 
-/// Where a block's chosen entries go, from what all blocks of the cluster found.
-struct Places {
-  int above = 0, ties = 0;  ///< of earlier blocks
-  int skipped = 0;          ///< ties that are not taken: they go to the higher index
-};
-template <class Source, int Cluster>
-__device__ __forceinline__ Places places_of(const Job& job, std::int64_t list, int rank, const Found& found,
-                                            int above, int ties) {
+/// What all blocks of the cluster have above the key that must be exceeded, where it was known.
+template <int Cluster>
+__device__ __forceinline__ Found count_all(unsigned exceed, int rank, int above) {
   using All = Together<Cluster>;
-  __shared__ int2 totals;
-  if (threadIdx.x == 0) totals = {above, ties};
+  __shared__ int mine;
+  if (threadIdx.x == 0) mine = above;
   All::sync();
-  int all_above = 0, all_ties = 0;
-  Places places;
+  Found found;
+  found.exceed = exceed;
 #pragma unroll
   for (int r = 0; r < Cluster; ++r) {
-    const int2 of = *All::of(&totals, r);
-    all_above += of.x;
-    all_ties += of.y;
-    if (r < rank) places.above += of.x, places.ties += of.y;
+    const int of = *All::of(&mine, r);
+    found.all_above += of;
+    if (r < rank) found.above += of;
   }
-  const int room = static_cast<int>(min(job.capacity, job.n)) - all_above;
-  const int taken = Source::kPasses == 0 || found.exceed == 0 ? 0
-                    : job.all_ties && found.ties > 0          ? min(all_ties, max(room, 0))
-                                                              : min(found.ties, all_ties);
-  places.skipped = all_ties - taken;
+  return found;
+}
+/// How many of all ties are not taken, those of lower index. Tells how many entries are chosen.
+__device__ __forceinline__ int skipped_ties(const Job& job, std::int64_t list, int rank, const Found& found) {
+  const int room = static_cast<int>(min(job.capacity, job.n)) - found.all_above;
+  const int taken = job.all_ties && found.wanted > 0 ? min(found.all_ties, max(room, 0))
+                                                     : min(found.wanted, found.all_ties);
   if (rank == 0 && threadIdx.x == 0)
-    job.counts[list] = static_cast<int>(min(static_cast<std::int64_t>(all_above + taken), job.capacity));
-  return places;
+    job.counts[list] =
+        static_cast<int>(min(static_cast<std::int64_t>(found.all_above + taken), job.capacity));
+  return found.all_ties - taken;
 }
 
 /// How many of each four bits are set, a byte each.
@@ -235,8 +346,8 @@ __device__ __forceinline__ unsigned count_fours(unsigned bits /*16*/) {
 }
 /// Sums of the bytes before each one, 16 bits each.
 __device__ __forceinline__ std::uint64_t before_bytes(unsigned bytes) {
-  const std::uint64_t spread = (bytes & 0xffu) | std::uint64_t{bytes & 0xff00u} << 8 |
-                               std::uint64_t{bytes & 0xff0000u} << 16;
+  const std::uint64_t spread =
+      (bytes & 0xffu) | std::uint64_t{bytes & 0xff00u} << 8 | std::uint64_t{bytes & 0xff0000u} << 16;
   return (spread << 16) + (spread << 32) + (spread << 48);
 }
 /// Of one kind of entry in a block: which a lane has, and how many come before them.
@@ -268,8 +379,11 @@ __global__ __launch_bounds__(Threads) void select_in_registers(Source source, co
   };
   constexpr int kFours = kEach / 4;
   extern __shared__ __align__(16) unsigned shared[];
+  clear_histograms<Source>(shared);
   wait_for_predecessor();
   release_successor();
+  int k = 0;
+  if constexpr (Source::kPasses > 0) k = wanted_of(job, blockIdx.x / Cluster);
   const Part<Cluster> part(job, 4 * Threads);
   const std::int64_t list = part.list;
   source.begin(list, shared + Source::kPasses * kBins);
@@ -289,7 +403,6 @@ __global__ __launch_bounds__(Threads) void select_in_registers(Source source, co
       for (int e = 0; e < 4; ++e) numbers[i].x[e] = i < fours && at + e < part.end ? row[at + e] : Number{};
     }
   }
-  clear_histograms<Source>(shared);
   unsigned keys[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
@@ -297,38 +410,41 @@ __global__ __launch_bounds__(Threads) void select_in_registers(Source source, co
     keys[i] = i / 4 < fours && at < part.end ? source.key(list, at, numbers[i / 4].x[i % 4]) : 0;
   }
   __syncthreads();
-  Found found = {source.exceed(list), 0};
+  Found found;
+  found.exceed = source.exceed(list);
   if constexpr (Source::kPasses > 0) {
-    const int k = wanted_of(job, list);
-    found = {~0u, 0};
     if (k > 0) {
-      found = find<Source, Cluster, Threads>(source, k, shared, [&](auto add) {
+      found = find<Source, Cluster, Threads, true>(source, k, part.rank, shared, [&](auto add) {
 #pragma unroll
         for (int i = 0; i < kEach; ++i) add(keys[i]);
       });
     }
+    Together<Cluster>::arrive();
   }
   Kind above, ties;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     above.bits |= keys[i] > found.exceed ? 1u << i : 0u;
-    ties.bits |= keys[i] == found.exceed && keys[i] != 0 ? 1u << i : 0u;
+    ties.bits |= found.wanted > 0 && keys[i] == found.exceed ? 1u << i : 0u;
   }
   above.count(), ties.count();
   unsigned all;
   const unsigned earlier = before_warp<Threads>(above.warp + (ties.warp << 16), &all);
-  const Places places = places_of<Source, Cluster>(
-      job, list, part.rank, found, static_cast<int>(all & 0xffff), static_cast<int>(all >> 16));
-  const int above_before = places.above + static_cast<int>(earlier & 0xffff);
-  const int ties_before = places.ties + static_cast<int>(earlier >> 16) - places.skipped;
+  if constexpr (Source::kPasses == 0)
+    found = count_all<Cluster>(found.exceed, part.rank, static_cast<int>(all & 0xffff));
+  const int above_before = found.above + static_cast<int>(earlier & 0xffff);
+  const int ties_before =
+      found.ties + static_cast<int>(earlier >> 16) - skipped_ties(job, list, part.rank, found);
   std::int32_t* const rows = job.rows + list * job.capacity;
   const auto capacity = static_cast<int>(min(job.capacity, std::int64_t{1} << 30));
   for (unsigned left = above.bits | ties.bits; left != 0; left &= left - 1) {
     const int at = __ffs(static_cast<int>(left)) - 1;
     const int tie = ties_before + ties.before(at), place = above_before + above.before(at) + max(0, tie);
-    if ((tie >= 0 || (above.bits >> at & 1) != 0) && place < capacity) rows[place] = first + at / 4 * 128 + at % 4;
+    if ((tie >= 0 || (above.bits >> at & 1) != 0) && place < capacity)
+      rows[place] = first + at / 4 * 128 + at % 4;
   }
-  Together<Cluster>::sync();  // the totals are read by the others until here
+  if constexpr (Source::kPasses == 0) Together<Cluster>::arrive();
+  Together<Cluster>::wait();  // the others have read what they want of this block
 }
 
 /// Lists of any length.
@@ -352,12 +468,12 @@ __global__ __launch_bounds__(kSelectThreads) void select_kernel(Source source, c
   }
   __syncthreads();
   const auto key = [&](int i) { return hold ? held[i - part.begin] : source.key(list, i, numbers[i]); };
-  Found found = {source.exceed(list), 0};
+  Found found;
+  found.exceed = source.exceed(list);
   if constexpr (Source::kPasses > 0) {
     const int k = wanted_of(job, list);
-    found = {~0u, 0};
     if (k > 0) {
-      found = find<Source, Cluster, kSelectThreads>(source, k, shared, [&](auto add) {
+      found = find<Source, Cluster, kSelectThreads, false>(source, k, part.rank, shared, [&](auto add) {
         if (hold) {
           for (int i = part.begin + tid; i < part.end; i += kSelectThreads) add(held[i - part.begin]);
         } else {
@@ -375,28 +491,29 @@ __global__ __launch_bounds__(kSelectThreads) void select_kernel(Source source, c
   for (int i = from + lane; i < to; i += 32) {
     const unsigned x = key(i);
     above += x > found.exceed;
-    ties += x == found.exceed && x != 0;
+    ties += found.wanted > 0 && x == found.exceed;
   }
   unsigned all_above, all_ties;
   const unsigned above_earlier = before_warp<kSelectThreads>(__reduce_add_sync(~0u, above), &all_above);
   const unsigned ties_earlier = before_warp<kSelectThreads>(__reduce_add_sync(~0u, ties), &all_ties);
-  const Places places = places_of<Source, Cluster>(job, list, part.rank, found, static_cast<int>(all_above),
-                                                   static_cast<int>(all_ties));
-  int above_before = places.above + static_cast<int>(above_earlier);
-  int ties_before = places.ties + static_cast<int>(ties_earlier);
+  if constexpr (Source::kPasses == 0)
+    found = count_all<Cluster>(found.exceed, part.rank, static_cast<int>(all_above));
+  const int skipped = skipped_ties(job, list, part.rank, found);
+  int above_before = found.above + static_cast<int>(above_earlier);
+  int ties_before = found.ties + static_cast<int>(ties_earlier);
 #pragma unroll 4
   for (int i = from; i < to; i += 32) {
     const unsigned x = i + lane < to ? key(i + lane) : 0, lower = (1u << lane) - 1;
-    const bool is_tie = x == found.exceed && x != 0;
+    const bool is_tie = found.wanted > 0 && x == found.exceed;
     const unsigned aboves = __ballot_sync(~0u, x > found.exceed), equals = __ballot_sync(~0u, is_tie);
     const int tie = ties_before + __popc(equals & lower);
-    const std::int64_t place = above_before + __popc(aboves & lower) + max(0, tie - places.skipped);
-    if ((x > found.exceed || (is_tie && tie >= places.skipped)) && place < job.capacity)
+    const std::int64_t place = above_before + __popc(aboves & lower) + max(0, tie - skipped);
+    if ((x > found.exceed || (is_tie && tie >= skipped)) && place < job.capacity)
       job.rows[list * job.capacity + place] = i + lane;
     above_before += __popc(aboves);
     ties_before += __popc(equals);
   }
-  Together<Cluster>::sync();  // the totals are read by the others until here
+  Together<Cluster>::sync();  // the others have read what they want of this block
 }
 
 /// Clusters of sixteen that run at once.
@@ -416,8 +533,8 @@ void run(const Source& source, Job job, std::int64_t lists, StreamHandle stream)
   if (lists == 0) return;
   const int histograms = Source::kPasses * kBins * 4, fixed = histograms + 4 * job.map_words;
   const auto in_registers = [&]<int Cluster, int Threads>() {
-    launch_together<Cluster, Threads>(select_in_registers<Source, Cluster, Threads>, lists, fixed, stream, source,
-                                      job);
+    launch_together<Cluster, Threads>(select_in_registers<Source, Cluster, Threads>, lists, fixed, stream,
+                                      source, job);
   };
   const auto launch = [&]<int Cluster>() {
     const std::int64_t all = std::int64_t{Cluster} * kSelectThreads;
@@ -426,8 +543,8 @@ void run(const Source& source, Job job, std::int64_t lists, StreamHandle stream)
     const std::int64_t fits = (shared_bytes_per_block() - histograms) / 4;
     job.held = static_cast<int>(Source::kPasses > 0 && share <= fits ? share : 0);
     launch_together<Cluster, kSelectThreads>(select_kernel<Source, Cluster>, lists,
-                                             histograms + 4 * std::max(job.held, job.map_words), stream, source,
-                                             job);
+                                             histograms + 4 * std::max(job.held, job.map_words), stream,
+                                             source, job);
   };
   if (!has_clusters()) return launch.template operator()<1>();
   constexpr std::int64_t kWide = std::int64_t{kWideCluster} * kWideThreads * kEach;
@@ -450,8 +567,8 @@ void top_k(const float* scores, std::int64_t lists, std::int64_t n, const std::i
       stream);
 }
 
-void counting_select(const std::uint16_t* scores, int levels, bool all_ties, std::int64_t lists, std::int64_t n,
-                     const std::int32_t* lengths, const std::int32_t* k, std::int32_t* rows,
+void counting_select(const std::uint16_t* scores, int levels, bool all_ties, std::int64_t lists,
+                     std::int64_t n, const std::int32_t* lengths, const std::int32_t* k, std::int32_t* rows,
                      std::int64_t capacity, std::int32_t* counts, void*, StreamHandle stream) {
   run(LevelKeys{scores, n, levels - 1},
       {.n = n,

@@ -29,9 +29,20 @@ struct Together {
 #endif
     __syncthreads();
   }
+  /// The two halves of sync(), where nothing that was written in between is read by others.
+  static __device__ __forceinline__ void arrive() {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (Cluster > 1) cooperative_groups::this_cluster().barrier_arrive();
+#endif
+  }
+  static __device__ __forceinline__ void wait() {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (Cluster > 1) cooperative_groups::this_cluster().barrier_wait();
+#endif
+  }
   /// The same variable of another block of the cluster.
   template <class T>
-  static __device__ __forceinline__ const T* of(T* mine, int other) {
+  static __device__ __forceinline__ T* of(T* mine, int other) {
 #if __CUDA_ARCH__ >= 900
     if constexpr (Cluster > 1) return cooperative_groups::this_cluster().map_shared_rank(mine, other);
 #endif
@@ -45,7 +56,7 @@ inline int shared_bytes_per_block() {
     int device = 0, most = 0;
     LODE_CUDA(cudaGetDevice(&device));
     LODE_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-    return most - 2048;
+    return most - 6144;
   }();
   return bytes;
 }
