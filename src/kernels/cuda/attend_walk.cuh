@@ -23,14 +23,14 @@ struct Params {
   Queries queries;
   RowLists lists;
   bool has_lists = false;
-  int group = 1;                ///< query heads of a KV head
-  int lists_per_head = 1;       ///< G where every query head has its own list
-  int blocks = 1;               ///< that share a list
-  unsigned reciprocal = 0;      ///< 2^32 / pieces of a list of many keys, rounded up
-  int stride = 1;               ///< places for the records of a column: as many as those pieces
-  int most_mergers = 1;         ///< blocks that merge the states of a list
-  unsigned* tickets = nullptr;  // [N, Hkv, lists]
-  float4* posted = nullptr;     // [N, Hkv, lists] places of records
+  int group = 1;                 ///< query heads of a KV head
+  int lists_per_head = 1;        ///< G where every query head has its own list
+  int blocks = 1;                ///< that share a list
+  int most_parts = 1;            ///< that a list is cut into; places for the records of a column
+  std::uint64_t reciprocal = 0;  ///< 2^32 / most_parts, rounded up
+  int most_mergers = 1;          ///< blocks that merge the states of a list
+  unsigned* tickets = nullptr;   // [N, Hkv, lists]
+  float4* posted = nullptr;      // [N, Hkv, lists] places of records
 };
 
 /// The keys of one list, numbered from 0: sink, rows, window.
