@@ -12,8 +12,8 @@
 // lists together, so that the others find room.
 //
 // Launched while the kernel in front still runs: where tokens and keys stand is looked up at once, and the
-// first keys are brought into the second-level cache where no list says which they are. That is where writes
-// meet, so nothing stale can come of it. Everything else is read once the kernel in front has ended.
+// first keys that no list names are brought into the second-level cache. That is where writes meet, so
+// nothing stale can come of it. Everything else is read once the kernel in front has ended.
 #include <algorithm>
 
 #include "kernels/cuda/attend_generic.h"
@@ -137,16 +137,19 @@ struct Cut {
   }
 };
 
-/// Brings the first tile of each of the block's warps into the second-level cache.
+/// Brings keys into the second-level cache that no list names: the first tile of each of the block's warps,
+/// as if they were all there are.
 template <int D>
-__device__ __forceinline__ void prefetch_first(const Params& p, const char* from, int keys) {
+__device__ __forceinline__ void prefetch_known(const Params& p, const char* from, const Keys& known) {
   constexpr int kLine = 128, kLines = (D * 2 + kLine - 1) / kLine;  // of a row; rows need not start a line
-  const int begin = Cut(p, keys).begin(static_cast<int>(blockIdx.x)), end = min(keys, begin + kLeastKeys);
+  const int begin = Cut(p, known.count).begin(static_cast<int>(blockIdx.x)),
+            end = min(known.count, begin + kLeastKeys);
   for (int i = threadIdx.x; i < kLeastKeys * kLines; i += kThreads) {
     const int key = begin + i / kLines;
     if (key >= end) break;
-    const char* const at = from + key / kBlockTokens * p.queries.layout.block_stride() +
-                           key % kBlockTokens * (D * 2) + i % kLines * kLine;
+    const int row = known.row(key);
+    const char* const at = from + row / kBlockTokens * p.queries.layout.block_stride() +
+                           row % kBlockTokens * (D * 2) + i % kLines * kLine;
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at + p.queries.layout.value_offset()));
   }
@@ -168,7 +171,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
   const std::int64_t list = std::int64_t{query} * gridDim.y + blockIdx.y;
   const char* const base = load_here(p.queries.bases + token.sequence) + p.queries.layer_offset +
                            kv_head * p.queries.layout.head_stride();
-  if (!p.has_lists) prefetch_first<D>(p, base, token.position + 1);
+  prefetch_known<D>(p, base, Keys(p, token.position, list, 0));
   wait_for_predecessor();
   release_successor();
   typename W::RawQueries raw;

@@ -12,7 +12,8 @@ __device__ __forceinline__ void wait_for_predecessor() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-/// After the wait, so that whoever starts now sees all that came before the kernel in front of this one.
+/// From here on the kernel behind this one may start. After this one's own wait, what it looks up at once may
+/// have been written by the kernel in front of this one.
 __device__ __forceinline__ void release_successor() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
