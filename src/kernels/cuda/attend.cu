@@ -113,43 +113,25 @@ __device__ void merge_posted(const Params& p, const Posted& posted, std::int64_t
   }
 }
 
-/// How the keys of a list are cut into pieces of whole tiles: of four, a tile for each warp, while there are
-/// blocks for that, then into as many as there may be, of the same size or a tile more.
-struct Cut {
-  int keys, tiles, parts;
-  std::uint64_t reciprocal;
+/// Keys of a piece of a list of so many: whole tiles, a tile for each warp or more.
+__device__ __forceinline__ int piece_of(const Params& p, int keys) {
+  const unsigned even = __umulhi(static_cast<unsigned>(keys), p.reciprocal) + 1;
+  const int piece = max(kLeastKeys, static_cast<int>((even + kTile - 1) / kTile * kTile));
+  const int blocks = static_cast<int>(gridDim.x);  // enough, unless there are more keys than was said
+  return std::int64_t{piece} * blocks >= keys ? piece : (keys + blocks - 1) / blocks;
+}
 
-  __device__ Cut(const Params& p, int count) : keys(count), tiles((count + kTile - 1) / kTile) {
-    const bool small = tiles <= p.most_parts * kWarps;
-    parts = small ? max(1, (tiles + kWarps - 1) / kWarps) : p.most_parts;
-    reciprocal = small ? 0 : p.reciprocal;
-    if (parts <= static_cast<int>(gridDim.x)) return;
-    parts = static_cast<int>(gridDim.x);  // more keys than was said: other pieces, other last bits
-    reciprocal = ((std::uint64_t{1} << 32) + parts - 1) / parts;
-  }
-  /// First key of a piece, or the number of keys where there is no such piece.
-  __device__ int begin(int part) const {
-    const std::uint64_t tile =
-        reciprocal == 0
-            ? std::uint64_t{static_cast<unsigned>(part)} * kWarps
-            : std::uint64_t{static_cast<unsigned>(part)} * static_cast<unsigned>(tiles) * reciprocal >> 32;
-    return static_cast<int>(min(tile * kTile, static_cast<std::uint64_t>(keys)));
-  }
-};
-
-/// Brings keys into the second-level cache that no list names: the first tile of each of the block's warps,
-/// as if they were all there are.
+/// Brings the first tile of each of the block's warps into the second-level cache, where all keys are
+/// attended.
 template <int D>
-__device__ __forceinline__ void prefetch_known(const Params& p, const char* from, const Keys& known) {
+__device__ __forceinline__ void prefetch_first(const Params& p, const char* from, int keys) {
   constexpr int kLine = 128, kLines = (D * 2 + kLine - 1) / kLine;  // of a row; rows need not start a line
-  const int begin = Cut(p, known.count).begin(static_cast<int>(blockIdx.x)),
-            end = min(known.count, begin + kLeastKeys);
+  const int begin = static_cast<int>(blockIdx.x) * piece_of(p, keys), end = min(keys, begin + kLeastKeys);
   for (int i = threadIdx.x; i < kLeastKeys * kLines; i += kThreads) {
     const int key = begin + i / kLines;
     if (key >= end) break;
-    const int row = known.row(key);
-    const char* const at = from + row / kBlockTokens * p.queries.layout.block_stride() +
-                           row % kBlockTokens * (D * 2) + i % kLines * kLine;
+    const char* const at = from + key / kBlockTokens * p.queries.layout.block_stride() +
+                           key % kBlockTokens * (D * 2) + i % kLines * kLine;
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at + p.queries.layout.value_offset()));
   }
@@ -171,42 +153,33 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
   const std::int64_t list = std::int64_t{query} * gridDim.y + blockIdx.y;
   const char* const base = load_here(p.queries.bases + token.sequence) + p.queries.layer_offset +
                            kv_head * p.queries.layout.head_stride();
-  prefetch_known<D>(p, base, Keys(p, token.position, list, 0));
+  if (!p.has_lists) prefetch_first<D>(p, base, token.position + 1);
   wait_for_predecessor();
   release_successor();
   typename W::RawQueries raw;
   W::ask_queries(p.queries.q + first_row * D, heads, raw);
-  const int listed = p.has_lists ? load_here(p.lists.counts + list) : 0;
-  Keys keys;
+  const int listed = p.has_lists ? p.lists.counts[list] : 0;
+  const Keys keys(p, token.position, list, listed);
+  const int piece = piece_of(p, keys.count), begin = part * piece;
+  if (begin >= keys.count && part > 0) return;
+
   W walk(p, keys);
   const int warp = threadIdx.x / 32;
   walk.base = base;
+  walk.end = min(keys.count, begin + piece);
+  walk.first = begin + warp * kTile;
+  walk.mine = max(0, (walk.end - walk.first + kWarps * kTile - 1) / (kWarps * kTile));
   walk.ring = shared_address(shared) + warp * kRing;
-  int parts = 0;
-  const auto look_up = [&](int count_of_list) {
-    keys = Keys(p, token.position, list, count_of_list);
-    const Cut cut(p, keys.count);
-    parts = cut.parts;
-    walk.first = cut.begin(part) + warp * kTile;
-    walk.end = cut.begin(part + 1);
-    walk.mine = max(0, (walk.end - walk.first + kWarps * kTile - 1) / (kWarps * kTile));
-    walk.ask_rows();
-  };
-  // Most lists are full: their rows are asked for together with their number.
-  const int full_list = p.has_lists ? static_cast<int>(p.lists.capacity) : 0;
-  look_up(full_list);
-  if (listed != full_list) look_up(listed);
-  if (part >= parts) return;
-
   unsigned ticket = 0;
   // Not atomicAdd, for which the compiler waits at once.
-  if (parts > 1 && threadIdx.x == 0)
+  if (keys.count > piece && threadIdx.x == 0)
     asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
                  : "=r"(ticket)
                  : "l"(p.tickets + list)
                  : "memory");
-  walk.run_on(raw);
+  walk.run(raw);
 
+  const int parts = max(1, (keys.count + piece - 1) / piece);
   walk.store(reinterpret_cast<float*>(shared + warp * kRing), heads);
   if (threadIdx.x == 0) shared_ticket = ticket;
   __syncthreads();
@@ -286,7 +259,8 @@ void share_out(Params& p, std::int64_t max_tokens) {
   p.group = p.queries.query_heads / kv_heads;
   p.lists_per_head = p.has_lists ? p.lists.lists_per_head : 1;
   p.most_parts = parts_for(kv_heads, p.queries.layout.head_dim);
-  p.reciprocal = ((std::uint64_t{1} << 32) + p.most_parts - 1) / p.most_parts;
+  p.reciprocal = static_cast<unsigned>(((std::int64_t{1} << 32) + p.most_parts - 1) / p.most_parts);
+  if (p.most_parts == 1) p.reciprocal = ~0u;
   std::int64_t most_keys = max_tokens;
   if (p.has_lists) most_keys = std::min(max_tokens, p.lists.sink + p.lists.capacity + p.lists.window);
   const std::int64_t pieces = std::max<std::int64_t>(1, (most_keys + kLeastKeys - 1) / kLeastKeys);

@@ -115,7 +115,7 @@ __device__ __forceinline__ Record take_posted(const Posted& posted, int group, i
   const float4* const first = posted.of(group, sub);
   Record x[kAhead];
   unsigned missing = (1u << mine) - 1;
-  while (true) {
+  while (missing != 0) {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) Posted::ask(first + i * subs * 6, column, (missing >> i & 1) != 0, x[i]);
 #pragma unroll

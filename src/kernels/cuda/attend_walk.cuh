@@ -23,14 +23,14 @@ struct Params {
   Queries queries;
   RowLists lists;
   bool has_lists = false;
-  int group = 1;                 ///< query heads of a KV head
-  int lists_per_head = 1;        ///< G where every query head has its own list
-  int blocks = 1;                ///< that share a list
-  int most_parts = 1;            ///< that a list is cut into; places for the records of a column
-  std::uint64_t reciprocal = 0;  ///< 2^32 / most_parts, rounded up
-  int most_mergers = 1;          ///< blocks that merge the states of a list
-  unsigned* tickets = nullptr;   // [N, Hkv, lists]
-  float4* posted = nullptr;      // [N, Hkv, lists] places of records
+  int group = 1;                ///< query heads of a KV head
+  int lists_per_head = 1;       ///< G where every query head has its own list
+  int blocks = 1;               ///< that share a list
+  int most_parts = 1;           ///< that a list is cut into; places for the records of a column
+  unsigned reciprocal = 0;      ///< 2^32 / most_parts, rounded up
+  int most_mergers = 1;         ///< blocks that merge the states of a list
+  unsigned* tickets = nullptr;  // [N, Hkv, lists]
+  float4* posted = nullptr;     // [N, Hkv, lists] places of records
 };
 
 /// The keys of one list, numbered from 0: sink, rows, window.
@@ -55,7 +55,7 @@ struct Keys {
   }
   __device__ int row(int key) const {
     if (key < sink) return key;
-    return key < sink + listed ? load_here(rows + key) : key - sink - listed + window_begin;
+    return key < sink + listed ? rows[key] : key - sink - listed + window_begin;
   }
   __device__ float weight(int key) const {
     return key >= sink && key < sink + listed ? log_weights[key] : 0.0f;
@@ -92,7 +92,6 @@ struct Walk {
   unsigned ring;                     // shared address of the warp's stage 0
   int first = 0, end = 0, mine = 0;  // first tile's first key, end of the piece, number of tiles
   unsigned places = kNone;  // of two tiles: where key lane % 16 of tile lane / 16 lies, in 16 bytes from base
-  int first_rows = -1;      // the rows of the first two
   int rows_behind = -1;     // the rows of the two tiles behind them, under way, or -1
 
   static constexpr int kHeadTiles = kWide ? 2 : 1;
@@ -314,16 +313,9 @@ struct Walk {
   /// Fetches run kStages - 1 tiles ahead of the products. There is one copy of the code that fetches, so that
   /// few instructions have to come from memory before the first keys are asked for.
   __device__ void run(const RawQueries& raw) {
-    ask_rows();
-    run_on(raw);
-  }
-  /// Asks for the rows of the first tiles.
-  __device__ void ask_rows() {
-    first_rows = row_of(0), rows_behind = row_of(1);
-  }
-  /// What is left to do after that.
-  __device__ void run_on(const RawQueries& raw) {
-    places = place_of(first_rows);
+    const int rows = row_of(0);
+    rows_behind = row_of(1);
+    places = place_of(rows);
 #pragma unroll
     for (int h = 0; h < kHeadTiles; ++h) {
 #pragma unroll

@@ -188,43 +188,6 @@ __device__ __forceinline__ Pair read_pair(const unsigned* histogram, unsigned* n
   return sum;
 }
 
-/// Few candidates are brought together and compared with one another: `wanted` of them, the largest, are
-/// chosen. `each(f)` calls f with those of this block; `count` there are in all, at most as many as threads.
-template <int Cluster, int Threads, class Each>
-__device__ __forceinline__ void compare_all(Found& found, int count, int wanted, Each each) {
-  using All = Together<Cluster>;
-  static_assert(Threads % 4 == 0);
-  __shared__ uint4 fours[Threads / 4];
-  __shared__ int taken;
-  __shared__ unsigned last;
-  auto* const all = reinterpret_cast<unsigned*>(fours);
-  const int tid = static_cast<int>(threadIdx.x), before = found.ties;
-  if (tid == 0) taken = 0;
-  if (tid >= count && tid < (count + 3) / 4 * 4) all[tid] = 0;  // lower than all
-  __syncthreads();
-  each([&](unsigned key) {
-    const int at = before + atomicAdd(&taken, 1);
-#pragma unroll
-    for (int r = 0; r < Cluster; ++r) All::of(all, r)[at] = key;
-  });
-  All::sync();
-  const unsigned mine = tid < count ? all[tid] : 0;
-  int greater = 0, equal = 0;
-  for (int i = 0; i < (count + 3) / 4; ++i) {
-    const uint4 x = fours[i];
-    greater += (x.x > mine) + (x.y > mine) + (x.z > mine) + (x.w > mine);
-    equal += (x.x == mine) + (x.y == mine) + (x.z == mine) + (x.w == mine);
-  }
-  if (mine != 0 && greater < wanted && wanted <= greater + equal) last = mine;
-  __syncthreads();
-  found.exceed = last;
-  const bool above = mine > last, tie = mine == last && mine != 0, earlier = tid < before;
-  const int all_above = __syncthreads_count(above);
-  found.all_above += all_above, found.above += __syncthreads_count(above && earlier);
-  found.all_ties = __syncthreads_count(tie), found.ties = __syncthreads_count(tie && earlier);
-  found.wanted = wanted - all_above;
-}
-
 /// The k-th largest key of the cluster's list. `each(f)` calls f with every key of this block; the histograms
 /// are zero and stay as they are until the cluster's next barrier. Adding one to a place of shared memory is
 /// a single instruction however many lanes of a warp mean the same place: copies would only cost banks.
@@ -273,14 +236,6 @@ __device__ __forceinline__ Found find(const Source& source, int k, int rank,
     k -= here.above;
     found.all_above += here.above, found.above += here.earlier_above;
     found.all_ties = here.count, found.ties = here.earlier;
-    if (here.count <= Threads && pass + 1 < source.passes()) {
-      compare_all<Cluster, Threads>(found, here.count, k, [&](auto take) {
-        each([&](unsigned key) {
-          if (key != 0 && (key & mask) == prefix) take(key);
-        });
-      });
-      return found;
-    }
   }
   found.exceed = prefix, found.wanted = k;
   return found;
