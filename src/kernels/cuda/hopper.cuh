@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/cuda/check.cuh"
+#include "kernels/cuda/device.h"
 
 namespace lode::cuda {
 
