@@ -107,6 +107,7 @@ class GpuClusters : public GpuSelector {
   std::vector<std::int64_t> versions_;     // [L] of what is on the device
   std::vector<Position> ends_;             // [parts]
   int stretch_ = 1;                        ///< of the running step
+  bool squares_ = false;                   ///< how the clusters that are on the device are chosen
   std::int64_t most_nodes_ = 0, most_keys_ = 0, nodes_of_layer_ = 0;
   cuda::Buffer centroids_;      // [L, Hkv, cuda::centroid_bytes(most_nodes)]
   cuda::Buffer scales_;         // [L, Hkv]
@@ -138,8 +139,11 @@ bool GpuClusters::prepare(const GpuKeys&, cuda::StreamHandle stream) {
     check_cancel();
     take(static_cast<int>(layer), *all[layer], stream);
   }
-  for (std::size_t layer = 0; layer < layers_.size(); ++layer)
-    if (all[layer]) versions_[layer] = all[layer]->version;
+  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+    if (!all[layer]) continue;
+    versions_[layer] = all[layer]->version;
+    squares_ = all[layer]->squares;
+  }
   return true;
 }
 
@@ -286,6 +290,7 @@ void GpuClusters::choose(int layer, const cuda::Queries& queries, std::int32_t* 
   cuda::choose_clusters({.tables = tables(layer),
                          .step = step_.as<cuda::ClusterStep>(),
                          .stretch = stretch_,
+                         .squares = squares_,
                          .listed = listed,
                          .window = spec_.dense.window,
                          .rows = rows,
@@ -332,7 +337,7 @@ class MadeUpClusters final : public GpuClusters {
       : GpuClusters(
             spec, geometry, std::vector<bool>(static_cast<std::size_t>(geometry.layers), true),
             [this](int) {
-              return std::optional(ClusterChoice{.version = 0, .segments = {&segment_, 1}});
+              return std::optional(ClusterChoice{.version = 0, .segments = {&segment_, 1}, .squares = true});
             },
             false) {
     make(seed);
@@ -394,8 +399,10 @@ class MadeUpClusters final : public GpuClusters {
         const double most = *std::max_element(z.begin(), z.end());
         double total = 0.0;
         for (const float x : z) total += std::exp((x - most) * static_cast<double>(queries.scale));
-        for (std::size_t i = 0; i < z.size(); ++i)
-          scores[i] += std::exp((z[i] - most) * static_cast<double>(queries.scale)) / total;
+        for (std::size_t i = 0; i < z.size(); ++i) {
+          const double share = std::exp((z[i] - most) * static_cast<double>(queries.scale)) / total;
+          scores[i] += share * share;
+        }
       }
       all.insert(all.end(), scores.begin(), scores.end());
     }
@@ -405,7 +412,7 @@ class MadeUpClusters final : public GpuClusters {
     std::nth_element(all.begin(), nth, all.end());
     // Scores are shares of a node here; all nodes have as many keys, so K / N of a key is the number of
     // nodes.
-    const double threshold = *nth * static_cast<double>(nodes) / static_cast<double>(group);
+    const double threshold = std::sqrt(*nth / static_cast<double>(group)) * static_cast<double>(nodes);
     cuda::copy(step_.as<double>(), &threshold, sizeof threshold, stream);
     calibrated_ = true;
   }
@@ -443,6 +450,7 @@ std::unique_ptr<GpuSelector> make_gpu_clusters_for_bench(const Spec& spec, const
                                                          std::uint64_t seed) {
   const std::int64_t nodes = spec.amount("clusters", {0.05, true}).of(geometry.max_tokens);
   if (spec.text("levels").value_or("1") != "1" || spec.text("tail").value_or("off") == "on" ||
+      spec.text("spread").value_or("off") == "on" || spec.text("average").value_or("squares") == "plain" ||
       !spec.dense.from_context || !cuda::can_choose_buckets() || geometry.sequences > 1 ||
       !cuda::fits_cluster_choice(nodes, geometry.head_dim, geometry.kv_heads))
     return nullptr;

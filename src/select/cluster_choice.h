@@ -13,12 +13,14 @@
 
 namespace lode {
 
-/// The index of one layer, of one level: a cluster is kept when the mean over the queries of K exp(q.C) /
-/// sum_j N_j exp(q.C_j) is above the threshold of their kind, K keys in the clusters that count.
+/// The index of one layer, of one level: a cluster is kept when the mean over the queries (or the root of the
+/// mean square) of K exp(q.C) / sum_j N_j exp(q.C_j) is above the threshold of their kind, K keys in the
+/// clusters that count.
 struct ClusterChoice {
   std::int64_t version = 0;                  ///< another one: other clusters
   std::span<const ClusterSegment> segments;  ///< one after the other, from the sink on
   std::array<double, 2> thresholds = {};     // [QueryKind]; 0 keeps everything
+  bool squares = false;                      ///< the root of the mean square
 };
 
 /// A selector that chooses so.

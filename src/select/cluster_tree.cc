@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "ann/partition.h"
@@ -27,6 +28,7 @@ struct Draft {
   std::vector<std::int32_t> parent;  // [nodes] in the next coarser level
   std::vector<std::int32_t> keys;    // [nodes]
   Rows centroids, values;            // [nodes, d] means over the keys below
+  Rows spreads;                      // [nodes, d] variances of these keys; none: they are keys
 };
 
 Rows read_rows(const KvRows& kv, Position begin, std::int64_t count, bool values, ThreadPool& pool) {
@@ -110,8 +112,25 @@ Rows means(const Rows& rows, std::int64_t d, std::span<const std::int32_t> label
   return out;
 }
 
+/// Variances over the keys below parents: within their children, and of the children's means.
+Rows variances(const Draft& fine, const Draft& coarse, std::span<const std::int32_t> labels, std::int64_t d) {
+  std::vector<double> sums(coarse.centroids.size());
+  for (std::size_t i = 0; i < labels.size(); ++i) {
+    const std::int64_t from = static_cast<std::int64_t>(i) * d, to = labels[i] * d;
+    for (std::int64_t j = 0; j < d; ++j) {
+      const auto at = static_cast<std::size_t>(from + j), own = static_cast<std::size_t>(to + j);
+      const double off = static_cast<double>(fine.centroids[at]) - coarse.centroids[own];
+      sums[own] += fine.keys[i] * (off * off + (fine.spreads.empty() ? 0.0 : fine.spreads[at]));
+    }
+  }
+  Rows out(sums.size());
+  for (std::size_t i = 0; i < out.size(); ++i)
+    out[i] = static_cast<float>(sums[i] / coarse.keys[i / static_cast<std::size_t>(d)]);
+  return out;
+}
+
 /// The next coarser level; gives `fine` its parents.
-Draft coarsen(Draft& fine, std::int64_t d, std::int64_t clusters, std::span<const float> metric,
+Draft coarsen(Draft& fine, std::int64_t d, std::int64_t clusters, bool spreads, std::span<const float> metric,
               std::uint64_t seed, ThreadPool& pool) {
   Partition p = partition(fine.centroids, d, clusters, metric, seed, pool);
   Draft coarse;
@@ -120,6 +139,7 @@ Draft coarsen(Draft& fine, std::int64_t d, std::int64_t clusters, std::span<cons
     coarse.keys[static_cast<std::size_t>(p.labels[i])] += fine.keys[i];
   coarse.centroids = means(fine.centroids, d, p.labels, fine.keys, coarse.keys);
   if (!fine.values.empty()) coarse.values = means(fine.values, d, p.labels, fine.keys, coarse.keys);
+  if (spreads) coarse.spreads = variances(fine, coarse, p.labels, d);
   fine.parent = std::move(p.labels);
   return coarse;
 }
@@ -132,6 +152,21 @@ std::vector<std::byte> packed(const Rows& rows, std::span<const std::int32_t> or
     kernels().narrow(rows.data() + order[i] * d, d, type,
                      out.data() + static_cast<std::int64_t>(i) * row_bytes);
   return out;
+}
+
+/// Variances in 8 bits, nodes in `order`. One that is not a finite float counts as the largest that is.
+void pack_spreads(const Rows& spreads, std::span<const std::int32_t> order, std::int64_t d,
+                  ClusterLevel& level) {
+  constexpr float kSteps = 127.0f, kMost = std::numeric_limits<float>::max();
+  level.spreads.resize(order.size() * static_cast<std::size_t>(d));
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    Rows own(spreads.begin() + order[i] * d, spreads.begin() + (order[i] + 1) * d);
+    for (float& x : own) x = x < kMost ? x : kMost;  // NaN as well
+    const float scale = *std::max_element(own.begin(), own.end()) / kSteps;
+    for (float& x : own) x = scale > 0.0f ? std::min(x / scale, kSteps) : 0.0f;
+    kernels().narrow(own.data(), d, DType::q8, level.spreads.data() + i * static_cast<std::size_t>(d));
+    level.spread_scales.push_back(scale);
+  }
 }
 
 /// Children of parents that stand in `order`: first[i] of the i-th, and the children in that order.
@@ -163,7 +198,7 @@ std::int64_t ClusterTree::bytes() const {
   std::size_t bytes = rows.size() * sizeof(Position);
   for (const ClusterLevel& level : levels)
     bytes += (level.first.size() + level.keys.size()) * sizeof(std::int32_t) + level.centroids.size() +
-             level.values.size();
+             level.values.size() + level.spreads.size() + level.spread_scales.size() * sizeof(float);
   return static_cast<std::int64_t>(bytes);
 }
 
@@ -179,7 +214,8 @@ ClusterTree build_cluster_tree(const KvRows& kv, Position begin, Position end,
   std::vector<Draft> drafts(levels);
   for (std::size_t l = levels; l-- > 0;) {
     Draft& fine = l + 1 < levels ? drafts[l + 1] : keys;
-    drafts[l] = coarsen(fine, d, options.nodes[l], options.metric, hash_seed(options.seed, l), pool);
+    drafts[l] =
+        coarsen(fine, d, options.nodes[l], options.spreads, options.metric, hash_seed(options.seed, l), pool);
   }
   ClusterTree tree;
   const bool half = std::all_of(drafts.begin(), drafts.end(), [](const Draft& draft) {
@@ -194,6 +230,7 @@ ClusterTree build_cluster_tree(const KvRows& kv, Position begin, Position end,
     for (const std::int32_t node : order) level.keys.push_back(draft.keys[static_cast<std::size_t>(node)]);
     level.centroids = packed(draft.centroids, order, d, tree.type);
     if (options.values) level.values = packed(draft.values, order, d, tree.type);
+    if (options.spreads) pack_spreads(draft.spreads, order, d, level);
     order = sort_children(l + 1 < levels ? drafts[l + 1].parent : keys.parent, order, level.first);
     tree.levels.push_back(std::move(level));
   }

@@ -26,6 +26,10 @@ struct ClusterLevel {
   std::vector<std::int32_t> keys;    // [nodes] keys below each, at least 1
   std::vector<std::byte> centroids;  // [nodes, d] of the tree's type
   std::vector<std::byte> values;     // [nodes, d] means of the values, when asked for
+  /// Variance of the keys below each in every dimension, when asked for: whole numbers of 8 bits times a
+  /// scale.
+  std::vector<std::byte> spreads;    // [nodes, d] q8, none below 0
+  std::vector<float> spread_scales;  // [nodes]
   std::int32_t nodes() const { return static_cast<std::int32_t>(keys.size()); }
 };
 
@@ -39,7 +43,7 @@ struct ClusterTree {
 struct ClusterTreeOptions {
   std::vector<std::int64_t>
       nodes;  ///< wanted per level, coarsest first; fewer where there are fewer children
-  bool values = false;
+  bool values = false, spreads = false;
   std::uint64_t seed = 0;
   /// L [d, d] row by row: keys are clustered by the distance of k L (query_metric.h). Empty: by cosine.
   std::span<const float> metric;
@@ -59,7 +63,7 @@ struct ClusterSegment {
 struct ClusterShape {
   int heads = 0, head_dim = 0, levels = 1;
   Position begin = 0;  ///< first key of the first segment
-  bool values = false;
+  bool values = false, spreads = false;
 };
 
 void save_segments(std::span<const ClusterSegment> segments, const ClusterShape& shape, SectionWriter& out);

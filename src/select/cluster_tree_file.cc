@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sections of a saved cluster index: shape = {heads, d, levels, begin, values, segments, then per segment:
-// end, per head and segment: bytes of a number (2 or 4), nodes of each level} int64; first, keys [nodes + 1],
-// [nodes] int32 of every (segment, head, level) one after the other; centroids, values [nodes, d] in the same
-// order; rows [keys] int32 per (segment, head).
+// Sections of a saved cluster index: shape = {heads, d, levels, begin, 1 for values + 2 for spreads,
+// segments, then per segment: end, per head and segment: bytes of a number (2 or 4), nodes of each level}
+// int64; first, keys [nodes + 1], [nodes] int32 of every (segment, head, level) one after the other;
+// centroids, values [nodes, d] in the same order, spreads [nodes, d] int8 and spread_scales [nodes] float32;
+// rows [keys] int32 per (segment, head).
 #include <algorithm>
 #include <cmath>
 
@@ -17,6 +18,10 @@ namespace {
 
 constexpr std::int64_t kShapeNumbers = 6;
 
+std::int64_t contents(const ClusterShape& shape) {
+  return (shape.values ? 1 : 0) + (shape.spreads ? 2 : 0);
+}
+
 /// Takes the sections apart from front to back, checking as it goes.
 class Parser {
  public:
@@ -29,13 +34,15 @@ class Parser {
         keys_(in.values<std::int32_t>("keys")),
         centroids_(in.bytes("centroids")),
         values_(in.bytes("values")),
+        spreads_(shape.spreads ? in.bytes("spreads") : std::span<const std::byte>{}),
+        spread_scales_(shape.spreads ? in.values<float>("spread_scales") : std::span<const float>{}),
         rows_(in.values<Position>("rows")) {}
 
   std::vector<ClusterSegment> parse() {
     const auto head = take(numbers_, kShapeNumbers);
     require(head[0] == shape_.heads && head[1] == shape_.head_dim, "the model's KV heads and head dimension");
-    require(head[2] == shape_.levels && head[4] == (shape_.values ? 1 : 0),
-            "the levels and means that the spec asks for");
+    require(head[2] == shape_.levels && head[4] == contents(shape_),
+            "the levels, means and spreads that the spec asks for");
     require(head[3] == shape_.begin, "keys behind the sink");
     require(head[5] >= 0 && head[5] <= std::ssize(numbers_), "a number of segments");
     std::vector<ClusterSegment> segments(static_cast<std::size_t>(head[5]));
@@ -48,7 +55,7 @@ class Parser {
       for (int h = 0; h < shape_.heads; ++h) segment.heads.push_back(tree(segment));
     }
     require(numbers_.empty() && first_.empty() && keys_.empty() && centroids_.empty() && values_.empty() &&
-                rows_.empty(),
+                spreads_.empty() && spread_scales_.empty() && rows_.empty(),
             "sections of the sizes that 'shape' gives");
     return segments;
   }
@@ -77,6 +84,16 @@ class Parser {
     kernels().widen(out.data(), type, numbers, wide.data());
     require(std::all_of(wide.begin(), wide.end(), [](float x) { return std::isfinite(x); }), "finite means");
     return out;
+  }
+
+  void take_spreads(std::int64_t nodes, ClusterLevel& level) {
+    level.spreads = copy(spreads_, nodes * shape_.head_dim);
+    level.spread_scales = copy(spread_scales_, nodes);
+    require(std::all_of(level.spreads.begin(), level.spreads.end(),
+                        [](std::byte x) { return std::to_integer<int>(x) < 128; }) &&
+                std::all_of(level.spread_scales.begin(), level.spread_scales.end(),
+                            [](float x) { return std::isfinite(x) && x >= 0.0f; }),
+            "spreads that are not negative");
   }
 
   /// Sums of the finer level's (or the leaves') keys must be the node's keys.
@@ -123,6 +140,7 @@ class Parser {
       level.keys = copy(keys_, nodes);
       level.centroids = means(centroids_, nodes, tree.type);
       if (shape_.values) level.values = means(values_, nodes, tree.type);
+      if (shape_.spreads) take_spreads(nodes, level);
     }
     tree.rows = copy(rows_, keys);
     check_level(tree.levels.back(), nullptr, keys);
@@ -137,17 +155,19 @@ class Parser {
   std::string where_;
   std::span<const std::int64_t> numbers_;
   std::span<const std::int32_t> first_, keys_;
-  std::span<const std::byte> centroids_, values_;
+  std::span<const std::byte> centroids_, values_, spreads_;
+  std::span<const float> spread_scales_;
   std::span<const Position> rows_;
 };
 
 }  // namespace
 
 void save_segments(std::span<const ClusterSegment> segments, const ClusterShape& shape, SectionWriter& out) {
-  std::vector<std::int64_t> numbers = {shape.heads, shape.head_dim,       shape.levels,
-                                       shape.begin, shape.values ? 1 : 0, std::ssize(segments)};
+  std::vector<std::int64_t> numbers = {shape.heads, shape.head_dim,  shape.levels,
+                                       shape.begin, contents(shape), std::ssize(segments)};
   std::vector<std::int32_t> first, keys;
-  std::vector<std::byte> centroids, values;
+  std::vector<std::byte> centroids, values, spreads;
+  std::vector<float> spread_scales;
   std::vector<Position> rows;
   const auto add = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
   for (const ClusterSegment& segment : segments) {
@@ -160,6 +180,8 @@ void save_segments(std::span<const ClusterSegment> segments, const ClusterShape&
         add(keys, level.keys);
         add(centroids, level.centroids);
         add(values, level.values);
+        add(spreads, level.spreads);
+        add(spread_scales, level.spread_scales);
       }
       add(rows, tree.rows);
     }
@@ -169,6 +191,10 @@ void save_segments(std::span<const ClusterSegment> segments, const ClusterShape&
   out.add<std::int32_t>("keys", keys);
   out.add("centroids", std::span<const std::byte>(centroids));
   out.add("values", std::span<const std::byte>(values));
+  if (shape.spreads) {
+    out.add("spreads", std::span<const std::byte>(spreads));
+    out.add<float>("spread_scales", spread_scales);
+  }
   out.add<Position>("rows", rows);
 }
 

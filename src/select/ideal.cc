@@ -17,7 +17,7 @@ class Ideal final : public ThresholdSelector {
 
  private:
   void index_context(std::int32_t, KvLayer, Position, Position) override {}
-  void forget(std::int32_t) override {}
+  void start(std::int32_t, KvLayer) override {}
   void save_index(std::int32_t, SectionWriter&) const override {}
   Position load_index(std::int32_t, const SectionReader&, KvLayer kv, std::int64_t) override {
     return indexed_end(kv.tokens);
@@ -46,13 +46,6 @@ class Ideal final : public ThresholdSelector {
   std::int64_t row_bytes() const override { return 0; }
 };
 
-ThresholdSelector::Options options_of(const Spec& spec) {
-  ThresholdSelector::Options options;
-  options.target = Target::of(spec);
-  options.stretch = spec.integer("block", 0, 1, 1 << 20);
-  return options;
-}
-
 }  // namespace
 
 MethodInfo ideal_method() {
@@ -64,12 +57,16 @@ MethodInfo ideal_method() {
                 "share of the keys to leave out, calibrated over all layers and heads, 0 to 0.999999", "0.9"},
                {"mass", "instead of sparsity: share of the attention to capture, 0.01 to 1", ""},
                {"error", "instead of sparsity: relative error of the output to allow, 0 to 10", ""},
+               {"average", "of scores over a question and a group: squares (root of their mean) or plain",
+                "squares"},
                {"block", "question tokens whose scores are averaged, 1 to 1048576", "the whole question"}},
       .dense = {},
       .dense_layers = 0,
-      .make = [](const Spec& spec, const LayerGeometry& geometry,
-                 std::string_view) { return std::make_unique<Ideal>(geometry, options_of(spec)); },
-      .validate = [](const Spec& spec) { options_of(spec); },
+      .make =
+          [](const Spec& spec, const LayerGeometry& geometry, std::string_view) {
+            return std::make_unique<Ideal>(geometry, ThresholdSelector::Options::of(spec));
+          },
+      .validate = [](const Spec& spec) { ThresholdSelector::Options::of(spec); },
       .finish = &ThresholdSelector::finish};
 }
 

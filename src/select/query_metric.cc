@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/threads.h"
+#include "kernels/exponentials.h"
+#include "kernels/kernels.h"
 #include "model/rope.h"
 
 namespace lode {
@@ -26,12 +29,46 @@ void factor(std::vector<double>& a, std::size_t d) {
   }
 }
 
-/// sum += q q^T below the diagonal, unless q holds a number that is none.
-void add_square(std::span<const float> q, std::vector<double>& sum) {
-  if (!std::all_of(q.begin(), q.end(), [](float x) { return std::isfinite(x); })) return;
+/// sum += weight q q^T below the diagonal, unless q holds a number that is none; returns what was added.
+double add_square(std::span<const float> q, double weight, std::vector<double>& sum) {
+  if (!std::all_of(q.begin(), q.end(), [](float x) { return std::isfinite(x); })) return 0.0;
   for (std::size_t i = 0; i < q.size(); ++i) {
-    for (std::size_t j = 0; j <= i; ++j) sum[i * q.size() + j] += static_cast<double>(q[i]) * q[j];
+    for (std::size_t j = 0; j <= i; ++j) sum[i * q.size() + j] += weight * q[i] * q[j];
   }
+  return weight;
+}
+
+/// The sample's queries [tokens, Hq, d] as they would be behind the context.
+std::vector<float> turned(const QuerySample& sample, const LayerGeometry& geometry, Position position) {
+  std::vector<float> out;
+  for (std::int64_t i = 0; i < sample.tokens(); ++i) {
+    const std::span<const float> token = sample.token(i);
+    out.insert(out.end(), token.begin(), token.end());
+    if (geometry.rope != nullptr)
+      geometry.rope->rotate(std::span(out).last(token.size()),
+                            position + static_cast<Position>(i * kSpread / sample.tokens()));
+  }
+  return out;
+}
+
+/// The root of sum p^2 of each query over the keys of its KV head; 0 for one that is not a number.
+std::vector<double> sharpness(std::span<const float> queries /*[n, d]*/, const LayerGeometry& geometry,
+                              const KeyRange& keys) {
+  const std::int64_t d = geometry.head_dim, heads = geometry.query_heads, count = keys.end - keys.begin;
+  std::vector<double> out(queries.size() / static_cast<std::size_t>(d), 1.0);
+  if (count <= 0) return out;
+  geometry.pool->for_each(std::ssize(out), [&](std::int64_t item, int) {
+    std::vector<float> q(queries.begin() + item * d, queries.begin() + (item + 1) * d),
+        z(static_cast<std::size_t>(count));
+    for (float& x : q) x *= geometry.scale;
+    const auto head = static_cast<std::size_t>(item % heads / geometry.group());
+    kernels().score_run(q.data(), 1, keys.kv.heads[head], keys.begin, keys.end, z.data(), count);
+    const double total = exponential_kernels().weigh(z.data(), nullptr, count);
+    double squares = 0.0;
+    for (const float x : z) squares += static_cast<double>(x) * x;
+    out[static_cast<std::size_t>(item)] = total > 0.0 ? std::sqrt(squares) / total : 0.0;
+  });
+  return out;
 }
 
 }  // namespace
@@ -65,30 +102,28 @@ void QuerySample::roll_back(std::int64_t tokens) {
 }
 
 std::vector<std::vector<float>> query_metric(const QuerySample& sample, const LayerGeometry& geometry,
-                                             Position position) {
+                                             Position position, const KeyRange& keys) {
   const auto d = static_cast<std::size_t>(geometry.head_dim),
              group = static_cast<std::size_t>(geometry.group());
   std::vector<std::vector<double>> squares(static_cast<std::size_t>(geometry.kv_heads),
                                            std::vector<double>(d * d));  // [Hkv][d, d]
-  std::vector<float> q;
-  for (std::int64_t i = 0; i < sample.tokens(); ++i) {
-    const std::span<const float> token = sample.token(i);
-    q.assign(token.begin(), token.end());
-    if (geometry.rope != nullptr)
-      geometry.rope->rotate(q, position + static_cast<Position>(i * kSpread / sample.tokens()));
-    for (std::size_t head = 0; head * d < q.size(); ++head)
-      add_square(std::span(q).subspan(head * d, d), squares[head / group]);
+  std::vector<double> totals(squares.size());
+  const std::vector<float> queries = turned(sample, geometry, position);
+  const std::vector<double> weights = sharpness(queries, geometry, keys);
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const std::size_t head = i % static_cast<std::size_t>(geometry.query_heads) / group;
+    totals[head] += add_square(std::span(queries).subspan(i * d, d), weights[i], squares[head]);
   }
   std::vector<std::vector<float>> out;
-  for (std::vector<double>& a : squares) {
+  for (std::size_t head = 0; head < squares.size(); ++head) {
+    std::vector<double>& a = squares[head];
     double trace = 0.0;
     for (std::size_t i = 0; i < d; ++i) trace += a[i * d + i];
     const double mean = trace / static_cast<double>(d), scale = geometry.scale;
     const bool known = std::isfinite(mean) && mean > 0.0;
-    const double queries = static_cast<double>(sample.tokens()) * geometry.group();
     for (std::size_t i = 0; i < d * d; ++i) {
       const double one = i % (d + 1) == 0 ? 1.0 : 0.0;
-      a[i] = known ? (a[i] + kRidge * mean * one) * scale * scale / queries : one;
+      a[i] = known ? (a[i] + kRidge * mean * one) * scale * scale / totals[head] : one;
     }
     factor(a, d);
     out.emplace_back(a.begin(), a.end());

@@ -32,10 +32,18 @@ class QuerySample {
   std::vector<float> q_;                 // [tokens, Hq, d] before RoPE
 };
 
+/// Keys [begin, end) of a layer.
+struct KeyRange {
+  KvLayer kv;
+  Position begin = 0, end = 0;
+};
+
 /// L [d, d] per KV head, lower triangular, such that |(k - k') L|^2 is the mean square of scale (q . k - q .
 /// k') over the sample's queries of the head's group, rotated to positions from `position` on, and kRidge as
-/// much again spread over all directions alike. The identity for a head without queries.
+/// much again spread over all directions alike. Queries weigh as much as they are sharp: the root of the sum
+/// of p^2 over their softmax p over `keys`; alike when there are none. The identity for a head without
+/// queries. The same for any number of threads.
 std::vector<std::vector<float>> query_metric(const QuerySample& sample, const LayerGeometry& geometry,
-                                             Position position);
+                                             Position position, const KeyRange& keys = {});
 
 }  // namespace lode

@@ -46,9 +46,10 @@ namespace {
 constexpr Position kGrowth = 128;
 constexpr std::int64_t kMostAtTop = 1024;  // levels=auto
 constexpr int kMostLevels = 16;
-constexpr double kSlack = 2.0;       // a coarser level never keeps less than so many times the wanted keys
-constexpr double kAutoNodes = 48.0;  // levels=auto: nor fewer nodes
-constexpr std::array<std::string_view, 2> kTail = {"off", "on"}, kMetrics = {"queries", "cosine"};
+constexpr double kSlack = 2.0;  // a coarser level never keeps less than so many times the wanted keys
+constexpr float kLargestSpread = 1e15f;  // of a logit: its square is still a float
+constexpr double kAutoNodes = 48.0;      // levels=auto: nor fewer nodes
+constexpr std::array<std::string_view, 2> kOffOn = {"off", "on"}, kMetrics = {"queries", "cosine"};
 
 struct SqueezedOptions {
   Amount clusters = {0.05, true}, clusters1 = {0.01, true};
@@ -57,6 +58,7 @@ struct SqueezedOptions {
       0;  ///< children per node; 0: levels between clusters and clusters1 are spaced evenly in logarithm
   double kept1 = 0.75;     ///< share of the keys below what the coarsest of several levels keeps
   bool by_queries = true;  ///< else by cosine
+  bool spread = false;     ///< scores add what keys differ by inside of a cluster
   ThresholdSelector::Options common;
 
   static SqueezedOptions of(const Spec& spec) {
@@ -66,18 +68,18 @@ struct SqueezedOptions {
     const bool is_auto = spec.text("levels") == "auto";
     o.levels = is_auto ? 0 : static_cast<int>(spec.integer("levels", 1, 1, kMostLevels));
     o.branch = static_cast<double>(spec.integer("branch", is_auto ? 8 : 0, 2, 1024));
-    o.common.target = Target::of(spec);
-    o.common.stretch = spec.integer("block", 0, 1, 1 << 20);
+    o.common = ThresholdSelector::Options::of(spec);
     o.kept1 = spec.number("kept1", o.kept1, 0.01, 1.0);
     o.by_queries = spec.choice("metric", kMetrics[0], kMetrics) == "queries";
-    o.common.tail = spec.choice("tail", kTail[0], kTail) == "on";
+    o.spread = spec.choice("spread", kOffOn[0], kOffOn) == "on";
+    o.common.tail = spec.choice("tail", kOffOn[0], kOffOn) == "on";
     return o;
   }
 
   bool clusters_like(const SqueezedOptions& other) const {
     return same_amount(clusters, other.clusters) && same_amount(clusters1, other.clusters1) &&
            levels == other.levels && branch == other.branch && by_queries == other.by_queries &&
-           common.tail == other.common.tail;
+           spread == other.spread && common.tail == other.common.tail;
   }
 
   /// Nodes per level, coarsest first, of a part with `keys` of an index whose context has `all` keys: parts
@@ -111,6 +113,38 @@ struct SqueezedOptions {
   }
 };
 
+std::int64_t spread_bytes(std::int64_t d) {
+  return d + std::int64_t{sizeof(float)};
+}
+
+/// z += what the log of the mean of exp(q . k) over a node's N keys is above the exponent's mean, if q . k is
+/// normal there with the variance s^2 = q^2 . variances: s^2 / 2, as long as N keys can show it. Means of
+/// exponentials of few numbers are made by the largest, near s sqrt(2 log N): beyond s = sqrt(2 log N) the
+/// sum is linear in s (Derrida's random energy model). A key alone adds nothing.
+void add_spread(const ClusterLevel& nodes, std::int64_t d, const NodeRange& range, const float* q, int rows,
+                float* z, std::int64_t stride) {
+  thread_local std::vector<float> floats;
+  const std::int64_t count = range.count();
+  floats.resize(static_cast<std::size_t>(rows * (d + count) + count));
+  float *const squares = floats.data(), *const variances = squares + rows * d,
+               *const most = variances + rows * count;  // [rows, d], [rows, count], [count]
+  for (std::int64_t i = 0; i < rows * d; ++i) squares[i] = q[i] * q[i];
+  kernels().gemv(squares, rows, nodes.spreads.data() + range.begin * d, DType::q8, d, 0, count, variances,
+                 count);
+  const float* const scales = nodes.spread_scales.data() + range.begin;
+  for (std::int64_t i = 0; i < count; ++i)
+    most[i] =
+        std::sqrt(2.0f * std::log(static_cast<float>(nodes.keys[static_cast<std::size_t>(range.begin + i)])));
+  for (int r = 0; r < rows; ++r) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      const float root = std::sqrt(variances[r * count + i] * scales[i]);
+      const float s = root < kLargestSpread ? root : kLargestSpread;  // infinities as well
+      const float below = std::min(s, most[i]);
+      z[r * stride + i] += below * (s - 0.5f * below);
+    }
+  }
+}
+
 class Squeezed final : public ThresholdSelector, public ClusterChooser, public SharesIndex {
  public:
   Squeezed(const LayerGeometry& geometry, const SqueezedOptions& options)
@@ -129,6 +163,7 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
   }
   void append(std::int32_t sequence, KvLayer kv, Position far_end) override {
     Index& index = indexes_[sequence];
+    if (index.metric.empty()) learn_metric(index, sequence, kv, far_end);  // never built
     while (index.end(sink()) + kGrowth <= far_end) {
       const Position begin = index.end(sink());
       add(index, kv, begin, begin + kGrowth);
@@ -146,6 +181,7 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
   }
   std::string why_not_on_device() const override {
     if (own_.levels != 1) return "several levels are read on the host";
+    if (own_.spread) return "spreads of clusters are read on the host";
     return options_.tail ? "the tail is added on the host" : "";
   }
   std::optional<ClusterChoice> cluster_choice() const override {
@@ -153,6 +189,7 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
     ClusterChoice choice = {.version = version_, .segments = {}};
     if (index == nullptr) return choice;
     choice.segments = index->segments;
+    choice.squares = options_.squares;
     if (options_.target.is_everything()) return choice;
     const Calibration* const known = calibration(0);
     if (known == nullptr || known->queries == 0) return std::nullopt;
@@ -206,6 +243,7 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
           kv.heads[static_cast<std::size_t>(head)], begin, end,
           {.nodes = own_.nodes(end - begin, all),
            .values = options_.tail,
+           .spreads = own_.spread,
            .seed = hash_seed(geometry_.seed, geometry_.layer, geometry_.kv_head_in_layer(head), begin),
            .metric = index.metric.empty()
                          ? std::span<const float>{}
@@ -219,13 +257,20 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
     Index& index = indexes_[sequence];
     std::erase_if(index.segments, [&](const ClusterSegment& segment) { return segment.end > begin; });
     LODE_ASSERT(index.end(sink()) == begin);
-    if (own_.by_queries && index.segments.empty())
-      index.metric = query_metric(samples_[sequence], geometry_, static_cast<Position>(kv.tokens));
+    if (index.segments.empty()) learn_metric(index, sequence, kv, static_cast<Position>(kv.tokens));
     add(index, kv, begin, end);
   }
-  void forget(std::int32_t sequence) override {
-    indexes_.erase(sequence);
+  void start(std::int32_t sequence, KvLayer kv) override {
+    Index& index = indexes_[sequence] = {};
+    const auto end = static_cast<Position>(kv.tokens);
+    if (indexed_end(kv.tokens) <= sink()) learn_metric(index, sequence, kv, end);  // too short for a part
     ++version_;
+  }
+  /// What all parts of an index are clustered by; questions stand behind `position`.
+  void learn_metric(Index& index, std::int32_t sequence, KvLayer kv, Position position) {
+    if (own_.by_queries)
+      index.metric = query_metric(samples_[sequence], geometry_, position,
+                                  {.kv = kv, .begin = sink(), .end = indexed_end(position)});
   }
   void look_at(const KvWrite& write) override {
     if (own_.by_queries) samples_[write.sequence].take(write);
@@ -236,21 +281,26 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
             .head_dim = geometry_.head_dim,
             .levels = levels,
             .begin = sink(),
-            .values = options_.tail};
+            .values = options_.tail,
+            .spreads = own_.spread};
   }
   void save_index(std::int32_t sequence, SectionWriter& out) const override {
     const Index* const index = find(sequence);
     save_segments(index != nullptr ? std::span(index->segments) : std::span<const ClusterSegment>{},
                   shape(levels(sequence)), out);
     std::vector<float> metric;  // [Hkv, d, d]
-    for (std::size_t head = 0; index != nullptr && head < index->metric.size(); ++head)
-      metric.insert(metric.end(), index->metric[head].begin(), index->metric[head].end());
+    if (const auto found = indexes_.find(sequence); found != indexes_.end()) {
+      for (const std::vector<float>& head : found->second.metric)
+        metric.insert(metric.end(), head.begin(), head.end());
+    }
     out.add<float>("metric", metric);
   }
-  std::vector<std::vector<float>> load_metric(const SectionReader& in, bool wanted) const {
+  /// Only an index without parts may be without the metric that the spec asks for.
+  std::vector<std::vector<float>> load_metric(const SectionReader& in, bool parts) const {
     const auto saved = in.values<float>("metric");
     const std::int64_t one = std::int64_t{geometry_.head_dim} * geometry_.head_dim;
-    if (std::ssize(saved) != (wanted ? geometry_.kv_heads * one : 0) ||
+    const bool none = saved.empty() && (!own_.by_queries || !parts);
+    if ((!none && (!own_.by_queries || std::ssize(saved) != geometry_.kv_heads * one)) ||
         !std::all_of(saved.begin(), saved.end(), [](float x) { return std::isfinite(x); }))
       throw InputError("index '" + in.prefix() +
                        "': expected the metric that the spec asks for, found none or another");
@@ -267,7 +317,7 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
       throw InputError("index '" + in.prefix() + "': expected the calibration of " +
                        std::to_string(own_.levels) + " levels, found " + std::to_string(expected));
     Index index = {load_segments(shape(expected), kv.tokens, in), {}};
-    index.metric = load_metric(in, own_.by_queries && !index.segments.empty());
+    index.metric = load_metric(in, !index.segments.empty());
     const Position end = index.end(sink());
     indexes_.insert_or_assign(sequence, std::move(index));
     ++version_;
@@ -313,9 +363,11 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
   void logits(const ChoiceUnit& unit, int level, const NodeRange& range, const float* q, int rows, float* z,
               std::int64_t stride) const override {
     const ClusterTree& own = tree(unit, range.part);
-    const std::vector<std::byte>& centroids = own.levels[static_cast<std::size_t>(level)].centroids;
+    const ClusterLevel& nodes = own.levels[static_cast<std::size_t>(level)];
     const std::int64_t d = geometry_.head_dim, row = d * bytes_of(own.type);
-    kernels().gemv(q, rows, centroids.data() + range.begin * row, own.type, d, 0, range.count(), z, stride);
+    kernels().gemv(q, rows, nodes.centroids.data() + range.begin * row, own.type, d, 0, range.count(), z,
+                   stride);
+    if (own_.spread) add_spread(nodes, d, range, q, rows, z, stride);
   }
   NodeRange children(const ChoiceUnit& unit, int level, const NodeRange& range) const override {
     const std::vector<std::int32_t>& first = level_of(unit, range.part, level).first;
@@ -336,7 +388,7 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
     if (index == nullptr) return 0;
     const DType type = index->segments[0].heads[static_cast<std::size_t>(unit.kv_head)].type;
     return std::int64_t{geometry_.head_dim} * bytes_of(type) * (options_.tail ? 2 : 1) +
-           std::int64_t{sizeof(std::int32_t)};
+           (own_.spread ? spread_bytes(geometry_.head_dim) : 0) + std::int64_t{sizeof(std::int32_t)};
   }
   std::int64_t row_bytes() const override { return sizeof(Position); }
   void mean_value(const ChoiceUnit& unit, int level, std::int32_t part, std::int32_t node,
@@ -378,7 +430,12 @@ MethodInfo squeezed_method() {
                 "share of the keys to leave out, calibrated over all layers and heads, 0 to 0.999999", "0.9"},
                {"mass", "instead of sparsity: share of the attention to capture, 0.01 to 1", ""},
                {"error", "instead of sparsity: relative error of the output to allow, 0 to 10", ""},
+               {"spread",
+                "whether a cluster's score adds what its keys differ by (8 bits a dimension): off or on",
+                "off"},
                {"tail", "whether pruned clusters count with centroid and mean value: off or on", "off"},
+               {"average", "of scores over a question and a group: squares (root of their mean) or plain",
+                "squares"},
                {"block", "question tokens whose scores are averaged, 1 to 1048576", "the whole question"}},
       .dense = {.sink = 0, .window = ObservedQueries::kTokens, .from_context = true},
       .dense_layers = 0,
@@ -392,7 +449,8 @@ MethodInfo squeezed_method() {
             std::int64_t bytes = tokens * std::int64_t{sizeof(Position)};
             for (const std::int64_t nodes :
                  options.nodes(std::max<std::int64_t>(1, tokens), std::max<std::int64_t>(1, tokens)))
-              bytes += nodes * (geometry.head_dim * std::int64_t{options.common.tail ? 4 : 2} + 8);
+              bytes += nodes * (geometry.head_dim * std::int64_t{options.common.tail ? 4 : 2} +
+                                (options.spread ? spread_bytes(geometry.head_dim) : 0) + 8);
             std::int64_t queries = ObservedQueries::kTokens;
             if (options.by_queries) {
               queries += QuerySample::kMost;

@@ -2,6 +2,7 @@
 #include "select/threshold_selector.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -19,6 +20,7 @@ constexpr std::int64_t kRowsAtOnce = 8;  // queries that share a pass over the c
 constexpr std::int64_t kPiecesOfUnit =
     16;                                 // of a large unit; fixed, so that sums do not depend on the threads
 constexpr float kLargestLogit = 1e30f;  // infinities would leave no weight to compare
+constexpr std::array<std::string_view, 2> kAverages = {"squares", "plain"};
 
 /// Memory that lives as long as the thread: one unit after the other needs as much.
 std::span<float> scratch_floats(std::int64_t count) {
@@ -36,6 +38,14 @@ void push(std::vector<NodeRange>& ranges, const NodeRange& range) {
 }
 
 }  // namespace
+
+ThresholdSelector::Options ThresholdSelector::Options::of(const Spec& spec) {
+  Options options;
+  options.target = Target::of(spec);
+  options.stretch = spec.integer("block", 0, 1, 1 << 20);
+  options.squares = spec.choice("average", kAverages[0], kAverages) == "squares";
+  return options;
+}
 
 void Frontier::clear() {
   ranges.clear();
@@ -65,7 +75,7 @@ Position ThresholdSelector::indexed_end(std::int64_t tokens) const {
 }
 
 void ThresholdSelector::build(std::int32_t sequence, KvLayer kv) {
-  forget(sequence);
+  start(sequence, kv);
   State& state = states_[sequence];
   state.calibration = {};
   state.context_end = static_cast<Position>(geometry_.dense.sink);
@@ -243,24 +253,37 @@ void ThresholdSelector::score(const ChoiceUnit& unit, int level, std::int64_t ke
     at += range.count();
   }
   const std::int64_t rows = unit.tokens() * geometry_.group();
-  const double weight = static_cast<double>(keys) / static_cast<double>(rows);
-  if (rows <= kRowsAtOnce) return add_rows_scores(unit, level, weight, 0, rows, frontier, frontier.scores);
+  const auto add = [&](std::int64_t begin, std::int64_t end, std::span<float> sum) {
+    add_rows_scores(unit, level, static_cast<double>(keys), begin, end, frontier, sum);
+  };
+  if (rows <= kRowsAtOnce) {
+    add(0, rows, frontier.scores);
+    return finish_averages(frontier.scores);
+  }
   const std::int64_t pieces = std::min(kPiecesOfUnit, (rows + kRowsAtOnce - 1) / kRowsAtOnce);
   std::vector<std::vector<float>> sums(static_cast<std::size_t>(pieces));  // [pieces][nodes]
   loop(pieces, [&](std::int64_t piece) {
     std::vector<float>& sum = sums[static_cast<std::size_t>(piece)];
     sum.assign(static_cast<std::size_t>(nodes), 0.0f);
-    add_rows_scores(unit, level, weight, rows * piece / pieces, rows * (piece + 1) / pieces, frontier, sum);
+    add(rows * piece / pieces, rows * (piece + 1) / pieces, sum);
   });
   for (const std::vector<float>& sum : sums) {
     for (std::size_t i = 0; i < sum.size(); ++i) frontier.scores[i] += sum[i];
   }
+  finish_averages(frontier.scores);
 }
 
-/// sum[i] += weight S_i of each of the unit's queries [begin, end).
-void ThresholdSelector::add_rows_scores(const ChoiceUnit& unit, int level, double weight, std::int64_t begin,
+void ThresholdSelector::finish_averages(std::span<float> scores) const {
+  if (!options_.squares) return;
+  for (float& score : scores) score = std::sqrt(score);
+}
+
+/// sum[i] += keys S_i, or its square, of each of the unit's queries [begin, end), over the number of all.
+void ThresholdSelector::add_rows_scores(const ChoiceUnit& unit, int level, double keys, std::int64_t begin,
                                         std::int64_t end, const Frontier& frontier,
                                         std::span<float> sum) const {
+  const double share = 1.0 / static_cast<double>(unit.tokens() * geometry_.group());
+  const double weight = keys * (options_.squares ? std::sqrt(share) : share);
   const std::int64_t nodes = frontier.nodes(), d = geometry_.head_dim;
   const std::span<float> memory = scratch_floats(kRowsAtOnce * (nodes + d));
   float *const q = memory.data(), *const z = q + kRowsAtOnce * d;  // [8, d], [8, nodes]
@@ -277,7 +300,11 @@ void ThresholdSelector::add_rows_scores(const ChoiceUnit& unit, int level, doubl
       const double total = exponential_kernels().weigh(own.data(), frontier.keys.data(), nodes);
       if (total <= 0.0) continue;  // a query that is not a number has no say
       const auto factor = static_cast<float>(weight / total);
-      for (std::size_t i = 0; i < own.size(); ++i) sum[i] += factor * own[i];
+      if (options_.squares) {
+        for (std::size_t i = 0; i < own.size(); ++i) sum[i] += factor * own[i] * (factor * own[i]);
+      } else {
+        for (std::size_t i = 0; i < own.size(); ++i) sum[i] += factor * own[i];
+      }
     }
   }
 }

@@ -4,6 +4,10 @@
 //
 //   S_i = exp(q . C_i) / sum_j N_j exp(q . C_j)         kept: mean of S_i over queries of the group > T
 //
+// Not in the paper: the mean is by default the root of the mean square. A question's tokens and a group's
+// heads want different keys, and what one of 200 queries needs, a plain mean divides by 200; its square
+// weighs more than many small ones.
+//
 // At the coarsest level j runs over all nodes; at each finer level over the children of kept nodes only, and
 // those of pruned nodes are never read. Scores go through their log-sum-exp, so no logit overflows.
 #pragma once
@@ -43,7 +47,7 @@ struct NodeRange {
 struct Frontier {
   std::vector<NodeRange> ranges;
   std::vector<std::int32_t> keys;  // [nodes] N
-  std::vector<float> scores;       // [nodes] mean S times all keys of the index
+  std::vector<float> scores;       // [nodes] average of S, times all keys of the index
 
   std::int64_t nodes() const { return std::ssize(keys); }
   void clear();
@@ -55,6 +59,10 @@ class ThresholdSelector : public Selector {
     Target target;
     std::int64_t stretch = 0;  ///< question tokens that are averaged; 0 = all
     bool tail = false;         ///< pruned nodes count with their centroid's weight and mean value
+    bool squares = true;       ///< the root of the mean square of S, not the mean
+
+    /// From the keys `average`, `block` and those of the target.
+    static Options of(const Spec& spec);
   };
 
   ThresholdSelector(const LayerGeometry& geometry, const Options& options);
@@ -87,7 +95,8 @@ class ThresholdSelector : public Selector {
 
   /// Indexes keys [begin, end) of a context as one part; `begin` is where the last part ends, or the sink.
   virtual void index_context(std::int32_t sequence, KvLayer kv, Position begin, Position end) = 0;
-  virtual void forget(std::int32_t sequence) = 0;  ///< all parts
+  /// Forgets all parts; what `kv` holds is the new context, long enough to be indexed or not.
+  virtual void start(std::int32_t sequence, KvLayer kv) = 0;
   /// For SharesIndex::take_index: false when the other indexes other keys or nothing.
   bool copy_state(std::int32_t sequence, const ThresholdSelector& other);
   virtual void look_at(const KvWrite&) {}
@@ -159,7 +168,8 @@ class ThresholdSelector : public Selector {
   void tail_rows(const ChoiceUnit& unit, const Lookup& lookup, std::int64_t begin, std::int64_t end,
                  float* output, float* lse) const;
   void gather(const ChoiceUnit& unit, std::int64_t row_begin, std::int64_t row_end, float* q) const;
-  void add_rows_scores(const ChoiceUnit& unit, int level, double weight, std::int64_t begin, std::int64_t end,
+  void finish_averages(std::span<float> scores) const;
+  void add_rows_scores(const ChoiceUnit& unit, int level, double keys, std::int64_t begin, std::int64_t end,
                        const Frontier& frontier, std::span<float> sum) const;
   void grow(std::int32_t sequence, KvLayer kv);
 

@@ -27,6 +27,7 @@ struct Shape {
   double kept = 0.1;      // share of nodes above the threshold; 1: threshold 0
   float width = 1.0f;     // of the centroids
   float centroid_scale = 1.0f;
+  bool squares = false;
 };
 
 struct Case {
@@ -75,7 +76,8 @@ Case make_case(const Shape& s, unsigned seed) {
   return c;
 }
 
-/// Mean of K exp / sum over the queries of tokens [begin, end), for each counted node, in float64.
+/// Mean (or root of the mean square) of K exp / sum over the queries of tokens [begin, end), for each counted
+/// node, in float64.
 std::vector<double> weights(const Case& c, int begin, int end, int h) {
   const Shape& s = c.shape;
   const int group = s.query_heads / s.kv_heads;
@@ -99,9 +101,11 @@ std::vector<double> weights(const Case& c, int begin, int end, int h) {
         total += (first[i + 1] - first[i]) * std::exp(z[i] - most);
       }
       for (std::size_t i = 0; i < z.size(); ++i)
-        sum[i] += std::exp(z[i] - most) / total * c.counted_keys / ((end - begin) * group);
+        sum[i] += std::pow(std::exp(z[i] - most) / total * c.counted_keys, s.squares ? 2 : 1) /
+                  ((end - begin) * group);
     }
   }
+  for (double& x : sum) x = s.squares ? std::sqrt(x) : x;
   return sum;
 }
 
@@ -158,6 +162,7 @@ Outcome run(const Case& c, double threshold, std::int64_t capacity) {
                               .most_parts = static_cast<int>(s.parts.size())},
                    .step = step.get(),
                    .stretch = s.stretch,
+                   .squares = s.squares,
                    .listed = spread ? 1 : s.stretch,
                    .window = kWindow,
                    .rows = spread ? shared.get() : out.get(),
@@ -260,7 +265,10 @@ LODE_TEST(choose_clusters_keeps_what_is_above_the_threshold) {
                {{2, 1, 20, {1}, 5}, "one node, d 20"},
                {{8, 2, 64, {300}, 20, 4, 4, 1 << 30, 1.0}, "everything"},
                {{8, 2, 64, {300}, 20, 1, 1, 1 << 30, 0.01, 25.0f}, "sharp: logits of tens"},
-               {{8, 2, 64, {300}, 20, 1, 1, 1 << 30, 0.1, 1e-4f, 4096.0f}, "scaled halves"}};
+               {{8, 2, 64, {300}, 20, 1, 1, 1 << 30, 0.1, 1e-4f, 4096.0f}, "scaled halves"},
+               {{32, 8, 128, {700, 40}, 20, 41, 41, 1 << 30, 0.1, 1.0f, 1.0f, true}, "squares, 41 together"},
+               {{8, 2, 64, {300}, 20, 3, 1, 1 << 30, 0.1, 25.0f, 1.0f, true}, "squares, sharp"},
+               {{6, 2, 96, {160}, 3, 7, 3, 1 << 30, 0.1, 1.0f, 1.0f, true}, "squares, stretches of 3"}};
   unsigned seed = 1;
   for (const auto& one : cases) check_case(make_case(one.shape, seed++), one.what);
   Case bad = make_case({8, 2, 64, {200}, 20, 2, 2}, 77);

@@ -90,6 +90,34 @@ TEST(QueryMetric, IsTheMeanSquareOfWhatQueriesTellApart) {
   }
 }
 
+// Half of the queries look for one key, half for none: the metric is that of the first, nearly.
+TEST(QueryMetric, SharpQueriesWeighMore) {
+  ThreadPool pool(2), one(1);
+  World world({.kv_heads = 1, .group = 1, .d = 16});
+  world.shape_key = [](Position p, int, int i, float x) { return i == 7 && p == 40 ? 60.0f : 0.1f * x; };
+  world.write(200);
+  const LayerGeometry geometry = world.geometry(pool);
+  QueryBlock block = world.block(0, 200);
+  std::vector<float> queries(200 * 16);
+  for (std::size_t i = 0; i < 200; ++i) queries[i * 16 + (i % 2 == 0 ? 7 : 6)] = 3.0f;
+  block.q_unrotated = queries;
+  const QuerySample sample = sample_of(block, 200, 16);
+  const KeyRange keys = {.kv = world.store().layer(0), .begin = 0, .end = 200};
+  const std::vector<float> plain = query_metric(sample, geometry, 200)[0],
+                           sharp = query_metric(sample, geometry, 200, keys)[0];
+  // Mean square of the queries in the plane of dimensions i and i + 8, which RoPE turns.
+  const auto plane = [](const std::vector<float>& l, std::size_t i) {
+    double sum = 0;
+    for (const std::size_t row : {i, i + 8}) {
+      for (std::size_t j = 0; j < 16; ++j) sum += static_cast<double>(l[row * 16 + j]) * l[row * 16 + j];
+    }
+    return sum;
+  };
+  EXPECT_NEAR(plane(plain, 7), plane(plain, 6), 0.01 * plane(plain, 6));
+  EXPECT_GT(plane(sharp, 7), 3.0 * plane(sharp, 6));
+  EXPECT_EQ(query_metric(sample, world.geometry(one), 200, keys)[0], sharp);
+}
+
 TEST(QueryMetric, HeadsWithoutQueriesHaveTheIdentity) {
   ThreadPool pool(1);
   World world({.kv_heads = 1, .group = 1, .d = 16});

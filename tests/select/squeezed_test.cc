@@ -74,8 +74,9 @@ TEST(ClusterTree, EveryKeyIsInOneClusterAndMeansAreMeans) {
   for (const DType type : {DType::f32, DType::f16, DType::q8}) {
     World world({.kv_heads = 1, .group = 1, .d = 64, .type = type});
     world.write(300);
-    const ClusterTree tree = build_cluster_tree(world.store().layer(0).heads[0], 10, 290,
-                                                {.nodes = {3, 9, 27}, .values = true, .seed = 5}, pool);
+    const ClusterTree tree =
+        build_cluster_tree(world.store().layer(0).heads[0], 10, 290,
+                           {.nodes = {3, 9, 27}, .values = true, .spreads = true, .seed = 5}, pool);
     ASSERT_EQ(tree.levels.size(), 3u);
     std::vector<Position> rows = tree.rows;
     std::sort(rows.begin(), rows.end());
@@ -91,15 +92,23 @@ TEST(ClusterTree, EveryKeyIsInOneClusterAndMeansAreMeans) {
         ASSERT_EQ(end - begin, tree.levels[l].keys[static_cast<std::size_t>(node)]);
         ASSERT_GE(end - begin, 1);
         const std::vector<double> k = row_of(tree.levels[l].centroids, tree.type, node, 64),
-                                  v = row_of(tree.levels[l].values, tree.type, node, 64);
+                                  v = row_of(tree.levels[l].values, tree.type, node, 64),
+                                  s = row_of(tree.levels[l].spreads, DType::q8, node, 64);
+        const double scale = tree.levels[l].spread_scales[static_cast<std::size_t>(node)];
         for (int j = 0; j < 64; ++j) {
-          double key = 0, value = 0;
+          double key = 0, value = 0, square = 0;
           for (std::int32_t i = begin; i < end; ++i) {
-            key += world.key(tree.rows[static_cast<std::size_t>(i)], 0)[static_cast<std::size_t>(j)];
+            const double own =
+                world.key(tree.rows[static_cast<std::size_t>(i)], 0)[static_cast<std::size_t>(j)];
+            key += own;
+            square += own * own;
             value += world.value(tree.rows[static_cast<std::size_t>(i)], 0)[static_cast<std::size_t>(j)];
           }
           ASSERT_NEAR(k[static_cast<std::size_t>(j)], key / (end - begin), 2e-3);
           ASSERT_NEAR(v[static_cast<std::size_t>(j)], value / (end - begin), 2e-3);
+          const double mean = key / (end - begin);
+          ASSERT_NEAR(s[static_cast<std::size_t>(j)] * scale, square / (end - begin) - mean * mean,
+                      0.51 * scale + 1e-5);
         }
       }
     }
@@ -110,7 +119,7 @@ TEST(ClusterTree, EveryKeyIsInOneClusterAndMeansAreMeans) {
 /// tokens and the group's heads.
 std::set<Position> keep_exactly(const std::vector<ClusterSegment>& segments, const QueryBlock& block,
                                 const LayerGeometry& g, int head, std::span<const double> thresholds,
-                                double margin, std::set<Position>* doubtful) {
+                                bool squares, double margin, std::set<Position>* doubtful) {
   struct Node {
     const ClusterTree* tree;
     std::int32_t index;
@@ -134,18 +143,28 @@ std::set<Position> keep_exactly(const std::vector<ClusterSegment>& segments, con
       std::vector<double> z;
       for (const Node& n : frontier) {
         const auto c = row_of(n.tree->levels[level].centroids, n.tree->type, n.index, g.head_dim);
-        double s = 0;
-        for (int i = 0; i < g.head_dim; ++i)
-          s += static_cast<double>(block.q[static_cast<std::size_t>(query * g.head_dim + i)]) *
-               c[static_cast<std::size_t>(i)];
-        z.push_back(s * g.scale);
+        const ClusterLevel& own = n.tree->levels[level];
+        const auto v = own.spreads.empty() ? std::vector<double>(c.size())
+                                           : row_of(own.spreads, DType::q8, n.index, g.head_dim);
+        double mean = 0, variance = 0;
+        for (std::size_t i = 0; i < c.size(); ++i) {
+          const double q =
+              block.q[static_cast<std::size_t>(query * g.head_dim) + i] * static_cast<double>(g.scale);
+          mean += q * c[i];
+          variance += q * q * v[i];
+        }
+        if (!own.spreads.empty()) variance *= own.spread_scales[static_cast<std::size_t>(n.index)];
+        const double s = std::sqrt(variance), most = std::sqrt(2.0 * std::log(keys(n)));
+        z.push_back(mean + (s < most ? s * s / 2.0 : s * most - most * most / 2.0));
       }
       const double peak = *std::max_element(z.begin(), z.end());
       double sum = 0;
       for (std::size_t i = 0; i < z.size(); ++i) sum += keys(frontier[i]) * std::exp(z[i] - peak);
       for (std::size_t i = 0; i < z.size(); ++i)
-        frontier[i].score += std::exp(z[i] - peak) / sum * all / static_cast<double>(rows);
+        frontier[i].score +=
+            std::pow(std::exp(z[i] - peak) / sum * all, squares ? 2.0 : 1.0) / static_cast<double>(rows);
     }
+    for (Node& n : frontier) n.score = squares ? std::sqrt(n.score) : n.score;
     std::vector<Node> next;
     for (const Node& n : frontier) {
       const bool near = std::abs(n.score / thresholds[level] - 1.0) < margin;
@@ -167,17 +186,22 @@ std::set<Position> keep_exactly(const std::vector<ClusterSegment>& segments, con
 }
 
 // Equation 1 with one level, equations 2 and 3 with two and three: single queries and averages over a
-// question.
+// question; as in the paper, and with the spread of clusters and mean squares.
 TEST(Squeezed, LookupIsThatOfThePaper) {
   ThreadPool pool(2);
-  for (const int levels : {1, 2, 3}) {
+  for (const int levels : {1, 2, 3, -1, -2}) {
     World world({.kv_heads = 2, .group = 3, .dense = {2, 20}});
     const LayerGeometry geometry = world.geometry(pool);
+    const bool spreads = levels > 0;  // and the root of mean squares; else as in the paper
+    const int count = std::abs(levels);
     const auto selector =
-        make("squeezed:clusters=10%,clusters1=3%,sparsity=0.8,levels=" + std::to_string(levels), geometry);
+        make("squeezed:clusters=10%,clusters1=3%,sparsity=0.8,levels=" + std::to_string(count) +
+                 (spreads ? ",spread=on" : ",average=plain"),
+             geometry);
     write(world, *selector, kContext);
     build(world, *selector);
-    const Saved saved(*selector, {.heads = 2, .head_dim = 64, .levels = levels, .begin = 2}, kContext);
+    const Saved saved(
+        *selector, {.heads = 2, .head_dim = 64, .levels = count, .begin = 2, .spreads = spreads}, kContext);
     ASSERT_EQ(saved.segments.size(), 1u);
     EXPECT_EQ(saved.segments[0].end, kContext - 100);
     write(world, *selector, 12, Phase::question);
@@ -191,7 +215,7 @@ TEST(Squeezed, LookupIsThatOfThePaper) {
       for (int head = 0; head < 2; ++head) {
         std::set<Position> doubtful;
         std::set<Position> expected = keep_exactly(saved.segments, block, geometry, head,
-                                                   calibration(*selector).of(kind), 1e-4, &doubtful);
+                                                   calibration(*selector).of(kind), spreads, 1e-4, &doubtful);
         for (Position p = 500; p < block.far_end(0, geometry.dense); ++p)
           expected.insert(p);  // not clustered yet
         std::set<Position> own;
@@ -377,6 +401,39 @@ TEST(Squeezed, ALongAnswerIsClusteredInSteps) {
   EXPECT_EQ(saved.segments.back().end, 300 + (900 - 16 + 1 - 300 - 1) / 128 * 128);
 }
 
+// A context too short for an index still gives the metric by which a long answer is clustered, and a file
+// keeps it.
+TEST(Squeezed, AnAnswerToAShortContextIsClusteredByItsQueries) {
+  ThreadPool pool(2);
+  World world({.kv_heads = 1, .group = 2, .dense = {1, 16}});
+  const LayerGeometry geometry = world.geometry(pool);
+  const char* const spec = "squeezed:sparsity=0.9,clusters=10%,spread=on";
+  const auto selector = make(spec, geometry), loaded = make(spec, geometry);
+  write(world, *selector, 90);
+  build(world, *selector);
+  const std::filesystem::path path =
+      std::filesystem::path(testing::TempDir()) / ("short-" + std::to_string(getpid()));
+  ContainerWriter out(path);
+  SectionWriter sections(out, "x/");
+  selector->save(0, sections);
+  out.finish();
+  const ContainerReader in(path);
+  EXPECT_EQ(SectionReader(in, "x/").values<float>("metric").size(), 64u * 64u);
+  SectionReader reader(in, "x/");
+  loaded->load(0, reader, world.store().layer(0));
+  write(world, *selector, 400, Phase::generation);
+  const auto end = static_cast<Position>(world.tokens() - 16);
+  selector->append(0, world.store().layer(0), end);
+  loaded->append(0, world.store().layer(0), end);
+  const ClusterShape shape = {.heads = 1, .head_dim = 64, .levels = 1, .begin = 1, .spreads = true};
+  const Saved own(*selector, shape, world.tokens()), other(*loaded, shape, world.tokens());
+  ASSERT_EQ(own.segments.size(), 3u);
+  ASSERT_EQ(other.segments.size(), 3u);
+  for (std::size_t i = 0; i < 3; ++i)
+    EXPECT_EQ(own.segments[i].heads[0].rows, other.segments[i].heads[0].rows);
+  std::filesystem::remove(path);
+}
+
 TEST(Squeezed, LogitsOfHundredsAndQueriesThatAreNotNumbers) {
   ThreadPool pool(2);
   for (const float factor : {300.0f, 1e30f}) {
@@ -460,8 +517,9 @@ TEST(Squeezed, AutoLevelsReadLittleMoreOfALongerContext) {
 TEST(Squeezed, SpecsOutOfRangeAreRefused) {
   for (const char* spec :
        {"squeezed:sparsity=1", "squeezed:sparsity=0.5,mass=0.9", "squeezed:levels=0", "squeezed:levels=17",
-        "squeezed:branch=1", "squeezed:block=0", "squeezed:tail=maybe", "squeezed:clusters=0", "ideal:mass=2",
-        "squeezed:error=-1", "squeezed:levels=some"}) {
+        "squeezed:branch=1", "squeezed:block=0", "squeezed:tail=maybe", "squeezed:spread=1",
+        "squeezed:average=most", "squeezed:clusters=0", "ideal:mass=2", "squeezed:error=-1",
+        "squeezed:levels=some"}) {
     EXPECT_THROW(parse_spec(spec), InputError) << spec;
   }
   EXPECT_TRUE(parse_spec("squeezed").dense.from_context);
@@ -482,7 +540,7 @@ TEST(Squeezed, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
   ThreadPool pool(2);
   World world({.kv_heads = 2, .group = 2, .dense = {1, 16}});
   const LayerGeometry geometry = world.geometry(pool);
-  const auto selector = make("squeezed:levels=2,clusters=20,clusters1=6,tail=on", geometry);
+  const auto selector = make("squeezed:levels=2,clusters=20,clusters1=6,tail=on,spread=on", geometry);
   write(world, *selector, 220);
   build(world, *selector);
   const std::filesystem::path path =
@@ -536,6 +594,13 @@ TEST(Squeezed, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
       [](Sections& s) { s.of<std::uint16_t>("centroids")[3] = 0x7c00; },
       [](Sections& s) { s.of<std::uint16_t>("values")[3] = 0x7e00; },
       [](Sections& s) { s.all["values"].clear(); },
+      [](Sections& s) { s.of<std::int64_t>("shape")[4] = 1; },
+      [](Sections& s) { s.all.erase("spreads"); },
+      [](Sections& s) { s.all["spreads"].pop_back(); },
+      [](Sections& s) { s.of<std::int8_t>("spreads")[3] = -1; },
+      [](Sections& s) { s.of<float>("spread_scales")[0] = -1.0f; },
+      [=](Sections& s) { s.of<float>("spread_scales")[0] = inf; },
+      [](Sections& s) { s.all["metric"].clear(); },
       [](Sections& s) { s.all["centroids"].pop_back(); },
       [](Sections& s) { s.of<Position>("rows")[0] = 120; },
       [](Sections& s) { s.of<Position>("rows")[0] = -1; },
@@ -562,8 +627,9 @@ TEST(Squeezed, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
 
 // Every option that is read can be given.
 TEST(Squeezed, AllOptionsAreNamed) {
-  for (const char* text : {"squeezed:levels=2,kept1=0.5", "squeezed:metric=cosine,clusters=3%,block=4",
-                           "squeezed:levels=auto,branch=16,tail=on", "squeezed:mass=0.9"})
+  for (const char* text :
+       {"squeezed:levels=2,kept1=0.5", "squeezed:metric=cosine,clusters=3%,block=4,spread=off,average=plain",
+        "squeezed:levels=auto,branch=16,tail=on", "squeezed:mass=0.9"})
     EXPECT_EQ(parse_spec(text).name, "squeezed") << text;
   EXPECT_THROW(parse_spec("squeezed:kept2=0.5"), InputError);
 }

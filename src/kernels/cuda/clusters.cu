@@ -281,7 +281,8 @@ class Chooser {
     *cluster_.map_shared_rank(&s.sums[turn][rank_][r], static_cast<unsigned>(tid_ / kQueries)) = mine;
   }
 
-  /// Adds what each query makes of each node: K / (queries of the stretch) exp(z) / sum_j N_j exp(z_j).
+  /// Adds what each query makes of each node: K / (queries of the stretch) exp(z) / sum_j N_j exp(z_j), or
+  /// the square of K exp(z) / sum_j N_j exp(z_j) over their number; after the last ones the root of the sum.
   __device__ void add_weights(int row, int rows) {
     Shared& s = shared();
     if (warp_ < kQueries) {
@@ -292,7 +293,8 @@ class Chooser {
       float total = one.y * exp2f(one.x - highest);
       for (int o = 16; o > 0; o /= 2) total += __shfl_xor_sync(~0u, total, o);
       if (lane_ == 0) {
-        const double weight = static_cast<double>(step_.end - step_.begin) / rows;
+        const double share = 1.0 / rows, weight = static_cast<double>(step_.end - step_.begin) *
+                                                  (p_.task.squares ? sqrt(share) : share);
         s.highest[warp_] = highest;
         s.factor[warp_] = s.bad[warp_] || !(total > 0.0f) ? 0.0f : static_cast<float>(weight / total);
       }
@@ -303,9 +305,11 @@ class Chooser {
     for (int node = tid_; node < nodes_; node += kThreads) {
       float sum = row > 0 ? weights[node] : 0.0f;
 #pragma unroll
-      for (int r = 0; r < kQueries; ++r)
-        sum += s.factor[r] * exp2f(z[r * plan_.stride + node] - s.highest[r]);
-      weights[node] = sum;
+      for (int r = 0; r < kQueries; ++r) {
+        const float one = s.factor[r] * exp2f(z[r * plan_.stride + node] - s.highest[r]);
+        sum += p_.task.squares ? one * one : one;
+      }
+      weights[node] = p_.task.squares && row + kQueries >= rows ? sqrtf(sum) : sum;
     }
     __syncthreads();
   }

@@ -39,7 +39,8 @@ struct ClusterStep {
 struct ClusterChoiceTask {
   ClusterTables tables;
   const ClusterStep* step = nullptr;
-  int stretch = 1;  ///< query tokens that choose together, from the first on
+  int stretch = 1;       ///< query tokens that choose together, from the first on
+  bool squares = false;  ///< the root of the mean square, not the mean
   /// Tokens of a stretch that get lists, its first ones; spread_list gives the others theirs.
   int listed = 1 << 30;
   std::int64_t window = 0;
@@ -52,7 +53,8 @@ struct ClusterChoiceTask {
 bool fits_cluster_choice(std::int64_t most_nodes, int head_dim, int kv_heads);
 
 /// For every query token and KV head: the keys of clusters with
-///   mean over the stretch's tokens and the group's heads of  K exp(scale q.C) / sum_j N_j exp(scale q.C_j)
+///   mean (or root of the mean square) over the stretch's tokens and the group's heads of  K exp(scale q.C) /
+///   sum_j N_j exp(scale q.C_j)
 /// above the threshold, N_j keys in cluster j and K in all, then every key from step.end to the window.
 /// Queries with a number that is not finite have no say. Deterministic.
 void choose_clusters(const ClusterChoiceTask& task, const Queries& queries, StreamHandle stream);
