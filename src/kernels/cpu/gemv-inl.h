@@ -18,6 +18,10 @@ inline float sum_of(Vec a) {
   return x[0];
 }
 
+/// Memory is asked for so many bytes ahead of those at hand, beyond the end of the page, where the machine by
+/// itself stops; in the order of addresses, which short rows are read in by the block.
+constexpr std::int64_t kAhead = 4096, kShortRows = 16384;
+
 /// R weight rows times M vectors: one chain of sums for each pair, whatever M and R are, so that a vector's
 /// result does not depend on its neighbours. R is chosen so that R x M chains hide the latency of the
 /// additions. The lanes of kW chains fold together at the end: one at a time, folding would cost more than
@@ -40,10 +44,13 @@ inline void gemv_rows(const float* x, const std::byte* w, std::int64_t k, float*
       });
     });
   };
+  const bool in_one_line = R * k * kBytes <= kShortRows;
   std::int64_t c = 0;
-  for (; c + kW <= k; c += kW)
+  for (; c + kW <= k; c += kW) {
+    if (in_one_line) prefetch(w + R * c * kBytes + kAhead, R * kW * kBytes);
     step([&](int r) LODE_INLINE_LAMBDA { return load_as<T>(w + (r * k + c) * kBytes); },
          [&](int m) LODE_INLINE_LAMBDA { return load(x + m * k + c); });
+  }
   if (const int rest = static_cast<int>(k - c); rest > 0)
     step([&](int r) LODE_INLINE_LAMBDA { return load_as_first<T>(w + (r * k + c) * kBytes, rest); },
          [&](int m) LODE_INLINE_LAMBDA { return load_first(x + m * k + c, rest); });
