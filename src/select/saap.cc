@@ -16,11 +16,13 @@
 // Centroids and classifier come from an artefact that `train saap` made (saap_artefact.h), nothing is learned
 // from the context.
 //
-// Not in the paper: every query token chooses for itself, so that chunks change nothing. Keys join their
-// bucket when they may first be asked for. Buckets without far keys are passed over. A text whose keys fall
-// into the buckets much more unevenly than those of the training text did (the paper's Math.F, 48 %
-// selectivity) raises the domain alarm: the output says so, and the layer attends by `fallback` if one is
-// named. That is decided once, when the context is indexed, so that it depends on nothing but the text.
+// Not in the paper: the classifier's weights are rounded to 8 bits, as on the GPU, unless keys are kept in
+// float32 (int8_net.h; docs/results/saap.md has what that costs). Every query token chooses for itself, so
+// that chunks change nothing. Keys join their bucket when they may first be asked for. Buckets without far
+// keys are passed over. A text whose keys fall into the buckets much more unevenly than those of the training
+// text did (the paper's Math.F, 48 % selectivity) raises the domain alarm: the output says so, and the layer
+// attends by `fallback` if one is named. That is decided once, when the context is indexed, so that it
+// depends on nothing but the text.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -36,6 +38,7 @@
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
 #include "select/bucket_choice.h"
+#include "select/int8_net.h"
 #include "select/methods.h"
 #include "select/partition.h"
 #include "select/saap_artefact.h"
@@ -155,6 +158,7 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
 
  private:
   struct Scratch {
+    Int8Net::Scratch net;
     std::vector<float> hidden, scores, sum;  // the network's, [G, C], [C]
     std::vector<float> size;                 // [C] keys^per_key of each bucket
   };
@@ -168,6 +172,8 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
   }
   void choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) override;
 
+  /// s.scores := of every bucket for the group's heads; returns the bytes read.
+  std::int64_t score(const SelectUnit& unit, Scratch& s) const;
   /// Divides by the buckets' sizes what add_best_buckets ranks: probabilities, or their logarithms.
   void rank_by_size(const SelectUnit& unit, Scratch& s, std::span<float> scores, bool logarithms) const;
   double imbalance_against_training(const BucketIndex& index) const;
@@ -179,6 +185,7 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
 
   Options options_;
   SaapLayer layer_;
+  std::vector<Int8Net> rounded_;           // [Hkv], from the first choice on: a device has its own
   std::unique_ptr<Selector> fallback_;     // null: none
   std::map<std::int32_t, double> alarms_;  // imbalance of the context in units of the training text's
   std::vector<Scratch> scratch_;           // [workers]
@@ -198,6 +205,13 @@ void add_softmax(std::span<float> scores, std::vector<float>& sum) {
 void Saap::select(std::span<const QueryBlock> blocks, Selection& out) {
   std::vector<QueryBlock> own, others;
   for (const QueryBlock& block : blocks) (fallen_back(block.sequence) ? others : own).push_back(block);
+  if (rounded_.empty()) {
+    rounded_.resize(layer_.heads.size());
+    for_each(std::ssize(rounded_), [&](std::int64_t item, int) {
+      const auto head = static_cast<std::size_t>(item);
+      rounded_[head] = Int8Net(layer_.heads[head].queries);
+    });
+  }
   if (!own.empty()) PartitionSelector::select(own, out);
   if (others.empty()) return;
   fallback_->select(others, out);
@@ -206,8 +220,20 @@ void Saap::select(std::span<const QueryBlock> blocks, Selection& out) {
   work_.keys_scored += work.keys_scored;
 }
 
+std::int64_t Saap::score(const SelectUnit& unit, Scratch& s) const {
+  const float* const q = unit.group_of(unit.block->q_unrotated, geometry_).data();
+  const auto head = static_cast<std::size_t>(unit.kv_head);
+  s.scores.resize(static_cast<std::size_t>(geometry_.group() * layer_.buckets()));
+  if (unit.kv().type == DType::f32) {
+    const BucketNet& exact = layer_.heads[head].queries;
+    exact.scores(q, geometry_.group(), s.hidden, s.scores.data());
+    return exact.bytes();
+  }
+  rounded_[head].scores(q, geometry_.group(), s.net, s.scores.data());
+  return rounded_[head].bytes();
+}
+
 void Saap::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) {
-  const BucketNet& net = layer_.heads[static_cast<std::size_t>(unit.kv_head)].queries;
   const std::int64_t buckets = layer_.buckets();
   const int group = geometry_.group();
   if (options_.probes >= buckets) {
@@ -215,8 +241,7 @@ void Saap::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork
     return out.add_run(unit.far_begin, unit.far_end);
   }
   Scratch& s = scratch_[static_cast<std::size_t>(worker)];
-  s.scores.resize(static_cast<std::size_t>(group * buckets));
-  net.scores(unit.group_of(unit.block->q_unrotated, geometry_).data(), group, s.hidden, s.scores.data());
+  work.bytes += score(unit, s);
   const auto of_head = [&](int g) {
     return std::span(s.scores).subspan(static_cast<std::size_t>(g * buckets),
                                        static_cast<std::size_t>(buckets));
@@ -235,7 +260,7 @@ void Saap::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork
       visited += add_best_buckets(unit, worker, of_head(g), options_.probes, out);
     }
   }
-  work.bytes += net.bytes() + visited * std::int64_t{sizeof(Position)};
+  work.bytes += visited * std::int64_t{sizeof(Position)};
   work.keys_scored += group * buckets;
   const std::int64_t sets = options_.batched ? 1 : group;
   if (unit.far_keys() < 4 * buckets) return;  // most buckets are empty: nothing to compare with

@@ -19,6 +19,7 @@
 #include "io/container.h"
 #include "io/safetensors.h"
 #include "lodestone/error.h"
+#include "select/int8_net.h"
 #include "support/selectors.h"
 
 namespace lode::test {
@@ -139,6 +140,60 @@ TEST_P(Saap, AttendsTheBucketsThatTheClassifierNames) {
     EXPECT_EQ(work.bytes, 10 * 2 * net + 4 * listed);
     EXPECT_EQ(work.keys_scored, 10 * 2 * 3 * shape.clusters);
   }
+}
+
+/// The network with its weights as whole numbers of 127ths of their row's largest.
+BucketNet rounded(const BucketNet& net) {
+  const auto round = [&](const std::vector<std::byte>& raw, std::int64_t columns) {
+    std::vector<float> w(raw.size() / static_cast<std::size_t>(bytes_of(net.type)));
+    kernels().widen(raw.data(), net.type, std::ssize(w), w.data());
+    for (std::int64_t row = 0; row < std::ssize(w); row += columns) {
+      double most = 0;
+      for (std::int64_t i = row; i < row + columns; ++i)
+        most = std::max(most, std::abs(static_cast<double>(w[static_cast<std::size_t>(i)])));
+      for (std::int64_t i = row; i < row + columns; ++i) {
+        float& value = w[static_cast<std::size_t>(i)];
+        value = static_cast<float>(std::nearbyint(value * 127 / most) * most / 127);
+      }
+    }
+    return w;
+  };
+  const auto w1 = round(net.hidden_weight, net.inputs), w2 = round(net.output_weight, net.hidden),
+             w3 = round(net.linear_weight, net.inputs);
+  return {net.inputs, net.buckets, {w1, net.hidden_bias, w2, w3, net.bias}, DType::f32};
+}
+
+/// Of ten vectors, more than a call of the kernels takes; the last one is not a number.
+TEST_P(Saap, ScoresOfWeightsIn8Bits) {
+  const SaapShape shape = GetParam();
+  const BucketNet net = random_saap_head(shape, 5).queries;
+  const Int8Net coded(net);
+  constexpr std::int64_t kVectors = 10;
+  const std::vector<float> x = random_floats(kVectors * shape.d, 6, 1.0);
+  std::vector<float> bad = x;
+  bad.back() = std::numeric_limits<float>::quiet_NaN();
+  Int8Net::Scratch scratch;
+  std::vector<float> y(static_cast<std::size_t>(kVectors * shape.clusters)), one(y), with_bad(y);
+  coded.scores(x.data(), kVectors, scratch, y.data());
+  for (std::int64_t i = 0; i < kVectors; ++i) {
+    const std::vector<double> exact = scores_exactly(
+        rounded(net),
+        std::span(x).subspan(static_cast<std::size_t>(i * shape.d), static_cast<std::size_t>(shape.d)));
+    for (std::int64_t c = 0; c < shape.clusters; ++c)
+      EXPECT_NEAR(y[static_cast<std::size_t>(i * shape.clusters + c)], exact[static_cast<std::size_t>(c)],
+                  2e-3);
+    coded.scores(x.data() + i * shape.d, 1, scratch, one.data() + i * shape.clusters);
+  }
+  EXPECT_EQ(one, y) << "a row does not depend on the others";
+  coded.scores(bad.data(), kVectors, scratch, with_bad.data());
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    if (i < y.size() - static_cast<std::size_t>(shape.clusters)) {
+      EXPECT_EQ(with_bad[i], y[i]);
+    } else {
+      EXPECT_TRUE(std::isnan(with_bad[i]));
+    }
+  }
+  EXPECT_LT(coded.bytes(), net.bytes());
 }
 
 // The index is a function of the keys: grown token by token it equals one that was built at once.
