@@ -68,6 +68,7 @@ std::string today() {
 bool holds_results(const fs::path& folder) {
   std::error_code failed;
   for (const auto& entry : fs::directory_iterator(folder, failed)) {
+    if (entry.path().filename() == "effort.jsonl") continue;  // what the work took
     std::ifstream file(entry.path());
     std::string line;
     while (std::getline(file, line))

@@ -167,7 +167,7 @@ class Tune(ProgramTest):
         self.assertEqual(result.json()["results"][2]["density"], report["results"][1]["density"])
 
     def test_nothing_to_lose_means_full(self):
-        report = self.assert_done(self.tune("--target", "error=0.000001", "--json")).json()
+        report = self.assert_done(self.tune("--target", "error=0.00001", "--json")).json()
         self.assertEqual({spec for layer in report["plan"] for spec in layer}, {"full"})
         self.assertTrue(report["plan_met"])
 

@@ -181,7 +181,7 @@ TEST_P(Saap, ScoresOfWeightsIn8Bits) {
         std::span(x).subspan(static_cast<std::size_t>(i * shape.d), static_cast<std::size_t>(shape.d)));
     for (std::int64_t c = 0; c < shape.clusters; ++c)
       EXPECT_NEAR(y[static_cast<std::size_t>(i * shape.clusters + c)], exact[static_cast<std::size_t>(c)],
-                  2e-3);
+                  4e-3);  // vectors enter a layer with 11 bits, twice in a row
     coded.scores(x.data() + i * shape.d, 1, scratch, one.data() + i * shape.clusters);
   }
   EXPECT_EQ(one, y) << "a row does not depend on the others";
