@@ -53,6 +53,9 @@ constexpr std::array<std::string_view, 2> kGroup = {"batched", "independent"};
 constexpr std::array<std::string_view, 3> kRank = {"root", "mass", "key"};
 constexpr std::int64_t kAlarmKeys = 1024;    // fewer keys say nothing of a text
 constexpr std::int64_t kAlarmQueries = 256;  // fewer choices neither
+/// The shipped artefact (16k) is as good at 32k, and loses a quarter of the lookups at 64k
+/// (docs/results/saap.md).
+constexpr std::int64_t kBeyondReach = 2;
 
 struct Options {
   std::optional<std::int64_t> clusters;
@@ -117,6 +120,7 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
     BucketIndex index = empty_index();
     extend(index, kv, static_cast<Position>(kv.tokens));
     alarms_[sequence] = imbalance_against_training(index);
+    lengths_[sequence] = kv.tokens;
     set_index(sequence, std::move(index));
     if (fallen_back(sequence)) fallback_->build(sequence, kv);
   }
@@ -126,6 +130,7 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
         !same->alarms_.contains(sequence) || !copy_index(sequence, *same))
       return false;
     alarms_[sequence] = same->alarms_.at(sequence);
+    lengths_[sequence] = same->lengths_.at(sequence);
     return true;
   }
   void append(std::int32_t sequence, KvLayer kv, Position far_end) override {
@@ -154,6 +159,8 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
   }
   void take_bucket_sizes(std::span<const std::int64_t> sizes) override {
     alarms_.try_emplace(0, imbalance_against_training(sizes));  // not where a file has said it
+    const auto first = sizes.first(static_cast<std::size_t>(layer_.buckets()));
+    lengths_[0] = std::accumulate(first.begin(), first.end(), geometry_.dense.sink);
   }
 
  private:
@@ -185,10 +192,11 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
 
   Options options_;
   SaapLayer layer_;
-  std::vector<Int8Net> rounded_;           // [Hkv], from the first choice on: a device has its own
-  std::unique_ptr<Selector> fallback_;     // null: none
-  std::map<std::int32_t, double> alarms_;  // imbalance of the context in units of the training text's
-  std::vector<Scratch> scratch_;           // [workers]
+  std::vector<Int8Net> rounded_;                  // [Hkv], from the first choice on: a device has its own
+  std::unique_ptr<Selector> fallback_;            // null: none
+  std::map<std::int32_t, double> alarms_;         // imbalance of the context in units of the training text's
+  std::map<std::int32_t, std::int64_t> lengths_;  // tokens of the context
+  std::vector<Scratch> scratch_;                  // [workers]
   std::atomic<std::int64_t> far_keys_ = 0, far_total_ = 0, choices_ = 0;  // of all choices so far
 };
 
@@ -312,6 +320,14 @@ std::string Saap::notice(std::int32_t sequence) const {
         fallback_ != nullptr ? "the layer attends by " + options_.fallback
                              : "expect to read more than usual (fallback=full would attend exactly)");
   }
+  const auto length = lengths_.find(sequence);
+  if (length != lengths_.end() && layer_.reach > 0 && length->second > kBeyondReach * layer_.reach) {
+    return fmt::format(
+        "a context of {} tokens, and saap's artefact was trained for {}: expect it to miss what is far "
+        "(train "
+        "with longer prompts or --shift, or take another method)",
+        length->second, layer_.reach);
+  }
   if (choices_ < kAlarmQueries) return {};
   double expected = 0.0;
   for (const SaapHead& head : layer_.heads) expected += head.expected_selectivity(options_.probes);
@@ -352,6 +368,7 @@ void Saap::load(std::int32_t sequence, SectionReader& in, KvLayer kv) {
     fallback_->load(sequence, inner, kv);
   }
   alarms_[sequence] = alarm[0];
+  lengths_[sequence] = kv.tokens;
   set_index(sequence, std::move(index));
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/json.h"
 #include "io/safetensors.h"
 #include "lodestone/error.h"
 
@@ -77,6 +78,18 @@ std::string fingerprint_of(const std::vector<SaapHead>& heads) {
   return hasher.hex();
 }
 
+/// From what `train saap` says of itself; 0 where a file says something else.
+std::int64_t reach_of(const std::map<std::string, std::string>& metadata) {
+  const auto found = metadata.find("training");
+  const Json made = found == metadata.end() ? Json() : Json::parse(found->second, nullptr, false);
+  const auto number = [&](const char* key) {
+    const bool there = made.is_object() && made.contains(key) && made[key].is_number_unsigned();
+    return there ? std::min(made[key].get<std::uint64_t>(), std::uint64_t{1} << 40) : 0;
+  };
+  const std::uint64_t prompts = number("prompts");
+  return prompts == 0 ? 0 : static_cast<std::int64_t>(number("tokens") / prompts + number("shift"));
+}
+
 std::string fingerprint_key(int layer) {
   return fmt::format("layer.{}.fingerprint", layer);
 }
@@ -116,6 +129,7 @@ SaapLayer read_saap(const std::filesystem::path& path, const LayerGeometry& geom
   }
   layer.fingerprint = fingerprint_of(layer.heads);
   expect_metadata(metadata, fingerprint_key(geometry.layer).c_str(), layer.fingerprint, where);
+  layer.reach = reach_of(metadata);
   if (!geometry.covered.empty()) keep_covered(layer, geometry, where);
   return layer;
 }

@@ -35,6 +35,9 @@ struct SaapHead {
 struct SaapLayer {
   std::vector<SaapHead> heads;  // [Hkv]
   std::string fingerprint;      ///< of all its numbers
+  /// Tokens of a training prompt on average, and how much further queries were shifted; 0 = the file does not
+  /// say.
+  std::int64_t reach = 0;
   std::int64_t buckets() const { return heads.front().keys.buckets; }
 };
 

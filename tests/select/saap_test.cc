@@ -344,6 +344,25 @@ std::unique_ptr<World> uniform_world(bool alike) {
   return world;
 }
 
+/// Twice the length of a training prompt, shift included, is as far as an artefact is taken at its word.
+TEST(SaapSelector, AContextLongerThanTheTrainingPromptsIsSaid) {
+  ThreadPool pool(2);
+  const auto world = uniform_world(false);  // 1,500 tokens
+  const LayerGeometry geometry = world->geometry(pool);
+  const auto notice_of = [&](const std::string& training) {
+    const auto path = temporary("trained.safetensors");
+    write_saap(path, {{3, {random_saap_head({}, 0), random_saap_head({}, 1)}}}, "model", training);
+    const auto selector = make("saap:probes=2,weights=" + path.string(), geometry);
+    selector->build(0, world->store().layer(0));
+    return selector->notice(0);
+  };
+  EXPECT_THAT(notice_of(R"({"prompts":4,"tokens":2000})"), testing::HasSubstr("1500 tokens"));
+  for (const char* const enough :
+       {R"({"prompts":4,"tokens":3000})", R"({"prompts":4,"tokens":2000,"shift":250})", "{}", "[3]", "words",
+        R"({"prompts":0,"tokens":5})", R"({"prompts":-1,"tokens":1})"})
+    EXPECT_EQ(notice_of(enough), "") << enough;
+}
+
 TEST(SaapSelector, AnUnlikeTextIsSaidAndFallsBackAsNamed) {
   ThreadPool pool(2);
   const std::string weights = ",weights=" + SaapFiles::of({});
