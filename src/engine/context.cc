@@ -301,7 +301,9 @@ void Context::Impl::roll_back(std::int64_t tokens) {
   ids.resize(static_cast<std::size_t>(tokens));
   indexed = std::min(indexed, tokens);
   audit.forget();
-  for (const AttachedMethod& method : methods) {
+  for (AttachedMethod& method : methods) {
+    // What was built over more than is left is no index of another text that grows as long (take_index).
+    if (method.built_over > tokens) method.built_over = -1;
     for (Selector* selector : method.selectors) {
       if (selector != nullptr) selector->roll_back(0, tokens);
     }

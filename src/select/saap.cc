@@ -135,10 +135,13 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
   }
   void append(std::int32_t sequence, KvLayer kv, Position far_end) override {
     PartitionSelector::append(sequence, kv, far_end);
+    lengths_[sequence] = std::max(lengths_[sequence], kv.tokens);
     if (fallen_back(sequence)) fallback_->append(sequence, kv, far_end);
   }
   void roll_back(std::int32_t sequence, std::int64_t tokens) override {
     PartitionSelector::roll_back(sequence, tokens);
+    if (const auto found = lengths_.find(sequence); found != lengths_.end())
+      found->second = std::min(found->second, tokens);
     if (fallen_back(sequence)) fallback_->roll_back(sequence, tokens);
   }
   void select(std::span<const QueryBlock> blocks, Selection& out) override;
@@ -214,11 +217,12 @@ void Saap::select(std::span<const QueryBlock> blocks, Selection& out) {
   std::vector<QueryBlock> own, others;
   for (const QueryBlock& block : blocks) (fallen_back(block.sequence) ? others : own).push_back(block);
   if (rounded_.empty()) {
-    rounded_.resize(layer_.heads.size());
-    for_each(std::ssize(rounded_), [&](std::int64_t item, int) {
+    std::vector<Int8Net> rounded(layer_.heads.size());
+    for_each(std::ssize(rounded), [&](std::int64_t item, int) {
       const auto head = static_cast<std::size_t>(item);
-      rounded_[head] = Int8Net(layer_.heads[head].queries);
+      rounded[head] = Int8Net(layer_.heads[head].queries);
     });
+    rounded_ = std::move(rounded);  // all or none, should memory run out
   }
   if (!own.empty()) PartitionSelector::select(own, out);
   if (others.empty()) return;

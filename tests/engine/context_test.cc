@@ -134,6 +134,23 @@ TEST_F(ContextTest, SpecsThatOnlySearchOtherwiseShareTheirIndexAndAnswerAsIfAlon
   }
 }
 
+// As long as the text before, but not the same: what was built over that one is nobody's index.
+TEST_F(ContextTest, AnIndexOfATextThatWasRolledBackIsNotShared) {
+  std::vector<float> logits[2];
+  for (const bool before : {false, true}) {
+    Context c = context();
+    if (before) c.attach(parse_spec("kmeans:clusters=8,probes=3,window=20"));
+    c.prefill(some_tokens(400, 1));
+    c.build_indexes();
+    c.roll_back(100);
+    c.prefill(some_tokens(300, 7));
+    const MethodId method = c.attach(parse_spec("kmeans:clusters=8,probes=2,window=20"));
+    c.build_indexes();
+    logits[before] = c.forward(some_tokens(9, 2), method);
+  }
+  EXPECT_EQ(logits[1], logits[0]);
+}
+
 // The dense part of `squeezed` ends with the context, not with the query: question and answer never push keys
 // of the context out of it. A context that is appended to takes its end along.
 TEST_F(ContextTest, AWindowOfTheContextStaysAndGrowsWithIt) {
