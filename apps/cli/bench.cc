@@ -30,6 +30,12 @@ struct BenchFlags {
   KvKind kv_kind() const {
     return kind == "clustered" ? KvKind::clustered : kind == "ood" ? KvKind::ood : KvKind::normal;
   }
+  std::int64_t gpu_bytes() const { return gpu_memory.empty() ? 0 : parse_bytes(gpu_memory, "--gpu-memory"); }
+  /// The model of -m, else random weights of the shape.
+  std::shared_ptr<const Model> load(Device device) const {
+    return model.empty() ? Model::random(shape, common.threads, 1, device)
+                         : Model::load(model, common.threads);
+  }
   std::function<void(std::string_view)> note() const {
     return [quiet = common.quiet](std::string_view text) {
       if (!quiet) std::cerr << text << "\n";
@@ -151,18 +157,16 @@ void run_decode(const BenchFlags& flags, bool random) {
     throw InputError("bench decode: expected either -m MODEL or --random SHAPE");
   const DType kv_type = parse_dtype(flags.kv_type);
   const Device device = device_of(flags.common, kv_type);
-  const auto model = random ? Model::random(flags.shape, flags.common.threads, 1, device)
-                            : Model::load(flags.model, flags.common.threads);
-  const DecodeBenchOptions options = {
-      .context = flags.context,
-      .kv_type = kv_type,
-      .device = device,
-      .gpu_memory = flags.gpu_memory.empty() ? 0 : parse_bytes(flags.gpu_memory, "--gpu-memory"),
-      .kv_tier = parse_kv_tier(flags.kv_tier),
-      .kind = flags.kv_kind(),
-      .skew = flags.skew,
-      .steps = flags.steps,
-      .audit = flags.audit};
+  const auto model = flags.load(device);
+  const DecodeBenchOptions options = {.context = flags.context,
+                                      .kv_type = kv_type,
+                                      .device = device,
+                                      .gpu_memory = flags.gpu_bytes(),
+                                      .kv_tier = parse_kv_tier(flags.kv_tier),
+                                      .kind = flags.kv_kind(),
+                                      .skew = flags.skew,
+                                      .steps = flags.steps,
+                                      .audit = flags.audit};
   const auto rows = bench_decode(model, options, parse_specs(flags.specs), flags.note());
   Json results = Json::array();
   if (!flags.common.json)
@@ -228,13 +232,11 @@ void run_model_prefill(const BenchFlags& flags) {
   const DType kv_type = parse_dtype(flags.kv_type);
   const Device device = device_of(flags.common, kv_type);
   const bool random = flags.model.empty();
-  const auto model = random ? Model::random(flags.shape, flags.common.threads, 1, device)
-                            : Model::load(flags.model, flags.common.threads);
-  const ContextOptions options = {
-      .kv_type = kv_type,
-      .device = device,
-      .gpu_memory = flags.gpu_memory.empty() ? 0 : parse_bytes(flags.gpu_memory, "--gpu-memory"),
-      .kv_tier = parse_kv_tier(flags.kv_tier)};
+  const auto model = flags.load(device);
+  const ContextOptions options = {.kv_type = kv_type,
+                                  .device = device,
+                                  .gpu_memory = flags.gpu_bytes(),
+                                  .kv_tier = parse_kv_tier(flags.kv_tier)};
   Json result = header(flags, device, model->pool());
   result["model"] = random ? flags.shape : flags.model;
   print_prefill(flags, std::move(result), bench_model_prefill(model, options, flags.context), flags.context);

@@ -18,7 +18,8 @@ namespace {
 
 /// Multipliers of a head's squared error against its bytes, from "bytes alone" to "error alone".
 constexpr double kLightest = 1e-2, kHeaviest = 1e5;
-constexpr int kTrials = 8;  ///< plans measured side by side in each of two rounds
+constexpr std::int64_t kStepRoom = 64;  // positions for timed steps
+constexpr int kTrials = 8;              ///< plans measured side by side in each of two rounds
 
 /// What a candidate does in one KV head.
 struct Choice {
@@ -57,6 +58,19 @@ double error_of(const ProbeRow& row) {
                            : std::sqrt(sum / static_cast<double>(std::ssize(row.heads) + row.dense_heads));
 }
 
+/// Time of decoding steps over so many made-up keys: full attention, then `specs`, taking turns.
+std::vector<DecodeBenchRow> time_steps(const std::shared_ptr<const Model>& model, std::int64_t tokens,
+                                       std::span<const Spec> specs, const TuneOptions& options) {
+  return bench_decode(model,
+                      {.context = tokens,
+                       .kv_type = options.probe.context.kv_type,
+                       .device = options.probe.context.device,
+                       .gpu_memory = options.probe.context.gpu_memory,
+                       .kind = KvKind::clustered,
+                       .steps = 16},
+                      specs, [](std::string_view) {});
+}
+
 /// Time of a step of decoding by each candidate (and "streaming"): 0 = sink and window alone, 1 = full
 /// attention. Empty where the two are too near one another to tell.
 std::map<std::string, double> step_times(const std::shared_ptr<const Model>& model, std::int64_t tokens,
@@ -69,14 +83,8 @@ std::map<std::string, double> step_times(const std::shared_ptr<const Model>& mod
     const auto same = [&](const Spec& s) { return s.str() == spec.str(); };
     if (spec.name != "full" && std::none_of(specs.begin(), specs.end(), same)) specs.push_back(spec);
   }
-  const auto rows = bench_decode(model,
-                                 {.context = std::min(tokens, model->config().max_positions - 64),
-                                  .kv_type = options.probe.context.kv_type,
-                                  .device = options.probe.context.device,
-                                  .gpu_memory = options.probe.context.gpu_memory,
-                                  .kind = KvKind::clustered,
-                                  .steps = 16},
-                                 specs, [](std::string_view) {});
+  const auto rows =
+      time_steps(model, std::min(tokens, model->config().max_positions - kStepRoom), specs, options);
   const double full = rows[0].median_ms, least = rows[1].median_ms;
   std::map<std::string, double> times;
   if (full - least < kTold * full) return times;
@@ -268,15 +276,8 @@ std::vector<TuneReport::Timing> time_plan(const std::shared_ptr<const Model>& mo
   if (single) specs.push_back(*single);
   std::vector<TuneReport::Timing> timings;
   for (const std::int64_t length : options.lengths) {
-    if (length + 64 > model->config().max_positions) continue;
-    const auto rows = bench_decode(model,
-                                   {.context = length,
-                                    .kv_type = options.probe.context.kv_type,
-                                    .device = options.probe.context.device,
-                                    .gpu_memory = options.probe.context.gpu_memory,
-                                    .kind = KvKind::clustered,
-                                    .steps = 16},
-                                   specs, [](std::string_view) {});
+    if (length + kStepRoom > model->config().max_positions) continue;
+    const auto rows = time_steps(model, length, specs, options);
     timings.push_back({.context = length, .full_ms = rows[0].median_ms, .plan_ms = rows[1].median_ms});
     if (single) timings.back().single_ms = rows[2].median_ms;
   }

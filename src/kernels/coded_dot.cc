@@ -4,7 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
+
+#include "kernels/family.h"
 
 namespace lode {
 
@@ -17,26 +18,14 @@ extern const CodedDotKernels kAvx512VnniCodedDot;
 
 namespace {
 
-/// Those that run wherever this table of kernels runs, the best last.
-std::vector<const CodedDotKernels*> going_with(const KernelTable& table) {
+const KernelFamily<CodedDotKernels>& family() {
 #if defined(__x86_64__)
-  if (table.name == "avx2") return {&kAvx2CodedDot};
-  if (table.name.starts_with("avx512") || table.name == "amx") {
-    std::vector<const CodedDotKernels*> found = {&kAvx512CodedDot};
-    if (__builtin_cpu_supports("avx512vnni")) found.push_back(&kAvx512VnniCodedDot);
-    return found;
-  }
+  static const KernelFamily<CodedDotKernels> all(
+      &kScalarCodedDot, &kAvx2CodedDot, &kAvx512CodedDot,
+      __builtin_cpu_supports("avx512vnni") ? &kAvx512VnniCodedDot : nullptr);
+#else
+  static const KernelFamily<CodedDotKernels> all(&kScalarCodedDot);
 #endif
-  return {&kScalarCodedDot};
-}
-
-std::vector<const CodedDotKernels*> find_supported() {
-  std::vector<const CodedDotKernels*> all;
-  for (const KernelTable* table : supported_kernels()) {
-    for (const CodedDotKernels* one : going_with(*table)) {
-      if (std::find(all.begin(), all.end(), one) == all.end()) all.push_back(one);
-    }
-  }
   return all;
 }
 
@@ -70,13 +59,11 @@ void code_query(std::span<const float> q, CodedQuery& out) {
 }
 
 std::span<const CodedDotKernels* const> supported_coded_dot_kernels() {
-  static const std::vector<const CodedDotKernels*> tables = find_supported();
-  return tables;
+  return family().supported();
 }
 
 const CodedDotKernels& coded_dot_kernels() {
-  static const CodedDotKernels& table = *going_with(kernels()).back();
-  return table;
+  return family().best();
 }
 
 }  // namespace lode

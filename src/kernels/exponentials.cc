@@ -2,10 +2,7 @@
 // Chooses the exponentials that go with the table that kernels() has chosen.
 #include "kernels/exponentials.h"
 
-#include <algorithm>
-#include <vector>
-
-#include "kernels/kernels.h"
+#include "kernels/family.h"
 
 namespace lode {
 
@@ -17,33 +14,24 @@ extern const ExponentialKernels kAvx512Exponentials;
 
 namespace {
 
-const ExponentialKernels& going_with(const KernelTable& table) {
+const KernelFamily<ExponentialKernels>& family() {
 #if defined(__x86_64__)
-  if (table.name == "avx2") return kAvx2Exponentials;
-  if (table.name.starts_with("avx512") || table.name == "amx") return kAvx512Exponentials;
+  static const KernelFamily<ExponentialKernels> all(&kScalarExponentials, &kAvx2Exponentials,
+                                                    &kAvx512Exponentials);
+#else
+  static const KernelFamily<ExponentialKernels> all(&kScalarExponentials);
 #endif
-  return kScalarExponentials;
-}
-
-std::vector<const ExponentialKernels*> find_supported() {
-  std::vector<const ExponentialKernels*> all;
-  for (const KernelTable* table : supported_kernels()) {
-    const ExponentialKernels* const one = &going_with(*table);
-    if (std::find(all.begin(), all.end(), one) == all.end()) all.push_back(one);
-  }
   return all;
 }
 
 }  // namespace
 
 std::span<const ExponentialKernels* const> supported_exponential_kernels() {
-  static const std::vector<const ExponentialKernels*> tables = find_supported();
-  return tables;
+  return family().supported();
 }
 
 const ExponentialKernels& exponential_kernels() {
-  static const ExponentialKernels& table = going_with(kernels());
-  return table;
+  return family().best();
 }
 
 }  // namespace lode

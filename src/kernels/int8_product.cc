@@ -2,10 +2,7 @@
 // Chooses the 8-bit products that go with the table that kernels() has chosen.
 #include "kernels/int8_product.h"
 
-#include <algorithm>
-#include <vector>
-
-#include "kernels/kernels.h"
+#include "kernels/family.h"
 
 namespace lode {
 
@@ -18,39 +15,25 @@ extern const Int8ProductKernels kAvx512VnniInt8Products;
 
 namespace {
 
-/// Those that run wherever this table of kernels runs, the best last.
-std::vector<const Int8ProductKernels*> going_with(const KernelTable& table) {
+const KernelFamily<Int8ProductKernels>& family() {
 #if defined(__x86_64__)
-  if (table.name == "avx2") return {&kAvx2Int8Products};
-  if (table.name.starts_with("avx512") || table.name == "amx") {
-    std::vector<const Int8ProductKernels*> found = {&kAvx512Int8Products};
-    if (__builtin_cpu_supports("avx512vnni")) found.push_back(&kAvx512VnniInt8Products);
-    return found;
-  }
+  static const KernelFamily<Int8ProductKernels> all(
+      &kScalarInt8Products, &kAvx2Int8Products, &kAvx512Int8Products,
+      __builtin_cpu_supports("avx512vnni") ? &kAvx512VnniInt8Products : nullptr);
+#else
+  static const KernelFamily<Int8ProductKernels> all(&kScalarInt8Products);
 #endif
-  return {&kScalarInt8Products};
-}
-
-std::vector<const Int8ProductKernels*> find_supported() {
-  std::vector<const Int8ProductKernels*> all;
-  for (const KernelTable* table : supported_kernels()) {
-    for (const Int8ProductKernels* one : going_with(*table)) {
-      if (std::find(all.begin(), all.end(), one) == all.end()) all.push_back(one);
-    }
-  }
   return all;
 }
 
 }  // namespace
 
 std::span<const Int8ProductKernels* const> supported_int8_product_kernels() {
-  static const std::vector<const Int8ProductKernels*> tables = find_supported();
-  return tables;
+  return family().supported();
 }
 
 const Int8ProductKernels& int8_product_kernels() {
-  static const Int8ProductKernels& table = *going_with(kernels()).back();
-  return table;
+  return family().best();
 }
 
 }  // namespace lode

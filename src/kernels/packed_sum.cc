@@ -2,10 +2,7 @@
 // Chooses the packed sums that go with the table that kernels() has chosen.
 #include "kernels/packed_sum.h"
 
-#include <algorithm>
-#include <vector>
-
-#include "kernels/kernels.h"
+#include "kernels/family.h"
 
 namespace lode {
 
@@ -17,33 +14,23 @@ extern const PackedSumKernels kAvx512PackedSums;
 
 namespace {
 
-const PackedSumKernels& going_with(const KernelTable& table) {
+const KernelFamily<PackedSumKernels>& family() {
 #if defined(__x86_64__)
-  if (table.name == "avx2") return kAvx2PackedSums;
-  if (table.name.starts_with("avx512") || table.name == "amx") return kAvx512PackedSums;
+  static const KernelFamily<PackedSumKernels> all(&kScalarPackedSums, &kAvx2PackedSums, &kAvx512PackedSums);
+#else
+  static const KernelFamily<PackedSumKernels> all(&kScalarPackedSums);
 #endif
-  return kScalarPackedSums;
-}
-
-std::vector<const PackedSumKernels*> find_supported() {
-  std::vector<const PackedSumKernels*> all;
-  for (const KernelTable* table : supported_kernels()) {
-    const PackedSumKernels* const one = &going_with(*table);
-    if (std::find(all.begin(), all.end(), one) == all.end()) all.push_back(one);
-  }
   return all;
 }
 
 }  // namespace
 
 std::span<const PackedSumKernels* const> supported_packed_sum_kernels() {
-  static const std::vector<const PackedSumKernels*> tables = find_supported();
-  return tables;
+  return family().supported();
 }
 
 const PackedSumKernels& packed_sum_kernels() {
-  static const PackedSumKernels& table = going_with(kernels());
-  return table;
+  return family().best();
 }
 
 }  // namespace lode

@@ -2,10 +2,7 @@
 // Chooses the signature kernels that go with the table that kernels() has chosen.
 #include "kernels/signature.h"
 
-#include <algorithm>
-#include <vector>
-
-#include "kernels/kernels.h"
+#include "kernels/family.h"
 
 namespace lode {
 
@@ -18,39 +15,25 @@ extern const SignatureKernels kAvx512VpopcntdqSignatures;
 
 namespace {
 
-/// Those that run wherever this table of kernels runs, the best last.
-std::vector<const SignatureKernels*> going_with(const KernelTable& table) {
+const KernelFamily<SignatureKernels>& family() {
 #if defined(__x86_64__)
-  if (table.name == "avx2") return {&kAvx2Signatures};
-  if (table.name.starts_with("avx512") || table.name == "amx") {
-    std::vector<const SignatureKernels*> found = {&kAvx512Signatures};
-    if (__builtin_cpu_supports("avx512vpopcntdq")) found.push_back(&kAvx512VpopcntdqSignatures);
-    return found;
-  }
+  static const KernelFamily<SignatureKernels> all(
+      &kScalarSignatures, &kAvx2Signatures, &kAvx512Signatures,
+      __builtin_cpu_supports("avx512vpopcntdq") ? &kAvx512VpopcntdqSignatures : nullptr);
+#else
+  static const KernelFamily<SignatureKernels> all(&kScalarSignatures);
 #endif
-  return {&kScalarSignatures};
-}
-
-std::vector<const SignatureKernels*> find_supported() {
-  std::vector<const SignatureKernels*> all;
-  for (const KernelTable* table : supported_kernels()) {
-    for (const SignatureKernels* one : going_with(*table)) {
-      if (std::find(all.begin(), all.end(), one) == all.end()) all.push_back(one);
-    }
-  }
   return all;
 }
 
 }  // namespace
 
 std::span<const SignatureKernels* const> supported_signature_kernels() {
-  static const std::vector<const SignatureKernels*> tables = find_supported();
-  return tables;
+  return family().supported();
 }
 
 const SignatureKernels& signature_kernels() {
-  static const SignatureKernels& table = *going_with(kernels()).back();
-  return table;
+  return family().best();
 }
 
 }  // namespace lode

@@ -2,14 +2,8 @@
 // Coded products for AVX-512 with VNNI, whose instruction multiplies unsigned with signed bytes: keys are
 // lifted by 128, which adds the query's `offset`, and a query comes as high and low bytes. All sums are
 // modulo 2^32, in which the exact product fits.
-#if defined(__GNUC__) && !defined(__clang__)
-// GCC 12 takes the don't-care operands of its own intrinsics for uninitialised variables.
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#endif
-#include <immintrin.h>
-
 #include "kernels/coded_dot.h"
+#include "kernels/cpu/simd/avx512.h"
 
 namespace lode {
 namespace {

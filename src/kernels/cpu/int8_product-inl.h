@@ -44,21 +44,21 @@ inline void ask_ahead(const std::int8_t* piece) {
   for (int at = 0; at < kInt8Rows * kInt8Columns; at += 64) __builtin_prefetch(piece + kAhead + at, 0, 3);
 }
 
-/// Calls piece.operator()<M>(x, w, sums) for each four rows of weights and M vectors, and puts sums[M][4] in
-/// their places. The four rows stay in the first-level cache for all vectors.
+/// Int8ProductKernels::products by Piece::sums_of<M>(x, w, k, sums), which makes the sums [M][4] of M vectors
+/// with four rows of weights. The four rows stay in the first-level cache for all vectors.
 template <class Piece>
-inline void for_pieces(const std::int16_t* x, int vectors, const std::int8_t* w, std::int64_t rows,
-                       std::int64_t k, std::int32_t* y, Piece piece) {
+void products_by(const std::int16_t* x, int vectors, const std::int8_t* w, std::int64_t rows, std::int64_t k,
+                 std::int32_t* y) noexcept {
   for (std::int64_t row = 0; row < rows; row += kInt8Rows, w += kInt8Rows * k) {
     const std::int64_t some = rows - row < kInt8Rows ? rows - row : kInt8Rows;
     for (int first = 0; first < vectors; first += kTogether) {
       const int together = vectors - first < kTogether ? vectors - first : kTogether;
       alignas(64) std::int32_t sums[kTogether][kInt8Rows];
       const std::int16_t* const these = x + first * k;
-      if (together == 4) piece.template operator()<4>(these, w, sums);
-      if (together == 3) piece.template operator()<3>(these, w, sums);
-      if (together == 2) piece.template operator()<2>(these, w, sums);
-      if (together == 1) piece.template operator()<1>(these, w, sums);
+      if (together == 4) Piece::template sums_of<4>(these, w, k, sums);
+      if (together == 3) Piece::template sums_of<3>(these, w, k, sums);
+      if (together == 2) Piece::template sums_of<2>(these, w, k, sums);
+      if (together == 1) Piece::template sums_of<1>(these, w, k, sums);
       for (int m = 0; m < together; ++m)
         for (std::int64_t r = 0; r < some; ++r) y[(first + m) * rows + row + r] = sums[m][r];
     }

@@ -3,14 +3,8 @@
 // in one instruction.
 #pragma once
 
-#if defined(__GNUC__) && !defined(__clang__)
-// GCC 12 takes the don't-care operands of its own intrinsics for uninitialised variables.
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#endif
-#include <immintrin.h>
-
 #include "kernels/cpu/int8_product-inl.h"
+#include "kernels/cpu/simd/avx512.h"
 
 namespace lode {
 namespace {
@@ -34,32 +28,27 @@ inline __m128i sum_lanes(const __m512i (&x)[4]) {
   return _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
 }
 
-template <int M>
-void rows_of(const std::int16_t* x, const std::int8_t* w, std::int64_t k, std::int32_t (*sums)[kInt8Rows]) {
-  __m512i sum[M][kInt8Rows];
-  for (auto& row : sum)
-    for (__m512i& s : row) s = _mm512_setzero_si512();
-  for (std::int64_t i = 0; i < k; i += kInt8Columns, w += kInt8Rows * kInt8Columns) {
-    ask_ahead(w);
-    __m512i wide[kInt8Rows];
-    for (int r = 0; r < kInt8Rows; ++r)
-      wide[r] =
-          _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + r * kInt8Columns)));
-    for (int m = 0; m < M; ++m) {
-      const __m512i v = _mm512_loadu_si512(x + m * k + i);
-      for (int r = 0; r < kInt8Rows; ++r) sum[m][r] = add_products(sum[m][r], v, wide[r]);
+struct Piece {
+  template <int M>
+  static void sums_of(const std::int16_t* x, const std::int8_t* w, std::int64_t k,
+                      std::int32_t (*sums)[kInt8Rows]) {
+    __m512i sum[M][kInt8Rows];
+    for (auto& row : sum)
+      for (__m512i& s : row) s = _mm512_setzero_si512();
+    for (std::int64_t i = 0; i < k; i += kInt8Columns, w += kInt8Rows * kInt8Columns) {
+      ask_ahead(w);
+      __m512i wide[kInt8Rows];
+      for (int r = 0; r < kInt8Rows; ++r)
+        wide[r] =
+            _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + r * kInt8Columns)));
+      for (int m = 0; m < M; ++m) {
+        const __m512i v = _mm512_loadu_si512(x + m * k + i);
+        for (int r = 0; r < kInt8Rows; ++r) sum[m][r] = add_products(sum[m][r], v, wide[r]);
+      }
     }
+    for (int m = 0; m < M; ++m) _mm_store_si128(reinterpret_cast<__m128i*>(sums[m]), sum_lanes(sum[m]));
   }
-  for (int m = 0; m < M; ++m) _mm_store_si128(reinterpret_cast<__m128i*>(sums[m]), sum_lanes(sum[m]));
-}
-
-void products(const std::int16_t* x, int vectors, const std::int8_t* w, std::int64_t rows, std::int64_t k,
-              std::int32_t* y) noexcept {
-  for_pieces(x, vectors, w, rows, k, y,
-             [k]<int M>(const std::int16_t* these, const std::int8_t* piece, std::int32_t(*sums)[kInt8Rows]) {
-               rows_of<M>(these, piece, k, sums);
-             });
-}
+};
 
 }  // namespace
 }  // namespace lode

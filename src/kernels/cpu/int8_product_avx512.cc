@@ -4,5 +4,5 @@
 
 namespace lode {
 extern const Int8ProductKernels kAvx512Int8Products;
-constinit const Int8ProductKernels kAvx512Int8Products = {"avx512", encode, products};
+constinit const Int8ProductKernels kAvx512Int8Products = {"avx512", encode, products_by<Piece>};
 }  // namespace lode

@@ -4,5 +4,5 @@
 
 namespace lode {
 extern const Int8ProductKernels kAvx512VnniInt8Products;
-constinit const Int8ProductKernels kAvx512VnniInt8Products = {"avx512vnni", encode, products};
+constinit const Int8ProductKernels kAvx512VnniInt8Products = {"avx512vnni", encode, products_by<Piece>};
 }  // namespace lode

@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The packed sums for AVX-512: a table of 16 numbers is one register, and a permutation looks 16 codes up.
-#if defined(__GNUC__) && !defined(__clang__)
-// GCC 12 takes the don't-care operands of its own intrinsics for uninitialised variables.
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#include <immintrin.h>
-
+#include "kernels/cpu/simd/avx512.h"
 #include "kernels/packed_sum.h"
 
 namespace lode {

@@ -60,6 +60,21 @@ inline int digits_of(const std::uint32_t* queries /*[count, words]*/, int count,
   return used;
 }
 
+/// Calls pass.operator()<W>(digits, used, constant, add) for as many queries at a time as one pass takes, W
+/// words each; from the second on it adds.
+template <class Pass>
+inline void for_digits(const std::uint32_t* queries, int words, int count, bool add, Pass pass) {
+  for (int first = 0; first == 0 || first < count; first += kDigitQueries, add = true) {
+    Digit digits[kMostDigits];
+    int constant = 0;
+    const int left = count - first, some = left < kDigitQueries ? left : kDigitQueries;
+    const int used = digits_of(queries + first * words, some, words, digits, constant);
+    if (words == 1) pass.template operator()<1>(digits, used, constant, add);
+    if (words == 2) pass.template operator()<2>(digits, used, constant, add);
+    if (words == 4) pass.template operator()<4>(digits, used, constant, add);
+  }
+}
+
 /// rows of the set bits of `mask`, each bit standing for `kBitsEach` of them.
 template <int kBitsEach>
 inline Position* rows_of(std::uint32_t mask, Position first, Position* rows) {

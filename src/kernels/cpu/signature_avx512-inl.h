@@ -121,15 +121,10 @@ void distances_of(const std::uint32_t* keys, std::int64_t n, const Digit* digits
 
 void distances(const std::uint32_t* keys, std::int64_t n, int words, const std::uint32_t* queries, int count,
                bool add, std::uint16_t* distance) noexcept {
-  for (int first = 0; first == 0 || first < count; first += kDigitQueries, add = true) {
-    Digit digits[kMostDigits];
-    int constant = 0;
-    const int used =
-        digits_of(queries + first * words, std::min(kDigitQueries, count - first), words, digits, constant);
-    if (words == 1) distances_of<1>(keys, n, digits, used, constant, add, distance);
-    if (words == 2) distances_of<2>(keys, n, digits, used, constant, add, distance);
-    if (words == 4) distances_of<4>(keys, n, digits, used, constant, add, distance);
-  }
+  for_digits(queries, words, count, add,
+             [&]<int W>(const Digit* digits, int used, int constant, bool add_to) {
+               distances_of<W>(keys, n, digits, used, constant, add_to, distance);
+             });
 }
 
 LODE_INLINE __mmask32 first_numbers(std::int64_t n) {

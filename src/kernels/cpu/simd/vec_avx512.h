@@ -2,15 +2,9 @@
 // Sixteen floats in a register of AVX-512 (F, BW, DQ, VL). What each function means is said in vec_scalar.h.
 #pragma once
 
-// g++ 12's own headers start some intrinsics from a variable that they leave undefined on purpose, and warn
-// of it when inlined here.
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-
-#include <immintrin.h>
-
 #include <cstdint>
 
+#include "kernels/cpu/simd/avx512.h"
 #include "kernels/cpu/simd/inline.h"
 #include "lodestone/types.h"
 
