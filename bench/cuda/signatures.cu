@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Speed of selection by signatures and of the attention behind it, one layer, beside full attention in the
 // same run. A figure is the median of replays of a graph of many calls, over layers that rotate; "first" is
-// the selection with signatures of the queries given, so that the difference is what their networks cost.
+// the selection with signatures of the queries given, so that the difference is what their networks cost; "one
+// launch" is selection and attention together, 0 where there is none, "two" the launches one after the other.
 // usage: bench_signatures
 #include <cmath>
 #include <numeric>
@@ -113,6 +114,19 @@ void run(const Shape& shape) {
   const auto attend = [&](int i) {
     attend_rows_decode(queries(i), chosen, shape.tokens, workspace.as<void>(), stream.get());
   };
+  const auto fused = [&](int i) {
+    Signatures own = all;
+    own.codes += i % places * place_words;
+    SignNets mine = nets;
+    mine.weights = weights.as<char>() + i % places * shape.query_heads * nets.weights_of_net() * 2;
+    mine.biases = biases.as<float>() + i % places * shape.query_heads * nets.biases_of_net();
+    return attend_by_signature(queries(i), q.as<float>(), mine, own,
+                               {.budget = budgets.as<std::int32_t>(),
+                                .per_query_head = shape.per_query_head,
+                                .sink = sink,
+                                .window = window},
+                               shape.tokens, budget, counts.as<std::int32_t>(), stream.get());
+  };
   const int calls = 64;
   const auto time = [&](const std::function<void(int)>& call) {
     return median_replay(stream, kReplays,
@@ -124,14 +138,15 @@ void run(const Shape& shape) {
   const double full =
       time([&](int i) { attend_full_decode(queries(i), shape.tokens, workspace.as<void>(), stream.get()); });
   const double whole = time([&](int i) { select(i, nullptr), attend(i); });
+  const double one = fused(0) ? time([&](int i) { fused(i); }) : 0;
   const double choose = time([&](int i) { select(i, nullptr); });
   const double search = time([&](int i) { select(i, given.as<std::uint32_t>()); });
   const double attended = time(attend);
-  std::printf("| %d | %d/%d | %lldk | 1/%lld | %d%s%s | %.1f | %.1f | %.1f | %.1f | %.1f | %.1fx | %.0f |\n",
+  std::printf("| %d | %d/%d | %lldk | 1/%lld | %d%s%s | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f | %.1fx | %.0f |\n",
               shape.batch, shape.kv_heads, shape.query_heads, static_cast<long long>(shape.tokens >> 10),
               static_cast<long long>(shape.part), 32 * shape.words, shape.own_sets ? ", own" : "",
-              shape.per_query_head ? ", per query head" : "", whole, choose, search, attended, full,
-              full / whole, signing);
+              shape.per_query_head ? ", per query head" : "", one, whole, choose, search, attended, full,
+              full / (one > 0 ? one : whole), signing);
   std::fflush(stdout);
 }
 
@@ -141,9 +156,9 @@ void run(const Shape& shape) {
 int main() {
   using lode::cuda::bench::Shape;
   std::printf(
-      "| batch | heads | keys | share | bits | whole us | select | search | attend | full | | sign all keys "
-      "us |\n"
-      "|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+      "| batch | heads | keys | share | bits | one launch us | two | select | search | attend | full | | sign "
+      "all keys us |\n"
+      "|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
   const std::int64_t k = 1024;
   for (const Shape& shape :
        {Shape{1, 8, 32, 32 * k, 32, 1, false, false}, Shape{1, 8, 32, 128 * k, 32, 1, false, false},

@@ -230,11 +230,11 @@ class Bench {
             .q = reinterpret_cast<const float*>(q_.as<char>() + place * each),
             .o = output_.as<float>()};
   }
+  const float* q_unrotated(int place) const {
+    return reinterpret_cast<const float*>(q_unrotated_.as<char>() + place * (q_.bytes() / places_));
+  }
   cuda::RowLists choose(const Candidate& c, int place) {
-    const std::int64_t each = q_.bytes() / places_;
-    return c.selector->select(place, queries(place),
-                              reinterpret_cast<const float*>(q_unrotated_.as<char>() + place * each),
-                              stream_.get());
+    return c.selector->select(place, queries(place), q_unrotated(place), stream_.get());
   }
   std::int64_t lists_of(const Candidate& c) const {
     return std::int64_t{query_tokens_} * layout_.kv_heads * c.selector->lists_per_head();
@@ -313,8 +313,11 @@ class Bench {
         attend_full_decode(queries(i % places_), task_.context, workspace_.as<void>(), stream_.get());
       });
     } else {
-      c.whole =
-          std::make_unique<Series>(stream_, [&](int i) { attend(choose(c, i % places_), i % places_); });
+      c.whole = std::make_unique<Series>(stream_, [&](int i) {
+        const int place = i % places_;
+        if (task_.keep || !c.selector->attend(place, queries(place), q_unrotated(place), stream_.get()))
+          attend(choose(c, place), place);
+      });
       c.select = std::make_unique<Series>(stream_, [&](int i) { choose(c, i % places_); });
       const cuda::RowLists lists = choose(c, 0);
       c.attend = std::make_unique<Series>(stream_, [&](int i) { attend(lists, i % places_); });

@@ -170,8 +170,9 @@ void CudaContext::attend_chosen_by_gpu(int layer, const Run& run) {
     some.tokens += at;
     some.q += at * width;
     some.o += at * width;
-    const cuda::RowLists lists =
-        selector.select(layer, some, q_unrotated_.as<float>() + at * width, stream_.get());
+    const float* const q_unrotated = q_unrotated_.as<float>() + at * width;
+    if (selector.attend(layer, some, q_unrotated, stream_.get())) continue;
+    const cuda::RowLists lists = selector.select(layer, some, q_unrotated, stream_.get());
     attend_rows_decode(some, lists, options_.max_tokens, workspace_.as<void>(), stream_.get());
   }
 }

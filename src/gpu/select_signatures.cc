@@ -153,27 +153,23 @@ class GpuSignatures final : public GpuSelector {
 
   cuda::RowLists select(int layer, const cuda::Queries& queries, const float*,
                         cuda::StreamHandle stream) override {
-    for (const Sequence& sequence : sequences_)
-      sign(sequence.keys, layer, 1, sequence.is_signed, sequence.needed, stream);
-    const int together = options_.per_query_head ? 1 : geometry_.query_heads / geometry_.kv_heads;
-    auto* const counts = counts_.as<std::int32_t>() + layer * lists_;
-    cuda::select_by_signature(queries, queries.q,
-                              query_nets_.from(std::int64_t{layer} * geometry_.query_heads), nullptr,
-                              signatures(0, layer),
-                              {.mode = static_cast<cuda::SignatureRule::Mode>(options_.mode),
-                               .budget = budgets_.as<std::int32_t>(),
-                               .depth = static_cast<int>(options_.depth) * together,
-                               .all_ties = options_.all_ties,
-                               .per_query_head = options_.per_query_head,
-                               .sink = dense_.sink,
-                               .window = dense_.window},
-                              geometry_.max_tokens, rows_.as<std::int32_t>(), capacity_, counts, stream);
+    cuda::Signatures keys = signatures(0, layer);
+    keys.fresh = sign_new_keys(layer, stream);
+    cuda::select_by_signature(queries, queries.q, nets(layer), nullptr, keys, rule(), geometry_.max_tokens,
+                              rows_.as<std::int32_t>(), capacity_, counts_of(layer), stream);
     return {.rows = rows_.as<std::int32_t>(),
-            .counts = counts,
+            .counts = counts_of(layer),
             .capacity = capacity_,
             .lists_per_head = lists_per_head(),
             .sink = dense_.sink,
             .window = dense_.window};
+  }
+
+  bool attend(int layer, const cuda::Queries& queries, const float*, cuda::StreamHandle stream) override {
+    cuda::Signatures keys = signatures(0, layer);
+    keys.fresh = sign_new_keys(layer, stream);
+    return cuda::attend_by_signature(queries, queries.q, nets(layer), keys, rule(), geometry_.max_tokens,
+                                     capacity_, counts_of(layer), stream);
   }
 
   const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
@@ -198,6 +194,29 @@ class GpuSignatures final : public GpuSelector {
     std::int64_t needed = 0;     ///< keys below are far in the running step
   };
 
+  std::int32_t* counts_of(int layer) const { return counts_.as<std::int32_t>() + layer * lists_; }
+  cuda::SignNets nets(int layer) const {
+    return query_nets_.from(std::int64_t{layer} * geometry_.query_heads);
+  }
+  cuda::SignatureRule rule() const {
+    const int together = options_.per_query_head ? 1 : geometry_.query_heads / geometry_.kv_heads;
+    return {.mode = static_cast<cuda::SignatureRule::Mode>(options_.mode),
+            .budget = budgets_.as<std::int32_t>(),
+            .depth = static_cast<int>(options_.depth) * together,
+            .all_ties = options_.all_ties,
+            .per_query_head = options_.per_query_head,
+            .sink = dense_.sink,
+            .window = dense_.window};
+  }
+  /// Those that the running step itself makes far; whether there were any.
+  bool sign_new_keys(int layer, cuda::StreamHandle stream) const {
+    bool any = false;
+    for (const Sequence& sequence : sequences_) {
+      sign(sequence.keys, layer, 1, sequence.is_signed, sequence.needed, stream);
+      any = any || sequence.is_signed < sequence.needed;
+    }
+    return any;
+  }
   int sets() const { return scheme_.per_query_head ? geometry_.query_heads : geometry_.kv_heads; }
   std::int64_t layer_words() const { return sets() * room_ * scheme_.bits / 32; }
   cuda::Signatures signatures(int sequence, int layer) const {

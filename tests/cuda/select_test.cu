@@ -93,21 +93,23 @@ LODE_TEST(select_top_k) {
 LODE_TEST(select_counting) {
   const std::int64_t n = 70001, lists = 3, capacity = 6000;
   std::mt19937 engine(4);
-  std::vector<std::uint16_t> scores(static_cast<std::size_t>(lists * n));
-  for (std::size_t i = 0; i < scores.size(); ++i)
-    scores[i] = static_cast<std::uint16_t>(i < static_cast<std::size_t>(n) ? engine() % 33 : engine() % 1024);
   const Rows k = {4096, 4096, 1};
-  for (const bool all_ties : {false, true}) {
-    const OnDevice<std::uint16_t> scores_device(scores);
-    const OnDevice<std::int32_t> k_device(k);
-    const Chosen found = chosen_by(3, capacity, [&](auto* rows, auto* counts, StreamHandle stream) {
-      counting_select(scores_device.get(), 1024, all_ties, lists, n, nullptr, k_device.get(), rows, capacity,
-                      counts, nullptr, stream);
-    });
-    for (std::int64_t list = 0; list < lists; ++list)
-      expect_rows(found, list, capacity,
-                  best_of(scores.data() + list * n, n, k[static_cast<std::size_t>(list)], all_ties, 6000),
-                  "counting");
+  for (const unsigned levels : {33u, 255u, 256u, 1024u}) {  // one pass of 8 bits holds up to 255
+    std::vector<std::uint16_t> scores(static_cast<std::size_t>(lists * n));
+    for (std::size_t i = 0; i < scores.size(); ++i)
+      scores[i] = static_cast<std::uint16_t>(engine() % (i < static_cast<std::size_t>(n) ? 33 : levels));
+    for (const bool all_ties : {false, true}) {
+      const OnDevice<std::uint16_t> scores_device(scores);
+      const OnDevice<std::int32_t> k_device(k);
+      const Chosen found = chosen_by(3, capacity, [&](auto* rows, auto* counts, StreamHandle stream) {
+        counting_select(scores_device.get(), static_cast<int>(levels), all_ties, lists, n, nullptr,
+                        k_device.get(), rows, capacity, counts, nullptr, stream);
+      });
+      for (std::int64_t list = 0; list < lists; ++list)
+        expect_rows(found, list, capacity,
+                    best_of(scores.data() + list * n, n, k[static_cast<std::size_t>(list)], all_ties, 6000),
+                    "counting");
+    }
   }
 }
 

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Signatures of keys and queries against exact integer networks, and selection by them against a sort: bit
 // order, ties, budgets 0, 1, all but one, all, more; depth and combined; groups that share signatures or have
-// their own; ragged lengths; keys signed one by one or together.
+// their own; ragged lengths; keys signed one by one or together; choice and attention in one launch against
+// the two of them.
 #include <bit>
 #include <numeric>
 #include <string>
 
 #include "harness.h"
+#include "kernels/cuda/random.h"
 #include "kernels/cuda/signatures.h"
 #include "reference.h"
 
@@ -321,6 +323,98 @@ LODE_TEST(signatures_of_keys_and_queries) {
   expect_signed(DType::f32, SignedValues::off, false, {64, 32});
   expect_signed(DType::f16, SignedValues::vector, true, {64, 128, 64});
   expect_signed(DType::f32, SignedValues::norm, false, {64, 40, 128});
+}
+
+/// Choice and attention in one launch against the two of them, of which the choice gets the queries'
+/// signatures from the host. The error of one wrong key among these would show.
+void expect_attended(const Case& c, const std::vector<int>& widths, std::int64_t tokens, std::int64_t budget,
+                     std::uint32_t mask) {
+  constexpr int d = 128, count = 2;
+  const std::int64_t room = padded(tokens), sequence = c.sets() * room,
+                     capacity = std::max<std::int64_t>(1, budget);
+  const int heads = c.query_heads(), lists = c.per_query_head ? heads : c.kv_heads;
+  const KvLayout layout = {c.kv_heads, d, DType::bf16, 0};
+  Stream stream;
+  const Buffer store(2 * layout.layer_bytes(tokens), "keys and values");
+  fill_uniform(store.as<void>(), DType::bf16, store.bytes() / 2, 0, 1.7f, 11, stream.get());
+  stream.synchronize();
+  const OnDevice<const char*> bases({store.as<char>(), store.as<char>() + store.bytes() / 2});
+  const OnDevice<QueryToken> places(
+      {{0, static_cast<std::int32_t>(tokens - 1)}, {1, static_cast<std::int32_t>(tokens * 3 / 4)}});
+  const Nets nets(widths, heads, 6);
+  const std::vector<float> numbers = whole_numbers(static_cast<std::size_t>(count * heads * d), 9);
+  Words own;
+  for (int i = 0; i < count * heads; ++i)
+    own.push_back(nets.sign(i % heads, {numbers.begin() + i * d, numbers.begin() + (i + 1) * d})[0]);
+  const OnDevice<char> weights(test::encode(nets.weights, DType::f16));
+  const OnDevice<float> biases(nets.biases), q(numbers), together(test::poison(numbers.size())),
+      apart(test::poison(numbers.size()));
+  const OnDevice<std::uint32_t> codes(random_words(count * sequence, 1, mask)), given(own);
+  const Rows no_rows(static_cast<std::size_t>(count * lists * capacity), -7),
+      no_counts(static_cast<std::size_t>(count * lists), -7);
+  const OnDevice<std::int32_t> budgets(Rows(count, static_cast<std::int32_t>(budget))), rows(no_rows),
+      counts(no_counts), attended_counts(no_counts);
+  SignNets shape = nets.shape;
+  shape.weights = weights.get(), shape.biases = biases.get(), shape.type = DType::f16;
+  Queries queries = {.tokens = places.get(),
+                     .bases = bases.get(),
+                     .layout = layout,
+                     .count = count,
+                     .query_heads = heads,
+                     .scale = 0.05f,
+                     .q = q.get(),
+                     .o = together.get()};
+  const Signatures signatures = {
+      .codes = codes.get(), .sequence_stride = sequence, .capacity = room, .per_query_head = c.own_sets};
+  const SignatureRule rule = {
+      .budget = budgets.get(), .per_query_head = c.per_query_head, .sink = c.sink, .window = c.window};
+  const std::string what = "group " + std::to_string(c.group) + ", tokens " + std::to_string(tokens) +
+                           ", budget " + std::to_string(budget) + ", mask " + std::to_string(mask);
+  if (!attend_by_signature(queries, q.get(), shape, signatures, rule, tokens, capacity, attended_counts.get(),
+                           stream.get()))
+    return;  // not for this GPU, or too many keys
+  select_by_signature(queries, nullptr, {}, given.get(), signatures, rule, tokens, rows.get(), capacity,
+                      counts.get(), stream.get());
+  queries.o = apart.get();
+  const Buffer workspace(decode_workspace_bytes(count, heads, c.kv_heads, d), "partial results");
+  fill(workspace.as<void>(), 0, workspace.bytes(), stream.get());
+  attend_rows_decode(queries,
+                     {.rows = rows.get(),
+                      .counts = counts.get(),
+                      .capacity = capacity,
+                      .lists_per_head = lists / c.kv_heads,
+                      .sink = c.sink,
+                      .window = c.window},
+                     tokens, workspace.as<void>(), stream.get());
+  const std::vector<float> expected = apart.read(stream);
+  const double error =
+      test::relative_error(together.read(stream), std::vector<double>(expected.begin(), expected.end()));
+  if (attended_counts.read(stream) != counts.read(stream) || !(error < 6e-3))
+    test::fail(__FILE__, __LINE__, what + ": attended with error " + std::to_string(error));
+}
+
+void expect_attended(const Case& c, const std::vector<int>& widths,
+                     std::initializer_list<std::int64_t> lengths) {
+  for (const std::int64_t tokens : lengths) {
+    const std::int64_t n = std::max<std::int64_t>(0, tokens - c.window - c.sink);
+    for (const std::uint32_t mask : {0u, 0x11u, ~0u}) {
+      for (const std::int64_t budget : {std::int64_t{0}, std::int64_t{1}, n / 32, n})
+        expect_attended(c, widths, tokens, budget, mask);
+    }
+  }
+}
+
+LODE_TEST(near_keys_attended) {
+  const std::vector<int> deep = {128, 128, 128, 32};
+  expect_attended({.sink = 128, .window = 128}, deep, {1, 2, 700, 20001});
+  expect_attended({.sink = 3, .window = 17}, {128, 32}, {700, 5003});
+  expect_attended({.kv_heads = 1, .group = 8, .window = 1}, deep, {700, 20001});
+  expect_attended({.per_query_head = true, .sink = 5, .window = 40}, deep, {300, 9001});
+  expect_attended({.own_sets = true, .per_query_head = true, .window = 40}, deep, {9001});
+}
+LODE_TEST(near_keys_attended_of_a_long_context) {
+  for (const std::uint32_t mask : {0u, ~0u})  // counters of one level overflow a byte
+    expect_attended({.kv_heads = 1, .sink = 128, .window = 128}, {128, 128, 128, 32}, 1 << 20, 5000, mask);
 }
 
 }  // namespace

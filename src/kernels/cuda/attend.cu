@@ -4,32 +4,37 @@
 // Work map: grid (blocks that share a list, KV heads x lists, query tokens), kWarps warps a block. The keys
 // of a list (sink, rows, window, in that order) are cut into pieces that depend on their number alone; a
 // block owns one, its warps take tiles of 16 keys in turn (attend_walk.cuh). A block merges the states of its
-// warps in shared memory and posts a record for every four columns of its output; the blocks of
-// the list that started last merge the records, column by column. The order of merging is fixed.
+// warps in shared memory and posts the result; the blocks of the list that started last merge what all have
+// posted (attend_merge.cuh). The order of merging is fixed.
 //
-// A posted number is never +0 (-0 stands for it), and the reader puts +0 back, so that a place says by itself
-// whether its number has come: neither fences nor flags, one trip through the second-level cache. The block
-// that started last waits only for blocks that run already; those a few places before it may wait for some
-// that have not started, but they are never more than half as many as there are processors, in all lists
-// together, so that the others find room.
+// The block that started last waits only for blocks that run already; those a few places before it may wait
+// for some that have not started, but they are never more than half as many as there are processors, in all
+// lists together, so that the others find room.
+//
+// Launched while the kernel in front still runs: where tokens and keys stand is looked up at once, and the
+// first keys that no list names are brought into the second-level cache. That is where writes meet, so
+// nothing stale can come of it. Everything else is read once the kernel in front has ended.
 #include <algorithm>
 
 #include "kernels/cuda/attend_generic.h"
-#include "kernels/cuda/attend_walk.cuh"
-#include "kernels/cuda/check.cuh"
+#include "kernels/cuda/attend_merge.cuh"
+#include "kernels/cuda/hopper.cuh"
 
 namespace lode::cuda {
 
 namespace {
 
 constexpr int kLeastKeys = kWarps * kTile;  // of a piece
-constexpr int kAhead = 9;                   // records that a lane asks for at once
-constexpr int kSlots = 264;                 // blocks at work at once on an H200, two a processor up to d 128
+constexpr int kSlots = 132;                 // processors of an H200
 constexpr int kTickets = 1 << 16;
 
+/// Blocks that a processor works on at once.
+constexpr int blocks_at_once(int head_dim) {
+  return head_dim <= 128 ? 2 : 1;
+}
 /// Blocks that share a list. Bits depend on the number of KV heads by this.
 int parts_for(int kv_heads, int head_dim) {
-  return std::max(1, (head_dim <= 128 ? kSlots : kSlots / 2) / kv_heads);
+  return std::max(1, kSlots * blocks_at_once(head_dim) / kv_heads);
 }
 int processors() {
   static const int count = [] {
@@ -39,83 +44,6 @@ int processors() {
     return found;
   }();
   return count;
-}
-
-/// Unnormalised sums of four columns, with the peak and sum of their head.
-struct Record {
-  float4 o = {};
-  float m = -INFINITY, l = 0.0f;
-};
-
-__device__ bool empty(float x) {
-  return __float_as_uint(x) == 0;
-}
-__device__ float full(float x) {
-  return x == 0.0f ? -0.0f : x;
-}
-
-/// Places for the records of one list, those of a column beside one another.
-struct Posted {
-  float4* o;   // [columns, stride]
-  float2* ml;  // [columns, stride]: the column's head's m and l
-  int stride;
-
-  __device__ void post(int column, int part, const Record& x) const {
-    const std::int64_t at = std::int64_t{column} * stride + part;
-    asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(o + at), "f"(full(x.o.x)),
-                 "f"(full(x.o.y)), "f"(full(x.o.z)), "f"(full(x.o.w))
-                 : "memory");
-    asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(ml + at), "f"(full(x.m)), "f"(full(x.l))
-                 : "memory");
-  }
-  /// What is there now, where it is wanted; several may be under way.
-  __device__ void ask(std::int64_t at, bool wanted, Record& x) const {
-    asm volatile(
-        "{\n"
-        ".reg .pred wanted;\n"
-        "setp.ne.s32 wanted, %8, 0;\n"
-        "@wanted ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%6];\n"
-        "@wanted ld.relaxed.gpu.global.v2.f32 {%4, %5}, [%7];\n"
-        "}"
-        : "+f"(x.o.x), "+f"(x.o.y), "+f"(x.o.z), "+f"(x.o.w), "+f"(x.m), "+f"(x.l)
-        : "l"(o + at), "l"(ml + at), "r"(static_cast<int>(wanted))
-        : "memory");
-  }
-  /// Waits until something is there, asking for little so as not to be in the way of those waited for.
-  __device__ void wait(std::int64_t at) const {
-    float2 x;
-    do {
-      asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];"
-                   : "=f"(x.x), "=f"(x.y)
-                   : "l"(ml + at)
-                   : "memory");
-    } while (empty(x.y));
-  }
-  __device__ void clear(std::int64_t at) const { o[at] = {}, ml[at] = {}; }
-};
-__device__ bool has_come(const Record& x) {
-  return !(empty(x.o.x) || empty(x.o.y) || empty(x.o.z) || empty(x.o.w) || empty(x.m) || empty(x.l));
-}
-
-__device__ void add(Record& to, const Record& x, float factor) {
-  to.o.x += factor * x.o.x, to.o.y += factor * x.o.y, to.o.z += factor * x.o.z, to.o.w += factor * x.o.w;
-  to.l += factor * x.l;
-}
-/// Several records together.
-template <int kCount>
-__device__ Record together(const Record (&x)[kCount], float peak) {
-  Record sum;
-  sum.m = peak;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) add(sum, x[i], decay(x[i].m, peak));
-  return sum;
-}
-template <int kCount>
-__device__ float peak_of(const Record (&x)[kCount]) {
-  float peak = x[0].m;
-#pragma unroll
-  for (int i = 1; i < kCount; ++i) peak = fmaxf(peak, x[i].m);
-  return peak;
 }
 
 /// The states of the block's warps, in shared memory, for four columns.
@@ -130,38 +58,6 @@ __device__ Record merge_warps(const char* rings, int ring_bytes, int heads, int 
     x[w].m = ml.x, x[w].l = ml.y;
   }
   return together(x, peak_of(x));
-}
-
-/// The records of all parts for four columns, shared out over the `sharers` lanes beside one another.
-__device__ Record merge_posted(const Posted& posted, int column, int parts, int sharers) {
-  const int sub = threadIdx.x % sharers, mine = sub < parts ? (parts - sub + sharers - 1) / sharers : 0;
-  const std::int64_t first = std::int64_t{column} * posted.stride + sub;
-  Record x[kAhead];
-  unsigned missing = (1u << mine) - 1;
-  while (true) {
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) posted.ask(first + i * sharers, (missing >> i & 1) != 0, x[i]);
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i)
-      if (has_come(x[i])) missing &= ~(1u << i);
-    if (missing == 0) break;
-    posted.wait(first + (31 - __clz(missing)) * sharers);
-  }
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i)
-    if (i < mine) posted.clear(first + i * sharers);
-  float peak = peak_of(x);
-  for (int offset = 1; offset < sharers; offset *= 2)
-    peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, offset));
-  Record sum = together(x, peak);
-  for (int offset = 1; offset < sharers; offset *= 2) {
-    sum.o.x += __shfl_xor_sync(0xffffffffu, sum.o.x, offset);
-    sum.o.y += __shfl_xor_sync(0xffffffffu, sum.o.y, offset);
-    sum.o.z += __shfl_xor_sync(0xffffffffu, sum.o.z, offset);
-    sum.o.w += __shfl_xor_sync(0xffffffffu, sum.o.w, offset);
-    sum.l += __shfl_xor_sync(0xffffffffu, sum.l, offset);
-  }
-  return sum;
 }
 
 /// Four merged numbers to their place: normalised, the tail merged last.
@@ -188,8 +84,61 @@ __device__ void write_result(const Params& p, std::int64_t first_row, int column
   *reinterpret_cast<float4*>(p.queries.o + row * D + at) = x;
 }
 
+/// The records that all blocks of the list posted; `to_come` of its blocks started later than this one.
+template <int D>
+__device__ void merge_posted(const Params& p, const Posted& posted, std::int64_t first_row, int columns,
+                             int parts, int to_come) {
+  __shared__ Record of_warps[kWarps][4];
+  const int mergers = min(p.most_mergers, parts), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const bool apart = parts <= kSubs * kAhead;  // a warp takes a group of columns by itself
+  const int at_once = apart ? kWarps : 1, groups = columns / 4;
+  for (int from = to_come * at_once; from < groups; from += mergers * at_once) {
+    const int group = apart ? from + warp : from;
+    if (apart) {
+      if (group >= groups) break;
+      const Record sum = take_posted(posted, group, parts, lane / 4, kSubs);
+      if (lane < 4) write_result<D>(p, first_row, group * 4 + lane, sum);
+      continue;
+    }
+    const Record sum = take_posted(posted, group, parts, warp * kSubs + lane / 4, kWarps * kSubs);
+    if (lane < 4) of_warps[warp][lane] = sum;
+    __syncthreads();
+    if (threadIdx.x < 4) {
+      Record x[kWarps];
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) x[w] = of_warps[w][threadIdx.x];
+      write_result<D>(p, first_row, group * 4 + threadIdx.x, together(x, peak_of(x)));
+    }
+    __syncthreads();
+  }
+}
+
+/// Keys of a piece of a list of so many: whole tiles, a tile for each warp or more.
+__device__ __forceinline__ int piece_of(const Params& p, int keys) {
+  const unsigned even = __umulhi(static_cast<unsigned>(keys), p.reciprocal) + 1;
+  const int piece = max(kLeastKeys, static_cast<int>((even + kTile - 1) / kTile * kTile));
+  const int blocks = static_cast<int>(gridDim.x);  // enough, unless there are more keys than was said
+  return std::int64_t{piece} * blocks >= keys ? piece : (keys + blocks - 1) / blocks;
+}
+
+/// Brings the first tile of each of the block's warps into the second-level cache, where all keys are
+/// attended.
+template <int D>
+__device__ __forceinline__ void prefetch_first(const Params& p, const char* from, int keys) {
+  constexpr int kLine = 128, kLines = (D * 2 + kLine - 1) / kLine;  // of a row; rows need not start a line
+  const int begin = static_cast<int>(blockIdx.x) * piece_of(p, keys), end = min(keys, begin + kLeastKeys);
+  for (int i = threadIdx.x; i < kLeastKeys * kLines; i += kThreads) {
+    const int key = begin + i / kLines;
+    if (key >= end) break;
+    const char* const at = from + key / kBlockTokens * p.queries.layout.block_stride() +
+                           key % kBlockTokens * (D * 2) + i % kLines * kLine;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at + p.queries.layout.value_offset()));
+  }
+}
+
 template <class T, int D, bool kWide>
-__global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
+__global__ void __launch_bounds__(kThreads, blocks_at_once(D))
     attend_kernel(const __grid_constant__ Params p) {
   using W = Walk<T, D, kWide>;
   constexpr int kRing = W::kStages * W::kStageBytes;
@@ -199,24 +148,24 @@ __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
   const int query = blockIdx.z, part = blockIdx.x;
   const QueryToken token = p.queries.tokens[query];
   const int kv_head = p.lists_per_head == 1 ? blockIdx.y : blockIdx.y / p.lists_per_head;
-  const int heads = p.lists_per_head == 1 ? p.group : 1;
+  const int heads = p.lists_per_head == 1 ? p.group : 1, columns = heads * D / 4;
   const std::int64_t first_row = std::int64_t{query} * p.queries.query_heads + blockIdx.y * heads;
   const std::int64_t list = std::int64_t{query} * gridDim.y + blockIdx.y;
+  const char* const base = load_here(p.queries.bases + token.sequence) + p.queries.layer_offset +
+                           kv_head * p.queries.layout.head_stride();
+  if (!p.has_lists) prefetch_first<D>(p, base, token.position + 1);
+  wait_for_predecessor();
+  release_successor();
   typename W::RawQueries raw;
   W::ask_queries(p.queries.q + first_row * D, heads, raw);
   const int listed = p.has_lists ? p.lists.counts[list] : 0;
-  const char* const base = load_here(p.queries.bases + token.sequence);
   const Keys keys(p, token.position, list, listed);
-
-  // Pieces depend on the number of keys alone; at most most_parts of them hold all keys.
-  const unsigned even = __umulhi(static_cast<unsigned>(keys.count), p.reciprocal) + 1;
-  const int piece = max(kLeastKeys, static_cast<int>((even + kTile - 1) / kTile * kTile));
-  const int begin = part * piece;
+  const int piece = piece_of(p, keys.count), begin = part * piece;
   if (begin >= keys.count && part > 0) return;
 
   W walk(p, keys);
   const int warp = threadIdx.x / 32;
-  walk.base = base + p.queries.layer_offset + kv_head * p.queries.layout.head_stride();
+  walk.base = base;
   walk.end = min(keys.count, begin + piece);
   walk.first = begin + warp * kTile;
   walk.mine = max(0, (walk.end - walk.first + kWarps * kTile - 1) / (kWarps * kTile));
@@ -234,9 +183,7 @@ __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
   walk.store(reinterpret_cast<float*>(shared + warp * kRing), heads);
   if (threadIdx.x == 0) shared_ticket = ticket;
   __syncthreads();
-  const int columns = heads * D / 4, stride = (p.most_parts + 7) / 8 * 8;
-  float4* const places = p.posted + list * columns * stride * 3 / 2;
-  const Posted posted = {places, reinterpret_cast<float2*>(places + columns * stride), stride};
+  const Posted posted = {p.posted + list * columns / 4 * p.most_parts * 6, p.most_parts};
   for (int column = threadIdx.x; column < columns; column += kThreads) {
     const Record mine = merge_warps<D>(shared, kRing, heads, column);
     if (parts == 1)
@@ -246,33 +193,40 @@ __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
   }
   if (parts == 1) return;
   const int to_come = parts - 1 - static_cast<int>(shared_ticket);  // blocks that started later
-  const int mergers = min(p.most_mergers, parts);
-  if (to_come >= mergers) return;
+  if (to_come >= min(p.most_mergers, parts)) return;
   if (to_come == 0 && threadIdx.x == 0) p.tickets[list] = 0;
-  const int at_once = kThreads / p.sharers;
-  for (int from = to_come * at_once; from < columns; from += mergers * at_once) {
-    const int column = from + threadIdx.x / p.sharers;
-    const bool real = column < columns;
-    const Record sum = merge_posted(posted, real ? column : 0, real ? parts : 0, p.sharers);
-    if (real && threadIdx.x % p.sharers == 0) write_result<D>(p, first_row, column, sum);
-  }
+  merge_posted<D>(p, posted, first_row, columns, parts, to_come);
+}
+
+/// Shared memory of a processor, in percent of the most there can be, so that just so many blocks fit: what
+/// is left of it is cache, and all bytes under way to shared memory have a place there first.
+int carveout_for(int shared, int blocks) {
+  constexpr int kOfABlock = 1024 + 1024;  // what the system takes, and variables
+  static const int most = [] {
+    int device = 0, found = 0;
+    LODE_CUDA(cudaGetDevice(&device));
+    LODE_CUDA(cudaDeviceGetAttribute(&found, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+    return found;
+  }();
+  return std::min(100, (blocks * (shared + kOfABlock) * 100 + most - 1) / most);
 }
 
 template <class T, int D, bool kWide>
 void launch(const Params& p, StreamHandle stream) {
   using W = Walk<T, D, kWide>;
   constexpr int kShared = kWarps * W::kStages * W::kStageBytes;
-  static const bool raised = [] {
-    LODE_CUDA(cudaFuncSetAttribute(attend_kernel<T, D, kWide>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   kShared));
+  const auto kernel = attend_kernel<T, D, kWide>;
+  static const bool prepared = [=] {
+    LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
+    LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                   carveout_for(kShared, blocks_at_once(D))));
     return true;
   }();
-  static_cast<void>(raised);
-  const dim3 grid(static_cast<unsigned>(p.most_parts),
+  static_cast<void>(prepared);
+  const dim3 grid(static_cast<unsigned>(p.blocks),
                   static_cast<unsigned>(p.queries.layout.kv_heads * p.lists_per_head),
                   static_cast<unsigned>(p.queries.count));
-  attend_kernel<T, D, kWide><<<grid, kThreads, kShared, stream>>>(p);
-  LODE_LAUNCHED();
+  EarlyLaunch(grid, kThreads, kShared, 1, stream)(kernel, p);
 }
 
 template <class T, bool kWide>
@@ -300,24 +254,27 @@ bool launch_for(const Params& p, StreamHandle stream) {
 }
 
 /// How the keys of a list and the merging of their states are shared out.
-void share_out(Params& p) {
+void share_out(Params& p, std::int64_t max_tokens) {
   const int kv_heads = p.queries.layout.kv_heads;
   p.group = p.queries.query_heads / kv_heads;
   p.lists_per_head = p.has_lists ? p.lists.lists_per_head : 1;
   p.most_parts = parts_for(kv_heads, p.queries.layout.head_dim);
   p.reciprocal = static_cast<unsigned>(((std::int64_t{1} << 32) + p.most_parts - 1) / p.most_parts);
   if (p.most_parts == 1) p.reciprocal = ~0u;
-  p.sharers = 8;
-  while (p.sharers * kAhead < p.most_parts) p.sharers *= 2;
+  std::int64_t most_keys = max_tokens;
+  if (p.has_lists) most_keys = std::min(max_tokens, p.lists.sink + p.lists.capacity + p.lists.window);
+  const std::int64_t pieces = std::max<std::int64_t>(1, (most_keys + kLeastKeys - 1) / kLeastKeys);
+  p.blocks = static_cast<int>(std::min<std::int64_t>(p.most_parts, pieces));
   const std::int64_t lists = std::int64_t{p.queries.count} * kv_heads * p.lists_per_head;
   p.most_mergers = static_cast<int>(1 + processors() / 2 / lists);
 }
 
-void attend(const Queries& queries, const RowLists* lists, void* workspace, StreamHandle stream) {
+void attend(const Queries& queries, const RowLists* lists, std::int64_t max_tokens, void* workspace,
+            StreamHandle stream) {
   if (queries.count == 0) return;
   Params p = {.queries = queries, .has_lists = lists != nullptr};
   if (lists != nullptr) p.lists = *lists;
-  share_out(p);
+  share_out(p, max_tokens);
   const std::int64_t tickets = std::int64_t{queries.count} * queries.query_heads;
   if (tickets > kTickets)
     throw RunError("expected at most " + std::to_string(kTickets) +
@@ -334,16 +291,17 @@ void attend(const Queries& queries, const RowLists* lists, void* workspace, Stre
 std::int64_t decode_workspace_bytes(int queries, int query_heads, int kv_heads, int head_dim) {
   // The tickets come first, in a region of fixed size: they stay zero whatever calls came before.
   const std::int64_t columns = std::int64_t{queries} * query_heads * ((head_dim + 3) / 4);
-  return kTickets * 4 + columns * ((parts_for(kv_heads, head_dim) + 7) / 8 * 8) * std::int64_t{24};
+  return kTickets * 4 + columns * parts_for(kv_heads, head_dim) * std::int64_t{24};
 }
 
-void attend_full_decode(const Queries& queries, std::int64_t, void* workspace, StreamHandle stream) {
-  attend(queries, nullptr, workspace, stream);
-}
-
-void attend_rows_decode(const Queries& queries, const RowLists& lists, std::int64_t, void* workspace,
+void attend_full_decode(const Queries& queries, std::int64_t max_tokens, void* workspace,
                         StreamHandle stream) {
-  attend(queries, &lists, workspace, stream);
+  attend(queries, nullptr, max_tokens, workspace, stream);
+}
+
+void attend_rows_decode(const Queries& queries, const RowLists& lists, std::int64_t max_tokens,
+                        void* workspace, StreamHandle stream) {
+  attend(queries, &lists, max_tokens, workspace, stream);
 }
 
 }  // namespace lode::cuda

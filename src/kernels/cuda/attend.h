@@ -21,7 +21,8 @@ struct QueryToken {
   std::int32_t position = 0;  ///< its own key and value are at this row; keys [0, position] exist
 };
 
-/// Query tokens of any sequences, and the KV of one layer. All pointers are device memory.
+/// Query tokens of any sequences, and the KV of one layer. All pointers are device memory. Decode looks
+/// `tokens` and `bases` up while the kernel in front still runs: that one must not write them (a copy may).
 struct Queries {
   const QueryToken* tokens = nullptr;  // [N]
   const char* const* bases = nullptr;  // [sequences] first byte of each sequence's range
@@ -54,7 +55,8 @@ struct RowLists {
 std::int64_t decode_workspace_bytes(int queries, int query_heads, int kv_heads, int head_dim);
 
 /// Every query attends all of its keys [0, position]. `max_tokens` bounds position + 1 over the life of a
-/// graph: grids are made for it, the work is cut by the counts on the device.
+/// graph: grids are made for it, the work is cut by the counts on the device. (More keys than that are
+/// attended too, by too few blocks and with other last bits.)
 void attend_full_decode(const Queries& queries, std::int64_t max_tokens, void* workspace,
                         StreamHandle stream);
 

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "kernels/cuda/attend.h"
+#include "kernels/cuda/load.cuh"
 #include "kernels/cuda/matrix.cuh"
 
 namespace lode::cuda {
@@ -24,9 +25,9 @@ struct Params {
   bool has_lists = false;
   int group = 1;                ///< query heads of a KV head
   int lists_per_head = 1;       ///< G where every query head has its own list
-  int most_parts = 1;           ///< blocks that share a list
+  int blocks = 1;               ///< that share a list
+  int most_parts = 1;           ///< that a list is cut into; places for the records of a column
   unsigned reciprocal = 0;      ///< 2^32 / most_parts, rounded up
-  int sharers = 1;              ///< lanes that share a column when states are merged
   int most_mergers = 1;         ///< blocks that merge the states of a list
   unsigned* tickets = nullptr;  // [N, Hkv, lists]
   float4* posted = nullptr;     // [N, Hkv, lists] places of records
@@ -38,6 +39,7 @@ struct Keys {
   const float* log_weights = nullptr;
   int sink = 0, listed = 0, window_begin = 0, count = 0;
 
+  __device__ Keys() {}
   __device__ Keys(const Params& p, int position, std::int64_t list, int count_of_list) {
     const int all = position + 1;
     if (!p.has_lists) {
@@ -69,25 +71,6 @@ __device__ __forceinline__ void fetch(unsigned to, const char* from, bool valid)
                "r"(valid ? 16 : 0), "l"(first_to_leave));
 }
 
-/// Loads that the compiler may not put off until their first use.
-__device__ __forceinline__ float4 load_here(const float* from, bool wanted) {
-  float4 x = {};
-  asm volatile(
-      "{\n"
-      ".reg .pred wanted;\n"
-      "setp.ne.s32 wanted, %5, 0;\n"
-      "@wanted ld.global.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-      "}"
-      : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
-      : "l"(from), "r"(static_cast<int>(wanted)));
-  return x;
-}
-__device__ __forceinline__ const char* load_here(const char* const* from) {
-  const char* x;
-  asm volatile("ld.global.u64 %0, [%1];" : "=l"(x) : "l"(from));
-  return x;
-}
-
 /// exp2(m - peak), where the empty state's -inf gives 0 whatever the peak is.
 __device__ __forceinline__ float decay(float m, float peak) {
   return m == -INFINITY ? 0.0f : exp2_fast(m - peak);
@@ -100,7 +83,7 @@ struct Walk {
   static constexpr int kValuePieces = (D + 63) / 64;  // of one value's row
   static constexpr int kFetches = 2 * kKeyPieces + 4 * kValuePieces;
   static constexpr int kStageBytes = kFetches * 32 * 16;
-  static constexpr int kStages = D <= 128 ? 3 : 2;
+  static constexpr int kStages = 2;
   static constexpr unsigned kNone = 0xffffffffu;
 
   const Params& p;

@@ -9,7 +9,7 @@
 // weights, which nobody writes, and only then waits for its input.
 #include <algorithm>
 
-#include "kernels/cuda/check.cuh"
+#include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/linear_kernels.h"
 #include "kernels/cuda/matrix.cuh"
 
@@ -71,17 +71,6 @@ class Barrier {
   __device__ unsigned address() const { return shared_address(&bits_); }
   unsigned long long bits_;
 };
-
-__device__ __forceinline__ void wait_for_predecessor() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void release_successor() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
 
 /// How a launch cuts the columns.
 struct Plan {

@@ -6,6 +6,7 @@
 // the last step alone.
 #include <algorithm>
 
+#include "kernels/cuda/load.cuh"
 #include "kernels/cuda/select.h"
 #include "kernels/cuda/select_cluster.cuh"
 
@@ -13,7 +14,8 @@ namespace lode::cuda {
 
 namespace {
 
-constexpr int kBins = 256, kWarps = kSelectThreads / 32;
+constexpr int kBins = 256;
+constexpr int kEach = 16;  // keys that a thread holds in registers
 
 /// Rises with x; -0 as 0; NaN gives 0.
 __device__ __forceinline__ unsigned ordered(float x) {
@@ -22,14 +24,17 @@ __device__ __forceinline__ unsigned ordered(float x) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-/// Sources of keys: numbers in rows, key(list, i, number). Key 0 is never chosen; kPasses of 8 bits from
-/// shift() find the k-th, none where the key that must be exceeded is known.
+/// Sources of keys: numbers in rows, key(list, i, number). Key 0 is never chosen; passes() of 8 bits from
+/// shift() find the k-th, at most kPasses, none where the key that must be exceeded is known. All digits are
+/// below 2 pairs().
 struct FloatKeys {
   using Number = float;
   static constexpr int kPasses = 4;
   const float* scores;
   std::int64_t n;
-  static __device__ int shift(int pass) { return 24 - 8 * pass; }
+  __device__ static int passes() { return kPasses; }
+  __device__ static int pairs() { return kBins / 2; }
+  __device__ static int shift(int pass) { return 24 - 8 * pass; }
   __device__ void begin(std::int64_t, unsigned*) {}
   __device__ unsigned exceed(std::int64_t) const { return 0; }
   __device__ const float* row(std::int64_t list) const { return scores + list * n; }
@@ -42,12 +47,15 @@ struct LevelKeys {
   static constexpr int kPasses = 2;
   const std::uint16_t* scores;
   std::int64_t n;
-  static __device__ int shift(int pass) { return pass == 0 ? 3 : 0; }  // of 11 bits
+  int most;  ///< largest score
+  __device__ int passes() const { return most + 1 < kBins ? 1 : 2; }
+  __device__ int pairs() const { return passes() == 1 ? (most + 1) / 2 + 1 : kBins / 2; }
+  __device__ int shift(int pass) const { return passes() == 1 || pass == 1 ? 0 : 3; }  // of 11 bits
   __device__ void begin(std::int64_t, unsigned*) {}
   __device__ unsigned exceed(std::int64_t) const { return 0; }
   __device__ const std::uint16_t* row(std::int64_t list) const { return scores + list * n; }
   __device__ __forceinline__ unsigned key(std::int64_t, int, std::uint16_t x) const {
-    return min(x, 1023) + 1u;
+    return static_cast<unsigned>(min(static_cast<int>(x), most)) + 1u;
   }
 };
 struct ThresholdKeys {
@@ -73,9 +81,10 @@ struct BucketKeys {
   unsigned* map = nullptr;  // a bit for each bucket
   __device__ void begin(std::int64_t list, unsigned* shared) {
     map = shared;
-    for (int i = static_cast<int>(threadIdx.x); i < (buckets + 31) / 32; i += kSelectThreads) map[i] = 0;
+    const int step = static_cast<int>(blockDim.x);
+    for (int i = static_cast<int>(threadIdx.x); i < (buckets + 31) / 32; i += step) map[i] = 0;
     __syncthreads();
-    for (int i = static_cast<int>(threadIdx.x); i < probes; i += kSelectThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < probes; i += step) {
       const int bucket = chosen[list * probes + i];
       if (bucket >= 0 && bucket < buckets) atomicOr(&map[bucket / 32], 1u << bucket % 32);
     }
@@ -99,14 +108,15 @@ struct Job {
 };
 
 /// Exclusive sum over the block's warps of one number a warp, which all of its lanes give.
+template <int Threads>
 __device__ __forceinline__ unsigned before_warp(unsigned mine, unsigned* total) {
+  constexpr unsigned kWarps = Threads / 32;
   __shared__ unsigned sums[kWarps];
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   __syncthreads();
   if (lane == 0) sums[warp] = mine;
   __syncthreads();
-  static_assert(kWarps == 32);
-  const unsigned one = sums[lane];
+  const unsigned one = lane < kWarps ? sums[lane] : 0;
   *total = __reduce_add_sync(~0u, one);
   return __reduce_add_sync(~0u, lane < warp ? one : 0);
 }
@@ -121,49 +131,114 @@ __device__ __forceinline__ unsigned up_to(unsigned mine) {
 }
 
 struct Found {
-  unsigned exceed;  ///< keys above are chosen
-  int ties;         ///< and so many that are `exceed`
+  unsigned exceed = ~0u;            ///< keys above are chosen
+  int wanted = 0;                   ///< and so many that are `exceed`
+  int all_above = 0, all_ties = 0;  ///< how many there are of both
+  int above = 0, ties = 0;          ///< and in earlier blocks
 };
+
+/// Inclusive sums of two numbers over a block's threads, in their order.
+template <int Threads>
+__device__ __forceinline__ uint2 sum_up(uint2 mine, uint2* total) {
+  const uint2 lanes = {up_to(mine.x), up_to(mine.y)};
+  constexpr unsigned kWarps = Threads / 32;
+  __shared__ uint2 sums[kWarps];
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  if (lane == 31) sums[warp] = lanes;
+  __syncthreads();
+  const uint2 one = lane < kWarps ? sums[lane] : uint2{};
+  *total = {__reduce_add_sync(~0u, one.x), __reduce_add_sync(~0u, one.y)};
+  return {lanes.x + __reduce_add_sync(~0u, lane < warp ? one.x : 0),
+          lanes.y + __reduce_add_sync(~0u, lane < warp ? one.y : 0)};
+}
+
+/// How many keys of the cluster, and of its earlier blocks, have the digits 2 pair + 1 (x) and 2 pair (y).
+struct Pair {
+  uint2 count = {}, earlier = {};
+};
+/// kNarrow: no block has more than 65535 keys, and two counts are one number: what a pass waits for is how
+/// many bytes come from the other blocks.
+template <int Cluster, bool kNarrow>
+__device__ __forceinline__ Pair read_pair(const unsigned* histogram, unsigned* narrow /*[kBins / 2]*/,
+                                          int pair, bool wanted, int rank) {
+  using All = Together<Cluster>;
+  if constexpr (kNarrow) {
+    __syncthreads();
+    if (wanted) narrow[pair] = histogram[2 * pair] | histogram[2 * pair + 1] << 16;
+  }
+  All::sync();
+  Pair sum;
+  if (!wanted) return sum;
+  uint2 of[Cluster];
+#pragma unroll
+  for (int r = 0; r < Cluster; ++r) {
+    if constexpr (kNarrow) {
+      const unsigned both = All::of(narrow, r)[pair];
+      of[r] = {both >> 16, both & 0xffffu};
+    } else {
+      const uint2 both = *reinterpret_cast<const uint2*>(All::of(histogram, r) + 2 * pair);
+      of[r] = {both.y, both.x};
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < Cluster; ++r) {
+    sum.count.x += of[r].x, sum.count.y += of[r].y;
+    if (r < rank) sum.earlier.x += of[r].x, sum.earlier.y += of[r].y;
+  }
+  return sum;
+}
 
 /// The k-th largest key of the cluster's list. `each(f)` calls f with every key of this block; the histograms
 /// are zero and stay as they are until the cluster's next barrier. Adding one to a place of shared memory is
-/// a single instruction however many lanes of a warp mean the same place: copies would only cost banks. Wider
-/// digits would save a pass and cost more: reading another block's memory is what a pass spends its time on.
-template <class Source, int Cluster, class Each>
-__device__ __forceinline__ Found find(int k, unsigned* histograms /*[kPasses, kBins]*/, Each each) {
-  using All = Together<Cluster>;
-  __shared__ unsigned chosen_bin;
-  __shared__ int above_bin;
-  const int tid = static_cast<int>(threadIdx.x), bin = kBins - 1 - tid;  // from the top
+/// a single instruction however many lanes of a warp mean the same place: copies would only cost banks.
+template <class Source, int Cluster, int Threads, bool kNarrow, class Each>
+__device__ __forceinline__ Found find(const Source& source, int k, int rank,
+                                      unsigned* histograms /*[kPasses, kBins]*/, Each each) {
+  struct Chosen {
+    int bin, count, above, earlier, earlier_above;
+  };
+  __shared__ Chosen chosen;
+  __shared__ unsigned narrow[kNarrow ? kBins / 2 * Source::kPasses : 1];
+  const int tid = static_cast<int>(threadIdx.x), pair = kBins / 2 - 1 - tid;  // from the top
   unsigned prefix = 0, mask = 0;
-  for (int pass = 0; pass < Source::kPasses; ++pass) {
-    const int shift = Source::shift(pass);
+  Found found;
+  for (int pass = 0; pass < source.passes(); ++pass) {
+    const int shift = source.shift(pass);
     unsigned* const histogram = histograms + pass * kBins;
     each([&](unsigned key) {
       if (key != 0 && (key & mask) == prefix) atomicAdd(histogram + (key >> shift & (kBins - 1)), 1u);
     });
-    All::sync();
-    unsigned count = 0;
-    if (tid < kBins) {
-      unsigned counts[Cluster];
-#pragma unroll
-      for (int r = 0; r < Cluster; ++r) counts[r] = All::of(histogram, r)[bin];
-#pragma unroll
-      for (int r = 0; r < Cluster; ++r) count += counts[r];
+    const Pair mine = read_pair<Cluster, kNarrow>(histogram, narrow + (kNarrow ? kBins / 2 * pass : 0), pair,
+                                                  pair >= 0 && pair < source.pairs(), rank);
+    const uint2 both = {mine.count.x + mine.count.y, mine.earlier.x + mine.earlier.y};
+    uint2 all;
+    const uint2 to = sum_up<Threads>(both, &all);
+    const int total = static_cast<int>(all.x);
+    if (k >= total) {
+      found.exceed = prefix == 0 ? 0 : prefix - 1;
+      found.all_above += total, found.above += static_cast<int>(all.y);
+      found.all_ties = found.ties = 0;
+      return found;
     }
-    const unsigned lanes = up_to(count);
-    unsigned sum;
-    const unsigned earlier = before_warp(__shfl_sync(~0u, lanes, 31), &sum);
-    const int total = static_cast<int>(sum), above = static_cast<int>(earlier + lanes - count);
-    if (k >= total) return {prefix == 0 ? 0u : prefix - 1, 0};
-    if (above < k && k <= above + static_cast<int>(count))
-      chosen_bin = static_cast<unsigned>(bin), above_bin = above;
+    const auto choose_if = [&](int bin, unsigned count, unsigned earlier, unsigned above,
+                               unsigned earlier_above) {
+      if (static_cast<int>(above) < k && k <= static_cast<int>(above + count))
+        chosen = {bin, static_cast<int>(count), static_cast<int>(above), static_cast<int>(earlier),
+                  static_cast<int>(earlier_above)};
+    };
+    const uint2 above = {to.x - both.x, to.y - both.y};
+    choose_if(2 * pair + 1, mine.count.x, mine.earlier.x, above.x, above.y);
+    choose_if(2 * pair, mine.count.y, mine.earlier.y, above.x + mine.count.x, above.y + mine.earlier.x);
     __syncthreads();
-    prefix |= chosen_bin << shift;
+    const Chosen here = chosen;
+    prefix |= static_cast<unsigned>(here.bin) << shift;
     mask |= static_cast<unsigned>(kBins - 1) << shift;
-    k -= above_bin;
+    k -= here.above;
+    found.all_above += here.above, found.above += here.earlier_above;
+    found.all_ties = here.count, found.ties = here.earlier;
   }
-  return {prefix, k};
+  found.exceed = prefix, found.wanted = k;
+  return found;
 }
 
 /// What a block of a list is to do.
@@ -183,58 +258,92 @@ struct Part {
 };
 template <class Source>
 __device__ void clear_histograms(unsigned* histograms) {
-  for (int i = static_cast<int>(threadIdx.x); i < Source::kPasses * kBins; i += kSelectThreads)
+  for (int i = static_cast<int>(threadIdx.x); i < Source::kPasses * kBins; i += static_cast<int>(blockDim.x))
     histograms[i] = 0;
 }
 __device__ int wanted_of(const Job& job, std::int64_t list) {
-  return static_cast<int>(min(static_cast<std::int64_t>(job.k[list]), job.capacity));
+  return static_cast<int>(min(static_cast<std::int64_t>(load_here(job.k + list)), job.capacity));
 }
 
-/// Where a block's chosen entries go, from what all blocks of the cluster found.
-struct Places {
-  int above = 0, ties = 0;  ///< of earlier blocks
-  int skipped = 0;          ///< ties that are not taken: they go to the higher index
-};
-template <class Source, int Cluster>
-__device__ __forceinline__ Places places_of(const Job& job, std::int64_t list, int rank, const Found& found,
-                                            int above, int ties) {
+/// What all blocks of the cluster have above the key that must be exceeded, where it was known.
+template <int Cluster>
+__device__ __forceinline__ Found count_all(unsigned exceed, int rank, int above) {
   using All = Together<Cluster>;
-  __shared__ int2 totals;
-  if (threadIdx.x == 0) totals = {above, ties};
+  __shared__ int mine;
+  if (threadIdx.x == 0) mine = above;
   All::sync();
-  int all_above = 0, all_ties = 0;
-  Places places;
+  Found found;
+  found.exceed = exceed;
 #pragma unroll
   for (int r = 0; r < Cluster; ++r) {
-    const int2 of = *All::of(&totals, r);
-    all_above += of.x;
-    all_ties += of.y;
-    if (r < rank) places.above += of.x, places.ties += of.y;
+    const int of = *All::of(&mine, r);
+    found.all_above += of;
+    if (r < rank) found.above += of;
   }
-  const int room = static_cast<int>(min(job.capacity, job.n)) - all_above;
-  const int taken = Source::kPasses == 0 || found.exceed == 0 ? 0
-                    : job.all_ties && found.ties > 0          ? min(all_ties, max(room, 0))
-                                                              : min(found.ties, all_ties);
-  places.skipped = all_ties - taken;
+  return found;
+}
+/// How many of all ties are not taken, those of lower index. Tells how many entries are chosen.
+__device__ __forceinline__ int skipped_ties(const Job& job, std::int64_t list, int rank, const Found& found) {
+  const int room = static_cast<int>(min(job.capacity, job.n)) - found.all_above;
+  const int taken = job.all_ties && found.wanted > 0 ? min(found.all_ties, max(room, 0))
+                                                     : min(found.wanted, found.all_ties);
   if (rank == 0 && threadIdx.x == 0)
-    job.counts[list] = static_cast<int>(min(static_cast<std::int64_t>(all_above + taken), job.capacity));
-  return places;
+    job.counts[list] =
+        static_cast<int>(min(static_cast<std::int64_t>(found.all_above + taken), job.capacity));
+  return found.all_ties - taken;
 }
 
-/// Lists whose keys fit in registers: kEach a thread, a warp's entries beside one another, a lane's in fours.
-template <class Source, int Cluster, int kEach>
-__global__ __launch_bounds__(kSelectThreads) void select_in_registers(Source source, const Job job) {
+/// How many of each four bits are set, a byte each.
+__device__ __forceinline__ unsigned count_fours(unsigned bits /*16*/) {
+  unsigned x = (bits & 0x5555u) + (bits >> 1 & 0x5555u);
+  x = (x & 0x3333u) + (x >> 2 & 0x3333u);
+  return (x & 0xfu) | (x & 0xf0u) << 4 | (x & 0xf00u) << 8 | (x & 0xf000u) << 12;
+}
+/// Sums of the bytes before each one, 16 bits each.
+__device__ __forceinline__ std::uint64_t before_bytes(unsigned bytes) {
+  const std::uint64_t spread =
+      (bytes & 0xffu) | std::uint64_t{bytes & 0xff00u} << 8 | std::uint64_t{bytes & 0xff0000u} << 16;
+  return (spread << 16) + (spread << 32) + (spread << 48);
+}
+/// Of one kind of entry in a block: which a lane has, and how many come before them.
+struct Kind {
+  unsigned bits = 0;       ///< of the lane's keys
+  unsigned lanes = 0;      ///< of earlier lanes, in each run of 128 entries, a byte each
+  std::uint64_t runs = 0;  ///< of earlier runs of the warp, 16 bits each
+  unsigned warp = 0;       ///< of the warp
+
+  __device__ void count() {
+    const unsigned mine = count_fours(bits), to = up_to(mine), all = __shfl_sync(~0u, to, 31);
+    lanes = to - mine, runs = before_bytes(all), warp = __dp4a(all, 0x01010101u, 0u);
+  }
+  /// Entries of the warp in front of the lane's key `at`.
+  __device__ int before(int at) const {
+    const int run = at / 4;
+    const unsigned same_run = bits & ((1u << at) - 1) & ~((1u << run * 4) - 1);
+    return static_cast<int>(static_cast<unsigned>(runs >> run * 16) & 0xffffu) +
+           static_cast<int>(lanes >> run * 8 & 0xffu) + __popc(same_run);
+  }
+};
+
+/// Lists whose keys fit in registers: a warp's entries beside one another, a lane's in fours.
+template <class Source, int Cluster, int Threads>
+__global__ __launch_bounds__(Threads) void select_in_registers(Source source, const Job job) {
   using Number = typename Source::Number;
   struct alignas(4 * sizeof(Number)) Four {
     Number x[4];
   };
   constexpr int kFours = kEach / 4;
   extern __shared__ __align__(16) unsigned shared[];
-  const Part<Cluster> part(job, 4 * kSelectThreads);
+  clear_histograms<Source>(shared);
+  wait_for_predecessor();
+  release_successor();
+  int k = 0;
+  if constexpr (Source::kPasses > 0) k = wanted_of(job, blockIdx.x / Cluster);
+  const Part<Cluster> part(job, 4 * Threads);
   const std::int64_t list = part.list;
   source.begin(list, shared + Source::kPasses * kBins);
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int fours = part.share / (4 * kSelectThreads);
+  const int fours = part.share / (4 * Threads);
   const int first = part.begin + warp * fours * 128 + lane * 4;
   const Number* const row = source.row(list);
   const bool aligned = reinterpret_cast<std::uintptr_t>(row) % sizeof(Four) == 0;
@@ -249,7 +358,6 @@ __global__ __launch_bounds__(kSelectThreads) void select_in_registers(Source sou
       for (int e = 0; e < 4; ++e) numbers[i].x[e] = i < fours && at + e < part.end ? row[at + e] : Number{};
     }
   }
-  clear_histograms<Source>(shared);
   unsigned keys[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
@@ -257,64 +365,49 @@ __global__ __launch_bounds__(kSelectThreads) void select_in_registers(Source sou
     keys[i] = i / 4 < fours && at < part.end ? source.key(list, at, numbers[i / 4].x[i % 4]) : 0;
   }
   __syncthreads();
-  Found found = {source.exceed(list), 0};
+  Found found;
+  found.exceed = source.exceed(list);
   if constexpr (Source::kPasses > 0) {
-    const int k = wanted_of(job, list);
-    found = {~0u, 0};
     if (k > 0) {
-      found = find<Source, Cluster>(k, shared, [&](auto add) {
+      found = find<Source, Cluster, Threads, true>(source, k, part.rank, shared, [&](auto add) {
 #pragma unroll
         for (int i = 0; i < kEach; ++i) add(keys[i]);
       });
     }
+    Together<Cluster>::arrive();
   }
-  // How many each lane has of every four, a byte each, and then how many there are up to it.
-  constexpr int kWords = (kFours + 3) / 4;
-  unsigned above[kWords] = {}, ties[kWords] = {};
+  Kind above, ties;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    above[i / 16] += keys[i] > found.exceed ? 1u << i / 4 % 4 * 8 : 0u;
-    ties[i / 16] += keys[i] == found.exceed && keys[i] != 0 ? 1u << i / 4 % 4 * 8 : 0u;
+    above.bits |= keys[i] > found.exceed ? 1u << i : 0u;
+    ties.bits |= found.wanted > 0 && keys[i] == found.exceed ? 1u << i : 0u;
   }
-  unsigned above_to[kWords], ties_to[kWords], above_all[kWords], ties_all[kWords], of_warp = 0;
-#pragma unroll
-  for (int w = 0; w < kWords; ++w) {
-    above_to[w] = up_to(above[w]) - above[w], ties_to[w] = up_to(ties[w]) - ties[w];
-    above_all[w] = __shfl_sync(~0u, above_to[w] + above[w], 31);
-    ties_all[w] = __shfl_sync(~0u, ties_to[w] + ties[w], 31);
-    of_warp += __dp4a(above_all[w], 0x01010101u, 0u) + (__dp4a(ties_all[w], 0x01010101u, 0u) << 16);
-  }
+  above.count(), ties.count();
   unsigned all;
-  const unsigned earlier = before_warp(of_warp, &all);
-  const Places places = places_of<Source, Cluster>(
-      job, list, part.rank, found, static_cast<int>(all & 0xffff), static_cast<int>(all >> 16));
-  int above_before = places.above + static_cast<int>(earlier & 0xffff);
-  int ties_before = places.ties + static_cast<int>(earlier >> 16) - places.skipped;
+  const unsigned earlier = before_warp<Threads>(above.warp + (ties.warp << 16), &all);
+  if constexpr (Source::kPasses == 0)
+    found = count_all<Cluster>(found.exceed, part.rank, static_cast<int>(all & 0xffff));
+  const int above_before = found.above + static_cast<int>(earlier & 0xffff);
+  const int ties_before =
+      found.ties + static_cast<int>(earlier >> 16) - skipped_ties(job, list, part.rank, found);
   std::int32_t* const rows = job.rows + list * job.capacity;
   const auto capacity = static_cast<int>(min(job.capacity, std::int64_t{1} << 30));
-#pragma unroll
-  for (int i = 0; i < kFours; ++i) {
-    const auto byte = [&](const unsigned(&of)[kWords]) {
-      return static_cast<int>(of[i / 4] >> i % 4 * 8 & 0xff);
-    };
-    int up = above_before + byte(above_to), tie = ties_before + byte(ties_to);
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const unsigned x = keys[4 * i + e];
-      const bool is_above = x > found.exceed, is_tie = x == found.exceed && x != 0;
-      const int place = up + max(0, tie);
-      if ((is_above || (is_tie && tie >= 0)) && place < capacity) rows[place] = first + i * 128 + e;
-      up += is_above, tie += is_tie;
-    }
-    above_before += byte(above_all), ties_before += byte(ties_all);
+  for (unsigned left = above.bits | ties.bits; left != 0; left &= left - 1) {
+    const int at = __ffs(static_cast<int>(left)) - 1;
+    const int tie = ties_before + ties.before(at), place = above_before + above.before(at) + max(0, tie);
+    if ((tie >= 0 || (above.bits >> at & 1) != 0) && place < capacity)
+      rows[place] = first + at / 4 * 128 + at % 4;
   }
-  Together<Cluster>::sync();  // the totals are read by the others until here
+  if constexpr (Source::kPasses == 0) Together<Cluster>::arrive();
+  Together<Cluster>::wait();  // the others have read what they want of this block
 }
 
 /// Lists of any length.
 template <class Source, int Cluster>
 __global__ __launch_bounds__(kSelectThreads) void select_kernel(Source source, const Job job) {
   extern __shared__ __align__(16) unsigned shared[];
+  wait_for_predecessor();
+  release_successor();
   unsigned* const held = shared + Source::kPasses * kBins;
   const Part<Cluster> part(job, kSelectThreads);
   const std::int64_t list = part.list;
@@ -330,12 +423,12 @@ __global__ __launch_bounds__(kSelectThreads) void select_kernel(Source source, c
   }
   __syncthreads();
   const auto key = [&](int i) { return hold ? held[i - part.begin] : source.key(list, i, numbers[i]); };
-  Found found = {source.exceed(list), 0};
+  Found found;
+  found.exceed = source.exceed(list);
   if constexpr (Source::kPasses > 0) {
     const int k = wanted_of(job, list);
-    found = {~0u, 0};
     if (k > 0) {
-      found = find<Source, Cluster>(k, shared, [&](auto add) {
+      found = find<Source, Cluster, kSelectThreads, false>(source, k, part.rank, shared, [&](auto add) {
         if (hold) {
           for (int i = part.begin + tid; i < part.end; i += kSelectThreads) add(held[i - part.begin]);
         } else {
@@ -346,56 +439,73 @@ __global__ __launch_bounds__(kSelectThreads) void select_kernel(Source source, c
     }
   }
   // A warp takes consecutive entries: first it counts them.
-  const int per_warp = part.share / kWarps, from = part.begin + tid / 32 * per_warp;
+  const int per_warp = part.share / (kSelectThreads / 32), from = part.begin + tid / 32 * per_warp;
   const int to = min(part.end, from + per_warp);
   unsigned above = 0, ties = 0;
 #pragma unroll 8
   for (int i = from + lane; i < to; i += 32) {
     const unsigned x = key(i);
     above += x > found.exceed;
-    ties += x == found.exceed && x != 0;
+    ties += found.wanted > 0 && x == found.exceed;
   }
   unsigned all_above, all_ties;
-  const unsigned above_earlier = before_warp(__reduce_add_sync(~0u, above), &all_above);
-  const unsigned ties_earlier = before_warp(__reduce_add_sync(~0u, ties), &all_ties);
-  const Places places = places_of<Source, Cluster>(job, list, part.rank, found, static_cast<int>(all_above),
-                                                   static_cast<int>(all_ties));
-  int above_before = places.above + static_cast<int>(above_earlier);
-  int ties_before = places.ties + static_cast<int>(ties_earlier);
+  const unsigned above_earlier = before_warp<kSelectThreads>(__reduce_add_sync(~0u, above), &all_above);
+  const unsigned ties_earlier = before_warp<kSelectThreads>(__reduce_add_sync(~0u, ties), &all_ties);
+  if constexpr (Source::kPasses == 0)
+    found = count_all<Cluster>(found.exceed, part.rank, static_cast<int>(all_above));
+  const int skipped = skipped_ties(job, list, part.rank, found);
+  int above_before = found.above + static_cast<int>(above_earlier);
+  int ties_before = found.ties + static_cast<int>(ties_earlier);
 #pragma unroll 4
   for (int i = from; i < to; i += 32) {
     const unsigned x = i + lane < to ? key(i + lane) : 0, lower = (1u << lane) - 1;
-    const bool is_tie = x == found.exceed && x != 0;
+    const bool is_tie = found.wanted > 0 && x == found.exceed;
     const unsigned aboves = __ballot_sync(~0u, x > found.exceed), equals = __ballot_sync(~0u, is_tie);
     const int tie = ties_before + __popc(equals & lower);
-    const std::int64_t place = above_before + __popc(aboves & lower) + max(0, tie - places.skipped);
-    if ((x > found.exceed || (is_tie && tie >= places.skipped)) && place < job.capacity)
+    const std::int64_t place = above_before + __popc(aboves & lower) + max(0, tie - skipped);
+    if ((x > found.exceed || (is_tie && tie >= skipped)) && place < job.capacity)
       job.rows[list * job.capacity + place] = i + lane;
     above_before += __popc(aboves);
     ties_before += __popc(equals);
   }
-  Together<Cluster>::sync();  // the totals are read by the others until here
+  Together<Cluster>::sync();  // the others have read what they want of this block
+}
+
+/// Clusters of sixteen that run at once.
+template <class Source>
+int wide_clusters_at_once(int shared) {
+  const auto kernel = select_in_registers<Source, kWideCluster, kWideThreads>;
+  static const bool allowed =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess;
+  if (!allowed) return 0;
+  static const int count =
+      EarlyLaunch({kWideCluster, 1, 1}, kWideThreads, shared, kWideCluster, nullptr).clusters_at_once(kernel);
+  return count;
 }
 
 template <class Source>
 void run(const Source& source, Job job, std::int64_t lists, StreamHandle stream) {
   if (lists == 0) return;
   const int histograms = Source::kPasses * kBins * 4, fixed = histograms + 4 * job.map_words;
-  const auto launch = [&]<int Cluster>(std::integral_constant<int, Cluster>) {
+  const auto in_registers = [&]<int Cluster, int Threads>() {
+    launch_together<Cluster, Threads>(select_in_registers<Source, Cluster, Threads>, lists, fixed, stream,
+                                      source, job);
+  };
+  const auto launch = [&]<int Cluster>() {
     const std::int64_t all = std::int64_t{Cluster} * kSelectThreads;
-    if (job.n <= 16 * all)
-      return launch_together<Cluster>(select_in_registers<Source, Cluster, 16>, lists, fixed, stream, source,
-                                      job);
+    if (job.n <= kEach * all) return in_registers.template operator()<Cluster, kSelectThreads>();
     const std::int64_t share = (job.n + all - 1) / all * kSelectThreads;
     const std::int64_t fits = (shared_bytes_per_block() - histograms) / 4;
     job.held = static_cast<int>(Source::kPasses > 0 && share <= fits ? share : 0);
-    launch_together<Cluster>(select_kernel<Source, Cluster>, lists,
-                             histograms + 4 * std::max(job.held, job.map_words), stream, source, job);
+    launch_together<Cluster, kSelectThreads>(select_kernel<Source, Cluster>, lists,
+                                             histograms + 4 * std::max(job.held, job.map_words), stream,
+                                             source, job);
   };
-  if (has_clusters())
-    launch(std::integral_constant<int, kCluster>());
-  else
-    launch(std::integral_constant<int, 1>());
+  if (!has_clusters()) return launch.template operator()<1>();
+  constexpr std::int64_t kWide = std::int64_t{kWideCluster} * kWideThreads * kEach;
+  if (job.n <= kWide && wide_clusters_at_once<Source>(fixed) >= lists)
+    return in_registers.template operator()<kWideCluster, kWideThreads>();
+  launch.template operator()<kCluster>();
 }
 
 }  // namespace
@@ -412,10 +522,10 @@ void top_k(const float* scores, std::int64_t lists, std::int64_t n, const std::i
       stream);
 }
 
-void counting_select(const std::uint16_t* scores, int, bool all_ties, std::int64_t lists, std::int64_t n,
-                     const std::int32_t* lengths, const std::int32_t* k, std::int32_t* rows,
+void counting_select(const std::uint16_t* scores, int levels, bool all_ties, std::int64_t lists,
+                     std::int64_t n, const std::int32_t* lengths, const std::int32_t* k, std::int32_t* rows,
                      std::int64_t capacity, std::int32_t* counts, void*, StreamHandle stream) {
-  run(LevelKeys{scores, n},
+  run(LevelKeys{scores, n, levels - 1},
       {.n = n,
        .capacity = capacity,
        .lengths = lengths,

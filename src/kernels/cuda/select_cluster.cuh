@@ -5,11 +5,12 @@
 
 #include <cooperative_groups.h>
 
-#include "kernels/cuda/check.cuh"
+#include "kernels/cuda/hopper.cuh"
 
 namespace lode::cuda {
 
 constexpr int kCluster = 8, kSelectThreads = 1024;
+constexpr int kWideCluster = 16, kWideThreads = 512;  // for lists so short that their keys fit in registers
 
 template <int Cluster>
 struct Together {
@@ -28,9 +29,20 @@ struct Together {
 #endif
     __syncthreads();
   }
+  /// The two halves of sync(), where nothing that was written in between is read by others.
+  static __device__ __forceinline__ void arrive() {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (Cluster > 1) cooperative_groups::this_cluster().barrier_arrive();
+#endif
+  }
+  static __device__ __forceinline__ void wait() {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (Cluster > 1) cooperative_groups::this_cluster().barrier_wait();
+#endif
+  }
   /// The same variable of another block of the cluster.
   template <class T>
-  static __device__ __forceinline__ const T* of(T* mine, int other) {
+  static __device__ __forceinline__ T* of(T* mine, int other) {
 #if __CUDA_ARCH__ >= 900
     if constexpr (Cluster > 1) return cooperative_groups::this_cluster().map_shared_rank(mine, other);
 #endif
@@ -38,44 +50,25 @@ struct Together {
   }
 };
 
-inline bool has_clusters() {
-  static const bool has = [] {
-    int device = 0, major = 0;
-    LODE_CUDA(cudaGetDevice(&device));
-    LODE_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    return major >= 9;
-  }();
-  return has;
-}
-
 /// Shared memory that a block may have, less what its static variables take.
 inline int shared_bytes_per_block() {
   static const int bytes = [] {
     int device = 0, most = 0;
     LODE_CUDA(cudaGetDevice(&device));
     LODE_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-    return most - 2048;
+    return most - 6144;
   }();
   return bytes;
 }
 
 /// One cluster, or one block, for each of `lists`.
-template <int Cluster, class... Args>
+template <int Cluster, int Threads, class... Args>
 void launch_together(void (*kernel)(Args...), std::int64_t lists, int shared, StreamHandle stream,
                      const Args&... args) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
         "shared memory of a selection");
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(lists * Cluster));
-  config.blockDim = dim3(kSelectThreads);
-  config.dynamicSmemBytes = static_cast<std::size_t>(shared);
-  config.stream = stream;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {Cluster, 1, 1};
-  config.attrs = &attribute;
-  config.numAttrs = Cluster > 1 ? 1 : 0;
-  LODE_CUDA(cudaLaunchKernelEx(&config, kernel, args...));
+  const EarlyLaunch launch({static_cast<unsigned>(lists * Cluster), 1, 1}, Threads, shared, Cluster, stream);
+  launch(kernel, args...);
 }
 
 }  // namespace lode::cuda

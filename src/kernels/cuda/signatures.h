@@ -47,6 +47,8 @@ struct Signatures {
   std::int64_t capacity = 0;         ///< positions of a set, a multiple of kSignatureUnit
   int words = 1;                     ///< 1, 2 or 4
   bool per_query_head = false;
+  /// Some may have been written by the launch just before: they are not read ahead of its end.
+  bool fresh = false;
 };
 inline constexpr std::int64_t kSignatureUnit = 256;
 
@@ -78,6 +80,14 @@ struct SignatureRule {
 void select_by_signature(const Queries& queries, const float* q /*[N, Hq, d]*/, const SignNets& nets,
                          const std::uint32_t* given, const Signatures& signatures, const SignatureRule& rule,
                          std::int64_t max_tokens, std::int32_t* rows /*[lists, capacity]*/,
+                         std::int64_t capacity, std::int32_t* counts /*[lists]*/, StreamHandle stream);
+
+/// The same choice and attention over it, sink and window into queries.o, in one launch; lists are not
+/// written. False, and nothing done, where the shapes are not those that this is for (near_attend.cu): then
+/// selection and attention must be called. Its blocks begin before the launch in front of it has ended, so
+/// networks and the tokens' places must be older than that.
+bool attend_by_signature(const Queries& queries, const float* q /*[N, Hq, d]*/, const SignNets& nets,
+                         const Signatures& signatures, const SignatureRule& rule, std::int64_t max_tokens,
                          std::int64_t capacity, std::int32_t* counts /*[lists]*/, StreamHandle stream);
 
 }  // namespace lode::cuda

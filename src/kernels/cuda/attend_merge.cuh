@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the blocks that share a list of keys merge their states: each posts records of four columns of the
+// output in global memory, those of the list that started last read them, column by column. The order of
+// merging depends on the number of pieces alone.
+//
+// A posted number is never +0 (-0 stands for it), and the reader puts +0 back, so that a place says by itself
+// whether its number has come: neither fences nor flags, one trip through the second-level cache.
+#pragma once
+
+#include "kernels/cuda/attend_walk.cuh"
+
+namespace lode::cuda {
+
+constexpr int kSubs = 8;   // lanes of a warp that share a column; a warp takes four columns
+constexpr int kAhead = 9;  // records that a lane asks for at once
+
+/// Unnormalised sums of four columns, with the peak and sum of their head.
+struct Record {
+  float4 o = {};
+  float m = -INFINITY, l = 0.0f;
+};
+
+__device__ __forceinline__ void add(Record& to, const Record& x, float factor) {
+  to.o.x += factor * x.o.x, to.o.y += factor * x.o.y, to.o.z += factor * x.o.z, to.o.w += factor * x.o.w;
+  to.l += factor * x.l;
+}
+/// Several records together.
+template <int kCount>
+__device__ __forceinline__ Record together(const Record (&x)[kCount], float peak) {
+  Record sum;
+  sum.m = peak;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) add(sum, x[i], decay(x[i].m, peak));
+  return sum;
+}
+template <int kCount>
+__device__ __forceinline__ float peak_of(const Record (&x)[kCount]) {
+  float peak = x[0].m;
+#pragma unroll
+  for (int i = 1; i < kCount; ++i) peak = fmaxf(peak, x[i].m);
+  return peak;
+}
+/// Those of the lanes that share a column, every fourth of a warp: all of them get the sum.
+template <int kCount>
+__device__ __forceinline__ Record fold(const Record (&x)[kCount]) {
+  float peak = peak_of(x);
+#pragma unroll
+  for (int offset = 4; offset < 32; offset *= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, offset));
+  Record sum = together(x, peak);
+#pragma unroll
+  for (int offset = 4; offset < 32; offset *= 2) {
+    sum.o.x += __shfl_xor_sync(~0u, sum.o.x, offset);
+    sum.o.y += __shfl_xor_sync(~0u, sum.o.y, offset);
+    sum.o.z += __shfl_xor_sync(~0u, sum.o.z, offset);
+    sum.o.w += __shfl_xor_sync(~0u, sum.o.w, offset);
+    sum.l += __shfl_xor_sync(~0u, sum.l, offset);
+  }
+  return sum;
+}
+
+__device__ __forceinline__ bool empty(float x) {
+  return __float_as_uint(x) == 0;
+}
+__device__ __forceinline__ float full(float x) {
+  return x == 0.0f ? -0.0f : x;
+}
+__device__ __forceinline__ bool has_come(const Record& x) {
+  return !(empty(x.o.x) || empty(x.o.y) || empty(x.o.z) || empty(x.o.w) || empty(x.m) || empty(x.l));
+}
+
+/// Places in global memory for the records of one list. What four columns of a part need lies together, in
+/// whole sectors of the second-level cache (32 bytes), and so is never completed from memory: four times o,
+/// then m and l, twice m and l again. They stay in that cache before keys and values do.
+struct Posted {
+  float4* at;  // [columns / 4, stride, 6]
+  int stride;
+
+  __device__ float4* of(int group, int part) const { return at + (std::int64_t{group} * stride + part) * 6; }
+  __device__ static std::uint64_t stay() {
+    std::uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+  }
+  __device__ static void put(float4* to, float4 x, std::uint64_t policy) {
+    asm volatile("st.relaxed.gpu.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to),
+                 "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "l"(policy)
+                 : "memory");
+  }
+  /// Four lanes beside one another post the four columns of a group.
+  __device__ void post(int column, int part, const Record& x) const {
+    const std::uint64_t policy = stay();
+    float4* const to = of(column / 4, part);
+    put(to + column % 4, {full(x.o.x), full(x.o.y), full(x.o.z), full(x.o.w)}, policy);
+    if (column % 4 < 2) put(to + 4 + column % 4, {full(x.m), full(x.l), full(x.m), full(x.l)}, policy);
+  }
+  /// What is there now, where it is wanted; several may be under way.
+  __device__ static void ask(const float4* from, int column, bool wanted, Record& x) {
+    asm volatile(
+        "{\n"
+        ".reg .pred wanted;\n"
+        "setp.ne.s32 wanted, %8, 0;\n"
+        "@wanted ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%6];\n"
+        "@wanted ld.relaxed.gpu.global.v2.f32 {%4, %5}, [%7];\n"
+        "}"
+        : "+f"(x.o.x), "+f"(x.o.y), "+f"(x.o.z), "+f"(x.o.w), "+f"(x.m), "+f"(x.l)
+        : "l"(from + column), "l"(from + 4), "r"(static_cast<int>(wanted))
+        : "memory");
+  }
+};
+
+/// A warp's share of the records of a group of columns: parts sub, sub + subs, ... where `subs` count over
+/// the warps that share the group. Leaves the places empty. Lanes 0 to 3 hold columns 0 to 3.
+__device__ __forceinline__ Record take_posted(const Posted& posted, int group, int parts, int sub, int subs) {
+  const int column = threadIdx.x % 4, mine = sub < parts ? (parts - sub + subs - 1) / subs : 0;
+  const float4* const first = posted.of(group, sub);
+  Record x[kAhead];
+  unsigned missing = (1u << mine) - 1;
+  while (missing != 0) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) Posted::ask(first + i * subs * 6, column, (missing >> i & 1) != 0, x[i]);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+      if (has_come(x[i])) missing &= ~(1u << i);
+  }
+  __syncwarp();  // all four columns have the m and l
+  const std::uint64_t policy = Posted::stay();
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    if (i >= mine) continue;
+    float4* const at = posted.of(group, sub) + i * subs * 6 + column;
+    Posted::put(at, {}, policy);
+    if (column < 2) Posted::put(at + 4, {}, policy);
+  }
+  return fold(x);
+}
+
+}  // namespace lode::cuda

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// What sm_90 brings: clusters of blocks, and kernels that start while the one in front still runs. Such a
+// kernel may look up at once what no kernel directly in front of it writes; the rest it reads after the wait.
+#pragma once
+
+#include "kernels/cuda/check.cuh"
+#include "kernels/cuda/device.h"
+
+namespace lode::cuda {
+
+__device__ __forceinline__ void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+/// From here on the kernel behind this one may start. After this one's own wait, what it looks up at once may
+/// have been written by the kernel in front of this one.
+__device__ __forceinline__ void release_successor() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+inline bool has_clusters() {
+  static const bool has = [] {
+    int device = 0, major = 0;
+    LODE_CUDA(cudaGetDevice(&device));
+    LODE_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    return major >= 9;
+  }();
+  return has;
+}
+
+/// The attributes of a launch: in clusters of so many blocks, 1 for none, and early.
+class EarlyLaunch {
+ public:
+  EarlyLaunch(dim3 grid, int threads, int shared, int cluster, StreamHandle stream) {
+    config_.gridDim = grid;
+    config_.blockDim = dim3(static_cast<unsigned>(threads));
+    config_.dynamicSmemBytes = static_cast<std::size_t>(shared);
+    config_.stream = stream;
+    attributes_[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes_[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes_[1].id = cudaLaunchAttributeClusterDimension;
+    attributes_[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    config_.attrs = attributes_;
+    config_.numAttrs = !has_clusters() ? 0 : cluster > 1 ? 2 : 1;
+  }
+  EarlyLaunch(const EarlyLaunch&) = delete;
+  EarlyLaunch& operator=(const EarlyLaunch&) = delete;
+
+  template <class... Args>
+  void operator()(void (*kernel)(Args...), const Args&... args) const {
+    LODE_CUDA(cudaLaunchKernelEx(&config_, kernel, args...));
+  }
+  /// How many clusters run at once.
+  template <class... Args>
+  int clusters_at_once(void (*kernel)(Args...)) const {
+    int count = 0;
+    if (cudaOccupancyMaxActiveClusters(&count, kernel, &config_) == cudaSuccess) return count;
+    static_cast<void>(cudaGetLastError());
+    return 0;
+  }
+
+ private:
+  cudaLaunchAttribute attributes_[2] = {};
+  cudaLaunchConfig_t config_ = {};
+};
+
+}  // namespace lode::cuda

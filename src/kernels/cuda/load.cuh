@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Loads that the compiler may not put off until their first use.
+#pragma once
+
+#include <cstdint>
+
+namespace lode::cuda {
+
+/// Zeros where nothing is wanted.
+__device__ __forceinline__ float4 load_here(const float* from, bool wanted) {
+  float4 x = {};
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.s32 wanted, %5, 0;\n"
+      "@wanted ld.global.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
+      : "l"(from), "r"(static_cast<int>(wanted)));
+  return x;
+}
+__device__ __forceinline__ const char* load_here(const char* const* from) {
+  const char* x;
+  asm volatile("ld.global.u64 %0, [%1];" : "=l"(x) : "l"(from));
+  return x;
+}
+__device__ __forceinline__ int load_here(const std::int32_t* from) {
+  int x;
+  asm volatile("ld.global.s32 %0, [%1];" : "=r"(x) : "l"(from));
+  return x;
+}
+
+}  // namespace lode::cuda

@@ -1,0 +1,607 @@
+// SPDX-License-Identifier: Apache-2.0
+// Selection by signatures and attention over what it chose, in one launch: the way of near_keys.cu for the
+// widths that `train hash` has (128 inputs, hidden layers of 128, 32 bits) and lists that are not long, which
+// stay in shared memory. Clusters of sixteen leave some processors idle and double others' work, so that long
+// lists are attended faster by a launch of their own.
+//
+// Work map: a cluster for each list, a query head's networks spread over kOfHead of its blocks. Blocks send
+// each other what they need to know (cluster_link.cuh) and nobody waits for anything else:
+//
+//   weights, signatures on their way before the queries are there -> each layer's outputs to the head's
+//   blocks
+//   -> the heads' bits to all -> distances, counted by level -> counts to all -> the level where the list
+//   ends
+//   -> rows to the block that will attend them -> attention (cluster_attend.cuh)
+//
+// A warp owns a stretch of keys from their distances to their rows. Distances are small integers and rows
+// come in rising order, so nothing depends on timing.
+#include <cuda_fp16.h>
+
+#include <algorithm>
+
+#include "kernels/cuda/check.cuh"
+#include "kernels/cuda/cluster_attend.cuh"
+#include "kernels/cuda/signatures.h"
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#pragma nv_diag_suppress 177  // the kernel is empty there, and what it uses is not
+#endif
+
+namespace lode::cuda {
+
+namespace {
+
+constexpr int kBlock = 256, kBlockWarps = kBlock / 32, kDim = 128, kBits = 32, kHidden = 128;
+constexpr int kUnit = static_cast<int>(kSignatureUnit);  // keys of one copy
+constexpr int kUnitBytes = kUnit * 4;
+constexpr int kMostSlots = 8;        // copies that a warp has under way
+constexpr int kUnitsOfCounter = 31;  // a counter is a byte, a unit adds 8 at most
+constexpr int kUnitsAtOnce = 4;      // that a warp turns into rows
+constexpr int kMostKeys = 6144;      // of a list with sink and window
+
+struct NearParams {
+  Params attend;
+  const float* q = nullptr;
+  SignNets nets;
+  Signatures signatures;
+  const std::int32_t* budget = nullptr;
+  std::int32_t* counts = nullptr;
+  std::int64_t sink = 0, window = 0, capacity = 0, net_weights = 0, net_biases = 0;
+  int slots = 1;        ///< copies under way
+  int score_bytes = 0;  ///< of a block's distances
+  int work_bytes = 0;   ///< of counters, distances and signatures, or of the rings of attention
+};
+
+template <int kHeads>
+struct Shape {
+  static constexpr int kRanks = kHeads >= 4 ? 16 : 4 * kHeads;
+  static constexpr int kOfHead = kRanks / kHeads;                   // blocks
+  static constexpr int kOutputs = kHidden / kOfHead / kBlockWarps;  // of a warp
+  static constexpr int kLastOutputs = kBits / kOfHead / kBlockWarps;
+  static constexpr int kStep = kHeads % 2 == 0 ? 2 : 1;  // mismatches of one level
+  static constexpr int kLevels = kBits * kHeads / kStep + 1;
+  static constexpr int kPlanes = kHeads <= 2 ? 1 : kHeads <= 4 ? 2 : 3;
+  static constexpr int kFours = (kLevels + 3) / 4;  // of levels
+  static constexpr int kFoursOfLane = (kFours + 31) / 32;
+  static constexpr int kSets = (kLevels + 31) / 32;
+  static constexpr int kCounterBytes = (kLevels + 1) * 32;  // of a warp
+  static_assert(kLastOutputs >= 1 && kOutputs <= 32 / kOfHead);
+};
+
+/// Sums over the warp: lane i gets that of x[i / (32 / kCount)].
+template <int kCount>
+__device__ __forceinline__ float transposed_sum(float (&x)[kCount]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  int offset = 16;
+#pragma unroll
+  for (int n = kCount; n > 1; n /= 2, offset /= 2) {
+    const bool upper = (lane & offset) != 0;
+#pragma unroll
+    for (int i = 0; i < n / 2; ++i) {
+      const float given = upper ? x[i] : x[i + n / 2], kept = upper ? x[i + n / 2] : x[i];
+      x[i] = kept + __shfl_xor_sync(~0u, given, offset);
+    }
+  }
+#pragma unroll
+  for (int o = 16 / kCount; o > 0; o /= 2) x[0] += __shfl_xor_sync(~0u, x[0], o);
+  return x[0];
+}
+
+/// What blocks of a cluster write into each other, and what the warps of a block share.
+template <class Attend, int kHeads, int kHiddenLayers>
+struct Fixed {
+  using S = Shape<kHeads>;
+  typename Attend::Received received;
+  int counts[S::kRanks][S::kFours * 4];
+  int warp_counts[kBlockWarps][S::kFours * 4];
+  float activations[kHiddenLayers > 0 ? kHiddenLayers : 1][kHidden];
+  unsigned bits[kHeads][kBits];
+  Inbox of_layer[kHiddenLayers > 0 ? kHiddenLayers : 1], of_bits, of_counts, of_rows;
+  Inbox of_unit[kBlockWarps][kMostSlots];
+};
+
+template <class T, int kHeads, int kHiddenLayers>
+class Near {
+ public:
+  using S = Shape<kHeads>;
+  using Attend = ClusterAttend<T, kDim, kHeads, S::kRanks>;
+  using Shared = Fixed<Attend, kHeads, kHiddenLayers>;
+  static constexpr int kRanks = S::kRanks;
+
+  __device__ Near(const NearParams& params, char* memory)
+      : p_(params),
+        work_(memory),
+        s_(*reinterpret_cast<Shared*>(memory + params.work_bytes)),
+        rows_(reinterpret_cast<int*>(memory + params.work_bytes + sizeof(Shared))),
+        rank_(static_cast<int>(blockIdx.x) % kRanks),
+        list_of_query_(static_cast<int>(blockIdx.x) / kRanks),
+        query_(static_cast<int>(blockIdx.y)),
+        tid_(static_cast<int>(threadIdx.x)),
+        lane_(tid_ % 32),
+        warp_(tid_ / 32),
+        counters_(reinterpret_cast<unsigned char*>(memory) + warp_ * S::kCounterBytes) {}
+
+  __device__ void run() {
+    let_next_begin();
+    if (tid_ == 0) open_inboxes();
+    if (lane_ == 0) {
+#pragma unroll
+      for (int slot = 0; slot < kMostSlots; ++slot) open_inbox(&s_.of_unit[warp_][slot]);
+      publish_inboxes();
+    }
+    __syncwarp();
+    find_keys();
+    fetch_weights();
+    if (lane_ < min(p_.slots, to_ - from_)) fetch_unit(from_ + lane_, lane_);
+    for (int i = lane_; i < S::kCounterBytes / 16; i += 32) reinterpret_cast<uint4*>(counters_)[i] = {};
+    __syncwarp();
+    arrive_in_cluster();
+    wait_for_previous();
+    const std::int64_t head = std::int64_t{query_} * p_.attend.queries.query_heads + list_of_query_ * kHeads;
+    const float4 x = *reinterpret_cast<const float4*>(p_.q + (head + rank_ / S::kOfHead) * kDim + lane_ * 4);
+    wait_for_cluster();
+    sign(x);
+    measure();
+    share_counts();
+    find_level();
+    send_rows();
+    __syncthreads();  // distances are read, their place is free
+    const int total = sink_ + chosen_ + (all_ - window_begin_), begin = rank_ * piece_;
+    Keys keys;
+    keys.sink = sink_, keys.listed = chosen_, keys.window_begin = window_begin_, keys.count = total;
+    keys.rows = rows_ - begin;
+    if (warp_ < kWarps) {
+      const Queries& queries = p_.attend.queries;
+      const int kv_head = list_of_query_ * kHeads / p_.attend.group;
+      const char* const base =
+          queries.bases[token_.sequence] + queries.layer_offset + kv_head * queries.layout.head_stride();
+      wait_for(&s_.of_rows);
+      Attend::walk(p_.attend, keys, begin, min(total, begin + piece_), base, queries.q + head * kDim, work_);
+    }
+    __syncthreads();
+    Attend::merge(work_, s_.received, rank_, p_.attend.queries.o + head * kDim);
+  }
+
+ private:
+  __device__ void open_inboxes() const {
+    Inbox* const simple[] = {&s_.of_bits, &s_.of_counts, &s_.received.inbox};
+    const unsigned bytes[] = {kHeads * kBits * 4, kRanks * S::kFours * 16, Attend::kMergeBytes};
+#pragma unroll
+    for (int i = 0; i < 3; ++i) open_inbox(simple[i]);
+#pragma unroll
+    for (int i = 0; i < kHiddenLayers; ++i) open_inbox(&s_.of_layer[i]);
+    open_inbox(&s_.of_rows);
+    publish_inboxes();
+#pragma unroll
+    for (int i = 0; i < 3; ++i) expect(simple[i], bytes[i]);
+#pragma unroll
+    for (int i = 0; i < kHiddenLayers; ++i) expect(&s_.of_layer[i], kHidden * 4);
+  }
+
+  /// This block's keys [first_, last_) and this warp's units of them.
+  __device__ void find_keys() {
+    token_ = p_.attend.queries.tokens[query_];
+    all_ = token_.position + 1;
+    begin_ = static_cast<int>(p_.sink);
+    end_ = max(begin_, all_ - static_cast<int>(min(p_.window, std::int64_t{all_})));
+    sink_ = min(begin_, all_);
+    window_begin_ = max(sink_, all_ - static_cast<int>(min(p_.window, std::int64_t{all_})));
+    const int from = begin_ / kUnit * kUnit;
+    const int share = ((end_ - from + kRanks - 1) / kRanks + kUnit - 1) / kUnit * kUnit;
+    first_ = min(end_, from + rank_ * share), last_ = min(end_, first_ + share);
+    const int units = (last_ - first_ + kUnit - 1) / kUnit, each = (units + kBlockWarps - 1) / kBlockWarps;
+    from_ = min(units, warp_ * each), to_ = min(units, from_ + each);
+    const int first_head = list_of_query_ * kHeads;
+    const int set = p_.signatures.per_query_head ? first_head : first_head / p_.attend.group;
+    codes_ = p_.signatures.codes + token_.sequence * p_.signatures.sequence_stride +
+             set * p_.signatures.capacity + first_;
+  }
+  __device__ int* slot_at(int slot) const {
+    return reinterpret_cast<int*>(work_ + kBlockWarps * S::kCounterBytes + p_.score_bytes +
+                                  (warp_ * p_.slots + slot) * kUnitBytes);
+  }
+  __device__ unsigned char* scores_at(int key) const {
+    return reinterpret_cast<unsigned char*>(work_) + kBlockWarps * S::kCounterBytes + key;
+  }
+  __device__ void fetch_unit(int unit, int slot) const {
+    expect(&s_.of_unit[warp_][slot], kUnitBytes);
+    send_from_memory(slot_at(slot), codes_ + std::int64_t{unit} * kUnit, kUnitBytes,
+                     &s_.of_unit[warp_][slot]);
+  }
+
+  /// This warp's rows of each layer: four inputs a lane.
+  __device__ void fetch_weights() {
+    const int net = list_of_query_ * kHeads + rank_ / S::kOfHead, sub = rank_ % S::kOfHead;
+    const __half* weights = static_cast<const __half*>(p_.nets.weights) + net * p_.net_weights;
+    const float* biases = p_.nets.biases + net * p_.net_biases;
+#pragma unroll
+    for (int layer = 0; layer < kHiddenLayers; ++layer) {
+      const int first = (sub * kBlockWarps + warp_) * S::kOutputs;
+#pragma unroll
+      for (int o = 0; o < S::kOutputs; ++o)
+        weights_[layer][o] = __ldg(reinterpret_cast<const uint2*>(weights + (first + o) * kDim) + lane_);
+      biases_[layer] = __ldg(biases + first + lane_ / (32 / S::kOutputs));
+      weights += kHidden * kDim, biases += kHidden;
+    }
+    const int first = (sub * kBlockWarps + warp_) * S::kLastOutputs;
+#pragma unroll
+    for (int o = 0; o < S::kLastOutputs; ++o)
+      last_weights_[o] = __ldg(reinterpret_cast<const uint2*>(weights + (first + o) * kDim) + lane_);
+    last_bias_ = __ldg(biases + first + lane_ / (32 / S::kLastOutputs));
+  }
+  __device__ static float product(uint2 weights, float4 x) {
+    const float2 a = __half22float2(*reinterpret_cast<const __half2*>(&weights.x)),
+                 b = __half22float2(*reinterpret_cast<const __half2*>(&weights.y));
+    return fmaf(a.x, x.x, fmaf(a.y, x.y, fmaf(b.x, x.z, b.y * x.w)));
+  }
+
+  /// The heads' signatures to `bits`, from this block's head's input.
+  __device__ void sign(float4 x) {
+    const int first_rank = rank_ / S::kOfHead * S::kOfHead, sub = rank_ % S::kOfHead;
+#pragma unroll
+    for (int layer = 0; layer < kHiddenLayers; ++layer) {
+      float sum[S::kOutputs];
+#pragma unroll
+      for (int o = 0; o < S::kOutputs; ++o) sum[o] = product(weights_[layer][o], x);
+      float y = transposed_sum(sum) + biases_[layer];
+      y = p_.nets.relu ? (y < 0.0f ? 0.0f : y) : y / (1.0f + expf(-y));
+      constexpr int kLanes = 32 / S::kOutputs;  // with the same output
+      const int output = (sub * kBlockWarps + warp_) * S::kOutputs + lane_ / kLanes, to = lane_ % kLanes;
+      if (to < S::kOfHead)
+        send(address_in(&s_.activations[layer][output], first_rank + to), __float_as_uint(y),
+             address_in(&s_.of_layer[layer], first_rank + to));
+      wait_for(&s_.of_layer[layer]);
+      x = *reinterpret_cast<const float4*>(&s_.activations[layer][lane_ * 4]);
+    }
+    float sum[S::kLastOutputs];
+#pragma unroll
+    for (int o = 0; o < S::kLastOutputs; ++o) sum[o] = product(last_weights_[o], x);
+    const float y = transposed_sum(sum) + last_bias_;
+    constexpr int kLanes = 32 / S::kLastOutputs;
+    const int bit = (sub * kBlockWarps + warp_) * S::kLastOutputs + lane_ / kLanes;
+    for (int to = lane_ % kLanes; to < kRanks; to += kLanes)
+      send(address_in(&s_.bits[rank_ / S::kOfHead][bit], to), y > 0.0f ? 1u : 0u,
+           address_in(&s_.of_bits, to));
+  }
+
+  /// Distances of this warp's keys: kept, and counted by level.
+  __device__ void measure() {
+    wait_for(&s_.of_bits);
+    int set = 0;
+#pragma unroll
+    for (int head = 0; head < kHeads; ++head) set += static_cast<int>(s_.bits[head][lane_]);
+    const int more = abs(kHeads - 2 * set) / S::kStep;
+    const unsigned majority = __ballot_sync(~0u, 2 * set > kHeads);
+    unsigned planes[S::kPlanes];
+#pragma unroll
+    for (int plane = 0; plane < S::kPlanes; ++plane) planes[plane] = __ballot_sync(~0u, more >> plane & 1);
+    int sums[S::kSets] = {};
+    int slot = 0;
+    unsigned phase = 0;
+    for (int unit = from_; unit < to_; ++unit) {
+      wait_for(&s_.of_unit[warp_][slot], phase);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int key = unit * kUnit + half * (kUnit / 2) + lane_ * 4;
+        const uint4 raw = *reinterpret_cast<const uint4*>(slot_at(slot) + half * (kUnit / 2) + lane_ * 4);
+        const unsigned codes[4] = {raw.x, raw.y, raw.z, raw.w};
+        unsigned distance[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          distance[i] = 0;
+#pragma unroll
+          for (int plane = 0; plane < S::kPlanes; ++plane)
+            distance[i] += static_cast<unsigned>(__popc((codes[i] ^ majority) & planes[plane])) << plane;
+        }
+        if (first_ + key < begin_ || first_ + key + 4 > last_) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            if (first_ + key + i < begin_ || first_ + key + i >= last_) distance[i] = S::kLevels;
+        }
+        *reinterpret_cast<unsigned*>(scores_at(key)) =
+            distance[0] | distance[1] << 8 | distance[2] << 16 | distance[3] << 24;
+        count(distance);
+      }
+      if (unit + p_.slots < to_) {
+        __syncwarp();
+        if (lane_ == 0) fetch_unit(unit + p_.slots, slot);
+      }
+      if (++slot == p_.slots) slot = 0, phase ^= 1;
+      if ((unit - from_ + 1) % kUnitsOfCounter == 0) take_counters(sums, true);
+    }
+    take_counters(sums, false);
+#pragma unroll
+    for (int i = 0; i < S::kSets; ++i) {
+      const int level = i * 32 + lane_;
+      if (level < S::kFours * 4) s_.warp_counts[warp_][level] = level < S::kLevels ? sums[i] : 0;
+    }
+  }
+  /// A byte of its own for each lane and level: all four are read at once, so who meets another's level adds
+  /// for both, and the last write stays.
+  __device__ void count(const unsigned (&distance)[4]) const {
+    unsigned char* at[4];
+    unsigned before[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) at[i] = counters_ + distance[i] * 32 + lane_, before[i] = *at[i];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      unsigned now = before[i] + 1;
+#pragma unroll
+      for (int j = 0; j < i; ++j) now += distance[j] == distance[i] ? 1u : 0u;
+      *at[i] = static_cast<unsigned char>(now);
+    }
+  }
+  /// Adds the lanes' counters: level 32 i + lane to sums[i].
+  __device__ void take_counters(int (&sums)[S::kSets], bool clear) const {
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < S::kSets; ++i) {
+      const int level = i * 32 + lane_;
+      if (level >= S::kLevels) continue;
+      unsigned* const of_level = reinterpret_cast<unsigned*>(counters_ + level * 32);
+      unsigned sum = 0;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const int at = (j + lane_ / 4) % 8;
+        sum = __dp4a(of_level[at], 0x01010101u, sum);
+        if (clear) of_level[at] = 0;
+      }
+      sums[i] += static_cast<int>(sum);
+    }
+    __syncwarp();
+  }
+
+  __device__ void share_counts() const {
+    __syncthreads();
+    for (int i = tid_; i < S::kFours * kRanks; i += kBlock) {
+      const int four = i / kRanks, to = i % kRanks;
+      uint4 sum = {};
+#pragma unroll
+      for (int w = 0; w < kBlockWarps; ++w) {
+        const uint4 some = *reinterpret_cast<const uint4*>(&s_.warp_counts[w][four * 4]);
+        sum.x += some.x, sum.y += some.y, sum.z += some.z, sum.w += some.w;
+      }
+      send(address_in(&s_.counts[rank_][four * 4], to), sum, address_in(&s_.of_counts, to));
+    }
+  }
+
+  /// The level where the list ends, and what of it lies before this warp's keys.
+  __device__ void find_level() {
+    constexpr int kEach = 4 * S::kFoursOfLane;
+    const int n = end_ - begin_;
+    const int budget = max(0, static_cast<int>(min(std::int64_t{min(p_.budget[query_], n)}, p_.capacity)));
+    int here[kEach] = {}, earlier[kEach] = {};
+    const auto add = [](int* to, const int* from) {
+      const int4 some = *reinterpret_cast<const int4*>(from);
+      to[0] += some.x, to[1] += some.y, to[2] += some.z, to[3] += some.w;
+    };
+    wait_for(&s_.of_counts);
+#pragma unroll
+    for (int j = 0; j < S::kFoursOfLane; ++j) {
+      const int four = lane_ * S::kFoursOfLane + j;
+      if (four >= S::kFours) continue;
+#pragma unroll
+      for (int r = 0; r < kRanks; ++r) {
+        add(here + 4 * j, &s_.counts[r][four * 4]);
+        if (r < rank_) add(earlier + 4 * j, &s_.counts[r][four * 4]);
+      }
+      for (int w = 0; w < warp_; ++w) add(earlier + 4 * j, &s_.warp_counts[w][four * 4]);
+    }
+    int mine = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) mine += here[i];
+    int up_to = mine;
+#pragma unroll
+    for (int o = 1; o < 32; o *= 2) {
+      const int other = __shfl_up_sync(~0u, up_to, o);
+      if (lane_ >= o) up_to += other;
+    }
+    const unsigned enough = __ballot_sync(~0u, up_to >= budget);
+    const int at = enough == 0 ? 31 : __ffs(static_cast<int>(enough)) - 1;
+    int nearer = up_to - mine, level = lane_ * kEach, ties = 0;
+    bool found = false;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (!found && (nearer + here[i] >= budget || i + 1 == kEach)) {
+        found = true, level += i, ties = here[i];
+      }
+      if (!found) nearer += here[i];
+    }
+    level_ = __shfl_sync(~0u, level, at);
+    const int nearer_in_all = __shfl_sync(~0u, nearer, at), ties_in_all = __shfl_sync(~0u, ties, at);
+    int before_nearer = 0, before_ties = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int own = lane_ * kEach + i;
+      if (own < level_) before_nearer += earlier[i];
+      if (own == level_) before_ties += earlier[i];
+    }
+    nearer_before_ = __reduce_add_sync(~0u, before_nearer);
+    ties_before_ = __reduce_add_sync(~0u, before_ties);
+    chosen_ = budget;
+    skipped_ = ties_in_all - (budget - nearer_in_all);  // the newest of the last level stay
+    piece_ = Attend::piece_of(sink_ + chosen_ + (all_ - window_begin_));
+    if (tid_ != 0) return;
+    const int begin = rank_ * piece_;
+    const int listed = max(0, min(sink_ + chosen_, begin + piece_) - max(sink_, begin));
+    expect(&s_.of_rows, static_cast<unsigned>(listed) * 4);
+    if (rank_ == 0) p_.counts[std::int64_t{query_} * (gridDim.x / kRanks) + list_of_query_] = chosen_;
+  }
+
+  /// Eight distances at or below a level, as bits.
+  __device__ static unsigned at_most(uint2 x, unsigned level) {
+    const unsigned l = level * 0x01010101u;
+    const auto nibble = [](unsigned bytes) { return (bytes & 0x08040201u) * 0x01010101u >> 24; };
+    return nibble(__vcmpleu4(x.x, l)) | nibble(__vcmpleu4(x.y, l)) << 4;
+  }
+
+  /// Chosen rows of this warp's keys, each to the block that attends it.
+  __device__ void send_rows() const {
+    const auto level = static_cast<unsigned>(level_);
+    const float inverse = 1.0f / static_cast<float>(piece_);
+    int nearer = nearer_before_, ties = ties_before_;
+    for (int unit = from_; unit < to_; unit += kUnitsAtOnce) {
+      const int units = min(kUnitsAtOnce, to_ - unit), first = unit * kUnit + lane_ * 8 * units;
+      unsigned near = 0, tie = 0;
+#pragma unroll
+      for (int u = 0; u < kUnitsAtOnce; ++u) {
+        if (u >= units) continue;
+        const uint2 x = *reinterpret_cast<const uint2*>(scores_at(first + 8 * u));
+        const unsigned below = level == 0 ? 0u : at_most(x, level - 1);
+        near |= below << 8 * u, tie |= (at_most(x, level) ^ below) << 8 * u;
+      }
+      const unsigned own = static_cast<unsigned>(__popc(near) | __popc(tie) << 16);
+      unsigned up_to = own;
+#pragma unroll
+      for (int o = 1; o < 32; o *= 2) {
+        const unsigned other = __shfl_up_sync(~0u, up_to, o);
+        if (lane_ >= o) up_to += other;
+      }
+      int tie_at = ties + static_cast<int>((up_to - own) >> 16);
+      int place = nearer + static_cast<int>((up_to - own) & 0xffff) + max(0, tie_at - skipped_);
+      for (unsigned rest = near | tie; rest != 0; rest &= rest - 1) {
+        const int bit = __ffs(static_cast<int>(rest)) - 1;
+        if (tie >> bit & 1 && tie_at++ < skipped_) continue;
+        if (place >= chosen_) break;
+        const int key = sink_ + place++;
+        int to = static_cast<int>(static_cast<float>(key) * inverse);  // off by one at most
+        to += key >= (to + 1) * piece_ ? 1 : 0;
+        to -= key < to * piece_ ? 1 : 0;
+        send(address_in(rows_ + key - to * piece_, to), static_cast<unsigned>(first_ + first + bit),
+             address_in(&s_.of_rows, to));
+      }
+      const unsigned sum = __shfl_sync(~0u, up_to, 31);
+      nearer += static_cast<int>(sum & 0xffff), ties += static_cast<int>(sum >> 16);
+    }
+  }
+
+  const NearParams& p_;
+  char* const work_;  ///< counters, distances, signatures; then the rings of attention
+  Shared& s_;
+  int* const rows_;  // [most_rows]
+  const int rank_, list_of_query_, query_, tid_, lane_, warp_;
+  unsigned char* const counters_;  // [levels + 1][32]: this warp's
+  QueryToken token_;
+  int all_ = 0, begin_ = 0, end_ = 0, sink_ = 0, window_begin_ = 0;
+  int first_ = 0, last_ = 0, from_ = 0, to_ = 0;
+  const std::uint32_t* codes_ = nullptr;  ///< of first_
+  uint2 weights_[kHiddenLayers > 0 ? kHiddenLayers : 1][S::kOutputs], last_weights_[S::kLastOutputs];
+  float biases_[kHiddenLayers > 0 ? kHiddenLayers : 1], last_bias_ = 0.0f;
+  int level_ = 0, nearer_before_ = 0, ties_before_ = 0, chosen_ = 0, skipped_ = 0, piece_ = 0;
+};
+
+template <class T, int kHeads, int kHiddenLayers>
+__global__ void __launch_bounds__(kBlock, 2) near_attend_kernel(const __grid_constant__ NearParams p) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) char memory[];
+  Near<T, kHeads, kHiddenLayers>(p, memory).run();
+#endif
+}
+
+/// False where the work does not fit in a block.
+template <class T, int kHeads, int kHiddenLayers>
+bool launch(NearParams p, std::int64_t max_tokens, StreamHandle stream) {
+  using N = Near<T, kHeads, kHiddenLayers>;
+  constexpr std::int64_t kMostBytes = (228 << 10) / 2 - 1024;  // two blocks a processor
+  const std::int64_t share = (max_tokens / N::kRanks + kUnit) / kUnit * kUnit + kUnit,
+                     most_rows = (p.sink + p.capacity + p.window) / N::kRanks + 2 * kTile,
+                     fixed = static_cast<std::int64_t>(sizeof(typename N::Shared)) + most_rows * 4,
+                     kept = kBlockWarps * N::S::kCounterBytes + share,
+                     each = (share / kUnit + kBlockWarps - 1) / kBlockWarps;
+  p.slots = static_cast<int>(std::min<std::int64_t>(
+      {(kMostBytes - fixed - kept) / (kBlockWarps * kUnitBytes), each, std::int64_t{kMostSlots}}));
+  const std::int64_t work = std::max<std::int64_t>(
+      N::Attend::kRingBytes, (kept + p.slots * kBlockWarps * kUnitBytes + 127) / 128 * 128);
+  const std::int64_t bytes = work + fixed;
+  if (p.slots < 1 || bytes > kMostBytes) return false;
+  p.work_bytes = static_cast<int>(work);
+  p.score_bytes = static_cast<int>(share);
+  const auto kernel = near_attend_kernel<T, kHeads, kHiddenLayers>;
+  LODE_CUDA(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  cudaLaunchConfig_t config = {};
+  const Queries& queries = p.attend.queries;
+  config.gridDim = dim3(static_cast<unsigned>(queries.query_heads / kHeads * N::kRanks),
+                        static_cast<unsigned>(queries.count));
+  config.blockDim = dim3(kBlock);
+  config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
+  config.stream = stream;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {N::kRanks, 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = p.signatures.fresh ? 0 : 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  LODE_CUDA(cudaLaunchKernelEx(&config, kernel, p));
+  return true;
+}
+
+template <class T, int kHeads>
+bool launch_for_layers(const NearParams& p, std::int64_t max_tokens, StreamHandle stream) {
+  switch (p.nets.depth) {
+    case 1:
+      return launch<T, kHeads, 0>(p, max_tokens, stream);
+    case 3:
+      return launch<T, kHeads, 2>(p, max_tokens, stream);
+    default:
+      return false;
+  }
+}
+template <class T>
+bool launch_for_heads(const NearParams& p, int heads, std::int64_t max_tokens, StreamHandle stream) {
+  switch (heads) {
+    case 1:
+      return launch_for_layers<T, 1>(p, max_tokens, stream);
+    case 4:
+      return launch_for_layers<T, 4>(p, max_tokens, stream);
+    case 8:
+      return launch_for_layers<T, 8>(p, max_tokens, stream);
+    default:
+      return false;
+  }
+}
+
+bool has_clusters_of_sixteen() {
+  static const bool has = [] {
+    int device = 0, major = 0;
+    LODE_CUDA(cudaGetDevice(&device));
+    LODE_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    return major == 9;
+  }();
+  return has;
+}
+
+}  // namespace
+
+bool attend_by_signature(const Queries& queries, const float* q, const SignNets& nets,
+                         const Signatures& signatures, const SignatureRule& rule, std::int64_t max_tokens,
+                         std::int64_t capacity, std::int32_t* counts, StreamHandle stream) {
+  const int group = queries.query_heads / queries.layout.kv_heads, together = rule.per_query_head ? 1 : group;
+  bool fits = has_clusters_of_sixteen() && queries.layout.head_dim == kDim && nets.type == DType::f16 &&
+              signatures.words == 1 && rule.mode == SignatureRule::Mode::count && !rule.all_ties &&
+              rule.budget != nullptr && queries.lse == nullptr && nets.bits() == kBits &&
+              !(signatures.per_query_head && together > 1) && rule.sink + rule.window + capacity <= kMostKeys;
+  for (int i = 0; i < nets.depth; ++i) fits = fits && nets.widths[i] == (i == 0 ? kDim : kHidden);
+  if (!fits) return false;
+  if (queries.count == 0) return true;
+  NearParams p = {.q = q,
+                  .nets = nets,
+                  .signatures = signatures,
+                  .budget = rule.budget,
+                  .counts = counts,
+                  .sink = rule.sink,
+                  .window = rule.window,
+                  .capacity = capacity,
+                  .net_weights = nets.weights_of_net(),
+                  .net_biases = nets.biases_of_net()};
+  p.attend.queries = queries;
+  p.attend.group = group;
+  if (queries.layout.type == DType::bf16)
+    return launch_for_heads<__nv_bfloat16>(p, together, max_tokens, stream);
+  if (queries.layout.type == DType::f16) return launch_for_heads<__half>(p, together, max_tokens, stream);
+  return false;
+}
+
+}  // namespace lode::cuda
