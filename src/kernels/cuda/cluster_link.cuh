@@ -4,6 +4,9 @@
 // fence. A block may end once all messages to it have come.
 #pragma once
 
+#include <algorithm>
+
+#include "kernels/cuda/check.cuh"
 #include "kernels/cuda/matrix.cuh"
 
 namespace lode::cuda {
@@ -82,6 +85,21 @@ __device__ __forceinline__ void let_next_begin() {
 /// What the kernels before this one have written is there.
 __device__ __forceinline__ void wait_for_previous() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+/// Before a launch in clusters of up to sixteen blocks of so many bytes of shared memory, and what is static.
+/// Blocks of the kernel behind come to a processor only where memory is split between cache and blocks alike:
+/// as attention has it, or more where two of these blocks need more, since all clusters must run at once.
+template <class Kernel>
+void prepare_clusters(Kernel kernel, std::int64_t bytes) {
+  constexpr std::int64_t kOfProcessor = 228 << 10, kOfAttention = 58;
+  const std::int64_t percent = (2 * (bytes + 3072) * 100 + kOfProcessor - 1) / kOfProcessor;
+  const auto set = [&](cudaFuncAttribute what, std::int64_t value) {
+    LODE_CUDA(cudaFuncSetAttribute(kernel, what, static_cast<int>(value)));
+  };
+  set(cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  set(cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  set(cudaFuncAttributePreferredSharedMemoryCarveout, std::clamp<std::int64_t>(percent, kOfAttention, 100));
 }
 
 }  // namespace lode::cuda

@@ -735,6 +735,9 @@ void select_by_signature(const Queries& queries, const float* q, const SignNets&
                          std::int64_t max_tokens, std::int32_t* rows, std::int64_t capacity,
                          std::int32_t* counts, StreamHandle stream) {
   if (queries.count == 0) return;
+  if (given == nullptr &&
+      select_in_cluster(queries, q, nets, signatures, rule, max_tokens, rows, capacity, counts, stream))
+    return;
   const int group = queries.query_heads / queries.layout.kv_heads;
   if (group > kMostHeads)
     throw RunError("signatures on the GPU: expected at most 16 query heads per KV head, found " +

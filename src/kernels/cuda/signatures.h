@@ -82,10 +82,14 @@ void select_by_signature(const Queries& queries, const float* q /*[N, Hq, d]*/, 
                          std::int64_t max_tokens, std::int32_t* rows /*[lists, capacity]*/,
                          std::int64_t capacity, std::int32_t* counts /*[lists]*/, StreamHandle stream);
 
-/// The same choice and attention over it, sink and window into queries.o, in one launch; lists are not
-/// written. False, and nothing done, where the shapes are not those that this is for (near_attend.cu): then
-/// selection and attention must be called. Its blocks begin before the launch in front of it has ended, so
-/// networks and the tokens' places must be older than that.
+/// The same where the shapes are those of near_cluster.cu; false, and nothing done, elsewhere.
+bool select_in_cluster(const Queries& queries, const float* q, const SignNets& nets,
+                       const Signatures& signatures, const SignatureRule& rule, std::int64_t max_tokens,
+                       std::int32_t* rows, std::int64_t capacity, std::int32_t* counts, StreamHandle stream);
+
+/// Choice and attention over it, sink and window into queries.o, in one launch; lists are not written. False,
+/// and nothing done, where the shapes are not those that this is for or lists are long: then selection and
+/// attention must be called.
 bool attend_by_signature(const Queries& queries, const float* q /*[N, Hq, d]*/, const SignNets& nets,
                          const Signatures& signatures, const SignatureRule& rule, std::int64_t max_tokens,
                          std::int64_t capacity, std::int32_t* counts /*[lists]*/, StreamHandle stream);

@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Selection by signatures and attention over what it chose, in one launch: the way of near_keys.cu for the
-// widths that `train hash` has (128 inputs, hidden layers of 128, 32 bits) and lists that are not long, which
-// stay in shared memory. Clusters of sixteen leave some processors idle and double others' work, so that long
-// lists are attended faster by a launch of their own.
+// Selection by signatures in one launch, and attention over what it chose where lists are short: the way of
+// near_keys.cu for the widths that `train hash` has (128 inputs, hidden layers of 128, 32 bits).
 //
 // Work map: a cluster for each list, a query head's networks spread over kOfHead of its blocks. Blocks send
 // each other what they need to know (cluster_link.cuh) and nobody waits for anything else:
 //
-//   weights, signatures on their way before the queries are there -> each layer's outputs to the head's
-//   blocks
-//   -> the heads' bits to all -> distances, counted by level -> counts to all -> the level where the list
-//   ends
-//   -> rows to the block that will attend them -> attention (cluster_attend.cuh)
+//   weights and signatures on their way before the queries are there -> each layer's outputs to the head's
+//   blocks -> the heads' bits to all -> distances, counted by level -> counts to all -> the level where the
+//   list ends -> rows, to memory or to the block that will attend them (cluster_attend.cuh)
 //
 // A warp owns a stretch of keys from their distances to their rows. Distances are small integers and rows
-// come in rising order, so nothing depends on timing.
+// come in rising order, so nothing depends on timing. Clusters of sixteen leave some processors idle and
+// double others' work, so long lists are attended by a launch of their own.
 #include <cuda_fp16.h>
 
 #include <algorithm>
@@ -32,12 +29,11 @@ namespace lode::cuda {
 namespace {
 
 constexpr int kBlock = 256, kBlockWarps = kBlock / 32, kDim = 128, kBits = 32, kHidden = 128;
-constexpr int kUnit = static_cast<int>(kSignatureUnit);  // keys of one copy
-constexpr int kUnitBytes = kUnit * 4;
-constexpr int kMostSlots = 8;        // copies that a warp has under way
-constexpr int kUnitsOfCounter = 31;  // a counter is a byte, a unit adds 8 at most
-constexpr int kUnitsAtOnce = 4;      // that a warp turns into rows
-constexpr int kMostKeys = 6144;      // of a list with sink and window
+constexpr int kUnit = static_cast<int>(kSignatureUnit);  // keys that a warp measures at once, 8 a lane
+constexpr int kAhead = 4;                                // units whose signatures a warp has on the way
+constexpr int kMostAttended = 6144;                      // keys of a list that its cluster attends
+[[maybe_unused]] constexpr int kUnitsOfCounter = 31;     // a counter is a byte, a unit adds 8 at most
+[[maybe_unused]] constexpr int kUnitsAtOnce = 4;         // that a warp turns into rows
 
 struct NearParams {
   Params attend;
@@ -45,11 +41,9 @@ struct NearParams {
   SignNets nets;
   Signatures signatures;
   const std::int32_t* budget = nullptr;
-  std::int32_t* counts = nullptr;
+  std::int32_t *rows = nullptr, *counts = nullptr;  ///< no rows where the cluster attends them
   std::int64_t sink = 0, window = 0, capacity = 0, net_weights = 0, net_biases = 0;
-  int slots = 1;        ///< copies under way
-  int score_bytes = 0;  ///< of a block's distances
-  int work_bytes = 0;   ///< of counters, distances and signatures, or of the rings of attention
+  int rows_bytes = 0;  ///< of a block's part of the list
 };
 
 template <int kHeads>
@@ -97,10 +91,10 @@ struct Fixed {
   float activations[kHiddenLayers > 0 ? kHiddenLayers : 1][kHidden];
   unsigned bits[kHeads][kBits];
   Inbox of_layer[kHiddenLayers > 0 ? kHiddenLayers : 1], of_bits, of_counts, of_rows;
-  Inbox of_unit[kBlockWarps][kMostSlots];
 };
 
-template <class T, int kHeads, int kHiddenLayers>
+/// Memory: Fixed, rows, then counters and distances, whose place the rings of attention take.
+template <class T, int kHeads, int kHiddenLayers, bool kAttend>
 class Near {
  public:
   using S = Shape<kHeads>;
@@ -110,33 +104,29 @@ class Near {
 
   __device__ Near(const NearParams& params, char* memory)
       : p_(params),
-        work_(memory),
-        s_(*reinterpret_cast<Shared*>(memory + params.work_bytes)),
-        rows_(reinterpret_cast<int*>(memory + params.work_bytes + sizeof(Shared))),
+        work_(memory + sizeof(Shared) + params.rows_bytes),
+        s_(*reinterpret_cast<Shared*>(memory)),
+        rows_(reinterpret_cast<int*>(memory + sizeof(Shared))),
         rank_(static_cast<int>(blockIdx.x) % kRanks),
         list_of_query_(static_cast<int>(blockIdx.x) / kRanks),
         query_(static_cast<int>(blockIdx.y)),
         tid_(static_cast<int>(threadIdx.x)),
         lane_(tid_ % 32),
         warp_(tid_ / 32),
-        counters_(reinterpret_cast<unsigned char*>(memory) + warp_ * S::kCounterBytes) {}
+        counters_(reinterpret_cast<unsigned char*>(work_) + warp_ * S::kCounterBytes) {}
 
   __device__ void run() {
-    let_next_begin();
     if (tid_ == 0) open_inboxes();
-    if (lane_ == 0) {
-#pragma unroll
-      for (int slot = 0; slot < kMostSlots; ++slot) open_inbox(&s_.of_unit[warp_][slot]);
-      publish_inboxes();
-    }
     __syncwarp();
     find_keys();
     fetch_weights();
-    if (lane_ < min(p_.slots, to_ - from_)) fetch_unit(from_ + lane_, lane_);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) fetch_unit(from_ + i, ahead_[i]);
     for (int i = lane_; i < S::kCounterBytes / 16; i += 32) reinterpret_cast<uint4*>(counters_)[i] = {};
     __syncwarp();
     arrive_in_cluster();
     wait_for_previous();
+    let_next_begin();
     const std::int64_t head = std::int64_t{query_} * p_.attend.queries.query_heads + list_of_query_ * kHeads;
     const float4 x = *reinterpret_cast<const float4*>(p_.q + (head + rank_ / S::kOfHead) * kDim + lane_ * 4);
     wait_for_cluster();
@@ -144,22 +134,8 @@ class Near {
     measure();
     share_counts();
     find_level();
-    send_rows();
-    __syncthreads();  // distances are read, their place is free
-    const int total = sink_ + chosen_ + (all_ - window_begin_), begin = rank_ * piece_;
-    Keys keys;
-    keys.sink = sink_, keys.listed = chosen_, keys.window_begin = window_begin_, keys.count = total;
-    keys.rows = rows_ - begin;
-    if (warp_ < kWarps) {
-      const Queries& queries = p_.attend.queries;
-      const int kv_head = list_of_query_ * kHeads / p_.attend.group;
-      const char* const base =
-          queries.bases[token_.sequence] + queries.layer_offset + kv_head * queries.layout.head_stride();
-      wait_for(&s_.of_rows);
-      Attend::walk(p_.attend, keys, begin, min(total, begin + piece_), base, queries.q + head * kDim, work_);
-    }
-    __syncthreads();
-    Attend::merge(work_, s_.received, rank_, p_.attend.queries.o + head * kDim);
+    give_rows();
+    if constexpr (kAttend) attend(head);
   }
 
  private:
@@ -196,17 +172,14 @@ class Near {
     codes_ = p_.signatures.codes + token_.sequence * p_.signatures.sequence_stride +
              set * p_.signatures.capacity + first_;
   }
-  __device__ int* slot_at(int slot) const {
-    return reinterpret_cast<int*>(work_ + kBlockWarps * S::kCounterBytes + p_.score_bytes +
-                                  (warp_ * p_.slots + slot) * kUnitBytes);
-  }
   __device__ unsigned char* scores_at(int key) const {
     return reinterpret_cast<unsigned char*>(work_) + kBlockWarps * S::kCounterBytes + key;
   }
-  __device__ void fetch_unit(int unit, int slot) const {
-    expect(&s_.of_unit[warp_][slot], kUnitBytes);
-    send_from_memory(slot_at(slot), codes_ + std::int64_t{unit} * kUnit, kUnitBytes,
-                     &s_.of_unit[warp_][slot]);
+  /// Reads stay inside the set: its capacity is a multiple of the unit.
+  __device__ void fetch_unit(int unit, uint4 (&to)[2]) const {
+    if (unit >= to_) return;
+    const uint4* const from = reinterpret_cast<const uint4*>(codes_ + std::int64_t{unit} * kUnit) + lane_;
+    to[0] = __ldg(from), to[1] = __ldg(from + 32);
   }
 
   /// This warp's rows of each layer: four inputs a lane.
@@ -275,39 +248,18 @@ class Near {
     unsigned planes[S::kPlanes];
 #pragma unroll
     for (int plane = 0; plane < S::kPlanes; ++plane) planes[plane] = __ballot_sync(~0u, more >> plane & 1);
-    int sums[S::kSets] = {};
-    int slot = 0;
-    unsigned phase = 0;
-    for (int unit = from_; unit < to_; ++unit) {
-      wait_for(&s_.of_unit[warp_][slot], phase);
+    int sums[S::kSets] = {}, counted = 0;
+    for (int first = from_; first < to_; first += kAhead) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int key = unit * kUnit + half * (kUnit / 2) + lane_ * 4;
-        const uint4 raw = *reinterpret_cast<const uint4*>(slot_at(slot) + half * (kUnit / 2) + lane_ * 4);
-        const unsigned codes[4] = {raw.x, raw.y, raw.z, raw.w};
-        unsigned distance[4];
+      for (int i = 0; i < kAhead; ++i) {
+        const int unit = first + i;
+        if (unit >= to_) break;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          distance[i] = 0;
-#pragma unroll
-          for (int plane = 0; plane < S::kPlanes; ++plane)
-            distance[i] += static_cast<unsigned>(__popc((codes[i] ^ majority) & planes[plane])) << plane;
-        }
-        if (first_ + key < begin_ || first_ + key + 4 > last_) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i)
-            if (first_ + key + i < begin_ || first_ + key + i >= last_) distance[i] = S::kLevels;
-        }
-        *reinterpret_cast<unsigned*>(scores_at(key)) =
-            distance[0] | distance[1] << 8 | distance[2] << 16 | distance[3] << 24;
-        count(distance);
+        for (int half = 0; half < 2; ++half)
+          measure_four(unit * kUnit + half * (kUnit / 2) + lane_ * 4, ahead_[i][half], majority, planes);
+        fetch_unit(unit + kAhead, ahead_[i]);
       }
-      if (unit + p_.slots < to_) {
-        __syncwarp();
-        if (lane_ == 0) fetch_unit(unit + p_.slots, slot);
-      }
-      if (++slot == p_.slots) slot = 0, phase ^= 1;
-      if ((unit - from_ + 1) % kUnitsOfCounter == 0) take_counters(sums, true);
+      if ((counted += kAhead) + kAhead > kUnitsOfCounter) take_counters(sums, true), counted = 0;
     }
     take_counters(sums, false);
 #pragma unroll
@@ -315,6 +267,26 @@ class Near {
       const int level = i * 32 + lane_;
       if (level < S::kFours * 4) s_.warp_counts[warp_][level] = level < S::kLevels ? sums[i] : 0;
     }
+  }
+  __device__ void measure_four(int key, uint4 raw, unsigned majority,
+                               const unsigned (&planes)[S::kPlanes]) const {
+    const unsigned codes[4] = {raw.x, raw.y, raw.z, raw.w};
+    unsigned distance[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      distance[i] = 0;
+#pragma unroll
+      for (int plane = 0; plane < S::kPlanes; ++plane)
+        distance[i] += static_cast<unsigned>(__popc((codes[i] ^ majority) & planes[plane])) << plane;
+    }
+    if (first_ + key < begin_ || first_ + key + 4 > last_) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (first_ + key + i < begin_ || first_ + key + i >= last_) distance[i] = S::kLevels;
+    }
+    *reinterpret_cast<unsigned*>(scores_at(key)) =
+        distance[0] | distance[1] << 8 | distance[2] << 16 | distance[3] << 24;
+    count(distance);
   }
   /// A byte of its own for each lane and level: all four are read at once, so who meets another's level adds
   /// for both, and the last write stays.
@@ -420,12 +392,16 @@ class Near {
     ties_before_ = __reduce_add_sync(~0u, before_ties);
     chosen_ = budget;
     skipped_ = ties_in_all - (budget - nearer_in_all);  // the newest of the last level stay
-    piece_ = Attend::piece_of(sink_ + chosen_ + (all_ - window_begin_));
-    if (tid_ != 0) return;
-    const int begin = rank_ * piece_;
-    const int listed = max(0, min(sink_ + chosen_, begin + piece_) - max(sink_, begin));
-    expect(&s_.of_rows, static_cast<unsigned>(listed) * 4);
-    if (rank_ == 0) p_.counts[std::int64_t{query_} * (gridDim.x / kRanks) + list_of_query_] = chosen_;
+    if constexpr (kAttend) {
+      piece_ = Attend::piece_of(sink_ + chosen_ + (all_ - window_begin_));
+      const int begin = rank_ * piece_;
+      const int listed = max(0, min(sink_ + chosen_, begin + piece_) - max(sink_, begin));
+      if (tid_ == 0) expect(&s_.of_rows, static_cast<unsigned>(listed) * 4);
+    }
+    if (rank_ == 0 && tid_ == 0) p_.counts[list()] = chosen_;
+  }
+  __device__ std::int64_t list() const {
+    return std::int64_t{query_} * (gridDim.x / kRanks) + list_of_query_;
   }
 
   /// Eight distances at or below a level, as bits.
@@ -435,10 +411,11 @@ class Near {
     return nibble(__vcmpleu4(x.x, l)) | nibble(__vcmpleu4(x.y, l)) << 4;
   }
 
-  /// Chosen rows of this warp's keys, each to the block that attends it.
-  __device__ void send_rows() const {
+  /// Chosen rows of this warp's keys.
+  __device__ void give_rows() const {
     const auto level = static_cast<unsigned>(level_);
-    const float inverse = 1.0f / static_cast<float>(piece_);
+    const float inverse = kAttend ? 1.0f / static_cast<float>(piece_) : 0.0f;
+    std::int32_t* const rows = kAttend ? nullptr : p_.rows + list() * p_.capacity;
     int nearer = nearer_before_, ties = ties_before_;
     for (int unit = from_; unit < to_; unit += kUnitsAtOnce) {
       const int units = min(kUnitsAtOnce, to_ - unit), first = unit * kUnit + lane_ * 8 * units;
@@ -463,22 +440,49 @@ class Near {
         const int bit = __ffs(static_cast<int>(rest)) - 1;
         if (tie >> bit & 1 && tie_at++ < skipped_) continue;
         if (place >= chosen_) break;
-        const int key = sink_ + place++;
-        int to = static_cast<int>(static_cast<float>(key) * inverse);  // off by one at most
-        to += key >= (to + 1) * piece_ ? 1 : 0;
-        to -= key < to * piece_ ? 1 : 0;
-        send(address_in(rows_ + key - to * piece_, to), static_cast<unsigned>(first_ + first + bit),
-             address_in(&s_.of_rows, to));
+        if constexpr (kAttend) {
+          send_row(sink_ + place, first_ + first + bit, inverse);
+        } else {
+          rows[place] = first_ + first + bit;
+        }
+        ++place;
       }
       const unsigned sum = __shfl_sync(~0u, up_to, 31);
       nearer += static_cast<int>(sum & 0xffff), ties += static_cast<int>(sum >> 16);
     }
   }
 
+  /// To the block whose piece of the list the place is in.
+  __device__ void send_row(int key, int row, float inverse) const {
+    int to = static_cast<int>(static_cast<float>(key) * inverse);  // off by one at most
+    to += key >= (to + 1) * piece_ ? 1 : 0;
+    to -= key < to * piece_ ? 1 : 0;
+    send(address_in(rows_ + key - to * piece_, to), static_cast<unsigned>(row), address_in(&s_.of_rows, to));
+  }
+
+  __device__ void attend(std::int64_t head) const {
+    __syncthreads();  // distances are read, their place is free
+    const Queries& queries = p_.attend.queries;
+    Keys keys;
+    keys.sink = sink_, keys.listed = chosen_, keys.window_begin = window_begin_;
+    keys.count = sink_ + chosen_ + (all_ - window_begin_);
+    const int begin = rank_ * piece_, end = min(keys.count, begin + piece_);
+    keys.rows = rows_ - begin;
+    if (warp_ < kWarps) {
+      const int kv_head = list_of_query_ * kHeads / p_.attend.group;
+      const char* const base =
+          queries.bases[token_.sequence] + queries.layer_offset + kv_head * queries.layout.head_stride();
+      wait_for(&s_.of_rows);
+      Attend::walk(p_.attend, keys, begin, end, base, queries.q + head * kDim, work_);
+    }
+    __syncthreads();
+    Attend::merge(work_, s_.received, rank_, queries.o + head * kDim);
+  }
+
   const NearParams& p_;
-  char* const work_;  ///< counters, distances, signatures; then the rings of attention
+  char* const work_;  ///< counters and distances; then the rings of attention
   Shared& s_;
-  int* const rows_;  // [most_rows]
+  int* const rows_;  // those that this block attends
   const int rank_, list_of_query_, query_, tid_, lane_, warp_;
   unsigned char* const counters_;  // [levels + 1][32]: this warp's
   QueryToken token_;
@@ -487,41 +491,35 @@ class Near {
   const std::uint32_t* codes_ = nullptr;  ///< of first_
   uint2 weights_[kHiddenLayers > 0 ? kHiddenLayers : 1][S::kOutputs], last_weights_[S::kLastOutputs];
   float biases_[kHiddenLayers > 0 ? kHiddenLayers : 1], last_bias_ = 0.0f;
+  uint4 ahead_[kAhead][2];  ///< signatures of the next units
   int level_ = 0, nearer_before_ = 0, ties_before_ = 0, chosen_ = 0, skipped_ = 0, piece_ = 0;
 };
 
-template <class T, int kHeads, int kHiddenLayers>
-__global__ void __launch_bounds__(kBlock, 2) near_attend_kernel(const __grid_constant__ NearParams p) {
+template <class T, int kHeads, int kHiddenLayers, bool kAttend>
+__global__ void __launch_bounds__(kBlock, 2) near_kernel(const __grid_constant__ NearParams p) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) char memory[];
-  Near<T, kHeads, kHiddenLayers>(p, memory).run();
+  Near<T, kHeads, kHiddenLayers, kAttend>(p, memory).run();
 #endif
 }
 
+constexpr int kMostBytes = (228 << 10) / 2 - 1024;  // of shared memory, with two blocks on a processor
+
 /// False where the work does not fit in a block.
-template <class T, int kHeads, int kHiddenLayers>
+template <class T, int kHeads, int kHiddenLayers, bool kAttend>
 bool launch(NearParams p, std::int64_t max_tokens, StreamHandle stream) {
-  using N = Near<T, kHeads, kHiddenLayers>;
-  constexpr std::int64_t kMostBytes = (228 << 10) / 2 - 1024;  // two blocks a processor
+  using N = Near<T, kHeads, kHiddenLayers, kAttend>;
   const std::int64_t share = (max_tokens / N::kRanks + kUnit) / kUnit * kUnit + kUnit,
-                     most_rows = (p.sink + p.capacity + p.window) / N::kRanks + 2 * kTile,
-                     fixed = static_cast<std::int64_t>(sizeof(typename N::Shared)) + most_rows * 4,
-                     kept = kBlockWarps * N::S::kCounterBytes + share,
-                     each = (share / kUnit + kBlockWarps - 1) / kBlockWarps;
-  p.slots = static_cast<int>(std::min<std::int64_t>(
-      {(kMostBytes - fixed - kept) / (kBlockWarps * kUnitBytes), each, std::int64_t{kMostSlots}}));
-  const std::int64_t work = std::max<std::int64_t>(
-      N::Attend::kRingBytes, (kept + p.slots * kBlockWarps * kUnitBytes + 127) / 128 * 128);
-  const std::int64_t bytes = work + fixed;
-  if (p.slots < 1 || bytes > kMostBytes) return false;
-  p.work_bytes = static_cast<int>(work);
-  p.score_bytes = static_cast<int>(share);
-  const auto kernel = near_attend_kernel<T, kHeads, kHiddenLayers>;
-  LODE_CUDA(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
-  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-  cudaLaunchConfig_t config = {};
+                     work = kBlockWarps * N::S::kCounterBytes + share,
+                     most_rows = (p.sink + p.capacity + p.window) / N::kRanks + 2 * kTile;
+  p.rows_bytes = kAttend ? static_cast<int>((most_rows * 4 + 127) / 128 * 128) : 0;
+  const std::int64_t bytes = static_cast<std::int64_t>(sizeof(typename N::Shared)) + p.rows_bytes +
+                             (kAttend ? std::max<std::int64_t>(work, N::Attend::kRingBytes) : work);
+  if (bytes > kMostBytes) return false;
+  const auto kernel = near_kernel<T, kHeads, kHiddenLayers, kAttend>;
+  prepare_clusters(kernel, bytes);
   const Queries& queries = p.attend.queries;
+  cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(queries.query_heads / kHeads * N::kRanks),
                         static_cast<unsigned>(queries.count));
   config.blockDim = dim3(kBlock);
@@ -538,54 +536,58 @@ bool launch(NearParams p, std::int64_t max_tokens, StreamHandle stream) {
   return true;
 }
 
-template <class T, int kHeads>
+template <class T, int kHeads, bool kAttend>
 bool launch_for_layers(const NearParams& p, std::int64_t max_tokens, StreamHandle stream) {
   switch (p.nets.depth) {
     case 1:
-      return launch<T, kHeads, 0>(p, max_tokens, stream);
+      return launch<T, kHeads, 0, kAttend>(p, max_tokens, stream);
     case 3:
-      return launch<T, kHeads, 2>(p, max_tokens, stream);
+      return launch<T, kHeads, 2, kAttend>(p, max_tokens, stream);
     default:
       return false;
   }
 }
-template <class T>
+template <class T, bool kAttend>
 bool launch_for_heads(const NearParams& p, int heads, std::int64_t max_tokens, StreamHandle stream) {
   switch (heads) {
     case 1:
-      return launch_for_layers<T, 1>(p, max_tokens, stream);
+      return launch_for_layers<T, 1, kAttend>(p, max_tokens, stream);
     case 4:
-      return launch_for_layers<T, 4>(p, max_tokens, stream);
+      return launch_for_layers<T, 4, kAttend>(p, max_tokens, stream);
     case 8:
-      return launch_for_layers<T, 8>(p, max_tokens, stream);
+      return launch_for_layers<T, 8, kAttend>(p, max_tokens, stream);
     default:
       return false;
   }
 }
 
-bool has_clusters_of_sixteen() {
-  static const bool has = [] {
+bool is_hopper() {  // clusters of sixteen, and what was measured
+  static const bool is = [] {
     int device = 0, major = 0;
     LODE_CUDA(cudaGetDevice(&device));
     LODE_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     return major == 9;
   }();
-  return has;
+  return is;
 }
 
-}  // namespace
+int heads_of_list(const Queries& queries, const SignatureRule& rule) {
+  return rule.per_query_head ? 1 : queries.query_heads / queries.layout.kv_heads;
+}
 
-bool attend_by_signature(const Queries& queries, const float* q, const SignNets& nets,
-                         const Signatures& signatures, const SignatureRule& rule, std::int64_t max_tokens,
-                         std::int64_t capacity, std::int32_t* counts, StreamHandle stream) {
-  const int group = queries.query_heads / queries.layout.kv_heads, together = rule.per_query_head ? 1 : group;
-  bool fits = has_clusters_of_sixteen() && queries.layout.head_dim == kDim && nets.type == DType::f16 &&
+bool is_for(const Queries& queries, const SignNets& nets, const Signatures& signatures,
+            const SignatureRule& rule) {
+  bool fits = is_hopper() && queries.layout.head_dim == kDim && nets.type == DType::f16 &&
               signatures.words == 1 && rule.mode == SignatureRule::Mode::count && !rule.all_ties &&
-              rule.budget != nullptr && queries.lse == nullptr && nets.bits() == kBits &&
-              !(signatures.per_query_head && together > 1) && rule.sink + rule.window + capacity <= kMostKeys;
+              rule.budget != nullptr && nets.bits() == kBits &&
+              !(signatures.per_query_head && heads_of_list(queries, rule) > 1);
   for (int i = 0; i < nets.depth; ++i) fits = fits && nets.widths[i] == (i == 0 ? kDim : kHidden);
-  if (!fits) return false;
-  if (queries.count == 0) return true;
+  return fits;
+}
+
+NearParams params_of(const Queries& queries, const float* q, const SignNets& nets,
+                     const Signatures& signatures, const SignatureRule& rule, std::int64_t capacity,
+                     std::int32_t* counts) {
   NearParams p = {.q = q,
                   .nets = nets,
                   .signatures = signatures,
@@ -597,10 +599,33 @@ bool attend_by_signature(const Queries& queries, const float* q, const SignNets&
                   .net_weights = nets.weights_of_net(),
                   .net_biases = nets.biases_of_net()};
   p.attend.queries = queries;
-  p.attend.group = group;
+  p.attend.group = queries.query_heads / queries.layout.kv_heads;
+  return p;
+}
+
+}  // namespace
+
+bool select_in_cluster(const Queries& queries, const float* q, const SignNets& nets,
+                       const Signatures& signatures, const SignatureRule& rule, std::int64_t max_tokens,
+                       std::int32_t* rows, std::int64_t capacity, std::int32_t* counts, StreamHandle stream) {
+  if (!is_for(queries, nets, signatures, rule)) return false;
+  NearParams p = params_of(queries, q, nets, signatures, rule, capacity, counts);
+  p.rows = rows;
+  return launch_for_heads<__half, false>(p, heads_of_list(queries, rule), max_tokens, stream);
+}
+
+bool attend_by_signature(const Queries& queries, const float* q, const SignNets& nets,
+                         const Signatures& signatures, const SignatureRule& rule, std::int64_t max_tokens,
+                         std::int64_t capacity, std::int32_t* counts, StreamHandle stream) {
+  const std::int64_t keys = rule.sink + rule.window + capacity;
+  if (!is_for(queries, nets, signatures, rule) || queries.lse != nullptr || keys > kMostAttended)
+    return false;
+  if (queries.count == 0) return true;
+  const NearParams p = params_of(queries, q, nets, signatures, rule, capacity, counts);
+  const int heads = heads_of_list(queries, rule);
   if (queries.layout.type == DType::bf16)
-    return launch_for_heads<__nv_bfloat16>(p, together, max_tokens, stream);
-  if (queries.layout.type == DType::f16) return launch_for_heads<__half>(p, together, max_tokens, stream);
+    return launch_for_heads<__nv_bfloat16, true>(p, heads, max_tokens, stream);
+  if (queries.layout.type == DType::f16) return launch_for_heads<__half, true>(p, heads, max_tokens, stream);
   return false;
 }
 
