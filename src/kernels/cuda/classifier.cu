@@ -4,14 +4,13 @@
 // launch before this one makes (their places must be older). Blocks exchange no more than each must know:
 //
 //   x (16-bit integers) -> W1 -> relu -> all blocks have h -> W2 -> each has the scores of its buckets
-//   -> all have each other's softmax sums -> all have the keys by which buckets are ranked
-//   -> each finds the places of its own buckets -> all have the chosen ones
+//   -> all have each other's softmax sums -> all have the keys by which buckets are ranked, and rank them
 //   -> each copies its share of their rows; the last one adds the keys that are not in lists yet
+//
+// They wait for messages (cluster_link.cuh), never for one another.
 //
 // Products are of integers (mma.m16n8k32.s8), so sums are exact in any order: the two bytes of an input are
 // two columns of the matrix, the two bytes of a weight two planes.
-#include <cooperative_groups.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -20,12 +19,14 @@
 
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/classifier_parts.cuh"
+#include "kernels/cuda/cluster_link.cuh"
 
 namespace lode::cuda {
 
 namespace {
 
-constexpr int kFewClusters = 8;  // up to so many times 16 blocks run at once
+constexpr int kFewClusters = 8;         // up to so many times 16 blocks run at once, two on a processor
+constexpr int kBytesOfTwo = 112 << 10;  // shared memory of one of the two
 
 struct Params {
   BucketChoiceTask task;
@@ -40,7 +41,6 @@ class Chooser {
       : p_(params),
         plan_(params.task.net, params.heads, params.task.probes, kRanks),
         memory_(memory),
-        cluster_(cooperative_groups::this_cluster()),
         rank_(static_cast<int>(blockIdx.x)),
         kv_head_(static_cast<int>(blockIdx.y)),
         query_(static_cast<int>(blockIdx.z)),
@@ -56,8 +56,12 @@ class Chooser {
               mid = NetLayout::padded_columns(net.columns_of_output());
     const int rows1 = NetLayout::padded_rows(net.hidden), rows2 = NetLayout::padded_rows(net.buckets);
     const bool deep = net.hidden > 0;
-    Share<kPlanes> first(mine, rows1, in, rank_, plan_.hidden_rows);
-    Share<kPlanes> second(output, rows2, mid, rank_, plan_.bucket_rows);
+    // A hidden layer's share of one of sixteen blocks is small, and two blocks have the registers of one.
+    constexpr int kMostHeld = 8 / kPlanes;
+    Share<kPlanes, kRanks == 16 ? 2 : kMostHeld> first(mine, rows1, in, rank_, plan_.hidden_rows);
+    Share<kPlanes, kMostHeld> second(output, rows2, mid, rank_, plan_.bucket_rows);
+    if (tid_ == 0) open_inboxes(deep);
+    __syncwarp();
     token_ = p_.queries.tokens[query_];
     if (net.residual) factor_ = __ldg(reinterpret_cast<const float*>(mine + net.factor_offset()));
     if (deep) take_tails(mine + net.weight_bytes(net.hidden, net.inputs), rows1, plan_.hidden_rows, 0);
@@ -69,8 +73,10 @@ class Chooser {
     second.fetch(second.begin);
     clear(kTiles * 8 * plan_.stride / 4, plan_.bytes8);
     clear_sums();
-    auto all_have_begun = cluster_.barrier_arrive();  // others write here after that
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    __syncwarp();
+    arrive_in_cluster();  // others write here after that
+    wait_for_previous();
+    let_next_begin();
     __syncthreads();
     take_queries(in);
     count_unlisted();
@@ -80,11 +86,11 @@ class Chooser {
       __syncthreads();
       finish_layer(0, plan_.hidden_rows, true);
     }
-    cluster_.barrier_wait(std::move(all_have_begun));
+    wait_for_cluster();
     if (deep) {
       share_hidden();
       clear_sums();
-      cluster_.sync();
+      wait_for(&inboxes().hidden);
       quantise_hidden(mid);
     }
     second.template multiply_into<kTiles>(at<signed char>(plan_.bytes8), plan_.stride, plan_.bucket_rows,
@@ -93,26 +99,45 @@ class Chooser {
     finish_layer(plan_.hidden_rows, plan_.bucket_rows, false);
     if (p_.task.softmax) {
       share_stats();
-      cluster_.sync();
+      wait_for(&inboxes().stats);
     }
     share_keys();
-    cluster_.sync();
-    rank_buckets();
-    cluster_.sync();
+    wait_for(&inboxes().keys);
+    find_candidates();
+    __syncthreads();
+    rank_candidates();
+    __syncthreads();
     list_rows();
   }
 
  private:
-  static constexpr int kMostHeads = 4 * kTiles;
+  static constexpr int kMostHeads = 4 * kTiles, kHeldLabels = 8;
   struct Peaks {
     float of_query[kMostHeads];                      ///< largest number of the input
     float of_input[kMostHeads];                      ///< largest number of what was quantised last
     unsigned hidden[kMostHeads];                     ///< of this block's hidden units
     float highest[kMostHeads], inverse[kMostHeads];  ///< of the softmax: highest score, 1 / sum
+    int candidates;
   };
   __device__ static Peaks& peaks() {
     __shared__ Peaks peaks;
     return peaks;
+  }
+
+  struct Inboxes {
+    Inbox hidden, stats, keys;
+  };
+  __device__ static Inboxes& inboxes() {
+    __shared__ Inboxes inboxes;
+    return inboxes;
+  }
+  __device__ void open_inboxes(bool deep) const {
+    Inboxes& in = inboxes();
+    open_inbox(&in.hidden), open_inbox(&in.stats), open_inbox(&in.keys);
+    publish_inboxes();
+    if (deep) expect(&in.hidden, static_cast<unsigned>(kRanks * p_.heads * (plan_.hidden_rows + 1) * 4));
+    if (p_.task.softmax) expect(&in.stats, static_cast<unsigned>(kRanks * p_.heads * 8));
+    expect(&in.keys, static_cast<unsigned>(kRanks * plan_.bucket_rows * 4));
   }
 
   template <class T>
@@ -289,15 +314,15 @@ class Chooser {
   /// own [heads][rows] and the largest of each head, to all blocks.
   __device__ void share_hidden() const {
     const int other = tid_ % kRanks, rows = plan_.hidden_rows;
-    float* const target = cluster_.map_shared_rank(at<float>(plan_.hidden), static_cast<unsigned>(other));
-    unsigned* const all_peaks =
-        cluster_.map_shared_rank(at<unsigned>(plan_.hidden_peaks), static_cast<unsigned>(other));
+    const unsigned target = address_in(at<float>(plan_.hidden), other),
+                   all_peaks = address_in(at<unsigned>(plan_.hidden_peaks), other),
+                   inbox = address_in(&inboxes().hidden, other);
     for (int head = 0; head < p_.heads; ++head) {
       for (int row = tid_ / kRanks * 4; row < rows; row += kThreads / kRanks * 4)
-        *reinterpret_cast<float4*>(target + head * plan_.hidden_stride + rank_ * rows + row) =
-            *reinterpret_cast<const float4*>(at<float>(plan_.own) + head * rows + row);
+        send(target + static_cast<unsigned>(head * plan_.hidden_stride + rank_ * rows + row) * 4,
+             *reinterpret_cast<const uint4*>(at<float>(plan_.own) + head * rows + row), inbox);
       if (tid_ / kRanks == head % (kThreads / kRanks))
-        all_peaks[rank_ * p_.heads + head] = peaks().hidden[head];
+        send(all_peaks + static_cast<unsigned>(rank_ * p_.heads + head) * 4, peaks().hidden[head], inbox);
     }
   }
 
@@ -313,9 +338,8 @@ class Chooser {
       for (int row = lane_; row < valid; row += 32) sum += __expf(scores[row] - highest);
       for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(~0u, sum, o);
       if (lane_ < kRanks)
-        cluster_.map_shared_rank(at<float2>(plan_.stats),
-                                 static_cast<unsigned>(lane_))[rank_ * p_.heads + head] =
-            make_float2(highest, sum);
+        send(address_in(at<float2>(plan_.stats) + rank_ * p_.heads + head, lane_), make_float2(highest, sum),
+             address_in(&inboxes().stats, lane_));
     }
   }
 
@@ -353,43 +377,67 @@ class Chooser {
       at<unsigned>(plan_.own_keys)[row] = keys == 0 || isnan(x) ? 0 : bits >> 31 ? ~bits : bits | 0x80000000u;
     }
     __syncthreads();
-    unsigned* const target =
-        cluster_.map_shared_rank(at<unsigned>(plan_.keys), static_cast<unsigned>(tid_ % kRanks));
+    const int other = tid_ % kRanks;
+    const unsigned target = address_in(at<unsigned>(plan_.keys) + rank_ * rows, other),
+                   inbox = address_in(&inboxes().keys, other);
     for (int row = tid_ / kRanks * 4; row < rows; row += kThreads / kRanks * 4)
-      *reinterpret_cast<uint4*>(target + rank_ * rows + row) =
-          *reinterpret_cast<const uint4*>(at<unsigned>(plan_.own_keys) + row);
+      send(target + static_cast<unsigned>(row) * 4,
+           *reinterpret_cast<const uint4*>(at<unsigned>(plan_.own_keys) + row), inbox);
   }
 
-  /// Each block finds the places of its own buckets and tells all of those that are chosen. Of equal keys the
-  /// higher bucket goes first.
-  __device__ void rank_buckets() const {
-    constexpr int kSharers = 4;    // threads that rank one bucket
-    constexpr int kStretch = 128;  // keys, until a warp asks whether its buckets are out already
-    const int rows = plan_.bucket_rows, all = kRanks * rows;
-    const unsigned* const keys = at<unsigned>(plan_.keys);
-    for (int i = tid_; i < rows * kSharers; i += kThreads) {  // rows is a multiple of 16: whole warps
-      const int bucket = rank_ * rows + i / kSharers;
-      const unsigned key = keys[bucket];
-      const uint4 beside = *reinterpret_cast<const uint4*>(keys + bucket / 4 * 4);
-      const int own = bucket % 4;
-      int above = key == 0 ? most()
-                           : (own < 1 && beside.y == key) + (own < 2 && beside.z == key) +
-                                 (own < 3 && beside.w == key);
-      for (int from = 0; from < all; from += kStretch) {
-        int more = 0;
+  /// Buckets that may be among the best: in every warp's share of the keys as many threads as its part of
+  /// the wanted ones hold a key that is no less than some number, so that no key below the least of these
+  /// numbers is among the best. The order of the candidates does not matter.
+  __device__ void find_candidates() const {
+    __shared__ unsigned least[kWarps];
+    __shared__ int count;
+    const uint4* const keys = at<uint4>(plan_.keys);
+    const int fours = kRanks * plan_.bucket_rows / 4, wanted = (most() + kWarps - 1) / kWarps;
+    unsigned highest = 0;
+    for (int i = tid_; i < fours; i += kThreads)
+      highest = max(max(highest, max(keys[i].x, keys[i].y)), max(keys[i].z, keys[i].w));
+    unsigned nth = 0;
+    for (int i = 0; i < wanted && wanted <= 32; ++i) {
+      nth = __reduce_max_sync(~0u, highest);
+      const unsigned holders = __ballot_sync(~0u, highest == nth);
+      if (lane_ == __ffs(static_cast<int>(holders)) - 1) highest = 0;
+    }
+    if (lane_ == 0) least[warp_] = nth;
+    if (tid_ == 0) count = 0;
+    __syncthreads();
+    unsigned bar = least[0];
 #pragma unroll
-        for (int j = i % kSharers * 4; j < kStretch; j += kSharers * 4) {
-          const uint4 others = *reinterpret_cast<const uint4*>(keys + from + j);
-          const unsigned below = key - (from + j > bucket ? 1 : 0);
-          more += (others.x > below) + (others.y > below) + (others.z > below) + (others.w > below);
-        }
-        more += __shfl_xor_sync(~0u, more, 1);
-        above += more + __shfl_xor_sync(~0u, more, 2);
-        if (__all_sync(~0u, above >= most())) break;
+    for (int w = 1; w < kWarps; ++w) bar = min(bar, least[w]);
+    bar = max(bar, 1u);  // 0 is no candidate
+    std::uint16_t* const found = at<std::uint16_t>(plan_.found);
+    for (int i = tid_; i < fours; i += kThreads) {
+      const unsigned some[4] = {keys[i].x, keys[i].y, keys[i].z, keys[i].w};
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (some[e] >= bar) found[atomicAdd(&count, 1)] = static_cast<std::uint16_t>(i * 4 + e);
+    }
+    __syncthreads();
+    if (tid_ == 0) peaks().candidates = count;
+  }
+  /// Of equal keys the higher bucket goes first.
+  __device__ void rank_candidates() const {
+    constexpr int kSharers = 4;  // threads that rank one bucket
+    const std::uint16_t* const found = at<std::uint16_t>(plan_.found);
+    const unsigned* const keys = at<unsigned>(plan_.keys);
+    const int count = peaks().candidates, part = tid_ % kSharers;
+    for (int first = 0; first < count; first += kThreads / kSharers) {
+      const int own = first + tid_ / kSharers;
+      const int bucket = own < count ? found[own] : 0;
+      const unsigned key = keys[bucket];
+      int above = 0;
+#pragma unroll 4
+      for (int i = part; i < count; i += kSharers) {
+        const int other = found[i];
+        above += keys[other] > key - (other > bucket ? 1 : 0) ? 1 : 0;
       }
-      if (key == 0 || above >= most()) continue;
-      for (int other = i % kSharers; other < kRanks; other += kSharers)
-        cluster_.map_shared_rank(at<int>(plan_.chosen), static_cast<unsigned>(other))[above] = bucket;
+      above += __shfl_xor_sync(~0u, above, 1);
+      above += __shfl_xor_sync(~0u, above, 2);
+      if (part == 0 && own < count && above < most()) at<int>(plan_.chosen)[above] = bucket;
     }
   }
 
@@ -439,30 +487,10 @@ class Chooser {
     if (rank_ == kRanks - 1) add_unlisted(starts[most()], to, list);
   }
 
-  /// Sum over the threads before this one; `total` over all.
-  __device__ int before(int mine, int* total) const {
-    __shared__ int sums[kWarps];
-    int up_to = mine;
-#pragma unroll
-    for (int o = 1; o < 32; o *= 2) {
-      const int other = __shfl_up_sync(~0u, up_to, o);
-      if (lane_ >= o) up_to += other;
-    }
-    __syncthreads();
-    if (lane_ == 31) sums[warp_] = up_to;
-    __syncthreads();
-    int earlier = 0, all = 0;
-    for (int w = 0; w < kWarps; ++w) {
-      if (w < warp_) earlier += sums[w];
-      all += sums[w];
-    }
-    *total = all;
-    return earlier + up_to - mine;
-  }
-
-  /// Keys [listed, far_end) in chosen buckets, by their labels: eight a thread.
+  /// Keys [listed, far_end) in chosen buckets, by their labels: a warp takes 32 neighbours, eight times in a
+  /// stretch.
   __device__ void add_unlisted(int count, std::int32_t* to, std::int64_t list) const {
-    constexpr int kEach = 8;
+    __shared__ int sums[kHeldLabels * kWarps];
     const std::int64_t end = far_end();
     unsigned* const map = at<unsigned>(plan_.map);
     for (int i = tid_; listed_ < end && i < most(); i += kThreads) {
@@ -470,18 +498,29 @@ class Chooser {
       if (bucket >= 0) atomicOr(&map[bucket / 32], 1u << bucket % 32);
     }
     __syncthreads();
-    for (std::int64_t from = listed_; from < end; from += kThreads * kEach) {
-      const std::int64_t mine = from + tid_ * kEach;
-      unsigned in = 0;
-      for (int e = 0; e < kEach; ++e) {
-        if (mine + e >= end) break;
-        const unsigned label = labels()[mine + e];
-        in |= (map[label / 32] >> label % 32 & 1u) << e;
+    for (std::int64_t from = listed_; from < end; from += kThreads * kHeldLabels) {
+      unsigned in[kHeldLabels];
+#pragma unroll
+      for (int i = 0; i < kHeldLabels; ++i) {
+        const std::int64_t key = from + i * kThreads + tid_;
+        const int label = from == listed_ ? held_labels_[i] : key < end ? labels()[key] : -1;
+        in[i] = __ballot_sync(~0u, label >= 0 && (map[label / 32] >> label % 32 & 1u) != 0);
+        if (lane_ == 0) sums[i * kWarps + warp_] = __popc(in[i]);
       }
-      int total, place = count + before(__popc(in), &total);
-      for (; in != 0; in &= in - 1, ++place)
-        if (place < p_.task.capacity) to[place] = static_cast<std::int32_t>(mine) + __ffs(in) - 1;
+      __syncthreads();
+      int total = 0;
+      for (int i = 0; i < kHeldLabels; ++i) {
+        int place = count + total;
+        for (int w = 0; w < kWarps; ++w) {
+          if (w < warp_) place += sums[i * kWarps + w];
+          total += sums[i * kWarps + w];
+        }
+        place += __popc(in[i] & ((1u << lane_) - 1));
+        if ((in[i] >> lane_ & 1) != 0 && place < p_.task.capacity)
+          to[place] = static_cast<std::int32_t>(from) + i * kThreads + tid_;
+      }
       count += total;
+      __syncthreads();
     }
     if (tid_ == 0) p_.task.counts[list] = static_cast<int>(min(std::int64_t{count}, p_.task.capacity));
   }
@@ -489,18 +528,17 @@ class Chooser {
   const Params& p_;
   const Plan plan_;
   char* const memory_;
-  const cooperative_groups::cluster_group cluster_;
   const int rank_, kv_head_, query_, tid_, lane_, warp_;
   QueryToken token_;
   std::int64_t place_ = 0;  ///< of this sequence and KV head in the tables
   std::int32_t listed_ = 0;
-  static constexpr int kHeldLabels = 8;
   int held_labels_[kHeldLabels];  ///< of this thread's keys behind the lists, -1: no far key
   float factor_ = 0.0f;           ///< of the input beside h
 };
 
 template <int kPlanes, int kTiles, int kRanks>
-__global__ void __launch_bounds__(kThreads) choose_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, kRanks == 16 ? 2 : 1)
+    choose_kernel(const __grid_constant__ Params p) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) char memory[];
   Chooser<kPlanes, kTiles, kRanks>(p, memory).run();
@@ -511,8 +549,7 @@ template <int kPlanes, int kTiles, int kRanks>
 void launch(const Params& p, StreamHandle stream) {
   const int shared = Plan(p.task.net, p.heads, p.task.probes, kRanks).total;
   const auto kernel = choose_kernel<kPlanes, kTiles, kRanks>;
-  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  prepare_clusters(kernel, shared);
   cudaLaunchConfig_t config = {};
   config.gridDim =
       dim3(kRanks, static_cast<unsigned>(p.queries.layout.kv_heads), static_cast<unsigned>(p.queries.count));
@@ -533,7 +570,9 @@ void launch(const Params& p, StreamHandle stream) {
 /// many queries come together.
 template <int kPlanes, int kTiles>
 void launch_for_kv_heads(const Params& p, StreamHandle stream) {
-  if (p.queries.layout.kv_heads < kFewClusters) return launch<kPlanes, kTiles, 16>(p, stream);
+  if (p.queries.layout.kv_heads <= kFewClusters &&
+      Plan(p.task.net, p.heads, p.task.probes, 16).total + 1024 <= kBytesOfTwo)
+    return launch<kPlanes, kTiles, 16>(p, stream);
   launch<kPlanes, kTiles, 8>(p, stream);
 }
 

@@ -15,7 +15,7 @@ constexpr float kMost = 32639.0f;  // 127 * 256 + 127: what two signed bytes hol
 /// Parts of a block's shared memory, in bytes from its start.
 struct Plan {
   int q = 0, hidden = 0, bytes8 = 0, sums = 0, own = 0, tails = 0, stats = 0, hidden_peaks = 0, keys = 0,
-      own_keys = 0, sizes = 0, offsets = 0, chosen = 0, starts = 0, map = 0, total = 0;
+      own_keys = 0, found = 0, sizes = 0, offsets = 0, chosen = 0, starts = 0, map = 0, total = 0;
   int stride = 0;                        // of a column of bytes8
   int hidden_rows = 0, bucket_rows = 0;  // of one block
   int hidden_stride = 0;                 // floats of a head of `hidden`
@@ -45,6 +45,7 @@ struct Plan {
     hidden_peaks = take(ranks * heads * 4);
     keys = take(ranks * bucket_rows * 4);
     own_keys = take(bucket_rows * 4);
+    found = take(ranks * bucket_rows * 2);
     sizes = take(bucket_rows * 4);
     offsets = take((net.buckets + 1) * 4);
     const int most = probes < net.buckets ? probes : net.buckets;
@@ -65,10 +66,9 @@ __device__ __forceinline__ void multiply(int (&c)[4], unsigned a0, unsigned a1, 
 
 /// A block's share of one layer: whole tiles of 16 rows, cut into pieces of kChunk columns that the warps
 /// take in stretches.
-template <int kPlanes>
+template <int kPlanes, int kHeld /*pieces whose weights a warp has on the way at once*/>
 class Share {
  public:
-  static constexpr int kHeld = 8 / kPlanes;        // pieces whose weights a warp has on the way at once
   const uint4* weights = nullptr;                  // of this block's first tile
   int chunks = 0, pieces = 0, begin = 0, end = 0;  // of a tile; of the block; of this warp
   uint4 held[kHeld][kPlanes][2];
