@@ -8,7 +8,6 @@
 //   so that products are exact to 22 bits whatever the type of the store; a lane has both halves of a sum
 //
 // Work of a decode step is reading the centroids; passes over them repeat for each four queries of a stretch.
-#include <cooperative_groups.h>
 #include <cuda_fp16.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include <cstring>
 
 #include "kernels/cuda/check.cuh"
+#include "kernels/cuda/cluster_link.cuh"
 #include "kernels/cuda/clusters.h"
 
 namespace lode::cuda {
@@ -88,7 +88,6 @@ class Chooser {
       : p_(params),
         plan_(params.task.tables.most_nodes, kPieces, kRanks),
         memory_(memory),
-        cluster_(cooperative_groups::this_cluster()),
         rank_(static_cast<int>(blockIdx.x)),
         kv_head_(static_cast<int>(blockIdx.y)),
         first_token_(static_cast<int>(blockIdx.z) * params.task.stretch),
@@ -98,25 +97,32 @@ class Chooser {
         warp_(tid_ / 32) {}
 
   __device__ void run() {
+    if (tid_ == 0) open_inboxes();
+    __syncwarp();
     take_tables();
     fetch_first();
-    auto all_have_begun = cluster_.barrier_arrive();  // others write here after that
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    cluster_.barrier_wait(std::move(all_have_begun));
+    __syncwarp();
+    arrive_in_cluster();  // others write here after that
+    wait_for_previous();
+    let_next_begin();
+    wait_for_cluster();
     const int rows = tokens_ * p_.group;
     for (int row = 0; row < rows; row += kQueries) {
       if (row > 0) fetch_first();
       take_queries(row, rows);
       score();
-      share_sums(row / kQueries % 2);
-      cluster_.sync();
+      const int pass = row / kQueries;
+      share_sums(pass % 2);
+      if (pass > 1 && tid_ == 0) expect(&shared().of_sums[pass % 2], kSumBytes);
+      wait_for(&shared().of_sums[pass % 2], static_cast<unsigned>(pass / 2 % 2));
       add_weights(row, rows);
     }
     __syncthreads();
     const int2 mine = keep();
     if (tid_ < kRanks)
-      *cluster_.map_shared_rank(shared().kept_keys + rank_, static_cast<unsigned>(tid_)) = mine.y;
-    cluster_.sync();
+      send(address_in(shared().kept_keys + rank_, tid_), static_cast<unsigned>(mine.y),
+           address_in(&shared().of_keys, tid_));
+    wait_for(&shared().of_keys);
     write_lists(mine.x, mine.y);
   }
 
@@ -130,10 +136,18 @@ class Chooser {
     float highest[kQueries], factor[kQueries];
     int2 warp_kept[kWarps];  ///< nodes, keys
     int kept_keys[kRanks];
+    Inbox of_sums[2], of_keys;  ///< sums of passes by turns
   };
+  static constexpr unsigned kSumBytes = kRanks * kQueries * 8;
   __device__ static Shared& shared() {
     __shared__ Shared shared;
     return shared;
+  }
+  __device__ static void open_inboxes() {
+    Shared& s = shared();
+    open_inbox(&s.of_sums[0]), open_inbox(&s.of_sums[1]), open_inbox(&s.of_keys);
+    publish_inboxes();
+    expect(&s.of_sums[0], kSumBytes), expect(&s.of_sums[1], kSumBytes), expect(&s.of_keys, kRanks * 4);
   }
   template <class T>
   __device__ T* at(int offset) const {
@@ -278,7 +292,8 @@ class Chooser {
       mine.x = fmaxf(mine.x, s.warp_highest[w][r]);
       mine.y += s.warp_sums[w][r];
     }
-    *cluster_.map_shared_rank(&s.sums[turn][rank_][r], static_cast<unsigned>(tid_ / kQueries)) = mine;
+    const int to = tid_ / kQueries;
+    send(address_in(&s.sums[turn][rank_][r], to), mine, address_in(&s.of_sums[turn], to));
   }
 
   /// Adds what each query makes of each node: K / (queries of the stretch) exp(z) / sum_j N_j exp(z_j), or
@@ -409,7 +424,6 @@ class Chooser {
   const Params& p_;
   const Plan plan_;
   char* const memory_;
-  const cooperative_groups::cluster_group cluster_;
   const int rank_, kv_head_, first_token_, tokens_, tid_, lane_, warp_;
   ClusterStep step_;
   const uint4* centroids_ = nullptr;  ///< of this block's first tile
@@ -445,8 +459,7 @@ template <int kPieces, int kRanks>
 void launch(const Params& p, StreamHandle stream) {
   const int shared = Plan(p.task.tables.most_nodes, kPieces, kRanks).total;
   const auto kernel = choose_kernel<kPieces, kRanks>;
-  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  prepare_clusters(kernel, shared);
   const int stretches = (p.queries.count + p.task.stretch - 1) / p.task.stretch;
   cudaLaunchConfig_t config = {};
   config.gridDim =
