@@ -18,7 +18,11 @@ LODE_FUZZ_TARGET(saap) {
   head.keys.label({x.data(), 2, 2}, labels);
   for (const std::int32_t label : labels) LODE_ASSERT(label >= 0 && label < layer.buckets());
   std::vector<float> scratch, scores(static_cast<std::size_t>(2 * layer.buckets()));
-  head.queries.scores(x.data(), 2, scratch, scores.data());
-  for (const std::int64_t probes : {1, 3, 1 << 20})
-    LODE_ASSERT(std::isfinite(head.expected_selectivity(probes)));
+  for (const lode::SaapNetwork& network : head.networks) {
+    network.queries.scores(x.data(), 2, scratch, scores.data());
+    for (const std::int64_t probes : {1, 3, 1 << 20})
+      LODE_ASSERT(std::isfinite(network.expected_selectivity(probes)));
+  }
+  for (const lode::Position query : {0, 1 << 20})
+    LODE_ASSERT(layer.network_for(query) < head.networks.size());
 }

@@ -18,7 +18,7 @@ namespace {
 struct TrainHashFlags {
   CommonFlags common;
   ModelFlags model;
-  std::string output, checkpoint;
+  std::string output, checkpoint, from;
   std::vector<std::string> texts, held_out;
   std::string tokens = "4k", widths, keys = "kv-head", rope = "on", values = "off", activation = "silu",
               loss = "bce", draw = "prompt", target = "value", start = "linear", type = "f16";
@@ -42,6 +42,10 @@ HashSettings settings_of(const TrainHashFlags& flags, int head_dim) {
   s.by_value = flags.target == "value";
   s.linear_start = flags.start == "linear";
   s.type = parse_dtype(flags.type);
+  s.from = flags.from;
+  if (s.further > s.shift)
+    throw InputError(
+        fmt::format("--further: expected at most the {} positions of --shift, found {}", s.shift, s.further));
   if (flags.widths.empty()) {
     s.widths = {head_dim, head_dim};
   } else if (flags.widths != "none") {
@@ -175,9 +179,16 @@ void add_training_flags(CLI::App& verb, TrainHashFlags& flags) {
           "--shift", s.shift,
           "turn a step's queries and keys by up to so many positions, for contexts longer than prompts")
       ->check(whole_number(0, 1 << 24));
+  verb.add_option(
+          "--further", s.further,
+          "up to so many of those positions are the queries' alone: they look from further away, as in "
+          "contexts longer than prompts")
+      ->check(whole_number(0, 1 << 24));
+  verb.add_option("--apart", s.apart, "share of the steps that --further is for")->check(number(0.0, 1.0));
   verb.add_option("--others", s.others, "keys of a step beside the pivotal ones; 0 = all")
       ->check(whole_number(0, 1 << 30));
   verb.add_option("--rate", s.rate, "of Adam at the start; falls along a cosine")->check(number(0.0, 1.0));
+  verb.add_option("--from", flags.from, "a file of such functions, to train further");
   verb.add_option("--start", flags.start, "linear (from second moments) or random")
       ->check(CLI::IsMember({"linear", "random"}));
   verb.add_option("--gamma", s.gamma, "of the linear start: 0 keys as they are, 1/2 whitened")

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
+#include <limits>
 
 #include "base/text.h"
 #include "cli.h"
@@ -20,7 +21,7 @@ struct TrainSaapFlags {
   ModelFlags model;
   std::string output, checkpoint, from;
   std::vector<std::string> texts;
-  std::string tokens = "16k", filter = "both", variant = "mlp", type = "f16";
+  std::string switch_at, tokens = "16k", filter = "both", variant = "mlp", type = "f16";
   std::int64_t prompts = 0;
   double held_out = 0.1;
   bool constant_rate = false;
@@ -60,9 +61,35 @@ SaapSettings settings_of(const TrainSaapFlags& flags, const std::vector<Prompt>&
   settings.filter.queries = flags.filter == "both" || flags.filter == "queries";
   settings.decay = !flags.constant_rate;
   settings.from = flags.from;
+  if (settings.add_network && flags.from.empty())
+    throw InputError("--add-network: expected the artefact to add a network to (--from), found none");
+  if (!flags.switch_at.empty() && !settings.add_network)
+    throw InputError("--switch-at: expected --add-network beside it, found none");
   const auto share = static_cast<std::int64_t>(flags.held_out * static_cast<double>(prompts.size()));
   settings.held_out = std::max<std::int64_t>(1, share);
   return settings;
+}
+
+/// What the file will say of its networks; the trained one is for the longest contexts.
+std::vector<SaapStretch> stretches_of(const TrainSaapFlags& flags, const std::string& training) {
+  SaapStretch trained = {.from = 0, .training = training};
+  if (!flags.settings.add_network) return {trained};
+  std::vector<SaapStretch> stretches = read_saap_stretches(flags.from);
+  const SaapStretch& before = stretches.back();
+  const std::int64_t shorter = before.reach(), longer = trained.reach(), least = before.from + 1;
+  constexpr std::int64_t kMost = std::numeric_limits<Position>::max();
+  if (!flags.switch_at.empty()) {
+    trained.from = static_cast<Position>(parse_count(flags.switch_at, "--switch-at", least, kMost));
+  } else if (longer > shorter && shorter > 0 && switch_between(shorter, longer) >= least) {
+    trained.from = switch_between(shorter, longer);
+  } else {
+    throw InputError(
+        fmt::format("--add-network: expected a network for longer contexts than the {} tokens of {}, or "
+                    "--switch-at, found one for {}: raise --shift or --tokens",
+                    shorter, flags.from, longer));
+  }
+  stretches.push_back(trained);
+  return stretches;
 }
 
 std::string table_of(const std::vector<SaapHeadReport>& heads, std::int64_t probes) {
@@ -93,20 +120,22 @@ void run(const TrainSaapFlags& flags) {
         h.layer, h.head, h.loss, h.mass, 100 * h.selectivity, h.kmeans_mass, 100 * h.kmeans_selectivity,
         h.seconds);
   };
-  const SaapResult result = train_saap(model, context_options(flags.common, flags.model), settings, prompts,
-                                       checkpoint, flags.common.progress(), say);
   Json made = settings.json(), heads = Json::array();
   std::int64_t total = 0;
   for (const Prompt& prompt : prompts) total += std::ssize(prompt.tokens);
   made["texts"] = flags.texts.size();
   made["prompts"] = prompts.size();
   made["tokens"] = total;
-  write_saap(flags.output, result.layers, model->fingerprint(), made.dump());
+  const std::vector<SaapStretch> stretches = stretches_of(flags, made.dump());
+  const SaapResult result = train_saap(model, context_options(flags.common, flags.model), settings, prompts,
+                                       checkpoint, flags.common.progress(), say);
+  write_saap(flags.output, result.layers, model->fingerprint(), stretches);
   std::filesystem::remove(checkpoint);
   for (const SaapHeadReport& head : result.heads) heads.push_back(head.json());
   Json report = {{"file", flags.output},
                  {"method", "saap"},
                  {"training", made},
+                 {"from_position", stretches.back().from},
                  {"file_bytes", std::filesystem::file_size(flags.output)},
                  {"heads", heads}};
   if (flags.common.json) return print_json(report);
@@ -128,8 +157,14 @@ void add_network_flags(CLI::App& verb, TrainSaapFlags& flags) {
   verb.add_option("--dense-layers", s.dense_layers, "first layers that are not trained")
       ->check(whole_number(0, 1 << 16));
   verb.add_option("--type", flags.type, "of the weights in the artefact")
-      ->check(CLI::IsMember({"f16", "bf16", "f32"}));
+      ->check(CLI::IsMember({"f16", "bf16", "f32", "q8"}));
   verb.add_option("--from", flags.from, "an artefact to train further on these texts; centroids stay");
+  verb.add_flag("--add-network", s.add_network,
+                "leave the networks of --from as they are and train another one over its buckets, for longer "
+                "contexts (see --shift)");
+  verb.add_option("--switch-at", flags.switch_at,
+                  "first query position that the added network chooses for; default: the geometric middle of "
+                  "the lengths that it and the one before it were trained for");
 }
 
 void add_data_flags(CLI::App& verb, TrainSaapFlags& flags) {

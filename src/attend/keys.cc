@@ -15,6 +15,14 @@ bool is_rising(std::span<const Position> rows) {
   return rising;
 }
 
+/// Whether rising rows hold a piece of so many neighbours.
+bool has_run(std::span<const Position> rows, Position length) {
+  const auto reach = static_cast<std::size_t>(length - 1);
+  bool found = false;
+  for (std::size_t i = 0; i + reach < rows.size(); ++i) found |= rows[i + reach] - rows[i] == length - 1;
+  return found;
+}
+
 }  // namespace
 
 void FarKeys::assign(const Selection::Set& set, Position far_begin, Position far_end) {
@@ -94,6 +102,14 @@ void KeyList::add(const FarKeys& far, Position begin, Position end) {
 
 void KeyList::add_rows(std::span<const Position> rows) {
   rows_.reserve(rows_.size() + rows.size() + kMinRun);
+  if (!rows.empty() && !(open_.begin < open_.end && open_.end == rows[0]) && !has_run(rows, kMinRun)) {
+    flush();
+    std::size_t last = rows.size() - 1;  // where the piece begins that what follows may continue
+    while (last > 0 && rows[last - 1] + 1 == rows[last]) --last;
+    rows_.insert(rows_.end(), rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(last));
+    open_ = {rows[last], rows.back() + 1};
+    return;
+  }
   for (std::size_t i = 0; i < rows.size();) {
     if (open_.begin < open_.end && open_.end == rows[i]) {
       ++open_.end, ++i;

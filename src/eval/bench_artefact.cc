@@ -61,11 +61,11 @@ void write_saap(const std::filesystem::path& path, const Spec& spec, const Layer
     heads.push_back(
         {.keys = centroid_net({sample[h].data(), std::ssize(sample[h]) / d, d}, clusters,
                               hash_seed(geometry.seed, h), *geometry.pool),
-         .queries = made_up_classifier(d, clusters, DType::f16, rng),
-         .load = std::vector<float>(static_cast<std::size_t>(clusters), 1.0f / static_cast<float>(clusters)),
-         .selectivity = {1.0f}});
+         .networks = {{.queries = made_up_classifier(d, clusters, DType::f16, rng), .selectivity = {1.0f}}},
+         .load =
+             std::vector<float>(static_cast<std::size_t>(clusters), 1.0f / static_cast<float>(clusters))});
   }
-  lode::write_saap(path, {{geometry.layer, std::move(heads)}}, fingerprint, "{}");
+  lode::write_saap(path, {{geometry.layer, std::move(heads)}}, fingerprint, {{.from = 0, .training = "{}"}});
 }
 
 void write_hash(const std::filesystem::path& path, const Spec& spec, const LayerGeometry& geometry,

@@ -46,6 +46,12 @@ bool same_shape(const BucketNet& a, const BucketNet& b) {
   return a.buckets == b.buckets && a.hidden == b.hidden && is_residual(a) == is_residual(b);
 }
 
+cuda::NetStretches stretches_of(const BucketChoice& choice) {
+  cuda::NetStretches stretches = {.networks = static_cast<int>(choice.from.size())};
+  std::copy(choice.from.begin(), choice.from.end(), stretches.from);
+  return stretches;
+}
+
 }  // namespace
 
 GpuBuckets::GpuBuckets(const Spec& spec, const GpuGeometry& geometry, std::vector<bool> layers, Source source,
@@ -68,9 +74,12 @@ GpuBuckets::GpuBuckets(const Spec& spec, const GpuGeometry& geometry, std::vecto
 
 bool GpuBuckets::supports(const BucketChoice& choice, int group) {
   if (!cuda::can_choose_buckets() || choice.keys.empty()) return false;
-  for (std::size_t head = 0; head < choice.keys.size(); ++head) {
-    const BucketNet &keys = choice.keys[head], &queries = choice.queries[head];
-    if (!is_linear(keys) || !keys.bias.empty() || !same_shape(queries, choice.queries[0])) return false;
+  if (choice.from.size() > cuda::NetStretches::kMost) return false;
+  for (const BucketNet& keys : choice.keys) {
+    if (!is_linear(keys) || !keys.bias.empty()) return false;
+  }
+  for (const BucketNet& queries : choice.queries) {
+    if (!same_shape(queries, choice.queries[0])) return false;
   }
   const BucketNet& first = choice.queries[0];
   constexpr int kMostHeads = 16;  // of a group, in the kernel
@@ -95,6 +104,7 @@ void GpuBuckets::allocate(const BucketChoice& choice) {
           .buckets = static_cast<int>(c),
           .planes = geometry_.key_row_bytes == 4 * geometry_.head_dim ? 2 : 1,
           .residual = is_residual(first)};
+  stretches_ = stretches_of(choice);
   probes_ = std::min(choice.probes, c);
   roped_ = choice.roped;
   softmax_ = choice.softmax;
@@ -106,7 +116,7 @@ void GpuBuckets::allocate(const BucketChoice& choice) {
     buffer = {};
     buffer = cuda::Buffer(bytes, what);
   };
-  fresh(nets_, std::int64_t{geometry_.layers} * geometry_.kv_heads * net_.bytes());
+  fresh(nets_, geometry_.layers * nets_of_layer() * net_.bytes());
   fresh(centroids_, std::int64_t{geometry_.layers} * geometry_.kv_heads * c * geometry_.head_dim * 4);
   fresh(labels_, heads * geometry_.max_tokens * 2);
   fresh(listed_rows_, heads * geometry_.max_tokens * 4);
@@ -115,9 +125,8 @@ void GpuBuckets::allocate(const BucketChoice& choice) {
 }
 
 void GpuBuckets::take_network(int layer, const BucketChoice& choice, cuda::StreamHandle stream) {
-  for (int head = 0; head < geometry_.kv_heads; ++head) {
-    const BucketNet &keys = choice.keys[static_cast<std::size_t>(head)],
-                    &queries = choice.queries[static_cast<std::size_t>(head)];
+  for (std::int64_t item = 0; item < nets_of_layer(); ++item) {
+    const BucketNet& queries = choice.queries[static_cast<std::size_t>(item)];
     if (queries.buckets != net_.buckets || queries.hidden != net_.hidden ||
         is_residual(queries) != net_.residual) {
       throw InputError(fmt::format(
@@ -129,10 +138,14 @@ void GpuBuckets::take_network(int layer, const BucketChoice& choice, cuda::Strea
         net_, floats(queries.hidden_weight, queries.type), queries.hidden_bias,
         floats(net_.hidden > 0 ? queries.output_weight : queries.linear_weight, queries.type),
         net_.residual ? floats(queries.linear_weight, queries.type) : std::vector<float>{}, queries.bias);
+    // Pageable memory: the calls return once the bytes have left.
+    cuda::copy(nets_.as<std::byte>() + (layer * nets_of_layer() + item) * net_.bytes(), packed.data(),
+               std::ssize(packed), stream);
+  }
+  for (int head = 0; head < geometry_.kv_heads; ++head) {
+    const BucketNet& keys = choice.keys[static_cast<std::size_t>(head)];
     const std::vector<float> centroids = floats(keys.linear_weight, keys.type);
     const std::int64_t place = std::int64_t{layer} * geometry_.kv_heads + head;
-    // Pageable memory: the calls return once the bytes have left.
-    cuda::copy(nets_.as<std::byte>() + place * net_.bytes(), packed.data(), std::ssize(packed), stream);
     cuda::copy(centroids_.as<float>() + place * net_.buckets * geometry_.head_dim, centroids.data(),
                std::ssize(centroids) * 4, stream);
   }
@@ -165,6 +178,7 @@ void GpuBuckets::take_networks(const GpuKeys& keys, cuda::StreamHandle stream) {
     }
     if (!allocated) allocate(*choice);
     allocated = true;
+    LODE_ASSERT(stretches_.networks == static_cast<int>(choice->from.size()));  // of one file
     take_network(layer, *choice, stream);
   }
   for (State& state : states_) state = {};
@@ -288,20 +302,20 @@ cuda::BucketTables GpuBuckets::tables(int layer) const {
 cuda::RowLists GpuBuckets::select(int layer, const cuda::Queries& queries, const float* q_unrotated,
                                   cuda::StreamHandle stream) {
   auto* const counts = counts_.as<std::int32_t>() + layer * counts_per_layer();
-  cuda::choose_buckets(
-      {.net = net_,
-       .nets = nets_.as<std::byte>() + std::int64_t{layer} * geometry_.kv_heads * net_.bytes(),
-       .softmax = softmax_,
-       .rank = rank_,
-       .q = roped_ ? queries.q : q_unrotated,
-       .tables = tables(layer),
-       .probes = static_cast<int>(probes_),
-       .sink = spec_.dense.sink,
-       .window = spec_.dense.window,
-       .rows = rows_.as<std::int32_t>(),
-       .counts = counts,
-       .capacity = geometry_.max_tokens},
-      queries, stream);
+  cuda::choose_buckets({.net = net_,
+                        .nets = nets_.as<std::byte>() + layer * nets_of_layer() * net_.bytes(),
+                        .stretches = stretches_,
+                        .softmax = softmax_,
+                        .rank = rank_,
+                        .q = roped_ ? queries.q : q_unrotated,
+                        .tables = tables(layer),
+                        .probes = static_cast<int>(probes_),
+                        .sink = spec_.dense.sink,
+                        .window = spec_.dense.window,
+                        .rows = rows_.as<std::int32_t>(),
+                        .counts = counts,
+                        .capacity = geometry_.max_tokens},
+                       queries, stream);
   return {.rows = rows_.as<std::int32_t>(),
           .counts = counts,
           .capacity = geometry_.max_tokens,

@@ -64,6 +64,8 @@ class GpuBuckets final : public GpuSelector {
   void label(const GpuKeys& keys, int layer, std::int64_t begin, std::int64_t end, cuda::StreamHandle stream);
   void report_sizes(int layer, std::int64_t place, cuda::StreamHandle stream) const;
   cuda::BucketTables tables(int layer) const;
+  /// Networks of a layer.
+  std::int64_t nets_of_layer() const { return std::int64_t{stretches_.networks} * geometry_.kv_heads; }
   std::int64_t lists_of_layer() const { return std::int64_t{geometry_.sequences} * geometry_.kv_heads; }
 
   Spec spec_;
@@ -75,11 +77,12 @@ class GpuBuckets final : public GpuSelector {
   bool ready_ = false;    ///< the source has given its networks
   bool changed_ = false;  ///< networks that no prepare has told of yet
   cuda::NetLayout net_;
+  cuda::NetStretches stretches_;
   std::int64_t probes_ = 0;
   bool roped_ = false, softmax_ = true;
   cuda::BucketRank rank_ = cuda::BucketRank::mass;
   std::vector<State> states_;    // [sequences]
-  cuda::Buffer nets_;            // [L, Hkv, net_.bytes()]
+  cuda::Buffer nets_;            // [L, K, Hkv, net_.bytes()]
   cuda::Buffer centroids_;       // [L, Hkv, C, d]
   cuda::Buffer labels_;          // [L, sequences, Hkv, max_tokens] uint16
   cuda::Buffer offsets_;         // [L, sequences, Hkv, C + 1]

@@ -151,8 +151,7 @@ void check_layout(const std::map<std::string, Tensor>& tensors, std::span<const 
 }
 
 std::string_view name_in_file(DType type) {
-  LODE_ASSERT(type != DType::q8);
-  return type == DType::f32 ? "F32" : type == DType::f16 ? "F16" : "BF16";
+  return type == DType::f32 ? "F32" : type == DType::f16 ? "F16" : type == DType::bf16 ? "BF16" : "I8";
 }
 
 }  // namespace

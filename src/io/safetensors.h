@@ -32,7 +32,8 @@ std::map<std::string, Tensor> parse_safetensors(std::span<const std::byte> file,
 /// Float types as ours; InputError for the others, naming tensor and type.
 DType float_type(const Tensor& tensor, std::string_view name, std::string_view where);
 
-/// Tensors to be written; data stays the caller's.
+/// Tensors to be written; data stays the caller's. The type q8 is written as I8, its scales are a tensor of
+/// their own.
 struct TensorToWrite {
   std::string name;
   DType type = DType::f32;

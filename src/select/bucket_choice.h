@@ -12,9 +12,12 @@
 namespace lode {
 
 /// Networks of one layer. A key is in the bucket of its highest score under `keys`; a query attends the
-/// `probes` buckets of the highest scores under `queries`, those without far keys passed over.
+/// `probes` buckets of the highest scores under `queries`, those without far keys passed over. Which of
+/// several `queries` scores is said by the query's position.
 struct BucketChoice {
-  std::vector<BucketNet> keys, queries;  // [Hkv]
+  std::vector<BucketNet> keys;       // [Hkv]
+  std::vector<BucketNet> queries;    // [K, Hkv]
+  std::vector<Position> from = {0};  // [K] first query position of each, rising
   std::int64_t probes = 0;
   bool roped = false;    ///< keys and queries enter as they are stored, after RoPE
   bool softmax = true;   ///< scores: probabilities summed over the heads of the group; false: of their sum

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <span>
 #include <string>
@@ -24,7 +25,10 @@ struct Tensor;
 struct TensorToWrite;
 
 struct BucketNet {
-  DType type = DType::f32;                           ///< of the weights: f32, f16 or bf16; biases are f32
+  DType type = DType::f32;  ///< of the weights: f32, f16 or bf16; biases are f32
+  /// Every row of weights is whole numbers of 127ths of its largest one, and is written to files so. In
+  /// memory they are f32.
+  bool in_8_bits = false;
   std::int64_t inputs = 0, hidden = 0, buckets = 0;  // d, H (0: no hidden path), C
   std::vector<std::byte> hidden_weight;              // W1 [H, d]
   std::vector<float> hidden_bias;                    // b1 [H]
@@ -32,7 +36,7 @@ struct BucketNet {
   std::vector<std::byte> linear_weight;              // W3 [C, d], or empty
   std::vector<float> bias;                           // b2 [C], or empty
 
-  /// From float32 weights, rounded to `type`; empty spans for missing paths.
+  /// From float32 weights, rounded to `type` (q8: to 8 bits a row); empty spans for missing paths.
   struct Weights {
     std::span<const float> hidden_weight, hidden_bias, output_weight, linear_weight, bias;
   };
@@ -45,8 +49,15 @@ struct BucketNet {
   /// The bucket of the highest score of each vector, the lowest of equal ones; 0 where scores are NaN.
   void label(Matrix<const float> x /*[n, d], dense*/, std::span<std::int32_t> labels) const;
 
-  /// Tensors "PREFIX.hidden.weight", ".hidden.bias", ".output.weight", ".linear.weight" and ".bias".
-  void write(const std::string& prefix, std::vector<TensorToWrite>& tensors) const;
+  /// The network of weights rounded as Int8Net rounds them, so that it makes the same Int8Net, bit for bit.
+  BucketNet rounded_to_8_bits() const;
+
+  /// Tensors "PREFIX.hidden.weight", ".hidden.bias", ".output.weight", ".linear.weight" and ".bias". Weights
+  /// in 8 bits are an I8 tensor of codes in [-127, 127] with ".hidden.most", ".output.most" or
+  /// ".linear.most" beside it, the largest magnitude of each row: w = code * most / 127. `bytes` keeps what
+  /// is made for it.
+  void write(const std::string& prefix, std::vector<TensorToWrite>& tensors,
+             std::deque<std::vector<std::byte>>& bytes) const;
   /// InputError names the tensor that is missing, has another shape or type, or a number that is not finite.
   static BucketNet read(const std::map<std::string, Tensor>& tensors, const std::string& prefix,
                         std::int64_t inputs, std::string_view where);

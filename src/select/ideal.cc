@@ -39,8 +39,14 @@ class Ideal final : public ThresholdSelector {
                         stride);
   }
   NodeRange children(const ChoiceUnit&, int, const NodeRange& range) const override { return range; }
-  void add_rows(const ChoiceUnit& unit, const NodeRange& leaves, RowSet& rows) const override {
-    for (std::int32_t i = leaves.begin; i < leaves.end; ++i) rows.insert(unit.far_begin + i);
+  std::int64_t add_rows(const ChoiceUnit& unit, std::span<const NodeRange> leaves,
+                        RowSet& rows) const override {
+    std::int64_t count = 0;
+    for (const NodeRange& range : leaves) {
+      for (std::int32_t i = range.begin; i < range.end; ++i) rows.insert(unit.far_begin + i);
+      count += range.count();
+    }
+    return count;
   }
   std::int64_t node_bytes(const ChoiceUnit& unit) const override { return unit.kv().token_bytes() / 2; }
   std::int64_t row_bytes() const override { return 0; }

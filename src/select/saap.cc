@@ -16,13 +16,15 @@
 // Centroids and classifier come from an artefact that `train saap` made (saap_artefact.h), nothing is learned
 // from the context.
 //
-// Not in the paper: the classifier's weights are rounded to 8 bits, as on the GPU, unless keys are kept in
-// float32 (int8_net.h; docs/results/saap.md has what that costs). Every query token chooses for itself, so
-// that chunks change nothing. Keys join their bucket when they may first be asked for. Buckets without far
-// keys are passed over. A text whose keys fall into the buckets much more unevenly than those of the training
-// text did (the paper's Math.F, 48 % selectivity) raises the domain alarm: the output says so, and the layer
-// attends by `fallback` if one is named. That is decided once, when the context is indexed, so that it
-// depends on nothing but the text.
+// Not in the paper: an artefact may hold several networks f_q over the same buckets, each trained for a
+// stretch of context lengths; the one that chooses is named by the query's own position (saap_artefact.h).
+// The classifier's weights are rounded to 8 bits, as on the GPU, unless keys are kept in float32 (int8_net.h;
+// docs/results/saap.md has what that costs). Every query token chooses for itself, so that chunks change
+// nothing. Keys join their bucket when they may first be asked for. Buckets without far keys are passed over.
+// A text whose keys fall into the buckets much more unevenly than those of the training text did (the paper's
+// Math.F, 48 % selectivity) raises the domain alarm: the output says so, and the layer attends by `fallback`
+// if one is named. That is decided once, when the context is indexed, so that it depends on nothing but the
+// text.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -63,6 +65,7 @@ struct Options {
   bool batched = true;
   float per_key = 0.5f;  ///< buckets are ranked by probability / keys^per_key
   std::optional<std::string> weights;
+  std::optional<std::size_t> network;  ///< the only one that chooses; nothing: by position
   double alarm = 3.0;
   std::string fallback = "none";
 
@@ -74,6 +77,8 @@ struct Options {
     const std::string rank = spec.choice("rank", kRank[0], kRank);
     options.per_key = rank == "mass" ? 0.0f : rank == "key" ? 1.0f : 0.5f;
     options.weights = spec.text("weights");
+    if (spec.text("network").value_or("auto") != "auto")
+      options.network = static_cast<std::size_t>(spec.integer("network", 1, 1, kMostSaapNetworks) - 1);
     options.alarm = spec.number("alarm", options.alarm, 1.0, 1e6);
     options.fallback = spec.text("fallback").value_or(options.fallback);
     if (options.fallback != "none" && find_method(options.fallback).trained) {
@@ -100,6 +105,12 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
     if (options_.clusters.value_or(layer_.buckets()) != layer_.buckets()) {
       throw InputError(fmt::format("attention spec '{}': key 'clusters': expected {} as in {}, found {}",
                                    spec.str(), layer_.buckets(), *options_.weights, *options_.clusters));
+    }
+    if (options_.network.value_or(0) >= layer_.stretches.size()) {
+      throw InputError(
+          fmt::format("attention spec '{}': key 'network': expected auto or 1 to {} as in {}, "
+                      "found {}",
+                      spec.str(), layer_.stretches.size(), *options_.weights, *options_.network + 1));
     }
     const MethodInfo* info = options_.fallback == "none" ? nullptr : &find_method(options_.fallback);
     if (info != nullptr) {
@@ -154,10 +165,14 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
   std::optional<BucketChoice> bucket_choice() const override {
     if (!options_.batched || fallback_ != nullptr) return std::nullopt;
     BucketChoice choice = {.keys = {}, .queries = {}, .probes = options_.probes, .per_key = options_.per_key};
-    for (const SaapHead& head : layer_.heads) {
-      choice.keys.push_back(head.keys);
-      choice.queries.push_back(head.queries);
+    for (const SaapHead& head : layer_.heads) choice.keys.push_back(head.keys);
+    choice.from.clear();
+    for (std::size_t k = options_.network.value_or(0); k < layer_.stretches.size(); ++k) {
+      choice.from.push_back(layer_.stretches[k].from);
+      for (const SaapHead& head : layer_.heads) choice.queries.push_back(head.networks[k].queries);
+      if (options_.network) break;
     }
+    choice.from.front() = 0;
     return choice;
   }
   void take_bucket_sizes(std::span<const std::int64_t> sizes) override {
@@ -182,6 +197,12 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
   }
   void choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) override;
 
+  /// The network that chooses for the query at a position.
+  std::size_t network_for(Position query) const {
+    return options_.network.value_or(layer_.network_for(query));
+  }
+  /// How many tokens the network that answers at the end of a context is good for; 0 = the file does not say.
+  std::int64_t good_for(std::int64_t tokens) const;
   /// s.scores := of every bucket for the group's heads; returns the bytes read.
   std::int64_t score(const SelectUnit& unit, Scratch& s) const;
   /// Divides by the buckets' sizes what add_best_buckets ranks: probabilities, or their logarithms.
@@ -195,12 +216,16 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
 
   Options options_;
   SaapLayer layer_;
-  std::vector<Int8Net> rounded_;                  // [Hkv], from the first choice on: a device has its own
+  std::vector<Int8Net> rounded_;                  // [K, Hkv], from the first choice on: a device has its own
   std::unique_ptr<Selector> fallback_;            // null: none
   std::map<std::int32_t, double> alarms_;         // imbalance of the context in units of the training text's
   std::map<std::int32_t, std::int64_t> lengths_;  // tokens of the context
   std::vector<Scratch> scratch_;                  // [workers]
-  std::atomic<std::int64_t> far_keys_ = 0, far_total_ = 0, choices_ = 0;  // of all choices so far
+  /// Of all choices of a network so far.
+  struct Live {
+    std::atomic<std::int64_t> far_keys = 0, far_total = 0, choices = 0;
+  };
+  std::array<Live, kMostSaapNetworks> live_;  // [K]
 };
 
 /// Adds softmax(scores) to `sum` and leaves its numerators in their place; scores with a NaN, or without a
@@ -217,10 +242,11 @@ void Saap::select(std::span<const QueryBlock> blocks, Selection& out) {
   std::vector<QueryBlock> own, others;
   for (const QueryBlock& block : blocks) (fallen_back(block.sequence) ? others : own).push_back(block);
   if (rounded_.empty()) {
-    std::vector<Int8Net> rounded(layer_.heads.size());
+    const std::size_t heads = layer_.heads.size();
+    std::vector<Int8Net> rounded(layer_.stretches.size() * heads);
     for_each(std::ssize(rounded), [&](std::int64_t item, int) {
-      const auto head = static_cast<std::size_t>(item);
-      rounded[head] = Int8Net(layer_.heads[head].queries);
+      const auto at = static_cast<std::size_t>(item);
+      rounded[at] = Int8Net(layer_.heads[at % heads].networks[at / heads].queries);
     });
     rounded_ = std::move(rounded);  // all or none, should memory run out
   }
@@ -235,14 +261,16 @@ void Saap::select(std::span<const QueryBlock> blocks, Selection& out) {
 std::int64_t Saap::score(const SelectUnit& unit, Scratch& s) const {
   const float* const q = unit.group_of(unit.block->q_unrotated, geometry_).data();
   const auto head = static_cast<std::size_t>(unit.kv_head);
+  const std::size_t network = network_for(unit.position());
   s.scores.resize(static_cast<std::size_t>(geometry_.group() * layer_.buckets()));
   if (unit.kv().type == DType::f32) {
-    const BucketNet& exact = layer_.heads[head].queries;
+    const BucketNet& exact = layer_.heads[head].networks[network].queries;
     exact.scores(q, geometry_.group(), s.hidden, s.scores.data());
     return exact.bytes();
   }
-  rounded_[head].scores(q, geometry_.group(), s.net, s.scores.data());
-  return rounded_[head].bytes();
+  const Int8Net& net = rounded_[network * layer_.heads.size() + head];
+  net.scores(q, geometry_.group(), s.net, s.scores.data());
+  return net.bytes();
 }
 
 void Saap::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) {
@@ -276,9 +304,10 @@ void Saap::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork
   work.keys_scored += group * buckets;
   const std::int64_t sets = options_.batched ? 1 : group;
   if (unit.far_keys() < 4 * buckets) return;  // most buckets are empty: nothing to compare with
-  far_keys_.fetch_add(visited, std::memory_order_relaxed);
-  far_total_.fetch_add(sets * unit.far_keys(), std::memory_order_relaxed);
-  choices_.fetch_add(1, std::memory_order_relaxed);
+  Live& live = live_[network_for(unit.position())];
+  live.far_keys.fetch_add(visited, std::memory_order_relaxed);
+  live.far_total.fetch_add(sets * unit.far_keys(), std::memory_order_relaxed);
+  live.choices.fetch_add(1, std::memory_order_relaxed);
 }
 
 void Saap::rank_by_size(const SelectUnit& unit, Scratch& s, std::span<float> scores, bool logarithms) const {
@@ -314,6 +343,13 @@ double Saap::imbalance_against_training(std::span<const std::int64_t> sizes) con
   return sum / static_cast<double>(layer_.heads.size());
 }
 
+std::int64_t Saap::good_for(std::int64_t tokens) const {
+  const std::size_t network = network_for(static_cast<Position>(tokens));
+  const std::int64_t reach = kBeyondReach * layer_.stretches[network].reach();
+  if (reach == 0 || options_.network || network + 1 == layer_.stretches.size()) return reach;
+  return std::max<std::int64_t>(reach, layer_.stretches[network + 1].from);  // as far as the file gives it
+}
+
 std::string Saap::notice(std::int32_t sequence) const {
   const auto found = alarms_.find(sequence);
   if (found != alarms_.end() && found->second >= options_.alarm) {
@@ -325,23 +361,32 @@ std::string Saap::notice(std::int32_t sequence) const {
                              : "expect to read more than usual (fallback=full would attend exactly)");
   }
   const auto length = lengths_.find(sequence);
-  if (length != lengths_.end() && layer_.reach > 0 && length->second > kBeyondReach * layer_.reach) {
-    return fmt::format(
-        "a context of {} tokens, and saap's artefact was trained for {}: expect it to miss what is far "
-        "(train "
-        "with longer prompts or --shift, or take another method)",
-        length->second, layer_.reach);
+  if (length != lengths_.end()) {
+    const std::int64_t tokens = length->second, most = good_for(tokens);
+    if (most > 0 && tokens > most) {
+      return fmt::format(
+          "a context of {} tokens, and saap's artefact was trained for {}: expect it to miss what is far "
+          "(train with longer prompts, or another network with --add-network --shift, or take another "
+          "method)",
+          tokens, layer_.stretches[network_for(static_cast<Position>(tokens))].reach());
+    }
   }
-  if (choices_ < kAlarmQueries) return {};
-  double expected = 0.0;
-  for (const SaapHead& head : layer_.heads) expected += head.expected_selectivity(options_.probes);
-  expected /= static_cast<double>(layer_.heads.size());
-  const double live = static_cast<double>(far_keys_) / static_cast<double>(far_total_);
-  if (live < options_.alarm * expected) return {};
-  return fmt::format(
-      "questions unlike the training text of saap: layer {} attends {:.1f} % of the far keys, {:.1f} % were "
-      "expected",
-      geometry_.layer, 100 * live, 100 * expected);
+  for (std::size_t k = 0; k < layer_.stretches.size(); ++k) {
+    const Live& live = live_[k];
+    if (live.choices < kAlarmQueries) continue;
+    double expected = 0.0;
+    for (const SaapHead& head : layer_.heads)
+      expected += head.networks[k].expected_selectivity(options_.probes);
+    expected /= static_cast<double>(layer_.heads.size());
+    const double share = static_cast<double>(live.far_keys) / static_cast<double>(live.far_total);
+    if (share < options_.alarm * expected) continue;
+    return fmt::format(
+        "questions unlike the training text of saap: layer {} attends {:.1f} % of the far keys, {:.1f} % "
+        "were "
+        "expected",
+        geometry_.layer, 100 * share, 100 * expected);
+  }
+  return {};
 }
 
 // Sections: those of the buckets; "artefact", the fingerprint of the layer's networks; "alarm", float64.
@@ -392,6 +437,9 @@ MethodInfo saap_method() {
             "key (probability / keys)",
             "root"},
            {"weights", "file that `train saap` made", "MODEL/saap.safetensors"},
+           {"network",
+            "which of the artefact's networks chooses: auto (the one for the query's position) or 1 to 4",
+            "auto"},
            {"alarm",
             "how many times as unevenly as those of the training text keys may fill the buckets before "
             "it is said, 1 to 1000000",

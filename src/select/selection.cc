@@ -35,15 +35,17 @@ void Selection::add_run(Position begin, Position end) {
 
 void Selection::add_row(Position row, float log_weight) {
   rows_.push_back(row);
-  log_weights_.push_back(log_weight);
   ends_.back().rows = rows_.size();
   ends_.back().weighted = ends_.back().weighted || log_weight != 0.0f;
+  if (!ends_.back().weighted) return;
+  log_weights_.resize(rows_.size(), 0.0f);
+  log_weights_.back() = log_weight;
 }
 
 void Selection::add_rows(std::span<const Position> rows) {
   rows_.insert(rows_.end(), rows.begin(), rows.end());
-  log_weights_.resize(rows_.size(), 0.0f);
   ends_.back().rows = rows_.size();
+  if (ends_.back().weighted) log_weights_.resize(rows_.size(), 0.0f);
 }
 
 void Selection::set_tail(std::span<const float> output, std::span<const float> lse) {
@@ -80,6 +82,7 @@ std::int64_t Selection::keys(std::int64_t index) const {
 void Selection::sort_rows() {
   const std::size_t begin = ends_.size() > 1 ? ends_[ends_.size() - 2].rows : 0;
   const std::vector<Position> rows(rows_.begin() + static_cast<std::ptrdiff_t>(begin), rows_.end());
+  if (!ends_.back().weighted) return std::sort(rows_.begin() + static_cast<std::ptrdiff_t>(begin), rows_.end());
   const std::vector<float> weights(log_weights_.begin() + static_cast<std::ptrdiff_t>(begin),
                                    log_weights_.end());
   std::vector<std::size_t> order(rows.size());
@@ -108,7 +111,10 @@ void Selection::append(const Selection& other, std::span<const int> kv_heads) {
   }
   runs_.insert(runs_.end(), other.runs_.begin(), other.runs_.end());
   rows_.insert(rows_.end(), other.rows_.begin(), other.rows_.end());
-  log_weights_.insert(log_weights_.end(), other.log_weights_.begin(), other.log_weights_.end());
+  if (!other.log_weights_.empty()) {
+    log_weights_.resize(shift.rows, 0.0f);  // before this point those of weighted sets alone are kept
+    log_weights_.insert(log_weights_.end(), other.log_weights_.begin(), other.log_weights_.end());
+  }
   tail_output_.insert(tail_output_.end(), other.tail_output_.begin(), other.tail_output_.end());
   tail_lse_.insert(tail_lse_.end(), other.tail_lse_.begin(), other.tail_lse_.end());
 }

@@ -113,6 +113,13 @@ struct SqueezedOptions {
   }
 };
 
+/// Asks the memory for the first lines of what will be read; it foresees the others itself.
+void ask_for(std::span<const std::byte> bytes) {
+  constexpr std::size_t kLine = 64, kMostLines = 4;
+  for (std::size_t at = 0; at < bytes.size() && at < kMostLines * kLine; at += kLine)
+    __builtin_prefetch(bytes.data() + at);
+}
+
 std::int64_t spread_bytes(std::int64_t d) {
   return d + std::int64_t{sizeof(float)};
 }
@@ -374,12 +381,27 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
     return {range.part, first[static_cast<std::size_t>(range.begin)],
             first[static_cast<std::size_t>(range.end)]};
   }
-  void add_rows(const ChoiceUnit& unit, const NodeRange& leaves, RowSet& rows) const override {
-    const ClusterTree& own = tree(unit, leaves.part);
-    const std::vector<std::int32_t>& first = own.levels.back().first;
-    for (std::int32_t i = first[static_cast<std::size_t>(leaves.begin)];
-         i < first[static_cast<std::size_t>(leaves.end)]; ++i)
-      rows.insert(own.rows[static_cast<std::size_t>(i)]);
+  /// Leaves lie scattered in memory: what is some leaves ahead is asked for.
+  std::int64_t add_rows(const ChoiceUnit& unit, std::span<const NodeRange> leaves,
+                        RowSet& rows) const override {
+    constexpr std::size_t kAhead = 8;
+    const std::vector<ClusterSegment>& parts = indexes_.at(unit.block->sequence).segments;
+    const auto head = static_cast<std::size_t>(unit.kv_head);
+    const auto keys_of = [&](const NodeRange& range) {
+      const ClusterTree& own = parts[static_cast<std::size_t>(range.part)].heads[head];
+      const std::vector<std::int32_t>& first = own.levels.back().first;
+      const std::int32_t begin = first[static_cast<std::size_t>(range.begin)];
+      return std::span(own.rows.data() + begin,
+                       static_cast<std::size_t>(first[static_cast<std::size_t>(range.end)] - begin));
+    };
+    std::int64_t count = 0;
+    for (std::size_t i = 0; i < leaves.size(); ++i) {
+      if (i + kAhead < leaves.size()) ask_for(std::as_bytes(keys_of(leaves[i + kAhead])));
+      const std::span<const Position> keys = keys_of(leaves[i]);
+      for (const Position key : keys) rows.insert(key);
+      count += std::ssize(keys);
+    }
+    return count;
   }
   /// A centroid and its N, and with a tail, which reads them for every node that is pruned, the mean of its
   /// values.

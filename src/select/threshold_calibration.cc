@@ -88,7 +88,7 @@ double ThresholdSelector::Trial::add_level(int level, ScoreHistogram& out) const
     layer->look_up(unit, level, /*cut_last=*/false, loop, lookup);
     const Frontier& frontier = lookup.levels.back();
     for (std::size_t i = 0; i < frontier.keys.size(); ++i)
-      parts[worker].add(frontier.scores[i], frontier.keys[i]);
+      parts[worker].add(layer->average_of(frontier.scores[i]), frontier.keys[i]);
   };
   if (kind == QueryKind::alone) {
     const Loop in_line = [](std::int64_t items, const std::function<void(std::int64_t)>& body) {

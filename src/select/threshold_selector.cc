@@ -198,17 +198,18 @@ void ThresholdSelector::choose(const ChoiceUnit& unit, const Loop& loop, Scratch
   Lookup& lookup = scratch.lookup;
   look_up(unit, levels(unit.block->sequence) - 1, /*cut_last=*/true, loop, lookup);
   scratch.rows.reset(lookup.end);
-  for (const NodeRange& leaves : lookup.kept) add_rows(unit, leaves, scratch.rows);
-  scratch.chosen.clear();
-  scratch.rows.drain([&](std::int64_t row) { scratch.chosen.push_back(static_cast<Position>(row)); });
-  out.add_rows(scratch.chosen);
+  const auto count = static_cast<std::size_t>(add_rows(unit, lookup.kept, scratch.rows));
+  if (scratch.chosen.size() < count) scratch.chosen.resize(count);
+  Position* next = scratch.chosen.data();
+  scratch.rows.drain([&](std::int64_t row) { *next++ = static_cast<Position>(row); });
+  out.add_rows(std::span(scratch.chosen).first(count));
   out.add_run(lookup.end, unit.far_last);  // not clustered yet
   if (options_.tail) add_tail(unit, lookup, loop, out);
   for (const Frontier& frontier : lookup.levels) {
     work.bytes += unit.tokens() * frontier.nodes() * node_bytes(unit);
     work.keys_scored += unit.tokens() * frontier.nodes();
   }
-  work.bytes += unit.tokens() * row_bytes() * std::ssize(scratch.chosen);
+  work.bytes += unit.tokens() * row_bytes() * static_cast<std::int64_t>(count);
 }
 
 void ThresholdSelector::look_up(const ChoiceUnit& unit, int last, bool cut_last, const Loop& loop,
@@ -226,18 +227,41 @@ void ThresholdSelector::look_up(const ChoiceUnit& unit, int last, bool cut_last,
     Frontier& frontier = out.levels[static_cast<std::size_t>(level)];
     score(unit, level, keys, loop, frontier);
     if (level == last && !cut_last) return;
-    const double tau = threshold(unit, level, keys, frontier);
-    out.kept.clear();
-    std::size_t at = 0;
-    for (const NodeRange& range : frontier.ranges) {
-      for (std::int32_t node = range.begin; node < range.end; ++node, ++at) {
-        const bool keep = frontier.scores[at] > tau || tau == 0.0;
-        push(keep ? out.kept : out.pruned[static_cast<std::size_t>(level)], {range.part, node, node + 1});
-      }
-    }
+    cut(threshold(unit, level, keys, frontier), out, level);
     if (level == last) return;
     for (const NodeRange& range : out.kept)
       out.levels[static_cast<std::size_t>(level + 1)].ranges.push_back(children(unit, level, range));
+  }
+}
+
+void ThresholdSelector::cut(double tau, Lookup& out, int level) const {
+  const Frontier& frontier = out.levels[static_cast<std::size_t>(level)];
+  out.kept.clear();
+  if (tau == 0.0) {
+    for (const NodeRange& range : frontier.ranges) push(out.kept, range);
+    return;
+  }
+  const double bar = options_.squares ? tau * tau : tau;
+  std::vector<std::int32_t>& places = out.places;
+  if (places.size() < frontier.scores.size()) places.resize(frontier.scores.size());
+  std::size_t kept = 0;  // no branch on what a query finds, which nobody can foresee
+  for (std::size_t i = 0; i < frontier.scores.size(); ++i) {
+    places[kept] = static_cast<std::int32_t>(i);
+    kept += static_cast<double>(frontier.scores[i]) > bar ? 1 : 0;
+  }
+  std::size_t next = 0;
+  std::int32_t base = 0;  // of the range, in the frontier
+  std::vector<NodeRange>& pruned = out.pruned[static_cast<std::size_t>(level)];
+  for (const NodeRange& range : frontier.ranges) {
+    std::int32_t open = range.begin;  // nodes before it are kept, or noted as pruned
+    for (; next < kept && places[next] < base + range.count(); ++next) {
+      const std::int32_t node = range.begin + places[next] - base;
+      if (options_.tail && open < node) push(pruned, {range.part, open, node});
+      push(out.kept, {range.part, node, node + 1});
+      open = node + 1;
+    }
+    if (options_.tail && open < range.end) push(pruned, {range.part, open, range.end});
+    base += range.count();
   }
 }
 
@@ -258,7 +282,7 @@ void ThresholdSelector::score(const ChoiceUnit& unit, int level, std::int64_t ke
   };
   if (rows <= kRowsAtOnce) {
     add(0, rows, frontier.scores);
-    return finish_averages(frontier.scores);
+    return;
   }
   const std::int64_t pieces = std::min(kPiecesOfUnit, (rows + kRowsAtOnce - 1) / kRowsAtOnce);
   std::vector<std::vector<float>> sums(static_cast<std::size_t>(pieces));  // [pieces][nodes]
@@ -270,12 +294,6 @@ void ThresholdSelector::score(const ChoiceUnit& unit, int level, std::int64_t ke
   for (const std::vector<float>& sum : sums) {
     for (std::size_t i = 0; i < sum.size(); ++i) frontier.scores[i] += sum[i];
   }
-  finish_averages(frontier.scores);
-}
-
-void ThresholdSelector::finish_averages(std::span<float> scores) const {
-  if (!options_.squares) return;
-  for (float& score : scores) score = std::sqrt(score);
 }
 
 /// sum[i] += keys S_i, or its square, of each of the unit's queries [begin, end), over the number of all.
@@ -329,12 +347,12 @@ double ThresholdSelector::threshold(const ChoiceUnit& unit, int level, std::int6
   ScoreHistogram histogram;
   if (!last || options_.target.kind == Target::Kind::sparsity) {
     for (std::size_t i = 0; i < frontier.keys.size(); ++i)
-      histogram.add(frontier.scores[i], frontier.keys[i]);
+      histogram.add(average_of(frontier.scores[i]), frontier.keys[i]);
     return histogram.threshold_for(kept_share(unit.block->sequence, level) * static_cast<double>(keys));
   }
   if (options_.target.kind == Target::Kind::error) return 0.0;
   for (std::size_t i = 0; i < frontier.keys.size(); ++i)
-    histogram.add(frontier.scores[i], static_cast<double>(frontier.scores[i]) * frontier.keys[i]);
+    histogram.add(average_of(frontier.scores[i]), average_of(frontier.scores[i]) * frontier.keys[i]);
   return histogram.threshold_for(options_.target.value * histogram.total());
 }
 

@@ -12,6 +12,7 @@
 // those of pruned nodes are never read. Scores go through their log-sum-exp, so no logit overflows.
 #pragma once
 
+#include <cmath>
 #include <functional>
 #include <map>
 #include <span>
@@ -47,7 +48,7 @@ struct NodeRange {
 struct Frontier {
   std::vector<NodeRange> ranges;
   std::vector<std::int32_t> keys;  // [nodes] N
-  std::vector<float> scores;       // [nodes] average of S, times all keys of the index
+  std::vector<float> scores;       // [nodes] mean of S, or of its square, with S times all keys of the index
 
   std::int64_t nodes() const { return std::ssize(keys); }
   void clear();
@@ -119,7 +120,9 @@ class ThresholdSelector : public Selector {
                       float* z, std::int64_t stride) const = 0;
   /// Nodes of the next level below a range.
   virtual NodeRange children(const ChoiceUnit& unit, int level, const NodeRange& range) const = 0;
-  virtual void add_rows(const ChoiceUnit& unit, const NodeRange& leaves, RowSet& rows) const = 0;
+  /// The keys of the leaves, each of which is in one of them; returns how many they are.
+  virtual std::int64_t add_rows(const ChoiceUnit& unit, std::span<const NodeRange> leaves,
+                                RowSet& rows) const = 0;
   virtual std::int64_t node_bytes(const ChoiceUnit& unit) const = 0;  ///< read per node
   virtual std::int64_t row_bytes() const = 0;                         ///< read of the index per key kept
   /// Mean value of a node, [d]; only methods with a tail have them.
@@ -141,8 +144,9 @@ class ThresholdSelector : public Selector {
   struct Lookup {
     Position end = 0;                            // keys [far_begin, end) are below the top
     std::vector<Frontier> levels;                // those that were read
-    std::vector<std::vector<NodeRange>> pruned;  // [levels]
+    std::vector<std::vector<NodeRange>> pruned;  // [levels], empty ranges unless there is a tail
     std::vector<NodeRange> kept;                 // of the last level
+    std::vector<std::int32_t> places;            // scratch of a level: where kept nodes lie in the frontier
   };
   struct Scratch {
     Lookup lookup;
@@ -161,6 +165,12 @@ class ThresholdSelector : public Selector {
   void look_up(const ChoiceUnit& unit, int last, bool cut_last, const Loop& loop, Lookup& out) const;
   void score(const ChoiceUnit& unit, int level, std::int64_t keys, const Loop& loop,
              Frontier& frontier) const;
+  /// Splits the last level read into kept and pruned nodes.
+  void cut(double tau, Lookup& out, int level) const;
+  /// The average that a frontier's score stands for.
+  double average_of(float score) const {
+    return options_.squares ? std::sqrt(static_cast<double>(score)) : score;
+  }
   double threshold(const ChoiceUnit& unit, int level, std::int64_t keys, const Frontier& frontier) const;
   void choose(const ChoiceUnit& unit, const Loop& loop, Scratch& scratch, Selection& out,
               SelectWork& work) const;
@@ -168,7 +178,6 @@ class ThresholdSelector : public Selector {
   void tail_rows(const ChoiceUnit& unit, const Lookup& lookup, std::int64_t begin, std::int64_t end,
                  float* output, float* lse) const;
   void gather(const ChoiceUnit& unit, std::int64_t row_begin, std::int64_t row_end, float* q) const;
-  void finish_averages(std::span<float> scores) const;
   void add_rows_scores(const ChoiceUnit& unit, int level, double keys, std::int64_t begin, std::int64_t end,
                        const Frontier& frontier, std::span<float> sum) const;
   void grow(std::int32_t sequence, KvLayer kv);

@@ -95,6 +95,23 @@ bool HashFunction::start_linear(Matrix<const float> directions, std::span<const 
   return true;
 }
 
+bool HashFunction::start_trained(const HashNet& net) {
+  bool fits = net.layers().size() == linears_.size();
+  for (std::size_t i = 0; fits && i < linears_.size(); ++i) {
+    const HashLayer& layer = net.layers()[i];
+    fits = layer.in == linears_[i]->inputs() && layer.out == linears_[i]->outputs();
+  }
+  if (!fits) return false;
+  for (std::size_t i = 0; i < linears_.size(); ++i) {
+    const HashLayer& layer = net.layers()[i];
+    kernels().widen(layer.weight.data(), layer.type, layer.in * layer.out, linears_[i]->weight.value.data());
+    std::vector<float>& bias = linears_[i]->bias.value;
+    std::fill(bias.begin(), bias.end(), 0.0f);
+    std::copy(layer.bias.begin(), layer.bias.end(), bias.begin());
+  }
+  return true;
+}
+
 HashNet HashFunction::finished(DType type) const {
   std::vector<HashLayer> layers;
   for (const Linear* linear : linears_) {

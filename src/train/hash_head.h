@@ -34,6 +34,10 @@ class HashFunction {
   /// changed, when a hidden layer has less than two units for each bit.
   bool start_linear(Matrix<const float> directions /*[bits, inputs]*/, std::span<const float> centre);
 
+  /// Before the first step: the function becomes a trained one. False, and nothing is changed, when that one
+  /// has other layers.
+  bool start_trained(const HashNet& net);
+
   Module& module() { return net_; }
   Adam& adam() { return adam_; }
   /// What inference needs, with weights as `type`.

@@ -75,6 +75,7 @@ class HashTrainer {
 
   std::int64_t steps_of(const Prompt& prompt, std::int64_t chunk) const;
   void start(const Prompt& prompt);
+  void start_from(const std::string& model_fingerprint);
   void learn(const Prompt& prompt, std::uint64_t number, std::int64_t all_steps,
              const std::function<void(std::int64_t)>& progress);
 
@@ -102,11 +103,12 @@ class HashTrainer {
   void draw(Position begin, Position end, std::uint64_t prompt);
   void take_queries(int layer, const KvWrite& chunk);
   void take_steps(Position keys_end, std::uint64_t prompt, std::int64_t all_steps);
-  HashExamples examples(std::int64_t layer, std::int64_t kv_head, const StepQueries& queries,
-                        Position keys_end, Rng& rng);
+  HashExamples examples(std::int64_t layer, std::int64_t kv_head, StepQueries queries, Position keys_end,
+                        Rng& rng);
   std::vector<float> scores(const KvRows& kv, const Learner& own, std::int64_t kv_head,
                             const StepQueries& queries, Position keys_end) const;
-  void shift(HashExamples& seen, Rng& rng) const;
+  std::vector<float> angles_of(std::int64_t positions) const;
+  void shift(HashExamples& seen, std::int64_t positions) const;
 
   const ModelConfig& config_;
   const HashSettings& settings_;
@@ -182,6 +184,31 @@ void HashTrainer::start(const Prompt& prompt) {
     for (HashFunction& f : learners_[at].head.queries())
       f.start_linear({linear.queries.data(), bits, d}, origin);
   });
+}
+
+/// Sets all functions from the file that the settings name.
+void HashTrainer::start_from(const std::string& model_fingerprint) {
+  for (int layer = 0; layer < config_.layers; ++layer) {
+    const LayerGeometry geometry = {.layer = layer,
+                                    .query_heads = config_.query_heads,
+                                    .kv_heads = config_.kv_heads,
+                                    .head_dim = config_.head_dim};
+    const HashWeights weights = read_hash_weights(settings_.from, geometry, model_fingerprint);
+    bool fits = weights.scheme.roped == settings_.scheme.roped &&
+                weights.scheme.values == settings_.scheme.values &&
+                weights.scheme.activation == settings_.scheme.activation;
+    auto query = weights.query.begin(), key = weights.key.begin();
+    for (int head = 0; head < config_.kv_heads; ++head) {
+      for (HashFunction& f : learner(layer, head).head.queries()) fits = fits && f.start_trained(*query++);
+      for (HashFunction& f : learner(layer, head).head.keys())
+        fits = fits && key != weights.key.end() && f.start_trained(*key++);
+    }
+    if (fits && key == weights.key.end()) continue;
+    throw InputError(
+        settings_.from.string() +
+        ": expected functions as the flags name them (--bits, --widths, --keys, --rope, --values, "
+        "--activation), found others");
+  }
 }
 
 void HashTrainer::learn(const Prompt& prompt, std::uint64_t number, std::int64_t all_steps,
@@ -294,8 +321,21 @@ std::vector<float> HashTrainer::scores(const KvRows& kv, const Learner& own, std
   return scores;
 }
 
-HashExamples HashTrainer::examples(std::int64_t layer, std::int64_t kv_head, const StepQueries& queries,
+HashExamples HashTrainer::examples(std::int64_t layer, std::int64_t kv_head, StepQueries queries,
                                    Position keys_end, Rng& rng) {
+  const auto up_to = [&](std::int64_t most) {
+    return static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(most) + 1));
+  };
+  std::int64_t shifted = 0;  // by how much the keys are turned
+  if (settings_.further > 0) {
+    shifted = up_to(settings_.shift);
+    const std::int64_t further =
+        rng.uniform() < settings_.apart ? up_to(std::min(settings_.further, shifted)) : 0;
+    shifted -= further;
+    const std::vector<float> angles = angles_of(further);
+    turn(queries.roped, config_.head_dim, angles);
+    if (settings_.scheme.roped) turn(queries.as_trained, config_.head_dim, angles);
+  }
   const KvRows& kv = capture_.kv().layer(static_cast<int>(layer)).heads[static_cast<std::size_t>(kv_head)];
   Learner& own = learner(layer, kv_head);
   const auto sink = static_cast<Position>(settings_.dense.sink);
@@ -344,15 +384,21 @@ HashExamples HashTrainer::examples(std::int64_t layer, std::int64_t kv_head, con
       }
     }
   }
-  if (settings_.scheme.roped && settings_.shift > 0) shift(seen, rng);
+  if (settings_.further == 0 && settings_.shift > 0) shifted = up_to(settings_.shift);
+  if (settings_.scheme.roped && shifted > 0) shift(seen, shifted);
   return seen;
 }
 
-void HashTrainer::shift(HashExamples& seen, Rng& rng) const {
-  const auto by = static_cast<double>(rng.below(static_cast<std::uint64_t>(settings_.shift) + 1));
+std::vector<float> HashTrainer::angles_of(std::int64_t positions) const {
   std::vector<float> angles;  // [d/2]
   for (const float frequency : capture_.rope().frequencies())
-    angles.push_back(static_cast<float>(std::fmod(by * frequency, 2.0 * std::numbers::pi)));
+    angles.push_back(
+        static_cast<float>(std::fmod(static_cast<double>(positions) * frequency, 2.0 * std::numbers::pi)));
+  return angles;
+}
+
+void HashTrainer::shift(HashExamples& seen, std::int64_t positions) const {
+  const std::vector<float> angles = angles_of(positions);
   turn(seen.key_inputs, settings_.scheme.key_inputs(config_.head_dim), angles);
   for (std::vector<float>& queries : seen.queries) turn(queries, config_.head_dim, angles);
 }
@@ -431,6 +477,9 @@ Json HashSettings::json() const {
           {"late", late},
           {"late_tokens", late_tokens},
           {"shift", shift},
+          {"further", further},
+          {"apart", apart},
+          {"from", from.string()},
           {"others", others},
           {"rate", rate},
           {"linear_start", linear_start},
@@ -468,6 +517,8 @@ HashResult train_hash(const std::shared_ptr<const Model>& model, const ContextOp
     }
     trainer.get(state, checkpoint.string());
     done = std::min(state.number("prompts_done", checkpoint.string()), std::ssize(prompts));
+  } else if (!settings.from.empty()) {
+    trainer.start_from(model->fingerprint());
   } else if (settings.linear_start) {
     trainer.start(prompts.front());
   }

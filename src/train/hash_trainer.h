@@ -45,6 +45,12 @@ struct HashSettings {
   /// Queries and keys of a step are turned on by RoPE together, by 0 to `shift` positions: nothing that they
   /// choose changes, and functions of turned vectors learn positions beyond the prompts'.
   std::int64_t shift = 0;
+  /// In a share `apart` of the steps some of those positions, up to this many, are the queries' alone: they
+  /// look from further away, as in contexts longer than the prompts, and their pivotal keys are those of
+  /// there.
+  std::int64_t further = 0;
+  double apart = 0.5;
+  std::filesystem::path from;  ///< functions to train further; empty = none
   double rate = 5e-3;
   bool linear_start = true;
   double gamma = 0.25;      ///< of the linear start

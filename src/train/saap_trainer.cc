@@ -42,10 +42,12 @@ std::string prefix_of(int layer, int head) {
 struct Head {
   int layer = 0, head = 0;
   std::int64_t steps = 0;  ///< done, for the progress
-  BucketNet keys;
+  SaapHead start;          ///< buckets, and what an artefact to begin with says
   std::unique_ptr<SaapExamples> examples;
   std::vector<std::vector<std::int64_t>> counts;  // [prompts][C] keys behind the sink
   SaapHead result;
+  const BucketNet& keys() const { return start.keys; }
+  const SaapNetwork& trained() const { return result.networks.back(); }
   SaapHeadReport report;
 };
 
@@ -119,9 +121,13 @@ class Training {
   SaapClassifier new_classifier(const Head& head) const;
   double take_step(const Head& head, std::int64_t step, SaapClassifier& classifier, Adam& adam) const;
   void finish(Head& head, const BucketNet& net, double train_loss, Clock::time_point start);
-  void measure(Head& head) const;
+  void measure(Head& head, const BucketNet& net) const;
   void keep(const Head& head);
   bool restore(Head& head);
+  /// The head's part of the artefact.
+  SaapHead assembled(const Head& head, SaapNetwork trained, std::vector<float> load, double imbalance) const;
+  /// How weights of classifiers and of centroids are kept.
+  DType type_of_keys() const { return settings_.type == DType::q8 ? DType::f16 : settings_.type; }
 
   std::shared_ptr<const Model> model_;
   const SaapSettings& settings_;
@@ -170,11 +176,11 @@ void Training::save_checkpoint(bool now) {
 void Training::keep(const Head& head) {
   const std::string prefix = prefix_of(head.layer, head.head);
   checkpoint_.erase(prefix + "net.");
-  SaapClassifier classifier(head.result.queries);
+  SaapClassifier classifier(head.trained().queries);
   checkpoint_.put(prefix + "done.", classifier.module());
   checkpoint_.arrays[prefix + "load"] = head.result.load;
   checkpoint_.arrays[prefix + "imbalance"] = {head.result.imbalance};
-  checkpoint_.arrays[prefix + "selectivity"] = head.result.selectivity;
+  checkpoint_.arrays[prefix + "selectivity"] = head.trained().selectivity;
   checkpoint_.notes[prefix + "report"] = head.report.json().dump();
 }
 
@@ -186,19 +192,34 @@ bool Training::restore(Head& head) {
   const bool residual = checkpoint_.arrays.contains(prefix + "done.projection.weight");
   const auto bias = checkpoint_.arrays.find(prefix + (residual ? "done.inner.0.bias" : "done.0.bias"));
   if (bias == checkpoint_.arrays.end()) throw InputError(where + ": expected a finished network, found none");
-  const std::int64_t hidden = std::ssize(bias->second), d = config_.head_dim, c = head.keys.buckets;
+  const std::int64_t hidden = std::ssize(bias->second), d = config_.head_dim, c = head.keys().buckets;
   const auto zeros = [](std::int64_t n) { return std::vector<float>(static_cast<std::size_t>(n), 0.0f); };
   const auto w1 = zeros(hidden * d), b1 = zeros(hidden), w2 = zeros(c * hidden),
              w3 = zeros(residual ? c * d : 0), b2 = zeros(c);
   SaapClassifier classifier(BucketNet(d, c, {w1, b1, w2, w3, b2}, DType::f32));
   checkpoint_.get(prefix + "done.", classifier.module(), nullptr, where);
-  head.result = {.keys = head.keys,
-                 .queries = classifier.exported(settings_.type),
-                 .load = checkpoint_.arrays[prefix + "load"],
-                 .imbalance = checkpoint_.arrays[prefix + "imbalance"].at(0),
-                 .selectivity = checkpoint_.arrays[prefix + "selectivity"]};
+  head.result =
+      assembled(head,
+                {.queries = classifier.exported(settings_.type),
+                 .selectivity = checkpoint_.arrays[prefix + "selectivity"]},
+                checkpoint_.arrays[prefix + "load"], checkpoint_.arrays[prefix + "imbalance"].at(0));
   head.report = SaapHeadReport::parse(report->second, where);
   return true;
+}
+
+SaapHead Training::assembled(const Head& head, SaapNetwork trained, std::vector<float> load,
+                             double imbalance) const {
+  SaapHead result = {.keys = head.keys(),
+                     .networks = {},
+                     .load = std::move(load),
+                     .imbalance = static_cast<float>(imbalance)};
+  if (settings_.add_network) {
+    result = head.start;
+    for (SaapNetwork& network : result.networks)
+      if (settings_.type == DType::q8) network.queries = network.queries.rounded_to_8_bits();
+  }
+  result.networks.push_back(std::move(trained));
+  return result;
 }
 
 // ---- 1. Partitions
@@ -246,7 +267,7 @@ void Training::find_partitions() {
           &offsets = checkpoint_.arrays[prefix + "offsets"];
     if (std::ssize(centroids) != clusters * d || (!offsets.empty() && std::ssize(offsets) != clusters))
       throw InputError(path_.string() + ": expected centroids of every head, found others");
-    head.keys = BucketNet(d, clusters, {{}, {}, {}, centroids, offsets}, settings_.type);
+    head.start.keys = BucketNet(d, clusters, {{}, {}, {}, centroids, offsets}, type_of_keys());
   }
 }
 
@@ -262,10 +283,16 @@ void Training::partitions_from_artefact() {
       throw InputError(fmt::format("{}: expected {} clusters, found {}", settings_.from.string(),
                                    settings_.clusters, layer.buckets()));
     }
+    const auto networks = std::ssize(layer.stretches);
+    if (settings_.add_network ? networks >= kMostSaapNetworks : networks > 1) {
+      throw InputError(
+          fmt::format("{}: expected an artefact of {}, found {} networks", settings_.from.string(),
+                      settings_.add_network ? fmt::format("fewer than {} networks", kMostSaapNetworks)
+                                            : "one network to train further",
+                      networks));
+    }
     for (Head& other : heads_) {
-      if (other.layer != head.layer) continue;
-      other.result = layer.heads[static_cast<std::size_t>(other.head)];
-      other.keys = other.result.keys;
+      if (other.layer == head.layer) other.start = layer.heads[static_cast<std::size_t>(other.head)];
     }
   }
 }
@@ -400,7 +427,7 @@ void Training::collect_prompt(Capture& capture, std::int64_t index, std::span<He
     check_cancel();
     Head& head = *heads[static_cast<std::size_t>(i)];
     const KvRows kv = capture.kv().layer(head.layer).heads[static_cast<std::size_t>(head.head)];
-    SaapKeys keys = read_saap_keys(kv, capture.rope(), head.keys, settings_.filter.sink);
+    SaapKeys keys = read_saap_keys(kv, capture.rope(), head.keys(), settings_.filter.sink);
     add_saap_examples(candidates[static_cast<std::size_t>(i)], keys, capture.rope(), scale, settings_.filter,
                       settings_.samples, *head.examples);
     head.examples->end_prompt();
@@ -412,13 +439,15 @@ void Training::collect_prompt(Capture& capture, std::int64_t index, std::span<He
 // ----------------------------------------------------------------------------------------
 
 SaapClassifier Training::new_classifier(const Head& head) const {
-  if (!settings_.from.empty()) return SaapClassifier(head.result.queries);
+  if (!settings_.from.empty() && !settings_.add_network)
+    return SaapClassifier(head.start.networks.front().queries);
   const std::int64_t d = config_.head_dim;
   SaapClassifier classifier(d, settings_.hidden, settings_.clusters, settings_.residual,
                             hash_seed(settings_.seed, head.layer, head.head));
-  if (!settings_.residual) return classifier;
+  if (!settings_.residual || head.keys().hidden > 0) return classifier;
   std::vector<float> centroids(static_cast<std::size_t>(settings_.clusters * d));
-  kernels().widen(head.keys.linear_weight.data(), head.keys.type, std::ssize(centroids), centroids.data());
+  kernels().widen(head.keys().linear_weight.data(), head.keys().type, std::ssize(centroids),
+                  centroids.data());
   classifier.start_linear(centroids);
   return classifier;
 }
@@ -485,9 +514,8 @@ double Training::take_step(const Head& head, std::int64_t step, SaapClassifier& 
 }
 
 void Training::finish(Head& head, const BucketNet& net, double train_loss, Clock::time_point start) {
-  head.result = {.keys = head.keys, .queries = net, .load = {}, .selectivity = {}};
   head.report = {.layer = head.layer, .head = head.head, .train_loss = train_loss};
-  measure(head);
+  measure(head, net);
   head.report.seconds = std::chrono::duration<double>(Clock::now() - start).count();
   head.examples.reset();
   const std::lock_guard lock(mutex_);
@@ -510,7 +538,8 @@ Choice choice_of(std::span<const float> scores, std::span<const float> target,
   return choice;
 }
 
-void Training::measure(Head& head) const {
+/// Its report, and its result with this network.
+void Training::measure(Head& head, const BucketNet& net) const {
   const std::int64_t d = config_.head_dim, c = settings_.clusters;
   const SaapExamples& examples = *head.examples;
   SaapHeadReport& report = head.report;
@@ -518,7 +547,8 @@ void Training::measure(Head& head) const {
   report.held_out = examples.count() - report.examples;
   std::vector<float> q(static_cast<std::size_t>(d)), target(static_cast<std::size_t>(c)),
       scores(target.size()), distance(target.size()), scratch;
-  for (std::int64_t probes = 1; probes <= c; probes *= 2) head.result.selectivity.push_back(0.0f);
+  SaapNetwork trained = {.queries = net, .selectivity = {}};
+  for (std::int64_t probes = 1; probes <= c; probes *= 2) trained.selectivity.push_back(0.0f);
   const double weight = 1.0 / static_cast<double>(report.held_out);
   const auto add = [&](double& mass, double& selectivity, std::span<const float> by, std::int64_t prompt) {
     const Choice choice =
@@ -529,18 +559,18 @@ void Training::measure(Head& head) const {
   for (std::int64_t prompt = training_prompts(); prompt < std::ssize(prompts_); ++prompt) {
     for (std::int64_t i = examples.begin_of(prompt); i < examples.end_of(prompt); ++i) {
       examples.read(i, q, target);
-      head.result.queries.scores(q.data(), 1, scratch, scores.data());
+      net.scores(q.data(), 1, scratch, scores.data());
       report.loss += weight * kl_divergence({scores.data(), 1, c}, {target.data(), 1, c}, {});
       add(report.mass, report.selectivity, scores, prompt);
-      if (head.keys.hidden == 0) {
-        kernels().gemv(q.data(), 1, head.keys.linear_weight.data(), head.keys.type, d, 0, c, distance.data(),
-                       c);
+      if (head.keys().hidden == 0) {
+        kernels().gemv(q.data(), 1, head.keys().linear_weight.data(), head.keys().type, d, 0, c,
+                       distance.data(), c);
         add(report.kmeans_mass, report.kmeans_selectivity, distance, prompt);
       }
       double unused = 0;
       add(report.best_mass, unused, target, prompt);
-      for (std::size_t p = 0; p < head.result.selectivity.size(); ++p) {
-        head.result.selectivity[p] += static_cast<float>(
+      for (std::size_t p = 0; p < trained.selectivity.size(); ++p) {
+        trained.selectivity[p] += static_cast<float>(
             weight *
             choice_of(scores, target, head.counts[static_cast<std::size_t>(prompt)], std::int64_t{1} << p)
                 .selectivity);
@@ -556,9 +586,10 @@ void Training::measure(Head& head) const {
       load[b] += static_cast<double>(counts[b]) / std::max(1.0, keys);
     imbalance += imbalance_of(counts) / static_cast<double>(training_prompts());
   }
+  std::vector<float> shares;
   for (const double share : load)
-    head.result.load.push_back(static_cast<float>(share / static_cast<double>(training_prompts())));
-  head.result.imbalance = static_cast<float>(imbalance);
+    shares.push_back(static_cast<float>(share / static_cast<double>(training_prompts())));
+  head.result = assembled(head, std::move(trained), std::move(shares), imbalance);
   report.imbalance = imbalance;
 }
 
@@ -590,6 +621,7 @@ Json SaapSettings::json() const {
           {"type", std::string(name_of(type))},
           {"probes", probes},
           {"from", from.string()},
+          {"add_network", add_network},
           {"seed", seed}};
 }
 

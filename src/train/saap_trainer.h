@@ -48,9 +48,12 @@ struct SaapSettings {
   std::int64_t steps = 4000, batch = 1000;
   double rate = 1e-3;
   bool decay = true;           ///< of the rate, along a cosine to a hundredth
-  DType type = DType::f16;     ///< of the classifier's weights in the artefact
+  DType type = DType::f16;     ///< of the classifier's weights in the artefact; q8: centroids stay f16
   std::int64_t probes = 32;    ///< at which captured mass is reported
-  std::filesystem::path from;  ///< an artefact whose networks are trained further; empty = none
+  std::filesystem::path from;  ///< an artefact whose buckets are taken; empty = none
+  /// Its networks stay as they are, and another one is trained over its buckets, for longer contexts; false:
+  /// its only network is trained further.
+  bool add_network = false;
   std::int64_t memory = std::int64_t{2} << 30;  ///< bytes of sampled queries at a time
   std::uint64_t seed = 0;
   Json json() const;

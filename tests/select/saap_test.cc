@@ -19,6 +19,7 @@
 #include "io/container.h"
 #include "io/safetensors.h"
 #include "lodestone/error.h"
+#include "select/bucket_choice.h"
 #include "select/int8_net.h"
 #include "support/selectors.h"
 
@@ -117,7 +118,7 @@ TEST_P(Saap, AttendsTheBucketsThatTheClassifierNames) {
         for (int g = 0; g < 3; ++g) {
           const auto q = block.q_unrotated.subspan(static_cast<std::size_t>((t * 6 + h * 3 + g) * shape.d),
                                                    static_cast<std::size_t>(shape.d));
-          own.push_back(softmax_exactly(scores_exactly(head.queries, q)));
+          own.push_back(softmax_exactly(scores_exactly(head.networks[0].queries, q)));
           for (std::size_t c = 0; c < sum.size(); ++c) {
             own.back()[c] /= std::pow(std::max<double>(1.0, static_cast<double>(buckets[c].size())), power);
             sum[c] += own.back()[c];
@@ -136,7 +137,7 @@ TEST_P(Saap, AttendsTheBucketsThatTheClassifierNames) {
       }
     }
     const SelectWork work = selector->take_work();
-    const std::int64_t net = random_saap_head(shape, 0).queries.bytes();
+    const std::int64_t net = random_saap_head(shape, 0).networks[0].queries.bytes();
     EXPECT_EQ(work.bytes, 10 * 2 * net + 4 * listed);
     EXPECT_EQ(work.keys_scored, 10 * 2 * 3 * shape.clusters);
   }
@@ -166,7 +167,7 @@ BucketNet rounded(const BucketNet& net) {
 /// Of ten vectors, more than a call of the kernels takes; the last one is not a number.
 TEST_P(Saap, ScoresOfWeightsIn8Bits) {
   const SaapShape shape = GetParam();
-  const BucketNet net = random_saap_head(shape, 5).queries;
+  const BucketNet net = random_saap_head(shape, 5).networks[0].queries;
   const Int8Net coded(net);
   constexpr std::int64_t kVectors = 10;
   const std::vector<float> x = random_floats(kVectors * shape.d, 6, 1.0);
@@ -221,16 +222,144 @@ TEST(SaapArtefact, IsReadAsItWasWritten) {
     for (int h = 0; h < 2; ++h) {
       const SaapHead expected = random_saap_head(shape, static_cast<std::uint64_t>(h));
       const SaapHead& found = layer.heads[static_cast<std::size_t>(h)];
-      EXPECT_EQ(found.queries.hidden_weight, expected.queries.hidden_weight);
-      EXPECT_EQ(found.queries.output_weight, expected.queries.output_weight);
-      EXPECT_EQ(found.queries.linear_weight, expected.queries.linear_weight);
-      EXPECT_EQ(found.queries.bias, expected.queries.bias);
+      EXPECT_EQ(found.networks[0].queries.hidden_weight, expected.networks[0].queries.hidden_weight);
+      EXPECT_EQ(found.networks[0].queries.output_weight, expected.networks[0].queries.output_weight);
+      EXPECT_EQ(found.networks[0].queries.linear_weight, expected.networks[0].queries.linear_weight);
+      EXPECT_EQ(found.networks[0].queries.bias, expected.networks[0].queries.bias);
       EXPECT_EQ(found.keys.linear_weight, expected.keys.linear_weight);
       EXPECT_EQ(found.keys.hidden_bias, expected.keys.hidden_bias);
       EXPECT_EQ(found.keys.bias, expected.keys.bias);
       EXPECT_EQ(found.load, expected.load);
     }
   }
+}
+
+/// Weights that are hard to round: a row of zeros, one too small for 8 bits, ties and the largest floats.
+BucketNet net_that_rounds_badly(DType type) {
+  constexpr std::int64_t kInputs = 4;
+  const std::vector<float> w = {0,     0,    0, 0,      1e-36f, -1e-37f, 0,    1e-36f, 127,   0.5f,
+                                -1.5f, 2.5f, 3, -3e38f, 1e30f,  -0.0f,   0.1f, 0.3f,   -0.7f, 0.2f};
+  const std::vector<float> kept(w.begin(), type == DType::f32 ? w.end() : w.begin() + 12);
+  const std::vector<float> bias(kept.size() / kInputs, 0.25f);
+  return {kInputs, std::ssize(bias), {{}, {}, {}, kept, bias}, type};
+}
+
+/// Nothing is lost by a file of 8 bits against what scores were computed with anyway.
+TEST(SaapArtefact, WeightsIn8BitsMakeTheSame8BitNetwork) {
+  const SaapShape shape = {.type = DType::f16, .linear = true};
+  for (const BucketNet& net : {random_saap_head(shape, 3).networks[0].queries,
+                               net_that_rounds_badly(DType::f32), net_that_rounds_badly(DType::f16)}) {
+    const BucketNet once = net.rounded_to_8_bits(), twice = once.rounded_to_8_bits();
+    EXPECT_EQ(once.hidden_weight, twice.hidden_weight);
+    EXPECT_EQ(once.output_weight, twice.output_weight);
+    EXPECT_EQ(once.linear_weight, twice.linear_weight);
+    const std::vector<float> x = random_floats(3 * net.inputs, 4, 1.0);
+    std::vector<float> before(static_cast<std::size_t>(3 * net.buckets)), after(before);
+    Int8Net::Scratch scratch;
+    Int8Net(net).scores(x.data(), 3, scratch, before.data());
+    Int8Net(once).scores(x.data(), 3, scratch, after.data());
+    EXPECT_EQ(before, after);
+  }
+}
+
+TEST(SaapArtefact, SeveralNetworksAreReadAsTheyWereWritten) {
+  ThreadPool pool(1);
+  World world({.kv_heads = 2, .d = 64});
+  const std::filesystem::path path = temporary("several.safetensors");
+  const SaapShape shape = {.type = DType::q8, .linear = true};
+  const std::vector<SaapHead> heads = {random_saap_head_of(3, shape, 0), random_saap_head_of(3, shape, 1)};
+  const std::vector<SaapStretch> stretches = {
+      {0, R"({"prompts":1,"tokens":100})"}, {70, "{}"}, {500, R"({"prompts":1,"tokens":900})"}};
+  write_saap(path, {{3, heads}}, "model", stretches);
+  const SaapLayer layer = read_saap(path, world.geometry(pool), "model");
+  for (std::size_t h = 0; h < 2; ++h) {
+    ASSERT_EQ(layer.heads[h].networks.size(), 3u);
+    for (std::size_t k = 0; k < 3; ++k) {
+      const BucketNet &found = layer.heads[h].networks[k].queries, &expected = heads[h].networks[k].queries;
+      EXPECT_TRUE(found.in_8_bits);
+      EXPECT_EQ(found.hidden_weight, expected.hidden_weight);
+      EXPECT_EQ(found.output_weight, expected.output_weight);
+      EXPECT_EQ(found.linear_weight, expected.linear_weight);
+      EXPECT_EQ(found.bias, expected.bias);
+    }
+    EXPECT_EQ(layer.heads[h].keys.linear_weight, heads[h].keys.linear_weight);
+  }
+  EXPECT_EQ(layer.stretches[2].reach(), 900);
+  EXPECT_EQ(layer.stretches[1].reach(), 0);
+  const auto at = [&](Position query) { return layer.network_for(query); };
+  EXPECT_EQ((std::vector{at(0), at(69), at(70), at(499), at(500), at(1 << 30)}),
+            (std::vector<std::size_t>{0, 0, 1, 1, 2, 2}));
+  EXPECT_EQ(switch_between(16384, 131072), 46340);
+  // A third of the bytes of f32: codes, scales and biases.
+  write_saap(path, {{3, {random_saap_head({.linear = true}, 0)}}}, "model", {{}});
+  const auto wide = std::filesystem::file_size(path);
+  write_saap(path, {{3, {random_saap_head(shape, 0)}}}, "model", {{}});
+  EXPECT_LT(std::filesystem::file_size(path), wide);
+  std::filesystem::remove(path);
+}
+
+/// A file of two networks with its metadata and one tensor changed.
+void write_damaged(const std::filesystem::path& path,
+                   const std::function<void(std::map<std::string, std::string>&)>& metadata,
+                   const std::string& tensor = "", std::byte first = {}) {
+  const SaapShape shape = {.type = DType::q8, .linear = true};
+  write_saap(path, {{3, {random_saap_head_of(2, shape, 0), random_saap_head_of(2, shape, 1)}}}, "model",
+             {{0, "{}"}, {70, "{}"}});
+  std::string raw = read_file(path);
+  std::map<std::string, std::string> said;
+  const auto tensors = parse_safetensors(std::as_bytes(std::span(raw)), "test", &said);
+  metadata(said);
+  std::vector<TensorToWrite> all;
+  for (const auto& [name, t] : tensors) {
+    if (name == tensor)
+      raw[static_cast<std::size_t>(t.bytes.data() - std::as_bytes(std::span(raw)).data())] =
+          static_cast<char>(first);
+    const DType type = t.type == "I8" ? DType::q8 : float_type(t, name, "test");
+    all.push_back({name, type, t.shape, t.bytes});
+  }
+  write_safetensors(path, all, said);
+}
+
+TEST(SaapArtefact, NetworksThatDoNotFitAreRefused) {
+  ThreadPool pool(1);
+  World world({.kv_heads = 2, .d = 64});
+  const LayerGeometry geometry = world.geometry(pool);
+  const std::filesystem::path path = temporary("damaged.safetensors");
+  const auto refused = [&](const std::string& part) {
+    try {
+      read_saap(path, geometry, "model");
+      ADD_FAILURE() << "accepted: " << part;
+    } catch (const InputError& error) {
+      EXPECT_THAT(error.what(), testing::HasSubstr(part));
+      EXPECT_THAT(error.what(), testing::HasSubstr(path.string()));
+    }
+  };
+  const auto nothing = [](auto&) {};
+  write_damaged(path, nothing);
+  EXPECT_EQ(read_saap(path, geometry, "model").stretches[1].from, 70);
+  for (const char* const from : {"0", "-1", "70x", "", "2147483648", "1e3"}) {
+    write_damaged(path, [&](auto& said) { said["network.2.from"] = from; });
+    refused("'network.2.from': expected a whole number from 1 to 2147483647, found '");
+  }
+  write_damaged(path, [](auto& said) { said["network.2.from"] = "71"; });
+  refused("layer.3.fingerprint");
+  for (const char* const networks : {"0", "5", "two"}) {
+    write_damaged(path, [&](auto& said) { said["networks"] = networks; });
+    refused("'networks': expected a whole number from 1 to 4");
+  }
+  write_damaged(path, [](auto& said) { said["networks"] = "3", said["network.3.from"] = "99"; });
+  refused("layer.3.head.0.query.3.hidden.weight");
+  write_damaged(path, [](auto& said) { said.erase("networks"); });
+  refused("layer.3.fingerprint");
+  write_damaged(path, nothing, "layer.3.head.1.query.2.output.weight", std::byte{0x80});
+  refused("layer.3.head.1.query.2.output.weight': expected codes in [-127, 127], found -128");
+  write_damaged(path, nothing, "layer.3.head.0.query.hidden.weight", std::byte{1});
+  refused("layer.3.fingerprint");
+  std::vector<SaapHead> heads = {random_saap_head_of(2, {}, 0), random_saap_head_of(2, {}, 1)};
+  heads[1].networks[1] = random_saap_head({.clusters = 23}, 1).networks[0];
+  write_saap(path, {{3, heads}}, "model", {{0, "{}"}, {70, "{}"}});
+  refused("layer.3.head.1.query.2': expected as many buckets for queries as for keys, 24, found 23");
+  std::filesystem::remove(path);
 }
 
 TEST(SaapArtefact, FilesThatDoNotFitAreRefused) {
@@ -252,7 +381,7 @@ TEST(SaapArtefact, FilesThatDoNotFitAreRefused) {
   const auto write = [&](const std::function<void(std::vector<SaapHead>&)>& damage) {
     std::vector<SaapHead> heads = {random_saap_head({}, 0), random_saap_head({}, 1)};
     damage(heads);
-    write_saap(path, {{3, heads}}, "model", "{}");
+    write_saap(path, {{3, heads}}, "model", {{.from = 0, .training = "{}"}});
   };
   refused("");  // missing file
   write([](auto&) {});
@@ -264,24 +393,26 @@ TEST(SaapArtefact, FilesThatDoNotFitAreRefused) {
   refused("layer.3.head.1.key.hidden.weight");
   write([](auto& heads) { heads[1] = random_saap_head({.clusters = 23}, 1); });
   refused("expected 24 buckets as in head 0, found 23");
-  write([](auto& heads) { heads[1].queries = random_saap_head({.clusters = 23}, 1).queries; });
+  write([](auto& heads) { heads[1].networks = random_saap_head({.clusters = 23}, 1).networks; });
   refused("as many buckets for queries as for keys, 24, found 23");
   write([](auto& heads) { heads[0] = random_saap_head({.d = 32}, 1); });
   refused("expected the shape [any, 64], found [24, 32]");
-  write([](auto& heads) { heads[1].queries.hidden_bias[3] = std::numeric_limits<float>::quiet_NaN(); });
+  write([](auto& heads) {
+    heads[1].networks[0].queries.hidden_bias[3] = std::numeric_limits<float>::quiet_NaN();
+  });
   refused("layer.3.head.1.query.hidden.bias': expected finite");
   write([](auto& heads) {
-    std::fill_n(heads[0].queries.output_weight.begin() + 4, 4, std::byte{0xff});  // a NaN
+    std::fill_n(heads[0].networks[0].queries.output_weight.begin() + 4, 4, std::byte{0xff});  // a NaN
   });
   refused("query.output.weight': expected finite");
   write([](auto& heads) { heads[0].load.pop_back(); });
   refused("layer.3.head.0.load': expected the shape [24], found [23]");
-  write([](auto& heads) { heads[0].selectivity.clear(); });
+  write([](auto& heads) { heads[0].networks[0].selectivity.clear(); });
   refused("selectivity");
   write_safetensors(path, {}, {});
   refused("method 'saap', found none given");
-  write_safetensors(path, {}, {{"method", "saap"}, {"version", "2"}});
-  refused("version '1', found '2'");
+  write_safetensors(path, {}, {{"method", "saap"}, {"version", "3"}});
+  refused("version '1' or '2', found '3'");
   // Cut anywhere, one byte changed anywhere: refused (or read, if it stands in what nobody reads).
   write([](auto&) {});
   const std::string good = read_file(path);
@@ -322,6 +453,8 @@ TEST(SaapSelector, WithoutAnArtefactItSaysWhatIsMissing) {
   EXPECT_THROW(parse_spec("saap:fallback=saap"), InputError);
   EXPECT_THROW(parse_spec("saap:fallback=nothing"), InputError);
   EXPECT_THROW(parse_spec("saap:alarm=0.5"), InputError);
+  EXPECT_THROW(parse_spec("saap:network=0"), InputError);
+  EXPECT_THROW(parse_spec("saap:network=near"), InputError);
   EXPECT_EQ(parse_spec("saap").dense_layers, 1);
   EXPECT_EQ(parse_spec("saap").dense.window, 2047);
 }
@@ -333,6 +466,62 @@ TEST(SaapSelector, ImbalanceIsThatOfARandomKeysBucket) {
   EXPECT_NEAR(imbalance_of(one), 4.0, 1e-12);
   EXPECT_EQ(imbalance_of(none), 1.0);
   EXPECT_EQ(imbalance_of(pair), 0.0);
+}
+
+/// What each of two networks would choose alone, and both by position, whatever the chunks and whatever came
+/// before.
+TEST(SaapSelector, TheQuerysPositionNamesTheNetwork) {
+  ThreadPool pool(2);
+  const std::filesystem::path path = temporary("two.safetensors");
+  for (const char* const group : {"batched", "independent"}) {
+    for (const DType type : {DType::f16, DType::q8}) {
+      World world({.kv_heads = 2, .group = 3, .d = 64, .dense = {1, 16}});
+      const LayerGeometry geometry = world.geometry(pool);
+      const SaapShape shape = {.type = type};
+      write_saap(path, {{3, {random_saap_head_of(2, shape, 0), random_saap_head_of(2, shape, 1)}}}, "model",
+                 {{0, "{}"}, {175, "{}"}});
+      const std::string spec = std::string("saap:probes=3,group=") + group + ",weights=" + path.string();
+      const auto both = make(spec, geometry), near = make(spec + ",network=1", geometry),
+                 far = make(spec + ",network=2", geometry), grown = make(spec + ",network=auto", geometry);
+      EXPECT_THROW(make(spec + ",network=3", geometry), InputError);
+      world.write(150);
+      for (Selector* selector : {both.get(), near.get(), far.get()})
+        selector->build(0, world.store().layer(0));
+      for (int i = 0; i < 30; ++i) {
+        world.write(1);
+        grown->append(0, world.store().layer(0),
+                      static_cast<Position>(std::max<std::int64_t>(1, world.tokens() - 16)));
+      }
+      for (Selector* selector : {both.get(), near.get(), far.get()})
+        selector->append(0, world.store().layer(0), 164);
+      const auto of = [&](Selector& selector, Position begin, std::int64_t tokens) {
+        return select(selector, world.block(begin, tokens), geometry);
+      };
+      const auto found = of(*both, 170, 10), by_near = of(*near, 170, 10), by_far = of(*far, 170, 10);
+      EXPECT_NE(by_near, by_far);
+      const auto cut = std::ptrdiff_t{5 * 6};  // five tokens of six heads before position 175
+      EXPECT_TRUE(std::equal(found.begin(), found.begin() + cut, by_near.begin()));
+      EXPECT_TRUE(std::equal(found.begin() + cut, found.end(), by_far.begin() + cut));
+      EXPECT_EQ(of(*grown, 170, 10), found) << "grown equals rebuilt";
+      std::vector<FarSet> one_by_one;
+      for (Position p = 170; p < 180; ++p)
+        for (FarSet& set : of(*both, p, 1)) one_by_one.push_back(std::move(set));
+      EXPECT_EQ(one_by_one, found) << "chunks change nothing";
+      both->roll_back(0, 160);
+      EXPECT_EQ(of(*both, 150, 10), of(*near, 150, 10)) << "after a rollback";
+      const auto choice = dynamic_cast<BucketChooser&>(*both).bucket_choice();
+      ASSERT_EQ(choice.has_value(), std::string_view(group) == "batched");
+      if (!choice) continue;
+      EXPECT_EQ(choice->from, (std::vector<Position>{0, 175}));
+      ASSERT_EQ(choice->queries.size(), 4u);
+      EXPECT_EQ(choice->queries[3].output_weight,
+                random_saap_head_of(2, shape, 1).networks[1].queries.output_weight);
+      const auto alone = dynamic_cast<BucketChooser&>(*far).bucket_choice();
+      EXPECT_EQ(alone->from, std::vector<Position>{0});
+      EXPECT_EQ(alone->queries[1].output_weight, choice->queries[3].output_weight);
+    }
+  }
+  std::filesystem::remove(path);
 }
 
 /// A world whose keys all lie in one direction from position `from` on.
@@ -351,7 +540,8 @@ TEST(SaapSelector, AContextLongerThanTheTrainingPromptsIsSaid) {
   const LayerGeometry geometry = world->geometry(pool);
   const auto notice_of = [&](const std::string& training) {
     const auto path = temporary("trained.safetensors");
-    write_saap(path, {{3, {random_saap_head({}, 0), random_saap_head({}, 1)}}}, "model", training);
+    write_saap(path, {{3, {random_saap_head({}, 0), random_saap_head({}, 1)}}}, "model",
+               {{.from = 0, .training = training}});
     const auto selector = make("saap:probes=2,weights=" + path.string(), geometry);
     selector->build(0, world->store().layer(0));
     return selector->notice(0);
@@ -361,6 +551,28 @@ TEST(SaapSelector, AContextLongerThanTheTrainingPromptsIsSaid) {
        {R"({"prompts":4,"tokens":3000})", R"({"prompts":4,"tokens":2000,"shift":250})", "{}", "[3]", "words",
         R"({"prompts":0,"tokens":5})", R"({"prompts":-1,"tokens":1})"})
     EXPECT_EQ(notice_of(enough), "") << enough;
+}
+
+/// The network that answers at the context's end is the one whose training counts.
+TEST(SaapSelector, ALongContextIsMeasuredByTheNetworkInUse) {
+  ThreadPool pool(2);
+  const auto world = uniform_world(false);  // 1,500 tokens
+  const LayerGeometry geometry = world->geometry(pool);
+  const auto path = temporary("lengths.safetensors");
+  const auto notice_of = [&](Position from, int longer, const std::string& network) {
+    write_saap(path, {{3, {random_saap_head_of(2, {}, 0), random_saap_head_of(2, {}, 1)}}}, "model",
+               {{0, R"({"prompts":1,"tokens":500})"},
+                {from, R"({"prompts":1,"tokens":)" + std::to_string(longer) + "}"}});
+    const auto selector = make("saap:probes=2,weights=" + path.string() + network, geometry);
+    selector->build(0, world->store().layer(0));
+    return selector->notice(0);
+  };
+  EXPECT_EQ(notice_of(1000, 2000, ""), "");
+  EXPECT_THAT(notice_of(1000, 700, ""), testing::HasSubstr("trained for 700"));
+  EXPECT_EQ(notice_of(1501, 3000, ""), "") << "the file gives the first network everything to 1,501";
+  EXPECT_THAT(notice_of(1000, 2000, ",network=1"), testing::HasSubstr("trained for 500"));
+  EXPECT_EQ(notice_of(1000, 2000, ",network=2"), "");
+  std::filesystem::remove(path);
 }
 
 TEST(SaapSelector, AnUnlikeTextIsSaidAndFallsBackAsNamed) {

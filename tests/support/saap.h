@@ -47,10 +47,17 @@ inline SaapHead random_saap_head(const SaapShape& s, std::uint64_t seed) {
   if (s.linear) queries.linear_weight = w3;
   return {
       .keys = BucketNet(s.d, s.clusters, keys, DType::f32),
-      .queries = BucketNet(s.d, s.clusters, queries, s.type),
+      .networks = {{.queries = BucketNet(s.d, s.clusters, queries, s.type), .selectivity = {1.0f}}},
       .load = std::vector<float>(static_cast<std::size_t>(s.clusters), 1.0f / static_cast<float>(s.clusters)),
-      .imbalance = 1.0f,
-      .selectivity = {1.0f}};
+      .imbalance = 1.0f};
+}
+
+/// A head with networks for contexts of growing length, over the buckets of the first.
+inline SaapHead random_saap_head_of(int networks, const SaapShape& s, std::uint64_t seed) {
+  SaapHead head = random_saap_head(s, seed);
+  for (int k = 1; k < networks; ++k)
+    head.networks.push_back(random_saap_head(s, hash_seed(seed, k)).networks.front());
+  return head;
 }
 
 /// Files of random artefacts, removed at the end of the program.
@@ -69,7 +76,7 @@ class SaapFiles {
       std::vector<SaapHead> heads;
       for (int h = 0; h < shape.kv_heads; ++h)
         heads.push_back(random_saap_head(shape, static_cast<std::uint64_t>(h)));
-      write_saap(at->second, {{3, heads}}, fingerprint, "{}");
+      write_saap(at->second, {{3, heads}}, fingerprint, {{.from = 0, .training = "{}"}});
     }
     return at->second.string();
   }

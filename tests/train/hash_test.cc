@@ -262,6 +262,41 @@ TEST(HashTrainer, DrawingOverAPromptDoesNotDependOnTheChunk) {
     EXPECT_NEAR(chunked.heads[i].loss, whole.heads[i].loss, 0.02 * whole.heads[i].loss);
 }
 
+// At rate 0 the functions of a file come out as they went in; at another they are trained further, and
+// further away is not where they stand.
+TEST(HashTrainer, GoesOnFromAFile) {
+  const auto model = tiny_model();
+  const std::vector<Prompt> prompts = prompts_of(*model);
+  const ContextOptions options = {.kv_type = DType::f32, .max_tokens = 200, .chunk = 256};
+  const std::filesystem::path path =
+      std::filesystem::path(testing::TempDir()) / ("hash-from-" + std::to_string(getpid()));
+  HashSettings settings = small_settings();
+  const auto train = [&] { return train_hash(model, options, settings, prompts, {}, Progress::Mode::quiet); };
+  const HashResult first = train();
+  write_hash_weights(path, first.layers, model->fingerprint(), {});
+  settings.from = path;
+  settings.rate = 0;
+  EXPECT_EQ(fingerprints(train()), fingerprints(first));
+  settings.rate = 1e-2;
+  const auto near = fingerprints(train());
+  EXPECT_NE(near, fingerprints(first));
+  settings.shift = 5000;
+  settings.further = 5000;
+  settings.apart = 1.0;
+  const auto far = fingerprints(train());
+  EXPECT_EQ(fingerprints(train()), far);
+  settings.apart = 0.0;
+  EXPECT_NE(fingerprints(train()), far);
+  settings.widths = {32};
+  EXPECT_THROW(train(), InputError);
+  settings.widths = {64};
+  settings.scheme.roped = false;
+  EXPECT_THROW(train(), InputError);
+  settings.scheme = {.per_query_head = true};
+  EXPECT_THROW(train(), InputError);
+  std::filesystem::remove(path);
+}
+
 TEST(HashTrainer, TextsWithoutFarKeysAreRefused) {
   const auto model = tiny_model();
   const ContextOptions options = {.kv_type = DType::f32, .max_tokens = 200, .chunk = 32};

@@ -202,7 +202,7 @@ struct Small {
 
 std::string bytes_of_artefact(const SaapResult& result, const std::string& name) {
   const std::filesystem::path path = temporary(name);
-  write_saap(path, result.layers, tiny_model()->fingerprint(), "{}");
+  write_saap(path, result.layers, tiny_model()->fingerprint(), {{.from = 0, .training = "{}"}});
   std::string bytes = read_file(path);
   std::filesystem::remove(path);
   return bytes;
@@ -223,7 +223,7 @@ TEST(SaapTraining, LearnsAndServesTheEngine) {
     EXPECT_GE(head.best_mass, head.mass);
     EXPECT_GT(head.imbalance, 0.9);
   }
-  write_saap(artefact, result.layers, tiny_model()->fingerprint(), "{}");
+  write_saap(artefact, result.layers, tiny_model()->fingerprint(), {{.from = 0, .training = "{}"}});
   const Spec spec = parse_spec("saap:probes=4,window=32,dense_layers=0,weights=" + artefact.string());
   Context context(tiny_model(), {.kv_type = DType::f32, .max_tokens = 600});
   const MethodId method = context.attach(spec);
@@ -294,14 +294,65 @@ TEST(SaapTraining, VariantsTrain) {
   const SaapResult balanced = small.train(checkpoint);
   std::filesystem::remove(checkpoint);
   EXPECT_FALSE(balanced.layers.at(0)[0].keys.bias.empty());
-  EXPECT_FALSE(balanced.layers.at(1)[1].queries.linear_weight.empty());
-  write_saap(base, balanced.layers, tiny_model()->fingerprint(), "{}");
+  EXPECT_FALSE(balanced.layers.at(1)[1].networks[0].queries.linear_weight.empty());
+  write_saap(base, balanced.layers, tiny_model()->fingerprint(), {{.from = 0, .training = "{}"}});
   small.settings.from = base;
   const SaapResult further = small.train(checkpoint);
   std::filesystem::remove(checkpoint);
   EXPECT_EQ(further.layers.at(0)[0].keys.linear_weight, balanced.layers.at(0)[0].keys.linear_weight);
   EXPECT_LT(further.heads[0].train_loss, balanced.heads[0].train_loss);
   std::filesystem::remove(base);
+}
+
+TEST(SaapTraining, AddsANetworkForLongerContextsOverTheSameBuckets) {
+  const std::filesystem::path checkpoint = temporary("added"), base = temporary("near.safetensors"),
+                              stopped = temporary("added-stopped");
+  Small small;
+  small.settings.steps = 10;
+  small.settings.residual = true;
+  const SaapResult near = small.train(checkpoint);
+  std::filesystem::remove(checkpoint);
+  write_saap(base, near.layers, tiny_model()->fingerprint(), {{0, "{}"}});
+  small.settings.from = base;
+  small.settings.add_network = true;
+  small.settings.shift = 2000;
+  small.settings.shifted = 1.0;
+  small.settings.hidden = 16;
+  small.settings.type = DType::q8;
+  const SaapResult both = small.train(checkpoint);
+  for (int layer = 0; layer < 2; ++layer) {
+    for (std::size_t h = 0; h < 2; ++h) {
+      const SaapHead &before = near.layers.at(layer)[h], &after = both.layers.at(layer)[h];
+      ASSERT_EQ(after.networks.size(), 2u);
+      EXPECT_EQ(after.keys.linear_weight, before.keys.linear_weight);
+      EXPECT_EQ(after.load, before.load);
+      EXPECT_EQ(after.networks[0].queries.output_weight,
+                before.networks[0].queries.rounded_to_8_bits().output_weight);
+      EXPECT_EQ(after.networks[1].queries.hidden, 16);
+      EXPECT_NE(after.networks[1].selectivity, before.networks[0].selectivity);
+    }
+  }
+  // The same after an interruption, and from the checkpoint alone.
+  const auto bytes = [&](const SaapResult& result) {
+    const std::filesystem::path path = temporary("added.safetensors");
+    write_saap(path, result.layers, tiny_model()->fingerprint(), {{0, "{}"}, {900, "{}"}});
+    std::string raw = read_file(path);
+    std::filesystem::remove(path);
+    return raw;
+  };
+  int heads = 0;
+  EXPECT_THROW(small.train(stopped, [&](const SaapHeadReport&) { set_cancel(++heads == 2); }), Interrupted);
+  set_cancel(false);
+  EXPECT_EQ(bytes(small.train(stopped)), bytes(both));
+  EXPECT_EQ(bytes(small.train(checkpoint)), bytes(both));
+  // A network of several cannot be trained further, another one can be added.
+  write_saap(base, both.layers, tiny_model()->fingerprint(), {{0, "{}"}, {900, "{}"}});
+  for (const auto& path : {checkpoint, stopped}) std::filesystem::remove(path);
+  EXPECT_EQ(small.train(checkpoint).layers.at(1)[0].networks.size(), 3u);
+  std::filesystem::remove(checkpoint);
+  small.settings.add_network = false;
+  EXPECT_THROW(small.train(checkpoint), InputError);
+  for (const auto& path : {checkpoint, base}) std::filesystem::remove(path);
 }
 
 TEST(SaapTraining, RefusesWhatCannotBeTrained) {

@@ -50,7 +50,11 @@ class Chooser {
 
   __device__ void run() {
     const NetLayout& net = p_.task.net;
-    const std::byte* const mine = p_.task.nets + kv_head_ * net.bytes();
+    token_ = p_.queries.tokens[query_];
+    int network = 0;  // of one there is no need to wait for the token
+    if (p_.task.stretches.networks > 1) network = p_.task.stretches.network_for(token_.position);
+    const std::byte* const mine =
+        p_.task.nets + (std::int64_t{network} * p_.queries.layout.kv_heads + kv_head_) * net.bytes();
     const std::byte* const output = mine + net.output_offset();
     const int in = NetLayout::padded_columns(net.inputs),
               mid = NetLayout::padded_columns(net.columns_of_output());
@@ -62,7 +66,6 @@ class Chooser {
     Share<kPlanes, kMostHeld> second(output, rows2, mid, rank_, plan_.bucket_rows);
     if (tid_ == 0) open_inboxes(deep);
     __syncwarp();
-    token_ = p_.queries.tokens[query_];
     if (net.residual) factor_ = __ldg(reinterpret_cast<const float*>(mine + net.factor_offset()));
     if (deep) take_tails(mine + net.weight_bytes(net.hidden, net.inputs), rows1, plan_.hidden_rows, 0);
     take_tails(output + net.weight_bytes(net.buckets, net.columns_of_output()), rows2, plan_.bucket_rows,

@@ -62,13 +62,27 @@ struct BucketTables {
   std::int64_t max_tokens = 0;
 };
 
+/// Which of several networks scores for a query: the last one whose `from` its position has reached.
+struct NetStretches {
+  static constexpr int kMost = 4;
+  int networks = 1;
+  std::int32_t from[kMost] = {};  // [networks] rising, the first is 0
+
+  LODE_HD int network_for(std::int32_t position) const {
+    int network = 0;
+    while (network + 1 < networks && from[network + 1] <= position) ++network;
+    return network;
+  }
+};
+
 /// What buckets are ranked by: probability, or that over a power of how many far keys they have.
 enum class BucketRank { mass, per_root_of_keys, per_key };
 
 struct BucketChoiceTask {
   NetLayout net;
-  const std::byte* nets = nullptr;  // [Hkv, net.bytes()]
-  bool softmax = true;              ///< probabilities are summed over the group; false: its queries are
+  const std::byte* nets = nullptr;  // [networks, Hkv, net.bytes()]
+  NetStretches stretches;
+  bool softmax = true;  ///< probabilities are summed over the group; false: its queries are
   BucketRank rank = BucketRank::mass;
   const float* q = nullptr;  // [N, Hq, d] what the network takes
   BucketTables tables;
