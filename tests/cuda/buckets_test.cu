@@ -115,9 +115,9 @@ struct Outcome {
   Rows rows, counts;   // [tokens, Hkv, keys], [tokens, Hkv]
 };
 
-Outcome run(const Case& c) {
+/// The networks of all heads.
+std::vector<std::byte> pack_nets(const Case& c, const NetLayout& net) {
   const Shape& s = c.shape;
-  const NetLayout net = {s.dim, s.hidden, s.buckets, s.planes, s.residual};
   std::vector<std::byte> nets;
   const int mid = s.hidden > 0 ? s.hidden : s.dim;
   for (int h = 0; h < s.kv_heads; ++h) {
@@ -130,6 +130,20 @@ Outcome run(const Case& c) {
                               part(c.w2, std::int64_t{s.buckets} * mid),
                               part(c.w3, std::int64_t{s.buckets} * s.dim), part(c.b2, s.buckets));
     nets.insert(nets.end(), one.begin(), one.end());
+  }
+  return nets;
+}
+
+/// With `further`, its networks choose for the later half of the tokens.
+Outcome run(const Case& c, const Case* further = nullptr) {
+  const Shape& s = c.shape;
+  const NetLayout net = {s.dim, s.hidden, s.buckets, s.planes, s.residual};
+  std::vector<std::byte> nets = pack_nets(c, net);
+  NetStretches stretches;
+  if (further != nullptr) {
+    const std::vector<std::byte> more = pack_nets(*further, net);
+    nets.insert(nets.end(), more.begin(), more.end());
+    stretches = {2, {0, static_cast<std::int32_t>(s.keys + kWindow - s.tokens + s.tokens / 2)}};
   }
   std::vector<QueryToken> places;  // all keys but the sink are far for the last
   for (int t = 0; t < s.tokens; ++t)
@@ -158,6 +172,7 @@ Outcome run(const Case& c) {
                stream.get());
   choose_buckets({.net = net,
                   .nets = nets_there.get(),
+                  .stretches = stretches,
                   .softmax = s.softmax,
                   .rank = s.rank,
                   .q = q.get(),
@@ -299,6 +314,27 @@ LODE_TEST(choose_buckets_takes_the_best) {
 }
 
 // Where all scores are equal, sizes decide, and then the buckets' numbers: the CPU's order exactly.
+/// Each token's choice is the one that its network makes alone.
+LODE_TEST(choose_buckets_takes_the_network_of_the_position) {
+  if (!can_choose_buckets()) return;
+  const Shape shape = {8, 2, 64, 192, 512, 2, 16, 9000, 8000, true, true, BucketRank::per_root_of_keys, 8};
+  const Case near = make_case(shape, 71), other = make_case(shape, 72);
+  Case far = near;
+  far.w1 = other.w1, far.b1 = other.b1, far.w2 = other.w2, far.w3 = other.w3, far.b2 = other.b2;
+  const Outcome both = run(near, &far), first = run(near), second = run(far);
+  const std::size_t half = both.counts.size() / 2, rows = both.rows.size() / 2;
+  const auto same = [](const Rows& a, const Rows& b, std::size_t begin, std::size_t end) {
+    return std::equal(a.begin() + static_cast<std::ptrdiff_t>(begin),
+                      a.begin() + static_cast<std::ptrdiff_t>(end),
+                      b.begin() + static_cast<std::ptrdiff_t>(begin));
+  };
+  if (first.rows == second.rows) test::fail(__FILE__, __LINE__, "networks that choose alike show nothing");
+  if (!same(both.counts, first.counts, 0, half) || !same(both.rows, first.rows, 0, rows))
+    test::fail(__FILE__, __LINE__, "tokens of the first network");
+  if (!same(both.counts, second.counts, half, 2 * half) || !same(both.rows, second.rows, rows, 2 * rows))
+    test::fail(__FILE__, __LINE__, "tokens of the second network");
+}
+
 LODE_TEST(choose_buckets_gives_ties_to_the_higher_bucket) {
   if (!can_choose_buckets()) return;
   for (const BucketRank rank : {BucketRank::mass, BucketRank::per_root_of_keys, BucketRank::per_key}) {
