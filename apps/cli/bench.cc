@@ -24,7 +24,8 @@ struct BenchFlags {
   std::int64_t context = 8192, batch = 1, queries = 1, tokens = 512, recall = 0;
   double skew = 1.0, seconds = 2.0;
   std::optional<double> keep;
-  int steps = 32;
+  int steps = 32, built_layers = 0;
+  bool share = false;
   double audit = 0;
 
   KvKind kv_kind() const {
@@ -152,9 +153,56 @@ void run_attention(const BenchFlags& flags) {
   if (flags.common.json) print_json(result);
 }
 
+Json decode_json(const DecodeBenchRow& row, const BenchFlags& flags, double vs_full) {
+  Json json = {{"attention", row.attention},
+               {"context", flags.context},
+               {"batch", 1},
+               {"median_us", 1e3 * row.median_ms},
+               {"tokens_per_second", row.tokens_per_second},
+               {"density", row.density},
+               {"selectivity", row.selectivity},
+               {"vs_full", vs_full},
+               {"build_seconds", row.build_seconds},
+               {"index_bytes", row.index_bytes}};
+  if (const TierWork& t = row.tiers; t.host_keys + t.gpu_keys > 0) {
+    json["tiers"] = {{"bytes_to_host", t.bytes_to_host},
+                     {"bytes_to_gpu", t.bytes_to_gpu},
+                     {"host_keys", t.host_keys},
+                     {"gpu_keys", t.gpu_keys},
+                     {"search_us", 1e6 * t.search_seconds},
+                     {"attend_us", 1e6 * t.attend_seconds},
+                     {"wait_us", 1e6 * t.wait_seconds}};
+  }
+  if (row.recall.wanted > 0) {
+    json["recall"] = row.recall.recall();
+    json["scanned"] = row.recall.scanned();
+  }
+  put_audit(json, row.work);
+  return json;
+}
+
+/// What the host and the GPU did of a token, and what a search found.
+std::string decode_details(const DecodeBenchRow& row) {
+  std::string text;
+  if (const TierWork& t = row.tiers; t.host_keys + t.gpu_keys > 0) {
+    const double rest = row.median_ms - 1e3 * (t.search_seconds + t.attend_seconds);
+    text += fmt::format(
+        "    ms: host searches {:.2f}, attends {:.2f}, rest {:.2f} (host waits for the GPU "
+        "{:.2f}); {} bytes down, {} up\n",
+        1e3 * t.search_seconds, 1e3 * t.attend_seconds, rest, 1e3 * t.wait_seconds, t.bytes_to_host,
+        t.bytes_to_gpu);
+  }
+  if (row.recall.wanted > 0)
+    text +=
+        fmt::format("    recall {:.4f}, scanned {:.2f} %\n", row.recall.recall(), 100 * row.recall.scanned());
+  return text;
+}
+
 void run_decode(const BenchFlags& flags, bool random) {
   if (random != flags.model.empty())
     throw InputError("bench decode: expected either -m MODEL or --random SHAPE");
+  if (flags.share && flags.built_layers == 0)
+    throw InputError("--share: expected --built-layers N beside it, found none");
   const DType kv_type = parse_dtype(flags.kv_type);
   const Device device = device_of(flags.common, kv_type);
   const auto model = flags.load(device);
@@ -165,43 +213,37 @@ void run_decode(const BenchFlags& flags, bool random) {
                                       .kv_tier = parse_kv_tier(flags.kv_tier),
                                       .kind = flags.kv_kind(),
                                       .skew = flags.skew,
+                                      .built_layers = flags.built_layers,
+                                      .share = flags.share,
+                                      .recall = flags.recall,
                                       .steps = flags.steps,
                                       .audit = flags.audit};
   const auto rows = bench_decode(model, options, parse_specs(flags.specs), flags.note());
   Json results = Json::array();
-  if (!flags.common.json)
-    print_text(fmt::format("{:32} {:>10} {:>10} {:>10} {:>10} {:>7} {:>9}\n", "attention", "ms/token",
-                           "tokens/s", "density", "far keys", "x full", "index s"));
+  if (!flags.common.json) {
+    if (flags.built_layers > 0)
+      print_text(fmt::format("keys and indexes of {} layers, which the others {}\n", flags.built_layers,
+                             flags.share ? "use as well" : "copy"));
+    print_text(fmt::format("{:32} {:>10} {:>10} {:>10} {:>10} {:>7} {:>9} {:>10}\n", "attention", "ms/token",
+                           "tokens/s", "density", "far keys", "x full", "index s", "index MiB"));
+  }
   for (const DecodeBenchRow& row : rows) {
     const double vs_full = rows.front().median_ms / row.median_ms;
-    results.push_back({{"attention", row.attention},
-                       {"context", flags.context},
-                       {"batch", 1},
-                       {"median_us", 1e3 * row.median_ms},
-                       {"tokens_per_second", row.tokens_per_second},
-                       {"density", row.density},
-                       {"selectivity", row.selectivity},
-                       {"vs_full", vs_full},
-                       {"build_seconds", row.build_seconds}});
-    if (const TierWork& t = row.tiers; t.host_keys + t.gpu_keys > 0) {
-      results.back()["tiers"] = {{"bytes_to_host", t.bytes_to_host},
-                                 {"bytes_to_gpu", t.bytes_to_gpu},
-                                 {"host_keys", t.host_keys},
-                                 {"gpu_keys", t.gpu_keys},
-                                 {"search_us", 1e6 * t.search_seconds},
-                                 {"attend_us", 1e6 * t.attend_seconds},
-                                 {"wait_us", 1e6 * t.wait_seconds}};
-    }
-    put_audit(results.back(), row.work);
+    results.push_back(decode_json(row, flags, vs_full));
     if (const std::string audit = audit_remark(row.work); !audit.empty() && !flags.common.quiet)
       std::cerr << row.attention << audit << "\n";
-    if (!flags.common.json)
-      print_text(fmt::format("{:32} {:>10.2f} {:>10.1f} {:>8.2f} % {:>8.2f} % {:>7.2f} {:>9.2f}\n",
-                             row.attention, row.median_ms, row.tokens_per_second, 100 * row.density,
-                             100 * row.selectivity, vs_full, row.build_seconds));
+    if (flags.common.json) continue;
+    print_text(fmt::format("{:32} {:>10.2f} {:>10.1f} {:>8.2f} % {:>8.2f} % {:>7.2f} {:>9.2f} {:>10}\n",
+                           row.attention, row.median_ms, row.tokens_per_second, 100 * row.density,
+                           100 * row.selectivity, vs_full, row.build_seconds, row.index_bytes >> 20));
+    print_text(decode_details(row));
   }
   Json result = header(flags, options.device, model->pool());
   result["model"] = random ? flags.shape : flags.model;
+  if (flags.built_layers > 0) {
+    result["built_layers"] = flags.built_layers;
+    result["shared"] = flags.share;
+  }
   result["results"] = std::move(results);
   if (flags.common.json) print_json(result);
 }
@@ -291,6 +333,15 @@ void add_decode(CLI::App& bench) {
   auto* random =
       verb.add_option("--random", flags->shape, "random weights of a named shape, e.g. llama-3.2-1b")
           ->default_str("");
+  verb.add_option("--built-layers", flags->built_layers,
+                  "layers whose keys are made and indexed, the others copy theirs in turn; 0 = all")
+      ->check(whole_number(0, 4096));
+  verb.add_flag("--share", flags->share,
+                "with --built-layers: the others use the same memory instead of copies, for contexts that "
+                "memory would not hold");
+  add_count(verb, "--recall", flags->recall, 1 << 20,
+            "how many of so many best far keys are chosen, and keys compared with a query for it, with --kv "
+            "ood where the host chooses; not timed");
   verb.add_option("-n,--steps", flags->steps, "decode steps measured per spec")
       ->check(whole_number(1, 100'000));
   verb.add_option("--audit", flags->audit,

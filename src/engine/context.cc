@@ -227,7 +227,8 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
                  .selectors = {},
                  .dense = {},
                  .listeners = phase == Phase::context ? listeners : later_listeners,
-                 .hooks = sparse && audit.active() ? &audited : hooks};
+                 .hooks = sparse && audit.active() ? &audited : hooks,
+                 .given = given};
     if (sparse) {
       step.selectors = audit.without_fallen(attached->selectors);
       step.dense = attached->spec.dense;

@@ -49,6 +49,7 @@ struct Context::Impl {
   std::vector<float> logits;                            // rows of the last run
   Audit audit;                                          ///< of the answer that is being given
   const ForwardHooks* hooks = nullptr;                  ///< for probe and audit; not owned
+  GivenQueries given;                                   ///< of every step, for benches; not owned
 
   std::int64_t tokens() const { return std::ssize(ids); }
   KvStore& host_kv();                     ///< with the keys and values of all tokens

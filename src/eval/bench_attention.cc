@@ -9,6 +9,7 @@
 #include "base/cancel.h"
 #include "base/threads.h"
 #include "eval/bench_artefact.h"
+#include "eval/far_recall.h"
 #include "kernels/kernels.h"
 
 namespace lode {
@@ -31,7 +32,7 @@ struct Candidate {
   std::vector<double> select, attend, merge, total, bytes;
   std::int64_t far_keys = 0, far_total = 0;
   double build_seconds = 0;
-  double recall = 0, scanned = 0;
+  FarRecall recall;
 };
 
 /// All of one run. Sequences [set * B, (set + 1) * B) are one call's batch.
@@ -196,53 +197,10 @@ class Bench {
 
   /// What the selections hold of the best keys, and at what price.
   void examine(Candidate& c) {
-    std::int64_t wanted = 0, found = 0, far_keys = 0;
-    c.selector->take_work();
     for (std::int64_t variant = 0; variant < kQueryVariants; ++variant) {
       check_cancel();
-      const std::vector<QueryBlock> blocks = blocks_of(c, variant % sets_, variant);
-      Selection selection;
-      c.selector->select(blocks, selection);
-      for (std::int64_t i = 0; i < selection.sets(); ++i) {
-        const Selection::Set set = selection.set(i);
-        const QueryBlock& queries = *std::find_if(blocks.begin(), blocks.end(), [&](const QueryBlock& b) {
-          return b.sequence == set.queries.sequence;
-        });
-        for (std::int64_t t = set.queries.token_begin; t < set.queries.token_end; ++t) {
-          for (int g = 0; g < c.geometry.group(); ++g) {
-            if ((set.queries.heads >> g & 1u) == 0) continue;
-            far_keys += std::int64_t{queries.far_end(t, c.spec.dense)} - queries.far_begin;
-            for (const Position row : best_far(c, queries, t, set.queries.kv_head, g)) {
-              ++wanted;
-              found += holds(set, row) ? 1 : 0;
-            }
-          }
-        }
-      }
+      c.recall.look(*c.selector, c.geometry, blocks_of(c, variant % sets_, variant), options_.recall);
     }
-    const auto keys = static_cast<double>(c.selector->take_work().keys_scored);
-    c.recall = wanted == 0 ? 1.0 : static_cast<double>(found) / static_cast<double>(wanted);
-    c.scanned = far_keys == 0 ? 0.0 : keys / static_cast<double>(far_keys);
-  }
-
-  static bool holds(const Selection::Set& set, Position row) {
-    return std::any_of(set.runs.begin(), set.runs.end(),
-                       [&](const Run& run) { return row >= run.begin && row < run.end; }) ||
-           std::binary_search(set.rows.begin(), set.rows.end(), row);
-  }
-
-  /// The best far keys of query token t and head g of a group, rising.
-  std::vector<Position> best_far(const Candidate& c, const QueryBlock& queries, std::int64_t t, int kv_head,
-                                 int g) const {
-    const std::int64_t d = c.geometry.head_dim, begin = queries.far_begin;
-    const std::int64_t end = queries.far_end(t, c.spec.dense);
-    const std::int64_t head = t * c.geometry.query_heads + std::int64_t{kv_head} * c.geometry.group() + g;
-    std::vector<float> scores(static_cast<std::size_t>(end - begin));
-    kernels().score_run(queries.q.data() + head * d, 1, queries.kv.heads[static_cast<std::size_t>(kv_head)],
-                        begin, end, scores.data(), end - begin);
-    std::vector<Position> best;
-    top_k(scores, options_.recall, queries.far_begin, best);
-    return best;
   }
 
   /// Tokens before the queries: what is indexed as the context.
@@ -328,8 +286,8 @@ class Bench {
         .merge_us = median(c.merge),
         .bytes = static_cast<std::int64_t>(median(c.bytes)),
         .build_seconds = c.build_seconds,
-        .recall = c.recall,
-        .scanned = c.scanned};
+        .recall = c.recall.recall(),
+        .scanned = c.recall.scanned()};
     row.limit_us = floor.microseconds_for(row.bytes);
     return row;
   }

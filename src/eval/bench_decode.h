@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "eval/bench_common.h"
+#include "eval/far_recall.h"
 #include "lodestone/engine.h"
 
 namespace lode {
@@ -20,7 +21,12 @@ struct DecodeBenchOptions {
   KvTier kv_tier = KvTier::automatic;
   KvKind kind = KvKind::normal;
   double skew = 1.0;
-  int steps = 32;  ///< measured per spec, after two that warm up
+  /// Layers whose keys are made and indexed; the others copy theirs, in turn, or with `share` use their
+  /// memory. 0 = every layer its own.
+  int built_layers = 0;
+  bool share = false;
+  std::int64_t recall = 0;  ///< best far keys of a query that selections are held against; 0 = not
+  int steps = 32;           ///< measured per spec, after two that warm up
   std::uint64_t seed = 1;
   double audit = 0;  ///< share of the warm-up's sparse calls that are also computed exactly
 };
@@ -31,12 +37,15 @@ struct DecodeBenchRow {
   double tokens_per_second = 0;  ///< of the median step
   double density = 1, selectivity = 1;
   WorkReport work;
-  double build_seconds = 0;  ///< of the index, all layers
-  TierWork tiers = {};       ///< of one step, on average
+  double build_seconds = 0;      ///< of the index, all layers that are built
+  std::int64_t index_bytes = 0;  ///< of all layers, as if each had its own
+  TierWork tiers = {};           ///< of one step, on average
+  FarRecall recall = {};         ///< of some queries in layers that are built, where the host chooses
 };
 
 /// The first row is `full`. Keys and values of the context are made up, not computed: a step takes as long,
-/// and contexts that would take hours to prefill can be measured. The specs take turns, step by step.
+/// and contexts that would take hours to prefill can be measured. With KvKind::ood the queries are made up
+/// too and take the place of the projections'. The specs take turns, step by step.
 std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& model,
                                          const DecodeBenchOptions& options, std::span<const Spec> specs,
                                          const std::function<void(std::string_view)>& note);

@@ -44,31 +44,38 @@ std::int64_t working_bytes(const ModelConfig& c, const GpuContextOptions& option
          cuda::decode_workspace_bytes(kMostSparseTokens, c.query_heads, c.kv_heads, c.head_dim);
 }
 
+/// What keys and values of the host's type are on the GPU, which has no kernels for 8 bits.
+DType type_on_gpu(DType host) {
+  return host == DType::q8 ? DType::bf16 : host;
+}
+
 Placement placement_of(const ModelConfig& config, const GpuModel& model, const GpuContextOptions& options) {
-  const KvShape shape = {config.layers, config.kv_heads, config.head_dim, options.kv_type,
-                         options.max_tokens};
+  KvShape shape = {config.layers, config.kv_heads, config.head_dim, options.kv_type, options.max_tokens};
+  const std::int64_t host_token = shape.token_bytes();
+  shape.type = type_on_gpu(options.kv_type);
   // Pages of 2 MiB: at most one too many at either end of what is held, in every layer.
   const std::int64_t held = std::min(options.max_tokens, HostTier::kHeldTokens) * shape.token_bytes() +
                             3 * config.layers * (std::int64_t{2} << 20);
   const std::int64_t free = model.bytes() + gpu_info().free_bytes;
   return place_kv({.weights = model.bytes(),
                    .working = working_bytes(config, options),
-                   .token_bytes = shape.token_bytes(),
+                   .token_bytes = host_token,
+                   .gpu_token_bytes = shape.token_bytes(),
                    .layers = config.layers,
                    .max_tokens = options.max_tokens,
                    .held = held,
                    .moved = vector_bytes(kMostSparseTokens, config.query_heads, config.head_dim + 2),
                    .limit = options.memory_limit > 0 ? options.memory_limit : free,
                    .by_flag = options.memory_limit > 0,
-                   .wanted = options.tier});
+                   .wanted = options.kv_type == DType::q8 ? KvTier::host : options.tier});
 }
 
 }  // namespace
 
 std::unique_ptr<GpuContext> make_gpu_context(const ModelConfig& config, std::shared_ptr<const GpuModel> model,
                                              const GpuContextOptions& options) {
-  if (options.kv_type == DType::q8) {
-    throw InputError("--kv-type: expected f32, f16 or bf16 with --device cuda, found q8");
+  if (options.kv_type == DType::q8 && options.tier == KvTier::gpu) {
+    throw InputError("--kv-type: expected f32, f16 or bf16 with --kv-tier gpu, found q8");
   }
   const Placement place = placement_of(config, *model, options);
   return std::make_unique<CudaContext>(config, std::dynamic_pointer_cast<const CudaModel>(model), options,
@@ -92,7 +99,8 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
       model_(std::move(model)),
       options_(options),
       place_(place),
-      range_({config.kv_heads, config.head_dim, options.kv_type, 0}, config.layers, options.max_tokens),
+      range_({config.kv_heads, config.head_dim, type_on_gpu(options.kv_type), 0}, config.layers,
+             options.max_tokens),
       linear_(stream_.get(), precision()) {
   const std::int64_t n = options.chunk, d = config.head_dim;
   const char* const what = "the activations of a chunk";
@@ -118,7 +126,7 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
   if (place.on_host) {
     LODE_ASSERT(options.pool != nullptr);
     tier_ = std::make_unique<HostTier>(
-        KvShape{config.layers, config.kv_heads, config.head_dim, options.kv_type, options.max_tokens},
+        KvShape{config.layers, config.kv_heads, config.head_dim, range_.layout().type, options.max_tokens},
         *options.pool, stream_.get());
     near_lse_ = cuda::Buffer(vector_bytes(kMostSparseTokens, config.query_heads, 1), what);
     far_ = cuda::Buffer(vector_bytes(kMostSparseTokens, config.query_heads, d + 1), what);
@@ -350,6 +358,7 @@ void CudaContext::begin(const Run& run) {
   std::copy(tokens.begin(), tokens.end(), staged_ids_.as<TokenId>());
   for (int i = 0; i < run.count; ++i)
     staged_places_.as<cuda::QueryToken>()[i] = {0, static_cast<std::int32_t>(tokens_ + i)};
+  stage_given(run.step.given);
   if (run.native == nullptr) return;
   prepare(*run.native);
   run.native->selector->begin(
@@ -358,11 +367,35 @@ void CudaContext::begin(const Run& run) {
        .far_limit = run.step.sequences.front().far_limit});
 }
 
+void CudaContext::stage_given(const GivenQueries& given) {
+  if (given.q.empty()) return;
+  const auto bytes = static_cast<std::int64_t>(given.q.size_bytes());
+  if (given_.bytes() < 2 * bytes) {
+    given_ = cuda::Buffer(2 * bytes, "given queries");
+    staged_given_ = cuda::PinnedBuffer(2 * bytes);
+  }
+  std::ranges::copy(given.q_unrotated, staged_given_.as<float>());
+  std::ranges::copy(given.q, staged_given_.as<float>() + given.q.size());
+}
+
+/// Puts what was given in the place of a layer's queries.
+void CudaContext::enqueue_given(int layer, const Run& run) {
+  if (run.step.given.q.empty()) return;
+  LODE_ASSERT(run.count == 1);
+  const std::int64_t one = std::int64_t{config_.query_heads} * config_.head_dim;
+  const float* const unrotated = given_.as<float>() + layer * one;
+  const std::int64_t bytes = one * std::int64_t{sizeof(float)};
+  cuda::copy(q_unrotated_.as<void>(), unrotated, bytes, stream_.get());
+  cuda::copy(q_.as<void>(), unrotated + std::ssize(run.step.given.q), bytes, stream_.get());
+}
+
 void CudaContext::enqueue_inputs(const Run& run) {
   const cuda::StreamHandle stream = stream_.get();
   cuda::copy(ids_.as<void>(), staged_ids_.as<void>(), run.count * std::int64_t{sizeof(TokenId)}, stream);
   cuda::copy(places_.as<void>(), staged_places_.as<void>(),
              run.count * std::int64_t{sizeof(cuda::QueryToken)}, stream);
+  if (!run.step.given.q.empty())
+    cuda::copy(given_.as<void>(), staged_given_.as<void>(), given_.bytes(), stream);
   if (run.native != nullptr) run.native->selector->upload(stream);
   cuda::embed(ids_.as<TokenId>(), run.count, model_->embedding, x_.as<float>(), stream);
 }
@@ -432,6 +465,7 @@ void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
                .k_out = host ? k_.as<float>() : nullptr,
                .v_out = host ? v_.as<float>() : nullptr},
               queries(layer, run));
+  enqueue_given(layer, run);
   if (host) tell_listeners(layer, run);
   attend(layer, run, work);
   linear_.project_out(attention_.as<float>(), run.count, w.o, w.o_bias, x_.as<float>());

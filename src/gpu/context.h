@@ -81,7 +81,9 @@ class CudaContext final : public GpuContext {
   void prepare(Native& native);
   ForwardWork forward_some(const Step& step, const Rope& rope, LogitRows rows, std::vector<float>& logits);
   void begin(const Run& run);
+  void stage_given(const GivenQueries& given);
   void enqueue_inputs(const Run& run);
+  void enqueue_given(int layer, const Run& run);
   void enqueue_layer(int layer, const Run& run, ForwardWork& work);
   void attend(int layer, const Run& run, ForwardWork& work);
   void attend_chosen_by_gpu(int layer, const Run& run);
@@ -121,10 +123,12 @@ class CudaContext final : public GpuContext {
   cuda::Buffer q_, q_unrotated_, attention_;  // [chunk, Hq, d]
   cuda::Buffer k_, k_unrotated_, v_;          // [chunk, Hkv, d]
   cuda::Buffer logits_;                       // [kLogitRows, V]
+  cuda::Buffer given_;                        // [2, L, Hq, d]: GivenQueries; made when first needed
   cuda::Buffer workspace_;                    ///< of decode attention
   cuda::Buffer lists_memory_;
   cuda::PinnedBuffer staged_ids_, staged_places_;  // [chunk]
   cuda::PinnedBuffer staged_logits_;               // [kLogitRows, V]
+  cuda::PinnedBuffer staged_given_;                // as given_
   float rope_scale_ = 1.0f;
   cuda::PinnedBuffer host_q_, host_q_unrotated_;           // [chunk, Hq, d]; made when first needed
   cuda::PinnedBuffer host_k_, host_k_unrotated_, host_v_;  // [chunk, Hkv, d]

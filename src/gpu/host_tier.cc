@@ -3,11 +3,38 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "base/cancel.h"
 #include "base/threads.h"
+#include "kernels/kernels.h"
 
 namespace lode {
+
+namespace {
+
+/// Rows [begin, end) of one layer, head and part of the store, in the type that the GPU has them in.
+void copy_rows(const KvStore& store, int layer, int head, bool values, std::int64_t begin, std::int64_t end,
+               DType type, std::byte* to) {
+  const KvShape& shape = store.shape();
+  const std::int64_t d = shape.head_dim, row = bytes_of(shape.type) * d;
+  const std::byte* from =
+      store.rows(layer, head, values ? KvStore::Part::v : KvStore::Part::k).data() + begin * row;
+  if (shape.type != DType::q8) {
+    std::memcpy(to, from, static_cast<std::size_t>((end - begin) * row));
+    return;
+  }
+  const auto* const scales = reinterpret_cast<const float*>(
+      store.rows(layer, head, values ? KvStore::Part::v_scale : KvStore::Part::k_scale).data());
+  std::vector<float> wide(static_cast<std::size_t>(d));
+  for (std::int64_t i = begin; i < end; ++i, from += row, to += bytes_of(type) * d) {
+    kernels().widen(from, DType::q8, d, wide.data());
+    for (float& x : wide) x *= scales[i];
+    kernels().narrow(wide.data(), d, type, to);
+  }
+}
+
+}  // namespace
 
 HostTier::HostTier(const KvShape& shape, ThreadPool& pool, cuda::StreamHandle stream)
     : shape_(shape),
@@ -23,7 +50,6 @@ HostTier::HostTier(const KvShape& shape, ThreadPool& pool, cuda::StreamHandle st
 /// from memory that is not pinned the driver copies at a fraction of the speed.
 void HostTier::move(cuda::KvRange& to, int to_layer, const KvStore& store, int layer, std::int64_t begin,
                     std::int64_t end, cuda::StreamHandle stream) {
-  constexpr KvStore::Part kFrom[] = {KvStore::Part::k, KvStore::Part::v};
   constexpr cuda::KvRange::Part kTo[] = {cuda::KvRange::Part::k, cuda::KvRange::Part::v};
   const std::int64_t row = to.layout().row_bytes(), parts = 2 * shape_.kv_heads;
   const std::int64_t most =
@@ -37,9 +63,8 @@ void HostTier::move(cuda::KvRange& to, int to_layer, const KvStore& store, int l
     if (bounce.memory.bytes() < bytes * parts) bounce.memory = cuda::PinnedBuffer(bytes * parts);
     auto* const memory = bounce.memory.as<std::byte>();
     pool_.for_each(parts, [&](std::int64_t part, int) {
-      std::memcpy(memory + part * bytes,
-                  store.rows(layer, static_cast<int>(part / 2), kFrom[part % 2]).data() + at * row,
-                  static_cast<std::size_t>(bytes));
+      copy_rows(store, layer, static_cast<int>(part / 2), part % 2 == 1, at, at + some, shape_.type,
+                memory + part * bytes);
     });
     for (std::int64_t part = 0; part < parts; ++part)
       to.to_device(to_layer, static_cast<int>(part / 2), kTo[part % 2], at, at + some, memory + part * bytes,

@@ -23,7 +23,8 @@ class HostTier {
   static constexpr std::int64_t kHeldTokens = 4096;
   static constexpr std::int64_t kBounceBytes = std::int64_t{16} << 20;  ///< of each of two pinned buffers
 
-  /// The stream must be waited for before the first step.
+  /// `shape` as it is on the GPU; a store of 8 bits is brought in the GPU's type. The stream must be waited
+  /// for before the first step.
   HostTier(const KvShape& shape, ThreadPool& pool, cuda::StreamHandle stream);
 
   /// One layer's place on the GPU for a dense step.

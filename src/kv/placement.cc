@@ -22,14 +22,16 @@ std::string limit_of(const PlacementTask& task) {
 }  // namespace
 
 Placement place_kv(const PlacementTask& task) {
-  const std::int64_t layer_token = task.token_bytes / task.layers;  // one layer is on the GPU at a time
+  const std::int64_t gpu_token = task.gpu_token_bytes > 0 ? task.gpu_token_bytes : task.token_bytes;
+  const std::int64_t layer_token = gpu_token / task.layers;  // one layer is on the GPU at a time
   const std::int64_t fixed = task.weights + task.working, around = fixed + task.held + task.moved;
   const std::int64_t kv = task.max_tokens * task.token_bytes;
   Placement place;
   place.host_bytes = kv;
-  place.most_on_gpu = std::max<std::int64_t>(0, task.limit - fixed) / task.token_bytes;
+  place.most_on_gpu = std::max<std::int64_t>(0, task.limit - fixed) / gpu_token;
   place.most_on_host = std::max<std::int64_t>(0, task.limit - around) / layer_token;
-  const std::int64_t on_gpu = fixed + kv, on_host = around + task.max_tokens * layer_token;
+  const std::int64_t on_gpu = fixed + task.max_tokens * gpu_token,
+                     on_host = around + task.max_tokens * layer_token;
   place.on_host = task.wanted == KvTier::host || (task.wanted == KvTier::automatic && on_gpu > task.limit);
   place.gpu_bytes = place.on_host ? on_host : on_gpu;
   const std::string counts = fmt::format(

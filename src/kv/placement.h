@@ -13,8 +13,9 @@ namespace lode {
 /// What there is to place. All in bytes unless said otherwise.
 struct PlacementTask {
   std::int64_t weights = 0;
-  std::int64_t working = 0;      ///< activations and partial results, whatever the placement
-  std::int64_t token_bytes = 0;  ///< K and V of one token, all layers
+  std::int64_t working = 0;          ///< activations and partial results, whatever the placement
+  std::int64_t token_bytes = 0;      ///< K and V of one token, all layers
+  std::int64_t gpu_token_bytes = 0;  ///< the same in the type that the GPU has them in; 0 = alike
   std::int64_t layers = 0;
   std::int64_t max_tokens = 0;
   std::int64_t held = 0;   ///< with keys in host memory: sink, window and what is generated, all layers

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/file.h"
+#include "base/threads.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
 
@@ -205,16 +206,43 @@ void KvStore::expect(std::int64_t tokens) {
   s.expected = tokens;
 }
 
-void KvStore::write(int layer, std::int64_t count, std::span<const float> k, std::span<const float> v) {
+void KvStore::write(int layer, std::int64_t count, std::span<const float> k, std::span<const float> v,
+                    ThreadPool* pool) {
   Impl& s = *impl_;
   const std::int64_t numbers = count * s.shape.kv_heads * s.shape.head_dim;
   LODE_ASSERT(count >= 0 && std::ssize(k) == numbers && std::ssize(v) == numbers);
   s.require_room(count);
-  for (int head = 0; head < s.shape.kv_heads; ++head) {
-    s.write_head(layer, head, count, k.data(), 0);
-    s.write_head(layer, head, count, v.data(), 1);
-  }
+  const auto write_part = [&](std::int64_t item, int) {
+    const bool values = item % 2 == 1;
+    s.write_head(layer, static_cast<int>(item / 2), count, values ? v.data() : k.data(), values ? 1 : 0);
+  };
   s.touched = std::max(s.touched, s.tokens + count);
+  const std::int64_t items = 2 * std::int64_t{s.shape.kv_heads};
+  if (pool != nullptr) return pool->for_each(items, write_part);
+  for (std::int64_t item = 0; item < items; ++item) write_part(item, 0);
+}
+
+void KvStore::repeat(int layers, std::int64_t count, ThreadPool& pool) {
+  Impl& s = *impl_;
+  LODE_ASSERT(layers > 0);
+  const auto own = static_cast<std::int64_t>(layers) * s.shape.kv_heads * kParts;
+  pool.for_each(std::ssize(s.ranges) - own, [&](std::int64_t item, int) {
+    const auto to = static_cast<std::size_t>(own + item), from = static_cast<std::size_t>((own + item) % own);
+    const std::int64_t bytes = s.row_bytes(static_cast<int>(item % kParts));
+    if (bytes == 0) return;
+    if (s.ranges[to].data != s.ranges[from].data)
+      std::memcpy(s.ranges[to].data + s.tokens * bytes, s.ranges[from].data + s.tokens * bytes,
+                  static_cast<std::size_t>(count * bytes));
+    s.ranges[to].written = s.tokens + count;
+  });
+}
+
+void KvStore::share(int layers) {
+  Impl& s = *impl_;
+  LODE_ASSERT(layers > 0 && s.touched == 0);
+  const std::size_t heads = static_cast<std::size_t>(layers) * static_cast<std::size_t>(s.shape.kv_heads);
+  for (std::size_t i = heads * kParts; i < s.ranges.size(); ++i) s.ranges[i] = s.ranges[i % (heads * kParts)];
+  for (std::size_t i = heads; i < s.views.size(); ++i) s.views[i] = s.views[i % heads];
 }
 
 std::byte* KvStore::rows_to_write(int layer, int head, Part part, std::int64_t count) {

@@ -14,6 +14,7 @@
 namespace lode {
 
 class MappedFile;
+class ThreadPool;
 
 struct KvShape {
   int layers = 0, kv_heads = 0, head_dim = 0;
@@ -43,10 +44,16 @@ class KvStore {
   /// where the system has them. Only speed depends on it.
   void expect(std::int64_t tokens);
   /// Writes rows [tokens, tokens + T) of one layer, rounded to the store's type; every layer must be given
-  /// the same T before commit. Writing a layer again replaces its rows. InputError with both numbers when
-  /// max_tokens would be passed.
+  /// the same T before commit. Writing a layer again replaces its rows. With a pool all threads take part.
+  /// InputError with both numbers when max_tokens would be passed.
   void write(int layer, std::int64_t count, std::span<const float> k /*[T, Hkv, d]*/,
-             std::span<const float> v);
+             std::span<const float> v, ThreadPool* pool = nullptr);
+  /// Layers from `layers` on are written what the first `layers` were since the last commit, in turn. For
+  /// measurements.
+  void repeat(int layers, std::int64_t count, ThreadPool& pool);
+  /// Layers from `layers` on read and write the memory of the first `layers` instead of their own, in turn.
+  /// For measurements of contexts that memory would not hold; before anything is written.
+  void share(int layers);
   /// The tokens written to all layers now count.
   void commit(std::int64_t count);
   /// Cuts to that many tokens, pending ones included. Their memory stays for reuse, unless it is many

@@ -81,6 +81,7 @@ void Llama::layer(int index, const Step& step, const Rope& rope, ForwardWork& wo
   rms_norm(b_.x, w.attention_norm, b_.h);  // h: [T, D]
   project_qkv(w);                          // q: [T, Hq, d]   k, v: [T, Hkv, d]
   rotate(step, rope);
+  take_given(index, step.given);
   write_kv(index, step);                  // KV store, then the selectors that listen
   attend_layer(index, step, rope, work);  // select -> attend -> merge: attention [T, Hq, d]
   add_projection(w);                      // x: [T, D]
@@ -167,6 +168,14 @@ void Llama::rotate(const Step& step, const Rope& rope) {
       rope.rotate({b_.k.data() + at * kv_cols, kv_cols}, position);
     });
   });
+}
+
+void Llama::take_given(int index, const GivenQueries& given) {
+  if (given.q.empty()) return;
+  LODE_ASSERT(tokens_ == 1);
+  const std::size_t one = b_.q.size(), at = static_cast<std::size_t>(index) * one;
+  std::copy_n(given.q.begin() + static_cast<std::ptrdiff_t>(at), one, b_.q.begin());
+  std::copy_n(given.q_unrotated.begin() + static_cast<std::ptrdiff_t>(at), one, b_.q_unrotated.begin());
 }
 
 void Llama::write_kv(int index, const Step& step) {

@@ -46,6 +46,11 @@ struct ForwardWork {
   std::int64_t sparse_tokens = 0;  ///< tokens times layers that went through a selector
 };
 
+/// For measurements: queries of a step of one token that take the place of the projections'.
+struct GivenQueries {
+  std::span<const float> q_unrotated, q;  // [L, Hq, d]; empty: none are given
+};
+
 /// One forward pass of a batch. All sequences attend the same way.
 struct Step {
   std::span<const SequenceTokens> sequences;
@@ -55,6 +60,7 @@ struct Step {
   std::span<const std::vector<Selector*>>
       listeners;  ///< [L] selectors whose on_write is called; empty = none
   const ForwardHooks* hooks = nullptr;
+  GivenQueries given = {};
 };
 
 /// Which rows of a step get logits.
@@ -88,6 +94,7 @@ class Llama {
   void layer(int index, const Step& step, const Rope& rope, ForwardWork& work);
   void project_qkv(const LayerWeights& w);
   void rotate(const Step& step, const Rope& rope);
+  void take_given(int index, const GivenQueries& given);
   void write_kv(int index, const Step& step);
   void attend_layer(int index, const Step& step, const Rope& rope, ForwardWork& work);
   void add_projection(const LayerWeights& w);

@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "engine/context.h"
 #include "gpu/backend.h"
+#include "lodestone/error.h"
 #include "support/compare.h"
 
 namespace lode {
@@ -93,6 +94,41 @@ TEST(Tier, WithKeysInHostMemoryOnlyQueriesNewKeysAndStatesCross) {
   EXPECT_EQ(work.tiers.gpu_keys, m.layers * m.kv_heads * (4 + 64));
   EXPECT_EQ(work.tiers.host_keys, work.far_keys);
   EXPECT_GT(work.tiers.host_keys, 0);
+}
+
+/// Keys and values of 8 bits in host memory, of which the GPU has its part in bf16: how far the logits are
+/// from those of float32, and that both ways into the cache (a prefill, a saved text) mean the same.
+TEST(Tier, KeysInEightBitsCostLittle) {
+  NEEDS_GPU();
+  std::vector<float> logits[2];
+  for (const DType type : {DType::f32, DType::q8}) {
+    Context context = split_context(type, KvTier::host, 2048);
+    const MethodId method = context.attach(parse_spec("retrieval:k=40,beam=64,sink=16,window=64"));
+    const std::vector<TokenId> text = story(900);
+    context.prefill(std::span(text).first(600));
+    context.prefill(std::span(text).subspan(600));
+    context.build_indexes();
+    EXPECT_TRUE(context.impl().gpu->keys_on_host());
+    std::vector<float>& all = logits[type == DType::q8];
+    all = context.forward(story(37), method);
+    for (const TokenId token : story(5)) {
+      const auto row = context.forward({&token, 1}, method);
+      all.insert(all.end(), row.begin(), row.end());
+    }
+    context.roll_back(900);
+    const auto again = context.forward(story(37), method);
+    EXPECT_EQ(again, std::vector<float>(all.begin(), all.begin() + std::ssize(again)));
+  }
+  const float difference = relative_difference(logits[1], logits[0]);
+  RecordProperty("relative_difference", std::to_string(difference));
+  EXPECT_LT(difference, 0.05f);
+  EXPECT_GT(difference, 0.0f);
+}
+
+TEST(Tier, EightBitsAreRefusedOnTheGpuAlone) {
+  NEEDS_GPU();
+  EXPECT_THROW(split_context(DType::q8, KvTier::gpu, 2048), InputError);
+  EXPECT_TRUE(split_context(DType::q8, KvTier::automatic, 2048).impl().gpu->keys_on_host());
 }
 
 TEST(Tier, MemoryThatKeysAndValuesDoNotFitIntoSendsThemToTheHost) {

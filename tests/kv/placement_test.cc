@@ -65,6 +65,17 @@ TEST(Placement, WhatTheUserWantsIsDoneOrRefusedWithNumbers) {
   }
 }
 
+/// 8 bits in host memory, 16 on the GPU: a layer there takes twice what it takes here.
+TEST(Placement, TheGpuMayHaveALargerType) {
+  PlacementTask wide = task(131072, 24576 * kMiB);
+  wide.wanted = KvTier::host;
+  wide.gpu_token_bytes = wide.token_bytes;
+  wide.token_bytes /= 2;
+  const Placement place = place_kv(wide);
+  EXPECT_EQ(place.host_bytes, 131072 * wide.token_bytes);
+  EXPECT_EQ(place.gpu_bytes, place_kv(task(131072, 24576 * kMiB)).gpu_bytes);
+}
+
 TEST(Placement, WeightsThatDoNotFitLeaveNothing) {
   try {
     place_kv(task(1024, 1000 * kMiB));

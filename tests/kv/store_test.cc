@@ -13,6 +13,7 @@
 
 #include "base/file.h"
 #include "base/rng.h"
+#include "base/threads.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
 
@@ -255,6 +256,39 @@ TEST(KvStore, RowsDoNotMoveAndRollBackForgets) {
   const auto a = store.rows(0, 0, KvStore::Part::k), b = fresh.rows(0, 0, KvStore::Part::k);
   ASSERT_EQ(a.size(), b.size());
   EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size()), 0);
+}
+
+/// Layers that hold what others hold: copies, or the same memory. With threads as without.
+TEST_P(OfType, LayersRepeatOthers) {
+  ThreadPool pool(3);
+  const KvShape shape = {.layers = 5, .kv_heads = 2, .head_dim = 32, .type = GetParam(), .max_tokens = 100};
+  for (const bool share : {false, true}) {
+    KvStore store(shape), plain(shape);
+    if (share) store.share(2);
+    for (const std::int64_t count : {7, 30}) {
+      for (int layer = 0; layer < shape.layers; ++layer) {
+        const std::int64_t n = count * shape.kv_heads * shape.head_dim;
+        const auto k = normals(n, hash_seed(count, layer % 2)),
+                   v = normals(n, hash_seed(count, layer % 2, 1));
+        plain.write(layer, count, k, v);
+        if (layer < 2) store.write(layer, count, k, v, &pool);
+      }
+      store.repeat(2, count, pool);
+      store.commit(count);
+      plain.commit(count);
+    }
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      for (int head = 0; head < shape.kv_heads; ++head) {
+        for (const bool key : {true, false})
+          for (std::int64_t row = 0; row < 37; ++row)
+            EXPECT_EQ(row_of(store.layer(layer).heads[static_cast<std::size_t>(head)], row, key),
+                      row_of(plain.layer(layer).heads[static_cast<std::size_t>(head)], row, key));
+        EXPECT_EQ(store.rows(layer, head, KvStore::Part::k).data() ==
+                      store.rows(layer % 2, head, KvStore::Part::k).data(),
+                  share || layer < 2);
+      }
+    }
+  }
 }
 
 TEST(KvStore, RollBackDropsWhatWasPending) {
