@@ -114,6 +114,7 @@ class GpuSignatures final : public GpuSelector {
     const bool bounded = options_.mode != NearRule::Mode::depth && !options_.all_ties;
     const std::int64_t most_far = far_keys(dense_, n - 1);
     capacity_ = std::max<std::int64_t>(1, bounded ? options_.budget.of(most_far) : most_far);
+    attends_ = capacity_ < most_far;
     lists_ = queries * (options_.per_query_head ? geometry.query_heads : geometry.kv_heads);
     room_ = (n + cuda::kSignatureUnit - 1) / cuda::kSignatureUnit * cuda::kSignatureUnit;
     codes_ = cuda::Buffer(geometry.sequences * geometry.layers * layer_words() * 4, "signatures");
@@ -166,10 +167,12 @@ class GpuSignatures final : public GpuSelector {
   }
 
   bool attend(int layer, const cuda::Queries& queries, const float*, cuda::StreamHandle stream) override {
+    if (!attends_) return false;
     cuda::Signatures keys = signatures(0, layer);
     keys.fresh = sign_new_keys(layer, stream);
-    return cuda::attend_by_signature(queries, queries.q, nets(layer), keys, rule(), geometry_.max_tokens,
-                                     capacity_, counts_of(layer), stream);
+    attends_ = cuda::attend_by_signature(queries, queries.q, nets(layer), keys, rule(), geometry_.max_tokens,
+                                         capacity_, counts_of(layer), stream);
+    return attends_;
   }
 
   const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
@@ -242,6 +245,9 @@ class GpuSignatures final : public GpuSelector {
   HashScheme scheme_;
   Nets key_nets_, query_nets_;  // [L, sets], [L, Hq]
   std::int64_t capacity_ = 0;
+  /// In one launch, until it is refused: the shapes of a context do not change. Never where the budget is
+  /// every key: a list of all has full attention's bits.
+  bool attends_ = false;
   std::int64_t lists_ = 0;  ///< of most_queries
   std::int64_t room_ = 0;   ///< positions of a set
   cuda::Buffer codes_;      // [sequences, L, sets, room, words]

@@ -73,7 +73,7 @@ class GpuSelector {
   /// Far keys of the layer's queries; the lists stay until the next call for any layer.
   virtual cuda::RowLists select(int layer, const cuda::Queries& queries, const float* q_unrotated,
                                 cuda::StreamHandle stream) = 0;
-  /// Chooses and attends sink, chosen keys and window in one launch, into queries.o. False, and nothing done,
+  /// Chooses and attends sink, chosen keys and window in one launch, into queries.o. False
   /// where there is no such launch for the shapes: then select and attention are called.
   virtual bool attend(int /*layer*/, const cuda::Queries& /*queries*/, const float* /*q_unrotated*/,
                       cuda::StreamHandle) {

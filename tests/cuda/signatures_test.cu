@@ -417,6 +417,8 @@ LODE_TEST(near_keys_in_clusters) {
   expect_in_clusters({.kv_heads = 1, .group = 8, .window = 1}, deep, {700, 20001});
   expect_in_clusters({.per_query_head = true, .sink = 5, .window = 40}, deep, {300, 9001});
   expect_in_clusters({.own_sets = true, .per_query_head = true, .window = 40}, deep, {9001});
+  expect_in_clusters({.sink = 100001, .window = 16}, deep,
+                     {300, 700});  // a sink beyond what there is room for
 }
 LODE_TEST(near_keys_in_clusters_of_a_long_context) {
   for (const std::uint32_t mask : {0u, ~0u})  // counters of one level overflow a byte

@@ -22,7 +22,7 @@ struct QueryToken {
 };
 
 /// Query tokens of any sequences, and the KV of one layer. All pointers are device memory. Decode looks
-/// `tokens` and `bases` up while the kernel in front still runs: that one must not write them (a copy may).
+/// `tokens` and `bases` up before kernels in front have ended: only copies and plain launches may write them.
 struct Queries {
   const QueryToken* tokens = nullptr;  // [N]
   const char* const* bases = nullptr;  // [sequences] first byte of each sequence's range

@@ -91,7 +91,10 @@ struct Posted {
     const std::uint64_t policy = stay();
     float4* const to = of(column / 4, part);
     put(to + column % 4, {full(x.o.x), full(x.o.y), full(x.o.z), full(x.o.w)}, policy);
-    if (column % 4 < 2) put(to + 4 + column % 4, {full(x.m), full(x.l), full(x.m), full(x.l)}, policy);
+    // Nobody waits for the second of the two, so it holds what a cleared record holds; with it the sector is
+    // written whole.
+    if (column % 4 == 0) put(to + 4, {full(x.m), full(x.l), full(x.m), full(x.l)}, policy);
+    if (column % 4 == 1) put(to + 5, {0.0f, 0.0f, 0.0f, 0.0f}, policy);
   }
   /// What is there now, where it is wanted; several may be under way.
   __device__ static void ask(const float4* from, int column, bool wanted, Record& x) {

@@ -569,11 +569,12 @@ void launch(const Params& p, StreamHandle stream) {
   LODE_CUDA(cudaLaunchKernelEx(&config, kernel, p));
 }
 
-/// By the KV heads alone: sums of another cut differ in their last bits, and a choice must not depend on how
-/// many queries come together.
+/// By the KV heads and the GPU alone: sums of another cut differ in their last bits, and a choice must not
+/// depend on how many queries come together.
 template <int kPlanes, int kTiles>
 void launch_for_kv_heads(const Params& p, StreamHandle stream) {
-  if (p.queries.layout.kv_heads <= kFewClusters &&
+  static const bool sixteen = can_place(choose_kernel<kPlanes, kTiles, 16>, 16, kThreads, kBytesOfTwo - 1024);
+  if (sixteen && p.queries.layout.kv_heads <= kFewClusters &&
       Plan(p.task.net, p.heads, p.task.probes, 16).total + 1024 <= kBytesOfTwo)
     return launch<kPlanes, kTiles, 16>(p, stream);
   launch<kPlanes, kTiles, 8>(p, stream);

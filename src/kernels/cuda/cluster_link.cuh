@@ -102,4 +102,25 @@ void prepare_clusters(Kernel kernel, std::int64_t bytes) {
   set(cudaFuncAttributePreferredSharedMemoryCarveout, std::clamp<std::int64_t>(percent, kOfAttention, 100));
 }
 
+/// Whether this GPU runs such a kernel in clusters of `ranks` blocks: not every part promises more than 8. To
+/// be asked once, with the most shared memory, since the path, and with it the bits, must be one for all
+/// contexts.
+template <class Kernel>
+bool can_place(Kernel kernel, int ranks, int threads, int bytes) {
+  prepare_clusters(kernel, bytes);
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(ranks), 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(ranks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  int at_once = 0;
+  if (cudaOccupancyMaxActiveClusters(&at_once, kernel, &config) == cudaSuccess) return at_once > 0;
+  static_cast<void>(cudaGetLastError());
+  return false;
+}
+
 }  // namespace lode::cuda

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What sm_90 brings: clusters of blocks, and kernels that start while the one in front still runs. Such a
-// kernel may look up at once what no kernel directly in front of it writes; the rest it reads after the wait.
+// What sm_90 brings: clusters of blocks, and kernels that start while the one in front still runs. Some of
+// those release the kernel behind them before their own wait, so several may be under way: before its wait a
+// kernel may look up only what was written by a copy or by a kernel that was launched plainly, with no other
+// writer since; the rest it reads after the wait.
 #pragma once
 
 #include "kernels/cuda/check.cuh"
@@ -13,8 +15,7 @@ __device__ __forceinline__ void wait_for_predecessor() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-/// From here on the kernel behind this one may start. After this one's own wait, what it looks up at once may
-/// have been written by the kernel in front of this one.
+/// From here on the kernel behind this one may start.
 __device__ __forceinline__ void release_successor() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

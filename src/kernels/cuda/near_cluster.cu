@@ -165,7 +165,9 @@ class Near {
     const int from = begin_ / kUnit * kUnit;
     const int share = ((end_ - from + kRanks - 1) / kRanks + kUnit - 1) / kUnit * kUnit;
     first_ = min(end_, from + rank_ * share), last_ = min(end_, first_ + share);
-    const int units = (last_ - first_ + kUnit - 1) / kUnit, each = (units + kBlockWarps - 1) / kBlockWarps;
+    // Without far keys nothing is read: the sink may lie beyond what the set has room for.
+    const int units = end_ > begin_ ? (last_ - first_ + kUnit - 1) / kUnit : 0,
+              each = (units + kBlockWarps - 1) / kBlockWarps;
     from_ = min(units, warp_ * each), to_ = min(units, from_ + each);
     const int first_head = list_of_query_ * kHeads;
     const int set = p_.signatures.per_query_head ? first_head : first_head / p_.attend.group;
@@ -505,7 +507,7 @@ __global__ void __launch_bounds__(kBlock, 2) near_kernel(const __grid_constant__
 
 constexpr int kMostBytes = (228 << 10) / 2 - 1024;  // of shared memory, with two blocks on a processor
 
-/// False where the work does not fit in a block.
+/// False where the work does not fit in a block, or the blocks not on this GPU.
 template <class T, int kHeads, int kHiddenLayers, bool kAttend>
 bool launch(NearParams p, std::int64_t max_tokens, StreamHandle stream) {
   using N = Near<T, kHeads, kHiddenLayers, kAttend>;
@@ -517,7 +519,6 @@ bool launch(NearParams p, std::int64_t max_tokens, StreamHandle stream) {
                              (kAttend ? std::max<std::int64_t>(work, N::Attend::kRingBytes) : work);
   if (bytes > kMostBytes) return false;
   const auto kernel = near_kernel<T, kHeads, kHiddenLayers, kAttend>;
-  prepare_clusters(kernel, bytes);
   const Queries& queries = p.attend.queries;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(queries.query_heads / kHeads * N::kRanks),
@@ -532,6 +533,9 @@ bool launch(NearParams p, std::int64_t max_tokens, StreamHandle stream) {
   attributes[1].val.programmaticStreamSerializationAllowed = p.signatures.fresh ? 0 : 1;
   config.attrs = attributes;
   config.numAttrs = 2;
+  static const bool fits = can_place(kernel, N::kRanks, kBlock, kMostBytes);
+  if (!fits) return false;
+  prepare_clusters(kernel, bytes);
   LODE_CUDA(cudaLaunchKernelEx(&config, kernel, p));
   return true;
 }
