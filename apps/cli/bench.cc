@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// lodestone bench attention | decode | prefill: speed, always beside full attention and a measured limit.
+// lodestone bench attention | decode | prefill | growth: speed, always beside full attention and a measured
+// limit, and what choosing costs as contexts grow.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iostream>
 
 #include "base/threads.h"
@@ -9,6 +11,7 @@
 #include "eval/audit_result.h"
 #include "eval/bench_attention.h"
 #include "eval/bench_decode.h"
+#include "eval/bench_growth.h"
 #include "eval/bench_prefill.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
@@ -298,6 +301,45 @@ void run_prefill(const BenchFlags& flags) {
   print_prefill(flags, std::move(result), bench_prefill(options, pool), flags.tokens);
 }
 
+void run_growth(const BenchFlags& flags, const std::string& contexts, std::int64_t kept) {
+  ThreadPool pool(flags.common.threads);
+  const GrowthBenchOptions options = {.shape = named_shape(flags.shape),
+                                      .contexts = parse_counts(contexts, "--contexts", 1, kMostContext),
+                                      .kept = kept,
+                                      .kv_type = parse_dtype(flags.kv_type),
+                                      .kind = flags.kv_kind(),
+                                      .skew = flags.skew,
+                                      .seconds = flags.seconds};
+  const auto rows = bench_growth(options, flags.specs, pool, flags.note());
+  if (!flags.common.json)
+    print_text(fmt::format("{} · {} threads, {}\n{:32} {:>10} {:>10} {:>12} {:>10} {:>10} {:>10} {:>10}\n",
+                           flags.shape, pool.size(), kernels().name, "attention", "context", "kept", "bytes",
+                           "x first", "compared", "median us", "index s"));
+  Json results = Json::array();
+  for (const GrowthBenchRow& row : rows) {
+    const auto first = std::find_if(rows.begin(), rows.end(), [&](const GrowthBenchRow& other) {
+      return other.attention == row.attention;
+    });
+    const double growth = static_cast<double>(row.bytes) / static_cast<double>(first->bytes);
+    results.push_back({{"attention", row.attention},
+                       {"context", row.context},
+                       {"kept", row.kept},
+                       {"bytes", row.bytes},
+                       {"growth", growth},
+                       {"compared", row.scored},
+                       {"median_us", row.median_us},
+                       {"build_seconds", row.build_seconds}});
+    if (!flags.common.json)
+      print_text(fmt::format("{:32} {:>10} {:>10.1f} {:>12} {:>10.2f} {:>10} {:>10.1f} {:>10.1f}\n",
+                             row.attention, row.context, row.kept, row.bytes, growth, row.scored,
+                             row.median_us, row.build_seconds));
+  }
+  Json result = header(flags, Device::cpu, pool);
+  result["shape"] = flags.shape;
+  result["results"] = std::move(results);
+  if (flags.common.json) print_json(result);
+}
+
 void add_attention(CLI::App& bench) {
   auto flags = std::make_shared<BenchFlags>();
   CLI::App& verb =
@@ -373,6 +415,27 @@ void add_prefill(CLI::App& bench) {
   });
 }
 
+void add_growth(CLI::App& bench) {
+  auto flags = std::make_shared<BenchFlags>();
+  flags->shape = "L1q4kv1d64", flags->kind = "clustered";
+  auto contexts = std::make_shared<std::string>("16k,64k,256k");
+  auto kept = std::make_shared<std::int64_t>(1024);
+  CLI::App& verb = *bench.add_subcommand(
+      "growth", "Bytes and time of choosing as many keys from longer and longer contexts, on the CPU");
+  add_common_flags(verb, flags->common);
+  add_kv_flags(verb, *flags);
+  add_attention_flag(verb, flags->specs, true);
+  verb.add_option("--kv-type", flags->kv_type, "type of keys and values: f32, f16, bf16 or q8")
+      ->check(CLI::IsMember({"f32", "f16", "bf16", "q8"}));
+  verb.add_option("--shape", flags->shape,
+                  "llama-3.1-8b, llama-2-7b, llama-3.2-1b, pocket, saap, or e.g. L32q32kv8d128");
+  verb.add_option("--contexts", *contexts, "keys, e.g. 16k,64k,256k,1M,4M");
+  add_count(verb, "--kept", *kept, 1 << 20, "keys that a query keeps, where specs have a sparsity");
+  verb.add_option("--seconds", flags->seconds, "measuring time per spec and context, roughly")
+      ->check(number(0.01, 600.0));
+  verb.callback([flags, contexts, kept] { run_growth(*flags, *contexts, *kept); });
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app) {
@@ -381,6 +444,7 @@ void add_bench(CLI::App& app) {
   add_attention(bench);
   add_decode(bench);
   add_prefill(bench);
+  add_growth(bench);
 }
 
 }  // namespace lode::cli

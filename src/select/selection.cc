@@ -82,7 +82,8 @@ std::int64_t Selection::keys(std::int64_t index) const {
 void Selection::sort_rows() {
   const std::size_t begin = ends_.size() > 1 ? ends_[ends_.size() - 2].rows : 0;
   const std::vector<Position> rows(rows_.begin() + static_cast<std::ptrdiff_t>(begin), rows_.end());
-  if (!ends_.back().weighted) return std::sort(rows_.begin() + static_cast<std::ptrdiff_t>(begin), rows_.end());
+  if (!ends_.back().weighted)
+    return std::sort(rows_.begin() + static_cast<std::ptrdiff_t>(begin), rows_.end());
   const std::vector<float> weights(log_weights_.begin() + static_cast<std::ptrdiff_t>(begin),
                                    log_weights_.end());
   std::vector<std::size_t> order(rows.size());

@@ -124,6 +124,17 @@ std::int64_t spread_bytes(std::int64_t d) {
   return d + std::int64_t{sizeof(float)};
 }
 
+/// sqrt(2 log N): deviations that the largest of N normal numbers is off. Few sizes of clusters occur often.
+float most_spread(std::int32_t keys) {
+  static const auto known = [] {
+    std::array<float, 1024> of = {};
+    for (std::size_t n = 1; n < of.size(); ++n) of[n] = std::sqrt(2.0f * std::log(static_cast<float>(n)));
+    return of;
+  }();
+  const auto n = static_cast<std::size_t>(keys);
+  return n < known.size() ? known[n] : std::sqrt(2.0f * std::log(static_cast<float>(keys)));
+}
+
 /// z += what the log of the mean of exp(q . k) over a node's N keys is above the exponent's mean, if q . k is
 /// normal there with the variance s^2 = q^2 . variances: s^2 / 2, as long as N keys can show it. Means of
 /// exponentials of few numbers are made by the largest, near s sqrt(2 log N): beyond s = sqrt(2 log N) the
@@ -140,8 +151,7 @@ void add_spread(const ClusterLevel& nodes, std::int64_t d, const NodeRange& rang
                  count);
   const float* const scales = nodes.spread_scales.data() + range.begin;
   for (std::int64_t i = 0; i < count; ++i)
-    most[i] =
-        std::sqrt(2.0f * std::log(static_cast<float>(nodes.keys[static_cast<std::size_t>(range.begin + i)])));
+    most[i] = most_spread(nodes.keys[static_cast<std::size_t>(range.begin + i)]);
   for (int r = 0; r < rows; ++r) {
     for (std::int64_t i = 0; i < count; ++i) {
       const float root = std::sqrt(variances[r * count + i] * scales[i]);

@@ -75,5 +75,67 @@ TEST(Keys, NeighboursJoinAndShortPiecesBecomeRows) {
   EXPECT_TRUE(keys.log_weights().empty());
 }
 
+TEST(Selection, WeightsOfSomeSetsLeaveTheOthersPlain) {
+  Selection s, other;
+  s.add_set({0, 0, 1, 0, 1});
+  s.add_rows(std::vector<Position>{1, 2, 3});
+  other.add_set({1, 0, 1, 0, 1});
+  other.add_row(5);
+  other.add_row(6, 0.25f);
+  other.add_rows(std::vector<Position>{8, 9});
+  other.add_set({2, 0, 1, 0, 1});
+  other.add_row(9);
+  other.add_row(4);
+  other.sort_rows();
+  s.append(other);
+  s.add_set({3, 0, 1, 0, 1});
+  s.add_rows(std::vector<Position>{0});
+  s.add_row(2, 1.0f);
+  EXPECT_TRUE(s.set(0).log_weights.empty());
+  EXPECT_EQ(list(s.set(1).log_weights), (std::vector<float>{0.0f, 0.25f, 0.0f, 0.0f}));
+  EXPECT_TRUE(s.set(2).log_weights.empty());
+  EXPECT_EQ(list(s.set(2).rows), (std::vector<Position>{4, 9}));
+  EXPECT_EQ(list(s.set(3).log_weights), (std::vector<float>{0.0f, 1.0f}));
+}
+
+/// Long lists without long pieces are taken whole: pieces at their ends must join with what lies beside.
+TEST(Keys, ListsTakenWholeAreThoseTakenRowByRow) {
+  const auto piece = [](Position begin, Position count) {
+    std::vector<Position> rows;
+    for (Position row = begin; row < begin + count; ++row) rows.push_back(row);
+    return rows;
+  };
+  const auto joined = [](std::vector<Position> a, const std::vector<Position>& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+  };
+  const std::vector<std::vector<Position>> lists = {piece(5, 1),
+                                                    piece(5, 15),
+                                                    piece(5, 16),
+                                                    piece(4, 3),  // touches the sink
+                                                    joined(piece(5, 15), piece(21, 15)),
+                                                    joined(piece(5, 2), piece(90, 10)),  // touches the window
+                                                    joined(piece(4, 12), piece(88, 12)),
+                                                    joined(joined(piece(6, 3), piece(30, 17)), piece(99, 1))};
+  for (const std::vector<Position>& rows : lists) {
+    SCOPED_TRACE(testing::PrintToString(rows));
+    Selection s;
+    s.add_set({0, 0, 1, 0, 1});
+    s.add_rows(rows);
+    FarKeys far;
+    far.assign(s.set(0), 4, 100);
+    KeyList keys, expected;
+    for (KeyList* const to : {&keys, &expected}) {
+      to->add({0, 4});
+      if (to == &keys) to->add(far, 4, 100);
+      for (const Position row : to == &keys ? std::vector<Position>{} : rows) to->add({row, row + 1});
+      to->add({100, 107});
+      to->finish();
+    }
+    EXPECT_EQ(list(keys.runs()), list(expected.runs()));
+    EXPECT_EQ(list(keys.rows()), list(expected.rows()));
+  }
+}
+
 }  // namespace
 }  // namespace lode
