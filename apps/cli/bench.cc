@@ -27,6 +27,7 @@ struct BenchFlags {
   std::int64_t context = 8192, batch = 1, queries = 1, tokens = 512, recall = 0;
   double skew = 1.0, seconds = 2.0;
   std::optional<double> keep;
+  double largest = 0;
   int steps = 32, built_layers = 0;
   bool share = false;
   double audit = 0;
@@ -102,6 +103,7 @@ void run_attention(const BenchFlags& flags) {
                                          .kv_type = kv_type,
                                          .kind = flags.kv_kind(),
                                          .skew = flags.skew,
+                                         .largest = flags.largest,
                                          .keep = flags.keep,
                                          .recall = flags.recall,
                                          .seconds = flags.seconds};
@@ -351,6 +353,11 @@ void add_attention(CLI::App& bench) {
                   "llama-3.1-8b, llama-2-7b, llama-3.2-1b, pocket, saap, or e.g. L32q32kv8d128");
   add_count(verb, "--batch", flags->batch, 1024, "sequences per call");
   add_count(verb, "--queries", flags->queries, 4096, "query tokens per sequence");
+  verb.add_option(
+          "--largest", flags->largest,
+          "one bucket of saap's made-up artefact holds this share of the keys, and every query attends "
+          "it; 0 = as it comes")
+      ->check(number(0.0, 0.9));
   verb.add_option("--keep", flags->keep, "share of the far keys that selections are cut or filled to, 0 to 1")
       ->check(number(0.0, 1.0));
   verb.add_option_function<std::string>(

@@ -52,7 +52,7 @@ std::vector<std::vector<float>> sample_keys(const LayerGeometry& geometry, Vecto
 }
 
 void write_saap(const std::filesystem::path& path, const Spec& spec, const LayerGeometry& geometry,
-                std::string_view fingerprint, VectorMaker& keys) {
+                std::string_view fingerprint, VectorMaker& keys, double largest) {
   const std::int64_t d = geometry.head_dim, clusters = spec.integer("clusters", kClusters, 1, 1 << 16);
   const auto sample = sample_keys(geometry, keys, clusters * kKeysPerCluster);
   std::vector<SaapHead> heads;
@@ -64,6 +64,10 @@ void write_saap(const std::filesystem::path& path, const Spec& spec, const Layer
          .networks = {{.queries = made_up_classifier(d, clusters, DType::f16, rng), .selectivity = {1.0f}}},
          .load =
              std::vector<float>(static_cast<std::size_t>(clusters), 1.0f / static_cast<float>(clusters))});
+    if (largest > 0.0) {
+      enlarge_first_bucket(heads.back().keys, heads.back().networks.front().queries,
+                           {sample[h].data(), std::ssize(sample[h]) / d, d}, largest);
+    }
   }
   lode::write_saap(path, {{geometry.layer, std::move(heads)}}, fingerprint, {{.from = 0, .training = "{}"}});
 }
@@ -81,12 +85,13 @@ void write_hash(const std::filesystem::path& path, const Spec& spec, const Layer
 }  // namespace
 
 std::unique_ptr<Selector> make_with_made_up_artefact(const Spec& spec, const LayerGeometry& geometry,
-                                                     std::string_view fingerprint, VectorMaker& keys) {
+                                                     std::string_view fingerprint, VectorMaker& keys,
+                                                     double largest) {
   const bool saap = spec.name == "saap";
   if ((!saap && spec.name != "hash") || spec.text("weights")) return nullptr;
   const TemporaryFile file;
   if (saap) {
-    write_saap(file.path(), spec, geometry, fingerprint, keys);
+    write_saap(file.path(), spec, geometry, fingerprint, keys, largest);
   } else {
     write_hash(file.path(), spec, geometry, fingerprint);
   }

@@ -66,7 +66,8 @@ class Bench {
     Candidate& added = candidates_.back();
     VectorMaker keys({c.query_heads, c.kv_heads, c.head_dim}, options_.kind, options_.skew, rope_,
                      hash_seed(options_.seed, 0));  // the first sequence's
-    added.selector = make_with_made_up_artefact(added.spec, added.geometry, options_.fingerprint, keys);
+    added.selector =
+        make_with_made_up_artefact(added.spec, added.geometry, options_.fingerprint, keys, options_.largest);
     if (const MethodInfo& info = find_method(spec.name); info.make && !added.selector)
       added.selector = info.make(added.spec, added.geometry, options_.fingerprint);
   }

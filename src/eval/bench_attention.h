@@ -22,9 +22,10 @@ struct AttentionBenchOptions {
   DType kv_type = DType::f16;
   KvKind kind = KvKind::normal;
   double skew = 1.0;
-  std::optional<double> keep;         ///< share of the far keys that selections are cut or filled to
-  std::int64_t recall = 0;            ///< best far keys of a query that selections are held against; 0 = not
-  double seconds = 2.0;               ///< measuring time per spec, roughly
+  double largest = 0;          ///< share of the keys in one bucket of saap that all attend; 0 = as it comes
+  std::optional<double> keep;  ///< share of the far keys that selections are cut or filled to
+  std::int64_t recall = 0;     ///< best far keys of a query that selections are held against; 0 = not
+  double seconds = 2.0;        ///< measuring time per spec, roughly
   std::string fingerprint = "bench";  ///< of the model whose artefacts specs may name
   std::uint64_t seed = 1;
 };

@@ -143,7 +143,7 @@ class Bench {
                                   .sequences = static_cast<int>(task_.batch),
                                   .key_row_bytes = layout_.row_bytes(),
                                   .stream = stream_.get()};
-    c.selector = make_gpu_selector_for_bench(spec, geometry, task_.seed);
+    c.selector = make_gpu_selector_for_bench(spec, geometry, task_.seed, task_.largest);
     if (c.selector == nullptr) {
       throw InputError(fmt::format(
           "bench attention: expected a method whose keys the GPU chooses by itself, found '{}'", spec.str()));

@@ -379,9 +379,29 @@ std::vector<bool> sparse_layers(std::span<Selector* const> selectors) {
   return layers;
 }
 
+/// An even sample of a layer's un-rotated keys behind the sink, [n, d].
+std::vector<float> sample_keys(const GpuKeys& keys, int layer, int kv_head, std::int64_t sink,
+                               cuda::StreamHandle stream) {
+  constexpr std::int64_t kSample = 1 << 14;
+  const std::int64_t n = keys.tokens - sink, step = std::max<std::int64_t>(1, n / kSample), count = n / step;
+  const cuda::Buffer points(count * keys.layout.head_dim * 4, "a sample of keys");
+  cuda::gather_keys({.layer = keys.base + layer * keys.layout.layer_stride,
+                     .layout = keys.layout,
+                     .kv_head = kv_head,
+                     .begin = sink,
+                     .step = step,
+                     .count = count,
+                     .frequencies = keys.frequencies,
+                     .rope_scale = keys.rope_scale},
+                    points.as<float>(), stream);
+  std::vector<float> sample(static_cast<std::size_t>(count * keys.layout.head_dim));
+  cuda::copy(sample.data(), points.as<float>(), std::ssize(sample) * 4, stream);
+  return sample;
+}
+
 /// A layer's networks made up for the bench: centroids of its keys; a classifier of random weights.
 BucketChoice made_up(const Spec& spec, const GpuGeometry& geometry, const GpuKeys& keys, int layer,
-                     std::uint64_t seed, cuda::StreamHandle stream) {
+                     std::uint64_t seed, double largest, cuda::StreamHandle stream) {
   constexpr std::int64_t kClusters = 1024;  // SAAP, appendix C
   const bool deep = spec.name == "saap", roped = spec.text("rope").value_or("off") == "on";
   const std::string rank = spec.text("rank").value_or("root");
@@ -407,6 +427,10 @@ BucketChoice made_up(const Spec& spec, const GpuGeometry& geometry, const GpuKey
     if (!deep) continue;
     Rng rng(hash_seed(seed, layer, head));
     choice.queries.push_back(made_up_classifier(d, clusters, DType::f32, rng));
+    if (largest == 0.0) continue;
+    const std::vector<float> sample = sample_keys(keys, layer, head, spec.dense.sink, stream);
+    enlarge_first_bucket(choice.keys.back(), choice.queries.back(),
+                         {sample.data(), std::ssize(sample) / d, d}, largest);
   }
   if (!deep) choice.queries = choice.keys;
   return choice;
@@ -446,12 +470,12 @@ std::unique_ptr<GpuSelector> make_gpu_buckets(const Spec& spec, const GpuGeometr
 }
 
 std::unique_ptr<GpuSelector> make_gpu_buckets_for_bench(const Spec& spec, const GpuGeometry& geometry,
-                                                        std::uint64_t seed) {
+                                                        std::uint64_t seed, double largest) {
   if (!cuda::can_choose_buckets()) return nullptr;
   return std::make_unique<GpuBuckets>(
       spec, geometry, std::vector<bool>(static_cast<std::size_t>(geometry.layers), true),
-      [spec, geometry, seed](int layer, const GpuKeys& keys, cuda::StreamHandle stream) {
-        return std::optional(made_up(spec, geometry, keys, layer, seed, stream));
+      [spec, geometry, seed, largest](int layer, const GpuKeys& keys, cuda::StreamHandle stream) {
+        return std::optional(made_up(spec, geometry, keys, layer, seed, largest, stream));
       },
       nullptr, false);
 }

@@ -21,8 +21,9 @@ std::unique_ptr<GpuSelector> make_gpu_selector(const Spec& spec, const GpuGeomet
 }
 
 std::unique_ptr<GpuSelector> make_gpu_selector_for_bench(const Spec& spec, const GpuGeometry& geometry,
-                                                         std::uint64_t seed) {
-  if (spec.name == "kmeans" || spec.name == "saap") return make_gpu_buckets_for_bench(spec, geometry, seed);
+                                                         std::uint64_t seed, double largest) {
+  if (spec.name == "kmeans" || spec.name == "saap")
+    return make_gpu_buckets_for_bench(spec, geometry, seed, largest);
   if (spec.name == "squeezed") return make_gpu_clusters_for_bench(spec, geometry, seed);
   if (spec.name == "hash" || spec.name == "hyperplanes")
     return make_gpu_signatures_for_bench(spec, geometry, seed);

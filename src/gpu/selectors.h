@@ -96,8 +96,9 @@ std::unique_ptr<GpuSelector> make_gpu_selector(const Spec& spec, const GpuGeomet
                                                std::span<Selector* const> selectors);
 
 /// The same for the bench, where no host selectors are: artefacts that the spec does not name are made up.
+/// `largest` above 0: one bucket of saap holds this share of the keys, and every query attends it.
 std::unique_ptr<GpuSelector> make_gpu_selector_for_bench(const Spec& spec, const GpuGeometry& geometry,
-                                                         std::uint64_t seed);
+                                                         std::uint64_t seed, double largest);
 
 /// Far keys of a query at `position`.
 std::int64_t far_keys(const DenseParts& dense, std::int64_t position);
@@ -112,7 +113,7 @@ std::unique_ptr<GpuSelector> make_gpu_clusters_for_bench(const Spec& spec, const
 std::unique_ptr<GpuSelector> make_gpu_buckets(const Spec& spec, const GpuGeometry& geometry,
                                               std::span<Selector* const> selectors);
 std::unique_ptr<GpuSelector> make_gpu_buckets_for_bench(const Spec& spec, const GpuGeometry& geometry,
-                                                        std::uint64_t seed);
+                                                        std::uint64_t seed, double largest);
 /// hash and hyperplanes; without selectors their functions are random, of the widths that `train hash` has.
 std::unique_ptr<GpuSelector> make_gpu_signatures(const Spec& spec, const GpuGeometry& geometry,
                                                  std::span<Selector* const> selectors);

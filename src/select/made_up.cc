@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "select/made_up.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "ann/kmeans.h"
 #include "kernels/kernels.h"
+#include "lodestone/error.h"
 
 namespace lode {
 
@@ -52,6 +54,26 @@ BucketNet centroid_net(Matrix<const float> keys, std::int64_t clusters, std::uin
                              .linear_weight = centroids,
                              .bias = {}},
           DType::f32};
+}
+
+void enlarge_first_bucket(BucketNet& keys, BucketNet& queries, Matrix<const float> sample, double share) {
+  LODE_ASSERT(keys.type == DType::f32 && keys.hidden == 0 && keys.bias.empty() && keys.buckets > 1);
+  constexpr float kMoreThanAnyScore = 1000.0f;
+  queries.bias.resize(static_cast<std::size_t>(queries.buckets), 0.0f);
+  queries.bias[0] = kMoreThanAnyScore;
+  // Keys whose product with the first centroid, times the factor, is above those with all others.
+  std::vector<float> scratch, scores(static_cast<std::size_t>(keys.buckets)), factors;
+  for (std::int64_t i = 0; i < sample.rows; ++i) {
+    keys.scores(sample[i].data(), 1, scratch, scores.data());
+    const float others = *std::max_element(scores.begin() + 1, scores.end());
+    if (scores[0] > 0.0f) factors.push_back(std::max(0.0f, others / scores[0]));
+  }
+  const auto place = static_cast<std::size_t>(share * static_cast<double>(sample.rows));
+  if (factors.empty()) return;
+  const auto at = factors.begin() + static_cast<std::ptrdiff_t>(std::min(place, factors.size() - 1));
+  std::nth_element(factors.begin(), at, factors.end());
+  auto* const centroid = reinterpret_cast<float*>(keys.linear_weight.data());
+  for (std::int64_t i = 0; i < keys.inputs; ++i) centroid[i] *= *at;
 }
 
 HashWeights made_up_hash(int query_heads, int kv_heads, std::int64_t d, int bits, int hidden, Rng& rng) {

@@ -55,7 +55,7 @@ constexpr std::array<std::string_view, 2> kGroup = {"batched", "independent"};
 constexpr std::array<std::string_view, 3> kRank = {"root", "mass", "key"};
 constexpr std::int64_t kAlarmKeys = 1024;    // fewer keys say nothing of a text
 constexpr std::int64_t kAlarmQueries = 256;  // fewer choices neither
-/// The shipped artefact (16k) is as good at 32k, and loses a quarter of the lookups at 64k
+/// The shipped artefact's first network (16k) is as good at 32k, and loses a fifth of the lookups at 64k
 /// (docs/results/saap.md).
 constexpr std::int64_t kBeyondReach = 2;
 

@@ -21,6 +21,7 @@
 #include "lodestone/error.h"
 #include "select/bucket_choice.h"
 #include "select/int8_net.h"
+#include "select/made_up.h"
 #include "support/selectors.h"
 
 namespace lode::test {
@@ -457,6 +458,28 @@ TEST(SaapSelector, WithoutAnArtefactItSaysWhatIsMissing) {
   EXPECT_THROW(parse_spec("saap:network=near"), InputError);
   EXPECT_EQ(parse_spec("saap").dense_layers, 1);
   EXPECT_EQ(parse_spec("saap").dense.window, 2047);
+}
+
+/// For the bench: a fifth of the keys in one bucket, which every query ranks first.
+TEST(SaapSelector, AMadeUpBucketIsAsLargeAsAsked) {
+  constexpr std::int64_t d = 32, n = 4000, clusters = 40;
+  ThreadPool pool(1);
+  Rng rng(1);
+  const std::vector<float> x = random_floats(n * d, 7, 1.0);
+  const Matrix<const float> keys(x.data(), n, d);
+  BucketNet centroids = centroid_net(keys, clusters, 2, pool),
+            classifier = made_up_classifier(d, clusters, DType::f16, rng);
+  const auto in_first = [&] {
+    std::vector<std::int32_t> labels(static_cast<std::size_t>(n));
+    centroids.label(keys, labels);
+    return static_cast<double>(std::count(labels.begin(), labels.end(), 0)) / n;
+  };
+  EXPECT_LT(in_first(), 0.1);
+  enlarge_first_bucket(centroids, classifier, keys, 0.2);
+  EXPECT_NEAR(in_first(), 0.2, 0.01);
+  std::vector<std::int32_t> best(static_cast<std::size_t>(n));
+  classifier.label(keys, best);
+  EXPECT_EQ(best, std::vector<std::int32_t>(static_cast<std::size_t>(n), 0));
 }
 
 TEST(SaapSelector, ImbalanceIsThatOfARandomKeysBucket) {
