@@ -55,6 +55,9 @@ void write_saap(const std::filesystem::path& path, const Spec& spec, const Layer
                 std::string_view fingerprint, VectorMaker& keys, double largest) {
   const std::int64_t d = geometry.head_dim, clusters = spec.integer("clusters", kClusters, 1, 1 << 16);
   const auto sample = sample_keys(geometry, keys, clusters * kKeysPerCluster);
+  // Centroids lie closer to the keys that they were made of than to others.
+  const auto others = largest > 0.0 ? sample_keys(geometry, keys, clusters * kKeysPerCluster)
+                                    : std::vector<std::vector<float>>(sample.size());
   std::vector<SaapHead> heads;
   for (std::size_t h = 0; h < sample.size(); ++h) {
     Rng rng(hash_seed(geometry.seed, geometry.layer, h));
@@ -66,7 +69,7 @@ void write_saap(const std::filesystem::path& path, const Spec& spec, const Layer
              std::vector<float>(static_cast<std::size_t>(clusters), 1.0f / static_cast<float>(clusters))});
     if (largest > 0.0) {
       enlarge_first_bucket(heads.back().keys, heads.back().networks.front().queries,
-                           {sample[h].data(), std::ssize(sample[h]) / d, d}, largest);
+                           {others[h].data(), std::ssize(others[h]) / d, d}, largest);
     }
   }
   lode::write_saap(path, {{geometry.layer, std::move(heads)}}, fingerprint, {{.from = 0, .training = "{}"}});
