@@ -77,7 +77,7 @@ class Train(ProgramTest):
 
     def test_refusals(self):
         for settings, mention in (({"clusters": 1}, "--clusters"), ({"clusters": 60000}, "60000"), ({"window": 5000}, "far keys"),
-                                  ({"prompts": 1}, "prompts"), ({"rate": "nan"}, "--rate"), ({"type": "q8"}, "--type")):
+                                  ({"prompts": 1}, "prompts"), ({"rate": "nan"}, "--rate"), ({"type": "q4"}, "--type")):
             with self.subTest(**settings):
                 path, result = self.train("no.safetensors", **settings)
                 self.assert_refused(result, mention)
