@@ -3,14 +3,18 @@
 
 #include <algorithm>
 #include <cmath>
-
-#include "kernels/kernels.h"
+#include <cstring>
 
 namespace lode {
 
+float WalkKeys::scale(std::int64_t node) const {
+  float scale;
+  std::memcpy(&scale, codes(node) + rows.stride - CodedRows::kScaleBytes, sizeof scale);
+  return scale;
+}
+
 void CodedKeys::resize(std::int64_t keys) {
-  codes_.resize(static_cast<std::size_t>(keys * head_dim_));
-  scales_.resize(static_cast<std::size_t>(keys));
+  rows_.resize(static_cast<std::size_t>(keys * stride_));
   squares_.resize(static_cast<std::size_t>(keys));
 }
 
@@ -24,33 +28,25 @@ void CodedKeys::put(std::int64_t at, std::span<const float> key) {
   const float scale = finite && most > 0.0f ? most / 127.0f : 0.0f;
   // Of subnormal numbers the reciprocal is infinite; they count as 0.
   const float inverse = scale > 0.0f && std::isfinite(1.0f / scale) ? 1.0f / scale : 0.0f;
-  std::vector<float> scaled(key.size(), 0.0f);
-  double square = 0.0;
-  if (inverse > 0.0f) {
-    for (std::size_t i = 0; i < key.size(); ++i) {
-      scaled[i] = std::nearbyint(key[i] * inverse);
-      square += static_cast<double>(scaled[i]) * scaled[i];
-    }
+  std::byte* const row = rows_.data() + at * stride_;
+  auto* const codes = reinterpret_cast<std::int8_t*>(row);
+  std::fill_n(row, stride_, std::byte{0});
+  std::int64_t square = 0;
+  for (std::size_t i = 0; inverse > 0.0f && i < key.size(); ++i) {
+    codes[i] = static_cast<std::int8_t>(std::nearbyint(key[i] * inverse));
+    square += codes[i] * codes[i];
   }
-  kernels().narrow(scaled.data(), head_dim_, DType::q8, codes_.data() + at * head_dim_);
-  scales_[static_cast<std::size_t>(at)] = inverse > 0.0f ? scale : 0.0f;
-  squares_[static_cast<std::size_t>(at)] = static_cast<float>(square * scale * scale);
+  const float kept = inverse > 0.0f ? scale : 0.0f;
+  std::memcpy(row + stride_ - CodedRows::kScaleBytes, &kept, sizeof kept);
+  squares_[static_cast<std::size_t>(at)] = static_cast<float>(static_cast<double>(square) * scale * scale);
 }
 
 WalkKeys CodedKeys::view() const {
-  return {.rows = {.type = DType::q8,
-                   .k = reinterpret_cast<const std::byte*>(codes_.data()),
-                   .v = nullptr,
-                   .k_scale = scales_.data(),
-                   .v_scale = nullptr,
-                   .rows = size(),
-                   .d = head_dim_},
-          .squares = squares_.data()};
+  return {.rows = {.data = rows_.data(), .stride = stride_}, .d = d_, .squares = squares_.data()};
 }
 
 std::int64_t CodedKeys::bytes() const {
-  return static_cast<std::int64_t>(codes_.capacity() +
-                                   (scales_.capacity() + squares_.capacity()) * sizeof(float));
+  return static_cast<std::int64_t>(rows_.capacity() + squares_.capacity() * sizeof(float));
 }
 
 }  // namespace lode

@@ -4,8 +4,8 @@
 //   - Each key of a query's list is a pivot, not its first alone: queries of one head share few first keys. A
 //     pivot's candidates come from all queries whose lists hold it (RoarGraph's code keeps the last query's),
 //     the ones that most queries name together with it first.
-//   - Occlusion compares distances that the queries see: E[(q.(x - y))^2] = |L^T (x - y)|^2 with the queries'
-//     second moment L L^T. Under bare inner products, as in RoarGraph, keys of large norm occlude all others.
+//   - Occlusion compares distances that the queries see (ann/key_space.h). Under bare inner products, as in
+//     RoarGraph, keys of large norm occlude all others.
 //   - Keys in no list, which RoarGraph leaves to its enhancement, are linked to what a walk towards them
 //     finds; the graph itself then makes every key reachable.
 #include "ann/graph_build.h"
@@ -48,11 +48,10 @@ class Builder {
 
   KeyGraph build() {
     if (keys_.rows == 0) return KeyGraph(degree_);
-    if (queries_.rows == 0) stand_in();
+    measure();
     per_query_ = std::min(kNearest, keys_.rows);
     nearest_ = nearest_keys(queries_, keys_, per_query_, pool_);
     invert();
-    see_as_queries();
     link_co_retrieved();
     add_reverse(links_);
     link_unlisted();
@@ -73,28 +72,12 @@ class Builder {
     });
   }
 
-  /// Keys as queries: less their mean, which would make all of them ask for the same keys.
-  void stand_in() {
-    const std::int64_t count = std::min(keys_.rows, kStandIns), d = keys_.cols;
-    find_mean();
-    own_queries_.resize(at(count * d));
-    for (std::int64_t i = 0; i < count; ++i) {
-      const std::span<const float> key = keys_[i * keys_.rows / count];
-      for (std::int64_t j = 0; j < d; ++j) own_queries_[at(i * d + j)] = key[at(j)] - mean_[at(j)];
-    }
-    queries_ = {own_queries_.data(), count, d};
-  }
-  void find_mean() {
-    std::vector<double> sum(at(keys_.cols), 0.0);
+  void measure() {
+    squares_.resize(at(keys_.rows));
     for (std::int64_t x = 0; x < keys_.rows; ++x)
-      for (std::size_t j = 0; j < sum.size(); ++j) sum[j] += keys_[x][j];
-    mean_.resize(sum.size());
-    for (std::size_t j = 0; j < sum.size(); ++j)
-      mean_[j] = static_cast<float>(sum[j] / static_cast<double>(keys_.rows));
+      squares_[at(x)] = kernels().dot(keys_[x].data(), keys_[x].data(), keys_.cols);
   }
-
   void invert();
-  void see_as_queries();
   void link_co_retrieved();
   void link_unlisted();
   void add_reverse(const Lists& from);
@@ -103,19 +86,16 @@ class Builder {
 
   std::int64_t listed(Node node) const { return offset_[at(node + 1)] - offset_[at(node)]; }
 
-  Matrix<const float> keys_;  // [n, d]
+  Matrix<const float> keys_;  // [n, m]
   const WalkKeys& coded_;
   int degree_, forward_;
   ThreadPool& pool_;
-  Matrix<const float> queries_;     // [q, d]
-  std::vector<float> own_queries_;  // stand-ins
-  std::vector<float> mean_;         // [d]
+  Matrix<const float> queries_;  // [q, m]
   std::int64_t per_query_ = 0;
   std::vector<Node> nearest_;         // [q, per_query]
   std::vector<std::int64_t> offset_;  // [n + 1]
   std::vector<std::int32_t> lists_;   // per key the queries whose lists hold it, higher ranks first
-  std::vector<float> seen_;           // [n, d] L^T k
-  std::vector<float> squares_;        // [n] of seen_
+  std::vector<float> squares_;        // [n] of keys_
   Lists links_;                       // [n]
 };
 
@@ -130,52 +110,22 @@ void Builder::invert() {
       lists_[at(next[at(nearest_[at(q * per_query_ + rank)])]++)] = static_cast<std::int32_t>(q);
 }
 
-/// seen_ = keys L, with L L^T the queries' second moment, some of its trace added to the diagonal.
-void Builder::see_as_queries() {
-  const std::int64_t d = keys_.cols;
-  std::vector<double> moment(at(d * d), 0.0);
-  for (std::int64_t q = 0; q < queries_.rows; ++q)
-    for (std::int64_t i = 0; i < d; ++i)
-      for (std::int64_t j = 0; j <= i; ++j)
-        moment[at(i * d + j)] += static_cast<double>(queries_[q][at(i)]) * queries_[q][at(j)];
-  double trace = 0.0;
-  for (std::int64_t i = 0; i < d; ++i) trace += moment[at(i * d + i)];
-  std::vector<double> lower(at(d * d), 0.0);  // Cholesky factor
-  const double unit = trace > 0.0 && std::isfinite(trace) ? static_cast<double>(d) / trace : 0.0;
-  for (std::int64_t i = 0; i < d; ++i) {
-    for (std::int64_t j = 0; j <= i; ++j) {
-      double sum = unit > 0.0 ? moment[at(i * d + j)] * unit + (i == j ? 1e-3 : 0.0) : (i == j ? 1.0 : 0.0);
-      for (std::int64_t k = 0; k < j; ++k) sum -= lower[at(i * d + k)] * lower[at(j * d + k)];
-      lower[at(i * d + j)] = i == j ? std::sqrt(std::max(sum, 1e-6)) : sum / lower[at(j * d + j)];
-    }
-  }
-  std::vector<float> upper(at(d * d));  // row j of L^T
-  for (std::int64_t i = 0; i < d; ++i)
-    for (std::int64_t j = 0; j < d; ++j) upper[at(j * d + i)] = static_cast<float>(lower[at(i * d + j)]);
-  seen_.resize(at(keys_.rows * d));
-  matmul(keys_, upper.data(), DType::f32, d, {seen_.data(), keys_.rows, d}, pool_);
-  squares_.resize(at(keys_.rows));
-  for (std::int64_t x = 0; x < keys_.rows; ++x)
-    squares_[at(x)] = kernels().dot(seen_.data() + x * d, seen_.data() + x * d, d);
-}
-
 /// The most useful candidates' order of distance from `node`, pruned.
 std::vector<Node> Builder::pruned(Node node, std::span<const Node> candidates, std::int64_t most,
                                   bool fill) const {
   const std::int64_t d = keys_.cols;
-  const float* const own = seen_.data() + node * d;
+  const float* const own = keys_[node].data();
   std::vector<std::pair<float, Node>> order;
   for (const Node c : candidates) {
     if (c == node) continue;
-    const float distance =
-        squares_[at(node)] + squares_[at(c)] - 2 * kernels().dot(own, seen_.data() + c * d, d);
+    const float distance = squares_[at(node)] + squares_[at(c)] - 2 * kernels().dot(own, keys_[c].data(), d);
     order.emplace_back(std::isnan(distance) ? INFINITY : distance, c);
   }
   std::sort(order.begin(), order.end());
   std::vector<float> rows(order.size() * at(d)), distance(order.size());
   for (std::size_t i = 0; i < order.size(); ++i) {
     distance[i] = order[i].first;
-    std::copy_n(seen_.data() + order[i].second * d, d, rows.data() + i * at(d));
+    std::copy_n(keys_[order[i].second].data(), d, rows.data() + i * at(d));
   }
   std::vector<Node> kept;
   for (const std::int32_t i : prune({rows.data(), std::ssize(order), d}, distance, most, fill))
@@ -229,15 +179,12 @@ void Builder::add_reverse(const Lists& from) {
 /// Links keys in no list to what a walk towards them finds among the others.
 void Builder::link_unlisted() {
   const KeyGraph graph(degree_, links_, entries(), coded_, pool_);
-  if (mean_.empty()) find_mean();
   std::vector<Walk> walks(at(pool_.size()));
   Lists found(links_.size());
   for_nodes([&](Node node, int worker) {
     if (listed(node) != 0) return;
-    std::vector<float> towards(mean_.size());
-    for (std::size_t j = 0; j < towards.size(); ++j) towards[j] = keys_[node][j] - mean_[j];
     Walk& walk = walks[at(worker)];
-    walk.begin(graph, coded_, towards.data(), kCandidatesPerLink * forward_);
+    walk.begin(graph, coded_, keys_[node].data(), kCandidatesPerLink * forward_);
     walk.visit(graph.entries());
     walk.run(kWalkBeam);
     std::vector<Node> candidates;
@@ -262,9 +209,23 @@ std::vector<Node> Builder::entries() const {
 
 }  // namespace
 
+std::vector<float> stand_in_queries(Matrix<const float> keys) {
+  const std::int64_t count = std::min(keys.rows, kStandIns);
+  std::vector<double> mean(static_cast<std::size_t>(keys.cols), 0.0);
+  for (std::int64_t x = 0; x < keys.rows; ++x)
+    for (std::size_t j = 0; j < mean.size(); ++j)
+      mean[j] += static_cast<double>(keys[x][j]) / static_cast<double>(keys.rows);
+  std::vector<float> queries;
+  for (std::int64_t i = 0; i < count; ++i)
+    for (std::size_t j = 0; j < mean.size(); ++j)
+      queries.push_back(keys[i * keys.rows / count][j] - static_cast<float>(mean[j]));
+  return queries;
+}
+
 KeyGraph build_graph(Matrix<const float> keys, Matrix<const float> queries, const WalkKeys& coded, int degree,
                      ThreadPool& pool) {
-  LODE_ASSERT(keys.stride == keys.cols && queries.stride == queries.cols && coded.rows.rows >= keys.rows);
+  LODE_ASSERT(keys.stride == keys.cols && queries.stride == queries.cols && keys.cols == coded.d);
+  LODE_ASSERT(queries.rows > 0 || keys.rows == 0);
   return Builder(keys, queries, coded, degree, pool).build();
 }
 

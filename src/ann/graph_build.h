@@ -8,11 +8,16 @@
 namespace lode {
 
 /// Links keys that the same queries want: the bipartite graph of queries and their exact nearest keys,
-/// projected onto the keys. Queries and keys must be finite; without queries a sample of the keys stands in
-/// for them, which suits queries that lie like keys. The same for any number of threads. Polls check_cancel.
-KeyGraph build_graph(Matrix<const float> keys /*[n, d], dense*/,
-                     Matrix<const float> queries /*[q, d], dense*/, const WalkKeys& coded, int degree,
+/// projected onto the keys. Keys and queries in a KeySpace, `coded` the same keys in int8. All must be
+/// finite, and where there are keys there must be queries. The same for any number of threads. Polls
+/// check_cancel.
+KeyGraph build_graph(Matrix<const float> keys /*[n, m], dense*/,
+                     Matrix<const float> queries /*[q, m], dense*/, const WalkKeys& coded, int degree,
                      ThreadPool& pool);
+
+/// Where there are no queries: a sample of the keys, which suits queries that lie like keys; less the keys'
+/// mean, which would make all of them ask for the same keys.
+std::vector<float> stand_in_queries(Matrix<const float> keys /*[n, d]*/);  // [.., d]
 
 /// Keeps of candidates, nearest first, those that no kept one lies nearer to than the node does ("occlusion",
 /// as in RoarGraph and its forebears), at most `most`; then, where `fill`, the nearest of the others.

@@ -28,15 +28,18 @@ constexpr bool in_tree(Link link) {
 }  // namespace
 
 void decode_key(Node node, const WalkKeys& keys, std::span<float> out) {
-  kernels().widen(keys.rows.k + node * keys.rows.row_bytes(), keys.rows.type, keys.rows.d, out.data());
-  for (float& x : out) x *= keys.rows.k_scale[node];
+  const std::int8_t* const codes = keys.codes(node);
+  const float scale = keys.scale(node);
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(codes[i]) * scale;
 }
 
 void distances_to(Node from, std::span<const Node> to, const WalkKeys& keys, std::span<float> out) {
-  std::vector<float> key(static_cast<std::size_t>(keys.rows.d));
+  std::vector<float> key(static_cast<std::size_t>(keys.d)), other(key.size());
   decode_key(from, keys, key);
-  kernels().score_rows(key.data(), 1, keys.rows, to.data(), std::ssize(to), out.data(), std::ssize(to));
-  for (std::size_t i = 0; i < to.size(); ++i) out[i] = keys.squares[from] + keys.squares[to[i]] - 2 * out[i];
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    decode_key(to[i], keys, other);
+    out[i] = keys.squares[from] + keys.squares[to[i]] - 2 * kernels().dot(key.data(), other.data(), keys.d);
+  }
 }
 
 void sort_by_distance(Node from, std::vector<Node>& nodes, const WalkKeys& keys) {
@@ -248,7 +251,7 @@ void KeyGraph::connect(const WalkKeys& keys, ThreadPool& pool) {
   pool.for_each(std::ssize(lost), [&](std::int64_t item, int worker) {
     check_cancel();
     const auto at = static_cast<std::size_t>(item);
-    std::vector<float> key(static_cast<std::size_t>(keys.rows.d));
+    std::vector<float> key(static_cast<std::size_t>(keys.d));
     decode_key(lost[at], keys, key);
     Walk& walk = walks[static_cast<std::size_t>(worker)];
     walk.begin(*this, keys, key.data(), kNearBeam);

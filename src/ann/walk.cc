@@ -50,7 +50,7 @@ void Walk::begin(const KeyGraph& graph, const WalkKeys& keys, const float* q, st
   dropped_.clear();
   graph_ = &graph;
   keys_ = keys;
-  code_query({q, static_cast<std::size_t>(keys.rows.d)}, q_);
+  code_query({q, static_cast<std::size_t>(keys.d)}, q_);
   keep_ = static_cast<std::size_t>(keep);
   may_widen_ = may_widen;
   first_pending_ = 0;
@@ -60,7 +60,11 @@ void Walk::begin(const KeyGraph& graph, const WalkKeys& keys, const float* q, st
 }
 
 void Walk::visit(std::span<const Node> nodes) {
-  for (const Node node : nodes) collect(node);
+  const std::size_t before = seen_.size();
+  seen_.resize(before + nodes.size());
+  Node* end = seen_.data() + before;
+  for (const Node node : nodes) end = collect(node, end);
+  seen_.resize(static_cast<std::size_t>(end - seen_.data()));
   score_collected();
   merge();
 }
@@ -72,8 +76,15 @@ void Walk::run(std::int64_t beam) {
 
 bool Walk::turn(std::int64_t beam) {
   if (!chosen_.empty()) {
-    for (const Node node : chosen_)
-      for (const Link link : graph_->links(node)) collect(target_of(link));
+    const std::size_t before = seen_.size();
+    seen_.resize(before + chosen_.size() * static_cast<std::size_t>(graph_->degree()));
+    Node* end = seen_.data() + before;
+    for (const Node node : chosen_) {
+      const Link* const links = graph_->row(node);
+      for (int i = 0; i < graph_->degree() && links[i] != kNoLink; ++i)
+        end = collect(target_of(links[i]), end);
+    }
+    seen_.resize(static_cast<std::size_t>(end - seen_.data()));
     chosen_.clear();
     return true;
   }
@@ -103,16 +114,17 @@ void Walk::choose(std::int64_t beam) {
   expanded_ += std::ssize(chosen_);
 }
 
-/// Notes a node to be scored, unless it was before, and asks for its key.
-void Walk::collect(Node node) {
+/// Notes a node to be scored at `end`, unless it was before, and asks for its key; returns the new end. Takes
+/// no branch on whether it was, which would be foreseen as a coin is.
+Node* Walk::collect(Node node, Node* end) {
   const auto at = static_cast<std::size_t>(node);
   std::uint64_t& word = visited_[at >> 6];
-  const std::uint64_t bit = std::uint64_t{1} << (at & 63);
-  if ((word & bit) != 0) return;
-  word |= bit;
-  seen_.push_back(node);
-  prefetch(keys_.rows.k + node * keys_.rows.row_bytes(), keys_.rows.row_bytes());
-  __builtin_prefetch(keys_.rows.k_scale + node);
+  const std::uint64_t before = word;
+  word = before | std::uint64_t{1} << (at & 63);
+  *end = node;
+  end += 1 - (before >> (at & 63) & 1);
+  prefetch(keys_.codes(node), keys_.rows.stride);
+  return end;
 }
 
 /// Scores what was collected; what is good enough to be kept is fresh then.

@@ -52,7 +52,7 @@ class Walk {
   using Entry = std::uint64_t;
   static Node node_of(Entry entry) { return static_cast<Node>(static_cast<std::uint32_t>(entry) >> 1); }
 
-  void collect(Node node);
+  Node* collect(Node node, Node* end);
   void score_collected();
   void sort_fresh();
   void merge();

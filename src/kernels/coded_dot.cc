@@ -52,9 +52,8 @@ void code_query(std::span<const float> q, CodedQuery& out) {
     out.low[i] = static_cast<std::int8_t>(whole - 256 * high);
     sum += static_cast<std::uint32_t>(whole);
   }
-  // Wide reads of the last numbers meet zeros.
-  for (std::size_t i = q.size(); i < std::size_t{kMaxHeadDim} && i % 64 != 0; ++i)
-    out.whole[i] = out.high[i] = out.low[i] = 0;
+  for (std::size_t i = q.size(); i < out.numbers; ++i) out.whole[i] = out.high[i] = out.low[i] = 0;
+  out.numbers = q.size();
   out.offset = 128 * sum;
 }
 

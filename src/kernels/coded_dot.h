@@ -3,20 +3,30 @@
 // spends its arithmetic on. One table per instruction set, chosen as kernels() is.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
 
 #include "kernels/kernels.h"
-#include "lodestone/kv_view.h"
 
 namespace lode {
 
-/// A query in whole numbers: its largest one is kMostCoded, so that it loses less than the keys' 8 bits do,
-/// and a product with kMaxHeadDim of these fits 32 bits.
+/// Keys in int8, a row of whole cache lines each: first the codes, in the last four bytes the scale.
+struct CodedRows {
+  static constexpr int kLine = 64, kScaleBytes = sizeof(float);
+  static constexpr int stride_for(int numbers) { return (numbers + kScaleBytes + kLine - 1) / kLine * kLine; }
+  const std::byte* data = nullptr;  // [rows, stride]
+  int stride = 0;                   ///< from stride_for
+};
+inline constexpr int kMostCodes = CodedRows::stride_for(kMaxHeadDim);
+
+/// A query in whole numbers, 0 behind its last one: its largest one is kMostCoded, so that it loses less than
+/// the keys' 8 bits do, and a product with kMaxHeadDim of these fits 32 bits.
 struct CodedQuery {
-  alignas(64) std::int16_t whole[kMaxHeadDim] = {};
-  alignas(64) std::int8_t high[kMaxHeadDim] = {}, low[kMaxHeadDim] = {};  // whole = 256 high + low
+  alignas(64) std::int16_t whole[kMostCodes] = {};
+  alignas(64) std::int8_t high[kMostCodes] = {}, low[kMostCodes] = {};  // whole = 256 high + low
+  std::size_t numbers = 0;                                              // behind them all is 0
   std::uint32_t offset = 0;  // 128 times the sum of `whole`, modulo 2^32
 };
 inline constexpr int kMostCoded = 127 * 256 + 127;
@@ -26,9 +36,9 @@ void code_query(std::span<const float> q /*[d]*/, CodedQuery& out);
 
 struct CodedDotKernels {
   std::string_view name;
-  /// scores[i] = k_scale[rows[i]] * (q . k[rows[i]]), the product exact: the same bits on every machine.
-  /// keys: q8, K only. Reads no row's bytes beyond its end.
-  void (*score)(const CodedQuery& q, const KvRows& keys, const Position* rows, std::int64_t count,
+  /// scores[i] = scale * (q . codes) of the key rows[i], the product exact: the same bits on every machine.
+  /// The query has no more numbers than fit beside a scale.
+  void (*score)(const CodedQuery& q, const CodedRows& keys, const Position* rows, std::int64_t count,
                 float* scores) noexcept;
 };
 

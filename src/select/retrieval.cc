@@ -13,10 +13,11 @@
 // keys as queries, which finds less for the same work (docs/results/retrieval.md).
 //
 // A walk begins at the entries of the graph and at what the same head found for the token before, if that was
-// searched too. It reads keys in int8; what it found is ranked by exact scores. The paper takes a fixed
-// number of keys, which leaves out much of flat heads' attention: `mass` takes as many as hold that share of
-// the far softmax weight, the unseen part of which is estimated from kSample random keys, and widens the walk
-// until they do. Where a walk would look at most keys, all of them are scored instead.
+// searched too. It reads keys in int8, in the directions that queries tell apart (ann/key_space.h); what it
+// found is ranked by exact scores. The paper takes a fixed number of keys, which leaves out much of flat
+// heads' attention: `mass` takes as many as hold that share of the far softmax weight, the unseen part of
+// which is estimated from kSample random keys, and widens the walk until they do. Where a walk would look at
+// most keys, all of them are scored instead.
 //
 // The paper's algorithm 1 inserts and removes keys as the window moves, which its graph cannot do. Here keys
 // that left the window are scanned until there are kBatch of them, then linked in; rolling back undoes that
@@ -47,7 +48,7 @@ namespace lode {
 namespace {
 
 constexpr std::array<std::string_view, 2> kPer = {"kv-head", "query-head"}, kWarm = {"on", "off"};
-constexpr std::int64_t kCapturedQueries = 20480;  // of one graph, at most; about half at least
+constexpr std::int64_t kCapturedQueries = 40960;  // of one graph, at most; about half at least
 constexpr std::int64_t kKeysPerBeam = 16;  // a walk looks at about so many keys for each that it expands
 constexpr std::int64_t kSample = 256;
 constexpr std::int64_t kLeastBeam = 64;  // with `mass`, at first
@@ -190,11 +191,11 @@ class Retrieval final : public Selector, public SharesIndex {
   void search_token(std::span<const Search> searches, Way way, RetrievalScratch& scratch,
                     std::span<Selection> out, std::span<SelectWork> work) const;
   void scan(const Search& search, RetrievalScratch& scratch, Selection& out, SelectWork& work) const;
-  void begin(const Search& search, Walk& walk) const;
+  void begin(const Search& search, Walk& walk, RetrievalScratch& scratch) const;
   void finish(const Search& search, Walk& walk, RetrievalScratch& scratch, Selection& out,
               SelectWork& work) const;
-  void rank(const Search& search, const Walk& walk, RetrievalScratch& scratch,
-            std::vector<Position>& rows) const;
+  std::int64_t rank(const Search& search, const Walk& walk, std::int64_t most, RetrievalScratch& scratch,
+                    std::vector<Position>& rows) const;
   double unseen_weight(const Search& search, std::span<const Position> seen, float peak,
                        RetrievalScratch& scratch) const;
 
@@ -332,7 +333,7 @@ void Retrieval::search_token(std::span<const Search> searches, Way way, Retrieva
   if (scratch.walks.size() < searches.size()) scratch.walks.resize(searches.size());
   const std::span<Walk> walks = std::span(scratch.walks).first(searches.size());
   if (way == Way::walk) {
-    for (std::size_t i = 0; i < searches.size(); ++i) begin(searches[i], walks[i]);
+    for (std::size_t i = 0; i < searches.size(); ++i) begin(searches[i], walks[i], scratch);
     const Search& any = searches[0];
     run_together(walks, options_.beam_for(options_.k.of(any.far_keys())) + hidden(any));
   }
@@ -375,21 +376,23 @@ void Retrieval::scan(const Search& search, RetrievalScratch& scratch, Selection&
   work.keys_scored += n;
 }
 
-/// Exact scores, into scratch.scores, of the keys that the walk found and of those behind the graph; their
-/// positions into `rows`, rising.
-void Retrieval::rank(const Search& search, const Walk& walk, RetrievalScratch& scratch,
-                     std::vector<Position>& rows) const {
+/// Exact scores, into scratch.scores, of the best `most` far keys that the walk found and of those behind the
+/// graph; their positions into `rows`, rising. Returns how many lie behind the graph.
+std::int64_t Retrieval::rank(const Search& search, const Walk& walk, std::int64_t most,
+                             RetrievalScratch& scratch, std::vector<Position>& rows) const {
   rows.clear();
-  for (std::int64_t rank = 0; rank < walk.found(); ++rank) {
+  for (std::int64_t rank = 0; rank < walk.found() && std::ssize(rows) < most; ++rank) {
     const Position row = search.block.far_begin + walk.node(rank);
     if (row < search.far_end) rows.push_back(row);
   }
   std::sort(rows.begin(), rows.end());
+  const std::int64_t walked = std::ssize(rows);
   const auto indexed = static_cast<Position>(search.block.far_begin + index_of(search).keys());
   for (Position row = indexed; row < search.far_end; ++row) rows.push_back(row);
   scratch.scores.resize(rows.size());
   kernels().score_rows(search.q, 1, rows_of(search), rows.data(), std::ssize(rows), scratch.scores.data(),
                        std::ssize(rows));
+  return std::ssize(rows) - walked;
 }
 
 /// Sum of exp(score - peak) over far keys that are not in `seen` (rising), from a sample of evenly spread
@@ -419,13 +422,15 @@ double Retrieval::unseen_weight(const Search& search, std::span<const Position> 
 }
 
 /// Sets out from the entries and from what the head found for the token before.
-void Retrieval::begin(const Search& search, Walk& walk) const {
+void Retrieval::begin(const Search& search, Walk& walk, RetrievalScratch& scratch) const {
   const RetrievalIndex& index = index_of(search);
   const KeyGraph& graph = index.graph(options_.per_query_head ? search.head % geometry_.group() : 0);
   std::vector<Node>& remembered = search.indexed.remembered[at(search.head)];
   std::erase_if(remembered, [&](Node node) { return node >= graph.nodes(); });
-  walk.begin(graph, index.walk_keys(), search.q, keep_for(options_.k.of(search.far_keys())) + hidden(search),
-             options_.mass > 0.0);
+  scratch.towards.resize(at(index.space().numbers()));
+  index.space().query(search.q, scratch.towards);
+  walk.begin(graph, index.walk_keys(), scratch.towards.data(),
+             keep_for(options_.k.of(search.far_keys())) + hidden(search), options_.mass > 0.0);
   walk.visit(graph.entries());
   walk.visit(remembered);
 }
@@ -437,11 +442,12 @@ void Retrieval::finish(const Search& search, Walk& walk, RetrievalScratch& scrat
   const std::int64_t n = search.far_keys(), k = options_.k.of(n), hidden = this->hidden(search);
   const std::int64_t nodes = index_of(search).keys();
   std::int64_t beam = options_.beam_for(k), keep = keep_for(k);
+  std::int64_t behind = 0;
   std::vector<Position> rows, best;
   for (;;) {
     // Fewer than asked for: a narrow beam has stopped early.
     while (walk.found() < std::min(keep + hidden, nodes) && beam < keep) walk.run((beam *= 2) + hidden);
-    rank(search, walk, scratch, rows);
+    behind = rank(search, walk, options_.mass > 0.0 ? keep : k + k / 2, scratch, rows);
     work.bytes += std::ssize(rows) * kv.token_bytes() / 2;
     if (options_.mass == 0.0) {
       top_k(scratch.scores, k, 0, best);
@@ -465,42 +471,43 @@ void Retrieval::finish(const Search& search, Walk& walk, RetrievalScratch& scrat
     remembered.push_back(walk.node(rank));
   for (Position& row : best) row = rows[at(row)];
   out.add_rows(best);
-  work.keys_scored += walk.scored() + std::ssize(rows) - walk.found();
-  work.bytes += walk.scored() * (geometry_.head_dim + std::int64_t{sizeof(float)}) +
+  work.keys_scored += walk.scored() + behind;
+  work.bytes += walk.scored() * index_of(search).walk_keys().rows.stride +
                 walk.expanded() * options_.degree * std::int64_t{sizeof(Link)};
 }
 
 }  // namespace
 
 MethodInfo retrieval_method() {
-  return {.name = "retrieval",
-          .aliases = {},
-          .source = "RetrievalAttention (Liu et al. 2024)",
-          .keys = {{"k", "keys a query takes, a count or a share of the far keys", "100"},
-                   {"mass",
-                    "instead of k: as many keys as hold this share of the far softmax weight, as far as a "
-                    "sample tells, above 0 up to 1",
-                    ""},
-                   {"beam", "keys whose links a search follows, 1 to 1048576", "2 k; with mass 64 at first"},
-                   {"degree", "links of a key, 4 to 256", "24"},
-                   {"per", "whose queries make a graph: kv-head (its group's) or query-head (its own)",
-                    "kv-head"},
-                   {"warm",
-                    "whether a search begins with what its head found for the token before, too: on or off",
-                    "on"}},
-          .dense = {.sink = 128, .window = 512},
-          .dense_layers = 0,
-          .make = [](const Spec& spec, const LayerGeometry& geometry,
-                     std::string_view) { return std::make_unique<Retrieval>(geometry, Options::of(spec)); },
-          .index_bytes =
-              [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
-                const Options options = Options::of(spec);
-                const std::int64_t graphs = options.per_query_head ? geometry.group() : 1;
-                return geometry.kv_heads * tokens *
-                       (graphs * options.degree * std::int64_t{sizeof(Link)} + geometry.head_dim +
-                        2 * std::int64_t{sizeof(float)});
-              },
-          .validate = [](const Spec& spec) { Options::of(spec); }};
+  return {
+      .name = "retrieval",
+      .aliases = {},
+      .source = "RetrievalAttention (Liu et al. 2024)",
+      .keys = {{"k", "keys a query takes, a count or a share of the far keys", "100"},
+               {"mass",
+                "instead of k: as many keys as hold this share of the far softmax weight, as far as a "
+                "sample tells, above 0 up to 1",
+                ""},
+               {"beam", "keys whose links a search follows, 1 to 1048576", "2 k; with mass 64 at first"},
+               {"degree", "links of a key, 4 to 256", "24"},
+               {"per", "whose queries make a graph: kv-head (its group's) or query-head (its own)",
+                "kv-head"},
+               {"warm",
+                "whether a search begins with what its head found for the token before, too: on or off",
+                "on"}},
+      .dense = {.sink = 128, .window = 512},
+      .dense_layers = 0,
+      .make = [](const Spec& spec, const LayerGeometry& geometry,
+                 std::string_view) { return std::make_unique<Retrieval>(geometry, Options::of(spec)); },
+      .index_bytes =
+          [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
+            const Options options = Options::of(spec);
+            const std::int64_t graphs = options.per_query_head ? geometry.group() : 1;
+            const std::int64_t row = CodedRows::stride_for(std::min(geometry.head_dim, 60));
+            return geometry.kv_heads * tokens *
+                   (graphs * options.degree * std::int64_t{sizeof(Link)} + row + std::int64_t{sizeof(float)});
+          },
+      .validate = [](const Spec& spec) { Options::of(spec); }};
 }
 
 }  // namespace lode

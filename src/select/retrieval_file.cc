@@ -2,7 +2,9 @@
 // Sections: shape = {Hkv, graphs per head, degree, d, position of the first key, keys} int64, links [Hkv,
 // graphs, keys, degree] uint32 (node, highest bit: of the spanning tree; 2^31 - 1 behind the last), entries
 // [Hkv, graphs, 16] int32 (-1 behind the last), guides [Hkv, graphs][count, d] float32, floors [Hkv,
-// graphs][count] float32, guide_counts [Hkv, graphs] int64.
+// graphs][count] float32, guide_counts [Hkv, graphs] int64, directions [Hkv] int64 (how many numbers walks
+// compare of a key), spaces [Hkv][2, directions, d], then [directions] float32 (KeySpace::values; nothing of
+// a head whose keys are taken as they are).
 #include "select/retrieval_file.h"
 
 #include <algorithm>
@@ -32,9 +34,12 @@ void save_retrieval(const RetrievalIndex::Shape& shape, const std::vector<Retrie
                                               shape.head_dim,    shape.begin,  heads.front().keys()};
   std::vector<Link> links;
   std::vector<Node> entries;
-  std::vector<float> guides, floors;
-  std::vector<std::int64_t> counts;
+  std::vector<float> guides, floors, spaces;
+  std::vector<std::int64_t> counts, directions;
   for (const RetrievalIndex& head : heads) {
+    const std::vector<float> space = head.space().values();
+    spaces.insert(spaces.end(), space.begin(), space.end());
+    directions.push_back(space.empty() ? 0 : head.space().numbers());
     for (int g = 0; g < shape.graphs; ++g) {
       const std::span<const Link> rows = head.graph(g).rows();
       links.insert(links.end(), rows.begin(), rows.end());
@@ -53,6 +58,8 @@ void save_retrieval(const RetrievalIndex::Shape& shape, const std::vector<Retrie
   out.add<float>("guides", guides);
   out.add<float>("floors", floors);
   out.add<std::int64_t>("guide_counts", counts);
+  out.add<std::int64_t>("directions", directions);
+  out.add<float>("spaces", spaces);
 }
 
 std::vector<RetrievalIndex> load_retrieval(const RetrievalIndex::Shape& shape, KvLayer kv,
@@ -77,9 +84,13 @@ std::vector<RetrievalIndex> load_retrieval(const RetrievalIndex::Shape& shape, K
           "sections of the sizes that 'shape' gives");
   const auto finite = [](float x) { return std::isfinite(x); };
   require(std::all_of(guides.begin(), guides.end(), finite), "finite guides");
+  const auto directions = in.values<std::int64_t>("directions");
+  const auto spaces = in.values<float>("spaces");
+  require(std::ssize(directions) == heads && std::all_of(spaces.begin(), spaces.end(), finite),
+          "finite directions of every head");
 
   std::vector<RetrievalIndex> loaded;
-  std::int64_t guide = 0, graph = 0;  // so far
+  std::int64_t guide = 0, graph = 0, space = 0;  // so far
   for (std::int64_t head = 0; head < heads; ++head) {
     std::vector<KeyGraph> own;
     std::vector<RetrievalIndex::Guides> own_guides;
@@ -97,11 +108,18 @@ std::vector<RetrievalIndex> load_retrieval(const RetrievalIndex::Shape& shape, K
       own_guides.push_back({{queries.begin(), queries.end()}, {limits.begin(), limits.end()}});
       guide += count;
     }
-    loaded.push_back(RetrievalIndex::restore(shape, kv.heads[static_cast<std::size_t>(head)], std::move(own),
-                                             std::move(own_guides), pool));
+    const std::int64_t kept = directions[static_cast<std::size_t>(head)];
+    require(kept >= 0 && kept <= d, "at most as many directions as a key has numbers");
+    const std::int64_t values = KeySpace::value_count(shape.head_dim, static_cast<int>(kept));
+    require(values <= std::ssize(spaces) - space, "as many directions as 'directions' says");
+    loaded.push_back(RetrievalIndex::restore(
+        shape, kv.heads[static_cast<std::size_t>(head)],
+        KeySpace::restore(shape.head_dim, static_cast<int>(kept), part(spaces, space, values)),
+        std::move(own), std::move(own_guides), pool));
+    space += values;
   }
-  require(guide == std::ssize(floors) && guide * d == std::ssize(guides),
-          "no guides beyond the last graph's");
+  require(guide == std::ssize(floors) && guide * d == std::ssize(guides) && space == std::ssize(spaces),
+          "no guides beyond the last graph's and no directions beyond the last head's");
   return loaded;
 }
 

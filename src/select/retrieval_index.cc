@@ -27,6 +27,17 @@ constexpr std::size_t at(std::int64_t i) {
   return static_cast<std::size_t>(i);
 }
 
+/// body(key, scratch) for keys [0, count).
+template <class Body>
+void for_keys(std::int64_t count, ThreadPool& pool, const Body& body) {
+  pool.for_each((count + kKeysPerItem - 1) / kKeysPerItem, [&](std::int64_t item, int) {
+    check_cancel();
+    std::vector<float> scratch;
+    for (std::int64_t i = item * kKeysPerItem; i < std::min(count, (item + 1) * kKeysPerItem); ++i)
+      body(i, scratch);
+  });
+}
+
 /// Queries at even steps through all of them, with what a key must reach to be in their lists.
 RetrievalIndex::Guides guides_of(Matrix<const float> queries, Matrix<const float> keys, ThreadPool& pool) {
   RetrievalIndex::Guides guides;
@@ -49,6 +60,7 @@ RetrievalIndex::Guides guides_of(Matrix<const float> queries, Matrix<const float
 
 RetrievalIndex::RetrievalIndex(const Shape& shape)
     : shape_(shape),
+      space_(shape.head_dim),
       coded_(shape.head_dim),
       graphs_(at(shape.graphs), KeyGraph(shape.degree)),
       guides_(at(shape.graphs)) {}
@@ -57,40 +69,64 @@ RetrievalIndex::RetrievalIndex(const Shape& shape, const KvRows& kv, Position en
                                const std::vector<std::vector<float>>& queries, ThreadPool& pool)
     : RetrievalIndex(shape) {
   const std::int64_t count = std::max<std::int64_t>(0, std::int64_t{end} - shape.begin), d = shape.head_dim;
-  code(0, count, kv, pool);
-  std::vector<float> keys(at(count * d));  // [count, d]
-  pool.for_each((count + kKeysPerItem - 1) / kKeysPerItem, [&](std::int64_t item, int) {
-    for (std::int64_t i = item * kKeysPerItem; i < std::min(count, (item + 1) * kKeysPerItem); ++i)
-      read_stored_keys({&kv, 1}, shape.begin + static_cast<Position>(i), nullptr,
-                       std::span(keys).subspan(at(i * d), at(d)));
+  if (count == 0) return;
+  std::vector<float> rows(at(count * d));
+  const Matrix<float> keys(rows.data(), count, d);
+  for_keys(count, pool, [&](std::int64_t i, std::vector<float>&) {
+    read_stored_keys({&kv, 1}, shape.begin + static_cast<Position>(i), nullptr, keys[i]);
+  });
+  std::vector<float> all;  // queries of all graphs
+  for (const std::vector<float>& own : queries) all.insert(all.end(), own.begin(), own.end());
+  const std::vector<float> stand_ins = all.empty() ? stand_in_queries(keys) : std::vector<float>();
+  if (all.empty()) all = stand_ins;
+  use(KeySpace::of({all.data(), std::ssize(all) / d, d}, keys));
+  const std::int64_t m = space_.numbers();
+  std::vector<float> seen(at(count * m));
+  coded_.resize(count);
+  for_keys(count, pool, [&](std::int64_t i, std::vector<float>&) {
+    const std::span<float> own = std::span(seen).subspan(at(i * m), at(m));
+    space_.key(keys[i].data(), own);
+    coded_.put(i, own);
   });
   for (std::size_t g = 0; g < graphs_.size(); ++g) {
-    const Matrix<const float> own(queries[g].data(), std::ssize(queries[g]) / d, d);
-    graphs_[g] = build_graph({keys.data(), count, d}, own, coded_.view(), shape.degree, pool);
-    guides_[g] = guides_of(own, {keys.data(), count, d}, pool);
+    const std::vector<float>& asked = queries[g].empty() ? stand_ins : queries[g];
+    const Matrix<const float> own(asked.data(), std::ssize(asked) / d, d);
+    std::vector<float> towards(at(own.rows * m));
+    for_keys(own.rows, pool, [&](std::int64_t i, std::vector<float>&) {
+      space_.query(own[i].data(), std::span(towards).subspan(at(i * m), at(m)));
+    });
+    graphs_[g] = build_graph({seen.data(), count, m}, {towards.data(), own.rows, m}, coded_.view(),
+                             shape.degree, pool);
+    if (!queries[g].empty()) guides_[g] = guides_of(own, keys, pool);
   }
 }
 
-RetrievalIndex RetrievalIndex::restore(const Shape& shape, const KvRows& kv, std::vector<KeyGraph> graphs,
-                                       std::vector<Guides> guides, ThreadPool& pool) {
+RetrievalIndex RetrievalIndex::restore(const Shape& shape, const KvRows& kv, KeySpace space,
+                                       std::vector<KeyGraph> graphs, std::vector<Guides> guides,
+                                       ThreadPool& pool) {
   RetrievalIndex index(shape);
   index.graphs_ = std::move(graphs);
   index.guides_ = std::move(guides);
-  index.code(0, index.keys(), kv, pool);
+  index.use(std::move(space));
+  index.code(kv, index.keys(), pool);
   return index;
 }
 
-/// Codes keys [first, end) behind those coded before.
-void RetrievalIndex::code(std::int64_t first, std::int64_t end, const KvRows& kv, ThreadPool& pool) {
-  coded_.resize(end);
-  pool.for_each((end - first + kKeysPerItem - 1) / kKeysPerItem, [&](std::int64_t item, int) {
-    check_cancel();
-    std::vector<float> key(at(shape_.head_dim));
-    const std::int64_t begin = first + item * kKeysPerItem;
-    for (std::int64_t i = begin; i < std::min(end, begin + kKeysPerItem); ++i) {
-      read_stored_keys({&kv, 1}, shape_.begin + static_cast<Position>(i), nullptr, key);
-      coded_.put(i, key);
-    }
+void RetrievalIndex::use(KeySpace space) {
+  space_ = std::move(space);
+  coded_ = CodedKeys(space_.numbers());
+}
+
+/// Codes the first `count` keys.
+void RetrievalIndex::code(const KvRows& kv, std::int64_t count, ThreadPool& pool) {
+  coded_.resize(count);
+  for_keys(count, pool, [&](std::int64_t i, std::vector<float>& scratch) {
+    scratch.resize(at(shape_.head_dim + space_.numbers()));
+    const std::span<float> key = std::span(scratch).first(at(shape_.head_dim));
+    const std::span<float> seen = std::span(scratch).subspan(key.size());
+    read_stored_keys({&kv, 1}, shape_.begin + static_cast<Position>(i), nullptr, key);
+    space_.key(key.data(), seen);
+    coded_.put(i, seen);
   });
 }
 
@@ -111,19 +147,21 @@ void RetrievalIndex::advance(std::int64_t keys, const KvRows& kv, RetrievalScrat
     if (this->keys() % kBatch == 0) check_cancel();
     const std::int64_t node = this->keys();
     read_stored_keys({&kv, 1}, shape_.begin + static_cast<Position>(node), nullptr, scratch.key);
+    scratch.seen.resize(at(space_.numbers()));
+    space_.key(scratch.key.data(), scratch.seen);
     coded_.resize(node + 1);
-    coded_.put(node, scratch.key);
+    coded_.put(node, scratch.seen);
     for (std::size_t g = 0; g < graphs_.size(); ++g) add(g, scratch);
   }
 }
 
-/// Links the key in scratch.key, the next node of a graph, to what queries find that would find it as well;
-/// where there are none, to what the key finds as a query.
+/// Links the key in scratch.key and .seen, the next node of a graph, to what queries find that would find it
+/// as well; where there are none, to what the key finds as a query.
 void RetrievalIndex::add(std::size_t number, RetrievalScratch& scratch) {
   KeyGraph& graph = graphs_[number];
   const Guides& guides = guides_[number];
   const WalkKeys keys = coded_.view();
-  const std::int64_t d = shape_.head_dim, count = std::ssize(guides.floors);
+  const std::int64_t d = shape_.head_dim, m = space_.numbers(), count = std::ssize(guides.floors);
   const auto node = static_cast<Node>(graph.nodes());
   std::vector<std::pair<float, const float*>> order;  // how far below a guide's list the key stands
   if (count > 0) {
@@ -138,12 +176,17 @@ void RetrievalIndex::add(std::size_t number, RetrievalScratch& scratch) {
     std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(few), order.end());
     order.resize(few);
   }
-  order.emplace_back(0.0f, scratch.key.data());
+  scratch.towards.resize((order.size() + 1) * at(m));
+  const auto towards = [&](std::size_t walk) {
+    return std::span(scratch.towards).subspan(walk * at(m), at(m));
+  };
+  for (std::size_t i = 0; i < order.size(); ++i) space_.query(order[i].second, towards(i));
+  std::ranges::copy(scratch.seen, towards(order.size()).begin());
   scratch.candidates.clear();
-  if (scratch.walks.size() < order.size()) scratch.walks.resize(order.size());
-  const std::span<Walk> walks = std::span(scratch.walks).first(order.size());
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    walks[i].begin(graph, keys, order[i].second, kGuideKeep);
+  if (scratch.walks.size() < order.size() + 1) scratch.walks.resize(order.size() + 1);
+  const std::span<Walk> walks = std::span(scratch.walks).first(order.size() + 1);
+  for (std::size_t i = 0; i < walks.size(); ++i) {
+    walks[i].begin(graph, keys, towards(i).data(), kGuideKeep);
     walks[i].visit(graph.entries());
   }
   run_together(walks, kGuideBeam);
@@ -154,14 +197,14 @@ void RetrievalIndex::add(std::size_t number, RetrievalScratch& scratch) {
                            scratch.candidates.end());
   sort_by_distance(node, scratch.candidates, keys);
   const std::int64_t found = std::ssize(scratch.candidates);
-  scratch.rows.resize(at(found * d));
+  scratch.rows.resize(at(found * m));
   scratch.distance.resize(at(found));
   for (std::int64_t i = 0; i < found; ++i)
-    decode_key(scratch.candidates[at(i)], keys, std::span(scratch.rows).subspan(at(i * d), at(d)));
+    decode_key(scratch.candidates[at(i)], keys, std::span(scratch.rows).subspan(at(i * m), at(m)));
   distances_to(node, scratch.candidates, keys, scratch.distance);
   std::vector<Node> neighbours;
   for (const std::int32_t i :
-       prune({scratch.rows.data(), found, d}, scratch.distance, std::max(2, shape_.degree * 3 / 4), true))
+       prune({scratch.rows.data(), found, m}, scratch.distance, std::max(2, shape_.degree * 3 / 4), true))
     neighbours.push_back(scratch.candidates[at(i)]);
   graph.add(neighbours, keys);
 }
@@ -182,7 +225,7 @@ std::int64_t RetrievalIndex::graph_bytes() const {
 }
 
 std::int64_t RetrievalIndex::bytes() const {
-  std::int64_t bytes = coded_.bytes() + graph_bytes();
+  std::int64_t bytes = coded_.bytes() + space_.bytes() + graph_bytes();
   for (const Guides& guides : guides_)
     bytes +=
         static_cast<std::int64_t>((guides.queries.capacity() + guides.floors.capacity()) * sizeof(float));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The index of `retrieval` for one sequence, layer and KV head: its far keys in int8, and one graph over them
-// for all query heads of the group, or one for each.
+// The index of `retrieval` for one sequence, layer and KV head: its far keys as queries tell them apart, in
+// int8, and one graph over them for all query heads of the group, or one for each.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 
 #include "ann/coded_keys.h"
 #include "ann/key_graph.h"
+#include "ann/key_space.h"
 #include "ann/walk.h"
 #include "lodestone/kv_view.h"
 
@@ -18,7 +19,7 @@ class ThreadPool;
 /// What a thread needs to add keys or to search; kept from call to call.
 struct RetrievalScratch {
   std::vector<Walk> walks = std::vector<Walk>(1);  ///< that take turns
-  std::vector<float> key, scores, rows, distance;
+  std::vector<float> key, seen, towards, scores, rows, distance;
   std::vector<Node> candidates;
 };
 
@@ -46,8 +47,9 @@ class RetrievalIndex {
 
   const KeyGraph& graph(int number) const { return graphs_[static_cast<std::size_t>(number)]; }
   WalkKeys walk_keys() const { return coded_.view(); }
-  std::int64_t bytes() const;        ///< memory held
-  std::int64_t graph_bytes() const;  ///< of it, links
+  const KeySpace& space() const { return space_; }  ///< of the walk's keys and queries
+  std::int64_t bytes() const;                       ///< memory held
+  std::int64_t graph_bytes() const;                 ///< of it, links
 
   /// Parts of a saved index.
   struct Guides {
@@ -56,14 +58,16 @@ class RetrievalIndex {
   };
   const Guides& guides(int number) const { return guides_[static_cast<std::size_t>(number)]; }
   /// The index of the given graphs over the keys of `kv`.
-  static RetrievalIndex restore(const Shape& shape, const KvRows& kv, std::vector<KeyGraph> graphs,
-                                std::vector<Guides> guides, ThreadPool& pool);
+  static RetrievalIndex restore(const Shape& shape, const KvRows& kv, KeySpace space,
+                                std::vector<KeyGraph> graphs, std::vector<Guides> guides, ThreadPool& pool);
 
  private:
-  void code(std::int64_t first, std::int64_t end, const KvRows& kv, ThreadPool& pool);
+  void use(KeySpace space);
+  void code(const KvRows& kv, std::int64_t count, ThreadPool& pool);
   void add(std::size_t number, RetrievalScratch& scratch);
 
   Shape shape_;
+  KeySpace space_;
   CodedKeys coded_;
   std::vector<KeyGraph> graphs_;  // [graphs]
   std::vector<Guides> guides_;    // [graphs]

@@ -13,17 +13,11 @@
 #include <span>
 #include <vector>
 
+#include "ann/symmetric_eigen.h"
 #include "base/rng.h"
 #include "lodestone/types.h"
 
 namespace lode {
-
-/// Eigenvalues, falling, and eigenvectors as rows of a symmetric matrix (cyclic Jacobi rotations).
-struct Eigen {
-  std::vector<double> values;   // [n]
-  std::vector<double> vectors;  // [n, n]
-};
-Eigen symmetric_eigen(std::vector<double> matrix /*[n, n]*/, std::int64_t n);
 
 /// Sums of samples x [d] and of x x^T.
 class Moments {

@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "ann/graph_build.h"
+#include "ann/key_space.h"
 #include "ann/nearest.h"
 #include "ann/walk.h"
 #include "base/cancel.h"
@@ -21,6 +22,10 @@ namespace lode {
 namespace {
 
 constexpr std::int64_t kDim = 32;
+
+constexpr std::size_t at(std::int64_t i) {
+  return static_cast<std::size_t>(i);
+}
 
 Matrix<const float> matrix(const std::vector<float>& x) {
   return {x.data(), std::ssize(x) / kDim, kDim};
@@ -147,6 +152,67 @@ TEST(KeyGraph, FindsWhatBruteForceFinds) {
   EXPECT_GE(recall(graph, keys, world, 4000, pool).first, 0.999);
 }
 
+/// Queries that see 20 of 96 directions: walks need no others, and distances are those that queries see.
+TEST(KeySpace, HoldsScoresInFewerNumbers) {
+  constexpr std::int64_t d = 96, n = 3000, seen = 20;
+  Rng rng(4);
+  const auto normal = [&] { return static_cast<float>(rng.normal()); };
+  std::vector<float> basis(seen * d), keys(n * d), queries(n * d);
+  for (float& x : basis) x = normal();
+  for (std::int64_t i = 0; i < n; ++i) {
+    for (std::int64_t j = 0; j < d; ++j) keys[at(i * d + j)] = 3.0f + normal();
+    for (std::int64_t b = 0; b < seen; ++b) {
+      const float weight = normal() / static_cast<float>(1 + b);
+      for (std::int64_t j = 0; j < d; ++j) queries[at(i * d + j)] += weight * basis[at(b * d + j)];
+    }
+  }
+  const Matrix<const float> k(keys.data(), n, d), q(queries.data(), n, d);
+  const KeySpace space = KeySpace::of(q, k);
+  EXPECT_EQ(space.numbers(), 60);  // one cache line beside the scale
+  const auto m = at(space.numbers());
+  double error = 0, all = 0, far = 0, expected = 0;
+  std::vector<float> towards(m), own(m), other(m);
+  for (std::int64_t i = 0; i < 200; ++i) {
+    space.query(q[i].data(), towards);
+    space.key(k[i].data(), own);
+    space.key(k[i + 200].data(), other);
+    double exact = 0, short_of = 0;  // of a difference of keys, which the mean has left
+    for (std::size_t j = 0; j < at(d); ++j) exact += double{q[i][j]} * (k[i][j] - k[i + 200][j]);
+    for (std::size_t j = 0; j < m; ++j) {
+      short_of += double{towards[j]} * (own[j] - other[j]);
+      far += (double{own[j]} - other[j]) * (own[j] - other[j]);
+    }
+    error += (exact - short_of) * (exact - short_of);
+    all += exact * exact;
+    for (std::int64_t a = 0; a < n; ++a) {
+      double product = 0;
+      for (std::size_t j = 0; j < at(d); ++j) product += double{q[a][j]} * (k[i][j] - k[i + 200][j]);
+      expected += product * product / static_cast<double>(n);
+    }
+  }
+  EXPECT_LT(error, 0.01 * all);
+  double trace = 0;  // distances are in units of the queries' mean square
+  for (const float x : queries) trace += double{x} * x / static_cast<double>(n * d);
+  EXPECT_NEAR(far * trace / expected, 1.0, 0.1);
+  const KeySpace again = KeySpace::restore(d, space.numbers(), space.values());
+  again.key(k[5].data(), own);
+  space.key(k[5].data(), other);
+  EXPECT_EQ(own, other);
+}
+
+TEST(KeySpace, KeepsAllThatQueriesSee) {
+  constexpr std::int64_t d = 128, n = 2000;
+  Rng rng(5);
+  std::vector<float> keys(n * d);
+  for (float& x : keys) x = static_cast<float>(rng.normal());
+  EXPECT_GE(KeySpace::of({keys.data(), n, d}, {keys.data(), n, d}).numbers(), 124);
+  for (float& x : keys) x = std::numeric_limits<float>::quiet_NaN();
+  const KeySpace none = KeySpace::of({keys.data(), n, d}, {keys.data(), n, d});
+  std::vector<float> out(at(none.numbers()));
+  none.query(std::vector<float>(d, 1.0f).data(), out);
+  for (const float x : out) EXPECT_TRUE(std::isfinite(x));
+}
+
 TEST(KeyGraph, IsTheSameForAnyNumberOfThreads) {
   const World world(2000, 500);
   const CodedKeys keys = coded(world.keys);
@@ -179,8 +245,9 @@ TEST(KeyGraph, ReachesEveryKeyWhateverTheyAre) {
       const CodedKeys keys = coded(world.keys);
       for (const int degree : {4, 24}) {
         for (const bool with_queries : {true, false}) {
-          const Matrix<const float> queries(world.queries.data(), with_queries ? 64 : 0, kDim);
-          KeyGraph graph = build_graph(matrix(world.keys), queries, keys.view(), degree, pool);
+          const std::vector<float> queries =
+              with_queries ? world.queries : stand_in_queries(matrix(world.keys));
+          KeyGraph graph = build_graph(matrix(world.keys), matrix(queries), keys.view(), degree, pool);
           EXPECT_EQ(reached(graph), count) << shape;
           graph.cut(count / 2, keys.view(), pool);
           EXPECT_EQ(reached(graph), count / 2) << shape;

@@ -8,6 +8,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -22,21 +23,22 @@ INSTANTIATE_TEST_SUITE_P(Kernels, CodedDot, testing::ValuesIn(supported_coded_do
 
 TEST_P(CodedDot, IsTheWholeNumberTimesTheScale) {
   constexpr std::int64_t kKeys = 37;
-  for (const int d : {1, 3, 32, 63, 64, 65, 80, 128, 200, kMaxHeadDim}) {
+  for (const int d : {1, 3, 32, 60, 61, 64, 65, 80, 124, 128, 200, kMaxHeadDim}) {
     for (const bool extreme : {false, true}) {
       Rng rng(static_cast<std::uint64_t>(d));
       std::vector<float> q(static_cast<std::size_t>(d)), scales(kKeys);
       for (float& x : q) x = extreme ? -3.0f : static_cast<float>(rng.normal());
       for (float& x : scales) x = static_cast<float>(rng.normal());
-      // Memory of just the keys: a read beyond would be seen by the sanitizers.
-      std::vector<std::int8_t> codes(static_cast<std::size_t>(kKeys * d));
+      // Memory of just the keys: a read beyond would be seen by the sanitizers. Behind a key's last number
+      // anything may stand.
+      const int stride = CodedRows::stride_for(d);
+      std::vector<std::int8_t> codes(static_cast<std::size_t>(kKeys * stride));
       for (std::int8_t& x : codes)
         x = static_cast<std::int8_t>(extreme ? -127 : static_cast<int>(rng.below(255)) - 127);
-      const KvRows keys = {.type = DType::q8,
-                           .k = reinterpret_cast<const std::byte*>(codes.data()),
-                           .k_scale = scales.data(),
-                           .rows = kKeys,
-                           .d = d};
+      for (std::size_t i = 0; i < scales.size(); ++i)
+        std::memcpy(codes.data() + (i + 1) * static_cast<std::size_t>(stride) - sizeof(float), &scales[i],
+                    sizeof(float));
+      const CodedRows keys = {.data = reinterpret_cast<const std::byte*>(codes.data()), .stride = stride};
       CodedQuery coded;
       code_query(std::vector<float>(kMaxHeadDim, 1.0f), coded);  // what a longer query leaves behind
       code_query(q, coded);
@@ -49,7 +51,7 @@ TEST_P(CodedDot, IsTheWholeNumberTimesTheScale) {
         for (std::size_t i = 0; i < rows.size(); ++i) {
           std::int64_t sum = 0;
           for (int c = 0; c < d; ++c)
-            sum += std::int64_t{coded.whole[c]} * codes[static_cast<std::size_t>(rows[i] * d + c)];
+            sum += std::int64_t{coded.whole[c]} * codes[static_cast<std::size_t>(rows[i] * stride + c)];
           const float expected = static_cast<float>(sum) * scales[static_cast<std::size_t>(rows[i])];
           ASSERT_EQ(std::bit_cast<std::uint32_t>(scores[i]), std::bit_cast<std::uint32_t>(expected))
               << d << ", row " << rows[i];

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <memory>
 
 #include "io/container.h"
 #include "lodestone/error.h"
@@ -114,6 +115,50 @@ TEST(Retrieval, WalksBeginWhereTheLastTokenEndedHoweverChunksAreCut) {
   EXPECT_EQ(in_parts(), expected);  // asked again
 }
 
+/// Several texts that grow at their own pace, some of which link keys in while others are searched, by four
+/// threads: what one thread finds. The thread sanitizer's test, too.
+TEST(Retrieval, TextsGrowAndAreSearchedOnAllThreads) {
+  std::vector<std::vector<FarSet>> found;
+  for (const int threads : {1, 4}) {
+    ThreadPool pool(threads);
+    std::vector<std::unique_ptr<World>> worlds;
+    for (std::int32_t i = 0; i < 3; ++i)
+      worlds.push_back(std::make_unique<World>(kShape, static_cast<std::uint64_t>(i + 1), i));
+    const LayerGeometry geometry = worlds[0]->geometry(pool);
+    const auto selector = make("retrieval:k=5,beam=8,degree=6", geometry);
+    for (std::int32_t i = 0; i < 3; ++i) {
+      worlds[static_cast<std::size_t>(i)]->write(600 + 50 * i);
+      selector->build(i, worlds[static_cast<std::size_t>(i)]->store().layer(0));
+    }
+    for (std::int64_t step = 0; step < 12; ++step) {
+      std::vector<QueryBlock> blocks;
+      for (std::int64_t i = 0; i < 3; ++i) {
+        World& world = *worlds[static_cast<std::size_t>(i)];
+        const std::int64_t more = 20 + 30 * ((step + i) % 3);
+        world.write(more);
+        blocks.push_back(world.block(static_cast<Position>(world.tokens() - more), more));
+        selector->append(blocks.back().sequence, blocks.back().kv,
+                         blocks.back().far_end(more - 1, geometry.dense));
+      }
+      Selection out;
+      selector->select(blocks, out);
+      for (const QueryBlock& block : blocks) {
+        const std::vector<FarSet> sets = far_sets(out, block, geometry);
+        if (threads > 1) {
+          EXPECT_EQ(sets, found[static_cast<std::size_t>(step * 3 + block.sequence)]);
+        } else {
+          found.push_back(sets);
+        }
+      }
+      if (step % 5 == 4) {  // a part of one text is taken back
+        World& world = *worlds[static_cast<std::size_t>(step % 3)];
+        world.store().roll_back(world.tokens() - 100);
+        selector->roll_back(static_cast<std::int32_t>(step % 3), world.tokens());
+      }
+    }
+  }
+}
+
 TEST(CapturedQueries, StayWithinBoundsAndDoNotDependOnChunks) {
   const std::vector<float> q(64 * 4, 1.5f);
   CapturedQueries by_one(2, 2, 100), by_many(2, 2, 100);
@@ -140,10 +185,10 @@ TEST(CapturedQueries, StayWithinBoundsAndDoNotDependOnChunks) {
 
 /// The sections of a saved index, to be changed and loaded again.
 struct Sections {
-  std::vector<std::int64_t> shape, counts;
+  std::vector<std::int64_t> shape, counts, directions;
   std::vector<std::uint32_t> links;
   std::vector<std::int32_t> entries;
-  std::vector<float> guides, floors;
+  std::vector<float> guides, floors, spaces;
 };
 
 TEST(Retrieval, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
@@ -171,6 +216,8 @@ TEST(Retrieval, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
     copy(good.entries, reader.values<std::int32_t>("entries"));
     copy(good.guides, reader.values<float>("guides"));
     copy(good.floors, reader.values<float>("floors"));
+    copy(good.directions, reader.values<std::int64_t>("directions"));
+    copy(good.spaces, reader.values<float>("spaces"));
   }
   const auto load = [&](const Sections& s) {
     ContainerWriter out(path);
@@ -181,6 +228,8 @@ TEST(Retrieval, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
     sections.add<std::int32_t>("entries", s.entries);
     sections.add<float>("guides", s.guides);
     sections.add<float>("floors", s.floors);
+    sections.add<std::int64_t>("directions", s.directions);
+    sections.add<float>("spaces", s.spaces);
     out.finish();
     const ContainerReader in(path);
     SectionReader reader(in, "x/");
@@ -216,6 +265,13 @@ TEST(Retrieval, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
       [](Sections& s) { s.guides.pop_back(); },
       [](Sections& s) { s.guides[3] = std::numeric_limits<float>::quiet_NaN(); },
       [](Sections& s) { s.floors.push_back(0.0f); },
+      [](Sections& s) { s.directions.pop_back(); },
+      [](Sections& s) { s.directions[0] = -1; },
+      [](Sections& s) { s.directions[0] = kMost; },
+      [](Sections& s) { s.directions[0] -= 1; },
+      [](Sections& s) { s.spaces.pop_back(); },
+      [](Sections& s) { s.spaces.push_back(0.0f); },
+      [](Sections& s) { s.spaces[5] = std::numeric_limits<float>::infinity(); },
   };
   for (std::size_t i = 0; i < damages.size(); ++i) {
     Sections bad = good;
