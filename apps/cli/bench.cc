@@ -304,6 +304,7 @@ void run_prefill(const BenchFlags& flags) {
 }
 
 void run_growth(const BenchFlags& flags, const std::string& contexts, std::int64_t kept) {
+  if (flags.common.device == "cuda") throw InputError("bench growth: expected --device cpu, found cuda");
   ThreadPool pool(flags.common.threads);
   const GrowthBenchOptions options = {.shape = named_shape(flags.shape),
                                       .contexts = parse_counts(contexts, "--contexts", 1, kMostContext),

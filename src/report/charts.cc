@@ -81,10 +81,10 @@ void draw_axes(SvgCanvas& canvas, const LineChart& chart, const Scale& x, const 
   canvas.vertical_text(16, (kTop + bottom) / 2, chart.y.title, "name");
 }
 
-void draw_series(SvgCanvas& canvas, const Series& series, const Scale& x, const Scale& y) {
+void draw_series(SvgCanvas& canvas, const Series& series, bool joined, const Scale& x, const Scale& y) {
   std::string d;
   for (const ChartPoint& p : series.points) {
-    if (!x.holds(p.x) || !y.holds(p.y)) continue;
+    if (!joined || !x.holds(p.x) || !y.holds(p.y)) continue;
     d += fmt::format("{}{:.1f} {:.1f}", d.empty() ? "M" : "L", x(p.x), y(p.y));
   }
   if (d.find('L') != std::string::npos) canvas.path(d, series.style);
@@ -217,7 +217,7 @@ std::string svg_of(const LineChart& chart) {
     ends.push_back({left + kPlotWidth, y(rule.y), -1, rule.label});
   }
   for (const Series& s : chart.series) {
-    draw_series(canvas, s, x, y);
+    draw_series(canvas, s, chart.joined, x, y);
     const auto last = std::find_if(s.points.rbegin(), s.points.rend(),
                                    [&](const ChartPoint& p) { return x.holds(p.x) && y.holds(p.y); });
     if (last != s.points.rend()) ends.push_back({x(last->x), y(last->y), s.style, s.label});

@@ -11,6 +11,7 @@
 #include "base/hash.h"
 #include "eval/bench_attention.h"
 #include "eval/bench_decode.h"
+#include "eval/cluster_map.h"
 #include "eval/probe.h"
 #include "eval/recall.h"
 #include "eval/settings.h"
@@ -97,6 +98,8 @@ Grid::~Grid() = default;
 
 /// Why this run cannot measure a method that others can, if it cannot.
 std::optional<std::string> Grid::refusal(const SuiteRun& run, const Spec& spec) const {
+  if (run.kind == RunKind::clusters && spec.name != "squeezed")
+    return "expected a method that clusters the text's keys, found " + spec.name;
   return run.kind == RunKind::probe ? probe_refusal(run, spec) : bench_refusal(run, spec);
 }
 
@@ -232,6 +235,7 @@ void Grid::run() {
     check_cancel();
     if (run.kind == RunKind::probe) run_probe(run);
     if (run.kind == RunKind::recall) run_recall(run);
+    if (run.kind == RunKind::clusters) run_clusters(run);
     if (run.kind == RunKind::attention || run.kind == RunKind::decode) run_bench(run);
   }
   run_answers();
@@ -416,6 +420,33 @@ void Grid::run_recall(const SuiteRun& run) {
 
 std::vector<Json> Grid::recall(const SuiteRun& run, const GridMethod& method) const {
   const Json* found = cells_.find(recall_key(run, method.named));
+  return found == nullptr ? std::vector<Json>() : found->get<std::vector<Json>>();
+}
+
+Json Grid::clusters_key(const SuiteRun& run, std::int64_t length, const NamedSpec& spec) const {
+  Json key = base_key("clusters");
+  key.update({{"tokens", length},
+              {"seed", run.seed},
+              {"spec", spec.name},
+              {"files", spec.files},
+              {"haystack", haystack_hash_}});
+  return key;
+}
+
+void Grid::run_clusters(const SuiteRun& run) {
+  for (const std::int64_t length : run.lengths) {
+    for (const GridMethod& m : methods(run)) {
+      if (cells_.find(clusters_key(run, length, m.named)) != nullptr) continue;
+      timed(effort_name(run, length), [&] {
+        cells_.add(clusters_key(run, length, m.named),
+                   cluster_maps(model_, probe_text(run, length), {m.named}, {.context = options_.context}));
+      });
+    }
+  }
+}
+
+std::vector<Json> Grid::clusters(const SuiteRun& run, std::int64_t length, const GridMethod& method) const {
+  const Json* found = cells_.find(clusters_key(run, length, method.named));
   return found == nullptr ? std::vector<Json>() : found->get<std::vector<Json>>();
 }
 

@@ -71,6 +71,8 @@ class Grid {
   std::vector<Json> probe(const SuiteRun& run, std::int64_t length) const;
   /// Rows of `probe --lengths --json` of one method, by length.
   std::vector<Json> recall(const SuiteRun& run, const GridMethod& method) const;
+  /// What cluster_maps gives of one method at one length.
+  std::vector<Json> clusters(const SuiteRun& run, std::int64_t length, const GridMethod& method) const;
   /// Rows of `bench --json`, `full` first.
   std::vector<Json> bench(const SuiteRun& run, std::int64_t length) const;
   /// What the parts of the work took, those of earlier runs into this folder included; by name.
@@ -93,6 +95,7 @@ class Grid {
   void run_answers();
   void run_probe(const SuiteRun& run);
   void run_recall(const SuiteRun& run);
+  void run_clusters(const SuiteRun& run);
   void run_bench(const SuiteRun& run);
   std::optional<std::string> bench_refusal(const SuiteRun& run, const Spec& spec) const;
   Json measure_attention(const SuiteRun& run, std::int64_t length, std::span<const Spec> specs,
@@ -104,6 +107,7 @@ class Grid {
   Json base_key(std::string_view kind) const;
   Json probe_key(const SuiteRun& run, std::int64_t length, const NamedSpec& spec) const;
   Json recall_key(const SuiteRun& run, const NamedSpec& spec) const;
+  Json clusters_key(const SuiteRun& run, std::int64_t length, const NamedSpec& spec) const;
   Json bench_key(const SuiteRun& run, std::int64_t length) const;
   Group& group_of(const SuiteRun& run, const std::string& task, std::int64_t length) const;
 

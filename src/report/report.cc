@@ -53,6 +53,8 @@ void write_run(const Section& section) {
       return write_probe(section);
     case RunKind::recall:
       return write_recall(section);
+    case RunKind::clusters:
+      return write_clusters(section);
     default:
       return write_bench(section);
   }

@@ -373,6 +373,30 @@ void write_recall(const Section& s) {
 
 namespace {
 
+/// One picture a method and layer, a marker for each cluster.
+void cluster_chart(const Section& s, const std::string& method, std::int64_t length, const Json& map) {
+  LineChart chart = {
+      .title = fmt::format("{}: layer {}, KV head {}, {} tokens", method, map.at("layer").get<int>(),
+                           map.at("kv_head").get<int>(), length_name(length)),
+      .x = {.title = "first principal axis"},
+      .y = {.title = "second"},
+      .series = {},
+      .rules = {},
+      .joined = false};
+  for (const Json& group : map.at("groups")) {
+    Series& series = chart.series.emplace_back(
+        Series{.label = fmt::format("{} keys", group.at("keys").get<std::int64_t>()),
+               .style = static_cast<int>(chart.series.size()),
+               .points = {}});
+    for (const Json& point : group.at("points"))
+      series.points.push_back({.x = point.at(0).get<double>(), .y = point.at(1).get<double>()});
+  }
+  s.figure(fmt::format("{}. Keys of the {} largest of {} clusters; the two axes hold {} of their spread.",
+                       chart.title, chart.series.size(), map.at("clusters").get<std::int64_t>(),
+                       percent(member(map, "shown"))),
+           svg_of(chart));
+}
+
 /// A row's label: bench names rows by the specs' own text.
 std::string bench_label(const Section& s, const Json& row) {
   const std::string name = row.at("attention").get<std::string>();
@@ -421,6 +445,27 @@ void bench_table(const Section& s, const std::vector<Json>& rows, const std::str
 }
 
 }  // namespace
+
+void write_clusters(const Section& s) {
+  for (const std::int64_t length : s.run.lengths) {
+    for (const GridMethod& m : s.grid.methods(s.run)) {
+      const std::vector<Json> maps = s.grid.clusters(s.run, length, m);
+      if (maps.empty()) s.page.paragraph("Not measured yet.");
+      std::vector<std::vector<std::string>> table;
+      for (const Json& map : maps) {
+        if (shows(s.run, Show::cluster_map)) cluster_chart(s, m.label, length, map);
+        std::int64_t keys = 0;
+        for (const Json& group : map.at("groups")) keys += group.at("keys").get<std::int64_t>();
+        table.push_back({std::to_string(map.at("layer").get<int>()),
+                         std::to_string(map.at("clusters").get<std::int64_t>()), std::to_string(keys),
+                         percent(member(map, "shown"))});
+      }
+      if (shows(s.run, Show::table) && !maps.empty())
+        s.table(fmt::format("Clusters of `{}` at {} tokens.", m.label, length_name(length)),
+                {"layer", "clusters", "keys of the largest", "spread on two axes"}, std::move(table));
+    }
+  }
+}
 
 void write_bench(const Section& s) {
   const std::string shape = s.run.kind == RunKind::attention

@@ -29,6 +29,7 @@ struct Section {
 void write_eval(const Section& section);
 void write_probe(const Section& section);
 void write_recall(const Section& section);
+void write_clusters(const Section& section);
 void write_bench(const Section& section);
 
 /// A method's measured points for a chart; methods that differ in their budget alone become one line.

@@ -18,9 +18,10 @@ namespace lode {
 
 namespace {
 
-constexpr std::array<std::pair<std::string_view, RunKind>, 5> kKinds = {{{"eval", RunKind::eval},
+constexpr std::array<std::pair<std::string_view, RunKind>, 6> kKinds = {{{"eval", RunKind::eval},
                                                                          {"probe", RunKind::probe},
                                                                          {"recall", RunKind::recall},
+                                                                         {"clusters", RunKind::clusters},
                                                                          {"attention", RunKind::attention},
                                                                          {"decode", RunKind::decode}}};
 
@@ -43,6 +44,7 @@ const std::vector<ShowName>& show_names() {
       {"error-selectivity", Show::error_selectivity, {RunKind::probe}},
       {"head-maps", Show::head_maps, {RunKind::probe}},
       {"recall-length", Show::recall_length, {RunKind::recall}},
+      {"cluster-map", Show::cluster_map, {RunKind::clusters}},
       {"latency-bars", Show::latency_bars, {RunKind::attention}},
       {"latency-length", Show::latency_length, {RunKind::attention, RunKind::decode}}};
   return names;

@@ -14,7 +14,7 @@
 
 namespace lode {
 
-enum class RunKind { eval, probe, recall, attention, decode };
+enum class RunKind { eval, probe, recall, clusters, attention, decode };
 std::string_view name_of(RunKind kind);
 
 /// What a run's results are shown as.
@@ -30,6 +30,7 @@ enum class Show {
   error_selectivity,  ///< probe: output error over the share of far keys attended
   head_maps,          ///< probe: captured mass and density, layer by head
   recall_length,      ///< recall: recall of the true top keys over the length
+  cluster_map,        ///< clusters: keys of the largest clusters of some heads, laid out flat
   latency_bars,       ///< attention: parts of the time beside the byte limit
   latency_length,     ///< attention, decode: time over the length
 };

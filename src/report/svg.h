@@ -48,6 +48,7 @@ struct LineChart {
     double y = 0;
   };
   std::vector<Rule> rules;  ///< dashed horizontal lines, such as full attention's score
+  bool joined = true;       ///< else markers alone
 };
 std::string svg_of(const LineChart& chart);
 

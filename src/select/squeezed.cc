@@ -394,7 +394,7 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
   /// Leaves lie scattered in memory: what is some leaves ahead is asked for.
   std::int64_t add_rows(const ChoiceUnit& unit, std::span<const NodeRange> leaves,
                         RowSet& rows) const override {
-    constexpr std::size_t kAhead = 8;
+    constexpr std::size_t kAhead = 16;
     const std::vector<ClusterSegment>& parts = indexes_.at(unit.block->sequence).segments;
     const auto head = static_cast<std::size_t>(unit.kv_head);
     const auto keys_of = [&](const NodeRange& range) {

@@ -41,6 +41,11 @@ methods = ["topk:k=32", "kmeans:clusters=16"]
 dense = "sink=1,window=64"
 top = 8
 show = ["table", "recall-length"]
+[[run]]
+kind = "clusters"
+lengths = ["2k"]
+methods = ["squeezed:metric=cosine"]
+show = ["table", "cluster-map"]
 )";
 
 class ReportTest : public testing::Test {
@@ -80,6 +85,7 @@ TEST_F(ReportTest, MeasuresEveryKindOnceAndNamesWhatItSkips) {
   EXPECT_THAT(text, HasSubstr("| probe 4096 |")) << "what the work took";
   EXPECT_THAT(text, HasSubstr("Needles found, by depth and length, decode-sparse"));
   EXPECT_THAT(text, HasSubstr("Recall of the true top 8 keys"));
+  EXPECT_THAT(text, HasSubstr("Keys of the 10 largest of "));
   EXPECT_THAT(text, HasSubstr("commit abc, here, seed 7"));
   EXPECT_THAT(text,
               HasSubstr("| kv 900 (context-dense) | needle 900 (context-dense) | kv 1200 (context-dense) |"))
