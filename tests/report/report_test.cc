@@ -43,7 +43,7 @@ top = 8
 show = ["table", "recall-length"]
 [[run]]
 kind = "clusters"
-lengths = ["2k"]
+lengths = ["4k"]
 methods = ["squeezed:metric=cosine"]
 show = ["table", "cluster-map"]
 )";
