@@ -31,7 +31,7 @@ struct NetLayout {
     return std::int64_t{planes} * padded_rows(rows) * padded_columns(columns);
   }
   /// Where W3's columns begin.
-  LODE_HD int residual_column() const { return padded_rows(hidden); }
+  LODE_HD int residual_column() const { return (hidden + 63) / 64 * 64; }
   LODE_HD int columns_of_output() const {
     return hidden == 0 ? inputs : residual ? residual_column() + inputs : hidden;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of the bucket classifier (classifier.cu) that know nothing of buckets: how a block lays out its
-// shared memory, and its share of a product of 8-bit integers.
+// The parts of the bucket classifier (classifier.cu) that know nothing of queries: what a task looks like to
+// a block, as the host works it out once for all of them, and tiles of weights times columns of bytes.
 #pragma once
 
 #include "kernels/cuda/check.cuh"
@@ -9,48 +9,79 @@
 namespace lode::cuda {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kChunk = 64;         // columns of a piece of weights
-constexpr float kMost = 32639.0f;  // 127 * 256 + 127: what two signed bytes hold
+constexpr int kTile = 16, kChunk = 64;  // rows and columns of a piece of weights
+constexpr float kMost = 32639.0f;       // 127 * 256 + 127: what two signed bytes hold
 
-/// Parts of a block's shared memory, in bytes from its start.
+/// How the network is shared out over the blocks of a cluster: hidden units, as rows of W1 and columns of W2,
+/// in whole chunks; buckets, as rows of W3 (or of the only matrix) and of the scores, in whole tiles.
+struct Cut {
+  int hidden_rows = 0, bucket_rows = 0;    // of one block
+  int hidden_tiles = 0, bucket_tiles = 0;  // in all
+  int hidden_chunks = 0;                   // in all
+  int input_chunks = 0;                    // of x
+  int stride_1 = 0, stride_2 = 0;          // pieces of a tile of W1, of [W2, W3]
+  int direct_chunk = 0;                    // where columns for x begin in the latter
+  std::int64_t net_bytes = 0, output = 0;  // from a head's network to the next one's; where W2 begins
+  std::int64_t tails_1 = 0, tails_2 = 0;   // scales and biases
+  std::int64_t factor = 0;
+  bool direct = false;  // x has columns of its own in the last layer
+
+  Cut(const NetLayout& net, int ranks) {
+    const auto over = [](int n, int by) { return (n + by - 1) / by; };
+    const int columns = net.columns_of_output();
+    hidden_tiles = NetLayout::padded_rows(net.hidden) / kTile;
+    bucket_tiles = NetLayout::padded_rows(net.buckets) / kTile;
+    hidden_chunks = over(net.hidden, kChunk);
+    hidden_rows = over(hidden_chunks, ranks) * kChunk;
+    bucket_rows = over(bucket_tiles, ranks) * kTile;
+    input_chunks = over(net.inputs, kChunk);
+    stride_1 = NetLayout::padded_columns(net.inputs) / kChunk;
+    stride_2 = NetLayout::padded_columns(columns) / kChunk;
+    direct = net.hidden == 0 || net.residual;
+    direct_chunk = net.hidden == 0 ? 0 : net.residual_column() / kChunk;
+    net_bytes = net.bytes(), output = net.output_offset(), factor = net.factor_offset();
+    tails_1 = net.weight_bytes(net.hidden, net.inputs);
+    tails_2 = output + net.weight_bytes(net.buckets, columns);
+  }
+};
+
+/// The next stride of columns of bytes whose fragments lie in different banks.
+inline int free_of_conflicts(int bytes) {
+  return (bytes + 63) / 128 * 128 + 64;
+}
+
+/// Parts of a block's shared memory, in bytes from its start. Columns of bytes are two for each head.
 struct Plan {
-  int q = 0, hidden = 0, bytes8 = 0, sums = 0, own = 0, tails = 0, stats = 0, hidden_peaks = 0, keys = 0,
-      own_keys = 0, found = 0, sizes = 0, offsets = 0, chosen = 0, starts = 0, map = 0, total = 0;
-  int stride = 0;                        // of a column of bytes8
-  int hidden_rows = 0, bucket_rows = 0;  // of one block
-  int hidden_stride = 0;                 // floats of a head of `hidden`
+  int x = 0, x_stride = 0, h8 = 0, h_stride = 0;  // queries and own hidden units as bytes
+  int h = 0;                                      // own hidden units
+  int scores = 0;                                 // of own buckets
+  int tails = 0;                                  // scales, biases of own hidden units; of own buckets
+  int partial = 0;  // [ranks][own buckets] what each block's hidden units make of them
+  int found = 0;    // candidates, in the place of the former
+  int stats = 0, keys = 0, unlisted = 0, offsets = 0, starts = 0, shifts = 0, map = 0, total = 0;
 
-  __host__ __device__ Plan(const NetLayout& net, int heads, int probes, int ranks) {
-    const int columns = heads <= 4 ? 8 : heads <= 8 ? 16 : 32;
-    const int in = NetLayout::padded_columns(net.inputs), of_hidden = NetLayout::padded_columns(net.hidden);
-    const int mid = NetLayout::padded_columns(net.columns_of_output());
-    hidden_rows = (NetLayout::padded_rows(net.hidden) / 16 + ranks - 1) / ranks * 16;
-    bucket_rows = (NetLayout::padded_rows(net.buckets) / 16 + ranks - 1) / ranks * 16;
-    const int most_rows = hidden_rows > bucket_rows ? hidden_rows : bucket_rows;
-    stride = (in > mid ? in : mid) + 64;
-    hidden_stride = of_hidden > ranks * hidden_rows ? of_hidden : ranks * hidden_rows;
+  Plan(const NetLayout& net, const Cut& cut, int heads, int probes, int ranks) {
+    const int tiles = heads <= 4 ? 1 : heads <= 8 ? 2 : 4, most = probes < net.buckets ? probes : net.buckets;
+    x_stride = free_of_conflicts(cut.input_chunks * kChunk), h_stride = free_of_conflicts(cut.hidden_rows);
     int at = 0;
     const auto take = [&](int bytes) {
       const int from = at;
       at += (bytes + 127) / 128 * 128;
       return from;
     };
-    q = take(heads * in * 4);
-    hidden = take(heads * hidden_stride * 4);
-    bytes8 = take(columns * stride);
-    sums = take(net.planes * most_rows * columns * 4);
-    own = take(most_rows * heads * 4);
-    tails = take((hidden_rows + bucket_rows) * 8);
-    stats = take(ranks * heads * 8);
-    hidden_peaks = take(ranks * heads * 4);
-    keys = take(ranks * bucket_rows * 4);
-    own_keys = take(bucket_rows * 4);
-    found = take(ranks * bucket_rows * 2);
-    sizes = take(bucket_rows * 4);
+    x = take(8 * tiles * x_stride);
+    h8 = take(8 * tiles * h_stride);
+    h = take(cut.hidden_rows * tiles * 16);
+    scores = take(cut.bucket_rows * tiles * 16);
+    tails = take((cut.hidden_rows + cut.bucket_rows) * 8);
+    const int all = ranks * cut.bucket_rows, sums = net.hidden > 0 ? all * tiles * 16 : 0;
+    partial = found = take(sums > all * 16 ? sums : all * 16);
+    stats = take(all / 8 * tiles * 32);
+    keys = take(all * 4);
+    unlisted = take(cut.bucket_rows * 4);
     offsets = take((net.buckets + 1) * 4);
-    const int most = probes < net.buckets ? probes : net.buckets;
-    chosen = take(most * 4);
-    starts = take((most + 1) * 4);
+    starts = take(most * 4);
+    shifts = take(most * 4);
     map = take((net.buckets + 31) / 32 * 4);
     total = at;
   }
@@ -64,83 +95,45 @@ __device__ __forceinline__ void multiply(int (&c)[4], unsigned a0, unsigned a1, 
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-/// A block's share of one layer: whole tiles of 16 rows, cut into pieces of kChunk columns that the warps
-/// take in stretches.
-template <int kPlanes, int kHeld /*pieces whose weights a warp has on the way at once*/>
-class Share {
- public:
-  const uint4* weights = nullptr;                  // of this block's first tile
-  int chunks = 0, pieces = 0, begin = 0, end = 0;  // of a tile; of the block; of this warp
-  uint4 held[kHeld][kPlanes][2];
+/// A piece of weights as a warp holds it.
+template <int kPlanes>
+struct Piece {
+  uint4 half[kPlanes][2];
 
-  __device__ Share(const std::byte* from, int rows, int columns, int rank, int rows_of_rank) {
-    chunks = columns / kChunk;
-    const int first = rank * rows_of_rank / 16, last = min(rows / 16, first + rows_of_rank / 16);
-    weights = reinterpret_cast<const uint4*>(from) + std::int64_t{first} * chunks * kPlanes * 64;
-    pieces = max(0, last - first) * chunks;
-    const int warp = static_cast<int>(threadIdx.x) / 32, each = (pieces + kWarps - 1) / kWarps;
-    begin = min(pieces, warp * each);
-    end = min(pieces, begin + each);
+  __device__ __forceinline__ void fetch(const uint4* pieces, int index) {
+    const uint4* const from = pieces + std::int64_t{index} * kPlanes * 64 + threadIdx.x % 32;
+#pragma unroll
+    for (int plane = 0; plane < kPlanes; ++plane)
+      half[plane][0] = __ldg(from + plane * 64), half[plane][1] = __ldg(from + plane * 64 + 32);
   }
-  __device__ void fetch(int from) {
+};
+
+/// Sums of a tile: of row lane / 4 (+ 8), for the two bytes of the head lane % 4 of each four.
+template <int kPlanes, int kTiles>
+struct Sums {
+  int c[kPlanes][kTiles][4] = {};
+
+  /// Adds a piece times the bytes at `x`, from its first column on.
+  __device__ __forceinline__ void add(const Piece<kPlanes>& piece, const char* x, int stride) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      if (from + i >= end) continue;
+    for (int n = 0; n < kTiles; ++n) {
+      const uint4 b = *reinterpret_cast<const uint4*>(x + (n * 8 + lane / 4) * stride + lane % 4 * 16);
 #pragma unroll
       for (int plane = 0; plane < kPlanes; ++plane) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-          held[i][plane][half] =
-              __ldg(weights + (std::int64_t{from + i} * kPlanes + plane) * 64 + half * 32 + lane);
+        const uint4 low = piece.half[plane][0], high = piece.half[plane][1];
+        multiply(c[plane][n], low.x, high.x, low.y, high.y, b.x, b.y);
+        multiply(c[plane][n], low.z, high.z, low.w, high.w, b.z, b.w);
       }
     }
   }
-  /// Adds the products with the columns in `x` to `sums` [planes][rows][columns].
-  template <int kTiles>
-  __device__ void multiply_into(const signed char* x, int stride, int rows, int* sums) {
-    const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
-    int c[kPlanes][kTiles][4] = {};
-    int tile = begin / max(1, chunks), chunk = begin - tile * chunks;
-    for (int from = begin; from < end; from += kHeld) {
-      if (from > begin) fetch(from);
+  __device__ __forceinline__ float whole(int n, int half) const {
+    float sum = 0.0f;
 #pragma unroll
-      for (int i = 0; i < kHeld; ++i) {
-        if (from + i >= end) break;
-#pragma unroll
-        for (int n = 0; n < kTiles; ++n) {
-          const uint4 b = *reinterpret_cast<const uint4*>(x + (n * 8 + g) * stride + chunk * kChunk + t * 16);
-#pragma unroll
-          for (int plane = 0; plane < kPlanes; ++plane) {
-            const uint4 low = held[i][plane][0], high = held[i][plane][1];
-            multiply(c[plane][n], low.x, high.x, low.y, high.y, b.x, b.y);
-            multiply(c[plane][n], low.z, high.z, low.w, high.w, b.z, b.w);
-          }
-        }
-        if (++chunk < chunks && from + i + 1 < end) continue;
-        add<kTiles>(c, tile * 16 + g, t, rows, sums);
-        chunk = 0;
-        ++tile;
-      }
-    }
-  }
-
- private:
-  /// A finished tile's sums to those of the block; clears them.
-  template <int kTiles>
-  __device__ static void add(int (&c)[kPlanes][kTiles][4], int row, int t, int rows, int* sums) {
-#pragma unroll
-    for (int plane = 0; plane < kPlanes; ++plane) {
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          atomicAdd(sums + ((plane * rows + row + e / 2 * 8) * kTiles + n) * 8 + 2 * t + e % 2,
-                    c[plane][n][e]);
-          c[plane][n][e] = 0;
-        }
-      }
-    }
+    for (int plane = 0; plane < kPlanes; ++plane)
+      sum = sum * 256.0f + (static_cast<float>(c[plane][n][2 * half]) * 256.0f +
+                            static_cast<float>(c[plane][n][2 * half + 1]));
+    return sum;
   }
 };
 
