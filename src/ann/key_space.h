@@ -23,7 +23,7 @@ class KeySpace {
   /// As many directions as fit the fewest cache lines beside a scale that leave out at most kLost of the
   /// variance. Both at least one row; rows that are not finite are left out.
   static KeySpace of(Matrix<const float> queries, Matrix<const float> keys);
-  static constexpr double kLost = 0.005;
+  static constexpr double kLost = 0.03;
 
   int numbers() const { return numbers_; }
   void key(const float* k /*[d]*/, std::span<float> out /*[numbers]*/) const;
