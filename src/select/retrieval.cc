@@ -49,6 +49,7 @@ namespace {
 
 constexpr std::array<std::string_view, 2> kPer = {"kv-head", "query-head"}, kWarm = {"on", "off"};
 constexpr std::int64_t kCapturedQueries = 40960;  // of one graph, at most; about half at least
+constexpr std::int64_t kSteadyKeys = 131072;      // up to so many the beam follows from k alone
 constexpr std::int64_t kKeysPerBeam = 16;  // a walk looks at about so many keys for each that it expands
 constexpr std::int64_t kSample = 256;
 constexpr std::int64_t kLeastBeam = 64;  // with `mass`, at first
@@ -77,9 +78,17 @@ struct Options {
     options.warm = spec.choice("warm", kWarm[0], kWarm) == "on";
     return options;
   }
-  /// Nodes to expand for k keys.
-  std::int64_t beam_for(std::int64_t keys) const {
-    return beam > 0 ? beam : mass > 0.0 ? kLeastBeam : std::max<std::int64_t>(16, 2 * keys);
+  /// Nodes to expand for k keys of so many far ones.
+  std::int64_t beam_for(std::int64_t keys, std::int64_t far_keys) const {
+    if (beam > 0) return beam;
+    return mass > 0.0 ? kLeastBeam : std::max<std::int64_t>(16, widened(2 * keys, far_keys));
+  }
+  /// A graph is made of no more queries however long the text is: beyond kSteadyKeys each doubling of the
+  /// keys takes 11/8 of the beam for the same recall. In whole numbers, so that all machines choose alike.
+  static std::int64_t widened(std::int64_t beam, std::int64_t far_keys) {
+    std::int64_t reach = kSteadyKeys;
+    for (; far_keys >= 2 * reach; reach *= 2) beam = beam * 11 / 8;
+    return far_keys <= reach ? beam : beam + beam * 3 / 8 * (far_keys - reach) / reach;
   }
 };
 
@@ -164,8 +173,8 @@ class Retrieval final : public Selector, public SharesIndex {
     return std::max<std::int64_t>(0, index_of(search).keys() - search.far_keys());
   }
   /// Nodes that a walk keeps: some more than are taken, since exact scores order them anew.
-  std::int64_t keep_for(std::int64_t keys) const {
-    const std::int64_t beam = options_.beam_for(keys);
+  std::int64_t keep_for(std::int64_t keys, std::int64_t far_keys) const {
+    const std::int64_t beam = options_.beam_for(keys, far_keys);
     return options_.mass > 0.0 ? beam : std::max(beam, keys + keys / 4);
   }
   enum class Way { all, scan, walk };
@@ -234,7 +243,7 @@ void Retrieval::roll_back(std::int32_t sequence, std::int64_t tokens) {
 Retrieval::Way Retrieval::way(std::int64_t far_keys) const {
   const std::int64_t k = options_.k.of(far_keys);
   if (options_.mass >= 1.0 || (options_.mass == 0.0 && k >= far_keys)) return Way::all;
-  return far_keys <= kKeysPerBeam * options_.beam_for(k) ? Way::scan : Way::walk;
+  return far_keys <= kKeysPerBeam * options_.beam_for(k, far_keys) ? Way::scan : Way::walk;
 }
 
 /// For each block the tokens after those done for which the graphs need not change.
@@ -335,7 +344,7 @@ void Retrieval::search_token(std::span<const Search> searches, Way way, Retrieva
   if (way == Way::walk) {
     for (std::size_t i = 0; i < searches.size(); ++i) begin(searches[i], walks[i], scratch);
     const Search& any = searches[0];
-    run_together(walks, options_.beam_for(options_.k.of(any.far_keys())) + hidden(any));
+    run_together(walks, options_.beam_for(options_.k.of(any.far_keys()), any.far_keys()) + hidden(any));
   }
   for (std::size_t i = 0; i < searches.size(); ++i) {
     const Search& search = searches[i];
@@ -430,7 +439,8 @@ void Retrieval::begin(const Search& search, Walk& walk, RetrievalScratch& scratc
   scratch.towards.resize(at(index.space().numbers()));
   index.space().query(search.q, scratch.towards);
   walk.begin(graph, index.walk_keys(), scratch.towards.data(),
-             keep_for(options_.k.of(search.far_keys())) + hidden(search), options_.mass > 0.0);
+             keep_for(options_.k.of(search.far_keys()), search.far_keys()) + hidden(search),
+             options_.mass > 0.0);
   walk.visit(graph.entries());
   walk.visit(remembered);
 }
@@ -441,7 +451,7 @@ void Retrieval::finish(const Search& search, Walk& walk, RetrievalScratch& scrat
   const KvRows& kv = rows_of(search);
   const std::int64_t n = search.far_keys(), k = options_.k.of(n), hidden = this->hidden(search);
   const std::int64_t nodes = index_of(search).keys();
-  std::int64_t beam = options_.beam_for(k), keep = keep_for(k);
+  std::int64_t beam = options_.beam_for(k, n), keep = keep_for(k, n);
   std::int64_t behind = 0;
   std::vector<Position> rows, best;
   for (;;) {
@@ -488,7 +498,8 @@ MethodInfo retrieval_method() {
                 "instead of k: as many keys as hold this share of the far softmax weight, as far as a "
                 "sample tells, above 0 up to 1",
                 ""},
-               {"beam", "keys whose links a search follows, 1 to 1048576", "2 k; with mass 64 at first"},
+               {"beam", "keys whose links a search follows, 1 to 1048576",
+                "2 k, beyond 131072 far keys 11/8 of it per doubling; with mass 64 at first"},
                {"degree", "links of a key, 4 to 256", "24"},
                {"per", "whose queries make a graph: kv-head (its group's) or query-head (its own)",
                 "kv-head"},
