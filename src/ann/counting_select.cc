@@ -77,10 +77,11 @@ void collect(Distances distance, std::int64_t limit, std::int64_t keys, Position
              std::vector<Position>& rows) {
   if (keys == 0) return;
   const std::size_t before = rows.size();
-  rows.resize(before + static_cast<std::size_t>(keys));
+  rows.resize(before + static_cast<std::size_t>(std::min(keys + 16, std::ssize(distance))));
   const auto capped = static_cast<std::uint16_t>(std::min<std::int64_t>(limit, 0xffff));
   signature_kernels().collect_up_to(distance.data(), std::ssize(distance), capped, offset,
                                     rows.data() + before);
+  rows.resize(before + static_cast<std::size_t>(keys));
 }
 
 }  // namespace

@@ -30,7 +30,8 @@ struct SignatureKernels {
   std::uint16_t (*least)(const std::uint16_t* x, std::int64_t n) noexcept;
   /// How many of n numbers are <= limit.
   std::int64_t (*count_up_to)(const std::uint16_t* x, std::int64_t n, std::uint16_t limit) noexcept;
-  /// rows := offset + i for each x[i] <= limit, rising; returns how many. `rows` has room for them.
+  /// rows := offset + i for each x[i] <= limit, rising; returns how many. `rows` has room for 16 more than
+  /// them, or for n if that is less; what lies behind them is not kept.
   std::int64_t (*collect_up_to)(const std::uint16_t* x, std::int64_t n, std::uint16_t limit, Position offset,
                                 Position* rows) noexcept;
   /// x := x / (1 + e^-x), within 4 units in the last place above -87; NaN stays NaN.

@@ -7,6 +7,7 @@
 #include <array>
 #include <map>
 
+#include "ann/code_search.h"
 #include "kernels/signature.h"
 #include "lodestone/error.h"
 #include "select/per_token.h"
@@ -66,6 +67,7 @@ class SignatureSelector final : public PerTokenSelector {
     std::vector<std::uint32_t> queries;   // [G, words]
     std::vector<std::uint16_t> distance;  // [far keys]
     std::vector<Position> rows;
+    CodeSearch search;
     HashNet::Scratch net;
   };
 
@@ -83,6 +85,7 @@ class SignatureSelector final : public PerTokenSelector {
   void sign(SignatureIndex& index, KvLayer kv, Position begin, Position end) const;
   void choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) override;
   void encode_queries(const SelectUnit& unit, Scratch& s) const;
+  void find(const SignatureIndex& index, const SelectUnit& unit, int first, int count, Scratch& s) const;
   void measure(const SignatureIndex& index, const SelectUnit& unit, int first, int count, Scratch& s) const;
 
   SignatureOptions options_;
@@ -144,6 +147,30 @@ void SignatureSelector::measure(const SignatureIndex& index, const SelectUnit& u
   for (int head = first; head < first + count; ++head) add(head, 1, head > first);
 }
 
+/// s.rows := what heads [first, first + count) of the group choose together.
+void SignatureSelector::find(const SignatureIndex& index, const SelectUnit& unit, int first, int count,
+                             Scratch& s) const {
+  const std::int64_t budget = options_.budget.of(unit.far_keys());
+  if (options_.mode == NearRule::Mode::count && (count == 1 || !weights_.scheme.per_query_head)) {
+    s.search.nearest({.keys = index.keys(set_of(unit.kv_head, first), unit.far_begin),
+                      .n = unit.far_keys(),
+                      .words = words(),
+                      .queries = s.queries.data() + first * words(),
+                      .count = count,
+                      .budget = budget,
+                      .all_ties = options_.all_ties},
+                     unit.far_begin, s.rows);
+    return;
+  }
+  measure(index, unit, first, count, s);
+  select_near(s.distance,
+              {.mode = options_.mode,
+               .budget = budget,
+               .depth = options_.depth * count,
+               .all_ties = options_.all_ties},
+              unit.far_begin, s.rows);
+}
+
 void SignatureSelector::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) {
   const SignatureIndex& index = indexes_.at(unit.block->sequence);
   LODE_ASSERT(index.begin() == unit.far_begin && index.end() >= unit.far_end);
@@ -164,13 +191,7 @@ void SignatureSelector::choose(const SelectUnit& unit, int worker, Selection& ou
       out.add_run(unit.far_begin, unit.far_end);
       continue;
     }
-    measure(index, unit, first, together, s);
-    select_near(s.distance,
-                {.mode = options_.mode,
-                 .budget = budget,
-                 .depth = options_.depth * together,
-                 .all_ties = options_.all_ties},
-                unit.far_begin, s.rows);
+    find(index, unit, first, together, s);
     if (std::ssize(s.rows) == n) {
       out.add_run(unit.far_begin, unit.far_end);
     } else {

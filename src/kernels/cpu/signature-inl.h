@@ -60,6 +60,40 @@ inline int digits_of(const std::uint32_t* queries /*[count, words]*/, int count,
   return used;
 }
 
+/// For each nibble of a word, lowest first, the mismatches beyond those that no key avoids: of all queries
+/// together, by the nibble's value.
+struct NibbleTables {
+  alignas(16) std::uint8_t sum[8][16];
+};
+/// distance = constant + (the sum over all nibbles << shift): of an even number of queries only even numbers
+/// of mismatches can be avoided.
+struct NibbleSums {
+  NibbleTables words[kMaxSignatureWords];
+  int constant = 0, shift = 0;
+};
+
+/// False when a word's sum could exceed a byte.
+inline bool nibble_sums_of(const std::uint32_t* queries /*[count, words]*/, int count, int words,
+                           NibbleSums& sums) {
+  sums.shift = count % 2 == 0 ? 1 : 0;
+  if (count * 32 >> sums.shift > 255) return false;
+  for (int bit = 0; bit < words * 32; ++bit) {
+    int set = 0;
+    for (int q = 0; q < count; ++q) set += static_cast<int>(queries[q * words + bit / 32] >> bit % 32 & 1u);
+    const int avoided = set < count - set ? set : count - set;
+    const int place = 1 << bit % 4;  // the table below it is complete for the bits before
+    std::uint8_t* const table = sums.words[bit / 32].sum[bit % 32 / 4];
+    if (place == 1) table[0] = 0;
+    for (int value = place; value-- > 0;) {
+      table[value + place] =
+          static_cast<std::uint8_t>(table[value] + ((count - set - avoided) >> sums.shift));
+      table[value] = static_cast<std::uint8_t>(table[value] + ((set - avoided) >> sums.shift));
+    }
+    sums.constant += avoided;
+  }
+  return true;
+}
+
 /// Calls pass.operator()<W>(digits, used, constant, add) for as many queries at a time as one pass takes, W
 /// words each; from the second on it adds.
 template <class Pass>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The signature kernels for AVX-512 F, BW, DQ, VL. With VPOPCNTDQ bits are counted by 32-bit words; without
 // it by table look-ups of nibbles, as in signature_avx2.cc. Either way once for each digit of a group's sum,
-// not once for each query.
+// not once for each query; and without it, where a byte holds a word's sum, the table of a nibble gives the
+// sum itself, whatever the number of queries.
 #pragma once
 
 #include <algorithm>
@@ -119,8 +120,100 @@ void distances_of(const std::uint32_t* keys, std::int64_t n, const Digit* digits
   if constexpr (N > 0) distances_of<W, N - 1>(keys, n, digits, used, constant, add, distance);
 }
 
+#ifndef __AVX512VPOPCNTDQ__
+constexpr int kStep = 64;  // keys whose sums of one word fill a register of bytes
+
+/// x[r] := word w of keys 16 r to 16 r + 15.
+template <int W>
+LODE_INLINE void load_word(const std::uint32_t* keys, int w, __m512i (&x)[4]) {
+  const __m512i every = _mm512_setr_epi32(0, W, 2 * W, 3 * W, 4 * W, 5 * W, 6 * W, 7 * W, 8 * W, 9 * W,
+                                          10 * W, 11 * W, 12 * W, 13 * W, 14 * W, 15 * W);
+  const __m512i pick = _mm512_add_epi32(every, _mm512_set1_epi32(w));  // its low 5 bits count
+  unroll<4>([&](auto r) LODE_INLINE_LAMBDA {
+    const std::uint32_t* const from = keys + r * 16 * W;
+    x[r] = load_words(from);
+    if constexpr (W > 1) x[r] = _mm512_permutex2var_epi32(x[r], pick, load_words(from + 16));
+    if constexpr (W > 2) {
+      const __m512i last = _mm512_permutex2var_epi32(load_words(from + 32), pick, load_words(from + 48));
+      x[r] = _mm512_mask_blend_epi32(0xff00, x[r], last);
+    }
+  });
+}
+
+/// The byte sums of 64 words by the eight tables of their nibbles, in the order of the keys.
+LODE_INLINE __m512i nibble_sums(const __m512i (&x)[4], const NibbleTables& tables) {
+  const __m512i by_byte =
+      _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+  const __m512i low = _mm512_set1_epi8(15);
+  __m512i y[4], plane[4];  // byte p of every key in plane p
+  unroll<4>([&](auto r) LODE_INLINE_LAMBDA { y[r] = _mm512_shuffle_epi8(x[r], by_byte); });
+  const __m512i a = _mm512_unpacklo_epi32(y[0], y[1]), b = _mm512_unpacklo_epi32(y[2], y[3]),
+                c = _mm512_unpackhi_epi32(y[0], y[1]), d = _mm512_unpackhi_epi32(y[2], y[3]);
+  plane[0] = _mm512_unpacklo_epi64(a, b), plane[1] = _mm512_unpackhi_epi64(a, b);
+  plane[2] = _mm512_unpacklo_epi64(c, d), plane[3] = _mm512_unpackhi_epi64(c, d);
+  __m512i sum = _mm512_setzero_si512();
+  unroll<4>([&](auto p) LODE_INLINE_LAMBDA {
+    const auto table = [&](int nibble) LODE_INLINE_LAMBDA {
+      return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(tables.sum[nibble])));
+    };
+    const __m512i high = _mm512_and_si512(_mm512_srli_epi16(plane[p], 4), low);
+    sum = _mm512_add_epi8(sum, _mm512_shuffle_epi8(table(2 * p), _mm512_and_si512(plane[p], low)));
+    sum = _mm512_add_epi8(sum, _mm512_shuffle_epi8(table(2 * p + 1), high));
+  });
+  // Lane l of a plane has in its word r the keys 16 r + 4 l to 16 r + 4 l + 3.
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_permutexvar_epi32(order, sum);
+}
+
+template <int W>
+LODE_INLINE void step_by_nibbles(const std::uint32_t* keys, const NibbleSums& sums, bool add,
+                                 std::uint16_t* distance) {
+  __m512i low = _mm512_set1_epi16(static_cast<short>(sums.constant)), high = low;
+  const __m128i shift = _mm_cvtsi32_si128(sums.shift);
+  unroll<W>([&](auto w) LODE_INLINE_LAMBDA {
+    __m512i x[4];
+    load_word<W>(keys, w, x);
+    const __m512i bytes = nibble_sums(x, sums.words[w]);
+    const auto widen = [&](__m256i half)
+                           LODE_INLINE_LAMBDA { return _mm512_sll_epi16(_mm512_cvtepu8_epi16(half), shift); };
+    low = _mm512_add_epi16(low, widen(_mm512_castsi512_si256(bytes)));
+    high = _mm512_add_epi16(high, widen(_mm512_extracti64x4_epi64(bytes, 1)));
+  });
+  if (add) {
+    low = _mm512_add_epi16(low, load_words(distance));
+    high = _mm512_add_epi16(high, load_words(distance + kNumbers));
+  }
+  _mm512_storeu_si512(distance, low);
+  _mm512_storeu_si512(distance + kNumbers, high);
+}
+
+template <int W>
+void distances_by_nibbles(const std::uint32_t* keys, std::int64_t n, const NibbleSums& sums, bool add,
+                          std::uint16_t* distance) {
+  std::int64_t i = 0;
+  for (; i + kStep <= n; i += kStep) {
+    for (int line = 0; line < 4 * W; ++line) __builtin_prefetch(keys + i * W + line * 16 + kAheadWords, 0, 3);
+    step_by_nibbles<W>(keys + i * W, sums, add, distance + i);
+  }
+  if (i == n) return;
+  std::uint32_t last[kStep * W] = {};
+  std::uint16_t its[kStep] = {};
+  std::copy(keys + i * W, keys + n * W, last);
+  std::copy(distance + i, distance + n, its);
+  step_by_nibbles<W>(last, sums, add, its);
+  std::copy(its, its + (n - i), distance + i);
+}
+#endif
+
 void distances(const std::uint32_t* keys, std::int64_t n, int words, const std::uint32_t* queries, int count,
                bool add, std::uint16_t* distance) noexcept {
+#ifndef __AVX512VPOPCNTDQ__
+  if (NibbleSums sums; nibble_sums_of(queries, count, words, sums)) {
+    if (words == 1) return distances_by_nibbles<1>(keys, n, sums, add, distance);
+    if (words == 2) return distances_by_nibbles<2>(keys, n, sums, add, distance);
+    return distances_by_nibbles<4>(keys, n, sums, add, distance);
+  }
+#endif
   for_digits(queries, words, count, add,
              [&]<int W>(const Digit* digits, int used, int constant, bool add_to) {
                distances_of<W>(keys, n, digits, used, constant, add_to, distance);
@@ -155,13 +248,28 @@ std::int64_t count_up_to(const std::uint16_t* x, std::int64_t n, std::uint16_t l
   return count;
 }
 
+/// Writes the lanes of `rows` that `some` names, and anything behind them up to 16.
+LODE_INLINE Position* keep(std::uint32_t some, __m512i rows, Position* to) {
+  _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(static_cast<__mmask16>(some), rows));
+  return to + std::popcount(some & 0xffffu);
+}
+
+/// No branch depends on what is found: which numbers are near cannot be foreseen.
 std::int64_t collect_up_to(const std::uint16_t* x, std::int64_t n, std::uint16_t limit, Position offset,
                            Position* rows) noexcept {
   const __m512i limits = _mm512_set1_epi16(static_cast<short>(limit));
+  const __m512i half = _mm512_set1_epi32(kNumbers / 2), whole = _mm512_set1_epi32(kNumbers);
+  __m512i at = _mm512_add_epi32(_mm512_set1_epi32(offset),
+                                _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
   Position* to = rows;
-  for (std::int64_t i = 0; i < n; i += kNumbers)
-    to = rows_of<1>(up_to(x + i, n - i, limits), offset + static_cast<Position>(i), to);
-  return to - rows;
+  std::int64_t i = 0;
+  for (; i + kNumbers <= n; i += kNumbers) {
+    const std::uint32_t some = _mm512_cmple_epu16_mask(load_words(x + i), limits);
+    to = keep(some, at, to);
+    to = keep(some >> 16, _mm512_add_epi32(at, half), to);
+    at = _mm512_add_epi32(at, whole);
+  }
+  return rows_of<1>(up_to(x + i, n - i, limits), offset + static_cast<Position>(i), to) - rows;
 }
 
 }  // namespace
