@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <set>
 
 #include "base/text.h"
+#include "eval/recall.h"
 #include "report/report.h"
 #include "report/svg.h"
 
@@ -348,27 +350,48 @@ void write_probe(const Section& s) {
   }
 }
 
-void write_recall(const Section& s) {
-  const Axis x = {.title = "tokens read", .unit = Axis::Unit::tokens, .log = true};
-  const Axis y = {.title = "recall", .low = 0.0, .high = 1.0};
+namespace {
+
+/// A member of every row of a recall run, over the tokens read.
+void recall_chart(const Section& s, const std::string& title, const Axis& y,
+                  const std::function<double(const Json&)>& value) {
   LineChart chart = {
-      .title = fmt::format("Recall of the true top {} keys by length", s.run.top), .x = x, .y = y};
-  std::vector<std::vector<std::string>> table;
+      .title = title, .x = {.title = "tokens read", .unit = Axis::Unit::tokens, .log = true}, .y = y};
   for (const GridMethod& m : s.grid.methods(s.run)) {
     Series series = {.label = m.label, .style = style_of(m.label)};
-    for (const Json& row : s.grid.recall(s.run, m)) {
-      series.points.push_back({.x = member(row, "tokens"), .y = member(row, "recall")});
-      table.push_back({"`" + m.label + "`", length_name(row.at("tokens").get<std::int64_t>()),
-                       number(member(row, "recall"), "{:.3f}"),
-                       number(member(row, "recall_by_value"), "{:.3f}"), percent(member(row, "chosen"))});
-    }
+    for (const Json& row : s.grid.recall(s.run, m))
+      series.points.push_back({.x = member(row, "tokens"), .y = value(row)});
     chart.series.push_back(std::move(series));
   }
+  s.figure(title + "; means over all heads.", svg_of(chart));
+}
+
+}  // namespace
+
+void write_recall(const Section& s) {
+  const DenseParts dense = dense_parts(s.run.dense, RecallOptions().dense);
+  const auto keys = [&](const Json& row) {
+    return member(row, "chosen") * (member(row, "tokens") - static_cast<double>(dense.sink + dense.window));
+  };
   if (shows(s.run, Show::recall_length))
-    s.figure(chart.title + ", by weight a; means over all heads.", svg_of(chart));
-  if (shows(s.run, Show::table))
-    s.table(fmt::format("Recall of the {} far keys of largest weight a, and of largest a·|v|.", s.run.top),
-            {"attention", "tokens", "recall (a)", "recall (a·|v|)", "far keys"}, std::move(table));
+    recall_chart(s, fmt::format("Recall of the true top {} keys by length, by weight a", s.run.top),
+                 {.title = "recall", .low = 0.0, .high = 1.0},
+                 [](const Json& row) { return member(row, "recall"); });
+  if (shows(s.run, Show::keys_length))
+    recall_chart(s, "Far keys taken by length", {.title = "far keys taken", .log = true}, keys);
+  if (!shows(s.run, Show::table)) return;
+  std::vector<std::vector<std::string>> table;
+  for (const GridMethod& m : s.grid.methods(s.run)) {
+    for (const Json& row : s.grid.recall(s.run, m)) {
+      table.push_back({"`" + m.label + "`", length_name(row.at("tokens").get<std::int64_t>()),
+                       number(member(row, "recall"), "{:.3f}"),
+                       number(member(row, "recall_by_value"), "{:.3f}"), percent(member(row, "chosen")),
+                       number(keys(row), "{:.0f}")});
+    }
+  }
+  s.table(fmt::format("Recall of the {} far keys of largest weight a, and of largest a·|v|.", s.run.top),
+          {"attention", "tokens", "recall (a)", "recall (a·|v|)", "far keys", "keys taken"},
+          std::move(table));
 }
 
 namespace {

@@ -44,6 +44,7 @@ const std::vector<ShowName>& show_names() {
       {"error-selectivity", Show::error_selectivity, {RunKind::probe}},
       {"head-maps", Show::head_maps, {RunKind::probe}},
       {"recall-length", Show::recall_length, {RunKind::recall}},
+      {"keys-length", Show::keys_length, {RunKind::recall}},
       {"cluster-map", Show::cluster_map, {RunKind::clusters}},
       {"latency-bars", Show::latency_bars, {RunKind::attention}},
       {"latency-length", Show::latency_length, {RunKind::attention, RunKind::decode}}};

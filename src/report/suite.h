@@ -30,6 +30,7 @@ enum class Show {
   error_selectivity,  ///< probe: output error over the share of far keys attended
   head_maps,          ///< probe: captured mass and density, layer by head
   recall_length,      ///< recall: recall of the true top keys over the length
+  keys_length,        ///< recall: keys that a choice takes over the length
   cluster_map,        ///< clusters: keys of the largest clusters of some heads, laid out flat
   latency_bars,       ///< attention: parts of the time beside the byte limit
   latency_length,     ///< attention, decode: time over the length

@@ -58,18 +58,19 @@ MethodInfo hash_method() {
   keys.insert(keys.begin(),
               {"weights", "file of the learned functions (train hash)", "MODEL/hash.safetensors"});
   keys.push_back({"bits", "of a signature: 32, 64 or 128; must be the file's", "the file's"});
-  return {
-      .name = "hash",
-      .aliases = {},
-      .source = "learned binary signatures (HashAttention)",
-      .keys = std::move(keys),
-      .dense = {.sink = kSink, .window = kWindow},
-      .dense_layers = 0,
-      .trained = true,
-      .make = make_hash,
-      .index_bytes = [](const Spec& spec, const LayerGeometry& geometry,
-                        std::int64_t tokens) { return signature_bytes(scheme_of(spec), geometry, tokens); },
-      .validate = validate};
+  return {.name = "hash",
+          .aliases = {},
+          .source = "learned binary signatures (HashAttention)",
+          .keys = std::move(keys),
+          .dense = {.sink = kSink, .window = kWindow},
+          .dense_layers = 0,
+          .trained = true,
+          .make = make_hash,
+          .index_bytes =
+              [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
+                return signature_bytes(SignatureOptions::of(spec), scheme_of(spec), geometry, tokens);
+              },
+          .validate = validate};
 }
 
 }  // namespace lode

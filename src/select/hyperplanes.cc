@@ -64,7 +64,8 @@ MethodInfo hyperplanes_method() {
           .make = make_hyperplanes,
           .index_bytes =
               [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
-                return signature_bytes(Options::of(spec).scheme, geometry, tokens);
+                const Options options = Options::of(spec);
+                return signature_bytes(options.signatures, options.scheme, geometry, tokens);
               },
           .validate = [](const Spec& spec) { Options::of(spec); }};
 }

@@ -3,6 +3,8 @@
 // Stored keys are after RoPE; they are un-rotated for functions that were trained before it.
 #include "select/signature_selector.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <map>
@@ -21,6 +23,23 @@ constexpr std::int64_t kPiece = 64;  // keys of one thread's item
 constexpr std::array<std::string_view, 3> kModes = {"count", "depth", "combined"};
 constexpr std::array<std::string_view, 2> kPer = {"kv-head", "query-head"};
 constexpr std::array<std::string_view, 2> kTies = {"newest", "all"};
+constexpr std::array<std::string_view, 3> kTables = {"auto", "on", "off"};
+
+// Measured: fewer keys, or a larger share of them, are found as fast by a pass over all signatures.
+constexpr std::int64_t kKeysForTables = std::int64_t{1} << 20, kLeastShareOfBudget = 512;
+
+/// Whether tables can serve: they tell keys by the distance of one 32-bit signature to all queries.
+bool tables_fit(const SignatureOptions& options, const HashScheme& scheme) {
+  return scheme.bits == 32 && options.mode == NearRule::Mode::count &&
+         (options.per_query_head || !scheme.per_query_head);
+}
+
+/// Whether an index of so many keys has tables.
+bool wants_tables(const SignatureOptions& options, const HashScheme& scheme, std::int64_t keys) {
+  if (options.tables == SignatureOptions::Tables::off || !tables_fit(options, scheme)) return false;
+  return options.tables == SignatureOptions::Tables::on ||
+         (keys >= kKeysForTables && options.budget.of(keys) <= keys / kLeastShareOfBudget);
+}
 
 class SignatureSelector final : public PerTokenSelector {
  public:
@@ -52,8 +71,10 @@ class SignatureSelector final : public PerTokenSelector {
   }
   void load(std::int32_t sequence, SectionReader& in, KvLayer kv) override {
     const SignatureIndex empty = empty_index();
-    indexes_.insert_or_assign(
-        sequence, SignatureIndex::load(in, empty.begin(), sets(), empty.words(), functions_, kv.tokens));
+    SignatureIndex index =
+        SignatureIndex::load(in, empty.begin(), sets(), empty.words(), functions_, kv.tokens);
+    refresh_tables(index);
+    indexes_.insert_or_assign(sequence, std::move(index));
   }
   const HashWeights& weights() const { return weights_; }
   std::int64_t index_bytes() const override {
@@ -82,10 +103,12 @@ class SignatureSelector final : public PerTokenSelector {
   }
 
   void extend(SignatureIndex& index, KvLayer kv, Position end) const;
+  void refresh_tables(SignatureIndex& index) const;
   void sign(SignatureIndex& index, KvLayer kv, Position begin, Position end) const;
   void choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) override;
   void encode_queries(const SelectUnit& unit, Scratch& s) const;
-  void find(const SignatureIndex& index, const SelectUnit& unit, int first, int count, Scratch& s) const;
+  CodeSearch::Work find(const SignatureIndex& index, const SelectUnit& unit, int first, int count,
+                        Scratch& s) const;
   void measure(const SignatureIndex& index, const SelectUnit& unit, int first, int count, Scratch& s) const;
 
   SignatureOptions options_;
@@ -105,6 +128,12 @@ void SignatureSelector::extend(SignatureIndex& index, KvLayer kv, Position end) 
     const auto first = static_cast<Position>(begin + piece * kPiece);
     sign(index, kv, first, static_cast<Position>(std::min<std::int64_t>(end, first + kPiece)));
   });
+  refresh_tables(index);
+}
+
+void SignatureSelector::refresh_tables(SignatureIndex& index) const {
+  if (!wants_tables(options_, weights_.scheme, index.end() - index.begin())) return;
+  for_each(sets(), [&](std::int64_t set, int) { index.refresh_tables(static_cast<int>(set)); });
 }
 
 /// Signatures of keys [begin, end).
@@ -148,19 +177,20 @@ void SignatureSelector::measure(const SignatureIndex& index, const SelectUnit& u
 }
 
 /// s.rows := what heads [first, first + count) of the group choose together.
-void SignatureSelector::find(const SignatureIndex& index, const SelectUnit& unit, int first, int count,
-                             Scratch& s) const {
-  const std::int64_t budget = options_.budget.of(unit.far_keys());
-  if (options_.mode == NearRule::Mode::count && (count == 1 || !weights_.scheme.per_query_head)) {
-    s.search.nearest({.keys = index.keys(set_of(unit.kv_head, first), unit.far_begin),
-                      .n = unit.far_keys(),
-                      .words = words(),
-                      .queries = s.queries.data() + first * words(),
-                      .count = count,
-                      .budget = budget,
-                      .all_ties = options_.all_ties},
-                     unit.far_begin, s.rows);
-    return;
+CodeSearch::Work SignatureSelector::find(const SignatureIndex& index, const SelectUnit& unit, int first,
+                                         int count, Scratch& s) const {
+  const std::int64_t n = unit.far_keys(), budget = options_.budget.of(n);
+  const int signatures = weights_.scheme.per_query_head ? count : 1, set = set_of(unit.kv_head, first);
+  if (options_.mode == NearRule::Mode::count && signatures == 1) {
+    return s.search.nearest({.keys = index.keys(set, unit.far_begin),
+                             .n = n,
+                             .words = words(),
+                             .queries = s.queries.data() + first * words(),
+                             .count = count,
+                             .budget = budget,
+                             .all_ties = options_.all_ties},
+                            {&index.tables(set), options_.tables == SignatureOptions::Tables::on},
+                            unit.far_begin, s.rows);
   }
   measure(index, unit, first, count, s);
   select_near(s.distance,
@@ -169,35 +199,39 @@ void SignatureSelector::find(const SignatureIndex& index, const SelectUnit& unit
                .depth = options_.depth * count,
                .all_ties = options_.all_ties},
               unit.far_begin, s.rows);
+  return {.keys = n, .bytes = n * signatures * words() * std::int64_t{sizeof(std::uint32_t)}};
 }
 
 void SignatureSelector::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) {
   const SignatureIndex& index = indexes_.at(unit.block->sequence);
   LODE_ASSERT(index.begin() == unit.far_begin && index.end() >= unit.far_end);
   const int group = geometry_.group(), together = options_.per_query_head ? 1 : group;
-  const std::int64_t n = unit.far_keys(), budget = options_.budget.of(n);
-  const bool everything = budget >= n && options_.mode == NearRule::Mode::count;
+  const std::int64_t n = unit.far_keys();
+  const bool everything = options_.budget.of(n) >= n && options_.mode == NearRule::Mode::count;
   Scratch& s = scratch_[static_cast<std::size_t>(worker)];
-  if (!everything) {
-    encode_queries(unit, s);
-    const std::int64_t signatures = weights_.scheme.per_query_head ? group : 1;
-    work.bytes +=
-        n * signatures * words() * std::int64_t{sizeof(std::uint32_t)} + query_bytes_ / geometry_.kv_heads;
-    work.keys_scored += n;
-  }
+  if (!everything) encode_queries(unit, s);
+  CodeSearch::Work read;
   for (int first = 0; first < group; first += together) {
     out.add_set(unit.set(options_.per_query_head ? 1u << first : all_heads(group)));
     if (everything) {
       out.add_run(unit.far_begin, unit.far_end);
       continue;
     }
-    find(index, unit, first, together, s);
+    const CodeSearch::Work some = find(index, unit, first, together, s);
+    read.keys += some.keys;
+    read.bytes += some.bytes;
     if (std::ssize(s.rows) == n) {
       out.add_run(unit.far_begin, unit.far_end);
     } else {
       out.add_rows(s.rows);
     }
   }
+  if (everything) return;
+  // Heads that choose alone read the signatures that they share one after the other: from memory once.
+  const int choices = group / together;
+  work.keys_scored += read.keys / choices;
+  work.bytes +=
+      read.bytes / (weights_.scheme.per_query_head ? 1 : choices) + query_bytes_ / geometry_.kv_heads;
 }
 
 }  // namespace
@@ -209,6 +243,8 @@ SignatureOptions SignatureOptions::of(const Spec& spec) {
   options.budget = spec.amount("budget", options.budget);
   options.depth = spec.integer("depth", options.depth, 0, 128);
   options.per_query_head = spec.choice("per", kPer[0], kPer) == "query-head";
+  options.tables = static_cast<Tables>(
+      std::find(kTables.begin(), kTables.end(), spec.choice("index", kTables[0], kTables)) - kTables.begin());
   options.all_ties = spec.choice("ties", kTies[0], kTies) == "all";
   const auto no = [&](const char* key) {
     if (!spec.text(key)) return;
@@ -216,6 +252,7 @@ SignatureOptions SignatureOptions::of(const Spec& spec) {
                      ", found one");
   };
   if (options.mode == NearRule::Mode::count) no("depth");
+  if (options.mode != NearRule::Mode::count) no("index");
   if (options.mode == NearRule::Mode::depth) no("budget");
   return options;
 }
@@ -226,11 +263,21 @@ std::vector<SpecKey> SignatureOptions::keys() {
            "count"},
           {"depth", "mismatches beyond the nearest key's, for each head that takes part, 0 to 128", "4"},
           {"per", "who chooses: kv-head (the group, by the sum of its heads) or query-head", "kv-head"},
+          {"index",
+           "tables over 32-bit signatures on the CPU, which choose the same keys: auto (from 1M keys and "
+           "budgets of 1/512 on, where they save time), on or off",
+           "auto"},
           {"ties", "of keys as near as the last one taken: newest (exactly the budget) or all", "newest"}};
 }
 
 std::unique_ptr<Selector> make_signature_selector(const LayerGeometry& geometry,
                                                   const SignatureOptions& options, HashWeights weights) {
+  if (options.tables == SignatureOptions::Tables::on && !tables_fit(options, weights.scheme)) {
+    throw InputError(fmt::format(
+        "index=on: expected signatures of 32 bits, and one of a key for all who choose together, found {} "
+        "bits and one for each {}",
+        weights.scheme.bits, weights.scheme.per_query_head ? "query head" : "KV head"));
+  }
   return std::make_unique<SignatureSelector>(geometry, options, std::move(weights));
 }
 
@@ -239,8 +286,11 @@ const HashWeights* signature_weights(const Selector& selector) {
   return own == nullptr ? nullptr : &own->weights();
 }
 
-std::int64_t signature_bytes(const HashScheme& scheme, const LayerGeometry& geometry, std::int64_t tokens) {
-  return scheme.signatures(geometry) * tokens * scheme.bits / 8;
+std::int64_t signature_bytes(const SignatureOptions& options, const HashScheme& scheme,
+                             const LayerGeometry& geometry, std::int64_t tokens) {
+  const std::int64_t keys = std::max<std::int64_t>(0, tokens - geometry.dense.sink),
+                     tables = wants_tables(options, scheme, keys) ? HalfTables::bytes_of(keys) : 0;
+  return scheme.signatures(geometry) * (tokens * scheme.bits / 8 + tables);
 }
 
 }  // namespace lode

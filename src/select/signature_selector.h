@@ -18,6 +18,8 @@ struct SignatureOptions {
   std::int64_t depth = 4;  ///< mismatches beyond the nearest key's, for each head that takes part
   bool per_query_head = false;
   bool all_ties = false;
+  enum class Tables { automatic, on, off };
+  Tables tables = Tables::automatic;  ///< over the signatures; the choice is the same with any
 
   static SignatureOptions of(const Spec& spec);
   static std::vector<SpecKey> keys();
@@ -29,7 +31,9 @@ std::unique_ptr<Selector> make_signature_selector(const LayerGeometry& geometry,
 /// The functions of a selector that make_signature_selector made; null for any other.
 const HashWeights* signature_weights(const Selector& selector);
 
-/// Bytes of the signatures of that many tokens in one layer, in lists that grow by doubling.
-std::int64_t signature_bytes(const HashScheme& scheme, const LayerGeometry& geometry, std::int64_t tokens);
+/// Bytes of the signatures of that many tokens in one layer, in lists that grow by doubling, and of tables
+/// over them.
+std::int64_t signature_bytes(const SignatureOptions& options, const HashScheme& scheme,
+                             const LayerGeometry& geometry, std::int64_t tokens);
 
 }  // namespace lode

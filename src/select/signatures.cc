@@ -12,7 +12,21 @@
 namespace lode {
 
 SignatureIndex::SignatureIndex(Position begin, int sets, int words)
-    : begin_(begin), end_(begin), words_(words), codes_(static_cast<std::size_t>(sets)) {}
+    : begin_(begin),
+      end_(begin),
+      words_(words),
+      codes_(static_cast<std::size_t>(sets)),
+      tables_(static_cast<std::size_t>(sets)) {}
+
+void SignatureIndex::refresh_tables(int set) {
+  // Keys that are not in the tables are searched one by one: at most an eighth of all.
+  constexpr std::int64_t kLeastBehind = 4096, kMostShare = 8;
+  LODE_ASSERT(words_ == 1);
+  const std::int64_t keys = end_ - begin_;
+  HalfTables& tables = tables_[static_cast<std::size_t>(set)];
+  if (keys - tables.size() > std::max(kLeastBehind, tables.size() / kMostShare) || tables.size() > keys)
+    tables.build(codes_[static_cast<std::size_t>(set)]);
+}
 
 void SignatureIndex::grow(std::int64_t count) {
   end_ += static_cast<Position>(count);
@@ -23,12 +37,17 @@ void SignatureIndex::roll_back(std::int64_t tokens) {
   if (end_ <= tokens) return;
   end_ = std::max(begin_, static_cast<Position>(tokens));
   grow(0);
+  for (HalfTables& tables : tables_) {
+    if (tables.size() > end_ - begin_) tables = {};
+  }
 }
 
 std::int64_t SignatureIndex::bytes() const {
   std::size_t bytes = 0;
   for (const auto& codes : codes_) bytes += codes.capacity() * sizeof(std::uint32_t);
-  return static_cast<std::int64_t>(bytes);
+  std::int64_t of_tables = 0;
+  for (const HalfTables& tables : tables_) of_tables += tables.bytes();
+  return static_cast<std::int64_t>(bytes) + of_tables;
 }
 
 void SignatureIndex::save(SectionWriter& out, const std::string& functions) const {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The packed signatures of one sequence and layer: computed once per key, appended, cut, saved, never
-// computed again.
+// computed again. Tables over them, where there are any, are made from them and not saved.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "ann/half_tables.h"
 #include "lodestone/types.h"
 
 namespace lode {
@@ -35,7 +36,11 @@ class SignatureIndex {
     return codes_[static_cast<std::size_t>(set)].data() + std::int64_t{from - begin_} * words_;
   }
   void roll_back(std::int64_t tokens);  ///< forgets keys at or beyond
-  std::int64_t bytes() const;           ///< memory held
+  /// Makes tables of one set anew if they have fallen behind its keys. Of 32-bit signatures only.
+  void refresh_tables(int set);
+  /// Of the first keys of a set, or of none.
+  const HalfTables& tables(int set) const { return tables_[static_cast<std::size_t>(set)]; }
+  std::int64_t bytes() const;  ///< memory held
 
   /// `functions` is the fingerprint of what made the signatures.
   void save(SectionWriter& out, const std::string& functions) const;
@@ -47,6 +52,7 @@ class SignatureIndex {
   Position begin_ = 0, end_ = 0;
   int words_ = 1;
   std::vector<std::vector<std::uint32_t>> codes_;  // [S][keys, words]
+  std::vector<HalfTables> tables_;                 // [S]
 };
 
 }  // namespace lode

@@ -28,8 +28,29 @@ void expect_as_counted(CodeSearch& search, const CodeQuery& query, const char* w
                                 distance.data());
   std::vector<Position> expected, rows = {7};
   select_near(distance, {.budget = query.budget, .all_ties = query.all_ties}, 100, expected);
-  search.nearest(query, 100, rows);
+  const CodeSearch::Work pass = search.nearest(query, {}, 100, rows);
   ASSERT_EQ(rows, expected) << what << ", " << query.n << " keys, budget " << query.budget;
+  EXPECT_EQ(pass.keys >= query.n, query.budget > 0 || query.n == 0);
+  if (query.words > 1 || query.count != 4 || query.budget > query.n / 32) return;
+  // Tables of no key, of some, of all, and of more keys than are asked for.
+  for (const std::int64_t size : {std::int64_t{0}, query.n / 2, query.n}) {
+    for (const std::int64_t n : {query.n, query.n - query.n / 10}) {
+      HalfTables tables;
+      tables.build({query.keys, static_cast<std::size_t>(size)});
+      CodeQuery some = query;
+      some.n = n;
+      some.budget = std::min(query.budget, n);
+      distance.resize(static_cast<std::size_t>(n));
+      select_near(distance, {.budget = some.budget, .all_ties = some.all_ties}, 100, expected);
+      for (const bool always : {false, true}) {
+        search.nearest(some, {&tables, always}, 100, rows);
+        ASSERT_EQ(rows, expected) << what << ", " << n << " keys, " << size << " in tables, always " << always
+                                  << ", budget " << some.budget;
+      }
+    }
+    distance.assign(static_cast<std::size_t>(query.n), 0);
+    signature_kernels().distances(query.keys, query.n, 1, query.queries, query.count, false, distance.data());
+  }
 }
 
 // Codes that mislead a sample: all alike, near ones only where no run of the sample looks, near ones only
@@ -57,7 +78,7 @@ TEST(CodeSearch, EqualsCountingAllDistances) {
       for (const auto& [what, codes] : cases) {
         for (const std::int64_t budget :
              {std::int64_t{0}, std::int64_t{1}, n / 512, n / 32, n / 2, n, n + 1}) {
-          for (const int count : {1, 4}) {
+          for (const int count : {1, 3, 4}) {
             expect_as_counted(search,
                               {.keys = codes.data(),
                                .n = n,

@@ -40,7 +40,7 @@ lengths = ["2k", "4k"]
 methods = ["topk:k=32", "kmeans:clusters=16"]
 dense = "sink=1,window=64"
 top = 8
-show = ["table", "recall-length"]
+show = ["table", "recall-length", "keys-length"]
 [[run]]
 kind = "clusters"
 lengths = ["4k"]

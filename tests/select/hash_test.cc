@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <numeric>
 
+#include "ann/half_tables.h"
 #include "io/container.h"
 #include "io/safetensors.h"
 #include "lodestone/error.h"
@@ -174,6 +175,77 @@ TEST(HashSelector, GrownEqualsRebuiltAndBytesAreCounted) {
   EXPECT_EQ(rebuilt->index_bytes(), 2 * (world.tokens() - 1) * 8);
   const Spec parsed = parse_spec(spec);
   EXPECT_EQ(find_method("hash").index_bytes(parsed, geometry, world.tokens() - 1), rebuilt->index_bytes());
+}
+
+// Tables change what is read, never what is chosen: grown, cut, grown again, saved and loaded.
+TEST(HashSelector, TablesChooseTheSameKeys) {
+  ThreadPool pool(2);
+  World world({.kv_heads = 2, .group = 3, .d = 64, .type = DType::f16, .dense = {1, 16}});
+  const LayerGeometry geometry = world.geometry(pool);
+  const std::string file = write_hash_file(geometry, {}).string();
+  for (const std::string per : {"kv-head", "query-head"}) {
+    const std::string rest = ",budget=1/9,per=" + per + ",weights=" + file;
+    const auto plain = make("hash:index=off" + rest, geometry),
+               tables = make("hash:index=on" + rest, geometry),
+               loaded = make("hash:index=on" + rest, geometry);
+    world.store().roll_back(0);
+    world.write(5000);
+    for (const auto& selector : {plain.get(), tables.get()}) selector->build(0, world.store().layer(0));
+    EXPECT_EQ(tables->index_bytes() - plain->index_bytes(), 2 * HalfTables::bytes_of(4999));
+    const auto same = [&](Selector& a) {
+      const QueryBlock block = world.block(static_cast<Position>(world.tokens() - 3), 3);
+      const std::vector<FarSet> expected = select(*plain, block, geometry);
+      EXPECT_EQ(select(a, block, geometry), expected) << world.tokens();
+      return expected;
+    };
+    same(*tables);
+    for (const std::int64_t cut : {4990, 4000, 6000}) {
+      if (cut < world.tokens()) {
+        world.store().roll_back(cut);
+        plain->roll_back(0, cut);
+        tables->roll_back(0, cut);
+      } else {
+        world.write(cut - world.tokens());
+      }
+      same(*tables);
+      world.write(4700);
+      same(*tables);
+    }
+    const std::filesystem::path path =
+        std::filesystem::path(testing::TempDir()) / ("hash-tables-" + std::to_string(getpid()) + ".lode");
+    ContainerWriter out(path);
+    SectionWriter sections(out, "x/");
+    plain->save(0, sections);  // nothing of the tables is saved
+    out.finish();
+    const ContainerReader in(path);
+    SectionReader reader(in, "x/");
+    loaded->load(0, reader, world.store().layer(0));
+    EXPECT_GT(loaded->index_bytes(), 2 * HalfTables::bytes_of(world.tokens() / 2));
+    same(*loaded);
+    std::filesystem::remove(path);
+  }
+}
+
+TEST(HashSelector, TablesAreOfOneShortSignatureAndCounts) {
+  ThreadPool pool(1);
+  World world({.kv_heads = 1, .group = 2, .d = 64, .dense = {1, 16}});
+  const LayerGeometry geometry = world.geometry(pool);
+  const std::string wide = ",weights=" + write_hash_file(geometry, {.bits = 64}).string();
+  make("hash:index=auto" + wide, geometry);
+  EXPECT_THROW(make("hash:index=on" + wide, geometry), InputError);
+  EXPECT_THROW(parse_spec("hash:weights=x,index=on,mode=depth"), InputError);
+  EXPECT_THROW(parse_spec("hash:weights=x,index=maybe"), InputError);
+  const std::string many =
+      ",weights=" + write_hash_file(geometry, {.bits = 32, .per_query_head = true}).string();
+  EXPECT_THROW(make("hash:index=on" + many, geometry), InputError);
+  make("hash:index=on,per=query-head" + many, geometry);
+  // From 2^20 keys on and budgets of 1/512 of them the estimate of memory has the tables.
+  const std::int64_t many_keys = (std::int64_t{1} << 20) + 1;
+  const auto bytes = [&](const char* spec) {
+    return find_method("hyperplanes").index_bytes(parse_spec(spec), geometry, many_keys);
+  };
+  EXPECT_EQ(bytes("hyperplanes:budget=2048") - bytes("hyperplanes:budget=2049"),
+            HalfTables::bytes_of(many_keys - 1));
 }
 
 TEST(HashSelector, BitsMustBeTheFilesAndKeysMustFitTheMode) {
