@@ -355,8 +355,8 @@ namespace {
 /// A member of every row of a recall run, over the tokens read.
 void recall_chart(const Section& s, const std::string& title, const Axis& y,
                   const std::function<double(const Json&)>& value) {
-  LineChart chart = {
-      .title = title, .x = {.title = "tokens read", .unit = Axis::Unit::tokens, .log = true}, .y = y};
+  const Axis x = {.title = "tokens read", .unit = Axis::Unit::tokens, .log = true};
+  LineChart chart = {.title = title, .x = x, .y = y};
   for (const GridMethod& m : s.grid.methods(s.run)) {
     Series series = {.label = m.label, .style = style_of(m.label)};
     for (const Json& row : s.grid.recall(s.run, m))

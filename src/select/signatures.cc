@@ -20,7 +20,7 @@ SignatureIndex::SignatureIndex(Position begin, int sets, int words)
 
 void SignatureIndex::refresh_tables(int set) {
   // Keys that are not in the tables are searched one by one: at most an eighth of all.
-  constexpr std::int64_t kLeastBehind = 4096, kMostShare = 8;
+  constexpr std::int64_t kLeastBehind = 256, kMostShare = 8;
   LODE_ASSERT(words_ == 1);
   const std::int64_t keys = end_ - begin_;
   HalfTables& tables = tables_[static_cast<std::size_t>(set)];

@@ -189,9 +189,9 @@ TEST(HashSelector, TablesChooseTheSameKeys) {
                tables = make("hash:index=on" + rest, geometry),
                loaded = make("hash:index=on" + rest, geometry);
     world.store().roll_back(0);
-    world.write(5000);
+    world.write(2000);
     for (const auto& selector : {plain.get(), tables.get()}) selector->build(0, world.store().layer(0));
-    EXPECT_EQ(tables->index_bytes() - plain->index_bytes(), 2 * HalfTables::bytes_of(4999));
+    EXPECT_EQ(tables->index_bytes() - plain->index_bytes(), 2 * HalfTables::bytes_of(1999));
     const auto same = [&](Selector& a) {
       const QueryBlock block = world.block(static_cast<Position>(world.tokens() - 3), 3);
       const std::vector<FarSet> expected = select(*plain, block, geometry);
@@ -199,7 +199,7 @@ TEST(HashSelector, TablesChooseTheSameKeys) {
       return expected;
     };
     same(*tables);
-    for (const std::int64_t cut : {4990, 4000, 6000}) {
+    for (const std::int64_t cut : {1990, 1000, 3000}) {
       if (cut < world.tokens()) {
         world.store().roll_back(cut);
         plain->roll_back(0, cut);
@@ -208,7 +208,7 @@ TEST(HashSelector, TablesChooseTheSameKeys) {
         world.write(cut - world.tokens());
       }
       same(*tables);
-      world.write(4700);
+      world.write(300);
       same(*tables);
     }
     const std::filesystem::path path =
