@@ -370,9 +370,10 @@ void recall_chart(const Section& s, const std::string& title, const Axis& y,
 
 void write_recall(const Section& s) {
   const DenseParts dense = dense_parts(s.run.dense, RecallOptions().dense);
-  const auto keys = [&](const Json& row) {
-    return member(row, "chosen") * (member(row, "tokens") - static_cast<double>(dense.sink + dense.window));
-  };
+  // Of the queries' mean position: they are the last tokens.
+  const double near =
+      static_cast<double>(dense.sink + dense.window) + 0.5 * static_cast<double>(s.run.queries - 1);
+  const auto keys = [&](const Json& row) { return member(row, "chosen") * (member(row, "tokens") - near); };
   if (shows(s.run, Show::recall_length))
     recall_chart(s, fmt::format("Recall of the true top {} keys by length, by weight a", s.run.top),
                  {.title = "recall", .low = 0.0, .high = 1.0},
