@@ -457,7 +457,7 @@ void Retrieval::finish(const Search& search, Walk& walk, RetrievalScratch& scrat
   for (;;) {
     // Fewer than asked for: a narrow beam has stopped early.
     while (walk.found() < std::min(keep + hidden, nodes) && beam < keep) walk.run((beam *= 2) + hidden);
-    behind = rank(search, walk, options_.mass > 0.0 ? keep : k + k / 2, scratch, rows);
+    behind = rank(search, walk, options_.mass > 0.0 ? keep : 2 * k, scratch, rows);
     work.bytes += std::ssize(rows) * kv.token_bytes() / 2;
     if (options_.mass == 0.0) {
       top_k(scratch.scores, k, 0, best);
