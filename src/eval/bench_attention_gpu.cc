@@ -53,6 +53,7 @@ std::vector<AttentionBenchRow> bench_attention_gpu(const AttentionBenchOptions& 
                            .queries = options.queries,
                            .kv_type = options.kv_type,
                            .keep = options.keep,
+                           .rotate = options.rotate,
                            .largest = options.largest,
                            .seed = options.seed,
                            .make_keys = {},

@@ -85,7 +85,7 @@ class Bench {
   Bench(const GpuAttentionTask& task)
       : task_(task), layout_{task.shape->kv_heads, task.shape->head_dim, task.kv_type, 0} {
     const std::int64_t call_bytes = task.batch * layout_.layer_bytes(task.context);
-    const std::int64_t wanted = (kRotatedBytes * kReadShare + call_bytes - 1) / call_bytes;
+    const std::int64_t wanted = task.rotate ? (kRotatedBytes * kReadShare + call_bytes - 1) / call_bytes : 1;
     places_ = static_cast<int>(std::clamp<std::int64_t>(
         wanted, 2, std::clamp<std::int64_t>(kMostCacheBytes / call_bytes, 2, kMostPlaces)));
     query_tokens_ = static_cast<int>(task.batch * task.queries);

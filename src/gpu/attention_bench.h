@@ -21,6 +21,7 @@ struct GpuAttentionTask {
   std::int64_t context = 0, batch = 1, queries = 1;
   DType kv_type = DType::bf16;
   std::optional<double> keep;  ///< share of the far keys that lists are cut or filled to
+  bool rotate = true;          ///< on a GPU, past its caches; without: a trial, not for times
   double largest = 0;          ///< share of the keys in one bucket of saap that all attend; 0 = as it comes
   std::uint64_t seed = 1;
   /// Writes and commits `context` tokens of one layer; null: independent numbers, made on the GPU.

@@ -490,6 +490,7 @@ Json Grid::measure_attention(const SuiteRun& run, std::int64_t length, std::span
                                          .kind = KvKind::clustered,
                                          .keep = run.keep,
                                          .seconds = seconds,
+                                         .rotate = seconds > kTrialSeconds,
                                          .fingerprint = model_->fingerprint()};
   const bool on_gpu = options_.context.device == Device::cuda;
   std::vector<Spec> complete;
