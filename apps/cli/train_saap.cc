@@ -160,8 +160,8 @@ void add_network_flags(CLI::App& verb, TrainSaapFlags& flags) {
       ->check(CLI::IsMember({"f16", "bf16", "f32", "q8"}));
   verb.add_option("--from", flags.from, "an artefact to train further on these texts; centroids stay");
   verb.add_flag("--add-network", s.add_network,
-                "leave the networks of --from as they are and train another one over its buckets, for longer "
-                "contexts (see --shift)");
+                "leave the networks of --from as they are (but for --type q8) and train another one over its "
+                "buckets, for longer contexts (see --shift)");
   verb.add_option("--switch-at", flags.switch_at,
                   "first query position that the added network chooses for; default: the geometric middle of "
                   "the lengths that it and the one before it were trained for");

@@ -94,10 +94,12 @@ class Growth {
       Selection selection;
       const QueryBlock queries = block(c, variant);
       c.selector->select({&queries, 1}, selection);
-      for (std::int64_t i = 0; i < selection.sets(); ++i) kept += static_cast<double>(selection.keys(i));
+      double all = 0;  // of sets of a KV head or of a query head
+      for (std::int64_t i = 0; i < selection.sets(); ++i) all += static_cast<double>(selection.keys(i));
+      kept += all / static_cast<double>(std::max<std::int64_t>(1, selection.sets()));
     }
     const SelectWork work = c.selector->take_work();
-    row.kept = kept / kQueryVariants / options_.shape.kv_heads;
+    row.kept = kept / kQueryVariants;
     row.bytes = work.bytes / kQueryVariants;
     row.scored = work.keys_scored / kQueryVariants;
     std::vector<double> times;

@@ -78,6 +78,18 @@ Json map_of(const ClusterTree& tree, const KvRows& kv, const ClusterMapOptions& 
           {"groups", std::move(shown)}};
 }
 
+/// Those asked for, or else the first that chooses its keys, the middle and the last.
+template <class Selectors>
+std::vector<int> wanted_layers(const ClusterMapOptions& options, const Selectors& selectors) {
+  if (!options.layers.empty()) return options.layers;
+  const int layers = static_cast<int>(std::ssize(selectors));
+  int first = 0;
+  while (first + 1 < layers && selectors[static_cast<std::size_t>(first)] == nullptr) ++first;
+  std::vector<int> wanted = {first, std::max(first, layers / 2), layers - 1};
+  wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
+  return wanted;
+}
+
 }  // namespace
 
 double take_main_axis(std::vector<float>& rows, std::int64_t d, std::vector<float>& along) {
@@ -126,16 +138,11 @@ std::vector<Json> cluster_maps(const std::shared_ptr<const Model>& model, std::s
   for (const NamedSpec& named : specs) methods.push_back(context.attach(named.spec));
   context.prefill(tokens);
   context.build_indexes();
-  const int layers = model->config().layers;
-  std::vector<int> wanted = options.layers;
-  if (wanted.empty()) wanted = {0, layers / 2, layers - 1};
-  wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
   std::vector<Json> maps;
   for (std::size_t m = 0; m < specs.size(); ++m) {
-    for (const int layer : wanted) {
-      const Selector* const selector = context.impl()
-                                           .methods[static_cast<std::size_t>(methods[m])]
-                                           .selectors[static_cast<std::size_t>(layer)];
+    const auto& selectors = context.impl().methods[static_cast<std::size_t>(methods[m])].selectors;
+    for (const int layer : wanted_layers(options, selectors)) {
+      const Selector* const selector = selectors[static_cast<std::size_t>(layer)];
       const auto* const chooser = dynamic_cast<const ClusterChooser*>(selector);
       const auto choice = chooser != nullptr ? chooser->cluster_choice() : std::nullopt;
       if (!choice || choice->segments.empty())

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <deque>
 #include <limits>
 
@@ -207,6 +208,19 @@ std::vector<SaapStretch> read_saap_stretches(const std::filesystem::path& path) 
   std::map<std::string, std::string> metadata;
   parse_safetensors(file.bytes(), path.string(), &metadata);
   return read_stretches(metadata, path.string());
+}
+
+std::map<int, std::string> read_saap_fingerprints(const std::filesystem::path& path) {
+  const MappedFile file(path);
+  std::map<std::string, std::string> metadata;
+  parse_safetensors(file.bytes(), path.string(), &metadata);
+  std::map<int, std::string> found;
+  for (const auto& [key, value] : metadata) {
+    int layer = 0, end = 0;
+    if (std::sscanf(key.c_str(), "layer.%d.fingerprint%n", &layer, &end) == 1 && end == std::ssize(key))
+      found[layer] = value;
+  }
+  return found;
 }
 
 void write_saap(const std::filesystem::path& path, const std::map<int, std::vector<SaapHead>>& layers,

@@ -72,6 +72,8 @@ SaapLayer read_saap(const std::filesystem::path& path, const LayerGeometry& geom
 
 /// What the file says of its networks; InputError when it is no artefact of saap.
 std::vector<SaapStretch> read_saap_stretches(const std::filesystem::path& path);
+/// Fingerprint of each layer that the file holds, by the layer's number.
+std::map<int, std::string> read_saap_fingerprints(const std::filesystem::path& path);
 
 /// `layers` by number; a stretch for each network.
 void write_saap(const std::filesystem::path& path, const std::map<int, std::vector<SaapHead>>& layers,

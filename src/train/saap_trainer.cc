@@ -153,6 +153,12 @@ void Training::open_checkpoint() {
   Json settings = settings_.json();
   settings["prompts"] = hasher.hex();
   settings["model"] = model_->fingerprint();
+  if (!settings_.from.empty()) {  // by what it holds: another file may have come to its place
+    Hasher from;
+    for (const auto& [layer, fingerprint] : read_saap_fingerprints(settings_.from))
+      from.add(std::as_bytes(std::span(fingerprint)));
+    settings["from_fingerprint"] = from.hex();
+  }
   if (std::filesystem::exists(path_)) {
     checkpoint_ = Checkpoint::read(path_);
     const auto found = checkpoint_.notes.find("settings");
@@ -272,6 +278,12 @@ void Training::find_partitions() {
 }
 
 void Training::partitions_from_artefact() {
+  const auto held = read_saap_fingerprints(settings_.from);
+  if (!held.empty() && held.begin()->first < settings_.dense_layers) {
+    throw InputError(fmt::format(
+        "{}: expected layers from {} on (--dense-layers), found layer {} too, which would be lost",
+        settings_.from.string(), settings_.dense_layers, held.begin()->first));
+  }
   for (Head& head : heads_) {
     if (head.head > 0) continue;
     const LayerGeometry geometry = {.layer = head.layer,

@@ -51,8 +51,8 @@ struct SaapSettings {
   DType type = DType::f16;     ///< of the classifier's weights in the artefact; q8: centroids stay f16
   std::int64_t probes = 32;    ///< at which captured mass is reported
   std::filesystem::path from;  ///< an artefact whose buckets are taken; empty = none
-  /// Its networks stay as they are, and another one is trained over its buckets, for longer contexts; false:
-  /// its only network is trained further.
+  /// Its networks stay as they are (in 8 bits where type is q8), and another one is trained over its buckets,
+  /// for longer contexts; false: its only network is trained further.
   bool add_network = false;
   std::int64_t memory = std::int64_t{2} << 30;  ///< bytes of sampled queries at a time
   std::uint64_t seed = 0;

@@ -355,6 +355,34 @@ TEST(SaapTraining, AddsANetworkForLongerContextsOverTheSameBuckets) {
   for (const auto& path : {checkpoint, base}) std::filesystem::remove(path);
 }
 
+TEST(SaapTraining, RefusesAnotherArtefactInTheOnesPlaceAndOneWhoseLayersWouldBeLost) {
+  const std::filesystem::path checkpoint = temporary("place"), base = temporary("place.safetensors");
+  Small small;
+  small.settings.steps = 10;
+  const auto make = [&](std::uint64_t seed) {
+    Small other;
+    other.settings.steps = 10;
+    other.settings.seed = seed;
+    write_saap(base, other.train(temporary("place-other")).layers, tiny_model()->fingerprint(), {{0, "{}"}});
+    std::filesystem::remove(temporary("place-other"));
+  };
+  make(1);
+  small.settings.from = base;
+  small.settings.add_network = true;
+  int heads = 0;
+  EXPECT_THROW(small.train(checkpoint, [&](const SaapHeadReport&) { set_cancel(++heads == 1); }),
+               Interrupted);
+  set_cancel(false);
+  make(2);
+  EXPECT_THROW(small.train(checkpoint), InputError);
+  make(1);
+  EXPECT_EQ(small.train(checkpoint).layers.at(1)[0].networks.size(), 2u);
+  std::filesystem::remove(checkpoint);
+  small.settings.dense_layers = 1;
+  EXPECT_THROW(small.train(checkpoint), InputError);
+  for (const auto& path : {checkpoint, base}) std::filesystem::remove(path);
+}
+
 TEST(SaapTraining, RefusesWhatCannotBeTrained) {
   const std::filesystem::path checkpoint = temporary("refused");
   Small one;
