@@ -52,16 +52,7 @@ class Bench {
 
   void add(const Spec& spec) {
     const ModelConfig& c = options_.shape;
-    Candidate candidate = {.spec = spec,
-                           .geometry = {.layer = spec.dense_layers,  // a layer that is not kept dense
-                                        .query_heads = c.query_heads,
-                                        .kv_heads = c.kv_heads,
-                                        .head_dim = c.head_dim,
-                                        .scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim)),
-                                        .dense = spec.dense,
-                                        .rope = &rope_,
-                                        .pool = &pool_,
-                                        .seed = options_.seed}};
+    Candidate candidate = {.spec = spec, .geometry = bench_geometry(c, spec, rope_, pool_, options_.seed)};
     candidates_.push_back(std::move(candidate));
     Candidate& added = candidates_.back();
     VectorMaker keys({c.query_heads, c.kv_heads, c.head_dim}, options_.kind, options_.skew, rope_,

@@ -18,6 +18,20 @@ constexpr float kKeyNoise = 0.6f, kQueryNoise = 0.6f;
 
 }  // namespace
 
+LayerGeometry bench_geometry(const ModelConfig& shape, const Spec& spec, const Rope& rope, ThreadPool& pool,
+                             std::uint64_t seed) {
+  return {.layer = spec.dense_layers,
+          .query_heads = shape.query_heads,
+          .kv_heads = shape.kv_heads,
+          .head_dim = shape.head_dim,
+          .scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim)),
+          .dense = spec.dense,
+          .rope = &rope,
+          .pool = &pool,
+          .seed = seed,
+          .covered = {}};
+}
+
 double median(std::vector<double> values) {
   if (values.empty()) return 0.0;
   const auto middle = values.begin() + std::ssize(values) / 2;

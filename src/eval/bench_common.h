@@ -12,6 +12,8 @@
 #include "base/rng.h"
 #include "eval/ood_vectors.h"
 #include "kv/store.h"
+#include "lodestone/selector.h"
+#include "lodestone/spec.h"
 #include "model/rope.h"
 
 namespace lode {
@@ -29,6 +31,11 @@ double median(std::vector<double> values);  ///< 0 of none
 
 /// Bytes of the largest cache of this machine; 32 MiB where the system does not say.
 std::int64_t last_level_cache_bytes();
+
+/// Of the layer that a method is benched as: the first that its spec does not keep dense. `rope` and `pool`
+/// are kept.
+LayerGeometry bench_geometry(const ModelConfig& shape, const Spec& spec, const Rope& rope, ThreadPool& pool,
+                             std::uint64_t seed);
 
 /// How made-up keys lie. normal: independent. clustered: around centres of their head, cluster sizes by
 /// Zipf's law with exponent `skew`, queries near a centre. ood: queries apart from the keys (ood_vectors.h).

@@ -42,17 +42,7 @@ class Growth {
     const Spec spec = !by_share ? plain
                                 : parse_spec(fmt::format("{}{}sparsity={:.9f}", text,
                                                          text.find(':') == text.npos ? ':' : ',', sparsity));
-    const ModelConfig& c = options_.shape;
-    const LayerGeometry geometry = {.layer = spec.dense_layers,  // a layer that is not kept dense
-                                    .query_heads = c.query_heads,
-                                    .kv_heads = c.kv_heads,
-                                    .head_dim = c.head_dim,
-                                    .scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim)),
-                                    .dense = spec.dense,
-                                    .rope = &rope_,
-                                    .pool = &pool_,
-                                    .seed = options_.seed,
-                                    .covered = {}};
+    const LayerGeometry geometry = bench_geometry(options_.shape, spec, rope_, pool_, options_.seed);
     candidates_.push_back({text, spec, info.make(spec, geometry, "bench")});
   }
 

@@ -341,12 +341,13 @@ std::int64_t GpuBuckets::bytes() const {
   return sum;
 }
 
-std::vector<float> train_centroids_on_gpu(const GpuKeys& keys, int layer, int kv_head, std::int64_t sink,
-                                          bool roped, std::int64_t clusters, cuda::StreamHandle stream) {
-  const std::int64_t n = keys.tokens - sink, d = keys.layout.head_dim;
-  const std::int64_t step = std::max<std::int64_t>(1, n / (clusters * kSamplePerCentroid)), count = n / step;
-  cuda::Buffer points(count * d * 4, "keys that train centroids"), labels(count * 4, "their labels"),
-      centroids(clusters * d * 4, "centroids");
+namespace {
+
+/// About `most` of a head's keys behind the sink, evenly spread, as stored or un-rotated: [count, d].
+cuda::Buffer even_sample(const GpuKeys& keys, int layer, int kv_head, std::int64_t sink, std::int64_t most,
+                         bool roped, cuda::StreamHandle stream) {
+  const std::int64_t n = keys.tokens - sink, step = std::max<std::int64_t>(1, n / most), count = n / step;
+  cuda::Buffer points(count * keys.layout.head_dim * 4, "a sample of keys");
   cuda::gather_keys({.layer = keys.base + layer * keys.layout.layer_stride,
                      .layout = keys.layout,
                      .kv_head = kv_head,
@@ -356,6 +357,18 @@ std::vector<float> train_centroids_on_gpu(const GpuKeys& keys, int layer, int kv
                      .frequencies = roped ? nullptr : keys.frequencies,
                      .rope_scale = keys.rope_scale},
                     points.as<float>(), stream);
+  return points;
+}
+
+}  // namespace
+
+std::vector<float> train_centroids_on_gpu(const GpuKeys& keys, int layer, int kv_head, std::int64_t sink,
+                                          bool roped, std::int64_t clusters, cuda::StreamHandle stream) {
+  const std::int64_t d = keys.layout.head_dim;
+  const cuda::Buffer points =
+      even_sample(keys, layer, kv_head, sink, clusters * kSamplePerCentroid, roped, stream);
+  const std::int64_t count = points.bytes() / (d * 4);
+  cuda::Buffer labels(count * 4, "their labels"), centroids(clusters * d * 4, "centroids");
   // As start: every so-and-so-many-th point.
   for (std::int64_t c = 0; c < clusters; ++c)
     cuda::copy(centroids.as<float>() + c * d, points.as<float>() + c * count / clusters * d, d * 4, stream);
@@ -383,18 +396,8 @@ std::vector<bool> sparse_layers(std::span<Selector* const> selectors) {
 std::vector<float> sample_keys(const GpuKeys& keys, int layer, int kv_head, std::int64_t sink,
                                cuda::StreamHandle stream) {
   constexpr std::int64_t kSample = 1 << 14;
-  const std::int64_t n = keys.tokens - sink, step = std::max<std::int64_t>(1, n / kSample), count = n / step;
-  const cuda::Buffer points(count * keys.layout.head_dim * 4, "a sample of keys");
-  cuda::gather_keys({.layer = keys.base + layer * keys.layout.layer_stride,
-                     .layout = keys.layout,
-                     .kv_head = kv_head,
-                     .begin = sink,
-                     .step = step,
-                     .count = count,
-                     .frequencies = keys.frequencies,
-                     .rope_scale = keys.rope_scale},
-                    points.as<float>(), stream);
-  std::vector<float> sample(static_cast<std::size_t>(count * keys.layout.head_dim));
+  const cuda::Buffer points = even_sample(keys, layer, kv_head, sink, kSample, false, stream);
+  std::vector<float> sample(static_cast<std::size_t>(points.bytes() / 4));
   cuda::copy(sample.data(), points.as<float>(), std::ssize(sample) * 4, stream);
   return sample;
 }

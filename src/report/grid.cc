@@ -331,14 +331,16 @@ Json Grid::base_key(std::string_view kind) const {
   return key;
 }
 
+/// Of what is measured of one method on a text.
+Json Grid::text_key(const SuiteRun& run, const NamedSpec& spec) const {
+  Json key = base_key(name_of(run.kind));
+  key.update({{"seed", run.seed}, {"spec", spec.name}, {"files", spec.files}, {"haystack", haystack_hash_}});
+  return key;
+}
+
 Json Grid::probe_key(const SuiteRun& run, std::int64_t length, const NamedSpec& spec) const {
-  Json key = base_key("probe");
-  key.update({{"tokens", length},
-              {"seed", run.seed},
-              {"dense", run.dense},
-              {"spec", spec.name},
-              {"files", spec.files},
-              {"haystack", haystack_hash_}});
+  Json key = text_key(run, spec);
+  key.update({{"tokens", length}, {"dense", run.dense}});
   return key;
 }
 
@@ -381,15 +383,8 @@ std::vector<Json> Grid::probe(const SuiteRun& run, std::int64_t length) const {
 }
 
 Json Grid::recall_key(const SuiteRun& run, const NamedSpec& spec) const {
-  Json key = base_key("recall");
-  key.update({{"lengths", run.lengths},
-              {"seed", run.seed},
-              {"dense", run.dense},
-              {"spec", spec.name},
-              {"files", spec.files},
-              {"top", run.top},
-              {"queries", run.queries},
-              {"haystack", haystack_hash_}});
+  Json key = text_key(run, spec);
+  key.update({{"lengths", run.lengths}, {"dense", run.dense}, {"top", run.top}, {"queries", run.queries}});
   return key;
 }
 
@@ -425,12 +420,8 @@ std::vector<Json> Grid::recall(const SuiteRun& run, const GridMethod& method) co
 }
 
 Json Grid::clusters_key(const SuiteRun& run, std::int64_t length, const NamedSpec& spec) const {
-  Json key = base_key("clusters");
-  key.update({{"tokens", length},
-              {"seed", run.seed},
-              {"spec", spec.name},
-              {"files", spec.files},
-              {"haystack", haystack_hash_}});
+  Json key = text_key(run, spec);
+  key["tokens"] = length;
   return key;
 }
 

@@ -105,6 +105,7 @@ class Grid {
   Json measure_bench(const SuiteRun& run, std::int64_t length, std::span<const Spec> specs) const;
   double seconds_without_cache(std::int64_t length) const;
   Json base_key(std::string_view kind) const;
+  Json text_key(const SuiteRun& run, const NamedSpec& spec) const;
   Json probe_key(const SuiteRun& run, std::int64_t length, const NamedSpec& spec) const;
   Json recall_key(const SuiteRun& run, const NamedSpec& spec) const;
   Json clusters_key(const SuiteRun& run, std::int64_t length, const NamedSpec& spec) const;

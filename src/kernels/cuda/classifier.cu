@@ -85,8 +85,8 @@ class Chooser {
     fetch_offsets();
     __syncthreads();
     arrive_in_cluster();  // others write here after that
-    wait_for_previous();
-    let_next_begin();
+    wait_for_predecessor();
+    release_successor();
     take_queries();
     fetch_labels();
     multiply_own();
@@ -693,20 +693,9 @@ template <int kPlanes, int kTiles, int kRanks>
 void launch(const Params& p, StreamHandle stream) {
   const auto kernel = choose_kernel<kPlanes, kTiles, kRanks>;
   prepare_clusters(kernel, p.plan.total);
-  cudaLaunchConfig_t config = {};
-  config.gridDim =
-      dim3(kRanks, static_cast<unsigned>(p.queries.layout.kv_heads), static_cast<unsigned>(p.queries.count));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = static_cast<std::size_t>(p.plan.total);
-  config.stream = stream;
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {kRanks, 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  LODE_CUDA(cudaLaunchKernelEx(&config, kernel, p));
+  const dim3 grid(kRanks, static_cast<unsigned>(p.queries.layout.kv_heads),
+                  static_cast<unsigned>(p.queries.count));
+  EarlyLaunch(grid, kThreads, p.plan.total, kRanks, stream)(kernel, p);
 }
 
 /// By the KV heads and the GPU alone: sums of another cut differ in their last bits, and a choice must not
@@ -733,13 +722,7 @@ void launch_for_heads(const BucketChoiceTask& task, const Queries& queries, Stre
 }  // namespace
 
 bool can_choose_buckets() {
-  static const bool can = [] {
-    int device = 0, major = 0;
-    LODE_CUDA(cudaGetDevice(&device));
-    LODE_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    return major >= 9;
-  }();
-  return can;
+  return has_clusters();
 }
 
 std::int64_t bucket_choice_shared_bytes(const BucketChoiceTask& task, int group) {

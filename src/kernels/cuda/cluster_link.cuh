@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/check.cuh"
+#include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/matrix.cuh"
 
 namespace lode::cuda {
@@ -78,15 +78,6 @@ __device__ __forceinline__ void wait_for_cluster() {
   asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
 
-/// The kernel behind this one may begin, up to its own wait.
-__device__ __forceinline__ void let_next_begin() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-/// What the kernels before this one have written is there.
-__device__ __forceinline__ void wait_for_previous() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
 /// Before a launch in clusters of up to sixteen blocks of so many bytes of shared memory, and what is static.
 /// Blocks of the kernel behind come to a processor only where memory is split between cache and blocks alike:
 /// as attention has it, or more where two of these blocks need more, since all clusters must run at once.
@@ -108,19 +99,8 @@ void prepare_clusters(Kernel kernel, std::int64_t bytes) {
 template <class Kernel>
 bool can_place(Kernel kernel, int ranks, int threads, int bytes) {
   prepare_clusters(kernel, bytes);
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(ranks), 1, 1};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(ranks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  int at_once = 0;
-  if (cudaOccupancyMaxActiveClusters(&at_once, kernel, &config) == cudaSuccess) return at_once > 0;
-  static_cast<void>(cudaGetLastError());
-  return false;
+  return EarlyLaunch(dim3(static_cast<unsigned>(ranks)), threads, bytes, ranks, nullptr)
+             .clusters_at_once(kernel) > 0;
 }
 
 }  // namespace lode::cuda

@@ -103,8 +103,8 @@ class Chooser {
     fetch_first();
     __syncwarp();
     arrive_in_cluster();  // others write here after that
-    wait_for_previous();
-    let_next_begin();
+    wait_for_predecessor();
+    release_successor();
     wait_for_cluster();
     const int rows = tokens_ * p_.group;
     for (int row = 0; row < rows; row += kQueries) {
@@ -461,20 +461,8 @@ void launch(const Params& p, StreamHandle stream) {
   const auto kernel = choose_kernel<kPieces, kRanks>;
   prepare_clusters(kernel, shared);
   const int stretches = (p.queries.count + p.task.stretch - 1) / p.task.stretch;
-  cudaLaunchConfig_t config = {};
-  config.gridDim =
-      dim3(kRanks, static_cast<unsigned>(p.queries.layout.kv_heads), static_cast<unsigned>(stretches));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = static_cast<std::size_t>(shared);
-  config.stream = stream;
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {kRanks, 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  LODE_CUDA(cudaLaunchKernelEx(&config, kernel, p));
+  const dim3 grid(kRanks, static_cast<unsigned>(p.queries.layout.kv_heads), static_cast<unsigned>(stretches));
+  EarlyLaunch(grid, kThreads, shared, kRanks, stream)(kernel, p);
 }
 
 template <int kPieces>

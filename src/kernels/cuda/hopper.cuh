@@ -22,26 +22,30 @@ __device__ __forceinline__ void release_successor() {
 #endif
 }
 
-inline bool has_clusters() {
-  static const bool has = [] {
-    int device = 0, major = 0;
+/// 9 for sm_90.
+inline int capability_major() {
+  static const int major = [] {
+    int device = 0, found = 0;
     LODE_CUDA(cudaGetDevice(&device));
-    LODE_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    return major >= 9;
+    LODE_CUDA(cudaDeviceGetAttribute(&found, cudaDevAttrComputeCapabilityMajor, device));
+    return found;
   }();
-  return has;
+  return major;
+}
+inline bool has_clusters() {
+  return capability_major() >= 9;
 }
 
-/// The attributes of a launch: in clusters of so many blocks, 1 for none, and early.
+/// The attributes of a launch: in clusters of so many blocks, 1 for none, and early unless said otherwise.
 class EarlyLaunch {
  public:
-  EarlyLaunch(dim3 grid, int threads, int shared, int cluster, StreamHandle stream) {
+  EarlyLaunch(dim3 grid, int threads, int shared, int cluster, StreamHandle stream, bool early = true) {
     config_.gridDim = grid;
     config_.blockDim = dim3(static_cast<unsigned>(threads));
     config_.dynamicSmemBytes = static_cast<std::size_t>(shared);
     config_.stream = stream;
     attributes_[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes_[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes_[0].val.programmaticStreamSerializationAllowed = early ? 1 : 0;
     attributes_[1].id = cudaLaunchAttributeClusterDimension;
     attributes_[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
     config_.attrs = attributes_;

@@ -125,8 +125,8 @@ class Near {
     for (int i = lane_; i < S::kCounterBytes / 16; i += 32) reinterpret_cast<uint4*>(counters_)[i] = {};
     __syncwarp();
     arrive_in_cluster();
-    wait_for_previous();
-    let_next_begin();
+    wait_for_predecessor();
+    release_successor();
     const std::int64_t head = std::int64_t{query_} * p_.attend.queries.query_heads + list_of_query_ * kHeads;
     const float4 x = *reinterpret_cast<const float4*>(p_.q + (head + rank_ / S::kOfHead) * kDim + lane_ * 4);
     wait_for_cluster();
@@ -520,23 +520,12 @@ bool launch(NearParams p, std::int64_t max_tokens, StreamHandle stream) {
   if (bytes > kMostBytes) return false;
   const auto kernel = near_kernel<T, kHeads, kHiddenLayers, kAttend>;
   const Queries& queries = p.attend.queries;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(queries.query_heads / kHeads * N::kRanks),
-                        static_cast<unsigned>(queries.count));
-  config.blockDim = dim3(kBlock);
-  config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
-  config.stream = stream;
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {N::kRanks, 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = p.signatures.fresh ? 0 : 1;
-  config.attrs = attributes;
-  config.numAttrs = 2;
   static const bool fits = can_place(kernel, N::kRanks, kBlock, kMostBytes);
   if (!fits) return false;
   prepare_clusters(kernel, bytes);
-  LODE_CUDA(cudaLaunchKernelEx(&config, kernel, p));
+  const dim3 grid(static_cast<unsigned>(queries.query_heads / kHeads * N::kRanks),
+                  static_cast<unsigned>(queries.count));
+  EarlyLaunch(grid, kBlock, static_cast<int>(bytes), N::kRanks, stream, !p.signatures.fresh)(kernel, p);
   return true;
 }
 
@@ -565,23 +554,14 @@ bool launch_for_heads(const NearParams& p, int heads, std::int64_t max_tokens, S
   }
 }
 
-bool is_hopper() {  // clusters of sixteen, and what was measured
-  static const bool is = [] {
-    int device = 0, major = 0;
-    LODE_CUDA(cudaGetDevice(&device));
-    LODE_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    return major == 9;
-  }();
-  return is;
-}
-
 int heads_of_list(const Queries& queries, const SignatureRule& rule) {
   return rule.per_query_head ? 1 : queries.query_heads / queries.layout.kv_heads;
 }
 
 bool is_for(const Queries& queries, const SignNets& nets, const Signatures& signatures,
             const SignatureRule& rule) {
-  bool fits = is_hopper() && queries.layout.head_dim == kDim && nets.type == DType::f16 &&
+  // Clusters of sixteen, and what was measured.
+  bool fits = capability_major() == 9 && queries.layout.head_dim == kDim && nets.type == DType::f16 &&
               signatures.words == 1 && rule.mode == SignatureRule::Mode::count && !rule.all_ties &&
               rule.budget != nullptr && nets.bits() == kBits &&
               !(signatures.per_query_head && heads_of_list(queries, rule) > 1);

@@ -15,6 +15,7 @@
 
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/element.cuh"
+#include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/signatures.h"
 
 namespace lode::cuda {
@@ -633,15 +634,6 @@ int multiprocessors() {
   }();
   return count;
 }
-bool clusters_exist() {
-  static const bool exist = [] {
-    int device = 0, major = 0;
-    LODE_CUDA(cudaGetDevice(&device));
-    LODE_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    return major >= 9;
-  }();
-  return exist;
-}
 int most_shared_bytes() {
   static const int bytes = [] {
     int device = 0, most = 0;
@@ -691,7 +683,7 @@ void launch(Params p, std::int64_t lists, std::int64_t max_tokens, StreamHandle 
     attribute.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
     config.numAttrs = size > 1 ? 1 : 0;
   };
-  int cluster = clusters_exist() ? kMostCluster : 1;
+  int cluster = has_clusters() ? kMostCluster : 1;
   while (cluster > 1 && (all * cluster > 2 * multiprocessors() || cluster / 2 * kUnit >= max_tokens))
     cluster /= 2;
   shape(cluster);
