@@ -13,8 +13,9 @@
 //
 // Products are of integers (mma.m16n8k32.s8): inputs of 16 bits, against the largest that the block has, as
 // two columns of bytes; weights of one byte or two. A block's part of a sum is exact, parts are added in the
-// order of the blocks. Everything here runs once, so that fetching instructions is what it costs: loops that
-// turn once or twice are not unrolled. One file, because its phases share what a block holds.
+// order of the blocks. Everything here runs once, so that what it costs is fetching instructions, some seven
+// clocks each: what the host can work out it does, and loops are unrolled only where latency asks for it. One
+// file, because the phases share what a block holds.
 #include <algorithm>
 
 #include "kernels/cuda/check.cuh"
@@ -42,18 +43,12 @@ struct Params {
   int most = 0;              ///< buckets to choose
 };
 
-/// Four bytes of memory to the block's, without waiting; 0 where there are none.
-__device__ __forceinline__ void fetch_word(void* to, const void* from, bool exists) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from),
-               "r"(exists ? 4 : 0)
-               : "memory");
+/// Four bytes of memory to the block's, without waiting.
+__device__ __forceinline__ void fetch_word(void* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
-__device__ __forceinline__ void close_fetches() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int kLater>
 __device__ __forceinline__ void wait_for_fetches() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLater) : "memory");
+  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 template <int kPlanes, int kTiles, int kRanks>
@@ -77,34 +72,40 @@ class Chooser {
     const bool deep = p_.cut.hidden_tiles > 0;
     find_tiles();
     fetch_own(warp_, 0);
-    fetch_tails();
-    fetch_columns(0);
+    columns_ == 1 ? fetch_columns<true>(0) : fetch_columns<false>(0);
     if (tid_ == 0) open_inboxes();
     __syncwarp();
-    prepare_memory();
-    fetch_offsets();
-    __syncthreads();
     arrive_in_cluster();  // others write here after that
+    clear_memory();
+    fetch_offsets();
+    if (p_.queries.bases != nullptr && p_.queries.count == 1) base_ = p_.queries.bases[token_.sequence];
+    __syncthreads();
     wait_for_predecessor();
     release_successor();
     take_queries();
-    fetch_labels();
+    ask_ahead();
     multiply_own();
+    fetch_labels();
     wait_for_cluster();
     if (deep) {
       __syncthreads();
       quantise_hidden();
       __syncthreads();
-      multiply_columns();
+      columns_ == 1 ? multiply_columns<true>() : multiply_columns<false>();
+      send_made();
     }
+    if (!deep) __syncthreads();  // what the input made of buckets is read by other warps
     count_unlisted();
-    wait_for_fetches<0>();
-    __syncthreads();
-    if (deep) wait_for(&inboxes().partial);
+    wait_for_fetches();
+    if (deep) wait_for(&small().partial);
     finish_scores();
-    if (p_.task.softmax) wait_for(&inboxes().stats);
+    __syncthreads();
+    if (p_.task.softmax) {
+      share_stats();
+      wait_for(&small().stats);
+    }
     share_keys();
-    wait_for(&inboxes().keys);
+    wait_for(&small().keys);
     find_candidates();
     __syncthreads();
     rank_candidates();
@@ -113,33 +114,26 @@ class Chooser {
   }
 
  private:
+  using Weights = Piece<kPlanes>;
   static constexpr int kHeads = 4 * kTiles, kHeldColumns = 8 / kPlanes;
   struct Small {
     float of_query[kHeads];   ///< largest number of the input
     unsigned hidden[kHeads];  ///< of this block's hidden units
+    float4 units[kTiles];     ///< by which sums of their bytes are multiplied
     unsigned least[kWarps];
     int candidates, rows;
-    Inbox partial, stats, keys;
+    Inbox scales, partial, stats, keys;
   };
   __device__ static Small& small() {
     __shared__ Small small;
     return small;
   }
-  __device__ static Small& inboxes() { return small(); }
 
   template <class T>
   __device__ T* at(int offset) const {
     return reinterpret_cast<T*>(memory_ + offset);
   }
-  __device__ const float* tails(bool hidden) const {  // scales, then biases
-    return at<float>(p_.plan.tails) + (hidden ? 0 : 2 * p_.cut.hidden_rows);
-  }
   __device__ const float* factor() const { return reinterpret_cast<const float*>(net_ + p_.cut.factor); }
-  /// Blocks that have hidden units.
-  __device__ int senders() const {
-    return p_.cut.hidden_tiles == 0 ? 0 : (p_.task.net.hidden + p_.cut.hidden_rows - 1) / p_.cut.hidden_rows;
-  }
-
   __device__ void find_tiles() {
     own_hidden_ =
         max(0, min(p_.cut.hidden_rows / kTile, p_.cut.hidden_tiles - rank_ * p_.cut.hidden_rows / kTile));
@@ -151,13 +145,26 @@ class Chooser {
     first_tile_ = min(p_.cut.bucket_tiles, warp_ * each);
     pieces_ = (min(p_.cut.bucket_tiles, first_tile_ + each) - first_tile_) * columns_;
   }
+  /// And asks for scales and biases.
   __device__ void open_inboxes() const {
-    Small& in = inboxes();
-    open_inbox(&in.partial), open_inbox(&in.stats), open_inbox(&in.keys);
+    Small& in = small();
+    open_inbox(&in.scales), open_inbox(&in.partial), open_inbox(&in.stats), open_inbox(&in.keys);
     publish_inboxes();
-    expect(&in.partial, static_cast<unsigned>(senders() * own_buckets_ * kTiles * 256));
-    expect(&in.stats, static_cast<unsigned>(kRanks * p_.cut.bucket_rows / 8 * kTiles * 32));
+    const int rows_1 = own_hidden_ * kTile, rows_2 = own_buckets_ * kTile;
+    expect(&in.scales, static_cast<unsigned>(rows_1 + rows_2) * 8);
+    expect(&in.partial, static_cast<unsigned>(p_.cut.senders * own_buckets_ * kTiles * 256));
+    expect(&in.stats, static_cast<unsigned>(kRanks * kHeads * 8));
     expect(&in.keys, static_cast<unsigned>(kRanks * p_.cut.bucket_rows * 4));
+    const auto take = [&](int place, std::int64_t tails, int rows, int each, int tiles) {
+      if (rows == 0) return;
+      const auto* const from = reinterpret_cast<const float*>(net_ + tails) + rank_ * each;
+      send_from_memory(at<float>(place), from, static_cast<unsigned>(rows) * 4, &small().scales);
+      send_from_memory(at<float>(place) + each, from + tiles * kTile, static_cast<unsigned>(rows) * 4,
+                       &small().scales);
+    };
+    take(p_.plan.scales_1, p_.cut.tails_1, rows_1, p_.cut.hidden_rows, p_.cut.hidden_tiles);
+    take(p_.plan.scales_2, p_.cut.tails_2, rows_2, p_.cut.bucket_rows, p_.cut.bucket_tiles);
+    small().candidates = small().rows = 0;
   }
 
   /// Tiles of rows that this block multiplies with the input: those of W1, then those of W3.
@@ -168,36 +175,29 @@ class Chooser {
     const bool hidden = unit < own_hidden_;
     const int tile = hidden ? rank_ * (p_.cut.hidden_rows / kTile) + unit
                             : rank_ * (p_.cut.bucket_rows / kTile) + unit - own_hidden_;
-    const auto* const pieces = reinterpret_cast<const uint4*>(net_ + (hidden ? 0 : p_.cut.output));
-    const int first =
-        (hidden ? tile * p_.cut.stride_1 : tile * p_.cut.stride_2 + p_.cut.direct_chunk) + chunk;
-    own_[0].fetch(pieces, first);
-    if (chunk + 1 < p_.cut.input_chunks) own_[1].fetch(pieces, first + 1);
+    const auto* const from =
+        reinterpret_cast<const uint4*>(net_ + (hidden ? 0 : p_.cut.output)) + lane_ +
+        (hidden ? tile * p_.cut.stride_1 : tile * p_.cut.stride_2 + p_.cut.direct_chunk) * Weights::kFours;
+    own_[0].fetch(from + chunk * Weights::kFours);
+    if (chunk + 1 < p_.cut.input_chunks) own_[1].fetch(from + (chunk + 1) * Weights::kFours);
   }
-  /// Of this warp's tiles of all buckets, the columns of own hidden units: so many pieces from one on.
+  /// Of this warp's tiles of all buckets, the columns of own hidden units: the next pieces, from one on.
+  template <bool kOneChunk>
   __device__ void fetch_columns(int from) {
-    const auto* const pieces = reinterpret_cast<const uint4*>(net_ + p_.cut.output);
-    const int chunk = rank_ * (p_.cut.hidden_rows / kChunk);
+    if (from == 0) {
+      const int chunk = rank_ * (p_.cut.hidden_rows / kChunk);
+      next_ = reinterpret_cast<const uint4*>(net_ + p_.cut.output) + lane_ +
+              (first_tile_ * p_.cut.stride_2 + chunk) * Weights::kFours;
+    }
+    const int step = kOneChunk ? p_.cut.stride_2 * Weights::kFours : Weights::kFours,
+              over = (p_.cut.stride_2 - columns_) * Weights::kFours;  // from a tile's last to the next one's
 #pragma unroll
     for (int i = 0; i < kHeldColumns; ++i) {
-      const int piece = from + i, tile = columns_ == 1 ? piece : piece / max(1, columns_);
-      if (piece < pieces_)
-        held_[i].fetch(pieces, (first_tile_ + tile) * p_.cut.stride_2 + chunk + piece - tile * columns_);
+      if (from + i >= pieces_) break;
+      held_[i].fetch(next_);
+      next_ += step;
+      if (!kOneChunk && ++next_column_ == columns_) next_column_ = 0, next_ += over;
     }
-  }
-  __device__ void fetch_tails() const {
-    const auto take = [&](bool hidden, std::int64_t place, int rows, int all) {
-      auto* const to = const_cast<float*>(tails(hidden));
-      const float* const from = reinterpret_cast<const float*>(net_ + place);
-#pragma unroll 1
-      for (int i = tid_; i < 2 * rows; i += kThreads) {
-        const int row = rank_ * rows + (i < rows ? i : i - rows);
-        fetch_word(to + i, from + (i < rows ? row : all + row), row < all);
-      }
-    };
-    take(true, p_.cut.tails_1, p_.cut.hidden_rows, p_.cut.hidden_tiles * kTile);
-    take(false, p_.cut.tails_2, p_.cut.bucket_rows, p_.cut.bucket_tiles * kTile);
-    close_fetches();
   }
   __device__ void fetch_offsets() {
     const BucketTables& tables = p_.task.tables;
@@ -206,20 +206,12 @@ class Chooser {
     listed_ = tables.listed[token_.sequence];
     const std::int32_t* const from = tables.offsets + place_ * (buckets + 1);
 #pragma unroll 1
-    for (int i = tid_; i <= buckets; i += kThreads) fetch_word(at<int>(p_.plan.offsets) + i, from + i, true);
-    close_fetches();
+    for (int i = tid_; i <= buckets; i += kThreads) fetch_word(at<int>(p_.plan.offsets) + i, from + i);
   }
-  __device__ void prepare_memory() const {
-    const auto fill = [&](int offset, int words, int with) {
+  __device__ void clear_memory() const {
 #pragma unroll 1
-      for (int i = tid_; i < words; i += kThreads) at<int>(offset)[i] = with;
-    };
-    fill(p_.plan.x, (p_.plan.h - p_.plan.x) / 4, 0);
-    fill(p_.plan.unlisted, p_.cut.bucket_rows, 0);
-    fill(p_.plan.starts, p_.most, 0x7fffffff);
-    fill(p_.plan.map, (p_.task.net.buckets + 31) / 32, 0);
+    for (int i = tid_; i < p_.plan.zeros / 16; i += kThreads) at<uint4>(0)[i] = {};
     if (tid_ < kHeads) small().hidden[tid_] = 0;
-    if (tid_ == 0) small().candidates = small().rows = 0;
   }
 
   __device__ std::int64_t far_end() const {
@@ -229,12 +221,10 @@ class Chooser {
     return p_.task.tables.labels + place_ * p_.task.tables.max_tokens;
   }
   __device__ void fetch_labels() {
-    const std::int64_t end = far_end();
+    const int unlisted = static_cast<int>(far_end() - listed_) - tid_;
+    const std::uint16_t* const from = labels() + listed_ + tid_;
 #pragma unroll
-    for (int i = 0; i < kHeldLabels; ++i) {
-      const std::int64_t key = listed_ + i * kThreads + tid_;
-      held_labels_[i] = key < end ? labels()[key] : -1;
-    }
+    for (int i = 0; i < kHeldLabels; ++i) held_labels_[i] = i * kThreads < unlisted ? from[i * kThreads] : -1;
   }
   /// How many far keys behind the lists each of this block's buckets has.
   __device__ void count_unlisted() const {
@@ -284,8 +274,9 @@ class Chooser {
     for (int head = warp_; head < p_.heads; head += kWarps) {
       const auto input = [&](int c) {
         float4 sum = {};
+        if (c >= d) return sum;  // d is a multiple of 4
 #pragma unroll 4
-        for (int g = 0; g < summed && c < d; ++g) {  // d is a multiple of 4
+        for (int g = 0; g < summed; ++g) {
           const float4 one = *reinterpret_cast<const float4*>(q + (head + g) * d + c);
           sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
         }
@@ -301,8 +292,32 @@ class Chooser {
       for (int c = 4 * lane_ + 128; c < d; c += 128) put(head, c, input(c), inverse);
       if (lane_ == 0) small().of_query[head] = most;
     }
-    wait_for_fetches<1>();
+    wait_for(&small().scales);
     __syncthreads();
+  }
+
+  /// Brings the keys and values of the window, which attention will read, into the second-level cache; by
+  /// warps that have no tile of their own.
+  __device__ void ask_ahead() const {
+    constexpr int kLine = 128, kMostBytes = 16 << 20;
+    const int idle = kWarps - own_tiles();
+    if (base_ == nullptr || warp_ < own_tiles()) return;
+    const KvLayout& layout = p_.queries.layout;
+    const char* const base = base_ + p_.queries.layer_offset + kv_head_ * layout.head_stride();
+    const int row_bytes = static_cast<int>(layout.row_bytes()), end = token_.position + 1;
+    const int rows = min(static_cast<int>(min(p_.task.window, std::int64_t{end})),
+                         kMostBytes / (2 * row_bytes * layout.kv_heads));
+    const int first = end - rows + (rank_ * idle + warp_ - own_tiles()) * 32 + lane_;
+#pragma unroll 1
+    for (int row = first; row < end; row += kRanks * idle * 32) {
+      const char* const at =
+          base + row / kBlockTokens * layout.block_stride() + row % kBlockTokens * row_bytes;
+#pragma unroll 2
+      for (int line = 0; line < row_bytes; line += kLine) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(at + line));
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(at + line + layout.value_offset()));
+      }
+    }
   }
 
   /// Place of a number [tiles][kTiles][2 x 8 rows][8 rows x 4 heads].
@@ -317,9 +332,12 @@ class Chooser {
 #pragma unroll 1
       for (int chunk = 0; chunk < p_.cut.input_chunks; chunk += 2) {
         if (unit != warp_ || chunk > 0) fetch_own(unit, chunk);
-        const char* const x = memory_ + p_.plan.x + chunk * kChunk;
-        sums.add(own_[0], x, p_.plan.x_stride);
-        if (chunk + 1 < p_.cut.input_chunks) sums.add(own_[1], x + kChunk, p_.plan.x_stride);
+        Columns<kTiles> x;
+        x.take(memory_ + p_.plan.x + chunk * kChunk, p_.plan.x_stride);
+        sums.add(own_[0], x);
+        if (chunk + 1 == p_.cut.input_chunks) break;
+        x.take(memory_ + p_.plan.x + (chunk + 1) * kChunk, p_.plan.x_stride);
+        sums.add(own_[1], x);
       }
       if (unit < own_hidden_) {
         keep_hidden(unit, sums);
@@ -329,7 +347,7 @@ class Chooser {
     }
   }
   __device__ void keep_hidden(int tile, const Sums<kPlanes, kTiles>& sums) const {
-    const float* const scales = tails(true) + tile * kTile + lane_ / 4;
+    const float* const scales = at<float>(p_.plan.scales_1) + tile * kTile + lane_ / 4;
     const float* const biases = scales + p_.cut.hidden_rows;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
@@ -362,6 +380,7 @@ class Chooser {
 
   /// Own hidden units to bytes, against the largest of each head.
   __device__ void quantise_hidden() const {
+    if (tid_ < kHeads) (&small().units[0].x)[tid_] = unit_of(__uint_as_float(small().hidden[tid_]));
 #pragma unroll 1
     for (int i = tid_; i < own_hidden_ * kTiles * 64; i += kThreads) {
       const int group = i / 32, half = group % 2, n = group / 2 % kTiles, tile = group / 2 / kTiles;
@@ -375,47 +394,57 @@ class Chooser {
     }
   }
 
-  /// What own hidden units make of every bucket, to the blocks that own those.
+  /// What own hidden units make of every bucket, to the blocks that own those: by way of shared memory, so
+  /// that what is unrolled is short and messages are long.
+  template <bool kOneChunk>
   __device__ void multiply_columns() {
-    float units[kTiles];
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) units[n] = unit_of(__uint_as_float(small().hidden[n * 4 + lane_ % 4]));
+    float* to = at<float>(p_.plan.made) + place_of(first_tile_, 0, 0) + lane_;
     Sums<kPlanes, kTiles> sums;
-    int tile = first_tile_, column = 0;
+    Columns<kTiles> x;
+    x.take(memory_ + p_.plan.h8, p_.plan.h_stride);
+    int column = 0;
 #pragma unroll 1
     for (int from = 0; from < pieces_; from += kHeldColumns) {
-      if (from > 0) fetch_columns(from);
+      if (from > 0) fetch_columns<kOneChunk>(from);
 #pragma unroll
       for (int i = 0; i < kHeldColumns; ++i) {
         if (from + i >= pieces_) break;
-        sums.add(held_[i], memory_ + p_.plan.h8 + column * kChunk, p_.plan.h_stride);
-        if (++column < columns_) continue;
-        send_partial(tile, sums, units);
-        sums = {}, column = 0, ++tile;
+        sums.add(held_[i], x);
+        if constexpr (!kOneChunk) {
+          if (++column == columns_) column = 0;
+          x.take(memory_ + p_.plan.h8 + column * kChunk, p_.plan.h_stride);
+          if (column != 0) continue;
+        }
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) to[n * 64] = sums.whole(n, 0), to[n * 64 + 32] = sums.whole(n, 1);
+        sums = {}, to += kTiles * 64;
       }
     }
   }
-  /// Two lanes swap a number each, so that each has two that lie side by side.
-  __device__ void send_partial(int tile, const Sums<kPlanes, kTiles>& sums,
-                               const float (&units)[kTiles]) const {
-    const int tiles = p_.cut.bucket_rows / kTile, owner = tile / tiles, odd = lane_ % 2;
-    const unsigned inbox = address_in(&inboxes().partial, owner);
-    float* const to =
-        at<float>(p_.plan.partial) + place_of(rank_ * tiles + tile - owner * tiles, 0, odd) + lane_ - odd;
-    const unsigned target = address_in(to, owner);
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      const float upper = sums.whole(n, 0) * units[n], lower = sums.whole(n, 1) * units[n];
-      const float got = __shfl_xor_sync(~0u, odd ? upper : lower, 1);
-      send(target + n * 256, odd ? make_float2(got, lower) : make_float2(upper, got), inbox);
+  __device__ void send_made() const {
+    __syncwarp();
+    constexpr int kFours = 16 * kTiles;  // of a tile: one for each row and four heads
+    if (columns_ == 0) return;
+    const int tiles = p_.cut.bucket_rows / kTile, all = pieces_ / columns_ * kFours;
+#pragma unroll 1
+    for (int i = lane_; i < all; i += 32) {
+      const int tile = first_tile_ + i / kFours, four = i % kFours,
+                owner = tiles == 1
+                            ? tile
+                            : static_cast<int>(__umulhi(static_cast<unsigned>(tile), p_.cut.reciprocal));
+      const float4 x = at<float4>(p_.plan.made)[tile * kFours + four], unit = small().units[four / 16];
+      const uint4 bits = {__float_as_uint(x.x * unit.x), __float_as_uint(x.y * unit.y),
+                          __float_as_uint(x.z * unit.z), __float_as_uint(x.w * unit.w)};
+      const float4* const to =
+          at<float4>(p_.plan.partial) + (rank_ * tiles + tile - owner * tiles) * kFours + four;
+      send(address_in(to, owner), bits, address_in(&small().partial, owner));
     }
   }
 
-  /// Scores of own buckets; with a softmax, the highest and the sum of exponentials of each eight to all
-  /// blocks.
+  /// Scores of own buckets; with a softmax, the highest and the sum of exponentials of each eight.
   __device__ void finish_scores() const {
-    const int groups = p_.cut.bucket_rows / 8, all = senders(), next = p_.cut.bucket_rows * kHeads;
-    const float* const scales = tails(false) + lane_ / 4;
+    const int groups = own_buckets_ * 2, all = p_.cut.senders, next = p_.cut.bucket_rows * kHeads;
+    const float* const scales = at<float>(p_.plan.scales_2) + lane_ / 4;
 #pragma unroll 1
     for (int group = warp_; group < groups; group += kWarps) {
       const float scale = scales[group * 8], bias = scales[p_.cut.bucket_rows + group * 8];
@@ -424,46 +453,62 @@ class Chooser {
       for (int n = 0; n < kTiles; ++n) {
         const int place = place_of(group / 2, n, group % 2) + lane_;
         float* const score = at<float>(p_.plan.scores) + place;
-        const float* const parts = at<float>(p_.plan.partial) + place;
+        const float* part = at<float>(p_.plan.partial) + place;
         float sum = p_.cut.direct ? *score : 0.0f;
-#pragma unroll 8
-        for (int r = 0; r < all; ++r) sum += parts[r * next];
+#pragma unroll 4
+        for (int r = 0; r < all; ++r, part += next) sum += *part;
         sum = sum * scale + bias;
         *score = sum;
         if (!p_.task.softmax) continue;
-        float highest = exists ? sum : -INFINITY;
-#pragma unroll
-        for (int o = 4; o < 32; o *= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, o));
-        float total = exists ? __expf(sum - highest) : 0.0f;
-#pragma unroll
-        for (int o = 4; o < 32; o *= 2) total += __shfl_xor_sync(~0u, total, o);
-        const float2* const to =
-            at<float2>(p_.plan.stats) + ((rank_ * groups + group) * kTiles + n) * 4 + lane_ % 4;
-#pragma unroll
-        for (int other = lane_ / 4; other < kRanks; other += 8)
-          send(address_in(to, other), make_float2(highest, total), address_in(&inboxes().stats, other));
+        const float2 stats = together(exists ? make_float2(sum, 1.0f) : make_float2(-INFINITY, 0.0f));
+        if (lane_ < 4) at<float2>(p_.plan.group_stats)[(group * kTiles + n) * 4 + lane_] = stats;
       }
+    }
+  }
+  /// Highest score and sum of exponentials beside it, of all lanes with the same head. A number that is none
+  /// makes a sum that is none.
+  __device__ static float2 together(float2 mine) {
+    float highest = mine.x;
+#pragma unroll
+    for (int o = 4; o < 32; o *= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, o));
+    float sum = mine.y == 0.0f ? 0.0f : mine.y * __expf(mine.x - highest);
+#pragma unroll
+    for (int o = 4; o < 32; o *= 2) sum += __shfl_xor_sync(~0u, sum, o);
+    return make_float2(highest, sum);
+  }
+  /// The same of several units [units][kTiles][4], of four heads.
+  __device__ static float2 together(const float2* stats, int units, int n) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    float2 all = make_float2(-INFINITY, 0.0f);
+#pragma unroll 1
+    for (int first = 0; first < units; first += 8) {
+      const int unit = first + lane / 4;
+      const float2 some =
+          together(unit < units ? stats[(unit * kTiles + n) * 4 + lane % 4] : make_float2(-INFINITY, 0.0f));
+      const float highest = fmaxf(all.x, some.x);
+      all.y = (all.y == 0.0f ? 0.0f : all.y * __expf(all.x - highest)) +
+              (some.y == 0.0f ? 0.0f : some.y * __expf(some.x - highest));
+      all.x = highest;
+    }
+    return all;
+  }
+  /// Those of this block to all.
+  __device__ void share_stats() const {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      const float2 own = together(at<float2>(p_.plan.group_stats), own_buckets_ * 2, n);
+      const int other = warp_ + lane_ / 4 * kWarps;
+      if (other < kRanks)
+        send(address_in(at<float2>(p_.plan.stats) + (rank_ * kTiles + n) * 4 + lane_ % 4, other), own,
+             address_in(&small().stats, other));
     }
     __syncwarp();
   }
   /// Of head lane % 4 of a four, over all buckets: the highest score and one over the sum, 0 for no say.
   __device__ float2 softmax_of(int n) const {
-    const int units = kRanks * p_.cut.bucket_rows / 8;
-    const float2* const stats = at<float2>(p_.plan.stats) + n * 4 + lane_ % 4;
-    float highest = -INFINITY, sum = 0.0f;
-#pragma unroll 8
-    for (int i = lane_ / 4; i < units; i += 8) highest = fmaxf(highest, stats[i * kHeads].x);
-#pragma unroll
-    for (int o = 4; o < 32; o *= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, o));
-#pragma unroll 8
-    for (int i = lane_ / 4; i < units; i += 8) {
-      const float2 one = stats[i * kHeads];
-      sum += one.x == -INFINITY && !isnan(one.y) ? 0.0f : one.y * __expf(one.x - highest);
-    }
-#pragma unroll
-    for (int o = 4; o < 32; o *= 2) sum += __shfl_xor_sync(~0u, sum, o);
-    const bool says = n * 4 + lane_ % 4 < p_.heads && isfinite(highest) && sum > 0.0f;
-    return make_float2(highest, says ? 1.0f / sum : 0.0f);
+    const float2 all = together(at<float2>(p_.plan.stats), kRanks, n);
+    const bool says = n * 4 + lane_ % 4 < p_.heads && isfinite(all.x) && all.y > 0.0f;
+    return make_float2(all.x, says ? 1.0f / all.y : 0.0f);
   }
 
   /// Keys by which buckets are ranked, to all blocks; 0 for those that may not be chosen.
@@ -501,7 +546,7 @@ class Chooser {
       const unsigned key = keys == 0 || isnan(x) ? 0 : bits >> 31 ? ~bits : bits | 0x80000000u;
 #pragma unroll
       for (int other = lane_ % 4; other < kRanks; other += 4)
-        send(address_in(at<unsigned>(p_.plan.keys) + bucket, other), key, address_in(&inboxes().keys, other));
+        send(address_in(at<unsigned>(p_.plan.keys) + bucket, other), key, address_in(&small().keys, other));
     }
     __syncwarp();
   }
@@ -534,17 +579,21 @@ class Chooser {
       const int four = first + lane_;
       const uint4 some = four < fours ? keys[four] : uint4{};
       const unsigned key[4] = {some.x, some.y, some.z, some.w};
-      int own = 0;
+      unsigned holders[4];
+      int all = 0;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) own += key[e] >= bar ? 1 : 0;
-      int place = own == 0 ? 0 : atomicAdd(&small().candidates, own);
+      for (int e = 0; e < 4; ++e) all += __popc(holders[e] = __ballot_sync(~0u, key[e] >= bar));
+      int place = lane_ == 0 && all > 0 ? atomicAdd(&small().candidates, all) : 0;
+      place = __shfl_sync(~0u, place, 0);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        if (key[e] < bar) continue;
-        const int bucket = four * 4 + e, from = offsets[bucket];
-        at<uint4>(p_.plan.found)[place++] =
-            make_uint4(key[e], static_cast<unsigned>(bucket),
-                       static_cast<unsigned>(offsets[bucket + 1] - from), static_cast<unsigned>(from));
+        if (key[e] >= bar) {
+          const int bucket = four * 4 + e, from = offsets[bucket];
+          at<uint4>(p_.plan.found)[place + __popc(holders[e] & ((1u << lane_) - 1))] =
+              make_uint4(static_cast<unsigned>(bucket), key[e],
+                         static_cast<unsigned>(offsets[bucket + 1] - from), static_cast<unsigned>(from));
+        }
+        place += __popc(holders[e]);
       }
     }
   }
@@ -558,12 +607,12 @@ class Chooser {
     for (int first = 0; first < count; first += kThreads / kSharers) {
       const int own = first + tid_ / kSharers;
       const uint4 mine = own < count ? found[own] : uint4{};
+      const auto order = [](const uint4& x) { return static_cast<std::uint64_t>(x.y) << 32 | x.x; };
       int above = 0, before = 0;
-#pragma unroll 4
+#pragma unroll 8
       for (int i = part; i < count; i += kSharers) {
         const uint4 other = found[i];
-        const bool is = other.x > mine.x || (other.x == mine.x && other.y > mine.y);
-        above += is ? 1 : 0, before += is ? static_cast<int>(other.z) : 0;
+        if (order(other) > order(mine)) ++above, before += static_cast<int>(other.z);
       }
       above += __shfl_xor_sync(~0u, above, 1);
       before += __shfl_xor_sync(~0u, before, 1);
@@ -571,29 +620,26 @@ class Chooser {
       at<int>(p_.plan.starts)[above] = before;
       at<int>(p_.plan.shifts)[above] = static_cast<int>(mine.w) - before;
       if (above == min(count, p_.most) - 1) small().rows = before + static_cast<int>(mine.z);
-      atomicOr(at<unsigned>(p_.plan.map) + mine.y / 32, 1u << mine.y % 32);
+      if (rank_ == kRanks - 1) atomicOr(at<unsigned>(p_.plan.map) + mine.x / 32, 1u << mine.x % 32);
     }
   }
 
   __device__ void list_rows() const {
     const BucketTables& tables = p_.task.tables;
-    const int* const starts = at<int>(p_.plan.starts);
     const std::int64_t list = std::int64_t{query_} * p_.queries.layout.kv_heads + kv_head_;
     std::int32_t* const to = p_.task.rows + list * p_.task.capacity;
     const std::int32_t* const from = tables.rows + place_ * tables.max_tokens;
     const int rows = small().rows, end = static_cast<int>(min(std::int64_t{rows}, p_.task.capacity));
     // The last block has more to do where keys are behind the lists.
     const int sharers = far_end() > listed_ ? kRanks - 1 : kRanks;
-    if (rank_ < sharers) {
-      const int top = 1 << (31 - __clz(p_.most));
-      copy_rows(starts, from, to, top, end, sharers);
-    }
+    if (rank_ < sharers) copy_rows(from, to, end, sharers);
     if (rank_ == kRanks - 1) add_unlisted(rows, to, list);
   }
-  __device__ void copy_rows(const int* starts, const std::int32_t* from, std::int32_t* to, int top, int end,
-                            int sharers) const {
+  __device__ void copy_rows(const std::int32_t* from, std::int32_t* to, int end, int sharers) const {
     constexpr int kAtOnce = 2;
-    const int step = sharers * kThreads;
+    const int step = sharers * kThreads, chosen = min(small().candidates, p_.most),
+              top = 1 << (31 - __clz(max(1, chosen)));
+    const int* const starts = at<int>(p_.plan.starts);
 #pragma unroll 1
     for (int first = rank_ * kThreads + tid_; first < end; first += kAtOnce * step) {
       int low[kAtOnce] = {}, row[kAtOnce];
@@ -602,7 +648,7 @@ class Chooser {
 #pragma unroll
         for (int u = 0; u < kAtOnce; ++u) {
           const int next = low[u] + s;
-          if (next < p_.most && starts[next] <= first + u * step) low[u] = next;
+          if (next < chosen && starts[next] <= first + u * step) low[u] = next;
         }
       }
 #pragma unroll
@@ -616,43 +662,49 @@ class Chooser {
     }
   }
 
-  /// Keys [listed, far_end) in chosen buckets, by their labels: a warp takes 32 neighbours, eight times in a
-  /// stretch.
+  /// Keys [listed, far_end) in chosen buckets, by their labels: stretches of so many for each thread.
   __device__ void add_unlisted(int count, std::int32_t* to, std::int64_t list) const {
-    __shared__ int sums[kHeldLabels * kWarps];
-    const std::int64_t end = far_end();
+    __shared__ int of_warps[kWarps];
     const unsigned* const map = at<unsigned>(p_.plan.map);
+    const int unlisted = static_cast<int>(far_end() - listed_);
 #pragma unroll 1
-    for (std::int64_t from = listed_; from < end; from += kThreads * kHeldLabels) {
-      unsigned in[kHeldLabels];
+    for (int first = 0; first < unlisted; first += kThreads * kHeldLabels) {
+      unsigned in = 0;
+      if (first == 0) {
 #pragma unroll
-      for (int i = 0; i < kHeldLabels; ++i) {
-        const std::int64_t key = from + i * kThreads + tid_;
-        const int label = from == listed_ ? held_labels_[i] : key < end ? labels()[key] : -1;
-        in[i] = __ballot_sync(~0u, label >= 0 && (map[label / 32] >> label % 32 & 1u) != 0);
-        if (lane_ == 0) sums[i * kWarps + warp_] = __popc(in[i]);
-      }
-      __syncthreads();
-      int total = 0;
+        for (int i = 0; i < kHeldLabels; ++i) in |= is_chosen(map, held_labels_[i]) << i;
+      } else {
 #pragma unroll 1
-      for (int i = 0; i < kHeldLabels; ++i) {
-        int place = count + total;
-#pragma unroll
-        for (int w = 0; w < kWarps; ++w) {
-          if (w < warp_) place += sums[i * kWarps + w];
-          total += sums[i * kWarps + w];
+        for (int i = 0; i < kHeldLabels; ++i) {
+          const int key = first + i * kThreads + tid_;
+          in |= is_chosen(map, key < unlisted ? labels()[listed_ + key] : -1) << i;
         }
-        unsigned own = in[0];
-#pragma unroll
-        for (int j = 1; j < kHeldLabels; ++j) own = i == j ? in[j] : own;
-        place += __popc(own & ((1u << lane_) - 1));
-        if ((own >> lane_ & 1) != 0 && place < p_.task.capacity)
-          to[place] = static_cast<std::int32_t>(from) + i * kThreads + tid_;
       }
-      count += total;
+      int up_to = __popc(in);
+#pragma unroll
+      for (int o = 1; o < 32; o *= 2) {
+        const int other = __shfl_up_sync(~0u, up_to, o);
+        if (lane_ >= o) up_to += other;
+      }
+      if (lane_ == 31) of_warps[warp_] = up_to;
+      __syncthreads();
+      int place = count + up_to - __popc(in);
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        const int some = of_warps[w];
+        place += w < warp_ ? some : 0, count += some;
+      }
+#pragma unroll 1
+      for (unsigned rest = in; rest != 0; rest &= rest - 1, ++place) {
+        const int key = first + (__ffs(static_cast<int>(rest)) - 1) * kThreads + tid_;
+        if (place < p_.task.capacity) to[place] = listed_ + key;
+      }
       __syncthreads();
     }
     if (tid_ == 0) p_.task.counts[list] = static_cast<int>(min(std::int64_t{count}, p_.task.capacity));
+  }
+  __device__ static unsigned is_chosen(const unsigned* map, int label) {
+    return label >= 0 ? map[label / 32] >> label % 32 & 1u : 0u;
   }
 
   const Params& p_;
@@ -662,7 +714,10 @@ class Chooser {
   QueryToken token_;
   int own_hidden_ = 0, own_buckets_ = 0;           ///< tiles of this block
   int columns_ = 0, first_tile_ = 0, pieces_ = 0;  ///< chunks of own hidden units; of this warp
-  Piece<kPlanes> own_[2], held_[kHeldColumns];
+  const uint4* next_ = nullptr;                    ///< of its pieces: the one to fetch
+  int next_column_ = 0;
+  Weights own_[2], held_[kHeldColumns];
+  const char* base_ = nullptr;
   std::int64_t place_ = 0;  ///< of this sequence and KV head in the tables
   std::int32_t listed_ = 0;
   int held_labels_[kHeldLabels];  ///< of this thread's keys behind the lists, -1: no far key
@@ -733,7 +788,8 @@ bool fits_bucket_choice(const BucketChoiceTask& task, int group) {
   int device = 0, most = 0;
   LODE_CUDA(cudaGetDevice(&device));
   LODE_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  return bucket_choice_shared_bytes(task, group) + 4096 <= most;
+  const bool sums_fit = std::max(task.net.inputs, Cut(task.net, 8).hidden_rows) <= kMostChunks * kChunk;
+  return sums_fit && bucket_choice_shared_bytes(task, group) + 4096 <= most;
 }
 
 void choose_buckets(const BucketChoiceTask& task, const Queries& queries, StreamHandle stream) {

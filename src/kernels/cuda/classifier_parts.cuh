@@ -11,6 +11,7 @@ namespace lode::cuda {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kTile = 16, kChunk = 64;  // rows and columns of a piece of weights
 constexpr float kMost = 32639.0f;       // 127 * 256 + 127: what two signed bytes hold
+constexpr int kMostChunks = 7;          // whose sums fit in 32 bits: 7 * 64 * 128 * kMost
 
 /// How the network is shared out over the blocks of a cluster: hidden units, as rows of W1 and columns of W2,
 /// in whole chunks; buckets, as rows of W3 (or of the only matrix) and of the scores, in whole tiles.
@@ -18,13 +19,15 @@ struct Cut {
   int hidden_rows = 0, bucket_rows = 0;    // of one block
   int hidden_tiles = 0, bucket_tiles = 0;  // in all
   int hidden_chunks = 0;                   // in all
+  int senders = 0;                         // blocks that have hidden units
   int input_chunks = 0;                    // of x
   int stride_1 = 0, stride_2 = 0;          // pieces of a tile of W1, of [W2, W3]
   int direct_chunk = 0;                    // where columns for x begin in the latter
   std::int64_t net_bytes = 0, output = 0;  // from a head's network to the next one's; where W2 begins
   std::int64_t tails_1 = 0, tails_2 = 0;   // scales and biases
   std::int64_t factor = 0;
-  bool direct = false;  // x has columns of its own in the last layer
+  unsigned reciprocal = 0;  // 2^32 / tiles of a block's buckets, rounded up
+  bool direct = false;      // x has columns of its own in the last layer
 
   Cut(const NetLayout& net, int ranks) {
     const auto over = [](int n, int by) { return (n + by - 1) / by; };
@@ -33,7 +36,10 @@ struct Cut {
     bucket_tiles = NetLayout::padded_rows(net.buckets) / kTile;
     hidden_chunks = over(net.hidden, kChunk);
     hidden_rows = over(hidden_chunks, ranks) * kChunk;
+    senders = hidden_rows == 0 ? 0 : over(net.hidden, hidden_rows);
     bucket_rows = over(bucket_tiles, ranks) * kTile;
+    reciprocal =
+        static_cast<unsigned>(((std::int64_t{1} << 32) + bucket_rows / kTile - 1) / (bucket_rows / kTile));
     input_chunks = over(net.inputs, kChunk);
     stride_1 = NetLayout::padded_columns(net.inputs) / kChunk;
     stride_2 = NetLayout::padded_columns(columns) / kChunk;
@@ -53,12 +59,14 @@ inline int free_of_conflicts(int bytes) {
 /// Parts of a block's shared memory, in bytes from its start. Columns of bytes are two for each head.
 struct Plan {
   int x = 0, x_stride = 0, h8 = 0, h_stride = 0;  // queries and own hidden units as bytes
+  int unlisted = 0, map = 0;                      // of own buckets; chosen ones
+  int zeros = 0;                                  // bytes of all of these, which begin as 0
   int h = 0;                                      // own hidden units
   int scores = 0;                                 // of own buckets
-  int tails = 0;                                  // scales, biases of own hidden units; of own buckets
-  int partial = 0;  // [ranks][own buckets] what each block's hidden units make of them
-  int found = 0;    // candidates, in the place of the former
-  int stats = 0, keys = 0, unlisted = 0, offsets = 0, starts = 0, shifts = 0, map = 0, total = 0;
+  int scales_1 = 0, scales_2 = 0;                 // of own hidden units, of own buckets; their biases
+  int partial = 0;                                // [ranks][own buckets] what each block's units make of them
+  int made = 0, found = 0;                        // what own units make of all buckets; later, candidates
+  int group_stats = 0, stats = 0, keys = 0, offsets = 0, starts = 0, shifts = 0, total = 0;
 
   Plan(const NetLayout& net, const Cut& cut, int heads, int probes, int ranks) {
     const int tiles = heads <= 4 ? 1 : heads <= 8 ? 2 : 4, most = probes < net.buckets ? probes : net.buckets;
@@ -71,18 +79,22 @@ struct Plan {
     };
     x = take(8 * tiles * x_stride);
     h8 = take(8 * tiles * h_stride);
+    unlisted = take(cut.bucket_rows * 4);
+    map = take((net.buckets + 31) / 32 * 4);
+    zeros = at;
     h = take(cut.hidden_rows * tiles * 16);
     scores = take(cut.bucket_rows * tiles * 16);
-    tails = take((cut.hidden_rows + cut.bucket_rows) * 8);
-    const int all = ranks * cut.bucket_rows, sums = net.hidden > 0 ? all * tiles * 16 : 0;
-    partial = found = take(sums > all * 16 ? sums : all * 16);
-    stats = take(all / 8 * tiles * 32);
+    scales_1 = take(cut.hidden_rows * 8);
+    scales_2 = take(cut.bucket_rows * 8);
+    const int all = ranks * cut.bucket_rows;
+    partial = take(net.hidden > 0 ? all * tiles * 16 : 0);
+    made = found = take(all * tiles * 16);
+    group_stats = take(cut.bucket_rows / 8 * tiles * 32);
+    stats = take(ranks * tiles * 32);
     keys = take(all * 4);
-    unlisted = take(cut.bucket_rows * 4);
     offsets = take((net.buckets + 1) * 4);
     starts = take(most * 4);
     shifts = take(most * 4);
-    map = take((net.buckets + 31) / 32 * 4);
     total = at;
   }
 };
@@ -100,11 +112,25 @@ template <int kPlanes>
 struct Piece {
   uint4 half[kPlanes][2];
 
-  __device__ __forceinline__ void fetch(const uint4* pieces, int index) {
-    const uint4* const from = pieces + std::int64_t{index} * kPlanes * 64 + threadIdx.x % 32;
+  static constexpr int kFours = kPlanes * 64;  ///< of 16 bytes each
+  /// `from` the lane's own of the piece.
+  __device__ __forceinline__ void fetch(const uint4* from) {
 #pragma unroll
     for (int plane = 0; plane < kPlanes; ++plane)
       half[plane][0] = __ldg(from + plane * 64), half[plane][1] = __ldg(from + plane * 64 + 32);
+  }
+};
+
+/// A chunk of columns of bytes as the matrix unit takes it.
+template <int kTiles>
+struct Columns {
+  uint4 of[kTiles];
+
+  __device__ __forceinline__ void take(const char* x, int stride) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+      of[n] = *reinterpret_cast<const uint4*>(x + (n * 8 + lane / 4) * stride + lane % 4 * 16);
   }
 };
 
@@ -113,27 +139,23 @@ template <int kPlanes, int kTiles>
 struct Sums {
   int c[kPlanes][kTiles][4] = {};
 
-  /// Adds a piece times the bytes at `x`, from its first column on.
-  __device__ __forceinline__ void add(const Piece<kPlanes>& piece, const char* x, int stride) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+  __device__ __forceinline__ void add(const Piece<kPlanes>& piece, const Columns<kTiles>& x) {
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
-      const uint4 b = *reinterpret_cast<const uint4*>(x + (n * 8 + lane / 4) * stride + lane % 4 * 16);
 #pragma unroll
       for (int plane = 0; plane < kPlanes; ++plane) {
-        const uint4 low = piece.half[plane][0], high = piece.half[plane][1];
+        const uint4 low = piece.half[plane][0], high = piece.half[plane][1], b = x.of[n];
         multiply(c[plane][n], low.x, high.x, low.y, high.y, b.x, b.y);
         multiply(c[plane][n], low.z, high.z, low.w, high.w, b.z, b.w);
       }
     }
   }
+  /// Of kMostChunks at most.
   __device__ __forceinline__ float whole(int n, int half) const {
-    float sum = 0.0f;
-#pragma unroll
-    for (int plane = 0; plane < kPlanes; ++plane)
-      sum = sum * 256.0f + (static_cast<float>(c[plane][n][2 * half]) * 256.0f +
-                            static_cast<float>(c[plane][n][2 * half + 1]));
-    return sum;
+    const auto of = [&](int plane) {
+      return static_cast<float>(c[plane][n][2 * half] * 256 + c[plane][n][2 * half + 1]);
+    };
+    return kPlanes == 1 ? of(0) : of(0) * 256.0f + of(kPlanes - 1);
   }
 };
 
