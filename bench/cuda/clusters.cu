@@ -49,7 +49,8 @@ void run(const Shape& shape) {
   const Buffer memory(layout.layer_stride * places, "keys and values");
   fill_uniform(memory.as<void>(), DType::bf16, memory.bytes() / 2, 0, 1.7f, 1, stream.get());
   const int nodes = static_cast<int>((shape.tokens - kSink - kWindow) / kKeys), keys = nodes * kKeys;
-  const Buffer centroids(places * heads * centroid_bytes(nodes, kDim), "centroids");
+  const std::int64_t of_head = centroid_bytes(nodes, kDim, CentroidKind::f16);
+  const Buffer centroids(places * heads * of_head, "centroids");
   fill_uniform(centroids.as<void>(), DType::f16, centroids.bytes() / 2, 0, 0.5f, 2, stream.get());
   std::mt19937 random(3);
   std::vector<std::int32_t> first(static_cast<std::size_t>(nodes) + 1), rows(static_cast<std::size_t>(keys));
@@ -81,22 +82,20 @@ void run(const Shape& shape) {
                    .o = o.as<float>()};
   };
   const auto select = [&](int i) {
-    choose_clusters(
-        {.tables = {.centroids =
-                        centroids.as<std::byte>() + i % places * heads * centroid_bytes(nodes, kDim),
-                    .scales = scales.as<float>(),
-                    .first = first_there.as<std::int32_t>(),
-                    .rows = rows_there.as<std::int32_t>(),
-                    .nodes = nodes_there.as<std::int32_t>(),
-                    .most_keys = keys,
-                    .most_nodes = nodes,
-                    .most_parts = 1},
-         .step = step.as<ClusterStep>(),
-         .window = kWindow,
-         .rows = chosen.as<std::int32_t>(),
-         .counts = counts.as<std::int32_t>(),
-         .capacity = shape.tokens},
-        queries(i), stream.get());
+    choose_clusters({.tables = {.centroids = centroids.as<std::byte>() + i % places * heads * of_head,
+                                .scales = scales.as<float>(),
+                                .first = first_there.as<std::int32_t>(),
+                                .rows = rows_there.as<std::int32_t>(),
+                                .nodes = nodes_there.as<std::int32_t>(),
+                                .most_keys = keys,
+                                .most_nodes = nodes,
+                                .most_parts = 1},
+                     .step = step.as<ClusterStep>(),
+                     .window = kWindow,
+                     .rows = chosen.as<std::int32_t>(),
+                     .counts = counts.as<std::int32_t>(),
+                     .capacity = shape.tokens},
+                    queries(i), stream.get());
   };
   const auto share = [&] {
     std::vector<std::int32_t> found(static_cast<std::size_t>(heads));

@@ -76,7 +76,11 @@ class GpuClusters : public GpuSelector {
   int lists_per_head() const override { return 1; }
   /// Centroids with their numbers of keys, and the rows that are copied.
   std::int64_t select_bytes(std::int64_t, std::int64_t chosen) const override {
-    return nodes_of_layer_ * (std::int64_t{geometry_.head_dim} * 2 + 4) + chosen * 4;
+    const std::int64_t d = geometry_.head_dim, coded = d + 4,
+                       node = kind_ == cuda::CentroidKind::f16  ? 2 * d
+                              : kind_ == cuda::CentroidKind::q8 ? coded
+                                                                : 2 * coded;
+    return nodes_of_layer_ * (node + 4) + chosen * 4;
   }
   std::int64_t bytes() const override {
     return centroids_.bytes() + scales_.bytes() + first_.bytes() + cluster_rows_.bytes() + nodes_.bytes() +
@@ -95,6 +99,9 @@ class GpuClusters : public GpuSelector {
   cuda::Buffer step_;  // ClusterStep
 
  private:
+  std::int64_t centroid_bytes() const {  // of a head
+    return cuda::centroid_bytes(most_nodes_, geometry_.head_dim, kind_);
+  }
   void allocate(std::span<const std::optional<ClusterChoice>> all);
   void take(int layer, const ClusterChoice& choice, cuda::StreamHandle stream);
   void take_head(std::int64_t place, int head, const ClusterChoice& choice, cuda::StreamHandle stream);
@@ -103,13 +110,14 @@ class GpuClusters : public GpuSelector {
               cuda::StreamHandle stream) const;
 
   bool host_index_ = false;
-  std::int64_t stretch_of_questions_ = 0;  ///< 0: the whole question
-  std::vector<std::int64_t> versions_;     // [L] of what is on the device
-  std::vector<Position> ends_;             // [parts]
-  int stretch_ = 1;                        ///< of the running step
-  bool squares_ = false;                   ///< how the clusters that are on the device are chosen
+  std::int64_t stretch_of_questions_ = 0;              ///< 0: the whole question
+  std::vector<std::int64_t> versions_;                 // [L] of what is on the device
+  std::vector<Position> ends_;                         // [parts]
+  int stretch_ = 1;                                    ///< of the running step
+  bool squares_ = false;                               ///< how the clusters that are on the device are chosen
+  cuda::CentroidKind kind_ = cuda::CentroidKind::f16;  ///< of all layers
   std::int64_t most_nodes_ = 0, most_keys_ = 0, nodes_of_layer_ = 0;
-  cuda::Buffer centroids_;      // [L, Hkv, cuda::centroid_bytes(most_nodes)]
+  cuda::Buffer centroids_;      // [L, Hkv, centroid_bytes()]
   cuda::Buffer scales_;         // [L, Hkv]
   cuda::Buffer first_;          // [L, Hkv, most_nodes + 1]
   cuda::Buffer cluster_rows_;   // [L, Hkv, most_keys]
@@ -147,6 +155,11 @@ bool GpuClusters::prepare(const GpuKeys&, cuda::StreamHandle stream) {
   return true;
 }
 
+cuda::CentroidKind kind_of(const ClusterTree& tree) {
+  if (tree.type != DType::q8) return cuda::CentroidKind::f16;
+  return tree.levels[0].spreads.empty() ? cuda::CentroidKind::q8 : cuda::CentroidKind::q8_spreads;
+}
+
 void GpuClusters::allocate(std::span<const std::optional<ClusterChoice>> all) {
   most_nodes_ = most_keys_ = 1;
   nodes_of_layer_ = 0;
@@ -154,6 +167,7 @@ void GpuClusters::allocate(std::span<const std::optional<ClusterChoice>> all) {
   for (const std::optional<ClusterChoice>& choice : all) {
     if (!choice) continue;
     ++layers;
+    if (!choice->segments.empty()) kind_ = kind_of(choice->segments[0].heads[0]);
     for (int head = 0; head < geometry_.kv_heads; ++head) {
       std::int64_t nodes = 0, keys = 0;
       for (const ClusterSegment& segment : choice->segments) {
@@ -178,7 +192,7 @@ void GpuClusters::allocate(std::span<const std::optional<ClusterChoice>> all) {
     buffer = {};
     buffer = cuda::Buffer(bytes, "an index of clusters");
   };
-  fresh(centroids_, heads * cuda::centroid_bytes(most_nodes_, geometry_.head_dim));
+  fresh(centroids_, heads * centroid_bytes());
   fresh(scales_, heads * 4);
   fresh(first_, heads * (most_nodes_ + 1) * 4);
   fresh(cluster_rows_, heads * most_keys_ * 4);
@@ -192,20 +206,29 @@ void GpuClusters::take(int layer, const ClusterChoice& choice, cuda::StreamHandl
     take_head(std::int64_t{layer} * geometry_.kv_heads + head, head, choice, stream);
 }
 
-/// Halves of a tree's centroids, multiplied by a power of two where a mean did not fit; returns by what they
-/// must be multiplied to be themselves.
-float halves_of(const ClusterTree& tree, float wanted, std::vector<std::uint16_t>& halves) {
+/// Halves of a tree's centroids, divided by `scale`.
+std::vector<std::uint16_t> halves_of(const ClusterTree& tree, float scale) {
   const std::vector<std::byte>& bytes = tree.levels[0].centroids;
-  halves.resize(bytes.size() / static_cast<std::size_t>(bytes_of(tree.type)));
-  if (tree.type == DType::f16 && wanted == 1.0f) {
+  std::vector<std::uint16_t> halves(bytes.size() / static_cast<std::size_t>(bytes_of(tree.type)));
+  if (tree.type == DType::f16 && scale == 1.0f) {
     std::memcpy(halves.data(), bytes.data(), bytes.size());
-    return 1.0f;
+    return halves;
   }
   std::vector<float> wide(halves.size());
   kernels().widen(bytes.data(), tree.type, std::ssize(wide), wide.data());
-  for (float& x : wide) x /= wanted;
+  for (float& x : wide) x /= scale;
   kernels().narrow(wide.data(), std::ssize(wide), DType::f16, reinterpret_cast<std::byte*>(halves.data()));
-  return wanted;
+  return halves;
+}
+
+void pack(const ClusterTree& tree, float scale, int head_dim, std::int64_t first_node, std::byte* to) {
+  const ClusterLevel& level = tree.levels[0];
+  if (tree.type != DType::q8) return cuda::pack_centroids(halves_of(tree, scale), head_dim, first_node, to);
+  cuda::pack_centroids({.centroids = level.centroids,
+                        .scales = level.scales,
+                        .spreads = level.spreads,
+                        .spread_scales = level.spread_scales},
+                       head_dim, first_node, to);
 }
 
 /// The power of two by which centroids must be divided to be halves.
@@ -213,7 +236,7 @@ float scale_of(const ClusterChoice& choice, int head) {
   float most = 0.0f;
   for (const ClusterSegment& segment : choice.segments) {
     const ClusterTree& tree = segment.heads[static_cast<std::size_t>(head)];
-    if (tree.type == DType::f16) continue;
+    if (tree.type != DType::f32) continue;
     std::vector<float> wide(tree.levels[0].centroids.size() / static_cast<std::size_t>(bytes_of(tree.type)));
     kernels().widen(tree.levels[0].centroids.data(), tree.type, std::ssize(wide), wide.data());
     for (const float x : wide) most = std::max(most, std::abs(x));
@@ -224,15 +247,12 @@ float scale_of(const ClusterChoice& choice, int head) {
 
 void GpuClusters::take_head(std::int64_t place, int head, const ClusterChoice& choice,
                             cuda::StreamHandle stream) {
-  const std::int64_t bytes = cuda::centroid_bytes(most_nodes_, geometry_.head_dim);
-  std::vector<std::byte> packed(static_cast<std::size_t>(bytes));
+  std::vector<std::byte> packed(static_cast<std::size_t>(centroid_bytes()));
   std::vector<std::int32_t> first = {0}, rows, nodes = {0};
   const float scale = scale_of(choice, head);
-  std::vector<std::uint16_t> halves;
   for (const ClusterSegment& segment : choice.segments) {
     const ClusterTree& tree = segment.heads[static_cast<std::size_t>(head)];
-    halves_of(tree, scale, halves);
-    cuda::pack_centroids(halves, geometry_.head_dim, nodes.back(), packed.data());
+    pack(tree, scale, geometry_.head_dim, nodes.back(), packed.data());
     const auto before = static_cast<std::int32_t>(rows.size());
     for (std::size_t i = 1; i < tree.levels[0].first.size(); ++i)
       first.push_back(before + tree.levels[0].first[i]);
@@ -244,7 +264,7 @@ void GpuClusters::take_head(std::int64_t place, int head, const ClusterChoice& c
     cuda::copy(to.as<std::byte>() + place * stride, from.data(),
                std::ssize(from) * std::int64_t{sizeof(from[0])}, stream);
   };
-  put(centroids_, bytes, packed);
+  put(centroids_, centroid_bytes(), packed);
   put(scales_, 4, std::vector<float>{scale});
   put(first_, (most_nodes_ + 1) * 4, first);
   put(cluster_rows_, most_keys_ * 4, rows);
@@ -274,15 +294,15 @@ void GpuClusters::begin(const GpuStep& step) {
 
 cuda::ClusterTables GpuClusters::tables(int layer) const {
   const std::int64_t place = std::int64_t{layer} * geometry_.kv_heads, parts = std::ssize(ends_);
-  return {
-      .centroids = centroids_.as<std::byte>() + place * cuda::centroid_bytes(most_nodes_, geometry_.head_dim),
-      .scales = scales_.as<float>() + place,
-      .first = first_.as<std::int32_t>() + place * (most_nodes_ + 1),
-      .rows = cluster_rows_.as<std::int32_t>() + place * most_keys_,
-      .nodes = nodes_.as<std::int32_t>() + place * (parts + 1),
-      .most_keys = most_keys_,
-      .most_nodes = static_cast<int>(most_nodes_),
-      .most_parts = static_cast<int>(parts)};
+  return {.kind = kind_,
+          .centroids = centroids_.as<std::byte>() + place * centroid_bytes(),
+          .scales = scales_.as<float>() + place,
+          .first = first_.as<std::int32_t>() + place * (most_nodes_ + 1),
+          .rows = cluster_rows_.as<std::int32_t>() + place * most_keys_,
+          .nodes = nodes_.as<std::int32_t>() + place * (parts + 1),
+          .most_keys = most_keys_,
+          .most_nodes = static_cast<int>(most_nodes_),
+          .most_parts = static_cast<int>(parts)};
 }
 
 void GpuClusters::choose(int layer, const cuda::Queries& queries, std::int32_t* rows, int listed,
@@ -327,6 +347,13 @@ cuda::RowLists GpuClusters::select(int layer, const cuda::Queries& queries, cons
           .lists_per_head = 1,
           .sink = spec_.dense.sink,
           .window = spec_.dense.window};
+}
+
+bool has_whole_centroids(const Spec& spec) {
+  return spec.text("centroids").value_or("q8") == "q8";
+}
+bool has_spreads(const Spec& spec) {
+  return spec.text("spread").value_or("off") == "on";
 }
 
 /// For the bench: clusters of random keys with random centroids, the same in all heads and layers, and the
@@ -378,7 +405,13 @@ class MadeUpClusters final : public GpuClusters {
     for (float& x : centroids_) x = static_cast<float>(rng.uniform() - 0.5);
     level.centroids.resize(centroids_.size() * 2);
     kernels().narrow(centroids_.data(), std::ssize(centroids_), DType::f16, level.centroids.data());
+    if (has_spreads(spec_)) {
+      level.spreads.resize(centroids_.size());
+      for (std::byte& x : level.spreads) x = static_cast<std::byte>(rng.below(128));
+      level.spread_scales.assign(static_cast<std::size_t>(nodes), 1e-12f);  // no score changes by it
+    }
     tree.levels = {std::move(level)};
+    if (has_whole_centroids(spec_)) centroids_to_q8(tree, d);
     segment_ = {.begin = sink, .end = sink + static_cast<Position>(keys), .heads = {}};
     segment_.heads.assign(static_cast<std::size_t>(geometry_.kv_heads), tree);
   }
@@ -450,8 +483,9 @@ std::unique_ptr<GpuSelector> make_gpu_clusters_for_bench(const Spec& spec, const
                                                          std::uint64_t seed) {
   const std::int64_t nodes = spec.amount("clusters", {0.05, true}).of(geometry.max_tokens);
   if (spec.text("levels").value_or("1") != "1" || spec.text("tail").value_or("off") == "on" ||
-      spec.text("spread").value_or("off") == "on" || spec.text("average").value_or("squares") == "plain" ||
-      !spec.dense.from_context || !cuda::can_choose_buckets() || geometry.sequences > 1 ||
+      (has_spreads(spec) && !has_whole_centroids(spec)) ||
+      spec.text("average").value_or("squares") == "plain" || !spec.dense.from_context ||
+      !cuda::can_choose_buckets() || geometry.sequences > 1 ||
       !cuda::fits_cluster_choice(nodes, geometry.head_dim, geometry.kv_heads))
     return nullptr;
   return std::make_unique<MadeUpClusters>(spec, geometry, seed);

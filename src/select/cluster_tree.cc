@@ -154,18 +154,27 @@ std::vector<std::byte> packed(const Rows& rows, std::span<const std::int32_t> or
   return out;
 }
 
+constexpr float kMost = std::numeric_limits<float>::max();
+
+/// Finite numbers as whole ones of 8 bits times the scale that this returns.
+float row_to_q8(std::span<float> row, std::byte* to) {
+  constexpr float kSteps = 127.0f;
+  float most = 0.0f;
+  for (const float x : row) most = std::max(most, std::abs(x));
+  const float scale = most / kSteps;
+  for (float& x : row) x = scale > 0.0f ? std::clamp(x / scale, -kSteps, kSteps) : 0.0f;
+  kernels().narrow(row.data(), std::ssize(row), DType::q8, to);
+  return scale;
+}
+
 /// Variances in 8 bits, nodes in `order`. One that is not a finite float counts as the largest that is.
 void pack_spreads(const Rows& spreads, std::span<const std::int32_t> order, std::int64_t d,
                   ClusterLevel& level) {
-  constexpr float kSteps = 127.0f, kMost = std::numeric_limits<float>::max();
   level.spreads.resize(order.size() * static_cast<std::size_t>(d));
   for (std::size_t i = 0; i < order.size(); ++i) {
     Rows own(spreads.begin() + order[i] * d, spreads.begin() + (order[i] + 1) * d);
     for (float& x : own) x = x < kMost ? x : kMost;  // NaN as well
-    const float scale = *std::max_element(own.begin(), own.end()) / kSteps;
-    for (float& x : own) x = scale > 0.0f ? std::min(x / scale, kSteps) : 0.0f;
-    kernels().narrow(own.data(), d, DType::q8, level.spreads.data() + i * static_cast<std::size_t>(d));
-    level.spread_scales.push_back(scale);
+    level.spread_scales.push_back(row_to_q8(own, level.spreads.data() + i * static_cast<std::size_t>(d)));
   }
 }
 
@@ -194,11 +203,31 @@ bool fits_half(const Rows& rows) {
 
 }  // namespace
 
+/// From the numbers as they would be stored otherwise, so that an index of 16 bits that is read gives the
+/// bits of one that is built.
+void centroids_to_q8(ClusterTree& tree, std::int64_t d) {
+  if (tree.type == DType::q8) return;
+  const std::int64_t row_bytes = d * bytes_of(tree.type);
+  Rows row(static_cast<std::size_t>(d));
+  for (ClusterLevel& level : tree.levels) {
+    std::vector<std::byte> whole(level.keys.size() * row.size());
+    for (std::size_t i = 0; i < level.keys.size(); ++i) {
+      kernels().widen(level.centroids.data() + static_cast<std::int64_t>(i) * row_bytes, tree.type, d,
+                      row.data());
+      for (float& x : row) x = std::isnan(x) ? 0.0f : std::clamp(x, -kMost, kMost);
+      level.scales.push_back(row_to_q8(row, whole.data() + i * row.size()));
+    }
+    level.centroids = std::move(whole);
+  }
+  tree.type = DType::q8;
+}
+
 std::int64_t ClusterTree::bytes() const {
   std::size_t bytes = rows.size() * sizeof(Position);
   for (const ClusterLevel& level : levels)
     bytes += (level.first.size() + level.keys.size()) * sizeof(std::int32_t) + level.centroids.size() +
-             level.values.size() + level.spreads.size() + level.spread_scales.size() * sizeof(float);
+             level.values.size() + level.spreads.size() +
+             (level.scales.size() + level.spread_scales.size()) * sizeof(float);
   return static_cast<std::int64_t>(bytes);
 }
 
@@ -221,7 +250,7 @@ ClusterTree build_cluster_tree(const KvRows& kv, Position begin, Position end,
   const bool half = std::all_of(drafts.begin(), drafts.end(), [](const Draft& draft) {
     return fits_half(draft.centroids) && fits_half(draft.values);
   });
-  tree.type = half ? DType::f16 : DType::f32;
+  tree.type = tree.values_type = half ? DType::f16 : DType::f32;
   std::vector<std::int32_t> order(drafts[0].keys.size());
   std::iota(order.begin(), order.end(), 0);
   for (std::size_t l = 0; l < levels; ++l) {
@@ -236,6 +265,7 @@ ClusterTree build_cluster_tree(const KvRows& kv, Position begin, Position end,
   }
   tree.rows.resize(order.size());
   for (std::size_t i = 0; i < order.size(); ++i) tree.rows[i] = begin + order[i];
+  if (options.q8) centroids_to_q8(tree, d);
   return tree;
 }
 

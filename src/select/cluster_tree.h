@@ -25,6 +25,7 @@ struct ClusterLevel {
   std::vector<std::int32_t> first;   // [nodes + 1]
   std::vector<std::int32_t> keys;    // [nodes] keys below each, at least 1
   std::vector<std::byte> centroids;  // [nodes, d] of the tree's type
+  std::vector<float> scales;         // [nodes] of centroids in 8 bits, else empty
   std::vector<std::byte> values;     // [nodes, d] means of the values, when asked for
   /// Variance of the keys below each in every dimension, when asked for: whole numbers of 8 bits times a
   /// scale.
@@ -34,7 +35,8 @@ struct ClusterLevel {
 };
 
 struct ClusterTree {
-  DType type = DType::f16;           ///< of centroids and value means: f16, f32 where a mean does not fit
+  DType type = DType::f16;           ///< of centroids: q8, or as means of values
+  DType values_type = DType::f16;    ///< f16, f32 where a mean does not fit
   std::vector<ClusterLevel> levels;  ///< coarsest first
   std::vector<Position> rows;        // [keys] leaf by leaf, rising inside a leaf
   std::int64_t bytes() const;
@@ -44,6 +46,7 @@ struct ClusterTreeOptions {
   std::vector<std::int64_t>
       nodes;  ///< wanted per level, coarsest first; fewer where there are fewer children
   bool values = false, spreads = false;
+  bool q8 = false;  ///< centroids in 8 bits
   std::uint64_t seed = 0;
   /// L [d, d] row by row: keys are clustered by the distance of k L (query_metric.h). Empty: by cosine.
   std::span<const float> metric;
@@ -52,6 +55,9 @@ struct ClusterTreeOptions {
 /// Clusters keys [begin, end) of a head, at least one. The same for any number of threads.
 ClusterTree build_cluster_tree(const KvRows& kv, Position begin, Position end,
                                const ClusterTreeOptions& options, ThreadPool& pool);
+
+/// Centroids in 8 bits: whole numbers times a scale for each node. No effect on a tree that has them.
+void centroids_to_q8(ClusterTree& tree, std::int64_t d);
 
 /// The trees of all heads over keys [begin, end).
 struct ClusterSegment {
@@ -64,11 +70,12 @@ struct ClusterShape {
   int heads = 0, head_dim = 0, levels = 1;
   Position begin = 0;  ///< first key of the first segment
   bool values = false, spreads = false;
+  bool q8 = false;  ///< centroids in 8 bits
 };
 
 void save_segments(std::span<const ClusterSegment> segments, const ClusterShape& shape, SectionWriter& out);
-/// What save_segments wrote; InputError unless it fits the shape and a text of `tokens` tokens, every key is
-/// in one leaf, and every node is the child of one.
+/// What save_segments wrote, or would have with centroids in 16 bits; InputError unless it fits the shape and
+/// a text of `tokens` tokens, every key is in one leaf, and every node is the child of one.
 std::vector<ClusterSegment> load_segments(const ClusterShape& shape, std::int64_t tokens,
                                           const SectionReader& in);
 

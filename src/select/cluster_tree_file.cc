@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sections of a saved cluster index: shape = {heads, d, levels, begin, 1 for values + 2 for spreads,
-// segments, then per segment: end, per head and segment: bytes of a number (2 or 4), nodes of each level}
-// int64; first, keys [nodes + 1], [nodes] int32 of every (segment, head, level) one after the other;
-// centroids, values [nodes, d] in the same order, spreads [nodes, d] int8 and spread_scales [nodes] float32;
-// rows [keys] int32 per (segment, head).
+// Sections of a saved cluster index: shape = {heads, d, levels, begin, 1 for values + 2 for spreads + 4 for
+// centroids in 8 bits, segments, then per segment: end, per head and segment: bytes of a number of means (2
+// or 4), nodes of each level} int64; first, keys [nodes + 1], [nodes] int32 of every (segment, head, level)
+// one after the other; centroids, values [nodes, d] in the same order, spreads [nodes, d] int8 and
+// spread_scales [nodes] float32; where centroids are int8, scales [nodes] float32; rows [keys] int32 per
+// (segment, head). Files from before centroids had 8 bits are without the 4.
 #include <algorithm>
 #include <cmath>
 
@@ -16,10 +17,10 @@ namespace lode {
 
 namespace {
 
-constexpr std::int64_t kShapeNumbers = 6;
+constexpr std::int64_t kShapeNumbers = 6, kWholeCentroids = 4;
 
 std::int64_t contents(const ClusterShape& shape) {
-  return (shape.values ? 1 : 0) + (shape.spreads ? 2 : 0);
+  return (shape.values ? 1 : 0) + (shape.spreads ? 2 : 0) + (shape.q8 ? kWholeCentroids : 0);
 }
 
 /// Takes the sections apart from front to back, checking as it goes.
@@ -30,9 +31,11 @@ class Parser {
         tokens_(tokens),
         where_(in.prefix()),
         numbers_(in.values<std::int64_t>("shape")),
+        whole_(std::ssize(numbers_) >= kShapeNumbers && (numbers_[4] & kWholeCentroids) != 0),
         first_(in.values<std::int32_t>("first")),
         keys_(in.values<std::int32_t>("keys")),
         centroids_(in.bytes("centroids")),
+        scales_(whole_ ? in.values<float>("scales") : std::span<const float>{}),
         values_(in.bytes("values")),
         spreads_(shape.spreads ? in.bytes("spreads") : std::span<const std::byte>{}),
         spread_scales_(shape.spreads ? in.values<float>("spread_scales") : std::span<const float>{}),
@@ -41,7 +44,8 @@ class Parser {
   std::vector<ClusterSegment> parse() {
     const auto head = take(numbers_, kShapeNumbers);
     require(head[0] == shape_.heads && head[1] == shape_.head_dim, "the model's KV heads and head dimension");
-    require(head[2] == shape_.levels && head[4] == contents(shape_),
+    const bool to_q8 = shape_.q8 && !whole_;
+    require(head[2] == shape_.levels && head[4] == contents(shape_) - (to_q8 ? kWholeCentroids : 0),
             "the levels, means and spreads that the spec asks for");
     require(head[3] == shape_.begin, "keys behind the sink");
     require(head[5] >= 0 && head[5] <= std::ssize(numbers_), "a number of segments");
@@ -55,7 +59,7 @@ class Parser {
       for (int h = 0; h < shape_.heads; ++h) segment.heads.push_back(tree(segment));
     }
     require(numbers_.empty() && first_.empty() && keys_.empty() && centroids_.empty() && values_.empty() &&
-                spreads_.empty() && spread_scales_.empty() && rows_.empty(),
+                scales_.empty() && spreads_.empty() && spread_scales_.empty() && rows_.empty(),
             "sections of the sizes that 'shape' gives");
     return segments;
   }
@@ -86,13 +90,30 @@ class Parser {
     return out;
   }
 
+  std::vector<float> scales(std::span<const float>& from, std::int64_t nodes) const {
+    std::vector<float> out = copy(from, nodes);
+    require(std::all_of(out.begin(), out.end(), [](float x) { return std::isfinite(x) && x >= 0.0f; }),
+            "scales that are finite and not negative");
+    return out;
+  }
+
+  void take_centroids(std::int64_t nodes, DType type, ClusterLevel& level) {
+    if (!whole_) {
+      level.centroids = means(centroids_, nodes, type);
+      return;
+    }
+    level.centroids = copy(centroids_, nodes * shape_.head_dim);
+    level.scales = scales(scales_, nodes);
+    require(
+        std::find(level.centroids.begin(), level.centroids.end(), std::byte{128}) == level.centroids.end(),
+        "centroids of -127 to 127");
+  }
+
   void take_spreads(std::int64_t nodes, ClusterLevel& level) {
     level.spreads = copy(spreads_, nodes * shape_.head_dim);
-    level.spread_scales = copy(spread_scales_, nodes);
+    level.spread_scales = scales(spread_scales_, nodes);
     require(std::all_of(level.spreads.begin(), level.spreads.end(),
-                        [](std::byte x) { return std::to_integer<int>(x) < 128; }) &&
-                std::all_of(level.spread_scales.begin(), level.spread_scales.end(),
-                            [](float x) { return std::isfinite(x) && x >= 0.0f; }),
+                        [](std::byte x) { return std::to_integer<int>(x) < 128; }),
             "spreads that are not negative");
   }
 
@@ -131,15 +152,16 @@ class Parser {
     ClusterTree tree;
     const std::int64_t width = take(numbers_, 1)[0], keys = segment.end - segment.begin;
     require(width == 2 || width == 4, "means of 2 or 4 bytes a number");
-    tree.type = width == 2 ? DType::f16 : DType::f32;
+    tree.values_type = width == 2 ? DType::f16 : DType::f32;
+    tree.type = whole_ ? DType::q8 : tree.values_type;
     for (int l = 0; l < shape_.levels; ++l) {
       const std::int64_t nodes = take(numbers_, 1)[0];
       require(nodes >= 1 && nodes <= keys, "no more clusters than keys");
       ClusterLevel& level = tree.levels.emplace_back();
       level.first = copy(first_, nodes + 1);
       level.keys = copy(keys_, nodes);
-      level.centroids = means(centroids_, nodes, tree.type);
-      if (shape_.values) level.values = means(values_, nodes, tree.type);
+      take_centroids(nodes, tree.type, level);
+      if (shape_.values) level.values = means(values_, nodes, tree.values_type);
       if (shape_.spreads) take_spreads(nodes, level);
     }
     tree.rows = copy(rows_, keys);
@@ -147,6 +169,7 @@ class Parser {
     check_rows(tree, segment);
     for (std::size_t l = tree.levels.size() - 1; l-- > 0;)
       check_level(tree.levels[l], &tree.levels[l + 1], tree.levels[l + 1].nodes());
+    if (shape_.q8) centroids_to_q8(tree, shape_.head_dim);
     return tree;
   }
 
@@ -154,8 +177,11 @@ class Parser {
   std::int64_t tokens_;
   std::string where_;
   std::span<const std::int64_t> numbers_;
+  bool whole_;  ///< whether the file's centroids have 8 bits
   std::span<const std::int32_t> first_, keys_;
-  std::span<const std::byte> centroids_, values_, spreads_;
+  std::span<const std::byte> centroids_;
+  std::span<const float> scales_;
+  std::span<const std::byte> values_, spreads_;
   std::span<const float> spread_scales_;
   std::span<const Position> rows_;
 };
@@ -167,18 +193,19 @@ void save_segments(std::span<const ClusterSegment> segments, const ClusterShape&
                                        shape.begin, contents(shape), std::ssize(segments)};
   std::vector<std::int32_t> first, keys;
   std::vector<std::byte> centroids, values, spreads;
-  std::vector<float> spread_scales;
+  std::vector<float> scales, spread_scales;
   std::vector<Position> rows;
   const auto add = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
   for (const ClusterSegment& segment : segments) {
     numbers.push_back(segment.end);
     for (const ClusterTree& tree : segment.heads) {
-      numbers.push_back(bytes_of(tree.type));
+      numbers.push_back(bytes_of(tree.values_type));
       for (const ClusterLevel& level : tree.levels) {
         numbers.push_back(level.nodes());
         add(first, level.first);
         add(keys, level.keys);
         add(centroids, level.centroids);
+        add(scales, level.scales);
         add(values, level.values);
         add(spreads, level.spreads);
         add(spread_scales, level.spread_scales);
@@ -190,6 +217,7 @@ void save_segments(std::span<const ClusterSegment> segments, const ClusterShape&
   out.add<std::int32_t>("first", first);
   out.add<std::int32_t>("keys", keys);
   out.add("centroids", std::span<const std::byte>(centroids));
+  if (shape.q8) out.add<float>("scales", scales);
   out.add("values", std::span<const std::byte>(values));
   if (shape.spreads) {
     out.add("spreads", std::span<const std::byte>(spreads));

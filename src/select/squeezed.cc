@@ -16,6 +16,9 @@
 // docs/results/squeezed.md has what that buys. Likewise the first of several levels keeps 75 % of the keys,
 // not 50 % (`kept1`).
 //
+// Centroids have 8 bits, with a scale for each (`centroids=f16`: 16): half of what a lookup reads. Thresholds
+// are calibrated with the scores that these give.
+//
 // Not in the paper: any number of levels, targets by mass and error, averages over stretches of `block`
 // tokens, contexts that grow, and `tail`, by which pruned clusters count with their centroid's weight and the
 // mean of their values.
@@ -49,7 +52,8 @@ constexpr int kMostLevels = 16;
 constexpr double kSlack = 2.0;  // a coarser level never keeps less than so many times the wanted keys
 constexpr float kLargestSpread = 1e15f;  // of a logit: its square is still a float
 constexpr double kAutoNodes = 48.0;      // levels=auto: nor fewer nodes
-constexpr std::array<std::string_view, 2> kOffOn = {"off", "on"}, kMetrics = {"queries", "cosine"};
+constexpr std::array<std::string_view, 2> kOffOn = {"off", "on"}, kMetrics = {"queries", "cosine"},
+                                          kCentroids = {"q8", "f16"};
 
 struct SqueezedOptions {
   Amount clusters = {0.05, true}, clusters1 = {0.01, true};
@@ -58,6 +62,7 @@ struct SqueezedOptions {
       0;  ///< children per node; 0: levels between clusters and clusters1 are spaced evenly in logarithm
   double kept1 = 0.75;     ///< share of the keys below what the coarsest of several levels keeps
   bool by_queries = true;  ///< else by cosine
+  bool q8 = true;          ///< centroids in 8 bits
   bool spread = false;     ///< scores add what keys differ by inside of a cluster
   ThresholdSelector::Options common;
 
@@ -71,6 +76,7 @@ struct SqueezedOptions {
     o.common = ThresholdSelector::Options::of(spec);
     o.kept1 = spec.number("kept1", o.kept1, 0.01, 1.0);
     o.by_queries = spec.choice("metric", kMetrics[0], kMetrics) == "queries";
+    o.q8 = spec.choice("centroids", kCentroids[0], kCentroids) == "q8";
     o.spread = spec.choice("spread", kOffOn[0], kOffOn) == "on";
     o.common.tail = spec.choice("tail", kOffOn[0], kOffOn) == "on";
     return o;
@@ -79,7 +85,7 @@ struct SqueezedOptions {
   bool clusters_like(const SqueezedOptions& other) const {
     return same_amount(clusters, other.clusters) && same_amount(clusters1, other.clusters1) &&
            levels == other.levels && branch == other.branch && by_queries == other.by_queries &&
-           spread == other.spread && common.tail == other.common.tail;
+           q8 == other.q8 && spread == other.spread && common.tail == other.common.tail;
   }
 
   /// Nodes per level, coarsest first, of a part with `keys` of an index whose context has `all` keys: parts
@@ -120,8 +126,15 @@ void ask_for(std::span<const std::byte> bytes) {
     __builtin_prefetch(bytes.data() + at);
 }
 
-std::int64_t spread_bytes(std::int64_t d) {
+/// A row of 8 bits and its scale.
+std::int64_t coded_bytes(std::int64_t d) {
   return d + std::int64_t{sizeof(float)};
+}
+
+void multiply(std::span<const float> scales, int rows, float* z, std::int64_t stride) {
+  for (int r = 0; r < rows; ++r) {
+    for (std::size_t i = 0; i < scales.size(); ++i) z[r * stride + static_cast<std::int64_t>(i)] *= scales[i];
+  }
 }
 
 /// sqrt(2 log N): deviations that the largest of N normal numbers is off. Few sizes of clusters occur often.
@@ -198,7 +211,7 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
   }
   std::string why_not_on_device() const override {
     if (own_.levels != 1) return "several levels are read on the host";
-    if (own_.spread) return "spreads of clusters are read on the host";
+    if (own_.spread && !own_.q8) return "spreads beside centroids of 16 bits are read on the host";
     return options_.tail ? "the tail is added on the host" : "";
   }
   std::optional<ClusterChoice> cluster_choice() const override {
@@ -261,6 +274,7 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
           {.nodes = own_.nodes(end - begin, all),
            .values = options_.tail,
            .spreads = own_.spread,
+           .q8 = own_.q8,
            .seed = hash_seed(geometry_.seed, geometry_.layer, geometry_.kv_head_in_layer(head), begin),
            .metric = index.metric.empty()
                          ? std::span<const float>{}
@@ -299,7 +313,8 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
             .levels = levels,
             .begin = sink(),
             .values = options_.tail,
-            .spreads = own_.spread};
+            .spreads = own_.spread,
+            .q8 = own_.q8};
   }
   void save_index(std::int32_t sequence, SectionWriter& out) const override {
     const Index* const index = find(sequence);
@@ -384,6 +399,10 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
     const std::int64_t d = geometry_.head_dim, row = d * bytes_of(own.type);
     kernels().gemv(q, rows, nodes.centroids.data() + range.begin * row, own.type, d, 0, range.count(), z,
                    stride);
+    if (own_.q8)
+      multiply(std::span(nodes.scales)
+                   .subspan(static_cast<std::size_t>(range.begin), static_cast<std::size_t>(range.count())),
+               rows, z, stride);
     if (own_.spread) add_spread(nodes, d, range, q, rows, z, stride);
   }
   NodeRange children(const ChoiceUnit& unit, int level, const NodeRange& range) const override {
@@ -413,21 +432,23 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
     }
     return count;
   }
-  /// A centroid and its N, and with a tail, which reads them for every node that is pruned, the mean of its
-  /// values.
+  /// A centroid with its scale and its N, and with a tail, which reads them for every node that is pruned,
+  /// the mean of its values.
   std::int64_t node_bytes(const ChoiceUnit& unit) const override {
     const Index* const index = find(unit.block->sequence);
     if (index == nullptr) return 0;
-    const DType type = index->segments[0].heads[static_cast<std::size_t>(unit.kv_head)].type;
-    return std::int64_t{geometry_.head_dim} * bytes_of(type) * (options_.tail ? 2 : 1) +
-           (own_.spread ? spread_bytes(geometry_.head_dim) : 0) + std::int64_t{sizeof(std::int32_t)};
+    const ClusterTree& own = index->segments[0].heads[static_cast<std::size_t>(unit.kv_head)];
+    const std::int64_t d = geometry_.head_dim;
+    return (own_.q8 ? coded_bytes(d) : d * bytes_of(own.type)) + (own_.spread ? coded_bytes(d) : 0) +
+           (options_.tail ? d * bytes_of(own.values_type) : 0) + std::int64_t{sizeof(std::int32_t)};
   }
   std::int64_t row_bytes() const override { return sizeof(Position); }
   void mean_value(const ChoiceUnit& unit, int level, std::int32_t part, std::int32_t node,
                   float* out) const override {
     const ClusterTree& own = tree(unit, part);
-    const std::int64_t d = geometry_.head_dim, row = d * bytes_of(own.type);
-    kernels().widen(own.levels[static_cast<std::size_t>(level)].values.data() + node * row, own.type, d, out);
+    const std::int64_t d = geometry_.head_dim, row = d * bytes_of(own.values_type);
+    kernels().widen(own.levels[static_cast<std::size_t>(level)].values.data() + node * row, own.values_type,
+                    d, out);
   }
 
   static int saved_levels(const SectionReader& in) {
@@ -462,6 +483,7 @@ MethodInfo squeezed_method() {
                 "share of the keys to leave out, calibrated over all layers and heads, 0 to 0.999999", "0.9"},
                {"mass", "instead of sparsity: share of the attention to capture, 0.01 to 1", ""},
                {"error", "instead of sparsity: relative error of the output to allow, 0 to 10", ""},
+               {"centroids", "bits of a centroid: q8 (8 and a scale) or f16 (16)", "q8"},
                {"spread",
                 "whether a cluster's score adds what its keys differ by (8 bits a dimension): off or on",
                 "off"},
@@ -481,8 +503,9 @@ MethodInfo squeezed_method() {
             std::int64_t bytes = tokens * std::int64_t{sizeof(Position)};
             for (const std::int64_t nodes :
                  options.nodes(std::max<std::int64_t>(1, tokens), std::max<std::int64_t>(1, tokens)))
-              bytes += nodes * (geometry.head_dim * std::int64_t{options.common.tail ? 4 : 2} +
-                                (options.spread ? spread_bytes(geometry.head_dim) : 0) + 8);
+              bytes += nodes * ((options.q8 ? coded_bytes(geometry.head_dim) : 2 * geometry.head_dim) +
+                                (options.spread ? coded_bytes(geometry.head_dim) : 0) +
+                                (options.common.tail ? 2 * geometry.head_dim : 0) + 8);
             std::int64_t queries = ObservedQueries::kTokens;
             if (options.by_queries) {
               queries += QuerySample::kMost;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Clusters above a threshold, against the formula in float64: every node that is clearly above is attended
 // with all of its keys, none that is clearly below; keys behind the index; several tokens that choose
-// together; queries that are not numbers; nothing indexed, everything kept.
+// together; queries that are not numbers; nothing indexed, everything kept; centroids in 16 bits, in 8, and
+// in 8 with spreads.
 #include <algorithm>
 #include <limits>
 #include <random>
@@ -28,13 +29,16 @@ struct Shape {
   float width = 1.0f;     // of the centroids
   float centroid_scale = 1.0f;
   bool squares = false;
+  CentroidKind kind = CentroidKind::f16;
 };
 
 struct Case {
   Shape shape;
-  std::vector<std::uint16_t> halves;  // [Hkv, nodes, d]
-  std::vector<float> q;               // [tokens, Hq, d]
-  std::vector<Rows> first, rows;      // [Hkv][nodes + 1], [Hkv][keys]
+  std::vector<std::uint16_t> halves;          // [Hkv, nodes, d]
+  std::vector<std::byte> centroids, spreads;  // [Hkv, nodes, d] in place of them
+  std::vector<float> scales, spread_scales;   // [Hkv, nodes]
+  std::vector<float> q;                       // [tokens, Hq, d]
+  std::vector<Rows> first, rows;              // [Hkv][nodes + 1], [Hkv][keys]
   int nodes = 0, keys = 0, counted_nodes = 0, counted_keys = 0, part_count = 0;
 };
 
@@ -71,9 +75,44 @@ Case make_case(const Shape& s, unsigned seed) {
     c.first.push_back(first);
     c.rows.push_back(rows);
     for (int i = 0; i < c.nodes * s.dim; ++i) c.halves.push_back(to_f16(s.width * normal(random)).bits);
+    if (s.kind == CentroidKind::f16) continue;
+    const auto bytes = [&](std::vector<std::byte>& to, int least) {
+      for (int i = 0; i < c.nodes * s.dim; ++i)
+        to.push_back(static_cast<std::byte>(least + static_cast<int>(random() % (128 - least))));
+    };
+    bytes(c.centroids, -127), bytes(c.spreads, 0);
+    for (int i = 0; i < c.nodes; ++i) {
+      c.scales.push_back(s.width / 73.0f * (0.5f + static_cast<float>(random() % 100) / 100.0f));
+      // From none to deviations of several: a mean of exponentials of few keys bends before that.
+      c.spread_scales.push_back(i % 7 == 0 ? 0.0f : s.width * static_cast<float>(random() % 100) / 300.0f);
+    }
   }
   for (int i = 0; i < s.tokens * s.query_heads * s.dim; ++i) c.q.push_back(normal(random));
   return c;
+}
+
+/// The logit of a node, in float64.
+double logit(const Case& c, const float* q, int h, std::size_t node) {
+  const Shape& s = c.shape;
+  const double scale = 1.0 / std::sqrt(static_cast<double>(s.dim));
+  const std::size_t row = static_cast<std::size_t>(h * c.nodes) + node, d = static_cast<std::size_t>(s.dim);
+  double z = 0.0, variance = 0.0;
+  for (std::size_t j = 0; j < d; ++j) {
+    const double own = scale * q[j];
+    if (s.kind == CentroidKind::f16) {
+      z += own * to_float(f16{c.halves[row * d + j]});
+      continue;
+    }
+    z += own * static_cast<signed char>(c.centroids[row * d + j]) * c.scales[row];
+    variance += own * own * static_cast<signed char>(c.spreads[row * d + j]) * c.spread_scales[row];
+  }
+  z *= s.centroid_scale;
+  if (s.kind != CentroidKind::q8_spreads) return z;
+  const Rows& first = c.first[static_cast<std::size_t>(h)];
+  const double deviation = std::sqrt(variance),
+               most = std::sqrt(2.0 * std::log(first[node + 1] - first[node])),
+               below = std::min(deviation, most);
+  return z + below * (deviation - below / 2.0);
 }
 
 /// Mean (or root of the mean square) of K exp / sum over the queries of tokens [begin, end), for each counted
@@ -81,19 +120,13 @@ Case make_case(const Shape& s, unsigned seed) {
 std::vector<double> weights(const Case& c, int begin, int end, int h) {
   const Shape& s = c.shape;
   const int group = s.query_heads / s.kv_heads;
-  const double scale = 1.0 / std::sqrt(static_cast<double>(s.dim));
   std::vector<double> sum(static_cast<std::size_t>(c.counted_nodes), 0.0);
   for (int t = begin; t < end; ++t) {
     for (int g = 0; g < group; ++g) {
       const float* const q = c.q.data() + (t * s.query_heads + h * group + g) * s.dim;
       if (std::any_of(q, q + s.dim, [](float x) { return !std::isfinite(x); })) continue;
       std::vector<double> z(sum.size(), 0.0);
-      for (std::size_t i = 0; i < z.size(); ++i)
-        for (int j = 0; j < s.dim; ++j)
-          z[i] += scale * q[j] * s.centroid_scale *
-                  to_float(f16{
-                      c.halves[(static_cast<std::size_t>(h * c.nodes) + i) * static_cast<std::size_t>(s.dim) +
-                               static_cast<std::size_t>(j)]});
+      for (std::size_t i = 0; i < z.size(); ++i) z[i] = logit(c, q, h, i);
       const double most = z.empty() ? 0.0 : *std::max_element(z.begin(), z.end());
       double total = 0.0;
       for (std::size_t i = 0; i < z.size(); ++i) {
@@ -113,18 +146,30 @@ struct Outcome {
   Rows rows, counts;  // [tokens, Hkv, capacity], [tokens, Hkv]
 };
 
+/// Nodes [from, from + count) of all heads' as nodes `at`, ... of one head.
+void pack(const Case& c, int from, int count, int at, std::byte* to) {
+  const int d = c.shape.dim;
+  const auto some = [&](const auto& all, int each) {
+    return std::span(all).subspan(static_cast<std::size_t>(from * each),
+                                  static_cast<std::size_t>(count * each));
+  };
+  if (c.shape.kind == CentroidKind::f16) return pack_centroids(some(c.halves, d), d, at, to);
+  ByteCentroids nodes = {.centroids = some(c.centroids, d), .scales = some(c.scales, 1)};
+  if (c.shape.kind == CentroidKind::q8_spreads)
+    nodes.spreads = some(c.spreads, d), nodes.spread_scales = some(c.spread_scales, 1);
+  pack_centroids(nodes, d, at, to);
+}
+
 Outcome run(const Case& c, double threshold, std::int64_t capacity) {
   const Shape& s = c.shape;
-  const std::int64_t bytes = centroid_bytes(c.nodes, s.dim);
+  const std::int64_t bytes = centroid_bytes(c.nodes, s.dim, s.kind);
   std::vector<std::byte> packed(static_cast<std::size_t>(s.kv_heads * bytes));
   Rows first, rows, nodes;
   for (int h = 0; h < s.kv_heads; ++h) {
     int at = 0;
     nodes.push_back(0);
     for (const int part : s.parts) {  // packed part by part, as an index grows
-      pack_centroids(std::span(c.halves).subspan(static_cast<std::size_t>((h * c.nodes + at) * s.dim),
-                                                 static_cast<std::size_t>(part * s.dim)),
-                     s.dim, at, packed.data() + h * bytes);
+      pack(c, h * c.nodes + at, part, at, packed.data() + h * bytes);
       nodes.push_back(at += part);
     }
     const auto own = static_cast<std::size_t>(h);
@@ -152,7 +197,8 @@ Outcome run(const Case& c, double threshold, std::int64_t capacity) {
   const bool spread = s.stretch > 32;  // then all tokens are one stretch
   const OnDevice<std::int32_t> shared(Rows(static_cast<std::size_t>(s.kv_heads * capacity), -7)),
       shared_counts(Rows(static_cast<std::size_t>(s.kv_heads), -7));
-  choose_clusters({.tables = {.centroids = centroids.get(),
+  choose_clusters({.tables = {.kind = s.kind,
+                              .centroids = centroids.get(),
                               .scales = scales.get(),
                               .first = first_there.get(),
                               .rows = rows_there.get(),
@@ -225,7 +271,8 @@ void check_case(const Case& c, const char* what) {
   }
   const std::int64_t capacity = c.keys + kBehind + s.tokens + 5;
   const Outcome out = run(c, threshold, capacity);
-  constexpr double kMargin = 1e-4;
+  // Queries have 16 bits beside whole numbers, and logits of `width` times some.
+  const double margin = s.kind == CentroidKind::f16 ? 1e-4 : 4e-4 * std::max(1.0f, s.width);
   for (int begin = 0; begin < s.tokens; begin += s.stretch) {
     const int end = std::min(s.tokens, begin + s.stretch);
     for (int h = 0; h < s.kv_heads; ++h) {
@@ -233,8 +280,8 @@ void check_case(const Case& c, const char* what) {
       for (int t = begin; t < end; ++t) {
         const std::vector<char> kept = nodes_of(c, out, t, h, capacity, what);
         for (std::size_t i = 0; i < w.size(); ++i) {
-          const bool above = threshold == 0.0 || w[i] > threshold * (1 + kMargin);
-          const bool below = threshold > 0.0 && w[i] < threshold * (1 - kMargin);
+          const bool above = threshold == 0.0 || w[i] > threshold * (1 + margin);
+          const bool below = threshold > 0.0 && w[i] < threshold * (1 - margin);
           if ((above && !kept[i]) || (below && kept[i]))
             test::fail(__FILE__, __LINE__,
                        std::string(what) + ": node " + std::to_string(i) + " of " + std::to_string(w[i]) +
@@ -270,7 +317,15 @@ LODE_TEST(choose_clusters_keeps_what_is_above_the_threshold) {
                {{8, 2, 64, {300}, 20, 3, 1, 1 << 30, 0.1, 25.0f, 1.0f, true}, "squares, sharp"},
                {{6, 2, 96, {160}, 3, 7, 3, 1 << 30, 0.1, 1.0f, 1.0f, true}, "squares, stretches of 3"}};
   unsigned seed = 1;
-  for (const auto& one : cases) check_case(make_case(one.shape, seed++), one.what);
+  for (const auto& one : cases) {
+    for (const CentroidKind kind : {CentroidKind::f16, CentroidKind::q8, CentroidKind::q8_spreads}) {
+      Shape shape = one.shape;
+      shape.kind = kind;
+      const std::string what = std::string(one.what) + ", kind " + std::to_string(static_cast<int>(kind));
+      check_case(make_case(shape, seed), what.c_str());
+    }
+    ++seed;
+  }
   Case bad = make_case({8, 2, 64, {200}, 20, 2, 2}, 77);
   bad.q[5] = std::numeric_limits<float>::quiet_NaN();
   bad.q[64 * 4 + 1] = -std::numeric_limits<float>::infinity();
@@ -282,10 +337,14 @@ LODE_TEST(choose_clusters_keeps_what_is_above_the_threshold) {
 
 LODE_TEST(choose_clusters_gives_the_same_bits_again) {
   if (!can_choose_buckets()) return;
-  const Case c = make_case({32, 8, 128, {3000, 100}, 20, 9, 4}, 5);
-  const std::int64_t capacity = c.keys + kBehind + c.shape.tokens + 5;
-  const Outcome once = run(c, 1.3, capacity), again = run(c, 1.3, capacity);
-  LODE_CHECK(once.rows == again.rows && once.counts == again.counts);
+  for (const CentroidKind kind : {CentroidKind::f16, CentroidKind::q8, CentroidKind::q8_spreads}) {
+    Shape shape = {32, 8, 128, {3000, 100}, 20, 9, 4};
+    shape.kind = kind;
+    const Case c = make_case(shape, 5);
+    const std::int64_t capacity = c.keys + kBehind + c.shape.tokens + 5;
+    const Outcome once = run(c, 1.3, capacity), again = run(c, 1.3, capacity);
+    LODE_CHECK(once.rows == again.rows && once.counts == again.counts);
+  }
 }
 
 }  // namespace

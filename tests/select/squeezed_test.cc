@@ -150,7 +150,7 @@ std::set<Position> keep_exactly(const std::vector<ClusterSegment>& segments, con
         for (std::size_t i = 0; i < c.size(); ++i) {
           const double q =
               block.q[static_cast<std::size_t>(query * g.head_dim) + i] * static_cast<double>(g.scale);
-          mean += q * c[i];
+          mean += q * c[i] * (own.scales.empty() ? 1.0f : own.scales[static_cast<std::size_t>(n.index)]);
           variance += q * q * v[i];
         }
         if (!own.spreads.empty()) variance *= own.spread_scales[static_cast<std::size_t>(n.index)];
@@ -192,16 +192,18 @@ TEST(Squeezed, LookupIsThatOfThePaper) {
   for (const int levels : {1, 2, 3, -1, -2}) {
     World world({.kv_heads = 2, .group = 3, .dense = {2, 20}});
     const LayerGeometry geometry = world.geometry(pool);
-    const bool spreads = levels > 0;  // and the root of mean squares; else as in the paper
+    const bool spreads = levels > 0;  // and the root of mean squares, in 8 bits; else as in the paper
     const int count = std::abs(levels);
     const auto selector =
         make("squeezed:clusters=10%,clusters1=3%,sparsity=0.8,levels=" + std::to_string(count) +
-                 (spreads ? ",spread=on" : ",average=plain"),
+                 (spreads ? ",spread=on" : ",average=plain,centroids=f16"),
              geometry);
     write(world, *selector, kContext);
     build(world, *selector);
     const Saved saved(
-        *selector, {.heads = 2, .head_dim = 64, .levels = count, .begin = 2, .spreads = spreads}, kContext);
+        *selector,
+        {.heads = 2, .head_dim = 64, .levels = count, .begin = 2, .spreads = spreads, .q8 = spreads},
+        kContext);
     ASSERT_EQ(saved.segments.size(), 1u);
     EXPECT_EQ(saved.segments[0].end, kContext - 100);
     write(world, *selector, 12, Phase::question);
@@ -307,7 +309,7 @@ TEST(Squeezed, TailIsTheWeightAndMeanOfWhatWasPruned) {
   ThreadPool pool(2);
   World world({.kv_heads = 1, .group = 2, .dense = {1, 16}});
   const LayerGeometry geometry = world.geometry(pool);
-  const auto selector = make("squeezed:clusters=100%,sparsity=0.9,tail=on", geometry);
+  const auto selector = make("squeezed:clusters=100%,sparsity=0.9,tail=on,centroids=f16", geometry);
   write(world, *selector, 400);
   build(world, *selector);
   write(world, *selector, 9, Phase::question);
@@ -375,7 +377,7 @@ TEST(Squeezed, AGrownContextIsTakenInAndCalibratedAgain) {
   ThresholdSelector::finish(layers, 0, [&](int) { return world.store().layer(0); });
   EXPECT_NE(calibration(*selector).of(QueryKind::alone)[0], before);
   EXPECT_NEAR(calibration(*selector).held_out[1].sparsity, 0.8, 0.06);
-  const Saved saved(*selector, {.heads = 2, .head_dim = 64, .levels = 1, .begin = 0}, 900);
+  const Saved saved(*selector, {.heads = 2, .head_dim = 64, .levels = 1, .begin = 0, .q8 = true}, 900);
   ASSERT_EQ(saved.segments.size(), 2u);
   EXPECT_EQ(saved.segments[0].end, 300);
   EXPECT_EQ(saved.segments[1].end, 800);
@@ -397,7 +399,7 @@ TEST(Squeezed, ALongAnswerIsClusteredInSteps) {
   }
   // 127 keys that wait, and a tenth of the rest, which varies from query to query.
   EXPECT_LT(most, 127 + 350);
-  const Saved saved(*selector, {.heads = 1, .head_dim = 64, .levels = 1, .begin = 1}, 900);
+  const Saved saved(*selector, {.heads = 1, .head_dim = 64, .levels = 1, .begin = 1, .q8 = true}, 900);
   EXPECT_EQ(saved.segments.back().end, 300 + (900 - 16 + 1 - 300 - 1) / 128 * 128);
 }
 
@@ -425,7 +427,8 @@ TEST(Squeezed, AnAnswerToAShortContextIsClusteredByItsQueries) {
   const auto end = static_cast<Position>(world.tokens() - 16);
   selector->append(0, world.store().layer(0), end);
   loaded->append(0, world.store().layer(0), end);
-  const ClusterShape shape = {.heads = 1, .head_dim = 64, .levels = 1, .begin = 1, .spreads = true};
+  const ClusterShape shape = {
+      .heads = 1, .head_dim = 64, .levels = 1, .begin = 1, .spreads = true, .q8 = true};
   const Saved own(*selector, shape, world.tokens()), other(*loaded, shape, world.tokens());
   ASSERT_EQ(own.segments.size(), 3u);
   ASSERT_EQ(other.segments.size(), 3u);
@@ -519,7 +522,7 @@ TEST(Squeezed, SpecsOutOfRangeAreRefused) {
        {"squeezed:sparsity=1", "squeezed:sparsity=0.5,mass=0.9", "squeezed:levels=0", "squeezed:levels=17",
         "squeezed:branch=1", "squeezed:block=0", "squeezed:tail=maybe", "squeezed:spread=1",
         "squeezed:average=most", "squeezed:clusters=0", "ideal:mass=2", "squeezed:error=-1",
-        "squeezed:levels=some"}) {
+        "squeezed:levels=some", "squeezed:centroids=q4"}) {
     EXPECT_THROW(parse_spec(spec), InputError) << spec;
   }
   EXPECT_TRUE(parse_spec("squeezed").dense.from_context);
@@ -591,7 +594,11 @@ TEST(Squeezed, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
       [](Sections& s) { s.of<std::int32_t>("first")[1] = -4; },
       [](Sections& s) { s.of<std::int32_t>("keys")[0] += 1; },
       [](Sections& s) { s.of<std::int32_t>("keys")[0] = -1; },
-      [](Sections& s) { s.of<std::uint16_t>("centroids")[3] = 0x7c00; },
+      [](Sections& s) { s.of<std::int8_t>("centroids")[3] = -128; },
+      [](Sections& s) { s.all.erase("scales"); },
+      [](Sections& s) { s.all["scales"].resize(s.all["scales"].size() - 4); },
+      [=](Sections& s) { s.of<float>("scales")[1] = -inf; },
+      [](Sections& s) { s.of<std::int64_t>("shape")[4] = 3; },  // then centroids have 16 bits
       [](Sections& s) { s.of<std::uint16_t>("values")[3] = 0x7e00; },
       [](Sections& s) { s.all["values"].clear(); },
       [](Sections& s) { s.of<std::int64_t>("shape")[4] = 1; },

@@ -1,21 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Work map: a cluster of blocks for each (KV head, stretch of query tokens). Each block owns a share of the
-// nodes: it streams their centroids once for four queries at a time, keeps the scores in shared memory, and
-// the blocks exchange no more than the sums of the softmax and how many keys each keeps. The first centroids
-// are fetched before the queries are waited for.
-//
-//   S[16 nodes, 8] = C q^T   mma.m16n8k16: the eight columns are four queries, each as the sum of two halves,
-//   so that products are exact to 22 bits whatever the type of the store; a lane has both halves of a sum
+// nodes: it streams their centroids once for four queries at a time (cluster_tiles.cuh), keeps the scores in
+// shared memory, and the blocks exchange no more than the sums of the softmax, which are taken as scores
+// come, and how many keys each keeps. The first centroids are fetched before the queries are waited for.
 //
 // Work of a decode step is reading the centroids; passes over them repeat for each four queries of a stretch.
-#include <cuda_fp16.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/cluster_link.cuh"
+#include "kernels/cuda/cluster_tiles.cuh"
 #include "kernels/cuda/clusters.h"
 
 namespace lode::cuda {
@@ -23,15 +19,13 @@ namespace lode::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kTile = 16, kDepth = 32;  // nodes and dimensions of a piece
-constexpr int kPieceBytes = kTile * kDepth * 2;
-constexpr int kQueries = 4;  // of one pass
-constexpr float kLog2e = 1.44269504f;
+constexpr int kTile = kTileNodes;
+constexpr int kQueries = 4;             // of one pass
 constexpr float kLargestLogit = 1e30f;  // infinities would leave no weight to compare
 constexpr int kMostPieces = 8;
 
 int pieces_of(int head_dim) {
-  return (head_dim + kDepth - 1) / kDepth;
+  return (head_dim + kPieceDims - 1) / kPieceDims;
 }
 /// Compiled for these.
 int pieces_compiled(int head_dim) {
@@ -57,10 +51,10 @@ struct Plan {
   int stride = 0;  // floats from one query's scores to the next's, so that a tile is free of bank conflicts
   int queries = 0, scores = 0, starts = 0, weights = 0, total = 0;
 
-  __host__ __device__ Plan(std::int64_t nodes, int pieces, int ranks) {
+  __host__ __device__ Plan(std::int64_t nodes, int query_bytes, int ranks) {
     tiles = static_cast<int>(((nodes + kTile - 1) / kTile + ranks - 1) / ranks);
     stride = (tiles * kTile + 31) / 32 * 32 + 8;
-    scores = pieces * 32 * 16;
+    scores = query_bytes;
     starts = scores + kQueries * stride * 4;
     weights = starts + (tiles * kTile + 4) * 4;
     total = weights + tiles * kTile * 4;
@@ -73,20 +67,14 @@ struct Params {
   int group = 0;
 };
 
-__device__ __forceinline__ void multiply(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
-                                         unsigned b0, unsigned b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-template <int kPieces, int kRanks>
+template <int kPieces, CentroidKind kKind, int kRanks>
 class Chooser {
  public:
+  using Own = Tiles<kPieces, kKind>;
+
   __device__ Chooser(const Params& params, char* memory)
       : p_(params),
-        plan_(params.task.tables.most_nodes, kPieces, kRanks),
+        plan_(params.task.tables.most_nodes, Own::kQueryBytes, kRanks),
         memory_(memory),
         rank_(static_cast<int>(blockIdx.x)),
         kv_head_(static_cast<int>(blockIdx.y)),
@@ -107,31 +95,40 @@ class Chooser {
     release_successor();
     wait_for_cluster();
     const int rows = tokens_ * p_.group;
-    for (int row = 0; row < rows; row += kQueries) {
+    const float share = static_cast<float>(step_.end - step_.begin);
+    weight_ = share / (p_.task.squares ? sqrtf(static_cast<float>(rows)) : static_cast<float>(rows));
+    for (int row = 0;; row += kQueries) {
       if (row > 0) fetch_first();
       take_queries(row, rows);
       score();
-      const int pass = row / kQueries;
-      share_sums(pass % 2);
-      if (pass > 1 && tid_ == 0) expect(&shared().of_sums[pass % 2], kSumBytes);
-      wait_for(&shared().of_sums[pass % 2], static_cast<unsigned>(pass / 2 % 2));
-      add_weights(row, rows);
+      const int pass = row / kQueries, turn = pass % 2;
+      share_sums(turn);
+      if (pass > 1 && tid_ == 0) expect(&shared().of_sums[turn], kSumBytes);
+      wait_for(&shared().of_sums[turn], static_cast<unsigned>(pass / 2 % 2));
+      take_sums(turn);
+      if (row + kQueries >= rows) break;
+      add_weights(row > 0);
     }
-    __syncthreads();
-    const int2 mine = keep();
+    const int2 mine = keep(rows > kQueries);
     if (tid_ < kRanks)
       send(address_in(shared().kept_keys + rank_, tid_), static_cast<unsigned>(mine.y),
            address_in(&shared().of_keys, tid_));
+    __syncthreads();  // the list, which all threads have written and will read
     wait_for(&shared().of_keys);
-    write_lists(mine.x, mine.y);
+    mine.y > kFewKeys ? write_lists<8>(mine.x, mine.y) : write_lists<4>(mine.x, mine.y);
   }
 
  private:
-  static constexpr int kHeld = kPieces <= 4 ? 2 : 1;  // tiles whose centroids a warp has on the way at once
+  static constexpr int kMostHeld = 16;  // numbers of 16 bytes
+  static constexpr int kHeld =          // tiles that a warp has on the way at once
+      Own::kLayout.fours <= kMostHeld / 4   ? 4
+      : Own::kLayout.fours <= kMostHeld / 2 ? 2
+                                            : 1;
+  static constexpr int kFewKeys = 4 * kThreads;
   struct Shared {
-    float unscale[kQueries];  ///< from a product to a logit, to the base 2
-    int bad[kQueries];        ///< a query that has no say
-    float warp_highest[kWarps][kQueries], warp_sums[kWarps][kQueries];
+    QueryUnits units[kQueries];
+    int bad[kQueries];  ///< a query that has no say
+    float2 warp_sums[kWarps][kQueries];
     float2 sums[2][kRanks][kQueries];  ///< of each block: highest logit, sum of exponentials
     float highest[kQueries], factor[kQueries];
     int2 warp_kept[kWarps];  ///< nodes, keys
@@ -158,6 +155,8 @@ class Chooser {
   __device__ void take_tables() {
     const ClusterTables& tables = p_.task.tables;
     step_ = *p_.task.step;
+    const double least = p_.task.squares ? step_.threshold * step_.threshold : step_.threshold;
+    least_ = __double2float_rd(least);  // numbers that are above the one are above the other
     const std::int32_t* const of_parts = tables.nodes + kv_head_ * (tables.most_parts + 1);
     int nodes = of_parts[tables.most_parts];  // beside the step: all parts count but after a roll back
     if (step_.parts != tables.most_parts) nodes = of_parts[step_.parts];
@@ -165,9 +164,9 @@ class Chooser {
     const int first_tile = min(tiles, rank_ * each);
     tiles_ = min(tiles, first_tile + each) - first_tile;
     nodes_ = max(0, min(nodes - first_tile * kTile, tiles_ * kTile));
-    centroids_ =
-        reinterpret_cast<const uint4*>(tables.centroids) +
-        (std::int64_t{kv_head_} * ((tables.most_nodes + kTile - 1) / kTile) + first_tile) * kPieces * 64;
+    centroids_ = reinterpret_cast<const char*>(tables.centroids) +
+                 (std::int64_t{kv_head_} * ((tables.most_nodes + kTile - 1) / kTile) + first_tile) *
+                     Own::kLayout.bytes();
     const std::int32_t* const first =
         tables.first + std::int64_t{kv_head_} * (tables.most_nodes + 1) + first_tile * kTile;
     for (int i = tid_; nodes_ > 0 && i <= nodes_; i += kThreads) at<int>(plan_.starts)[i] = first[i];
@@ -177,171 +176,144 @@ class Chooser {
   }
 
   __device__ void fetch(int slot, int tile) {
-    if (tile >= tiles_) return;
-#pragma unroll
-    for (int i = 0; i < 2 * kPieces; ++i)
-      held_[slot][i] = __ldg(centroids_ + (std::int64_t{tile} * kPieces * 2 + i) * 32 + lane_);
+    if (tile < tiles_) Own::fetch(centroids_ + std::int64_t{tile} * Own::kLayout.bytes(), lane_, held_[slot]);
   }
   __device__ void fetch_first() {
 #pragma unroll
     for (int slot = 0; slot < kHeld; ++slot) fetch(slot, warp_ + slot * kWarps);
   }
 
-  /// A warp for each of up to four queries from `row` on: scaled to a peak of 128 to 256, as two halves.
+  /// A warp for each of up to four queries from `row` on.
   __device__ void take_queries(int row, int rows) {
     const int d = p_.queries.layout.head_dim;
-    __half* const to = at<__half>(plan_.queries);
     if (warp_ < kQueries) {
       const int own = row + warp_, token = first_token_ + own / p_.group;
       const float* const q =
           p_.queries.q +
           (std::int64_t{token} * p_.queries.query_heads + kv_head_ * p_.group + own % p_.group) * d;
-      constexpr int kEach = kPieces;
-      float x[kEach];
+      float x[kPieces];
       unsigned most = 0;  // NaN counts as more than infinity
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-        const int c = i * 32 + lane_;
+      for (int i = 0; i < kPieces; ++i) {
+        const int c = i * kPieceDims + lane_;
         x[i] = own < rows && c < d ? q[c] : 0.0f;
         most = max(most, __float_as_uint(fabsf(x[i])));
       }
       const float peak = __uint_as_float(__reduce_max_sync(~0u, most));
       const bool bad = !(peak < INFINITY);
-      const float by = bad || peak == 0.0f ? 0.0f : exp2f(static_cast<float>(min(100, 7 - ilogbf(peak))));
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-        const int c = i * 32 + lane_;
-        const float scaled = bad ? 0.0f : x[i] * by;
-        const __half high = __float2half_rn(scaled);
-        const int place = (i * 32 + 2 * warp_ * 4 + c % kDepth / 8) * 8 + c % 8;
-        to[place] = high;
-        to[place + 32] = __float2half_rn(scaled - __half2float(high));
-      }
+      for (int i = 0; i < kPieces; ++i) x[i] = bad ? 0.0f : x[i];
+      const float by = Own::put(at<char>(plan_.queries), warp_, lane_, x, bad ? 0.0f : peak);
       if (lane_ == 0) {
+        const float unit = by > 0.0f ? p_.queries.scale / by : 0.0f;
         shared().bad[warp_] = bad || own >= rows;
-        shared().unscale[warp_] =
-            by > 0.0f ? p_.queries.scale * kLog2e * p_.task.tables.scales[kv_head_] / by : 0.0f;
+        shared().units[warp_] = {.logit = unit * kLog2e * p_.task.tables.scales[kv_head_],
+                                 .deviation = unit * Own::kRootOfSquares};
       }
     }
     __syncthreads();
   }
 
-  /// Logits of this block's nodes; the highest of each warp.
+  /// Logits of this block's nodes; of each warp the highest and the sum of exponentials.
   __device__ void score() {
     const int g = lane_ / 4, t = lane_ % 4;
-    const uint4* const q = at<uint4>(plan_.queries) + lane_;
+    const auto asked = Own::ask(at<char>(plan_.queries), lane_);
+    const QueryUnits units = shared().units[t];
     float* const to = at<float>(plan_.scores) + t * plan_.stride;
-    const float unscale = shared().unscale[t];
-    float highest = -kLargestLogit;
+    float2 sum = make_float2(-kLargestLogit, 0.0f);
     for (int from = warp_; from < tiles_; from += kHeld * kWarps) {
 #pragma unroll
       for (int slot = 0; slot < kHeld; ++slot) {
-        const int tile = from + slot * kWarps;
+        const int tile = from + slot * kWarps, low = tile * kTile + g, high = low + 8;
         if (tile >= tiles_) break;
-        float c[4] = {};
-#pragma unroll
-        for (int i = 0; i < kPieces; ++i) {
-          const uint4 low = held_[slot][2 * i], high = held_[slot][2 * i + 1], b = q[i * 32];
-          multiply(c, low.x, high.x, low.y, high.y, b.x, b.y);
-          multiply(c, low.z, high.z, low.w, high.w, b.z, b.w);
-        }
+        const float2 keys = make_float2(low < nodes_ ? static_cast<float>(keys_of(low)) : 0.0f,
+                                        high < nodes_ ? static_cast<float>(keys_of(high)) : 0.0f);
+        const float2 raw = Own::logits(held_[slot], asked, units, keys);
         fetch(slot, tile + kHeld * kWarps);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int node = tile * kTile + g + 8 * half;
-          const float z =
-              fminf(fmaxf((c[2 * half] + c[2 * half + 1]) * unscale, -kLargestLogit), kLargestLogit);
-          if (node >= nodes_) continue;
-          to[node] = z;
-          highest = fmaxf(highest, z);
-        }
+        const float2 z = make_float2(bounded(raw.x, low), bounded(raw.y, high));
+        if (low < nodes_) to[low] = z.x;
+        if (high < nodes_) to[high] = z.y;
+        const float highest = fmaxf(sum.x, fmaxf(z.x, z.y));
+        sum.y =
+            sum.y * exp2f(sum.x - highest) + keys.x * exp2f(z.x - highest) + keys.y * exp2f(z.y - highest);
+        sum.x = highest;
       }
     }
-    for (int o = 4; o < 32; o *= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, o));
-    if (g == 0) shared().warp_highest[warp_][t] = highest;
+    for (int o = 4; o < 32; o *= 2)
+      sum = together(sum, make_float2(__shfl_xor_sync(~0u, sum.x, o), __shfl_xor_sync(~0u, sum.y, o)));
+    if (g == 0) shared().warp_sums[warp_][t] = sum;
     __syncwarp();
     __syncthreads();
+  }
+  __device__ float bounded(float z, int node) const {
+    return node < nodes_ ? fminf(fmaxf(z, -kLargestLogit), kLargestLogit) : -kLargestLogit;
+  }
+  /// Of two highest logits with their sums; the order does not matter.
+  __device__ static float2 together(float2 a, float2 b) {
+    const float highest = fmaxf(a.x, b.x);
+    return make_float2(highest, a.y * exp2f(a.x - highest) + b.y * exp2f(b.x - highest));
   }
 
   /// This block's highest logit and sum of exponentials of each query, to all blocks.
   __device__ void share_sums(int turn) {
     Shared& s = shared();
-    float highest[kQueries], sum[kQueries] = {};
-#pragma unroll
-    for (int r = 0; r < kQueries; ++r) {
-      highest[r] = s.warp_highest[0][r];
-#pragma unroll
-      for (int w = 1; w < kWarps; ++w) highest[r] = fmaxf(highest[r], s.warp_highest[w][r]);
-    }
-    const float* const z = at<float>(plan_.scores);
-    for (int node = tid_; node < nodes_; node += kThreads) {
-      const auto keys = static_cast<float>(keys_of(node));
-#pragma unroll
-      for (int r = 0; r < kQueries; ++r) sum[r] += keys * exp2f(z[r * plan_.stride + node] - highest[r]);
-    }
-#pragma unroll
-    for (int r = 0; r < kQueries; ++r) {
-      for (int o = 16; o > 0; o /= 2) sum[r] += __shfl_xor_sync(~0u, sum[r], o);
-      if (lane_ == 0) s.warp_sums[warp_][r] = sum[r];
-    }
-    __syncthreads();
     if (tid_ >= kQueries * kRanks) return;
-    const int r = tid_ % kQueries;
-    float2 mine = make_float2(s.warp_highest[0][r], 0.0f);
-    for (int w = 0; w < kWarps; ++w) {
-      mine.x = fmaxf(mine.x, s.warp_highest[w][r]);
-      mine.y += s.warp_sums[w][r];
-    }
-    const int to = tid_ / kQueries;
+    const int r = tid_ % kQueries, to = tid_ / kQueries;
+    float2 mine = s.warp_sums[0][r];
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) mine = together(mine, s.warp_sums[w][r]);
     send(address_in(&s.sums[turn][rank_][r], to), mine, address_in(&s.of_sums[turn], to));
   }
 
-  /// Adds what each query makes of each node: K / (queries of the stretch) exp(z) / sum_j N_j exp(z_j), or
-  /// the square of K exp(z) / sum_j N_j exp(z_j) over their number; after the last ones the root of the sum.
-  __device__ void add_weights(int row, int rows) {
+  /// From all blocks' sums what makes weights of scores.
+  __device__ void take_sums(int turn) {
     Shared& s = shared();
     if (warp_ < kQueries) {
-      const float2 one =
-          lane_ < kRanks ? s.sums[row / kQueries % 2][lane_][warp_] : make_float2(-kLargestLogit, 0.0f);
+      const float2 one = lane_ < kRanks ? s.sums[turn][lane_][warp_] : make_float2(-kLargestLogit, 0.0f);
       float highest = one.x;
       for (int o = 16; o > 0; o /= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, o));
       float total = one.y * exp2f(one.x - highest);
       for (int o = 16; o > 0; o /= 2) total += __shfl_xor_sync(~0u, total, o);
       if (lane_ == 0) {
-        const double share = 1.0 / rows, weight = static_cast<double>(step_.end - step_.begin) *
-                                                  (p_.task.squares ? sqrt(share) : share);
         s.highest[warp_] = highest;
-        s.factor[warp_] = s.bad[warp_] || !(total > 0.0f) ? 0.0f : static_cast<float>(weight / total);
+        s.factor[warp_] = s.bad[warp_] || !(total > 0.0f) ? 0.0f : weight_ / total;
       }
-    }
-    __syncthreads();
-    const float* const z = at<float>(plan_.scores);
-    float* const weights = at<float>(plan_.weights);
-    for (int node = tid_; node < nodes_; node += kThreads) {
-      float sum = row > 0 ? weights[node] : 0.0f;
-#pragma unroll
-      for (int r = 0; r < kQueries; ++r) {
-        const float one = s.factor[r] * exp2f(z[r * plan_.stride + node] - s.highest[r]);
-        sum += p_.task.squares ? one * one : one;
-      }
-      weights[node] = p_.task.squares && row + kQueries >= rows ? sqrtf(sum) : sum;
     }
     __syncthreads();
   }
 
+  /// What four queries make of a node: the sum of K / (queries of the stretch) exp(z) / sum_j N_j exp(z_j),
+  /// or of the squares of K exp(z) / sum_j N_j exp(z_j) over their number; added to what others made of it.
+  __device__ float weight_of(int node, bool others) const {
+    const Shared& s = shared();
+    const float* const z = at<float>(plan_.scores) + node;
+    float sum = others ? at<float>(plan_.weights)[node] : 0.0f;
+#pragma unroll
+    for (int r = 0; r < kQueries; ++r) {
+      const float one = s.factor[r] * exp2f(z[r * plan_.stride] - s.highest[r]);
+      sum += p_.task.squares ? one * one : one;
+    }
+    return sum;
+  }
+  __device__ void add_weights(bool others) const {
+    for (int node = tid_; node < nodes_; node += kThreads)
+      at<float>(plan_.weights)[node] = weight_of(node, others);
+    __syncthreads();
+  }
+
   /// The nodes above the threshold, closed up, in the place of the scores: where each one's keys begin, and
-  /// its place among the keys that this block keeps. Returns how many nodes and keys.
-  __device__ int2 keep() {
+  /// its place among the keys that this block keeps. Returns how many nodes and keys. A thread has
+  /// neighbours, an odd number of them, so that reading is free of bank conflicts.
+  __device__ int2 keep(bool others) {
     Shared& s = shared();
-    const int run = (nodes_ + kThreads - 1) / kThreads, begin = min(nodes_, tid_ * run),
+    const int run = (nodes_ + kThreads - 1) / kThreads | 1, begin = min(nodes_, tid_ * run),
               end = min(nodes_, begin + run);
-    const float* const weights = at<float>(plan_.weights);
-    const auto kept = [&](int node) {
-      return step_.threshold == 0.0 || static_cast<double>(weights[node]) > step_.threshold;
-    };
+    unsigned kept = 0;  // a block has room for fewer than 32 nodes a thread
     int2 mine = {};
-    for (int node = begin; node < end; ++node)
-      if (kept(node)) ++mine.x, mine.y += keys_of(node);
+    for (int node = begin; node < end; ++node) {
+      if (step_.threshold == 0.0 || weight_of(node, others) > least_)
+        kept |= 1u << (node - begin), ++mine.x, mine.y += keys_of(node);
+    }
     int2 up_to = mine;
 #pragma unroll
     for (int o = 1; o < 32; o *= 2) {
@@ -356,25 +328,35 @@ class Chooser {
       all.x += s.warp_kept[w].x, all.y += s.warp_kept[w].y;
     }
     int2* const list = at<int2>(plan_.scores);
-    for (int node = begin; node < end; ++node) {
-      if (!kept(node)) continue;
-      list[before.x++] = make_int2(at<int>(plan_.starts)[node], before.y);
-      before.y += keys_of(node);
+    const std::int32_t* const rows = rows_of_head();
+    for (; kept != 0; kept &= kept - 1) {
+      const int node = begin + __ffs(static_cast<int>(kept)) - 1, first = at<int>(plan_.starts)[node],
+                keys = keys_of(node);
+      list[before.x++] = make_int2(first, before.y);
+      before.y += keys;
+      ask_for(rows + first), ask_for(rows + first + keys - 1);
     }
     return all;
+  }
+  /// To the second-level cache.
+  __device__ static void ask_for(const void* at) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+  }
+  __device__ const std::int32_t* rows_of_head() const {
+    return p_.task.tables.rows + kv_head_ * p_.task.tables.most_keys;
   }
 
   /// The keys of this block's kept nodes to the lists of all tokens of the stretch, behind those of the
   /// blocks before it; the last block adds the keys that are in no cluster.
+  template <int kAtOnce>
   __device__ void write_lists(int kept, int keys) const {
-    constexpr int kAtOnce = 4;
     int before = 0, all = 0;
     for (int r = 0; r < kRanks; ++r) {
       if (r < rank_) before += shared().kept_keys[r];
       all += shared().kept_keys[r];
     }
     const int2* const list = at<int2>(plan_.scores);
-    const std::int32_t* const from = p_.task.tables.rows + kv_head_ * p_.task.tables.most_keys;
+    const std::int32_t* const from = rows_of_head();
     int steps = 0;
     while (1 << steps < kept) ++steps;
     for (int first = tid_; first < keys; first += kAtOnce * kThreads) {
@@ -426,17 +408,18 @@ class Chooser {
   char* const memory_;
   const int rank_, kv_head_, first_token_, tokens_, tid_, lane_, warp_;
   ClusterStep step_;
-  const uint4* centroids_ = nullptr;  ///< of this block's first tile
-  int tiles_ = 0, nodes_ = 0;         ///< of this block
-  uint4 held_[kHeld][2 * kPieces];
+  float least_ = 0.0f, weight_ = 0.0f;  ///< a kept node's sum is above; what all keys count in one query
+  const char* centroids_ = nullptr;     ///< of this block's first tile
+  int tiles_ = 0, nodes_ = 0;           ///< of this block
+  typename Own::Held held_[kHeld];
 };
 
-template <int kPieces, int kRanks>
+template <int kPieces, CentroidKind kKind, int kRanks>
 __global__ void __launch_bounds__(kThreads, kPieces <= 4 ? 2 : 1)
     choose_kernel(const __grid_constant__ Params p) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) char memory[];
-  Chooser<kPieces, kRanks>(p, memory).run();
+  Chooser<kPieces, kKind, kRanks>(p, memory).run();
 #endif
 }
 
@@ -455,47 +438,86 @@ __global__ void spread_kernel(SpreadTask task, const QueryToken* first, const Qu
   if (blockIdx.x == 0 && threadIdx.x == 0) task.counts_out[list] = static_cast<std::int32_t>(all);
 }
 
-template <int kPieces, int kRanks>
+template <int kPieces, CentroidKind kKind, int kRanks>
 void launch(const Params& p, StreamHandle stream) {
-  const int shared = Plan(p.task.tables.most_nodes, kPieces, kRanks).total;
-  const auto kernel = choose_kernel<kPieces, kRanks>;
+  const int shared = Plan(p.task.tables.most_nodes, Tiles<kPieces, kKind>::kQueryBytes, kRanks).total;
+  const auto kernel = choose_kernel<kPieces, kKind, kRanks>;
   prepare_clusters(kernel, shared);
   const int stretches = (p.queries.count + p.task.stretch - 1) / p.task.stretch;
   const dim3 grid(kRanks, static_cast<unsigned>(p.queries.layout.kv_heads), static_cast<unsigned>(stretches));
   EarlyLaunch(grid, kThreads, shared, kRanks, stream)(kernel, p);
 }
 
-template <int kPieces>
+template <int kPieces, CentroidKind kKind>
 void launch_for_kv_heads(const Params& p, StreamHandle stream) {
   switch (ranks_of(p.queries.layout.kv_heads, p.task.tables.most_nodes)) {
     case 16:
-      return launch<kPieces, 16>(p, stream);
+      return launch<kPieces, kKind, 16>(p, stream);
     case 8:
-      return launch<kPieces, 8>(p, stream);
+      return launch<kPieces, kKind, 8>(p, stream);
     default:
-      return launch<kPieces, 4>(p, stream);
+      return launch<kPieces, kKind, 4>(p, stream);
+  }
+}
+
+template <int kPieces>
+void launch_for_kind(const Params& p, StreamHandle stream) {
+  switch (p.task.tables.kind) {
+    case CentroidKind::f16:
+      return launch_for_kv_heads<kPieces, CentroidKind::f16>(p, stream);
+    case CentroidKind::q8:
+      return launch_for_kv_heads<kPieces, CentroidKind::q8>(p, stream);
+    case CentroidKind::q8_spreads:
+      return launch_for_kv_heads<kPieces, CentroidKind::q8_spreads>(p, stream);
   }
 }
 
 }  // namespace
 
-std::int64_t centroid_bytes(std::int64_t nodes, int head_dim) {
-  return (nodes + kTile - 1) / kTile * pieces_compiled(head_dim) * kPieceBytes;
+std::int64_t centroid_bytes(std::int64_t nodes, int head_dim, CentroidKind kind) {
+  return (nodes + kTile - 1) / kTile * TileLayout(pieces_compiled(head_dim), kind).bytes();
 }
 
 void pack_centroids(std::span<const std::uint16_t> halves, int head_dim, std::int64_t first_node,
                     std::byte* to) {
-  const int pieces = pieces_compiled(head_dim);
+  const TileLayout layout(pieces_compiled(head_dim), CentroidKind::f16);
   const std::int64_t nodes = std::ssize(halves) / head_dim;
   for (std::int64_t i = 0; i < nodes; ++i) {
     const std::int64_t node = first_node + i;
-    std::byte* const tile = to + node / kTile * pieces * kPieceBytes;
+    std::byte* const tile = to + node / kTile * layout.bytes();
     for (int c = 0; c < head_dim; c += 8) {
       const std::int64_t place =
-          ((c / kDepth * 2 + node % kTile / 8) * 32 + node % 8 * 4 + c % kDepth / 8) * std::int64_t{16};
+          ((c / kPieceDims * 2 + node % kTile / 8) * 32 + node % 8 * 4 + c % kPieceDims / 8) *
+          std::int64_t{16};
       std::memcpy(tile + place, halves.data() + i * head_dim + c,
                   static_cast<std::size_t>(std::min(8, head_dim - c)) * 2);
     }
+  }
+}
+
+void pack_centroids(const ByteCentroids& all, int head_dim, std::int64_t first_node, std::byte* to) {
+  const int pieces = pieces_compiled(head_dim);
+  const TileLayout layout(pieces, all.spreads.empty() ? CentroidKind::q8 : CentroidKind::q8_spreads);
+  for (std::int64_t i = 0; i < std::ssize(all.scales); ++i) {
+    const std::int64_t node = first_node + i;
+    std::byte* const tile = to + node / kTile * layout.bytes();
+    const auto put = [&](std::span<const std::byte> rows, int piece) {
+      for (int c = 0; c < head_dim; c += 8) {
+        const std::int64_t place =
+            ((c / kPieceDims + piece) * 32 + node % 8 * 4 + c % kPieceDims / 8) * 2 + node % kTile / 8;
+        std::memcpy(tile + place * 8, rows.data() + i * head_dim + c,
+                    static_cast<std::size_t>(std::min(8, head_dim - c)));
+      }
+    };
+    const auto put_scale = [&](int which, float scale) {
+      const std::int64_t place = (which * 8 + node % 8) * 2 + node % kTile / 8;
+      std::memcpy(tile + layout.fours * 512 + place * 4, &scale, sizeof scale);
+    };
+    put(all.centroids, 0);
+    put_scale(0, all.scales[static_cast<std::size_t>(i)]);
+    if (all.spreads.empty()) continue;
+    put(all.spreads, pieces);
+    put_scale(1, std::sqrt(all.spread_scales[static_cast<std::size_t>(i)]));
   }
 }
 
@@ -521,13 +543,13 @@ void choose_clusters(const ClusterChoiceTask& task, const Queries& queries, Stre
   const Params p = {.task = task, .queries = queries, .group = queries.query_heads / queries.layout.kv_heads};
   switch (pieces_compiled(queries.layout.head_dim)) {
     case 2:
-      return launch_for_kv_heads<2>(p, stream);
+      return launch_for_kind<2>(p, stream);
     case 3:
-      return launch_for_kv_heads<3>(p, stream);
+      return launch_for_kind<3>(p, stream);
     case 4:
-      return launch_for_kv_heads<4>(p, stream);
+      return launch_for_kind<4>(p, stream);
     default:
-      return launch_for_kv_heads<kMostPieces>(p, stream);
+      return launch_for_kind<kMostPieces>(p, stream);
   }
 }
 
