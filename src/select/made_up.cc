@@ -34,7 +34,9 @@ BucketNet made_up_classifier(std::int64_t d, std::int64_t buckets, DType type, R
   std::vector<float> hidden(static_cast<std::size_t>(kHidden * d)),
       output(static_cast<std::size_t>(buckets * kHidden)), zero(static_cast<std::size_t>(kHidden), 0.0f);
   for (float& x : hidden) x = static_cast<float>(rng.uniform() - 0.5);
-  for (float& x : output) x = static_cast<float>(rng.uniform() - 0.5);
+  // Scores of usual queries lie within a few units: no bucket's share of the softmax is too small for a
+  // float.
+  for (float& x : output) x = static_cast<float>(rng.uniform() - 0.5) / 32.0f;
   return {d, buckets,
           BucketNet::Weights{.hidden_weight = hidden,
                              .hidden_bias = zero,
@@ -58,7 +60,7 @@ BucketNet centroid_net(Matrix<const float> keys, std::int64_t clusters, std::uin
 
 void enlarge_first_bucket(BucketNet& keys, BucketNet& queries, Matrix<const float> sample, double share) {
   LODE_ASSERT(keys.type == DType::f32 && keys.hidden == 0 && keys.bias.empty() && keys.buckets > 1);
-  constexpr float kMoreThanAnyScore = 1000.0f;
+  constexpr float kMoreThanAnyScore = 50.0f;  // and little enough that the others' shares differ
   queries.bias.resize(static_cast<std::size_t>(queries.buckets), 0.0f);
   queries.bias[0] = kMoreThanAnyScore;
   // Keys whose product with the first centroid, times the factor, is above those with all others.

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/hopper.cuh"
 
 namespace lode::cuda {
 
@@ -14,7 +17,21 @@ std::string megabytes(std::int64_t bytes) {
   return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB";
 }
 
+__global__ void probe_kernel() {}
+
 }  // namespace
+
+int capability_major() {
+  static const int major = [] {
+    int device = 0, found = 0;
+    cudaFuncAttributes code{};
+    LODE_CUDA(cudaGetDevice(&device));
+    LODE_CUDA(cudaDeviceGetAttribute(&found, cudaDevAttrComputeCapabilityMajor, device));
+    LODE_CUDA(cudaFuncGetAttributes(&code, probe_kernel));
+    return std::min(found, code.ptxVersion / 10);
+  }();
+  return major;
+}
 
 Availability availability() {
   Availability found;

@@ -22,16 +22,9 @@ __device__ __forceinline__ void release_successor() {
 #endif
 }
 
-/// 9 for sm_90.
-inline int capability_major() {
-  static const int major = [] {
-    int device = 0, found = 0;
-    LODE_CUDA(cudaGetDevice(&device));
-    LODE_CUDA(cudaDeviceGetAttribute(&found, cudaDevAttrComputeCapabilityMajor, device));
-    return found;
-  }();
-  return major;
-}
+/// 9 for sm_90: what the current device has and this program's code for it was compiled for, the lesser. (A
+/// driver translates code for sm_80 for any later GPU; clusters and early launches are not in it.)
+int capability_major();
 inline bool has_clusters() {
   return capability_major() >= 9;
 }

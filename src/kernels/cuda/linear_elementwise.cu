@@ -116,7 +116,6 @@ const DeviceShape& device_shape() {
       LODE_CUDA(cudaDeviceGetAttribute(&to, what, device));
     };
     ask(cudaDevAttrMultiProcessorCount, found.multiprocessors);
-    ask(cudaDevAttrComputeCapabilityMajor, found.major);
     ask(cudaDevAttrMaxSharedMemoryPerBlockOptin, found.shared_bytes);
     return found;
   }();

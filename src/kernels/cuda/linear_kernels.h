@@ -40,7 +40,7 @@ void finish_gate_up(const GateUpStep<float>& step, std::int64_t n, const float* 
 
 /// What the current device is; asked once.
 struct DeviceShape {
-  int multiprocessors = 0, major = 0;
+  int multiprocessors = 0;
   int shared_bytes = 0;  ///< that one block may have
 };
 const DeviceShape& device_shape();

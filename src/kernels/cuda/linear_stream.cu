@@ -393,7 +393,7 @@ void launch_with(const Step& step, const StepInput& input, StreamHandle stream) 
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &early;
-  config.numAttrs = device_shape().major >= 9 ? 1 : 0;
+  config.numAttrs = capability_major() >= 9 ? 1 : 0;
   const auto kernel = stream_kernel<N, Depth, Step>;
   LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(config.dynamicSmemBytes)));
