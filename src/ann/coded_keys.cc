@@ -14,8 +14,8 @@ float WalkKeys::scale(std::int64_t node) const {
 }
 
 void CodedKeys::resize(std::int64_t keys) {
-  rows_.resize(static_cast<std::size_t>(keys * stride_));
-  squares_.resize(static_cast<std::size_t>(keys));
+  resize_tightly(rows_, static_cast<std::size_t>(keys * stride_));
+  resize_tightly(squares_, static_cast<std::size_t>(keys));
 }
 
 void CodedKeys::put(std::int64_t at, std::span<const float> key) {

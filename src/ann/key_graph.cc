@@ -166,7 +166,7 @@ void KeyGraph::hang(Node node, std::span<const Node> near, const WalkKeys& keys)
 void KeyGraph::add(std::span<const Node> neighbours, const WalkKeys& keys) {
   const auto node = static_cast<Node>(nodes());
   added_.push_back(std::ssize(changes_));
-  links_.resize(links_.size() + static_cast<std::size_t>(degree_), kNoLink);
+  resize_tightly(links_, links_.size() + static_cast<std::size_t>(degree_), kNoLink);
   if (node == 0) {
     entries_ = {0};
     return;

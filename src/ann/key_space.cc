@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "ann/symmetric_eigen.h"
 #include "kernels/coded_dot.h"
@@ -13,7 +14,8 @@ namespace lode {
 
 namespace {
 
-constexpr std::int64_t kSample = 4096;  // rows of which moments are taken
+constexpr double kFarOff = 4.0;       // times the median length: what is longer is shortened to that
+constexpr std::size_t kTogether = 4;  // rows whose products are added at once
 
 using Square = std::vector<double>;  // [d, d]
 
@@ -21,26 +23,64 @@ constexpr std::size_t at(std::int64_t i) {
   return static_cast<std::size_t>(i);
 }
 
-/// Sum of x x^T over a sample of rows less `centre`, and of x itself.
-struct Moments {
-  Square products;
-  std::vector<double> sum;
-  double count = 0;
+/// A sample of the finite rows. Some that are far longer than most would decide alone which directions
+/// matter, so they count as rows of a few times the median length.
+struct Sample {
+  std::vector<double> rows;  // [n, d]
+  std::size_t d = 0;
 
-  Moments(Matrix<const float> rows, const std::vector<double>& centre)
-      : products(at(rows.cols * rows.cols)), sum(at(rows.cols)) {
-    const std::int64_t d = rows.cols, sample = std::min(kSample, rows.rows);
-    std::vector<double> x(at(d));
-    for (std::int64_t i = 0; i < sample; ++i) {
-      const std::span<const float> row = rows[i * rows.rows / sample];
-      if (!std::all_of(row.begin(), row.end(), [](float v) { return std::isfinite(v); })) continue;
-      for (std::size_t j = 0; j < x.size(); ++j) sum[j] += x[j] = row[j] - centre[j];
-      for (std::size_t j = 0; j < x.size(); ++j)
-        for (std::size_t c = 0; c <= j; ++c) products[j * x.size() + c] += x[j] * x[c];
-      count += 1.0;
+  explicit Sample(Matrix<const float> all) : d(at(all.cols)) {
+    const std::int64_t count = std::min(KeySpace::kSample, all.rows);
+    rows.reserve(at(count) * d);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::span<const float> row = all[i * all.rows / count];
+      if (std::all_of(row.begin(), row.end(), [](float v) { return std::isfinite(v); }))
+        rows.insert(rows.end(), row.begin(), row.end());
     }
-    for (std::size_t j = 0; j < x.size(); ++j)
-      for (std::size_t c = 0; c < j; ++c) products[c * x.size() + j] = products[j * x.size() + c];
+  }
+
+  std::size_t count() const { return rows.size() / d; }
+
+  /// Shortens rows that are much longer than half of those that are not 0.
+  void clip() {
+    std::vector<double> lengths(count()), some;
+    for (std::size_t i = 0; i < count(); ++i) {
+      const double* const row = &rows[i * d];
+      lengths[i] = std::sqrt(std::inner_product(row, row + d, row, 0.0));
+      if (lengths[i] > 0.0) some.push_back(lengths[i]);
+    }
+    if (some.empty()) return;
+    const auto middle = some.begin() + std::ssize(some) / 2;
+    std::nth_element(some.begin(), middle, some.end());
+    const double limit = kFarOff * *middle;
+    for (std::size_t i = 0; i < count(); ++i)
+      for (std::size_t j = 0; lengths[i] > limit && j < d; ++j) rows[i * d + j] *= limit / lengths[i];
+  }
+
+  std::vector<double> mean() const {
+    std::vector<double> sum(d, 0.0);
+    for (std::size_t i = 0; i < rows.size(); ++i) sum[i % d] += rows[i];
+    for (double& x : sum) x /= std::max(1.0, static_cast<double>(count()));
+    return sum;
+  }
+
+  void centre(const std::vector<double>& by) {
+    for (std::size_t i = 0; i < rows.size(); ++i) rows[i] -= by[i % d];
+  }
+
+  /// Sum of x x^T.
+  Square products() {
+    rows.resize((count() + kTogether - 1) / kTogether * kTogether * d, 0.0);
+    Square sum(d * d, 0.0);
+    for (std::size_t i = 0; i < rows.size(); i += kTogether * d) {
+      const double *const x = &rows[i], *const y = x + d, *const z = y + d, *const w = z + d;
+      for (std::size_t j = 0; j < d; ++j)
+        for (std::size_t c = 0; c <= j; ++c)
+          sum[j * d + c] += x[j] * x[c] + y[j] * y[c] + z[j] * z[c] + w[j] * w[c];
+    }
+    for (std::size_t j = 0; j < d; ++j)
+      for (std::size_t c = 0; c < j; ++c) sum[c * d + j] = sum[j * d + c];
+    return sum;
   }
 };
 
@@ -72,13 +112,11 @@ Square inverse_of_lower(const Square& lower, std::int64_t d) {
   return inverse;
 }
 
-/// a b, with b transposed where asked for.
-Square product(const Square& a, const Square& b, std::int64_t d, bool transposed) {
+Square product(const Square& a, const Square& b, std::int64_t d) {
   Square out(at(d * d), 0.0);
   for (std::int64_t i = 0; i < d; ++i)
     for (std::int64_t k = 0; k < d; ++k)
-      for (std::int64_t j = 0; j < d; ++j)
-        out[at(i * d + j)] += a[at(i * d + k)] * (transposed ? b[at(j * d + k)] : b[at(k * d + j)]);
+      for (std::int64_t j = 0; j < d; ++j) out[at(i * d + j)] += a[at(i * d + k)] * b[at(k * d + j)];
   return out;
 }
 
@@ -104,22 +142,25 @@ std::int64_t directions_kept(const std::vector<double>& variances) {
 
 }  // namespace
 
-KeySpace KeySpace::of(Matrix<const float> queries, Matrix<const float> keys) {
+KeySpace KeySpace::of(Matrix<const float> queries, Matrix<const float> keys, int numbers) {
   LODE_ASSERT(queries.rows > 0 && keys.rows > 0 && queries.cols == keys.cols);
   const std::int64_t d = keys.cols;
-  std::vector<double> mean(at(d), 0.0);
-  const Moments about_zero(keys, mean);
-  for (std::size_t j = 0; j < mean.size(); ++j) mean[j] = about_zero.sum[j] / std::max(1.0, about_zero.count);
-  const Square covariance = Moments(keys, mean).products;
-  const Square lower = cholesky(Moments(queries, std::vector<double>(at(d), 0.0)).products, d);
-  const Square upper = transposed(lower, d);
+  Sample own(keys), asked(queries);
+  // Twice, since where keys stand far off the origin their distance from it hides how far they lie apart.
+  own.clip();
+  const std::vector<double> mean = own.mean();
+  own.centre(mean);
+  own.clip();
+  asked.clip();
+  const Square lower = cholesky(asked.products(), d), upper = transposed(lower, d);
   // Of L^T k.
-  const Eigen own = symmetric_eigen(product(product(upper, covariance, d, false), lower, d, false), d);
+  const Eigen main = symmetric_eigen(product(product(upper, own.products(), d), lower, d), d);
   KeySpace space(static_cast<int>(d));
-  space.numbers_ = static_cast<int>(directions_kept(own.values));
+  space.numbers_ =
+      numbers > 0 ? std::min(numbers, static_cast<int>(d)) : static_cast<int>(directions_kept(main.values));
   const auto kept = at(space.numbers_ * d);
-  const Square to_keys = product(own.vectors, lower, d, true);                           // U L^T
-  const Square to_queries = product(own.vectors, inverse_of_lower(lower, d), d, false);  // U L^-1
+  const Square to_keys = product(main.vectors, upper, d);                          // U L^T
+  const Square to_queries = product(main.vectors, inverse_of_lower(lower, d), d);  // U L^-1
   space.keys_.assign(to_keys.begin(), to_keys.begin() + static_cast<std::ptrdiff_t>(kept));
   space.queries_.assign(to_queries.begin(), to_queries.begin() + static_cast<std::ptrdiff_t>(kept));
   for (std::int64_t i = 0; i < space.numbers_; ++i) {

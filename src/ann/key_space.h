@@ -20,10 +20,14 @@ class KeySpace {
  public:
   /// Keys and queries as they are.
   explicit KeySpace(int head_dim) : head_dim_(head_dim), numbers_(head_dim) {}
-  /// As many directions as fit the fewest cache lines beside a scale that leave out at most kLost of the
-  /// variance. Both at least one row; rows that are not finite are left out.
-  static KeySpace of(Matrix<const float> queries, Matrix<const float> keys);
-  static constexpr double kLost = 0.03;
+  /// `numbers` directions, at most as many as there are; 0: as many as fit the fewest cache lines beside a
+  /// scale that leave out at most kLost of the variance. Of either at most kSample rows are looked at, at
+  /// even steps; at least one row each. Rows that are not finite are left out, and few that are much longer
+  /// than the others bend nothing.
+  static KeySpace of(Matrix<const float> queries, Matrix<const float> keys, int numbers = 0);
+  /// Of 64 directions 60 always keep more than this, so that a key of 64 numbers is always one line.
+  static constexpr double kLost = 1.0 / 16;
+  static constexpr std::int64_t kSample = 2048;
 
   int numbers() const { return numbers_; }
   void key(const float* k /*[d]*/, std::span<float> out /*[numbers]*/) const;

@@ -7,7 +7,7 @@
 
 namespace lode {
 
-/// Eigenvalues, falling, and eigenvectors as rows of a symmetric matrix (cyclic Jacobi rotations).
+/// Eigenvalues, falling, and eigenvectors as rows of a symmetric matrix.
 struct Eigen {
   std::vector<double> values;   // [n]
   std::vector<double> vectors;  // [n, n]

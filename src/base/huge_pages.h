@@ -40,4 +40,11 @@ class HugePages {
 template <class T>
 using HugeVector = std::vector<T, HugePages<T>>;
 
+/// Resizes; where the vector must move, it gets a sixteenth of room to spare rather than as much again.
+template <class T>
+void resize_tightly(HugeVector<T>& vector, std::size_t size, const T& value = T{}) {
+  if (size > vector.capacity() && !vector.empty()) vector.reserve(size + size / 16);
+  vector.resize(size, value);
+}
+
 }  // namespace lode

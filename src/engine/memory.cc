@@ -6,6 +6,7 @@
 #include "engine/model.h"
 #include "kv/store.h"
 #include "model/llama.h"
+#include "select/retrieval_memory.h"
 
 namespace lode {
 
@@ -34,12 +35,16 @@ MemoryPlan plan_memory(const Model& model, DType kv_type, std::int64_t tokens, s
   MemoryPlan plan;
   plan.weights = model.weight_bytes();
   plan.kv = tokens * shape.token_bytes();
+  std::int64_t while_read = 0;
   for (const Spec& spec : specs) {
     const MethodInfo& info = find_method(spec.name);
-    if (!info.index_bytes) continue;
-    for (int layer = spec.dense_layers; layer < config.layers; ++layer)
-      plan.index += info.index_bytes(spec, geometry_of(config, spec.dense, layer), tokens);
+    for (int layer = spec.dense_layers; layer < config.layers; ++layer) {
+      const LayerGeometry geometry = geometry_of(config, spec.dense, layer);
+      if (info.index_bytes) plan.index += info.index_bytes(spec, geometry, tokens);
+      while_read += retrieval_prefill_bytes(spec, geometry, tokens);
+    }
   }
+  plan.index = std::max(plan.index, while_read);  // layer by layer one takes the other's place
   const std::int64_t chunk = std::min(tokens, kCpuChunk);
   plan.scratch = kProgramBytes + Llama(config, model.impl().weights, model.pool()).scratch_bytes(chunk);
   return plan;

@@ -12,7 +12,7 @@ namespace lode {
 struct MemoryPlan {
   std::int64_t weights = 0;  ///< mapped, shared between processes
   std::int64_t kv = 0;
-  std::int64_t index = 0;    ///< of all specs
+  std::int64_t index = 0;    ///< of all specs, or what they hold while the text is read, if that is more
   std::int64_t scratch = 0;  ///< working memory of a prefill chunk, kernels, tokenizer, the program itself
   std::int64_t total() const { return weights + kv + index + scratch; }
 };

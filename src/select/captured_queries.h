@@ -14,6 +14,8 @@ namespace lode {
 /// on how the text was cut into chunks. When there are too many, about every second one goes.
 class CapturedQueries {
  public:
+  static constexpr std::int64_t kAll = std::int64_t{1} << 62;
+
   CapturedQueries(int query_heads, int head_dim, std::int64_t most_tokens)
       : query_heads_(query_heads), head_dim_(head_dim), most_tokens_(most_tokens) {}
 
@@ -24,19 +26,29 @@ class CapturedQueries {
 
   std::int64_t tokens() const { return std::ssize(positions_); }
   std::span<const Position> positions() const { return positions_; }  ///< rising
-  /// Queries of heads [first, first + heads), [tokens * heads, d].
-  std::vector<float> of_heads(int first, int heads) const;
+  /// Queries of heads [first, first + heads), [tokens * heads, d]; of at most `most` tokens, at even steps.
+  std::vector<float> of_heads(int first, int heads, std::int64_t most = kAll) const;
   std::int64_t bytes() const;  ///< memory held
+  /// At most so many bytes are ever held of a text of so many tokens.
+  std::int64_t bytes_for(std::int64_t tokens) const;
 
  private:
+  /// Memory comes in blocks of so many tokens: a vector that grows would hold up to twice what it needs.
+  static constexpr std::int64_t kBlockTokens = 128;
+
   bool wanted(Position position) const;
   void thin();
+  std::size_t row() const {
+    return static_cast<std::size_t>(query_heads_) * static_cast<std::size_t>(head_dim_);
+  }
+  bf16* queries_of(std::int64_t token);  // [Hq, d]
+  const bf16* queries_of(std::int64_t token) const;
 
   int query_heads_, head_dim_;
   std::int64_t most_tokens_;
   int level_ = 0;  // one of 2^level_ positions is wanted
   std::vector<Position> positions_;
-  std::vector<bf16> queries_;  // [tokens, Hq, d]
+  std::vector<std::vector<bf16>> blocks_;  // [tokens / kBlockTokens, rounded up][kBlockTokens, Hq, d]
 };
 
 }  // namespace lode

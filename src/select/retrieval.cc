@@ -41,6 +41,7 @@
 #include "select/per_token.h"
 #include "select/retrieval_file.h"
 #include "select/retrieval_index.h"
+#include "select/retrieval_memory.h"
 #include "select/shares_index.h"
 
 namespace lode {
@@ -53,7 +54,6 @@ constexpr std::int64_t kSteadyKeys = 131072;      // up to so many the beam foll
 constexpr std::int64_t kKeysPerBeam = 16;  // a walk looks at about so many keys for each that it expands
 constexpr std::int64_t kSample = 256;
 constexpr std::int64_t kLeastBeam = 64;  // with `mass`, at first
-constexpr std::size_t kRemembered = 32;  // keys of a token with which the next one's walk begins
 
 constexpr std::size_t at(std::int64_t i) {
   return static_cast<std::size_t>(i);
@@ -64,6 +64,7 @@ struct Options {
   double mass = 0.0;      ///< 0: by count
   std::int64_t beam = 0;  ///< 0: follows from k
   int degree = 24;
+  int numbers = 0;  ///< 0: as many as queries tell apart
   bool per_query_head = false;
   bool warm = true;
 
@@ -74,6 +75,7 @@ struct Options {
     options.mass = spec.number("mass", 0.0, std::numeric_limits<double>::min(), 1.0);
     options.beam = spec.integer("beam", 0, 1, 1 << 20);
     options.degree = static_cast<int>(spec.integer("degree", options.degree, KeyGraph::kLeastDegree, 256));
+    options.numbers = static_cast<int>(spec.integer("numbers", 0, KeyGraph::kLeastDegree, kMaxHeadDim));
     options.per_query_head = spec.choice("per", kPer[0], kPer) == "query-head";
     options.warm = spec.choice("warm", kWarm[0], kWarm) == "on";
     return options;
@@ -91,6 +93,19 @@ struct Options {
     return far_keys <= reach ? beam : beam + beam * 3 / 8 * (far_keys - reach) / reach;
   }
 };
+
+RetrievalIndex::Shape shape_of(const Options& options, const LayerGeometry& geometry) {
+  return {.head_dim = geometry.head_dim,
+          .degree = options.degree,
+          .graphs = options.per_query_head ? geometry.group() : 1,
+          .begin = static_cast<Position>(geometry.dense.sink),
+          .numbers = options.numbers};
+}
+
+CapturedQueries capture_for(const Options& options, const LayerGeometry& geometry) {
+  const std::int64_t tokens = kCapturedQueries / (options.per_query_head ? 1 : geometry.group());
+  return CapturedQueries(geometry.query_heads, geometry.head_dim, tokens);
+}
 
 /// One sequence.
 struct Indexed {
@@ -114,6 +129,7 @@ class Retrieval final : public Selector, public SharesIndex {
   bool take_index(std::int32_t sequence, const Selector& other) override {
     const auto* const same = dynamic_cast<const Retrieval*>(&other);
     if (same == nullptr || !same->indexed_.contains(sequence) || same->options_.degree != options_.degree ||
+        same->options_.numbers != options_.numbers ||
         same->options_.per_query_head != options_.per_query_head ||
         same->geometry_.dense.sink != geometry_.dense.sink ||
         same->geometry_.dense.window != geometry_.dense.window)
@@ -129,11 +145,24 @@ class Retrieval final : public Selector, public SharesIndex {
 
   void save(std::int32_t sequence, SectionWriter& out) const override {
     const auto found = indexed_.find(sequence);
-    save_retrieval(shape(), found == indexed_.end() ? fresh().heads : found->second.heads, out);
+    Indexed saved = fresh();
+    if (found != indexed_.end()) saved.heads = found->second.heads;
+    // Keys that came later come again when they are asked for: a loaded index can then be rolled back to
+    // everywhere, as this one can.
+    for (RetrievalIndex& head : saved.heads) head.settle();
+    save_retrieval(shape(), saved.heads, out);
+    if (found != indexed_.end()) {
+      saved.searched = found->second.searched;
+      saved.remembered = found->second.remembered;
+    }
+    save_remembered({saved.searched, saved.remembered}, geometry_.query_heads, out);
   }
   void load(std::int32_t sequence, SectionReader& in, KvLayer kv) override {
     Indexed loaded = fresh();
     loaded.heads = load_retrieval(shape(), kv, in, *geometry_.pool);
+    RememberedWalks walks = load_remembered(kv.tokens, geometry_.query_heads, in);
+    loaded.searched = walks.searched;
+    loaded.remembered = std::move(walks.nodes);
     indexed_.insert_or_assign(sequence, std::move(loaded));
   }
   std::int64_t index_bytes() const override {
@@ -179,15 +208,9 @@ class Retrieval final : public Selector, public SharesIndex {
   }
   enum class Way { all, scan, walk };
 
-  RetrievalIndex::Shape shape() const {
-    return {.head_dim = geometry_.head_dim,
-            .degree = options_.degree,
-            .graphs = options_.per_query_head ? geometry_.group() : 1,
-            .begin = static_cast<Position>(geometry_.dense.sink)};
-  }
+  RetrievalIndex::Shape shape() const { return shape_of(options_, geometry_); }
   Indexed fresh() const {
-    const std::int64_t tokens = kCapturedQueries / (options_.per_query_head ? 1 : geometry_.group());
-    return {.captured = CapturedQueries(geometry_.query_heads, geometry_.head_dim, tokens),
+    return {.captured = capture_for(options_, geometry_),
             .heads = std::vector<RetrievalIndex>(at(geometry_.kv_heads), RetrievalIndex(shape()))};
   }
   Indexed& of(std::int32_t sequence) { return indexed_.try_emplace(sequence, fresh()).first->second; }
@@ -217,6 +240,14 @@ class Retrieval final : public Selector, public SharesIndex {
 void Retrieval::build(std::int32_t sequence, KvLayer kv) {
   Indexed& indexed = of(sequence);
   const auto end = static_cast<Position>(std::max<std::int64_t>(0, kv.tokens - geometry_.dense.window));
+  // One thread's work each, so that of all heads first.
+  std::vector<KeySpace> spaces(at(geometry_.kv_heads), KeySpace(geometry_.head_dim));
+  geometry_.pool->for_each(geometry_.kv_heads, [&](std::int64_t head, int) {
+    const int group = geometry_.group();
+    spaces[at(head)] = RetrievalIndex::space_for(
+        shape(), kv.heads[at(head)], end,
+        indexed.captured.of_heads(static_cast<int>(head) * group, group, KeySpace::kSample / group));
+  });
   std::vector<RetrievalIndex> heads;
   for (int head = 0; head < geometry_.kv_heads; ++head) {
     std::vector<std::vector<float>> queries;
@@ -224,7 +255,8 @@ void Retrieval::build(std::int32_t sequence, KvLayer kv) {
     for (int first = head * geometry_.group(); first < (head + 1) * geometry_.group();
          first += heads_per_graph)
       queries.push_back(indexed.captured.of_heads(first, heads_per_graph));
-    heads.emplace_back(shape(), kv.heads[at(head)], end, queries, *geometry_.pool);
+    heads.emplace_back(shape(), kv.heads[at(head)], end, std::move(spaces[at(head)]), queries,
+                       *geometry_.pool);
   }
   indexed.heads = std::move(heads);
   indexed.captured.clear();
@@ -477,7 +509,8 @@ void Retrieval::finish(const Search& search, Walk& walk, RetrievalScratch& scrat
   }
   std::vector<Node>& remembered = search.indexed.remembered[at(search.head)];
   remembered.clear();
-  for (std::int64_t rank = 0; options_.warm && rank < walk.found() && remembered.size() < kRemembered; ++rank)
+  for (std::int64_t rank = 0; options_.warm && rank < walk.found() && remembered.size() < kRememberedNodes;
+       ++rank)
     remembered.push_back(walk.node(rank));
   for (Position& row : best) row = rows[at(row)];
   out.add_rows(best);
@@ -487,6 +520,10 @@ void Retrieval::finish(const Search& search, Walk& walk, RetrievalScratch& scrat
 }
 
 }  // namespace
+
+std::int64_t retrieval_prefill_bytes(const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
+  return spec.name == "retrieval" ? capture_for(Options::of(spec), geometry).bytes_for(tokens) : 0;
+}
 
 MethodInfo retrieval_method() {
   return {
@@ -501,6 +538,8 @@ MethodInfo retrieval_method() {
                {"beam", "keys whose links a search follows, 1 to 1048576",
                 "2 k, beyond 131072 far keys 11/8 of it per doubling; with mass 64 at first"},
                {"degree", "links of a key, 4 to 256", "24"},
+               {"numbers", "of a key that walks compare, 4 to 256; with 60 or fewer a key is one cache line",
+                "60, or 124 where queries tell more directions apart"},
                {"per", "whose queries make a graph: kv-head (its group's) or query-head (its own)",
                 "kv-head"},
                {"warm",
@@ -512,11 +551,8 @@ MethodInfo retrieval_method() {
                  std::string_view) { return std::make_unique<Retrieval>(geometry, Options::of(spec)); },
       .index_bytes =
           [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
-            const Options options = Options::of(spec);
-            const std::int64_t graphs = options.per_query_head ? geometry.group() : 1;
-            const std::int64_t row = CodedRows::stride_for(std::min(geometry.head_dim, 60));
-            return geometry.kv_heads * tokens *
-                   (graphs * options.degree * std::int64_t{sizeof(Link)} + row + std::int64_t{sizeof(float)});
+            const std::int64_t far = tokens - geometry.dense.sink - geometry.dense.window;
+            return geometry.kv_heads * RetrievalIndex::bytes_for(shape_of(Options::of(spec), geometry), far);
           },
       .validate = [](const Spec& spec) { Options::of(spec); }};
 }

@@ -4,7 +4,8 @@
 // [Hkv, graphs, 16] int32 (-1 behind the last), guides [Hkv, graphs][count, d] float32, floors [Hkv,
 // graphs][count] float32, guide_counts [Hkv, graphs] int64, directions [Hkv] int64 (how many numbers walks
 // compare of a key), spaces [Hkv][2, directions, d], then [directions] float32 (KeySpace::values; nothing of
-// a head whose keys are taken as they are).
+// a head whose keys are taken as they are), searched [1] int64 (the last token that was, -1 = none),
+// remembered [Hq, 32] int32 (nodes that it found, -1 behind the last).
 #include "select/retrieval_file.h"
 
 #include <algorithm>
@@ -121,6 +122,34 @@ std::vector<RetrievalIndex> load_retrieval(const RetrievalIndex::Shape& shape, K
   require(guide == std::ssize(floors) && guide * d == std::ssize(guides) && space == std::ssize(spaces),
           "no guides beyond the last graph's and no directions beyond the last head's");
   return loaded;
+}
+
+void save_remembered(const RememberedWalks& walks, int query_heads, SectionWriter& out) {
+  std::vector<Node> nodes;
+  for (std::size_t head = 0; head < static_cast<std::size_t>(query_heads); ++head) {
+    if (head < walks.nodes.size())
+      nodes.insert(nodes.end(), walks.nodes[head].begin(), walks.nodes[head].end());
+    nodes.resize((head + 1) * kRememberedNodes, kNoEntry);
+  }
+  out.add<std::int64_t>("searched", std::array{std::int64_t{walks.searched}});
+  out.add<Node>("remembered", nodes);
+}
+
+RememberedWalks load_remembered(std::int64_t tokens, int query_heads, const SectionReader& in) {
+  const auto searched = in.values<std::int64_t>("searched");
+  const auto nodes = in.values<Node>("remembered");
+  const auto known = [&](Node node) { return node >= kNoEntry && node < tokens; };
+  if (searched.size() != 1 || searched[0] < -1 ||
+      nodes.size() != static_cast<std::size_t>(query_heads) * kRememberedNodes ||
+      !std::all_of(nodes.begin(), nodes.end(), known)) {
+    throw InputError("index '" + in.prefix() +
+                     "': expected the last token searched and 32 of its keys a query head, found otherwise");
+  }
+  RememberedWalks walks;
+  if (searched[0] < tokens) walks.searched = static_cast<Position>(searched[0]);
+  for (auto head = nodes.begin(); head != nodes.end(); head += kRememberedNodes)
+    walks.nodes.emplace_back(head, std::find(head, head + kRememberedNodes, kNoEntry));
+  return walks;
 }
 
 }  // namespace lode

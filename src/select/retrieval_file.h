@@ -20,4 +20,15 @@ void save_retrieval(const RetrievalIndex::Shape& shape, const std::vector<Retrie
 std::vector<RetrievalIndex> load_retrieval(const RetrievalIndex::Shape& shape, KvLayer kv,
                                            const SectionReader& in, ThreadPool& pool);
 
+inline constexpr std::size_t kRememberedNodes = 32;  ///< of a token with which the next one's walk begins
+
+/// What walks for the last token that was searched found.
+struct RememberedWalks {
+  Position searched = -1;                ///< -1 = none was
+  std::vector<std::vector<Node>> nodes;  // [Hq][at most kRememberedNodes]
+};
+void save_remembered(const RememberedWalks& walks, int query_heads, SectionWriter& out);
+/// InputError unless it fits a text of so many tokens.
+RememberedWalks load_remembered(std::int64_t tokens, int query_heads, const SectionReader& in);
+
 }  // namespace lode

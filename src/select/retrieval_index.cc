@@ -42,6 +42,8 @@ void for_keys(std::int64_t count, ThreadPool& pool, const Body& body) {
 RetrievalIndex::Guides guides_of(Matrix<const float> queries, Matrix<const float> keys, ThreadPool& pool) {
   RetrievalIndex::Guides guides;
   const std::int64_t count = std::min(kGuides, queries.rows), d = queries.cols;
+  guides.queries.reserve(at(count * d));
+  guides.floors.reserve(at(count));
   for (std::int64_t i = 0; i < count; ++i) {
     const std::span<const float> q = queries[i * queries.rows / count];
     guides.queries.insert(guides.queries.end(), q.begin(), q.end());
@@ -65,7 +67,32 @@ RetrievalIndex::RetrievalIndex(const Shape& shape)
       graphs_(at(shape.graphs), KeyGraph(shape.degree)),
       guides_(at(shape.graphs)) {}
 
-RetrievalIndex::RetrievalIndex(const Shape& shape, const KvRows& kv, Position end,
+KeySpace RetrievalIndex::space_for(const Shape& shape, const KvRows& kv, Position end,
+                                   const std::vector<float>& queries) {
+  const std::int64_t far = std::max<std::int64_t>(0, std::int64_t{end} - shape.begin), d = shape.head_dim;
+  if (far == 0) return KeySpace(shape.head_dim);
+  const std::int64_t count = std::min(far, KeySpace::kSample);
+  std::vector<float> rows(at(count * d));
+  const Matrix<float> keys(rows.data(), count, d);
+  for (std::int64_t i = 0; i < count; ++i)
+    read_stored_keys({&kv, 1}, shape.begin + static_cast<Position>(i * far / count), nullptr, keys[i]);
+  const std::vector<float> stand_ins = queries.empty() ? stand_in_queries(keys) : std::vector<float>();
+  const std::vector<float>& asked = queries.empty() ? stand_ins : queries;
+  return KeySpace::of({asked.data(), std::ssize(asked) / d, d}, keys, shape.numbers);
+}
+
+std::int64_t RetrievalIndex::bytes_for(const Shape& shape, std::int64_t keys) {
+  if (keys <= 0) return 0;
+  const int seen =
+      std::min(shape.head_dim, shape.numbers > 0 ? shape.numbers : CodedRows::kLine - CodedRows::kScaleBytes);
+  const std::int64_t row = CodedRows::stride_for(seen) + std::int64_t{sizeof(float)};
+  const std::int64_t links = shape.degree * std::int64_t{sizeof(Link)};
+  const std::int64_t floats =
+      shape.graphs * kGuides * (shape.head_dim + 1) + KeySpace::value_count(shape.head_dim, seen);
+  return keys * (row + shape.graphs * links) + floats * std::int64_t{sizeof(float)};
+}
+
+RetrievalIndex::RetrievalIndex(const Shape& shape, const KvRows& kv, Position end, KeySpace space,
                                const std::vector<std::vector<float>>& queries, ThreadPool& pool)
     : RetrievalIndex(shape) {
   const std::int64_t count = std::max<std::int64_t>(0, std::int64_t{end} - shape.begin), d = shape.head_dim;
@@ -75,11 +102,10 @@ RetrievalIndex::RetrievalIndex(const Shape& shape, const KvRows& kv, Position en
   for_keys(count, pool, [&](std::int64_t i, std::vector<float>&) {
     read_stored_keys({&kv, 1}, shape.begin + static_cast<Position>(i), nullptr, keys[i]);
   });
-  std::vector<float> all;  // queries of all graphs
-  for (const std::vector<float>& own : queries) all.insert(all.end(), own.begin(), own.end());
-  const std::vector<float> stand_ins = all.empty() ? stand_in_queries(keys) : std::vector<float>();
-  if (all.empty()) all = stand_ins;
-  use(KeySpace::of({all.data(), std::ssize(all) / d, d}, keys));
+  const bool asked =
+      std::any_of(queries.begin(), queries.end(), [](const auto& own) { return !own.empty(); });
+  const std::vector<float> stand_ins = asked ? std::vector<float>() : stand_in_queries(keys);
+  use(std::move(space));
   const std::int64_t m = space_.numbers();
   std::vector<float> seen(at(count * m));
   coded_.resize(count);
@@ -89,8 +115,8 @@ RetrievalIndex::RetrievalIndex(const Shape& shape, const KvRows& kv, Position en
     coded_.put(i, own);
   });
   for (std::size_t g = 0; g < graphs_.size(); ++g) {
-    const std::vector<float>& asked = queries[g].empty() ? stand_ins : queries[g];
-    const Matrix<const float> own(asked.data(), std::ssize(asked) / d, d);
+    const std::vector<float>& ask = queries[g].empty() ? stand_ins : queries[g];
+    const Matrix<const float> own(ask.data(), std::ssize(ask) / d, d);
     std::vector<float> towards(at(own.rows * m));
     for_keys(own.rows, pool, [&](std::int64_t i, std::vector<float>&) {
       space_.query(own[i].data(), std::span(towards).subspan(at(i * m), at(m)));
@@ -207,6 +233,11 @@ void RetrievalIndex::add(std::size_t number, RetrievalScratch& scratch) {
        prune({scratch.rows.data(), found, m}, scratch.distance, std::max(2, shape_.degree * 3 / 4), true))
     neighbours.push_back(scratch.candidates[at(i)]);
   graph.add(neighbours, keys);
+}
+
+void RetrievalIndex::settle() {
+  for (KeyGraph& graph : graphs_) graph.undo(graph.settled());
+  coded_.resize(keys());
 }
 
 void RetrievalIndex::cut(std::int64_t tokens, ThreadPool& pool) {

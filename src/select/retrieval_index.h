@@ -28,13 +28,21 @@ class RetrievalIndex {
   struct Shape {
     int head_dim = 0, degree = 0, graphs = 1;  ///< graphs: 1, or the heads of the group
     Position begin = 0;                        ///< position of node 0: the first key behind the sink
+    int numbers = 0;  ///< of a key that walks compare; 0: as many as queries tell apart
   };
 
   /// Without keys.
   explicit RetrievalIndex(const Shape& shape);
+  /// In which directions walks will compare the keys [begin, end): of a sample of the queries [q, d], or of
+  /// the keys where there are none. On one thread.
+  static KeySpace space_for(const Shape& shape, const KvRows& kv, Position end,
+                            const std::vector<float>& queries);
   /// Over the keys [begin, end). queries [graphs][q, d]: of whom each graph is made; may be empty.
-  RetrievalIndex(const Shape& shape, const KvRows& kv, Position end,
+  RetrievalIndex(const Shape& shape, const KvRows& kv, Position end, KeySpace space,
                  const std::vector<std::vector<float>>& queries, ThreadPool& pool);
+  /// What bytes() will be over so many keys. Where Shape::numbers is 0 it counts one cache line a key, which
+  /// holds for up to 64 numbers; of more it is two where queries tell too many directions apart.
+  static std::int64_t bytes_for(const Shape& shape, std::int64_t keys);
 
   std::int64_t keys() const { return graphs_[0].nodes(); }
   /// How many keys the graphs hold when keys [begin, far_end) are far: those of build(), and what came later
@@ -42,6 +50,8 @@ class RetrievalIndex {
   std::int64_t keys_for(Position far_end) const;
   /// Adds or takes away keys, one after the other, until there are `keys`, of those from keys_for.
   void advance(std::int64_t keys, const KvRows& kv, RetrievalScratch& scratch);
+  /// Takes away what advance() added.
+  void settle();
   /// Forgets keys at positions from `tokens` on.
   void cut(std::int64_t tokens, ThreadPool& pool);
 

@@ -200,6 +200,46 @@ TEST(KeySpace, HoldsScoresInFewerNumbers) {
   EXPECT_EQ(own, other);
 }
 
+/// One key 1e9 times as long as the others, and one such query, in directions where nothing else differs.
+TEST(KeySpace, AreNotBentByAFewHugeVectors) {
+  constexpr std::int64_t d = 128, n = 2000, seen = 48;
+  Rng rng(6);
+  std::vector<float> keys(n * d), queries(n * d);
+  for (std::int64_t i = 0; i < n; ++i) {
+    for (std::int64_t j = 0; j < d; ++j) {
+      keys[at(i * d + j)] = 1.0f + (j < seen ? 1.0f : 0.02f) * static_cast<float>(rng.normal());
+      queries[at(i * d + j)] = static_cast<float>(rng.normal());
+    }
+  }
+  const Matrix<const float> k(keys.data(), n, d), q(queries.data(), n, d);
+  const auto error = [&](const KeySpace& space) {  // of differences of scores, as a share of their variance
+    const auto m = at(space.numbers());
+    std::vector<float> towards(m), own(m), other(m);
+    double lost = 0, all = 0;
+    for (std::int64_t i = 10; i < 500; ++i) {
+      space.query(q[i].data(), towards);
+      space.key(k[i].data(), own);
+      space.key(k[i + 500].data(), other);
+      double exact = 0, kept = 0;
+      for (std::size_t j = 0; j < at(d); ++j) exact += double{q[i][j]} * (k[i][j] - k[i + 500][j]);
+      for (std::size_t j = 0; j < m; ++j) kept += double{towards[j]} * (own[j] - other[j]);
+      lost += (exact - kept) * (exact - kept);
+      all += exact * exact;
+    }
+    return lost / all;
+  };
+  const KeySpace plain = KeySpace::of(q, k);
+  EXPECT_EQ(plain.numbers(), 60);
+  EXPECT_LT(error(plain), 0.01);
+  for (std::int64_t j = 0; j < d; ++j) {
+    keys[at(j)] = j >= seen ? 1e9f : 0.0f;
+    queries[at(d + j)] = j < seen / 2 ? -1e9f : 0.0f;
+  }
+  const KeySpace robust = KeySpace::of(q, k);
+  EXPECT_EQ(robust.numbers(), 60);
+  EXPECT_LT(error(robust), 0.02);
+}
+
 TEST(KeySpace, KeepsAllThatQueriesSee) {
   constexpr std::int64_t d = 128, n = 2000;
   Rng rng(5);

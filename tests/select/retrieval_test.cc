@@ -13,6 +13,7 @@
 #include "io/container.h"
 #include "lodestone/error.h"
 #include "select/captured_queries.h"
+#include "select/retrieval_memory.h"
 #include "support/selectors.h"
 
 namespace lode::test {
@@ -183,12 +184,85 @@ TEST(CapturedQueries, StayWithinBoundsAndDoNotDependOnChunks) {
   EXPECT_EQ(few.tokens(), 63);
 }
 
+/// Saved while it held keys that came later, loaded, and rolled back to where it did not: the loaded index
+/// must not walk over what the live one scans. It goes on where the last walk ended, too.
+TEST(Retrieval, ASavedIndexChoosesLikeTheLiveOneWhereverItIsRolledBackTo) {
+  ThreadPool pool(2);
+  World world(kShape);
+  plant_topics(world, 23, 0.6f);
+  const LayerGeometry geometry = world.geometry(pool);
+  world.write(1500);
+  const char* const spec = "retrieval:k=5,beam=8,degree=6";
+  const auto live = make(spec, geometry), loaded = make(spec, geometry);
+  tell(*live, world, 1500);
+  live->build(0, world.store().layer(0));
+  world.write(300);
+  select(*live, world.block(1500, 300), geometry);
+  const std::filesystem::path path =
+      std::filesystem::path(testing::TempDir()) / ("retrieval-live-" + std::to_string(getpid()));
+  ContainerWriter out(path);
+  SectionWriter sections(out, "x/");
+  live->save(0, sections);
+  out.finish();
+  const ContainerReader in(path);
+  SectionReader reader(in, "x/");
+  loaded->load(0, reader, world.store().layer(0));
+  std::filesystem::remove(path);
+  const auto same = [&](Position begin, std::int64_t tokens) {
+    const QueryBlock block = world.block(begin, tokens);
+    EXPECT_EQ(select(*loaded, block, geometry), select(*live, block, geometry)) << begin;
+  };
+  world.write(10);
+  same(1800, 10);
+  for (const std::int64_t left : {1700, 1570, 1400, 900}) {  // the last two reach into what was built
+    world.store().roll_back(left);
+    for (Selector* selector : {live.get(), loaded.get()}) selector->roll_back(0, left);
+    world.write(30);
+    same(static_cast<Position>(left), 30);
+  }
+}
+
+/// What is said beforehand is what is held, while the text is read and after it was indexed.
+TEST(Retrieval, TakesTheMemoryThatWasPredicted) {
+  ThreadPool pool(2);
+  struct Case {
+    int d;
+    bool few_directions;
+    const char* spec;
+  };
+  for (const Case& c : {Case{64, false, "retrieval"}, Case{64, false, "retrieval:per=query-head,degree=8"},
+                        Case{128, true, "retrieval"}, Case{128, false, "retrieval:numbers=124"},
+                        Case{128, false, "retrieval:numbers=60"}}) {
+    WorldShape shape = kShape;
+    shape.d = c.d;
+    World world(shape);
+    if (c.few_directions)  // of 128 numbers 48 matter
+      world.shape_key = [](Position, int, int i, float x) { return i % 64 < 24 ? x : 0.02f * x; };
+    const LayerGeometry geometry = world.geometry(pool);
+    constexpr std::int64_t kTokens = 1800;
+    world.write(kTokens);
+    const auto selector = make(c.spec, geometry);
+    tell(*selector, world, kTokens);
+    const MethodInfo& info = find_method("retrieval");
+    const Spec spec = parse_spec(c.spec);
+    const auto near = [&](std::int64_t predicted, const char* when) {
+      EXPECT_NEAR(static_cast<double>(predicted) / static_cast<double>(selector->index_bytes()), 1.0, 0.05)
+          << c.spec << " d " << c.d << ", " << when;
+    };
+    near(retrieval_prefill_bytes(spec, geometry, kTokens), "while the text is read");
+    selector->build(0, world.store().layer(0));
+    near(info.index_bytes(spec, geometry, kTokens), "indexed");
+  }
+}
+
 /// The sections of a saved index, to be changed and loaded again.
 struct Sections {
   std::vector<std::int64_t> shape, counts, directions;
   std::vector<std::uint32_t> links;
   std::vector<std::int32_t> entries;
   std::vector<float> guides, floors, spaces;
+  std::vector<std::int64_t> searched;
+  std::vector<std::int32_t> remembered;
 };
 
 TEST(Retrieval, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
@@ -218,6 +292,8 @@ TEST(Retrieval, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
     copy(good.floors, reader.values<float>("floors"));
     copy(good.directions, reader.values<std::int64_t>("directions"));
     copy(good.spaces, reader.values<float>("spaces"));
+    copy(good.searched, reader.values<std::int64_t>("searched"));
+    copy(good.remembered, reader.values<std::int32_t>("remembered"));
   }
   const auto load = [&](const Sections& s) {
     ContainerWriter out(path);
@@ -230,6 +306,8 @@ TEST(Retrieval, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
     sections.add<float>("floors", s.floors);
     sections.add<std::int64_t>("directions", s.directions);
     sections.add<float>("spaces", s.spaces);
+    sections.add<std::int64_t>("searched", s.searched);
+    sections.add<std::int32_t>("remembered", s.remembered);
     out.finish();
     const ContainerReader in(path);
     SectionReader reader(in, "x/");
@@ -244,6 +322,11 @@ TEST(Retrieval, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
   const std::vector<std::function<void(Sections&)>> damages = {
       [](Sections& s) { s.shape.pop_back(); },
+      [](Sections& s) { s.searched.clear(); },
+      [](Sections& s) { s.searched[0] = -2; },
+      [](Sections& s) { s.remembered.pop_back(); },
+      [](Sections& s) { s.remembered[0] = -2; },
+      [](Sections& s) { s.remembered[0] = 400; },
       [](Sections& s) { s.shape[0] = 1; },
       [](Sections& s) { s.shape[1] = 2; },
       [](Sections& s) { s.shape[2] = 7; },
