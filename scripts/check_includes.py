@@ -18,11 +18,11 @@ MAY_INCLUDE = {
     "attend": ["kv", "kernels", "base"],
     "select": ["ann", "attend", "kv", "kernels", "io", "base", "model/rope.h"],
     "model": ["attend", "kv", "kernels", "io", "base"],
-    "gpu": ["model", "select", "attend", "kv", "kernels", "io", "base"],
+    "gpu": ["ann", "model", "select", "attend", "kv", "kernels", "io", "base"],
     "engine": ["gpu", "model", "select", "attend", "kv", "kernels", "io", "base"],
-    "train": ["engine", "select", "ann", "model", "attend", "kv", "kernels", "io", "base"],
+    "train": ["gpu", "engine", "select", "ann", "model", "attend", "kv", "kernels", "io", "base"],
     "tasks": ["base", "io"],
-    "eval": ["engine", "gpu", "tasks", "select", "attend", "kernels", "kv", "io", "base", "model"],
+    "eval": ["train", "engine", "gpu", "tasks", "select", "attend", "kernels", "kv", "io", "base", "model"],
     "report": ["eval", "engine", "tasks", "model", "kernels", "base"],
 }
 # A public header is read by people who have none of our dependencies' headers.

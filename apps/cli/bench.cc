@@ -15,6 +15,7 @@
 #include "eval/bench_prefill.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
+#include "saap_flags.h"
 
 namespace lode::cli {
 
@@ -447,12 +448,13 @@ void add_growth(CLI::App& bench) {
 }  // namespace
 
 void add_bench(CLI::App& app) {
-  CLI::App& bench = *app.add_subcommand("bench", "Speed of attention, decode and prefill");
+  CLI::App& bench = *app.add_subcommand("bench", "Speed of attention, decode, prefill and training");
   bench.require_subcommand(1);
   add_attention(bench);
   add_decode(bench);
   add_prefill(bench);
   add_growth(bench);
+  add_bench_train_saap(bench);
 }
 
 }  // namespace lode::cli

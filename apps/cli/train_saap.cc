@@ -8,9 +8,8 @@
 #include <limits>
 
 #include "base/text.h"
-#include "cli.h"
 #include "lodestone/error.h"
-#include "train/saap_trainer.h"
+#include "saap_flags.h"
 
 namespace lode::cli {
 
@@ -147,9 +146,6 @@ void run(const TrainSaapFlags& flags) {
 
 void add_network_flags(CLI::App& verb, TrainSaapFlags& flags) {
   SaapSettings& s = flags.settings;
-  verb.add_option("--clusters", s.clusters, "buckets per layer and KV head")->check(whole_number(2, 1 << 16));
-  verb.add_option("--hidden", s.hidden, "width of the classifier's hidden layer")
-      ->check(whole_number(1, 1 << 16));
   verb.add_option("--variant", flags.variant, "mlp: two layers; residual: a linear path beside them")
       ->check(CLI::IsMember({"mlp", "residual"}));
   verb.add_option("--balance", s.balance, "evenness of the buckets: 0 plain k-means, 1 as even as can be")
@@ -175,8 +171,6 @@ void add_data_flags(CLI::App& verb, TrainSaapFlags& flags) {
   verb.add_option("--held-out", flags.held_out,
                   "share of the prompts, the last ones, to test on (at least one)")
       ->check(number(0.0, 0.9));
-  verb.add_option("--samples", s.samples, "queries of each prompt and KV head")
-      ->check(whole_number(2, 1 << 30));
   verb.add_option("--late", s.late, "share of a prompt's queries that are among its last ones")
       ->check(number(0.0, 1.0));
   verb.add_option("--late-tokens", s.late_tokens, "how many tokens at a prompt's end --late means")
@@ -204,6 +198,21 @@ void add_data_flags(CLI::App& verb, TrainSaapFlags& flags) {
 
 }  // namespace
 
+void add_saap_training_flags(CLI::App& verb, SaapSettings& s) {
+  verb.add_option("--clusters", s.clusters, "buckets per layer and KV head")->check(whole_number(2, 1 << 16));
+  verb.add_option("--hidden", s.hidden, "width of the classifier's hidden layer")
+      ->check(whole_number(1, 1 << 16));
+  verb.add_option("--samples", s.samples, "queries of each prompt and KV head")
+      ->check(whole_number(2, 1 << 30));
+  verb.add_option("--steps", s.steps, "of the optimiser, per head")->check(whole_number(1, 1 << 30));
+  verb.add_option("--batch", s.batch, "queries of a step, all of one prompt")
+      ->check(whole_number(2, 1 << 20));
+  verb.add_option("--rate", s.rate, "learning rate of Adam")->check(number(0.0, 10.0));
+  verb.add_option("--probes", s.probes, "buckets for which captured mass is reported")
+      ->check(whole_number(1, 1 << 16));
+  verb.add_option("--seed", s.seed, "of samples, start and batches")->check(whole_number(0, INT64_MAX));
+}
+
 void add_train_saap(CLI::App& train) {
   auto flags = std::make_shared<TrainSaapFlags>();
   CLI::App* verb = train.add_subcommand("saap", "Centroids and query classifiers, for -a saap");
@@ -217,15 +226,8 @@ void add_train_saap(CLI::App& train) {
                    "where an interrupted run leaves off and goes on; default: the output with .checkpoint");
   add_data_flags(*verb, *flags);
   add_network_flags(*verb, *flags);
-  SaapSettings& s = flags->settings;
-  verb->add_option("--steps", s.steps, "of the optimiser, per head")->check(whole_number(1, 1 << 30));
-  verb->add_option("--batch", s.batch, "queries of a step, all of one prompt")
-      ->check(whole_number(2, 1 << 20));
-  verb->add_option("--rate", s.rate, "learning rate of Adam")->check(number(0.0, 10.0));
+  add_saap_training_flags(*verb, flags->settings);
   verb->add_flag("--constant-rate", flags->constant_rate, "no decay of the rate");
-  verb->add_option("--probes", s.probes, "buckets for which captured mass is reported")
-      ->check(whole_number(1, 1 << 16));
-  verb->add_option("--seed", s.seed, "of samples, start and batches")->check(whole_number(0, INT64_MAX));
   verb->callback([flags] { run(*flags); });
 }
 

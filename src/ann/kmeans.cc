@@ -24,10 +24,10 @@ constexpr std::int64_t kPointsPerItem = 256;
 
 class Lloyd {
  public:
-  Lloyd(Matrix<const float> x, const KMeansOptions& options, ThreadPool& pool)
+  Lloyd(Matrix<const float> x, const KMeansOptions& options, LloydSteps& steps)
       : x_(x),
         options_(options),
-        pool_(pool),
+        steps_(steps),
         rng_(hash_seed(options.seed, options.clusters)),
         centroids_(static_cast<std::size_t>(options.clusters * x.cols)),
         labels_(static_cast<std::size_t>(x.rows), -1),
@@ -39,10 +39,11 @@ class Lloyd {
     std::vector<std::int32_t> previous;
     for (int i = 0; i < options_.iterations; ++i) {
       previous = labels_;
-      assign_points(x_, centroids_, labels_, pool_);
+      check_cancel();
+      steps_.assign(centroids_, labels_);
       if (labels_ == previous) break;
       sort_by_label();
-      update();
+      steps_.update(order_, offsets_, centroids_);
       refill_empty();
     }
     return std::move(centroids_);
@@ -83,20 +84,6 @@ class Lloyd {
     }
   }
 
-  void update() {
-    pool_.for_each(options_.clusters, [&](std::int64_t c, int) {
-      if (size_of(c) == 0) return;
-      std::vector<float> sum(static_cast<std::size_t>(x_.cols), 0.0f);
-      for (std::int64_t i = offsets_[static_cast<std::size_t>(c)];
-           i < offsets_[static_cast<std::size_t>(c + 1)]; ++i) {
-        const std::span<const float> point = x_[order_[static_cast<std::size_t>(i)]];
-        for (std::size_t j = 0; j < sum.size(); ++j) sum[j] += point[j];
-      }
-      if (centre(sum, options_.nearness))
-        std::copy(sum.begin(), sum.end(), centroid(c).begin());  // sums beyond float32 change nothing
-    });
-  }
-
   void refill_empty() {
     constexpr int kDraws = 32;  // all points may sit in clusters of one; then the cluster stays empty
     for (std::int64_t c = 0; c < options_.clusters; ++c) {
@@ -111,12 +98,46 @@ class Lloyd {
 
   Matrix<const float> x_;
   const KMeansOptions& options_;
-  ThreadPool& pool_;
+  LloydSteps& steps_;
   Rng rng_;
   std::vector<float> centroids_;       // [C, d]
   std::vector<std::int32_t> labels_;   // [n]
   std::vector<std::int64_t> order_;    // [n]
   std::vector<std::int64_t> offsets_;  // [C + 1]
+};
+
+class StepsOnCpu final : public LloydSteps {
+ public:
+  StepsOnCpu(Matrix<const float> x, Nearness nearness, ThreadPool& pool)
+      : x_(x), nearness_(nearness), pool_(pool) {}
+
+  void assign(std::span<const float> centroids, std::span<std::int32_t> labels) override {
+    assign_points(x_, centroids, labels, pool_);
+  }
+
+  void update(std::span<const std::int64_t> order, std::span<const std::int64_t> offsets,
+              std::span<float> centroids) override {
+    const auto d = static_cast<std::size_t>(x_.cols);
+    pool_.for_each(std::ssize(offsets) - 1, [&](std::int64_t c, int) {
+      const auto at = static_cast<std::size_t>(c);
+      const auto begin = static_cast<std::size_t>(offsets[at]),
+                 end = static_cast<std::size_t>(offsets[at + 1]);
+      if (begin == end) return;
+      std::vector<float> sum(d, 0.0f);
+      for (const std::int64_t i : order.subspan(begin, end - begin)) {
+        const std::span<const float> point = x_[i];
+        for (std::size_t j = 0; j < d; ++j) sum[j] += point[j];
+      }
+      if (centre(sum, nearness_))
+        std::copy(sum.begin(), sum.end(),
+                  centroids.subspan(at * d).begin());  // sums beyond float32 change nothing
+    });
+  }
+
+ private:
+  Matrix<const float> x_;
+  Nearness nearness_;
+  ThreadPool& pool_;
 };
 
 }  // namespace
@@ -136,8 +157,13 @@ bool centre(std::span<float> sum, Nearness nearness) {
 }
 
 std::vector<float> spherical_kmeans(Matrix<const float> x, const KMeansOptions& options, ThreadPool& pool) {
+  StepsOnCpu steps(x, options.nearness, pool);
+  return spherical_kmeans(x, options, steps);
+}
+
+std::vector<float> spherical_kmeans(Matrix<const float> x, const KMeansOptions& options, LloydSteps& steps) {
   LODE_ASSERT(options.clusters >= 1 && options.clusters <= x.rows && x.stride == x.cols);
-  return Lloyd(x, options, pool).run();
+  return Lloyd(x, options, steps).run();
 }
 
 void assign_points(Matrix<const float> x, std::span<const float> centroids, std::span<std::int32_t> labels,

@@ -29,6 +29,22 @@ struct KMeansOptions {
 std::vector<float> spherical_kmeans(Matrix<const float> x /*[n, d], dense*/, const KMeansOptions& options,
                                     ThreadPool& pool);
 
+/// The two steps of an iteration that read all points, so that a device can take them.
+class LloydSteps {
+ public:
+  virtual ~LloydSteps() = default;
+  /// labels[i] = argmax_c x_i . c, the lowest c of equal ones.
+  virtual void assign(std::span<const float> centroids /*[C, d]*/,
+                      std::span<std::int32_t> labels /*[n]*/) = 0;
+  /// centroid c from the sum of the points order[offsets[c] .. offsets[c + 1]), see centre; one without
+  /// points stays.
+  virtual void update(std::span<const std::int64_t> order /*[n]*/,
+                      std::span<const std::int64_t> offsets /*[C + 1]*/,
+                      std::span<float> centroids /*[C, d]*/) = 0;
+};
+std::vector<float> spherical_kmeans(Matrix<const float> x /*[n, d], dense*/, const KMeansOptions& options,
+                                    LloydSteps& steps);
+
 /// Makes the sum of a cluster's points its centroid: norm 1 (or 0), or the mean, lifted. False, and not to be
 /// used, when that is not finite.
 bool centre(std::span<float> sum, Nearness nearness);

@@ -2,6 +2,7 @@
 // What a program that was built without CUDA says of GPUs.
 #include "gpu/attention_bench.h"
 #include "gpu/backend.h"
+#include "gpu/saap_training.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -26,6 +27,10 @@ std::unique_ptr<GpuContext> make_gpu_context(const ModelConfig&, std::shared_ptr
 }
 
 double gpu_matrix_rate(std::int64_t) {
+  throw RunError(kWhy);
+}
+
+std::unique_ptr<GpuSaapTraining> make_gpu_saap_training(bool) {
   throw RunError(kWhy);
 }
 

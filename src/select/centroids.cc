@@ -7,7 +7,6 @@
 #include <cmath>
 #include <map>
 
-#include "ann/kmeans.h"
 #include "base/cancel.h"
 #include "base/file.h"
 #include "base/rng.h"
@@ -145,6 +144,14 @@ void CentroidTrainer::add(const KvStore& kv, const Rope& rope, std::int64_t sink
 
 std::vector<std::vector<std::vector<float>>> CentroidTrainer::train(
     std::int64_t clusters, ThreadPool& pool, const std::function<void(std::int64_t)>& progress) const {
+  const Cluster cluster = [&](Matrix<const float> keys, const KMeansOptions& options) {
+    return spherical_kmeans(keys, options, pool);
+  };
+  return train(clusters, cluster, progress);
+}
+
+std::vector<std::vector<std::vector<float>>> CentroidTrainer::train(
+    std::int64_t clusters, const Cluster& cluster, const std::function<void(std::int64_t)>& progress) const {
   if (keys() < clusters) {
     throw InputError(fmt::format(
         "expected texts of at least {} tokens, as many as there are centroids, found {}", clusters, keys()));
@@ -153,9 +160,8 @@ std::vector<std::vector<std::vector<float>>> CentroidTrainer::train(
   std::int64_t done = 0;
   for (std::size_t layer = 0; layer < keys_.size(); ++layer) {
     for (std::size_t head = 0; head < keys_[layer].size(); ++head) {
-      centroids[layer].push_back(
-          spherical_kmeans({keys_[layer][head].data(), keys(), head_dim_},
-                           {.clusters = clusters, .seed = hash_seed(seed_, layer, head)}, pool));
+      centroids[layer].push_back(cluster({keys_[layer][head].data(), keys(), head_dim_},
+                                         {.clusters = clusters, .seed = hash_seed(seed_, layer, head)}));
       if (progress) progress(++done);
     }
   }

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ann/kmeans.h"
 #include "lodestone/selector.h"
 
 namespace lode {
@@ -35,9 +36,15 @@ class CentroidTrainer {
   std::int64_t keys() const;                              ///< per head, so far
   Matrix<const float> sample(int layer, int head) const;  ///< keys of one head, [keys, d]
 
+  /// Who clusters the keys of one head.
+  using Cluster = std::function<std::vector<float>(Matrix<const float> keys, const KMeansOptions& options)>;
+
   /// Centroids [L][Hkv][C, d]. InputError when fewer keys than clusters were added.
   std::vector<std::vector<std::vector<float>>> train(
       std::int64_t clusters, ThreadPool& pool,
+      const std::function<void(std::int64_t heads_done)>& progress = {}) const;
+  std::vector<std::vector<std::vector<float>>> train(
+      std::int64_t clusters, const Cluster& cluster,
       const std::function<void(std::int64_t heads_done)>& progress = {}) const;
 
  private:

@@ -14,15 +14,19 @@ Adam::Adam(Module& module, const AdamOptions& options) : options_(options) {
   });
 }
 
-void Adam::step(double rate_scale) {
+Adam::Update Adam::count_step(double rate_scale) {
   ++steps_;
   const auto t = static_cast<double>(steps_);
   const double correction =
       std::sqrt(1.0 - std::pow(options_.beta2, t)) / (1.0 - std::pow(options_.beta1, t));
-  const auto rate = static_cast<float>(options_.rate * rate_scale * correction);
-  const auto keep = static_cast<float>(1.0 - options_.rate * rate_scale * options_.weight_decay);
-  // The paper's epsilon stands beside the corrected second moment.
-  const auto epsilon = static_cast<float>(options_.epsilon * std::sqrt(1.0 - std::pow(options_.beta2, t)));
+  return {.rate = static_cast<float>(options_.rate * rate_scale * correction),
+          .keep = static_cast<float>(1.0 - options_.rate * rate_scale * options_.weight_decay),
+          // The paper's epsilon stands beside the corrected second moment.
+          .epsilon = static_cast<float>(options_.epsilon * std::sqrt(1.0 - std::pow(options_.beta2, t)))};
+}
+
+void Adam::step(double rate_scale) {
+  const auto [rate, keep, epsilon] = count_step(rate_scale);
   const auto beta1 = static_cast<float>(options_.beta1), beta2 = static_cast<float>(options_.beta2);
   for (Moments& m : moments_) {
     float* value = m.parameter->value.data();

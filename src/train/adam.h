@@ -23,6 +23,15 @@ class Adam {
   void step(double rate_scale = 1.0);
   std::int64_t steps() const { return steps_; }
 
+  /// The numbers of one update, corrections for the moments' start included: value = keep * value - rate *
+  /// first / (sqrt(second) + epsilon).
+  struct Update {
+    float rate = 0, keep = 1, epsilon = 0;
+  };
+  /// Counts a step, whose update somebody else makes.
+  Update count_step(double rate_scale);
+  const AdamOptions& options() const { return options_; }
+
   /// What resuming needs, beside the module's own parameters: first and second moments by parameter.
   struct Moments {
     std::string name;

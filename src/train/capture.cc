@@ -45,18 +45,8 @@ std::vector<Prompt> cut_into_prompts(const Model& model, const std::string& sour
   return prompts;
 }
 
-namespace {
-
-/// The GPU's forward pass does not hand out what its layers project.
-ContextOptions on_cpu(ContextOptions options) {
-  options.device = Device::cpu;
-  return options;
-}
-
-}  // namespace
-
 Capture::Capture(std::shared_ptr<const Model> model, const ContextOptions& options)
-    : context_(std::move(model), on_cpu(options)) {
+    : context_(std::move(model), options) {
   Context::Impl& context = context_.impl();
   for (std::size_t layer = 0; layer < context.listeners.size(); ++layer) {
     listeners_.push_back(std::make_unique<Listener>(static_cast<int>(layer), sink_));

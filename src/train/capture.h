@@ -30,7 +30,7 @@ std::vector<Prompt> cut_into_prompts(const Model& model, const std::string& sour
 /// only the running prompt's KV cache is held.
 class Capture {
  public:
-  /// `options.max_tokens` bounds the prompts' length.
+  /// `options.max_tokens` bounds the prompts' length; `options.device` reads them.
   Capture(std::shared_ptr<const Model> model, const ContextOptions& options);
   ~Capture();
 

@@ -78,6 +78,8 @@ class BatchNorm final : public Module {
   void visit(const std::string& prefix, const Visitor& body) override;
   /// The layer in inference as y = scale x + shift, to be folded into a Linear before it.
   std::pair<std::vector<float>, std::vector<float>> affine() const;
+  double momentum() const { return momentum_; }
+  double epsilon() const { return epsilon_; }
 
   Parameter gain, bias;      // [width]
   Parameter mean, variance;  // [width], running

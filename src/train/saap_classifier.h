@@ -23,6 +23,13 @@ class SaapClassifier {
   void start_linear(std::span<const float> weight /*[C, d]*/);
   BucketNet exported(DType type) const;
 
+  /// Its layers, for who computes their steps elsewhere; `norm` and `linear` may be null.
+  struct Layers {
+    Linear *first = nullptr, *second = nullptr, *linear = nullptr;
+    BatchNorm* norm = nullptr;
+  };
+  Layers layers() const { return {first_, second_, linear_, norm_}; }
+
  private:
   void assemble(std::int64_t d, std::int64_t hidden, std::int64_t buckets, bool norm, bool residual, Rng rng);
 

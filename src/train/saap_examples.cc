@@ -70,16 +70,38 @@ void SaapExamples::add(std::span<const float> q, std::span<const float> target) 
   kernels().narrow(target.data(), buckets_, DType::f16, targets_.data() + targets_.size() - target.size());
 }
 
+void SaapExamples::add(std::span<const float> q, std::span<const f16> target) {
+  LODE_ASSERT(std::ssize(q) == d_ && std::ssize(target) == buckets_);
+  q_.insert(q_.end(), q.begin(), q.end());
+  targets_.insert(targets_.end(), target.begin(), target.end());
+}
+
 void SaapExamples::read(std::int64_t i, std::span<float> q, std::span<float> target) const {
   std::copy_n(q_.begin() + i * d_, d_, q.begin());
   kernels().widen(targets_.data() + i * buckets_, DType::f16, buckets_, target.data());
 }
 
 SaapKeys read_saap_keys(const KvRows& kv, const Rope& rope, const BucketNet& keys, std::int64_t sink) {
+  return read_saap_keys(kv, rope, keys, sink,
+                        [](const BucketNet& by, Matrix<const float> plain, std::span<std::int32_t> labels) {
+                          by.label(plain, labels);
+                        });
+}
+
+std::vector<std::int64_t> count_labels(std::span<const std::int32_t> labels, std::int64_t buckets,
+                                       std::int64_t sink) {
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(buckets), 0);
+  for (std::int64_t row = sink; row < std::ssize(labels); ++row)
+    ++counts[static_cast<std::size_t>(labels[static_cast<std::size_t>(row)])];
+  return counts;
+}
+
+SaapKeys read_saap_keys(const KvRows& kv, const Rope& rope, const BucketNet& keys, std::int64_t sink,
+                        const SaapLabeller& label) {
   const std::int64_t d = kv.d;
   SaapKeys read = {.rotated = std::vector<float>(static_cast<std::size_t>(kv.rows * d)),
                    .labels = std::vector<std::int32_t>(static_cast<std::size_t>(kv.rows)),
-                   .counts = std::vector<std::int64_t>(static_cast<std::size_t>(keys.buckets), 0)};
+                   .counts = {}};
   std::vector<float> plain(read.rotated.size());  // [n, d] before RoPE
   for (std::int64_t row = 0; row < kv.rows; ++row) {
     const auto key_of = [&](std::vector<float>& all) {
@@ -88,10 +110,21 @@ SaapKeys read_saap_keys(const KvRows& kv, const Rope& rope, const BucketNet& key
     read_stored_keys({&kv, 1}, static_cast<Position>(row), nullptr, key_of(read.rotated));
     read_stored_keys({&kv, 1}, static_cast<Position>(row), &rope, key_of(plain));
   }
-  keys.label({plain.data(), kv.rows, d}, read.labels);
-  for (std::int64_t row = sink; row < kv.rows; ++row)
-    ++read.counts[static_cast<std::size_t>(read.labels[static_cast<std::size_t>(row)])];
+  label(keys, {plain.data(), kv.rows, d}, read.labels);
+  read.counts = count_labels(read.labels, keys.buckets, sink);
   return read;
+}
+
+std::vector<float> scored_queries(std::span<const float> q, std::span<const Position> positions,
+                                  std::span<const Position> further, const Rope& rope, float scale) {
+  std::vector<float> turned(q.begin(), q.end());
+  const std::size_t d = positions.empty() ? 0 : q.size() / positions.size();
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    const std::span<float> own = std::span(turned).subspan(i * d, d);
+    rope.rotate(own, positions[i] + further[i]);
+    for (float& x : own) x *= scale;
+  }
+  return turned;
 }
 
 std::int64_t add_saap_examples(const SaapCandidates& candidates, const SaapKeys& keys, const Rope& rope,
@@ -100,19 +133,17 @@ std::int64_t add_saap_examples(const SaapCandidates& candidates, const SaapKeys&
   const auto all = std::ssize(candidates.positions), n = std::ssize(keys.labels);
   const std::int64_t d = all == 0 ? 0 : std::ssize(candidates.q) / all;
   const std::int64_t limit = examples.count() + wanted;
-  std::vector<float> rotated, scores(static_cast<std::size_t>(kBlock * n)), target(keys.counts.size());
+  std::vector<float> scores(static_cast<std::size_t>(kBlock * n)), target(keys.counts.size());
   std::vector<double> sums;
   std::int64_t at = 0;
   for (; at < all && examples.count() < limit; at += kBlock) {
     const std::int64_t some = std::min(kBlock, all - at);
-    rotated.assign(candidates.q.begin() + at * d, candidates.q.begin() + (at + some) * d);
-    for (std::int64_t i = 0; i < some; ++i) {
-      const std::span<float> q =
-          std::span(rotated).subspan(static_cast<std::size_t>(i * d), static_cast<std::size_t>(d));
-      const auto place = static_cast<std::size_t>(at + i);
-      rope.rotate(q, candidates.positions[place] + candidates.further[place]);
-      for (float& x : q) x *= scale;
-    }
+    const auto part = [&](const auto& from, std::int64_t width) {
+      return std::span(from).subspan(static_cast<std::size_t>(at * width),
+                                     static_cast<std::size_t>(some * width));
+    };
+    const std::vector<float> rotated = scored_queries(part(candidates.q, d), part(candidates.positions, 1),
+                                                      part(candidates.further, 1), rope, scale);
     sgemm(some, n, d, {rotated.data(), d}, {keys.rotated.data(), d, true}, 0.0f, scores.data(), n);
     for (std::int64_t i = 0; i < some && examples.count() < limit; ++i) {
       const std::int64_t position = candidates.positions[static_cast<std::size_t>(at + i)];

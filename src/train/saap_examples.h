@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -41,6 +42,7 @@ class SaapExamples {
   SaapExamples(std::int64_t d, std::int64_t buckets) : d_(d), buckets_(buckets), prompts_(1, 0) {}
 
   void add(std::span<const float> q /*[d]*/, std::span<const float> target /*[C]*/);
+  void add(std::span<const float> q /*[d]*/, std::span<const f16> target /*[C]*/);
   void end_prompt() { prompts_.push_back(count()); }
 
   std::int64_t count() const { return std::ssize(q_) / d_; }
@@ -50,6 +52,8 @@ class SaapExamples {
   /// Query i and its target as float32.
   void read(std::int64_t i, std::span<float> q, std::span<float> target) const;
   std::int64_t bytes() const { return std::ssize(q_) * 4 + std::ssize(targets_) * 2; }
+  std::span<const float> queries() const { return q_; }      // [n, d]
+  std::span<const f16> targets() const { return targets_; }  // [n, C]
 
  private:
   std::int64_t d_, buckets_;
@@ -72,7 +76,19 @@ struct SaapKeys {
   std::vector<std::int32_t> labels;  // [n]
   std::vector<std::int64_t> counts;  // [C] behind the sink
 };
+/// Who finds the buckets of keys before RoPE, [n, d].
+using SaapLabeller =
+    std::function<void(const BucketNet& keys, Matrix<const float> plain, std::span<std::int32_t> labels)>;
+SaapKeys read_saap_keys(const KvRows& kv, const Rope& rope, const BucketNet& keys, std::int64_t sink,
+                        const SaapLabeller& label);
 SaapKeys read_saap_keys(const KvRows& kv, const Rope& rope, const BucketNet& keys, std::int64_t sink);
+/// How many keys behind the sink lie in each bucket.
+std::vector<std::int64_t> count_labels(std::span<const std::int32_t> labels, std::int64_t buckets,
+                                       std::int64_t sink);
+
+/// Queries [n, d] as they meet the keys: turned to where they are scored from, times `scale`.
+std::vector<float> scored_queries(std::span<const float> q, std::span<const Position> positions,
+                                  std::span<const Position> further, const Rope& rope, float scale);
 
 /// Adds up to `wanted` candidates that pass the filter, in their order, to `examples`; returns how many were
 /// looked at. On the calling thread.

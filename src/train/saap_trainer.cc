@@ -20,8 +20,9 @@
 #include "model/rope.h"
 #include "select/centroids.h"
 #include "train/checkpoint.h"
-#include "train/loss.h"
 #include "train/saap_classifier.h"
+#include "train/saap_device.h"
+#include "train/saap_head.h"
 
 namespace lode {
 
@@ -29,8 +30,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// The filter lets about a fifth of the queries pass (appendix A).
-constexpr std::int64_t kCandidatesPerSample = 5;
 constexpr std::int64_t kLossSteps = 100;  // over which the training loss is averaged
 constexpr auto kCheckpointEvery = std::chrono::seconds(20);
 
@@ -49,11 +48,6 @@ struct Head {
   const BucketNet& keys() const { return start.keys; }
   const SaapNetwork& trained() const { return result.networks.back(); }
   SaapHeadReport report;
-};
-
-/// What f_q, centroids or targets choose, measured on held-out prompts.
-struct Choice {
-  double mass = 0, selectivity = 0;
 };
 
 class Training {
@@ -86,6 +80,7 @@ class Training {
       }
     }
     if (heads_.empty()) throw InputError("expected a layer to train beside the dense ones, found none");
+    device_ = make_saap_device(context_options_.device, pool());
   }
 
   SaapResult run() {
@@ -119,7 +114,6 @@ class Training {
   void collect_prompt(Capture& capture, std::int64_t index, std::span<Head* const> heads, Progress& progress);
   void fit(Head& head, Progress& progress);
   SaapClassifier new_classifier(const Head& head) const;
-  double take_step(const Head& head, std::int64_t step, SaapClassifier& classifier, Adam& adam) const;
   void finish(Head& head, const BucketNet& net, double train_loss, Clock::time_point start);
   void measure(Head& head, const BucketNet& net) const;
   void keep(const Head& head);
@@ -137,6 +131,7 @@ class Training {
   const std::function<void(const SaapHeadReport&)>& on_head_;
   ContextOptions context_options_;
   const ModelConfig& config_;
+  std::unique_ptr<SaapDevice> device_;
   std::vector<Head> heads_;
 
   std::mutex mutex_;  // of what follows
@@ -153,6 +148,7 @@ void Training::open_checkpoint() {
   Json settings = settings_.json();
   settings["prompts"] = hasher.hex();
   settings["model"] = model_->fingerprint();
+  if (context_options_.device == Device::cuda) settings["device"] = "cuda";  // its sums have other last bits
   if (!settings_.from.empty()) {  // by what it holds: another file may have come to its place
     Hasher from;
     for (const auto& [layer, fingerprint] : read_saap_fingerprints(settings_.from))
@@ -255,7 +251,10 @@ void Training::find_partitions() {
       }
     }
     Progress progress("saap: k-means", std::int64_t{config_.layers} * config_.kv_heads, "heads", mode_);
-    const auto centroids = trainer.train(clusters, pool(), [&](std::int64_t heads) { progress.at(heads); });
+    const auto centroids = trainer.train(
+        clusters,
+        [&](Matrix<const float> keys, const KMeansOptions& how) { return device_->cluster(keys, how); },
+        [&](std::int64_t heads) { progress.at(heads); });
     for (const Head& head : heads_) {
       const std::string prefix = prefix_of(head.layer, head.head);
       const auto& own = centroids[static_cast<std::size_t>(head.layer)][static_cast<std::size_t>(head.head)];
@@ -361,31 +360,6 @@ void Training::collect(std::span<Head* const> heads) {
   }
 }
 
-/// At most `wanted` of the positions at random, a share `late` of them from `late_begin` on, evenly mixed.
-std::vector<std::int64_t> draw(std::vector<std::int64_t> positions, std::int64_t wanted, double late,
-                               std::int64_t late_begin, Rng& rng) {
-  wanted = std::min(wanted, std::ssize(positions));
-  const auto cut = std::partition(positions.begin(), positions.end(),
-                                  [&](std::int64_t p) { return late == 0.0 || p < late_begin; });
-  std::vector<std::int64_t> last(cut, positions.end());
-  positions.erase(cut, positions.end());
-  const std::size_t late_count =
-      std::min(last.size(), static_cast<std::size_t>(late * static_cast<double>(wanted)));
-  const auto shuffle = [&](std::vector<std::int64_t>& all, std::size_t count) {
-    for (std::size_t i = 0; i < count; ++i)
-      std::swap(all[i], all[i + rng.below(static_cast<std::uint64_t>(all.size() - i))]);
-    all.resize(count);
-  };
-  shuffle(positions, std::min(positions.size(), static_cast<std::size_t>(wanted) - late_count));
-  shuffle(last, late_count);
-  std::vector<std::int64_t> order;
-  for (std::size_t total = positions.size() + last.size(), taken = 0, i = 0; i < total; ++i) {
-    const bool next_is_late = (i + 1) * last.size() / total > taken;
-    order.push_back(next_is_late ? last[taken++] : positions[i - taken]);
-  }
-  return order;
-}
-
 void Training::collect_prompt(Capture& capture, std::int64_t index, std::span<Head* const> heads,
                               Progress& progress) {
   const Prompt& prompt = prompts_[static_cast<std::size_t>(index)];
@@ -396,8 +370,8 @@ void Training::collect_prompt(Capture& capture, std::int64_t index, std::span<He
   std::erase_if(positions, [&](std::int64_t p) { return settings_.filter.far(p, n).empty(); });
   Rng rng(hash_seed(settings_.seed, index, 1));
   const std::vector<std::int64_t> order =
-      draw(std::move(positions), (settings_.samples * kCandidatesPerSample + group - 1) / group,
-           settings_.late, n - settings_.late_tokens, rng);
+      draw_positions(std::move(positions), (settings_.samples * kSaapCandidatesPerSample + group - 1) / group,
+                     settings_.late, n - settings_.late_tokens, rng);
   const std::int64_t wanted = std::ssize(order);
   std::vector<std::int64_t> place(static_cast<std::size_t>(n), -1);  // of a token among the candidates
   for (std::int64_t i = 0; i < wanted; ++i)
@@ -439,9 +413,13 @@ void Training::collect_prompt(Capture& capture, std::int64_t index, std::span<He
     check_cancel();
     Head& head = *heads[static_cast<std::size_t>(i)];
     const KvRows kv = capture.kv().layer(head.layer).heads[static_cast<std::size_t>(head.head)];
-    SaapKeys keys = read_saap_keys(kv, capture.rope(), head.keys(), settings_.filter.sink);
-    add_saap_examples(candidates[static_cast<std::size_t>(i)], keys, capture.rope(), scale, settings_.filter,
-                      settings_.samples, *head.examples);
+    SaapKeys keys =
+        read_saap_keys(kv, capture.rope(), head.keys(), settings_.filter.sink,
+                       [&](const BucketNet& by, Matrix<const float> plain, std::span<std::int32_t> labels) {
+                         device_->label(by, plain, labels);
+                       });
+    device_->add_examples(candidates[static_cast<std::size_t>(i)], keys, capture.rope(), scale,
+                          settings_.filter, settings_.samples, *head.examples);
     head.examples->end_prompt();
     head.counts.push_back(std::move(keys.counts));
   });
@@ -475,54 +453,40 @@ void Training::fit(Head& head, Progress& progress) {
       checkpoint_.get(prefix, classifier.module(), &adam, path_.string());
     steps_done_ += adam.steps();
   }
+  const std::unique_ptr<SaapFit> fit = device_->fit(*head.examples, classifier, adam, settings_.batch);
   double loss = 0;
-  const auto keep_state = [&] { checkpoint_.put(prefix, classifier.module(), &adam); };
-  while (adam.steps() < settings_.steps) {
+  const auto keep_state = [&] {
+    fit->store();
+    checkpoint_.put(prefix, classifier.module(), &adam);
+  };
+  const auto steps_from_here = [&] {
+    return draw_steps(*head.examples, training_prompts(), settings_,
+                      hash_seed(settings_.seed, head.layer, head.head), adam.steps(), fit->series());
+  };
+  std::vector<SaapFit::Step> next = steps_from_here();
+  while (!next.empty()) {
     if (cancel_requested()) {
       const std::lock_guard lock(mutex_);
       keep_state();
     }
     check_cancel();
-    const double now = take_step(head, adam.steps(), classifier, adam);
-    if (adam.steps() > settings_.steps - kLossSteps)
-      loss += now / static_cast<double>(std::min(kLossSteps, settings_.steps));
+    const std::int64_t first = adam.steps();
+    fit->begin(next);
+    next = steps_from_here();  // drawn while a device takes those
+    const std::vector<double> losses = fit->finish();
+    for (std::int64_t i = 0; i < std::ssize(losses); ++i) {
+      if (first + i >= settings_.steps - kLossSteps)
+        loss +=
+            losses[static_cast<std::size_t>(i)] / static_cast<double>(std::min(kLossSteps, settings_.steps));
+    }
     const std::lock_guard lock(mutex_);
-    progress.at(++steps_done_);
+    progress.at(steps_done_ += std::ssize(losses));
     if (Clock::now() - saved_ < kCheckpointEvery) continue;
     keep_state();
     save_checkpoint(false);
   }
+  fit->store();
   finish(head, classifier.exported(settings_.type), loss, start);
-}
-
-/// One batch of equation 1, from one prompt.
-double Training::take_step(const Head& head, std::int64_t step, SaapClassifier& classifier,
-                           Adam& adam) const {
-  const SaapExamples& examples = *head.examples;
-  Rng rng(hash_seed(settings_.seed, head.layer, head.head, step));
-  std::int64_t prompt = 0, begin = 0, count = 0;
-  while (count < 2) {  // collect made sure that there is one
-    prompt = static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(training_prompts())));
-    begin = examples.begin_of(prompt);
-    count = examples.end_of(prompt) - begin;
-  }
-  const std::int64_t n = std::min(settings_.batch, count), d = config_.head_dim, c = settings_.clusters;
-  std::vector<std::int64_t> order(static_cast<std::size_t>(count));
-  std::iota(order.begin(), order.end(), begin);
-  std::vector<float> x(static_cast<std::size_t>(n * d)), targets(static_cast<std::size_t>(n * c)),
-      y(targets.size()), dy(targets.size());
-  const Matrix<float> q(x.data(), n, d), target(targets.data(), n, c);
-  for (std::int64_t i = 0; i < n; ++i) {
-    const auto pick = i + static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(count - i)));
-    std::swap(order[static_cast<std::size_t>(i)], order[static_cast<std::size_t>(pick)]);
-    examples.read(order[static_cast<std::size_t>(i)], q[i], target[i]);
-  }
-  classifier.module().forward(q, {y.data(), n, c}, true);
-  const double loss = kl_divergence({y.data(), n, c}, target, {dy.data(), n, c});
-  classifier.module().zero_gradients();
-  classifier.module().backward({dy.data(), n, c}, {});
-  adam.step(settings_.decay ? cosine_decay(step, settings_.steps, 0.01) : 1.0);
-  return loss;
 }
 
 void Training::finish(Head& head, const BucketNet& net, double train_loss, Clock::time_point start) {
@@ -535,60 +499,20 @@ void Training::finish(Head& head, const BucketNet& net, double train_loss, Clock
   if (on_head_) on_head_(head.report);
 }
 
-/// Share of the target and of the prompt's keys in the `probes` best buckets.
-Choice choice_of(std::span<const float> scores, std::span<const float> target,
-                 std::span<const std::int64_t> counts, std::int64_t probes) {
-  std::vector<Position> best;
-  top_k(scores, probes, 0, best);
-  Choice choice;
-  double keys = 0;
-  for (const std::int64_t n : counts) keys += static_cast<double>(n);
-  for (const Position c : best) {
-    choice.mass += target[static_cast<std::size_t>(c)];
-    choice.selectivity += static_cast<double>(counts[static_cast<std::size_t>(c)]) / std::max(1.0, keys);
-  }
-  return choice;
-}
-
 /// Its report, and its result with this network.
 void Training::measure(Head& head, const BucketNet& net) const {
-  const std::int64_t d = config_.head_dim, c = settings_.clusters;
+  const std::int64_t c = settings_.clusters;
   const SaapExamples& examples = *head.examples;
   SaapHeadReport& report = head.report;
   report.examples = examples.begin_of(training_prompts());
   report.held_out = examples.count() - report.examples;
-  std::vector<float> q(static_cast<std::size_t>(d)), target(static_cast<std::size_t>(c)),
-      scores(target.size()), distance(target.size()), scratch;
-  SaapNetwork trained = {.queries = net, .selectivity = {}};
-  for (std::int64_t probes = 1; probes <= c; probes *= 2) trained.selectivity.push_back(0.0f);
-  const double weight = 1.0 / static_cast<double>(report.held_out);
-  const auto add = [&](double& mass, double& selectivity, std::span<const float> by, std::int64_t prompt) {
-    const Choice choice =
-        choice_of(by, target, head.counts[static_cast<std::size_t>(prompt)], settings_.probes);
-    mass += weight * choice.mass;
-    selectivity += weight * choice.selectivity;
-  };
-  for (std::int64_t prompt = training_prompts(); prompt < std::ssize(prompts_); ++prompt) {
-    for (std::int64_t i = examples.begin_of(prompt); i < examples.end_of(prompt); ++i) {
-      examples.read(i, q, target);
-      net.scores(q.data(), 1, scratch, scores.data());
-      report.loss += weight * kl_divergence({scores.data(), 1, c}, {target.data(), 1, c}, {});
-      add(report.mass, report.selectivity, scores, prompt);
-      if (head.keys().hidden == 0) {
-        kernels().gemv(q.data(), 1, head.keys().linear_weight.data(), head.keys().type, d, 0, c,
-                       distance.data(), c);
-        add(report.kmeans_mass, report.kmeans_selectivity, distance, prompt);
-      }
-      double unused = 0;
-      add(report.best_mass, unused, target, prompt);
-      for (std::size_t p = 0; p < trained.selectivity.size(); ++p) {
-        trained.selectivity[p] += static_cast<float>(
-            weight *
-            choice_of(scores, target, head.counts[static_cast<std::size_t>(prompt)], std::int64_t{1} << p)
-                .selectivity);
-      }
-    }
-  }
+  const SaapMeasures measures =
+      measure_saap(examples, training_prompts(), head.counts, net, head.keys(), settings_.probes);
+  report.loss = measures.loss;
+  report.mass = measures.chosen.mass, report.selectivity = measures.chosen.selectivity;
+  report.kmeans_mass = measures.kmeans.mass, report.kmeans_selectivity = measures.kmeans.selectivity;
+  report.best_mass = measures.best.mass;
+  SaapNetwork trained = {.queries = net, .selectivity = measures.selectivity};
   std::vector<double> load(static_cast<std::size_t>(c), 0.0);
   double imbalance = 0;
   for (std::int64_t prompt = 0; prompt < training_prompts(); ++prompt) {
@@ -670,6 +594,18 @@ SaapHeadReport SaapHeadReport::parse(const std::string& text, const std::string&
           .best_mass = number("best_mass"),
           .imbalance = number("imbalance"),
           .seconds = number("seconds")};
+}
+
+std::vector<SaapFit::Step> draw_steps(const SaapExamples& examples, std::int64_t prompts,
+                                      const SaapSettings& settings, std::uint64_t seed, std::int64_t first,
+                                      std::int64_t most) {
+  std::vector<SaapFit::Step> steps;
+  for (std::int64_t step = first; step < std::min(settings.steps, first + most); ++step) {
+    Rng rng(hash_seed(seed, step));
+    steps.push_back({.rows = draw_batch(examples, prompts, settings.batch, rng),
+                     .rate_scale = settings.decay ? cosine_decay(step, settings.steps, 0.01) : 1.0});
+  }
+  return steps;
 }
 
 SaapResult train_saap(std::shared_ptr<const Model> model, const ContextOptions& options,

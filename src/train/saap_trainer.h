@@ -25,6 +25,7 @@
 #include "lodestone/engine.h"
 #include "select/saap_artefact.h"
 #include "train/capture.h"
+#include "train/saap_device.h"
 #include "train/saap_examples.h"
 
 namespace lode {
@@ -77,6 +78,15 @@ struct SaapResult {
   std::map<int, std::vector<SaapHead>> layers;
   std::vector<SaapHeadReport> heads;
 };
+
+/// The filter lets about a fifth of the queries pass (appendix A): so many are looked at for one.
+inline constexpr std::int64_t kSaapCandidatesPerSample = 5;
+
+/// Up to `most` steps of a run from step `first` on: batches of the first `prompts` prompts, drawn from the
+/// seed and the step's number alone.
+std::vector<SaapFit::Step> draw_steps(const SaapExamples& examples, std::int64_t prompts,
+                                      const SaapSettings& settings, std::uint64_t seed, std::int64_t first,
+                                      std::int64_t most);
 
 /// Trains on all prompts but the last `held_out`. What is done is kept in `checkpoint`; a run that finds one
 /// goes on from there, to the same bits. InputError when it belongs to other settings or prompts, or when the

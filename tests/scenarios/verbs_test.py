@@ -211,6 +211,17 @@ class Bench(ProgramTest):
         self.assertAlmostEqual(model["tokens_per_second"] * model["median_us"], 600e6, delta=600)
         self.assertAlmostEqual(model["of_gemm"] * gemm["gflops"], model["gflops"], delta=1e-3 * model["gflops"])
 
+    def test_train_saap(self):
+        report = self.assert_done(run("bench", "train-saap", "--shape", "L1q4kv2d64", "--context", "700", "--prompts", "2", "--clusters", "8",
+                                      "--hidden", "16", "--samples", "60", "--steps", "80", "--batch", "32", "--window", "64", "--distance", "32",
+                                      "--probes", "2", "--device", "cpu", "--json", "--quiet", timeout=120)).json()
+        row = report["results"][0]
+        self.assertEqual((row["context"], row["prompts"], row["examples"]), (700, 2, 120))
+        self.assertEqual(set(row["seconds"]), {"k-means", "labels", "targets", "steps", "measure", "a head"})
+        self.assertLess(row["train_loss"], row["first_loss"])
+        self.assertTrue(0 < row["mass"] <= row["best_mass"] <= 1, row)
+        self.assert_refused(run("bench", "train-saap", "--shape", "L1q4kv2d64", "--context", "700", "--device", "cpu"), "--context")
+
     def test_refusals(self):
         self.assert_refused(run("bench", "attention", "--shape", "llama-9", "--context", "4k", "-a", "full"), "llama-3.1-8b")
         self.assert_refused(run("bench", "attention", "--shape", "pocket", "--context", "-4", "-a", "full"), "--context")

@@ -3,9 +3,9 @@
 // them (they are part of the library's binary interface and equal in versions 11 to 13).
 #include <dlfcn.h>
 
+#include <compare>
 #include <cstdlib>
 #include <map>
-#include <tuple>
 #include <vector>
 
 #include "kernels/cuda/check.cuh"
@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
 constexpr int kCompute32F = 68, kCompute32FastTf32 = 77, kReal32F = 0, kReal16F = 2, kReal16Bf = 14;
-constexpr int kDescTransposeA = 3, kPreferenceMaxWorkspace = 1, kTranspose = 1;
+constexpr int kDescTransposeA = 3, kDescTransposeB = 4, kPreferenceMaxWorkspace = 1, kTranspose = 1;
 
 struct Algorithm {
   std::uint64_t data[8];
@@ -93,9 +93,18 @@ int cuda_type(DType type) {
   return type == DType::f32 ? kReal32F : type == DType::f16 ? kReal16F : kReal16Bf;
 }
 
+/// The library's view of a product c[m, n] = op(a) op(b): it is column-major, so that c^T [n, m] = op(b)^T
+/// op(a)^T.
+struct Shape {
+  std::int64_t m = 0, n = 0, k = 0;
+  DType type = DType::f32;
+  bool a_transposed = false, b_transposed = false;
+  auto operator<=>(const Shape&) const = default;
+};
+
 /// A product of one shape: descriptors and the algorithm that the library thinks best.
 struct Plan {
-  void *desc = nullptr, *x = nullptr, *w = nullptr, *y = nullptr;
+  void *desc = nullptr, *a = nullptr, *b = nullptr, *c = nullptr;
   Heuristic best{};
   bool found = false;
 };
@@ -103,7 +112,6 @@ struct Plan {
 }  // namespace
 
 struct CublasLt::Impl {
-  using Shape = std::tuple<std::int64_t, std::int64_t, std::int64_t, DType>;  // n, out, in, type
   Api api{};
   void* handle = nullptr;
   Buffer workspace;
@@ -112,31 +120,54 @@ struct CublasLt::Impl {
   ~Impl() {
     for (auto& [shape, plan] : plans) {
       api.desc_destroy(plan.desc);
-      for (void* layout : {plan.x, plan.w, plan.y}) api.layout_destroy(layout);
+      for (void* layout : {plan.a, plan.b, plan.c}) api.layout_destroy(layout);
     }
     if (handle != nullptr) api.destroy(handle);
   }
 
-  /// The library is column-major: y^T [out, n] = w [in, out]^T x [in, n].
-  const Plan& plan(std::int64_t n, std::int64_t out, std::int64_t in, DType type) {
-    const auto [at, fresh] = plans.try_emplace(Shape{n, out, in, type});
+  const Plan& plan(const Shape& shape) {
+    const auto [at, fresh] = plans.try_emplace(shape);
     Plan& p = at->second;
     if (!fresh) return p;
-    const int compute = type == DType::f32 ? kCompute32FastTf32 : kCompute32F;
+    const int compute = shape.type == DType::f32 ? kCompute32FastTf32 : kCompute32F;
     succeed(api.desc_create(&p.desc, compute, kReal32F), "MatmulDescCreate");
-    succeed(api.desc_set(p.desc, kDescTransposeA, &kTranspose, sizeof kTranspose), "MatmulDescSetAttribute");
-    const auto u = [](std::int64_t v) { return static_cast<std::uint64_t>(v); };
-    succeed(api.layout_create(&p.w, cuda_type(type), u(in), u(out), in), "MatrixLayoutCreate");
-    succeed(api.layout_create(&p.x, cuda_type(type), u(in), u(n), in), "MatrixLayoutCreate");
-    succeed(api.layout_create(&p.y, kReal32F, u(out), u(n), out), "MatrixLayoutCreate");
+    const auto transpose = [&](int which) {
+      succeed(api.desc_set(p.desc, which, &kTranspose, sizeof kTranspose), "MatmulDescSetAttribute");
+    };
+    if (shape.b_transposed) transpose(kDescTransposeA);
+    if (shape.a_transposed) transpose(kDescTransposeB);
+    const auto layout = [&](void** to, int type, std::int64_t rows, std::int64_t cols) {
+      succeed(api.layout_create(to, type, static_cast<std::uint64_t>(cols), static_cast<std::uint64_t>(rows),
+                                cols),
+              "MatrixLayoutCreate");
+    };
+    const auto stored = [&](void** to, std::int64_t rows, std::int64_t cols, bool transposed) {
+      layout(to, cuda_type(shape.type), transposed ? cols : rows, transposed ? rows : cols);
+    };
+    stored(&p.a, shape.m, shape.k, shape.a_transposed);
+    stored(&p.b, shape.k, shape.n, shape.b_transposed);
+    layout(&p.c, kReal32F, shape.m, shape.n);
     void* preference = nullptr;
     succeed(api.preference_create(&preference), "MatmulPreferenceCreate");
     api.preference_set(preference, kPreferenceMaxWorkspace, &kWorkspaceBytes, sizeof kWorkspaceBytes);
     int count = 0;
-    const int status = api.heuristic(handle, p.desc, p.w, p.x, p.y, p.y, preference, 1, &p.best, &count);
+    const int status = api.heuristic(handle, p.desc, p.b, p.a, p.c, p.c, preference, 1, &p.best, &count);
     api.preference_destroy(preference);
     p.found = status == 0 && count > 0 && p.best.state == 0;
     return p;
+  }
+
+  bool multiply(const Shape& shape, const void* a, const void* b, bool add, float* c, StreamHandle stream) {
+    for (const void* p : {a, b, static_cast<const void*>(c)}) {
+      if (reinterpret_cast<std::uintptr_t>(p) % 16 != 0) return false;
+    }
+    const Plan& p = plan(shape);
+    if (!p.found) return false;
+    const float one = 1.0f, beta = add ? 1.0f : 0.0f;
+    succeed(api.matmul(handle, p.desc, &one, b, p.b, a, p.a, &beta, c, p.c, c, p.c, &p.best.algorithm,
+                       workspace.as<void>(), kWorkspaceBytes, stream),
+            "Matmul");
+    return true;
   }
 };
 
@@ -162,16 +193,19 @@ std::unique_ptr<CublasLt> CublasLt::open(std::string& found) {
 }
 
 bool CublasLt::multiply(const Operand& x, const Operand& w, bool add, float* y, StreamHandle stream) {
-  for (const void* p : {x.data, w.data, static_cast<const void*>(y)}) {
-    if (reinterpret_cast<std::uintptr_t>(p) % 16 != 0) return false;
-  }
-  const Plan& p = impl_->plan(x.rows, w.rows, w.cols, w.type);
-  if (!p.found) return false;
-  const float one = 1.0f, beta = add ? 1.0f : 0.0f;
-  succeed(impl_->api.matmul(impl_->handle, p.desc, &one, w.data, p.w, x.data, p.x, &beta, y, p.y, y, p.y,
-                            &p.best.algorithm, impl_->workspace.as<void>(), kWorkspaceBytes, stream),
-          "Matmul");
-  return true;
+  return impl_->multiply(
+      {.m = x.rows, .n = w.rows, .k = w.cols, .type = w.type, .a_transposed = false, .b_transposed = true},
+      x.data, w.data, add, y, stream);
+}
+
+bool CublasLt::multiply(const Product& p, StreamHandle stream) {
+  return impl_->multiply({.m = p.m,
+                          .n = p.n,
+                          .k = p.k,
+                          .type = DType::f32,
+                          .a_transposed = p.a_transposed,
+                          .b_transposed = p.b_transposed},
+                         p.a, p.b, p.add, p.c, stream);
 }
 
 }  // namespace lode::cuda

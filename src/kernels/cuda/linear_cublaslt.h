@@ -7,6 +7,7 @@
 #include <string>
 
 #include "kernels/cuda/linear_kernels.h"
+#include "kernels/cuda/product.h"
 
 namespace lode::cuda {
 
@@ -20,6 +21,8 @@ class CublasLt {
   /// operands are rounded to TF32). False when the library has no algorithm for these shapes; RunError when a
   /// call fails.
   bool multiply(const Operand& x, const Operand& w, bool add, float* y, StreamHandle stream);
+  /// The same of float32 operands that may lie transposed.
+  bool multiply(const Product& product, StreamHandle stream);
 
  private:
   struct Impl;

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/saap_head.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/kernels.h"
+#include "train/loss.h"
+
+namespace lode {
+
+std::vector<std::int64_t> draw_positions(std::vector<std::int64_t> positions, std::int64_t wanted,
+                                         double late, std::int64_t late_begin, Rng& rng) {
+  wanted = std::min(wanted, std::ssize(positions));
+  const auto cut = std::partition(positions.begin(), positions.end(),
+                                  [&](std::int64_t p) { return late == 0.0 || p < late_begin; });
+  std::vector<std::int64_t> last(cut, positions.end());
+  positions.erase(cut, positions.end());
+  const std::size_t late_count =
+      std::min(last.size(), static_cast<std::size_t>(late * static_cast<double>(wanted)));
+  const auto shuffle = [&](std::vector<std::int64_t>& all, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i)
+      std::swap(all[i], all[i + rng.below(static_cast<std::uint64_t>(all.size() - i))]);
+    all.resize(count);
+  };
+  shuffle(positions, std::min(positions.size(), static_cast<std::size_t>(wanted) - late_count));
+  shuffle(last, late_count);
+  std::vector<std::int64_t> order;
+  for (std::size_t total = positions.size() + last.size(), taken = 0, i = 0; i < total; ++i) {
+    const bool next_is_late = (i + 1) * last.size() / total > taken;
+    order.push_back(next_is_late ? last[taken++] : positions[i - taken]);
+  }
+  return order;
+}
+
+std::vector<std::int32_t> draw_batch(const SaapExamples& examples, std::int64_t prompts, std::int64_t batch,
+                                     Rng& rng) {
+  std::int64_t begin = 0, count = 0;
+  while (count < 2) {
+    const auto prompt = static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(prompts)));
+    begin = examples.begin_of(prompt);
+    count = examples.end_of(prompt) - begin;
+  }
+  std::vector<std::int32_t> order(static_cast<std::size_t>(count));
+  std::iota(order.begin(), order.end(), static_cast<std::int32_t>(begin));
+  const auto n = static_cast<std::size_t>(std::min(batch, count));
+  for (std::size_t i = 0; i < n; ++i)
+    std::swap(order[i], order[i + rng.below(static_cast<std::uint64_t>(order.size() - i))]);
+  order.resize(n);
+  return order;
+}
+
+namespace {
+
+/// Share of the target and of the prompt's keys in the `probes` best buckets.
+SaapChoice choice_of(std::span<const float> scores, std::span<const float> target,
+                     std::span<const std::int64_t> counts, std::int64_t probes) {
+  std::vector<Position> best;
+  top_k(scores, probes, 0, best);
+  SaapChoice choice;
+  double keys = 0;
+  for (const std::int64_t n : counts) keys += static_cast<double>(n);
+  for (const Position c : best) {
+    choice.mass += target[static_cast<std::size_t>(c)];
+    choice.selectivity += static_cast<double>(counts[static_cast<std::size_t>(c)]) / std::max(1.0, keys);
+  }
+  return choice;
+}
+
+}  // namespace
+
+SaapMeasures measure_saap(const SaapExamples& examples, std::int64_t first,
+                          std::span<const std::vector<std::int64_t>> counts, const BucketNet& net,
+                          const BucketNet& keys, std::int64_t probes) {
+  const std::int64_t d = net.inputs, c = net.buckets, begin = examples.begin_of(first);
+  std::vector<float> q(static_cast<std::size_t>(d)), target(static_cast<std::size_t>(c)),
+      scores(target.size()), distance(target.size()), scratch;
+  SaapMeasures measures;
+  for (std::int64_t p = 1; p <= c; p *= 2) measures.selectivity.push_back(0.0f);
+  const double weight = 1.0 / static_cast<double>(examples.count() - begin);
+  for (std::int64_t prompt = first; prompt < examples.prompts(); ++prompt) {
+    const std::vector<std::int64_t>& sizes = counts[static_cast<std::size_t>(prompt)];
+    const auto add = [&](SaapChoice& to, std::span<const float> by) {
+      const SaapChoice choice = choice_of(by, target, sizes, probes);
+      to.mass += weight * choice.mass;
+      to.selectivity += weight * choice.selectivity;
+    };
+    for (std::int64_t i = examples.begin_of(prompt); i < examples.end_of(prompt); ++i) {
+      examples.read(i, q, target);
+      net.scores(q.data(), 1, scratch, scores.data());
+      measures.loss += weight * kl_divergence({scores.data(), 1, c}, {target.data(), 1, c}, {});
+      add(measures.chosen, scores);
+      if (keys.hidden == 0) {
+        kernels().gemv(q.data(), 1, keys.linear_weight.data(), keys.type, d, 0, c, distance.data(), c);
+        add(measures.kmeans, distance);
+      }
+      add(measures.best, target);
+      for (std::size_t p = 0; p < measures.selectivity.size(); ++p) {
+        const SaapChoice choice = choice_of(scores, target, sizes, std::int64_t{1} << p);
+        measures.selectivity[p] += static_cast<float>(weight * choice.selectivity);
+      }
+    }
+  }
+  return measures;
+}
+
+}  // namespace lode

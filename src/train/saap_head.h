@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// What training one head of SAAP draws and measures, whoever computes it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/rng.h"
+#include "select/bucket_net.h"
+#include "train/saap_examples.h"
+
+namespace lode {
+
+/// At most `wanted` of the positions at random, a share `late` of them from `late_begin` on, evenly mixed.
+std::vector<std::int64_t> draw_positions(std::vector<std::int64_t> positions, std::int64_t wanted,
+                                         double late, std::int64_t late_begin, Rng& rng);
+
+/// Up to `batch` examples of one of the first `prompts` prompts, of which one has two.
+std::vector<std::int32_t> draw_batch(const SaapExamples& examples, std::int64_t prompts, std::int64_t batch,
+                                     Rng& rng);
+
+/// What f_q, centroids or targets choose: of the attention on far keys, and of the keys.
+struct SaapChoice {
+  double mass = 0, selectivity = 0;
+};
+
+/// Means over the examples of held-out prompts.
+struct SaapMeasures {
+  double loss = 0;  ///< nats
+  SaapChoice chosen, kmeans, best;
+  std::vector<float> selectivity;  ///< at 1, 2, 4, ... probes
+};
+/// Of the prompts from `first` on; counts[prompt] are its keys by bucket.
+SaapMeasures measure_saap(const SaapExamples& examples, std::int64_t first,
+                          std::span<const std::vector<std::int64_t>> counts, const BucketNet& net,
+                          const BucketNet& keys, std::int64_t probes);
+
+}  // namespace lode
