@@ -220,7 +220,7 @@ class Bench(ProgramTest):
         self.assertEqual(set(row["seconds"]), {"k-means", "labels", "targets", "steps", "measure", "a head"})
         self.assertLess(row["train_loss"], row["first_loss"])
         self.assertTrue(0 < row["mass"] <= row["best_mass"] <= 1, row)
-        self.assert_refused(run("bench", "train-saap", "--shape", "L1q4kv2d64", "--context", "700", "--device", "cpu"), "--context")
+        self.assert_refused(run("bench", "train-saap", "--shape", "L1q4kv2d64", "--context", "700", "--device", "cpu", "--quiet"), "--context")
 
     def test_refusals(self):
         self.assert_refused(run("bench", "attention", "--shape", "llama-9", "--context", "4k", "-a", "full"), "llama-3.1-8b")
