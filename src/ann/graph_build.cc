@@ -8,6 +8,7 @@
 //     RoarGraph, keys of large norm occlude all others.
 //   - Keys in no list, which RoarGraph leaves to its enhancement, are linked to what a walk towards them
 //     finds; the graph itself then makes every key reachable.
+//   - Walks for the same queries then tell which links are followed in vain, and which keys are missed.
 #include "ann/graph_build.h"
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include <numeric>
 #include <utility>
 
+#include "ann/graph_tune.h"
 #include "ann/nearest.h"
 #include "ann/walk.h"
 #include "base/cancel.h"
@@ -33,6 +35,8 @@ constexpr std::int64_t kCandidatesPerLink = 6;  // before pruning
 constexpr std::int64_t kWalkBeam = 48;          // towards keys in no list
 constexpr std::int64_t kStandIns = 8192;        // keys that stand in for queries
 constexpr std::int64_t kNodesPerItem = 64;
+constexpr std::int64_t kLeastTold = 256;  // queries of which some can be spared to judge a tuned graph
+constexpr std::int64_t kJudges = 512;     // so many, of many queries
 
 class Builder {
  public:
@@ -46,7 +50,8 @@ class Builder {
         queries_(queries),
         links_(static_cast<std::size_t>(keys.rows)) {}
 
-  KeyGraph build() {
+  /// `others`: queries by which to judge whether it can be tuned; none: it is not.
+  KeyGraph build(Matrix<const float> others) {
     if (keys_.rows == 0) return KeyGraph(degree_);
     measure();
     per_query_ = std::min(kNearest, keys_.rows);
@@ -55,7 +60,10 @@ class Builder {
     link_co_retrieved();
     add_reverse(links_);
     link_unlisted();
-    return KeyGraph(degree_, links_, entries(), coded_, pool_);
+    KeyGraph graph(degree_, links_, entries(), coded_, pool_);
+    if (others.rows == 0) return graph;
+    const std::vector<Node> theirs = nearest_keys(others, keys_, per_query_, pool_);
+    return tune_graph(graph, {queries_, nearest_}, {others, theirs}, coded_, pool_);
   }
 
  private:
@@ -223,10 +231,22 @@ std::vector<float> stand_in_queries(Matrix<const float> keys) {
 }
 
 KeyGraph build_graph(Matrix<const float> keys, Matrix<const float> queries, const WalkKeys& coded, int degree,
-                     ThreadPool& pool) {
+                     ThreadPool& pool, bool tune) {
   LODE_ASSERT(keys.stride == keys.cols && queries.stride == queries.cols && keys.cols == coded.d);
   LODE_ASSERT(queries.rows > 0 || keys.rows == 0);
-  return Builder(keys, queries, coded, degree, pool).build();
+  if (!tune || queries.rows < kLeastTold) return Builder(keys, queries, coded, degree, pool).build({});
+  // Every so manieth query is kept apart.
+  const std::int64_t step = std::max<std::int64_t>(8, queries.rows / kJudges);
+  std::vector<float> told, others;
+  told.reserve(static_cast<std::size_t>(queries.rows * queries.cols));
+  for (std::int64_t q = 0; q < queries.rows; ++q) {
+    std::vector<float>& to = q % step == step / 2 ? others : told;
+    to.insert(to.end(), queries[q].begin(), queries[q].end());
+  }
+  const auto rows = [&](const std::vector<float>& of) {
+    return Matrix<const float>(of.data(), std::ssize(of) / queries.cols, queries.cols);
+  };
+  return Builder(keys, rows(told), coded, degree, pool).build(rows(others));
 }
 
 std::vector<std::int32_t> prune(Matrix<const float> rows, std::span<const float> distance, std::int64_t most,

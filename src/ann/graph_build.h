@@ -9,11 +9,12 @@ namespace lode {
 
 /// Links keys that the same queries want: the bipartite graph of queries and their exact nearest keys,
 /// projected onto the keys. Keys and queries in a KeySpace, `coded` the same keys in int8. All must be
-/// finite, and where there are keys there must be queries. The same for any number of threads. Polls
-/// check_cancel.
+/// finite, and where there are keys there must be queries. `tune` only where the queries are like those that
+/// will be asked: then links are suited to their walks (ann/graph_tune.h). The same for any number of
+/// threads. Polls check_cancel.
 KeyGraph build_graph(Matrix<const float> keys /*[n, m], dense*/,
                      Matrix<const float> queries /*[q, m], dense*/, const WalkKeys& coded, int degree,
-                     ThreadPool& pool);
+                     ThreadPool& pool, bool tune = true);
 
 /// Where there are no queries: a sample of the keys, which suits queries that lie like keys; less the keys'
 /// mean, which would make all of them ask for the same keys.

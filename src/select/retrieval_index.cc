@@ -122,7 +122,7 @@ RetrievalIndex::RetrievalIndex(const Shape& shape, const KvRows& kv, Position en
       space_.query(own[i].data(), std::span(towards).subspan(at(i * m), at(m)));
     });
     graphs_[g] = build_graph({seen.data(), count, m}, {towards.data(), own.rows, m}, coded_.view(),
-                             shape.degree, pool);
+                             shape.degree, pool, !queries[g].empty());
     if (!queries[g].empty()) guides_[g] = guides_of(own, keys, pool);
   }
 }

@@ -152,6 +152,21 @@ TEST(KeyGraph, FindsWhatBruteForceFinds) {
   EXPECT_GE(recall(graph, keys, world, 4000, pool).first, 0.999);
 }
 
+/// Walks for other queries than those that the links were suited to.
+TEST(KeyGraph, TunedScoresFewerKeysAndFindsAsMany) {
+  ThreadPool pool(2);
+  const World world(6000, 1500);
+  const CodedKeys keys = coded(world.keys);
+  const auto build = [&](bool tune) {
+    return build_graph(matrix(world.keys), matrix(world.queries), keys.view(), 16, pool, tune);
+  };
+  const KeyGraph plain = build(false), tuned = build(true);
+  EXPECT_EQ(reached(tuned), 6000);
+  const auto before = recall(plain, keys, world, 24, pool), after = recall(tuned, keys, world, 32, pool);
+  EXPECT_GE(after.first, before.first - 0.01) << before.first;
+  EXPECT_LT(after.second, before.second) << before.second;
+}
+
 /// Queries that see 20 of 96 directions: walks need no others, and distances are those that queries see.
 TEST(KeySpace, HoldsScoresInFewerNumbers) {
   constexpr std::int64_t d = 96, n = 3000, seen = 20;
