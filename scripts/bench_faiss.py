@@ -92,6 +92,7 @@ def main():
     arguments.add_argument("--kv-heads", type=int, default=8)
     arguments.add_argument("--dim", type=int, default=128)
     arguments.add_argument("--lists", type=int, default=1024)
+    arguments.add_argument("--probes", type=int, default=16, help="of IVF, at first")
     arguments.add_argument("--threads", type=int, default=1)
     arguments.add_argument("--seconds", type=float, default=3.0)
     arguments.add_argument("--program", help="lodestone, to be measured beside faiss")
@@ -117,7 +118,7 @@ def main():
         index.add(own)
         inverted.append(index)
     print(f"faiss IVF{options.lists}: built in {time.perf_counter() - begin:.1f} s", flush=True)
-    probes = 16
+    probes = options.probes
     while True:
         for index in inverted:
             index.nprobe = probes
