@@ -79,7 +79,7 @@ class GpuClusters : public GpuSelector {
     const std::int64_t d = geometry_.head_dim, coded = d + 4,
                        node = kind_ == cuda::CentroidKind::f16  ? 2 * d
                               : kind_ == cuda::CentroidKind::q8 ? coded
-                                                                : 2 * coded;
+                                                                : coded + spread_dims(d) + 4;
     return nodes_of_layer_ * (node + 4) + chosen * 4;
   }
   std::int64_t bytes() const override {
@@ -406,7 +406,7 @@ class MadeUpClusters final : public GpuClusters {
     level.centroids.resize(centroids_.size() * 2);
     kernels().narrow(centroids_.data(), std::ssize(centroids_), DType::f16, level.centroids.data());
     if (has_spreads(spec_)) {
-      level.spreads.resize(centroids_.size());
+      level.spreads.resize(static_cast<std::size_t>(nodes * spread_dims(d)));
       for (std::byte& x : level.spreads) x = static_cast<std::byte>(rng.below(128));
       level.spread_scales.assign(static_cast<std::size_t>(nodes), 1e-12f);  // no score changes by it
     }

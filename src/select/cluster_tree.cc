@@ -167,14 +167,20 @@ float row_to_q8(std::span<float> row, std::byte* to) {
   return scale;
 }
 
-/// Variances in 8 bits, nodes in `order`. One that is not a finite float counts as the largest that is.
+/// Variances of planes in 8 bits, nodes in `order`. One that is not a finite float counts as the largest that
+/// is.
 void pack_spreads(const Rows& spreads, std::span<const std::int32_t> order, std::int64_t d,
                   ClusterLevel& level) {
-  level.spreads.resize(order.size() * static_cast<std::size_t>(d));
+  const std::int64_t planes = spread_dims(d);
+  level.spreads.resize(order.size() * static_cast<std::size_t>(planes));
+  Rows own(static_cast<std::size_t>(planes));
   for (std::size_t i = 0; i < order.size(); ++i) {
-    Rows own(spreads.begin() + order[i] * d, spreads.begin() + (order[i] + 1) * d);
-    for (float& x : own) x = x < kMost ? x : kMost;  // NaN as well
-    level.spread_scales.push_back(row_to_q8(own, level.spreads.data() + i * static_cast<std::size_t>(d)));
+    const float* const of = spreads.data() + order[i] * d;
+    for (std::int64_t j = 0; j < planes; ++j) {
+      const float mean = j + planes < d ? 0.5f * of[j] + 0.5f * of[j + planes] : of[j];
+      own[static_cast<std::size_t>(j)] = mean < kMost ? mean : kMost;  // NaN as well
+    }
+    level.spread_scales.push_back(row_to_q8(own, level.spreads.data() + i * own.size()));
   }
 }
 

@@ -27,12 +27,17 @@ struct ClusterLevel {
   std::vector<std::byte> centroids;  // [nodes, d] of the tree's type
   std::vector<float> scales;         // [nodes] of centroids in 8 bits, else empty
   std::vector<std::byte> values;     // [nodes, d] means of the values, when asked for
-  /// Variance of the keys below each in every dimension, when asked for: whole numbers of 8 bits times a
-  /// scale.
-  std::vector<std::byte> spreads;    // [nodes, d] q8, none below 0
+  /// Variance of the keys below each, when asked for: whole numbers of 8 bits times a scale. One for each
+  /// plane that RoPE turns, dimensions i and i + spread_dims(d): turned by many positions, both vary alike.
+  std::vector<std::byte> spreads;    // [nodes, spread_dims(d)] q8, none below 0
   std::vector<float> spread_scales;  // [nodes]
   std::int32_t nodes() const { return static_cast<std::int32_t>(keys.size()); }
 };
+
+/// Numbers of a node's spread; an odd dimension is without its partner.
+constexpr std::int64_t spread_dims(std::int64_t d) {
+  return (d + 1) / 2;
+}
 
 struct ClusterTree {
   DType type = DType::f16;           ///< of centroids: q8, or as means of values

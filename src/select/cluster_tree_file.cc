@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sections of a saved cluster index: shape = {heads, d, levels, begin, 1 for values + 2 for spreads + 4 for
-// centroids in 8 bits, segments, then per segment: end, per head and segment: bytes of a number of means (2
+// Sections of a saved cluster index: shape = {heads, d, levels, begin, 1 for values + 4 for centroids in 8
+// bits + 8 for spreads, segments, then per segment: end, per head and segment: bytes of a number of means (2
 // or 4), nodes of each level} int64; first, keys [nodes + 1], [nodes] int32 of every (segment, head, level)
-// one after the other; centroids, values [nodes, d] in the same order, spreads [nodes, d] int8 and
+// one after the other; centroids, values [nodes, d] in the same order, spreads [nodes, (d + 1) / 2] int8 and
 // spread_scales [nodes] float32; where centroids are int8, scales [nodes] float32; rows [keys] int32 per
-// (segment, head). Files from before centroids had 8 bits are without the 4.
+// (segment, head). Files from before centroids had 8 bits are without the 4; spreads of
+// every dimension were a 2, and are no longer read.
 #include <algorithm>
 #include <cmath>
 
@@ -20,7 +21,7 @@ namespace {
 constexpr std::int64_t kShapeNumbers = 6, kWholeCentroids = 4;
 
 std::int64_t contents(const ClusterShape& shape) {
-  return (shape.values ? 1 : 0) + (shape.spreads ? 2 : 0) + (shape.q8 ? kWholeCentroids : 0);
+  return (shape.values ? 1 : 0) + (shape.q8 ? kWholeCentroids : 0) + (shape.spreads ? 8 : 0);
 }
 
 /// Takes the sections apart from front to back, checking as it goes.
@@ -110,7 +111,7 @@ class Parser {
   }
 
   void take_spreads(std::int64_t nodes, ClusterLevel& level) {
-    level.spreads = copy(spreads_, nodes * shape_.head_dim);
+    level.spreads = copy(spreads_, nodes * spread_dims(shape_.head_dim));
     level.spread_scales = scales(spread_scales_, nodes);
     require(std::all_of(level.spreads.begin(), level.spreads.end(),
                         [](std::byte x) { return std::to_integer<int>(x) < 128; }),

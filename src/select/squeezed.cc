@@ -149,19 +149,24 @@ float most_spread(std::int32_t keys) {
 }
 
 /// z += what the log of the mean of exp(q . k) over a node's N keys is above the exponent's mean, if q . k is
-/// normal there with the variance s^2 = q^2 . variances: s^2 / 2, as long as N keys can show it. Means of
+/// normal there with the variance s^2 = sum of (q_i^2 + q_j^2) variance over planes (i, j): s^2 / 2, as long
+/// as N keys can show it. Means of
 /// exponentials of few numbers are made by the largest, near s sqrt(2 log N): beyond s = sqrt(2 log N) the
 /// sum is linear in s (Derrida's random energy model). A key alone adds nothing.
 void add_spread(const ClusterLevel& nodes, std::int64_t d, const NodeRange& range, const float* q, int rows,
                 float* z, std::int64_t stride) {
   thread_local std::vector<float> floats;
-  const std::int64_t count = range.count();
-  floats.resize(static_cast<std::size_t>(rows * (d + count) + count));
-  float *const squares = floats.data(), *const variances = squares + rows * d,
-               *const most = variances + rows * count;  // [rows, d], [rows, count], [count]
-  for (std::int64_t i = 0; i < rows * d; ++i) squares[i] = q[i] * q[i];
-  kernels().gemv(squares, rows, nodes.spreads.data() + range.begin * d, DType::q8, d, 0, count, variances,
-                 count);
+  const std::int64_t count = range.count(), planes = spread_dims(d);
+  floats.resize(static_cast<std::size_t>(rows * (planes + count) + count));
+  float *const squares = floats.data(), *const variances = squares + rows * planes,
+               *const most = variances + rows * count;  // [rows, planes], [rows, count], [count]
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const float* const own = q + r * d;
+    for (std::int64_t i = 0; i < planes; ++i)
+      squares[r * planes + i] = own[i] * own[i] + (i + planes < d ? own[i + planes] * own[i + planes] : 0.0f);
+  }
+  kernels().gemv(squares, rows, nodes.spreads.data() + range.begin * planes, DType::q8, planes, 0, count,
+                 variances, count);
   const float* const scales = nodes.spread_scales.data() + range.begin;
   for (std::int64_t i = 0; i < count; ++i)
     most[i] = most_spread(nodes.keys[static_cast<std::size_t>(range.begin + i)]);
@@ -439,7 +444,8 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
     if (index == nullptr) return 0;
     const ClusterTree& own = index->segments[0].heads[static_cast<std::size_t>(unit.kv_head)];
     const std::int64_t d = geometry_.head_dim;
-    return (own_.q8 ? coded_bytes(d) : d * bytes_of(own.type)) + (own_.spread ? coded_bytes(d) : 0) +
+    return (own_.q8 ? coded_bytes(d) : d * bytes_of(own.type)) +
+           (own_.spread ? coded_bytes(spread_dims(d)) : 0) +
            (options_.tail ? d * bytes_of(own.values_type) : 0) + std::int64_t{sizeof(std::int32_t)};
   }
   std::int64_t row_bytes() const override { return sizeof(Position); }
@@ -485,7 +491,8 @@ MethodInfo squeezed_method() {
                {"error", "instead of sparsity: relative error of the output to allow, 0 to 10", ""},
                {"centroids", "bits of a centroid: q8 (8 and a scale) or f16 (16)", "q8"},
                {"spread",
-                "whether a cluster's score adds what its keys differ by (8 bits a dimension): off or on",
+                "whether a cluster's score adds what its keys differ by (8 bits for two dimensions): off or "
+                "on",
                 "off"},
                {"tail", "whether pruned clusters count with centroid and mean value: off or on", "off"},
                {"average", "of scores over a question and a group: squares (root of their mean) or plain",
@@ -504,7 +511,7 @@ MethodInfo squeezed_method() {
             for (const std::int64_t nodes :
                  options.nodes(std::max<std::int64_t>(1, tokens), std::max<std::int64_t>(1, tokens)))
               bytes += nodes * ((options.q8 ? coded_bytes(geometry.head_dim) : 2 * geometry.head_dim) +
-                                (options.spread ? coded_bytes(geometry.head_dim) : 0) +
+                                (options.spread ? coded_bytes(spread_dims(geometry.head_dim)) : 0) +
                                 (options.common.tail ? 2 * geometry.head_dim : 0) + 8);
             std::int64_t queries = ObservedQueries::kTokens;
             if (options.by_queries) {

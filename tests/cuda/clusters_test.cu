@@ -35,7 +35,7 @@ struct Shape {
 struct Case {
   Shape shape;
   std::vector<std::uint16_t> halves;          // [Hkv, nodes, d]
-  std::vector<std::byte> centroids, spreads;  // [Hkv, nodes, d] in place of them
+  std::vector<std::byte> centroids, spreads;  // [Hkv, nodes, d] in place of them, [Hkv, nodes, planes]
   std::vector<float> scales, spread_scales;   // [Hkv, nodes]
   std::vector<float> q;                       // [tokens, Hq, d]
   std::vector<Rows> first, rows;              // [Hkv][nodes + 1], [Hkv][keys]
@@ -76,11 +76,11 @@ Case make_case(const Shape& s, unsigned seed) {
     c.rows.push_back(rows);
     for (int i = 0; i < c.nodes * s.dim; ++i) c.halves.push_back(to_f16(s.width * normal(random)).bits);
     if (s.kind == CentroidKind::f16) continue;
-    const auto bytes = [&](std::vector<std::byte>& to, int least) {
-      for (int i = 0; i < c.nodes * s.dim; ++i)
+    const auto bytes = [&](std::vector<std::byte>& to, int width, int least) {
+      for (int i = 0; i < c.nodes * width; ++i)
         to.push_back(static_cast<std::byte>(least + static_cast<int>(random() % (128 - least))));
     };
-    bytes(c.centroids, -127), bytes(c.spreads, 0);
+    bytes(c.centroids, s.dim, -127), bytes(c.spreads, (s.dim + 1) / 2, 0);
     for (int i = 0; i < c.nodes; ++i) {
       c.scales.push_back(s.width / 73.0f * (0.5f + static_cast<float>(random() % 100) / 100.0f));
       // From none to deviations of several: a mean of exponentials of few keys bends before that.
@@ -104,7 +104,9 @@ double logit(const Case& c, const float* q, int h, std::size_t node) {
       continue;
     }
     z += own * static_cast<signed char>(c.centroids[row * d + j]) * c.scales[row];
-    variance += own * own * static_cast<signed char>(c.spreads[row * d + j]) * c.spread_scales[row];
+    const std::size_t planes = (d + 1) / 2;
+    variance += own * own * static_cast<signed char>(c.spreads[row * planes + j % planes]) *
+                static_cast<double>(c.spread_scales[row]);
   }
   z *= s.centroid_scale;
   if (s.kind != CentroidKind::q8_spreads) return z;
@@ -156,7 +158,7 @@ void pack(const Case& c, int from, int count, int at, std::byte* to) {
   if (c.shape.kind == CentroidKind::f16) return pack_centroids(some(c.halves, d), d, at, to);
   ByteCentroids nodes = {.centroids = some(c.centroids, d), .scales = some(c.scales, 1)};
   if (c.shape.kind == CentroidKind::q8_spreads)
-    nodes.spreads = some(c.spreads, d), nodes.spread_scales = some(c.spread_scales, 1);
+    nodes.spreads = some(c.spreads, (d + 1) / 2), nodes.spread_scales = some(c.spread_scales, 1);
   pack_centroids(nodes, d, at, to);
 }
 

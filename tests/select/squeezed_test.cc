@@ -93,8 +93,9 @@ TEST(ClusterTree, EveryKeyIsInOneClusterAndMeansAreMeans) {
         ASSERT_GE(end - begin, 1);
         const std::vector<double> k = row_of(tree.levels[l].centroids, tree.type, node, 64),
                                   v = row_of(tree.levels[l].values, tree.type, node, 64),
-                                  s = row_of(tree.levels[l].spreads, DType::q8, node, 64);
+                                  s = row_of(tree.levels[l].spreads, DType::q8, node, 32);
         const double scale = tree.levels[l].spread_scales[static_cast<std::size_t>(node)];
+        std::vector<double> variance(64);
         for (int j = 0; j < 64; ++j) {
           double key = 0, value = 0, square = 0;
           for (std::int32_t i = begin; i < end; ++i) {
@@ -107,9 +108,10 @@ TEST(ClusterTree, EveryKeyIsInOneClusterAndMeansAreMeans) {
           ASSERT_NEAR(k[static_cast<std::size_t>(j)], key / (end - begin), 2e-3);
           ASSERT_NEAR(v[static_cast<std::size_t>(j)], value / (end - begin), 2e-3);
           const double mean = key / (end - begin);
-          ASSERT_NEAR(s[static_cast<std::size_t>(j)] * scale, square / (end - begin) - mean * mean,
-                      0.51 * scale + 1e-5);
+          variance[static_cast<std::size_t>(j)] = square / (end - begin) - mean * mean;
         }
+        for (std::size_t j = 0; j < 32; ++j)
+          ASSERT_NEAR(s[j] * scale, (variance[j] + variance[j + 32]) / 2.0, 0.51 * scale + 1e-5);
       }
     }
   }
@@ -145,13 +147,13 @@ std::set<Position> keep_exactly(const std::vector<ClusterSegment>& segments, con
         const auto c = row_of(n.tree->levels[level].centroids, n.tree->type, n.index, g.head_dim);
         const ClusterLevel& own = n.tree->levels[level];
         const auto v = own.spreads.empty() ? std::vector<double>(c.size())
-                                           : row_of(own.spreads, DType::q8, n.index, g.head_dim);
+                                           : row_of(own.spreads, DType::q8, n.index, g.head_dim / 2);
         double mean = 0, variance = 0;
         for (std::size_t i = 0; i < c.size(); ++i) {
           const double q =
               block.q[static_cast<std::size_t>(query * g.head_dim) + i] * static_cast<double>(g.scale);
           mean += q * c[i] * (own.scales.empty() ? 1.0f : own.scales[static_cast<std::size_t>(n.index)]);
-          variance += q * q * v[i];
+          variance += q * q * v[i % v.size()];
         }
         if (!own.spreads.empty()) variance *= own.spread_scales[static_cast<std::size_t>(n.index)];
         const double s = std::sqrt(variance), most = std::sqrt(2.0 * std::log(keys(n)));
@@ -598,7 +600,8 @@ TEST(Squeezed, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
       [](Sections& s) { s.all.erase("scales"); },
       [](Sections& s) { s.all["scales"].resize(s.all["scales"].size() - 4); },
       [=](Sections& s) { s.of<float>("scales")[1] = -inf; },
-      [](Sections& s) { s.of<std::int64_t>("shape")[4] = 3; },  // then centroids have 16 bits
+      [](Sections& s) { s.of<std::int64_t>("shape")[4] = 9; },  // then centroids have 16 bits
+      [](Sections& s) { s.of<std::int64_t>("shape")[4] = 7; },  // spreads of each dimension
       [](Sections& s) { s.of<std::uint16_t>("values")[3] = 0x7e00; },
       [](Sections& s) { s.all["values"].clear(); },
       [](Sections& s) { s.of<std::int64_t>("shape")[4] = 1; },

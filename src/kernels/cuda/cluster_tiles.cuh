@@ -7,7 +7,7 @@
 //
 //   f16  m16n8k16; a query is the sum of two halves, 22 bits
 //   q8   m16n8k32; a query is 256 a + b of whole numbers, 16 bits of its largest component, and sums are
-//        exact; spreads are multiplied likewise with the squares of the query
+//        exact; spreads are multiplied likewise with the squares of the query's length in each plane
 #pragma once
 
 #include <cuda_fp16.h>
@@ -22,10 +22,14 @@ inline constexpr int kTileNodes = 16, kPieceDims = 32;  // a piece: what 32 lane
 struct TileLayout {
   int fours = 0, scales = 0;  ///< rows; numbers a node
   __host__ __device__ constexpr TileLayout(int pieces, CentroidKind kind)
-      : fours(kind == CentroidKind::q8 ? pieces : 2 * pieces),
+      : fours(kind == CentroidKind::f16  ? 2 * pieces
+              : kind == CentroidKind::q8 ? pieces
+                                         : pieces + of_spreads(pieces)),
         scales(kind == CentroidKind::f16  ? 0
                : kind == CentroidKind::q8 ? 1
                                           : 2) {}
+  /// Pieces of half as many dimensions.
+  __host__ __device__ static constexpr int of_spreads(int pieces) { return (pieces + 1) / 2; }
   __host__ __device__ constexpr int bytes() const { return fours * 512 + scales * kTileNodes * 4; }
 };
 
@@ -43,7 +47,8 @@ template <int kPieces>
 struct Tiles<kPieces, CentroidKind::f16> {
   static constexpr TileLayout kLayout{kPieces, CentroidKind::f16};
   static constexpr int kQueryBytes = kPieces * 512;  ///< of four queries in shared memory
-  static constexpr float kRootOfSquares = 0.0f;      ///< no spreads
+  static constexpr bool kHasSpreads = false;
+  static constexpr float kRootOfSquares = 0.0f;
 
   struct Held {
     uint4 rows[kLayout.fours];
@@ -54,9 +59,11 @@ struct Tiles<kPieces, CentroidKind::f16> {
       to.rows[i] = __ldg(reinterpret_cast<const uint4*>(tile) + i * 32 + lane);
   }
 
-  /// Component 32 i + lane of the query `place` is x[i], all finite and at most `peak`; returns by what they
-  /// were multiplied, 0 where all are 0. Scaled to a peak of 128 to 256.
-  __device__ static float put(char* queries, int place, int lane, const float (&x)[kPieces], float peak) {
+  /// Component 32 i + lane of the query `place` is x[i], its partner in the plane is partner[i], all finite
+  /// and at most `peak`; returns by what they were multiplied, 0 where all are 0. Scaled to a peak of 128 to
+  /// 256.
+  __device__ static float put(char* queries, int place, int lane, const float (&x)[kPieces],
+                              const float (&)[kPieces], float peak) {
     const float by = peak == 0.0f ? 0.0f : exp2f(static_cast<float>(min(100, 7 - ilogbf(peak))));
     __half* const to = reinterpret_cast<__half*>(queries);
 #pragma unroll
@@ -105,10 +112,13 @@ struct Tiles<kPieces, CentroidKind::f16> {
 template <int kPieces, bool kSpreads>
 struct ByteTiles {
   static constexpr TileLayout kLayout{kPieces, kSpreads ? CentroidKind::q8_spreads : CentroidKind::q8};
-  static constexpr int kOfQueries = kPieces * 256, kQueryBytes = kOfQueries * (kSpreads ? 2 : 1);
-  static constexpr float kMostWhole = 32512.0f;    ///< 127 * 256
-  static constexpr float kRootOfSquares = 128.0f;  ///< squares are divided by its square, to have 16 bits
-  static constexpr float kLargestSpread = 1e15f;   ///< of a logit: its square is still a float
+  static constexpr bool kHasSpreads = kSpreads;
+  static constexpr int kOfSpreads = kSpreads ? TileLayout::of_spreads(kPieces) : 0;  ///< pieces
+  static constexpr int kOfQueries = kPieces * 256, kQueryBytes = kOfQueries + kOfSpreads * 256;
+  static constexpr float kMostWhole = 32512.0f;   ///< 127 * 256
+  static constexpr float kSquareUnit = 32768.0f;  ///< squares are divided by it, to have 16 bits
+  static constexpr float kRootOfSquares = 181.019336f;
+  static constexpr float kLargestSpread = 1e15f;  ///< of a logit: its square is still a float
 
   struct Held {
     uint4 rows[kLayout.fours];
@@ -123,7 +133,8 @@ struct ByteTiles {
       to.scales[i] = __ldg(reinterpret_cast<const float2*>(tile + kLayout.fours * 512) + i * 8 + lane / 4);
   }
 
-  __device__ static float put(char* queries, int place, int lane, const float (&x)[kPieces], float peak) {
+  __device__ static float put(char* queries, int place, int lane, const float (&x)[kPieces],
+                              const float (&partner)[kPieces], float peak) {
     const float by = peak == 0.0f ? 0.0f : fminf(kMostWhole / peak, 0x1p100f);
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
@@ -131,8 +142,9 @@ struct ByteTiles {
       const float scaled = x[i] * by;
       const int whole = __float2int_rn(scaled), high = (whole + 128) >> 8;
       to[0] = static_cast<char>(high), to[32] = static_cast<char>(whole - high * 256);
-      if constexpr (kSpreads) {
-        const int square = __float2int_rn(scaled * scaled * (1.0f / (kRootOfSquares * kRootOfSquares)));
+      if (i < kOfSpreads) {
+        const float other = partner[i] * by;
+        const int square = __float2int_rn((scaled * scaled + other * other) * (1.0f / kSquareUnit));
         to[kOfQueries] = static_cast<char>(square >> 8), to[kOfQueries + 32] = static_cast<char>(square);
       }
     }
@@ -140,14 +152,14 @@ struct ByteTiles {
   }
 
   struct Asked {
-    uint2 q[kPieces], squares[kSpreads ? kPieces : 1];
+    uint2 q[kPieces], squares[kSpreads ? kOfSpreads : 1];
   };
   __device__ static Asked ask(const char* queries, int lane) {
     Asked asked;
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       asked.q[i] = reinterpret_cast<const uint2*>(queries)[i * 32 + lane];
-      if constexpr (kSpreads)
+      if (i < kOfSpreads)
         asked.squares[i] = reinterpret_cast<const uint2*>(queries + kOfQueries)[i * 32 + lane];
     }
     return asked;
@@ -164,7 +176,7 @@ struct ByteTiles {
     if constexpr (kSpreads) {
       int s[4] = {};
 #pragma unroll
-      for (int i = 0; i < kPieces; ++i) multiply_squares(s, held.rows[kPieces + i], asked.squares[i]);
+      for (int i = 0; i < kOfSpreads; ++i) multiply_squares(s, held.rows[kPieces + i], asked.squares[i]);
       z.x += of_spread(s[0] * 256 + s[1], units.deviation, held.scales[1].x, keys.x);
       z.y += of_spread(s[2] * 256 + s[3], units.deviation, held.scales[1].y, keys.y);
     }
@@ -174,9 +186,15 @@ struct ByteTiles {
  private:
   /// What a node's score gains by its spread, to the base 2: add_spread of select/squeezed.cc.
   __device__ static float of_spread(int sum, float unit, float root, float keys) {
-    const float s = fminf(sqrtf(static_cast<float>(sum)) * unit * root, kLargestSpread),
-                most = sqrtf(2.0f / kLog2e * __log2f(keys)), below = fminf(s, most);
+    const float s = fminf(root_of(static_cast<float>(sum)) * unit * root, kLargestSpread),
+                most = root_of(2.0f / kLog2e * __log2f(keys)), below = fminf(s, most);
     return kLog2e * below * (s - 0.5f * below);
+  }
+  /// To a unit in the last place, in one instruction.
+  __device__ static float root_of(float x) {
+    float root;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(x));
+    return root;
   }
   __device__ static void multiply(int (&c)[4], const uint4& a, const uint2& b) {
     asm volatile(

@@ -86,6 +86,8 @@ class Chooser {
 
   __device__ void run() {
     if (tid_ == 0) open_inboxes();
+    __syncwarp();  // for racecheck, to which a barrier's opening is the warp's
+    if (tid_ == 0) expect_messages();
     __syncwarp();
     take_tables();
     fetch_first();
@@ -119,11 +121,9 @@ class Chooser {
   }
 
  private:
-  static constexpr int kMostHeld = 16;  // numbers of 16 bytes
+  static constexpr int kMostHeld = 18;  // rows of tiles, in registers
   static constexpr int kHeld =          // tiles that a warp has on the way at once
-      Own::kLayout.fours <= kMostHeld / 4   ? 4
-      : Own::kLayout.fours <= kMostHeld / 2 ? 2
-                                            : 1;
+      std::clamp(kMostHeld / Own::kLayout.fours, 1, 4);
   static constexpr int kFewKeys = 4 * kThreads;
   struct Shared {
     QueryUnits units[kQueries];
@@ -144,6 +144,9 @@ class Chooser {
     Shared& s = shared();
     open_inbox(&s.of_sums[0]), open_inbox(&s.of_sums[1]), open_inbox(&s.of_keys);
     publish_inboxes();
+  }
+  __device__ static void expect_messages() {
+    Shared& s = shared();
     expect(&s.of_sums[0], kSumBytes), expect(&s.of_sums[1], kSumBytes), expect(&s.of_keys, kRanks * 4);
   }
   template <class T>
@@ -185,25 +188,26 @@ class Chooser {
 
   /// A warp for each of up to four queries from `row` on.
   __device__ void take_queries(int row, int rows) {
-    const int d = p_.queries.layout.head_dim;
+    const int d = p_.queries.layout.head_dim, planes = (d + 1) / 2;
     if (warp_ < kQueries) {
       const int own = row + warp_, token = first_token_ + own / p_.group;
       const float* const q =
           p_.queries.q +
           (std::int64_t{token} * p_.queries.query_heads + kv_head_ * p_.group + own % p_.group) * d;
-      float x[kPieces];
+      float x[kPieces], partner[kPieces];
       unsigned most = 0;  // NaN counts as more than infinity
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
         const int c = i * kPieceDims + lane_;
         x[i] = own < rows && c < d ? q[c] : 0.0f;
+        partner[i] = Own::kHasSpreads && own < rows && c < planes && c + planes < d ? q[c + planes] : 0.0f;
         most = max(most, __float_as_uint(fabsf(x[i])));
       }
       const float peak = __uint_as_float(__reduce_max_sync(~0u, most));
       const bool bad = !(peak < INFINITY);
 #pragma unroll
-      for (int i = 0; i < kPieces; ++i) x[i] = bad ? 0.0f : x[i];
-      const float by = Own::put(at<char>(plan_.queries), warp_, lane_, x, bad ? 0.0f : peak);
+      for (int i = 0; i < kPieces; ++i) x[i] = bad ? 0.0f : x[i], partner[i] = bad ? 0.0f : partner[i];
+      const float by = Own::put(at<char>(plan_.queries), warp_, lane_, x, partner, bad ? 0.0f : peak);
       if (lane_ == 0) {
         const float unit = by > 0.0f ? p_.queries.scale / by : 0.0f;
         shared().bad[warp_] = bad || own >= rows;
@@ -234,8 +238,8 @@ class Chooser {
         if (low < nodes_) to[low] = z.x;
         if (high < nodes_) to[high] = z.y;
         const float highest = fmaxf(sum.x, fmaxf(z.x, z.y));
-        sum.y =
-            sum.y * exp2f(sum.x - highest) + keys.x * exp2f(z.x - highest) + keys.y * exp2f(z.y - highest);
+        sum.y = sum.y * exp2_fast(sum.x - highest) + keys.x * exp2_fast(z.x - highest) +
+                keys.y * exp2_fast(z.y - highest);
         sum.x = highest;
       }
     }
@@ -251,7 +255,7 @@ class Chooser {
   /// Of two highest logits with their sums; the order does not matter.
   __device__ static float2 together(float2 a, float2 b) {
     const float highest = fmaxf(a.x, b.x);
-    return make_float2(highest, a.y * exp2f(a.x - highest) + b.y * exp2f(b.x - highest));
+    return make_float2(highest, a.y * exp2_fast(a.x - highest) + b.y * exp2_fast(b.x - highest));
   }
 
   /// This block's highest logit and sum of exponentials of each query, to all blocks.
@@ -272,7 +276,7 @@ class Chooser {
       const float2 one = lane_ < kRanks ? s.sums[turn][lane_][warp_] : make_float2(-kLargestLogit, 0.0f);
       float highest = one.x;
       for (int o = 16; o > 0; o /= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, o));
-      float total = one.y * exp2f(one.x - highest);
+      float total = one.y * exp2_fast(one.x - highest);
       for (int o = 16; o > 0; o /= 2) total += __shfl_xor_sync(~0u, total, o);
       if (lane_ == 0) {
         s.highest[warp_] = highest;
@@ -290,7 +294,7 @@ class Chooser {
     float sum = others ? at<float>(plan_.weights)[node] : 0.0f;
 #pragma unroll
     for (int r = 0; r < kQueries; ++r) {
-      const float one = s.factor[r] * exp2f(z[r * plan_.stride] - s.highest[r]);
+      const float one = s.factor[r] * exp2_fast(z[r * plan_.stride] - s.highest[r]);
       sum += p_.task.squares ? one * one : one;
     }
     return sum;
@@ -501,22 +505,22 @@ void pack_centroids(const ByteCentroids& all, int head_dim, std::int64_t first_n
   for (std::int64_t i = 0; i < std::ssize(all.scales); ++i) {
     const std::int64_t node = first_node + i;
     std::byte* const tile = to + node / kTile * layout.bytes();
-    const auto put = [&](std::span<const std::byte> rows, int piece) {
-      for (int c = 0; c < head_dim; c += 8) {
+    const auto put = [&](std::span<const std::byte> rows, int width, int piece) {
+      for (int c = 0; c < width; c += 8) {
         const std::int64_t place =
             ((c / kPieceDims + piece) * 32 + node % 8 * 4 + c % kPieceDims / 8) * 2 + node % kTile / 8;
-        std::memcpy(tile + place * 8, rows.data() + i * head_dim + c,
-                    static_cast<std::size_t>(std::min(8, head_dim - c)));
+        std::memcpy(tile + place * 8, rows.data() + i * width + c,
+                    static_cast<std::size_t>(std::min(8, width - c)));
       }
     };
     const auto put_scale = [&](int which, float scale) {
       const std::int64_t place = (which * 8 + node % 8) * 2 + node % kTile / 8;
       std::memcpy(tile + layout.fours * 512 + place * 4, &scale, sizeof scale);
     };
-    put(all.centroids, 0);
+    put(all.centroids, head_dim, 0);
     put_scale(0, all.scales[static_cast<std::size_t>(i)]);
     if (all.spreads.empty()) continue;
-    put(all.spreads, pieces);
+    put(all.spreads, (head_dim + 1) / 2, pieces);
     put_scale(1, std::sqrt(all.spread_scales[static_cast<std::size_t>(i)]));
   }
 }

@@ -12,8 +12,8 @@
 
 namespace lode::cuda {
 
-/// What is stored of a centroid: halves; whole numbers of 8 bits with a scale a node; and beside these the
-/// variance of its keys in each dimension, likewise.
+/// What is stored of a centroid: halves; whole numbers of 8 bits with a scale a node; and beside these,
+/// likewise, the variance of its keys in each plane of dimensions i and i + (d + 1) / 2.
 enum class CentroidKind : std::uint8_t { f16, q8, q8_spreads };
 
 /// Clusters of one layer, as parts of an index one after the other; device memory.
@@ -37,7 +37,7 @@ void pack_centroids(std::span<const std::uint16_t> halves /*[nodes, d]*/, int he
 struct ByteCentroids {
   std::span<const std::byte> centroids;  // [nodes, d]
   std::span<const float> scales;         // [nodes]
-  std::span<const std::byte> spreads;    // [nodes, d], 0 to 127; or nothing
+  std::span<const std::byte> spreads;    // [nodes, (d + 1) / 2], 0 to 127; or nothing
   std::span<const float> spread_scales;  // [nodes]
 };
 void pack_centroids(const ByteCentroids& nodes, int head_dim, std::int64_t first_node, std::byte* to);
