@@ -51,7 +51,8 @@ std::vector<AttentionBenchRow> bench_attention(const AttentionBenchOptions& opti
                                                std::span<const Spec> specs, ThreadPool& pool,
                                                const std::function<void(std::string_view)>& note);
 
-/// The same on the GPU, for methods whose keys it chooses by itself; `queries` is at most 8 there.
+/// The same on the GPU, for methods whose keys it chooses by itself; those whose tokens do not choose
+/// together are left out where `queries` is more than 8.
 std::vector<AttentionBenchRow> bench_attention_gpu(const AttentionBenchOptions& options,
                                                    std::span<const Spec> specs, ThreadPool& pool,
                                                    const std::function<void(std::string_view)>& note);

@@ -12,6 +12,7 @@
 
 #include "base/cancel.h"
 #include "gpu/selectors.h"
+#include "kernels/cuda/attend_block.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/kv_range.h"
 #include "kernels/cuda/random.h"
@@ -22,9 +23,11 @@ namespace lode {
 
 namespace {
 
-constexpr int kReplays = 11, kMostCalls = 2048, kMostQueries = 8, kMostPlaces = 64;
+constexpr int kReplays = 11, kMostCalls = 2048, kMostPlaces = 64;
+constexpr int kMostAlone = 8;                                  ///< query tokens; more choose together
 constexpr std::uint64_t kQuerySeeds = std::uint64_t{1} << 32;  // apart from those of keys
 constexpr double kLeastMicroseconds = 3000;                    // of a replay
+constexpr int kLeastCalls = 8;                                 // of a replay, where a call is short
 // A call that reads a 25th of the keys must still meet caches that have forgotten it.
 constexpr std::int64_t kRotatedBytes = std::int64_t{192} << 20, kReadShare = 25;
 constexpr std::int64_t kMostCacheBytes = std::int64_t{32} << 30;
@@ -39,8 +42,8 @@ class Series {
  public:
   using Call = std::function<void(int)>;  ///< enqueues the i-th call
 
-  Series(const cuda::Stream& stream, const Call& call) : stream_(stream) {
-    for (calls_ = 8;; calls_ *= 2) {
+  Series(const cuda::Stream& stream, int least_calls, const Call& call) : stream_(stream) {
+    for (calls_ = least_calls;; calls_ *= 2) {
       cuda::Graph::begin(stream.get());
       try {
         for (int i = 0; i < calls_; ++i) call(i);
@@ -89,6 +92,7 @@ class Bench {
     places_ = static_cast<int>(std::clamp<std::int64_t>(
         wanted, 2, std::clamp<std::int64_t>(kMostCacheBytes / call_bytes, 2, kMostPlaces)));
     query_tokens_ = static_cast<int>(task.batch * task.queries);
+    together_ = task.queries > kMostAlone;
   }
 
   void fill() {
@@ -120,9 +124,11 @@ class Bench {
     q_ = upload(q, "queries");
     q_unrotated_ = upload(q_unrotated, "queries");
     output_ = cuda::Buffer(q_.bytes() / places_, "the output of attention");
-    workspace_ = cuda::Buffer(cuda::decode_workspace_bytes(query_tokens_, task_.shape->query_heads,
-                                                           layout_.kv_heads, task_.shape->head_dim),
-                              "partial results of attention");
+    workspace_ =
+        cuda::Buffer(together_ ? cuda::rows_prefill_workspace_bytes(task_.shape->head_dim)
+                               : cuda::decode_workspace_bytes(query_tokens_, task_.shape->query_heads,
+                                                              layout_.kv_heads, task_.shape->head_dim),
+                     "partial results of attention");
     cuda::fill(workspace_.as<void>(), 0, workspace_.bytes(), stream_.get());
     const std::int64_t most = std::max(kv_bytes(task_.context), kRotatedBytes * 6);
     readable_ = cuda::Buffer(most, "bytes to read");
@@ -130,24 +136,33 @@ class Bench {
     stream_.synchronize();
   }
 
-  void add(const Spec& spec) {
-    Candidate& c = candidates_.emplace_back();
+  /// False, and nothing is added, where there are many tokens and the GPU does not choose for them together.
+  bool add(const Spec& spec) {
+    Candidate c;
     c.spec = spec;
-    if (spec.name == "full") return;
+    if (spec.name == "full") {
+      candidates_.push_back(std::move(c));
+      return true;
+    }
     const GpuGeometry geometry = {.layers = places_,
                                   .query_heads = task_.shape->query_heads,
                                   .kv_heads = task_.shape->kv_heads,
                                   .head_dim = task_.shape->head_dim,
                                   .max_tokens = task_.context,
-                                  .most_queries = query_tokens_,
+                                  .most_queries = std::min(query_tokens_, kMostAlone),
+                                  .most_tokens = query_tokens_,
                                   .sequences = static_cast<int>(task_.batch),
                                   .key_row_bytes = layout_.row_bytes(),
                                   .stream = stream_.get()};
     c.selector = make_gpu_selector_for_bench(spec, geometry, task_.seed, task_.largest);
+    if (c.selector == nullptr && together_) return false;
     if (c.selector == nullptr) {
       throw InputError(fmt::format(
           "bench attention: expected a method whose keys the GPU chooses by itself, found '{}'", spec.str()));
     }
+    if (together_ &&
+        std::min(c.selector->most_together(), c.selector->most_tokens(0, Phase::question)) < query_tokens_)
+      return false;
     const auto start = std::chrono::steady_clock::now();
     for (std::int64_t b = 0; b < task_.batch; ++b) {
       c.selector->prepare(
@@ -162,9 +177,11 @@ class Bench {
     stream_.synchronize();
     c.build_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() /
                       places_ / static_cast<double>(task_.batch);
-    c.selector->begin({.queries = tokens_host_});
+    c.selector->begin({.queries = tokens_host_, .phase = together_ ? Phase::question : Phase::generation});
     c.selector->upload(stream_.get());
     for (int place = 0; place < places_; ++place) take_lists(c, place);
+    candidates_.push_back(std::move(c));
+    return true;
   }
 
   std::vector<GpuAttentionRow> measure() {
@@ -233,17 +250,24 @@ class Bench {
   const float* q_unrotated(int place) const {
     return reinterpret_cast<const float*>(q_unrotated_.as<char>() + place * (q_.bytes() / places_));
   }
+  /// Far keys are those of all tokens that choose together, so of the first one.
+  std::int64_t far_of(const Candidate& c) const {
+    return far_keys(c.spec.dense, task_.context - (together_ ? task_.queries : 1));
+  }
   cuda::RowLists choose(const Candidate& c, int place) {
+    if (together_) return c.selector->select_together(place, queries(place), stream_.get());
     return c.selector->select(place, queries(place), q_unrotated(place), stream_.get());
   }
   std::int64_t lists_of(const Candidate& c) const {
-    return std::int64_t{query_tokens_} * layout_.kv_heads * c.selector->lists_per_head();
+    return std::int64_t{lists_per_kv_head()} * layout_.kv_heads * c.selector->lists_per_head();
   }
+  /// Times the lists of one query head.
+  int lists_per_kv_head() const { return together_ ? 1 : query_tokens_; }
 
   /// Chooses once to see how many keys come; with `keep`, cuts or fills the lists to that share.
   void take_lists(Candidate& c, int place) {
     const cuda::RowLists lists = choose(c, place);
-    const std::int64_t n = lists_of(c), far = far_keys(c.spec.dense, task_.context - 1);
+    const std::int64_t n = lists_of(c), far = far_of(c);
     std::vector<std::int32_t> counts(static_cast<std::size_t>(n));
     cuda::copy(counts.data(), lists.counts, n * 4, stream_.get());
     stream_.synchronize();
@@ -270,7 +294,7 @@ class Bench {
     }
     // Lists of one KV head may share keys; read once they can at most be all there are.
     const double chosen =
-        std::accumulate(counts.begin(), counts.end(), 0.0) / (query_tokens_ * layout_.kv_heads);
+        std::accumulate(counts.begin(), counts.end(), 0.0) / (lists_per_kv_head() * layout_.kv_heads);
     c.far_chosen += std::min(chosen, static_cast<double>(far)) / places_;
   }
 
@@ -303,29 +327,40 @@ class Bench {
     return lists;
   }
 
+  std::int32_t first_position() const { return static_cast<std::int32_t>(task_.context - task_.queries); }
+  void attend_full(int place) {
+    if (together_) return attend_prefill(queries(place), first_position(), stream_.get());
+    attend_full_decode(queries(place), task_.context, workspace_.as<void>(), stream_.get());
+  }
+  void attend(const Candidate& c, const cuda::RowLists& lists, int place) {
+    const cuda::RowLists rows = kept(c, lists, place);
+    if (together_)
+      return attend_rows_prefill(queries(place), first_position(), rows, workspace_.as<void>(),
+                                 stream_.get());
+    attend_rows_decode(queries(place), rows, task_.context, workspace_.as<void>(), stream_.get());
+  }
+
   void record(Candidate& c) {
-    const auto attend = [&](const cuda::RowLists& lists, int place) {
-      attend_rows_decode(queries(place), kept(c, lists, place), task_.context, workspace_.as<void>(),
-                         stream_.get());
+    const auto series = [&](const Series::Call& call) {
+      return std::make_unique<Series>(stream_, together_ ? places_ : kLeastCalls, call);
     };
     if (c.selector == nullptr) {
-      c.whole = std::make_unique<Series>(stream_, [&](int i) {
-        attend_full_decode(queries(i % places_), task_.context, workspace_.as<void>(), stream_.get());
-      });
+      c.whole = series([&](int i) { attend_full(i % places_); });
     } else {
-      c.whole = std::make_unique<Series>(stream_, [&](int i) {
+      c.whole = series([&](int i) {
         const int place = i % places_;
-        if (task_.keep || !c.selector->attend(place, queries(place), q_unrotated(place), stream_.get()))
-          attend(choose(c, place), place);
+        if (task_.keep || together_ ||
+            !c.selector->attend(place, queries(place), q_unrotated(place), stream_.get()))
+          attend(c, choose(c, place), place);
       });
-      c.select = std::make_unique<Series>(stream_, [&](int i) { choose(c, i % places_); });
+      c.select = series([&](int i) { choose(c, i % places_); });
       const cuda::RowLists lists = choose(c, 0);
-      c.attend = std::make_unique<Series>(stream_, [&](int i) { attend(lists, i % places_); });
+      c.attend = series([&](int i) { attend(c, lists, i % places_); });
     }
     const std::int64_t bytes = std::min(bytes_of_call(c), readable_.bytes());
     const std::int64_t slots =
         std::max<std::int64_t>(1, readable_.bytes() / std::max<std::int64_t>(16, bytes));
-    c.read = std::make_unique<Series>(stream_, [&](int i) {
+    c.read = series([&](int i) {
       cuda::read_only(readable_.as<char>() + i % slots * (bytes / 16 * 16), bytes, kReadBlocks,
                       readable_.as<void>(), stream_.get());
     });
@@ -333,16 +368,18 @@ class Bench {
 
   std::int64_t bytes_of_call(const Candidate& c) const {
     if (c.selector == nullptr) return kv_bytes(task_.context);
-    const std::int64_t far = far_keys(c.spec.dense, task_.context - 1);
-    // Query tokens of one sequence choose apart; what they share is read once.
-    const auto chosen = static_cast<std::int64_t>(c.far_chosen * static_cast<double>(task_.queries));
+    const std::int64_t far = far_of(c);
+    // Few query tokens of one sequence choose apart; what they share is read once.
+    const auto chosen =
+        static_cast<std::int64_t>(c.far_chosen * (together_ ? 1.0 : static_cast<double>(task_.queries)));
     return kv_bytes(task_.context - far + std::min(chosen, far)) +
-           query_tokens_ * c.selector->select_bytes(
-                               task_.context - 1, layout_.kv_heads * static_cast<std::int64_t>(c.far_chosen));
+           lists_per_kv_head() *
+               c.selector->select_bytes(task_.context - 1,
+                                        layout_.kv_heads * static_cast<std::int64_t>(c.far_chosen));
   }
 
   GpuAttentionRow row_of(const Candidate& c) const {
-    const std::int64_t far = far_keys(c.spec.dense, task_.context - 1);
+    const std::int64_t far = far_of(c);
     GpuAttentionRow row = {.attention = c.spec.str(),
                            .median_us = c.whole->median(),
                            .attend_us = c.whole->median(),
@@ -361,6 +398,7 @@ class Bench {
   const GpuAttentionTask& task_;
   cuda::KvLayout layout_;
   int places_ = 2, query_tokens_ = 1;
+  bool together_ = false;  ///< query tokens choose together, and dense attention is that of a prefill
   cuda::Stream stream_;
   std::vector<std::unique_ptr<cuda::KvRange>> ranges_;  // [B]
   std::vector<cuda::QueryToken> tokens_host_;           // [B, T]
@@ -374,16 +412,18 @@ class Bench {
 
 std::vector<GpuAttentionRow> bench_attention_on_gpu(const GpuAttentionTask& task, std::span<const Spec> specs,
                                                     const std::function<void(std::string_view)>& note) {
-  if (task.queries > kMostQueries)
-    throw InputError(fmt::format("--queries: expected at most {} with --device cuda, found {}", kMostQueries,
-                                 task.queries));
+  if (task.queries > kMostAlone && task.batch > 1)
+    throw InputError(fmt::format("--queries: expected at most {} with --device cuda and --batch {}, found {}",
+                                 kMostAlone, task.batch, task.queries));
   Bench bench(task);
   note("making keys and values");
   bench.fill();
   note("building indexes");
   bench.add(parse_spec("full"));
   for (const Spec& spec : specs)
-    if (spec.name != "full") bench.add(spec);
+    if (spec.name != "full" && !bench.add(spec))
+      note(fmt::format("leaving {} out: more than {} of its query tokens do not choose on the GPU",
+                       spec.str(), kMostAlone));
   note("measuring");
   return bench.measure();
 }

@@ -18,7 +18,7 @@ namespace lode {
 struct GpuAttentionTask {
   const ModelConfig* shape = nullptr;
   const Rope* rope = nullptr;
-  std::int64_t context = 0, batch = 1, queries = 1;
+  std::int64_t context = 0, batch = 1, queries = 1;  ///< more than 8 only of one sequence
   DType kv_type = DType::bf16;
   std::optional<double> keep;  ///< share of the far keys that lists are cut or filled to
   bool rotate = true;          ///< on a GPU, past its caches; without: a trial, not for times
@@ -45,8 +45,9 @@ struct GpuAttentionRow {
   double build_seconds = 0;             ///< of the index over one sequence
 };
 
-/// The first row is `full`. InputError names a spec whose keys the GPU does not choose. `note` is told what
-/// is being done.
+/// The first row is `full`. More than 8 query tokens are a user input whose tokens choose together, after
+/// which they attend as a prefill; methods whose tokens do not are left out, and `note` is told, as of what
+/// is being done. InputError names a spec whose keys the GPU does not choose.
 std::vector<GpuAttentionRow> bench_attention_on_gpu(const GpuAttentionTask& task, std::span<const Spec> specs,
                                                     const std::function<void(std::string_view)>& note);
 

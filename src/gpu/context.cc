@@ -16,6 +16,7 @@
 #include <cmath>
 
 #include "base/cancel.h"
+#include "kernels/cuda/attend_block.h"
 #include "kernels/cuda/random.h"
 #include "lodestone/error.h"
 
@@ -40,7 +41,7 @@ std::int64_t working_bytes(const ModelConfig& c, const GpuContextOptions& option
   const std::int64_t n = options.chunk, f = sizeof(float);
   return n * c.hidden * f + 3 * vector_bytes(n, c.query_heads, c.head_dim) +
          3 * vector_bytes(n, c.kv_heads, c.head_dim) + std::min(n, kLogitRows) * c.vocab * f +
-         linear_scratch(c, n) +
+         linear_scratch(c, n) + cuda::rows_prefill_workspace_bytes(c.head_dim) +
          cuda::decode_workspace_bytes(kMostSparseTokens, c.query_heads, c.kv_heads, c.head_dim);
 }
 
@@ -123,6 +124,7 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
       cuda::decode_workspace_bytes(kMostSparseTokens, config.query_heads, config.kv_heads, config.head_dim),
       "partial results of attention");
   cuda::fill(workspace_.as<void>(), 0, workspace_.bytes(), stream_.get());
+  parts_ = cuda::Buffer(cuda::rows_prefill_workspace_bytes(config.head_dim), "partial results of attention");
   if (place.on_host) {
     LODE_ASSERT(options.pool != nullptr);
     tier_ = std::make_unique<HostTier>(

@@ -125,6 +125,7 @@ class CudaContext final : public GpuContext {
   cuda::Buffer logits_;                       // [kLogitRows, V]
   cuda::Buffer given_;                        // [2, L, Hq, d]: GivenQueries; made when first needed
   cuda::Buffer workspace_;                    ///< of decode attention
+  cuda::Buffer parts_;                        ///< of many tokens that choose together
   cuda::Buffer lists_memory_;
   cuda::PinnedBuffer staged_ids_, staged_places_;  // [chunk]
   cuda::PinnedBuffer staged_logits_;               // [kLogitRows, V]

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "gpu/context.h"
+#include "kernels/cuda/attend_block.h"
 #include "kernels/cuda/merge_states.h"
 #include "lodestone/error.h"
 
@@ -158,23 +159,19 @@ QueryBlock CudaContext::block_of(int layer, const Run& run) const {
   return block;
 }
 
-/// Tokens that choose together are looked at together, and attend some at a time.
+/// Many tokens choose together and share what they attend.
 void CudaContext::attend_chosen_by_gpu(int layer, const Run& run) {
   GpuSelector& selector = *run.native->selector;
   const cuda::Queries all = queries(layer, run);
-  if (run.count > kMostSparseTokens) selector.look(layer, all, stream_.get());
-  const std::int64_t width = std::int64_t{config_.query_heads} * config_.head_dim;
-  for (int at = 0; at < run.count; at += kMostSparseTokens) {
-    cuda::Queries some = all;
-    some.count = std::min(kMostSparseTokens, run.count - at);
-    some.tokens += at;
-    some.q += at * width;
-    some.o += at * width;
-    const float* const q_unrotated = q_unrotated_.as<float>() + at * width;
-    if (selector.attend(layer, some, q_unrotated, stream_.get())) continue;
-    const cuda::RowLists lists = selector.select(layer, some, q_unrotated, stream_.get());
-    attend_rows_decode(some, lists, options_.max_tokens, workspace_.as<void>(), stream_.get());
+  if (run.count > kMostSparseTokens) {
+    const cuda::RowLists lists = selector.select_together(layer, all, stream_.get());
+    return attend_rows_prefill(all, static_cast<std::int32_t>(tokens_), lists, parts_.as<void>(),
+                               stream_.get(), precision());
   }
+  const float* const q_unrotated = q_unrotated_.as<float>();
+  if (selector.attend(layer, all, q_unrotated, stream_.get())) return;
+  const cuda::RowLists lists = selector.select(layer, all, q_unrotated, stream_.get());
+  attend_rows_decode(all, lists, options_.max_tokens, workspace_.as<void>(), stream_.get());
 }
 
 void CudaContext::attend_chosen_by_host(int layer, const Run& run, ForwardWork& work) {

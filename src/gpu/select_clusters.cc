@@ -16,6 +16,7 @@
 #include "base/rng.h"
 #include "gpu/selectors.h"
 #include "kernels/cuda/classifier.h"
+#include "kernels/cuda/cluster_block.h"
 #include "kernels/cuda/clusters.h"
 #include "kernels/cuda/device.h"
 #include "kernels/kernels.h"
@@ -44,8 +45,6 @@ class GpuClusters : public GpuSelector {
     rows_ = cuda::Buffer(lists * geometry.max_tokens * 4, "the rows of chosen clusters");
     counts_ = cuda::Buffer(geometry.layers * lists * 4, "the counts of chosen clusters");
     cuda::fill(counts_.as<void>(), 0, counts_.bytes(), geometry.stream);
-    shared_rows_ = cuda::Buffer(geometry.kv_heads * geometry.max_tokens * 4, "the rows of chosen clusters");
-    spread_counts_ = cuda::Buffer(lists * 4, "the counts of chosen clusters");
     step_ = cuda::Buffer(sizeof(cuda::ClusterStep), "the threshold of a step");
     staged_ = cuda::PinnedBuffer(sizeof(cuda::ClusterStep));
   }
@@ -62,7 +61,7 @@ class GpuClusters : public GpuSelector {
   }
   std::int64_t most_together() const override { return geometry_.most_tokens; }
   void begin(const GpuStep& step) override;
-  void look(int layer, const cuda::Queries& all, cuda::StreamHandle stream) override;
+  cuda::RowLists select_together(int layer, const cuda::Queries& all, cuda::StreamHandle stream) override;
   int counted_token(int t) const override { return stretch_ > geometry_.most_queries ? 0 : t; }
   void upload(cuda::StreamHandle stream) override {
     cuda::copy(step_.as<void>(), staged_.as<void>(), step_.bytes(), stream);
@@ -84,7 +83,7 @@ class GpuClusters : public GpuSelector {
   }
   std::int64_t bytes() const override {
     return centroids_.bytes() + scales_.bytes() + first_.bytes() + cluster_rows_.bytes() + nodes_.bytes() +
-           rows_.bytes() + counts_.bytes() + shared_rows_.bytes() + spread_counts_.bytes();
+           rows_.bytes() + counts_.bytes() + block_.bytes();
   }
 
  protected:
@@ -96,7 +95,9 @@ class GpuClusters : public GpuSelector {
   GpuGeometry geometry_;
   std::vector<bool> layers_;
   Source source_;
-  cuda::Buffer step_;  // ClusterStep
+  cuda::Buffer step_;                                  // ClusterStep
+  cuda::CentroidKind kind_ = cuda::CentroidKind::f16;  ///< of all layers
+  cuda::Buffer block_;  ///< cuda::BlockScratch of most_tokens; none where the GPU does not choose for blocks
 
  private:
   std::int64_t centroid_bytes() const {  // of a head
@@ -106,28 +107,24 @@ class GpuClusters : public GpuSelector {
   void take(int layer, const ClusterChoice& choice, cuda::StreamHandle stream);
   void take_head(std::int64_t place, int head, const ClusterChoice& choice, cuda::StreamHandle stream);
   cuda::ClusterTables tables(int layer) const;
-  void choose(int layer, const cuda::Queries& queries, std::int32_t* rows, int listed,
-              cuda::StreamHandle stream) const;
+  cuda::ClusterChoiceTask task(int layer) const;
+  cuda::RowLists lists(int layer) const;
 
   bool host_index_ = false;
-  std::int64_t stretch_of_questions_ = 0;              ///< 0: the whole question
-  std::vector<std::int64_t> versions_;                 // [L] of what is on the device
-  std::vector<Position> ends_;                         // [parts]
-  int stretch_ = 1;                                    ///< of the running step
-  bool squares_ = false;                               ///< how the clusters that are on the device are chosen
-  cuda::CentroidKind kind_ = cuda::CentroidKind::f16;  ///< of all layers
+  std::int64_t stretch_of_questions_ = 0;  ///< 0: the whole question
+  std::vector<std::int64_t> versions_;     // [L] of what is on the device
+  std::vector<Position> ends_;             // [parts]
+  int stretch_ = 1;                        ///< of the running step
+  bool squares_ = false;                   ///< how the clusters that are on the device are chosen
   std::int64_t most_nodes_ = 0, most_keys_ = 0, nodes_of_layer_ = 0;
-  cuda::Buffer centroids_;      // [L, Hkv, centroid_bytes()]
-  cuda::Buffer scales_;         // [L, Hkv]
-  cuda::Buffer first_;          // [L, Hkv, most_nodes + 1]
-  cuda::Buffer cluster_rows_;   // [L, Hkv, most_keys]
-  cuda::Buffer nodes_;          // [L, Hkv, parts + 1]
-  cuda::Buffer rows_;           // [most_queries, Hkv, max_tokens]
-  cuda::Buffer counts_;         // [L, most_queries, Hkv]
-  cuda::Buffer shared_rows_;    // [Hkv, max_tokens] of a stretch of more tokens than attend at once
-  cuda::Buffer spread_counts_;  // [most_queries, Hkv] of some of its tokens
-  cuda::Queries step_queries_;  ///< all of them
-  cuda::PinnedBuffer staged_;   // ClusterStep
+  cuda::Buffer centroids_;     // [L, Hkv, centroid_bytes()]
+  cuda::Buffer scales_;        // [L, Hkv]
+  cuda::Buffer first_;         // [L, Hkv, most_nodes + 1]
+  cuda::Buffer cluster_rows_;  // [L, Hkv, most_keys]
+  cuda::Buffer nodes_;         // [L, Hkv, parts + 1]
+  cuda::Buffer rows_;          // [most_queries, Hkv, max_tokens]
+  cuda::Buffer counts_;        // [L, most_queries, Hkv]
+  cuda::PinnedBuffer staged_;  // ClusterStep
 };
 
 bool GpuClusters::prepare(const GpuKeys&, cuda::StreamHandle stream) {
@@ -197,6 +194,12 @@ void GpuClusters::allocate(std::span<const std::optional<ClusterChoice>> all) {
   fresh(first_, heads * (most_nodes_ + 1) * 4);
   fresh(cluster_rows_, heads * most_keys_ * 4);
   fresh(nodes_, heads * (parts + 1) * 4);
+  const bool exact = geometry_.key_row_bytes == geometry_.head_dim * 4;  // a store of f32
+  if (!exact && geometry_.most_tokens > geometry_.most_queries &&
+      cuda::can_choose_for_block(geometry_.head_dim, kind_))
+    fresh(block_, cuda::BlockScratch(geometry_.most_tokens, geometry_.query_heads, geometry_.kv_heads,
+                                     geometry_.head_dim, most_nodes_, kind_)
+                      .bytes);
 }
 
 void GpuClusters::take(int layer, const ClusterChoice& choice, cuda::StreamHandle stream) {
@@ -305,48 +308,43 @@ cuda::ClusterTables GpuClusters::tables(int layer) const {
           .most_parts = static_cast<int>(parts)};
 }
 
-void GpuClusters::choose(int layer, const cuda::Queries& queries, std::int32_t* rows, int listed,
-                         cuda::StreamHandle stream) const {
-  cuda::choose_clusters({.tables = tables(layer),
-                         .step = step_.as<cuda::ClusterStep>(),
-                         .stretch = stretch_,
-                         .squares = squares_,
-                         .listed = listed,
-                         .window = spec_.dense.window,
-                         .rows = rows,
-                         .counts = counts_.as<std::int32_t>() + layer * counts_per_layer(),
-                         .capacity = geometry_.max_tokens},
-                        queries, stream);
+cuda::ClusterChoiceTask GpuClusters::task(int layer) const {
+  return {.tables = tables(layer),
+          .step = step_.as<cuda::ClusterStep>(),
+          .stretch = stretch_,
+          .squares = squares_,
+          .listed = geometry_.most_queries,
+          .window = spec_.dense.window,
+          .rows = rows_.as<std::int32_t>(),
+          .counts = counts_.as<std::int32_t>() + layer * counts_per_layer(),
+          .capacity = geometry_.max_tokens};
 }
 
-void GpuClusters::look(int layer, const cuda::Queries& all, cuda::StreamHandle stream) {
-  if (stretch_ <= geometry_.most_queries) return;
-  step_queries_ = all;
-  choose(layer, all, shared_rows_.as<std::int32_t>(), 1, stream);
-}
-
-cuda::RowLists GpuClusters::select(int layer, const cuda::Queries& queries, const float*,
-                                   cuda::StreamHandle stream) {
-  const std::int32_t* counts = counts_.as<std::int32_t>() + layer * counts_per_layer();
-  if (stretch_ <= geometry_.most_queries) {
-    choose(layer, queries, rows_.as<std::int32_t>(), geometry_.most_queries, stream);
-  } else {
-    cuda::spread_list({.rows = shared_rows_.as<std::int32_t>(),
-                       .counts = counts,
-                       .sink = spec_.dense.sink,
-                       .window = spec_.dense.window,
-                       .capacity = geometry_.max_tokens,
-                       .rows_out = rows_.as<std::int32_t>(),
-                       .counts_out = spread_counts_.as<std::int32_t>()},
-                      step_queries_, queries, stream);
-    counts = spread_counts_.as<std::int32_t>();
-  }
+cuda::RowLists GpuClusters::lists(int layer) const {
   return {.rows = rows_.as<std::int32_t>(),
-          .counts = counts,
+          .counts = counts_.as<std::int32_t>() + layer * counts_per_layer(),
           .capacity = geometry_.max_tokens,
           .lists_per_head = 1,
           .sink = spec_.dense.sink,
           .window = spec_.dense.window};
+}
+
+cuda::RowLists GpuClusters::select_together(int layer, const cuda::Queries& all, cuda::StreamHandle stream) {
+  LODE_ASSERT(stretch_ == all.count);
+  cuda::ClusterChoiceTask shared = task(layer);
+  shared.listed = 1;
+  if (block_.bytes() > 0) {
+    choose_clusters_for_block(shared, all, block_.as<void>(), stream);
+  } else {
+    choose_clusters(shared, all, stream);
+  }
+  return lists(layer);
+}
+
+cuda::RowLists GpuClusters::select(int layer, const cuda::Queries& queries, const float*,
+                                   cuda::StreamHandle stream) {
+  choose_clusters(task(layer), queries, stream);
+  return lists(layer);
 }
 
 bool has_whole_centroids(const Spec& spec) {
@@ -374,12 +372,22 @@ class MadeUpClusters final : public GpuClusters {
     if (!calibrated_) calibrate(queries, stream);
     return GpuClusters::select(layer, queries, q_unrotated, stream);
   }
+  cuda::RowLists select_together(int layer, const cuda::Queries& all, cuda::StreamHandle stream) override {
+    const cuda::RowLists lists = GpuClusters::select_together(layer, all, stream);
+    if (calibrated_) return lists;
+    if (block_.bytes() > 0) {
+      calibrate_together(all, stream);
+    } else {
+      calibrate(all, stream);
+    }
+    return GpuClusters::select_together(layer, all, stream);
+  }
 
  private:
   void make(std::uint64_t seed) {
     const auto sink = static_cast<Position>(spec_.dense.sink),
-               end =
-                   static_cast<Position>(geometry_.max_tokens - spec_.dense.window - geometry_.most_queries);
+               end = static_cast<Position>(geometry_.max_tokens - spec_.dense.window -
+                                           std::max(geometry_.most_queries, geometry_.most_tokens));
     const std::int64_t keys = std::max(1, end - sink), d = geometry_.head_dim,
                        nodes = std::max<std::int64_t>(1, spec_.amount("clusters", {0.05, true}).of(keys));
     Rng rng(seed);
@@ -439,13 +447,31 @@ class MadeUpClusters final : public GpuClusters {
       }
       all.insert(all.end(), scores.begin(), scores.end());
     }
-    const double kept = 1.0 - spec_.number("sparsity", 0.9, 0, 0.999999);
-    const auto nth =
-        all.begin() + static_cast<std::ptrdiff_t>((1.0 - kept) * static_cast<double>(all.size() - 1));
-    std::nth_element(all.begin(), nth, all.end());
     // Scores are shares of a node here; all nodes have as many keys, so K / N of a key is the number of
     // nodes.
-    const double threshold = std::sqrt(*nth / static_cast<double>(group)) * static_cast<double>(nodes);
+    const double score = quantile(all);
+    set_threshold(std::sqrt(score / static_cast<double>(group)) * static_cast<double>(nodes), stream);
+  }
+  /// The quantile of the scores that a block of query tokens has just made.
+  void calibrate_together(const cuda::Queries& queries, cuda::StreamHandle stream) {
+    const auto nodes = static_cast<std::size_t>(std::ssize(centroids_) / geometry_.head_dim);
+    const cuda::BlockScratch at(queries.count, geometry_.query_heads, geometry_.kv_heads, geometry_.head_dim,
+                                std::ssize(segment_.heads[0].levels[0].keys), kind_);
+    std::vector<float> weights(static_cast<std::size_t>(geometry_.kv_heads * at.nodes));
+    cuda::copy(weights.data(), block_.as<char>() + at.weights, std::ssize(weights) * 4, stream);
+    std::vector<double> all;
+    for (auto head = weights.begin(); head != weights.end(); head += at.nodes)
+      all.insert(all.end(), head, head + static_cast<std::ptrdiff_t>(nodes));
+    set_threshold(quantile(all), stream);
+  }
+  double quantile(std::vector<double>& scores) const {
+    const double kept = 1.0 - spec_.number("sparsity", 0.9, 0, 0.999999);
+    const auto nth =
+        scores.begin() + static_cast<std::ptrdiff_t>((1.0 - kept) * static_cast<double>(scores.size() - 1));
+    std::nth_element(scores.begin(), nth, scores.end());
+    return *nth;
+  }
+  void set_threshold(double threshold, cuda::StreamHandle stream) {
     cuda::copy(step_.as<double>(), &threshold, sizeof threshold, stream);
     calibrated_ = true;
   }

@@ -10,6 +10,7 @@
 
 #include "gpu/backend.h"
 #include "kernels/cuda/select.h"
+#include "lodestone/error.h"
 #include "lodestone/spec.h"
 
 namespace lode {
@@ -66,8 +67,12 @@ class GpuSelector {
   virtual void upload(cuda::StreamHandle stream) = 0;
   /// Tokens of a question that may choose together.
   virtual std::int64_t most_together() const { return kMostSparseTokens; }
-  /// Before the calls of select for a layer, where a step has more tokens than attend at once: all of them.
-  virtual void look(int /*layer*/, const cuda::Queries& /*all*/, cuda::StreamHandle) {}
+  /// In the place of select where a step has more than kMostSparseTokens tokens: one list a KV head for all
+  /// of them, as attend_rows_prefill takes them.
+  virtual cuda::RowLists select_together(int /*layer*/, const cuda::Queries& /*all*/, cuda::StreamHandle) {
+    LODE_ASSERT(false);
+    return {};
+  }
   /// The token of the step whose counts stand for those of token t.
   virtual int counted_token(int t) const { return t; }
   /// Far keys of the layer's queries; the lists stay until the next call for any layer.

@@ -10,6 +10,7 @@
 
 #include "harness.h"
 #include "kernels/cuda/classifier.h"
+#include "kernels/cuda/cluster_block.h"
 #include "kernels/cuda/clusters.h"
 #include "reference.h"
 
@@ -30,6 +31,7 @@ struct Shape {
   float centroid_scale = 1.0f;
   bool squares = false;
   CentroidKind kind = CentroidKind::f16;
+  bool block = false;  // all tokens choose together, by choose_clusters_for_block
 };
 
 struct Case {
@@ -196,36 +198,30 @@ Outcome run(const Case& c, double threshold, std::int64_t capacity) {
                            .query_heads = s.query_heads,
                            .scale = 1.0f / std::sqrt(static_cast<float>(s.dim)),
                            .q = q.get()};
-  const bool spread = s.stretch > 32;  // then all tokens are one stretch
-  const OnDevice<std::int32_t> shared(Rows(static_cast<std::size_t>(s.kv_heads * capacity), -7)),
-      shared_counts(Rows(static_cast<std::size_t>(s.kv_heads), -7));
-  choose_clusters({.tables = {.kind = s.kind,
-                              .centroids = centroids.get(),
-                              .scales = scales.get(),
-                              .first = first_there.get(),
-                              .rows = rows_there.get(),
-                              .nodes = nodes_there.get(),
-                              .most_keys = c.keys,
-                              .most_nodes = c.nodes,
-                              .most_parts = static_cast<int>(s.parts.size())},
-                   .step = step.get(),
-                   .stretch = s.stretch,
-                   .squares = s.squares,
-                   .listed = spread ? 1 : s.stretch,
-                   .window = kWindow,
-                   .rows = spread ? shared.get() : out.get(),
-                   .counts = spread ? shared_counts.get() : counts.get(),
-                   .capacity = capacity},
-                  queries, stream.get());
-  if (spread) {
-    spread_list({.rows = shared.get(),
-                 .counts = shared_counts.get(),
-                 .window = kWindow,
-                 .capacity = capacity,
-                 .rows_out = out.get(),
-                 .counts_out = counts.get()},
-                queries, queries, stream.get());
+  const ClusterChoiceTask task = {.tables = {.kind = s.kind,
+                                             .centroids = centroids.get(),
+                                             .scales = scales.get(),
+                                             .first = first_there.get(),
+                                             .rows = rows_there.get(),
+                                             .nodes = nodes_there.get(),
+                                             .most_keys = c.keys,
+                                             .most_nodes = c.nodes,
+                                             .most_parts = static_cast<int>(s.parts.size())},
+                                  .step = step.get(),
+                                  .stretch = s.stretch,
+                                  .squares = s.squares,
+                                  .listed = s.block ? 1 : s.stretch,
+                                  .window = kWindow,
+                                  .rows = out.get(),
+                                  .counts = counts.get(),
+                                  .capacity = capacity};
+  if (s.block) {
+    const BlockScratch at(s.tokens, s.query_heads, s.kv_heads, s.dim, c.nodes, s.kind);
+    const OnDevice<char> scratch(std::vector<char>(static_cast<std::size_t>(at.bytes), char{-1}));
+    choose_clusters_for_block(task, queries, scratch.get(), stream.get());
+    return {out.read(stream), counts.read(stream)};
   }
+  choose_clusters(task, queries, stream.get());
   return {out.read(stream), counts.read(stream)};
 }
 
@@ -273,13 +269,13 @@ void check_case(const Case& c, const char* what) {
   }
   const std::int64_t capacity = c.keys + kBehind + s.tokens + 5;
   const Outcome out = run(c, threshold, capacity);
-  // Queries have 16 bits beside whole numbers, and logits of `width` times some.
-  const double margin = s.kind == CentroidKind::f16 ? 1e-4 : 4e-4 * std::max(1.0f, s.width);
+  // Queries have 16 bits beside whole numbers, 11 in blocks, and logits of `width` times some.
+  const double margin = s.block ? 5e-3 : s.kind == CentroidKind::f16 ? 1e-4 : 4e-4 * std::max(1.0f, s.width);
   for (int begin = 0; begin < s.tokens; begin += s.stretch) {
     const int end = std::min(s.tokens, begin + s.stretch);
     for (int h = 0; h < s.kv_heads; ++h) {
       const std::vector<double> w = weights(c, begin, end, h);
-      for (int t = begin; t < end; ++t) {
+      for (int t = begin; t < (s.block ? 1 : end); ++t) {
         const std::vector<char> kept = nodes_of(c, out, t, h, capacity, what);
         for (std::size_t i = 0; i < w.size(); ++i) {
           const bool above = threshold == 0.0 || w[i] > threshold * (1 + margin);
@@ -335,6 +331,42 @@ LODE_TEST(choose_clusters_keeps_what_is_above_the_threshold) {
   Case equal = make_case({8, 2, 64, {200}, 20}, 78);
   std::fill(equal.q.begin(), equal.q.end(), 0.0f);
   check_case(equal, "all scores equal");  // none is above the others
+}
+
+LODE_TEST(choose_clusters_for_a_block) {
+  constexpr int kAll = 1 << 30;
+  constexpr CentroidKind kBytes = CentroidKind::q8;
+  const struct {
+    Shape shape;
+    const char* what;
+  } cases[] = {{{8, 8, 128, {300}, 9, 65, 65}, "a head each"},
+               {{16, 4, 128, {200, 40, 7}, 9, 70, 70}, "three parts, 280 queries"},
+               {{8, 1, 64, {333}, 9, 33, 33}, "group of 8, d 64"},
+               {{6, 2, 64, {1}, 5, 40, 40}, "one node"},
+               {{8, 2, 64, {75, 7, 7, 7}, 20, 50, 50, 2}, "two of four parts count"},
+               {{8, 2, 64, {75}, 20, 33, 33, 0}, "no part counts"},
+               {{8, 2, 64, {300}, 20, 64, 64, kAll, 1.0}, "everything"},
+               {{4, 2, 128, {257}, 9, 129, 129, kAll, 0.1, 1e-4f, 4096.0f}, "scaled halves"},
+               {{4, 2, 128, {600}, 5, 65, 65, kAll, 0.1, 1.0f, 1.0f, true}, "squares"},
+               {{4, 2, 64, {300}, 20, 41, 41, kAll, 0.1, 8.0f, 1.0f, true}, "squares, logits of tens"},
+               {{4, 2, 128, {300, 41}, 9, 70, 70, kAll, 0.1, 1.0f, 1.0f, true, kBytes}, "8 bits"},
+               {{8, 2, 64, {300}, 9, 70, 70, kAll, 0.1, 3.0f, 1.0f, false, kBytes}, "8 bits, d 64"}};
+  unsigned seed = 1;
+  for (const auto& one : cases) {
+    Case c = make_case(one.shape, seed++);
+    c.shape.block = true;
+    if (!can_choose_for_block(c.shape.dim, c.shape.kind)) return;
+    check_case(c, one.what);
+    const std::int64_t capacity = c.keys + kBehind + c.shape.tokens + 5;
+    const Outcome once = run(c, 1.1, capacity), again = run(c, 1.1, capacity);
+    LODE_CHECK(once.rows == again.rows && once.counts == again.counts);
+  }
+  Case c = make_case({8, 2, 64, {200}, 20, 50, 50}, 77);
+  c.shape.block = true;
+  c.q[5] = std::numeric_limits<float>::quiet_NaN();
+  c.q[static_cast<std::size_t>(c.shape.dim * c.shape.query_heads) + 1] =
+      -std::numeric_limits<float>::infinity();
+  check_case(c, "two queries that are not numbers");
 }
 
 LODE_TEST(choose_clusters_gives_the_same_bits_again) {

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prefill attention against float64: every head dimension and group, every store, chunks that start and end
 // inside of tiles, scores of hundreds, NaN in later rows; that the bits do not depend on how a prompt is cut.
+// The same over lists that all queries share: ragged ones, empty ones, all keys.
+#include <algorithm>
+#include <random>
 #include <string>
 
 #include "harness.h"
-#include "kernels/cuda/attend.h"
+#include "kernels/cuda/attend_block.h"
 #include "reference.h"
 
 namespace lode::cuda {
@@ -52,9 +55,38 @@ struct Result {
   std::vector<float> o, lse;
 };
 
-/// The last `count` tokens attend, in chunks of at most `chunk`.
+/// What the queries of a test attend in the place of all keys: a list a KV head.
+struct Lists {
+  std::vector<std::vector<std::int32_t>> rows;  // [Hkv]
+  std::int64_t sink = 0, window = 0;
+};
+
+void attend_lists(const Queries& in, std::int32_t position, const Lists& lists, const Stream& stream,
+                  Precision precision) {
+  std::size_t capacity = 1;
+  for (const auto& rows : lists.rows) capacity = std::max(capacity, rows.size());
+  std::vector<std::int32_t> all(capacity * lists.rows.size(), 1 << 30), counts;  // no row behind a list's end
+  for (std::size_t h = 0; h < lists.rows.size(); ++h) {
+    std::copy(lists.rows[h].begin(), lists.rows[h].end(),
+              all.begin() + static_cast<std::ptrdiff_t>(h * capacity));
+    counts.push_back(static_cast<std::int32_t>(lists.rows[h].size()));
+  }
+  const OnDevice<std::int32_t> rows(all), counts_there(counts);
+  const OnDevice<char> workspace(std::vector<char>(
+      static_cast<std::size_t>(rows_prefill_workspace_bytes(in.layout.head_dim)), static_cast<char>(0xff)));
+  attend_rows_prefill(in, position,
+                      {.rows = rows.get(),
+                       .counts = counts_there.get(),
+                       .capacity = static_cast<std::int64_t>(capacity),
+                       .sink = lists.sink,
+                       .window = lists.window},
+                      workspace.get(), stream.get(), precision);
+  stream.synchronize();
+}
+
+/// The last `count` tokens attend, in chunks of at most `chunk`; with lists all at once.
 Result run(const Sequence& s, const std::vector<float>& q, int query_heads, int count, int chunk,
-           Precision precision) {
+           Precision precision, const Lists* lists = nullptr) {
   Stream stream;
   const int d = s.layout.head_dim;
   const OnDevice<char> store(s.bytes());
@@ -77,7 +109,10 @@ Result run(const Sequence& s, const std::vector<float>& q, int query_heads, int 
     in.q = q_device.get() + row * d;
     in.o = o.get() + row * d;
     in.lse = lse.get() + row;
-    attend_prefill(in, tokens[static_cast<std::size_t>(first)].position, stream.get(), precision);
+    if (lists == nullptr)
+      attend_prefill(in, tokens[static_cast<std::size_t>(first)].position, stream.get(), precision);
+    else
+      attend_lists(in, tokens[0].position, *lists, stream, precision);
   }
   return {o.read(stream), lse.read(stream)};
 }
@@ -86,7 +121,23 @@ struct Expected {
   std::vector<double> o, lse;
 };
 
-Expected reference(const Sequence& s, const std::vector<float>& q, int query_heads, int count) {
+/// The keys that a query at `position` attends.
+std::vector<std::int64_t> keys_of(const Lists* lists, std::int64_t first_position, std::int64_t position,
+                                  int kv_head) {
+  std::vector<std::int64_t> keys;
+  std::int64_t near = 0;
+  if (lists != nullptr && first_position + 1 - lists->window > lists->sink) {
+    near = first_position + 1 - lists->window;
+    for (std::int64_t t = 0; t < lists->sink; ++t) keys.push_back(t);
+    const auto& rows = lists->rows[static_cast<std::size_t>(kv_head)];
+    keys.insert(keys.end(), rows.begin(), rows.end());
+  }
+  for (std::int64_t t = near; t <= position; ++t) keys.push_back(t);
+  return keys;
+}
+
+Expected reference(const Sequence& s, const std::vector<float>& q, int query_heads, int count,
+                   const Lists* lists = nullptr) {
   const int d = s.layout.head_dim, kv_heads = s.layout.kv_heads;
   const double scale = static_cast<double>(1.0f / std::sqrt(static_cast<float>(d)));
   Expected e;
@@ -94,21 +145,23 @@ Expected reference(const Sequence& s, const std::vector<float>& q, int query_hea
     for (int h = 0; h < query_heads; ++h) {
       const float* query =
           q.data() + (std::size_t(i) * std::size_t(query_heads) + std::size_t(h)) * std::size_t(d);
-      const std::int64_t keys = s.tokens - count + i + 1;
+      const std::vector<std::int64_t> keys =
+          keys_of(lists, s.tokens - count, s.tokens - count + i, h / (query_heads / kv_heads));
       std::vector<double> p;
       double high = -1e300, sum = 0;
       const auto row = [&](const std::vector<float>& m, std::int64_t t) {
         return m.data() + (t * kv_heads + h / (query_heads / kv_heads)) * d;
       };
-      for (std::int64_t t = 0; t < keys; ++t) {
+      for (const std::int64_t t : keys) {
         double dot = 0;
         for (int c = 0; c < d; ++c) dot += double{query[c]} * double{row(s.keys, t)[c]};
         p.push_back(dot * scale);
         high = std::max(high, p.back());
       }
       std::vector<double> out(static_cast<std::size_t>(d));
-      for (std::int64_t t = 0; t < keys; ++t) {
-        const double weight = std::exp(p[static_cast<std::size_t>(t)] - high);
+      for (std::size_t j = 0; j < keys.size(); ++j) {
+        const std::int64_t t = keys[j];
+        const double weight = std::exp(p[j] - high);
         sum += weight;
         for (int c = 0; c < d; ++c) out[static_cast<std::size_t>(c)] += weight * double{row(s.values, t)[c]};
       }
@@ -141,6 +194,39 @@ void check(int query_heads, int kv_heads, int d, DType type, std::int64_t tokens
                    (precision == Precision::exact ? " exact" : " fast") + ": output off by " +
                    std::to_string(error) + ", lse by " + std::to_string(lse));
   }
+}
+
+/// Each head keeps another share of the far rows, in no order, the first of several none unless it is all.
+void check_lists(int query_heads, int kv_heads, int d, DType type, std::int64_t tokens, int count,
+                 std::int64_t sink, std::int64_t window, double share, Precision precision) {
+  const Sequence s(kv_heads, d, type, tokens, 191);
+  const std::vector<float> q = test::normal(static_cast<std::size_t>(count * query_heads * d), 195);
+  Lists lists = {.rows = {}, .sink = sink, .window = window};
+  std::mt19937 random(7);
+  std::uniform_real_distribution<double> uniform;
+  for (int h = 0; h < kv_heads; ++h) {
+    std::vector<std::int32_t>& rows = lists.rows.emplace_back();
+    for (std::int64_t t = sink; t < tokens - count + 1 - window; ++t)
+      if (share >= 1.0 || uniform(random) < (h == 0 && kv_heads > 1 ? 0.0 : share * (h + 1) / kv_heads))
+        rows.push_back(static_cast<std::int32_t>(t));
+    std::shuffle(rows.begin(), rows.end(), random);
+  }
+  const Result found = run(s, q, query_heads, count, count, precision, &lists);
+  const Expected expected = reference(s, q, query_heads, count, &lists);
+  const double error = test::relative_error(found.o, expected.o),
+               lse = test::relative_error(found.lse, expected.lse), allowed = tolerance(type, precision);
+  if (!(error <= allowed && lse <= allowed)) {
+    test::fail(__FILE__, __LINE__,
+               std::string(name_of(type)) + " d " + std::to_string(d) + " heads " +
+                   std::to_string(query_heads) + "/" + std::to_string(kv_heads) + " tokens " +
+                   std::to_string(tokens) + " count " + std::to_string(count) + " share " +
+                   std::to_string(share) + (precision == Precision::exact ? " exact" : " fast") +
+                   ": output off by " + std::to_string(error) + ", lse by " + std::to_string(lse));
+  }
+  LODE_CHECK(run(s, q, query_heads, count, count, precision, &lists).o == found.o);
+  if (share < 1.0) return;
+  const Result full = run(s, q, query_heads, count, count, precision);
+  LODE_CHECK(test::relative_error(full.o, {found.o.begin(), found.o.end()}) <= 2 * allowed);
 }
 
 constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16};
@@ -207,6 +293,34 @@ LODE_TEST(prefill_nan_is_not_hidden) {
       }
     }
   }
+}
+
+LODE_TEST(rows_prefill_dimensions_and_groups) {
+  for (const Precision precision : kPrecisions) {
+    for (const DType type : kTypes) {
+      for (const int d : {64, 80, 128, 256}) check_lists(4, 2, d, type, 900, 70, 3, 40, 0.4, precision);
+      for (const int group : {1, 4, 8}) check_lists(2 * group, 2, 128, type, 700, 45, 0, 100, 0.5, precision);
+      check_lists(3, 1, 20, type, 177, 33, 2, 9, 0.9, precision);  // no dimension of the matrix unit's
+    }
+  }
+}
+
+LODE_TEST(rows_prefill_positions_and_shares) {
+  for (const Precision precision : kPrecisions) {
+    const struct {
+      int tokens, count, sink, window;
+      double share;
+    } cases[] = {{1, 1, 0, 1, 0.5},        {40, 40, 4, 8, 0.5},      {300, 300, 1, 100, 1.0},
+                 {301, 200, 4, 97, 1.0},   {1000, 40, 0, 1, 0.0},    {1000, 129, 4, 128, 0.3},
+                 {1153, 128, 0, 1, 1.0},   {1700, 300, 16, 30, 1.0}, {3000, 64, 16, 100, 0.1},
+                 {2500, 257, 0, 100, 0.8}, {513, 1, 0, 1, 1.0}};
+    for (const auto& c : cases) {
+      check_lists(4, 2, 128, DType::bf16, c.tokens, c.count, c.sink, c.window, c.share, precision);
+      check_lists(2, 2, 64, DType::bf16, c.tokens, c.count, c.sink, c.window, c.share, precision);
+    }
+  }
+  // Enough blocks that lists are not cut.
+  check_lists(32, 32, 128, DType::bf16, 900, 260, 0, 100, 0.5, Precision::fast);
 }
 
 }  // namespace

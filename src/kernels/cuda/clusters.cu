@@ -427,21 +427,6 @@ __global__ void __launch_bounds__(kThreads, kPieces <= 4 ? 2 : 1)
 #endif
 }
 
-__global__ void spread_kernel(SpreadTask task, const QueryToken* first, const QueryToken* tokens) {
-  const int head = static_cast<int>(blockIdx.y), heads = static_cast<int>(gridDim.y),
-            token = static_cast<int>(blockIdx.z);
-  const std::int32_t count = task.counts[head];
-  const std::int64_t from = max(task.sink, first->position + 1 - task.window),
-                     to = max(from, tokens[token].position + 1 - task.window);
-  const std::int32_t* const rows = task.rows + head * task.capacity;
-  const std::int64_t list = std::int64_t{token} * heads + head, all = count + to - from;
-  std::int32_t* const out = task.rows_out + list * task.capacity;
-  const std::int64_t threads = std::int64_t{gridDim.x} * kThreads;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < all; i += threads)
-    out[i] = i < count ? rows[i] : static_cast<std::int32_t>(from + i - count);
-  if (blockIdx.x == 0 && threadIdx.x == 0) task.counts_out[list] = static_cast<std::int32_t>(all);
-}
-
 template <int kPieces, CentroidKind kKind, int kRanks>
 void launch(const Params& p, StreamHandle stream) {
   const int shared = Plan(p.task.tables.most_nodes, Tiles<kPieces, kKind>::kQueryBytes, kRanks).total;
@@ -531,15 +516,6 @@ bool fits_cluster_choice(std::int64_t most_nodes, int head_dim, int kv_heads) {
   LODE_CUDA(cudaGetDevice(&device));
   LODE_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
   return room_for(most_nodes, ranks_of(kv_heads, most_nodes)) <= most;
-}
-
-void spread_list(const SpreadTask& task, const Queries& step, const Queries& queries, StreamHandle stream) {
-  if (queries.count == 0) return;
-  constexpr unsigned kBlocks = 16;  // of a list
-  const dim3 grid(kBlocks, static_cast<unsigned>(queries.layout.kv_heads),
-                  static_cast<unsigned>(queries.count));
-  spread_kernel<<<grid, kThreads, 0, stream>>>(task, step.tokens, queries.tokens);
-  LODE_LAUNCHED();
 }
 
 void choose_clusters(const ClusterChoiceTask& task, const Queries& queries, StreamHandle stream) {

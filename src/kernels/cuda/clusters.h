@@ -54,7 +54,7 @@ struct ClusterChoiceTask {
   const ClusterStep* step = nullptr;
   int stretch = 1;       ///< query tokens that choose together, from the first on
   bool squares = false;  ///< the root of the mean square, not the mean
-  /// Tokens of a stretch that get lists, its first ones; spread_list gives the others theirs.
+  /// Tokens of a stretch that get lists, its first ones.
   int listed = 1 << 30;
   std::int64_t window = 0;
   std::int32_t* rows = nullptr;    // [N, Hkv, capacity] by cluster
@@ -72,16 +72,5 @@ bool fits_cluster_choice(std::int64_t most_nodes, int head_dim, int kv_heads);
 /// spreads, q.C has added to it what select/squeezed.cc adds (add_spread).
 /// Queries with a number that is not finite have no say. Deterministic.
 void choose_clusters(const ClusterChoiceTask& task, const Queries& queries, StreamHandle stream);
-
-/// Lists of query tokens from that of the first token of their stretch, of which there is one: its keys and
-/// those between its window and theirs. `step` is the stretch, `queries` some of its tokens.
-struct SpreadTask {
-  const std::int32_t* rows = nullptr;    // [Hkv, capacity]
-  const std::int32_t* counts = nullptr;  // [Hkv]
-  std::int64_t sink = 0, window = 0, capacity = 0;
-  std::int32_t* rows_out = nullptr;    // [N, Hkv, capacity]
-  std::int32_t* counts_out = nullptr;  // [N, Hkv]
-};
-void spread_list(const SpreadTask& task, const Queries& step, const Queries& queries, StreamHandle stream);
 
 }  // namespace lode::cuda

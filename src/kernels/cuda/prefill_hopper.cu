@@ -4,9 +4,10 @@
 // of 128 keys and values to shared memory; two multiply, 64 rows each (a row is one query head of one token,
 // a KV head's group side by side): while the weights of a tile meet its values, the scores of the next are
 // made and their softmax taken. Ours are the layout of the store and that copies are plain asynchronous ones,
-// because where a sequence lies is known on the device alone. A query's bits depend on its own keys alone,
-// not on how the prompt was cut into chunks.
+// because where a sequence lies is known on the device alone; so rows by a list cost no more than rows side
+// by side. A query's bits depend on its own keys alone, not on how the prompt was cut into chunks.
 #include "kernels/cuda/check.cuh"
+#include "kernels/cuda/hopper_matrix.cuh"
 #include "kernels/cuda/matrix.cuh"
 #include "kernels/cuda/prefill.h"
 
@@ -30,101 +31,12 @@ constexpr int kShared = kTile + kStages * 2 * kTile + 1024 + 128;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-struct Barrier {
-  unsigned at;  // in shared memory
-  __device__ void init(int arrivals) const {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
-  }
-  __device__ void arrive() const {
-    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(at) : "memory");
-  }
-  /// Is the phase of this parity over?
-  __device__ bool passed(int parity) const {
-    unsigned done;
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(at), "r"(parity)
-        : "memory");
-    return done != 0;
-  }
-  __device__ void wait(int parity) const {
-    while (!passed(parity)) {
-    }
-  }
-};
-
-/// The address of a matrix as the matrix unit wants it: 128-byte swizzle, `leading` and `stride` in bytes.
-__device__ __forceinline__ unsigned long long descriptor(unsigned address, unsigned leading,
-                                                         unsigned stride) {
-  return static_cast<unsigned long long>((address & 0x3ffff) >> 4) |
-         static_cast<unsigned long long>(leading >> 4) << 16 |
-         static_cast<unsigned long long>(stride >> 4) << 32 | 1ull << 62;
-}
-__device__ __forceinline__ void fence_products() {
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void commit_products() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-template <int Newer>
-__device__ __forceinline__ void wait_for_products(float (&c)[64]) {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Newer) : "memory");
-#pragma unroll
-  for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(c[i])::"memory");
-}
-
-#define LODE_SUMS                                                                    \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
-#define LODE_SUM_OPERANDS(c)                                                                                \
-  "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),           \
-      "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), \
-      "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]),            \
-      "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),            \
-      "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]),            \
-      "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]),            \
-      "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]), "+f"(c[49]), "+f"(c[50]),            \
-      "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]), "+f"(c[56]), "+f"(c[57]),            \
-      "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
-
-// c (+)= a b, 64 x 128 x 16. Both from shared memory, columns of a product contiguous; or a from registers
-// and b with its rows contiguous.
-#define LODE_PRODUCTS(type)                                                                                \
-  static __device__ __forceinline__ void scores(float(&c)[64], unsigned long long a, unsigned long long b, \
-                                                int add) {                                                 \
-    asm volatile(                                                                                          \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." type      \
-        "." type " " LODE_SUMS ", %64, %65, p, 1, 1, 0, 0;\n}"                                             \
-        : LODE_SUM_OPERANDS(c)                                                                             \
-        : "l"(a), "l"(b), "r"(add));                                                                       \
-  }                                                                                                        \
-  static __device__ __forceinline__ void outputs(float(&c)[64], const unsigned(&a)[4],                     \
-                                                 unsigned long long b) {                                   \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " " LODE_SUMS                \
-                 ", {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"                                                \
-                 : LODE_SUM_OPERANDS(c)                                                                    \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                    \
-  }
-
-template <class T>
-struct Unit;
-template <>
-struct Unit<__nv_bfloat16> {
-  LODE_PRODUCTS("bf16")
-};
-template <>
-struct Unit<__half> {
-  LODE_PRODUCTS("f16")
-};
-
 template <class T>
 class Attention {
  public:
-  __device__ Attention(const Queries& in, int position, char* memory)
+  __device__ Attention(const Queries& in, int position, const PrefillKeys& keys, char* memory)
       : in_(in),
+        keys_(keys),
         position_(position),
         base_((shared_address(memory) + 1023) / 1024 * 1024),
         group_(in.query_heads / in.layout.kv_heads),
@@ -135,8 +47,13 @@ class Attention {
         team_(static_cast<int>(threadIdx.x) / kGroupThreads - 1),
         warp_(static_cast<int>(threadIdx.x) / 32 % 4),
         lane_(static_cast<int>(threadIdx.x) % 32) {
+    const int part = static_cast<int>(blockIdx.z);
+    places_ = keys.places(kv_head_, part);
+    list_tiles_ = (places_.y - places_.x + kKeys - 1) / kKeys;
     end_ = position + (min(first_ + kRows, rows_) - 1) / group_ + 1;
-    tiles_ = (end_ + kKeys - 1) / kKeys;
+    near_first_ = keys.near / kKeys * kKeys;
+    tiles_ = list_tiles_ + (part + 1 < keys.parts ? 0 : (end_ - near_first_ + kKeys - 1) / kKeys);
+    output_ = std::int64_t{part} * in.count * in.query_heads;
   }
 
   __device__ void run() {
@@ -175,7 +92,8 @@ class Attention {
   /// there is no room yet for the next.
   __device__ void bring() const {
     const char* layer = in_.bases[in_.tokens[0].sequence] + in_.layer_offset;
-    int waiting = -1;
+    int waiting = -1, ahead = listed(0);
+    unsigned gathered = 0;
     for (int n = 0; n < 2 * tiles_; ++n) {
       const int tile = n / 2, slot = tile % kStages * 2 + n % 2;
       if (tile >= kStages) {
@@ -186,9 +104,17 @@ class Attention {
           empty(slot).wait(parity);
         }
       }
-      load(layer + in_.layout.key_offset(kv_head_, std::int64_t{tile} * kKeys) +
-               n % 2 * in_.layout.value_offset(),
-           tile, tile_at(slot));
+      if (tile < list_tiles_) {
+        if (n % 2 == 0) {
+          gathered = place_of(ahead);
+          ahead = listed(tile + 1);
+        }
+        gather(layer + n % 2 * kBlockTokens * kRowBytes, gathered, tile_at(slot));
+      } else {
+        const int first = near_first_ + (tile - list_tiles_) * kKeys;
+        load(layer + in_.layout.key_offset(kv_head_, first) + n % 2 * in_.layout.value_offset(), first,
+             tile_at(slot));
+      }
       announce<1>(waiting);
       waiting = slot;
     }
@@ -200,20 +126,48 @@ class Attention {
     asm volatile("cp.async.wait_group %0;\nfence.proxy.async.shared::cta;" ::"n"(Newer) : "memory");
     full(slot).arrive();
   }
-  /// Zeros for rows that no query of the block may see.
-  __device__ void load(const char* rows, int tile, unsigned to) const {
-    const int chunk = static_cast<int>(threadIdx.x) % 16, row = static_cast<int>(threadIdx.x) / 16;
+  /// The row of a list's tile that this lane looks up: of those that its warp brings, rows 2 warp and 2 warp
+  /// + 1 of each 8; -1 for none.
+  __device__ int listed(int tile) const {
+    const int place = places_.x + tile * kKeys + lane_ / 2 * 8 + warp_ * 2 + lane_ % 2;
+    return place < places_.y ? keys_.row(kv_head_, place) : -1;
+  }
+  /// Where a row lies in its layer, in rows, less than 2^31 of them.
+  __device__ unsigned place_of(int row) const {
+    if (row < 0) return kNowhere;
+    const auto at = static_cast<unsigned>(row);
+    return (at / kBlockTokens * static_cast<unsigned>(in_.layout.kv_heads) +
+            static_cast<unsigned>(kv_head_)) *
+               2 * kBlockTokens +
+           at % kBlockTokens;
+  }
+  /// Zeros behind the end of the list.
+  __device__ void gather(const char* rows, unsigned place, unsigned to) const {
+    const int chunk = lane_ % 16, row = warp_ * 2 + lane_ / 16;
     to += static_cast<unsigned>(chunk / 8 * kPanel + row * 128 + ((chunk % 8) ^ row) * 16);
-    const char* from = rows + row * kDim * 2 + chunk * 16;
-    const int left = end_ - tile * kKeys - row;
+    rows += chunk * 16;
 #pragma unroll
     for (int i = 0; i < kKeys / 8; ++i) {
-      const int bytes = 8 * i < left ? 16 : 0;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + i * 1024),
-                   "l"(bytes > 0 ? from + i * 8 * kDim * 2 : nullptr), "r"(bytes)
-                   : "memory");
+      const unsigned at = __shfl_sync(~0u, place, 2 * i + lane_ / 16);
+      bring_piece(to + i * 1024, rows + std::int64_t{at} * kRowBytes, at != kNowhere);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+  /// Zeros for rows that no query of the block may see.
+  __device__ void load(const char* rows, int first, unsigned to) const {
+    const int chunk = static_cast<int>(threadIdx.x) % 16, row = static_cast<int>(threadIdx.x) / 16;
+    to += static_cast<unsigned>(chunk / 8 * kPanel + row * 128 + ((chunk % 8) ^ row) * 16);
+    const char* from = rows + row * kRowBytes + chunk * 16;
+    const int left = end_ - first - row, skipped = keys_.near - first - row;
+#pragma unroll
+    for (int i = 0; i < kKeys / 8; ++i)
+      bring_piece(to + i * 1024, from + i * 8 * kRowBytes, 8 * i < left && 8 * i >= skipped);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+  static __device__ __forceinline__ void bring_piece(unsigned to, const char* from, bool wanted) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(wanted ? from : nullptr),
+                 "r"(wanted ? 16 : 0)
+                 : "memory");
   }
 
   /// Queries times scale and log2 e, 64 rows of each team.
@@ -239,6 +193,7 @@ class Attention {
   }
 
   __device__ void multiply() {
+    if (tiles_ == 0) return store();
     stage_queries();
     float s[64];
     unsigned p[kKeys / 16][4];
@@ -292,7 +247,7 @@ class Attention {
 
   /// Scores become weights; returns by what earlier sums are to be multiplied.
   __device__ float2 softmax(int tile, float (&s)[64]) {
-    if (tile * kKeys + kKeys - 1 > position_of(team_ * 64 + warp_ * 16)) mask(tile, s);
+    mask_where_needed(tile, s);
     float keep[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -315,15 +270,29 @@ class Attention {
     }
     return {keep[0], keep[1]};
   }
-  __device__ void mask(int tile, float (&s)[64]) const {
+  __device__ void mask_where_needed(int tile, float (&s)[64]) const {
+    const int row = team_ * 64 + warp_ * 16;
+    if (tile < list_tiles_) {
+      const int left = places_.y - places_.x - tile * kKeys;
+      if (left < kKeys) mask(0, left - 1, left - 1, s);
+      return;
+    }
+    const int first = near_first_ + (tile - list_tiles_) * kKeys;
+    if (first + kKeys - 1 > position_of(row) || first < keys_.near)
+      mask(keys_.near - first, position_of(row + lane_ / 4) - first, position_of(row + lane_ / 4 + 8) - first,
+           s);
+  }
+  /// Of each half only columns from `low` to its last one stay.
+  __device__ void mask(int low, int last, int last_of_second, float (&s)[64]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int last = position_of(team_ * 64 + warp_ * 16 + lane_ / 4 + 8 * half) - tile * kKeys;
 #pragma unroll
       for (int n = 0; n < 16; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          if (n * 8 + lane_ % 4 * 2 + i > last) s[4 * n + 2 * half + i] = -INFINITY;
+          const int column = n * 8 + lane_ % 4 * 2 + i;
+          if (column < low || column > (half == 0 ? last : last_of_second))
+            s[4 * n + 2 * half + i] = -INFINITY;
         }
       }
     }
@@ -353,36 +322,44 @@ class Attention {
       sum += __shfl_xor_sync(~0u, sum, 2);
       const int row = team_ * 64 + warp_ * 16 + lane_ / 4 + 8 * half;
       if (first_ + row >= rows_) continue;
-      float* to = in_.o + query_row(row) * kDim + lane_ % 4 * 2;
+      float* to = in_.o + (output_ + query_row(row)) * kDim + lane_ % 4 * 2;
 #pragma unroll
       for (int n = 0; n < 16; ++n)
         *reinterpret_cast<float2*>(to + n * 8) = {out_[4 * n + 2 * half] / sum,
                                                   out_[4 * n + 2 * half + 1] / sum};
       if (in_.lse != nullptr && lane_ % 4 == 0)
-        in_.lse[query_row(row)] = 0.69314718055994531f * (max_[half] + log2f(sum));
+        in_.lse[output_ + query_row(row)] = 0.69314718055994531f * (max_[half] + log2f(sum));
     }
   }
 
+  static constexpr int kRowBytes = kDim * 2;
+  static constexpr unsigned kNowhere = ~0u;
+
   const Queries& in_;
+  const PrefillKeys& keys_;
   const int position_;
   const unsigned base_;  // shared memory: queries, tiles, barriers
   const int group_, kv_head_, first_, rows_, team_, warp_, lane_;
-  int end_, tiles_;  // keys that some query of the block sees
+  int end_, tiles_;              // keys that some query of the block sees
+  int2 places_;                  // of the head's list
+  int list_tiles_, near_first_;  // tiles of the list come first, then those from near_first_ on
+  std::int64_t output_;          // first row of this part's plane
   float out_[64] = {}, max_[2] = {-INFINITY, -INFINITY}, sum_[2] = {};
 };
 
 #endif
 
 template <class T>
-__global__ __launch_bounds__(kThreads, 1) void hopper_kernel(const Queries in, int position) {
+__global__ __launch_bounds__(kThreads, 1) void hopper_kernel(const Queries in, int position,
+                                                             const PrefillKeys keys) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ char memory[];
-  Attention<T>(in, position, memory).run();
+  Attention<T>(in, position, keys, memory).run();
 #endif
 }
 
 template <class T>
-bool launch(const Queries& in, int position, StreamHandle stream) {
+bool launch(const Queries& in, int position, const PrefillKeys& keys, StreamHandle stream) {
   static const bool built = [] {
     cudaFuncAttributes found{};
     LODE_CUDA(cudaFuncGetAttributes(&found, hopper_kernel<T>));
@@ -392,19 +369,20 @@ bool launch(const Queries& in, int position, StreamHandle stream) {
   LODE_CUDA(cudaFuncSetAttribute(hopper_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
   const std::int64_t rows = std::int64_t{in.count} * (in.query_heads / in.layout.kv_heads);
   const dim3 grid(static_cast<unsigned>((rows + kRows - 1) / kRows),
-                  static_cast<unsigned>(in.layout.kv_heads));
-  hopper_kernel<T><<<grid, kHostThreads, kShared, stream>>>(in, position);
+                  static_cast<unsigned>(in.layout.kv_heads), static_cast<unsigned>(keys.parts));
+  hopper_kernel<T><<<grid, kHostThreads, kShared, stream>>>(in, position, keys);
   LODE_LAUNCHED();
   return true;
 }
 
 }  // namespace
 
-bool attend_prefill_hopper(const Queries& queries, std::int32_t position, StreamHandle stream) {
+bool attend_prefill_hopper(const Queries& queries, std::int32_t position, const PrefillKeys& keys,
+                           StreamHandle stream) {
   static_assert(kBlockTokens % kKeys == 0, "a tile lies in one block of the store");
   if (queries.layout.head_dim != kDim) return false;
-  if (queries.layout.type == DType::bf16) return launch<__nv_bfloat16>(queries, position, stream);
-  if (queries.layout.type == DType::f16) return launch<__half>(queries, position, stream);
+  if (queries.layout.type == DType::bf16) return launch<__nv_bfloat16>(queries, position, keys, stream);
+  if (queries.layout.type == DType::f16) return launch<__half>(queries, position, keys, stream);
   return false;
 }
 

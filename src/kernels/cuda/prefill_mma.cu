@@ -46,10 +46,11 @@ class Attention {
   using S = Shape<D>;
 
  public:
-  __device__ Attention(const Queries& in, int position, T* shared)
+  __device__ Attention(const Queries& in, int position, const PrefillKeys& keys, T* shared)
       : in_(in),
+        keys_(keys),
         position_(position),
-        tiles_(shared),
+        memory_(shared),
         queries_(S::kKeepQueries ? shared : shared + S::kTiles),
         warp_(static_cast<int>(threadIdx.x) / 32),
         lane_(static_cast<int>(threadIdx.x) % 32),
@@ -60,22 +61,30 @@ class Attention {
         rows_(in.count * group_) {
     layer_ = in.bases[in.tokens[0].sequence] + in.layer_offset;
     end_ = position + (min(first_ + S::kRows, rows_) - 1) / group_ + 1;
+    const int part = static_cast<int>(blockIdx.z);
+    places_ = keys.places(kv_head_, part);
+    list_tiles_ = (places_.y - places_.x + kKeys - 1) / kKeys;
+    near_first_ = keys.near / kKeys * kKeys;
+    tiles_ = list_tiles_ + (part + 1 < keys.parts ? 0 : (end_ - near_first_ + kKeys - 1) / kKeys);
+    output_ = std::int64_t{part} * in.count * in.query_heads;
   }
 
   __device__ void run() {
     stage_queries();
-    load_tile(0, 0);
-    for (int tile = 0, buffer = 0; tile < end_; tile += kKeys, buffer ^= 1) {
+    if (tiles_ > 0) load_tile(0, 0);
+    for (int tile = 0, buffer = 0; tile < tiles_; ++tile, buffer ^= 1) {
       asm volatile("cp.async.wait_group 0;" ::: "memory");
       __syncthreads();
-      if (tile + kKeys < end_) load_tile(tile + kKeys, buffer ^ 1);
+      if (tile + 1 < tiles_) load_tile(tile + 1, buffer ^ 1);
       // A warp whose queries all stand before this tile has nothing to do.
-      if (tile <= position_of(warp_ * 16 + 15)) add_tile(tile, buffer);
+      if (tile < list_tiles_ || first_key(tile) <= position_of(warp_ * 16 + 15)) add_tile(tile, buffer);
     }
     store();
   }
 
  private:
+  /// Of a tile behind those of the list.
+  __device__ int first_key(int tile) const { return near_first_ + (tile - list_tiles_) * kKeys; }
   __device__ int position_of(int row) const { return position_ + min(first_ + row, rows_ - 1) / group_; }
   /// Row of the matrix of queries [count * Hq] of a row of this block.
   __device__ std::int64_t query_row(int row) const {
@@ -102,15 +111,24 @@ class Attention {
     return queries_ + (warp_ * 16 + lane_ % 16) * S::kStride + k * 16 + lane_ / 16 * 8;
   }
 
+  /// The store's row of a row of a tile, -1 for none.
+  __device__ int row_at(int tile, int row) const {
+    if (tile < list_tiles_) {
+      const int place = places_.x + tile * kKeys + row;
+      return place < places_.y ? keys_.row(kv_head_, place) : -1;
+    }
+    const int at = first_key(tile) + row;
+    return at < end_ && at >= keys_.near ? at : -1;
+  }
   /// Keys, then values, zeros for those that no query of the block may see.
   __device__ void load_tile(int tile, int buffer) {
-    const char* keys = layer_ + in_.layout.key_offset(kv_head_, tile);
-    T* to = tiles_ + buffer * 2 * S::kTile;
+    T* to = memory_ + buffer * 2 * S::kTile;
     constexpr int kChunks = D / 8;
     for (int i = static_cast<int>(threadIdx.x); i < 2 * kKeys * kChunks; i += S::kThreads) {
       const int which = i / (kKeys * kChunks), row = i / kChunks % kKeys, chunk = i % kChunks;
-      const char* from = keys + which * in_.layout.value_offset() + (std::int64_t{row} * D + chunk * 8) * 2;
-      const int bytes = tile + row < end_ ? 16 : 0;
+      const int at = row_at(tile, row), bytes = at < 0 ? 0 : 16;
+      const char* from =
+          layer_ + in_.layout.key_offset(kv_head_, at) + which * in_.layout.value_offset() + chunk * 16;
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
                        shared_address(to + which * S::kTile + row * S::kStride + chunk * 8)),
                    "l"(bytes > 0 ? from : nullptr), "r"(bytes)
@@ -120,10 +138,10 @@ class Attention {
   }
 
   __device__ void add_tile(int tile, int buffer) {
-    const T* keys = tiles_ + buffer * 2 * S::kTile;
+    const T* keys = memory_ + buffer * 2 * S::kTile;
     float s[kKeys / 8][4] = {};
     scores(keys, s);
-    if (tile + kKeys - 1 > position_of(warp_ * 16)) mask(tile, s);
+    mask_where_needed(tile, s);
     unsigned p[kKeys / 16][4];
     softmax(s, p);
     add_values(keys + S::kTile, p);
@@ -150,15 +168,28 @@ class Attention {
     }
   }
 
-  __device__ void mask(int tile, float (&s)[kKeys / 8][4]) const {
+  __device__ void mask_where_needed(int tile, float (&s)[kKeys / 8][4]) const {
+    const int row = warp_ * 16;
+    if (tile < list_tiles_) {
+      const int left = places_.y - places_.x - tile * kKeys;
+      if (left < kKeys) mask(0, left - 1, left - 1, s);
+      return;
+    }
+    const int first = first_key(tile);
+    if (first + kKeys - 1 > position_of(row) || first < keys_.near)
+      mask(keys_.near - first, position_of(row + lane_ / 4) - first, position_of(row + lane_ / 4 + 8) - first,
+           s);
+  }
+  /// Of each half only columns from `low` to its last one stay.
+  __device__ void mask(int low, int last, int last_of_second, float (&s)[kKeys / 8][4]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int last = position_of(warp_ * 16 + lane_ / 4 + 8 * half) - tile;
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          if (n * 8 + lane_ % 4 * 2 + i > last) s[n][2 * half + i] = -INFINITY;
+          const int column = n * 8 + lane_ % 4 * 2 + i;
+          if (column < low || column > (half == 0 ? last : last_of_second)) s[n][2 * half + i] = -INFINITY;
         }
       }
     }
@@ -219,33 +250,38 @@ class Attention {
       sum += __shfl_xor_sync(~0u, sum, 2);
       const int row = warp_ * 16 + lane_ / 4 + 8 * half;
       if (first_ + row >= rows_) continue;
-      float* to = in_.o + query_row(row) * D + lane_ % 4 * 2;
+      float* to = in_.o + (output_ + query_row(row)) * D + lane_ % 4 * 2;
 #pragma unroll
       for (int n = 0; n < D / 8; ++n)
         *reinterpret_cast<float2*>(to + n * 8) = {out_[n][2 * half] / sum, out_[n][2 * half + 1] / sum};
       if (in_.lse != nullptr && lane_ % 4 == 0)
-        in_.lse[query_row(row)] = 0.69314718055994531f * (max_[half] + log2f(sum));
+        in_.lse[output_ + query_row(row)] = 0.69314718055994531f * (max_[half] + log2f(sum));
     }
   }
 
   const Queries& in_;
+  const PrefillKeys& keys_;
   const int position_;
-  T *tiles_, *queries_;
+  T *memory_, *queries_;  // two tiles of keys and values; where queries lie
   const int warp_, lane_, group_, kv_head_, first_, rows_;
-  int end_;  // keys that some query of the block sees
+  int end_, tiles_;              // keys that some query of the block sees
+  int2 places_;                  // of the head's list
+  int list_tiles_, near_first_;  // tiles of the list come first, then those from near_first_ on
+  std::int64_t output_;          // first row of this part's plane
   const char* layer_;
   unsigned q_[S::kKeepQueries ? D / 16 : 1][4];
   float out_[D / 8][4] = {}, max_[2] = {-INFINITY, -INFINITY}, sum_[2] = {};
 };
 
 template <class T, int D>
-__global__ __launch_bounds__(Shape<D>::kThreads, 1) void prefill_kernel(const Queries in, int position) {
+__global__ __launch_bounds__(Shape<D>::kThreads, 1) void prefill_kernel(const Queries in, int position,
+                                                                        const PrefillKeys keys) {
   extern __shared__ __align__(16) char memory[];
-  Attention<T, D>(in, position, reinterpret_cast<T*>(memory)).run();
+  Attention<T, D>(in, position, keys, reinterpret_cast<T*>(memory)).run();
 }
 
 template <class T, int D>
-bool launch(const Queries& in, int position, StreamHandle stream) {
+bool launch(const Queries& in, int position, const PrefillKeys& keys, StreamHandle stream) {
   using S = Shape<D>;
   int device = 0, shared = 0;
   LODE_CUDA(cudaGetDevice(&device));
@@ -253,27 +289,27 @@ bool launch(const Queries& in, int position, StreamHandle stream) {
   if (S::kShared > shared) return false;
   const std::int64_t rows = std::int64_t{in.count} * (in.query_heads / in.layout.kv_heads);
   const dim3 grid(static_cast<unsigned>((rows + S::kRows - 1) / S::kRows),
-                  static_cast<unsigned>(in.layout.kv_heads));
+                  static_cast<unsigned>(in.layout.kv_heads), static_cast<unsigned>(keys.parts));
   LODE_CUDA(
       cudaFuncSetAttribute(prefill_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
-  prefill_kernel<T, D><<<grid, S::kThreads, S::kShared, stream>>>(in, position);
+  prefill_kernel<T, D><<<grid, S::kThreads, S::kShared, stream>>>(in, position, keys);
   LODE_LAUNCHED();
   return true;
 }
 
 template <class T>
-bool launch_for(const Queries& in, int position, StreamHandle stream) {
+bool launch_for(const Queries& in, int position, const PrefillKeys& keys, StreamHandle stream) {
   switch (in.layout.head_dim) {
     case 64:
-      return launch<T, 64>(in, position, stream);
+      return launch<T, 64>(in, position, keys, stream);
     case 80:
-      return launch<T, 80>(in, position, stream);
+      return launch<T, 80>(in, position, keys, stream);
     case 96:
-      return launch<T, 96>(in, position, stream);
+      return launch<T, 96>(in, position, keys, stream);
     case 128:
-      return launch<T, 128>(in, position, stream);
+      return launch<T, 128>(in, position, keys, stream);
     case 256:
-      return launch<T, 256>(in, position, stream);
+      return launch<T, 256>(in, position, keys, stream);
     default:
       return false;
   }
@@ -281,9 +317,10 @@ bool launch_for(const Queries& in, int position, StreamHandle stream) {
 
 }  // namespace
 
-bool attend_prefill_mma(const Queries& queries, std::int32_t position, StreamHandle stream) {
-  if (queries.layout.type == DType::bf16) return launch_for<__nv_bfloat16>(queries, position, stream);
-  if (queries.layout.type == DType::f16) return launch_for<__half>(queries, position, stream);
+bool attend_prefill_mma(const Queries& queries, std::int32_t position, const PrefillKeys& keys,
+                        StreamHandle stream) {
+  if (queries.layout.type == DType::bf16) return launch_for<__nv_bfloat16>(queries, position, keys, stream);
+  if (queries.layout.type == DType::f16) return launch_for<__half>(queries, position, keys, stream);
   return false;
 }
 
