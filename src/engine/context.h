@@ -58,6 +58,8 @@ struct Context::Impl {
   /// `all`.
   WorkReport run(std::span<const TokenId> tokens, MethodId method, Phase phase, LogitRows rows,
                  const std::function<void(std::int64_t)>& progress = {});
+  /// The answer after the last step, by its logits; adds to `result`.
+  void decode(MethodId method, const GenerateOptions& wanted, Generation& result);
   ForwardWork forward(const Step& step, const AttachedMethod* method, LogitRows rows);
   std::int64_t question_stretch(MethodId method) const;  ///< Selector::question_stretch of its layers
   Position far_limit_of(const AttachedMethod* method) const;
@@ -67,6 +69,21 @@ struct Context::Impl {
   void finish(AttachedMethod& method);  ///< MethodInfo::finish, over the indexed context
   void roll_back(std::int64_t tokens);
   void require_room(std::int64_t more) const;
+};
+
+/// A prompt whose tokens all attend densely, read once for the answers of several methods: each is what
+/// generate() gives with no sparse_prompt_tokens. The context must outlive this and not change meanwhile.
+class ReadPrompt {
+ public:
+  ReadPrompt(Context::Impl& context, std::span<const TokenId> prompt);
+  /// Its prompt_seconds are those of the one reading.
+  Generation answer(MethodId method, const GenerateOptions& options);
+
+ private:
+  Context::Impl& context_;
+  std::int64_t end_ = 0;       // tokens of the context with the prompt
+  std::vector<float> logits_;  // of its last token
+  double seconds_ = 0;
 };
 
 }  // namespace lode

@@ -94,6 +94,45 @@ class HooksScope {
 
 }  // namespace
 
+void Context::Impl::decode(MethodId method, const GenerateOptions& wanted, Generation& result) {
+  Sampler sampler(wanted.sampling);
+  TextCollector text(model->tokenizer(), wanted);
+  const auto decode_start = std::chrono::steady_clock::now();
+  const auto is_eos = [&](TokenId id) {
+    return std::find(config.eos.begin(), config.eos.end(), id) != config.eos.end();
+  };
+  while (static_cast<std::int64_t>(result.tokens.size()) < wanted.max_new_tokens) {
+    const TokenId next = sampler.next(logits);
+    result.tokens.push_back(next);
+    result.stopped = (wanted.stop_at_eos && is_eos(next)) || text.push(next);
+    const bool room = tokens() < options.max_tokens;
+    if (result.stopped || !room || static_cast<std::int64_t>(result.tokens.size()) == wanted.max_new_tokens)
+      break;
+    result.work += run({&next, 1}, method, Phase::generation, LogitRows::last_of_each);
+  }
+  result.decode_seconds = seconds_since(decode_start);
+  result.text = text.finish(result.stopped);
+}
+
+ReadPrompt::ReadPrompt(Context::Impl& context, std::span<const TokenId> prompt) : context_(context) {
+  if (prompt.empty()) throw InputError("expected a question of at least one token, found none");
+  const auto start = std::chrono::steady_clock::now();
+  context_.run(prompt, kDense, Phase::question, LogitRows::last_of_each);
+  seconds_ = seconds_since(start);
+  end_ = context_.tokens();
+  logits_ = context_.logits;
+}
+
+Generation ReadPrompt::answer(MethodId method, const GenerateOptions& options) {
+  if (context_.tokens() > end_) context_.roll_back(end_);
+  context_.audit.forget();
+  context_.logits = logits_;
+  Generation result = {.prompt_seconds = seconds_};
+  context_.decode(method, options, result);
+  if (!context_.audit.fallen_back().empty()) result.work.notice = context_.audit.notice();
+  return result;
+}
+
 Generation Context::generate(std::span<const TokenId> prompt, MethodId method, const GenerateOptions& options,
                              SourceMass* sources) {
   Impl& c = *impl_;
@@ -101,8 +140,6 @@ Generation Context::generate(std::span<const TokenId> prompt, MethodId method, c
   c.require_room(static_cast<std::int64_t>(prompt.size()));
   if (method != kDense && !c.methods.at(static_cast<std::size_t>(method)).built) build_indexes();
   c.audit.forget();
-  Sampler sampler(options.sampling);
-  TextCollector text(c.model->tokenizer(), options);
   Generation result;
   HooksScope scope(c);
   ForwardHooks own_hooks;
@@ -131,21 +168,7 @@ Generation Context::generate(std::span<const TokenId> prompt, MethodId method, c
     result.work += c.run(sparse_part, method, Phase::question, LogitRows::last_of_each);
   result.prompt_seconds = seconds_since(start);
 
-  const auto decode_start = std::chrono::steady_clock::now();
-  const auto is_eos = [&](TokenId id) {
-    return std::find(c.config.eos.begin(), c.config.eos.end(), id) != c.config.eos.end();
-  };
-  while (static_cast<std::int64_t>(result.tokens.size()) < options.max_new_tokens) {
-    const TokenId next = sampler.next(c.logits);
-    result.tokens.push_back(next);
-    result.stopped = (options.stop_at_eos && is_eos(next)) || text.push(next);
-    const bool room = c.tokens() < c.options.max_tokens;
-    if (result.stopped || !room || static_cast<std::int64_t>(result.tokens.size()) == options.max_new_tokens)
-      break;
-    result.work += c.run({&next, 1}, method, Phase::generation, LogitRows::last_of_each);
-  }
-  result.decode_seconds = seconds_since(decode_start);
-  result.text = text.finish(result.stopped);
+  c.decode(method, options, result);
   if (!c.audit.fallen_back().empty()) result.work.notice = c.audit.notice();  // all of them, not the first
   if (sources != nullptr) sources->mass.resize(static_cast<std::size_t>(c.tokens()));
   return result;

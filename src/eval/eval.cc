@@ -48,6 +48,12 @@ struct Prompts {
   std::int64_t longest = 0;            ///< context, question and answer
 };
 
+/// A method of a context.
+struct Asked {
+  const NamedSpec* spec;
+  MethodId method;
+};
+
 /// One row of a method over all samples of a task and length.
 EvalRow row_of(std::span<const Sample> samples, const std::vector<Document>& documents, const EvalRow& group,
                const NamedSpec& spec, const NamedSpec& reference, const Records& records) {
@@ -107,8 +113,8 @@ struct Answering::Impl {
   Prompts encode(const Document& document, const Protocol& protocol) const;
   void answer(const Document& document, std::span<const EvalPass> of,
               const std::function<void(std::int64_t)>& progress) const;
-  Answer ask(Context& context, MethodId method, const Sample& sample, const Prompts& prompts,
-             std::size_t question, const Protocol& protocol) const;
+  void ask(Context& context, std::span<const Asked> asked, const Sample& sample, const Prompts& prompts,
+           std::size_t question, const EvalPass& pass) const;
 };
 
 bool Answering::Impl::is_pending(std::size_t sample, const NamedSpec& spec, const EvalPass& pass) const {
@@ -205,41 +211,47 @@ void Answering::Impl::answer(const Document& document, std::span<const EvalPass>
   if (context_options.max_tokens == 0) context_options.max_tokens = prompts.longest;
   Context context(model, context_options);
   context.impl().audit.set_limit(options.audit_limit);
-  std::vector<std::pair<const NamedSpec*, MethodId>> asked;
+  std::vector<Asked> asked;
   for (const NamedSpec& s : specs) {
     if (pending(document, s, of) == 0) continue;
-    asked.emplace_back(&s, s.spec.name == "full" ? kDense : context.attach(s.spec));
+    asked.push_back({&s, s.spec.name == "full" ? kDense : context.attach(s.spec)});
   }
   if (!prompts.context.empty()) context.prefill(prompts.context, progress);
   context.build_indexes();
   for (std::size_t q = 0; q < document.samples.size(); ++q) {
-    const Sample& sample = samples[document.samples[q]];
-    for (const auto& [spec, method] : asked) {
-      for (const EvalPass& pass : of) {
-        if (!is_pending(document.samples[q], *spec, pass)) continue;
-        pass.records->add(sample, spec->name, ask(context, method, sample, prompts, q, pass.protocol),
-                          spec->files);
-        context.roll_back(context.indexed_tokens());
-      }
+    for (const EvalPass& pass : of) {
+      std::vector<Asked> left;
+      std::copy_if(asked.begin(), asked.end(), std::back_inserter(left),
+                   [&](const Asked& a) { return is_pending(document.samples[q], *a.spec, pass); });
+      ask(context, left, samples[document.samples[q]], prompts, q, pass);
+      context.roll_back(context.indexed_tokens());
     }
   }
 }
 
-Answer Answering::Impl::ask(Context& context, MethodId method, const Sample& sample, const Prompts& prompts,
-                            std::size_t question, const Protocol& protocol) const {
+/// Under decode-sparse the question's tokens attend densely whatever the method: they are read once for all.
+void Answering::Impl::ask(Context& context, std::span<const Asked> asked, const Sample& sample,
+                          const Prompts& prompts, std::size_t question, const EvalPass& pass) const {
+  if (asked.empty()) return;
   GenerateOptions generate;
   generate.max_new_tokens = prompts.most_new[question];
   if (sample.max_new == 0) generate.stop = {options.stop};
-  if (protocol.kind == Protocol::Kind::decode_sparse) generate.sparse_prompt_tokens = 0;
-  if (protocol.kind == Protocol::Kind::last) generate.sparse_prompt_tokens = protocol.tokens;
-  Generation g = context.generate(prompts.questions[question], method, generate);
-  Answer answer = {.text = std::move(g.text),
-                   .tokens = std::move(g.tokens),
-                   .seconds = g.prompt_seconds + g.decode_seconds,
-                   .work = std::move(g.work)};
-  answer.full_layers = context.impl().audit.fallen_back();
-  answer.score = score(answer.text, sample);
-  return answer;
+  if (pass.protocol.kind == Protocol::Kind::last) generate.sparse_prompt_tokens = pass.protocol.tokens;
+  const bool shared = pass.protocol.kind == Protocol::Kind::decode_sparse;
+  std::optional<ReadPrompt> read;
+  if (shared) read.emplace(context.impl(), prompts.questions[question]);
+  for (const Asked& a : asked) {
+    Generation g = shared ? read->answer(a.method, generate)
+                          : context.generate(prompts.questions[question], a.method, generate);
+    Answer answer = {.text = std::move(g.text),
+                     .tokens = std::move(g.tokens),
+                     .seconds = g.prompt_seconds + g.decode_seconds,
+                     .work = std::move(g.work)};
+    answer.full_layers = context.impl().audit.fallen_back();
+    answer.score = score(answer.text, sample);
+    pass.records->add(sample, a.spec->name, std::move(answer), a.spec->files);
+    if (!shared) context.roll_back(context.indexed_tokens());
+  }
 }
 
 Answering::Answering(std::shared_ptr<const Model> model, std::span<const Sample> samples,
