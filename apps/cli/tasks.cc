@@ -73,7 +73,7 @@ bool is_text(const std::string& name) {
 std::vector<std::string> wanted_tasks(const TasksFlags& flags, const Language& language) {
   std::vector<std::string> names = language.task_names();
   if (flags.names == std::vector<std::string>{"all"}) return names;
-  names.insert(names.end(), {"echo", "prose"});
+  names.insert(names.end(), {std::string(kMixed), "echo", "prose"});
   for (const std::string& name : flags.names) {
     if (std::find(names.begin(), names.end(), name) != names.end()) continue;
     const std::string nearest = nearest_name(name, names);
@@ -175,7 +175,8 @@ void add_tasks(CLI::App& app) {
   add_common_flags(verb, flags->common);
   verb.add_option("NAME", flags->names,
                   join(Language::built_in().task_names()) +
-                      "; 'all' of these; or a text: echo (needs its far past, for probe), prose")
+                      "; 'all' of these, or mixed: all in one text; or a text: echo (needs its far past, for "
+                      "probe), prose")
       ->required();
   verb.add_option_function<std::vector<std::string>>(
           "--tokens",

@@ -96,6 +96,32 @@ EvalRow row_of(std::span<const Sample> samples, const std::vector<Document>& doc
 
 }  // namespace
 
+// What work costs, in tokens at the beginning of a prefill, as the shipped model was measured with on a CPU:
+// only for how long it will take.
+
+/// A token at position x costs as much as 1 + x / 2200 first ones.
+std::int64_t prefill_cost(std::int64_t tokens) {
+  return tokens + tokens * tokens / 4400;
+}
+
+std::int64_t index_cost(const std::string& method, std::int64_t tokens, bool first) {
+  static const std::map<std::string, double> dear = {{"retrieval", 8}, {"hnsw", 8},  {"squeezed", 1},
+                                                     {"kmeans", 0.5},  {"h2o", 0.6}, {"magicpig", 0.2}};
+  const auto found = dear.find(method);
+  const bool shares = method == "retrieval" || method == "hnsw" || method == "kmeans";
+  const double each = found == dear.end() || (!first && shares) ? 0.05
+                      : first || method != "squeezed"           ? found->second
+                                                                : 0.1;
+  return static_cast<std::int64_t>(each * static_cast<double>(tokens));
+}
+
+/// Of so many methods' answers to one question.
+std::int64_t answers_cost(const Protocol& protocol, std::int64_t tokens, std::int64_t methods) {
+  if (methods == 0) return 0;
+  const std::int64_t read = 128 + tokens / 100;
+  return protocol.kind == Protocol::Kind::decode_sparse ? read + 48 * methods : read * methods;
+}
+
 struct Answering::Impl {
   std::shared_ptr<const Model> model;
   std::span<const Sample> samples;
@@ -106,6 +132,7 @@ struct Answering::Impl {
 
   bool is_pending(std::size_t sample, const NamedSpec& spec, const EvalPass& pass) const;
   std::int64_t pending(const Document& document, const NamedSpec& spec, std::span<const EvalPass> of) const;
+  std::int64_t tokens_of(const Document& document) const;  ///< of the context, about
   std::int64_t cost(const Document& document, std::span<const EvalPass> of) const;
   /// Passes whose contexts are prefilled alike.
   std::vector<std::span<const EvalPass>> groups() const;
@@ -133,15 +160,27 @@ std::int64_t Answering::Impl::pending(const Document& document, const NamedSpec&
   return answers;
 }
 
-/// Tokens to prefill, a twentieth of that for each index, and 64 for each answer.
+std::int64_t Answering::Impl::tokens_of(const Document& document) const {
+  return static_cast<std::int64_t>(samples[document.samples.front()].context->size() / 4);
+}
+
+/// The context, an index for each method, and what is left to answer.
 std::int64_t Answering::Impl::cost(const Document& document, std::span<const EvalPass> of) const {
-  const auto context = static_cast<std::int64_t>(samples[document.samples.front()].context->size() / 4);
+  const std::int64_t context = tokens_of(document);
   std::int64_t cost = 0;
+  std::set<std::string> indexed;
   for (const NamedSpec& spec : specs) {
-    const std::int64_t answers = pending(document, spec, of);
-    if (answers > 0) cost += context / 20 + 64 * answers;
+    if (pending(document, spec, of) > 0)
+      cost += index_cost(spec.spec.name, context, indexed.insert(spec.spec.name).second);
   }
-  return cost == 0 ? 0 : context + cost;
+  for (const std::size_t i : document.samples) {
+    for (const EvalPass& pass : of) {
+      const auto left = std::count_if(specs.begin(), specs.end(),
+                                      [&](const NamedSpec& spec) { return is_pending(i, spec, pass); });
+      cost += answers_cost(pass.protocol, context, left);
+    }
+  }
+  return cost == 0 ? 0 : prefill_cost(context) + cost;
 }
 
 std::vector<std::span<const EvalPass>> Answering::Impl::groups() const {
@@ -212,19 +251,25 @@ void Answering::Impl::answer(const Document& document, std::span<const EvalPass>
   Context context(model, context_options);
   context.impl().audit.set_limit(options.audit_limit);
   std::vector<Asked> asked;
+  std::int64_t done = prefill_cost(tokens_of(document));
+  std::set<std::string> indexed;
   for (const NamedSpec& s : specs) {
     if (pending(document, s, of) == 0) continue;
+    done += index_cost(s.spec.name, tokens_of(document), indexed.insert(s.spec.name).second);
     asked.push_back({&s, s.spec.name == "full" ? kDense : context.attach(s.spec)});
   }
-  if (!prompts.context.empty()) context.prefill(prompts.context, progress);
+  if (!prompts.context.empty())
+    context.prefill(prompts.context, [&](std::int64_t tokens) { progress(prefill_cost(tokens)); });
   context.build_indexes();
   for (std::size_t q = 0; q < document.samples.size(); ++q) {
+    progress(done);
     for (const EvalPass& pass : of) {
       std::vector<Asked> left;
       std::copy_if(asked.begin(), asked.end(), std::back_inserter(left),
                    [&](const Asked& a) { return is_pending(document.samples[q], *a.spec, pass); });
       ask(context, left, samples[document.samples[q]], prompts, q, pass);
       context.roll_back(context.indexed_tokens());
+      done += answers_cost(pass.protocol, tokens_of(document), std::ssize(left));
     }
   }
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <set>
 
 #include "base/cancel.h"
@@ -17,16 +18,12 @@
 #include "eval/settings.h"
 #include "lodestone/error.h"
 #include "model/config.h"
+#include "report/grid_group.h"
 #include "tasks/samples.h"
 
 namespace lode {
 
 namespace {
-
-/// Of a text that needs its far past; shorter ones may be refused.
-constexpr std::int64_t kSurelyLongEnough = 4096;
-
-const std::string kAnswers = "answers";
 
 constexpr double kBenchSeconds = 0.5;  ///< of measuring, per method and length
 // Enough to learn whether a method can be measured at all.
@@ -57,28 +54,6 @@ std::optional<std::string> probe_refusal(const SuiteRun& run, const Spec& spec) 
 }
 
 }  // namespace
-
-/// Samples of one task, length, seed and number of questions a context, and what is asked of them.
-struct Grid::Group {
-  std::string task;
-  std::int64_t length = 0, questions = 0, count = 0;
-  std::uint64_t seed = 0;
-  std::vector<Sample> samples;
-  /// Samples that each (spec, protocol) answers, counted from the first.
-  std::map<std::pair<std::string, std::string>, std::int64_t> asked;
-  std::vector<NamedSpec> specs;
-  std::vector<Protocol> protocols;
-
-  void add(const NamedSpec& spec, const Protocol& protocol, std::int64_t n) {
-    auto& most = asked[{spec.name, protocol.str()}];
-    most = std::max(most, n);
-    count = std::max(count, n);
-    const auto has_spec = [&](const NamedSpec& s) { return s.name == spec.name; };
-    if (std::none_of(specs.begin(), specs.end(), has_spec)) specs.push_back(spec);
-    const auto has_protocol = [&](const Protocol& p) { return p.str() == protocol.str(); };
-    if (std::none_of(protocols.begin(), protocols.end(), has_protocol)) protocols.push_back(protocol);
-  }
-};
 
 Grid::Grid(std::shared_ptr<const Model> model, std::span<const Suite> suites, const GridOptions& options)
     : model_(std::move(model)),
@@ -159,170 +134,22 @@ std::vector<GridMethod> Grid::methods(const SuiteRun& run) const {
   return methods;
 }
 
-void Grid::plan_groups(std::span<const Suite> suites) {
-  const NamedSpec full = {"full", parse_spec("full")};
-  for (const Suite& suite : suites) {
-    for (const SuiteRun& run : suite.runs) {
-      runs_.push_back(run);
-      // A length that is too short for such a text is known before hours of work.
-      for (const std::int64_t length : run.lengths)
-        if ((run.kind == RunKind::probe || run.kind == RunKind::clusters) && length < kSurelyLongEnough)
-          probe_text(run, length);
-      if (run.kind != RunKind::eval) continue;
-      const bool own = !options_.samples.empty();
-      for (const std::string& task : own ? std::vector<std::string>{""} : run.tasks) {
-        for (const std::int64_t length : own ? std::vector<std::int64_t>{0} : run.lengths) {
-          const auto same = [&](const auto& g) {
-            return g->task == task && g->length == length &&
-                   (own || (g->seed == run.seed && g->questions == run.questions));
-          };
-          auto found = std::find_if(groups_.begin(), groups_.end(), same);
-          if (found == groups_.end()) {
-            groups_.push_back(std::make_unique<Group>());
-            *groups_.back() = {.task = task, .length = length, .questions = run.questions, .seed = run.seed};
-            found = groups_.end() - 1;
-          }
-          const std::int64_t n = own ? std::ssize(options_.samples) : run.samples;
-          for (const Protocol& protocol : run.protocols) {
-            (*found)->add(full, protocol, n);
-            for (const GridMethod& m : methods(run)) (*found)->add(m.named, protocol, n);
-          }
-        }
-      }
-    }
-  }
-  for (auto& group : groups_) {
-    make_samples_of(*group);
-    for (const Protocol& protocol : group->protocols) records(protocol);
-  }
-}
-
-void Grid::make_samples_of(Group& group) const {
-  if (!options_.samples.empty()) {
-    group.samples = options_.samples;
-    return;
-  }
-  make_samples({.task = group.task,
-                .tokens = group.length,
-                .count = group.count,
-                .seed = group.seed,
-                .questions = group.questions},
-               Language::built_in(), *haystack(group.seed, group.length), [&](const Sample& sample, bool) {
-                 group.samples.push_back(sample);
-                 if (group.questions > 0) group.samples.back().id += fmt::format("-of-{}", group.questions);
-               });
-}
-
 std::shared_ptr<const Haystack> Grid::haystack(std::uint64_t seed, std::int64_t length) const {
   if (haystack_) return haystack_;
   return std::make_shared<Haystack>(Haystack::prose_for(seed, length, make_meter(model_->tokenizer())));
 }
 
-Records& Grid::records(const Protocol& protocol) {
-  std::unique_ptr<Records>& records = records_[protocol.str()];
-  if (!records) {
-    std::string name = "answers-" + protocol.str() + ".jsonl";
-    std::replace(name.begin(), name.end(), ':', '-');
-    records = std::make_unique<Records>(options_.folder / "raw" / name,
-                                        record_settings(*model_, protocol, options_.context));
-  }
-  return *records;
-}
-
 void Grid::run() {
   if (options_.so_far) return;
   // First what takes little: a look at the page so far has it.
+  run_probes();
   for (const SuiteRun& run : runs_) {
     check_cancel();
-    if (run.kind == RunKind::probe) run_probe(run);
     if (run.kind == RunKind::recall) run_recall(run);
     if (run.kind == RunKind::clusters) run_clusters(run);
     if (run.kind == RunKind::attention || run.kind == RunKind::decode) run_bench(run);
   }
   run_answers();
-}
-
-void Grid::run_answers() {
-  struct Work {
-    std::unique_ptr<Answering> answering;
-    EvalOptions options;
-    std::vector<EvalPass> passes;
-    std::string name;
-  };
-  std::vector<std::unique_ptr<Work>> work;
-  std::int64_t total = 0;
-  for (const auto& group : groups_) {
-    auto w = std::make_unique<Work>();
-    w->options.context = options_.context;
-    w->name = kAnswers + (group->task.empty() ? "" : fmt::format(", {} {}", group->task, group->length));
-    std::map<std::string, std::int64_t> order;
-    for (std::size_t i = 0; i < group->samples.size(); ++i)
-      order[group->samples[i].id] = static_cast<std::int64_t>(i);
-    w->options.wanted = [&group = *group, order](const Sample& s, const NamedSpec& spec, const Protocol& p) {
-      const auto asked = group.asked.find({spec.name, p.str()});
-      return asked != group.asked.end() && order.at(s.id) < asked->second;
-    };
-    for (const Protocol& p : group->protocols) w->passes.push_back({p, &records(p)});
-    w->answering = std::make_unique<Answering>(model_, group->samples, group->specs, w->passes, w->options);
-    total += w->answering->cost();
-    work.push_back(std::move(w));
-  }
-  Progress progress("answers", total, "tokens", options_.progress);
-  std::int64_t done = 0;
-  for (const auto& w : work) {
-    const std::int64_t cost = w->answering->cost();
-    if (cost == 0) continue;
-    timed(w->name, [&] { w->answering->run([&](std::int64_t at) { progress.at(done + at); }); });
-    done += cost;
-  }
-}
-
-Grid::Group& Grid::group_of(const SuiteRun& run, const std::string& task, std::int64_t length) const {
-  for (const auto& g : groups_) {
-    if (!options_.samples.empty() ||
-        (g->task == task && g->length == length && g->seed == run.seed && g->questions == run.questions))
-      return *g;
-  }
-  throw RunError("report: a run that was not planned");
-}
-
-std::vector<Sample> Grid::samples(const SuiteRun& run) const {
-  std::vector<Sample> samples = options_.samples;
-  const bool own = !samples.empty();
-  for (const std::int64_t length : own ? std::vector<std::int64_t>{} : run.lengths) {
-    for (const std::string& task : run.tasks) {
-      const std::vector<Sample>& all = group_of(run, task, length).samples;
-      samples.insert(samples.end(), all.begin(), all.begin() + std::min(run.samples, std::ssize(all)));
-    }
-  }
-  if (options_.so_far) std::erase_if(samples, [&](const Sample& s) { return !is_answered(run, s); });
-  return samples;
-}
-
-bool Grid::is_answered(const SuiteRun& run, const Sample& sample) const {
-  std::vector<NamedSpec> specs = {{"full", parse_spec("full")}};
-  for (const GridMethod& m : methods(run)) specs.push_back(m.named);
-  return std::all_of(run.protocols.begin(), run.protocols.end(), [&](const Protocol& protocol) {
-    const Records& records = *records_.at(protocol.str());
-    return std::all_of(specs.begin(), specs.end(), [&](const NamedSpec& spec) {
-      return records.find(sample, spec.name, spec.files) != nullptr;
-    });
-  });
-}
-
-EvalReport Grid::eval(const SuiteRun& run, const Protocol& protocol) const {
-  std::vector<NamedSpec> specs = {{"full", parse_spec("full")}};
-  for (const GridMethod& m : methods(run)) {
-    if (m.named.spec.name != "full") specs.push_back(m.named);
-  }
-  return summarise(*model_, samples(run), specs, {protocol, records_.at(protocol.str()).get()},
-                   options_.context);
-}
-
-const Answer& Grid::answer(const Sample& sample, const NamedSpec& spec, const Protocol& protocol) const {
-  const Answer* found = records_.at(protocol.str())->find(sample, spec.name, spec.files);
-  if (found == nullptr) throw RunError("report: an answer that was not planned");
-  return *found;
 }
 
 Json Grid::base_key(std::string_view kind) const {
@@ -350,26 +177,45 @@ std::string Grid::probe_text(const SuiteRun& run, std::int64_t length) const {
                         std::min(kEchoDistance, length / 3));
 }
 
-void Grid::run_probe(const SuiteRun& run) {
-  for (const std::int64_t length : run.lengths) {
-    std::vector<NamedSpec> pending;
-    for (const GridMethod& m : methods(run)) {
-      if (cells_.find(probe_key(run, length, m.named)) == nullptr) pending.push_back(m.named);
-    }
-    if (pending.empty()) continue;
-    ProbeOptions options;
-    options.context = options_.context;
-    options.dense = dense_parts(run.dense, options.dense);
-    options.progress = options_.progress;
-    timed(effort_name(run, length), [&] {
-      const ProbeReport report = lode::probe(model_, probe_text(run, length), pending, options);
-      const Json json = report.json();
-      for (std::size_t i = 0; i < pending.size(); ++i) {
-        Json row = json.at("results").at(report.row_of[i]);
-        row["gap_tokens"] = json.at("gap_tokens");
-        cells_.add(probe_key(run, length, pending[i]), std::move(row));
+/// Runs that look at the same text with the same dense parts share its prefill.
+void Grid::run_probes() {
+  for (const SuiteRun& run : runs_) {
+    if (run.kind != RunKind::probe) continue;
+    const DenseParts dense = dense_parts(run.dense, ProbeOptions().dense);
+    for (const std::int64_t length : run.lengths) {
+      check_cancel();
+      std::vector<std::pair<NamedSpec, Json>> pending;  // and its key
+      for (const SuiteRun& other : runs_) {
+        const DenseParts others = dense_parts(other.dense, ProbeOptions().dense);
+        if (other.kind != RunKind::probe || other.seed != run.seed || others.sink != dense.sink ||
+            others.window != dense.window ||
+            std::find(other.lengths.begin(), other.lengths.end(), length) == other.lengths.end())
+          continue;
+        for (const GridMethod& m : methods(other)) {
+          const Json key = probe_key(other, length, m.named);
+          if (cells_.find(key) == nullptr) pending.emplace_back(m.named, key);
+        }
       }
-    });
+      if (!pending.empty())
+        timed(effort_name(run, length), [&] { probe_cells(run, length, dense, pending); });
+    }
+  }
+}
+
+void Grid::probe_cells(const SuiteRun& run, std::int64_t length, const DenseParts& dense,
+                       std::span<const std::pair<NamedSpec, Json>> pending) {
+  ProbeOptions options;
+  options.context = options_.context;
+  options.dense = dense;
+  options.progress = options_.progress;
+  std::vector<NamedSpec> specs;
+  for (const auto& [spec, key] : pending) specs.push_back(spec);
+  const ProbeReport report = lode::probe(model_, probe_text(run, length), specs, options);
+  const Json json = report.json();
+  for (std::size_t i = 0; i < pending.size(); ++i) {
+    Json row = json.at("results").at(report.row_of[i]);
+    row["gap_tokens"] = json.at("gap_tokens");
+    cells_.add(pending[i].second, std::move(row));
   }
 }
 
@@ -427,13 +273,21 @@ Json Grid::clusters_key(const SuiteRun& run, std::int64_t length, const NamedSpe
 
 void Grid::run_clusters(const SuiteRun& run) {
   for (const std::int64_t length : run.lengths) {
+    std::vector<NamedSpec> pending;
     for (const GridMethod& m : methods(run)) {
-      if (cells_.find(clusters_key(run, length, m.named)) != nullptr) continue;
-      timed(effort_name(run, length), [&] {
-        cells_.add(clusters_key(run, length, m.named),
-                   cluster_maps(model_, probe_text(run, length), {m.named}, {.context = options_.context}));
-      });
+      if (cells_.find(clusters_key(run, length, m.named)) == nullptr) pending.push_back(m.named);
     }
+    if (pending.empty()) continue;
+    timed(effort_name(run, length), [&] {
+      const std::vector<Json> maps =
+          cluster_maps(model_, probe_text(run, length), pending, {.context = options_.context});
+      for (const NamedSpec& spec : pending) {
+        Json of_spec = Json::array();
+        std::copy_if(maps.begin(), maps.end(), std::back_inserter(of_spec),
+                     [&](const Json& map) { return map.at("attention") == spec.name; });
+        cells_.add(clusters_key(run, length, spec), std::move(of_spec));
+      }
+    });
   }
 }
 
@@ -594,13 +448,6 @@ std::map<std::string, Effort> Grid::efforts() const {
   for (const auto& [key, result] : effort_.all())
     efforts[Json::parse(key).value("of", "")] += Effort::of(result);
   return efforts;
-}
-
-Effort Grid::effort_of_answers() const {
-  Effort sum;
-  for (const auto& [name, effort] : efforts())
-    if (name.starts_with(kAnswers)) sum += effort;
-  return sum;
 }
 
 DenseParts dense_parts(std::string_view text, DenseParts otherwise) {

@@ -60,6 +60,8 @@ class Grid {
 
   // What the runs gave; call after run().
 
+  /// Whether questions are the suites' tasks, not the user's samples.
+  bool has_own_tasks() const { return options_.samples.empty(); }
   bool so_far() const { return options_.so_far; }
   /// Samples of an eval run, in order; so far, those that all methods have answered under all protocols.
   std::vector<Sample> samples(const SuiteRun& run) const;
@@ -87,13 +89,16 @@ class Grid {
   void find_methods(std::span<const Suite> suites);
   std::optional<std::string> refusal(const SuiteRun& run, const Spec& spec) const;
   void plan_groups(std::span<const Suite> suites);
+  void plan_answers(const SuiteRun& run);
   void make_samples_of(Group& group) const;
   std::shared_ptr<const Haystack> haystack(std::uint64_t seed, std::int64_t length) const;
   Records& records(const Protocol& protocol);
   std::string probe_text(const SuiteRun& run, std::int64_t length) const;
   bool is_answered(const SuiteRun& run, const Sample& sample) const;
   void run_answers();
-  void run_probe(const SuiteRun& run);
+  void run_probes();
+  void probe_cells(const SuiteRun& run, std::int64_t length, const DenseParts& dense,
+                   std::span<const std::pair<NamedSpec, Json>> pending);
   void run_recall(const SuiteRun& run);
   void run_clusters(const SuiteRun& run);
   void run_bench(const SuiteRun& run);
@@ -110,7 +115,8 @@ class Grid {
   Json recall_key(const SuiteRun& run, const NamedSpec& spec) const;
   Json clusters_key(const SuiteRun& run, std::int64_t length, const NamedSpec& spec) const;
   Json bench_key(const SuiteRun& run, std::int64_t length) const;
-  Group& group_of(const SuiteRun& run, const std::string& task, std::int64_t length) const;
+  std::string group_name(const SuiteRun& run, const std::string& task) const;
+  Group* find_group(const SuiteRun& run, const std::string& task, std::int64_t length) const;  ///< or null
 
   std::shared_ptr<const Model> model_;
   std::vector<SuiteRun> runs_;

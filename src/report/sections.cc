@@ -226,8 +226,33 @@ std::vector<Series> series_from(const std::vector<MethodPoint>& points) {
   return series;
 }
 
+namespace {
+
+/// On how many questions and texts scores rest.
+std::string of_samples(const Section& s) {
+  std::map<std::int64_t, std::pair<std::set<const std::string*>, std::int64_t>>
+      of_length;  // texts, questions
+  for (const Sample& sample : s.grid.samples(s.run)) {
+    auto& [texts, questions] = of_length[sample.tokens];
+    texts.insert(sample.context.get());
+    ++questions;
+  }
+  std::vector<std::string> parts;
+  for (const auto& [length, counted] : of_length)
+    parts.push_back(fmt::format("{} about {} {} at {}", counted.second, counted.first.size(),
+                                counted.first.size() == 1 ? "text" : "texts", length_name(length)));
+  const bool mixed = s.run.shared > 0 && s.grid.has_own_tasks();
+  return fmt::format(
+      "Questions: {}.{} Differences of one or two answers, and of so few texts, say little.",
+      join(parts, "; "),
+      mixed ? " A text holds the facts of all tasks, and all suites ask about the same texts." : "");
+}
+
+}  // namespace
+
 void write_eval(const Section& s) {
   if (s.grid.so_far() && s.grid.samples(s.run).empty()) return s.page.paragraph("Not measured yet.");
+  s.page.paragraph(of_samples(s));
   const Axis bytes = {.title = "share of the bytes read", .unit = Axis::Unit::percent, .log = true};
   const Axis keys = {.title = "share of the far keys attended", .unit = Axis::Unit::percent, .log = true};
   const Axis time = {.title = "time of a question and its answer", .unit = Axis::Unit::seconds, .log = true};

@@ -117,6 +117,7 @@ class RunReader {
     const auto quick = table_.integer("quick_samples", 1, 1'000'000);
     run.samples = quick_ && quick ? *quick : samples;
     run.questions = table_.integer("questions", 0, 1000).value_or(0);
+    if (const auto shared = table_.text("shared")) run.shared = parse_length(*shared, table_.where("shared"));
   }
 
   void read_bench(SuiteRun& run) {
@@ -170,6 +171,10 @@ std::int64_t parse_length(std::string_view text, std::string_view where) {
         excerpt(text)));
   }
   return value * factor;
+}
+
+std::int64_t shared_texts(const SuiteRun& run, std::int64_t length) {
+  return std::max<std::int64_t>(1, run.shared / length);
 }
 
 std::string with_dense(std::string_view spec, std::string_view dense) {

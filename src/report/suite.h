@@ -50,6 +50,9 @@ struct SuiteRun {
   std::vector<std::int64_t> lengths;
   std::vector<Protocol> protocols;
   std::int64_t samples = 16, questions = 0;
+  /// Texts that hold the facts of all tasks serve all runs alike, of each length as many as so many tokens
+  /// hold; 0 = each task has texts of its own.
+  std::int64_t shared = 0;
   std::uint64_t seed = 7;
   std::vector<Show> show;
   // Of recall.
@@ -60,6 +63,9 @@ struct SuiteRun {
   std::optional<double> keep;
   bool without_cache = false;  ///< decode: also a token's time when the whole text is prefilled for it
 };
+
+/// Texts of a length that a run shares, one at least.
+std::int64_t shared_texts(const SuiteRun& run, std::int64_t length);
 
 struct Suite {
   std::string name;  ///< of the file, without its ending

@@ -38,8 +38,8 @@ Material merge(const std::vector<Material>& parts, Rng& rng) {
 /// One document of the "magic" family: keys and values of one kind each, keys with one or several values.
 class Magic {
  public:
-  Magic(const Language& language, Language::Wording side, Rng& rng)
-      : language_(language), entry_(language.family("magic")), side_(side), rng_(rng) {}
+  Magic(const Language& language, Language::Wording side, Rng& rng, std::set<std::string>& names)
+      : language_(language), entry_(language.family("magic")), side_(side), rng_(rng), names_(names) {}
 
   /// `sizes`: values of each key.
   Material tell(const std::vector<std::size_t>& sizes) {
@@ -47,14 +47,13 @@ class Magic {
     auto value_kind = kinds.begin();
     std::advance(value_kind, static_cast<std::ptrdiff_t>(rng_.below(kinds.size())));
     kind_ = value_kind.value().get<std::string>();
-    std::set<std::string> known;
     const Json& key_kinds = entry_.at("keys");
     keys_ = unique_values(language_, key_kinds.at(rng_.below(key_kinds.size())).get<std::string>(),
-                          sizes.size(), rng_, known);
+                          sizes.size(), rng_, names_);
     std::vector<std::size_t> owners;
     for (std::size_t i = 0; i < sizes.size(); ++i) owners.insert(owners.end(), sizes[i], i);
     shuffle(owners, rng_);
-    const auto values = unique_values(language_, value_kind.key(), owners.size(), rng_, known);
+    const auto values = unique_values(language_, value_kind.key(), owners.size(), rng_, names_);
     told_.assign(sizes.size(), {});
     Material material;
     for (std::size_t place = 0; place < owners.size(); ++place) {
@@ -114,20 +113,23 @@ class Magic {
   const Json& entry_;
   Language::Wording side_;
   Rng& rng_;
+  std::set<std::string>& names_;
   std::string kind_;  // "number", "word", "code"
   std::vector<std::string> keys_;
   std::vector<std::vector<std::pair<std::size_t, std::string>>>
       told_;  // per key: (fact, value), in document order
 };
 
-Material single_keys(const Language& language, std::size_t facts, Language::Wording side, Rng& rng) {
-  Magic magic(language, side, rng);
+Material single_keys(const Language& language, std::size_t facts, Language::Wording side, Rng& rng,
+                     std::set<std::string>& names) {
+  Magic magic(language, side, rng, names);
   Material material = magic.tell(std::vector<std::size_t>(facts, 1));
   for (std::size_t key = 0; key < facts; ++key) material.questions.push_back(magic.ask_one(key));
   return material;
 }
 
-Material multivalue(const Language& language, std::size_t facts, Language::Wording side, Rng& rng) {
+Material multivalue(const Language& language, std::size_t facts, Language::Wording side, Rng& rng,
+                    std::set<std::string>& names) {
   const Json& task = language.task("multivalue");
   const std::size_t asked = count_of(task, "values_per_key");
   const auto others = task.at("other_values_per_key").get<std::vector<std::size_t>>();
@@ -135,7 +137,7 @@ Material multivalue(const Language& language, std::size_t facts, Language::Wordi
   for (std::size_t used = asked; used < facts; used += sizes.back()) {
     sizes.push_back(std::min(others.at(0) + rng.below(others.at(1) - others.at(0) + 1), facts - used));
   }
-  Magic magic(language, side, rng);
+  Magic magic(language, side, rng, names);
   Material material = magic.tell(sizes);
   for (std::size_t key = 0; key < sizes.size(); ++key) {
     if (magic.values_of(key) == asked) material.questions.push_back(magic.ask_values(key));
@@ -143,9 +145,10 @@ Material multivalue(const Language& language, std::size_t facts, Language::Wordi
   return material;
 }
 
-Material multiquery(const Language& language, std::size_t facts, Language::Wording side, Rng& rng) {
+Material multiquery(const Language& language, std::size_t facts, Language::Wording side, Rng& rng,
+                    std::set<std::string>& names) {
   const std::size_t asked = count_of(language.task("multiquery"), "keys_per_question");
-  Magic magic(language, side, rng);
+  Magic magic(language, side, rng, names);
   Material material = magic.tell(std::vector<std::size_t>(facts, 1));
   std::vector<std::size_t> keys(facts);
   std::iota(keys.begin(), keys.end(), std::size_t{0});
@@ -266,13 +269,13 @@ std::vector<std::string> list_words(const std::vector<std::string>& words, std::
 }
 
 /// Lines are dealt to the lists in turn.
-Material frequencies(const Language& language, std::size_t lines, Language::Wording side, Rng& rng) {
+Material frequencies(const Language& language, std::size_t lines, Language::Wording side, Rng& rng,
+                     std::set<std::string>& names) {
   const Json& entry = language.family("freq");
   const Json& task = language.task("freq");
   const std::size_t lists = std::min(count_of(task, "lists"), lines),
                     per_line = count_of(task, "words_per_line");
-  std::set<std::string> known;
-  const auto cities = unique(lists, known, [&] { return language.word("city", rng); });
+  const auto cities = unique(lists, names, [&] { return language.word("city", rng); });
   std::vector<std::vector<std::string>> words(lists);
   Material material;
   for (std::size_t i = 0; i < lists; ++i) {
@@ -323,17 +326,17 @@ std::size_t fact_count(const Language& language, std::string_view task, std::int
 }
 
 Material make_material(const Language& language, std::string_view task, std::size_t facts,
-                       Language::Wording side, Rng& rng) {
-  if (task == "needle" || task == "multikey") return single_keys(language, facts, side, rng);
-  if (task == "multivalue") return multivalue(language, facts, side, rng);
-  if (task == "multiquery") return multiquery(language, facts, side, rng);
+                       Language::Wording side, Rng& rng, std::set<std::string>& names) {
+  if (task == "needle" || task == "multikey") return single_keys(language, facts, side, rng, names);
+  if (task == "multivalue") return multivalue(language, facts, side, rng, names);
+  if (task == "multiquery") return multiquery(language, facts, side, rng, names);
   if (task == "kv") return key_values(language, facts, side, rng);
   if (task == "vt") return variables(language, facts, side, rng);
   if (task == "qa") {
     return merge({persons(language, facts - facts / 2, side, rng), codes(language, facts / 2, side, rng)},
                  rng);
   }
-  if (task == "freq") return frequencies(language, facts, side, rng);
+  if (task == "freq") return frequencies(language, facts, side, rng, names);
   if (task == "passkey" || task == "number") return only_one(language, task, side, rng);
   throw InputError("task '" + std::string(task) + "' has no facts to put into a text");
 }

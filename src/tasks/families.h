@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@ struct Question {
   std::string answer;                ///< as the model was taught to write it
   std::vector<std::string> answers;  ///< what is scored: the values of a recall task, else `answer` alone
   std::vector<std::size_t> needs;    ///< facts that the answer rests on, rising; empty when it rests on all
+  std::string task = {};             ///< in a document of several tasks
 };
 
 /// Facts in the order in which the document tells them, and every question that they allow.
@@ -28,9 +30,9 @@ struct Material {
 /// How many facts a document of `tokens` tokens holds for a task of the haystack kind.
 std::size_t fact_count(const Language& language, std::string_view task, std::int64_t tokens);
 /// Facts and questions of one document of a haystack task (not recite, which takes its question from the
-/// haystack).
+/// haystack). Keys of the magic family and the cities of lists are none of `names`, which takes them in.
 Material make_material(const Language& language, std::string_view task, std::size_t facts,
-                       Language::Wording side, Rng& rng);
+                       Language::Wording side, Rng& rng, std::set<std::string>& names);
 
 /// A list that is the whole document: cwe and fwe.
 struct ListMaterial {

@@ -3,8 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <set>
 
 #include "lodestone/error.h"
+#include "tasks/draw.h"
 #include "tasks/families.h"
 
 namespace lode {
@@ -14,6 +17,9 @@ namespace {
 constexpr std::string_view kWhere = "task language, tasks";
 constexpr double kGoldenRatio =
     0.6180339887498949;  // multiples of it, modulo 1, fill [0, 1) evenly from the first on
+
+constexpr std::int64_t kMixedShare = 4;
+constexpr std::int64_t kMixedQuestion = 256;  // room for the longest question and its answer
 
 /// Questions about one context, ready to be written.
 struct Draft {
@@ -35,20 +41,21 @@ class TaskMaker {
         language_(language),
         haystack_(haystack),
         meter_(haystack.meter()),
-        task_(language.task(options.task)),
         depth_shift_(Rng(hash_seed(options.seed, crc32(options.task))).uniform()) {}
 
   Draft draft(std::int64_t index) {
     Rng rng(hash_seed(options_.seed, crc32(options_.task), options_.tokens, index));
-    const std::string family = task_.value("family", "");
+    if (options_.task == kMixed) return mixed_draft(index, rng);
+    const std::string family = language_.task(options_.task).value("family", "");
     if (family == "cwe" || family == "fwe") return list_draft(rng);
     if (family == "recite") return recite_draft(index, rng);
     return fact_draft(index, rng);
   }
 
-  Match match() const {
-    return task_.at("match") == "exact" ? Match::exact
-                                        : Match::contains;  // recall and prefix: `answers` says of what
+  Match match(const std::string& task) const {
+    return language_.task(task).at("match") == "exact"
+               ? Match::exact
+               : Match::contains;  // recall and prefix: `answers` says of what
   }
 
  private:
@@ -95,23 +102,36 @@ class TaskMaker {
   // ---- Facts in a haystack ----
 
   Draft fact_draft(std::int64_t index, Rng& rng) {
+    std::set<std::string> names;
     Material material =
         make_material(language_, options_.task, fact_count(language_, options_.task, options_.tokens),
-                      options_.wording, rng);
+                      options_.wording, rng, names);
     choose_questions(material.questions, rng);
     std::vector<double> depths(material.facts.size());
     for (double& d : depths) d = depth(index, depths.size(), rng);
     std::sort(depths.begin(), depths.end());
-    std::int64_t fixed = meter_.prefix + longest(material.questions, "");
+    return fit(material, depths, haystack_.random_start(rng), {});
+  }
+
+  struct Recited {
+    std::size_t first = 0, last = 0;  // pieces, inclusive
+    Question question;
+  };
+
+  /// As much of the haystack from `start` on as leaves room for the facts, which rise with `depths`.
+  Draft fit(Material& material, const std::vector<double>& depths, std::size_t start,
+            const std::vector<Recited>& recited) const {
+    std::vector<Question> questions = material.questions;
+    for (const Recited& r : recited) questions.push_back(r.question);
+    std::int64_t fixed = meter_.prefix + longest(questions, "");
     for (std::string& fact : material.facts) fixed += meter_.count(fact = " " + fact);
-    const std::size_t start = haystack_.random_start(rng);
     std::int64_t room = options_.tokens - fixed;
     for (int tries = 0; tries < 8;
          ++tries) {  // mostly once: the parts' tokens add up unless the tokenizer joins them
       if (room < 16) throw too_short(options_, fixed + 16);
-      Draft draft = lay_out(haystack_.cut_from(start, room), material, depths);
+      Draft draft = lay_out(haystack_.cut_from(start, room), material, depths, recited);
       const std::int64_t excess =
-          meter_.prefix + draft.context_tokens + longest(material.questions, end_of(draft)) - options_.tokens;
+          meter_.prefix + draft.context_tokens + longest(questions, end_of(draft)) - options_.tokens;
       if (excess <= 0) return draft;
       room -= excess;
     }
@@ -125,8 +145,9 @@ class TaskMaker {
     return space == std::string_view::npos ? text : text.substr(space);
   }
 
-  /// Puts fact i into the first gap at or after depths[i] of the passage (rising).
-  Draft lay_out(const Passage& passage, const Material& material, const std::vector<double>& depths) const {
+  /// Puts fact i into the first gap at or after depths[i] of the passage (rising), none into what is recited.
+  Draft lay_out(const Passage& passage, const Material& material, const std::vector<double>& depths,
+                const std::vector<Recited>& recited) const {
     const bool any_gap =
         std::any_of(passage.pieces.begin(), passage.pieces.end(), [](const auto& p) { return p.gap; });
     std::vector<double> places;  // tokens of the context before each fact, about
@@ -139,13 +160,18 @@ class TaskMaker {
       draft.context += material.facts[fact];
       laid += static_cast<double>(meter_.count(material.facts[fact++]));
     };
+    std::vector<double> recited_places(recited.size(), 0.0);
     for (std::size_t i = 0; i < passage.pieces.size(); ++i) {
       const Passage::Piece& piece = passage.pieces[i];
-      const bool may = i > 0 && (piece.gap || !any_gap);
+      const bool inside = std::any_of(recited.begin(), recited.end(),
+                                      [&](const Recited& r) { return r.first < i && i <= r.last; });
+      const bool may = i > 0 && (piece.gap || !any_gap) && !inside;
       while (may && fact < depths.size() &&
              depths[fact] * static_cast<double>(passage.tokens) <= static_cast<double>(text_tokens)) {
         add_fact();
       }
+      for (std::size_t r = 0; r < recited.size(); ++r)
+        if (recited[r].first == i) recited_places[r] = laid;
       draft.context += piece.text;
       text_tokens += piece.tokens;
       laid += static_cast<double>(piece.tokens);
@@ -156,7 +182,75 @@ class TaskMaker {
     for (const Question& q : draft.questions) {
       draft.depths.push_back(q.needs.empty() ? std::nullopt : std::optional(places[q.needs.front()] / laid));
     }
+    for (std::size_t r = 0; r < recited.size(); ++r) {
+      draft.questions.push_back(recited[r].question);
+      draft.depths.push_back(recited_places[r] / laid);
+    }
     return draft;
+  }
+
+  // ---- Facts of all tasks in a haystack ----
+
+  /// As many as a text a quarter as long holds, and as questions need.
+  std::size_t mixed_facts(const std::string& task) const {
+    const auto questions = static_cast<std::size_t>(questions_wanted());
+    if (task == "needle") return questions;
+    const std::size_t usual = fact_count(language_, task, options_.tokens / kMixedShare);
+    if (task == "passkey" || task == "number" || task == "freq") return usual;
+    const std::size_t chain = task == "vt" ? count_of(language_.task(task), "hops") + 1 : 1;
+    return std::max(usual, questions * chain);
+  }
+
+  Draft mixed_draft(std::int64_t index, Rng& rng) {
+    struct Placed {
+      double depth = 0;
+      std::size_t part = 0, fact = 0;
+    };
+    std::vector<Placed> placed;
+    std::vector<Material> parts;
+    std::set<std::string> names;
+    for (const std::string& task : mixed_tasks()) {
+      // A text has four lists: two sets of them are worth eight questions.
+      for (int again = task == "freq" ? 2 : task == "recite" ? 0 : 1; again > 0; --again) {
+        Material part = make_material(language_, task, mixed_facts(task), options_.wording, rng, names);
+        choose_questions(part.questions, rng);
+        for (Question& q : part.questions) q.task = task;
+        std::vector<double> depths(part.facts.size());
+        for (double& d : depths) d = rng.uniform();
+        std::sort(depths.begin(), depths.end());
+        for (std::size_t f = 0; f < depths.size(); ++f) {
+          // Needles lie at all depths alike.
+          const auto n = static_cast<double>(depths.size());
+          const double depth = task == "needle" ? (static_cast<double>(f) + rng.uniform()) / n : depths[f];
+          placed.push_back({depth, parts.size(), f});
+        }
+        parts.push_back(std::move(part));
+      }
+    }
+    std::stable_sort(placed.begin(), placed.end(),
+                     [](const Placed& a, const Placed& b) { return a.depth < b.depth; });
+    std::vector<double> depths;
+    Material material;
+    std::vector<std::vector<std::size_t>> places(parts.size());  // of each part's facts among all
+    for (const Placed& p : placed) {
+      places[p.part].push_back(depths.size());
+      depths.push_back(p.depth);
+      material.facts.push_back(std::move(parts[p.part].facts[p.fact]));
+    }
+    for (std::size_t part = 0; part < parts.size(); ++part) {
+      for (Question& q : parts[part].questions) {
+        for (std::size_t& fact : q.needs) fact = places[part][fact];
+        material.questions.push_back(std::move(q));
+      }
+    }
+    const std::size_t start = haystack_.random_start(rng);
+    std::int64_t of_facts = meter_.prefix;
+    for (const std::string& fact : material.facts) of_facts += meter_.count(" " + fact);
+    const std::int64_t room = options_.tokens - of_facts - kMixedQuestion;
+    if (room < 16) throw too_short(options_, of_facts + kMixedQuestion + 16);
+    std::vector<Recited> recited = choose_recited(index, haystack_.cut_from(start, room), rng);
+    for (Recited& r : recited) r.question.task = "recite";
+    return fit(material, depths, start, recited);
   }
 
   // ---- A list as the whole context ----
@@ -194,14 +288,19 @@ class TaskMaker {
 
   // ---- Recitation ----
 
-  struct Recited {
-    std::size_t first = 0, last = 0;  // pieces, inclusive
-    Question question;
-  };
-
   Draft recite_draft(std::int64_t index, Rng& rng) {
     const std::size_t start = haystack_.random_start(rng);
     const Passage all = haystack_.cut_from(start, options_.tokens - meter_.prefix);
+    const std::vector<Recited> chosen = choose_recited(index, all, rng);
+    if (chosen.empty()) {
+      throw InputError(
+          "task recite: expected sentences of 14 words or more that begin unlike any other, found none in " +
+          std::to_string(options_.tokens) + " tokens of haystack");
+    }
+    return recite_context(start, all, chosen);
+  }
+
+  std::vector<Recited> choose_recited(std::int64_t index, const Passage& all, Rng& rng) const {
     std::string text;
     std::vector<std::size_t> ends;  // per piece: bytes of the text up to its end
     for (const auto& piece : all.pieces) ends.push_back((text += piece.text).size());
@@ -217,12 +316,7 @@ class TaskMaker {
         }
       }
     }
-    if (chosen.empty()) {
-      throw InputError(
-          "task recite: expected sentences of 14 words or more that begin unlike any other, found none in " +
-          std::to_string(options_.tokens) + " tokens of haystack");
-    }
-    return recite_context(start, all, chosen);
+    return chosen;
   }
 
   Draft recite_context(std::size_t start, const Passage& all, const std::vector<Recited>& chosen) const {
@@ -260,7 +354,7 @@ class TaskMaker {
     const Json& entry = language_.family("recite");
     const auto first_words = entry.at("first_words").get<std::vector<std::int64_t>>();
     const auto answer_words = entry.at("answer_words").get<std::vector<std::int64_t>>();
-    const std::int64_t prefix = json_int(task_, "prefix_tokens", kWhere, 1, 1000);
+    const std::int64_t prefix = json_int(language_.task("recite"), "prefix_tokens", kWhere, 1, 1000);
     if (first == 0 || !all.pieces[first].gap) return std::nullopt;
     const auto words =
         first_words[0] +
@@ -307,11 +401,15 @@ class TaskMaker {
   const Language& language_;
   const Haystack& haystack_;
   const TokenMeter& meter_;
-  const Json& task_;
   double depth_shift_;
 };
 
 }  // namespace
+
+std::vector<std::string> mixed_tasks() {
+  return {"needle",     "passkey", "number", "kv",   "multikey", "multivalue",
+          "multiquery", "vt",      "qa",     "freq", "recite"};
+}
 
 void make_samples(const TaskOptions& options, const Language& language, const Haystack& haystack,
                   const std::function<void(const Sample&, bool first)>& emit) {
@@ -320,20 +418,23 @@ void make_samples(const TaskOptions& options, const Language& language, const Ha
   const std::string stem =
       options.task + "-" + std::to_string(options.tokens) + "-" + std::to_string(options.seed) + "-";
   std::int64_t made = 0;
-  for (std::int64_t index = 0; made < options.count; ++index) {
+  const std::int64_t contexts =
+      options.contexts > 0 ? options.contexts : std::numeric_limits<std::int64_t>::max();
+  for (std::int64_t index = 0; made < options.count && index < contexts; ++index) {
     Draft draft = maker.draft(index);
     const auto shared = std::make_shared<const std::string>(std::move(draft.context));
     for (std::size_t q = 0; q < draft.questions.size() && made < options.count; ++q) {
       const Question& question = draft.questions[q];
+      const std::string& task = question.task.empty() ? options.task : question.task;
       const std::string answer = fill(language.prompt().answer, {{"answer", question.answer}});
       Sample sample = {.id = stem + std::to_string(made++),
-                       .task = options.task,
+                       .task = task,
                        .tokens = options.tokens,
                        .context_id = draft.questions.size() > 1 ? stem + "c" + std::to_string(index) : "",
                        .context = shared,
                        .question = question.text,
                        .answers = question.answers,
-                       .match = maker.match(),
+                       .match = maker.match(task),
                        .depth = draft.depths[q],
                        .length = haystack.meter().prefix + draft.context_tokens +
                                  haystack.meter().count(question.text) + haystack.meter().count(answer)};

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "tasks/haystack.h"
 #include "tasks/language.h"
@@ -12,14 +14,21 @@
 
 namespace lode {
 
+/// The name of all tasks in one: a text with the facts of every task that hides some, of each as many as a
+/// text a quarter as long holds, and questions of each. So one text serves the comparison on all tasks.
+inline constexpr std::string_view kMixed = "mixed";
+/// Tasks whose questions `mixed` asks.
+std::vector<std::string> mixed_tasks();
+
 struct TaskOptions {
-  std::string task;
+  std::string task;  ///< or kMixed
   std::int64_t tokens =
       0;  ///< context, question and longest answer of each sample: at most this, within 1 % of it
-  std::int64_t count = 1;  ///< samples
+  std::int64_t count = 1;     ///< samples
+  std::int64_t contexts = 0;  ///< at most, whatever `count` says; 0 = as many as it needs
   std::uint64_t seed = 0;
-  std::int64_t questions =
-      0;  ///< about each context, as many as the task allows; 0 = 1 up to 4k tokens, 4 up to 16k, else 8
+  std::int64_t questions = 0;  ///< about each context, as many as the task allows; 0 = 1 up to 4k tokens, 4
+                               ///< up to 16k, else 8. Of `mixed`: about each context and task
   Language::Wording wording = Language::Wording::trained;
 };
 

@@ -82,6 +82,21 @@ TEST(Evaluate, SharedContextsGiveWhatSeparateOnesGive) {
   EXPECT_EQ(separate.rows[1].difference.documents, 4);
 }
 
+TEST(Evaluate, MethodsThatShareAReadingOfTheQuestionAnswerAsAlone) {
+  const auto samples = some_samples(4, 2);
+  const std::vector<std::string> all = {"h2o:heavy_ratio=64,recent_ratio=16,sink=1,window=64",
+                                        "kmeans:clusters=16,probes=4,window=64",
+                                        "retrieval:k=8,sink=1,window=64", "topk:k=8,window=64"};
+  const EvalReport together = evaluate(tiny_model(), samples, specs(all), quiet("decode-sparse"));
+  for (std::size_t m = 0; m < all.size(); ++m) {
+    const EvalReport alone = evaluate(tiny_model(), samples, specs({all[m]}), quiet("decode-sparse"));
+    EXPECT_EQ(alone.rows.at(1).score, together.rows.at(m + 1).score) << all[m];
+    EXPECT_EQ(alone.rows.at(1).agreement, together.rows.at(m + 1).agreement) << all[m];
+    EXPECT_EQ(alone.rows.at(1).density, together.rows.at(m + 1).density) << all[m];
+    EXPECT_EQ(alone.rows.at(1).selectivity, together.rows.at(m + 1).selectivity) << all[m];
+  }
+}
+
 TEST(Evaluate, GoesOnFromItsRecords) {
   const fs::path path = fs::path(testing::TempDir()) / "lodestone-eval-records.jsonl";
   fs::remove(path);

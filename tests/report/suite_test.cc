@@ -34,6 +34,7 @@ dense = "sink=1,window=511"
 protocols = ["context-dense", "last:128"]
 samples = 5
 quick_samples = 2
+shared = "32k"
 show = ["table", "needle-map"]
 
 [[run]]
@@ -57,6 +58,8 @@ TEST(Suite, SaysWhatItsFileSays) {
   ASSERT_EQ(suite.runs.size(), 2u);
   const SuiteRun& run = suite.runs[0];
   EXPECT_THAT(run.tasks, ElementsAre("needle", "freq"));
+  EXPECT_EQ(shared_texts(run, 4096), 8);
+  EXPECT_EQ(shared_texts(run, 1 << 20), 1) << "one text at least";
   EXPECT_THAT(run.lengths, ElementsAre(4096, 1 << 20, 300));
   ASSERT_EQ(run.methods.size(), 3u);
   EXPECT_EQ(run.methods[0].spec, "full");

@@ -114,7 +114,8 @@ TEST_P(EveryTask, DrawsHeldOutWordsOnly) {
     texts = make_list(language(), "cwe", 400, Language::Wording::trained, rng).items;
   } else if (GetParam() != "recite" && GetParam() != "fwe" &&
              GetParam() != "qa") {  // qa's small lists share words
-    texts = make_material(language(), GetParam(), 64, Language::Wording::trained, rng).facts;
+    std::set<std::string> names;
+    texts = make_material(language(), GetParam(), 64, Language::Wording::trained, rng, names).facts;
   }
   for (const std::string& text : texts) {
     if (text.find("magic") != text.npos) trained.erase("magic");  // an adjective, and part of the wording
@@ -233,7 +234,8 @@ TEST(VariableTracking, AnswerIsTheChainToldInTheText) {
 TEST(Frequency, WinnerLeadsByTwoAtLeast) {
   for (const std::size_t lines_ : {4, 5, 9, 32, 128}) {
     Rng rng(lines_);
-    const Material m = make_material(language(), "freq", lines_, Language::Wording::trained, rng);
+    std::set<std::string> names;
+    const Material m = make_material(language(), "freq", lines_, Language::Wording::trained, rng, names);
     ASSERT_EQ(m.facts.size(), lines_);
     for (const Question& q : m.questions) {
       const std::size_t in = q.text.find("in the ") + 7;
@@ -355,6 +357,66 @@ TEST(Echo, ShortTextsComeBackAfterAThirdOfTheirLength) {
     EXPECT_LE(fake_meter().prefix + fake_meter().count(text), tokens);
     EXPECT_GE(fake_meter().prefix + fake_meter().count(text), tokens - 128);
   }
+}
+
+TEST(Mixed, OneTextAnswersQuestionsOfAllTasks) {
+  for (const std::int64_t tokens : {4096, 16384}) {
+    const auto all = samples({.task = std::string(kMixed),
+                              .tokens = tokens,
+                              .count = 1'000'000,
+                              .contexts = 2,
+                              .seed = 5,
+                              .questions = 8});
+    std::map<std::string, int> asked;
+    std::set<const std::string*> texts;
+    std::set<int> depths;  // of the needles of the first text, in eighths
+    for (const Sample& s : all) {
+      ++asked[s.task];
+      texts.insert(s.context.get());
+      EXPECT_LE(s.length, tokens) << s.id;
+      if (s.task == "needle" && s.context == all.front().context)
+        depths.insert(static_cast<int>(*s.depth * 8.0));
+      if (s.task == "needle" || s.task == "kv" || s.task == "multikey" || s.task == "passkey") {
+        EXPECT_NE(s.context->find(s.answers.front()), std::string::npos) << s.id;
+      }
+    }
+    EXPECT_EQ(texts.size(), 2u);
+    EXPECT_GE(depths.size(), 6u) << "needles lie at all depths";
+    for (const std::string& task : mixed_tasks()) {
+      const bool single = task == "passkey" || task == "number";
+      EXPECT_GE(asked[task], single ? 2 : task == "multivalue" ? 4 : 12) << task << " at " << tokens;
+    }
+  }
+}
+
+TEST(Mixed, NoFactIsToldInsideOfWhatIsRecited) {
+  const auto all = samples({.task = std::string(kMixed),
+                            .tokens = 8192,
+                            .count = 1'000'000,
+                            .contexts = 3,
+                            .seed = 11,
+                            .questions = 8});
+  std::size_t recited = 0;
+  for (const Sample& s : all) {
+    if (s.task != "recite") continue;
+    ++recited;
+    EXPECT_EQ(occurrences(*s.context, s.answers.front()), 1u) << s.id;
+    EXPECT_TRUE(s.depth.has_value());
+  }
+  EXPECT_GE(recited, 12u);
+}
+
+TEST(Mixed, FewerTextsAreTheFirstOfMore) {
+  const TaskOptions two = {.task = std::string(kMixed),
+                           .tokens = 4096,
+                           .count = 1'000'000,
+                           .contexts = 2,
+                           .seed = 5,
+                           .questions = 4};
+  TaskOptions one = two;
+  one.contexts = 1;
+  EXPECT_EQ(lines(samples(two)).rfind(lines(samples(one)), 0), 0u);
+  EXPECT_THROW(samples({.task = std::string(kMixed), .tokens = 512, .count = 1, .questions = 8}), InputError);
 }
 
 }  // namespace
