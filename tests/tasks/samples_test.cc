@@ -389,23 +389,6 @@ TEST(Mixed, OneTextAnswersQuestionsOfAllTasks) {
   }
 }
 
-TEST(Mixed, NoFactIsToldInsideOfWhatIsRecited) {
-  const auto all = samples({.task = std::string(kMixed),
-                            .tokens = 8192,
-                            .count = 1'000'000,
-                            .contexts = 3,
-                            .seed = 11,
-                            .questions = 8});
-  std::size_t recited = 0;
-  for (const Sample& s : all) {
-    if (s.task != "recite") continue;
-    ++recited;
-    EXPECT_EQ(occurrences(*s.context, s.answers.front()), 1u) << s.id;
-    EXPECT_TRUE(s.depth.has_value());
-  }
-  EXPECT_GE(recited, 12u);
-}
-
 TEST(Mixed, FewerTextsAreTheFirstOfMore) {
   const TaskOptions two = {.task = std::string(kMixed),
                            .tokens = 4096,
