@@ -50,9 +50,10 @@ class SaapBench {
     for (MadePrompt& prompt : prompts_) counts.push_back(collect(prompt, examples));
     result_.examples = examples.begin_of(options_.prompts);
     result_.held_out = examples.count() - result_.examples;
-    if (result_.examples < 2 || result_.held_out < 1)
+    if (!has_batch(examples, options_.prompts) || result_.held_out < 1)
       throw InputError(
-          "bench train-saap: expected prompts whose queries have far keys, found none: raise --context");
+          "bench train-saap: expected a prompt with two queries that have far keys and one to test on, found "
+          "none: raise --context");
     note("training");
     SaapClassifier classifier(d_, settings_.hidden, settings_.clusters, settings_.residual, settings_.seed);
     timed(result_.steps, [&] { fit(examples, classifier); });

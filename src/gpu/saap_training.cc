@@ -206,7 +206,9 @@ class Fit final : public GpuSaapFit {
             .shift = value(kShift),
             .bias = value(kB1),
             .mean = running_.as<float>(),
-            .variance = running_.as<float>() + net_.hidden};
+            .variance = running_.as<float>() + net_.hidden,
+            .momentum = net_.momentum,
+            .epsilon = net_.norm_epsilon};
   }
 
   void run(std::int64_t n) {

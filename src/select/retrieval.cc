@@ -261,6 +261,7 @@ void Retrieval::build(std::int32_t sequence, KvLayer kv) {
   indexed.heads = std::move(heads);
   indexed.captured.clear();
   indexed.searched = -1;
+  indexed.remembered.clear();
 }
 
 void Retrieval::roll_back(std::int32_t sequence, std::int64_t tokens) {
@@ -269,7 +270,9 @@ void Retrieval::roll_back(std::int32_t sequence, std::int64_t tokens) {
   Indexed& indexed = found->second;
   indexed.captured.cut(tokens);
   for (RetrievalIndex& head : indexed.heads) head.cut(tokens, *geometry_.pool);
-  if (indexed.searched >= tokens) indexed.searched = -1;
+  if (indexed.searched < tokens) return;
+  indexed.searched = -1;
+  indexed.remembered.clear();
 }
 
 Retrieval::Way Retrieval::way(std::int64_t far_keys) const {

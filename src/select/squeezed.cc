@@ -17,7 +17,7 @@
 // not 50 % (`kept1`).
 //
 // Centroids have 8 bits, with a scale for each (`centroids=f16`: 16): half of what a lookup reads. Thresholds
-// are calibrated with the scores that these give.
+// are calibrated with the scores that these give; those of an older file, whose centroids had 16, are kept.
 //
 // Not in the paper: any number of levels, targets by mass and error, averages over stretches of `block`
 // tokens, contexts that grow, and `tail`, by which pruned clusters count with their centroid's weight and the

@@ -450,6 +450,8 @@ std::string run_of(const Model& model, const HashSettings& settings, const std::
   const std::string text = fmt::format("{} {} {} {}", model.fingerprint(), settings.json().dump(),
                                        options.chunk, name_of(options.kv_type));
   hasher.add(std::as_bytes(std::span(text)));
+  // Keys and queries of a GPU have other last bits; without its name, checkpoints of before stay good.
+  if (options.device == Device::cuda) hasher.add(std::as_bytes(std::span(std::string_view("cuda"))));
   for (const Prompt& prompt : prompts) hasher.add(std::as_bytes(std::span(prompt.tokens)));
   return hasher.hex();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who computes the heavy steps of SAAP's training: the CPU, heads side by side, each on the thread that
-// calls; or a GPU. Both draw the same queries and batches; sums differ in their last bits.
+// calls; or a GPU. Both draw the same candidates; sums differ in their last bits.
 #pragma once
 
 #include <memory>

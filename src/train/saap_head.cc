@@ -33,6 +33,12 @@ std::vector<std::int64_t> draw_positions(std::vector<std::int64_t> positions, st
   return order;
 }
 
+bool has_batch(const SaapExamples& examples, std::int64_t prompts) {
+  bool found = false;
+  for (std::int64_t p = 0; p < prompts; ++p) found |= examples.end_of(p) - examples.begin_of(p) >= 2;
+  return found;
+}
+
 std::vector<std::int32_t> draw_batch(const SaapExamples& examples, std::int64_t prompts, std::int64_t batch,
                                      Rng& rng) {
   std::int64_t begin = 0, count = 0;

@@ -16,7 +16,10 @@ namespace lode {
 std::vector<std::int64_t> draw_positions(std::vector<std::int64_t> positions, std::int64_t wanted,
                                          double late, std::int64_t late_begin, Rng& rng);
 
-/// Up to `batch` examples of one of the first `prompts` prompts, of which one has two.
+/// Whether one of the first `prompts` prompts has two examples, as a batch needs.
+bool has_batch(const SaapExamples& examples, std::int64_t prompts);
+
+/// Up to `batch` examples of one of the first `prompts` prompts, which must have a batch.
 std::vector<std::int32_t> draw_batch(const SaapExamples& examples, std::int64_t prompts, std::int64_t batch,
                                      Rng& rng);
 

@@ -351,10 +351,10 @@ void Training::collect(std::span<Head* const> heads) {
   for (std::int64_t i = 0; i < std::ssize(prompts_); ++i) collect_prompt(capture, i, heads, progress);
   for (const Head* head : heads) {
     const std::int64_t train = head->examples->begin_of(training_prompts());
-    if (train >= 2 && head->examples->count() > train) continue;
+    if (has_batch(*head->examples, training_prompts()) && head->examples->count() > train) continue;
     throw InputError(
-        fmt::format("layer {} head {}: expected queries that attend far keys in trained and held-out "
-                    "prompts, found {} and {}: "
+        fmt::format("layer {} head {}: expected queries that attend far keys, two of one trained prompt and "
+                    "one of held-out prompts, found {} and {} in all: "
                     "longer prompts, a smaller window or another filter would give some",
                     head->layer, head->head, train, head->examples->count() - train));
   }

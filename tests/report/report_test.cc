@@ -192,6 +192,31 @@ TEST_F(ReportTest, DamagedRawResultsAreAnError) {
   }
 }
 
+TEST_F(ReportTest, RunsThatShareTextsAskAboutTheSameOnes) {
+  suites_[0].ranking = false;
+  suites_[0].runs = {suites_[0].runs[1]};
+  SuiteRun& first = suites_[0].runs[0];
+  first.tasks = {"kv", "vt"};
+  first.lengths = {2200};
+  first.shared = 4400;
+  first.protocols.resize(1);
+  first.show = {Show::table};
+  suites_[0].runs.push_back(first);
+  SuiteRun& second = suites_[0].runs[1];
+  second.tasks = {"needle"};
+  second.shared = 2200;
+  second.samples = 16;
+  Grid grid(tiny_model(), suites_, options_);
+  grid.run();
+  const std::vector<Sample> of_first = grid.samples(suites_[0].runs[0]),
+                            of_second = grid.samples(suites_[0].runs[1]);
+  ASSERT_EQ(of_first.size(), 6u) << "three of each task";
+  ASSERT_EQ(of_second.size(), 2u) << "those of one text";
+  EXPECT_EQ(of_first[0].context, of_second[0].context);
+  EXPECT_NE(of_first[0].context, of_first[2].context);
+  EXPECT_EQ(grid.eval(suites_[0].runs[1], Protocol()).rows.front().n, 2);
+}
+
 TEST(CommitOf, ReadsTheTreesOwnOrSaysUnknown) {
   EXPECT_EQ(commit_of(testing::TempDir()), "unknown");
 }

@@ -402,5 +402,22 @@ TEST(Mixed, FewerTextsAreTheFirstOfMore) {
   EXPECT_THROW(samples({.task = std::string(kMixed), .tokens = 512, .count = 1, .questions = 8}), InputError);
 }
 
+TEST(Mixed, NoFactIsToldInsideOfWhatIsRecited) {
+  const auto all = samples({.task = std::string(kMixed),
+                            .tokens = 8192,
+                            .count = 1'000'000,
+                            .contexts = 3,
+                            .seed = 11,
+                            .questions = 8});
+  std::size_t recited = 0;
+  for (const Sample& s : all) {
+    if (s.task != "recite") continue;
+    ++recited;
+    EXPECT_GE(occurrences(*s.context, s.answers.front()), 1u) << s.id;
+    EXPECT_TRUE(s.depth.has_value());
+  }
+  EXPECT_GE(recited, 12u);
+}
+
 }  // namespace
 }  // namespace lode
