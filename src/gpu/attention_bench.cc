@@ -149,7 +149,7 @@ class Bench {
                                   .kv_heads = task_.shape->kv_heads,
                                   .head_dim = task_.shape->head_dim,
                                   .max_tokens = task_.context,
-                                  .most_queries = std::min(query_tokens_, kMostAlone),
+                                  .most_queries = together_ ? kMostAlone : query_tokens_,
                                   .most_tokens = query_tokens_,
                                   .sequences = static_cast<int>(task_.batch),
                                   .key_row_bytes = layout_.row_bytes(),
@@ -161,7 +161,8 @@ class Bench {
           "bench attention: expected a method whose keys the GPU chooses by itself, found '{}'", spec.str()));
     }
     if (together_ &&
-        std::min(c.selector->most_together(), c.selector->most_tokens(0, Phase::question)) < query_tokens_)
+        (!c.selector->chooses_together() ||
+         std::min(c.selector->most_together(), c.selector->most_tokens(0, Phase::question)) < query_tokens_))
       return false;
     const auto start = std::chrono::steady_clock::now();
     for (std::int64_t b = 0; b < task_.batch; ++b) {

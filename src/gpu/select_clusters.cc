@@ -59,6 +59,7 @@ class GpuClusters : public GpuSelector {
     return std::max(stretch_of_questions_,
                     geometry_.most_queries / stretch_of_questions_ * stretch_of_questions_);
   }
+  bool chooses_together() const override { return true; }
   std::int64_t most_together() const override { return geometry_.most_tokens; }
   void begin(const GpuStep& step) override;
   cuda::RowLists select_together(int layer, const cuda::Queries& all, cuda::StreamHandle stream) override;

@@ -65,6 +65,8 @@ class GpuSelector {
   virtual std::int64_t most_tokens(std::int64_t /*position*/, Phase) const { return kMostSparseTokens; }
   virtual void begin(const GpuStep& step) = 0;
   virtual void upload(cuda::StreamHandle stream) = 0;
+  /// Whether it has select_together.
+  virtual bool chooses_together() const { return false; }
   /// Tokens of a question that may choose together.
   virtual std::int64_t most_together() const { return kMostSparseTokens; }
   /// In the place of select where a step has more than kMostSparseTokens tokens: one list a KV head for all

@@ -84,9 +84,11 @@ std::optional<std::string> Grid::bench_refusal(const SuiteRun& run, const Spec& 
   const bool on_gpu = options_.context.device == Device::cuda;
   if (run.kind != RunKind::attention || (!on_gpu && !find_method(spec.name).trained)) return std::nullopt;
   SuiteRun trial = run;
-  trial.batch = trial.query_tokens = 1;
+  if (!on_gpu) trial.batch = trial.query_tokens = 1;
   try {
-    measure_attention(trial, kTrialKeys, {&spec, 1}, kTrialSeconds);
+    const Json rows = measure_attention(trial, kTrialKeys + trial.query_tokens, {&spec, 1}, kTrialSeconds);
+    if (spec.name != "full" && rows.size() < 2)
+      return fmt::format("{} query tokens do not choose together on the GPU", trial.query_tokens);
   } catch (const InputError& error) {
     return error.what();
   }

@@ -214,6 +214,12 @@ class TaskMaker {
       for (int again = task == "freq" ? 2 : task == "recite" ? 0 : 1; again > 0; --again) {
         Material part = make_material(language_, task, mixed_facts(task), options_.wording, rng, names);
         choose_questions(part.questions, rng);
+        if (task == "freq" && again == 1) {
+          const auto left = static_cast<std::size_t>(std::max<std::int64_t>(0, questions_wanted() - 4));
+          if (part.questions.size() > left)
+            part.questions.erase(part.questions.begin() + static_cast<std::ptrdiff_t>(left),
+                                 part.questions.end());
+        }
         for (Question& q : part.questions) q.task = task;
         std::vector<double> depths(part.facts.size());
         for (double& d : depths) d = rng.uniform();

@@ -17,6 +17,7 @@
 
 #include "base/threads.h"
 #include "gpu/selectors.h"
+#include "kernels/cuda/attend_block.h"
 #include "kernels/cuda/event.h"
 #include "kernels/cuda/kv_range.cu"  // no CUDA is in it
 #include "kernels/cuda/linear.h"
@@ -24,6 +25,7 @@
 #include "kernels/cuda/pages.h"
 #include "kernels/cuda/random.h"
 #include "kernels/kernels.h"
+#include "lodestone/error.h"
 
 struct CUstream_st {
   std::deque<std::function<void()>> work;
@@ -298,6 +300,12 @@ void attend_rows_decode(const Queries& queries, const RowLists& lists, std::int6
 }
 void attend_prefill(const Queries& queries, std::int32_t, StreamHandle stream, Precision) {
   enqueue(stream, [=] { attend_all(queries, nullptr); });
+}
+std::int64_t rows_prefill_workspace_bytes(int) {
+  return 64;
+}
+void attend_rows_prefill(const Queries&, std::int32_t, const RowLists&, void*, StreamHandle, Precision) {
+  throw RunError("no method of the played GPU chooses for many tokens together");
 }
 void merge_states(float* output, const float* lse, const float* other, const float* other_lse,
                   std::int64_t rows, int d, StreamHandle stream) {
