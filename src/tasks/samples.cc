@@ -92,10 +92,9 @@ class TaskMaker {
     return most;
   }
 
-  void choose_questions(std::vector<Question>& questions, Rng& rng) const {
+  void choose_questions(std::vector<Question>& questions, std::int64_t most, Rng& rng) const {
     shuffle(questions, rng);
-    if (questions.size() > static_cast<std::size_t>(questions_wanted()))
-      questions.resize(static_cast<std::size_t>(questions_wanted()));
+    if (std::ssize(questions) > most) questions.resize(static_cast<std::size_t>(most));
     for (Question& q : questions) q.text = asked(q.text);
   }
 
@@ -106,7 +105,7 @@ class TaskMaker {
     Material material =
         make_material(language_, options_.task, fact_count(language_, options_.task, options_.tokens),
                       options_.wording, rng, names);
-    choose_questions(material.questions, rng);
+    choose_questions(material.questions, questions_wanted(), rng);
     std::vector<double> depths(material.facts.size());
     for (double& d : depths) d = depth(index, depths.size(), rng);
     std::sort(depths.begin(), depths.end());
@@ -210,16 +209,12 @@ class TaskMaker {
     std::vector<Material> parts;
     std::set<std::string> names;
     for (const std::string& task : mixed_tasks()) {
+      std::int64_t wanted = questions_wanted();
       // A text has four lists: two sets of them are worth eight questions.
       for (int again = task == "freq" ? 2 : task == "recite" ? 0 : 1; again > 0; --again) {
         Material part = make_material(language_, task, mixed_facts(task), options_.wording, rng, names);
-        choose_questions(part.questions, rng);
-        if (task == "freq" && again == 1) {
-          const auto left = static_cast<std::size_t>(std::max<std::int64_t>(0, questions_wanted() - 4));
-          if (part.questions.size() > left)
-            part.questions.erase(part.questions.begin() + static_cast<std::ptrdiff_t>(left),
-                                 part.questions.end());
-        }
+        choose_questions(part.questions, wanted, rng);
+        wanted -= std::ssize(part.questions);
         for (Question& q : part.questions) q.task = task;
         std::vector<double> depths(part.facts.size());
         for (double& d : depths) d = rng.uniform();
