@@ -45,13 +45,7 @@ void Checkpoint::put(const std::string& prefix, Module& module, Adam* adam) {
 
 void Checkpoint::get(const std::string& prefix, Module& module, Adam* adam, const std::string& where) const {
   const auto copy = [&](const std::string& name, std::vector<float>& to) {
-    const auto found = arrays.find(name);
-    if (found == arrays.end() || found->second.size() != to.size()) {
-      throw InputError(fmt::format("{}: expected an array '{}' of {} numbers, found {}", where, name,
-                                   to.size(),
-                                   found == arrays.end() ? "none" : std::to_string(found->second.size())));
-    }
-    to = found->second;
+    to = array(name, std::ssize(to), where);
   };
   module.visit(prefix, [&](const std::string& name, Parameter& p) { copy(name, p.value); });
   if (adam == nullptr) return;
@@ -60,6 +54,14 @@ void Checkpoint::get(const std::string& prefix, Module& module, Adam* adam, cons
     copy(prefix + m.name + ".second", m.second);
   }
   adam->set_steps(number(prefix + "steps", where));
+}
+
+const std::vector<float>& Checkpoint::array(const std::string& name, std::int64_t numbers,
+                                            const std::string& where) const {
+  const auto found = arrays.find(name);
+  if (found != arrays.end() && std::ssize(found->second) == numbers) return found->second;
+  throw InputError(fmt::format("{}: expected an array '{}' of {} numbers, found {}", where, name, numbers,
+                               found == arrays.end() ? "none" : std::to_string(found->second.size())));
 }
 
 std::int64_t Checkpoint::number(const std::string& note, const std::string& where) const {

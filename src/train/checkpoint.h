@@ -23,6 +23,9 @@ class Checkpoint {
   void put(const std::string& prefix, Module& module, Adam* adam = nullptr);
   /// InputError when an array is missing or has another size; names the file as `where`.
   void get(const std::string& prefix, Module& module, Adam* adam, const std::string& where) const;
+  /// The array `name`, which must have `numbers` numbers; InputError otherwise, names the file as `where`.
+  const std::vector<float>& array(const std::string& name, std::int64_t numbers,
+                                  const std::string& where) const;
   /// A note that is a whole number from 0 on; InputError otherwise.
   std::int64_t number(const std::string& note, const std::string& where) const;
   /// Forgets everything under `prefix`.

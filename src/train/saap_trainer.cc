@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <mutex>
@@ -200,11 +201,12 @@ bool Training::restore(Head& head) {
              w3 = zeros(residual ? c * d : 0), b2 = zeros(c);
   SaapClassifier classifier(BucketNet(d, c, {w1, b1, w2, w3, b2}, DType::f32));
   checkpoint_.get(prefix + "done.", classifier.module(), nullptr, where);
-  head.result =
-      assembled(head,
-                {.queries = classifier.exported(settings_.type),
-                 .selectivity = checkpoint_.arrays[prefix + "selectivity"]},
-                checkpoint_.arrays[prefix + "load"], checkpoint_.arrays[prefix + "imbalance"].at(0));
+  head.result = assembled(head,
+                          {.queries = classifier.exported(settings_.type),
+                           .selectivity = checkpoint_.array(
+                               prefix + "selectivity", std::bit_width(static_cast<std::uint64_t>(c)), where)},
+                          checkpoint_.array(prefix + "load", c, where),
+                          checkpoint_.array(prefix + "imbalance", 1, where).front());
   head.report = SaapHeadReport::parse(report->second, where);
   return true;
 }

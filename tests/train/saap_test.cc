@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <numeric>
@@ -18,6 +19,7 @@
 #include "lodestone/spec.h"
 #include "model/rope.h"
 #include "support/world.h"
+#include "train/checkpoint.h"
 #include "train/saap_classifier.h"
 #include "train/saap_examples.h"
 #include "train/saap_trainer.h"
@@ -274,6 +276,20 @@ TEST(SaapTraining, IsTheSameAfterAnInterruptionAndInSmallGroups) {
   EXPECT_TRUE(std::filesystem::exists(stopped));
   EXPECT_EQ(bytes_of_artefact(small.train(stopped), "b"), expected);
   EXPECT_EQ(bytes_of_artefact(small.train(stopped), "c"), expected);  // all heads from the checkpoint
+  // An array that lacks numbers, or is not there, is said, whichever it is.
+  for (const char* name : {"load", "imbalance", "selectivity", "done.0.weight"}) {
+    Checkpoint damaged = Checkpoint::read(stopped);
+    const auto found = std::find_if(damaged.arrays.begin(), damaged.arrays.end(),
+                                    [&](const auto& entry) { return entry.first.ends_with(name); });
+    ASSERT_NE(found, damaged.arrays.end()) << name;
+    found->second.clear();
+    damaged.write(stopped);
+    EXPECT_THROW(small.train(stopped), InputError) << name;
+    damaged.arrays.erase(found);
+    damaged.write(stopped);
+    EXPECT_THROW(small.train(stopped), InputError) << name;
+    std::filesystem::copy_file(whole, stopped, std::filesystem::copy_options::overwrite_existing);
+  }
   Small few = small;
   few.settings.memory = 1;
   EXPECT_EQ(bytes_of_artefact(few.train(grouped), "d"), expected);
