@@ -352,7 +352,7 @@ bool has_whole_centroids(const Spec& spec) {
   return spec.text("centroids").value_or("q8") == "q8";
 }
 bool has_spreads(const Spec& spec) {
-  return spec.text("spread").value_or("off") == "on";
+  return spec.text("spread").value_or(has_whole_centroids(spec) ? "on" : "off") == "on";
 }
 
 /// For the bench: clusters of random keys with random centroids, the same in all heads and layers, and the

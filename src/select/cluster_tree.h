@@ -79,6 +79,8 @@ struct ClusterShape {
 };
 
 void save_segments(std::span<const ClusterSegment> segments, const ClusterShape& shape, SectionWriter& out);
+/// Whether nodes have spreads in what save_segments wrote; false for what it did not.
+bool saved_spreads(const SectionReader& in);
 /// What save_segments wrote, or would have with centroids in 16 bits; InputError unless it fits the shape and
 /// a text of `tokens` tokens, every key is in one leaf, and every node is the child of one.
 std::vector<ClusterSegment> load_segments(const ClusterShape& shape, std::int64_t tokens,

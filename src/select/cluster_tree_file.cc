@@ -18,10 +18,10 @@ namespace lode {
 
 namespace {
 
-constexpr std::int64_t kShapeNumbers = 6, kWholeCentroids = 4;
+constexpr std::int64_t kShapeNumbers = 6, kWholeCentroids = 4, kSpreads = 8;
 
 std::int64_t contents(const ClusterShape& shape) {
-  return (shape.values ? 1 : 0) + (shape.q8 ? kWholeCentroids : 0) + (shape.spreads ? 8 : 0);
+  return (shape.values ? 1 : 0) + (shape.q8 ? kWholeCentroids : 0) + (shape.spreads ? kSpreads : 0);
 }
 
 /// Takes the sections apart from front to back, checking as it goes.
@@ -225,6 +225,11 @@ void save_segments(std::span<const ClusterSegment> segments, const ClusterShape&
     out.add<float>("spread_scales", spread_scales);
   }
   out.add<Position>("rows", rows);
+}
+
+bool saved_spreads(const SectionReader& in) {
+  const auto numbers = in.values<std::int64_t>("shape");
+  return std::ssize(numbers) >= kShapeNumbers && (numbers[4] & kSpreads) != 0;
 }
 
 std::vector<ClusterSegment> load_segments(const ClusterShape& shape, std::int64_t tokens,

@@ -60,10 +60,11 @@ struct SqueezedOptions {
   int levels = 1;  ///< 0: auto
   double branch =
       0;  ///< children per node; 0: levels between clusters and clusters1 are spaced evenly in logarithm
-  double kept1 = 0.75;     ///< share of the keys below what the coarsest of several levels keeps
-  bool by_queries = true;  ///< else by cosine
-  bool q8 = true;          ///< centroids in 8 bits
-  bool spread = false;     ///< scores add what keys differ by inside of a cluster
+  double kept1 = 0.75;        ///< share of the keys below what the coarsest of several levels keeps
+  bool by_queries = true;     ///< else by cosine
+  bool q8 = true;             ///< centroids in 8 bits
+  bool spread = true;         ///< scores add what keys differ by inside of a cluster
+  bool spread_asked = false;  ///< else a file keeps its own setting
   ThresholdSelector::Options common;
 
   static SqueezedOptions of(const Spec& spec) {
@@ -77,7 +78,8 @@ struct SqueezedOptions {
     o.kept1 = spec.number("kept1", o.kept1, 0.01, 1.0);
     o.by_queries = spec.choice("metric", kMetrics[0], kMetrics) == "queries";
     o.q8 = spec.choice("centroids", kCentroids[0], kCentroids) == "q8";
-    o.spread = spec.choice("spread", kOffOn[0], kOffOn) == "on";
+    o.spread = spec.choice("spread", kOffOn[o.q8 ? 1 : 0], kOffOn) == "on";
+    o.spread_asked = !o.q8 || spec.text("spread").has_value();
     o.common.tail = spec.choice("tail", kOffOn[0], kOffOn) == "on";
     return o;
   }
@@ -85,7 +87,7 @@ struct SqueezedOptions {
   bool clusters_like(const SqueezedOptions& other) const {
     return same_amount(clusters, other.clusters) && same_amount(clusters1, other.clusters1) &&
            levels == other.levels && branch == other.branch && by_queries == other.by_queries &&
-           q8 == other.q8 && spread == other.spread && common.tail == other.common.tail;
+           q8 == other.q8 && common.tail == other.common.tail;
   }
 
   /// Nodes per level, coarsest first, of a part with `keys` of an index whose context has `all` keys: parts
@@ -189,7 +191,8 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
 
   bool take_index(std::int32_t sequence, const Selector& other) override {
     const auto* const same = dynamic_cast<const Squeezed*>(&other);
-    if (same == nullptr || same->find(sequence) == nullptr || !own_.clusters_like(same->own_) ||
+    const Index* const its = same != nullptr ? same->find(sequence) : nullptr;
+    if (its == nullptr || !own_.clusters_like(same->own_) || has_spreads(*its) != own_.spread ||
         !copy_state(sequence, *same))
       return false;
     indexes_.insert_or_assign(sequence, same->indexes_.at(sequence));
@@ -260,6 +263,10 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
     const auto found = indexes_.find(sequence);
     return found != indexes_.end() && !found->second.segments.empty() ? &found->second : nullptr;
   }
+  /// Later parts are as the first one, which may be a file's.
+  bool has_spreads(const Index& index) const {
+    return index.segments.empty() ? own_.spread : !index.segments[0].heads[0].levels[0].spreads.empty();
+  }
   const ClusterTree& tree(const ChoiceUnit& unit, std::int32_t part) const {
     return indexes_.at(unit.block->sequence)
         .segments[static_cast<std::size_t>(part)]
@@ -278,7 +285,7 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
           kv.heads[static_cast<std::size_t>(head)], begin, end,
           {.nodes = own_.nodes(end - begin, all),
            .values = options_.tail,
-           .spreads = own_.spread,
+           .spreads = has_spreads(index),
            .q8 = own_.q8,
            .seed = hash_seed(geometry_.seed, geometry_.layer, geometry_.kv_head_in_layer(head), begin),
            .metric = index.metric.empty()
@@ -312,19 +319,19 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
     if (own_.by_queries) samples_[write.sequence].take(write);
   }
 
-  ClusterShape shape(int levels) const {
+  ClusterShape shape(int levels, bool spreads) const {
     return {.heads = geometry_.kv_heads,
             .head_dim = geometry_.head_dim,
             .levels = levels,
             .begin = sink(),
             .values = options_.tail,
-            .spreads = own_.spread,
+            .spreads = spreads,
             .q8 = own_.q8};
   }
   void save_index(std::int32_t sequence, SectionWriter& out) const override {
     const Index* const index = find(sequence);
     save_segments(index != nullptr ? std::span(index->segments) : std::span<const ClusterSegment>{},
-                  shape(levels(sequence)), out);
+                  shape(levels(sequence), index != nullptr ? has_spreads(*index) : own_.spread), out);
     std::vector<float> metric;  // [Hkv, d, d]
     if (const auto found = indexes_.find(sequence); found != indexes_.end()) {
       for (const std::vector<float>& head : found->second.metric)
@@ -353,7 +360,8 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
     if (own_.levels > 0 && expected != own_.levels)
       throw InputError("index '" + in.prefix() + "': expected the calibration of " +
                        std::to_string(own_.levels) + " levels, found " + std::to_string(expected));
-    Index index = {load_segments(shape(expected), kv.tokens, in), {}};
+    const bool spreads = own_.spread_asked ? own_.spread : saved_spreads(in);
+    Index index = {load_segments(shape(expected, spreads), kv.tokens, in), {}};
     index.metric = load_metric(in, !index.segments.empty());
     const Position end = index.end(sink());
     indexes_.insert_or_assign(sequence, std::move(index));
@@ -408,7 +416,7 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
       multiply(std::span(nodes.scales)
                    .subspan(static_cast<std::size_t>(range.begin), static_cast<std::size_t>(range.count())),
                rows, z, stride);
-    if (own_.spread) add_spread(nodes, d, range, q, rows, z, stride);
+    if (!nodes.spreads.empty()) add_spread(nodes, d, range, q, rows, z, stride);
   }
   NodeRange children(const ChoiceUnit& unit, int level, const NodeRange& range) const override {
     const std::vector<std::int32_t>& first = level_of(unit, range.part, level).first;
@@ -445,7 +453,7 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
     const ClusterTree& own = index->segments[0].heads[static_cast<std::size_t>(unit.kv_head)];
     const std::int64_t d = geometry_.head_dim;
     return (own_.q8 ? coded_bytes(d) : d * bytes_of(own.type)) +
-           (own_.spread ? coded_bytes(spread_dims(d)) : 0) +
+           (has_spreads(*index) ? coded_bytes(spread_dims(d)) : 0) +
            (options_.tail ? d * bytes_of(own.values_type) : 0) + std::int64_t{sizeof(std::int32_t)};
   }
   std::int64_t row_bytes() const override { return sizeof(Position); }
@@ -493,7 +501,7 @@ MethodInfo squeezed_method() {
                {"spread",
                 "whether a cluster's score adds what its keys differ by (8 bits for two dimensions): off or "
                 "on",
-                "off"},
+                "on; off with centroids=f16"},
                {"tail", "whether pruned clusters count with centroid and mean value: off or on", "off"},
                {"average", "of scores over a question and a group: squares (root of their mean) or plain",
                 "squares"},

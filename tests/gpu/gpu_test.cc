@@ -180,7 +180,7 @@ TEST(Gpu, TheShippedArtefactAndOneLevelOfClustersAreChosenByTheGpu) {
                                                     {"squeezed", ChosenBy::gpu_by_host_index},
                                                     {"squeezed:block=16", ChosenBy::gpu_by_host_index},
                                                     {"squeezed:block=64", ChosenBy::gpu_by_host_index},
-                                                    {"squeezed:spread=on", ChosenBy::gpu_by_host_index},
+                                                    {"squeezed:spread=off", ChosenBy::gpu_by_host_index},
                                                     {"squeezed:centroids=f16", ChosenBy::gpu_by_host_index},
                                                     {"squeezed:centroids=f16,spread=on", ChosenBy::host},
                                                     {"squeezed:block=100000", ChosenBy::host},
@@ -267,7 +267,7 @@ TEST(Gpu, SqueezedAnswersAsOnTheCpu) {
       fs::temp_directory_path() / ("lodestone-squeezed-" + std::to_string(getpid()) + ".lode");
   for (const char* const spec :
        {"squeezed:clusters=10%,sparsity=0.8", "squeezed:clusters=10%,sparsity=0.7,block=4",
-        "squeezed:clusters=10%,mass=0.9,block=40", "squeezed:clusters=10%,sparsity=0.8,spread=on",
+        "squeezed:clusters=10%,mass=0.9,block=40", "squeezed:clusters=10%,sparsity=0.8,spread=off",
         "squeezed:clusters=10%,sparsity=0.8,centroids=f16"}) {
     SCOPED_TRACE(spec);
     Context context = context_on(Device::cpu, DType::f32, 4096);

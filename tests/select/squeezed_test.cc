@@ -13,6 +13,7 @@
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
 #include "select/cluster_tree.h"
+#include "select/shares_index.h"
 #include "select/threshold_selector.h"
 #include "support/selectors.h"
 
@@ -379,7 +380,8 @@ TEST(Squeezed, AGrownContextIsTakenInAndCalibratedAgain) {
   ThresholdSelector::finish(layers, 0, [&](int) { return world.store().layer(0); });
   EXPECT_NE(calibration(*selector).of(QueryKind::alone)[0], before);
   EXPECT_NEAR(calibration(*selector).held_out[1].sparsity, 0.8, 0.06);
-  const Saved saved(*selector, {.heads = 2, .head_dim = 64, .levels = 1, .begin = 0, .q8 = true}, 900);
+  const Saved saved(*selector,
+                    {.heads = 2, .head_dim = 64, .levels = 1, .begin = 0, .spreads = true, .q8 = true}, 900);
   ASSERT_EQ(saved.segments.size(), 2u);
   EXPECT_EQ(saved.segments[0].end, 300);
   EXPECT_EQ(saved.segments[1].end, 800);
@@ -401,7 +403,8 @@ TEST(Squeezed, ALongAnswerIsClusteredInSteps) {
   }
   // 127 keys that wait, and a tenth of the rest, which varies from query to query.
   EXPECT_LT(most, 127 + 350);
-  const Saved saved(*selector, {.heads = 1, .head_dim = 64, .levels = 1, .begin = 1, .q8 = true}, 900);
+  const Saved saved(*selector,
+                    {.heads = 1, .head_dim = 64, .levels = 1, .begin = 1, .spreads = true, .q8 = true}, 900);
   EXPECT_EQ(saved.segments.back().end, 300 + (900 - 16 + 1 - 300 - 1) / 128 * 128);
 }
 
@@ -437,6 +440,55 @@ TEST(Squeezed, AnAnswerToAShortContextIsClusteredByItsQueries) {
   for (std::size_t i = 0; i < 3; ++i)
     EXPECT_EQ(own.segments[i].heads[0].rows, other.segments[i].heads[0].rows);
   std::filesystem::remove(path);
+}
+
+/// Saves one selector's index and loads it into another.
+void hand_over(World& world, const Selector& from, Selector& to) {
+  const std::filesystem::path path =
+      std::filesystem::path(testing::TempDir()) / ("handed-" + std::to_string(getpid()));
+  ContainerWriter out(path);
+  SectionWriter sections(out, "x/");
+  from.save(0, sections);
+  out.finish();
+  const ContainerReader in(path);
+  SectionReader reader(in, "x/");
+  to.load(0, reader, world.store().layer(0));
+  std::filesystem::remove(path);
+}
+
+// A spec that does not say whether scores add spreads takes a file as it was indexed, and what comes later is
+// clustered likewise; one that says otherwise is refused. An index beside it is not taken for its own.
+TEST(Squeezed, AFileKeepsItsSpreadsUnlessTheSpecAsksForOthers) {
+  ThreadPool pool(2);
+  for (const bool spreads : {false, true}) {
+    World world({.kv_heads = 1, .group = 2, .dense = {1, 16}});
+    const LayerGeometry geometry = world.geometry(pool);
+    const std::string spec = "squeezed:sparsity=0.9,clusters=10%", with = spec + ",spread=on",
+                      without = spec + ",spread=off";
+    const auto indexed = make(spreads ? with : without, geometry), loaded = make(spec, geometry),
+               other = make(spreads ? without : with, geometry), fresh = make(spec, geometry);
+    write(world, *indexed, 400);
+    build(world, *indexed);
+    hand_over(world, *indexed, *loaded);
+    EXPECT_THROW(hand_over(world, *indexed, *other), InputError);
+    EXPECT_EQ(dynamic_cast<SharesIndex&>(*fresh).take_index(0, *loaded), spreads);
+    const QueryBlock block = world.block(399, 1);
+    EXPECT_EQ(select(*loaded, block, geometry), select(*indexed, block, geometry));
+    write(world, *indexed, 200, Phase::generation);
+    const auto end = static_cast<Position>(world.tokens() - 16);
+    for (Selector* const selector : {indexed.get(), loaded.get()})
+      selector->append(0, world.store().layer(0), end);
+    const ClusterShape shape = {
+        .heads = 1, .head_dim = 64, .levels = 1, .begin = 1, .spreads = spreads, .q8 = true};
+    const Saved own(*indexed, shape, world.tokens()), its(*loaded, shape, world.tokens());
+    ASSERT_EQ(own.segments.size(), 3u);
+    ASSERT_EQ(its.segments.size(), 3u);
+    for (std::size_t i = 0; i < 3; ++i) {
+      const ClusterTree &a = own.segments[i].heads[0], &b = its.segments[i].heads[0];
+      EXPECT_EQ(a.rows, b.rows);
+      EXPECT_EQ(a.levels[0].spreads, b.levels[0].spreads);
+    }
+  }
 }
 
 TEST(Squeezed, LogitsOfHundredsAndQueriesThatAreNotNumbers) {
