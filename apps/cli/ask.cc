@@ -98,10 +98,10 @@ Json answer(Context& context, const AskFlags& flags, const std::string& question
                  {"prompt_seconds", g.prompt_seconds},
                  {"decode_seconds", g.decode_seconds}};
   if (const TierWork& t = g.work.tiers; t.host_keys + t.gpu_keys > 0) {
-    result["tiers"] = {{"bytes_to_host", t.bytes_to_host},
-                       {"bytes_to_gpu", t.bytes_to_gpu},
-                       {"host_keys", t.host_keys},
-                       {"gpu_keys", t.gpu_keys}};
+    result["tiers"] = {{"bytes_to_host", t.bytes_to_host}, {"bytes_to_gpu", t.bytes_to_gpu},
+                       {"host_keys", t.host_keys},         {"gpu_keys", t.gpu_keys},
+                       {"active_keys", t.active_keys},     {"active_hits", t.active_hits},
+                       {"active_bytes", t.active_bytes}};
   }
   if (!g.work.dense_reason.empty()) result["dense_because"] = g.work.dense_reason;
   if (!g.work.notice.empty()) result["notice"] = g.work.notice;

@@ -25,6 +25,7 @@ struct BenchFlags {
   CommonFlags common;
   std::vector<std::string> specs;
   std::string shape = "llama-3.1-8b", model, kv_type = "f16", kind = "normal", gpu_memory, kv_tier = "auto";
+  std::string active_memory;
   std::int64_t context = 8192, batch = 1, queries = 1, tokens = 512, recall = 0;
   double skew = 1.0, seconds = 2.0;
   std::optional<double> keep;
@@ -37,6 +38,9 @@ struct BenchFlags {
     return kind == "clustered" ? KvKind::clustered : kind == "ood" ? KvKind::ood : KvKind::normal;
   }
   std::int64_t gpu_bytes() const { return gpu_memory.empty() ? 0 : parse_bytes(gpu_memory, "--gpu-memory"); }
+  std::int64_t active_bytes() const {
+    return active_memory.empty() ? 0 : parse_bytes(active_memory, "--active-memory");
+  }
   /// The model of -m, else random weights of the shape.
   std::shared_ptr<const Model> load(Device device) const {
     return model.empty() ? Model::random(shape, common.threads, 1, device)
@@ -71,6 +75,7 @@ void add_bench_flags(CLI::App& verb, BenchFlags& flags) {
                   "where a GPU's keys and values lie: auto (there, if they fit), gpu, or host (searched and "
                   "attended by the CPU beside the GPU's sink and window)")
       ->check(CLI::IsMember({"auto", "gpu", "host"}));
+  add_active_memory_flag(verb, flags.active_memory);
 }
 
 void add_kv_flags(CLI::App& verb, BenchFlags& flags) {
@@ -175,6 +180,9 @@ Json decode_json(const DecodeBenchRow& row, const BenchFlags& flags, double vs_f
                      {"bytes_to_gpu", t.bytes_to_gpu},
                      {"host_keys", t.host_keys},
                      {"gpu_keys", t.gpu_keys},
+                     {"active_keys", t.active_keys},
+                     {"active_hits", t.active_hits},
+                     {"active_bytes", t.active_bytes},
                      {"search_us", 1e6 * t.search_seconds},
                      {"attend_us", 1e6 * t.attend_seconds},
                      {"wait_us", 1e6 * t.wait_seconds}};
@@ -197,6 +205,9 @@ std::string decode_details(const DecodeBenchRow& row) {
         "{:.2f}); {} bytes down, {} up\n",
         1e3 * t.search_seconds, 1e3 * t.attend_seconds, rest, 1e3 * t.wait_seconds, t.bytes_to_host,
         t.bytes_to_gpu);
+    if (t.active_keys > 0)
+      text += fmt::format("    active on the GPU: {} keys, {} of the found rows, {} bytes moved\n",
+                          t.active_keys, t.active_hits, t.active_bytes);
   }
   if (row.recall.wanted > 0)
     text +=
@@ -217,6 +228,7 @@ void run_decode(const BenchFlags& flags, bool random) {
                                       .device = device,
                                       .gpu_memory = flags.gpu_bytes(),
                                       .kv_tier = parse_kv_tier(flags.kv_tier),
+                                      .active_memory = flags.active_bytes(),
                                       .kind = flags.kv_kind(),
                                       .skew = flags.skew,
                                       .built_layers = flags.built_layers,
@@ -284,7 +296,8 @@ void run_model_prefill(const BenchFlags& flags) {
   const ContextOptions options = {.kv_type = kv_type,
                                   .device = device,
                                   .gpu_memory = flags.gpu_bytes(),
-                                  .kv_tier = parse_kv_tier(flags.kv_tier)};
+                                  .kv_tier = parse_kv_tier(flags.kv_tier),
+                                  .active_memory = flags.active_bytes()};
   Json result = header(flags, device, model->pool());
   result["model"] = random ? flags.shape : flags.model;
   print_prefill(flags, std::move(result), bench_model_prefill(model, options, flags.context), flags.context);

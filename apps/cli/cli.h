@@ -37,7 +37,7 @@ struct ModelFlags {
   std::string kv_type = "f16";
   std::int64_t context = 0;  ///< -c: tokens of room; 0 = as many as the text needs
   double rope_factor = 0;    ///< yarn scaling asked for by the user; 0 = none
-  std::string gpu_memory, kv_tier = "auto";
+  std::string gpu_memory, kv_tier = "auto", active_memory;
   double audit = 0;         ///< share of sparse attention calls that are also computed exactly; 0 = none
   double audit_limit = -1;  ///< error of a layer beyond which it attends fully; below 0 = none
 };
@@ -55,6 +55,9 @@ ContextOptions context_options(const CommonFlags& common, const ModelFlags& flag
 
 /// Says on stderr where keys and values lie and what fits, when the user asked for a limit or a place.
 void say_placement(const Context& context, const CommonFlags& common);
+
+/// "--active-memory SIZE" of a GPU beside keys and values in host memory.
+void add_active_memory_flag(CLI::App& verb, std::string& size);
 
 /// "24GiB", "512MiB", "8GB" or plain bytes; InputError otherwise.
 std::int64_t parse_bytes(std::string_view text, std::string_view flag);

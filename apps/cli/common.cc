@@ -128,9 +128,19 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required) {
                   "where a GPU's keys and values lie: auto (there, if they fit), gpu, or host (searched and "
                   "attended by the CPU beside the GPU's sink and window)")
       ->check(CLI::IsMember({"auto", "gpu", "host"}));
+  add_active_memory_flag(verb, flags.active_memory);
   verb.add_option("--audit", flags.audit,
                   "share of sparse attention calls that are also computed exactly, 0 to 1")
       ->check(number(0.0, 1.0));
+}
+
+void add_active_memory_flag(CLI::App& verb, std::string& size) {
+  verb.add_option(
+          "--active-memory", size,
+          "GPU memory for keys in host memory that searches find token after token, e.g. 64MiB: the GPU "
+          "attends them, too")
+      ->check(byte_size())
+      ->default_str("none");
 }
 
 void add_audit_limit_flag(CLI::App& verb, ModelFlags& flags) {
@@ -180,6 +190,8 @@ ContextOptions context_options(const CommonFlags& common, const ModelFlags& flag
   options.device = device_of(common, options.kv_type);
   if (!flags.gpu_memory.empty()) options.gpu_memory = parse_bytes(flags.gpu_memory, "--gpu-memory");
   options.kv_tier = parse_kv_tier(flags.kv_tier);
+  if (!flags.active_memory.empty())
+    options.active_memory = parse_bytes(flags.active_memory, "--active-memory");
   options.max_tokens = flags.context;
   options.audit = flags.audit;
   if (flags.rope_factor > 0) options.rope_factor = flags.rope_factor;

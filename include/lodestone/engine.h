@@ -81,6 +81,9 @@ struct ContextOptions {
   Device device = Device::cpu;
   std::int64_t gpu_memory = 0;  ///< bytes of GPU memory that may be taken, weights included; 0 = all there is
   KvTier kv_tier = KvTier::automatic;
+  /// With keys and values in host memory: bytes of GPU memory for those that a method's searches find token
+  /// after token, which the GPU then attends beside sink and window; 0 = none.
+  std::int64_t active_memory = 0;
   std::int64_t max_tokens = 0;  ///< context, question and answer; 0 = the model's own limit
   std::int64_t chunk = 0;       ///< tokens per prefill chunk; 0 = what suits the device
   std::uint64_t seed = 0;       ///< of the indexes
@@ -120,9 +123,12 @@ struct GenerateOptions {
 struct TierWork {
   std::int64_t bytes_to_host = 0, bytes_to_gpu = 0;  ///< that crossed between the two
   std::int64_t host_keys = 0, gpu_keys = 0;  ///< attended there, summed over tokens, layers and KV heads
-  double wait_seconds = 0;                   ///< that the host waited for the GPU
-  double search_seconds = 0;                 ///< in which keys were chosen
-  double attend_seconds = 0;                 ///< in which the host attended them
+  std::int64_t active_keys = 0;   ///< of gpu_keys those that are kept there since searches keep finding them
+  std::int64_t active_hits = 0;   ///< found by a search and active: rows that the host need not read
+  std::int64_t active_bytes = 0;  ///< of bytes_to_gpu those of keys and values that became active
+  double wait_seconds = 0;        ///< that the host waited for the GPU
+  double search_seconds = 0;      ///< in which keys were chosen
+  double attend_seconds = 0;      ///< in which the host attended them
   TierWork& operator+=(const TierWork&);
 };
 

@@ -14,6 +14,7 @@ namespace {
 /// Nodes expanded in one turn: their links' keys come from memory at the same time, and what is found is
 /// merged once. More would go ahead of what the best of them find.
 constexpr std::size_t kExpandTogether = 4;
+constexpr std::size_t kWordsPerStore = 8;  // of 64 bits, cleared in the time of one at a random place
 constexpr std::size_t kCountedRanks = 32;  // at most: counting takes a square of them
 
 /// Unsigned numbers in the order of the scores; NaN below every number.
@@ -43,7 +44,11 @@ void prefetch(const void* from, std::int64_t bytes) {
 
 void Walk::begin(const KeyGraph& graph, const WalkKeys& keys, const float* q, std::int64_t keep,
                  bool may_widen) {
-  for (const Node node : seen_) visited_[static_cast<std::size_t>(node) >> 6] = 0;
+  if (seen_.size() * kWordsPerStore > visited_.size()) {
+    std::fill(visited_.begin(), visited_.end(), 0);
+  } else {
+    for (const Node node : seen_) visited_[static_cast<std::size_t>(node) >> 6] = 0;
+  }
   seen_.clear();
   chosen_.clear();
   best_.clear();

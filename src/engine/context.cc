@@ -91,6 +91,9 @@ TierWork& TierWork::operator+=(const TierWork& other) {
   bytes_to_gpu += other.bytes_to_gpu;
   host_keys += other.host_keys;
   gpu_keys += other.gpu_keys;
+  active_keys += other.active_keys;
+  active_hits += other.active_hits;
+  active_bytes += other.active_bytes;
   wait_seconds += other.wait_seconds;
   search_seconds += other.search_seconds;
   attend_seconds += other.attend_seconds;
@@ -143,7 +146,8 @@ Context::Impl::Impl(std::shared_ptr<const Model> model_, const ContextOptions& o
                             .max_tokens = options.max_tokens,
                             .chunk = std::min(options.chunk, options.max_tokens),
                             .memory_limit = options.gpu_memory,
-                            .tier = options.kv_tier});
+                            .tier = options.kv_tier,
+                            .active_memory = options.active_memory});
   }
 }
 

@@ -207,7 +207,9 @@ std::int64_t index_bytes(const AttachedMethod& method) {
 
 /// One step's share, on average.
 TierWork per_step(TierWork sum, int steps) {
-  for (std::int64_t* n : {&sum.bytes_to_host, &sum.bytes_to_gpu, &sum.host_keys, &sum.gpu_keys}) *n /= steps;
+  for (std::int64_t* n : {&sum.bytes_to_host, &sum.bytes_to_gpu, &sum.host_keys, &sum.gpu_keys,
+                          &sum.active_keys, &sum.active_hits, &sum.active_bytes})
+    *n /= steps;
   for (double* seconds : {&sum.wait_seconds, &sum.search_seconds, &sum.attend_seconds}) *seconds /= steps;
   return sum;
 }
@@ -225,6 +227,7 @@ std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& mod
                           .device = options.device,
                           .gpu_memory = options.gpu_memory,
                           .kv_tier = options.kv_tier,
+                          .active_memory = options.active_memory,
                           .max_tokens = options.context + steps,
                           .seed = options.seed});
   std::vector<MethodId> methods;

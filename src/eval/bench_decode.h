@@ -19,6 +19,7 @@ struct DecodeBenchOptions {
   Device device = Device::cpu;
   std::int64_t gpu_memory = 0;  ///< as in ContextOptions
   KvTier kv_tier = KvTier::automatic;
+  std::int64_t active_memory = 0;
   KvKind kind = KvKind::normal;
   double skew = 1.0;
   /// Layers whose keys are made and indexed; the others copy theirs, in turn, or with `share` use their

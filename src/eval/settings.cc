@@ -49,6 +49,7 @@ Json run_settings(const Model& model, const ContextOptions& context) {
           {"gpu_memory", context.gpu_memory},
           {"kv_type", name_of(context.kv_type)},
           {"kv_tier", static_cast<int>(context.kv_tier)},
+          {"active_memory", context.active_memory},
           {"rope_factor", context.rope_factor ? Json(*context.rope_factor) : Json()},
           {"max_tokens", context.max_tokens},
           {"chunk", context.chunk},

@@ -36,6 +36,7 @@ struct GpuContextOptions {
   std::int64_t chunk = 512;       ///< most tokens of one forward call
   std::int64_t memory_limit = 0;  ///< bytes of GPU memory for everything, weights included; 0 = all there is
   KvTier tier = KvTier::automatic;
+  std::int64_t active_memory = 0;  ///< as in ContextOptions
 };
 
 /// Who chooses a method's keys.

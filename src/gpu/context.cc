@@ -50,17 +50,28 @@ DType type_on_gpu(DType host) {
   return host == DType::q8 ? DType::bf16 : host;
 }
 
+/// Keys and values as the GPU has them.
+KvShape shape_on_gpu(const ModelConfig& config, const GpuContextOptions& options) {
+  return {config.layers, config.kv_heads, config.head_dim, type_on_gpu(options.kv_type), options.max_tokens};
+}
+
+/// Where active keys lie if keys and values lie in host memory.
+ActiveTier::Room active_room(const ModelConfig& config, const GpuContextOptions& options) {
+  if (options.active_memory == 0) return {.first_row = options.max_tokens};
+  return ActiveTier::room_for(shape_on_gpu(config, options), options.active_memory);
+}
+
 Placement placement_of(const ModelConfig& config, const GpuModel& model, const GpuContextOptions& options) {
-  KvShape shape = {config.layers, config.kv_heads, config.head_dim, options.kv_type, options.max_tokens};
-  const std::int64_t host_token = shape.token_bytes();
-  shape.type = type_on_gpu(options.kv_type);
+  const KvShape shape = shape_on_gpu(config, options);
+  KvShape on_host = shape;
+  on_host.type = options.kv_type;
   // Pages of 2 MiB: at most one too many at either end of what is held, in every layer.
   const std::int64_t held = std::min(options.max_tokens, HostTier::kHeldTokens) * shape.token_bytes() +
-                            3 * config.layers * (std::int64_t{2} << 20);
+                            3 * config.layers * (std::int64_t{2} << 20) + active_room(config, options).bytes;
   const std::int64_t free = model.bytes() + gpu_info().free_bytes;
   return place_kv({.weights = model.bytes(),
                    .working = working_bytes(config, options),
-                   .token_bytes = host_token,
+                   .token_bytes = on_host.token_bytes(),
                    .gpu_token_bytes = shape.token_bytes(),
                    .layers = config.layers,
                    .max_tokens = options.max_tokens,
@@ -100,8 +111,10 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
       model_(std::move(model)),
       options_(options),
       place_(place),
+      active_room_(place.on_host ? active_room(config, options)
+                                 : ActiveTier::Room{.first_row = options.max_tokens}),
       range_({config.kv_heads, config.head_dim, type_on_gpu(options.kv_type), 0}, config.layers,
-             options.max_tokens),
+             active_room_.end()),
       linear_(stream_.get(), precision()) {
   const std::int64_t n = options.chunk, d = config.head_dim;
   const char* const what = "the activations of a chunk";
@@ -127,9 +140,10 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
   parts_ = cuda::Buffer(cuda::rows_prefill_workspace_bytes(config.head_dim), "partial results of attention");
   if (place.on_host) {
     LODE_ASSERT(options.pool != nullptr);
-    tier_ = std::make_unique<HostTier>(
-        KvShape{config.layers, config.kv_heads, config.head_dim, range_.layout().type, options.max_tokens},
-        *options.pool, stream_.get());
+    const KvShape shape = shape_on_gpu(config, options);
+    tier_ = std::make_unique<HostTier>(shape, *options.pool, stream_.get());
+    if (active_room_.slots > 0)
+      active_ = std::make_unique<ActiveTier>(shape, active_room_, *options.pool, range_);
     near_lse_ = cuda::Buffer(vector_bytes(kMostSparseTokens, config.query_heads, 1), what);
     far_ = cuda::Buffer(vector_bytes(kMostSparseTokens, config.query_heads, d + 1), what);
     host_far_ = cuda::PinnedBuffer(far_.bytes());
@@ -145,6 +159,7 @@ std::int64_t CudaContext::bytes() const {
   std::int64_t bytes = range_.backed_bytes() + working_bytes(config_, options_) + lists_memory_.bytes() +
                        near_lse_.bytes() + far_.bytes() + near_memory_.bytes();
   if (tier_ != nullptr) bytes += tier_->bytes();
+  if (active_ != nullptr) bytes += active_->bytes();
   for (const auto& [key, native] : natives_) bytes += native.selector->bytes();
   return bytes;
 }
@@ -155,6 +170,7 @@ std::int64_t CudaContext::bytes() const {
 void CudaContext::roll_back(std::int64_t tokens) {
   tokens_ = std::min(tokens_, tokens);
   if (tier_ != nullptr) tier_->roll_back(tokens_);
+  if (active_ != nullptr) active_->roll_back(tokens_);
   for (auto& [key, native] : natives_) native.selector->roll_back(0, tokens_);
 }
 
@@ -288,6 +304,7 @@ std::int64_t CudaContext::most_tokens(const Step& step) const {
   std::int64_t stretch = 1;
   for (const Selector* const selector : step.selectors)
     if (selector != nullptr && step.phase == Phase::question) stretch = selector->question_stretch();
+  if (stretch == 1 && active_ != nullptr) return ActiveTier::most_tokens(tokens_);
   stretch = std::clamp<std::int64_t>(stretch, 1, kMostSparseTokens);
   return kMostSparseTokens / stretch * stretch;
 }
@@ -318,6 +335,11 @@ ForwardWork CudaContext::forward_some(const Step& step, const Rope& rope, LogitR
   if (run.host_takes_part()) sequence.kv->commit(run.count);
   if (run.reach == Reach::split) tier_->held_more(run.count);
   if (tier_ != nullptr) tier_work_.bytes_to_gpu += tier_->take_moved();
+  if (active_ != nullptr) {
+    const std::int64_t moved = active_->take_moved();
+    tier_work_.bytes_to_gpu += moved;
+    tier_work_.active_bytes += moved;
+  }
   return work;
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "gpu/active_tier.h"
 #include "gpu/host_tier.h"
 #include "gpu/lists.h"
 #include "gpu/model.h"
@@ -92,6 +93,9 @@ class CudaContext final : public GpuContext {
   QueryBlock places_of(const Run& run) const;
   QueryBlock block_of(int layer, const Run& run) const;
   void choose(int layer, const Run& run, const QueryBlock& block, Selection& selection, ForwardWork& work);
+  bool uses_active(const Run& run) const;
+  void leave_active(int layer, const Run& run, const QueryBlock& block, Selection& selection,
+                    AttendWork& attended, ForwardWork& work);
   void make_room(const Run& run);
   void list_near_keys(const Run& run);
   void enqueue_head(std::int64_t row, std::int64_t rows);
@@ -110,6 +114,7 @@ class CudaContext final : public GpuContext {
   std::shared_ptr<const CudaModel> model_;
   GpuContextOptions options_;
   Placement place_;
+  ActiveTier::Room active_room_;
   std::int64_t tokens_ = 0;
 
   cuda::Stream stream_;
@@ -139,10 +144,11 @@ class CudaContext final : public GpuContext {
 
   // With keys and values in host memory:
   std::unique_ptr<HostTier> tier_;
-  cuda::Buffer near_lse_;        // [kMostSparseTokens, Hq] of what the GPU attended
-  cuda::Buffer far_;             // [kMostSparseTokens, Hq, d], then [.., Hq]: what the host attended
-  cuda::PinnedBuffer host_far_;  // the same
-  HostLists near_keys_;          ///< what the step's queries attend on the GPU
+  std::unique_ptr<ActiveTier> active_;  ///< null: no memory is given to it
+  cuda::Buffer near_lse_;               // [kMostSparseTokens, Hq] of what the GPU attended
+  cuda::Buffer far_;                    // [kMostSparseTokens, Hq, d], then [.., Hq]: what the host attended
+  cuda::PinnedBuffer host_far_;         // the same
+  HostLists near_keys_;                 ///< what the step's queries attend on the GPU
   cuda::Buffer near_memory_;
   cuda::RowLists near_lists_;
   TierWork tier_work_;

@@ -54,11 +54,21 @@ void CudaContext::make_room(const Run& run) {
   const QueryBlock block = places_of(run);
   tier_->hold(range_, *run.step.sequences.front().kv, block.far_begin, block.far_end(0, run.step.dense),
               run.count, stream_.get());
+  if (uses_active(run))
+    active_->begin_step(run.step.selectors.data(), tokens_, run.count, *run.step.sequences.front().kv,
+                        stream_.get());
   list_near_keys(run);
 }
 
+/// Whether the GPU attends keys that the step's method found before. Dense steps do not: the host attends
+/// all.
+bool CudaContext::uses_active(const Run& run) const {
+  return active_ != nullptr && run.reach == Reach::split && !run.step.selectors.empty();
+}
+
 /// The rows that the GPU attends in every layer of a split step: sink and window, by the kernel's own rule,
-/// and what lies between the far keys and the kernel's window where that does not slide.
+/// what lies between the far keys and the kernel's window where that does not slide, and active keys, of
+/// which each layer has its own number.
 void CudaContext::list_near_keys(const Run& run) {
   const QueryBlock block = places_of(run);
   const LayerGeometry where = geometry(0, run);
@@ -70,6 +80,7 @@ void CudaContext::list_near_keys(const Run& run) {
                   .token_begin = 0,
                   .token_end = run.count});
   near_keys_.assign(group_sets(none, {&block, 1}, where), block, where, 0, run.count);
+  if (uses_active(run)) active_->list(near_keys_, run.count, stream_.get());
   near_lists_ = near_keys_.upload(near_memory_, stream_.get());
 }
 
@@ -188,7 +199,9 @@ void CudaContext::attend_chosen_by_host(int layer, const Run& run, ForwardWork& 
 void CudaContext::attend_split(int layer, const Run& run, ForwardWork& work) {
   cuda::Queries near = queries(layer, run);
   near.lse = near_lse_.as<float>();
-  attend_rows_decode(near, near_lists_, options_.max_tokens, workspace_.as<void>(), stream_.get());
+  cuda::RowLists near_lists = near_lists_;
+  if (uses_active(run)) near_lists.counts = active_->counts(layer);
+  attend_rows_decode(near, near_lists, options_.max_tokens, workspace_.as<void>(), stream_.get());
   const LayerGeometry where = geometry(layer, run);
   const QueryBlock block = block_of(layer, run);
   const auto begin = Clock::now();
@@ -199,6 +212,7 @@ void CudaContext::attend_split(int layer, const Run& run, ForwardWork& work) {
     choose(layer, run, block, selection, work);
     attended.far_keys = work.attend.far_keys - before.far_keys;
     attended.dense_keys = work.attend.dense_keys - before.dense_keys;
+    if (uses_active(run)) leave_active(layer, run, block, selection, attended, work);
   } else {
     choose_all(block, where, selection);
     attended = count_full({&block, 1}, where);
@@ -216,6 +230,21 @@ void CudaContext::attend_split(int layer, const Run& run, ForwardWork& work) {
   tier_work_.bytes_to_gpu += rows * (d + 1) * std::int64_t{sizeof(float)};
   cuda::merge_states(attention_.as<float>(), near_lse_.as<float>(), far_.as<float>(),
                      far_.as<float>() + rows * d, rows, static_cast<int>(d), stream_.get());
+}
+
+/// Leaves to the host what of its choice the GPU does not attend.
+void CudaContext::leave_active(int layer, const Run& run, const QueryBlock& block, Selection& selection,
+                               AttendWork& attended, ForwardWork& work) {
+  Selection rest;
+  const std::int64_t active = run.count * active_->active(layer);
+  const std::int64_t hits = active_->keys().take(layer, selection, rest, *options_.pool);
+  selection = std::move(rest);
+  attended.far_keys -= hits;
+  attended.dense_keys += active;
+  work.attend.far_keys += active - hits;
+  work.attend.kv_bytes += (active - hits) * block.kv.heads.front().token_bytes();
+  tier_work_.active_keys += active;
+  tier_work_.active_hits += hits;
 }
 
 /// Has the layer's selector choose for the block, tells it what its keys weigh if it asks, and counts.

@@ -11,9 +11,6 @@
 
 namespace lode {
 
-namespace {
-
-/// Rows [begin, end) of one layer, head and part of the store, in the type that the GPU has them in.
 void copy_rows(const KvStore& store, int layer, int head, bool values, std::int64_t begin, std::int64_t end,
                DType type, std::byte* to) {
   const KvShape& shape = store.shape();
@@ -33,8 +30,6 @@ void copy_rows(const KvStore& store, int layer, int head, bool values, std::int6
     kernels().narrow(wide.data(), d, type, to);
   }
 }
-
-}  // namespace
 
 HostTier::HostTier(const KvShape& shape, ThreadPool& pool, cuda::StreamHandle stream)
     : shape_(shape),

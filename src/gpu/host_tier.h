@@ -16,6 +16,10 @@ namespace lode {
 
 class ThreadPool;
 
+/// Rows [begin, end) of one layer, head and part of the store, in the type that the GPU has them in.
+void copy_rows(const KvStore& store, int layer, int head, bool values, std::int64_t begin, std::int64_t end,
+               DType type, std::byte* to);
+
 class HostTier {
  public:
   /// Tokens behind the sink that may be held: window, question and answer. More are held when a method's

@@ -95,6 +95,13 @@ void HostLists::assign(std::span<const SetGroup> groups, const QueryBlock& block
   }
 }
 
+void HostLists::add_to_all(Position begin, Position end) {
+  for (std::size_t list = 0; list < rows_.size(); ++list) {
+    for (Position row = begin; row < end; ++row) rows_[list].push_back(row);
+    weights_[list].resize(rows_[list].size(), 0.0f);
+  }
+}
+
 cuda::RowLists HostLists::upload(cuda::Buffer& device, cuda::StreamHandle stream) const {
   std::size_t most = 1;
   for (const auto& list : rows_) most = std::max(most, list.size());

@@ -14,6 +14,11 @@ class HostLists {
   void assign(std::span<const SetGroup> groups, const QueryBlock& block, const LayerGeometry& geometry,
               std::int64_t begin, std::int64_t end);
 
+  /// Rows of a list, in the order in which the device has the lists.
+  std::int64_t listed(std::int64_t list) const { return std::ssize(rows_[static_cast<std::size_t>(list)]); }
+  /// Rows [begin, end) behind those of every list.
+  void add_to_all(Position begin, Position end);
+
   /// Copies everything to the device; the result points into `device`, which grows as needed. The stream must
   /// be idle: the copies leave from memory that the next assign overwrites.
   cuda::RowLists upload(cuda::Buffer& device, cuda::StreamHandle stream) const;

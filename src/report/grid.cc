@@ -385,7 +385,8 @@ Json Grid::measure_bench(const SuiteRun& run, std::int64_t length, std::span<con
                                         .kv_type = options_.context.kv_type,
                                         .device = options_.context.device,
                                         .gpu_memory = options_.context.gpu_memory,
-                                        .kv_tier = options_.context.kv_tier};
+                                        .kv_tier = options_.context.kv_tier,
+                                        .active_memory = options_.context.active_memory};
     for (const DecodeBenchRow& r : bench_decode(model_, options, specs, quiet)) {
       rows.push_back({{"attention", r.attention},
                       {"median_us", 1e3 * r.median_ms},

@@ -76,6 +76,7 @@ TEST(RunSettings, NameEveryOption) {
   EXPECT_NE(of({.device = Device::cuda}), plain);
   EXPECT_NE(of({.gpu_memory = 1}), plain);
   EXPECT_NE(of({.kv_tier = KvTier::host}), plain);
+  EXPECT_NE(of({.active_memory = 1}), plain);
   EXPECT_NE(of({.max_tokens = 512}), plain);
   EXPECT_NE(of({.chunk = 64}), plain);
   EXPECT_NE(of({.seed = 1}), plain);

@@ -152,5 +152,97 @@ TEST(Tier, MemoryThatKeysAndValuesDoNotFitIntoSendsThemToTheHost) {
   EXPECT_NE(context.placement().find("in host memory"), std::string::npos);
 }
 
+constexpr std::int64_t kActiveMemory = std::int64_t{16} << 20;
+
+Context active_context(std::int64_t memory, DType type = DType::f32) {
+  return Context(pocket(), {.kv_type = type,
+                            .device = Device::cuda,
+                            .kv_tier = KvTier::host,
+                            .active_memory = memory,
+                            .max_tokens = 2048});
+}
+
+/// A method that finds all far keys but one, so that whatever of them is active the sum is the same: a key
+/// that were attended twice, or nowhere, would be seen. Stretches of tokens, single ones and rollbacks.
+TEST(ActiveTier, EveryFoundKeyIsAttendedOnce) {
+  NEEDS_GPU();
+  std::vector<float> logits[2];
+  WorkReport work[2];
+  for (const std::int64_t memory : {std::int64_t{0}, kActiveMemory}) {
+    Context context = active_context(memory);
+    const MethodId method = context.attach(parse_spec("topk:k=99.9%,sink=4,window=64"));
+    context.prefill(story(900));
+    context.build_indexes();
+    const int at = memory > 0;
+    logits[at] = context.forward(story(70), method, &work[at]);
+    for (const TokenId token : story(5)) {
+      WorkReport more;
+      const auto row = context.forward({&token, 1}, method, &more);
+      logits[at].insert(logits[at].end(), row.begin(), row.end());
+      work[at] += more;
+    }
+    const auto dense = context.forward(story(6), kDense);
+    logits[at].insert(logits[at].end(), dense.begin(), dense.end());
+    context.roll_back(960);
+    const auto later = context.forward(story(20), method);
+    logits[at].insert(logits[at].end(), later.begin(), later.end());
+    context.roll_back(900);
+    const auto again = context.forward(story(70), method);
+    EXPECT_EQ(again, std::vector<float>(logits[at].begin(), logits[at].begin() + std::ssize(again)));
+  }
+  EXPECT_LT(relative_difference(logits[1], logits[0]), 1e-4f);
+  EXPECT_EQ(work[0].tiers.active_keys, 0);
+  EXPECT_GT(work[1].tiers.active_keys, 0);
+  EXPECT_GT(work[1].tiers.active_bytes, 0);
+  const ModelConfig& m = pocket()->config();
+  EXPECT_LE(work[1].tiers.active_hits, work[1].tiers.active_keys * m.query_heads / m.kv_heads)
+      << "each head of a group finds a key at most once";
+  EXPECT_EQ(work[1].tiers.host_keys + work[1].tiers.active_keys, work[1].far_keys);
+  EXPECT_EQ(work[0].tiers.host_keys - work[1].tiers.host_keys, work[1].tiers.active_hits);
+}
+
+/// What is active changes at certain positions, however a text comes in chunks, and begins anew after a
+/// rollback.
+TEST(ActiveTier, ChunksDoNotMatter) {
+  NEEDS_GPU();
+  for (const char* spec : {"retrieval:k=40,beam=32,sink=16,window=64", "topk:k=40,sink=4,window=64"}) {
+    Context context = active_context(kActiveMemory, DType::q8);
+    const MethodId method = context.attach(parse_spec(spec));
+    context.prefill(story(900));
+    context.build_indexes();
+    WorkReport whole;
+    const auto together = context.forward(story(50), method, &whole);
+    EXPECT_GT(whole.tiers.active_hits, 0) << spec;
+    context.roll_back(900);
+    WorkReport pieces;
+    std::vector<float> apart;
+    for (const TokenId token : story(50)) {
+      WorkReport one;
+      const auto row = context.forward({&token, 1}, method, &one);
+      apart.insert(apart.end(), row.begin(), row.end());
+      pieces += one;
+    }
+    EXPECT_LT(relative_difference(apart, together), 2e-3f) << spec;
+    EXPECT_NEAR(static_cast<double>(pieces.tiers.active_keys), static_cast<double>(whole.tiers.active_keys),
+                0.02 * static_cast<double>(whole.tiers.active_keys));
+  }
+}
+
+TEST(ActiveTier, MemoryIsAsPredicted) {
+  NEEDS_GPU();
+  std::int64_t bytes[2];
+  for (const std::int64_t memory : {std::int64_t{0}, kActiveMemory}) {
+    Context context = active_context(memory);
+    const MethodId method = context.attach(parse_spec("topk:k=40,sink=4,window=64"));
+    context.prefill(story(900));
+    context.build_indexes();
+    context.forward(story(40), method);
+    bytes[memory > 0] = context.impl().gpu->bytes();
+  }
+  EXPECT_GT(bytes[1], bytes[0] + kActiveMemory / 2);
+  EXPECT_LT(bytes[1], bytes[0] + kActiveMemory + (std::int64_t{1} << 20)) << "with what keys go up through";
+  EXPECT_THROW(active_context(1000), InputError);
+}
+
 }  // namespace
 }  // namespace lode

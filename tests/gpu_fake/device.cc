@@ -23,6 +23,7 @@
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/merge_states.h"
 #include "kernels/cuda/pages.h"
+#include "kernels/cuda/place_rows.h"
 #include "kernels/cuda/random.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
@@ -306,6 +307,16 @@ std::int64_t rows_prefill_workspace_bytes(int) {
 }
 void attend_rows_prefill(const Queries&, std::int32_t, const RowLists&, void*, StreamHandle, Precision) {
   throw RunError("no method of the played GPU chooses for many tokens together");
+}
+void place_rows(char* base, const KvLayout& layout, const std::int64_t* places, const char* rows,
+                std::int64_t count, StreamHandle stream) {
+  enqueue(stream, [=] {
+    const auto row = static_cast<std::size_t>(layout.row_bytes());
+    for (std::int64_t i = 0; i < count; ++i) {
+      std::memcpy(base + places[i], rows + 2 * i * layout.row_bytes(), row);
+      std::memcpy(base + places[i] + layout.value_offset(), rows + (2 * i + 1) * layout.row_bytes(), row);
+    }
+  });
 }
 void merge_states(float* output, const float* lse, const float* other, const float* other_lse,
                   std::int64_t rows, int d, StreamHandle stream) {
