@@ -19,7 +19,7 @@ class ThreadPool;
 class ActiveKeys {
  public:
   static constexpr std::int64_t kTokensPerUpdate = 16;
-  static constexpr int kMovesPerUpdate = 32;  ///< of a layer's KV head, at most
+  static constexpr int kMovesPerUpdate = 64;  ///< of a layer's KV head, at most
   static constexpr std::int64_t kMostSlots = 32000;
 
   /// A key that goes to a slot.
