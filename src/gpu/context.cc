@@ -564,7 +564,7 @@ void CudaContext::count_work(const Run& run, ForwardWork& work) {
         listed += chosen;
         work.attend += work_of(all, far, std::min(chosen, far), token_bytes);
       }
-      if (sparse) work.select.bytes += selector->select_bytes(all - 1, listed);
+      if (sparse) work.select.bytes += selector->select_bytes_of(counts, counted, all - 1, listed);
     }
   }
 }

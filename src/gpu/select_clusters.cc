@@ -1,132 +1,125 @@
 // SPDX-License-Identifier: Apache-2.0
-// squeezed on the GPU: the clusters and thresholds that the host has found of the context, copied whenever
-// they change; one launch a layer scores all centroids, compares and lists the keys
-// (kernels/cuda/clusters.h). One level without a tail, over a context whose window does not slide: there
-// nothing joins the index inside of steps. Everything else is chosen on the host.
+#include "gpu/select_clusters.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <functional>
-#include <optional>
+#include <numeric>
 #include <utility>
 
 #include "base/cancel.h"
-#include "base/rng.h"
-#include "gpu/selectors.h"
 #include "kernels/cuda/classifier.h"
 #include "kernels/cuda/cluster_block.h"
-#include "kernels/cuda/clusters.h"
-#include "kernels/cuda/device.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
-#include "select/cluster_choice.h"
 
 namespace lode {
 
+static_assert(kMostDeviceLevels == cuda::kMostClusterLevels);
+
 namespace {
 
-class GpuClusters : public GpuSelector {
- public:
-  /// Clusters of a layer; nothing while the host chooses.
-  using Source = std::function<std::optional<ClusterChoice>(int layer)>;
+cuda::CentroidKind kind_of(const ClusterTree& tree) {
+  if (tree.type != DType::q8) return cuda::CentroidKind::f16;
+  return tree.levels[0].spreads.empty() ? cuda::CentroidKind::q8 : cuda::CentroidKind::q8_spreads;
+}
 
-  GpuClusters(const Spec& spec, const GpuGeometry& geometry, std::vector<bool> layers, Source source,
-              bool host_index)
-      : spec_(spec),
-        geometry_(geometry),
-        layers_(std::move(layers)),
-        source_(std::move(source)),
-        host_index_(host_index),
-        stretch_of_questions_(spec.integer("block", 0, 1, 1 << 20)),
-        versions_(layers_.size(), -1) {
-    const std::int64_t lists = counts_per_layer();
-    rows_ = cuda::Buffer(lists * geometry.max_tokens * 4, "the rows of chosen clusters");
-    counts_ = cuda::Buffer(geometry.layers * lists * 4, "the counts of chosen clusters");
-    cuda::fill(counts_.as<void>(), 0, counts_.bytes(), geometry.stream);
-    step_ = cuda::Buffer(sizeof(cuda::ClusterStep), "the threshold of a step");
-    staged_ = cuda::PinnedBuffer(sizeof(cuda::ClusterStep));
-  }
+[[noreturn]] void refuse(const Spec& spec, std::int64_t nodes) {
+  throw InputError(
+      fmt::format("attention spec '{}': expected fewer clusters with --device cuda, found {}; "
+                  "--device cpu takes any",
+                  spec.str(), nodes));
+}
 
-  bool needs_host_index() const override { return host_index_; }
-  bool chooses() const override { return source_(first_layer()).has_value(); }
-  bool prepare(const GpuKeys& keys, cuda::StreamHandle stream) override;
-  std::int64_t most_tokens(std::int64_t, Phase phase) const override {
-    if (phase != Phase::question) return geometry_.most_queries;
-    if (stretch_of_questions_ == 0) return geometry_.most_tokens;
-    // Whole stretches; a longer one is a step of its own.
-    return std::max(stretch_of_questions_,
-                    geometry_.most_queries / stretch_of_questions_ * stretch_of_questions_);
+/// Halves of a level's centroids, divided by `scale`.
+std::vector<std::uint16_t> halves_of(const ClusterLevel& level, DType type, float scale) {
+  const std::vector<std::byte>& bytes = level.centroids;
+  std::vector<std::uint16_t> halves(bytes.size() / static_cast<std::size_t>(bytes_of(type)));
+  if (type == DType::f16 && scale == 1.0f) {
+    std::memcpy(halves.data(), bytes.data(), bytes.size());
+    return halves;
   }
-  bool chooses_together() const override { return true; }
-  std::int64_t most_together() const override { return geometry_.most_tokens; }
-  void begin(const GpuStep& step) override;
-  cuda::RowLists select_together(int layer, const cuda::Queries& all, cuda::StreamHandle stream) override;
-  int counted_token(int t) const override { return stretch_ > geometry_.most_queries ? 0 : t; }
-  void upload(cuda::StreamHandle stream) override {
-    cuda::copy(step_.as<void>(), staged_.as<void>(), step_.bytes(), stream);
-  }
-  cuda::RowLists select(int layer, const cuda::Queries& queries, const float* q_unrotated,
-                        cuda::StreamHandle stream) override;
-  const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
-  std::int64_t counts_per_layer() const override {
-    return std::int64_t{geometry_.most_queries} * geometry_.kv_heads;
-  }
-  int lists_per_head() const override { return 1; }
-  /// Centroids with their numbers of keys, and the rows that are copied.
-  std::int64_t select_bytes(std::int64_t, std::int64_t chosen) const override {
-    const std::int64_t d = geometry_.head_dim, coded = d + 4,
-                       node = kind_ == cuda::CentroidKind::f16  ? 2 * d
-                              : kind_ == cuda::CentroidKind::q8 ? coded
-                                                                : coded + spread_dims(d) + 4;
-    return nodes_of_layer_ * (node + 4) + chosen * 4;
-  }
-  std::int64_t bytes() const override {
-    return centroids_.bytes() + scales_.bytes() + first_.bytes() + cluster_rows_.bytes() + nodes_.bytes() +
-           rows_.bytes() + counts_.bytes() + block_.bytes();
-  }
+  std::vector<float> wide(halves.size());
+  kernels().widen(bytes.data(), type, std::ssize(wide), wide.data());
+  for (float& x : wide) x /= scale;
+  kernels().narrow(wide.data(), std::ssize(wide), DType::f16, reinterpret_cast<std::byte*>(halves.data()));
+  return halves;
+}
 
- protected:
-  int first_layer() const {
-    return static_cast<int>(std::find(layers_.begin(), layers_.end(), true) - layers_.begin());
+cuda::ByteCentroids bytes_of_level(const ClusterLevel& level) {
+  return {.centroids = level.centroids,
+          .scales = level.scales,
+          .spreads = level.spreads,
+          .spread_scales = level.spread_scales};
+}
+
+/// The power of two by which centroids must be divided to be halves.
+float scale_of(const ClusterChoice& choice, int head) {
+  float most = 0.0f;
+  for (const ClusterSegment& segment : choice.segments) {
+    const ClusterTree& tree = segment.heads[static_cast<std::size_t>(head)];
+    if (tree.type != DType::f32) continue;
+    for (const ClusterLevel& level : tree.levels) {
+      std::vector<float> wide(level.centroids.size() / static_cast<std::size_t>(bytes_of(tree.type)));
+      kernels().widen(level.centroids.data(), tree.type, std::ssize(wide), wide.data());
+      for (const float x : wide) most = std::max(most, std::abs(x));
+    }
   }
+  constexpr float kFits = 32768.0f;
+  return most > kFits ? std::exp2(std::ceil(std::log2(most / kFits))) : 1.0f;
+}
 
-  Spec spec_;
-  GpuGeometry geometry_;
-  std::vector<bool> layers_;
-  Source source_;
-  cuda::Buffer step_;                                  // ClusterStep
-  cuda::CentroidKind kind_ = cuda::CentroidKind::f16;  ///< of all layers
-  cuda::Buffer block_;  ///< cuda::BlockScratch of most_tokens; none where the GPU does not choose for blocks
+/// Pageable memory: the call returns once the bytes have left.
+template <class T>
+void put(const cuda::Buffer& to, std::int64_t place, std::int64_t stride, const std::vector<T>& from,
+         cuda::StreamHandle stream) {
+  cuda::copy(to.as<std::byte>() + place * stride, from.data(), std::ssize(from) * std::int64_t{sizeof(T)},
+             stream);
+}
 
- private:
-  std::int64_t centroid_bytes() const {  // of a head
-    return cuda::centroid_bytes(most_nodes_, geometry_.head_dim, kind_);
+/// How many nodes of one level are below the coarsest nodes i, i + ranks, ..., at most.
+std::int64_t most_entries(const ClusterChoice& choice, int head, int ranks) {
+  std::vector<std::vector<std::int64_t>> sums;  // [levels][ranks]
+  std::int64_t before = 0;                      // coarsest nodes
+  for (const ClusterSegment& segment : choice.segments) {
+    const ClusterTree& tree = segment.heads[static_cast<std::size_t>(head)];
+    sums.resize(tree.levels.size(), std::vector<std::int64_t>(static_cast<std::size_t>(ranks)));
+    std::vector<std::int32_t> bounds(static_cast<std::size_t>(tree.levels[0].nodes()) + 1);
+    for (std::size_t i = 0; i < bounds.size(); ++i) bounds[i] = static_cast<std::int32_t>(i);
+    for (std::size_t l = 0; l < tree.levels.size(); ++l) {
+      for (std::size_t i = 0; i + 1 < bounds.size(); ++i)
+        sums[l][(static_cast<std::size_t>(before) + i) % static_cast<std::size_t>(ranks)] +=
+            bounds[i + 1] - bounds[i];
+      for (std::int32_t& bound : bounds) bound = tree.levels[l].first[static_cast<std::size_t>(bound)];
+    }
+    before += tree.levels[0].nodes();
   }
-  void allocate(std::span<const std::optional<ClusterChoice>> all);
-  void take(int layer, const ClusterChoice& choice, cuda::StreamHandle stream);
-  void take_head(std::int64_t place, int head, const ClusterChoice& choice, cuda::StreamHandle stream);
-  cuda::ClusterTables tables(int layer) const;
-  cuda::ClusterChoiceTask task(int layer) const;
-  cuda::RowLists lists(int layer) const;
+  std::int64_t most = 0;
+  for (const auto& level : sums) most = std::max(most, *std::max_element(level.begin(), level.end()));
+  return most;
+}
 
-  bool host_index_ = false;
-  std::int64_t stretch_of_questions_ = 0;  ///< 0: the whole question
-  std::vector<std::int64_t> versions_;     // [L] of what is on the device
-  std::vector<Position> ends_;             // [parts]
-  int stretch_ = 1;                        ///< of the running step
-  bool squares_ = false;                   ///< how the clusters that are on the device are chosen
-  std::int64_t most_nodes_ = 0, most_keys_ = 0, nodes_of_layer_ = 0;
-  cuda::Buffer centroids_;     // [L, Hkv, centroid_bytes()]
-  cuda::Buffer scales_;        // [L, Hkv]
-  cuda::Buffer first_;         // [L, Hkv, most_nodes + 1]
-  cuda::Buffer cluster_rows_;  // [L, Hkv, most_keys]
-  cuda::Buffer nodes_;         // [L, Hkv, parts + 1]
-  cuda::Buffer rows_;          // [most_queries, Hkv, max_tokens]
-  cuda::Buffer counts_;        // [L, most_queries, Hkv]
-  cuda::PinnedBuffer staged_;  // ClusterStep
-};
+}  // namespace
+
+GpuClusters::GpuClusters(const Spec& spec, const GpuGeometry& geometry, std::vector<bool> layers,
+                         Source source, bool host_index)
+    : spec_(spec),
+      geometry_(geometry),
+      layers_(std::move(layers)),
+      source_(std::move(source)),
+      several_(spec.text("levels").value_or("1") != "1"),
+      host_index_(host_index),
+      stretch_of_questions_(spec.integer("block", 0, 1, 1 << 20)),
+      versions_(layers_.size(), -1) {
+  const std::int64_t lists = lists_per_layer();
+  rows_ = cuda::Buffer(lists * geometry.max_tokens * 4, "the rows of chosen clusters");
+  counts_ = cuda::Buffer(geometry.layers * counts_per_layer() * 4, "the counts of chosen clusters");
+  cuda::fill(counts_.as<void>(), 0, counts_.bytes(), geometry.stream);
+  step_ = cuda::Buffer(cuda::kMostClusterLevels * sizeof(cuda::ClusterStep), "the threshold of a step");
+  staged_ = cuda::PinnedBuffer(cuda::kMostClusterLevels * sizeof(cuda::ClusterStep));
+}
 
 bool GpuClusters::prepare(const GpuKeys&, cuda::StreamHandle stream) {
   std::vector<std::optional<ClusterChoice>> all(layers_.size());
@@ -153,11 +146,6 @@ bool GpuClusters::prepare(const GpuKeys&, cuda::StreamHandle stream) {
   return true;
 }
 
-cuda::CentroidKind kind_of(const ClusterTree& tree) {
-  if (tree.type != DType::q8) return cuda::CentroidKind::f16;
-  return tree.levels[0].spreads.empty() ? cuda::CentroidKind::q8 : cuda::CentroidKind::q8_spreads;
-}
-
 void GpuClusters::allocate(std::span<const std::optional<ClusterChoice>> all) {
   most_nodes_ = most_keys_ = 1;
   nodes_of_layer_ = 0;
@@ -169,7 +157,8 @@ void GpuClusters::allocate(std::span<const std::optional<ClusterChoice>> all) {
     for (int head = 0; head < geometry_.kv_heads; ++head) {
       std::int64_t nodes = 0, keys = 0;
       for (const ClusterSegment& segment : choice->segments) {
-        nodes += segment.heads[static_cast<std::size_t>(head)].levels[0].nodes();
+        for (const ClusterLevel& level : segment.heads[static_cast<std::size_t>(head)].levels)
+          nodes += level.nodes();
         keys += segment.end - segment.begin;
       }
       sum += nodes;
@@ -178,11 +167,10 @@ void GpuClusters::allocate(std::span<const std::optional<ClusterChoice>> all) {
     }
   }
   nodes_of_layer_ = sum / std::max<std::int64_t>(1, layers);
-  if (!cuda::fits_cluster_choice(most_nodes_, geometry_.head_dim, geometry_.kv_heads)) {
-    throw InputError(
-        fmt::format("attention spec '{}': expected fewer clusters with --device cuda, found {}; "
-                    "--device cpu takes any",
-                    spec_.str(), most_nodes_));
+  if (several_) {
+    allocate_levels(all);
+  } else if (!cuda::fits_cluster_choice(most_nodes_, geometry_.head_dim, geometry_.kv_heads)) {
+    refuse(spec_, most_nodes_);
   }
   const std::int64_t heads = std::int64_t{geometry_.layers} * geometry_.kv_heads,
                      parts = std::ssize(all[static_cast<std::size_t>(first_layer())]->segments);
@@ -190,13 +178,15 @@ void GpuClusters::allocate(std::span<const std::optional<ClusterChoice>> all) {
     buffer = {};
     buffer = cuda::Buffer(bytes, "an index of clusters");
   };
-  fresh(centroids_, heads * centroid_bytes());
+  if (!several_) {
+    fresh(centroids_, heads * centroid_bytes());
+    fresh(first_, heads * (most_nodes_ + 1) * 4);
+  }
   fresh(scales_, heads * 4);
-  fresh(first_, heads * (most_nodes_ + 1) * 4);
   fresh(cluster_rows_, heads * most_keys_ * 4);
   fresh(nodes_, heads * (parts + 1) * 4);
   const bool exact = geometry_.key_row_bytes == geometry_.head_dim * 4;  // a store of f32
-  if (!exact && geometry_.most_tokens > geometry_.most_queries &&
+  if (!exact && !several_ && geometry_.most_tokens > geometry_.most_queries &&
       cuda::can_choose_for_block(geometry_.head_dim, kind_))
     fresh(block_, cuda::BlockScratch(geometry_.most_tokens, geometry_.query_heads, geometry_.kv_heads,
                                      geometry_.head_dim, most_nodes_, kind_)
@@ -210,69 +200,93 @@ void GpuClusters::take(int layer, const ClusterChoice& choice, cuda::StreamHandl
     take_head(std::int64_t{layer} * geometry_.kv_heads + head, head, choice, stream);
 }
 
-/// Halves of a tree's centroids, divided by `scale`.
-std::vector<std::uint16_t> halves_of(const ClusterTree& tree, float scale) {
-  const std::vector<std::byte>& bytes = tree.levels[0].centroids;
-  std::vector<std::uint16_t> halves(bytes.size() / static_cast<std::size_t>(bytes_of(tree.type)));
-  if (tree.type == DType::f16 && scale == 1.0f) {
-    std::memcpy(halves.data(), bytes.data(), bytes.size());
-    return halves;
-  }
-  std::vector<float> wide(halves.size());
-  kernels().widen(bytes.data(), tree.type, std::ssize(wide), wide.data());
-  for (float& x : wide) x /= scale;
-  kernels().narrow(wide.data(), std::ssize(wide), DType::f16, reinterpret_cast<std::byte*>(halves.data()));
-  return halves;
-}
-
-void pack(const ClusterTree& tree, float scale, int head_dim, std::int64_t first_node, std::byte* to) {
-  const ClusterLevel& level = tree.levels[0];
-  if (tree.type != DType::q8) return cuda::pack_centroids(halves_of(tree, scale), head_dim, first_node, to);
-  cuda::pack_centroids({.centroids = level.centroids,
-                        .scales = level.scales,
-                        .spreads = level.spreads,
-                        .spread_scales = level.spread_scales},
-                       head_dim, first_node, to);
-}
-
-/// The power of two by which centroids must be divided to be halves.
-float scale_of(const ClusterChoice& choice, int head) {
-  float most = 0.0f;
-  for (const ClusterSegment& segment : choice.segments) {
-    const ClusterTree& tree = segment.heads[static_cast<std::size_t>(head)];
-    if (tree.type != DType::f32) continue;
-    std::vector<float> wide(tree.levels[0].centroids.size() / static_cast<std::size_t>(bytes_of(tree.type)));
-    kernels().widen(tree.levels[0].centroids.data(), tree.type, std::ssize(wide), wide.data());
-    for (const float x : wide) most = std::max(most, std::abs(x));
-  }
-  constexpr float kFits = 32768.0f;
-  return most > kFits ? std::exp2(std::ceil(std::log2(most / kFits))) : 1.0f;
-}
-
 void GpuClusters::take_head(std::int64_t place, int head, const ClusterChoice& choice,
                             cuda::StreamHandle stream) {
-  std::vector<std::byte> packed(static_cast<std::size_t>(centroid_bytes()));
+  std::vector<std::byte> packed(several_ ? 0 : static_cast<std::size_t>(centroid_bytes()));
   std::vector<std::int32_t> first = {0}, rows, nodes = {0};
   const float scale = scale_of(choice, head);
   for (const ClusterSegment& segment : choice.segments) {
     const ClusterTree& tree = segment.heads[static_cast<std::size_t>(head)];
-    pack(tree, scale, geometry_.head_dim, nodes.back(), packed.data());
-    const auto before = static_cast<std::int32_t>(rows.size());
-    for (std::size_t i = 1; i < tree.levels[0].first.size(); ++i)
-      first.push_back(before + tree.levels[0].first[i]);
+    const ClusterLevel& top = tree.levels[0];
+    if (!several_) {
+      if (tree.type == DType::q8)
+        cuda::pack_centroids(bytes_of_level(top), geometry_.head_dim, nodes.back(), packed.data());
+      else
+        cuda::pack_centroids(halves_of(top, tree.type, scale), geometry_.head_dim, nodes.back(),
+                             packed.data());
+      const auto before = static_cast<std::int32_t>(rows.size());
+      for (std::size_t i = 1; i < top.first.size(); ++i) first.push_back(before + top.first[i]);
+    }
     rows.insert(rows.end(), tree.rows.begin(), tree.rows.end());
-    nodes.push_back(nodes.back() + tree.levels[0].nodes());
+    nodes.push_back(nodes.back() + top.nodes());
   }
-  // Pageable memory: the calls return once the bytes have left.
-  const auto put = [&](const cuda::Buffer& to, std::int64_t stride, const auto& from) {
-    cuda::copy(to.as<std::byte>() + place * stride, from.data(),
-               std::ssize(from) * std::int64_t{sizeof(from[0])}, stream);
-  };
-  put(centroids_, centroid_bytes(), packed);
-  put(scales_, 4, std::vector<float>{scale});
-  put(first_, (most_nodes_ + 1) * 4, first);
-  put(cluster_rows_, most_keys_ * 4, rows);
-  put(nodes_, std::ssize(nodes) * 4, nodes);
+  put(scales_, place, 4, std::vector<float>{scale}, stream);
+  put(cluster_rows_, place, most_keys_ * 4, rows, stream);
+  put(nodes_, place, std::ssize(nodes) * 4, nodes, stream);
+  if (several_) return take_levels(place, head, choice, scale, stream);
+  put(centroids_, place, centroid_bytes(), packed, stream);
+  put(first_, place, (most_nodes_ + 1) * 4, first, stream);
+}
+
+void GpuClusters::take_levels(std::int64_t place, int head, const ClusterChoice& choice, float scale,
+                              cuda::StreamHandle stream) {
+  const std::int64_t row = cuda::cluster_row_bytes(geometry_.head_dim, kind_);
+  for (std::size_t l = 0; l < levels_.size(); ++l) {
+    std::vector<std::byte> rows(static_cast<std::size_t>(levels_[l].most_nodes * row));
+    std::vector<cuda::ClusterNode> nodes;
+    std::int32_t before = 0;  // children in the parts before
+    for (const ClusterSegment& segment : choice.segments) {
+      const ClusterTree& tree = segment.heads[static_cast<std::size_t>(head)];
+      const ClusterLevel& level = tree.levels[l];
+      std::byte* const to = rows.data() + std::ssize(nodes) * row;
+      if (tree.type == DType::q8)
+        cuda::pack_cluster_rows(bytes_of_level(level), geometry_.head_dim, to);
+      else
+        cuda::pack_cluster_rows(halves_of(level, tree.type, scale), geometry_.head_dim, to);
+      for (std::size_t i = 0; i < level.keys.size(); ++i)
+        nodes.push_back({.scale = level.scales.empty() ? 1.0f : level.scales[i],
+                         .root = level.spread_scales.empty() ? 0.0f : std::sqrt(level.spread_scales[i]),
+                         .keys = level.keys[i],
+                         .first = before + level.first[i]});
+      before += level.first.back();
+    }
+    nodes.push_back({.first = before});
+    put(levels_[l].rows, place, std::ssize(rows), rows, stream);
+    put(levels_[l].nodes, place, (levels_[l].most_nodes + 1) * std::int64_t{sizeof(cuda::ClusterNode)}, nodes,
+        stream);
+  }
+}
+
+void GpuClusters::allocate_levels(std::span<const std::optional<ClusterChoice>> all) {
+  levels_.clear();
+  for (const int ranks : cuda::cluster_level_ranks(geometry_.kv_heads)) {
+    std::int64_t most = 0;
+    for (const std::optional<ClusterChoice>& choice : all)
+      for (int head = 0; choice && head < geometry_.kv_heads; ++head)
+        most = std::max(most, most_entries(*choice, head, ranks));
+    ranks_ = ranks, most_entries_ = static_cast<int>(most);
+    if (cuda::fits_cluster_levels(most, geometry_.head_dim)) break;
+  }
+  if (!cuda::fits_cluster_levels(most_entries_, geometry_.head_dim)) refuse(spec_, most_nodes_);
+  const auto& segments = all[static_cast<std::size_t>(first_layer())]->segments;
+  levels_.resize(segments.empty() ? 1 : segments[0].heads[0].levels.size());
+  LODE_ASSERT(std::ssize(levels_) <= cuda::kMostClusterLevels);
+  const std::int64_t heads = std::int64_t{geometry_.layers} * geometry_.kv_heads;
+  for (std::size_t l = 0; l < levels_.size(); ++l) {
+    for (const std::optional<ClusterChoice>& choice : all) {
+      for (int head = 0; choice && head < geometry_.kv_heads; ++head) {
+        std::int64_t nodes = 0;
+        for (const ClusterSegment& segment : choice->segments)
+          nodes += segment.heads[static_cast<std::size_t>(head)].levels[l].nodes();
+        levels_[l].most_nodes = std::max(levels_[l].most_nodes, nodes);
+      }
+    }
+    const std::int64_t nodes = levels_[l].most_nodes,
+                       row = cuda::cluster_row_bytes(geometry_.head_dim, kind_);
+    levels_[l].rows = cuda::Buffer(heads * nodes * row, "an index of clusters");
+    levels_[l].nodes =
+        cuda::Buffer(heads * (nodes + 1) * std::int64_t{sizeof(cuda::ClusterNode)}, "an index of clusters");
+  }
 }
 
 void GpuClusters::begin(const GpuStep& step) {
@@ -286,14 +300,14 @@ void GpuClusters::begin(const GpuStep& step) {
   const auto sink = static_cast<Position>(spec_.dense.sink);
   const std::int64_t far_end = std::min<std::int64_t>(
       std::int64_t{step.queries.front().position} + 1 - spec_.dense.window, step.far_limit);
-  cuda::ClusterStep& to = *staged_.as<cuda::ClusterStep>();
-  to = {.threshold =
-            choice->thresholds[static_cast<std::size_t>(alone ? QueryKind::alone : QueryKind::together)],
-        .parts = 0,
-        .begin = sink,
-        .end = sink};
+  auto* const steps = staged_.as<cuda::ClusterStep>();
+  cuda::ClusterStep to = {.threshold = 0.0, .parts = 0, .begin = sink, .end = sink};
   while (to.parts < std::ssize(ends_) && ends_[static_cast<std::size_t>(to.parts)] <= far_end)
     to.end = ends_[static_cast<std::size_t>(to.parts++)];
+  std::fill_n(steps, cuda::kMostClusterLevels, to);
+  const std::vector<double>& thresholds =
+      choice->thresholds[static_cast<std::size_t>(alone ? QueryKind::alone : QueryKind::together)];
+  for (std::size_t l = 0; l < thresholds.size(); ++l) steps[l].threshold = thresholds[l];
 }
 
 cuda::ClusterTables GpuClusters::tables(int layer) const {
@@ -330,6 +344,49 @@ cuda::RowLists GpuClusters::lists(int layer) const {
           .window = spec_.dense.window};
 }
 
+void GpuClusters::choose(int layer, const cuda::ClusterChoiceTask& task, const cuda::Queries& queries,
+                         cuda::StreamHandle stream) const {
+  if (!several_) return choose_clusters(task, queries, stream);
+  cuda::ClusterLevelsTask all = {.choice = task,
+                                 .levels = static_cast<int>(levels_.size()),
+                                 .level = {},
+                                 .compared = task.counts + lists_per_layer(),
+                                 .ranks = ranks_,
+                                 .most_entries = most_entries_};
+  const std::int64_t place = std::int64_t{layer} * geometry_.kv_heads,
+                     row = cuda::cluster_row_bytes(geometry_.head_dim, kind_);
+  for (std::size_t l = 0; l < levels_.size(); ++l) {
+    const Level& level = levels_[l];
+    all.level[l] = {.rows = level.rows.as<std::byte>() + place * level.most_nodes * row,
+                    .nodes = level.nodes.as<cuda::ClusterNode>() + place * (level.most_nodes + 1),
+                    .most_nodes = static_cast<int>(level.most_nodes)};
+  }
+  choose_clusters_of_levels(all, queries, stream);
+}
+
+std::int64_t GpuClusters::node_bytes() const {
+  const std::int64_t d = geometry_.head_dim, coded = d + 4;
+  if (several_)
+    return cuda::cluster_row_bytes(geometry_.head_dim, kind_) + std::int64_t{sizeof(cuda::ClusterNode)};
+  return 4 + (kind_ == cuda::CentroidKind::f16  ? 2 * d
+              : kind_ == cuda::CentroidKind::q8 ? coded
+                                                : coded + spread_dims(d) + 4);
+}
+
+std::int64_t GpuClusters::level_bytes() const {
+  std::int64_t bytes = 0;
+  for (const Level& level : levels_) bytes += level.rows.bytes() + level.nodes.bytes();
+  return bytes;
+}
+
+std::int64_t GpuClusters::select_bytes_of(const std::int32_t* counts, int token, std::int64_t position,
+                                          std::int64_t chosen) const {
+  if (!several_) return select_bytes(position, chosen);
+  const std::int32_t* const compared = counts + lists_per_layer() + std::int64_t{token} * geometry_.kv_heads;
+  return std::accumulate(compared, compared + geometry_.kv_heads, std::int64_t{0}) * node_bytes() +
+         chosen * 4;
+}
+
 cuda::RowLists GpuClusters::select_together(int layer, const cuda::Queries& all, cuda::StreamHandle stream) {
   LODE_ASSERT(stretch_ == all.count);
   cuda::ClusterChoiceTask shared = task(layer);
@@ -337,160 +394,27 @@ cuda::RowLists GpuClusters::select_together(int layer, const cuda::Queries& all,
   if (block_.bytes() > 0) {
     choose_clusters_for_block(shared, all, block_.as<void>(), stream);
   } else {
-    choose_clusters(shared, all, stream);
+    choose(layer, shared, all, stream);
   }
   return lists(layer);
 }
 
 cuda::RowLists GpuClusters::select(int layer, const cuda::Queries& queries, const float*,
                                    cuda::StreamHandle stream) {
-  choose_clusters(task(layer), queries, stream);
+  choose(layer, task(layer), queries, stream);
   return lists(layer);
 }
-
-bool has_whole_centroids(const Spec& spec) {
-  return spec.text("centroids").value_or("q8") == "q8";
-}
-bool has_spreads(const Spec& spec) {
-  return spec.text("spread").value_or(has_whole_centroids(spec) ? "on" : "off") == "on";
-}
-
-/// For the bench: clusters of random keys with random centroids, the same in all heads and layers, and the
-/// threshold that keeps the wanted share for the first queries that come.
-class MadeUpClusters final : public GpuClusters {
- public:
-  MadeUpClusters(const Spec& spec, const GpuGeometry& geometry, std::uint64_t seed)
-      : GpuClusters(
-            spec, geometry, std::vector<bool>(static_cast<std::size_t>(geometry.layers), true),
-            [this](int) {
-              return std::optional(ClusterChoice{.version = 0, .segments = {&segment_, 1}, .squares = true});
-            },
-            false) {
-    make(seed);
-  }
-  cuda::RowLists select(int layer, const cuda::Queries& queries, const float* q_unrotated,
-                        cuda::StreamHandle stream) override {
-    if (!calibrated_) calibrate(queries, stream);
-    return GpuClusters::select(layer, queries, q_unrotated, stream);
-  }
-  cuda::RowLists select_together(int layer, const cuda::Queries& all, cuda::StreamHandle stream) override {
-    const cuda::RowLists lists = GpuClusters::select_together(layer, all, stream);
-    if (calibrated_) return lists;
-    if (block_.bytes() > 0) {
-      calibrate_together(all, stream);
-    } else {
-      calibrate(all, stream);
-    }
-    return GpuClusters::select_together(layer, all, stream);
-  }
-
- private:
-  void make(std::uint64_t seed) {
-    const auto sink = static_cast<Position>(spec_.dense.sink),
-               end = static_cast<Position>(geometry_.max_tokens - spec_.dense.window -
-                                           std::max(geometry_.most_queries, geometry_.most_tokens));
-    const std::int64_t keys = std::max(1, end - sink), d = geometry_.head_dim,
-                       nodes = std::max<std::int64_t>(1, spec_.amount("clusters", {0.05, true}).of(keys));
-    Rng rng(seed);
-    ClusterTree tree;
-    ClusterLevel level;
-    std::vector<std::int64_t> order(static_cast<std::size_t>(keys));
-    for (std::int64_t i = 0; i < keys; ++i) {  // shuffled from the inside out
-      const auto at = static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(i + 1)));
-      order[static_cast<std::size_t>(i)] = order[static_cast<std::size_t>(at)];
-      order[static_cast<std::size_t>(at)] = i;
-    }
-    for (std::int64_t node = 0; node <= nodes; ++node)
-      level.first.push_back(static_cast<std::int32_t>(node * keys / nodes));
-    for (std::int64_t node = 0; node < nodes; ++node) {
-      const auto from = static_cast<std::size_t>(level.first[static_cast<std::size_t>(node)]),
-                 to = static_cast<std::size_t>(level.first[static_cast<std::size_t>(node) + 1]);
-      level.keys.push_back(static_cast<std::int32_t>(to - from));
-      std::sort(order.begin() + static_cast<std::ptrdiff_t>(from),
-                order.begin() + static_cast<std::ptrdiff_t>(to));
-    }
-    for (const std::int64_t key : order) tree.rows.push_back(sink + static_cast<Position>(key));
-    centroids_.resize(static_cast<std::size_t>(nodes * d));
-    for (float& x : centroids_) x = static_cast<float>(rng.uniform() - 0.5);
-    level.centroids.resize(centroids_.size() * 2);
-    kernels().narrow(centroids_.data(), std::ssize(centroids_), DType::f16, level.centroids.data());
-    if (has_spreads(spec_)) {
-      level.spreads.resize(static_cast<std::size_t>(nodes * spread_dims(d)));
-      for (std::byte& x : level.spreads) x = static_cast<std::byte>(rng.below(128));
-      level.spread_scales.assign(static_cast<std::size_t>(nodes), 1e-12f);  // no score changes by it
-    }
-    tree.levels = {std::move(level)};
-    if (has_whole_centroids(spec_)) centroids_to_q8(tree, d);
-    segment_ = {.begin = sink, .end = sink + static_cast<Position>(keys), .heads = {}};
-    segment_.heads.assign(static_cast<std::size_t>(geometry_.kv_heads), tree);
-  }
-
-  /// The quantile of the first query token's scores over all heads.
-  void calibrate(const cuda::Queries& queries, cuda::StreamHandle stream) {
-    const std::int64_t d = geometry_.head_dim, nodes = std::ssize(centroids_) / d,
-                       group = geometry_.query_heads / geometry_.kv_heads;
-    std::vector<float> q(static_cast<std::size_t>(geometry_.query_heads * d)),
-        z(static_cast<std::size_t>(nodes));
-    cuda::copy(q.data(), queries.q, std::ssize(q) * 4, stream);
-    std::vector<double> all;
-    for (int head = 0; head < geometry_.kv_heads; ++head) {
-      std::vector<double> scores(static_cast<std::size_t>(nodes), 0.0);
-      for (std::int64_t g = 0; g < group; ++g) {
-        kernels().gemv(q.data() + (head * group + g) * d, 1, centroids_.data(), DType::f32, d, 0, nodes,
-                       z.data(), nodes);
-        const double most = *std::max_element(z.begin(), z.end());
-        double total = 0.0;
-        for (const float x : z) total += std::exp((x - most) * static_cast<double>(queries.scale));
-        for (std::size_t i = 0; i < z.size(); ++i) {
-          const double share = std::exp((z[i] - most) * static_cast<double>(queries.scale)) / total;
-          scores[i] += share * share;
-        }
-      }
-      all.insert(all.end(), scores.begin(), scores.end());
-    }
-    // Scores are shares of a node here; all nodes have as many keys, so K / N of a key is the number of
-    // nodes.
-    const double score = quantile(all);
-    set_threshold(std::sqrt(score / static_cast<double>(group)) * static_cast<double>(nodes), stream);
-  }
-  /// The quantile of the scores that a block of query tokens has just made.
-  void calibrate_together(const cuda::Queries& queries, cuda::StreamHandle stream) {
-    const auto nodes = static_cast<std::size_t>(std::ssize(centroids_) / geometry_.head_dim);
-    const cuda::BlockScratch at(queries.count, geometry_.query_heads, geometry_.kv_heads, geometry_.head_dim,
-                                std::ssize(segment_.heads[0].levels[0].keys), kind_);
-    std::vector<float> weights(static_cast<std::size_t>(geometry_.kv_heads * at.nodes));
-    cuda::copy(weights.data(), block_.as<char>() + at.weights, std::ssize(weights) * 4, stream);
-    std::vector<double> all;
-    for (auto head = weights.begin(); head != weights.end(); head += at.nodes)
-      all.insert(all.end(), head, head + static_cast<std::ptrdiff_t>(nodes));
-    set_threshold(quantile(all), stream);
-  }
-  double quantile(std::vector<double>& scores) const {
-    const double kept = 1.0 - spec_.number("sparsity", 0.9, 0, 0.999999);
-    const auto nth =
-        scores.begin() + static_cast<std::ptrdiff_t>((1.0 - kept) * static_cast<double>(scores.size() - 1));
-    std::nth_element(scores.begin(), nth, scores.end());
-    return *nth;
-  }
-  void set_threshold(double threshold, cuda::StreamHandle stream) {
-    cuda::copy(step_.as<double>(), &threshold, sizeof threshold, stream);
-    calibrated_ = true;
-  }
-
-  ClusterSegment segment_;
-  std::vector<float> centroids_;  // [nodes, d]
-  bool calibrated_ = false;
-};
-
-}  // namespace
 
 std::unique_ptr<GpuSelector> make_gpu_clusters(const Spec& spec, const GpuGeometry& geometry,
                                                std::span<Selector* const> selectors) {
   const std::int64_t stretch = spec.integer("block", 0, 1, 1 << 20);
   const std::int64_t nodes = spec.amount("clusters", {0.05, true}).of(geometry.max_tokens);
+  const bool several = spec.text("levels").value_or("1") != "1";
   // Twice: a text that is indexed in parts has a last cluster in each.
   if (!spec.dense.from_context || stretch > geometry.most_tokens || !cuda::can_choose_buckets() ||
-      !cuda::fits_cluster_choice(2 * nodes, geometry.head_dim, geometry.kv_heads))
+      !(several ? cuda::fits_cluster_levels(2 * nodes / cuda::cluster_level_ranks(geometry.kv_heads).back(),
+                                            geometry.head_dim)
+                : cuda::fits_cluster_choice(2 * nodes, geometry.head_dim, geometry.kv_heads)))
     return nullptr;
   std::vector<ClusterChooser*> choosers;
   std::vector<bool> layers;
@@ -504,18 +428,6 @@ std::unique_ptr<GpuSelector> make_gpu_clusters(const Spec& spec, const GpuGeomet
   return std::make_unique<GpuClusters>(
       spec, geometry, std::move(layers),
       [choosers](int layer) { return choosers[static_cast<std::size_t>(layer)]->cluster_choice(); }, true);
-}
-
-std::unique_ptr<GpuSelector> make_gpu_clusters_for_bench(const Spec& spec, const GpuGeometry& geometry,
-                                                         std::uint64_t seed) {
-  const std::int64_t nodes = spec.amount("clusters", {0.05, true}).of(geometry.max_tokens);
-  if (spec.text("levels").value_or("1") != "1" || spec.text("tail").value_or("off") == "on" ||
-      (has_spreads(spec) && !has_whole_centroids(spec)) ||
-      spec.text("average").value_or("squares") == "plain" || !spec.dense.from_context ||
-      !cuda::can_choose_buckets() || geometry.sequences > 1 ||
-      !cuda::fits_cluster_choice(nodes, geometry.head_dim, geometry.kv_heads))
-    return nullptr;
-  return std::make_unique<MadeUpClusters>(spec, geometry, seed);
 }
 
 }  // namespace lode

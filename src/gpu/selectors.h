@@ -94,6 +94,11 @@ class GpuSelector {
   /// Bytes of index and keys read to choose `chosen` keys, counted over all KV heads of one layer, for a
   /// query at `position`.
   virtual std::int64_t select_bytes(std::int64_t position, std::int64_t chosen) const = 0;
+  /// The same for a token of the last step, with a layer's counts at hand.
+  virtual std::int64_t select_bytes_of(const std::int32_t* /*counts*/, int /*token*/, std::int64_t position,
+                                       std::int64_t chosen) const {
+    return select_bytes(position, chosen);
+  }
   virtual std::int64_t bytes() const = 0;  ///< of GPU memory
 };
 
@@ -112,7 +117,7 @@ std::int64_t far_keys(const DenseParts& dense, std::int64_t position);
 
 std::unique_ptr<GpuSelector> make_gpu_streaming(const Spec& spec, const GpuGeometry& geometry);
 std::unique_ptr<GpuSelector> make_gpu_topk(const Spec& spec, const GpuGeometry& geometry);
-/// squeezed, one level.
+/// squeezed.
 std::unique_ptr<GpuSelector> make_gpu_clusters(const Spec& spec, const GpuGeometry& geometry,
                                                std::span<Selector* const> selectors);
 std::unique_ptr<GpuSelector> make_gpu_clusters_for_bench(const Spec& spec, const GpuGeometry& geometry,

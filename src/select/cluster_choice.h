@@ -7,21 +7,34 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
+#include "lodestone/spec.h"
 #include "select/calibration.h"
 #include "select/cluster_tree.h"
 
 namespace lode {
 
-/// The index of one layer, of one level: a cluster is kept when the mean over the queries (or the root of the
-/// mean square) of K exp(q.C) / sum_j N_j exp(q.C_j) is above the threshold of their kind, K keys in the
-/// clusters that count.
+/// A device takes trees of so many levels.
+inline constexpr int kMostDeviceLevels = 8;
+
+/// The index of one layer: a cluster is kept when the mean over the queries (or the root of the mean square)
+/// of K exp(q.C) / sum_j N_j exp(q.C_j) is above its level's threshold for their kind, K keys in the clusters
+/// that count. Below the coarsest level clusters are compared, and j runs over them, where their parent is
+/// kept.
 struct ClusterChoice {
-  std::int64_t version = 0;                  ///< another one: other clusters
-  std::span<const ClusterSegment> segments;  ///< one after the other, from the sink on
-  std::array<double, 2> thresholds = {};     // [QueryKind]; 0 keeps everything
-  bool squares = false;                      ///< the root of the mean square
+  std::int64_t version = 0;                       ///< another one: other clusters
+  std::span<const ClusterSegment> segments;       ///< one after the other, from the sink on
+  std::array<std::vector<double>, 2> thresholds;  // [QueryKind][levels]; 0 keeps everything
+  bool squares = false;                           ///< the root of the mean square
 };
+
+/// What a spec of squeezed asks of a context of so many keys, coarsest level first.
+struct ClusterPlan {
+  std::vector<std::int64_t> nodes;
+  std::vector<double> kept;  ///< share of the keys below what a level keeps
+};
+ClusterPlan cluster_plan(const Spec& spec, std::int64_t keys);
 
 /// A selector that chooses so.
 class ClusterChooser {

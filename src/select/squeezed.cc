@@ -111,6 +111,13 @@ struct SqueezedOptions {
     return out;
   }
 
+  /// Share of all keys below what a level of so many nodes keeps, where the last one keeps `wanted`.
+  double kept_at(int level, int last, double wanted, std::int64_t nodes) const {
+    if (level == last) return wanted;
+    if (levels > 0) return std::max(std::pow(kept1, level + 1), std::min(1.0, kSlack * wanted));
+    return std::min(1.0, std::max(kSlack * wanted, kAutoNodes / static_cast<double>(nodes)));
+  }
+
   int levels_for(std::int64_t keys) const {
     if (levels > 0) return levels;
     int count = 1;
@@ -218,7 +225,7 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
       ++version_;
   }
   std::string why_not_on_device() const override {
-    if (own_.levels != 1) return "several levels are read on the host";
+    if (own_.levels > kMostDeviceLevels) return "so many levels are read on the host";
     if (own_.spread && !own_.q8) return "spreads beside centroids of 16 bits are read on the host";
     return options_.tail ? "the tail is added on the host" : "";
   }
@@ -228,11 +235,12 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
     if (index == nullptr) return choice;
     choice.segments = index->segments;
     choice.squares = options_.squares;
+    choice.thresholds.fill(std::vector<double>(static_cast<std::size_t>(levels(0)), 0.0));
     if (options_.target.is_everything()) return choice;
     const Calibration* const known = calibration(0);
     if (known == nullptr || known->queries == 0) return std::nullopt;
     for (const QueryKind kind : kQueryKinds)
-      choice.thresholds[static_cast<std::size_t>(kind)] = known->of(kind)[0];
+      choice.thresholds[static_cast<std::size_t>(kind)] = known->of(kind);
     return choice;
   }
   std::int64_t index_bytes() const override {
@@ -378,15 +386,10 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
     const int last = levels(sequence) - 1;
     const Target target = options_.target;
     const double wanted = target.kind == Target::Kind::sparsity ? 1.0 - target.value : 0.0;
-    if (level == last) return wanted;
-    if (own_.levels > 0) {
-      const double coarse = std::pow(own_.kept1, level + 1);
-      return std::max(coarse, std::min(1.0, kSlack * wanted));
-    }
     const Index* const index = find(sequence);
-    const auto nodes =
-        static_cast<double>(index->segments[0].heads[0].levels[static_cast<std::size_t>(level)].nodes());
-    return std::min(1.0, std::max(kSlack * wanted, kAutoNodes / nodes));
+    const std::int64_t nodes =
+        index == nullptr ? 1 : index->segments[0].heads[0].levels[static_cast<std::size_t>(level)].nodes();
+    return own_.kept_at(level, last, wanted, nodes);
   }
 
   Position top(const ChoiceUnit& unit, std::vector<NodeRange>& ranges) const override {
@@ -477,6 +480,17 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
 };
 
 }  // namespace
+
+ClusterPlan cluster_plan(const Spec& spec, std::int64_t keys) {
+  const SqueezedOptions options = SqueezedOptions::of(spec);
+  const Target target = options.common.target;
+  const double wanted = target.kind == Target::Kind::sparsity ? 1.0 - target.value : 0.1;
+  ClusterPlan plan = {.nodes = options.nodes(keys, keys), .kept = {}};
+  const int last = static_cast<int>(plan.nodes.size()) - 1;
+  for (int level = 0; level <= last; ++level)
+    plan.kept.push_back(options.kept_at(level, last, wanted, plan.nodes[static_cast<std::size_t>(level)]));
+  return plan;
+}
 
 MethodInfo squeezed_method() {
   return {

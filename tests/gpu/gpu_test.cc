@@ -171,7 +171,7 @@ INSTANTIATE_TEST_SUITE_P(Specs, GpuMethod,
                                          "hyperplanes:budget=10%,mode=combined,depth=3,bits=128,window=128"),
                          [](const auto& info) { return "spec" + std::to_string(info.index); });
 
-TEST(Gpu, TheShippedArtefactAndOneLevelOfClustersAreChosenByTheGpu) {
+TEST(Gpu, TheShippedArtefactAndClustersAreChosenByTheGpu) {
   NEEDS_GPU();
   Context context = context_on(Device::cuda, DType::bf16, 4096);
   const std::map<std::string, ChosenBy> expected = {{"saap", ChosenBy::gpu},
@@ -184,7 +184,10 @@ TEST(Gpu, TheShippedArtefactAndOneLevelOfClustersAreChosenByTheGpu) {
                                                     {"squeezed:centroids=f16", ChosenBy::gpu_by_host_index},
                                                     {"squeezed:centroids=f16,spread=on", ChosenBy::host},
                                                     {"squeezed:block=100000", ChosenBy::host},
-                                                    {"squeezed:levels=2", ChosenBy::host},
+                                                    {"squeezed:levels=2", ChosenBy::gpu_by_host_index},
+                                                    {"squeezed:levels=auto", ChosenBy::gpu_by_host_index},
+                                                    {"squeezed:levels=9", ChosenBy::host},
+                                                    {"squeezed:levels=2,tail=on", ChosenBy::host},
                                                     {"squeezed:window=200", ChosenBy::host}};
   for (const auto& [spec, by] : expected) {
     const MethodId method = context.attach(parse_spec(spec));
@@ -268,7 +271,10 @@ TEST(Gpu, SqueezedAnswersAsOnTheCpu) {
   for (const char* const spec :
        {"squeezed:clusters=10%,sparsity=0.8", "squeezed:clusters=10%,sparsity=0.7,block=4",
         "squeezed:clusters=10%,mass=0.9,block=40", "squeezed:clusters=10%,sparsity=0.8,spread=off",
-        "squeezed:clusters=10%,sparsity=0.8,centroids=f16"}) {
+        "squeezed:clusters=10%,sparsity=0.8,centroids=f16",
+        "squeezed:clusters=10%,clusters1=3%,levels=2,sparsity=0.8",
+        "squeezed:clusters=20%,clusters1=2%,levels=3,sparsity=0.7,spread=off",
+        "squeezed:clusters=10%,clusters1=3%,levels=2,mass=0.9,block=40,centroids=f16"}) {
     SCOPED_TRACE(spec);
     Context context = context_on(Device::cpu, DType::f32, 4096);
     context.attach(parse_spec(spec));
