@@ -17,6 +17,7 @@ namespace {
 
 constexpr int kDim = 128, kBuckets = 1024, kHidden = 1024, kProbes = 45;
 constexpr std::int64_t kSink = 1, kWindow = 2047, kListed = 2048;
+constexpr int kRuns = kProbes + kShares;
 constexpr std::int64_t kRotated = std::int64_t{4} << 30;
 
 struct Shape {
@@ -78,7 +79,8 @@ void run(const Shape& shape) {
                bases = upload(std::vector<const char*>{memory.as<char>()}),
                tokens = upload(std::vector<QueryToken>{{0, static_cast<std::int32_t>(shape.tokens - 1)}}),
                q = upload(numbers(std::int64_t{shape.query_heads} * kDim)), o(q.bytes(), "o"),
-               chosen(heads * shape.tokens * 4, "chosen"), counts(heads * 4, "counts"),
+               runs(heads * kRuns * std::int64_t{sizeof(RowRun)}, "runs"),
+               more(heads * kShares * kListed * 4, "more"), counts(heads * 4, "counts"),
                workspace(decode_workspace_bytes(1, shape.query_heads, heads, kDim), "w");
   fill(workspace.as<void>(), 0, workspace.bytes(), stream.get());
   stream.synchronize();
@@ -95,33 +97,28 @@ void run(const Shape& shape) {
   };
   const auto task = [&](int i) {
     const int place = i % places;
-    return BucketChoiceTask{
-        .net = net,
-        .nets = nets.as<std::byte>() + place * heads * net.bytes(),
-        .softmax = shape.network,
-        .q = q.as<float>(),
-        .tables = {.labels = labels_there.as<std::uint16_t>(),
-                   .offsets = offsets.as<std::int32_t>() + place * heads * (kBuckets + 1),
-                   .rows = rows.as<std::int32_t>() + place * heads * shape.tokens,
-                   .listed = listed_there.as<std::int32_t>(),
-                   .max_tokens = shape.tokens},
-        .probes = kProbes,
-        .sink = kSink,
-        .window = kWindow,
-        .rows = chosen.as<std::int32_t>(),
-        .counts = counts.as<std::int32_t>(),
-        .capacity = shape.tokens};
+    return BucketChoiceTask{.net = net,
+                            .nets = nets.as<std::byte>() + place * heads * net.bytes(),
+                            .softmax = shape.network,
+                            .q = q.as<float>(),
+                            .tables = {.labels = labels_there.as<std::uint16_t>(),
+                                       .offsets = offsets.as<std::int32_t>() + place * heads * (kBuckets + 1),
+                                       .rows = rows.as<std::int32_t>() + place * heads * shape.tokens,
+                                       .listed = listed_there.as<std::int32_t>(),
+                                       .max_tokens = shape.tokens},
+                            .probes = kProbes,
+                            .sink = kSink,
+                            .window = kWindow,
+                            .runs = runs.as<RowRun>(),
+                            .more = more.as<std::int32_t>(),
+                            .share = kListed};
   };
-  const RowLists lists = {.rows = chosen.as<std::int32_t>(),
-                          .counts = counts.as<std::int32_t>(),
-                          .capacity = shape.tokens,
-                          .sink = kSink,
-                          .window = kWindow};
   const auto select = [&](int i) { choose_buckets(task(i), queries(i), stream.get()); };
   const auto attend = [&](int i) {
-    attend_rows_decode(queries(i), lists, shape.tokens, workspace.as<void>(), stream.get());
+    attend_runs_decode(queries(i), runs_of(task(i), counts.as<std::int32_t>(), shape.tokens), shape.tokens,
+                       workspace.as<void>(), stream.get());
   };
-  select(0);
+  select(0), attend(0);
   std::vector<std::int32_t> found(static_cast<std::size_t>(heads));
   copy(found.data(), counts.as<void>(), counts.bytes(), stream.get());
   stream.synchronize();
@@ -145,8 +142,8 @@ int main() {
       "| heads | keys | scored by | chosen | both us | select | attend | full | |\n"
       "|---|---|---|---|---|---|---|---|---|\n");
   const std::int64_t k = 1024;
-  for (const Shape& shape : {Shape{8, 32, 128 * k, true}, Shape{8, 32, 512 * k, true},
-                             Shape{8, 32, 1024 * k, true}, Shape{8, 32, 128 * k, false},
-                             Shape{1, 4, 171 * k, true}})
+  for (const Shape& shape :
+       {Shape{8, 32, 128 * k, true}, Shape{8, 32, 512 * k, true}, Shape{8, 32, 1024 * k, true},
+        Shape{8, 32, 128 * k, false}, Shape{1, 4, 171 * k, true}})
     run(shape);
 }

@@ -351,7 +351,8 @@ class Bench {
       c.whole = series([&](int i) {
         const int place = i % places_;
         if (task_.keep || together_ ||
-            !c.selector->attend(place, queries(place), q_unrotated(place), stream_.get()))
+            !c.selector->attend(place, queries(place), q_unrotated(place), workspace_.as<void>(),
+                                stream_.get()))
           attend(c, choose(c, place), place);
       });
       c.select = series([&](int i) { choose(c, i % places_); });

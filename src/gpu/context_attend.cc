@@ -180,7 +180,7 @@ void CudaContext::attend_chosen_by_gpu(int layer, const Run& run) {
                                stream_.get(), precision());
   }
   const float* const q_unrotated = q_unrotated_.as<float>();
-  if (selector.attend(layer, all, q_unrotated, stream_.get())) return;
+  if (selector.attend(layer, all, q_unrotated, workspace_.as<void>(), stream_.get())) return;
   const cuda::RowLists lists = selector.select(layer, all, q_unrotated, stream_.get());
   attend_rows_decode(all, lists, options_.max_tokens, workspace_.as<void>(), stream_.get());
 }

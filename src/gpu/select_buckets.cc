@@ -121,6 +121,10 @@ void GpuBuckets::allocate(const BucketChoice& choice) {
   fresh(labels_, heads * geometry_.max_tokens * 2);
   fresh(listed_rows_, heads * geometry_.max_tokens * 4);
   fresh(offsets_, heads * (c + 1) * 4);
+  const std::int64_t lists = std::int64_t{geometry_.most_queries} * geometry_.kv_heads;
+  fresh(runs_, lists * cuda::runs_of_choice(static_cast<int>(probes_), net_.buckets) *
+                   std::int64_t{sizeof(cuda::RowRun)});
+  fresh(more_, lists * cuda::kShares * kMostUnlisted * 4);
   fresh(workspace_, cuda::list_workspace_bytes(geometry_.kv_heads, net_.buckets, geometry_.max_tokens));
 }
 
@@ -299,32 +303,49 @@ cuda::BucketTables GpuBuckets::tables(int layer) const {
           .max_tokens = geometry_.max_tokens};
 }
 
-cuda::RowLists GpuBuckets::select(int layer, const cuda::Queries& queries, const float* q_unrotated,
-                                  cuda::StreamHandle stream) {
-  auto* const counts = counts_.as<std::int32_t>() + layer * counts_per_layer();
-  cuda::choose_buckets({.net = net_,
-                        .nets = nets_.as<std::byte>() + layer * nets_of_layer() * net_.bytes(),
-                        .stretches = stretches_,
-                        .softmax = softmax_,
-                        .rank = rank_,
-                        .q = roped_ ? queries.q : q_unrotated,
-                        .tables = tables(layer),
-                        .probes = static_cast<int>(probes_),
-                        .sink = spec_.dense.sink,
-                        .window = spec_.dense.window,
-                        .rows = rows_.as<std::int32_t>(),
-                        .counts = counts,
-                        .capacity = geometry_.max_tokens},
-                       queries, stream);
-  return {.rows = rows_.as<std::int32_t>(),
-          .counts = counts,
-          .capacity = geometry_.max_tokens,
-          .lists_per_head = 1,
-          .sink = spec_.dense.sink,
-          .window = spec_.dense.window};
+cuda::RowRuns GpuBuckets::choose(int layer, const cuda::Queries& queries, const float* q_unrotated,
+                                 cuda::StreamHandle stream) {
+  const cuda::BucketChoiceTask task = {.net = net_,
+                                       .nets = nets_.as<std::byte>() + layer * nets_of_layer() * net_.bytes(),
+                                       .stretches = stretches_,
+                                       .softmax = softmax_,
+                                       .rank = rank_,
+                                       .q = roped_ ? queries.q : q_unrotated,
+                                       .tables = tables(layer),
+                                       .probes = static_cast<int>(probes_),
+                                       .sink = spec_.dense.sink,
+                                       .window = spec_.dense.window,
+                                       .runs = runs_.as<cuda::RowRun>(),
+                                       .more = more_.as<std::int32_t>(),
+                                       .share = kMostUnlisted};
+  cuda::choose_buckets(task, queries, stream);
+  return cuda::runs_of(task, counts_.as<std::int32_t>() + layer * counts_per_layer(), geometry_.max_tokens);
 }
 
-/// Networks, where each bucket's list begins, labels of the keys behind the lists, and what is copied of
+cuda::RowLists GpuBuckets::select(int layer, const cuda::Queries& queries, const float* q_unrotated,
+                                  cuda::StreamHandle stream) {
+  const cuda::RowRuns runs = choose(layer, queries, q_unrotated, stream);
+  cuda::list_runs(queries, runs, rows_.as<std::int32_t>(), stream);
+  return {.rows = rows_.as<std::int32_t>(),
+          .counts = runs.counts,
+          .capacity = runs.capacity,
+          .lists_per_head = 1,
+          .sink = runs.sink,
+          .window = runs.window};
+}
+
+bool GpuBuckets::attend(int layer, const cuda::Queries& queries, const float* q_unrotated, void* workspace,
+                        cuda::StreamHandle stream) {
+  const int group = geometry_.query_heads / geometry_.kv_heads;
+  if (!cuda::can_attend_runs(queries.layout, group) ||
+      cuda::runs_of_choice(static_cast<int>(probes_), net_.buckets) > cuda::RowRuns::kMost)
+    return false;
+  cuda::attend_runs_decode(queries, choose(layer, queries, q_unrotated, stream), geometry_.max_tokens,
+                           workspace, stream);
+  return true;
+}
+
+/// Networks, where each bucket's list begins, labels of the keys behind the lists, and what is read of
 /// them.
 std::int64_t GpuBuckets::select_bytes(std::int64_t position, std::int64_t chosen) const {
   const std::int64_t unlisted =
@@ -336,7 +357,7 @@ std::int64_t GpuBuckets::select_bytes(std::int64_t position, std::int64_t chosen
 std::int64_t GpuBuckets::bytes() const {
   std::int64_t sum = 0;
   for (const cuda::Buffer* b : {&nets_, &centroids_, &labels_, &offsets_, &listed_rows_, &workspace_,
-                                &points_, &found_, &rows_, &counts_})
+                                &points_, &found_, &runs_, &more_, &rows_, &counts_})
     sum += b->bytes();
   return sum;
 }

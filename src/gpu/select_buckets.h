@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Methods that keep every key in one bucket and attend whole buckets (kmeans, saap), on the GPU: networks,
-// labels and lists of all layers are there; one launch chooses buckets and lists their rows.
+// labels and lists of all layers are there; one launch chooses buckets, and attention reads their lists where
+// they lie.
 #pragma once
 
 #include <functional>
@@ -36,6 +37,8 @@ class GpuBuckets final : public GpuSelector {
   void upload(cuda::StreamHandle) override {}
   cuda::RowLists select(int layer, const cuda::Queries& queries, const float* q_unrotated,
                         cuda::StreamHandle stream) override;
+  bool attend(int layer, const cuda::Queries& queries, const float* q_unrotated, void* workspace,
+              cuda::StreamHandle stream) override;
   const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
   std::int64_t counts_per_layer() const override {
     return std::int64_t{geometry_.most_queries} * geometry_.kv_heads;
@@ -64,6 +67,9 @@ class GpuBuckets final : public GpuSelector {
   void label(const GpuKeys& keys, int layer, std::int64_t begin, std::int64_t end, cuda::StreamHandle stream);
   void report_sizes(int layer, std::int64_t place, cuda::StreamHandle stream) const;
   cuda::BucketTables tables(int layer) const;
+  /// Chooses: the stretches of lists that hold the far keys of the layer's queries.
+  cuda::RowRuns choose(int layer, const cuda::Queries& queries, const float* q_unrotated,
+                       cuda::StreamHandle stream);
   /// Networks of a layer.
   std::int64_t nets_of_layer() const { return std::int64_t{stretches_.networks} * geometry_.kv_heads; }
   std::int64_t lists_of_layer() const { return std::int64_t{geometry_.sequences} * geometry_.kv_heads; }
@@ -90,6 +96,8 @@ class GpuBuckets final : public GpuSelector {
   cuda::Buffer listed_;          // [sequences]
   cuda::Buffer workspace_;       // of lists
   cuda::Buffer points_, found_;  // [piece, d], [piece]: keys on their way to their labels
+  cuda::Buffer runs_;            // [most_queries, Hkv, runs]
+  cuda::Buffer more_;            // [most_queries, Hkv, shares, share] chosen keys that are not in lists yet
   cuda::Buffer rows_, counts_;   // [most_queries, Hkv, max_tokens], [L, most_queries, Hkv]
 };
 

@@ -166,7 +166,8 @@ class GpuSignatures final : public GpuSelector {
             .window = dense_.window};
   }
 
-  bool attend(int layer, const cuda::Queries& queries, const float*, cuda::StreamHandle stream) override {
+  bool attend(int layer, const cuda::Queries& queries, const float*, void*,
+              cuda::StreamHandle stream) override {
     if (!attends_) return false;
     cuda::Signatures keys = signatures(0, layer);
     keys.fresh = sign_new_keys(layer, stream);

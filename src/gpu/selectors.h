@@ -80,10 +80,10 @@ class GpuSelector {
   /// Far keys of the layer's queries; the lists stay until the next call for any layer.
   virtual cuda::RowLists select(int layer, const cuda::Queries& queries, const float* q_unrotated,
                                 cuda::StreamHandle stream) = 0;
-  /// Chooses and attends sink, chosen keys and window in one launch, into queries.o. False
-  /// where there is no such launch for the shapes: then select and attention are called.
+  /// Chooses and attends sink, chosen keys and window without lists in between, into queries.o; the workspace
+  /// is that of decode attention. False where it cannot for the shapes: then select and attention are called.
   virtual bool attend(int /*layer*/, const cuda::Queries& /*queries*/, const float* /*q_unrotated*/,
-                      cuda::StreamHandle) {
+                      void* /*workspace*/, cuda::StreamHandle) {
     return false;
   }
   /// Keys chosen by each list in the last step: device memory, [layers, counts_per_layer()], a layer's lists

@@ -10,7 +10,7 @@
 #include <numeric>
 
 #include "harness.h"
-#include "kernels/cuda/attend.h"
+#include "kernels/cuda/attend_runs.h"
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/select.h"
 #include "reference.h"
@@ -50,6 +50,7 @@ struct Problem {
   std::int64_t sink = 0, window = 0;
   bool per_query_head = false;
   std::vector<std::vector<std::int32_t>> lists = {};  // empty: full attention
+  int runs = 0;                                       // lists are cut into so many stretches
 };
 
 /// Everything on the host in float32, rounded to the store's type, and on the device.
@@ -123,6 +124,8 @@ struct World {
                              .lse = out.as<float>() + rows * static_cast<std::size_t>(problem.d)};
     if (problem.lists.empty()) {
       attend_full_decode(queries, most_tokens, workspace.as<void>(), nullptr);
+    } else if (problem.runs > 0) {
+      attend_as_runs(queries, first);
     } else {
       const int per = problem.per_query_head ? problem.group : 1;
       std::size_t most = 1;
@@ -146,6 +149,54 @@ struct World {
     }
     LODE_CUDA(cudaDeviceSynchronize());
     return to_host<float>(out, poison.size());
+  }
+
+  /// The lists as stretches of unequal length, some of them empty, in reverse order, every third of the later
+  /// half in the second table.
+  void attend_as_runs(const Queries& queries, int first) {
+    const int lists = queries.count * problem.kv_heads, tabled = problem.runs / 2;
+    std::size_t room = 1;
+    for (const auto& list : problem.lists) room = std::max(room, list.size());
+    const std::size_t sequences = problem.positions.size();
+    std::vector<std::int32_t> rows(sequences * static_cast<std::size_t>(problem.kv_heads) * room, -1),
+        more(static_cast<std::size_t>(lists) * room, -1);
+    std::vector<RowRun> runs;
+    for (int i = 0; i < lists; ++i) {
+      const auto& list = problem.lists[static_cast<std::size_t>(first * problem.kv_heads + i)];
+      const std::size_t table = static_cast<std::size_t>(first * problem.kv_heads + i) * room;
+      std::copy(list.begin(), list.end(), rows.begin() + static_cast<std::ptrdiff_t>(table));
+      std::copy(list.begin(), list.end(), more.begin() + static_cast<std::ptrdiff_t>(i * room));
+      const int n = static_cast<int>(list.size());
+      const auto cut = [&](int run) {  // rising; every fourth stretch is empty
+        run -= run % 4 == 3;
+        return static_cast<int>(std::int64_t{n} * run * run / (problem.runs * problem.runs));
+      };
+      for (int run = problem.runs - 1; run >= 0; --run) {
+        const int end = run + 1 == problem.runs ? n : cut(run + 1), begin = std::min(end, cut(run));
+        runs.push_back({begin, end - begin});
+      }
+    }
+    const Buffer runs_there = to_device(runs), rows_there = to_device(rows), more_there = to_device(more),
+                 counts(lists * 4, "test");
+    attend_runs_decode(queries,
+                       {.runs = runs_there.as<RowRun>(),
+                        .count = problem.runs,
+                        .tabled = tabled,
+                        .rows = rows_there.as<std::int32_t>(),
+                        .row_stride = static_cast<std::int64_t>(room),
+                        .more = more_there.as<std::int32_t>(),
+                        .more_stride = static_cast<std::int64_t>(room),
+                        .counts = counts.as<std::int32_t>(),
+                        .capacity = static_cast<std::int64_t>(room),
+                        .sink = problem.sink,
+                        .window = problem.window},
+                       most_tokens, workspace.as<void>(), nullptr);
+    LODE_CUDA(cudaDeviceSynchronize());
+    const auto found = to_host<std::int32_t>(counts, static_cast<std::size_t>(lists));
+    for (int i = 0; i < lists; ++i)
+      LODE_CHECK(
+          found[static_cast<std::size_t>(i)] ==
+          static_cast<int>(problem.lists[static_cast<std::size_t>(first * problem.kv_heads + i)].size()));
   }
 
   /// The matrix unit takes queries of the store's type; other head dimensions keep them in float32.
@@ -313,6 +364,52 @@ LODE_TEST(listed_rows_match_float64) {
       }
     }
   }
+}
+
+LODE_TEST(stretches_of_rows_match_float64) {
+  for (const int d : {64, 128}) {
+    for (const int group : {1, 4, 16}) {
+      for (const double share : {0.0, 0.05, 0.9}) {
+        Problem p = {.d = d,
+                     .group = group,
+                     .kv_heads = group == 4 ? 3 : 1,
+                     .type = share > 0.0 ? DType::bf16 : DType::f16,
+                     .positions = {0, 5, 300, 4000},
+                     .sink = 3,
+                     .window = share > 0.5 ? 37 : 2000};
+        p.lists = random_lists(p, share);
+        p.runs = share > 0.5 ? 256 : 1 + group * 12;
+        World world(p);
+        world.upload();
+        world.check_all(tolerance_of(p.type));
+        const std::vector<float> many = world.run(0, 4);
+        world.most_tokens = 4001;
+        for (int again = 0; again < 3; ++again) LODE_CHECK(world.run(0, 4) == many);
+        const std::vector<float> alone = world.run(3, 1);
+        const std::ptrdiff_t row = world.heads() * d;
+        LODE_CHECK(std::equal(alone.begin(), alone.begin() + row, many.begin() + 3 * row));
+      }
+    }
+  }
+}
+
+LODE_TEST(a_few_stretches_match_float64) {
+  Problem p = {
+      .d = 128, .group = 4, .kv_heads = 2, .type = DType::bf16, .positions = {400}, .sink = 1, .window = 100};
+  p.lists = random_lists(p, 0.5);
+  p.runs = 9;
+  World world(p);
+  world.upload();
+  world.check_all(tolerance_of(p.type));
+}
+
+LODE_TEST(no_stretches_and_no_window_give_the_empty_state) {
+  Problem p = {.d = 64, .group = 2, .kv_heads = 1, .type = DType::bf16, .positions = {100}};
+  p.lists = {{}};
+  p.runs = 7;
+  World world(p);
+  world.upload();
+  world.check_all(1e-3);
 }
 
 LODE_TEST(nothing_attended_gives_the_empty_state) {

@@ -158,7 +158,10 @@ Outcome run(const Case& c, const Case* further = nullptr) {
   };
   const auto offsets = of(s.kv_heads * (s.buckets + 1), -1), listed_rows = of(s.kv_heads * s.keys, -1),
              listed = of(1, static_cast<std::int32_t>(s.listed)),
-             rows = of(s.tokens * s.kv_heads * s.keys, -7), counts = of(s.tokens * s.kv_heads, -7);
+             rows = of(s.tokens * s.kv_heads * s.keys, -7), counts = of(s.tokens * s.kv_heads, -7),
+             more = of(s.tokens * s.kv_heads * kShares * s.keys, -7);
+  const std::int64_t runs = s.tokens * s.kv_heads * runs_of_choice(s.probes, s.buckets);
+  const OnDevice<RowRun> runs_there(std::vector<RowRun>(static_cast<std::size_t>(runs), RowRun{-7, 1 << 30}));
   const Buffer workspace(list_workspace_bytes(s.kv_heads, s.buckets, s.keys), "workspace");
   list_buckets({.labels = labels.get(),
                 .kv_heads = s.kv_heads,
@@ -170,24 +173,26 @@ Outcome run(const Case& c, const Case* further = nullptr) {
                 .rows = listed_rows.get(),
                 .workspace = workspace.as<void>()},
                stream.get());
-  choose_buckets({.net = net,
-                  .nets = nets_there.get(),
-                  .stretches = stretches,
-                  .softmax = s.softmax,
-                  .rank = s.rank,
-                  .q = q.get(),
-                  .tables = {labels.get(), offsets.get(), listed_rows.get(), listed.get(), s.keys},
-                  .probes = s.probes,
-                  .sink = kSink,
-                  .window = kWindow,
-                  .rows = rows.get(),
-                  .counts = counts.get(),
-                  .capacity = s.keys},
-                 {.tokens = tokens.get(),
-                  .layout = {s.kv_heads, s.dim, DType::bf16, 0},
-                  .count = s.tokens,
-                  .query_heads = s.query_heads},
-                 stream.get());
+  const BucketChoiceTask task = {
+      .net = net,
+      .nets = nets_there.get(),
+      .stretches = stretches,
+      .softmax = s.softmax,
+      .rank = s.rank,
+      .q = q.get(),
+      .tables = {labels.get(), offsets.get(), listed_rows.get(), listed.get(), s.keys},
+      .probes = s.probes,
+      .sink = kSink,
+      .window = kWindow,
+      .runs = runs_there.get(),
+      .more = more.get(),
+      .share = s.keys};
+  const Queries queries = {.tokens = tokens.get(),
+                           .layout = {s.kv_heads, s.dim, DType::bf16, 0},
+                           .count = s.tokens,
+                           .query_heads = s.query_heads};
+  choose_buckets(task, queries, stream.get());
+  list_runs(queries, runs_of(task, counts.get(), s.keys), rows.get(), stream.get());
   return {offsets.read(stream), listed_rows.read(stream), rows.read(stream), counts.read(stream)};
 }
 

@@ -16,117 +16,22 @@
 // nothing stale can come of it. Everything else is read once the kernel in front has ended.
 #include <algorithm>
 
+#include "kernels/cuda/attend_finish.cuh"
 #include "kernels/cuda/attend_generic.h"
-#include "kernels/cuda/attend_merge.cuh"
+#include "kernels/cuda/attend_share.h"
 #include "kernels/cuda/hopper.cuh"
 
 namespace lode::cuda {
 
 namespace {
 
-constexpr int kLeastKeys = kWarps * kTile;  // of a piece
-constexpr int kSlots = 132;                 // processors of an H200
-constexpr int kTickets = 1 << 16;
-
-/// Blocks that a processor works on at once.
-constexpr int blocks_at_once(int head_dim) {
-  return head_dim <= 128 ? 2 : 1;
-}
-/// Blocks that share a list. Bits depend on the number of KV heads by this.
-int parts_for(int kv_heads, int head_dim) {
-  return std::max(1, kSlots * blocks_at_once(head_dim) / kv_heads);
-}
-int processors() {
-  static const int count = [] {
-    int device = 0, found = 0;
-    LODE_CUDA(cudaGetDevice(&device));
-    LODE_CUDA(cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, device));
-    return found;
-  }();
-  return count;
-}
-
-/// The states of the block's warps, in shared memory, for four columns.
-template <int D>
-__device__ Record merge_warps(const char* rings, int ring_bytes, int heads, int column) {
-  Record x[kWarps];
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    const float* const state = reinterpret_cast<const float*>(rings + w * ring_bytes);
-    x[w].o = *reinterpret_cast<const float4*>(state + column * 4);
-    const float2 ml = *reinterpret_cast<const float2*>(state + heads * D + column * 4 / D * 2);
-    x[w].m = ml.x, x[w].l = ml.y;
-  }
-  return together(x, peak_of(x));
-}
-
-/// Four merged numbers to their place: normalised, the tail merged last.
-template <int D>
-__device__ void write_result(const Params& p, std::int64_t first_row, int column, const Record& sum) {
-  const int head = column * 4 / D, at = column * 4 % D;
-  const std::int64_t row = first_row + head;
-  const float inverse = sum.l == 0.0f ? 0.0f : 1.0f / sum.l;
-  float4 x = {sum.o.x * inverse, sum.o.y * inverse, sum.o.z * inverse, sum.o.w * inverse};
-  const bool has_tail = p.lists.tail_lse != nullptr && p.lists.tail_lse[row] != -INFINITY;
-  if (has_tail || p.queries.lse != nullptr) {
-    float lse = sum.l == 0.0f ? -INFINITY : (sum.m == -INFINITY ? 0.0f : sum.m) * kLn2 + logf(sum.l);
-    if (has_tail) {
-      const float tail = p.lists.tail_lse[row], peak = fmaxf(lse, tail);
-      const float mine = lse == -INFINITY ? 0.0f : expf(lse - peak), theirs = expf(tail - peak);
-      const float keep = mine / (mine + theirs), more = theirs / (mine + theirs);
-      const float4 y = *reinterpret_cast<const float4*>(p.lists.tail_output + row * D + at);
-      x = {x.x * keep + y.x * more, x.y * keep + y.y * more, x.z * keep + y.z * more,
-           x.w * keep + y.w * more};
-      lse = peak + logf(mine + theirs);
-    }
-    if (p.queries.lse != nullptr && at == 0) p.queries.lse[row] = lse;
-  }
-  *reinterpret_cast<float4*>(p.queries.o + row * D + at) = x;
-}
-
-/// The records that all blocks of the list posted; `to_come` of its blocks started later than this one.
-template <int D>
-__device__ void merge_posted(const Params& p, const Posted& posted, std::int64_t first_row, int columns,
-                             int parts, int to_come) {
-  __shared__ Record of_warps[kWarps][4];
-  const int mergers = min(p.most_mergers, parts), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const bool apart = parts <= kSubs * kAhead;  // a warp takes a group of columns by itself
-  const int at_once = apart ? kWarps : 1, groups = columns / 4;
-  for (int from = to_come * at_once; from < groups; from += mergers * at_once) {
-    const int group = apart ? from + warp : from;
-    if (apart) {
-      if (group >= groups) break;
-      const Record sum = take_posted(posted, group, parts, lane / 4, kSubs);
-      if (lane < 4) write_result<D>(p, first_row, group * 4 + lane, sum);
-      continue;
-    }
-    const Record sum = take_posted(posted, group, parts, warp * kSubs + lane / 4, kWarps * kSubs);
-    if (lane < 4) of_warps[warp][lane] = sum;
-    __syncthreads();
-    if (threadIdx.x < 4) {
-      Record x[kWarps];
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) x[w] = of_warps[w][threadIdx.x];
-      write_result<D>(p, first_row, group * 4 + threadIdx.x, together(x, peak_of(x)));
-    }
-    __syncthreads();
-  }
-}
-
-/// Keys of a piece of a list of so many: whole tiles, a tile for each warp or more.
-__device__ __forceinline__ int piece_of(const Params& p, int keys) {
-  const unsigned even = __umulhi(static_cast<unsigned>(keys), p.reciprocal) + 1;
-  const int piece = max(kLeastKeys, static_cast<int>((even + kTile - 1) / kTile * kTile));
-  const int blocks = static_cast<int>(gridDim.x);  // enough, unless there are more keys than was said
-  return std::int64_t{piece} * blocks >= keys ? piece : (keys + blocks - 1) / blocks;
-}
-
 /// Brings the first tile of each of the block's warps into the second-level cache, where all keys are
 /// attended.
 template <int D>
 __device__ __forceinline__ void prefetch_first(const Params& p, const char* from, int keys) {
   constexpr int kLine = 128, kLines = (D * 2 + kLine - 1) / kLine;  // of a row; rows need not start a line
-  const int begin = static_cast<int>(blockIdx.x) * piece_of(p, keys), end = min(keys, begin + kLeastKeys);
+  const int piece = piece_of(keys, p.reciprocal, static_cast<int>(gridDim.x)),
+            begin = static_cast<int>(blockIdx.x) * piece, end = min(keys, begin + kLeastKeys);
   for (int i = threadIdx.x; i < kLeastKeys * kLines; i += kThreads) {
     const int key = begin + i / kLines;
     if (key >= end) break;
@@ -160,7 +65,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
   W::ask_queries(p.queries.q + first_row * D, heads, raw);
   const int listed = p.has_lists ? p.lists.counts[list] : 0;
   const Keys keys(p, token.position, list, listed);
-  const int piece = piece_of(p, keys.count), begin = part * piece;
+  const int piece = piece_of(keys.count, p.reciprocal, static_cast<int>(gridDim.x)), begin = part * piece;
   if (begin >= keys.count && part > 0) return;
 
   W walk(p, keys);
@@ -196,19 +101,6 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
   if (to_come >= min(p.most_mergers, parts)) return;
   if (to_come == 0 && threadIdx.x == 0) p.tickets[list] = 0;
   merge_posted<D>(p, posted, first_row, columns, parts, to_come);
-}
-
-/// Shared memory of a processor, in percent of the most there can be, so that just so many blocks fit: what
-/// is left of it is cache, and all bytes under way to shared memory have a place there first.
-int carveout_for(int shared, int blocks) {
-  constexpr int kOfABlock = 1024 + 1024;  // what the system takes, and variables
-  static const int most = [] {
-    int device = 0, found = 0;
-    LODE_CUDA(cudaGetDevice(&device));
-    LODE_CUDA(cudaDeviceGetAttribute(&found, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
-    return found;
-  }();
-  return std::min(100, (blocks * (shared + kOfABlock) * 100 + most - 1) / most);
 }
 
 template <class T, int D, bool kWide>
@@ -253,46 +145,23 @@ bool launch_for(const Params& p, StreamHandle stream) {
   return wide ? launch_for_dim<T, true>(p, stream) : launch_for_dim<T, false>(p, stream);
 }
 
-/// How the keys of a list and the merging of their states are shared out.
-void share_out(Params& p, std::int64_t max_tokens) {
-  const int kv_heads = p.queries.layout.kv_heads;
-  p.group = p.queries.query_heads / kv_heads;
-  p.lists_per_head = p.has_lists ? p.lists.lists_per_head : 1;
-  p.most_parts = parts_for(kv_heads, p.queries.layout.head_dim);
-  p.reciprocal = static_cast<unsigned>(((std::int64_t{1} << 32) + p.most_parts - 1) / p.most_parts);
-  if (p.most_parts == 1) p.reciprocal = ~0u;
-  std::int64_t most_keys = max_tokens;
-  if (p.has_lists) most_keys = std::min(max_tokens, p.lists.sink + p.lists.capacity + p.lists.window);
-  const std::int64_t pieces = std::max<std::int64_t>(1, (most_keys + kLeastKeys - 1) / kLeastKeys);
-  p.blocks = static_cast<int>(std::min<std::int64_t>(p.most_parts, pieces));
-  const std::int64_t lists = std::int64_t{p.queries.count} * kv_heads * p.lists_per_head;
-  p.most_mergers = static_cast<int>(1 + processors() / 2 / lists);
-}
-
 void attend(const Queries& queries, const RowLists* lists, std::int64_t max_tokens, void* workspace,
             StreamHandle stream) {
   if (queries.count == 0) return;
   Params p = {.queries = queries, .has_lists = lists != nullptr};
-  if (lists != nullptr) p.lists = *lists;
-  share_out(p, max_tokens);
-  const std::int64_t tickets = std::int64_t{queries.count} * queries.query_heads;
-  if (tickets > kTickets)
-    throw RunError("expected at most " + std::to_string(kTickets) +
-                   " query heads in one call of attention, found " + std::to_string(tickets));
-  p.tickets = static_cast<unsigned*>(workspace);
-  p.posted = reinterpret_cast<float4*>(static_cast<unsigned*>(workspace) + kTickets);
+  std::int64_t most_keys = max_tokens;
+  if (lists != nullptr) {
+    p.lists = *lists;
+    p.lists_per_head = lists->lists_per_head;
+    most_keys = std::min(max_tokens, lists->sink + lists->capacity + lists->window);
+  }
+  share_out(p, most_keys, workspace);
   if (p.group <= 16 && queries.layout.type == DType::bf16 && launch_for<__nv_bfloat16>(p, stream)) return;
   if (p.group <= 16 && queries.layout.type == DType::f16 && launch_for<__half>(p, stream)) return;
   attend_generic(queries, lists, stream);
 }
 
 }  // namespace
-
-std::int64_t decode_workspace_bytes(int queries, int query_heads, int kv_heads, int head_dim) {
-  // The tickets come first, in a region of fixed size: they stay zero whatever calls came before.
-  const std::int64_t columns = std::int64_t{queries} * query_heads * ((head_dim + 3) / 4);
-  return kTickets * 4 + columns * parts_for(kv_heads, head_dim) * std::int64_t{24};
-}
 
 void attend_full_decode(const Queries& queries, std::int64_t max_tokens, void* workspace,
                         StreamHandle stream) {

@@ -77,7 +77,7 @@ __device__ __forceinline__ float decay(float m, float peak) {
 }
 
 /// One warp's walk over its tiles.
-template <class T, int D, bool kWide>
+template <class T, int D, bool kWide, class K = Keys>
 struct Walk {
   static constexpr int kKeyPieces = (D + 31) / 32;    // 16-byte pieces of one key's row that a lane holds
   static constexpr int kValuePieces = (D + 63) / 64;  // of one value's row
@@ -87,7 +87,7 @@ struct Walk {
   static constexpr unsigned kNone = 0xffffffffu;
 
   const Params& p;
-  const Keys& keys;
+  const K& keys;
   const char* base;                  // of this sequence, layer and KV head
   unsigned ring;                     // shared address of the warp's stage 0
   int first = 0, end = 0, mine = 0;  // first tile's first key, end of the piece, number of tiles
@@ -101,12 +101,14 @@ struct Walk {
   float o[kHeadTiles][kValuePieces * 4][4];
   float m[kHeadTiles][2], l[kHeadTiles][2];  // of the two heads; l sums this lane's keys
 
-  __device__ Walk(const Params& params, const Keys& k) : p(params), keys(k) {}
+  __device__ Walk(const Params& params, const K& k) : p(params), keys(k) {}
 
   /// Asked for before anything else, packed when the first keys are under way.
   struct RawQueries {
     float4 x[kHeadTiles][kKeyPieces][2];
   };
+  /// `kFresh`: written since this kernel's launch was made ready, so past the first-level cache.
+  template <bool kFresh = false>
   __device__ static void ask_queries(const float* from /*[heads, D]*/, int heads, RawQueries& raw) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -115,8 +117,11 @@ struct Walk {
       for (int j = 0; j < kKeyPieces; ++j) {
         const int head = g + 8 * h, at = (j * 4 + t) * 8;
         const bool wanted = head < heads && at < D;
-        raw.x[h][j][0] = load_here(from + head * D + at, wanted);
-        raw.x[h][j][1] = load_here(from + head * D + at + 4, wanted);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float* const x = from + head * D + at + 4 * i;
+          raw.x[h][j][i] = kFresh ? load_fresh(x, wanted) : load_here(x, wanted);
+        }
       }
     }
   }
@@ -310,24 +315,30 @@ struct Walk {
     }
   }
 
-  /// Fetches run kStages - 1 tiles ahead of the products. There is one copy of the code that fetches, so that
-  /// few instructions have to come from memory before the first keys are asked for.
-  __device__ void run(const RawQueries& raw) {
-    const int rows = row_of(0);
-    rows_behind = row_of(1);
-    places = place_of(rows);
+  /// The state of no keys.
+  __device__ void clear() {
 #pragma unroll
     for (int h = 0; h < kHeadTiles; ++h) {
 #pragma unroll
       for (int i = 0; i < kValuePieces * 4; ++i) o[h][i][0] = o[h][i][1] = o[h][i][2] = o[h][i][3] = 0.0f;
       m[h][0] = m[h][1] = -INFINITY, l[h][0] = l[h][1] = 0.0f;
     }
+  }
+
+  /// Fetches run kStages - 1 tiles ahead of the products. There is one copy of the code that fetches, so that
+  /// few instructions have to come from memory before the first keys are asked for. `first_comes` is called
+  /// when the first tile is under way.
+  template <class FirstComes>
+  __device__ void tiles(FirstComes first_comes) {
+    const int rows = row_of(0);
+    rows_behind = row_of(1);
+    places = place_of(rows);
 #pragma unroll 1
     for (int step = 0; step < mine + kStages - 1; ++step) {
       fetch_tile(step);
       const int tile = step - (kStages - 1);
       if (tile < 0) continue;
-      if (tile == 0) pack_queries(raw);
+      if (tile == 0) first_comes();
       asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory");
       __syncwarp();
       const unsigned at = ring + tile % kStages * kStageBytes;
@@ -345,6 +356,10 @@ struct Walk {
       __syncwarp();  // all have read the stage before the next fetch overwrites it
     }
     asm volatile("cp.async.wait_all;");
+  }
+
+  /// The lanes' sums together.
+  __device__ void finish() {
 #pragma unroll
     for (int h = 0; h < kHeadTiles; ++h) {
 #pragma unroll
@@ -353,6 +368,13 @@ struct Walk {
         l[h][1] += __shfl_xor_sync(0xffffffffu, l[h][1], offset);
       }
     }
+  }
+
+  /// All of it, for tiles of one kind.
+  __device__ void run(const RawQueries& raw) {
+    clear();
+    tiles([&] { pack_queries(raw); });
+    finish();
   }
 
   /// The warp's state: o [heads][D], then m and l [heads][2].

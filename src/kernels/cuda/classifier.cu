@@ -6,8 +6,8 @@
 //
 //   x -> own rows of W1 -> relu -> own columns of W2 -> what own units make of each bucket, to its block
 //   -> summed there, W3 x added: scores -> all have each other's softmax sums
-//   -> all have the keys by which buckets are ranked, and rank them
-//   -> each copies its share of their rows; the last one adds the keys that are not in lists yet
+//   -> all have the keys by which buckets are ranked; each ranks its own, says where the lists of the chosen
+//      ones lie, and lists what keys of them are not in lists yet
 //
 // They wait for messages (cluster_link.cuh), never for one another.
 //
@@ -78,12 +78,10 @@ class Chooser {
     arrive_in_cluster();  // others write here after that
     clear_memory();
     fetch_offsets();
-    if (p_.queries.bases != nullptr && p_.queries.count == 1) base_ = p_.queries.bases[token_.sequence];
     __syncthreads();
     wait_for_predecessor();
     release_successor();
     take_queries();
-    ask_ahead();
     multiply_own();
     fetch_labels();
     wait_for_cluster();
@@ -106,11 +104,11 @@ class Chooser {
     }
     share_keys();
     wait_for(&small().keys);
-    find_candidates();
+    find_bar();
     __syncthreads();
-    rank_candidates();
+    rank_own();
     __syncthreads();
-    list_rows();
+    list_unlisted();
   }
 
  private:
@@ -121,7 +119,7 @@ class Chooser {
     unsigned hidden[kHeads];  ///< of this block's hidden units
     float4 units[kTiles];     ///< by which sums of their bytes are multiplied
     unsigned least[kWarps];
-    int candidates, rows;
+    int chosen_unlisted;  ///< keys of own chosen buckets
     Inbox scales, partial, stats, keys;
   };
   __device__ static Small& small() {
@@ -164,7 +162,7 @@ class Chooser {
     };
     take(p_.plan.scales_1, p_.cut.tails_1, rows_1, p_.cut.hidden_rows, p_.cut.hidden_tiles);
     take(p_.plan.scales_2, p_.cut.tails_2, rows_2, p_.cut.bucket_rows, p_.cut.bucket_tiles);
-    small().candidates = small().rows = 0;
+    small().chosen_unlisted = 0;
   }
 
   /// Tiles of rows that this block multiplies with the input: those of W1, then those of W3.
@@ -204,9 +202,10 @@ class Chooser {
     const int buckets = p_.task.net.buckets;
     place_ = std::int64_t{token_.sequence} * p_.queries.layout.kv_heads + kv_head_;
     listed_ = tables.listed[token_.sequence];
-    const std::int32_t* const from = tables.offsets + place_ * (buckets + 1);
+    const int first = rank_ * p_.cut.bucket_rows, rows = min(p_.cut.bucket_rows, buckets - first);
+    const std::int32_t* const from = tables.offsets + place_ * (buckets + 1) + first;
 #pragma unroll 1
-    for (int i = tid_; i <= buckets; i += kThreads) fetch_word(at<int>(p_.plan.offsets) + i, from + i);
+    for (int i = tid_; i <= rows; i += kThreads) fetch_word(at<int>(p_.plan.offsets) + i, from + i);
   }
   __device__ void clear_memory() const {
 #pragma unroll 1
@@ -294,30 +293,6 @@ class Chooser {
     }
     wait_for(&small().scales);
     __syncthreads();
-  }
-
-  /// Brings the keys and values of the window, which attention will read, into the second-level cache; by
-  /// warps that have no tile of their own.
-  __device__ void ask_ahead() const {
-    constexpr int kLine = 128, kMostBytes = 16 << 20;
-    const int idle = kWarps - own_tiles();
-    if (base_ == nullptr || warp_ < own_tiles()) return;
-    const KvLayout& layout = p_.queries.layout;
-    const char* const base = base_ + p_.queries.layer_offset + kv_head_ * layout.head_stride();
-    const int row_bytes = static_cast<int>(layout.row_bytes()), end = token_.position + 1;
-    const int rows = min(static_cast<int>(min(p_.task.window, std::int64_t{end})),
-                         kMostBytes / (2 * row_bytes * layout.kv_heads));
-    const int first = end - rows + (rank_ * idle + warp_ - own_tiles()) * 32 + lane_;
-#pragma unroll 1
-    for (int row = first; row < end; row += kRanks * idle * 32) {
-      const char* const at =
-          base + row / kBlockTokens * layout.block_stride() + row % kBlockTokens * row_bytes;
-#pragma unroll 2
-      for (int line = 0; line < row_bytes; line += kLine) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(at + line));
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(at + line + layout.value_offset()));
-      }
-    }
   }
 
   /// Place of a number [tiles][kTiles][2 x 8 rows][8 rows x 4 heads].
@@ -535,7 +510,7 @@ class Chooser {
       }
       int keys = 0;
       if (bucket < p_.task.net.buckets) {
-        const int* const offset = at<int>(p_.plan.offsets) + bucket;
+        const int* const offset = at<int>(p_.plan.offsets) + row;
         keys = offset[1] - offset[0] + at<int>(p_.plan.unlisted)[row];
       }
       if (p_.task.rank != BucketRank::mass) {
@@ -551,10 +526,9 @@ class Chooser {
     __syncwarp();
   }
 
-  /// Buckets that may be among the best: in every warp's share of the keys as many threads as its part of
-  /// the wanted ones hold a key that is no less than some number, so that no key below the least of these
-  /// numbers is among the best. The order of the candidates does not matter.
-  __device__ void find_candidates() const {
+  /// A number that no key of the best is below: in every warp's share of the keys as many threads as its part
+  /// of the wanted ones hold a key that is no less than the warp's number, and this is the least of those.
+  __device__ void find_bar() const {
     const uint4* const keys = at<uint4>(p_.plan.keys);
     const int fours = kRanks * p_.cut.bucket_rows / 4, wanted = (p_.most + kWarps - 1) / kWarps;
     unsigned highest = 0;
@@ -571,113 +545,80 @@ class Chooser {
       if (lane_ == __ffs(static_cast<int>(holders)) - 1) highest = 0;
     }
     if (lane_ == 0) small().least[warp_] = nth;
-    __syncthreads();
-    const unsigned bar = max(__reduce_min_sync(~0u, small().least[lane_ % kWarps]), 1u);  // 0 is no candidate
-    const int* const offsets = at<int>(p_.plan.offsets);
+  }
+  /// Own buckets, spread over the warps: where the list of each lies that is among the best. Where there are
+  /// fewer than wanted, buckets without keys come behind those that have some.
+  __device__ void rank_own() const {
+    const unsigned bar = __reduce_min_sync(~0u, small().least[lane_ % kWarps]);
+    const unsigned* const keys = at<unsigned>(p_.plan.keys);
+    const int own = rank_ * p_.cut.bucket_rows;
 #pragma unroll 1
-    for (int first = warp_ * 32; first < fours; first += kThreads) {
-      const int four = first + lane_;
-      const uint4 some = four < fours ? keys[four] : uint4{};
+    for (int first = warp_; first < p_.cut.bucket_rows; first += 32 * kWarps) {
+      const int row = first + lane_ * kWarps;
+      const bool may_be = row < p_.cut.bucket_rows && keys[own + row] >= bar;
+#pragma unroll 1
+      for (unsigned rest = __ballot_sync(~0u, may_be); rest != 0; rest &= rest - 1)
+        place_own(first + (__ffs(static_cast<int>(rest)) - 1) * kWarps);
+    }
+  }
+  /// The whole warp: the place of one own bucket, behind all that go before it. Of equal keys the higher
+  /// bucket goes first.
+  __device__ void place_own(int row) const {
+    const uint4* const fours = at<uint4>(p_.plan.keys);
+    const int bucket = rank_ * p_.cut.bucket_rows + row, count = kRanks * p_.cut.bucket_rows / 4;
+    const unsigned mine = at<unsigned>(p_.plan.keys)[bucket];
+    int above = 0;
+#pragma unroll 4
+    for (int i = lane_; i < count; i += 32) {
+      const uint4 some = fours[i];
       const unsigned key[4] = {some.x, some.y, some.z, some.w};
-      unsigned holders[4];
-      int all = 0;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) all += __popc(holders[e] = __ballot_sync(~0u, key[e] >= bar));
-      int place = lane_ == 0 && all > 0 ? atomicAdd(&small().candidates, all) : 0;
-      place = __shfl_sync(~0u, place, 0);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (key[e] >= bar) {
-          const int bucket = four * 4 + e, from = offsets[bucket];
-          at<uint4>(p_.plan.found)[place + __popc(holders[e] & ((1u << lane_) - 1))] =
-              make_uint4(static_cast<unsigned>(bucket), key[e],
-                         static_cast<unsigned>(offsets[bucket + 1] - from), static_cast<unsigned>(from));
-        }
-        place += __popc(holders[e]);
+      for (int e = 0; e < 4; ++e) above += key[e] >= mine + (4 * i + e > bucket ? 0 : 1);
+    }
+    above = __reduce_add_sync(~0u, above);
+    if (above >= p_.most || lane_ != 0) return;
+    RowRun run = {};
+    if (mine != 0) {  // else there is no such bucket, or none with keys
+      const int* const offset = at<int>(p_.plan.offsets) + row;
+      run = {offset[0], offset[1] - offset[0]};
+      const int unlisted = at<int>(p_.plan.unlisted)[row];
+      if (unlisted > 0) {
+        atomicOr(at<unsigned>(p_.plan.map) + row / 32, 1u << row % 32);
+        atomicAdd(&small().chosen_unlisted, unlisted);
       }
     }
+    runs()[above] = run;
   }
-  /// Where the rows of each of the best begin in the list: behind those of all that go before it. Of equal
-  /// keys the higher bucket goes first.
-  __device__ void rank_candidates() const {
-    constexpr int kSharers = 2;  // threads that rank one bucket
-    const uint4* const found = at<uint4>(p_.plan.found);
-    const int count = small().candidates, part = tid_ % kSharers;
-#pragma unroll 1
-    for (int first = 0; first < count; first += kThreads / kSharers) {
-      const int own = first + tid_ / kSharers;
-      const uint4 mine = own < count ? found[own] : uint4{};
-      const auto order = [](const uint4& x) { return static_cast<std::uint64_t>(x.y) << 32 | x.x; };
-      int above = 0, before = 0;
-#pragma unroll 8
-      for (int i = part; i < count; i += kSharers) {
-        const uint4 other = found[i];
-        if (order(other) > order(mine)) ++above, before += static_cast<int>(other.z);
-      }
-      above += __shfl_xor_sync(~0u, above, 1);
-      before += __shfl_xor_sync(~0u, before, 1);
-      if (part != 0 || own >= count || above >= p_.most) continue;
-      at<int>(p_.plan.starts)[above] = before;
-      at<int>(p_.plan.shifts)[above] = static_cast<int>(mine.w) - before;
-      if (above == min(count, p_.most) - 1) small().rows = before + static_cast<int>(mine.z);
-      if (rank_ == kRanks - 1) atomicOr(at<unsigned>(p_.plan.map) + mine.x / 32, 1u << mine.x % 32);
-    }
+  __device__ RowRun* runs() const {
+    return p_.task.runs + list() * (p_.most + kShares);
+  }
+  __device__ std::int64_t list() const {
+    return std::int64_t{query_} * p_.queries.layout.kv_heads + kv_head_;
   }
 
-  __device__ void list_rows() const {
-    const BucketTables& tables = p_.task.tables;
-    const std::int64_t list = std::int64_t{query_} * p_.queries.layout.kv_heads + kv_head_;
-    std::int32_t* const to = p_.task.rows + list * p_.task.capacity;
-    const std::int32_t* const from = tables.rows + place_ * tables.max_tokens;
-    const int rows = small().rows, end = static_cast<int>(min(std::int64_t{rows}, p_.task.capacity));
-    // The last block has more to do where keys are behind the lists.
-    const int sharers = far_end() > listed_ ? kRanks - 1 : kRanks;
-    if (rank_ < sharers) copy_rows(from, to, end, sharers);
-    if (rank_ == kRanks - 1) add_unlisted(rows, to, list);
-  }
-  __device__ void copy_rows(const std::int32_t* from, std::int32_t* to, int end, int sharers) const {
-    constexpr int kAtOnce = 2;
-    const int step = sharers * kThreads, chosen = min(small().candidates, p_.most),
-              top = 1 << (31 - __clz(max(1, chosen)));
-    const int* const starts = at<int>(p_.plan.starts);
-#pragma unroll 1
-    for (int first = rank_ * kThreads + tid_; first < end; first += kAtOnce * step) {
-      int low[kAtOnce] = {}, row[kAtOnce];
-#pragma unroll 1
-      for (int s = top; s > 0; s /= 2) {  // the last bucket that starts at or before the place
-#pragma unroll
-        for (int u = 0; u < kAtOnce; ++u) {
-          const int next = low[u] + s;
-          if (next < chosen && starts[next] <= first + u * step) low[u] = next;
-        }
-      }
-#pragma unroll
-      for (int u = 0; u < kAtOnce; ++u) {
-        const int i = first + u * step;
-        if (i < end) row[u] = __ldg(from + i + at<int>(p_.plan.shifts)[low[u]]);
-      }
-#pragma unroll
-      for (int u = 0; u < kAtOnce; ++u)
-        if (first + u * step < end) to[first + u * step] = row[u];
+  /// Keys [listed, far_end) in own chosen buckets, by their labels: stretches of so many for each thread.
+  __device__ void list_unlisted() const {
+    const int room = static_cast<int>(p_.task.share), first_place = rank_ * room;
+    if (tid_ < kShares / kRanks) {
+      const int count = tid_ == 0 ? min(small().chosen_unlisted, room) : 0;
+      runs()[p_.most + tid_ * kRanks + rank_] = {first_place, count};
     }
-  }
-
-  /// Keys [listed, far_end) in chosen buckets, by their labels: stretches of so many for each thread.
-  __device__ void add_unlisted(int count, std::int32_t* to, std::int64_t list) const {
+    if (small().chosen_unlisted == 0) return;
     __shared__ int of_warps[kWarps];
-    const unsigned* const map = at<unsigned>(p_.plan.map);
+    std::int32_t* const to = p_.task.more + list() * kShares * p_.task.share + first_place;
     const int unlisted = static_cast<int>(far_end() - listed_);
+    int count = 0;
 #pragma unroll 1
     for (int first = 0; first < unlisted; first += kThreads * kHeldLabels) {
       unsigned in = 0;
       if (first == 0) {
 #pragma unroll
-        for (int i = 0; i < kHeldLabels; ++i) in |= is_chosen(map, held_labels_[i]) << i;
+        for (int i = 0; i < kHeldLabels; ++i) in |= is_chosen(held_labels_[i]) << i;
       } else {
 #pragma unroll 1
         for (int i = 0; i < kHeldLabels; ++i) {
           const int key = first + i * kThreads + tid_;
-          in |= is_chosen(map, key < unlisted ? labels()[listed_ + key] : -1) << i;
+          in |= is_chosen(key < unlisted ? labels()[listed_ + key] : -1) << i;
         }
       }
       int up_to = __popc(in);
@@ -697,14 +638,16 @@ class Chooser {
 #pragma unroll 1
       for (unsigned rest = in; rest != 0; rest &= rest - 1, ++place) {
         const int key = first + (__ffs(static_cast<int>(rest)) - 1) * kThreads + tid_;
-        if (place < p_.task.capacity) to[place] = listed_ + key;
+        if (place < room) to[place] = listed_ + key;
       }
       __syncthreads();
     }
-    if (tid_ == 0) p_.task.counts[list] = static_cast<int>(min(std::int64_t{count}, p_.task.capacity));
   }
-  __device__ static unsigned is_chosen(const unsigned* map, int label) {
-    return label >= 0 ? map[label / 32] >> label % 32 & 1u : 0u;
+  /// 1 for a label of an own bucket that is chosen.
+  __device__ unsigned is_chosen(int label) const {
+    const auto row = static_cast<unsigned>(label - rank_ * p_.cut.bucket_rows);
+    if (label < 0 || row >= static_cast<unsigned>(p_.cut.bucket_rows)) return 0;
+    return at<unsigned>(p_.plan.map)[row / 32] >> row % 32 & 1u;
   }
 
   const Params& p_;
@@ -717,7 +660,6 @@ class Chooser {
   const uint4* next_ = nullptr;                    ///< of its pieces: the one to fetch
   int next_column_ = 0;
   Weights own_[2], held_[kHeldColumns];
-  const char* base_ = nullptr;
   std::int64_t place_ = 0;  ///< of this sequence and KV head in the tables
   std::int32_t listed_ = 0;
   int held_labels_[kHeldLabels];  ///< of this thread's keys behind the lists, -1: no far key
@@ -738,10 +680,10 @@ Params params_of(const BucketChoiceTask& task, const Queries& queries, int group
   return {.task = task,
           .queries = queries,
           .cut = cut,
-          .plan = Plan(task.net, cut, heads, task.probes, ranks),
+          .plan = Plan(task.net, cut, heads, ranks),
           .group = group,
           .heads = heads,
-          .most = std::min(task.probes, task.net.buckets)};
+          .most = tabled_runs(task.probes, task.net.buckets)};
 }
 
 template <int kPlanes, int kTiles, int kRanks>
@@ -775,6 +717,20 @@ void launch_for_heads(const BucketChoiceTask& task, const Queries& queries, Stre
 }
 
 }  // namespace
+
+RowRuns runs_of(const BucketChoiceTask& task, std::int32_t* counts, std::int64_t capacity) {
+  return {.runs = task.runs,
+          .count = runs_of_choice(task.probes, task.net.buckets),
+          .tabled = tabled_runs(task.probes, task.net.buckets),
+          .rows = task.tables.rows,
+          .row_stride = task.tables.max_tokens,
+          .more = task.more,
+          .more_stride = kShares * task.share,
+          .counts = counts,
+          .capacity = capacity,
+          .sink = task.sink,
+          .window = task.window};
+}
 
 bool can_choose_buckets() {
   return has_clusters();

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The choice of buckets on the GPU and the rows in them, for methods that keep each key in one bucket (SAAP,
-// k-means): the network that scores every bucket for the queries of a group, the best `probes`, and their
-// keys, in one launch. Needs clusters of blocks (sm_90).
+// The choice of buckets on the GPU, for methods that keep each key in one bucket (SAAP, k-means): the network
+// that scores every bucket for the queries of a group, the best `probes`, and where their keys are listed, in
+// one launch. Needs clusters of blocks (sm_90).
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "kernels/cuda/attend.h"
+#include "kernels/cuda/attend_runs.h"
 
 namespace lode::cuda {
 
@@ -88,18 +88,31 @@ struct BucketChoiceTask {
   BucketTables tables;
   int probes = 0;
   std::int64_t sink = 0, window = 0;
-  std::int32_t* rows = nullptr;    // [N, Hkv, capacity] by bucket, the best first
-  std::int32_t* counts = nullptr;  // [N, Hkv]
-  std::int64_t capacity = 0;
+  RowRun* runs = nullptr;        // [N, Hkv, runs_of_choice()] the best bucket first
+  std::int32_t* more = nullptr;  // [N, Hkv, kShares, share] keys that are not in lists yet
+  std::int64_t share = 0;        ///< room for them: as many as there may be in all
 };
+
+/// Blocks that each bring stretches of their own, of keys that are not in lists yet.
+constexpr int kShares = 16;
+/// Stretches of a choice: those of its buckets' lists (`tabled`), then those of the shares.
+inline int tabled_runs(int probes, int buckets) {
+  return probes < buckets ? probes : buckets;
+}
+inline int runs_of_choice(int probes, int buckets) {
+  return tabled_runs(probes, buckets) + kShares;
+}
 
 /// Shared memory that a block needs; more than the GPU has: the task cannot be done there.
 std::int64_t bucket_choice_shared_bytes(const BucketChoiceTask& task, int group);
 bool fits_bucket_choice(const BucketChoiceTask& task, int group);
 
 /// For every query token and KV head: the far keys in the `probes` best buckets. Ties go to the higher
-/// bucket, buckets without far keys are passed over. Deterministic; where rows stand in a list depends on
-/// `listed`.
+/// bucket, buckets without far keys are passed over. Deterministic; which stretches the keys come in depends
+/// on `listed`. Waits for the launch in front before it lets the one behind start (attend_runs_decode).
 void choose_buckets(const BucketChoiceTask& task, const Queries& queries, StreamHandle stream);
+
+/// What choose_buckets made, as attention takes it; counts [N, Hkv], of `capacity` keys each at most.
+RowRuns runs_of(const BucketChoiceTask& task, std::int32_t* counts, std::int64_t capacity);
 
 }  // namespace lode::cuda

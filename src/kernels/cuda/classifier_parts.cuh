@@ -59,17 +59,17 @@ inline int free_of_conflicts(int bytes) {
 /// Parts of a block's shared memory, in bytes from its start. Columns of bytes are two for each head.
 struct Plan {
   int x = 0, x_stride = 0, h8 = 0, h_stride = 0;  // queries and own hidden units as bytes
-  int unlisted = 0, map = 0;                      // of own buckets; chosen ones
+  int unlisted = 0, map = 0;                      // of own buckets; which of them are chosen
   int zeros = 0;                                  // bytes of all of these, which begin as 0
   int h = 0;                                      // own hidden units
   int scores = 0;                                 // of own buckets
   int scales_1 = 0, scales_2 = 0;                 // of own hidden units, of own buckets; their biases
   int partial = 0;                                // [ranks][own buckets] what each block's units make of them
-  int made = 0, found = 0;                        // what own units make of all buckets; later, candidates
-  int group_stats = 0, stats = 0, keys = 0, offsets = 0, starts = 0, shifts = 0, total = 0;
+  int made = 0;                                   // what own units make of all buckets
+  int group_stats = 0, stats = 0, keys = 0, offsets = 0, total = 0;
 
-  Plan(const NetLayout& net, const Cut& cut, int heads, int probes, int ranks) {
-    const int tiles = heads <= 4 ? 1 : heads <= 8 ? 2 : 4, most = probes < net.buckets ? probes : net.buckets;
+  Plan(const NetLayout& net, const Cut& cut, int heads, int ranks) {
+    const int tiles = heads <= 4 ? 1 : heads <= 8 ? 2 : 4;
     x_stride = free_of_conflicts(cut.input_chunks * kChunk), h_stride = free_of_conflicts(cut.hidden_rows);
     int at = 0;
     const auto take = [&](int bytes) {
@@ -80,7 +80,7 @@ struct Plan {
     x = take(8 * tiles * x_stride);
     h8 = take(8 * tiles * h_stride);
     unlisted = take(cut.bucket_rows * 4);
-    map = take((net.buckets + 31) / 32 * 4);
+    map = take((cut.bucket_rows + 31) / 32 * 4);
     zeros = at;
     h = take(cut.hidden_rows * tiles * 16);
     scores = take(cut.bucket_rows * tiles * 16);
@@ -88,13 +88,11 @@ struct Plan {
     scales_2 = take(cut.bucket_rows * 8);
     const int all = ranks * cut.bucket_rows;
     partial = take(net.hidden > 0 ? all * tiles * 16 : 0);
-    made = found = take(all * tiles * 16);
+    made = take(net.hidden > 0 ? all * tiles * 16 : 0);
     group_stats = take(cut.bucket_rows / 8 * tiles * 32);
     stats = take(ranks * tiles * 32);
     keys = take(all * 4);
-    offsets = take((net.buckets + 1) * 4);
-    starts = take(most * 4);
-    shifts = take(most * 4);
+    offsets = take((cut.bucket_rows + 1) * 4);
     total = at;
   }
 };

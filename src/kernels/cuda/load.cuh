@@ -19,6 +19,19 @@ __device__ __forceinline__ float4 load_here(const float* from, bool wanted) {
       : "l"(from), "r"(static_cast<int>(wanted)));
   return x;
 }
+/// The same from the second-level cache, whatever the first holds.
+__device__ __forceinline__ float4 load_fresh(const float* from, bool wanted) {
+  float4 x = {};
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.s32 wanted, %5, 0;\n"
+      "@wanted ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
+      : "l"(from), "r"(static_cast<int>(wanted)));
+  return x;
+}
 __device__ __forceinline__ const char* load_here(const char* const* from) {
   const char* x;
   asm volatile("ld.global.u64 %0, [%1];" : "=l"(x) : "l"(from));

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// The end of a block of decode attention: the states of its warps become one, and the blocks of a list that
+// started last merge what all have posted and write the output.
+#pragma once
+
+#include "kernels/cuda/attend_merge.cuh"
+
+namespace lode::cuda {
+
+/// The states of the block's warps, in shared memory, for four columns.
+template <int D>
+__device__ Record merge_warps(const char* rings, int ring_bytes, int heads, int column) {
+  Record x[kWarps];
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    const float* const state = reinterpret_cast<const float*>(rings + w * ring_bytes);
+    x[w].o = *reinterpret_cast<const float4*>(state + column * 4);
+    const float2 ml = *reinterpret_cast<const float2*>(state + heads * D + column * 4 / D * 2);
+    x[w].m = ml.x, x[w].l = ml.y;
+  }
+  return together(x, peak_of(x));
+}
+
+/// Four merged numbers to their place: normalised, the tail merged last.
+template <int D>
+__device__ void write_result(const Params& p, std::int64_t first_row, int column, const Record& sum) {
+  const int head = column * 4 / D, at = column * 4 % D;
+  const std::int64_t row = first_row + head;
+  const float inverse = sum.l == 0.0f ? 0.0f : 1.0f / sum.l;
+  float4 x = {sum.o.x * inverse, sum.o.y * inverse, sum.o.z * inverse, sum.o.w * inverse};
+  const bool has_tail = p.lists.tail_lse != nullptr && p.lists.tail_lse[row] != -INFINITY;
+  if (has_tail || p.queries.lse != nullptr) {
+    float lse = sum.l == 0.0f ? -INFINITY : (sum.m == -INFINITY ? 0.0f : sum.m) * kLn2 + logf(sum.l);
+    if (has_tail) {
+      const float tail = p.lists.tail_lse[row], peak = fmaxf(lse, tail);
+      const float mine = lse == -INFINITY ? 0.0f : expf(lse - peak), theirs = expf(tail - peak);
+      const float keep = mine / (mine + theirs), more = theirs / (mine + theirs);
+      const float4 y = *reinterpret_cast<const float4*>(p.lists.tail_output + row * D + at);
+      x = {x.x * keep + y.x * more, x.y * keep + y.y * more, x.z * keep + y.z * more,
+           x.w * keep + y.w * more};
+      lse = peak + logf(mine + theirs);
+    }
+    if (p.queries.lse != nullptr && at == 0) p.queries.lse[row] = lse;
+  }
+  *reinterpret_cast<float4*>(p.queries.o + row * D + at) = x;
+}
+
+/// The records that all blocks of the list posted; `to_come` of its blocks started later than this one.
+template <int D>
+__device__ void merge_posted(const Params& p, const Posted& posted, std::int64_t first_row, int columns,
+                             int parts, int to_come) {
+  __shared__ Record of_warps[kWarps][4];
+  const int mergers = min(p.most_mergers, parts), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const bool apart = parts <= kSubs * kAhead;  // a warp takes a group of columns by itself
+  const int at_once = apart ? kWarps : 1, groups = columns / 4;
+  for (int from = to_come * at_once; from < groups; from += mergers * at_once) {
+    const int group = apart ? from + warp : from;
+    if (apart) {
+      if (group >= groups) break;
+      const Record sum = take_posted(posted, group, parts, lane / 4, kSubs);
+      if (lane < 4) write_result<D>(p, first_row, group * 4 + lane, sum);
+      continue;
+    }
+    const Record sum = take_posted(posted, group, parts, warp * kSubs + lane / 4, kWarps * kSubs);
+    if (lane < 4) of_warps[warp][lane] = sum;
+    __syncthreads();
+    if (threadIdx.x < 4) {
+      Record x[kWarps];
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) x[w] = of_warps[w][threadIdx.x];
+      write_result<D>(p, first_row, group * 4 + threadIdx.x, together(x, peak_of(x)));
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace lode::cuda

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+// Work map: as decode attention over lists (attend.cu), with two walks instead of one. The first half of the
+// blocks that share a list take sink and window, before the kernel in front has ended; then all of them take
+// an even share of the stretches. Blocks that start early come first in the grid, all KV heads side by side,
+// and so have the window behind them when the choice is there.
+//
+// Both cuts depend on the position and on how many keys were chosen, alone.
+#include <algorithm>
+
+#include "kernels/cuda/attend_finish.cuh"
+#include "kernels/cuda/attend_runs.h"
+#include "kernels/cuda/attend_share.h"
+#include "kernels/cuda/hopper.cuh"
+
+namespace lode::cuda {
+
+namespace {
+
+struct RunParams {
+  Params attend;
+  RowRuns runs;
+  unsigned dense_reciprocal = 0;  ///< 2^32 / blocks that take sink and window, rounded up
+  int dense_parts = 1;
+};
+
+/// Keys of one list: sink and window in the first walk, stretches in the second.
+struct RunKeys {
+  static constexpr const float* log_weights = nullptr;
+  bool dense = true;
+  int sink = 0, behind_sink = 0;  ///< what the number of a key of the window and its row differ by
+  int runs = 0, tabled = 0, top = 0;
+  const int* starts = nullptr;  // [runs] shared
+  const int* shifts = nullptr;  // [runs] shared; from a key's number to its place in its table
+  const std::int32_t* rows = nullptr;
+  const std::int32_t* more = nullptr;
+
+  __device__ int row(int key) const {
+    if (dense) return key < sink ? key : key + behind_sink;
+    int low = 0;  // the last stretch that starts at or before the key
+#pragma unroll 1
+    for (int s = top; s > 0; s /= 2)
+      if (low + s < runs && starts[low + s] <= key) low += s;
+    return __ldcg((low < tabled ? rows : more) + key + shifts[low]);
+  }
+  __device__ static float weight(int) {
+    return 0.0f;
+  }
+};
+
+/// Where each stretch starts among the keys of the list, and how many keys there are.
+__device__ int find_starts(const RowRun* runs, int count, int* starts, int* shifts) {
+  static_assert(RowRuns::kMost == 2 * kThreads);
+  __shared__ int of_warps[kWarps];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int2 run[2] = {};
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    if (2 * static_cast<int>(threadIdx.x) + i < count)
+      run[i] = __ldcg(reinterpret_cast<const int2*>(runs) + 2 * threadIdx.x + i);
+  int up_to = run[0].y + run[1].y;
+#pragma unroll
+  for (int o = 1; o < 32; o *= 2) {
+    const int other = __shfl_up_sync(~0u, up_to, o);
+    if (lane >= o) up_to += other;
+  }
+  if (lane == 31) of_warps[warp] = up_to;
+  __syncthreads();
+  int start = up_to - run[0].y - run[1].y, all = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    start += w < warp ? of_warps[w] : 0;
+    all += of_warps[w];
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    starts[2 * threadIdx.x + i] = start;
+    shifts[2 * threadIdx.x + i] = run[i].x - start;
+    start += run[i].y;
+  }
+  __syncthreads();
+  return all;
+}
+
+template <class T, int D, bool kWide>
+__global__ void __launch_bounds__(kThreads, blocks_at_once(D))
+    attend_runs_kernel(const __grid_constant__ RunParams r) {
+  using W = Walk<T, D, kWide, RunKeys>;
+  constexpr int kRing = W::kStages * W::kStageBytes;
+  static_assert(kRing >= (kWide ? 16 : 8) * (D + 2) * 4);
+  extern __shared__ __align__(16) char shared[];
+  __shared__ int starts[RowRuns::kMost], shifts[RowRuns::kMost];
+  __shared__ unsigned shared_ticket;
+  const Params& p = r.attend;
+  const int kv_head = blockIdx.x, part = blockIdx.y, query = blockIdx.z, blocks = gridDim.y;
+  const QueryToken token = p.queries.tokens[query];
+  const int heads = p.group, columns = heads * D / 4, warp = threadIdx.x / 32;
+  const std::int64_t first_row = std::int64_t{query} * p.queries.query_heads + kv_head * heads,
+                     list = std::int64_t{query} * gridDim.x + kv_head;
+  RunKeys keys;
+  W walk(p, keys);
+  {
+    typename W::RawQueries raw;
+    W::template ask_queries<true>(p.queries.q + first_row * D, heads, raw);
+    walk.base = load_here(p.queries.bases + token.sequence) + p.queries.layer_offset +
+                kv_head * p.queries.layout.head_stride();
+    walk.pack_queries(raw);
+  }
+  const int all = token.position + 1;
+  keys.sink = static_cast<int>(min(r.runs.sink, std::int64_t{all}));
+  const int window_begin = static_cast<int>(max(std::int64_t{keys.sink}, all - r.runs.window));
+  keys.behind_sink = window_begin - keys.sink;
+  int count = all - keys.behind_sink, piece = piece_of(count, r.dense_reciprocal, blocks);
+  const int dense_parts = (count + piece - 1) / piece;
+  walk.ring = shared_address(shared) + warp * kRing;
+  walk.clear();
+  unsigned ticket = 0;
+  int parts = 1;
+#pragma unroll 1
+  for (int walked = 0; walked < 2; ++walked) {
+    if (walked == 1) {
+      wait_for_predecessor();
+      release_successor();
+      keys.dense = false;
+      keys.runs = r.runs.count, keys.tabled = r.runs.tabled, keys.top = 1 << (31 - __clz(r.runs.count));
+      keys.starts = starts, keys.shifts = shifts;
+      keys.rows = r.runs.rows + (std::int64_t{token.sequence} * gridDim.x + kv_head) * r.runs.row_stride;
+      keys.more = r.runs.more + list * r.runs.more_stride;
+      count = find_starts(r.runs.runs + list * r.runs.count, r.runs.count, starts, shifts);
+      if (part == 0 && threadIdx.x == 0) r.runs.counts[list] = count;
+      piece = piece_of(count, p.reciprocal, blocks);
+      parts = max(1, max(dense_parts, (count + piece - 1) / piece));
+      if (part >= parts) return;
+      // Not atomicAdd, for which the compiler waits at once.
+      if (parts > 1 && threadIdx.x == 0)
+        asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
+                     : "=r"(ticket)
+                     : "l"(p.tickets + list)
+                     : "memory");
+    }
+    const int begin = part * piece;
+    walk.end = min(count, begin + piece);
+    walk.first = begin + warp * kTile;
+    walk.mine = max(0, (walk.end - walk.first + kWarps * kTile - 1) / (kWarps * kTile));
+    walk.tiles([] {});
+  }
+  walk.finish();
+
+  walk.store(reinterpret_cast<float*>(shared + warp * kRing), heads);
+  if (threadIdx.x == 0) shared_ticket = ticket;
+  __syncthreads();
+  const Posted posted = {p.posted + list * columns / 4 * p.most_parts * 6, p.most_parts};
+  for (int column = threadIdx.x; column < columns; column += kThreads) {
+    const Record mine = merge_warps<D>(shared, kRing, heads, column);
+    if (parts == 1)
+      write_result<D>(p, first_row, column, mine);
+    else
+      posted.post(column, part, mine);
+  }
+  if (parts == 1) return;
+  const int to_come = parts - 1 - static_cast<int>(shared_ticket);  // blocks that started later
+  if (to_come >= min(p.most_mergers, parts)) return;
+  if (to_come == 0 && threadIdx.x == 0) p.tickets[list] = 0;
+  merge_posted<D>(p, posted, first_row, columns, parts, to_come);
+}
+
+template <class T, int D, bool kWide>
+void launch(const RunParams& r, StreamHandle stream) {
+  using W = Walk<T, D, kWide, RunKeys>;
+  constexpr int kShared = kWarps * W::kStages * W::kStageBytes, kTables = RowRuns::kMost * 8;
+  const auto kernel = attend_runs_kernel<T, D, kWide>;
+  static const bool prepared = [=] {
+    LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
+    LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                   carveout_for(kShared + kTables, blocks_at_once(D))));
+    return true;
+  }();
+  static_cast<void>(prepared);
+  const dim3 grid(static_cast<unsigned>(r.attend.queries.layout.kv_heads),
+                  static_cast<unsigned>(r.attend.blocks), static_cast<unsigned>(r.attend.queries.count));
+  EarlyLaunch(grid, kThreads, kShared, 1, stream)(kernel, r);
+}
+
+template <class T, int D>
+void launch_for_group(const RunParams& r, StreamHandle stream) {
+  r.attend.group > 8 ? launch<T, D, true>(r, stream) : launch<T, D, false>(r, stream);
+}
+
+template <class T>
+void launch_for(const RunParams& r, StreamHandle stream) {
+  r.attend.queries.layout.head_dim == 64 ? launch_for_group<T, 64>(r, stream)
+                                         : launch_for_group<T, 128>(r, stream);
+}
+
+constexpr int kListThreads = 1024, kListBlocks = 8;
+
+/// A block of kListBlocks for each list; stretches are looked at so many at a time.
+__global__ void __launch_bounds__(kListThreads)
+    list_kernel(Queries queries, RowRuns runs, std::int32_t* rows) {
+  __shared__ int starts[kListThreads], of_warps[32];
+  const int tid = static_cast<int>(threadIdx.x), lane = tid % 32, warp = tid / 32,
+            list = static_cast<int>(blockIdx.y), kv_heads = queries.layout.kv_heads;
+  const std::int32_t sequence = queries.tokens[list / kv_heads].sequence;
+  const std::int32_t* const tabled =
+      runs.rows + (std::int64_t{sequence} * kv_heads + list % kv_heads) * runs.row_stride;
+  const std::int32_t* const more = runs.more + list * runs.more_stride;
+  const RowRun* const all = runs.runs + std::int64_t{list} * runs.count;
+  std::int64_t before = 0;  // keys of the stretches in front of these
+  for (int first = 0; first < runs.count; first += kListThreads) {
+    const int count = first + tid < runs.count ? all[first + tid].count : 0;
+    int up_to = count;
+    for (int o = 1; o < 32; o *= 2) {
+      const int other = __shfl_up_sync(~0u, up_to, o);
+      if (lane >= o) up_to += other;
+    }
+    if (lane == 31) of_warps[warp] = up_to;
+    __syncthreads();
+    int in_front = 0, sum = 0;
+    for (int w = 0; w < 32; ++w) in_front += w < warp ? of_warps[w] : 0, sum += of_warps[w];
+    starts[tid] = in_front + up_to - count;
+    __syncthreads();
+    for (int run = warp * kListBlocks + static_cast<int>(blockIdx.x);
+         run < kListThreads && first + run < runs.count; run += 32 * kListBlocks) {
+      const RowRun one = all[first + run];
+      const std::int32_t* const from = (first + run < runs.tabled ? tabled : more) + one.first;
+      for (int i = lane; i < one.count; i += 32) {
+        const std::int64_t to = before + starts[run] + i;
+        if (to < runs.capacity) rows[list * runs.capacity + to] = from[i];
+      }
+    }
+    before += sum;
+    __syncthreads();
+  }
+  if (blockIdx.x == 0 && tid == 0) runs.counts[list] = static_cast<std::int32_t>(min(before, runs.capacity));
+}
+
+}  // namespace
+
+bool can_attend_runs(const KvLayout& layout, int group) {
+  const bool narrow = layout.type == DType::bf16 || layout.type == DType::f16;
+  return narrow && group <= 16 && (layout.head_dim == 64 || layout.head_dim == 128);
+}
+
+void attend_runs_decode(const Queries& queries, const RowRuns& runs, std::int64_t max_tokens, void* workspace,
+                        StreamHandle stream) {
+  if (queries.count == 0) return;
+  RunParams r = {.attend = {.queries = queries}, .runs = runs};
+  share_out(r.attend, std::min(max_tokens, runs.sink + runs.capacity + runs.window), workspace);
+  r.dense_reciprocal = reciprocal_of((r.attend.most_parts + 1) / 2);
+  queries.layout.type == DType::bf16 ? launch_for<__nv_bfloat16>(r, stream) : launch_for<__half>(r, stream);
+}
+
+void list_runs(const Queries& queries, const RowRuns& runs, std::int32_t* rows, StreamHandle stream) {
+  if (queries.count == 0) return;
+  const dim3 grid(kListBlocks, static_cast<unsigned>(queries.count * queries.layout.kv_heads));
+  list_kernel<<<grid, kListThreads, 0, stream>>>(queries, runs, rows);
+  LODE_LAUNCHED();
+}
+
+}  // namespace lode::cuda

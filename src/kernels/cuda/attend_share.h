@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// How decode attention shares the keys of a list out over blocks, and its workspace over lists.
+#pragma once
+
+#include "kernels/cuda/attend_walk.cuh"
+
+namespace lode::cuda {
+
+constexpr int kLeastKeys = kWarps * kTile;  // of a piece
+
+/// Blocks that a processor works on at once.
+constexpr int blocks_at_once(int head_dim) {
+  return head_dim <= 128 ? 2 : 1;
+}
+
+/// Keys of a piece of a list of so many: whole tiles, a tile for each warp or more.
+__device__ __forceinline__ int piece_of(int keys, unsigned reciprocal, int blocks) {
+  const unsigned even = __umulhi(static_cast<unsigned>(keys), reciprocal) + 1;
+  const int piece = max(kLeastKeys, static_cast<int>((even + kTile - 1) / kTile * kTile));
+  // Blocks are enough, unless there are more keys than was said.
+  return std::int64_t{piece} * blocks >= keys ? piece : (keys + blocks - 1) / blocks;
+}
+
+/// 2^32 / parts, rounded up, as piece_of takes it.
+unsigned reciprocal_of(int parts);
+
+/// Fills in the group, the parts of a list of so many keys at most, and the places of the workspace. RunError
+/// where it has none for so many query heads.
+void share_out(Params& p, std::int64_t most_keys, void* workspace);
+
+/// Shared memory of a processor, in percent of the most there can be, so that just so many blocks fit: what
+/// is left of it is cache, and all bytes under way to shared memory have a place there first.
+int carveout_for(int shared, int blocks);
+
+}  // namespace lode::cuda
