@@ -83,7 +83,6 @@ void run(const Shape& shape) {
                more(heads * kShares * kListed * 4, "more"), counts(heads * 4, "counts"),
                workspace(decode_workspace_bytes(1, shape.query_heads, heads, kDim), "w");
   fill(workspace.as<void>(), 0, workspace.bytes(), stream.get());
-  fill(runs.as<void>(), 0, runs.bytes(), stream.get());
   stream.synchronize();
   const auto queries = [&](int i) {
     return Queries{.tokens = tokens.as<QueryToken>(),
@@ -125,12 +124,12 @@ void run(const Shape& shape) {
   stream.synchronize();
   const auto time = [&](const std::function<void(int)>& call) { return time_of(stream, call); };
   const double both = time([&](int i) { select(i), attend(i); });
-  const double selecting = time(select);
+  const double selecting = time(select), attending = time(attend);
   const double full =
       time([&](int i) { attend_full_decode(queries(i), shape.tokens, workspace.as<void>(), stream.get()); });
-  std::printf("| %d/%d | %lldk | %s | %d | %.1f | %.1f | %.1f | %.1fx |\n", heads, shape.query_heads,
+  std::printf("| %d/%d | %lldk | %s | %d | %.1f | %.1f | %.1f | %.1f | %.1fx |\n", heads, shape.query_heads,
               static_cast<long long>(shape.tokens >> 10), shape.network ? "network" : "centroids", found[0],
-              both, selecting, full, full / both);
+              both, selecting, attending, full, full / both);
   std::fflush(stdout);
 }
 
@@ -140,8 +139,8 @@ void run(const Shape& shape) {
 int main() {
   using lode::cuda::bench::Shape;
   std::printf(
-      "| heads | keys | scored by | chosen | both us | select | full | |\n"
-      "|---|---|---|---|---|---|---|---|\n");
+      "| heads | keys | scored by | chosen | both us | select | attend | full | |\n"
+      "|---|---|---|---|---|---|---|---|---|\n");
   const std::int64_t k = 1024;
   for (const Shape& shape :
        {Shape{8, 32, 128 * k, true}, Shape{8, 32, 512 * k, true}, Shape{8, 32, 1024 * k, true},

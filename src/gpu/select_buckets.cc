@@ -124,7 +124,6 @@ void GpuBuckets::allocate(const BucketChoice& choice) {
   const std::int64_t lists = std::int64_t{geometry_.most_queries} * geometry_.kv_heads;
   fresh(runs_, lists * cuda::runs_of_choice(static_cast<int>(probes_), net_.buckets) *
                    std::int64_t{sizeof(cuda::RowRun)});
-  cuda::fill(runs_.as<void>(), 0, runs_.bytes(), geometry_.stream);  // who reads them leaves them so
   fresh(more_, lists * cuda::kShares * kMostUnlisted * 4);
   fresh(workspace_, cuda::list_workspace_bytes(geometry_.kv_heads, net_.buckets, geometry_.max_tokens));
 }

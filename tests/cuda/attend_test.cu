@@ -151,8 +151,8 @@ struct World {
     return to_host<float>(out, poison.size());
   }
 
-  /// The lists as stretches of unequal length, some of them empty, in reverse order, the later half of them
-  /// in the second table.
+  /// The lists as stretches of unequal length, some of them empty, in reverse order, the later half of
+  /// them in the second table.
   void attend_as_runs(const Queries& queries, int first) {
     const int lists = queries.count * problem.kv_heads, tabled = problem.runs / 2;
     std::size_t room = 1;
@@ -173,7 +173,7 @@ struct World {
       };
       for (int run = problem.runs - 1; run >= 0; --run) {
         const int end = run + 1 == problem.runs ? n : cut(run + 1), begin = std::min(end, cut(run));
-        runs.push_back(RowRun::of(begin, end - begin));
+        runs.push_back({begin, end - begin});
       }
     }
     const Buffer runs_there = to_device(runs), rows_there = to_device(rows), more_there = to_device(more),
@@ -192,7 +192,6 @@ struct World {
                         .window = problem.window},
                        most_tokens, workspace.as<void>(), nullptr);
     LODE_CUDA(cudaDeviceSynchronize());
-    for (const RowRun& run : to_host<RowRun>(runs_there, runs.size())) LODE_CHECK(run.behind_first == 0);
     const auto found = to_host<std::int32_t>(counts, static_cast<std::size_t>(lists));
     for (int i = 0; i < lists; ++i)
       LODE_CHECK(

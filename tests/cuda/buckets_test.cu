@@ -161,7 +161,7 @@ Outcome run(const Case& c, const Case* further = nullptr) {
              rows = of(s.tokens * s.kv_heads * s.keys, -7), counts = of(s.tokens * s.kv_heads, -7),
              more = of(s.tokens * s.kv_heads * kShares * s.keys, -7);
   const std::int64_t runs = s.tokens * s.kv_heads * runs_of_choice(s.probes, s.buckets);
-  const OnDevice<RowRun> runs_there(std::vector<RowRun>(static_cast<std::size_t>(runs)));
+  const OnDevice<RowRun> runs_there(std::vector<RowRun>(static_cast<std::size_t>(runs), RowRun{-7, 1 << 30}));
   const Buffer workspace(list_workspace_bytes(s.kv_heads, s.buckets, s.keys), "workspace");
   list_buckets({.labels = labels.get(),
                 .kv_heads = s.kv_heads,

@@ -5,10 +5,6 @@
 // and so have the window behind them when the choice is there.
 //
 // Both cuts depend on the position and on how many keys were chosen, alone.
-//
-// A list's blocks wait for its stretches, not for the choosing kernel's end. That kernel runs whole by the
-// time the first of them starts, so it does not need their place; should a stretch not come for long, they
-// wait for its end after all and take what is there.
 #include <algorithm>
 
 #include "kernels/cuda/attend_finish.cuh"
@@ -23,7 +19,6 @@ namespace {
 struct RunParams {
   Params attend;
   RowRuns runs;
-  unsigned* readers = nullptr;    ///< [-list] blocks that have the stretches of a list
   unsigned dense_reciprocal = 0;  ///< 2^32 / blocks that take sink and window, rounded up
 };
 
@@ -51,39 +46,17 @@ struct RunKeys {
   }
 };
 
-/// The number of those that came before; it is not waited for until it is used.
-__device__ __forceinline__ void take_ticket(unsigned* from, unsigned& ticket) {
-  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(ticket) : "l"(from) : "memory");
-}
-
-/// A stretch once it is there.
-__device__ RowRun take_run(const RowRun* from) {
-  constexpr int kTries = 256, kPause = 40;  // ns
-  std::uint64_t bits = 0;
-#pragma unroll 1
-  for (int i = 0; i <= kTries; ++i) {
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(bits) : "l"(from) : "memory");
-    if (bits != 0) break;
-    i < kTries - 1 ? __nanosleep(kPause) : wait_for_predecessor();
-  }
-  if (bits == 0) return RowRun::of(0, 0);
-  return {static_cast<std::uint32_t>(bits), static_cast<std::uint32_t>(bits >> 32)};
-}
-
 /// Where each stretch starts among the keys of the list, and how many keys there are.
-__device__ int find_starts(const RowRun* runs, int count, int tabled, int* starts, int* shifts) {
+__device__ int find_starts(const RowRun* runs, int count, int* starts, int* shifts) {
   static_assert(RowRuns::kMost == 2 * kThreads);
   __shared__ int of_warps[kWarps];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = 2 * static_cast<int>(threadIdx.x);
-  int at[2] = {}, keys[2] = {};
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int2 run[2] = {};
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    if (first + i >= count) continue;
-    const RowRun run = take_run(runs + first + i);
-    at[i] = run.first(), keys[i] = static_cast<int>(run.count);
-    if (first + i >= tabled && keys[i] > 0) __threadfence();  // its rows were written before it
-  }
-  int up_to = keys[0] + keys[1];
+  for (int i = 0; i < 2; ++i)
+    if (2 * static_cast<int>(threadIdx.x) + i < count)
+      run[i] = __ldcg(reinterpret_cast<const int2*>(runs) + 2 * threadIdx.x + i);
+  int up_to = run[0].y + run[1].y;
 #pragma unroll
   for (int o = 1; o < 32; o *= 2) {
     const int other = __shfl_up_sync(~0u, up_to, o);
@@ -91,7 +64,7 @@ __device__ int find_starts(const RowRun* runs, int count, int tabled, int* start
   }
   if (lane == 31) of_warps[warp] = up_to;
   __syncthreads();
-  int start = up_to - keys[0] - keys[1], all = 0;
+  int start = up_to - run[0].y - run[1].y, all = 0;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
     start += w < warp ? of_warps[w] : 0;
@@ -99,9 +72,9 @@ __device__ int find_starts(const RowRun* runs, int count, int tabled, int* start
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    starts[first + i] = start;
-    shifts[first + i] = at[i] - start;
-    start += keys[i];
+    starts[2 * threadIdx.x + i] = start;
+    shifts[2 * threadIdx.x + i] = run[i].x - start;
+    start += run[i].y;
   }
   __syncthreads();
   return all;
@@ -115,7 +88,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
   static_assert(kRing >= (kWide ? 16 : 8) * (D + 2) * 4);
   extern __shared__ __align__(16) char shared[];
   __shared__ int starts[RowRuns::kMost], shifts[RowRuns::kMost];
-  __shared__ unsigned shared_ticket, shared_reader;
+  __shared__ unsigned shared_ticket;
   const Params& p = r.attend;
   const int kv_head = blockIdx.x, part = blockIdx.y, query = blockIdx.z, blocks = gridDim.y;
   const QueryToken token = p.queries.tokens[query];
@@ -139,23 +112,29 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
   const int dense_parts = (count + piece - 1) / piece;
   walk.ring = shared_address(shared) + warp * kRing;
   walk.clear();
-  unsigned ticket = 0, reader = 0;
+  unsigned ticket = 0;
   int parts = 1;
 #pragma unroll 1
   for (int walked = 0; walked < 2; ++walked) {
     if (walked == 1) {
+      wait_for_predecessor();
+      release_successor();
       keys.dense = false;
       keys.runs = r.runs.count, keys.tabled = r.runs.tabled, keys.top = 1 << (31 - __clz(r.runs.count));
       keys.starts = starts, keys.shifts = shifts;
       keys.rows = r.runs.rows + (std::int64_t{token.sequence} * gridDim.x + kv_head) * r.runs.row_stride;
       keys.more = r.runs.more + list * r.runs.more_stride;
-      count = find_starts(r.runs.runs + list * r.runs.count, r.runs.count, r.runs.tabled, starts, shifts);
-      release_successor();
-      if (threadIdx.x == 0) take_ticket(r.readers - list, reader);
+      count = find_starts(r.runs.runs + list * r.runs.count, r.runs.count, starts, shifts);
       if (part == 0 && threadIdx.x == 0) r.runs.counts[list] = count;
       piece = piece_of(count, p.reciprocal, blocks);
       parts = max(1, max(dense_parts, (count + piece - 1) / piece));
-      if (part < parts && parts > 1 && threadIdx.x == 0) take_ticket(p.tickets + list, ticket);
+      if (part >= parts) return;
+      // Not atomicAdd, for which the compiler waits at once.
+      if (parts > 1 && threadIdx.x == 0)
+        asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
+                     : "=r"(ticket)
+                     : "l"(p.tickets + list)
+                     : "memory");
     }
     const int begin = part * piece;
     walk.end = min(count, begin + piece);
@@ -164,16 +143,10 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
     walk.tiles([] {});
   }
   walk.finish();
-  wait_for_predecessor();  // who waits for this kernel waits for that one too
 
   walk.store(reinterpret_cast<float*>(shared + warp * kRing), heads);
-  if (threadIdx.x == 0) shared_ticket = ticket, shared_reader = reader;
+  if (threadIdx.x == 0) shared_ticket = ticket;
   __syncthreads();
-  if (shared_reader + 1 == static_cast<unsigned>(blocks)) {  // all others have their stretches
-    for (int i = threadIdx.x; i < r.runs.count; i += kThreads) r.runs.runs[list * r.runs.count + i] = {};
-    if (threadIdx.x == 0) *(r.readers - list) = 0;
-  }
-  if (part >= parts) return;
   const Posted posted = {p.posted + list * columns / 4 * p.most_parts * 6, p.most_parts};
   for (int column = threadIdx.x; column < columns; column += kThreads) {
     const Record mine = merge_warps<D>(shared, kRing, heads, column);
@@ -232,7 +205,7 @@ __global__ void __launch_bounds__(kListThreads)
   const RowRun* const all = runs.runs + std::int64_t{list} * runs.count;
   std::int64_t before = 0;  // keys of the stretches in front of these
   for (int first = 0; first < runs.count; first += kListThreads) {
-    const int count = first + tid < runs.count ? static_cast<int>(all[first + tid].count) : 0;
+    const int count = first + tid < runs.count ? all[first + tid].count : 0;
     int up_to = count;
     for (int o = 1; o < 32; o *= 2) {
       const int other = __shfl_up_sync(~0u, up_to, o);
@@ -247,8 +220,8 @@ __global__ void __launch_bounds__(kListThreads)
     for (int run = warp * kListBlocks + static_cast<int>(blockIdx.x);
          run < kListThreads && first + run < runs.count; run += 32 * kListBlocks) {
       const RowRun one = all[first + run];
-      const std::int32_t* const from = (first + run < runs.tabled ? tabled : more) + one.first();
-      for (int i = lane; i < static_cast<int>(one.count); i += 32) {
+      const std::int32_t* const from = (first + run < runs.tabled ? tabled : more) + one.first;
+      for (int i = lane; i < one.count; i += 32) {
         const std::int64_t to = before + starts[run] + i;
         if (to < runs.capacity) rows[list * runs.capacity + to] = from[i];
       }
@@ -271,7 +244,6 @@ void attend_runs_decode(const Queries& queries, const RowRuns& runs, std::int64_
   if (queries.count == 0) return;
   RunParams r = {.attend = {.queries = queries}, .runs = runs};
   share_out(r.attend, std::min(max_tokens, runs.sink + runs.capacity + runs.window), workspace);
-  r.readers = last_ticket(workspace);
   r.dense_reciprocal = reciprocal_of((r.attend.most_parts + 1) / 2);
   queries.layout.type == DType::bf16 ? launch_for<__nv_bfloat16>(r, stream) : launch_for<__half>(r, stream);
 }
@@ -281,8 +253,6 @@ void list_runs(const Queries& queries, const RowRuns& runs, std::int32_t* rows, 
   const dim3 grid(kListBlocks, static_cast<unsigned>(queries.count * queries.layout.kv_heads));
   list_kernel<<<grid, kListThreads, 0, stream>>>(queries, runs, rows);
   LODE_LAUNCHED();
-  const std::int64_t all = std::int64_t{queries.count} * queries.layout.kv_heads * runs.count;
-  fill(runs.runs, 0, all * std::int64_t{sizeof(RowRun)}, stream);
 }
 
 }  // namespace lode::cuda

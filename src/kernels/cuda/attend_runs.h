@@ -8,24 +8,17 @@
 
 namespace lode::cuda {
 
-/// A stretch of a list of rows, as it lies in device memory: one number of 64 bits, 0 where none has come
-/// yet.
-struct alignas(8) RowRun {
-  std::uint32_t count = 0;
-  std::uint32_t behind_first = 0;  ///< where its first row stands, and one more
-
-  static LODE_HD RowRun of(std::int32_t first, std::int32_t count) {
-    return {static_cast<std::uint32_t>(count), static_cast<std::uint32_t>(first) + 1};
-  }
-  LODE_HD std::int32_t first() const { return static_cast<std::int32_t>(behind_first) - 1; }
+/// A stretch of a list of rows.
+struct RowRun {
+  std::int32_t first = 0, count = 0;
 };
 
 /// Far keys of every query token and KV head, as stretches; in device memory. Rows are unique; the order of
-/// the stretches decides the last bits. Whoever reads stretches leaves their places empty.
+/// the stretches decides the last bits.
 struct RowRuns {
   static constexpr int kMost = 256;
 
-  RowRun* runs = nullptr;              // [N, Hkv, count]
+  const RowRun* runs = nullptr;        // [N, Hkv, count]
   int count = 0;                       ///< of a query token and KV head, some of them empty
   int tabled = 0;                      ///< of these, how many are in `rows`; the others are in `more`
   const std::int32_t* rows = nullptr;  // [sequences, Hkv, row_stride]
@@ -42,8 +35,8 @@ bool can_attend_runs(const KvLayout& layout, int group);
 
 /// Every query attends sink, its stretches and its window. To be launched directly behind the kernel that
 /// makes the stretches, which must have waited for what was in front of it before it let this one start:
-/// queries, keys and values are read before that kernel ends, and stretches as they come. Workspace and
-/// `max_tokens` as for attend_rows_decode.
+/// queries, keys and values are read before that kernel ends. Workspace and `max_tokens` as for
+/// attend_rows_decode.
 void attend_runs_decode(const Queries& queries, const RowRuns& runs, std::int64_t max_tokens, void* workspace,
                         StreamHandle stream);
 

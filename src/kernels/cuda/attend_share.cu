@@ -11,7 +11,7 @@ namespace lode::cuda {
 namespace {
 
 constexpr int kSlots = 132;  // processors of an H200
-constexpr int kTickets = 1 << 16, kMostTickets = kTickets / 2;
+constexpr int kTickets = 1 << 16;
 
 /// Blocks that share a list. Bits depend on the number of KV heads by this.
 int parts_for(int kv_heads, int head_dim) {
@@ -47,15 +47,11 @@ void share_out(Params& p, std::int64_t most_keys, void* workspace) {
   static const int processors = attribute(cudaDevAttrMultiProcessorCount);
   p.most_mergers = static_cast<int>(1 + processors / 2 / lists);
   const std::int64_t tickets = std::int64_t{p.queries.count} * p.queries.query_heads;
-  if (tickets > kMostTickets)
-    throw RunError("expected at most " + std::to_string(kMostTickets) +
+  if (tickets > kTickets)
+    throw RunError("expected at most " + std::to_string(kTickets) +
                    " query heads in one call of attention, found " + std::to_string(tickets));
   p.tickets = static_cast<unsigned*>(workspace);
   p.posted = reinterpret_cast<float4*>(static_cast<unsigned*>(workspace) + kTickets);
-}
-
-unsigned* last_ticket(void* workspace) {
-  return static_cast<unsigned*>(workspace) + kTickets - 1;
 }
 
 std::int64_t decode_workspace_bytes(int queries, int query_heads, int kv_heads, int head_dim) {

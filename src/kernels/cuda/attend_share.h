@@ -28,9 +28,6 @@ unsigned reciprocal_of(int parts);
 /// where it has none for so many query heads.
 void share_out(Params& p, std::int64_t most_keys, void* workspace);
 
-/// The last of the workspace's tickets; lists take theirs from the first on.
-unsigned* last_ticket(void* workspace);
-
 /// Shared memory of a processor, in percent of the most there can be, so that just so many blocks fit: what
 /// is left of it is cache, and all bytes under way to shared memory have a place there first.
 int carveout_for(int shared, int blocks);

@@ -577,23 +577,20 @@ class Chooser {
     }
     above = __reduce_add_sync(~0u, above);
     if (above >= p_.most || lane_ != 0) return;
-    RowRun run = RowRun::of(0, 0);
+    RowRun run = {};
     if (mine != 0) {  // else there is no such bucket, or none with keys
       const int* const offset = at<int>(p_.plan.offsets) + row;
-      run = RowRun::of(offset[0], offset[1] - offset[0]);
+      run = {offset[0], offset[1] - offset[0]};
       const int unlisted = at<int>(p_.plan.unlisted)[row];
       if (unlisted > 0) {
         atomicOr(at<unsigned>(p_.plan.map) + row / 32, 1u << row % 32);
         atomicAdd(&small().chosen_unlisted, unlisted);
       }
     }
-    post(above, run);
+    runs()[above] = run;
   }
-  /// For attention, which may be waiting for it.
-  __device__ void post(int place, RowRun run) const {
-    const std::uint64_t bits = std::uint64_t{run.behind_first} << 32 | run.count;
-    RowRun* const to = p_.task.runs + list() * (p_.most + kShares) + place;
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(bits) : "memory");
+  __device__ RowRun* runs() const {
+    return p_.task.runs + list() * (p_.most + kShares);
   }
   __device__ std::int64_t list() const {
     return std::int64_t{query_} * p_.queries.layout.kv_heads + kv_head_;
@@ -602,10 +599,11 @@ class Chooser {
   /// Keys [listed, far_end) in own chosen buckets, by their labels: stretches of so many for each thread.
   __device__ void list_unlisted() const {
     const int room = static_cast<int>(p_.task.share), first_place = rank_ * room;
-    const int chosen = min(small().chosen_unlisted, room);
-    if (tid_ < kShares / kRanks && (tid_ > 0 || chosen == 0))
-      post(p_.most + tid_ * kRanks + rank_, RowRun::of(0, 0));
-    if (chosen == 0) return;
+    if (tid_ < kShares / kRanks) {
+      const int count = tid_ == 0 ? min(small().chosen_unlisted, room) : 0;
+      runs()[p_.most + tid_ * kRanks + rank_] = {first_place, count};
+    }
+    if (small().chosen_unlisted == 0) return;
     __shared__ int of_warps[kWarps];
     std::int32_t* const to = p_.task.more + list() * kShares * p_.task.share + first_place;
     const int unlisted = static_cast<int>(far_end() - listed_);
@@ -644,9 +642,6 @@ class Chooser {
       }
       __syncthreads();
     }
-    if (tid_ != 0) return;
-    __threadfence();  // rows first
-    post(p_.most + rank_, RowRun::of(first_place, chosen));
   }
   /// 1 for a label of an own bucket that is chosen.
   __device__ unsigned is_chosen(int label) const {

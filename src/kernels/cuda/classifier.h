@@ -88,7 +88,7 @@ struct BucketChoiceTask {
   BucketTables tables;
   int probes = 0;
   std::int64_t sink = 0, window = 0;
-  RowRun* runs = nullptr;        // [N, Hkv, runs_of_choice()] the best bucket first; empty places before
+  RowRun* runs = nullptr;        // [N, Hkv, runs_of_choice()] the best bucket first
   std::int32_t* more = nullptr;  // [N, Hkv, kShares, share] keys that are not in lists yet
   std::int64_t share = 0;        ///< room for them: as many as there may be in all
 };
