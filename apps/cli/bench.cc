@@ -25,7 +25,7 @@ struct BenchFlags {
   CommonFlags common;
   std::vector<std::string> specs;
   std::string shape = "llama-3.1-8b", model, kv_type = "f16", kind = "normal", gpu_memory, kv_tier = "auto";
-  std::string active_memory;
+  std::string active_memory, order = "cluster";
   std::int64_t context = 8192, batch = 1, queries = 1, tokens = 512, recall = 0;
   double skew = 1.0, seconds = 2.0;
   std::optional<double> keep;
@@ -112,7 +112,8 @@ void run_attention(const BenchFlags& flags) {
                                          .largest = flags.largest,
                                          .keep = flags.keep,
                                          .recall = flags.recall,
-                                         .seconds = flags.seconds};
+                                         .seconds = flags.seconds,
+                                         .order_rows = flags.order == "cluster"};
   if (device == Device::cuda && flags.recall > 0)
     throw InputError("--recall: expected the CPU's selectors, found --device cuda");
   const auto bench = device == Device::cuda ? bench_attention_gpu : bench_attention;
@@ -233,6 +234,7 @@ void run_decode(const BenchFlags& flags, bool random) {
                                       .skew = flags.skew,
                                       .built_layers = flags.built_layers,
                                       .share = flags.share,
+                                      .order_rows = flags.order == "cluster",
                                       .recall = flags.recall,
                                       .steps = flags.steps,
                                       .audit = flags.audit};
@@ -357,6 +359,13 @@ void run_growth(const BenchFlags& flags, const std::string& contexts, std::int64
   if (flags.common.json) print_json(result);
 }
 
+void add_order_flag(CLI::App& verb, BenchFlags& flags) {
+  verb.add_option("--order", flags.order,
+                  "order of keys and values in memory, on the CPU and for a single method: cluster (the "
+                  "method's, if it has one) or token")
+      ->check(CLI::IsMember({"cluster", "token"}));
+}
+
 void add_attention(CLI::App& bench) {
   auto flags = std::make_shared<BenchFlags>();
   CLI::App& verb =
@@ -364,6 +373,7 @@ void add_attention(CLI::App& bench) {
   add_bench_flags(verb, *flags);
   add_kv_flags(verb, *flags);
   add_attention_flag(verb, flags->specs, false);
+  add_order_flag(verb, *flags);
   verb.add_option("--shape", flags->shape,
                   "llama-3.1-8b, llama-2-7b, llama-3.2-1b, pocket, saap, or e.g. L32q32kv8d128");
   add_count(verb, "--batch", flags->batch, 1024, "sequences per call");
@@ -393,6 +403,7 @@ void add_decode(CLI::App& bench) {
   add_bench_flags(verb, *flags);
   add_kv_flags(verb, *flags);
   add_attention_flag(verb, flags->specs, false);
+  add_order_flag(verb, *flags);
   verb.add_option("-m,--model", flags->model, "folder with config.json, tokenizer.json and *.safetensors");
   auto* random =
       verb.add_option("--random", flags->shape, "random weights of a named shape, e.g. llama-3.2-1b")

@@ -7,7 +7,9 @@
 #include <cmath>
 
 #include "base/cancel.h"
+#include "engine/row_order.h"
 #include "lodestone/error.h"
+#include "select/orders_rows.h"
 #include "select/shares_index.h"
 
 namespace lode {
@@ -301,6 +303,11 @@ void Context::Impl::finish(AttachedMethod& method) {
 }
 
 void Context::Impl::roll_back(std::int64_t tokens) {
+  const Position ordered = ordered_end(*this);
+  for (const AttachedMethod& method : methods) {
+    // Some rows that lie in another order are no longer far for every query to come.
+    if (!method.dense() && ordered > always_far_end(method.spec.dense, tokens)) restore_rows(*this);
+  }
   kv.roll_back(std::min(tokens, kv.tokens()));
   if (gpu != nullptr) gpu->roll_back(tokens);
   ids.resize(static_cast<std::size_t>(tokens));
@@ -361,6 +368,7 @@ MethodId Context::attach(const Spec& spec) {
   if (const MethodId known = c.find(spec); known != kNotAttached) return known;
   const MethodInfo& info = find_method(spec.name);
   const Spec complete = with_artefact(spec, info, c.model->path());
+  if (info.make) restore_rows(c);  // it names rows by their tokens
   AttachedMethod method = {.spec = spec, .owned = {}, .selectors = {}, .built = false};
   for (int layer = 0; layer < c.config.layers && info.make; ++layer) {
     const LayerGeometry geometry = {.layer = layer,

@@ -14,6 +14,7 @@
 #include "base/text.h"
 #include "base/threads.h"
 #include "engine/context.h"
+#include "engine/row_order.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -177,6 +178,7 @@ void Context::save(const std::filesystem::path& path, std::string_view text) con
   Impl& c = *impl_;
   LODE_ASSERT(c.indexed == c.tokens());
   c.host_kv();
+  restore_rows(c);
   for (AttachedMethod& method : c.methods) {
     if (!method.dense() && !method.built_on_host) c.build_on_host(method, {});
   }

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "engine/context.h"
+#include "engine/row_order.h"
 #include "lodestone/error.h"
 #include "model/sampler.h"
 
@@ -70,13 +71,21 @@ class TextCollector {
 };
 
 /// Hooks that add the sharp attention of queries from `first_query` on to `sources`.
-ForwardHooks source_hooks(const ModelConfig& config, Position first_query, SourceMass& sources) {
-  const auto threshold = static_cast<float>(sources.sharpness * config.group());
+ForwardHooks source_hooks(const Context::Impl& context, Position first_query, SourceMass& sources) {
+  const auto threshold = static_cast<float>(sources.sharpness * context.config.group());
+  std::vector<RowOrder> orders;  // [L, Hkv]
+  for (int layer = 0; layer < context.config.layers; ++layer)
+    for (int head = 0; head < context.config.kv_heads; ++head)
+      orders.push_back(row_order(context, layer, head));
   return {.attended = {},
-          .mass = [&sources, first_query, threshold](const LayerGeometry&, const AttentionMass& m) {
+          .mass = [&sources, first_query, threshold, orders = std::move(orders)](
+                      const LayerGeometry& geometry, const AttentionMass& m) {
             if (m.query < first_query) return;
+            const RowOrder& order =
+                orders[static_cast<std::size_t>(geometry.layer * geometry.kv_heads + m.kv_head)];
             for (std::size_t i = 0; i < m.rows.size(); ++i) {
-              if (m.mass[i] >= threshold) sources.mass[static_cast<std::size_t>(m.rows[i])] += m.mass[i];
+              if (m.mass[i] >= threshold)
+                sources.mass[static_cast<std::size_t>(order.token_of(m.rows[i]))] += m.mass[i];
             }
           }};
 }
@@ -156,7 +165,7 @@ Generation Context::generate(std::span<const TokenId> prompt, MethodId method, c
   if (!dense_part.empty()) c.run(dense_part, kDense, Phase::question, LogitRows::last_of_each);
   if (sources != nullptr) {
     sources->mass.assign(static_cast<std::size_t>(c.options.max_tokens), 0.0);
-    own_hooks = source_hooks(c.config, static_cast<Position>(c.tokens() + sparse - 1), *sources);
+    own_hooks = source_hooks(c, static_cast<Position>(c.tokens() + sparse - 1), *sources);
     if (sparse > 1 && c.question_stretch(method) == 1) {
       result.work +=
           c.run(sparse_part.first(sparse_part.size() - 1), method, Phase::question, LogitRows::none);

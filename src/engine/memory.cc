@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/memory.h"
 
+#include <algorithm>
+#include <fstream>
+#include <string>
+
 #include "base/threads.h"
 #include "engine/context.h"
 #include "engine/model.h"
@@ -48,6 +52,21 @@ MemoryPlan plan_memory(const Model& model, DType kv_type, std::int64_t tokens, s
   const std::int64_t chunk = std::min(tokens, kCpuChunk);
   plan.scratch = kProgramBytes + Llama(config, model.impl().weights, model.pool()).scratch_bytes(chunk);
   return plan;
+}
+
+/// The system's own estimate, or what the process's control group is below its limit, if that is less.
+std::int64_t available_memory() {
+  constexpr std::int64_t kKilo = 1024;
+  std::int64_t bytes = 0;
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string word; meminfo >> word;) {
+    if (word == "MemAvailable:" && meminfo >> bytes) break;
+  }
+  std::ifstream limit_file("/sys/fs/cgroup/memory.max"), used_file("/sys/fs/cgroup/memory.current");
+  std::int64_t limit = 0, used = 0;
+  if (limit_file >> limit && used_file >> used)
+    return std::min(bytes * kKilo, std::max<std::int64_t>(0, limit - used));
+  return bytes * kKilo;
 }
 
 }  // namespace lode

@@ -19,4 +19,7 @@ struct MemoryPlan {
 
 MemoryPlan plan_memory(const Model& model, DType kv_type, std::int64_t tokens, std::span<const Spec> specs);
 
+/// Bytes that this process could take now without pushing others out; 0 where the system does not say.
+std::int64_t available_memory();
+
 }  // namespace lode

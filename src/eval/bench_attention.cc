@@ -11,6 +11,7 @@
 #include "eval/bench_artefact.h"
 #include "eval/far_recall.h"
 #include "kernels/kernels.h"
+#include "select/orders_rows.h"
 
 namespace lode {
 namespace {
@@ -104,6 +105,19 @@ class Bench {
       }
       c.selector->take_work();
       c.build_seconds = median(seconds);
+    }
+    order_rows();
+  }
+
+  /// As a context does that has one method (engine/row_order.h).
+  void order_rows() {
+    const auto sparse = [](const Candidate& c) { return c.selector != nullptr; };
+    const auto only = std::find_if(candidates_.begin(), candidates_.end(), sparse);
+    if (!options_.order_rows || std::count_if(candidates_.begin(), candidates_.end(), sparse) != 1) return;
+    for (std::size_t i = 0; i < sequences_.size(); ++i) {
+      check_cancel();
+      lode::order_rows(sequences_[i].kv, 0, only->selector.get(), static_cast<std::int32_t>(i),
+                       always_far_end(only->spec.dense, indexed()), pool_);
     }
   }
 

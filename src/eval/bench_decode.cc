@@ -7,6 +7,7 @@
 #include "base/cancel.h"
 #include "base/threads.h"
 #include "engine/context.h"
+#include "engine/row_order.h"
 #include "select/shares_index.h"
 
 namespace lode {
@@ -248,6 +249,7 @@ std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& mod
       rows.back().build_seconds = 1e-6 * microseconds([&] { build(c, method, layers, options.share); });
     rows.back().index_bytes = index_bytes(method);
   }
+  if (options.order_rows && !options.share && order_rows(context)) note("keys and values lie by clusters");
   note("measuring");
   std::vector<std::vector<double>> times(all.size());
   std::vector<WorkReport> work(all.size());

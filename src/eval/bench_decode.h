@@ -26,6 +26,7 @@ struct DecodeBenchOptions {
   /// memory. 0 = every layer its own.
   int built_layers = 0;
   bool share = false;
+  bool order_rows = true;   ///< order_rows(), of a single method
   std::int64_t recall = 0;  ///< best far keys of a query that selections are held against; 0 = not
   int steps = 32;           ///< measured per spec, after two that warm up
   std::uint64_t seed = 1;

@@ -62,8 +62,29 @@ void BucketIndex::add(std::span<const std::int32_t> labels, std::int64_t count) 
   end_ += static_cast<Position>(count);
 }
 
+std::vector<Position> BucketIndex::listed(int head, Position end) const {
+  std::vector<Position> keys;
+  for (std::int64_t bucket = 0; bucket < buckets(); ++bucket) {
+    const std::span<const Position> own = rows(head, bucket, end);
+    keys.insert(keys.end(), own.begin(), own.end());
+  }
+  return keys;
+}
+
+void BucketIndex::set_ordered(Position end) {
+  LODE_ASSERT(end <= end_);
+  ordered_end_ = end;
+  ordered_.clear();
+  for (int head = 0; head < heads() && end > begin_; ++head) {
+    ordered_.push_back(begin_);
+    for (std::int64_t bucket = 0; bucket < buckets(); ++bucket)
+      ordered_.push_back(ordered_.back() + static_cast<Position>(rows(head, bucket, end).size()));
+  }
+}
+
 void BucketIndex::roll_back(std::int64_t tokens) {
   if (end_ <= tokens) return;
+  LODE_ASSERT(tokens >= ordered_end_);
   end_ = std::max(begin_, static_cast<Position>(tokens));
   for (std::size_t at = 0; at < rows_.size(); ++at) {
     std::vector<Position>& rows = rows_[at];
@@ -74,7 +95,8 @@ void BucketIndex::roll_back(std::int64_t tokens) {
 }
 
 std::int64_t BucketIndex::bytes() const {
-  std::size_t bytes = rows_.size() * (sizeof(rows_[0]) + 2 * sizeof(Position));
+  std::size_t bytes =
+      rows_.size() * (sizeof(rows_[0]) + 2 * sizeof(Position)) + ordered_.size() * sizeof(Position);
   for (const auto& head : centroids_) bytes += head.size() * sizeof(float);
   for (const auto& rows : rows_) bytes += rows.capacity() * sizeof(Position);
   return static_cast<std::int64_t>(bytes);

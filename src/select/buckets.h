@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "lodestone/types.h"
+#include "lodestone/selection.h"
 
 namespace lode {
 
@@ -46,6 +46,24 @@ class BucketIndex {
   }
   static constexpr Position kNone = std::numeric_limits<Position>::max();
 
+  /// Keys [begin(), end) of a head bucket by bucket, rising inside.
+  std::vector<Position> listed(int head, Position end) const;
+  /// From now on these lie in the rows [begin(), end) in that order; 0: every key in its own row.
+  void set_ordered(Position end);
+  Position ordered_end() const { return ordered_end_; }
+  /// The rows of a bucket's keys below ordered_end().
+  Run ordered_rows(int head, std::int64_t bucket) const {
+    const auto at = static_cast<std::size_t>(head * (buckets() + 1) + bucket);
+    return ordered_.empty() ? Run{} : Run{ordered_[at], ordered_[at + 1]};
+  }
+  /// Keys of a bucket from ordered_end() on and below `end`, rising, each in its own row.
+  std::span<const Position> rows_behind(int head, std::int64_t bucket, Position end) const {
+    if (ordered_.empty()) return rows(head, bucket, end);
+    if (lasts_[static_cast<std::size_t>(head * buckets() + bucket)] < ordered_end_) return {};
+    const Run run = ordered_rows(head, bucket);
+    return rows(head, bucket, end).subspan(static_cast<std::size_t>(run.end - run.begin));
+  }
+
   /// Puts keys [end(), end() + count) into the buckets that the labels name.
   void add(std::span<const std::int32_t> labels /*[Hkv, count]*/, std::int64_t count);
   /// Forgets keys at or beyond `tokens`.
@@ -64,6 +82,8 @@ class BucketIndex {
   std::vector<std::vector<float>> centroids_;  // [Hkv][C, d]
   std::vector<std::vector<Position>> rows_;    // [Hkv, C], rising each
   std::vector<Position> firsts_, lasts_;       // [Hkv, C]; kNone and -1 of empty buckets
+  Position ordered_end_ = 0;
+  std::vector<Position> ordered_;  // [Hkv, C + 1] first row of each bucket's keys; empty: in token order
 };
 
 }  // namespace lode

@@ -7,6 +7,7 @@
 #include <limits>
 #include <numeric>
 
+#include "ann/neighbour_order.h"
 #include "ann/partition.h"
 #include "base/rng.h"
 #include "base/threads.h"
@@ -91,6 +92,18 @@ Partition partition(const Rows& rows, std::int64_t d, std::int64_t clusters, std
     return partition_points({directions(rows, d).data(), n, d}, wanted, Nearness::cosine, seed, pool);
   return partition_points({lifted(rows, d, metric, pool).data(), n, d + 1}, wanted, Nearness::distance, seed,
                           pool);
+}
+
+/// An order of nodes in which those that queries score alike stand close together: what a query keeps is then
+/// fewer and longer runs of rows, where these lie leaf by leaf (orders_rows.h).
+std::vector<std::int32_t> similar_together(const Rows& rows, std::int64_t d,
+                                           const ClusterTreeOptions& options, ThreadPool& pool) {
+  const std::int64_t n = std::ssize(rows) / d;
+  const std::uint64_t seed = hash_seed(options.seed, options.nodes.size());
+  if (options.metric.empty() || d >= kMaxHeadDim)
+    return neighbour_order({directions(rows, d).data(), n, d}, Nearness::cosine, seed, pool);
+  return neighbour_order({lifted(rows, d, options.metric, pool).data(), n, d + 1}, Nearness::distance, seed,
+                         pool);
 }
 
 /// Means of rows by label, each row counted `weights` times; sums in double.
@@ -257,8 +270,7 @@ ClusterTree build_cluster_tree(const KvRows& kv, Position begin, Position end,
     return fits_half(draft.centroids) && fits_half(draft.values);
   });
   tree.type = tree.values_type = half ? DType::f16 : DType::f32;
-  std::vector<std::int32_t> order(drafts[0].keys.size());
-  std::iota(order.begin(), order.end(), 0);
+  std::vector<std::int32_t> order = similar_together(drafts[0].centroids, d, options, pool);
   for (std::size_t l = 0; l < levels; ++l) {
     const Draft& draft = drafts[l];
     ClusterLevel level;

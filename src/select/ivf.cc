@@ -132,8 +132,14 @@ void Ivf::search(const SelectUnit& unit, const float* q, std::span<const float> 
   s.probes.clear();
   top_k(lists, options_.probes, 0, s.probes);
   s.rows.reset(unit.far_end);
-  for (const Position list : s.probes)
-    for (const Position row : index.rows(unit.kv_head, list, unit.far_end)) s.rows.insert(row);
+  std::int64_t listed = 0;
+  for (const Position list : s.probes) {
+    const Run run = index.ordered_rows(unit.kv_head, list);
+    for (Position row = run.begin; row < run.end; ++row) s.rows.insert(row);
+    const std::span<const Position> rows = index.rows_behind(unit.kv_head, list, unit.far_end);
+    for (const Position row : rows) s.rows.insert(row);
+    listed += std::ssize(rows);
+  }
   s.scanned.clear();
   s.rows.drain([&](std::int64_t row) { s.scanned.push_back(static_cast<Position>(row)); });
   const std::int64_t count = std::ssize(s.scanned);
@@ -141,7 +147,7 @@ void Ivf::search(const SelectUnit& unit, const float* q, std::span<const float> 
   kernels().score_rows(q, 1, unit.kv(), s.scanned.data(), count, s.scores.data(), count);
   s.best.clear();
   top_count(s.scores, std::max<std::int64_t>(1, options_.k.of(unit.far_keys())), 0, s.best);
-  work.bytes += count * (unit.kv().token_bytes() / 2 + std::int64_t{sizeof(Position)});
+  work.bytes += count * unit.kv().token_bytes() / 2 + listed * std::int64_t{sizeof(Position)};
   work.keys_scored += count;
 }
 

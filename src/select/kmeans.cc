@@ -143,8 +143,8 @@ void KMeans::choose(const SelectUnit& unit, int worker, Selection& out, SelectWo
   s.scores.resize(static_cast<std::size_t>(buckets));
   kernels().gemv(s.q.data(), 1, index.centroids(unit.kv_head).data(), DType::f32, d, 0, buckets,
                  s.scores.data(), buckets);
-  const std::int64_t visited = add_best_buckets(unit, worker, s.scores, options_.probes, out);
-  work.bytes += buckets * d * std::int64_t{sizeof(float)} + visited * std::int64_t{sizeof(Position)};
+  add_best_buckets(unit, worker, s.scores, options_.probes, out, work);
+  work.bytes += buckets * d * std::int64_t{sizeof(float)};
   work.keys_scored += buckets;
 }
 

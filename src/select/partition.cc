@@ -68,12 +68,29 @@ bool PartitionSelector::copy_index(std::int32_t sequence, const PartitionSelecto
   const BucketIndex* const index = other.find_index(sequence);
   if (index == nullptr || other.geometry_.dense.sink != geometry_.dense.sink) return false;
   set_index(sequence, *index);
+  indexes_.at(sequence).set_ordered(0);
   return true;
+}
+
+RowOrder PartitionSelector::row_order(std::int32_t sequence, int head, Position end) const {
+  const BucketIndex* const index = find_index(sequence);
+  if (index == nullptr || end > index->end() || end <= index->begin()) return {};
+  return {.begin = index->begin(), .tokens = index->listed(head, end)};
+}
+
+void PartitionSelector::rows_ordered(std::int32_t sequence, Position end) {
+  if (const auto found = indexes_.find(sequence); found != indexes_.end()) found->second.set_ordered(end);
+}
+
+Position PartitionSelector::ordered_end(std::int32_t sequence) const {
+  const BucketIndex* const index = find_index(sequence);
+  return index == nullptr ? 0 : index->ordered_end();
 }
 
 const BucketIndex& PartitionSelector::index_of(const SelectUnit& unit) const {
   const BucketIndex& index = indexes_.at(unit.block->sequence);
-  LODE_ASSERT(index.begin() == unit.far_begin && index.end() >= unit.far_end);
+  LODE_ASSERT(index.begin() == unit.far_begin && index.end() >= unit.far_end &&
+              index.ordered_end() <= unit.far_end);
   return index;
 }
 
@@ -136,7 +153,7 @@ std::vector<float> PartitionSelector::train_centroids(const KvRows& kv, int head
 }
 
 std::int64_t PartitionSelector::add_best_buckets(const SelectUnit& unit, int worker, std::span<float> scores,
-                                                 std::int64_t probes, Selection& out) {
+                                                 std::int64_t probes, Selection& out, SelectWork& work) {
   const BucketIndex& index = index_of(unit);
   Scratch& s = scratch_[static_cast<std::size_t>(worker)];
   const std::span<const Position> firsts = index.firsts(unit.kv_head);
@@ -147,12 +164,17 @@ std::int64_t PartitionSelector::add_best_buckets(const SelectUnit& unit, int wor
   s.probes.clear();
   top_k(scores, probes, 0, s.probes);
   s.rows.reset(unit.far_end);
-  std::int64_t visited = 0;
-  for (const Position bucket : s.probes) {
-    const std::span<const Position> rows = index.rows(unit.kv_head, bucket, unit.far_end);
+  std::int64_t visited = 0, listed = 0;
+  for (const Position bucket : s.probes) {  // rising, as their rows are
+    const Run run = index.ordered_rows(unit.kv_head, bucket);
+    out.add_run(run.begin, run.end);
+    const std::span<const Position> rows = index.rows_behind(unit.kv_head, bucket, unit.far_end);
     for (const Position row : rows) s.rows.insert(row);
-    visited += std::ssize(rows);
+    listed += std::ssize(rows);
+    visited += run.end - run.begin + std::ssize(rows);
   }
+  work.bytes += listed * std::int64_t{sizeof(Position)};
+  if (listed == 0) return visited;
   s.chosen.clear();
   s.rows.drain([&](std::int64_t row) { s.chosen.push_back(static_cast<Position>(row)); });
   out.add_rows(s.chosen);

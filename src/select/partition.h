@@ -9,12 +9,13 @@
 #include <vector>
 
 #include "select/buckets.h"
+#include "select/orders_rows.h"
 #include "select/per_token.h"
 #include "select/rows.h"
 
 namespace lode {
 
-class PartitionSelector : public PerTokenSelector {
+class PartitionSelector : public PerTokenSelector, public OrdersRows {
  public:
   explicit PartitionSelector(const LayerGeometry& geometry);
 
@@ -23,6 +24,9 @@ class PartitionSelector : public PerTokenSelector {
   void save(std::int32_t sequence, SectionWriter& out) const override;
   void load(std::int32_t sequence, SectionReader& in, KvLayer kv) override;
   std::int64_t index_bytes() const override;
+  RowOrder row_order(std::int32_t sequence, int head, Position end) const override;
+  void rows_ordered(std::int32_t sequence, Position end) override;
+  Position ordered_end(std::int32_t sequence) const override;
 
  protected:
   /// No keys yet, the first to come is that behind the sink.
@@ -51,9 +55,10 @@ class PartitionSelector : public PerTokenSelector {
   const BucketIndex& index_of(const SelectUnit& unit) const;
 
   /// Adds the unit's far keys in the `probes` buckets of the highest scores to the last set of `out`; returns
-  /// how many. Buckets without far keys are passed over, ties go to the higher bucket. Scores are spoilt.
+  /// how many. Buckets without far keys are passed over, ties go to the higher bucket. Scores are spoilt,
+  /// the bytes of lists counted.
   std::int64_t add_best_buckets(const SelectUnit& unit, int worker, std::span<float> scores /*[C]*/,
-                                std::int64_t probes, Selection& out);
+                                std::int64_t probes, Selection& out, SelectWork& work);
 
  private:
   struct Scratch {

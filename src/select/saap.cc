@@ -175,6 +175,10 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
     choice.from.front() = 0;
     return choice;
   }
+  /// Where a layer has fallen back, the other method names tokens.
+  RowOrder row_order(std::int32_t sequence, int head, Position end) const override {
+    return fallback_ != nullptr ? RowOrder{} : PartitionSelector::row_order(sequence, head, end);
+  }
   void take_bucket_sizes(std::span<const std::int64_t> sizes) override {
     alarms_.try_emplace(0, imbalance_against_training(sizes));  // not where a file has said it
     const auto first = sizes.first(static_cast<std::size_t>(layer_.buckets()));
@@ -292,15 +296,14 @@ void Saap::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork
     for (int g = 0; g < group; ++g) add_softmax(of_head(g), s.sum);
     rank_by_size(unit, s, s.sum, false);
     out.add_set(unit.set(all_heads(group)));
-    visited = add_best_buckets(unit, worker, s.sum, options_.probes, out);
+    visited = add_best_buckets(unit, worker, s.sum, options_.probes, out, work);
   } else {
     for (int g = 0; g < group; ++g) {
       rank_by_size(unit, s, of_head(g), true);
       out.add_set(unit.set(1u << g));
-      visited += add_best_buckets(unit, worker, of_head(g), options_.probes, out);
+      visited += add_best_buckets(unit, worker, of_head(g), options_.probes, out, work);
     }
   }
-  work.bytes += visited * std::int64_t{sizeof(Position)};
   work.keys_scored += group * buckets;
   const std::int64_t sets = options_.batched ? 1 : group;
   if (unit.far_keys() < 4 * buckets) return;  // most buckets are empty: nothing to compare with

@@ -38,6 +38,7 @@
 #include "select/cluster_choice.h"
 #include "select/cluster_tree.h"
 #include "select/methods.h"
+#include "select/orders_rows.h"
 #include "select/query_metric.h"
 #include "select/shares_index.h"
 #include "select/threshold_selector.h"
@@ -189,7 +190,10 @@ void add_spread(const ClusterLevel& nodes, std::int64_t d, const NodeRange& rang
   }
 }
 
-class Squeezed final : public ThresholdSelector, public ClusterChooser, public SharesIndex {
+class Squeezed final : public ThresholdSelector,
+                       public ClusterChooser,
+                       public SharesIndex,
+                       public OrdersRows {
  public:
   Squeezed(const LayerGeometry& geometry, const SqueezedOptions& options)
       : ThresholdSelector(geometry, options.common), own_(options) {
@@ -202,7 +206,7 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
     if (its == nullptr || !own_.clusters_like(same->own_) || has_spreads(*its) != own_.spread ||
         !copy_state(sequence, *same))
       return false;
-    indexes_.insert_or_assign(sequence, same->indexes_.at(sequence));
+    indexes_.insert_or_assign(sequence, same->indexes_.at(sequence)).first->second.ordered_end = 0;
     ++version_;
     return true;
   }
@@ -220,9 +224,29 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
       sample->second.roll_back(tokens);
     const auto found = indexes_.find(sequence);
     if (found == indexes_.end()) return;
+    LODE_ASSERT(tokens >= found->second.ordered_end);
     if (std::erase_if(found->second.segments,
                       [&](const ClusterSegment& segment) { return segment.end > tokens; }) > 0)
       ++version_;
+  }
+  /// Part after part, leaf by leaf.
+  RowOrder row_order(std::int32_t sequence, int head, Position end) const override {
+    RowOrder order = {.begin = sink(), .tokens = {}};
+    const Index* const index = find(sequence);
+    for (std::size_t part = 0; index != nullptr && part < index->segments.size(); ++part) {
+      const ClusterSegment& segment = index->segments[part];
+      if (segment.end > end) break;
+      const std::vector<Position>& rows = segment.heads[static_cast<std::size_t>(head)].rows;
+      order.tokens.insert(order.tokens.end(), rows.begin(), rows.end());
+    }
+    return order;
+  }
+  void rows_ordered(std::int32_t sequence, Position end) override {
+    if (const auto found = indexes_.find(sequence); found != indexes_.end()) found->second.ordered_end = end;
+  }
+  Position ordered_end(std::int32_t sequence) const override {
+    const auto found = indexes_.find(sequence);
+    return found == indexes_.end() ? 0 : found->second.ordered_end;
   }
   std::string why_not_on_device() const override {
     if (own_.levels > kMostDeviceLevels) return "so many levels are read on the host";
@@ -259,6 +283,7 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
   struct Index {
     std::vector<ClusterSegment> segments;    // one after the other, from the sink on
     std::vector<std::vector<float>> metric;  // [Hkv][d, d], of the context as it was first; empty: cosine
+    Position ordered_end = 0;                // rows of the parts that end up to it lie leaf by leaf
     Position end(Position sink) const { return segments.empty() ? sink : segments.back().end; }
     /// Keys that shares are of: those of the first part.
     std::int64_t context() const {
@@ -369,7 +394,7 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
       throw InputError("index '" + in.prefix() + "': expected the calibration of " +
                        std::to_string(own_.levels) + " levels, found " + std::to_string(expected));
     const bool spreads = own_.spread_asked ? own_.spread : saved_spreads(in);
-    Index index = {load_segments(shape(expected, spreads), kv.tokens, in), {}};
+    Index index = {load_segments(shape(expected, spreads), kv.tokens, in), {}, 0};
     index.metric = load_metric(in, !index.segments.empty());
     const Position end = index.end(sink());
     indexes_.insert_or_assign(sequence, std::move(index));
@@ -425,6 +450,15 @@ class Squeezed final : public ThresholdSelector, public ClusterChooser, public S
     const std::vector<std::int32_t>& first = level_of(unit, range.part, level).first;
     return {range.part, first[static_cast<std::size_t>(range.begin)],
             first[static_cast<std::size_t>(range.end)]};
+  }
+  Run rows_of(const ChoiceUnit& unit, const NodeRange& leaves) const override {
+    const Index& index = indexes_.at(unit.block->sequence);
+    const ClusterSegment& part = index.segments[static_cast<std::size_t>(leaves.part)];
+    if (part.end > index.ordered_end) return {};
+    const std::vector<std::int32_t>& first =
+        part.heads[static_cast<std::size_t>(unit.kv_head)].levels.back().first;
+    return {part.begin + first[static_cast<std::size_t>(leaves.begin)],
+            part.begin + first[static_cast<std::size_t>(leaves.end)]};
   }
   /// Leaves lie scattered in memory: what is some leaves ahead is asked for.
   std::int64_t add_rows(const ChoiceUnit& unit, std::span<const NodeRange> leaves,

@@ -197,12 +197,22 @@ void ThresholdSelector::choose(const ChoiceUnit& unit, const Loop& loop, Scratch
   if (options_.target.is_everything()) return out.add_run(unit.far_begin, unit.far_last);
   Lookup& lookup = scratch.lookup;
   look_up(unit, levels(unit.block->sequence) - 1, /*cut_last=*/true, loop, lookup);
-  scratch.rows.reset(lookup.end);
-  const auto count = static_cast<std::size_t>(add_rows(unit, lookup.kept, scratch.rows));
-  if (scratch.chosen.size() < count) scratch.chosen.resize(count);
-  Position* next = scratch.chosen.data();
-  scratch.rows.drain([&](std::int64_t row) { *next++ = static_cast<Position>(row); });
-  out.add_rows(std::span(scratch.chosen).first(count));
+  // Parts whose rows lie leaf by leaf come before all others.
+  std::size_t runs = 0;
+  for (; runs < lookup.kept.size(); ++runs) {
+    const Run run = rows_of(unit, lookup.kept[runs]);
+    if (run.begin == run.end) break;
+    out.add_run(run.begin, run.end);
+  }
+  std::size_t count = 0;
+  if (const std::span<const NodeRange> rest = std::span(lookup.kept).subspan(runs); !rest.empty()) {
+    scratch.rows.reset(lookup.end);
+    count = static_cast<std::size_t>(add_rows(unit, rest, scratch.rows));
+    if (scratch.chosen.size() < count) scratch.chosen.resize(count);
+    Position* next = scratch.chosen.data();
+    scratch.rows.drain([&](std::int64_t row) { *next++ = static_cast<Position>(row); });
+    out.add_rows(std::span(scratch.chosen).first(count));
+  }
   out.add_run(lookup.end, unit.far_last);  // not clustered yet
   if (options_.tail) add_tail(unit, lookup, loop, out);
   for (const Frontier& frontier : lookup.levels) {

@@ -120,6 +120,8 @@ class ThresholdSelector : public Selector {
                       float* z, std::int64_t stride) const = 0;
   /// Nodes of the next level below a range.
   virtual NodeRange children(const ChoiceUnit& unit, int level, const NodeRange& range) const = 0;
+  /// Rows of the keys of some leaves that lie leaf by leaf; empty: the keys are single rows (add_rows).
+  virtual Run rows_of(const ChoiceUnit&, const NodeRange& /*leaves*/) const { return {}; }
   /// The keys of the leaves, each of which is in one of them; returns how many they are.
   virtual std::int64_t add_rows(const ChoiceUnit& unit, std::span<const NodeRange> leaves,
                                 RowSet& rows) const = 0;

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/row_order.h"
+
+#include <algorithm>
+
+#include "base/cancel.h"
+#include "select/orders_rows.h"
+
+namespace lode {
+
+bool order_rows(Context& context) {
+  Context::Impl& c = context.impl();
+  AttachedMethod* only = nullptr;
+  for (AttachedMethod& method : c.methods) {
+    if (method.dense()) continue;
+    if (only != nullptr) return false;
+    only = &method;
+  }
+  if (only == nullptr || c.gpu != nullptr || !only->built) return false;
+  const Position end = always_far_end(only->spec.dense, c.indexed);
+  for (int layer = 0; layer < c.config.layers; ++layer) {
+    check_cancel();
+    Selector* const selector = only->selectors[static_cast<std::size_t>(layer)];
+    if (ordered_end(selector, 0) == 0) order_rows(c.kv, layer, selector, 0, end, c.model->pool());
+  }
+  return ordered_end(c) > 0;
+}
+
+void restore_rows(Context::Impl& c) {
+  for (const AttachedMethod& method : c.methods) {
+    for (std::size_t layer = 0; layer < method.selectors.size(); ++layer)
+      restore_rows(c.kv, static_cast<int>(layer), method.selectors[layer], 0, c.model->pool());
+  }
+}
+
+Position ordered_end(const Context::Impl& c) {
+  Position end = 0;
+  for (const AttachedMethod& method : c.methods)
+    for (const Selector* selector : method.selectors) end = std::max(end, ordered_end(selector, 0));
+  return end;
+}
+
+RowOrder row_order(const Context::Impl& c, int layer, int kv_head) {
+  for (const AttachedMethod& method : c.methods) {
+    const Selector* const selector =
+        method.selectors.empty() ? nullptr : method.selectors[static_cast<std::size_t>(layer)];
+    if (const Position end = ordered_end(selector, 0); end > 0)
+      return dynamic_cast<const OrdersRows&>(*selector).row_order(0, kv_head, end);
+  }
+  return {};
+}
+
+}  // namespace lode

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows in another order: every part of a row moves, the rows around stay, what comes behind comes and goes,
+// and the inverse gives the bytes back.
+#include "kv/move_rows.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "base/rng.h"
+#include "base/threads.h"
+
+namespace lode {
+namespace {
+
+using Part = KvStore::Part;
+
+void append(KvStore& store, std::int64_t count, std::uint64_t seed) {
+  std::vector<float> x(static_cast<std::size_t>(count * store.shape().kv_heads * store.shape().head_dim));
+  for (int layer = 0; layer < store.shape().layers; ++layer) {
+    Rng rng(hash_seed(seed, layer));
+    for (float& value : x) value = static_cast<float>(rng.normal());
+    store.write(layer, count, x, x);
+  }
+  store.commit(count);
+}
+
+RowOrder shuffled(Position begin, Position end, std::uint64_t seed) {
+  RowOrder order = {.begin = begin, .tokens = {}};
+  for (Position t = begin; t < end; ++t) order.tokens.push_back(t);
+  Rng rng(seed);
+  for (std::size_t i = order.tokens.size(); i > 1; --i)
+    std::swap(order.tokens[i - 1], order.tokens[rng.below(i)]);
+  return order;
+}
+
+class MovedRows : public testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(Kv, MovedRows, testing::Values(DType::f32, DType::f16, DType::bf16, DType::q8),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+TEST_P(MovedRows, ThereAndBack) {
+  ThreadPool pool(3);
+  const KvShape shape = {.layers = 2, .kv_heads = 2, .head_dim = 24, .type = GetParam(), .max_tokens = 5000};
+  KvStore moved(shape), plain(shape);
+  for (KvStore* s : {&moved, &plain}) append(*s, 3000, 5);
+  const std::vector<RowOrder> orders = {shuffled(7, 2900, 1), shuffled(7, 2900, 2)};
+  move_rows(moved, 1, orders, pool);
+  for (KvStore* s : {&moved, &plain}) {
+    append(*s, 100, 6);
+    s->roll_back(2900);
+    append(*s, 50, 7);
+  }
+  const std::int64_t width = bytes_of(shape.type) * 24;
+  for (int layer = 0; layer < 2; ++layer) {
+    for (int head = 0; head < 2; ++head) {
+      for (const Part part : {Part::k, Part::v, Part::k_scale, Part::v_scale}) {
+        const bool scale = part == Part::k_scale || part == Part::v_scale;
+        if (scale && shape.type != DType::q8) continue;
+        const std::int64_t bytes = scale ? std::int64_t{sizeof(float)} : width;
+        const auto a = moved.rows(layer, head, part), b = plain.rows(layer, head, part);
+        for (Position row = 0; row < 2950; ++row) {
+          const Position token = layer == 0 ? row : orders[static_cast<std::size_t>(head)].token_of(row);
+          ASSERT_EQ(
+              std::memcmp(a.data() + row * bytes, b.data() + token * bytes, static_cast<std::size_t>(bytes)),
+              0);
+        }
+      }
+    }
+  }
+  move_rows(moved, 1, std::vector{orders[0].inverse(), orders[1].inverse()}, pool);
+  for (int head = 0; head < 2; ++head) {
+    const auto a = moved.rows(1, head, Part::k), b = plain.rows(1, head, Part::k);
+    EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size()), 0);
+  }
+}
+
+TEST(MovedRowsOfAnEmptyOrder, Stay) {
+  ThreadPool pool(1);
+  KvStore store({.layers = 1, .kv_heads = 1, .head_dim = 8, .type = DType::f32, .max_tokens = 8});
+  append(store, 4, 1);
+  move_rows(store, 0, std::vector<RowOrder>(1), pool);
+  EXPECT_EQ(store.tokens(), 4);
+}
+
+}  // namespace
+}  // namespace lode
