@@ -305,8 +305,10 @@ void Context::Impl::finish(AttachedMethod& method) {
 void Context::Impl::roll_back(std::int64_t tokens) {
   const Position ordered = ordered_end(*this);
   for (const AttachedMethod& method : methods) {
-    // Some rows that lie in another order are no longer far for every query to come.
-    if (!method.dense() && ordered > always_far_end(method.spec.dense, tokens)) restore_rows(*this);
+    // Some rows that lie in another order are no longer far for every query to come; or what was indexed of
+    // the text is cut, and will be indexed anew by the tokens' places.
+    const bool cut = tokens < indexed || ordered > always_far_end(method.spec.dense, tokens);
+    if (!method.dense() && ordered > 0 && cut) restore_rows(*this);
   }
   kv.roll_back(std::min(tokens, kv.tokens()));
   if (gpu != nullptr) gpu->roll_back(tokens);

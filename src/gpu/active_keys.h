@@ -3,7 +3,8 @@
 // layer's KV head searches find token after token, so that they are kept on the GPU. The paper leaves the
 // rule open. Ours counts finds: every kTokensPerUpdate tokens counts are halved, keys found often take free
 // slots or those of keys found less than half as often, and keys that are found no more leave. Which keys are
-// active depends on the sparse tokens before alone, not on chunks or threads.
+// active depends on the sparse tokens before alone, not on threads, nor on chunks where steps end at
+// multiples of kTokensPerUpdate (a method's longer blocks may cross them).
 #pragma once
 
 #include <cstdint>

@@ -77,10 +77,10 @@ void ActiveTier::begin_step(const void* method, std::int64_t tokens, std::int64_
                             cuda::StreamHandle stream) {
   if (method != method_) keys_.clear();
   method_ = method;
+  noted_ = tokens + count;  // first: should what follows fail, the step's rollback forgets what it has begun
   if (tokens / ActiveKeys::kTokensPerUpdate != last_ / ActiveKeys::kTokensPerUpdate)
     send(keys_.update(pool_), store, stream);
   last_ = tokens;
-  noted_ = tokens + count;
 }
 
 /// Back to before tokens that were counted, nothing is active: what a question is given then depends on its

@@ -9,6 +9,7 @@
 #include "kernels/cuda/attend_block.h"
 #include "kernels/cuda/merge_states.h"
 #include "lodestone/error.h"
+#include "select/estimates_rest.h"
 
 namespace lode {
 
@@ -61,9 +62,11 @@ void CudaContext::make_room(const Run& run) {
 }
 
 /// Whether the GPU attends keys that the step's method found before. Dense steps do not: the host attends
-/// all.
+/// all. Nor does a method that estimates what it skips: an active key that it skips would count twice.
 bool CudaContext::uses_active(const Run& run) const {
-  return active_ != nullptr && run.reach == Reach::split && !run.step.selectors.empty();
+  const auto& selectors = run.step.selectors;
+  return active_ != nullptr && run.reach == Reach::split && !selectors.empty() &&
+         std::none_of(selectors.begin(), selectors.end(), estimates_rest);
 }
 
 /// The rows that the GPU attends in every layer of a split step: sink and window, by the kernel's own rule,

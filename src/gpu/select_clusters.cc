@@ -121,13 +121,32 @@ GpuClusters::GpuClusters(const Spec& spec, const GpuGeometry& geometry, std::vec
   staged_ = cuda::PinnedBuffer(cuda::kMostClusterLevels * sizeof(cuda::ClusterStep));
 }
 
+bool GpuClusters::chooses() const {
+  if (!several_) return source_(first_layer()).has_value();
+  std::vector<std::optional<ClusterChoice>> all(layers_.size());
+  std::vector<std::int64_t> versions(layers_.size(), -1);
+  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+    if (!layers_[layer]) continue;
+    all[layer] = source_(static_cast<int>(layer));
+    if (!all[layer]) return false;
+    versions[layer] = all[layer]->version;
+  }
+  if (versions != looked_at_) {
+    int entries = 0;
+    fits_ = ranks_for(all, entries) > 0;
+    looked_at_ = std::move(versions);
+  }
+  return fits_;
+}
+
 bool GpuClusters::prepare(const GpuKeys&, cuda::StreamHandle stream) {
+  if (!chooses()) return false;
   std::vector<std::optional<ClusterChoice>> all(layers_.size());
   bool changed = false;
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
     if (!layers_[layer]) continue;
     all[layer] = source_(static_cast<int>(layer));
-    if (!all[layer]) return false;  // the host chooses
+    if (!all[layer]) return false;  // the host chooses, in this layer
     changed = changed || all[layer]->version != versions_[layer];
   }
   if (!changed) return false;
@@ -257,17 +276,24 @@ void GpuClusters::take_levels(std::int64_t place, int head, const ClusterChoice&
   }
 }
 
-void GpuClusters::allocate_levels(std::span<const std::optional<ClusterChoice>> all) {
-  levels_.clear();
+int GpuClusters::ranks_for(std::span<const std::optional<ClusterChoice>> all, int& entries) const {
+  const auto& segments = all[static_cast<std::size_t>(first_layer())]->segments;
+  if (!segments.empty() && std::ssize(segments[0].heads[0].levels) > cuda::kMostClusterLevels) return 0;
   for (const int ranks : cuda::cluster_level_ranks(geometry_.kv_heads)) {
     std::int64_t most = 0;
     for (const std::optional<ClusterChoice>& choice : all)
       for (int head = 0; choice && head < geometry_.kv_heads; ++head)
         most = std::max(most, most_entries(*choice, head, ranks));
-    ranks_ = ranks, most_entries_ = static_cast<int>(most);
-    if (cuda::fits_cluster_levels(most, geometry_.head_dim)) break;
+    entries = static_cast<int>(most);
+    if (cuda::fits_cluster_levels(most, geometry_.head_dim)) return ranks;
   }
-  if (!cuda::fits_cluster_levels(most_entries_, geometry_.head_dim)) refuse(spec_, most_nodes_);
+  return 0;
+}
+
+void GpuClusters::allocate_levels(std::span<const std::optional<ClusterChoice>> all) {
+  levels_.clear();
+  ranks_ = ranks_for(all, most_entries_);
+  LODE_ASSERT(ranks_ > 0);  // chooses() says so
   const auto& segments = all[static_cast<std::size_t>(first_layer())]->segments;
   levels_.resize(segments.empty() ? 1 : segments[0].heads[0].levels.size());
   LODE_ASSERT(std::ssize(levels_) <= cuda::kMostClusterLevels);

@@ -28,7 +28,8 @@ class GpuClusters : public GpuSelector {
               bool host_index);
 
   bool needs_host_index() const override { return host_index_; }
-  bool chooses() const override { return source_(first_layer()).has_value(); }
+  /// Trees of several levels that no block has room for are left to the host.
+  bool chooses() const override;
   bool prepare(const GpuKeys& keys, cuda::StreamHandle stream) override;
   std::int64_t most_tokens(std::int64_t, Phase phase) const override {
     if (phase != Phase::question) return geometry_.most_queries;
@@ -90,6 +91,8 @@ class GpuClusters : public GpuSelector {
 
   std::int64_t lists_per_layer() const { return std::int64_t{geometry_.most_queries} * geometry_.kv_heads; }
   std::int64_t level_bytes() const;
+  /// Blocks a KV head that the trees leave room for, and `entries` of the fullest; 0: too large.
+  int ranks_for(std::span<const std::optional<ClusterChoice>> all, int& entries) const;
   void allocate_levels(std::span<const std::optional<ClusterChoice>> all);
   void take_levels(std::int64_t place, int head, const ClusterChoice& choice, float scale,
                    cuda::StreamHandle stream);
@@ -106,11 +109,13 @@ class GpuClusters : public GpuSelector {
   cuda::RowLists lists(int layer) const;
 
   bool host_index_ = false;
-  std::int64_t stretch_of_questions_ = 0;  ///< 0: the whole question
-  std::vector<std::int64_t> versions_;     // [L] of what is on the device
-  std::vector<Position> ends_;             // [parts]
-  int stretch_ = 1;                        ///< of the running step
-  bool squares_ = false;                   ///< how the clusters that are on the device are chosen
+  std::int64_t stretch_of_questions_ = 0;        ///< 0: the whole question
+  std::vector<std::int64_t> versions_;           // [L] of what is on the device
+  mutable std::vector<std::int64_t> looked_at_;  // [L] versions that fits_ is of
+  mutable bool fits_ = true;                     ///< blocks have room for the trees
+  std::vector<Position> ends_;                   // [parts]
+  int stretch_ = 1;                              ///< of the running step
+  bool squares_ = false;                         ///< how the clusters that are on the device are chosen
   std::int64_t most_nodes_ = 0, most_keys_ = 0, nodes_of_layer_ = 0;
   cuda::Buffer centroids_;     // [L, Hkv, centroid_bytes()]
   cuda::Buffer scales_;        // [L, Hkv]

@@ -32,8 +32,8 @@ void order_rows(KvStore& kv, int layer, Selector* selector, std::int32_t sequenc
   if (lists == nullptr) return;
   const std::vector<RowOrder> orders = orders_of(*lists, kv.shape().kv_heads, sequence, end);
   if (orders.empty()) return;
-  lists->rows_ordered(sequence, orders.front().end());
   try {
+    lists->rows_ordered(sequence, orders.front().end());
     move_rows(kv, layer, orders, pool);
   } catch (...) {  // no memory: nothing has moved
     lists->rows_ordered(sequence, 0);

@@ -331,6 +331,7 @@ class Squeezed final : public ThresholdSelector,
 
   void index_context(std::int32_t sequence, KvLayer kv, Position begin, Position end) override {
     Index& index = indexes_[sequence];
+    LODE_ASSERT(begin >= index.ordered_end);  // rows in the clusters' order are no text to index
     std::erase_if(index.segments, [&](const ClusterSegment& segment) { return segment.end > begin; });
     LODE_ASSERT(index.end(sink()) == begin);
     if (index.segments.empty()) learn_metric(index, sequence, kv, static_cast<Position>(kv.tokens));

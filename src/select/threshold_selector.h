@@ -20,6 +20,7 @@
 
 #include "lodestone/selector.h"
 #include "select/calibration.h"
+#include "select/estimates_rest.h"
 #include "select/observed_queries.h"
 #include "select/rows.h"
 
@@ -54,7 +55,7 @@ struct Frontier {
   void clear();
 };
 
-class ThresholdSelector : public Selector {
+class ThresholdSelector : public Selector, public EstimatesRest {
  public:
   struct Options {
     Target target;
@@ -67,6 +68,8 @@ class ThresholdSelector : public Selector {
   };
 
   ThresholdSelector(const LayerGeometry& geometry, const Options& options);
+
+  bool estimates_rest() const override { return options_.tail; }
 
   bool wants_writes() const final { return true; }
   std::int64_t question_stretch() const final { return options_.stretch; }

@@ -201,30 +201,39 @@ TEST(ActiveTier, EveryFoundKeyIsAttendedOnce) {
   EXPECT_EQ(work[0].tiers.host_keys - work[1].tiers.host_keys, work[1].tiers.active_hits);
 }
 
+/// Fifty tokens at once against one by one after a rollback: how far their logits are apart.
+float difference_of_chunks(std::int64_t memory, DType type, const char* spec) {
+  Context context = active_context(memory, type);
+  const MethodId method = context.attach(parse_spec(spec));
+  context.prefill(story(900));
+  context.build_indexes();
+  WorkReport whole, pieces;
+  const auto together = context.forward(story(50), method, &whole);
+  EXPECT_EQ(whole.tiers.active_hits > 0, memory > 0) << spec;
+  context.roll_back(900);
+  std::vector<float> apart;
+  for (const TokenId token : story(50)) {
+    WorkReport one;
+    const auto row = context.forward({&token, 1}, method, &one);
+    apart.insert(apart.end(), row.begin(), row.end());
+    pieces += one;
+  }
+  EXPECT_NEAR(static_cast<double>(pieces.tiers.active_keys), static_cast<double>(whole.tiers.active_keys),
+              0.02 * static_cast<double>(whole.tiers.active_keys))
+      << spec;
+  return relative_difference(apart, together);
+}
+
 /// What is active changes at certain positions, however a text comes in chunks, and begins anew after a
-/// rollback.
+/// rollback. Where all far keys but one are found, nothing hangs on near ties. A GPU multiplies few and many
+/// rows by different products, which round differently, so few keys of 8 bits are compared with what that
+/// alone makes of them.
 TEST(ActiveTier, ChunksDoNotMatter) {
   NEEDS_GPU();
+  EXPECT_LT(difference_of_chunks(kActiveMemory, DType::f32, "topk:k=99.9%,sink=4,window=64"), 1e-4f);
   for (const char* spec : {"retrieval:k=40,beam=32,sink=16,window=64", "topk:k=40,sink=4,window=64"}) {
-    Context context = active_context(kActiveMemory, DType::q8);
-    const MethodId method = context.attach(parse_spec(spec));
-    context.prefill(story(900));
-    context.build_indexes();
-    WorkReport whole;
-    const auto together = context.forward(story(50), method, &whole);
-    EXPECT_GT(whole.tiers.active_hits, 0) << spec;
-    context.roll_back(900);
-    WorkReport pieces;
-    std::vector<float> apart;
-    for (const TokenId token : story(50)) {
-      WorkReport one;
-      const auto row = context.forward({&token, 1}, method, &one);
-      apart.insert(apart.end(), row.begin(), row.end());
-      pieces += one;
-    }
-    EXPECT_LT(relative_difference(apart, together), 2e-3f) << spec;
-    EXPECT_NEAR(static_cast<double>(pieces.tiers.active_keys), static_cast<double>(whole.tiers.active_keys),
-                0.02 * static_cast<double>(whole.tiers.active_keys));
+    const float rounding = difference_of_chunks(0, DType::q8, spec);
+    EXPECT_LT(difference_of_chunks(kActiveMemory, DType::q8, spec), 2.0f * rounding + 2e-3f) << spec;
   }
 }
 

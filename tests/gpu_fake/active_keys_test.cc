@@ -141,6 +141,38 @@ TEST(ActiveKeys, WhatIsActiveDoesNotDependOnThreads) {
   }
 }
 
+/// The same finds in one step of sixteen tokens as in sixteen steps.
+TEST(ActiveKeys, WhatIsActiveDoesNotDependOnChunks) {
+  ThreadPool pool(2);
+  ActiveKeys together(1, 2, 6), apart(1, 2, 6);
+  Selection rest;
+  for (int block = 0; block < 12; ++block) {
+    Selection all;
+    for (int token = 0; token < 16; ++token) {
+      Selection one;
+      for (int head = 0; head < 2; ++head) {
+        const std::vector<Position> found = {static_cast<Position>(100 + block / 3), 7,
+                                             static_cast<Position>(200 + (token + head) % 5)};
+        for (Selection* to : {&one, &all}) {
+          to->add_set(set_of(head));
+          to->add_rows(found);
+        }
+      }
+      apart.take(0, one, rest, pool);
+    }
+    together.take(0, all, rest, pool);
+    const auto a = together.update(pool), b = apart.update(pool);
+    ASSERT_EQ(a.size(), b.size()) << block;
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      EXPECT_EQ(a[i].slot, b[i].slot);
+      EXPECT_EQ(a[i].row, b[i].row);
+    }
+    for (int head = 0; head < 2; ++head)
+      EXPECT_TRUE(std::ranges::equal(together.rows(0, head), apart.rows(0, head))) << block;
+  }
+  EXPECT_FALSE(together.rows(0, 0).empty());
+}
+
 /// Weights and the tokens of a set stay with what is left; sets with an estimate never have active keys.
 TEST(ActiveKeys, WeightsStayAndEstimatesForbid) {
   ThreadPool pool(1);
