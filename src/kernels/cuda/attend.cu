@@ -49,7 +49,6 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
   constexpr int kRing = W::kStages * W::kStageBytes;
   static_assert(kRing >= (kWide ? 16 : 8) * (D + 2) * 4);
   extern __shared__ __align__(16) char shared[];
-  __shared__ unsigned shared_ticket;
   const int query = blockIdx.z, part = blockIdx.x;
   const QueryToken token = p.queries.tokens[query];
   const int kv_head = p.lists_per_head == 1 ? blockIdx.y : blockIdx.y / p.lists_per_head;
@@ -76,31 +75,12 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
   walk.mine = max(0, (walk.end - walk.first + kWarps * kTile - 1) / (kWarps * kTile));
   walk.ring = shared_address(shared) + warp * kRing;
   unsigned ticket = 0;
-  // Not atomicAdd, for which the compiler waits at once.
-  if (keys.count > piece && threadIdx.x == 0)
-    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
-                 : "=r"(ticket)
-                 : "l"(p.tickets + list)
-                 : "memory");
+  if (keys.count > piece && threadIdx.x == 0) ticket = take_ticket(p, list);
   walk.run(raw);
 
   const int parts = max(1, (keys.count + piece - 1) / piece);
   walk.store(reinterpret_cast<float*>(shared + warp * kRing), heads);
-  if (threadIdx.x == 0) shared_ticket = ticket;
-  __syncthreads();
-  const Posted posted = {p.posted + list * columns / 4 * p.most_parts * 6, p.most_parts};
-  for (int column = threadIdx.x; column < columns; column += kThreads) {
-    const Record mine = merge_warps<D>(shared, kRing, heads, column);
-    if (parts == 1)
-      write_result<D>(p, first_row, column, mine);
-    else
-      posted.post(column, part, mine);
-  }
-  if (parts == 1) return;
-  const int to_come = parts - 1 - static_cast<int>(shared_ticket);  // blocks that started later
-  if (to_come >= min(p.most_mergers, parts)) return;
-  if (to_come == 0 && threadIdx.x == 0) p.tickets[list] = 0;
-  merge_posted<D>(p, posted, first_row, columns, parts, to_come);
+  finish_block<D>(p, shared, kRing, list, first_row, heads, columns, part, parts, ticket);
 }
 
 template <class T, int D, bool kWide>

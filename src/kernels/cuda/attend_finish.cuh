@@ -7,6 +7,17 @@
 
 namespace lode::cuda {
 
+/// How many of the list's blocks have started before this one: one thread asks. Not atomicAdd, for which the
+/// compiler waits at once.
+__device__ __forceinline__ unsigned take_ticket(const Params& p, std::int64_t list) {
+  unsigned ticket;
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
+               : "=r"(ticket)
+               : "l"(p.tickets + list)
+               : "memory");
+  return ticket;
+}
+
 /// The states of the block's warps, in shared memory, for four columns.
 template <int D>
 __device__ Record merge_warps(const char* rings, int ring_bytes, int heads, int column) {
@@ -72,6 +83,30 @@ __device__ void merge_posted(const Params& p, const Posted& posted, std::int64_t
     }
     __syncthreads();
   }
+}
+
+/// All of it, once the state of each warp is in `shared`. List number `list` of all is cut into `parts`
+/// pieces, of which this block has walked over one. `ticket` is that of thread 0, where there are several.
+template <int D>
+__device__ __forceinline__ void finish_block(const Params& p, const char* shared, int ring_bytes,
+                                             std::int64_t list, std::int64_t first_row, int heads,
+                                             int columns, int part, int parts, unsigned ticket) {
+  __shared__ unsigned shared_ticket;
+  if (threadIdx.x == 0) shared_ticket = ticket;
+  __syncthreads();
+  const Posted posted = {p.posted + list * columns / 4 * p.most_parts * 6, p.most_parts};
+  for (int column = threadIdx.x; column < columns; column += kThreads) {
+    const Record mine = merge_warps<D>(shared, ring_bytes, heads, column);
+    if (parts == 1)
+      write_result<D>(p, first_row, column, mine);
+    else
+      posted.post(column, part, mine);
+  }
+  if (parts == 1) return;
+  const int to_come = parts - 1 - static_cast<int>(shared_ticket);  // blocks that started later
+  if (to_come >= min(p.most_mergers, parts)) return;
+  if (to_come == 0 && threadIdx.x == 0) p.tickets[list] = 0;
+  merge_posted<D>(p, posted, first_row, columns, parts, to_come);
 }
 
 }  // namespace lode::cuda

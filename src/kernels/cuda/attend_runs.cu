@@ -88,7 +88,6 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
   static_assert(kRing >= (kWide ? 16 : 8) * (D + 2) * 4);
   extern __shared__ __align__(16) char shared[];
   __shared__ int starts[RowRuns::kMost], shifts[RowRuns::kMost];
-  __shared__ unsigned shared_ticket;
   const Params& p = r.attend;
   const int kv_head = blockIdx.x, part = blockIdx.y, query = blockIdx.z, blocks = gridDim.y;
   const QueryToken token = p.queries.tokens[query];
@@ -129,12 +128,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
       piece = piece_of(count, p.reciprocal, blocks);
       parts = max(1, max(dense_parts, (count + piece - 1) / piece));
       if (part >= parts) return;
-      // Not atomicAdd, for which the compiler waits at once.
-      if (parts > 1 && threadIdx.x == 0)
-        asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
-                     : "=r"(ticket)
-                     : "l"(p.tickets + list)
-                     : "memory");
+      if (parts > 1 && threadIdx.x == 0) ticket = take_ticket(p, list);
     }
     const int begin = part * piece;
     walk.end = min(count, begin + piece);
@@ -145,21 +139,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
   walk.finish();
 
   walk.store(reinterpret_cast<float*>(shared + warp * kRing), heads);
-  if (threadIdx.x == 0) shared_ticket = ticket;
-  __syncthreads();
-  const Posted posted = {p.posted + list * columns / 4 * p.most_parts * 6, p.most_parts};
-  for (int column = threadIdx.x; column < columns; column += kThreads) {
-    const Record mine = merge_warps<D>(shared, kRing, heads, column);
-    if (parts == 1)
-      write_result<D>(p, first_row, column, mine);
-    else
-      posted.post(column, part, mine);
-  }
-  if (parts == 1) return;
-  const int to_come = parts - 1 - static_cast<int>(shared_ticket);  // blocks that started later
-  if (to_come >= min(p.most_mergers, parts)) return;
-  if (to_come == 0 && threadIdx.x == 0) p.tickets[list] = 0;
-  merge_posted<D>(p, posted, first_row, columns, parts, to_come);
+  finish_block<D>(p, shared, kRing, list, first_row, heads, columns, part, parts, ticket);
 }
 
 template <class T, int D, bool kWide>
