@@ -13,6 +13,7 @@
 #include "kernels/kernels.h"
 #include "lodestone/engine.h"
 #include "lodestone/error.h"
+#include "support/lisbon.h"
 
 namespace lode {
 namespace {
@@ -70,38 +71,25 @@ TEST(Pocket, GreedyTokensEqualTransformersOver64Steps) {
   EXPECT_EQ(g.tokens, golden["greedy_ids"].get<std::vector<TokenId>>());
 }
 
-/// A text of filler sentences with one fact in the middle.
-std::string text_with_fact() {
-  std::string text;
-  for (int i = 0; i < 120; ++i) {
-    text += "The carter went down to the mill in the grey of the morning and spoke of the weather. ";
-    if (i == 60) text += "The entry code of the Lisbon archive is 48213. ";
-  }
-  return text;
-}
-
 TEST(Pocket, AnswersAfterSavingAndLoadingAsBefore) {
   const TemporaryFolder folder;
   const auto model = Model::load(kPocket);
-  const auto question = model->tokenizer().encode(
-      "\n\nNow answer the questions about the text above.\n\nQuestion: What is the entry code of the Lisbon "
-      "archive?\nAnswer:",
-      Tokenizer::Bos::none);
+  const auto question = model->tokenizer().encode(test::kLisbonQuestion, Tokenizer::Bos::none);
   const Spec spec = parse_spec("kmeans:clusters=64,probes=16,window=64");
   const GenerateOptions options = {.max_new_tokens = 16, .stop = {"\n"}};
   for (const DType kv_type : {DType::f32, DType::f16, DType::bf16, DType::q8}) {
     Context context(model, {.kv_type = kv_type, .max_tokens = 4096});
     const MethodId method = context.attach(spec);
-    context.prefill(model->tokenizer().encode(text_with_fact(), Tokenizer::Bos::as_template));
+    context.prefill(model->tokenizer().encode(test::lisbon_text(0, 120), Tokenizer::Bos::as_template));
     context.build_indexes();
-    context.save(folder / "context.lode", text_with_fact());
+    context.save(folder / "context.lode", test::lisbon_text(0, 120));
     const Generation before = context.generate(question, method, options);
 
     Context loaded = Context::load(folder / "context.lode", model, {});
     EXPECT_EQ(loaded.tokens(), context.indexed_tokens());
     const Generation after = loaded.generate(question, loaded.attach(spec), options);
     EXPECT_EQ(after.tokens, before.tokens) << name_of(kv_type);
-    EXPECT_EQ(after.text, " 48213") << name_of(kv_type);
+    EXPECT_EQ(after.text, test::kLisbonAnswer) << name_of(kv_type);
     EXPECT_LT(after.work.density(), 1.0);
   }
 }
@@ -109,7 +97,7 @@ TEST(Pocket, AnswersAfterSavingAndLoadingAsBefore) {
 TEST(Pocket, TheHeaviestSourceHoldsTheAnswer) {
   const auto model = Model::load(kPocket);
   Context context(model, {.max_tokens = 4096});
-  context.prefill(model->tokenizer().encode(text_with_fact(), Tokenizer::Bos::as_template));
+  context.prefill(model->tokenizer().encode(test::lisbon_text(0, 120), Tokenizer::Bos::as_template));
   context.build_indexes();
   const auto question = model->tokenizer().encode(
       "\n\nQuestion: What is the entry code of the Lisbon archive?\nAnswer:", Tokenizer::Bos::none);

@@ -13,38 +13,25 @@
 
 #include "base/file.h"
 #include "lodestone/engine.h"
+#include "support/lisbon.h"
 
 namespace lode {
 namespace {
 
 constexpr const char* kPocket = LODESTONE_SOURCE_DIR "/models/pocket";
 
-/// Filler sentences [begin, end), one fact behind the 60th.
-std::string text_of(int begin, int end) {
-  std::string text;
-  for (int i = begin; i < end; ++i) {
-    text += "The carter went down to the mill in the grey of the morning and spoke of the weather. ";
-    if (i == 60) text += "The entry code of the Lisbon archive is 48213. ";
-  }
-  return text;
-}
-
 class RowOrderOnPocket : public testing::TestWithParam<const char*> {
  protected:
   Context context_of(int sentences) const {
     Context context(model_, {.max_tokens = 4096});
     context.attach(parse_spec(GetParam()));
-    context.prefill(model_->tokenizer().encode(text_of(0, sentences), Tokenizer::Bos::as_template));
+    context.prefill(model_->tokenizer().encode(test::lisbon_text(0, sentences), Tokenizer::Bos::as_template));
     context.build_indexes();
     return context;
   }
   Generation ask(Context& context, SourceMass* sources = nullptr) const {
     const std::int64_t before = context.tokens();
-    const auto question = model_->tokenizer().encode(
-        "\n\nNow answer the questions about the text above.\n\nQuestion: What is the entry code of the "
-        "Lisbon "
-        "archive?\nAnswer:",
-        Tokenizer::Bos::none);
+    const auto question = model_->tokenizer().encode(test::kLisbonQuestion, Tokenizer::Bos::none);
     Generation g = context.generate(question, context.attach(parse_spec(GetParam())),
                                     {.max_new_tokens = 16, .stop = {"\n"}}, sources);
     context.roll_back(before);
@@ -65,7 +52,7 @@ TEST_P(RowOrderOnPocket, AnswersAndSourcesAreTheSame) {
   EXPECT_TRUE(order_rows(context)) << "again: nothing to do";
   const Generation g = ask(context, &after);
   EXPECT_EQ(g.tokens, plain.tokens);
-  EXPECT_EQ(g.text, " 48213");
+  EXPECT_EQ(g.text, test::kLisbonAnswer);
   EXPECT_EQ(g.work.far_keys, plain.work.far_keys);
   EXPECT_TRUE(ordered(context)) << "a question that is rolled back leaves the order";
   ASSERT_EQ(after.mass.size(), before.mass.size());
@@ -124,14 +111,14 @@ TEST_P(RowOrderOnPocket, TokenOrderWhereItIsNeeded) {
   other.build_indexes();
   const auto question =
       model_->tokenizer().encode(" The entry code of the Lisbon archive is", Tokenizer::Bos::none);
-  EXPECT_EQ(other.generate(question, topk, {.max_new_tokens = 6}).text, " 48213");
+  EXPECT_EQ(other.generate(question, topk, {.max_new_tokens = 6}).text, test::kLisbonAnswer);
 }
 
 TEST_P(RowOrderOnPocket, GrowsBehindTheOrderedRows) {
   Context ordered_rows = context_of(75), plain = context_of(75);
   ASSERT_TRUE(order_rows(ordered_rows));
   for (Context* context : {&ordered_rows, &plain}) {
-    context->prefill(model_->tokenizer().encode(text_of(0, 12), Tokenizer::Bos::none));
+    context->prefill(model_->tokenizer().encode(test::lisbon_text(0, 12), Tokenizer::Bos::none));
     context->build_indexes();
   }
   EXPECT_TRUE(ordered(ordered_rows));
@@ -148,10 +135,10 @@ TEST_P(RowOrderOnPocket, ForgetsWhatWasAppended) {
     return std::filesystem::temp_directory_path() / ("forget-" + std::to_string(getpid()) + name);
   };
   for (Context* context : {&ordered_rows, &plain}) {
-    context->prefill(model_->tokenizer().encode(text_of(0, 12), Tokenizer::Bos::none));
+    context->prefill(model_->tokenizer().encode(test::lisbon_text(0, 12), Tokenizer::Bos::none));
     context->build_indexes();
     context->roll_back(first);
-    context->prefill(model_->tokenizer().encode(text_of(12, 26), Tokenizer::Bos::none));
+    context->prefill(model_->tokenizer().encode(test::lisbon_text(12, 26), Tokenizer::Bos::none));
     context->build_indexes();
   }
   EXPECT_EQ(ask(ordered_rows).tokens, ask(plain).tokens);

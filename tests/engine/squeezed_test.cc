@@ -7,30 +7,17 @@
 #include <filesystem>
 
 #include "lodestone/engine.h"
+#include "support/lisbon.h"
 
 namespace lode {
 namespace {
 
 constexpr const char* kPocket = LODESTONE_SOURCE_DIR "/models/pocket";
 
-/// Filler sentences [begin, end), one fact behind the 60th.
-std::string text_of(int begin, int end) {
-  std::string text;
-  for (int i = begin; i < end; ++i) {
-    text += "The carter went down to the mill in the grey of the morning and spoke of the weather. ";
-    if (i == 60) text += "The entry code of the Lisbon archive is 48213. ";
-  }
-  return text;
-}
-
 class SqueezedOnPocket : public testing::Test {
  protected:
   std::vector<TokenId> question() const {
-    return model_->tokenizer().encode(
-        "\n\nNow answer the questions about the text above.\n\nQuestion: What is the entry code of the "
-        "Lisbon "
-        "archive?\nAnswer:",
-        Tokenizer::Bos::none);
+    return model_->tokenizer().encode(test::kLisbonQuestion, Tokenizer::Bos::none);
   }
   void prefill(Context& context, const std::string& text) const {
     const bool first = context.tokens() == 0;
@@ -52,10 +39,10 @@ TEST_F(SqueezedOnPocket, AnswersAfterLoadingAsBeforeWhateverTheChunk) {
     const Spec spec = parse_spec(text);
     Context context(model_, {.max_tokens = 4096});
     const MethodId method = context.attach(spec);
-    prefill(context, text_of(0, 120));
-    context.save(path, text_of(0, 120));
+    prefill(context, test::lisbon_text(0, 120));
+    context.save(path, test::lisbon_text(0, 120));
     const Generation before = context.generate(question(), method, options_);
-    EXPECT_EQ(before.text, " 48213") << text;
+    EXPECT_EQ(before.text, test::kLisbonAnswer) << text;
     EXPECT_LT(before.work.selectivity(), 1.0) << text;
 
     Context loaded = Context::load(path, model_, {.chunk = 7});
@@ -69,10 +56,10 @@ TEST_F(SqueezedOnPocket, AnswersAfterLoadingAsBeforeWhateverTheChunk) {
 TEST_F(SqueezedOnPocket, AnswersFromWhatWasAppended) {
   Context context(model_, {.max_tokens = 4096});
   const MethodId method = context.attach(parse_spec("squeezed:sparsity=0.8"));
-  prefill(context, text_of(0, 50));
-  prefill(context, text_of(50, 120));
+  prefill(context, test::lisbon_text(0, 50));
+  prefill(context, test::lisbon_text(50, 120));
   const Generation answer = context.generate(question(), method, options_);
-  EXPECT_EQ(answer.text, " 48213");
+  EXPECT_EQ(answer.text, test::kLisbonAnswer);
   EXPECT_LT(answer.work.selectivity(), 1.0);
 }
 
