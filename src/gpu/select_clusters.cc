@@ -79,6 +79,13 @@ void put(const cuda::Buffer& to, std::int64_t place, std::int64_t stride, const 
              stream);
 }
 
+/// -1 where there is nothing.
+std::vector<std::int64_t> versions_of(std::span<const std::optional<ClusterChoice>> all) {
+  std::vector<std::int64_t> versions;
+  for (const std::optional<ClusterChoice>& choice : all) versions.push_back(choice ? choice->version : -1);
+  return versions;
+}
+
 /// How many nodes of one level are below the coarsest nodes i, i + ranks, ..., at most.
 std::int64_t most_entries(const ClusterChoice& choice, int head, int ranks) {
   std::vector<std::vector<std::int64_t>> sums;  // [levels][ranks]
@@ -121,17 +128,19 @@ GpuClusters::GpuClusters(const Spec& spec, const GpuGeometry& geometry, std::vec
   staged_ = cuda::PinnedBuffer(cuda::kMostClusterLevels * sizeof(cuda::ClusterStep));
 }
 
-bool GpuClusters::chooses() const {
-  if (!several_) return source_(first_layer()).has_value();
-  std::vector<std::optional<ClusterChoice>> all(layers_.size());
-  std::vector<std::int64_t> versions(layers_.size(), -1);
+GpuClusters::Choices GpuClusters::choices() const {
+  Choices all(layers_.size());
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
     if (!layers_[layer]) continue;
     all[layer] = source_(static_cast<int>(layer));
-    if (!all[layer]) return false;
-    versions[layer] = all[layer]->version;
+    if (!all[layer]) return {};
   }
-  if (versions != looked_at_) {
+  return all;
+}
+
+bool GpuClusters::fits(const Choices& all) const {
+  std::vector<std::int64_t> versions = versions_of(all);
+  if (several_ && versions != looked_at_) {
     int entries = 0;
     fits_ = ranks_for(all, entries) > 0;
     looked_at_ = std::move(versions);
@@ -139,33 +148,30 @@ bool GpuClusters::chooses() const {
   return fits_;
 }
 
+bool GpuClusters::chooses() const {
+  if (!several_) return source_(first_layer()).has_value();
+  const Choices all = choices();
+  return !all.empty() && fits(all);
+}
+
 bool GpuClusters::prepare(const GpuKeys&, cuda::StreamHandle stream) {
-  if (!chooses()) return false;
-  std::vector<std::optional<ClusterChoice>> all(layers_.size());
-  bool changed = false;
-  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
-    if (!layers_[layer]) continue;
-    all[layer] = source_(static_cast<int>(layer));
-    if (!all[layer]) return false;  // the host chooses, in this layer
-    changed = changed || all[layer]->version != versions_[layer];
-  }
-  if (!changed) return false;
+  const Choices all = choices();
+  if (all.empty() || !fits(all)) return false;
+  std::vector<std::int64_t> versions = versions_of(all);
+  if (versions == versions_) return false;
   std::fill(versions_.begin(), versions_.end(), -1);  // a failure must not leave half of it in use
   allocate(all);
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
     if (!all[layer]) continue;
     check_cancel();
     take(static_cast<int>(layer), *all[layer], stream);
-  }
-  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
-    if (!all[layer]) continue;
-    versions_[layer] = all[layer]->version;
     squares_ = all[layer]->squares;
   }
+  versions_ = std::move(versions);
   return true;
 }
 
-void GpuClusters::allocate(std::span<const std::optional<ClusterChoice>> all) {
+void GpuClusters::allocate(const Choices& all) {
   most_nodes_ = most_keys_ = 1;
   nodes_of_layer_ = 0;
   std::int64_t sum = 0, layers = 0;
@@ -276,7 +282,7 @@ void GpuClusters::take_levels(std::int64_t place, int head, const ClusterChoice&
   }
 }
 
-int GpuClusters::ranks_for(std::span<const std::optional<ClusterChoice>> all, int& entries) const {
+int GpuClusters::ranks_for(const Choices& all, int& entries) const {
   const auto& segments = all[static_cast<std::size_t>(first_layer())]->segments;
   if (!segments.empty() && std::ssize(segments[0].heads[0].levels) > cuda::kMostClusterLevels) return 0;
   for (const int ranks : cuda::cluster_level_ranks(geometry_.kv_heads)) {
@@ -290,7 +296,7 @@ int GpuClusters::ranks_for(std::span<const std::optional<ClusterChoice>> all, in
   return 0;
 }
 
-void GpuClusters::allocate_levels(std::span<const std::optional<ClusterChoice>> all) {
+void GpuClusters::allocate_levels(const Choices& all) {
   levels_.clear();
   ranks_ = ranks_for(all, most_entries_);
   LODE_ASSERT(ranks_ > 0);  // chooses() says so

@@ -89,11 +89,18 @@ class GpuClusters : public GpuSelector {
     std::int64_t most_nodes = 1;
   };
 
+  /// Of all layers; nothing in those that are not in use.
+  using Choices = std::vector<std::optional<ClusterChoice>>;
+
+  /// Empty while the host chooses in a layer that is in use.
+  Choices choices() const;
+  /// Whether blocks have room for the trees.
+  bool fits(const Choices& all) const;
   std::int64_t lists_per_layer() const { return std::int64_t{geometry_.most_queries} * geometry_.kv_heads; }
   std::int64_t level_bytes() const;
   /// Blocks a KV head that the trees leave room for, and `entries` of the fullest; 0: too large.
-  int ranks_for(std::span<const std::optional<ClusterChoice>> all, int& entries) const;
-  void allocate_levels(std::span<const std::optional<ClusterChoice>> all);
+  int ranks_for(const Choices& all, int& entries) const;
+  void allocate_levels(const Choices& all);
   void take_levels(std::int64_t place, int head, const ClusterChoice& choice, float scale,
                    cuda::StreamHandle stream);
   void choose(int layer, const cuda::ClusterChoiceTask& task, const cuda::Queries& queries,
@@ -101,7 +108,7 @@ class GpuClusters : public GpuSelector {
   std::int64_t centroid_bytes() const {  // of a head
     return cuda::centroid_bytes(most_nodes_, geometry_.head_dim, kind_);
   }
-  void allocate(std::span<const std::optional<ClusterChoice>> all);
+  void allocate(const Choices& all);
   void take(int layer, const ClusterChoice& choice, cuda::StreamHandle stream);
   void take_head(std::int64_t place, int head, const ClusterChoice& choice, cuda::StreamHandle stream);
   cuda::ClusterTables tables(int layer) const;
@@ -112,10 +119,10 @@ class GpuClusters : public GpuSelector {
   std::int64_t stretch_of_questions_ = 0;        ///< 0: the whole question
   std::vector<std::int64_t> versions_;           // [L] of what is on the device
   mutable std::vector<std::int64_t> looked_at_;  // [L] versions that fits_ is of
-  mutable bool fits_ = true;                     ///< blocks have room for the trees
-  std::vector<Position> ends_;                   // [parts]
-  int stretch_ = 1;                              ///< of the running step
-  bool squares_ = false;                         ///< how the clusters that are on the device are chosen
+  mutable bool fits_ = true;
+  std::vector<Position> ends_;  // [parts]
+  int stretch_ = 1;             ///< of the running step
+  bool squares_ = false;        ///< how the clusters that are on the device are chosen
   std::int64_t most_nodes_ = 0, most_keys_ = 0, nodes_of_layer_ = 0;
   cuda::Buffer centroids_;     // [L, Hkv, centroid_bytes()]
   cuda::Buffer scales_;        // [L, Hkv]
