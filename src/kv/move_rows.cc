@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 #include <memory>
 
 #include "base/threads.h"
@@ -18,11 +19,12 @@ constexpr std::int64_t kMovedRows = 1024, kMovedAhead = 16;
 constexpr std::int64_t kLine = 64;
 using Part = KvStore::Part;
 
+/// Nothing here allocates, so nothing fails: rows of which some have moved would be lost.
 void move_part(std::byte* rows, std::int64_t bytes, const RowOrder& order, std::byte* moved,
-               ThreadPool& pool) {
+               ThreadPool& pool) noexcept {
   const std::span<const Position> from = order.tokens;
   const std::int64_t count = std::ssize(from), items = (count + kMovedRows - 1) / kMovedRows;
-  pool.for_each(items, [&](std::int64_t item, int) {
+  const auto gather = [&](std::int64_t item, int) {
     const std::int64_t first = item * kMovedRows, last = std::min(count, first + kMovedRows);
     for (std::int64_t i = first; i < last; ++i) {
       const std::byte* const ahead =
@@ -31,12 +33,14 @@ void move_part(std::byte* rows, std::int64_t bytes, const RowOrder& order, std::
       std::memcpy(moved + i * bytes, rows + from[static_cast<std::size_t>(i)] * bytes,
                   static_cast<std::size_t>(bytes));
     }
-  });
-  pool.for_each(items, [&](std::int64_t item, int) {
+  };
+  const auto put_back = [&](std::int64_t item, int) {
     const std::int64_t first = item * kMovedRows, last = std::min(count, first + kMovedRows);
     std::memcpy(rows + (order.begin + first) * bytes, moved + first * bytes,
                 static_cast<std::size_t>((last - first) * bytes));
-  });
+  };
+  pool.for_each(items, std::ref(gather));  // by reference: so many captures would be allocated
+  pool.for_each(items, std::ref(put_back));
 }
 
 }  // namespace

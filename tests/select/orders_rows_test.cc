@@ -12,6 +12,7 @@
 #include "base/file.h"
 #include "io/container.h"
 #include "support/compare.h"
+#include "support/failing_new.h"
 #include "support/saap.h"
 #include "support/selectors.h"
 
@@ -76,6 +77,19 @@ class OrderedRows : public testing::TestWithParam<std::tuple<Case, DType>> {
     float* const outputs[] = {output.data()};
     attend({&block, 1}, selection_of(selector, block, geometry_), geometry_, outputs);
     return output;
+  }
+  /// Keys, values and scales of all heads.
+  std::vector<std::byte> rows() {
+    std::vector<std::byte> all;
+    for (int head = 0; head < geometry_.kv_heads; ++head) {
+      using enum KvStore::Part;
+      for (const KvStore::Part part : {k, v, k_scale, v_scale}) {
+        if ((part == k_scale || part == v_scale) && type() != DType::q8) continue;
+        const auto of_head = world_.store().rows(0, head, part);
+        all.insert(all.end(), of_head.begin(), of_head.end());
+      }
+    }
+    return all;
   }
   /// The queries behind the context: alone, and a question.
   template <class Body>
@@ -169,6 +183,35 @@ TEST_P(OrderedRows, SavedAsInTokenOrder) {
   EXPECT_EQ(save(), before) << "an index names tokens, however rows lie";
   restore();
   EXPECT_EQ(save(), before);
+}
+
+// Whichever allocation fails on the way, no row has moved and whoever reads them knows.
+TEST_P(OrderedRows, WithoutMemoryNothingMoves) {
+  const std::vector<std::byte> tokens = rows();
+  for (const bool back : {false, true}) {
+    const std::vector<std::byte> before = rows();
+    const Position end = ordered_end(selector_.get(), 0);
+    bool failed = true;
+    int failures = -1;
+    for (; failed; ++failures) {
+      try {
+        allocations_left = failures + 1;
+        if (back)
+          restore_rows(world_.store(), 0, selector_.get(), 0, pool_);
+        else
+          order_rows(world_.store(), 0, selector_.get(), 0, always_far_end(kDense, kContext), pool_);
+        failed = false;
+      } catch (const std::bad_alloc&) {
+        ASSERT_EQ(rows(), before) << failures << ", back " << back;
+        ASSERT_EQ(ordered_end(selector_.get(), 0), end) << failures << ", back " << back;
+      }
+      allocations_left = -1;
+    }
+    EXPECT_GT(failures, 2);
+    EXPECT_NE(rows(), before);
+  }
+  EXPECT_EQ(rows(), tokens);
+  EXPECT_EQ(ordered_end(selector_.get(), 0), 0);
 }
 
 // Every type, since rows of each have another size, and q8 has scales beside them.
