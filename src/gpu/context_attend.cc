@@ -214,6 +214,7 @@ void CudaContext::attend_split(int layer, const Run& run, ForwardWork& work) {
     const AttendWork before = work.attend;
     choose(layer, run, block, selection, work);
     attended.far_keys = work.attend.far_keys - before.far_keys;
+    attended.far_total = work.attend.far_total - before.far_total;
     attended.dense_keys = work.attend.dense_keys - before.dense_keys;
     if (uses_active(run)) leave_active(layer, run, block, selection, attended, work);
   } else {
@@ -239,10 +240,13 @@ void CudaContext::attend_split(int layer, const Run& run, ForwardWork& work) {
 void CudaContext::leave_active(int layer, const Run& run, const QueryBlock& block, Selection& selection,
                                AttendWork& attended, ForwardWork& work) {
   Selection rest;
-  const std::int64_t active = run.count * active_->active(layer);
-  const std::int64_t hits = active_->keys().take(layer, selection, rest, *options_.pool);
+  const std::int64_t active = run.count * active_->active(layer), found = attended.far_keys;
+  active_->keys().take(layer, selection, rest, *options_.pool);
   selection = std::move(rest);
-  attended.far_keys -= hits;
+  // Heads that choose apart may find a key several times: it counts once, as in what was found.
+  attended.far_keys = std::min(count_attended({&block, 1}, selection, geometry(layer, run)).far_keys,
+                               attended.far_total - active);
+  const std::int64_t hits = found - attended.far_keys;
   attended.dense_keys += active;
   work.attend.far_keys += active - hits;
   work.attend.kv_bytes += (active - hits) * block.kv.heads.front().token_bytes();

@@ -198,6 +198,7 @@ TEST(ActiveTier, EveryFoundKeyIsAttendedOnce) {
   EXPECT_LE(work[1].tiers.active_hits, work[1].tiers.active_keys * m.query_heads / m.kv_heads)
       << "each head of a group finds a key at most once";
   EXPECT_EQ(work[1].tiers.host_keys + work[1].tiers.active_keys, work[1].far_keys);
+  EXPECT_EQ(work[1].far_keys, work[0].far_keys) << "heads find all of them, in whatever parts";
   EXPECT_EQ(work[0].tiers.host_keys - work[1].tiers.host_keys, work[1].tiers.active_hits);
 }
 
