@@ -200,7 +200,8 @@ ContextOptions context_options(const CommonFlags& common, const ModelFlags& flag
 
 void say_placement(const Context& context, const CommonFlags& common) {
   const ContextOptions& options = context.options();
-  const bool asked = options.gpu_memory > 0 || options.kv_tier != KvTier::automatic;
+  const bool asked =
+      options.gpu_memory > 0 || options.kv_tier != KvTier::automatic || options.active_memory > 0;
   const std::string where = context.placement();
   if (asked && !where.empty() && !common.quiet) std::cerr << where << "\n";
 }

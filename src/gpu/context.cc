@@ -82,6 +82,12 @@ Placement placement_of(const ModelConfig& config, const GpuModel& model, const G
                    .wanted = options.kv_type == DType::q8 ? KvTier::host : options.tier});
 }
 
+/// For people, with what of the options changes nothing.
+std::string sentence_of(const Placement& place, const GpuContextOptions& options) {
+  if (place.on_host || options.active_memory == 0) return place.sentence;
+  return place.sentence + "; --active-memory is for keys in host memory (--kv-tier host) and changes nothing";
+}
+
 }  // namespace
 
 std::unique_ptr<GpuContext> make_gpu_context(const ModelConfig& config, std::shared_ptr<const GpuModel> model,
@@ -89,7 +95,11 @@ std::unique_ptr<GpuContext> make_gpu_context(const ModelConfig& config, std::sha
   if (options.kv_type == DType::q8 && options.tier == KvTier::gpu) {
     throw InputError("--kv-type: expected f32, f16 or bf16 with --kv-tier gpu, found q8");
   }
-  const Placement place = placement_of(config, *model, options);
+  if (options.active_memory > 0 && options.tier == KvTier::gpu) {
+    throw InputError("--active-memory: expected --kv-tier host or auto, found gpu");
+  }
+  Placement place = placement_of(config, *model, options);
+  place.sentence = sentence_of(place, options);
   return std::make_unique<CudaContext>(config, std::dynamic_pointer_cast<const CudaModel>(model), options,
                                        place);
 }

@@ -254,5 +254,16 @@ TEST(ActiveTier, MemoryIsAsPredicted) {
   EXPECT_THROW(active_context(1000), InputError);
 }
 
+TEST(ActiveTier, IsRefusedOrSaidWhereKeysLieOnTheGpu) {
+  NEEDS_GPU();
+  ContextOptions options = {
+      .device = Device::cuda, .kv_tier = KvTier::gpu, .active_memory = kActiveMemory, .max_tokens = 2048};
+  EXPECT_THROW(Context(pocket(), options), InputError);
+  options.kv_tier = KvTier::automatic;
+  EXPECT_NE(Context(pocket(), options).placement().find("--active-memory"), std::string::npos);
+  options.active_memory = 0;
+  EXPECT_EQ(Context(pocket(), options).placement().find("--active-memory"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace lode
