@@ -126,8 +126,13 @@ void run(const TrainSaapFlags& flags) {
   made["prompts"] = prompts.size();
   made["tokens"] = total;
   const std::vector<SaapStretch> stretches = stretches_of(flags, made.dump());
-  const SaapResult result = train_saap(model, context_options(flags.common, flags.model), settings, prompts,
-                                       checkpoint, flags.common.progress(), say);
+  const ContextOptions context = context_options(flags.common, flags.model);
+  if (context.device == Device::cuda && context.gpu_memory > 0 && !flags.common.quiet)
+    std::cerr
+        << "--gpu-memory bounds weights, keys and values while texts are read; what is trained from them "
+           "takes GPU memory of its own\n";
+  const SaapResult result =
+      train_saap(model, context, settings, prompts, checkpoint, flags.common.progress(), say);
   write_saap(flags.output, result.layers, model->fingerprint(), stretches);
   std::filesystem::remove(checkpoint);
   for (const SaapHeadReport& head : result.heads) heads.push_back(head.json());
