@@ -10,6 +10,7 @@
 
 #include "base/text.h"
 #include "cli.h"
+#include "commit.h"
 #include "eval/settings.h"
 #include "lodestone/error.h"
 #include "tasks/datasets.h"
@@ -111,7 +112,7 @@ void run(const ReportFlags& flags) {
   if (!flags.haystack.empty()) written += " --haystack " + flags.haystack;
   const Provenance provenance = {.program = "lodestone report",
                                  .options = written,
-                                 .commit = commit_of(data_dir()),
+                                 .commit = built_commit(),
                                  .machine = machine_name(*model, options.context.device),
                                  .date = today(),
                                  .model = model_name};

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <set>
 
@@ -17,13 +16,6 @@
 namespace lode {
 
 namespace {
-
-std::string first_line(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
 
 /// One line a reason, with all specs that it holds for.
 std::vector<std::string> skipped_lines(const Grid& grid) {
@@ -61,29 +53,6 @@ void write_run(const Section& section) {
 }
 
 }  // namespace
-
-std::string commit_of(const std::filesystem::path& folder) {
-  namespace fs = std::filesystem;
-  fs::path git = folder / ".git";
-  std::error_code failed;
-  if (fs::is_regular_file(git, failed)) {  // a worktree: "gitdir: PATH"
-    const std::string line = first_line(git);
-    if (!line.starts_with("gitdir: ")) return "unknown";
-    git = folder / line.substr(8);
-  }
-  const std::string head = first_line(git / "HEAD");
-  if (!head.starts_with("ref: ")) return head.empty() ? "unknown" : head.substr(0, 12);
-  const std::string common = first_line(git / "commondir");
-  const fs::path root = common.empty() ? git : git / common;
-  std::string commit = first_line(root / head.substr(5));
-  if (commit.empty()) {
-    std::ifstream packed(root / "packed-refs");
-    for (std::string line; std::getline(packed, line);) {
-      if (line.ends_with(" " + head.substr(5))) commit = line;
-    }
-  }
-  return commit.empty() ? "unknown" : commit.substr(0, 12);
-}
 
 std::string series_of(std::string_view label) {
   const std::size_t colon = label.find(':');

@@ -17,11 +17,9 @@ namespace lode {
 struct Provenance {
   std::string program;  ///< the command up to the suites: "lodestone report"
   std::string options;  ///< and after them: "-m models/pocket -o DIR"
-  std::string commit, machine, date, model;
+  std::string commit;   ///< that the program was built from
+  std::string machine, date, model;
 };
-
-/// The commit of the source tree at `folder`, read from its .git; "unknown" where there is none.
-std::string commit_of(const std::filesystem::path& folder);
 
 Page make_report(const Grid& grid, std::span<const Suite> suites, const Provenance& provenance);
 

@@ -217,9 +217,5 @@ TEST_F(ReportTest, RunsThatShareTextsAskAboutTheSameOnes) {
   EXPECT_EQ(grid.eval(suites_[0].runs[1], Protocol()).rows.front().n, 2);
 }
 
-TEST(CommitOf, ReadsTheTreesOwnOrSaysUnknown) {
-  EXPECT_EQ(commit_of(testing::TempDir()), "unknown");
-}
-
 }  // namespace
 }  // namespace lode

@@ -41,6 +41,7 @@ class Report(ProgramTest):
         self.assertIn("One spec is left out", page)
         self.assertIn("<code>nosuch:k=3", page)
         markdown = (self.folder / "one" / "report.md").read_text(encoding="utf-8")
+        self.assertRegex(markdown, r"commit ([0-9a-f]{12}(-dirty)?|unknown), ")
         figures = re.findall(r"\]\((figures/[^)]*)\)", markdown)
         self.assertEqual(len(figures), 4)
         for figure in figures:
