@@ -60,7 +60,7 @@ class Probing {
     }
   }
 
-  ProbeReport run() {
+  ProbeReport run(const std::function<void(const ProbeReport&)>& measured) {
     ContextOptions context_options = options_.context;
     if (context_options.max_tokens == 0)
       context_options.max_tokens = static_cast<std::int64_t>(tokens_.size());
@@ -84,8 +84,10 @@ class Probing {
       predictions.push_back(measure(context, methods[m], report.rows.back()));
       context.roll_back(before);
       progress.at(before + static_cast<std::int64_t>(m + 1) * options_.last);
+      if (m == 0) continue;  // what is compared is compared with the first two
+      compare(predictions, report);
+      if (measured) measured(report);
     }
-    compare(predictions, report);
     return report;
   }
 
@@ -194,28 +196,29 @@ HeadMeasure ProbeRow::mean() const {
   return mean;
 }
 
+Json ProbeReport::json_of(const ProbeRow& row) const {
+  Json result = {{"attention", row.attention},
+                 {"loss", row.loss},
+                 {"gap_loss", gap_tokens > 0 ? Json(row.gap_loss) : Json()},
+                 {"recovered", row.recovered ? Json(*row.recovered) : Json()},
+                 {"agreement", row.agreement},
+                 {"density", row.density},
+                 {"selectivity", row.selectivity}};
+  if (!row.notice.empty()) result["notice"] = row.notice;
+  if (row.heads.empty()) return result;
+  result["mean"] = measure_json(row.mean());
+  for (const HeadMeasure& h : row.heads) {
+    Json head = measure_json(h);
+    head["layer"] = h.layer;
+    head["head"] = h.head;
+    result["heads"].push_back(std::move(head));
+  }
+  return result;
+}
+
 Json ProbeReport::json() const {
   Json results = Json::array();
-  for (const ProbeRow& row : rows) {
-    Json result = {{"attention", row.attention},
-                   {"loss", row.loss},
-                   {"gap_loss", gap_tokens > 0 ? Json(row.gap_loss) : Json()},
-                   {"recovered", row.recovered ? Json(*row.recovered) : Json()},
-                   {"agreement", row.agreement},
-                   {"density", row.density},
-                   {"selectivity", row.selectivity}};
-    if (!row.notice.empty()) result["notice"] = row.notice;
-    if (!row.heads.empty()) {
-      result["mean"] = measure_json(row.mean());
-      for (const HeadMeasure& h : row.heads) {
-        Json head = measure_json(h);
-        head["layer"] = h.layer;
-        head["head"] = h.head;
-        result["heads"].push_back(std::move(head));
-      }
-    }
-    results.push_back(std::move(result));
-  }
+  for (const ProbeRow& row : rows) results.push_back(json_of(row));
   return {{"model", model},
           {"device", "cpu"},
           {"tokens", tokens},
@@ -261,8 +264,9 @@ std::string ProbeReport::table(bool with_heads) const {
 }
 
 ProbeReport probe(std::shared_ptr<const Model> model, std::string_view text,
-                  const std::vector<NamedSpec>& specs, const ProbeOptions& options) {
-  return Probing(std::move(model), text, specs, options).run();
+                  const std::vector<NamedSpec>& specs, const ProbeOptions& options,
+                  const std::function<void(const ProbeReport&)>& measured) {
+  return Probing(std::move(model), text, specs, options).run(measured);
 }
 
 }  // namespace lode

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -63,6 +64,7 @@ struct ProbeReport {
   /// The row of each spec asked for: those that are equal with the same sink and window share one.
   std::vector<std::size_t> row_of;
   Json json() const;
+  Json json_of(const ProbeRow& row) const;
   std::string table(bool with_heads) const;
 };
 
@@ -70,8 +72,10 @@ struct ProbeReport {
 Spec probe_spec(const Spec& spec, const DenseParts& dense);
 
 /// All methods attend with the same sink and window; `full` and `streaming` always run. InputError when the
-/// text is shorter than `last` and the window need.
+/// text is shorter than `last` and the window need. `measured` is called with the report so far whenever its
+/// last row is complete, so that nothing of it need be lost when a later method does not come to its end.
 ProbeReport probe(std::shared_ptr<const Model> model, std::string_view text,
-                  const std::vector<NamedSpec>& specs, const ProbeOptions& options);
+                  const std::vector<NamedSpec>& specs, const ProbeOptions& options,
+                  const std::function<void(const ProbeReport&)>& measured = {});
 
 }  // namespace lode

@@ -212,13 +212,17 @@ void Grid::probe_cells(const SuiteRun& run, std::int64_t length, const DensePart
   options.progress = options_.progress;
   std::vector<NamedSpec> specs;
   for (const auto& [spec, key] : pending) specs.push_back(spec);
-  const ProbeReport report = lode::probe(model_, probe_text(run, length), specs, options);
-  const Json json = report.json();
-  for (std::size_t i = 0; i < pending.size(); ++i) {
-    Json row = json.at("results").at(report.row_of[i]);
-    row["gap_tokens"] = json.at("gap_tokens");
-    cells_.add(pending[i].second, std::move(row));
-  }
+  // A cell as soon as it is measured: one text may keep all methods for minutes.
+  std::vector<bool> added(pending.size(), false);
+  lode::probe(model_, probe_text(run, length), specs, options, [&](const ProbeReport& so_far) {
+    for (std::size_t i = 0; i < pending.size(); ++i) {
+      if (added[i] || so_far.row_of[i] >= so_far.rows.size()) continue;
+      Json row = so_far.json_of(so_far.rows[so_far.row_of[i]]);
+      row["gap_tokens"] = so_far.gap_tokens;
+      cells_.add(pending[i].second, std::move(row));
+      added[i] = true;
+    }
+  });
 }
 
 std::vector<Json> Grid::probe(const SuiteRun& run, std::int64_t length) const {

@@ -189,6 +189,25 @@ TEST(Probe, SelectingEverythingIsFullAttention) {
   EXPECT_NEAR(*all.recovered, 1.0, 1e-2);
 }
 
+// Who keeps rows as they come loses no more than the method that is being measured.
+TEST(Probe, RowsAreHandedOverAsTheyAreMeasured) {
+  const std::vector<NamedSpec> asked = specs({"topk:k=64", "topk:k=8", "topk:k=4"});
+  std::vector<Json> rows;
+  const auto keep = [&](const ProbeReport& so_far) { rows.push_back(so_far.json_of(so_far.rows.back())); };
+  const Json whole = probe(tiny_model(), some_text(), asked, small_probe(), keep).json();
+  ASSERT_EQ(rows.size(), 4u) << "streaming first";
+  for (std::size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(rows[i], whole.at("results").at(i + 1));
+  std::size_t kept = 0;
+  EXPECT_THROW(probe(tiny_model(), some_text(), asked, small_probe(),
+                     [&](const ProbeReport& so_far) {
+                       kept = so_far.rows.size();
+                       set_cancel(kept == 3);
+                     }),
+               Interrupted);
+  set_cancel(false);
+  EXPECT_EQ(kept, 3u);
+}
+
 TEST(Probe, AllMethodsGetTheSameSinkAndWindow) {
   const ProbeReport report =
       probe(tiny_model(), some_text(),
