@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "ann/packed_codes.h"
+#include "support/budgets.h"
 #include "support/refusal.h"
 #include "support/selectors.h"
 
@@ -166,19 +167,7 @@ TEST(DoubleSparsity, GroupsChooseByTheSumOfTheirWeights) {
 }
 
 TEST(DoubleSparsity, BudgetsAreExactAndTiesGoToTheNewest) {
-  ThreadPool pool(1);
-  World world({.kv_heads = 1, .group = 1, .d = 64, .dense = {1, 16}});
-  world.shape_key = [](Position, int, int, float) { return 0.0f; };
-  const LayerGeometry geometry = world.geometry(pool);
-  world.write(300);
-  const QueryBlock block = world.block(299, 1);
-  for (const std::int64_t budget : {1, 2, 127, 128, 282, 283, 284, 100000}) {
-    const auto selector = make("double-sparsity:budget=" + std::to_string(budget), geometry);
-    selector->build(0, world.store().layer(0));
-    const FarSet found = select(*selector, block, geometry)[0];
-    EXPECT_EQ(std::ssize(found), std::min<std::int64_t>(budget, 283));
-    EXPECT_EQ(found.begin()->first, 284 - std::min<std::int64_t>(budget, 283));
-  }
+  expect_exact_budgets("double-sparsity", 1, {1, 2, 127, 128, 282, 283, 284, 100000});
 }
 
 TEST(DoubleSparsity, GrownEqualsRebuiltAndBytesAreCounted) {
@@ -193,14 +182,7 @@ TEST(DoubleSparsity, GrownEqualsRebuiltAndBytesAreCounted) {
       tell(*selector, world, 500);
       selector->build(0, world.store().layer(0));
     }
-    for (int i = 0; i < 200; ++i) {
-      world.write(1);
-      grown->append(0, world.store().layer(0), static_cast<Position>(world.tokens() - 16));
-      if (i == 150) {
-        world.store().roll_back(507);
-        grown->roll_back(0, 507);
-      }
-    }
+    grow_and_roll_back(world, *grown);
     const QueryBlock block = world.block(static_cast<Position>(world.tokens() - 1), 1);
     SelectWork work;
     EXPECT_EQ(select(*grown, block, geometry), select(*rebuilt, block, geometry, &work));

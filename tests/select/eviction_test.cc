@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "attend/attend.h"
+#include "support/damaged_index.h"
 #include "support/forged_index.h"
 #include "support/refusal.h"
 #include "support/selectors.h"
@@ -299,17 +300,7 @@ TEST_F(H2oTest, SavedScoresServe) {
 TEST_F(H2oTest, DamagedScoresAreRefused) {
   const auto selector = built("h2o");
   const IndexSections good = saved_sections(*selector);
-  const auto number = [](std::int64_t value) {
-    return std::string(reinterpret_cast<const char*>(&value), 8);
-  };
-  const auto refused = [&](const char* what, const char* section, std::size_t place,
-                           const std::string& bytes) {
-    IndexSections bad = good;
-    for (auto& [name, content] : bad) {
-      if (name.ends_with(section)) content.replace(place, bytes.size(), bytes);
-    }
-    expect_refused(what, [&] { load_sections(*selector, bad, world_.store().layer(0)); });
-  };
+  const DamagedIndex refused(*selector, good, world_.store().layer(0));
   refused("KV heads", "shape", 0, number(1));
   refused("within the context", "shape", 8, number(-2));
   refused("within the context", "shape", 8, number(std::int64_t{1} << 40));

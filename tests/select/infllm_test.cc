@@ -7,6 +7,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "support/budgets.h"
 #include "support/refusal.h"
 #include "support/selectors.h"
 
@@ -136,18 +137,7 @@ TEST(InfLlm, AttendsTheMostRelevantBlocks) {
 }
 
 TEST(InfLlm, BudgetsAreExactAndTiesGoToTheNewest) {
-  ThreadPool pool(1);
-  World world({.kv_heads = 1, .group = 2, .d = 64, .dense = {1, 16}});
-  world.shape_key = [](Position, int, int, float) { return 0.0f; };
-  const LayerGeometry geometry = world.geometry(pool);
-  world.write(300);
-  const QueryBlock block = world.block(299, 1);
-  for (const std::int64_t budget : {1, 26, 27, 28, 127, 128, 155, 156, 282, 283, 284, 100000}) {
-    const FarSet found =
-        select(*make("infllm:budget=" + std::to_string(budget), geometry), block, geometry)[0];
-    EXPECT_EQ(std::ssize(found), std::min<std::int64_t>(budget, 283));
-    EXPECT_EQ(found.begin()->first, 284 - std::min<std::int64_t>(budget, 283));
-  }
+  expect_exact_budgets("infllm", 2, {1, 26, 27, 28, 127, 128, 155, 156, 282, 283, 284, 100000});
 }
 
 TEST(InfLlm, GrownEqualsRebuiltAndBytesAreCounted) {
@@ -160,14 +150,7 @@ TEST(InfLlm, GrownEqualsRebuiltAndBytesAreCounted) {
   tell(*grown, world, 500, 13);
   tell(*rebuilt, world, 500, 500);
   for (Selector* selector : {grown.get(), rebuilt.get()}) selector->build(0, world.store().layer(0));
-  for (int i = 0; i < 200; ++i) {
-    world.write(1);
-    grown->append(0, world.store().layer(0), static_cast<Position>(world.tokens() - 16));
-    if (i == 150) {
-      world.store().roll_back(507);
-      grown->roll_back(0, 507);
-    }
-  }
+  grow_and_roll_back(world, *grown);
   const QueryBlock block = world.block(static_cast<Position>(world.tokens() - 1), 1);
   SelectWork work;
   EXPECT_EQ(select(*grown, block, geometry), select(*rebuilt, block, geometry, &work));

@@ -7,6 +7,7 @@
 #include <limits>
 #include <numbers>
 
+#include "support/damaged_index.h"
 #include "support/forged_index.h"
 #include "support/refusal.h"
 #include "support/selectors.h"
@@ -196,18 +197,7 @@ TEST(MagicPig, DamagedIndexesAreRefused) {
   selector->build(0, world.store().layer(0));
   const IndexSections good = saved_sections(*selector);
   const KvLayer kv = world.store().layer(0);
-  const auto number = [](std::int64_t value) {
-    return std::string(reinterpret_cast<const char*>(&value), 8);
-  };
-  const auto refused = [&](const char* what, const char* section, std::size_t place,
-                           const std::string& bytes) {
-    IndexSections bad = good;
-    for (auto& [name, content] : bad) {
-      if (name.ends_with(section)) content.replace(place, bytes.size(), bytes);
-    }
-    ASSERT_NE(bad, good) << what;
-    expect_refused(what, [&] { load_sections(*selector, bad, kv); });
-  };
+  const DamagedIndex refused(*selector, good, kv);
   refused("KV heads", "shape", 0, number(3));
   refused("K and L", "shape", 8, number(6));
   refused("K and L", "shape", 16, number(-8));

@@ -7,6 +7,7 @@
 #include <limits>
 #include <numeric>
 
+#include "support/damaged_index.h"
 #include "support/forged_index.h"
 #include "support/refusal.h"
 #include "support/selectors.h"
@@ -186,21 +187,11 @@ TEST(SortedBins, DamagedIndexesAreRefused) {
   LayerGeometry geometry = world.geometry(pool);
   world.write(100);
   const KvLayer kv = world.store().layer(0);
-  const auto number = [](std::int64_t value) {
-    return std::string(reinterpret_cast<const char*>(&value), 8);
-  };
   for (const std::string spec : {"kdeformer:num_projs=5", "reformer:n_hashes=2,bucket_size=9"}) {
     const auto selector = make(spec, geometry);
     selector->build(0, kv);
     const IndexSections good = saved_sections(*selector);
-    const auto refused = [&](const char* what, const char* section, std::size_t place,
-                             const std::string& bytes) {
-      IndexSections bad = good;
-      for (auto& [name, content] : bad) {
-        if (name.ends_with(section)) content.replace(place, bytes.size(), bytes);
-      }
-      expect_refused(what, [&] { load_sections(*selector, bad, kv); });
-    };
+    const DamagedIndex refused(*selector, good, kv);
     refused("KV heads", "shape", 0, number(3));
     refused("tables", "shape", 8, number(7));
     refused("head dimension", "shape", 16, number(64));

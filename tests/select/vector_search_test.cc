@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "support/damaged_index.h"
 #include "support/forged_index.h"
 #include "support/refusal.h"
 #include "support/selectors.h"
@@ -179,17 +180,7 @@ TEST(VectorSearch, DamagedIndexesAreRefused) {
   const auto selector = make("hnsw:M=4", geometry);
   selector->build(0, kv);
   const IndexSections good = saved_sections(*selector);
-  const auto number = [](std::int64_t value) {
-    return std::string(reinterpret_cast<const char*>(&value), 8);
-  };
-  const auto refused = [&](const char* what, const char* section, std::size_t place,
-                           const std::string& bytes) {
-    IndexSections bad = good;
-    for (auto& [name, content] : bad) {
-      if (name.ends_with(section)) content.replace(place, bytes.size(), bytes);
-    }
-    expect_refused(what, [&] { load_sections(*selector, bad, kv); });
-  };
+  const DamagedIndex refused(*selector, good, kv);
   refused("KV heads", "shape", 0, number(1));
   refused("M and ef_construction", "shape", 8, number(5));
   refused("behind the sink", "shape", 24, number(0));
