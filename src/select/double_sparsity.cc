@@ -18,12 +18,11 @@
 #include <map>
 
 #include "lodestone/error.h"
-#include "select/best_keys.h"
 #include "select/captured_queries.h"
+#include "select/estimated_keys.h"
 #include "select/label_cache.h"
 #include "select/methods.h"
 #include "select/per_token.h"
-#include "select/softmax_sum.h"
 #include "select/stored_keys.h"
 
 namespace lode {
@@ -160,27 +159,18 @@ std::vector<std::vector<float>> DoubleSparsity::magnitudes(const CapturedQueries
 void DoubleSparsity::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) {
   const LabelCache& labels = indexed_.at(unit.block->sequence).labels;
   const std::int64_t n = unit.far_keys(), budget = options_.budget.of(n);
-  if (!labels.ready() || budget >= n) {
-    out.add_set(unit.set(all_heads(geometry_.group())));
-    return out.add_run(unit.far_begin, unit.far_end);
-  }
+  if (!labels.ready() || budget >= n) return add_all_keys(unit, geometry_, out);
   LODE_ASSERT(unit.far_begin == geometry_.dense.sink && labels.end() >= unit.far_end);
   Scratch& s = scratch_[static_cast<std::size_t>(worker)];
-  const std::span<const float> q = unit.group_of(unit.block->q, geometry_);
-  s.q.assign(q.begin(), q.end());
-  for (float& x : s.q) x *= geometry_.scale;
+  scale_queries(unit, geometry_, s.q);
   const std::int64_t stride = LabelCache::padded(n);
   s.scores.resize(static_cast<std::size_t>(geometry_.group() * stride));
   labels.score(unit.kv_head, {s.q.data(), geometry_.group(), geometry_.head_dim}, n, s.scores.data(), stride,
                s.labels);
   work.bytes += n * labels.label_bytes();
   work.keys_scored += n;
-  if (options_.per_kv_head) sum_softmax({s.scores.data(), geometry_.group(), n, stride});
-  for (int g = 0; g < (options_.per_kv_head ? 1 : geometry_.group()); ++g) {
-    out.add_set(unit.set(options_.per_kv_head ? all_heads(geometry_.group()) : 1u << g));
-    top_count({s.scores.data() + g * stride, static_cast<std::size_t>(n)}, budget, unit.far_begin, s.rows);
-    out.add_rows(s.rows);
-  }
+  add_best_keys(unit, geometry_, {s.scores.data(), geometry_.group(), n, stride}, options_.per_kv_head,
+                budget, s.rows, out);
 }
 
 }  // namespace

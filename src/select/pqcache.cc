@@ -16,12 +16,11 @@
 
 #include "base/rng.h"
 #include "lodestone/error.h"
-#include "select/best_keys.h"
+#include "select/estimated_keys.h"
 #include "select/methods.h"
 #include "select/per_token.h"
 #include "select/product_codes.h"
 #include "select/shares_index.h"
-#include "select/softmax_sum.h"
 
 namespace lode {
 
@@ -117,27 +116,18 @@ class PqCache final : public PerTokenSelector, public SharesIndex {
 void PqCache::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) {
   const ProductCodes& index = indexes_.at(unit.block->sequence);
   const std::int64_t n = unit.far_keys(), budget = options_.budget.of(n);
-  if (!index.ready() || budget >= n) {
-    out.add_set(unit.set(all_heads(geometry_.group())));
-    return out.add_run(unit.far_begin, unit.far_end);
-  }
+  if (!index.ready() || budget >= n) return add_all_keys(unit, geometry_, out);
   LODE_ASSERT(unit.far_begin == geometry_.dense.sink && index.end() >= unit.far_end);
   Scratch& s = scratch_[static_cast<std::size_t>(worker)];
-  const std::span<const float> q = unit.group_of(unit.block->q, geometry_);
-  s.q.assign(q.begin(), q.end());
-  for (float& x : s.q) x *= geometry_.scale;
+  scale_queries(unit, geometry_, s.q);
   const std::int64_t stride = ProductCodes::padded(n);
   s.scores.resize(static_cast<std::size_t>(geometry_.group() * stride));
   index.score(unit.kv_head, {s.q.data(), geometry_.group(), geometry_.head_dim}, n, s.scores.data(), stride,
               s.tables);
   work.bytes += n * index.code_bytes() + index.codebook_bytes();
   work.keys_scored += n;
-  if (options_.per_kv_head) sum_softmax({s.scores.data(), geometry_.group(), n, stride});
-  for (int g = 0; g < (options_.per_kv_head ? 1 : geometry_.group()); ++g) {
-    out.add_set(unit.set(options_.per_kv_head ? all_heads(geometry_.group()) : 1u << g));
-    top_count({s.scores.data() + g * stride, static_cast<std::size_t>(n)}, budget, unit.far_begin, s.rows);
-    out.add_rows(s.rows);
-  }
+  add_best_keys(unit, geometry_, {s.scores.data(), geometry_.group(), n, stride}, options_.per_kv_head,
+                budget, s.rows, out);
 }
 
 std::unique_ptr<Selector> make_pqcache(const Spec& spec, const LayerGeometry& geometry, std::string_view) {

@@ -16,6 +16,7 @@
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
 #include "select/best_keys.h"
+#include "select/estimated_keys.h"
 #include "select/methods.h"
 #include "select/per_token.h"
 #include "select/softmax_sum.h"
@@ -128,9 +129,7 @@ class TopK final : public PerTokenSelector {
   /// scores[g, i] of far key i, up to what is the same for all keys of a head: s, or s + log|v|.
   void score(const SelectUnit& unit, Scratch& s) const {
     const std::int64_t n = unit.far_keys();
-    const std::span<const float> q = unit.group_of(unit.block->q, geometry_);
-    s.q.assign(q.begin(), q.end());
-    for (float& x : s.q) x *= geometry_.scale;
+    scale_queries(unit, geometry_, s.q);
     s.scores.resize(static_cast<std::size_t>(geometry_.group() * n));
     kernels().score_run(s.q.data(), geometry_.group(), unit.kv(), unit.far_begin, unit.far_end,
                         s.scores.data(), n);
