@@ -11,20 +11,14 @@
 
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/cluster_levels.h"
-#include "kernels/cuda/cluster_link.cuh"
-#include "kernels/cuda/cluster_tiles.cuh"
+#include "kernels/cuda/cluster_passes.cuh"
 
 namespace lode::cuda {
 
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kTile = kTileNodes;
-constexpr int kQueries = 4;        // of one pass
 constexpr int kHeld = 2;           // tiles that a warp has on the way at once
 constexpr int kFewEntries = 1024;  // more keep memory busy without being asked for early
-constexpr int kMostRanks = 16, kMostPieces = 8;
-constexpr float kLargestLogit = 1e30f;  // infinities would leave no weight to compare
 
 /// Compiled for these.
 int pieces_compiled(int head_dim) {
@@ -41,7 +35,7 @@ __host__ __device__ constexpr int row_bytes_of(int pieces, CentroidKind kind) {
 
 /// A block's shared memory, in bytes from its start.
 struct Plan {
-  int stride = 0;  // floats from one query's scores to the next's, so that a tile is free of bank conflicts
+  int stride = 0;  // of scores
   int ids = 0, nodes = 0, scores = 0, weights = 0, total = 0;
 
   __host__ __device__ Plan(int most_entries, int query_bytes) {
@@ -62,28 +56,18 @@ struct Params {
 };
 
 template <int kPieces, CentroidKind kKind>
-class Chooser {
+class Chooser : ClusterPasses {
  public:
   using Own = Tiles<kPieces, kKind>;
   static constexpr int kRowBytes = row_bytes_of(kPieces, kKind);
 
   __device__ Chooser(const Params& params, char* memory)
-      : p_(params),
-        plan_(params.task.most_entries, Own::kQueryBytes),
-        memory_(memory),
-        ranks_(static_cast<int>(gridDim.x)),
-        rank_(static_cast<int>(blockIdx.x)),
-        kv_head_(static_cast<int>(blockIdx.y)),
-        first_token_(static_cast<int>(blockIdx.z) * params.task.choice.stretch),
-        tokens_(min(params.task.choice.stretch, params.queries.count - first_token_)),
-        tid_(static_cast<int>(threadIdx.x)),
-        lane_(tid_ % 32),
-        warp_(tid_ / 32) {}
+      : Chooser(params.task, params, Plan(params.task.most_entries, Own::kQueryBytes), memory) {}
 
   __device__ void run() {
     if (tid_ == 0) open_inboxes();
     __syncwarp();  // for racecheck, to which a barrier's opening is the warp's
-    if (tid_ == 0) expect_messages();
+    if (tid_ == 0) expect_messages(8);
     __syncwarp();
     take_top();
     fetch_first();
@@ -94,14 +78,13 @@ class Chooser {
     wait_for_cluster();
     int2 mine = {};  // nodes that are kept, and what is directly below them
     for (;; ++level_) {
-      compared_ += entries_;
+      compared_ += nodes_;
       mine = keep(score_level());
-      if (level_ + 1 == p_.task.levels) break;
+      if (level_ + 1 == task_.levels) break;
       descend(mine);
     }
     if (tid_ < ranks_)
-      send(address_in(shared().found + rank_, tid_),
-           make_float2(__int_as_float(mine.y), __int_as_float(compared_)),
+      send(address_in(found() + rank_, tid_), make_float2(__int_as_float(mine.y), __int_as_float(compared_)),
            address_in(&shared().of_keys, tid_));
     __syncthreads();  // the list, which all threads have written and will read
     wait_for(&shared().of_keys);
@@ -109,37 +92,19 @@ class Chooser {
   }
 
  private:
-  struct Shared {
-    QueryUnits units[kQueries];
-    int bad[kQueries];  ///< a query that has no say
-    float2 warp_sums[kWarps][kQueries];
-    float2 sums[2][kMostRanks][kQueries];  ///< of each block: highest logit, sum of exponentials
-    float highest[kQueries], factor[kQueries];
-    int2 warp_kept[kWarps];     ///< nodes, children
-    int2 found[kMostRanks];     ///< of each block: keys that it keeps, nodes that it has compared
-    Inbox of_sums[2], of_keys;  ///< sums of passes by turns
-  };
-  __device__ static Shared& shared() {
-    __shared__ Shared shared;
-    return shared;
+  __device__ Chooser(const ClusterLevelsTask& task, const Params& params, const Plan& plan, char* memory)
+      : ClusterPasses(task.choice, params.queries, params.group, {plan.stride, plan.scores, plan.weights},
+                      static_cast<int>(gridDim.x), memory),
+        task_(task),
+        plan_(plan) {}
+
+  /// Of each block: keys that it keeps, nodes that it has compared.
+  __device__ static int2* found() {
+    __shared__ int2 found[kMostRanks];
+    return found;
   }
-  __device__ static void open_inboxes() {
-    Shared& s = shared();
-    open_inbox(&s.of_sums[0]), open_inbox(&s.of_sums[1]), open_inbox(&s.of_keys);
-    publish_inboxes();
-  }
-  __device__ unsigned sum_bytes() const { return static_cast<unsigned>(ranks_) * kQueries * 8; }
-  __device__ void expect_messages() const {
-    Shared& s = shared();
-    expect(&s.of_sums[0], sum_bytes()), expect(&s.of_sums[1], sum_bytes());
-    expect(&s.of_keys, static_cast<unsigned>(ranks_) * 8);
-  }
-  template <class T>
-  __device__ T* at(int offset) const {
-    return reinterpret_cast<T*>(memory_ + offset);
-  }
-  __device__ const ClusterChoiceTask& choice() const { return p_.task.choice; }
-  __device__ const ClusterLevelTable& table() const { return p_.task.level[level_]; }
+
+  __device__ const ClusterLevelTable& table() const { return task_.level[level_]; }
   __device__ const char* rows() const {
     return reinterpret_cast<const char*>(table().rows) +
            std::int64_t{kv_head_} * table().most_nodes * kRowBytes;
@@ -149,10 +114,10 @@ class Chooser {
   }
 
   __device__ void take_top() {
-    step_ = *choice().step;
-    const ClusterTables& tables = choice().tables;
+    step_ = *choice_.step;
+    const ClusterTables& tables = choice_.tables;
     const int all = tables.nodes[kv_head_ * (tables.most_parts + 1) + step_.parts];
-    entries_ = max(0, (all - rank_ + ranks_ - 1) / ranks_);
+    nodes_ = max(0, (all - rank_ + ranks_ - 1) / ranks_);
   }
   __device__ int id_of(int entry) const {
     return level_ == 0 ? rank_ + entry * ranks_ : at<int>(plan_.ids)[entry];
@@ -168,14 +133,14 @@ class Chooser {
 
   __device__ void fetch(int slot, int tile) {
     Coming& to = coming_[slot];
-    if (tile * kTile >= entries_) return;
+    if (tile * kTile >= nodes_) return;
     const int entry = tile * kTile + lane_ / 4;
     const char* row[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const bool there = entry + 8 * half < entries_;
+      const bool there = entry + 8 * half < nodes_;
       // Behind the last entry it is read again, and not used.
-      const int id = id_of(min(entry + 8 * half, entries_ - 1));
+      const int id = id_of(min(entry + 8 * half, nodes_ - 1));
       row[half] = rows() + std::int64_t{id} * kRowBytes;
       const int4 raw = __ldg(reinterpret_cast<const int4*>(nodes() + id));
       to.node[half] = {__int_as_float(raw.x), __int_as_float(raw.y), there ? raw.z : 0, raw.w};
@@ -217,55 +182,18 @@ class Chooser {
 
   /// Scores of the level's nodes for all queries; whether all but the last pass are among the weights.
   __device__ bool score_level() {
-    const int rows = tokens_ * p_.group;
-    const float share = static_cast<float>(step_.end - step_.begin);
-    weight_ = share / (choice().squares ? sqrtf(static_cast<float>(rows)) : static_cast<float>(rows));
+    const int rows = query_rows();
+    take_weight();
     for (int row = 0;; row += kQueries, ++pass_) {
       if (row > 0 || level_ > 0) fetch_first();
-      if (level_ == 0 || rows > kQueries) take_queries(row, rows);
+      if (level_ == 0 || rows > kQueries) take_queries<Own, kPieces>(row, rows);
       score();
-      const int turn = pass_ % 2;
-      share_sums(turn);
-      if (pass_ > 1 && tid_ == 0) expect(&shared().of_sums[turn], sum_bytes());
-      wait_for(&shared().of_sums[turn], static_cast<unsigned>(pass_ / 2 % 2));
-      take_sums(turn);
+      exchange_sums(pass_);
       if (row + kQueries >= rows) break;
       add_weights(row > 0);
     }
     ++pass_;
     return rows > kQueries;
-  }
-
-  /// A warp for each of up to four queries from `row` on.
-  __device__ void take_queries(int row, int rows) {
-    const int d = p_.queries.layout.head_dim, planes = (d + 1) / 2;
-    if (warp_ < kQueries) {
-      const int own = row + warp_, token = first_token_ + own / p_.group;
-      const float* const q =
-          p_.queries.q +
-          (std::int64_t{token} * p_.queries.query_heads + kv_head_ * p_.group + own % p_.group) * d;
-      float x[kPieces], partner[kPieces];
-      unsigned most = 0;  // NaN counts as more than infinity
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i) {
-        const int c = i * kPieceDims + lane_;
-        x[i] = own < rows && c < d ? q[c] : 0.0f;
-        partner[i] = Own::kHasSpreads && own < rows && c < planes && c + planes < d ? q[c + planes] : 0.0f;
-        most = max(most, __float_as_uint(fabsf(x[i])));
-      }
-      const float peak = __uint_as_float(__reduce_max_sync(~0u, most));
-      const bool bad = !(peak < INFINITY);
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i) x[i] = bad ? 0.0f : x[i], partner[i] = bad ? 0.0f : partner[i];
-      const float by = Own::put(memory_, warp_, lane_, x, partner, bad ? 0.0f : peak);
-      if (lane_ == 0) {
-        const float unit = by > 0.0f ? p_.queries.scale / by : 0.0f;
-        shared().bad[warp_] = bad || own >= rows;
-        shared().units[warp_] = {.logit = unit * kLog2e * choice().tables.scales[kv_head_],
-                                 .deviation = unit * Own::kRootOfSquares};
-      }
-    }
-    __syncthreads();
   }
 
   /// Logits of this block's nodes; of each warp the highest and the sum of exponentials.
@@ -275,11 +203,11 @@ class Chooser {
     const QueryUnits units = shared().units[t];
     float* const to = at<float>(plan_.scores) + t * plan_.stride;
     float2 sum = make_float2(-kLargestLogit, 0.0f);
-    for (int from = warp_; from * kTile < entries_; from += kHeld * kWarps) {
+    for (int from = warp_; from * kTile < nodes_; from += kHeld * kWarps) {
 #pragma unroll
       for (int slot = 0; slot < kHeld; ++slot) {
         const int tile = from + slot * kWarps, low = tile * kTile + g, high = low + 8;
-        if (tile * kTile >= entries_) break;
+        if (tile * kTile >= nodes_) break;
         Coming& own = coming_[slot];
         if constexpr (Own::kLayout.scales > 0) own.held.scales[0] = {own.node[0].scale, own.node[1].scale};
         if constexpr (Own::kHasSpreads) own.held.scales[1] = {own.node[0].root, own.node[1].root};
@@ -292,72 +220,10 @@ class Chooser {
         fetch(slot, tile + kHeld * kWarps);
         const float2 z = make_float2(bounded(raw.x, low), bounded(raw.y, high));
         to[low] = z.x, to[high] = z.y;
-        const float highest = fmaxf(sum.x, fmaxf(z.x, z.y));
-        sum.y = sum.y * exp2_fast(sum.x - highest) + keys.x * exp2_fast(z.x - highest) +
-                keys.y * exp2_fast(z.y - highest);
-        sum.x = highest;
+        add_to(sum, z, keys);
       }
     }
-    for (int o = 4; o < 32; o *= 2)
-      sum = together(sum, make_float2(__shfl_xor_sync(~0u, sum.x, o), __shfl_xor_sync(~0u, sum.y, o)));
-    if (g == 0) shared().warp_sums[warp_][t] = sum;
-    __syncwarp();
-    __syncthreads();
-  }
-  __device__ float bounded(float z, int entry) const {
-    return entry < entries_ ? fminf(fmaxf(z, -kLargestLogit), kLargestLogit) : -kLargestLogit;
-  }
-  /// Of two highest logits with their sums; the order does not matter.
-  __device__ static float2 together(float2 a, float2 b) {
-    const float highest = fmaxf(a.x, b.x);
-    return make_float2(highest, a.y * exp2_fast(a.x - highest) + b.y * exp2_fast(b.x - highest));
-  }
-
-  /// This block's highest logit and sum of exponentials of each query, to all blocks.
-  __device__ void share_sums(int turn) const {
-    Shared& s = shared();
-    if (tid_ >= kQueries * ranks_) return;
-    const int r = tid_ % kQueries, to = tid_ / kQueries;
-    float2 mine = s.warp_sums[0][r];
-#pragma unroll
-    for (int w = 1; w < kWarps; ++w) mine = together(mine, s.warp_sums[w][r]);
-    send(address_in(&s.sums[turn][rank_][r], to), mine, address_in(&s.of_sums[turn], to));
-  }
-
-  /// From all blocks' sums what makes weights of scores.
-  __device__ void take_sums(int turn) const {
-    Shared& s = shared();
-    if (warp_ < kQueries) {
-      const float2 one = lane_ < ranks_ ? s.sums[turn][lane_][warp_] : make_float2(-kLargestLogit, 0.0f);
-      float highest = one.x;
-      for (int o = 16; o > 0; o /= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, o));
-      float total = one.y * exp2_fast(one.x - highest);
-      for (int o = 16; o > 0; o /= 2) total += __shfl_xor_sync(~0u, total, o);
-      if (lane_ == 0) {
-        s.highest[warp_] = highest;
-        s.factor[warp_] = s.bad[warp_] || !(total > 0.0f) ? 0.0f : weight_ / total;
-      }
-    }
-    __syncthreads();
-  }
-
-  /// What four queries make of a node: the sum of K / (queries of the stretch) exp(z) / sum_j N_j exp(z_j),
-  /// or of the squares of K exp(z) / sum_j N_j exp(z_j) over their number; added to what others made of it.
-  __device__ float weight_of(int entry, bool others) const {
-    const Shared& s = shared();
-    const float* const z = at<float>(plan_.scores) + entry;
-    float sum = others ? at<float>(plan_.weights)[entry] : 0.0f;
-#pragma unroll
-    for (int r = 0; r < kQueries; ++r) {
-      const float one = s.factor[r] * exp2_fast(z[r * plan_.stride] - s.highest[r]);
-      sum += choice().squares ? one * one : one;
-    }
-    return sum;
-  }
-  __device__ void add_weights(bool others) const {
-    for (int entry = tid_; entry < entries_; entry += kThreads)
-      at<float>(plan_.weights)[entry] = weight_of(entry, others);
-    __syncthreads();
+    post_sum(sum);
   }
 
   // What is kept ------------------------------------------------------------------------------------------
@@ -366,12 +232,11 @@ class Chooser {
   /// (or keys) begin, and its place among those that this block keeps. Returns how many of both. A thread has
   /// neighbours, an odd number of them, so that reading is free of bank conflicts.
   __device__ int2 keep(bool others) const {
-    Shared& s = shared();
-    const double threshold = choice().step[level_].threshold;
+    const double threshold = choice_.step[level_].threshold;
     // Numbers that are above the one are above the other.
-    const float least = __double2float_rd(choice().squares ? threshold * threshold : threshold);
-    const int run = (entries_ + kThreads - 1) / kThreads | 1, begin = min(entries_, tid_ * run),
-              end = min(entries_, begin + run);
+    const float least = __double2float_rd(choice_.squares ? threshold * threshold : threshold);
+    const int run = (nodes_ + kThreads - 1) / kThreads | 1, begin = min(nodes_, tid_ * run),
+              end = min(nodes_, begin + run);
     const int2* const node = at<int2>(plan_.nodes);
     unsigned kept = 0;  // a block has room for fewer than 32 nodes a thread
     int2 mine = {};
@@ -379,20 +244,8 @@ class Chooser {
       if (threshold == 0.0 || weight_of(i, others) > least)
         kept |= 1u << (i - begin), ++mine.x, mine.y += node[i].y - node[i].x;
     }
-    int2 up_to = mine;
-#pragma unroll
-    for (int o = 1; o < 32; o *= 2) {
-      const int x = __shfl_up_sync(~0u, up_to.x, o), y = __shfl_up_sync(~0u, up_to.y, o);
-      if (lane_ >= o) up_to.x += x, up_to.y += y;
-    }
-    if (lane_ == 31) s.warp_kept[warp_] = up_to;
-    __syncthreads();
-    int2 before = make_int2(up_to.x - mine.x, up_to.y - mine.y), all = {};
-    for (int w = 0; w < kWarps; ++w) {
-      if (w < warp_) before.x += s.warp_kept[w].x, before.y += s.warp_kept[w].y;
-      all.x += s.warp_kept[w].x, all.y += s.warp_kept[w].y;
-    }
-    const bool last = level_ + 1 == p_.task.levels;
+    int2 all, before = sum_before(mine, all);
+    const bool last = level_ + 1 == task_.levels;
     for (; kept != 0; kept &= kept - 1) {
       const int2 children = node[begin + __ffs(static_cast<int>(kept)) - 1];
       at<int2>(plan_.scores)[before.x++] = make_int2(children.x, before.y);
@@ -400,13 +253,6 @@ class Chooser {
       if (last) ask_for(keys_of_head() + children.x), ask_for(keys_of_head() + children.y - 1);
     }
     return all;
-  }
-  /// To the second-level cache.
-  __device__ static void ask_for(const void* at) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-  }
-  __device__ const std::int32_t* keys_of_head() const {
-    return choice().tables.rows + kv_head_ * choice().tables.most_keys;
   }
 
   /// Children first, first + kThreads, ... of the kept nodes: kAtOnce of them, what is beyond the last is
@@ -431,7 +277,7 @@ class Chooser {
   __device__ void descend(int2 kept) {
     constexpr int kAtOnce = 4;
     __syncthreads();  // the list
-    const ClusterLevelTable& below = p_.task.level[level_ + 1];
+    const ClusterLevelTable& below = task_.level[level_ + 1];
     const char* const rows =
         reinterpret_cast<const char*>(below.rows) + std::int64_t{kv_head_} * below.most_nodes * kRowBytes;
     for (int first = tid_; first < kept.y; first += kAtOnce * kThreads) {
@@ -447,7 +293,7 @@ class Chooser {
         if (kRowBytes > 128) ask_for(row + 128);
       }
     }
-    entries_ = kept.y;
+    nodes_ = kept.y;
     __syncthreads();
   }
 
@@ -458,8 +304,8 @@ class Chooser {
     int before = 0;
     int2 all = {};  // keys, nodes
     for (int r = 0; r < ranks_; ++r) {
-      if (r < rank_) before += shared().found[r].x;
-      all.x += shared().found[r].x, all.y += shared().found[r].y;
+      if (r < rank_) before += found()[r].x;
+      all.x += found()[r].x, all.y += found()[r].y;
     }
     const std::int32_t* const from = keys_of_head();
     for (int first = tid_; first < kept.y; first += kAtOnce * kThreads) {
@@ -468,45 +314,17 @@ class Chooser {
 #pragma unroll
       for (int u = 0; u < kAtOnce; ++u)
         if (first + u * kThreads < kept.y) row[u] = __ldg(from + at[u]);
-      for (int token = 0; token < listed(); ++token) {
-        std::int32_t* const to = rows_of(token) + before;
-#pragma unroll
-        for (int u = 0; u < kAtOnce; ++u)
-          if (first + u * kThreads < kept.y) to[first + u * kThreads] = row[u];
-      }
+      write_rows(row, before, first, kept.y);
     }
-    if (rank_ == ranks_ - 1) add_others(all);
-  }
-  __device__ int listed() const {
-    return min(tokens_, choice().listed);
-  }
-  __device__ std::int64_t list_of(int token) const {
-    return std::int64_t{first_token_ + token} * p_.queries.layout.kv_heads + kv_head_;
-  }
-  __device__ std::int32_t* rows_of(int token) const {
-    return choice().rows + list_of(token) * choice().capacity;
-  }
-  /// Keys [end, window): not in clusters yet, or behind the context.
-  __device__ void add_others(int2 all) const {
-    for (int token = 0; token < listed(); ++token) {
-      const std::int64_t window = p_.queries.tokens[first_token_ + token].position + 1 - choice().window;
-      const int others = static_cast<int>(max(std::int64_t{0}, window - step_.end));
-      std::int32_t* const to = rows_of(token) + all.x;
-      for (int i = tid_; i < others; i += kThreads) to[i] = step_.end + i;
-      if (tid_ > 0) continue;
-      choice().counts[list_of(token)] = all.x + others;
-      if (p_.task.compared != nullptr) p_.task.compared[list_of(token)] = all.y;
-    }
+    if (rank_ < ranks_ - 1) return;
+    add_others(all.x, [&](std::int64_t list) {
+      if (task_.compared != nullptr) task_.compared[list] = all.y;
+    });
   }
 
-  const Params& p_;
+  const ClusterLevelsTask& task_;
   const Plan plan_;
-  char* const memory_;
-  const int ranks_, rank_, kv_head_, first_token_, tokens_, tid_, lane_, warp_;
-  ClusterStep step_;
-  float weight_ = 0.0f;          ///< what all keys count in one query
-  int level_ = 0, entries_ = 0;  ///< nodes of the level that this block compares
-  int pass_ = 0, compared_ = 0;
+  int level_ = 0, pass_ = 0, compared_ = 0;
   Coming coming_[kHeld];
 };
 

@@ -10,19 +10,12 @@
 #include <cstring>
 
 #include "kernels/cuda/check.cuh"
-#include "kernels/cuda/cluster_link.cuh"
-#include "kernels/cuda/cluster_tiles.cuh"
+#include "kernels/cuda/cluster_passes.cuh"
 #include "kernels/cuda/clusters.h"
 
 namespace lode::cuda {
 
 namespace {
-
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kTile = kTileNodes;
-constexpr int kQueries = 4;             // of one pass
-constexpr float kLargestLogit = 1e30f;  // infinities would leave no weight to compare
-constexpr int kMostPieces = 8;
 
 int pieces_of(int head_dim) {
   return (head_dim + kPieceDims - 1) / kPieceDims;
@@ -48,8 +41,8 @@ int ranks_of(int kv_heads, std::int64_t most_nodes) {
 /// A block's shared memory, in bytes from its start.
 struct Plan {
   int tiles = 0;   // most of one block
-  int stride = 0;  // floats from one query's scores to the next's, so that a tile is free of bank conflicts
-  int queries = 0, scores = 0, starts = 0, weights = 0, total = 0;
+  int stride = 0;  // of scores
+  int scores = 0, starts = 0, weights = 0, total = 0;
 
   __host__ __device__ Plan(std::int64_t nodes, int query_bytes, int ranks) {
     tiles = static_cast<int>(((nodes + kTile - 1) / kTile + ranks - 1) / ranks);
@@ -68,26 +61,17 @@ struct Params {
 };
 
 template <int kPieces, CentroidKind kKind, int kRanks>
-class Chooser {
+class Chooser : ClusterPasses {
  public:
   using Own = Tiles<kPieces, kKind>;
 
   __device__ Chooser(const Params& params, char* memory)
-      : p_(params),
-        plan_(params.task.tables.most_nodes, Own::kQueryBytes, kRanks),
-        memory_(memory),
-        rank_(static_cast<int>(blockIdx.x)),
-        kv_head_(static_cast<int>(blockIdx.y)),
-        first_token_(static_cast<int>(blockIdx.z) * params.task.stretch),
-        tokens_(min(params.task.stretch, params.queries.count - first_token_)),
-        tid_(static_cast<int>(threadIdx.x)),
-        lane_(tid_ % 32),
-        warp_(tid_ / 32) {}
+      : Chooser(params.task, params, Plan(params.task.tables.most_nodes, Own::kQueryBytes, kRanks), memory) {}
 
   __device__ void run() {
     if (tid_ == 0) open_inboxes();
     __syncwarp();  // for racecheck, to which a barrier's opening is the warp's
-    if (tid_ == 0) expect_messages();
+    if (tid_ == 0) expect_messages(4);
     __syncwarp();
     take_tables();
     fetch_first();
@@ -96,24 +80,19 @@ class Chooser {
     wait_for_predecessor();
     release_successor();
     wait_for_cluster();
-    const int rows = tokens_ * p_.group;
-    const float share = static_cast<float>(step_.end - step_.begin);
-    weight_ = share / (p_.task.squares ? sqrtf(static_cast<float>(rows)) : static_cast<float>(rows));
+    take_weight();
+    const int rows = query_rows();
     for (int row = 0;; row += kQueries) {
       if (row > 0) fetch_first();
-      take_queries(row, rows);
+      take_queries<Own, kPieces>(row, rows);
       score();
-      const int pass = row / kQueries, turn = pass % 2;
-      share_sums(turn);
-      if (pass > 1 && tid_ == 0) expect(&shared().of_sums[turn], kSumBytes);
-      wait_for(&shared().of_sums[turn], static_cast<unsigned>(pass / 2 % 2));
-      take_sums(turn);
+      exchange_sums(row / kQueries);
       if (row + kQueries >= rows) break;
       add_weights(row > 0);
     }
     const int2 mine = keep(rows > kQueries);
     if (tid_ < kRanks)
-      send(address_in(shared().kept_keys + rank_, tid_), static_cast<unsigned>(mine.y),
+      send(address_in(kept_keys() + rank_, tid_), static_cast<unsigned>(mine.y),
            address_in(&shared().of_keys, tid_));
     __syncthreads();  // the list, which all threads have written and will read
     wait_for(&shared().of_keys);
@@ -125,40 +104,23 @@ class Chooser {
   static constexpr int kHeld =          // tiles that a warp has on the way at once
       std::clamp(kMostHeld / Own::kLayout.fours, 1, 4);
   static constexpr int kFewKeys = 4 * kThreads;
-  struct Shared {
-    QueryUnits units[kQueries];
-    int bad[kQueries];  ///< a query that has no say
-    float2 warp_sums[kWarps][kQueries];
-    float2 sums[2][kRanks][kQueries];  ///< of each block: highest logit, sum of exponentials
-    float highest[kQueries], factor[kQueries];
-    int2 warp_kept[kWarps];  ///< nodes, keys
-    int kept_keys[kRanks];
-    Inbox of_sums[2], of_keys;  ///< sums of passes by turns
-  };
-  static constexpr unsigned kSumBytes = kRanks * kQueries * 8;
-  __device__ static Shared& shared() {
-    __shared__ Shared shared;
-    return shared;
-  }
-  __device__ static void open_inboxes() {
-    Shared& s = shared();
-    open_inbox(&s.of_sums[0]), open_inbox(&s.of_sums[1]), open_inbox(&s.of_keys);
-    publish_inboxes();
-  }
-  __device__ static void expect_messages() {
-    Shared& s = shared();
-    expect(&s.of_sums[0], kSumBytes), expect(&s.of_sums[1], kSumBytes), expect(&s.of_keys, kRanks * 4);
-  }
-  template <class T>
-  __device__ T* at(int offset) const {
-    return reinterpret_cast<T*>(memory_ + offset);
+
+  __device__ Chooser(const ClusterChoiceTask& task, const Params& params, const Plan& plan, char* memory)
+      : ClusterPasses(task, params.queries, params.group, {plan.stride, plan.scores, plan.weights}, kRanks,
+                      memory),
+        plan_(plan) {}
+
+  /// Keys, of each block.
+  __device__ static int* kept_keys() {
+    __shared__ int keys[kRanks];
+    return keys;
   }
 
   /// This block's share of the nodes, and where their keys begin.
   __device__ void take_tables() {
-    const ClusterTables& tables = p_.task.tables;
-    step_ = *p_.task.step;
-    const double least = p_.task.squares ? step_.threshold * step_.threshold : step_.threshold;
+    const ClusterTables& tables = choice_.tables;
+    step_ = *choice_.step;
+    const double least = choice_.squares ? step_.threshold * step_.threshold : step_.threshold;
     least_ = __double2float_rd(least);  // numbers that are above the one are above the other
     const std::int32_t* const of_parts = tables.nodes + kv_head_ * (tables.most_parts + 1);
     int nodes = of_parts[tables.most_parts];  // beside the step: all parts count but after a roll back
@@ -186,42 +148,10 @@ class Chooser {
     for (int slot = 0; slot < kHeld; ++slot) fetch(slot, warp_ + slot * kWarps);
   }
 
-  /// A warp for each of up to four queries from `row` on.
-  __device__ void take_queries(int row, int rows) {
-    const int d = p_.queries.layout.head_dim, planes = (d + 1) / 2;
-    if (warp_ < kQueries) {
-      const int own = row + warp_, token = first_token_ + own / p_.group;
-      const float* const q =
-          p_.queries.q +
-          (std::int64_t{token} * p_.queries.query_heads + kv_head_ * p_.group + own % p_.group) * d;
-      float x[kPieces], partner[kPieces];
-      unsigned most = 0;  // NaN counts as more than infinity
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i) {
-        const int c = i * kPieceDims + lane_;
-        x[i] = own < rows && c < d ? q[c] : 0.0f;
-        partner[i] = Own::kHasSpreads && own < rows && c < planes && c + planes < d ? q[c + planes] : 0.0f;
-        most = max(most, __float_as_uint(fabsf(x[i])));
-      }
-      const float peak = __uint_as_float(__reduce_max_sync(~0u, most));
-      const bool bad = !(peak < INFINITY);
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i) x[i] = bad ? 0.0f : x[i], partner[i] = bad ? 0.0f : partner[i];
-      const float by = Own::put(at<char>(plan_.queries), warp_, lane_, x, partner, bad ? 0.0f : peak);
-      if (lane_ == 0) {
-        const float unit = by > 0.0f ? p_.queries.scale / by : 0.0f;
-        shared().bad[warp_] = bad || own >= rows;
-        shared().units[warp_] = {.logit = unit * kLog2e * p_.task.tables.scales[kv_head_],
-                                 .deviation = unit * Own::kRootOfSquares};
-      }
-    }
-    __syncthreads();
-  }
-
   /// Logits of this block's nodes; of each warp the highest and the sum of exponentials.
   __device__ void score() {
     const int g = lane_ / 4, t = lane_ % 4;
-    const auto asked = Own::ask(at<char>(plan_.queries), lane_);
+    const auto asked = Own::ask(memory_, lane_);
     const QueryUnits units = shared().units[t];
     float* const to = at<float>(plan_.scores) + t * plan_.stride;
     float2 sum = make_float2(-kLargestLogit, 0.0f);
@@ -237,79 +167,16 @@ class Chooser {
         const float2 z = make_float2(bounded(raw.x, low), bounded(raw.y, high));
         if (low < nodes_) to[low] = z.x;
         if (high < nodes_) to[high] = z.y;
-        const float highest = fmaxf(sum.x, fmaxf(z.x, z.y));
-        sum.y = sum.y * exp2_fast(sum.x - highest) + keys.x * exp2_fast(z.x - highest) +
-                keys.y * exp2_fast(z.y - highest);
-        sum.x = highest;
+        add_to(sum, z, keys);
       }
     }
-    for (int o = 4; o < 32; o *= 2)
-      sum = together(sum, make_float2(__shfl_xor_sync(~0u, sum.x, o), __shfl_xor_sync(~0u, sum.y, o)));
-    if (g == 0) shared().warp_sums[warp_][t] = sum;
-    __syncwarp();
-    __syncthreads();
-  }
-  __device__ float bounded(float z, int node) const {
-    return node < nodes_ ? fminf(fmaxf(z, -kLargestLogit), kLargestLogit) : -kLargestLogit;
-  }
-  /// Of two highest logits with their sums; the order does not matter.
-  __device__ static float2 together(float2 a, float2 b) {
-    const float highest = fmaxf(a.x, b.x);
-    return make_float2(highest, a.y * exp2_fast(a.x - highest) + b.y * exp2_fast(b.x - highest));
-  }
-
-  /// This block's highest logit and sum of exponentials of each query, to all blocks.
-  __device__ void share_sums(int turn) {
-    Shared& s = shared();
-    if (tid_ >= kQueries * kRanks) return;
-    const int r = tid_ % kQueries, to = tid_ / kQueries;
-    float2 mine = s.warp_sums[0][r];
-#pragma unroll
-    for (int w = 1; w < kWarps; ++w) mine = together(mine, s.warp_sums[w][r]);
-    send(address_in(&s.sums[turn][rank_][r], to), mine, address_in(&s.of_sums[turn], to));
-  }
-
-  /// From all blocks' sums what makes weights of scores.
-  __device__ void take_sums(int turn) {
-    Shared& s = shared();
-    if (warp_ < kQueries) {
-      const float2 one = lane_ < kRanks ? s.sums[turn][lane_][warp_] : make_float2(-kLargestLogit, 0.0f);
-      float highest = one.x;
-      for (int o = 16; o > 0; o /= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, o));
-      float total = one.y * exp2_fast(one.x - highest);
-      for (int o = 16; o > 0; o /= 2) total += __shfl_xor_sync(~0u, total, o);
-      if (lane_ == 0) {
-        s.highest[warp_] = highest;
-        s.factor[warp_] = s.bad[warp_] || !(total > 0.0f) ? 0.0f : weight_ / total;
-      }
-    }
-    __syncthreads();
-  }
-
-  /// What four queries make of a node: the sum of K / (queries of the stretch) exp(z) / sum_j N_j exp(z_j),
-  /// or of the squares of K exp(z) / sum_j N_j exp(z_j) over their number; added to what others made of it.
-  __device__ float weight_of(int node, bool others) const {
-    const Shared& s = shared();
-    const float* const z = at<float>(plan_.scores) + node;
-    float sum = others ? at<float>(plan_.weights)[node] : 0.0f;
-#pragma unroll
-    for (int r = 0; r < kQueries; ++r) {
-      const float one = s.factor[r] * exp2_fast(z[r * plan_.stride] - s.highest[r]);
-      sum += p_.task.squares ? one * one : one;
-    }
-    return sum;
-  }
-  __device__ void add_weights(bool others) const {
-    for (int node = tid_; node < nodes_; node += kThreads)
-      at<float>(plan_.weights)[node] = weight_of(node, others);
-    __syncthreads();
+    post_sum(sum);
   }
 
   /// The nodes above the threshold, closed up, in the place of the scores: where each one's keys begin, and
   /// its place among the keys that this block keeps. Returns how many nodes and keys. A thread has
   /// neighbours, an odd number of them, so that reading is free of bank conflicts.
-  __device__ int2 keep(bool others) {
-    Shared& s = shared();
+  __device__ int2 keep(bool others) const {
     const int run = (nodes_ + kThreads - 1) / kThreads | 1, begin = min(nodes_, tid_ * run),
               end = min(nodes_, begin + run);
     unsigned kept = 0;  // a block has room for fewer than 32 nodes a thread
@@ -318,21 +185,9 @@ class Chooser {
       if (step_.threshold == 0.0 || weight_of(node, others) > least_)
         kept |= 1u << (node - begin), ++mine.x, mine.y += keys_of(node);
     }
-    int2 up_to = mine;
-#pragma unroll
-    for (int o = 1; o < 32; o *= 2) {
-      const int x = __shfl_up_sync(~0u, up_to.x, o), y = __shfl_up_sync(~0u, up_to.y, o);
-      if (lane_ >= o) up_to.x += x, up_to.y += y;
-    }
-    if (lane_ == 31) s.warp_kept[warp_] = up_to;
-    __syncthreads();
-    int2 before = make_int2(up_to.x - mine.x, up_to.y - mine.y), all = {};
-    for (int w = 0; w < kWarps; ++w) {
-      if (w < warp_) before.x += s.warp_kept[w].x, before.y += s.warp_kept[w].y;
-      all.x += s.warp_kept[w].x, all.y += s.warp_kept[w].y;
-    }
+    int2 all, before = sum_before(mine, all);
     int2* const list = at<int2>(plan_.scores);
-    const std::int32_t* const rows = rows_of_head();
+    const std::int32_t* const rows = keys_of_head();
     for (; kept != 0; kept &= kept - 1) {
       const int node = begin + __ffs(static_cast<int>(kept)) - 1, first = at<int>(plan_.starts)[node],
                 keys = keys_of(node);
@@ -342,13 +197,6 @@ class Chooser {
     }
     return all;
   }
-  /// To the second-level cache.
-  __device__ static void ask_for(const void* at) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-  }
-  __device__ const std::int32_t* rows_of_head() const {
-    return p_.task.tables.rows + kv_head_ * p_.task.tables.most_keys;
-  }
 
   /// The keys of this block's kept nodes to the lists of all tokens of the stretch, behind those of the
   /// blocks before it; the last block adds the keys that are in no cluster.
@@ -356,11 +204,11 @@ class Chooser {
   __device__ void write_lists(int kept, int keys) const {
     int before = 0, all = 0;
     for (int r = 0; r < kRanks; ++r) {
-      if (r < rank_) before += shared().kept_keys[r];
-      all += shared().kept_keys[r];
+      if (r < rank_) before += kept_keys()[r];
+      all += kept_keys()[r];
     }
     const int2* const list = at<int2>(plan_.scores);
-    const std::int32_t* const from = rows_of_head();
+    const std::int32_t* const from = keys_of_head();
     int steps = 0;
     while (1 << steps < kept) ++steps;
     for (int first = tid_; first < keys; first += kAtOnce * kThreads) {
@@ -377,44 +225,15 @@ class Chooser {
         const int i = first + u * kThreads;
         if (i < keys) row[u] = __ldg(from + list[low[u]].x + i - list[low[u]].y);
       }
-      for (int token = 0; token < listed(); ++token) {
-        std::int32_t* const to = rows_of(token) + before;
-#pragma unroll
-        for (int u = 0; u < kAtOnce; ++u)
-          if (first + u * kThreads < keys) to[first + u * kThreads] = row[u];
-      }
+      write_rows(row, before, first, keys);
     }
-    if (rank_ == kRanks - 1) add_others(all);
-  }
-  __device__ int listed() const {
-    return min(tokens_, p_.task.listed);
-  }
-  __device__ std::int64_t list_of(int token) const {
-    return std::int64_t{first_token_ + token} * p_.queries.layout.kv_heads + kv_head_;
-  }
-  __device__ std::int32_t* rows_of(int token) const {
-    return p_.task.rows + list_of(token) * p_.task.capacity;
+    if (rank_ == kRanks - 1) add_others(all, [](std::int64_t) {});
   }
 
-  /// Keys [end, window): not in clusters yet, or behind the context.
-  __device__ void add_others(int count) const {
-    for (int token = 0; token < listed(); ++token) {
-      const std::int64_t window = p_.queries.tokens[first_token_ + token].position + 1 - p_.task.window;
-      const int others = static_cast<int>(max(std::int64_t{0}, window - step_.end));
-      std::int32_t* const to = rows_of(token) + count;
-      for (int i = tid_; i < others; i += kThreads) to[i] = step_.end + i;
-      if (tid_ == 0) p_.task.counts[list_of(token)] = count + others;
-    }
-  }
-
-  const Params& p_;
   const Plan plan_;
-  char* const memory_;
-  const int rank_, kv_head_, first_token_, tokens_, tid_, lane_, warp_;
-  ClusterStep step_;
-  float least_ = 0.0f, weight_ = 0.0f;  ///< a kept node's sum is above; what all keys count in one query
-  const char* centroids_ = nullptr;     ///< of this block's first tile
-  int tiles_ = 0, nodes_ = 0;           ///< of this block
+  float least_ = 0.0f;               ///< a kept node's sum is above
+  const char* centroids_ = nullptr;  ///< of this block's first tile
+  int tiles_ = 0;                    ///< of this block
   typename Own::Held held_[kHeld];
 };
 
