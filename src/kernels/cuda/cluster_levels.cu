@@ -19,6 +19,7 @@ namespace {
 
 constexpr int kHeld = 2;           // tiles that a warp has on the way at once
 constexpr int kFewEntries = 1024;  // more keep memory busy without being asked for early
+constexpr int kRoom = 200 << 10;   // of a block's shared memory
 
 /// Compiled for these.
 int pieces_compiled(int head_dim) {
@@ -394,11 +395,13 @@ void pack_cluster_rows(const ByteCentroids& nodes, int head_dim, std::byte* to) 
 
 std::span<const int> cluster_level_ranks(int kv_heads) {
   static constexpr int kAll[] = {4, 8, 16};
-  return std::span(kAll).subspan(kv_heads <= 8 ? 2 : kv_heads <= 16 ? 1 : 0);
+  static const bool sixteen =
+      can_place(choose_levels_kernel<kMostPieces, CentroidKind::q8_spreads>, 16, kThreads, kRoom);
+  const auto all = std::span(kAll).first(sixteen ? 3 : 2);
+  return all.subspan(kv_heads <= 8 ? all.size() - 1 : kv_heads <= 16 ? 1 : 0);
 }
 
 bool fits_cluster_levels(std::int64_t most_entries, int head_dim) {
-  constexpr int kRoom = 200 << 10;
   return head_dim <= kMostPieces * kPieceDims && most_entries <= kRoom &&
          Plan(static_cast<int>(most_entries), kMostPieces * 512).total <= kRoom;
 }

@@ -44,8 +44,8 @@ void pack_cluster_rows(std::span<const std::uint16_t> halves /*[nodes, d]*/, int
 /// Scales are left out: they are ClusterNode's.
 void pack_cluster_rows(const ByteCentroids& nodes, int head_dim, std::byte* to);
 
-/// Blocks that share a KV head, the fewest first: the choice is to take the first for which all nodes fit
-/// (fits_cluster_levels).
+/// Blocks that share a KV head, as many as this GPU places, the fewest first: the choice is to take the first
+/// for which all nodes fit (fits_cluster_levels).
 std::span<const int> cluster_level_ranks(int kv_heads);
 bool fits_cluster_levels(std::int64_t most_entries, int head_dim);
 

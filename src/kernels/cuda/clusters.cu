@@ -17,6 +17,8 @@ namespace lode::cuda {
 
 namespace {
 
+constexpr int kRoom = 200 << 10;  // of a block's shared memory
+
 int pieces_of(int head_dim) {
   return (head_dim + kPieceDims - 1) / kPieceDims;
 }
@@ -29,13 +31,6 @@ int pieces_compiled(int head_dim) {
 std::int64_t room_for(std::int64_t most_nodes, int ranks) {
   constexpr std::int64_t kNodeBytes = 32, kBesides = 8 << 10;
   return (most_nodes / ranks + kTile) * kNodeBytes + kBesides;
-}
-/// Such that all blocks run at once. By the index alone: sums of another cut differ in their last bits, and a
-/// choice must not depend on how many queries come together.
-int ranks_of(int kv_heads, std::int64_t most_nodes) {
-  constexpr std::int64_t kRoom = 200 << 10;
-  if (kv_heads <= 8) return 16;
-  return kv_heads <= 16 || room_for(most_nodes, 4) > kRoom ? 8 : 4;
 }
 
 /// A block's shared memory, in bytes from its start.
@@ -244,6 +239,15 @@ __global__ void __launch_bounds__(kThreads, kPieces <= 4 ? 2 : 1)
   extern __shared__ __align__(128) char memory[];
   Chooser<kPieces, kKind, kRanks>(p, memory).run();
 #endif
+}
+
+/// Such that all blocks run at once. By the GPU and the index alone: sums of another cut differ in their last
+/// bits, and a choice must not depend on how many queries come together.
+int ranks_of(int kv_heads, std::int64_t most_nodes) {
+  static const bool sixteen =
+      can_place(choose_kernel<kMostPieces, CentroidKind::q8_spreads, 16>, 16, kThreads, kRoom);
+  if (kv_heads <= 8) return sixteen ? 16 : 8;
+  return kv_heads <= 16 || room_for(most_nodes, 4) > kRoom ? 8 : 4;
 }
 
 template <int kPieces, CentroidKind kKind, int kRanks>
