@@ -11,6 +11,7 @@
 #include "kernels/cuda/attend_runs.h"
 #include "kernels/cuda/attend_share.h"
 #include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/scan.cuh"
 
 namespace lode::cuda {
 
@@ -56,12 +57,7 @@ __device__ int find_starts(const RowRun* runs, int count, int* starts, int* shif
   for (int i = 0; i < 2; ++i)
     if (2 * static_cast<int>(threadIdx.x) + i < count)
       run[i] = __ldcg(reinterpret_cast<const int2*>(runs) + 2 * threadIdx.x + i);
-  int up_to = run[0].y + run[1].y;
-#pragma unroll
-  for (int o = 1; o < 32; o *= 2) {
-    const int other = __shfl_up_sync(~0u, up_to, o);
-    if (lane >= o) up_to += other;
-  }
+  const int up_to = sum_up_to(run[0].y + run[1].y, lane);
   if (lane == 31) of_warps[warp] = up_to;
   __syncthreads();
   int start = up_to - run[0].y - run[1].y, all = 0;
@@ -186,11 +182,7 @@ __global__ void __launch_bounds__(kListThreads)
   std::int64_t before = 0;  // keys of the stretches in front of these
   for (int first = 0; first < runs.count; first += kListThreads) {
     const int count = first + tid < runs.count ? all[first + tid].count : 0;
-    int up_to = count;
-    for (int o = 1; o < 32; o *= 2) {
-      const int other = __shfl_up_sync(~0u, up_to, o);
-      if (lane >= o) up_to += other;
-    }
+    const int up_to = sum_up_to(count, lane);
     if (lane == 31) of_warps[warp] = up_to;
     __syncthreads();
     int in_front = 0, sum = 0;

@@ -18,6 +18,7 @@
 
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/cluster_attend.cuh"
+#include "kernels/cuda/scan.cuh"
 #include "kernels/cuda/signatures.h"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -364,12 +365,7 @@ class Near {
     int mine = 0;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) mine += here[i];
-    int up_to = mine;
-#pragma unroll
-    for (int o = 1; o < 32; o *= 2) {
-      const int other = __shfl_up_sync(~0u, up_to, o);
-      if (lane_ >= o) up_to += other;
-    }
+    const int up_to = sum_up_to(mine, lane_);
     const unsigned enough = __ballot_sync(~0u, up_to >= budget);
     const int at = enough == 0 ? 31 : __ffs(static_cast<int>(enough)) - 1;
     int nearer = up_to - mine, level = lane_ * kEach, ties = 0;
@@ -430,12 +426,7 @@ class Near {
         near |= below << 8 * u, tie |= (at_most(x, level) ^ below) << 8 * u;
       }
       const unsigned own = static_cast<unsigned>(__popc(near) | __popc(tie) << 16);
-      unsigned up_to = own;
-#pragma unroll
-      for (int o = 1; o < 32; o *= 2) {
-        const unsigned other = __shfl_up_sync(~0u, up_to, o);
-        if (lane_ >= o) up_to += other;
-      }
+      const unsigned up_to = sum_up_to(own, lane_);
       int tie_at = ties + static_cast<int>((up_to - own) >> 16);
       int place = nearer + static_cast<int>((up_to - own) & 0xffff) + max(0, tie_at - skipped_);
       for (unsigned rest = near | tie; rest != 0; rest &= rest - 1) {

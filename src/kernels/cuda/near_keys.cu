@@ -16,6 +16,7 @@
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/scan.cuh"
 #include "kernels/cuda/signatures.h"
 
 namespace lode::cuda {
@@ -323,14 +324,8 @@ struct Eight<std::uint16_t> {
   }
 };
 
-/// Inclusive sum over a warp.
 __device__ __forceinline__ unsigned scanned(unsigned x) {
-#pragma unroll
-  for (int o = 1; o < 32; o *= 2) {
-    const unsigned other = __shfl_up_sync(~0u, x, o);
-    if (static_cast<int>(threadIdx.x) % 32 >= o) x += other;
-  }
-  return x;
+  return sum_up_to(x, static_cast<int>(threadIdx.x) % 32);
 }
 
 /// Finds the level where the list ends from the cluster's counts, which lie in every block's `levels`. `sums`

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/load.cuh"
+#include "kernels/cuda/scan.cuh"
 #include "kernels/cuda/select.h"
 #include "kernels/cuda/select_cluster.cuh"
 
@@ -120,14 +121,8 @@ __device__ __forceinline__ unsigned before_warp(unsigned mine, unsigned* total) 
   *total = __reduce_add_sync(~0u, one);
   return __reduce_add_sync(~0u, lane < warp ? one : 0);
 }
-/// Inclusive sum over a warp.
 __device__ __forceinline__ unsigned up_to(unsigned mine) {
-#pragma unroll
-  for (unsigned o = 1; o < 32; o *= 2) {
-    const unsigned other = __shfl_up_sync(~0u, mine, o);
-    if (threadIdx.x % 32 >= o) mine += other;
-  }
-  return mine;
+  return sum_up_to(mine, static_cast<int>(threadIdx.x % 32));
 }
 
 struct Found {
