@@ -21,6 +21,7 @@
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/classifier_parts.cuh"
 #include "kernels/cuda/cluster_link.cuh"
+#include "kernels/cuda/scan.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #pragma nv_diag_suppress 177  // the kernel is empty there, and what it uses is not
@@ -621,12 +622,7 @@ class Chooser {
           in |= is_chosen(key < unlisted ? labels()[listed_ + key] : -1) << i;
         }
       }
-      int up_to = __popc(in);
-#pragma unroll
-      for (int o = 1; o < 32; o *= 2) {
-        const int other = __shfl_up_sync(~0u, up_to, o);
-        if (lane_ >= o) up_to += other;
-      }
+      const int up_to = sum_up_to(__popc(in), lane_);
       if (lane_ == 31) of_warps[warp_] = up_to;
       __syncthreads();
       int place = count + up_to - __popc(in);
