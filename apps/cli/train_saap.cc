@@ -20,7 +20,7 @@ struct TrainSaapFlags {
   ModelFlags model;
   std::string output, checkpoint, from;
   std::vector<std::string> texts;
-  std::string switch_at, tokens = "16k", filter = "both", variant = "mlp", type = "f16";
+  std::string switch_at, tokens = "16k", filter = "both", variant = "mlp", keys = "kmeans", type = "f16";
   std::int64_t prompts = 0;
   double held_out = 0.1;
   bool constant_rate = false;
@@ -55,6 +55,7 @@ std::vector<Prompt> read_prompts(const TrainSaapFlags& flags, const Model& model
 SaapSettings settings_of(const TrainSaapFlags& flags, const std::vector<Prompt>& prompts) {
   SaapSettings settings = flags.settings;
   settings.residual = flags.variant == "residual";
+  settings.train_keys = flags.keys == "trained";
   settings.type = parse_dtype(flags.type);
   settings.filter.pairs = flags.filter == "both" || flags.filter == "pairs";
   settings.filter.queries = flags.filter == "both" || flags.filter == "queries";
@@ -62,6 +63,13 @@ SaapSettings settings_of(const TrainSaapFlags& flags, const std::vector<Prompt>&
   settings.from = flags.from;
   if (settings.add_network && flags.from.empty())
     throw InputError("--add-network: expected the artefact to add a network to (--from), found none");
+  if (settings.train_keys && (!flags.from.empty() || settings.balance > 0))
+    throw InputError(
+        "--keys trained: expected neither --from nor --balance beside it, whose buckets it would "
+        "replace, found one");
+  if (settings.adapt && (flags.from.empty() || settings.add_network))
+    throw InputError(
+        "--adapt: expected the artefact to fine-tune (--from) and no --add-network, found otherwise");
   if (!flags.switch_at.empty() && !settings.add_network)
     throw InputError("--switch-at: expected --add-network beside it, found none");
   const auto share = static_cast<std::int64_t>(flags.held_out * static_cast<double>(prompts.size()));
@@ -91,6 +99,10 @@ std::vector<SaapStretch> stretches_of(const TrainSaapFlags& flags, const std::st
   return stretches;
 }
 
+std::string shares_of(const SaapCaptured& captured) {
+  return fmt::format("{:.3f} {:.3f} {:.3f}", captured[0], captured[1], captured[2]);
+}
+
 std::string table_of(const std::vector<SaapHeadReport>& heads, std::int64_t probes) {
   std::string text = fmt::format(
       "on held-out prompts; mass: of the attention on far keys, the share in {} buckets; keys: the share of "
@@ -101,6 +113,14 @@ std::string table_of(const std::vector<SaapHeadReport>& heads, std::int64_t prob
     text += fmt::format("{:>5} {:>4} {:>9} {:>8.4f} {:>8.4f} {:>8.4f} {:>13.4f} {:>13.4f} {:>10.4f}\n",
                         h.layer, h.head, h.held_out, h.loss, h.mass, h.selectivity, h.kmeans_mass,
                         h.kmeans_selectivity, h.best_mass);
+  }
+  text += fmt::format(
+      "\nshare of that attention in the best 2, 5 and 10 % of the far keys, by probability / sqrt(keys), by "
+      "q . centroid, and at most\n\n{:>5} {:>4} {:>8} {:>20} {:>20} {:>20}\n",
+      "layer", "head", "gain", "f_q", "k-means", "at most");
+  for (const SaapHeadReport& h : heads) {
+    text += fmt::format("{:>5} {:>4} {:>8.4f} {:>20} {:>20} {:>20}\n", h.layer, h.head, h.gain,
+                        shares_of(h.captured), shares_of(h.kmeans_captured), shares_of(h.best_captured));
   }
   return text;
 }
@@ -153,6 +173,17 @@ void add_network_flags(CLI::App& verb, TrainSaapFlags& flags) {
   SaapSettings& s = flags.settings;
   verb.add_option("--variant", flags.variant, "mlp: two layers; residual: a linear path beside them")
       ->check(CLI::IsMember({"mlp", "residual"}));
+  verb.add_option("--keys", flags.keys,
+                  "what assigns keys to buckets: kmeans, the nearest centroid; trained, a classifier that is "
+                  "learned jointly with one of queries")
+      ->check(CLI::IsMember({"kmeans", "trained"}));
+  verb.add_option("--key-hidden", s.key_hidden, "width of the key classifier's hidden layer; 0 = --hidden")
+      ->check(whole_number(0, 1 << 16));
+  verb.add_option("--key-steps", s.key_steps, "of its optimiser")->check(whole_number(1, 1 << 30));
+  verb.add_option("--key-sample", s.key_sample, "keys of each prompt that it learns from, about")
+      ->check(whole_number(2, 1 << 24));
+  verb.add_option("--key-queries", s.key_queries, "queries of each prompt and KV head beside them")
+      ->check(whole_number(2, 1 << 20));
   verb.add_option("--balance", s.balance, "evenness of the buckets: 0 plain k-means, 1 as even as can be")
       ->check(number(0.0, 1.0));
   verb.add_option("--dense-layers", s.dense_layers, "first layers that are not trained")
@@ -187,6 +218,10 @@ void add_data_flags(CLI::App& verb, TrainSaapFlags& flags) {
       ->check(whole_number(0, 1 << 24));
   verb.add_option("--shifted", s.shifted, "share of the queries that --shift is for")
       ->check(number(0.0, 1.0));
+  verb.add_option(
+          "--shift-to", s.shift_to,
+          "last position that queries are scored from under --shift, whatever the prompt's length; 0 = none")
+      ->check(whole_number(0, 1 << 24));
   verb.add_option("--key-prompts", s.key_prompts,
                   "prompts whose keys are clustered, spread over all; 0 = all")
       ->check(whole_number(0, 1 << 30));
@@ -197,6 +232,12 @@ void add_data_flags(CLI::App& verb, TrainSaapFlags& flags) {
       ->check(whole_number(1, 1 << 30));
   verb.add_option("--distance", s.filter.distance, "how far the best key of a query must be")
       ->check(whole_number(0, 1 << 30));
+  verb.add_flag("--adapt", s.adapt,
+                "fine-tune --from to the current prompt, the only one: train on its queries before the last "
+                "--late-tokens, test on those");
+  verb.add_flag("--test-as-asked", s.test_as_asked,
+                "held-out queries see the far keys before them, whatever --filter and --causal say, so that "
+                "variants are tested alike");
   verb.add_flag("--causal", s.filter.causal,
                 "queries see the keys before them only, not all of their prompt");
 }

@@ -33,15 +33,10 @@ bool passes(std::span<const float> scores, std::int64_t position, const SaapFilt
 /// The row of A H_k: softmax over the far keys, summed by bucket.
 void fill_target(std::span<const float> scores, const SaapFilter::Ranges& far,
                  std::span<const std::int32_t> labels, std::vector<double>& sums, std::span<float> target) {
-  float most = -std::numeric_limits<float>::infinity();
-  const auto each = [&](const auto& body) {
-    for (std::int64_t k = far.begin; k < far.first_end; ++k) body(static_cast<std::size_t>(k));
-    for (std::int64_t k = far.second_begin; k < far.end; ++k) body(static_cast<std::size_t>(k));
-  };
-  each([&](std::size_t k) { most = std::max(most, scores[k]); });
+  const float most = best_score(scores, far);
   sums.assign(target.size(), 0.0);
   double total = 0.0;
-  each([&](std::size_t k) {
+  far.for_each([&](std::size_t k) {
     const float weight = std::exp(scores[k] - most);
     sums[static_cast<std::size_t>(labels[k])] += weight;
     total += weight;
@@ -96,23 +91,34 @@ std::vector<std::int64_t> count_labels(std::span<const std::int32_t> labels, std
   return counts;
 }
 
-SaapKeys read_saap_keys(const KvRows& kv, const Rope& rope, const BucketNet& keys, std::int64_t sink,
-                        const SaapLabeller& label) {
-  const std::int64_t d = kv.d;
-  SaapKeys read = {.rotated = std::vector<float>(static_cast<std::size_t>(kv.rows * d)),
-                   .labels = std::vector<std::int32_t>(static_cast<std::size_t>(kv.rows)),
-                   .counts = {}};
-  std::vector<float> plain(read.rotated.size());  // [n, d] before RoPE
+SaapRows read_saap_rows(const KvRows& kv, const Rope& rope) {
+  const auto numbers = static_cast<std::size_t>(kv.rows * kv.d);
+  SaapRows rows = {.rotated = std::vector<float>(numbers), .plain = std::vector<float>(numbers)};
   for (std::int64_t row = 0; row < kv.rows; ++row) {
     const auto key_of = [&](std::vector<float>& all) {
-      return std::span(all).subspan(static_cast<std::size_t>(row * d), static_cast<std::size_t>(d));
+      return std::span(all).subspan(static_cast<std::size_t>(row * kv.d), static_cast<std::size_t>(kv.d));
     };
-    read_stored_keys({&kv, 1}, static_cast<Position>(row), nullptr, key_of(read.rotated));
-    read_stored_keys({&kv, 1}, static_cast<Position>(row), &rope, key_of(plain));
+    read_stored_keys({&kv, 1}, static_cast<Position>(row), nullptr, key_of(rows.rotated));
+    read_stored_keys({&kv, 1}, static_cast<Position>(row), &rope, key_of(rows.plain));
   }
-  label(keys, {plain.data(), kv.rows, d}, read.labels);
+  return rows;
+}
+
+SaapKeys read_saap_keys(const KvRows& kv, const Rope& rope, const BucketNet& keys, std::int64_t sink,
+                        const SaapLabeller& label) {
+  SaapRows rows = read_saap_rows(kv, rope);
+  SaapKeys read = {.rotated = std::move(rows.rotated),
+                   .labels = std::vector<std::int32_t>(static_cast<std::size_t>(kv.rows)),
+                   .counts = {}};
+  label(keys, {rows.plain.data(), kv.rows, kv.d}, read.labels);
   read.counts = count_labels(read.labels, keys.buckets, sink);
   return read;
+}
+
+float best_score(std::span<const float> scores, const SaapFilter::Ranges& far) {
+  float most = -std::numeric_limits<float>::infinity();
+  far.for_each([&](std::size_t k) { most = std::max(most, scores[k]); });
+  return most;
 }
 
 std::vector<float> scored_queries(std::span<const float> q, std::span<const Position> positions,
@@ -127,16 +133,13 @@ std::vector<float> scored_queries(std::span<const float> q, std::span<const Posi
   return turned;
 }
 
-std::int64_t add_saap_examples(const SaapCandidates& candidates, const SaapKeys& keys, const Rope& rope,
-                               float scale, const SaapFilter& filter, std::int64_t wanted,
-                               SaapExamples& examples) {
-  const auto all = std::ssize(candidates.positions), n = std::ssize(keys.labels);
-  const std::int64_t d = all == 0 ? 0 : std::ssize(candidates.q) / all;
-  const std::int64_t limit = examples.count() + wanted;
-  std::vector<float> scores(static_cast<std::size_t>(kBlock * n)), target(keys.counts.size());
-  std::vector<double> sums;
+std::int64_t for_each_scored(const SaapCandidates& candidates, Matrix<const float> rotated_keys,
+                             const Rope& rope, float scale, const SaapFilter& filter, std::int64_t wanted,
+                             const SaapScored& body) {
+  const std::int64_t all = std::ssize(candidates.positions), n = rotated_keys.rows, d = rotated_keys.cols;
+  std::vector<float> scores(static_cast<std::size_t>(kBlock * n));
   std::int64_t at = 0;
-  for (; at < all && examples.count() < limit; at += kBlock) {
+  for (; at < all && wanted > 0; at += kBlock) {
     const std::int64_t some = std::min(kBlock, all - at);
     const auto part = [&](const auto& from, std::int64_t width) {
       return std::span(from).subspan(static_cast<std::size_t>(at * width),
@@ -144,17 +147,31 @@ std::int64_t add_saap_examples(const SaapCandidates& candidates, const SaapKeys&
     };
     const std::vector<float> rotated = scored_queries(part(candidates.q, d), part(candidates.positions, 1),
                                                       part(candidates.further, 1), rope, scale);
-    sgemm(some, n, d, {rotated.data(), d}, {keys.rotated.data(), d, true}, 0.0f, scores.data(), n);
-    for (std::int64_t i = 0; i < some && examples.count() < limit; ++i) {
+    sgemm(some, n, d, {rotated.data(), d}, {rotated_keys.data, d, true}, 0.0f, scores.data(), n);
+    for (std::int64_t i = 0; i < some && wanted > 0; ++i) {
       const std::int64_t position = candidates.positions[static_cast<std::size_t>(at + i)];
       const std::span<const float> row(scores.data() + i * n, static_cast<std::size_t>(n));
       const SaapFilter::Ranges far = filter.far(position, n);
       if (far.empty() || !passes(row, position, filter)) continue;
-      fill_target(row, far, keys.labels, sums, target);
-      examples.add({candidates.q.data() + (at + i) * d, static_cast<std::size_t>(d)}, target);
+      body(at + i, row, far);
+      --wanted;
     }
   }
   return std::min(at, all);
+}
+
+std::int64_t add_saap_examples(const SaapCandidates& candidates, const SaapKeys& keys, const Rope& rope,
+                               float scale, const SaapFilter& filter, std::int64_t wanted,
+                               SaapExamples& examples) {
+  if (keys.labels.empty()) return 0;
+  const auto n = std::ssize(keys.labels), d = std::ssize(keys.rotated) / n;
+  std::vector<float> target(keys.counts.size());
+  std::vector<double> sums;
+  return for_each_scored(candidates, {keys.rotated.data(), n, d}, rope, scale, filter, wanted,
+                         [&](std::int64_t at, std::span<const float> scores, const SaapFilter::Ranges& far) {
+                           fill_target(scores, far, keys.labels, sums, target);
+                           examples.add({candidates.q.data() + at * d, static_cast<std::size_t>(d)}, target);
+                         });
 }
 
 }  // namespace lode

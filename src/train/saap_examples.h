@@ -32,6 +32,14 @@ struct SaapFilter {
   struct Ranges {
     std::int64_t begin = 0, first_end = 0, second_begin = 0, end = 0;
     bool empty() const { return begin >= first_end && second_begin >= end; }
+    bool holds(std::int64_t key) const {
+      return (key >= begin && key < first_end) || (key >= second_begin && key < end);
+    }
+    template <class Body>
+    void for_each(const Body& body) const {  ///< body(key)
+      for (std::int64_t k = begin; k < first_end; ++k) body(static_cast<std::size_t>(k));
+      for (std::int64_t k = second_begin; k < end; ++k) body(static_cast<std::size_t>(k));
+    }
   };
   Ranges far(std::int64_t position, std::int64_t keys) const;
 };
@@ -70,6 +78,12 @@ struct SaapCandidates {
   std::vector<Position> further;
 };
 
+/// Keys of one head of a prompt as they are stored and before RoPE; numbers that are not finite are 0.
+struct SaapRows {
+  std::vector<float> rotated, plain;  // [n, d]
+};
+SaapRows read_saap_rows(const KvRows& kv, const Rope& rope);
+
 /// Keys of one head of a prompt: as attention sees them, and their buckets.
 struct SaapKeys {
   std::vector<float> rotated;        // [n, d] as stored; numbers that are not finite are 0
@@ -89,6 +103,17 @@ std::vector<std::int64_t> count_labels(std::span<const std::int32_t> labels, std
 /// Queries [n, d] as they meet the keys: turned to where they are scored from, times `scale`.
 std::vector<float> scored_queries(std::span<const float> q, std::span<const Position> positions,
                                   std::span<const Position> further, const Rope& rope, float scale);
+
+/// Calls body(candidate, scores [n], its far keys) for the first `wanted` candidates that pass the filter, in
+/// their order, and returns how many were looked at. On the calling thread.
+using SaapScored =
+    std::function<void(std::int64_t candidate, std::span<const float> scores, const SaapFilter::Ranges& far)>;
+std::int64_t for_each_scored(const SaapCandidates& candidates, Matrix<const float> rotated /*[n, d]*/,
+                             const Rope& rope, float scale, const SaapFilter& filter, std::int64_t wanted,
+                             const SaapScored& body);
+
+/// The largest score of a far key.
+float best_score(std::span<const float> scores, const SaapFilter::Ranges& far);
 
 /// Adds up to `wanted` candidates that pass the filter, in their order, to `examples`; returns how many were
 /// looked at. On the calling thread.

@@ -2,6 +2,7 @@
 #include "train/saap_head.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "kernels/kernels.h"
@@ -73,7 +74,61 @@ SaapChoice choice_of(std::span<const float> scores, std::span<const float> targe
   return choice;
 }
 
+/// sum_c t_c log(p_c n / n_c), one key more in every bucket.
+double gain_of(std::span<const float> shares, std::span<const float> target,
+               std::span<const std::int64_t> counts) {
+  const double n = std::accumulate(counts.begin(), counts.end(), static_cast<double>(counts.size()));
+  double gain = 0.0;
+  for (std::size_t c = 0; c < target.size(); ++c) {
+    if (target[c] <= 0.0f) continue;
+    const double share = std::max(1e-30, static_cast<double>(shares[c]));
+    gain += target[c] * std::log(share * n / static_cast<double>(counts[c] + 1));
+  }
+  return gain;
+}
+
+/// What measure_saap ranks buckets by for one query.
+struct Rankings {
+  std::vector<float> shares, by_root, by_target;
+  Rankings(std::span<const float> scores, std::span<const float> target, std::span<const std::int64_t> counts)
+      : shares(scores.begin(), scores.end()) {
+    softmax_rows({shares.data(), 1, std::ssize(shares)});
+    for (std::size_t c = 0; c < shares.size(); ++c) {
+      const auto keys = static_cast<float>(std::max<std::int64_t>(1, counts[c]));
+      by_root.push_back(shares[c] / std::sqrt(keys));
+      by_target.push_back(target[c] / keys);
+    }
+  }
+};
+
 }  // namespace
+
+SaapCaptured captured_at_shares(std::span<const float> scores, std::span<const float> target,
+                                std::span<const std::int64_t> counts) {
+  const auto total = static_cast<double>(std::accumulate(counts.begin(), counts.end(), std::int64_t{0}));
+  std::vector<std::int32_t> heap(scores.size());
+  std::iota(heap.begin(), heap.end(), 0);
+  const auto at = [](auto values, std::int32_t c) { return values[static_cast<std::size_t>(c)]; };
+  const auto worse = [&](std::int32_t a, std::int32_t b) {
+    return at(scores, a) != at(scores, b) ? at(scores, a) < at(scores, b) : a > b;
+  };
+  std::make_heap(heap.begin(), heap.end(), worse);
+  SaapCaptured captured = {};
+  double keys = 0.0, mass = 0.0;
+  std::size_t share = 0;
+  while (!heap.empty() && share < captured.size()) {
+    std::pop_heap(heap.begin(), heap.end(), worse);
+    const auto own = static_cast<double>(at(counts, heap.back()));
+    const double attention = at(target, heap.back());
+    heap.pop_back();
+    if (own == 0.0) continue;
+    for (; share < captured.size() && keys + own >= kSaapShares[share] * total; ++share)
+      captured[share] = mass + attention * (kSaapShares[share] * total - keys) / own;
+    keys += own;
+    mass += attention;
+  }
+  return captured;
+}
 
 SaapMeasures measure_saap(const SaapExamples& examples, std::int64_t first,
                           std::span<const std::vector<std::int64_t>> counts, const BucketNet& net,
@@ -95,10 +150,19 @@ SaapMeasures measure_saap(const SaapExamples& examples, std::int64_t first,
       examples.read(i, q, target);
       net.scores(q.data(), 1, scratch, scores.data());
       measures.loss += weight * kl_divergence({scores.data(), 1, c}, {target.data(), 1, c}, {});
+      const Rankings rankings(scores, target, sizes);
+      const auto add_captured = [&](SaapCaptured& to, std::span<const float> by) {
+        const SaapCaptured captured = captured_at_shares(by, target, sizes);
+        for (std::size_t s = 0; s < to.size(); ++s) to[s] += weight * captured[s];
+      };
+      measures.gain += weight * gain_of(rankings.shares, target, sizes);
+      add_captured(measures.captured, rankings.by_root);
+      add_captured(measures.best_captured, rankings.by_target);
       add(measures.chosen, scores);
       if (keys.hidden == 0) {
         kernels().gemv(q.data(), 1, keys.linear_weight.data(), keys.type, d, 0, c, distance.data(), c);
         add(measures.kmeans, distance);
+        add_captured(measures.kmeans_captured, distance);
       }
       add(measures.best, target);
       for (std::size_t p = 0; p < measures.selectivity.size(); ++p) {

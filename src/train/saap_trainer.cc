@@ -24,6 +24,7 @@
 #include "train/saap_classifier.h"
 #include "train/saap_device.h"
 #include "train/saap_head.h"
+#include "train/saap_keys.h"
 
 namespace lode {
 
@@ -65,7 +66,9 @@ class Training {
         context_options_(options),
         config_(model_->config()) {
     const std::int64_t all = std::ssize(prompts_);
-    if (all <= settings_.held_out || settings_.held_out < 1) {
+    if (settings_.adapt && all != 1)
+      throw InputError(fmt::format("expected one prompt to fine-tune to, found {}", all));
+    if (!settings_.adapt && (all <= settings_.held_out || settings_.held_out < 1)) {
       throw InputError(
           fmt::format("expected more prompts than the {} held out, found {}: give more text, or cut it "
                       "into shorter prompts",
@@ -100,23 +103,44 @@ class Training {
   }
 
  private:
-  std::int64_t training_prompts() const { return std::ssize(prompts_) - settings_.held_out; }
+  std::int64_t training_prompts() const {
+    return settings_.adapt ? 1 : std::ssize(prompts_) - settings_.held_out;
+  }
   std::int64_t bytes_of_head() const {
-    return std::ssize(prompts_) * settings_.samples * (4 * config_.head_dim + 2 * settings_.clusters) + 1;
+    const std::int64_t d = config_.head_dim, keys = settings_.key_sample, queries = settings_.key_queries;
+    const std::int64_t examples = settings_.samples * (4 * d + 2 * settings_.clusters),
+                       sample = settings_.train_keys ? 4 * d * (keys + queries) + 2 * keys * queries : 0;
+    return std::ssize(prompts_) * std::max(examples, sample) + 1;
   }
   ThreadPool& pool() const { return model_->pool(); }
+  float scale_of_scores() const { return 1.0f / std::sqrt(static_cast<float>(config_.head_dim)); }
 
   void open_checkpoint();
   void save_checkpoint(bool now);
   void find_partitions();
   void partitions_from_artefact();
   void train_layers(int begin, int end);
+  void train_keys(std::span<Head* const> heads);
+  void fit_keys(Head& head, std::span<const SaapKeySample> samples, Progress& progress);
+  bool restore_keys(Head& head);
   void collect(std::span<Head* const> heads);
-  void collect_prompt(Capture& capture, std::int64_t index, std::span<Head* const> heads, Progress& progress);
+  /// Queries of a prompt, for how many are wanted of a head, and who takes them and the head's keys.
+  struct Reading {
+    std::int64_t index = 0, queries = 0;
+    SaapFilter filter;
+    bool last = true, before = true;  ///< queries among the last `late_tokens`, and those before
+    using Take = std::function<void(std::size_t head, const SaapCandidates& candidates, const KvRows& kv)>;
+  };
+  void read_prompt(Capture& capture, const Reading& reading, std::span<Head* const> heads, Progress& progress,
+                   const Reading::Take& take);
+  void collect_prompt(Capture& capture, const Reading& reading, std::span<Head* const> heads,
+                      Progress& progress);
   void fit(Head& head, Progress& progress);
   SaapClassifier new_classifier(const Head& head) const;
   void finish(Head& head, const BucketNet& net, double train_loss, Clock::time_point start);
   void measure(Head& head, const BucketNet& net) const;
+  bool goes_on() const { return !settings_.from.empty() && !settings_.add_network; }
+  SaapFilter test_filter() const;
   void keep(const Head& head);
   bool restore(Head& head);
   /// The head's part of the artefact.
@@ -187,6 +211,14 @@ void Training::keep(const Head& head) {
   checkpoint_.notes[prefix + "report"] = head.report.json().dump();
 }
 
+/// For what exported networks are kept as.
+SaapClassifier exported_shape(std::int64_t d, std::int64_t hidden, std::int64_t buckets, bool residual) {
+  const auto zeros = [](std::int64_t n) { return std::vector<float>(static_cast<std::size_t>(n), 0.0f); };
+  const auto w1 = zeros(hidden * d), b1 = zeros(hidden), w2 = zeros(buckets * hidden),
+             w3 = zeros(residual ? buckets * d : 0), b2 = zeros(buckets);
+  return SaapClassifier(BucketNet(d, buckets, {w1, b1, w2, w3, b2}, DType::f32));
+}
+
 bool Training::restore(Head& head) {
   const std::string prefix = prefix_of(head.layer, head.head), where = path_.string();
   const auto report = checkpoint_.notes.find(prefix + "report");
@@ -195,11 +227,8 @@ bool Training::restore(Head& head) {
   const bool residual = checkpoint_.arrays.contains(prefix + "done.projection.weight");
   const auto bias = checkpoint_.arrays.find(prefix + (residual ? "done.inner.0.bias" : "done.0.bias"));
   if (bias == checkpoint_.arrays.end()) throw InputError(where + ": expected a finished network, found none");
-  const std::int64_t hidden = std::ssize(bias->second), d = config_.head_dim, c = head.keys().buckets;
-  const auto zeros = [](std::int64_t n) { return std::vector<float>(static_cast<std::size_t>(n), 0.0f); };
-  const auto w1 = zeros(hidden * d), b1 = zeros(hidden), w2 = zeros(c * hidden),
-             w3 = zeros(residual ? c * d : 0), b2 = zeros(c);
-  SaapClassifier classifier(BucketNet(d, c, {w1, b1, w2, w3, b2}, DType::f32));
+  const std::int64_t c = head.keys().buckets;
+  SaapClassifier classifier = exported_shape(config_.head_dim, std::ssize(bias->second), c, residual);
   checkpoint_.get(prefix + "done.", classifier.module(), nullptr, where);
   head.result = assembled(head,
                           {.queries = classifier.exported(settings_.type),
@@ -310,18 +339,117 @@ void Training::partitions_from_artefact() {
   }
 }
 
+// ---- Trained keys
+// -------------------------------------------------------------------------------------------
+
+void Training::train_keys(std::span<Head* const> heads) {
+  std::vector<Head*> group;
+  std::copy_if(heads.begin(), heads.end(), std::back_inserter(group),
+               [&](Head* h) { return !restore_keys(*h); });
+  if (group.empty()) return;
+  const std::string layers = fmt::format("layers {} to {}", group.front()->layer, group.back()->layer);
+  std::vector<std::vector<SaapKeySample>> samples(group.size());  // [heads][prompts to train on]
+  {
+    std::int64_t total = 0;
+    for (std::int64_t i = 0; i < training_prompts(); ++i)
+      total += std::ssize(prompts_[static_cast<std::size_t>(i)].tokens);
+    Capture capture(model_, context_options_);
+    Progress progress("saap: keys and queries of " + layers, total, "tokens", mode_);
+    for (std::int64_t i = 0; i < training_prompts(); ++i) {
+      const Reading reading = {.index = i, .queries = settings_.key_queries, .filter = settings_.filter};
+      read_prompt(capture, reading, group, progress,
+                  [&](std::size_t at, const SaapCandidates& candidates, const KvRows& kv) {
+                    Rng rng(hash_seed(settings_.seed, i, group[at]->layer, group[at]->head));
+                    SaapKeySample sample = sample_saap_keys(
+                        candidates, read_saap_rows(kv, capture.rope()), capture.rope(), scale_of_scores(),
+                        settings_.filter, settings_.key_queries, settings_.key_sample, rng);
+                    if (sample.queries(config_.head_dim) >= 2) samples[at].push_back(std::move(sample));
+                  });
+    }
+  }
+  steps_done_ = 0;
+  Progress progress("saap: key classifiers of " + layers, std::ssize(group) * settings_.key_steps, "steps",
+                    mode_);
+  try {
+    pool().for_each(std::ssize(group), [&](std::int64_t i, int) {
+      const auto at = static_cast<std::size_t>(i);
+      fit_keys(*group[at], samples[at], progress);
+    });
+  } catch (const Interrupted&) {
+    save_checkpoint(true);
+    throw;
+  }
+  save_checkpoint(true);
+}
+
+void Training::fit_keys(Head& head, std::span<const SaapKeySample> samples, Progress& progress) {
+  const std::string prefix = prefix_of(head.layer, head.head) + "joint.";
+  if (samples.empty()) {
+    throw InputError(
+        fmt::format("layer {} head {}: expected two queries of a prompt that attend far keys, found fewer: "
+                    "longer prompts, a smaller window or another filter would give some",
+                    head.layer, head.head));
+  }
+  std::vector<float> centroids(static_cast<std::size_t>(settings_.clusters * config_.head_dim));
+  kernels().widen(head.keys().linear_weight.data(), head.keys().type, std::ssize(centroids),
+                  centroids.data());
+  const std::uint64_t seed = hash_seed(settings_.seed, head.layer, head.head, 5);
+  SaapKeyTrainer trainer({config_.head_dim, settings_.key_width(), settings_.clusters}, centroids,
+                         settings_.rate, seed);
+  {
+    const std::lock_guard lock(mutex_);
+    if (checkpoint_.notes.contains(prefix + "keys.steps")) trainer.get(checkpoint_, prefix, path_.string());
+    steps_done_ += trainer.steps();
+  }
+  while (trainer.steps() < settings_.key_steps) {
+    if (cancel_requested()) {
+      const std::lock_guard lock(mutex_);
+      trainer.put(checkpoint_, prefix);
+    }
+    check_cancel();
+    Rng rng(hash_seed(seed, trainer.steps()));
+    const SaapKeySample& sample = samples[rng.below(samples.size())];
+    std::vector<std::int32_t> queries(static_cast<std::size_t>(sample.queries(config_.head_dim)));
+    std::iota(queries.begin(), queries.end(), 0);
+    trainer.step(sample, queries,
+                 settings_.decay ? cosine_decay(trainer.steps(), settings_.key_steps, 0.01) : 1.0);
+    const std::lock_guard lock(mutex_);
+    progress.at(++steps_done_);
+    if (Clock::now() - saved_ < kCheckpointEvery) continue;
+    trainer.put(checkpoint_, prefix);
+    save_checkpoint(false);
+  }
+  const BucketNet net = trainer.exported(type_of_keys());
+  SaapClassifier kept(net);
+  const std::lock_guard lock(mutex_);
+  checkpoint_.erase(prefix);
+  checkpoint_.put(prefix_of(head.layer, head.head) + "keys.", kept.module());
+  head.start.keys = net;
+}
+
+bool Training::restore_keys(Head& head) {
+  const std::string prefix = prefix_of(head.layer, head.head) + "keys.";
+  if (!checkpoint_.arrays.contains(prefix + "inner.0.weight")) return false;
+  SaapClassifier kept = exported_shape(config_.head_dim, settings_.key_width(), settings_.clusters, true);
+  checkpoint_.get(prefix, kept.module(), nullptr, path_.string());
+  head.start.keys = kept.exported(type_of_keys());
+  return true;
+}
+
 // ---- 2. Examples
 // -------------------------------------------------------------------------------------------
 
 void Training::train_layers(int begin, int end) {
-  std::vector<Head*> group;
-  for (Head& head : heads_) {
-    if (head.layer < begin || head.layer >= end) continue;
-    if (!restore(head)) {
-      group.push_back(&head);
+  std::vector<Head*> all, group;
+  for (Head& head : heads_)
+    if (head.layer >= begin && head.layer < end) all.push_back(&head);
+  if (settings_.train_keys) train_keys(all);
+  for (Head* head : all) {
+    if (!restore(*head)) {
+      group.push_back(head);
       continue;
     }
-    if (on_head_) on_head_(head.report);
+    if (on_head_) on_head_(head->report);
   }
   if (group.empty()) return;
   collect(group);
@@ -350,7 +478,18 @@ void Training::collect(std::span<Head* const> heads) {
   Progress progress(
       fmt::format("saap: queries of layers {} to {}", heads.front()->layer, heads.back()->layer), total,
       "tokens", mode_);
-  for (std::int64_t i = 0; i < std::ssize(prompts_); ++i) collect_prompt(capture, i, heads, progress);
+  for (std::int64_t i = 0; i < std::ssize(prompts_); ++i) {
+    const Reading reading = {.index = i,
+                             .queries = settings_.samples,
+                             .filter = i < training_prompts() ? settings_.filter : test_filter(),
+                             .last = !settings_.adapt};
+    collect_prompt(capture, reading, heads, progress);
+  }
+  if (settings_.adapt) {
+    const Reading reading = {
+        .index = 0, .queries = settings_.samples, .filter = test_filter(), .before = false};
+    collect_prompt(capture, reading, heads, progress);
+  }
   for (const Head* head : heads) {
     const std::int64_t train = head->examples->begin_of(training_prompts());
     if (has_batch(*head->examples, training_prompts()) && head->examples->count() > train) continue;
@@ -362,27 +501,33 @@ void Training::collect(std::span<Head* const> heads) {
   }
 }
 
-void Training::collect_prompt(Capture& capture, std::int64_t index, std::span<Head* const> heads,
-                              Progress& progress) {
+void Training::read_prompt(Capture& capture, const Reading& reading, std::span<Head* const> heads,
+                           Progress& progress, const Reading::Take& take) {
+  const std::int64_t index = reading.index;
   const Prompt& prompt = prompts_[static_cast<std::size_t>(index)];
   const std::int64_t n = std::ssize(prompt.tokens), d = config_.head_dim,
-                     group = config_.query_heads / config_.kv_heads;
+                     group = config_.query_heads / config_.kv_heads, last = n - settings_.late_tokens;
   std::vector<std::int64_t> positions(static_cast<std::size_t>(n));
   std::iota(positions.begin(), positions.end(), 0);
-  std::erase_if(positions, [&](std::int64_t p) { return settings_.filter.far(p, n).empty(); });
+  std::erase_if(positions, [&](std::int64_t p) {
+    return reading.filter.far(p, n).empty() || !(p < last ? reading.before : reading.last);
+  });
   Rng rng(hash_seed(settings_.seed, index, 1));
   const std::vector<std::int64_t> order =
-      draw_positions(std::move(positions), (settings_.samples * kSaapCandidatesPerSample + group - 1) / group,
-                     settings_.late, n - settings_.late_tokens, rng);
+      draw_positions(std::move(positions), (reading.queries * kSaapCandidatesPerSample + group - 1) / group,
+                     settings_.late, last, rng);
   const std::int64_t wanted = std::ssize(order);
   std::vector<std::int64_t> place(static_cast<std::size_t>(n), -1);  // of a token among the candidates
   for (std::int64_t i = 0; i < wanted; ++i)
     place[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])] = i;
 
   std::vector<Position> further(static_cast<std::size_t>(wanted), 0);
-  for (std::size_t i = 0; settings_.shift > 0 && i < further.size(); ++i) {
+  const std::int64_t shift = settings_.shift_to == 0
+                                 ? settings_.shift
+                                 : std::clamp<std::int64_t>(settings_.shift_to - n, 0, settings_.shift);
+  for (std::size_t i = 0; shift > 0 && i < further.size(); ++i) {
     if (rng.uniform() >= settings_.shifted) continue;
-    further[i] = static_cast<Position>(rng.uniform() * static_cast<double>(settings_.shift));
+    further[i] = static_cast<Position>(rng.uniform() * static_cast<double>(shift));
   }
 
   std::vector<SaapCandidates> candidates(heads.size());
@@ -410,33 +555,48 @@ void Training::collect_prompt(Capture& capture, std::int64_t index, std::span<He
   };
   capture.read(prompt, sink, [&](std::int64_t tokens) { progress.at(before + tokens); });
 
-  const float scale = 1.0f / std::sqrt(static_cast<float>(d));
   pool().for_each(std::ssize(heads), [&](std::int64_t i, int) {
     check_cancel();
-    Head& head = *heads[static_cast<std::size_t>(i)];
-    const KvRows kv = capture.kv().layer(head.layer).heads[static_cast<std::size_t>(head.head)];
-    SaapKeys keys =
-        read_saap_keys(kv, capture.rope(), head.keys(), settings_.filter.sink,
-                       [&](const BucketNet& by, Matrix<const float> plain, std::span<std::int32_t> labels) {
-                         device_->label(by, plain, labels);
-                       });
-    device_->add_examples(candidates[static_cast<std::size_t>(i)], keys, capture.rope(), scale,
-                          settings_.filter, settings_.samples, *head.examples);
-    head.examples->end_prompt();
-    head.counts.push_back(std::move(keys.counts));
+    const auto at = static_cast<std::size_t>(i);
+    take(at, candidates[at],
+         capture.kv().layer(heads[at]->layer).heads[static_cast<std::size_t>(heads[at]->head)]);
   });
+}
+
+void Training::collect_prompt(Capture& capture, const Reading& reading, std::span<Head* const> heads,
+                              Progress& progress) {
+  const float scale = scale_of_scores();
+  const auto label = [&](const BucketNet& by, Matrix<const float> plain, std::span<std::int32_t> labels) {
+    device_->label(by, plain, labels);
+  };
+  read_prompt(capture, reading, heads, progress,
+              [&](std::size_t at, const SaapCandidates& candidates, const KvRows& kv) {
+                Head& head = *heads[at];
+                SaapKeys keys = read_saap_keys(kv, capture.rope(), head.keys(), settings_.filter.sink, label);
+                device_->add_examples(candidates, keys, capture.rope(), scale, reading.filter,
+                                      reading.queries, *head.examples);
+                head.examples->end_prompt();
+                head.counts.push_back(std::move(keys.counts));
+              });
+}
+
+SaapFilter Training::test_filter() const {
+  SaapFilter filter = settings_.filter;
+  if (!settings_.test_as_asked) return filter;
+  filter.pairs = filter.causal = true;
+  filter.queries = false;
+  return filter;
 }
 
 // ---- 3. Classifiers
 // ----------------------------------------------------------------------------------------
 
 SaapClassifier Training::new_classifier(const Head& head) const {
-  if (!settings_.from.empty() && !settings_.add_network)
-    return SaapClassifier(head.start.networks.front().queries);
+  if (goes_on()) return SaapClassifier(head.start.networks.front().queries);
   const std::int64_t d = config_.head_dim;
   SaapClassifier classifier(d, settings_.hidden, settings_.clusters, settings_.residual,
                             hash_seed(settings_.seed, head.layer, head.head));
-  if (!settings_.residual || head.keys().hidden > 0) return classifier;
+  if (!settings_.residual || head.keys().linear_weight.empty()) return classifier;
   std::vector<float> centroids(static_cast<std::size_t>(settings_.clusters * d));
   kernels().widen(head.keys().linear_weight.data(), head.keys().type, std::ssize(centroids),
                   centroids.data());
@@ -508,12 +668,21 @@ void Training::measure(Head& head, const BucketNet& net) const {
   SaapHeadReport& report = head.report;
   report.examples = examples.begin_of(training_prompts());
   report.held_out = examples.count() - report.examples;
-  const SaapMeasures measures =
-      measure_saap(examples, training_prompts(), head.counts, net, head.keys(), settings_.probes);
+  const auto measured = [&](const BucketNet& queries) {
+    return measure_saap(examples, training_prompts(), head.counts, queries, head.keys(), settings_.probes);
+  };
+  const SaapMeasures measures = measured(net);
   report.loss = measures.loss;
   report.mass = measures.chosen.mass, report.selectivity = measures.chosen.selectivity;
   report.kmeans_mass = measures.kmeans.mass, report.kmeans_selectivity = measures.kmeans.selectivity;
   report.best_mass = measures.best.mass;
+  report.gain = measures.gain;
+  report.captured = measures.captured, report.kmeans_captured = measures.kmeans_captured;
+  report.best_captured = measures.best_captured;
+  if (goes_on()) {
+    const SaapMeasures start = measured(head.start.networks.front().queries);
+    report.start_loss = start.loss, report.start_captured = start.captured;
+  }
   SaapNetwork trained = {.queries = net, .selectivity = measures.selectivity};
   std::vector<double> load(static_cast<std::size_t>(c), 0.0);
   double imbalance = 0;
@@ -533,11 +702,31 @@ void Training::measure(Head& head, const BucketNet& net) const {
 
 }  // namespace
 
+namespace {
+
+SaapCaptured captured_in(const Json& json, const char* key, const std::string& where) {
+  SaapCaptured captured = {};
+  if (!json.contains(key) || !json[key].is_array() || json[key].size() != captured.size())
+    throw InputError(fmt::format("{}: '{}': expected {} numbers", where, key, captured.size()));
+  for (std::size_t i = 0; i < captured.size(); ++i) {
+    if (!json[key][i].is_number()) throw InputError(fmt::format("{}: '{}': expected numbers", where, key));
+    captured[i] = json[key][i].get<double>();
+  }
+  return captured;
+}
+
+}  // namespace
+
 Json SaapSettings::json() const {
   return {{"clusters", clusters},
           {"hidden", hidden},
           {"residual", residual},
           {"balance", balance},
+          {"train_keys", train_keys},
+          {"key_hidden", key_width()},
+          {"key_steps", key_steps},
+          {"key_sample", key_sample},
+          {"key_queries", key_queries},
           {"sink", filter.sink},
           {"window", filter.window},
           {"distance", filter.distance},
@@ -550,8 +739,11 @@ Json SaapSettings::json() const {
           {"late_tokens", late_tokens},
           {"shift", shift},
           {"shifted", shifted},
+          {"shift_to", shift_to},
           {"key_prompts", key_prompts},
           {"held_out", held_out},
+          {"adapt", adapt},
+          {"test_as_asked", test_as_asked},
           {"steps", steps},
           {"batch", batch},
           {"rate", rate},
@@ -575,6 +767,12 @@ Json SaapHeadReport::json() const {
           {"kmeans_mass", kmeans_mass},
           {"kmeans_selectivity", kmeans_selectivity},
           {"best_mass", best_mass},
+          {"gain", gain},
+          {"captured", captured},
+          {"kmeans_captured", kmeans_captured},
+          {"best_captured", best_captured},
+          {"start_loss", start_loss},
+          {"start_captured", start_captured},
           {"imbalance", imbalance},
           {"seconds", seconds}};
 }
@@ -594,6 +792,12 @@ SaapHeadReport SaapHeadReport::parse(const std::string& text, const std::string&
           .kmeans_mass = number("kmeans_mass"),
           .kmeans_selectivity = number("kmeans_selectivity"),
           .best_mass = number("best_mass"),
+          .gain = number("gain"),
+          .captured = captured_in(json, "captured", where),
+          .kmeans_captured = captured_in(json, "kmeans_captured", where),
+          .best_captured = captured_in(json, "best_captured", where),
+          .start_loss = number("start_loss"),
+          .start_captured = captured_in(json, "start_captured", where),
           .imbalance = number("imbalance"),
           .seconds = number("seconds")};
 }

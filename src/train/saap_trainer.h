@@ -6,6 +6,8 @@
 //   2. read them again; sampled queries with the share of their attention in each bucket     (equation 1)
 //   3. per head: Adam on KL(share || f_q(q)), each batch from one prompt                     (equation 1)
 //
+// Between 1 and 2, where asked for: f_k learns to take the centroids' place (section 6.5; saap_keys.h).
+//
 // Deviations, all of them settings: queries of a prompt are sampled once and reused, instead of anew in every
 // step; the rate is higher and falls along a cosine, over fewer steps (the paper: 1e-5, 40,000 steps of 1,000
 // queries). The queries of all heads of a group train one network, as section 5 implies. The divergence is
@@ -27,13 +29,18 @@
 #include "train/capture.h"
 #include "train/saap_device.h"
 #include "train/saap_examples.h"
+#include "train/saap_head.h"
 
 namespace lode {
 
 struct SaapSettings {
   std::int64_t clusters = 1024, hidden = 1024;
-  bool residual = false;  ///< a linear path beside the hidden layer, which starts at the centroids
-  double balance = 0;     ///< evenness of the buckets, 0 (plain k-means) to 1: see balanced_offsets
+  bool residual = false;    ///< a linear path beside the hidden layer, which starts at the centroids
+  double balance = 0;       ///< evenness of the buckets, 0 (plain k-means) to 1: see balanced_offsets
+  bool train_keys = false;  ///< keys are assigned by a trained f_k, which starts at the centroids
+  /// Of f_k (saap_keys.h): its hidden layer (0 = `hidden`), steps, and of each prompt keys and queries.
+  std::int64_t key_hidden = 0, key_steps = 1000, key_sample = 2048, key_queries = 256;
+  std::int64_t key_width() const { return key_hidden > 0 ? key_hidden : hidden; }
   SaapFilter filter;
   int dense_layers = 1;         ///< first layers that are not trained
   std::int64_t samples = 2000;  ///< queries of each prompt and KV head, at most
@@ -44,8 +51,14 @@ struct SaapSettings {
   /// keys: attention in contexts longer than the prompts.
   std::int64_t shift = 0;
   double shifted = 0.5;
+  std::int64_t shift_to = 0;     ///< no query is scored from behind this position; 0 = wherever `shift` says
   std::int64_t key_prompts = 0;  ///< prompts whose keys are clustered, spread over all; 0 = all
   std::int64_t held_out = 1;     ///< last prompts, on which nothing is trained
+  /// Fine-tuning to the current prompt, the only one: trained on its queries before the last `late_tokens`,
+  /// tested on those.
+  bool adapt = false;
+  /// Held-out queries see what they would see when asked, far keys before them, whatever the filter says.
+  bool test_as_asked = false;
   std::int64_t steps = 4000, batch = 1000;
   double rate = 1e-3;
   bool decay = true;           ///< of the rate, along a cosine to a hundredth
@@ -69,6 +82,11 @@ struct SaapHeadReport {
   double mass = 0, selectivity = 0;                ///< of buckets chosen by f_q
   double kmeans_mass = 0, kmeans_selectivity = 0;  ///< by q . centroid
   double best_mass = 0;                            ///< by the target itself
+  double gain = 0;                                 ///< see SaapMeasures, likewise these
+  SaapCaptured captured = {}, kmeans_captured = {}, best_captured = {};
+  /// Before the first step, of a network that is trained further; 0 of others.
+  double start_loss = 0;
+  SaapCaptured start_captured = {};
   double imbalance = 1, seconds = 0;
   Json json() const;
   static SaapHeadReport parse(const std::string& json, const std::string& where);
@@ -88,9 +106,10 @@ std::vector<SaapFit::Step> draw_steps(const SaapExamples& examples, std::int64_t
                                       const SaapSettings& settings, std::uint64_t seed, std::int64_t first,
                                       std::int64_t most);
 
-/// Trains on all prompts but the last `held_out`. What is done is kept in `checkpoint`; a run that finds one
-/// goes on from there, to the same bits. InputError when it belongs to other settings or prompts, or when the
-/// prompts have no far keys. `on_head` is called once for every finished head, one at a time.
+/// Trains on all prompts but the last `held_out` (but see SaapSettings::adapt). What is done is kept in
+/// `checkpoint`; a run that finds one goes on from there, to the same bits. InputError when it belongs to
+/// other settings or prompts, or when the prompts have no far keys. `on_head` is called once for every
+/// finished head, one at a time.
 SaapResult train_saap(std::shared_ptr<const Model> model, const ContextOptions& options,
                       const SaapSettings& settings, const std::vector<Prompt>& prompts,
                       const std::filesystem::path& checkpoint, Progress::Mode progress,

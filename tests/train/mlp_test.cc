@@ -230,6 +230,93 @@ TEST(Gradients, OfTheDivergence) {
   EXPECT_EQ(kl_divergence({huge.data(), 1, 3}, {target.data(), 1, 3}, {}), 0.0);
 }
 
+/// The formula of loss.h, in double.
+double partition_loss_of(const Doubles& keys, const Doubles& queries, const Doubles& attention,
+                         const Doubles& weights, std::size_t c) {
+  const auto softmax = [&](const Doubles& z, std::size_t row) {
+    Doubles p(z.begin() + static_cast<std::ptrdiff_t>(row * c),
+              z.begin() + static_cast<std::ptrdiff_t>((row + 1) * c));
+    double sum = 0;
+    for (double& x : p) sum += x = std::exp(x);
+    for (double& x : p) x /= sum;
+    return p;
+  };
+  const std::size_t n_k = keys.size() / c, n_q = queries.size() / c;
+  Doubles sizes(c, 1.0);
+  double all = static_cast<double>(c), loss = 0;
+  for (std::size_t k = 0; k < n_k; ++k) {
+    const Doubles shares = softmax(keys, k);
+    for (std::size_t i = 0; i < c; ++i) sizes[i] += weights[k] * shares[i];
+    all += weights[k];
+  }
+  for (std::size_t q = 0; q < n_q; ++q) {
+    const Doubles p = softmax(queries, q);
+    for (std::size_t k = 0; k < n_k; ++k) {
+      const Doubles shares = softmax(keys, k);
+      for (std::size_t i = 0; i < c; ++i)
+        loss -=
+            attention[q * n_k + k] * shares[i] * std::log(p[i] * all / sizes[i]) / static_cast<double>(n_q);
+    }
+  }
+  return loss;
+}
+
+TEST(Gradients, OfAPartition) {
+  for (const auto& [n_k, n_q, c] : {std::tuple{1, 1, 2}, {6, 4, 5}, {33, 7, 17}}) {
+    const std::vector<float> z_k = normals(n_k * c, 7, 2.0), z_q = normals(n_q * c, 8, 2.0);
+    std::vector<float> attention = normals(n_q * n_k, 9, 2.0), weights = normals(n_k, 10);
+    softmax_rows({attention.data(), n_q, n_k});
+    for (float& w : weights) w = 1 + w * w;
+    std::vector<float> of_keys(z_k.size()), of_queries(z_q.size());
+    const double loss =
+        partition_loss({z_k.data(), n_k, c}, {z_q.data(), n_q, c}, {attention.data(), n_q, n_k}, weights,
+                       {of_keys.data(), n_k, c}, {of_queries.data(), n_q, c});
+    Doubles keys(z_k.begin(), z_k.end()), queries(z_q.begin(), z_q.end());
+    const Doubles a(attention.begin(), attention.end()), w(weights.begin(), weights.end());
+    const auto value = [&, c = c] {
+      return partition_loss_of(keys, queries, a, w, static_cast<std::size_t>(c));
+    };
+    EXPECT_NEAR(loss, value(), 1e-5);
+    const auto check = [&](Doubles& z, const std::vector<float>& gradient) {
+      for (std::size_t i = 0; i < z.size(); ++i) {
+        const double was = z[i];
+        z[i] = was + 1e-5;
+        const double above = value();
+        z[i] = was - 1e-5;
+        ASSERT_NEAR(gradient[i], (above - value()) / 2e-5, 2e-6) << i;
+        z[i] = was;
+      }
+    };
+    check(keys, of_keys);
+    check(queries, of_queries);
+  }
+}
+
+/// Where it leads: one bucket for all keys gains nothing; with hard assignments it is equation 1's gradient
+/// by the queries, and logits of any size are finite.
+TEST(PartitionLoss, OfOneBucketAndOfHardAssignments) {
+  const std::int64_t n_k = 8, n_q = 3, c = 4;
+  std::vector<float> attention = normals(n_q * n_k, 1), queries = normals(n_q * c, 2), weights(8, 1.0f);
+  softmax_rows({attention.data(), n_q, n_k});
+  std::vector<float> one(static_cast<std::size_t>(n_k * c), -1e4f), hard(one),
+      sure(static_cast<std::size_t>(n_q * c), -1e4f);
+  for (std::size_t k = 0; k < 8; ++k) one[k * 4 + 2] = 1e4f, hard[k * 4 + k / 2] = 3e38f;
+  for (std::size_t q = 0; q < 3; ++q) sure[q * 4 + 2] = 1e4f;
+  std::vector<float> of_keys(one.size()), of_queries(queries.size());
+  const auto loss = [&](const std::vector<float>& keys, const std::vector<float>& by) {
+    return partition_loss({keys.data(), n_k, c}, {by.data(), n_q, c}, {attention.data(), n_q, n_k}, weights,
+                          {of_keys.data(), n_k, c}, {of_queries.data(), n_q, c});
+  };
+  EXPECT_NEAR(loss(one, sure), -std::log(12.0 / 9.0), 1e-6);  // but for the one key more of each bucket
+  loss(hard, queries);
+  std::vector<float> targets(static_cast<std::size_t>(n_q * c), 0.0f), expected(targets.size());
+  for (std::size_t q = 0; q < 3; ++q)
+    for (std::size_t k = 0; k < 8; ++k) targets[q * 4 + k / 2] += attention[q * 8 + k];
+  kl_divergence({queries.data(), n_q, c}, {targets.data(), n_q, c}, {expected.data(), n_q, c});
+  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(of_queries[i], expected[i], 1e-6);
+  for (const float g : of_keys) EXPECT_TRUE(std::isfinite(g));
+}
+
 TEST(BatchNorm, InferenceIsTheFoldedAffineMap) {
   BatchNorm layer(3);
   for (int step = 0; step < 200; ++step) {

@@ -4,7 +4,6 @@
 #include "support/saap.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -18,6 +17,7 @@
 #include "lodestone/error.h"
 #include "lodestone/spec.h"
 #include "model/rope.h"
+#include "support/saap_training.h"
 #include "support/world.h"
 #include "train/checkpoint.h"
 #include "train/saap_classifier.h"
@@ -26,10 +26,6 @@
 
 namespace lode::test {
 namespace {
-
-std::filesystem::path temporary(const std::string& name) {
-  return std::filesystem::path(testing::TempDir()) / ("train-saap-" + std::to_string(getpid()) + "-" + name);
-}
 
 TEST(SaapFilter, FarKeysOfAQuery) {
   const SaapFilter causal = {.sink = 2, .window = 10, .causal = true};
@@ -168,46 +164,6 @@ TEST(Balance, EvensSkewedClustersWithoutDependingOnThreads) {
   EXPECT_LT(half, plain);
   EXPECT_LT(imbalance(full), 1.05);
   EXPECT_EQ(balanced_offsets({x.data(), n, d}, centroids, 0.0, one), std::vector<float>(12, 0.0f));
-}
-
-std::string text_of(std::size_t bytes, std::uint64_t seed) {
-  static const std::vector<std::string> words = {"stone ", "river ", "lode ", "seven ",
-                                                 "of ",    "the ",   "and ",  "north "};
-  std::string text;
-  Rng rng(seed);
-  while (text.size() < bytes) text += words[rng.below(words.size())];
-  return text;
-}
-
-struct Small {
-  SaapSettings settings;
-  std::vector<Prompt> prompts;
-  Small() {
-    settings.clusters = 12;
-    settings.hidden = 24;
-    settings.filter = {.sink = 1, .window = 32, .distance = 16};
-    settings.samples = 150;
-    settings.held_out = 1;
-    settings.steps = 60;
-    settings.batch = 64;
-    settings.rate = 3e-3;
-    settings.probes = 3;
-    settings.dense_layers = 0;
-    prompts = cut_into_prompts(*tiny_model(), "words", text_of(1600, 1), 401);
-  }
-  SaapResult train(const std::filesystem::path& checkpoint,
-                   const std::function<void(const SaapHeadReport&)>& on_head = {}) const {
-    return train_saap(tiny_model(), {.kv_type = DType::f32}, settings, prompts, checkpoint,
-                      Progress::Mode::quiet, on_head);
-  }
-};
-
-std::string bytes_of_artefact(const SaapResult& result, const std::string& name) {
-  const std::filesystem::path path = temporary(name);
-  write_saap(path, result.layers, tiny_model()->fingerprint(), {{.from = 0, .training = "{}"}});
-  std::string bytes = read_file(path);
-  std::filesystem::remove(path);
-  return bytes;
 }
 
 TEST(SaapTraining, LearnsAndServesTheEngine) {
