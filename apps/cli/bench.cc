@@ -380,8 +380,8 @@ void add_attention(CLI::App& bench) {
   add_count(verb, "--queries", flags->queries, 4096, "query tokens per sequence");
   verb.add_option(
           "--largest", flags->largest,
-          "one bucket of saap's made-up artefact holds this share of the keys, and every query attends "
-          "it; 0 = as it comes")
+          "one bucket of the made-up artefact of the first -a saap holds this share of the keys, and every "
+          "query attends it; further ones stay even, to be held against it; 0 = all do")
       ->check(number(0.0, 0.9));
   verb.add_option("--keep", flags->keep, "share of the far keys that selections are cut or filled to, 0 to 1")
       ->check(number(0.0, 1.0));

@@ -20,7 +20,8 @@ struct TrainSaapFlags {
   ModelFlags model;
   std::string output, checkpoint, from;
   std::vector<std::string> texts;
-  std::string switch_at, tokens = "16k", filter = "both", variant = "mlp", keys = "kmeans", type = "f16";
+  std::string switch_at, tokens = "16k", filter = "both", variant = "mlp", keys = "kmeans", type = "f16",
+                         memory = "2GiB";
   std::int64_t prompts = 0;
   double held_out = 0.1;
   bool constant_rate = false;
@@ -61,6 +62,7 @@ SaapSettings settings_of(const TrainSaapFlags& flags, const std::vector<Prompt>&
   settings.filter.queries = flags.filter == "both" || flags.filter == "queries";
   settings.decay = !flags.constant_rate;
   settings.from = flags.from;
+  settings.memory = parse_bytes(flags.memory, "--sample-memory");
   if (settings.add_network && flags.from.empty())
     throw InputError("--add-network: expected the artefact to add a network to (--from), found none");
   if (settings.train_keys && (!flags.from.empty() || settings.balance > 0))
@@ -70,6 +72,8 @@ SaapSettings settings_of(const TrainSaapFlags& flags, const std::vector<Prompt>&
   if (settings.adapt && (flags.from.empty() || settings.add_network))
     throw InputError(
         "--adapt: expected the artefact to fine-tune (--from) and no --add-network, found otherwise");
+  if (settings.replace_network && !settings.add_network)
+    throw InputError("--replace-network: expected --add-network beside it, found none");
   if (!flags.switch_at.empty() && !settings.add_network)
     throw InputError("--switch-at: expected --add-network beside it, found none");
   const auto share = static_cast<std::int64_t>(flags.held_out * static_cast<double>(prompts.size()));
@@ -82,6 +86,7 @@ std::vector<SaapStretch> stretches_of(const TrainSaapFlags& flags, const std::st
   SaapStretch trained = {.from = 0, .training = training};
   if (!flags.settings.add_network) return {trained};
   std::vector<SaapStretch> stretches = read_saap_stretches(flags.from);
+  if (flags.settings.replace_network && stretches.size() > 1) stretches.pop_back();
   const SaapStretch& before = stretches.back();
   const std::int64_t shorter = before.reach(), longer = trained.reach(), least = before.from + 1;
   constexpr std::int64_t kMost = std::numeric_limits<Position>::max();
@@ -194,6 +199,8 @@ void add_network_flags(CLI::App& verb, TrainSaapFlags& flags) {
   verb.add_flag("--add-network", s.add_network,
                 "leave the networks of --from as they are (but for --type q8) and train another one over its "
                 "buckets, for longer contexts (see --shift)");
+  verb.add_flag("--replace-network", s.replace_network,
+                "with --add-network: in place of the last one of --from");
   verb.add_option("--switch-at", flags.switch_at,
                   "first query position that the added network chooses for; default: the geometric middle of "
                   "the lengths that it and the one before it were trained for");
@@ -207,6 +214,11 @@ void add_data_flags(CLI::App& verb, TrainSaapFlags& flags) {
   verb.add_option("--held-out", flags.held_out,
                   "share of the prompts, the last ones, to test on (at least one)")
       ->check(number(0.0, 0.9));
+  verb.add_option(
+          "--sample-memory", flags.memory,
+          "for the sampled queries of heads that are trained side by side; where it holds fewer layers "
+          "than there are, prompts are read anew for each group of them")
+      ->check(byte_size());
   verb.add_option("--late", s.late, "share of a prompt's queries that are among its last ones")
       ->check(number(0.0, 1.0));
   verb.add_option("--late-tokens", s.late_tokens, "how many tokens at a prompt's end --late means")

@@ -22,7 +22,9 @@ struct AttentionBenchOptions {
   DType kv_type = DType::f16;
   KvKind kind = KvKind::normal;
   double skew = 1.0;
-  double largest = 0;          ///< share of the keys in one bucket of saap that all attend; 0 = as it comes
+  /// Share of the keys in one bucket that all attend, of the first spec of saap; further ones stay as they
+  /// come, to be held against it in the same run. 0 = all do.
+  double largest = 0;
   std::optional<double> keep;  ///< share of the far keys that selections are cut or filled to
   std::int64_t recall = 0;     ///< best far keys of a query that selections are held against; 0 = not
   double seconds = 2.0;        ///< measuring time per spec, roughly

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "base/cancel.h"
 #include "gpu/selectors.h"
@@ -154,7 +155,8 @@ class Bench {
                                   .sequences = static_cast<int>(task_.batch),
                                   .key_row_bytes = layout_.row_bytes(),
                                   .stream = stream_.get()};
-    c.selector = make_gpu_selector_for_bench(spec, geometry, task_.seed, task_.largest);
+    const bool first_saap = spec.name == "saap" && !std::exchange(met_saap_, true);
+    c.selector = make_gpu_selector_for_bench(spec, geometry, task_.seed, first_saap ? task_.largest : 0.0);
     if (c.selector == nullptr && together_) return false;
     if (c.selector == nullptr) {
       throw InputError(fmt::format(
@@ -408,6 +410,7 @@ class Bench {
   cuda::Buffer q_, q_unrotated_;                        // [places, B, T, Hq, d]
   cuda::Buffer output_, workspace_, readable_;
   std::vector<Candidate> candidates_;
+  bool met_saap_ = false;
 };
 
 }  // namespace

@@ -22,7 +22,7 @@ struct GpuAttentionTask {
   DType kv_type = DType::bf16;
   std::optional<double> keep;  ///< share of the far keys that lists are cut or filled to
   bool rotate = true;          ///< on a GPU, past its caches; without: a trial, not for times
-  double largest = 0;          ///< share of the keys in one bucket of saap that all attend; 0 = as it comes
+  double largest = 0;          ///< as AttentionBenchOptions has it
   std::uint64_t seed = 1;
   /// Writes and commits `context` tokens of one layer; null: independent numbers, made on the GPU.
   std::function<void(std::uint64_t seed, KvStore&)> make_keys;

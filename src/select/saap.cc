@@ -11,6 +11,10 @@
 // predicts the share of attention of a whole bucket, and buckets are uneven, so ranking by it alone reads few
 // large ones; at an equal share of keys the ranking by p / sqrt(n) captures more (docs/results/saap.md).
 //
+// An artefact may assign keys by a trained classifier instead (`train saap --keys trained`, section 6.5): the
+// label is then the largest of its scores. A GPU labels by centroids alone, so such keys are labelled, and
+// their buckets chosen, on the host.
+//
 // Keys and queries enter before RoPE (section 4, "Assigning with(out) RoPE"); stored keys are un-rotated, so
 // the index is a function of the store alone. All keys of a chosen bucket are attended ("Beyond top-k").
 // Centroids and classifier come from an artefact that `train saap` made (saap_artefact.h), nothing is learned

@@ -53,40 +53,34 @@ SaapKeySample sample_saap_keys(const SaapCandidates& candidates, const SaapRows&
   if (all == 0) return sample;
   const std::int64_t d = std::ssize(candidates.q) / all, n = std::ssize(rows.plain) / d;
   const Matrix<const float> rotated(rows.rotated.data(), n, d);
-  std::vector<double> mean(static_cast<std::size_t>(n), 0.0), own(mean.size());
-  std::int64_t found = 0;
+  std::vector<double> mean(static_cast<std::size_t>(n), 0.0), own(mean.size()), log_sums;
   for_each_scored(candidates, rotated, rope, scale, filter, queries,
                   [&](std::int64_t, std::span<const float> scores, const SaapFilter::Ranges& far) {
                     const float most = best_score(scores, far);
                     double total = 0.0;
                     far.for_each([&](std::size_t k) { total += own[k] = std::exp(scores[k] - most); });
                     far.for_each([&](std::size_t k) { mean[k] += own[k] / total; });
-                    ++found;
+                    log_sums.push_back(most + std::log(total));
                   });
-  if (found == 0) return sample;
-  for (double& share : mean) share /= static_cast<double>(found);
+  if (log_sums.empty()) return sample;
+  for (double& share : mean) share /= static_cast<double>(log_sums.size());
   const std::vector<double> chances = chances_of(std::move(mean), filter.sink, keys);
   const std::vector<std::int64_t> chosen = drawn(chances, rng);
-  std::vector<double> stands_for;
   for (const std::int64_t k : chosen) {
     add_row(sample.k, rows.plain.data() + k * d, d);
-    stands_for.push_back(1.0 / chances[static_cast<std::size_t>(k)]);
-    sample.stands_for.push_back(static_cast<float>(stands_for.back()));
+    sample.stands_for.push_back(static_cast<float>(1.0 / chances[static_cast<std::size_t>(k)]));
   }
   std::vector<float> row(chosen.size());
+  std::size_t query = 0;
   for_each_scored(candidates, rotated, rope, scale, filter, queries,
                   [&](std::int64_t at, std::span<const float> scores, const SaapFilter::Ranges& far) {
-                    const float most = best_score(scores, far);
-                    double total = 0.0;
+                    const double log_sum = log_sums[query++];
                     for (std::size_t i = 0; i < chosen.size(); ++i) {
-                      const auto k = static_cast<std::size_t>(chosen[i]);
-                      const double weight =
-                          far.holds(chosen[i]) ? std::exp(scores[k] - most) * stands_for[i] : 0.0;
-                      row[i] = static_cast<float>(weight);
-                      total += weight;
+                      const double score = scores[static_cast<std::size_t>(chosen[i])];
+                      row[i] = far.holds(chosen[i])
+                                   ? static_cast<float>(std::exp(score - log_sum)) * sample.stands_for[i]
+                                   : 0.0f;
                     }
-                    if (total <= 0.0) return;  // none of its keys was drawn
-                    for (float& share : row) share = static_cast<float>(share / total);
                     add_row(sample.q, candidates.q.data() + at * d, d);
                     sample.attention.resize(sample.attention.size() + row.size());
                     kernels().narrow(row.data(), std::ssize(row), DType::f16,

@@ -24,7 +24,9 @@ class Checkpoint;
 struct SaapKeySample {
   std::vector<float> q, k;        // [n_q, d], [n_k, d] before RoPE
   std::vector<float> stands_for;  // [n_k] how many keys of the prompt
-  std::vector<f16> attention;     // [n_q, n_k] of far keys; a row sums to 1
+  /// [n_q, n_k] attention on far keys, of a key times the keys it stands for: a row sums to 1 on average over
+  /// draws. Divided by its own sum it would be biased towards queries' lesser keys.
+  std::vector<f16> attention;
   std::int64_t queries(std::int64_t d) const { return std::ssize(q) / d; }
 };
 

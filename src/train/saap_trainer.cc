@@ -325,7 +325,12 @@ void Training::partitions_from_artefact() {
       throw InputError(fmt::format("{}: expected {} clusters, found {}", settings_.from.string(),
                                    settings_.clusters, layer.buckets()));
     }
-    const auto networks = std::ssize(layer.stretches);
+    const auto networks = std::ssize(layer.stretches) - (settings_.replace_network ? 1 : 0);
+    if (networks < 1)
+      throw InputError(
+          fmt::format("{}: expected an artefact of several networks, of which the last could be "
+                      "replaced, found one",
+                      settings_.from.string()));
     if (settings_.add_network ? networks >= kMostSaapNetworks : networks > 1) {
       throw InputError(
           fmt::format("{}: expected an artefact of {}, found {} networks", settings_.from.string(),
@@ -334,7 +339,9 @@ void Training::partitions_from_artefact() {
                       networks));
     }
     for (Head& other : heads_) {
-      if (other.layer == head.layer) other.start = layer.heads[static_cast<std::size_t>(other.head)];
+      if (other.layer != head.layer) continue;
+      other.start = layer.heads[static_cast<std::size_t>(other.head)];
+      other.start.networks.resize(static_cast<std::size_t>(networks));
     }
   }
 }
@@ -752,6 +759,7 @@ Json SaapSettings::json() const {
           {"probes", probes},
           {"from", from.string()},
           {"add_network", add_network},
+          {"replace_network", replace_network},
           {"seed", seed}};
 }
 

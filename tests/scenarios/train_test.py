@@ -47,6 +47,23 @@ class Train(ProgramTest):
         other = tiny_model.write(self.folder / "other", seed=7)
         self.assert_refused(run("index", "-m", other, "-f", self.text, "-o", self.folder / "o.lode", "-a", spec), "fingerprint")
 
+    def test_saap_with_trained_keys(self):
+        small = {"key-steps": 4, "key-sample": 60, "key-queries": 30, "key-hidden": 6}
+        path, result = self.train("keys.safetensors", "--keys", "trained", "--json", **small)
+        report = self.assert_done(result).json()
+        self.assertTrue(report["training"]["train_keys"])
+        again, result = self.train("keys-again.safetensors", "--keys", "trained", "-t", "1", **small)
+        self.assert_done(result)
+        self.assertEqual(again.read_bytes(), path.read_bytes(), "threads do not matter")
+        spec = f"saap:probes=2,window=31,dense_layers=0,weights={path}"
+        context = self.index("keys.lode", "-a", spec)
+        answer = self.assert_done(run("ask", context, "Who?", "-n", "2", "--json")).json()["answers"][0]
+        self.assertLess(answer["selectivity"], 1)
+        self.assert_refused(run("ask", context, "Who?", "-a", spec.replace(str(path), str(self.train("plain.safetensors")[0]))), "plain.safetensors")
+        tuned, result = self.train("tuned.safetensors", "--from", path, "--adapt", **{"tokens": 4000, "late-tokens": 200}, prompts=1)
+        self.assertEqual(len(self.assert_done(result).stdout.splitlines()) > 4, True)
+        self.assertNotEqual(tuned.read_bytes(), path.read_bytes())
+
     def train_hash(self, name: str, *arguments, **settings):
         path = self.folder / name
         small = {"tokens": 300, "sink": 2, "window": 16, "top": 4, "steps": 3, "queries": 6, "others": 40, **settings}
@@ -77,7 +94,9 @@ class Train(ProgramTest):
 
     def test_refusals(self):
         for settings, mention in (({"clusters": 1}, "--clusters"), ({"clusters": 60000}, "60000"), ({"window": 5000}, "far keys"),
-                                  ({"prompts": 1}, "prompts"), ({"rate": "nan"}, "--rate"), ({"type": "q4"}, "--type")):
+                                  ({"prompts": 1}, "prompts"), ({"rate": "nan"}, "--rate"), ({"type": "q4"}, "--type"),
+                                  ({"keys": "words"}, "--keys"), ({"keys": "trained", "balance": 1}, "--keys trained"),
+                                  ({"sample-memory": "much"}, "--sample-memory")):
             with self.subTest(**settings):
                 path, result = self.train("no.safetensors", **settings)
                 self.assert_refused(result, mention)

@@ -317,6 +317,16 @@ TEST(SaapTraining, AddsANetworkForLongerContextsOverTheSameBuckets) {
   set_cancel(false);
   EXPECT_EQ(bytes(small.train(stopped)), bytes(both));
   EXPECT_EQ(bytes(small.train(checkpoint)), bytes(both));
+  // The last of several is replaced by one that is trained anew, on what the first left.
+  write_saap(base, both.layers, tiny_model()->fingerprint(), {{0, "{}"}, {900, "{}"}});
+  for (const auto& path : {checkpoint, stopped}) std::filesystem::remove(path);
+  small.settings.replace_network = true;
+  const SaapResult replaced = small.train(checkpoint);
+  EXPECT_EQ(bytes(replaced), bytes(both));
+  std::filesystem::remove(checkpoint);
+  write_saap(base, near.layers, tiny_model()->fingerprint(), {{0, "{}"}});
+  EXPECT_THROW(small.train(checkpoint), InputError);  // the only one
+  small.settings.replace_network = false;
   // A network of several cannot be trained further, another one can be added.
   write_saap(base, both.layers, tiny_model()->fingerprint(), {{0, "{}"}, {900, "{}"}});
   for (const auto& path : {checkpoint, stopped}) std::filesystem::remove(path);
