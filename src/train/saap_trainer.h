@@ -68,7 +68,7 @@ struct SaapSettings {
   /// Its networks stay as they are (in 8 bits where type is q8), and another one is trained over its buckets,
   /// for longer contexts; false: its only network is trained further.
   bool add_network = false;
-  bool replace_network = false;  ///< the added one takes the place of the last
+  bool replace_network = false;                 ///< the added one takes the place of the last
   std::int64_t memory = std::int64_t{2} << 30;  ///< bytes of sampled queries at a time
   std::uint64_t seed = 0;
   Json json() const;
