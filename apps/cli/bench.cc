@@ -331,9 +331,10 @@ void run_growth(const BenchFlags& flags, const std::string& contexts, std::int64
                                       .seconds = flags.seconds};
   const auto rows = bench_growth(options, flags.specs, pool, flags.note());
   if (!flags.common.json)
-    print_text(fmt::format("{} · {} threads, {}\n{:32} {:>10} {:>10} {:>12} {:>10} {:>10} {:>10} {:>10}\n",
-                           flags.shape, pool.size(), kernels().name, "attention", "context", "kept", "bytes",
-                           "x first", "compared", "median us", "index s"));
+    print_text(
+        fmt::format("{} · {} threads, {}\n{:32} {:>10} {:>10} {:>8} {:>12} {:>10} {:>10} {:>10} {:>10}\n",
+                    flags.shape, pool.size(), kernels().name, "attention", "context", "kept", "mass", "bytes",
+                    "x first", "compared", "median us", "index s"));
   Json results = Json::array();
   for (const GrowthBenchRow& row : rows) {
     const auto first = std::find_if(rows.begin(), rows.end(), [&](const GrowthBenchRow& other) {
@@ -343,14 +344,15 @@ void run_growth(const BenchFlags& flags, const std::string& contexts, std::int64
     results.push_back({{"attention", row.attention},
                        {"context", row.context},
                        {"kept", row.kept},
+                       {"mass", row.mass},
                        {"bytes", row.bytes},
                        {"growth", growth},
                        {"compared", row.scored},
                        {"median_us", row.median_us},
                        {"build_seconds", row.build_seconds}});
     if (!flags.common.json)
-      print_text(fmt::format("{:32} {:>10} {:>10.1f} {:>12} {:>10.2f} {:>10} {:>10.1f} {:>10.1f}\n",
-                             row.attention, row.context, row.kept, row.bytes, growth, row.scored,
+      print_text(fmt::format("{:32} {:>10} {:>10.1f} {:>8.4f} {:>12} {:>10.2f} {:>10} {:>10.1f} {:>10.1f}\n",
+                             row.attention, row.context, row.kept, row.mass, row.bytes, growth, row.scored,
                              row.median_us, row.build_seconds));
   }
   Json result = header(flags, Device::cpu, pool);

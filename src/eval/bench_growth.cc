@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
+#include <limits>
 #include <memory>
 
 #include "base/cancel.h"
@@ -21,6 +23,7 @@ namespace {
 constexpr std::int64_t kPieceTokens = 1024;  // of keys that one thread makes at a time
 constexpr int kQueryVariants = 32;           // counted; those timed go round
 constexpr int kLeastRounds = 8;
+constexpr float kNone = -std::numeric_limits<float>::infinity();  // the log of what no key weighs
 
 /// One context's keys, the queries behind them, and the selectors that index them.
 class Growth {
@@ -87,6 +90,7 @@ class Growth {
       double all = 0;  // of sets of a KV head or of a query head
       for (std::int64_t i = 0; i < selection.sets(); ++i) all += static_cast<double>(selection.keys(i));
       kept += all / static_cast<double>(std::max<std::int64_t>(1, selection.sets()));
+      row.mass += captured(selection, queries, c.spec.dense) / kQueryVariants;
     }
     const SelectWork work = c.selector->take_work();
     row.kept = kept / kQueryVariants;
@@ -167,6 +171,41 @@ class Growth {
             .far_limit = dense.from_context
                              ? static_cast<Position>(std::max<std::int64_t>(0, context_ - dense.window))
                              : QueryBlock::kNoLimit};
+  }
+
+  /// Share of the far keys' attention that chosen ones have: mean over the query heads of one token.
+  double captured(const Selection& selection, const QueryBlock& queries, const DenseParts& dense) {
+    const ModelConfig& c = options_.shape;
+    const Run far = {queries.far_begin, queries.far_end(0, dense)};
+    const auto heads = static_cast<std::size_t>(c.query_heads);
+    std::vector<float> output(queries.q.size()), all(heads), chosen(heads, kNone);
+    std::vector<AttendItem> items;
+    const auto add = [&](int head, std::span<const Run> runs, const Selection::Set& of,
+                         std::vector<float>& lse) {
+      const auto at = static_cast<std::size_t>(head);
+      items.push_back({.q = queries.q.data() + head * c.head_dim,
+                       .queries = 1,
+                       .kv = queries.kv.heads[at / (heads / queries.kv.heads.size())],
+                       .runs = runs,
+                       .rows = of.rows,
+                       .log_weights = {},
+                       .o = output.data() + head * c.head_dim,
+                       .lse = lse.data() + head});
+    };
+    const float scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
+    for (int head = 0; head < c.query_heads; ++head) add(head, {&far, 1}, {}, all);
+    attend_items(items, scale, pool_);
+    items.clear();
+    for (std::int64_t i = 0; i < selection.sets(); ++i) {
+      const Selection::Set set = selection.set(i);
+      const int first = set.queries.kv_head * (c.query_heads / c.kv_heads);
+      for (std::uint32_t rest = set.queries.heads; rest != 0; rest &= rest - 1)
+        add(first + std::countr_zero(rest), set.runs, set, chosen);
+    }
+    attend_items(items, scale, pool_);
+    double sum = 0.0;
+    for (std::size_t head = 0; head < heads; ++head) sum += std::exp(chosen[head] - all[head]);
+    return sum / static_cast<double>(heads);
   }
 
   /// Reads twice what the last-level cache holds.

@@ -32,6 +32,7 @@ struct GrowthBenchRow {
   std::int64_t bytes = 0;   ///< read to choose: means over the queries
   std::int64_t scored = 0;  ///< index entries compared with the query
   double kept = 0;          ///< far keys chosen by one KV head
+  double mass = 0;          ///< share of the far keys' attention that goes to the chosen ones
   double median_us = 0;     ///< of choosing, with nothing of the index in the caches
   double build_seconds = 0;
 };

@@ -48,7 +48,9 @@ namespace lode {
 namespace {
 
 constexpr Position kGrowth = 128;
-constexpr std::int64_t kMostAtTop = 1024;  // levels=auto
+// levels=auto: so many nodes at the top, and for each child that a node has.
+constexpr std::int64_t kMostAtTop = 1024, kAtTopPerChild = 128;
+constexpr double kManyChildren = 8.0, kFewChildren = 4.0;  // levels=auto
 constexpr int kMostLevels = 16;
 constexpr double kSlack = 2.0;  // a coarser level never keeps less than so many times the wanted keys
 constexpr float kLargestSpread = 1e15f;  // of a logit: its square is still a float
@@ -56,11 +58,20 @@ constexpr double kAutoNodes = 48.0;      // levels=auto: nor fewer nodes
 constexpr std::array<std::string_view, 2> kOffOn = {"off", "on"}, kMetrics = {"queries", "cosine"},
                                           kCentroids = {"q8", "f16"};
 
+/// Children per node that a tree of levels=auto was built with.
+double branch_of(const ClusterTree& tree) {
+  const std::size_t steps = tree.levels.size() - 1;
+  const double leaves = tree.levels.back().nodes(), top = tree.levels.front().nodes();
+  return steps == 0 ? kManyChildren
+                    : std::max(2.0, std::round(std::pow(leaves / top, 1.0 / static_cast<double>(steps))));
+}
+
 struct SqueezedOptions {
   Amount clusters = {0.05, true}, clusters1 = {0.01, true};
   int levels = 1;  ///< 0: auto
-  double branch =
-      0;  ///< children per node; 0: levels between clusters and clusters1 are spaced evenly in logarithm
+  /// Children per node; 0: levels between clusters and clusters1 are spaced evenly in logarithm, those of
+  /// levels=auto as children_for() says.
+  double branch = 0;
   double kept1 = 0.75;        ///< share of the keys below what the coarsest of several levels keeps
   bool by_queries = true;     ///< else by cosine
   bool q8 = true;             ///< centroids in 8 bits
@@ -74,7 +85,7 @@ struct SqueezedOptions {
     o.clusters1 = spec.amount("clusters1", o.clusters1);
     const bool is_auto = spec.text("levels") == "auto";
     o.levels = is_auto ? 0 : static_cast<int>(spec.integer("levels", 1, 1, kMostLevels));
-    o.branch = static_cast<double>(spec.integer("branch", is_auto ? 8 : 0, 2, 1024));
+    o.branch = static_cast<double>(spec.integer("branch", 0, 2, 1024));
     o.common = ThresholdSelector::Options::of(spec);
     o.kept1 = spec.number("kept1", o.kept1, 0.01, 1.0);
     o.by_queries = spec.choice("metric", kMetrics[0], kMetrics) == "queries";
@@ -85,24 +96,42 @@ struct SqueezedOptions {
     return o;
   }
 
-  bool clusters_like(const SqueezedOptions& other) const {
+  /// A context of so many keys.
+  bool clusters_like(const SqueezedOptions& other, std::int64_t keys) const {
     return same_amount(clusters, other.clusters) && same_amount(clusters1, other.clusters1) &&
-           levels == other.levels && branch == other.branch && by_queries == other.by_queries &&
-           q8 == other.q8 && common.tail == other.common.tail;
+           levels == other.levels && children_for(keys) == other.children_for(keys) &&
+           by_queries == other.by_queries && q8 == other.q8 && common.tail == other.common.tail;
+  }
+
+  /// Share of the keys to keep; targets that are none count as one in ten.
+  double wanted() const {
+    return common.target.kind == Target::Kind::sparsity ? 1.0 - common.target.value : 0.1;
+  }
+
+  /// levels=auto: where a level keeps a share of its nodes, a lookup compares children / (children - 1) of
+  /// what the leaves alone cost, so many children are best; where it keeps a number of them, children times
+  /// as many as there are levels, so few are. Which of both holds, the level above the leaves says.
+  double children_for(std::int64_t keys) const {
+    if (levels > 0 || branch > 0) return branch;
+    const double above = static_cast<double>(clusters.of(keys)) / kFewChildren;
+    return kSlack * wanted() * above < kAutoNodes ? kFewChildren : kManyChildren;
   }
 
   /// Nodes per level, coarsest first, of a part with `keys` of an index whose context has `all` keys: parts
-  /// that came later have the context's shares and its number of levels.
-  std::vector<std::int64_t> nodes(std::int64_t keys, std::int64_t all) const {
+  /// that came later have the context's shares and its number of levels, and so has `first`, its tree, which
+  /// may be a file's of another branching.
+  std::vector<std::int64_t> nodes(std::int64_t keys, std::int64_t all,
+                                  const ClusterTree* first = nullptr) const {
     const auto n = static_cast<double>(all);
     const double finest = static_cast<double>(clusters.of(all)) / n;
     std::vector<double> shares = {finest};
-    const int wanted = levels_for(all);
-    const double coarsest = std::min(finest, static_cast<double>(clusters1.of(all)) / n);
+    const int wanted = first != nullptr ? static_cast<int>(first->levels.size()) : levels_for(all);
+    const double children = first != nullptr && levels == 0 ? branch_of(*first) : children_for(all),
+                 coarsest = std::min(finest, static_cast<double>(clusters1.of(all)) / n);
     for (int up = 1; up < wanted; ++up) {
       const double along = static_cast<double>(up) / (wanted - 1);
-      shares.push_back(branch > 0 ? finest * std::pow(branch, -up)
-                                  : finest * std::pow(coarsest / finest, along));
+      shares.push_back(children > 0 ? finest * std::pow(children, -up)
+                                    : finest * std::pow(coarsest / finest, along));
     }
     std::vector<std::int64_t> out;
     for (auto share = shares.rbegin(); share != shares.rend(); ++share) {
@@ -121,10 +150,12 @@ struct SqueezedOptions {
 
   int levels_for(std::int64_t keys) const {
     if (levels > 0) return levels;
+    auto nodes = static_cast<double>(clusters.of(keys));
+    if (nodes <= kMostAtTop) return 1;
+    const double children = children_for(keys),
+                 most = std::min<double>(kMostAtTop, kAtTopPerChild * children);
     int count = 1;
-    for (double nodes = static_cast<double>(clusters.of(keys)); nodes > kMostAtTop && count < kMostLevels;
-         ++count)
-      nodes = std::ceil(nodes / branch);
+    for (; nodes > most && count < kMostLevels; ++count) nodes = std::ceil(nodes / children);
     return count;
   }
 };
@@ -203,8 +234,8 @@ class Squeezed final : public ThresholdSelector,
   bool take_index(std::int32_t sequence, const Selector& other) override {
     const auto* const same = dynamic_cast<const Squeezed*>(&other);
     const Index* const its = same != nullptr ? same->find(sequence) : nullptr;
-    if (its == nullptr || !own_.clusters_like(same->own_) || has_spreads(*its) != own_.spread ||
-        !copy_state(sequence, *same))
+    if (its == nullptr || !own_.clusters_like(same->own_, its->context()) ||
+        has_spreads(*its) != own_.spread || !copy_state(sequence, *same))
       return false;
     indexes_.insert_or_assign(sequence, same->indexes_.at(sequence)).first->second.ordered_end = 0;
     ++version_;
@@ -316,7 +347,9 @@ class Squeezed final : public ThresholdSelector,
     for (int head = 0; head < geometry_.kv_heads; ++head) {
       segment.heads.push_back(build_cluster_tree(
           kv.heads[static_cast<std::size_t>(head)], begin, end,
-          {.nodes = own_.nodes(end - begin, all),
+          {.nodes = own_.nodes(
+               end - begin, all,
+               index.segments.empty() ? nullptr : &index.segments[0].heads[static_cast<std::size_t>(head)]),
            .values = options_.tail,
            .spreads = has_spreads(index),
            .q8 = own_.q8,
@@ -518,12 +551,11 @@ class Squeezed final : public ThresholdSelector,
 
 ClusterPlan cluster_plan(const Spec& spec, std::int64_t keys) {
   const SqueezedOptions options = SqueezedOptions::of(spec);
-  const Target target = options.common.target;
-  const double wanted = target.kind == Target::Kind::sparsity ? 1.0 - target.value : 0.1;
   ClusterPlan plan = {.nodes = options.nodes(keys, keys), .kept = {}};
   const int last = static_cast<int>(plan.nodes.size()) - 1;
   for (int level = 0; level <= last; ++level)
-    plan.kept.push_back(options.kept_at(level, last, wanted, plan.nodes[static_cast<std::size_t>(level)]));
+    plan.kept.push_back(
+        options.kept_at(level, last, options.wanted(), plan.nodes[static_cast<std::size_t>(level)]));
   return plan;
 }
 
@@ -532,7 +564,10 @@ MethodInfo squeezed_method() {
       .name = "squeezed",
       .aliases = {},
       .source = "Squeezed Attention (Hooper et al. 2024)",
-      .keys = {{"levels", "levels of centroids, 1 to 16, or auto: as many as leave 1024 at the top", "1"},
+      .keys = {{"levels",
+                "levels of centroids, 1 to 16, or auto: as many as leave 1024 at the top (512 where few keys "
+                "are kept)",
+                "1"},
                {"clusters", "centroids of the finest level, a count or a share of the keys", "5%"},
                {"clusters1", "centroids of the coarsest of several levels, a count or a share of the keys",
                 "1%"},
@@ -541,7 +576,8 @@ MethodInfo squeezed_method() {
                 "them) or cosine (the paper's)",
                 "queries"},
                {"kept1", "share of the keys that the coarsest of several levels keeps, 0.01 to 1", "0.75"},
-               {"branch", "instead of clusters1: children per centroid, 2 to 1024", "8 with levels=auto"},
+               {"branch", "instead of clusters1: children per centroid, 2 to 1024",
+                "with levels=auto 8, or 4 where few keys are kept"},
                {"sparsity",
                 "share of the keys to leave out, calibrated over all layers and heads, 0 to 0.999999", "0.9"},
                {"mass", "instead of sparsity: share of the attention to capture, 0.01 to 1", ""},

@@ -12,6 +12,7 @@
 #include "io/container.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
+#include "select/cluster_choice.h"
 #include "select/cluster_tree.h"
 #include "select/shares_index.h"
 #include "select/threshold_selector.h"
@@ -569,6 +570,55 @@ TEST(Squeezed, AutoLevelsReadLittleMoreOfALongerContext) {
   };
   const double shorter = bytes_at(kShort), longer = bytes_at(kLong);
   EXPECT_LT(longer, 2.0 * shorter) << longer / shorter;
+}
+
+// levels=auto has eight children to a node, and four where a lookup keeps so few keys that a level keeps a
+// number of its nodes instead of a share: then 256 times the keys are less than twice the nodes.
+TEST(Squeezed, AutoLevelsHaveFewChildrenWhereFewKeysAreKept) {
+  const auto nodes = [](const char* spec, std::int64_t keys) {
+    return cluster_plan(parse_spec(spec), keys).nodes;
+  };
+  const std::int64_t m = 1 << 20;
+  using Nodes = std::vector<std::int64_t>;
+  EXPECT_EQ(nodes("squeezed:levels=auto", 16384), (Nodes{820}));
+  EXPECT_EQ(nodes("squeezed:levels=auto,sparsity=0.95", 16384), (Nodes{820}));
+  EXPECT_EQ(nodes("squeezed:levels=auto", m / 8), (Nodes{820, 6554}));
+  EXPECT_EQ(nodes("squeezed:levels=auto,mass=0.9", m / 8), (Nodes{820, 6554}));
+  EXPECT_EQ(nodes("squeezed:levels=auto,sparsity=0.99", m / 8), (Nodes{410, 1639, 6554}));
+  EXPECT_EQ(nodes("squeezed:levels=auto,sparsity=0.99,branch=8", m / 8), (Nodes{820, 6554}));
+  EXPECT_EQ(nodes("squeezed:levels=auto,sparsity=0.99975", 4 * m),
+            (Nodes{205, 820, 3277, 13108, 52429, 209716}));
+}
+
+// A file of another branching is read as it is, chooses as it did, and what comes later is clustered into as
+// many levels, with as many children.
+TEST(Squeezed, AFileOfAnotherBranchingGrowsAsItIs) {
+  ThreadPool pool(2);
+  World world({.kv_heads = 1, .group = 2, .d = 16, .dense = {.sink = 0, .window = 16}, .max_tokens = 6000});
+  plant_topics(world, 64, 0.3f);
+  const LayerGeometry geometry = world.geometry(pool);
+  const std::string spec = "squeezed:levels=auto,clusters=50%,sparsity=0.98";
+  const auto indexed = make(spec + ",branch=8", geometry), loaded = make(spec, geometry);
+  write(world, *indexed, 4800);
+  build(world, *indexed);
+  hand_over(world, *indexed, *loaded);
+  const QueryBlock block = world.block(4799, 1);
+  EXPECT_EQ(select(*loaded, block, geometry), select(*indexed, block, geometry));
+  write(world, *indexed, 300, Phase::generation);
+  const auto end = static_cast<Position>(world.tokens() - 16);
+  for (Selector* const selector : {indexed.get(), loaded.get()})
+    selector->append(0, world.store().layer(0), end);
+  const ClusterShape shape = {.heads = 1, .head_dim = 16, .levels = 2, .spreads = true, .q8 = true};
+  const Saved own(*indexed, shape, world.tokens()), its(*loaded, shape, world.tokens());
+  ASSERT_EQ(own.segments.size(), 4u);
+  ASSERT_EQ(its.segments.size(), 4u);
+  for (std::size_t i = 0; i < 4; ++i) {
+    const ClusterTree &a = own.segments[i].heads[0], &b = its.segments[i].heads[0];
+    EXPECT_EQ(a.rows, b.rows) << i;
+    EXPECT_NEAR(static_cast<double>(b.levels[1].nodes()) / b.levels[0].nodes(), 8.0, 0.5) << i;
+  }
+  // An index that is made now has four, and so a level more.
+  EXPECT_EQ(cluster_plan(parse_spec(spec), 4700).nodes, (std::vector<std::int64_t>{147, 588, 2350}));
 }
 
 TEST(Squeezed, SpecsOutOfRangeAreRefused) {
