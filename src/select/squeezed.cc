@@ -51,10 +51,10 @@ constexpr Position kGrowth = 128;
 // levels=auto: so many nodes at the top, and for each child that a node has.
 constexpr std::int64_t kMostAtTop = 1024, kAtTopPerChild = 128;
 constexpr double kManyChildren = 8.0, kFewChildren = 4.0;  // levels=auto
+constexpr double kAutoNodes = 48.0;  // levels=auto: a level keeps as many keys as so many average nodes have
 constexpr int kMostLevels = 16;
 constexpr double kSlack = 2.0;  // a coarser level never keeps less than so many times the wanted keys
 constexpr float kLargestSpread = 1e15f;  // of a logit: its square is still a float
-constexpr double kAutoNodes = 48.0;      // levels=auto: nor fewer nodes
 constexpr std::array<std::string_view, 2> kOffOn = {"off", "on"}, kMetrics = {"queries", "cosine"},
                                           kCentroids = {"q8", "f16"};
 

@@ -573,7 +573,7 @@ TEST(Squeezed, AutoLevelsReadLittleMoreOfALongerContext) {
 }
 
 // levels=auto has eight children to a node, and four where a lookup keeps so few keys that a level keeps a
-// number of its nodes instead of a share: then 256 times the keys are less than twice the nodes.
+// number of its nodes instead of a share.
 TEST(Squeezed, AutoLevelsHaveFewChildrenWhereFewKeysAreKept) {
   const auto nodes = [](const char* spec, std::int64_t keys) {
     return cluster_plan(parse_spec(spec), keys).nodes;
