@@ -26,7 +26,7 @@ struct BenchFlags {
   std::vector<std::string> specs;
   std::string shape = "llama-3.1-8b", model, kv_type = "f16", kind = "normal", gpu_memory, kv_tier = "auto";
   std::string active_memory, order = "cluster";
-  std::int64_t context = 8192, batch = 1, queries = 1, tokens = 512, recall = 0;
+  std::int64_t context = 8192, batch = 1, queries = 1, tokens = 512, recall = 0, question = 0;
   double skew = 1.0, seconds = 2.0;
   std::optional<double> keep;
   double largest = 0;
@@ -192,11 +192,16 @@ Json decode_json(const DecodeBenchRow& row, const BenchFlags& flags, double vs_f
     json["recall"] = row.recall.recall();
     json["scanned"] = row.recall.scanned();
   }
+  if (row.question_ms > 0) {
+    json["question"] = {{"ms", row.question_ms},
+                        {"density", row.question_density},
+                        {"selectivity", row.question_selectivity}};
+  }
   put_audit(json, row.work);
   return json;
 }
 
-/// What the host and the GPU did of a token, and what a search found.
+/// What the host and the GPU did of a token, what a search found, and how long a question took.
 std::string decode_details(const DecodeBenchRow& row) {
   std::string text;
   if (const TierWork& t = row.tiers; t.host_keys + t.gpu_keys > 0) {
@@ -213,6 +218,9 @@ std::string decode_details(const DecodeBenchRow& row) {
   if (row.recall.wanted > 0)
     text +=
         fmt::format("    recall {:.4f}, scanned {:.2f} %\n", row.recall.recall(), 100 * row.recall.scanned());
+  if (row.question_ms > 0)
+    text += fmt::format("    question read in {:.1f} ms, density {:.2f} %, far keys {:.2f} %\n",
+                        row.question_ms, 100 * row.question_density, 100 * row.question_selectivity);
   return text;
 }
 
@@ -237,6 +245,7 @@ void run_decode(const BenchFlags& flags, bool random) {
                                       .order_rows = flags.order == "cluster",
                                       .recall = flags.recall,
                                       .steps = flags.steps,
+                                      .question = flags.question,
                                       .audit = flags.audit};
   const auto rows = bench_decode(model, options, parse_specs(flags.specs), flags.note());
   Json results = Json::array();
@@ -421,6 +430,8 @@ void add_decode(CLI::App& bench) {
             "ood where the host chooses; not timed");
   verb.add_option("-n,--steps", flags->steps, "decode steps measured per spec")
       ->check(whole_number(1, 100'000));
+  add_count(verb, "--question", flags->question, 1 << 16,
+            "also time how long a question of so many tokens takes to read");
   verb.add_option("--audit", flags->audit,
                   "share of the warm-up's sparse attention calls that are also computed exactly, 0 to 1")
       ->check(number(0.0, 1.0));

@@ -18,7 +18,7 @@ namespace {
 struct EvalFlags {
   CommonFlags common;
   ModelFlags model;
-  std::string samples, format = "auto", prompts, protocol = "context-dense", output;
+  std::string samples, format = "auto", prompts, protocol = "context-dense", order = "token", output;
   std::vector<std::string> specs;
   std::int64_t limit = 0;
 };
@@ -39,6 +39,7 @@ void run(const EvalFlags& flags) {
   options.context = context_options(flags.common, flags.model);
   options.records = flags.output;
   options.audit_limit = audit_limit(flags.model);
+  options.order_rows = flags.order == "cluster";
   options.progress = flags.common.progress();
   const std::vector<NamedSpec> specs = named_specs(flags.specs);
   const std::vector<Sample> samples =
@@ -73,6 +74,10 @@ void add_eval(CLI::App& app) {
   verb.add_option("--protocol", flags->protocol,
                   "what is sparse: context-dense (question and answer), decode-sparse (answer), last:N (the "
                   "prompt's last N tokens and the answer)");
+  verb.add_option("--order", flags->order,
+                  "order of keys and values in memory while questions are answered: token, or on the CPU "
+                  "cluster (of the one saap, kmeans, ivf or squeezed that is scored, as bench times it)")
+      ->check(CLI::IsMember({"token", "cluster"}));
   verb.add_option("--limit", flags->limit, "samples of each task and length at most; 0 = all")
       ->check(whole_number(0, 1'000'000'000));
   verb.add_option("-o,--output", flags->output,

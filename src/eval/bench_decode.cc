@@ -17,6 +17,7 @@ constexpr std::int64_t kWriteTokens = 512;
 constexpr int kWarmUp = 2;
 
 constexpr int kRecallQueries = 6;  // of each layer
+constexpr int kQuestions = 6;      // read under each method, the first as a warm-up
 
 VectorMaker maker_of(const Context::Impl& c, const DecodeBenchOptions& options, int layer) {
   const ModelConfig& m = c.config;
@@ -215,6 +216,33 @@ TierWork per_step(TierWork sum, int steps) {
   return sum;
 }
 
+/// Reads questions of random tokens under each method, in turn.
+void read_questions(Context::Impl& c, const DecodeBenchOptions& options, std::span<const MethodId> methods,
+                    std::span<DecodeBenchRow> rows) {
+  if (options.question == 0) return;
+  const std::int64_t start = c.tokens();
+  Rng rng(options.seed);
+  std::vector<std::vector<double>> times(methods.size());
+  std::vector<WorkReport> work(methods.size());
+  for (int question = 0; question < kQuestions; ++question) {
+    std::vector<TokenId> tokens;
+    for (std::int64_t i = 0; i < options.question; ++i)
+      tokens.push_back(static_cast<TokenId>(rng.below(static_cast<std::uint64_t>(c.config.vocab))));
+    for (std::size_t i = 0; i < methods.size(); ++i) {
+      check_cancel();
+      const double us = microseconds(
+          [&] { work[i] += c.run(tokens, methods[i], Phase::question, LogitRows::last_of_each); });
+      if (question > 0) times[i].push_back(us);
+      c.roll_back(start);
+    }
+  }
+  for (std::size_t i = 0; i < methods.size(); ++i) {
+    rows[i].question_ms = 1e-3 * median(times[i]);
+    rows[i].question_density = work[i].density();
+    rows[i].question_selectivity = work[i].selectivity();
+  }
+}
+
 }  // namespace
 
 std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& model,
@@ -229,7 +257,7 @@ std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& mod
                           .gpu_memory = options.gpu_memory,
                           .kv_tier = options.kv_tier,
                           .active_memory = options.active_memory,
-                          .max_tokens = options.context + steps,
+                          .max_tokens = options.context + std::max<std::int64_t>(steps, options.question),
                           .seed = options.seed});
   std::vector<MethodId> methods;
   for (const Spec& spec : all) methods.push_back(context.attach(spec));
@@ -273,6 +301,8 @@ std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& mod
       c.roll_back(start);
     }
   }
+  c.given = {};
+  read_questions(c, options, methods, rows);
   if (options.recall > 0)
     restore_rows(c);  // recall asks in the place of the last token, which makes one key less far
   for (std::size_t i = 0; i < all.size(); ++i) {

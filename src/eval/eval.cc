@@ -10,6 +10,7 @@
 
 #include "base/cancel.h"
 #include "engine/context.h"
+#include "engine/row_order.h"
 #include "eval/audit_result.h"
 #include "eval/records.h"
 #include "eval/scoring.h"
@@ -261,6 +262,7 @@ void Answering::Impl::answer(const Document& document, std::span<const EvalPass>
   if (!prompts.context.empty())
     context.prefill(prompts.context, [&](std::int64_t tokens) { progress(prefill_cost(tokens)); });
   context.build_indexes();
+  if (options.order_rows) order_rows(context);
   for (std::size_t q = 0; q < document.samples.size(); ++q) {
     progress(done);
     for (const EvalPass& pass : of) {
@@ -427,9 +429,13 @@ EvalReport evaluate(std::shared_ptr<const Model> model, const std::vector<Sample
   } else {
     std::rotate(specs.begin(), full, full + 1);
   }
+  if (options.order_rows && specs.size() > 2)
+    throw InputError(fmt::format("expected one method beside full for the order of its clusters, found {}",
+                                 specs.size() - 1));
   for (NamedSpec& named : specs) named.files = files_hash(named.spec, *model);
   Json settings = record_settings(*model, options.protocol, options.context);
   if (options.audit_limit) settings["audit_limit"] = *options.audit_limit;
+  if (options.order_rows) settings["order"] = "cluster";
   Records records(options.records, settings);
   const EvalPass pass = {options.protocol, &records};
   Answering answering(model, samples, specs, {&pass, 1}, options);

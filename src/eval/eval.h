@@ -50,6 +50,7 @@ struct EvalOptions {
   /// Which answers to find, of sample, spec and protocol; null = all.
   std::function<bool(const Sample&, const NamedSpec&, const Protocol&)> wanted;
   std::optional<double> audit_limit;  ///< Audit::set_limit
+  bool order_rows = false;            ///< order_rows(), of the one method beside `full`
   Progress::Mode progress = Progress::Mode::automatic;
 };
 

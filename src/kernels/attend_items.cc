@@ -95,16 +95,42 @@ SoftmaxState state_at(float* floats, const AttendItem& item) {
   return {floats, floats + values, floats + values + item.queries};
 }
 
+/// What a thread needs for its chunks.
+struct Scratch {
+  std::vector<float> scaled;   // [queries, d]
+  std::vector<Position> rows;  // of runs that are attended as one list
+};
+
+/// Runs side by side are attended as one list of rows: each by itself would begin with nothing on its way
+/// from memory, and end with sums to fold.
+void attend_segments(const KernelTable& table, const AttendItem& item, std::span<const Run> segments,
+                     const SoftmaxState& state, Scratch& scratch) {
+  if (segments.size() == 1)
+    return table.attend_run(scratch.scaled.data(), item.queries, item.kv, segments[0].begin, segments[0].end,
+                            state);
+  scratch.rows.clear();
+  for (const Run& run : segments) {
+    const auto at = static_cast<std::ptrdiff_t>(scratch.rows.size());
+    scratch.rows.resize(scratch.rows.size() + static_cast<std::size_t>(run.end - run.begin));
+    std::iota(scratch.rows.begin() + at, scratch.rows.end(), run.begin);
+  }
+  table.attend_rows(scratch.scaled.data(), item.queries, item.kv, scratch.rows.data(), nullptr,
+                    std::ssize(scratch.rows), state);
+}
+
 void attend_chunk(const KernelTable& table, const AttendItem& item, const Plan& plan, const Chunk& chunk,
-                  float scale, std::vector<float>& scaled, float* floats) {
+                  float scale, Scratch& scratch, float* floats) {
   const SoftmaxState state = state_at(floats, item);
   std::fill_n(floats, state_size(item), 0.0f);
   std::fill_n(state.m, item.queries, -std::numeric_limits<float>::infinity());
+  std::vector<float>& scaled = scratch.scaled;
   scaled.resize(static_cast<std::size_t>(item.queries) * item.kv.d);
   for (std::size_t i = 0; i < scaled.size(); ++i) scaled[i] = item.q[i] * scale;
-  for (std::size_t s = chunk.segment_begin; s < chunk.segment_end; ++s)
-    table.attend_run(scaled.data(), item.queries, item.kv, plan.segments[s].begin, plan.segments[s].end,
-                     state);
+  if (chunk.segment_end > chunk.segment_begin)
+    attend_segments(
+        table, item,
+        std::span(plan.segments).subspan(chunk.segment_begin, chunk.segment_end - chunk.segment_begin), state,
+        scratch);
   if (chunk.row_end > chunk.row_begin)
     table.attend_rows(scaled.data(), item.queries, item.kv, item.rows.data() + chunk.row_begin,
                       item.log_weights.empty() ? nullptr : item.log_weights.data() + chunk.row_begin,
@@ -159,11 +185,11 @@ void attend_items(std::span<const AttendItem> items, float scale, ThreadPool& po
     remaining[i].store(static_cast<std::int64_t>(chunks), std::memory_order_relaxed);
     if (chunks == 0) finish(i);
   }
-  std::vector<std::vector<float>> scaled(static_cast<std::size_t>(pool.size()));
+  std::vector<Scratch> scratch(static_cast<std::size_t>(pool.size()));
   pool.for_each(static_cast<std::int64_t>(plan.chunks.size()), [&](std::int64_t c, int worker) {
     const Chunk& chunk = plan.chunks[static_cast<std::size_t>(c)];
     const auto i = static_cast<std::size_t>(chunk.item);
-    attend_chunk(table, items[i], plan, chunk, scale, scaled[static_cast<std::size_t>(worker)],
+    attend_chunk(table, items[i], plan, chunk, scale, scratch[static_cast<std::size_t>(worker)],
                  states.get() + chunk.state);
     if (remaining[i].fetch_sub(1, std::memory_order_acq_rel) == 1) finish(i);
   });

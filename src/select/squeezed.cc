@@ -34,6 +34,7 @@
 #include "base/rng.h"
 #include "io/container.h"
 #include "kernels/kernels.h"
+#include "kernels/node_scores.h"
 #include "lodestone/error.h"
 #include "select/cluster_choice.h"
 #include "select/cluster_tree.h"
@@ -54,7 +55,6 @@ constexpr double kManyChildren = 8.0, kFewChildren = 4.0;  // levels=auto
 constexpr double kAutoNodes = 48.0;  // levels=auto: a level keeps as many keys as so many average nodes have
 constexpr int kMostLevels = 16;
 constexpr double kSlack = 2.0;  // a coarser level never keeps less than so many times the wanted keys
-constexpr float kLargestSpread = 1e15f;  // of a logit: its square is still a float
 constexpr std::array<std::string_view, 2> kOffOn = {"off", "on"}, kMetrics = {"queries", "cosine"},
                                           kCentroids = {"q8", "f16"};
 
@@ -172,52 +172,18 @@ std::int64_t coded_bytes(std::int64_t d) {
   return d + std::int64_t{sizeof(float)};
 }
 
-void multiply(std::span<const float> scales, int rows, float* z, std::int64_t stride) {
-  for (int r = 0; r < rows; ++r) {
-    for (std::size_t i = 0; i < scales.size(); ++i) z[r * stride + static_cast<std::int64_t>(i)] *= scales[i];
-  }
-}
-
-/// sqrt(2 log N): deviations that the largest of N normal numbers is off. Few sizes of clusters occur often.
-float most_spread(std::int32_t keys) {
+/// sqrt(2 log N) of nodes with N keys: deviations that the largest of N normal numbers is off. Few sizes of
+/// clusters occur often.
+void most_spreads(std::span<const std::int32_t> keys, float* most) {
   static const auto known = [] {
     std::array<float, 1024> of = {};
     for (std::size_t n = 1; n < of.size(); ++n) of[n] = std::sqrt(2.0f * std::log(static_cast<float>(n)));
     return of;
   }();
-  const auto n = static_cast<std::size_t>(keys);
-  return n < known.size() ? known[n] : std::sqrt(2.0f * std::log(static_cast<float>(keys)));
-}
-
-/// z += what the log of the mean of exp(q . k) over a node's N keys is above the exponent's mean, if q . k is
-/// normal there with the variance s^2 = sum of (q_i^2 + q_j^2) variance over planes (i, j): s^2 / 2, as long
-/// as N keys can show it. Means of
-/// exponentials of few numbers are made by the largest, near s sqrt(2 log N): beyond s = sqrt(2 log N) the
-/// sum is linear in s (Derrida's random energy model). A key alone adds nothing.
-void add_spread(const ClusterLevel& nodes, std::int64_t d, const NodeRange& range, const float* q, int rows,
-                float* z, std::int64_t stride) {
-  thread_local std::vector<float> floats;
-  const std::int64_t count = range.count(), planes = spread_dims(d);
-  floats.resize(static_cast<std::size_t>(rows * (planes + count) + count));
-  float *const squares = floats.data(), *const variances = squares + rows * planes,
-               *const most = variances + rows * count;  // [rows, planes], [rows, count], [count]
-  for (std::int64_t r = 0; r < rows; ++r) {
-    const float* const own = q + r * d;
-    for (std::int64_t i = 0; i < planes; ++i)
-      squares[r * planes + i] = own[i] * own[i] + (i + planes < d ? own[i + planes] * own[i + planes] : 0.0f);
-  }
-  kernels().gemv(squares, rows, nodes.spreads.data() + range.begin * planes, DType::q8, planes, 0, count,
-                 variances, count);
-  const float* const scales = nodes.spread_scales.data() + range.begin;
-  for (std::int64_t i = 0; i < count; ++i)
-    most[i] = most_spread(nodes.keys[static_cast<std::size_t>(range.begin + i)]);
-  for (int r = 0; r < rows; ++r) {
-    for (std::int64_t i = 0; i < count; ++i) {
-      const float root = std::sqrt(variances[r * count + i] * scales[i]);
-      const float s = root < kLargestSpread ? root : kLargestSpread;  // infinities as well
-      const float below = std::min(s, most[i]);
-      z[r * stride + i] += below * (s - 0.5f * below);
-    }
+  const float* const of = known.data();
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const auto n = static_cast<std::size_t>(keys[i]);
+    most[i] = n < known.size() ? of[n] : std::sqrt(2.0f * std::log(static_cast<float>(n)));
   }
 }
 
@@ -467,32 +433,51 @@ class Squeezed final : public ThresholdSelector,
                  std::int32_t* keys) const override {
     std::copy_n(level_of(unit, range.part, level).keys.data() + range.begin, range.count(), keys);
   }
+  /// With spreads, z adds what the log of the mean of exp(q . k) over a node's N keys is above the exponent's
+  /// mean, if q . k is normal there with the variance s^2 = sum of (q_i^2 + q_j^2) variance over planes
+  /// (i, j): s^2 / 2, as long as N keys can show it. Means of exponentials of few numbers are made by the
+  /// largest, near s sqrt(2 log N): beyond s = sqrt(2 log N) the sum is linear in s (Derrida's random energy
+  /// model). A key alone adds nothing.
   void logits(const ChoiceUnit& unit, int level, const NodeRange& range, const float* q, int rows, float* z,
               std::int64_t stride) const override {
+    thread_local std::vector<float> most;
     const ClusterTree& own = tree(unit, range.part);
-    const ClusterLevel& nodes = own.levels[static_cast<std::size_t>(level)];
-    const std::int64_t d = geometry_.head_dim, row = d * bytes_of(own.type);
-    kernels().gemv(q, rows, nodes.centroids.data() + range.begin * row, own.type, d, 0, range.count(), z,
-                   stride);
-    if (own_.q8)
-      multiply(std::span(nodes.scales)
-                   .subspan(static_cast<std::size_t>(range.begin), static_cast<std::size_t>(range.count())),
-               rows, z, stride);
-    if (!nodes.spreads.empty()) add_spread(nodes, d, range, q, rows, z, stride);
+    const ClusterLevel& level_nodes = own.levels[static_cast<std::size_t>(level)];
+    const auto begin = static_cast<std::size_t>(range.begin), count = static_cast<std::size_t>(range.count());
+    const std::int64_t d = geometry_.head_dim;
+    NodeRows nodes = {.type = own.type,
+                      .centroids = level_nodes.centroids.data() + range.begin * d * bytes_of(own.type),
+                      .scales = own_.q8 ? level_nodes.scales.data() + begin : nullptr,
+                      .count = range.count(),
+                      .d = d};
+    if (!level_nodes.spreads.empty()) {
+      if (most.size() < count) most.resize(count);
+      most_spreads(std::span(level_nodes.keys).subspan(begin, count), most.data());
+      nodes.spreads = level_nodes.spreads.data() + range.begin * spread_dims(d);
+      nodes.spread_scales = level_nodes.spread_scales.data() + begin;
+      nodes.most = most.data();
+    }
+    node_score_kernels().score(q, rows, nodes, z, stride);
   }
   NodeRange children(const ChoiceUnit& unit, int level, const NodeRange& range) const override {
     const std::vector<std::int32_t>& first = level_of(unit, range.part, level).first;
     return {range.part, first[static_cast<std::size_t>(range.begin)],
             first[static_cast<std::size_t>(range.end)]};
   }
-  Run rows_of(const ChoiceUnit& unit, const NodeRange& leaves) const override {
+  std::size_t add_runs(const ChoiceUnit& unit, std::span<const NodeRange> leaves,
+                       Selection& out) const override {
     const Index& index = indexes_.at(unit.block->sequence);
-    const ClusterSegment& part = index.segments[static_cast<std::size_t>(leaves.part)];
-    if (part.end > index.ordered_end) return {};
-    const std::vector<std::int32_t>& first =
-        part.heads[static_cast<std::size_t>(unit.kv_head)].levels.back().first;
-    return {part.begin + first[static_cast<std::size_t>(leaves.begin)],
-            part.begin + first[static_cast<std::size_t>(leaves.end)]};
+    const auto head = static_cast<std::size_t>(unit.kv_head);
+    std::size_t added = 0;
+    for (; added < leaves.size(); ++added) {
+      const NodeRange& range = leaves[added];
+      const ClusterSegment& part = index.segments[static_cast<std::size_t>(range.part)];
+      if (part.end > index.ordered_end) break;
+      const std::vector<std::int32_t>& first = part.heads[head].levels.back().first;
+      out.add_run(part.begin + first[static_cast<std::size_t>(range.begin)],
+                  part.begin + first[static_cast<std::size_t>(range.end)]);
+    }
+    return added;
   }
   /// Leaves lie scattered in memory: what is some leaves ahead is asked for.
   std::int64_t add_rows(const ChoiceUnit& unit, std::span<const NodeRange> leaves,

@@ -198,12 +198,7 @@ void ThresholdSelector::choose(const ChoiceUnit& unit, const Loop& loop, Scratch
   Lookup& lookup = scratch.lookup;
   look_up(unit, levels(unit.block->sequence) - 1, /*cut_last=*/true, loop, lookup);
   // Parts whose rows lie leaf by leaf come before all others.
-  std::size_t runs = 0;
-  for (; runs < lookup.kept.size(); ++runs) {
-    const Run run = rows_of(unit, lookup.kept[runs]);
-    if (run.begin == run.end) break;
-    out.add_run(run.begin, run.end);
-  }
+  const std::size_t runs = add_runs(unit, lookup.kept, out);
   std::size_t count = 0;
   if (const std::span<const NodeRange> rest = std::span(lookup.kept).subspan(runs); !rest.empty()) {
     scratch.rows.reset(lookup.end);

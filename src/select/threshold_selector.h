@@ -123,8 +123,11 @@ class ThresholdSelector : public Selector, public EstimatesRest {
                       float* z, std::int64_t stride) const = 0;
   /// Nodes of the next level below a range.
   virtual NodeRange children(const ChoiceUnit& unit, int level, const NodeRange& range) const = 0;
-  /// Rows of the keys of some leaves that lie leaf by leaf; empty: the keys are single rows (add_rows).
-  virtual Run rows_of(const ChoiceUnit&, const NodeRange& /*leaves*/) const { return {}; }
+  /// Adds the keys of the first leaves, as far as these lie leaf by leaf, and returns how many ranges they
+  /// were; the keys of the others are single rows (add_rows).
+  virtual std::size_t add_runs(const ChoiceUnit&, std::span<const NodeRange> /*leaves*/, Selection&) const {
+    return 0;
+  }
   /// The keys of the leaves, each of which is in one of them; returns how many they are.
   virtual std::int64_t add_rows(const ChoiceUnit& unit, std::span<const NodeRange> leaves,
                                 RowSet& rows) const = 0;

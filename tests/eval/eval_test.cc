@@ -120,6 +120,31 @@ TEST(Evaluate, GoesOnFromItsRecords) {
   fs::remove(path);
 }
 
+TEST(Evaluate, RowsInTheOrderOfClustersAnswerAlike) {
+  const fs::path path = fs::path(testing::TempDir()) / "lodestone-eval-order.jsonl";
+  fs::remove(path);
+  const auto samples = some_samples(4, 2);
+  const std::string method = "kmeans:clusters=16,probes=4,window=64";
+  EvalOptions options = quiet();
+  const EvalReport plain = evaluate(tiny_model(), samples, specs({method}), options);
+  options.order_rows = true;
+  options.records = path;
+  const EvalReport ordered = evaluate(tiny_model(), samples, specs({method}), options);
+  ASSERT_EQ(ordered.rows.size(), 2u);
+  for (std::size_t m = 0; m < 2; ++m) {
+    EXPECT_EQ(ordered.rows[m].score, plain.rows[m].score);
+    EXPECT_EQ(ordered.rows[m].density, plain.rows[m].density);
+    EXPECT_EQ(ordered.rows[m].selectivity, plain.rows[m].selectivity);
+  }
+  EXPECT_EQ(ordered.rows[1].agreement, plain.rows[1].agreement);
+  EXPECT_THROW(evaluate(tiny_model(), samples, specs({method, "topk:k=8,window=64"}), options), InputError)
+      << "rows lie in one order";
+  options.order_rows = false;
+  EXPECT_THROW(evaluate(tiny_model(), samples, specs({method}), options), InputError)
+      << "answers of another order differ by rounding";
+  fs::remove(path);
+}
+
 TEST(Evaluate, ReportHasTheFieldsOfTheInterface) {
   const Json json =
       evaluate(tiny_model(), some_samples(2, 1), specs({"streaming:window=64"}), quiet()).json();

@@ -6,10 +6,9 @@
 //   together at the end
 //                              m, P = softmax step        P[i, g] = exp(S[i, g] - m_g)
 //                              O[g, :] += P[i, g] v_i     O in registers, G rows by a few vectors of columns
-// Memory is asked for what comes next all the time, evenly: for the block's values while scores are computed,
-// for the next block's keys while values are added. Of scattered rows the first half is asked for before the
-// scores, all rows of the block in one go: each lies in another page, whose address takes long to find, and
-// only requests that stand close together wait for their addresses side by side.
+// Memory is asked for the next block all the time, evenly: for its keys while scores are computed, for its
+// values while values are added. So each row has half a block's time to arrive, wherever it lies: rows of a
+// list cost little more than those of a run, where the machine by itself would foresee what comes.
 // Queries go in chunks of G = 16, 8, 4, 2, 1; the arithmetic of one query is the same in every chunk size, so
 // its bits do not depend on which queries share its pass.
 #pragma once
@@ -23,36 +22,19 @@ namespace lode {
 namespace {
 
 constexpr int kW = Vec::kLanes;
-constexpr int kBlock = 64;       // most keys of one softmax step
+// Keys of one softmax step. Their values and the next block wait in the first-level cache, 32 KiB or more.
+constexpr int kBlock = 32;
 constexpr int kMaxQueries = 16;  // queries that share one pass over memory
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-LODE_INLINE void prefetch(const std::byte* p, std::int64_t bytes) {
-  for (std::int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 3);
-}
-
-/// Keys of one softmax step. Their values and the next block's keys wait in the first-level cache, which is
-/// 32 KiB: wide rows come in smaller blocks. A function of the row alone, so that its bits are.
-LODE_INLINE int block_keys(std::int64_t row_bytes) {
-  return row_bytes > 128 ? kBlock / 2 : kBlock;
-}
-
-/// Bytes of each row that are asked for in one go: whole cache lines, half the row or just above.
-template <class Rows>
-LODE_INLINE std::int64_t head_bytes(std::int64_t row_bytes) {
-  return Rows::kScattered ? (row_bytes + 127) / 128 * 64 : 0;
-}
-
 /// Rows [begin, begin + count).
 struct RunRows {
-  static constexpr bool kScattered = false;
   std::int64_t begin;
   std::int64_t operator[](std::int64_t i) const { return begin + i; }
   RunRows from(std::int64_t i) const { return {begin + i}; }
 };
 /// rows[0..count).
 struct ListRows {
-  static constexpr bool kScattered = true;
   const Position* rows;
   std::int64_t operator[](std::int64_t i) const { return rows[i]; }
   ListRows from(std::int64_t i) const { return {rows + i}; }
@@ -87,11 +69,10 @@ LODE_INLINE void dot_step(const float* q /*[G, kW]*/, LoadKey load_key, Vec (&ac
   }
 }
 
-/// Sums[j * G + g] = q_g . k_j for the kW / G keys at k + at[j]. Asks the memory for the same bytes of v, if
-/// not null, meanwhile, but for the first `asked` of each row.
+/// Sums[j * G + g] = q_g . k_j for the kW / G keys at k + at[j].
 template <DType T, int G>
-LODE_INLINE Vec dot_group(const float* q /*packed*/, int d, const std::byte* k, const std::byte* v,
-                          std::int64_t asked, const std::int64_t (&at)[kW / G] /*bytes*/) {
+LODE_INLINE Vec dot_group(const float* q /*packed*/, int d, const std::byte* k,
+                          const std::int64_t (&at)[kW / G] /*bytes*/) {
   constexpr int kBytes = bytes_of(T);
   const std::byte* keys[kW / G];
   unroll<kW / G>([&](auto j) LODE_INLINE_LAMBDA { keys[j] = k + at[j]; });
@@ -99,8 +80,6 @@ LODE_INLINE Vec dot_group(const float* q /*packed*/, int d, const std::byte* k, 
   unroll<kW>([&](auto i) LODE_INLINE_LAMBDA { acc[i] = set1(0.0f); });
   int c = 0;
   for (; c + kW <= d; c += kW) {
-    if (v && c * kBytes % 64 == 0 && c * kBytes >= asked)
-      unroll<kW / G>([&](auto j) LODE_INLINE_LAMBDA { __builtin_prefetch(v + at[j] + c * kBytes, 0, 3); });
     dot_step<G>(
         q + c * G, [&](int j) LODE_INLINE_LAMBDA { return load_as<T>(keys[j] + c * kBytes); }, acc);
   }
@@ -112,17 +91,18 @@ LODE_INLINE Vec dot_group(const float* q /*packed*/, int d, const std::byte* k, 
 }
 
 /// s[i * G + g] = q_g . k_i (times k_scale) for n keys; entries up to the next multiple of kW are -inf. Asks
-/// the memory for the V rows of the same keys meanwhile.
+/// the memory for the keys of the `next` rows behind them meanwhile.
 template <DType T, int G, class Rows>
-LODE_NOINLINE void block_scores(const float* q /*packed*/, const KvRows& kv, Rows rows, int n,
-                                bool with_values, float* s) {
+LODE_NOINLINE void block_scores(const float* q /*packed*/, const KvRows& kv, Rows rows, int n, int next,
+                                float* s) {
   constexpr int kKeys = kW / G;
   const int d = kv.d;
-  const std::int64_t row_bytes = std::int64_t{bytes_of(T)} * d, asked = head_bytes<Rows>(row_bytes);
+  const std::int64_t row_bytes = std::int64_t{bytes_of(T)} * d;
   for (int i = 0; i < n; i += kKeys) {
     std::int64_t at[kKeys];
     unroll<kKeys>([&](auto j) LODE_INLINE_LAMBDA { at[j] = rows[i + j < n ? i + j : n - 1] * row_bytes; });
-    store(s + i * G, dot_group<T, G>(q, d, kv.k, with_values ? kv.v : nullptr, asked, at));
+    for (int j = i; j < i + kKeys && j < next; ++j) prefetch(kv.k + rows[n + j] * row_bytes, row_bytes);
+    store(s + i * G, dot_group<T, G>(q, d, kv.k, at));
   }
   for (int i = n * G; i % kW != 0; ++i) s[i] = kMinusInfinity;
   if constexpr (T == DType::q8)
@@ -196,14 +176,15 @@ LODE_NOINLINE void softmax_step(float* s, int n, const ChunkState& state) {
 }
 
 /// o[g, c..c + columns) = alpha_g o + sum_i p[i, g] v_i, for V vectors of columns (the last one masked when
-/// kPartial). Asks the memory for K rows [next, next_end) of the next block meanwhile,
-/// one every `every` keys. Blocks are `block` keys.
+/// kPartial). Asks the memory for the same columns of the `next` rows behind them meanwhile.
 template <DType T, int G, int V, bool kPartial, class Rows>
 LODE_NOINLINE void add_values(const float* p, const float* alpha, const KvRows& kv, Rows rows, int n,
-                              int block, int next, int next_end, int every, int c, float* o) {
+                              int next, int c, float* o) {
   const std::int64_t d = kv.d;
   const int width = kPartial ? kv.d - c : V * kW;
-  const std::int64_t row_bytes = bytes_of(T) * d, asked = head_bytes<Rows>(row_bytes);
+  const std::int64_t row_bytes = bytes_of(T) * d;
+  // Whole lines of a row, each with the columns in which it begins.
+  const std::int64_t line_begin = (c * bytes_of(T) + 63) / 64 * 64, line_end = (c + width) * bytes_of(T);
   const std::byte* values = kv.v + c * bytes_of(T);
   Vec acc[G][V];
   unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
@@ -212,11 +193,8 @@ LODE_NOINLINE void add_values(const float* p, const float* alpha, const KvRows& 
       acc[g][v] = (kPartial ? load_first(at, width) : load(at)) * set1(alpha[g]);
     });
   });
-  for (int i = 0, wait = 1; i < n; ++i) {
-    if (--wait == 0) {
-      wait = every;
-      if (next < next_end) prefetch(kv.k + rows[block + next++] * row_bytes + asked, row_bytes - asked);
-    }
+  for (int i = 0; i < n; ++i) {
+    if (i < next) prefetch(kv.v + rows[n + i] * row_bytes + line_begin, line_end - line_begin);
     const std::byte* row = values + rows[i] * row_bytes;
     Vec x[V];
     unroll<V>([&](auto v) LODE_INLINE_LAMBDA {
@@ -244,16 +222,10 @@ template <DType T, int G, class Rows>
 void add_block(const float* p, const float* alpha, const KvRows& kv, Rows rows, int n, int next, float* o) {
   constexpr int kAccumulators = kW == 16 ? 16 : 8;
   constexpr int kWide = G >= kAccumulators ? 1 : kAccumulators / G > 4 ? 4 : kAccumulators / G;
-  // Every pass asks for its share of the next keys: asked for in one burst, they would leave the memory idle
-  // in the other passes.
-  const int wide = kv.d / (kWide * kW), rest = kv.d - wide * kWide * kW;
-  const int passes = wide + rest / kW + (rest % kW != 0), share = (next + passes - 1) / passes;
-  const int block = block_keys(std::int64_t{kv.d} * bytes_of(T));
-  int c = 0, asked = 0;
+  int c = 0;
   const auto pass = [&]<int V, bool kPartial>() {
-    const int end = asked + share < next ? asked + share : next;
-    add_values<T, G, V, kPartial>(p, alpha, kv, rows, n, block, asked, end, passes, c, o);
-    c += V * kW, asked = end;
+    add_values<T, G, V, kPartial>(p, alpha, kv, rows, n, next, c, o);
+    c += V * kW;
   };
   while (c + kWide * kW <= kv.d) pass.template operator()<kWide, false>();
   if constexpr (kWide > 1)
@@ -261,24 +233,12 @@ void add_block(const float* p, const float* alpha, const KvRows& kv, Rows rows, 
   if (c < kv.d) pass.template operator()<1, true>();
 }
 
-/// Asks for the heads of the block's values and of the `next` keys behind it.
-template <class Rows>
-LODE_INLINE void ask_for_heads(const KvRows& kv, Rows rows, std::int64_t row_bytes, int n, int next) {
-  const std::int64_t bytes = head_bytes<Rows>(row_bytes);
-  const int block = block_keys(row_bytes);
-  for (int i = 0; i < n; ++i) {
-    prefetch(kv.v + rows[i] * row_bytes, bytes);
-    if (i < next) prefetch(kv.k + rows[block + i] * row_bytes, bytes);
-  }
-}
-
-/// One block of at most kBlock keys for one chunk of G queries. `next` keys follow in the run's next block.
+/// One block of at most kBlock keys for one chunk of G queries. The `next` rows behind it are asked for.
 template <DType T, int G, class Rows>
 void attend_block(const float* q /*packed*/, const KvRows& kv, Rows rows, int n, int next,
                   const float* log_weights, const ChunkState& state) {
   alignas(64) float s[kBlock * G + kW];
-  if constexpr (Rows::kScattered) ask_for_heads(kv, rows, std::int64_t{bytes_of(T)} * kv.d, n, next);
-  block_scores<T, G>(q, kv, rows, n, /*with_values=*/true, s);
+  block_scores<T, G>(q, kv, rows, n, next, s);
   if (log_weights)
     for (int i = 0; i < n; ++i)
       for (int g = 0; g < G; ++g) s[i * G + g] += log_weights[i];
@@ -329,17 +289,16 @@ void attend_typed(const float* q, int queries, const KvRows& kv, Rows rows, cons
                         lanes + kW,       lanes + 2 * kW};
     };
     for_chunks(group, [&]<int G>(int g) { spread_maxima<G>(chunk_state(g)); });
-    const int block = block_keys(d * bytes_of(T));
-    // Nobody has asked for the first block's keys yet, and of scattered rows the machine foresees none.
-    if constexpr (Rows::kScattered)
-      for (std::int64_t i = 0; i < count && i < block; ++i)
-        prefetch(kv.k + rows[i] * d * bytes_of(T), d * bytes_of(T));
-    for (std::int64_t b = 0; b < count; b += block) {
+    // Nobody has asked for the first block yet.
+    const std::int64_t row_bytes = d * bytes_of(T);
+    for (const std::byte* part : {kv.k, kv.v})
+      for (std::int64_t i = 0; i < count && i < kBlock; ++i) prefetch(part + rows[i] * row_bytes, row_bytes);
+    for (std::int64_t b = 0; b < count; b += kBlock) {
       const std::int64_t left = count - b;
-      const int n = left < block ? static_cast<int>(left) : block;
-      const int next = left - n < block ? static_cast<int>(left - n) : block;
+      const int n = left < kBlock ? static_cast<int>(left) : kBlock;
+      const int next = left - n < kBlock ? static_cast<int>(left - n) : kBlock;
       for_chunks(group, [&]<int G>(int g) {
-        attend_block<T, G>(packed + g * packed_row, kv, rows.from(b), n, next,
+        attend_block<T, G>(packed + g * packed_row, kv, rows.from(b), n, g == 0 ? next : 0,
                            log_weights ? log_weights + b : nullptr, chunk_state(g));
       });
     }
@@ -357,7 +316,7 @@ void score_typed(const float* q, int queries, const KvRows& kv, Rows rows, std::
     pack_queries<G>(q + g * d, kv.d, packed);
     for (std::int64_t b = 0; b < count; b += kBlock) {
       const int n = count - b < kBlock ? static_cast<int>(count - b) : kBlock;
-      block_scores<T, G>(packed, kv, rows.from(b), n, /*with_values=*/false, s);
+      block_scores<T, G>(packed, kv, rows.from(b), n, /*next=*/0, s);
       for (int h = 0; h < G; ++h)
         for (int i = 0; i < n; ++i) scores[(g + h) * stride + b + i] = s[i * G + h];
     }

@@ -3,6 +3,9 @@
 // helper is inlined and every index of their arrays is a constant before the optimiser looks.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #define LODE_INLINE inline __attribute__((always_inline))
 // Phases stay apart, so that each has all registers for itself.
 #define LODE_NOINLINE __attribute__((noinline))
@@ -32,6 +35,11 @@ LODE_INLINE void unroll_indices(F& f, Indices<I...>) {
 template <int N, class F>
 LODE_INLINE void unroll(F f) {
   unroll_indices(f, typename MakeIndices<N>::type{});
+}
+
+/// Asks the memory for some bytes.
+LODE_INLINE void prefetch(const std::byte* p, std::int64_t bytes) {
+  for (std::int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 3);
 }
 
 }  // namespace

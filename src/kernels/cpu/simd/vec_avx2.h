@@ -41,6 +41,18 @@ LODE_INLINE Vec load_strided(const float* p, std::int64_t stride, int n) {
   const auto at = [&](int i) { return p[(i < n ? i : n - 1) * stride]; };
   return {_mm256_setr_ps(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7))};
 }
+template <int R>
+LODE_INLINE Vec load_repeated(const float* p) {
+  static_assert(R == 1 || R == 2 || R == 4 || R == 8);
+  if constexpr (R == 1) return set1(*p);
+  if constexpr (R == 2) {
+    double pair;
+    std::memcpy(&pair, p, sizeof pair);
+    return {_mm256_castpd_ps(_mm256_set1_pd(pair))};
+  }
+  if constexpr (R == 4) return {_mm256_broadcast_ps(reinterpret_cast<const __m128*>(p))};
+  if constexpr (R == 8) return load(p);
+}
 
 template <DType T>
 LODE_INLINE Vec load_as(const std::byte* p) {
@@ -96,6 +108,9 @@ LODE_INLINE Vec fma(Vec a, Vec b, Vec c) {
 LODE_INLINE Vec max_passing_nan(Vec best, Vec next) {
   return {_mm256_max_ps(next.x, best.x)};
 }  // NaN: second operand
+LODE_INLINE Vec sqrt_of(Vec a) {
+  return {_mm256_sqrt_ps(a.x)};
+}
 LODE_INLINE Vec where_above(Vec limit, Vec at, Vec a, Vec other) {
   return {_mm256_blendv_ps(other.x, a.x, _mm256_cmp_ps(limit.x, at.x, _CMP_GT_OQ))};
 }

@@ -41,6 +41,13 @@ LODE_INLINE Vec load_strided(const float* p, std::int64_t stride, int n) {
   // 32-bit offsets: callers gather within one tile of rows.
   return {_mm512_i32gather_ps(_mm512_mullo_epi32(row, _mm512_set1_epi32(static_cast<int>(stride))), p, 4)};
 }
+template <int R>
+LODE_INLINE Vec load_repeated(const float* p) {
+  static_assert(R == 4 || R == 8 || R == 16);
+  if constexpr (R == 4) return {_mm512_broadcast_f32x4(_mm_loadu_ps(p))};
+  if constexpr (R == 8) return {_mm512_broadcast_f32x8(_mm256_loadu_ps(p))};
+  if constexpr (R == 16) return load(p);
+}
 
 template <DType T>
 LODE_INLINE Vec load_as(const std::byte* p) {
@@ -98,6 +105,9 @@ LODE_INLINE Vec fma(Vec a, Vec b, Vec c) {
 LODE_INLINE Vec max_passing_nan(Vec best, Vec next) {
   return {_mm512_max_ps(next.x, best.x)};
 }  // NaN: second operand
+LODE_INLINE Vec sqrt_of(Vec a) {
+  return {_mm512_sqrt_ps(a.x)};
+}
 LODE_INLINE Vec where_above(Vec limit, Vec at, Vec a, Vec other) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(limit.x, at.x, _CMP_GT_OQ), other.x, a.x)};
 }

@@ -78,6 +78,13 @@ LODE_INLINE Vec load_strided(const float* p, std::int64_t stride, int n) {
   LODE_EACH r.x[i] = p[(i < n ? i : n - 1) * stride];
   return r;
 }
+/// Lane i is p[i % R].
+template <int R>
+LODE_INLINE Vec load_repeated(const float* p) {
+  Vec r;
+  LODE_EACH r.x[i] = p[i % R];
+  return r;
+}
 
 /// kLanes (or the first n) elements of a stored type, widened. q8 is widened without its scale.
 template <DType T>
@@ -121,6 +128,10 @@ LODE_INLINE Vec fma(Vec a, Vec b, Vec c) {
 /// The larger of `best` and `next`; a NaN in `next` is passed over.
 LODE_INLINE Vec max_passing_nan(Vec best, Vec next) {
   return {next.x > best.x ? next.x : best.x};
+}
+LODE_INLINE Vec sqrt_of(Vec a) {
+  LODE_EACH a.x[i] = __builtin_sqrtf(a.x[i]);
+  return a;
 }
 /// a where limit > at (as integers held in floats), else `other`.
 LODE_INLINE Vec where_above(Vec limit, Vec at, Vec a, Vec other) {
