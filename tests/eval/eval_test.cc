@@ -133,9 +133,9 @@ TEST(Evaluate, RowsInTheOrderOfClustersAnswerAlike) {
   ASSERT_EQ(ordered.rows.size(), 2u);
   for (std::size_t m = 0; m < 2; ++m) {
     EXPECT_EQ(ordered.rows[m].score, plain.rows[m].score);
-    EXPECT_EQ(ordered.rows[m].density, plain.rows[m].density);
     EXPECT_EQ(ordered.rows[m].selectivity, plain.rows[m].selectivity);
   }
+  EXPECT_LT(ordered.rows[1].density, plain.rows[1].density) << "runs need no list of rows to be read";
   EXPECT_EQ(ordered.rows[1].agreement, plain.rows[1].agreement);
   EXPECT_THROW(evaluate(tiny_model(), samples, specs({method, "topk:k=8,window=64"}), options), InputError)
       << "rows lie in one order";
