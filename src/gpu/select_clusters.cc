@@ -210,9 +210,7 @@ void GpuClusters::allocate(const Choices& all) {
   fresh(scales_, heads * 4);
   fresh(cluster_rows_, heads * most_keys_ * 4);
   fresh(nodes_, heads * (parts + 1) * 4);
-  const bool exact = geometry_.key_row_bytes == geometry_.head_dim * 4;  // a store of f32
-  if (!exact && !several_ && geometry_.most_tokens > geometry_.most_queries &&
-      cuda::can_choose_for_block(geometry_.head_dim, kind_))
+  if (looks_up_blocks())
     fresh(block_, cuda::BlockScratch(geometry_.most_tokens, geometry_.query_heads, geometry_.kv_heads,
                                      geometry_.head_dim, most_nodes_, kind_)
                       .bytes);
@@ -321,6 +319,12 @@ void GpuClusters::allocate_levels(const Choices& all) {
   }
 }
 
+bool GpuClusters::looks_up_blocks() const {
+  const bool exact = geometry_.key_row_bytes == geometry_.head_dim * 4;  // a store of f32
+  return !exact && !several_ && geometry_.most_tokens > geometry_.most_queries &&
+         cuda::can_choose_for_block(geometry_.head_dim);
+}
+
 void GpuClusters::begin(const GpuStep& step) {
   const std::optional<ClusterChoice> choice = source_(first_layer());
   LODE_ASSERT(choice.has_value());
@@ -423,7 +427,7 @@ cuda::RowLists GpuClusters::select_together(int layer, const cuda::Queries& all,
   LODE_ASSERT(stretch_ == all.count);
   cuda::ClusterChoiceTask shared = task(layer);
   shared.listed = 1;
-  if (block_.bytes() > 0) {
+  if (looks_up_blocks()) {
     choose_clusters_for_block(shared, all, block_.as<void>(), stream);
   } else {
     choose(layer, shared, all, stream);

@@ -71,6 +71,8 @@ class GpuClusters : public GpuSelector {
   }
 
   std::int64_t node_bytes() const;
+  /// Whether tokens that choose together are looked up as a block, not a few at a time.
+  bool looks_up_blocks() const;
 
   Spec spec_;
   GpuGeometry geometry_;
@@ -79,7 +81,7 @@ class GpuClusters : public GpuSelector {
   bool several_ = false;                               ///< levels, or any number of them
   cuda::Buffer step_;                                  // ClusterStep [kMostClusterLevels]
   cuda::CentroidKind kind_ = cuda::CentroidKind::f16;  ///< of all layers
-  cuda::Buffer block_;  ///< cuda::BlockScratch of most_tokens; none where the GPU does not choose for blocks
+  cuda::Buffer block_;  ///< cuda::BlockScratch of most_tokens, where looks_up_blocks()
 
  private:
   /// One of several levels, all layers.

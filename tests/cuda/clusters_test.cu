@@ -111,8 +111,8 @@ double logit(const Case& c, const float* q, int h, std::size_t node) {
                 static_cast<double>(c.spread_scales[row]);
   }
   z *= s.centroid_scale;
-  if (s.kind != CentroidKind::q8_spreads) return z;
   const Rows& first = c.first[static_cast<std::size_t>(h)];
+  if (s.kind != CentroidKind::q8_spreads || first[node + 1] - first[node] < 2) return z;
   const double deviation = std::sqrt(variance),
                most = std::sqrt(2.0 * std::log(first[node + 1] - first[node])),
                below = std::min(deviation, most);
@@ -242,7 +242,7 @@ std::vector<char> nodes_of(const Case& c, const Outcome& out, int token, int h, 
   int i = 0;
   for (int node = 0; node < c.counted_nodes && i < count - others; ++node) {  // nodes in their order
     const int from = first[static_cast<std::size_t>(node)], to = first[static_cast<std::size_t>(node) + 1];
-    if (at(i) != rows[static_cast<std::size_t>(from)]) continue;
+    if (from == to || at(i) != rows[static_cast<std::size_t>(from)]) continue;
     kept[static_cast<std::size_t>(node)] = 1;
     for (int k = from; k < to; ++k, ++i)
       good = good && i < count - others && at(i) == rows[static_cast<std::size_t>(k)];
@@ -253,24 +253,30 @@ std::vector<char> nodes_of(const Case& c, const Outcome& out, int token, int h, 
   return kept;
 }
 
-void check_case(const Case& c, const char* what) {
+/// Above which `kept` of the nodes are, those of the first stretch.
+double threshold_of(const Case& c) {
   const Shape& s = c.shape;
   std::vector<double> all;
   for (int h = 0; h < s.kv_heads; ++h) {
     const std::vector<double> w = weights(c, 0, std::min(s.stretch, s.tokens), h);
     all.insert(all.end(), w.begin(), w.end());
   }
-  double threshold = 0.0;
-  if (s.kept < 1.0 && !all.empty()) {
-    const auto nth =
-        all.begin() + static_cast<std::ptrdiff_t>((1.0 - s.kept) * static_cast<double>(all.size() - 1));
-    std::nth_element(all.begin(), nth, all.end());
-    threshold = *nth;
-  }
+  if (s.kept >= 1.0 || all.empty()) return 0.0;
+  const auto nth =
+      all.begin() + static_cast<std::ptrdiff_t>((1.0 - s.kept) * static_cast<double>(all.size() - 1));
+  std::nth_element(all.begin(), nth, all.end());
+  return *nth;
+}
+
+void check_case(const Case& c, double threshold, const char* what) {
+  const Shape& s = c.shape;
   const std::int64_t capacity = c.keys + kBehind + s.tokens + 5;
   const Outcome out = run(c, threshold, capacity);
-  // Queries have 16 bits beside whole numbers, 11 in blocks, and logits of `width` times some.
-  const double margin = s.block ? 5e-3 : s.kind == CentroidKind::f16 ? 1e-4 : 4e-4 * std::max(1.0f, s.width);
+  // Queries have 16 bits beside whole numbers, 11 in blocks, as squares have there; logits of `width` times
+  // some.
+  const double margin = s.block                       ? (s.kind == CentroidKind::q8_spreads ? 1e-2 : 5e-3)
+                        : s.kind == CentroidKind::f16 ? 1e-4
+                                                      : 4e-4 * std::max(1.0f, s.width);
   for (int begin = 0; begin < s.tokens; begin += s.stretch) {
     const int end = std::min(s.tokens, begin + s.stretch);
     for (int h = 0; h < s.kv_heads; ++h) {
@@ -278,6 +284,8 @@ void check_case(const Case& c, const char* what) {
       for (int t = begin; t < (s.block ? 1 : end); ++t) {
         const std::vector<char> kept = nodes_of(c, out, t, h, capacity, what);
         for (std::size_t i = 0; i < w.size(); ++i) {
+          const Rows& first = c.first[static_cast<std::size_t>(h)];
+          if (first[i] == first[i + 1]) continue;
           const bool above = threshold == 0.0 || w[i] > threshold * (1 + margin);
           const bool below = threshold > 0.0 && w[i] < threshold * (1 - margin);
           if ((above && !kept[i]) || (below && kept[i]))
@@ -288,6 +296,10 @@ void check_case(const Case& c, const char* what) {
       }
     }
   }
+}
+
+void check_case(const Case& c, const char* what) {
+  check_case(c, threshold_of(c), what);
 }
 
 LODE_TEST(choose_clusters_keeps_what_is_above_the_threshold) {
@@ -333,40 +345,91 @@ LODE_TEST(choose_clusters_keeps_what_is_above_the_threshold) {
   check_case(equal, "all scores equal");  // none is above the others
 }
 
+/// Twice the same bits, and what the formula keeps.
+void check_block(Case c, const char* what) {
+  c.shape.block = true;
+  check_case(c, what);
+  const std::int64_t capacity = c.keys + kBehind + c.shape.tokens + 5;
+  const Outcome once = run(c, 1.1, capacity), again = run(c, 1.1, capacity);
+  LODE_CHECK(once.rows == again.rows && once.counts == again.counts);
+}
+
 LODE_TEST(choose_clusters_for_a_block) {
   constexpr int kAll = 1 << 30;
-  constexpr CentroidKind kBytes = CentroidKind::q8;
+  constexpr CentroidKind kBytes = CentroidKind::q8, kSpreads = CentroidKind::q8_spreads;
   const struct {
     Shape shape;
     const char* what;
-  } cases[] = {{{8, 8, 128, {300}, 9, 65, 65}, "a head each"},
-               {{16, 4, 128, {200, 40, 7}, 9, 70, 70}, "three parts, 280 queries"},
-               {{8, 1, 64, {333}, 9, 33, 33}, "group of 8, d 64"},
-               {{6, 2, 64, {1}, 5, 40, 40}, "one node"},
-               {{8, 2, 64, {75, 7, 7, 7}, 20, 50, 50, 2}, "two of four parts count"},
-               {{8, 2, 64, {75}, 20, 33, 33, 0}, "no part counts"},
-               {{8, 2, 64, {300}, 20, 64, 64, kAll, 1.0}, "everything"},
-               {{4, 2, 128, {257}, 9, 129, 129, kAll, 0.1, 1e-4f, 4096.0f}, "scaled halves"},
-               {{4, 2, 128, {600}, 5, 65, 65, kAll, 0.1, 1.0f, 1.0f, true}, "squares"},
-               {{4, 2, 64, {300}, 20, 41, 41, kAll, 0.1, 8.0f, 1.0f, true}, "squares, logits of tens"},
-               {{4, 2, 128, {300, 41}, 9, 70, 70, kAll, 0.1, 1.0f, 1.0f, true, kBytes}, "8 bits"},
-               {{8, 2, 64, {300}, 9, 70, 70, kAll, 0.1, 3.0f, 1.0f, false, kBytes}, "8 bits, d 64"}};
+  } cases[] = {
+      {{8, 8, 128, {300}, 9, 65, 65}, "a head each"},
+      {{16, 4, 128, {200, 40, 7}, 9, 70, 70}, "three parts, 280 queries"},
+      {{8, 1, 64, {333}, 9, 33, 33}, "group of 8, d 64"},
+      {{6, 2, 64, {1}, 5, 40, 40}, "one node"},
+      {{8, 2, 64, {75, 7, 7, 7}, 20, 50, 50, 2}, "two of four parts count"},
+      {{8, 2, 64, {75}, 20, 33, 33, 0}, "no part counts"},
+      {{8, 2, 64, {300}, 20, 64, 64, kAll, 1.0}, "everything"},
+      {{4, 2, 128, {257}, 9, 129, 129, kAll, 0.1, 1e-4f, 4096.0f}, "scaled halves"},
+      {{4, 2, 128, {600}, 5, 65, 65, kAll, 0.1, 1.0f, 1.0f, true}, "squares"},
+      {{4, 2, 64, {300}, 20, 41, 41, kAll, 0.1, 8.0f, 1.0f, true}, "squares, logits of tens"},
+      {{4, 2, 128, {300, 41}, 9, 70, 70, kAll, 0.1, 1.0f, 1.0f, true, kBytes}, "8 bits"},
+      {{8, 2, 64, {300}, 9, 70, 70, kAll, 0.1, 3.0f, 1.0f, false, kBytes}, "8 bits, d 64"},
+      {{8, 8, 128, {300}, 9, 65, 65, kAll, 0.1, 1.0f, 1.0f, true, kSpreads}, "spreads"},
+      {{16, 4, 128, {700, 40, 7}, 20, 150, 150, kAll, 0.1, 1.0f, 1.0f, true, kSpreads},
+       "spreads, three parts, 600 queries"},
+      {{8, 1, 64, {333, 41}, 9, 70, 70, kAll, 0.1, 1.0f, 1.0f, true, kSpreads}, "spreads, d 64"},
+      {{8, 2, 64, {75, 7, 7, 7}, 20, 50, 50, 2, 0.1, 1.0f, 1.0f, false, kSpreads},
+       "spreads, two of four parts, means"},
+      {{6, 2, 64, {1}, 5, 40, 40, kAll, 0.1, 1.0f, 1.0f, true, kSpreads}, "spreads, one node"},
+      {{8, 2, 128, {130}, 1, 33, 33, kAll, 0.1, 1.0f, 1.0f, true, kSpreads}, "spreads, a key or two"},
+      {{4, 2, 128, {300}, 20, 65, 65, kAll, 0.1, 6.0f, 1.0f, true, kSpreads},
+       "spreads, logits of tens, all behind the bend"}};
+  if (!can_choose_buckets()) return;
+  LODE_CHECK(can_choose_for_block(64) && can_choose_for_block(128) && !can_choose_for_block(80));
   unsigned seed = 1;
-  for (const auto& one : cases) {
-    Case c = make_case(one.shape, seed++);
-    c.shape.block = true;
-    if (!can_choose_for_block(c.shape.dim, c.shape.kind)) return;
-    check_case(c, one.what);
-    const std::int64_t capacity = c.keys + kBehind + c.shape.tokens + 5;
-    const Outcome once = run(c, 1.1, capacity), again = run(c, 1.1, capacity);
-    LODE_CHECK(once.rows == again.rows && once.counts == again.counts);
-  }
+  for (const auto& one : cases) check_block(make_case(one.shape, seed++), one.what);
   Case c = make_case({8, 2, 64, {200}, 20, 50, 50}, 77);
   c.shape.block = true;
   c.q[5] = std::numeric_limits<float>::quiet_NaN();
   c.q[static_cast<std::size_t>(c.shape.dim * c.shape.query_heads) + 1] =
       -std::numeric_limits<float>::infinity();
   check_case(c, "two queries that are not numbers");
+}
+
+LODE_TEST(choose_clusters_for_a_block_with_spreads_that_hurt) {
+  if (!can_choose_for_block(128)) return;
+  Shape shape = {8, 4, 128, {300, 41}, 20, 70, 70};
+  shape.squares = true, shape.kind = CentroidKind::q8_spreads;
+  const auto all = [](auto& numbers, float by) {
+    for (auto& x : numbers) x *= by;
+  };
+  Case none = make_case(shape, 31);
+  all(none.spread_scales, 0.0f);
+  check_block(none, "no spreads");
+  Case below = make_case(shape, 32);
+  all(below.spread_scales, 1e-2f);
+  check_block(below, "all below the bend");
+
+  for (const float by : {1e-4f, 100.0f}) {  // the same logits of other numbers
+    Case units = make_case(shape, 33);
+    all(units.q, by), all(units.scales, 1.0f / by), all(units.spread_scales, 1.0f / by / by);
+    check_block(units, "other units");
+  }
+  Case uneven = make_case(shape, 34);  // one query is far larger than the others
+  for (int j = 0; j < shape.dim; ++j) uneven.q[static_cast<std::size_t>(j)] *= 1e6f;
+  check_block(uneven, "a huge query");
+  uneven.q[7] = std::numeric_limits<float>::infinity();
+  check_block(uneven, "an infinite query");
+
+  Case huge = make_case(shape, 35);  // one node of each head gets all there is
+  for (std::size_t i = 5; i < huge.spread_scales.size(); i += static_cast<std::size_t>(huge.nodes))
+    huge.spread_scales[i] = 1e30f;
+  huge.shape.block = true;
+  check_case(huge, 0.5, "a huge variance");
+
+  Case empty = make_case(shape, 36);  // every fifth node's keys are its neighbour's
+  for (Rows& first : empty.first)
+    for (std::size_t i = 0; i + 2 < first.size(); i += 5) first[i + 1] = first[i];
+  check_block(empty, "empty nodes");
 }
 
 LODE_TEST(choose_clusters_gives_the_same_bits_again) {

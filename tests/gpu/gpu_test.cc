@@ -290,6 +290,37 @@ TEST(Gpu, SqueezedAnswersAsOnTheCpu) {
   fs::remove(path);
 }
 
+// A store that is not exact, whose questions are looked up as blocks: numbers of 11 bits decide.
+TEST(Gpu, SqueezedLooksUpBlocksAsTheCpuDoes) {
+  NEEDS_GPU();
+  const fs::path path =
+      fs::temp_directory_path() / ("lodestone-blocks-" + std::to_string(getpid()) + ".lode");
+  for (const char* const spec :
+       {"squeezed", "squeezed:clusters=10%,sparsity=0.8", "squeezed:clusters=10%,sparsity=0.8,spread=off",
+        "squeezed:clusters=10%,sparsity=0.8,centroids=f16"}) {
+    SCOPED_TRACE(spec);
+    Context written = context_on(Device::cpu, DType::f16, 4096);
+    written.attach(parse_spec(spec));
+    written.prefill(story(1700));
+    written.build_indexes();
+    written.save(path, "");
+    for (const std::int64_t question : {40, 150, 700}) {
+      std::vector<float> logits[2];
+      WorkReport work[2];
+      for (const Device device : {Device::cpu, Device::cuda}) {
+        const int at = device == Device::cuda;
+        Context context = Context::load(path, pocket(), {.device = device, .max_tokens = 4096});
+        logits[at] = context.forward(story(question), 0, &work[at]);
+      }
+      EXPECT_LT(relative_difference(logits[1], logits[0]), 3e-2f) << question;
+      EXPECT_NEAR(static_cast<double>(work[1].far_keys) / static_cast<double>(work[0].far_keys), 1.0, 0.02)
+          << question;
+      EXPECT_LT(work[1].selectivity(), 0.9);
+    }
+  }
+  fs::remove(path);
+}
+
 TEST(Gpu, SelectingEveryKeyGivesTheBitsOfFullAttention) {
   NEEDS_GPU();
   Context context = context_on(Device::cuda, DType::bf16, 2048);

@@ -7,8 +7,8 @@
 
 namespace lode::cuda {
 
-/// Whether this GPU and program choose for blocks; heads of 64 and 128, no spreads.
-bool can_choose_for_block(int head_dim, CentroidKind kind);
+/// Whether this GPU and program choose for blocks: heads of 64 and 128, centroids of any kind.
+bool can_choose_for_block(int head_dim);
 
 /// Where one call keeps what its kernels hand on, in memory of `bytes`.
 struct BlockScratch {
@@ -16,12 +16,13 @@ struct BlockScratch {
                CentroidKind kind);
   std::int64_t rows = 0, nodes = 0;  ///< of a KV head, whole tiles
   /// Offsets.
-  std::int64_t log_keys = 0, unscale = 0, factors = 0, weights = 0, kept = 0, halves = 0, bytes = 0;
+  std::int64_t queries = 0, log_keys = 0, unscale = 0, of_squares = 0, of_variances = 0, factors = 0,
+               weights = 0, kept = 0, halves = 0, bytes = 0;
 };
 
 /// As choose_clusters with all queries as one stretch and a list for its first token alone. Queries are
-/// rounded to halves, by a power of two each, and so are centroids in 8 bits times their scales.
-/// Deterministic; `scratch` is device memory of as many bytes as
+/// rounded to halves, by a power of two each, and so are centroids in 8 bits times their scales and the
+/// squares that variances are multiplied by. Deterministic; `scratch` is device memory of as many bytes as
 /// BlockScratch says for these queries.
 void choose_clusters_for_block(const ClusterChoiceTask& task, const Queries& queries, void* scratch,
                                StreamHandle stream);

@@ -13,6 +13,7 @@
 #include <cuda_fp16.h>
 
 #include "kernels/cuda/clusters.h"
+#include "kernels/cuda/matrix.cuh"
 
 namespace lode::cuda {
 
@@ -186,15 +187,9 @@ struct ByteTiles {
  private:
   /// What a node's score gains by its spread, to the base 2: add_spread of select/squeezed.cc.
   __device__ static float of_spread(int sum, float unit, float root, float keys) {
-    const float s = fminf(root_of(static_cast<float>(sum)) * unit * root, kLargestSpread),
-                most = root_of(2.0f / kLog2e * __log2f(keys)), below = fminf(s, most);
+    const float s = fminf(sqrt_fast(static_cast<float>(sum)) * unit * root, kLargestSpread),
+                most = sqrt_fast(2.0f / kLog2e * __log2f(keys)), below = fminf(s, most);
     return kLog2e * below * (s - 0.5f * below);
-  }
-  /// To a unit in the last place, in one instruction.
-  __device__ static float root_of(float x) {
-    float root;
-    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(x));
-    return root;
   }
   __device__ static void multiply(int (&c)[4], const uint4& a, const uint2& b) {
     asm volatile(

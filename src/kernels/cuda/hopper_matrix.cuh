@@ -46,11 +46,11 @@ __device__ __forceinline__ void fence_products() {
 __device__ __forceinline__ void commit_products() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-template <int Newer>
-__device__ __forceinline__ void wait_for_products(float (&c)[64]) {
+template <int Newer, int N>
+__device__ __forceinline__ void wait_for_products(float (&c)[N]) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Newer) : "memory");
 #pragma unroll
-  for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(c[i])::"memory");
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(c[i])::"memory");
 }
 
 #define LODE_SUMS                                                                    \
@@ -69,8 +69,19 @@ __device__ __forceinline__ void wait_for_products(float (&c)[64]) {
       "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]), "+f"(c[56]), "+f"(c[57]),            \
       "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
 
-// c (+)= a b, 64 x 128 x 16. Both from shared memory, columns of a product contiguous; or a from registers
-// and b with its rows contiguous.
+// Half as many.
+#define LODE_FEW_SUMS                                                       \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
+#define LODE_FEW_SUM_OPERANDS(c)                                                                            \
+  "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),           \
+      "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), \
+      "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]),            \
+      "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),            \
+      "+f"(c[30]), "+f"(c[31])
+
+// c (+)= a b, 64 x 128 x 16, or 64 x 64 x 16. Both from shared memory, columns of a product contiguous; or a
+// from registers and b with its rows contiguous.
 #define LODE_PRODUCTS(type)                                                                                \
   static __device__ __forceinline__ void scores(float(&c)[64], unsigned long long a, unsigned long long b, \
                                                 int add) {                                                 \
@@ -78,6 +89,14 @@ __device__ __forceinline__ void wait_for_products(float (&c)[64]) {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." type      \
         "." type " " LODE_SUMS ", %64, %65, p, 1, 1, 0, 0;\n}"                                             \
         : LODE_SUM_OPERANDS(c)                                                                             \
+        : "l"(a), "l"(b), "r"(add));                                                                       \
+  }                                                                                                        \
+  static __device__ __forceinline__ void scores(float(&c)[32], unsigned long long a, unsigned long long b, \
+                                                int add) {                                                 \
+    asm volatile(                                                                                          \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type       \
+        "." type " " LODE_FEW_SUMS ", %32, %33, p, 1, 1, 0, 0;\n}"                                         \
+        : LODE_FEW_SUM_OPERANDS(c)                                                                         \
         : "l"(a), "l"(b), "r"(add));                                                                       \
   }                                                                                                        \
   static __device__ __forceinline__ void outputs(float(&c)[64], const unsigned(&a)[4],                     \

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What kernels on the matrix unit share: the product of 16 x 16 and 16 x 8 numbers, operands of two numbers,
-// and the exponential of the softmax.
+// the exponential of the softmax, and a root.
 #pragma once
 
 #include <type_traits>
@@ -47,6 +47,12 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+/// To a unit in the last place, in one instruction.
+__device__ __forceinline__ float sqrt_fast(float x) {
+  float y;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 

@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: Apache-2.0
+// A pass over nodes and queries that choose together, on Hopper's matrix unit. Two passes of products of the
+// same form, of 256 rows that a block keeps in shared memory with tiles of 128 that one warpgroup brings
+// while four multiply:
+//
+//   sums     rows are queries, tiles are centroids: log2 sum_j N_j exp(z_j) of each query
+//   weights  rows are centroids, tiles are queries: the sum over queries of what each makes of a centroid
+//
+// Scores are made twice and never stored. Exponentials set the pace (16 a cycle and processor): warpgroups
+// take those of their products of 64 x 128 while others multiply. Sums stay in a thread until the end:
+// rows of a product lie in threads.
+//
+// Spreads are a second product, of the squares of a query's length in each plane with variances; both lie
+// behind the other columns. It makes s^2 of add_spread (select/squeezed.cc) and, with u = s^2 / (2 ln N),
+// which is 1 at the bend, a score to the base 2 gains log2 N times
+//
+//   g(u) = u up to the bend, 2 sqrt(u) - 1 behind it.
+//
+// Roots are as slow as exponentials, so of as many again; they are taken while the first product is still
+// made.
+#pragma once
+
+#include "kernels/cuda/cluster_block.h"
+#include "kernels/cuda/cluster_tiles.cuh"
+#include "kernels/cuda/hopper_matrix.cuh"
+#include "kernels/cuda/matrix.cuh"
+
+namespace lode::cuda {
+
+inline constexpr int kRows = 256, kTileRows = 128, kGroupThreads = 128;
+inline constexpr int kTeams = 4;                // warpgroups that multiply
+inline constexpr float kNoKeys = -1e30f;        // log2 of their number, and still 0 if multiplied with 0
+inline constexpr float kLargestFactor = 1e15f;  // of two: what they make of a sum of products is a float
+
+/// Of a row of halves. Spreads have a panel of their own, of which D / 2 columns are used.
+constexpr int columns_of(int head_dim, bool spreads) {
+  return spreads ? head_dim + 64 : head_dim;
+}
+
+/// A tile lies as panels of 64 columns in the matrix unit's 128-byte swizzle, as in prefill_hopper.cu.
+template <int D, bool kSpreads>
+struct BlockShape {
+  static constexpr int kColumns = columns_of(D, kSpreads), kPanels = kColumns / 64,
+                       kStages = kPanels > 2 ? 2 : 4;
+  static constexpr int kPanel = kTileRows * 128, kTile = kPanels * kPanel;  // bytes
+  static constexpr int kOfSpreads = kTile + kTileRows * 8;                  // behind two floats a row
+  static constexpr int kStage = kOfSpreads + (kSpreads ? 1024 : 0);
+  static constexpr int kShared = 2 * kTile + kStages * kStage + 1024 + 128;
+};
+
+struct BlockParams {
+  ClusterChoiceTask task;
+  Queries queries;
+  int group = 0, rows = 0;           // of a KV head
+  std::int64_t all_rows, all_nodes;  // in whole tiles
+  __half* q = nullptr;               // [Hkv, all_rows, columns]
+  float* log_keys = nullptr;         // [Hkv, all_nodes] log2 N, kNoKeys for what does not count
+  float* unscale = nullptr;          // [Hkv, all_rows] from a product to a logit, to the base 2; NaN: no say
+  float* of_squares = nullptr;       // [Hkv, all_rows] u is this times the second product
+  float* of_variances = nullptr;     // [Hkv, all_nodes] and times this
+  float2* factors = nullptr;         // [Hkv, all_rows] a product's weight is exp2(x product + y)
+  float* weights = nullptr;          // [Hkv, all_nodes]
+  std::byte* halves = nullptr;       // [Hkv, tiles of 16 nodes, columns x 16] of what has 8 bits
+  std::int32_t* kept = nullptr;      // [Hkv, chunks] keys
+
+  __device__ int nodes(int head) const {
+    const ClusterTables& t = task.tables;
+    return t.nodes[head * (t.most_parts + 1) + task.step->parts];
+  }
+  __host__ __device__ int tiles() const { return (task.tables.most_nodes + kTileNodes - 1) / kTileNodes; }
+  __device__ const std::int32_t* first(int head) const {
+    return task.tables.first + std::int64_t{head} * (task.tables.most_nodes + 1);
+  }
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/// Sums of queries over centroids, or of centroids over queries.
+template <int D, bool kSpreads, bool kOfQueries>
+class BlockPass {
+  using S = BlockShape<D, kSpreads>;
+  static constexpr int kStages = S::kStages;
+  static constexpr int kColumns = kSpreads ? 64 : 128;  ///< of a product
+  using Products = float[kColumns / 2];
+
+ public:
+  __device__ BlockPass(const BlockParams& p, char* memory)
+      : p_(p),
+        base_((shared_address(memory) + 1023) / 1024 * 1024),
+        memory_(memory + (base_ - shared_address(memory))),
+        head_(static_cast<int>(blockIdx.y)),
+        first_(static_cast<int>(blockIdx.x) * kRows),
+        team_(static_cast<int>(threadIdx.x) / kGroupThreads - 1),
+        warp_(static_cast<int>(threadIdx.x) / 32 % 4),
+        lane_(static_cast<int>(threadIdx.x) % 32) {
+    tiles_ = max(1, ((kOfQueries ? p.nodes(head_) : p.rows) + kTileRows - 1) / kTileRows);
+  }
+
+  __device__ void run() {
+    if (!kOfQueries && first_ >= p_.nodes(head_)) return;
+    if (threadIdx.x == 0) {
+      stationary().init(kGroupThreads);
+      for (int i = 0; i < kStages; ++i) {
+        full(i).init(kGroupThreads);
+        empty(i).init(4 * kTeams);  // the warps that multiply
+      }
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    if (team_ < 0) {
+      asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+      bring();
+    } else {
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+      multiply();
+    }
+  }
+
+ private:
+  static constexpr int kTilesAt = 2 * S::kTile, kBarriersAt = kTilesAt + kStages * S::kStage;
+  __device__ unsigned tile_at(int slot) const {
+    return base_ + kTilesAt + static_cast<unsigned>(slot) * S::kStage;
+  }
+  __device__ Barrier full(int slot) const { return {base_ + kBarriersAt + 8u * static_cast<unsigned>(slot)}; }
+  __device__ Barrier empty(int slot) const { return {full(slot).at + 8u * kStages}; }
+  __device__ Barrier stationary() const { return {base_ + kBarriersAt + 16u * kStages}; }
+
+  /// A tile is announced once the next is under way, or earlier where there is no room yet for the next.
+  __device__ void bring() const {
+    load_rows(first_ / kTileRows, base_);
+    load_rows(first_ / kTileRows + 1, base_ + S::kTile);
+    commit();
+    int waiting = kStages;  // that is the rows
+    for (int tile = 0; tile < tiles_; ++tile) {
+      const int slot = tile % kStages;
+      if (tile >= kStages) {
+        const int parity = tile / kStages % 2 ^ 1;
+        if (!empty(slot).passed(parity)) {
+          announce<0>(waiting);
+          waiting = -1;
+          empty(slot).wait(parity);
+        }
+      }
+      load_tile(tile, tile_at(slot));
+      commit();
+      announce<1>(waiting);
+      waiting = slot;
+    }
+    announce<0>(waiting);
+  }
+  static __device__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+  template <int Newer>
+  __device__ void announce(int slot) const {
+    if (slot < 0) return;
+    asm volatile("cp.async.wait_group %0;\nfence.proxy.async.shared::cta;" ::"n"(Newer) : "memory");
+    (slot == kStages ? stationary() : full(slot)).arrive();
+  }
+  __device__ void load_rows(int tile, unsigned to) const {
+    if constexpr (kOfQueries)
+      load_queries(tile, to);
+    else
+      load_nodes(tile, to);
+  }
+  /// With what is known of each row: log2 of its keys, or its factors; and what its spreads or squares are
+  /// multiplied by.
+  __device__ void load_tile(int tile, unsigned to) const {
+    const auto row = static_cast<unsigned>(threadIdx.x);
+    const std::int64_t at = std::int64_t{tile} * kTileRows + row;
+    if constexpr (kOfQueries) {
+      load_nodes(tile, to);
+      bring_number<4>(to + S::kTile + row * 4, p_.log_keys + head_ * p_.all_nodes + at);
+      if constexpr (kSpreads)
+        bring_number<4>(to + S::kOfSpreads + row * 4, p_.of_variances + head_ * p_.all_nodes + at);
+    } else {
+      load_queries(tile, to);
+      bring_number<8>(to + S::kTile + row * 8, p_.factors + head_ * p_.all_rows + at);
+      if constexpr (kSpreads)
+        bring_number<4>(to + S::kOfSpreads + row * 4, p_.of_squares + head_ * p_.all_rows + at);
+    }
+  }
+  __device__ void load_queries(int tile, unsigned to) const {
+    const int chunk = static_cast<int>(threadIdx.x) % 8, row = static_cast<int>(threadIdx.x) / 8;
+    to += static_cast<unsigned>(row * 128 + (chunk ^ (row % 8)) * 16);
+    const __half* const from =
+        p_.q + (head_ * p_.all_rows + tile * kTileRows + row) * S::kColumns + chunk * 8;
+#pragma unroll
+    for (int panel = 0; panel < S::kPanels; ++panel) {
+#pragma unroll
+      for (int i = 0; i < kTileRows / 16; ++i)
+        bring_piece(to + static_cast<unsigned>(panel * S::kPanel + i * 16 * 128),
+                    from + i * 16 * S::kColumns + panel * 64, true);
+    }
+  }
+  /// From tiles of 16 nodes in pieces of 32 dimensions, [2 x 8 nodes][4 x 8 dimensions] (pack_centroids): two
+  /// pieces, a panel, a turn.
+  __device__ void load_nodes(int tile, unsigned to) const {
+    constexpr int kOfTile = S::kPanels * 128;  // of 16 bytes
+    const int id = static_cast<int>(threadIdx.x), node = id / 32 % 2 * 8 + id % 32 / 4,
+              chunk = id / 64 * 4 + id % 4;
+    to += static_cast<unsigned>(node * 128 + (chunk ^ (node % 8)) * 16);
+    const int tiles = p_.tiles(), first = tile * (kTileRows / kTileNodes);
+    const ClusterTables& tables = p_.task.tables;
+    const uint4* const from =
+        reinterpret_cast<const uint4*>(tables.kind == CentroidKind::f16 ? tables.centroids : p_.halves) +
+        (std::int64_t{head_} * tiles + first) * kOfTile + id;
+#pragma unroll
+    for (int i = 0; i < kTileRows / kTileNodes * S::kPanels; ++i) {
+      const int of_sixteen = i / S::kPanels, panel = i % S::kPanels;
+      bring_piece(to + static_cast<unsigned>(panel * S::kPanel + of_sixteen * 16 * 128),
+                  from + i * kGroupThreads, first + of_sixteen < tiles);
+    }
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void bring_number(unsigned to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
+  }
+  static __device__ __forceinline__ void bring_piece(unsigned to, const void* from, bool wanted) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(wanted ? from : nullptr),
+                 "r"(wanted ? 16 : 0)
+                 : "memory");
+  }
+
+  __device__ void multiply() {
+    take_rows();
+    stationary().wait(0);
+    for (int tile = 0; tile < tiles_; ++tile) {
+      const int slot = tile % kStages;
+      full(slot).wait(tile / kStages % 2);
+#pragma unroll
+      for (int first = 0; first < kTileRows; first += kColumns) {
+        Products x;
+        if constexpr (kSpreads) {
+          Products y;
+          start<D / 16, D / 32>(slot, first, y);
+          start<0, D / 16>(slot, first, x);
+          wait_for_products<1>(y);
+          bend(slot, first, y);
+          wait_for_products<0>(x);
+          add(slot, first, x, y);
+        } else {
+          start<0, D / 16>(slot, first, x);
+          wait_for_products<0>(x);
+          add(slot, first, x);
+        }
+      }
+      if (lane_ == 0) empty(slot).arrive();
+    }
+    finish();
+  }
+  /// Products of this warpgroup's 64 rows with those of a tile from `first` on, of kSteps times 16 columns
+  /// from kFirst times 16 on.
+  template <int kFirst, int kSteps>
+  __device__ void start(int slot, int first, Products& s) const {
+    fence_products();
+#pragma unroll
+    for (int k = kFirst; k < kFirst + kSteps; ++k) {
+      const auto at = static_cast<unsigned>(k / 4 * S::kPanel + k % 4 * 32);
+      const auto own = static_cast<unsigned>(team_ / 2 * S::kTile + team_ % 2 * 64 * 128);
+      Unit<__half>::scores(s, descriptor(base_ + own + at, 16, 1024),
+                           descriptor(tile_at(slot) + static_cast<unsigned>(first) * 128 + at, 16, 1024),
+                           k > kFirst);
+    }
+    commit_products();
+  }
+  __device__ int row_of(int half) const {
+    return first_ + team_ * 64 + warp_ * 16 + lane_ / 4 + 8 * half;
+  }
+  __device__ void take_rows() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const std::int64_t row = row_of(i), query = head_ * p_.all_rows + row,
+                         node = head_ * p_.all_nodes + row;
+      if constexpr (kOfQueries) unit_[i] = p_.unscale[query];
+      if constexpr (kOfQueries && kSpreads) of_spreads_[i] = p_.of_squares[query];
+      if constexpr (!kOfQueries && kSpreads) {
+        unit_[i] = power() * p_.log_keys[node];
+        of_spreads_[i] = p_.of_variances[node];
+      }
+    }
+  }
+  __device__ float power() const {
+    return p_.task.squares ? 2.0f : 1.0f;
+  }
+  template <class T>
+  __device__ T beside(int slot, int column, int from = S::kTile) const {  // of it + 2 (lane % 4) and the next
+    return reinterpret_cast<const T*>(memory_ + kTilesAt + slot * S::kStage + from)[column / 2 + lane_ % 4];
+  }
+
+  /// Squares times variances become g(u).
+  __device__ void bend(int slot, int first, Products& y) const {
+    float minus = -1.0f;
+    asm("" : "+f"(minus));  // in a register: an instruction holds one constant
+    const auto gain = [&](float u) { return u > 1.0f ? fmaf(2.0f, sqrt_fast(u), minus) : u; };
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+      const float2 of_column = beside<float2>(slot, first + 8 * n, S::kOfSpreads);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float of_row = of_spreads_[half];
+        float* const own = y + 4 * n + 2 * half;
+        own[0] = gain(own[0] * (of_row * of_column.x));
+        own[1] = gain(own[1] * (of_row * of_column.y));
+      }
+    }
+  }
+  /// Products become logits to the base 2, or logarithms of weights.
+  template <class... Gains>
+  __device__ void to_logits(int slot, int first, Products& s, const Gains&... gains) const {
+    const auto plus_gain = [&](float x, float unit, int i) {
+      if constexpr (kSpreads)
+        return fmaf(unit, (gains[i], ...), x);
+      else
+        return x;
+    };
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int i = 4 * n + 2 * half;
+        const float unit = unit_[half];
+        if constexpr (kOfQueries) {
+          const float2 log_keys = beside<float2>(slot, first + 8 * n);
+          s[i] = fmaf(s[i], unit, plus_gain(log_keys.x, log_keys.x, i));
+          s[i + 1] = fmaf(s[i + 1], unit, plus_gain(log_keys.y, log_keys.y, i + 1));
+        } else {
+          const float4 factors = beside<float4>(slot, first + 8 * n);
+          s[i] = fmaf(s[i], factors.x, plus_gain(factors.y, unit, i));
+          s[i + 1] = fmaf(s[i + 1], factors.z, plus_gain(factors.w, unit, i + 1));
+        }
+      }
+    }
+  }
+  /// `gains`, log2 N times which spreads add, with these only.
+  template <class... Gains>
+  __device__ void add(int slot, int first, Products& s, const Gains&... gains) {
+    to_logits(slot, first, s, gains...);
+    if constexpr (kOfQueries)
+      add_sums(s);
+    else
+      add_weights(s);
+  }
+  __device__ void add_sums(const Products& s) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float high = max_[half];
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; ++n)
+        high = fmaxf(high, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
+      const float base = high == -INFINITY ? 0.0f : high;
+      float sum = sum_[half] * exp2_fast(max_[half] - base), other = 0.0f;
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; ++n) {
+        sum += exp2_fast(s[4 * n + 2 * half] - base);
+        other += exp2_fast(s[4 * n + 2 * half + 1] - base);
+      }
+      sum_[half] = sum + other;
+      max_[half] = high;
+    }
+  }
+  __device__ void add_weights(const Products& s) {
+    float sum[4] = {};
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) sum[i % 4] += exp2_fast(s[i]);
+    sum_[0] += sum[0] + sum[1];
+    sum_[1] += sum[2] + sum[3];
+  }
+
+  /// The four threads of a row make one sum of theirs.
+  __device__ void finish() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = row_of(half);
+      float high = max_[half], sum = sum_[half];
+      if constexpr (kOfQueries) {
+        for (int o = 1; o < 4; o *= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, o));
+        sum *= exp2_fast(max_[half] - (high == -INFINITY ? 0.0f : high));
+      }
+      for (int o = 1; o < 4; o *= 2) sum += __shfl_xor_sync(~0u, sum, o);
+      if (lane_ % 4 != 0) continue;
+      if constexpr (kOfQueries)
+        p_.factors[head_ * p_.all_rows + row] = factors(high, sum, unit_[half]);
+      else
+        p_.weights[head_ * p_.all_nodes + row] = p_.task.squares ? sqrtf(sum) : sum;
+    }
+  }
+  /// Such that sums over queries are means: of K exp(z) / sum_j N_j exp(z_j), or of its square.
+  __device__ float2 factors(float high, float sum, float unscale) const {
+    if (!(sum > 0.0f && sum < INFINITY && high < INFINITY)) return make_float2(0.0f, -INFINITY);
+    const float keys = static_cast<float>(p_.task.step->end - p_.task.step->begin);
+    return make_float2(power() * unscale,
+                       power() * (log2f(keys) - high - log2f(sum)) - log2f(static_cast<float>(p_.rows)));
+  }
+
+  const BlockParams& p_;
+  const unsigned base_;  // shared memory: rows, tiles with what is beside them, barriers
+  char* const memory_;
+  const int head_, first_, team_, warp_, lane_;
+  int tiles_;
+  // Of rows: queries' unscale, or nodes' power log2 N; and of_squares, or of_variances.
+  float unit_[2] = {}, of_spreads_[2] = {};
+  float max_[2] = {-INFINITY, -INFINITY}, sum_[2] = {};
+};
+
+#endif
+
+}  // namespace lode::cuda
