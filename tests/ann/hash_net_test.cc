@@ -8,10 +8,12 @@
 #include <limits>
 #include <span>
 
-#include "base/rng.h"
+#include "support/normals.h"
 
 namespace lode {
 namespace {
+
+using test::normals;
 
 HashLayer layer_of(std::int64_t in, std::int64_t out, const std::vector<float>& w, std::vector<float> bias) {
   const auto bytes = std::as_bytes(std::span(w));
@@ -20,13 +22,6 @@ HashLayer layer_of(std::int64_t in, std::int64_t out, const std::vector<float>& 
           .type = DType::f32,
           .weight = {bytes.begin(), bytes.end()},
           .bias = std::move(bias)};
-}
-
-std::vector<float> normals(std::int64_t n, std::uint64_t seed) {
-  Rng rng(seed);
-  std::vector<float> x(static_cast<std::size_t>(n));
-  for (float& value : x) value = static_cast<float>(rng.normal());
-  return x;
 }
 
 TEST(HashNet, BitsAreTheSignsOfItsOutputs) {

@@ -10,19 +10,14 @@
 #include <set>
 
 #include "base/cancel.h"
-#include "base/rng.h"
 #include "base/threads.h"
 #include "lodestone/error.h"
+#include "support/normals.h"
 
 namespace lode {
 namespace {
 
-std::vector<float> normals(std::int64_t n, std::uint64_t seed) {
-  Rng rng(seed);
-  std::vector<float> x(static_cast<std::size_t>(n));
-  for (float& value : x) value = static_cast<float>(rng.normal());
-  return x;
-}
+using test::normals;
 
 Matrix<const float> matrix(const std::vector<float>& x, std::int64_t d) {
   return {x.data(), std::ssize(x) / d, d};

@@ -12,20 +12,15 @@
 #include <limits>
 
 #include "base/file.h"
-#include "base/rng.h"
 #include "base/threads.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
+#include "support/normals.h"
 
 namespace lode {
 namespace {
 
-std::vector<float> normals(std::int64_t n, std::uint64_t seed) {
-  Rng rng(seed);
-  std::vector<float> x(static_cast<std::size_t>(n));
-  for (float& value : x) value = static_cast<float>(rng.normal());
-  return x;
-}
+using test::normals;
 
 std::vector<float> row_of(const KvRows& rows, std::int64_t row, bool key) {
   std::vector<float> x(static_cast<std::size_t>(rows.d));

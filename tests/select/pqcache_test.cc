@@ -11,18 +11,12 @@
 #include "ann/product_quantizer.h"
 #include "select/product_codes.h"
 #include "support/budgets.h"
+#include "support/normals.h"
 #include "support/refusal.h"
 #include "support/selectors.h"
 
 namespace lode::test {
 namespace {
-
-std::vector<float> normals(std::int64_t n, std::uint64_t seed) {
-  Rng rng(seed);
-  std::vector<float> x(static_cast<std::size_t>(n));
-  for (float& value : x) value = static_cast<float>(rng.normal());
-  return x;
-}
 
 double squared_distance(std::span<const float> a, const float* b) {
   double sum = 0;

@@ -14,18 +14,12 @@
 #include "eval/recall.h"
 #include "eval/tiny_model.h"
 #include "lodestone/error.h"
+#include "support/normals.h"
 #include "train/hash_start.h"
 #include "train/hash_trainer.h"
 
 namespace lode::test {
 namespace {
-
-std::vector<float> normals(std::int64_t count, std::uint64_t seed, double scale = 1.0) {
-  Rng rng(seed);
-  std::vector<float> x(static_cast<std::size_t>(count));
-  for (float& value : x) value = static_cast<float>(scale * rng.normal());
-  return x;
-}
 
 HashExamples random_examples(const HashHead::Shape& shape, std::int64_t tokens, std::int64_t keys) {
   HashExamples examples = {.tokens = tokens, .keys = keys, .queries = {}, .key_inputs = {}, .labels = {}};
