@@ -12,9 +12,11 @@
 #include "base/threads.h"
 #include "engine/context.h"
 #include "gpu/backend.h"
+#include "kernels/kernels.h"
 #include "lodestone/error.h"
 #include "support/compare.h"
 #include "support/golden_model.h"
+#include "support/saap.h"
 
 namespace lode {
 namespace {
@@ -193,6 +195,54 @@ TEST(Gpu, TheShippedArtefactAndClustersAreChosenByTheGpu) {
     const MethodId method = context.attach(parse_spec(spec));
     EXPECT_EQ(context.impl().methods[static_cast<std::size_t>(method)].chosen_by, by) << spec;
   }
+}
+
+/// The shipped artefact with its centroids in the linear path of classifiers that have a hidden layer, too.
+void write_with_key_classifiers(const fs::path& path) {
+  const fs::path shipped = kPocket / "saap.safetensors";
+  const ModelConfig& config = pocket()->config();
+  std::map<int, std::vector<SaapHead>> layers;
+  for (const auto& [layer, fingerprint] : read_saap_fingerprints(shipped)) {
+    const LayerGeometry geometry = {.layer = layer,
+                                    .query_heads = config.query_heads,
+                                    .kv_heads = config.kv_heads,
+                                    .head_dim = config.head_dim};
+    layers[layer] = read_saap(shipped, geometry, pocket()->fingerprint()).heads;
+    for (SaapHead& head : layers[layer]) {
+      constexpr std::int64_t kHidden = 16;
+      const std::int64_t d = head.keys.inputs, c = head.keys.buckets;
+      std::vector<float> centroids(static_cast<std::size_t>(c * d));
+      kernels().widen(head.keys.linear_weight.data(), head.keys.type, c * d, centroids.data());
+      const auto w1 = test::random_floats(kHidden * d, 1, 0.1), b1 = test::random_floats(kHidden, 2, 0.1),
+                 w2 = test::random_floats(c * kHidden, 3, 0.3);
+      head.keys = BucketNet(d, c, {w1, b1, w2, centroids, {}}, DType::f16);
+      head.networks.resize(1);
+    }
+  }
+  write_saap(path, layers, pocket()->fingerprint(), {{0, "{}"}});
+}
+
+TEST(Gpu, KeysOfATrainedClassifierAreLabelledOnTheHost) {
+  NEEDS_GPU();
+  const fs::path path = fs::temp_directory_path() / ("key-classifier-" + std::to_string(getpid()));
+  write_with_key_classifiers(path);
+  std::vector<float> logits[2];
+  WorkReport work[2];
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    const int at = device == Device::cuda;
+    Context context = context_on(device, DType::f32, 2048);
+    const MethodId method = context.attach(parse_spec("saap:probes=4,window=128,weights=" + path.string()));
+    if (at == 1) {
+      EXPECT_EQ(context.impl().methods[static_cast<std::size_t>(method)].chosen_by, ChosenBy::host);
+    }
+    context.prefill(story(1500));
+    context.build_indexes();
+    logits[at] = context.forward(story(37), method, &work[at]);
+  }
+  fs::remove(path);
+  EXPECT_LT(relative_difference(logits[1], logits[0]), 2e-3f);
+  EXPECT_NEAR(static_cast<double>(work[1].far_keys + 1) / static_cast<double>(work[0].far_keys + 1), 1.0,
+              0.02);
 }
 
 // Where a row stands in a list decides the last bits, so it may depend on the position alone.
