@@ -168,7 +168,9 @@ INSTANTIATE_TEST_SUITE_P(Specs, GpuMethod,
                                          "saap:probes=4,window=128", "saap:probes=4,window=128,rank=mass",
                                          "saap:probes=6,window=64,rank=key,dense_layers=2", "hash:budget=5%",
                                          "hash:budget=5%,per=query-head,window=16",
-                                         "hyperplanes:budget=10%,mode=combined,depth=3,bits=128,window=128"),
+                                         "hyperplanes:budget=10%,mode=combined,depth=3,bits=128,window=128",
+                                         "quest:budget=5%,window=128",
+                                         "quest:budget=100,bits=4,per=kv-head,window=16"),
                          [](const auto& info) { return "spec" + std::to_string(info.index); });
 
 TEST(Gpu, TheShippedArtefactAndClustersAreChosenByTheGpu) {

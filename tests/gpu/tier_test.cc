@@ -68,14 +68,13 @@ TEST_P(GpuTier, LogitsAndWorkEqualThoseWithKeysOnTheGpu) {
               0.02);
 }
 
-INSTANTIATE_TEST_SUITE_P(Specs, GpuTier,
-                         testing::Values("full", "streaming:window=64", "topk:k=40,window=64",
-                                         "retrieval:k=40,sink=16,window=64",
-                                         "retrieval:k=40,beam=32,sink=16,window=64",
-                                         "topk:k=40,sink=0,window=1",
-                                         "kmeans:clusters=32,probes=6,window=64,dense_layers=1",
-                                         "squeezed:sparsity=0.8", "h2o:window=64", "magicpig:window=64"),
-                         [](const auto& info) { return "spec" + std::to_string(info.index); });
+INSTANTIATE_TEST_SUITE_P(
+    Specs, GpuTier,
+    testing::Values("full", "streaming:window=64", "topk:k=40,window=64", "retrieval:k=40,sink=16,window=64",
+                    "retrieval:k=40,beam=32,sink=16,window=64", "topk:k=40,sink=0,window=1",
+                    "kmeans:clusters=32,probes=6,window=64,dense_layers=1", "squeezed:sparsity=0.8",
+                    "quest:budget=64,window=64", "h2o:window=64", "magicpig:window=64"),
+    [](const auto& info) { return "spec" + std::to_string(info.index); });
 
 TEST(Tier, WithKeysInHostMemoryOnlyQueriesNewKeysAndStatesCross) {
   NEEDS_GPU();

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// quest, whose pages the GPU chooses, against the host's choice. Run on a GPU, and where there is none on one
+// that the host plays (tests/gpu_fake).
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "base/file.h"
+#include "engine/context.h"
+#include "gpu/backend.h"
+#include "support/compare.h"
+
+namespace lode {
+namespace {
+
+namespace fs = std::filesystem;
+
+#define NEEDS_GPU() \
+  if (const GpuInfo gpu = gpu_info(); !gpu.ok) GTEST_SKIP() << gpu.why
+
+std::shared_ptr<const Model> pocket() {
+  static const auto model = Model::load(std::string(LODESTONE_SOURCE_DIR) + "/models/pocket");
+  return model;
+}
+
+std::vector<TokenId> story(std::int64_t tokens) {
+  const std::string text = read_file(std::string(LODESTONE_SOURCE_DIR) + "/demo/document.txt");
+  auto ids = pocket()->tokenizer().encode(text, Tokenizer::Bos::as_template);
+  ids.resize(static_cast<std::size_t>(tokens));
+  return ids;
+}
+
+Context context_on(Device device, DType type = DType::f32) {
+  return Context(pocket(), {.kv_type = type, .device = device, .max_tokens = 2048});
+}
+
+class GpuQuestTest : public testing::TestWithParam<const char*> {};
+
+/// Questions longer than the window and shorter, tokens one at a time past the ends of pages, a cut inside of
+/// a page and another text behind it: what the GPU chooses is what the host does, with its counts.
+TEST_P(GpuQuestTest, StepsEqualTheHosts) {
+  NEEDS_GPU();
+  std::vector<float> logits[2];
+  WorkReport work[2];
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    const int at = device == Device::cuda;
+    Context context = context_on(device);
+    const MethodId method = context.attach(parse_spec(GetParam()));
+    context.prefill(story(703));
+    context.build_indexes();
+    const auto ask = [&](std::span<const TokenId> tokens) {
+      WorkReport more;
+      const auto rows = context.forward(tokens, method, &more);
+      logits[at].insert(logits[at].end(), rows.begin(), rows.end());
+      work[at] += more;
+    };
+    ask(story(40));
+    for (const TokenId token : story(36)) ask({&token, 1});
+    context.roll_back(650);
+    const std::vector<TokenId> other = story(60);
+    ask(std::span(other).subspan(20));
+    for (const TokenId token : story(3)) ask({&token, 1});
+    if (at == 1) {
+      EXPECT_NE(context.impl().methods[0].chosen_by, ChosenBy::host);
+      EXPECT_TRUE(context.impl().gpu->chooses(context.impl().methods[0].selectors));
+    }
+  }
+  EXPECT_LT(relative_difference(logits[1], logits[0]), 2e-3f);
+  EXPECT_EQ(work[0].far_total, work[1].far_total);
+  EXPECT_EQ(work[0].far_keys, work[1].far_keys);
+  EXPECT_EQ(work[0].kv_bytes, work[1].kv_bytes);
+  EXPECT_EQ(work[0].selector_bytes, work[1].selector_bytes);
+  EXPECT_LT(work[1].far_keys, work[1].far_total);
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, GpuQuestTest,
+                         testing::Values("quest:budget=64,window=16", "quest:budget=10%,sink=7,window=16",
+                                         "quest:budget=50,page_size=5,window=64,per=kv-head",
+                                         "quest:budget=64,bits=4,window=16,dense_layers=0",
+                                         "quest:budget=77,bits=2,window=30,per=kv-head",
+                                         "quest:budget=580,window=16,bits=4"),
+                         [](const auto& info) { return "spec" + std::to_string(info.index); });
+
+// A budget of all is full attention, bit for bit; one of no key sink and window alone.
+TEST(GpuQuest, AllKeysAndNone) {
+  NEEDS_GPU();
+  Context context = context_on(Device::cuda, DType::bf16);
+  const MethodId all = context.attach(parse_spec("quest:budget=100%,window=64,dense_layers=0"));
+  const MethodId none = context.attach(parse_spec("quest:budget=0,window=64,dense_layers=0"));
+  const MethodId streaming = context.attach(parse_spec("streaming:window=64"));
+  context.prefill(story(900));
+  context.build_indexes();
+  const TokenId token = story(10).back();
+  const auto asked = [&](MethodId method) {
+    const auto row = context.forward({&token, 1}, method);
+    context.roll_back(900);
+    return row;
+  };
+  EXPECT_EQ(asked(all), asked(kDense));
+  EXPECT_LT(relative_difference(asked(none), asked(streaming)), 2e-3f);
+}
+
+// Levels come from the text that was indexed last, or from the file.
+TEST(GpuQuest, CodedBoundsFollowTheText) {
+  NEEDS_GPU();
+  const fs::path path = fs::temp_directory_path() / ("lodestone-quest-" + std::to_string(getpid()) + ".lode");
+  std::vector<float> logits[2];
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    const int at = device == Device::cuda;
+    const auto ask = [&](Context& context) {
+      const auto rows = context.forward(story(30), 0);
+      logits[at].insert(logits[at].end(), rows.begin(), rows.end());
+      context.roll_back(context.tokens() - 30);
+    };
+    Context context = context_on(device);
+    context.attach(parse_spec("quest:budget=64,bits=2,window=16,dense_layers=0"));
+    context.prefill(story(400));
+    context.build_indexes();
+    ask(context);
+    context.prefill(story(500));
+    context.build_indexes();
+    ask(context);
+    context.save(path, "");
+    Context loaded = Context::load(path, pocket(), {.device = device, .max_tokens = 2048});
+    ask(loaded);
+  }
+  fs::remove(path);
+  EXPECT_LT(relative_difference(logits[1], logits[0]), 2e-3f);
+}
+
+}  // namespace
+}  // namespace lode
