@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine on a GPU against the engine on the CPU: the same numbers, the same tokens, the same files.
 // Skipped where there is no GPU.
+#include "support/gpu.h"
+
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -8,10 +10,7 @@
 #include <filesystem>
 #include <map>
 
-#include "base/file.h"
 #include "base/threads.h"
-#include "engine/context.h"
-#include "gpu/backend.h"
 #include "lodestone/error.h"
 #include "support/compare.h"
 #include "support/golden_model.h"
@@ -20,11 +19,6 @@ namespace lode {
 namespace {
 
 namespace fs = std::filesystem;
-
-const fs::path kPocket = fs::path(LODESTONE_SOURCE_DIR) / "models/pocket";
-
-#define NEEDS_GPU() \
-  if (const GpuInfo gpu = gpu_info(); !gpu.ok) GTEST_SKIP() << gpu.why
 
 class GpuGolden : public testing::TestWithParam<std::string> {};
 
@@ -58,19 +52,6 @@ INSTANTIATE_TEST_SUITE_P(Models, GpuGolden, testing::ValuesIn(kGoldenModels), []
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 });
-
-/// The pocket model, loaded once.
-std::shared_ptr<const Model> pocket() {
-  static const auto model = Model::load(kPocket);
-  return model;
-}
-
-std::vector<TokenId> story(std::int64_t tokens) {
-  const std::string text = read_file(std::string(LODESTONE_SOURCE_DIR) + "/demo/document.txt");
-  auto ids = pocket()->tokenizer().encode(text, Tokenizer::Bos::as_template);
-  ids.resize(static_cast<std::size_t>(tokens));
-  return ids;
-}
 
 Context context_on(Device device, DType type, std::int64_t max_tokens) {
   return Context(pocket(), {.kv_type = type, .device = device, .max_tokens = max_tokens});

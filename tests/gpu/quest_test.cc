@@ -6,30 +6,13 @@
 
 #include <filesystem>
 
-#include "base/file.h"
-#include "engine/context.h"
-#include "gpu/backend.h"
 #include "support/compare.h"
+#include "support/gpu.h"
 
 namespace lode {
 namespace {
 
 namespace fs = std::filesystem;
-
-#define NEEDS_GPU() \
-  if (const GpuInfo gpu = gpu_info(); !gpu.ok) GTEST_SKIP() << gpu.why
-
-std::shared_ptr<const Model> pocket() {
-  static const auto model = Model::load(std::string(LODESTONE_SOURCE_DIR) + "/models/pocket");
-  return model;
-}
-
-std::vector<TokenId> story(std::int64_t tokens) {
-  const std::string text = read_file(std::string(LODESTONE_SOURCE_DIR) + "/demo/document.txt");
-  auto ids = pocket()->tokenizer().encode(text, Tokenizer::Bos::as_template);
-  ids.resize(static_cast<std::size_t>(tokens));
-  return ids;
-}
 
 Context context_on(Device device, DType type = DType::f32) {
   return Context(pocket(), {.kv_type = type, .device = device, .max_tokens = 2048});

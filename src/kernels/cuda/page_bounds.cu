@@ -10,6 +10,7 @@
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/page_bounds.h"
+#include "kernels/cuda/processors.h"
 
 namespace lode::cuda {
 
@@ -265,16 +266,6 @@ __global__ void __launch_bounds__(kThreads) score_kernel(const __grid_constant__
   }
 }
 
-int multiprocessors() {
-  static const int count = [] {
-    int device = 0, all = 0;
-    LODE_CUDA(cudaGetDevice(&device));
-    LODE_CUDA(cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, device));
-    return all;
-  }();
-  return count;
-}
-
 template <class Piece, int kLanes, int kSlots, int kHeads>
 void launch(Params p, std::int64_t most_pages, StreamHandle stream) {
   constexpr std::int64_t kUnit = std::int64_t{32} / kHeads;
@@ -282,8 +273,7 @@ void launch(Params p, std::int64_t most_pages, StreamHandle stream) {
   p.chunks = p.sum_heads ? 1 : (group + kHeads - 1) / kHeads;
   const std::int64_t lists = std::int64_t{p.queries.layout.kv_heads} * p.chunks;
   const std::int64_t enough = (most_pages + kUnit * kWarps - 1) / (kUnit * kWarps);
-  const std::int64_t fill =
-      std::max<std::int64_t>(1, kBlocksOfSm * multiprocessors() / (lists * p.queries.count));
+  const std::int64_t fill = std::max<std::int64_t>(1, kBlocksOfSm * processors() / (lists * p.queries.count));
   const dim3 grid(static_cast<unsigned>(std::clamp<std::int64_t>(enough, 1, fill)),
                   static_cast<unsigned>(lists), static_cast<unsigned>(p.queries.count));
   EarlyLaunch(grid, kThreads, 0, 1, stream)(score_kernel<Piece, kLanes, kSlots, kHeads>, p);

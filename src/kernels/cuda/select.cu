@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exact selection. A cluster of eight blocks takes a list: every block holds an eighth of the keys (scores as
-// unsigned numbers of the same order) in registers, those of longer lists in shared memory; histograms of 8
-// bits, added up over the cluster, find the k-th largest key; a count and a prefix sum then give every chosen
-// entry its place, so that rows rise and the bits never depend on timing. Threshold and bucket selections are
-// the last step alone. Where an entry is a page, its place is that of its keys.
+// Exact selection. A cluster of eight blocks takes a list, or of fewer where lists are many and short: every
+// block holds its share of the keys (scores as unsigned numbers of the same order) in registers, those of
+// longer lists in shared memory; histograms of 8 bits, added up over the cluster, find the k-th largest key;
+// a count and a prefix sum then give every chosen entry its place, so that rows rise and the bits never
+// depend on timing. Threshold and bucket selections are the last step alone. Where an entry is a page, its
+// place is that of its keys.
 #include <algorithm>
 
 #include "kernels/cuda/load.cuh"
+#include "kernels/cuda/processors.h"
 #include "kernels/cuda/scan.cuh"
 #include "kernels/cuda/select.h"
 #include "kernels/cuda/select_cluster.cuh"
@@ -543,9 +545,10 @@ void run(const Source& source, Job job, std::int64_t lists, StreamHandle stream)
     launch_together<Cluster, Threads>(select_in_registers<Source, Cluster, Threads>, lists, fixed, stream,
                                       source, job);
   };
+  const auto holds = [&](int cluster) { return job.n <= std::int64_t{kEach} * cluster * kSelectThreads; };
   const auto launch = [&]<int Cluster>() {
     const std::int64_t all = std::int64_t{Cluster} * kSelectThreads;
-    if (job.n <= kEach * all) return in_registers.template operator()<Cluster, kSelectThreads>();
+    if (holds(Cluster)) return in_registers.template operator()<Cluster, kSelectThreads>();
     const std::int64_t share = (job.n + all - 1) / all * kSelectThreads;
     const std::int64_t fits = (shared_bytes_per_block() - histograms) / 4;
     job.held = static_cast<int>(Source::kPasses > 0 && share <= fits ? share : 0);
@@ -557,6 +560,12 @@ void run(const Source& source, Job job, std::int64_t lists, StreamHandle stream)
   constexpr std::int64_t kWide = std::int64_t{kWideCluster} * kWideThreads * kEach;
   if (job.n <= kWide && wide_clusters_at_once<Source>(fixed) >= lists)
     return in_registers.template operator()<kWideCluster, kWideThreads>();
+  // Many short lists take few blocks each, so that all run at once.
+  int cluster = 1;
+  while (cluster < kCluster && (!holds(cluster) || 2 * cluster * lists <= processors())) cluster *= 2;
+  if (cluster == 1) return in_registers.template operator()<1, kSelectThreads>();
+  if (cluster == 2) return in_registers.template operator()<2, kSelectThreads>();
+  if (cluster == 4) return in_registers.template operator()<4, kSelectThreads>();
   launch.template operator()<kCluster>();
 }
 
