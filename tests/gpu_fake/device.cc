@@ -15,19 +15,17 @@
 #include <memory>
 #include <vector>
 
-#include "ann/packed_codes.h"
 #include "base/threads.h"
 #include "gpu/selectors.h"
+#include "gpu_fake/play.h"
 #include "kernels/cuda/attend_block.h"
 #include "kernels/cuda/event.h"
 #include "kernels/cuda/kv_range.cu"  // no CUDA is in it
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/merge_states.h"
-#include "kernels/cuda/page_bounds.h"
 #include "kernels/cuda/pages.h"
 #include "kernels/cuda/place_rows.h"
 #include "kernels/cuda/random.h"
-#include "kernels/cuda/select.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
 
@@ -45,6 +43,18 @@ struct CUgraphExec_st {
 
 namespace lode::cuda {
 
+void enqueue(StreamHandle stream, std::function<void()> work) {
+  if (stream == nullptr) return work();
+  if (stream->recorded != nullptr) return stream->recorded->push_back(std::move(work));
+  stream->work.push_back(std::move(work));
+}
+
+std::vector<float> widened(const void* from, DType type, std::int64_t n) {
+  std::vector<float> to(static_cast<std::size_t>(n));
+  kernels().widen(from, type, n, to.data());
+  return to;
+}
+
 namespace {
 
 constexpr std::int64_t kPageBytes = 128 << 10;
@@ -60,11 +70,6 @@ bool is_in(const void* at, bool device) {
   return next != known(device).begin() && p < std::prev(next)->second;
 }
 
-void enqueue(StreamHandle stream, std::function<void()> work) {
-  if (stream == nullptr) return work();
-  if (stream->recorded != nullptr) return stream->recorded->push_back(std::move(work));
-  stream->work.push_back(std::move(work));
-}
 void drain(StreamHandle stream) {
   while (stream != nullptr && !stream->work.empty()) {
     const std::function<void()> next = std::move(stream->work.front());
@@ -88,12 +93,6 @@ void give(void* data, bool device) {
 ThreadPool& pool() {
   static ThreadPool threads(2);
   return threads;
-}
-
-std::vector<float> widened(const void* from, DType type, std::int64_t n) {
-  std::vector<float> to(static_cast<std::size_t>(n));
-  kernels().widen(from, type, n, to.data());
-  return to;
 }
 
 /// The keys that one query attends, in the order of RowLists.
@@ -331,140 +330,6 @@ void merge_states(float* output, const float* lse, const float* other, const flo
   });
 }
 
-// ---- Pages.
-// -----------------------------------------------------------------------------------------
-
-namespace {
-
-/// Where the bounds of a page begin.
-char* page_at(const PageBounds& bounds, const KvLayout& layout, std::int64_t layer, std::int64_t head,
-              std::int64_t page) {
-  return bounds.bounds + layer * bounds.layer_bytes(layout) +
-         (head * bounds.capacity + page) * bounds.page_bytes(layout);
-}
-ChannelLevels levels_of(const PageBounds& bounds, std::int64_t head, std::int64_t d) {
-  ChannelLevels levels;
-  levels.bits = bounds.bits;
-  levels.low.assign(bounds.levels + head * 2 * d, bounds.levels + (head * 2 + 1) * d);
-  levels.step.assign(bounds.levels + (head * 2 + 1) * d, bounds.levels + (head * 2 + 2) * d);
-  return levels;
-}
-
-void bound_page(const char* base, const KvLayout& layout, std::int64_t layer, int head, std::int64_t page,
-                const PageBounds& bounds) {
-  const std::int64_t d = layout.head_dim;
-  std::vector<float> both(static_cast<std::size_t>(2 * d), -INFINITY);  // largest, least
-  std::fill(both.begin() + d, both.end(), INFINITY);
-  for (std::int64_t i = 0; i < bounds.page; ++i) {
-    std::vector<float> key = widened(
-        base + layer * layout.layer_stride + layout.key_offset(head, bounds.sink + page * bounds.page + i),
-        layout.type, d);
-    if (!std::all_of(key.begin(), key.end(), [](float x) { return std::isfinite(x); }))
-      std::fill(key.begin(), key.end(), 0.0f);
-    for (std::size_t c = 0; c < key.size(); ++c) {
-      both[c] = std::max(both[c], key[c]);
-      both[key.size() + c] = std::min(both[key.size() + c], key[c]);
-    }
-  }
-  char* const to = page_at(bounds, layout, layer, head, page);
-  if (!bounds.coded())
-    return kernels().narrow(both.data(), 2 * d, layout.type, reinterpret_cast<std::byte*>(to));
-  const ChannelLevels levels = levels_of(bounds, layer * layout.kv_heads + head, d);
-  std::memset(to, 0, static_cast<std::size_t>(bounds.page_bytes(layout)));
-  for (std::int64_t b = 0; b < 2 * d; ++b) {
-    const auto rounding = b < d ? ChannelLevels::Rounding::up : ChannelLevels::Rounding::down;
-    const auto code = levels.code(b % d, both[static_cast<std::size_t>(b)], rounding);
-    const std::int64_t at = b * bounds.bits;
-    to[at / 8] = static_cast<char>(static_cast<unsigned char>(to[at / 8]) | code << at % 8);
-  }
-}
-
-double score_page(const Queries& in, const PageBounds& bounds, std::int64_t query, int head,
-                  std::int64_t page) {
-  const std::int64_t d = in.layout.head_dim;
-  const int kv_head = head / (in.query_heads / in.layout.kv_heads);
-  const char* const from =
-      page_at(bounds, in.layout, 0, kv_head, page) + in.tokens[query].sequence * bounds.sequence_stride;
-  const float* const q = in.q + (query * in.query_heads + head) * d;
-  const auto stored = bounds.coded() ? std::vector<float>{} : widened(from, in.layout.type, 2 * d);
-  double sum = 0.0;
-  for (std::int64_t b = 0; b < 2 * d; ++b) {
-    const std::int64_t at = b * bounds.bits;
-    const double value = bounds.coded()
-                             ? static_cast<double>(static_cast<unsigned char>(from[at / 8]) >> at % 8 &
-                                                   ((1 << bounds.bits) - 1)) *
-                                   bounds.levels[(2 * kv_head + 1) * d + b % d]
-                             : static_cast<double>(stored[static_cast<std::size_t>(b)]);
-    sum += static_cast<double>(b < d ? std::max(q[b % d], 0.0f) : std::min(q[b % d], 0.0f)) * value;
-  }
-  return sum;
-}
-
-/// The rows of one list, rising.
-std::vector<std::int32_t> rows_of_pages(const float* scores, const PageRule& rule, std::int64_t query) {
-  const std::int64_t far =
-      std::max<std::int64_t>(0, rule.tokens[query].position + 1 - rule.window - rule.sink);
-  const std::int64_t pages = far / rule.page, budget = std::min<std::int64_t>(far, rule.budget[query]);
-  std::vector<std::int32_t> order, rows;
-  for (std::int64_t page = pages; page-- > 0;) order.push_back(static_cast<std::int32_t>(page));
-  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return scores[a] > scores[b]; });
-  std::int64_t left = budget;
-  const auto take = [&](std::int64_t end, std::int64_t most) {
-    const std::int64_t some = std::min(left, most);
-    for (std::int64_t i = rule.sink + end - some; i < rule.sink + end; ++i)
-      rows.push_back(static_cast<std::int32_t>(i));
-    left -= some;
-  };
-  take(far, far % rule.page);
-  for (const std::int32_t page : order) take((page + std::int64_t{1}) * rule.page, rule.page);
-  std::sort(rows.begin(), rows.end());
-  return rows;
-}
-
-}  // namespace
-
-bool can_bound_pages(int head_dim) {
-  return head_dim % 8 == 0;
-}
-void bound_pages(const char* base, const KvLayout& layout, int layers, std::int64_t begin, std::int64_t end,
-                 const PageBounds& bounds, StreamHandle stream) {
-  enqueue(stream, [=] {
-    for (int layer = 0; layer < layers; ++layer)
-      for (int head = 0; head < layout.kv_heads; ++head)
-        for (std::int64_t page = begin; page < end; ++page)
-          bound_page(base, layout, layer, head, page, bounds);
-  });
-}
-void score_pages(const Queries& queries, const PageBounds& bounds, bool sum_heads, std::int64_t window,
-                 std::int64_t, float* scores, std::int64_t stride, StreamHandle stream) {
-  enqueue(stream, [=] {
-    const int lists = sum_heads ? queries.layout.kv_heads : queries.query_heads,
-              together = queries.query_heads / lists;
-    for (int query = 0; query < queries.count; ++query) {
-      const std::int64_t pages = (queries.tokens[query].position + 1 - window - bounds.sink) / bounds.page;
-      for (int list = 0; list < lists; ++list) {
-        for (std::int64_t page = 0; page < pages; ++page) {
-          double sum = 0.0;
-          for (int g = 0; g < together; ++g)
-            sum += score_page(queries, bounds, query, list * together + g, page);
-          scores[(std::int64_t{query} * lists + list) * stride + page] = static_cast<float>(sum);
-        }
-      }
-    }
-  });
-}
-void top_pages(const float* scores, std::int64_t lists, std::int64_t n, const PageRule& rule,
-               std::int32_t* rows, std::int64_t capacity, std::int32_t* counts, StreamHandle stream) {
-  enqueue(stream, [=] {
-    for (std::int64_t list = 0; list < lists; ++list) {
-      const auto chosen = rows_of_pages(scores + list * n, rule, list / rule.lists_of_query);
-      if (std::ssize(chosen) > capacity) throw RunError("more rows than there is room for");
-      std::copy(chosen.begin(), chosen.end(), rows + list * capacity);
-      counts[list] = static_cast<std::int32_t>(chosen.size());
-    }
-  });
-}
-
 // ---- The rest of a layer.
 // -----------------------------------------------------------------------------------------
 
@@ -590,7 +455,9 @@ std::int64_t far_keys(const DenseParts& dense, std::int64_t position) {
 
 std::unique_ptr<GpuSelector> make_gpu_selector(const Spec& spec, const GpuGeometry& geometry,
                                                std::span<Selector* const> selectors) {
-  return spec.name == "quest" ? make_gpu_quest(spec, geometry, selectors) : nullptr;
+  if (spec.name == "quest") return make_gpu_quest(spec, geometry, selectors);
+  if (spec.name == "double-sparsity") return make_gpu_double_sparsity(spec, geometry, selectors);
+  return nullptr;
 }
 
 }  // namespace lode

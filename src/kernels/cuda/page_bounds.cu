@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/check.cuh"
-#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/eight_numbers.cuh"
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/page_bounds.h"
 #include "kernels/cuda/processors.h"
@@ -24,26 +24,6 @@ constexpr int kBlocksOfSm = 3;  // as registers allow
 struct Extreme {
   float least = INFINITY, largest = -INFINITY;
 };
-
-/// As ChannelLevels::code (ann/packed_codes.cc), in double as there.
-__device__ unsigned code_of(float x, float low, float step, int bits, bool up) {
-  if (!(step > 0.0f)) return 0;
-  const double level = (static_cast<double>(x) - low) / step, rounded = up ? ceil(level) : floor(level);
-  return static_cast<unsigned>(fmin(fmax(rounded, 0.0), static_cast<double>((1 << bits) - 1)));
-}
-
-/// A lane's codes to a word of those of eight lanes, which the first of them writes.
-__device__ void put_codes(char* piece, unsigned code, int bits) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  unsigned word = code << bits * (lane % kEach);
-#pragma unroll
-  for (int o = 1; o < kEach; o *= 2) word |= __shfl_xor_sync(~0u, word, o);
-  if (lane % kEach != 0 || piece == nullptr) return;
-  if (bits == 4)
-    *reinterpret_cast<std::uint32_t*>(piece) = word;
-  else
-    *reinterpret_cast<std::uint16_t*>(piece) = static_cast<std::uint16_t>(word);
-}
 
 /// A warp per page; a lane has every 32nd channel.
 template <class T>
@@ -90,44 +70,12 @@ __global__ void __launch_bounds__(kThreads)
     }
     const bool there = c < d;
     const float low = there ? levels[c] : 0.0f, step = there ? levels[d + c] : 0.0f;
-    put_codes(there ? bounds + c * to.bits / 8 : nullptr, code_of(of[j].largest, low, step, to.bits, true),
-              to.bits);
+    put_codes(there ? bounds + c * to.bits / 8 : nullptr,
+              code_of(of[j].largest, low, step, to.bits, CodeRounding::up), to.bits);
     put_codes(there ? bounds + (d + c) * to.bits / 8 : nullptr,
-              code_of(of[j].least, low, step, to.bits, false), to.bits);
+              code_of(of[j].least, low, step, to.bits, CodeRounding::down), to.bits);
   }
 }
-
-/// Eight bounds, as they are stored.
-template <class T>
-struct Stored {
-  static constexpr int kBytes = kEach * static_cast<int>(sizeof(T)), kPacks = kBytes / 16;
-  uint4 raw[kPacks];
-  __device__ void load(const char* from) {
-#pragma unroll
-    for (int i = 0; i < kPacks; ++i) raw[i] = reinterpret_cast<const uint4*>(from)[i];
-  }
-  __device__ void widened(float (&x)[kEach]) const {
-#pragma unroll
-    for (int i = 0; i < kPacks; ++i) {
-      float some[kPack<T>];
-      widen_pack<T>(raw[i], some);
-#pragma unroll
-      for (int k = 0; k < kPack<T>; ++k) x[i * kPack<T> + k] = some[k];
-    }
-  }
-};
-template <class Word>
-struct Coded {
-  static constexpr int kBytes = sizeof(Word), kBits = kBytes;  // eight codes
-  unsigned raw;
-  __device__ void load(const char* from) { raw = *reinterpret_cast<const Word*>(from); }
-  /// A whole number below 2^23 in the bits of 2^23 is that much more.
-  __device__ void widened(float (&x)[kEach]) const {
-#pragma unroll
-    for (int i = 0; i < kEach; ++i)
-      x[i] = __uint_as_float(0x4b000000u | (raw >> kBits * i & ((1u << kBits) - 1))) - 8388608.0f;
-  }
-};
 
 struct Params {
   Queries queries;

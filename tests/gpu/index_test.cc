@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// quest, whose pages the GPU chooses, against the host's choice. Run on a GPU, and where there is none on one
-// that the host plays (tests/gpu_fake).
+// Methods with an index on the GPU that grows with its keys (quest, double-sparsity) against the host's
+// choice. Run on a GPU, and where there is none on one that the host plays (tests/gpu_fake).
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -18,11 +18,11 @@ Context context_on(Device device, DType type = DType::f32) {
   return Context(pocket(), {.kv_type = type, .device = device, .max_tokens = 2048});
 }
 
-class GpuQuestTest : public testing::TestWithParam<const char*> {};
+class GpuIndex : public testing::TestWithParam<const char*> {};
 
 /// Questions longer than the window and shorter, tokens one at a time past the ends of pages, a cut inside of
 /// a page and another text behind it: what the GPU chooses is what the host does, with its counts.
-TEST_P(GpuQuestTest, StepsEqualTheHosts) {
+TEST_P(GpuIndex, StepsEqualTheHosts) {
   NEEDS_GPU();
   std::vector<float> logits[2];
   WorkReport work[2];
@@ -57,12 +57,15 @@ TEST_P(GpuQuestTest, StepsEqualTheHosts) {
   EXPECT_LT(work[1].far_keys, work[1].far_total);
 }
 
-INSTANTIATE_TEST_SUITE_P(Specs, GpuQuestTest,
+INSTANTIATE_TEST_SUITE_P(Specs, GpuIndex,
                          testing::Values("quest:budget=64,window=16", "quest:budget=10%,sink=7,window=16",
                                          "quest:budget=50,page_size=5,window=64,per=kv-head",
                                          "quest:budget=64,bits=4,window=16,dense_layers=0",
                                          "quest:budget=77,bits=2,window=30,per=kv-head",
-                                         "quest:budget=700,sink=16,window=16,bits=4"),
+                                         "quest:budget=700,sink=16,window=16,bits=4,per=kv-head",
+                                         "double-sparsity:budget=64,window=16",
+                                         "double-sparsity:budget=10%,window=64,bits=2,per=kv-head",
+                                         "double-sparsity:budget=60,sink=3,window=30,bits=16,channels=24"),
                          [](const auto& info) { return "spec" + std::to_string(info.index); });
 
 TEST(GpuQuest, ABudgetOfAllGivesTheBitsOfFullAttention) {
