@@ -87,36 +87,51 @@ struct Params {
   std::int64_t stride = 0;
 };
 
-/// What lanes weigh their bounds by: [slots][heads][bounds].
+/// Eight consecutive numbers.
+__device__ __forceinline__ void read_eight(const float* from, float (&x)[kEach]) {
+#pragma unroll
+  for (int i = 0; i < kEach; i += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(from + i);
+    x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
+  }
+}
+
+/// What lanes weigh their bounds by: [slots][heads][bounds]. In few instructions, since they run once.
 template <int kLanes, int kSlots, int kHeads>
 struct Weights {
   float of[kSlots][kHeads][kEach] = {};
 
   __device__ void take(const Params& p, int query, int kv_head, int first) {
     const int d = p.queries.layout.head_dim, group = p.queries.query_heads / p.queries.layout.kv_heads;
-    const float* const q = p.queries.q + (std::int64_t{query} * p.queries.query_heads + kv_head * group) * d;
-    const float* const steps = p.bounds.levels + (2 * kv_head + 1) * d;
+    const float* const heads =
+        p.queries.q + (std::int64_t{query} * p.queries.query_heads + kv_head * group + first) * d;
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) {
       const int at = (static_cast<int>(threadIdx.x) % kLanes + s * kLanes) * kEach;
       if (at >= 2 * d) break;
       const bool largest = at < d;
       const int c = largest ? at : at - d;
-      const auto part = [&](int head, int i) {
-        const float x = q[head * d + c + i];
-        return largest ? fmaxf(x, 0.0f) : fminf(x, 0.0f);
+      const auto add = [&](const float* q, float(&to)[kEach]) {
+        float x[kEach];
+        read_eight(q + c, x);
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) to[i] += largest ? fmaxf(x[i], 0.0f) : fminf(x[i], 0.0f);
       };
+      if (p.sum_heads) {
+#pragma unroll 1
+        for (int g = 0; g < group; ++g) add(heads + g * d, of[s][0]);
+      } else {
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-        const float step = p.bounds.coded() ? steps[c + i] : 1.0f;
-        if (p.sum_heads) {
-          float sum = 0.0f;
-          for (int g = 0; g < group; ++g) sum += part(g, i);
-          of[s][0][i] = sum * step;
-        } else {
+        for (int h = 0; h < kHeads; ++h)
+          if (first + h < group) add(heads + h * d, of[s][h]);
+      }
+      if (!p.bounds.coded()) continue;
+      float step[kEach];
+      read_eight(p.bounds.levels + (2 * kv_head + 1) * d + c, step);
 #pragma unroll
-          for (int h = 0; h < kHeads; ++h) of[s][h][i] = first + h < group ? part(first + h, i) * step : 0.0f;
-        }
+      for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) of[s][h][i] *= step[i];
       }
     }
   }
@@ -160,9 +175,8 @@ __global__ void __launch_bounds__(kThreads) score_kernel(const __grid_constant__
       const int page = page_of(of_unit, batch * kAhead + a);
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) {
-        const int piece = own + s * kLanes;
-        if (page < pages && piece * kEach < 2 * p.queries.layout.head_dim)
-          next[a][s].load(bounds + page * page_bytes + piece * Piece::kBytes);
+        if (page < pages && (own + s * kLanes) * kEach < 2 * p.queries.layout.head_dim)
+          next[a][s].load(bounds + page * page_bytes + s * kLanes * Piece::kBytes);
         else
           next[a][s] = {};
       }
@@ -206,11 +220,9 @@ __global__ void __launch_bounds__(kThreads) score_kernel(const __grid_constant__
     }
     const float score = deal_out<kLanes / 2>(sums);
     const int head = first_head + own / kBehind, page = page_of(unit, own % kBehind);
-    if (page >= pages || (!p.sum_heads && head >= group)) continue;
     const int lists = p.sum_heads ? 1 : group;
-    const std::int64_t list =
-        (std::int64_t{query} * p.queries.layout.kv_heads + kv_head) * lists + (p.sum_heads ? 0 : head);
-    p.scores[list * p.stride + page] = score;
+    const std::int64_t list = (std::int64_t{query} * p.queries.layout.kv_heads + kv_head) * lists + head;
+    if (page < pages && head < lists) p.scores[list * p.stride + page] = score;
   }
 }
 

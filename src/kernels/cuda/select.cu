@@ -67,7 +67,6 @@ struct FloatKeys : Entries {
   __device__ static int passes() { return kPasses; }
   __device__ static int pairs() { return kBins / 2; }
   __device__ static int shift(int pass) { return 24 - 8 * pass; }
-  __device__ unsigned exceed(std::int64_t) const { return 0; }
   __device__ const float* row(std::int64_t list) const { return scores + list * n; }
   __device__ __forceinline__ unsigned key(std::int64_t, int, float x) const {
     return x == -INFINITY ? 0 : ordered(x);
@@ -123,7 +122,6 @@ struct LevelKeys : Entries {
   __device__ int passes() const { return most + 1 < kBins ? 1 : 2; }
   __device__ int pairs() const { return passes() == 1 ? (most + 1) / 2 + 1 : kBins / 2; }
   __device__ int shift(int pass) const { return passes() == 1 || pass == 1 ? 0 : 3; }  // of 11 bits
-  __device__ unsigned exceed(std::int64_t) const { return 0; }
   __device__ const std::uint16_t* row(std::int64_t list) const { return scores + list * n; }
   __device__ __forceinline__ unsigned key(std::int64_t, int, std::uint16_t x) const {
     return static_cast<unsigned>(min(static_cast<int>(x), most)) + 1u;
@@ -417,8 +415,9 @@ __global__ __launch_bounds__(Threads) void select_in_registers(Source source, co
   }
   __syncthreads();
   Found found;
-  found.exceed = source.exceed(list);
-  if constexpr (Source::kPasses > 0) {
+  if constexpr (Source::kPasses == 0) {
+    found.exceed = source.exceed(list);
+  } else {
     if (k > 0) {
       found = find<Source, Cluster, Threads, true>(source, k, part.rank, shared, [&](auto add) {
 #pragma unroll
@@ -476,8 +475,9 @@ __global__ __launch_bounds__(kSelectThreads) void select_kernel(Source source, c
   __syncthreads();
   const auto key = [&](int i) { return hold ? held[i - part.begin] : source.key(list, i, numbers[i]); };
   Found found;
-  found.exceed = source.exceed(list);
-  if constexpr (Source::kPasses > 0) {
+  if constexpr (Source::kPasses == 0) {
+    found.exceed = source.exceed(list);
+  } else {
     const int k = source.wanted(job, list);
     if (k > 0) {
       found = find<Source, Cluster, kSelectThreads, false>(source, k, part.rank, shared, [&](auto add) {
