@@ -557,13 +557,14 @@ void run(const Source& source, Job job, std::int64_t lists, StreamHandle stream)
                                              source, job);
   };
   if (!has_clusters()) return launch.template operator()<1>();
+  // Blocks of a cluster wait for one another four times; one that holds all numbers waits for nobody.
+  if (holds(1)) return in_registers.template operator()<1, kSelectThreads>();
   constexpr std::int64_t kWide = std::int64_t{kWideCluster} * kWideThreads * kEach;
   if (job.n <= kWide && wide_clusters_at_once<Source>(fixed) >= lists)
     return in_registers.template operator()<kWideCluster, kWideThreads>();
-  // Many short lists take few blocks each, so that all run at once.
-  int cluster = 1;
+  // Many lists take few blocks each, so that all run at once.
+  int cluster = 2;
   while (cluster < kCluster && (!holds(cluster) || 2 * cluster * lists <= processors())) cluster *= 2;
-  if (cluster == 1) return in_registers.template operator()<1, kSelectThreads>();
   if (cluster == 2) return in_registers.template operator()<2, kSelectThreads>();
   if (cluster == 4) return in_registers.template operator()<4, kSelectThreads>();
   launch.template operator()<kCluster>();
