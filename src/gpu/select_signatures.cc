@@ -3,14 +3,11 @@
 // on the device from its own rows, and one kernel a layer signs the queries and chooses
 // (kernels/cuda/signatures.h). Given the same signatures the keys chosen are the host's; signatures
 // themselves may differ from the host's where a network's output is within rounding of 0.
-//
-// Keys are signed in prepare, for all layers in one launch: a step's own keys are in the window, so the next
-// step is early enough. Steps of more tokens than the window sign what they lack layer by layer.
 #include <algorithm>
 #include <cstring>
 
 #include "base/rng.h"
-#include "gpu/selectors.h"
+#include "gpu/key_index.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/signatures.h"
 #include "select/made_up.h"
@@ -109,7 +106,9 @@ class GpuSignatures final : public GpuSelector {
         options_(SignatureOptions::of(spec)),
         scheme_(scheme),
         key_nets_(std::move(key_nets)),
-        query_nets_(std::move(query_nets)) {
+        query_nets_(std::move(query_nets)),
+        budgets_(options_.budget, geometry.most_queries),
+        signed_(geometry.sequences) {
     const std::int64_t n = geometry.max_tokens, queries = geometry.most_queries;
     const bool bounded = options_.mode != NearRule::Mode::depth && !options_.all_ties;
     const std::int64_t most_far = far_keys(dense_, n - 1);
@@ -120,37 +119,21 @@ class GpuSignatures final : public GpuSelector {
     codes_ = cuda::Buffer(geometry.sequences * geometry.layers * layer_words() * 4, "signatures");
     rows_ = cuda::Buffer(lists_ * capacity_ * 4, "the rows of signatures");
     counts_ = cuda::Buffer(geometry.layers * lists_ * 4, "the counts of signatures");
-    budgets_ = cuda::Buffer(queries * 4, "the budgets of signatures");
-    staged_ = cuda::PinnedBuffer(queries * 4);
-    sequences_.resize(static_cast<std::size_t>(geometry.sequences));
   }
 
   bool prepare(const GpuKeys& keys, cuda::StreamHandle stream) override {
-    Sequence& sequence = sequences_[static_cast<std::size_t>(keys.sequence)];
-    sequence.keys = keys;
-    sign(keys, 0, geometry_.layers, sequence.is_signed, keys.tokens, stream);
-    sequence.is_signed = std::max(sequence.is_signed, keys.tokens);
+    signed_.prepare(keys, [&](const GpuKeys& some, std::int64_t begin, std::int64_t end) {
+      sign(some, 0, geometry_.layers, begin, end, stream);
+    });
     return false;
   }
-  void roll_back(int sequence, std::int64_t tokens) override {
-    std::int64_t& end = sequences_[static_cast<std::size_t>(sequence)].is_signed;
-    end = std::min(end, tokens);
-  }
+  void roll_back(int sequence, std::int64_t tokens) override { signed_.roll_back(sequence, tokens); }
 
   void begin(const GpuStep& step) override {
-    const std::span<const cuda::QueryToken> queries = step.queries;
-    for (Sequence& sequence : sequences_) sequence.needed = 0;
-    for (std::size_t i = 0; i < queries.size(); ++i) {
-      const std::int64_t position = queries[i].position;
-      Sequence& sequence = sequences_[static_cast<std::size_t>(queries[i].sequence)];
-      sequence.needed = std::max(sequence.needed, position + 1 - dense_.window);
-      staged_.as<std::int32_t>()[i] =
-          static_cast<std::int32_t>(options_.budget.of(far_keys(dense_, position)));
-    }
+    signed_.begin(step, dense_);
+    budgets_.begin(step, dense_);
   }
-  void upload(cuda::StreamHandle stream) override {
-    cuda::copy(budgets_.as<void>(), staged_.as<void>(), budgets_.bytes(), stream);
-  }
+  void upload(cuda::StreamHandle stream) override { budgets_.upload(stream); }
 
   cuda::RowLists select(int layer, const cuda::Queries& queries, const float*,
                         cuda::StreamHandle stream) override {
@@ -192,12 +175,6 @@ class GpuSignatures final : public GpuSelector {
   }
 
  private:
-  struct Sequence {
-    GpuKeys keys;
-    std::int64_t is_signed = 0;  ///< keys below have signatures in every layer
-    std::int64_t needed = 0;     ///< keys below are far in the running step
-  };
-
   std::int32_t* counts_of(int layer) const { return counts_.as<std::int32_t>() + layer * lists_; }
   cuda::SignNets nets(int layer) const {
     return query_nets_.from(std::int64_t{layer} * geometry_.query_heads);
@@ -205,7 +182,7 @@ class GpuSignatures final : public GpuSelector {
   cuda::SignatureRule rule() const {
     const int together = options_.per_query_head ? 1 : geometry_.query_heads / geometry_.kv_heads;
     return {.mode = static_cast<cuda::SignatureRule::Mode>(options_.mode),
-            .budget = budgets_.as<std::int32_t>(),
+            .budget = budgets_.get(),
             .depth = static_cast<int>(options_.depth) * together,
             .all_ties = options_.all_ties,
             .per_query_head = options_.per_query_head,
@@ -214,12 +191,9 @@ class GpuSignatures final : public GpuSelector {
   }
   /// Those that the running step itself makes far; whether there were any.
   bool sign_new_keys(int layer, cuda::StreamHandle stream) const {
-    bool any = false;
-    for (const Sequence& sequence : sequences_) {
-      sign(sequence.keys, layer, 1, sequence.is_signed, sequence.needed, stream);
-      any = any || sequence.is_signed < sequence.needed;
-    }
-    return any;
+    return signed_.take_needed([&](const GpuKeys& keys, std::int64_t begin, std::int64_t end) {
+      sign(keys, layer, 1, begin, end, stream);
+    });
   }
   int sets() const { return scheme_.per_query_head ? geometry_.query_heads : geometry_.kv_heads; }
   std::int64_t layer_words() const { return sets() * room_ * scheme_.bits / 32; }
@@ -233,7 +207,6 @@ class GpuSignatures final : public GpuSelector {
   }
   void sign(const GpuKeys& keys, int layer, int layers, std::int64_t begin, std::int64_t end,
             cuda::StreamHandle stream) const {
-    if (begin >= end) return;
     cuda::sign_keys(keys.base + layer * keys.layout.layer_stride, keys.layout, layers, geometry_.query_heads,
                     begin, end, key_nets_.from(std::int64_t{layer} * sets()),
                     static_cast<cuda::SignedValues>(scheme_.values), signatures(keys.sequence, layer),
@@ -254,9 +227,8 @@ class GpuSignatures final : public GpuSelector {
   cuda::Buffer codes_;      // [sequences, L, sets, room, words]
   cuda::Buffer rows_;       // [lists, capacity]
   cuda::Buffer counts_;     // [L, lists]
-  cuda::Buffer budgets_;    // [most_queries]
-  cuda::PinnedBuffer staged_;
-  std::vector<Sequence> sequences_;
+  StepBudgets budgets_;
+  IndexedKeys signed_;
 };
 
 /// `layers[l]` is null where a layer is dense. Null when the kernels do not take the functions: then the

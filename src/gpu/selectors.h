@@ -117,6 +117,12 @@ std::int64_t far_keys(const DenseParts& dense, std::int64_t position);
 
 std::unique_ptr<GpuSelector> make_gpu_streaming(const Spec& spec, const GpuGeometry& geometry);
 std::unique_ptr<GpuSelector> make_gpu_topk(const Spec& spec, const GpuGeometry& geometry);
+/// quest; without selectors its coded bounds have levels for numbers of variance 1.
+std::unique_ptr<GpuSelector> make_gpu_quest(const Spec& spec, const GpuGeometry& geometry,
+                                            std::span<Selector* const> selectors);
+/// double-sparsity; without selectors its labels have channels and levels that are made up.
+std::unique_ptr<GpuSelector> make_gpu_double_sparsity(const Spec& spec, const GpuGeometry& geometry,
+                                                      std::span<Selector* const> selectors);
 /// squeezed.
 std::unique_ptr<GpuSelector> make_gpu_clusters(const Spec& spec, const GpuGeometry& geometry,
                                                std::span<Selector* const> selectors);

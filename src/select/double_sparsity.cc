@@ -13,6 +13,8 @@
 // Labels have levels for each channel and head that the context's keys span, so that 8 channels of 4 bits are
 // 32 bits a token; the authors' have a scale and an offset for each token beside these. Keys of later tokens
 // beyond the span get its ends. per=kv-head chooses for the group by its summed softmax weights.
+#include "select/double_sparsity.h"
+
 #include <array>
 #include <cmath>
 #include <map>
@@ -20,7 +22,6 @@
 #include "lodestone/error.h"
 #include "select/captured_queries.h"
 #include "select/estimated_keys.h"
-#include "select/label_cache.h"
 #include "select/methods.h"
 #include "select/per_token.h"
 #include "select/stored_keys.h"
@@ -34,28 +35,9 @@ constexpr int kChannelShare = 8;  // one of so many channels is heavy, the autho
 constexpr std::array<std::string_view, 3> kBits = {"4", "2", "16"};
 constexpr std::array<std::string_view, 2> kPer = {"query-head", "kv-head"};
 
-struct Options {
-  std::int64_t channels = 0;  // 0: d / kChannelShare
-  int bits = 4;
-  Amount budget = {1.0 / 16, true};  // section 5.1
-  bool per_kv_head = false;
-
-  static Options of(const Spec& spec) {
-    Options options;
-    options.channels = spec.integer("channels", options.channels, 1, 512);
-    options.bits = std::stoi(spec.choice("bits", kBits[0], kBits));
-    options.budget = spec.amount("budget", options.budget);
-    options.per_kv_head = spec.choice("per", kPer[0], kPer) == "kv-head";
-    return options;
-  }
-  int channels_for(int d) const {
-    return static_cast<int>(channels > 0 ? channels : std::max(1, d / kChannelShare));
-  }
-};
-
-class DoubleSparsity final : public PerTokenSelector {
+class DoubleSparsity final : public PerTokenSelector, public KeyLabeller {
  public:
-  DoubleSparsity(const LayerGeometry& geometry, const Options& options)
+  DoubleSparsity(const LayerGeometry& geometry, const DoubleSparsityOptions& options)
       : PerTokenSelector(geometry), options_(options), scratch_(static_cast<std::size_t>(workers())) {}
 
   bool wants_writes() const override { return true; }
@@ -67,6 +49,7 @@ class DoubleSparsity final : public PerTokenSelector {
     indexed.captured.cut(kv.tokens);
     indexed.labels.calibrate(magnitudes(indexed.captured, kv), kv, all());
     indexed.labels.extend(kv, static_cast<Position>(kv.tokens), all());
+    ++version_;
   }
   void append(std::int32_t sequence, KvLayer kv, Position far_end) override {
     of(sequence).labels.extend(kv, far_end, all());
@@ -84,6 +67,12 @@ class DoubleSparsity final : public PerTokenSelector {
   void load(std::int32_t sequence, SectionReader& in, KvLayer kv) override {
     LabelCache labels = LabelCache::load(shape(), in, kv);
     of(sequence).labels = std::move(labels);
+    ++version_;
+  }
+  Labels key_labels() const override {
+    const auto found = indexed_.find(0);
+    return {version_,
+            found != indexed_.end() && found->second.labels.ready() ? &found->second.labels : nullptr};
   }
   std::int64_t index_bytes() const override {
     std::int64_t bytes = 0;
@@ -123,8 +112,9 @@ class DoubleSparsity final : public PerTokenSelector {
   std::vector<std::vector<float>> magnitudes(const CapturedQueries& captured, KvLayer kv) const;
   void choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) override;
 
-  Options options_;
+  DoubleSparsityOptions options_;
   std::map<std::int32_t, Indexed> indexed_;
+  std::int64_t version_ = 0;      // of channels and levels
   std::vector<Scratch> scratch_;  // [workers]
 };
 
@@ -175,6 +165,19 @@ void DoubleSparsity::choose(const SelectUnit& unit, int worker, Selection& out, 
 
 }  // namespace
 
+DoubleSparsityOptions DoubleSparsityOptions::of(const Spec& spec) {
+  DoubleSparsityOptions options;
+  options.channels = spec.integer("channels", options.channels, 1, 512);
+  options.bits = std::stoi(spec.choice("bits", kBits[0], kBits));
+  options.budget = spec.amount("budget", options.budget);
+  options.per_kv_head = spec.choice("per", kPer[0], kPer) == "kv-head";
+  return options;
+}
+
+int DoubleSparsityOptions::channels_for(int head_dim) const {
+  return static_cast<int>(channels > 0 ? channels : std::max(1, head_dim / kChannelShare));
+}
+
 MethodInfo double_sparsity_method() {
   return {
       .name = "double-sparsity",
@@ -189,7 +192,7 @@ MethodInfo double_sparsity_method() {
       .dense_layers = 0,
       .make =
           [](const Spec& spec, const LayerGeometry& geometry, std::string_view) {
-            const Options options = Options::of(spec);
+            const DoubleSparsityOptions options = DoubleSparsityOptions::of(spec);
             if (options.channels > geometry.head_dim) {
               throw InputError("attention spec '" + spec.str() + "': expected at most the " +
                                std::to_string(geometry.head_dim) + " channels of the model's heads, found " +
@@ -200,10 +203,10 @@ MethodInfo double_sparsity_method() {
       .index_bytes =
           [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
             // Labels as the keys are stored count as 16 bits, the type that caches have unless told.
-            const Options options = Options::of(spec);
+            const DoubleSparsityOptions options = DoubleSparsityOptions::of(spec);
             return geometry.kv_heads * tokens * options.channels_for(geometry.head_dim) * options.bits / 8;
           },
-      .validate = [](const Spec& spec) { Options::of(spec); }};
+      .validate = [](const Spec& spec) { DoubleSparsityOptions::of(spec); }};
 }
 
 }  // namespace lode

@@ -50,6 +50,8 @@ class LabelCache {
   std::span<const std::int32_t> channels(int head) const {
     return heads_[static_cast<std::size_t>(head)].channels;
   }
+  /// Of coded labels that are ready.
+  const ChannelLevels& levels(int head) const { return heads_[static_cast<std::size_t>(head)].levels; }
   /// scores[r * stride + i] := q[r] . key begin + i over the label's channels, for i in [0, keys); coded, up
   /// to what is the same for all keys of a row. stride >= padded(keys).
   void score(int head, Matrix<const float> q /*[rows, d]*/, std::int64_t keys, float* scores,

@@ -46,6 +46,8 @@ class PageBounds {
 
   /// False for coded bounds whose levels are not known: they bound nothing.
   bool ready() const { return !shape_.coded() || heads_[0].levels.channels() > 0; }
+  /// Of coded bounds that are ready.
+  const ChannelLevels& levels(int head) const { return heads_[static_cast<std::size_t>(head)].levels; }
   std::int64_t pages() const { return pages_; }
   /// scores[r * stride + p] := sum_c max(q_c least_c, q_c largest_c) of pages [0, pages), for each row of q;
   /// up to what is the same for all pages of a row when bounds are coded. stride >= padded(pages).

@@ -15,12 +15,13 @@
 // Differs from the authors' program: the budget is exact, for the last page in rank gives its newest keys
 // alone where a whole one would exceed it, and there is no least number of pages. Keys that hold a NaN or an
 // infinity count as 0 in the bounds.
+#include "select/quest.h"
+
 #include <array>
 #include <map>
 
 #include "lodestone/error.h"
 #include "select/methods.h"
-#include "select/page_bounds.h"
 #include "select/page_choice.h"
 #include "select/per_token.h"
 
@@ -32,25 +33,9 @@ constexpr int kDenseLayers = 2;  // section 4.1
 constexpr std::array<std::string_view, 3> kBits = {"16", "4", "2"};
 constexpr std::array<std::string_view, 2> kPer = {"query-head", "kv-head"};
 
-struct Options {
-  std::int64_t page = 16;         // section 4.1
-  Amount budget = {1024, false};  // of the authors' examples
-  int bits = 16;
-  bool per_kv_head = false;
-
-  static Options of(const Spec& spec) {
-    Options options;
-    options.page = spec.integer("page_size", options.page, 1, 4096);
-    options.budget = spec.amount("budget", options.budget);
-    options.bits = std::stoi(spec.choice("bits", kBits[0], kBits));
-    options.per_kv_head = spec.choice("per", kPer[0], kPer) == "kv-head";
-    return options;
-  }
-};
-
-class Quest final : public PerTokenSelector {
+class Quest final : public PerTokenSelector, public PageBounder {
  public:
-  Quest(const LayerGeometry& geometry, const Options& options)
+  Quest(const LayerGeometry& geometry, const QuestOptions& options)
       : PerTokenSelector(geometry), options_(options), scratch_(static_cast<std::size_t>(workers())) {}
 
   void build(std::int32_t sequence, KvLayer kv) override {
@@ -58,6 +43,7 @@ class Quest final : public PerTokenSelector {
     index.calibrate(kv, all());
     index.extend(kv, static_cast<Position>(kv.tokens), all());
     indexes_.insert_or_assign(sequence, std::move(index));
+    ++version_;
   }
   void append(std::int32_t sequence, KvLayer kv, Position far_end) override {
     indexes_.try_emplace(sequence, shape()).first->second.extend(kv, far_end, all());
@@ -71,6 +57,11 @@ class Quest final : public PerTokenSelector {
   }
   void load(std::int32_t sequence, SectionReader& in, KvLayer kv) override {
     indexes_.insert_or_assign(sequence, PageBounds::load(shape(), in, kv));
+    ++version_;
+  }
+  Levels page_levels() const override {
+    const auto found = indexes_.find(0);
+    return {version_, found != indexes_.end() && found->second.ready() ? &found->second : nullptr};
   }
   std::int64_t index_bytes() const override {
     std::int64_t bytes = 0;
@@ -86,11 +77,8 @@ class Quest final : public PerTokenSelector {
   };
 
   PageShape shape() const {
-    return {.begin = static_cast<Position>(geometry_.dense.sink),
-            .heads = geometry_.kv_heads,
-            .d = geometry_.head_dim,
-            .page = options_.page,
-            .bits = options_.bits};
+    return options_.shape(static_cast<Position>(geometry_.dense.sink), geometry_.kv_heads,
+                          geometry_.head_dim);
   }
   PageBounds::ForEach all() const {
     return [this](std::int64_t items, const auto& body) { for_each(items, body); };
@@ -98,8 +86,9 @@ class Quest final : public PerTokenSelector {
 
   void choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) override;
 
-  Options options_;
+  QuestOptions options_;
   std::map<std::int32_t, PageBounds> indexes_;
+  std::int64_t version_ = 0;      // of indexes
   std::vector<Scratch> scratch_;  // [workers]
 };
 
@@ -129,6 +118,15 @@ void Quest::choose(const SelectUnit& unit, int worker, Selection& out, SelectWor
 
 }  // namespace
 
+QuestOptions QuestOptions::of(const Spec& spec) {
+  QuestOptions options;
+  options.page = spec.integer("page_size", options.page, 1, 4096);
+  options.budget = spec.amount("budget", options.budget);
+  options.bits = std::stoi(spec.choice("bits", kBits[0], kBits));
+  options.per_kv_head = spec.choice("per", kPer[0], kPer) == "kv-head";
+  return options;
+}
+
 MethodInfo quest_method() {
   return {.name = "quest",
           .aliases = {},
@@ -141,14 +139,14 @@ MethodInfo quest_method() {
           .dense = {},
           .dense_layers = kDenseLayers,
           .make = [](const Spec& spec, const LayerGeometry& geometry,
-                     std::string_view) { return std::make_unique<Quest>(geometry, Options::of(spec)); },
+                     std::string_view) { return std::make_unique<Quest>(geometry, QuestOptions::of(spec)); },
           .index_bytes =
               [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
                 // Bounds as the keys are stored count as 16 bits, the type that caches have unless told.
-                const Options options = Options::of(spec);
+                const QuestOptions options = QuestOptions::of(spec);
                 return geometry.kv_heads * (tokens / options.page) * 2 * geometry.head_dim * options.bits / 8;
               },
-          .validate = [](const Spec& spec) { Options::of(spec); }};
+          .validate = [](const Spec& spec) { QuestOptions::of(spec); }};
 }
 
 }  // namespace lode

@@ -90,6 +90,31 @@ LODE_TEST(select_top_k) {
   }
 }
 
+// Many lists get fewer blocks each, and more than one number of them.
+LODE_TEST(select_many_short_lists) {
+  for (const std::int64_t lists : {20, 40, 100, 300}) {
+    for (const std::int64_t n : {700, 16384, 20000, 40000}) {
+      std::vector<float> scores = test::normal(static_cast<std::size_t>(lists * n), 6);
+      for (float& x : scores) x = std::round(x * 64.0f);  // ties
+      Rows k;
+      for (std::int64_t list = 0; list < lists; ++list) k.push_back(static_cast<std::int32_t>(1 + list * 3));
+      const OnDevice<float> scores_device(scores);
+      const OnDevice<std::int32_t> k_device(k);
+      const std::int64_t capacity = 3 * lists;
+      const Chosen found = chosen_by(static_cast<std::size_t>(lists), capacity,
+                                     [&](auto* rows, auto* counts, StreamHandle stream) {
+                                       top_k(scores_device.get(), lists, n, nullptr, k_device.get(), rows,
+                                             capacity, counts, nullptr, stream);
+                                     });
+      for (const std::int64_t list : {std::int64_t{0}, std::int64_t{1}, lists / 2, lists - 1})
+        expect_rows(found, list, capacity,
+                    best_of(scores.data() + list * n, n, k[static_cast<std::size_t>(list)], false,
+                            static_cast<std::size_t>(capacity)),
+                    "many lists");
+    }
+  }
+}
+
 LODE_TEST(select_counting) {
   const std::int64_t n = 70001, lists = 3, capacity = 6000;
   std::mt19937 engine(4);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine on a GPU against the engine on the CPU: the same numbers, the same tokens, the same files.
 // Skipped where there is no GPU.
+#include "support/gpu.h"
+
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -8,10 +10,7 @@
 #include <filesystem>
 #include <map>
 
-#include "base/file.h"
 #include "base/threads.h"
-#include "engine/context.h"
-#include "gpu/backend.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
 #include "support/compare.h"
@@ -22,11 +21,6 @@ namespace lode {
 namespace {
 
 namespace fs = std::filesystem;
-
-const fs::path kPocket = fs::path(LODESTONE_SOURCE_DIR) / "models/pocket";
-
-#define NEEDS_GPU() \
-  if (const GpuInfo gpu = gpu_info(); !gpu.ok) GTEST_SKIP() << gpu.why
 
 class GpuGolden : public testing::TestWithParam<std::string> {};
 
@@ -60,19 +54,6 @@ INSTANTIATE_TEST_SUITE_P(Models, GpuGolden, testing::ValuesIn(kGoldenModels), []
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 });
-
-/// The pocket model, loaded once.
-std::shared_ptr<const Model> pocket() {
-  static const auto model = Model::load(kPocket);
-  return model;
-}
-
-std::vector<TokenId> story(std::int64_t tokens) {
-  const std::string text = read_file(std::string(LODESTONE_SOURCE_DIR) + "/demo/document.txt");
-  auto ids = pocket()->tokenizer().encode(text, Tokenizer::Bos::as_template);
-  ids.resize(static_cast<std::size_t>(tokens));
-  return ids;
-}
 
 Context context_on(Device device, DType type, std::int64_t max_tokens) {
   return Context(pocket(), {.kv_type = type, .device = device, .max_tokens = max_tokens});
@@ -170,7 +151,9 @@ INSTANTIATE_TEST_SUITE_P(Specs, GpuMethod,
                                          "saap:probes=4,window=128", "saap:probes=4,window=128,rank=mass",
                                          "saap:probes=6,window=64,rank=key,dense_layers=2", "hash:budget=5%",
                                          "hash:budget=5%,per=query-head,window=16",
-                                         "hyperplanes:budget=10%,mode=combined,depth=3,bits=128,window=128"),
+                                         "hyperplanes:budget=10%,mode=combined,depth=3,bits=128,window=128",
+                                         "quest:budget=5%,window=128",
+                                         "quest:budget=100,bits=4,per=kv-head,window=16"),
                          [](const auto& info) { return "spec" + std::to_string(info.index); });
 
 TEST(Gpu, TheShippedArtefactAndClustersAreChosenByTheGpu) {

@@ -14,8 +14,8 @@
 #include "base/cancel.h"
 #include "base/threads.h"
 #include "eval/tiny_model.h"
-#include "gpu/backend.h"
 #include "lodestone/error.h"
+#include "support/gpu.h"
 #include "support/saap.h"
 #include "support/world.h"
 #include "train/saap_device.h"
@@ -23,9 +23,6 @@
 
 namespace lode::test {
 namespace {
-
-#define NEEDS_GPU() \
-  if (const GpuInfo gpu = gpu_info(); !gpu.ok) GTEST_SKIP() << gpu.why
 
 TEST(GpuSaap, CentroidsAndLabelsEqualTheCpusWhereArithmeticIsExact) {
   NEEDS_GPU();

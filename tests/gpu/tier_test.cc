@@ -3,29 +3,12 @@
 // where there is none on one that the host plays (tests/gpu_fake).
 #include <gtest/gtest.h>
 
-#include "base/file.h"
-#include "engine/context.h"
-#include "gpu/backend.h"
 #include "lodestone/error.h"
 #include "support/compare.h"
+#include "support/gpu.h"
 
 namespace lode {
 namespace {
-
-#define NEEDS_GPU() \
-  if (const GpuInfo gpu = gpu_info(); !gpu.ok) GTEST_SKIP() << gpu.why
-
-std::shared_ptr<const Model> pocket() {
-  static const auto model = Model::load(std::string(LODESTONE_SOURCE_DIR) + "/models/pocket");
-  return model;
-}
-
-std::vector<TokenId> story(std::int64_t tokens) {
-  const std::string text = read_file(std::string(LODESTONE_SOURCE_DIR) + "/demo/document.txt");
-  auto ids = pocket()->tokenizer().encode(text, Tokenizer::Bos::as_template);
-  ids.resize(static_cast<std::size_t>(tokens));
-  return ids;
-}
 
 Context split_context(DType type, KvTier tier, std::int64_t max_tokens) {
   return Context(pocket(),
@@ -68,14 +51,13 @@ TEST_P(GpuTier, LogitsAndWorkEqualThoseWithKeysOnTheGpu) {
               0.02);
 }
 
-INSTANTIATE_TEST_SUITE_P(Specs, GpuTier,
-                         testing::Values("full", "streaming:window=64", "topk:k=40,window=64",
-                                         "retrieval:k=40,sink=16,window=64",
-                                         "retrieval:k=40,beam=32,sink=16,window=64",
-                                         "topk:k=40,sink=0,window=1",
-                                         "kmeans:clusters=32,probes=6,window=64,dense_layers=1",
-                                         "squeezed:sparsity=0.8", "h2o:window=64", "magicpig:window=64"),
-                         [](const auto& info) { return "spec" + std::to_string(info.index); });
+INSTANTIATE_TEST_SUITE_P(
+    Specs, GpuTier,
+    testing::Values("full", "streaming:window=64", "topk:k=40,window=64", "retrieval:k=40,sink=16,window=64",
+                    "retrieval:k=40,beam=32,sink=16,window=64", "topk:k=40,sink=0,window=1",
+                    "kmeans:clusters=32,probes=6,window=64,dense_layers=1", "squeezed:sparsity=0.8",
+                    "quest:budget=64,window=64", "h2o:window=64", "magicpig:window=64"),
+    [](const auto& info) { return "spec" + std::to_string(info.index); });
 
 TEST(Tier, WithKeysInHostMemoryOnlyQueriesNewKeysAndStatesCross) {
   NEEDS_GPU();

@@ -17,6 +17,7 @@
 
 #include "base/threads.h"
 #include "gpu/selectors.h"
+#include "gpu_fake/play.h"
 #include "kernels/cuda/attend_block.h"
 #include "kernels/cuda/event.h"
 #include "kernels/cuda/kv_range.cu"  // no CUDA is in it
@@ -42,6 +43,18 @@ struct CUgraphExec_st {
 
 namespace lode::cuda {
 
+void enqueue(StreamHandle stream, std::function<void()> work) {
+  if (stream == nullptr) return work();
+  if (stream->recorded != nullptr) return stream->recorded->push_back(std::move(work));
+  stream->work.push_back(std::move(work));
+}
+
+std::vector<float> widened(const void* from, DType type, std::int64_t n) {
+  std::vector<float> to(static_cast<std::size_t>(n));
+  kernels().widen(from, type, n, to.data());
+  return to;
+}
+
 namespace {
 
 constexpr std::int64_t kPageBytes = 128 << 10;
@@ -57,11 +70,6 @@ bool is_in(const void* at, bool device) {
   return next != known(device).begin() && p < std::prev(next)->second;
 }
 
-void enqueue(StreamHandle stream, std::function<void()> work) {
-  if (stream == nullptr) return work();
-  if (stream->recorded != nullptr) return stream->recorded->push_back(std::move(work));
-  stream->work.push_back(std::move(work));
-}
 void drain(StreamHandle stream) {
   while (stream != nullptr && !stream->work.empty()) {
     const std::function<void()> next = std::move(stream->work.front());
@@ -85,12 +93,6 @@ void give(void* data, bool device) {
 ThreadPool& pool() {
   static ThreadPool threads(2);
   return threads;
-}
-
-std::vector<float> widened(const void* from, DType type, std::int64_t n) {
-  std::vector<float> to(static_cast<std::size_t>(n));
-  kernels().widen(from, type, n, to.data());
-  return to;
 }
 
 /// The keys that one query attends, in the order of RowLists.
@@ -451,7 +453,10 @@ std::int64_t far_keys(const DenseParts& dense, std::int64_t position) {
   return std::max<std::int64_t>(0, position + 1 - dense.window - dense.sink);
 }
 
-std::unique_ptr<GpuSelector> make_gpu_selector(const Spec&, const GpuGeometry&, std::span<Selector* const>) {
+std::unique_ptr<GpuSelector> make_gpu_selector(const Spec& spec, const GpuGeometry& geometry,
+                                               std::span<Selector* const> selectors) {
+  if (spec.name == "quest") return make_gpu_quest(spec, geometry, selectors);
+  if (spec.name == "double-sparsity") return make_gpu_double_sparsity(spec, geometry, selectors);
   return nullptr;
 }
 

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/attend_share.h"
 #include "kernels/cuda/check.cuh"
+#include "kernels/cuda/processors.h"
 #include "lodestone/error.h"
 
 namespace lode::cuda {
@@ -44,8 +45,7 @@ void share_out(Params& p, std::int64_t most_keys, void* workspace) {
   const std::int64_t pieces = std::max<std::int64_t>(1, (most_keys + kLeastKeys - 1) / kLeastKeys);
   p.blocks = static_cast<int>(std::min<std::int64_t>(p.most_parts, pieces));
   const std::int64_t lists = std::int64_t{p.queries.count} * kv_heads * p.lists_per_head;
-  static const int processors = attribute(cudaDevAttrMultiProcessorCount);
-  p.most_mergers = static_cast<int>(1 + processors / 2 / lists);
+  p.most_mergers = static_cast<int>(1 + processors() / 2 / lists);
   const std::int64_t tickets = std::int64_t{p.queries.count} * p.queries.query_heads;
   if (tickets > kTickets)
     throw RunError("expected at most " + std::to_string(kTickets) +

@@ -33,6 +33,16 @@ int capability_major() {
   return major;
 }
 
+int processors() {
+  static const int count = [] {
+    int device = 0, all = 0;
+    LODE_CUDA(cudaGetDevice(&device));
+    LODE_CUDA(cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, device));
+    return all;
+  }();
+  return count;
+}
+
 Availability availability() {
   Availability found;
   int driver = 0, devices = 0;

@@ -16,6 +16,7 @@
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/processors.h"
 #include "kernels/cuda/scan.cuh"
 #include "kernels/cuda/signatures.h"
 
@@ -620,15 +621,6 @@ __global__ void __launch_bounds__(kThreads, 2) near_kernel(const __grid_constant
   Cluster::wait();
 }
 
-int multiprocessors() {
-  static const int count = [] {
-    int device = 0, all = 0;
-    LODE_CUDA(cudaGetDevice(&device));
-    LODE_CUDA(cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, device));
-    return all;
-  }();
-  return count;
-}
 int most_shared_bytes() {
   static const int bytes = [] {
     int device = 0, most = 0;
@@ -679,8 +671,7 @@ void launch(Params p, std::int64_t lists, std::int64_t max_tokens, StreamHandle 
     config.numAttrs = size > 1 ? 1 : 0;
   };
   int cluster = has_clusters() ? kMostCluster : 1;
-  while (cluster > 1 && (all * cluster > 2 * multiprocessors() || cluster / 2 * kUnit >= max_tokens))
-    cluster /= 2;
+  while (cluster > 1 && (all * cluster > 2 * processors() || cluster / 2 * kUnit >= max_tokens)) cluster /= 2;
   shape(cluster);
   if (cluster > 8) {
     // More than 8 blocks are not promised by every GPU, and all clusters must find room at once.

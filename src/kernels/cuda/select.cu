@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exact selection. A cluster of eight blocks takes a list: every block holds an eighth of the keys (scores as
-// unsigned numbers of the same order) in registers, those of longer lists in shared memory; histograms of 8
-// bits, added up over the cluster, find the k-th largest key; a count and a prefix sum then give every chosen
-// entry its place, so that rows rise and the bits never depend on timing. Threshold and bucket selections are
-// the last step alone.
+// Exact selection. A cluster of eight blocks takes a list, or of fewer where lists are many and short: every
+// block holds its share of the keys (scores as unsigned numbers of the same order) in registers, those of
+// longer lists in shared memory; histograms of 8 bits, added up over the cluster, find the k-th largest key;
+// a count and a prefix sum then give every chosen entry its place, so that rows rise and the bits never
+// depend on timing. Threshold and bucket selections are the last step alone. Where an entry is a page, its
+// place is that of its keys.
 #include <algorithm>
 
 #include "kernels/cuda/load.cuh"
+#include "kernels/cuda/processors.h"
 #include "kernels/cuda/scan.cuh"
 #include "kernels/cuda/select.h"
 #include "kernels/cuda/select_cluster.cuh"
@@ -25,10 +27,39 @@ __device__ __forceinline__ unsigned ordered(float x) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
+struct Job {
+  std::int64_t n = 0, capacity = 0;
+  const std::int32_t *lengths = nullptr, *k = nullptr;
+  std::int32_t *rows = nullptr, *counts = nullptr;
+  bool all_ties = false;
+  int held = 0;       ///< keys that a block holds in shared memory
+  int map_words = 0;  ///< of shared memory for the source
+};
+
+/// What sources have in common whose entries are the rows.
+struct Entries {
+  static constexpr bool kRanksLast = false;  ///< whether the last in rank must be known where all are chosen
+  __device__ void begin(std::int64_t, unsigned*) {}
+  __device__ std::int64_t length(const Job& job, std::int64_t list) const {
+    return job.lengths == nullptr ? job.n : job.lengths[list];
+  }
+  __device__ int wanted(const Job& job, std::int64_t list) const {
+    return static_cast<int>(min(static_cast<std::int64_t>(load_here(job.k + list)), job.capacity));
+  }
+  __device__ static int rows_of(int chosen) { return chosen; }
+  /// Writes the rows of a chosen entry: the `place`-th, the `tie`-th of those that tie with the last in rank
+  /// or, where it is above them, the one that so many of them precede.
+  __device__ static void put(std::int32_t* rows, int capacity, int place, int entry, bool, int) {
+    if (place < capacity) rows[place] = entry;
+  }
+  /// Writes what comes behind all entries, as one of the threads of a block.
+  __device__ static void put_rest(std::int32_t*, int) {}
+};
+
 /// Sources of keys: numbers in rows, key(list, i, number). Key 0 is never chosen; passes() of 8 bits from
 /// shift() find the k-th, at most kPasses, none where the key that must be exceeded is known. All digits are
 /// below 2 pairs().
-struct FloatKeys {
+struct FloatKeys : Entries {
   using Number = float;
   static constexpr int kPasses = 4;
   const float* scores;
@@ -36,14 +67,53 @@ struct FloatKeys {
   __device__ static int passes() { return kPasses; }
   __device__ static int pairs() { return kBins / 2; }
   __device__ static int shift(int pass) { return 24 - 8 * pass; }
-  __device__ void begin(std::int64_t, unsigned*) {}
-  __device__ unsigned exceed(std::int64_t) const { return 0; }
   __device__ const float* row(std::int64_t list) const { return scores + list * n; }
   __device__ __forceinline__ unsigned key(std::int64_t, int, float x) const {
     return x == -INFINITY ? 0 : ordered(x);
   }
 };
-struct LevelKeys {
+/// Pages, all of which can be chosen: NaN and -inf come last. As add_best_pages (select/page_choice.cc).
+struct PageKeys : FloatKeys {
+  static constexpr bool kRanksLast = true;
+  PageRule rule;
+  int pages = 0, chosen = 0;   // whole pages that are far, and how many of them are chosen
+  int last = 0, rest = 0;      // keys of the last in rank, and of those behind the pages
+  int budget = 0, behind = 0;  // keys in all; row behind the far keys
+  PageKeys(const float* s, std::int64_t all, const PageRule& r) : FloatKeys{{}, s, all}, rule(r) {}
+  __device__ void begin(std::int64_t list, unsigned*) {
+    const std::int64_t query = list / rule.lists_of_query;
+    behind = static_cast<int>(rule.tokens[query].position + 1 - rule.window);
+    const int far = max(0, behind - static_cast<int>(rule.sink));
+    budget = max(0, min(far, load_here(rule.budget + query)));
+    pages = far / rule.page;
+    rest = min(far % rule.page, budget);
+    const int left = budget - rest;
+    chosen = (left + rule.page - 1) / rule.page;
+    last = left - (chosen - 1) * rule.page;
+  }
+  __device__ std::int64_t length(const Job& job, std::int64_t) const {
+    return min(static_cast<std::int64_t>(pages), job.n);
+  }
+  __device__ int wanted(const Job&, std::int64_t) const { return chosen; }
+  __device__ int rows_of(int) const { return budget; }
+  __device__ void put(std::int32_t* rows, int capacity, int place, int page, bool is_tie, int tie) const {
+    const bool is_last = is_tie && tie == 0;  // of the lowest score, the oldest: its newest keys
+    const int cut = rule.page - last, to = place * rule.page - (tie > 0 ? cut : 0),
+              from = static_cast<int>(rule.sink) + page * rule.page + (is_last ? cut : 0),
+              count = min(is_last ? last : rule.page, capacity - to);
+    for (int i = 0; i < count; ++i) rows[to + i] = from + i;
+  }
+  __device__ void put_rest(std::int32_t* rows, int capacity) const {
+    const int to = budget - rest;
+    for (int i = static_cast<int>(threadIdx.x); i < min(rest, capacity - to);
+         i += static_cast<int>(blockDim.x))
+      rows[to + i] = behind - rest + i;
+  }
+  __device__ __forceinline__ unsigned key(std::int64_t, int, float x) const {
+    return x > -INFINITY ? ordered(x) : 1;
+  }
+};
+struct LevelKeys : Entries {
   using Number = std::uint16_t;
   static constexpr int kPasses = 2;
   const std::uint16_t* scores;
@@ -52,20 +122,17 @@ struct LevelKeys {
   __device__ int passes() const { return most + 1 < kBins ? 1 : 2; }
   __device__ int pairs() const { return passes() == 1 ? (most + 1) / 2 + 1 : kBins / 2; }
   __device__ int shift(int pass) const { return passes() == 1 || pass == 1 ? 0 : 3; }  // of 11 bits
-  __device__ void begin(std::int64_t, unsigned*) {}
-  __device__ unsigned exceed(std::int64_t) const { return 0; }
   __device__ const std::uint16_t* row(std::int64_t list) const { return scores + list * n; }
   __device__ __forceinline__ unsigned key(std::int64_t, int, std::uint16_t x) const {
     return static_cast<unsigned>(min(static_cast<int>(x), most)) + 1u;
   }
 };
-struct ThresholdKeys {
+struct ThresholdKeys : Entries {
   using Number = float;
   static constexpr int kPasses = 0;
   const float* scores;
   const float* threshold;
   std::int64_t n;
-  __device__ void begin(std::int64_t, unsigned*) {}
   __device__ unsigned exceed(std::int64_t list) const {
     const unsigned least = ordered(threshold[list]);
     return least == 0 ? ~0u : least - 1;
@@ -73,7 +140,7 @@ struct ThresholdKeys {
   __device__ const float* row(std::int64_t list) const { return scores + list * n; }
   __device__ __forceinline__ unsigned key(std::int64_t, int, float x) const { return ordered(x); }
 };
-struct BucketKeys {
+struct BucketKeys : Entries {
   using Number = std::int32_t;
   static constexpr int kPasses = 0;
   const std::int32_t *chosen, *labels, *first;
@@ -97,15 +164,6 @@ struct BucketKeys {
     if (i < first[list]) return 0;
     return bucket >= 0 && bucket < buckets ? map[bucket / 32] >> bucket % 32 & 1u : 0u;
   }
-};
-
-struct Job {
-  std::int64_t n = 0, capacity = 0;
-  const std::int32_t *lengths = nullptr, *k = nullptr;
-  std::int32_t *rows = nullptr, *counts = nullptr;
-  bool all_ties = false;
-  int held = 0;       ///< keys that a block holds in shared memory
-  int map_words = 0;  ///< of shared memory for the source
 };
 
 /// Exclusive sum over the block's warps of one number a warp, which all of its lanes give.
@@ -209,7 +267,7 @@ __device__ __forceinline__ Found find(const Source& source, int k, int rank,
     uint2 all;
     const uint2 to = sum_up<Threads>(both, &all);
     const int total = static_cast<int>(all.x);
-    if (k >= total) {
+    if (Source::kRanksLast ? k > total : k >= total) {
       found.exceed = prefix == 0 ? 0 : prefix - 1;
       found.all_above += total, found.above += static_cast<int>(all.y);
       found.all_ties = found.ties = 0;
@@ -239,12 +297,9 @@ __device__ __forceinline__ Found find(const Source& source, int k, int rank,
 /// What a block of a list is to do.
 template <int Cluster>
 struct Part {
-  std::int64_t list;
   int rank, share, begin, end;  ///< entries [begin, end)
 
-  __device__ Part(const Job& job, int multiple) {
-    list = blockIdx.x / Cluster;
-    const std::int64_t asked = job.lengths == nullptr ? job.n : job.lengths[list];
+  __device__ Part(const Job& job, std::int64_t asked, int multiple) {
     const int length = static_cast<int>(asked < 0 ? 0 : asked < job.n ? asked : job.n);
     rank = Together<Cluster>::rank();
     share = ((length + Cluster - 1) / Cluster + multiple - 1) / multiple * multiple;
@@ -255,9 +310,6 @@ template <class Source>
 __device__ void clear_histograms(unsigned* histograms) {
   for (int i = static_cast<int>(threadIdx.x); i < Source::kPasses * kBins; i += static_cast<int>(blockDim.x))
     histograms[i] = 0;
-}
-__device__ int wanted_of(const Job& job, std::int64_t list) {
-  return static_cast<int>(min(static_cast<std::int64_t>(load_here(job.k + list)), job.capacity));
 }
 
 /// What all blocks of the cluster have above the key that must be exceeded, where it was known.
@@ -277,14 +329,16 @@ __device__ __forceinline__ Found count_all(unsigned exceed, int rank, int above)
   }
   return found;
 }
-/// How many of all ties are not taken, those of lower index. Tells how many entries are chosen.
-__device__ __forceinline__ int skipped_ties(const Job& job, std::int64_t list, int rank, const Found& found) {
+/// How many of all ties are not taken, those of lower index. Tells how many rows are chosen.
+template <class Source>
+__device__ __forceinline__ int skipped_ties(const Source& source, const Job& job, std::int64_t list, int rank,
+                                            const Found& found) {
   const int room = static_cast<int>(min(job.capacity, job.n)) - found.all_above;
   const int taken = job.all_ties && found.wanted > 0 ? min(found.all_ties, max(room, 0))
                                                      : min(found.wanted, found.all_ties);
   if (rank == 0 && threadIdx.x == 0)
-    job.counts[list] =
-        static_cast<int>(min(static_cast<std::int64_t>(found.all_above + taken), job.capacity));
+    job.counts[list] = static_cast<int>(
+        min(static_cast<std::int64_t>(source.rows_of(found.all_above + taken)), job.capacity));
   return found.all_ties - taken;
 }
 
@@ -332,11 +386,11 @@ __global__ __launch_bounds__(Threads) void select_in_registers(Source source, co
   clear_histograms<Source>(shared);
   wait_for_predecessor();
   release_successor();
-  int k = 0;
-  if constexpr (Source::kPasses > 0) k = wanted_of(job, blockIdx.x / Cluster);
-  const Part<Cluster> part(job, 4 * Threads);
-  const std::int64_t list = part.list;
+  const std::int64_t list = blockIdx.x / Cluster;
   source.begin(list, shared + Source::kPasses * kBins);
+  int k = 0;
+  if constexpr (Source::kPasses > 0) k = source.wanted(job, list);
+  const Part<Cluster> part(job, source.length(job, list), 4 * Threads);
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int fours = part.share / (4 * Threads);
   const int first = part.begin + warp * fours * 128 + lane * 4;
@@ -361,8 +415,9 @@ __global__ __launch_bounds__(Threads) void select_in_registers(Source source, co
   }
   __syncthreads();
   Found found;
-  found.exceed = source.exceed(list);
-  if constexpr (Source::kPasses > 0) {
+  if constexpr (Source::kPasses == 0) {
+    found.exceed = source.exceed(list);
+  } else {
     if (k > 0) {
       found = find<Source, Cluster, Threads, true>(source, k, part.rank, shared, [&](auto add) {
 #pragma unroll
@@ -384,15 +439,16 @@ __global__ __launch_bounds__(Threads) void select_in_registers(Source source, co
     found = count_all<Cluster>(found.exceed, part.rank, static_cast<int>(all & 0xffff));
   const int above_before = found.above + static_cast<int>(earlier & 0xffff);
   const int ties_before =
-      found.ties + static_cast<int>(earlier >> 16) - skipped_ties(job, list, part.rank, found);
+      found.ties + static_cast<int>(earlier >> 16) - skipped_ties(source, job, list, part.rank, found);
   std::int32_t* const rows = job.rows + list * job.capacity;
   const auto capacity = static_cast<int>(min(job.capacity, std::int64_t{1} << 30));
   for (unsigned left = above.bits | ties.bits; left != 0; left &= left - 1) {
     const int at = __ffs(static_cast<int>(left)) - 1;
     const int tie = ties_before + ties.before(at), place = above_before + above.before(at) + max(0, tie);
-    if ((tie >= 0 || (above.bits >> at & 1) != 0) && place < capacity)
-      rows[place] = first + at / 4 * 128 + at % 4;
+    if (tie >= 0 || (above.bits >> at & 1) != 0)
+      source.put(rows, capacity, place, first + at / 4 * 128 + at % 4, (ties.bits >> at & 1) != 0, tie);
   }
+  if (part.rank == 0) source.put_rest(rows, capacity);
   if constexpr (Source::kPasses == 0) Together<Cluster>::arrive();
   Together<Cluster>::wait();  // the others have read what they want of this block
 }
@@ -404,9 +460,9 @@ __global__ __launch_bounds__(kSelectThreads) void select_kernel(Source source, c
   wait_for_predecessor();
   release_successor();
   unsigned* const held = shared + Source::kPasses * kBins;
-  const Part<Cluster> part(job, kSelectThreads);
-  const std::int64_t list = part.list;
+  const std::int64_t list = blockIdx.x / Cluster;
   source.begin(list, held);
+  const Part<Cluster> part(job, source.length(job, list), kSelectThreads);
   const int tid = static_cast<int>(threadIdx.x), lane = tid % 32;
   const typename Source::Number* const numbers = source.row(list);
   const bool hold = Source::kPasses > 0 && part.share <= job.held;
@@ -419,9 +475,10 @@ __global__ __launch_bounds__(kSelectThreads) void select_kernel(Source source, c
   __syncthreads();
   const auto key = [&](int i) { return hold ? held[i - part.begin] : source.key(list, i, numbers[i]); };
   Found found;
-  found.exceed = source.exceed(list);
-  if constexpr (Source::kPasses > 0) {
-    const int k = wanted_of(job, list);
+  if constexpr (Source::kPasses == 0) {
+    found.exceed = source.exceed(list);
+  } else {
+    const int k = source.wanted(job, list);
     if (k > 0) {
       found = find<Source, Cluster, kSelectThreads, false>(source, k, part.rank, shared, [&](auto add) {
         if (hold) {
@@ -448,7 +505,9 @@ __global__ __launch_bounds__(kSelectThreads) void select_kernel(Source source, c
   const unsigned ties_earlier = before_warp<kSelectThreads>(__reduce_add_sync(~0u, ties), &all_ties);
   if constexpr (Source::kPasses == 0)
     found = count_all<Cluster>(found.exceed, part.rank, static_cast<int>(all_above));
-  const int skipped = skipped_ties(job, list, part.rank, found);
+  const int skipped = skipped_ties(source, job, list, part.rank, found);
+  const auto capacity = static_cast<int>(min(job.capacity, std::int64_t{1} << 30));
+  std::int32_t* const rows = job.rows + list * job.capacity;
   int above_before = found.above + static_cast<int>(above_earlier);
   int ties_before = found.ties + static_cast<int>(ties_earlier);
 #pragma unroll 4
@@ -456,13 +515,13 @@ __global__ __launch_bounds__(kSelectThreads) void select_kernel(Source source, c
     const unsigned x = i + lane < to ? key(i + lane) : 0, lower = (1u << lane) - 1;
     const bool is_tie = found.wanted > 0 && x == found.exceed;
     const unsigned aboves = __ballot_sync(~0u, x > found.exceed), equals = __ballot_sync(~0u, is_tie);
-    const int tie = ties_before + __popc(equals & lower);
-    const std::int64_t place = above_before + __popc(aboves & lower) + max(0, tie - skipped);
-    if ((x > found.exceed || (is_tie && tie >= skipped)) && place < job.capacity)
-      job.rows[list * job.capacity + place] = i + lane;
+    const int tie = ties_before + __popc(equals & lower) - skipped;
+    const int place = above_before + __popc(aboves & lower) + max(0, tie);
+    if (x > found.exceed || (is_tie && tie >= 0)) source.put(rows, capacity, place, i + lane, is_tie, tie);
     above_before += __popc(aboves);
     ties_before += __popc(equals);
   }
+  if (part.rank == 0) source.put_rest(rows, capacity);
   Together<Cluster>::sync();  // the others have read what they want of this block
 }
 
@@ -486,9 +545,10 @@ void run(const Source& source, Job job, std::int64_t lists, StreamHandle stream)
     launch_together<Cluster, Threads>(select_in_registers<Source, Cluster, Threads>, lists, fixed, stream,
                                       source, job);
   };
+  const auto holds = [&](int cluster) { return job.n <= std::int64_t{kEach} * cluster * kSelectThreads; };
   const auto launch = [&]<int Cluster>() {
     const std::int64_t all = std::int64_t{Cluster} * kSelectThreads;
-    if (job.n <= kEach * all) return in_registers.template operator()<Cluster, kSelectThreads>();
+    if (holds(Cluster)) return in_registers.template operator()<Cluster, kSelectThreads>();
     const std::int64_t share = (job.n + all - 1) / all * kSelectThreads;
     const std::int64_t fits = (shared_bytes_per_block() - histograms) / 4;
     job.held = static_cast<int>(Source::kPasses > 0 && share <= fits ? share : 0);
@@ -497,9 +557,16 @@ void run(const Source& source, Job job, std::int64_t lists, StreamHandle stream)
                                              source, job);
   };
   if (!has_clusters()) return launch.template operator()<1>();
+  // Blocks of a cluster wait for one another four times; one that holds all numbers waits for nobody.
+  if (holds(1)) return in_registers.template operator()<1, kSelectThreads>();
   constexpr std::int64_t kWide = std::int64_t{kWideCluster} * kWideThreads * kEach;
   if (job.n <= kWide && wide_clusters_at_once<Source>(fixed) >= lists)
     return in_registers.template operator()<kWideCluster, kWideThreads>();
+  // Many lists take few blocks each, so that all run at once.
+  int cluster = 2;
+  while (cluster < kCluster && (!holds(cluster) || 2 * cluster * lists <= processors())) cluster *= 2;
+  if (cluster == 2) return in_registers.template operator()<2, kSelectThreads>();
+  if (cluster == 4) return in_registers.template operator()<4, kSelectThreads>();
   launch.template operator()<kCluster>();
 }
 
@@ -512,15 +579,21 @@ std::int64_t select_workspace_bytes(std::int64_t, std::int64_t) {
 void top_k(const float* scores, std::int64_t lists, std::int64_t n, const std::int32_t* lengths,
            const std::int32_t* k, std::int32_t* rows, std::int64_t capacity, std::int32_t* counts, void*,
            StreamHandle stream) {
-  run(FloatKeys{scores, n},
+  run(FloatKeys{{}, scores, n},
       {.n = n, .capacity = capacity, .lengths = lengths, .k = k, .rows = rows, .counts = counts}, lists,
+      stream);
+}
+
+void top_pages(const float* scores, std::int64_t lists, std::int64_t n, const PageRule& rule,
+               std::int32_t* rows, std::int64_t capacity, std::int32_t* counts, StreamHandle stream) {
+  run(PageKeys(scores, n, rule), {.n = n, .capacity = capacity, .rows = rows, .counts = counts}, lists,
       stream);
 }
 
 void counting_select(const std::uint16_t* scores, int levels, bool all_ties, std::int64_t lists,
                      std::int64_t n, const std::int32_t* lengths, const std::int32_t* k, std::int32_t* rows,
                      std::int64_t capacity, std::int32_t* counts, void*, StreamHandle stream) {
-  run(LevelKeys{scores, n, levels - 1},
+  run(LevelKeys{{}, scores, n, levels - 1},
       {.n = n,
        .capacity = capacity,
        .lengths = lengths,
@@ -534,7 +607,7 @@ void counting_select(const std::uint16_t* scores, int levels, bool all_ties, std
 void threshold_select(const float* scores, const float* threshold, std::int64_t lists, std::int64_t n,
                       const std::int32_t* lengths, std::int32_t* rows, std::int64_t capacity,
                       std::int32_t* counts, void*, StreamHandle stream) {
-  run(ThresholdKeys{scores, threshold, n},
+  run(ThresholdKeys{{}, scores, threshold, n},
       {.n = n, .capacity = capacity, .lengths = lengths, .rows = rows, .counts = counts}, lists, stream);
 }
 
@@ -542,7 +615,7 @@ void buckets_to_rows(const std::int32_t* chosen, int probes, const std::int32_t*
                      int buckets, std::int64_t lists, std::int64_t n, const std::int32_t* begin,
                      const std::int32_t* end, std::int32_t* rows, std::int64_t capacity, std::int32_t* counts,
                      void*, StreamHandle stream) {
-  run(BucketKeys{chosen, labels, begin, probes, kv_heads, buckets, n},
+  run(BucketKeys{{}, chosen, labels, begin, probes, kv_heads, buckets, n},
       {.n = n,
        .capacity = capacity,
        .lengths = end,

@@ -27,7 +27,22 @@ void top_k(const float* scores /*[lists, n]*/, std::int64_t lists, std::int64_t 
            std::int32_t* rows /*[lists, capacity]*/, std::int64_t capacity, std::int32_t* counts /*[lists]*/,
            void* workspace, StreamHandle stream);
 
-/// The same for small integer scores in [0, levels), levels at most 1024: counting select, no sort. all_ties
+/// Which keys are those of the best pages. Far keys of query token n are [sink, position + 1 - window), pages
+/// of `page` keys begin at the sink.
+struct PageRule {
+  const QueryToken* tokens = nullptr;    // [N]
+  const std::int32_t* budget = nullptr;  // [N] device: far keys that each list of the token takes
+  int lists_of_query = 1, page = 16;
+  std::int64_t sink = 0, window = 0;
+};
+/// Of each list the far keys behind the last whole page, the newest of them, then whole pages by their
+/// scores, and of the next in rank its newest keys, `budget` in all; ties to the newer page, NaN as -inf,
+/// rows rising.
+void top_pages(const float* scores /*[lists, n]*/, std::int64_t lists, std::int64_t n, const PageRule& rule,
+               std::int32_t* rows /*[lists, capacity]*/, std::int64_t capacity,
+               std::int32_t* counts /*[lists]*/, StreamHandle stream);
+
+/// As top_k for small integer scores in [0, levels), levels at most 1024: counting select, no sort. all_ties
 /// keeps every entry that ties with the last (up to the capacity).
 void counting_select(const std::uint16_t* scores /*[lists, n]*/, int levels, bool all_ties,
                      std::int64_t lists, std::int64_t n, const std::int32_t* lengths, const std::int32_t* k,

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Methods that score every far key and take the best by count, per query head or per KV head, on the GPU.
+#pragma once
+
+#include "gpu/selectors.h"
+#include "kernels/cuda/device.h"
+
+namespace lode {
+
+class GpuBestKeys : public GpuSelector {
+ public:
+  void begin(const GpuStep& step) override;
+  void upload(cuda::StreamHandle stream) override;
+  cuda::RowLists select(int layer, const cuda::Queries& queries, const float* q_unrotated,
+                        cuda::StreamHandle stream) override;
+  const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
+  std::int64_t counts_per_layer() const override { return lists_; }
+  int lists_per_head() const override {
+    return per_kv_head_ ? 1 : geometry_.query_heads / geometry_.kv_heads;
+  }
+  std::int64_t bytes() const override;
+
+ protected:
+  GpuBestKeys(const Spec& spec, const GpuGeometry& geometry, Amount k, bool per_kv_head);
+  /// As cuda::score_keys does.
+  virtual void score(int layer, const cuda::Queries& queries, float* scores /*[N, Hq, max_tokens]*/,
+                     cuda::StreamHandle stream) = 0;
+
+  DenseParts dense_;
+  GpuGeometry geometry_;
+  Amount k_;
+
+ private:
+  bool per_kv_head_ = false;
+  std::int64_t capacity_ = 0;
+  std::int64_t lists_ = 0, used_ = 0;  ///< of most_queries, of the running step
+  cuda::Buffer scores_;                // [most_queries, Hq, max_tokens]
+  cuda::Buffer shared_;                // [most_queries, Hkv, max_tokens], per KV head only
+  cuda::Buffer rows_;                  // [lists, capacity]
+  cuda::Buffer counts_;                // [L, lists]
+  cuda::Buffer wanted_;                // [2, lists]: k, then the end of the far keys
+  cuda::PinnedBuffer staged_;          // of wanted_
+  cuda::Buffer workspace_;
+};
+
+}  // namespace lode

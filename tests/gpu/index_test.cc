@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Methods with an index on the GPU that grows with its keys (quest, double-sparsity) against the host's
+// choice. Run on a GPU, and where there is none on one that the host plays (tests/gpu_fake).
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "support/compare.h"
+#include "support/gpu.h"
+
+namespace lode {
+namespace {
+
+namespace fs = std::filesystem;
+
+Context context_on(Device device, DType type = DType::f32) {
+  return Context(pocket(), {.kv_type = type, .device = device, .max_tokens = 2048});
+}
+
+class GpuIndex : public testing::TestWithParam<const char*> {};
+
+/// Questions longer than the window and shorter, tokens one at a time past the ends of pages, a cut inside of
+/// a page and another text behind it: what the GPU chooses is what the host does, with its counts.
+TEST_P(GpuIndex, StepsEqualTheHosts) {
+  NEEDS_GPU();
+  std::vector<float> logits[2];
+  WorkReport work[2];
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    const int at = device == Device::cuda;
+    Context context = context_on(device);
+    const MethodId method = context.attach(parse_spec(GetParam()));
+    context.prefill(story(703));
+    context.build_indexes();
+    const auto ask = [&](std::span<const TokenId> tokens) {
+      WorkReport more;
+      const auto rows = context.forward(tokens, method, &more);
+      logits[at].insert(logits[at].end(), rows.begin(), rows.end());
+      work[at] += more;
+    };
+    ask(story(40));
+    for (const TokenId token : story(36)) ask({&token, 1});
+    context.roll_back(650);
+    const std::vector<TokenId> other = story(60);
+    ask(std::span(other).subspan(20));
+    for (const TokenId token : story(3)) ask({&token, 1});
+    if (at == 1) {
+      EXPECT_NE(context.impl().methods[0].chosen_by, ChosenBy::host);
+      EXPECT_TRUE(context.impl().gpu->chooses(context.impl().methods[0].selectors));
+    }
+  }
+  EXPECT_LT(relative_difference(logits[1], logits[0]), 2e-3f);
+  EXPECT_EQ(work[0].far_total, work[1].far_total);
+  EXPECT_EQ(work[0].far_keys, work[1].far_keys);
+  EXPECT_EQ(work[0].kv_bytes, work[1].kv_bytes);
+  EXPECT_EQ(work[0].selector_bytes, work[1].selector_bytes);
+  EXPECT_LT(work[1].far_keys, work[1].far_total);
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, GpuIndex,
+                         testing::Values("quest:budget=64,window=16", "quest:budget=10%,sink=7,window=16",
+                                         "quest:budget=50,page_size=5,window=64,per=kv-head",
+                                         "quest:budget=64,bits=4,window=16,dense_layers=0",
+                                         "quest:budget=77,bits=2,window=30,per=kv-head",
+                                         "quest:budget=700,sink=16,window=16,bits=4,per=kv-head",
+                                         "double-sparsity:budget=64,window=16",
+                                         "double-sparsity:budget=10%,window=64,bits=2,per=kv-head",
+                                         "double-sparsity:budget=60,sink=3,window=30,bits=16,channels=24"),
+                         [](const auto& info) { return "spec" + std::to_string(info.index); });
+
+TEST(GpuQuest, ABudgetOfAllGivesTheBitsOfFullAttention) {
+  NEEDS_GPU();
+  Context context = context_on(Device::cuda, DType::bf16);
+  const MethodId all = context.attach(parse_spec("quest:budget=100%,window=64,dense_layers=0"));
+  context.prefill(story(900));
+  context.build_indexes();
+  const TokenId token = story(10).back();
+  const auto full = context.forward({&token, 1}, kDense);
+  context.roll_back(900);
+  EXPECT_EQ(context.forward({&token, 1}, all), full);
+}
+
+// Levels come from the text that was indexed last, or from the file.
+TEST(GpuQuest, CodedBoundsFollowTheText) {
+  NEEDS_GPU();
+  const fs::path path = fs::temp_directory_path() / ("lodestone-quest-" + std::to_string(getpid()) + ".lode");
+  std::vector<float> logits[2];
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    const int at = device == Device::cuda;
+    const auto ask = [&](Context& context) {
+      const auto rows = context.forward(story(30), 0);
+      logits[at].insert(logits[at].end(), rows.begin(), rows.end());
+      context.roll_back(context.tokens() - 30);
+    };
+    Context context = context_on(device);
+    context.attach(parse_spec("quest:budget=64,bits=2,window=16,dense_layers=0"));
+    context.prefill(story(400));
+    context.build_indexes();
+    ask(context);
+    context.prefill(story(500));
+    context.build_indexes();
+    ask(context);
+    context.save(path, "");
+    Context loaded = Context::load(path, pocket(), {.device = device, .max_tokens = 2048});
+    ask(loaded);
+  }
+  fs::remove(path);
+  EXPECT_LT(relative_difference(logits[1], logits[0]), 2e-3f);
+}
+
+}  // namespace
+}  // namespace lode

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels of the played GPU that index keys and choose among them.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "ann/packed_codes.h"
+#include "gpu_fake/play.h"
+#include "kernels/cuda/label_keys.h"
+#include "kernels/cuda/page_bounds.h"
+#include "kernels/cuda/select.h"
+#include "kernels/kernels.h"
+#include "lodestone/error.h"
+
+namespace lode::cuda {
+
+namespace {
+
+/// Where the bounds of a page begin.
+char* page_at(const PageBounds& bounds, const KvLayout& layout, std::int64_t layer, std::int64_t head,
+              std::int64_t page) {
+  return bounds.bounds + layer * bounds.layer_bytes(layout) +
+         (head * bounds.capacity + page) * bounds.page_bytes(layout);
+}
+ChannelLevels levels_at(const float* levels, std::int64_t head, std::int64_t channels, int bits) {
+  ChannelLevels of;
+  of.bits = bits;
+  of.low.assign(levels + head * 2 * channels, levels + (head * 2 + 1) * channels);
+  of.step.assign(levels + (head * 2 + 1) * channels, levels + (head * 2 + 2) * channels);
+  return of;
+}
+void put_code(char* codes, std::int64_t nth, int bits, std::uint32_t code) {
+  char& byte = codes[nth * bits / 8];
+  byte = static_cast<char>(static_cast<unsigned char>(byte) | code << nth * bits % 8);
+}
+int code_at(const char* codes, std::int64_t nth, int bits) {
+  return static_cast<unsigned char>(codes[nth * bits / 8]) >> nth * bits % 8 & ((1 << bits) - 1);
+}
+
+void bound_page(const char* base, const KvLayout& layout, std::int64_t layer, int head, std::int64_t page,
+                const PageBounds& bounds) {
+  const std::int64_t d = layout.head_dim;
+  std::vector<float> both(static_cast<std::size_t>(2 * d), -INFINITY);  // largest, least
+  std::fill(both.begin() + d, both.end(), INFINITY);
+  for (std::int64_t i = 0; i < bounds.page; ++i) {
+    std::vector<float> key = widened(
+        base + layer * layout.layer_stride + layout.key_offset(head, bounds.sink + page * bounds.page + i),
+        layout.type, d);
+    if (!std::all_of(key.begin(), key.end(), [](float x) { return std::isfinite(x); }))
+      std::fill(key.begin(), key.end(), 0.0f);
+    for (std::size_t c = 0; c < key.size(); ++c) {
+      both[c] = std::max(both[c], key[c]);
+      both[key.size() + c] = std::min(both[key.size() + c], key[c]);
+    }
+  }
+  char* const to = page_at(bounds, layout, layer, head, page);
+  if (!bounds.coded())
+    return kernels().narrow(both.data(), 2 * d, layout.type, reinterpret_cast<std::byte*>(to));
+  const ChannelLevels levels = levels_at(bounds.levels, layer * layout.kv_heads + head, d, bounds.bits);
+  std::memset(to, 0, static_cast<std::size_t>(bounds.page_bytes(layout)));
+  for (std::int64_t b = 0; b < 2 * d; ++b) {
+    const auto rounding = b < d ? ChannelLevels::Rounding::up : ChannelLevels::Rounding::down;
+    put_code(to, b, bounds.bits, levels.code(b % d, both[static_cast<std::size_t>(b)], rounding));
+  }
+}
+
+double score_page(const Queries& in, const PageBounds& bounds, std::int64_t query, int head,
+                  std::int64_t page) {
+  const std::int64_t d = in.layout.head_dim;
+  const int kv_head = head / (in.query_heads / in.layout.kv_heads);
+  const char* const from =
+      page_at(bounds, in.layout, 0, kv_head, page) + in.tokens[query].sequence * bounds.sequence_stride;
+  const float* const q = in.q + (query * in.query_heads + head) * d;
+  const auto stored = bounds.coded() ? std::vector<float>{} : widened(from, in.layout.type, 2 * d);
+  double sum = 0.0;
+  for (std::int64_t b = 0; b < 2 * d; ++b) {
+    const double value = bounds.coded() ? static_cast<double>(code_at(from, b, bounds.bits)) *
+                                              bounds.levels[(2 * kv_head + 1) * d + b % d]
+                                        : static_cast<double>(stored[static_cast<std::size_t>(b)]);
+    sum += static_cast<double>(b < d ? std::max(q[b % d], 0.0f) : std::min(q[b % d], 0.0f)) * value;
+  }
+  return sum;
+}
+
+/// The rows of one list, rising.
+std::vector<std::int32_t> rows_of_pages(const float* scores, const PageRule& rule, std::int64_t query) {
+  const std::int64_t far =
+      std::max<std::int64_t>(0, rule.tokens[query].position + 1 - rule.window - rule.sink);
+  const std::int64_t pages = far / rule.page, budget = std::min<std::int64_t>(far, rule.budget[query]);
+  std::vector<std::int32_t> order, rows;
+  for (std::int64_t page = pages; page-- > 0;) order.push_back(static_cast<std::int32_t>(page));
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return scores[a] > scores[b]; });
+  std::int64_t left = budget;
+  const auto take = [&](std::int64_t end, std::int64_t most) {
+    const std::int64_t some = std::min(left, most);
+    for (std::int64_t i = rule.sink + end - some; i < rule.sink + end; ++i)
+      rows.push_back(static_cast<std::int32_t>(i));
+    left -= some;
+  };
+  take(far, far % rule.page);
+  for (const std::int32_t page : order) take((page + std::int64_t{1}) * rule.page, rule.page);
+  std::sort(rows.begin(), rows.end());
+  return rows;
+}
+
+}  // namespace
+
+bool can_bound_pages(int head_dim) {
+  return head_dim % 8 == 0;
+}
+void bound_pages(const char* base, const KvLayout& layout, int layers, std::int64_t begin, std::int64_t end,
+                 const PageBounds& bounds, StreamHandle stream) {
+  enqueue(stream, [=] {
+    for (int layer = 0; layer < layers; ++layer)
+      for (int head = 0; head < layout.kv_heads; ++head)
+        for (std::int64_t page = begin; page < end; ++page)
+          bound_page(base, layout, layer, head, page, bounds);
+  });
+}
+void score_pages(const Queries& queries, const PageBounds& bounds, bool sum_heads, std::int64_t window,
+                 std::int64_t, float* scores, std::int64_t stride, StreamHandle stream) {
+  enqueue(stream, [=] {
+    const int lists = sum_heads ? queries.layout.kv_heads : queries.query_heads,
+              together = queries.query_heads / lists;
+    for (int query = 0; query < queries.count; ++query) {
+      const std::int64_t pages = (queries.tokens[query].position + 1 - window - bounds.sink) / bounds.page;
+      for (int list = 0; list < lists; ++list) {
+        for (std::int64_t page = 0; page < pages; ++page) {
+          double sum = 0.0;
+          for (int g = 0; g < together; ++g)
+            sum += score_page(queries, bounds, query, list * together + g, page);
+          scores[(std::int64_t{query} * lists + list) * stride + page] = static_cast<float>(sum);
+        }
+      }
+    }
+  });
+}
+void top_pages(const float* scores, std::int64_t lists, std::int64_t n, const PageRule& rule,
+               std::int32_t* rows, std::int64_t capacity, std::int32_t* counts, StreamHandle stream) {
+  enqueue(stream, [=] {
+    for (std::int64_t list = 0; list < lists; ++list) {
+      const auto chosen = rows_of_pages(scores + list * n, rule, list / rule.lists_of_query);
+      if (std::ssize(chosen) > capacity) throw RunError("more rows than there is room for");
+      std::copy(chosen.begin(), chosen.end(), rows + list * capacity);
+      counts[list] = static_cast<std::int32_t>(chosen.size());
+    }
+  });
+}
+
+// ---- Labels and the best keys.
+// -----------------------------------------------------------------------------------------
+
+namespace {
+
+void label_key(const char* base, const KvLayout& layout, int layer, int head, std::int64_t key,
+               const KeyLabels& to) {
+  const std::int64_t of = std::int64_t{layer} * layout.kv_heads + head, d = layout.head_dim;
+  std::vector<float> row =
+      widened(base + layer * layout.layer_stride + layout.key_offset(head, key), layout.type, d);
+  if (!std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); }))
+    std::fill(row.begin(), row.end(), 0.0f);
+  std::vector<float> label(static_cast<std::size_t>(to.eights() * 8), 0.0f);
+  for (int c = 0; c < to.count; ++c)
+    label[static_cast<std::size_t>(c)] = row[static_cast<std::size_t>(to.channels[of * to.count + c])];
+  char* const at =
+      to.labels + layer * to.layer_bytes(layout.kv_heads) + (head * to.capacity + key) * to.label_bytes();
+  if (!to.coded())
+    return kernels().narrow(label.data(), std::ssize(label), layout.type, reinterpret_cast<std::byte*>(at));
+  const ChannelLevels levels = levels_at(to.levels, of, to.count, to.bits);
+  std::memset(at, 0, static_cast<std::size_t>(to.label_bytes()));
+  for (int c = 0; c < to.count; ++c)
+    put_code(at, c, to.bits,
+             levels.code(c, label[static_cast<std::size_t>(c)], ChannelLevels::Rounding::nearest));
+}
+
+double score_label(const Queries& in, const KeyLabels& labels, std::int64_t query, int head,
+                   std::int64_t key) {
+  const int kv_head = head / (in.query_heads / in.layout.kv_heads);
+  const char* const from = labels.labels + in.tokens[query].sequence * labels.sequence_stride +
+                           (kv_head * labels.capacity + key) * labels.label_bytes();
+  const float* const q = in.q + (query * in.query_heads + head) * in.layout.head_dim;
+  const auto stored = labels.coded() ? std::vector<float>{} : widened(from, in.layout.type, labels.count);
+  double sum = 0.0;
+  for (int c = 0; c < labels.count; ++c) {
+    const double value = labels.coded() ? static_cast<double>(code_at(from, c, labels.bits)) *
+                                              labels.levels[(2 * kv_head + 1) * labels.count + c]
+                                        : static_cast<double>(stored[static_cast<std::size_t>(c)]);
+    sum += static_cast<double>(q[labels.channels[kv_head * labels.count + c]] * in.scale) * value;
+  }
+  return sum;
+}
+
+}  // namespace
+
+void label_keys(const char* base, const KvLayout& layout, int layers, std::int64_t begin, std::int64_t end,
+                const KeyLabels& labels, StreamHandle stream) {
+  enqueue(stream, [=] {
+    for (int layer = 0; layer < layers; ++layer)
+      for (int head = 0; head < layout.kv_heads; ++head)
+        for (std::int64_t key = begin; key < end; ++key) label_key(base, layout, layer, head, key, labels);
+  });
+}
+void score_labels(const Queries& queries, const KeyLabels& labels, std::int64_t sink, std::int64_t window,
+                  std::int64_t max_tokens, float* scores, StreamHandle stream) {
+  enqueue(stream, [=] {
+    for (int query = 0; query < queries.count; ++query) {
+      for (int head = 0; head < queries.query_heads; ++head) {
+        float* const own = scores + (std::int64_t{query} * queries.query_heads + head) * max_tokens;
+        for (std::int64_t key = 0; key < queries.tokens[query].position + 1 - window; ++key)
+          own[key] =
+              key < sink ? -INFINITY : static_cast<float>(score_label(queries, labels, query, head, key));
+      }
+    }
+  });
+}
+void score_keys(const Queries&, std::int64_t, std::int64_t, std::int64_t, float*, StreamHandle) {
+  throw RunError("the played GPU scores no keys");
+}
+void share_scores(const float* scores, const Queries& queries, std::int64_t window, std::int64_t max_tokens,
+                  float* shared, StreamHandle stream) {
+  enqueue(stream, [=] {
+    const int group = queries.query_heads / queries.layout.kv_heads;
+    for (int list = 0; list < queries.count * queries.layout.kv_heads; ++list) {
+      const std::int64_t end = queries.tokens[list / queries.layout.kv_heads].position + 1 - window;
+      std::vector<double> weight(static_cast<std::size_t>(std::max<std::int64_t>(0, end)), 0.0);
+      for (int g = 0; g < group; ++g) {
+        const float* const own = scores + (std::int64_t{list} * group + g) * max_tokens;
+        double peak = -INFINITY, sum = 0.0;
+        for (std::size_t i = 0; i < weight.size(); ++i) peak = std::fmax(peak, static_cast<double>(own[i]));
+        for (std::size_t i = 0; i < weight.size(); ++i) sum += std::exp(static_cast<double>(own[i]) - peak);
+        for (std::size_t i = 0; i < weight.size(); ++i)
+          weight[i] += std::exp(static_cast<double>(own[i]) - peak) / sum;
+      }
+      for (std::size_t i = 0; i < weight.size(); ++i)
+        shared[list * max_tokens + static_cast<std::int64_t>(i)] = static_cast<float>(std::log(weight[i]));
+    }
+  });
+}
+std::int64_t select_workspace_bytes(std::int64_t, std::int64_t) {
+  return 16;
+}
+void top_k(const float* scores, std::int64_t lists, std::int64_t n, const std::int32_t* lengths,
+           const std::int32_t* k, std::int32_t* rows, std::int64_t capacity, std::int32_t* counts, void*,
+           StreamHandle stream) {
+  enqueue(stream, [=] {
+    for (std::int64_t list = 0; list < lists; ++list) {
+      const float* const own = scores + list * n;
+      std::vector<std::int32_t> order;
+      for (std::int32_t i = lengths[list]; i-- > 0;)
+        if (own[i] > -INFINITY) order.push_back(i);
+      std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return own[a] > own[b]; });
+      order.resize(
+          std::min(order.size(), static_cast<std::size_t>(std::min<std::int64_t>(capacity, k[list]))));
+      std::sort(order.begin(), order.end());
+      std::copy(order.begin(), order.end(), rows + list * capacity);
+      counts[list] = static_cast<std::int32_t>(order.size());
+    }
+  });
+}
+
+}  // namespace lode::cuda

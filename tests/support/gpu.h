@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// What tests of the engine on a GPU share.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+#include "engine/context.h"
+#include "gpu/backend.h"
+
+#define NEEDS_GPU() \
+  if (const GpuInfo gpu = gpu_info(); !gpu.ok) GTEST_SKIP() << gpu.why
+
+namespace lode {
+
+/// The pocket model, loaded once.
+inline std::shared_ptr<const Model> pocket() {
+  static const auto model = Model::load(std::string(LODESTONE_SOURCE_DIR) + "/models/pocket");
+  return model;
+}
+
+/// The first tokens of the shipped document.
+inline std::vector<TokenId> story(std::int64_t tokens) {
+  const std::string text = read_file(std::string(LODESTONE_SOURCE_DIR) + "/demo/document.txt");
+  auto ids = pocket()->tokenizer().encode(text, Tokenizer::Bos::as_template);
+  ids.resize(static_cast<std::size_t>(tokens));
+  return ids;
+}
+
+}  // namespace lode
