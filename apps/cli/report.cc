@@ -43,7 +43,7 @@ fs::path find_suite(const std::string& name) {
                                join(names), excerpt(name)));
 }
 
-std::vector<Suite> read_suites(const ReportFlags& flags) {
+std::vector<Suite> read_suites(const ReportFlags& flags, Device device) {
   std::vector<fs::path> paths;
   for (const std::string& name : flags.suites) {
     if (name != "all") {
@@ -55,7 +55,7 @@ std::vector<Suite> read_suites(const ReportFlags& flags) {
     std::sort(paths.begin(), paths.end());
   }
   std::vector<Suite> suites;
-  for (const fs::path& path : paths) suites.push_back(read_suite(path, flags.quick));
+  for (const fs::path& path : paths) suites.push_back(read_suite(path, flags.quick, device == Device::cuda));
   return suites;
 }
 
@@ -79,9 +79,9 @@ bool holds_results(const fs::path& folder) {
 }
 
 void run(const ReportFlags& flags) {
-  const std::vector<Suite> suites = read_suites(flags);
   GridOptions options;
   options.context = context_options(flags.common, flags.model);
+  const std::vector<Suite> suites = read_suites(flags, options.context.device);
   options.folder = flags.output;
   options.haystack = flags.haystack;
   options.progress = flags.common.progress();
@@ -107,6 +107,7 @@ void run(const ReportFlags& flags) {
   }
   const std::string model_name = flags.model.model.empty() ? "models/pocket" : flags.model.model;
   std::string written = flags.quick ? "--quick " : "";
+  if (options.context.device == Device::cuda) written += "--device cuda ";
   written += fmt::format("-m {} -o {}", model_name, flags.output);
   if (!flags.samples.empty()) written += " --samples " + flags.samples;
   if (!flags.haystack.empty()) written += " --haystack " + flags.haystack;

@@ -13,13 +13,15 @@ struct TuneFlags {
   CommonFlags common;
   ModelFlags model;
   std::vector<std::string> texts, specs;
-  std::string check, out, target = "agreement=0.99", cost = "both", lengths;
+  std::string check, out, target = "agreement=0.99", cost = "both", time_at, lengths;
   TuneOptions options;
 };
 
 void run(TuneFlags& flags) {
   flags.options.target = TuneTarget::parse(flags.target);
   flags.options.cost = parse_tune_cost(flags.cost);
+  if (!flags.time_at.empty())
+    flags.options.time_at = parse_count(flags.time_at, "--time-at", 256, std::int64_t{1} << 30);
   flags.options.probe.context = context_options(flags.common, flags.model);
   flags.options.probe.progress = flags.common.progress();
   if (flags.lengths == "none")
@@ -59,10 +61,12 @@ void add_tune(CLI::App& app) {
       ->check(output_file());
   verb.add_option("--target", flags->target,
                   "error=E (relative output error), loss=NATS (a token) or agreement=SHARE (of next tokens)");
+  verb.add_option("--cost", flags->cost,
+                  "what the plan is to have little of: bytes, time (of a step on this device) or both");
   verb.add_option(
-      "--cost", flags->cost,
-      "what the plan is to have little of: bytes, time (of a step on this device, at the length of "
-      "the first text) or both");
+      "--time-at", flags->time_at,
+      "tokens of context at which methods are timed, e.g. 32k: as long as those of use, where choosing "
+      "keys pays; without it: as many as the first text has");
   add_attention_flag(verb, flags->specs, false);
   verb.add_option("--last", flags->options.probe.last, "tokens at the end of each text that are measured")
       ->check(whole_number(1, 1'000'000));

@@ -8,7 +8,7 @@
 namespace lode {
 namespace {
 
-constexpr std::int64_t kPieceTokens = 4096;  // of one thread's item
+constexpr std::int64_t kPieceTokens = 1024;  // of one thread's item
 
 VectorMaker::Shape shape_of(const ModelConfig& c) {
   return {c.query_heads, c.kv_heads, c.head_dim};
@@ -19,6 +19,7 @@ void make_shaped(const AttentionBenchOptions& options, const Rope& rope, ThreadP
                  KvStore& kv) {
   const std::int64_t pieces = (options.context + kPieceTokens - 1) / kPieceTokens,
                      round = std::max<std::int64_t>(1, pool.size());
+  const VectorMaker around_centres(shape_of(options.shape), options.kind, options.skew, rope, seed);
   kv.expect(options.context);
   for (std::int64_t first = 0; first < pieces; first += round) {
     check_cancel();
@@ -26,15 +27,15 @@ void make_shaped(const AttentionBenchOptions& options, const Rope& rope, ThreadP
     std::vector<std::vector<float>> k(static_cast<std::size_t>(some)), v(k);
     pool.for_each(some, [&](std::int64_t i, int) {
       const std::int64_t begin = (first + i) * kPieceTokens;
-      VectorMaker maker(shape_of(options.shape), options.kind, options.skew, rope, seed);
+      VectorMaker maker = around_centres;
       maker.reseed(hash_seed(seed, begin));
-      maker.make(static_cast<Position>(begin), std::min(kPieceTokens, options.context - begin));
+      maker.make_keys(static_cast<Position>(begin), std::min(kPieceTokens, options.context - begin));
       k[static_cast<std::size_t>(i)] = std::move(maker.k);
       v[static_cast<std::size_t>(i)] = std::move(maker.v);
     });
     for (std::int64_t i = 0; i < some; ++i) {
       const std::int64_t count = std::min(kPieceTokens, options.context - (first + i) * kPieceTokens);
-      kv.write(0, count, k[static_cast<std::size_t>(i)], v[static_cast<std::size_t>(i)]);
+      kv.write(0, count, k[static_cast<std::size_t>(i)], v[static_cast<std::size_t>(i)], &pool);
       kv.commit(count);
     }
   }

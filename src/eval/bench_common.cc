@@ -75,13 +75,13 @@ void VectorMaker::fill(std::vector<float>& out, std::int64_t tokens, int heads, 
   }
 }
 
-/// Keys and queries as after RoPE.
-void VectorMaker::make_ood(std::int64_t tokens) {
+/// Keys, and queries if wanted, as after RoPE.
+void VectorMaker::make_ood(std::int64_t tokens, bool queries) {
   const std::int64_t d = shape_.head_dim;
-  q.resize(static_cast<std::size_t>(tokens * shape_.query_heads * d));
+  if (queries) q.resize(static_cast<std::size_t>(tokens * shape_.query_heads * d));
   k.resize(static_cast<std::size_t>(tokens * shape_.kv_heads * d));
   for (std::int64_t t = 0; t < tokens; ++t) {
-    for (int h = 0; h < shape_.query_heads; ++h)
+    for (int h = 0; queries && h < shape_.query_heads; ++h)
       ood_->query(h, rng_, q.data() + (t * shape_.query_heads + h) * d);
     for (int h = 0; h < shape_.kv_heads; ++h) ood_->key(h, rng_, k.data() + (t * shape_.kv_heads + h) * d);
   }
@@ -100,7 +100,7 @@ void VectorMaker::turn(std::vector<float>& x, int heads, Position begin, bool ba
 void VectorMaker::make(Position begin, std::int64_t tokens) {
   const bool ood = kind_ == KvKind::ood, clustered = kind_ == KvKind::clustered;
   if (ood) {
-    make_ood(tokens);
+    make_ood(tokens, true);
     q_unrotated = q;
     k_unrotated = k;
   } else {
@@ -112,6 +112,17 @@ void VectorMaker::make(Position begin, std::int64_t tokens) {
   fill(v, tokens, shape_.kv_heads, false, 1.0f);
   turn(ood ? q_unrotated : q, shape_.query_heads, begin, ood);
   turn(ood ? k_unrotated : k, shape_.kv_heads, begin, ood);
+}
+
+void VectorMaker::make_keys(Position begin, std::int64_t tokens) {
+  const bool ood = kind_ == KvKind::ood;
+  if (ood) {
+    make_ood(tokens, false);
+  } else {
+    fill(k, tokens, shape_.kv_heads, kind_ == KvKind::clustered, kKeyNoise);
+    turn(k, shape_.kv_heads, begin, false);
+  }
+  fill(v, tokens, shape_.kv_heads, false, 1.0f);
 }
 
 ReadFloor::ReadFloor(std::vector<std::span<const std::byte>> buffers, std::int64_t most_bytes,

@@ -53,6 +53,8 @@ class VectorMaker {
   void reseed(std::uint64_t seed) { rng_ = Rng(seed); }
   /// Next `tokens` tokens from position `begin` on, into the vectors below.
   void make(Position begin, std::int64_t tokens);
+  /// Only k and v. Queries are most of the work where many heads share keys.
+  void make_keys(Position begin, std::int64_t tokens);
 
   std::vector<float> q_unrotated, q;  // [T, Hq, d]
   std::vector<float> k_unrotated, k;  // [T, Hkv, d]
@@ -60,7 +62,7 @@ class VectorMaker {
 
  private:
   void fill(std::vector<float>& out, std::int64_t tokens, int heads, bool clustered, float noise);
-  void make_ood(std::int64_t tokens);
+  void make_ood(std::int64_t tokens, bool queries);
   void turn(std::vector<float>& x, int heads, Position begin, bool back) const;
 
   Shape shape_;

@@ -15,6 +15,7 @@
 #include "eval/records.h"
 #include "eval/scoring.h"
 #include "eval/settings.h"
+#include "eval/work_cost.h"
 #include "lodestone/error.h"
 #include "model/config.h"
 
@@ -96,32 +97,6 @@ EvalRow row_of(std::span<const Sample> samples, const std::vector<Document>& doc
 }
 
 }  // namespace
-
-// What work costs, in tokens at the beginning of a prefill, as the shipped model was measured with on a CPU:
-// only for how long it will take.
-
-/// A token at position x costs as much as 1 + x / 2200 first ones.
-std::int64_t prefill_cost(std::int64_t tokens) {
-  return tokens + tokens * tokens / 4400;
-}
-
-std::int64_t index_cost(const std::string& method, std::int64_t tokens, bool first) {
-  static const std::map<std::string, double> dear = {{"retrieval", 8}, {"hnsw", 8},  {"squeezed", 1},
-                                                     {"kmeans", 0.5},  {"h2o", 0.6}, {"magicpig", 0.2}};
-  const auto found = dear.find(method);
-  const bool shares = method == "retrieval" || method == "hnsw" || method == "kmeans";
-  const double each = found == dear.end() || (!first && shares) ? 0.05
-                      : first || method != "squeezed"           ? found->second
-                                                                : 0.1;
-  return static_cast<std::int64_t>(each * static_cast<double>(tokens));
-}
-
-/// Of so many methods' answers to one question.
-std::int64_t answers_cost(const Protocol& protocol, std::int64_t tokens, std::int64_t methods) {
-  if (methods == 0) return 0;
-  const std::int64_t read = 128 + tokens / 100;
-  return protocol.kind == Protocol::Kind::decode_sparse ? read + 48 * methods : read * methods;
-}
 
 struct Answering::Impl {
   std::shared_ptr<const Model> model;

@@ -103,7 +103,7 @@ class Tuner {
         options_(options),
         target_(options.target.with_margin(options.probe.last * std::ssize(texts))) {}
 
-  /// The plan of fewest bytes among those tried that meets the target on the texts; the most exact one if
+  /// The plan of least cost among those tried that meets the target on the texts; the most exact one if
   /// none does.
   Plan choose() {
     const Choices choices = with_times(measure_heads());
@@ -118,22 +118,27 @@ class Tuner {
       high = trials[at].weight;
       if (low == high) break;
     }
+    for (const auto& [spec, measured] : alone_) {
+      Trial trial = single(choices, spec, measured);
+      if (target_.met_by(measured) && better(trial, best)) best = std::move(trial);
+    }
     return best.plan;
   }
 
  private:
   struct Trial {
-    double weight = 0, measured = 0, density = 1;
+    double weight = 0, measured = 0;
+    double cost = 0;  ///< of its heads' choices, which is what plans are to have little of
     Plan plan;
   };
 
   bool better(const Trial& a, const Trial& b) const {
     const bool a_met = target_.met_by(a.measured), b_met = target_.met_by(b.measured);
-    return a_met != b_met ? a_met : a_met ? a.density < b.density : a.weight > b.weight;
+    return a_met != b_met ? a_met : a_met ? a.cost < b.cost : a.weight > b.weight;
   }
 
-  /// Each candidate alone, on every text: what it costs and loses in each head.
-  Choices measure_heads() const {
+  /// Each candidate alone, on every text: what it costs and loses in each head, and in the target's terms.
+  Choices measure_heads() {
     const ModelConfig& config = model_->config();
     const int group = config.query_heads / config.kv_heads;
     std::map<std::string, std::vector<Choice>> by_spec;  // [L * Hkv]
@@ -143,6 +148,7 @@ class Tuner {
       for (std::size_t m = 1; m < report.rows.size(); ++m) {
         const ProbeRow& row = report.rows[m];
         const std::string spec = m == 1 ? "streaming" : spec_of(row.attention);
+        alone_[spec] += options_.target.measure(row, report.rows[0]) / static_cast<double>(texts_.size());
         auto& all = by_spec[spec];
         all.resize(heads, {.spec = spec});
         for (const HeadMeasure& h : row.heads) {
@@ -164,8 +170,9 @@ class Tuner {
   /// Costs as the options want them; `full` costs 1 of each.
   Choices with_times(Choices choices) const {
     if (options_.cost == TuneCost::bytes) return choices;
-    const auto tokens = static_cast<std::int64_t>(
+    const auto of_text = static_cast<std::int64_t>(
         model_->tokenizer().encode(texts_.front(), Tokenizer::Bos::as_template).size());
+    const std::int64_t tokens = options_.time_at > 0 ? options_.time_at : of_text;
     const std::map<std::string, double> times = step_times(model_, tokens, candidates_, options_);
     if (times.empty()) return choices;
     for (auto& of_head : choices) {
@@ -190,24 +197,45 @@ class Tuner {
     return name;
   }
 
-  /// Every head takes the choice of least cost + weight * squared error.
-  Plan plan_for(const Choices& choices, double weight) const {
-    const ModelConfig& config = model_->config();
-    Plan plan = {.model_fingerprint = std::string(model_->fingerprint()),
-                 .note = "",
-                 .dense = options_.probe.dense,
-                 .heads = {}};
-    for (int layer = 0; layer < config.layers; ++layer) {
-      plan.heads.emplace_back();
-      for (int head = 0; head < config.kv_heads; ++head) {
-        const auto& all = choices[static_cast<std::size_t>(layer * config.kv_heads + head)];
-        const auto best = std::min_element(all.begin(), all.end(), [&](const Choice& a, const Choice& b) {
-          return a.cost + weight * a.squared_error < b.cost + weight * b.squared_error;
-        });
-        plan.heads.back().push_back(best->spec);
-      }
+  Trial empty_trial() const {
+    Trial trial;
+    trial.plan = {.model_fingerprint = std::string(model_->fingerprint()),
+                  .note = "",
+                  .dense = options_.probe.dense,
+                  .heads = {}};
+    trial.plan.heads.resize(static_cast<std::size_t>(model_->config().layers));
+    return trial;
+  }
+
+  void take(const Choice& choice, std::size_t head, Trial& trial) const {
+    trial.plan.heads[head / static_cast<std::size_t>(model_->config().kv_heads)].push_back(choice.spec);
+    trial.cost += choice.cost;
+  }
+
+  /// One spec in every head that it was measured in; layers that it leaves dense stay so.
+  Trial single(const Choices& choices, const std::string& spec, double measured) const {
+    Trial trial = empty_trial();
+    trial.measured = measured;
+    for (std::size_t head = 0; head < choices.size(); ++head) {
+      const auto own = std::find_if(choices[head].begin(), choices[head].end(),
+                                    [&](const Choice& c) { return c.spec == spec; });
+      take(own == choices[head].end() ? choices[head].front() : *own, head, trial);
     }
-    return plan;
+    return trial;
+  }
+
+  /// Every head takes the choice of least cost + weight * squared error.
+  Trial trial_for(const Choices& choices, double weight) const {
+    Trial trial = empty_trial();
+    trial.weight = weight;
+    for (std::size_t head = 0; head < choices.size(); ++head) {
+      const auto best =
+          std::min_element(choices[head].begin(), choices[head].end(), [&](const Choice& a, const Choice& b) {
+            return a.cost + weight * a.squared_error < b.cost + weight * b.squared_error;
+          });
+      take(*best, head, trial);
+    }
+    return trial;
   }
 
   /// Plans for weights between two, as they turn out on the texts; rising.
@@ -217,18 +245,16 @@ class Tuner {
     std::vector<NamedSpec> specs;
     for (int i = 0; i < kTrials; ++i) {
       const double weight = low * std::pow(high / low, i / static_cast<double>(kTrials - 1));
-      Plan plan = plan_for(choices, weight);
-      if (!trials.empty() && trials.back().plan.heads == plan.heads) continue;
-      specs.push_back(files.add(plan));
-      trials.push_back({.weight = weight, .measured = 0, .density = 0, .plan = std::move(plan)});
+      Trial trial = trial_for(choices, weight);
+      if (!trials.empty() && trials.back().plan.heads == trial.plan.heads) continue;
+      specs.push_back(files.add(trial.plan));
+      trials.push_back(std::move(trial));
     }
     const double share = 1.0 / static_cast<double>(texts_.size());
     for (const std::string& text : texts_) {
       const ProbeReport report = probe(model_, text, specs, titled("plans"));
       for (std::size_t i = 0; i < trials.size(); ++i) {
-        const ProbeRow& row = report.rows[i + 2];
-        trials[i].measured += share * options_.target.measure(row, report.rows[0]);
-        trials[i].density += share * row.density;
+        trials[i].measured += share * options_.target.measure(report.rows[i + 2], report.rows[0]);
       }
     }
     return trials;
@@ -239,7 +265,24 @@ class Tuner {
   const std::vector<NamedSpec>& candidates_;
   const TuneOptions& options_;
   const TuneTarget target_;
+  std::map<std::string, double> alone_;  // what candidates give in all heads, in the target's terms, by spec
 };
+
+/// Steps of all rows (full, the plan, streaming, the other specs), taking turns.
+void time_rows(const std::shared_ptr<const Model>& model, std::int64_t tokens,
+               std::span<const NamedSpec> specs, const TuneOptions& options, std::vector<TunedRow>& rows) {
+  std::vector<Spec> timed = {specs.front().spec, probe_spec(parse_spec("streaming"), options.probe.dense)};
+  std::vector<std::size_t> of_row = {0, 1, 2};  // of what is timed, full first
+  for (std::size_t i = 3; i < rows.size(); ++i) {
+    const auto named = std::find_if(specs.begin(), specs.end(),
+                                    [&](const NamedSpec& s) { return s.name == rows[i].attention; });
+    timed.push_back(probe_spec(named->spec, options.probe.dense));
+    of_row.push_back(timed.size());
+  }
+  const auto times =
+      time_steps(model, std::min(tokens, model->config().max_positions - kStepRoom), timed, options);
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i].step_ms = times[of_row[i]].median_ms;
+}
 
 /// The plan and the single methods on the text that nothing was chosen on.
 std::vector<TunedRow> check(const std::shared_ptr<const Model>& model, std::string_view text,
@@ -265,6 +308,7 @@ std::vector<TunedRow> check(const std::shared_ptr<const Model>& model, std::stri
                     .agreement = row.agreement});
   }
   std::rotate(rows.begin() + 1, rows.begin() + 2, rows.begin() + 3);  // full, plan, streaming, ...
+  time_rows(model, options.time_at > 0 ? options.time_at : report.tokens, specs, options, rows);
   return rows;
 }
 
@@ -381,38 +425,40 @@ const TunedRow* TuneReport::nearest_single() const {
 }
 
 std::vector<TuneReport::AtEqualLoss> TuneReport::at_equal_loss() const {
+  std::vector<std::string> names;
+  for (std::size_t i = 3; i < rows.size(); ++i) {
+    const std::string name = rows[i].attention.substr(0, rows[i].attention.find(':'));
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+  std::vector<AtEqualLoss> all;
+  for (const std::string& name : names)
+    all.push_back({.method = name,
+                   .density = of_method(name, &TunedRow::density),
+                   .ms = of_method(name, &TunedRow::step_ms)});
+  return all;
+}
+
+std::optional<double> TuneReport::of_method(const std::string& name, double TunedRow::*cost) const {
   const auto nearness = [this](const TunedRow& row) {
     return target.kind == TuneTarget::Kind::agreement ? row.measured : -row.measured;
   };
-  std::vector<std::string> names;
-  std::map<std::string, std::vector<const TunedRow*>> by_name;
-  for (std::size_t i = 3; i < rows.size(); ++i) {
-    const std::string name = rows[i].attention.substr(0, rows[i].attention.find(':'));
-    if (by_name[name].empty()) names.push_back(name);
-    by_name[name].push_back(&rows[i]);
-  }
+  std::vector<const TunedRow*> singles;
+  for (std::size_t i = 3; i < rows.size(); ++i)
+    if (rows[i].attention.substr(0, rows[i].attention.find(':')) == name) singles.push_back(&rows[i]);
+  std::stable_sort(singles.begin(), singles.end(),
+                   [&](const TunedRow* a, const TunedRow* b) { return a->*cost < b->*cost; });
   const double wanted = nearness(rows[1]);
-  std::vector<AtEqualLoss> all;
-  for (const std::string& name : names) {
-    auto& singles = by_name[name];
-    std::stable_sort(singles.begin(), singles.end(),
-                     [](const TunedRow* a, const TunedRow* b) { return a->density < b->density; });
-    AtEqualLoss at = {.method = name, .density = {}};
-    const TunedRow* before = nullptr;
-    for (const TunedRow* row : singles) {
-      if (nearness(*row) < wanted) {
-        before = row;
-        continue;
-      }
-      const double share =
-          before == nullptr ? 1.0 : (wanted - nearness(*before)) / (nearness(*row) - nearness(*before));
-      const double low = before == nullptr ? row->density : before->density;
-      at.density = low * std::pow(row->density / low, share);
-      break;
+  const TunedRow* before = nullptr;
+  for (const TunedRow* row : singles) {
+    if (nearness(*row) < wanted) {
+      before = row;
+      continue;
     }
-    all.push_back(std::move(at));
+    if (before == nullptr) return row->*cost;
+    const double share = (wanted - nearness(*before)) / (nearness(*row) - nearness(*before));
+    return before->*cost * std::pow(row->*cost / before->*cost, share);
   }
-  return all;
+  return std::nullopt;
 }
 
 /// What there is to say when no head found a method that is exact enough.
@@ -475,7 +521,8 @@ Json TuneReport::json() const {
                        {"selectivity", row.selectivity},
                        {"error", row.error},
                        {"loss", row.loss},
-                       {"agreement", row.agreement}});
+                       {"agreement", row.agreement},
+                       {"step_ms", row.step_ms}});
   }
   for (const Timing& t : timings)
     times.push_back({{"context", t.context},
@@ -484,7 +531,9 @@ Json TuneReport::json() const {
                      {"single_ms", t.single_ms ? Json(*t.single_ms) : Json()}});
   Json equal = Json::array();
   for (const AtEqualLoss& at : at_equal_loss())
-    equal.push_back({{"method", at.method}, {"density", at.density ? Json(*at.density) : Json()}});
+    equal.push_back({{"method", at.method},
+                     {"density", at.density ? Json(*at.density) : Json()},
+                     {"step_ms", at.ms ? Json(*at.ms) : Json()}});
   return {{"model", model},   {"target", target.str()}, {"plan", plan.heads},     {"results", results},
           {"timings", times}, {"plan_met", plan_met()}, {"at_equal_loss", equal}, {"verdict", verdict()}};
 }
@@ -492,22 +541,22 @@ Json TuneReport::json() const {
 std::string TuneReport::table() const {
   std::string text = fmt::format(
       "{}; target: {}\nplan: {}\n\non the check text\n{:40} {:>8} {:>9} {:>8} {:>8} "
-      "{:>10}  {}\n",
+      "{:>10} {:>8}  {}\n",
       model, target.str(), summary_of(plan), "attention", "density", "far keys", "error", "loss", "agreement",
-      "target");
+      "step ms", "target");
   for (const TunedRow& row : rows) {
-    text +=
-        fmt::format("{:40} {:>8.4f} {:>9.4f} {:>8.4f} {:>8.4f} {:>10.4f}  {}\n", row.attention, row.density,
-                    row.selectivity, row.error, row.loss, row.agreement, row.met ? "met" : "missed");
+    text += fmt::format("{:40} {:>8.4f} {:>9.4f} {:>8.4f} {:>8.4f} {:>10.4f} {:>8.3f}  {}\n", row.attention,
+                        row.density, row.selectivity, row.error, row.loss, row.agreement, row.step_ms,
+                        row.met ? "met" : "missed");
   }
   const std::vector<AtEqualLoss> equal = at_equal_loss();
   if (!equal.empty())
-    text += fmt::format("\nbytes read at the plan's {} of {:.4f}: plan {:.4f}", target.name(),
-                        rows[1].measured, rows[1].density);
-  for (const AtEqualLoss& at : equal)
-    text +=
-        fmt::format(", {} {}", at.method, at.density ? fmt::format("{:.4f}", *at.density) : "not reached");
-  if (!equal.empty()) text += "\n";
+    text += fmt::format("\nat the plan's {} of {:.4f}\n{:40} {:>8.4f} {:>8.3f} ms\n", target.name(),
+                        rows[1].measured, "plan", rows[1].density, rows[1].step_ms);
+  for (const AtEqualLoss& at : equal) {
+    text += at.density && at.ms ? fmt::format("{:40} {:>8.4f} {:>8.3f} ms\n", at.method, *at.density, *at.ms)
+                                : fmt::format("{:40} {:>8}\n", at.method, "never");
+  }
   if (!timings.empty()) text += "\n  tokens   full ms   plan ms  best single ms\n";
   for (const Timing& t : timings)
     text += fmt::format("{:>8} {:>9.3f} {:>9.3f}  {:>14}\n", t.context, t.full_ms, t.plan_ms,

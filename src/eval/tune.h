@@ -50,6 +50,7 @@ struct TuneOptions {
   ProbeOptions probe;  ///< its dense parts become the plan's
   TuneTarget target;
   TuneCost cost = TuneCost::both;
+  std::int64_t time_at = 0;  ///< tokens over which candidates and plan are timed; 0 = those of the texts
   std::vector<std::int64_t> lengths = {4096, 16384,
                                        65536};  ///< where the plan is timed against full attention
 };
@@ -60,6 +61,7 @@ struct TunedRow {
   double measured = 0;  ///< in the target's terms
   bool met = false;
   double density = 1, selectivity = 1, error = 0, loss = 0, agreement = 1;
+  double step_ms = 0;  ///< of a decode step over as many made-up keys
 };
 
 struct TuneReport {
@@ -73,11 +75,12 @@ struct TuneReport {
     std::optional<double> single_ms;  ///< of the best single method
   };
   std::vector<Timing> timings;
-  /// What a method reads at the plan's own loss on the check text, between its two nearest parameters, linear
-  /// in the logarithm of the bytes; none when no parameter that was tried comes as near to full attention.
+  /// What a method reads, and how long a step takes, at the plan's own loss on the check text, between its
+  /// two nearest parameters, linear in the logarithm; none when no parameter that was tried comes as near to
+  /// full attention.
   struct AtEqualLoss {
     std::string method;
-    std::optional<double> density;
+    std::optional<double> density, ms;
   };
   std::vector<AtEqualLoss> at_equal_loss() const;
   bool plan_met() const { return rows[1].met; }
@@ -91,6 +94,7 @@ struct TuneReport {
   std::string table() const;
 
  private:
+  std::optional<double> of_method(const std::string& name, double TunedRow::*cost) const;
   std::string verdict_of_full() const;
 };
 

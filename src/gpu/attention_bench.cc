@@ -25,6 +25,8 @@ namespace lode {
 namespace {
 
 constexpr int kReplays = 11, kMostCalls = 2048, kMostPlaces = 64;
+// Copies of a layer from here on hold the keys of those before: caches know keys by where they lie.
+constexpr int kDistinctPlaces = 4;
 constexpr int kMostAlone = 8;                                  ///< query tokens; more choose together
 constexpr std::uint64_t kQuerySeeds = std::uint64_t{1} << 32;  // apart from those of keys
 constexpr double kLeastMicroseconds = 3000;                    // of a replay
@@ -43,8 +45,9 @@ class Series {
  public:
   using Call = std::function<void(int)>;  ///< enqueues the i-th call
 
-  Series(const cuda::Stream& stream, int least_calls, const Call& call) : stream_(stream) {
-    for (calls_ = least_calls;; calls_ *= 2) {
+  /// A trial is one call.
+  Series(const cuda::Stream& stream, int least_calls, bool trial, const Call& call) : stream_(stream) {
+    for (calls_ = trial ? 1 : least_calls;; calls_ *= 2) {
       cuda::Graph::begin(stream.get());
       try {
         for (int i = 0; i < calls_; ++i) call(i);
@@ -54,7 +57,7 @@ class Series {
       }
       graph_ = cuda::Graph::end(stream.get());
       replay();
-      if (calls_ >= kMostCalls || replay() * calls_ >= kLeastMicroseconds) return;
+      if (trial || calls_ >= kMostCalls || replay() * calls_ >= kLeastMicroseconds) return;
     }
   }
   void measure() { times_.push_back(replay()); }
@@ -102,7 +105,12 @@ class Bench {
       ranges_.push_back(std::make_unique<cuda::KvRange>(layout_, places_, task_.context));
       ranges_.back()->back(task_.context);
       bases.push_back(ranges_.back()->base());
-      for (int place = 0; place < places_; ++place) fill(*ranges_.back(), place, b);
+      for (int place = 0; place < places_; ++place) {
+        if (place < kDistinctPlaces)
+          fill(*ranges_.back(), place, b);
+        else
+          repeat(*ranges_.back(), place);
+      }
     }
     layout_ = ranges_.front()->layout();
     for (std::int64_t b = 0; b < task_.batch; ++b)
@@ -116,8 +124,8 @@ class Bench {
     std::vector<float> q, q_unrotated, one, one_unrotated;
     for (int place = 0; place < places_; ++place) {
       for (std::int64_t b = 0; b < task_.batch; ++b) {
-        const std::uint64_t keys = seed_of(place, b);
-        task_.make_queries(keys, keys + kQuerySeeds, one, one_unrotated);
+        task_.make_queries(seed_of(place % kDistinctPlaces, b), seed_of(place, b) + kQuerySeeds, one,
+                           one_unrotated);
         q.insert(q.end(), one.begin(), one.end());
         q_unrotated.insert(q_unrotated.end(), one_unrotated.begin(), one_unrotated.end());
       }
@@ -131,7 +139,7 @@ class Bench {
                                                               layout_.kv_heads, task_.shape->head_dim),
                      "partial results of attention");
     cuda::fill(workspace_.as<void>(), 0, workspace_.bytes(), stream_.get());
-    const std::int64_t most = std::max(kv_bytes(task_.context), kRotatedBytes * 6);
+    const std::int64_t most = std::max(kv_bytes(task_.context), task_.rotate ? kRotatedBytes * 6 : 0);
     readable_ = cuda::Buffer(most, "bytes to read");
     cuda::fill(readable_.as<void>(), 1, readable_.bytes(), stream_.get());
     stream_.synchronize();
@@ -154,7 +162,8 @@ class Bench {
                                   .most_tokens = query_tokens_,
                                   .sequences = static_cast<int>(task_.batch),
                                   .key_row_bytes = layout_.row_bytes(),
-                                  .stream = stream_.get()};
+                                  .stream = stream_.get(),
+                                  .distinct_layers = kDistinctPlaces};
     const bool first_saap = spec.name == "saap" && !std::exchange(met_saap_, true);
     c.selector = make_gpu_selector_for_bench(spec, geometry, task_.seed, first_saap ? task_.largest : 0.0);
     if (c.selector == nullptr && together_) return false;
@@ -189,7 +198,7 @@ class Bench {
 
   std::vector<GpuAttentionRow> measure() {
     for (Candidate& c : candidates_) record(c);
-    for (int replay = 0; replay < kReplays; ++replay) {
+    for (int replay = 0; replay < (task_.rotate ? kReplays : 1); ++replay) {
       for (Candidate& c : candidates_) {
         check_cancel();
         for (Series* series : {c.whole.get(), c.select.get(), c.attend.get(), c.read.get()})
@@ -236,6 +245,12 @@ class Bench {
             store.rows(0, head, values ? KvStore::Part::v : KvStore::Part::k).data(), stream_.get());
     }
     stream_.synchronize();
+  }
+
+  void repeat(const cuda::KvRange& range, int place) {
+    char* const to = range.base() + place * range.layout().layer_stride;
+    const char* const from = range.base() + place % kDistinctPlaces * range.layout().layer_stride;
+    cuda::copy(to, from, range.layout().layer_bytes(task_.context), stream_.get());
   }
 
   cuda::Queries queries(int place) const {
@@ -345,7 +360,7 @@ class Bench {
 
   void record(Candidate& c) {
     const auto series = [&](const Series::Call& call) {
-      return std::make_unique<Series>(stream_, together_ ? places_ : kLeastCalls, call);
+      return std::make_unique<Series>(stream_, together_ ? places_ : kLeastCalls, !task_.rotate, call);
     };
     if (c.selector == nullptr) {
       c.whole = series([&](int i) { attend_full(i % places_); });

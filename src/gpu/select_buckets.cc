@@ -496,10 +496,15 @@ std::unique_ptr<GpuSelector> make_gpu_buckets(const Spec& spec, const GpuGeometr
 std::unique_ptr<GpuSelector> make_gpu_buckets_for_bench(const Spec& spec, const GpuGeometry& geometry,
                                                         std::uint64_t seed, double largest) {
   if (!cuda::can_choose_buckets()) return nullptr;
+  // Layers of the same keys have the same networks.
+  const auto made = std::make_shared<std::vector<std::optional<BucketChoice>>>(
+      static_cast<std::size_t>(geometry.distinct_layers > 0 ? geometry.distinct_layers : geometry.layers));
   return std::make_unique<GpuBuckets>(
       spec, geometry, std::vector<bool>(static_cast<std::size_t>(geometry.layers), true),
-      [spec, geometry, seed, largest](int layer, const GpuKeys& keys, cuda::StreamHandle stream) {
-        return std::optional(made_up(spec, geometry, keys, layer, seed, largest, stream));
+      [spec, geometry, seed, largest, made](int layer, const GpuKeys& keys, cuda::StreamHandle stream) {
+        std::optional<BucketChoice>& choice = (*made)[static_cast<std::size_t>(layer) % made->size()];
+        if (!choice) choice = made_up(spec, geometry, keys, layer, seed, largest, stream);
+        return choice;
       },
       nullptr, false);
 }

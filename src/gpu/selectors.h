@@ -24,6 +24,7 @@ struct GpuGeometry {
   int sequences = 1;
   std::int64_t key_row_bytes = 0;
   cuda::StreamHandle stream = nullptr;  ///< what is made at once is made on it
+  int distinct_layers = 0;  ///< of the bench: layer l has the keys of layer l % distinct_layers; 0 = its own
 };
 
 /// The keys of one sequence on the device, all layers, as an index takes them in.

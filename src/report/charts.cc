@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <set>
 
 #include "report/svg_draw.h"
 
@@ -79,6 +80,22 @@ void draw_axes(SvgCanvas& canvas, const LineChart& chart, const Scale& x, const 
   canvas.line(left, kTop, left, bottom, "axis");
   canvas.text(left + kPlotWidth / 2, bottom + 40, chart.x.title, "name", "middle");
   canvas.vertical_text(16, (kTop + bottom) / 2, chart.y.title, "name");
+}
+
+/// Series of one method have its colour, and each another dash and marker, as long as there are some.
+std::vector<Series> told_apart(std::vector<Series> all) {
+  constexpr int kColours = 8, kKinds = 4 * kColours;
+  std::set<int> used;
+  std::vector<Series*> again;
+  for (Series& s : all)
+    if (!used.insert(s.style).second) again.push_back(&s);
+  for (Series* const s : again) {
+    int style = s->style;
+    for (int tries = 0; tries < 4 && used.contains(style); ++tries) style = (style + kColours) % kKinds;
+    for (int tries = 0; tries < kKinds && used.contains(style); ++tries) style = (style + 1) % kKinds;
+    used.insert(s->style = style);
+  }
+  return all;
 }
 
 void draw_series(SvgCanvas& canvas, const Series& series, bool joined, const Scale& x, const Scale& y) {
@@ -182,7 +199,9 @@ void draw_colour_scale(SvgCanvas& canvas, const HeatMaps& maps, double x, double
 
 }  // namespace
 
-std::string svg_of(const LineChart& chart) {
+std::string svg_of(const LineChart& given) {
+  LineChart chart = given;
+  chart.series = told_apart(given.series);
   Range xs, ys;
   ranges(chart, xs, ys);
   std::size_t names = chart.rules.size();

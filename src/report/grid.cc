@@ -16,6 +16,7 @@
 #include "eval/probe.h"
 #include "eval/recall.h"
 #include "eval/settings.h"
+#include "eval/work_cost.h"
 #include "lodestone/error.h"
 #include "model/config.h"
 #include "report/grid_group.h"
@@ -101,13 +102,14 @@ void Grid::find_methods(std::span<const Suite> suites) {
   std::set<std::string> seen;
   ContextOptions small = options_.context;
   small.max_tokens = 1024;
+  Context empty(model_, small);
   for (const Suite& suite : suites) {
     for (const SuiteRun& run : suite.runs) {
       for (const SuiteMethod& method : run.methods) {
         if (!seen.insert(method.spec).second) continue;
         try {
           const Spec spec = parse_spec(method.spec);
-          if (spec.name != "full") Context(model_, small).attach(spec);
+          if (spec.name != "full") empty.attach(spec);
           specs_.emplace(method.spec, spec);
           files_.emplace(spec.str(), files_hash(spec, *model_));
         } catch (const InputError& error) {
@@ -141,17 +143,38 @@ std::shared_ptr<const Haystack> Grid::haystack(std::uint64_t seed, std::int64_t 
   return std::make_shared<Haystack>(Haystack::prose_for(seed, length, make_meter(model_->tokenizer())));
 }
 
+/// What takes little comes first: a look at the page so far has it, and so has a run that is cut off.
+std::vector<Grid::Part> Grid::plan_parts() {
+  std::vector<Part> parts;
+  planned_.clear();
+  plan_probes(parts);
+  for (const SuiteRun& run : runs_) {
+    if (run.kind == RunKind::recall) plan_recall(run, parts);
+    if (run.kind == RunKind::clusters) plan_clusters(run, parts);
+    if (run.kind == RunKind::attention || run.kind == RunKind::decode) plan_bench(run, parts);
+  }
+  plan_answers(parts);
+  std::stable_sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.cost < b.cost; });
+  return parts;
+}
+
 void Grid::run() {
   if (options_.so_far) return;
-  // First what takes little: a look at the page so far has it.
-  run_probes();
-  for (const SuiteRun& run : runs_) {
+  const std::vector<Part> parts = plan_parts();
+  std::int64_t total = 0, done = 0;
+  for (const Part& part : parts) total += part.cost;
+  Progress progress("report", total, "tokens", options_.progress);
+  for (const Part& part : parts) {
     check_cancel();
-    if (run.kind == RunKind::recall) run_recall(run);
-    if (run.kind == RunKind::clusters) run_clusters(run);
-    if (run.kind == RunKind::attention || run.kind == RunKind::decode) run_bench(run);
+    timed(part.name, [&] {
+      part.work([&](std::int64_t of_part) { progress.at(done + std::min(of_part, part.cost)); });
+    });
+    progress.at(done += part.cost);
   }
-  run_answers();
+}
+
+bool Grid::is_new(const Json& key) {
+  return cells_.find(key) == nullptr && planned_.insert(key.dump()).second;
 }
 
 Json Grid::base_key(std::string_view kind) const {
@@ -180,13 +203,13 @@ std::string Grid::probe_text(const SuiteRun& run, std::int64_t length) const {
 }
 
 /// Runs that look at the same text with the same dense parts share its prefill.
-void Grid::run_probes() {
+void Grid::plan_probes(std::vector<Part>& parts) {
   for (const SuiteRun& run : runs_) {
     if (run.kind != RunKind::probe) continue;
     const DenseParts dense = dense_parts(run.dense, ProbeOptions().dense);
     for (const std::int64_t length : run.lengths) {
-      check_cancel();
       std::vector<std::pair<NamedSpec, Json>> pending;  // and its key
+      std::vector<std::string> names;
       for (const SuiteRun& other : runs_) {
         const DenseParts others = dense_parts(other.dense, ProbeOptions().dense);
         if (other.kind != RunKind::probe || other.seed != run.seed || others.sink != dense.sink ||
@@ -195,11 +218,18 @@ void Grid::run_probes() {
           continue;
         for (const GridMethod& m : methods(other)) {
           const Json key = probe_key(other, length, m.named);
-          if (cells_.find(key) == nullptr) pending.emplace_back(m.named, key);
+          if (!is_new(key)) continue;
+          pending.emplace_back(m.named, key);
+          names.push_back(m.named.spec.name);
         }
       }
-      if (!pending.empty())
-        timed(effort_name(run, length), [&] { probe_cells(run, length, dense, pending); });
+      if (pending.empty()) continue;
+      const std::int64_t measured = ProbeOptions().last * (std::ssize(pending) + 2);
+      parts.push_back({.name = effort_name(run, length),
+                       .cost = prefill_cost(length) + indexes_cost(names, length) + measured,
+                       .work = [this, &run, length, dense, pending = std::move(pending)](const auto&) {
+                         probe_cells(run, length, dense, pending);
+                       }});
     }
   }
 }
@@ -240,13 +270,23 @@ Json Grid::recall_key(const SuiteRun& run, const NamedSpec& spec) const {
   return key;
 }
 
-void Grid::run_recall(const SuiteRun& run) {
+void Grid::plan_recall(const SuiteRun& run, std::vector<Part>& parts) {
   std::vector<NamedSpec> pending;
+  std::vector<std::string> names;
   for (const GridMethod& m : methods(run)) {
-    const bool chooses = m.named.spec.name != "full";
-    if (chooses && cells_.find(recall_key(run, m.named)) == nullptr) pending.push_back(m.named);
+    if (m.named.spec.name == "full" || !is_new(recall_key(run, m.named))) continue;
+    pending.push_back(m.named);
+    names.push_back(m.named.spec.name);
   }
   if (pending.empty()) return;
+  std::int64_t cost = 0;
+  for (const std::int64_t length : run.lengths) cost += prefill_cost(length) + indexes_cost(names, length);
+  parts.push_back({.name = effort_name(run, run.lengths.back()),
+                   .cost = cost,
+                   .work = [this, &run, pending](const auto&) { measure_recall(run, pending); }});
+}
+
+void Grid::measure_recall(const SuiteRun& run, const std::vector<NamedSpec>& pending) {
   RecallOptions options = {.context = options_.context, .lengths = run.lengths};
   options.dense = dense_parts(run.dense, options.dense);
   options.top = run.top;
@@ -254,16 +294,14 @@ void Grid::run_recall(const SuiteRun& run) {
   options.progress = options_.progress;
   // A text may come out a few tokens shorter than asked for.
   const std::int64_t tokens = run.lengths.back() + run.lengths.back() / 64 + 64;
-  timed(effort_name(run, run.lengths.back()), [&] {
-    const Json json = recall_by_length(model_, probe_text(run, tokens), pending, options).json();
-    for (const NamedSpec& spec : pending) {
-      Json rows = Json::array();
-      for (const Json& row : json.at("results")) {
-        if (row.at("attention") == spec.name) rows.push_back(row);
-      }
-      cells_.add(recall_key(run, spec), std::move(rows));
+  const Json json = recall_by_length(model_, probe_text(run, tokens), pending, options).json();
+  for (const NamedSpec& spec : pending) {
+    Json rows = Json::array();
+    for (const Json& row : json.at("results")) {
+      if (row.at("attention") == spec.name) rows.push_back(row);
     }
-  });
+    cells_.add(recall_key(run, spec), std::move(rows));
+  }
 }
 
 std::vector<Json> Grid::recall(const SuiteRun& run, const GridMethod& method) const {
@@ -277,23 +315,29 @@ Json Grid::clusters_key(const SuiteRun& run, std::int64_t length, const NamedSpe
   return key;
 }
 
-void Grid::run_clusters(const SuiteRun& run) {
+void Grid::plan_clusters(const SuiteRun& run, std::vector<Part>& parts) {
   for (const std::int64_t length : run.lengths) {
     std::vector<NamedSpec> pending;
     for (const GridMethod& m : methods(run)) {
-      if (cells_.find(clusters_key(run, length, m.named)) == nullptr) pending.push_back(m.named);
+      if (is_new(clusters_key(run, length, m.named))) pending.push_back(m.named);
     }
     if (pending.empty()) continue;
-    timed(effort_name(run, length), [&] {
-      const std::vector<Json> maps =
-          cluster_maps(model_, probe_text(run, length), pending, {.context = options_.context});
-      for (const NamedSpec& spec : pending) {
-        Json of_spec = Json::array();
-        std::copy_if(maps.begin(), maps.end(), std::back_inserter(of_spec),
-                     [&](const Json& map) { return map.at("attention") == spec.name; });
-        cells_.add(clusters_key(run, length, spec), std::move(of_spec));
-      }
-    });
+    const std::int64_t clustered = std::ssize(pending) * index_cost("squeezed", length, true);
+    parts.push_back(
+        {.name = effort_name(run, length),
+         .cost = prefill_cost(length) + clustered,
+         .work = [this, &run, length, pending](const auto&) { measure_clusters(run, length, pending); }});
+  }
+}
+
+void Grid::measure_clusters(const SuiteRun& run, std::int64_t length, const std::vector<NamedSpec>& pending) {
+  const std::vector<Json> maps =
+      cluster_maps(model_, probe_text(run, length), pending, {.context = options_.context});
+  for (const NamedSpec& spec : pending) {
+    Json of_spec = Json::array();
+    std::copy_if(maps.begin(), maps.end(), std::back_inserter(of_spec),
+                 [&](const Json& map) { return map.at("attention") == spec.name; });
+    cells_.add(clusters_key(run, length, spec), std::move(of_spec));
   }
 }
 
@@ -371,13 +415,20 @@ Json Grid::measure_attention(const SuiteRun& run, std::int64_t length, std::span
 
 /// Seconds of a token when nothing is cached: everything before it is computed again.
 double Grid::seconds_without_cache(std::int64_t length) const {
+  constexpr int kMostTimes = 5;
   ContextOptions options = options_.context;
   options.max_tokens = length;
   Context context(model_, options);
   std::vector<TokenId> tokens;
   for (std::int64_t i = 0; i < length; ++i)
     tokens.push_back(static_cast<TokenId>(i * 7919 % model_->config().vocab));
-  return 1e-6 * microseconds([&] { context.prefill(tokens); });
+  std::vector<double> seconds;
+  for (double sum = 0; seconds.empty() || (sum < kBenchSeconds && std::ssize(seconds) < kMostTimes);
+       sum += seconds.back()) {
+    context.roll_back(0);
+    seconds.push_back(1e-6 * microseconds([&] { context.prefill(tokens); }));
+  }
+  return median(seconds);
 }
 
 Json Grid::measure_bench(const SuiteRun& run, std::int64_t length, std::span<const Spec> specs) const {
@@ -406,17 +457,25 @@ Json Grid::measure_bench(const SuiteRun& run, std::int64_t length, std::span<con
 }
 
 /// All methods of a length are measured in one run, for only times of one run compare.
-void Grid::run_bench(const SuiteRun& run) {
+void Grid::plan_bench(const SuiteRun& run, std::vector<Part>& parts) {
   std::vector<Spec> specs;
-  for (const GridMethod& m : methods(run)) specs.push_back(m.named.spec);
-  Progress progress(std::string(name_of(run.kind)), std::ssize(run.lengths), "lengths", options_.progress);
-  for (std::size_t i = 0; i < run.lengths.size(); ++i) {
-    const std::int64_t length = run.lengths[i];
+  std::vector<std::string> names;
+  for (const GridMethod& m : methods(run)) {
+    specs.push_back(m.named.spec);
+    names.push_back(m.named.spec.name);
+  }
+  for (const std::int64_t length : run.lengths) {
     const Json key = bench_key(run, length);
-    if (cells_.find(key) != nullptr) continue;
-    check_cancel();
-    timed(effort_name(run, length), [&] { cells_.add(key, measure_bench(run, length, specs)); });
-    progress.at(static_cast<std::int64_t>(i) + 1);
+    if (!is_new(key)) continue;
+    constexpr std::int64_t kTokensOfSecond = 1000;
+    const std::int64_t measured = static_cast<std::int64_t>(
+        kBenchSeconds * static_cast<double>((std::ssize(specs) + 1) * kTokensOfSecond));
+    parts.push_back(
+        {.name = effort_name(run, length),
+         .cost = measured + indexes_cost(names, length) + (run.without_cache ? prefill_cost(length) : 0),
+         .work = [this, &run, length, key, specs](const auto&) {
+           cells_.add(key, measure_bench(run, length, specs));
+         }});
   }
 }
 
@@ -447,7 +506,9 @@ std::string Grid::effort_name(const SuiteRun& run, std::int64_t length) {
   std::string name = fmt::format("{} {}", name_of(run.kind), length);
   if (run.kind == RunKind::attention)
     name += fmt::format(", {}, {} x {} queries", run.shape, run.batch, run.query_tokens);
-  return name;
+  // Texts of one length serve all suites, times are each suite's own.
+  const bool timed = run.kind == RunKind::attention || run.kind == RunKind::decode;
+  return timed ? fmt::format("{} ({})", name, run.suite) : name;
 }
 
 std::map<std::string, Effort> Grid::efforts() const {

@@ -86,22 +86,34 @@ class Grid {
 
  private:
   struct Group;
+  /// A piece of the work that is measured at once.
+  struct Part {
+    std::string name;
+    std::int64_t cost = 0;  ///< eval/work_cost.h
+    /// Told how much of its cost is done, where it can tell.
+    std::function<void(const std::function<void(std::int64_t)>&)> work;
+  };
+  std::vector<Part> plan_parts();
   void find_methods(std::span<const Suite> suites);
   std::optional<std::string> refusal(const SuiteRun& run, const Spec& spec) const;
   void plan_groups(std::span<const Suite> suites);
-  void plan_answers(const SuiteRun& run);
+  void plan_questions(const SuiteRun& run);
   void make_samples_of(Group& group) const;
   std::shared_ptr<const Haystack> haystack(std::uint64_t seed, std::int64_t length) const;
   Records& records(const Protocol& protocol);
   std::string probe_text(const SuiteRun& run, std::int64_t length) const;
   bool is_answered(const SuiteRun& run, const Sample& sample) const;
-  void run_answers();
-  void run_probes();
+  void plan_answers(std::vector<Part>& parts);
+  void plan_probes(std::vector<Part>& parts);
+  void plan_recall(const SuiteRun& run, std::vector<Part>& parts);
+  void plan_clusters(const SuiteRun& run, std::vector<Part>& parts);
+  void plan_bench(const SuiteRun& run, std::vector<Part>& parts);
+  /// Whether a cell is still to be measured, and by no part that was planned before.
+  bool is_new(const Json& key);
   void probe_cells(const SuiteRun& run, std::int64_t length, const DenseParts& dense,
                    std::span<const std::pair<NamedSpec, Json>> pending);
-  void run_recall(const SuiteRun& run);
-  void run_clusters(const SuiteRun& run);
-  void run_bench(const SuiteRun& run);
+  void measure_recall(const SuiteRun& run, const std::vector<NamedSpec>& pending);
+  void measure_clusters(const SuiteRun& run, std::int64_t length, const std::vector<NamedSpec>& pending);
   std::optional<std::string> bench_refusal(const SuiteRun& run, const Spec& spec) const;
   Json measure_attention(const SuiteRun& run, std::int64_t length, std::span<const Spec> specs,
                          double seconds) const;
@@ -126,6 +138,7 @@ class Grid {
   std::map<std::string, std::unique_ptr<Records>> records_;  // by protocol
   std::map<std::string, Spec> specs_;                        // those that can be run, by what suites write
   std::map<std::string, std::string> files_;                 // NamedSpec::files by canonical text
+  std::set<std::string> planned_;                            // keys of cells that a part will measure
   std::set<std::pair<std::string, std::string>> refused_;    // (setting, spec) that a run cannot measure
   std::shared_ptr<const Haystack> haystack_;                 // the user's; null = built-in prose
   std::string haystack_hash_;                                // empty = built-in prose

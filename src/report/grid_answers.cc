@@ -49,7 +49,7 @@ void Grid::plan_groups(std::span<const Suite> suites) {
       for (const std::int64_t length : run.lengths)
         if ((run.kind == RunKind::probe || run.kind == RunKind::clusters) && length < kSurelyLongEnough)
           probe_text(run, length);
-      if (run.kind == RunKind::eval) plan_answers(run);
+      if (run.kind == RunKind::eval) plan_questions(run);
     }
   }
   for (auto& group : groups_) {
@@ -58,7 +58,7 @@ void Grid::plan_groups(std::span<const Suite> suites) {
   }
 }
 
-void Grid::plan_answers(const SuiteRun& run) {
+void Grid::plan_questions(const SuiteRun& run) {
   const NamedSpec full = {"full", parse_spec("full")};
   const bool own = !options_.samples.empty();
   for (const std::string& task : own ? std::vector<std::string>{""} : run.tasks) {
@@ -110,34 +110,26 @@ Records& Grid::records(const Protocol& protocol) {
   return *records;
 }
 
-void Grid::run_answers() {
+void Grid::plan_answers(std::vector<Part>& parts) {
   struct Work {
     std::unique_ptr<Answering> answering;
     EvalOptions options;
     std::vector<EvalPass> passes;
-    std::string name;
   };
-  std::vector<std::unique_ptr<Work>> work;
-  std::int64_t total = 0;
   for (const auto& group : groups_) {
-    auto w = std::make_unique<Work>();
+    const auto w = std::make_shared<Work>();
     w->options.context = options_.context;
-    w->name = kAnswers + (group->task.empty() ? "" : fmt::format(", {} {}", group->task, group->length));
     w->options.wanted = [&group = *group](const Sample& s, const NamedSpec& spec, const Protocol& p) {
       return group.asks(s, spec, p);
     };
     for (const Protocol& p : group->protocols) w->passes.push_back({p, &records(p)});
     w->answering = std::make_unique<Answering>(model_, group->samples, group->specs, w->passes, w->options);
-    total += w->answering->cost();
-    work.push_back(std::move(w));
-  }
-  Progress progress("answers", total, "tokens", options_.progress);
-  std::int64_t done = 0;
-  for (const auto& w : work) {
     const std::int64_t cost = w->answering->cost();
     if (cost == 0) continue;
-    timed(w->name, [&] { w->answering->run([&](std::int64_t at) { progress.at(done + at); }); });
-    done += cost;
+    parts.push_back(
+        {.name = kAnswers + (group->task.empty() ? "" : fmt::format(", {} {}", group->task, group->length)),
+         .cost = cost,
+         .work = [w](const std::function<void(std::int64_t)>& progress) { w->answering->run(progress); }});
   }
 }
 

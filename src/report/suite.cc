@@ -80,11 +80,12 @@ Show parse_show(const std::string& text, RunKind kind, const TomlTable& table) {
                                name_of(kind), join(valid), excerpt(text)));
 }
 
-/// Reads keys of a [[run]]; those named quick_KEY stand in for KEY in a quick report.
+/// Reads keys of a [[run]]; those named quick_KEY stand in for KEY in a quick report, others named gpu_KEY on
+/// a GPU.
 class RunReader {
  public:
-  RunReader(const TomlTable& top, const TomlTable& table, bool quick)
-      : top_(top), table_(table), quick_(quick) {}
+  RunReader(const TomlTable& top, const TomlTable& table, bool quick, bool gpu)
+      : top_(top), table_(table), quick_(quick), gpu_(gpu) {}
 
   SuiteRun read() {
     SuiteRun run;
@@ -135,7 +136,8 @@ class RunReader {
       usual = top_.list(key);
       quick = top_.list("quick_" + key);
     }
-    auto& chosen = quick_ && quick ? quick : usual;
+    auto on_gpu = table_.list("gpu_" + key);
+    auto& chosen = quick_ && quick ? quick : gpu_ && on_gpu ? on_gpu : usual;
     if (!chosen || chosen->empty())
       throw InputError(fmt::format("{}: expected a list '{}' that is not empty", table_.where(key), key));
     std::set<std::string> seen;
@@ -147,7 +149,7 @@ class RunReader {
   }
 
   const TomlTable &top_, &table_;
-  bool quick_;
+  bool quick_, gpu_;
 };
 
 }  // namespace
@@ -192,7 +194,8 @@ std::string with_dense(std::string_view spec, std::string_view dense) {
   return fmt::format("{}:{}", name, given);
 }
 
-Suite parse_suite(std::string_view text, std::string_view where, std::string_view name, bool quick) {
+Suite parse_suite(std::string_view text, std::string_view where, std::string_view name, bool quick,
+                  bool gpu) {
   const std::vector<TomlTable> tables = parse_toml(text, where);
   Suite suite = {.name = std::string(name)};
   const TomlTable& top = tables.front();
@@ -207,7 +210,8 @@ Suite parse_suite(std::string_view text, std::string_view where, std::string_vie
     if (tables[i].name != "run")
       throw InputError(
           fmt::format("{}: expected [[run]], found [[{}]]", tables[i].where(), excerpt(tables[i].name)));
-    suite.runs.push_back(RunReader(top, tables[i], quick).read());
+    suite.runs.push_back(RunReader(top, tables[i], quick, gpu).read());
+    suite.runs.back().suite = suite.name;
   }
   top.check_all_used();
   if (suite.runs.empty())
@@ -215,8 +219,8 @@ Suite parse_suite(std::string_view text, std::string_view where, std::string_vie
   return suite;
 }
 
-Suite read_suite(const std::filesystem::path& path, bool quick) {
-  return parse_suite(read_file(path, std::size_t{1} << 20), path.string(), path.stem().string(), quick);
+Suite read_suite(const std::filesystem::path& path, bool quick, bool gpu) {
+  return parse_suite(read_file(path, std::size_t{1} << 20), path.string(), path.stem().string(), quick, gpu);
 }
 
 }  // namespace lode

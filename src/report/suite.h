@@ -44,6 +44,7 @@ struct SuiteMethod {
 /// One grid.
 struct SuiteRun {
   RunKind kind = RunKind::eval;
+  std::string suite;         ///< its name
   std::string title, dense;  ///< dense: "sink=1,window=511", set for all methods alike
   std::vector<SuiteMethod> methods;
   std::vector<std::string> tasks;
@@ -75,10 +76,11 @@ struct Suite {
   std::vector<SuiteRun> runs;
 };
 
-/// `quick` takes the keys that begin with quick_ in place of theirs. InputError names the line. Methods are
-/// not parsed: a report names those that it cannot run.
-Suite parse_suite(std::string_view text, std::string_view where, std::string_view name, bool quick);
-Suite read_suite(const std::filesystem::path& path, bool quick);
+/// `quick` takes the keys that begin with quick_ in place of theirs, `gpu` those with gpu_ where neither
+/// does. InputError names the line. Methods are not parsed: a report names those that it cannot run.
+Suite parse_suite(std::string_view text, std::string_view where, std::string_view name, bool quick,
+                  bool gpu = false);
+Suite read_suite(const std::filesystem::path& path, bool quick, bool gpu = false);
 
 /// A count with the suffixes k = 1024 and M = 1024^2; InputError otherwise.
 std::int64_t parse_length(std::string_view text, std::string_view where);

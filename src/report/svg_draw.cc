@@ -90,17 +90,18 @@ std::string xml_escape(std::string_view text) {
   return out;
 }
 
+/// As wide as DejaVu Sans, the widest of the fonts that are asked for.
 double text_width(std::string_view text, double size) {
   double em = 0;
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
     if ((byte & 0xc0) == 0x80) continue;  // the middle of a character
-    if (std::string_view("iljtfr.,:;'|!()[]/ ").find(c) != std::string_view::npos) {
-      em += 0.33;
-    } else if (std::string_view("mwMW%@").find(c) != std::string_view::npos) {
-      em += 0.86;
+    if (std::string_view("iljtfr.,:;'|!()[]/ -").find(c) != std::string_view::npos) {
+      em += 0.38;
+    } else if (std::string_view("mwMW%@=+").find(c) != std::string_view::npos) {
+      em += 0.9;
     } else {
-      em += byte >= 'A' && byte <= 'Z' ? 0.69 : 0.57;
+      em += byte >= 'A' && byte <= 'Z' ? 0.71 : 0.62;
     }
   }
   return em * size;

@@ -19,7 +19,7 @@ constexpr double kGoldenRatio =
     0.6180339887498949;  // multiples of it, modulo 1, fill [0, 1) evenly from the first on
 
 constexpr std::int64_t kMixedShare = 4;
-constexpr std::int64_t kMixedQuestion = 256;  // room for the longest question and its answer
+constexpr std::int64_t kMixedQuestion = 256;  // room for the longest recited question and its answer, mostly
 
 /// Questions about one context, ready to be written.
 struct Draft {
@@ -117,9 +117,10 @@ class TaskMaker {
     Question question;
   };
 
-  /// As much of the haystack from `start` on as leaves room for the facts, which rise with `depths`.
+  /// As much of the haystack from `start` on as leaves room for the facts, which rise with `depths`. What is
+  /// recited must be in it: what was chosen behind its end is not asked.
   Draft fit(Material& material, const std::vector<double>& depths, std::size_t start,
-            const std::vector<Recited>& recited) const {
+            std::vector<Recited> recited) const {
     std::vector<Question> questions = material.questions;
     for (const Recited& r : recited) questions.push_back(r.question);
     std::int64_t fixed = meter_.prefix + longest(questions, "");
@@ -128,7 +129,9 @@ class TaskMaker {
     for (int tries = 0; tries < 8;
          ++tries) {  // mostly once: the parts' tokens add up unless the tokenizer joins them
       if (room < 16) throw too_short(options_, fixed + 16);
-      Draft draft = lay_out(haystack_.cut_from(start, room), material, depths, recited);
+      const Passage passage = haystack_.cut_from(start, room);
+      std::erase_if(recited, [&](const Recited& r) { return r.last + 1 >= passage.pieces.size(); });
+      Draft draft = lay_out(passage, material, depths, recited);
       const std::int64_t excess =
           meter_.prefix + draft.context_tokens + longest(questions, end_of(draft)) - options_.tokens;
       if (excess <= 0) return draft;
@@ -247,8 +250,9 @@ class TaskMaker {
     const std::size_t start = haystack_.random_start(rng);
     std::int64_t of_facts = meter_.prefix;
     for (const std::string& fact : material.facts) of_facts += meter_.count(" " + fact);
-    const std::int64_t room = options_.tokens - of_facts - kMixedQuestion;
-    if (room < 16) throw too_short(options_, of_facts + kMixedQuestion + 16);
+    const std::int64_t asked_room = std::max(kMixedQuestion, longest(material.questions, "")),
+                       room = options_.tokens - of_facts - asked_room;
+    if (room < 16) throw too_short(options_, of_facts + asked_room + 16);
     std::vector<Recited> recited = choose_recited(index, haystack_.cut_from(start, room), rng);
     for (Recited& r : recited) r.question.task = "recite";
     return fit(material, depths, start, recited);
@@ -378,6 +382,7 @@ class TaskMaker {
     if (meter_.count(rest) < prefix || text.find(opening) != text.rfind(opening)) return std::nullopt;
     const std::string& wording = language_.wording(entry, "questions", options_.wording, rng);
     const std::string expected = meter_.first(rest, prefix);
+    if (expected.size() < 2) return std::nullopt;  // a tokenizer that does not know such text
     return Recited{
         first,
         last,

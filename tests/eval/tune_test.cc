@@ -63,6 +63,12 @@ TEST(Verdict, SinglesAreComparedAtThePlansOwnLoss) {
   EXPECT_NEAR(*at[0].density, 0.2, 1e-12) << "half way between two budgets, in the logarithm of the bytes";
   EXPECT_NEAR(*at[1].density, 0.3, 1e-12) << "its cheapest parameters come nearer than the plan";
   EXPECT_FALSE(at[2].density.has_value()) << "never as near";
+  for (std::size_t i = 1; i < report.rows.size(); ++i) report.rows[i].step_ms = 10 * report.rows[i].density;
+  report.rows[4].step_ms = 9;  // the nearer budget of hash; the cheaper one is the slower of the two
+  report.rows[3].step_ms = 2;
+  EXPECT_NEAR(*report.at_equal_loss()[0].ms, 2.0, 1e-12) << "what comes nearer need not take longer";
+  EXPECT_NEAR(*report.at_equal_loss()[1].ms, 3.0, 1e-12);
+  EXPECT_FALSE(report.at_equal_loss()[2].ms.has_value());
   report.target = TuneTarget::parse("agreement=0.9");
   report.rows[1].measured = 0.05;
   at = report.at_equal_loss();

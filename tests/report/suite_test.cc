@@ -25,6 +25,7 @@ kind = "eval"
 tasks = ["needle", "freq"]
 lengths = ["4k", "1M", "300"]
 quick_lengths = "4k"
+gpu_lengths = ["128k"]
 methods = [
   "full",   # a comment in a list
   "topk:k=64",
@@ -77,6 +78,12 @@ TEST(Suite, QuickKeysStandInForTheirs) {
   EXPECT_THAT(suite.runs[0].lengths, ElementsAre(4096));
   EXPECT_EQ(suite.runs[0].samples, 2);
   EXPECT_THAT(suite.runs[0].tasks, ElementsAre("needle", "freq"));
+}
+
+TEST(Suite, OnAGpuLengthsAreThoseNamedForIt) {
+  EXPECT_THAT(parse_suite(kSuite, "a.toml", "a", false, true).runs[0].lengths, ElementsAre(131072));
+  EXPECT_THAT(parse_suite(kSuite, "a.toml", "a", true, true).runs[0].lengths, ElementsAre(4096));
+  EXPECT_THAT(parse_suite(kSuite, "a.toml", "a", false, true).runs[1].lengths, ElementsAre(16384));
 }
 
 TEST(Suite, FaultsNameTheirLine) {
