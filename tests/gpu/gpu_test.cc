@@ -182,7 +182,7 @@ TEST(Gpu, TheShippedArtefactAndClustersAreChosenByTheGpu) {
 
 /// The shipped artefact with its centroids in the linear path of classifiers that have a hidden layer, too.
 void write_with_key_classifiers(const fs::path& path) {
-  const fs::path shipped = kPocket / "saap.safetensors";
+  const fs::path shipped = fs::path(LODESTONE_SOURCE_DIR) / "models/pocket" / "saap.safetensors";
   const ModelConfig& config = pocket()->config();
   std::map<int, std::vector<SaapHead>> layers;
   for (const auto& [layer, fingerprint] : read_saap_fingerprints(shipped)) {

@@ -165,8 +165,8 @@ __global__ void __launch_bounds__(kThreads) score_kernel(const __grid_constant__
   const int warps = static_cast<int>(gridDim.x) * kWarps;
   int unit = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
   const std::int64_t page_bytes = p.bounds.page_bytes(p.queries.layout);
-  const char* const bounds =
-      p.bounds.bounds + token.sequence * p.bounds.sequence_stride + kv_head * p.bounds.capacity * page_bytes;
+  const char* const bounds = p.bounds.bounds + token.sequence * p.bounds.sequence_stride +
+                             kv_head * p.bounds.capacity * page_bytes + own * Piece::kBytes;
   Piece next[kAhead][kSlots];
   const auto page_of = [&](int of_unit, int nth) { return of_unit * kUnit + nth * kBeside + lane / kLanes; };
   const auto load = [&](int of_unit, int batch) {
