@@ -25,6 +25,9 @@ class GpuDoubleSparsity final : public GpuBestKeys {
     labels_ = cuda::Buffer(geometry.sequences * labels(0, 0).sequence_stride, "the labels of keys");
     of_labels_ = cuda::Buffer(heads * channels_ * 4, "the channels of labels");
     levels_ = cuda::Buffer(heads * 2 * channels_ * 4, "the levels of labels");
+    // Layers that choose nothing are labelled with the others, by channel 0.
+    cuda::fill(of_labels_.as<void>(), 0, of_labels_.bytes(), geometry.stream);
+    cuda::fill(levels_.as<void>(), 0, levels_.bytes(), geometry.stream);
     if (labellers_.empty()) make_up();
   }
 

@@ -30,8 +30,10 @@ class GpuQuest final : public GpuSelector {
     lists_ = queries * geometry.kv_heads * lists_per_head();
     const cuda::PageBounds shape = bounds(0, 0);
     bounds_ = cuda::Buffer(geometry.sequences * shape.sequence_stride, "the bounds of pages");
-    if (shape.coded())
+    if (shape.coded()) {  // Layers that choose nothing have levels, too.
       levels_ = cuda::Buffer(geometry.layers * levels_per_layer() * 4, "the levels of bounds");
+      cuda::fill(levels_.as<void>(), 0, levels_.bytes(), geometry.stream);
+    }
     scores_ = cuda::Buffer(lists_ * room_ * 4, "the scores of pages");
     rows_ = cuda::Buffer(lists_ * capacity_ * 4, "the rows of chosen pages");
     counts_ = cuda::Buffer(geometry.layers * lists_ * 4, "the counts of chosen pages");

@@ -64,6 +64,7 @@ INSTANTIATE_TEST_SUITE_P(Specs, GpuIndex,
                                          "quest:budget=77,bits=2,window=30,per=kv-head",
                                          "quest:budget=700,sink=16,window=16,bits=4,per=kv-head",
                                          "double-sparsity:budget=64,window=16",
+                                         "double-sparsity:budget=64,window=16,dense_layers=2",
                                          "double-sparsity:budget=10%,window=64,bits=2,per=kv-head",
                                          "double-sparsity:budget=60,sink=3,window=30,bits=16,channels=24"),
                          [](const auto& info) { return "spec" + std::to_string(info.index); });
