@@ -76,6 +76,8 @@ SaapSettings settings_of(const TrainSaapFlags& flags, const std::vector<Prompt>&
     throw InputError("--replace-network: expected --add-network beside it, found none");
   if (!flags.switch_at.empty() && !settings.add_network)
     throw InputError("--switch-at: expected --add-network beside it, found none");
+  if (settings.shift_to > 0 && settings.shift == 0)
+    throw InputError("--shift-to: expected --shift beside it, found none");
   const auto share = static_cast<std::int64_t>(flags.held_out * static_cast<double>(prompts.size()));
   settings.held_out = std::max<std::int64_t>(1, share);
   return settings;

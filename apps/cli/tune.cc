@@ -39,6 +39,8 @@ void run(TuneFlags& flags) {
   std::vector<NamedSpec> candidates;
   for (const std::string& text : flags.specs.empty() ? usual_candidates(*model) : flags.specs)
     candidates.push_back({text, parse_spec(text)});
+  // What hours have chosen is kept when its check or its timing ends early.
+  flags.options.on_plan = [&](const Plan& plan) { write_plan(flags.out, plan); };
   const TuneReport report = tune(model, texts, check, candidates, flags.options);
   write_plan(flags.out, report.plan);
   flags.common.json ? print_json(report.json()) : print_text(report.table());

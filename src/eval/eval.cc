@@ -18,6 +18,7 @@
 #include "eval/work_cost.h"
 #include "lodestone/error.h"
 #include "model/config.h"
+#include "select/orders_rows.h"
 
 namespace lode {
 
@@ -25,6 +26,23 @@ namespace {
 
 /// Tokens that an answer may take beyond the expected one: enough to see that the model goes on.
 constexpr std::int64_t kAnswerMargin = 8;
+
+/// Densities are those of the order that was asked for, or nothing is scored.
+void expect_an_order(Context& context) {
+  const Context::Impl& impl = context.impl();
+  if (impl.gpu != nullptr)
+    throw InputError("expected --device cpu beside --order cluster, found a context on a GPU");
+  bool attached = false, ordered = false;
+  for (const auto& method : impl.methods)
+    for (const Selector* selector : method.selectors) {
+      attached |= selector != nullptr;
+      ordered |= dynamic_cast<const OrdersRows*>(selector) != nullptr;
+    }
+  if (attached && !ordered)
+    throw InputError(
+        "expected a method that attends whole clusters for --order cluster (saap, kmeans, ivf or squeezed), "
+        "found another");
+}
 
 /// Samples that share a context, in the order of the file.
 struct Document {
@@ -237,7 +255,10 @@ void Answering::Impl::answer(const Document& document, std::span<const EvalPass>
   if (!prompts.context.empty())
     context.prefill(prompts.context, [&](std::int64_t tokens) { progress(prefill_cost(tokens)); });
   context.build_indexes();
-  if (options.order_rows) order_rows(context);
+  if (options.order_rows) {
+    expect_an_order(context);
+    order_rows(context);
+  }
   for (std::size_t q = 0; q < document.samples.size(); ++q) {
     progress(done);
     for (const EvalPass& pass : of) {

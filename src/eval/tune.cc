@@ -586,6 +586,7 @@ TuneReport tune(const std::shared_ptr<const Model>& model, const std::vector<std
   TuneReport report = {
       .model = model->path().string(), .target = options.target, .plan = {}, .rows = {}, .timings = {}};
   report.plan = Tuner(model, texts, candidates, options).choose();
+  if (options.on_plan) options.on_plan(report.plan);
   report.rows = check(model, check_text, candidates, report.plan, options);
   const TunedRow* const best = report.best_single();
   std::optional<Spec> single;

@@ -3,6 +3,7 @@
 // bound on what is lost against full attention. Found on some texts, checked on another.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -53,6 +54,7 @@ struct TuneOptions {
   std::int64_t time_at = 0;  ///< tokens over which candidates and plan are timed; 0 = those of the texts
   std::vector<std::int64_t> lengths = {4096, 16384,
                                        65536};  ///< where the plan is timed against full attention
+  std::function<void(const Plan&)> on_plan;     ///< called once it is chosen, before it is checked and timed
 };
 
 /// One way to attend, on the text that the plan was not made for.

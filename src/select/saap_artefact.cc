@@ -153,8 +153,10 @@ std::int64_t SaapStretch::reach() const {
     const bool there = made.is_object() && made.contains(key) && made[key].is_number_unsigned();
     return there ? std::min(made[key].get<std::uint64_t>(), std::uint64_t{1} << 40) : 0;
   };
-  const std::uint64_t prompts = number("prompts");
-  return prompts == 0 ? 0 : static_cast<std::int64_t>(number("tokens") / prompts + number("shift"));
+  const std::uint64_t prompts = number("prompts"), ends = number("shift_to");
+  if (prompts == 0) return 0;
+  const std::uint64_t read = number("tokens") / prompts, shift = number("shift");
+  return static_cast<std::int64_t>(read + (ends == 0 ? shift : std::min(shift, std::max(ends, read) - read)));
 }
 
 Position switch_between(std::int64_t shorter, std::int64_t longer) {

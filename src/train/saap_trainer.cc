@@ -520,9 +520,11 @@ void Training::read_prompt(Capture& capture, const Reading& reading, std::span<H
     return reading.filter.far(p, n).empty() || !(p < last ? reading.before : reading.last);
   });
   Rng rng(hash_seed(settings_.seed, index, 1));
+  // With --adapt a reading has the late positions or the others, not a share of each.
+  const double late = settings_.adapt ? 0.0 : settings_.late;
   const std::vector<std::int64_t> order =
       draw_positions(std::move(positions), (reading.queries * kSaapCandidatesPerSample + group - 1) / group,
-                     settings_.late, last, rng);
+                     late, last, rng);
   const std::int64_t wanted = std::ssize(order);
   std::vector<std::int64_t> place(static_cast<std::size_t>(n), -1);  // of a token among the candidates
   for (std::int64_t i = 0; i < wanted; ++i)

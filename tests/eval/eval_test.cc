@@ -139,6 +139,10 @@ TEST(Evaluate, RowsInTheOrderOfClustersAnswerAlike) {
   EXPECT_EQ(ordered.rows[1].agreement, plain.rows[1].agreement);
   EXPECT_THROW(evaluate(tiny_model(), samples, specs({method, "topk:k=8,window=64"}), options), InputError)
       << "rows lie in one order";
+  options.records.clear();
+  EXPECT_THROW(evaluate(tiny_model(), samples, specs({"topk:k=8,window=64"}), options), InputError)
+      << "that has no clusters";
+  options.records = path;
   options.order_rows = false;
   EXPECT_THROW(evaluate(tiny_model(), samples, specs({method}), options), InputError)
       << "answers of another order differ by rounding";

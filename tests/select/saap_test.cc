@@ -287,6 +287,12 @@ TEST(SaapArtefact, SeveralNetworksAreReadAsTheyWereWritten) {
   }
   EXPECT_EQ(layer.stretches[2].reach(), 900);
   EXPECT_EQ(layer.stretches[1].reach(), 0);
+  const auto reach = [](const char* training) {
+    return SaapStretch{.from = 0, .training = training}.reach();
+  };
+  EXPECT_EQ(reach(R"({"prompts":2,"tokens":1000,"shift":900})"), 1400);
+  EXPECT_EQ(reach(R"({"prompts":2,"tokens":1000,"shift":900,"shift_to":800})"), 800);
+  EXPECT_EQ(reach(R"({"prompts":2,"tokens":1000,"shift":900,"shift_to":300})"), 500) << "nothing is shifted";
   const auto at = [&](Position query) { return layer.network_for(query); };
   EXPECT_EQ((std::vector{at(0), at(69), at(70), at(499), at(500), at(1 << 30)}),
             (std::vector<std::size_t>{0, 0, 1, 1, 2, 2}));
