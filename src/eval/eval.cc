@@ -252,13 +252,11 @@ void Answering::Impl::answer(const Document& document, std::span<const EvalPass>
     done += index_cost(s.spec.name, tokens_of(document), indexed.insert(s.spec.name).second);
     asked.push_back({&s, s.spec.name == "full" ? kDense : context.attach(s.spec)});
   }
+  if (options.order_rows) expect_an_order(context);
   if (!prompts.context.empty())
     context.prefill(prompts.context, [&](std::int64_t tokens) { progress(prefill_cost(tokens)); });
   context.build_indexes();
-  if (options.order_rows) {
-    expect_an_order(context);
-    order_rows(context);
-  }
+  if (options.order_rows) order_rows(context);
   for (std::size_t q = 0; q < document.samples.size(); ++q) {
     progress(done);
     for (const EvalPass& pass : of) {
