@@ -234,7 +234,11 @@ TEST(SaapTraining, OfKeysIsTheSameAfterInterruptionsAndInSmallGroups) {
                               grouped = temporary("keys-grouped");
   const std::string expected = bytes_of_artefact(small.train(whole), "ka");
   int heads = 0;
-  EXPECT_THROW(small.train(stopped, [&](const SaapHeadReport&) { set_cancel(++heads == 2); }), Interrupted);
+  EXPECT_THROW(small.train(stopped,
+                           [&](const SaapHeadReport&) {
+                             if (++heads == 2) set_cancel(true);
+                           }),
+               Interrupted);
   set_cancel(false);
   EXPECT_EQ(bytes_of_artefact(small.train(stopped), "kb"), expected);
   EXPECT_EQ(bytes_of_artefact(small.train(stopped), "kc"), expected);  // all from the checkpoint

@@ -313,7 +313,11 @@ TEST(SaapTraining, AddsANetworkForLongerContextsOverTheSameBuckets) {
     return raw;
   };
   int heads = 0;
-  EXPECT_THROW(small.train(stopped, [&](const SaapHeadReport&) { set_cancel(++heads == 2); }), Interrupted);
+  EXPECT_THROW(small.train(stopped,
+                           [&](const SaapHeadReport&) {
+                             if (++heads == 2) set_cancel(true);
+                           }),
+               Interrupted);
   set_cancel(false);
   EXPECT_EQ(bytes(small.train(stopped)), bytes(both));
   EXPECT_EQ(bytes(small.train(checkpoint)), bytes(both));
@@ -352,7 +356,10 @@ TEST(SaapTraining, RefusesAnotherArtefactInTheOnesPlaceAndOneWhoseLayersWouldBeL
   small.settings.from = base;
   small.settings.add_network = true;
   int heads = 0;
-  EXPECT_THROW(small.train(checkpoint, [&](const SaapHeadReport&) { set_cancel(++heads == 1); }),
+  EXPECT_THROW(small.train(checkpoint,
+                           [&](const SaapHeadReport&) {
+                             if (++heads == 1) set_cancel(true);
+                           }),
                Interrupted);
   set_cancel(false);
   make(2);
