@@ -7,6 +7,7 @@
 // is KV heads / query heads.
 #include <cmath>
 #include <cstring>
+#include <random>
 #include <string>
 
 #include "bench.h"
@@ -120,11 +121,19 @@ class Bench {
   Buffer memory_, bases_, tokens_, q_, o_, workspace_;
 };
 
-void bench_top_k(std::int64_t lists, std::int64_t n, std::int32_t k) {
+void bench_top_k(std::int64_t lists, std::int64_t n, std::int32_t k, bool normal) {
   const Stream stream;
   Buffer scores(lists * n * 4, "scores"), rows(lists * k * 4, "rows"), counts(lists * 4, "counts"),
       wanted(lists * 4, "k");
-  fill_uniform(scores.as<void>(), DType::f32, lists * n, 0, 4.0f, 3, stream.get());
+  if (normal) {
+    std::mt19937 engine(3);
+    std::normal_distribution<float> draw;
+    std::vector<float> numbers(static_cast<std::size_t>(lists * n));
+    for (float& x : numbers) x = draw(engine);
+    LODE_CUDA(cudaMemcpy(scores.as<void>(), numbers.data(), numbers.size() * 4, cudaMemcpyHostToDevice));
+  } else {
+    fill_uniform(scores.as<void>(), DType::f32, lists * n, 0, 4.0f, 3, stream.get());
+  }
   const std::vector<std::int32_t> ks(static_cast<std::size_t>(lists), k);
   LODE_CUDA(cudaMemcpy(wanted.as<void>(), ks.data(), ks.size() * 4, cudaMemcpyHostToDevice));
   stream.synchronize();
@@ -132,8 +141,8 @@ void bench_top_k(std::int64_t lists, std::int64_t n, std::int32_t k) {
     top_k(scores.as<float>(), lists, n, nullptr, wanted.as<std::int32_t>(), rows.as<std::int32_t>(), k,
           counts.as<std::int32_t>(), nullptr, stream.get());
   });
-  std::printf("top_k %lld x %lld, k = %d: %.2f us\n", static_cast<long long>(lists),
-              static_cast<long long>(n), k, us);
+  std::printf("top_k %lld x %lld %s, k = %d: %.2f us\n", static_cast<long long>(lists),
+              static_cast<long long>(n), normal ? "normal" : "uniform", k, us);
 }
 
 void bench_counting(std::int64_t lists, std::int64_t n, std::int32_t k) {
@@ -192,9 +201,12 @@ int run() {
     if (std::strcmp(shape.name, "B3-512k") == 0) bench.rows(0.1);
   }
   if (wanted("top_k")) {
-    for (const std::int32_t kk : {2048, 4096, 8192}) bench_top_k(8, 128 * k, kk);
-    bench_top_k(32, 128 * k, 4096);
-    bench_top_k(8, M, 4096);
+    for (const bool normal : {false, true}) {
+      for (const std::int32_t kk : {100, 2048, 4096, 8192}) bench_top_k(8, 128 * k, kk, normal);
+      bench_top_k(32, 128 * k, 4096, normal);
+      bench_top_k(8, M, 32768, normal);
+    }
+    bench_top_k(8, M, 4096, false);
     bench_counting(8, 128 * k, 4096);
   }
   return 0;

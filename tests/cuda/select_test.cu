@@ -90,10 +90,45 @@ LODE_TEST(select_top_k) {
   }
 }
 
+// The k-th largest is looked for where a sample of one entry in each 128th of a list expects it: lists whose
+// sample says too much, too little or nothing, in one block, in registers of many, and longer.
+LODE_TEST(select_where_a_sample_misleads) {
+  for (const std::int64_t n : {4096, 16384, 131072, 300000}) {
+    const std::int64_t lists = 7, capacity = n;
+    std::vector<float> scores = test::normal(static_cast<std::size_t>(lists * n), 15);
+    const auto list_of = [&](std::int64_t list) { return scores.data() + list * n; };
+    for (std::int64_t i = 0; i < 128; ++i) {
+      list_of(0)[i * n / 128] = -100.0f;  // the k-th is above all of the sample
+      list_of(1)[i * n / 128] = 100.0f;   // or below
+      list_of(2)[i * n / 128] = NAN;
+    }
+    for (std::int64_t i = 0; i < n; ++i) {
+      list_of(3)[i] = -static_cast<float>(n - i);                          // rising, no two alike
+      list_of(4)[i] = 1.0f + static_cast<float>(i * 7919 % n) * 0x1p-23f;  // one digit of a plain histogram
+      list_of(5)[i] = i % 32 == 31 ? 2.0f : 1.0f;                          // two values
+      if (i % 2 != 0) list_of(6)[i] = -kInf;                               // not to be chosen
+    }
+    for (const std::int64_t k : {n / 40, n / 32, n / 3, n - 1}) {
+      const OnDevice<float> scores_device(scores);
+      const OnDevice<std::int32_t> k_device(
+          Rows(static_cast<std::size_t>(lists), static_cast<std::int32_t>(k)));
+      const Chosen found = chosen_by(static_cast<std::size_t>(lists), capacity,
+                                     [&](auto* rows, auto* counts, StreamHandle stream) {
+                                       top_k(scores_device.get(), lists, n, nullptr, k_device.get(), rows,
+                                             capacity, counts, nullptr, stream);
+                                     });
+      for (std::int64_t list = 0; list < lists; ++list)
+        expect_rows(found, list, capacity,
+                    best_of(list_of(list), n, k, false, static_cast<std::size_t>(capacity)), "misled");
+    }
+  }
+}
+
 // Many lists get fewer blocks each, and more than one number of them.
 LODE_TEST(select_many_short_lists) {
   for (const std::int64_t lists : {20, 40, 100, 300}) {
-    for (const std::int64_t n : {700, 16384, 20000, 40000}) {
+    for (const std::int64_t n : {700, 16384, 20000, 40000, 120000}) {
+      if (lists > 40 && n > 40000) continue;  // 40 of 120,000 lie in shared memory
       std::vector<float> scores = test::normal(static_cast<std::size_t>(lists * n), 6);
       for (float& x : scores) x = std::round(x * 64.0f);  // ties
       Rows k;

@@ -29,17 +29,6 @@ struct Together {
 #endif
     __syncthreads();
   }
-  /// The two halves of sync(), where nothing that was written in between is read by others.
-  static __device__ __forceinline__ void arrive() {
-#if __CUDA_ARCH__ >= 900
-    if constexpr (Cluster > 1) cooperative_groups::this_cluster().barrier_arrive();
-#endif
-  }
-  static __device__ __forceinline__ void wait() {
-#if __CUDA_ARCH__ >= 900
-    if constexpr (Cluster > 1) cooperative_groups::this_cluster().barrier_wait();
-#endif
-  }
   /// The same variable of another block of the cluster.
   template <class T>
   static __device__ __forceinline__ T* of(T* mine, int other) {
@@ -50,15 +39,15 @@ struct Together {
   }
 };
 
-/// Shared memory that a block may have, less what its static variables take.
-inline int shared_bytes_per_block() {
-  static const int bytes = [] {
-    int device = 0, most = 0;
-    LODE_CUDA(cudaGetDevice(&device));
-    LODE_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-    return most - 6144;
-  }();
-  return bytes;
+/// Shared memory that a block of the kernel may have, less what its static variables take.
+template <class Kernel>
+int shared_bytes_per_block(Kernel kernel) {
+  int device = 0, most = 0;
+  cudaFuncAttributes of_kernel{};
+  LODE_CUDA(cudaGetDevice(&device));
+  LODE_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  LODE_CUDA(cudaFuncGetAttributes(&of_kernel, kernel));
+  return most - static_cast<int>(of_kernel.sharedSizeBytes);
 }
 
 /// One cluster, or one block, for each of `lists`.
