@@ -268,15 +268,19 @@ class KthKey {
     }
     if (tid < count) {
       const unsigned key = keys[tid];
-      unsigned counts = 0, of_earlier = 0;  // above, and ties in the upper half
+      unsigned counts = 0;  // above, and ties in the upper half
       bool is_first = true;
+      const auto compare = [&](int begin, int end) {
 #pragma unroll 4
-      for (int i = 0; i < count; ++i) {
-        if (i == earlier) of_earlier = counts;
-        is_first = is_first && (i >= tid || keys[i] != key);
-        counts += keys[i] > key ? 1u : keys[i] == key ? 1u << 16 : 0u;
-      }
-      if (earlier == count) of_earlier = counts;
+        for (int i = begin; i < end; ++i) {
+          const unsigned other = keys[i];
+          if (i < tid && other == key) is_first = false;
+          counts += other > key ? 1u : other == key ? 1u << 16 : 0u;
+        }
+      };
+      compare(0, earlier);
+      const unsigned of_earlier = counts;
+      compare(earlier, count);
       const int above = static_cast<int>(counts & 0xffffu), ties = static_cast<int>(counts >> 16);
       if (is_first && above < k && k <= above + ties)
         s.few = {key, above, ties, static_cast<int>(of_earlier & 0xffffu),
