@@ -22,7 +22,7 @@ MAY_INCLUDE = {
     "engine": ["gpu", "model", "select", "attend", "kv", "kernels", "io", "base"],
     "train": ["gpu", "engine", "select", "ann", "model", "attend", "kv", "kernels", "io", "base"],
     "tasks": ["base", "io"],
-    "eval": ["train", "engine", "gpu", "tasks", "select", "attend", "kernels", "kv", "io", "base", "model"],
+    "eval": ["train", "ann", "engine", "gpu", "tasks", "select", "attend", "kernels", "kv", "io", "base", "model"],
     "report": ["eval", "engine", "tasks", "model", "kernels", "base"],
 }
 # A public header is read by people who have none of our dependencies' headers.

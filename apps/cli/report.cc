@@ -28,7 +28,24 @@ struct ReportFlags {
   std::string samples, format = "auto", prompts, haystack, output = "report";
   std::int64_t limit = 0;
   bool quick = false, so_far = false;
+  std::string others;  ///< what else was given, as it was written
 };
+
+/// What changes results beside model and folder, so that the command on the page makes them again.
+std::string other_options(const CLI::App& verb) {
+  std::string text;
+  for (const CLI::Option* option : verb.get_options()) {
+    const std::string name = option->get_name();
+    const bool told = name == "--model" || name == "--output" || name == "--so-far" || name == "--json" ||
+                      name == "--quiet";
+    if (option->count() == 0 || option->get_positional() || told) continue;
+    text += " " + name;
+    if (option->get_items_expected_max() == 0) continue;  // a flag
+    for (const std::string& value : option->results())
+      text += value.find_first_of(" '\"$*") == std::string::npos ? " " + value : fmt::format(" '{}'", value);
+  }
+  return text;
+}
 
 /// Shipped suites by their names, others by their paths.
 fs::path find_suite(const std::string& name) {
@@ -106,11 +123,7 @@ void run(const ReportFlags& flags) {
     throw;
   }
   const std::string model_name = flags.model.model.empty() ? "models/pocket" : flags.model.model;
-  std::string written = flags.quick ? "--quick " : "";
-  if (options.context.device == Device::cuda) written += "--device cuda ";
-  written += fmt::format("-m {} -o {}", model_name, flags.output);
-  if (!flags.samples.empty()) written += " --samples " + flags.samples;
-  if (!flags.haystack.empty()) written += " --haystack " + flags.haystack;
+  const std::string written = fmt::format("-m {} -o {}{}", model_name, flags.output, flags.others);
   const Provenance provenance = {.program = "lodestone report",
                                  .options = written,
                                  .commit = built_commit(),
@@ -147,7 +160,10 @@ void add_report(CLI::App& app) {
       ->check(whole_number(0, 1'000'000'000));
   verb.add_option("--haystack", flags->haystack,
                   "folder of text files that tasks are hidden in; without it: built-in prose");
-  verb.callback([flags] { run(*flags); });
+  verb.callback([flags, &verb] {
+    flags->others = other_options(verb);
+    run(*flags);
+  });
 }
 
 }  // namespace lode::cli

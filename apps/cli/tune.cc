@@ -25,7 +25,7 @@ void run(TuneFlags& flags) {
   flags.options.probe.context = context_options(flags.common, flags.model);
   flags.options.probe.progress = flags.common.progress();
   if (flags.lengths == "none")
-    flags.options.lengths.clear();
+    flags.options.lengths.emplace();
   else if (!flags.lengths.empty())
     flags.options.lengths = parse_counts(flags.lengths, "--lengths", 256, std::int64_t{1} << 30);
   std::vector<std::string> texts;

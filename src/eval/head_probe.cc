@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "attend/attend.h"
@@ -116,6 +117,7 @@ void HeadProbe::look(const LayerGeometry& geometry, const QueryBlock& block, con
       Sums& sum = sums_[static_cast<std::size_t>(first + g)];
       const Sums& one = seen[static_cast<std::size_t>(item)][static_cast<std::size_t>(g)];
       sum.density += one.density;
+      sum.read += one.read;
       sum.recall += one.recall;
       sum.mass += one.mass;
       sum.error += one.error;
@@ -138,6 +140,7 @@ std::vector<HeadProbe::Sums> HeadProbe::compare(const LayerGeometry& geometry, c
   const Position far_end = block.far_end(token, geometry.dense);
   const Position far_begin = std::min(block.far_begin, far_end);
   std::vector<Sums> sums(static_cast<std::size_t>(group));
+  std::vector<char> read(static_cast<std::size_t>(keys), 0);  // by any head of the group
   for (int g = 0; g < group; ++g) {
     std::vector<char> attended(static_cast<std::size_t>(keys), 1);
     std::fill(attended.begin() + far_begin, attended.begin() + far_end, char{0});
@@ -149,6 +152,7 @@ std::vector<HeadProbe::Sums> HeadProbe::compare(const LayerGeometry& geometry, c
     const auto found = std::count_if(best.begin(), best.end(),
                                      [&](Position p) { return attended[static_cast<std::size_t>(p)] != 0; });
     const auto count = std::count(attended.begin(), attended.end(), char{1});
+    std::transform(read.begin(), read.end(), attended.begin(), read.begin(), std::bit_or<char>());
     const auto size = static_cast<std::size_t>(d);
     const double bound = bounds_[static_cast<std::size_t>(geometry.layer * geometry.kv_heads + kv_head)].of(
         std::span(q).subspan(static_cast<std::size_t>(g) * size, size), attended, own,
@@ -161,6 +165,8 @@ std::vector<HeadProbe::Sums> HeadProbe::compare(const LayerGeometry& geometry, c
         .error = relative_error(output + (row + g) * d, exact + (kv_head * group + g) * d, d),
         .bound = plain ? bound == 0 ? 0.0 : bound / norm : std::numeric_limits<double>::infinity()};
   }
+  for (Sums& sum : sums)
+    sum.read = static_cast<double>(std::count(read.begin(), read.end(), char{1})) / static_cast<double>(keys);
   return sums;
 }
 
@@ -173,6 +179,7 @@ std::vector<HeadMeasure> HeadProbe::measures() const {
     measures.push_back({.layer = static_cast<int>(i) / query_heads_,
                         .head = static_cast<int>(i) % query_heads_,
                         .density = s.density / n,
+                        .read = s.read / n,
                         .recall = s.recall / n,
                         .mass = s.mass / n,
                         .error = s.error / n,

@@ -22,7 +22,7 @@ class HeadProbe {
 
  private:
   struct Sums {
-    double density = 0, recall = 0, mass = 0, error = 0, bound = 0;
+    double density = 0, read = 0, recall = 0, mass = 0, error = 0, bound = 0;
     std::int64_t queries = 0;
   };
   void look(const LayerGeometry& geometry, const QueryBlock& block, const Selection& selection,

@@ -203,6 +203,7 @@ Json ProbeReport::json_of(const ProbeRow& row) const {
                  {"recovered", row.recovered ? Json(*row.recovered) : Json()},
                  {"agreement", row.agreement},
                  {"density", row.density},
+                 {"selector_share", row.selector_share},
                  {"selectivity", row.selectivity}};
   if (!row.notice.empty()) result["notice"] = row.notice;
   if (row.heads.empty()) return result;

@@ -33,6 +33,7 @@ struct ProbeOptions {
 struct HeadMeasure {
   int layer = 0, head = 0;
   double density = 0;  ///< keys attended / keys
+  double read = 0;     ///< keys that some head of its group attends / keys: those whose bytes are read
   double recall =
       0;  ///< of the `top` far keys with the highest scores, the share that was attended; 1 without far keys
   double mass = 0;   ///< share of full attention's probability that lies on attended keys

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <cstdlib>
 #include <map>
 #include <set>
 #include <vector>
@@ -125,6 +126,44 @@ bool chooses(std::string_view output, const std::vector<std::string>& answers) {
   return false;
 }
 
+/// Code.Debug: what begins the output counts with its mark alone, what stands behind a lead in either form.
+bool names_the_bug(std::string_view output, const std::vector<std::string>& answers) {
+  const std::string& letter = answers.back();
+  if (output.starts_with(letter + ".") || output.starts_with(letter + ":")) return true;
+  std::string text(trim(output));
+  for (const char* word : {"Option", "option"}) {
+    for (std::size_t at; (at = text.find(word)) != std::string::npos;) text.replace(at, 6, " ");
+  }
+  std::string plain;
+  for (const std::string& word : split(text, " \n`'\"-*")) plain += (plain.empty() ? "" : " ") + word;
+  for (const std::string_view lead : {"answer is:", "is:", "answer:"}) {
+    const std::size_t at = plain.find(lead);
+    if (at == std::string::npos) continue;
+    const std::string after = plain.substr(std::min(plain.size(), at + lead.size() + 1));
+    return !after.empty() &&
+           std::any_of(answers.begin(), answers.end(), [&](const auto& a) { return after.starts_with(a); });
+  }
+  return false;
+}
+
+/// Digits, and a fraction if digits follow the point.
+std::string first_decimal(std::string_view text) {
+  constexpr std::string_view kDigits = "0123456789";
+  const std::size_t begin = text.find_first_of(kDigits);
+  if (begin == std::string_view::npos) return {};
+  std::size_t end = std::min(text.find_first_not_of(kDigits, begin), text.size());
+  if (end + 1 < text.size() && text[end] == '.' && kDigits.find(text[end + 1]) != std::string_view::npos)
+    end = std::min(text.find_first_not_of(kDigits, end + 1), text.size());
+  return std::string(text.substr(begin, end - begin));
+}
+
+/// A whole number is no number with a fraction, as its authors' int() has it; the other way round it may be.
+bool is_decimal(const std::string& found, const std::string& answer) {
+  if (found.empty() || (answer.find('.') == std::string::npos && found.find('.') != std::string::npos))
+    return false;
+  return std::strtod(found.c_str(), nullptr) == std::strtod(answer.c_str(), nullptr);
+}
+
 /// Lengths of the longest common subsequences of all beginnings of a and b, [a + 1, b + 1].
 template <class List>
 std::vector<std::vector<int>> common_lengths(const List& a, const List& b) {
@@ -211,6 +250,8 @@ double score_one(std::string_view output, const std::string& answer, const Sampl
       const auto numbers = numbers_in(output);
       return !numbers.empty() && numbers.front() == answer ? 1.0 : 0.0;
     }
+    case Match::decimal:
+      return is_decimal(first_decimal(output), answer) ? 1.0 : 0.0;
     case Match::word: {
       const auto words = split(output, " \t\r\n:\"'.,?!{}");
       return std::find(words.begin(), words.end(), answer) != words.end() ? 1.0 : 0.0;
@@ -240,6 +281,7 @@ double score(std::string_view output, const Sample& sample) {
     output = output.substr(0, output.find('\n'));
   }
   if (sample.match == Match::contains) return share_contained(output, sample.answers);
+  if (sample.match == Match::debug) return names_the_bug(output, sample.answers) ? 1.0 : 0.0;
   if (sample.match == Match::choice) return chooses(output, sample.answers) ? 1.0 : 0.0;
   double best = 0;
   for (const std::string& answer : sample.answers) best = std::max(best, score_one(output, answer, sample));

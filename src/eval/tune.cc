@@ -19,7 +19,8 @@ namespace {
 /// Multipliers of a head's squared error against its bytes, from "bytes alone" to "error alone".
 constexpr double kLightest = 1e-2, kHeaviest = 1e5;
 constexpr std::int64_t kStepRoom = 64;  // positions for timed steps
-constexpr int kTrials = 8;              ///< plans measured side by side in each of two rounds
+const std::vector<std::int64_t> kUsualLengths = {4096, 16384, 65536};
+constexpr int kTrials = 8;  ///< plans measured side by side in each of two rounds
 
 /// What a candidate does in one KV head.
 struct Choice {
@@ -103,6 +104,9 @@ class Tuner {
         options_(options),
         target_(options.target.with_margin(options.probe.last * std::ssize(texts))) {}
 
+  /// Whether steps took long enough beside one another for time to count; choose() finds out.
+  bool times_told() const { return times_told_; }
+
   /// The plan of least cost among those tried that meets the target on the texts; the most exact one if
   /// none does.
   Plan choose() {
@@ -151,10 +155,14 @@ class Tuner {
         alone_[spec] += options_.target.measure(row, report.rows[0]) / static_cast<double>(texts_.size());
         auto& all = by_spec[spec];
         all.resize(heads, {.spec = spec});
+        // Those that choose read it among themselves; exact layers have no part in it.
+        const auto choosing = static_cast<double>(row.heads.size());
+        const double to_choose =
+            row.selector_share * (choosing + static_cast<double>(row.dense_heads)) / choosing;
         for (const HeadMeasure& h : row.heads) {
           Choice& choice = all[static_cast<std::size_t>(h.layer * config.kv_heads + h.head / group)];
           const double share = 1.0 / (group * static_cast<double>(texts_.size()));
-          choice.cost += share * (h.density + row.selector_share);
+          choice.cost += share * (h.read + to_choose);
           choice.squared_error += share * h.error * h.error;
           choice.measured = true;
         }
@@ -168,13 +176,14 @@ class Tuner {
   }
 
   /// Costs as the options want them; `full` costs 1 of each.
-  Choices with_times(Choices choices) const {
+  Choices with_times(Choices choices) {
     if (options_.cost == TuneCost::bytes) return choices;
     const auto of_text = static_cast<std::int64_t>(
         model_->tokenizer().encode(texts_.front(), Tokenizer::Bos::as_template).size());
     const std::int64_t tokens = options_.time_at > 0 ? options_.time_at : of_text;
     const std::map<std::string, double> times = step_times(model_, tokens, candidates_, options_);
-    if (times.empty()) return choices;
+    times_told_ = !times.empty();
+    if (!times_told_) return choices;
     for (auto& of_head : choices) {
       for (Choice& choice : of_head) {
         const auto known = times.find(probe_spec(parse_spec(choice.spec), options_.probe.dense).str());
@@ -265,6 +274,7 @@ class Tuner {
   const std::vector<NamedSpec>& candidates_;
   const TuneOptions& options_;
   const TuneTarget target_;
+  bool times_told_ = true;
   std::map<std::string, double> alone_;  // what candidates give in all heads, in the target's terms, by spec
 };
 
@@ -319,13 +329,27 @@ std::vector<TuneReport::Timing> time_plan(const std::shared_ptr<const Model>& mo
   std::vector<Spec> specs = {files.add(plan).spec};
   if (single) specs.push_back(*single);
   std::vector<TuneReport::Timing> timings;
-  for (const std::int64_t length : options.lengths) {
+  for (const std::int64_t length : options.lengths.value_or(kUsualLengths)) {
     if (length + kStepRoom > model->config().max_positions) continue;
     const auto rows = time_steps(model, length, specs, options);
     timings.push_back({.context = length, .full_ms = rows[0].median_ms, .plan_ms = rows[1].median_ms});
     if (single) timings.back().single_ms = rows[2].median_ms;
   }
   return timings;
+}
+
+/// What the user names is timed there or refused; the usual lengths are timed as far as the model goes.
+void check_lengths(const Model& model, const TuneOptions& options) {
+  const std::int64_t most = model.config().max_positions - kStepRoom;
+  const auto check = [&](const char* flag, std::int64_t tokens) {
+    if (tokens <= most) return;
+    throw InputError(fmt::format(
+        "{}: expected at most {} tokens, for the model has {} positions and timed steps take {}, found {}",
+        flag, most, model.config().max_positions, kStepRoom, tokens));
+  };
+  check("--time-at", options.time_at);
+  for (const std::int64_t length : options.lengths.value_or(std::vector<std::int64_t>()))
+    check("--lengths", length);
 }
 
 /// How many heads each spec serves, as "12 x kmeans:probes=8, ...".
@@ -477,6 +501,15 @@ std::string TuneReport::verdict_of_full() const {
 }
 
 std::string TuneReport::verdict() const {
+  const std::string untold =
+      times_told
+          ? ""
+          : " Where methods were timed, full attention takes as long as sink and window alone: the plan was "
+            "chosen by its bytes; --time-at names a longer context.";
+  return verdict_of_plan() + untold;
+}
+
+std::string TuneReport::verdict_of_plan() const {
   const auto is_full = [](const std::vector<std::string>& layer) {
     return std::all_of(layer.begin(), layer.end(), [](const std::string& spec) { return spec == "full"; });
   };
@@ -583,9 +616,12 @@ TuneReport tune(const std::shared_ptr<const Model>& model, const std::vector<std
                 std::string_view check_text, const std::vector<NamedSpec>& candidates,
                 const TuneOptions& options) {
   LODE_ASSERT(!texts.empty());
+  check_lengths(*model, options);
   TuneReport report = {
       .model = model->path().string(), .target = options.target, .plan = {}, .rows = {}, .timings = {}};
-  report.plan = Tuner(model, texts, candidates, options).choose();
+  Tuner tuner(model, texts, candidates, options);
+  report.plan = tuner.choose();
+  report.times_told = tuner.times_told();
   if (options.on_plan) options.on_plan(report.plan);
   report.rows = check(model, check_text, candidates, report.plan, options);
   const TunedRow* const best = report.best_single();

@@ -52,9 +52,10 @@ struct TuneOptions {
   TuneTarget target;
   TuneCost cost = TuneCost::both;
   std::int64_t time_at = 0;  ///< tokens over which candidates and plan are timed; 0 = those of the texts
-  std::vector<std::int64_t> lengths = {4096, 16384,
-                                       65536};  ///< where the plan is timed against full attention
-  std::function<void(const Plan&)> on_plan;     ///< called once it is chosen, before it is checked and timed
+  /// Where the plan is timed against full attention; without a value 4k, 16k and 64k as far as the model
+  /// goes.
+  std::optional<std::vector<std::int64_t>> lengths;
+  std::function<void(const Plan&)> on_plan;  ///< called once it is chosen, before it is checked and timed
 };
 
 /// One way to attend, on the text that the plan was not made for.
@@ -70,6 +71,7 @@ struct TuneReport {
   std::string model;
   TuneTarget target;
   Plan plan;
+  bool times_told = true;      ///< false: time was to count, but steps were too near one another
   std::vector<TunedRow> rows;  ///< full, the plan, then the single methods
   struct Timing {
     std::int64_t context = 0;
@@ -98,13 +100,14 @@ struct TuneReport {
  private:
   std::optional<double> of_method(const std::string& name, double TunedRow::*cost) const;
   std::string verdict_of_full() const;
+  std::string verdict_of_plan() const;
 };
 
 /// Specs that the chooser tries when none are named: those whose artefacts, if any, lie in the model's
 /// folder.
 std::vector<std::string> usual_candidates(const Model& model);
 
-/// InputError when a text is too short, as for probe.
+/// InputError when a text is too short, as for probe, or a length that is named too long for the model.
 TuneReport tune(const std::shared_ptr<const Model>& model, const std::vector<std::string>& texts,
                 std::string_view check_text, const std::vector<NamedSpec>& candidates,
                 const TuneOptions& options);

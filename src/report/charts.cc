@@ -39,7 +39,18 @@ bool drawable(const Axis& axis, double value) {
   return std::isfinite(value) && (!axis.log || value > 0);
 }
 
-/// The ranges of what is drawn; a range of one value is widened.
+/// To what the axis asks for, and to more than one value.
+void widen(const Axis& axis, Range& range) {
+  if (range.empty()) range = {axis.log ? 0.1 : 0.0, 1.0};
+  if (axis.low) range.low = std::min(range.low, *axis.low);
+  if (axis.high) range.high = std::max(range.high, *axis.high);
+  if (range.low == range.high) {
+    range.low = axis.log ? range.low / 1.5 : range.low - 0.5 * std::max(std::abs(range.low), 1e-9);
+    range.high = axis.log ? range.high * 1.5 : range.high + 0.5 * std::max(std::abs(range.high), 1e-9);
+  }
+}
+
+/// The ranges of what is drawn.
 void ranges(const LineChart& chart, Range& x, Range& y) {
   for (const Series& s : chart.series) {
     for (const ChartPoint& p : s.points) {
@@ -51,15 +62,8 @@ void ranges(const LineChart& chart, Range& x, Range& y) {
   for (const LineChart::Rule& rule : chart.rules) {
     if (drawable(chart.y, rule.y)) y.add(rule.y);
   }
-  for (auto& [range, axis] : {std::pair<Range&, const Axis&>(x, chart.x), {y, chart.y}}) {
-    if (range.empty()) range = {axis.log ? 0.1 : 0.0, 1.0};
-    if (axis.low) range.low = std::min(range.low, *axis.low);
-    if (axis.high) range.high = std::max(range.high, *axis.high);
-    if (range.low == range.high) {
-      range.low = axis.log ? range.low / 1.5 : range.low - 0.5 * std::max(std::abs(range.low), 1e-9);
-      range.high = axis.log ? range.high * 1.5 : range.high + 0.5 * std::max(std::abs(range.high), 1e-9);
-    }
-  }
+  widen(chart.x, x);
+  widen(chart.y, y);
 }
 
 void draw_axes(SvgCanvas& canvas, const LineChart& chart, const Scale& x, const Scale& y, double left,
@@ -110,7 +114,7 @@ void draw_series(SvgCanvas& canvas, const Series& series, bool joined, const Sca
     if (p.low && p.high && y.holds(*p.low) && y.holds(*p.high))
       canvas.line(x(p.x), y(*p.low), x(p.x), y(*p.high), "interval");
     const std::string tip = p.tip.empty() ? series.label : p.tip;
-    canvas.marker(x(p.x), y(p.y), series.style, tip);
+    canvas.marker(x(p.x), y(p.y), series.style, tip, series.large ? 2.0 : 1.0);
   }
 }
 
@@ -140,25 +144,47 @@ double cell_width(const HeatMaps::Panel& panel) {
   return std::max(38.0, widest(panel.columns, kSmall) + 8);
 }
 
+/// A title in lines that are about `width` wide at most, broken behind the colons and commas of a spec; a
+/// piece that is wider by itself stays whole.
+std::vector<std::string> wrapped(std::string_view title, double width) {
+  std::vector<std::string> lines;
+  for (std::size_t at = 0; at < title.size();) {
+    const std::size_t end = std::min(title.find_first_of(":,", at), title.size() - 1) + 1;
+    const std::string piece(title.substr(at, end - at));
+    const bool fits = !lines.empty() && text_width(lines.back() + piece) <= width;
+    fits ? lines.back() += piece : lines.emplace_back(piece);
+    at = end;
+  }
+  return lines;
+}
+
+constexpr double kLine = 15;
+
 struct PanelSize {
-  double left = 0, width = 0, height = 0;
+  std::vector<std::string> title;  // its lines
+  double left = 0, width = 0, cells_height = 0;
 };
 
 PanelSize size_of(const HeatMaps& maps, const HeatMaps::Panel& panel) {
+  constexpr double kTitleWidth = 150;
   PanelSize size;
   size.left = 22 + widest(panel.rows, kSmall) + 8;
   const double cells = cell_width(panel) * static_cast<double>(panel.columns.size());
+  size.title = wrapped(panel.title, std::max(cells, kTitleWidth));
   size.width =
-      std::max({size.left + cells, text_width(panel.title), size.left + text_width(maps.x_title, kSmall)}) +
-      18;
-  size.height = 22 + kCellHeight * static_cast<double>(panel.rows.size()) + 44;
+      size.left + std::max({cells, widest(size.title, kFont), text_width(maps.x_title, kSmall)}) + 18;
+  size.cells_height = kCellHeight * static_cast<double>(panel.rows.size()) + 44;
   return size;
 }
 
+/// `titles`: lines that the longest title of the maps takes.
 void draw_panel(SvgCanvas& canvas, const HeatMaps& maps, const HeatMaps::Panel& panel, const PanelSize& size,
-                double x0, double y0) {
-  const double w = cell_width(panel), left = x0 + size.left, top = y0 + 22;
-  canvas.text(left, y0 + 14, panel.title, "name");
+                std::size_t titles, double x0, double y0) {
+  const double w = cell_width(panel), left = x0 + size.left;
+  const double top = y0 + 7 + kLine * static_cast<double>(titles);
+  for (std::size_t i = 0; i < size.title.size(); ++i)  // the last line stands right above the cells
+    canvas.text(left, top - 8 - kLine * static_cast<double>(size.title.size() - 1 - i), size.title[i],
+                "name");
   for (std::size_t r = 0; r < panel.rows.size(); ++r) {
     const double y = top + kCellHeight * static_cast<double>(r);
     canvas.text(left - 6, y + 16, panel.rows[r], "tick", "end", kSmall);
@@ -241,9 +267,13 @@ std::string svg_of(const LineChart& given) {
                                    [&](const ChartPoint& p) { return x.holds(p.x) && y.holds(p.y); });
     if (last != s.points.rend()) ends.push_back({x(last->x), y(last->y), s.style, s.label});
   }
+  // Clouds have no end that a name could stand at: theirs are a legend, in the order of the series.
+  if (!chart.joined)
+    for (End& e : ends) e.y = kTop;
   // Names of lines that end at one height are in the order in which their leaders do not cross: pushed down
   // from the upper half, the line that ends first has the lowest name; pushed up, the highest.
   std::stable_sort(ends.begin(), ends.end(), [&](const End& a, const End& b) {
+    if (!chart.joined) return false;
     if (std::abs(a.y - b.y) > 0.5) return a.y < b.y;
     return a.y < kTop + height / 2 ? a.x > b.x : a.x < b.x;
   });
@@ -252,7 +282,7 @@ std::string svg_of(const LineChart& given) {
   const std::vector<double> at = spread(wanted, kLabelGap, kTop + 4, bottom - 2);
   for (std::size_t i = 0; i < ends.size(); ++i) {
     const End& e = ends[i];
-    canvas.line(std::max(e.x + 7, left), e.y, right - 8, at[i], "leader");
+    if (chart.joined) canvas.line(std::max(e.x + 7, left), e.y, right - 8, at[i], "leader");
     if (e.style >= 0) canvas.marker(right, at[i], e.style);
     canvas.text(right + 10, at[i] + 4, e.label, "label");
   }
@@ -263,11 +293,14 @@ std::string svg_of(const HeatMaps& maps) {
   constexpr double kWidest = 940;
   std::vector<PanelSize> sizes;
   double cell_w = 0, cell_h = 0;
+  std::size_t titles = 1;
   for (const auto& panel : maps.panels) {
     sizes.push_back(size_of(maps, panel));
     cell_w = std::max(cell_w, sizes.back().width);
-    cell_h = std::max(cell_h, sizes.back().height);
+    cell_h = std::max(cell_h, sizes.back().cells_height);
+    titles = std::max(titles, sizes.back().title.size());
   }
+  cell_h += 7 + kLine * static_cast<double>(titles);
   const std::size_t columns =
       std::max<std::size_t>(1, static_cast<std::size_t>(kWidest / std::max(cell_w, 1.0)));
   const std::size_t used = std::max<std::size_t>(1, std::min(columns, maps.panels.size()));
@@ -278,7 +311,7 @@ std::string svg_of(const HeatMaps& maps) {
   canvas.text(12, 22, maps.title, "title", "start", 14);
   draw_colour_scale(canvas, maps, 60, 36);
   for (std::size_t i = 0; i < maps.panels.size(); ++i) {
-    draw_panel(canvas, maps, maps.panels[i], sizes[i], cell_w * static_cast<double>(i % used),
+    draw_panel(canvas, maps, maps.panels[i], sizes[i], titles, cell_w * static_cast<double>(i % used),
                62 + cell_h * static_cast<double>(i / used));
   }
   return std::move(canvas).finish();
@@ -331,6 +364,51 @@ std::string svg_of(const BarChart& chart) {
     if (bar.mark) canvas.line(x(*bar.mark), y - 3, x(*bar.mark), y + kBar + 3, "limit");
     canvas.text(std::max(x(sum), x(bar.mark.value_or(0))) + 8, y + 12, fitted(bar.note, 400, kSmall), "tick",
                 "start", kSmall);
+  }
+  canvas.line(left, top, left, bottom, "axis");
+  canvas.text(left + kPlotWidth / 2, bottom + 40, chart.x.title, "name", "middle");
+  return std::move(canvas).finish();
+}
+
+std::string svg_of(const DotChart& chart) {
+  constexpr double kStep = 30;
+  std::vector<std::string> labels;
+  Range range;
+  for (const DotChart::Row& row : chart.rows) {
+    labels.push_back(row.label);
+    for (const auto& dots : row.dots)
+      for (const double x : dots)
+        if (drawable(chart.x, x)) range.add(x);
+  }
+  widen(chart.x, range);
+  const double left = 16 + widest(labels, kFont) + 10;
+  const double top = 64, bottom = top + kStep * static_cast<double>(chart.rows.size());
+  SvgCanvas canvas(std::max(left + kPlotWidth + 40, text_width(chart.title, 14) + 30), bottom + 52,
+                   chart.title);
+  canvas.text(12, 22, chart.title, "title", "start", 14);
+  double legend = left;
+  for (std::size_t k = 0; k < chart.kinds.size(); ++k) {
+    canvas.marker(legend + 6, 44, static_cast<int>(k));
+    canvas.text(legend + 17, 48, chart.kinds[k], "label");
+    legend += 17 + text_width(chart.kinds[k]) + 22;
+  }
+  const Scale x(chart.x, range.low, range.high, left, left + kPlotWidth);
+  for (const double tick : x.ticks()) {
+    canvas.line(x(tick), top, x(tick), bottom, "grid");
+    canvas.text(x(tick), bottom + 18, x.label(tick), "tick", "middle");
+  }
+  for (std::size_t r = 0; r < chart.rows.size(); ++r) {
+    const DotChart::Row& row = chart.rows[r];
+    const double y = top + kStep * (static_cast<double>(r) + 0.5);
+    canvas.text(left - 8, y + 4, row.label, "label", "end");
+    for (std::size_t k = 0; k < row.dots.size(); ++k) {  // one kind above the other
+      const double at = y + 10 * (static_cast<double>(k) + 0.5 - 0.5 * static_cast<double>(row.dots.size()));
+      for (const double value : row.dots[k])
+        if (x.holds(value))
+          canvas.marker(x(value), at, static_cast<int>(k),
+                        fmt::format("{}: {}", k < chart.kinds.size() ? chart.kinds[k] : "",
+                                    with_unit(value, chart.x.unit)));
+    }
   }
   canvas.line(left, top, left, bottom, "axis");
   canvas.text(left + kPlotWidth / 2, bottom + 40, chart.x.title, "name", "middle");

@@ -7,9 +7,11 @@
 #include <chrono>
 #include <iterator>
 #include <set>
+#include <utility>
 
 #include "base/cancel.h"
 #include "base/hash.h"
+#include "engine/context.h"
 #include "eval/bench_attention.h"
 #include "eval/bench_decode.h"
 #include "eval/cluster_map.h"
@@ -37,6 +39,32 @@ std::filesystem::path raw_folder(const GridOptions& options) {
   std::filesystem::create_directories(options.folder / "raw");
   return options.folder / "raw";
 }
+
+/// Bytes of a cache of so many tokens.
+std::int64_t kv_bytes(const ModelConfig& config, DType type, std::int64_t tokens) {
+  const std::int64_t row = std::int64_t{bytes_of(type)} * config.head_dim + (type == DType::q8 ? 4 : 0);
+  return 2 * tokens * config.layers * config.kv_heads * row;
+}
+
+/// Sums the time of layers' attention, projections to queries, keys and values included.
+class LayerClock {
+ public:
+  ForwardHooks hooks() {
+    ForwardHooks hooks;
+    hooks.attended = [this](const auto&...) { attention_ += lap(); };
+    hooks.layer_done = [this](int, std::span<const float>) { lap(); };
+    return hooks;
+  }
+  double attention() const { return attention_; }  ///< microseconds
+
+ private:
+  double lap() {
+    const auto now = std::chrono::steady_clock::now();
+    return std::chrono::duration<double, std::micro>(now - std::exchange(last_, now)).count();
+  }
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+  double attention_ = 0;
+};
 
 /// Which of a kind's runs refuse alike.
 std::string setting_of(const SuiteRun& run) {
@@ -151,6 +179,7 @@ std::vector<Grid::Part> Grid::plan_parts() {
   for (const SuiteRun& run : runs_) {
     if (run.kind == RunKind::recall) plan_recall(run, parts);
     if (run.kind == RunKind::clusters) plan_clusters(run, parts);
+    if (!has_methods(run.kind)) plan_study(run, parts);
     if (run.kind == RunKind::attention || run.kind == RunKind::decode) plan_bench(run, parts);
   }
   plan_answers(parts);
@@ -413,8 +442,9 @@ Json Grid::measure_attention(const SuiteRun& run, std::int64_t length, std::span
   return rows;
 }
 
-/// Seconds of a token when nothing is cached: everything before it is computed again.
-double Grid::seconds_without_cache(std::int64_t length) const {
+/// A token when nothing is cached: everything before it is computed again. What of its time is attention is
+/// told on a CPU, where somebody can look inside.
+Json Grid::row_without_cache(std::int64_t length) const {
   constexpr int kMostTimes = 5;
   ContextOptions options = options_.context;
   options.max_tokens = length;
@@ -422,13 +452,20 @@ double Grid::seconds_without_cache(std::int64_t length) const {
   std::vector<TokenId> tokens;
   for (std::int64_t i = 0; i < length; ++i)
     tokens.push_back(static_cast<TokenId>(i * 7919 % model_->config().vocab));
-  std::vector<double> seconds;
-  for (double sum = 0; seconds.empty() || (sum < kBenchSeconds && std::ssize(seconds) < kMostTimes);
-       sum += seconds.back()) {
+  std::vector<double> times, attention;  // microseconds
+  for (double sum = 0; times.empty() || (sum < kBenchSeconds && std::ssize(times) < kMostTimes);
+       sum += 1e-6 * times.back()) {
     context.roll_back(0);
-    seconds.push_back(1e-6 * microseconds([&] { context.prefill(tokens); }));
+    LayerClock clock;
+    const ForwardHooks hooks = clock.hooks();
+    if (options.device == Device::cpu) context.impl().hooks = &hooks;
+    times.push_back(microseconds([&] { context.prefill(tokens); }));
+    context.impl().hooks = nullptr;
+    attention.push_back(clock.attention());
   }
-  return median(seconds);
+  Json row = {{"attention", "full (without cache)"}, {"median_us", median(times)}, {"kv_bytes", 0}};
+  if (options.device == Device::cpu) row["attention_us"] = median(attention);
+  return row;
 }
 
 Json Grid::measure_bench(const SuiteRun& run, std::int64_t length, std::span<const Spec> specs) const {
@@ -447,12 +484,11 @@ Json Grid::measure_bench(const SuiteRun& run, std::int64_t length, std::span<con
                       {"median_us", 1e3 * r.median_ms},
                       {"density", r.density},
                       {"selectivity", r.selectivity},
-                      {"build_seconds", r.build_seconds}});
+                      {"build_seconds", r.build_seconds},
+                      {"kv_bytes", kv_bytes(model_->config(), options.kv_type, length)}});
     }
   }
-  if (run.without_cache)
-    rows.push_back(
-        {{"attention", "full (without cache)"}, {"median_us", 1e6 * seconds_without_cache(length)}});
+  if (run.without_cache) rows.push_back(row_without_cache(length));
   return rows;
 }
 
@@ -502,10 +538,20 @@ void Grid::timed(const std::string& name, const std::function<void()>& work) {
   note();
 }
 
+namespace {
+
+/// Without the suite: as folders have it that were written before times were told apart by suites.
+std::string plain_effort_name(const SuiteRun& run, std::int64_t length) {
+  const std::string name = fmt::format("{} {}", name_of(run.kind), length);
+  return run.kind != RunKind::attention
+             ? name
+             : name + fmt::format(", {}, {} x {} queries", run.shape, run.batch, run.query_tokens);
+}
+
+}  // namespace
+
 std::string Grid::effort_name(const SuiteRun& run, std::int64_t length) {
-  std::string name = fmt::format("{} {}", name_of(run.kind), length);
-  if (run.kind == RunKind::attention)
-    name += fmt::format(", {}, {} x {} queries", run.shape, run.batch, run.query_tokens);
+  const std::string name = plain_effort_name(run, length);
   // Texts of one length serve all suites, times are each suite's own.
   const bool timed = run.kind == RunKind::attention || run.kind == RunKind::decode;
   return timed ? fmt::format("{} ({})", name, run.suite) : name;
@@ -516,6 +562,13 @@ std::map<std::string, Effort> Grid::efforts() const {
   for (const auto& [key, result] : effort_.all())
     efforts[Json::parse(key).value("of", "")] += Effort::of(result);
   return efforts;
+}
+
+std::optional<Effort> Grid::effort_of(const SuiteRun& run, std::int64_t length) const {
+  const std::map<std::string, Effort> all = efforts();
+  for (const std::string& name : {effort_name(run, length), plain_effort_name(run, length)})
+    if (const auto found = all.find(name); found != all.end()) return found->second;
+  return std::nullopt;
 }
 
 DenseParts dense_parts(std::string_view text, DenseParts otherwise) {

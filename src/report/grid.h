@@ -75,12 +75,14 @@ class Grid {
   std::vector<Json> recall(const SuiteRun& run, const GridMethod& method) const;
   /// What cluster_maps gives of one method at one length.
   std::vector<Json> clusters(const SuiteRun& run, std::int64_t length, const GridMethod& method) const;
+  /// What a run gave that is of the model alone, of each layer or variant.
+  std::vector<Json> study(const SuiteRun& run, std::int64_t length) const;
   /// Rows of `bench --json`, `full` first.
   std::vector<Json> bench(const SuiteRun& run, std::int64_t length) const;
   /// What the parts of the work took, those of earlier runs into this folder included; by name.
   std::map<std::string, Effort> efforts() const;
-  /// Of the work of a bench run at one length, or of all answers.
-  static std::string effort_name(const SuiteRun& run, std::int64_t length);
+  /// Of the work of a bench run at one length, where it is known, or of all answers.
+  std::optional<Effort> effort_of(const SuiteRun& run, std::int64_t length) const;
   Effort effort_of_answers() const;
   const Model& model() const { return *model_; }
 
@@ -107,6 +109,7 @@ class Grid {
   void plan_probes(std::vector<Part>& parts);
   void plan_recall(const SuiteRun& run, std::vector<Part>& parts);
   void plan_clusters(const SuiteRun& run, std::vector<Part>& parts);
+  void plan_study(const SuiteRun& run, std::vector<Part>& parts);
   void plan_bench(const SuiteRun& run, std::vector<Part>& parts);
   /// Whether a cell is still to be measured, and by no part that was planned before.
   bool is_new(const Json& key);
@@ -114,18 +117,22 @@ class Grid {
                    std::span<const std::pair<NamedSpec, Json>> pending);
   void measure_recall(const SuiteRun& run, const std::vector<NamedSpec>& pending);
   void measure_clusters(const SuiteRun& run, std::int64_t length, const std::vector<NamedSpec>& pending);
+  Json measure_study(const SuiteRun& run, std::int64_t length) const;
+  std::vector<std::string> study_texts(const SuiteRun& run, std::int64_t length, std::int64_t count) const;
   std::optional<std::string> bench_refusal(const SuiteRun& run, const Spec& spec) const;
   Json measure_attention(const SuiteRun& run, std::int64_t length, std::span<const Spec> specs,
                          double seconds) const;
   Spec with_artefact(const Spec& spec) const;
+  static std::string effort_name(const SuiteRun& run, std::int64_t length);
   void timed(const std::string& name, const std::function<void()>& work);
   Json measure_bench(const SuiteRun& run, std::int64_t length, std::span<const Spec> specs) const;
-  double seconds_without_cache(std::int64_t length) const;
+  Json row_without_cache(std::int64_t length) const;
   Json base_key(std::string_view kind) const;
   Json text_key(const SuiteRun& run, const NamedSpec& spec) const;
   Json probe_key(const SuiteRun& run, std::int64_t length, const NamedSpec& spec) const;
   Json recall_key(const SuiteRun& run, const NamedSpec& spec) const;
   Json clusters_key(const SuiteRun& run, std::int64_t length, const NamedSpec& spec) const;
+  Json study_key(const SuiteRun& run, std::int64_t length) const;
   Json bench_key(const SuiteRun& run, std::int64_t length) const;
   std::string group_name(const SuiteRun& run, const std::string& task) const;
   Group* find_group(const SuiteRun& run, const std::string& task, std::int64_t length) const;  ///< or null

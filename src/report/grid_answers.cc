@@ -47,7 +47,8 @@ void Grid::plan_groups(std::span<const Suite> suites) {
       runs_.push_back(run);
       // A length that is too short for such a text is known before hours of work.
       for (const std::int64_t length : run.lengths)
-        if ((run.kind == RunKind::probe || run.kind == RunKind::clusters) && length < kSurelyLongEnough)
+        if ((run.kind == RunKind::probe || run.kind == RunKind::clusters || !has_methods(run.kind)) &&
+            length < kSurelyLongEnough)
           probe_text(run, length);
       if (run.kind == RunKind::eval) plan_questions(run);
     }

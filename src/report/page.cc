@@ -21,11 +21,12 @@ figcaption,caption{color:#555;font-size:.85rem;text-align:left;padding:.3rem 0}
 .wide{overflow-x:auto;margin:1.5rem 0}table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums}
 th,td{padding:.2rem .6rem;text-align:right;white-space:nowrap;border-bottom:1px solid #e2e2e2}
 th:first-child,td:first-child{text-align:left}thead th{border-bottom:2px solid #888;vertical-align:bottom}
-code,pre{font-family:"DejaVu Sans Mono",Consolas,monospace;font-size:.9em}pre{overflow-x:auto;background:#f4f4f4;padding:.6rem}
+code,pre{font-family:"DejaVu Sans Mono",Consolas,monospace;font-size:.9em}pre{white-space:pre-wrap;background:#f4f4f4;padding:.6rem}
 nav li{line-height:1.7}
 @media screen and (prefers-color-scheme:dark){body{color:#e6e6e6;background:#16181c}figcaption,caption{color:#aaa}
 th,td{border-color:#33363c}pre{background:#22252b}a{color:#8ab4f8}}
-@media print{body{max-width:none;margin:0;font-size:10pt}h2{break-after:avoid}table{break-inside:auto}tr{break-inside:avoid}.wide{overflow:visible}th,td{white-space:normal}}
+@media print{body{max-width:none;margin:0;font-size:10pt}h2{break-after:avoid}table{break-inside:auto}tr{break-inside:avoid}.wide{overflow:visible}th,td{white-space:normal}
+.many table{font-size:6.2pt}.many th,.many td{padding:1px 3px}.many code{white-space:nowrap;font-size:1em}}
 )";
 
 /// Escaped, with `code` between back quotes.
@@ -67,8 +68,11 @@ std::string html_of(const Block& block, std::size_t index) {
       return list + "</ul>\n";
     }
     case Block::Kind::table: {
-      std::string table = "<div class=\"wide\"><table>\n<caption>" + inline_html(block.text) +
-                          "</caption>\n<thead>" + html_row(block.items, "th") + "</thead>\n<tbody>\n";
+      constexpr std::size_t kMany = 10;  // columns that paper holds in letters of the usual size
+      std::string table =
+          fmt::format("<div class=\"wide{}\"><table>\n<caption>", block.items.size() > kMany ? " many" : "") +
+          inline_html(block.text) + "</caption>\n<thead>" + html_row(block.items, "th") +
+          "</thead>\n<tbody>\n";
       for (const auto& row : block.rows) table += html_row(row, "td");
       return table + "</tbody></table></div>\n";
     }

@@ -41,8 +41,10 @@ using Points = std::vector<std::pair<double, double>>;
 /// What is measured of a method, as points over density.
 struct Ladder {
   std::string label;
-  double index_share = 0;  ///< bytes of the index over those of keys and values
-  Points recovered = {}, error = {}, selector = {};
+  double index_share = 0;   ///< bytes of the index over those of keys and values
+  double update_share = 0;  ///< bytes written a new token over what full attention reads for it
+  Points recovered = {}, error = {};
+  Points selector = {}, asked_selector = {};  ///< bytes read to choose, in the probe and under questions
   std::map<std::string, Points> scores = {};  ///< by column (task, length and protocol)
 
   /// Where its points lie, of the probe or, without one, of the tasks.
@@ -88,10 +90,11 @@ class Ranking {
       const bool ranked = value_at(l.recovered, kMiddle, true).has_value();
       rows.push_back(row_of(l, ranked ? std::to_string(++place) : "-"));
     }
-    s_.table(fmt::format("All methods at equal bytes, by the recovered gap at {} of full attention's. Output "
-                         "error and scores at {} too.",
-                         percent(kMiddle, 0), percent(kMiddle, 0)),
-             head(), std::move(rows));
+    s_.table(
+        fmt::format("All methods at equal bytes, by the recovered gap at {0} of full attention's. Output "
+                    "error and scores at {0} too; exact and selector bytes are what these {0} are made of.",
+                    percent(kMiddle, 0)),
+        head(), std::move(rows));
   }
 
  private:
@@ -100,7 +103,11 @@ class Ranking {
     const auto found =
         std::find_if(ladders_.begin(), ladders_.end(), [&](const Ladder& l) { return l.label == name; });
     if (found != ladders_.end()) return *found;
-    return ladders_.emplace_back(Ladder{.label = name, .index_share = index_share(method, tokens)});
+    const double index = index_share(method, tokens);
+    return ladders_.emplace_back(
+        Ladder{.label = name,
+               .index_share = index,
+               .update_share = index / static_cast<double>(std::max<std::int64_t>(1, tokens))});
   }
 
   double index_share(const GridMethod& method, std::int64_t tokens) const {
@@ -130,6 +137,8 @@ class Ranking {
       const double density = rows[i].at("density").get<double>();
       if (rows[i].at("recovered").is_number())
         l.recovered.emplace_back(density, rows[i].at("recovered").get<double>());
+      if (json_has(rows[i], "selector_share"))
+        l.selector.emplace_back(density, rows[i].at("selector_share").get<double>());
       if (json_has(rows[i], "mean"))
         l.error.emplace_back(density, rows[i].at("mean").at("error").get<double>());
     }
@@ -152,7 +161,7 @@ class Ranking {
           if (m.named.name != row.attention) continue;
           Ladder& l = ladder(m, row.tokens);
           l.scores[column].emplace_back(row.density, row.score);
-          if (row.density > 0) l.selector.emplace_back(row.density, row.selector_share / row.density);
+          if (row.density > 0) l.asked_selector.emplace_back(row.density, row.selector_share);
         }
       }
     }
@@ -174,25 +183,26 @@ class Ranking {
   }
 
   std::vector<std::string> head() const {
-    std::vector<std::string> head = {"", "attention"};
+    std::vector<std::string> head = {"attention", "place"};
     for (const double budget : {kSmall, kMiddle, kLarge})
       head.push_back("recovered gap at " + percent(budget, 0));
     head.emplace_back("output error");
     head.insert(head.end(), columns_.begin(), columns_.end());
-    for (const char* name : {"bytes measured", "of these to choose", "index, of K and V"})
+    for (const char* name :
+         {"bytes measured", "exact bytes", "selector bytes", "update bytes", "index, of K and V"})
       head.emplace_back(name);
     return head;
   }
 
   std::vector<std::string> row_of_full() const {
-    std::vector<std::string> row = {"", "`full`", "1.000", "1.000", "1.000", "0.000"};
+    std::vector<std::string> row = {"`full`", "", "1.000", "1.000", "1.000", "0.000"};
     for (const std::string& column : columns_) row.push_back(cell(full_.at(column), "{:.1f}"));
-    row.insert(row.end(), {"100 %", "0 %", "0 %"});
+    row.insert(row.end(), {"100 %", "100 %", "0 %", "0 %", "0 %"});
     return row;
   }
 
   std::vector<std::string> row_of(const Ladder& l, const std::string& place) const {
-    std::vector<std::string> row = {place, "`" + l.label + "`"};
+    std::vector<std::string> row = {"`" + l.label + "`", place};
     for (const double budget : {kSmall, kMiddle, kLarge})
       row.push_back(cell(value_at(l.recovered, budget, true), "{:.3f}"));
     row.push_back(cell(value_at(l.error, kMiddle, false), "{:.3f}"));
@@ -207,8 +217,10 @@ class Ranking {
     row.push_back(low > high           ? "-"
                   : high < 1.001 * low ? percent(low, 1)
                                        : fmt::format("{:.1f} to {}", 100 * low, percent(high, 1)));
-    const auto selector = value_at(l.selector, kMiddle, false);
-    row.push_back(selector ? percent(*selector, 0) : "-");
+    const auto selector = value_at(l.selector.empty() ? l.asked_selector : l.selector, kMiddle, false);
+    row.push_back(selector ? percent(kMiddle - *selector, 1) : "-");
+    row.push_back(selector ? percent(*selector, 1) : "-");
+    row.push_back(percent(l.update_share, 4));
     row.push_back(percent(l.index_share, 0));
     return row;
   }
@@ -226,10 +238,11 @@ void write_ranking(const Section& section) {
       "Every method is measured at several budgets. Its values at equal bytes lie between its own two "
       "nearest "
       "points, linear in the logarithm of the bytes, and a dash stands where its points do not reach. Bytes "
-      "are those of the chosen keys and values, of sink and window, and those read to choose them. What is "
-      "written to keep an index up to date is one key's share of the index for each new token: of the bytes "
-      "that full attention reads for it the last column divided by the number of tokens, under a tenth "
-      "of a percent here, and left out. \"pass\": at least 90 % of full attention's score.");
+      "are those of the chosen keys and values, of sink and window (exact bytes), and those read to choose "
+      "them (selector bytes). Update bytes are written to keep an index up to date, one key's share of the "
+      "index for each new token, over what full attention reads for that token; they are so few that they "
+      "are "
+      "left out of the order. \"pass\": at least 90 % of full attention's score.");
   Ranking(section).write();
   section.page.paragraph(section.suite.explanation);
 }

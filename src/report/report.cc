@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <map>
 #include <set>
 
@@ -47,6 +48,12 @@ void write_run(const Section& section) {
       return write_recall(section);
     case RunKind::clusters:
       return write_clusters(section);
+    case RunKind::key_query:
+      return write_key_query(section);
+    case RunKind::drift:
+      return write_drift(section);
+    case RunKind::training:
+      return write_training(section);
     default:
       return write_bench(section);
   }
@@ -62,6 +69,15 @@ std::string series_of(std::string_view label) {
   std::string name(label.substr(0, colon));
   if (comma != std::string_view::npos) name += ":" + std::string(keys.substr(comma + 1));
   return name;
+}
+
+std::optional<double> budget_of(std::string_view label) {
+  const std::size_t equals = label.find('=');
+  if (equals == std::string_view::npos) return std::nullopt;
+  const std::string_view text = label.substr(equals + 1, label.find(',', equals) - equals - 1);
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() ? std::optional(value) : std::nullopt;
 }
 
 int style_of(std::string_view label) {

@@ -3,6 +3,7 @@
 // made again.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,6 +27,8 @@ Page make_report(const Grid& grid, std::span<const Suite> suites, const Provenan
 /// The line of a chart that a method belongs to: its label without the number of its first key, which by
 /// convention is the budget ("topk:k=64" -> "topk").
 std::string series_of(std::string_view label);
+/// That number, where the first key has one that is no share.
+std::optional<double> budget_of(std::string_view label);
 /// The same method looks the same in all charts.
 int style_of(std::string_view label);
 

@@ -19,10 +19,6 @@ namespace lode {
 
 namespace {
 
-bool shows(const SuiteRun& run, Show show) {
-  return std::find(run.show.begin(), run.show.end(), show) != run.show.end();
-}
-
 std::string join_sentences(const std::string& first, const std::string& second) {
   return second.empty() ? first : first + " " + second;
 }
@@ -33,7 +29,7 @@ struct MethodScore {
   double score = 0, agreement = 0, density = 0, selectivity = 0, seconds = 0;
   std::optional<double> low, high;  ///< of the score, from the paired interval
   std::int64_t n = 0;
-  std::map<std::string, double> by_task;
+  std::map<std::string, double> by_task, far_keys_by_task;
 };
 
 /// The rows of a report at one length (0 = all) as means over tasks, `full` first.
@@ -57,6 +53,7 @@ std::vector<MethodScore> scores_of(const Section& s, const EvalReport& report, s
     m.seconds += row.seconds;
     m.n += row.n;
     m.by_task[row.task] += row.score;
+    m.far_keys_by_task[row.task] += row.selectivity;
   }
   for (std::size_t i = 0; i < scores.size(); ++i) {
     MethodScore& m = scores[i];
@@ -68,6 +65,7 @@ std::vector<MethodScore> scores_of(const Section& s, const EvalReport& report, s
     m.seconds /= std::max<double>(1.0, static_cast<double>(m.n));
     const double lengths = n / std::max<double>(1.0, static_cast<double>(m.by_task.size()));
     for (auto& [task, score] : m.by_task) score /= lengths;
+    for (auto& [task, share] : m.far_keys_by_task) share /= lengths;
   }
   return scores;
 }
@@ -113,6 +111,57 @@ void score_chart(const Section& s, const std::vector<MethodScore>& scores, const
                            .series = series_from(points),
                            .rules = {{"full", scores.front().score}}};
   s.figure(join_sentences(chart.title + ".", warning), svg_of(chart));
+}
+
+/// One picture a task, where their mean would hide what sets them apart.
+void task_charts(const Section& s, const std::vector<MethodScore>& scores, const std::string& what,
+                 const Axis& keys) {
+  for (const auto& [task, of_full] : scores.front().by_task) {
+    std::vector<MethodPoint> points;
+    for (std::size_t i = 1; i < scores.size(); ++i)
+      points.push_back(
+          {scores[i].label, scores[i].far_keys_by_task.at(task), scores[i].by_task.at(task), {}, {}});
+    const Axis score = {.title = "score (percent)", .low = 0, .high = 100};
+    const LineChart chart = {.title = fmt::format("{}: score by {}, {}", task, keys.title, what),
+                             .x = keys,
+                             .y = score,
+                             .series = series_from(points),
+                             .rules = {{"full", of_full}}};
+    s.figure(chart.title + ".", svg_of(chart));
+  }
+}
+
+void far_keys_table(const Section& s, const std::vector<MethodScore>& scores, const std::string& what) {
+  std::vector<std::string> head = {"attention"};
+  for (const auto& [task, share] : scores.front().far_keys_by_task) head.push_back(task);
+  std::vector<std::vector<std::string>> rows;
+  for (std::size_t i = 1; i < scores.size(); ++i) {
+    rows.push_back({"`" + scores[i].label + "`"});
+    for (const auto& [task, share] : scores[i].far_keys_by_task) rows.back().push_back(percent(share, 1));
+  }
+  s.table("Share of the far keys attended, by task, at " + what + ".", std::move(head), std::move(rows));
+}
+
+/// A line a task and method that has several budgets.
+void far_keys_chart(const Section& s, const std::vector<MethodScore>& scores, const std::string& what) {
+  std::map<std::string, std::vector<const MethodScore*>> methods;
+  for (std::size_t i = 1; i < scores.size(); ++i)
+    if (budget_of(scores[i].label)) methods[series_of(scores[i].label)].push_back(&scores[i]);
+  const Axis x = {.title = "budget (number of clusters visited, of keys)", .log = true};
+  const Axis y = {.title = "share of the far keys attended", .unit = Axis::Unit::percent, .log = true};
+  for (const auto& [method, points] : methods) {
+    if (points.size() < 2) continue;
+    LineChart chart = {.title = fmt::format("{}: far keys by budget, {}", method, what), .x = x, .y = y};
+    for (const auto& [task, share] : points.front()->far_keys_by_task) {
+      Series line = {.label = task, .style = static_cast<int>(chart.series.size())};
+      for (const MethodScore* m : points)
+        line.points.push_back({.x = *budget_of(m->label), .y = m->far_keys_by_task.at(task)});
+      std::sort(line.points.begin(), line.points.end(),
+                [](const auto& a, const auto& b) { return a.x < b.x; });
+      chart.series.push_back(std::move(line));
+    }
+    s.figure(chart.title + ".", svg_of(chart));
+  }
 }
 
 void length_chart(const Section& s, const EvalReport& report, const std::string& protocol) {
@@ -186,6 +235,10 @@ std::string number(double value, const char* format) {
 }
 
 }  // namespace
+
+bool Section::shows(Show show) const {
+  return std::find(run.show.begin(), run.show.end(), show) != run.show.end();
+}
 
 void Section::figure(std::string caption, std::string svg) const {
   page.figure(fmt::format("{}-{}", suite.name, ++figures), caption + " " + provenance, std::move(svg));
@@ -266,17 +319,19 @@ void write_eval(const Section& s) {
       const std::vector<MethodScore> scores = scores_of(s, report, length);
       const std::string what = fmt::format("{} tokens, {}", length_name(length), protocol.str());
       const std::string dense = s.run.dense.empty() ? "" : "; dense parts " + s.run.dense;
-      if (shows(s.run, Show::table))
+      if (s.shows(Show::table))
         score_table(s, scores, fmt::format("Scores in percent at {}{}.", what, dense));
-      if (shows(s.run, Show::score_density)) score_chart(s, scores, what, &MethodScore::density, bytes);
-      if (shows(s.run, Show::score_selectivity))
-        score_chart(s, scores, what, &MethodScore::selectivity, keys);
-      if (shows(s.run, Show::score_time))
+      if (s.shows(Show::score_density)) score_chart(s, scores, what, &MethodScore::density, bytes);
+      if (s.shows(Show::score_selectivity)) score_chart(s, scores, what, &MethodScore::selectivity, keys);
+      if (s.shows(Show::score_tasks)) task_charts(s, scores, what, keys);
+      if (s.shows(Show::far_keys_table)) far_keys_table(s, scores, what);
+      if (s.shows(Show::far_keys_budget)) far_keys_chart(s, scores, what);
+      if (s.shows(Show::score_time))
         score_chart(s, scores, what, &MethodScore::seconds, time,
                     busy_warning(s.grid.effort_of_answers().others_share()));
     }
-    if (shows(s.run, Show::score_length) && lengths.size() > 1) length_chart(s, report, protocol.str());
-    if (shows(s.run, Show::needle_map)) needle_maps(s, protocol);
+    if (s.shows(Show::score_length) && lengths.size() > 1) length_chart(s, report, protocol.str());
+    if (s.shows(Show::needle_map)) needle_maps(s, protocol);
   }
 }
 
@@ -358,20 +413,23 @@ void write_probe(const Section& s) {
       continue;
     }
     const std::string at = fmt::format(", {} tokens of text that needs its far past", length_name(length));
-    if (shows(s.run, Show::table))
+    if (s.shows(Show::table))
       probe_table(s, methods, rows,
                   fmt::format("Loss, recovered gap and output error{}; {} (means over heads).", at,
                               s.run.dense.empty() ? "sink=1,window=63" : s.run.dense));
-    if (shows(s.run, Show::recovered_density))
+    if (s.shows(Show::recovered_density))
       probe_chart(s, methods, rows, "Recovered gap by bytes read" + at, "density", bytes, false, "recovered",
                   gap);
-    if (shows(s.run, Show::error_density))
+    if (s.shows(Show::error_density))
       probe_chart(s, methods, rows, "Output error by bytes read" + at, "density", bytes, true, "error",
                   error);
-    if (shows(s.run, Show::error_selectivity))
+    if (s.shows(Show::error_selectivity))
       probe_chart(s, methods, rows, "Output error by far keys" + at, "selectivity", keys, true, "error",
                   error);
-    if (shows(s.run, Show::head_maps)) {
+    if (s.shows(Show::mass_selectivity))
+      probe_chart(s, methods, rows, "Attention captured by far keys" + at, "selectivity", keys, true, "mass",
+                  {.title = "share of full attention's mass", .low = 0.0, .high = 1.0});
+    if (s.shows(Show::head_maps)) {
       head_maps(s, methods, rows, "Share of full attention's mass that is captured" + at, "mass");
       head_maps(s, methods, rows, "Share of the keys that are attended" + at, "density");
     }
@@ -402,13 +460,14 @@ void write_recall(const Section& s) {
   const double near =
       static_cast<double>(dense.sink + dense.window) + 0.5 * static_cast<double>(s.run.queries - 1);
   const auto keys = [&](const Json& row) { return member(row, "chosen") * (member(row, "tokens") - near); };
-  if (shows(s.run, Show::recall_length))
+  const bool by_length = s.run.lengths.size() > 1;
+  if (by_length && s.shows(Show::recall_length))
     recall_chart(s, fmt::format("Recall of the true top {} keys by length, by weight a", s.run.top),
                  {.title = "recall", .low = 0.0, .high = 1.0},
                  [](const Json& row) { return member(row, "recall"); });
-  if (shows(s.run, Show::keys_length))
+  if (by_length && s.shows(Show::keys_length))
     recall_chart(s, "Far keys taken by length", {.title = "far keys taken", .log = true}, keys);
-  if (!shows(s.run, Show::table)) return;
+  if (!s.shows(Show::table)) return;
   std::vector<std::vector<std::string>> table;
   for (const GridMethod& m : s.grid.methods(s.run)) {
     for (const Json& row : s.grid.recall(s.run, m)) {
@@ -480,10 +539,9 @@ void latency_bars(const Section& s, const std::vector<Json>& rows, const std::st
          .lengths = parts,
          .mark = member(row, "limit_us")});
   }
-  const std::string apart = overlap ? "Parts are measured each alone; the whole, which the numbers are of, "
-                                      "takes less where one part begins "
-                                      "before another has ended."
-                                    : "";
+  const std::string apart =
+      fmt::format("Bars are made of parts, each measured alone; the numbers are of the whole{}.",
+                  overlap ? ", which takes less where one part begins before another has ended" : "");
   s.figure(join_sentences(
                join_sentences(
                    chart.title +
@@ -507,6 +565,24 @@ void bench_table(const Section& s, const std::vector<Json>& rows, const std::str
           std::move(table));
 }
 
+/// Whole steps; what of them is attention is known where nothing is cached.
+void step_table(const Section& s, const std::vector<Json>& rows, const std::string& what) {
+  std::vector<std::vector<std::string>> table;
+  const double full = rows.empty() ? 0 : member(rows.front(), "median_us");
+  for (const Json& row : rows) {
+    const double median = member(row, "median_us"), attention = member(row, "attention_us");
+    table.push_back({"`" + bench_label(s, row) + "`", number(median / 1e3, "{:.3f}"),
+                     number(attention / 1e3, "{:.1f}"), number((median - attention) / 1e3, "{:.1f}"),
+                     number(full / median, "{:.2f}"), percent(member(row, "density")),
+                     percent(member(row, "selectivity")), number(member(row, "build_seconds"), "{:.3f}"),
+                     json_has(row, "kv_bytes") ? human_bytes(row.at("kv_bytes").get<std::int64_t>()) : "-"});
+  }
+  s.table(what,
+          {"attention", "median ms", "attention ms", "the rest ms", "x full", "density", "far keys",
+           "index s", "keys and values"},
+          std::move(table));
+}
+
 }  // namespace
 
 void write_clusters(const Section& s) {
@@ -516,14 +592,14 @@ void write_clusters(const Section& s) {
       if (maps.empty()) s.page.paragraph("Not measured yet.");
       std::vector<std::vector<std::string>> table;
       for (const Json& map : maps) {
-        if (shows(s.run, Show::cluster_map)) cluster_chart(s, m.label, length, map);
+        if (s.shows(Show::cluster_map)) cluster_chart(s, m.label, length, map);
         std::int64_t keys = 0;
         for (const Json& group : map.at("groups")) keys += group.at("keys").get<std::int64_t>();
         table.push_back({std::to_string(map.at("layer").get<int>()),
                          std::to_string(map.at("clusters").get<std::int64_t>()), std::to_string(keys),
                          percent(member(map, "shown"))});
       }
-      if (shows(s.run, Show::table) && !maps.empty())
+      if (s.shows(Show::table) && !maps.empty())
         s.table(fmt::format("Clusters of `{}` at {} tokens.", m.label, length_name(length)),
                 {"layer", "clusters", "keys of the largest", "spread on two axes"}, std::move(table));
     }
@@ -544,20 +620,20 @@ void write_bench(const Section& s) {
       continue;
     }
     const std::string what = fmt::format("{} keys, {}", length_name(length), shape);
-    const std::map<std::string, Effort> efforts = s.grid.efforts();
-    const auto effort = efforts.find(Grid::effort_name(s.run, length));
-    const std::string warning =
-        effort == efforts.end() ? std::string() : busy_warning(effort->second.others_share());
-    if (shows(s.run, Show::latency_bars)) latency_bars(s, rows, what, warning);
-    if (shows(s.run, Show::table))
-      bench_table(s, rows, join_sentences("Times at " + what + "; made-up clustered keys.", warning));
+    const std::optional<Effort> effort = s.grid.effort_of(s.run, length);
+    const std::string warning = effort ? busy_warning(effort->others_share()) : std::string();
+    if (s.shows(Show::latency_bars)) latency_bars(s, rows, what, warning);
+    if (s.shows(Show::table)) {
+      const std::string caption = join_sentences("Times at " + what + "; made-up clustered keys.", warning);
+      s.run.kind == RunKind::attention ? bench_table(s, rows, caption) : step_table(s, rows, caption);
+    }
     for (const Json& row : rows) {
       const std::string label = bench_label(s, row);
       if (lines.emplace(label, Series{label, style_of(label), {}}).second) order.push_back(label);
       lines[label].points.push_back({.x = static_cast<double>(length), .y = member(row, "median_us")});
     }
   }
-  if (!shows(s.run, Show::latency_length) || s.run.lengths.size() < 2) return;
+  if (!s.shows(Show::latency_length) || s.run.lengths.size() < 2) return;
   const Axis x = {.title = "keys", .unit = Axis::Unit::tokens, .log = true};
   const Axis y = {.title = "median time", .unit = Axis::Unit::microseconds, .log = true};
   LineChart chart = {.title = "Time by length, " + shape, .x = x, .y = y};

@@ -20,6 +20,7 @@ struct Section {
   Page& page;
   int& figures;  ///< numbers the suite's figures
 
+  bool shows(Show show) const;
   /// Names the figure's file and adds provenance to the caption.
   void figure(std::string caption, std::string svg) const;
   void table(std::string caption, std::vector<std::string> head,
@@ -31,6 +32,9 @@ void write_probe(const Section& section);
 void write_recall(const Section& section);
 void write_clusters(const Section& section);
 void write_bench(const Section& section);
+void write_key_query(const Section& section);
+void write_drift(const Section& section);
+void write_training(const Section& section);
 
 /// A method's measured points for a chart; methods that differ in their budget alone become one line.
 struct MethodPoint {

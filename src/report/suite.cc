@@ -11,6 +11,7 @@
 
 #include "base/file.h"
 #include "base/text.h"
+#include "eval/saap_variants.h"
 #include "lodestone/error.h"
 #include "report/toml.h"
 
@@ -18,10 +19,13 @@ namespace lode {
 
 namespace {
 
-constexpr std::array<std::pair<std::string_view, RunKind>, 6> kKinds = {{{"eval", RunKind::eval},
+constexpr std::array<std::pair<std::string_view, RunKind>, 9> kKinds = {{{"eval", RunKind::eval},
                                                                          {"probe", RunKind::probe},
                                                                          {"recall", RunKind::recall},
                                                                          {"clusters", RunKind::clusters},
+                                                                         {"key-query", RunKind::key_query},
+                                                                         {"drift", RunKind::drift},
+                                                                         {"training", RunKind::training},
                                                                          {"attention", RunKind::attention},
                                                                          {"decode", RunKind::decode}}};
 
@@ -38,14 +42,25 @@ const std::vector<ShowName>& show_names() {
       {"score-selectivity", Show::score_selectivity, {RunKind::eval}},
       {"score-length", Show::score_length, {RunKind::eval}},
       {"score-time", Show::score_time, {RunKind::eval}},
+      {"score-tasks", Show::score_tasks, {RunKind::eval}},
+      {"far-keys-table", Show::far_keys_table, {RunKind::eval}},
+      {"far-keys-budget", Show::far_keys_budget, {RunKind::eval}},
       {"needle-map", Show::needle_map, {RunKind::eval}},
       {"recovered-density", Show::recovered_density, {RunKind::probe}},
       {"error-density", Show::error_density, {RunKind::probe}},
       {"error-selectivity", Show::error_selectivity, {RunKind::probe}},
+      {"mass-selectivity", Show::mass_selectivity, {RunKind::probe}},
       {"head-maps", Show::head_maps, {RunKind::probe}},
       {"recall-length", Show::recall_length, {RunKind::recall}},
       {"keys-length", Show::keys_length, {RunKind::recall}},
       {"cluster-map", Show::cluster_map, {RunKind::clusters}},
+      {"axes", Show::axes, {RunKind::key_query}},
+      {"dot-products", Show::dot_products, {RunKind::key_query}},
+      {"cluster-shares", Show::cluster_shares, {RunKind::key_query}},
+      {"search", Show::search, {RunKind::key_query}},
+      {"distance", Show::distance, {RunKind::key_query}},
+      {"deviations", Show::deviations, {RunKind::drift}},
+      {"captured", Show::captured, {RunKind::training}},
       {"latency-bars", Show::latency_bars, {RunKind::attention}},
       {"latency-length", Show::latency_length, {RunKind::attention, RunKind::decode}}};
   return names;
@@ -93,8 +108,10 @@ class RunReader {
     run.title = table_.text("title").value_or("");
     run.dense = table_.text("dense").value_or(run.kind == RunKind::eval ? "sink=1,window=511" : "");
     run.seed = static_cast<std::uint64_t>(table_.integer("seed", 0, std::int64_t{1} << 53).value_or(7));
-    for (const std::string& spec : required("methods"))
-      run.methods.push_back({spec, with_dense(spec, run.dense)});
+    if (has_methods(run.kind)) {
+      for (const std::string& spec : required("methods"))
+        run.methods.push_back({spec, with_dense(spec, run.dense)});
+    }
     for (const std::string& text : required("lengths"))
       run.lengths.push_back(parse_length(text, table_.where("lengths")));
     for (const std::string& text : table_.list("show").value_or(std::vector<std::string>{"table"}))
@@ -103,6 +120,10 @@ class RunReader {
     if (run.kind == RunKind::recall) {
       run.top = table_.integer("top", 1, 1'000'000).value_or(run.top);
       run.queries = table_.integer("queries", 1, 1'000'000).value_or(run.queries);
+    }
+    if (run.kind == RunKind::drift || run.kind == RunKind::training) {
+      run.texts = quick_integer("texts", 2, 1000, run.kind == RunKind::drift ? run.texts : 6);
+      if (run.kind == RunKind::training) read_training(run);
     }
     if (run.kind == RunKind::attention || run.kind == RunKind::decode) read_bench(run);
     table_.check_all_used();
@@ -114,11 +135,28 @@ class RunReader {
     run.tasks = required("tasks");
     const auto protocols = table_.list("protocols").value_or(std::vector<std::string>{"context-dense"});
     for (const std::string& text : protocols) run.protocols.push_back(Protocol::parse(text));
-    const std::int64_t samples = table_.integer("samples", 1, 1'000'000).value_or(run.samples);
-    const auto quick = table_.integer("quick_samples", 1, 1'000'000);
-    run.samples = quick_ && quick ? *quick : samples;
+    run.samples = quick_integer("samples", 1, 1'000'000, run.samples);
     run.questions = table_.integer("questions", 0, 1000).value_or(0);
     if (const auto shared = table_.text("shared")) run.shared = parse_length(*shared, table_.where("shared"));
+  }
+
+  void read_training(SuiteRun& run) {
+    run.steps = quick_integer("steps", 1, 1'000'000, run.steps);
+    run.variants = required("variants");
+    for (const std::string& variant : run.variants) {
+      try {
+        check_saap_variant(variant);
+      } catch (const InputError& error) {
+        throw InputError(fmt::format("{}: 'variants': {}", table_.where("variants"), error.what()));
+      }
+    }
+  }
+
+  std::int64_t quick_integer(const std::string& key, std::int64_t low, std::int64_t high,
+                             std::int64_t otherwise) {
+    const std::int64_t usual = table_.integer(key, low, high).value_or(otherwise);
+    const auto quick = table_.integer("quick_" + key, low, high);
+    return quick_ && quick ? *quick : usual;
   }
 
   void read_bench(SuiteRun& run) {
@@ -159,6 +197,10 @@ std::string_view name_of(RunKind kind) {
     if (k == kind) return name;
   }
   return "";
+}
+
+bool has_methods(RunKind kind) {
+  return kind != RunKind::key_query && kind != RunKind::drift && kind != RunKind::training;
 }
 
 std::int64_t parse_length(std::string_view text, std::string_view where) {

@@ -14,8 +14,10 @@
 
 namespace lode {
 
-enum class RunKind { eval, probe, recall, clusters, attention, decode };
+enum class RunKind { eval, probe, recall, clusters, key_query, drift, training, attention, decode };
 std::string_view name_of(RunKind kind);
+/// Whether its measurements are of methods; others are of the model alone.
+bool has_methods(RunKind kind);
 
 /// What a run's results are shown as.
 enum class Show {
@@ -24,14 +26,25 @@ enum class Show {
   score_selectivity,  ///< eval: mean score over the share of far keys attended
   score_length,       ///< eval: mean score over the length
   score_time,         ///< eval: mean score over the seconds of a question
+  score_tasks,        ///< eval: score of each task by itself over the share of far keys attended
+  far_keys_table,     ///< eval: the share of far keys attended, by task
+  far_keys_budget,    ///< eval: likewise over the method's budget
   needle_map,         ///< eval: score by depth and length, one map a method
   recovered_density,  ///< probe: recovered gap over the share of bytes read
   error_density,      ///< probe: output error over the share of bytes read
   error_selectivity,  ///< probe: output error over the share of far keys attended
+  mass_selectivity,   ///< probe: captured mass over the share of far keys attended
   head_maps,          ///< probe: captured mass and density, layer by head
   recall_length,      ///< recall: recall of the true top keys over the length
   keys_length,        ///< recall: keys that a choice takes over the length
   cluster_map,        ///< clusters: keys of the largest clusters of some heads, laid out flat
+  axes,               ///< key-query: keys and queries on two principal axes
+  dot_products,       ///< key-query: of queries with far keys, recent ones and the first
+  cluster_shares,     ///< key-query: share of the queries in a cluster over that of the keys
+  search,             ///< key-query: recall over the share of the keys that an inverted file scans
+  distance,           ///< key-query: Mahalanobis distances to the keys
+  deviations,         ///< drift: unevenness of the buckets by where keys are drawn from
+  captured,           ///< training: attention captured over the share of far keys, by variant
   latency_bars,       ///< attention: parts of the time beside the byte limit
   latency_length,     ///< attention, decode: time over the length
 };
@@ -58,6 +71,10 @@ struct SuiteRun {
   std::vector<Show> show;
   // Of recall.
   std::int64_t top = 32, queries = 16;
+  // Of drift and training.
+  std::int64_t texts = 10;  ///< that are read
+  std::int64_t steps = 600;
+  std::vector<std::string> variants;
   // Of attention and decode.
   std::string shape = "pocket";
   std::int64_t batch = 1, query_tokens = 1;

@@ -35,6 +35,7 @@ struct Series {
   std::string label;
   int style = 0;  ///< colour, marker and dash; the same number looks the same in all charts
   std::vector<ChartPoint> points;
+  bool large = false;  ///< its markers, twice
 };
 
 /// Lines through points, each named at its right end; points that are not finite, or not positive on a
@@ -48,7 +49,7 @@ struct LineChart {
     double y = 0;
   };
   std::vector<Rule> rules;  ///< dashed horizontal lines, such as full attention's score
-  bool joined = true;       ///< else markers alone
+  bool joined = true;       ///< else markers alone, with a legend
 };
 std::string svg_of(const LineChart& chart);
 
@@ -79,6 +80,19 @@ struct BarChart {
   std::vector<Bar> bars;
 };
 std::string svg_of(const BarChart& chart);
+
+/// Rows of dots on one axis, a few kinds of dots a row.
+struct DotChart {
+  std::string title;
+  Axis x;
+  std::vector<std::string> kinds;  ///< legend
+  struct Row {
+    std::string label;
+    std::vector<std::vector<double>> dots;  ///< [kinds]
+  };
+  std::vector<Row> rows;
+};
+std::string svg_of(const DotChart& chart);
 
 /// The rules that colour charts; a page has them once.
 std::string_view chart_css();

@@ -19,9 +19,8 @@ std::string short_number(double value) {
   return text == "-0" ? "0" : text;
 }
 
-/// The eight markers, about four pixels from their middle to their edge.
-std::string marker_path(double x, double y, int shape) {
-  constexpr double r = 4;
+/// The eight markers, about r pixels from their middle to their edge.
+std::string marker_path(double x, double y, int shape, double r) {
   const auto polygon = [&](std::initializer_list<std::array<double, 2>> corners) {
     std::string d;
     for (const auto& [dx, dy] : corners)
@@ -155,10 +154,11 @@ void SvgCanvas::path(std::string_view d, int style) {
                       kDashes[style / kStyles % 4], d);
 }
 
-void SvgCanvas::marker(double x, double y, int style, std::string_view tip) {
+void SvgCanvas::marker(double x, double y, int style, std::string_view tip, double size) {
+  constexpr double kRadius = 4;
   // A second round of the eight colours has hollow markers.
   out_ += fmt::format("<path class=\"mark {}{}\" d=\"{}\">", style / kStyles % 2 == 0 ? "f" : "h",
-                      style % kStyles, marker_path(x, y, style % kStyles));
+                      style % kStyles, marker_path(x, y, style % kStyles, size * kRadius));
   if (!tip.empty()) out_ += fmt::format("<title>{}</title>", xml_escape(tip));
   out_ += "</path>\n";
 }

@@ -31,7 +31,7 @@ class SvgCanvas {
             std::string_view anchor = "start", double size = kFont);
   void vertical_text(double x, double y, std::string_view text, std::string_view css_class);
   void path(std::string_view d, int style);
-  void marker(double x, double y, int style, std::string_view tip = {});
+  void marker(double x, double y, int style, std::string_view tip = {}, double size = 1);
   std::string finish() &&;
 
  private:

@@ -54,6 +54,8 @@ constexpr TaskRule kLongBench[] = {{"narrativeqa", Match::f1, 128},
 constexpr TaskRule kInfiniteBench[] = {{"passkey", Match::number, 6},
                                        {"number_string", Match::number, 12},
                                        {"kv_retrieval", Match::word, 50},
+                                       {"math_find", Match::decimal, 3},
+                                       {"code_debug", Match::debug, 5},
                                        {"longbook_qa_eng", Match::f1, 40},
                                        {"longbook_choice_eng", Match::choice, 40}};
 
@@ -67,21 +69,23 @@ const TaskRule& rule_of(const TaskRule (&rules)[n], std::string_view task, const
   throw InputError(where + ": expected one of the tasks " + join(names) + "; found '" + excerpt(task) + "'");
 }
 
-/// A text, or a number as text.
-std::string text_or_number(const Json& value, const std::string& where, const char* key) {
+/// A text, or a number as text; of numbers with a fraction only where those are `decimals`.
+std::string text_or_number(const Json& value, const std::string& where, const char* key, bool decimals) {
   if (value.is_string()) return value.get<std::string>();
-  if (value.is_number_integer()) return value.dump();
-  throw InputError(where + ": field '" + std::string(key) + "': expected a string or a whole number");
+  if (value.is_number_integer() || (decimals && value.is_number())) return value.dump();
+  throw InputError(where + ": field '" + std::string(key) + "': expected a string or a " +
+                   (decimals ? "number" : "whole number"));
 }
 
 /// One or a list of them, none empty.
-std::vector<std::string> texts_of(const Json& object, const char* key, const std::string& where) {
+std::vector<std::string> texts_of(const Json& object, const char* key, const std::string& where,
+                                  bool decimals = false) {
   const Json& value = json_member(object, key);
   std::vector<std::string> texts;
   if (value.is_array()) {
-    for (const Json& item : value) texts.push_back(text_or_number(item, where, key));
+    for (const Json& item : value) texts.push_back(text_or_number(item, where, key, decimals));
   } else {
-    texts.push_back(text_or_number(value, where, key));
+    texts.push_back(text_or_number(value, where, key, decimals));
   }
   std::erase_if(texts, [](const std::string& t) { return t.empty(); });
   if (texts.empty())
@@ -233,9 +237,9 @@ void DatasetReader::add_infinitebench(const Json& object, const std::string& whe
   const TaskRule& rule = rule_of(kInfiniteBench, sample.task, where);
   sample.match = rule.match;
   sample.max_new = rule.max_new;
-  sample.answers = texts_of(object, "answer", where);
+  sample.answers = texts_of(object, "answer", where, rule.match == Match::decimal);
   std::string input = json_string(object, "input", where);
-  if (rule.match == Match::choice) {
+  if (rule.match == Match::choice || rule.match == Match::debug) {
     const std::vector<std::string> options = texts_of(object, "options", where);
     const auto right = std::find(options.begin(), options.end(), sample.answers.front());
     if (options.size() > 4 || right == options.end())

@@ -18,8 +18,9 @@ constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
 constexpr std::pair<std::string_view, Match> kMatches[] = {
     {"contains", Match::contains}, {"exact", Match::exact},     {"f1", Match::f1},
     {"any", Match::any},           {"number", Match::number},   {"word", Match::word},
-    {"choice", Match::choice},     {"rouge-l", Match::rouge_l}, {"classes", Match::classes},
-    {"count", Match::count},       {"passage", Match::passage}, {"code", Match::code}};
+    {"decimal", Match::decimal},   {"debug", Match::debug},     {"choice", Match::choice},
+    {"rouge-l", Match::rouge_l},   {"classes", Match::classes}, {"count", Match::count},
+    {"passage", Match::passage},   {"code", Match::code}};
 
 Match parse_match(const std::string& text, const std::string& where) {
   std::vector<std::string> names;

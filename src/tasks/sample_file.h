@@ -21,7 +21,22 @@
 namespace lode {
 
 /// How an output is scored; see eval/scoring.h.
-enum class Match { contains, exact, f1, any, number, word, choice, rouge_l, classes, count, passage, code };
+enum class Match {
+  contains,
+  exact,
+  f1,
+  any,
+  number,
+  decimal,
+  word,
+  choice,
+  debug,
+  rouge_l,
+  classes,
+  count,
+  passage,
+  code
+};
 std::string_view name_of(Match match);
 
 struct Sample {

@@ -276,6 +276,29 @@ TEST(TuneTarget, ErrorIsOverAllHeadsThoseOfDenseLayersToo) {
   EXPECT_NEAR(TuneTarget::parse("error=0.1").measure(row, {}), 0.2, 1e-12);
 }
 
+TEST(Probe, AGroupReadsWhatAnyOfItsHeadsAttends) {
+  ProbeOptions options = small_probe();
+  options.measured = options.last;
+  const ProbeReport report =
+      probe(tiny_model(), some_text(), specs({"topk:k=4", "kmeans:clusters=8"}), options);
+  for (std::size_t m = 2; m < report.rows.size(); ++m) {
+    const ProbeRow& row = report.rows[m];
+    double read = 0, attended = 0;
+    for (const HeadMeasure& head : row.heads) {
+      EXPECT_GE(head.read, head.density - 1e-12) << row.attention;
+      EXPECT_LE(head.read, 2 * head.density + 1e-12) << "a group of two";
+      read += head.read / static_cast<double>(row.heads.size());
+      attended += head.density / static_cast<double>(row.heads.size());
+    }
+    EXPECT_NEAR(read + row.selector_share, row.density, 0.02 * row.density) << "the bytes that are counted";
+    if (m == 2) {
+      EXPECT_GT(read, 1.02 * attended) << "topk chooses for each head";
+    } else {
+      EXPECT_NEAR(read, attended, 1e-9) << "kmeans for the group";
+    }
+  }
+}
+
 TEST(Probe, JsonHasEveryHead) {
   const Json json = probe(tiny_model(), some_text(), specs({"topk:k=4"}), small_probe()).json();
   EXPECT_EQ(json.at("results").at(2).at("heads").size(), 8u);

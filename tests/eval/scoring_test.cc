@@ -67,6 +67,24 @@ TEST(Number, IsTheFirstOfTheOutput) {
   EXPECT_EQ(of("", Match::number, {"71432"}), 0.0);
 }
 
+TEST(Decimal, IsTheFirstOfTheOutputWithItsFraction) {
+  EXPECT_EQ(of("It is 8.67, not 9.", Match::decimal, {"8.67"}), 1.0);
+  EXPECT_EQ(of("61.", Match::decimal, {"61"}), 1.0) << "a full stop is no fraction";
+  EXPECT_EQ(of("3", Match::decimal, {"3.0"}), 1.0);
+  EXPECT_EQ(of("3.0", Match::decimal, {"3"}), 0.0) << "the authors' int() refuses it";
+  EXPECT_EQ(of("9 or 61", Match::decimal, {"61"}), 0.0);
+  EXPECT_EQ(of("none", Match::decimal, {"61"}), 0.0);
+}
+
+TEST(Debug, IsALetterWithItsMarkOrWhatStandsBehindALead) {
+  const std::vector<std::string> answer = {"read_row", "B"};
+  for (const char* right :
+       {"B. read_row", "B:", "The answer is: B", "I think the bug is: `read_row`", "answer:  Option B"})
+    EXPECT_EQ(of(right, Match::debug, answer), 1.0) << right;
+  for (const char* wrong : {"", "B", "C. read_row", "answer:", "The answer is: C", "read_row"})
+    EXPECT_EQ(of(wrong, Match::debug, answer), 0.0) << wrong;
+}
+
 TEST(Word, StandsApartFromPunctuation) {
   EXPECT_EQ(of("{\"v\": \"ab-12\"}", Match::word, {"ab-12"}), 1.0);
   EXPECT_EQ(of("ab-123", Match::word, {"ab-12"}), 0.0);

@@ -5,6 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "eval/tiny_model.h"
+#include "lodestone/error.h"
+
 namespace lode {
 namespace {
 
@@ -73,6 +76,31 @@ TEST(Verdict, SinglesAreComparedAtThePlansOwnLoss) {
   report.rows[1].measured = 0.05;
   at = report.at_equal_loss();
   EXPECT_NEAR(*at[0].density, 0.1, 1e-12) << "more agreement is nearer";
+}
+
+TEST(Verdict, SaysWhenTimesCouldNotBeToldApart) {
+  TuneReport report = report_of("error=0.1", "topk:k=8", {});
+  EXPECT_THAT(report.verdict(), Not(HasSubstr("--time-at")));
+  report.times_told = false;
+  EXPECT_THAT(report.verdict(), HasSubstr("chosen by its bytes; --time-at"));
+}
+
+TEST(Tune, LengthsThatTheModelDoesNotReachAreRefused) {
+  TuneOptions options;
+  const auto error = [&]() -> std::string {
+    try {
+      tune(tiny_model(), {"one text"}, "another", {}, options);
+    } catch (const InputError& refused) {
+      return refused.what();
+    }
+    return "no error";
+  };
+  options.time_at = 4096;
+  EXPECT_THAT(error(), HasSubstr("--time-at: expected at most 1984 tokens"));
+  options.time_at = 1984;
+  EXPECT_THAT(error(), Not(HasSubstr("--time-at"))) << "what is wrong then are the texts";
+  options.lengths = {1024, 2048};
+  EXPECT_THAT(error(), HasSubstr("--lengths: expected at most 1984"));
 }
 
 TEST(Target, ALooserOneIsKeptWithItsMargin) {

@@ -12,6 +12,7 @@
 #include "report/ranking.h"
 #include "report/report.h"
 #include "report/svg.h"
+#include "report/svg_draw.h"
 
 namespace lode {
 namespace {
@@ -77,12 +78,71 @@ TEST(Charts, AreWellFormedWhateverIsDrawn) {
   EXPECT_EQ(xml_fault(svg_of(bars)), "") << "without bars";
   bars.bars.push_back({"l", "n", {std::nan("")}, 3.0});
   bars.bars.push_back({"l", "n", {1.0, 2.0}, std::nullopt});
-  for (const std::string& svg : {svg_of(nasty_chart()), svg_of(LineChart{}), svg_of(maps), svg_of(bars)}) {
+  DotChart dots;
+  EXPECT_EQ(xml_fault(svg_of(dots)), "") << "without rows";
+  dots.title = "<";
+  dots.x.log = true;
+  dots.kinds = {"&"};
+  dots.rows = {{"r", {{0.0, std::nan(""), 1.0}}}};
+  for (const std::string& svg :
+       {svg_of(nasty_chart()), svg_of(LineChart{}), svg_of(maps), svg_of(bars), svg_of(dots)}) {
     EXPECT_EQ(xml_fault(svg), "") << svg;
     EXPECT_EQ(xml_fault(svg_file(svg)), "");
     EXPECT_THAT(svg, Not(HasSubstr("nan")));
     EXPECT_THAT(svg, Not(HasSubstr("inf\"")));
   }
+}
+
+/// Attribute `name` of a tag.
+std::string attribute(const std::string& tag, const std::string& name) {
+  const std::size_t at = tag.find(" " + name + "=\"");
+  if (at == std::string::npos) return "";
+  const std::size_t begin = at + name.size() + 3;
+  return tag.substr(begin, tag.find('"', begin) - begin);
+}
+
+/// Texts of a chart that reach beyond its edges; empty when none does.
+std::string texts_outside(const std::string& svg) {
+  const double width = std::stod(attribute(svg.substr(0, svg.find('>')), "width"));
+  for (std::size_t at = svg.find("<text"); at != std::string::npos; at = svg.find("<text", at + 1)) {
+    const std::size_t end = svg.find('>', at);
+    const std::string tag = svg.substr(at, end - at),
+                      text = svg.substr(end + 1, svg.find('<', end) - end - 1);
+    if (attribute(tag, "x").empty()) continue;  // turned
+    const double x = std::stod(attribute(tag, "x")),
+                 wide = text_width(text, std::stod(attribute(tag, "font-size")));
+    const std::string anchor = attribute(tag, "text-anchor");
+    const double left = anchor == "end" ? x - wide : anchor == "middle" ? x - wide / 2 : x;
+    if (left < -0.5 || left + wide > width + 0.5) return text;
+  }
+  return "";
+}
+
+TEST(Charts, NoTextIsCutAtTheEdges) {
+  const std::string spec = "squeezed:sparsity=0.95,levels=2,tail=on,window=2048,sink=128";
+  HeatMaps maps = {.title = "Needles", .x_title = "tokens", .y_title = "depth", .scale_title = "score"};
+  for (const std::string& title : {std::string("full"), std::string("snapkv:max_capacity_prompt=2048"), spec,
+                                   std::string("a_word_that_has_no_place_to_break_at_all_and_goes_on")})
+    maps.panels.push_back({.title = title, .columns = {"4k"}, .rows = {"0-20 %"}, .cells = {{0.5}}});
+  EXPECT_EQ(texts_outside(svg_of(maps)), "");
+  for (std::size_t at = 0; at < spec.size();) {  // broken, not shortened
+    const std::size_t end = std::min(spec.find_first_of(":,", at), spec.size() - 1) + 1;
+    EXPECT_THAT(svg_of(maps), HasSubstr(spec.substr(at, end - at)));
+    at = end;
+  }
+  LineChart lines;
+  lines.series = {{spec, 0, {{1, 2}}}};
+  EXPECT_EQ(texts_outside(svg_of(lines)), "");
+  lines.joined = false;
+  EXPECT_EQ(texts_outside(svg_of(lines)), "");
+  BarChart bars;
+  bars.parts = {"one"};
+  bars.bars = {{spec, spec, {1.0}, 2.0}};
+  EXPECT_EQ(texts_outside(svg_of(bars)), "");
+  DotChart dots;
+  dots.kinds = {"a", "b"};
+  dots.rows = {{spec, {{1, 2}, {3}}}};
+  EXPECT_EQ(texts_outside(svg_of(dots)), "");
 }
 
 TEST(Page, IsOneFileThatAsksForNothingElse) {
@@ -134,6 +194,9 @@ TEST(Series, AreNamedWithoutTheirBudget) {
   EXPECT_EQ(series_of("topk:k=64"), "topk");
   EXPECT_EQ(series_of("squeezed:sparsity=0.9,levels=2"), "squeezed:levels=2");
   EXPECT_EQ(series_of("full"), "full");
+  EXPECT_EQ(budget_of("saap:probes=32,window=9"), 32.0);
+  EXPECT_FALSE(budget_of("topk:k=1%").has_value()) << "a share";
+  EXPECT_FALSE(budget_of("full").has_value());
   EXPECT_NE(style_of("squeezed:sparsity=0.9,levels=2"), style_of("squeezed:sparsity=0.9"));
 }
 

@@ -23,7 +23,7 @@ ranking = "yes"
 kind = "probe"
 lengths = ["4k"]
 methods = ["streaming", "topk:k=4", "topk:k=64", "nosuch:k=1", "saap"]
-show = ["table", "recovered-density", "error-density", "error-selectivity", "head-maps"]
+show = ["table", "recovered-density", "error-density", "error-selectivity", "mass-selectivity", "head-maps"]
 [[run]]
 kind = "eval"
 tasks = ["kv", "needle"]
@@ -33,7 +33,7 @@ dense = "sink=1,window=64"
 protocols = ["context-dense", "decode-sparse"]
 samples = 3
 questions = 2
-show = ["table", "score-density", "score-selectivity", "score-length", "score-time", "needle-map"]
+show = ["table", "score-density", "score-selectivity", "score-tasks", "score-length", "score-time", "far-keys-table", "far-keys-budget", "needle-map"]
 [[run]]
 kind = "recall"
 lengths = ["2k", "4k"]
@@ -46,6 +46,22 @@ kind = "clusters"
 lengths = ["4k"]
 methods = ["squeezed:metric=cosine"]
 show = ["table", "cluster-map"]
+[[run]]
+kind = "key-query"
+lengths = ["4k"]
+show = ["table", "axes", "dot-products", "cluster-shares", "search", "distance"]
+[[run]]
+kind = "drift"
+lengths = ["4k"]
+texts = 2
+show = ["table", "deviations"]
+[[run]]
+kind = "training"
+lengths = ["4k"]
+texts = 3
+steps = 2
+variants = ["long-range", "causal"]
+show = ["table", "captured"]
 )";
 
 class ReportTest : public testing::Test {
@@ -87,6 +103,14 @@ TEST_F(ReportTest, MeasuresEveryKindOnceAndNamesWhatItSkips) {
   EXPECT_THAT(text, HasSubstr("Recall of the true top 8 keys"));
   EXPECT_THAT(text, HasSubstr("Keys of the 10 largest of "));
   EXPECT_THAT(text, HasSubstr("commit abc, here, seed 7"));
+  for (const char* figure :
+       {"kv: score by share of the far keys attended", "Share of the far keys attended, by task",
+        "topk: far keys by budget", "Attention captured by far keys", "Keys and queries on two axes",
+        "Dot products of queries and keys", "Clusters of the keys, and where queries fall",
+        "What an inverted file finds", "Distance to the keys", "Deviation of bucket sizes, layer 1",
+        "Variants of training, 3 texts of 4k tokens, 2 steps"})
+    EXPECT_THAT(text, HasSubstr(figure));
+  EXPECT_THAT(text, HasSubstr("| bytes measured | exact bytes | selector bytes | update bytes |"));
   EXPECT_THAT(text,
               HasSubstr("| kv 900 (context-dense) | needle 900 (context-dense) | kv 1200 (context-dense) |"))
       << "the ranking mixes no lengths";
@@ -94,6 +118,43 @@ TEST_F(ReportTest, MeasuresEveryKindOnceAndNamesWhatItSkips) {
   EXPECT_EQ(make().markdown(), text) << "the same page from what is on disk";
   EXPECT_EQ(raw("cells.jsonl"), cells);
   EXPECT_EQ(raw("answers-context-dense.jsonl"), answers);
+}
+
+TEST_F(ReportTest, TimesOfAnOlderFolderKeepTheirWarning) {
+  const auto line = [](const char* of, double others) {
+    const Json result = {{"wall_s", 1}, {"processor_s", 1}, {"others_s", others}, {"room_s", 2}};
+    return Json{{"key", {{"of", of}, {"began", 1}}}, {"result", result}}.dump() + "\n";
+  };
+  const std::string lines = line("decode 512", 1) + line("attention 512, pocket, 1 x 1 queries (mine)", 0.5);
+  fs::create_directories(options_.folder / "raw");
+  AtomicFile file(options_.folder / "raw" / "effort.jsonl");
+  file.write(std::as_bytes(std::span(lines)));
+  file.commit();
+  suites_[0].runs.resize(1);
+  const Grid grid(tiny_model(), suites_, options_);
+  SuiteRun run = {.kind = RunKind::decode, .suite = "mine"};
+  ASSERT_TRUE(grid.effort_of(run, 512).has_value()) << "written before suites' times were told apart";
+  EXPECT_NEAR(grid.effort_of(run, 512)->others_share(), 0.5, 1e-12);
+  EXPECT_FALSE(grid.effort_of(run, 1024).has_value());
+  run.kind = RunKind::attention;
+  EXPECT_NEAR(grid.effort_of(run, 512)->others_share(), 0.25, 1e-12);
+}
+
+TEST_F(ReportTest, AWholeStepTellsWhatNoCacheCosts) {
+  suites_ = {
+      parse_suite("title = \"t\"\n[[run]]\nkind = \"decode\"\nlengths = [\"300\"]\nmethods = "
+                  "[\"streaming\"]\nwithout_cache = \"yes\"\n",
+                  "t.toml", "t", false)};
+  Grid grid(tiny_model(), suites_, options_);
+  grid.run();
+  const std::vector<Json> rows = grid.bench(suites_[0].runs[0], 300);
+  ASSERT_EQ(rows.size(), 3u);
+  EXPECT_EQ(rows[0].at("kv_bytes"), 2 * 300 * 2 * 2 * 8 * 4) << "L2, 2 KV heads, d 8, float32";
+  EXPECT_EQ(rows[2].at("kv_bytes"), 0);
+  EXPECT_GT(rows[2].at("attention_us").get<double>(), 0.0);
+  EXPECT_LT(rows[2].at("attention_us").get<double>(), rows[2].at("median_us").get<double>());
+  skipped_.clear();
+  EXPECT_THAT(make().markdown(), HasSubstr("| the rest ms |"));
 }
 
 TEST_F(ReportTest, GoesOnWhereItStopped) {

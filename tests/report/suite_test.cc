@@ -105,6 +105,11 @@ TEST(Suite, FaultsNameTheirLine) {
               HasSubstr("found '4q'"));
   EXPECT_THAT(error_of(top + "kind = \"probe\"\nlengths = [\"99999999999M\"]\nmethods = [\"full\"]\n"),
               HasSubstr("at most 1024M"));
+  EXPECT_THAT(error_of(top + "kind = \"training\"\nlengths = [\"4k\"]\nvariants = [\"wide\"]\n"),
+              HasSubstr("line 5: 'variants': expected one of the variants long-range"));
+  EXPECT_THAT(error_of(top + "kind = \"drift\"\nlengths = [\"4k\"]\nmethods = [\"full\"]\n"),
+              HasSubstr("line 5: expected one of the keys"))
+      << "it measures no methods";
   EXPECT_THAT(error_of(top + "kind = \"probe\"\nlengths = []\nmethods = [\"full\"]\n"),
               HasSubstr("a list 'lengths' that is not empty"));
   EXPECT_THAT(error_of(top + "kind = \"probe\"\nlengths = [\"4k\"]\nmethods = [\"full\", \"full\"]\n"),

@@ -76,6 +76,17 @@ TEST_F(DatasetTest, InfiniteBenchTakesItsTaskFromTheFile) {
            R"({"id": 0, "context": "c", "input": "Who?", "answer": ["Ann"], "options": ["Bob", "Ann"]})");
   EXPECT_THAT(choice[0].answers, ElementsAre("Ann", "B"));
   EXPECT_THAT(choice[0].question, HasSubstr("Who?\nA. Bob\nB. Ann"));
+  const auto found =
+      read("math_find.jsonl",
+           R"({"id": 0, "context": "[1, 8.67]", "input": "The largest number?", "answer": [8.67]})");
+  EXPECT_EQ(found[0].match, Match::decimal);
+  EXPECT_THAT(found[0].answers, ElementsAre("8.67"));
+  const auto debug = read(
+      "code_debug.jsonl",
+      R"({"id": 0, "context": "c", "input": "Which?", "answer": ["f", "C"], "options": ["g", "h", "f", "i"]})");
+  EXPECT_EQ(debug[0].match, Match::debug);
+  EXPECT_THAT(debug[0].answers, ElementsAre("f", "C"));
+  EXPECT_THAT(debug[0].question, HasSubstr("C. f"));
   EXPECT_THAT(error_of("code_run.jsonl", R"({"id": 0, "context": "c", "input": "i", "answer": 3})"),
               HasSubstr("expected one of the tasks passkey"));
   EXPECT_THAT(error_of("longbook_choice_eng.jsonl",
