@@ -34,7 +34,6 @@ std::string number(double value) {
   return fmt::format("{:.3f}", value);
 }
 
-/// Points of pairs or of two lists side by side.
 std::vector<ChartPoint> points_of(const Json& pairs) {
   std::vector<ChartPoint> points;
   for (const Json& pair : pairs)
@@ -42,10 +41,12 @@ std::vector<ChartPoint> points_of(const Json& pairs) {
   return points;
 }
 
-std::vector<ChartPoint> points_of(const Json& xs, const Json& ys) {
+/// Shares over what has them; empty bins say nothing.
+std::vector<ChartPoint> points_of(const Json& xs, const Json& shares) {
   std::vector<ChartPoint> points;
   for (std::size_t i = 0; i < xs.size(); ++i)
-    points.push_back({.x = xs.at(i).get<double>(), .y = ys.at(i).get<double>()});
+    if (shares.at(i).get<double>() > 0)
+      points.push_back({.x = xs.at(i).get<double>(), .y = shares.at(i).get<double>()});
   return points;
 }
 
