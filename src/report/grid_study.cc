@@ -40,12 +40,12 @@ void Grid::plan_study(const SuiteRun& run, std::vector<Part>& parts) {
 /// Texts of a length or a little more, as probes read them, each of another seed.
 std::vector<std::string> Grid::study_texts(const SuiteRun& run, std::int64_t length,
                                            std::int64_t count) const {
+  const std::int64_t tokens = length + length / 64 + 64;
+  const std::shared_ptr<const Haystack> hay = haystack(run.seed, count * tokens);
   std::vector<std::string> texts;
-  SuiteRun one = run;
-  for (std::int64_t i = 0; i < count; ++i) {
-    one.seed = run.seed + static_cast<std::uint64_t>(i);
-    texts.push_back(probe_text(one, length + length / 64 + 64));
-  }
+  for (std::int64_t i = 0; i < count; ++i)
+    texts.push_back(make_echo_text(tokens, run.seed + static_cast<std::uint64_t>(i), Language::built_in(),
+                                   *hay, echo_distance(tokens)));
   return texts;
 }
 
