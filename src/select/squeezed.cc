@@ -108,13 +108,17 @@ struct SqueezedOptions {
     return common.target.kind == Target::Kind::sparsity ? 1.0 - common.target.value : 0.1;
   }
 
+  /// levels=auto: whether a level keeps a number of its nodes, not a share, as the one above the leaves says.
+  bool keeps_a_number(std::int64_t leaves) const {
+    return kSlack * wanted() * static_cast<double>(leaves) / kFewChildren < kAutoNodes;
+  }
+
   /// levels=auto: where a level keeps a share of its nodes, a lookup compares children / (children - 1) of
   /// what the leaves alone cost, so many children are best; where it keeps a number of them, children times
-  /// as many as there are levels, so few are. Which of both holds, the level above the leaves says.
+  /// as many as there are levels, so few are.
   double children_for(std::int64_t keys) const {
     if (levels > 0 || branch > 0) return branch;
-    const double above = static_cast<double>(clusters.of(keys)) / kFewChildren;
-    return kSlack * wanted() * above < kAutoNodes ? kFewChildren : kManyChildren;
+    return keeps_a_number(clusters.of(keys)) ? kFewChildren : kManyChildren;
   }
 
   /// Nodes per level, coarsest first, of a part with `keys` of an index whose context has `all` keys: parts
@@ -141,11 +145,17 @@ struct SqueezedOptions {
     return out;
   }
 
-  /// Share of all keys below what a level of so many nodes keeps, where the last one keeps `wanted`.
-  double kept_at(int level, int last, double wanted, std::int64_t nodes) const {
+  /// Share of all keys below what a level keeps, where the last one keeps `wanted`; `nodes` per level. What
+  /// one query needs is rarely what a coarse node's mean shows: the heads that look things up have it
+  /// anywhere among the coarser nodes. So with levels=auto each level prunes half as much as the one below
+  /// it, but for lookups that must not grow with the context, which keep a number of nodes.
+  double kept_at(int level, double wanted, std::span<const std::int64_t> nodes) const {
+    const int last = static_cast<int>(nodes.size()) - 1;
     if (level == last) return wanted;
     if (levels > 0) return std::max(std::pow(kept1, level + 1), std::min(1.0, kSlack * wanted));
-    return std::min(1.0, std::max(kSlack * wanted, kAutoNodes / static_cast<double>(nodes)));
+    if (!keeps_a_number(nodes.back())) return 1.0 - std::ldexp(1.0 - wanted, level - last);
+    const auto own = static_cast<double>(nodes[static_cast<std::size_t>(level)]);
+    return std::min(1.0, std::max(kSlack * wanted, kAutoNodes / own));
   }
 
   int levels_for(std::int64_t keys) const {
@@ -408,13 +418,14 @@ class Squeezed final : public ThresholdSelector,
                             : own_.levels_for(0);
   }
   double kept_share(std::int32_t sequence, int level) const override {
-    const int last = levels(sequence) - 1;
     const Target target = options_.target;
     const double wanted = target.kind == Target::Kind::sparsity ? 1.0 - target.value : 0.0;
     const Index* const index = find(sequence);
-    const std::int64_t nodes =
-        index == nullptr ? 1 : index->segments[0].heads[0].levels[static_cast<std::size_t>(level)].nodes();
-    return own_.kept_at(level, last, wanted, nodes);
+    std::vector<std::int64_t> nodes;
+    if (index == nullptr) nodes.assign(static_cast<std::size_t>(levels(sequence)), 1);
+    for (std::size_t l = 0; index != nullptr && l < index->segments[0].heads[0].levels.size(); ++l)
+      nodes.push_back(index->segments[0].heads[0].levels[l].nodes());
+    return own_.kept_at(level, wanted, nodes);
   }
 
   Position top(const ChoiceUnit& unit, std::vector<NodeRange>& ranges) const override {
@@ -537,10 +548,8 @@ class Squeezed final : public ThresholdSelector,
 ClusterPlan cluster_plan(const Spec& spec, std::int64_t keys) {
   const SqueezedOptions options = SqueezedOptions::of(spec);
   ClusterPlan plan = {.nodes = options.nodes(keys, keys), .kept = {}};
-  const int last = static_cast<int>(plan.nodes.size()) - 1;
-  for (int level = 0; level <= last; ++level)
-    plan.kept.push_back(
-        options.kept_at(level, last, options.wanted(), plan.nodes[static_cast<std::size_t>(level)]));
+  for (int level = 0; level < static_cast<int>(plan.nodes.size()); ++level)
+    plan.kept.push_back(options.kept_at(level, options.wanted(), plan.nodes));
   return plan;
 }
 
