@@ -262,8 +262,8 @@ ClusterTree build_cluster_tree(const KvRows& kv, Position begin, Position end,
   std::vector<Draft> drafts(levels);
   for (std::size_t l = levels; l-- > 0;) {
     Draft& fine = l + 1 < levels ? drafts[l + 1] : keys;
-    drafts[l] =
-        coarsen(fine, d, options.nodes[l], options.spreads, options.metric, hash_seed(options.seed, l), pool);
+    drafts[l] = coarsen(fine, d, options.nodes[l], options.spreads, options.metric,
+                        hash_seed(options.seed, levels - 1 - l), pool);  // the same leaves below any levels
   }
   ClusterTree tree;
   const bool half = std::all_of(drafts.begin(), drafts.end(), [](const Draft& draft) {

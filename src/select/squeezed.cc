@@ -73,6 +73,7 @@ struct SqueezedOptions {
   /// levels=auto as children_for() says.
   double branch = 0;
   double kept1 = 0.75;        ///< share of the keys below what the coarsest of several levels keeps
+  bool kept1_asked = false;   ///< else levels=auto has its own
   bool by_queries = true;     ///< else by cosine
   bool q8 = true;             ///< centroids in 8 bits
   bool spread = true;         ///< scores add what keys differ by inside of a cluster
@@ -88,6 +89,7 @@ struct SqueezedOptions {
     o.branch = static_cast<double>(spec.integer("branch", 0, 2, 1024));
     o.common = ThresholdSelector::Options::of(spec);
     o.kept1 = spec.number("kept1", o.kept1, 0.01, 1.0);
+    o.kept1_asked = spec.text("kept1").has_value();
     o.by_queries = spec.choice("metric", kMetrics[0], kMetrics) == "queries";
     o.q8 = spec.choice("centroids", kCentroids[0], kCentroids) == "q8";
     o.spread = spec.choice("spread", kOffOn[o.q8 ? 1 : 0], kOffOn) == "on";
@@ -152,7 +154,8 @@ struct SqueezedOptions {
   double kept_at(int level, double wanted, std::span<const std::int64_t> nodes) const {
     const int last = static_cast<int>(nodes.size()) - 1;
     if (level == last) return wanted;
-    if (levels > 0) return std::max(std::pow(kept1, level + 1), std::min(1.0, kSlack * wanted));
+    if (levels > 0 || kept1_asked)
+      return std::max(std::pow(kept1, level + 1), std::min(1.0, kSlack * wanted));
     if (!keeps_a_number(nodes.back())) return 1.0 - std::ldexp(1.0 - wanted, level - last);
     const auto own = static_cast<double>(nodes[static_cast<std::size_t>(level)]);
     return std::min(1.0, std::max(kSlack * wanted, kAutoNodes / own));
@@ -569,7 +572,9 @@ MethodInfo squeezed_method() {
                 "what keys are clustered by: queries (how differently the context's queries score "
                 "them) or cosine (the paper's)",
                 "queries"},
-               {"kept1", "share of the keys that the coarsest of several levels keeps, 0.01 to 1", "0.75"},
+               {"kept1", "share of the keys that the coarsest of several levels keeps, 0.01 to 1",
+                "0.75; with levels=auto each level prunes half as much as the one below, or keeps 48 nodes "
+                "where few keys are kept"},
                {"branch", "instead of clusters1: children per centroid, 2 to 1024",
                 "with levels=auto 8, or 4 where few keys are kept"},
                {"sparsity",

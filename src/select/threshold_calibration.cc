@@ -239,6 +239,7 @@ class ThresholdSelector::Search {
       layer->states_.at(sequence_).calibration.of(kind_)[static_cast<std::size_t>(level)] = tau;
   }
   double by_share(int level, double share) {
+    if (share >= 1.0) return 0.0;  // whatever other queries score
     ScoreHistogram histogram;
     double keys = 0;
     for (const Trial& trial : trials_) keys += trial.add_level(level, histogram);

@@ -23,10 +23,8 @@ namespace {
 
 constexpr std::int64_t kContext = 600;
 
-/// Writes tokens to the world and tells the selector, as a prefill does.
-void write(World& world, Selector& selector, std::int64_t count, Phase phase = Phase::context) {
-  const auto begin = static_cast<Position>(world.tokens());
-  world.write(count);
+/// Tells the selector of tokens in the world, as a prefill does.
+void tell(World& world, Selector& selector, Position begin, std::int64_t count, Phase phase) {
   const QueryBlock block = world.block(begin, count);
   selector.on_write({.sequence = 0,
                      .phase = phase,
@@ -37,6 +35,13 @@ void write(World& world, Selector& selector, std::int64_t count, Phase phase = P
                      .q = block.q,
                      .k = {},
                      .v = {}});
+}
+
+/// Writes tokens to the world and tells the selector.
+void write(World& world, Selector& selector, std::int64_t count, Phase phase = Phase::context) {
+  const auto begin = static_cast<Position>(world.tokens());
+  world.write(count);
+  tell(world, selector, begin, count, phase);
 }
 
 void build(World& world, Selector& selector) {
@@ -120,10 +125,11 @@ TEST(ClusterTree, EveryKeyIsInOneClusterAndMeansAreMeans) {
 }
 
 /// The keys that equations 1 to 3 keep, in double, over what a selector saved: averaged over the block's
-/// tokens and the group's heads.
+/// tokens and the group's heads. Adds up the nodes that are read: all of the top, and children of kept ones.
 std::set<Position> keep_exactly(const std::vector<ClusterSegment>& segments, const QueryBlock& block,
                                 const LayerGeometry& g, int head, std::span<const double> thresholds,
-                                bool squares, double margin, std::set<Position>* doubtful) {
+                                bool squares, double margin, std::set<Position>* doubtful,
+                                std::int64_t& nodes) {
   struct Node {
     const ClusterTree* tree;
     std::int32_t index;
@@ -141,6 +147,7 @@ std::set<Position> keep_exactly(const std::vector<ClusterSegment>& segments, con
     const auto keys = [&](const Node& n) {
       return n.tree->levels[level].keys[static_cast<std::size_t>(n.index)];
     };
+    nodes += std::ssize(frontier);
     const std::int64_t rows = block.tokens * g.group();
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::int64_t query = r / g.group() * g.query_heads + head * g.group() + r % g.group();
@@ -217,11 +224,17 @@ TEST(Squeezed, LookupIsThatOfThePaper) {
       QueryBlock block = world.block(static_cast<Position>(kContext), tokens);
       block.phase = phase;
       const QueryKind kind = phase == Phase::question ? QueryKind::together : QueryKind::alone;
-      std::vector<FarSet> found = select(*selector, block, geometry);
+      SelectWork work;
+      selector->take_work();
+      std::vector<FarSet> found = select(*selector, block, geometry, &work);
+      std::int64_t nodes = 0, all = 0;
       for (int head = 0; head < 2; ++head) {
         std::set<Position> doubtful;
-        std::set<Position> expected = keep_exactly(saved.segments, block, geometry, head,
-                                                   calibration(*selector).of(kind), spreads, 1e-4, &doubtful);
+        std::set<Position> expected =
+            keep_exactly(saved.segments, block, geometry, head, calibration(*selector).of(kind), spreads,
+                         1e-4, &doubtful, nodes);
+        for (const ClusterLevel& level : saved.segments[0].heads[static_cast<std::size_t>(head)].levels)
+          all += level.nodes();
         for (Position p = 500; p < block.far_end(0, geometry.dense); ++p)
           expected.insert(p);  // not clustered yet
         std::set<Position> own;
@@ -232,6 +245,11 @@ TEST(Squeezed, LookupIsThatOfThePaper) {
           expected.erase(p);
         }
         EXPECT_EQ(own, expected) << levels << " levels, head " << head;
+      }
+      // What is below a pruned node is not read.
+      EXPECT_EQ(work.keys_scored, tokens * nodes) << levels;
+      if (count > 1) {
+        EXPECT_LT(nodes, all) << levels;
       }
     }
     EXPECT_GT(kept, 0);
@@ -588,6 +606,50 @@ TEST(Squeezed, AutoLevelsHaveFewChildrenWhereFewKeysAreKept) {
   EXPECT_EQ(nodes("squeezed:levels=auto,sparsity=0.99,branch=8", m / 8), (Nodes{820, 6554}));
   EXPECT_EQ(nodes("squeezed:levels=auto,sparsity=0.99975", 4 * m),
             (Nodes{205, 820, 3277, 13108, 52429, 209716}));
+}
+
+// A level prunes half as much as the one below it; where a lookup must not grow, 48 nodes of each are kept.
+TEST(Squeezed, AutoLevelsPruneLittleAboveTheLeaves) {
+  const auto kept = [](const char* spec, std::int64_t keys) {
+    return cluster_plan(parse_spec(spec), keys).kept;
+  };
+  const std::int64_t m = 1 << 20;
+  const auto expect = [](const std::vector<double>& found, const std::vector<double>& expected) {
+    ASSERT_EQ(found.size(), expected.size());
+    for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-4) << i;
+  };
+  expect(kept("squeezed:levels=auto", m / 64), {0.1});
+  expect(kept("squeezed:levels=auto", m / 8), {0.55, 0.1});
+  expect(kept("squeezed:levels=auto,sparsity=0.7", m / 8), {0.65, 0.3});
+  expect(kept("squeezed:levels=auto", m), {0.775, 0.55, 0.1});
+  expect(kept("squeezed:levels=auto,kept1=0.5", m), {0.5, 0.25, 0.1});
+  expect(kept("squeezed:levels=auto,sparsity=0.99", m / 8), {48.0 / 410, 48.0 / 1639, 0.01});
+}
+
+// Leaves do not depend on how many levels are above them.
+TEST(Squeezed, LevelsThatPruneNothingChooseAsOneLevel) {
+  ThreadPool pool(2);
+  World world({.kv_heads = 2, .group = 2, .d = 16, .dense = {.sink = 1, .window = 16}, .max_tokens = 3000});
+  plant_topics(world, 64, 0.3f);
+  const LayerGeometry geometry = world.geometry(pool);
+  const std::string spec = "squeezed:clusters=50%";
+  const auto one = make(spec, geometry), two = make(spec + ",levels=2,kept1=1", geometry),
+             any = make(spec + ",levels=auto,kept1=1", geometry), own = make(spec + ",levels=auto", geometry);
+  constexpr std::int64_t kLong = 2500;
+  world.write(kLong);
+  for (Selector* const selector : {one.get(), two.get(), any.get(), own.get()}) {
+    tell(world, *selector, 0, kLong, Phase::context);
+    build(world, *selector);
+  }
+  world.write(9);
+  QueryBlock block = world.block(static_cast<Position>(kLong), 9);
+  for (const Phase phase : {Phase::question, Phase::generation}) {
+    block.phase = phase;
+    const std::vector<FarSet> expected = select(*one, block, geometry);
+    EXPECT_TRUE(select(*two, block, geometry) == expected);
+    EXPECT_TRUE(select(*any, block, geometry) == expected);
+    EXPECT_FALSE(select(*own, block, geometry) == expected);  // several levels, of which the upper ones prune
+  }
 }
 
 // A file of another branching is read as it is, chooses as it did, and what comes later is clustered into as
