@@ -35,8 +35,9 @@ constexpr std::int64_t kCandidatesPerLink = 6;  // before pruning
 constexpr std::int64_t kWalkBeam = 48;          // towards keys in no list
 constexpr std::int64_t kStandIns = 8192;        // keys that stand in for queries
 constexpr std::int64_t kNodesPerItem = 64;
-constexpr std::int64_t kLeastTold = 256;  // queries of which some can be spared to judge a tuned graph
-constexpr std::int64_t kJudges = 512;     // so many, of many queries
+constexpr std::int64_t kLeastTold = 256;    // queries of which some can be spared to judge a tuned graph
+constexpr std::int64_t kJudges = 512;       // so many, of many queries
+constexpr std::int64_t kLeastTuned = 4096;  // keys: of fewer, walks score a large part whatever the links are
 
 class Builder {
  public:
@@ -234,7 +235,8 @@ KeyGraph build_graph(Matrix<const float> keys, Matrix<const float> queries, cons
                      ThreadPool& pool, bool tune) {
   LODE_ASSERT(keys.stride == keys.cols && queries.stride == queries.cols && keys.cols == coded.d);
   LODE_ASSERT(queries.rows > 0 || keys.rows == 0);
-  if (!tune || queries.rows < kLeastTold) return Builder(keys, queries, coded, degree, pool).build({});
+  if (!tune || queries.rows < kLeastTold || keys.rows < kLeastTuned)
+    return Builder(keys, queries, coded, degree, pool).build({});
   // Every so manieth query is kept apart.
   const std::int64_t step = std::max<std::int64_t>(8, queries.rows / kJudges);
   std::vector<float> told, others;

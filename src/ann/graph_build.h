@@ -10,8 +10,8 @@ namespace lode {
 /// Links keys that the same queries want: the bipartite graph of queries and their exact nearest keys,
 /// projected onto the keys. Keys and queries in a KeySpace, `coded` the same keys in int8. All must be
 /// finite, and where there are keys there must be queries. `tune` only where the queries are like those that
-/// will be asked: then links are suited to their walks (ann/graph_tune.h). The same for any number of
-/// threads. Polls check_cancel.
+/// will be asked: then links are suited to their walks (ann/graph_tune.h), unless the keys are few. The same
+/// for any number of threads. Polls check_cancel.
 KeyGraph build_graph(Matrix<const float> keys /*[n, m], dense*/,
                      Matrix<const float> queries /*[q, m], dense*/, const WalkKeys& coded, int degree,
                      ThreadPool& pool, bool tune = true);

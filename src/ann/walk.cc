@@ -7,6 +7,8 @@
 #include <cstring>
 #include <functional>
 
+#include "kernels/score_order.h"
+
 namespace lode {
 
 namespace {
@@ -16,13 +18,6 @@ namespace {
 constexpr std::size_t kExpandTogether = 4;
 constexpr std::size_t kWordsPerStore = 8;  // of 64 bits, cleared in the time of one at a random place
 constexpr std::size_t kCountedRanks = 32;  // at most: counting takes a square of them
-
-/// Unsigned numbers in the order of the scores; NaN below every number.
-std::uint64_t ordered(float score) {
-  if (std::isnan(score)) return 0;
-  const auto u = std::bit_cast<std::uint32_t>(score + 0.0f);  // -0 and 0 are one number
-  return std::uint64_t{u & 0x80000000u ? ~u : u | 0x80000000u} << 32;
-}
 
 /// How many of n falling numbers are above x. Takes no branch that depends on them.
 std::size_t places_above(const std::uint64_t* falling, std::size_t n, std::uint64_t x) {
@@ -145,7 +140,8 @@ void Walk::score_collected() {
   fresh_.resize(count);
   std::size_t kept = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    const Entry entry = ordered(scores_[i]) | static_cast<std::uint32_t>(collected[i]) << 1 | 1u;
+    const Entry entry =
+        std::uint64_t{ordered(scores_[i])} << 32 | static_cast<std::uint32_t>(collected[i]) << 1 | 1u;
     fresh_[kept] = entry;
     kept += entry > last ? 1 : 0;
     if (may_widen_ && entry <= last) dropped_.push_back(entry);

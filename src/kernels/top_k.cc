@@ -10,16 +10,10 @@
 #include <utility>
 
 #include "kernels/kernels.h"
+#include "kernels/score_order.h"
 
 namespace lode {
 namespace {
-
-/// Unsigned numbers in the order of the floats; NaN sorts with -inf, below every number.
-std::uint32_t ordered(float x) {
-  if (!(x > -std::numeric_limits<float>::infinity())) return 0;
-  const auto u = std::bit_cast<std::uint32_t>(x + 0.0f);  // -0 and 0 are one number
-  return u & 0x80000000u ? ~u : u | 0x80000000u;
-}
 
 /// The key of the k-th largest score, and how many scores with just that key belong to the k largest. Radix
 /// selection: 11, 11 and 10 bits, each pass over the scores that agree so far.

@@ -138,6 +138,36 @@ TEST(NearestKeys, EqualOnesComeByRisingIndexAndFewKeysAreAllGiven) {
   EXPECT_TRUE(nearest_keys(matrix(query), matrix({}), 3, pool).empty());
 }
 
+// Streams that a running selection may lose count of: all alike, ever better, ever worse, hardly a number,
+// over several blocks of keys.
+TEST(NearestKeys, OfHostileStreamsAreThoseOfASort) {
+  ThreadPool pool(2);
+  constexpr std::int64_t kCount = 9000, kBest = 64;
+  const auto key = [](int kind, std::int64_t i) {
+    constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+    const auto place = static_cast<float>(i);
+    if (kind == 0) return 1.0f;
+    if (kind == 1) return place;
+    if (kind == 2) return -place;
+    if (kind == 3) return i % 200 == 7 ? -place : kNan;             // 45 numbers: fewer than are wanted
+    if (kind == 4) return i > 5000 && i % 40 == 1 ? -place : kNan;  // none among the first
+    return static_cast<float>(i * 7919 % 97);                       // many equal ones
+  };
+  const std::vector<float> query = {1.0f};
+  for (int kind = 0; kind < 6; ++kind) {
+    std::vector<float> keys;
+    for (std::int64_t i = 0; i < kCount; ++i) keys.push_back(key(kind, i));
+    std::vector<std::int32_t> order(kCount);
+    std::iota(order.begin(), order.end(), 0);
+    const auto lowest = -std::numeric_limits<float>::infinity();
+    const auto score = [&](std::int32_t i) { return std::isnan(keys[at(i)]) ? lowest : keys[at(i)]; };
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::int32_t a, std::int32_t b) { return score(a) > score(b); });
+    order.resize(kBest);
+    EXPECT_EQ(nearest_keys({query.data(), 1, 1}, {keys.data(), kCount, 1}, kBest, pool), order) << kind;
+  }
+}
+
 // Queries out of the keys' distribution: the graph made of queries finds their keys; a beam as wide as the
 // graph finds all, since every node is reachable.
 TEST(KeyGraph, FindsWhatBruteForceFinds) {
