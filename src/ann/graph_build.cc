@@ -237,8 +237,8 @@ KeyGraph build_graph(Matrix<const float> keys, Matrix<const float> queries, cons
   LODE_ASSERT(queries.rows > 0 || keys.rows == 0);
   if (!tune || queries.rows < kLeastTold || keys.rows < kLeastTuned)
     return Builder(keys, queries, coded, degree, pool).build({});
-  // Every so manieth query is kept apart.
-  const std::int64_t step = std::max<std::int64_t>(8, queries.rows / kJudges);
+  // An odd step: the queries of a group's heads take turns, and all heads are to judge.
+  const std::int64_t step = std::max<std::int64_t>(9, queries.rows / kJudges | 1);
   std::vector<float> told, others;
   told.reserve(static_cast<std::size_t>(queries.rows * queries.cols));
   for (std::int64_t q = 0; q < queries.rows; ++q) {

@@ -2,6 +2,7 @@
 #include "select/observed_queries.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace lode {
 
@@ -23,6 +24,20 @@ void ObservedQueries::take(const KvWrite& write) {
 void ObservedQueries::roll_back(std::int64_t tokens) {
   const std::int64_t kept = std::clamp<std::int64_t>(tokens - begin_, 0, this->tokens());
   q_.resize(static_cast<std::size_t>(kept * width_));
+}
+
+std::vector<float> ObservedQueries::of_heads(int first, int heads, int head_dim) const {
+  const auto d = static_cast<std::size_t>(head_dim);
+  std::vector<float> out;
+  for (std::int64_t t = 0; t < tokens(); ++t) {
+    for (int head = first; head < first + heads; ++head) {
+      const std::span<const float> q =
+          std::span(q_).subspan(static_cast<std::size_t>(t * width_) + static_cast<std::size_t>(head) * d, d);
+      if (std::all_of(q.begin(), q.end(), [](float x) { return std::isfinite(x); }))
+        out.insert(out.end(), q.begin(), q.end());
+    }
+  }
+  return out;
 }
 
 }  // namespace lode

@@ -24,6 +24,8 @@ class ObservedQueries {
   Position begin() const { return begin_; }
   std::int64_t tokens() const { return width_ == 0 ? 0 : std::ssize(q_) / width_; }
   std::span<const float> q() const { return q_; }  ///< [tokens, Hq, d] after RoPE
+  /// Queries of heads [first, first + heads) that are finite, [.., d].
+  std::vector<float> of_heads(int first, int heads, int head_dim) const;
   std::int64_t bytes() const { return static_cast<std::int64_t>(q_.capacity() * sizeof(float)); }
 
  private:

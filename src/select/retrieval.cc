@@ -38,6 +38,7 @@
 #include "select/best_keys.h"
 #include "select/captured_queries.h"
 #include "select/methods.h"
+#include "select/observed_queries.h"
 #include "select/per_token.h"
 #include "select/retrieval_file.h"
 #include "select/retrieval_index.h"
@@ -50,8 +51,10 @@ namespace {
 
 constexpr std::array<std::string_view, 2> kPer = {"kv-head", "query-head"}, kWarm = {"on", "off"};
 constexpr std::int64_t kCapturedQueries = 40960;  // of one graph, at most; about half at least
-constexpr std::int64_t kSteadyKeys = 131072;      // up to so many the beam follows from k alone
-constexpr std::int64_t kKeysPerBeam = 16;  // a walk looks at about so many keys for each that it expands
+constexpr std::int64_t kQueriesPerKey = 2;        // of a graph, at most
+constexpr std::int64_t kJudgingTokens = 64;       // the last ones tell how wide searches must be
+constexpr std::int64_t kSteadyKeys = 131072;      // up to so many a beam that follows from k alone does
+constexpr std::int64_t kKeysPerBeam = RetrievalIndex::kKeysPerBeam;
 constexpr std::int64_t kSample = 256;
 constexpr std::int64_t kLeastBeam = 64;  // with `mass`, at first
 
@@ -62,7 +65,8 @@ constexpr std::size_t at(std::int64_t i) {
 struct Options {
   Amount k = {100, false};
   double mass = 0.0;      ///< 0: by count
-  std::int64_t beam = 0;  ///< 0: follows from k
+  double recall = 0.95;   ///< of the k best keys, for which the beam is chosen
+  std::int64_t beam = 0;  ///< 0: is chosen
   int degree = 24;
   int numbers = 0;  ///< 0: as many as queries tell apart
   bool per_query_head = false;
@@ -71,8 +75,11 @@ struct Options {
   static Options of(const Spec& spec) {
     Options options;
     expect_not_both(spec, "k", "mass");
+    expect_not_both(spec, "mass", "recall");
+    expect_not_both(spec, "beam", "recall");
     options.k = spec.amount("k", options.k);
     options.mass = spec.number("mass", 0.0, std::numeric_limits<double>::min(), 1.0);
+    options.recall = spec.number("recall", options.recall, 0.5, 0.999);
     options.beam = spec.integer("beam", 0, 1, 1 << 20);
     options.degree = static_cast<int>(spec.integer("degree", options.degree, KeyGraph::kLeastDegree, 256));
     options.numbers = static_cast<int>(spec.integer("numbers", 0, KeyGraph::kLeastDegree, kMaxHeadDim));
@@ -80,15 +87,21 @@ struct Options {
     options.warm = spec.choice("warm", kWarm[0], kWarm) == "on";
     return options;
   }
-  /// Nodes to expand for k keys of so many far ones.
-  std::int64_t beam_for(std::int64_t keys, std::int64_t far_keys) const {
-    if (beam > 0) return beam;
-    return mass > 0.0 ? kLeastBeam : std::max<std::int64_t>(16, widened(2 * keys, far_keys));
+  /// Whether so many far keys are worth judging how wide searches must be: fewer are scanned.
+  bool judges(std::int64_t far_keys) const {
+    return beam == 0 && mass == 0.0 && far_keys > kKeysPerBeam * 2 * k.of(far_keys);
   }
-  /// A graph is made of no more queries however long the text is: beyond kSteadyKeys each doubling of the
-  /// keys takes 11/8 of the beam for the same recall. In whole numbers, so that all machines choose alike.
-  static std::int64_t widened(std::int64_t beam, std::int64_t far_keys) {
-    std::int64_t reach = kSteadyKeys;
+  /// Nodes to expand for k keys of so many far ones.
+  std::int64_t beam_for(const RetrievalIndex& index, std::int64_t keys, std::int64_t far_keys) const {
+    if (beam > 0) return beam;
+    if (mass > 0.0) return kLeastBeam;
+    if (index.beam() > 0)
+      return widened(index.beam(), std::max<std::int64_t>(1, index.built_keys()), far_keys);
+    return std::max<std::int64_t>(16, widened(2 * keys, kSteadyKeys, far_keys));
+  }
+  /// Each doubling of the keys beyond those for which a beam does takes 11/8 of it for the same recall. In
+  /// whole numbers, so that all machines choose alike.
+  static std::int64_t widened(std::int64_t beam, std::int64_t reach, std::int64_t far_keys) {
     for (; far_keys >= 2 * reach; reach *= 2) beam = beam * 11 / 8;
     return far_keys <= reach ? beam : beam + beam * 3 / 8 * (far_keys - reach) / reach;
   }
@@ -110,6 +123,7 @@ CapturedQueries capture_for(const Options& options, const LayerGeometry& geometr
 /// One sequence.
 struct Indexed {
   CapturedQueries captured;
+  ObservedQueries observed = ObservedQueries(kJudgingTokens);
   std::vector<RetrievalIndex> heads;               // [Hkv]
   Position searched = -1;                          ///< the last token that was searched, -1 = none
   std::vector<std::vector<Node>> remembered = {};  // [Hq] what it found
@@ -122,14 +136,16 @@ class Retrieval final : public Selector, public SharesIndex {
 
   bool wants_writes() const override { return true; }
   void on_write(const KvWrite& write) override {
-    if (write.phase == Phase::context) of(write.sequence).captured.take(write);
+    if (write.phase != Phase::context) return;
+    of(write.sequence).captured.take(write);
+    of(write.sequence).observed.take(write);
   }
 
   void build(std::int32_t sequence, KvLayer kv) override;
   bool take_index(std::int32_t sequence, const Selector& other) override {
     const auto* const same = dynamic_cast<const Retrieval*>(&other);
     if (same == nullptr || !same->indexed_.contains(sequence) || same->options_.degree != options_.degree ||
-        same->options_.numbers != options_.numbers ||
+        same->options_.numbers != options_.numbers || !judged_alike(same->options_) ||
         same->options_.per_query_head != options_.per_query_head ||
         same->geometry_.dense.sink != geometry_.dense.sink ||
         same->geometry_.dense.window != geometry_.dense.window)
@@ -168,7 +184,7 @@ class Retrieval final : public Selector, public SharesIndex {
   std::int64_t index_bytes() const override {
     std::int64_t bytes = 0;
     for (const auto& [sequence, indexed] : indexed_) {
-      bytes += indexed.captured.bytes();
+      bytes += indexed.captured.bytes() + indexed.observed.bytes();
       for (const RetrievalIndex& head : indexed.heads) bytes += head.bytes();
     }
     return bytes;
@@ -201,10 +217,20 @@ class Retrieval final : public Selector, public SharesIndex {
   std::int64_t hidden(const Search& search) const {
     return std::max<std::int64_t>(0, index_of(search).keys() - search.far_keys());
   }
+  std::int64_t beam_for(const Search& search) const {
+    const std::int64_t far_keys = search.far_keys();
+    return options_.beam_for(index_of(search), options_.k.of(far_keys), far_keys);
+  }
   /// Nodes that a walk keeps: some more than are taken, since exact scores order them anew.
-  std::int64_t keep_for(std::int64_t keys, std::int64_t far_keys) const {
-    const std::int64_t beam = options_.beam_for(keys, far_keys);
+  std::int64_t keep_for(const Search& search) const {
+    const std::int64_t beam = beam_for(search), keys = options_.k.of(search.far_keys());
     return options_.mass > 0.0 ? beam : std::max(beam, keys + keys / 4);
+  }
+  /// Whether an index that was judged for `other` can be searched here.
+  bool judged_alike(const Options& other) const {
+    const bool same_k = other.k.value == options_.k.value && other.k.is_share == options_.k.is_share;
+    return options_.beam > 0 || options_.mass > 0.0 ||
+           (other.beam == 0 && other.mass == 0.0 && same_k && other.recall == options_.recall);
   }
   enum class Way { all, scan, walk };
 
@@ -215,7 +241,7 @@ class Retrieval final : public Selector, public SharesIndex {
   }
   Indexed& of(std::int32_t sequence) { return indexed_.try_emplace(sequence, fresh()).first->second; }
 
-  Way way(std::int64_t far_keys) const;
+  Way way(const RetrievalIndex& index, std::int64_t far_keys) const;
   std::vector<Segment> next_segments(std::span<const QueryBlock> blocks, std::vector<std::int64_t>& done);
   int heads_together(std::int64_t segments) const;
   void search_segment(const Segment& segment, int first_head, int heads, RetrievalScratch& scratch,
@@ -240,6 +266,13 @@ class Retrieval final : public Selector, public SharesIndex {
 void Retrieval::build(std::int32_t sequence, KvLayer kv) {
   Indexed& indexed = of(sequence);
   const auto end = static_cast<Position>(std::max<std::int64_t>(0, kv.tokens - geometry_.dense.window));
+  const std::int64_t far = std::max<std::int64_t>(0, end - geometry_.dense.sink);
+  RetrievalIndex::Goal goal;
+  if (options_.judges(far)) {
+    goal = {.k = options_.k.of(far), .recall = options_.recall};
+    indexed.captured.cut(indexed.observed.begin());
+  }
+  const std::int64_t most = std::max(kQueriesPerKey * far, KeySpace::kSample);  // queries of a graph
   // One thread's work each, so that of all heads first.
   std::vector<KeySpace> spaces(at(geometry_.kv_heads), KeySpace(geometry_.head_dim));
   geometry_.pool->for_each(geometry_.kv_heads, [&](std::int64_t head, int) {
@@ -251,15 +284,19 @@ void Retrieval::build(std::int32_t sequence, KvLayer kv) {
   std::vector<RetrievalIndex> heads;
   for (int head = 0; head < geometry_.kv_heads; ++head) {
     std::vector<std::vector<float>> queries;
+    goal.asked.clear();
     const int heads_per_graph = options_.per_query_head ? 1 : geometry_.group();
     for (int first = head * geometry_.group(); first < (head + 1) * geometry_.group();
-         first += heads_per_graph)
-      queries.push_back(indexed.captured.of_heads(first, heads_per_graph));
-    heads.emplace_back(shape(), kv.heads[at(head)], end, std::move(spaces[at(head)]), queries,
+         first += heads_per_graph) {
+      queries.push_back(indexed.captured.of_heads(first, heads_per_graph, most / heads_per_graph));
+      goal.asked.push_back(indexed.observed.of_heads(first, heads_per_graph, geometry_.head_dim));
+    }
+    heads.emplace_back(shape(), kv.heads[at(head)], end, std::move(spaces[at(head)]), queries, goal,
                        *geometry_.pool);
   }
   indexed.heads = std::move(heads);
   indexed.captured.clear();
+  indexed.observed = ObservedQueries(kJudgingTokens);
   indexed.searched = -1;
   indexed.remembered.clear();
 }
@@ -269,16 +306,17 @@ void Retrieval::roll_back(std::int32_t sequence, std::int64_t tokens) {
   if (found == indexed_.end()) return;
   Indexed& indexed = found->second;
   indexed.captured.cut(tokens);
+  indexed.observed.roll_back(tokens);
   for (RetrievalIndex& head : indexed.heads) head.cut(tokens, *geometry_.pool);
   if (indexed.searched < tokens) return;
   indexed.searched = -1;
   indexed.remembered.clear();
 }
 
-Retrieval::Way Retrieval::way(std::int64_t far_keys) const {
+Retrieval::Way Retrieval::way(const RetrievalIndex& index, std::int64_t far_keys) const {
   const std::int64_t k = options_.k.of(far_keys);
   if (options_.mass >= 1.0 || (options_.mass == 0.0 && k >= far_keys)) return Way::all;
-  return far_keys <= kKeysPerBeam * options_.beam_for(k, far_keys) ? Way::scan : Way::walk;
+  return far_keys <= kKeysPerBeam * options_.beam_for(index, k, far_keys) ? Way::scan : Way::walk;
 }
 
 /// For each block the tokens after those done for which the graphs need not change.
@@ -309,12 +347,12 @@ void Retrieval::select(std::span<const QueryBlock> blocks, Selection& out) {
     const std::int64_t kv_heads = geometry_.kv_heads, heads = geometry_.query_heads;
     geometry_.pool->for_each(std::ssize(segments) * kv_heads, [&](std::int64_t item, int worker) {
       const Segment& s = segments[at(item / kv_heads)];
+      RetrievalIndex& index = s.indexed->heads[at(item % kv_heads)];
       bool walks = false;
       for (std::int64_t token = s.first; token < s.last; ++token)
-        walks |= way(s.block->far_end(token, geometry_.dense) - s.block->far_begin) == Way::walk;
+        walks |= way(index, s.block->far_end(token, geometry_.dense) - s.block->far_begin) == Way::walk;
       if (!walks) return;
       const Position far_end = s.block->far_end(s.last - 1, geometry_.dense);
-      RetrievalIndex& index = s.indexed->heads[at(item % kv_heads)];
       index.advance(index.keys_for(far_end), s.block->kv.heads[at(item % kv_heads)], scratch_[at(worker)]);
     });
     for (const Segment& s : segments) {
@@ -366,7 +404,7 @@ void Retrieval::search_segment(const Segment& segment, int first_head, int heads
     for (int head = 0; head < heads; ++head)
       searches.push_back(
           {*segment.block, *segment.indexed, token, first_head + head, far_end, q.data() + head * d});
-    search_token(searches, way(searches[0].far_keys()), scratch, out, work);
+    search_token(searches, way(index_of(searches[0]), searches[0].far_keys()), scratch, out, work);
   }
 }
 
@@ -378,8 +416,7 @@ void Retrieval::search_token(std::span<const Search> searches, Way way, Retrieva
   const std::span<Walk> walks = std::span(scratch.walks).first(searches.size());
   if (way == Way::walk) {
     for (std::size_t i = 0; i < searches.size(); ++i) begin(searches[i], walks[i], scratch);
-    const Search& any = searches[0];
-    run_together(walks, options_.beam_for(options_.k.of(any.far_keys()), any.far_keys()) + hidden(any));
+    run_together(walks, beam_for(searches[0]) + hidden(searches[0]));
   }
   for (std::size_t i = 0; i < searches.size(); ++i) {
     const Search& search = searches[i];
@@ -473,8 +510,7 @@ void Retrieval::begin(const Search& search, Walk& walk, RetrievalScratch& scratc
   std::erase_if(remembered, [&](Node node) { return node >= graph.nodes(); });
   scratch.towards.resize(at(index.space().numbers()));
   index.space().query(search.q, scratch.towards);
-  walk.begin(graph, index.walk_keys(), scratch.towards.data(),
-             keep_for(options_.k.of(search.far_keys()), search.far_keys()) + hidden(search),
+  walk.begin(graph, index.walk_keys(), scratch.towards.data(), keep_for(search) + hidden(search),
              options_.mass > 0.0);
   walk.visit(graph.entries());
   walk.visit(remembered);
@@ -486,7 +522,7 @@ void Retrieval::finish(const Search& search, Walk& walk, RetrievalScratch& scrat
   const KvRows& kv = rows_of(search);
   const std::int64_t n = search.far_keys(), k = options_.k.of(n), hidden = this->hidden(search);
   const std::int64_t nodes = index_of(search).keys();
-  std::int64_t beam = options_.beam_for(k, n), keep = keep_for(k, n);
+  std::int64_t beam = beam_for(search), keep = keep_for(search);
   std::int64_t behind = 0;
   std::vector<Position> rows, best;
   for (;;) {
@@ -525,7 +561,9 @@ void Retrieval::finish(const Search& search, Walk& walk, RetrievalScratch& scrat
 }  // namespace
 
 std::int64_t retrieval_prefill_bytes(const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
-  return spec.name == "retrieval" ? capture_for(Options::of(spec), geometry).bytes_for(tokens) : 0;
+  if (spec.name != "retrieval") return 0;
+  const std::int64_t observed = std::min(tokens, kJudgingTokens) * geometry.query_heads * geometry.head_dim;
+  return capture_for(Options::of(spec), geometry).bytes_for(tokens) + observed * std::int64_t{sizeof(float)};
 }
 
 MethodInfo retrieval_method() {
@@ -533,21 +571,25 @@ MethodInfo retrieval_method() {
       .name = "retrieval",
       .aliases = {},
       .source = "RetrievalAttention (Liu et al. 2024)",
-      .keys = {{"k", "keys a query takes, a count or a share of the far keys", "100"},
-               {"mass",
-                "instead of k: as many keys as hold this share of the far softmax weight, as far as a "
-                "sample tells, above 0 up to 1",
-                ""},
-               {"beam", "keys whose links a search follows, 1 to 1048576",
-                "2 k, beyond 131072 far keys 11/8 of it per doubling; with mass 64 at first"},
-               {"degree", "links of a key, 4 to 256", "24"},
-               {"numbers", "of a key that walks compare, 4 to 256; with 60 or fewer a key is one cache line",
-                "60, or 124 where queries tell more directions apart"},
-               {"per", "whose queries make a graph: kv-head (its group's) or query-head (its own)",
-                "kv-head"},
-               {"warm",
-                "whether a search begins with what its head found for the token before, too: on or off",
-                "on"}},
+      .keys =
+          {{"k", "keys a query takes, a count or a share of the far keys", "100"},
+           {"mass",
+            "instead of k: as many keys as hold this share of the far softmax weight, as far as a "
+            "sample tells, above 0 up to 1",
+            ""},
+           {"recall",
+            "share of the k best keys that a search is to find, 0.5 to 0.999: the beam is chosen for it, as "
+            "far as the last queries of the text tell",
+            "0.95"},
+           {"beam", "instead of recall: keys whose links a search follows, 1 to 1048576",
+            "where no queries tell 2 k, beyond 131072 far keys 11/8 of it per doubling; with mass 64 at "
+            "first"},
+           {"degree", "links of a key, 4 to 256", "24"},
+           {"numbers", "of a key that walks compare, 4 to 256; with 60 or fewer a key is one cache line",
+            "60, or 124 where queries tell more directions apart"},
+           {"per", "whose queries make a graph: kv-head (its group's) or query-head (its own)", "kv-head"},
+           {"warm", "whether a search begins with what its head found for the token before, too: on or off",
+            "on"}},
       .dense = {.sink = 128, .window = 512},
       .dense_layers = 0,
       .make = [](const Spec& spec, const LayerGeometry& geometry,

@@ -4,8 +4,8 @@
 // [Hkv, graphs, 16] int32 (-1 behind the last), guides [Hkv, graphs][count, d] float32, floors [Hkv,
 // graphs][count] float32, guide_counts [Hkv, graphs] int64, directions [Hkv] int64 (how many numbers walks
 // compare of a key), spaces [Hkv][2, directions, d], then [directions] float32 (KeySpace::values; nothing of
-// a head whose keys are taken as they are), searched [1] int64 (the last token that was, -1 = none),
-// remembered [Hq, 32] int32 (nodes that it found, -1 behind the last).
+// a head whose keys are taken as they are), beams [Hkv] int64 (RetrievalIndex::beam), searched [1] int64 (the
+// last token that was, -1 = none), remembered [Hq, 32] int32 (nodes that it found, -1 behind the last).
 #include "select/retrieval_file.h"
 
 #include <algorithm>
@@ -36,8 +36,9 @@ void save_retrieval(const RetrievalIndex::Shape& shape, const std::vector<Retrie
   std::vector<Link> links;
   std::vector<Node> entries;
   std::vector<float> guides, floors, spaces;
-  std::vector<std::int64_t> counts, directions;
+  std::vector<std::int64_t> counts, directions, beams;
   for (const RetrievalIndex& head : heads) {
+    beams.push_back(head.beam());
     const std::vector<float> space = head.space().values();
     spaces.insert(spaces.end(), space.begin(), space.end());
     directions.push_back(space.empty() ? 0 : head.space().numbers());
@@ -61,6 +62,7 @@ void save_retrieval(const RetrievalIndex::Shape& shape, const std::vector<Retrie
   out.add<std::int64_t>("guide_counts", counts);
   out.add<std::int64_t>("directions", directions);
   out.add<float>("spaces", spaces);
+  out.add<std::int64_t>("beams", beams);
 }
 
 std::vector<RetrievalIndex> load_retrieval(const RetrievalIndex::Shape& shape, KvLayer kv,
@@ -87,6 +89,10 @@ std::vector<RetrievalIndex> load_retrieval(const RetrievalIndex::Shape& shape, K
   require(std::all_of(guides.begin(), guides.end(), finite), "finite guides");
   const auto directions = in.values<std::int64_t>("directions");
   const auto spaces = in.values<float>("spaces");
+  const auto beams = in.values<std::int64_t>("beams");
+  const auto possible = [&](std::int64_t beam) { return beam >= 0 && beam <= keys; };
+  require(std::ssize(beams) == heads && std::all_of(beams.begin(), beams.end(), possible),
+          "a beam of every head, no wider than its keys");
   require(std::ssize(directions) == heads && std::all_of(spaces.begin(), spaces.end(), finite),
           "finite directions of every head");
 
@@ -116,7 +122,7 @@ std::vector<RetrievalIndex> load_retrieval(const RetrievalIndex::Shape& shape, K
     loaded.push_back(RetrievalIndex::restore(
         shape, kv.heads[static_cast<std::size_t>(head)],
         KeySpace::restore(shape.head_dim, static_cast<int>(kept), part(spaces, space, values)),
-        std::move(own), std::move(own_guides), pool));
+        std::move(own), std::move(own_guides), beams[static_cast<std::size_t>(head)], pool));
     space += values;
   }
   require(guide == std::ssize(floors) && guide * d == std::ssize(guides) && space == std::ssize(spaces),

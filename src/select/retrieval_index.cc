@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ann/beam_choice.h"
 #include "ann/graph_build.h"
 #include "ann/nearest.h"
 #include "base/cancel.h"
@@ -18,7 +19,9 @@ namespace {
 
 constexpr std::int64_t kBatch = 64;        // keys that join the graphs together; until then they are scanned
 constexpr std::int64_t kKeysPerItem = 64;  // of one thread
-constexpr std::int64_t kGuides = 128;      // queries kept for adding keys
+// Neither divides what queries of a group's heads, which take turns, are counted by: all heads are asked.
+constexpr std::int64_t kGuides = 127;      // queries kept for adding keys
+constexpr std::int64_t kJudges = 255;      // queries that tell how wide searches must be
 constexpr std::int64_t kGuideRank = 64;    // the key whose product is a guide's floor
 constexpr std::int64_t kGuidesPerKey = 4;  // whose walks find a new key's neighbours
 constexpr std::int64_t kGuideBeam = 48, kGuideKeep = 96;
@@ -93,7 +96,8 @@ std::int64_t RetrievalIndex::bytes_for(const Shape& shape, std::int64_t keys) {
 }
 
 RetrievalIndex::RetrievalIndex(const Shape& shape, const KvRows& kv, Position end, KeySpace space,
-                               const std::vector<std::vector<float>>& queries, ThreadPool& pool)
+                               const std::vector<std::vector<float>>& queries, const Goal& goal,
+                               ThreadPool& pool)
     : RetrievalIndex(shape) {
   const std::int64_t count = std::max<std::int64_t>(0, std::int64_t{end} - shape.begin), d = shape.head_dim;
   if (count == 0) return;
@@ -123,14 +127,31 @@ RetrievalIndex::RetrievalIndex(const Shape& shape, const KvRows& kv, Position en
     });
     graphs_[g] = build_graph({seen.data(), count, m}, {towards.data(), own.rows, m}, coded_.view(),
                              shape.degree, pool, !queries[g].empty());
-    if (!queries[g].empty()) guides_[g] = guides_of(own, keys, pool);
+    if (queries[g].empty()) continue;
+    guides_[g] = guides_of(own, keys, pool);
+    beam_ = std::max(beam_, beam_for(goal, g, keys, pool));
   }
+}
+
+/// What one of the graphs takes; 0 where nobody asks.
+std::int64_t RetrievalIndex::beam_for(const Goal& goal, std::size_t number, Matrix<const float> keys,
+                                      ThreadPool& pool) const {
+  if (goal.k == 0 || goal.asked[number].empty()) return 0;
+  const std::vector<float>& own = goal.asked[number];
+  const std::int64_t d = keys.cols, m = space_.numbers(), count = std::ssize(own) / d;
+  std::vector<float> towards(at(count * m));
+  for (std::int64_t i = 0; i < count; ++i)
+    space_.query(own.data() + i * d, std::span(towards).subspan(at(i * m), at(m)));
+  const std::vector<Node> nearest = nearest_keys({own.data(), count, d}, keys, goal.k, pool);
+  return choose_beam(graphs_[number], {{towards.data(), count, m}, nearest}, goal.recall,
+                     std::max<std::int64_t>(1, keys.rows / kKeysPerBeam), coded_.view(), pool);
 }
 
 RetrievalIndex RetrievalIndex::restore(const Shape& shape, const KvRows& kv, KeySpace space,
                                        std::vector<KeyGraph> graphs, std::vector<Guides> guides,
-                                       ThreadPool& pool) {
+                                       std::int64_t beam, ThreadPool& pool) {
   RetrievalIndex index(shape);
+  index.beam_ = beam;
   index.graphs_ = std::move(graphs);
   index.guides_ = std::move(guides);
   index.use(std::move(space));

@@ -31,20 +31,34 @@ class RetrievalIndex {
     int numbers = 0;  ///< of a key that walks compare; 0: as many as queries tell apart
   };
 
+  /// What searches are to find: the share `recall` of the k best keys, on average over queries like `asked`
+  /// [graphs][q, d], of which the graphs know nothing. k = 0: nothing is asked.
+  struct Goal {
+    std::int64_t k = 0;
+    double recall = 0.0;
+    std::vector<std::vector<float>> asked = {};
+  };
+
   /// Without keys.
   explicit RetrievalIndex(const Shape& shape);
   /// In which directions walks will compare the keys [begin, end): of a sample of the queries [q, d], or of
   /// the keys where there are none. On one thread.
   static KeySpace space_for(const Shape& shape, const KvRows& kv, Position end,
                             const std::vector<float>& queries);
-  /// Over the keys [begin, end). queries [graphs][q, d]: of whom each graph is made; may be empty.
+  /// Over the keys [begin, end). queries [graphs][q, d]: of whom each graph is made; may be empty. What
+  /// `goal` takes is found with some of them, of which the graph is not made.
   RetrievalIndex(const Shape& shape, const KvRows& kv, Position end, KeySpace space,
-                 const std::vector<std::vector<float>>& queries, ThreadPool& pool);
+                 const std::vector<std::vector<float>>& queries, const Goal& goal, ThreadPool& pool);
   /// What bytes() will be over so many keys. Where Shape::numbers is 0 it counts one cache line a key, which
   /// holds for up to 64 numbers; of more it is two where queries tell too many directions apart.
   static std::int64_t bytes_for(const Shape& shape, std::int64_t keys);
 
   std::int64_t keys() const { return graphs_[0].nodes(); }
+  std::int64_t built_keys() const { return graphs_[0].settled(); }  ///< those that did not come one by one
+  /// Nodes that a search over the built keys must expand to reach the goal; 0 where none was given.
+  std::int64_t beam() const { return beam_; }
+  /// A search looks at about so many keys for each that it expands: where that is all of them it should scan.
+  static constexpr std::int64_t kKeysPerBeam = 16;
   /// How many keys the graphs hold when keys [begin, far_end) are far: those of build(), and what came later
   /// in whole batches. So a search depends on its far keys, not on when others were added.
   std::int64_t keys_for(Position far_end) const;
@@ -69,14 +83,18 @@ class RetrievalIndex {
   const Guides& guides(int number) const { return guides_[static_cast<std::size_t>(number)]; }
   /// The index of the given graphs over the keys of `kv`.
   static RetrievalIndex restore(const Shape& shape, const KvRows& kv, KeySpace space,
-                                std::vector<KeyGraph> graphs, std::vector<Guides> guides, ThreadPool& pool);
+                                std::vector<KeyGraph> graphs, std::vector<Guides> guides, std::int64_t beam,
+                                ThreadPool& pool);
 
  private:
   void use(KeySpace space);
   void code(const KvRows& kv, std::int64_t count, ThreadPool& pool);
   void add(std::size_t number, RetrievalScratch& scratch);
+  std::int64_t beam_for(const Goal& goal, std::size_t number, Matrix<const float> keys,
+                        ThreadPool& pool) const;
 
   Shape shape_;
+  std::int64_t beam_ = 0;
   KeySpace space_;
   CodedKeys coded_;
   std::vector<KeyGraph> graphs_;  // [graphs]

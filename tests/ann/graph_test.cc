@@ -9,6 +9,7 @@
 #include <limits>
 #include <numeric>
 
+#include "ann/beam_choice.h"
 #include "ann/graph_build.h"
 #include "ann/key_space.h"
 #include "ann/nearest.h"
@@ -195,6 +196,31 @@ TEST(KeyGraph, TunedScoresFewerKeysAndFindsAsMany) {
   const auto before = recall(plain, keys, world, 24, pool), after = recall(tuned, keys, world, 32, pool);
   EXPECT_GE(after.first, before.first - 0.01) << before.first;
   EXPECT_LT(after.second, before.second) << before.second;
+}
+
+// The beam that is chosen finds what was asked for, of queries that took no part either; more recall takes a
+// wider one, and what no beam reaches the widest.
+TEST(BeamChoice, ReachesTheRecallForOtherQueries) {
+  ThreadPool pool(2);
+  constexpr std::int64_t kTold = 1500, kJudges = 400;
+  const World world(6000, kTold + kJudges);
+  const CodedKeys keys = coded(world.keys);
+  const float* const judges = world.queries.data() + kTold * kDim;
+  const KeyGraph graph =
+      build_graph(matrix(world.keys), {world.queries.data(), kTold, kDim}, keys.view(), 16, pool);
+  const std::vector<Node> nearest = nearest_keys({judges, kJudges, kDim}, matrix(world.keys), 10, pool);
+  const auto choose = [&](double share, std::int64_t most) {
+    return choose_beam(graph, {{judges, kJudges, kDim}, nearest}, share, most, keys.view(), pool);
+  };
+  std::int64_t before = 0;
+  for (const double share : {0.8, 0.9, 0.95, 0.99}) {
+    const std::int64_t beam = choose(share, 6000);
+    EXPECT_GE(beam, before);
+    EXPECT_GE(recall(graph, keys, world, beam, pool).first, share - 0.02) << beam;
+    before = beam;
+  }
+  EXPECT_GT(before, choose(0.8, 6000));
+  EXPECT_EQ(choose(1.5, 300), 300);
 }
 
 /// Queries that see 20 of 96 directions: walks need no others, and distances are those that queries see.

@@ -49,6 +49,36 @@ TEST(Retrieval, FindsWhatExactSearchFinds) {
   }
 }
 
+// Without a beam an index finds by itself how wide its walks must be, however long the text is, and says what
+// they cost.
+TEST(Retrieval, FindsWhatItIsToFindInTextsOfAnyLength) {
+  ThreadPool pool(2);
+  std::int64_t scored = 0;
+  for (const std::int64_t tokens : {2500, 5000}) {
+    WorldShape shape = kShape;
+    shape.kv_heads = 1;
+    shape.max_tokens = tokens;
+    World world(shape);
+    plant_topics(world, 23, 0.6f);
+    const LayerGeometry geometry = world.geometry(pool);
+    world.write(tokens);
+    const auto exact = make("topk:k=20", geometry);
+    for (const double recall : {0.8, 0.95}) {
+      const auto selector = make("retrieval:k=20,warm=off,recall=" + std::to_string(recall), geometry);
+      tell(*selector, world, tokens);
+      selector->build(0, world.store().layer(0));
+      const QueryBlock block = world.block(static_cast<Position>(tokens - 20), 20);
+      SelectWork work;
+      const double found = shared(select(*selector, block, geometry, &work), select(*exact, block, geometry));
+      EXPECT_GE(found, recall - 0.02) << tokens;
+      if (recall > 0.9) {
+        EXPECT_GT(work.keys_scored, scored) << tokens;
+      }
+      scored = work.keys_scored;
+    }
+  }
+}
+
 // The stated margins, for queries without any structure, the worst case: a fifth of the keys that came later
 // cost at most 15 points of recall against an index built over all; five keys of six at most 20.
 TEST(Retrieval, KeysThatCameLaterAreFoundNearlyLikeThoseThatWereBuilt) {
@@ -257,7 +287,7 @@ TEST(Retrieval, TakesTheMemoryThatWasPredicted) {
 
 /// The sections of a saved index, to be changed and loaded again.
 struct Sections {
-  std::vector<std::int64_t> shape, counts, directions;
+  std::vector<std::int64_t> shape, counts, directions, beams;
   std::vector<std::uint32_t> links;
   std::vector<std::int32_t> entries;
   std::vector<float> guides, floors, spaces;
@@ -291,6 +321,7 @@ TEST(Retrieval, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
     copy(good.guides, reader.values<float>("guides"));
     copy(good.floors, reader.values<float>("floors"));
     copy(good.directions, reader.values<std::int64_t>("directions"));
+    copy(good.beams, reader.values<std::int64_t>("beams"));
     copy(good.spaces, reader.values<float>("spaces"));
     copy(good.searched, reader.values<std::int64_t>("searched"));
     copy(good.remembered, reader.values<std::int32_t>("remembered"));
@@ -306,6 +337,7 @@ TEST(Retrieval, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
     sections.add<float>("floors", s.floors);
     sections.add<std::int64_t>("directions", s.directions);
     sections.add<float>("spaces", s.spaces);
+    sections.add<std::int64_t>("beams", s.beams);
     sections.add<std::int64_t>("searched", s.searched);
     sections.add<std::int32_t>("remembered", s.remembered);
     out.finish();
@@ -323,6 +355,9 @@ TEST(Retrieval, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
   const std::vector<std::function<void(Sections&)>> damages = {
       [](Sections& s) { s.shape.pop_back(); },
       [](Sections& s) { s.searched.clear(); },
+      [](Sections& s) { s.beams.pop_back(); },
+      [](Sections& s) { s.beams[0] = -1; },
+      [](Sections& s) { s.beams[1] = 401; },
       [](Sections& s) { s.searched[0] = -2; },
       [](Sections& s) { s.remembered.pop_back(); },
       [](Sections& s) { s.remembered[0] = -2; },
