@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -156,14 +157,17 @@ void Builder::link_co_retrieved() {
       for (std::int64_t rank = 0; rank < per_query_; ++rank)
         if (count[at(list[rank])]++ == 0) candidates.push_back(list[rank]);
     }
-    const auto more = [&](Node a, Node b) {
-      return count[at(a)] != count[at(b)] ? count[at(a)] > count[at(b)] : a < b;
-    };
     const auto most = static_cast<std::ptrdiff_t>(kCandidatesPerLink * forward_);
-    if (std::ssize(candidates) > most)
-      std::nth_element(candidates.begin(), candidates.begin() + most, candidates.end(), more);
-    for (const Node c : candidates) count[at(c)] = 0;
-    if (std::ssize(candidates) > most) candidates.resize(at(most));
+    std::vector<std::uint64_t> order;  // in how many of the lists, then the node: the earlier one is more
+    for (const Node c : candidates)
+      order.push_back(std::uint64_t{std::exchange(count[at(c)], 0)} << 32 | ~static_cast<std::uint32_t>(c));
+    if (std::ssize(order) > most) {
+      std::nth_element(order.begin(), order.begin() + most, order.end(), std::greater<>());
+      order.resize(at(most));
+    }
+    candidates.clear();
+    for (const std::uint64_t one : order)
+      candidates.push_back(static_cast<Node>(~static_cast<std::uint32_t>(one)));
     links_[at(node)] = pruned(node, candidates, forward_, false);
   });
 }
