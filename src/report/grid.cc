@@ -40,12 +40,6 @@ std::filesystem::path raw_folder(const GridOptions& options) {
   return options.folder / "raw";
 }
 
-/// Bytes of a cache of so many tokens.
-std::int64_t kv_bytes(const ModelConfig& config, DType type, std::int64_t tokens) {
-  const std::int64_t row = std::int64_t{bytes_of(type)} * config.head_dim + (type == DType::q8 ? 4 : 0);
-  return 2 * tokens * config.layers * config.kv_heads * row;
-}
-
 /// Sums the time of layers' attention, projections to queries, keys and values included.
 class LayerClock {
  public:
@@ -485,7 +479,7 @@ Json Grid::measure_bench(const SuiteRun& run, std::int64_t length, std::span<con
                       {"density", r.density},
                       {"selectivity", r.selectivity},
                       {"build_seconds", r.build_seconds},
-                      {"kv_bytes", kv_bytes(model_->config(), options.kv_type, length)}});
+                      {"kv_bytes", kv_bytes(length)}});
     }
   }
   if (run.without_cache) rows.push_back(row_without_cache(length));
@@ -555,6 +549,14 @@ std::string Grid::effort_name(const SuiteRun& run, std::int64_t length) {
   // Texts of one length serve all suites, times are each suite's own.
   const bool timed = run.kind == RunKind::attention || run.kind == RunKind::decode;
   return timed ? fmt::format("{} ({})", name, run.suite) : name;
+}
+
+std::int64_t Grid::kv_bytes(std::int64_t tokens) const {
+  const ModelConfig& config = model_->config();
+  const DType type = options_.context.kv_type;
+  const std::int64_t row =
+      std::int64_t{bytes_of(type)} * config.head_dim + (type == DType::q8 ? 4 : 0);  // its scale
+  return 2 * tokens * config.layers * config.kv_heads * row;
 }
 
 std::map<std::string, Effort> Grid::efforts() const {

@@ -85,6 +85,7 @@ class Grid {
   std::optional<Effort> effort_of(const SuiteRun& run, std::int64_t length) const;
   Effort effort_of_answers() const;
   const Model& model() const { return *model_; }
+  std::int64_t kv_bytes(std::int64_t tokens) const;  ///< of the keys and values of so many tokens
 
  private:
   struct Group;

@@ -124,8 +124,7 @@ class Ranking {
                                       .covered = {}};
       index += static_cast<double>(info.index_bytes(method.named.spec, geometry, tokens));
     }
-    const double kv = 4.0 * config.layers * config.kv_heads * config.head_dim * static_cast<double>(tokens);
-    return index / kv;
+    return index / static_cast<double>(s_.grid.kv_bytes(tokens));
   }
 
   void read_probe(const SuiteRun& run) {

@@ -11,6 +11,7 @@
 
 #include "base/text.h"
 #include "eval/recall.h"
+#include "model/config.h"
 #include "report/report.h"
 #include "report/svg.h"
 #include "report/svg_draw.h"
@@ -29,7 +30,9 @@ struct MethodScore {
   double score = 0, agreement = 0, density = 0, selectivity = 0, seconds = 0;
   std::optional<double> low, high;  ///< of the score, from the paired interval
   std::int64_t n = 0;
-  std::map<std::string, double> by_task, far_keys_by_task;
+  std::map<std::string, double> by_task;
+  double exact_layers = 0;                         ///< share of the layers, which attend all keys
+  std::map<std::string, double> far_keys_by_task;  ///< of the layers that choose, as papers count them
 };
 
 /// The rows of a report at one length (0 = all) as means over tasks, `full` first.
@@ -39,6 +42,8 @@ std::vector<MethodScore> scores_of(const Section& s, const EvalReport& report, s
   for (const GridMethod& m : s.grid.methods(s.run)) {
     if (!index.emplace(m.named.name, scores.size()).second) continue;
     scores.push_back({.label = m.label});
+    scores.back().exact_layers =
+        static_cast<double>(m.named.spec.dense_layers) / static_cast<double>(s.grid.model().config().layers);
   }
   std::map<std::size_t, double> cells;
   for (const EvalRow& row : report.rows) {
@@ -65,7 +70,10 @@ std::vector<MethodScore> scores_of(const Section& s, const EvalReport& report, s
     m.seconds /= std::max<double>(1.0, static_cast<double>(m.n));
     const double lengths = n / std::max<double>(1.0, static_cast<double>(m.by_task.size()));
     for (auto& [task, score] : m.by_task) score /= lengths;
-    for (auto& [task, share] : m.far_keys_by_task) share /= lengths;
+    for (auto& [task, share] : m.far_keys_by_task) {
+      share = share / lengths - m.exact_layers;
+      share = m.exact_layers < 1 ? std::max(0.0, share / (1 - m.exact_layers)) : 1.0;
+    }
   }
   return scores;
 }
@@ -114,8 +122,9 @@ void score_chart(const Section& s, const std::vector<MethodScore>& scores, const
 }
 
 /// One picture a task, where their mean would hide what sets them apart.
-void task_charts(const Section& s, const std::vector<MethodScore>& scores, const std::string& what,
-                 const Axis& keys) {
+void task_charts(const Section& s, const std::vector<MethodScore>& scores, const std::string& what) {
+  const Axis keys = {
+      .title = "far keys attended in layers that choose", .unit = Axis::Unit::percent, .log = true};
   for (const auto& [task, of_full] : scores.front().by_task) {
     std::vector<MethodPoint> points;
     for (std::size_t i = 1; i < scores.size(); ++i)
@@ -139,7 +148,8 @@ void far_keys_table(const Section& s, const std::vector<MethodScore>& scores, co
     rows.push_back({"`" + scores[i].label + "`"});
     for (const auto& [task, share] : scores[i].far_keys_by_task) rows.back().push_back(percent(share, 1));
   }
-  s.table("Share of the far keys attended, by task, at " + what + ".", std::move(head), std::move(rows));
+  s.table("Share of the far keys attended in layers that choose, by task, at " + what + ".", std::move(head),
+          std::move(rows));
 }
 
 /// A line a task and method that has several budgets.
@@ -148,7 +158,8 @@ void far_keys_chart(const Section& s, const std::vector<MethodScore>& scores, co
   for (std::size_t i = 1; i < scores.size(); ++i)
     if (budget_of(scores[i].label)) methods[series_of(scores[i].label)].push_back(&scores[i]);
   const Axis x = {.title = "budget (number of clusters visited, of keys)", .log = true};
-  const Axis y = {.title = "share of the far keys attended", .unit = Axis::Unit::percent, .log = true};
+  const Axis y = {
+      .title = "far keys attended in layers that choose", .unit = Axis::Unit::percent, .log = true};
   for (const auto& [method, points] : methods) {
     if (points.size() < 2) continue;
     LineChart chart = {.title = fmt::format("{}: far keys by budget, {}", method, what), .x = x, .y = y};
@@ -323,7 +334,7 @@ void write_eval(const Section& s) {
         score_table(s, scores, fmt::format("Scores in percent at {}{}.", what, dense));
       if (s.shows(Show::score_density)) score_chart(s, scores, what, &MethodScore::density, bytes);
       if (s.shows(Show::score_selectivity)) score_chart(s, scores, what, &MethodScore::selectivity, keys);
-      if (s.shows(Show::score_tasks)) task_charts(s, scores, what, keys);
+      if (s.shows(Show::score_tasks)) task_charts(s, scores, what);
       if (s.shows(Show::far_keys_table)) far_keys_table(s, scores, what);
       if (s.shows(Show::far_keys_budget)) far_keys_chart(s, scores, what);
       if (s.shows(Show::score_time))
@@ -362,15 +373,17 @@ void probe_chart(const Section& s, const std::vector<GridMethod>& methods, const
     const Json& from = of_mean ? json_member(rows[i], "mean") : rows[i];
     points.push_back({methods[i].label, member(rows[i], x), member(from, y), {}, {}});
   }
+  // What attends no far keys has no place on a logarithmic axis: there may be nothing else so far.
+  if (std::none_of(points.begin(), points.end(), [](const MethodPoint& p) { return p.x > 0; })) return;
   const LineChart chart = {.title = title, .x = x_axis, .y = y_axis, .series = series_from(points)};
   s.figure(title + ".", svg_of(chart));
 }
 
 /// Layer by head, one map a method.
 void head_maps(const Section& s, const std::vector<GridMethod>& methods, const std::vector<Json>& rows,
-               const std::string& title, const char* key) {
+               const std::string& title, const char* key, const char* what) {
   HeatMaps maps = {
-      .title = title, .x_title = "query head", .y_title = "layer", .scale_title = "", .percent = true};
+      .title = title, .x_title = "query head", .y_title = "layer", .scale_title = what, .percent = true};
   for (std::size_t i = 0; i < methods.size(); ++i) {
     const Json& heads = json_member(rows[i], "heads");
     if (!heads.is_array() || heads.empty()) continue;
@@ -427,11 +440,12 @@ void write_probe(const Section& s) {
       probe_chart(s, methods, rows, "Output error by far keys" + at, "selectivity", keys, true, "error",
                   error);
     if (s.shows(Show::mass_selectivity))
-      probe_chart(s, methods, rows, "Attention captured by far keys" + at, "selectivity", keys, true, "mass",
-                  {.title = "share of full attention's mass", .low = 0.0, .high = 1.0});
+      probe_chart(s, methods, rows, "Attention captured, sink and window included" + at, "selectivity", keys,
+                  true, "mass", {.title = "share of full attention's mass", .low = 0.0, .high = 1.0});
     if (s.shows(Show::head_maps)) {
-      head_maps(s, methods, rows, "Share of full attention's mass that is captured" + at, "mass");
-      head_maps(s, methods, rows, "Share of the keys that are attended" + at, "density");
+      head_maps(s, methods, rows, "Share of full attention's mass that is captured" + at, "mass",
+                "of the mass");
+      head_maps(s, methods, rows, "Share of the keys that are attended" + at, "density", "of the keys");
     }
   }
 }
@@ -573,7 +587,7 @@ void step_table(const Section& s, const std::vector<Json>& rows, const std::stri
     const double median = member(row, "median_us"), attention = member(row, "attention_us");
     table.push_back({"`" + bench_label(s, row) + "`", number(median / 1e3, "{:.3f}"),
                      number(attention / 1e3, "{:.1f}"), number((median - attention) / 1e3, "{:.1f}"),
-                     number(full / median, "{:.2f}"), percent(member(row, "density")),
+                     number(full / median, "{:.3g}"), percent(member(row, "density")),
                      percent(member(row, "selectivity")), number(member(row, "build_seconds"), "{:.3f}"),
                      json_has(row, "kv_bytes") ? human_bytes(row.at("kv_bytes").get<std::int64_t>()) : "-"});
   }

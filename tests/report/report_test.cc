@@ -104,11 +104,11 @@ TEST_F(ReportTest, MeasuresEveryKindOnceAndNamesWhatItSkips) {
   EXPECT_THAT(text, HasSubstr("Keys of the 10 largest of "));
   EXPECT_THAT(text, HasSubstr("commit abc, here, seed 7"));
   for (const char* figure :
-       {"kv: score by share of the far keys attended", "Share of the far keys attended, by task",
-        "topk: far keys by budget", "Attention captured by far keys", "Keys and queries on two axes",
-        "Dot products of queries and keys", "Clusters of the keys, and where queries fall",
-        "What an inverted file finds", "Distance to the keys", "Deviation of bucket sizes, layer 1",
-        "Variants of training, 3 texts of 4k tokens, 2 steps"})
+       {"kv: score by far keys attended in layers that choose", "attended in layers that choose, by task",
+        "topk: far keys by budget", "Attention captured, sink and window included",
+        "Keys and queries on two axes", "Dot products of queries and keys",
+        "Clusters of the keys, and where queries fall", "What an inverted file finds", "Distance to the keys",
+        "Deviation of bucket sizes, layer 1", "Variants of training, 3 texts of 4k tokens, 2 steps"})
     EXPECT_THAT(text, HasSubstr(figure));
   EXPECT_THAT(text, HasSubstr("| bytes measured | exact bytes | selector bytes | update bytes |"));
   EXPECT_THAT(text,
