@@ -90,11 +90,24 @@ LODE_TEST(select_top_k) {
   }
 }
 
+/// As many as k - 50 scores from 2.1 on, those that a sample takes among them, a hundred from 2.0 on, others
+/// below 1.1: the k-th is one of few keys below all of the sample, in the digit in which that ends.
+void put_few_below_the_sample(float* scores, std::int64_t n, std::int64_t k) {
+  std::vector<char> is_sampled(static_cast<std::size_t>(n));
+  for (std::int64_t i = 0; i < 128; ++i) is_sampled[static_cast<std::size_t>(i * n / 128)] = 1;
+  std::int64_t left = std::max<std::int64_t>(k - 50 - 128, 0), few = 100;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float more = static_cast<float>(i % 1000);
+    const bool high = is_sampled[static_cast<std::size_t>(i)] != 0 || left-- > 0;
+    scores[i] = high ? 2.1f + more * 1e-4f : few-- > 0 ? 2.0f + more * 1e-6f : 1.0f + more * 1e-4f;
+  }
+}
+
 // The k-th largest is looked for where a sample of one entry in each 128th of a list expects it: lists whose
 // sample says too much, too little or nothing, in one block, in registers of many, and longer.
 LODE_TEST(select_where_a_sample_misleads) {
   for (const std::int64_t n : {4096, 16384, 131072, 300000}) {
-    const std::int64_t lists = 7, capacity = n;
+    const std::int64_t lists = 9, capacity = n;
     std::vector<float> scores = test::normal(static_cast<std::size_t>(lists * n), 15);
     const auto list_of = [&](std::int64_t list) { return scores.data() + list * n; };
     for (std::int64_t i = 0; i < 128; ++i) {
@@ -107,8 +120,11 @@ LODE_TEST(select_where_a_sample_misleads) {
       list_of(4)[i] = 1.0f + static_cast<float>(i * 7919 % n) * 0x1p-23f;  // one digit of a plain histogram
       list_of(5)[i] = i % 32 == 31 ? 2.0f : 1.0f;                          // two values
       if (i % 2 != 0) list_of(6)[i] = -kInf;                               // not to be chosen
+      list_of(7)[i] = 1.0f + static_cast<float>(i * 7919 % n) * 0x1p-20f;  // below all of the sample, and
     }
+    for (std::int64_t i = 0; i < 128; ++i) list_of(7)[i * n / 128] = 2.0f;  // in the digit in which that ends
     for (const std::int64_t k : {n / 40, n / 32, n / 3, n - 1}) {
+      put_few_below_the_sample(list_of(8), n, k);
       const OnDevice<float> scores_device(scores);
       const OnDevice<std::int32_t> k_device(
           Rows(static_cast<std::size_t>(lists), static_cast<std::int32_t>(k)));
@@ -127,8 +143,9 @@ LODE_TEST(select_where_a_sample_misleads) {
 // Many lists get fewer blocks each, and more than one number of them.
 LODE_TEST(select_many_short_lists) {
   for (const std::int64_t lists : {20, 40, 100, 300}) {
-    for (const std::int64_t n : {700, 16384, 20000, 40000, 120000}) {
-      if (lists > 40 && n > 40000) continue;  // 40 of 120,000 lie in shared memory
+    for (const std::int64_t n : {700, 16384, 20000, 40000, 140000}) {
+      if (lists > 40 && n > 40000)
+        continue;  // 140,000 are more than registers hold: they lie in shared memory
       std::vector<float> scores = test::normal(static_cast<std::size_t>(lists * n), 6);
       for (float& x : scores) x = std::round(x * 64.0f);  // ties
       Rows k;

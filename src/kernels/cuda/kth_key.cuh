@@ -33,11 +33,10 @@ struct Range {
     range.shift += (range.limit >> range.shift) == kLastDigit;
     return {first, ~0u - first, range.shift, true};
   }
-  /// The keys of one digit.
+  /// The keys of one digit, none beyond the range's own.
   __device__ Range of(unsigned digit) const {
-    const unsigned from = first + (digit << shift),
-                   others = open && digit == kLastDigit ? ~0u : (1u << shift) - 1;
-    return closed(from, from + min(others, ~0u - from));
+    const unsigned offset = digit << shift, others = open && digit == kLastDigit ? ~0u : (1u << shift) - 1;
+    return closed(first + offset, first + offset + min(others, limit - offset));
   }
   __device__ bool has(unsigned key) const { return key - first <= limit; }
   __device__ unsigned digit(unsigned key) const { return min((key - first) >> shift, kLastDigit); }
