@@ -53,6 +53,7 @@ constexpr Position kGrowth = 128;
 constexpr std::int64_t kMostAtTop = 1024, kAtTopPerChild = 128;
 constexpr double kManyChildren = 8.0, kFewChildren = 4.0;  // levels=auto
 constexpr double kAutoNodes = 48.0;  // levels=auto: a level keeps as many keys as so many average nodes have
+constexpr double kPrunedAbove = 1.0 / 3.0;  // levels=auto: of what a level prunes, by the one above it
 constexpr int kMostLevels = 16;
 constexpr double kSlack = 2.0;  // a coarser level never keeps less than so many times the wanted keys
 constexpr std::array<std::string_view, 2> kOffOn = {"off", "on"}, kMetrics = {"queries", "cosine"},
@@ -149,14 +150,14 @@ struct SqueezedOptions {
 
   /// Share of all keys below what a level keeps, where the last one keeps `wanted`; `nodes` per level. What
   /// one query needs is rarely what a coarse node's mean shows: the heads that look things up have it
-  /// anywhere among the coarser nodes. So with levels=auto each level prunes half as much as the one below
-  /// it, but for lookups that must not grow with the context, which keep a number of nodes.
+  /// anywhere among the coarser nodes. So with levels=auto each level prunes a third of what the one below it
+  /// does, but for lookups that must not grow with the context, which keep a number of nodes.
   double kept_at(int level, double wanted, std::span<const std::int64_t> nodes) const {
     const int last = static_cast<int>(nodes.size()) - 1;
     if (level == last) return wanted;
     if (levels > 0 || kept1_asked)
       return std::max(std::pow(kept1, level + 1), std::min(1.0, kSlack * wanted));
-    if (!keeps_a_number(nodes.back())) return 1.0 - std::ldexp(1.0 - wanted, level - last);
+    if (!keeps_a_number(nodes.back())) return 1.0 - (1.0 - wanted) * std::pow(kPrunedAbove, last - level);
     const auto own = static_cast<double>(nodes[static_cast<std::size_t>(level)]);
     return std::min(1.0, std::max(kSlack * wanted, kAutoNodes / own));
   }

@@ -608,7 +608,8 @@ TEST(Squeezed, AutoLevelsHaveFewChildrenWhereFewKeysAreKept) {
             (Nodes{205, 820, 3277, 13108, 52429, 209716}));
 }
 
-// A level prunes half as much as the one below it; where a lookup must not grow, 48 nodes of each are kept.
+// A level prunes a third of what the one below it does; where a lookup must not grow, 48 nodes of each are
+// kept.
 TEST(Squeezed, AutoLevelsPruneLittleAboveTheLeaves) {
   const auto kept = [](const char* spec, std::int64_t keys) {
     return cluster_plan(parse_spec(spec), keys).kept;
@@ -619,9 +620,9 @@ TEST(Squeezed, AutoLevelsPruneLittleAboveTheLeaves) {
     for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-4) << i;
   };
   expect(kept("squeezed:levels=auto", m / 64), {0.1});
-  expect(kept("squeezed:levels=auto", m / 8), {0.55, 0.1});
-  expect(kept("squeezed:levels=auto,sparsity=0.7", m / 8), {0.65, 0.3});
-  expect(kept("squeezed:levels=auto", m), {0.775, 0.55, 0.1});
+  expect(kept("squeezed:levels=auto", m / 8), {0.7, 0.1});
+  expect(kept("squeezed:levels=auto,sparsity=0.7", m / 8), {1.0 - 0.7 / 3.0, 0.3});
+  expect(kept("squeezed:levels=auto", m), {0.9, 0.7, 0.1});
   expect(kept("squeezed:levels=auto,kept1=0.5", m), {0.5, 0.25, 0.1});
   expect(kept("squeezed:levels=auto,sparsity=0.99", m / 8), {48.0 / 410, 48.0 / 1639, 0.01});
 }
