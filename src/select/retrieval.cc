@@ -53,6 +53,7 @@ constexpr std::array<std::string_view, 2> kPer = {"kv-head", "query-head"}, kWar
 constexpr std::int64_t kCapturedQueries = 40960;  // of one graph, at most; about half at least
 constexpr std::int64_t kQueriesPerKey = 2;        // of a graph, at most
 constexpr std::int64_t kJudgingTokens = 64;       // the last ones tell how wide searches must be
+constexpr std::int64_t kLeastJudged = 1024;       // far keys
 constexpr std::int64_t kSteadyKeys = 131072;      // up to so many a beam that follows from k alone does
 constexpr std::int64_t kKeysPerBeam = RetrievalIndex::kKeysPerBeam;
 constexpr std::int64_t kSample = 256;
@@ -89,7 +90,7 @@ struct Options {
   }
   /// Whether so many far keys are worth judging how wide searches must be: fewer are scanned.
   bool judges(std::int64_t far_keys) const {
-    return beam == 0 && mass == 0.0 && far_keys > kKeysPerBeam * 2 * k.of(far_keys);
+    return beam == 0 && mass == 0.0 && far_keys > std::max(kLeastJudged, kKeysPerBeam * 2 * k.of(far_keys));
   }
   /// Nodes to expand for k keys of so many far ones.
   std::int64_t beam_for(const RetrievalIndex& index, std::int64_t keys, std::int64_t far_keys) const {
@@ -268,10 +269,9 @@ void Retrieval::build(std::int32_t sequence, KvLayer kv) {
   const auto end = static_cast<Position>(std::max<std::int64_t>(0, kv.tokens - geometry_.dense.window));
   const std::int64_t far = std::max<std::int64_t>(0, end - geometry_.dense.sink);
   RetrievalIndex::Goal goal;
-  if (options_.judges(far)) {
-    goal = {.k = options_.k.of(far), .recall = options_.recall};
-    indexed.captured.cut(indexed.observed.begin());
-  }
+  if (options_.judges(far)) goal = {.k = options_.k.of(far), .recall = options_.recall};
+  // Whoever judges must not have made the graph; one that is not judged here is the same, so as to be shared.
+  if (far > kLeastJudged && indexed.observed.tokens() > 0) indexed.captured.cut(indexed.observed.begin());
   const std::int64_t most = std::max(kQueriesPerKey * far, KeySpace::kSample);  // queries of a graph
   // One thread's work each, so that of all heads first.
   std::vector<KeySpace> spaces(at(geometry_.kv_heads), KeySpace(geometry_.head_dim));

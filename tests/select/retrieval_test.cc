@@ -14,6 +14,7 @@
 #include "lodestone/error.h"
 #include "select/captured_queries.h"
 #include "select/retrieval_memory.h"
+#include "select/shares_index.h"
 #include "support/selectors.h"
 
 namespace lode::test {
@@ -30,6 +31,7 @@ double shared(const std::vector<FarSet>& found, const std::vector<FarSet>& exact
 
 constexpr WorldShape kShape = {.kv_heads = 2, .group = 2, .d = 64, .type = DType::f16, .dense = {4, 32}};
 
+// The queries are those of the last tokens, of which the graphs know nothing.
 TEST(Retrieval, FindsWhatExactSearchFinds) {
   ThreadPool pool(2);
   World world(kShape);
@@ -38,7 +40,7 @@ TEST(Retrieval, FindsWhatExactSearchFinds) {
   world.write(3000);
   const auto exact = make("topk:k=10", geometry);
   for (const char* per : {"kv-head", "query-head"}) {
-    const auto selector = make(std::string("retrieval:k=10,beam=40,per=") + per, geometry);
+    const auto selector = make(std::string("retrieval:k=10,beam=64,per=") + per, geometry);
     tell(*selector, world, 3000);
     selector->build(0, world.store().layer(0));
     SelectWork work;
@@ -77,6 +79,26 @@ TEST(Retrieval, FindsWhatItIsToFindInTextsOfAnyLength) {
       scored = work.keys_scored;
     }
   }
+}
+
+// A graph does not depend on whether it is judged, so that specs with a beam and without share it.
+TEST(Retrieval, AnIndexThatWasJudgedIsTheOneThatIsBuiltForAFixedBeam) {
+  ThreadPool pool(2);
+  World world(kShape);
+  plant_topics(world, 23, 0.6f);
+  const LayerGeometry geometry = world.geometry(pool);
+  constexpr std::int64_t kTokens = 1500;
+  world.write(kTokens);
+  const auto judged = make("retrieval:k=10", geometry), built = make("retrieval:k=10,beam=20", geometry),
+             taken = make("retrieval:k=10,beam=20", geometry);
+  for (Selector* selector : {judged.get(), built.get()}) {
+    tell(*selector, world, kTokens);
+    selector->build(0, world.store().layer(0));
+  }
+  ASSERT_TRUE(dynamic_cast<SharesIndex&>(*taken).take_index(0, *judged));
+  EXPECT_FALSE(dynamic_cast<SharesIndex&>(*judged).take_index(0, *built));
+  const QueryBlock block = world.block(kTokens - 10, 10);
+  EXPECT_EQ(select(*taken, block, geometry), select(*built, block, geometry));
 }
 
 // The stated margins, for queries without any structure, the worst case: a fifth of the keys that came later
