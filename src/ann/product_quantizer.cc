@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// The nearest centroid is the one of the largest x . c - |c|^2 / 2: an inner product in one more dimension.
 #include "ann/product_quantizer.h"
 
 #include <algorithm>
@@ -16,16 +15,22 @@ constexpr std::int64_t kPiece = 256;  // vectors that are extended at a time
 
 }  // namespace
 
-void nearest_centroids(Matrix<const float> x, std::span<const float> centroids,
-                       std::span<std::int32_t> labels) {
-  const std::int64_t width = x.cols, more = width + 1, levels = std::ssize(centroids) / width;
-  std::vector<float> lifted(static_cast<std::size_t>(levels * more)),
-      piece(static_cast<std::size_t>(kPiece * more));
+std::vector<float> lifted_centroids(std::span<const float> centroids, std::int64_t width) {
+  const std::int64_t more = width + 1, levels = std::ssize(centroids) / width;
+  std::vector<float> lifted(static_cast<std::size_t>(levels * more));
   for (std::int64_t c = 0; c < levels; ++c) {
     const float* const from = centroids.data() + c * width;
     std::copy_n(from, width, lifted.data() + c * more);
     lifted[static_cast<std::size_t>(c * more + width)] = -0.5f * kernels().dot(from, from, width);
   }
+  return lifted;
+}
+
+void nearest_centroids(Matrix<const float> x, std::span<const float> centroids,
+                       std::span<std::int32_t> labels) {
+  const std::int64_t width = x.cols, more = width + 1, levels = std::ssize(centroids) / width;
+  const std::vector<float> lifted = lifted_centroids(centroids, width);
+  std::vector<float> piece(static_cast<std::size_t>(kPiece * more));
   for (std::int64_t first = 0; first < x.rows; first += kPiece) {
     const std::int64_t count = std::min(kPiece, x.rows - first);
     for (std::int64_t i = 0; i < count; ++i) {

@@ -26,6 +26,10 @@ struct ProductQuantizer {
 std::vector<float> euclidean_kmeans(Matrix<const float> x /*[n, width]*/, std::int64_t levels, int iterations,
                                     std::uint64_t seed);
 
+/// [levels, width + 1]: behind each centroid c -|c|^2 / 2. The one nearest to x has the largest product with
+/// x and 1 behind it.
+std::vector<float> lifted_centroids(std::span<const float> centroids /*[levels, width]*/, std::int64_t width);
+
 /// labels[i] := the centroid nearest to x_i, the lowest of equally near ones.
 void nearest_centroids(Matrix<const float> x /*[n, width]*/,
                        std::span<const float> centroids /*[levels, width]*/, std::span<std::int32_t> labels);

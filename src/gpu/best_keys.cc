@@ -12,7 +12,12 @@ GpuBestKeys::GpuBestKeys(const Spec& spec, const GpuGeometry& geometry, Amount k
   capacity_ = std::max<std::int64_t>(1, k_.of(most_far));
   lists_ = queries * (per_kv_head ? geometry.kv_heads : geometry.query_heads);
   scores_ = cuda::Buffer(queries * geometry.query_heads * n * 4, "the scores of keys");
-  if (per_kv_head) shared_ = cuda::Buffer(lists_ * n * 4, "the shared scores of keys");
+  if (per_kv_head) {
+    constexpr std::int64_t kBytes = sizeof(cuda::ExponentialSum);
+    sums_ =
+        cuda::Buffer(queries * geometry.query_heads * cuda::sums_of_keys(n) * kBytes, "the sums of scores");
+    shared_ = cuda::Buffer(lists_ * n * 4, "the shared scores of keys");
+  }
   rows_ = cuda::Buffer(lists_ * capacity_ * 4, "the rows of the best keys");
   counts_ = cuda::Buffer(geometry.layers * lists_ * 4, "the counts of the best keys");
   wanted_ = cuda::Buffer(2 * lists_ * 4, "the counts wanted of the best keys");
@@ -40,9 +45,11 @@ void GpuBestKeys::upload(cuda::StreamHandle stream) {
 cuda::RowLists GpuBestKeys::select(int layer, const cuda::Queries& queries, const float*,
                                    cuda::StreamHandle stream) {
   const std::int64_t n = geometry_.max_tokens;
-  score(layer, queries, scores_.as<float>(), stream);
+  auto* const sums = per_kv_head_ ? sums_.as<cuda::ExponentialSum>() : nullptr;
+  score(layer, queries, scores_.as<float>(), sums, stream);
   if (per_kv_head_)
-    cuda::share_scores(scores_.as<float>(), queries, dense_.window, n, shared_.as<float>(), stream);
+    cuda::share_scores(scores_.as<float>(), sums, queries, dense_.sink, dense_.window, n, shared_.as<float>(),
+                       stream);
   auto* const counts = counts_.as<std::int32_t>() + layer * lists_;
   cuda::top_k(per_kv_head_ ? shared_.as<float>() : scores_.as<float>(), used_, n,
               wanted_.as<std::int32_t>() + lists_, wanted_.as<std::int32_t>(), rows_.as<std::int32_t>(),
@@ -56,8 +63,8 @@ cuda::RowLists GpuBestKeys::select(int layer, const cuda::Queries& queries, cons
 }
 
 std::int64_t GpuBestKeys::bytes() const {
-  return scores_.bytes() + shared_.bytes() + rows_.bytes() + counts_.bytes() + wanted_.bytes() +
-         workspace_.bytes();
+  return scores_.bytes() + sums_.bytes() + shared_.bytes() + rows_.bytes() + counts_.bytes() +
+         wanted_.bytes() + workspace_.bytes();
 }
 
 }  // namespace lode

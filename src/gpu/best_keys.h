@@ -24,7 +24,7 @@ class GpuBestKeys : public GpuSelector {
   GpuBestKeys(const Spec& spec, const GpuGeometry& geometry, Amount k, bool per_kv_head);
   /// As cuda::score_keys does.
   virtual void score(int layer, const cuda::Queries& queries, float* scores /*[N, Hq, max_tokens]*/,
-                     cuda::StreamHandle stream) = 0;
+                     cuda::ExponentialSum* sums /*or null*/, cuda::StreamHandle stream) = 0;
 
   DenseParts dense_;
   GpuGeometry geometry_;
@@ -35,6 +35,7 @@ class GpuBestKeys : public GpuSelector {
   std::int64_t capacity_ = 0;
   std::int64_t lists_ = 0, used_ = 0;  ///< of most_queries, of the running step
   cuda::Buffer scores_;                // [most_queries, Hq, max_tokens]
+  cuda::Buffer sums_;                  // [most_queries, Hq, sums_of_keys(max_tokens)], per KV head only
   cuda::Buffer shared_;                // [most_queries, Hkv, max_tokens], per KV head only
   cuda::Buffer rows_;                  // [lists, capacity]
   cuda::Buffer counts_;                // [L, lists]

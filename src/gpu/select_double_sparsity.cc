@@ -62,12 +62,13 @@ class GpuDoubleSparsity final : public GpuBestKeys {
   }
 
  private:
-  void score(int layer, const cuda::Queries& queries, float* scores, cuda::StreamHandle stream) override {
+  void score(int layer, const cuda::Queries& queries, float* scores, cuda::ExponentialSum* sums,
+             cuda::StreamHandle stream) override {
     labelled_.take_needed([&](const GpuKeys& keys, std::int64_t begin, std::int64_t end) {
       label(keys, layer, 1, begin, end, stream);
     });
     cuda::score_labels(queries, labels(0, layer), dense_.sink, dense_.window, geometry_.max_tokens, scores,
-                       stream);
+                       sums, stream);
   }
   cuda::KeyLabels labels(int sequence, int layer) const {
     cuda::KeyLabels labels = {

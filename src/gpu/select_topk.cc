@@ -17,8 +17,9 @@ class GpuTopK final : public GpuBestKeys {
   }
 
  private:
-  void score(int, const cuda::Queries& queries, float* scores, cuda::StreamHandle stream) override {
-    cuda::score_keys(queries, dense_.sink, dense_.window, geometry_.max_tokens, scores, stream);
+  void score(int, const cuda::Queries& queries, float* scores, cuda::ExponentialSum* sums,
+             cuda::StreamHandle stream) override {
+    cuda::score_keys(queries, dense_.sink, dense_.window, geometry_.max_tokens, scores, sums, stream);
   }
 };
 

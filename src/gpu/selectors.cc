@@ -15,6 +15,7 @@ std::unique_ptr<GpuSelector> make_gpu_selector(const Spec& spec, const GpuGeomet
   if (spec.name == "topk") return make_gpu_topk(spec, geometry);
   if (spec.name == "quest") return make_gpu_quest(spec, geometry, selectors);
   if (spec.name == "double-sparsity") return make_gpu_double_sparsity(spec, geometry, selectors);
+  if (spec.name == "pqcache") return make_gpu_pqcache(spec, geometry, selectors);
   if (spec.name == "kmeans" || spec.name == "saap") return make_gpu_buckets(spec, geometry, selectors);
   if (spec.name == "squeezed") return make_gpu_clusters(spec, geometry, selectors);
   if (spec.name == "hash" || spec.name == "hyperplanes")

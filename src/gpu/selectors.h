@@ -124,6 +124,9 @@ std::unique_ptr<GpuSelector> make_gpu_quest(const Spec& spec, const GpuGeometry&
 /// double-sparsity; without selectors its labels have channels and levels that are made up.
 std::unique_ptr<GpuSelector> make_gpu_double_sparsity(const Spec& spec, const GpuGeometry& geometry,
                                                       std::span<Selector* const> selectors);
+/// pqcache; without selectors its centroids are made up.
+std::unique_ptr<GpuSelector> make_gpu_pqcache(const Spec& spec, const GpuGeometry& geometry,
+                                              std::span<Selector* const> selectors);
 /// squeezed.
 std::unique_ptr<GpuSelector> make_gpu_clusters(const Spec& spec, const GpuGeometry& geometry,
                                                std::span<Selector* const> selectors);

@@ -11,6 +11,8 @@
 // paper adapts the iterations of k-means to the time of prefill, here they are a number; k-means starts from
 // random keys, and sees at most 256 keys a centroid, spread evenly. Keys with a NaN or an infinity count as
 // 0. An index that was built over no keys attends everything.
+#include "select/pqcache.h"
+
 #include <array>
 #include <map>
 
@@ -19,7 +21,6 @@
 #include "select/estimated_keys.h"
 #include "select/methods.h"
 #include "select/per_token.h"
-#include "select/product_codes.h"
 #include "select/shares_index.h"
 
 namespace lode {
@@ -28,26 +29,9 @@ namespace {
 
 constexpr std::array<std::string_view, 2> kPer = {"kv-head", "query-head"};
 
-struct Options {
-  int m = 2, bits = 6;  // section 4.1
-  int iterations = 10;
-  Amount budget = {1.0 / 20, true};  // the retrieved half of the authors' 1/10
-  bool per_kv_head = true;
-
-  static Options of(const Spec& spec) {
-    Options options;
-    options.m = static_cast<int>(spec.integer("m", options.m, 1, 128));
-    options.bits = static_cast<int>(spec.integer("bits", options.bits, 1, 8));
-    options.iterations = static_cast<int>(spec.integer("iterations", options.iterations, 1, 300));
-    options.budget = spec.amount("budget", options.budget);
-    options.per_kv_head = spec.choice("per", kPer[0], kPer) == kPer[0];
-    return options;
-  }
-};
-
-class PqCache final : public PerTokenSelector, public SharesIndex {
+class PqCache final : public PerTokenSelector, public SharesIndex, public KeyCoder {
  public:
-  PqCache(const LayerGeometry& geometry, const Options& options)
+  PqCache(const LayerGeometry& geometry, const PqCacheOptions& options)
       : PerTokenSelector(geometry), options_(options), scratch_(static_cast<std::size_t>(workers())) {}
 
   void build(std::int32_t sequence, KvLayer kv) override {
@@ -60,6 +44,7 @@ class PqCache final : public PerTokenSelector, public SharesIndex {
         all());
     index.extend(kv, static_cast<Position>(kv.tokens), all());
     indexes_.insert_or_assign(sequence, std::move(index));
+    ++version_;
   }
   bool take_index(std::int32_t sequence, const Selector& other) override {
     const auto* const same = dynamic_cast<const PqCache*>(&other);
@@ -68,6 +53,7 @@ class PqCache final : public PerTokenSelector, public SharesIndex {
         same->geometry_.dense.sink != geometry_.dense.sink)
       return false;
     indexes_.insert_or_assign(sequence, same->indexes_.at(sequence));
+    ++version_;
     return true;
   }
   void append(std::int32_t sequence, KvLayer kv, Position far_end) override {
@@ -82,6 +68,11 @@ class PqCache final : public PerTokenSelector, public SharesIndex {
   }
   void load(std::int32_t sequence, SectionReader& in, KvLayer kv) override {
     indexes_.insert_or_assign(sequence, ProductCodes::load(shape(), in, kv.tokens));
+    ++version_;
+  }
+  Codebooks codebooks() const override {
+    const auto found = indexes_.find(0);
+    return {version_, found != indexes_.end() && found->second.ready() ? &found->second : nullptr};
   }
   std::int64_t index_bytes() const override {
     std::int64_t bytes = 0;
@@ -108,8 +99,9 @@ class PqCache final : public PerTokenSelector, public SharesIndex {
   }
   void choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) override;
 
-  Options options_;
+  PqCacheOptions options_;
   std::map<std::int32_t, ProductCodes> indexes_;
+  std::int64_t version_ = 0;      // of codebooks
   std::vector<Scratch> scratch_;  // [workers]
 };
 
@@ -131,7 +123,7 @@ void PqCache::choose(const SelectUnit& unit, int worker, Selection& out, SelectW
 }
 
 std::unique_ptr<Selector> make_pqcache(const Spec& spec, const LayerGeometry& geometry, std::string_view) {
-  const Options options = Options::of(spec);
+  const PqCacheOptions options = PqCacheOptions::of(spec);
   if (geometry.head_dim % options.m != 0) {
     throw InputError("attention spec '" + spec.str() + "': expected m to divide the " +
                      std::to_string(geometry.head_dim) + " channels of the model's heads, found " +
@@ -141,6 +133,16 @@ std::unique_ptr<Selector> make_pqcache(const Spec& spec, const LayerGeometry& ge
 }
 
 }  // namespace
+
+PqCacheOptions PqCacheOptions::of(const Spec& spec) {
+  PqCacheOptions options;
+  options.m = static_cast<int>(spec.integer("m", options.m, 1, 128));
+  options.bits = static_cast<int>(spec.integer("bits", options.bits, 1, 8));
+  options.iterations = static_cast<int>(spec.integer("iterations", options.iterations, 1, 300));
+  options.budget = spec.amount("budget", options.budget);
+  options.per_kv_head = spec.choice("per", kPer[0], kPer) == kPer[0];
+  return options;
+}
 
 MethodInfo pqcache_method() {
   return {.name = "pqcache",
@@ -157,13 +159,13 @@ MethodInfo pqcache_method() {
           .make = make_pqcache,
           .index_bytes =
               [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
-                const Options options = Options::of(spec);
+                const PqCacheOptions options = PqCacheOptions::of(spec);
                 const std::int64_t codes = options.bits <= 4 ? (options.m + 1) / 2 : options.m;
                 const std::int64_t levels = std::min<std::int64_t>(tokens, std::int64_t{1} << options.bits);
                 return geometry.kv_heads *
                        (tokens * codes + levels * geometry.head_dim * std::int64_t{sizeof(float)});
               },
-          .validate = [](const Spec& spec) { Options::of(spec); }};
+          .validate = [](const Spec& spec) { PqCacheOptions::of(spec); }};
 }
 
 }  // namespace lode

@@ -6,6 +6,7 @@
 #include "harness.h"
 #include "kernels/cuda/label_keys.h"
 #include "reference.h"
+#include "sums.h"
 
 namespace lode::cuda {
 namespace {
@@ -156,6 +157,7 @@ LODE_TEST(labels_scores) {
       const OnDevice<QueryToken> places_device(places);
       const OnDevice<float> q_device(q),
           scores(test::poison(static_cast<std::size_t>(tokens * heads) * static_cast<std::size_t>(n)));
+      const OnDevice<ExponentialSum> sums(test::poisoned_sums(tokens * heads, n));
       Queries in;
       in.tokens = places_device.get();
       in.layout = store.layout;
@@ -163,8 +165,9 @@ LODE_TEST(labels_scores) {
       in.query_heads = heads;
       in.scale = 0.125f;
       in.q = q_device.get();
-      score_labels(in, store.on_gpu(1), sink, window, n, scores.get(), stream.get());
+      score_labels(in, store.on_gpu(1), sink, window, n, scores.get(), sums.get(), stream.get());
       const auto found = scores.read(stream);
+      test::expect_sums(sums.read(stream), found, places, heads, {sink, window, n});
       for (int t = 0; t < tokens; ++t) {
         const int end =
             std::max(0, places[static_cast<std::size_t>(t)].position + 1 - static_cast<int>(window));

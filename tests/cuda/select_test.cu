@@ -8,6 +8,7 @@
 #include "harness.h"
 #include "kernels/cuda/select.h"
 #include "reference.h"
+#include "sums.h"
 
 namespace lode::cuda {
 namespace {
@@ -226,58 +227,128 @@ LODE_TEST(select_threshold_and_buckets) {
   }
 }
 
+struct ScoreForm {
+  DType type;
+  int d, group;
+};
+
+// Heads that fill the columns of the matrix unit's products and that do not, and more than one product of
+// them; stores and rows that it does not read; queries whose halves are not normal numbers.
 LODE_TEST(select_scores) {
-  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
-    for (const int d : {64, 80, 128, 256}) {
-      const int tokens = 700, heads = 10, group = 5, n = 1000;
-      const KvLayout layout = {2, d, type, 0};
-      std::vector<float> keys =
-          test::normal(static_cast<std::size_t>(layout.layer_bytes(tokens) / layout.row_bytes() * d), 2);
-      for (float& x : keys) x = test::rounded(x, type);
-      const auto q = test::normal(static_cast<std::size_t>(heads * d), 3);
-      Stream stream;
-      const OnDevice<char> store(test::encode(keys, type));
-      const OnDevice<const char*> bases({store.get()});
-      const OnDevice<QueryToken> token({{0, tokens - 1}});
-      const OnDevice<float> q_device(q), scores(test::poison(static_cast<std::size_t>(heads * n))),
-          shared(test::poison(static_cast<std::size_t>(2 * n)));
-      Queries in;
-      in.tokens = token.get();
-      in.bases = bases.get();
-      in.layout = layout;
-      in.count = 1;
-      in.query_heads = heads;
-      in.scale = 0.125f;
-      in.q = q_device.get();
-      score_keys(in, 3, 50, n, scores.get(), stream.get());
-      share_scores(scores.get(), in, 50, n, shared.get(), stream.get());
-      const auto found = scores.read(stream), together = shared.read(stream);
-      std::vector<double> lse(10), weight(static_cast<std::size_t>(2 * n));
-      for (int pass = 0; pass < 2; ++pass) {
-        for (int h = 0; h < heads; ++h) {
-          for (int i = 0; i < n; ++i) {
-            const float at = found[static_cast<std::size_t>(h * n + i)];
-            if (i < 3) LODE_CHECK(at == -kInf);
-            if (i < 3 || i >= tokens - 50) continue;
-            double s = 0;
-            const auto row =
-                static_cast<std::size_t>(layout.key_offset(h / group, i) / layout.row_bytes() * d);
-            for (int c = 0; c < d; ++c)
-              s += static_cast<double>(q[static_cast<std::size_t>(h * d + c)]) *
-                   keys[row + static_cast<std::size_t>(c)];
-            s *= 0.125;
-            if (pass == 0) {
-              LODE_CHECK_CLOSE(at, s, 2e-4 * (1 + std::fabs(s)));
-              lse[static_cast<std::size_t>(h)] += std::exp(s);
-            } else {
-              weight[static_cast<std::size_t>(h / group * n + i)] +=
-                  std::exp(s) / lse[static_cast<std::size_t>(h)];
-            }
+  const std::int64_t n = 1400, sink = 3, window = 50;
+  const std::vector<QueryToken> places = {{0, 1299}, {1, 700}, {1, 20}, {0, 611}};
+  const std::vector<ScoreForm> forms = {{DType::bf16, 128, 4}, {DType::f32, 80, 5},  {DType::f16, 128, 4},
+                                        {DType::f16, 64, 1},   {DType::bf16, 80, 7}, {DType::f16, 256, 3},
+                                        {DType::bf16, 256, 8}, {DType::f16, 96, 10}, {DType::bf16, 20, 16},
+                                        {DType::f16, 128, 8},  {DType::bf16, 64, 2}};
+  for (const ScoreForm& form : forms) {
+    const int d = form.d, heads = 2 * form.group, tokens = static_cast<int>(places.size());
+    const KvLayout layout = {2, d, form.type, 0};
+    std::vector<float> keys[2];
+    std::vector<OnDevice<char>> stores;
+    for (unsigned sequence = 0; sequence < 2; ++sequence) {
+      keys[sequence] = test::normal(static_cast<std::size_t>(layout.layer_bytes(n) / layout.row_bytes() * d),
+                                    2 + sequence);
+      for (float& x : keys[sequence]) x = test::rounded(x, form.type);
+      stores.emplace_back(test::encode(keys[sequence], form.type));
+    }
+    auto q = test::normal(static_cast<std::size_t>(tokens * heads * d), 3);
+    for (int c = 0; c < d; ++c) {
+      q[static_cast<std::size_t>(c)] *= 1e-7f;
+      q[static_cast<std::size_t>(d + c)] *= 1e6f;
+    }
+    Stream stream;
+    const OnDevice<const char*> bases({stores[0].get(), stores[1].get()});
+    const OnDevice<QueryToken> token(places);
+    const OnDevice<float> q_device(q), scores(test::poison(static_cast<std::size_t>(tokens * heads * n)));
+    const OnDevice<ExponentialSum> sums(test::poisoned_sums(tokens * heads, n));
+    Queries in;
+    in.tokens = token.get();
+    in.bases = bases.get();
+    in.layout = layout;
+    in.count = tokens;
+    in.query_heads = heads;
+    in.scale = 0.125f;
+    in.q = q_device.get();
+    score_keys(in, sink, window, n, scores.get(), sums.get(), stream.get());
+    const auto found = scores.read(stream);
+    test::expect_sums(sums.read(stream), found, places, heads, {sink, window, n});
+    for (int row = 0; row < tokens * heads; ++row) {
+      const QueryToken& at = places[static_cast<std::size_t>(row / heads)];
+      for (std::int64_t key = 0; key < n; ++key) {
+        const float one = found[static_cast<std::size_t>(row * n + key)];
+        if (key >= at.position + 1 - window)
+          LODE_CHECK(one == 1e30f);
+        else if (key < sink)
+          LODE_CHECK(one == -kInf);
+        else {
+          const auto from = static_cast<std::size_t>(layout.key_offset(row % heads / form.group, key) /
+                                                     layout.row_bytes() * d);
+          double sum = 0, size = 0;
+          for (std::size_t c = 0; c < static_cast<std::size_t>(d); ++c) {
+            const double part = 0.125 * q[static_cast<std::size_t>(row * d) + c] *
+                                keys[static_cast<std::size_t>(at.sequence)][from + c];
+            sum += part, size += std::fabs(part);
           }
+          LODE_CHECK_CLOSE(one, sum, 4e-6 * size);
         }
       }
-      for (std::size_t i = 0; i < weight.size(); ++i) {
-        if (weight[i] != 0) LODE_CHECK_CLOSE(together[i], std::log(weight[i]), 2e-3);
+    }
+  }
+}
+
+// Heads with a NaN, with nothing but NaN, with one key that leaves the others no weight, with ties.
+LODE_TEST(select_shared_scores) {
+  const std::int64_t n = 5000, sink = 3, window = 50;
+  const std::vector<QueryToken> places = {{0, 4999}, {0, 2100}, {0, 52}, {0, 30}};
+  for (const int group : {1, 4, 5, 16}) {
+    const int heads = 2 * group, tokens = static_cast<int>(places.size());
+    std::vector<float> scores = test::normal(static_cast<std::size_t>(tokens * heads * n), 8, 3.0f);
+    for (int row = 0; row < tokens * heads; ++row) {
+      float* const own = scores.data() + row * n;
+      for (std::int64_t i = 0; i < n; ++i) {
+        if (i < sink) own[i] = -kInf;
+        if (i >= sink && (row % 7 == 1 || i == 40)) own[i] = NAN;
+        if (i >= sink && row % 7 == 2) own[i] = 0.5f;
+      }
+      if (row % 7 == 3) own[sink + 1] = 1000.0f;
+    }
+    const auto sums = test::sums_of(scores, places, heads, {sink, window, n});
+    Stream stream;
+    const OnDevice<QueryToken> token(places);
+    const OnDevice<float> scores_device(scores),
+        shared(test::poison(static_cast<std::size_t>(tokens * 2 * n)));
+    const OnDevice<ExponentialSum> sums_device(sums);
+    Queries in;
+    in.tokens = token.get();
+    in.layout = {2, 64, DType::f32, 0};
+    in.count = tokens;
+    in.query_heads = heads;
+    share_scores(scores_device.get(), sums_device.get(), in, sink, window, n, shared.get(), stream.get());
+    const auto found = shared.read(stream);
+    for (int list = 0; list < 2 * tokens; ++list) {
+      const std::int64_t end =
+          std::max<std::int64_t>(0, places[static_cast<std::size_t>(list / 2)].position + 1 - window);
+      std::vector<double> weight(static_cast<std::size_t>(end), 0.0);
+      for (int g = 0; g < group; ++g) {
+        const float* const own = scores.data() + (std::int64_t{list} * group + g) * n;
+        double peak = -kInf, total = 0.0;
+        for (std::int64_t i = 0; i < end; ++i) peak = std::fmax(peak, own[i]);
+        for (std::int64_t i = 0; i < end; ++i)
+          if (own[i] > -kInf) total += std::exp(own[i] - peak);
+        for (std::int64_t i = 0; i < end; ++i)
+          if (own[i] > -kInf) weight[static_cast<std::size_t>(i)] += std::exp(own[i] - peak) / total;
+      }
+      for (std::int64_t i = 0; i < n; ++i) {
+        const float one = found[static_cast<std::size_t>(list * n + i)];
+        if (i >= end)
+          LODE_CHECK(one == 1e30f);
+        else if (i < sink)
+          LODE_CHECK(one == -kInf);
+        else if (weight[static_cast<std::size_t>(i)] > 1e-30)
+          LODE_CHECK_CLOSE(one, std::log(weight[static_cast<std::size_t>(i)]), 2e-5);
+        else
+          LODE_CHECK(one > -1e30f && one < -60.0f);
       }
     }
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Methods with an index on the GPU that grows with its keys (quest, double-sparsity) against the host's
-// choice. Run on a GPU, and where there is none on one that the host plays (tests/gpu_fake).
+// Methods with an index on the GPU that grows with its keys (quest, double-sparsity, pqcache) against the
+// host's choice. Run on a GPU, and where there is none on one that the host plays (tests/gpu_fake).
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -18,43 +18,57 @@ Context context_on(Device device, DType type = DType::f32) {
   return Context(pocket(), {.kv_type = type, .device = device, .max_tokens = 2048});
 }
 
+struct Asked {
+  std::vector<float> logits;
+  WorkReport work;
+};
+
+/// Of a text of 703 tokens: questions longer than the window and shorter, tokens one at a time past the ends
+/// of pages, a cut inside of a page and another text behind it.
+Asked ask_in_steps(Context& context, MethodId method) {
+  Asked asked;
+  const auto ask = [&](std::span<const TokenId> tokens) {
+    WorkReport more;
+    const auto rows = context.forward(tokens, method, &more);
+    asked.logits.insert(asked.logits.end(), rows.begin(), rows.end());
+    asked.work += more;
+  };
+  ask(story(40));
+  for (const TokenId token : story(36)) ask({&token, 1});
+  context.roll_back(650);
+  const std::vector<TokenId> other = story(60);
+  ask(std::span(other).subspan(20));
+  for (const TokenId token : story(3)) ask({&token, 1});
+  return asked;
+}
+void expect_the_gpu_chose(const Context& context) {
+  EXPECT_NE(context.impl().methods[0].chosen_by, ChosenBy::host);
+  EXPECT_TRUE(context.impl().gpu->chooses(context.impl().methods[0].selectors));
+}
+/// What the GPU chooses is what the host does, with its counts.
+void expect_same(const Asked& cpu, const Asked& gpu) {
+  EXPECT_LT(relative_difference(gpu.logits, cpu.logits), 2e-3f);
+  EXPECT_EQ(cpu.work.far_total, gpu.work.far_total);
+  EXPECT_EQ(cpu.work.far_keys, gpu.work.far_keys);
+  EXPECT_EQ(cpu.work.kv_bytes, gpu.work.kv_bytes);
+  EXPECT_EQ(cpu.work.selector_bytes, gpu.work.selector_bytes);
+  EXPECT_LT(gpu.work.far_keys, gpu.work.far_total);
+}
+
 class GpuIndex : public testing::TestWithParam<const char*> {};
 
-/// Questions longer than the window and shorter, tokens one at a time past the ends of pages, a cut inside of
-/// a page and another text behind it: what the GPU chooses is what the host does, with its counts.
 TEST_P(GpuIndex, StepsEqualTheHosts) {
   NEEDS_GPU();
-  std::vector<float> logits[2];
-  WorkReport work[2];
+  Asked asked[2];
   for (const Device device : {Device::cpu, Device::cuda}) {
-    const int at = device == Device::cuda;
     Context context = context_on(device);
     const MethodId method = context.attach(parse_spec(GetParam()));
     context.prefill(story(703));
     context.build_indexes();
-    const auto ask = [&](std::span<const TokenId> tokens) {
-      WorkReport more;
-      const auto rows = context.forward(tokens, method, &more);
-      logits[at].insert(logits[at].end(), rows.begin(), rows.end());
-      work[at] += more;
-    };
-    ask(story(40));
-    for (const TokenId token : story(36)) ask({&token, 1});
-    context.roll_back(650);
-    const std::vector<TokenId> other = story(60);
-    ask(std::span(other).subspan(20));
-    for (const TokenId token : story(3)) ask({&token, 1});
-    if (at == 1) {
-      EXPECT_NE(context.impl().methods[0].chosen_by, ChosenBy::host);
-      EXPECT_TRUE(context.impl().gpu->chooses(context.impl().methods[0].selectors));
-    }
+    asked[device == Device::cuda] = ask_in_steps(context, method);
+    if (device == Device::cuda) expect_the_gpu_chose(context);
   }
-  EXPECT_LT(relative_difference(logits[1], logits[0]), 2e-3f);
-  EXPECT_EQ(work[0].far_total, work[1].far_total);
-  EXPECT_EQ(work[0].far_keys, work[1].far_keys);
-  EXPECT_EQ(work[0].kv_bytes, work[1].kv_bytes);
-  EXPECT_EQ(work[0].selector_bytes, work[1].selector_bytes);
-  EXPECT_LT(work[1].far_keys, work[1].far_total);
+  expect_same(asked[0], asked[1]);
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, GpuIndex,
@@ -68,6 +82,60 @@ INSTANTIATE_TEST_SUITE_P(Specs, GpuIndex,
                                          "double-sparsity:budget=10%,window=64,bits=2,per=kv-head",
                                          "double-sparsity:budget=60,sink=3,window=30,bits=16,channels=24"),
                          [](const auto& info) { return "spec" + std::to_string(info.index); });
+
+class GpuPqCache : public testing::TestWithParam<const char*> {};
+
+// From a file, so that both have the same centroids: the last bits of keys may lead k-means elsewhere.
+TEST_P(GpuPqCache, StepsEqualTheHosts) {
+  NEEDS_GPU();
+  const fs::path path = fs::temp_directory_path() / ("lodestone-pq-" + std::to_string(getpid()) + ".lode");
+  Context written = context_on(Device::cpu);
+  written.attach(parse_spec(GetParam()));
+  written.prefill(story(703));
+  written.build_indexes();
+  written.save(path, "");
+  Asked asked[2];
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    Context context = Context::load(path, pocket(), {.device = device, .max_tokens = 2048});
+    asked[device == Device::cuda] = ask_in_steps(context, 0);
+    if (device == Device::cuda) expect_the_gpu_chose(context);
+  }
+  fs::remove(path);
+  expect_same(asked[0], asked[1]);
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, GpuPqCache,
+                         testing::Values("pqcache:window=16", "pqcache:budget=64,window=16,per=query-head",
+                                         "pqcache:budget=10%,sink=7,window=64,m=8,bits=4",
+                                         "pqcache:budget=50,window=30,m=1,bits=3,per=query-head",
+                                         "pqcache:budget=64,window=16,m=4,bits=8,dense_layers=2",
+                                         "pqcache:budget=99,window=16,m=64,bits=2"),
+                         [](const auto& info) { return "spec" + std::to_string(info.index); });
+
+// Centroids come from the text that was indexed last.
+TEST(GpuPqCache, CodesFollowTheText) {
+  NEEDS_GPU();
+  Context context = context_on(Device::cuda);
+  const MethodId method = context.attach(parse_spec("pqcache:budget=40,window=16,dense_layers=0"));
+  std::vector<float> grown, fresh;
+  for (std::vector<float>* const logits : {&grown, &fresh}) {
+    Context other = context_on(Device::cuda);
+    Context& asked = logits == &grown ? context : other;
+    if (logits == &grown) {
+      asked.prefill(story(20));  // fewer keys than codes
+      asked.build_indexes();
+      asked.forward(story(30), method);
+      asked.roll_back(20);
+    } else {
+      asked.attach(parse_spec("pqcache:budget=40,window=16,dense_layers=0"));
+      asked.prefill(story(20));
+    }
+    asked.prefill(story(500));
+    asked.build_indexes();
+    *logits = asked.forward(story(30), method);
+  }
+  EXPECT_EQ(grown, fresh);
+}
 
 TEST(GpuQuest, ABudgetOfAllGivesTheBitsOfFullAttention) {
   NEEDS_GPU();

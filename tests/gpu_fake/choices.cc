@@ -6,7 +6,9 @@
 #include <numeric>
 
 #include "ann/packed_codes.h"
+#include "ann/product_quantizer.h"
 #include "gpu_fake/play.h"
+#include "kernels/cuda/code_keys.h"
 #include "kernels/cuda/label_keys.h"
 #include "kernels/cuda/page_bounds.h"
 #include "kernels/cuda/select.h"
@@ -202,7 +204,7 @@ void label_keys(const char* base, const KvLayout& layout, int layers, std::int64
   });
 }
 void score_labels(const Queries& queries, const KeyLabels& labels, std::int64_t sink, std::int64_t window,
-                  std::int64_t max_tokens, float* scores, StreamHandle stream) {
+                  std::int64_t max_tokens, float* scores, ExponentialSum*, StreamHandle stream) {
   enqueue(stream, [=] {
     for (int query = 0; query < queries.count; ++query) {
       for (int head = 0; head < queries.query_heads; ++head) {
@@ -214,11 +216,86 @@ void score_labels(const Queries& queries, const KeyLabels& labels, std::int64_t 
     }
   });
 }
-void score_keys(const Queries&, std::int64_t, std::int64_t, std::int64_t, float*, StreamHandle) {
+
+namespace {
+
+/// Centroid `which` of a part, as channels, and -|c|^2 / 2.
+float centroid_at(const KeyCodes& codes, std::int64_t head, int part, int channel, int which) {
+  return codes.centroids[head * codes.centroids_of_head() +
+                         (std::int64_t{part} * (codes.width + 1) + channel) * codes.entries() + which];
+}
+int nearest(const KeyCodes& codes, std::int64_t head, int part, const float* x) {
+  int at = 0;
+  float high = -INFINITY;
+  for (int which = 0; which < codes.entries(); ++which) {
+    float sum = 0.0f;
+    for (int c = 0; c < codes.width; ++c) sum = std::fma(centroid_at(codes, head, part, c, which), x[c], sum);
+    sum += centroid_at(codes, head, part, codes.width, which);
+    if (sum > high) high = sum, at = which;
+  }
+  return at;
+}
+/// The byte that holds a part's code, and where in it.
+std::uint8_t& code_byte(const KeyCodes& codes, std::int64_t head, int part, std::int64_t key) {
+  return codes.codes[(head * codes.planes() + (codes.nibbles() ? part / 2 : part)) * codes.capacity + key];
+}
+int shift_of(const KeyCodes& codes, int part) {
+  return codes.nibbles() && part % 2 == 1 ? 4 : 0;
+}
+
+}  // namespace
+
+void code_keys(const char* base, const KvLayout& layout, int layers, std::int64_t begin, std::int64_t end,
+               const KeyCodes& codes, StreamHandle stream) {
+  enqueue(stream, [=] {
+    for (std::int64_t of = 0; of < std::int64_t{layers} * layout.kv_heads; ++of) {
+      const std::int64_t layer = of / layout.kv_heads, head = of % layout.kv_heads;
+      for (std::int64_t key = begin; key < end; ++key) {
+        const char* const at =
+            base + layer * layout.layer_stride + layout.key_offset(static_cast<int>(head), key);
+        std::vector<float> row = widened(at, layout.type, layout.head_dim);
+        if (!std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); }))
+          std::fill(row.begin(), row.end(), 0.0f);
+        for (int part = 0; part < codes.parts; ++part) {
+          std::uint8_t& byte = code_byte(codes, of, part, key);
+          const int code = nearest(codes, of, part, row.data() + part * codes.width);
+          byte = static_cast<std::uint8_t>(shift_of(codes, part) > 0 ? byte | code << 4 : code);
+        }
+      }
+    }
+  });
+}
+std::int64_t code_tables_bytes(int, int, int, const KeyCodes&) {
+  return 64;
+}
+void score_codes(const Queries& queries, const KeyCodes& codes, std::int64_t sink, std::int64_t window,
+                 std::int64_t max_tokens, void*, float* scores, ExponentialSum*, StreamHandle stream) {
+  enqueue(stream, [=] {
+    const int group = queries.query_heads / queries.layout.kv_heads;
+    for (std::int64_t row = 0; row < std::int64_t{queries.count} * queries.query_heads; ++row) {
+      const int head = static_cast<int>(row % queries.query_heads) / group;
+      const float* const q = queries.q + row * queries.layout.head_dim;
+      for (std::int64_t key = 0; key < queries.tokens[row / queries.query_heads].position + 1 - window;
+           ++key) {
+        double sum = 0.0;
+        for (int part = 0; key >= sink && part < codes.parts; ++part) {
+          const int code =
+              code_byte(codes, head, part, key) >> shift_of(codes, part) & (codes.nibbles() ? 15 : 255);
+          for (int c = 0; c < codes.width; ++c)
+            sum += static_cast<double>(q[part * codes.width + c] * queries.scale) *
+                   static_cast<double>(centroid_at(codes, head, part, c, code));
+        }
+        scores[row * max_tokens + key] = key < sink ? -INFINITY : static_cast<float>(sum);
+      }
+    }
+  });
+}
+void score_keys(const Queries&, std::int64_t, std::int64_t, std::int64_t, float*, ExponentialSum*,
+                StreamHandle) {
   throw RunError("the played GPU scores no keys");
 }
-void share_scores(const float* scores, const Queries& queries, std::int64_t window, std::int64_t max_tokens,
-                  float* shared, StreamHandle stream) {
+void share_scores(const float* scores, const ExponentialSum*, const Queries& queries, std::int64_t sink,
+                  std::int64_t window, std::int64_t max_tokens, float* shared, StreamHandle stream) {
   enqueue(stream, [=] {
     const int group = queries.query_heads / queries.layout.kv_heads;
     for (int list = 0; list < queries.count * queries.layout.kv_heads; ++list) {
@@ -233,7 +310,9 @@ void share_scores(const float* scores, const Queries& queries, std::int64_t wind
           weight[i] += std::exp(static_cast<double>(own[i]) - peak) / sum;
       }
       for (std::size_t i = 0; i < weight.size(); ++i)
-        shared[list * max_tokens + static_cast<std::int64_t>(i)] = static_cast<float>(std::log(weight[i]));
+        shared[list * max_tokens + static_cast<std::int64_t>(i)] =
+            static_cast<std::int64_t>(i) < sink ? -INFINITY
+                                                : static_cast<float>(std::log(std::max(weight[i], 1e-38)));
     }
   });
 }

@@ -457,6 +457,7 @@ std::unique_ptr<GpuSelector> make_gpu_selector(const Spec& spec, const GpuGeomet
                                                std::span<Selector* const> selectors) {
   if (spec.name == "quest") return make_gpu_quest(spec, geometry, selectors);
   if (spec.name == "double-sparsity") return make_gpu_double_sparsity(spec, geometry, selectors);
+  if (spec.name == "pqcache") return make_gpu_pqcache(spec, geometry, selectors);
   return nullptr;
 }
 

@@ -4,6 +4,7 @@
 // scores take: four bytes a key and head, where a label has eight for all heads.
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/eight_numbers.cuh"
+#include "kernels/cuda/exponential_sum.cuh"
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/label_keys.h"
 
@@ -12,6 +13,7 @@ namespace lode::cuda {
 namespace {
 
 constexpr int kThreads = 128, kKeys = 4, kWarps = kThreads / 32;
+static_assert(kThreads * kKeys == kKeysOfSum);
 
 /// A warp per key; lanes have its channels.
 template <class T>
@@ -53,6 +55,7 @@ struct Params {
   int chunks = 1;  ///< of the heads of a KV head
   std::int64_t sink = 0, window = 0, max_tokens = 0;
   float* scores = nullptr;
+  ExponentialSum* of_keys = nullptr;
 };
 
 template <class Eight, int kHeads>
@@ -116,15 +119,19 @@ __global__ void __launch_bounds__(kThreads) score_kernel(const __grid_constant__
       if (at < end) scores[at] = at < p.sink ? -INFINITY : sums[k][h];
     }
   }
+  if (p.of_keys == nullptr) return;
+  const std::int64_t stride = sums_of_keys(p.max_tokens);
+  post_block_sums<kThreads>(sums, key, p.sink, end, group - first_head,
+                            p.of_keys + (row + first_head) * stride + blockIdx.x, stride);
 }
 
 template <class Eight, int kHeads>
 void launch(Params p, StreamHandle stream) {
   const int group = p.queries.query_heads / p.queries.layout.kv_heads;
   p.chunks = (group + kHeads - 1) / kHeads;
-  const dim3 grid(
-      static_cast<unsigned>((p.max_tokens - p.window + kThreads * kKeys - 1) / (kThreads * kKeys)),
-      static_cast<unsigned>(p.queries.layout.kv_heads * p.chunks), static_cast<unsigned>(p.queries.count));
+  const dim3 grid(static_cast<unsigned>(sums_of_keys(p.max_tokens - p.window)),
+                  static_cast<unsigned>(p.queries.layout.kv_heads * p.chunks),
+                  static_cast<unsigned>(p.queries.count));
   const int shared = p.labels.eights() * 8 * kHeads * 4;
   EarlyLaunch(grid, kThreads, shared, 1, stream)(score_kernel<Eight, kHeads>, p);
 }
@@ -154,14 +161,15 @@ void label_keys(const char* base, const KvLayout& layout, int layers, std::int64
 }
 
 void score_labels(const Queries& queries, const KeyLabels& labels, std::int64_t sink, std::int64_t window,
-                  std::int64_t max_tokens, float* scores, StreamHandle stream) {
+                  std::int64_t max_tokens, float* scores, ExponentialSum* sums, StreamHandle stream) {
   if (queries.count == 0 || max_tokens <= window) return;
   const Params p = {.queries = queries,
                     .labels = labels,
                     .sink = sink,
                     .window = window,
                     .max_tokens = max_tokens,
-                    .scores = scores};
+                    .scores = scores,
+                    .of_keys = sums};
   if (labels.bits == 4) return launch_for_heads<Coded<std::uint32_t>>(p, stream);
   if (labels.bits == 2) return launch_for_heads<Coded<std::uint16_t>>(p, stream);
   if (queries.layout.type == DType::f32) return launch_for_heads<Stored<float>>(p, stream);

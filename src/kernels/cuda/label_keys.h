@@ -4,7 +4,7 @@
 // Deterministic, no word from the host inside a step.
 #pragma once
 
-#include "kernels/cuda/attend.h"
+#include "kernels/cuda/select.h"
 
 namespace lode::cuda {
 
@@ -36,6 +36,7 @@ void label_keys(const char* base, const KvLayout& layout, int layers, std::int64
 
 /// As score_keys (select.h), over the label's channels alone; coded, up to what is the same for all keys.
 void score_labels(const Queries& queries, const KeyLabels& labels, std::int64_t sink, std::int64_t window,
-                  std::int64_t max_tokens, float* scores /*[N, Hq, max_tokens]*/, StreamHandle stream);
+                  std::int64_t max_tokens, float* scores /*[N, Hq, max_tokens]*/,
+                  ExponentialSum* sums /*[N, Hq, sums_of_keys(max_tokens)] or null*/, StreamHandle stream);
 
 }  // namespace lode::cuda

@@ -1,36 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scores of every far key.
+// Scores of every far key in float32, for stores that the matrix unit cannot read (score_products.cu).
 //
-// Work map of score_kernel: grid (blocks of kThreads keys, KV heads, query tokens); a thread owns one key and
-// reads its row once for all heads of the group, whose queries lie in shared memory. share_kernel: a block
-// per (query token, KV head).
+// Work map of score_kernel: grid (pieces of kKeysOfSum keys, KV heads, query tokens); a thread owns one key
+// at a time and reads its row once for all heads of the group, whose queries lie in shared memory.
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/element.cuh"
-#include "kernels/cuda/select.h"
+#include "kernels/cuda/exponential_sum.cuh"
+#include "kernels/cuda/score_products.h"
 
 namespace lode::cuda {
 
 namespace {
 
-constexpr int kThreads = 128, kMostGroup = 16, kShareThreads = 1024;
+constexpr int kThreads = 128, kMostGroup = 16;
 
+/// sum[g] = the g-th query . k.
 template <class T>
-__global__ void score_kernel(Queries queries, std::int64_t sink, std::int64_t window, std::int64_t max_tokens,
-                             float* scores) {
-  extern __shared__ float q[];  // [group, d] scaled
-  const int group = queries.query_heads / queries.layout.kv_heads, d = queries.layout.head_dim;
-  const int query = blockIdx.z, kv_head = blockIdx.y;
-  const QueryToken token = queries.tokens[query];
-  const std::int64_t end = token.position + 1 - window;
-  const std::int64_t key = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (std::int64_t{blockIdx.x} * kThreads >= end) return;
-  const std::int64_t first = std::int64_t{query} * queries.query_heads + kv_head * group;
-  for (int i = threadIdx.x; i < group * d; i += kThreads) q[i] = queries.q[first * d + i] * queries.scale;
-  __syncthreads();
-  if (key >= end) return;
-  const T* const k = reinterpret_cast<const T*>(queries.bases[token.sequence] + queries.layer_offset +
-                                                queries.layout.key_offset(kv_head, key));
-  float sum[kMostGroup] = {};
+__device__ __forceinline__ void products(const T* k, const float* q /*[group, d]*/, int group, int d,
+                                         float (&sum)[kMostGroup]) {
   constexpr int kEach = kPack<T>;
   if (d % kEach == 0) {
     for (int c = 0; c < d; c += kEach) {
@@ -51,84 +38,60 @@ __global__ void score_kernel(Queries queries, std::int64_t sink, std::int64_t wi
       }
     }
   }
-#pragma unroll
-  for (int g = 0; g < kMostGroup; ++g) {
-    if (g < group) scores[(first + g) * max_tokens + key] = key < sink ? -INFINITY : sum[g];
-  }
 }
 
-/// Peak and sum of exponentials of a row, over the block; NaN and -inf count nothing.
-__device__ float log_sum(const float* row, std::int64_t begin, std::int64_t end, float* shared) {
-  float peak = -INFINITY, sum = 0.0f;
-  for (std::int64_t i = begin + threadIdx.x; i < end; i += kShareThreads) peak = fmaxf(peak, row[i]);
-  for (int offset = 16; offset > 0; offset /= 2)
-    peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, offset));
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = peak;
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    score_kernel(const __grid_constant__ Queries queries, std::int64_t sink, std::int64_t window,
+                 std::int64_t max_tokens, float* scores, ExponentialSum* sums) {
+  extern __shared__ float q[];  // [group, d] scaled
+  const int group = queries.query_heads / queries.layout.kv_heads, d = queries.layout.head_dim;
+  const int query = blockIdx.z, kv_head = blockIdx.y;
+  const QueryToken token = queries.tokens[query];
+  const std::int64_t end = token.position + 1 - window, begin = std::int64_t{blockIdx.x} * kKeysOfSum;
+  if (begin >= end) return;
+  const std::int64_t first = std::int64_t{query} * queries.query_heads + kv_head * group;
+  for (int i = threadIdx.x; i < group * d; i += kThreads) q[i] = queries.q[first * d + i] * queries.scale;
   __syncthreads();
-  for (int w = 0; w < kShareThreads / 32; ++w) peak = fmaxf(peak, shared[w]);
-  __syncthreads();
-  if (!(peak > -INFINITY)) return 0.0f;
-  for (std::int64_t i = begin + threadIdx.x; i < end; i += kShareThreads) {
-    if (row[i] > -INFINITY) sum += __expf(row[i] - peak);
-  }
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = sum;
-  __syncthreads();
-  sum = 0.0f;
-  for (int w = 0; w < kShareThreads / 32; ++w) sum += shared[w];
-  __syncthreads();
-  return peak + logf(sum);
-}
-
-__global__ void __launch_bounds__(kShareThreads)
-    share_kernel(const float* scores, const QueryToken* tokens, int query_heads, int kv_heads,
-                 std::int64_t window, std::int64_t max_tokens, float* shared_scores) {
-  __shared__ float shared[kShareThreads / 32];
-  const int group = query_heads / kv_heads, query = blockIdx.x / kv_heads, kv_head = blockIdx.x % kv_heads;
-  const std::int64_t end = max(std::int64_t{0}, tokens[query].position + 1 - window);
-  const float* const first = scores + (std::int64_t{query} * query_heads + kv_head * group) * max_tokens;
-  float lse[kMostGroup];
-#pragma unroll
-  for (int g = 0; g < kMostGroup; ++g)
-    lse[g] = g < group ? log_sum(first + g * max_tokens, 0, end, shared) : 0.0f;
-  float* const out = shared_scores + std::int64_t{blockIdx.x} * max_tokens;
-  for (std::int64_t i = threadIdx.x; i < end; i += kShareThreads) {
-    float sum = 0.0f;
+  ExponentialSum of[kMostGroup];
+  for (std::int64_t key = begin + threadIdx.x; key < min(end, begin + kKeysOfSum); key += kThreads) {
+    const T* const k = reinterpret_cast<const T*>(queries.bases[token.sequence] + queries.layer_offset +
+                                                  queries.layout.key_offset(kv_head, key));
+    float sum[kMostGroup] = {};
+    products(k, q, group, d, sum);
 #pragma unroll
     for (int g = 0; g < kMostGroup; ++g) {
-      if (g < group && first[g * max_tokens + i] > -INFINITY)
-        sum += __expf(first[g * max_tokens + i] - lse[g]);
+      if (g >= group) break;
+      scores[(first + g) * max_tokens + key] = key < sink ? -INFINITY : sum[g];
+      if (sums != nullptr && key >= sink) add_to(of[g], sum[g]);
     }
-    out[i] = logf(sum);
   }
+  if (sums == nullptr) return;
+  const std::int64_t stride = sums_of_keys(max_tokens);
+  post_sums<kThreads, 1, kMostGroup>(of, group, sums + first * stride + blockIdx.x, stride);
 }
 
 }  // namespace
 
 void score_keys(const Queries& queries, std::int64_t sink, std::int64_t window, std::int64_t max_tokens,
-                float* scores, StreamHandle stream) {
+                float* scores, ExponentialSum* sums, StreamHandle stream) {
   const int group = queries.query_heads / queries.layout.kv_heads;
   if (queries.count == 0 || max_tokens <= window) return;
+  if (score_products(queries, sink, window, max_tokens, scores, sums, stream)) return;
   if (group > kMostGroup)
     throw RunError("expected at most 16 query heads a KV head, found " + std::to_string(group));
-  const dim3 grid(static_cast<unsigned>((max_tokens - window + kThreads - 1) / kThreads),
+  const dim3 grid(static_cast<unsigned>(sums_of_keys(max_tokens - window)),
                   static_cast<unsigned>(queries.layout.kv_heads), static_cast<unsigned>(queries.count));
   const std::size_t shared = static_cast<std::size_t>(group * queries.layout.head_dim) * sizeof(float);
+  const auto launch = [&](auto* kernel) {
+    kernel<<<grid, kThreads, shared, stream>>>(queries, sink, window, max_tokens, scores, sums);
+  };
   if (queries.layout.type == DType::f32)
-    score_kernel<float><<<grid, kThreads, shared, stream>>>(queries, sink, window, max_tokens, scores);
+    launch(score_kernel<float>);
   else if (queries.layout.type == DType::f16)
-    score_kernel<__half><<<grid, kThreads, shared, stream>>>(queries, sink, window, max_tokens, scores);
+    launch(score_kernel<__half>);
   else
-    score_kernel<__nv_bfloat16>
-        <<<grid, kThreads, shared, stream>>>(queries, sink, window, max_tokens, scores);
-  LODE_LAUNCHED();
-}
-
-void share_scores(const float* scores, const Queries& queries, std::int64_t window, std::int64_t max_tokens,
-                  float* shared, StreamHandle stream) {
-  if (queries.count == 0) return;
-  share_kernel<<<queries.count * queries.layout.kv_heads, kShareThreads, 0, stream>>>(
-      scores, queries.tokens, queries.query_heads, queries.layout.kv_heads, window, max_tokens, shared);
+    launch(score_kernel<__nv_bfloat16>);
   LODE_LAUNCHED();
 }
 

@@ -3,19 +3,35 @@
 // unique.
 #pragma once
 
+#include <cmath>
+
 #include "kernels/cuda/attend.h"
 
 namespace lode::cuda {
 
-/// scores[n, head, i] = scale * q . k[i] for the far keys i in [sink, position + 1 - window) of query token
-/// n, -inf for those below the sink; entries behind the far keys are left alone. Per query head.
-void score_keys(const Queries& queries, std::int64_t sink, std::int64_t window, std::int64_t max_tokens,
-                float* scores /*[N, Hq, max_tokens]*/, StreamHandle stream);
+/// What a softmax over some keys is divided by: exp(peak) * sum. Of no keys, or none with a weight, -inf and
+/// 0.
+struct ExponentialSum {
+  float peak = -INFINITY, sum = 0.0f;
+};
+inline constexpr std::int64_t kKeysOfSum = 512;  // consecutive keys that share an ExponentialSum
+LODE_HD constexpr std::int64_t sums_of_keys(std::int64_t keys) {
+  return (keys + kKeysOfSum - 1) / kKeysOfSum;
+}
 
-/// From per-head scores to one row of shared scores per KV head: the log of the sum over the group of softmax
-/// weights among the far keys (what CPU `topk:per=kv-head` ranks by).
-void share_scores(const float* scores /*[N, Hq, max_tokens]*/, const Queries& queries, std::int64_t window,
-                  std::int64_t max_tokens, float* shared /*[N, Hkv, max_tokens]*/, StreamHandle stream);
+/// scores[n, head, i] = scale * q . k[i] for the far keys i in [sink, position + 1 - window) of query token
+/// n, -inf for those below the sink; entries behind the far keys are left alone. Per query head. `sums`, if
+/// not null, gets the sums over the far keys in [i kKeysOfSum, (i + 1) kKeysOfSum), where there are any.
+void score_keys(const Queries& queries, std::int64_t sink, std::int64_t window, std::int64_t max_tokens,
+                float* scores /*[N, Hq, max_tokens]*/,
+                ExponentialSum* sums /*[N, Hq, sums_of_keys(max_tokens)]*/, StreamHandle stream);
+
+/// From per-head scores and their sums to one row of shared scores per KV head: the log of the sum over the
+/// group of softmax weights among the far keys (what CPU `topk:per=kv-head` ranks by). Keys that no head
+/// gives a weight have the least finite score of all, those below the sink -inf.
+void share_scores(const float* scores /*[N, Hq, max_tokens]*/, const ExponentialSum* sums,
+                  const Queries& queries, std::int64_t sink, std::int64_t window, std::int64_t max_tokens,
+                  float* shared /*[N, Hkv, max_tokens]*/, StreamHandle stream);
 
 /// Device memory for the selections below.
 std::int64_t select_workspace_bytes(std::int64_t lists, std::int64_t n);

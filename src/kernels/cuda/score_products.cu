@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scores of every far key on the matrix unit, sixteen keys by eight columns at a time, without loss: a query
+// is the sum of three numbers of the keys' type, each of which has a column of its own, and products are
+// added in float32. Channels may come in any order as long as both sides agree, so a lane reads sixteen bytes
+// of a row at once, and four lanes a whole sector and more.
+//
+// Work map of products_kernel: grid (pieces of kKeysOfSum keys, KV heads x chunks of their heads, query
+// tokens); a warp has one block of the store a piece, lane 4 r + c of it rows r and r + 8 of each tile, and
+// of these the numbers 8 (4 j + c) to 8 (4 j + c) + 7 for all j.
+#include "kernels/cuda/check.cuh"
+#include "kernels/cuda/exponential_sum.cuh"
+#include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/matrix.cuh"
+#include "kernels/cuda/score_products.h"
+
+namespace lode::cuda {
+
+namespace {
+
+constexpr int kThreads = 128, kWarps = kThreads / 32, kTileKeys = 16, kTiles = kBlockTokens / kTileKeys;
+constexpr int kChannels = 8;  // of a lane's read
+constexpr int kParts = 3;     // numbers of a query's number
+static_assert(kKeysOfSum == kWarps * kBlockTokens);
+
+struct Params {
+  Queries queries;
+  int chunks = 1;  ///< of the heads of a KV head
+  std::int64_t sink = 0, window = 0, max_tokens = 0;
+  float* scores = nullptr;
+  ExponentialSum* sums = nullptr;
+};
+
+/// 2^power, power in [-126, 127].
+__device__ __forceinline__ float power_of_two(int power) {
+  return __uint_as_float(static_cast<unsigned>(127 + power) << 23);
+}
+/// The power of two that brings the largest of a column's numbers near the largest half, so that three halves
+/// hold all of a float; bf16 has a float's range by itself.
+template <class T>
+__device__ __forceinline__ int power_for(float largest) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) return 0;
+  if (!(largest > 0.0f) || isinf(largest)) return 0;
+  constexpr int kNear = 13, kMost = 100;
+  return kNear - max(-kMost, min(kMost, ilogbf(largest)));
+}
+
+/// Columns of eight: head h has columns 2 h and 2 h + 1, twice, or column h three times. What is left over
+/// of the columns is zero.
+template <class T, int kReads, int kHeads>
+struct Weights {
+  static constexpr int kProducts = kHeads == 4 ? 2 : kParts;  // into the same sixteen by eight scores
+  unsigned of[kProducts][kReads][4];
+  int power = 0;  ///< of the lane's column
+
+  /// Of the head q (null: zeros), as the column `column` of the lanes lane % 4 == c.
+  __device__ void take(const float* q, float scale, int d, int column, int c) {
+    float x[kReads][kChannels];
+    float largest = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kReads; ++j) {
+      const int at = kChannels * (4 * j + c);
+#pragma unroll
+      for (int i = 0; i < kChannels; ++i) {
+        x[j][i] = q != nullptr && at < d ? q[at + i] * scale : 0.0f;
+        largest = fmaxf(largest, fabsf(x[j][i]));
+      }
+    }
+#pragma unroll
+    for (int o = 1; o < 4; o *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, o));
+    power = power_for<T>(largest);
+    const float factor = power_of_two(power);
+#pragma unroll
+    for (int j = 0; j < kReads; ++j) {
+#pragma unroll
+      for (int pair = 0; pair < 4; ++pair) {
+        float low = x[j][2 * pair] * factor, high = x[j][2 * pair + 1] * factor;
+        unsigned parts[kParts];
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          T first, second;
+          narrow(low, &first), narrow(high, &second);
+          parts[part] = pack<T>(low, high);
+          low -= widen(first), high -= widen(second);
+        }
+        if constexpr (kHeads == 4) {
+          of[0][j][pair] = column % 2 == 0 ? parts[0] : parts[1];
+          of[1][j][pair] = column % 2 == 0 ? parts[2] : 0u;
+        } else {
+#pragma unroll
+          for (int part = 0; part < kParts; ++part) of[part][j][pair] = parts[part];
+        }
+      }
+    }
+  }
+};
+
+/// The lane's numbers of two rows.
+template <int kReads>
+struct Rows {
+  uint4 of[2][kReads];
+
+  __device__ __forceinline__ void load(const char* block /*[kBlockTokens, d] from number 8 c on*/,
+                                       int row_bytes, int row, std::int64_t there, int c, int d) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int at = row + 8 * i;
+#pragma unroll
+      for (int j = 0; j < kReads; ++j) {
+        if (at < there && kChannels * (4 * j + c) < d)
+          of[i][j] = *reinterpret_cast<const uint4*>(block + at * row_bytes + j * 64);
+        else
+          of[i][j] = {};
+      }
+    }
+  }
+};
+
+template <class T, int kReads, int kHeads>
+__global__ void __launch_bounds__(kThreads, kReads <= 4 ? 3 : 2)
+    products_kernel(const __grid_constant__ Params p) {
+  constexpr int kEach = kHeads / 4;  // heads whose scores a lane gets
+  const Queries& in = p.queries;
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32,
+            c = lane % 4, r = lane / 4, d = in.layout.head_dim;
+  const int group = in.query_heads / in.layout.kv_heads, query = static_cast<int>(blockIdx.z),
+            kv_head = static_cast<int>(blockIdx.y) / p.chunks,
+            first_head = static_cast<int>(blockIdx.y) % p.chunks * kHeads;
+  const QueryToken token = in.tokens[query];
+  const std::int64_t end = token.position + 1 - p.window;
+  const auto row_bytes = static_cast<int>(in.layout.row_bytes());
+  const char* const keys =
+      in.bases[token.sequence] + in.layer_offset + kv_head * in.layout.head_stride() + c * kChannels * 2;
+  wait_for_predecessor();
+  release_successor();
+  const std::int64_t block = std::int64_t{blockIdx.x} * kWarps + warp;
+  if (blockIdx.x * kKeysOfSum >= end) return;
+  const std::int64_t first_row = std::int64_t{query} * in.query_heads + kv_head * group + first_head;
+  Rows<kReads> next;
+  const auto load = [&](int tile) {
+    next.load(keys + block * in.layout.block_stride(), row_bytes, tile * kTileKeys + r,
+              end - block * kBlockTokens, c, d);
+  };
+  load(0);
+  const int own = kHeads == 4 ? r / 2 : r;  // head of the lane's column
+  Weights<T, kReads, kHeads> weights;
+  weights.take(first_head + own < group ? in.q + (first_row + own) * d : nullptr, in.scale, d, r, c);
+  float factor[kEach];
+#pragma unroll
+  for (int e = 0; e < kEach; ++e)
+    factor[e] = power_of_two(-__shfl_sync(~0u, weights.power, kHeads == 4 ? 8 * c : 8 * c + 4 * e));
+  ExponentialSum of[kEach];
+#pragma unroll 2
+  for (int tile = 0; tile < kTiles; ++tile) {
+    const Rows<kReads> now = next;
+    if (tile + 1 < kTiles) load(tile + 1);
+    float sums[decltype(weights)::kProducts][4] = {};
+#pragma unroll
+    for (int j = 0; j < kReads; ++j) {
+      const unsigned low[4] = {now.of[0][j].x, now.of[1][j].x, now.of[0][j].y, now.of[1][j].y};
+      const unsigned high[4] = {now.of[0][j].z, now.of[1][j].z, now.of[0][j].w, now.of[1][j].w};
+#pragma unroll
+      for (int t = 0; t < decltype(weights)::kProducts; ++t) {
+        multiply<T>(sums[t], low, weights.of[t][j][0], weights.of[t][j][1]);
+        multiply<T>(sums[t], high, weights.of[t][j][2], weights.of[t][j][3]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const std::int64_t key = block * kBlockTokens + tile * kTileKeys + r + 8 * i;
+      float both[2] = {};
+#pragma unroll
+      for (int t = decltype(weights)::kProducts; t-- > 0;)
+        both[0] += sums[t][2 * i], both[1] += sums[t][2 * i + 1];
+      if constexpr (kHeads == 4) both[0] += both[1];
+#pragma unroll
+      for (int e = 0; e < kEach; ++e) {
+        const int head = kEach * c + e;
+        if (key >= end || first_head + head >= group) continue;
+        const float score = key < p.sink ? -INFINITY : both[e] * factor[e];
+        p.scores[(first_row + head) * p.max_tokens + key] = score;
+        if (p.sums != nullptr) add_to(of[e], score);
+      }
+    }
+  }
+  if (p.sums == nullptr) return;
+  const std::int64_t stride = sums_of_keys(p.max_tokens);
+  post_sums<kThreads, 4, kEach>(of, group - first_head, p.sums + first_row * stride + blockIdx.x, stride);
+}
+
+template <class T, int kReads, int kHeads>
+void launch(Params p, StreamHandle stream) {
+  const int group = p.queries.query_heads / p.queries.layout.kv_heads;
+  p.chunks = (group + kHeads - 1) / kHeads;
+  const dim3 grid(static_cast<unsigned>(sums_of_keys(p.max_tokens - p.window)),
+                  static_cast<unsigned>(p.queries.layout.kv_heads * p.chunks),
+                  static_cast<unsigned>(p.queries.count));
+  EarlyLaunch(grid, kThreads, 0, 1, stream)(products_kernel<T, kReads, kHeads>, p);
+}
+
+template <class T>
+void launch_for_shape(const Params& p, StreamHandle stream) {
+  const int group = p.queries.query_heads / p.queries.layout.kv_heads, d = p.queries.layout.head_dim;
+  const auto for_dim = [&]<int kHeads>() {
+    if (d <= 64) return launch<T, 2, kHeads>(p, stream);
+    if (d <= 128) return launch<T, 4, kHeads>(p, stream);
+    launch<T, 8, kHeads>(p, stream);
+  };
+  if (group <= 4) return for_dim.template operator()<4>();
+  for_dim.template operator()<8>();
+}
+
+}  // namespace
+
+bool score_products(const Queries& queries, std::int64_t sink, std::int64_t window, std::int64_t max_tokens,
+                    float* scores, ExponentialSum* sums, StreamHandle stream) {
+  const KvLayout& layout = queries.layout;
+  if (layout.type == DType::f32 || layout.head_dim % kChannels != 0 || layout.head_dim > 256) return false;
+  const Params p = {.queries = queries,
+                    .sink = sink,
+                    .window = window,
+                    .max_tokens = max_tokens,
+                    .scores = scores,
+                    .sums = sums};
+  if (layout.type == DType::f16)
+    launch_for_shape<__half>(p, stream);
+  else
+    launch_for_shape<__nv_bfloat16>(p, stream);
+  return true;
+}
+
+}  // namespace lode::cuda
