@@ -112,29 +112,21 @@ INSTANTIATE_TEST_SUITE_P(Specs, GpuPqCache,
                                          "pqcache:budget=99,window=16,m=64,bits=2"),
                          [](const auto& info) { return "spec" + std::to_string(info.index); });
 
-// Centroids come from the text that was indexed last.
-TEST(GpuPqCache, CodesFollowTheText) {
+// Fewer keys than codes; what comes later is coded by the same centroids.
+TEST(GpuPqCache, CentroidsOfAShortTextStay) {
   NEEDS_GPU();
-  Context context = context_on(Device::cuda);
-  const MethodId method = context.attach(parse_spec("pqcache:budget=40,window=16,dense_layers=0"));
-  std::vector<float> grown, fresh;
-  for (std::vector<float>* const logits : {&grown, &fresh}) {
-    Context other = context_on(Device::cuda);
-    Context& asked = logits == &grown ? context : other;
-    if (logits == &grown) {
-      asked.prefill(story(20));  // fewer keys than codes
-      asked.build_indexes();
-      asked.forward(story(30), method);
-      asked.roll_back(20);
-    } else {
-      asked.attach(parse_spec("pqcache:budget=40,window=16,dense_layers=0"));
-      asked.prefill(story(20));
-    }
-    asked.prefill(story(500));
-    asked.build_indexes();
-    *logits = asked.forward(story(30), method);
+  std::vector<float> logits[2];
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    Context context = context_on(device);
+    const MethodId method = context.attach(parse_spec("pqcache:budget=40,window=16,dense_layers=0"));
+    context.prefill(story(20));
+    context.build_indexes();
+    context.prefill(story(500));
+    context.build_indexes();
+    logits[device == Device::cuda] = context.forward(story(30), method);
+    if (device == Device::cuda) expect_the_gpu_chose(context);
   }
-  EXPECT_EQ(grown, fresh);
+  EXPECT_LT(relative_difference(logits[1], logits[0]), 2e-3f);
 }
 
 TEST(GpuQuest, ABudgetOfAllGivesTheBitsOfFullAttention) {

@@ -21,12 +21,22 @@ __device__ __forceinline__ float sum_below(const ExponentialSum& of, float peak)
   return of.peak > -INFINITY ? of.sum * __expf(of.peak - peak) : 0.0f;
 }
 
+/// A number of the order of the float whose bits these are, no NaN; and back.
+__device__ __forceinline__ int rising(int bits) {
+  return bits < 0 ? bits ^ 0x7fffffff : bits;
+}
+
 /// All lanes whose numbers differ in bits from kFrom on get what these have together.
 template <int kFrom>
 __device__ __forceinline__ ExponentialSum merge_lanes(const ExponentialSum& mine) {
   float peak = mine.peak;
+  if constexpr (kFrom == 1) {
+    const int order = __reduce_max_sync(~0u, rising(__float_as_int(peak)));
+    peak = __int_as_float(rising(order));
+  } else {
 #pragma unroll
-  for (int o = 16; o >= kFrom; o /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, o));
+    for (int o = 16; o >= kFrom; o /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, o));
+  }
   float sum = sum_below(mine, peak);
 #pragma unroll
   for (int o = 16; o >= kFrom; o /= 2) sum += __shfl_xor_sync(~0u, sum, o);
@@ -64,11 +74,17 @@ __device__ __forceinline__ void post_block_sums(const float (&sums)[kKeys][kHead
                                                 ExponentialSum* to, std::int64_t stride) {
   ExponentialSum mine[kHeads];
 #pragma unroll
-  for (int k = 0; k < kKeys; ++k) {
-    const std::int64_t key = first + k * kThreads;
-    if (key < sink || key >= end) continue;
+  for (int h = 0; h < kHeads; ++h) {
+    float far[kKeys];
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h) add_to(mine[h], sums[k][h]);
+    for (int k = 0; k < kKeys; ++k) {
+      const std::int64_t key = first + k * kThreads;
+      far[k] = key >= sink && key < end ? sums[k][h] : -INFINITY;
+      mine[h].peak = fmaxf(mine[h].peak, far[k]);  // passes over NaN
+    }
+#pragma unroll
+    for (int k = 0; k < kKeys; ++k)
+      if (far[k] > -INFINITY) mine[h].sum += __expf(far[k] - mine[h].peak);
   }
   post_sums<kThreads, 1, kHeads>(mine, heads, to, stride);
 }

@@ -1,17 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Work map of share_kernel: grid (pieces of the keys, KV heads x query tokens); every block adds up the sums
-// of exponentials that the scorer has left, and a thread then takes kEach keys.
+// Work map of share_kernel: grid (blocks, KV heads x query tokens), so many blocks as fill the GPU; every
+// block adds up the sums of exponentials that the scorer has left, and then takes pieces of the keys, kEach
+// of a piece a thread.
+#include <algorithm>
 #include <cfloat>
 
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/exponential_sum.cuh"
 #include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/processors.h"
 
 namespace lode::cuda {
 
 namespace {
 
-constexpr int kThreads = 256, kEach = 8, kMostGroup = 16;
+constexpr int kThreads = 256, kEach = 4, kMostGroup = 16;
+constexpr int kHeads = 4;  // whose scores are under way at once
+constexpr int kBlocksOfSm = 4;
+constexpr std::int64_t kPiece = kThreads * kEach;
 
 __global__ void __launch_bounds__(kThreads)
     share_kernel(const float* scores, const ExponentialSum* sums, const __grid_constant__ Queries in,
@@ -19,11 +25,10 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ float log_sums[kMostGroup];
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int group = in.query_heads / in.layout.kv_heads;
-  const std::int64_t list = blockIdx.y, first = std::int64_t{blockIdx.x} * kThreads * kEach,
-                     end = in.tokens[list / in.layout.kv_heads].position + 1 - window;
+  const std::int64_t list = blockIdx.y, end = in.tokens[list / in.layout.kv_heads].position + 1 - window;
   wait_for_predecessor();
   release_successor();
-  if (first >= end) return;
+  if (blockIdx.x * kPiece >= end) return;
   const std::int64_t parts = sums_of_keys(end), stride = sums_of_keys(max_tokens);
   for (int g = thread / 32; g < group; g += kThreads / 32) {
     const ExponentialSum* const of = sums + (list * group + g) * stride;
@@ -37,21 +42,32 @@ __global__ void __launch_bounds__(kThreads)
     if (lane == 0) log_sums[g] = all.peak > -INFINITY ? all.peak + logf(all.sum) : 0.0f;
   }
   __syncthreads();
-  float weights[kEach] = {};
-  for (int g = 0; g < group; ++g) {
-    const float* const row = scores + (list * group + g) * max_tokens + first + thread;
-    const float log_sum = log_sums[g];
+  for (std::int64_t key = blockIdx.x * kPiece + thread; key < end; key += gridDim.x * kPiece) {
+    const float* const first = scores + list * group * max_tokens + key;
+    float weights[kEach] = {};
+    for (int from = 0; from < group; from += kHeads) {
+      float score[kHeads][kEach];
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+          const bool there = from + h < group && key + i * kThreads < end;
+          score[h][i] = there ? first[(from + h) * max_tokens + i * kThreads] : -INFINITY;
+        }
+      }
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        const float log_sum = log_sums[min(from + h, group - 1)];
+#pragma unroll
+        for (int i = 0; i < kEach; ++i)
+          if (score[h][i] > -INFINITY) weights[i] += __expf(score[h][i] - log_sum);
+      }
+    }
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const float score = first + thread + i * kThreads < end ? row[i * kThreads] : -INFINITY;
-      if (score > -INFINITY) weights[i] += __expf(score - log_sum);
+      const std::int64_t at = key + i * kThreads;
+      if (at < end) shared[list * max_tokens + at] = at < sink ? -INFINITY : logf(fmaxf(weights[i], FLT_MIN));
     }
-  }
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const std::int64_t key = first + thread + i * kThreads;
-    if (key < end)
-      shared[list * max_tokens + key] = key < sink ? -INFINITY : logf(fmaxf(weights[i], FLT_MIN));
   }
 }
 
@@ -60,9 +76,10 @@ __global__ void __launch_bounds__(kThreads)
 void share_scores(const float* scores, const ExponentialSum* sums, const Queries& queries, std::int64_t sink,
                   std::int64_t window, std::int64_t max_tokens, float* shared, StreamHandle stream) {
   if (queries.count == 0 || max_tokens <= window) return;
-  constexpr std::int64_t kKeys = std::int64_t{kThreads} * kEach;
-  const dim3 grid(static_cast<unsigned>((max_tokens - window + kKeys - 1) / kKeys),
-                  static_cast<unsigned>(queries.count * queries.layout.kv_heads));
+  const std::int64_t lists = std::int64_t{queries.count} * queries.layout.kv_heads,
+                     pieces = (max_tokens - window + kPiece - 1) / kPiece,
+                     fill = std::max<std::int64_t>(1, kBlocksOfSm * processors() / lists);
+  const dim3 grid(static_cast<unsigned>(std::min(pieces, fill)), static_cast<unsigned>(lists));
   EarlyLaunch(grid, kThreads, 0, 1, stream)(share_kernel, scores, sums, queries, sink, window, max_tokens,
                                             shared);
 }
