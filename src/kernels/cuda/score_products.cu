@@ -36,59 +36,59 @@ __device__ __forceinline__ float power_of_two(int power) {
 }
 /// The power of two that brings the largest of a column's numbers near the largest half, so that three halves
 /// hold all of a float; bf16 has a float's range by itself.
-template <class T>
 __device__ __forceinline__ int power_for(float largest) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) return 0;
   if (!(largest > 0.0f) || isinf(largest)) return 0;
   constexpr int kNear = 13, kMost = 100;
   return kNear - max(-kMost, min(kMost, ilogbf(largest)));
 }
 
-/// Columns of eight: head h has columns 2 h and 2 h + 1, twice, or column h three times. What is left over
-/// of the columns is zero.
+/// The columns that keys are multiplied with, in shared memory. Of eight, head h has 2 h and 2 h + 1, in two
+/// products, or column h in three; what is left over is zero.
 template <class T, int kReads, int kHeads>
-struct Weights {
+struct Columns {
   static constexpr int kProducts = kHeads == 4 ? 2 : kParts;  // into the same sixteen by eight scores
-  unsigned of[kProducts][kReads][4];
-  int power = 0;  ///< of the lane's column
+  uint4 of[kProducts][kReads][32];                            // of a lane
+  int power[8];                                               // of a column
 
-  /// Of the head q (null: zeros), as the column `column` of the lanes lane % 4 == c.
-  __device__ void take(const float* q, float scale, int d, int column, int c) {
-    float x[kReads][kChannels];
-    float largest = 0.0f;
+  __device__ static float number(const float* q, float scale, int d, int at) {
+    return q != nullptr && at < d ? q[at] * scale : 0.0f;
+  }
+  /// By a whole warp: its share of what the lane's column has of the head q (null: zeros).
+  __device__ void take(const float* q, float scale, int d, int warp, int lane) {
+    const int c = lane % 4, column = lane / 4;
+    int own_power = 0;
+    if constexpr (!std::is_same_v<T, __nv_bfloat16>) {
+      float largest = 0.0f;
+      for (int at = c; at < d; at += 4) largest = fmaxf(largest, fabsf(number(q, scale, d, at)));
 #pragma unroll
-    for (int j = 0; j < kReads; ++j) {
-      const int at = kChannels * (4 * j + c);
-#pragma unroll
-      for (int i = 0; i < kChannels; ++i) {
-        x[j][i] = q != nullptr && at < d ? q[at + i] * scale : 0.0f;
-        largest = fmaxf(largest, fabsf(x[j][i]));
-      }
+      for (int o = 1; o < 4; o *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, o));
+      own_power = power_for(largest);
     }
-#pragma unroll
-    for (int o = 1; o < 4; o *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, o));
-    power = power_for<T>(largest);
-    const float factor = power_of_two(power);
-#pragma unroll
-    for (int j = 0; j < kReads; ++j) {
+    if (warp == 0 && c == 0) power[column] = own_power;
+    const float factor = power_of_two(own_power);
+    for (int j = warp; j < kReads; j += kWarps) {
+      unsigned parts[kParts][4];
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) {
-        float low = x[j][2 * pair] * factor, high = x[j][2 * pair + 1] * factor;
-        unsigned parts[kParts];
+        const int at = kChannels * (4 * j + c) + 2 * pair;
+        float low = number(q, scale, d, at) * factor, high = number(q, scale, d, at + 1) * factor;
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
           T first, second;
           narrow(low, &first), narrow(high, &second);
-          parts[part] = pack<T>(low, high);
+          parts[part][pair] = pack<T>(low, high);
           low -= widen(first), high -= widen(second);
         }
-        if constexpr (kHeads == 4) {
-          of[0][j][pair] = column % 2 == 0 ? parts[0] : parts[1];
-          of[1][j][pair] = column % 2 == 0 ? parts[2] : 0u;
-        } else {
+      }
+      const auto all = [&](int part) {
+        return uint4{parts[part][0], parts[part][1], parts[part][2], parts[part][3]};
+      };
+      if constexpr (kHeads == 4) {
+        of[0][j][lane] = column % 2 == 0 ? all(0) : all(1);
+        of[1][j][lane] = column % 2 == 0 ? all(2) : uint4{};
+      } else {
 #pragma unroll
-          for (int part = 0; part < kParts; ++part) of[part][j][pair] = parts[part];
-        }
+        for (int part = 0; part < kParts; ++part) of[part][j][lane] = all(part);
       }
     }
   }
@@ -116,9 +116,11 @@ struct Rows {
 };
 
 template <class T, int kReads, int kHeads>
-__global__ void __launch_bounds__(kThreads, kReads <= 4 ? 3 : 2)
+__global__ void __launch_bounds__(kThreads, kReads > 4 ? 2 : kHeads == 4 ? 4 : 3)
     products_kernel(const __grid_constant__ Params p) {
+  using Own = Columns<T, kReads, kHeads>;
   constexpr int kEach = kHeads / 4;  // heads whose scores a lane gets
+  __shared__ __align__(16) Own columns;
   const Queries& in = p.queries;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32,
             c = lane % 4, r = lane / 4, d = in.layout.head_dim;
@@ -142,26 +144,26 @@ __global__ void __launch_bounds__(kThreads, kReads <= 4 ? 3 : 2)
   };
   load(0);
   const int own = kHeads == 4 ? r / 2 : r;  // head of the lane's column
-  Weights<T, kReads, kHeads> weights;
-  weights.take(first_head + own < group ? in.q + (first_row + own) * d : nullptr, in.scale, d, r, c);
+  columns.take(first_head + own < group ? in.q + (first_row + own) * d : nullptr, in.scale, d, warp, lane);
+  __syncthreads();
   float factor[kEach];
 #pragma unroll
-  for (int e = 0; e < kEach; ++e)
-    factor[e] = power_of_two(-__shfl_sync(~0u, weights.power, kHeads == 4 ? 8 * c : 8 * c + 4 * e));
+  for (int e = 0; e < kEach; ++e) factor[e] = power_of_two(-columns.power[kHeads == 4 ? 2 * c : 2 * c + e]);
   ExponentialSum of[kEach];
-#pragma unroll 2
+#pragma unroll 1
   for (int tile = 0; tile < kTiles; ++tile) {
     const Rows<kReads> now = next;
     if (tile + 1 < kTiles) load(tile + 1);
-    float sums[decltype(weights)::kProducts][4] = {};
+    float sums[Own::kProducts][4] = {};
 #pragma unroll
     for (int j = 0; j < kReads; ++j) {
       const unsigned low[4] = {now.of[0][j].x, now.of[1][j].x, now.of[0][j].y, now.of[1][j].y};
       const unsigned high[4] = {now.of[0][j].z, now.of[1][j].z, now.of[0][j].w, now.of[1][j].w};
 #pragma unroll
-      for (int t = 0; t < decltype(weights)::kProducts; ++t) {
-        multiply<T>(sums[t], low, weights.of[t][j][0], weights.of[t][j][1]);
-        multiply<T>(sums[t], high, weights.of[t][j][2], weights.of[t][j][3]);
+      for (int t = 0; t < Own::kProducts; ++t) {
+        const uint4 column = columns.of[t][j][lane];
+        multiply<T>(sums[t], low, column.x, column.y);
+        multiply<T>(sums[t], high, column.z, column.w);
       }
     }
 #pragma unroll
@@ -169,8 +171,7 @@ __global__ void __launch_bounds__(kThreads, kReads <= 4 ? 3 : 2)
       const std::int64_t key = block * kBlockTokens + tile * kTileKeys + r + 8 * i;
       float both[2] = {};
 #pragma unroll
-      for (int t = decltype(weights)::kProducts; t-- > 0;)
-        both[0] += sums[t][2 * i], both[1] += sums[t][2 * i + 1];
+      for (int t = Own::kProducts; t-- > 0;) both[0] += sums[t][2 * i], both[1] += sums[t][2 * i + 1];
       if constexpr (kHeads == 4) both[0] += both[1];
 #pragma unroll
       for (int e = 0; e < kEach; ++e) {
