@@ -116,7 +116,9 @@ struct Rows {
 };
 
 template <class T, int kReads, int kHeads>
-__global__ void __launch_bounds__(kThreads, kReads > 4 ? 2 : kHeads == 4 ? 4 : 3)
+__global__ void __launch_bounds__(kThreads, kReads > 4    ? 2
+                                            : kHeads == 4 ? 4
+                                                          : 3)
     products_kernel(const __grid_constant__ Params p) {
   using Own = Columns<T, kReads, kHeads>;
   constexpr int kEach = kHeads / 4;  // heads whose scores a lane gets
