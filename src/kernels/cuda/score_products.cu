@@ -115,10 +115,14 @@ struct Rows {
   }
 };
 
+/// Blocks of a processor that registers leave room for.
+constexpr int blocks_at_once(int reads, int heads) {
+  if (reads > 4) return 2;
+  return heads == 4 ? 4 : 3;
+}
+
 template <class T, int kReads, int kHeads>
-__global__ void __launch_bounds__(kThreads, kReads > 4    ? 2
-                                            : kHeads == 4 ? 4
-                                                          : 3)
+__global__ void __launch_bounds__(kThreads, blocks_at_once(kReads, kHeads))
     products_kernel(const __grid_constant__ Params p) {
   using Own = Columns<T, kReads, kHeads>;
   constexpr int kEach = kHeads / 4;  // heads whose scores a lane gets
