@@ -19,25 +19,6 @@ constexpr int kHeads = 4;  // whose scores are under way at once
 constexpr int kBlocksOfSm = 4;
 constexpr std::int64_t kPiece = kThreads * kEach;
 
-/// Of every 32nd part, from the lane's on.
-__device__ __forceinline__ ExponentialSum sum_of_lane(const ExponentialSum* of, std::int64_t parts) {
-  constexpr int kAhead = 8;  // under way at once
-  ExponentialSum sum;
-  for (std::int64_t first = threadIdx.x % 32; first < parts; first += 32 * kAhead) {
-    ExponentialSum some[kAhead];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i)
-      if (first + 32 * i < parts) some[i] = of[first + 32 * i];
-    float peak = sum.peak;
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) peak = fmaxf(peak, some[i].peak);
-    sum = {peak, sum_below(sum, peak)};
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) sum.sum += sum_below(some[i], peak);
-  }
-  return sum;
-}
-
 __global__ void __launch_bounds__(kThreads)
     share_kernel(const float* scores, const ExponentialSum* sums, const __grid_constant__ Queries in,
                  std::int64_t sink, std::int64_t window, std::int64_t max_tokens, float* shared) {
@@ -50,7 +31,14 @@ __global__ void __launch_bounds__(kThreads)
   if (blockIdx.x * kPiece >= end) return;
   const std::int64_t parts = sums_of_keys(end), stride = sums_of_keys(max_tokens);
   for (int g = thread / 32; g < group; g += kThreads / 32) {
-    const ExponentialSum all = merge_lanes<1>(sum_of_lane(sums + (list * group + g) * stride, parts));
+    const ExponentialSum* const of = sums + (list * group + g) * stride;
+    ExponentialSum mine;
+    for (std::int64_t i = lane; i < parts; i += 32) {
+      const ExponentialSum one = of[i];
+      const float peak = fmaxf(mine.peak, one.peak);
+      mine = {peak, sum_below(mine, peak) + sum_below(one, peak)};
+    }
+    const ExponentialSum all = merge_lanes<1>(mine);
     if (lane == 0) log_sums[g] = all.peak > -INFINITY ? all.peak + logf(all.sum) : 0.0f;
   }
   __syncthreads();
