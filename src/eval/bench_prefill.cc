@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/cancel.h"
+#include "base/hold_signals.h"
 #include "base/threads.h"
 #include "eval/bench_common.h"
 #include "gpu/backend.h"
@@ -42,6 +43,7 @@ class OnednnGemm {
     matmul_ = dnnl::matmul(plan);
   }
   void run() {
+    const HoldSignals held;
     matmul_.execute(stream_, {{DNNL_ARG_SRC, x_}, {DNNL_ARG_WEIGHTS, w_}, {DNNL_ARG_DST, y_}});
     stream_.wait();
   }

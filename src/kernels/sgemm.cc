@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <oneapi/dnnl/dnnl.h>
 
+#include "base/hold_signals.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -23,6 +24,7 @@ void use_one_openmp_thread() {
 void sgemm(std::int64_t m, std::int64_t n, std::int64_t k, GemmOperand a, GemmOperand b, float beta, float* c,
            std::int64_t stride) {
   use_one_openmp_thread();
+  const HoldSignals held;
   const dnnl_status_t status = dnnl_sgemm(a.transposed ? 'T' : 'N', b.transposed ? 'T' : 'N', m, n, k, 1.0f,
                                           a.data, a.stride, b.data, b.stride, beta, c, stride);
   if (status != dnnl_success) throw RunError(fmt::format("oneDNN refused a {} x {} x {} product", m, n, k));

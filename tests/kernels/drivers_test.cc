@@ -2,8 +2,11 @@
 // Drivers over the chosen table: attention of items and of a prefill chunk, products; splits, threads, empty
 // input.
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/time.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 
@@ -12,6 +15,7 @@
 #include "kernels/kernels.h"
 #include "kernels/ref/attention.h"
 #include "kernels/ref/linear.h"
+#include "kernels/sgemm.h"
 #include "lodestone/attention.h"
 #include "lodestone/error.h"
 #include "random_kv.h"
@@ -209,6 +213,33 @@ TEST(Matmul, AgainstTheOracle) {
           ASSERT_EQ(y[i * (n + 2) + n], 5.0f);
         }
       }
+}
+
+std::atomic<int> alarms = 0;
+
+/// Ctrl-C, a profiler, a child that ends: a signal may come at any instruction.
+TEST(Sgemm, SignalsLeaveTheHeapAlone) {
+  constexpr std::int64_t m = 512, n = 128, k = 384;
+  const std::vector<float> a = random_floats(m * k, 1), b = random_floats(n * k, 2);
+  const auto product = [&] {
+    std::vector<float> c(m * n);
+    sgemm(m, n, k, {a.data(), k}, {b.data(), k, true}, 0.0f, c.data(), n);
+    return c;
+  };
+  const std::vector<float> expected = product();
+  struct sigaction action = {}, before = {};
+  action.sa_handler = [](int) { ++alarms; };
+  sigaction(SIGALRM, &action, &before);
+  const itimerval often = {.it_interval = {0, 50}, .it_value = {0, 50}}, never = {};
+  setitimer(ITIMER_REAL, &often, nullptr);
+  ThreadPool pool(2);
+  std::atomic<int> wrong = 0;
+  for (int i = 0; i < 100; ++i)
+    pool.for_each(4, [&](std::int64_t, int) { wrong += product() == expected ? 0 : 1; });
+  setitimer(ITIMER_REAL, &never, nullptr);
+  sigaction(SIGALRM, &before, nullptr);
+  EXPECT_EQ(wrong, 0);
+  EXPECT_GT(alarms, 0);
 }
 
 TEST(Merge, EmptySetsAndOrder) {
