@@ -26,8 +26,10 @@ std::vector<std::string> head_specs(const Json& layer, const std::string& where)
     if (!text.is_string())
       throw InputError(fmt::format("{}: expected specs as text, found {}", where, text.type_name()));
     specs.push_back(text.get<std::string>());
-    if (parse_spec(specs.back()).name == "plan")
+    // Before it is parsed: to parse a plan is to read its file, which may be this one.
+    if (const std::string& spec = specs.back(); spec.substr(0, spec.find(':')) == "plan")
       throw InputError(fmt::format("{}: expected a method, found a plan inside the plan", where));
+    parse_spec(specs.back());
   }
   return specs;
 }

@@ -95,6 +95,8 @@ TEST(Plan, FilesThatDoNotFitAreRefused) {
   refused("layer 0", head + R"("layers": [[1]]})");
   refused("layer 1", head + R"("layers": [["full", "full"], ["full"]]})");
   refused("nosuch", head + R"("layers": [["nosuch"]]})");
+  // A plan that names itself is not read for ever.
+  refused("plan inside", head + R"("layers": [["plan:)" + path + R"("]]})");
   refused("probes", head + R"("layers": [["kmeans:probes=0"]]})");
   refused("layer 3", head + R"("layers": [["full", "full", "full"]]})");
   refused("layers of 2",
