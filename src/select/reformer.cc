@@ -17,6 +17,7 @@
 #include <bit>
 #include <cmath>
 
+#include "lodestone/error.h"
 #include "select/methods.h"
 #include "select/sorted_bins.h"
 
@@ -33,9 +34,12 @@ struct Options {
 
   static Options of(const Spec& spec) {
     Options options;
-    // Buckets come in pairs of opposite directions: an odd number means the even one above.
     options.buckets = spec.integer("num_buckets", 0, 2, 1 << 16);
-    options.buckets += options.buckets % 2;
+    if (options.buckets % 2 != 0)
+      throw InputError(
+          "attention spec '" + spec.str() +
+          "': expected an even num_buckets, for buckets are pairs of opposite directions, found " +
+          std::to_string(options.buckets));
     options.chunk = spec.amount("bucket_size", options.chunk);
     options.hashes = static_cast<int>(spec.integer("n_hashes", options.hashes, 1, 64));
     options.before = static_cast<int>(spec.integer("chunks_before", options.before, 0, 1 << 16));

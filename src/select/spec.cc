@@ -58,7 +58,9 @@ const std::string* find_given(const Spec& spec, std::string_view key) {
   return found == spec.given.end() ? nullptr : &found->second;
 }
 
+/// Words are mistyped, numbers are meant.
 std::string suggestion(std::string_view word, std::span<const std::string> names) {
+  if (parse_number(word)) return {};
   const std::string near = nearest_name(word, names);
   return near.empty() ? std::string() : fmt::format(" (did you mean '{}'?)", near);
 }

@@ -28,10 +28,13 @@
 // keys: only parts that lie wholly among these count, the keys behind them are attended one by one. So an
 // index that was appended to equals one that was built over the same context and appended to in any other
 // steps. Roll back into a part forgets the part.
+#include <fmt/format.h>
+
 #include <array>
 #include <cmath>
 
 #include "base/rng.h"
+#include "base/text.h"
 #include "io/container.h"
 #include "kernels/kernels.h"
 #include "kernels/node_scores.h"
@@ -67,6 +70,15 @@ double branch_of(const ClusterTree& tree) {
                     : std::max(2.0, std::round(std::pow(leaves / top, 1.0 / static_cast<double>(steps))));
 }
 
+int levels_of(const Spec& spec) {
+  try {
+    return static_cast<int>(spec.integer("levels", 1, 1, kMostLevels));
+  } catch (const InputError&) {
+    throw InputError(fmt::format("attention spec '{}': key 'levels': expected 1 to {} or auto, found '{}'",
+                                 spec.str(), kMostLevels, excerpt(*spec.text("levels"))));
+  }
+}
+
 struct SqueezedOptions {
   Amount clusters = {0.05, true}, clusters1 = {0.01, true};
   int levels = 1;  ///< 0: auto
@@ -86,7 +98,8 @@ struct SqueezedOptions {
     o.clusters = spec.amount("clusters", o.clusters);
     o.clusters1 = spec.amount("clusters1", o.clusters1);
     const bool is_auto = spec.text("levels") == "auto";
-    o.levels = is_auto ? 0 : static_cast<int>(spec.integer("levels", 1, 1, kMostLevels));
+    expect_not_both(spec, "branch", "clusters1");
+    o.levels = is_auto ? 0 : levels_of(spec);
     o.branch = static_cast<double>(spec.integer("branch", 0, 2, 1024));
     o.common = ThresholdSelector::Options::of(spec);
     o.kept1 = spec.number("kept1", o.kept1, 0.01, 1.0);

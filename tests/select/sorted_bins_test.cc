@@ -209,7 +209,8 @@ TEST(SortedBins, DamagedIndexesAreRefused) {
 
 TEST(SortedBins, KeysOutOfRangeAreRefused) {
   for (const char* spec : {"kdeformer:num_projs=0", "kdeformer:num_projs=33", "kdeformer:bucket_size=-1",
-                           "reformer:num_buckets=1", "reformer:n_hashes=0", "reformer:chunks_before=-1"})
+                           "reformer:num_buckets=1", "reformer:num_buckets=7", "reformer:n_hashes=0",
+                           "reformer:chunks_before=-1"})
     expect_refused("former", [&] { parse_spec(spec); });
 }
 
