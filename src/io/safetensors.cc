@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/hash.h"
 #include "base/json.h"
 #include "base/text.h"
 #include "lodestone/error.h"
@@ -19,6 +20,7 @@ namespace {
 constexpr std::uint64_t kLengthBytes = 8, kMaxHeader = 100'000'000, kAlignment = 64;
 constexpr std::int64_t kMaxDimension = std::int64_t{1} << 48;
 constexpr std::size_t kMaxRank = 8;
+constexpr const char* kChecksum = "lodestone_checksum";  // in the metadata
 
 constexpr std::array<std::pair<std::string_view, std::int64_t>, 16> kTypes = {{{"F64", 8},
                                                                                {"F32", 4},
@@ -123,7 +125,7 @@ void read_metadata(const Json& entry, std::string_view where, std::map<std::stri
   for (const auto& [key, value] : entry.items()) {
     if (!value.is_string())
       throw InputError(std::string(where) + ": expected strings in '__metadata__', found another type");
-    if (metadata != nullptr) (*metadata)[key] = value.get<std::string>();
+    if (metadata != nullptr && key != kChecksum) (*metadata)[key] = value.get<std::string>();
   }
 }
 
@@ -154,6 +156,14 @@ std::string_view name_in_file(DType type) {
   return type == DType::f32 ? "F32" : type == DType::f16 ? "F16" : type == DType::bf16 ? "BF16" : "I8";
 }
 
+/// Files of ours say what their tensors' bytes hash to; nothing else would notice a flipped bit of a number.
+void check_data(const Json& expected, std::span<const std::byte> data, std::string_view where) {
+  if (expected.is_null()) return;
+  if (const std::string found = hash_hex(data); expected != found)
+    throw InputError(fmt::format("{}: expected tensors with the checksum {}, found {}: the file is damaged",
+                                 where, excerpt(expected.get<std::string>()), found));
+}
+
 }  // namespace
 
 std::int64_t Tensor::elements() const {
@@ -178,6 +188,7 @@ std::map<std::string, Tensor> parse_safetensors(std::span<const std::byte> file,
     tensors.emplace(name, tensor_of(entry, data, at));
   }
   check_layout(tensors, data, where);
+  check_data(json_member(json_member(json, "__metadata__"), kChecksum), data, where);
   return tensors;
 }
 
@@ -192,7 +203,10 @@ DType float_type(const Tensor& tensor, std::string_view name, std::string_view w
 void write_safetensors(const std::filesystem::path& path, std::span<const TensorToWrite> tensors,
                        const std::map<std::string, std::string>& metadata) {
   Json header = Json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
+  header["__metadata__"] = metadata;
+  Hasher hasher;
+  for (const TensorToWrite& t : tensors) hasher.add(t.bytes);
+  header["__metadata__"][kChecksum] = hasher.hex();
   std::uint64_t at = 0;
   for (const TensorToWrite& t : tensors) {
     header[t.name] = {

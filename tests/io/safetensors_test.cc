@@ -77,7 +77,7 @@ TEST(Safetensors, RoundTrip) {
   const std::string file = test::bytes_of_file(folder / "m.safetensors");
   std::map<std::string, std::string> metadata;
   const auto read = parse(file, &metadata);
-  EXPECT_EQ(metadata.at("key"), "value \u00e9");
+  EXPECT_EQ(metadata, (std::map<std::string, std::string>{{"key", "value \u00e9"}}));
   ASSERT_EQ(read.size(), written.size());
   for (const TensorToWrite& t : written) {
     const Tensor& tensor = read.at(t.name);
@@ -87,6 +87,11 @@ TEST(Safetensors, RoundTrip) {
     EXPECT_TRUE(std::equal(t.bytes.begin(), t.bytes.end(), tensor.bytes.begin()));
   }
   EXPECT_EQ((read.at("z first").bytes.data() - std::as_bytes(std::span(file)).data()) % 64, 0);
+  for (std::size_t at = file.size() - 20; at < file.size(); ++at) {
+    std::string damaged = file;
+    damaged[at] ^= 1;
+    test::expect_refused("checksum", [&] { parse(damaged); });
+  }
 }
 
 TEST(Safetensors, WhatIsNoSafetensorsFileIsNamed) {
