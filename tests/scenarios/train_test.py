@@ -98,7 +98,7 @@ class Train(ProgramTest):
                 self.assertFalse(path.exists())
 
     def test_refusals(self):
-        for settings, mention in (({"clusters": 1}, "--clusters"), ({"clusters": 60000}, "60000"), ({"window": 5000}, "far keys"),
+        for settings, mention in (({"clusters": 1}, "--clusters"), ({"clusters": 60000}, "60000"), ({"window": 5000}, "far keys"), ({"distance": 300}, "far keys"),
                                   ({"prompts": 1}, "prompts"), ({"rate": "nan"}, "--rate"), ({"type": "q4"}, "--type"),
                                   ({"keys": "words"}, "--keys"), ({"keys": "trained", "balance": 1}, "--keys trained"),
                                   ({"sample-memory": "much"}, "--sample-memory")):
@@ -106,6 +106,7 @@ class Train(ProgramTest):
                 path, result = self.train("no.safetensors", **settings)
                 self.assert_refused(result, mention)
                 self.assertFalse(path.exists())
+                self.assertFalse(path.with_name(path.name + ".checkpoint").exists(), "it would stand in the way of other settings")
         self.assert_refused(run("train", "-m", self.model))
         self.assert_refused(self.index_without_artefact(), "saap.safetensors")
 
