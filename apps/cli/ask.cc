@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <optional>
@@ -172,6 +173,15 @@ void order_rows(Context& context, const AskFlags& flags) {
   if (flags.order == "cluster" || (flags.order == "auto" && worth)) lode::order_rows(context);
 }
 
+/// Asked for, an order is had or refused: rows follow the clusters of one method.
+void expect_order(const Context& context, const std::vector<Spec>& specs) {
+  const auto sparse =
+      std::count_if(specs.begin(), specs.end(), [](const Spec& s) { return s.name != "full"; });
+  if (sparse != 1)
+    throw InputError(fmt::format("--order cluster: expected one method beside full, found {}", sparse));
+  lode::expect_order(context);
+}
+
 void run(const AskFlags& flags) {
   const std::vector<Spec> asked = parse_specs(flags.specs);
   const std::vector<std::string> questions = checked_questions(flags);
@@ -190,6 +200,7 @@ void run(const AskFlags& flags) {
   if (specs.empty()) specs.push_back(parse_spec("full"));
   std::vector<MethodId> methods;
   for (const Spec& spec : specs) methods.push_back(context.attach(spec));
+  if (flags.order == "cluster") expect_order(context, specs);
   context.build_indexes();
   order_rows(context, flags);
 

@@ -113,7 +113,8 @@ void run_attention(const BenchFlags& flags) {
                                          .keep = flags.keep,
                                          .recall = flags.recall,
                                          .seconds = flags.seconds,
-                                         .order_rows = flags.order == "cluster"};
+                                         .order_rows = flags.order == "cluster",
+                                         .progress = flags.common.progress()};
   if (device == Device::cuda && flags.recall > 0)
     throw InputError("--recall: expected the CPU's selectors, found --device cuda");
   const auto bench = device == Device::cuda ? bench_attention_gpu : bench_attention;
@@ -405,7 +406,12 @@ void add_attention(CLI::App& bench) {
       ->default_str("");
   verb.add_option("--seconds", flags->seconds, "measuring time per spec, roughly")
       ->check(number(0.01, 600.0));
-  verb.callback([flags] { run_attention(*flags); });
+  verb.callback([flags, &verb] {
+    const auto is_saap = [](const std::string& spec) { return spec.starts_with("saap"); };
+    expect_beside(verb, {"--largest"}, std::any_of(flags->specs.begin(), flags->specs.end(), is_saap),
+                  "-a saap");
+    run_attention(*flags);
+  });
 }
 
 void add_decode(CLI::App& bench) {
@@ -435,7 +441,10 @@ void add_decode(CLI::App& bench) {
   verb.add_option("--audit", flags->audit,
                   "share of the warm-up's sparse attention calls that are also computed exactly, 0 to 1")
       ->check(number(0.0, 1.0));
-  verb.callback([flags, random] { run_decode(*flags, random->count() > 0); });
+  verb.callback([flags, random, &verb] {
+    expect_beside(verb, {"--recall"}, flags->kind == "ood", "--kv ood");
+    run_decode(*flags, random->count() > 0);
+  });
 }
 
 void add_prefill(CLI::App& bench) {
@@ -453,8 +462,10 @@ void add_prefill(CLI::App& bench) {
                                  "instead of parts on the CPU: random weights of a named shape")
                      ->default_str("")
                      ->excludes(model);
-  verb.callback([flags, model, random] {
-    if (model->count() + random->count() > 0)
+  verb.callback([flags, model, random, &verb] {
+    const bool whole = model->count() + random->count() > 0;
+    expect_use(verb, {"--shape", "--tokens"}, !whole, "expected parts of a prefill, found a whole model");
+    if (whole)
       run_model_prefill(*flags);
     else
       run_prefill(*flags);

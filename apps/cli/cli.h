@@ -66,6 +66,16 @@ std::int64_t parse_bytes(std::string_view text, std::string_view flag);
 void add_attention_flag(CLI::App& verb, std::vector<std::string>& specs, bool required);
 std::vector<Spec> parse_specs(const std::vector<std::string>& specs);
 
+/// Flags that mean nothing here are refused, never ignored: those of `flags` that were given, unless `used`.
+/// `why` is what the message says of each: "expected ..., found ...".
+void expect_use(const CLI::App& verb, std::initializer_list<std::string> flags, bool used,
+                const std::string& why);
+/// Likewise, of flags that another one gives their meaning.
+void expect_beside(const CLI::App& verb, std::initializer_list<std::string> flags, bool used,
+                   const std::string& beside);
+/// Of comparisons whose sink and window are flags, alike for all: says on stderr what specs say otherwise.
+void say_dense(const std::vector<Spec>& specs, const DenseParts& dense, const CommonFlags& common);
+
 /// "--format NAME" and "--prompts FILE" of published data sets.
 void add_dataset_flags(CLI::App& verb, std::string& format, std::string& prompts);
 

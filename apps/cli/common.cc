@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <iterator>
+#include <tuple>
 
 #include "base/file.h"
 #include "base/text.h"
@@ -212,6 +213,28 @@ void add_attention_flag(CLI::App& verb, std::vector<std::string>& specs, bool re
                       "attention spec, name[:key=value,...], see `lodestone methods`; may be repeated");
   option->delimiter('\0')->allow_extra_args(false);
   if (required) option->required();
+}
+
+void expect_use(const CLI::App& verb, std::initializer_list<std::string> flags, bool used,
+                const std::string& why) {
+  for (const std::string& flag : flags)
+    if (!used && verb.count(flag) > 0) throw InputError(fmt::format("{}: {}", flag, why));
+}
+
+void expect_beside(const CLI::App& verb, std::initializer_list<std::string> flags, bool used,
+                   const std::string& beside) {
+  expect_use(verb, flags, used, fmt::format("expected {} beside it, found none", beside));
+}
+
+void say_dense(const std::vector<Spec>& specs, const DenseParts& dense, const CommonFlags& common) {
+  for (const Spec& spec : specs) {
+    for (const auto& [key, own, all] : {std::tuple{"sink", spec.dense.sink, dense.sink},
+                                        std::tuple{"window", spec.dense.window, dense.window}}) {
+      if (spec.text(key) && own != all && !common.quiet)
+        std::cerr << fmt::format("{}: measured with --{} {}, as all are, not {}\n", spec.str(), key, all,
+                                 own);
+    }
+  }
 }
 
 void add_dataset_flags(CLI::App& verb, std::string& format, std::string& prompts) {

@@ -3,6 +3,8 @@
 #include "help.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <memory>
@@ -21,9 +23,38 @@ std::string shown(std::string text) {
   return text;
 }
 
-/// CLI11's own form, but a default stands behind the explanation, where it can be longer than a word.
+constexpr std::size_t kNames = 30;  // columns before an explanation
+
+/// Columns that help may fill: the terminal's, if they make lines that can be read.
+std::size_t width() {
+  winsize size = {};
+  if (isatty(STDOUT_FILENO) == 0 || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0)
+    return 80;
+  return std::clamp<std::size_t>(size.ws_col, 60, 100);
+}
+
+/// A line of help: a name and what it means, behind it or below it.
+std::string entry(const std::string& name, std::string_view meaning) {
+  std::string text = fmt::format("{:{}}", "  " + name, kNames);
+  if (meaning.empty()) return "  " + name + "\n";
+  if (name.size() + 2 >= kNames) text += "\n" + std::string(kNames, ' ');
+  return text + wrapped(meaning, kNames) + "\n";
+}
+
+/// CLI11's own form, but a default stands behind the explanation, where it can be longer than a word, and
+/// lines end where the terminal does.
 class HelpFormatter : public CLI::Formatter {
  public:
+  std::string make_description(const CLI::App* app) const override {
+    return wrapped(app->get_description(), 0) + "\n";
+  }
+  std::string make_option(const CLI::Option* option, bool positional) const override {
+    return entry(make_option_name(option, positional) + make_option_opts(option), make_option_desc(option));
+  }
+  std::string make_subcommand(const CLI::App* verb) const override {
+    return entry(verb->get_display_name(), verb->get_description());
+  }
+
   std::string make_option_opts(const CLI::Option* option) const override {
     std::string text = CLI::Formatter::make_option_opts(option);
     const std::string value = "=" + option->get_default_str();
@@ -79,21 +110,82 @@ Place place_of(const CLI::App& app, int argc, char** argv) {
   return place;
 }
 
-/// "; did you mean '--json'?" for the first flag that the verb does not have, else nothing.
-std::string flag_suggestion(const CLI::App& verb, int argc, char** argv) {
+/// "; did you mean '--json'?" for a flag that the verb does not have, else nothing.
+std::string flag_suggestion(const CLI::App& verb, const std::string& word) {
   std::vector<std::string> names;
   for (const CLI::Option* option : verb.get_options())
     for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view whole = argv[i];
-    const std::string_view word = whole.substr(0, whole.find('='));
-    if (word.starts_with("--") && std::find(names.begin(), names.end(), word) == names.end())
-      return did_you_mean(word, names);
+  const std::string flag = word.substr(0, word.find('='));
+  const auto begins = [&](const std::string& name) { return flag.size() > 3 && name.starts_with(flag); };
+  const auto longer = std::find_if(names.begin(), names.end(), begins);
+  return longer != names.end() ? "; did you mean '" + *longer + "'?" : did_you_mean(flag, names);
+}
+
+/// "lodestone ask --help" says what a verb takes.
+std::string see_help(const std::string& path) {
+  return fmt::format("`lodestone {}--help`", path);
+}
+
+/// "a,b" as "a, b".
+std::string spaced(std::string list) {
+  for (std::size_t at = 0; (at = list.find(',', at)) != std::string::npos; at += 2) list.insert(at + 1, " ");
+  return list;
+}
+
+/// What CLI11 found, in the form of all messages: what was expected, what was found, where.
+std::string reworded(const CLI::App& verb, const std::string& path, const CLI::ParseError& error) {
+  const std::string said = error.what(), where = path.empty() ? "" : path.substr(0, path.size() - 1) + ": ";
+  const std::string name = said.substr(0, said.find(": "));
+  const auto between = [&](std::string_view before, std::string_view after) -> std::string {
+    const std::size_t begin = said.find(before) + before.size();
+    return said.substr(begin, said.rfind(after) - begin);
+  };
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+    const std::vector<std::string> extras = verb.remaining();
+    const std::string first = extras.empty() ? "" : extras.front();
+    if (first.starts_with('-'))
+      return fmt::format("{}expected a flag of {}, found '{}'{}", where, see_help(path), excerpt(first),
+                         flag_suggestion(verb, first));
+    return fmt::format("{}expected no further argument, found '{}'", where, excerpt(first));
   }
-  return "";
+  if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && said.ends_with(" is required"))
+    return fmt::format("{}expected {}, found none; {} says what it is", where,
+                       said.substr(0, said.rfind(" is required")), see_help(path));
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr &&
+      said.find(": At Most 1 ") < said.size())
+    return fmt::format("{}: expected one value, found {}", name, said.substr(said.rfind(' ') + 1));
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr && said.ends_with(" missing"))
+    return name + ": expected a value, found none";
+  if (dynamic_cast<const CLI::ExcludesError*>(&error) != nullptr)
+    return fmt::format("{}expected one of {} and {}, found both", where, between("", " excludes "),
+                       said.substr(said.rfind(' ') + 1));
+  if (dynamic_cast<const CLI::ValidationError*>(&error) != nullptr && said.ends_with('}'))
+    return fmt::format("{}: expected one of {}, found '{}'", name, spaced(between(" not in {", "}")),
+                       excerpt(between(": ", " not in {")));
+  return said;
 }
 
 }  // namespace
+
+std::string wrapped(std::string_view words, std::size_t indent) {
+  const std::size_t end = width();
+  std::string text;
+  std::size_t column = indent;
+  while (!words.empty()) {
+    const std::size_t length = std::min(words.find(' '), words.size());
+    if (column > indent && column + 1 + length > end) {
+      text += "\n" + std::string(indent, ' ');
+      column = indent;
+    } else if (column > indent) {
+      text += ' ';
+      ++column;
+    }
+    text += words.substr(0, length);
+    column += length;
+    words.remove_prefix(std::min(length + 1, words.size()));
+  }
+  return text;
+}
 
 void set_help_style(CLI::App& app) {
   app.formatter(std::make_shared<HelpFormatter>());
@@ -112,7 +204,7 @@ std::string usage_error(const CLI::App& app, const CLI::ParseError& error, int a
     if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr)
       return fmt::format("{}; `lodestone {}--help` says what each does", expected, place.path);
   }
-  return error.what() + flag_suggestion(*place.verb, argc, argv);
+  return reworded(*place.verb, place.path, error);
 }
 
 }  // namespace lode::cli

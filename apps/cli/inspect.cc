@@ -2,6 +2,7 @@
 // lodestone inspect: what a model folder or a context file holds, and how much memory its use takes.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "base/file.h"
@@ -36,7 +37,14 @@ Json memory_json(const MemoryPlan& plan) {
 Json inspect_model(const InspectFlags& flags) {
   const auto model = Model::load(flags.path, flags.common.threads, /*check_finite=*/false);
   const ModelConfig& c = model->config();
-  const std::int64_t tokens = flags.model.context > 0 ? flags.model.context : c.max_positions;
+  const auto room = static_cast<std::int64_t>(std::max(1.0, flags.model.rope_factor) *
+                                              static_cast<double>(c.max_positions));
+  const std::int64_t tokens = flags.model.context > 0 ? flags.model.context : room;
+  if (tokens > room)
+    throw InputError(
+        fmt::format("--ctx-size: expected at most {} tokens, the model's context, found {}; --rope-factor {} "
+                    "would stretch it",
+                    room, tokens, (tokens + c.max_positions - 1) / c.max_positions));
   const DType kv_type = parse_dtype(flags.model.kv_type);
   return {{"kind", "model"},
           {"architecture", c.architecture},
@@ -137,10 +145,14 @@ void add_inspect(CLI::App& app) {
                    "a model folder, a .lode file or a .safetensors file that `train` wrote")
       ->required();
   add_attention_flag(*verb, flags->specs, false);
-  verb->callback([flags] {
-    const Json found = std::filesystem::is_directory(flags->path) ? inspect_model(*flags)
-                       : is_artefact(flags->path)                 ? inspect_artefact(*flags)
-                                                                  : inspect_context(*flags);
+  verb->callback([flags, verb] {
+    const bool folder = std::filesystem::is_directory(flags->path);
+    expect_use(*verb, {"--attention", "--ctx-size", "--kv-type", "--rope-factor"}, folder,
+               "expected a model folder, whose memory it is to foretell, found '" + flags->path + "'");
+    expect_use(*verb, {"--model"}, false, "expected the model's folder in the place of FILE, found it here");
+    const Json found = folder                     ? inspect_model(*flags)
+                       : is_artefact(flags->path) ? inspect_artefact(*flags)
+                                                  : inspect_context(*flags);
     if (flags->common.json) return print_json(found);
     print_text(as_text(found));
   });

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/cancel.h"
+#include "base/text.h"
 #include "cli.h"
 #include "help.h"
 #include "lodestone/error.h"
@@ -38,8 +39,10 @@ void install_bus_error_handler() {
   sigaction(SIGBUS, &action, nullptr);
 }
 
+/// One line, whatever names and values are quoted in it.
 int complain(int code, const std::string& message) {
-  std::fprintf(stderr, "lodestone: %s\n", message.c_str());
+  constexpr std::size_t kLongest = 4000;
+  std::fprintf(stderr, "lodestone: %s\n", lode::excerpt(message, kLongest).c_str());
   return code;
 }
 

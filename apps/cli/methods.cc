@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "cli.h"
+#include "help.h"
 #include "lodestone/spec.h"
 
 namespace lode::cli {
@@ -34,18 +35,21 @@ Json json_of(const MethodInfo& method) {
   return json;
 }
 
+constexpr std::size_t kKeys = 23;  // columns before what a key means
+
 std::string text_of(const MethodInfo& method) {
-  std::string text = fmt::format("{} - {}\n", method.name, method.source);
+  std::string text = wrapped(fmt::format("{} - {}", method.name, method.source), 0) + "\n";
   for (const std::string& alias : method.aliases) text += fmt::format("  also called {}\n", alias);
   for (const SpecKey& key : method.keys) {
-    text += fmt::format("  {:20} {}{}\n", key.name, key.meaning,
-                        key.default_value.empty() ? "" : fmt::format(" [default: {}]", key.default_value));
+    const std::string standard =
+        key.default_value.empty() ? "" : fmt::format(" [default: {}]", key.default_value);
+    text += fmt::format("  {:20} {}\n", key.name, wrapped(key.meaning + standard, kKeys));
   }
   if (method.name != "full") {
-    text +=
-        fmt::format("  {:20} [default: {} / {}{} / {}]\n", "sink/window/dense_layers", method.dense.sink,
-                    method.dense.window, method.dense.from_context ? " of the context and all after it" : "",
-                    method.dense_layers);
+    const std::string dense = fmt::format(
+        "sink/window/dense_layers [default: {} / {}{} / {}]", method.dense.sink, method.dense.window,
+        method.dense.from_context ? " of the context and all after it" : "", method.dense_layers);
+    text += "  " + wrapped(dense, 2) + "\n";
   }
   return text;
 }
@@ -61,11 +65,12 @@ void run(const MethodsFlags& flags) {
     return print_json({{"results", results}});
   }
   std::string text =
-      "Specs are name[:key=value,...]. Every method but full takes sink, window (first and last tokens that "
-      "are\n"
-      "always attended) and dense_layers (first layers left exact). A whole number is a count; a value with "
-      "/, %\n"
-      "or a point is a share of the far keys.\n";
+      wrapped(
+          "Specs are name[:key=value,...]. Every method but full takes sink, window (first and last tokens "
+          "that are always attended) and dense_layers (first layers left exact). A whole number is a count; "
+          "a value with /, % or a point is a share of the far keys.",
+          0) +
+      "\n";
   for (const MethodInfo* method : shown) text += "\n" + text_of(*method);
   print_text(text);
 }

@@ -42,6 +42,7 @@ void run(ProbeFlags& flags) {
     return flags.common.json ? print_json(recall.json()) : print_text(recall.table());
   }
   const ProbeReport report = probe(model, text, specs, flags.options);
+  say_dense(parse_specs(flags.specs), flags.options.dense, flags.common);
   flags.common.json ? print_json(report.json()) : print_text(report.table(flags.heads));
 }
 

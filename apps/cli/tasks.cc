@@ -73,6 +73,8 @@ bool is_text(const std::string& name) {
 std::vector<std::string> wanted_tasks(const TasksFlags& flags, const Language& language) {
   std::vector<std::string> names = language.task_names();
   if (flags.names == std::vector<std::string>{"all"}) return names;
+  if (std::find(flags.names.begin(), flags.names.end(), "all") != flags.names.end())
+    throw InputError("tasks: expected 'all' alone, found other names beside it");
   names.insert(names.end(), {std::string(kMixed), "echo", "prose"});
   for (const std::string& name : flags.names) {
     if (std::find(names.begin(), names.end(), name) != names.end()) continue;
@@ -210,7 +212,16 @@ void add_tasks(CLI::App& app) {
   verb.add_option("-m,--model", flags->model,
                   "folder whose tokenizer.json counts the tokens; without it: the shipped model");
   verb.add_option("-o,--output", flags->output, "file to write; without it: stdout")->check(output_file());
-  verb.callback([flags] { run(*flags); });
+  verb.callback([flags, &verb] {
+    const auto among = [&](auto is) { return std::any_of(flags->names.begin(), flags->names.end(), is); };
+    const bool texts = among(is_text), echo = among([](const std::string&name) { return name == "echo"; });
+    expect_beside(verb, {"--held-out-books"}, !flags->haystack.empty(), "--haystack");
+    expect_use(verb, {"--distance"}, echo,
+               "expected the text echo, found tasks without passages that come back");
+    expect_use(verb, {"--count", "--questions", "--held-out-wordings"}, !texts,
+               "expected tasks with samples, found a text");
+    run(*flags);
+  });
 }
 
 }  // namespace lode::cli

@@ -220,7 +220,14 @@ void add_train_hash(CLI::App& train) {
       ->check(whole_number(0, 1 << 30));
   add_function_flags(*verb, *flags);
   add_training_flags(*verb, *flags);
-  verb->callback([flags] { run(*flags); });
+  verb->callback([flags, verb] {
+    expect_beside(*verb, {"--late-tokens"}, flags->settings.late > 0, "--late");
+    expect_beside(*verb, {"--apart"}, flags->settings.further > 0, "--further");
+    expect_beside(*verb, {"--gamma"}, flags->start == "linear", "--start linear");
+    expect_use(*verb, {"--start", "--gamma"}, flags->from.empty(),
+               "expected no --from, which is the start, found it");
+    run(*flags);
+  });
 }
 
 }  // namespace lode::cli

@@ -71,16 +71,25 @@ SaapSettings settings_of(const TrainSaapFlags& flags, const std::vector<Prompt>&
         "replace, found one");
   if (settings.adapt && (flags.from.empty() || settings.add_network))
     throw InputError(
-        "--adapt: expected the artefact to fine-tune (--from) and no --add-network, found otherwise");
-  if (settings.replace_network && !settings.add_network)
-    throw InputError("--replace-network: expected --add-network beside it, found none");
-  if (!flags.switch_at.empty() && !settings.add_network)
-    throw InputError("--switch-at: expected --add-network beside it, found none");
-  if (settings.shift_to > 0 && settings.shift == 0)
-    throw InputError("--shift-to: expected --shift beside it, found none");
+        fmt::format("--adapt: expected the artefact to fine-tune (--from) and no --add-network, found {}",
+                    flags.from.empty() ? "no --from" : "--add-network"));
   const auto share = static_cast<std::int64_t>(flags.held_out * static_cast<double>(prompts.size()));
   settings.held_out = std::max<std::int64_t>(1, share);
   return settings;
+}
+
+/// Flags that others give their sense are refused without these, never ignored.
+void check_flags(const CLI::App& verb, const TrainSaapFlags& flags) {
+  const SaapSettings& s = flags.settings;
+  expect_beside(verb, {"--key-hidden", "--key-steps", "--key-sample", "--key-queries"},
+                flags.keys == "trained", "--keys trained");
+  expect_beside(verb, {"--replace-network", "--switch-at"}, s.add_network, "--add-network");
+  expect_beside(verb, {"--shifted", "--shift-to"}, s.shift > 0, "--shift");
+  expect_beside(verb, {"--late-tokens"}, s.late > 0 || s.adapt, "--late or --adapt");
+  expect_use(verb, {"--balance", "--key-prompts"}, flags.from.empty(),
+             "expected no --from, whose buckets stay, found it");
+  expect_use(verb, {"--held-out"}, !s.adapt,
+             "expected no --adapt, which tests on the last queries of its prompt, found it");
 }
 
 /// What the file will say of its networks; the trained one is for the longest contexts.
@@ -197,7 +206,9 @@ void add_network_flags(CLI::App& verb, TrainSaapFlags& flags) {
       ->check(whole_number(0, 1 << 16));
   verb.add_option("--type", flags.type, "of the weights in the artefact")
       ->check(CLI::IsMember({"f16", "bf16", "f32", "q8"}));
-  verb.add_option("--from", flags.from, "an artefact to train further on these texts; centroids stay");
+  verb.add_option(
+      "--from", flags.from,
+      "an artefact to train further on these texts; its buckets stay, and the shape of its network");
   verb.add_flag("--add-network", s.add_network,
                 "leave the networks of --from as they are (but for --type q8) and train another one over its "
                 "buckets, for longer contexts (see --shift)");
@@ -288,7 +299,10 @@ void add_train_saap(CLI::App& train) {
   add_network_flags(*verb, *flags);
   add_saap_training_flags(*verb, flags->settings);
   verb->add_flag("--constant-rate", flags->constant_rate, "no decay of the rate");
-  verb->callback([flags] { run(*flags); });
+  verb->callback([flags, verb] {
+    check_flags(*verb, *flags);
+    run(*flags);
+  });
 }
 
 }  // namespace lode::cli

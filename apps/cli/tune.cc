@@ -2,6 +2,8 @@
 // lodestone tune: writes the plan of fewest bytes that stays within a bound of full attention.
 #include "eval/tune.h"
 
+#include <fmt/format.h>
+
 #include "cli.h"
 #include "lodestone/error.h"
 
@@ -18,6 +20,11 @@ struct TuneFlags {
 };
 
 void run(TuneFlags& flags) {
+  const std::vector<Spec> asked = parse_specs(flags.specs);
+  for (const Spec& spec : asked) {
+    if (spec.name == "plan")
+      throw InputError(fmt::format("tune: expected methods to choose from, found the plan '{}'", spec.str()));
+  }
   flags.options.target = TuneTarget::parse(flags.target);
   flags.options.cost = parse_tune_cost(flags.cost);
   if (!flags.time_at.empty())
@@ -43,6 +50,7 @@ void run(TuneFlags& flags) {
   flags.options.on_plan = [&](const Plan& plan) { write_plan(flags.out, plan); };
   const TuneReport report = tune(model, texts, check, candidates, flags.options);
   write_plan(flags.out, report.plan);
+  say_dense(asked, flags.options.probe.dense, flags.common);
   flags.common.json ? print_json(report.json()) : print_text(report.table());
 }
 

@@ -62,7 +62,11 @@ class Builder : public nlohmann::json_sax<Json> {
     return true;
   }
   bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& e) override {
-    throw InputError(where_ + ": not valid JSON: " + excerpt(e.what(), 200));
+    // The library's number of the fault, "[json.exception.parse_error.101] ", is of no use to anybody.
+    const std::string_view said = e.what();
+    const std::size_t begin = said.find("] ");
+    throw InputError(where_ + ": not valid JSON: " +
+                     excerpt(said.substr(begin == std::string_view::npos ? 0 : begin + 2), 200));
   }
 
  private:

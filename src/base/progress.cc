@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/progress.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,7 +14,7 @@ namespace lode {
 
 namespace {
 
-constexpr int kBarCells = 24;
+constexpr int kMostCells = 24, kFewestCells = 4;  // of a bar
 
 /// "42 s", "3 min 5 s", "2 h 10 min".
 std::string duration(double seconds) {
@@ -26,6 +27,25 @@ std::string duration(double seconds) {
 bool on_terminal() {
   const char* term = std::getenv("TERM");
   return isatty(STDERR_FILENO) != 0 && term != nullptr && std::string_view(term) != "dumb";
+}
+
+/// A line that is redrawn must not be broken: what is left of it could not be drawn over.
+std::size_t terminal_columns() {
+  winsize size = {};
+  const bool known = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return known ? size.ws_col : 80;
+}
+
+/// "title [###...] counts" in at most so many columns: the bar gives way first.
+std::string bar_line(const std::string& title, const std::string& counts, double share, std::size_t columns) {
+  const auto room = static_cast<std::int64_t>(columns) - std::ssize(title) - std::ssize(counts) - 4;
+  std::string line = title;
+  if (room >= kFewestCells) {
+    const auto cells = static_cast<std::size_t>(std::min<std::int64_t>(room, kMostCells)),
+               filled = std::min(cells, static_cast<std::size_t>(share * static_cast<double>(cells)));
+    line += " [" + std::string(filled, '#') + std::string(cells - filled, '.') + "]";
+  }
+  return (line + " " + counts).substr(0, columns);
 }
 
 }  // namespace
@@ -69,8 +89,9 @@ Progress::~Progress() {
 }
 
 void Progress::at(std::int64_t done) {
+  const bool ended = drawn_ && done_ >= total_;  // and has been said
   done_ = done;
-  if (quiet_ || total_ <= 0) return;
+  if (quiet_ || total_ <= 0 || ended) return;
   if (growing_) growing_->add(done, seconds());
   const auto now = std::chrono::steady_clock::now();
   const bool last = done >= total_;
@@ -93,15 +114,14 @@ void Progress::draw(std::int64_t done, bool last) {
                       : rate > 0 ? static_cast<double>(total_ - done) / rate
                                  : 0;
   const std::string tail = last ? "in " + duration(passed) : rate > 0 ? "ETA " + duration(left) : "";
+  char counts[160];
+  std::snprintf(counts, sizeof counts, "%lld/%lld %s, %.0f %s/s, %s", static_cast<long long>(done),
+                static_cast<long long>(total_), unit_.c_str(), rate, unit_.c_str(), tail.c_str());
   if (terminal_) {
-    const auto filled = static_cast<std::size_t>(kBarCells * done / total_);
-    const std::string bar = std::string(filled, '#') + std::string(kBarCells - filled, '.');
-    std::fprintf(stderr, "\r%s [%s] %lld/%lld %s, %.0f %s/s, %s\033[K", title_.c_str(), bar.c_str(),
-                 static_cast<long long>(done), static_cast<long long>(total_), unit_.c_str(), rate,
-                 unit_.c_str(), tail.c_str());
+    const double share = static_cast<double>(done) / static_cast<double>(total_);
+    std::fprintf(stderr, "\r%s\033[K", bar_line(title_, counts, share, terminal_columns() - 1).c_str());
   } else {
-    std::fprintf(stderr, "%s: %lld/%lld %s, %.0f %s/s, %s\n", title_.c_str(), static_cast<long long>(done),
-                 static_cast<long long>(total_), unit_.c_str(), rate, unit_.c_str(), tail.c_str());
+    std::fprintf(stderr, "%s: %s\n", title_.c_str(), counts);
   }
   std::fflush(stderr);
   drawn_ = true;

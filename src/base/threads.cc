@@ -9,9 +9,13 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "lodestone/error.h"
 
 namespace lode {
 
@@ -142,8 +146,11 @@ struct ThreadPool::State {
 
 ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
   const int size = std::min(threads > 0 ? threads : usable_cores(), static_cast<int>(kInside));
-  for (int worker = 1; worker < size; ++worker) {
-    state_->workers.emplace_back([this, worker] { state_->work(worker, this); });
+  try {
+    for (int worker = 1; worker < size; ++worker)
+      state_->workers.emplace_back([this, worker] { state_->work(worker, this); });
+  } catch (const std::system_error& e) {
+    throw RunError(std::string("cannot start a thread: ") + e.what() + "; --threads 1 needs none");
   }
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/cancel.h"
+#include "lodestone/error.h"
 #include "select/orders_rows.h"
 
 namespace lode {
@@ -24,6 +25,23 @@ bool order_rows(Context& context) {
     if (ordered_end(selector, 0) == 0) order_rows(c.kv, layer, selector, 0, end, c.model->pool());
   }
   return ordered_end(c) > 0;
+}
+
+void expect_order(const Context& context) {
+  const Context::Impl& c = context.impl();
+  if (c.gpu != nullptr)
+    throw InputError("expected --device cpu beside --order cluster, found a context on a GPU");
+  bool attached = false, ordered = false;
+  for (const AttachedMethod& method : c.methods) {
+    for (const Selector* selector : method.selectors) {
+      attached |= selector != nullptr;
+      ordered |= dynamic_cast<const OrdersRows*>(selector) != nullptr;
+    }
+  }
+  if (attached && !ordered)
+    throw InputError(
+        "expected a method that attends whole clusters for --order cluster (saap, kmeans, ivf or squeezed), "
+        "found another");
 }
 
 void restore_rows(Context::Impl& c) {

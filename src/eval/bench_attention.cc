@@ -91,6 +91,10 @@ class Bench {
   }
 
   void build() {
+    const auto indexed = std::count_if(candidates_.begin(), candidates_.end(),
+                                       [](const Candidate& c) { return c.selector != nullptr; });
+    Progress progress("building indexes", indexed * std::ssize(sequences_), "indexes", options_.progress);
+    std::int64_t built = 0;
     for (Candidate& c : candidates_) {
       if (!c.selector) continue;
       std::vector<double> seconds;
@@ -104,6 +108,7 @@ class Bench {
         const std::int64_t far_end = std::max(c.spec.dense.sink, options_.context - c.spec.dense.window);
         if (!c.spec.dense.from_context)
           c.selector->append(static_cast<std::int32_t>(i), kv, static_cast<Position>(far_end));
+        progress.at(++built);
       }
       c.selector->take_work();
       c.build_seconds = median(seconds);
@@ -326,7 +331,6 @@ std::vector<AttentionBenchRow> bench_attention(const AttentionBenchOptions& opti
   }
   note("making keys and values");
   bench.fill();
-  note("building indexes");
   bench.build();
   note("measuring");
   return bench.measure();

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/progress.h"
 #include "eval/bench_common.h"
 #include "lodestone/spec.h"
 #include "model/config.h"
@@ -25,12 +26,13 @@ struct AttentionBenchOptions {
   /// Share of the keys in one bucket that all attend, of the first spec of saap; further ones stay as they
   /// come, to be held against it in the same run. 0 = all do.
   double largest = 0;
-  std::optional<double> keep;         ///< share of the far keys that selections are cut or filled to
-  std::int64_t recall = 0;            ///< best far keys of a query that selections are held against; 0 = not
-  double seconds = 2.0;               ///< measuring time per spec, roughly
-  bool order_rows = true;             ///< as order_rows() does for a context, on the CPU
-  bool rotate = true;                 ///< on a GPU, past its caches; without: a trial, not for times
-  std::string fingerprint = "bench";  ///< of the model whose artefacts specs may name
+  std::optional<double> keep;  ///< share of the far keys that selections are cut or filled to
+  std::int64_t recall = 0;     ///< best far keys of a query that selections are held against; 0 = not
+  double seconds = 2.0;        ///< measuring time per spec, roughly
+  bool order_rows = true;      ///< as order_rows() does for a context, on the CPU
+  bool rotate = true;          ///< on a GPU, past its caches; without: a trial, not for times
+  Progress::Mode progress = Progress::Mode::quiet;  ///< while indexes are built
+  std::string fingerprint = "bench";                ///< of the model whose artefacts specs may name
   std::uint64_t seed = 1;
 };
 

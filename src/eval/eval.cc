@@ -18,7 +18,6 @@
 #include "eval/work_cost.h"
 #include "lodestone/error.h"
 #include "model/config.h"
-#include "select/orders_rows.h"
 
 namespace lode {
 
@@ -26,23 +25,6 @@ namespace {
 
 /// Tokens that an answer may take beyond the expected one: enough to see that the model goes on.
 constexpr std::int64_t kAnswerMargin = 8;
-
-/// Densities are those of the order that was asked for, or nothing is scored.
-void expect_an_order(Context& context) {
-  const Context::Impl& impl = context.impl();
-  if (impl.gpu != nullptr)
-    throw InputError("expected --device cpu beside --order cluster, found a context on a GPU");
-  bool attached = false, ordered = false;
-  for (const auto& method : impl.methods)
-    for (const Selector* selector : method.selectors) {
-      attached |= selector != nullptr;
-      ordered |= dynamic_cast<const OrdersRows*>(selector) != nullptr;
-    }
-  if (attached && !ordered)
-    throw InputError(
-        "expected a method that attends whole clusters for --order cluster (saap, kmeans, ivf or squeezed), "
-        "found another");
-}
 
 /// Samples that share a context, in the order of the file.
 struct Document {
@@ -252,9 +234,15 @@ void Answering::Impl::answer(const Document& document, std::span<const EvalPass>
     done += index_cost(s.spec.name, tokens_of(document), indexed.insert(s.spec.name).second);
     asked.push_back({&s, s.spec.name == "full" ? kDense : context.attach(s.spec)});
   }
-  if (options.order_rows) expect_an_order(context);
+  // Densities are those of the order that was asked for, or nothing is scored.
+  if (options.order_rows) expect_order(context);
+  // The document's tokens were guessed: what is read of them counts as that share of the guess.
+  const auto about = static_cast<double>(prefill_cost(tokens_of(document)));
+  const auto all = static_cast<double>(prefill_cost(std::ssize(prompts.context)));
   if (!prompts.context.empty())
-    context.prefill(prompts.context, [&](std::int64_t tokens) { progress(prefill_cost(tokens)); });
+    context.prefill(prompts.context, [&](std::int64_t tokens) {
+      progress(static_cast<std::int64_t>(about * static_cast<double>(prefill_cost(tokens)) / all));
+    });
   context.build_indexes();
   if (options.order_rows) order_rows(context);
   for (std::size_t q = 0; q < document.samples.size(); ++q) {
@@ -423,7 +411,7 @@ EvalReport evaluate(std::shared_ptr<const Model> model, const std::vector<Sample
   } else {
     std::rotate(specs.begin(), full, full + 1);
   }
-  if (options.order_rows && specs.size() > 2)
+  if (options.order_rows && specs.size() != 2)
     throw InputError(fmt::format("expected one method beside full for the order of its clusters, found {}",
                                  specs.size() - 1));
   for (NamedSpec& named : specs) named.files = files_hash(named.spec, *model);

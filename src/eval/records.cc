@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eval/records.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
@@ -81,6 +83,18 @@ Answer from_json(const Json& line, const std::string& where) {
   return answer;
 }
 
+/// What a file's first line says otherwise than this run.
+std::string difference(const Json& found, const Json& wanted) {
+  if (json_member(found, "lodestone") != json_member(wanted, "lodestone"))
+    return "expected the answers of an earlier run, found something else";
+  for (const auto& [key, value] : wanted.items()) {
+    if (const Json& other = json_member(found, key); other != value)
+      return fmt::format("expected answers with {} = {}, found those of another run, with {}", key,
+                         excerpt(value.dump(), 100), other.is_null() ? "none" : excerpt(other.dump(), 100));
+  }
+  return "expected the answers of a run with these settings, found more of them";
+}
+
 }  // namespace
 
 Records::Records(const std::filesystem::path& path, const Json& settings) : path_(path) {
@@ -107,9 +121,8 @@ std::size_t Records::read(const std::string& text, const Json& settings) {
                   if (first) {
                     first = false;
                     if (object == settings) return;
-                    throw InputError(path_.string() + ": holds the answers of another run (" +
-                                     excerpt(object.dump(), 300) + ", not " + excerpt(settings.dump(), 300) +
-                                     "); name another file or remove it");
+                    throw InputError(fmt::format("{}: {}; name another file or remove it", path_.string(),
+                                                 difference(object, settings)));
                   }
                   answers_[{json_string(object, "id", where), json_string(object, "attention", where)}] = {
                       from_json(object, where), json_string(object, "sample", where),

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tasks/datasets.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -364,7 +366,13 @@ std::vector<Sample> read_dataset(const fs::path& path, DatasetFormat format, std
                                     : DatasetFormat::own;  // whose reader says what is wrong
     }
   }
-  if (format == DatasetFormat::own) return read_samples(path, limit);
+  if (format == DatasetFormat::own) {
+    if (prompts.empty()) return read_samples(path, limit);
+    throw InputError(
+        fmt::format("{}: expected a data set whose prompts are made by templates (--prompts), "
+                    "found samples with prompts of their own",
+                    path.string()));
+  }
   return DatasetReader(path, limit, prompts).read(format, text);
 }
 

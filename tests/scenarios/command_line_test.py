@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Usage: help, unknown words, values out of range, input and output that cannot be read or written."""
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
 import re
+import resource
+import struct
 import subprocess
+import termios
 import unittest
 
 import tiny_model
@@ -40,6 +46,14 @@ class Help(ProgramTest):
             for flag, default in flags.items():
                 self.assertRegex(text, rf"{flag} [^\[]*\[default: {re.escape(default)}\]", verb)
 
+    def test_lines_fit_a_terminal(self):
+        for verb in ("", *LEAVES):
+            for line in self.assert_done(run(*verb.split(), "--help")).out.splitlines():
+                self.assertLessEqual(len(line), 80, f"{verb}: {line}")
+
+        for line in self.assert_done(run("methods")).out.splitlines():
+            self.assertLessEqual(len(line), 80, line)
+
     def test_methods(self):
         text = self.assert_done(run("methods")).out
         listed = {row["attention"]: row for row in self.assert_done(run("methods", "--json")).json()["results"]}
@@ -71,7 +85,21 @@ class UnknownWords(ProgramTest):
     def test_flag(self):
         self.assert_refused(run("verify", "--jso", self.model), "--json")
         self.assert_refused(run("verify", "--xyzzyxyzzy", self.model), "--xyzzyxyzzy")
-        self.assert_refused(run("ask", "--predict"), "predict")
+        self.assert_refused(run("verify", "--qui", self.model), "'--qui'", "'--quiet'")
+        self.assert_refused(run("ask", "--predict"), "--predict: expected a value, found none")
+        self.assert_refused(run("verify", self.model, self.text), "verify: expected no further argument", str(self.text))
+        self.assert_refused(run("verify", "--device", "cpu", "--device", "auto", self.model), "--device: expected one value, found 2")
+        self.assert_refused(run("index", "-f", self.text), "index: expected --model, found none", "lodestone index --help")
+        self.assert_refused(run("verify"), "verify: expected file, found none")
+        self.assert_refused(run("bench", "prefill", "-m", self.model, "--random", "pocket"), "bench prefill: expected one of", "--model",
+                            "--random")
+
+    def test_words_with_control_characters(self):
+        """One line, and nothing in it that a terminal would obey."""
+        for words in (("verify", "--device", "a\x1b[31m\nb"), ("verify", "\x1b]0;x\x07"), ("ver\nify",), ("verify", "--a\nb", "x"),
+                      ("index", "-m", self.model, "-f", self.text, "-o", "x", "-c", "\x1b[2J")):
+            with self.subTest(words=words):
+                self.assertNotRegex(self.assert_refused(run(*words)).err[:-1], r"[\x00-\x1f]")
 
     def test_spec(self):
         path = self.folder / "never.lode"
@@ -113,6 +141,7 @@ class ValuesOutOfRange(ProgramTest):
 
     def test_choices(self):
         self.refused("--kv-type=q4")
+        self.assert_refused(run("inspect", self.model, "--kv-type", "F16"), "--kv-type: expected one of f32, f16, bf16, q8, found 'F16'")
         self.refused("--device=tpu")
 
     def test_cuda_without_cuda(self):
@@ -124,6 +153,41 @@ class ValuesOutOfRange(ProgramTest):
                      "--min-p=2", "--predict=0", "--predict=-3", "--predict=1.5", "--seed=-1", "--template=none"):
             with self.subTest(flag=flag):
                 self.assert_refused(run("ask", context, "Who?", flag), flag.split("=")[0].lstrip("-"))
+
+
+class FlagsWithoutUse(ProgramTest):
+    """A flag that means nothing beside the others is refused with the reason, never ignored."""
+
+    def test_flags(self):
+        context = self.index("flags.lode")
+        tasks, bench = ("tasks", "kv", "--tokens", "1k"), ("bench", "attention", "--shape", "L1q4kv2d64", "--context", "1k")
+        prefill, saap = ("bench", "prefill", "-m", self.model), ("train", "saap", "-m", self.model, "-f", self.text, "-o", self.folder / "x")
+        hashes = ("train", "hash", "-m", self.model, "-f", self.text, "-o", self.folder / "x")
+        for arguments, mentions in (
+                ((*tasks, "--held-out-books"), ("--held-out-books", "--haystack")), ((*tasks, "--distance", "50"), ("--distance", "echo")),
+                (("tasks", "echo", "--tokens", "4k", "--count", "2"), ("--count", "a text")), (("tasks", "all", "kv", "--tokens", "1k"), ("'all' alone",)),
+                ((*bench, "--largest", "0.5"), ("--largest", "saap")), ((*prefill, "--tokens", "5"), ("--tokens", "whole model")),
+                ((*prefill, "--shape", "pocket"), ("--shape", "whole model")),
+                (("bench", "decode", "-m", self.model, "--recall", "5"), ("--recall", "--kv ood")),
+                ((*saap, "--key-steps", "3"), ("--key-steps", "--keys trained")), ((*saap, "--shifted", "0.1"), ("--shifted", "--shift")),
+                ((*saap, "--late-tokens", "9"), ("--late-tokens", "--late")), ((*saap, "--switch-at", "9"), ("--switch-at", "--add-network")),
+                ((*saap, "--adapt", "--from", "y", "--held-out", "0.5"), ("--held-out", "--adapt")), ((*saap, "--adapt"), ("--adapt", "no --from")),
+                ((*saap, "--from", "y", "--balance", "0.5"), ("--balance", "--from")),
+                ((*hashes, "--late-tokens", "9"), ("--late-tokens", "--late")), ((*hashes, "--apart", "0.1"), ("--apart", "--further")),
+                ((*hashes, "--start", "random", "--gamma", "0.1"), ("--gamma", "--start linear")),
+                (("inspect", context, "-a", "kmeans"), ("--attention", "a model folder")), (("inspect", context, "-c", "4k"), ("--ctx-size",)),
+                (("inspect", self.model, "-m", self.model), ("--model",)), (("inspect", self.model, "-c", "1M"), ("262144", "1048576", "--rope-factor 4")),
+                (("ask", context, "Who?", "--order", "cluster"), ("--order cluster", "found 0")),
+                (("ask", context, "Who?", "--order", "cluster", "-a", "topk:window=16"), ("--order cluster", "kmeans")),
+                (("tune", "-m", self.model, "-f", self.text, "--check", "y", "-o", self.folder / "p", "-a", f"plan:{self.plan()}"), ("methods", "plan"))):
+            with self.subTest(arguments=arguments):
+                self.assert_refused(run(*arguments), *mentions)
+
+    def plan(self):
+        path = self.folder / "plan.json"
+        path.write_text(json.dumps({"lodestone_plan": 1, "model_fingerprint": "x", "sink": 1, "window": 9, "layers": [["full", "full"]] * 2}),
+                        encoding="utf-8")
+        return path
 
 
 class BadTexts(ProgramTest):
@@ -243,6 +307,33 @@ class Outputs(ProgramTest):
         arguments = ("index", "-m", self.model, "-f", self.text, "-o", output, "--force")
         self.assertNotIn("\x1b", self.assert_done(run(*arguments)).err)
         self.assertEqual(self.assert_done(run(*arguments, "--quiet")).err, "")
+
+
+    def test_bars_fit_the_terminal(self):
+        """A line that wraps cannot be drawn over: every redraw would leave one behind."""
+        for columns in (30, 80):
+            with self.subTest(columns=columns):
+                controller, terminal = pty.openpty()
+                fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+                process = subprocess.Popen([PROGRAM, "index", "-m", self.model, "-f", self.text, "-o", self.folder / "bar.lode", "--force"],
+                                           stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=terminal,
+                                           env=environment({"TERM": "xterm"}))
+                os.close(terminal)
+                shown = b""
+                with contextlib.suppress(OSError):  # the terminal's other end has been closed
+                    while part := os.read(controller, 4096):
+                        shown += part
+                os.close(controller)
+                self.assertEqual(process.wait(timeout=60), DONE)
+                drawn = re.findall(r"\r([^\r\n]*?)\x1b\[K", shown.decode())
+                self.assertGreater(len(drawn), 0)
+                self.assertLess(max(map(len, drawn)), columns)
+
+    def test_no_room_for_threads(self):
+        result = run("inspect", self.model, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (60 << 20, 60 << 20)))
+        if result.code != 127:  # not even the libraries found room
+            self.assertEqual(result.code, FAILED, result.err)
+            self.assertRegex(result.err, r"\Alodestone: (cannot start a thread|out of memory|cannot reserve)[^\n]*\n\Z")
 
 
 class Json(ProgramTest):

@@ -3,6 +3,7 @@
 
 import json
 import math
+import re
 import unittest
 
 from program import ProgramTest, run
@@ -103,6 +104,20 @@ class Eval(ProgramTest):
                                      "--audit", "1", "--json", "--quiet")).json()
         self.assertGreater(steps["results"][1]["audit"]["outputs"], 0)
 
+    def test_progress_only_grows(self):
+        result = self.assert_done(run("eval", "-m", self.model, "--samples", self.samples, *SPECS))
+        done = [tuple(map(int, found)) for found in re.findall(r"^eval: (\d+)/(\d+) ", result.err, re.MULTILINE)]
+        self.assertEqual(done, sorted(set(done)))
+        self.assertEqual(done[-1][0], done[-1][1])
+
+    def test_answers_of_another_run(self):
+        path = self.folder / "answers.jsonl"
+        self.assert_done(self.eval("-a", "full", "-o", path))
+        before = path.read_bytes()
+        self.assert_refused(self.eval("-a", "full", "-o", path, "--protocol", "last:8"), "protocol", "last:8", "context-dense", "remove it")
+        self.assertEqual(path.read_bytes(), before)
+        self.assert_refused(self.eval("-a", "full", "-o", self.samples), "something else")
+
     def test_limit(self):
         report = self.assert_done(self.eval("-a", "full", "--limit", "1")).json()
         self.assertEqual(report["results"][0]["n"], 1)
@@ -111,6 +126,8 @@ class Eval(ProgramTest):
         self.assert_refused(self.eval("-a", "full", "--protocol", "dense"), "context-dense")
         self.assert_refused(self.eval("-a", "full", "--protocol", "last:-1"), "last")
         self.assert_refused(self.eval("-a", "fool"), "full")
+        self.assert_refused(self.eval("-a", "full", "--order", "cluster"), "one method beside full", "found 0")
+        self.assert_refused(self.eval("-a", "full", "--prompts", self.samples), "--prompts", self.samples.name)
         self.assert_refused(self.eval(), "attention")
         for value in ("-1", "1.5", "two", "nan", "99999999999999999999", ""):
             with self.subTest(limit=value):
@@ -133,6 +150,11 @@ class Probe(ProgramTest):
         self.assertIsInstance(result.json(), dict)
         self.assertIn("loss", result.out)
         self.assertIn("recovered", result.out)
+
+    def test_window_is_one_for_all(self):
+        """A spec that has another is told so."""
+        said = self.assert_done(run("probe", "-m", self.model, "-f", self.text, "-a", "topk:k=4,window=99")).err
+        self.assertIn("topk:k=4,window=99: measured with --window 63, as all are, not 99", said)
 
     def test_text_too_short(self):
         short = self.folder / "short.txt"
