@@ -12,6 +12,7 @@
 #include "eval/probe.h"
 #include "eval/tune.h"
 #include "lodestone/error.h"
+#include "support/refusal.h"
 #include "tasks/samples.h"
 #include "tiny_model.h"
 
@@ -98,8 +99,8 @@ TEST(Evaluate, MethodsThatShareAReadingOfTheQuestionAnswerAsAlone) {
 }
 
 TEST(Evaluate, GoesOnFromItsRecords) {
-  const fs::path path = fs::path(testing::TempDir()) / "lodestone-eval-records.jsonl";
-  fs::remove(path);
+  const test::TestFolder folder;
+  const fs::path path = folder / "records.jsonl";
   const auto samples = some_samples(3, 1);
   EvalOptions options = quiet();
   options.records = path;
@@ -117,12 +118,11 @@ TEST(Evaluate, GoesOnFromItsRecords) {
   options.context.rope_factor = 2.0;
   EXPECT_THROW(evaluate(tiny_model(), samples, specs({"streaming:window=64"}), options), InputError)
       << "answers under another RoPE are of another model";
-  fs::remove(path);
 }
 
 TEST(Evaluate, RowsInTheOrderOfClustersAnswerAlike) {
-  const fs::path path = fs::path(testing::TempDir()) / "lodestone-eval-order.jsonl";
-  fs::remove(path);
+  const test::TestFolder folder;
+  const fs::path path = folder / "records.jsonl";
   const auto samples = some_samples(4, 2);
   const std::string method = "kmeans:clusters=16,probes=4,window=64";
   EvalOptions options = quiet();
@@ -146,7 +146,6 @@ TEST(Evaluate, RowsInTheOrderOfClustersAnswerAlike) {
   options.order_rows = false;
   EXPECT_THROW(evaluate(tiny_model(), samples, specs({method}), options), InputError)
       << "answers of another order differ by rounding";
-  fs::remove(path);
 }
 
 TEST(Evaluate, ReportHasTheFieldsOfTheInterface) {

@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "lodestone/error.h"
+#include "support/refusal.h"
 
 namespace lode {
 namespace {
@@ -40,9 +41,8 @@ Answer answer(const std::string& text) {
 
 class RecordsTest : public testing::Test {
  protected:
-  void SetUp() override { fs::remove(path_); }
-  void TearDown() override { fs::remove(path_); }
-  fs::path path_ = fs::path(testing::TempDir()) / "lodestone-records.jsonl";
+  const test::TestFolder folder_;
+  const fs::path path_ = folder_ / "records.jsonl";
   Json settings_ = {{"model", "m"}};
 };
 

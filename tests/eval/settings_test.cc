@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "select/plan_file.h"
+#include "support/refusal.h"
 #include "tiny_model.h"
 
 namespace lode {
@@ -17,15 +18,11 @@ namespace fs = std::filesystem;
 
 class FilesHash : public testing::Test {
  protected:
-  FilesHash() { fs::create_directories(folder_); }
-  ~FilesHash() override {
-    fs::remove_all(folder_);
-    fs::remove(artefact_);
-  }
+  ~FilesHash() override { fs::remove(artefact_); }
   static std::string of(const std::string& spec) { return files_hash(parse_spec(spec), *tiny_model()); }
   static void write(const fs::path& path, const std::string& text) { std::ofstream(path) << text; }
 
-  const fs::path folder_ = fs::path(testing::TempDir()) / "lodestone-files-hash";
+  const test::TestFolder folder_;
   const fs::path artefact_ = tiny_model()->path() / "hash.safetensors";
 };
 

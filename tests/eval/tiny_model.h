@@ -13,6 +13,7 @@
 #include "base/rng.h"
 #include "io/safetensors.h"
 #include "lodestone/engine.h"
+#include "support/refusal.h"
 
 namespace lode {
 
@@ -86,9 +87,8 @@ inline void write_weights(const std::filesystem::path& folder, const std::vector
 /// L2, 4 query heads, 2 KV heads, d 8, 2048 positions.
 inline std::shared_ptr<const Model> tiny_model() {
   static const std::shared_ptr<const Model> model = [] {
-    const auto folder = std::filesystem::path(testing::TempDir()) /
-                        (std::string("lodestone-tiny-model-") + program_invocation_short_name);
-    std::filesystem::create_directories(folder);
+    static const test::TestFolder kept;  // each process its own, until it ends
+    const std::filesystem::path& folder = kept.path();
     const Json config = {{"architectures", {"LlamaForCausalLM"}},
                          {"model_type", "llama"},
                          {"hidden_act", "silu"},

@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "eval/tiny_model.h"
 #include "lodestone/error.h"
+#include "support/refusal.h"
 
 namespace lode {
 namespace {
@@ -67,14 +68,12 @@ show = ["table", "captured"]
 class ReportTest : public testing::Test {
  protected:
   ReportTest() : suites_{parse_suite(kSuite, "all.toml", "all", false)} {
-    options_.folder = fs::path(testing::TempDir()) / "lodestone-report-test";
+    options_.folder = folder_ / "report";
     options_.context.kv_type = DType::f32;
     options_.context.rope_factor =
         2.0;  // the text that needs its far past is longer than the model's context
     options_.progress = Progress::Mode::quiet;
-    fs::remove_all(options_.folder);
   }
-  ~ReportTest() override { fs::remove_all(options_.folder); }
 
   Page make() {
     Grid grid(tiny_model(), suites_, options_);
@@ -85,6 +84,7 @@ class ReportTest : public testing::Test {
   std::string raw(const char* name) const { return read_file(options_.folder / "raw" / name); }
 
   std::vector<Suite> suites_;
+  const test::TestFolder folder_;
   GridOptions options_;
   std::vector<Skipped> skipped_;
 };
@@ -207,7 +207,7 @@ TEST_F(ReportTest, TakesOverNothingThatWasMeasuredUnderOtherSettings) {
   suites_[0].ranking = false;
   suites_[0].runs.resize(1);
   suites_[0].runs[0].methods = {{"topk:k=4", "topk:k=4"}};
-  const fs::path hay = fs::path(testing::TempDir()) / "lodestone-report-hay.txt";
+  const fs::path hay = folder_ / "hay.txt";
   const auto write_hay = [&](const std::string& word) {
     AtomicFile file(hay);
     std::string text;

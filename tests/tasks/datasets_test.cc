@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "lodestone/error.h"
+#include "support/refusal.h"
 
 namespace lode {
 namespace {
@@ -18,8 +19,6 @@ using testing::HasSubstr;
 
 class DatasetTest : public testing::Test {
  protected:
-  DatasetTest() { fs::create_directories(folder_); }
-  ~DatasetTest() override { fs::remove_all(folder_); }
   fs::path write(const std::string& name, const std::string& text) const {
     fs::create_directories((folder_ / name).parent_path());
     std::ofstream(folder_ / name) << text;
@@ -37,7 +36,7 @@ class DatasetTest : public testing::Test {
     }
     return "no error";
   }
-  fs::path folder_ = fs::path(testing::TempDir()) / "lodestone-datasets";
+  const test::TestFolder folder_;
 };
 
 TEST_F(DatasetTest, RulerIsCutBeforeItsLastQuestion) {

@@ -10,6 +10,7 @@
 
 #include "fake_meter.h"
 #include "lodestone/error.h"
+#include "support/refusal.h"
 
 namespace lode {
 namespace {
@@ -18,13 +19,6 @@ namespace fs = std::filesystem;
 
 class Folder : public testing::Test {
  protected:
-  void SetUp() override {
-    path_ = fs::path(testing::TempDir()) /
-            ("haystack-" + std::string(testing::UnitTest::GetInstance()->current_test_info()->name()));
-    fs::remove_all(path_);
-    fs::create_directory(path_);
-  }
-  void TearDown() override { fs::remove_all(path_); }
   void write(const std::string& name, const std::string& text) {
     std::ofstream(path_ / name, std::ios::binary) << text;
   }
@@ -41,7 +35,8 @@ class Folder : public testing::Test {
     }
     return "no error";
   }
-  fs::path path_;
+  const test::TestFolder folder_;
+  const fs::path path_ = folder_.path();
 };
 
 TEST_F(Folder, FilesInTheOrderOfTheirNames) {
