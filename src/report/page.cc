@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <span>
 
 #include "base/file.h"
@@ -25,8 +26,8 @@ code,pre{font-family:"DejaVu Sans Mono",Consolas,monospace;font-size:.9em}pre{wh
 nav li{line-height:1.7}
 @media screen and (prefers-color-scheme:dark){body{color:#e6e6e6;background:#16181c}figcaption,caption{color:#aaa}
 th,td{border-color:#33363c}pre{background:#22252b}a{color:#8ab4f8}}
-@media print{body{max-width:none;margin:0;font-size:10pt}h2{break-after:avoid}table{break-inside:auto}tr{break-inside:avoid}.wide{overflow:visible}th,td{white-space:normal}
-.many table{font-size:6.2pt}.many th,.many td{padding:1px 3px}.many code{white-space:nowrap;font-size:1em}}
+@media print{body{max-width:none;margin:0;font-size:10pt}h2{break-after:avoid}table{break-inside:auto}tr{break-inside:avoid}.wide{overflow:visible}th,.many td{white-space:normal}h3{break-after:avoid}
+.many table{font-size:6.2pt}.many caption{font-size:8.5pt}.many th,.many td{padding:1px 3px}.many code{white-space:nowrap;font-size:1em}}
 )";
 
 /// Escaped, with `code` between back quotes.
@@ -54,6 +55,19 @@ std::string html_row(std::span<const std::string> cells, std::string_view tag) {
   return row + "</tr>\n";
 }
 
+/// Whether a page of paper does not hold the table in letters of the usual size.
+bool is_too_wide(const Block& table) {
+  constexpr std::size_t kLetters = 100, kPadding = 3;
+  std::size_t letters = 0;
+  for (std::size_t column = 0; column < table.items.size(); ++column) {
+    std::size_t longest = table.items[column].size() / 2;  // heads break
+    for (const auto& row : table.rows)
+      if (column < row.size()) longest = std::max(longest, row[column].size());
+    letters += longest + kPadding;
+  }
+  return letters > kLetters;
+}
+
 std::string html_of(const Block& block, std::size_t index) {
   switch (block.kind) {
     case Block::Kind::heading:
@@ -68,9 +82,8 @@ std::string html_of(const Block& block, std::size_t index) {
       return list + "</ul>\n";
     }
     case Block::Kind::table: {
-      constexpr std::size_t kMany = 10;  // columns that paper holds in letters of the usual size
       std::string table =
-          fmt::format("<div class=\"wide{}\"><table>\n<caption>", block.items.size() > kMany ? " many" : "") +
+          fmt::format("<div class=\"wide{}\"><table>\n<caption>", is_too_wide(block) ? " many" : "") +
           inline_html(block.text) + "</caption>\n<thead>" + html_row(block.items, "th") +
           "</thead>\n<tbody>\n";
       for (const auto& row : block.rows) table += html_row(row, "td");

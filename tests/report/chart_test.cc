@@ -167,6 +167,14 @@ TEST(Page, IsOneFileThatAsksForNothingElse) {
   EXPECT_THAT(page.markdown(), HasSubstr("| name | a\\|b |"));
 }
 
+TEST(Page, TablesThatPaperDoesNotHoldAreSetSmaller) {
+  Page page("t");
+  page.table("narrow", {"attention", "mean"}, {{"`double-sparsity:budget=128,channels=8`", "1.0"}});
+  EXPECT_THAT(page.html(), Not(HasSubstr("class=\"wide many\"")));
+  page.table("wide", std::vector<std::string>(17, "recovered gap"), {std::vector<std::string>(17, "0.948")});
+  EXPECT_THAT(page.html(), HasSubstr("class=\"wide many\""));
+}
+
 TEST(Ticks, CoverTheRangeWithRoundNumbers) {
   EXPECT_THAT(nice_ticks(0, 100, 5), testing::ElementsAre(0, 20, 40, 60, 80, 100));
   for (const auto& [low, high] : {std::pair{0.013, 0.97}, {1e-9, 1e9}, {3.0, 3.1}, {0.5, 0.5001}}) {
