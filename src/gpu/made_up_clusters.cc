@@ -18,7 +18,7 @@ bool has_whole_centroids(const Spec& spec) {
   return spec.text("centroids").value_or("q8") == "q8";
 }
 bool has_spreads(const Spec& spec) {
-  return spec.text("spread").value_or(has_whole_centroids(spec) ? "on" : "off") == "on";
+  return wanted_spreads(spec) != Spreads::none;
 }
 bool fits(const ClusterPlan& plan, const Spec& spec, const GpuGeometry& geometry) {
   if (spec.text("levels").value_or("1") == "1")
@@ -35,7 +35,10 @@ class MadeUpClusters final : public GpuClusters {
       : GpuClusters(
             spec, geometry, std::vector<bool>(static_cast<std::size_t>(geometry.layers), true),
             [this](int) {
-              return std::optional(ClusterChoice{.version = 0, .segments = {&segment_, 1}, .squares = true});
+              return std::optional(ClusterChoice{.version = 0,
+                                                 .segments = {&segment_, 1},
+                                                 .squares = true,
+                                                 .spreads = wanted_spreads(spec_)});
             },
             false) {
     make(seed);

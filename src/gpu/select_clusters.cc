@@ -337,12 +337,14 @@ void GpuClusters::begin(const GpuStep& step) {
   const std::int64_t far_end = std::min<std::int64_t>(
       std::int64_t{step.queries.front().position} + 1 - spec_.dense.window, step.far_limit);
   auto* const steps = staged_.as<cuda::ClusterStep>();
-  cuda::ClusterStep to = {.threshold = 0.0, .parts = 0, .begin = sink, .end = sink};
+  const QueryKind kind = alone ? QueryKind::alone : QueryKind::together;
+  spreads_ = adds(choice->spreads, kind);
+  cuda::ClusterStep to = {
+      .threshold = 0.0, .parts = 0, .begin = sink, .end = sink, .spreads = spreads_ ? 1 : 0};
   while (to.parts < std::ssize(ends_) && ends_[static_cast<std::size_t>(to.parts)] <= far_end)
     to.end = ends_[static_cast<std::size_t>(to.parts++)];
   std::fill_n(steps, cuda::kMostClusterLevels, to);
-  const std::vector<double>& thresholds =
-      choice->thresholds[static_cast<std::size_t>(alone ? QueryKind::alone : QueryKind::together)];
+  const std::vector<double>& thresholds = choice->thresholds[static_cast<std::size_t>(kind)];
   for (std::size_t l = 0; l < thresholds.size(); ++l) steps[l].threshold = thresholds[l];
 }
 
@@ -404,9 +406,10 @@ std::int64_t GpuClusters::node_bytes() const {
   const std::int64_t d = geometry_.head_dim, coded = d + 4;
   if (several_)
     return cuda::cluster_row_bytes(geometry_.head_dim, kind_) + std::int64_t{sizeof(cuda::ClusterNode)};
-  return 4 + (kind_ == cuda::CentroidKind::f16  ? 2 * d
-              : kind_ == cuda::CentroidKind::q8 ? coded
-                                                : coded + spread_dims(d) + 4);
+  const bool reads_spreads = spreads_ || stretch_ <= geometry_.most_queries || !looks_up_blocks();
+  return 4 + (kind_ == cuda::CentroidKind::f16                    ? 2 * d
+              : kind_ == cuda::CentroidKind::q8 || !reads_spreads ? coded
+                                                                  : coded + spread_dims(d) + 4);
 }
 
 std::int64_t GpuClusters::level_bytes() const {
@@ -428,7 +431,7 @@ cuda::RowLists GpuClusters::select_together(int layer, const cuda::Queries& all,
   cuda::ClusterChoiceTask shared = task(layer);
   shared.listed = 1;
   if (looks_up_blocks()) {
-    choose_clusters_for_block(shared, all, block_.as<void>(), stream);
+    choose_clusters_for_block(shared, all, spreads_, block_.as<void>(), stream);
   } else {
     choose(layer, shared, all, stream);
   }

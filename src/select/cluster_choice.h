@@ -27,6 +27,7 @@ struct ClusterChoice {
   std::span<const ClusterSegment> segments;       ///< one after the other, from the sink on
   std::array<std::vector<double>, 2> thresholds;  // [QueryKind][levels]; 0 keeps everything
   bool squares = false;                           ///< the root of the mean square
+  Spreads spreads = Spreads::none;
 };
 
 /// What a spec of squeezed asks of a context of so many keys, coarsest level first.
@@ -35,6 +36,7 @@ struct ClusterPlan {
   std::vector<double> kept;  ///< share of the keys below what a level keeps
 };
 ClusterPlan cluster_plan(const Spec& spec, std::int64_t keys);
+Spreads wanted_spreads(const Spec& spec);
 
 /// A selector that chooses so.
 class ClusterChooser {

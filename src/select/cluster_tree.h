@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lodestone/kv_view.h"
+#include "select/calibration.h"
 
 namespace lode {
 
@@ -70,17 +71,25 @@ struct ClusterSegment {
   std::vector<ClusterTree> heads;  // [Hkv]
 };
 
+/// Whose scores add what keys differ by inside of a cluster: those of query tokens that choose together, or
+/// of single ones. Nodes have spreads unless it is none.
+enum class Spreads : std::uint8_t { none = 0, together = 1, alone = 2, all = 3 };
+inline bool adds(Spreads spreads, QueryKind kind) {
+  return (static_cast<int>(spreads) >> static_cast<int>(kind) & 1) != 0;
+}
+
 /// What every tree of an index has in common.
 struct ClusterShape {
   int heads = 0, head_dim = 0, levels = 1;
   Position begin = 0;  ///< first key of the first segment
-  bool values = false, spreads = false;
+  bool values = false;
+  Spreads spreads = Spreads::none;
   bool q8 = false;  ///< centroids in 8 bits
 };
 
 void save_segments(std::span<const ClusterSegment> segments, const ClusterShape& shape, SectionWriter& out);
-/// Whether nodes have spreads in what save_segments wrote; false for what it did not.
-bool saved_spreads(const SectionReader& in);
+/// Of what save_segments wrote; none of what it did not.
+Spreads saved_spreads(const SectionReader& in);
 /// What save_segments wrote, or would have with centroids in 16 bits; InputError unless it fits the shape and
 /// a text of `tokens` tokens, every key is in one leaf, and every node is the child of one.
 std::vector<ClusterSegment> load_segments(const ClusterShape& shape, std::int64_t tokens,

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sections of a saved cluster index: shape = {heads, d, levels, begin, 1 for values + 4 for centroids in 8
-// bits + 8 for spreads, segments, then per segment: end, per head and segment: bytes of a number of means (2
-// or 4), nodes of each level} int64; first, keys [nodes + 1], [nodes] int32 of every (segment, head, level)
-// one after the other; centroids, values [nodes, d] in the same order, spreads [nodes, (d + 1) / 2] int8 and
-// spread_scales [nodes] float32; where centroids are int8, scales [nodes] float32; rows [keys] int32 per
-// (segment, head). Files from before centroids had 8 bits are without the 4; spreads of
-// every dimension were a 2, and are no longer read.
+// bits + 8 for spreads + 16 where tokens that choose together add none + 32 where single ones add none,
+// segments, then per segment: end, per head and segment: bytes of a number of means (2 or 4), nodes of each
+// level} int64; first, keys [nodes + 1], [nodes] int32 of every (segment, head, level) one after the other;
+// centroids, values [nodes, d] in the same order, spreads [nodes, (d + 1) / 2] int8 and spread_scales [nodes]
+// float32; where centroids are int8, scales [nodes] float32; rows [keys] int32 per (segment, head). Files
+// from before centroids had 8 bits are without the 4; spreads of every dimension were a 2, and are no longer
+// read.
 #include <algorithm>
 #include <cmath>
 
@@ -18,10 +19,19 @@ namespace lode {
 
 namespace {
 
-constexpr std::int64_t kShapeNumbers = 6, kWholeCentroids = 4, kSpreads = 8;
+constexpr std::int64_t kShapeNumbers = 6, kWholeCentroids = 4, kSpreads = 8, kNotTogether = 16,
+                       kNotAlone = 32;
 
+std::int64_t contents(Spreads spreads) {
+  if (spreads == Spreads::none) return 0;
+  return kSpreads + (adds(spreads, QueryKind::together) ? 0 : kNotTogether) +
+         (adds(spreads, QueryKind::alone) ? 0 : kNotAlone);
+}
 std::int64_t contents(const ClusterShape& shape) {
-  return (shape.values ? 1 : 0) + (shape.q8 ? kWholeCentroids : 0) + (shape.spreads ? kSpreads : 0);
+  return (shape.values ? 1 : 0) + (shape.q8 ? kWholeCentroids : 0) + contents(shape.spreads);
+}
+bool has_spreads(const ClusterShape& shape) {
+  return shape.spreads != Spreads::none;
 }
 
 /// Takes the sections apart from front to back, checking as it goes.
@@ -38,8 +48,8 @@ class Parser {
         centroids_(in.bytes("centroids")),
         scales_(whole_ ? in.values<float>("scales") : std::span<const float>{}),
         values_(in.bytes("values")),
-        spreads_(shape.spreads ? in.bytes("spreads") : std::span<const std::byte>{}),
-        spread_scales_(shape.spreads ? in.values<float>("spread_scales") : std::span<const float>{}),
+        spreads_(has_spreads(shape) ? in.bytes("spreads") : std::span<const std::byte>{}),
+        spread_scales_(has_spreads(shape) ? in.values<float>("spread_scales") : std::span<const float>{}),
         rows_(in.values<Position>("rows")) {}
 
   std::vector<ClusterSegment> parse() {
@@ -163,7 +173,7 @@ class Parser {
       level.keys = copy(keys_, nodes);
       take_centroids(nodes, tree.type, level);
       if (shape_.values) level.values = means(values_, nodes, tree.values_type);
-      if (shape_.spreads) take_spreads(nodes, level);
+      if (has_spreads(shape_)) take_spreads(nodes, level);
     }
     tree.rows = copy(rows_, keys);
     check_level(tree.levels.back(), nullptr, keys);
@@ -220,16 +230,19 @@ void save_segments(std::span<const ClusterSegment> segments, const ClusterShape&
   out.add("centroids", std::span<const std::byte>(centroids));
   if (shape.q8) out.add<float>("scales", scales);
   out.add("values", std::span<const std::byte>(values));
-  if (shape.spreads) {
+  if (has_spreads(shape)) {
     out.add("spreads", std::span<const std::byte>(spreads));
     out.add<float>("spread_scales", spread_scales);
   }
   out.add<Position>("rows", rows);
 }
 
-bool saved_spreads(const SectionReader& in) {
+Spreads saved_spreads(const SectionReader& in) {
   const auto numbers = in.values<std::int64_t>("shape");
-  return std::ssize(numbers) >= kShapeNumbers && (numbers[4] & kSpreads) != 0;
+  constexpr std::int64_t kAll = kSpreads | kNotTogether | kNotAlone;
+  for (const Spreads spreads : {Spreads::together, Spreads::alone, Spreads::all})
+    if (std::ssize(numbers) >= kShapeNumbers && (numbers[4] & kAll) == contents(spreads)) return spreads;
+  return Spreads::none;
 }
 
 std::vector<ClusterSegment> load_segments(const ClusterShape& shape, std::int64_t tokens,

@@ -61,6 +61,7 @@ constexpr int kMostLevels = 16;
 constexpr double kSlack = 2.0;  // a coarser level never keeps less than so many times the wanted keys
 constexpr std::array<std::string_view, 2> kOffOn = {"off", "on"}, kMetrics = {"queries", "cosine"},
                                           kCentroids = {"q8", "f16"};
+constexpr std::array<std::string_view, 4> kSpreads = {"off", "question", "decode", "on"};  // as Spreads
 
 /// Children per node that a tree of levels=auto was built with.
 double branch_of(const ClusterTree& tree) {
@@ -85,11 +86,11 @@ struct SqueezedOptions {
   /// Children per node; 0: levels between clusters and clusters1 are spaced evenly in logarithm, those of
   /// levels=auto as children_for() says.
   double branch = 0;
-  double kept1 = 0.75;        ///< share of the keys below what the coarsest of several levels keeps
-  bool kept1_asked = false;   ///< else levels=auto has its own
-  bool by_queries = true;     ///< else by cosine
-  bool q8 = true;             ///< centroids in 8 bits
-  bool spread = true;         ///< scores add what keys differ by inside of a cluster
+  double kept1 = 0.75;       ///< share of the keys below what the coarsest of several levels keeps
+  bool kept1_asked = false;  ///< else levels=auto has its own
+  bool by_queries = true;    ///< else by cosine
+  bool q8 = true;            ///< centroids in 8 bits
+  Spreads spreads = Spreads::all;
   bool spread_asked = false;  ///< else a file keeps its own setting
   ThresholdSelector::Options common;
 
@@ -106,7 +107,8 @@ struct SqueezedOptions {
     o.kept1_asked = spec.text("kept1").has_value();
     o.by_queries = spec.choice("metric", kMetrics[0], kMetrics) == "queries";
     o.q8 = spec.choice("centroids", kCentroids[0], kCentroids) == "q8";
-    o.spread = spec.choice("spread", kOffOn[o.q8 ? 1 : 0], kOffOn) == "on";
+    const std::string spread = spec.choice("spread", o.q8 ? "on" : "off", kSpreads);
+    o.spreads = static_cast<Spreads>(std::find(kSpreads.begin(), kSpreads.end(), spread) - kSpreads.begin());
     o.spread_asked = !o.q8 || spec.text("spread").has_value();
     o.common.tail = spec.choice("tail", kOffOn[0], kOffOn) == "on";
     return o;
@@ -228,9 +230,11 @@ class Squeezed final : public ThresholdSelector,
     const auto* const same = dynamic_cast<const Squeezed*>(&other);
     const Index* const its = same != nullptr ? same->find(sequence) : nullptr;
     if (its == nullptr || !own_.clusters_like(same->own_, its->context()) ||
-        has_spreads(*its) != own_.spread || !copy_state(sequence, *same))
+        (its->spreads == Spreads::none) != (own_.spreads == Spreads::none) || !copy_state(sequence, *same))
       return false;
-    indexes_.insert_or_assign(sequence, same->indexes_.at(sequence)).first->second.ordered_end = 0;
+    Index& index = indexes_.insert_or_assign(sequence, *its).first->second;
+    index.ordered_end = 0;
+    index.spreads = own_.spreads;
     ++version_;
     return true;
   }
@@ -274,7 +278,8 @@ class Squeezed final : public ThresholdSelector,
   }
   std::string why_not_on_device() const override {
     if (own_.levels > kMostDeviceLevels) return "so many levels are read on the host";
-    if (own_.spread && !own_.q8) return "spreads beside centroids of 16 bits are read on the host";
+    if (own_.spreads != Spreads::none && !own_.q8)
+      return "spreads beside centroids of 16 bits are read on the host";
     return options_.tail ? "the tail is added on the host" : "";
   }
   std::optional<ClusterChoice> cluster_choice() const override {
@@ -283,6 +288,7 @@ class Squeezed final : public ThresholdSelector,
     if (index == nullptr) return choice;
     choice.segments = index->segments;
     choice.squares = options_.squares;
+    choice.spreads = index->spreads;
     choice.thresholds.fill(std::vector<double>(static_cast<std::size_t>(levels(0)), 0.0));
     if (options_.target.is_everything()) return choice;
     const Calibration* const known = calibration(0);
@@ -308,6 +314,7 @@ class Squeezed final : public ThresholdSelector,
     std::vector<ClusterSegment> segments;    // one after the other, from the sink on
     std::vector<std::vector<float>> metric;  // [Hkv][d, d], of the context as it was first; empty: cosine
     Position ordered_end = 0;                // rows of the parts that end up to it lie leaf by leaf
+    Spreads spreads = Spreads::none;         // of all parts: those of the first one, which may be a file's
     Position end(Position sink) const { return segments.empty() ? sink : segments.back().end; }
     /// Keys that shares are of: those of the first part.
     std::int64_t context() const {
@@ -320,9 +327,8 @@ class Squeezed final : public ThresholdSelector,
     const auto found = indexes_.find(sequence);
     return found != indexes_.end() && !found->second.segments.empty() ? &found->second : nullptr;
   }
-  /// Later parts are as the first one, which may be a file's.
-  bool has_spreads(const Index& index) const {
-    return index.segments.empty() ? own_.spread : !index.segments[0].heads[0].levels[0].spreads.empty();
+  bool adds_spreads(const ChoiceUnit& unit) const {
+    return adds(indexes_.at(unit.block->sequence).spreads, unit.kind);
   }
   const ClusterTree& tree(const ChoiceUnit& unit, std::int32_t part) const {
     return indexes_.at(unit.block->sequence)
@@ -335,6 +341,7 @@ class Squeezed final : public ThresholdSelector,
 
   void add(Index& index, KvLayer kv, Position begin, Position end) {
     ++version_;
+    if (index.segments.empty()) index.spreads = own_.spreads;
     const std::int64_t all = index.segments.empty() ? end - begin : index.context();
     ClusterSegment segment = {.begin = begin, .end = end, .heads = {}};
     for (int head = 0; head < geometry_.kv_heads; ++head) {
@@ -344,7 +351,7 @@ class Squeezed final : public ThresholdSelector,
                end - begin, all,
                index.segments.empty() ? nullptr : &index.segments[0].heads[static_cast<std::size_t>(head)]),
            .values = options_.tail,
-           .spreads = has_spreads(index),
+           .spreads = index.spreads != Spreads::none,
            .q8 = own_.q8,
            .seed = hash_seed(geometry_.seed, geometry_.layer, geometry_.kv_head_in_layer(head), begin),
            .metric = index.metric.empty()
@@ -379,7 +386,7 @@ class Squeezed final : public ThresholdSelector,
     if (own_.by_queries) samples_[write.sequence].take(write);
   }
 
-  ClusterShape shape(int levels, bool spreads) const {
+  ClusterShape shape(int levels, Spreads spreads) const {
     return {.heads = geometry_.kv_heads,
             .head_dim = geometry_.head_dim,
             .levels = levels,
@@ -391,7 +398,7 @@ class Squeezed final : public ThresholdSelector,
   void save_index(std::int32_t sequence, SectionWriter& out) const override {
     const Index* const index = find(sequence);
     save_segments(index != nullptr ? std::span(index->segments) : std::span<const ClusterSegment>{},
-                  shape(levels(sequence), index != nullptr ? has_spreads(*index) : own_.spread), out);
+                  shape(levels(sequence), index != nullptr ? index->spreads : own_.spreads), out);
     std::vector<float> metric;  // [Hkv, d, d]
     if (const auto found = indexes_.find(sequence); found != indexes_.end()) {
       for (const std::vector<float>& head : found->second.metric)
@@ -420,8 +427,8 @@ class Squeezed final : public ThresholdSelector,
     if (own_.levels > 0 && expected != own_.levels)
       throw InputError("index '" + in.prefix() + "': expected the calibration of " +
                        std::to_string(own_.levels) + " levels, found " + std::to_string(expected));
-    const bool spreads = own_.spread_asked ? own_.spread : saved_spreads(in);
-    Index index = {load_segments(shape(expected, spreads), kv.tokens, in), {}, 0};
+    const Spreads spreads = own_.spread_asked ? own_.spreads : saved_spreads(in);
+    Index index = {load_segments(shape(expected, spreads), kv.tokens, in), {}, 0, spreads};
     index.metric = load_metric(in, !index.segments.empty());
     const Position end = index.end(sink());
     indexes_.insert_or_assign(sequence, std::move(index));
@@ -478,7 +485,7 @@ class Squeezed final : public ThresholdSelector,
                       .scales = own_.q8 ? level_nodes.scales.data() + begin : nullptr,
                       .count = range.count(),
                       .d = d};
-    if (!level_nodes.spreads.empty()) {
+    if (adds_spreads(unit)) {
       if (most.size() < count) most.resize(count);
       most_spreads(std::span(level_nodes.keys).subspan(begin, count), most.data());
       nodes.spreads = level_nodes.spreads.data() + range.begin * spread_dims(d);
@@ -537,7 +544,7 @@ class Squeezed final : public ThresholdSelector,
     const ClusterTree& own = index->segments[0].heads[static_cast<std::size_t>(unit.kv_head)];
     const std::int64_t d = geometry_.head_dim;
     return (own_.q8 ? coded_bytes(d) : d * bytes_of(own.type)) +
-           (has_spreads(*index) ? coded_bytes(spread_dims(d)) : 0) +
+           (adds(index->spreads, unit.kind) ? coded_bytes(spread_dims(d)) : 0) +
            (options_.tail ? d * bytes_of(own.values_type) : 0) + std::int64_t{sizeof(std::int32_t)};
   }
   std::int64_t row_bytes() const override { return sizeof(Position); }
@@ -570,6 +577,10 @@ ClusterPlan cluster_plan(const Spec& spec, std::int64_t keys) {
   return plan;
 }
 
+Spreads wanted_spreads(const Spec& spec) {
+  return SqueezedOptions::of(spec).spreads;
+}
+
 MethodInfo squeezed_method() {
   return {
       .name = "squeezed",
@@ -597,8 +608,8 @@ MethodInfo squeezed_method() {
                {"error", "instead of sparsity: relative error of the output to allow, 0 to 10", ""},
                {"centroids", "bits of a centroid: q8 (8 and a scale) or f16 (16)", "q8"},
                {"spread",
-                "whether a cluster's score adds what its keys differ by (8 bits for two dimensions): off or "
-                "on",
+                "whose scores of clusters add what their keys differ by (8 bits for two dimensions): off, "
+                "on, question (tokens that choose together) or decode (single ones)",
                 "on; off with centroids=f16"},
                {"tail", "whether pruned clusters count with centroid and mean value: off or on", "off"},
                {"average", "of scores over a question and a group: squares (root of their mean) or plain",
@@ -616,9 +627,10 @@ MethodInfo squeezed_method() {
             std::int64_t bytes = tokens * std::int64_t{sizeof(Position)};
             for (const std::int64_t nodes :
                  options.nodes(std::max<std::int64_t>(1, tokens), std::max<std::int64_t>(1, tokens)))
-              bytes += nodes * ((options.q8 ? coded_bytes(geometry.head_dim) : 2 * geometry.head_dim) +
-                                (options.spread ? coded_bytes(spread_dims(geometry.head_dim)) : 0) +
-                                (options.common.tail ? 2 * geometry.head_dim : 0) + 8);
+              bytes += nodes *
+                       ((options.q8 ? coded_bytes(geometry.head_dim) : 2 * geometry.head_dim) +
+                        (options.spreads != Spreads::none ? coded_bytes(spread_dims(geometry.head_dim)) : 0) +
+                        (options.common.tail ? 2 * geometry.head_dim : 0) + 8);
             std::int64_t queries = ObservedQueries::kTokens;
             if (options.by_queries) {
               queries += QuerySample::kMost;

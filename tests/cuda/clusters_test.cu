@@ -32,6 +32,7 @@ struct Shape {
   bool squares = false;
   CentroidKind kind = CentroidKind::f16;
   bool block = false;  // all tokens choose together, by choose_clusters_for_block
+  bool adds = true;    // scores add the spreads that there are
 };
 
 struct Case {
@@ -112,7 +113,7 @@ double logit(const Case& c, const float* q, int h, std::size_t node) {
   }
   z *= s.centroid_scale;
   const Rows& first = c.first[static_cast<std::size_t>(h)];
-  if (s.kind != CentroidKind::q8_spreads || first[node + 1] - first[node] < 2) return z;
+  if (s.kind != CentroidKind::q8_spreads || !s.adds || first[node + 1] - first[node] < 2) return z;
   const double deviation = std::sqrt(variance),
                most = std::sqrt(2.0 * std::log(first[node + 1] - first[node])),
                below = std::min(deviation, most);
@@ -191,7 +192,8 @@ Outcome run(const Case& c, double threshold, std::int64_t capacity) {
       out(Rows(static_cast<std::size_t>(s.tokens * s.kv_heads * capacity), -7)),
       counts(Rows(static_cast<std::size_t>(s.tokens * s.kv_heads), -7));
   const OnDevice<QueryToken> tokens(places);
-  const OnDevice<ClusterStep> step({{threshold, c.part_count, kSink, kSink + c.counted_keys}});
+  const OnDevice<ClusterStep> step(
+      {{threshold, c.part_count, kSink, kSink + c.counted_keys, s.adds ? 1 : 0}});
   const Queries queries = {.tokens = tokens.get(),
                            .layout = {s.kv_heads, s.dim, DType::bf16, 0},
                            .count = s.tokens,
@@ -218,7 +220,7 @@ Outcome run(const Case& c, double threshold, std::int64_t capacity) {
   if (s.block) {
     const BlockScratch at(s.tokens, s.query_heads, s.kv_heads, s.dim, c.nodes, s.kind);
     const OnDevice<char> scratch(std::vector<char>(static_cast<std::size_t>(at.bytes), char{-1}));
-    choose_clusters_for_block(task, queries, scratch.get(), stream.get());
+    choose_clusters_for_block(task, queries, s.adds, scratch.get(), stream.get());
     return {out.read(stream), counts.read(stream)};
   }
   choose_clusters(task, queries, stream.get());
@@ -336,6 +338,9 @@ LODE_TEST(choose_clusters_keeps_what_is_above_the_threshold) {
     }
     ++seed;
   }
+  Shape unasked = {32, 8, 128, {700, 40}, 20, 9, 4};
+  unasked.kind = CentroidKind::q8_spreads, unasked.adds = false;
+  check_case(make_case(unasked, 76), "spreads that nobody asks for");
   Case bad = make_case({8, 2, 64, {200}, 20, 2, 2}, 77);
   bad.q[5] = std::numeric_limits<float>::quiet_NaN();
   bad.q[64 * 4 + 1] = -std::numeric_limits<float>::infinity();
@@ -425,6 +430,10 @@ LODE_TEST(choose_clusters_for_a_block_with_spreads_that_hurt) {
     huge.spread_scales[i] = 1e30f;
   huge.shape.block = true;
   check_case(huge, 0.5, "a huge variance");
+
+  Case unasked = make_case(shape, 37);
+  unasked.shape.adds = false;
+  check_block(unasked, "spreads that nobody asks for");
 
   Case empty = make_case(shape, 36);  // every fifth node's keys are its neighbour's
   for (Rows& first : empty.first)

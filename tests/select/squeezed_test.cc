@@ -128,7 +128,7 @@ TEST(ClusterTree, EveryKeyIsInOneClusterAndMeansAreMeans) {
 /// tokens and the group's heads. Adds up the nodes that are read: all of the top, and children of kept ones.
 std::set<Position> keep_exactly(const std::vector<ClusterSegment>& segments, const QueryBlock& block,
                                 const LayerGeometry& g, int head, std::span<const double> thresholds,
-                                bool squares, double margin, std::set<Position>* doubtful,
+                                bool spreads, bool squares, double margin, std::set<Position>* doubtful,
                                 std::int64_t& nodes) {
   struct Node {
     const ClusterTree* tree;
@@ -164,7 +164,8 @@ std::set<Position> keep_exactly(const std::vector<ClusterSegment>& segments, con
           mean += q * c[i] * (own.scales.empty() ? 1.0f : own.scales[static_cast<std::size_t>(n.index)]);
           variance += q * q * v[i % v.size()];
         }
-        if (!own.spreads.empty()) variance *= own.spread_scales[static_cast<std::size_t>(n.index)];
+        variance *=
+            own.spreads.empty() || !spreads ? 0.0f : own.spread_scales[static_cast<std::size_t>(n.index)];
         const double s = std::sqrt(variance), most = std::sqrt(2.0 * std::log(keys(n)));
         z.push_back(mean + (s < most ? s * s / 2.0 : s * most - most * most / 2.0));
       }
@@ -197,23 +198,34 @@ std::set<Position> keep_exactly(const std::vector<ClusterSegment>& segments, con
 }
 
 // Equation 1 with one level, equations 2 and 3 with two and three: single queries and averages over a
-// question; as in the paper, and with the spread of clusters and mean squares.
+// question; as in the paper, and with mean squares and the spread of clusters, in one of the two or in both.
 TEST(Squeezed, LookupIsThatOfThePaper) {
   ThreadPool pool(2);
-  for (const int levels : {1, 2, 3, -1, -2}) {
+  const struct {
+    int levels;
+    Spreads spreads;
+    const char* options;
+  } cases[] = {{1, Spreads::all, "spread=on"},
+               {2, Spreads::all, "spread=on"},
+               {3, Spreads::all, "spread=on"},
+               {1, Spreads::alone, "spread=decode"},
+               {1, Spreads::together, "spread=question"},
+               {2, Spreads::alone, "spread=decode"},
+               {1, Spreads::none, "spread=off"},
+               {1, Spreads::none, "average=plain,centroids=f16"},
+               {2, Spreads::none, "average=plain,centroids=f16"}};
+  for (const auto& [levels, spreads, options] : cases) {
     World world({.kv_heads = 2, .group = 3, .dense = {2, 20}});
     const LayerGeometry geometry = world.geometry(pool);
-    const bool spreads = levels > 0;  // and the root of mean squares, in 8 bits; else as in the paper
-    const int count = std::abs(levels);
-    const auto selector =
-        make("squeezed:clusters=10%,clusters1=3%,sparsity=0.8,levels=" + std::to_string(count) +
-                 (spreads ? ",spread=on" : ",average=plain,centroids=f16"),
-             geometry);
+    const bool as_paper = std::string_view(options).starts_with("average=plain");
+    const auto selector = make(
+        "squeezed:clusters=10%,clusters1=3%,sparsity=0.8,levels=" + std::to_string(levels) + "," + options,
+        geometry);
     write(world, *selector, kContext);
     build(world, *selector);
     const Saved saved(
         *selector,
-        {.heads = 2, .head_dim = 64, .levels = count, .begin = 2, .spreads = spreads, .q8 = spreads},
+        {.heads = 2, .head_dim = 64, .levels = levels, .begin = 2, .spreads = spreads, .q8 = !as_paper},
         kContext);
     ASSERT_EQ(saved.segments.size(), 1u);
     EXPECT_EQ(saved.segments[0].end, kContext - 100);
@@ -231,8 +243,8 @@ TEST(Squeezed, LookupIsThatOfThePaper) {
       for (int head = 0; head < 2; ++head) {
         std::set<Position> doubtful;
         std::set<Position> expected =
-            keep_exactly(saved.segments, block, geometry, head, calibration(*selector).of(kind), spreads,
-                         1e-4, &doubtful, nodes);
+            keep_exactly(saved.segments, block, geometry, head, calibration(*selector).of(kind),
+                         adds(spreads, kind), !as_paper, 1e-4, &doubtful, nodes);
         for (const ClusterLevel& level : saved.segments[0].heads[static_cast<std::size_t>(head)].levels)
           all += level.nodes();
         for (Position p = 500; p < block.far_end(0, geometry.dense); ++p)
@@ -244,11 +256,11 @@ TEST(Squeezed, LookupIsThatOfThePaper) {
           own.erase(p);
           expected.erase(p);
         }
-        EXPECT_EQ(own, expected) << levels << " levels, head " << head;
+        EXPECT_EQ(own, expected) << levels << " levels, " << options << ", head " << head;
       }
       // What is below a pruned node is not read.
       EXPECT_EQ(work.keys_scored, tokens * nodes) << levels;
-      if (count > 1) {
+      if (levels > 1) {
         EXPECT_LT(nodes, all) << levels;
       }
     }
@@ -399,8 +411,9 @@ TEST(Squeezed, AGrownContextIsTakenInAndCalibratedAgain) {
   ThresholdSelector::finish(layers, 0, [&](int) { return world.store().layer(0); });
   EXPECT_NE(calibration(*selector).of(QueryKind::alone)[0], before);
   EXPECT_NEAR(calibration(*selector).held_out[1].sparsity, 0.8, 0.06);
-  const Saved saved(*selector,
-                    {.heads = 2, .head_dim = 64, .levels = 1, .begin = 0, .spreads = true, .q8 = true}, 900);
+  const Saved saved(
+      *selector, {.heads = 2, .head_dim = 64, .levels = 1, .begin = 0, .spreads = Spreads::all, .q8 = true},
+      900);
   ASSERT_EQ(saved.segments.size(), 2u);
   EXPECT_EQ(saved.segments[0].end, 300);
   EXPECT_EQ(saved.segments[1].end, 800);
@@ -422,8 +435,9 @@ TEST(Squeezed, ALongAnswerIsClusteredInSteps) {
   }
   // 127 keys that wait, and a tenth of the rest, which varies from query to query.
   EXPECT_LT(most, 127 + 350);
-  const Saved saved(*selector,
-                    {.heads = 1, .head_dim = 64, .levels = 1, .begin = 1, .spreads = true, .q8 = true}, 900);
+  const Saved saved(
+      *selector, {.heads = 1, .head_dim = 64, .levels = 1, .begin = 1, .spreads = Spreads::all, .q8 = true},
+      900);
   EXPECT_EQ(saved.segments.back().end, 300 + (900 - 16 + 1 - 300 - 1) / 128 * 128);
 }
 
@@ -452,7 +466,7 @@ TEST(Squeezed, AnAnswerToAShortContextIsClusteredByItsQueries) {
   selector->append(0, world.store().layer(0), end);
   loaded->append(0, world.store().layer(0), end);
   const ClusterShape shape = {
-      .heads = 1, .head_dim = 64, .levels = 1, .begin = 1, .spreads = true, .q8 = true};
+      .heads = 1, .head_dim = 64, .levels = 1, .begin = 1, .spreads = Spreads::all, .q8 = true};
   const Saved own(*selector, shape, world.tokens()), other(*loaded, shape, world.tokens());
   ASSERT_EQ(own.segments.size(), 3u);
   ASSERT_EQ(other.segments.size(), 3u);
@@ -479,18 +493,24 @@ void hand_over(World& world, const Selector& from, Selector& to) {
 // clustered likewise; one that says otherwise is refused. An index beside it is not taken for its own.
 TEST(Squeezed, AFileKeepsItsSpreadsUnlessTheSpecAsksForOthers) {
   ThreadPool pool(2);
-  for (const bool spreads : {false, true}) {
+  const struct {
+    Spreads spreads;
+    const char *asked, *other;
+  } cases[] = {{Spreads::none, "off", "on"},
+               {Spreads::all, "on", "decode"},
+               {Spreads::alone, "decode", "question"},
+               {Spreads::together, "question", "off"}};
+  for (const auto& [spreads, asked, others] : cases) {
     World world({.kv_heads = 1, .group = 2, .dense = {1, 16}});
     const LayerGeometry geometry = world.geometry(pool);
-    const std::string spec = "squeezed:sparsity=0.9,clusters=10%", with = spec + ",spread=on",
-                      without = spec + ",spread=off";
-    const auto indexed = make(spreads ? with : without, geometry), loaded = make(spec, geometry),
-               other = make(spreads ? without : with, geometry), fresh = make(spec, geometry);
+    const std::string spec = "squeezed:sparsity=0.9,clusters=10%", with = spec + ",spread=";
+    const auto indexed = make(with + asked, geometry), loaded = make(spec, geometry),
+               other = make(with + others, geometry), fresh = make(spec, geometry);
     write(world, *indexed, 400);
     build(world, *indexed);
     hand_over(world, *indexed, *loaded);
     EXPECT_THROW(hand_over(world, *indexed, *other), InputError);
-    EXPECT_EQ(dynamic_cast<SharesIndex&>(*fresh).take_index(0, *loaded), spreads);
+    EXPECT_EQ(dynamic_cast<SharesIndex&>(*fresh).take_index(0, *loaded), spreads != Spreads::none);
     const QueryBlock block = world.block(399, 1);
     EXPECT_EQ(select(*loaded, block, geometry), select(*indexed, block, geometry));
     write(world, *indexed, 200, Phase::generation);
@@ -671,7 +691,7 @@ TEST(Squeezed, AFileOfAnotherBranchingGrowsAsItIs) {
   const auto end = static_cast<Position>(world.tokens() - 16);
   for (Selector* const selector : {indexed.get(), loaded.get()})
     selector->append(0, world.store().layer(0), end);
-  const ClusterShape shape = {.heads = 1, .head_dim = 16, .levels = 2, .spreads = true, .q8 = true};
+  const ClusterShape shape = {.heads = 1, .head_dim = 16, .levels = 2, .spreads = Spreads::all, .q8 = true};
   const Saved own(*indexed, shape, world.tokens()), its(*loaded, shape, world.tokens());
   ASSERT_EQ(own.segments.size(), 4u);
   ASSERT_EQ(its.segments.size(), 4u);

@@ -114,20 +114,20 @@ __global__ void prepare_kernel(const BlockParams p) {
 /// warp for each tile of 16 nodes, whose lanes hold 8 dimensions of nodes i and i + 8.
 template <int D, bool kSpreads>
 __global__ void halves_kernel(const BlockParams p) {
-  constexpr TileLayout kLayout(D / kPieceDims, kSpreads ? CentroidKind::q8_spreads : CentroidKind::q8);
+  const TileLayout layout(D / kPieceDims, p.task.tables.kind);  // may have spreads that nobody asks for
   constexpr int kPieces = columns_of(D, kSpreads) / kPieceDims;
   const int head = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x) % 32,
             tile = static_cast<int>(blockIdx.x * kPrepared + threadIdx.x / 32);
   if (tile >= p.tiles()) return;
   const std::int64_t at = std::int64_t{head} * p.tiles() + tile;
-  const std::byte* const from = p.task.tables.centroids + at * kLayout.bytes();
-  const float2 scales = reinterpret_cast<const float2*>(from + kLayout.fours * 512)[lane / 4];
+  const std::byte* const from = p.task.tables.centroids + at * layout.bytes();
+  const float2 scales = reinterpret_cast<const float2*>(from + layout.fours * 512)[lane / 4];
   auto* const to = reinterpret_cast<uint4*>(p.halves) + at * kPieces * 64 + lane;
 #pragma unroll
   for (int piece = 0; piece < kPieces; ++piece) {
     const float2 by = piece < D / kPieceDims ? scales : make_float2(1.0f, 1.0f);
     const uint4 raw =
-        piece < kLayout.fours ? reinterpret_cast<const uint4*>(from)[piece * 32 + lane] : uint4{};
+        piece < layout.fours ? reinterpret_cast<const uint4*>(from)[piece * 32 + lane] : uint4{};
     to[piece * 64] = halves_of(raw.x, raw.y, by.x);
     to[piece * 64 + 32] = halves_of(raw.z, raw.w, by.y);
   }
@@ -226,8 +226,8 @@ void launch(const BlockParams& p, StreamHandle stream) {
 }
 
 template <int D>
-void launch(const BlockParams& p, StreamHandle stream) {
-  p.task.tables.kind == CentroidKind::q8_spreads ? launch<D, true>(p, stream) : launch<D, false>(p, stream);
+void launch(const BlockParams& p, bool spreads, StreamHandle stream) {
+  spreads ? launch<D, true>(p, stream) : launch<D, false>(p, stream);
 }
 
 static_assert(kChunk == kRows && kPrepared * 32 == kChunk);
@@ -266,8 +266,8 @@ bool can_choose_for_block(int head_dim) {
   return built && (head_dim == 64 || head_dim == 128);
 }
 
-void choose_clusters_for_block(const ClusterChoiceTask& task, const Queries& queries, void* scratch,
-                               StreamHandle stream) {
+void choose_clusters_for_block(const ClusterChoiceTask& task, const Queries& queries, bool spreads,
+                               void* scratch, StreamHandle stream) {
   if (queries.count == 0) return;
   const int kv_heads = queries.layout.kv_heads, group = queries.query_heads / kv_heads,
             d = queries.layout.head_dim;
@@ -288,10 +288,8 @@ void choose_clusters_for_block(const ClusterChoiceTask& task, const Queries& que
   p.weights = place(p.weights, at.weights);
   p.kept = place(p.kept, at.kept);
   p.halves = place(p.halves, at.halves);
-  if (d == 128)
-    launch<128>(p, stream);
-  else
-    launch<64>(p, stream);
+  const bool adds = spreads && task.tables.kind == CentroidKind::q8_spreads;
+  d == 128 ? launch<128>(p, adds, stream) : launch<64>(p, adds, stream);
 }
 
 }  // namespace lode::cuda

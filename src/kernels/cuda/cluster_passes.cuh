@@ -113,7 +113,7 @@ class ClusterPasses {
         const float unit = by > 0.0f ? queries_.scale / by : 0.0f;
         shared().bad[warp_] = bad || own >= rows;
         shared().units[warp_] = {.logit = unit * kLog2e * choice_.tables.scales[kv_head_],
-                                 .deviation = unit * Own::kRootOfSquares};
+                                 .deviation = step_.spreads != 0 ? unit * Own::kRootOfSquares : 0.0f};
       }
     }
     __syncthreads();

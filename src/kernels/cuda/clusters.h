@@ -47,6 +47,7 @@ struct ClusterStep {
   double threshold = 0.0;           ///< in units of the uniform weight; 0 keeps everything
   std::int32_t parts = 0;           ///< that count
   std::int32_t begin = 0, end = 0;  ///< keys [begin, end) are in these
+  std::int32_t spreads = 1;         ///< whether scores add those that the tables have
 };
 
 struct ClusterChoiceTask {
@@ -69,7 +70,7 @@ bool fits_cluster_choice(std::int64_t most_nodes, int head_dim, int kv_heads);
 ///   mean (or root of the mean square) over the stretch's tokens and the group's heads of  K exp(scale q.C) /
 ///   sum_j N_j exp(scale q.C_j)
 /// above the threshold, N_j keys in cluster j and K in all, then every key from step.end to the window. With
-/// spreads, q.C has added to it what select/squeezed.cc adds (add_spread).
+/// spreads, where the step says so, q.C has added to it what select/squeezed.cc adds (logits).
 /// Queries with a number that is not finite have no say. Deterministic.
 void choose_clusters(const ClusterChoiceTask& task, const Queries& queries, StreamHandle stream);
 
