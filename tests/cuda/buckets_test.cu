@@ -276,7 +276,7 @@ void check_case(const Case& c, double margin, const char* what) {
 }
 
 LODE_TEST(choose_buckets_takes_the_best) {
-  if (!can_choose_buckets()) return;
+  LODE_NEEDS(can_choose_buckets());
   // Margins of weights of 8 and of 16 bits; scores have a standard deviation of 8 here.
   constexpr double kEight = 0.4, kSixteen = 1e-3;
   const struct {
@@ -321,7 +321,7 @@ LODE_TEST(choose_buckets_takes_the_best) {
 // Where all scores are equal, sizes decide, and then the buckets' numbers: the CPU's order exactly.
 /// Each token's choice is the one that its network makes alone.
 LODE_TEST(choose_buckets_takes_the_network_of_the_position) {
-  if (!can_choose_buckets()) return;
+  LODE_NEEDS(can_choose_buckets());
   const Shape shape = {8, 2, 64, 192, 512, 2, 16, 9000, 8000, true, true, BucketRank::per_root_of_keys, 8};
   const Case near = make_case(shape, 71), other = make_case(shape, 72);
   Case far = near;
@@ -341,7 +341,7 @@ LODE_TEST(choose_buckets_takes_the_network_of_the_position) {
 }
 
 LODE_TEST(choose_buckets_gives_ties_to_the_higher_bucket) {
-  if (!can_choose_buckets()) return;
+  LODE_NEEDS(can_choose_buckets());
   for (const BucketRank rank : {BucketRank::mass, BucketRank::per_root_of_keys, BucketRank::per_key}) {
     for (const bool residual : {false, true}) {
       check_case(make_case({8, 2, 64, 192, 512, 2, 37, 4000, 3000, true, residual, rank, 2}, 7, 0.0f), 0.0,

@@ -366,7 +366,7 @@ void check_case(const Case& c, const std::string& what) {
 }
 
 LODE_TEST(cluster_levels_keep_what_is_above_their_thresholds) {
-  if (!can_choose_buckets()) return;
+  LODE_NEEDS(can_choose_buckets());
   constexpr int kAll = 1 << 30;
   const struct {
     Shape shape;
@@ -404,7 +404,7 @@ LODE_TEST(cluster_levels_keep_what_is_above_their_thresholds) {
 }
 
 LODE_TEST(cluster_levels_that_keep_nothing_list_what_is_behind) {
-  if (!can_choose_buckets()) return;
+  LODE_NEEDS(can_choose_buckets());
   const Case c = make_case({8, 2, 64, {50}, {5, 9}, 2, 2}, 5);
   Expected none = expect(c);
   for (const std::size_t level : {std::size_t{0}, std::size_t{1}}) {
@@ -416,7 +416,7 @@ LODE_TEST(cluster_levels_that_keep_nothing_list_what_is_behind) {
 
 // Again, and token by token: a choice does not depend on what else is chosen.
 LODE_TEST(cluster_levels_give_the_same_bits_whatever_the_batch) {
-  if (!can_choose_buckets()) return;
+  LODE_NEEDS(can_choose_buckets());
   for (const CentroidKind kind : {CentroidKind::f16, CentroidKind::q8, CentroidKind::q8_spreads}) {
     Shape shape = {32, 8, 128, {300, 10}, {5, 12}, 5, 1};
     shape.kind = kind;

@@ -305,7 +305,7 @@ void check_case(const Case& c, const char* what) {
 }
 
 LODE_TEST(choose_clusters_keeps_what_is_above_the_threshold) {
-  if (!can_choose_buckets()) return;
+  LODE_NEEDS(can_choose_buckets());
   const struct {
     Shape shape;
     const char* what;
@@ -388,10 +388,23 @@ LODE_TEST(choose_clusters_for_a_block) {
       {{8, 2, 128, {130}, 1, 33, 33, kAll, 0.1, 1.0f, 1.0f, true, kSpreads}, "spreads, a key or two"},
       {{4, 2, 128, {300}, 20, 65, 65, kAll, 0.1, 6.0f, 1.0f, true, kSpreads},
        "spreads, logits of tens, all behind the bend"}};
-  if (!can_choose_buckets()) return;
+  LODE_NEEDS(can_choose_buckets());
   LODE_CHECK(can_choose_for_block(64) && can_choose_for_block(128) && !can_choose_for_block(80));
   unsigned seed = 1;
   for (const auto& one : cases) check_block(make_case(one.shape, seed++), one.what);
+  const struct {
+    float base, rise;  // of centroids' numbers, which queries see as 11 times as many; by tiles of 128 nodes
+  } places[] = {{-30.0f, 0.0f}, {30.0f, 0.0f}, {0.0f, 8.0f}};
+  for (const auto& [base, rise] : places) {
+    Case far = make_case({4, 2, 128, {300}, 9, 65, 65, kAll, 0.1, 0.25f}, 78);
+    for (std::size_t i = 0; i < far.halves.size(); ++i) {
+      const auto node = static_cast<int>(i) / far.shape.dim % far.nodes;
+      far.halves[i] =
+          to_f16(to_float(f16{far.halves[i]}) + base + rise * static_cast<float>(node / 128)).bits;
+    }
+    for (float& x : far.q) x = 1.0f + x / 8.0f;
+    check_block(far, "logits of hundreds");
+  }
   Case c = make_case({8, 2, 64, {200}, 20, 50, 50}, 77);
   c.shape.block = true;
   c.q[5] = std::numeric_limits<float>::quiet_NaN();
@@ -401,7 +414,7 @@ LODE_TEST(choose_clusters_for_a_block) {
 }
 
 LODE_TEST(choose_clusters_for_a_block_with_spreads_that_hurt) {
-  if (!can_choose_for_block(128)) return;
+  LODE_NEEDS(can_choose_for_block(128));
   Shape shape = {8, 4, 128, {300, 41}, 20, 70, 70};
   shape.squares = true, shape.kind = CentroidKind::q8_spreads;
   const auto all = [](auto& numbers, float by) {
@@ -442,7 +455,7 @@ LODE_TEST(choose_clusters_for_a_block_with_spreads_that_hurt) {
 }
 
 LODE_TEST(choose_clusters_gives_the_same_bits_again) {
-  if (!can_choose_buckets()) return;
+  LODE_NEEDS(can_choose_buckets());
   for (const CentroidKind kind : {CentroidKind::f16, CentroidKind::q8, CentroidKind::q8_spreads}) {
     Shape shape = {32, 8, 128, {3000, 100}, 20, 9, 4};
     shape.kind = kind;

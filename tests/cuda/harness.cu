@@ -9,6 +9,7 @@
 namespace lode::cuda::test {
 namespace {
 int failures = 0;
+bool skipped = false;
 constexpr int kMostPrinted = 10;
 }  // namespace
 
@@ -21,6 +22,11 @@ void fail(const char* file, int line, const std::string& what) {
   if (++failures <= kMostPrinted) std::printf("  %s:%d: %s\n", file, line, what.c_str());
 }
 
+void skip(const std::string& why) {
+  skipped = true;
+  std::printf("  needs %s\n", why.c_str());
+}
+
 }  // namespace lode::cuda::test
 
 int main(int argc, char** argv) {
@@ -31,19 +37,23 @@ int main(int argc, char** argv) {
     return 77;
   }
   std::printf("%s, sm_%d%d\n", gpu.name.c_str(), gpu.major, gpu.minor);
-  int bad = 0, run = 0;
+  int bad = 0, run = 0, left_out = 0;
   for (const test::Case& c : test::cases()) {
     if (argc > 1 && std::strstr(c.name, argv[1]) == nullptr) continue;
     test::failures = 0;
+    test::skipped = false;
     try {
       c.body();
     } catch (const std::exception& e) {
       test::fail(c.name, 0, e.what());
     }
     ++run;
-    bad += test::failures > 0;
-    std::printf("%s %s\n", test::failures > 0 ? "FAILED" : "ok    ", c.name);
+    const bool failed = test::failures > 0, left = !failed && test::skipped;
+    bad += failed, left_out += left;
+    std::printf("%s %s\n", failed ? "FAILED" : left ? "skip  " : "ok    ", c.name);
   }
-  std::printf("%d of %d passed\n", run - bad, run);
+  std::printf("%d of %d passed", run - bad - left_out, run);
+  if (left_out > 0) std::printf(", %d skipped", left_out);
+  std::printf("\n");
   return bad > 0 || run == 0 ? 1 : 0;
 }

@@ -18,6 +18,8 @@ struct Case {
 std::vector<Case>& cases();
 /// Counts a failure of the running case and prints it.
 void fail(const char* file, int line, const std::string& what);
+/// The running case needs what this GPU or this build has not; it is counted apart.
+void skip(const std::string& why);
 
 struct Register {
   Register(const char* name, std::function<void()> body) { cases().push_back({name, std::move(body)}); }
@@ -32,6 +34,14 @@ struct Register {
 #define LODE_CHECK(condition)                                                   \
   do {                                                                          \
     if (!(condition)) ::lode::cuda::test::fail(__FILE__, __LINE__, #condition); \
+  } while (0)
+/// Leaves the case.
+#define LODE_NEEDS(condition)               \
+  do {                                      \
+    if (!(condition)) {                     \
+      ::lode::cuda::test::skip(#condition); \
+      return;                               \
+    }                                       \
   } while (0)
 /// Fails too when `found` is not a number.
 #define LODE_CHECK_CLOSE(found, expected, tolerance)                                             \

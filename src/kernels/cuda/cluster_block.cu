@@ -18,66 +18,59 @@ constexpr int kChunk = 256;   // nodes that a block of the small kernels takes
 constexpr int kPrepared = 8;  // rows of a block that makes halves
 // Where this file is compiled for another architecture, the kernels are empty ones for 32 threads.
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-constexpr int kThreads = (1 + kTeams) * kGroupThreads;
+template <int D, bool kSpreads>
+constexpr int kThreads = BlockShape<D, kSpreads>::kThreads;
 #else
+template <int D, bool kSpreads>
 constexpr int kThreads = 32;
 #endif
-constexpr int kHostThreads = (1 + kTeams) * kGroupThreads;
+constexpr int kWhole = 256;  // rows and nodes come in multiples of it
 
-/// Of a query's length in each plane, which two lanes hold; the rest of the panel is 0.
+/// Of a query's length in each plane, which two lanes hold; `by` makes a query of it that is scaled. The rest
+/// of the panel is 0.
 template <int D>
-__device__ __forceinline__ void put_squares(const float (&x)[D / 32], unsigned* to) {
+__device__ __forceinline__ void put_squares(const float (&x)[D / 32], float by, unsigned* to) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float squares[D / 32];
 #pragma unroll
   for (int i = 0; i < D / 32; ++i) {
     const float other = __shfl_xor_sync(~0u, x[i], 16);
-    squares[i] = lane < 16 ? 0.25f * (x[i] * x[i] + other * other) : 0.0f;
+    squares[i] =
+        lane < 16 ? fminf(by * x[i] * (by * x[i]) + by * other * (by * other), kLargestFactor) : 0.0f;
   }
   if (lane >= 64 / (D / 32)) return;
 #pragma unroll
-  for (int i = 0; i < D / 64; ++i) to[i] = pack<__half>(squares[2 * i], squares[2 * i + 1]);
+  for (int i = 0; i < D / 64; ++i) to[i] = pack<__nv_bfloat16>(squares[2 * i], squares[2 * i + 1]);
 }
 
 /// Two of them are a word: numbers 2 i and 2 i + 1 of eight bytes.
-__device__ __forceinline__ unsigned two_halves(unsigned bytes, int i, float scale) {
+template <class T>
+__device__ __forceinline__ unsigned two_times(unsigned bytes, int i, float scale) {
+  constexpr float kMost = std::is_same_v<T, __half> ? 65504.0f : INFINITY;
   const auto one = [&](int byte) {
-    return fminf(fmaxf(static_cast<float>(static_cast<signed char>(bytes >> 8 * byte)) * scale, -65504.0f),
-                 65504.0f);
+    return fminf(fmaxf(static_cast<float>(static_cast<signed char>(bytes >> 8 * byte)) * scale, -kMost),
+                 kMost);
   };
-  return pack<__half>(one(2 * i), one(2 * i + 1));
+  return pack<T>(one(2 * i), one(2 * i + 1));
 }
-__device__ __forceinline__ uint4 halves_of(unsigned low, unsigned high, float scale) {
-  return make_uint4(two_halves(low, 0, scale), two_halves(low, 1, scale), two_halves(high, 0, scale),
-                    two_halves(high, 1, scale));
+template <class T>
+__device__ __forceinline__ uint4 times(unsigned low, unsigned high, float scale) {
+  return make_uint4(two_times<T>(low, 0, scale), two_times<T>(low, 1, scale), two_times<T>(high, 0, scale),
+                    two_times<T>(high, 1, scale));
 }
 
-/// A node's number of keys, and of what variance its bend is: none of a key alone.
-template <int D, bool kSpreads>
 __device__ void prepare_node(const BlockParams& p, int head, int node) {
   const int keys = node < p.nodes(head) ? p.first(head)[node + 1] - p.first(head)[node] : 0;
-  const std::int64_t at = head * p.all_nodes + node;
-  const float log_keys = keys > 0 ? log2f(static_cast<float>(keys)) : kNoKeys;
-  p.log_keys[at] = log_keys;
-  if constexpr (kSpreads) {
-    constexpr TileLayout kLayout(D / kPieceDims, CentroidKind::q8_spreads);
-    const std::int64_t tile = std::int64_t{head} * p.tiles() + node / kTileNodes;
-    const auto* const roots = reinterpret_cast<const float*>(p.task.tables.centroids +
-                                                             tile * kLayout.bytes() + kLayout.fours * 512) +
-                              kTileNodes;
-    const float root = keys > 1 ? roots[node % 8 * 2 + node % kTileNodes / 8] : 0.0f;
-    p.of_variances[at] = keys > 1 ? fminf(root * root * (0.5f * kLog2e) / log_keys, kLargestFactor) : 0.0f;
-  }
+  p.log_keys[head * p.all_nodes + node] = keys > 0 ? log2f(static_cast<float>(keys)) : kNoKeys;
 }
 
-/// A warp for each query: scaled to a peak of 128 to 256, squares divided by 4. Then the nodes.
+/// A warp for each query: scaled to a peak of 128 to 256. Then the nodes.
 template <int D, bool kSpreads>
 __global__ void prepare_kernel(const BlockParams p) {
   const int head = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x) % 32;
   const auto row_blocks = static_cast<unsigned>(p.all_rows / kPrepared);
   if (blockIdx.x >= row_blocks)
-    return prepare_node<D, kSpreads>(p, head,
-                                     static_cast<int>((blockIdx.x - row_blocks) * kChunk + threadIdx.x));
+    return prepare_node(p, head, static_cast<int>((blockIdx.x - row_blocks) * kChunk + threadIdx.x));
   constexpr int kEach = D / 32;
   const int row = static_cast<int>(blockIdx.x * kPrepared + threadIdx.x / 32);
   float x[kEach] = {};
@@ -104,40 +97,56 @@ __global__ void prepare_kernel(const BlockParams p) {
   for (int i = 0; i < kEach / 2; ++i) to[i] = pack<__half>(x[2 * i], x[2 * i + 1]);
   const float unit = by > 0.0f ? p.queries.scale / by : 0.0f;
   if constexpr (kSpreads) {
-    put_squares<D>(x, to + D / 2);
-    if (lane == 0) p.of_squares[at] = fminf(4.0f * unit * unit, kLargestFactor);
+    put_squares<D>(x, unit, to + D / 2);
   }
   if (lane == 0) p.unscale[at] = bad ? NAN : unit * kLog2e * p.task.tables.scales[head];
 }
 
-/// Centroids in 8 bits times their scales, as pack_centroids lays halves, and variances without scales: a
-/// warp for each tile of 16 nodes, whose lanes hold 8 dimensions of nodes i and i + 8.
+/// What makes a product w of variances and squares: none of a key alone.
+__device__ float of_variances(float root, float log_keys) {
+  return log_keys > 0.0f ? fminf(2.0f * kLog2e / log_keys * root * root, kLargestFactor) : 0.0f;
+}
+
+/// Centroids in 8 bits times their scales, as pack_centroids lays halves, and variances: a warp for each tile
+/// of 16 nodes, whose lanes hold 8 dimensions of nodes i and i + 8.
 template <int D, bool kSpreads>
 __global__ void halves_kernel(const BlockParams p) {
   const TileLayout layout(D / kPieceDims, p.task.tables.kind);  // may have spreads that nobody asks for
-  constexpr int kPieces = columns_of(D, kSpreads) / kPieceDims;
+  constexpr int kOfCentroids = D / kPieceDims, kPieces = columns_of(D, kSpreads) / kPieceDims;
   const int head = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x) % 32,
             tile = static_cast<int>(blockIdx.x * kPrepared + threadIdx.x / 32);
   if (tile >= p.tiles()) return;
   const std::int64_t at = std::int64_t{head} * p.tiles() + tile;
   const std::byte* const from = p.task.tables.centroids + at * layout.bytes();
-  const float2 scales = reinterpret_cast<const float2*>(from + layout.fours * 512)[lane / 4];
+  const auto* const pieces = reinterpret_cast<const uint4*>(from);
+  const auto* const scales = reinterpret_cast<const float2*>(from + layout.fours * 512);
   auto* const to = reinterpret_cast<uint4*>(p.halves) + at * kPieces * 64 + lane;
+  const float2 scale = scales[lane / 4];
 #pragma unroll
-  for (int piece = 0; piece < kPieces; ++piece) {
-    const float2 by = piece < D / kPieceDims ? scales : make_float2(1.0f, 1.0f);
-    const uint4 raw =
-        piece < layout.fours ? reinterpret_cast<const uint4*>(from)[piece * 32 + lane] : uint4{};
-    to[piece * 64] = halves_of(raw.x, raw.y, by.x);
-    to[piece * 64 + 32] = halves_of(raw.z, raw.w, by.y);
+  for (int piece = 0; piece < kOfCentroids; ++piece) {
+    const uint4 raw = pieces[piece * 32 + lane];
+    to[piece * 64] = times<__half>(raw.x, raw.y, scale.x);
+    to[piece * 64 + 32] = times<__half>(raw.z, raw.w, scale.y);
+  }
+  if constexpr (kSpreads) {
+    const float* const log_keys = p.log_keys + head * p.all_nodes + tile * kTileNodes + lane / 4;
+    const float2 root = scales[8 + lane / 4];
+    const float low = of_variances(root.x, log_keys[0]), high = of_variances(root.y, log_keys[8]);
+#pragma unroll
+    for (int piece = kOfCentroids; piece < kPieces; ++piece) {
+      const uint4 raw = piece < layout.fours ? pieces[piece * 32 + lane] : uint4{};
+      to[piece * 64] = times<__nv_bfloat16>(raw.x, raw.y, low);
+      to[piece * 64 + 32] = times<__nv_bfloat16>(raw.z, raw.w, high);
+    }
   }
 }
 
-template <int D, bool kSpreads, bool kOfQueries>
-__global__ __launch_bounds__(kThreads, 1) void pass_kernel(const __grid_constant__ BlockParams p) {
+template <int D, bool kSpreads, bool kOfQueries, bool kSquares>
+__global__ __launch_bounds__((kThreads<D, kSpreads>),
+                             1) void pass_kernel(const __grid_constant__ BlockParams p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ char memory[];
-  BlockPass<D, kSpreads, kOfQueries>(p, memory).run();
+  BlockPass<D, kSpreads, kOfQueries, kSquares>(p, memory).run();
 #endif
 }
 
@@ -195,13 +204,14 @@ __global__ void list_kernel(const BlockParams p) {
   if (id == 0) p.task.counts[head] = all + max(0, window - end);
 }
 
-template <int D, bool kSpreads, bool kOfQueries>
+template <int D, bool kSpreads, bool kOfQueries, bool kSquares>
 void launch_pass(const BlockParams& p, std::int64_t rows, StreamHandle stream) {
-  constexpr int kShared = BlockShape<D, kSpreads>::kShared;
-  const auto kernel = pass_kernel<D, kSpreads, kOfQueries>;
-  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
-  const dim3 grid(static_cast<unsigned>(rows / kRows), static_cast<unsigned>(p.queries.layout.kv_heads));
-  kernel<<<grid, kHostThreads, kShared, stream>>>(p);
+  using Shape = BlockShape<D, kSpreads>;
+  const auto kernel = pass_kernel<D, kSpreads, kOfQueries, kSquares>;
+  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kShared));
+  const dim3 grid(static_cast<unsigned>((rows + Shape::kRows - 1) / Shape::kRows),
+                  static_cast<unsigned>(p.queries.layout.kv_heads));
+  kernel<<<grid, Shape::kThreads, Shape::kShared, stream>>>(p);
   LODE_LAUNCHED();
 }
 
@@ -217,8 +227,9 @@ void launch(const BlockParams& p, StreamHandle stream) {
     halves_kernel<D, kSpreads><<<grid, kPrepared * 32, 0, stream>>>(p);
     LODE_LAUNCHED();
   }
-  launch_pass<D, kSpreads, true>(p, p.all_rows, stream);
-  launch_pass<D, kSpreads, false>(p, p.all_nodes, stream);
+  launch_pass<D, kSpreads, true, false>(p, p.all_rows, stream);
+  p.task.squares ? launch_pass<D, kSpreads, false, true>(p, p.all_nodes, stream)
+                 : launch_pass<D, kSpreads, false, false>(p, p.all_nodes, stream);
   count_kernel<<<nodes, kChunk, 0, stream>>>(p);
   LODE_LAUNCHED();
   list_kernel<<<nodes, kChunk, 0, stream>>>(p);
@@ -230,13 +241,13 @@ void launch(const BlockParams& p, bool spreads, StreamHandle stream) {
   spreads ? launch<D, true>(p, stream) : launch<D, false>(p, stream);
 }
 
-static_assert(kChunk == kRows && kPrepared * 32 == kChunk);
+static_assert(kWhole % kChunk == 0 && kWhole % kTileRows == 0 && kPrepared * 32 == kChunk);
 
 }  // namespace
 
 BlockScratch::BlockScratch(int tokens, int query_heads, int kv_heads, int head_dim, std::int64_t most_nodes,
                            CentroidKind kind) {
-  const auto whole = [](std::int64_t n) { return (n + kRows - 1) / kRows * kRows; };
+  const auto whole = [](std::int64_t n) { return (n + kWhole - 1) / kWhole * kWhole; };
   const bool spreads = kind == CentroidKind::q8_spreads;
   const std::int64_t columns = columns_of(head_dim, spreads);
   rows = whole(std::int64_t{tokens} * (query_heads / kv_heads));
@@ -249,8 +260,6 @@ BlockScratch::BlockScratch(int tokens, int query_heads, int kv_heads, int head_d
   queries = put(rows * columns * 2);
   log_keys = put(nodes * 4);
   unscale = put(rows * 4);
-  of_squares = put(spreads ? rows * 4 : 0);
-  of_variances = put(spreads ? nodes * 4 : 0);
   factors = put(rows * 8);
   weights = put(nodes * 4);
   kept = put(nodes / kChunk * 4);
@@ -260,8 +269,8 @@ BlockScratch::BlockScratch(int tokens, int query_heads, int kv_heads, int head_d
 bool can_choose_for_block(int head_dim) {
   static const bool built = [] {
     cudaFuncAttributes found{};
-    LODE_CUDA(cudaFuncGetAttributes(&found, pass_kernel<128, true, true>));
-    return found.maxThreadsPerBlock >= kHostThreads;
+    LODE_CUDA(cudaFuncGetAttributes(&found, pass_kernel<128, true, true, false>));
+    return found.maxThreadsPerBlock >= BlockShape<128, true>::kThreads;
   }();
   return built && (head_dim == 64 || head_dim == 128);
 }
@@ -282,8 +291,6 @@ void choose_clusters_for_block(const ClusterChoiceTask& task, const Queries& que
   p.q = place(p.q, at.queries);
   p.log_keys = place(p.log_keys, at.log_keys);
   p.unscale = place(p.unscale, at.unscale);
-  p.of_squares = place(p.of_squares, at.of_squares);
-  p.of_variances = place(p.of_variances, at.of_variances);
   p.factors = place(p.factors, at.factors);
   p.weights = place(p.weights, at.weights);
   p.kept = place(p.kept, at.kept);

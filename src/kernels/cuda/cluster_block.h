@@ -16,8 +16,8 @@ struct BlockScratch {
                CentroidKind kind);
   std::int64_t rows = 0, nodes = 0;  ///< of a KV head, whole tiles
   /// Offsets.
-  std::int64_t queries = 0, log_keys = 0, unscale = 0, of_squares = 0, of_variances = 0, factors = 0,
-               weights = 0, kept = 0, halves = 0, bytes = 0;
+  std::int64_t queries = 0, log_keys = 0, unscale = 0, factors = 0, weights = 0, kept = 0, halves = 0,
+               bytes = 0;
 };
 
 /// As choose_clusters with all queries as one stretch and a list for its first token alone. Queries are

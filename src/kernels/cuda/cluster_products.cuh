@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // A pass over nodes and queries that choose together, on Hopper's matrix unit. Two passes of products of the
-// same form, of 256 rows that a block keeps in shared memory with tiles of 128 that one warpgroup brings
-// while four multiply:
+// same form, of 256 rows that a block keeps in shared memory, or 192 in registers where there are spreads,
+// with tiles of 128 that one warpgroup brings while the others, each with 64 of the rows, multiply:
 //
 //   sums     rows are queries, tiles are centroids: log2 sum_j N_j exp(z_j) of each query
 //   weights  rows are centroids, tiles are queries: the sum over queries of what each makes of a centroid
 //
-// Scores are made twice and never stored. Exponentials set the pace (16 a cycle and processor): warpgroups
-// take those of their products of 64 x 128 while others multiply. Sums stay in a thread until the end:
-// rows of a product lie in threads.
+// Scores are made twice and never stored. Products and exponentials (16 a cycle and processor) take about as
+// long: warpgroups take those of their own products while others multiply. Sums stay in a thread until the
+// end: rows of a product lie in threads.
 //
 // Spreads are a second product, of the squares of a query's length in each plane with variances; both lie
-// behind the other columns. It makes s^2 of add_spread (select/squeezed.cc) and, with u = s^2 / (2 ln N),
-// which is 1 at the bend, a score to the base 2 gains log2 N times
+// behind the other columns, as bfloat16, whose range holds them in units in which their product w is 4 at the
+// bend: w = 2 s^2 / ln N of logits (select/squeezed.cc). What is added there and log N are to the base 2
+// together log2 N times
 //
-//   g(u) = u up to the bend, 2 sqrt(u) - 1 behind it.
+//   g(w) = 1 + w / 4 up to the bend, sqrt(w) behind it.
 //
 // Roots are as slow as exponentials, so of as many again; they are taken while the first product is still
 // made.
@@ -27,10 +28,10 @@
 
 namespace lode::cuda {
 
-inline constexpr int kRows = 256, kTileRows = 128, kGroupThreads = 128;
-inline constexpr int kTeams = 4;                // warpgroups that multiply
+inline constexpr int kTileRows = 128, kGroupThreads = 128;
 inline constexpr float kNoKeys = -1e30f;        // log2 of their number, and still 0 if multiplied with 0
 inline constexpr float kLargestFactor = 1e15f;  // of two: what they make of a sum of products is a float
+inline constexpr float kLeastSum = 0x1p-80f, kLargestSum = 0x1p80f;  // else exponentials get a new base
 
 /// Of a row of halves. Spreads have a panel of their own, of which D / 2 columns are used.
 constexpr int columns_of(int head_dim, bool spreads) {
@@ -40,12 +41,15 @@ constexpr int columns_of(int head_dim, bool spreads) {
 /// A tile lies as panels of 64 columns in the matrix unit's 128-byte swizzle, as in prefill_hopper.cu.
 template <int D, bool kSpreads>
 struct BlockShape {
-  static constexpr int kColumns = columns_of(D, kSpreads), kPanels = kColumns / 64,
-                       kStages = kPanels > 2 ? 2 : 4;
+  static constexpr int kColumns = columns_of(D, kSpreads), kPanels = kColumns / 64, kStages = 4;
+  static constexpr int kTeams = kSpreads ? 3 : 4;                  // warpgroups that multiply
+  static constexpr int kRegisters = kSpreads ? 160 : 112;          // of their threads
+  static constexpr int kSteps = D / 16 + (kSpreads ? D / 32 : 0);  // of 16 columns
+  static constexpr int kRows = kTeams * 64, kThreads = (1 + kTeams) * kGroupThreads;
   static constexpr int kPanel = kTileRows * 128, kTile = kPanels * kPanel;  // bytes
-  static constexpr int kOfSpreads = kTile + kTileRows * 8;                  // behind two floats a row
-  static constexpr int kStage = kOfSpreads + (kSpreads ? 1024 : 0);
-  static constexpr int kShared = 2 * kTile + kStages * kStage + 1024 + 128;
+  static constexpr int kStage = kTile + kTileRows * 8;                      // and two floats a row
+  static constexpr int kOfRows = kSpreads ? 0 : 2 * kTile;
+  static constexpr int kShared = kOfRows + kStages * kStage + 1024 + 128;
 };
 
 struct BlockParams {
@@ -56,8 +60,6 @@ struct BlockParams {
   __half* q = nullptr;               // [Hkv, all_rows, columns]
   float* log_keys = nullptr;         // [Hkv, all_nodes] log2 N, kNoKeys for what does not count
   float* unscale = nullptr;          // [Hkv, all_rows] from a product to a logit, to the base 2; NaN: no say
-  float* of_squares = nullptr;       // [Hkv, all_rows] u is this times the second product
-  float* of_variances = nullptr;     // [Hkv, all_nodes] and times this
   float2* factors = nullptr;         // [Hkv, all_rows] a product's weight is exp2(x product + y)
   float* weights = nullptr;          // [Hkv, all_nodes]
   std::byte* halves = nullptr;       // [Hkv, tiles of 16 nodes, columns x 16] of what has 8 bits
@@ -75,8 +77,8 @@ struct BlockParams {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/// Sums of queries over centroids, or of centroids over queries.
-template <int D, bool kSpreads, bool kOfQueries>
+/// Sums of queries over centroids, or of centroids' weights, or their squares, over queries.
+template <int D, bool kSpreads, bool kOfQueries, bool kSquares>
 class BlockPass {
   using S = BlockShape<D, kSpreads>;
   static constexpr int kStages = S::kStages;
@@ -89,8 +91,8 @@ class BlockPass {
         base_((shared_address(memory) + 1023) / 1024 * 1024),
         memory_(memory + (base_ - shared_address(memory))),
         head_(static_cast<int>(blockIdx.y)),
-        first_(static_cast<int>(blockIdx.x) * kRows),
-        team_(static_cast<int>(threadIdx.x) / kGroupThreads - 1),
+        first_(static_cast<int>(blockIdx.x) * S::kRows),
+        team_(__shfl_sync(~0u, static_cast<int>(threadIdx.x) / kGroupThreads - 1, 0)),
         warp_(static_cast<int>(threadIdx.x) / 32 % 4),
         lane_(static_cast<int>(threadIdx.x) % 32) {
     tiles_ = max(1, ((kOfQueries ? p.nodes(head_) : p.rows) + kTileRows - 1) / kTileRows);
@@ -102,7 +104,7 @@ class BlockPass {
       stationary().init(kGroupThreads);
       for (int i = 0; i < kStages; ++i) {
         full(i).init(kGroupThreads);
-        empty(i).init(4 * kTeams);  // the warps that multiply
+        empty(i).init(4 * S::kTeams);  // the warps that multiply
       }
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -111,13 +113,13 @@ class BlockPass {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
       bring();
     } else {
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::kRegisters));
       multiply();
     }
   }
 
  private:
-  static constexpr int kTilesAt = 2 * S::kTile, kBarriersAt = kTilesAt + kStages * S::kStage;
+  static constexpr int kTilesAt = S::kOfRows, kBarriersAt = kTilesAt + kStages * S::kStage;
   __device__ unsigned tile_at(int slot) const {
     return base_ + kTilesAt + static_cast<unsigned>(slot) * S::kStage;
   }
@@ -127,10 +129,13 @@ class BlockPass {
 
   /// A tile is announced once the next is under way, or earlier where there is no room yet for the next.
   __device__ void bring() const {
-    load_rows(first_ / kTileRows, base_);
-    load_rows(first_ / kTileRows + 1, base_ + S::kTile);
-    commit();
-    int waiting = kStages;  // that is the rows
+    int waiting = -1;
+    if constexpr (!kSpreads) {
+      load_rows(first_ / kTileRows, base_);
+      load_rows(first_ / kTileRows + 1, base_ + S::kTile);
+      commit();
+      waiting = kStages;  // that is the rows
+    }
     for (int tile = 0; tile < tiles_; ++tile) {
       const int slot = tile % kStages;
       if (tile >= kStages) {
@@ -161,21 +166,16 @@ class BlockPass {
     else
       load_nodes(tile, to);
   }
-  /// With what is known of each row: log2 of its keys, or its factors; and what its spreads or squares are
-  /// multiplied by.
+  /// With what is known of each row: log2 of its keys, or its factors.
   __device__ void load_tile(int tile, unsigned to) const {
     const auto row = static_cast<unsigned>(threadIdx.x);
     const std::int64_t at = std::int64_t{tile} * kTileRows + row;
     if constexpr (kOfQueries) {
       load_nodes(tile, to);
       bring_number<4>(to + S::kTile + row * 4, p_.log_keys + head_ * p_.all_nodes + at);
-      if constexpr (kSpreads)
-        bring_number<4>(to + S::kOfSpreads + row * 4, p_.of_variances + head_ * p_.all_nodes + at);
     } else {
       load_queries(tile, to);
       bring_number<8>(to + S::kTile + row * 8, p_.factors + head_ * p_.all_rows + at);
-      if constexpr (kSpreads)
-        bring_number<4>(to + S::kOfSpreads + row * 4, p_.of_squares + head_ * p_.all_rows + at);
     }
   }
   __device__ void load_queries(int tile, unsigned to) const {
@@ -222,7 +222,7 @@ class BlockPass {
 
   __device__ void multiply() {
     take_rows();
-    stationary().wait(0);
+    if constexpr (!kSpreads) stationary().wait(0);
     for (int tile = 0; tile < tiles_; ++tile) {
       const int slot = tile % kStages;
       full(slot).wait(tile / kStages % 2);
@@ -231,14 +231,14 @@ class BlockPass {
         Products x;
         if constexpr (kSpreads) {
           Products y;
-          start<D / 16, D / 32>(slot, first, y);
-          start<0, D / 16>(slot, first, x);
+          start<__nv_bfloat16, D / 16, D / 32>(slot, first, y);
+          start<__half, 0, D / 16>(slot, first, x);
           wait_for_products<1>(y);
-          bend(slot, first, y);
+          bend(y);
           wait_for_products<0>(x);
           add(slot, first, x, y);
         } else {
-          start<0, D / 16>(slot, first, x);
+          start<__half, 0, D / 16>(slot, first, x);
           wait_for_products<0>(x);
           add(slot, first, x);
         }
@@ -247,90 +247,115 @@ class BlockPass {
     }
     finish();
   }
-  /// Products of this warpgroup's 64 rows with those of a tile from `first` on, of kSteps times 16 columns
-  /// from kFirst times 16 on.
-  template <int kFirst, int kSteps>
+  /// Products of this warpgroup's 64 rows (in registers where there are spreads) with those of a tile from
+  /// `first` on, of kSteps times 16 columns from kFirst times 16 on.
+  template <class T, int kFirst, int kSteps>
   __device__ void start(int slot, int first, Products& s) const {
+    const auto team = static_cast<unsigned>(team_);
+    const unsigned long long own = descriptor(base_ + team / 2 * S::kTile + team % 2 * 64 * 128, 16, 1024),
+                             its = descriptor(tile_at(slot) + static_cast<unsigned>(first) * 128, 16, 1024);
     fence_products();
 #pragma unroll
     for (int k = kFirst; k < kFirst + kSteps; ++k) {
       const auto at = static_cast<unsigned>(k / 4 * S::kPanel + k % 4 * 32);
-      const auto own = static_cast<unsigned>(team_ / 2 * S::kTile + team_ % 2 * 64 * 128);
-      Unit<__half>::scores(s, descriptor(base_ + own + at, 16, 1024),
-                           descriptor(tile_at(slot) + static_cast<unsigned>(first) * 128 + at, 16, 1024),
-                           k > kFirst);
+      if constexpr (kSpreads)
+        Unit<T>::scores(s, rows_[k], its + (at >> 4), k > kFirst);
+      else
+        Unit<T>::scores(s, own + (at >> 4), its + (at >> 4), k > kFirst);
     }
     commit_products();
+  }
+  /// Whether this warpgroup's rows are any: their number is whole tiles.
+  __device__ bool has_rows() const {
+    return first_ + team_ * 64 < (kOfQueries ? p_.all_rows : p_.all_nodes);
   }
   __device__ int row_of(int half) const {
     return first_ + team_ * 64 + warp_ * 16 + lane_ / 4 + 8 * half;
   }
   __device__ void take_rows() {
+    if (!has_rows()) return;
+    if constexpr (kSpreads) {
+#pragma unroll
+      for (int k = 0; k < S::kSteps; ++k) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) rows_[k][i] = numbers(row_of(i % 2), k * 16 + i / 2 * 8 + lane_ % 4 * 2);
+      }
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const std::int64_t row = row_of(i), query = head_ * p_.all_rows + row,
                          node = head_ * p_.all_nodes + row;
-      if constexpr (kOfQueries) unit_[i] = p_.unscale[query];
-      if constexpr (kOfQueries && kSpreads) of_spreads_[i] = p_.of_squares[query];
-      if constexpr (!kOfQueries && kSpreads) {
-        unit_[i] = power() * p_.log_keys[node];
-        of_spreads_[i] = p_.of_variances[node];
-      }
+      if constexpr (kOfQueries)
+        unit_[i] = p_.unscale[query];
+      else if constexpr (kSpreads)
+        unit_[i] = p_.log_keys[node];
     }
   }
-  __device__ float power() const {
-    return p_.task.squares ? 2.0f : 1.0f;
+  /// Of a row, `column` and the next.
+  __device__ unsigned numbers(std::int64_t row, int column) const {
+    if constexpr (kOfQueries) {
+      return *reinterpret_cast<const unsigned*>(p_.q + (head_ * p_.all_rows + row) * S::kColumns + column);
+    } else {
+      const std::int64_t tile = row / kTileNodes, node = row % kTileNodes;
+      if (tile >= p_.tiles()) return 0;
+      const std::int64_t eight =
+          (((head_ * p_.tiles() + tile) * (S::kColumns / kPieceDims) + column / kPieceDims) * 2 + node / 8) *
+              32 +
+          node % 8 * 4 + column % kPieceDims / 8;  // as load_nodes has them
+      return *reinterpret_cast<const unsigned*>(p_.halves + eight * 16 + column % 8 * 2);
+    }
   }
   template <class T>
-  __device__ T beside(int slot, int column, int from = S::kTile) const {  // of it + 2 (lane % 4) and the next
-    return reinterpret_cast<const T*>(memory_ + kTilesAt + slot * S::kStage + from)[column / 2 + lane_ % 4];
+  __device__ T beside(int slot, int column) const {  // of it + 2 (lane % 4) and the next
+    return reinterpret_cast<const T*>(memory_ + kTilesAt + slot * S::kStage +
+                                      S::kTile)[column / 2 + lane_ % 4];
   }
 
-  /// Squares times variances become g(u).
-  __device__ void bend(int slot, int first, Products& y) const {
-    float minus = -1.0f;
-    asm("" : "+f"(minus));  // in a register: an instruction holds one constant
-    const auto gain = [&](float u) { return u > 1.0f ? fmaf(2.0f, sqrt_fast(u), minus) : u; };
+  /// Squares times variances become g(w).
+  static __device__ void bend(Products& y) {
+    float one = 1.0f;
+    asm("" : "+f"(one));  // in a register: an instruction holds one constant
 #pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n) {
-      const float2 of_column = beside<float2>(slot, first + 8 * n, S::kOfSpreads);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float of_row = of_spreads_[half];
-        float* const own = y + 4 * n + 2 * half;
-        own[0] = gain(own[0] * (of_row * of_column.x));
-        own[1] = gain(own[1] * (of_row * of_column.y));
-      }
-    }
+    for (float& w : y)
+      asm("{\n.reg .pred p;\nsetp.gt.f32 p, %0, 0f40800000;\n@p sqrt.approx.ftz.f32 %0, %0;\n"
+          "@!p fma.rn.ftz.f32 %0, %0, 0f3e800000, %1;\n}"
+          : "+f"(w)
+          : "f"(one));
   }
-  /// Products become logits to the base 2, or logarithms of weights.
+  /// Products become logits to the base 2 beyond the base of their sum, or logarithms of weights. `gains` are
+  /// what log2 N is multiplied by.
   template <class... Gains>
   __device__ void to_logits(int slot, int first, Products& s, const Gains&... gains) const {
-    const auto plus_gain = [&](float x, float unit, int i) {
-      if constexpr (kSpreads)
-        return fmaf(unit, (gains[i], ...), x);
-      else
-        return x;
-    };
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n) {
+      float4 factors = {};
+      float2 log_keys = {};
+      if constexpr (kOfQueries)
+        log_keys = beside<float2>(slot, first + 8 * n);
+      else
+        factors = beside<float4>(slot, first + 8 * n);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int i = 4 * n + 2 * half;
-        const float unit = unit_[half];
-        if constexpr (kOfQueries) {
-          const float2 log_keys = beside<float2>(slot, first + 8 * n);
-          s[i] = fmaf(s[i], unit, plus_gain(log_keys.x, log_keys.x, i));
-          s[i + 1] = fmaf(s[i + 1], unit, plus_gain(log_keys.y, log_keys.y, i + 1));
+        if constexpr (kOfQueries && kSpreads) {
+          const float base = base_of_sum_[half], unit = unit_[half];
+          s[i] = fmaf(log_keys.x, (gains[i], ...), fmaf(s[i], unit, -base));
+          s[i + 1] = fmaf(log_keys.y, (gains[i + 1], ...), fmaf(s[i + 1], unit, -base));
+        } else if constexpr (kOfQueries) {
+          const float base = base_of_sum_[half], unit = unit_[half];
+          s[i] = fmaf(s[i], unit, log_keys.x - base);
+          s[i + 1] = fmaf(s[i + 1], unit, log_keys.y - base);
         } else {
-          const float4 factors = beside<float4>(slot, first + 8 * n);
-          s[i] = fmaf(s[i], factors.x, plus_gain(factors.y, unit, i));
-          s[i + 1] = fmaf(s[i + 1], factors.z, plus_gain(factors.w, unit, i + 1));
+          s[i] = fmaf(s[i], factors.x, factors.y);
+          s[i + 1] = fmaf(s[i + 1], factors.z, factors.w);
+          if constexpr (kSpreads) {
+            s[i] = fmaf(unit_[half], (gains[i], ...), s[i]);
+            s[i + 1] = fmaf(unit_[half], (gains[i + 1], ...), s[i + 1]);
+          }
         }
       }
     }
   }
-  /// `gains`, log2 N times which spreads add, with these only.
   template <class... Gains>
   __device__ void add(int slot, int first, Products& s, const Gains&... gains) {
     to_logits(slot, first, s, gains...);
@@ -339,56 +364,80 @@ class BlockPass {
     else
       add_weights(s);
   }
+  /// The base is a maximum of earlier logits, and a new one is looked for only where the sum leaves a wide
+  /// range, as it may at the beginning.
   __device__ void add_sums(const Products& s) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float high = max_[half];
+      float sum = sum_[half] + exponentials(s, half, [](float z) { return z; });
+      if (sum > kLargestSum || sum < kLeastSum) {
+        float high = kNoKeys;
 #pragma unroll
-      for (int n = 0; n < kColumns / 8; ++n)
-        high = fmaxf(high, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
-      const float base = high == -INFINITY ? 0.0f : high;
-      float sum = sum_[half] * exp2_fast(max_[half] - base), other = 0.0f;
-#pragma unroll
-      for (int n = 0; n < kColumns / 8; ++n) {
-        sum += exp2_fast(s[4 * n + 2 * half] - base);
-        other += exp2_fast(s[4 * n + 2 * half + 1] - base);
+        for (int n = 0; n < kColumns / 8; ++n)
+          high = fmaxf(high, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
+        if (high > 0.5f * kNoKeys) {  // else nothing counts
+          float before = 0.0f;
+          if (sum_[half] > 0.0f) high = fmaxf(high, 0.0f), before = sum_[half] * exp2_fast(-high);
+          sum = before + exponentials(s, half, [&](float z) { return z - high; });
+          base_of_sum_[half] += high;
+        }
       }
-      sum_[half] = sum + other;
-      max_[half] = high;
+      sum_[half] = sum;
     }
+  }
+  template <class Shifted>
+  static __device__ float exponentials(const Products& s, int half, const Shifted& shifted) {
+    float sum = 0.0f, other = 0.0f;
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+      sum += exp2_fast(shifted(s[4 * n + 2 * half]));
+      other += exp2_fast(shifted(s[4 * n + 2 * half + 1]));
+    }
+    return sum + other;
   }
   __device__ void add_weights(const Products& s) {
     float sum[4] = {};
 #pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) sum[i % 4] += exp2_fast(s[i]);
+    for (int i = 0; i < kColumns / 2; ++i) {
+      const float weight = exp2_fast(s[i]);
+      sum[i % 4] = kSquares ? fmaf(weight, weight, sum[i % 4]) : sum[i % 4] + weight;
+    }
     sum_[0] += sum[0] + sum[1];
     sum_[1] += sum[2] + sum[3];
   }
 
   /// The four threads of a row make one sum of theirs.
   __device__ void finish() {
+    if (!has_rows()) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = row_of(half);
-      float high = max_[half], sum = sum_[half];
+      float base = base_of_sum_[half], sum = sum_[half];
       if constexpr (kOfQueries) {
-        for (int o = 1; o < 4; o *= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, o));
-        sum *= exp2_fast(max_[half] - (high == -INFINITY ? 0.0f : high));
+        const float own = sum == 0.0f ? kNoKeys : base;
+        base = own;
+        for (int o = 1; o < 4; o *= 2) base = fmaxf(base, __shfl_xor_sync(~0u, base, o));
+        sum *= exp2_fast(own - base);
       }
       for (int o = 1; o < 4; o *= 2) sum += __shfl_xor_sync(~0u, sum, o);
       if (lane_ % 4 != 0) continue;
       if constexpr (kOfQueries)
-        p_.factors[head_ * p_.all_rows + row] = factors(high, sum, unit_[half]);
+        p_.factors[head_ * p_.all_rows + row] = factors(base, sum, unit_[half]);
       else
-        p_.weights[head_ * p_.all_nodes + row] = p_.task.squares ? sqrtf(sum) : sum;
+        p_.weights[head_ * p_.all_nodes + row] = (kSquares ? sqrtf(sum) : sum) * share_of_key(unit_[half]);
     }
   }
-  /// Such that sums over queries are means: of K exp(z) / sum_j N_j exp(z_j), or of its square.
-  __device__ float2 factors(float high, float sum, float unscale) const {
-    if (!(sum > 0.0f && sum < INFINITY && high < INFINITY)) return make_float2(0.0f, -INFINITY);
+  /// Weights are a key's; with spreads, logarithms of them begin with log2 N.
+  static __device__ float share_of_key(float log_keys) {
+    return kSpreads ? exp2f(-fmaxf(log_keys, 0.0f)) : 1.0f;
+  }
+  /// Of a product's weight K exp(z) / sum_j N_j exp(z_j), such that sums over queries are means, or sums of
+  /// squares are means of squares.
+  __device__ float2 factors(float base, float sum, float unscale) const {
+    if (!(sum > 0.0f && sum < INFINITY)) return make_float2(0.0f, -INFINITY);
     const float keys = static_cast<float>(p_.task.step->end - p_.task.step->begin);
-    return make_float2(power() * unscale,
-                       power() * (log2f(keys) - high - log2f(sum)) - log2f(static_cast<float>(p_.rows)));
+    const float share = log2f(static_cast<float>(p_.rows)) * (p_.task.squares ? 0.5f : 1.0f);
+    return make_float2(unscale, log2f(keys) - base - log2f(sum) - share);
   }
 
   const BlockParams& p_;
@@ -396,9 +445,9 @@ class BlockPass {
   char* const memory_;
   const int head_, first_, team_, warp_, lane_;
   int tiles_;
-  // Of rows: queries' unscale, or nodes' power log2 N; and of_squares, or of_variances.
-  float unit_[2] = {}, of_spreads_[2] = {};
-  float max_[2] = {-INFINITY, -INFINITY}, sum_[2] = {};
+  unsigned rows_[kSpreads ? S::kSteps : 1][4] = {};  // as operands
+  float unit_[2] = {};                               // of rows: queries' unscale, or nodes' log2 N
+  float base_of_sum_[2] = {}, sum_[2] = {};
 };
 
 #endif
