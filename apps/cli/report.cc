@@ -4,6 +4,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cctype>
+#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -31,6 +34,17 @@ struct ReportFlags {
   std::string others;  ///< what else was given, as it was written
 };
 
+/// As a shell takes it for one word.
+std::string as_word(const std::string& value) {
+  const auto plain = [](unsigned char c) {
+    return std::isalnum(c) != 0 || c >= 0x80 || std::strchr("_-./:=,%+@", c);
+  };
+  if (!value.empty() && std::all_of(value.begin(), value.end(), plain)) return value;
+  std::string word = "'";
+  for (const char c : value) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return word + "'";
+}
+
 /// What changes results beside model and folder, so that the command on the page makes them again.
 std::string other_options(const CLI::App& verb) {
   std::string text;
@@ -41,8 +55,7 @@ std::string other_options(const CLI::App& verb) {
     if (option->count() == 0 || option->get_positional() || told) continue;
     text += " " + name;
     if (option->get_items_expected_max() == 0) continue;  // a flag
-    for (const std::string& value : option->results())
-      text += value.find_first_of(" '\"$*") == std::string::npos ? " " + value : fmt::format(" '{}'", value);
+    for (const std::string& value : option->results()) text += " " + as_word(value);
   }
   return text;
 }

@@ -91,7 +91,7 @@ void dots_figure(const Section& s, const Json& study, const std::string& where) 
       .x = axis("q · k / √d"),
       .y = share,
       .series = {{"far keys", 0, points_of(scores.at("middles"), scores.at("far"))},
-                 {"the 64 keys before the query", 2, points_of(scores.at("middles"), scores.at("recent"))},
+                 {"the 64 newest keys of the query", 2, points_of(scores.at("middles"), scores.at("recent"))},
                  {"the first key", 1, points_of(scores.at("middles"), scores.at("first"))}}};
   s.figure(chart.title + ", of queries in the last eighth of the text.", svg_of(chart));
 }
@@ -217,10 +217,11 @@ void write_drift(const Section& s) {
                          number(*low), number(*high)});
       }
       if (s.shows(Show::deviations))
-        s.figure(chart.title +
-                     ". Each dot is one draw of as many keys (of queries in the last row), assigned to 64 "
-                     "centroids of the training texts' keys.",
-                 svg_of(chart));
+        s.figure(
+            chart.title +
+                ". Each dot is one draw of half as many keys (of queries in the last row), assigned to 64 "
+                "centroids of the training texts' keys.",
+            svg_of(chart));
     }
     if (s.shows(Show::table) && !table.empty())
       s.table("Standard deviation of bucket sizes over their mean, least and most of ten draws.",
