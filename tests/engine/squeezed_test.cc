@@ -35,7 +35,7 @@ TEST_F(SqueezedOnPocket, AnswersAfterLoadingAsBeforeWhateverTheChunk) {
       std::filesystem::temp_directory_path() / ("squeezed-" + std::to_string(getpid()) + ".lode");
   // One sentence over and over: by the share of keys alone, spreads give all of it more than the one fact.
   for (const char* text : {"squeezed:sparsity=0.7,spread=off", "squeezed:sparsity=0.9,spread=off",
-                           "squeezed:levels=2,mass=0.95", "ideal:sink=0,window=100"}) {
+                           "squeezed:levels=2,mass=0.95,spread=off", "ideal:sink=0,window=100"}) {
     const Spec spec = parse_spec(text);
     Context context(model_, {.max_tokens = 4096});
     const MethodId method = context.attach(spec);
