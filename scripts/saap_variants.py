@@ -37,7 +37,8 @@ VARIANTS = {
 
 def train(arguments: argparse.Namespace, name: str, texts: list[str], flags: list[str]) -> dict:
     """The heads' reports, by "layer.head"."""
-    common = [word for key, value in COMMON.items() for word in (f"--{key}", str(value))]
+    # To adapt, the end of its one text is what is held out.
+    common = [word for key, value in COMMON.items() if key != "held-out" or "--adapt" not in flags for word in (f"--{key}", str(value))]
     command = [arguments.program, "train", "saap", "-m", arguments.model, "-o", str(arguments.out / f"{name}.safetensors"), "--device",
                arguments.device, "--dense-layers", str(min(int(h.split(".")[0]) for h in arguments.heads)), "--test-as-asked", "--json",
                "--quiet", *common, *flags]

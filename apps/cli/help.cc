@@ -142,7 +142,7 @@ std::string reworded(const CLI::App& verb, const std::string& path, const CLI::P
   };
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
     const std::vector<std::string> extras = verb.remaining();
-    const std::string first = extras.empty() ? "" : extras.front();
+    const std::string first = extras.empty() ? said.substr(said.find(": ") + 2) : extras.front();
     if (first.starts_with('-'))
       return fmt::format("{}expected a flag of {}, found '{}'{}", where, see_help(path), excerpt(first),
                          flag_suggestion(verb, first));

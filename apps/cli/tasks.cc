@@ -218,8 +218,10 @@ void add_tasks(CLI::App& app) {
     expect_beside(verb, {"--held-out-books"}, !flags->haystack.empty(), "--haystack");
     expect_use(verb, {"--distance"}, echo,
                "expected the text echo, found tasks without passages that come back");
-    expect_use(verb, {"--count", "--questions", "--held-out-wordings"}, !texts,
+    expect_use(verb, {"--questions", "--held-out-wordings"}, !texts,
                "expected tasks with samples, found a text");
+    expect_use(verb, {"--count"}, !texts || flags->count == 1,
+               "expected tasks with samples, found a text, of which there is one");
     run(*flags);
   });
 }

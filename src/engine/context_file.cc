@@ -37,6 +37,17 @@ std::span<const PartName> parts_of(DType type) {
   return std::span(kParts).first(type == DType::q8 ? 4 : 2);
 }
 
+/// What specs may say has changed since some files were written.
+void attach_stored(Context& context, const std::string& spec, const std::filesystem::path& path) {
+  try {
+    context.attach(parse_spec(spec));
+  } catch (const InputError& error) {
+    throw InputError(fmt::format(
+        "{}: expected indexes of specs that this version takes (index the text again), found '{}': {}",
+        path.string(), spec, error.what()));
+  }
+}
+
 std::string kv_section(int layer, int head, const char* part) {
   return fmt::format("kv/{}/{}/{}", layer, head, part);
 }
@@ -226,7 +237,7 @@ Context Context::load(const std::filesystem::path& path, std::shared_ptr<const M
   // Stored keys were rotated for this length; with dynamic scaling another one would have other frequencies.
   c.rope = Rope(c.config, meta.rope_tokens);
   // Before there are tokens: methods that listen to a prefill come from the file with what they heard.
-  for (const std::string& text : meta.methods) context.attach(parse_spec(text));
+  for (const std::string& text : meta.methods) attach_stored(context, text, path);
   c.ids = read_tokens(file, meta, c.config.vocab);
   file.bytes("text");  // not needed to answer, but a damaged file is never used
   map_kv(c, file, meta);

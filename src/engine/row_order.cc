@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/row_order.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/cancel.h"
@@ -32,6 +34,12 @@ void expect_order(const Context& context) {
   if (c.gpu != nullptr)
     throw InputError("expected --device cpu beside --order cluster, found a context on a GPU");
   bool attached = false, ordered = false;
+  const auto sparse = std::count_if(c.methods.begin(), c.methods.end(),
+                                    [](const AttachedMethod& method) { return !method.dense(); });
+  if (sparse > 1)
+    throw InputError(fmt::format(
+        "expected a context with one method for --order cluster, whose clusters its rows follow, found {}",
+        sparse));
   for (const AttachedMethod& method : c.methods) {
     for (const Selector* selector : method.selectors) {
       attached |= selector != nullptr;

@@ -96,8 +96,11 @@ struct Options {
   std::int64_t beam_for(const RetrievalIndex& index, std::int64_t keys, std::int64_t far_keys) const {
     if (beam > 0) return beam;
     if (mass > 0.0) return kLeastBeam;
-    if (index.beam() > 0)
-      return widened(index.beam(), std::max<std::int64_t>(1, index.built_keys()), far_keys);
+    if (index.beam() > 0) {
+      const std::int64_t reach = std::max<std::int64_t>(1, index.built_keys());
+      const std::int64_t judged = std::max<std::int64_t>(1, k.of(reach));  // so many best keys
+      return widened(index.beam(), reach, far_keys) * std::max(judged, keys) / judged;
+    }
     return std::max<std::int64_t>(16, widened(2 * keys, kSteadyKeys, far_keys));
   }
   /// Each doubling of the keys beyond those for which a beam does takes 11/8 of it for the same recall. In

@@ -89,6 +89,7 @@ std::vector<RetrievalIndex> load_retrieval(const RetrievalIndex::Shape& shape, K
   require(std::all_of(guides.begin(), guides.end(), finite), "finite guides");
   const auto directions = in.values<std::int64_t>("directions");
   const auto spaces = in.values<float>("spaces");
+  require(in.has("beams"), "an index whose searches were judged (an older version's: index the text again)");
   const auto beams = in.values<std::int64_t>("beams");
   const auto possible = [&](std::int64_t beam) { return beam >= 0 && beam <= keys; };
   require(std::ssize(beams) == heads && std::all_of(beams.begin(), beams.end(), possible),

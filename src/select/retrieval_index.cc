@@ -268,6 +268,7 @@ void RetrievalIndex::cut(std::int64_t tokens, ThreadPool& pool) {
   const std::int64_t keep = std::min(most, keys_for(static_cast<Position>(shape_.begin + most)));
   for (KeyGraph& graph : graphs_) graph.cut(keep, coded_.view(), pool);
   coded_.resize(keep);
+  beam_ = std::min(beam_, keep);  // no wider than its keys, as a file promises
 }
 
 std::int64_t RetrievalIndex::graph_bytes() const {

@@ -132,6 +132,9 @@ void SaapRun::train_keys(std::span<Head* const> heads) {
                   });
     }
   }
+  // Before heads go on side by side, and keep what they have reached.
+  for (std::size_t i = 0; i < group.size(); ++i)
+    if (samples[i].empty()) give_up(*group[i], "two queries of a prompt that attend far keys, found fewer");
   steps_done_ = 0;
   Progress progress("saap: key classifiers of " + layers, std::ssize(group) * settings_.key_steps, "steps",
                     mode_);
@@ -149,9 +152,6 @@ void SaapRun::train_keys(std::span<Head* const> heads) {
 
 void SaapRun::fit_keys(Head& head, std::span<const SaapKeySample> samples, Progress& progress) {
   const std::string prefix = head.prefix() + "joint.";
-  if (samples.empty()) {
-    give_up(head, "two queries of a prompt that attend far keys, found fewer");
-  }
   std::vector<float> centroids(static_cast<std::size_t>(settings_.clusters * config_.head_dim));
   kernels().widen(head.keys().linear_weight.data(), head.keys().type, std::ssize(centroids),
                   centroids.data());

@@ -274,6 +274,36 @@ TEST(Retrieval, ASavedIndexChoosesLikeTheLiveOneWhereverItIsRolledBackTo) {
   }
 }
 
+/// A file's beams are no wider than its keys, whatever was rolled back after searches were judged.
+TEST(Retrieval, WhatWasJudgedAndRolledBackIsSavedAndLoaded) {
+  ThreadPool pool(2);
+  World world(kShape);
+  plant_topics(world, 29, 0.6f);
+  const LayerGeometry geometry = world.geometry(pool);
+  world.write(3000);
+  const char* const spec = "retrieval:k=20,recall=0.99,degree=6";
+  const auto live = make(spec, geometry);
+  tell(*live, world, 3000);
+  live->build(0, world.store().layer(0));
+  for (const std::int64_t left : {60, 45, 30}) {
+    world.store().roll_back(left);
+    live->roll_back(0, left);
+    const std::filesystem::path path =
+        std::filesystem::path(testing::TempDir()) / ("retrieval-cut-" + std::to_string(getpid()));
+    ContainerWriter out(path);
+    SectionWriter sections(out, "x/");
+    live->save(0, sections);
+    out.finish();
+    const ContainerReader in(path);
+    SectionReader reader(in, "x/");
+    const auto loaded = make(spec, geometry);
+    loaded->load(0, reader, world.store().layer(0));
+    std::filesystem::remove(path);
+    const QueryBlock block = world.block(static_cast<Position>(left - 4), 4);
+    EXPECT_EQ(select(*loaded, block, geometry), select(*live, block, geometry)) << left;
+  }
+}
+
 /// What is said beforehand is what is held, while the text is read and after it was indexed.
 TEST(Retrieval, TakesTheMemoryThatWasPredicted) {
   ThreadPool pool(2);
