@@ -274,8 +274,8 @@ void check_case(const Case& c, double threshold, const char* what) {
   const Shape& s = c.shape;
   const std::int64_t capacity = c.keys + kBehind + s.tokens + 5;
   const Outcome out = run(c, threshold, capacity);
-  // Queries have 16 bits beside whole numbers, 11 in blocks, as squares have there; logits of `width` times
-  // some.
+  // Queries have 16 bits beside whole numbers, 11 in blocks, where squares and variances have 8; logits of
+  // `width` times some.
   const double margin = s.block                       ? (s.kind == CentroidKind::q8_spreads ? 1e-2 : 5e-3)
                         : s.kind == CentroidKind::f16 ? 1e-4
                                                       : 4e-4 * std::max(1.0f, s.width);

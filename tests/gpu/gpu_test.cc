@@ -323,7 +323,7 @@ TEST(Gpu, SqueezedAnswersAsOnTheCpu) {
   fs::remove(path);
 }
 
-// A store that is not exact, whose questions are looked up as blocks: numbers of 11 bits decide.
+// A store that is not exact, whose questions are looked up as blocks: numbers of 8 and 11 bits decide.
 TEST(Gpu, SqueezedLooksUpBlocksAsTheCpuDoes) {
   NEEDS_GPU();
   const fs::path path =
