@@ -236,6 +236,23 @@ TEST(CapturedQueries, StayWithinBoundsAndDoNotDependOnChunks) {
   EXPECT_EQ(few.tokens(), 63);
 }
 
+/// What a selector of this spec makes of a file of another one's index.
+std::unique_ptr<Selector> loaded_from(Selector& live, const char* spec, World& world,
+                                      const LayerGeometry& geometry) {
+  const std::filesystem::path path =
+      std::filesystem::path(testing::TempDir()) / ("retrieval-live-" + std::to_string(getpid()));
+  ContainerWriter out(path);
+  SectionWriter sections(out, "x/");
+  live.save(0, sections);
+  out.finish();
+  const ContainerReader in(path);
+  SectionReader reader(in, "x/");
+  std::unique_ptr<Selector> loaded = make(spec, geometry);
+  loaded->load(0, reader, world.store().layer(0));
+  std::filesystem::remove(path);
+  return loaded;
+}
+
 /// Saved while it held keys that came later, loaded, and rolled back to where it did not: the loaded index
 /// must not walk over what the live one scans. It goes on where the last walk ended, too.
 TEST(Retrieval, ASavedIndexChoosesLikeTheLiveOneWhereverItIsRolledBackTo) {
@@ -245,21 +262,12 @@ TEST(Retrieval, ASavedIndexChoosesLikeTheLiveOneWhereverItIsRolledBackTo) {
   const LayerGeometry geometry = world.geometry(pool);
   world.write(1500);
   const char* const spec = "retrieval:k=5,beam=8,degree=6";
-  const auto live = make(spec, geometry), loaded = make(spec, geometry);
+  const auto live = make(spec, geometry);
   tell(*live, world, 1500);
   live->build(0, world.store().layer(0));
   world.write(300);
   select(*live, world.block(1500, 300), geometry);
-  const std::filesystem::path path =
-      std::filesystem::path(testing::TempDir()) / ("retrieval-live-" + std::to_string(getpid()));
-  ContainerWriter out(path);
-  SectionWriter sections(out, "x/");
-  live->save(0, sections);
-  out.finish();
-  const ContainerReader in(path);
-  SectionReader reader(in, "x/");
-  loaded->load(0, reader, world.store().layer(0));
-  std::filesystem::remove(path);
+  const auto loaded = loaded_from(*live, spec, world, geometry);
   const auto same = [&](Position begin, std::int64_t tokens) {
     const QueryBlock block = world.block(begin, tokens);
     EXPECT_EQ(select(*loaded, block, geometry), select(*live, block, geometry)) << begin;
@@ -288,17 +296,7 @@ TEST(Retrieval, WhatWasJudgedAndRolledBackIsSavedAndLoaded) {
   for (const std::int64_t left : {60, 45, 30}) {
     world.store().roll_back(left);
     live->roll_back(0, left);
-    const std::filesystem::path path =
-        std::filesystem::path(testing::TempDir()) / ("retrieval-cut-" + std::to_string(getpid()));
-    ContainerWriter out(path);
-    SectionWriter sections(out, "x/");
-    live->save(0, sections);
-    out.finish();
-    const ContainerReader in(path);
-    SectionReader reader(in, "x/");
-    const auto loaded = make(spec, geometry);
-    loaded->load(0, reader, world.store().layer(0));
-    std::filesystem::remove(path);
+    const auto loaded = loaded_from(*live, spec, world, geometry);
     const QueryBlock block = world.block(static_cast<Position>(left - 4), 4);
     EXPECT_EQ(select(*loaded, block, geometry), select(*live, block, geometry)) << left;
   }
