@@ -324,7 +324,7 @@ void run(const Source& source, Job job, std::int64_t lists, StreamHandle stream)
   const auto launch = [&]<int Cluster>() {
     if (holds(Cluster)) return in_registers.template operator()<Cluster, kSelectThreads>();
     const auto kernel = select_kernel<Source, Cluster>;
-    const std::int64_t fits = (shared_bytes_per_block(kernel) - histograms) / 4;
+    static const std::int64_t fits = (shared_bytes_per_block(kernel) - histograms) / 4;  // asked once
     job.held = static_cast<int>(Source::kPasses > 0 && share(Cluster) <= fits ? share(Cluster) : 0);
     launch_together<Cluster, kSelectThreads>(
         kernel, lists, histograms + 4 * std::max(job.held, job.map_words), stream, source, job);
