@@ -14,8 +14,8 @@ namespace lode {
 /// another method, rolling back into the context and saving put them back. False, and nothing happens, where
 /// there is nothing to gain.
 bool order_rows(Context& context);
-/// InputError where methods are attached and none has an order of its own (order_rows would do nothing), or
-/// on a GPU. Before the text is read.
+/// InputError where methods are attached and none has an order of its own, or more than one is beside full
+/// (order_rows would do nothing), or on a GPU. Before the text is read.
 void expect_order(const Context& context);
 /// Back to the order of tokens, if they are in another.
 void restore_rows(Context::Impl& context);
