@@ -53,6 +53,10 @@ std::span<const std::byte> hashed_part(const Header& header) {
   return std::as_bytes(std::span(&header, 1)).first(offsetof(Header, header_hash));
 }
 
+bool all_zero(std::span<const std::byte> bytes) {
+  return std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0}; });
+}
+
 [[noreturn]] void refuse(const std::filesystem::path& path, const std::string& reason) {
   throw InputError(path.string() + ": " + reason);
 }
@@ -81,9 +85,8 @@ Header read_header(const MappedFile& file) {
     refuse(file.path(), fmt::format("expected {} bytes, found {}: the file is cut short or was added to",
                                     header.file_bytes, bytes.size()));
   }
-  const bool zeros = std::all_of(bytes.begin() + sizeof(Header), bytes.begin() + kPage,
-                                 [](std::byte b) { return b == std::byte{0}; });
-  if (!zeros) refuse(file.path(), "its header is damaged: expected zeros behind it");
+  if (!all_zero(bytes.subspan(sizeof(Header), kPage - sizeof(Header))))
+    refuse(file.path(), "its header is damaged: expected zeros behind it");
   return header;
 }
 
@@ -193,13 +196,14 @@ void ContainerWriter::finish() {
 
 struct ContainerReader::Impl {
   explicit Impl(const std::filesystem::path& path)
-      : file(path), sections(read_table(file, read_header(file))), verified(sections.size()) {
+      : file(path), header(read_header(file)), sections(read_table(file, header)), verified(sections.size()) {
     for (std::size_t i = 0; i < sections.size(); ++i) {
       if (!by_name.emplace(sections[i].name, i).second)
         refuse(path, fmt::format("section '{}' stands twice", excerpt(sections[i].name)));
     }
   }
   MappedFile file;
+  Header header;
   std::vector<SectionInfo> sections;
   std::map<std::string, std::size_t, std::less<>> by_name;
   mutable std::vector<std::atomic<bool>> verified;  // sections may be read by several threads
@@ -217,6 +221,16 @@ struct ContainerReader::Impl {
     const bool matches = hash_hex(raw(index)) == sections[index].checksum;
     verified[index].store(matches);
     return matches;
+  }
+  /// What is wrong with a section; empty when nothing is.
+  std::string damage(std::size_t index) const {
+    if (intact(index)) return {};
+    return fmt::format("section '{}' is damaged: its checksum does not match", excerpt(sections[index].name));
+  }
+  /// Of the bytes behind `end` up to the next section or the table, which belong to nothing.
+  bool zeros_behind(std::uint64_t end, std::size_t next) const {
+    const std::uint64_t until = next < sections.size() ? sections[next].offset : header.table_offset;
+    return all_zero(file.bytes().subspan(end, until - end));
   }
 };
 
@@ -239,15 +253,17 @@ const MappedFile& ContainerReader::file() const {
 
 std::span<const std::byte> ContainerReader::bytes(std::string_view name) const {
   const std::size_t index = impl_->find(name);
-  if (!impl_->intact(index))
-    refuse(impl_->file.path(),
-           fmt::format("section '{}' is damaged: its checksum does not match", excerpt(name)));
+  if (const std::string damage = impl_->damage(index); !damage.empty()) refuse(impl_->file.path(), damage);
   return impl_->raw(index);
 }
 
 std::string ContainerReader::verify_all() const {
+  if (!impl_->zeros_behind(kPage, 0)) return "expected zeros before its first section, found other bytes";
   for (std::size_t i = 0; i < impl_->sections.size(); ++i) {
-    if (!impl_->intact(i)) return impl_->sections[i].name;
+    if (std::string damage = impl_->damage(i); !damage.empty()) return damage;
+    const SectionInfo& section = impl_->sections[i];
+    if (!impl_->zeros_behind(section.offset + section.bytes, i + 1))
+      return fmt::format("expected zeros behind section '{}', found other bytes", excerpt(section.name));
   }
   return {};
 }

@@ -57,7 +57,8 @@ class ContainerReader {
   const SectionInfo& info(std::string_view name) const;  ///< InputError when missing
   /// Bytes of a section, its checksum verified at the first call (InputError names the section when altered).
   std::span<const std::byte> bytes(std::string_view name) const;
-  /// Verifies every section; returns the first that is damaged, or an empty string.
+  /// Verifies every section and the zeros between them: what is wrong with the first that is damaged, or
+  /// nothing. Zeros mean nothing, so that only who asks for every byte looks at them.
   std::string verify_all() const;
   const MappedFile& file() const;
 

@@ -151,7 +151,7 @@ TEST(Container, EveryFlippedBitIsNoticedAndItsSectionNamed) {
   const TestFolder folder;
   const auto path = write_sample(folder);
   const std::uint64_t size = std::filesystem::file_size(path);
-  std::vector<std::string> owner(size, "padding");
+  std::vector<std::string> owner(size, "expected zeros");  // between sections
   const auto own = [&](std::uint64_t at, std::uint64_t bytes, const std::string& name) {
     std::fill_n(owner.begin() + static_cast<std::ptrdiff_t>(at), bytes, name);
   };
@@ -159,7 +159,7 @@ TEST(Container, EveryFlippedBitIsNoticedAndItsSectionNamed) {
   {
     const ContainerReader reader(path);
     for (const SectionInfo& section : reader.sections()) {
-      own(section.offset, section.bytes, section.name);
+      own(section.offset, section.bytes, "section '" + section.name + "'");
       table = (section.offset + section.bytes + kPage - 1) / kPage * kPage;
     }
     own(0, kPage, path.string());
@@ -179,11 +179,7 @@ TEST(Container, EveryFlippedBitIsNoticedAndItsSectionNamed) {
       put(was ^ 1 << bit);
       const std::string fault = fault_of(path);
       put(was);
-      if (owner[at] == "padding") {
-        ASSERT_EQ(fault, "") << "at byte " << at;
-      } else {
-        ASSERT_EQ(fault.substr(0, owner[at].size()), owner[at]) << "bit " << bit << " of byte " << at;
-      }
+      ASSERT_EQ(fault.substr(0, owner[at].size()), owner[at]) << "bit " << bit << " of byte " << at;
     }
   }
   EXPECT_EQ(fault_of(path), "");
@@ -198,7 +194,19 @@ TEST(Container, ADamagedSectionLeavesTheOthersReadable) {
   expect_refused("'kv/0/0/k' is damaged", [&] { reader.bytes("kv/0/0/k"); });
   expect_refused("'kv/0/0/k' is damaged", [&] { reader.bytes("kv/0/0/k"); });
   EXPECT_EQ(text_of(reader.bytes("meta")), "{}");
-  EXPECT_EQ(reader.verify_all(), "kv/0/0/k");
+  EXPECT_EQ(reader.verify_all(), "section 'kv/0/0/k' is damaged: its checksum does not match");
+}
+
+TEST(Container, OtherBytesBeforeTheFirstSectionAreSeen) {
+  const TestFolder folder;
+  const auto fault = [&](char filled) {
+    const ForgedContainer forged = {
+        .body = std::string(kPage, filled) + "x",
+        .table = R"([{"name":"a","offset":8192,"bytes":1,"xxh3":")" + hash_hex("x") + "\"}]"};
+    return fault_of(folder.write("f.lode", forged.bytes()));
+  };
+  EXPECT_EQ(fault('\0'), "");
+  EXPECT_EQ(fault('n'), "expected zeros before its first section, found other bytes");
 }
 
 TEST(Container, OtherVersionsAndByteOrders) {
@@ -212,7 +220,7 @@ TEST(Container, OtherVersionsAndByteOrders) {
   }
   EXPECT_NE(said({.table = "[]", .order_mark = 0x04030201}).find("byte order"), std::string::npos);
   const ForgedContainer later = {
-      .body = std::string(kPage, 'n'),
+      .body = std::string(kPage, '\0'),
       .table = R"([{"name":"of a later minor version","offset":4096,"bytes":0,"xxh3":")" + hash_hex("") +
                R"(","more":[1]}])",
       .minor = 7};
