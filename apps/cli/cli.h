@@ -9,6 +9,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -87,6 +88,11 @@ CLI::Validator byte_size();
 /// surprise.
 CLI::Validator output_file();
 CLI::Validator output_folder();
+
+/// Work whose results so far are kept at `path` when Ctrl-C ends it: then says that the same command goes on
+/// from there, if `kept` finds any.
+void resumable(const std::filesystem::path& path, const std::function<bool()>& kept,
+               const std::function<void()>& work);
 
 /// Whole numbers with the suffixes k = 1024 and M = 1024^2 ("32k"); InputError otherwise.
 std::int64_t parse_count(std::string_view text, std::string_view flag, std::int64_t low, std::int64_t high);

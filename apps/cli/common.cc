@@ -244,6 +244,18 @@ void add_dataset_flags(CLI::App& verb, std::string& format, std::string& prompts
                   "file of prompt templates by task, such as LongBench's dataset2prompt.json");
 }
 
+void resumable(const std::filesystem::path& path, const std::function<bool()>& kept,
+               const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Interrupted&) {
+    if (kept())
+      std::cerr << fmt::format("lodestone: what was done is in {}; the same command goes on from there\n",
+                               excerpt(path.string(), 4000));
+    throw;
+  }
+}
+
 std::vector<Spec> parse_specs(const std::vector<std::string>& specs) {
   std::vector<Spec> parsed;
   for (const std::string& text : specs) parsed.push_back(parse_spec(text));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <fstream>
 #include <set>
 
 #include "cli.h"
@@ -33,6 +34,13 @@ std::vector<NamedSpec> named_specs(const std::vector<std::string>& texts) {
   return specs;
 }
 
+/// Behind the first line, which says of which run they are.
+bool holds_answers(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  return std::getline(file, line) && std::getline(file, line);
+}
+
 void run(const EvalFlags& flags) {
   EvalOptions options;
   options.protocol = Protocol::parse(flags.protocol);
@@ -45,7 +53,9 @@ void run(const EvalFlags& flags) {
   const std::vector<Sample> samples =
       read_dataset(flags.samples, parse_dataset_format(flags.format), flags.limit, flags.prompts);
   const auto model = load_model(flags.common, flags.model);
-  const EvalReport report = evaluate(model, samples, specs, options);
+  EvalReport report;
+  resumable(flags.output, [&] { return holds_answers(flags.output); },
+            [&] { report = evaluate(model, samples, specs, options); });
   std::set<std::string> noted;
   for (const EvalRow& row : report.rows) {
     std::string reason = row.dense_reason.empty() ? row.notice : "dense: " + row.dense_reason;

@@ -127,14 +127,8 @@ void run(const ReportFlags& flags) {
     for (const Skipped& s : grid.skipped())
       std::fprintf(stderr, "lodestone: skipped %s: %s\n", s.spec.c_str(), s.reason.c_str());
   }
-  try {
-    grid.run();
-  } catch (const Interrupted&) {
-    if (holds_results(fs::path(flags.output) / "raw"))
-      std::fprintf(stderr, "lodestone: what was measured is in %s; the same command goes on from there\n",
-                   (fs::path(flags.output) / "raw").c_str());
-    throw;
-  }
+  const fs::path raw = fs::path(flags.output) / "raw";
+  resumable(raw, [&] { return holds_results(raw); }, [&] { grid.run(); });
   const std::string model_name = flags.model.model.empty() ? "models/pocket" : flags.model.model;
   const std::string written = fmt::format("-m {} -o {}{}", model_name, flags.output, flags.others);
   const Provenance provenance = {.program = "lodestone report",

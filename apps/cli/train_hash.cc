@@ -109,8 +109,10 @@ void run(const TrainHashFlags& flags) {
   options.chunk = flags.chunk;
   for (const Prompt& prompt : prompts)
     options.max_tokens = std::max(options.max_tokens, std::ssize(prompt.tokens));
-  const HashResult result =
-      train_hash(model, options, settings, prompts, checkpoint, flags.common.progress());
+  HashResult result;
+  resumable(checkpoint, [&] { return std::filesystem::exists(checkpoint); }, [&] {
+    result = train_hash(model, options, settings, prompts, checkpoint, flags.common.progress());
+  });
   Json made = settings.json(), heads = Json::array();
   made["texts"] = flags.texts.size();
   made["prompts"] = prompts.size();

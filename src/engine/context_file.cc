@@ -37,15 +37,28 @@ std::span<const PartName> parts_of(DType type) {
   return std::span(kParts).first(type == DType::q8 ? 4 : 2);
 }
 
-/// What specs may say has changed since some files were written.
+/// Where a spec has its artefact, when nothing is there; else empty.
+std::filesystem::path missing_artefact(const std::string& text, const std::filesystem::path& model) {
+  const Spec spec = parse_spec(text);
+  const auto named = spec.text("weights");
+  if (!named && !find_method(spec.name).trained) return {};
+  const auto path = named ? std::filesystem::path(*named) : model / (spec.name + ".safetensors");
+  return std::filesystem::exists(path) ? std::filesystem::path() : std::filesystem::absolute(path);
+}
+
+/// Since a file was written its artefact may have gone, and what specs may say may have changed.
 void attach_stored(Context& context, const std::string& spec, const std::filesystem::path& path) {
+  std::string why;
   try {
-    context.attach(parse_spec(spec));
+    const auto missing = missing_artefact(spec, context.model().path());
+    if (missing.empty()) return static_cast<void>(context.attach(parse_spec(spec)));
+    why = fmt::format("expected its artefact at '{}', found no file there", missing.string());
   } catch (const InputError& error) {
-    throw InputError(fmt::format(
-        "{}: expected indexes of specs that this version takes (index the text again), found '{}': {}",
-        path.string(), spec, error.what()));
+    why = error.what();
   }
+  throw InputError(fmt::format(
+      "{}: its index of '{}' cannot be used: {}; put back what it was made with, or index the text again",
+      path.string(), spec, why));
 }
 
 std::string kv_section(int layer, int head, const char* part) {

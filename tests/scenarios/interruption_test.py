@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever ends the work early, a path holds the old complete file or the new complete one, and nothing is left beside it."""
 
+import json
 import os
 import pathlib
 import random
@@ -86,6 +87,34 @@ class Interruption(ProgramTest):
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
         self.assert_ends(process, INTERRUPTED, 5)
+
+    def assert_says_that_it_goes_on(self, kept: pathlib.Path, least_lines: int, *arguments):
+        """Ctrl-C once something is kept there, and before all is done."""
+        process = start(*arguments, "--quiet")
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        deadline = time.monotonic() + 30
+        while not (kept.exists() and kept.read_bytes().count(b"\n") >= least_lines):
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.02)
+        self.assertIsNone(process.poll(), "finished before it could be interrupted")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+        self.assertEqual(process.returncode, INTERRUPTED, err)
+        self.assertIn(f"lodestone: what was done is in {kept}; the same command goes on from there\n", err)
+
+    def test_control_c_tells_what_goes_on(self):
+        samples = [{"id": str(i), "task": "qa", "tokens": len(text), "context": text, "question": "Who?", "answers": ["Ann"],
+                    "match": "contains"} for i, text in enumerate((TEXT, TEXT * 1800))]
+        path = self.place / "samples.jsonl"
+        path.write_text("".join(json.dumps(sample) + "\n" for sample in samples), encoding="utf-8")
+        answers = self.place / "answers.jsonl"
+        self.assert_says_that_it_goes_on(answers, 2, "eval", "-m", self.model, "--samples", path, "-a", "streaming:window=32",
+                                         "-o", answers)
+        artefact = self.place / "hash.safetensors"
+        self.assert_says_that_it_goes_on(pathlib.Path(f"{artefact}.checkpoint"), 0, "train", "hash", "-m", self.model,
+                                         "-f", self.text, "-f", self.long_text, "-o", artefact, "--tokens", "64k", "--sink", "2",
+                                         "--window", "16", "--top", "4", "--queries", "6", "--others", "40")
 
     def test_kill_at_any_moment(self):
         """The short text is indexed in a fraction of a second: kills fall before, while and after the file is written."""

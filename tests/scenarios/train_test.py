@@ -47,6 +47,22 @@ class Train(ProgramTest):
         other = tiny_model.write(self.folder / "other", seed=7)
         self.assert_refused(run("index", "-m", other, "-f", self.text, "-o", self.folder / "o.lode", "-a", spec), "fingerprint")
 
+    def test_artefact_that_is_gone(self):
+        """A stored spec says which file it misses, and where, wherever the program is run from."""
+        model = tiny_model.write(self.folder / "bare")
+        named, beside = self.folder / "centroids.safetensors", model / "saap.safetensors"
+        self.assert_done(run("train", "kmeans", "-m", model, "-f", self.text, "-o", named, "--clusters", "4", "--quiet"))
+        self.assert_done(self.train("kept.safetensors")[1])
+        (self.folder / "kept.safetensors").rename(beside)
+        for file, spec in ((named, "kmeans:probes=2,weights=centroids.safetensors"), (beside, "saap:probes=2")):
+            with self.subTest(spec=spec):
+                context = self.folder / f"gone-{file.stem}.lode"
+                self.assert_done(run("index", "-m", model, "-f", self.text, "-o", context, "-a", spec, cwd=self.folder))
+                away = file.rename(file.with_suffix(".away"))
+                self.assert_refused(run("ask", context, "Who?", cwd=self.folder), f"'{file.resolve()}'", spec, "index the text again")
+                away.rename(file)
+                self.assert_done(run("ask", context, "Who?", "-n", "1", cwd=self.folder))
+
     def test_saap_with_trained_keys(self):
         small = {"key-steps": 4, "key-sample": 60, "key-queries": 30, "key-hidden": 6}
         path, result = self.train("keys.safetensors", "--keys", "trained", "--json", **small)
