@@ -292,7 +292,7 @@ bool Context::Impl::take_index(const AttachedMethod& method, std::size_t layer) 
   return std::any_of(methods.begin(), methods.end(), [&](const AttachedMethod& other) {
     return &other != &method && other.built_on_host && other.built_over == tokens() &&
            other.spec.name == method.spec.name && other.selectors[layer] != nullptr &&
-           taker->take_index(0, *other.selectors[layer]);
+           taker->take_index(0, *other.selectors[layer], kv.layer(static_cast<int>(layer)));
   });
 }
 

@@ -122,7 +122,7 @@ void build(Context::Impl& c, AttachedMethod& method, int layers, bool share) {
     auto* const taker = dynamic_cast<SharesIndex*>(own);
     if (share && other != nullptr)
       own = other;
-    else if (taker == nullptr || other == nullptr || !taker->take_index(0, *other))
+    else if (taker == nullptr || other == nullptr || !taker->take_index(0, *other, c.kv.layer(layer)))
       build_own(layer);
   }
   c.finish(method);

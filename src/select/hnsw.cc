@@ -66,7 +66,7 @@ class HnswSelector final : public PerTokenSelector, public SharesIndex {
     advance(indexed, indexed.settled, kv);
     indexed_.insert_or_assign(sequence, std::move(indexed));
   }
-  bool take_index(std::int32_t sequence, const Selector& other) override {
+  bool take_index(std::int32_t sequence, const Selector& other, KvLayer) override {
     const auto* const same = dynamic_cast<const HnswSelector*>(&other);
     if (same == nullptr || !same->indexed_.contains(sequence) || same->options_.m != options_.m ||
         same->options_.ef_construction != options_.ef_construction || same->sink() != sink() ||

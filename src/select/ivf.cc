@@ -68,7 +68,7 @@ class Ivf final : public PartitionSelector, public SharesIndex {
     extend(index, kv, static_cast<Position>(kv.tokens));
     set_index(sequence, std::move(index));
   }
-  bool take_index(std::int32_t sequence, const Selector& other) override {
+  bool take_index(std::int32_t sequence, const Selector& other, KvLayer) override {
     const auto* const same = dynamic_cast<const Ivf*>(&other);
     return same != nullptr && same_amount(same->options_.lists, options_.lists) &&
            copy_index(sequence, *same);

@@ -83,7 +83,7 @@ class KMeans final : public PartitionSelector, public BucketChooser, public Shar
     extend(index, kv, static_cast<Position>(kv.tokens));
     set_index(sequence, std::move(index));
   }
-  bool take_index(std::int32_t sequence, const Selector& other) override {
+  bool take_index(std::int32_t sequence, const Selector& other, KvLayer) override {
     const auto* const same = dynamic_cast<const KMeans*>(&other);
     return same != nullptr && options_.indexes_like(same->options_) && copy_index(sequence, *same);
   }

@@ -46,7 +46,7 @@ class PqCache final : public PerTokenSelector, public SharesIndex, public KeyCod
     indexes_.insert_or_assign(sequence, std::move(index));
     ++version_;
   }
-  bool take_index(std::int32_t sequence, const Selector& other) override {
+  bool take_index(std::int32_t sequence, const Selector& other, KvLayer) override {
     const auto* const same = dynamic_cast<const PqCache*>(&other);
     if (same == nullptr || !same->indexes_.contains(sequence) || same->options_.m != options_.m ||
         same->options_.bits != options_.bits || same->options_.iterations != options_.iterations ||

@@ -146,19 +146,7 @@ class Retrieval final : public Selector, public SharesIndex {
   }
 
   void build(std::int32_t sequence, KvLayer kv) override;
-  bool take_index(std::int32_t sequence, const Selector& other) override {
-    const auto* const same = dynamic_cast<const Retrieval*>(&other);
-    if (same == nullptr || !same->indexed_.contains(sequence) || same->options_.degree != options_.degree ||
-        same->options_.numbers != options_.numbers || !judged_alike(same->options_) ||
-        same->options_.per_query_head != options_.per_query_head ||
-        same->geometry_.dense.sink != geometry_.dense.sink ||
-        same->geometry_.dense.window != geometry_.dense.window)
-      return false;
-    Indexed taken = fresh();
-    taken.heads = same->indexed_.at(sequence).heads;
-    indexed_.insert_or_assign(sequence, std::move(taken));
-    return true;
-  }
+  bool take_index(std::int32_t sequence, const Selector& other, KvLayer kv) override;
   void append(std::int32_t sequence, KvLayer, Position) override { of(sequence); }
   void roll_back(std::int32_t sequence, std::int64_t tokens) override;
   void select(std::span<const QueryBlock> blocks, Selection& out) override;
@@ -230,7 +218,11 @@ class Retrieval final : public Selector, public SharesIndex {
     const std::int64_t beam = beam_for(search), keys = options_.k.of(search.far_keys());
     return options_.mass > 0.0 ? beam : std::max(beam, keys + keys / 4);
   }
-  /// Whether an index that was judged for `other` can be searched here.
+  Position end_of(const KvLayer& kv) const {
+    return static_cast<Position>(std::max<std::int64_t>(0, kv.tokens - geometry_.dense.window));
+  }
+  RetrievalIndex::Goal goal_for(const Indexed& indexed, Position end, int head) const;
+  /// Whether an index that was judged for `other` can be searched here without being judged anew.
   bool judged_alike(const Options& other) const {
     const bool same_k = other.k.value == options_.k.value && other.k.is_share == options_.k.is_share;
     return options_.beam > 0 || options_.mass > 0.0 ||
@@ -267,12 +259,38 @@ class Retrieval final : public Selector, public SharesIndex {
   std::vector<RetrievalScratch> scratch_;    // [workers]
 };
 
+/// What the graphs of a KV head over the keys before `end` are judged by.
+RetrievalIndex::Goal Retrieval::goal_for(const Indexed& indexed, Position end, int head) const {
+  const std::int64_t far = std::max<std::int64_t>(0, end - geometry_.dense.sink);
+  if (!options_.judges(far)) return {};
+  RetrievalIndex::Goal goal = {.k = options_.k.of(far), .recall = options_.recall};
+  const int heads_per_graph = options_.per_query_head ? 1 : geometry_.group();
+  for (int first = head * geometry_.group(); first < (head + 1) * geometry_.group(); first += heads_per_graph)
+    goal.asked.push_back(indexed.observed.of_heads(first, heads_per_graph, geometry_.head_dim));
+  return goal;
+}
+
+bool Retrieval::take_index(std::int32_t sequence, const Selector& other, KvLayer kv) {
+  const auto* const same = dynamic_cast<const Retrieval*>(&other);
+  if (same == nullptr || !same->indexed_.contains(sequence) || same->options_.degree != options_.degree ||
+      same->options_.numbers != options_.numbers ||
+      same->options_.per_query_head != options_.per_query_head ||
+      same->geometry_.dense.sink != geometry_.dense.sink ||
+      same->geometry_.dense.window != geometry_.dense.window)
+    return false;
+  Indexed taken = fresh();
+  taken.heads = same->indexed_.at(sequence).heads;
+  for (int head = 0; !judged_alike(same->options_) && head < geometry_.kv_heads; ++head)
+    taken.heads[at(head)].judge(kv.heads[at(head)], goal_for(of(sequence), end_of(kv), head),
+                                *geometry_.pool);
+  indexed_.insert_or_assign(sequence, std::move(taken));
+  return true;
+}
+
 void Retrieval::build(std::int32_t sequence, KvLayer kv) {
   Indexed& indexed = of(sequence);
-  const auto end = static_cast<Position>(std::max<std::int64_t>(0, kv.tokens - geometry_.dense.window));
+  const Position end = end_of(kv);
   const std::int64_t far = std::max<std::int64_t>(0, end - geometry_.dense.sink);
-  RetrievalIndex::Goal goal;
-  if (options_.judges(far)) goal = {.k = options_.k.of(far), .recall = options_.recall};
   // Whoever judges must not have made the graph; one that is not judged here is the same, so as to be shared.
   if (far > kLeastJudged && indexed.observed.tokens() > 0) indexed.captured.cut(indexed.observed.begin());
   const std::int64_t most = std::max(kQueriesPerKey * far, KeySpace::kSample);  // queries of a graph
@@ -287,15 +305,12 @@ void Retrieval::build(std::int32_t sequence, KvLayer kv) {
   std::vector<RetrievalIndex> heads;
   for (int head = 0; head < geometry_.kv_heads; ++head) {
     std::vector<std::vector<float>> queries;
-    goal.asked.clear();
     const int heads_per_graph = options_.per_query_head ? 1 : geometry_.group();
     for (int first = head * geometry_.group(); first < (head + 1) * geometry_.group();
-         first += heads_per_graph) {
+         first += heads_per_graph)
       queries.push_back(indexed.captured.of_heads(first, heads_per_graph, most / heads_per_graph));
-      goal.asked.push_back(indexed.observed.of_heads(first, heads_per_graph, geometry_.head_dim));
-    }
-    heads.emplace_back(shape(), kv.heads[at(head)], end, std::move(spaces[at(head)]), queries, goal,
-                       *geometry_.pool);
+    heads.emplace_back(shape(), kv.heads[at(head)], end, std::move(spaces[at(head)]), queries,
+                       goal_for(indexed, end, head), *geometry_.pool);
   }
   indexed.heads = std::move(heads);
   indexed.captured.clear();

@@ -41,6 +41,17 @@ void for_keys(std::int64_t count, ThreadPool& pool, const Body& body) {
   });
 }
 
+/// The keys from `begin` on, as numbers [count, d].
+std::vector<float> read_keys(const KvRows& kv, Position begin, std::int64_t count, std::int64_t d,
+                             ThreadPool& pool) {
+  std::vector<float> rows(at(count * d));
+  for_keys(count, pool, [&](std::int64_t i, std::vector<float>&) {
+    read_stored_keys({&kv, 1}, begin + static_cast<Position>(i), nullptr,
+                     std::span(rows).subspan(at(i * d), at(d)));
+  });
+  return rows;
+}
+
 /// Queries at even steps through all of them, with what a key must reach to be in their lists.
 RetrievalIndex::Guides guides_of(Matrix<const float> queries, Matrix<const float> keys, ThreadPool& pool) {
   RetrievalIndex::Guides guides;
@@ -101,11 +112,8 @@ RetrievalIndex::RetrievalIndex(const Shape& shape, const KvRows& kv, Position en
     : RetrievalIndex(shape) {
   const std::int64_t count = std::max<std::int64_t>(0, std::int64_t{end} - shape.begin), d = shape.head_dim;
   if (count == 0) return;
-  std::vector<float> rows(at(count * d));
+  std::vector<float> rows = read_keys(kv, shape.begin, count, d, pool);
   const Matrix<float> keys(rows.data(), count, d);
-  for_keys(count, pool, [&](std::int64_t i, std::vector<float>&) {
-    read_stored_keys({&kv, 1}, shape.begin + static_cast<Position>(i), nullptr, keys[i]);
-  });
   const bool asked =
       std::any_of(queries.begin(), queries.end(), [](const auto& own) { return !own.empty(); });
   const std::vector<float> stand_ins = asked ? std::vector<float>() : stand_in_queries(keys);
@@ -127,24 +135,36 @@ RetrievalIndex::RetrievalIndex(const Shape& shape, const KvRows& kv, Position en
     });
     graphs_[g] = build_graph({seen.data(), count, m}, {towards.data(), own.rows, m}, coded_.view(),
                              shape.degree, pool, !queries[g].empty());
-    if (queries[g].empty()) continue;
-    guides_[g] = guides_of(own, keys, pool);
-    beam_ = std::max(beam_, beam_for(goal, g, keys, pool));
+    if (!queries[g].empty()) guides_[g] = guides_of(own, keys, pool);
   }
+  beam_ = beam_for(goal, keys, pool);
 }
 
-/// What one of the graphs takes; 0 where nobody asks.
-std::int64_t RetrievalIndex::beam_for(const Goal& goal, std::size_t number, Matrix<const float> keys,
-                                      ThreadPool& pool) const {
-  if (goal.k == 0 || goal.asked[number].empty()) return 0;
-  const std::vector<float>& own = goal.asked[number];
-  const std::int64_t d = keys.cols, m = space_.numbers(), count = std::ssize(own) / d;
-  std::vector<float> towards(at(count * m));
-  for (std::int64_t i = 0; i < count; ++i)
-    space_.query(own.data() + i * d, std::span(towards).subspan(at(i * m), at(m)));
-  const std::vector<Node> nearest = nearest_keys({own.data(), count, d}, keys, goal.k, pool);
-  return choose_beam(graphs_[number], {{towards.data(), count, m}, nearest}, goal.recall,
-                     std::max<std::int64_t>(1, keys.rows / kKeysPerBeam), coded_.view(), pool);
+void RetrievalIndex::judge(const KvRows& kv, const Goal& goal, ThreadPool& pool) {
+  beam_ = 0;
+  if (goal.k == 0) return;
+  settle();
+  const std::int64_t d = shape_.head_dim;
+  const std::vector<float> rows = read_keys(kv, shape_.begin, keys(), d, pool);
+  beam_ = beam_for(goal, {rows.data(), keys(), d}, pool);
+}
+
+/// What those of the graphs take that queries made; 0 where nobody asks.
+std::int64_t RetrievalIndex::beam_for(const Goal& goal, Matrix<const float> keys, ThreadPool& pool) const {
+  std::int64_t beam = 0;
+  for (std::size_t g = 0; g < graphs_.size() && goal.k > 0; ++g) {
+    const std::vector<float>& own = goal.asked[g];
+    if (own.empty() || guides_[g].queries.empty()) continue;
+    const std::int64_t d = keys.cols, m = space_.numbers(), count = std::ssize(own) / d;
+    std::vector<float> towards(at(count * m));
+    for (std::int64_t i = 0; i < count; ++i)
+      space_.query(own.data() + i * d, std::span(towards).subspan(at(i * m), at(m)));
+    const std::vector<Node> nearest = nearest_keys({own.data(), count, d}, keys, goal.k, pool);
+    beam =
+        std::max(beam, choose_beam(graphs_[g], {{towards.data(), count, m}, nearest}, goal.recall,
+                                   std::max<std::int64_t>(1, keys.rows / kKeysPerBeam), coded_.view(), pool));
+  }
+  return beam;
 }
 
 RetrievalIndex RetrievalIndex::restore(const Shape& shape, const KvRows& kv, KeySpace space,

@@ -49,6 +49,8 @@ class RetrievalIndex {
   /// `goal` takes is found with some of them, of which the graph is not made.
   RetrievalIndex(const Shape& shape, const KvRows& kv, Position end, KeySpace space,
                  const std::vector<std::vector<float>>& queries, const Goal& goal, ThreadPool& pool);
+  /// As if it had been built for this goal: beam() becomes what it takes.
+  void judge(const KvRows& kv, const Goal& goal, ThreadPool& pool);
   /// What bytes() will be over so many keys. Where Shape::numbers is 0 it counts one cache line a key, which
   /// holds for up to 64 numbers; of more it is two where queries tell too many directions apart.
   static std::int64_t bytes_for(const Shape& shape, std::int64_t keys);
@@ -90,8 +92,7 @@ class RetrievalIndex {
   void use(KeySpace space);
   void code(const KvRows& kv, std::int64_t count, ThreadPool& pool);
   void add(std::size_t number, RetrievalScratch& scratch);
-  std::int64_t beam_for(const Goal& goal, std::size_t number, Matrix<const float> keys,
-                        ThreadPool& pool) const;
+  std::int64_t beam_for(const Goal& goal, Matrix<const float> keys, ThreadPool& pool) const;
 
   Shape shape_;
   std::int64_t beam_ = 0;

@@ -139,7 +139,7 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
     set_index(sequence, std::move(index));
     if (fallen_back(sequence)) fallback_->build(sequence, kv);
   }
-  bool take_index(std::int32_t sequence, const Selector& other) override {
+  bool take_index(std::int32_t sequence, const Selector& other, KvLayer) override {
     const auto* const same = dynamic_cast<const Saap*>(&other);
     if (same == nullptr || fallback_ != nullptr || same->layer_.fingerprint != layer_.fingerprint ||
         !same->alarms_.contains(sequence) || !copy_index(sequence, *same))

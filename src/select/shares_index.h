@@ -18,9 +18,10 @@ inline bool same_amount(const std::optional<Amount>& a, const std::optional<Amou
 class SharesIndex {
  public:
   virtual ~SharesIndex() = default;
-  /// In place of build(): takes a copy of what `other`, a selector of the same layer and heads, has built
-  /// over the same keys. False, and nothing has changed, when that is not what build() would make here.
-  virtual bool take_index(std::int32_t sequence, const Selector& other) = 0;
+  /// In place of build(sequence, kv): takes a copy of what `other`, a selector of the same layer and heads,
+  /// has built over the same keys, and does what little is left. False, and nothing has changed, when that is
+  /// not what build() would make here.
+  virtual bool take_index(std::int32_t sequence, const Selector& other, KvLayer kv) = 0;
 };
 
 }  // namespace lode

@@ -226,7 +226,7 @@ class Squeezed final : public ThresholdSelector,
     LODE_ASSERT(geometry.pool != nullptr);
   }
 
-  bool take_index(std::int32_t sequence, const Selector& other) override {
+  bool take_index(std::int32_t sequence, const Selector& other, KvLayer) override {
     const auto* const same = dynamic_cast<const Squeezed*>(&other);
     const Index* const its = same != nullptr ? same->find(sequence) : nullptr;
     if (its == nullptr || !own_.clusters_like(same->own_, its->context()) ||

@@ -108,8 +108,8 @@ TEST_F(ContextTest, SpecsThatOnlySearchOtherwiseShareTheirIndexAndAnswerAsIfAlon
              "ivf:nlist=8,nprobe=5,k=20,sink=7,window=20"},
         Case{"retrieval:k=4,beam=4,sink=1,window=20", "retrieval:k=9,warm=off,beam=4,sink=1,window=20",
              "retrieval:k=9,beam=4,sink=1,window=30"},
-        Case{"retrieval:k=4,sink=1,window=20", "retrieval:k=4,warm=off,sink=1,window=20",
-             "retrieval:k=4,recall=0.9,sink=1,window=20"},
+        Case{"retrieval:k=4,sink=1,window=20", "retrieval:k=7,recall=0.9,warm=off,sink=1,window=20",
+             "retrieval:k=4,degree=20,sink=1,window=20"},
         Case{"hnsw:k=4,window=20", "hnsw:k=9,ef=20,window=20", "hnsw:k=9,M=8,window=20"},
         Case{"pqcache:budget=9,window=20", "pqcache:budget=30,per=query-head,window=20",
              "pqcache:budget=9,bits=4,window=20"},
@@ -129,10 +129,11 @@ TEST_F(ContextTest, SpecsThatOnlySearchOtherwiseShareTheirIndexAndAnswerAsIfAlon
     const auto selector = [&](MethodId method) {
       return c.impl().methods[static_cast<std::size_t>(method)].selectors[1];
     };
+    const KvLayer layer = c.impl().kv.layer(1);
     auto* const taker = dynamic_cast<SharesIndex*>(selector(second));
     ASSERT_NE(taker, nullptr) << specs.second;
-    EXPECT_TRUE(taker->take_index(0, *selector(first))) << specs.second;
-    EXPECT_FALSE(taker->take_index(0, *selector(other))) << specs.other;
+    EXPECT_TRUE(taker->take_index(0, *selector(first), layer)) << specs.second;
+    EXPECT_FALSE(taker->take_index(0, *selector(other), layer)) << specs.other;
   }
 }
 

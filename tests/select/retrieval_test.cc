@@ -95,10 +95,50 @@ TEST(Retrieval, AnIndexThatWasJudgedIsTheOneThatIsBuiltForAFixedBeam) {
     tell(*selector, world, kTokens);
     selector->build(0, world.store().layer(0));
   }
-  ASSERT_TRUE(dynamic_cast<SharesIndex&>(*taken).take_index(0, *judged));
-  EXPECT_FALSE(dynamic_cast<SharesIndex&>(*judged).take_index(0, *built));
+  ASSERT_TRUE(dynamic_cast<SharesIndex&>(*taken).take_index(0, *judged, world.store().layer(0)));
   const QueryBlock block = world.block(kTokens - 10, 10);
   EXPECT_EQ(select(*taken, block, geometry), select(*built, block, geometry));
+}
+
+// Nor on what it is judged for: who wants other keys, or another share of them, takes it and judges for
+// itself.
+TEST(Retrieval, AnIndexThatIsTakenForAnotherGoalIsTheOneThatIsBuiltForIt) {
+  ThreadPool pool(2);
+  WorldShape shape = kShape;
+  shape.max_tokens = 3000;
+  World world(shape);
+  plant_topics(world, 23, 0.6f);
+  const LayerGeometry geometry = world.geometry(pool);
+  world.write(shape.max_tokens);
+  const auto told = [&](const std::string& keys) {
+    auto selector = make("retrieval:warm=off," + keys, geometry);
+    tell(*selector, world, shape.max_tokens);
+    return selector;
+  };
+  const KvLayer kv = world.store().layer(0);
+  const auto answer = [&](Selector& selector, SelectWork& work) {
+    return select(selector, world.block(static_cast<Position>(shape.max_tokens - 10), 10), geometry, &work);
+  };
+  const auto first = told("k=20,recall=0.9"), fixed = told("k=20,beam=20");
+  first->build(0, kv);
+  fixed->build(0, kv);
+  std::vector<std::int64_t> scored;
+  for (const std::string keys :
+       {"k=20,recall=0.6", "k=40,recall=0.9", "k=1%,recall=0.9", "per=kv-head,k=10"}) {
+    SCOPED_TRACE(keys);
+    const auto built = told(keys);
+    built->build(0, kv);
+    SelectWork work;
+    const std::vector<FarSet> wanted = answer(*built, work);
+    scored.push_back(work.keys_scored);
+    for (const Selector* other : {first.get(), fixed.get()}) {
+      const auto taken = told(keys);
+      ASSERT_TRUE(dynamic_cast<SharesIndex&>(*taken).take_index(0, *other, kv));
+      EXPECT_EQ(answer(*taken, work), wanted);
+      EXPECT_EQ(work.keys_scored, scored.back());
+    }
+  }
+  EXPECT_LT(scored[0], scored[1]) << "they differ in how wide they search";
 }
 
 // The stated margins, for queries without any structure, the worst case: a fifth of the keys that came later

@@ -510,7 +510,8 @@ TEST(Squeezed, AFileKeepsItsSpreadsUnlessTheSpecAsksForOthers) {
     build(world, *indexed);
     hand_over(world, *indexed, *loaded);
     EXPECT_THROW(hand_over(world, *indexed, *other), InputError);
-    EXPECT_EQ(dynamic_cast<SharesIndex&>(*fresh).take_index(0, *loaded), spreads != Spreads::none);
+    EXPECT_EQ(dynamic_cast<SharesIndex&>(*fresh).take_index(0, *loaded, world.store().layer(0)),
+              spreads != Spreads::none);
     const QueryBlock block = world.block(399, 1);
     EXPECT_EQ(select(*loaded, block, geometry), select(*indexed, block, geometry));
     write(world, *indexed, 200, Phase::generation);
