@@ -54,8 +54,9 @@ void run(const EvalFlags& flags) {
       read_dataset(flags.samples, parse_dataset_format(flags.format), flags.limit, flags.prompts);
   const auto model = load_model(flags.common, flags.model);
   EvalReport report;
-  resumable(flags.output, [&] { return holds_answers(flags.output); },
-            [&] { report = evaluate(model, samples, specs, options); });
+  resumable(
+      flags.output, [&] { return holds_answers(flags.output); },
+      [&] { report = evaluate(model, samples, specs, options); });
   std::set<std::string> noted;
   for (const EvalRow& row : report.rows) {
     std::string reason = row.dense_reason.empty() ? row.notice : "dense: " + row.dense_reason;

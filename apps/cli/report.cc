@@ -128,7 +128,8 @@ void run(const ReportFlags& flags) {
       std::fprintf(stderr, "lodestone: skipped %s: %s\n", s.spec.c_str(), s.reason.c_str());
   }
   const fs::path raw = fs::path(flags.output) / "raw";
-  resumable(raw, [&] { return holds_results(raw); }, [&] { grid.run(); });
+  resumable(
+      raw, [&] { return holds_results(raw); }, [&] { grid.run(); });
   const std::string model_name = flags.model.model.empty() ? "models/pocket" : flags.model.model;
   const std::string written = fmt::format("-m {} -o {}{}", model_name, flags.output, flags.others);
   const Provenance provenance = {.program = "lodestone report",

@@ -110,9 +110,9 @@ void run(const TrainHashFlags& flags) {
   for (const Prompt& prompt : prompts)
     options.max_tokens = std::max(options.max_tokens, std::ssize(prompt.tokens));
   HashResult result;
-  resumable(checkpoint, [&] { return std::filesystem::exists(checkpoint); }, [&] {
-    result = train_hash(model, options, settings, prompts, checkpoint, flags.common.progress());
-  });
+  resumable(
+      checkpoint, [&] { return std::filesystem::exists(checkpoint); },
+      [&] { result = train_hash(model, options, settings, prompts, checkpoint, flags.common.progress()); });
   Json made = settings.json(), heads = Json::array();
   made["texts"] = flags.texts.size();
   made["prompts"] = prompts.size();

@@ -168,9 +168,11 @@ void run(const TrainSaapFlags& flags) {
         << "--gpu-memory bounds weights, keys and values while texts are read; what is trained from them "
            "takes GPU memory of its own\n";
   SaapResult result;
-  resumable(checkpoint, [&] { return std::filesystem::exists(checkpoint); }, [&] {
-    result = train_saap(model, context, settings, prompts, checkpoint, flags.common.progress(), say);
-  });
+  resumable(
+      checkpoint, [&] { return std::filesystem::exists(checkpoint); },
+      [&] {
+        result = train_saap(model, context, settings, prompts, checkpoint, flags.common.progress(), say);
+      });
   write_saap(flags.output, result.layers, model->fingerprint(), stretches);
   std::filesystem::remove(checkpoint);
   for (const SaapHeadReport& head : result.heads) heads.push_back(head.json());

@@ -50,7 +50,8 @@ std::string verify(const VerifyFlags& flags) {
   const ContextMeta meta = read_context_meta(file, flags.path);
   if (const std::string damage = file.verify_all(); !damage.empty())
     throw InputError(fmt::format("{}: {}", flags.path, damage));
-  return fmt::format("{} sections of {} tokens, every checksum matches, zeros between them", file.sections().size(), meta.tokens);
+  return fmt::format("{} sections of {} tokens, every checksum matches, zeros between them",
+                     file.sections().size(), meta.tokens);
 }
 
 }  // namespace
