@@ -213,7 +213,10 @@ class Fit final : public GpuSaapFit {
 
   void run(std::int64_t n) {
     const auto [found, fresh] = graphs_.try_emplace(n);
-    if (fresh) return enqueue(n);
+    if (fresh) {
+      const cuda::BesideNoCapture turn;
+      return enqueue(n);
+    }
     if (!found->second) {
       cuda::Graph::begin(stream_.get());
       try {

@@ -221,6 +221,9 @@ void fill(void* at, int byte, std::int64_t bytes, StreamHandle stream) {
   enqueue(stream, [=] { std::memset(at, byte, static_cast<std::size_t>(bytes)); });
 }
 
+BesideNoCapture::BesideNoCapture() = default;  // nothing here fails beside a capture
+BesideNoCapture::~BesideNoCapture() = default;
+
 Graph::~Graph() {
   delete exec_;
 }

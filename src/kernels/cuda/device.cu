@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <shared_mutex>
 
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/device.h"
@@ -18,6 +19,19 @@ std::string megabytes(std::int64_t bytes) {
 }
 
 __global__ void probe_kernel() {}
+
+/// Held whole by the thread that captures, shared by BesideNoCapture.
+std::shared_mutex& captures() {
+  static std::shared_mutex mutex;
+  return mutex;
+}
+thread_local bool captures_here = false;
+thread_local int turns_here = 0;  // of BesideNoCapture, one within another
+
+void capture_ended() {
+  captures_here = false;
+  captures().unlock();
+}
 
 }  // namespace
 
@@ -79,10 +93,21 @@ Availability availability() {
   return found;
 }
 
+BesideNoCapture::BesideNoCapture() {
+  if (captures_here) return;
+  if (turns_here++ == 0) captures().lock_shared();
+  held_ = true;
+}
+BesideNoCapture::~BesideNoCapture() {
+  if (held_ && --turns_here == 0) captures().unlock_shared();
+}
+
 Stream::Stream() {
+  const BesideNoCapture turn;
   LODE_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
 }
 Stream::~Stream() {
+  const BesideNoCapture turn;
   cudaStreamDestroy(stream_);
 }
 void Stream::synchronize() const {
@@ -90,15 +115,20 @@ void Stream::synchronize() const {
 }
 
 void free_device(void* data) noexcept {
-  if (data != nullptr) cudaFree(data);
+  if (data == nullptr) return;
+  const BesideNoCapture turn;
+  cudaFree(data);
 }
 void free_pinned(void* data) noexcept {
-  if (data != nullptr) cudaFreeHost(data);
+  if (data == nullptr) return;
+  const BesideNoCapture turn;
+  cudaFreeHost(data);
 }
 
 Buffer::Buffer(std::int64_t bytes, std::string_view what) {
   bytes_ = bytes;
   if (bytes == 0) return;
+  const BesideNoCapture turn;
   if (const cudaError_t status = cudaMalloc(&data_, static_cast<std::size_t>(bytes)); status != cudaSuccess) {
     cudaGetLastError();
     data_ = nullptr;
@@ -112,6 +142,7 @@ Buffer::Buffer(std::int64_t bytes, std::string_view what) {
 }
 PinnedBuffer::PinnedBuffer(std::int64_t bytes) {
   bytes_ = bytes;
+  const BesideNoCapture turn;
   if (bytes > 0) LODE_CUDA(cudaMallocHost(&data_, static_cast<std::size_t>(bytes)));
 }
 
@@ -124,14 +155,24 @@ void fill(void* at, int byte, std::int64_t bytes, StreamHandle stream) {
 }
 
 Graph::~Graph() {
-  if (exec_ != nullptr) cudaGraphExecDestroy(exec_);
+  if (exec_ == nullptr) return;
+  const BesideNoCapture turn;
+  cudaGraphExecDestroy(exec_);
 }
 void Graph::begin(StreamHandle stream) {
-  LODE_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  captures().lock();
+  captures_here = true;
+  if (const cudaError_t status = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+      status != cudaSuccess) {
+    capture_ended();
+    check(status, "cudaStreamBeginCapture");
+  }
 }
 Graph Graph::end(StreamHandle stream) {
   cudaGraph_t graph = nullptr;
-  LODE_CUDA(cudaStreamEndCapture(stream, &graph));
+  const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
+  capture_ended();
+  check(ended, "cudaStreamEndCapture");
   Graph result;
   const cudaError_t status = cudaGraphInstantiate(&result.exec_, graph, 0);
   cudaGraphDestroy(graph);
@@ -139,8 +180,10 @@ Graph Graph::end(StreamHandle stream) {
   return result;
 }
 void Graph::abandon(StreamHandle stream) noexcept {
+  if (!captures_here) return;  // it was its end that failed
   cudaGraph_t graph = nullptr;
   cudaStreamEndCapture(stream, &graph);
+  capture_ended();
   if (graph != nullptr) cudaGraphDestroy(graph);
   cudaGetLastError();
 }

@@ -28,6 +28,21 @@ struct Availability {
 };
 Availability availability();
 
+/// Held by what creates or destroys things of the driver (memory, streams, handles of libraries) or may load
+/// kernels: while one thread captures a graph, others that do so make its capture fail now and then, whatever
+/// the mode of the capture. Such threads wait for its end, and it for them; within a capture of the thread's
+/// own this holds nothing.
+class BesideNoCapture {
+ public:
+  BesideNoCapture();
+  ~BesideNoCapture();
+  BesideNoCapture(const BesideNoCapture&) = delete;
+  BesideNoCapture& operator=(const BesideNoCapture&) = delete;
+
+ private:
+  bool held_ = false;
+};
+
 /// A stream of its own, not synchronised with the default one.
 class Stream {
  public:
@@ -96,7 +111,8 @@ class Graph {
     std::swap(exec_, other.exec_);
     return *this;
   }
-  static void begin(StreamHandle stream);
+  static void begin(
+      StreamHandle stream);  ///< waits for every BesideNoCapture; the same thread ends or abandons
   static Graph end(StreamHandle stream);
   static void abandon(StreamHandle stream) noexcept;  ///< after an exception between begin and end
   void launch(StreamHandle stream) const;
