@@ -7,6 +7,7 @@
 #include <cmath>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "base/text.h"
@@ -531,38 +532,44 @@ std::string bench_label(const Section& s, const Json& row) {
   return name;
 }
 
+/// The parts of a row's time, scaled so that they are the whole together: each was measured alone, and one
+/// may begin before another has ended.
+std::vector<double> scaled_parts(const Json& row) {
+  std::vector<double> parts = {member(row, "select_us"), member(row, "attend_us"), member(row, "merge_us")};
+  const double sum = std::accumulate(parts.begin(), parts.end(), 0.0);
+  for (double& part : parts) part *= sum > 0 ? member(row, "median_us") / sum : 0;
+  return parts;
+}
+
 void latency_bars(const Section& s, const std::vector<Json>& rows, const std::string& what,
                   const std::string& warning) {
-  const Axis time = {.title = "median time", .unit = Axis::Unit::microseconds};
   BarChart chart = {.title = "Attention of one layer, " + what,
                     .mark_title = "plain read of as many bytes",
-                    .x = time,
+                    .x = {.title = "median time", .unit = Axis::Unit::microseconds},
                     .parts = {"select", "attend", "merge"}};
   const double full = rows.empty() ? 0 : member(rows.front(), "median_us");
-  bool overlap = false;
+  bool merges = false;
   for (const Json& row : rows) {
     const double median = member(row, "median_us");
-    const std::vector<double> parts = {member(row, "select_us"), member(row, "attend_us"),
-                                       member(row, "merge_us")};
-    constexpr double kTold = 1.02;
-    overlap = overlap || parts[0] + parts[1] + parts[2] > kTold * median;
+    merges = merges || member(row, "merge_us") > 0;
     chart.bars.push_back(
         {.label = bench_label(s, row),
          .note = fmt::format("{}: {:.2f}x full, {:.2f} of limit", with_unit(median, Axis::Unit::microseconds),
                              full / median, member(row, "limit_us") / median),
-         .lengths = parts,
+         .lengths = scaled_parts(row),
          .mark = member(row, "limit_us")});
   }
-  const std::string apart =
-      fmt::format("Bars are made of parts, each measured alone; the numbers are of the whole{}.",
-                  overlap ? ", which takes less where one part begins before another has ended" : "");
-  s.figure(join_sentences(
-               join_sentences(
-                   chart.title +
-                       ". The mark is the time in which plain reads of the method's own bytes take place.",
-                   apart),
-               warning),
-           svg_of(chart));
+  if (!merges) {  // it is part of `attend`
+    chart.parts.pop_back();
+    for (auto& bar : chart.bars) bar.lengths.pop_back();
+  }
+  s.figure(
+      join_sentences(chart.title +
+                         ". A bar is as long as the whole takes; its parts, each measured alone (the table "
+                         "has their times), share it in proportion. The mark is the time in which plain "
+                         "reads of the method's own bytes take place.",
+                     warning),
+      svg_of(chart));
 }
 
 void bench_table(const Section& s, const std::vector<Json>& rows, const std::string& what) {
