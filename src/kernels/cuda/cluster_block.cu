@@ -18,13 +18,11 @@ constexpr int kChunk = 256;   // nodes that a block of the small kernels takes
 constexpr int kPrepared = 8;  // rows of a block that makes halves
 // Where this file is compiled for another architecture, the kernels are empty ones for 32 threads.
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-template <int D, bool kSpreads>
-constexpr int kThreads = BlockShape<D, kSpreads>::kThreads;
+constexpr int kThreads = (1 + kTeams) * kGroupThreads;
 #else
-template <int D, bool kSpreads>
 constexpr int kThreads = 32;
 #endif
-constexpr int kWhole = 256;  // rows and nodes come in multiples of it
+constexpr int kHostThreads = (1 + kTeams) * kGroupThreads;
 
 /// Of a query's length in each plane, which two lanes hold; `by` makes a query of it that is scaled. The rest
 /// of the panel is 0.
@@ -142,8 +140,7 @@ __global__ void halves_kernel(const BlockParams p) {
 }
 
 template <int D, bool kSpreads, bool kOfQueries, bool kSquares>
-__global__ __launch_bounds__((kThreads<D, kSpreads>),
-                             1) void pass_kernel(const __grid_constant__ BlockParams p) {
+__global__ __launch_bounds__(kThreads, 1) void pass_kernel(const __grid_constant__ BlockParams p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ char memory[];
   BlockPass<D, kSpreads, kOfQueries, kSquares>(p, memory).run();
@@ -206,12 +203,11 @@ __global__ void list_kernel(const BlockParams p) {
 
 template <int D, bool kSpreads, bool kOfQueries, bool kSquares>
 void launch_pass(const BlockParams& p, std::int64_t rows, StreamHandle stream) {
-  using Shape = BlockShape<D, kSpreads>;
+  constexpr int kShared = BlockShape<D, kSpreads>::kShared;
   const auto kernel = pass_kernel<D, kSpreads, kOfQueries, kSquares>;
-  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kShared));
-  const dim3 grid(static_cast<unsigned>((rows + Shape::kRows - 1) / Shape::kRows),
-                  static_cast<unsigned>(p.queries.layout.kv_heads));
-  kernel<<<grid, Shape::kThreads, Shape::kShared, stream>>>(p);
+  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
+  const dim3 grid(static_cast<unsigned>(rows / kRows), static_cast<unsigned>(p.queries.layout.kv_heads));
+  kernel<<<grid, kHostThreads, kShared, stream>>>(p);
   LODE_LAUNCHED();
 }
 
@@ -241,13 +237,13 @@ void launch(const BlockParams& p, bool spreads, StreamHandle stream) {
   spreads ? launch<D, true>(p, stream) : launch<D, false>(p, stream);
 }
 
-static_assert(kWhole % kChunk == 0 && kWhole % kTileRows == 0 && kPrepared * 32 == kChunk);
+static_assert(kChunk == kRows && kPrepared * 32 == kChunk);
 
 }  // namespace
 
 BlockScratch::BlockScratch(int tokens, int query_heads, int kv_heads, int head_dim, std::int64_t most_nodes,
                            CentroidKind kind) {
-  const auto whole = [](std::int64_t n) { return (n + kWhole - 1) / kWhole * kWhole; };
+  const auto whole = [](std::int64_t n) { return (n + kRows - 1) / kRows * kRows; };
   const bool spreads = kind == CentroidKind::q8_spreads;
   const std::int64_t columns = columns_of(head_dim, spreads);
   rows = whole(std::int64_t{tokens} * (query_heads / kv_heads));
@@ -270,7 +266,7 @@ bool can_choose_for_block(int head_dim) {
   static const bool built = [] {
     cudaFuncAttributes found{};
     LODE_CUDA(cudaFuncGetAttributes(&found, pass_kernel<128, true, true, false>));
-    return found.maxThreadsPerBlock >= BlockShape<128, true>::kThreads;
+    return found.maxThreadsPerBlock >= kHostThreads;
   }();
   return built && (head_dim == 64 || head_dim == 128);
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // A pass over nodes and queries that choose together, on Hopper's matrix unit. Two passes of products of the
-// same form, of 256 rows that a block keeps in shared memory, or 192 in registers where there are spreads,
-// with tiles of 128 that one warpgroup brings while the others, each with 64 of the rows, multiply:
+// same form, of 256 rows that a block keeps in shared memory with tiles of 128 that one warpgroup brings
+// while four multiply:
 //
 //   sums     rows are queries, tiles are centroids: log2 sum_j N_j exp(z_j) of each query
 //   weights  rows are centroids, tiles are queries: the sum over queries of what each makes of a centroid
 //
-// Scores are made twice and never stored. Products and exponentials (16 a cycle and processor) take about as
-// long: warpgroups take those of their own products while others multiply. Sums stay in a thread until the
-// end: rows of a product lie in threads.
+// Scores are made twice and never stored. Exponentials set the pace (16 a cycle and processor): warpgroups
+// take those of their products of 64 x 128 while others multiply. Sums stay in a thread until the end:
+// rows of a product lie in threads.
 //
 // Spreads are a second product, of the squares of a query's length in each plane with variances; both lie
 // behind the other columns, as bfloat16, whose range holds them in units in which their product w is 4 at the
@@ -28,7 +28,8 @@
 
 namespace lode::cuda {
 
-inline constexpr int kTileRows = 128, kGroupThreads = 128;
+inline constexpr int kRows = 256, kTileRows = 128, kGroupThreads = 128;
+inline constexpr int kTeams = 4;                // warpgroups that multiply
 inline constexpr float kNoKeys = -1e30f;        // log2 of their number, and still 0 if multiplied with 0
 inline constexpr float kLargestFactor = 1e15f;  // of two: what they make of a sum of products is a float
 inline constexpr float kLeastSum = 0x1p-80f, kLargestSum = 0x1p80f;  // else exponentials get a new base
@@ -41,15 +42,11 @@ constexpr int columns_of(int head_dim, bool spreads) {
 /// A tile lies as panels of 64 columns in the matrix unit's 128-byte swizzle, as in prefill_hopper.cu.
 template <int D, bool kSpreads>
 struct BlockShape {
-  static constexpr int kColumns = columns_of(D, kSpreads), kPanels = kColumns / 64, kStages = 4;
-  static constexpr int kTeams = kSpreads ? 3 : 4;                  // warpgroups that multiply
-  static constexpr int kRegisters = kSpreads ? 160 : 112;          // of their threads
-  static constexpr int kSteps = D / 16 + (kSpreads ? D / 32 : 0);  // of 16 columns
-  static constexpr int kRows = kTeams * 64, kThreads = (1 + kTeams) * kGroupThreads;
+  static constexpr int kColumns = columns_of(D, kSpreads), kPanels = kColumns / 64,
+                       kStages = kPanels > 2 ? 2 : 4;
   static constexpr int kPanel = kTileRows * 128, kTile = kPanels * kPanel;  // bytes
   static constexpr int kStage = kTile + kTileRows * 8;                      // and two floats a row
-  static constexpr int kOfRows = kSpreads ? 0 : 2 * kTile;
-  static constexpr int kShared = kOfRows + kStages * kStage + 1024 + 128;
+  static constexpr int kShared = 2 * kTile + kStages * kStage + 1024 + 128;
 };
 
 struct BlockParams {
@@ -82,8 +79,8 @@ template <int D, bool kSpreads, bool kOfQueries, bool kSquares>
 class BlockPass {
   using S = BlockShape<D, kSpreads>;
   static constexpr int kStages = S::kStages;
-  static constexpr int kColumns = kSpreads ? 64 : 128;  ///< of a product
-  using Products = float[kColumns / 2];
+  using Products = float[kTileRows / 2];
+  using Gains = __half2[kTileRows / 4];  ///< what log2 N is multiplied by
 
  public:
   __device__ BlockPass(const BlockParams& p, char* memory)
@@ -91,7 +88,7 @@ class BlockPass {
         base_((shared_address(memory) + 1023) / 1024 * 1024),
         memory_(memory + (base_ - shared_address(memory))),
         head_(static_cast<int>(blockIdx.y)),
-        first_(static_cast<int>(blockIdx.x) * S::kRows),
+        first_(static_cast<int>(blockIdx.x) * kRows),
         team_(__shfl_sync(~0u, static_cast<int>(threadIdx.x) / kGroupThreads - 1, 0)),
         warp_(static_cast<int>(threadIdx.x) / 32 % 4),
         lane_(static_cast<int>(threadIdx.x) % 32) {
@@ -104,7 +101,7 @@ class BlockPass {
       stationary().init(kGroupThreads);
       for (int i = 0; i < kStages; ++i) {
         full(i).init(kGroupThreads);
-        empty(i).init(4 * S::kTeams);  // the warps that multiply
+        empty(i).init(4 * kTeams);  // the warps that multiply
       }
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -113,13 +110,13 @@ class BlockPass {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
       bring();
     } else {
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::kRegisters));
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
       multiply();
     }
   }
 
  private:
-  static constexpr int kTilesAt = S::kOfRows, kBarriersAt = kTilesAt + kStages * S::kStage;
+  static constexpr int kTilesAt = 2 * S::kTile, kBarriersAt = kTilesAt + kStages * S::kStage;
   __device__ unsigned tile_at(int slot) const {
     return base_ + kTilesAt + static_cast<unsigned>(slot) * S::kStage;
   }
@@ -129,13 +126,10 @@ class BlockPass {
 
   /// A tile is announced once the next is under way, or earlier where there is no room yet for the next.
   __device__ void bring() const {
-    int waiting = -1;
-    if constexpr (!kSpreads) {
-      load_rows(first_ / kTileRows, base_);
-      load_rows(first_ / kTileRows + 1, base_ + S::kTile);
-      commit();
-      waiting = kStages;  // that is the rows
-    }
+    load_rows(first_ / kTileRows, base_);
+    load_rows(first_ / kTileRows + 1, base_ + S::kTile);
+    commit();
+    int waiting = kStages;  // that is the rows
     for (int tile = 0; tile < tiles_; ++tile) {
       const int slot = tile % kStages;
       if (tile >= kStages) {
@@ -222,65 +216,47 @@ class BlockPass {
 
   __device__ void multiply() {
     take_rows();
-    if constexpr (!kSpreads) stationary().wait(0);
+    stationary().wait(0);
     for (int tile = 0; tile < tiles_; ++tile) {
       const int slot = tile % kStages;
       full(slot).wait(tile / kStages % 2);
-#pragma unroll
-      for (int first = 0; first < kTileRows; first += kColumns) {
-        Products x;
-        if constexpr (kSpreads) {
-          Products y;
-          start<__nv_bfloat16, D / 16, D / 32>(slot, first, y);
-          start<__half, 0, D / 16>(slot, first, x);
-          wait_for_products<1>(y);
-          bend(y);
-          wait_for_products<0>(x);
-          add(slot, first, x, y);
-        } else {
-          start<__half, 0, D / 16>(slot, first, x);
-          wait_for_products<0>(x);
-          add(slot, first, x);
-        }
+      Products x;
+      if constexpr (kSpreads) {
+        start<__nv_bfloat16, D / 16, D / 32>(slot, x);
+        wait_for_products<0>(x);
+        Gains gains;
+        bend(x, gains);
+        start<__half, 0, D / 16>(slot, x);
+        wait_for_products<0>(x);
+        add(slot, x, gains);
+      } else {
+        start<__half, 0, D / 16>(slot, x);
+        wait_for_products<0>(x);
+        add(slot, x);
       }
       if (lane_ == 0) empty(slot).arrive();
     }
     finish();
   }
-  /// Products of this warpgroup's 64 rows (in registers where there are spreads) with those of a tile from
-  /// `first` on, of kSteps times 16 columns from kFirst times 16 on.
+  /// Products of this warpgroup's 64 rows with those of a tile, of kSteps times 16 columns from kFirst times
+  /// 16 on. As wide as they can be: each takes the unit some 35 cycles beside its own 64.
   template <class T, int kFirst, int kSteps>
-  __device__ void start(int slot, int first, Products& s) const {
+  __device__ void start(int slot, Products& s) const {
     const auto team = static_cast<unsigned>(team_);
     const unsigned long long own = descriptor(base_ + team / 2 * S::kTile + team % 2 * 64 * 128, 16, 1024),
-                             its = descriptor(tile_at(slot) + static_cast<unsigned>(first) * 128, 16, 1024);
+                             its = descriptor(tile_at(slot), 16, 1024);
     fence_products();
 #pragma unroll
     for (int k = kFirst; k < kFirst + kSteps; ++k) {
       const auto at = static_cast<unsigned>(k / 4 * S::kPanel + k % 4 * 32);
-      if constexpr (kSpreads)
-        Unit<T>::scores(s, rows_[k], its + (at >> 4), k > kFirst);
-      else
-        Unit<T>::scores(s, own + (at >> 4), its + (at >> 4), k > kFirst);
+      Unit<T>::scores(s, own + (at >> 4), its + (at >> 4), k > kFirst);
     }
     commit_products();
-  }
-  /// Whether this warpgroup's rows are any: their number is whole tiles.
-  __device__ bool has_rows() const {
-    return first_ + team_ * 64 < (kOfQueries ? p_.all_rows : p_.all_nodes);
   }
   __device__ int row_of(int half) const {
     return first_ + team_ * 64 + warp_ * 16 + lane_ / 4 + 8 * half;
   }
   __device__ void take_rows() {
-    if (!has_rows()) return;
-    if constexpr (kSpreads) {
-#pragma unroll
-      for (int k = 0; k < S::kSteps; ++k) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) rows_[k][i] = numbers(row_of(i % 2), k * 16 + i / 2 * 8 + lane_ % 4 * 2);
-      }
-    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const std::int64_t row = row_of(i), query = head_ * p_.all_rows + row,
@@ -291,74 +267,64 @@ class BlockPass {
         unit_[i] = p_.log_keys[node];
     }
   }
-  /// Of a row, `column` and the next.
-  __device__ unsigned numbers(std::int64_t row, int column) const {
-    if constexpr (kOfQueries) {
-      return *reinterpret_cast<const unsigned*>(p_.q + (head_ * p_.all_rows + row) * S::kColumns + column);
-    } else {
-      const std::int64_t tile = row / kTileNodes, node = row % kTileNodes;
-      if (tile >= p_.tiles()) return 0;
-      const std::int64_t eight =
-          (((head_ * p_.tiles() + tile) * (S::kColumns / kPieceDims) + column / kPieceDims) * 2 + node / 8) *
-              32 +
-          node % 8 * 4 + column % kPieceDims / 8;  // as load_nodes has them
-      return *reinterpret_cast<const unsigned*>(p_.halves + eight * 16 + column % 8 * 2);
-    }
-  }
   template <class T>
   __device__ T beside(int slot, int column) const {  // of it + 2 (lane % 4) and the next
     return reinterpret_cast<const T*>(memory_ + kTilesAt + slot * S::kStage +
                                       S::kTile)[column / 2 + lane_ % 4];
   }
 
-  /// Squares times variances become g(w).
-  static __device__ void bend(Products& y) {
+  /// Squares times variances become g(w) = r + max(0, 1 - r / 2)^2, r being the root, in half the registers.
+  static __device__ void bend(Products& y, Gains& gains) {
     float one = 1.0f;
     asm("" : "+f"(one));  // in a register: an instruction holds one constant
 #pragma unroll
-    for (float& w : y)
-      asm("{\n.reg .pred p;\nsetp.gt.f32 p, %0, 0f40800000;\n@p sqrt.approx.ftz.f32 %0, %0;\n"
-          "@!p fma.rn.ftz.f32 %0, %0, 0f3e800000, %1;\n}"
-          : "+f"(w)
-          : "f"(one));
+    for (float& w : y) {
+      const float root = sqrt_fast(w), before = __saturatef(fmaf(root, -0.5f, one));
+      w = fmaf(before, before, root);
+    }
+    const __half2 most = __float2half2_rn(65504.0f);
+#pragma unroll
+    for (int i = 0; i < kTileRows / 4; ++i)
+      gains[i] = __hmin2(__floats2half2_rn(y[2 * i], y[2 * i + 1]), most);
   }
   /// Products become logits to the base 2 beyond the base of their sum, or logarithms of weights. `gains` are
   /// what log2 N is multiplied by.
-  template <class... Gains>
-  __device__ void to_logits(int slot, int first, Products& s, const Gains&... gains) const {
+  template <class... OfSpreads>
+  __device__ void to_logits(int slot, Products& s, const OfSpreads&... gains) const {
 #pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n) {
+    for (int n = 0; n < kTileRows / 8; ++n) {
       float4 factors = {};
       float2 log_keys = {};
       if constexpr (kOfQueries)
-        log_keys = beside<float2>(slot, first + 8 * n);
+        log_keys = beside<float2>(slot, 8 * n);
       else
-        factors = beside<float4>(slot, first + 8 * n);
+        factors = beside<float4>(slot, 8 * n);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int i = 4 * n + 2 * half;
-        if constexpr (kOfQueries && kSpreads) {
-          const float base = base_of_sum_[half], unit = unit_[half];
-          s[i] = fmaf(log_keys.x, (gains[i], ...), fmaf(s[i], unit, -base));
-          s[i + 1] = fmaf(log_keys.y, (gains[i + 1], ...), fmaf(s[i + 1], unit, -base));
+        const float base = base_of_sum_[half], unit = unit_[half];
+        if constexpr (kSpreads) {
+          const float2 gain = __half22float2((gains[i / 2], ...));
+          if constexpr (kOfQueries) {
+            s[i] = fmaf(log_keys.x, gain.x, fmaf(s[i], unit, -base));
+            s[i + 1] = fmaf(log_keys.y, gain.y, fmaf(s[i + 1], unit, -base));
+          } else {
+            s[i] = fmaf(unit, gain.x, fmaf(s[i], factors.x, factors.y));
+            s[i + 1] = fmaf(unit, gain.y, fmaf(s[i + 1], factors.z, factors.w));
+          }
         } else if constexpr (kOfQueries) {
-          const float base = base_of_sum_[half], unit = unit_[half];
           s[i] = fmaf(s[i], unit, log_keys.x - base);
           s[i + 1] = fmaf(s[i + 1], unit, log_keys.y - base);
         } else {
           s[i] = fmaf(s[i], factors.x, factors.y);
           s[i + 1] = fmaf(s[i + 1], factors.z, factors.w);
-          if constexpr (kSpreads) {
-            s[i] = fmaf(unit_[half], (gains[i], ...), s[i]);
-            s[i + 1] = fmaf(unit_[half], (gains[i + 1], ...), s[i + 1]);
-          }
         }
       }
     }
   }
-  template <class... Gains>
-  __device__ void add(int slot, int first, Products& s, const Gains&... gains) {
-    to_logits(slot, first, s, gains...);
+  template <class... OfSpreads>
+  __device__ void add(int slot, Products& s, const OfSpreads&... gains) {
+    to_logits(slot, s, gains...);
     if constexpr (kOfQueries)
       add_sums(s);
     else
@@ -373,7 +339,7 @@ class BlockPass {
       if (sum > kLargestSum || sum < kLeastSum) {
         float high = kNoKeys;
 #pragma unroll
-        for (int n = 0; n < kColumns / 8; ++n)
+        for (int n = 0; n < kTileRows / 8; ++n)
           high = fmaxf(high, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
         if (high > 0.5f * kNoKeys) {  // else nothing counts
           float before = 0.0f;
@@ -389,7 +355,7 @@ class BlockPass {
   static __device__ float exponentials(const Products& s, int half, const Shifted& shifted) {
     float sum = 0.0f, other = 0.0f;
 #pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n) {
+    for (int n = 0; n < kTileRows / 8; ++n) {
       sum += exp2_fast(shifted(s[4 * n + 2 * half]));
       other += exp2_fast(shifted(s[4 * n + 2 * half + 1]));
     }
@@ -398,7 +364,7 @@ class BlockPass {
   __device__ void add_weights(const Products& s) {
     float sum[4] = {};
 #pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) {
+    for (int i = 0; i < kTileRows / 2; ++i) {
       const float weight = exp2_fast(s[i]);
       sum[i % 4] = kSquares ? fmaf(weight, weight, sum[i % 4]) : sum[i % 4] + weight;
     }
@@ -408,7 +374,6 @@ class BlockPass {
 
   /// The four threads of a row make one sum of theirs.
   __device__ void finish() {
-    if (!has_rows()) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = row_of(half);
@@ -445,8 +410,7 @@ class BlockPass {
   char* const memory_;
   const int head_, first_, team_, warp_, lane_;
   int tiles_;
-  unsigned rows_[kSpreads ? S::kSteps : 1][4] = {};  // as operands
-  float unit_[2] = {};                               // of rows: queries' unscale, or nodes' log2 N
+  float unit_[2] = {};  // of rows: queries' unscale, or nodes' log2 N
   float base_of_sum_[2] = {}, sum_[2] = {};
 };
 

@@ -80,39 +80,31 @@ __device__ __forceinline__ void wait_for_products(float (&c)[N]) {
       "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),            \
       "+f"(c[30]), "+f"(c[31])
 
-// c (+)= a b, 64 x 128 x 16, or 64 x 64 x 16. Both from shared memory, or a from registers, columns of a
-// product contiguous; or a from registers and b with its rows contiguous.
-#define LODE_PRODUCTS(type)                                                                                 \
-  static __device__ __forceinline__ void scores(float(&c)[64], unsigned long long a, unsigned long long b,  \
-                                                int add) {                                                  \
-    asm volatile(                                                                                           \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." type       \
-        "." type " " LODE_SUMS ", %64, %65, p, 1, 1, 0, 0;\n}"                                              \
-        : LODE_SUM_OPERANDS(c)                                                                              \
-        : "l"(a), "l"(b), "r"(add));                                                                        \
-  }                                                                                                         \
-  static __device__ __forceinline__ void scores(float(&c)[32], unsigned long long a, unsigned long long b,  \
-                                                int add) {                                                  \
-    asm volatile(                                                                                           \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type        \
-        "." type " " LODE_FEW_SUMS ", %32, %33, p, 1, 1, 0, 0;\n}"                                          \
-        : LODE_FEW_SUM_OPERANDS(c)                                                                          \
-        : "l"(a), "l"(b), "r"(add));                                                                        \
-  }                                                                                                         \
-  static __device__ __forceinline__ void scores(float(&c)[32], const unsigned(&a)[4], unsigned long long b, \
-                                                int add) {                                                  \
-    asm volatile(                                                                                           \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type        \
-        "." type " " LODE_FEW_SUMS ", {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"                            \
-        : LODE_FEW_SUM_OPERANDS(c)                                                                          \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                                    \
-  }                                                                                                         \
-  static __device__ __forceinline__ void outputs(float(&c)[64], const unsigned(&a)[4],                      \
-                                                 unsigned long long b) {                                    \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " " LODE_SUMS                 \
-                 ", {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"                                                 \
-                 : LODE_SUM_OPERANDS(c)                                                                     \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                     \
+// c (+)= a b, 64 x 128 x 16, or 64 x 64 x 16. Both from shared memory, columns of a product contiguous; or a
+// from registers and b with its rows contiguous.
+#define LODE_PRODUCTS(type)                                                                                \
+  static __device__ __forceinline__ void scores(float(&c)[64], unsigned long long a, unsigned long long b, \
+                                                int add) {                                                 \
+    asm volatile(                                                                                          \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." type      \
+        "." type " " LODE_SUMS ", %64, %65, p, 1, 1, 0, 0;\n}"                                             \
+        : LODE_SUM_OPERANDS(c)                                                                             \
+        : "l"(a), "l"(b), "r"(add));                                                                       \
+  }                                                                                                        \
+  static __device__ __forceinline__ void scores(float(&c)[32], unsigned long long a, unsigned long long b, \
+                                                int add) {                                                 \
+    asm volatile(                                                                                          \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type       \
+        "." type " " LODE_FEW_SUMS ", %32, %33, p, 1, 1, 0, 0;\n}"                                         \
+        : LODE_FEW_SUM_OPERANDS(c)                                                                         \
+        : "l"(a), "l"(b), "r"(add));                                                                       \
+  }                                                                                                        \
+  static __device__ __forceinline__ void outputs(float(&c)[64], const unsigned(&a)[4],                     \
+                                                 unsigned long long b) {                                   \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " " LODE_SUMS                \
+                 ", {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"                                                \
+                 : LODE_SUM_OPERANDS(c)                                                                    \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                    \
   }
 
 template <class T>
