@@ -239,7 +239,7 @@ class Squeezed final : public ThresholdSelector,
     return true;
   }
   void append(std::int32_t sequence, KvLayer kv, Position far_end) override {
-    Index& index = indexes_[sequence];
+    Index& index = indexes_.try_emplace(sequence, Index{.spreads = own_.spreads}).first->second;
     if (index.metric.empty()) learn_metric(index, sequence, kv, far_end);  // never built
     while (index.end(sink()) + kGrowth <= far_end) {
       const Position begin = index.end(sink());
@@ -311,10 +311,11 @@ class Squeezed final : public ThresholdSelector,
 
  private:
   struct Index {
-    std::vector<ClusterSegment> segments;    // one after the other, from the sink on
-    std::vector<std::vector<float>> metric;  // [Hkv][d, d], of the context as it was first; empty: cosine
-    Position ordered_end = 0;                // rows of the parts that end up to it lie leaf by leaf
-    Spreads spreads = Spreads::none;         // of all parts: those of the first one, which may be a file's
+    std::vector<ClusterSegment> segments = {};  // one after the other, from the sink on
+    /// [Hkv][d, d], of the context as it was first; empty: cosine
+    std::vector<std::vector<float>> metric = {};
+    Position ordered_end = 0;         // rows of the parts that end up to it lie leaf by leaf
+    Spreads spreads = Spreads::none;  // of all parts, the spec's or a file's
     Position end(Position sink) const { return segments.empty() ? sink : segments.back().end; }
     /// Keys that shares are of: those of the first part.
     std::int64_t context() const {
@@ -341,7 +342,6 @@ class Squeezed final : public ThresholdSelector,
 
   void add(Index& index, KvLayer kv, Position begin, Position end) {
     ++version_;
-    if (index.segments.empty()) index.spreads = own_.spreads;
     const std::int64_t all = index.segments.empty() ? end - begin : index.context();
     ClusterSegment segment = {.begin = begin, .end = end, .heads = {}};
     for (int head = 0; head < geometry_.kv_heads; ++head) {
@@ -371,7 +371,7 @@ class Squeezed final : public ThresholdSelector,
     add(index, kv, begin, end);
   }
   void start(std::int32_t sequence, KvLayer kv) override {
-    Index& index = indexes_[sequence] = {};
+    Index& index = indexes_[sequence] = {.spreads = own_.spreads};
     const auto end = static_cast<Position>(kv.tokens);
     if (indexed_end(kv.tokens) <= sink()) learn_metric(index, sequence, kv, end);  // too short for a part
     ++version_;
@@ -396,14 +396,11 @@ class Squeezed final : public ThresholdSelector,
             .q8 = own_.q8};
   }
   void save_index(std::int32_t sequence, SectionWriter& out) const override {
-    const Index* const index = find(sequence);
-    save_segments(index != nullptr ? std::span(index->segments) : std::span<const ClusterSegment>{},
-                  shape(levels(sequence), index != nullptr ? index->spreads : own_.spreads), out);
+    const auto found = indexes_.find(sequence);
+    const Index none = {.spreads = own_.spreads}, &index = found != indexes_.end() ? found->second : none;
+    save_segments(index.segments, shape(levels(sequence), index.spreads), out);
     std::vector<float> metric;  // [Hkv, d, d]
-    if (const auto found = indexes_.find(sequence); found != indexes_.end()) {
-      for (const std::vector<float>& head : found->second.metric)
-        metric.insert(metric.end(), head.begin(), head.end());
-    }
+    for (const std::vector<float>& head : index.metric) metric.insert(metric.end(), head.begin(), head.end());
     out.add<float>("metric", metric);
   }
   /// Only an index without parts may be without the metric that the spec asks for.

@@ -28,6 +28,7 @@ struct Shape {
   float width = 1.0f;
   bool squares = false;
   CentroidKind kind = CentroidKind::f16;
+  bool adds = true;  // scores add the spreads that there are
 };
 
 struct Level {
@@ -121,7 +122,7 @@ double logit(const Case& c, const Level& level, const float* q, int h, int node)
     variance += own * own * static_cast<signed char>(level.spreads[row * planes + j % planes]) *
                 static_cast<double>(level.spread_scales[row]);
   }
-  if (s.kind != CentroidKind::q8_spreads) return z;
+  if (s.kind != CentroidKind::q8_spreads || !s.adds) return z;
   const double deviation = std::sqrt(variance),
                most = std::sqrt(2.0 * std::log(level.keys[static_cast<std::size_t>(node)])),
                below = std::min(deviation, most);
@@ -270,7 +271,7 @@ Outcome run(const Case& c, const Expected& e, std::int64_t capacity, int begin =
     places.push_back({0, kSink + c.counted_keys + kBehind + kWindow - 1 + t});
   std::vector<ClusterStep> steps;
   for (const double threshold : e.thresholds)
-    steps.push_back({threshold, c.part_count, kSink, kSink + c.counted_keys});
+    steps.push_back({threshold, c.part_count, kSink, kSink + c.counted_keys, s.adds ? 1 : 0});
   Rows keys, top;
   for (int h = 0; h < s.kv_heads; ++h) {
     keys.insert(keys.end(), c.rows[static_cast<std::size_t>(h)].begin(),
@@ -397,6 +398,9 @@ LODE_TEST(cluster_levels_keep_what_is_above_their_thresholds) {
     }
     ++seed;
   }
+  Shape unasked = {8, 2, 64, {50, 9}, {5, 9}, 5, 5};
+  unasked.kind = CentroidKind::q8_spreads, unasked.adds = false;
+  check_case(make_case(unasked, 76), "spreads that nobody asks for");
   Case bad = make_case({8, 2, 64, {50}, {5, 9}, 2, 2}, 77);
   bad.q[5] = std::numeric_limits<float>::quiet_NaN();
   bad.q[64 * 4 + 1] = -std::numeric_limits<float>::infinity();

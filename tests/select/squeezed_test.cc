@@ -441,40 +441,6 @@ TEST(Squeezed, ALongAnswerIsClusteredInSteps) {
   EXPECT_EQ(saved.segments.back().end, 300 + (900 - 16 + 1 - 300 - 1) / 128 * 128);
 }
 
-// A context too short for an index still gives the metric by which a long answer is clustered, and a file
-// keeps it.
-TEST(Squeezed, AnAnswerToAShortContextIsClusteredByItsQueries) {
-  ThreadPool pool(2);
-  World world({.kv_heads = 1, .group = 2, .dense = {1, 16}});
-  const LayerGeometry geometry = world.geometry(pool);
-  const char* const spec = "squeezed:sparsity=0.9,clusters=10%,spread=on";
-  const auto selector = make(spec, geometry), loaded = make(spec, geometry);
-  write(world, *selector, 90);
-  build(world, *selector);
-  const std::filesystem::path path =
-      std::filesystem::path(testing::TempDir()) / ("short-" + std::to_string(getpid()));
-  ContainerWriter out(path);
-  SectionWriter sections(out, "x/");
-  selector->save(0, sections);
-  out.finish();
-  const ContainerReader in(path);
-  EXPECT_EQ(SectionReader(in, "x/").values<float>("metric").size(), 64u * 64u);
-  SectionReader reader(in, "x/");
-  loaded->load(0, reader, world.store().layer(0));
-  write(world, *selector, 400, Phase::generation);
-  const auto end = static_cast<Position>(world.tokens() - 16);
-  selector->append(0, world.store().layer(0), end);
-  loaded->append(0, world.store().layer(0), end);
-  const ClusterShape shape = {
-      .heads = 1, .head_dim = 64, .levels = 1, .begin = 1, .spreads = Spreads::all, .q8 = true};
-  const Saved own(*selector, shape, world.tokens()), other(*loaded, shape, world.tokens());
-  ASSERT_EQ(own.segments.size(), 3u);
-  ASSERT_EQ(other.segments.size(), 3u);
-  for (std::size_t i = 0; i < 3; ++i)
-    EXPECT_EQ(own.segments[i].heads[0].rows, other.segments[i].heads[0].rows);
-  std::filesystem::remove(path);
-}
-
 /// Saves one selector's index and loads it into another.
 void hand_over(World& world, const Selector& from, Selector& to) {
   const std::filesystem::path path =
@@ -487,6 +453,34 @@ void hand_over(World& world, const Selector& from, Selector& to) {
   SectionReader reader(in, "x/");
   to.load(0, reader, world.store().layer(0));
   std::filesystem::remove(path);
+}
+
+// A context too short for an index still gives the metric by which a long answer is clustered, and a file
+// keeps it and whose scores add spreads.
+TEST(Squeezed, AnAnswerToAShortContextIsClusteredByItsQueries) {
+  ThreadPool pool(2);
+  World world({.kv_heads = 1, .group = 2, .dense = {1, 16}});
+  const LayerGeometry geometry = world.geometry(pool);
+  const std::string spec = "squeezed:sparsity=0.9,clusters=10%";
+  const auto selector = make(spec + ",spread=decode", geometry), loaded = make(spec, geometry),
+             again = make(spec, geometry);
+  write(world, *selector, 90);
+  build(world, *selector);
+  hand_over(world, *selector, *again);
+  hand_over(world, *again, *loaded);  // and what was read is written
+  write(world, *selector, 400, Phase::generation);
+  const auto end = static_cast<Position>(world.tokens() - 16);
+  selector->append(0, world.store().layer(0), end);
+  loaded->append(0, world.store().layer(0), end);
+  const ClusterShape shape = {
+      .heads = 1, .head_dim = 64, .levels = 1, .begin = 1, .spreads = Spreads::alone, .q8 = true};
+  const Saved own(*selector, shape, world.tokens()), other(*loaded, shape, world.tokens());
+  ASSERT_EQ(own.segments.size(), 3u);
+  ASSERT_EQ(other.segments.size(), 3u);
+  for (std::size_t i = 0; i < 3; ++i)
+    EXPECT_EQ(own.segments[i].heads[0].rows, other.segments[i].heads[0].rows);
+  const QueryBlock block = world.block(world.tokens() - 1, 1);
+  EXPECT_EQ(select(*loaded, block, geometry), select(*selector, block, geometry));
 }
 
 // A spec that does not say whether scores add spreads takes a file as it was indexed, and what comes later is

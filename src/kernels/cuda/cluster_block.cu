@@ -57,9 +57,11 @@ __device__ __forceinline__ uint4 times(unsigned low, unsigned high, float scale)
                     two_times<T>(high, 1, scale));
 }
 
+template <bool kSpreads>
 __device__ void prepare_node(const BlockParams& p, int head, int node) {
+  constexpr float kUnit = kSpreads ? 1.0f / kGainUnit : 1.0f;
   const int keys = node < p.nodes(head) ? p.first(head)[node + 1] - p.first(head)[node] : 0;
-  p.log_keys[head * p.all_nodes + node] = keys > 0 ? log2f(static_cast<float>(keys)) : kNoKeys;
+  p.log_keys[head * p.all_nodes + node] = kUnit * (keys > 0 ? log2f(static_cast<float>(keys)) : kNoKeys);
 }
 
 /// A warp for each query: scaled to a peak of 128 to 256. Then the nodes.
@@ -68,7 +70,8 @@ __global__ void prepare_kernel(const BlockParams p) {
   const int head = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x) % 32;
   const auto row_blocks = static_cast<unsigned>(p.all_rows / kPrepared);
   if (blockIdx.x >= row_blocks)
-    return prepare_node(p, head, static_cast<int>((blockIdx.x - row_blocks) * kChunk + threadIdx.x));
+    return prepare_node<kSpreads>(p, head,
+                                  static_cast<int>((blockIdx.x - row_blocks) * kChunk + threadIdx.x));
   constexpr int kEach = D / 32;
   const int row = static_cast<int>(blockIdx.x * kPrepared + threadIdx.x / 32);
   float x[kEach] = {};
@@ -100,9 +103,9 @@ __global__ void prepare_kernel(const BlockParams p) {
   if (lane == 0) p.unscale[at] = bad ? NAN : unit * kLog2e * p.task.tables.scales[head];
 }
 
-/// What makes a product w of variances and squares: none of a key alone.
+/// What makes a product of variances and squares the square of kGainUnit r: none of a key alone.
 __device__ float of_variances(float root, float log_keys) {
-  return log_keys > 0.0f ? fminf(2.0f * kLog2e / log_keys * root * root, kLargestFactor) : 0.0f;
+  return log_keys > 0.0f ? fminf(2.0f * kLog2e * kGainUnit / log_keys * root * root, kLargestFactor) : 0.0f;
 }
 
 /// Centroids in 8 bits times their scales, as pack_centroids lays halves, and variances: a warp for each tile

@@ -11,14 +11,15 @@
 // rows of a product lie in threads.
 //
 // Spreads are a second product, of the squares of a query's length in each plane with variances; both lie
-// behind the other columns, as bfloat16, whose range holds them in units in which their product w is 4 at the
-// bend: w = 2 s^2 / ln N of logits (select/squeezed.cc). What is added there and log N are to the base 2
-// together log2 N times
+// behind the other columns, as bfloat16, whose range holds them in units in which the root r of their product
+// is 2 at the bend: r^2 = 2 s^2 / ln N of logits (select/squeezed.cc). What is added there and log N are to
+// the base 2 together log2 N times
 //
-//   g(w) = 1 + w / 4 up to the bend, sqrt(w) behind it.
+//   g(r) = r + max(0, 1 - r / 2)^2,  which is 1 + r^2 / 4 up to the bend and r behind it.
 //
-// Roots are as slow as exponentials, so of as many again; they are taken while the first product is still
-// made.
+// Roots are as slow as exponentials, and there are as many again. What follows is made of halves, two at a
+// time, and stays half a register until the other product is there: 11 bits of kGainUnit g, which is a half
+// from the least g, 1, to 2^28.
 #pragma once
 
 #include "kernels/cuda/cluster_block.h"
@@ -32,6 +33,7 @@ inline constexpr int kRows = 256, kTileRows = 128, kGroupThreads = 128;
 inline constexpr int kTeams = 4;                // warpgroups that multiply
 inline constexpr float kNoKeys = -1e30f;        // log2 of their number, and still 0 if multiplied with 0
 inline constexpr float kLargestFactor = 1e15f;  // of two: what they make of a sum of products is a float
+inline constexpr float kRootOfGainUnit = 0x1p-6f, kGainUnit = kRootOfGainUnit * kRootOfGainUnit;
 inline constexpr float kLeastSum = 0x1p-80f, kLargestSum = 0x1p80f;  // else exponentials get a new base
 
 /// Of a row of halves. Spreads have a panel of their own, of which D / 2 columns are used.
@@ -55,7 +57,7 @@ struct BlockParams {
   int group = 0, rows = 0;           // of a KV head
   std::int64_t all_rows, all_nodes;  // in whole tiles
   __half* q = nullptr;               // [Hkv, all_rows, columns]
-  float* log_keys = nullptr;         // [Hkv, all_nodes] log2 N, kNoKeys for what does not count
+  float* log_keys = nullptr;         // [Hkv, all_nodes] log2 N, with spreads over kGainUnit; else kNoKeys
   float* unscale = nullptr;          // [Hkv, all_rows] from a product to a logit, to the base 2; NaN: no say
   float2* factors = nullptr;         // [Hkv, all_rows] a product's weight is exp2(x product + y)
   float* weights = nullptr;          // [Hkv, all_nodes]
@@ -80,7 +82,7 @@ class BlockPass {
   using S = BlockShape<D, kSpreads>;
   static constexpr int kStages = S::kStages;
   using Products = float[kTileRows / 2];
-  using Gains = __half2[kTileRows / 4];  ///< what log2 N is multiplied by
+  using Gains = __half2[kTileRows / 4];
 
  public:
   __device__ BlockPass(const BlockParams& p, char* memory)
@@ -273,19 +275,16 @@ class BlockPass {
                                       S::kTile)[column / 2 + lane_ % 4];
   }
 
-  /// Squares times variances become g(w) = r + max(0, 1 - r / 2)^2, r being the root, in half the registers.
-  static __device__ void bend(Products& y, Gains& gains) {
-    float one = 1.0f;
-    asm("" : "+f"(one));  // in a register: an instruction holds one constant
+  /// Squares times variances become gains.
+  static __device__ void bend(const Products& y, Gains& gains) {
+    const __half2 top = __float2half2_rn(kRootOfGainUnit), slope = __float2half2_rn(-0.5f / kRootOfGainUnit),
+                  most = __float2half2_rn(65504.0f);
 #pragma unroll
-    for (float& w : y) {
-      const float root = sqrt_fast(w), before = __saturatef(fmaf(root, -0.5f, one));
-      w = fmaf(before, before, root);
+    for (int i = 0; i < kTileRows / 4; ++i) {
+      const __half2 root = __hmin2(__floats2half2_rn(sqrt_fast(y[2 * i]), sqrt_fast(y[2 * i + 1])), most),
+                    before = __hfma2_relu(root, slope, top);
+      gains[i] = __hfma2(before, before, root);
     }
-    const __half2 most = __float2half2_rn(65504.0f);
-#pragma unroll
-    for (int i = 0; i < kTileRows / 4; ++i)
-      gains[i] = __hmin2(__floats2half2_rn(y[2 * i], y[2 * i + 1]), most);
   }
   /// Products become logits to the base 2 beyond the base of their sum, or logarithms of weights. `gains` are
   /// what log2 N is multiplied by.
@@ -394,7 +393,7 @@ class BlockPass {
   }
   /// Weights are a key's; with spreads, logarithms of them begin with log2 N.
   static __device__ float share_of_key(float log_keys) {
-    return kSpreads ? exp2f(-fmaxf(log_keys, 0.0f)) : 1.0f;
+    return kSpreads ? exp2f(-fmaxf(kGainUnit * log_keys, 0.0f)) : 1.0f;
   }
   /// Of a product's weight K exp(z) / sum_j N_j exp(z_j), such that sums over queries are means, or sums of
   /// squares are means of squares.
