@@ -543,10 +543,11 @@ std::vector<double> scaled_parts(const Json& row) {
 
 void latency_bars(const Section& s, const std::vector<Json>& rows, const std::string& what,
                   const std::string& warning) {
-  BarChart chart = {.title = "Attention of one layer, " + what,
-                    .mark_title = "plain read of as many bytes",
-                    .x = {.title = "median time", .unit = Axis::Unit::microseconds},
-                    .parts = {"select", "attend", "merge"}};
+  BarChart chart;
+  chart.title = "Attention of one layer, " + what;
+  chart.mark_title = "plain read of as many bytes";
+  chart.x = {.title = "median time", .unit = Axis::Unit::microseconds};
+  chart.parts = {"select", "attend", "merge"};
   const double full = rows.empty() ? 0 : member(rows.front(), "median_us");
   bool merges = false;
   for (const Json& row : rows) {
