@@ -344,8 +344,10 @@ void GpuClusters::begin(const GpuStep& step) {
   while (to.parts < std::ssize(ends_) && ends_[static_cast<std::size_t>(to.parts)] <= far_end)
     to.end = ends_[static_cast<std::size_t>(to.parts++)];
   std::fill_n(steps, cuda::kMostClusterLevels, to);
-  const std::vector<double>& thresholds = choice->thresholds[static_cast<std::size_t>(kind)];
-  for (std::size_t l = 0; l < thresholds.size(); ++l) steps[l].threshold = thresholds[l];
+  // Of a question that is cut into stretches, also the last and shorter one has theirs, as on the host.
+  const std::int64_t together = stretch_of_questions_ == 0 ? count : stretch_of_questions_;
+  for (int l = 0; l < choice->thresholds.levels(); ++l)
+    steps[l].threshold = choice->thresholds.of(kind, together, l);
 }
 
 cuda::ClusterTables GpuClusters::tables(int layer) const {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sections of a saved calibration: calibration = {queries, levels, thresholds [2, levels], {sparsity, mass,
-// error} [2]} float64, and summary, a line of text that `inspect` shows.
+// error} [2], powers [levels]} float64, and summary, a line of text that `inspect` shows. Files of before
+// have no powers: one threshold for questions of any length.
 #include "select/calibration.h"
 
 #include <fmt/format.h>
@@ -11,7 +12,6 @@
 
 #include "io/container.h"
 #include "lodestone/error.h"
-#include "select/observed_queries.h"
 
 namespace lode {
 
@@ -66,10 +66,18 @@ double ScoreHistogram::total() const {
   return std::accumulate(weights_.begin(), weights_.end(), 0.0);
 }
 
+double Thresholds::of(QueryKind kind, std::int64_t tokens, int level) const {
+  const auto l = static_cast<std::size_t>(level);
+  const double threshold = at[static_cast<std::size_t>(kind)][l];
+  if (kind == QueryKind::alone || power[l] == 0.0) return threshold;
+  return threshold * std::pow(static_cast<double>(std::min(tokens, most)) / kFew, power[l]);
+}
+
 void Calibration::save(SectionWriter& out, const Target& target) const {
-  std::vector<double> numbers = {static_cast<double>(queries), static_cast<double>(thresholds[0].size())};
-  for (const auto& levels : thresholds) numbers.insert(numbers.end(), levels.begin(), levels.end());
+  std::vector<double> numbers = {static_cast<double>(queries), static_cast<double>(thresholds.levels())};
+  for (const auto& levels : thresholds.at) numbers.insert(numbers.end(), levels.begin(), levels.end());
   for (const Achieved& a : held_out) numbers.insert(numbers.end(), {a.sparsity, a.mass, a.error});
+  numbers.insert(numbers.end(), thresholds.power.begin(), thresholds.power.end());
   out.add<double>("calibration", numbers);
   const auto achieved = [](const char* who, const Achieved& a) {
     return fmt::format("{}: sparsity {:.3f}, mass {:.3f}, output error {:.3f}", who, a.sparsity, a.mass,
@@ -90,16 +98,18 @@ Calibration Calibration::load(const SectionReader& in) {
   require(numbers.size() >= 2, "a calibration");
   require(std::all_of(numbers.begin(), numbers.end(), [](double x) { return std::isfinite(x) && x >= 0.0; }),
           "finite figures that are not negative in the calibration");
-  require(numbers[0] == 0.0 || (numbers[0] >= 1.0 && numbers[0] <= ObservedQueries::kTokens),
-          "a calibration on at most 100 queries");
+  require(numbers[0] == 0.0 || (numbers[0] >= 1.0 && numbers[0] <= kMost),
+          "a calibration on at most 128 queries");
   require(numbers[1] <= kMostLevels && (numbers[0] == 0.0) == (numbers[1] == 0.0),
           "levels with a calibration");
   const auto own = static_cast<std::int64_t>(numbers[1]);
-  require(std::ssize(numbers) == 2 + 2 * own + 6, "one threshold a level in the calibration");
+  const std::int64_t before = 2 + 2 * own + 6;  // numbers of a file without powers
+  require(std::ssize(numbers) == before || std::ssize(numbers) == before + own,
+          "one threshold a level in the calibration");
   Calibration c;
   c.queries = static_cast<std::int64_t>(numbers[0]);
   auto at = numbers.begin() + 2;
-  for (auto& thresholds : c.thresholds) {
+  for (auto& thresholds : c.thresholds.at) {
     thresholds.assign(at, at + own);
     at += own;
   }
@@ -107,6 +117,9 @@ Calibration Calibration::load(const SectionReader& in) {
     a = {at[0], at[1], at[2]};
     at += 3;
   }
+  c.thresholds.power.assign(at, numbers.end());
+  c.thresholds.power.resize(static_cast<std::size_t>(own));
+  c.thresholds.most = std::max<std::int64_t>(1, c.queries);
   return c;
 }
 

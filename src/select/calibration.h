@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -59,13 +60,28 @@ struct Achieved {
 enum class QueryKind { together, alone };
 inline constexpr std::array<QueryKind, 2> kQueryKinds = {QueryKind::together, QueryKind::alone};
 
-struct Calibration {
-  std::int64_t queries = 0;                       ///< calibrated on; 0 = never calibrated
-  std::array<std::vector<double>, 2> thresholds;  // [QueryKind][levels]
-  std::array<Achieved, 2> held_out;               // [QueryKind]
+/// By level. The more tokens choose together, the more clusters some of them give a high score, and the
+/// higher the threshold that leaves out as many: a power of their number, between two numbers that are
+/// calibrated. It does not grow for ever: above the larger number the threshold stays.
+struct Thresholds {
+  static constexpr std::int64_t kFew = 16;  ///< tokens that `at` is for, where they choose together
 
-  const std::vector<double>& of(QueryKind kind) const { return thresholds[static_cast<std::size_t>(kind)]; }
-  std::vector<double>& of(QueryKind kind) { return thresholds[static_cast<std::size_t>(kind)]; }
+  std::array<std::vector<double>, 2> at;  // [QueryKind][levels]
+  std::vector<double> power;              // [levels], where they choose together
+  std::int64_t most = kFew;               ///< tokens, the larger number
+
+  std::int64_t levels() const { return std::ssize(at[0]); }
+  /// 0 keeps everything.
+  double of(QueryKind kind, std::int64_t tokens, int level) const;
+};
+
+struct Calibration {
+  /// Queries calibrated on, at most.
+  static constexpr std::int64_t kMost = 128;
+
+  std::int64_t queries = 0;  ///< calibrated on; 0 = never calibrated
+  Thresholds thresholds;
+  std::array<Achieved, 2> held_out;  // [QueryKind]
 
   void save(SectionWriter& out, const Target& target) const;
   static Calibration load(const SectionReader& in);  ///< InputError when it cannot be one

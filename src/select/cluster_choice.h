@@ -2,7 +2,6 @@
 // How a selector that keeps clusters above a threshold names them, for a device that chooses in its place.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -23,10 +22,10 @@ inline constexpr int kMostDeviceLevels = 8;
 /// that count. Below the coarsest level clusters are compared, and j runs over them, where their parent is
 /// kept.
 struct ClusterChoice {
-  std::int64_t version = 0;                       ///< another one: other clusters
-  std::span<const ClusterSegment> segments;       ///< one after the other, from the sink on
-  std::array<std::vector<double>, 2> thresholds;  // [QueryKind][levels]; 0 keeps everything
-  bool squares = false;                           ///< the root of the mean square
+  std::int64_t version = 0;                  ///< another one: other clusters
+  std::span<const ClusterSegment> segments;  ///< one after the other, from the sink on
+  Thresholds thresholds;
+  bool squares = false;  ///< the root of the mean square
   Spreads spreads = Spreads::none;
 };
 

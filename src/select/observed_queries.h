@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The last queries of a context, which methods calibrate on: what users will ask is not known yet, and these
-// are the nearest thing to it (Squeezed Attention, section 6.1: the last 100 tokens).
+// The last queries of a context, by which methods judge keys: what users will ask is not known yet, and these
+// are the nearest thing to it.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,6 @@ namespace lode {
 
 class ObservedQueries {
  public:
-  /// Of how many tokens, if not as many as Squeezed Attention looks at.
-  static constexpr std::int64_t kTokens = 100;
-  ObservedQueries() = default;
   explicit ObservedQueries(std::int64_t most) : most_(most) {}
 
   /// Takes the context tokens of a write; a gap forgets what was before it.
@@ -29,7 +26,7 @@ class ObservedQueries {
   std::int64_t bytes() const { return static_cast<std::int64_t>(q_.capacity() * sizeof(float)); }
 
  private:
-  std::int64_t most_ = kTokens;
+  std::int64_t most_;
   Position begin_ = 0;
   std::int64_t width_ = 0;  // Hq * d
   std::vector<float> q_;    // [tokens, Hq, d]

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/threads.h"
 #include "kernels/exponentials.h"
@@ -38,35 +39,31 @@ double add_square(std::span<const float> q, double weight, std::vector<double>& 
   return weight;
 }
 
-/// The sample's queries [tokens, Hq, d] as they would be behind the context.
-std::vector<float> turned(const QuerySample& sample, const LayerGeometry& geometry, Position position) {
-  std::vector<float> out;
-  for (std::int64_t i = 0; i < sample.tokens(); ++i) {
-    const std::span<const float> token = sample.token(i);
-    out.insert(out.end(), token.begin(), token.end());
-    if (geometry.rope != nullptr)
-      geometry.rope->rotate(std::span(out).last(token.size()),
-                            position + static_cast<Position>(i * kSpread / sample.tokens()));
-  }
-  return out;
-}
-
-/// The root of sum p^2 of each query over the keys of its KV head; 0 for one that is not a number.
+/// The root of sum p^2 of each query over the keys of its KV head; 0 for one that is not a number. The
+/// queries of a group go over the keys together.
 std::vector<double> sharpness(std::span<const float> queries /*[n, d]*/, const LayerGeometry& geometry,
                               const KeyRange& keys) {
-  const std::int64_t d = geometry.head_dim, heads = geometry.query_heads, count = keys.end - keys.begin;
+  const std::int64_t d = geometry.head_dim, group = geometry.group(), count = keys.end - keys.begin;
   std::vector<double> out(queries.size() / static_cast<std::size_t>(d), 1.0);
   if (count <= 0) return out;
-  geometry.pool->for_each(std::ssize(out), [&](std::int64_t item, int) {
-    std::vector<float> q(queries.begin() + item * d, queries.begin() + (item + 1) * d),
-        z(static_cast<std::size_t>(count));
+  std::vector<std::vector<float>> scratch(static_cast<std::size_t>(geometry.pool->size()));
+  geometry.pool->for_each(std::ssize(out) / group, [&](std::int64_t item, int worker) {
+    std::vector<float>& z = scratch[static_cast<std::size_t>(worker)];  // [G, count]
+    z.resize(static_cast<std::size_t>(group * count));
+    const auto begin = queries.begin() + item * group * d;
+    std::vector<float> q(begin, begin + group * d);
     for (float& x : q) x *= geometry.scale;
-    const auto head = static_cast<std::size_t>(item % heads / geometry.group());
-    kernels().score_run(q.data(), 1, keys.kv.heads[head], keys.begin, keys.end, z.data(), count);
-    const double total = exponential_kernels().weigh(z.data(), nullptr, count);
-    double squares = 0.0;
-    for (const float x : z) squares += static_cast<double>(x) * x;
-    out[static_cast<std::size_t>(item)] = total > 0.0 ? std::sqrt(squares) / total : 0.0;
+    kernels().score_run(q.data(), static_cast<int>(group),
+                        keys.kv.heads[static_cast<std::size_t>(item % geometry.kv_heads)], keys.begin,
+                        keys.end, z.data(), count);
+    for (std::int64_t r = 0; r < group; ++r) {
+      const std::span<float> own =
+          std::span(z).subspan(static_cast<std::size_t>(r * count), static_cast<std::size_t>(count));
+      const double total = exponential_kernels().weigh(own.data(), nullptr, count);
+      double squares = 0.0;
+      for (const float x : own) squares += static_cast<double>(x) * x;
+      out[static_cast<std::size_t>(item * group + r)] = total > 0.0 ? std::sqrt(squares) / total : 0.0;
+    }
   });
   return out;
 }
@@ -101,6 +98,19 @@ void QuerySample::roll_back(std::int64_t tokens) {
   if (positions_.empty()) stride_ = 1;
 }
 
+std::vector<float> queries_behind(const QuerySample& sample, std::span<const std::int64_t> which,
+                                  const LayerGeometry& geometry, Position position) {
+  std::vector<float> out;
+  for (std::int64_t i = 0; i < std::ssize(which); ++i) {
+    const std::span<const float> token = sample.token(which[static_cast<std::size_t>(i)]);
+    out.insert(out.end(), token.begin(), token.end());
+    if (geometry.rope != nullptr)
+      geometry.rope->rotate(std::span(out).last(token.size()),
+                            position + static_cast<Position>(i * kSpread / std::ssize(which)));
+  }
+  return out;
+}
+
 std::vector<std::vector<float>> query_metric(const QuerySample& sample, const LayerGeometry& geometry,
                                              Position position, const KeyRange& keys) {
   const auto d = static_cast<std::size_t>(geometry.head_dim),
@@ -108,7 +118,9 @@ std::vector<std::vector<float>> query_metric(const QuerySample& sample, const La
   std::vector<std::vector<double>> squares(static_cast<std::size_t>(geometry.kv_heads),
                                            std::vector<double>(d * d));  // [Hkv][d, d]
   std::vector<double> totals(squares.size());
-  const std::vector<float> queries = turned(sample, geometry, position);
+  std::vector<std::int64_t> all(static_cast<std::size_t>(sample.tokens()));
+  std::iota(all.begin(), all.end(), 0);
+  const std::vector<float> queries = queries_behind(sample, all, geometry, position);
   const std::vector<double> weights = sharpness(queries, geometry, keys);
   for (std::size_t i = 0; i < weights.size(); ++i) {
     const std::size_t head = i % static_cast<std::size_t>(geometry.query_heads) / group;

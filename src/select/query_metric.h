@@ -32,6 +32,11 @@ class QuerySample {
   std::vector<float> q_;                 // [tokens, Hq, d] before RoPE
 };
 
+/// The sample's queries `which`, as if their tokens stood on positions from `position` on, where questions
+/// and answers will: [which, Hq, d].
+std::vector<float> queries_behind(const QuerySample& sample, std::span<const std::int64_t> which,
+                                  const LayerGeometry& geometry, Position position);
+
 /// Keys [begin, end) of a layer.
 struct KeyRange {
   KvLayer kv;

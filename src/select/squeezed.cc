@@ -248,8 +248,6 @@ class Squeezed final : public ThresholdSelector,
   }
   void roll_back(std::int32_t sequence, std::int64_t tokens) override {
     ThresholdSelector::roll_back(sequence, tokens);
-    if (const auto sample = samples_.find(sequence); sample != samples_.end())
-      sample->second.roll_back(tokens);
     const auto found = indexes_.find(sequence);
     if (found == indexes_.end()) return;
     LODE_ASSERT(tokens >= found->second.ordered_end);
@@ -289,12 +287,12 @@ class Squeezed final : public ThresholdSelector,
     choice.segments = index->segments;
     choice.squares = options_.squares;
     choice.spreads = index->spreads;
-    choice.thresholds.fill(std::vector<double>(static_cast<std::size_t>(levels(0)), 0.0));
+    const std::vector<double> none(static_cast<std::size_t>(levels(0)), 0.0);
+    choice.thresholds = {.at = {none, none}, .power = none};
     if (options_.target.is_everything()) return choice;
     const Calibration* const known = calibration(0);
     if (known == nullptr || known->queries == 0) return std::nullopt;
-    for (const QueryKind kind : kQueryKinds)
-      choice.thresholds[static_cast<std::size_t>(kind)] = known->of(kind);
+    choice.thresholds = known->thresholds;
     return choice;
   }
   std::int64_t index_bytes() const override {
@@ -305,7 +303,6 @@ class Squeezed final : public ThresholdSelector,
       }
       for (const auto& metric : index.metric) bytes += std::ssize(metric) * std::int64_t{sizeof(float)};
     }
-    for (const auto& [sequence, sample] : samples_) bytes += sample.bytes();
     return bytes;
   }
 
@@ -379,11 +376,8 @@ class Squeezed final : public ThresholdSelector,
   /// What all parts of an index are clustered by; questions stand behind `position`.
   void learn_metric(Index& index, std::int32_t sequence, KvLayer kv, Position position) {
     if (own_.by_queries)
-      index.metric = query_metric(samples_[sequence], geometry_, position,
+      index.metric = query_metric(sample(sequence), geometry_, position,
                                   {.kv = kv, .begin = sink(), .end = indexed_end(position)});
-  }
-  void look_at(const KvWrite& write) override {
-    if (own_.by_queries) samples_[write.sequence].take(write);
   }
 
   ClusterShape shape(int levels, Spreads spreads) const {
@@ -439,14 +433,12 @@ class Squeezed final : public ThresholdSelector,
                             : own_.levels_for(0);
   }
   double kept_share(std::int32_t sequence, int level) const override {
-    const Target target = options_.target;
-    const double wanted = target.kind == Target::Kind::sparsity ? 1.0 - target.value : 0.0;
     const Index* const index = find(sequence);
     std::vector<std::int64_t> nodes;
     if (index == nullptr) nodes.assign(static_cast<std::size_t>(levels(sequence)), 1);
     for (std::size_t l = 0; index != nullptr && l < index->segments[0].heads[0].levels.size(); ++l)
       nodes.push_back(index->segments[0].heads[0].levels[l].nodes());
-    return own_.kept_at(level, wanted, nodes);
+    return own_.kept_at(level, own_.wanted(), nodes);
   }
 
   Position top(const ChoiceUnit& unit, std::vector<NodeRange>& ranges) const override {
@@ -559,9 +551,8 @@ class Squeezed final : public ThresholdSelector,
   }
 
   const SqueezedOptions own_;
-  std::map<std::int32_t, Index> indexes_;        // by sequence
-  std::map<std::int32_t, QuerySample> samples_;  // by sequence
-  std::int64_t version_ = 0;                     ///< counts changes of the indexes
+  std::map<std::int32_t, Index> indexes_;  // by sequence
+  std::int64_t version_ = 0;               ///< counts changes of the indexes
 };
 
 }  // namespace
@@ -612,7 +603,7 @@ MethodInfo squeezed_method() {
                {"average", "of scores over a question and a group: squares (root of their mean) or plain",
                 "squares"},
                {"block", "question tokens whose scores are averaged, 1 to 1048576", "the whole question"}},
-      .dense = {.sink = 0, .window = ObservedQueries::kTokens, .from_context = true},
+      .dense = {.sink = 0, .window = ThresholdSelector::kLast, .from_context = true},
       .dense_layers = 0,
       .make =
           [](const Spec& spec, const LayerGeometry& geometry, std::string_view) {
@@ -628,13 +619,10 @@ MethodInfo squeezed_method() {
                        ((options.q8 ? coded_bytes(geometry.head_dim) : 2 * geometry.head_dim) +
                         (options.spreads != Spreads::none ? coded_bytes(spread_dims(geometry.head_dim)) : 0) +
                         (options.common.tail ? 2 * geometry.head_dim : 0) + 8);
-            std::int64_t queries = ObservedQueries::kTokens;
-            if (options.by_queries) {
-              queries += QuerySample::kMost;
+            if (options.by_queries)
               bytes += std::int64_t{geometry.head_dim} * geometry.head_dim * std::int64_t{sizeof(float)};
-            }
-            return geometry.kv_heads * bytes +
-                   queries * geometry.query_heads * geometry.head_dim * std::int64_t{sizeof(float)};
+            return geometry.kv_heads * bytes + QuerySample::kMost * geometry.query_heads * geometry.head_dim *
+                                                   std::int64_t{sizeof(float)};
           },
       .validate = [](const Spec& spec) { SqueezedOptions::of(spec); },
       .finish = &ThresholdSelector::finish};

@@ -70,7 +70,7 @@ void ThresholdSelector::for_each(std::int64_t items,
 }
 
 Position ThresholdSelector::indexed_end(std::int64_t tokens) const {
-  const std::int64_t dense = std::max(ObservedQueries::kTokens, geometry_.dense.window - 1);
+  const std::int64_t dense = std::max(kLast, geometry_.dense.window - 1);
   return static_cast<Position>(std::max(geometry_.dense.sink, tokens - dense));
 }
 
@@ -93,10 +93,13 @@ void ThresholdSelector::grow(std::int32_t sequence, KvLayer kv) {
 void ThresholdSelector::roll_back(std::int32_t sequence, std::int64_t tokens) {
   const auto found = states_.find(sequence);
   if (found == states_.end()) return;
-  found->second.observed.roll_back(tokens);
-  // A part that is cut is forgotten whole: where it began is where the next one will.
-  if (found->second.context_end > tokens)
+  found->second.sample.roll_back(tokens);
+  // A part that is cut is forgotten whole: where it began is where the next one will. So are thresholds,
+  // which a text as short as what is left may not have queries enough to find anew.
+  if (found->second.context_end > tokens) {
     found->second.context_end = static_cast<Position>(geometry_.dense.sink);
+    found->second.calibration = {};
+  }
 }
 
 bool ThresholdSelector::copy_state(std::int32_t sequence, const ThresholdSelector& other) {
@@ -117,13 +120,13 @@ void ThresholdSelector::save(std::int32_t sequence, SectionWriter& out) const {
 
 void ThresholdSelector::load(std::int32_t sequence, SectionReader& in, KvLayer kv) {
   Calibration calibration = Calibration::load(in);
-  const Position end = load_index(sequence, in, kv, std::ssize(calibration.thresholds[0]));
-  states_[sequence] = {.observed = {}, .calibration = std::move(calibration), .context_end = end};
+  const Position end = load_index(sequence, in, kv, calibration.thresholds.levels());
+  states_[sequence] = {.sample = {}, .calibration = std::move(calibration), .context_end = end};
 }
 
 std::int64_t ThresholdSelector::index_bytes() const {
   std::int64_t bytes = 0;
-  for (const auto& [sequence, state] : states_) bytes += state.observed.bytes();
+  for (const auto& [sequence, state] : states_) bytes += state.sample.bytes();
   return bytes;
 }
 
@@ -146,6 +149,7 @@ std::vector<ChoiceUnit> ThresholdSelector::units_of(std::span<const QueryBlock> 
                          .token_begin = token,
                          .token_end = end,
                          .kv_head = head,
+                         .together = step,
                          .far_begin = block.far_begin,
                          .far_first = block.far_end(token, dense),
                          .far_last = block.far_end(end - 1, dense)});
@@ -346,7 +350,7 @@ void ThresholdSelector::gather(const ChoiceUnit& unit, std::int64_t row_begin, s
 double ThresholdSelector::threshold(const ChoiceUnit& unit, int level, std::int64_t keys,
                                     const Frontier& frontier) const {
   const Calibration* const known = calibration(unit.block->sequence);
-  if (known != nullptr && known->queries > 0) return known->of(unit.kind)[static_cast<std::size_t>(level)];
+  if (known != nullptr && known->queries > 0) return known->thresholds.of(unit.kind, unit.together, level);
   // Without calibration, what is asked for is given to every unit by itself; an error cannot be foreseen.
   const bool last = level + 1 == levels(unit.block->sequence);
   ScoreHistogram histogram;

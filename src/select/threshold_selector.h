@@ -21,7 +21,7 @@
 #include "lodestone/selector.h"
 #include "select/calibration.h"
 #include "select/estimates_rest.h"
-#include "select/observed_queries.h"
+#include "select/query_metric.h"
 #include "select/rows.h"
 
 namespace lode {
@@ -32,6 +32,7 @@ struct ChoiceUnit {
   QueryKind kind = QueryKind::alone;
   std::int64_t token_begin = 0, token_end = 0;  ///< of the block
   int kv_head = 0;
+  std::int64_t together = 1;  ///< tokens that its threshold is for
   Position far_begin = 0;
   Position far_first = 0, far_last = 0;  ///< ends of the far keys of the first and the last token
 
@@ -67,16 +68,16 @@ class ThresholdSelector : public Selector, public EstimatesRest {
     static Options of(const Spec& spec);
   };
 
+  /// The last tokens of a context that are never indexed (Squeezed Attention, section 6.1).
+  static constexpr std::int64_t kLast = 100;
+
   ThresholdSelector(const LayerGeometry& geometry, const Options& options);
 
   bool estimates_rest() const override { return options_.tail; }
 
   bool wants_writes() const final { return true; }
   std::int64_t question_stretch() const final { return options_.stretch; }
-  void on_write(const KvWrite& write) final {
-    states_[write.sequence].observed.take(write);
-    look_at(write);
-  }
+  void on_write(const KvWrite& write) final { states_[write.sequence].sample.take(write); }
   void build(std::int32_t sequence, KvLayer kv) final;
   void append(std::int32_t sequence, KvLayer kv, Position far_end) override = 0;
   void roll_back(std::int32_t sequence, std::int64_t tokens) override;
@@ -93,17 +94,17 @@ class ThresholdSelector : public Selector, public EstimatesRest {
   const Calibration* calibration(std::int32_t sequence) const;
 
  protected:
-  /// The part of a context that is indexed ends here: the observed queries and the window are attended
-  /// anyway.
+  /// The part of a context that is indexed ends here: its last tokens and the window are attended anyway.
   Position indexed_end(std::int64_t tokens) const;
 
   /// Indexes keys [begin, end) of a context as one part; `begin` is where the last part ends, or the sink.
   virtual void index_context(std::int32_t sequence, KvLayer kv, Position begin, Position end) = 0;
   /// Forgets all parts; what `kv` holds is the new context, long enough to be indexed or not.
   virtual void start(std::int32_t sequence, KvLayer kv) = 0;
+  /// Of the queries of a context; empty for one that was read from a file.
+  const QuerySample& sample(std::int32_t sequence) { return states_[sequence].sample; }
   /// For SharesIndex::take_index: false when the other indexes other keys or nothing.
   bool copy_state(std::int32_t sequence, const ThresholdSelector& other);
-  virtual void look_at(const KvWrite&) {}
   virtual void save_index(std::int32_t sequence, SectionWriter& out) const = 0;
   /// Restores an index whose calibration has so many levels (0: any), or throws and changes nothing; returns
   /// where its keys end.
@@ -144,7 +145,7 @@ class ThresholdSelector : public Selector, public EstimatesRest {
 
  private:
   struct State {
-    ObservedQueries observed;
+    QuerySample sample;
     Calibration calibration;
     Position context_end = 0;  // of the keys indexed as context
   };

@@ -150,7 +150,7 @@ TEST_P(RowOrderOnPocket, ForgetsWhatWasAppended) {
 
 INSTANTIATE_TEST_SUITE_P(Engine, RowOrderOnPocket,
                          testing::Values("kmeans:window=256", "saap:window=256",
-                                         "squeezed:levels=2,sparsity=0.5"),
+                                         "squeezed:levels=2,sparsity=0.5,spread=off"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::erase_if(name, [](char c) { return std::isalnum(c) == 0; });

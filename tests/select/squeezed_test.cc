@@ -54,6 +54,14 @@ const Calibration& calibration(const Selector& selector) {
   return *static_cast<const ThresholdSelector&>(selector).calibration(0);
 }
 
+/// Of each level, for as many tokens.
+std::vector<double> thresholds(const Selector& selector, QueryKind kind, std::int64_t tokens) {
+  std::vector<double> out;
+  const Thresholds& all = calibration(selector).thresholds;
+  for (int level = 0; level < all.levels(); ++level) out.push_back(all.of(kind, tokens, level));
+  return out;
+}
+
 /// The saved index of a selector.
 struct Saved {
   std::vector<ClusterSegment> segments;
@@ -243,7 +251,7 @@ TEST(Squeezed, LookupIsThatOfThePaper) {
       for (int head = 0; head < 2; ++head) {
         std::set<Position> doubtful;
         std::set<Position> expected =
-            keep_exactly(saved.segments, block, geometry, head, calibration(*selector).of(kind),
+            keep_exactly(saved.segments, block, geometry, head, thresholds(*selector, kind, tokens),
                          adds(spreads, kind), !as_paper, 1e-4, &doubtful, nodes);
         for (const ClusterLevel& level : saved.segments[0].heads[static_cast<std::size_t>(head)].levels)
           all += level.nodes();
@@ -281,7 +289,7 @@ TEST(Squeezed, ThresholdsReachTheirTargets) {
       write(world, *selector, 1000);
       build(world, *selector);
       const Calibration& c = calibration(*selector);
-      EXPECT_EQ(c.queries, 50);
+      EXPECT_EQ(c.queries, Calibration::kMost);
       for (const QueryKind kind : kQueryKinds) {
         const Achieved& a = c.held_out[static_cast<std::size_t>(kind)];
         // Averages of random queries are nearly flat, and here two of them decide: far less sure than single
@@ -405,11 +413,11 @@ TEST(Squeezed, AGrownContextIsTakenInAndCalibratedAgain) {
   const auto selector = make("squeezed:sparsity=0.8,clusters=10%", geometry);
   write(world, *selector, 400);
   build(world, *selector);
-  const double before = calibration(*selector).of(QueryKind::alone)[0];
+  const double before = thresholds(*selector, QueryKind::alone, 1)[0];
   write(world, *selector, 500);
   Selector* const layers[] = {nullptr, nullptr, nullptr, selector.get()};
   ThresholdSelector::finish(layers, 0, [&](int) { return world.store().layer(0); });
-  EXPECT_NE(calibration(*selector).of(QueryKind::alone)[0], before);
+  EXPECT_NE(thresholds(*selector, QueryKind::alone, 1)[0], before);
   EXPECT_NEAR(calibration(*selector).held_out[1].sparsity, 0.8, 0.06);
   const Saved saved(
       *selector, {.heads = 2, .head_dim = 64, .levels = 1, .begin = 0, .spreads = Spreads::all, .q8 = true},
@@ -417,6 +425,40 @@ TEST(Squeezed, AGrownContextIsTakenInAndCalibratedAgain) {
   ASSERT_EQ(saved.segments.size(), 2u);
   EXPECT_EQ(saved.segments[0].end, 300);
   EXPECT_EQ(saved.segments[1].end, 800);
+}
+
+// The queries that are left of a long text are few: thresholds are of these or of none, but not of the text
+// that was cut.
+TEST(Squeezed, ThresholdsOfATextThatWasCutAreForgotten) {
+  ThreadPool pool(2);
+  for (const auto& [left, more, found] : {std::tuple(1500, 400, true), std::tuple(200, 150, false)}) {
+    World world({.kv_heads = 2,
+                 .group = 2,
+                 .d = 16,
+                 .dense = {.sink = 0, .window = 100, .from_context = true},
+                 .max_tokens = 9000});
+    const LayerGeometry geometry = world.geometry(pool);
+    const auto selector = make("squeezed:sparsity=0.8,clusters=10%", geometry);
+    write(world, *selector, 8000);
+    build(world, *selector);
+    const double before = thresholds(*selector, QueryKind::alone, 1)[0];
+    world.store().roll_back(left);
+    selector->roll_back(0, left);
+    write(world, *selector, more);
+    Selector* const layers[] = {nullptr, nullptr, nullptr, selector.get()};
+    ThresholdSelector::finish(layers, 0, [&](int) { return world.store().layer(0); });
+    EXPECT_EQ(calibration(*selector).queries > 0, found);
+    if (found) {
+      EXPECT_NE(thresholds(*selector, QueryKind::alone, 1)[0], before);
+    }
+    const std::int64_t tokens = left + more, end = tokens - 100;
+    write(world, *selector, 100, Phase::generation);
+    QueryBlock block = world.block(static_cast<Position>(tokens), 100);
+    block.far_limit = static_cast<Position>(end);
+    std::int64_t kept = 0;
+    for (const FarSet& set : select(*selector, block, geometry)) kept += std::ssize(set);
+    EXPECT_NEAR(static_cast<double>(kept) / static_cast<double>(100 * 4 * end), 0.2, 0.06);
+  }
 }
 
 // A window that slides over an answer leaves keys behind, which are clustered when there are enough of them.
@@ -668,6 +710,51 @@ TEST(Squeezed, LevelsThatPruneNothingChooseAsOneLevel) {
   }
 }
 
+// What a level above the leaves keeps is planned for and calibrated with the same share, whatever the target.
+TEST(Squeezed, AutoLevelsKeepAsPlannedForAnyTarget) {
+  ThreadPool pool(2);
+  World world({.kv_heads = 2, .group = 2, .d = 16, .dense = {.sink = 1, .window = 16}, .max_tokens = 3000});
+  plant_topics(world, 64, 0.3f);
+  const LayerGeometry geometry = world.geometry(pool);
+  const std::string spec = "squeezed:levels=auto,clusters=50%";
+  const auto share = make(spec + ",sparsity=0.9", geometry), mass = make(spec + ",mass=0.2", geometry);
+  world.write(2500);
+  for (Selector* const selector : {share.get(), mass.get()}) {
+    tell(world, *selector, 0, 2500, Phase::context);
+    build(world, *selector);
+  }
+  EXPECT_EQ(cluster_plan(parse_spec(spec + ",mass=0.2"), 2399).kept[0], 0.7);
+  for (const QueryKind kind : kQueryKinds) {
+    const double top = thresholds(*share, kind, 20)[0];
+    EXPECT_GT(top, 0.0);
+    EXPECT_EQ(thresholds(*mass, kind, 20)[0], top);
+  }
+}
+
+// As many keys are kept of a question of any length: thresholds rise with the tokens that choose together.
+TEST(Squeezed, QuestionsOfAnyLengthKeepAsManyKeys) {
+  ThreadPool pool(2);
+  World world({.kv_heads = 2, .group = 2, .d = 16, .dense = {.sink = 0, .window = 1}, .max_tokens = 3000});
+  plant_topics(world, 64, 0.3f);
+  const LayerGeometry geometry = world.geometry(pool);
+  const auto selector = make("squeezed:sparsity=0.8,clusters=20%", geometry);
+  write(world, *selector, 2000);
+  build(world, *selector);
+  EXPECT_GT(thresholds(*selector, QueryKind::together, 200)[0],
+            1.2 * thresholds(*selector, QueryKind::together, 4)[0]);
+  write(world, *selector, 960, Phase::question);
+  for (const std::int64_t tokens : {8, 40, 240, 960}) {
+    std::int64_t kept = 0;
+    for (Position begin = 2000; begin < 2960; begin += static_cast<Position>(tokens)) {
+      QueryBlock block = world.block(begin, tokens);
+      block.phase = Phase::question;
+      block.far_limit = 1900;
+      for (const FarSet& set : select(*selector, block, geometry)) kept += std::ssize(set);
+    }
+    EXPECT_NEAR(static_cast<double>(kept) / (960.0 * 4 * 1900), 0.2, 0.05) << tokens;
+  }
+}
+
 // A file of another branching is read as it is, chooses as it did, and what comes later is clustered into as
 // many levels, with as many children.
 TEST(Squeezed, AFileOfAnotherBranchingGrowsAsItIs) {
@@ -805,6 +892,7 @@ TEST(Squeezed, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
       [=](Sections& s) { s.of<double>("calibration")[2] = inf; },
       [](Sections& s) { s.of<double>("calibration")[2] = std::nan(""); },
       [](Sections& s) { s.all["calibration"].resize(16); },
+      [](Sections& s) { s.all["calibration"].resize(s.all["calibration"].size() - 8); },
   };
   for (std::size_t i = 0; i < damages.size(); ++i) {
     Sections bad = good;
@@ -812,6 +900,11 @@ TEST(Squeezed, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
     EXPECT_THROW(load(bad), InputError) << i;
     EXPECT_EQ(select(*selector, block, geometry), before) << i;
   }
+  Sections older = good;  // one threshold for questions of any length
+  older.all["calibration"].resize(older.all["calibration"].size() - 2 * sizeof(double));
+  load(older);
+  EXPECT_EQ(thresholds(*selector, QueryKind::together, 100), thresholds(*selector, QueryKind::together, 1));
+  EXPECT_EQ(select(*selector, block, geometry), before);
   std::filesystem::remove(path);
 }
 

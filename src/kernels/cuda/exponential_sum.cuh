@@ -6,15 +6,9 @@
 
 namespace lode::cuda {
 
-/// The grid of a scorer: pieces of kKeysOfSum keys, KV heads x chunks of their heads, query tokens.
-inline dim3 scorer_grid(const Queries& queries, std::int64_t keys, int chunks) {
-  return {static_cast<unsigned>(sums_of_keys(keys)), static_cast<unsigned>(queries.layout.kv_heads * chunks),
-          static_cast<unsigned>(queries.count)};
-}
-
-/// NaN and infinities count nothing.
+/// NaN and -inf count nothing.
 __device__ __forceinline__ void add_to(ExponentialSum& to, float x) {
-  if (!(fabsf(x) < INFINITY)) return;
+  if (!(x > -INFINITY)) return;
   if (x > to.peak) {
     to.sum = to.sum * __expf(to.peak - x) + 1.0f;
     to.peak = x;
@@ -85,9 +79,8 @@ __device__ __forceinline__ void post_block_sums(const float (&sums)[kKeys][kHead
 #pragma unroll
     for (int k = 0; k < kKeys; ++k) {
       const std::int64_t key = first + k * kThreads;
-      const bool counts = key >= sink && key < end && fabsf(sums[k][h]) < INFINITY;
-      far[k] = counts ? sums[k][h] : -INFINITY;
-      mine[h].peak = fmaxf(mine[h].peak, far[k]);
+      far[k] = key >= sink && key < end ? sums[k][h] : -INFINITY;
+      mine[h].peak = fmaxf(mine[h].peak, far[k]);  // passes over NaN
     }
 #pragma unroll
     for (int k = 0; k < kKeys; ++k)
