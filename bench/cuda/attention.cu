@@ -121,6 +121,96 @@ class Bench {
   Buffer memory_, bases_, tokens_, q_, o_, workspace_;
 };
 
+struct ListCase {
+  const char* name;
+  int batch, kv_heads, group;
+  std::int64_t context, chosen, sink, window;
+  bool per_head;
+};
+
+/// Lists of each query head, or of several sequences; rows one in each of as many stretches of the far keys.
+class ListBench {
+ public:
+  explicit ListBench(const ListCase& c) : c_(c), layout_{c.kv_heads, kDim, DType::bf16, 0} {
+    layout_.layer_stride = layout_.layer_bytes(c.context);
+    const std::int64_t each = layout_.layer_stride * c.batch;
+    places_ = static_cast<int>(std::max<std::int64_t>(2, (kRotated + each - 1) / each));
+    memory_ = Buffer(each * places_, "keys and values");
+    fill_uniform(memory_.as<void>(), DType::bf16, memory_.bytes() / 2, 0, 1.7f, 1, stream_.get());
+    std::vector<const char*> bases;
+    std::vector<QueryToken> tokens;
+    for (int b = 0; b < c.batch; ++b) {
+      bases.push_back(memory_.as<char>() + b * places_ * layout_.layer_stride);
+      tokens.push_back({b, static_cast<std::int32_t>(c.context - 1)});
+    }
+    bases_ = of(bases), tokens_ = of(tokens);
+    const std::int64_t rows = c.batch * c.kv_heads * c.group;
+    q_ = Buffer(rows * kDim * 4, "q"), o_ = Buffer(rows * kDim * 4, "o");
+    fill_uniform(q_.as<void>(), DType::f32, rows * kDim, 0, 1.7f, 2, stream_.get());
+    workspace_ = Buffer(decode_workspace_bytes(c.batch, c.kv_heads * c.group, c.kv_heads, kDim), "workspace");
+    fill(workspace_.as<void>(), 0, workspace_.bytes(), stream_.get());
+    const std::int64_t far = c.context - c.sink - c.window;
+    std::uint64_t state = 7;
+    for (std::int64_t list = 0; list < lists(); ++list) {
+      for (std::int64_t i = 0; i < c.chosen; ++i) {
+        state = state * 6364136223846793005ull + 1442695040888963407ull;
+        const std::int64_t from = far * i / c.chosen, to = far * (i + 1) / c.chosen;
+        chosen_.push_back(
+            static_cast<std::int32_t>(c.sink + from + static_cast<std::int64_t>(state >> 33) % (to - from)));
+      }
+    }
+    const std::vector<std::int32_t> counts(static_cast<std::size_t>(lists()),
+                                           static_cast<std::int32_t>(c.chosen));
+    rows_ = of(chosen_), counts_ = of(counts);
+    stream_.synchronize();
+  }
+
+  std::int64_t lists() const { return c_.batch * c_.kv_heads * (c_.per_head ? c_.group : 1); }
+  void attend(int i) const {
+    const Queries queries = {.tokens = tokens_.as<QueryToken>(),
+                             .bases = bases_.as<const char*>(),
+                             .layer_offset = i % places_ * layout_.layer_stride,
+                             .layout = layout_,
+                             .count = c_.batch,
+                             .query_heads = c_.kv_heads * c_.group,
+                             .scale = 1.0f / std::sqrt(static_cast<float>(kDim)),
+                             .q = q_.as<float>(),
+                             .o = o_.as<float>()};
+    attend_rows_decode(queries,
+                       {.rows = rows_.as<std::int32_t>(),
+                        .counts = counts_.as<std::int32_t>(),
+                        .capacity = c_.chosen,
+                        .lists_per_head = c_.per_head ? c_.group : 1,
+                        .sink = c_.sink,
+                        .window = c_.window},
+                       c_.context, workspace_.as<void>(), stream_.get());
+  }
+  void run() {
+    const std::int64_t bytes = lists() * (c_.sink + c_.chosen + c_.window) * kDim * 4;
+    const double floor = read_floor(stream_, memory_, bytes),
+                 us = time_of(stream_, [&](int i) { attend(i); });
+    std::printf("%-16s %3lld lists %5lld + %4lld rows %9.1f MB %9.2f us  read %9.2f us  x%.3f\n", c_.name,
+                static_cast<long long>(lists()), static_cast<long long>(c_.chosen),
+                static_cast<long long>(c_.sink + c_.window), static_cast<double>(bytes) / 1e6, us, floor,
+                us / floor);
+    std::fflush(stdout);
+  }
+
+ private:
+  template <class T>
+  Buffer of(const std::vector<T>& host) const {
+    Buffer buffer(static_cast<std::int64_t>(host.size() * sizeof(T)), "of a list");
+    LODE_CUDA(cudaMemcpy(buffer.as<void>(), host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
+    return buffer;
+  }
+  ListCase c_;
+  KvLayout layout_;
+  int places_ = 1;
+  Stream stream_;
+  std::vector<std::int32_t> chosen_;
+  Buffer memory_, bases_, tokens_, q_, o_, workspace_, rows_, counts_;
+};
+
 void bench_top_k(std::int64_t lists, std::int64_t n, std::int32_t k, bool normal) {
   const Stream stream;
   Buffer scores(lists * n * 4, "scores"), rows(lists * k * 4, "rows"), counts(lists * 4, "counts"),
@@ -199,6 +289,18 @@ int run() {
       for (const double share : {1.0 / 8, 1.0 / 16, 1.0 / 32, 1.0 / 64}) bench.rows(share);
     }
     if (std::strcmp(shape.name, "B3-512k") == 0) bench.rows(0.1);
+  }
+  for (const ListCase& c : {ListCase{"lists-32", 1, 8, 4, 128 * k, 4096, 0, 0, true},
+                            ListCase{"lists-hash", 1, 8, 4, 128 * k, 4088, 128, 128, true},
+                            ListCase{"lists-quest", 1, 8, 4, 128 * k, 1024, 128, 1920, true},
+                            ListCase{"lists-topk4096", 1, 8, 4, 128 * k, 4096, 128, 1920, true},
+                            ListCase{"lists-64", 8, 8, 4, 128 * k, 4096, 0, 0, false},
+                            ListCase{"lists-24", 3, 8, 4, 128 * k, 4096, 128, 128, false},
+                            ListCase{"lists-16", 2, 8, 4, 128 * k, 4096, 128, 128, false},
+                            ListCase{"lists-batch-2k", 8, 8, 4, 2 * k, 1024, 0, 0, false},
+                            ListCase{"lists-batch-8k", 8, 8, 4, 8 * k, 1024, 0, 0, false}}) {
+    if (!wanted(c.name)) continue;
+    ListBench(c).run();
   }
   if (wanted("top_k")) {
     for (const bool normal : {false, true}) {

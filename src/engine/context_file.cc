@@ -43,7 +43,9 @@ std::filesystem::path missing_artefact(const std::string& text, const std::files
   const auto named = spec.text("weights");
   if (!named && !find_method(spec.name).trained) return {};
   const auto path = named ? std::filesystem::path(*named) : model / (spec.name + ".safetensors");
-  return std::filesystem::exists(path) ? std::filesystem::path() : std::filesystem::absolute(path);
+  std::error_code unreadable;  // counts as missing
+  return std::filesystem::exists(path, unreadable) ? std::filesystem::path()
+                                                   : std::filesystem::absolute(path);
 }
 
 /// Since a file was written its artefact may have gone, and what specs may say may have changed.

@@ -358,7 +358,7 @@ std::string svg_of(const BarChart& chart) {
       if (!(bar.lengths[p] > 0) || !std::isfinite(bar.lengths[p])) continue;
       canvas.rect(x(sum), y, std::max(0.5, x(sum + bar.lengths[p]) - x(sum)), kBar, fmt::format("p{}", p % 4),
                   fmt::format("{}: {} {}", bar.label, p < chart.parts.size() ? chart.parts[p] : "",
-                              with_unit(bar.lengths[p], chart.x.unit)));
+                              with_unit((bar.told.empty() ? bar.lengths : bar.told)[p], chart.x.unit)));
       sum += bar.lengths[p];
     }
     if (bar.mark) canvas.line(x(*bar.mark), y - 3, x(*bar.mark), y + kBar + 3, "limit");

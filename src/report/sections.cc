@@ -532,13 +532,33 @@ std::string bench_label(const Section& s, const Json& row) {
   return name;
 }
 
-/// The parts of a row's time, scaled so that they are the whole together: each was measured alone, and one
-/// may begin before another has ended.
-std::vector<double> scaled_parts(const Json& row) {
+/// A row's parts, each measured alone, and what the whole takes besides.
+std::vector<double> latency_parts(const Json& row) {
   std::vector<double> parts = {member(row, "select_us"), member(row, "attend_us"), member(row, "merge_us")};
   const double sum = std::accumulate(parts.begin(), parts.end(), 0.0);
-  for (double& part : parts) part *= sum > 0 ? member(row, "median_us") / sum : 0;
+  parts.push_back(std::max(0.0, member(row, "median_us") - sum));
   return parts;
+}
+
+/// Their lengths in a bar that is as long as the whole: less where one part begins before another has ended.
+std::vector<double> scaled(std::vector<double> parts, double whole) {
+  const double sum = std::accumulate(parts.begin(), parts.end(), 0.0);
+  for (double& part : parts) part *= sum > 0 ? whole / sum : 0;
+  return parts;
+}
+
+/// Takes out the parts that no bar has, such as a merge that is part of `attend`.
+void drop_empty_parts(BarChart& chart) {
+  for (std::size_t p = chart.parts.size(); p-- > 0;) {
+    const auto has = [p](const BarChart::Bar& bar) { return bar.lengths[p] > 0; };
+    if (std::any_of(chart.bars.begin(), chart.bars.end(), has)) continue;
+    const auto at = static_cast<std::ptrdiff_t>(p);
+    chart.parts.erase(chart.parts.begin() + at);
+    for (BarChart::Bar& bar : chart.bars) {
+      bar.lengths.erase(bar.lengths.begin() + at);
+      bar.told.erase(bar.told.begin() + at);
+    }
+  }
 }
 
 void latency_bars(const Section& s, const std::vector<Json>& rows, const std::string& what,
@@ -547,30 +567,27 @@ void latency_bars(const Section& s, const std::vector<Json>& rows, const std::st
   chart.title = "Attention of one layer, " + what;
   chart.mark_title = "plain read of as many bytes";
   chart.x = {.title = "median time", .unit = Axis::Unit::microseconds};
-  chart.parts = {"select", "attend", "merge"};
+  chart.parts = {"select", "attend", "merge", "the rest"};
   const double full = rows.empty() ? 0 : member(rows.front(), "median_us");
-  bool merges = false;
   for (const Json& row : rows) {
     const double median = member(row, "median_us");
-    merges = merges || member(row, "merge_us") > 0;
+    const std::vector<double> parts = latency_parts(row);
     chart.bars.push_back(
         {.label = bench_label(s, row),
          .note = fmt::format("{}: {:.2f}x full, {:.2f} of limit", with_unit(median, Axis::Unit::microseconds),
                              full / median, member(row, "limit_us") / median),
-         .lengths = scaled_parts(row),
+         .lengths = scaled(parts, median),
+         .told = parts,
          .mark = member(row, "limit_us")});
   }
-  if (!merges) {  // it is part of `attend`
-    chart.parts.pop_back();
-    for (auto& bar : chart.bars) bar.lengths.pop_back();
-  }
-  s.figure(
-      join_sentences(chart.title +
-                         ". A bar is as long as the whole takes; its parts, each measured alone (the table "
-                         "has their times), share it in proportion. The mark is the time in which plain "
-                         "reads of the method's own bytes take place.",
-                     warning),
-      svg_of(chart));
+  drop_empty_parts(chart);
+  s.figure(join_sentences(
+               chart.title + ". A bar is as long as the whole takes. Its parts were each measured alone (the "
+                             "table has their times) and share it in proportion where they take longer "
+                             "together than the whole. The mark is the time in which plain reads of the "
+                             "method's own bytes take place.",
+               warning),
+           svg_of(chart));
 }
 
 void bench_table(const Section& s, const std::vector<Json>& rows, const std::string& what) {

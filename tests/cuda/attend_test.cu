@@ -12,6 +12,7 @@
 #include "harness.h"
 #include "kernels/cuda/attend_runs.h"
 #include "kernels/cuda/check.cuh"
+#include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/select.h"
 #include "reference.h"
 
@@ -41,6 +42,15 @@ std::vector<T> to_host(const Buffer& buffer, std::size_t n) {
   std::vector<T> host(n);
   LODE_CUDA(cudaMemcpy(host.data(), buffer.as<void>(), n * sizeof(T), cudaMemcpyDeviceToHost));
   return host;
+}
+
+/// Writes when the kernel behind may have started, so that this sees other numbers before its wait.
+__global__ void write_late(const std::int32_t* from, int count, std::int32_t* to) {
+  release_successor();
+  const long long start = clock64();
+  while (clock64() - start < 40000) {
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) to[i] = from[i];
 }
 
 struct Problem {
@@ -138,7 +148,11 @@ struct World {
                   rows_host.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(i) * most));
         counts.push_back(static_cast<std::int32_t>(list.size()));
       }
-      const Buffer rows_device = to_device(rows_host), counts_device = to_device(counts);
+      const Buffer rows_device = to_device(rows_host), given = to_device(counts);
+      std::reverse(counts.begin(), counts.end());
+      const Buffer counts_device = to_device(counts);
+      write_late<<<1, 256>>>(given.as<std::int32_t>(), static_cast<int>(counts.size()),
+                             counts_device.as<std::int32_t>());
       const RowLists lists = {.rows = rows_device.as<std::int32_t>(),
                               .counts = counts_device.as<std::int32_t>(),
                               .capacity = static_cast<std::int64_t>(most),
@@ -366,6 +380,112 @@ LODE_TEST(listed_rows_match_float64) {
   }
 }
 
+/// Lists of all lengths, or of the same length for the heads of a group, with or without order.
+std::vector<std::vector<std::int32_t>> lists_of_lengths(const Problem& p, bool alike) {
+  std::vector<std::vector<std::int32_t>> lists;
+  const int each = p.per_query_head ? p.group : 1;
+  for (const int position : p.positions) {
+    const int first = static_cast<int>(p.sink),
+              far = std::max(0, position + 1 - static_cast<int>(p.window) - first);
+    for (int i = 0; i < p.kv_heads * each; ++i) {
+      const int kind = (alike ? i / each : i) % 6;
+      const int wanted = kind == 0 ? far : kind == 1 ? 0 : kind == 2 ? 1 : kind == 3 ? 64 : far / kind;
+      std::vector<std::int32_t> rows(static_cast<std::size_t>(far));
+      std::iota(rows.begin(), rows.end(), first);
+      for (int at = 0; kind != 0 && at < far; ++at) {  // so that lists of one length differ
+        state = state * 6364136223846793005ull + 1442695040888963407ull;
+        std::swap(rows[static_cast<std::size_t>(at)],
+                  rows[static_cast<std::size_t>(at + static_cast<int>((state >> 33) % (far - at)))]);
+      }
+      rows.resize(static_cast<std::size_t>(std::min(far, wanted)));
+      lists.push_back(rows);
+    }
+  }
+  return lists;
+}
+
+// More pieces than blocks at once: blocks take several, of several lists.
+LODE_TEST(many_lists_match_float64) {
+  for (const int d : {64, 128}) {
+    for (const int group : {1, 3, 4, 8, 16}) {
+      for (const int turn : {0, 1, 2}) {
+        Problem p = {.d = d,
+                     .group = group,
+                     .kv_heads = 8,
+                     .type = group == 3 ? DType::f16 : DType::bf16,
+                     .positions = {2500, 5, 0, 300, 1900},
+                     .sink = turn == 1 ? 200 : 3,
+                     .window = turn == 1 ? 700 : 37,
+                     .per_query_head = turn < 2};
+        p.lists = lists_of_lengths(p, turn == 1);
+        World world(p);
+        world.upload();
+        world.check_all(tolerance_of(p.type));
+        const std::vector<float> together = world.run(0, 5);
+        const std::ptrdiff_t row = world.heads() * d;
+        for (int i = 0; i < 5; ++i) {
+          const std::vector<float> alone = world.run(i, 1);
+          LODE_CHECK(std::equal(alone.begin(), alone.begin() + row, together.begin() + i * row));
+        }
+        LODE_CHECK(world.run(0, 5) == together);
+      }
+    }
+  }
+}
+
+// More pieces than a block has places for, each list of more pieces than a warp merges.
+LODE_TEST(many_long_lists_match_float64) {
+  for (const bool per_query_head : {false, true}) {
+    Problem p = {.d = 64,
+                 .group = 4,
+                 .kv_heads = 1,
+                 .type = DType::bf16,
+                 .positions = std::vector<int>(10, 17000),
+                 .sink = 100,
+                 .window = 200,
+                 .per_query_head = per_query_head};
+    p.positions[3] = 900;
+    p.lists = random_lists(p, 0.95);
+    World world(p);
+    world.upload();
+    world.check_all(tolerance_of(p.type));
+    const std::vector<float> together = world.run(0, 10), alone = world.run(9, 1);
+    const std::ptrdiff_t row = world.heads() * p.d;
+    LODE_CHECK(std::equal(alone.begin(), alone.begin() + row, together.begin() + 9 * row));
+  }
+}
+
+LODE_TEST(full_attention_of_many_sequences_gives_the_bits_of_one) {
+  World world(
+      {.d = 128, .group = 4, .kv_heads = 8, .type = DType::bf16, .positions = {1000, 0, 70, 2100, 63, 64}});
+  world.upload();
+  world.check_all(tolerance_of(DType::bf16));
+  const std::vector<float> together = world.run(0, 6);
+  const std::ptrdiff_t row = world.heads() * 128;
+  for (int i = 0; i < 6; ++i) {
+    const std::vector<float> alone = world.run(i, 1);
+    LODE_CHECK(std::equal(alone.begin(), alone.begin() + row, together.begin() + i * row));
+  }
+}
+
+LODE_TEST(a_list_for_each_head_gives_the_bits_of_one_for_all) {
+  Problem p = {.d = 128,
+               .group = 4,
+               .kv_heads = 8,
+               .type = DType::bf16,
+               .positions = {6000},
+               .sink = 300,
+               .window = 1500};
+  p.lists = random_lists(p, 0.3);
+  World world(p);
+  world.upload();
+  const std::vector<float> one = world.run(0, 1);
+  world.problem.per_query_head = true;
+  world.problem.lists.clear();
+  for (const auto& list : p.lists) world.problem.lists.insert(world.problem.lists.end(), 4, list);
+  LODE_CHECK(world.run(0, 1) == one);
+}
+
 LODE_TEST(stretches_of_rows_match_float64) {
   for (const int d : {64, 128}) {
     for (const int group : {1, 4, 16}) {
@@ -423,11 +543,7 @@ LODE_TEST(nothing_attended_gives_the_empty_state) {
 
 LODE_TEST(listing_every_key_gives_the_bits_of_full_attention) {
   for (const bool per_query_head : {false, true}) {
-    Problem p = {.d = 128,
-                 .group = 4,
-                 .kv_heads = per_query_head ? 2 : 8,
-                 .type = DType::bf16,
-                 .positions = {10, 2000, 9000}};
+    Problem p = {.d = 128, .group = 4, .kv_heads = 8, .type = DType::bf16, .positions = {10, 2000, 9000}};
     World full(p);
     full.upload();
     const std::vector<float> want = full.run(0, 3);

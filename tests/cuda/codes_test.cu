@@ -6,8 +6,7 @@
 
 #include "harness.h"
 #include "kernels/cuda/code_keys.h"
-#include "reference.h"
-#include "sums.h"
+#include "scores.h"
 
 namespace lode::cuda {
 namespace {
@@ -154,55 +153,39 @@ LODE_TEST(codes_scores) {
     for (const int group : {1, 3, 4, 10}) {
       const int heads = group * kKvHeads;
       const auto q = test::normal(static_cast<std::size_t>(tokens * heads * form.d), 3);
-      const OnDevice<QueryToken> places_device(places);
-      const OnDevice<float> q_device(q), scores(test::poison(static_cast<std::size_t>(tokens * heads * n)));
+      const test::QueriesOnDevice in(store.layout, places, heads, q);
+      const OnDevice<float> scores(test::poison(static_cast<std::size_t>(tokens * heads * n)));
       const OnDevice<ExponentialSum> sums(test::poisoned_sums(tokens * heads, n));
       const Buffer tables(code_tables_bytes(tokens, heads, kKvHeads, store.shape), "tables");
       fill(tables.as<void>(), 0xff, tables.bytes(), stream.get());
-      Queries in;
-      in.tokens = places_device.get();
-      in.layout = store.layout;
-      in.count = tokens;
-      in.query_heads = heads;
-      in.scale = 0.125f;
-      in.q = q_device.get();
-      score_codes(in, store.on_gpu(0, 1), sink, window, n, tables.as<void>(), scores.get(), sums.get(),
+      score_codes(*in, store.on_gpu(0, 1), sink, window, n, tables.as<void>(), scores.get(), sums.get(),
                   stream.get());
       const auto found = scores.read(stream);
       test::expect_sums(sums.read(stream), found, places, heads, {sink, window, n});
+      // What each centroid adds: [tokens * heads, parts, levels].
+      std::vector<test::Sum> table;
       for (int row = 0; row < tokens * heads; ++row) {
-        const QueryToken& at = places[static_cast<std::size_t>(row / heads)];
-        const int head = row % heads / group;
-        // What each centroid adds, and how large its terms are: [parts, levels].
-        std::vector<double> table, sizes;
         for (int part = 0; part < form.parts; ++part) {
           for (int which = 0; which < form.levels; ++which) {
-            double sum = 0.0, size = 0.0;
-            for (int c = 0; c < store.shape.width; ++c) {
-              const double term = 0.125 * store.centroid(1, head, part, c, which) *
-                                  q[static_cast<std::size_t>(row * form.d + part * store.shape.width + c)];
-              sum += term, size += std::fabs(term);
-            }
-            table.push_back(sum), sizes.push_back(size);
-          }
-        }
-        for (int key = 0; key < n; ++key) {
-          const float one = found[static_cast<std::size_t>(row * n + key)];
-          if (key >= at.position + 1 - window)
-            LODE_CHECK(one == 1e30f);
-          else if (key < sink)
-            LODE_CHECK(one == -kInf);
-          else {
-            double sum = 0.0, size = 0.0;
-            for (int part = 0; part < form.parts; ++part) {
-              const auto entry = static_cast<std::size_t>(
-                  part * form.levels + store.found(codes, at.sequence, 1, head, key, part));
-              sum += table[entry], size += sizes[entry];
-            }
-            LODE_CHECK_CLOSE(one, sum, 2e-6 * (size + 1e-6));
+            test::Sum& sum = table.emplace_back();
+            for (int c = 0; c < store.shape.width; ++c)
+              sum.add(0.125 * store.centroid(1, row % heads / group, part, c, which) *
+                      q[static_cast<std::size_t>(row * form.d + part * store.shape.width + c)]);
           }
         }
       }
+      test::expect_scores(found, places, heads, {sink, window, n}, 2e-6, [&](int row, std::int64_t key) {
+        const QueryToken& at = places[static_cast<std::size_t>(row / heads)];
+        test::Sum all = {.value = 0.0, .size = 1e-6};
+        for (int part = 0; part < form.parts; ++part) {
+          const int which =
+              store.found(codes, at.sequence, 1, row % heads / group, static_cast<int>(key), part);
+          const test::Sum& one =
+              table[static_cast<std::size_t>((row * form.parts + part) * form.levels + which)];
+          all.value += one.value, all.size += one.size;
+        }
+        return all;
+      });
     }
   }
 }

@@ -5,8 +5,7 @@
 
 #include "harness.h"
 #include "kernels/cuda/label_keys.h"
-#include "reference.h"
-#include "sums.h"
+#include "scores.h"
 
 namespace lode::cuda {
 namespace {
@@ -154,44 +153,24 @@ LODE_TEST(labels_scores) {
       const int heads = group * kKvHeads;
       const auto tokens = static_cast<int>(places.size());
       const auto q = test::normal(static_cast<std::size_t>(tokens * heads * form.d), 3);
-      const OnDevice<QueryToken> places_device(places);
-      const OnDevice<float> q_device(q),
-          scores(test::poison(static_cast<std::size_t>(tokens * heads) * static_cast<std::size_t>(n)));
+      const test::QueriesOnDevice in(store.layout, places, heads, q);
+      const OnDevice<float> scores(
+          test::poison(static_cast<std::size_t>(tokens * heads) * static_cast<std::size_t>(n)));
       const OnDevice<ExponentialSum> sums(test::poisoned_sums(tokens * heads, n));
-      Queries in;
-      in.tokens = places_device.get();
-      in.layout = store.layout;
-      in.count = tokens;
-      in.query_heads = heads;
-      in.scale = 0.125f;
-      in.q = q_device.get();
-      score_labels(in, store.on_gpu(1), sink, window, n, scores.get(), sums.get(), stream.get());
+      score_labels(*in, store.on_gpu(1), sink, window, n, scores.get(), sums.get(), stream.get());
       const auto found = scores.read(stream);
       test::expect_sums(sums.read(stream), found, places, heads, {sink, window, n});
-      for (int t = 0; t < tokens; ++t) {
-        const int end =
-            std::max(0, places[static_cast<std::size_t>(t)].position + 1 - static_cast<int>(window));
-        for (int head = 0; head < heads; ++head) {
-          for (int key = 0; key < n; ++key) {
-            const float one = found[static_cast<std::size_t>((t * heads + head) * n + key)];
-            if (key >= end) LODE_CHECK(one == 1e30f);
-            if (key < end && key < sink) LODE_CHECK(one == -kInf);
-            if (key < sink || key >= end) continue;
-            double sum = 0.0, size = 0.0;
-            for (int c = 0; c < form.channels; ++c) {
-              const int kv = head / group;
-              const double value = store.shape.coded() ? static_cast<double>(store.level(1, kv, true, c)) *
-                                                             store.code(1, kv, key, c)
-                                                       : static_cast<double>(store.number(1, kv, key, c));
-              const double part =
-                  value * 0.125 *
-                  q[static_cast<std::size_t>((t * heads + head) * form.d + store.channel(1, kv, c))];
-              sum += part, size += std::fabs(part);
-            }
-            LODE_CHECK_CLOSE(one, sum, 2e-6 * (size + 1e-6));
-          }
+      test::expect_scores(found, places, heads, {sink, window, n}, 2e-6, [&](int row, std::int64_t at) {
+        const int kv = row % heads / group, key = static_cast<int>(at);
+        test::Sum sum = {.value = 0.0, .size = 1e-6};
+        for (int c = 0; c < form.channels; ++c) {
+          const double value = store.shape.coded() ? static_cast<double>(store.level(1, kv, true, c)) *
+                                                         store.code(1, kv, key, c)
+                                                   : static_cast<double>(store.number(1, kv, key, c));
+          sum.add(value * 0.125 * q[static_cast<std::size_t>(row * form.d + store.channel(1, kv, c))]);
         }
-      }
+        return sum;
+      });
     }
   }
 }

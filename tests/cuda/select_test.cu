@@ -7,8 +7,7 @@
 
 #include "harness.h"
 #include "kernels/cuda/select.h"
-#include "reference.h"
-#include "sums.h"
+#include "scores.h"
 
 namespace lode::cuda {
 namespace {
@@ -233,7 +232,8 @@ struct ScoreForm {
 };
 
 // Heads that fill the columns of the matrix unit's products and that do not, and more than one product of
-// them; stores and rows that it does not read; queries whose halves are not normal numbers.
+// them; stores and rows that it does not read; queries whose halves are not normal numbers, keys that are
+// none.
 LODE_TEST(select_scores) {
   const std::int64_t n = 1400, sink = 3, window = 50;
   const std::vector<QueryToken> places = {{0, 1299}, {1, 700}, {1, 20}, {0, 611}};
@@ -250,6 +250,15 @@ LODE_TEST(select_scores) {
       keys[sequence] = test::normal(static_cast<std::size_t>(layout.layer_bytes(n) / layout.row_bytes() * d),
                                     2 + sequence);
       for (float& x : keys[sequence]) x = test::rounded(x, form.type);
+      for (int head = 0; head < 2; ++head) {
+        const auto number = [&](std::int64_t key, int c) -> float& {
+          const std::int64_t row = layout.key_offset(head, key) / layout.row_bytes();
+          return keys[sequence][static_cast<std::size_t>(row * d + c)];
+        };
+        number(100, 3) = kInf, number(101, d - 1) = -kInf;
+        number(102, 0) = kInf, number(102, 1) = kInf;  // of both signs, or of neither
+        number(103, 2) = NAN;
+      }
       stores.emplace_back(test::encode(keys[sequence], form.type));
     }
     auto q = test::normal(static_cast<std::size_t>(tokens * heads * d), 3);
@@ -258,46 +267,27 @@ LODE_TEST(select_scores) {
       q[static_cast<std::size_t>(d + c)] *= 1e6f;
     }
     Stream stream;
-    const OnDevice<const char*> bases({stores[0].get(), stores[1].get()});
-    const OnDevice<QueryToken> token(places);
-    const OnDevice<float> q_device(q), scores(test::poison(static_cast<std::size_t>(tokens * heads * n)));
+    const test::QueriesOnDevice in(layout, places, heads, q, {stores[0].get(), stores[1].get()});
+    const OnDevice<float> scores(test::poison(static_cast<std::size_t>(tokens * heads * n)));
     const OnDevice<ExponentialSum> sums(test::poisoned_sums(tokens * heads, n));
-    Queries in;
-    in.tokens = token.get();
-    in.bases = bases.get();
-    in.layout = layout;
-    in.count = tokens;
-    in.query_heads = heads;
-    in.scale = 0.125f;
-    in.q = q_device.get();
-    score_keys(in, sink, window, n, scores.get(), sums.get(), stream.get());
+    score_keys(*in, sink, window, n, scores.get(), sums.get(), stream.get());
     const auto found = scores.read(stream);
     test::expect_sums(sums.read(stream), found, places, heads, {sink, window, n});
-    for (int row = 0; row < tokens * heads; ++row) {
+    test::expect_scores(found, places, heads, {sink, window, n}, 4e-6, [&](int row, std::int64_t key) {
       const QueryToken& at = places[static_cast<std::size_t>(row / heads)];
-      for (std::int64_t key = 0; key < n; ++key) {
-        const float one = found[static_cast<std::size_t>(row * n + key)];
-        if (key >= at.position + 1 - window)
-          LODE_CHECK(one == 1e30f);
-        else if (key < sink)
-          LODE_CHECK(one == -kInf);
-        else {
-          const auto from = static_cast<std::size_t>(layout.key_offset(row % heads / form.group, key) /
-                                                     layout.row_bytes() * d);
-          double sum = 0, size = 0;
-          for (std::size_t c = 0; c < static_cast<std::size_t>(d); ++c) {
-            const double part = 0.125 * q[static_cast<std::size_t>(row * d) + c] *
-                                keys[static_cast<std::size_t>(at.sequence)][from + c];
-            sum += part, size += std::fabs(part);
-          }
-          LODE_CHECK_CLOSE(one, sum, 4e-6 * size);
-        }
-      }
-    }
+      const auto from =
+          static_cast<std::size_t>(layout.key_offset(row % heads / form.group, key) / layout.row_bytes() * d);
+      test::Sum sum;
+      for (std::size_t c = 0; c < static_cast<std::size_t>(d); ++c)
+        sum.add(0.125 * q[static_cast<std::size_t>(row * d) + c] *
+                keys[static_cast<std::size_t>(at.sequence)][from + c]);
+      return sum;
+    });
   }
 }
 
-// Heads with a NaN, with nothing but NaN, with one key that leaves the others no weight, with ties.
+// Heads with a NaN, with nothing but NaN, with one key that leaves the others no weight, with ties, with an
+// infinity.
 LODE_TEST(select_shared_scores) {
   const std::int64_t n = 5000, sink = 3, window = 50;
   const std::vector<QueryToken> places = {{0, 4999}, {0, 2100}, {0, 52}, {0, 30}};
@@ -312,19 +302,15 @@ LODE_TEST(select_shared_scores) {
         if (i >= sink && row % 7 == 2) own[i] = 0.5f;
       }
       if (row % 7 == 3) own[sink + 1] = 1000.0f;
+      if (row % 7 == 4) own[60] = kInf;
     }
     const auto sums = test::sums_of(scores, places, heads, {sink, window, n});
     Stream stream;
-    const OnDevice<QueryToken> token(places);
+    const test::QueriesOnDevice in({2, 64, DType::f32, 0}, places, heads, {});
     const OnDevice<float> scores_device(scores),
         shared(test::poison(static_cast<std::size_t>(tokens * 2 * n)));
     const OnDevice<ExponentialSum> sums_device(sums);
-    Queries in;
-    in.tokens = token.get();
-    in.layout = {2, 64, DType::f32, 0};
-    in.count = tokens;
-    in.query_heads = heads;
-    share_scores(scores_device.get(), sums_device.get(), in, sink, window, n, shared.get(), stream.get());
+    share_scores(scores_device.get(), sums_device.get(), *in, sink, window, n, shared.get(), stream.get());
     const auto found = shared.read(stream);
     for (int list = 0; list < 2 * tokens; ++list) {
       const std::int64_t end =
@@ -333,9 +319,10 @@ LODE_TEST(select_shared_scores) {
       for (int g = 0; g < group; ++g) {
         const float* const own = scores.data() + (std::int64_t{list} * group + g) * n;
         double peak = -kInf, total = 0.0;
-        for (std::int64_t i = 0; i < end; ++i) peak = std::fmax(peak, own[i]);
         for (std::int64_t i = 0; i < end; ++i)
-          if (own[i] > -kInf) total += std::exp(own[i] - peak);
+          if (std::isfinite(own[i])) peak = std::fmax(peak, own[i]);
+        for (std::int64_t i = 0; i < end; ++i)
+          if (std::isfinite(own[i])) total += std::exp(own[i] - peak);
         for (std::int64_t i = 0; i < end; ++i)
           if (own[i] > -kInf) weight[static_cast<std::size_t>(i)] += std::exp(own[i] - peak) / total;
       }
@@ -345,6 +332,8 @@ LODE_TEST(select_shared_scores) {
           LODE_CHECK(one == 1e30f);
         else if (i < sink)
           LODE_CHECK(one == -kInf);
+        else if (std::isinf(weight[static_cast<std::size_t>(i)]))
+          LODE_CHECK(one == kInf);
         else if (weight[static_cast<std::size_t>(i)] > 1e-30)
           LODE_CHECK_CLOSE(one, std::log(weight[static_cast<std::size_t>(i)]), 2e-5);
         else

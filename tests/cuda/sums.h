@@ -30,9 +30,9 @@ inline std::vector<ExponentialSum> sums_of(const std::vector<float>& scores,
       float peak = -INFINITY;
       double sum = 0.0;
       for (std::int64_t i = from; i < to; ++i)
-        if (own[i] > peak) peak = own[i];
+        if (std::isfinite(own[i])) peak = std::max(peak, own[i]);
       for (std::int64_t i = from; i < to; ++i)
-        if (own[i] > -INFINITY) sum += std::exp(static_cast<double>(own[i]) - peak);
+        if (std::isfinite(own[i])) sum += std::exp(static_cast<double>(own[i]) - peak);
       sums[static_cast<std::size_t>(row * each + first / kKeysOfSum)] = {peak, static_cast<float>(sum)};
     }
   }

@@ -5,7 +5,8 @@
 // of a list (sink, rows, window, in that order) are cut into pieces that depend on their number alone; a
 // block owns one, its warps take tiles of 16 keys in turn (attend_walk.cuh). A block merges the states of its
 // warps in shared memory and posts the result; the blocks of the list that started last merge what all have
-// posted (attend_merge.cuh). The order of merging is fixed.
+// posted (attend_merge.cuh). The order of merging is fixed. Many lists go to blocks that take several pieces
+// (attend_many.cu), with the same bits.
 //
 // The block that started last waits only for blocks that run already; those a few places before it may wait
 // for some that have not started, but they are never more than half as many as there are processors, in all
@@ -18,6 +19,7 @@
 
 #include "kernels/cuda/attend_finish.cuh"
 #include "kernels/cuda/attend_generic.h"
+#include "kernels/cuda/attend_many.h"
 #include "kernels/cuda/attend_share.h"
 #include "kernels/cuda/hopper.cuh"
 
@@ -136,6 +138,7 @@ void attend(const Queries& queries, const RowLists* lists, std::int64_t max_toke
     most_keys = std::min(max_tokens, lists->sink + lists->capacity + lists->window);
   }
   share_out(p, most_keys, workspace);
+  if (attend_many(p, stream)) return;
   if (p.group <= 16 && queries.layout.type == DType::bf16 && launch_for<__nv_bfloat16>(p, stream)) return;
   if (p.group <= 16 && queries.layout.type == DType::f16 && launch_for<__half>(p, stream)) return;
   attend_generic(queries, lists, stream);

@@ -20,11 +20,11 @@ __device__ __forceinline__ unsigned take_ticket(const Params& p, std::int64_t li
 
 /// The states of the block's warps, in shared memory, for four columns.
 template <int D>
-__device__ Record merge_warps(const char* rings, int ring_bytes, int heads, int column) {
+__device__ Record merge_warps(const char* states, int state_bytes, int heads, int column) {
   Record x[kWarps];
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
-    const float* const state = reinterpret_cast<const float*>(rings + w * ring_bytes);
+    const float* const state = reinterpret_cast<const float*>(states + w * state_bytes);
     x[w].o = *reinterpret_cast<const float4*>(state + column * 4);
     const float2 ml = *reinterpret_cast<const float2*>(state + heads * D + column * 4 / D * 2);
     x[w].m = ml.x, x[w].l = ml.y;
@@ -56,32 +56,46 @@ __device__ void write_result(const Params& p, std::int64_t first_row, int column
   *reinterpret_cast<float4*>(p.queries.o + row * D + at) = x;
 }
 
+/// A warp merges what was posted of a group of columns, where there are few parts.
+template <int D>
+__device__ __forceinline__ void merge_apart(const Params& p, const Posted& posted, std::int64_t first_row,
+                                            int group, int parts) {
+  const int lane = threadIdx.x % 32;
+  const Record sum = take_posted(posted, group, parts, lane / 4, kSubs);
+  if (lane < 4) write_result<D>(p, first_row, group * 4 + lane, sum);
+}
+/// The block does, however many there are.
+template <int D>
+__device__ __forceinline__ void merge_jointly(const Params& p, const Posted& posted, std::int64_t first_row,
+                                              int group, int parts) {
+  __shared__ Record of_warps[kWarps][4];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const Record sum = take_posted(posted, group, parts, warp * kSubs + lane / 4, kWarps * kSubs);
+  if (lane < 4) of_warps[warp][lane] = sum;
+  __syncthreads();
+  if (threadIdx.x < 4) {
+    Record x[kWarps];
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) x[w] = of_warps[w][threadIdx.x];
+    write_result<D>(p, first_row, group * 4 + threadIdx.x, together(x, peak_of(x)));
+  }
+  __syncthreads();
+}
+/// Parts that a warp merges by itself: the order of merging depends on this.
+constexpr int kMostApart = kSubs * kAhead;
+
 /// The records that all blocks of the list posted; `to_come` of its blocks started later than this one.
 template <int D>
 __device__ void merge_posted(const Params& p, const Posted& posted, std::int64_t first_row, int columns,
                              int parts, int to_come) {
-  __shared__ Record of_warps[kWarps][4];
-  const int mergers = min(p.most_mergers, parts), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const bool apart = parts <= kSubs * kAhead;  // a warp takes a group of columns by itself
+  const int mergers = min(p.most_mergers, parts), warp = threadIdx.x / 32;
+  const bool apart = parts <= kMostApart;
   const int at_once = apart ? kWarps : 1, groups = columns / 4;
   for (int from = to_come * at_once; from < groups; from += mergers * at_once) {
-    const int group = apart ? from + warp : from;
-    if (apart) {
-      if (group >= groups) break;
-      const Record sum = take_posted(posted, group, parts, lane / 4, kSubs);
-      if (lane < 4) write_result<D>(p, first_row, group * 4 + lane, sum);
-      continue;
-    }
-    const Record sum = take_posted(posted, group, parts, warp * kSubs + lane / 4, kWarps * kSubs);
-    if (lane < 4) of_warps[warp][lane] = sum;
-    __syncthreads();
-    if (threadIdx.x < 4) {
-      Record x[kWarps];
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) x[w] = of_warps[w][threadIdx.x];
-      write_result<D>(p, first_row, group * 4 + threadIdx.x, together(x, peak_of(x)));
-    }
-    __syncthreads();
+    if (!apart)
+      merge_jointly<D>(p, posted, first_row, from, parts);
+    else if (from + warp < groups)
+      merge_apart<D>(p, posted, first_row, from + warp, parts);
   }
 }
 

@@ -111,30 +111,53 @@ struct Posted {
   }
 };
 
-/// A warp's share of the records of a group of columns: parts sub, sub + subs, ... where `subs` count over
-/// the warps that share the group. Leaves the places empty. Lanes 0 to 3 hold columns 0 to 3.
-__device__ __forceinline__ Record take_posted(const Posted& posted, int group, int parts, int sub, int subs) {
-  const int column = threadIdx.x % 4, mine = sub < parts ? (parts - sub + subs - 1) / subs : 0;
-  const float4* const first = posted.of(group, sub);
-  Record x[kAhead];
-  unsigned missing = (1u << mine) - 1;
-  while (missing != 0) {
+/// A lane's share of the records of a group of columns, kMost at most: parts sub, sub + subs, ... where
+/// `subs` count over the lanes that share a column. Lane % 4 is the column.
+template <int kMost>
+struct Taking {
+  float4* first = nullptr;
+  int mine = 0, subs = 1;
+  unsigned missing = 0;
+  Record x[kMost];
+
+  __device__ __forceinline__ void start(const Posted& posted, int group, int parts, int sub, int all_subs) {
+    first = posted.of(group, sub), subs = all_subs;
+    mine = sub < parts ? (parts - sub + subs - 1) / subs : 0;
+    missing = (1u << mine) - 1;
+  }
+  __device__ __forceinline__ void ask() {
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) Posted::ask(first + i * subs * 6, column, (missing >> i & 1) != 0, x[i]);
+    for (int i = 0; i < kMost; ++i)
+      Posted::ask(first + i * subs * 6, threadIdx.x % 4, (missing >> i & 1) != 0, x[i]);
+  }
+  __device__ __forceinline__ void look() {
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i)
+    for (int i = 0; i < kMost; ++i)
       if (has_come(x[i])) missing &= ~(1u << i);
   }
-  __syncwarp();  // all four columns have the m and l
-  const std::uint64_t policy = Posted::stay();
+  /// Once nothing is missing to any lane of the warp: leaves the places empty. Lanes 0 to 3 hold columns 0 to
+  /// 3.
+  __device__ __forceinline__ Record take() const {
+    const int column = threadIdx.x % 4;
+    const std::uint64_t policy = Posted::stay();
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    if (i >= mine) continue;
-    float4* const at = posted.of(group, sub) + i * subs * 6 + column;
-    Posted::put(at, {}, policy);
-    if (column < 2) Posted::put(at + 4, {}, policy);
+    for (int i = 0; i < kMost; ++i) {
+      if (i >= mine) continue;
+      float4* const at = first + i * subs * 6 + column;
+      Posted::put(at, {}, policy);
+      if (column < 2) Posted::put(at + 4, {}, policy);
+    }
+    return fold(x);
   }
-  return fold(x);
+};
+
+/// A warp's share, all of it.
+__device__ __forceinline__ Record take_posted(const Posted& posted, int group, int parts, int sub, int subs) {
+  Taking<kAhead> taking;
+  taking.start(posted, group, parts, sub, subs);
+  while (taking.missing != 0) taking.ask(), taking.look();
+  __syncwarp();  // all four columns have the m and l
+  return taking.take();
 }
 
 }  // namespace lode::cuda

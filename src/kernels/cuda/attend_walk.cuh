@@ -157,36 +157,39 @@ struct Walk {
     return j * 512 + (((g ^ (j & 1)) * 4 + t) * 16);
   }
 
-  /// Starts to fetch a tile; after the second of a pair, asks for the rows of a later pair. Memory serves
-  /// requests of 128 bytes as fast as smaller ones, so eight lanes copy a whole line of a key, each to where
-  /// the lane that will use it looks.
+  /// Starts to fetch the tile whose places lanes of_pair, of_pair + 1, ... have. Memory serves requests of
+  /// 128 bytes as fast as smaller ones, so eight lanes copy a whole line of a key, each to where the lane
+  /// that will use it looks.
+  __device__ __forceinline__ void copy_tile(unsigned stage, int of_pair) const {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = 4 * i + lane / 8;
+      const unsigned at = __shfl_sync(0xffffffffu, places, of_pair + key);
+      const char* const row = base + std::uint64_t{at} * 16;
+#pragma unroll
+      for (int j = 0; j < kValuePieces; ++j) {
+        const int chunk = j * 8 + lane % 8;
+        if (chunk >= 4 * kKeyPieces) continue;
+        fetch(stage + key / 8 * (kKeyPieces * 512) + key_place(chunk / 4, key % 8, chunk % 4),
+              at == kNone ? base : row + chunk * 16, at != kNone && chunk * 8 < D);
+      }
+    }
+    unsigned to = stage + 2 * kKeyPieces * 512 + lane * 16;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const unsigned at = __shfl_sync(0xffffffffu, places, of_pair + 2 * t + i % 2 + i / 2 * 8);
+      const char* const row = base + p.queries.layout.value_offset() + std::uint64_t{at} * 16;
+#pragma unroll
+      for (int j = 0; j < kValuePieces; ++j, to += 512)
+        fetch(to, at == kNone ? base : row + (j * 8 + g) * 16, at != kNone && (j * 8 + g) * 8 < D);
+    }
+  }
+
+  /// Starts to fetch a tile; after the second of a pair, asks for the rows of a later pair.
   __device__ void fetch_tile(int tile) {
     if (tile < mine) {
-      const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-      const unsigned stage = ring + tile % kStages * kStageBytes;
-      const int of_pair = tile % 2 * kTile;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int key = 4 * i + lane / 8;
-        const unsigned at = __shfl_sync(0xffffffffu, places, of_pair + key);
-        const char* const row = base + std::uint64_t{at} * 16;
-#pragma unroll
-        for (int j = 0; j < kValuePieces; ++j) {
-          const int chunk = j * 8 + lane % 8;
-          if (chunk >= 4 * kKeyPieces) continue;
-          fetch(stage + key / 8 * (kKeyPieces * 512) + key_place(chunk / 4, key % 8, chunk % 4),
-                at == kNone ? base : row + chunk * 16, at != kNone && chunk * 8 < D);
-        }
-      }
-      unsigned to = stage + 2 * kKeyPieces * 512 + lane * 16;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const unsigned at = __shfl_sync(0xffffffffu, places, of_pair + 2 * t + i % 2 + i / 2 * 8);
-        const char* const row = base + p.queries.layout.value_offset() + std::uint64_t{at} * 16;
-#pragma unroll
-        for (int j = 0; j < kValuePieces; ++j, to += 512)
-          fetch(to, at == kNone ? base : row + (j * 8 + g) * 16, at != kNone && (j * 8 + g) * 8 < D);
-      }
+      copy_tile(ring + tile % kStages * kStageBytes, tile % 2 * kTile);
       if (tile % 2 == 1) {
         places = place_of(rows_behind);
         rows_behind = row_of(tile / 2 + 2);
@@ -235,9 +238,9 @@ struct Walk {
     }
   }
 
-  /// Scores to weights, in the running scale of each head.
-  __device__ void soften(int tile, float (&s)[kHeadTiles][4]) {
-    const int at = first + tile * kWarps * kTile, key = at + threadIdx.x % 32 / 4;
+  /// Scores of the tile that begins with key `at` to weights, in the running scale of each head.
+  __device__ void soften(int at, float (&s)[kHeadTiles][4]) {
+    const int key = at + threadIdx.x % 32 / 4;
     const float scale = p.queries.scale * kLog2e;
     float more[2] = {};
     if (keys.log_weights != nullptr) {
@@ -315,6 +318,21 @@ struct Walk {
     }
   }
 
+  /// A tile that has come: that which begins with key `at`.
+  __device__ __forceinline__ void attend_tile(unsigned stage, int at) {
+    const unsigned values = stage + 2 * kKeyPieces * 512 + threadIdx.x % 32 * 16;
+    float s[kHeadTiles][4] = {};
+    score(stage, s);
+    uint4 v[kValuePieces][4];
+#pragma unroll
+    for (int j = 0; j < kValuePieces; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) v[j][i] = piece(values + (i * kValuePieces + j) * 512);
+    }
+    soften(at, s);
+    add_values(v, s);
+  }
+
   /// The state of no keys.
   __device__ void clear() {
 #pragma unroll
@@ -341,18 +359,7 @@ struct Walk {
       if (tile == 0) first_comes();
       asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory");
       __syncwarp();
-      const unsigned at = ring + tile % kStages * kStageBytes;
-      const unsigned values = at + 2 * kKeyPieces * 512 + threadIdx.x % 32 * 16;
-      float s[kHeadTiles][4] = {};
-      score(at, s);
-      uint4 v[kValuePieces][4];
-#pragma unroll
-      for (int j = 0; j < kValuePieces; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) v[j][i] = piece(values + (i * kValuePieces + j) * 512);
-      }
-      soften(tile, s);
-      add_values(v, s);
+      attend_tile(ring + tile % kStages * kStageBytes, first + tile * kWarps * kTile);
       __syncwarp();  // all have read the stage before the next fetch overwrites it
     }
     asm volatile("cp.async.wait_all;");
@@ -377,15 +384,15 @@ struct Walk {
     finish();
   }
 
-  /// The warp's state: o [heads][D], then m and l [heads][2].
-  __device__ void store(float* to, int heads) const {
+  /// The warp's state of some heads: o [heads][D], then m and l [heads][2].
+  __device__ void store(float* to, int heads, int first_head = 0) const {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int h = 0; h < kHeadTiles; ++h) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int head = 8 * h + 2 * t + r;
-        if (head >= heads) continue;
+        const int head = 8 * h + 2 * t + r - first_head;
+        if (head < 0 || head >= heads) continue;
 #pragma unroll
         for (int j = 0; j < kValuePieces; ++j) {
           if ((j * 8 + g) * 8 >= D) continue;

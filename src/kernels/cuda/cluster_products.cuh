@@ -236,6 +236,7 @@ class BlockPass {
         wait_for_products<0>(x);
         add(slot, x);
       }
+      __syncwarp();  // all lanes have read what the slot held
       if (lane_ == 0) empty(slot).arrive();
     }
     finish();

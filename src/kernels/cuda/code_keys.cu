@@ -260,14 +260,12 @@ void launch(Params p, StreamHandle stream) {
   const KeyCodes& codes = p.codes;
   const int group = p.queries.query_heads / p.queries.layout.kv_heads;
   p.chunks = (group + kHeads - 1) / kHeads;
-  const auto lists = static_cast<unsigned>(p.queries.layout.kv_heads * p.chunks),
-             queries = static_cast<unsigned>(p.queries.count);
-  EarlyLaunch({static_cast<unsigned>(codes.parts), lists, queries}, kTableThreads,
+  const dim3 grid = scorer_grid(p.queries, p.max_tokens - p.window, p.chunks);
+  EarlyLaunch({static_cast<unsigned>(codes.parts), grid.y, grid.z}, kTableThreads,
               kHeads * (codes.width + kTableThreads) * 4, 1, stream)(table_kernel<kHeads>, p);
   const int of_plane = (codes.nibbles() ? 256 : codes.entries()) * kHeads;
   const int planes = std::clamp(kTableFloats / of_plane, 1, codes.planes());
-  EarlyLaunch({static_cast<unsigned>(sums_of_keys(p.max_tokens - p.window)), lists, queries}, kThreads,
-              planes * of_plane * 4, 1, stream)(score_kernel<kHeads>, p, planes);
+  EarlyLaunch(grid, kThreads, planes * of_plane * 4, 1, stream)(score_kernel<kHeads>, p, planes);
 }
 
 }  // namespace

@@ -28,10 +28,13 @@ std::shared_mutex& captures() {
 thread_local bool captures_here = false;
 thread_local int turns_here = 0;  // of BesideNoCapture, one within another
 
-void capture_ended() {
-  captures_here = false;
-  captures().unlock();
-}
+/// Ends this thread's turn when it goes out of scope.
+struct CaptureEnds {
+  ~CaptureEnds() {
+    captures_here = false;
+    captures().unlock();
+  }
+};
 
 }  // namespace
 
@@ -164,15 +167,14 @@ void Graph::begin(StreamHandle stream) {
   captures_here = true;
   if (const cudaError_t status = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
       status != cudaSuccess) {
-    capture_ended();
+    const CaptureEnds ends;
     check(status, "cudaStreamBeginCapture");
   }
 }
 Graph Graph::end(StreamHandle stream) {
+  const CaptureEnds ends;  // a graph that is instantiated allocates and loads, too
   cudaGraph_t graph = nullptr;
-  const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
-  capture_ended();
-  check(ended, "cudaStreamEndCapture");
+  LODE_CUDA(cudaStreamEndCapture(stream, &graph));
   Graph result;
   const cudaError_t status = cudaGraphInstantiate(&result.exec_, graph, 0);
   cudaGraphDestroy(graph);
@@ -182,8 +184,8 @@ Graph Graph::end(StreamHandle stream) {
 void Graph::abandon(StreamHandle stream) noexcept {
   if (!captures_here) return;  // it was its end that failed
   cudaGraph_t graph = nullptr;
+  const CaptureEnds ends;
   cudaStreamEndCapture(stream, &graph);
-  capture_ended();
   if (graph != nullptr) cudaGraphDestroy(graph);
   cudaGetLastError();
 }
@@ -192,10 +194,12 @@ void Graph::launch(StreamHandle stream) const {
 }
 
 Timer::Timer() {
+  const BesideNoCapture turn;
   LODE_CUDA(cudaEventCreate(&start_));
   LODE_CUDA(cudaEventCreate(&stop_));
 }
 Timer::~Timer() {
+  const BesideNoCapture turn;
   cudaEventDestroy(start_);
   cudaEventDestroy(stop_);
 }

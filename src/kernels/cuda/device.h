@@ -111,8 +111,8 @@ class Graph {
     std::swap(exec_, other.exec_);
     return *this;
   }
-  static void begin(
-      StreamHandle stream);  ///< waits for every BesideNoCapture; the same thread ends or abandons
+  /// Waits for every BesideNoCapture (of which this thread holds none); the same thread ends or abandons.
+  static void begin(StreamHandle stream);
   static Graph end(StreamHandle stream);
   static void abandon(StreamHandle stream) noexcept;  ///< after an exception between begin and end
   void launch(StreamHandle stream) const;

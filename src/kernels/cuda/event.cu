@@ -5,9 +5,11 @@
 namespace lode::cuda {
 
 Event::Event() {
+  const BesideNoCapture turn;
   LODE_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
 }
 Event::~Event() {
+  const BesideNoCapture turn;
   cudaEventDestroy(event_);
 }
 void Event::record(StreamHandle stream) {

@@ -6,9 +6,15 @@
 
 namespace lode::cuda {
 
-/// NaN and -inf count nothing.
+/// The grid of a scorer: pieces of kKeysOfSum keys, KV heads x chunks of their heads, query tokens.
+inline dim3 scorer_grid(const Queries& queries, std::int64_t keys, int chunks) {
+  return {static_cast<unsigned>(sums_of_keys(keys)), static_cast<unsigned>(queries.layout.kv_heads * chunks),
+          static_cast<unsigned>(queries.count)};
+}
+
+/// NaN and infinities count nothing.
 __device__ __forceinline__ void add_to(ExponentialSum& to, float x) {
-  if (!(x > -INFINITY)) return;
+  if (!(fabsf(x) < INFINITY)) return;
   if (x > to.peak) {
     to.sum = to.sum * __expf(to.peak - x) + 1.0f;
     to.peak = x;
@@ -79,8 +85,9 @@ __device__ __forceinline__ void post_block_sums(const float (&sums)[kKeys][kHead
 #pragma unroll
     for (int k = 0; k < kKeys; ++k) {
       const std::int64_t key = first + k * kThreads;
-      far[k] = key >= sink && key < end ? sums[k][h] : -INFINITY;
-      mine[h].peak = fmaxf(mine[h].peak, far[k]);  // passes over NaN
+      const bool counts = key >= sink && key < end && fabsf(sums[k][h]) < INFINITY;
+      far[k] = counts ? sums[k][h] : -INFINITY;
+      mine[h].peak = fmaxf(mine[h].peak, far[k]);
     }
 #pragma unroll
     for (int k = 0; k < kKeys; ++k)

@@ -129,9 +129,7 @@ template <class Eight, int kHeads>
 void launch(Params p, StreamHandle stream) {
   const int group = p.queries.query_heads / p.queries.layout.kv_heads;
   p.chunks = (group + kHeads - 1) / kHeads;
-  const dim3 grid(static_cast<unsigned>(sums_of_keys(p.max_tokens - p.window)),
-                  static_cast<unsigned>(p.queries.layout.kv_heads * p.chunks),
-                  static_cast<unsigned>(p.queries.count));
+  const dim3 grid = scorer_grid(p.queries, p.max_tokens - p.window, p.chunks);
   const int shared = p.labels.eights() * 8 * kHeads * 4;
   EarlyLaunch(grid, kThreads, shared, 1, stream)(score_kernel<Eight, kHeads>, p);
 }

@@ -9,6 +9,7 @@
 // weights, which nobody writes, and only then waits for its input.
 #include <algorithm>
 
+#include "kernels/cuda/barrier.cuh"
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/linear_kernels.h"
 #include "kernels/cuda/matrix.cuh"
@@ -44,34 +45,6 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Newer) : "memory");
 }
 
-/// A barrier in shared memory. Its arrivals release what the thread wrote there and its waits acquire it, at
-/// less cost than a fence, which would wait for every copy under way.
-class Barrier {
- public:
-  __device__ void init(int arrivals) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address()), "r"(arrivals) : "memory");
-  }
-  __device__ void arrive() {
-    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(address())
-                 : "memory");
-  }
-  /// Waits for the end of the phase of this parity: 0 for the first.
-  __device__ void wait(int parity) {
-    unsigned done = 0;
-    while (done == 0) {
-      asm volatile(
-          "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-          : "=r"(done)
-          : "r"(address()), "r"(parity)
-          : "memory");
-    }
-  }
-
- private:
-  __device__ unsigned address() const { return shared_address(&bits_); }
-  unsigned long long bits_;
-};
-
 /// How a launch cuts the columns.
 struct Plan {
   int turns = 0;         ///< pieces that a warp takes of one tile
@@ -82,7 +55,7 @@ struct Plan {
 template <int N>
 struct Shared {
   float partial[kBuffers][kWarps][N][16];
-  Barrier full[kBuffers], empty[kBuffers];
+  SharedBarrier full[kBuffers], empty[kBuffers];
   float squares[N][kWarps];
   float inverse[N];
   // then, at multiples of 128 bytes: rings [kWarps, Depth]; high parts, low parts [N, row_stride], bf16

@@ -80,8 +80,7 @@ void score_keys(const Queries& queries, std::int64_t sink, std::int64_t window, 
   if (score_products(queries, sink, window, max_tokens, scores, sums, stream)) return;
   if (group > kMostGroup)
     throw RunError("expected at most 16 query heads a KV head, found " + std::to_string(group));
-  const dim3 grid(static_cast<unsigned>(sums_of_keys(max_tokens - window)),
-                  static_cast<unsigned>(queries.layout.kv_heads), static_cast<unsigned>(queries.count));
+  const dim3 grid = scorer_grid(queries, max_tokens - window, 1);
   const std::size_t shared = static_cast<std::size_t>(group * queries.layout.head_dim) * sizeof(float);
   const auto launch = [&](auto* kernel) {
     kernel<<<grid, kThreads, shared, stream>>>(queries, sink, window, max_tokens, scores, sums);

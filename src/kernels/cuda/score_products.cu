@@ -183,7 +183,10 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(kReads, kHeads))
       for (int e = 0; e < kEach; ++e) {
         const int head = kEach * c + e;
         if (key >= end || first_head + head >= group) continue;
-        const float score = key < p.sink ? -INFINITY : both[e] * factor[e];
+        // What an infinite number of a key makes of the lower parts says nothing: the first part has its
+        // sign.
+        const float leading = sums[0][2 * i + e], sum = fabsf(leading) < INFINITY ? both[e] : leading;
+        const float score = key < p.sink ? -INFINITY : sum * factor[e];
         p.scores[(first_row + head) * p.max_tokens + key] = score;
         if (p.sums != nullptr) add_to(of[e], score);
       }
@@ -198,9 +201,7 @@ template <class T, int kReads, int kHeads>
 void launch(Params p, StreamHandle stream) {
   const int group = p.queries.query_heads / p.queries.layout.kv_heads;
   p.chunks = (group + kHeads - 1) / kHeads;
-  const dim3 grid(static_cast<unsigned>(sums_of_keys(p.max_tokens - p.window)),
-                  static_cast<unsigned>(p.queries.layout.kv_heads * p.chunks),
-                  static_cast<unsigned>(p.queries.count));
+  const dim3 grid = scorer_grid(p.queries, p.max_tokens - p.window, p.chunks);
   EarlyLaunch(grid, kThreads, 0, 1, stream)(products_kernel<T, kReads, kHeads>, p);
 }
 

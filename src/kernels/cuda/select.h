@@ -9,8 +9,8 @@
 
 namespace lode::cuda {
 
-/// What a softmax over some keys is divided by: exp(peak) * sum. Of no keys, or none with a weight, -inf and
-/// 0.
+/// What a softmax over some keys is divided by: exp(peak) * sum, of those whose scores are finite. Of no
+/// keys, or none with a weight, -inf and 0.
 struct ExponentialSum {
   float peak = -INFINITY, sum = 0.0f;
 };
@@ -28,7 +28,7 @@ void score_keys(const Queries& queries, std::int64_t sink, std::int64_t window, 
 
 /// From per-head scores and their sums to one row of shared scores per KV head: the log of the sum over the
 /// group of softmax weights among the far keys (what CPU `topk:per=kv-head` ranks by). Keys that no head
-/// gives a weight have the least finite score of all, those below the sink -inf.
+/// gives a weight have the least finite score of all, those below the sink -inf; an infinite score stays so.
 void share_scores(const float* scores /*[N, Hq, max_tokens]*/, const ExponentialSum* sums,
                   const Queries& queries, std::int64_t sink, std::int64_t window, std::int64_t max_tokens,
                   float* shared /*[N, Hkv, max_tokens]*/, StreamHandle stream);
