@@ -84,6 +84,7 @@ struct Candidate {
   cuda::Buffer kept_rows, kept_counts;    // [places, lists, capacity], [places, lists]
   std::int64_t kept_capacity = 0;
   double far_chosen = 0, build_seconds = 0;  // far keys per query token and KV head
+  double select_bytes = 0;                   // of a call
   std::unique_ptr<Series> whole, select, attend, read;
 };
 
@@ -276,8 +277,10 @@ class Bench {
     if (together_) return c.selector->select_together(place, queries(place), stream_.get());
     return c.selector->select(place, queries(place), q_unrotated(place), stream_.get());
   }
-  std::int64_t lists_of(const Candidate& c) const {
-    return std::int64_t{lists_per_kv_head()} * layout_.kv_heads * c.selector->lists_per_head();
+  /// At most: layers may differ.
+  std::int64_t lists_of(const Candidate& c) const { return lists_of(c.selector->lists_per_head()); }
+  std::int64_t lists_of(int lists_per_head) const {
+    return std::int64_t{lists_per_kv_head()} * layout_.kv_heads * lists_per_head;
   }
   /// Times the lists of one query head.
   int lists_per_kv_head() const { return together_ ? 1 : query_tokens_; }
@@ -285,16 +288,17 @@ class Bench {
   /// Chooses once to see how many keys come; with `keep`, cuts or fills the lists to that share.
   void take_lists(Candidate& c, int place) {
     const cuda::RowLists lists = choose(c, place);
-    const std::int64_t n = lists_of(c), far = far_of(c);
-    std::vector<std::int32_t> counts(static_cast<std::size_t>(n));
-    cuda::copy(counts.data(), lists.counts, n * 4, stream_.get());
-    stream_.synchronize();
+    count(c, place);
     if (task_.keep) {
+      const std::int64_t n = lists_of(lists.lists_per_head), far = far_of(c);
+      std::vector<std::int32_t> counts(static_cast<std::size_t>(n));
+      cuda::copy(counts.data(), lists.counts, n * 4, stream_.get());
+      stream_.synchronize();
       const auto kept = static_cast<std::int64_t>(std::ceil(*task_.keep * static_cast<double>(far)));
       if (c.kept_capacity == 0) {
         c.kept_capacity = std::max<std::int64_t>(1, kept);
-        c.kept_rows = cuda::Buffer(places_ * n * c.kept_capacity * 4, "kept rows");
-        c.kept_counts = cuda::Buffer(places_ * n * 4, "counts of kept rows");
+        c.kept_rows = cuda::Buffer(places_ * lists_of(c) * c.kept_capacity * 4, "kept rows");
+        c.kept_counts = cuda::Buffer(places_ * lists_of(c) * 4, "counts of kept rows");
       }
       std::vector<std::int32_t> all(static_cast<std::size_t>(n * c.kept_capacity), 0);
       for (std::int64_t list = 0; list < n; ++list) {
@@ -305,15 +309,39 @@ class Bench {
         std::copy(rows.begin(), rows.end(), all.begin() + list * c.kept_capacity);
         counts[static_cast<std::size_t>(list)] = static_cast<std::int32_t>(rows.size());
       }
-      cuda::copy(c.kept_rows.as<std::int32_t>() + place * std::ssize(all), all.data(), std::ssize(all) * 4,
-                 stream_.get());
-      cuda::copy(c.kept_counts.as<std::int32_t>() + place * n, counts.data(), n * 4, stream_.get());
+      cuda::copy(c.kept_rows.as<std::int32_t>() + place * lists_of(c) * c.kept_capacity, all.data(),
+                 std::ssize(all) * 4, stream_.get());
+      cuda::copy(c.kept_counts.as<std::int32_t>() + place * lists_of(c), counts.data(), n * 4, stream_.get());
       stream_.synchronize();
+      const double chosen = std::accumulate(counts.begin(), counts.end(), 0.0);
+      add_far(c, chosen);
     }
+  }
+  void add_far(Candidate& c, double chosen) const {
     // Lists of one KV head may share keys; read once they can at most be all there are.
-    const double chosen =
-        std::accumulate(counts.begin(), counts.end(), 0.0) / (lists_per_kv_head() * layout_.kv_heads);
-    c.far_chosen += std::min(chosen, static_cast<double>(far)) / places_;
+    c.far_chosen += std::min(chosen / (lists_per_kv_head() * layout_.kv_heads),
+                             static_cast<double>(far_of(c))) /
+                    places_;
+  }
+  /// What choosing has just taken, and how many keys it has listed.
+  void count(Candidate& c, int place) {
+    std::vector<std::int32_t> counts(static_cast<std::size_t>(places_ * c.selector->counts_per_layer()));
+    c.selector->copy_counts(counts.data(), places_, stream_.get());
+    stream_.synchronize();
+    const std::vector<int> heads = all_kv_heads(layout_.kv_heads);
+    double all = 0;
+    for (int token = 0; token < lists_per_kv_head(); ++token) {
+      const CountedToken of = {.counts = counts.data(),
+                               .layer = place,
+                               .kv_heads = layout_.kv_heads,
+                               .token = c.selector->counted_token(token),
+                               .position = tokens_host_[static_cast<std::size_t>(token)].position};
+      std::int64_t chosen = 0;
+      for (const int head : heads) chosen += c.selector->listed(of, head);
+      all += static_cast<double>(chosen);
+      c.select_bytes += static_cast<double>(c.selector->select_bytes(of, heads, chosen)) / places_;
+    }
+    if (!task_.keep) add_far(c, all);
   }
 
   /// The same rows up to `wanted`, or others besides, evenly spread.
@@ -392,9 +420,7 @@ class Bench {
     const auto chosen =
         static_cast<std::int64_t>(c.far_chosen * (together_ ? 1.0 : static_cast<double>(task_.queries)));
     return kv_bytes(task_.context - far + std::min(chosen, far)) +
-           lists_per_kv_head() *
-               c.selector->select_bytes(task_.context - 1,
-                                        layout_.kv_heads * static_cast<std::int64_t>(c.far_chosen));
+           static_cast<std::int64_t>(c.select_bytes);
   }
 
   GpuAttentionRow row_of(const Candidate& c) const {

@@ -13,7 +13,6 @@ class GpuBestKeys : public GpuSelector {
   void upload(cuda::StreamHandle stream) override;
   cuda::RowLists select(int layer, const cuda::Queries& queries, const float* q_unrotated,
                         cuda::StreamHandle stream) override;
-  const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
   std::int64_t counts_per_layer() const override { return lists_; }
   int lists_per_head() const override {
     return per_kv_head_ ? 1 : geometry_.query_heads / geometry_.kv_heads;
@@ -21,6 +20,7 @@ class GpuBestKeys : public GpuSelector {
   std::int64_t bytes() const override;
 
  protected:
+  const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
   GpuBestKeys(const Spec& spec, const GpuGeometry& geometry, Amount k, bool per_kv_head);
   /// As cuda::score_keys does.
   virtual void score(int layer, const cuda::Queries& queries, float* scores /*[N, Hq, max_tokens]*/,

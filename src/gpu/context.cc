@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/cancel.h"
 #include "kernels/cuda/attend_block.h"
@@ -442,8 +443,7 @@ void CudaContext::run_step(const Run& run, ForwardWork& work) {
       enqueue_layer(layer, run, work);
     }
     if (run.native == nullptr) return;
-    const cuda::PinnedBuffer& counts = run.native->counts;
-    cuda::copy(counts.as<void>(), run.native->selector->counts(), counts.bytes(), stream_.get());
+    run.native->selector->copy_counts(run.native->counts.as<std::int32_t>(), config_.layers, stream_.get());
   };
   if (!run.is_graph()) return enqueue();
   cuda::Graph& graph = run.native != nullptr ? run.native->graph : dense_graph_;
@@ -549,13 +549,11 @@ void CudaContext::count_work(const Run& run, ForwardWork& work) {
   const DenseParts dense = run.step.selectors.empty() ? DenseParts{} : run.step.dense;
   const std::int64_t token_bytes = 2 * range_.layout().row_bytes();
   const Position limit = run.step.sequences.front().far_limit;
+  const std::vector<int> heads = all_kv_heads(config_.kv_heads);
   for (int layer = 0; layer < config_.layers; ++layer) {
     const bool sparse = run.sparse(layer);
     if (sparse && run.native == nullptr) continue;
     const GpuSelector* const selector = sparse ? run.native->selector.get() : nullptr;
-    const int per_head = sparse ? selector->lists_per_head() : 0;
-    const std::int32_t* const counts =
-        sparse ? run.native->counts.as<std::int32_t>() + layer * selector->counts_per_layer() : nullptr;
     if (sparse) work.sparse_tokens += run.count;
     for (int t = 0; t < run.count; ++t) {
       // Where the window is the context's end, keys between it and the kernel's own are listed besides.
@@ -564,17 +562,22 @@ void CudaContext::count_work(const Run& run, ForwardWork& work) {
       };
       const auto behind = [&](int token) { return std::max(dense.sink, tokens_ + token + 1 - dense.window); };
       const std::int64_t all = tokens_ + t + 1, far = end_of_far(behind(t)) - dense.sink;
-      const int counted = sparse ? selector->counted_token(t) : t;
-      const std::int64_t others = behind(counted) - end_of_far(behind(counted));
-      std::int64_t listed = 0;  // all heads
-      for (int head = 0; head < config_.kv_heads; ++head) {
-        std::int64_t chosen = sparse ? 0 : far;
-        for (int i = 0; i < per_head; ++i)
-          chosen += counts[(std::int64_t{counted} * config_.kv_heads + head) * per_head + i] - others;
-        listed += chosen;
-        work.attend += work_of(all, far, std::min(chosen, far), token_bytes);
+      std::vector<std::int64_t> chosen(static_cast<std::size_t>(config_.kv_heads), far);
+      if (sparse) {
+        const CountedToken of = {.counts = run.native->counts.as<std::int32_t>(),
+                                 .layer = layer,
+                                 .kv_heads = config_.kv_heads,
+                                 .token = selector->counted_token(t),
+                                 .position = all - 1};
+        const std::int64_t others = behind(of.token) - end_of_far(behind(of.token));
+        for (const int head : heads)
+          chosen[static_cast<std::size_t>(head)] =
+              selector->listed(of, head) - others * selector->lists_per_head();
+        work.select.bytes += selector->select_bytes(
+            of, heads, std::accumulate(chosen.begin(), chosen.end(), std::int64_t{0}));
       }
-      if (sparse) work.select.bytes += selector->select_bytes_of(counts, counted, all - 1, listed);
+      for (const std::int64_t some : chosen)
+        work.attend += work_of(all, far, std::min(some, far), token_bytes);
     }
   }
 }

@@ -43,10 +43,6 @@ class MadeUpClusters final : public GpuClusters {
             false) {
     make(seed);
   }
-  std::int64_t select_bytes(std::int64_t position, std::int64_t chosen) const override {
-    return compared_ == 0 ? GpuClusters::select_bytes(position, chosen)
-                          : compared_ * node_bytes() + chosen * 4;
-  }
   cuda::RowLists select(int layer, const cuda::Queries& queries, const float* q_unrotated,
                         cuda::StreamHandle stream) override {
     if (!calibrated_) calibrate(queries, stream);
@@ -149,7 +145,6 @@ class MadeUpClusters final : public GpuClusters {
                                  compared[head]);
         all.insert(all.end(), scores[head].begin(), scores[head].end());
       }
-      compared_ += std::ssize(all);
       const auto wanted =
           static_cast<std::int64_t>(plan_.kept[l] * static_cast<double>(heads * levels[l].keys.size()));
       const double threshold = quantile(all, std::ssize(all) - 1 - std::min(wanted, std::ssize(all) - 1));
@@ -212,7 +207,6 @@ class MadeUpClusters final : public GpuClusters {
   ClusterSegment segment_;
   ClusterPlan plan_;
   std::vector<std::vector<float>> centroids_;  // [levels][nodes, d]
-  std::int64_t compared_ = 0;                  ///< nodes of all heads
   bool calibrated_ = false;
 };
 

@@ -347,10 +347,11 @@ bool GpuBuckets::attend(int layer, const cuda::Queries& queries, const float* q_
 
 /// Networks, where each bucket's list begins, labels of the keys behind the lists, and what is read of
 /// them.
-std::int64_t GpuBuckets::select_bytes(std::int64_t position, std::int64_t chosen) const {
+std::int64_t GpuBuckets::select_bytes(const CountedToken& of, std::span<const int> heads,
+                                      std::int64_t chosen) const {
   const std::int64_t unlisted =
-      std::max<std::int64_t>(0, position + 1 - spec_.dense.window - end_of_lists(position));
-  return geometry_.kv_heads * (net_.bytes() + (net_.buckets + 1) * std::int64_t{4} + unlisted * 2) +
+      std::max<std::int64_t>(0, of.position + 1 - spec_.dense.window - end_of_lists(of.position));
+  return std::ssize(heads) * (net_.bytes() + (net_.buckets + 1) * std::int64_t{4} + unlisted * 2) +
          chosen * 4;
 }
 
@@ -460,6 +461,36 @@ BucketChoice made_up(const Spec& spec, const GpuGeometry& geometry, const GpuKey
   return choice;
 }
 
+/// Networks of all heads: those that the host's selector does not cover have the first one's.
+BucketChoice of_all_heads(BucketChoice choice, const std::vector<int>& covered, int kv_heads) {
+  const std::size_t own = covered.size();
+  const auto spread = [&](const std::vector<BucketNet>& nets) {  // [K, own] -> [K, Hkv]
+    std::vector<BucketNet> all;
+    for (std::size_t first = 0; first < nets.size(); first += own) {
+      for (int head = 0; head < kv_heads; ++head) {
+        const auto at = std::find(covered.begin(), covered.end(), head) - covered.begin();
+        all.push_back(nets[first + static_cast<std::size_t>(at) % own]);
+      }
+    }
+    return all;
+  };
+  choice.keys = spread(choice.keys);
+  choice.queries = spread(choice.queries);
+  return choice;
+}
+
+/// Sizes of the buckets of those heads alone.
+std::vector<std::int64_t> sizes_of(std::span<const std::int64_t> all /*[Hkv, C]*/,
+                                   const std::vector<int>& covered, int kv_heads) {
+  const std::size_t buckets = all.size() / static_cast<std::size_t>(kv_heads);
+  std::vector<std::int64_t> own;
+  for (const int head : covered) {
+    const auto sizes = all.subspan(static_cast<std::size_t>(head) * buckets, buckets);
+    own.insert(own.end(), sizes.begin(), sizes.end());
+  }
+  return own;
+}
+
 }  // namespace
 
 std::unique_ptr<GpuSelector> make_gpu_buckets(const Spec& spec, const GpuGeometry& geometry,
@@ -481,14 +512,17 @@ std::unique_ptr<GpuSelector> make_gpu_buckets(const Spec& spec, const GpuGeometr
     return nullptr;
   GpuBuckets::Listener listener;
   if (trained) {
-    listener = [choosers](int layer, std::span<const std::int64_t> sizes) {
-      choosers[static_cast<std::size_t>(layer)]->take_bucket_sizes(sizes);
+    listener = [choosers, geometry](int layer, std::span<const std::int64_t> sizes) {
+      choosers[static_cast<std::size_t>(layer)]->take_bucket_sizes(
+          sizes_of(sizes, geometry.covered_heads(layer), geometry.kv_heads));
     };
   }
   return std::make_unique<GpuBuckets>(
       spec, geometry, sparse_layers(selectors),
-      [choosers](int layer, const GpuKeys&, cuda::StreamHandle) {
-        return choosers[static_cast<std::size_t>(layer)]->bucket_choice();
+      [choosers, geometry](int layer, const GpuKeys&, cuda::StreamHandle) -> std::optional<BucketChoice> {
+        std::optional<BucketChoice> choice = choosers[static_cast<std::size_t>(layer)]->bucket_choice();
+        if (!choice) return std::nullopt;
+        return of_all_heads(std::move(*choice), geometry.covered_heads(layer), geometry.kv_heads);
       },
       std::move(listener), !trained);
 }

@@ -39,18 +39,19 @@ class GpuBuckets final : public GpuSelector {
                         cuda::StreamHandle stream) override;
   bool attend(int layer, const cuda::Queries& queries, const float* q_unrotated, void* workspace,
               cuda::StreamHandle stream) override;
-  const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
   std::int64_t counts_per_layer() const override {
     return std::int64_t{geometry_.most_queries} * geometry_.kv_heads;
   }
   int lists_per_head() const override { return 1; }
-  std::int64_t select_bytes(std::int64_t position, std::int64_t chosen) const override;
+  std::int64_t select_bytes(const CountedToken& of, std::span<const int> heads,
+                            std::int64_t chosen) const override;
   std::int64_t bytes() const override;
 
   /// Whether the kernel can take these networks for a group of so many query heads.
   static bool supports(const BucketChoice& choice, int group);
 
  private:
+  const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
   /// How far one sequence's index has come.
   struct State {
     std::int64_t labelled = 0;  ///< keys [sink, labelled) have labels

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 #include <utility>
 
 #include "base/cancel.h"
@@ -420,12 +419,16 @@ std::int64_t GpuClusters::level_bytes() const {
   return bytes;
 }
 
-std::int64_t GpuClusters::select_bytes_of(const std::int32_t* counts, int token, std::int64_t position,
-                                          std::int64_t chosen) const {
-  if (!several_) return select_bytes(position, chosen);
-  const std::int32_t* const compared = counts + lists_per_layer() + std::int64_t{token} * geometry_.kv_heads;
-  return std::accumulate(compared, compared + geometry_.kv_heads, std::int64_t{0}) * node_bytes() +
-         chosen * 4;
+std::int64_t GpuClusters::select_bytes(const CountedToken& of, std::span<const int> heads,
+                                       std::int64_t chosen) const {
+  std::int64_t nodes = nodes_of_layer_ * std::ssize(heads) / geometry_.kv_heads;
+  if (several_) {
+    const std::int32_t* const compared = of.counts + of.layer * counts_per_layer() + lists_per_layer() +
+                                         std::int64_t{of.token} * geometry_.kv_heads;
+    nodes = 0;
+    for (const int head : heads) nodes += compared[head];
+  }
+  return nodes * node_bytes() + chosen * 4;
 }
 
 cuda::RowLists GpuClusters::select_together(int layer, const cuda::Queries& all, cuda::StreamHandle stream) {
@@ -451,8 +454,8 @@ std::unique_ptr<GpuSelector> make_gpu_clusters(const Spec& spec, const GpuGeomet
   const std::int64_t stretch = spec.integer("block", 0, 1, 1 << 20);
   const std::int64_t nodes = spec.amount("clusters", {0.05, true}).of(geometry.max_tokens);
   const bool several = spec.text("levels").value_or("1") != "1";
-  // Twice: a text that is indexed in parts has a last cluster in each.
-  if (!spec.dense.from_context || stretch > geometry.most_tokens || !cuda::can_choose_buckets() ||
+  // Twice: a text that is indexed in parts has a last cluster in each. A plan's window slides.
+  if (!spec.dense.from_context || !geometry.covered.empty() || stretch > geometry.most_tokens || !cuda::can_choose_buckets() ||
       !(several ? cuda::fits_cluster_levels(2 * nodes / cuda::cluster_level_ranks(geometry.kv_heads).back(),
                                             geometry.head_dim)
                 : cuda::fits_cluster_choice(2 * nodes, geometry.head_dim, geometry.kv_heads)))

@@ -48,24 +48,20 @@ class GpuClusters : public GpuSelector {
   }
   cuda::RowLists select(int layer, const cuda::Queries& queries, const float* q_unrotated,
                         cuda::StreamHandle stream) override;
-  const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
   std::int64_t counts_per_layer() const override {
     return lists_per_layer() * (several_ ? 2 : 1);  // and beside them nodes that were compared
   }
   int lists_per_head() const override { return 1; }
-  /// Centroids with their numbers of keys, and the rows that are copied. Of several levels, as if nothing
-  /// were pruned.
-  std::int64_t select_bytes(std::int64_t, std::int64_t chosen) const override {
-    return nodes_of_layer_ * node_bytes() + chosen * 4;
-  }
-  std::int64_t select_bytes_of(const std::int32_t* counts, int token, std::int64_t position,
-                               std::int64_t chosen) const override;
+  /// Centroids with their numbers of keys, and the rows that are copied.
+  std::int64_t select_bytes(const CountedToken& of, std::span<const int> heads,
+                            std::int64_t chosen) const override;
   std::int64_t bytes() const override {
     return centroids_.bytes() + scales_.bytes() + first_.bytes() + cluster_rows_.bytes() + nodes_.bytes() +
            rows_.bytes() + counts_.bytes() + block_.bytes() + level_bytes();
   }
 
  protected:
+  const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
   int first_layer() const {
     return static_cast<int>(std::find(layers_.begin(), layers_.end(), true) - layers_.begin());
   }

@@ -52,10 +52,11 @@ class GpuDoubleSparsity final : public GpuBestKeys {
     labelled_.begin(step, dense_);
   }
 
-  std::int64_t select_bytes(std::int64_t position, std::int64_t) const override {
-    const std::int64_t far = far_keys(dense_, position);
+  std::int64_t select_bytes(const CountedToken& of, std::span<const int> heads,
+                            std::int64_t) const override {
+    const std::int64_t far = far_keys(dense_, of.position);
     if (k_.of(far) >= far) return 0;
-    return geometry_.kv_heads * far * labels(0, 0).label_bytes();
+    return std::ssize(heads) * far * labels(0, 0).label_bytes();
   }
   std::int64_t bytes() const override {
     return GpuBestKeys::bytes() + labels_.bytes() + of_labels_.bytes() + levels_.bytes();
@@ -105,8 +106,11 @@ class GpuDoubleSparsity final : public GpuBestKeys {
       if (labellers_[layer] == nullptr) continue;
       const KeyLabeller::Labels found = labellers_[layer]->key_labels();
       if (versions_[layer] == found.version) continue;
-      for (int head = 0; head < geometry_.kv_heads; ++head)
-        put(static_cast<int>(layer), head, found.cache->channels(head), found.cache->levels(head), stream);
+      int own = 0;  // among the heads that the host's selector covers
+      for (const int head : geometry_.covered_heads(static_cast<int>(layer))) {
+        put(static_cast<int>(layer), head, found.cache->channels(own), found.cache->levels(own), stream);
+        ++own;
+      }
       versions_[layer] = found.version;
       labelled_.forget();
     }

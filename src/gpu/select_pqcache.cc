@@ -53,10 +53,11 @@ class GpuPqCache final : public GpuBestKeys {
     coded_.begin(step, dense_);
   }
 
-  std::int64_t select_bytes(std::int64_t position, std::int64_t) const override {
-    const std::int64_t far = far_keys(dense_, position);
+  std::int64_t select_bytes(const CountedToken& of, std::span<const int> heads,
+                            std::int64_t) const override {
+    const std::int64_t far = far_keys(dense_, of.position);
     if (k_.of(far) >= far) return 0;
-    return geometry_.kv_heads * (far * codes(0, 0).planes() + levels_ * geometry_.head_dim * 4);
+    return std::ssize(heads) * (far * codes(0, 0).planes() + levels_ * geometry_.head_dim * 4);
   }
   std::int64_t bytes() const override {
     return GpuBestKeys::bytes() + codes_.bytes() + centroids_.bytes() + tables_.bytes();
@@ -112,8 +113,9 @@ class GpuPqCache final : public GpuBestKeys {
       if (coders_[layer] == nullptr) continue;
       const KeyCoder::Codebooks found = coders_[layer]->codebooks();
       if (versions_[layer] == found.version) continue;
-      for (int head = 0; head < geometry_.kv_heads; ++head)
-        put(static_cast<int>(layer), head, found.codes->quantizer(head), stream);
+      int own = 0;  // among the heads that the host's selector covers
+      for (const int head : geometry_.covered_heads(static_cast<int>(layer)))
+        put(static_cast<int>(layer), head, found.codes->quantizer(own++), stream);
       levels_ = found.codes->quantizer(0).levels;
       versions_[layer] = found.version;
       coded_.forget();

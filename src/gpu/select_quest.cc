@@ -89,15 +89,15 @@ class GpuQuest final : public GpuSelector {
             .window = dense_.window};
   }
 
-  const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
   std::int64_t counts_per_layer() const override { return lists_; }
   int lists_per_head() const override {
     return options_.per_kv_head ? 1 : geometry_.query_heads / geometry_.kv_heads;
   }
-  std::int64_t select_bytes(std::int64_t position, std::int64_t) const override {
-    const std::int64_t far = far_keys(dense_, position);
+  std::int64_t select_bytes(const CountedToken& of, std::span<const int> heads,
+                            std::int64_t) const override {
+    const std::int64_t far = far_keys(dense_, of.position);
     if (options_.budget.of(far) >= far) return 0;
-    return geometry_.kv_heads * (far / options_.page) * page_bytes();
+    return std::ssize(heads) * (far / options_.page) * page_bytes();
   }
   std::int64_t bytes() const override {
     return bounds_.bytes() + levels_.bytes() + scores_.bytes() + rows_.bytes() + counts_.bytes() +
@@ -105,6 +105,7 @@ class GpuQuest final : public GpuSelector {
   }
 
  private:
+  const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
   /// Whole pages in front of a position.
   std::int64_t pages_below(std::int64_t position) const {
     return std::max<std::int64_t>(0, position - dense_.sink) / options_.page;
@@ -145,8 +146,9 @@ class GpuQuest final : public GpuSelector {
       if (bounders_[layer] == nullptr) continue;
       const PageBounder::Levels found = bounders_[layer]->page_levels();
       if (versions_[layer] == found.version) continue;
-      for (int head = 0; head < geometry_.kv_heads; ++head)
-        put_levels(static_cast<int>(layer), head, found.bounds->levels(head), stream);
+      int own = 0;  // among the heads that the host's selector covers
+      for (const int head : geometry_.covered_heads(static_cast<int>(layer)))
+        put_levels(static_cast<int>(layer), head, found.bounds->levels(own++), stream);
       versions_[layer] = found.version;
       bounded_.forget();
     }

@@ -159,15 +159,16 @@ class GpuSignatures final : public GpuSelector {
     return attends_;
   }
 
-  const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
   std::int64_t counts_per_layer() const override { return lists_; }
   int lists_per_head() const override {
     return options_.per_query_head ? geometry_.query_heads / geometry_.kv_heads : 1;
   }
-  std::int64_t select_bytes(std::int64_t position, std::int64_t) const override {
-    const std::int64_t far = far_keys(dense_, position);
+  std::int64_t select_bytes(const CountedToken& of, std::span<const int> heads,
+                            std::int64_t) const override {
+    const std::int64_t far = far_keys(dense_, of.position);
     if (options_.mode == NearRule::Mode::count && options_.budget.of(far) >= far) return 0;
-    return far * sets() * scheme_.bits / 8 + query_nets_.bytes() / geometry_.layers;
+    return (far * sets() * scheme_.bits / 8 + query_nets_.bytes() / geometry_.layers) * std::ssize(heads) /
+           geometry_.kv_heads;
   }
   std::int64_t bytes() const override {
     return key_nets_.bytes() + query_nets_.bytes() + codes_.bytes() + rows_.bytes() + counts_.bytes() +
@@ -175,6 +176,7 @@ class GpuSignatures final : public GpuSelector {
   }
 
  private:
+  const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
   std::int32_t* counts_of(int layer) const { return counts_.as<std::int32_t>() + layer * lists_; }
   cuda::SignNets nets(int layer) const {
     return query_nets_.from(std::int64_t{layer} * geometry_.query_heads);
@@ -231,6 +233,17 @@ class GpuSignatures final : public GpuSelector {
   IndexedKeys signed_;
 };
 
+/// Functions of the heads that a selector of the host covers, where those of all heads have their places;
+/// nothing at the others.
+std::vector<const HashNet*> placed(const std::vector<HashNet>* nets, const std::vector<int>& covered,
+                                   std::size_t places, int kv_heads) {
+  std::vector<const HashNet*> all(places);
+  const std::size_t each = places / static_cast<std::size_t>(kv_heads);
+  for (std::size_t i = 0; nets != nullptr && i < nets->size(); ++i)
+    all[static_cast<std::size_t>(covered[i / each]) * each + i % each] = &(*nets)[i];
+  return all;
+}
+
 /// `layers[l]` is null where a layer is dense. Null when the kernels do not take the functions: then the
 /// host's selectors choose. A step of one token is a graph that no host value may enter, so its own key must
 /// be in the window.
@@ -243,11 +256,17 @@ std::unique_ptr<GpuSelector> make(const Spec& spec, const GpuGeometry& geometry,
       geometry.query_heads / geometry.kv_heads > kMostHeads || geometry.head_dim % 8 != 0)
     return nullptr;
   std::vector<const HashNet*> keys, queries, some_keys, some_queries;
-  for (const HashWeights* const weights : layers) {
-    for (std::size_t i = 0; i < (*first)->key.size(); ++i)
-      keys.push_back(weights != nullptr ? &weights->key[i] : nullptr);
-    for (std::size_t i = 0; i < (*first)->query.size(); ++i)
-      queries.push_back(weights != nullptr ? &weights->query[i] : nullptr);
+  const auto sets = static_cast<std::size_t>((*first)->scheme.per_query_head ? geometry.query_heads
+                                                                             : geometry.kv_heads);
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    const std::vector<int> covered = geometry.covered_heads(static_cast<int>(l));
+    const auto add = [&](std::vector<const HashNet*>& to, const std::vector<HashNet>* nets, std::size_t n) {
+      const auto all = placed(nets, covered, n, geometry.kv_heads);
+      to.insert(to.end(), all.begin(), all.end());
+    };
+    add(keys, layers[l] != nullptr ? &layers[l]->key : nullptr, sets);
+    add(queries, layers[l] != nullptr ? &layers[l]->query : nullptr,
+        static_cast<std::size_t>(geometry.query_heads));
   }
   const auto is_net = [](const HashNet* net) { return net != nullptr; };
   std::copy_if(keys.begin(), keys.end(), std::back_inserter(some_keys), is_net);

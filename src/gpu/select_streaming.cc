@@ -25,13 +25,15 @@ class GpuStreaming final : public GpuSelector {
             .sink = dense_.sink,
             .window = dense_.window};
   }
-  const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
   std::int64_t counts_per_layer() const override { return lists_; }
   int lists_per_head() const override { return 1; }
-  std::int64_t select_bytes(std::int64_t, std::int64_t) const override { return 0; }
+  std::int64_t select_bytes(const CountedToken&, std::span<const int>, std::int64_t) const override {
+    return 0;
+  }
   std::int64_t bytes() const override { return counts_.bytes(); }
 
  private:
+  const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
   DenseParts dense_;
   std::int64_t lists_ = 0;
   cuda::Buffer counts_;  // [L, most_queries, Hkv] of zero

@@ -12,8 +12,9 @@ class GpuTopK final : public GpuBestKeys {
   GpuTopK(const Spec& spec, const GpuGeometry& geometry, Amount k, bool per_kv_head)
       : GpuBestKeys(spec, geometry, k, per_kv_head) {}
 
-  std::int64_t select_bytes(std::int64_t position, std::int64_t) const override {
-    return geometry_.kv_heads * far_keys(dense_, position) * geometry_.key_row_bytes;
+  std::int64_t select_bytes(const CountedToken& of, std::span<const int> heads,
+                            std::int64_t) const override {
+    return std::ssize(heads) * far_keys(dense_, of.position) * geometry_.key_row_bytes;
   }
 
  private:

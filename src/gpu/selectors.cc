@@ -2,35 +2,33 @@
 #include "gpu/selectors.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace lode {
 
+std::vector<int> GpuGeometry::covered_heads(int layer) const {
+  return covered.empty() ? all_kv_heads(kv_heads) : covered[static_cast<std::size_t>(layer)];
+}
+
+std::vector<int> all_kv_heads(int kv_heads) {
+  std::vector<int> all(static_cast<std::size_t>(kv_heads));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+void GpuSelector::copy_counts(std::int32_t* to, int layers, cuda::StreamHandle stream) const {
+  cuda::copy(to, counts(), layers * counts_per_layer() * std::int64_t{sizeof(std::int32_t)}, stream);
+}
+
+std::int64_t GpuSelector::listed(const CountedToken& of, int head) const {
+  const std::int32_t* const first =
+      of.counts + of.layer * counts_per_layer() +
+      (std::int64_t{of.token} * of.kv_heads + head) * lists_per_head();
+  return std::accumulate(first, first + lists_per_head(), std::int64_t{0});
+}
+
 std::int64_t far_keys(const DenseParts& dense, std::int64_t position) {
   return std::max<std::int64_t>(0, position + 1 - dense.window - dense.sink);
-}
-
-std::unique_ptr<GpuSelector> make_gpu_selector(const Spec& spec, const GpuGeometry& geometry,
-                                               std::span<Selector* const> selectors) {
-  if (spec.name == "streaming") return make_gpu_streaming(spec, geometry);
-  if (spec.name == "topk") return make_gpu_topk(spec, geometry);
-  if (spec.name == "quest") return make_gpu_quest(spec, geometry, selectors);
-  if (spec.name == "double-sparsity") return make_gpu_double_sparsity(spec, geometry, selectors);
-  if (spec.name == "pqcache") return make_gpu_pqcache(spec, geometry, selectors);
-  if (spec.name == "kmeans" || spec.name == "saap") return make_gpu_buckets(spec, geometry, selectors);
-  if (spec.name == "squeezed") return make_gpu_clusters(spec, geometry, selectors);
-  if (spec.name == "hash" || spec.name == "hyperplanes")
-    return make_gpu_signatures(spec, geometry, selectors);
-  return nullptr;
-}
-
-std::unique_ptr<GpuSelector> make_gpu_selector_for_bench(const Spec& spec, const GpuGeometry& geometry,
-                                                         std::uint64_t seed, double largest) {
-  if (spec.name == "kmeans" || spec.name == "saap")
-    return make_gpu_buckets_for_bench(spec, geometry, seed, largest);
-  if (spec.name == "squeezed") return make_gpu_clusters_for_bench(spec, geometry, seed);
-  if (spec.name == "hash" || spec.name == "hyperplanes")
-    return make_gpu_signatures_for_bench(spec, geometry, seed);
-  return make_gpu_selector(spec, geometry, {});
 }
 
 }  // namespace lode

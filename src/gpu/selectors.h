@@ -25,6 +25,12 @@ struct GpuGeometry {
   std::int64_t key_row_bytes = 0;
   cuda::StreamHandle stream = nullptr;  ///< what is made at once is made on it
   int distinct_layers = 0;  ///< of the bench: layer l has the keys of layer l % distinct_layers; 0 = its own
+  /// KV heads that the host's selectors cover, rising, layer by layer (LayerGeometry::covered); empty: all.
+  /// What is chosen for the others is asked of nobody.
+  std::vector<std::vector<int>> covered;
+
+  /// Of a layer.
+  std::vector<int> covered_heads(int layer) const;
 };
 
 /// The keys of one sequence on the device, all layers, as an index takes them in.
@@ -42,6 +48,14 @@ struct GpuStep {
   std::span<const cuda::QueryToken> queries;  ///< their own keys are written by the step itself
   Phase phase = Phase::generation;
   Position far_limit = QueryBlock::kNoLimit;  ///< keys from here on are never far (DenseParts::from_context)
+};
+
+/// A token of the last step, for counting what it has read.
+struct CountedToken {
+  const std::int32_t* counts = nullptr;  ///< as copy_counts has left them
+  int layer = 0, kv_heads = 0;
+  int token = 0;              ///< whose counts stand for it (counted_token)
+  std::int64_t position = 0;  ///< its own
 };
 
 /// One method, all layers. Before a step the host calls prepare and begin; then, on the stream (perhaps in a
@@ -87,20 +101,22 @@ class GpuSelector {
                       void* /*workspace*/, cuda::StreamHandle) {
     return false;
   }
-  /// Keys chosen by each list in the last step: device memory, [layers, counts_per_layer()], a layer's lists
-  /// ordered as RowLists has them.
-  virtual const std::int32_t* counts() const = 0;
-  virtual std::int64_t counts_per_layer() const = 0;
+  /// At most.
   virtual int lists_per_head() const = 0;
-  /// Bytes of index and keys read to choose `chosen` keys, counted over all KV heads of one layer, for a
-  /// query at `position`.
-  virtual std::int64_t select_bytes(std::int64_t position, std::int64_t chosen) const = 0;
-  /// The same for a token of the last step, with a layer's counts at hand.
-  virtual std::int64_t select_bytes_of(const std::int32_t* /*counts*/, int /*token*/, std::int64_t position,
-                                       std::int64_t chosen) const {
-    return select_bytes(position, chosen);
-  }
+  virtual std::int64_t counts_per_layer() const = 0;
+  /// Enqueues how many keys were chosen by each list in the last step: [layers, counts_per_layer()], all
+  /// layers.
+  virtual void copy_counts(std::int32_t* to, int layers, cuda::StreamHandle stream) const;
+  /// Far keys in all lists of a KV head.
+  virtual std::int64_t listed(const CountedToken& of, int head) const;
+  /// Bytes of index and keys read to choose `chosen` keys in all for those KV heads.
+  virtual std::int64_t select_bytes(const CountedToken& of, std::span<const int> heads,
+                                    std::int64_t chosen) const = 0;
   virtual std::int64_t bytes() const = 0;  ///< of GPU memory
+
+ protected:
+  /// Device memory, [layers, counts_per_layer()], a layer's lists ordered as RowLists has them.
+  virtual const std::int32_t* counts() const = 0;
 };
 
 /// Null when the GPU has no selector for this spec: the host's chooses then. `selectors` are the host's, one
@@ -113,9 +129,18 @@ std::unique_ptr<GpuSelector> make_gpu_selector(const Spec& spec, const GpuGeomet
 std::unique_ptr<GpuSelector> make_gpu_selector_for_bench(const Spec& spec, const GpuGeometry& geometry,
                                                          std::uint64_t seed, double largest);
 
+/// 0, 1, ...
+std::vector<int> all_kv_heads(int kv_heads);
+
 /// Far keys of a query at `position`.
 std::int64_t far_keys(const DenseParts& dense, std::int64_t position);
 
+/// plan; null where a member is left to the host.
+std::unique_ptr<GpuSelector> make_gpu_plan(const Spec& spec, const GpuGeometry& geometry,
+                                           std::span<Selector* const> selectors);
+/// Layer l of the bench is layer l % L of the plan.
+std::unique_ptr<GpuSelector> make_gpu_plan_for_bench(const Spec& spec, const GpuGeometry& geometry,
+                                                     std::uint64_t seed, double largest);
 std::unique_ptr<GpuSelector> make_gpu_streaming(const Spec& spec, const GpuGeometry& geometry);
 std::unique_ptr<GpuSelector> make_gpu_topk(const Spec& spec, const GpuGeometry& geometry);
 /// quest; without selectors its coded bounds have levels for numbers of variance 1.

@@ -12,7 +12,7 @@
 #include "lodestone/error.h"
 #include "lodestone/spec.h"
 #include "select/methods.h"
-#include "select/plan_file.h"
+#include "select/plan.h"
 
 namespace lode {
 
@@ -29,13 +29,6 @@ Spec head_spec(const std::string& text, const DenseParts& dense, const std::stri
   return spec;
 }
 
-/// The heads of a layer by spec, in the order of the specs.
-std::map<std::string, std::vector<int>> heads_by_spec(const std::vector<std::string>& heads) {
-  std::map<std::string, std::vector<int>> by_spec;
-  for (std::size_t h = 0; h < heads.size(); ++h) by_spec[heads[h]].push_back(static_cast<int>(h));
-  return by_spec;
-}
-
 LayerGeometry covering(const LayerGeometry& layer, const std::vector<int>& heads) {
   LayerGeometry part = layer;
   part.kv_heads = static_cast<int>(heads.size());
@@ -44,11 +37,9 @@ LayerGeometry covering(const LayerGeometry& layer, const std::vector<int>& heads
   return part;
 }
 
-/// The heads of one layer that share a spec.
-struct Part {
-  std::string spec;  ///< as the plan writes it
+/// Those heads and their selector.
+struct Part : PlanHeads {
   const MethodInfo* info = nullptr;
-  std::vector<int> heads;
   std::unique_ptr<Selector> selector;
 
   /// The layer's keys and values of these heads; `rows` keeps what the view points to.
@@ -75,42 +66,43 @@ std::vector<float> pick(std::span<const float> all, std::int64_t tokens, const s
   return out;
 }
 
-class PlanSelector final : public Selector {
+class PlanSelector final : public Selector, public PlanLayer {
  public:
-  PlanSelector(const LayerGeometry& geometry, const std::vector<std::string>& heads,
-               const std::string& folder, std::string_view fingerprint)
+  PlanSelector(const LayerGeometry& geometry, std::vector<PlanHeads> by_spec, std::string_view fingerprint)
       : geometry_(geometry) {
-    for (const auto& [text, covered] : heads_by_spec(heads)) {
-      const Spec spec = head_spec(text, geometry.dense, folder);
-      const MethodInfo& info = find_method(spec.name);
-      const LayerGeometry part = covering(geometry, covered);
-      parts_.push_back(
-          {.spec = text,
-           .info = &info,
-           .heads = covered,
-           .selector = info.make ? info.make(spec, part, fingerprint) : make_full_selector(part)});
+    for (PlanHeads& heads : by_spec) {
+      const MethodInfo& info = find_method(heads.spec.name);
+      const LayerGeometry part = covering(geometry, heads.heads);
+      auto selector =
+          info.make ? info.make(heads.spec, part, fingerprint) : make_full_selector(part);
+      parts_.push_back({std::move(heads), &info, std::move(selector)});
     }
   }
 
-  const std::vector<Part>& parts() const { return parts_; }
+  const std::vector<lode::Part>& parts() const { return parts_; }
+  std::vector<PlanLayer::Part> plan_parts() const override {
+    std::vector<PlanLayer::Part> all;
+    for (const auto& part : parts_) all.push_back({&part, part.selector.get()});
+    return all;
+  }
 
   bool wants_writes() const override {
     return std::any_of(parts_.begin(), parts_.end(),
-                       [](const Part& p) { return p.selector->wants_writes(); });
+                       [](const auto& p) { return p.selector->wants_writes(); });
   }
   bool wants_mass() const override {
-    return std::any_of(parts_.begin(), parts_.end(), [](const Part& p) { return p.selector->wants_mass(); });
+    return std::any_of(parts_.begin(), parts_.end(), [](const auto& p) { return p.selector->wants_mass(); });
   }
   /// The whole question when any head wants more than one token: each divides it for itself.
   std::int64_t question_stretch() const override {
     return std::all_of(parts_.begin(), parts_.end(),
-                       [](const Part& p) { return p.selector->question_stretch() == 1; })
+                       [](const auto& p) { return p.selector->question_stretch() == 1; })
                ? 1
                : 0;
   }
 
   void on_write(const KvWrite& write) override {
-    for (const Part& part : parts_) {
+    for (const auto& part : parts_) {
       if (!part.selector->wants_writes()) continue;
       const auto queries = [&](std::span<const float> all) {
         return pick(all, write.tokens, part.heads, geometry_.group(), geometry_.head_dim);
@@ -133,18 +125,18 @@ class PlanSelector final : public Selector {
   }
   void build(std::int32_t sequence, KvLayer kv) override {
     std::vector<KvRows> rows;
-    for (const Part& part : parts_) part.selector->build(sequence, part.keys_of(kv, rows));
+    for (const auto& part : parts_) part.selector->build(sequence, part.keys_of(kv, rows));
   }
   void append(std::int32_t sequence, KvLayer kv, Position far_end) override {
     std::vector<KvRows> rows;
-    for (const Part& part : parts_) part.selector->append(sequence, part.keys_of(kv, rows), far_end);
+    for (const auto& part : parts_) part.selector->append(sequence, part.keys_of(kv, rows), far_end);
   }
   void roll_back(std::int32_t sequence, std::int64_t tokens) override {
-    for (const Part& part : parts_) part.selector->roll_back(sequence, tokens);
+    for (const auto& part : parts_) part.selector->roll_back(sequence, tokens);
   }
 
   void select(std::span<const QueryBlock> blocks, Selection& out) override {
-    for (const Part& part : parts_) {
+    for (const auto& part : parts_) {
       std::vector<std::vector<float>> vectors;
       std::vector<std::vector<KvRows>> rows(blocks.size());
       std::vector<QueryBlock> own(blocks.begin(), blocks.end());
@@ -167,7 +159,7 @@ class PlanSelector final : public Selector {
     }
   }
   void observe(const AttentionMass& mass) override {
-    for (const Part& part : parts_) {
+    for (const auto& part : parts_) {
       const auto at = std::find(part.heads.begin(), part.heads.end(), mass.kv_head);
       if (at == part.heads.end()) continue;
       AttentionMass own = mass;
@@ -199,11 +191,11 @@ class PlanSelector final : public Selector {
 
   std::int64_t index_bytes() const override {
     std::int64_t bytes = 0;
-    for (const Part& part : parts_) bytes += part.selector->index_bytes();
+    for (const auto& part : parts_) bytes += part.selector->index_bytes();
     return bytes;
   }
   std::string notice(std::int32_t sequence) const override {
-    for (const Part& part : parts_) {
+    for (const auto& part : parts_) {
       if (std::string text = part.selector->notice(sequence); !text.empty()) return text;
     }
     return {};
@@ -213,12 +205,12 @@ class PlanSelector final : public Selector {
   /// Which heads have which spec, as one line.
   std::string specs() const {
     std::string all;
-    for (const Part& part : parts_) all += fmt::format("{} {}\n", part.spec, fmt::join(part.heads, ","));
+    for (const auto& part : parts_) all += fmt::format("{} {}\n", part.text, fmt::join(part.heads, ","));
     return all;
   }
 
   const LayerGeometry geometry_;
-  std::vector<Part> parts_;
+  std::vector<lode::Part> parts_;
   Selection chosen_;
 };
 
@@ -230,7 +222,7 @@ void finish(std::span<Selector* const> layers, std::int32_t sequence,
     if (layers[l] == nullptr) continue;
     for (const Part& part : static_cast<const PlanSelector*>(layers[l])->parts()) {
       if (!part.info->finish) continue;
-      auto& all = by_spec[part.spec];
+      auto& all = by_spec[part.text];
       all.resize(layers.size(), nullptr);
       all[l] = &part;
     }
@@ -271,23 +263,35 @@ std::unique_ptr<Selector> make_plan(const Spec& spec, const LayerGeometry& geome
                                  geometry.layer, geometry.kv_heads, plan.heads.size(),
                                  plan.heads.front().size()));
   }
-  return std::make_unique<PlanSelector>(geometry, plan.heads[static_cast<std::size_t>(geometry.layer)],
-                                        spec.text("folder").value_or(""), fingerprint);
+  return std::make_unique<PlanSelector>(
+      geometry, heads_by_spec(plan, geometry.layer, geometry.dense, spec.text("folder").value_or("")),
+      fingerprint);
 }
 
 std::int64_t plan_index_bytes(const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
   const Plan plan = read_plan(file_of(spec));
-  const auto layer = std::min<std::size_t>(static_cast<std::size_t>(geometry.layer), plan.heads.size() - 1);
+  const int layer = std::min(geometry.layer, static_cast<int>(plan.heads.size()) - 1);
   std::int64_t bytes = 0;
-  for (const auto& [text, covered] : heads_by_spec(plan.heads[layer])) {
-    const Spec part = head_spec(text, geometry.dense, spec.text("folder").value_or(""));
-    const MethodInfo& info = find_method(part.name);
-    if (info.index_bytes) bytes += info.index_bytes(part, covering(geometry, covered), tokens);
+  for (const PlanHeads& part :
+       heads_by_spec(plan, layer, geometry.dense, spec.text("folder").value_or(""))) {
+    const MethodInfo& info = find_method(part.spec.name);
+    if (info.index_bytes) bytes += info.index_bytes(part.spec, covering(geometry, part.heads), tokens);
   }
   return bytes;
 }
 
 }  // namespace
+
+std::vector<PlanHeads> heads_by_spec(const Plan& plan, int layer, const DenseParts& dense,
+                                     const std::string& folder) {
+  const std::vector<std::string>& heads = plan.heads[static_cast<std::size_t>(layer)];
+  std::map<std::string, std::vector<int>> by_text;
+  for (std::size_t h = 0; h < heads.size(); ++h) by_text[heads[h]].push_back(static_cast<int>(h));
+  std::vector<PlanHeads> all;
+  for (const auto& [text, own] : by_text)
+    all.push_back({text, head_spec(text, dense, folder), own});
+  return all;
+}
 
 MethodInfo plan_method() {
   return {.name = "plan",

@@ -89,16 +89,19 @@ TEST(Gpu, TeacherForcedLogitsOfSixteenBitTypesStayClose) {
 /// Every method gives what it gives on the CPU, whether the GPU chooses keys or the host.
 class GpuMethod : public testing::TestWithParam<const char*> {};
 
-TEST_P(GpuMethod, LogitsAndWorkEqualTheCpus) {
-  NEEDS_GPU();
+/// True where the GPU chose. Beside float32 keys a CPU reads saap's network in 32 bits, a GPU in 16: then
+/// without `same_bytes`.
+bool expect_the_cpus_logits_and_work(const Spec& spec, bool same_bytes) {
+  bool native = false;
   std::vector<float> logits[2];
   WorkReport work[2];
   for (const Device device : {Device::cpu, Device::cuda}) {
     Context context = context_on(device, DType::f32, 2048);
-    const MethodId method = context.attach(parse_spec(GetParam()));
+    const MethodId method = context.attach(spec);
     context.prefill(story(1500));
     context.build_indexes();
     const int at = device == Device::cuda;
+    if (at == 1) native = context.impl().methods[0].chosen_by != ChosenBy::host;
     logits[at] = context.forward(story(37), method, &work[at]);
     // One token at a time: the captured step.
     for (const TokenId token : story(5)) {
@@ -121,10 +124,38 @@ TEST_P(GpuMethod, LogitsAndWorkEqualTheCpus) {
     return static_cast<double>(w.kv_bytes) / static_cast<double>(w.full_bytes);
   };
   EXPECT_NEAR(kv_share(work[0]), kv_share(work[1]), 0.01);
-  // Beside float32 keys a CPU reads saap's network in 32 bits, a GPU in 16: see the next test.
-  if (std::string_view(GetParam()).starts_with("saap")) return;
+  if (!same_bytes) return native;
   // A GPU reads a label for each key that has not joined its bucket's list yet: in a text this short, most.
   EXPECT_NEAR(work[0].density(), work[1].density(), 0.04);
+  return native;
+}
+
+TEST_P(GpuMethod, LogitsAndWorkEqualTheCpus) {
+  NEEDS_GPU();
+  const Spec spec = parse_spec(GetParam());
+  expect_the_cpus_logits_and_work(spec, spec.name != "saap");
+}
+
+// Methods whose networks, functions and buckets belong to some of a layer's heads (the others' are in
+// index_test.cc), beside methods that need nothing of a head.
+TEST(GpuPlan, MembersWithArtefactsServeTheirHeads) {
+  NEEDS_GPU();
+  const std::string hash = "hash:budget=5%", apart = "hash:budget=64,per=query-head",
+                    buckets = "kmeans:clusters=32,probes=6", top = "topk:k=40,per=kv-head";
+  const PlanFile plan({.sink = 1, .window = 128}, {{"full", "full"},
+                                                   {"full", hash},
+                                                   {hash, buckets},
+                                                   {buckets, top},
+                                                   {"topk:k=40", apart},
+                                                   {hash, hash}});
+  EXPECT_TRUE(expect_the_cpus_logits_and_work(plan.spec(), true));
+  const PlanFile saap({.sink = 1, .window = 128}, {{"full", "full"},
+                                                   {"full", "saap:probes=4"},
+                                                   {"saap:probes=4", "full"},
+                                                   {"hyperplanes:budget=10%,bits=128", "saap:probes=6"},
+                                                   {"streaming", "hyperplanes:budget=10%,bits=128"},
+                                                   {"saap:probes=4", "saap:probes=4"}});
+  EXPECT_TRUE(expect_the_cpus_logits_and_work(saap.spec(), false));
 }
 
 TEST(Gpu, SaapReadsAsManyBytesAsOnTheCpuInSixteenBits) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Methods with an index on the GPU that grows with its keys (quest, double-sparsity, pqcache) against the
-// host's choice. Run on a GPU, and where there is none on one that the host plays (tests/gpu_fake).
+// Methods with an index on the GPU that grows with its keys (quest, double-sparsity, pqcache), and plans of
+// them, against the host's choice. Run on a GPU, and where there is none on one that the host plays (tests/gpu_fake).
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -55,6 +55,24 @@ void expect_same(const Asked& cpu, const Asked& gpu) {
   EXPECT_LT(gpu.work.far_keys, gpu.work.far_total);
 }
 
+/// From a file, so that both have the same centroids: the last bits of keys may lead k-means elsewhere.
+void expect_same_from_a_file(const Spec& spec) {
+  const fs::path path = fs::temp_directory_path() / ("lodestone-index-" + std::to_string(getpid()) + ".lode");
+  Context written = context_on(Device::cpu);
+  written.attach(spec);
+  written.prefill(story(703));
+  written.build_indexes();
+  written.save(path, "");
+  Asked asked[2];
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    Context context = Context::load(path, pocket(), {.device = device, .max_tokens = 2048});
+    asked[device == Device::cuda] = ask_in_steps(context, 0);
+    if (device == Device::cuda) expect_the_gpu_chose(context);
+  }
+  fs::remove(path);
+  expect_same(asked[0], asked[1]);
+}
+
 class GpuIndex : public testing::TestWithParam<const char*> {};
 
 TEST_P(GpuIndex, StepsEqualTheHosts) {
@@ -85,23 +103,9 @@ INSTANTIATE_TEST_SUITE_P(Specs, GpuIndex,
 
 class GpuPqCache : public testing::TestWithParam<const char*> {};
 
-// From a file, so that both have the same centroids: the last bits of keys may lead k-means elsewhere.
 TEST_P(GpuPqCache, StepsEqualTheHosts) {
   NEEDS_GPU();
-  const fs::path path = fs::temp_directory_path() / ("lodestone-pq-" + std::to_string(getpid()) + ".lode");
-  Context written = context_on(Device::cpu);
-  written.attach(parse_spec(GetParam()));
-  written.prefill(story(703));
-  written.build_indexes();
-  written.save(path, "");
-  Asked asked[2];
-  for (const Device device : {Device::cpu, Device::cuda}) {
-    Context context = Context::load(path, pocket(), {.device = device, .max_tokens = 2048});
-    asked[device == Device::cuda] = ask_in_steps(context, 0);
-    if (device == Device::cuda) expect_the_gpu_chose(context);
-  }
-  fs::remove(path);
-  expect_same(asked[0], asked[1]);
+  expect_same_from_a_file(parse_spec(GetParam()));
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, GpuPqCache,
@@ -125,6 +129,63 @@ TEST(GpuPqCache, CentroidsOfAShortTextStay) {
     context.build_indexes();
     logits[device == Device::cuda] = context.forward(story(30), method);
     if (device == Device::cuda) expect_the_gpu_chose(context);
+  }
+  EXPECT_LT(relative_difference(logits[1], logits[0]), 2e-3f);
+}
+
+// Layers of one method and of several, for query heads and for KV heads, `full` among them; a method may
+// serve other heads in other layers, and each head its own centroids.
+TEST(GpuPlan, StepsEqualTheHosts) {
+  NEEDS_GPU();
+  const std::string pq = "pqcache:budget=64,m=8,bits=4", quest = "quest:budget=50,bits=4,per=kv-head",
+                    labels = "double-sparsity:budget=10%,bits=2";
+  const PlanFile plan({.sink = 5, .window = 24}, {{"full", "full"},
+                                                  {"full", pq},
+                                                  {pq, "quest:budget=40"},
+                                                  {quest, quest},
+                                                  {"streaming", labels},
+                                                  {labels, pq}});
+  expect_same_from_a_file(plan.spec());
+}
+
+TEST(GpuPlan, DenseLayersStayDense) {
+  NEEDS_GPU();
+  const std::string pq = "pqcache:budget=64,per=query-head", quest = "quest:budget=50,per=kv-head";
+  const PlanFile plan({.sink = 1, .window = 16},
+                      {{pq, quest}, {pq, quest}, {quest, pq}, {quest, "full"}, {"streaming", pq}, {pq, pq}});
+  expect_same_from_a_file(plan.spec(",dense_layers=2"));
+}
+
+TEST(GpuPlan, HeadsOfFullAttentionGiveItsBits) {
+  NEEDS_GPU();
+  const PlanFile plan({.sink = 3, .window = 40}, std::vector<std::vector<std::string>>(
+                                                     6, {"full", "quest:budget=100%,per=kv-head"}));
+  Context context = context_on(Device::cuda, DType::bf16);
+  const MethodId all = context.attach(plan.spec());
+  context.prefill(story(900));
+  context.build_indexes();
+  const TokenId token = story(10).back();
+  const auto full = context.forward({&token, 1}, kDense);
+  context.roll_back(900);
+  EXPECT_EQ(context.forward({&token, 1}, all), full);
+  expect_the_gpu_chose(context);
+}
+
+// One method that the host chooses leaves the plan to it.
+TEST(GpuPlan, AMemberOfTheHostLeavesThePlanToIt) {
+  NEEDS_GPU();
+  const PlanFile plan({.sink = 1, .window = 64},
+                      std::vector<std::vector<std::string>>(6, {"quest:budget=64", "h2o"}));
+  std::vector<float> logits[2];
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    Context context = context_on(device);
+    const MethodId method = context.attach(plan.spec());
+    context.prefill(story(500));
+    context.build_indexes();
+    logits[device == Device::cuda] = context.forward(story(30), method);
+    if (device == Device::cuda) {
+      EXPECT_EQ(context.impl().methods[0].chosen_by, ChosenBy::host);
+    }
   }
   EXPECT_LT(relative_difference(logits[1], logits[0]), 2e-3f);
 }

@@ -9,6 +9,7 @@
 #include "ann/product_quantizer.h"
 #include "gpu_fake/play.h"
 #include "kernels/cuda/code_keys.h"
+#include "kernels/cuda/join_lists.h"
 #include "kernels/cuda/label_keys.h"
 #include "kernels/cuda/page_bounds.h"
 #include "kernels/cuda/select.h"
@@ -334,6 +335,27 @@ void top_k(const float* scores, std::int64_t lists, std::int64_t n, const std::i
       std::sort(order.begin(), order.end());
       std::copy(order.begin(), order.end(), rows + list * capacity);
       counts[list] = static_cast<std::int32_t>(order.size());
+    }
+  });
+}
+
+void join_lists(const Queries& queries, const JoinTask& task, StreamHandle stream) {
+  enqueue(stream, [=] {
+    const int heads = queries.layout.kv_heads, each = task.lists_per_head;
+    for (int list = 0; list < queries.count * heads * each; ++list) {
+      const int head = list / each;
+      const ListSource& from = task.source[task.of_head[head % heads]];
+      std::int32_t* const to = task.rows + list * task.capacity;
+      std::int64_t count =
+          std::max<std::int64_t>(0, queries.tokens[head / heads].position + 1 - task.window - task.sink);
+      if (from.rows == nullptr) {
+        std::iota(to, to + count, static_cast<std::int32_t>(task.sink));
+      } else {
+        const std::int64_t at = head * from.lists_per_head + (from.lists_per_head > 1 ? list % each : 0);
+        count = from.counts[at];
+        std::copy_n(from.rows + at * from.capacity, count, to);
+      }
+      task.counts[list] = static_cast<std::int32_t>(count);
     }
   });
 }

@@ -452,15 +452,17 @@ void embed(const std::int32_t* tokens, std::int64_t n, const DeviceWeight& embed
 
 namespace lode {
 
-std::int64_t far_keys(const DenseParts& dense, std::int64_t position) {
-  return std::max<std::int64_t>(0, position + 1 - dense.window - dense.sink);
-}
-
 std::unique_ptr<GpuSelector> make_gpu_selector(const Spec& spec, const GpuGeometry& geometry,
                                                std::span<Selector* const> selectors) {
+  if (spec.name == "plan") return make_gpu_plan(spec, geometry, selectors);
+  if (spec.name == "streaming") return make_gpu_streaming(spec, geometry);
   if (spec.name == "quest") return make_gpu_quest(spec, geometry, selectors);
   if (spec.name == "double-sparsity") return make_gpu_double_sparsity(spec, geometry, selectors);
   if (spec.name == "pqcache") return make_gpu_pqcache(spec, geometry, selectors);
+  return nullptr;
+}
+std::unique_ptr<GpuSelector> make_gpu_selector_for_bench(const Spec&, const GpuGeometry&, std::uint64_t,
+                                                         double) {
   return nullptr;
 }
 

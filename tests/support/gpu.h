@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,6 +14,7 @@
 #include "base/file.h"
 #include "engine/context.h"
 #include "gpu/backend.h"
+#include "select/plan_file.h"
 
 #define NEEDS_GPU() \
   if (const GpuInfo gpu = gpu_info(); !gpu.ok) GTEST_SKIP() << gpu.why
@@ -30,5 +34,25 @@ inline std::vector<TokenId> story(std::int64_t tokens) {
   ids.resize(static_cast<std::size_t>(tokens));
   return ids;
 }
+
+/// A plan file of the pocket model for as long as this lives.
+class PlanFile {
+ public:
+  /// [L][Hkv]
+  PlanFile(DenseParts dense, std::vector<std::vector<std::string>> heads)
+      : path_(std::filesystem::temp_directory_path() / ("lodestone-plan-" + std::to_string(getpid()) + ".json")) {
+    write_plan(path_, {.model_fingerprint = std::string(pocket()->fingerprint()),
+                       .note = {},
+                       .dense = dense,
+                       .heads = std::move(heads)});
+  }
+  ~PlanFile() { std::filesystem::remove(path_); }
+  PlanFile(const PlanFile&) = delete;
+  PlanFile& operator=(const PlanFile&) = delete;
+  Spec spec(const std::string& more = "") const { return parse_spec("plan:" + path_.string() + more); }
+
+ private:
+  std::filesystem::path path_;
+};
 
 }  // namespace lode
