@@ -35,6 +35,11 @@ class Rng {
   std::uint64_t state_;
 };
 
+/// The n-th number of Rng(seed), from 0 on, rounded down to a float: uniform in [0, 1).
+constexpr float nth_uniform(std::uint64_t seed, std::uint64_t n) {
+  return static_cast<float>(Rng(seed + n * 0x9e3779b97f4a7c15ull).next() >> 40) * 0x1p-24f;
+}
+
 /// Mixes words into one seed.
 template <class... Words>
 constexpr std::uint64_t hash_seed(std::uint64_t seed, Words... words) {

@@ -149,7 +149,8 @@ Context::Impl::Impl(std::shared_ptr<const Model> model_, const ContextOptions& o
                             .chunk = std::min(options.chunk, options.max_tokens),
                             .memory_limit = options.gpu_memory,
                             .tier = options.kv_tier,
-                            .active_memory = options.active_memory});
+                            .active_memory = options.active_memory,
+                            .seed = options.seed});
   }
 }
 

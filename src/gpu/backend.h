@@ -37,6 +37,7 @@ struct GpuContextOptions {
   std::int64_t memory_limit = 0;  ///< bytes of GPU memory for everything, weights included; 0 = all there is
   KvTier tier = KvTier::automatic;
   std::int64_t active_memory = 0;  ///< as in ContextOptions
+  std::uint64_t seed = 0;          ///< the same
 };
 
 /// Who chooses a method's keys.

@@ -5,14 +5,15 @@
 
 namespace lode {
 
-GpuBestKeys::GpuBestKeys(const Spec& spec, const GpuGeometry& geometry, Amount k, bool per_kv_head)
-    : dense_(spec.dense), geometry_(geometry), k_(k), per_kv_head_(per_kv_head) {
+GpuBestKeys::GpuBestKeys(const Spec& spec, const GpuGeometry& geometry, Amount k, Ranked ranked)
+    : dense_(spec.dense), geometry_(geometry), k_(k), ranked_(ranked) {
   const std::int64_t n = geometry.max_tokens, queries = geometry.most_queries;
   const std::int64_t most_far = far_keys(dense_, n - 1);
   capacity_ = std::max<std::int64_t>(1, k_.of(most_far));
-  lists_ = queries * (per_kv_head ? geometry.kv_heads : geometry.query_heads);
-  scores_ = cuda::Buffer(queries * geometry.query_heads * n * 4, "the scores of keys");
-  if (per_kv_head) {
+  lists_ = queries * (ranked == Ranked::query_head ? geometry.query_heads : geometry.kv_heads);
+  scores_ = cuda::Buffer((ranked == Ranked::group ? queries * geometry.query_heads : lists_) * n * 4,
+                         "the scores of keys");
+  if (ranked == Ranked::group) {
     constexpr std::int64_t kBytes = sizeof(cuda::ExponentialSum);
     sums_ =
         cuda::Buffer(queries * geometry.query_heads * cuda::sums_of_keys(n) * kBytes, "the sums of scores");
@@ -45,13 +46,14 @@ void GpuBestKeys::upload(cuda::StreamHandle stream) {
 cuda::RowLists GpuBestKeys::select(int layer, const cuda::Queries& queries, const float*,
                                    cuda::StreamHandle stream) {
   const std::int64_t n = geometry_.max_tokens;
-  auto* const sums = per_kv_head_ ? sums_.as<cuda::ExponentialSum>() : nullptr;
+  const bool shared = ranked_ == Ranked::group;
+  auto* const sums = shared ? sums_.as<cuda::ExponentialSum>() : nullptr;
   score(layer, queries, scores_.as<float>(), sums, stream);
-  if (per_kv_head_)
+  if (shared)
     cuda::share_scores(scores_.as<float>(), sums, queries, dense_.sink, dense_.window, n, shared_.as<float>(),
                        stream);
   auto* const counts = counts_.as<std::int32_t>() + layer * lists_;
-  cuda::top_k(per_kv_head_ ? shared_.as<float>() : scores_.as<float>(), used_, n,
+  cuda::top_k(shared ? shared_.as<float>() : scores_.as<float>(), used_, n,
               wanted_.as<std::int32_t>() + lists_, wanted_.as<std::int32_t>(), rows_.as<std::int32_t>(),
               capacity_, counts, workspace_.as<void>(), stream);
   return {.rows = rows_.as<std::int32_t>(),

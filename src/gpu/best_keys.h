@@ -9,20 +9,24 @@ namespace lode {
 
 class GpuBestKeys : public GpuSelector {
  public:
+  /// What has a list: a query head; a group, by its heads' shares of softmax weights; or a KV head, by scores
+  /// of its own.
+  enum class Ranked { query_head, group, kv_head };
+
   void begin(const GpuStep& step) override;
   void upload(cuda::StreamHandle stream) override;
   cuda::RowLists select(int layer, const cuda::Queries& queries, const float* q_unrotated,
                         cuda::StreamHandle stream) override;
   std::int64_t counts_per_layer() const override { return lists_; }
   int lists_per_head() const override {
-    return per_kv_head_ ? 1 : geometry_.query_heads / geometry_.kv_heads;
+    return ranked_ != Ranked::query_head ? 1 : geometry_.query_heads / geometry_.kv_heads;
   }
   std::int64_t bytes() const override;
 
  protected:
   const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
-  GpuBestKeys(const Spec& spec, const GpuGeometry& geometry, Amount k, bool per_kv_head);
-  /// As cuda::score_keys does.
+  GpuBestKeys(const Spec& spec, const GpuGeometry& geometry, Amount k, Ranked ranked);
+  /// As cuda::score_keys does; one row a KV head where these are ranked.
   virtual void score(int layer, const cuda::Queries& queries, float* scores /*[N, Hq, max_tokens]*/,
                      cuda::ExponentialSum* sums /*or null*/, cuda::StreamHandle stream) = 0;
 
@@ -31,12 +35,12 @@ class GpuBestKeys : public GpuSelector {
   Amount k_;
 
  private:
-  bool per_kv_head_ = false;
+  Ranked ranked_ = Ranked::query_head;
   std::int64_t capacity_ = 0;
   std::int64_t lists_ = 0, used_ = 0;  ///< of most_queries, of the running step
-  cuda::Buffer scores_;                // [most_queries, Hq, max_tokens]
-  cuda::Buffer sums_;                  // [most_queries, Hq, sums_of_keys(max_tokens)], per KV head only
-  cuda::Buffer shared_;                // [most_queries, Hkv, max_tokens], per KV head only
+  cuda::Buffer scores_;                // [most_queries, Hq or Hkv, max_tokens]
+  cuda::Buffer sums_;                  // [most_queries, Hq, sums_of_keys(max_tokens)], of groups only
+  cuda::Buffer shared_;                // [most_queries, Hkv, max_tokens], of groups only
   cuda::Buffer rows_;                  // [lists, capacity]
   cuda::Buffer counts_;                // [L, lists]
   cuda::Buffer wanted_;                // [2, lists]: k, then the end of the far keys

@@ -249,7 +249,8 @@ ChosenBy CudaContext::attach(const Spec& spec, std::span<Selector* const> select
                                 .most_queries = kMostSparseTokens,
                                 .most_tokens = static_cast<int>(options_.chunk),
                                 .key_row_bytes = range_.layout().row_bytes(),
-                                .stream = stream_.get()};
+                                .stream = stream_.get(),
+                                .seed = options_.seed};
   auto selector = make_gpu_selector(spec, geometry, selectors);
   if (selector == nullptr) return ChosenBy::host;
   const ChosenBy by = selector->needs_host_index() ? ChosenBy::gpu_by_host_index : ChosenBy::gpu;

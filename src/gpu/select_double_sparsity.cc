@@ -15,7 +15,8 @@ class GpuDoubleSparsity final : public GpuBestKeys {
  public:
   GpuDoubleSparsity(const Spec& spec, const GpuGeometry& geometry, const DoubleSparsityOptions& options,
                     std::vector<const KeyLabeller*> labellers)
-      : GpuBestKeys(spec, geometry, options.budget, options.per_kv_head),
+      : GpuBestKeys(spec, geometry, options.budget,
+                    options.per_kv_head ? Ranked::group : Ranked::query_head),
         options_(options),
         channels_(options.channels_for(geometry.head_dim)),
         labellers_(std::move(labellers)),

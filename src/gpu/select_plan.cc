@@ -105,9 +105,15 @@ class GpuPlan final : public GpuSelector {
                            .window = dense_.window};
     for (std::size_t s = 0; s < shares(layer).size(); ++s) {
       GpuSelector* const selector = member_of(shares(layer)[s]).selector.get();
-      if (selector == nullptr) continue;
+      if (selector == nullptr) {
+        task.source[s].from = dense_.sink;
+        continue;
+      }
       const cuda::RowLists lists = selector->select(layer, queries, q_unrotated, stream);
-      task.source[s] = {lists.rows, lists.counts, lists.capacity, lists.lists_per_head};
+      task.source[s] = {.rows = lists.rows,
+                        .counts = lists.counts,
+                        .capacity = lists.capacity,
+                        .lists_per_head = lists.lists_per_head};
       task.lists_per_head = std::max(task.lists_per_head, lists.lists_per_head);
     }
     cuda::join_lists(queries, task, stream);

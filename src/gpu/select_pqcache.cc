@@ -16,7 +16,8 @@ class GpuPqCache final : public GpuBestKeys {
  public:
   GpuPqCache(const Spec& spec, const GpuGeometry& geometry, const PqCacheOptions& options,
              std::vector<const KeyCoder*> coders)
-      : GpuBestKeys(spec, geometry, options.budget, options.per_kv_head),
+      : GpuBestKeys(spec, geometry, options.budget,
+                    options.per_kv_head ? Ranked::group : Ranked::query_head),
         options_(options),
         coders_(std::move(coders)),
         versions_(coders_.size(), 0),

@@ -10,7 +10,7 @@ namespace {
 class GpuTopK final : public GpuBestKeys {
  public:
   GpuTopK(const Spec& spec, const GpuGeometry& geometry, Amount k, bool per_kv_head)
-      : GpuBestKeys(spec, geometry, k, per_kv_head) {}
+      : GpuBestKeys(spec, geometry, k, per_kv_head ? Ranked::group : Ranked::query_head) {}
 
   std::int64_t select_bytes(const CountedToken& of, std::span<const int> heads,
                             std::int64_t) const override {

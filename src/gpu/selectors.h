@@ -25,6 +25,7 @@ struct GpuGeometry {
   std::int64_t key_row_bytes = 0;
   cuda::StreamHandle stream = nullptr;  ///< what is made at once is made on it
   int distinct_layers = 0;  ///< of the bench: layer l has the keys of layer l % distinct_layers; 0 = its own
+  std::uint64_t seed = 0;   ///< LayerGeometry::seed
   /// KV heads that the host's selectors cover, rising, layer by layer (LayerGeometry::covered); empty: all.
   /// What is chosen for the others is asked of nobody.
   std::vector<std::vector<int>> covered;
@@ -142,6 +143,10 @@ std::unique_ptr<GpuSelector> make_gpu_plan(const Spec& spec, const GpuGeometry& 
 std::unique_ptr<GpuSelector> make_gpu_plan_for_bench(const Spec& spec, const GpuGeometry& geometry,
                                                      std::uint64_t seed, double largest);
 std::unique_ptr<GpuSelector> make_gpu_streaming(const Spec& spec, const GpuGeometry& geometry);
+std::unique_ptr<GpuSelector> make_gpu_random(const Spec& spec, const GpuGeometry& geometry);
+/// snapkv; without selectors its keys are evenly spread.
+std::unique_ptr<GpuSelector> make_gpu_snapkv(const Spec& spec, const GpuGeometry& geometry,
+                                             std::span<Selector* const> selectors);
 std::unique_ptr<GpuSelector> make_gpu_topk(const Spec& spec, const GpuGeometry& geometry);
 /// quest; without selectors its coded bounds have levels for numbers of variance 1.
 std::unique_ptr<GpuSelector> make_gpu_quest(const Spec& spec, const GpuGeometry& geometry,

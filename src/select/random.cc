@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // random: far keys drawn uniformly without replacement, the floor under every method (SAAP, appendix B:
 // "uniform sampling"). One draw per (layer, KV head, position), from a generator seeded by these, serves all
-// heads of the group.
-#include <bit>
-
+// heads of the group: every far key has a number of the generator, in their order, and those of the largest
+// numbers are drawn, ties to the newer key. So a GPU draws the same keys, each thread its own numbers.
 #include "base/rng.h"
 #include "lodestone/error.h"
+#include "select/best_keys.h"
 #include "select/methods.h"
 #include "select/per_token.h"
-#include "select/rows.h"
 
 namespace lode {
 
@@ -19,7 +18,7 @@ constexpr Amount kFraction = {0.05, true};
 class Random final : public PerTokenSelector {
  public:
   Random(const LayerGeometry& geometry, Amount fraction)
-      : PerTokenSelector(geometry), fraction_(fraction), drawn_(static_cast<std::size_t>(workers())) {}
+      : PerTokenSelector(geometry), fraction_(fraction), scratch_(static_cast<std::size_t>(workers())) {}
 
   void build(std::int32_t, KvLayer) override {}
   void append(std::int32_t, KvLayer, Position) override {}
@@ -29,24 +28,27 @@ class Random final : public PerTokenSelector {
   std::int64_t index_bytes() const override { return 0; }
 
  private:
+  struct Scratch {
+    std::vector<float> numbers;
+    std::vector<Position> drawn;
+  };
+
   void choose(const SelectUnit& unit, int worker, Selection& out, SelectWork&) override {
     const std::int64_t n = unit.far_keys(), wanted = fraction_.of(n);
     out.add_set(unit.set(all_heads(geometry_.group())));
     if (wanted >= n) return out.add_run(unit.far_begin, unit.far_end);
-    Rng rng(hash_seed(geometry_.seed, geometry_.layer, geometry_.kv_head_in_layer(unit.kv_head),
-                      unit.position()));
-    RowSet& drawn = drawn_[static_cast<std::size_t>(worker)];
-    drawn.reset(n);
-    // Floyd's sampling: every subset of `wanted` keys is equally likely, and no draw is repeated.
-    for (std::int64_t last = n - wanted; last < n; ++last) {
-      const auto at = static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(last + 1)));
-      drawn.insert(drawn.contains(at) ? last : at);
-    }
-    drawn.drain([&](std::int64_t at) { out.add_row(unit.far_begin + static_cast<Position>(at)); });
+    const std::uint64_t seed = hash_seed(geometry_.seed, geometry_.layer,
+                                         geometry_.kv_head_in_layer(unit.kv_head), unit.position());
+    Scratch& s = scratch_[static_cast<std::size_t>(worker)];
+    s.numbers.resize(static_cast<std::size_t>(n));
+    for (std::size_t i = 0; i < s.numbers.size(); ++i) s.numbers[i] = nth_uniform(seed, i);
+    s.drawn.clear();
+    top_count(s.numbers, wanted, unit.far_begin, s.drawn);
+    out.add_rows(s.drawn);
   }
 
   Amount fraction_;
-  std::vector<RowSet> drawn_;  // [workers]
+  std::vector<Scratch> scratch_;  // [workers]
 };
 
 }  // namespace

@@ -26,6 +26,7 @@
 #include "select/methods.h"
 #include "select/observed_queries.h"
 #include "select/per_token.h"
+#include "select/snapkv.h"
 
 namespace lode {
 
@@ -37,42 +38,16 @@ constexpr std::size_t at(std::int64_t i) {
   return static_cast<std::size_t>(i);
 }
 
-struct Options {
-  std::int64_t window = 64, kernel = 5;  // window_size, kernel_size
-  Amount capacity = {320, false};        // max_capacity_prompt
-  bool max_pooling = false, per_kv_head = false;
-
-  static Options of(const Spec& spec) {
-    Options options;
-    options.window = spec.integer("window_size", options.window, 1, 1 << 16);
-    options.kernel = spec.integer("kernel_size", options.kernel, 1, (1 << 16) - 1);
-    options.capacity = spec.amount("max_capacity_prompt", options.capacity);
-    options.max_pooling = spec.choice("pooling", kPooling[0], kPooling) == "maxpool";
-    options.per_kv_head = spec.choice("per", kPer[0], kPer) == "kv-head";
-    const auto expect = [&](bool fits, const char* what) {
-      if (!fits) throw InputError("attention spec '" + spec.str() + "': expected " + what);
-    };
-    expect(options.kernel % 2 == 1, "an odd kernel_size, which has a middle, found an even one");
-    expect(options.capacity.is_share || options.capacity.value > static_cast<double>(options.window),
-           "a max_capacity_prompt above window_size, which is part of it, found less");
-    return options;
-  }
-  /// Keys to choose out of n.
-  std::int64_t budget(std::int64_t n) const {
-    if (capacity.is_share) return capacity.of(n);
-    return std::min(n, static_cast<std::int64_t>(capacity.value) - window);
-  }
-};
-
 /// One sequence.
-struct Kept {
+struct KeptKeys {
   std::vector<std::vector<Position>> rows;  // [sets] chosen, rising, below `from`
   Position from = 0;                        // every key from here on
+  std::int64_t version = 0;
 };
 
-class SnapKv final : public PerTokenSelector {
+class SnapKv final : public PerTokenSelector, public KeyKeeper {
  public:
-  SnapKv(const LayerGeometry& geometry, const Options& options)
+  SnapKv(const LayerGeometry& geometry, const SnapKvOptions& options)
       : PerTokenSelector(geometry), options_(options) {}
 
   bool wants_writes() const override { return true; }
@@ -85,26 +60,38 @@ class SnapKv final : public PerTokenSelector {
   void save(std::int32_t sequence, SectionWriter& out) const override;
   void load(std::int32_t sequence, SectionReader& in, KvLayer kv) override;
   std::int64_t index_bytes() const override;
+  KeyKeeper::Kept kept_keys() const override {
+    const auto found = kept_.find(0);
+    if (found == kept_.end()) return {.version = 0, .rows = {}, .from = sink()};
+    return {found->second.version, found->second.rows, found->second.from};
+  }
 
  private:
   Position sink() const { return static_cast<Position>(geometry_.dense.sink); }
   int sets() const { return options_.per_kv_head ? geometry_.kv_heads : geometry_.query_heads; }
   /// Everything, until build() chooses.
-  Kept all() const { return {.rows = std::vector<std::vector<Position>>(at(sets())), .from = sink()}; }
-  Kept& of(std::int32_t sequence) { return kept_.try_emplace(sequence, all()).first->second; }
+  KeptKeys all() const {
+    return {.rows = std::vector<std::vector<Position>>(at(sets())), .from = sink(), .version = 0};
+  }
+  void set(std::int32_t sequence, KeptKeys kept) {
+    kept.version = ++versions_;
+    kept_.insert_or_assign(sequence, std::move(kept));
+  }
+  KeptKeys& of(std::int32_t sequence) { return kept_.try_emplace(sequence, all()).first->second; }
 
   std::vector<float> votes(const ObservedQueries& observed, const KvRows& kv, int first, int heads,
                            std::int64_t before) const;
   std::vector<float> pool(std::span<const float> votes) const;
   void choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) override;
 
-  Options options_;
+  SnapKvOptions options_;
   std::map<std::int32_t, ObservedQueries> observed_;  // by sequence
-  std::map<std::int32_t, Kept> kept_;
+  std::map<std::int32_t, KeptKeys> kept_;
+  std::int64_t versions_ = 0;  ///< that there have been
 };
 
 void SnapKv::build(std::int32_t sequence, KvLayer kv) {
-  Kept kept = all();
+  KeptKeys kept = all();
   const std::int64_t behind = std::max(options_.window, geometry_.dense.window);
   kept.from = static_cast<Position>(std::max<std::int64_t>(sink(), kv.tokens - behind));
   const std::int64_t n = kept.from - sink(), budget = options_.budget(n);
@@ -121,7 +108,7 @@ void SnapKv::build(std::int32_t sequence, KvLayer kv) {
       top_k(std::span(pooled).subspan(at(sink()), at(n)), budget, sink(), kept.rows[at(set)]);
     });
   }
-  kept_.insert_or_assign(sequence, std::move(kept));
+  set(sequence, std::move(kept));
 }
 
 /// Softmax weights that keys [0, before) received from the observed queries of some heads.
@@ -170,7 +157,9 @@ void SnapKv::roll_back(std::int32_t sequence, std::int64_t tokens) {
   if (const auto found = observed_.find(sequence); found != observed_.end()) found->second.roll_back(tokens);
   const auto found = kept_.find(sequence);
   if (found == kept_.end()) return;
-  Kept& kept = found->second;
+  KeptKeys& kept = found->second;
+  if (kept.from <= tokens) return;
+  kept.version = ++versions_;
   for (std::vector<Position>& rows : kept.rows)
     rows.erase(std::lower_bound(rows.begin(), rows.end(), tokens), rows.end());
   kept.from =
@@ -178,7 +167,7 @@ void SnapKv::roll_back(std::int32_t sequence, std::int64_t tokens) {
 }
 
 void SnapKv::choose(const SelectUnit& unit, int, Selection& out, SelectWork& work) {
-  const Kept& kept = kept_.at(unit.block->sequence);
+  const KeptKeys& kept = kept_.at(unit.block->sequence);
   const auto add = [&](std::uint32_t heads, int set) {
     out.add_set(unit.set(heads));
     const std::vector<Position>& rows = kept.rows[at(set)];
@@ -195,7 +184,7 @@ void SnapKv::choose(const SelectUnit& unit, int, Selection& out, SelectWork& wor
 
 void SnapKv::save(std::int32_t sequence, SectionWriter& out) const {
   const auto found = kept_.find(sequence);
-  const Kept& kept = found == kept_.end() ? all() : found->second;
+  const KeptKeys& kept = found == kept_.end() ? all() : found->second;
   const std::array<std::int64_t, 3> shape = {sets(), sink(), kept.from};
   std::vector<std::int64_t> offsets = {0};
   std::vector<Position> rows;
@@ -221,7 +210,7 @@ void SnapKv::load(std::int32_t sequence, SectionReader& in, KvLayer kv) {
   require(std::ssize(offsets) == sets() + 1 && offsets.front() == 0 && offsets.back() == std::ssize(rows) &&
               std::is_sorted(offsets.begin(), offsets.end()),
           "rising offsets up to the number of rows");
-  Kept kept = all();
+  KeptKeys kept = all();
   kept.from = static_cast<Position>(shape[2]);
   for (int set = 0; set < sets(); ++set) {
     const auto own = rows.subspan(at(offsets[at(set)]), at(offsets[at(set + 1)] - offsets[at(set)]));
@@ -230,7 +219,7 @@ void SnapKv::load(std::int32_t sequence, SectionReader& in, KvLayer kv) {
             "rising rows of far keys");
     kept.rows[at(set)].assign(own.begin(), own.end());
   }
-  kept_.insert_or_assign(sequence, std::move(kept));
+  set(sequence, std::move(kept));
 }
 
 std::int64_t SnapKv::index_bytes() const {
@@ -244,6 +233,27 @@ std::int64_t SnapKv::index_bytes() const {
 }
 
 }  // namespace
+
+SnapKvOptions SnapKvOptions::of(const Spec& spec) {
+  SnapKvOptions options;
+  options.window = spec.integer("window_size", options.window, 1, 1 << 16);
+  options.kernel = spec.integer("kernel_size", options.kernel, 1, (1 << 16) - 1);
+  options.capacity = spec.amount("max_capacity_prompt", options.capacity);
+  options.max_pooling = spec.choice("pooling", kPooling[0], kPooling) == "maxpool";
+  options.per_kv_head = spec.choice("per", kPer[0], kPer) == "kv-head";
+  const auto expect = [&](bool fits, const char* what) {
+    if (!fits) throw InputError("attention spec '" + spec.str() + "': expected " + what);
+  };
+  expect(options.kernel % 2 == 1, "an odd kernel_size, which has a middle, found an even one");
+  expect(options.capacity.is_share || options.capacity.value > static_cast<double>(options.window),
+         "a max_capacity_prompt above window_size, which is part of it, found less");
+  return options;
+}
+
+std::int64_t SnapKvOptions::budget(std::int64_t n) const {
+  if (capacity.is_share) return capacity.of(n);
+  return std::min(n, static_cast<std::int64_t>(capacity.value) - window);
+}
 
 MethodInfo snapkv_method() {
   return {.name = "snapkv",
@@ -261,16 +271,16 @@ MethodInfo snapkv_method() {
           .dense = {},
           .dense_layers = 0,
           .make = [](const Spec& spec, const LayerGeometry& geometry,
-                     std::string_view) { return std::make_unique<SnapKv>(geometry, Options::of(spec)); },
+                     std::string_view) { return std::make_unique<SnapKv>(geometry, SnapKvOptions::of(spec)); },
           .index_bytes =
               [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
-                const Options options = Options::of(spec);
+                const SnapKvOptions options = SnapKvOptions::of(spec);
                 return (options.per_kv_head ? geometry.kv_heads : geometry.query_heads) *
                            options.budget(tokens) * std::int64_t{sizeof(Position)} +
                        options.window * geometry.query_heads * geometry.head_dim *
                            std::int64_t{sizeof(float)};
               },
-          .validate = [](const Spec& spec) { Options::of(spec); }};
+          .validate = [](const Spec& spec) { SnapKvOptions::of(spec); }};
 }
 
 }  // namespace lode

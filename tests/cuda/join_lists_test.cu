@@ -64,7 +64,8 @@ void check_joined(const std::vector<std::int32_t>& positions, const std::vector<
                    .sink = kSink,
                    .window = kWindow};
   task.source[0] = shared.source();
-  task.source[2] = own.source();  // source 1 is every far key
+  task.source[1].from = 0;  // every far key
+  task.source[2] = own.source();
   join_lists(in, task, stream.get());
   std::vector<std::int32_t> found(lists * kCapacity), lengths(lists);
   copy(found.data(), rows.as<void>(), rows.bytes(), stream.get());
@@ -93,6 +94,45 @@ LODE_TEST(every_head_has_the_list_of_the_choice_that_serves_it) {
   check_joined({17000}, {2, 0, 2}, 1);
   check_joined({0, 12, 13, 4000}, {1, 2, 0}, kGroup);
   check_joined({5000, 5001, 5002}, {1, 1, 1}, 1);
+}
+
+LODE_TEST(a_choice_for_all_queries_is_cut_where_their_far_keys_end) {
+  Stream stream;
+  const std::vector<std::int32_t> rows = {4, 5, 9, 20, -1, 6, 30, 31, 32, 40, 7, -1, -1, -1, -1}, counts = {4, 5, 1};
+  const std::vector<QueryToken> queries = {{0, 11}, {0, 29}, {0, 80}, {0, 41}};
+  const Buffer rows_there = on_device(rows, stream.get()), counts_there = on_device(counts, stream.get()),
+               queries_there = on_device(queries, stream.get()),
+               serves = on_device(std::vector<std::int32_t>(kHeads, 0), stream.get()),
+               to(4 * kHeads * 100 * 4, "a test"), lengths_there(4 * kHeads * 4, "a test");
+  JoinTask task = {.of_head = serves.as<std::int32_t>(),
+                   .rows = to.as<std::int32_t>(),
+                   .counts = lengths_there.as<std::int32_t>(),
+                   .capacity = 100,
+                   .sink = kSink,
+                   .window = kWindow};
+  task.source[0] = {.rows = rows_there.as<std::int32_t>(),
+                    .counts = counts_there.as<std::int32_t>(),
+                    .capacity = 5,
+                    .same_for_all = true,
+                    .from = 41};
+  join_lists({.tokens = queries_there.as<QueryToken>(),
+              .layout = {kHeads, 64, DType::bf16, 0},
+              .count = 4,
+              .query_heads = kHeads * kGroup},
+             task, stream.get());
+  std::vector<std::int32_t> found(4 * kHeads * 100), lengths(4 * kHeads);
+  copy(found.data(), to.as<void>(), to.bytes(), stream.get());
+  copy(lengths.data(), lengths_there.as<void>(), lengths_there.bytes(), stream.get());
+  stream.synchronize();
+  for (int list = 0; list < 4 * kHeads; ++list) {
+    const std::int64_t end = queries[list / kHeads].position + 1 - kWindow;
+    std::vector<std::int32_t> expected;
+    for (int i = 0; i < counts[list % kHeads]; ++i)
+      if (rows[list % kHeads * 5 + i] < end) expected.push_back(rows[list % kHeads * 5 + i]);
+    for (std::int64_t row = 41; row < end; ++row) expected.push_back(static_cast<std::int32_t>(row));
+    LODE_CHECK(lengths[list] == std::ssize(expected));
+    LODE_CHECK(std::equal(expected.begin(), expected.end(), found.begin() + list * 100));
+  }
 }
 
 }  // namespace

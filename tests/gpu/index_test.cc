@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Methods with an index on the GPU that grows with its keys (quest, double-sparsity, pqcache), and plans of
-// them, against the host's choice. Run on a GPU, and where there is none on one that the host plays (tests/gpu_fake).
+// Methods with an index on the GPU that grows with its keys (quest, double-sparsity, pqcache), keys that the
+// host keeps (snapkv), random ones, and plans of all these, against the host's choice. Run on a GPU, and where there is none on one that the host plays (tests/gpu_fake).
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -98,7 +98,8 @@ INSTANTIATE_TEST_SUITE_P(Specs, GpuIndex,
                                          "double-sparsity:budget=64,window=16",
                                          "double-sparsity:budget=64,window=16,dense_layers=2",
                                          "double-sparsity:budget=10%,window=64,bits=2,per=kv-head",
-                                         "double-sparsity:budget=60,sink=3,window=30,bits=16,channels=24"),
+                                         "double-sparsity:budget=60,sink=3,window=30,bits=16,channels=24",
+                                         "random:window=16", "random:fraction=99,sink=7,window=30"),
                          [](const auto& info) { return "spec" + std::to_string(info.index); });
 
 class GpuPqCache : public testing::TestWithParam<const char*> {};
@@ -115,6 +116,51 @@ INSTANTIATE_TEST_SUITE_P(Specs, GpuPqCache,
                                          "pqcache:budget=64,window=16,m=4,bits=8,dense_layers=2",
                                          "pqcache:budget=99,window=16,m=64,bits=2"),
                          [](const auto& info) { return "spec" + std::to_string(info.index); });
+
+class GpuSnapKv : public testing::TestWithParam<const char*> {};
+
+TEST_P(GpuSnapKv, StepsEqualTheHosts) {
+  NEEDS_GPU();
+  expect_same_from_a_file(parse_spec(GetParam()));
+}
+
+// The texts are cut behind the keys that were chosen, or among them.
+INSTANTIATE_TEST_SUITE_P(Specs, GpuSnapKv,
+                         testing::Values("snapkv:max_capacity_prompt=100,window=16",
+                                         "snapkv:max_capacity_prompt=80,window_size=16,window=16,sink=7",
+                                         "snapkv:max_capacity_prompt=20%,window=30,per=kv-head",
+                                         "snapkv:max_capacity_prompt=90,window_size=8,window=20,"
+                                         "per=kv-head,dense_layers=2"),
+                         [](const auto& info) { return "spec" + std::to_string(info.index); });
+
+// Keys are kept when a text is indexed, again and again; until then all are attended.
+TEST(GpuSnapKv, KeepsTheKeysOfTheTextThatWasIndexedLast) {
+  NEEDS_GPU();
+  std::vector<float> logits[2];
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    const int at = device == Device::cuda;
+    Context context = context_on(device);
+    const MethodId method =
+        context.attach(parse_spec("snapkv:max_capacity_prompt=64,window_size=16,window=16,dense_layers=0"));
+    const auto ask = [&] {
+      const std::vector<TokenId> question = story(30);
+      for (std::size_t i = 0; i < 3; ++i) {
+        const auto row = context.forward(std::span(question).subspan(i * 10, i == 2 ? 1 : 10), method);
+        logits[at].insert(logits[at].end(), row.begin(), row.end());
+      }
+    };
+    context.prefill(story(300));
+    context.build_indexes();
+    ask();
+    context.roll_back(200);  // among the keys that are kept
+    ask();
+    context.prefill(story(250));
+    context.build_indexes();
+    ask();
+    if (at == 1) expect_the_gpu_chose(context);
+  }
+  EXPECT_LT(relative_difference(logits[1], logits[0]), 2e-3f);
+}
 
 // Fewer keys than codes; what comes later is coded by the same centroids.
 TEST(GpuPqCache, CentroidsOfAShortTextStay) {
@@ -143,8 +189,8 @@ TEST(GpuPlan, StepsEqualTheHosts) {
                                                   {"full", pq},
                                                   {pq, "quest:budget=40"},
                                                   {quest, quest},
-                                                  {"streaming", labels},
-                                                  {labels, pq}});
+                                                  {"snapkv:window_size=20,max_capacity_prompt=70", labels},
+                                                  {"random:fraction=50", pq}});
   expect_same_from_a_file(plan.spec());
 }
 
@@ -152,7 +198,8 @@ TEST(GpuPlan, DenseLayersStayDense) {
   NEEDS_GPU();
   const std::string pq = "pqcache:budget=64,per=query-head", quest = "quest:budget=50,per=kv-head";
   const PlanFile plan({.sink = 1, .window = 16},
-                      {{pq, quest}, {pq, quest}, {quest, pq}, {quest, "full"}, {"streaming", pq}, {pq, pq}});
+                      {{pq, quest}, {pq, quest}, {quest, pq}, {quest, "full"}, {"streaming", pq},
+                       {"random", "snapkv:max_capacity_prompt=80,per=kv-head"}});
   expect_same_from_a_file(plan.spec(",dense_layers=2"));
 }
 

@@ -7,11 +7,13 @@
 
 #include "ann/packed_codes.h"
 #include "ann/product_quantizer.h"
+#include "base/rng.h"
 #include "gpu_fake/play.h"
 #include "kernels/cuda/code_keys.h"
 #include "kernels/cuda/join_lists.h"
 #include "kernels/cuda/label_keys.h"
 #include "kernels/cuda/page_bounds.h"
+#include "kernels/cuda/random.h"
 #include "kernels/cuda/select.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
@@ -339,23 +341,38 @@ void top_k(const float* scores, std::int64_t lists, std::int64_t n, const std::i
   });
 }
 
+void draw_numbers(const Queries& queries, std::uint64_t seed, std::int64_t sink, std::int64_t window,
+                  std::int64_t max_tokens, float* numbers, StreamHandle stream) {
+  enqueue(stream, [=] {
+    for (std::int64_t list = 0; list < std::int64_t{queries.count} * queries.layout.kv_heads; ++list) {
+      const std::int64_t position = queries.tokens[list / queries.layout.kv_heads].position;
+      const std::uint64_t own = hash_seed(seed, list % queries.layout.kv_heads, position);
+      for (std::int64_t key = 0; key < position + 1 - window; ++key)
+        numbers[list * max_tokens + key] =
+            key < sink ? -INFINITY : nth_uniform(own, static_cast<std::uint64_t>(key - sink));
+    }
+  });
+}
 void join_lists(const Queries& queries, const JoinTask& task, StreamHandle stream) {
   enqueue(stream, [=] {
     const int heads = queries.layout.kv_heads, each = task.lists_per_head;
     for (int list = 0; list < queries.count * heads * each; ++list) {
       const int head = list / each;
       const ListSource& from = task.source[task.of_head[head % heads]];
-      std::int32_t* const to = task.rows + list * task.capacity;
-      std::int64_t count =
-          std::max<std::int64_t>(0, queries.tokens[head / heads].position + 1 - task.window - task.sink);
-      if (from.rows == nullptr) {
-        std::iota(to, to + count, static_cast<std::int32_t>(task.sink));
-      } else {
-        const std::int64_t at = head * from.lists_per_head + (from.lists_per_head > 1 ? list % each : 0);
-        count = from.counts[at];
-        std::copy_n(from.rows + at * from.capacity, count, to);
+      const std::int64_t far_end = queries.tokens[head / heads].position + 1 - task.window;
+      std::vector<std::int32_t> rows;
+      if (from.rows != nullptr) {
+        const std::int64_t at = (from.same_for_all ? head % heads : head) * from.lists_per_head +
+                                (from.lists_per_head > 1 ? list % each : 0);
+        const std::int32_t* const first = from.rows + at * from.capacity;
+        rows.assign(first, first + from.counts[at]);
+        if (from.same_for_all) rows.erase(std::lower_bound(rows.begin(), rows.end(), far_end), rows.end());
       }
-      task.counts[list] = static_cast<std::int32_t>(count);
+      for (std::int64_t row = std::max(from.from, task.sink); row < far_end; ++row)
+        rows.push_back(static_cast<std::int32_t>(row));
+      if (std::ssize(rows) > task.capacity) throw RunError("more rows than there is room for");
+      std::copy(rows.begin(), rows.end(), task.rows + list * task.capacity);
+      task.counts[list] = static_cast<std::int32_t>(rows.size());
     }
   });
 }

@@ -456,6 +456,8 @@ std::unique_ptr<GpuSelector> make_gpu_selector(const Spec& spec, const GpuGeomet
                                                std::span<Selector* const> selectors) {
   if (spec.name == "plan") return make_gpu_plan(spec, geometry, selectors);
   if (spec.name == "streaming") return make_gpu_streaming(spec, geometry);
+  if (spec.name == "random") return make_gpu_random(spec, geometry);
+  if (spec.name == "snapkv") return make_gpu_snapkv(spec, geometry, selectors);
   if (spec.name == "quest") return make_gpu_quest(spec, geometry, selectors);
   if (spec.name == "double-sparsity") return make_gpu_double_sparsity(spec, geometry, selectors);
   if (spec.name == "pqcache") return make_gpu_pqcache(spec, geometry, selectors);

@@ -2,16 +2,22 @@
 // Lists of several choices put together: each KV head's from the choice that serves it.
 #pragma once
 
+#include <limits>
+
 #include "kernels/cuda/attend.h"
 
 namespace lode::cuda {
 
-/// Lists that one choice made for all KV heads of a layer; without rows: every far key. Device memory.
+/// Lists that one choice made for all KV heads of a layer. Device memory.
 struct ListSource {
-  const std::int32_t* rows = nullptr;    // [N, Hkv, lists_per_head, capacity]
+  static constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
+
+  const std::int32_t* rows = nullptr;    // [N, Hkv, lists_per_head, capacity], or null: none
   const std::int32_t* counts = nullptr;  // [N, Hkv, lists_per_head]
   std::int64_t capacity = 0;
   int lists_per_head = 1;
+  bool same_for_all = false;  ///< there is no N: rows rise, and those that are far for a token are its list
+  std::int64_t from = kNone;  ///< behind the rows, every far key from here on
 };
 
 struct JoinTask {
@@ -26,7 +32,8 @@ struct JoinTask {
   std::int64_t sink = 0, window = 0;
 };
 
-/// Writes the joined lists of every query token; rows of a list keep their order.
+/// Writes the joined lists of every query token; rows of a list keep their order. Far keys of a token are
+/// [sink, position + 1 - window).
 void join_lists(const Queries& queries, const JoinTask& task, StreamHandle stream);
 
 }  // namespace lode::cuda

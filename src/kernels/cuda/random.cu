@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Work map: thread i makes elements i, i + threads, ...; element i is a hash of (seed, i).
+// Work map of fill_kernel: thread i makes elements i, i + threads, ...; element i is a hash of (seed, i). Of
+// draw_kernel: grid (kDrawBlocks, KV heads x query tokens), whose blocks take the keys in turns.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "kernels/cuda/check.cuh"
+#include "base/rng.h"
+#include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/random.h"
 
 namespace lode::cuda {
@@ -27,7 +29,30 @@ __global__ void fill_kernel(T* out, std::int64_t n, float centre, float width, s
   }
 }
 
+constexpr int kDrawThreads = 256, kDrawBlocks = 32;
+
+__global__ void __launch_bounds__(kDrawThreads)
+    draw_kernel(const __grid_constant__ Queries in, std::uint64_t seed, std::int64_t sink,
+                std::int64_t window, std::int64_t max_tokens, float* numbers) {
+  const std::int64_t list = blockIdx.y, position = in.tokens[list / in.layout.kv_heads].position;
+  const std::uint64_t own = hash_seed(seed, list % in.layout.kv_heads, position);
+  wait_for_predecessor();
+  release_successor();
+  for (std::int64_t key = blockIdx.x * kDrawThreads + threadIdx.x; key < position + 1 - window;
+       key += kDrawBlocks * kDrawThreads)
+    numbers[list * max_tokens + key] =
+        key < sink ? -INFINITY : nth_uniform(own, static_cast<std::uint64_t>(key - sink));
+}
+
 }  // namespace
+
+void draw_numbers(const Queries& queries, std::uint64_t seed, std::int64_t sink, std::int64_t window,
+                  std::int64_t max_tokens, float* numbers, StreamHandle stream) {
+  if (queries.count == 0) return;
+  const auto lists = static_cast<unsigned>(queries.count * queries.layout.kv_heads);
+  EarlyLaunch({kDrawBlocks, lists}, kDrawThreads, 0, 1, stream)(draw_kernel, queries, seed, sink, window,
+                                                                max_tokens, numbers);
+}
 
 void fill_uniform(void* out, DType type, std::int64_t n, float centre, float width, std::uint64_t seed,
                   StreamHandle stream) {
