@@ -319,9 +319,8 @@ class Bench {
   }
   void add_far(Candidate& c, double chosen) const {
     // Lists of one KV head may share keys; read once they can at most be all there are.
-    c.far_chosen += std::min(chosen / (lists_per_kv_head() * layout_.kv_heads),
-                             static_cast<double>(far_of(c))) /
-                    places_;
+    c.far_chosen +=
+        std::min(chosen / (lists_per_kv_head() * layout_.kv_heads), static_cast<double>(far_of(c))) / places_;
   }
   /// What choosing has just taken, and how many keys it has listed.
   void count(Candidate& c, int place) {
@@ -419,8 +418,7 @@ class Bench {
     // Few query tokens of one sequence choose apart; what they share is read once.
     const auto chosen =
         static_cast<std::int64_t>(c.far_chosen * (together_ ? 1.0 : static_cast<double>(task_.queries)));
-    return kv_bytes(task_.context - far + std::min(chosen, far)) +
-           static_cast<std::int64_t>(c.select_bytes);
+    return kv_bytes(task_.context - far + std::min(chosen, far)) + static_cast<std::int64_t>(c.select_bytes);
   }
 
   GpuAttentionRow row_of(const Candidate& c) const {

@@ -574,8 +574,8 @@ void CudaContext::count_work(const Run& run, ForwardWork& work) {
         for (const int head : heads)
           chosen[static_cast<std::size_t>(head)] =
               selector->listed(of, head) - others * selector->lists_per_head();
-        work.select.bytes += selector->select_bytes(
-            of, heads, std::accumulate(chosen.begin(), chosen.end(), std::int64_t{0}));
+        work.select.bytes +=
+            selector->select_bytes(of, heads, std::accumulate(chosen.begin(), chosen.end(), std::int64_t{0}));
       }
       for (const std::int64_t some : chosen)
         work.attend += work_of(all, far, std::min(some, far), token_bytes);

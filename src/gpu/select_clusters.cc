@@ -455,7 +455,8 @@ std::unique_ptr<GpuSelector> make_gpu_clusters(const Spec& spec, const GpuGeomet
   const std::int64_t nodes = spec.amount("clusters", {0.05, true}).of(geometry.max_tokens);
   const bool several = spec.text("levels").value_or("1") != "1";
   // Twice: a text that is indexed in parts has a last cluster in each. A plan's window slides.
-  if (!spec.dense.from_context || !geometry.covered.empty() || stretch > geometry.most_tokens || !cuda::can_choose_buckets() ||
+  if (!spec.dense.from_context || !geometry.covered.empty() || stretch > geometry.most_tokens ||
+      !cuda::can_choose_buckets() ||
       !(several ? cuda::fits_cluster_levels(2 * nodes / cuda::cluster_level_ranks(geometry.kv_heads).back(),
                                             geometry.head_dim)
                 : cuda::fits_cluster_choice(2 * nodes, geometry.head_dim, geometry.kv_heads)))

@@ -15,8 +15,7 @@ class GpuDoubleSparsity final : public GpuBestKeys {
  public:
   GpuDoubleSparsity(const Spec& spec, const GpuGeometry& geometry, const DoubleSparsityOptions& options,
                     std::vector<const KeyLabeller*> labellers)
-      : GpuBestKeys(spec, geometry, options.budget,
-                    options.per_kv_head ? Ranked::group : Ranked::query_head),
+      : GpuBestKeys(spec, geometry, options.budget, options.per_kv_head ? Ranked::group : Ranked::query_head),
         options_(options),
         channels_(options.channels_for(geometry.head_dim)),
         labellers_(std::move(labellers)),
@@ -53,8 +52,7 @@ class GpuDoubleSparsity final : public GpuBestKeys {
     labelled_.begin(step, dense_);
   }
 
-  std::int64_t select_bytes(const CountedToken& of, std::span<const int> heads,
-                            std::int64_t) const override {
+  std::int64_t select_bytes(const CountedToken& of, std::span<const int> heads, std::int64_t) const override {
     const std::int64_t far = far_keys(dense_, of.position);
     if (k_.of(far) >= far) return 0;
     return std::ssize(heads) * far * labels(0, 0).label_bytes();

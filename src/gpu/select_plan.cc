@@ -56,8 +56,7 @@ class GpuPlan final : public GpuSelector {
     of_head_ = cuda::Buffer(std::ssize(of_head) * 4, "which method serves a head");
     // Pageable memory: the call returns once the bytes have left.
     cuda::copy(of_head_.as<void>(), of_head.data(), of_head_.bytes(), geometry.stream);
-    const std::int64_t lists =
-        std::int64_t{geometry.most_queries} * geometry.kv_heads * lists_per_head();
+    const std::int64_t lists = std::int64_t{geometry.most_queries} * geometry.kv_heads * lists_per_head();
     rows_ = cuda::Buffer(lists * capacity_ * 4, "the rows of a plan");
     counts_ = cuda::Buffer(lists * 4, "the counts of a plan");
   }
@@ -147,15 +146,14 @@ class GpuPlan final : public GpuSelector {
         member.selector->copy_counts(to + member.counts_at * layers, layers, stream);
   }
   std::int64_t listed(const CountedToken& of, int head) const override {
-    const Member& member = member_of(*std::find_if(
-        shares(of.layer).begin(), shares(of.layer).end(), [head](const Share& share) {
+    const Member& member =
+        member_of(*std::find_if(shares(of.layer).begin(), shares(of.layer).end(), [head](const Share& share) {
           return std::find(share.heads.begin(), share.heads.end(), head) != share.heads.end();
         }));
     return member.selector == nullptr ? far_keys(dense_, of.position)
                                       : member.selector->listed(counted(of, member), head);
   }
-  std::int64_t select_bytes(const CountedToken& of, std::span<const int> heads,
-                            std::int64_t) const override {
+  std::int64_t select_bytes(const CountedToken& of, std::span<const int> heads, std::int64_t) const override {
     std::int64_t bytes = 0;
     for (const Share& share : shares(of.layer)) {
       const Member& member = member_of(share);
@@ -215,9 +213,8 @@ struct Draft {
 
   /// The member's number.
   int add(int layer, const PlanHeads& heads) {
-    const auto found =
-        std::find_if(members.begin(), members.end(),
-                     [&](const Member& member) { return member.text == heads.text; });
+    const auto found = std::find_if(members.begin(), members.end(),
+                                    [&](const Member& member) { return member.text == heads.text; });
     const int member = static_cast<int>(found - members.begin());
     if (found == members.end()) members.push_back({heads.text, heads.spec, {}});
     layers[static_cast<std::size_t>(layer)].push_back({member, heads.heads});

@@ -16,8 +16,7 @@ class GpuPqCache final : public GpuBestKeys {
  public:
   GpuPqCache(const Spec& spec, const GpuGeometry& geometry, const PqCacheOptions& options,
              std::vector<const KeyCoder*> coders)
-      : GpuBestKeys(spec, geometry, options.budget,
-                    options.per_kv_head ? Ranked::group : Ranked::query_head),
+      : GpuBestKeys(spec, geometry, options.budget, options.per_kv_head ? Ranked::group : Ranked::query_head),
         options_(options),
         coders_(std::move(coders)),
         versions_(coders_.size(), 0),
@@ -54,8 +53,7 @@ class GpuPqCache final : public GpuBestKeys {
     coded_.begin(step, dense_);
   }
 
-  std::int64_t select_bytes(const CountedToken& of, std::span<const int> heads,
-                            std::int64_t) const override {
+  std::int64_t select_bytes(const CountedToken& of, std::span<const int> heads, std::int64_t) const override {
     const std::int64_t far = far_keys(dense_, of.position);
     if (k_.of(far) >= far) return 0;
     return std::ssize(heads) * (far * codes(0, 0).planes() + levels_ * geometry_.head_dim * 4);

@@ -93,8 +93,7 @@ class GpuQuest final : public GpuSelector {
   int lists_per_head() const override {
     return options_.per_kv_head ? 1 : geometry_.query_heads / geometry_.kv_heads;
   }
-  std::int64_t select_bytes(const CountedToken& of, std::span<const int> heads,
-                            std::int64_t) const override {
+  std::int64_t select_bytes(const CountedToken& of, std::span<const int> heads, std::int64_t) const override {
     const std::int64_t far = far_keys(dense_, of.position);
     if (options_.budget.of(far) >= far) return 0;
     return std::ssize(heads) * (far / options_.page) * page_bytes();

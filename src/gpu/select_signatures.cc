@@ -163,8 +163,7 @@ class GpuSignatures final : public GpuSelector {
   int lists_per_head() const override {
     return options_.per_query_head ? geometry_.query_heads / geometry_.kv_heads : 1;
   }
-  std::int64_t select_bytes(const CountedToken& of, std::span<const int> heads,
-                            std::int64_t) const override {
+  std::int64_t select_bytes(const CountedToken& of, std::span<const int> heads, std::int64_t) const override {
     const std::int64_t far = far_keys(dense_, of.position);
     if (options_.mode == NearRule::Mode::count && options_.budget.of(far) >= far) return 0;
     return (far * sets() * scheme_.bits / 8 + query_nets_.bytes() / geometry_.layers) * std::ssize(heads) /
@@ -256,8 +255,8 @@ std::unique_ptr<GpuSelector> make(const Spec& spec, const GpuGeometry& geometry,
       geometry.query_heads / geometry.kv_heads > kMostHeads || geometry.head_dim % 8 != 0)
     return nullptr;
   std::vector<const HashNet*> keys, queries, some_keys, some_queries;
-  const auto sets = static_cast<std::size_t>((*first)->scheme.per_query_head ? geometry.query_heads
-                                                                             : geometry.kv_heads);
+  const auto sets =
+      static_cast<std::size_t>((*first)->scheme.per_query_head ? geometry.query_heads : geometry.kv_heads);
   for (std::size_t l = 0; l < layers.size(); ++l) {
     const std::vector<int> covered = geometry.covered_heads(static_cast<int>(l));
     const auto add = [&](std::vector<const HashNet*>& to, const std::vector<HashNet>* nets, std::size_t n) {

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // snapkv on the GPU: the keys that the host's selectors have chosen of the context are copied when they
 // change; a step adds the keys behind the context (kernels/cuda/join_lists.h).
-#include "select/snapkv.h"
-
 #include <algorithm>
 
 #include "gpu/selectors.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/join_lists.h"
+#include "select/snapkv.h"
 
 namespace lode {
 
@@ -39,7 +38,8 @@ class GpuSnapKv final : public GpuSelector {
       if (keepers_[layer] == nullptr) continue;
       const KeyKeeper::Kept kept = keepers_[layer]->kept_keys();
       if (layers_[layer].version == kept.version) continue;
-      layers_[layer] = {.version = kept.version, .rows = of_all_heads(static_cast<int>(layer), kept.rows),
+      layers_[layer] = {.version = kept.version,
+                        .rows = of_all_heads(static_cast<int>(layer), kept.rows),
                         .from = kept.from};
       changed = true;
     }
@@ -105,7 +105,8 @@ class GpuSnapKv final : public GpuSelector {
   };
 
   const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
-  std::vector<std::vector<Position>> of_all_heads(int layer, std::span<const std::vector<Position>> own) const {
+  std::vector<std::vector<Position>> of_all_heads(int layer,
+                                                  std::span<const std::vector<Position>> own) const {
     const auto each = static_cast<std::size_t>(lists_per_head());
     const std::vector<int> covered = geometry_.covered_heads(layer);
     std::vector<std::vector<Position>> all(static_cast<std::size_t>(geometry_.kv_heads) * each);
@@ -117,7 +118,8 @@ class GpuSnapKv final : public GpuSelector {
     const std::int64_t lists = geometry_.kv_heads * lists_per_head();
     most_kept_ = 1;
     for (const Layer& layer : layers_)
-      for (const std::vector<Position>& rows : layer.rows) most_kept_ = std::max(most_kept_, std::ssize(rows));
+      for (const std::vector<Position>& rows : layer.rows)
+        most_kept_ = std::max(most_kept_, std::ssize(rows));
     std::vector<std::int32_t> rows(static_cast<std::size_t>(geometry_.layers * lists * most_kept_)), counts;
     for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
       for (std::int64_t list = 0; list < lists; ++list) {

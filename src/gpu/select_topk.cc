@@ -12,8 +12,7 @@ class GpuTopK final : public GpuBestKeys {
   GpuTopK(const Spec& spec, const GpuGeometry& geometry, Amount k, bool per_kv_head)
       : GpuBestKeys(spec, geometry, k, per_kv_head ? Ranked::group : Ranked::query_head) {}
 
-  std::int64_t select_bytes(const CountedToken& of, std::span<const int> heads,
-                            std::int64_t) const override {
+  std::int64_t select_bytes(const CountedToken& of, std::span<const int> heads, std::int64_t) const override {
     return std::ssize(heads) * far_keys(dense_, of.position) * geometry_.key_row_bytes;
   }
 

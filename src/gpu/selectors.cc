@@ -21,9 +21,8 @@ void GpuSelector::copy_counts(std::int32_t* to, int layers, cuda::StreamHandle s
 }
 
 std::int64_t GpuSelector::listed(const CountedToken& of, int head) const {
-  const std::int32_t* const first =
-      of.counts + of.layer * counts_per_layer() +
-      (std::int64_t{of.token} * of.kv_heads + head) * lists_per_head();
+  const std::int32_t* const first = of.counts + of.layer * counts_per_layer() +
+                                    (std::int64_t{of.token} * of.kv_heads + head) * lists_per_head();
   return std::accumulate(first, first + lists_per_head(), std::int64_t{0});
 }
 

@@ -2,6 +2,8 @@
 // plan: each KV head by the method that a plan file names for it. Heads of a layer with the same spec share
 // one selector, which is told of no other head (LayerGeometry::covered); their choices are put together. A
 // load that fails in one part leaves the parts before it loaded.
+#include "select/plan.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,7 +14,6 @@
 #include "lodestone/error.h"
 #include "lodestone/spec.h"
 #include "select/methods.h"
-#include "select/plan.h"
 
 namespace lode {
 
@@ -73,8 +74,7 @@ class PlanSelector final : public Selector, public PlanLayer {
     for (PlanHeads& heads : by_spec) {
       const MethodInfo& info = find_method(heads.spec.name);
       const LayerGeometry part = covering(geometry, heads.heads);
-      auto selector =
-          info.make ? info.make(heads.spec, part, fingerprint) : make_full_selector(part);
+      auto selector = info.make ? info.make(heads.spec, part, fingerprint) : make_full_selector(part);
       parts_.push_back({std::move(heads), &info, std::move(selector)});
     }
   }
@@ -272,8 +272,7 @@ std::int64_t plan_index_bytes(const Spec& spec, const LayerGeometry& geometry, s
   const Plan plan = read_plan(file_of(spec));
   const int layer = std::min(geometry.layer, static_cast<int>(plan.heads.size()) - 1);
   std::int64_t bytes = 0;
-  for (const PlanHeads& part :
-       heads_by_spec(plan, layer, geometry.dense, spec.text("folder").value_or(""))) {
+  for (const PlanHeads& part : heads_by_spec(plan, layer, geometry.dense, spec.text("folder").value_or(""))) {
     const MethodInfo& info = find_method(part.spec.name);
     if (info.index_bytes) bytes += info.index_bytes(part.spec, covering(geometry, part.heads), tokens);
   }
@@ -288,8 +287,7 @@ std::vector<PlanHeads> heads_by_spec(const Plan& plan, int layer, const DensePar
   std::map<std::string, std::vector<int>> by_text;
   for (std::size_t h = 0; h < heads.size(); ++h) by_text[heads[h]].push_back(static_cast<int>(h));
   std::vector<PlanHeads> all;
-  for (const auto& [text, own] : by_text)
-    all.push_back({text, head_spec(text, dense, folder), own});
+  for (const auto& [text, own] : by_text) all.push_back({text, head_spec(text, dense, folder), own});
   return all;
 }
 

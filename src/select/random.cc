@@ -37,8 +37,8 @@ class Random final : public PerTokenSelector {
     const std::int64_t n = unit.far_keys(), wanted = fraction_.of(n);
     out.add_set(unit.set(all_heads(geometry_.group())));
     if (wanted >= n) return out.add_run(unit.far_begin, unit.far_end);
-    const std::uint64_t seed = hash_seed(geometry_.seed, geometry_.layer,
-                                         geometry_.kv_head_in_layer(unit.kv_head), unit.position());
+    const std::uint64_t seed =
+        hash_seed(geometry_.seed, geometry_.layer, geometry_.kv_head_in_layer(unit.kv_head), unit.position());
     Scratch& s = scratch_[static_cast<std::size_t>(worker)];
     s.numbers.resize(static_cast<std::size_t>(n));
     for (std::size_t i = 0; i < s.numbers.size(); ++i) s.numbers[i] = nth_uniform(seed, i);

@@ -12,6 +12,8 @@
 // together. Chosen among the keys that are far when the context ends: those in sink and window are attended
 // anyway. Keys that leave the window later stay, as every key behind the observation window does in the
 // paper. Without a prefill to observe there are no votes: then the newest keys are kept.
+#include "select/snapkv.h"
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -26,7 +28,6 @@
 #include "select/methods.h"
 #include "select/observed_queries.h"
 #include "select/per_token.h"
-#include "select/snapkv.h"
 
 namespace lode {
 
@@ -256,31 +257,31 @@ std::int64_t SnapKvOptions::budget(std::int64_t n) const {
 }
 
 MethodInfo snapkv_method() {
-  return {.name = "snapkv",
-          .aliases = {},
-          .source = "SnapKV (Li et al. 2024): keys that the context's last queries attend, once for all",
-          .keys = {{"window_size", "last tokens of the context whose queries vote, 1 to 65536", "64"},
-                   {"max_capacity_prompt",
-                    "keys that are kept of the context: a count, which includes window_size, or a share of "
-                    "the far keys",
-                    "320"},
-                   {"kernel_size", "keys over which votes are pooled, odd, 1 to 65535", "5"},
-                   {"pooling", "avgpool or maxpool", "avgpool"},
-                   {"per", "who votes: query-head (each for itself) or kv-head (the group together)",
-                    "query-head"}},
-          .dense = {},
-          .dense_layers = 0,
-          .make = [](const Spec& spec, const LayerGeometry& geometry,
-                     std::string_view) { return std::make_unique<SnapKv>(geometry, SnapKvOptions::of(spec)); },
-          .index_bytes =
-              [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
-                const SnapKvOptions options = SnapKvOptions::of(spec);
-                return (options.per_kv_head ? geometry.kv_heads : geometry.query_heads) *
-                           options.budget(tokens) * std::int64_t{sizeof(Position)} +
-                       options.window * geometry.query_heads * geometry.head_dim *
-                           std::int64_t{sizeof(float)};
-              },
-          .validate = [](const Spec& spec) { SnapKvOptions::of(spec); }};
+  return {
+      .name = "snapkv",
+      .aliases = {},
+      .source = "SnapKV (Li et al. 2024): keys that the context's last queries attend, once for all",
+      .keys = {{"window_size", "last tokens of the context whose queries vote, 1 to 65536", "64"},
+               {"max_capacity_prompt",
+                "keys that are kept of the context: a count, which includes window_size, or a share of "
+                "the far keys",
+                "320"},
+               {"kernel_size", "keys over which votes are pooled, odd, 1 to 65535", "5"},
+               {"pooling", "avgpool or maxpool", "avgpool"},
+               {"per", "who votes: query-head (each for itself) or kv-head (the group together)",
+                "query-head"}},
+      .dense = {},
+      .dense_layers = 0,
+      .make = [](const Spec& spec, const LayerGeometry& geometry,
+                 std::string_view) { return std::make_unique<SnapKv>(geometry, SnapKvOptions::of(spec)); },
+      .index_bytes =
+          [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
+            const SnapKvOptions options = SnapKvOptions::of(spec);
+            return (options.per_kv_head ? geometry.kv_heads : geometry.query_heads) * options.budget(tokens) *
+                       std::int64_t{sizeof(Position)} +
+                   options.window * geometry.query_heads * geometry.head_dim * std::int64_t{sizeof(float)};
+          },
+      .validate = [](const Spec& spec) { SnapKvOptions::of(spec); }};
 }
 
 }  // namespace lode

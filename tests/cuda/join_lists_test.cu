@@ -30,7 +30,9 @@ struct Lists {
   Lists(int tokens, int each, std::int64_t most, StreamHandle stream) : capacity(most), lists_per_head(each) {
     const std::int64_t lists = std::int64_t{tokens} * kHeads * each;
     std::uint32_t state = 7 + static_cast<std::uint32_t>(each);
-    const auto next = [&] { return static_cast<std::int32_t>((state = state * 1664525u + 1013904223u) >> 8); };
+    const auto next = [&] {
+      return static_cast<std::int32_t>((state = state * 1664525u + 1013904223u) >> 8);
+    };
     for (std::int64_t i = 0; i < lists; ++i) counts.push_back(i == 1 ? 0 : next() % (capacity + 1));
     for (std::int64_t i = 0; i < lists * capacity; ++i) rows.push_back(next());
     rows_there = on_device(rows, stream);
@@ -98,7 +100,8 @@ LODE_TEST(every_head_has_the_list_of_the_choice_that_serves_it) {
 
 LODE_TEST(a_choice_for_all_queries_is_cut_where_their_far_keys_end) {
   Stream stream;
-  const std::vector<std::int32_t> rows = {4, 5, 9, 20, -1, 6, 30, 31, 32, 40, 7, -1, -1, -1, -1}, counts = {4, 5, 1};
+  const std::vector<std::int32_t> rows = {4, 5, 9, 20, -1, 6, 30, 31, 32, 40, 7, -1, -1, -1, -1},
+                                  counts = {4, 5, 1};
   const std::vector<QueryToken> queries = {{0, 11}, {0, 29}, {0, 80}, {0, 41}};
   const Buffer rows_there = on_device(rows, stream.get()), counts_there = on_device(counts, stream.get()),
                queries_there = on_device(queries, stream.get()),

@@ -400,7 +400,7 @@ TEST(Gpu, SelectingEveryKeyGivesTheBitsOfFullAttention) {
   NEEDS_GPU();
   Context context = context_on(Device::cuda, DType::bf16, 2048);
   const MethodId all = context.attach(parse_spec("topk:k=100000,window=128"));
-  const MethodId host = context.attach(parse_spec("random:fraction=100%,window=128"));
+  const MethodId host = context.attach(parse_spec("h2o:heavy_ratio=100%,window=128"));
   context.prefill(story(1500));
   context.build_indexes();
   for (const TokenId token : story(3)) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Methods with an index on the GPU that grows with its keys (quest, double-sparsity, pqcache), keys that the
-// host keeps (snapkv), random ones, and plans of all these, against the host's choice. Run on a GPU, and where there is none on one that the host plays (tests/gpu_fake).
+// host keeps (snapkv), random ones, and plans of all these, against the host's choice. Run on a GPU, and
+// where there is none on one that the host plays (tests/gpu_fake).
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -197,16 +198,19 @@ TEST(GpuPlan, StepsEqualTheHosts) {
 TEST(GpuPlan, DenseLayersStayDense) {
   NEEDS_GPU();
   const std::string pq = "pqcache:budget=64,per=query-head", quest = "quest:budget=50,per=kv-head";
-  const PlanFile plan({.sink = 1, .window = 16},
-                      {{pq, quest}, {pq, quest}, {quest, pq}, {quest, "full"}, {"streaming", pq},
-                       {"random", "snapkv:max_capacity_prompt=80,per=kv-head"}});
+  const PlanFile plan({.sink = 1, .window = 16}, {{pq, quest},
+                                                  {pq, quest},
+                                                  {quest, pq},
+                                                  {quest, "full"},
+                                                  {"streaming", pq},
+                                                  {"random", "snapkv:max_capacity_prompt=80,per=kv-head"}});
   expect_same_from_a_file(plan.spec(",dense_layers=2"));
 }
 
 TEST(GpuPlan, HeadsOfFullAttentionGiveItsBits) {
   NEEDS_GPU();
-  const PlanFile plan({.sink = 3, .window = 40}, std::vector<std::vector<std::string>>(
-                                                     6, {"full", "quest:budget=100%,per=kv-head"}));
+  const PlanFile plan({.sink = 3, .window = 40},
+                      std::vector<std::vector<std::string>>(6, {"full", "quest:budget=100%,per=kv-head"}));
   Context context = context_on(Device::cuda, DType::bf16);
   const MethodId all = context.attach(plan.spec());
   context.prefill(story(900));

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-
 #include <unistd.h>
 
 #include <filesystem>
@@ -40,7 +39,8 @@ class PlanFile {
  public:
   /// [L][Hkv]
   PlanFile(DenseParts dense, std::vector<std::vector<std::string>> heads)
-      : path_(std::filesystem::temp_directory_path() / ("lodestone-plan-" + std::to_string(getpid()) + ".json")) {
+      : path_(std::filesystem::temp_directory_path() /
+              ("lodestone-plan-" + std::to_string(getpid()) + ".json")) {
     write_plan(path_, {.model_fingerprint = std::string(pocket()->fingerprint()),
                        .note = {},
                        .dense = dense,
