@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <utility>
 
 #include "gpu/selectors.h"
 #include "kernels/cuda/device.h"
@@ -68,10 +69,9 @@ class GpuPlan final : public GpuSelector {
     return !all_of([](const GpuSelector& member) { return !member.needs_host_index(); });
   }
   bool prepare(const GpuKeys& keys, cuda::StreamHandle stream) override {
-    bool changed = false;
     for (const Member& member : members_)
-      if (member.selector != nullptr) changed = member.selector->prepare(keys, stream) || changed;
-    return changed;
+      if (member.selector != nullptr) changed_ = member.selector->prepare(keys, stream) || changed_;
+    return std::exchange(changed_, false);
   }
   void roll_back(int sequence, std::int64_t tokens) override {
     for (const Member& member : members_)
@@ -201,6 +201,7 @@ class GpuPlan final : public GpuSelector {
   std::vector<Member> members_;
   std::vector<std::vector<Share>> layers_;  // [L]
   std::int64_t capacity_ = 1, counts_per_layer_ = 0;
+  bool changed_ = false;  ///< a member, and no prepare has told of it yet: the next member failed
   cuda::Buffer of_head_;  // [L, Hkv]
   cuda::Buffer rows_;     // [most_queries, Hkv, lists_per_head, capacity]
   cuda::Buffer counts_;   // [most_queries, Hkv, lists_per_head]

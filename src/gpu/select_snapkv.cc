@@ -33,18 +33,22 @@ class GpuSnapKv final : public GpuSelector {
   bool needs_host_index() const override { return true; }
   /// Where the keys begin that are attended one and all is in the captured graph.
   bool prepare(const GpuKeys&, cuda::StreamHandle stream) override {
+    std::vector<Layer> fresh = layers_;
     bool changed = false;
     for (std::size_t layer = 0; layer < keepers_.size(); ++layer) {
       if (keepers_[layer] == nullptr) continue;
       const KeyKeeper::Kept kept = keepers_[layer]->kept_keys();
-      if (layers_[layer].version == kept.version) continue;
-      layers_[layer] = {.version = kept.version,
-                        .rows = of_all_heads(static_cast<int>(layer), kept.rows),
-                        .from = kept.from};
+      if (fresh[layer].version == kept.version) continue;
+      fresh[layer] = {.version = kept.version,
+                      .rows = of_all_heads(static_cast<int>(layer), kept.rows),
+                      .from = kept.from};
       changed = true;
     }
-    if (changed) upload_rows(stream);
-    return changed;
+    if (!changed) return false;
+    for (Layer& layer : layers_) layer.version = -1;  // a failure must not leave half of it in use
+    upload_rows(fresh, stream);
+    layers_ = std::move(fresh);
+    return true;
   }
   void begin(const GpuStep&) override {}
   void upload(cuda::StreamHandle) override {}
@@ -114,18 +118,18 @@ class GpuSnapKv final : public GpuSelector {
       all[static_cast<std::size_t>(covered[i / each]) * each + i % each] = own[i];
     return all;
   }
-  void upload_rows(cuda::StreamHandle stream) {
+  void upload_rows(const std::vector<Layer>& layers, cuda::StreamHandle stream) {
     const std::int64_t lists = geometry_.kv_heads * lists_per_head();
     most_kept_ = 1;
-    for (const Layer& layer : layers_)
+    for (const Layer& layer : layers)
       for (const std::vector<Position>& rows : layer.rows)
         most_kept_ = std::max(most_kept_, std::ssize(rows));
     std::vector<std::int32_t> rows(static_cast<std::size_t>(geometry_.layers * lists * most_kept_)), counts;
-    for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+    for (std::size_t layer = 0; layer < layers.size(); ++layer) {
       for (std::int64_t list = 0; list < lists; ++list) {
-        const bool none = layers_[layer].rows.empty();
+        const bool none = layers[layer].rows.empty();
         const std::vector<Position> own =
-            none ? std::vector<Position>{} : layers_[layer].rows[static_cast<std::size_t>(list)];
+            none ? std::vector<Position>{} : layers[layer].rows[static_cast<std::size_t>(list)];
         std::copy(own.begin(), own.end(), rows.begin() + std::ssize(counts) * most_kept_);
         counts.push_back(static_cast<std::int32_t>(own.size()));
       }
@@ -149,7 +153,7 @@ class GpuSnapKv final : public GpuSelector {
                .rows = std::vector<std::vector<Position>>(
                    static_cast<std::size_t>(geometry_.kv_heads * lists_per_head()), rows),
                .from = static_cast<Position>(dense_.sink + far)};
-    upload_rows(geometry_.stream);
+    upload_rows(layers_, geometry_.stream);
   }
 
   DenseParts dense_;

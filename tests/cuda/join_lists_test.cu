@@ -68,6 +68,7 @@ void check_joined(const std::vector<std::int32_t>& positions, const std::vector<
   task.source[0] = shared.source();
   task.source[1].from = 0;  // every far key
   task.source[2] = own.source();
+  stream.synchronize();  // tokens and sources are looked up early
   join_lists(in, task, stream.get());
   std::vector<std::int32_t> found(lists * kCapacity), lengths(lists);
   copy(found.data(), rows.as<void>(), rows.bytes(), stream.get());
@@ -118,6 +119,7 @@ LODE_TEST(a_choice_for_all_queries_is_cut_where_their_far_keys_end) {
                     .capacity = 5,
                     .same_for_all = true,
                     .from = 41};
+  stream.synchronize();
   join_lists({.tokens = queries_there.as<QueryToken>(),
               .layout = {kHeads, 64, DType::bf16, 0},
               .count = 4,
