@@ -147,8 +147,9 @@ void run_parts(Call& call, const std::vector<bool>& prefilled) {
   });
 }
 
-/// Work of all blocks; far_keys(b, t, head) are those that the selection names.
-AttendWork count(const Call& call, const auto& far_keys) {
+/// Work of all blocks; far_keys(b, t, head) are those that the selection names, of each head as many as are
+/// not attended `elsewhere`.
+AttendWork count(const Call& call, const auto& far_keys, std::span<const std::int64_t> elsewhere = {}) {
   AttendWork work;
   for (std::size_t b = 0; b < call.blocks.size(); ++b) {
     const QueryBlock& block = call.blocks[b];
@@ -158,7 +159,8 @@ AttendWork count(const Call& call, const auto& far_keys) {
       for (int head = 0; head < call.geometry.kv_heads; ++head) {
         // Heads that choose apart may together ask for more than there is; reading everything once would
         // serve them.
-        const std::int64_t chosen = std::min<std::int64_t>(far, far_keys(b, t, head));
+        const std::int64_t left = elsewhere.empty() ? far : far - elsewhere[static_cast<std::size_t>(head)];
+        const std::int64_t chosen = std::min<std::int64_t>(left, far_keys(b, t, head));
         work += work_of(all, far, chosen, block.kv.heads[static_cast<std::size_t>(head)].token_bytes());
       }
     }
@@ -166,7 +168,7 @@ AttendWork count(const Call& call, const auto& far_keys) {
   return work;
 }
 
-AttendWork count_selected(const Call& call) {
+AttendWork count_selected(const Call& call, std::span<const std::int64_t> elsewhere = {}) {
   std::vector<std::vector<std::int64_t>> far_keys(call.blocks.size());  // per block: [T, Hkv]
   const auto place = [&](std::int64_t t, int head) {
     return static_cast<std::size_t>(t * call.geometry.kv_heads + head);
@@ -178,7 +180,8 @@ AttendWork count_selected(const Call& call) {
       far_keys[group.block][place(t, group.kv_head)] += group.far_keys(far_end);
     }
   }
-  return count(call, [&](std::size_t b, std::int64_t t, int head) { return far_keys[b][place(t, head)]; });
+  return count(
+      call, [&](std::size_t b, std::int64_t t, int head) { return far_keys[b][place(t, head)]; }, elsewhere);
 }
 
 void run(Call& call, const std::vector<bool>& prefilled, const MassSink& mass) {
@@ -255,12 +258,13 @@ void attend_far(const QueryBlock& block, const Selection& selection, const Layer
 }
 
 AttendWork count_attended(std::span<const QueryBlock> blocks, const Selection& selection,
-                          const LayerGeometry& geometry) {
+                          const LayerGeometry& geometry, std::span<const std::int64_t> elsewhere) {
   return count_selected({.blocks = blocks,
                          .geometry = geometry,
                          .outputs = {},
                          .groups = group_sets(selection, blocks, geometry),
-                         .lse = {}});
+                         .lse = {}},
+                        elsewhere);
 }
 
 AttendWork work_of(std::int64_t all, std::int64_t far, std::int64_t chosen, std::int64_t token_bytes) {

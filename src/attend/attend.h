@@ -44,9 +44,11 @@ void attend_far(const QueryBlock& block, const Selection& selection, const Layer
 
 /// One query token and KV head: of `all` keys `far` are far, and `chosen` of those were attended.
 AttendWork work_of(std::int64_t all, std::int64_t far, std::int64_t chosen, std::int64_t token_bytes);
-/// What `attend` and `attend_full` count, without attending.
+/// What `attend` and `attend_full` count, without attending. Of each KV head so many far keys are attended
+/// `elsewhere` (none when empty), so that fewer are left to choose from.
 AttendWork count_attended(std::span<const QueryBlock> blocks, const Selection& selection,
-                          const LayerGeometry& geometry);
+                          const LayerGeometry& geometry,
+                          std::span<const std::int64_t> elsewhere /*[Hkv]*/ = {});
 AttendWork count_full(std::span<const QueryBlock> blocks, const LayerGeometry& geometry);
 
 }  // namespace lode

@@ -240,12 +240,14 @@ void CudaContext::attend_split(int layer, const Run& run, ForwardWork& work) {
 void CudaContext::leave_active(int layer, const Run& run, const QueryBlock& block, Selection& selection,
                                AttendWork& attended, ForwardWork& work) {
   Selection rest;
+  std::vector<std::int64_t> of_heads;
+  for (int head = 0; head < config_.kv_heads; ++head)
+    of_heads.push_back(std::ssize(active_->keys().rows(layer, head)));
   const std::int64_t active = run.count * active_->active(layer), found = attended.far_keys;
   active_->keys().take(layer, selection, rest, *options_.pool);
   selection = std::move(rest);
   // Heads that choose apart may find a key several times: it counts once, as in what was found.
-  attended.far_keys = std::min(count_attended({&block, 1}, selection, geometry(layer, run)).far_keys,
-                               attended.far_total - active);
+  attended.far_keys = count_attended({&block, 1}, selection, geometry(layer, run), of_heads).far_keys;
   const std::int64_t hits = found - attended.far_keys;
   attended.dense_keys += active;
   work.attend.far_keys += active - hits;

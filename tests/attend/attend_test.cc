@@ -303,6 +303,24 @@ TEST(Attend, WorkIsCountedPerKvHeadAndToken) {
   EXPECT_EQ(full.far_total, 175);
 }
 
+TEST(Attend, NoHeadCountsMoreKeysThanAreLeftToIt) {
+  ThreadPool pool(1);
+  World world({.kv_heads = 2, .group = 2, .d = 64, .dense = {2, 10}});
+  const LayerGeometry geometry = world.geometry(pool);
+  world.write(100);
+  const QueryBlock block = world.block(99, 1);  // far keys: [2, 90)
+  Selection selection;
+  for (const std::uint32_t heads : {1u, 2u}) {  // of the first KV head both find nearly all
+    selection.add_set({0, 0, heads, 0, 1});
+    selection.add_run(2, 80);
+  }
+  selection.add_set({0, 1, 3, 0, 1});
+  selection.add_run(5, 9);
+  EXPECT_EQ(count_attended({&block, 1}, selection, geometry).far_keys, 88 + 4);
+  const std::vector<std::int64_t> elsewhere = {30, 50};
+  EXPECT_EQ(count_attended({&block, 1}, selection, geometry, elsewhere).far_keys, 58 + 4);
+}
+
 TEST(Attend, TailsMergeAsIfTheyWereKeys) {
   ThreadPool pool(2);
   World world({.kv_heads = 2, .group = 3, .d = 64});
