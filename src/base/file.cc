@@ -102,12 +102,13 @@ std::string read_file(const std::filesystem::path& path, std::size_t limit) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-AtomicFile::AtomicFile(const std::filesystem::path& path) : path_(path) {
+AtomicFile::AtomicFile(const std::filesystem::path& path, Readers readers) : path_(path) {
+  const mode_t mode = readers == Readers::owner ? 0600 : 0666;
   temporary_ = path.parent_path() / ("." + path.filename().string() + ".tmp");
   // The lock, held while we live, is how others tell a live writer from a dead one's leftover. Whoever got it
   // looks again whether the name still means that file: another may have removed or renamed it in between.
   for (int attempt = 0; attempt < 8; ++attempt) {
-    fd_ = ::open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    fd_ = ::open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
     if (fd_ < 0 && errno != EEXIST) break;
     const bool ours = fd_ >= 0;
     const int fd = ours ? fd_ : ::open(temporary_.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);

@@ -41,7 +41,8 @@ std::string read_file(const std::filesystem::path& path, std::size_t limit = std
 /// is a RunError that names the path and what the system said ("No space left on device").
 class AtomicFile {
  public:
-  explicit AtomicFile(const std::filesystem::path& path);
+  enum class Readers { as_umask_says, owner };
+  explicit AtomicFile(const std::filesystem::path& path, Readers readers = Readers::as_umask_says);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;

@@ -132,7 +132,7 @@ std::vector<SectionInfo> read_table(const MappedFile& file, const Header& header
 }  // namespace
 
 struct ContainerWriter::Impl {
-  explicit Impl(const std::filesystem::path& path) : file(path) {}
+  explicit Impl(const std::filesystem::path& path) : file(path, AtomicFile::Readers::owner) {}
   AtomicFile file;
   std::vector<SectionInfo> sections;
   std::optional<Hasher> hasher;  // of the section that is open

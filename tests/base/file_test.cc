@@ -73,6 +73,19 @@ TEST(AtomicFile, AppearsWholeAtCommit) {
   EXPECT_FALSE(std::filesystem::exists(folder / ".out.tmp"));
 }
 
+TEST(AtomicFile, OthersMayReadWhatTheUmaskLeavesThemUnlessItIsTheOwners) {
+  using Readers = AtomicFile::Readers;
+  const TestFolder folder;
+  const auto mode = [&](Readers readers) {
+    AtomicFile(folder / "out", readers).commit();
+    return std::filesystem::status(folder / "out").permissions();
+  };
+  const mode_t before = umask(027);
+  EXPECT_EQ(mode(Readers::owner), std::filesystem::perms{0600});
+  EXPECT_EQ(mode(Readers::as_umask_says), std::filesystem::perms{0640});
+  umask(before);
+}
+
 TEST(AtomicFile, WithoutCommitNothingStays) {
   const TestFolder folder;
   { AtomicFile(folder / "out").write(bytes("half")); }
