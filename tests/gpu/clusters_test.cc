@@ -107,7 +107,7 @@ void check(const Block& block, const AttachedMethod& method, int head, std::span
   const ClusterChoice choice = *chooser.cluster_choice();
   ASSERT_EQ(choice.segments.size(), 1u);
   const ClusterTree& tree = choice.segments[0].heads[static_cast<std::size_t>(head)];
-  const double threshold = choice.thresholds[static_cast<std::size_t>(QueryKind::together)][0];
+  const double threshold = choice.thresholds.of(QueryKind::together, block.at.tokens, 0);
   const std::vector<double> all = weights(block, tree, head, adds(choice.spreads, QueryKind::together));
   std::vector<int> times(static_cast<std::size_t>(kMostTokens), 0);
   for (const Position key : chosen) ++times.at(static_cast<std::size_t>(key));
