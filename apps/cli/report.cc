@@ -85,7 +85,10 @@ std::vector<Suite> read_suites(const ReportFlags& flags, Device device) {
     std::sort(paths.begin(), paths.end());
   }
   std::vector<Suite> suites;
-  for (const fs::path& path : paths) suites.push_back(read_suite(path, flags.quick, device == Device::cuda));
+  for (const fs::path& path : paths) {
+    suites.push_back(read_suite(path, flags.quick, device == Device::cuda));
+    if (path.parent_path() != data_dir() / "suites") suites.back().given = path.string();
+  }
   return suites;
 }
 

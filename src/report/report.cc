@@ -127,7 +127,7 @@ Page make_report(const Grid& grid, std::span<const Suite> suites, const Provenan
   page.paragraph(fmt::format("Model `{}`. Machine: {}. Commit {}, {}.", provenance.model, provenance.machine,
                              provenance.commit, provenance.date));
   std::string command = provenance.program;
-  for (const Suite& suite : suites) command += " " + suite.name;
+  for (const Suite& suite : suites) command += " " + suite.given;
   page.code(command + " " + provenance.options);
   page.paragraph(
       "Density is the share of bytes that were read, those of the index, of sink, window and exact layers "
@@ -153,7 +153,7 @@ Page make_report(const Grid& grid, std::span<const Suite> suites, const Provenan
       return Section{grid,
                      suite,
                      run,
-                     fmt::format("`{} {} {}`, commit {}, {}, seed {}.", provenance.program, suite.name,
+                     fmt::format("`{} {} {}`, commit {}, {}, seed {}.", provenance.program, suite.given,
                                  provenance.options, provenance.commit, provenance.machine, run.seed),
                      page,
                      figures};

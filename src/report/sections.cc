@@ -265,6 +265,11 @@ std::string length_name(std::int64_t tokens) {
   return tokens >= 1024 && tokens % 1024 == 0 ? fmt::format("{}k", tokens / 1024) : std::to_string(tokens);
 }
 
+/// Samples of a user may tell no length.
+std::string at_length(std::int64_t tokens) {
+  return tokens > 0 ? length_name(tokens) + " tokens" : "their own length";
+}
+
 std::string percent(double share, int digits) {
   return std::isfinite(share) ? fmt::format("{:.{}f} %", 100 * share, digits) : "-";
 }
@@ -306,7 +311,7 @@ std::string of_samples(const Section& s) {
   std::vector<std::string> parts;
   for (const auto& [length, counted] : of_length)
     parts.push_back(fmt::format("{} about {} {} at {}", counted.second, counted.first.size(),
-                                counted.first.size() == 1 ? "text" : "texts", length_name(length)));
+                                counted.first.size() == 1 ? "text" : "texts", at_length(length)));
   const bool mixed = s.run.shared > 0 && s.grid.has_own_tasks();
   return fmt::format(
       "Questions: {}.{} Differences of one or two answers, and of so few texts, say little.",
@@ -329,7 +334,7 @@ void write_eval(const Section& s) {
     const std::vector<std::int64_t> lengths = lengths_of(report);
     for (const std::int64_t length : lengths) {
       const std::vector<MethodScore> scores = scores_of(s, report, length);
-      const std::string what = fmt::format("{} tokens, {}", length_name(length), protocol.str());
+      const std::string what = fmt::format("{}, {}", at_length(length), protocol.str());
       const std::string dense = s.run.dense.empty() ? "" : "; dense parts " + s.run.dense;
       if (s.shows(Show::table))
         score_table(s, scores, fmt::format("Scores in percent at {}{}.", what, dense));
@@ -572,13 +577,13 @@ void latency_bars(const Section& s, const std::vector<Json>& rows, const std::st
   for (const Json& row : rows) {
     const double median = member(row, "median_us");
     const std::vector<double> parts = latency_parts(row);
-    chart.bars.push_back(
-        {.label = bench_label(s, row),
-         .note = fmt::format("{}: {:.2f}x full, {:.2f} of limit", with_unit(median, Axis::Unit::microseconds),
-                             full / median, member(row, "limit_us") / median),
-         .lengths = scaled(parts, median),
-         .told = parts,
-         .mark = member(row, "limit_us")});
+    chart.bars.push_back({.label = bench_label(s, row),
+                          .note = fmt::format("{}: {:.2f}x as fast as full, {:.2f} of limit",
+                                              with_unit(median, Axis::Unit::microseconds), full / median,
+                                              member(row, "limit_us") / median),
+                          .lengths = scaled(parts, median),
+                          .told = parts,
+                          .mark = member(row, "limit_us")});
   }
   drop_empty_parts(chart);
   s.figure(join_sentences(

@@ -239,7 +239,7 @@ std::string with_dense(std::string_view spec, std::string_view dense) {
 Suite parse_suite(std::string_view text, std::string_view where, std::string_view name, bool quick,
                   bool gpu) {
   const std::vector<TomlTable> tables = parse_toml(text, where);
-  Suite suite = {.name = std::string(name)};
+  Suite suite = {.name = std::string(name), .given = std::string(name)};
   const TomlTable& top = tables.front();
   const auto title = top.text("title");
   if (!title || title->empty()) throw InputError(fmt::format("{}: expected a 'title' at its top", where));

@@ -86,7 +86,8 @@ struct SuiteRun {
 std::int64_t shared_texts(const SuiteRun& run, std::int64_t length);
 
 struct Suite {
-  std::string name;  ///< of the file, without its ending
+  std::string name;   ///< of the file, without its ending
+  std::string given;  ///< on a command line: the name of a shipped one, the file of another
   std::string title, source, note;
   bool ranking = false;     ///< also a row of each method at equal bytes
   std::string explanation;  ///< of the ranking's order, printed below it

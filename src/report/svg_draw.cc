@@ -156,9 +156,10 @@ void SvgCanvas::path(std::string_view d, int style) {
 
 void SvgCanvas::marker(double x, double y, int style, std::string_view tip, double size) {
   constexpr double kRadius = 4;
-  // A second round of the eight colours has hollow markers.
+  // A second round of the eight colours has hollow markers, a third other shapes.
+  const int shape = (style + 3 * (style / (2 * kStyles))) % kStyles;
   out_ += fmt::format("<path class=\"mark {}{}\" d=\"{}\">", style / kStyles % 2 == 0 ? "f" : "h",
-                      style % kStyles, marker_path(x, y, style % kStyles, size * kRadius));
+                      style % kStyles, marker_path(x, y, shape, size * kRadius));
   if (!tip.empty()) out_ += fmt::format("<title>{}</title>", xml_escape(tip));
   out_ += "</path>\n";
 }

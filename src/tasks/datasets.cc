@@ -137,7 +137,7 @@ DatasetFormat detect(const Json& object, const std::string& where) {
   if (has({"input", "outputs"})) return DatasetFormat::ruler;
   if (has({"dataset", "input", "context", "answers"})) return DatasetFormat::longbench;
   if (has({"input", "context", "answer"})) return DatasetFormat::infinitebench;
-  if (has({"context", "context_id", "question", "answer"})) return DatasetFormat::prefixqa;
+  if (has({"context", "question", "answer"})) return DatasetFormat::prefixqa;
   if (has({"needle", "haystack"})) return DatasetFormat::needle;
   throw InputError(
       where +
