@@ -34,6 +34,7 @@ namespace lode::cuda {
 
 namespace {
 
+constexpr int kMostGroup = 8;   // query heads of a KV head
 constexpr int kItems = 32;      // pieces that a block knows of at a time
 constexpr int kPieceTiles = 2;  // what a piece costs besides its tiles
 
@@ -454,7 +455,12 @@ void launch(ManyParams m, StreamHandle stream) {
   const auto kernel = attend_many_kernel<T, D>;
   const Params& p = m.attend;
   const int shared = kWarps * (M::kRing + M::state_bytes(p.group));
-  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  static const bool prepared = [&] {  // once, for the largest group: streams of other models launch, too
+    LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   kWarps * (M::kRing + M::state_bytes(kMostGroup))));
+    return true;
+  }();
+  static_cast<void>(prepared);
   LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                  carveout_for(shared + static_cast<int>(sizeof(Shared)), 2)));
   const int each = p.lists_per_head == 1 ? 1 : p.lists_per_head + 1;
@@ -463,7 +469,7 @@ void launch(ManyParams m, StreamHandle stream) {
   m.units_of_row = (m.units + rows - 1) / rows;
   const int blocks = std::max(1, 2 * processors() / rows);
   m.step = blocks == 1 ? 0 : static_cast<unsigned>((std::int64_t{1} << 32) / blocks);
-  m.mergers = std::min(blocks, 1 + processors() / rows);
+  m.mergers = std::min(blocks, std::max(1, processors() / rows));
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(rows));
   EarlyLaunch(grid, kThreads, shared, 1, stream)(kernel, m);
 }
@@ -484,7 +490,7 @@ bool launch_for_dim(const ManyParams& m, StreamHandle stream) {
 
 bool attend_many(const Params& p, StreamHandle stream) {
   const std::int64_t lists = std::int64_t{p.queries.count} * p.queries.layout.kv_heads * p.lists_per_head;
-  if (!p.has_lists || p.group > 8 || lists * p.blocks < 3 * processors()) return false;
+  if (!p.has_lists || p.group > kMostGroup || lists * p.blocks < 3 * processors()) return false;
   const ManyParams m = {.attend = p};
   if (p.queries.layout.type == DType::bf16) return launch_for_dim<__nv_bfloat16>(m, stream);
   if (p.queries.layout.type == DType::f16) return launch_for_dim<__half>(m, stream);
