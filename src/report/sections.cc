@@ -582,8 +582,8 @@ void latency_bars(const Section& s, const std::vector<Json>& rows, const std::st
                                               with_unit(median, Axis::Unit::microseconds), full / median,
                                               member(row, "limit_us") / median),
                           .lengths = scaled(parts, median),
-                          .told = parts,
-                          .mark = member(row, "limit_us")});
+                          .mark = member(row, "limit_us"),
+                          .told = parts});
   }
   drop_empty_parts(chart);
   s.figure(join_sentences(

@@ -75,8 +75,8 @@ struct BarChart {
   struct Bar {
     std::string label, note;      ///< the note stands at the bar's end
     std::vector<double> lengths;  ///< one a part
-    std::vector<double> told;     ///< what tooltips say of the parts; empty: their lengths
     std::optional<double> mark;
+    std::vector<double> told;  ///< what tooltips say of the parts; empty: their lengths
   };
   std::vector<Bar> bars;
 };
