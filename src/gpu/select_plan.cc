@@ -116,12 +116,7 @@ class GpuPlan final : public GpuSelector {
       task.lists_per_head = std::max(task.lists_per_head, lists.lists_per_head);
     }
     cuda::join_lists(queries, task, stream);
-    return {.rows = task.rows,
-            .counts = task.counts,
-            .capacity = task.capacity,
-            .lists_per_head = task.lists_per_head,
-            .sink = dense_.sink,
-            .window = dense_.window};
+    return task.lists();
   }
   bool attend(int layer, const cuda::Queries& queries, const float* q_unrotated, void* workspace,
               cuda::StreamHandle stream) override {

@@ -70,12 +70,7 @@ class GpuSnapKv final : public GpuSelector {
                       .same_for_all = true,
                       .from = layers_[static_cast<std::size_t>(layer)].from};
     cuda::join_lists(queries, task, stream);
-    return {.rows = task.rows,
-            .counts = task.counts,
-            .capacity = task.capacity,
-            .lists_per_head = task.lists_per_head,
-            .sink = dense_.sink,
-            .window = dense_.window};
+    return task.lists();
   }
 
   std::int64_t counts_per_layer() const override { return lists_; }

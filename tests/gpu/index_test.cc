@@ -207,18 +207,23 @@ TEST(GpuPlan, DenseLayersStayDense) {
   expect_same_from_a_file(plan.spec(",dense_layers=2"));
 }
 
-TEST(GpuPlan, HeadsOfFullAttentionGiveItsBits) {
-  NEEDS_GPU();
-  const PlanFile plan({.sink = 3, .window = 40},
-                      std::vector<std::vector<std::string>>(6, {"full", "quest:budget=100%,per=kv-head"}));
-  Context context = context_on(Device::cuda, DType::bf16);
-  const MethodId all = context.attach(plan.spec());
+/// A method that chooses every key, over a text of 900 tokens.
+void expect_the_bits_of_full(Context& context, MethodId all) {
   context.prefill(story(900));
   context.build_indexes();
   const TokenId token = story(10).back();
   const auto full = context.forward({&token, 1}, kDense);
   context.roll_back(900);
   EXPECT_EQ(context.forward({&token, 1}, all), full);
+}
+
+TEST(GpuPlan, HeadsOfFullAttentionGiveItsBits) {
+  NEEDS_GPU();
+  const PlanFile plan({.sink = 3, .window = 40},
+                      std::vector<std::vector<std::string>>(6, {"full", "quest:budget=100%,per=kv-head"}));
+  Context context = context_on(Device::cuda, DType::bf16);
+  const MethodId all = context.attach(plan.spec());
+  expect_the_bits_of_full(context, all);
   expect_the_gpu_chose(context);
 }
 
@@ -245,12 +250,7 @@ TEST(GpuQuest, ABudgetOfAllGivesTheBitsOfFullAttention) {
   NEEDS_GPU();
   Context context = context_on(Device::cuda, DType::bf16);
   const MethodId all = context.attach(parse_spec("quest:budget=100%,window=64,dense_layers=0"));
-  context.prefill(story(900));
-  context.build_indexes();
-  const TokenId token = story(10).back();
-  const auto full = context.forward({&token, 1}, kDense);
-  context.roll_back(900);
-  EXPECT_EQ(context.forward({&token, 1}, all), full);
+  expect_the_bits_of_full(context, all);
 }
 
 // Levels come from the text that was indexed last, or from the file.

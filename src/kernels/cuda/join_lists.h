@@ -30,6 +30,16 @@ struct JoinTask {
   std::int64_t capacity = 0;
   int lists_per_head = 1;  ///< no source has more; a list that heads share is repeated for each of them
   std::int64_t sink = 0, window = 0;
+
+  /// What is written, as attention takes it.
+  RowLists lists() const {
+    return {.rows = rows,
+            .counts = counts,
+            .capacity = capacity,
+            .lists_per_head = lists_per_head,
+            .sink = sink,
+            .window = window};
+  }
 };
 
 /// Writes the joined lists of every query token; rows of a list keep their order. Far keys of a token are
