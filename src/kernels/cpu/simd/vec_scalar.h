@@ -86,12 +86,19 @@ LODE_INLINE Vec load_repeated(const float* p) {
   return r;
 }
 
+/// A number at any address: of mapped files they may be odd.
+template <class Number>
+LODE_INLINE Number number_at(const std::byte* p) {
+  Number number;
+  __builtin_memcpy(&number, p, sizeof number);
+  return number;
+}
 /// kLanes (or the first n) elements of a stored type, widened. q8 is widened without its scale.
 template <DType T>
 LODE_INLINE float widen_one(const std::byte* p) {
-  if constexpr (T == DType::f32) return *reinterpret_cast<const float*>(p);
-  if constexpr (T == DType::f16) return widen_half(*reinterpret_cast<const std::uint16_t*>(p));
-  if constexpr (T == DType::bf16) return widen_bf16(*reinterpret_cast<const std::uint16_t*>(p));
+  if constexpr (T == DType::f32) return number_at<float>(p);
+  if constexpr (T == DType::f16) return widen_half(number_at<std::uint16_t>(p));
+  if constexpr (T == DType::bf16) return widen_bf16(number_at<std::uint16_t>(p));
   if constexpr (T == DType::q8) return *reinterpret_cast<const std::int8_t*>(p);
 }
 template <DType T>
