@@ -95,10 +95,11 @@ class Chooser : ClusterPasses {
   }
 
  private:
-  static constexpr int kMostHeld = 18;  // rows of tiles, in registers
+  static constexpr int kMostHeld = 16;  // rows of tiles, in registers
   static constexpr int kHeld =          // tiles that a warp has on the way at once
       std::clamp(kMostHeld / Own::kLayout.fours, 1, 4);
   static constexpr int kFewKeys = 4 * kThreads;
+  static constexpr int kLine = 128;  // bytes; of tiles of more than 32 the rest comes unasked
 
   __device__ Chooser(const ClusterChoiceTask& task, const Params& params, const Plan& plan, char* memory)
       : ClusterPasses(task, params.queries, params.group, {plan.stride, plan.scores, plan.weights}, kRanks,
@@ -135,8 +136,14 @@ class Chooser : ClusterPasses {
     return at<int>(plan_.starts)[node + 1] - at<int>(plan_.starts)[node];
   }
 
+  __device__ const char* tile_at(int tile) const {
+    return centroids_ + std::int64_t{tile} * Own::kLayout.bytes();
+  }
+  /// And asks for the tile that will take its place.
   __device__ void fetch(int slot, int tile) {
-    if (tile < tiles_) Own::fetch(centroids_ + std::int64_t{tile} * Own::kLayout.bytes(), lane_, held_[slot]);
+    if (tile < tiles_) Own::fetch(tile_at(tile), lane_, held_[slot]);
+    const int next = tile + kHeld * kWarps;
+    if (next < tiles_ && lane_ * kLine < Own::kLayout.bytes()) ask_for(tile_at(next) + lane_ * kLine);
   }
   __device__ void fetch_first() {
 #pragma unroll
