@@ -326,6 +326,7 @@ class Many {
 #pragma unroll 1
     for (int tile = -1;; ++tile) {
       fetch_next();
+      if (tile < 0) continue;
 #pragma unroll 1
       while (key >= walk_.end) {
         if (item >= 0) finish(item);
@@ -333,7 +334,6 @@ class Many {
         key = begin(item);
       }
       if (item == count_) break;
-      if (tile < 0) continue;
       asm volatile("cp.async.wait_group %0;" ::"n"(W::kStages - 1) : "memory");
       __syncwarp();
       walk_.attend_tile(walk_.ring + tile % W::kStages * W::kStageBytes, key);
@@ -357,17 +357,37 @@ class Many {
     if (lane_ == 0) missing = s_.full.arrive_and_count();
     if (__shfl_sync(~0u, missing, 0) != 1) return;
     s_.full.wait(number % 2);
-    const Posted posted = posted_of(item.unit);
-    for (int column = lane_; column < heads * D / 4; column += 32) {
-      const Record sum = merge_warps<D>(states, stride, heads, column);
-      const int of_unit = item.first_head * D / 4 + column;
-      if (item.parts == 1)
-        write_result<D>(p_, std::int64_t{item.unit} * p_.group, of_unit, sum);
-      else
-        posted.post(of_unit, item.part, sum);
+    const int columns = heads * D / 4;
+    if (item.parts == 1) {
+#pragma unroll 1
+      for (int column = lane_; column < columns; column += 32)
+        write_result<D>(p_, std::int64_t{item.unit} * p_.group, item.first_head * D / 4 + column,
+                        merge_warps<D>(states, stride, heads, column));
+      __syncwarp();
+      if (lane_ == 0) s_.empty.arrive();
+    } else if (columns <= 32) {
+      post<1>(item, states, 0);
+    } else {
+#pragma unroll 1
+      for (int column = 0; column < columns; column += 4 * 32) post<4>(item, states, column);
     }
+  }
+  /// Columns from `first` on, kAtOnce of each lane; with the last of them their place is free.
+  template <int kAtOnce>
+  __device__ __forceinline__ void post(const Item& item, const char* states, int first) {
+    const int columns = item.heads * D / 4, stride = state_bytes(item.heads);
+    Record sum[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      sum[i] = merge_warps<D>(states, stride, item.heads, min(first + 32 * i + lane_, columns - 1));
     __syncwarp();
-    if (lane_ == 0) s_.empty.arrive();
+    if (lane_ == 0 && first + 32 * kAtOnce >= columns) s_.empty.arrive();
+    const Posted posted = posted_of(item.unit);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int column = first + 32 * i + lane_;
+      if (column < columns) posted.post(item.first_head * D / 4 + column, item.part, sum[i]);
+    }
   }
   __device__ __forceinline__ Posted posted_of(int unit) const {
     return {p_.posted + std::int64_t{unit} * (p_.group * D / 16) * p_.most_parts * 6, p_.most_parts};

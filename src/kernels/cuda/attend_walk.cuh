@@ -84,6 +84,8 @@ struct Walk {
   static constexpr int kFetches = 2 * kKeyPieces + 4 * kValuePieces;
   static constexpr int kStageBytes = kFetches * 32 * 16;
   static constexpr int kStages = 2;
+  static constexpr int kBlockBytes =
+      kBlockTokens * D * 2;  ///< of a block's keys, and of its values behind them
   static constexpr unsigned kNone = 0xffffffffu;
 
   const Params& p;
@@ -146,8 +148,9 @@ struct Walk {
     return tile < mine && key < end ? keys.row(key) : -1;
   }
   __device__ unsigned place_of(int row) const {
+    const unsigned stride = static_cast<unsigned>(p.queries.layout.kv_heads) * (2 * kBlockBytes / 16);
     return row < 0 ? kNone
-                   : static_cast<unsigned>((row / kBlockTokens * p.queries.layout.block_stride()) >> 4) +
+                   : static_cast<unsigned>(row / kBlockTokens) * stride +
                          static_cast<unsigned>(row % kBlockTokens) * (D * 2 / 16);
   }
 
@@ -161,28 +164,29 @@ struct Walk {
   /// 128 bytes as fast as smaller ones, so eight lanes copy a whole line of a key, each to where the lane
   /// that will use it looks.
   __device__ __forceinline__ void copy_tile(unsigned stage, int of_pair) const {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int lane = threadIdx.x % 32, chunk = lane % 8, g = lane / 4, t = lane % 4;
+    const char* const keys_at = base + chunk * 16;
+    const unsigned to_keys = stage + key_place(chunk / 4, lane / 8, t);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int key = 4 * i + lane / 8;
-      const unsigned at = __shfl_sync(0xffffffffu, places, of_pair + key);
-      const char* const row = base + std::uint64_t{at} * 16;
+    for (int i = 0; i < 4; ++i) {  // key 4 i + lane / 8
+      const unsigned at = __shfl_sync(0xffffffffu, places, of_pair + 4 * i + lane / 8);
+      const char* const row = keys_at + std::uint64_t{at} * 16;
 #pragma unroll
       for (int j = 0; j < kValuePieces; ++j) {
-        const int chunk = j * 8 + lane % 8;
-        if (chunk >= 4 * kKeyPieces) continue;
-        fetch(stage + key / 8 * (kKeyPieces * 512) + key_place(chunk / 4, key % 8, chunk % 4),
-              at == kNone ? base : row + chunk * 16, at != kNone && chunk * 8 < D);
+        if (j * 8 + chunk < 4 * kKeyPieces)
+          fetch(to_keys + i / 2 * (kKeyPieces * 512) + i % 2 * 256 + j * 1024, row + j * 128,
+                at != kNone && (j * 8 + chunk) * 8 < D);
       }
     }
-    unsigned to = stage + 2 * kKeyPieces * 512 + lane * 16;
+    const char* const values_at = base + kBlockBytes + g * 16;
+    const unsigned to_values = stage + 2 * kKeyPieces * 512 + lane * 16;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const unsigned at = __shfl_sync(0xffffffffu, places, of_pair + 2 * t + i % 2 + i / 2 * 8);
-      const char* const row = base + p.queries.layout.value_offset() + std::uint64_t{at} * 16;
+      const char* const row = values_at + std::uint64_t{at} * 16;
 #pragma unroll
-      for (int j = 0; j < kValuePieces; ++j, to += 512)
-        fetch(to, at == kNone ? base : row + (j * 8 + g) * 16, at != kNone && (j * 8 + g) * 8 < D);
+      for (int j = 0; j < kValuePieces; ++j)
+        fetch(to_values + (i * kValuePieces + j) * 512, row + j * 128, at != kNone && (j * 8 + g) * 8 < D);
     }
   }
 
