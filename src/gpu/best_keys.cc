@@ -5,8 +5,8 @@
 
 namespace lode {
 
-GpuBestKeys::GpuBestKeys(const Spec& spec, const GpuGeometry& geometry, Amount k, Ranked ranked)
-    : dense_(spec.dense), geometry_(geometry), k_(k), ranked_(ranked) {
+GpuBestKeys::GpuBestKeys(const Spec& spec, const GpuGeometry& geometry, Amount k, Ranked ranked, int counters)
+    : dense_(spec.dense), geometry_(geometry), k_(k), ranked_(ranked), counters_(counters) {
   const std::int64_t n = geometry.max_tokens, queries = geometry.most_queries;
   const std::int64_t most_far = far_keys(dense_, n - 1);
   capacity_ = std::max<std::int64_t>(1, k_.of(most_far));
@@ -20,7 +20,7 @@ GpuBestKeys::GpuBestKeys(const Spec& spec, const GpuGeometry& geometry, Amount k
     shared_ = cuda::Buffer(lists_ * n * 4, "the shared scores of keys");
   }
   rows_ = cuda::Buffer(lists_ * capacity_ * 4, "the rows of the best keys");
-  counts_ = cuda::Buffer(geometry.layers * lists_ * 4, "the counts of the best keys");
+  counts_ = cuda::Buffer(geometry.layers * counters * lists_ * 4, "the counts of the best keys");
   wanted_ = cuda::Buffer(2 * lists_ * 4, "the counts wanted of the best keys");
   staged_ = cuda::PinnedBuffer(2 * lists_ * 4);
   workspace_ = cuda::Buffer(cuda::select_workspace_bytes(lists_, n), "the workspace of the best keys");
@@ -52,7 +52,7 @@ cuda::RowLists GpuBestKeys::select(int layer, const cuda::Queries& queries, cons
   if (shared)
     cuda::share_scores(scores_.as<float>(), sums, queries, dense_.sink, dense_.window, n, shared_.as<float>(),
                        stream);
-  auto* const counts = counts_.as<std::int32_t>() + layer * lists_;
+  std::int32_t* const counts = counters(layer, 0);
   cuda::top_k(shared ? shared_.as<float>() : scores_.as<float>(), used_, n,
               wanted_.as<std::int32_t>() + lists_, wanted_.as<std::int32_t>(), rows_.as<std::int32_t>(),
               capacity_, counts, workspace_.as<void>(), stream);

@@ -8,6 +8,7 @@ std::unique_ptr<GpuSelector> make_gpu_selector(const Spec& spec, const GpuGeomet
   if (spec.name == "plan") return make_gpu_plan(spec, geometry, selectors);
   if (spec.name == "streaming") return make_gpu_streaming(spec, geometry);
   if (spec.name == "random") return make_gpu_random(spec, geometry);
+  if (spec.name == "ivf") return make_gpu_ivf(spec, geometry, selectors);
   if (spec.name == "snapkv") return make_gpu_snapkv(spec, geometry, selectors);
   if (spec.name == "topk") return make_gpu_topk(spec, geometry);
   if (spec.name == "quest") return make_gpu_quest(spec, geometry, selectors);

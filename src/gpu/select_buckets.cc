@@ -21,7 +21,6 @@ namespace lode {
 
 namespace {
 
-constexpr std::int64_t kPiece = 1 << 16;         // keys that are labelled at a time
 constexpr std::int64_t kMostUnlisted = 2048;     // far keys that a step looks up by their labels, less one
 constexpr std::int64_t kMostBuckets = 8192;      // of networks that the kernel is for
 constexpr std::int64_t kSamplePerCentroid = 32;  // as on the CPU (select/centroids.h)
@@ -62,14 +61,13 @@ GpuBuckets::GpuBuckets(const Spec& spec, const GpuGeometry& geometry, std::vecto
       source_(std::move(source)),
       listener_(std::move(listener)),
       host_index_(host_index),
+      labeller_(geometry.head_dim),
       states_(static_cast<std::size_t>(geometry.sequences)) {
   const std::int64_t lists = std::int64_t{geometry.most_queries} * geometry.kv_heads;
   rows_ = cuda::Buffer(lists * geometry.max_tokens * 4, "the rows of chosen buckets");
   counts_ = cuda::Buffer(geometry.layers * lists * 4, "the counts of chosen buckets");
   cuda::fill(counts_.as<void>(), 0, counts_.bytes(), geometry.stream);
   listed_ = cuda::Buffer(geometry.sequences * std::int64_t{4}, "the states of bucket indexes");
-  points_ = cuda::Buffer(kPiece * geometry.head_dim * 4, "keys on their way into buckets");
-  found_ = cuda::Buffer(kPiece * 4, "labels on their way");
 }
 
 bool GpuBuckets::supports(const BucketChoice& choice, int group) {
@@ -256,22 +254,13 @@ void GpuBuckets::label(const GpuKeys& keys, int layer, std::int64_t begin, std::
     const std::int64_t net = std::int64_t{layer} * geometry_.kv_heads + head;
     const std::int64_t place =
         layer * lists_of_layer() + std::int64_t{keys.sequence} * geometry_.kv_heads + head;
-    for (std::int64_t at = begin; at < end; at += kPiece) {
-      const std::int64_t count = std::min(kPiece, end - at);
-      cuda::gather_keys({.layer = keys.base + layer * keys.layout.layer_stride,
-                         .layout = keys.layout,
-                         .kv_head = head,
-                         .begin = at,
-                         .count = count,
-                         .frequencies = roped_ ? nullptr : keys.frequencies,
-                         .rope_scale = keys.rope_scale},
-                        points_.as<float>(), stream);
-      cuda::assign(points_.as<float>(), count,
-                   centroids_.as<float>() + net * net_.buckets * geometry_.head_dim, net_.buckets,
-                   geometry_.head_dim, found_.as<std::int32_t>(), nullptr, stream);
-      cuda::narrow_labels(found_.as<std::int32_t>(), count,
-                          labels_.as<std::uint16_t>() + place * geometry_.max_tokens + at, stream);
-    }
+    labeller_.make(keys,
+                   {.layer = layer,
+                    .kv_head = head,
+                    .roped = roped_,
+                    .centroids = centroids_.as<float>() + net * net_.buckets * geometry_.head_dim,
+                    .buckets = net_.buckets},
+                   begin, end, labels_.as<std::uint16_t>() + place * geometry_.max_tokens, stream);
   }
 }
 
@@ -356,9 +345,9 @@ std::int64_t GpuBuckets::select_bytes(const CountedToken& of, std::span<const in
 }
 
 std::int64_t GpuBuckets::bytes() const {
-  std::int64_t sum = 0;
-  for (const cuda::Buffer* b : {&nets_, &centroids_, &labels_, &offsets_, &listed_rows_, &workspace_,
-                                &points_, &found_, &runs_, &more_, &rows_, &counts_})
+  std::int64_t sum = labeller_.bytes();
+  for (const cuda::Buffer* b : {&nets_, &centroids_, &labels_, &offsets_, &listed_rows_, &workspace_, &runs_,
+                                &more_, &rows_, &counts_})
     sum += b->bytes();
   return sum;
 }

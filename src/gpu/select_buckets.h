@@ -7,7 +7,7 @@
 #include <functional>
 #include <optional>
 
-#include "gpu/selectors.h"
+#include "gpu/bucket_labels.h"
 #include "kernels/cuda/buckets.h"
 #include "kernels/cuda/classifier.h"
 #include "kernels/cuda/device.h"
@@ -88,18 +88,18 @@ class GpuBuckets final : public GpuSelector {
   std::int64_t probes_ = 0;
   bool roped_ = false, softmax_ = true;
   cuda::BucketRank rank_ = cuda::BucketRank::mass;
-  std::vector<State> states_;    // [sequences]
-  cuda::Buffer nets_;            // [L, K, Hkv, net_.bytes()]
-  cuda::Buffer centroids_;       // [L, Hkv, C, d]
-  cuda::Buffer labels_;          // [L, sequences, Hkv, max_tokens] uint16
-  cuda::Buffer offsets_;         // [L, sequences, Hkv, C + 1]
-  cuda::Buffer listed_rows_;     // [L, sequences, Hkv, max_tokens]
-  cuda::Buffer listed_;          // [sequences]
-  cuda::Buffer workspace_;       // of lists
-  cuda::Buffer points_, found_;  // [piece, d], [piece]: keys on their way to their labels
-  cuda::Buffer runs_;            // [most_queries, Hkv, runs]
-  cuda::Buffer more_;            // [most_queries, Hkv, shares, share] chosen keys that are not in lists yet
-  cuda::Buffer rows_, counts_;   // [most_queries, Hkv, max_tokens], [L, most_queries, Hkv]
+  BucketLabels labeller_;
+  std::vector<State> states_;   // [sequences]
+  cuda::Buffer nets_;           // [L, K, Hkv, net_.bytes()]
+  cuda::Buffer centroids_;      // [L, Hkv, C, d]
+  cuda::Buffer labels_;         // [L, sequences, Hkv, max_tokens] uint16
+  cuda::Buffer offsets_;        // [L, sequences, Hkv, C + 1]
+  cuda::Buffer listed_rows_;    // [L, sequences, Hkv, max_tokens]
+  cuda::Buffer listed_;         // [sequences]
+  cuda::Buffer workspace_;      // of lists
+  cuda::Buffer runs_;           // [most_queries, Hkv, runs]
+  cuda::Buffer more_;           // [most_queries, Hkv, shares, share] chosen keys that are not in lists yet
+  cuda::Buffer rows_, counts_;  // [most_queries, Hkv, max_tokens], [L, most_queries, Hkv]
 };
 
 /// Centroids of keys [sink, tokens) of one layer and KV head, or of an even sample of them, by spherical

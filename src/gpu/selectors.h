@@ -144,6 +144,9 @@ std::unique_ptr<GpuSelector> make_gpu_plan_for_bench(const Spec& spec, const Gpu
                                                      std::uint64_t seed, double largest);
 std::unique_ptr<GpuSelector> make_gpu_streaming(const Spec& spec, const GpuGeometry& geometry);
 std::unique_ptr<GpuSelector> make_gpu_random(const Spec& spec, const GpuGeometry& geometry);
+/// ivf; without selectors its centroids are trained on the GPU.
+std::unique_ptr<GpuSelector> make_gpu_ivf(const Spec& spec, const GpuGeometry& geometry,
+                                          std::span<Selector* const> selectors);
 /// snapkv; without selectors its keys are evenly spread.
 std::unique_ptr<GpuSelector> make_gpu_snapkv(const Spec& spec, const GpuGeometry& geometry,
                                              std::span<Selector* const> selectors);

@@ -9,6 +9,8 @@
 // head, a search for each query head. Centroids by spherical k-means in 10 rounds, as faiss trains them for
 // inner products; they stay as build() trained them, later keys join their list. An index that was never
 // built has one list.
+#include "select/ivf.h"
+
 #include <algorithm>
 #include <cmath>
 
@@ -28,30 +30,9 @@ namespace {
 constexpr int kTogether = 8;               // queries of one gemv
 constexpr std::int64_t kKeysPerList = 39;  // faiss warns below
 
-struct Options {
-  std::optional<Amount> lists;
-  std::int64_t probes = 16;
-  Amount k = {100, false};
-
-  static Options of(const Spec& spec) {
-    Options options;
-    if (spec.text("nlist")) options.lists = spec.amount("nlist", {});
-    options.probes = spec.integer("nprobe", options.probes, 1, 1 << 20);
-    options.k = spec.amount("k", options.k);
-    return options;
-  }
-  std::int64_t lists_for(std::int64_t keys) const {
-    const std::int64_t wanted =
-        lists ? lists->of(keys)
-              : std::min(keys / kKeysPerList,
-                         static_cast<std::int64_t>(4.0 * std::sqrt(static_cast<double>(keys))));
-    return std::max<std::int64_t>(1, wanted);
-  }
-};
-
-class Ivf final : public PartitionSelector, public SharesIndex {
+class Ivf final : public PartitionSelector, public SharesIndex, public KeyLists {
  public:
-  Ivf(const LayerGeometry& geometry, const Options& options)
+  Ivf(const LayerGeometry& geometry, const IvfOptions& options)
       : PartitionSelector(geometry), options_(options), scratch_(static_cast<std::size_t>(workers())) {
     LODE_ASSERT(geometry.pool != nullptr);
   }
@@ -73,6 +54,7 @@ class Ivf final : public PartitionSelector, public SharesIndex {
     return same != nullptr && same_amount(same->options_.lists, options_.lists) &&
            copy_index(sequence, *same);
   }
+  KeyLists::Lists key_lists() const override { return {find_index(0), versions()}; }
 
  private:
   struct Scratch {
@@ -95,7 +77,7 @@ class Ivf final : public PartitionSelector, public SharesIndex {
   void search(const SelectUnit& unit, const float* q, std::span<const float> lists, Scratch& s,
               SelectWork& work) const;
 
-  Options options_;
+  IvfOptions options_;
   std::vector<Scratch> scratch_;  // [workers]
 };
 
@@ -153,6 +135,22 @@ void Ivf::search(const SelectUnit& unit, const float* q, std::span<const float> 
 
 }  // namespace
 
+IvfOptions IvfOptions::of(const Spec& spec) {
+  IvfOptions options;
+  if (spec.text("nlist")) options.lists = spec.amount("nlist", {});
+  options.probes = spec.integer("nprobe", options.probes, 1, 1 << 20);
+  options.k = spec.amount("k", options.k);
+  return options;
+}
+
+std::int64_t IvfOptions::lists_for(std::int64_t keys) const {
+  const std::int64_t wanted =
+      lists ? lists->of(keys)
+            : std::min(keys / kKeysPerList,
+                       static_cast<std::int64_t>(4.0 * std::sqrt(static_cast<double>(keys))));
+  return std::max<std::int64_t>(1, wanted);
+}
+
 MethodInfo ivf_method() {
   return {.name = "ivf",
           .aliases = {},
@@ -164,15 +162,15 @@ MethodInfo ivf_method() {
           .dense = {},
           .dense_layers = 0,
           .make = [](const Spec& spec, const LayerGeometry& geometry,
-                     std::string_view) { return std::make_unique<Ivf>(geometry, Options::of(spec)); },
+                     std::string_view) { return std::make_unique<Ivf>(geometry, IvfOptions::of(spec)); },
           .index_bytes =
               [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
                 // Centroids, and one row id per key in lists that grow by doubling, so half as much again.
-                return geometry.kv_heads * (Options::of(spec).lists_for(tokens) * geometry.head_dim *
+                return geometry.kv_heads * (IvfOptions::of(spec).lists_for(tokens) * geometry.head_dim *
                                                 std::int64_t{sizeof(float)} +
                                             tokens * std::int64_t{sizeof(Position)} * 3 / 2);
               },
-          .validate = [](const Spec& spec) { Options::of(spec); }};
+          .validate = [](const Spec& spec) { IvfOptions::of(spec); }};
 }
 
 }  // namespace lode

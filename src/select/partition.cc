@@ -62,6 +62,7 @@ const BucketIndex* PartitionSelector::find_index(std::int32_t sequence) const {
 
 void PartitionSelector::set_index(std::int32_t sequence, BucketIndex index) {
   indexes_.insert_or_assign(sequence, std::move(index));
+  ++versions_;
 }
 
 bool PartitionSelector::copy_index(std::int32_t sequence, const PartitionSelector& other) {

@@ -49,6 +49,8 @@ class PartitionSelector : public PerTokenSelector, public OrdersRows {
   /// The sequence's index, or null.
   const BucketIndex* find_index(std::int32_t sequence) const;
   void set_index(std::int32_t sequence, BucketIndex index);
+  /// How often an index has been set.
+  std::int64_t versions() const { return versions_; }
   /// For SharesIndex::take_index: false when the other covers other keys or has no index.
   bool copy_index(std::int32_t sequence, const PartitionSelector& other);
   /// The index that answers a unit.
@@ -69,6 +71,7 @@ class PartitionSelector : public PerTokenSelector, public OrdersRows {
 
   std::map<std::int32_t, BucketIndex> indexes_;  // by sequence
   std::vector<Scratch> scratch_;                 // [workers]
+  std::int64_t versions_ = 0;
 };
 
 }  // namespace lode

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Methods with an index on the GPU that grows with its keys (quest, double-sparsity, pqcache), keys that the
-// host keeps (snapkv), random ones, and plans of all these, against the host's choice. Run on a GPU, and
+// Methods with an index on the GPU that grows with its keys (quest, double-sparsity, pqcache, ivf), keys that
+// the host keeps (snapkv), random ones, and plans of all these, against the host's choice. Run on a GPU, and
 // where there is none on one that the host plays (tests/gpu_fake).
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -118,6 +118,40 @@ INSTANTIATE_TEST_SUITE_P(Specs, GpuPqCache,
                                          "pqcache:budget=99,window=16,m=64,bits=2"),
                          [](const auto& info) { return "spec" + std::to_string(info.index); });
 
+class GpuIvf : public testing::TestWithParam<const char*> {};
+
+TEST_P(GpuIvf, StepsEqualTheHosts) {
+  NEEDS_GPU();
+  expect_same_from_a_file(parse_spec(GetParam()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, GpuIvf,
+                         testing::Values("ivf:window=16,nprobe=3,k=40",
+                                         "ivf:k=5%,nprobe=2,nlist=40,window=64",
+                                         "ivf:k=1000,nprobe=1,nlist=7,sink=7,window=30,dense_layers=2",
+                                         "ivf:k=20,nprobe=1000,window=16"),
+                         [](const auto& info) { return "spec" + std::to_string(info.index); });
+
+TEST(GpuIvf, ListsAreThoseOfTheTextThatWasIndexedLast) {
+  NEEDS_GPU();
+  std::vector<float> logits[2];
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    Context context = context_on(device);
+    // From the second layer on: in the first the keys of one token are alike, and may lie between two lists.
+    const MethodId method = context.attach(parse_spec("ivf:k=30,nprobe=4,window=16,dense_layers=1"));
+    for (int part = 0; part < 2; ++part) {
+      context.prefill(story(400));
+      context.build_indexes();
+      for (const TokenId token : story(2)) {
+        const auto row = context.forward({&token, 1}, method);
+        logits[device == Device::cuda].insert(logits[device == Device::cuda].end(), row.begin(), row.end());
+      }
+    }
+    if (device == Device::cuda) expect_the_gpu_chose(context);
+  }
+  EXPECT_LT(relative_difference(logits[1], logits[0]), 2e-3f);
+}
+
 class GpuSnapKv : public testing::TestWithParam<const char*> {};
 
 TEST_P(GpuSnapKv, StepsEqualTheHosts) {
@@ -197,11 +231,12 @@ TEST(GpuPlan, StepsEqualTheHosts) {
 
 TEST(GpuPlan, DenseLayersStayDense) {
   NEEDS_GPU();
-  const std::string pq = "pqcache:budget=64,per=query-head", quest = "quest:budget=50,per=kv-head";
+  const std::string lists = "ivf:k=40,nprobe=3", pq = "pqcache:budget=64,per=query-head",
+                    quest = "quest:budget=50,per=kv-head";
   const PlanFile plan({.sink = 1, .window = 16}, {{pq, quest},
                                                   {pq, quest},
-                                                  {quest, pq},
-                                                  {quest, "full"},
+                                                  {quest, lists},
+                                                  {lists, "full"},
                                                   {"streaming", pq},
                                                   {"random", "snapkv:max_capacity_prompt=80,per=kv-head"}});
   expect_same_from_a_file(plan.spec(",dense_layers=2"));

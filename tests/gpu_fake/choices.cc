@@ -9,10 +9,12 @@
 #include "ann/product_quantizer.h"
 #include "base/rng.h"
 #include "gpu_fake/play.h"
+#include "kernels/cuda/buckets.h"
 #include "kernels/cuda/code_keys.h"
 #include "kernels/cuda/join_lists.h"
 #include "kernels/cuda/label_keys.h"
 #include "kernels/cuda/page_bounds.h"
+#include "kernels/cuda/probed_keys.h"
 #include "kernels/cuda/random.h"
 #include "kernels/cuda/select.h"
 #include "kernels/kernels.h"
@@ -329,7 +331,7 @@ void top_k(const float* scores, std::int64_t lists, std::int64_t n, const std::i
     for (std::int64_t list = 0; list < lists; ++list) {
       const float* const own = scores + list * n;
       std::vector<std::int32_t> order;
-      for (std::int32_t i = lengths[list]; i-- > 0;)
+      for (std::int32_t i = lengths != nullptr ? lengths[list] : static_cast<std::int32_t>(n); i-- > 0;)
         if (own[i] > -INFINITY) order.push_back(i);
       std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return own[a] > own[b]; });
       order.resize(
@@ -341,6 +343,70 @@ void top_k(const float* scores, std::int64_t lists, std::int64_t n, const std::i
   });
 }
 
+void gather_keys(const GatherTask& task, float* out, StreamHandle stream) {
+  if (task.frequencies != nullptr) throw RunError("the played GPU un-rotates no keys");
+  enqueue(stream, [=] {
+    for (std::int64_t i = 0; i < task.count; ++i) {
+      std::vector<float> row =
+          widened(task.layer + task.layout.key_offset(task.kv_head, task.begin + i * task.step),
+                  task.layout.type, task.layout.head_dim);
+      if (!std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); }))
+        std::fill(row.begin(), row.end(), 0.0f);
+      std::copy(row.begin(), row.end(), out + i * task.layout.head_dim);
+    }
+  });
+}
+void assign(const float* x, std::int64_t n, const float* centroids, std::int64_t c, int d,
+            std::int32_t* label, float*, StreamHandle stream) {
+  enqueue(stream, [=] {
+    for (std::int64_t i = 0; i < n; ++i) {
+      float most = -INFINITY;
+      for (std::int64_t which = 0; which < c; ++which) {
+        const float score = kernels().dot(x + i * d, centroids + which * d, d);
+        if (score > most) most = score, label[i] = static_cast<std::int32_t>(which);
+      }
+    }
+  });
+}
+void narrow_labels(const std::int32_t* from, std::int64_t count, std::uint16_t* to, StreamHandle stream) {
+  enqueue(stream, [=] { std::copy_n(from, count, to); });
+}
+void score_lists(const Queries& queries, const float* centroids, int lists, float* scores,
+                 StreamHandle stream) {
+  enqueue(stream, [=] {
+    const std::int64_t d = queries.layout.head_dim, group = queries.query_heads / queries.layout.kv_heads;
+    for (std::int64_t row = 0; row < std::int64_t{queries.count} * queries.query_heads; ++row) {
+      const std::int64_t head = row % queries.query_heads / group;
+      for (std::int64_t c = 0; c < lists; ++c)
+        scores[row * lists + c] = kernels().dot(queries.q + row * d, centroids + (head * lists + c) * d, d);
+    }
+  });
+}
+void score_probed_keys(const Queries& queries, const ProbedKeys& keys, std::int64_t sink, std::int64_t window,
+                       std::int64_t max_tokens, float* scores, std::int32_t* scanned, StreamHandle stream) {
+  enqueue(stream, [=] {
+    const std::int64_t d = queries.layout.head_dim, group = queries.query_heads / queries.layout.kv_heads;
+    for (std::int64_t row = 0; row < std::int64_t{queries.count} * queries.query_heads; ++row) {
+      const QueryToken& token = queries.tokens[row / queries.query_heads];
+      const int head = static_cast<int>(row % queries.query_heads / group);
+      const std::int32_t* const probed = keys.probed + row * keys.most;
+      for (std::int64_t key = 0; key < token.position + 1 - window; ++key) {
+        const bool wanted =
+            key >= sink &&
+            std::count(probed, probed + keys.counts[row],
+                       keys.labels[token.sequence * keys.sequence_stride + head * max_tokens + key]) > 0;
+        float& score = scores[row * max_tokens + key];
+        score = -INFINITY;
+        if (!wanted) continue;
+        ++scanned[row];
+        const std::vector<float> k = widened(
+            queries.bases[token.sequence] + queries.layer_offset + queries.layout.key_offset(head, key),
+            queries.layout.type, d);
+        score = kernels().dot(queries.q + row * d, k.data(), d) * queries.scale;
+      }
+    }
+  });
+}
 void draw_numbers(const Queries& queries, std::uint64_t seed, std::int64_t sink, std::int64_t window,
                   std::int64_t max_tokens, float* numbers, StreamHandle stream) {
   enqueue(stream, [=] {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/threads.h"
-#include "gpu/selectors.h"
+#include "gpu/select_buckets.h"
 #include "gpu_fake/play.h"
 #include "kernels/cuda/attend_block.h"
 #include "kernels/cuda/event.h"
@@ -457,11 +457,16 @@ std::unique_ptr<GpuSelector> make_gpu_selector(const Spec& spec, const GpuGeomet
   if (spec.name == "plan") return make_gpu_plan(spec, geometry, selectors);
   if (spec.name == "streaming") return make_gpu_streaming(spec, geometry);
   if (spec.name == "random") return make_gpu_random(spec, geometry);
+  if (spec.name == "ivf") return make_gpu_ivf(spec, geometry, selectors);
   if (spec.name == "snapkv") return make_gpu_snapkv(spec, geometry, selectors);
   if (spec.name == "quest") return make_gpu_quest(spec, geometry, selectors);
   if (spec.name == "double-sparsity") return make_gpu_double_sparsity(spec, geometry, selectors);
   if (spec.name == "pqcache") return make_gpu_pqcache(spec, geometry, selectors);
   return nullptr;
+}
+std::vector<float> train_centroids_on_gpu(const GpuKeys&, int, int, std::int64_t, bool, std::int64_t,
+                                          cuda::StreamHandle) {
+  throw RunError("the host plays no bench");
 }
 std::unique_ptr<GpuSelector> make_gpu_selector_for_bench(const Spec&, const GpuGeometry&, std::uint64_t,
                                                          double) {
