@@ -141,15 +141,16 @@ class GpuIvf final : public GpuBestKeys {
   }
   /// The host's, where they are others than before: all keys go into new lists.
   bool take_centroids(cuda::StreamHandle stream) {
-    bool changed = false;
+    std::vector<std::int64_t> versions(files_.size(), -1);
     std::int64_t lists = 1;
     for (std::size_t layer = 0; layer < files_.size(); ++layer) {
       if (files_[layer] == nullptr) continue;
       const KeyLists::Lists found = files_[layer]->key_lists();
-      changed = changed || found.version != std::exchange(versions_[layer], found.version);
+      versions[layer] = found.version;
       lists = found.index->buckets();  // alike in all layers: of as many keys
     }
-    if (!changed) return false;
+    if (versions == versions_) return false;
+    std::fill(versions_.begin(), versions_.end(), -1);  // a failure must not leave half of it in use
     allocate(lists, stream);
     for (std::size_t layer = 0; layer < files_.size(); ++layer) {
       if (files_[layer] == nullptr) continue;
@@ -160,6 +161,7 @@ class GpuIvf final : public GpuBestKeys {
         put(static_cast<int>(layer), head, index.centroids(own++), stream);
     }
     labelled_.forget();
+    versions_ = std::move(versions);
     return true;
   }
   /// Of the bench's keys, for layers of the same keys once.

@@ -23,7 +23,7 @@ struct ListSource {
 struct JoinTask {
   static constexpr int kMost = 16;
 
-  ListSource source[kMost];
+  ListSource source[kMost] = {};
   const std::int32_t* of_head = nullptr;  // [Hkv] which source serves a head; written by copies alone
   std::int32_t* rows = nullptr;           // [N, Hkv, lists_per_head, capacity]
   std::int32_t* counts = nullptr;         // [N, Hkv, lists_per_head]
