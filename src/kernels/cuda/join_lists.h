@@ -10,7 +10,8 @@ namespace lode::cuda {
 
 /// Lists that one choice made for all KV heads of a layer. Device memory.
 struct ListSource {
-  static constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
+  /// Half of the largest: compilers make `a > b ? a - b : 0` one maximum, whose difference must not overflow.
+  static constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max() / 2;
 
   const std::int32_t* rows = nullptr;    // [N, Hkv, lists_per_head, capacity], or null: none
   const std::int32_t* counts = nullptr;  // [N, Hkv, lists_per_head]
