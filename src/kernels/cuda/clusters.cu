@@ -95,8 +95,9 @@ class Chooser : ClusterPasses {
   }
 
  private:
-  static constexpr int kMostHeld = 16;  // rows of tiles, in registers
-  static constexpr int kHeld =          // tiles that a warp has on the way at once
+  static constexpr bool kSpreads = kKind == CentroidKind::q8_spreads;
+  static constexpr int kMostHeld = kSpreads ? 16 : 18;  // rows of tiles, in registers
+  static constexpr int kHeld =                          // tiles that a warp has on the way at once
       std::clamp(kMostHeld / Own::kLayout.fours, 1, 4);
   static constexpr int kFewKeys = 4 * kThreads;
   static constexpr int kLine = 128;  // bytes; of tiles of more than 32 the rest comes unasked
@@ -139,11 +140,12 @@ class Chooser : ClusterPasses {
   __device__ const char* tile_at(int tile) const {
     return centroids_ + std::int64_t{tile} * Own::kLayout.bytes();
   }
-  /// And asks for the tile that will take its place.
+  /// And asks for the tile that will take its place, where that pays: with spreads, of which fewer are held.
   __device__ void fetch(int slot, int tile) {
     if (tile < tiles_) Own::fetch(tile_at(tile), lane_, held_[slot]);
     const int next = tile + kHeld * kWarps;
-    if (next < tiles_ && lane_ * kLine < Own::kLayout.bytes()) ask_for(tile_at(next) + lane_ * kLine);
+    if (kSpreads && next < tiles_ && lane_ * kLine < Own::kLayout.bytes())
+      ask_for(tile_at(next) + lane_ * kLine);
   }
   __device__ void fetch_first() {
 #pragma unroll
