@@ -117,6 +117,8 @@ Calibration Calibration::load(const SectionReader& in) {
     a = {at[0], at[1], at[2]};
     at += 3;
   }
+  require(std::all_of(at, numbers.end(), [](double x) { return x <= Thresholds::kMostPower; }),
+          "powers from 0 to 0.5 in the calibration");
   c.thresholds.power.assign(at, numbers.end());
   c.thresholds.power.resize(static_cast<std::size_t>(own));
   c.thresholds.most = std::max<std::int64_t>(1, c.queries);

@@ -65,6 +65,8 @@ inline constexpr std::array<QueryKind, 2> kQueryKinds = {QueryKind::together, Qu
 /// calibrated. It does not grow for ever: above the larger number the threshold stays.
 struct Thresholds {
   static constexpr std::int64_t kFew = 16;  ///< tokens that `at` is for, where they choose together
+  /// Tokens that have nothing in common give a root of their number.
+  static constexpr double kMostPower = 0.5;
 
   std::array<std::vector<double>, 2> at;  // [QueryKind][levels]
   std::vector<double> power;              // [levels], where they choose together

@@ -96,6 +96,8 @@ void QuerySample::roll_back(std::int64_t tokens) {
   while (!positions_.empty() && positions_.back() >= tokens) positions_.pop_back();
   q_.resize(positions_.size() * static_cast<std::size_t>(width_));
   if (positions_.empty()) stride_ = 1;
+  // As fine as what is left allows: what comes next is sampled as it would be behind a text of that length.
+  while (stride_ > 1 && (tokens - begin() + stride_ / 2 - 1) / (stride_ / 2) <= kMost) stride_ /= 2;
 }
 
 std::vector<float> queries_behind(const QuerySample& sample, std::span<const std::int64_t> which,

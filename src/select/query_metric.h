@@ -12,7 +12,8 @@
 namespace lode {
 
 /// Queries of a context before RoPE, evenly spread: those at multiples of a stride that doubles whenever
-/// there are more than kMost. What is kept depends on positions alone, not on how the context came.
+/// there are more than kMost. What is kept depends on positions alone, not on how the context came; where one
+/// was cut, what is left stays as coarse as it was.
 class QuerySample {
  public:
   static constexpr std::int64_t kMost = 512;
@@ -21,6 +22,7 @@ class QuerySample {
   void roll_back(std::int64_t tokens);
 
   std::int64_t tokens() const { return std::ssize(positions_); }
+  Position begin() const { return positions_.empty() ? 0 : positions_.front(); }  ///< the first one's
   std::int64_t bytes() const { return static_cast<std::int64_t>(q_.capacity() * sizeof(float)); }
   std::span<const float> token(std::int64_t i) const {
     return std::span(q_).subspan(static_cast<std::size_t>(i * width_), static_cast<std::size_t>(width_));

@@ -239,7 +239,7 @@ class Squeezed final : public ThresholdSelector,
     return true;
   }
   void append(std::int32_t sequence, KvLayer kv, Position far_end) override {
-    Index& index = indexes_.try_emplace(sequence, Index{.spreads = own_.spreads}).first->second;
+    Index& index = index_of(sequence);
     if (index.metric.empty()) learn_metric(index, sequence, kv, far_end);  // never built
     while (index.end(sink()) + kGrowth <= far_end) {
       const Position begin = index.end(sink());
@@ -321,6 +321,9 @@ class Squeezed final : public ThresholdSelector,
   };
 
   Position sink() const { return static_cast<Position>(geometry_.dense.sink); }
+  Index& index_of(std::int32_t sequence) {
+    return indexes_.try_emplace(sequence, Index{.spreads = own_.spreads}).first->second;
+  }
   const Index* find(std::int32_t sequence) const {
     const auto found = indexes_.find(sequence);
     return found != indexes_.end() && !found->second.segments.empty() ? &found->second : nullptr;
@@ -360,7 +363,7 @@ class Squeezed final : public ThresholdSelector,
   }
 
   void index_context(std::int32_t sequence, KvLayer kv, Position begin, Position end) override {
-    Index& index = indexes_[sequence];
+    Index& index = index_of(sequence);
     LODE_ASSERT(begin >= index.ordered_end);  // rows in the clusters' order are no text to index
     std::erase_if(index.segments, [&](const ClusterSegment& segment) { return segment.end > begin; });
     LODE_ASSERT(index.end(sink()) == begin);

@@ -26,7 +26,6 @@ constexpr double kLowestLog = -12.0, kHighestLog = 8.0;
 constexpr int kRelaxations = 3;  // of the coarser levels, when what they keep is not enough for the target
 constexpr std::int64_t kMostHeldOut = 64;  // queries
 constexpr std::int64_t kFewest = 32;       // queries of a sample that say anything
-constexpr double kMostPower = 0.5;         // tokens that have nothing in common give a root of their number
 
 /// Sums of what `Achieved` is the mean of.
 struct Tally {
@@ -52,8 +51,9 @@ std::vector<double> powers_between(const std::vector<double>& few, std::int64_t 
   std::vector<double> out(few.size(), 0.0);
   for (std::size_t l = 0; l < many.size(); ++l) {
     if (more > tokens && few[l] > 0.0 && many[l] > few[l])
-      out[l] = std::min(kMostPower, std::log(many[l] / few[l]) /
-                                        std::log(static_cast<double>(more) / static_cast<double>(tokens)));
+      out[l] = std::min(
+          Thresholds::kMostPower,
+          std::log(many[l] / few[l]) / std::log(static_cast<double>(more) / static_cast<double>(tokens)));
   }
   return out;
 }
@@ -212,6 +212,11 @@ void ThresholdSelector::Trial::measure(Tally& tally) {
   }
 }
 
+bool ThresholdSelector::State::observed() const {
+  return sample.tokens() >= kFewest &&
+         (calibration.queries == 0 || 2 * std::int64_t{sample.begin()} <= context_end);
+}
+
 void ThresholdSelector::finish(std::span<Selector* const> layers, std::int32_t sequence,
                                const std::function<KvLayer(int layer)>& kv) {
   std::vector<ThresholdSelector*> own;
@@ -220,9 +225,8 @@ void ThresholdSelector::finish(std::span<Selector* const> layers, std::int32_t s
     if (selector == nullptr) continue;
     auto* const layer = static_cast<ThresholdSelector*>(selector);
     layer->grow(sequence, kv(layer->geometry_.layer));
-    const State& state = layer->states_[sequence];
-    observed =
-        observed && state.sample.tokens() >= kFewest && state.context_end > layer->geometry_.dense.sink;
+    const State& state = layer->state_of(sequence);
+    observed = observed && state.observed() && state.context_end > layer->geometry_.dense.sink;
     own.push_back(layer);
   }
   // Nothing is indexed, everything is kept, or nobody has seen the text's queries: what was known before

@@ -76,14 +76,14 @@ Position ThresholdSelector::indexed_end(std::int64_t tokens) const {
 
 void ThresholdSelector::build(std::int32_t sequence, KvLayer kv) {
   start(sequence, kv);
-  State& state = states_[sequence];
+  State& state = state_of(sequence);
   state.calibration = {};
   state.context_end = static_cast<Position>(geometry_.dense.sink);
   grow(sequence, kv);
 }
 
 void ThresholdSelector::grow(std::int32_t sequence, KvLayer kv) {
-  State& state = states_[sequence];
+  State& state = state_of(sequence);
   const Position end = indexed_end(kv.tokens);
   if (end <= state.context_end) return;
   index_context(sequence, kv, state.context_end, end);
@@ -106,7 +106,7 @@ bool ThresholdSelector::copy_state(std::int32_t sequence, const ThresholdSelecto
   const auto found = other.states_.find(sequence);
   const DenseParts &own = geometry_.dense, &its = other.geometry_.dense;
   if (found == other.states_.end() || own.sink != its.sink || own.window != its.window) return false;
-  State& state = states_[sequence];
+  State& state = state_of(sequence);
   state.calibration = {};
   state.context_end = found->second.context_end;
   return true;

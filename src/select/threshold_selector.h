@@ -77,7 +77,7 @@ class ThresholdSelector : public Selector, public EstimatesRest {
 
   bool wants_writes() const final { return true; }
   std::int64_t question_stretch() const final { return options_.stretch; }
-  void on_write(const KvWrite& write) final { states_[write.sequence].sample.take(write); }
+  void on_write(const KvWrite& write) final { state_of(write.sequence).sample.take(write); }
   void build(std::int32_t sequence, KvLayer kv) final;
   void append(std::int32_t sequence, KvLayer kv, Position far_end) override = 0;
   void roll_back(std::int32_t sequence, std::int64_t tokens) override;
@@ -102,7 +102,7 @@ class ThresholdSelector : public Selector, public EstimatesRest {
   /// Forgets all parts; what `kv` holds is the new context, long enough to be indexed or not.
   virtual void start(std::int32_t sequence, KvLayer kv) = 0;
   /// Of the queries of a context; empty for one that was read from a file.
-  const QuerySample& sample(std::int32_t sequence) { return states_[sequence].sample; }
+  const QuerySample& sample(std::int32_t sequence) { return state_of(sequence).sample; }
   /// For SharesIndex::take_index: false when the other indexes other keys or nothing.
   bool copy_state(std::int32_t sequence, const ThresholdSelector& other);
   virtual void save_index(std::int32_t sequence, SectionWriter& out) const = 0;
@@ -148,6 +148,9 @@ class ThresholdSelector : public Selector, public EstimatesRest {
     QuerySample sample;
     Calibration calibration;
     Position context_end = 0;  // of the keys indexed as context
+    /// Whether the sample can say what thresholds should be: nothing follows from few queries, and while less
+    /// came behind a context that was read from a file than is in it, its thresholds are the better ones.
+    bool observed() const;
   };
   /// One lookup, level by level.
   struct Lookup {
@@ -193,6 +196,12 @@ class ThresholdSelector : public Selector, public EstimatesRest {
 
   static void calibrate(std::span<ThresholdSelector* const> layers, std::int32_t sequence,
                         const std::function<KvLayer(int layer)>& kv);
+
+  State& state_of(std::int32_t sequence) {
+    const auto sink = static_cast<Position>(geometry_.dense.sink);
+    return states_.try_emplace(sequence, State{.sample = {}, .calibration = {}, .context_end = sink})
+        .first->second;
+  }
 
   std::map<std::int32_t, State> states_;
   std::vector<Scratch> scratch_;       // [workers]

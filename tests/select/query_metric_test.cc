@@ -54,6 +54,24 @@ TEST(QuerySample, DependsOnPositionsAlone) {
   EXPECT_EQ(cut.tokens(), 0);
 }
 
+// A text that was cut short is sampled as finely from there on as any of its length, and as the whole one
+// once it is as long again.
+TEST(QuerySample, GrowsFineAgainBehindACut) {
+  World world({.kv_heads = 1, .group = 2, .d = 16});
+  world.write(3000);
+  const QueryBlock block = world.block(0, 3000);
+  const QuerySample whole = sample_of(block, 3000, 32);  // every eighth
+  QuerySample cut = whole;
+  cut.roll_back(100);
+  ASSERT_EQ(cut.tokens(), 13);
+  cut.take(write_of(block, 100, 300, 32));
+  EXPECT_EQ(cut.tokens(), 13 + 300);
+  cut.take(write_of(block, 400, 2600, 32));
+  ASSERT_EQ(cut.tokens(), whole.tokens());
+  for (std::int64_t i = 0; i < whole.tokens(); ++i)
+    ASSERT_TRUE(std::equal(whole.token(i).begin(), whole.token(i).end(), cut.token(i).begin()));
+}
+
 TEST(QueryMetric, IsTheMeanSquareOfWhatQueriesTellApart) {
   ThreadPool pool(1);
   World world({.kv_heads = 2, .group = 2, .d = 16});

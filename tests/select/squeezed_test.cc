@@ -431,7 +431,8 @@ TEST(Squeezed, AGrownContextIsTakenInAndCalibratedAgain) {
 // that was cut.
 TEST(Squeezed, ThresholdsOfATextThatWasCutAreForgotten) {
   ThreadPool pool(2);
-  for (const auto& [left, more, found] : {std::tuple(1500, 400, true), std::tuple(200, 150, false)}) {
+  for (const auto& [left, more, found] :
+       {std::tuple(1500, 400, true), std::tuple(200, 150, true), std::tuple(270, 10, false)}) {
     World world({.kv_heads = 2,
                  .group = 2,
                  .d = 16,
@@ -495,6 +496,42 @@ void hand_over(World& world, const Selector& from, Selector& to) {
   SectionReader reader(in, "x/");
   to.load(0, reader, world.store().layer(0));
   std::filesystem::remove(path);
+}
+
+// What a file knows of a long text is not forgotten for the queries of a few words behind it.
+TEST(Squeezed, ThresholdsOfAFileStayUntilMoreIsKnown) {
+  ThreadPool pool(2);
+  World world({.kv_heads = 2, .group = 2, .dense = {.sink = 0, .window = 100, .from_context = true}});
+  const LayerGeometry geometry = world.geometry(pool);
+  const std::string spec = "squeezed:sparsity=0.8,clusters=10%";
+  const auto selector = make(spec, geometry), loaded = make(spec, geometry);
+  write(world, *selector, 400);
+  build(world, *selector);
+  const double before = thresholds(*selector, QueryKind::alone, 1)[0];
+  hand_over(world, *selector, *loaded);
+  Selector* const layers[] = {nullptr, nullptr, nullptr, loaded.get()};
+  for (const auto& [more, stays] : {std::pair(300, true), std::pair(300, false)}) {
+    write(world, *loaded, more);
+    ThresholdSelector::finish(layers, 0, [&](int) { return world.store().layer(0); });
+    EXPECT_EQ(thresholds(*loaded, QueryKind::alone, 1)[0] == before, stays);
+  }
+}
+
+// A text that was heard and never built is taken in as one that was, keys of the sink apart.
+TEST(Squeezed, ATextThatWasOnlyHeardIsTakenInWhole) {
+  ThreadPool pool(2);
+  World world({.kv_heads = 2, .group = 2, .dense = {.sink = 3, .window = 100, .from_context = true}});
+  const LayerGeometry geometry = world.geometry(pool);
+  const std::string spec = "squeezed:sparsity=0.8,clusters=10%";
+  const auto built = make(spec, geometry), heard = make(spec, geometry);
+  write(world, *built, 400);
+  tell(world, *heard, 0, 400, Phase::context);
+  build(world, *built);
+  Selector* const layers[] = {nullptr, nullptr, nullptr, heard.get()};
+  ThresholdSelector::finish(layers, 0, [&](int) { return world.store().layer(0); });
+  EXPECT_EQ(thresholds(*heard, QueryKind::alone, 1), thresholds(*built, QueryKind::alone, 1));
+  const QueryBlock block = world.block(399, 1);
+  EXPECT_EQ(select(*heard, block, geometry), select(*built, block, geometry));
 }
 
 // A context too short for an index still gives the metric by which a long answer is clustered, and a file
@@ -891,6 +928,8 @@ TEST(Squeezed, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
       [](Sections& s) { s.of<double>("calibration")[2] = -1; },
       [=](Sections& s) { s.of<double>("calibration")[2] = inf; },
       [](Sections& s) { s.of<double>("calibration")[2] = std::nan(""); },
+      [](Sections& s) { s.of<double>("calibration").back() = 0.51; },  // a power
+      [](Sections& s) { s.of<double>("calibration").back() = -0.1; },
       [](Sections& s) { s.all["calibration"].resize(16); },
       [](Sections& s) { s.all["calibration"].resize(s.all["calibration"].size() - 8); },
   };
