@@ -149,6 +149,22 @@ TEST_P(EveryMethod, HistoryLeavesNoTrace) {
   }
 }
 
+// A text that was heard but never built, as its context may be cut or asked before it is complete.
+TEST_P(EveryMethod, TextsThatWereOnlyHeardAreChosenFrom) {
+  World world({.kv_heads = 2, .group = 2, .dense = {2, 20}});
+  const LayerGeometry geometry = world.geometry(pool_);
+  const auto heard = make_with_artefact(GetParam(), geometry);
+  world.write(300);
+  tell(*heard, world, 300);
+  for (const std::int64_t tokens : {300, 200, 1}) {
+    world.store().roll_back(tokens);
+    heard->roll_back(0, tokens);
+    world.write(50);
+    for (int again = 0; again < 2; ++again)  // checks that keys are far and named once
+      select(*heard, world.block(static_cast<Position>(tokens), 50), geometry);
+  }
+}
+
 TEST_P(EveryMethod, BuildingTwiceOrAppendingAgainChangesNothing) {
   World world({.dense = {1, 16}});
   const LayerGeometry geometry = world.geometry(pool_);
