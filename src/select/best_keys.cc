@@ -10,6 +10,16 @@
 
 namespace lode {
 
+namespace {
+
+/// exp(score - peak) of a score up to the peak, 0 for NaN. Keys with an infinite score have all the weight.
+double weight_below(float score, float peak) {
+  if (std::isnan(score)) return 0.0;
+  return score == peak ? 1.0 : std::exp(static_cast<double>(score) - peak);
+}
+
+}  // namespace
+
 // Only scores that reach the k-th largest maximum of small blocks can be among the k largest, and they are
 // few.
 void top_count(std::span<const float> scores, std::int64_t k, Position offset, std::vector<Position>& out) {
@@ -44,15 +54,14 @@ void top_mass(std::span<const float> scores, double mass, Position offset, std::
   out.clear();
   float peak = -std::numeric_limits<float>::infinity();
   for (const float s : scores) peak = std::max(peak, s);  // NaN compares false and stays out
-  if (!std::isfinite(peak)) return;
-  const auto weight = [&](float s) { return std::isnan(s) ? 0.0 : std::exp(static_cast<double>(s) - peak); };
+  if (peak == -std::numeric_limits<float>::infinity()) return;
   double total = 0.0;
-  for (const float s : scores) total += weight(s);
+  for (const float s : scores) total += weight_below(s, peak);
   // Keys lighter than this weigh together less than what may be left out.
   const double light = (1.0 - mass) * total / static_cast<double>(scores.size());
   std::vector<std::pair<double, Position>> heavy;
   for (std::size_t i = 0; i < scores.size(); ++i) {
-    if (const double w = weight(scores[i]); w >= light)
+    if (const double w = weight_below(scores[i], peak); w >= light)
       heavy.emplace_back(w, offset + static_cast<Position>(i));
   }
   // Halve the range in which the last key taken lies; all before `low` are taken.
@@ -80,12 +89,12 @@ void top_mass(std::span<const float> scores, double mass, Position offset, std::
 bool take_mass(std::span<const float> scores, double mass, float peak, double unseen,
                std::vector<Position>& out) {
   out.clear();
-  if (!std::isfinite(peak)) return true;
+  if (peak == -std::numeric_limits<float>::infinity()) return true;
   std::vector<std::pair<double, Position>> weights;
   double total = unseen;
   for (std::size_t i = 0; i < scores.size(); ++i) {
     if (std::isnan(scores[i])) continue;
-    weights.emplace_back(std::exp(static_cast<double>(scores[i]) - peak), static_cast<Position>(i));
+    weights.emplace_back(weight_below(scores[i], peak), static_cast<Position>(i));
     total += weights.back().first;
   }
   std::sort(weights.begin(), weights.end(), std::greater<>());

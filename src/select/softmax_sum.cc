@@ -10,14 +10,16 @@
 namespace lode {
 
 void log_softmax(std::span<float> scores) {
-  float peak = -std::numeric_limits<float>::infinity();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  float peak = -kInfinity;
   for (float& s : scores) {
-    if (std::isnan(s)) s = -std::numeric_limits<float>::infinity();
-    peak = std::max(peak, s);
+    if (std::isnan(s)) s = -kInfinity;
+    if (s < kInfinity) peak = std::max(peak, s);
   }
   if (!std::isfinite(peak)) return;
   double sum = 0.0;
-  for (const float s : scores) sum += std::exp(static_cast<double>(s - peak));
+  for (const float s : scores)
+    if (s < kInfinity) sum += std::exp(static_cast<double>(s - peak));
   const float lse = peak + static_cast<float>(std::log(sum));
   for (float& s : scores) s -= lse;
 }

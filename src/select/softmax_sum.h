@@ -13,7 +13,7 @@ namespace lode {
 /// row's largest count as 0.
 void sum_softmax(Matrix<float> scores /*[rows, n]*/);
 
-/// scores := log softmax(scores), NaN as -inf. Scores without a finite largest one stay as they are.
+/// scores := log softmax(scores), NaN as -inf. Infinite scores stay so and count nothing in the sum.
 void log_softmax(std::span<float> scores);
 
 /// scores[0, i] := log sum_r exp(scores[r, i])

@@ -309,10 +309,12 @@ void share_scores(const float* scores, const ExponentialSum*, const Queries& que
       for (int g = 0; g < group; ++g) {
         const float* const own = scores + (std::int64_t{list} * group + g) * max_tokens;
         double peak = -INFINITY, sum = 0.0;
-        for (std::size_t i = 0; i < weight.size(); ++i) peak = std::fmax(peak, static_cast<double>(own[i]));
-        for (std::size_t i = 0; i < weight.size(); ++i) sum += std::exp(static_cast<double>(own[i]) - peak);
         for (std::size_t i = 0; i < weight.size(); ++i)
-          weight[i] += std::exp(static_cast<double>(own[i]) - peak) / sum;
+          if (std::isfinite(own[i])) peak = std::fmax(peak, static_cast<double>(own[i]));
+        for (std::size_t i = 0; i < weight.size(); ++i)
+          if (std::isfinite(own[i])) sum += std::exp(static_cast<double>(own[i]) - peak);
+        for (std::size_t i = 0; i < weight.size(); ++i)
+          if (own[i] > -INFINITY) weight[i] += std::exp(static_cast<double>(own[i]) - peak) / sum;
       }
       for (std::size_t i = 0; i < weight.size(); ++i)
         shared[list * max_tokens + static_cast<std::int64_t>(i)] =

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "support/selectors.h"
 
@@ -89,6 +90,46 @@ TEST_P(TopKTypes, TakesTheHeaviestKeys) {
       }
     }
   }
+}
+
+// A group with keys whose scores are infinite for some of its heads takes these keys, and next to them those
+// that are best by the weights among finite scores: scores that are no weights say nothing to other heads.
+TEST(TopK, InfiniteKeysComeFirstAndSpoilNoOtherKeysRank) {
+  ThreadPool pool(2);
+  World world({.kv_heads = 1, .group = 3, .dense = {1, 16}});
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  world.shape_key = [](Position p, int, int i, float x) {
+    return i == 3 && (p == 40 || p == 71) ? std::numeric_limits<float>::infinity() : x;
+  };
+  const LayerGeometry geometry = world.geometry(pool);
+  world.write(200);
+  const QueryBlock block = world.block(199, 1);
+  const Position far_end = block.far_end(0, geometry.dense);
+  std::vector<double> weights(static_cast<std::size_t>(far_end), 0.0);
+  for (int g = 0; g < 3; ++g) {
+    std::vector<double> scores(weights.size(), -kInf);
+    double sum = 0;
+    for (Position p = 1; p < far_end; ++p) {
+      const std::vector<float> k = world.key(p, 0);
+      double s = 0;
+      for (std::size_t i = 0; i < 64; ++i)
+        s += static_cast<double>(block.q[static_cast<std::size_t>(g) * 64 + i]) * k[i];
+      if (!std::isnan(s)) scores[static_cast<std::size_t>(p)] = s * geometry.scale;
+      if (std::isfinite(s)) sum += std::exp(s * geometry.scale);
+    }
+    for (std::size_t p = 0; p < weights.size(); ++p) weights[p] += std::exp(scores[p]) / sum;
+  }
+  FarSet infinite, best;
+  for (std::size_t p = 0; p < weights.size(); ++p)
+    if (std::isinf(weights[p])) infinite.insert({static_cast<Position>(p), 0.0f});
+  ASSERT_FALSE(infinite.empty());
+  for (int i = 0; i < 9; ++i) {
+    const auto p = std::max_element(weights.begin(), weights.end());
+    best.insert({static_cast<Position>(p - weights.begin()), 0.0f});
+    *p = 0;
+  }
+  EXPECT_EQ(select(*make("topk:k=9,per=kv-head", geometry), block, geometry)[0], best);
+  EXPECT_EQ(select(*make("topk:mass=0.7,per=kv-head", geometry), block, geometry)[0], infinite);
 }
 
 TEST(TopK, TiesGoToTheNewerKey) {
