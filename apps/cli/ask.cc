@@ -192,6 +192,7 @@ void run(const AskFlags& flags) {
   const auto model = model_of(flags, meta);
   ContextOptions options = context_options(flags.common, flags.model);
   options.device = device_of(flags.common, meta.kv_type);
+  expect_gpu(options.device, flags.model.gpu_memory, flags.model.kv_tier, flags.model.active_memory);
   Context context = Context::load(flags.context, model, options);
   context.impl().audit.set_limit(audit_limit(flags.model));
   say_placement(context, flags.common);

@@ -41,6 +41,13 @@ struct BenchFlags {
   std::int64_t active_bytes() const {
     return active_memory.empty() ? 0 : parse_bytes(active_memory, "--active-memory");
   }
+  void expect_gpu_of(Device device) const { expect_gpu(device, gpu_memory, kv_tier, active_memory); }
+  /// That --device names.
+  Device device() const {
+    const Device named = device_of(common, parse_dtype(kv_type));
+    expect_gpu_of(named);
+    return named;
+  }
   /// The model of -m, else random weights of the shape.
   std::shared_ptr<const Model> load(Device device) const {
     return model.empty() ? Model::random(shape, common.threads, 1, device)
@@ -99,7 +106,7 @@ void run_attention(const BenchFlags& flags) {
         fmt::format("--queries: expected at most --context ({}), found {}", flags.context, flags.queries));
   ThreadPool pool(flags.common.threads);
   const DType kv_type = parse_dtype(flags.kv_type);
-  const Device device = device_of(flags.common, kv_type);
+  const Device device = flags.device();
   if (device == Device::cuda && kv_type == DType::q8)
     throw InputError("--kv-type: expected f32, f16 or bf16 with --device cuda, found q8");
   const AttentionBenchOptions options = {.shape = named_shape(flags.shape),
@@ -231,7 +238,7 @@ void run_decode(const BenchFlags& flags, bool random) {
   if (flags.share && flags.built_layers == 0)
     throw InputError("--share: expected --built-layers N beside it, found none");
   const DType kv_type = parse_dtype(flags.kv_type);
-  const Device device = device_of(flags.common, kv_type);
+  const Device device = flags.device();
   const auto model = flags.load(device);
   const DecodeBenchOptions options = {.context = flags.context,
                                       .kv_type = kv_type,
@@ -302,7 +309,7 @@ void print_prefill(const BenchFlags& flags, Json result, const std::vector<Prefi
 
 void run_model_prefill(const BenchFlags& flags) {
   const DType kv_type = parse_dtype(flags.kv_type);
-  const Device device = device_of(flags.common, kv_type);
+  const Device device = flags.device();
   const bool random = flags.model.empty();
   const auto model = flags.load(device);
   const ContextOptions options = {.kv_type = kv_type,
@@ -319,6 +326,7 @@ void run_prefill(const BenchFlags& flags) {
   if (flags.tokens > flags.context)
     throw InputError(
         fmt::format("--tokens: expected at most --context ({}), found {}", flags.context, flags.tokens));
+  flags.expect_gpu_of(Device::cpu);
   ThreadPool pool(flags.common.threads);
   const PrefillBenchOptions options = {.shape = named_shape(flags.shape),
                                        .context = flags.context,
@@ -331,6 +339,7 @@ void run_prefill(const BenchFlags& flags) {
 
 void run_growth(const BenchFlags& flags, const std::string& contexts, std::int64_t kept) {
   if (flags.common.device == "cuda") throw InputError("bench growth: expected --device cpu, found cuda");
+  flags.expect_gpu_of(Device::cpu);
   ThreadPool pool(flags.common.threads);
   const GrowthBenchOptions options = {.shape = named_shape(flags.shape),
                                       .contexts = parse_counts(contexts, "--contexts", 1, kMostContext),

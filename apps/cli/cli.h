@@ -51,6 +51,9 @@ std::optional<double> audit_limit(const ModelFlags& flags);
 /// The device that --device names. `auto` is the GPU where there is one that can hold keys of this type;
 /// `cuda` without a GPU was refused when the flag was read.
 Device device_of(const CommonFlags& common, DType kv_type);
+/// Refuses flags of a GPU's memory where there is none to use.
+void expect_gpu(Device device, const std::string& gpu_memory, const std::string& kv_tier,
+                const std::string& active_memory);
 std::shared_ptr<const Model> load_model(const CommonFlags& common, const ModelFlags& flags);
 ContextOptions context_options(const CommonFlags& common, const ModelFlags& flags);
 

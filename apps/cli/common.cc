@@ -167,6 +167,15 @@ Device device_of(const CommonFlags& common, DType kv_type) {
   return Device::cpu;
 }
 
+void expect_gpu(Device device, const std::string& gpu_memory, const std::string& kv_tier,
+                const std::string& active_memory) {
+  for (const auto& [flag, given] :
+       {std::pair("--gpu-memory", !gpu_memory.empty()), std::pair("--kv-tier", kv_tier != "auto"),
+        std::pair("--active-memory", !active_memory.empty())})
+    if (given && device == Device::cpu)
+      throw InputError(fmt::format("{}: expected a GPU (--device cuda), found that the CPU computes", flag));
+}
+
 std::int64_t parse_bytes(std::string_view text, std::string_view flag) {
   static constexpr std::pair<std::string_view, double> kUnits[] = {
       {"", 1.0},       {"B", 1.0},  {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30},
@@ -189,6 +198,7 @@ ContextOptions context_options(const CommonFlags& common, const ModelFlags& flag
   ContextOptions options;
   options.kv_type = parse_dtype(flags.kv_type);
   options.device = device_of(common, options.kv_type);
+  expect_gpu(options.device, flags.gpu_memory, flags.kv_tier, flags.active_memory);
   if (!flags.gpu_memory.empty()) options.gpu_memory = parse_bytes(flags.gpu_memory, "--gpu-memory");
   options.kv_tier = parse_kv_tier(flags.kv_tier);
   if (!flags.active_memory.empty())

@@ -166,6 +166,10 @@ class FlagsWithoutUse(ProgramTest):
         for arguments, mentions in (
                 ((*tasks, "--held-out-books"), ("--held-out-books", "--haystack")), ((*tasks, "--distance", "50"), ("--distance", "echo")),
                 (("tasks", "echo", "--tokens", "4k", "--count", "2"), ("--count", "a text")), (("tasks", "all", "kv", "--tokens", "1k"), ("'all' alone",)),
+                ((*bench, "--device", "cpu", "--active-memory", "1MiB"), ("--active-memory", "a GPU")),
+                (("bench", "prefill", "--gpu-memory", "1GiB"), ("--gpu-memory", "a GPU")),
+                (("ask", context, "Who?", "--device", "cpu", "--active-memory", "1MiB"), ("--active-memory", "a GPU")),
+                (("ask", context, "Who?", "--device", "cpu", "--kv-tier", "host"), ("--kv-tier", "a GPU")),
                 ((*bench, "--largest", "0.5"), ("--largest", "saap")), ((*prefill, "--tokens", "5"), ("--tokens", "whole model")),
                 ((*prefill, "--shape", "pocket"), ("--shape", "whole model")),
                 (("bench", "decode", "-m", self.model, "--recall", "5"), ("--recall", "--kv ood")),
