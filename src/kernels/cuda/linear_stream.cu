@@ -368,11 +368,16 @@ void launch_with(const Step& step, const StepInput& input, StreamHandle stream) 
   config.attrs = &early;
   config.numAttrs = capability_major() >= 9 ? 1 : 0;
   const auto kernel = stream_kernel<N, Depth, Step>;
-  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(config.dynamicSmemBytes)));
-  // One split of shared memory and cache for all, so that a block can follow another kernel's without a wait.
-  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                 cudaSharedmemCarveoutMaxShared));
+  static const bool prepared = [=] {  // once, for the widest input
+    LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   static_cast<int>(device_shape().shared_bytes)));
+    // One split of shared memory and cache for all, so that a block can follow another kernel's without a
+    // wait.
+    LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                   cudaSharedmemCarveoutMaxShared));
+    return true;
+  }();
+  static_cast<void>(prepared);
   LODE_CUDA(cudaLaunchKernelEx(&config, kernel, step, input, plan));
 }
 template <int N, class Step>
