@@ -11,6 +11,7 @@
 #include "ann/kmeans.h"
 #include "ann/symmetric_eigen.h"
 #include "base/rng.h"
+#include "eval/bench_common.h"
 #include "eval/cluster_map.h"
 #include "eval/head_vectors.h"
 #include "kernels/kernels.h"
@@ -25,7 +26,7 @@ constexpr std::int64_t kKeysOfCluster = 64;  // in the mean
 constexpr int kBins = 40;
 constexpr double kShares[] = {0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0};  // of the keys, scanned
 
-/// Shares of several lists of numbers in bins of equal width that hold them all.
+/// Shares of several lists of numbers in bins of equal width that hold them all, and their medians.
 Json histograms(const std::vector<std::pair<const char*, std::vector<double>>>& lists) {
   double low = lists.front().second.front(), high = low;
   for (const auto& [name, list] : lists) {
@@ -40,6 +41,7 @@ Json histograms(const std::vector<std::pair<const char*, std::vector<double>>>& 
       shares[static_cast<std::size_t>(std::min<double>(kBins - 1, (x - low) / width))] +=
           1.0 / static_cast<double>(list.size());
     out[name] = shares;
+    out["medians"][name] = median(list);
   }
   return out;
 }

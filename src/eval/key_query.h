@@ -29,10 +29,11 @@ struct KeyQueryOptions {
 /// {"layer", "keys": n, "clusters": C,
 ///  "axes": {"shown": share of the spread that two axes hold, "keys": [[x, y], ...], "queries": ...,
 ///           "first_key": [x, y], "first_query": [x, y]},
-///  "scores": {"middles": [q . k / sqrt(d)], "far" | "recent" | "first": shares of pairs by these},
+///  "scores": {"middles": [q . k / sqrt(d)], "far" | "recent" | "first": shares of pairs by these,
+///             "medians": {"far" | "recent" | "first"}},
 ///  "assigned": {"keys" | "queries": [C] their share in each cluster of the keys},
 ///  "search": {"keys" | "queries": [[share of the keys scanned, recall of the top keys], ...]},
-///  "distance": {"middles", "keys" | "queries": shares}}.
+///  "distance": {"middles", "keys" | "queries": shares, "medians"}}.
 /// The last eighth of the text asks what lies before it. InputError for a text too short for that.
 std::vector<Json> key_query_studies(const std::shared_ptr<const Model>& model, std::string_view text,
                                     const KeyQueryOptions& options);

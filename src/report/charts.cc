@@ -50,11 +50,15 @@ void widen(const Axis& axis, Range& range) {
   }
 }
 
+bool drawable(const LineChart& chart, const ChartPoint& p) {
+  return drawable(chart.x, p.x) && drawable(chart.y, p.y);
+}
+
 /// The ranges of what is drawn.
 void ranges(const LineChart& chart, Range& x, Range& y) {
   for (const Series& s : chart.series) {
     for (const ChartPoint& p : s.points) {
-      if (!drawable(chart.x, p.x) || !drawable(chart.y, p.y)) continue;
+      if (!drawable(chart, p)) continue;
       x.add(p.x);
       y.add(p.y);
     }
@@ -224,6 +228,13 @@ void draw_colour_scale(SvgCanvas& canvas, const HeatMaps& maps, double x, double
 }
 
 }  // namespace
+
+bool has_points(const LineChart& chart) {
+  return std::any_of(chart.series.begin(), chart.series.end(), [&](const Series& s) {
+    return std::any_of(s.points.begin(), s.points.end(),
+                       [&](const ChartPoint& p) { return drawable(chart, p); });
+  });
+}
 
 std::string svg_of(const LineChart& given) {
   LineChart chart = given;

@@ -16,7 +16,10 @@ namespace lode {
 Json Grid::study_key(const SuiteRun& run, std::int64_t length) const {
   Json key = base_key(name_of(run.kind));
   key.update({{"seed", run.seed}, {"haystack", haystack_hash_}, {"tokens", length}});
-  if (run.kind != RunKind::key_query) key["texts"] = run.texts;
+  if (run.kind == RunKind::key_query)
+    key["medians"] = true;  // which older results lack
+  else
+    key["texts"] = run.texts;
   if (run.kind == RunKind::training) key.update({{"steps", run.steps}, {"variants", run.variants}});
   return key;
 }

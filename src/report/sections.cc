@@ -14,7 +14,6 @@
 #include "eval/recall.h"
 #include "model/config.h"
 #include "report/report.h"
-#include "report/svg.h"
 #include "report/svg_draw.h"
 
 namespace lode {
@@ -107,11 +106,12 @@ Axis score_axis() {
   return {.title = "mean score (percent)", .low = 0, .high = 100};
 }
 
-/// Score over `x` of every method, with full attention's as a rule.
+/// Score over `x` of every method, with full attention's as a rule, and as a point where that is not at 100
+/// %.
 void score_chart(const Section& s, const std::vector<MethodScore>& scores, const std::string& what,
                  double MethodScore::*x, const Axis& axis, const std::string& warning = {}) {
   std::vector<MethodPoint> points;
-  for (std::size_t i = 1; i < scores.size(); ++i)
+  for (std::size_t i = x == &MethodScore::seconds ? 0 : 1; i < scores.size(); ++i)
     points.push_back({scores[i].label, scores[i].*x, scores[i].score, {}, {}});
   const Axis score = score_axis();
   const LineChart chart = {.title = "Score by " + axis.title + ", " + what,
@@ -119,7 +119,7 @@ void score_chart(const Section& s, const std::vector<MethodScore>& scores, const
                            .y = score,
                            .series = series_from(points),
                            .rules = {{"full", scores.front().score}}};
-  s.figure(join_sentences(chart.title + ".", warning), svg_of(chart));
+  s.figure(join_sentences(chart.title + ".", warning), chart);
 }
 
 /// One picture a task, where their mean would hide what sets them apart.
@@ -137,7 +137,7 @@ void task_charts(const Section& s, const std::vector<MethodScore>& scores, const
                              .y = score,
                              .series = series_from(points),
                              .rules = {{"full", of_full}}};
-    s.figure(chart.title + ".", svg_of(chart));
+    s.figure(chart.title + ".", chart);
   }
 }
 
@@ -172,7 +172,7 @@ void far_keys_chart(const Section& s, const std::vector<MethodScore>& scores, co
                 [](const auto& a, const auto& b) { return a.x < b.x; });
       chart.series.push_back(std::move(line));
     }
-    s.figure(chart.title + ".", svg_of(chart));
+    s.figure(chart.title + ".", chart);
   }
 }
 
@@ -191,7 +191,7 @@ void length_chart(const Section& s, const EvalReport& report, const std::string&
   const Axis x = {.title = "tokens of the prompt", .unit = Axis::Unit::tokens, .log = true}, y = score_axis();
   LineChart chart = {.title = "Score by length, " + protocol, .x = x, .y = y};
   for (const std::string& label : order) chart.series.push_back(lines[label]);
-  s.figure(chart.title + ".", svg_of(chart));
+  s.figure(chart.title + ".", chart);
 }
 
 constexpr int kDepths = 5;
@@ -203,6 +203,9 @@ void needle_maps(const Section& s, const Protocol& protocol) {
                    .scale_title = "score",
                    .percent = true};
   const std::vector<Sample> samples = s.grid.samples(s.run);
+  if (std::none_of(samples.begin(), samples.end(),
+                   [](const Sample& sample) { return sample.depth.has_value(); }))
+    return s.page.paragraph(maps.title + ": none of the samples tells the depth of what it asks for.");
   std::set<std::int64_t> lengths;
   for (const Sample& sample : samples) lengths.insert(sample.tokens);
   std::vector<GridMethod> methods = {{"full", {"full", parse_spec("full")}}};
@@ -211,7 +214,8 @@ void needle_maps(const Section& s, const Protocol& protocol) {
   }
   for (const GridMethod& m : methods) {
     HeatMaps::Panel panel = {.title = m.label};
-    for (const std::int64_t length : lengths) panel.columns.push_back(length_name(length));
+    for (const std::int64_t length : lengths)
+      panel.columns.push_back(length > 0 ? length_name(length) : "any");
     for (int d = 0; d < kDepths; ++d)
       panel.rows.push_back(fmt::format("{}-{} %", 100 * d / kDepths, 100 * (d + 1) / kDepths));
     panel.cells.assign(kDepths, std::vector<std::optional<double>>(lengths.size()));
@@ -256,8 +260,14 @@ void Section::figure(std::string caption, std::string svg) const {
   page.figure(fmt::format("{}-{}", suite.name, ++figures), caption + " " + provenance, std::move(svg));
 }
 
+void Section::figure(const std::string& caption, const LineChart& chart) const {
+  if (has_points(chart)) return figure(caption, svg_of(chart));
+  if (grid.so_far()) page.paragraph(chart.title + ": not measured yet.");
+}
+
 void Section::table(std::string caption, std::vector<std::string> head,
                     std::vector<std::vector<std::string>> rows) const {
+  if (rows.empty()) return page.paragraph(caption + " Not measured yet.");
   page.table(caption + " " + provenance, std::move(head), std::move(rows));
 }
 
@@ -379,10 +389,8 @@ void probe_chart(const Section& s, const std::vector<GridMethod>& methods, const
     const Json& from = of_mean ? json_member(rows[i], "mean") : rows[i];
     points.push_back({methods[i].label, member(rows[i], x), member(from, y), {}, {}});
   }
-  // What attends no far keys has no place on a logarithmic axis: there may be nothing else so far.
-  if (std::none_of(points.begin(), points.end(), [](const MethodPoint& p) { return p.x > 0; })) return;
   const LineChart chart = {.title = title, .x = x_axis, .y = y_axis, .series = series_from(points)};
-  s.figure(title + ".", svg_of(chart));
+  s.figure(title + ".", chart);
 }
 
 /// Layer by head, one map a method.
@@ -469,7 +477,7 @@ void recall_chart(const Section& s, const std::string& title, const Axis& y,
       series.points.push_back({.x = member(row, "tokens"), .y = value(row)});
     chart.series.push_back(std::move(series));
   }
-  s.figure(title + "; means over all heads.", svg_of(chart));
+  s.figure(title + "; means over all heads.", chart);
 }
 
 }  // namespace
@@ -682,7 +690,7 @@ void write_bench(const Section& s) {
   const Axis y = {.title = "median time", .unit = Axis::Unit::microseconds, .log = true};
   LineChart chart = {.title = "Time by length, " + shape, .x = x, .y = y};
   for (const std::string& label : order) chart.series.push_back(lines[label]);
-  s.figure(chart.title + ".", svg_of(chart));
+  s.figure(chart.title + ".", chart);
 }
 
 }  // namespace lode

@@ -8,6 +8,7 @@
 
 #include "report/grid.h"
 #include "report/page.h"
+#include "report/svg.h"
 
 namespace lode {
 
@@ -23,6 +24,8 @@ struct Section {
   bool shows(Show show) const;
   /// Names the figure's file and adds provenance to the caption.
   void figure(std::string caption, std::string svg) const;
+  /// Likewise; of a chart without a point that can be drawn no more than that it is not measured yet.
+  void figure(const std::string& caption, const LineChart& chart) const;
   void table(std::string caption, std::vector<std::string> head,
              std::vector<std::vector<std::string>> rows) const;
 };
@@ -42,7 +45,7 @@ struct MethodPoint {
   double x = 0, y = 0;
   std::optional<double> low, high;
 };
-std::vector<struct Series> series_from(const std::vector<MethodPoint>& points);
+std::vector<Series> series_from(const std::vector<MethodPoint>& points);
 
 std::string length_name(std::int64_t tokens);  ///< "16k"
 std::string percent(double share, int digits = 2);

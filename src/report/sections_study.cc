@@ -8,8 +8,8 @@
 #include <optional>
 #include <utility>
 
+#include "report/ranking.h"
 #include "report/sections.h"
-#include "report/svg.h"
 
 namespace lode {
 
@@ -50,20 +50,12 @@ std::vector<ChartPoint> points_of(const Json& xs, const Json& shares) {
   return points;
 }
 
-/// Where a line of shares by bins has as much to its left as to its right.
-double median_of(const Json& middles, const Json& shares) {
-  double sum = 0;
-  std::size_t at = 0;
-  for (; at + 1 < shares.size(); ++at)
-    if ((sum += shares.at(at).get<double>()) >= 0.5) break;
-  return middles.at(at).get<double>();
-}
-
-/// The recall at the first measured share of scanned keys from `share` on.
-double recall_at(const Json& search, double share) {
-  for (const Json& point : search)
-    if (point.at(0).get<double>() >= share) return point.at(1).get<double>();
-  return 1.0;
+/// The recall where `share` of the keys are scanned, between the two measured points around it.
+std::string recall_at(const Json& search, double share) {
+  std::vector<std::pair<double, double>> points;
+  for (const Json& point : search) points.emplace_back(point.at(0).get<double>(), point.at(1).get<double>());
+  const std::optional<double> recall = value_at(std::move(points), share, true);
+  return recall ? number(*recall) : "-";
 }
 
 void axes_figure(const Section& s, const Json& study, const std::string& where) {
@@ -80,7 +72,7 @@ void axes_figure(const Section& s, const Json& study, const std::string& where) 
       .joined = false};
   s.figure(fmt::format("{}. The axes hold {} of the spread.", chart.title,
                        percent(axes.at("shown").get<double>(), 0)),
-           svg_of(chart));
+           chart);
 }
 
 void dots_figure(const Section& s, const Json& study, const std::string& where) {
@@ -93,7 +85,7 @@ void dots_figure(const Section& s, const Json& study, const std::string& where) 
       .series = {{"far keys", 0, points_of(scores.at("middles"), scores.at("far"))},
                  {"the 64 newest keys of the query", 2, points_of(scores.at("middles"), scores.at("recent"))},
                  {"the first key", 1, points_of(scores.at("middles"), scores.at("first"))}}};
-  s.figure(chart.title + ", of queries in the last eighth of the text.", svg_of(chart));
+  s.figure(chart.title + ", of queries in the last eighth of the text.", chart);
 }
 
 void clusters_figure(const Section& s, const Json& study, const std::string& where) {
@@ -110,7 +102,7 @@ void clusters_figure(const Section& s, const Json& study, const std::string& whe
                            .joined = false};
   s.figure(fmt::format("{}. {} of {} clusters, into which no query falls, are not shown.", chart.title, empty,
                        keys.size()),
-           svg_of(chart));
+           chart);
 }
 
 void search_figure(const Section& s, const std::vector<Json>& studies, const std::string& length) {
@@ -127,8 +119,7 @@ void search_figure(const Section& s, const std::vector<Json>& studies, const std
                               points_of(studies[i].at("search").at(who))});
     }
   }
-  s.figure(chart.title + ": clusters are scanned whole, those of the largest q · centroid first.",
-           svg_of(chart));
+  s.figure(chart.title + ": clusters are scanned whole, those of the largest q · centroid first.", chart);
 }
 
 void distance_figure(const Section& s, const Json& study, const std::string& where) {
@@ -140,7 +131,7 @@ void distance_figure(const Section& s, const Json& study, const std::string& whe
       .y = share,
       .series = {{"keys", 0, points_of(distance.at("middles"), distance.at("keys"))},
                  {"queries", 1, points_of(distance.at("middles"), distance.at("queries"))}}};
-  s.figure(chart.title + ", of the last eighth of the text to the rest.", svg_of(chart));
+  s.figure(chart.title + ", of the last eighth of the text to the rest.", chart);
 }
 
 void key_query_table(const Section& s, const std::vector<Json>& studies, const std::string& length) {
@@ -154,20 +145,21 @@ void key_query_table(const Section& s, const std::vector<Json>& studies, const s
     };
     rows.push_back({std::to_string(study.at("layer").get<int>())});
     for (const char* of : {"far", "recent", "first"})
-      rows.back().push_back(fmt::format("{:.2f}", median_of(scores.at("middles"), scores.at(of))));
+      rows.back().push_back(fmt::format("{:.2f}", scores.at("medians").at(of).get<double>()));
     for (const char* of : {"keys", "queries"}) rows.back().push_back(largest(of));
-    for (const char* of : {"keys", "queries"}) rows.back().push_back(number(recall_at(search.at(of), 0.05)));
+    for (const char* of : {"keys", "queries"}) rows.back().push_back(recall_at(search.at(of), 0.05));
     for (const char* of : {"keys", "queries"})
-      rows.back().push_back(fmt::format("{:.1f}", median_of(distance.at("middles"), distance.at(of))));
+      rows.back().push_back(fmt::format("{:.1f}", distance.at("medians").at(of).get<double>()));
   }
-  s.table(fmt::format(
-              "Queries beside keys at {}, first KV head of a layer: medians of q · k / √d, the largest "
-              "cluster's share, recall of the 100 best keys where an inverted file scans 5 % of them, median "
-              "Mahalanobis distance to the keys.",
-              length),
-          {"layer", "far", "recent", "first key", "largest, keys", "largest, queries", "recall, keys ask",
-           "recall, queries ask", "distance, keys", "distance, queries"},
-          std::move(rows));
+  s.table(
+      fmt::format("Queries beside keys at {}, first KV head of a layer: medians of q · k / √d, the largest "
+                  "cluster's share, recall of the 100 best keys where an inverted file scans 5 % of the keys "
+                  "(between the two measured points around it), median "
+                  "Mahalanobis distance to the keys.",
+                  length),
+      {"layer", "far", "recent", "first key", "largest, keys", "largest, queries", "recall, keys ask",
+       "recall, queries ask", "distance, keys", "distance, queries"},
+      std::move(rows));
 }
 
 }  // namespace
@@ -261,7 +253,7 @@ void write_training(const Section& s) {
       s.figure(chart.title +
                    ". Of the attention on far keys of a text that nothing was trained on, what lies in the "
                    "buckets ranked first; means over heads.",
-               svg_of(chart));
+               chart);
     if (s.shows(Show::table))
       s.table("Attention on far keys that is captured where so many of them are read; loss in nats.",
               {"variant", "loss", "2 %", "5 %", "10 %"}, std::move(table));

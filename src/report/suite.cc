@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "eval/saap_variants.h"
 #include "lodestone/error.h"
+#include "lodestone/spec.h"
 #include "report/toml.h"
 
 namespace lode {
@@ -108,10 +109,7 @@ class RunReader {
     run.title = table_.text("title").value_or("");
     run.dense = table_.text("dense").value_or(run.kind == RunKind::eval ? "sink=1,window=511" : "");
     run.seed = static_cast<std::uint64_t>(table_.integer("seed", 0, std::int64_t{1} << 53).value_or(7));
-    if (has_methods(run.kind)) {
-      for (const std::string& spec : required("methods"))
-        run.methods.push_back({spec, with_dense(spec, run.dense)});
-    }
+    if (has_methods(run.kind)) read_methods(run);
     for (const std::string& text : required("lengths"))
       run.lengths.push_back(parse_length(text, table_.where("lengths")));
     for (const std::string& text : table_.list("show").value_or(std::vector<std::string>{"table"}))
@@ -131,6 +129,24 @@ class RunReader {
   }
 
  private:
+  /// A spec that nobody can run is found before anything is measured; whether this model can, a grid knows.
+  void read_methods(SuiteRun& run) {
+    for (const std::string& label : required("methods")) {
+      run.methods.push_back({label, with_dense(label, run.dense)});
+      try {
+        parse_spec(run.methods.back().spec);
+      } catch (const InputError& error) {
+        throw InputError(fmt::format("{}: 'methods': {}", where_of_methods(), error.what()));
+      }
+    }
+  }
+
+  std::string where_of_methods() const {
+    const TomlTable& from = table_.list("methods") || table_.list("quick_methods") ? table_ : top_;
+    const bool quick = quick_ && from.list("quick_methods"), on_gpu = gpu_ && table_.list("gpu_methods");
+    return quick ? from.where("quick_methods") : on_gpu ? table_.where("gpu_methods") : from.where("methods");
+  }
+
   void read_eval(SuiteRun& run) {
     run.tasks = required("tasks");
     const auto protocols = table_.list("protocols").value_or(std::vector<std::string>{"context-dense"});
@@ -247,7 +263,8 @@ Suite parse_suite(std::string_view text, std::string_view where, std::string_vie
   suite.source = top.text("source").value_or("");
   suite.note = top.text("note").value_or("");
   suite.ranking = yes_or_no(top, "ranking");
-  suite.explanation = top.text("explanation").value_or("");
+  const auto usual = top.text("explanation"), of_quick = top.text("quick_explanation");
+  suite.explanation = (quick && of_quick ? of_quick : usual).value_or("");
   for (std::size_t i = 1; i < tables.size(); ++i) {
     if (tables[i].name != "run")
       throw InputError(

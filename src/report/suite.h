@@ -95,7 +95,8 @@ struct Suite {
 };
 
 /// `quick` takes the keys that begin with quick_ in place of theirs, `gpu` those with gpu_ where neither
-/// does. InputError names the line. Methods are not parsed: a report names those that it cannot run.
+/// does. InputError names the line. Whether a model can run a method is not looked at: a
+/// report names those that it cannot.
 Suite parse_suite(std::string_view text, std::string_view where, std::string_view name, bool quick,
                   bool gpu = false);
 Suite read_suite(const std::filesystem::path& path, bool quick, bool gpu = false);

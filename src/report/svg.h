@@ -52,6 +52,7 @@ struct LineChart {
   bool joined = true;       ///< else markers alone, with a legend
 };
 std::string svg_of(const LineChart& chart);
+bool has_points(const LineChart& chart);  ///< whether any can be drawn
 
 /// Small multiples of maps on one colour scale.
 struct HeatMaps {

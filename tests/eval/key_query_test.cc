@@ -27,6 +27,19 @@ double sum_of(const Json& shares) {
   return std::accumulate(list.begin(), list.end(), 0.0);
 }
 
+/// Whether as much lies in the bins on one side of `x` as on the other, but for its own bin.
+bool splits_in_half(const Json& histogram, const std::string& of, double x) {
+  const auto middles = histogram.at("middles").get<std::vector<double>>();
+  const double half = 0.5 * (middles[1] - middles[0]);
+  double below = 0, above = 0;
+  for (std::size_t bin = 0; bin < middles.size(); ++bin) {
+    const double share = histogram.at(of).at(bin).get<double>();
+    below += middles[bin] < x - half ? share : 0;
+    above += middles[bin] > x + half ? share : 0;
+  }
+  return below <= 0.5 + 1e-9 && above <= 0.5 + 1e-9;
+}
+
 TEST(Mahalanobis, CountsInDeviationsAlongEachAxis) {
   // Around (1, 2): +-3 along x, +-1 along y.
   const std::vector<float> base = {4, 2, -2, 2, 1, 3, 1, 1, 4, 2, -2, 2, 1, 3, 1, 1};
@@ -54,6 +67,10 @@ TEST(KeyQuery, TellsOfEachLayerWhatItsHeadsDo) {
     EXPECT_LE(study.at("axes").at("shown").get<double>(), 1.0 + 1e-6);
     for (const char* of : {"far", "recent", "first"})
       EXPECT_NEAR(sum_of(study.at("scores").at(of)), 1.0, 1e-9);
+    const Json& medians = study.at("scores").at("medians");
+    EXPECT_EQ(medians.size(), 3u);
+    for (const auto& [of, median] : medians.items())
+      EXPECT_TRUE(splits_in_half(study.at("scores"), of, median.get<double>())) << of;
     for (const char* of : {"keys", "queries"}) {
       EXPECT_EQ(std::ssize(study.at("assigned").at(of)), study.at("clusters").get<std::int64_t>());
       EXPECT_NEAR(sum_of(study.at("assigned").at(of)), 1.0, 1e-9);

@@ -13,12 +13,15 @@
 namespace lode {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
 constexpr const char* kSuite = R"(# a comment
 title = "One \"table\""
 source = "a paper"   # and another
+explanation = "at length"
+quick_explanation = "in short"
 
 [[run]]
 kind = "eval"
@@ -41,12 +44,12 @@ show = ["table", "needle-map"]
 [[run]]
 kind = "probe"
 lengths = ["16k"]
-methods = ["nobody:knows=1"]
+methods = ["topk:k=8"]
 )";
 
-std::string error_of(const std::string& text) {
+std::string error_of(const std::string& text, bool quick = false) {
   try {
-    parse_suite(text, "a.toml", "a", false);
+    parse_suite(text, "a.toml", "a", quick);
   } catch (const InputError& error) {
     return error.what();
   }
@@ -70,13 +73,14 @@ TEST(Suite, SaysWhatItsFileSays) {
   EXPECT_EQ(run.protocols[1].str(), "last:128");
   EXPECT_EQ(run.samples, 5);
   EXPECT_EQ(suite.runs[1].kind, RunKind::probe);
-  EXPECT_EQ(suite.runs[1].methods[0].spec, "nobody:knows=1") << "methods are looked up later, and named then";
+  EXPECT_EQ(suite.explanation, "at length");
 }
 
 TEST(Suite, QuickKeysStandInForTheirs) {
   const Suite suite = parse_suite(kSuite, "a.toml", "a", true);
   EXPECT_THAT(suite.runs[0].lengths, ElementsAre(4096));
   EXPECT_EQ(suite.runs[0].samples, 2);
+  EXPECT_EQ(suite.explanation, "in short");
   EXPECT_THAT(suite.runs[0].tasks, ElementsAre("needle", "freq"));
 }
 
@@ -114,6 +118,18 @@ TEST(Suite, FaultsNameTheirLine) {
               HasSubstr("a list 'lengths' that is not empty"));
   EXPECT_THAT(error_of(top + "kind = \"probe\"\nlengths = [\"4k\"]\nmethods = [\"full\", \"full\"]\n"),
               HasSubstr("'full' occurs twice"));
+}
+
+TEST(Suite, SpecsThatNobodyCanRunAreFaults) {
+  const std::string top = "title = \"t\"\nmethods = [\"topk:kk=4\"]\nquick_methods = [\"topkk\"]\n";
+  const std::string run = "[[run]]\nkind = \"probe\"\nlengths = [\"4k\"]\n";
+  EXPECT_THAT(error_of(top + run), AllOf(HasSubstr("a.toml line 2: 'methods': attention spec 'topk:kk=4'"),
+                                         HasSubstr("expected")));
+  EXPECT_THAT(error_of(top + run, true),
+              HasSubstr("a.toml line 3: 'methods': unknown attention method 'topkk'"));
+  EXPECT_THAT(error_of(top + run + "methods = [\"full\", \"topk:k=0\"]\n"), HasSubstr("line 7: 'methods'"));
+  EXPECT_THAT(error_of(top + run + "methods = [\"topk:k=4\"]\ndense = \"wndow=3\"\n"), HasSubstr("'wndow'"));
+  EXPECT_EQ(error_of(top + run + "methods = [\"saap\"]\n"), "no error") << "its artefact is the model's";
 }
 
 TEST(Toml, RefusesWhatIsNoSuchFile) {

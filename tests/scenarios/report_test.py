@@ -15,7 +15,7 @@ SUITE = """title = "A first look"
 kind = "eval"
 tasks = ["needle", "kv"]
 lengths = ["1k"]
-methods = ["streaming", "topk:k=4", "nosuch:k=3"]
+methods = ["streaming", "topk:k=4", "saap"]
 dense = "sink=1,window=32"
 protocols = ["context-dense", "decode-sparse"]
 samples = 2
@@ -34,12 +34,12 @@ class Report(ProgramTest):
 
     def test_page_and_resume(self):
         first = self.assert_done(self.report("one", "--json", "--quiet")).json()
-        self.assertEqual([s["attention"] for s in first["skipped"]], ["nosuch:k=3,sink=1,window=32"])
+        self.assertEqual([s["attention"] for s in first["skipped"]], ["saap:sink=1,window=32"])
         page = (self.folder / "one" / "index.html").read_text(encoding="utf-8")
         xml.etree.ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n"))
         self.assertNotRegex(page.replace('xmlns="http://www.w3.org/2000/svg"', ""), r"https?:|<script|src=|url\(|@import")
         self.assertIn("One spec is left out", page)
-        self.assertIn("<code>nosuch:k=3", page)
+        self.assertIn("<code>saap:", page)
         markdown = (self.folder / "one" / "report.md").read_text(encoding="utf-8")
         self.assertRegex(markdown, r"commit ([0-9a-f]{12}(-dirty)?|unknown), ")
         figures = re.findall(r"\]\((figures/[^)]*)\)", markdown)
@@ -74,6 +74,9 @@ class Report(ProgramTest):
     def test_refusals(self):
         self.assert_refused(run("report", "no-such-suite", "-m", self.model), "no-such-suite")
         self.assert_refused(run("report", self.suite("title = 3\n"), "-m", self.model), "line 1")
+        self.assert_refused(run("report", self.suite(SUITE.replace("topk:k=4", "topk:kk=4")), "-m", self.model, "-o",
+                                self.folder / "three", "--quiet"), "look.toml line 6: 'methods'")
+        self.assertFalse((self.folder / "three").exists())
         self.assert_refused(run("report", self.suite(SUITE.replace('"kv"', '"kw"')), "-m", self.model, "-o",
                                 self.folder / "three", "--quiet"), "kw")
         self.assert_refused(self.report("three", "--samples", self.text, "--format", "csv"), "longbench")
