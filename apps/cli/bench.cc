@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <iostream>
 
+#include "base/text.h"
 #include "base/threads.h"
 #include "cli.h"
 #include "eval/audit_result.h"
@@ -129,13 +130,13 @@ void run_attention(const BenchFlags& flags) {
   if (!flags.common.json) {
     const std::string where =
         device == Device::cuda ? gpu_info().name : fmt::format("{} threads, {}", pool.size(), kernels().name);
-    print_text(fmt::format("{} · {} keys · batch {} · {} query tokens · KV {} · {}\n", flags.shape,
-                           flags.context, flags.batch, flags.queries, flags.kv_type, where));
-    print_text(fmt::format("{:32} {:>10} {:>10} {:>10} {:>9} {:>9} {:>12} {:>10} {:>8} {:>7} {:>14}{}\n",
-                           "attention", "far keys", "median us", "select", "attend", "merge", "bytes",
-                           "limit us", "of limit", "x full", "index s/10k",
-                           flags.recall > 0 ? "     recall    scanned" : ""));
+    print_text(
+        fmt::format("{} · {} keys · batch {} · {} query tokens · KV {} · {}\n"
+                    "limit: a plain read of as many bytes; index s: of 10,000 keys\n",
+                    flags.shape, flags.context, flags.batch, flags.queries, flags.kv_type, where));
   }
+  std::vector<std::vector<std::string>> lines = {{"attention", "far keys", "median us", "select", "attend",
+                                                  "merge", "bytes", "of limit", "x full", "index s"}};
   Json results = Json::array();
   for (const AttentionBenchRow& row : rows) {
     const double of_limit = row.limit_us / row.median_us, vs_full = rows.front().median_us / row.median_us;
@@ -159,14 +160,15 @@ void run_attention(const BenchFlags& flags) {
       results.back()["recall"] = row.recall;
       results.back()["scanned"] = row.scanned;
     }
-    if (!flags.common.json)
-      print_text(
-          fmt::format("{:32} {:>8.2f} % {:>10.1f} {:>10.1f} {:>9.1f} {:>9.1f} {:>12} {:>10.1f} {:>8.2f} "
-                      "{:>7.2f} {:>14.4f}{}\n",
-                      row.attention, 100 * row.selectivity, row.median_us, row.select_us, row.attend_us,
-                      row.merge_us, row.bytes, row.limit_us, of_limit, vs_full, build,
-                      held ? fmt::format(" {:>10.4f} {:>8.2f} %", row.recall, 100 * row.scanned) : ""));
+    lines.push_back({row.attention, fmt::format("{:.2f} %", 100 * row.selectivity),
+                     fmt::format("{:.1f}", row.median_us), fmt::format("{:.1f}", row.select_us),
+                     fmt::format("{:.1f}", row.attend_us), fmt::format("{:.1f}", row.merge_us),
+                     human_bytes(row.bytes), fmt::format("{:.2f}", of_limit), fmt::format("{:.2f}", vs_full),
+                     fmt::format("{:.4f}", build)});
+    if (held)
+      lines.push_back({fmt::format("    recall {:.4f}, scanned {:.2f} %", row.recall, 100 * row.scanned)});
   }
+  if (!flags.common.json) print_text(text_table(lines));
   Json result = header(flags, device, pool);
   result["shape"] = flags.shape;
   result["results"] = std::move(results);
@@ -216,7 +218,7 @@ std::string decode_details(const DecodeBenchRow& row) {
     const double rest = row.median_ms - 1e3 * (t.search_seconds + t.attend_seconds);
     text += fmt::format(
         "    ms: host searches {:.2f}, attends {:.2f}, rest {:.2f} (host waits for the GPU "
-        "{:.2f}); {} bytes down, {} up\n",
+        "{:.2f});\n        {} bytes down, {} up\n",
         1e3 * t.search_seconds, 1e3 * t.attend_seconds, rest, 1e3 * t.wait_seconds, t.bytes_to_host,
         t.bytes_to_gpu);
     if (t.active_keys > 0)
@@ -261,20 +263,24 @@ void run_decode(const BenchFlags& flags, bool random) {
     if (flags.built_layers > 0)
       print_text(fmt::format("keys and indexes of {} layers, which the others {}\n", flags.built_layers,
                              flags.share ? "use as well" : "copy"));
-    print_text(fmt::format("{:32} {:>10} {:>10} {:>10} {:>10} {:>7} {:>9} {:>10}\n", "attention", "ms/token",
-                           "tokens/s", "density", "far keys", "x full", "index s", "index MiB"));
   }
+  std::vector<std::vector<std::string>> lines = {
+      {"attention", "ms/token", "tokens/s", "density", "far keys", "x full", "index s", "index"}};
   for (const DecodeBenchRow& row : rows) {
     const double vs_full = rows.front().median_ms / row.median_ms;
     results.push_back(decode_json(row, flags, vs_full));
     if (const std::string audit = audit_remark(row.work); !audit.empty() && !flags.common.quiet)
       std::cerr << row.attention << audit << "\n";
-    if (flags.common.json) continue;
-    print_text(fmt::format("{:32} {:>10.2f} {:>10.1f} {:>8.2f} % {:>8.2f} % {:>7.2f} {:>9.2f} {:>10}\n",
-                           row.attention, row.median_ms, row.tokens_per_second, 100 * row.density,
-                           100 * row.selectivity, vs_full, row.build_seconds, row.index_bytes >> 20));
-    print_text(decode_details(row));
+    lines.push_back({row.attention, fmt::format("{:.2f}", row.median_ms),
+                     fmt::format("{:.1f}", row.tokens_per_second), fmt::format("{:.2f} %", 100 * row.density),
+                     fmt::format("{:.2f} %", 100 * row.selectivity), fmt::format("{:.2f}", vs_full),
+                     fmt::format("{:.2f}", row.build_seconds), human_bytes(row.index_bytes)});
+    if (std::string details = decode_details(row); !details.empty()) {
+      details.pop_back();  // the table ends lines itself
+      lines.push_back({std::move(details)});
+    }
   }
+  if (!flags.common.json) print_text(text_table(lines));
   Json result = header(flags, options.device, model->pool());
   result["model"] = random ? flags.shape : flags.model;
   if (flags.built_layers > 0) {
@@ -349,11 +355,8 @@ void run_growth(const BenchFlags& flags, const std::string& contexts, std::int64
                                       .skew = flags.skew,
                                       .seconds = flags.seconds};
   const auto rows = bench_growth(options, flags.specs, pool, flags.note());
-  if (!flags.common.json)
-    print_text(
-        fmt::format("{} · {} threads, {}\n{:32} {:>10} {:>10} {:>8} {:>12} {:>10} {:>10} {:>10} {:>10}\n",
-                    flags.shape, pool.size(), kernels().name, "attention", "context", "kept", "mass", "bytes",
-                    "x first", "compared", "median us", "index s"));
+  std::vector<std::vector<std::string>> lines = {
+      {"attention", "context", "kept", "mass", "bytes", "x first", "compared", "median us", "index s"}};
   Json results = Json::array();
   for (const GrowthBenchRow& row : rows) {
     const auto first = std::find_if(rows.begin(), rows.end(), [&](const GrowthBenchRow& other) {
@@ -369,11 +372,14 @@ void run_growth(const BenchFlags& flags, const std::string& contexts, std::int64
                        {"compared", row.scored},
                        {"median_us", row.median_us},
                        {"build_seconds", row.build_seconds}});
-    if (!flags.common.json)
-      print_text(fmt::format("{:32} {:>10} {:>10.1f} {:>8.4f} {:>12} {:>10.2f} {:>10} {:>10.1f} {:>10.1f}\n",
-                             row.attention, row.context, row.kept, row.mass, row.bytes, growth, row.scored,
-                             row.median_us, row.build_seconds));
+    lines.push_back({row.attention, std::to_string(row.context), fmt::format("{:.1f}", row.kept),
+                     fmt::format("{:.4f}", row.mass), human_bytes(row.bytes), fmt::format("{:.2f}", growth),
+                     fmt::format("{}", row.scored), fmt::format("{:.1f}", row.median_us),
+                     fmt::format("{:.1f}", row.build_seconds)});
   }
+  if (!flags.common.json)
+    print_text(
+        fmt::format("{} · {} threads, {}\n{}", flags.shape, pool.size(), kernels().name, text_table(lines)));
   Json result = header(flags, Device::cpu, pool);
   result["shape"] = flags.shape;
   result["results"] = std::move(results);

@@ -55,6 +55,8 @@ Device device_of(const CommonFlags& common, DType kv_type);
 void expect_gpu(Device device, const std::string& gpu_memory, const std::string& kv_tier,
                 const std::string& active_memory);
 std::shared_ptr<const Model> load_model(const CommonFlags& common, const ModelFlags& flags);
+/// Tokens of a prompt by the model in this folder, whose tokenizer is read when something is counted.
+std::function<std::int64_t(std::string_view)> token_count(const std::string& model);
 ContextOptions context_options(const CommonFlags& common, const ModelFlags& flags);
 
 /// Says on stderr where keys and values lie and what fits, when the user asked for a limit or a place.

@@ -194,6 +194,13 @@ std::shared_ptr<const Model> load_model(const CommonFlags& common, const ModelFl
   return Model::load(flags.model, common.threads);
 }
 
+std::function<std::int64_t(std::string_view)> token_count(const std::string& model) {
+  return [model, tokenizer = std::shared_ptr<const Tokenizer>()](std::string_view text) mutable {
+    if (!tokenizer) tokenizer = std::make_shared<const Tokenizer>(Tokenizer::read(model));
+    return std::ssize(tokenizer->encode(text, Tokenizer::Bos::as_template));
+  };
+}
+
 ContextOptions context_options(const CommonFlags& common, const ModelFlags& flags) {
   ContextOptions options;
   options.kv_type = parse_dtype(flags.kv_type);

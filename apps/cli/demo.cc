@@ -106,14 +106,16 @@ void print_table(const std::vector<Question>& questions, const std::vector<Row>&
                              same ? "as full attention" : "differs"));
     }
   }
-  print_text(fmt::format("\n{:34} {:>7} {:>10} {:>16} {:>10}\n", "attention", "right", "as full",
-                         "KV bytes read", "ms/token"));
+  std::vector<std::vector<std::string>> lines = {
+      {"attention", "right", "as full", "KV bytes read", "ms/token"}};
   for (const Row& row : rows) {
-    print_text(
-        fmt::format("{:34} {:>4}/{:<2} {:>7}/{:<2} {:>14.2f} % {:>10.2f}\n", row.attention, row.right,
-                    questions.size(), row.agreeing, questions.size(), 100 * row.work.density(),
-                    1e3 * row.decode_seconds / static_cast<double>(std::max<std::int64_t>(1, row.decoded))));
+    lines.push_back({row.attention, fmt::format("{}/{}", row.right, questions.size()),
+                     fmt::format("{}/{}", row.agreeing, questions.size()),
+                     fmt::format("{:.2f} %", 100 * row.work.density()),
+                     fmt::format("{:.2f}", 1e3 * row.decode_seconds /
+                                               static_cast<double>(std::max<std::int64_t>(1, row.decoded)))});
   }
+  print_text("\n" + text_table(lines));
 }
 
 void run(DemoFlags& flags) {

@@ -51,7 +51,8 @@ void run(const EvalFlags& flags) {
   options.progress = flags.common.progress();
   const std::vector<NamedSpec> specs = named_specs(flags.specs);
   const std::vector<Sample> samples =
-      read_dataset(flags.samples, parse_dataset_format(flags.format), flags.limit, flags.prompts);
+      read_dataset(flags.samples, parse_dataset_format(flags.format), flags.limit, flags.prompts,
+                   token_count(flags.model.model));
   const auto model = load_model(flags.common, flags.model);
   EvalReport report;
   resumable(

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// lodestone inspect: what a model folder or a context file holds, and how much memory its use takes.
+// lodestone inspect: what a model folder, a context file, an artefact or a plan holds, and how much memory a
+// model's use takes.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,9 +12,11 @@
 #include "cli.h"
 #include "engine/context_file.h"
 #include "engine/memory.h"
+#include "help.h"
 #include "io/safetensors.h"
 #include "lodestone/error.h"
 #include "model/config.h"
+#include "select/plan_file.h"
 
 namespace lode::cli {
 
@@ -110,6 +113,50 @@ Json inspect_artefact(const InspectFlags& flags) {
   return result;
 }
 
+Json inspect_plan(const InspectFlags& flags) {
+  const Plan plan = read_plan(flags.path);
+  Json specs = Json::object();
+  for (const auto& layer : plan.heads)
+    for (const std::string& spec : layer) specs[spec] = specs.value(spec, 0) + 1;
+  return {{"kind", "plan"},
+          {"note", plan.note},
+          {"model_fingerprint", plan.model_fingerprint},
+          {"sink", plan.dense.sink},
+          {"window", plan.dense.window},
+          {"layers", plan.heads.size()},
+          {"kv_heads", plan.heads.front().size()},
+          {"specs", specs},
+          {"heads", plan.heads}};
+}
+
+/// "a", "b", ..., "z", "aa", ...: a short name for each spec.
+std::string letters(std::size_t index) {
+  const std::string last(1, static_cast<char>('a' + index % 26));
+  return index < 26 ? last : letters(index / 26 - 1) + last;
+}
+
+/// Which spec each head of each layer has, by letters, so that it fits a terminal.
+std::string heads_of_plan(const Json& plan) {
+  std::map<std::string, std::string> letter_of;
+  std::vector<std::vector<std::string>> legend = {{"spec", "KV heads", "letter"}};
+  for (const auto& [spec, count] : plan.at("specs").items()) {
+    letter_of[spec] = letters(letter_of.size());
+    legend.push_back({spec, count.dump(), letter_of[spec]});
+  }
+  const std::size_t width = letters(letter_of.size() - 1).size() + 1;
+  std::string text = "\n" + text_table(legend) + "\nlayer  KV heads in their order\n";
+  std::size_t layer = 0;
+  for (const Json& specs : plan.at("heads")) {
+    std::string line = fmt::format("{:>5} ", layer++);
+    for (const Json& spec : specs) {
+      if (line.size() + width > 80) text += line + "\n", line = "      ";
+      line += fmt::format("{:>{}}", letter_of.at(spec.get<std::string>()), width);
+    }
+    text += line + "\n";
+  }
+  return text;
+}
+
 bool is_artefact(const std::string& path) {
   return std::filesystem::path(path).extension() == ".safetensors";
 }
@@ -136,13 +183,16 @@ std::string as_text(const Json& object, const std::string& indent = "", bool siz
 
 void add_inspect(CLI::App& app) {
   auto flags = std::make_shared<InspectFlags>();
-  CLI::App* verb = app.add_subcommand(
-      "inspect",
-      "What a model folder, a .lode file or an artefact of `train` holds, and the memory that it will take");
+  CLI::App* verb = app.add_subcommand("inspect",
+                                      "What a model folder, a .lode file, an artefact of `train` or a plan "
+                                      "of `tune` holds, and the memory that a "
+                                      "model will take");
   add_common_flags(*verb, flags->common);
   add_model_flags(*verb, flags->model, false);
-  verb->add_option("file", flags->path,
-                   "a model folder, a .lode file or a .safetensors file that `train` wrote")
+  verb->add_option(
+          "file", flags->path,
+          "a model folder, a .lode file, a .safetensors file that `train` wrote or a plan that `tune` "
+          "wrote")
       ->required();
   add_attention_flag(*verb, flags->specs, false);
   verb->callback([flags, verb] {
@@ -152,9 +202,14 @@ void add_inspect(CLI::App& app) {
     expect_use(*verb, {"--model"}, false, "expected the model's folder in the place of FILE, found it here");
     const Json found = folder                     ? inspect_model(*flags)
                        : is_artefact(flags->path) ? inspect_artefact(*flags)
+                       : is_plan(flags->path)     ? inspect_plan(*flags)
                                                   : inspect_context(*flags);
     if (flags->common.json) return print_json(found);
-    print_text(as_text(found));
+    if (found.at("kind") != "plan") return print_text(as_text(found));
+    Json head = found;
+    for (const char* shown_below : {"note", "specs", "heads"}) head.erase(shown_below);
+    print_text(as_text(head) + wrapped("note: " + found.at("note").get<std::string>(), 2) + "\n" +
+               heads_of_plan(found));
   });
 }
 

@@ -119,11 +119,11 @@ void run(const ReportFlags& flags) {
   options.haystack = flags.haystack;
   options.progress = flags.common.progress();
   options.so_far = flags.so_far;
-  if (!flags.samples.empty())
-    options.samples =
-        read_dataset(flags.samples, parse_dataset_format(flags.format), flags.limit, flags.prompts);
   ModelFlags model_flags = flags.model;
   if (model_flags.model.empty()) model_flags.model = (data_dir() / "models" / "pocket").string();
+  if (!flags.samples.empty())
+    options.samples = read_dataset(flags.samples, parse_dataset_format(flags.format), flags.limit,
+                                   flags.prompts, token_count(model_flags.model));
   const auto model = load_model(flags.common, model_flags);
   Grid grid(model, suites, options);
   if (!flags.common.quiet) {

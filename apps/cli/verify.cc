@@ -12,6 +12,7 @@
 #include "io/safetensors.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
+#include "select/plan_file.h"
 
 namespace lode::cli {
 
@@ -46,6 +47,11 @@ std::string verify(const VerifyFlags& flags) {
                        model->weight_bytes(), model->tokenizer().vocab());
   }
   if (std::filesystem::path(flags.path).extension() == ".safetensors") return verify_tensors(flags.path);
+  if (is_plan(flags.path)) {
+    const Plan plan = read_plan(flags.path);
+    return fmt::format("a plan of {} layers of {} KV heads, every spec is known", plan.heads.size(),
+                       plan.heads.front().size());
+  }
   const ContainerReader file(flags.path);
   const ContextMeta meta = read_context_meta(file, flags.path);
   if (const std::string damage = file.verify_all(); !damage.empty())
@@ -59,9 +65,10 @@ std::string verify(const VerifyFlags& flags) {
 void add_verify(CLI::App& app) {
   auto flags = std::make_shared<VerifyFlags>();
   CLI::App* verb =
-      app.add_subcommand("verify", "Check a context file, a model folder or an artefact for damage");
+      app.add_subcommand("verify", "Check a context file, a model folder, an artefact or a plan for damage");
   add_common_flags(*verb, flags->common);
-  verb->add_option("file", flags->path, "a .lode file, a model folder or a .safetensors file")->required();
+  verb->add_option("file", flags->path, "a .lode file, a model folder, a .safetensors file or a plan")
+      ->required();
   verb->callback([flags] {
     const std::string checked = verify(*flags);
     if (flags->common.json)

@@ -42,6 +42,12 @@ std::size_t sequence_bytes(std::string_view text) {
   return legal ? bytes : 0;
 }
 
+/// Columns of a terminal that a text takes, each character one.
+std::size_t columns_of(std::string_view text) {
+  return static_cast<std::size_t>(std::count_if(
+      text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+}
+
 }  // namespace
 
 std::string nearest_name(std::string_view word, std::span<const std::string> names) {
@@ -96,6 +102,35 @@ std::string human_bytes(std::int64_t bytes) {
   for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit) value /= 1024;
   char text[32];
   std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
+  return text;
+}
+
+std::string text_table(std::span<const std::vector<std::string>> rows, std::size_t width) {
+  const auto is_row = [](const auto& row) { return row.size() > 1; };
+  std::vector<std::size_t> widths;
+  for (const auto& row : rows) {
+    if (!is_row(row)) continue;
+    widths.resize(std::max(widths.size(), row.size()));
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], columns_of(row[i]));
+  }
+  if (widths.empty()) return "";
+  const std::size_t cells = std::accumulate(widths.begin() + 1, widths.end(), std::size_t{0}),
+                    count = widths.size() - 1, gap = widths[0] + cells + 2 * count <= width ? 2 : 1,
+                    numbers = cells + gap * count;
+  const std::size_t name = std::min(widths[0], width > numbers ? width - numbers : 0);
+  std::string text;
+  for (const auto& row : rows) {
+    const std::size_t taken = columns_of(row[0]);
+    text += row[0];
+    if (!is_row(row)) {
+      text += "\n";
+      continue;
+    }
+    text += taken > name ? "\n" + std::string(name, ' ') : std::string(name - taken, ' ');
+    for (std::size_t i = 1; i < row.size(); ++i)
+      text += std::string(gap + widths[i] - columns_of(row[i]), ' ') + row[i];
+    text += "\n";
+  }
   return text;
 }
 

@@ -22,5 +22,9 @@ std::size_t invalid_utf8(std::string_view text);
 std::string excerpt(std::string_view text, std::size_t limit = 80);
 /// "1.5 GiB", "20.3 MiB", "512 B".
 std::string human_bytes(std::int64_t bytes);
+/// Rows, the first of which is the head, as lines of a terminal of `width` columns: names to the left,
+/// numbers to the right. A name that leaves its numbers no room has a line to itself; a row of one cell is a
+/// remark.
+std::string text_table(std::span<const std::vector<std::string>> rows, std::size_t width = 80);
 
 }  // namespace lode

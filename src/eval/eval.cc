@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/cancel.h"
+#include "base/text.h"
 #include "engine/context.h"
 #include "engine/row_order.h"
 #include "eval/audit_result.h"
@@ -376,28 +377,42 @@ Json EvalReport::json() const {
   return {{"model", model}, {"protocol", protocol}, {"device", device}, {"results", results}};
 }
 
+namespace {
+
+/// "needle, 4096 tokens: 8 samples, 2 documents"; samples of a user may tell no length.
+std::string group_line(const EvalRow& row) {
+  const std::string length = row.tokens > 0 ? fmt::format(", {} tokens", row.tokens) : "";
+  const auto counted = [](std::int64_t n, const char* what) {
+    return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
+  };
+  return fmt::format("{}{}: {}, {}", row.task, length, counted(row.n, "sample"),
+                     counted(row.difference.documents, "document"));
+}
+
+}  // namespace
+
 std::string EvalReport::table() const {
+  const bool few = std::any_of(rows.begin(), rows.end(), [](const EvalRow& r) { return !r.difference.low; });
   std::string text = fmt::format(
-      "{} under {}; difference: points from full on the same samples, 95 % interval by document\n", model,
-      protocol);
-  std::string last;
-  for (const EvalRow& r : rows) {
-    const std::string group = fmt::format("{} {}", r.task, r.tokens);
-    if (group != last) {
-      text += fmt::format("\n{}: {} samples, {} documents\n{:34} {:>7} {:>26} {:>10} {:>9} {:>12}\n", group,
-                          r.n, r.difference.documents, "attention", "score", "difference", "agreement",
-                          "density", "selectivity");
+      "{} under {}\ndifference: points from full on the same samples, 95 % interval by document{}\n", model,
+      protocol, few ? fmt::format("\n(none of fewer than {} documents)", kLeastDocuments) : "");
+  for (std::size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
+    std::vector<std::vector<std::string>> lines = {
+        {"attention", "score", "difference", "agreement", "density", "far keys"}};
+    const std::string group = group_line(rows[begin]);
+    for (; end < rows.size() && group_line(rows[end]) == group; ++end) {
+      const EvalRow& r = rows[end];
+      const std::string interval =
+          r.difference.low ? fmt::format(" [{:+.1f}, {:+.1f}]", *r.difference.low, *r.difference.high) : "";
+      lines.push_back({r.attention, fmt::format("{:.1f}", r.score),
+                       fmt::format("{:+.1f}{}", r.difference.mean, interval),
+                       fmt::format("{:.3f}", r.agreement), fmt::format("{:.2f} %", 100 * r.density),
+                       fmt::format("{:.2f} %", 100 * r.selectivity)});
+      if (r.back_to_full > 0)
+        lines.push_back(
+            {fmt::format("    layers went back to full attention in {} of {} answers", r.back_to_full, r.n)});
     }
-    last = group;
-    const std::string interval = r.difference.low
-                                     ? fmt::format("{:+.1f} [{:+.1f}, {:+.1f}]", r.difference.mean,
-                                                   *r.difference.low, *r.difference.high)
-                                     : fmt::format("{:+.1f}", r.difference.mean);
-    text += fmt::format("{:34} {:>7.1f} {:>26} {:>10.3f} {:>9.4f} {:>12.5f}\n", r.attention, r.score,
-                        interval, r.agreement, r.density, r.selectivity);
-    if (r.back_to_full > 0)
-      text +=
-          fmt::format("    layers went back to full attention in {} of {} answers\n", r.back_to_full, r.n);
+    text += "\n" + group + "\n" + text_table(lines);
   }
   return text;
 }

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "base/cancel.h"
+#include "base/text.h"
 #include "engine/context.h"
 #include "eval/head_probe.h"
 #include "lodestone/error.h"
@@ -234,22 +235,29 @@ Json ProbeReport::json() const {
 
 std::string ProbeReport::table(bool with_heads) const {
   std::string text = fmt::format(
-      "{}, {} tokens; the last {} attend sink {} + window {} + what the method finds\n"
-      "recovered: over the {} tokens that full attention predicts better than streaming by {} nat or more\n"
-      "recall: of the top {} far keys; error: of the output; both, and mass, as means over all heads, those "
-      "of layers left dense too\n"
-      "bound: on the error, from the least and largest numbers of pages of 16 keys, no key left out read\n\n"
-      "{:34} {:>8} {:>10} {:>9} {:>8} {:>8} {:>8} {:>8}\n",
+      "{}, {} tokens; the last {} attend sink {} + window {}\n"
+      "and what the method finds\n"
+      "recovered: over the {} tokens that full attention predicts better than\n"
+      "  streaming by {} nat or more\n"
+      "recall: of the top {} far keys; error: of the output; both, and mass, as means\n"
+      "  over all heads, those of layers left dense too\n"
+      "bound: on the error, from the least and largest numbers of pages of 16 keys,\n"
+      "  no key left out read\n\n",
       model, tokens, options.last, options.dense.sink, options.dense.window, gap_tokens, options.gap,
-      options.top, "attention", "loss", "recovered", "density", "recall", "mass", "error", "bound");
+      options.top);
+  std::vector<std::vector<std::string>> lines = {
+      {"attention", "loss", "recovered", "density", "recall", "mass", "error", "bound"}};
   for (const ProbeRow& row : rows) {
     const HeadMeasure mean = row.mean();
-    const std::string heads = row.heads.empty() ? ""
-                                                : fmt::format("{:>8.4f} {:>8.4f} {:>8.4f} {:>8.2f}",
-                                                              mean.recall, mean.mass, mean.error, mean.bound);
-    text += fmt::format("{:34} {:>8.4f} {:>10} {:>9.4f} {}\n", row.attention, row.loss,
-                        row.recovered ? fmt::format("{:.4f}", *row.recovered) : "-", row.density, heads);
+    const auto of_heads = [&](double value, int digits) {
+      return row.heads.empty() ? "" : fmt::format("{:.{}f}", value, digits);
+    };
+    lines.push_back({row.attention, fmt::format("{:.4f}", row.loss),
+                     row.recovered ? fmt::format("{:.4f}", *row.recovered) : "-",
+                     fmt::format("{:.4f}", row.density), of_heads(mean.recall, 4), of_heads(mean.mass, 4),
+                     of_heads(mean.error, 4), of_heads(mean.bound, 2)});
   }
+  text += text_table(lines);
   for (const ProbeRow& row : rows) {
     if (!row.notice.empty()) text += fmt::format("\n{}: {}\n", row.attention, row.notice);
   }

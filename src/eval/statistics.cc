@@ -76,7 +76,7 @@ Interval mean_by_document(std::span<const double> values, std::span<const std::i
   const auto n = static_cast<double>(values.size());
   Interval interval = {.mean = values.empty() ? 0.0 : all / n,
                        .documents = static_cast<std::int64_t>(sums.size())};
-  if (sums.size() < 2) return interval;
+  if (sums.size() < kLeastDocuments) return interval;
   double squares = 0;
   for (const auto& [id, s] : sums)
     squares += (s.value - interval.mean * s.count) * (s.value - interval.mean * s.count);

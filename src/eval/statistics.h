@@ -8,7 +8,10 @@
 
 namespace lode {
 
-/// Mean over samples, with a 95 % interval when there are at least two documents.
+/// Of two documents, t's single degree of freedom says next to nothing, and equal values say too much.
+inline constexpr std::size_t kLeastDocuments = 3;
+
+/// Mean over samples, with a 95 % interval where there are documents enough.
 struct Interval {
   double mean = 0;
   std::optional<double> low, high;

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <map>
 
+#include "base/text.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -572,24 +573,27 @@ Json TuneReport::json() const {
 }
 
 std::string TuneReport::table() const {
-  std::string text = fmt::format(
-      "{}; target: {}\nplan: {}\n\non the check text\n{:40} {:>8} {:>9} {:>8} {:>8} "
-      "{:>10} {:>8}  {}\n",
-      model, target.str(), summary_of(plan), "attention", "density", "far keys", "error", "loss", "agreement",
-      "step ms", "target");
+  std::vector<std::vector<std::string>> lines = {
+      {"attention", "density", "far keys", "error", "loss", "agreement", "step ms", "target"}};
   for (const TunedRow& row : rows) {
-    text += fmt::format("{:40} {:>8.4f} {:>9.4f} {:>8.4f} {:>8.4f} {:>10.4f} {:>8.3f}  {}\n", row.attention,
-                        row.density, row.selectivity, row.error, row.loss, row.agreement, row.step_ms,
-                        row.met ? "met" : "missed");
+    lines.push_back({row.attention, fmt::format("{:.4f}", row.density),
+                     fmt::format("{:.4f}", row.selectivity), fmt::format("{:.4f}", row.error),
+                     fmt::format("{:.4f}", row.loss), fmt::format("{:.4f}", row.agreement),
+                     fmt::format("{:.3f}", row.step_ms), row.met ? "met" : "missed"});
   }
+  std::string text = fmt::format("{}; target: {}\nplan: {}\n\non the check text\n{}", model, target.str(),
+                                 summary_of(plan), text_table(lines));
   const std::vector<AtEqualLoss> equal = at_equal_loss();
+  if (!equal.empty()) text += fmt::format("\nat the plan's {} of {:.4f}\n", target.name(), rows[1].measured);
+  lines = {{"attention", "density", "step ms"}};
   if (!equal.empty())
-    text += fmt::format("\nat the plan's {} of {:.4f}\n{:40} {:>8.4f} {:>8.3f} ms\n", target.name(),
-                        rows[1].measured, "plan", rows[1].density, rows[1].step_ms);
+    lines.push_back({"plan", fmt::format("{:.4f}", rows[1].density), fmt::format("{:.3f}", rows[1].step_ms)});
   for (const AtEqualLoss& at : equal) {
-    text += at.density && at.ms ? fmt::format("{:40} {:>8.4f} {:>8.3f} ms\n", at.method, *at.density, *at.ms)
-                                : fmt::format("{:40} {:>8}\n", at.method, "never");
+    const bool ever = at.density && at.ms;
+    lines.push_back({at.method, ever ? fmt::format("{:.4f}", *at.density) : "never",
+                     ever ? fmt::format("{:.3f}", *at.ms) : ""});
   }
+  if (!equal.empty()) text += text_table(lines);
   if (!timings.empty()) text += "\n  tokens   full ms   plan ms  best single ms\n";
   for (const Timing& t : timings)
     text += fmt::format("{:>8} {:>9.3f} {:>9.3f}  {:>14}\n", t.context, t.full_ms, t.plan_ms,

@@ -28,7 +28,6 @@ std::string join_sentences(const std::string& first, const std::string& second) 
 struct MethodScore {
   std::string label;
   double score = 0, agreement = 0, density = 0, selectivity = 0, seconds = 0;
-  std::optional<double> low, high;  ///< of the score, from the paired interval
   std::int64_t n = 0;
   std::map<std::string, double> by_task;
   double exact_layers = 0;                         ///< share of the layers, which attend all keys

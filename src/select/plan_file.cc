@@ -58,6 +58,12 @@ Plan read_plan(const std::filesystem::path& path) {
   return plan;
 }
 
+bool is_plan(const std::filesystem::path& path) {
+  const MappedFile file(path);
+  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+  return text.starts_with('{') && text.substr(0, kMaxBytes).find("\"lodestone_plan\"") != text.npos;
+}
+
 void write_plan(const std::filesystem::path& path, const Plan& plan) {
   Json json = {{"lodestone_plan", kVersion},  {"model_fingerprint", plan.model_fingerprint},
                {"note", plan.note},           {"sink", plan.dense.sink},

@@ -22,6 +22,9 @@ struct Plan {
 /// InputError when the file is no plan, is of another version, names an unknown method or a plan, or has
 /// layers of different width.
 Plan read_plan(const std::filesystem::path& path);
+/// Whether the file is meant for a plan: JSON that names the plan's version. InputError when it cannot be
+/// read.
+bool is_plan(const std::filesystem::path& path);
 /// Atomically.
 void write_plan(const std::filesystem::path& path, const Plan& plan);
 

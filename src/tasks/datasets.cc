@@ -97,8 +97,9 @@ std::vector<std::string> texts_of(const Json& object, const char* key, const std
 
 class DatasetReader {
  public:
-  DatasetReader(const fs::path& path, std::int64_t limit, const fs::path& prompts)
-      : path_(path), limit_(limit) {
+  DatasetReader(const fs::path& path, std::int64_t limit, const fs::path& prompts,
+                const TokenCount& tokens_of)
+      : path_(path), limit_(limit), tokens_of_(tokens_of) {
     if (!prompts.empty()) prompts_ = parse_json(read_file(prompts), prompts.string());
   }
 
@@ -123,6 +124,7 @@ class DatasetReader {
 
   fs::path path_;
   std::int64_t limit_;
+  const TokenCount& tokens_of_;
   Json prompts_;
   std::vector<Sample> samples_;
   std::map<std::pair<std::string, std::int64_t>, std::int64_t> counts_;
@@ -315,13 +317,18 @@ void DatasetReader::add_needles(const Json& object, const std::string& where) {
     while (text.size() + needle.size() < characters) text += hay;
     text.resize(characters > needle.size() ? characters - needle.size() : 0);
     while (invalid_utf8(text) != std::string::npos) text.pop_back();
+    const std::string asked = "\n\nQuestion: " + question + "\nAnswer:";
+    const std::vector<std::string> answers = texts_of(object, "answer", where);
+    // The same of all depths, which the tokenizer may tell apart by a token or two.
+    const std::int64_t tokens =
+        tokens_of_ ? tokens_of_(text + " " + needle + asked + " " + answers.front()) : 0;
     for (const double depth : numbers("depths", 0, 100)) {
       auto at = static_cast<std::size_t>(depth / 100 * static_cast<double>(text.size()));
       const std::size_t stop = at == 0 ? std::string::npos : text.rfind('.', at - 1);
       at = stop == std::string::npos ? 0 : stop + 1;
-      Sample sample = {.task = "needle", .tokens = static_cast<std::int64_t>(length)};
-      sample.question = "\n\nQuestion: " + question + "\nAnswer:";
-      sample.answers = texts_of(object, "answer", where);
+      Sample sample = {.task = "needle", .tokens = tokens};
+      sample.question = asked;
+      sample.answers = answers;
       sample.depth = depth / 100;
       put(std::move(sample), text.substr(0, at) + " " + needle + text.substr(at));
     }
@@ -347,7 +354,7 @@ std::string_view name_of(DatasetFormat format) {
 }
 
 std::vector<Sample> read_dataset(const fs::path& path, DatasetFormat format, std::int64_t limit,
-                                 const fs::path& prompts) {
+                                 const fs::path& prompts, const TokenCount& tokens_of) {
   const MappedFile file(path);
   const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
   if (format == DatasetFormat::automatic) {
@@ -373,7 +380,7 @@ std::vector<Sample> read_dataset(const fs::path& path, DatasetFormat format, std
                     "found samples with prompts of their own",
                     path.string()));
   }
-  return DatasetReader(path, limit, prompts).read(format, text);
+  return DatasetReader(path, limit, prompts, tokens_of).read(format, text);
 }
 
 }  // namespace lode

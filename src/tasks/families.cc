@@ -35,19 +35,26 @@ Material merge(const std::vector<Material>& parts, Rng& rng) {
   return merged;
 }
 
-/// One document of the "magic" family: keys and values of one kind each, keys with one or several values.
+/// One document of the "magic" family: keys and values of one kind each, of those that the task names or else
+/// the family, keys with one or several values.
 class Magic {
  public:
-  Magic(const Language& language, Language::Wording side, Rng& rng, std::set<std::string>& names)
-      : language_(language), entry_(language.family("magic")), side_(side), rng_(rng), names_(names) {}
+  Magic(const Language& language, const Json& task, Language::Wording side, Rng& rng,
+        std::set<std::string>& names)
+      : language_(language),
+        entry_(language.family("magic")),
+        task_(task),
+        side_(side),
+        rng_(rng),
+        names_(names) {}
 
   /// `sizes`: values of each key.
   Material tell(const std::vector<std::size_t>& sizes) {
-    const Json& kinds = entry_.at("values");
+    const Json& kinds = (task_.contains("values") ? task_ : entry_).at("values");
     auto value_kind = kinds.begin();
     std::advance(value_kind, static_cast<std::ptrdiff_t>(rng_.below(kinds.size())));
     kind_ = value_kind.value().get<std::string>();
-    const Json& key_kinds = entry_.at("keys");
+    const Json& key_kinds = (task_.contains("keys") ? task_ : entry_).at("keys");
     keys_ = unique_values(language_, key_kinds.at(rng_.below(key_kinds.size())).get<std::string>(),
                           sizes.size(), rng_, names_);
     std::vector<std::size_t> owners;
@@ -110,7 +117,7 @@ class Magic {
 
  private:
   const Language& language_;
-  const Json& entry_;
+  const Json &entry_, &task_;
   Language::Wording side_;
   Rng& rng_;
   std::set<std::string>& names_;
@@ -120,9 +127,9 @@ class Magic {
       told_;  // per key: (fact, value), in document order
 };
 
-Material single_keys(const Language& language, std::size_t facts, Language::Wording side, Rng& rng,
-                     std::set<std::string>& names) {
-  Magic magic(language, side, rng, names);
+Material single_keys(const Language& language, const Json& task, std::size_t facts, Language::Wording side,
+                     Rng& rng, std::set<std::string>& names) {
+  Magic magic(language, task, side, rng, names);
   Material material = magic.tell(std::vector<std::size_t>(facts, 1));
   for (std::size_t key = 0; key < facts; ++key) material.questions.push_back(magic.ask_one(key));
   return material;
@@ -137,7 +144,7 @@ Material multivalue(const Language& language, std::size_t facts, Language::Wordi
   for (std::size_t used = asked; used < facts; used += sizes.back()) {
     sizes.push_back(std::min(others.at(0) + rng.below(others.at(1) - others.at(0) + 1), facts - used));
   }
-  Magic magic(language, side, rng, names);
+  Magic magic(language, task, side, rng, names);
   Material material = magic.tell(sizes);
   for (std::size_t key = 0; key < sizes.size(); ++key) {
     if (magic.values_of(key) == asked) material.questions.push_back(magic.ask_values(key));
@@ -147,8 +154,9 @@ Material multivalue(const Language& language, std::size_t facts, Language::Wordi
 
 Material multiquery(const Language& language, std::size_t facts, Language::Wording side, Rng& rng,
                     std::set<std::string>& names) {
-  const std::size_t asked = count_of(language.task("multiquery"), "keys_per_question");
-  Magic magic(language, side, rng, names);
+  const Json& task = language.task("multiquery");
+  const std::size_t asked = count_of(task, "keys_per_question");
+  Magic magic(language, task, side, rng, names);
   Material material = magic.tell(std::vector<std::size_t>(facts, 1));
   std::vector<std::size_t> keys(facts);
   std::iota(keys.begin(), keys.end(), std::size_t{0});
@@ -327,7 +335,6 @@ std::size_t fact_count(const Language& language, std::string_view task, std::int
 
 Material make_material(const Language& language, std::string_view task, std::size_t facts,
                        Language::Wording side, Rng& rng, std::set<std::string>& names) {
-  if (task == "needle" || task == "multikey") return single_keys(language, facts, side, rng, names);
   if (task == "multivalue") return multivalue(language, facts, side, rng, names);
   if (task == "multiquery") return multiquery(language, facts, side, rng, names);
   if (task == "kv") return key_values(language, facts, side, rng);
@@ -338,6 +345,8 @@ Material make_material(const Language& language, std::string_view task, std::siz
   }
   if (task == "freq") return frequencies(language, facts, side, rng, names);
   if (task == "passkey" || task == "number") return only_one(language, task, side, rng);
+  if (const Json& entry = language.task(task); entry.value("family", "") == "magic")
+    return single_keys(language, entry, facts, side, rng, names);
   throw InputError("task '" + std::string(task) + "' has no facts to put into a text");
 }
 

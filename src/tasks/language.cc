@@ -104,6 +104,7 @@ Language Language::parse(std::string_view json, std::string_view where) {
   language.held_books_ = rule("books");
   language.read_words(root, where);
   language.read_kinds(root, where);
+  language.noise_ = json_string(root, "noise", where);
   language.families_ = member(root, "families", where);
   language.tasks_ = member(root, "tasks", where);
   return language;
@@ -133,8 +134,8 @@ void Language::read_kinds(const Json& root, std::string_view where) {
     } else if (kind.type == "digits" || kind.type == "hex" || kind.type == "letters") {
       kind.length = json_int(entry, "length", place, 1, 18);
       if (json_has(entry, "alphabet")) kind.alphabet = json_int(entry, "alphabet", place, 2, 9);
-    } else if (kind.type != "invented") {
-      throw InputError(place + ": expected type digits, hex, letters, template or invented, found '" +
+    } else if (kind.type != "invented" && kind.type != "uuid") {
+      throw InputError(place + ": expected type digits, hex, letters, uuid, template or invented, found '" +
                        kind.type + "'");
     }
     kinds_.emplace(name, kind);
@@ -189,8 +190,9 @@ std::string Language::value(std::string_view kind, Rng& rng) const {
   if (k.type == "digits") return digits(k, rng);
   if (k.type == "template") return of_lists(k, rng);
   while (true) {
-    std::string text =
-        k.type == "invented" ? invented(rng) : characters(k.type == "hex" ? kHex : kLetters, k.length, rng);
+    std::string text = k.type == "invented" ? invented(rng)
+                       : k.type == "uuid"   ? uuid(rng)
+                                            : characters(k.type == "hex" ? kHex : kLetters, k.length, rng);
     if (string_is_held_out(text)) return text;
   }
 }
@@ -226,6 +228,13 @@ std::string Language::invented(Rng& rng) const {
   }
   text[0] = static_cast<char>(text[0] - 'a' + 'A');  // onsets are lower-case ASCII
   return text;
+}
+
+/// Of version 4, that is random, in the usual form.
+std::string Language::uuid(Rng& rng) const {
+  std::string text = characters(kHex, 8, rng) + "-" + characters(kHex, 4, rng) + "-4";
+  text += characters(kHex, 3, rng) + "-" + characters("89ab", 1, rng);
+  return text + characters(kHex, 3, rng) + "-" + characters(kHex, 12, rng);
 }
 
 std::string Language::of_lists(const Kind& kind, Rng& rng) const {

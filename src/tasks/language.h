@@ -47,6 +47,9 @@ class Language {
   /// The tasks' names, in alphabetical order; `echo` is not among them, for it asks nothing.
   std::vector<std::string> task_names() const;
 
+  /// The sentences that, repeated, are a haystack of noise.
+  const std::string& noise() const { return noise_; }
+
   /// The words of a list that evaluation may use: all of a small list, the held-back ones of a split list.
   const std::vector<std::string>& words(std::string_view list) const;
   /// A word for a template's slot: "city", "place", "attribute", "adjective", "noun", or a value kind.
@@ -80,9 +83,11 @@ class Language {
   std::string digits(const Kind& kind, Rng& rng) const;
   std::string characters(std::string_view alphabet, std::int64_t length, Rng& rng) const;
   std::string invented(Rng& rng) const;
+  std::string uuid(Rng& rng) const;
   std::string of_lists(const Kind& kind, Rng& rng) const;
 
   PromptForm prompt_;
+  std::string noise_;
   Rule held_words_, held_strings_, held_numbers_, held_books_;
   std::map<std::string, std::vector<std::string>, std::less<>> words_;
   std::map<std::string, Kind, std::less<>> kinds_;

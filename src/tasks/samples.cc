@@ -6,6 +6,7 @@
 #include <limits>
 #include <set>
 
+#include "base/text.h"
 #include "lodestone/error.h"
 #include "tasks/draw.h"
 #include "tasks/families.h"
@@ -39,7 +40,8 @@ class TaskMaker {
   TaskMaker(const TaskOptions& options, const Language& language, const Haystack& haystack)
       : options_(options),
         language_(language),
-        haystack_(haystack),
+        noise_(noise_of(options.task, language, haystack.meter())),
+        haystack_(noise_ ? *noise_ : haystack),
         meter_(haystack.meter()),
         depth_shift_(Rng(hash_seed(options.seed, crc32(options.task))).uniform()) {}
 
@@ -47,7 +49,8 @@ class TaskMaker {
     Rng rng(hash_seed(options_.seed, crc32(options_.task), options_.tokens, index));
     if (options_.task == kMixed) return mixed_draft(index, rng);
     const std::string family = language_.task(options_.task).value("family", "");
-    if (family == "cwe" || family == "fwe") return list_draft(rng);
+    if (family == "cwe" || family == "fwe" || hay_of(options_.task, language_) == "needles")
+      return list_draft(rng);
     if (family == "recite") return recite_draft(index, rng);
     return fact_draft(index, rng);
   }
@@ -59,6 +62,17 @@ class TaskMaker {
   }
 
  private:
+  /// What a task says of its haystack; most take any.
+  static std::string hay_of(const std::string& task, const Language& language) {
+    return task == kMixed ? "" : language.task(task).value("haystack", "");
+  }
+
+  static std::optional<Haystack> noise_of(const std::string& task, const Language& language,
+                                          const TokenMeter& meter) {
+    if (hay_of(task, language) != "noise") return std::nullopt;
+    return Haystack(language.noise() + "\n", meter);
+  }
+
   std::int64_t questions_wanted() const {
     if (options_.questions > 0) return options_.questions;
     return options_.tokens <= 4096 ? 1 : options_.tokens <= 16384 ? 4 : 8;
@@ -260,28 +274,46 @@ class TaskMaker {
 
   // ---- A list as the whole context ----
 
+  /// A draft whose context is `items` items, behind an intro.
+  struct ListDraft {
+    Draft draft;
+    std::int64_t intro_tokens = 0;
+  };
+
+  ListDraft words_draft(std::size_t items, Rng& rng) const {
+    ListMaterial list = make_list(language_, options_.task, items, options_.wording, rng);
+    list.question.text = asked(list.question.text);
+    return {.draft = {.context = list.intro + join(list.items, list.separator),
+                      .questions = {list.question},
+                      .depths = {std::nullopt}},
+            .intro_tokens = meter_.count(list.intro)};
+  }
+
+  /// Needles and nothing else.
+  ListDraft needles_draft(std::size_t items, Rng& rng) const {
+    std::set<std::string> names;
+    Material material = make_material(language_, options_.task, items, options_.wording, rng, names);
+    choose_questions(material.questions, questions_wanted(), rng);
+    ListDraft list = {.draft = {.context = join(material.facts, " "), .questions = material.questions}};
+    for (const Question& q : material.questions)
+      list.draft.depths.push_back(static_cast<double>(q.needs.front()) / static_cast<double>(items));
+    return list;
+  }
+
   Draft list_draft(Rng& rng) {
+    const bool needles = hay_of(options_.task, language_) == "needles";
     const std::uint64_t seed = rng.next();
     Draft best;
-    std::int64_t items = options_.tokens / 6;
+    std::int64_t items = options_.tokens / (needles ? 64 : 6);
     for (int tries = 0; tries < 16 && items > 0; ++tries) {
       Rng fresh(seed);
-      ListMaterial list =
-          make_list(language_, options_.task, static_cast<std::size_t>(items), options_.wording, fresh);
-      Draft draft;
-      draft.context = list.intro;
-      for (std::size_t i = 0; i < list.items.size(); ++i)
-        draft.context += (i > 0 ? list.separator : "") + list.items[i];
-      list.question.text = asked(list.question.text);
-      draft.questions = {list.question};
-      draft.depths = {std::nullopt};
+      const auto count = static_cast<std::size_t>(items);
+      auto [draft, intro] = needles ? needles_draft(count, fresh) : words_draft(count, fresh);
       draft.context_tokens = meter_.count(draft.context);
-      const std::int64_t fixed =
-          meter_.prefix + longest(draft.questions, end_of(draft)) + meter_.count(list.intro);
-      const std::int64_t of_items =
-          std::max<std::int64_t>(1, draft.context_tokens - meter_.count(list.intro));
+      const std::int64_t fixed = meter_.prefix + longest(draft.questions, end_of(draft)) + intro;
+      const std::int64_t of_items = std::max<std::int64_t>(1, draft.context_tokens - intro);
       const std::int64_t left = options_.tokens - fixed - of_items;
-      const double per_item = static_cast<double>(of_items) / static_cast<double>(list.items.size());
+      const double per_item = static_cast<double>(of_items) / static_cast<double>(items);
       if (left >= 0 && draft.context.size() > best.context.size()) best = std::move(draft);
       const auto step = static_cast<std::int64_t>(std::floor(static_cast<double>(left) / per_item));
       if (left >= 0 && (step == 0 || left * 200 < options_.tokens)) break;
@@ -405,6 +437,7 @@ class TaskMaker {
 
   const TaskOptions& options_;
   const Language& language_;
+  const std::optional<Haystack> noise_;  ///< of tasks that bring their own
   const Haystack& haystack_;
   const TokenMeter& meter_;
   double depth_shift_;

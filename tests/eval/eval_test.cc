@@ -150,13 +150,13 @@ TEST(Evaluate, RowsInTheOrderOfClustersAnswerAlike) {
 
 TEST(Evaluate, ReportHasTheFieldsOfTheInterface) {
   const Json json =
-      evaluate(tiny_model(), some_samples(2, 1), specs({"streaming:window=64"}), quiet()).json();
+      evaluate(tiny_model(), some_samples(3, 1), specs({"streaming:window=64"}), quiet()).json();
   EXPECT_EQ(json.at("protocol"), "context-dense");
   const Json& row = json.at("results").at(1);
   EXPECT_EQ(row.at("attention"), "streaming:window=64");
   EXPECT_EQ(row.at("task"), "kv");
   EXPECT_EQ(row.at("tokens"), 1200);
-  EXPECT_EQ(row.at("n"), 2);
+  EXPECT_EQ(row.at("n"), 3);
   for (const char* key : {"score", "agreement", "density", "selectivity", "difference_low"})
     EXPECT_TRUE(row.at(key).is_number()) << key;
 }

@@ -32,11 +32,12 @@ TEST(MeanByDocument, OneSampleADocumentIsTheUsualTInterval) {
 }
 
 TEST(MeanByDocument, SamplesOfOneDocumentCountOnce) {
-  // Documents (1, 0) and (1, 1): deviations of the sums are -0.5 and 0.5, the error sqrt(2 * 0.5) / 4 = 0.25,
-  // t(1) = 12.7062.
-  const Interval i = mean_by_document(std::vector<double>{1, 0, 1, 1}, std::vector<std::int64_t>{7, 7, 9, 9});
-  EXPECT_DOUBLE_EQ(i.mean, 0.75);
-  EXPECT_NEAR(*i.high - i.mean, 12.7062 * 0.25, 1e-4);
+  // Documents (1, 0), (1, 1) and (0, 0): deviations of the sums are 0, 1 and -1, the error
+  // sqrt(3 / 2 * 2) / 6 = 0.288675, t(2) = 4.30265.
+  const Interval i =
+      mean_by_document(std::vector<double>{1, 0, 1, 1, 0, 0}, std::vector<std::int64_t>{7, 7, 9, 9, 5, 5});
+  EXPECT_DOUBLE_EQ(i.mean, 0.5);
+  EXPECT_NEAR(*i.high - i.mean, 4.30265 * 0.288675, 1e-4);
   // Twenty copies of each document's answer are no more evidence than one.
   std::vector<double> copies, singles = {0.2, 0.9, 0.4};
   std::vector<std::int64_t> of;
@@ -49,11 +50,14 @@ TEST(MeanByDocument, SamplesOfOneDocumentCountOnce) {
   EXPECT_NEAR(*many.low, *few.low, 1e-12);
 }
 
-TEST(MeanByDocument, EmptyAndSingleHaveNoInterval) {
+TEST(MeanByDocument, FewDocumentsHaveNoInterval) {
   EXPECT_EQ(mean_by_document({}, {}).mean, 0.0);
   const Interval one = mean_by_document(std::vector<double>{3, 5}, std::vector<std::int64_t>{0, 0});
   EXPECT_EQ(one.mean, 4.0);
   EXPECT_FALSE(one.low.has_value());
+  const Interval two = mean_by_document(std::vector<double>{3, 3, 3}, std::vector<std::int64_t>{0, 1, 1});
+  EXPECT_EQ(two.documents, 2);
+  EXPECT_FALSE(two.low.has_value()) << "whose interval would be a point";
 }
 
 TEST(MeanByDocument, CoversTheTruthNineteenTimesOfTwenty) {

@@ -13,7 +13,6 @@
 namespace lode {
 namespace {
 
-using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -123,13 +122,14 @@ TEST(Suite, FaultsNameTheirLine) {
 TEST(Suite, SpecsThatNobodyCanRunAreFaults) {
   const std::string top = "title = \"t\"\nmethods = [\"topk:kk=4\"]\nquick_methods = [\"topkk\"]\n";
   const std::string run = "[[run]]\nkind = \"probe\"\nlengths = [\"4k\"]\n";
-  EXPECT_THAT(error_of(top + run), AllOf(HasSubstr("a.toml line 2: 'methods': attention spec 'topk:kk=4'"),
-                                         HasSubstr("expected")));
+  EXPECT_THAT(error_of(top + run),
+              HasSubstr("a.toml line 2: 'methods': attention spec 'topk:kk=4': unknown key 'kk'"));
   EXPECT_THAT(error_of(top + run, true),
               HasSubstr("a.toml line 3: 'methods': unknown attention method 'topkk'"));
   EXPECT_THAT(error_of(top + run + "methods = [\"full\", \"topk:k=0\"]\n"), HasSubstr("line 7: 'methods'"));
   EXPECT_THAT(error_of(top + run + "methods = [\"topk:k=4\"]\ndense = \"wndow=3\"\n"), HasSubstr("'wndow'"));
-  EXPECT_EQ(error_of(top + run + "methods = [\"saap\"]\n"), "no error") << "its artefact is the model's";
+  EXPECT_EQ(error_of("title = \"t\"\n" + run + "methods = [\"saap\"]\n"), "no error")
+      << "its artefact is the model's";
 }
 
 TEST(Toml, RefusesWhatIsNoSuchFile) {

@@ -69,7 +69,7 @@ class Eval(ProgramTest):
     def setUpClass(cls):
         super().setUpClass()
         cls.samples = cls.folder / "samples.jsonl"
-        made = run("tasks", "needle", "--tokens", "2k", "--count", "2", "-m", cls.model, "-o", cls.samples, "--quiet")
+        made = run("tasks", "needle", "--tokens", "2k", "--count", "3", "-m", cls.model, "-o", cls.samples, "--quiet")
         assert made.code == 0, made.err
 
     def eval(self, *arguments):
@@ -89,11 +89,23 @@ class Eval(ProgramTest):
                 self.assertEqual((full["agreement"], full["density"], full["selectivity"]), (1, 1, 1))
 
     def test_interval_stays_among_possible_scores(self):
-        """Two documents, so that a t interval reaches far."""
+        """Three documents, the fewest that have one, so that a t interval reaches far."""
         report = self.assert_done(self.eval(*SPECS, "-a", "random:fraction=1%,window=16")).json()
         for row in report["results"]:
             for end in ("difference_low", "difference_high"):
                 self.assertTrue(row[end] is None or -100 <= row[end] <= 100, row)
+
+    def test_interval_says_on_what_it_rests(self):
+        shown = self.assert_done(run("eval", "-m", self.model, "--samples", self.samples, *SPECS, "--quiet")).out
+        self.assertIn("needle, 2048 tokens: 3 samples, 3 documents", shown)
+        self.assertRegex(shown, r"full .* \+0\.0 \[")
+        two = ("--samples", self.samples, "--limit", "2")
+        shown = self.assert_done(run("eval", "-m", self.model, *two, *SPECS, "--quiet")).out
+        self.assertIn("2 documents", shown)
+        self.assertIn("none of fewer than 3", shown)
+        self.assertNotIn("[", shown)
+        rows = self.assert_done(run("eval", "-m", self.model, *two, *SPECS, "--quiet", "--json")).json()["results"]
+        self.assertTrue(all(row["difference_low"] is None and row["documents"] == 2 for row in rows))
 
     def test_audit(self):
         """What is asked for is answered, by every verb that answers questions."""
@@ -168,6 +180,24 @@ class Probe(ProgramTest):
                     self.assert_refused(run("probe", "-m", self.model, "-f", self.text, *SPECS, f"{flag}={value}"), flag)
 
 
+class Tables(ProgramTest):
+    """What people read fits a terminal of 80 columns, whatever the specs are called."""
+
+    def test_width(self):
+        samples = self.folder / "samples.jsonl"
+        self.assert_done(run("tasks", "kv", "--tokens", "2k", "--count", "3", "-m", self.model, "-o", samples, "--quiet"))
+        specs = ("-a", "topk:k=4,window=32", "-a", "kmeans:clusters=8,probes=2,rope=off,sink=1,window=32,dense_layers=1")
+        shape = ("--shape", "L2q4kv2d64", "--context", "2k", "--seconds", "0.01")
+        for verb in (("eval", "-m", self.model, "--samples", samples), ("probe", "-m", self.model, "-f", self.text, "--heads"),
+                     ("bench", "attention", *shape, "--recall", "8"), ("bench", "decode", "-m", self.model, "-c", "1k", "-n", "2"),
+                     ("bench", "growth", "--contexts", "1k,2k", "--kept", "16", "--seconds", "0.01")):
+            with self.subTest(verb=verb[:2]):
+                shown = self.assert_done(run(*verb, *specs, "--quiet")).out
+                self.assertIn("topk:k=4,window=32", shown)
+                for line in shown.splitlines():
+                    self.assertTrue(len(line) <= 80 or str(self.model) in line, line)
+
+
 class Tune(ProgramTest):
     def tune(self, *arguments):
         other = self.folder / "other.txt"
@@ -183,6 +213,15 @@ class Tune(ProgramTest):
         plan = json.loads((self.folder / "plan.json").read_text(encoding="utf-8"))
         self.assertEqual(plan["layers"], report["plan"])
         self.assertEqual(plan["window"], 32)
+        shown = self.assert_done(run("inspect", self.folder / "plan.json")).out
+        self.assertIn("kind: plan", shown)
+        for spec in {spec for layer in plan["layers"] for spec in layer}:
+            self.assertRegex(shown, re.escape(spec) + r" +\d+ +[a-z]\n")
+        self.assertRegex(shown, r"layer  KV heads in their order\n +0  [a-z]")
+        self.assertLessEqual(max(map(len, shown.splitlines()[3:])), 80)
+        told = self.assert_done(run("inspect", self.folder / "plan.json", "--json")).json()
+        self.assertEqual((told["kind"], told["heads"], told["window"]), ("plan", plan["layers"], 32))
+        self.assertIn("a plan of", self.assert_done(run("verify", self.folder / "plan.json")).out)
         # What the plan does when it is used is what the chooser measured.
         result = self.assert_done(run("probe", "-m", self.model, "-f", self.folder / "other.txt", "-a",
                                       f"plan:{self.folder / 'plan.json'}", "--window", "32", "--last", "64", "--json", "--quiet"))

@@ -137,14 +137,20 @@ TEST_F(DatasetTest, NeedlesStandBehindFullStopsAtTheirDepths) {
   const auto samples = read("needle.json", R"({"needle": "The key is 7.", "haystack": "hay",
     "question": "What is the key?", "answer": "7", "lengths": [100, 200], "depths": [0, 50, 100]})");
   ASSERT_EQ(samples.size(), 6u);
-  for (const Sample& s : samples) {
-    EXPECT_LE(s.context->size(), static_cast<std::size_t>(s.tokens) + 1);
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    const Sample& s = samples[i];
+    EXPECT_LE(s.context->size(), i < 3 ? 101u : 201u);
+    EXPECT_EQ(s.tokens, 0) << "nobody counted";
     const std::size_t at = s.context->find(" The key is 7.");
     ASSERT_NE(at, std::string::npos);
     EXPECT_TRUE(at == 0 || (*s.context)[at - 1] == '.');
   }
   EXPECT_EQ(samples[0].depth, 0.0);
-  EXPECT_EQ(samples[5].tokens, 200);
+  const auto words = [](std::string_view text) { return std::count(text.begin(), text.end(), ' '); };
+  const auto counted = read_dataset(folder_ / "needle.json", DatasetFormat::automatic, 0, {}, words);
+  EXPECT_EQ(counted[0].tokens, counted[2].tokens) << "one length, whatever the depth";
+  EXPECT_NEAR(counted[3].tokens, words(*counted[3].context + counted[3].question), 2);
+  EXPECT_GT(counted[3].tokens, counted[0].tokens);
 }
 
 TEST_F(DatasetTest, FaultsAreOneSentence) {
