@@ -19,28 +19,30 @@ constexpr std::int64_t kMovedRows = 1024, kMovedAhead = 16;
 constexpr std::int64_t kLine = 64;
 using Part = KvStore::Part;
 
-/// Nothing here allocates, so nothing fails: rows of which some have moved would be lost.
-void move_part(std::byte* rows, std::int64_t bytes, const RowOrder& order, std::byte* moved,
-               ThreadPool& pool) noexcept {
-  const std::span<const Position> from = order.tokens;
-  const std::int64_t count = std::ssize(from), items = (count + kMovedRows - 1) / kMovedRows;
-  const auto gather = [&](std::int64_t item, int) {
+/// moved[i] = rows[tokens[i]].
+void gather(const std::byte* rows, std::int64_t bytes, std::span<const Position> tokens, std::byte* moved,
+            ThreadPool& pool) noexcept {
+  const std::int64_t count = std::ssize(tokens);
+  const auto piece = [&](std::int64_t item, int) {
     const std::int64_t first = item * kMovedRows, last = std::min(count, first + kMovedRows);
     for (std::int64_t i = first; i < last; ++i) {
       const std::byte* const ahead =
-          rows + from[static_cast<std::size_t>(std::min(i + kMovedAhead, count - 1))] * bytes;
+          rows + tokens[static_cast<std::size_t>(std::min(i + kMovedAhead, count - 1))] * bytes;
       for (std::int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(ahead + at);
-      std::memcpy(moved + i * bytes, rows + from[static_cast<std::size_t>(i)] * bytes,
+      std::memcpy(moved + i * bytes, rows + tokens[static_cast<std::size_t>(i)] * bytes,
                   static_cast<std::size_t>(bytes));
     }
   };
-  const auto put_back = [&](std::int64_t item, int) {
-    const std::int64_t first = item * kMovedRows, last = std::min(count, first + kMovedRows);
-    std::memcpy(rows + (order.begin + first) * bytes, moved + first * bytes,
-                static_cast<std::size_t>((last - first) * bytes));
+  pool.for_each((count + kMovedRows - 1) / kMovedRows, std::ref(piece));  // see move_rows
+}
+
+void copy(const std::byte* from, std::int64_t count, std::byte* to, ThreadPool& pool) noexcept {
+  constexpr std::int64_t kPiece = std::int64_t{1} << 18;
+  const auto piece = [&](std::int64_t item, int) {
+    const std::int64_t first = item * kPiece, last = std::min(count, first + kPiece);
+    std::memcpy(to + first, from + first, static_cast<std::size_t>(last - first));
   };
-  pool.for_each(items, std::ref(gather));  // by reference: so many captures would be allocated
-  pool.for_each(items, std::ref(put_back));
+  pool.for_each((count + kPiece - 1) / kPiece, std::ref(piece));
 }
 
 }  // namespace
@@ -64,13 +66,16 @@ void move_rows(KvStore& kv, int layer, std::span<const RowOrder> orders, ThreadP
   const std::size_t widest = static_cast<std::size_t>(std::max<std::int64_t>(row_bytes, sizeof(float)));
   const auto moved = std::make_unique_for_overwrite<std::byte[]>(most * widest);
   constexpr std::array<Part, 4> kParts = {Part::k, Part::v, Part::k_scale, Part::v_scale};
+  // Nothing below allocates, bodies of loops go by reference, so nothing fails: rows of which some have moved
+  // would be lost.
   for (int head = 0; head < shape.kv_heads; ++head) {
+    const RowOrder& order = orders[static_cast<std::size_t>(head)];
     for (const Part part : std::span(kParts).first(shape.type == DType::q8 ? 4 : 2)) {
       const bool scale = part == Part::k_scale || part == Part::v_scale;
-      // The store lends its rows to be read; they lie in memory of its own that may be written.
-      auto* const rows = const_cast<std::byte*>(kv.rows(layer, head, part).data());
-      move_part(rows, scale ? std::int64_t{sizeof(float)} : row_bytes, orders[static_cast<std::size_t>(head)],
-                moved.get(), pool);
+      const std::int64_t bytes = scale ? std::int64_t{sizeof(float)} : row_bytes;
+      gather(kv.rows(layer, head, part).data(), bytes, order.tokens, moved.get(), pool);
+      copy(moved.get(), std::ssize(order.tokens) * bytes,
+           kv.rows_to_replace(layer, head, part, order.begin, order.end()), pool);
     }
   }
 }

@@ -98,6 +98,8 @@ struct KvStore::Impl {
   struct Range {
     std::byte* data = nullptr;
     std::int64_t written = 0;
+    std::int64_t mapped =
+        0;  ///< bytes from its beginning that a file is mapped on; 0 once rows were replaced
   };
 
   KvShape shape;
@@ -256,6 +258,26 @@ std::byte* KvStore::rows_to_write(int layer, int head, Part part, std::int64_t c
   return range.data + s.tokens * s.row_bytes(p);
 }
 
+std::byte* KvStore::rows_to_replace(int layer, int head, Part part, std::int64_t begin,
+                                    std::int64_t end) noexcept {
+  Impl& s = *impl_;
+  const int p = static_cast<int>(part);
+  Impl::Range& range = s.range(layer, head, p);
+  LODE_ASSERT(begin >= 0 && begin <= end && end <= s.tokens);
+  const std::int64_t row_bytes = s.row_bytes(p), first = round_up(begin * row_bytes, kHugePage),
+                     last = std::min(end * row_bytes, range.mapped) / kHugePage * kHugePage;
+  // Written through the file's mapping each page would be copied first, and stay small. Where the system
+  // refuses, that is what happens.
+  if (first < last) {
+    const auto bytes = static_cast<std::size_t>(last - first);
+    if (mmap(range.data + first, bytes, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) != MAP_FAILED)
+      madvise(range.data + first, bytes, MADV_HUGEPAGE);
+    range.mapped = 0;
+  }
+  return range.data + begin * row_bytes;
+}
+
 void KvStore::commit(std::int64_t count) {
   Impl& s = *impl_;
   s.for_ranges(
@@ -324,6 +346,7 @@ void KvStore::map(int layer, int head, Part part, const MappedFile& file, std::u
     throw RunError(fmt::format("{}: cannot map {} bytes at {}: {}", file.path().string(), bytes, offset,
                                std::strerror(errno)));
   }
+  range.mapped = static_cast<std::int64_t>(bytes);
 }
 
 }  // namespace lode

@@ -69,6 +69,11 @@ class KvStore {
   /// f16 or bf16), all heads and both parts before commit. InputError when max_tokens would be passed.
   std::byte* rows_to_write(int layer, int head, Part part, std::int64_t count);
 
+  /// Where rows [begin, end) of the committed ones lie, for a caller that writes every one of them anew: what
+  /// they held may be gone. Those that a file is mapped on become memory of the store, huge pages where they
+  /// fill them.
+  std::byte* rows_to_replace(int layer, int head, Part part, std::int64_t begin, std::int64_t end) noexcept;
+
   /// For saving: the bytes of one head's K (or V, or scales) rows [0, tokens).
   std::span<const std::byte> rows(int layer, int head, Part part) const;
   /// For loading into an empty store: maps `bytes` of the file at a page-aligned offset as rows of that part;

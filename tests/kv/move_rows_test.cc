@@ -4,10 +4,14 @@
 #include "kv/move_rows.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 
+#include "base/file.h"
 #include "base/rng.h"
 #include "base/threads.h"
 
@@ -76,6 +80,41 @@ TEST_P(MovedRows, ThereAndBack) {
       EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size()), 0);
     }
   }
+}
+
+TEST(MovedRowsOfAFile, AreMemoryOfTheStoreAndTheFileStays) {
+  ThreadPool pool(2);
+  // Several huge pages a part, begun and ended inside one.
+  const KvShape shape = {.layers = 1, .kv_heads = 1, .head_dim = 256, .type = DType::f32, .max_tokens = 8200};
+  constexpr std::int64_t kTokens = 8000, kBytes = kTokens * 1024;
+  KvStore plain(shape), mapped(shape);
+  append(plain, kTokens, 5);
+  const auto path = std::filesystem::path(testing::TempDir()) / ("rows-" + std::to_string(getpid()));
+  std::string before;
+  for (const Part part : {Part::k, Part::v})
+    before.append(reinterpret_cast<const char*>(plain.rows(0, 0, part).data()), kBytes);
+  std::ofstream(path, std::ios::binary) << before;
+  {
+    const MappedFile file(path);
+    mapped.map(0, 0, Part::k, file, 0, kBytes);
+    mapped.map(0, 0, Part::v, file, kBytes, kBytes);
+    mapped.commit(kTokens);
+    for (KvStore* store : {&plain, &mapped}) append(*store, 100, 6);
+    RowOrder order = shuffled(700, 7900, 1);
+    for (const int times : {0, 1}) {
+      move_rows(mapped, 0, std::span(&order, 1), pool);
+      for (const Part part : {Part::k, Part::v}) {
+        const auto a = mapped.rows(0, 0, part), b = plain.rows(0, 0, part);
+        for (Position row = 0; row < kTokens + 100; ++row) {
+          const Position token = times == 0 ? order.token_of(row) : row;
+          ASSERT_EQ(std::memcmp(a.data() + row * 1024, b.data() + token * 1024, 1024), 0) << row;
+        }
+      }
+      order = order.inverse();
+    }
+  }
+  EXPECT_EQ(read_file(path), before);
+  std::filesystem::remove(path);
 }
 
 TEST(MovedRowsOfAnEmptyOrder, Stay) {
