@@ -74,9 +74,10 @@ Json inspect_context(const InspectFlags& flags) {
   std::uint64_t kv = 0, index = 0, total = 0;
   Json found = Json::object();  // what methods say of their indexes; every layer says the same
   for (const SectionInfo& s : file.sections()) {
-    total += s.bytes;
-    if (s.name.starts_with("kv/")) kv += s.bytes;
-    if (s.name.starts_with("select/")) index += s.bytes;
+    const std::uint64_t own = s.shared ? 0 : s.bytes;
+    total += own;
+    if (s.name.starts_with("kv/")) kv += own;
+    if (s.name.starts_with("select/")) index += own;
     if (!s.name.starts_with("select/") || !s.name.ends_with("/summary")) continue;
     const auto text = file.bytes(s.name);
     const std::string spec = s.name.substr(7, s.name.find('/', 7) - 7);

@@ -9,6 +9,9 @@
 #include <cstring>
 #include <map>
 #include <optional>
+#include <set>
+#include <tuple>
+#include <utility>
 
 #include "base/file.h"
 #include "base/hash.h"
@@ -21,7 +24,8 @@ namespace lode {
 namespace {
 
 constexpr std::array<char, 8> kMagic = {'L', 'O', 'D', 'E', '\r', '\n', '\x1a', '\n'};
-constexpr std::uint32_t kMajor = 1, kMinor = 0, kOrderMark = 0x01020304;
+constexpr std::uint32_t kMajor = 1, kSharing = 2;  // the latter where sections lie in one place
+constexpr std::uint32_t kMinor = 0, kOrderMark = 0x01020304;
 constexpr std::uint64_t kPage = 4096, kMaxTable = 64 << 20;
 constexpr std::size_t kMaxName = 512;
 
@@ -74,10 +78,10 @@ Header read_header(const MappedFile& file) {
     refuse(file.path(), "its header is damaged: the checksum does not match");
   if (header.order_mark != kOrderMark)
     refuse(file.path(), "it was written on a machine of another byte order");
-  if (header.major != kMajor) {
+  if (header.major != kMajor && header.major != kSharing) {
     refuse(file.path(),
-           fmt::format("expected format version {}, found {}: another release of lodestone wrote it", kMajor,
-                       header.major));
+           fmt::format("expected format version {} or {}, found {}: another release of lodestone wrote it",
+                       kMajor, kSharing, header.major));
   }
   Footer footer;
   std::memcpy(&footer, bytes.data() + bytes.size() - sizeof footer, sizeof footer);
@@ -90,16 +94,17 @@ Header read_header(const MappedFile& file) {
   return header;
 }
 
-/// Sections must lie in order between header and table, page-aligned, apart.
+/// Sections must lie in order between header and table, page-aligned, apart, but for those that are where an
+/// earlier one of the same bytes is.
 void check_place(const SectionInfo& section, std::uint64_t& at, const Header& header,
                  const std::filesystem::path& path) {
-  const bool fits = section.offset % kPage == 0 && section.offset >= at &&
-                    section.offset <= header.table_offset &&
-                    section.bytes <= header.table_offset - section.offset;
+  const bool fits = section.shared || (section.offset % kPage == 0 && section.offset >= at &&
+                                       section.offset <= header.table_offset &&
+                                       section.bytes <= header.table_offset - section.offset);
   if (!fits || section.name.empty() || section.name.size() > kMaxName || section.checksum.size() != 32) {
     refuse(path, fmt::format("its table is damaged at section '{}'", excerpt(section.name)));
   }
-  at = section.offset + section.bytes;
+  if (!section.shared) at = section.offset + section.bytes;
 }
 
 std::vector<SectionInfo> read_table(const MappedFile& file, const Header& header) {
@@ -118,13 +123,18 @@ std::vector<SectionInfo> read_table(const MappedFile& file, const Header& header
   const Json json = parse_json({reinterpret_cast<const char*>(raw.data()), raw.size()}, where);
   if (!json.is_array()) refuse(file.path(), "its table of sections is no list");
   std::vector<SectionInfo> sections;
+  std::set<std::tuple<std::uint64_t, std::uint64_t, std::string>> places;
   std::uint64_t at = kPage;
   for (const Json& entry : json) {
-    sections.push_back({.name = json_string(entry, "name", where),
-                        .offset = static_cast<std::uint64_t>(json_int(entry, "offset", where, 0, INT64_MAX)),
-                        .bytes = static_cast<std::uint64_t>(json_int(entry, "bytes", where, 0, INT64_MAX)),
-                        .checksum = json_string(entry, "xxh3", where)});
-    check_place(sections.back(), at, header, file.path());
+    SectionInfo section = {
+        .name = json_string(entry, "name", where),
+        .offset = static_cast<std::uint64_t>(json_int(entry, "offset", where, 0, INT64_MAX)),
+        .bytes = static_cast<std::uint64_t>(json_int(entry, "bytes", where, 0, INT64_MAX)),
+        .checksum = json_string(entry, "xxh3", where)};
+    const bool first = places.emplace(section.offset, section.bytes, section.checksum).second;
+    section.shared = !first && section.bytes > 0 && header.major == kSharing;
+    check_place(section, at, header, file.path());
+    sections.push_back(std::move(section));
   }
   return sections;
 }
@@ -135,7 +145,15 @@ struct ContainerWriter::Impl {
   explicit Impl(const std::filesystem::path& path) : file(path, AtomicFile::Readers::owner) {}
   AtomicFile file;
   std::vector<SectionInfo> sections;
-  std::optional<Hasher> hasher;  // of the section that is open
+  std::map<std::pair<std::uint64_t, std::string>, std::uint64_t> places;  // offsets, by size and checksum
+  bool shares = false;
+  SectionInfo open;              // that comes in pieces
+  std::optional<Hasher> hasher;  // of it, while it does
+
+  void note(SectionInfo section) {
+    places.try_emplace({section.bytes, section.checksum}, section.offset);
+    sections.push_back(std::move(section));
+  }
 
   void pad_to_page() {
     static constexpr std::array<std::byte, kPage> kZeros = {};
@@ -149,29 +167,41 @@ ContainerWriter::ContainerWriter(const std::filesystem::path& path) : impl_(std:
 }
 ContainerWriter::~ContainerWriter() = default;
 
+/// Indexes of several specs have much in common.
 void ContainerWriter::add(std::string_view name, std::span<const std::byte> bytes) {
-  begin(name);
-  append(bytes);
-  end();
+  LODE_ASSERT(!impl_->hasher && !name.empty() && name.size() <= kMaxName);
+  SectionInfo section = {
+      .name = std::string(name), .offset = 0, .bytes = bytes.size(), .checksum = hash_hex(bytes)};
+  const auto place = impl_->places.find({section.bytes, section.checksum});
+  section.shared = place != impl_->places.end() && section.bytes >= kPage;
+  if (section.shared) {
+    section.offset = place->second;
+    impl_->shares = true;
+  } else {
+    impl_->pad_to_page();
+    section.offset = impl_->file.size();
+    impl_->file.write(bytes);
+  }
+  impl_->note(std::move(section));
 }
 
 void ContainerWriter::begin(std::string_view name) {
   LODE_ASSERT(!impl_->hasher && !name.empty() && name.size() <= kMaxName);
   impl_->pad_to_page();
-  impl_->sections.push_back(
-      {.name = std::string(name), .offset = impl_->file.size(), .bytes = 0, .checksum = {}});
+  impl_->open = {.name = std::string(name), .offset = impl_->file.size(), .bytes = 0, .checksum = {}};
   impl_->hasher.emplace();
 }
 
 void ContainerWriter::append(std::span<const std::byte> bytes) {
   impl_->file.write(bytes);
   impl_->hasher->add(bytes);
-  impl_->sections.back().bytes += bytes.size();
+  impl_->open.bytes += bytes.size();
 }
 
 void ContainerWriter::end() {
-  impl_->sections.back().checksum = impl_->hasher->hex();
+  impl_->open.checksum = impl_->hasher->hex();
   impl_->hasher.reset();
+  impl_->note(std::move(impl_->open));
 }
 
 void ContainerWriter::finish() {
@@ -182,6 +212,7 @@ void ContainerWriter::finish() {
   const std::string text = table.dump();
   impl_->pad_to_page();
   Header header;
+  if (impl_->shares) header.major = kSharing;
   header.table_offset = impl_->file.size();
   header.table_bytes = text.size();
   header.file_bytes = header.table_offset + text.size() + sizeof(Footer);
@@ -229,6 +260,7 @@ struct ContainerReader::Impl {
   }
   /// Of the bytes behind `end` up to the next section or the table, which belong to nothing.
   bool zeros_behind(std::uint64_t end, std::size_t next) const {
+    while (next < sections.size() && sections[next].shared) ++next;
     const std::uint64_t until = next < sections.size() ? sections[next].offset : header.table_offset;
     return all_zero(file.bytes().subspan(end, until - end));
   }
@@ -262,7 +294,7 @@ std::string ContainerReader::verify_all() const {
   for (std::size_t i = 0; i < impl_->sections.size(); ++i) {
     if (std::string damage = impl_->damage(i); !damage.empty()) return damage;
     const SectionInfo& section = impl_->sections[i];
-    if (!impl_->zeros_behind(section.offset + section.bytes, i + 1))
+    if (!section.shared && !impl_->zeros_behind(section.offset + section.bytes, i + 1))
       return fmt::format("expected zeros behind section '{}', found other bytes", excerpt(section.name));
   }
   return {};

@@ -25,6 +25,7 @@ struct SectionInfo {
   std::string name;
   std::uint64_t offset = 0, bytes = 0;
   std::string checksum;  ///< XXH3-128, hex
+  bool shared = false;   ///< its bytes are those of a section before it
 };
 
 /// Writes one container; nothing appears at `path` before finish().
@@ -32,6 +33,7 @@ class ContainerWriter {
  public:
   explicit ContainerWriter(const std::filesystem::path& path);
   ~ContainerWriter();
+  /// Bytes that are already there are not written again.
   void add(std::string_view name, std::span<const std::byte> bytes);
   /// For sections that come in pieces: begin, append..., end.
   void begin(std::string_view name);

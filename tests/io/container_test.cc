@@ -214,9 +214,9 @@ TEST(Container, OtherVersionsAndByteOrders) {
   const auto said = [&](const ForgedContainer& forged) {
     return refusal_of(folder.write("f.lode", forged.bytes()));
   };
-  for (const std::uint32_t major : {0u, 2u, 0x80000000u}) {
+  for (const std::uint32_t major : {0u, 3u, 0x80000000u}) {
     const std::string message = said({.table = "[]", .major = major});
-    EXPECT_NE(message.find("version 1, found " + std::to_string(major)), std::string::npos) << message;
+    EXPECT_NE(message.find("version 1 or 2, found " + std::to_string(major)), std::string::npos) << message;
   }
   EXPECT_NE(said({.table = "[]", .order_mark = 0x04030201}).find("byte order"), std::string::npos);
   const ForgedContainer later = {
@@ -275,6 +275,53 @@ TEST(Container, ForgedTablesAreRefused) {
     EXPECT_NE(message.find(what), std::string::npos) << message;
     EXPECT_NE(message.find("f.lode"), std::string::npos) << message;
   }
+}
+
+// What several sections hold stands once in the file, which an earlier release refuses by its version; files
+// without such sections stay as they were.
+TEST(Container, EqualSectionsAreWrittenOnce) {
+  const TestFolder folder;
+  const std::string links(3 * kPage + 5, 'l'), other(3 * kPage + 5, 'o'), little(kPage - 1, 's');
+  const auto write = [&](const char* name, const std::vector<std::pair<std::string, std::string>>& sections) {
+    ContainerWriter writer(folder / name);
+    for (const auto& [section, bytes] : sections) writer.add(section, raw(bytes));
+    writer.finish();
+    return test::bytes_of_file(folder / name);
+  };
+  const auto version = [](const std::string& file) { return static_cast<int>(file[12]); };
+  const std::vector<std::pair<std::string, std::string>> sections = {
+      {"a", links}, {"b", other}, {"c", links}, {"d", little}, {"e", little}, {"f", links}, {"g", other}};
+  std::string file = write("shared.lode", sections);
+  EXPECT_EQ(version(file), 2);
+  EXPECT_EQ(version(write("apart.lode", {{"a", links}, {"b", other}, {"d", little}, {"e", little}})), 1);
+  EXPECT_LT(file.size(), (1 + 4 + 4 + 1 + 1 + 1) * kPage);
+  const ContainerReader reader(folder / "shared.lode");
+  EXPECT_EQ(reader.verify_all(), "");
+  for (const auto& [name, bytes] : sections) {
+    EXPECT_EQ(text_of(reader.bytes(name)), bytes);
+    EXPECT_EQ(reader.info(name).shared, name == "c" || name == "f" || name == "g");
+  }
+  file[reader.info("c").offset + 7] ^= 1;
+  const ContainerReader damaged(folder.write("damaged.lode", file));
+  for (const char* name : {"a", "c", "f"})
+    expect_refused(std::string("'") + name + "' is damaged", [&] { damaged.bytes(name); });
+  EXPECT_EQ(text_of(damaged.bytes("g")), other);
+}
+
+TEST(Container, OnlyWholeSectionsAreShared) {
+  const TestFolder folder;
+  const auto said = [&](const std::string& table, std::uint32_t major) {
+    const ForgedContainer forged = {.body = std::string(2 * kPage, 'b'), .table = table, .major = major};
+    return fault_of(folder.write("f.lode", forged.bytes()));
+  };
+  const std::string a = entry("a", "4096", "4097"), again = entry("b", "4096", "4097");
+  EXPECT_NE(said("[" + a + "," + again + "]", 1).find("damaged at section 'b'"), std::string::npos);
+  EXPECT_NE(said("[" + a + "," + again + "]", 2).find("'a' is damaged"), std::string::npos);  // its checksum
+  for (const std::string& other :
+       {entry("b", "4096", "4096"), entry("b", "8192", "1"), entry("b", "4096", "4098"),
+        entry("", "4096", "4097"),
+        R"({"name":"b","offset":4096,"bytes":4097,"xxh3":")" + std::string(32, '1') + "\"}"})
+    EXPECT_NE(said("[" + a + "," + other + "]", 2).find("its table is damaged"), std::string::npos) << other;
 }
 
 TEST(Container, ForgedPlacesOfTheTableAreRefused) {

@@ -141,6 +141,45 @@ TEST(Retrieval, AnIndexThatIsTakenForAnotherGoalIsTheOneThatIsBuiltForIt) {
   EXPECT_LT(scored[0], scored[1]) << "they differ in how wide they search";
 }
 
+// In a file as well the graph stands once, and each spec reads what it had.
+TEST(Retrieval, AFileHoldsTheGraphOfSeveralSpecsOnce) {
+  ThreadPool pool(2);
+  World world(kShape);
+  plant_topics(world, 23, 0.6f);
+  const LayerGeometry geometry = world.geometry(pool);
+  world.write(1500);
+  const KvLayer kv = world.store().layer(0);
+  const std::vector<std::string> specs = {"retrieval:k=10,recall=0.9", "retrieval:k=30,recall=0.7",
+                                          "retrieval:mass=0.8"};
+  std::vector<std::unique_ptr<Selector>> selectors;
+  for (const std::string& spec : specs) {
+    selectors.push_back(make(spec, geometry));
+    tell(*selectors.back(), world, 1500);
+    if (selectors.size() == 1)
+      selectors[0]->build(0, kv);
+    else
+      ASSERT_TRUE(dynamic_cast<SharesIndex&>(*selectors.back()).take_index(0, *selectors[0], kv));
+  }
+  const std::filesystem::path path =
+      std::filesystem::path(testing::TempDir()) / ("graphs-" + std::to_string(getpid()));
+  ContainerWriter out(path);
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    SectionWriter sections(out, specs[i] + "/");
+    selectors[i]->save(0, sections);
+  }
+  out.finish();
+  const ContainerReader in(path);
+  const QueryBlock block = world.block(1490, 10);
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    EXPECT_EQ(in.info(specs[i] + "/links").shared, i > 0);
+    SectionReader sections(in, specs[i] + "/");
+    const auto loaded = make(specs[i], geometry);
+    loaded->load(0, sections, kv);
+    EXPECT_EQ(select(*loaded, block, geometry), select(*selectors[i], block, geometry)) << specs[i];
+  }
+  std::filesystem::remove(path);
+}
+
 // The stated margins, for queries without any structure, the worst case: a fifth of the keys that came later
 // cost at most 15 points of recall against an index built over all; five keys of six at most 20.
 TEST(Retrieval, KeysThatCameLaterAreFoundNearlyLikeThoseThatWereBuilt) {
