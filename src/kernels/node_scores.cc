@@ -10,13 +10,16 @@ extern const NodeScoreKernels kScalarNodeScores;
 #if defined(__x86_64__)
 extern const NodeScoreKernels kAvx2NodeScores;
 extern const NodeScoreKernels kAvx512NodeScores;
+extern const NodeScoreKernels kAvx512VnniNodeScores;
 #endif
 
 namespace {
 
 const KernelFamily<NodeScoreKernels>& family() {
 #if defined(__x86_64__)
-  static const KernelFamily<NodeScoreKernels> all(&kScalarNodeScores, &kAvx2NodeScores, &kAvx512NodeScores);
+  static const KernelFamily<NodeScoreKernels> all(
+      &kScalarNodeScores, &kAvx2NodeScores, &kAvx512NodeScores,
+      __builtin_cpu_supports("avx512vnni") ? &kAvx512VnniNodeScores : nullptr);
 #else
   static const KernelFamily<NodeScoreKernels> all(&kScalarNodeScores);
 #endif

@@ -57,17 +57,19 @@ struct Nodes {
             .count = count,
             .d = d};
   }
-  /// In float64; `size` becomes the sum of what is added, without signs.
+  /// In float64; `size` becomes the sum of what is added, without signs, and of what may be lost where
+  /// queries come as whole numbers of 22 bits: half of the lowest, here as 1e-6 of something.
   double want(int query, std::int64_t node, bool spread, double& size) const {
     const float* const own = q.data() + query * d;
     const auto at = [](const auto& x, std::int64_t i) {
       return static_cast<double>(x[static_cast<std::size_t>(i)]);
     };
-    double dot = 0, variance = 0;
+    double dot = 0, variance = 0, largest = 0;
+    for (std::int64_t j = 0; j < d; ++j) largest = std::max<double>(largest, std::abs(own[j]));
     size = 0;
     for (std::int64_t j = 0; j < d; ++j) {
       dot += own[j] * at(wide, node * d + j);
-      size += std::abs(own[j] * at(wide, node * d + j));
+      size += (std::abs(own[j]) + 0.12 * largest) * std::abs(at(wide, node * d + j));
     }
     const double scale = type == DType::q8 ? at(scales, node) : 1.0;
     size *= scale;

@@ -57,6 +57,14 @@ LODE_INLINE Vec numbers_at(const float* x, std::int64_t i, std::int64_t count) {
   return load_repeated<R>(rest);
 }
 
+/// What a node's spread adds to a score whose variance it makes.
+LODE_INLINE Vec of_spread(Vec variance, Vec most) {
+  const Vec root = sqrt_of(variance), largest = set1(kLargestSpread);
+  const Vec s = where_above(largest, root, root, largest);  // infinities and NaN become the largest
+  const Vec below = where_above(most, s, s, most);
+  return below * (s - set1(0.5f) * below);
+}
+
 /// Scores of M queries with nodes [begin, end).
 template <DType T, int M>
 LODE_NOINLINE void score_queries(const float* q, const float* squares /*[M, planes]*/, const NodeRows& nodes,
@@ -70,11 +78,8 @@ LODE_NOINLINE void score_queries(const float* q, const float* squares /*[M, plan
     if (nodes.spreads) {
       rows_at<R>(nodes.spreads, nodes.planes(), i, end, at);
       const Vec variance = products<DType::q8, M, R>(squares, at, nodes.planes());
-      const Vec root = sqrt_of(variance * numbers_at<R>(nodes.spread_scales, i, end));
-      const Vec largest = set1(kLargestSpread), most = numbers_at<R>(nodes.most, i, end);
-      const Vec s = where_above(largest, root, root, largest);  // infinities and NaN become the largest
-      const Vec below = where_above(most, s, s, most);
-      score = score + below * (s - set1(0.5f) * below);
+      score = score + of_spread(variance * numbers_at<R>(nodes.spread_scales, i, end),
+                                numbers_at<R>(nodes.most, i, end));
     }
     alignas(64) float lanes[kW];
     store(lanes, score);
@@ -84,26 +89,34 @@ LODE_NOINLINE void score_queries(const float* q, const float* squares /*[M, plan
   }
 }
 
+/// Of a query's numbers, those of a plane together.
+inline void squares_of(const float* q, std::int64_t d, float* squares /*[planes]*/) {
+  const std::int64_t planes = (d + 1) / 2;
+  for (std::int64_t j = 0; j < planes; ++j)
+    squares[j] = q[j] * q[j] + (j + planes < d ? q[j + planes] * q[j + planes] : 0.0f);
+}
+
+/// body<M>(first query, nodes begin, end): the next M queries meet nodes that are in the first-level cache.
+template <class Body>
+LODE_INLINE void for_blocks(int queries, std::int64_t nodes, Body body) {
+  for (std::int64_t begin = 0; begin < nodes; begin += kNodeBlock) {
+    const std::int64_t end = begin + kNodeBlock < nodes ? begin + kNodeBlock : nodes;
+    int m = 0;
+    for (; m + 4 <= queries; m += 4) body.template operator()<4>(m, begin, end);
+    for (; m + 2 <= queries; m += 2) body.template operator()<2>(m, begin, end);
+    for (; m < queries; ++m) body.template operator()<1>(m, begin, end);
+  }
+}
+
 template <DType T>
 void score_typed(const float* q, int queries, const NodeRows& nodes, float* z, std::int64_t stride) {
-  const std::int64_t d = nodes.d, planes = nodes.planes();
+  const std::int64_t planes = nodes.planes();
   alignas(64) float squares[kMostNodeQueries * (kMaxHeadDim + 1) / 2];  // [queries, planes]
-  for (int m = 0; m < queries && nodes.spreads; ++m) {
-    const float* const own = q + m * d;
-    for (std::int64_t j = 0; j < planes; ++j)
-      squares[m * planes + j] = own[j] * own[j] + (j + planes < d ? own[j + planes] * own[j + planes] : 0.0f);
-  }
-  for (std::int64_t begin = 0; begin < nodes.count; begin += kNodeBlock) {
-    const std::int64_t end = begin + kNodeBlock < nodes.count ? begin + kNodeBlock : nodes.count;
-    int m = 0;
-    const auto chunk = [&]<int M>() {
-      for (; m + M <= queries; m += M)
-        score_queries<T, M>(q + m * d, squares + m * planes, nodes, begin, end, z + m * stride, stride);
-    };
-    chunk.template operator()<4>();
-    chunk.template operator()<2>();
-    chunk.template operator()<1>();
-  }
+  for (int m = 0; m < queries && nodes.spreads; ++m)
+    squares_of(q + m * nodes.d, nodes.d, squares + m * planes);
+  for_blocks(queries, nodes.count, [&]<int M>(int m, std::int64_t begin, std::int64_t end) {
+    score_queries<T, M>(q + m * nodes.d, squares + m * planes, nodes, begin, end, z + m * stride, stride);
+  });
 }
 
 void score(const float* q, int queries, const NodeRows& nodes, float* z, std::int64_t stride) noexcept {
