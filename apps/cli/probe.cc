@@ -41,6 +41,7 @@ void run(ProbeFlags& flags) {
     const RecallReport recall = recall_of(flags, model, text, specs);
     return flags.common.json ? print_json(recall.json()) : print_text(recall.table());
   }
+  expect_tokens(token_count(flags.model.model)(text), flags.options, flags.text);
   const ProbeReport report = probe(model, text, specs, flags.options);
   say_dense(parse_specs(flags.specs), flags.options.dense, flags.common);
   flags.common.json ? print_json(report.json()) : print_text(report.table(flags.heads));

@@ -43,6 +43,10 @@ void run(TuneFlags& flags) {
   }
   const std::string check = read_text(flags.check);
   const auto model = load_model(flags.common, flags.model);
+  const auto count = token_count(flags.model.model);
+  for (std::size_t i = 0; i < texts.size(); ++i)
+    expect_tokens(count(texts[i]), flags.options.probe, flags.texts[i]);
+  expect_tokens(count(check), flags.options.probe, flags.check);
   std::vector<NamedSpec> candidates;
   for (const std::string& text : flags.specs.empty() ? usual_candidates(*model) : flags.specs)
     candidates.push_back({text, parse_spec(text)});

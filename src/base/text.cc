@@ -129,6 +129,7 @@ std::string text_table(std::span<const std::vector<std::string>> rows, std::size
     text += taken > name ? "\n" + std::string(name, ' ') : std::string(name - taken, ' ');
     for (std::size_t i = 1; i < row.size(); ++i)
       text += std::string(gap + widths[i] - columns_of(row[i]), ' ') + row[i];
+    text.resize(text.find_last_not_of(' ') + 1);
     text += "\n";
   }
   return text;

@@ -336,7 +336,7 @@ EvalReport summarise(const Model& model, std::span<const Sample> samples, std::s
   return report;
 }
 
-Protocol Protocol::parse(std::string_view text) {
+Protocol Protocol::parse(std::string_view text, std::string_view where) {
   if (text == "context-dense") return {Kind::context_dense, 0};
   if (text == "decode-sparse") return {Kind::decode_sparse, 0};
   if (text.starts_with("last:")) {
@@ -345,7 +345,7 @@ Protocol Protocol::parse(std::string_view text) {
     if (error == std::errc() && end == text.data() + text.size() && protocol.tokens > 0) return protocol;
   }
   throw InputError(fmt::format(
-      "--protocol: expected context-dense, decode-sparse or last:N with N from 1, found '{}'", text));
+      "{}: expected context-dense, decode-sparse or last:N with N from 1, found '{}'", where, excerpt(text)));
 }
 
 std::string Protocol::str() const {

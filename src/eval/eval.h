@@ -30,7 +30,7 @@ struct Protocol {
   std::int64_t tokens = 0;
 
   /// "context-dense", "decode-sparse", "last:N"; InputError otherwise.
-  static Protocol parse(std::string_view text);
+  static Protocol parse(std::string_view text, std::string_view where = "--protocol");
   std::string str() const;
 };
 

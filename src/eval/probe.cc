@@ -43,13 +43,8 @@ class Probing {
           const ProbeOptions& options)
       : model_(std::move(model)), options_(options) {
     tokens_ = model_->tokenizer().encode(text, Tokenizer::Bos::as_template);
-    const auto n = static_cast<std::int64_t>(tokens_.size());
-    const std::int64_t least = options.last + options.dense.sink + options.dense.window + 2;
-    if (n < least) {
-      throw InputError(fmt::format(
-          "probe: expected a text of at least {} tokens ({} to measure, behind sink and window), found {}",
-          least, options.last, n));
-    }
+    const std::int64_t n = std::ssize(tokens_);
+    expect_tokens(n, options, "probe");
     specs_ = {{"full", parse_spec("full")},
               {"streaming", probe_spec(parse_spec("streaming"), options.dense)}};
     for (const NamedSpec& s : specs) {
@@ -270,6 +265,14 @@ std::string ProbeReport::table(bool with_heads) const {
     }
   }
   return text;
+}
+
+void expect_tokens(std::int64_t tokens, const ProbeOptions& options, std::string_view where) {
+  const std::int64_t least = options.last + options.dense.sink + options.dense.window + 2;
+  if (tokens < least)
+    throw InputError(fmt::format(
+        "{}: expected a text of at least {} tokens ({} to measure, behind sink and window), found {}", where,
+        least, options.last, tokens));
 }
 
 ProbeReport probe(std::shared_ptr<const Model> model, std::string_view text,

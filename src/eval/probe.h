@@ -72,6 +72,9 @@ struct ProbeReport {
 /// The spec with the sink and window that all methods of a probe get.
 Spec probe_spec(const Spec& spec, const DenseParts& dense);
 
+/// InputError, with `where` in front, for a text of too few tokens.
+void expect_tokens(std::int64_t tokens, const ProbeOptions& options, std::string_view where);
+
 /// All methods attend with the same sink and window; `full` and `streaming` always run. InputError when the
 /// text is shorter than `last` and the window need. `measured` is called with the report so far whenever its
 /// last row is complete, so that nothing of it need be lost when a later method does not come to its end.

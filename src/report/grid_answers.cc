@@ -49,12 +49,12 @@ void Grid::plan_groups(std::span<const Suite> suites) {
       for (const std::int64_t length : run.lengths)
         if ((run.kind == RunKind::probe || run.kind == RunKind::clusters || !has_methods(run.kind)) &&
             length < kSurelyLongEnough)
-          probe_text(run, length);
+          naming(run.where, [&] { probe_text(run, length); });
       if (run.kind == RunKind::eval) plan_questions(run);
     }
   }
   for (auto& group : groups_) {
-    make_samples_of(*group);
+    naming(group->where, [&] { make_samples_of(*group); });
     for (const Protocol& protocol : group->protocols) records(protocol);
   }
 }
@@ -68,6 +68,7 @@ void Grid::plan_questions(const SuiteRun& run) {
       if (group == nullptr) {
         groups_.push_back(std::make_unique<Group>());
         group = groups_.back().get();
+        group->where = run.where;
         group->task = group_name(run, task);
         group->length = length;
         group->questions = run.questions;

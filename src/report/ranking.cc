@@ -82,6 +82,8 @@ class Ranking {
     }
   }
 
+  bool is_measured() const { return !ladders_.empty(); }
+
   void write() {
     std::stable_sort(ladders_.begin(), ladders_.end(), before);
     std::vector<std::vector<std::string>> rows = {row_of_full()};
@@ -233,6 +235,8 @@ class Ranking {
 }  // namespace
 
 void write_ranking(const Section& section) {
+  Ranking ranking(section);
+  if (!ranking.is_measured()) return section.page.paragraph("All methods at equal bytes: not measured yet.");
   section.page.paragraph(
       "Every method is measured at several budgets. Its values at equal bytes lie between its own two "
       "nearest "
@@ -242,7 +246,7 @@ void write_ranking(const Section& section) {
       "index for each new token, over what full attention reads for that token; they are so few that they "
       "are "
       "left out of the order. \"pass\": at least 90 % of full attention's score.");
-  Ranking(section).write();
+  ranking.write();
   section.page.paragraph(section.suite.explanation);
 }
 

@@ -14,6 +14,7 @@
 #include "eval/saap_variants.h"
 #include "lodestone/error.h"
 #include "lodestone/spec.h"
+#include "model/config.h"
 #include "report/toml.h"
 
 namespace lode {
@@ -106,6 +107,7 @@ class RunReader {
   SuiteRun read() {
     SuiteRun run;
     run.kind = parse_kind(table_);
+    run.where = table_.where();
     run.title = table_.text("title").value_or("");
     run.dense = table_.text("dense").value_or(run.kind == RunKind::eval ? "sink=1,window=511" : "");
     run.seed = static_cast<std::uint64_t>(table_.integer("seed", 0, std::int64_t{1} << 53).value_or(7));
@@ -133,11 +135,7 @@ class RunReader {
   void read_methods(SuiteRun& run) {
     for (const std::string& label : required("methods")) {
       run.methods.push_back({label, with_dense(label, run.dense)});
-      try {
-        parse_spec(run.methods.back().spec);
-      } catch (const InputError& error) {
-        throw InputError(fmt::format("{}: 'methods': {}", where_of_methods(), error.what()));
-      }
+      naming(where_of_methods() + ": 'methods'", [&] { parse_spec(run.methods.back().spec); });
     }
   }
 
@@ -150,7 +148,8 @@ class RunReader {
   void read_eval(SuiteRun& run) {
     run.tasks = required("tasks");
     const auto protocols = table_.list("protocols").value_or(std::vector<std::string>{"context-dense"});
-    for (const std::string& text : protocols) run.protocols.push_back(Protocol::parse(text));
+    for (const std::string& text : protocols)
+      run.protocols.push_back(Protocol::parse(text, table_.where("protocols") + ": 'protocols'"));
     run.samples = quick_integer("samples", 1, 1'000'000, run.samples);
     run.questions = table_.integer("questions", 0, 1000).value_or(0);
     if (const auto shared = table_.text("shared")) run.shared = parse_length(*shared, table_.where("shared"));
@@ -159,13 +158,8 @@ class RunReader {
   void read_training(SuiteRun& run) {
     run.steps = quick_integer("steps", 1, 1'000'000, run.steps);
     run.variants = required("variants");
-    for (const std::string& variant : run.variants) {
-      try {
-        check_saap_variant(variant);
-      } catch (const InputError& error) {
-        throw InputError(fmt::format("{}: 'variants': {}", table_.where("variants"), error.what()));
-      }
-    }
+    for (const std::string& variant : run.variants)
+      naming(table_.where("variants") + ": 'variants'", [&] { check_saap_variant(variant); });
   }
 
   std::int64_t quick_integer(const std::string& key, std::int64_t low, std::int64_t high,
@@ -177,6 +171,7 @@ class RunReader {
 
   void read_bench(SuiteRun& run) {
     run.shape = table_.text("shape").value_or(run.shape);
+    naming(table_.where("shape") + ": 'shape'", [&] { named_shape(run.shape); });
     run.batch = table_.integer("batch", 1, 1024).value_or(1);
     run.query_tokens = table_.integer("queries", 1, 4096).value_or(1);
     run.keep = table_.number("keep", 0.0, 1.0);
@@ -217,6 +212,14 @@ std::string_view name_of(RunKind kind) {
 
 bool has_methods(RunKind kind) {
   return kind != RunKind::key_query && kind != RunKind::drift && kind != RunKind::training;
+}
+
+void naming(const std::string& where, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const InputError& error) {
+    throw InputError(where + ": " + error.what());
+  }
 }
 
 std::int64_t parse_length(std::string_view text, std::string_view where) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -58,6 +59,7 @@ struct SuiteMethod {
 struct SuiteRun {
   RunKind kind = RunKind::eval;
   std::string suite;         ///< its name
+  std::string where;         ///< "FILE line N" of its head
   std::string title, dense;  ///< dense: "sink=1,window=511", set for all methods alike
   std::vector<SuiteMethod> methods;
   std::vector<std::string> tasks;
@@ -100,6 +102,9 @@ struct Suite {
 Suite parse_suite(std::string_view text, std::string_view where, std::string_view name, bool quick,
                   bool gpu = false);
 Suite read_suite(const std::filesystem::path& path, bool quick, bool gpu = false);
+
+/// Runs `body`; an InputError of it is told with `where` in front.
+void naming(const std::string& where, const std::function<void()>& body);
 
 /// A count with the suffixes k = 1024 and M = 1024^2; InputError otherwise.
 std::int64_t parse_length(std::string_view text, std::string_view where);

@@ -99,8 +99,12 @@ class DatasetReader {
  public:
   DatasetReader(const fs::path& path, std::int64_t limit, const fs::path& prompts,
                 const TokenCount& tokens_of)
-      : path_(path), limit_(limit), tokens_of_(tokens_of) {
-    if (!prompts.empty()) prompts_ = parse_json(read_file(prompts), prompts.string());
+      : path_(path), prompts_path_(prompts), limit_(limit), tokens_of_(tokens_of) {
+    if (prompts.empty()) return;
+    prompts_ = parse_json(read_file(prompts), prompts.string());
+    if (!prompts_.is_object())
+      throw InputError(prompts.string() + ": expected an object with a template for each task, found " +
+                       prompts_.type_name());
   }
 
   std::vector<Sample> read(DatasetFormat format, std::string_view text);
@@ -122,7 +126,7 @@ class DatasetReader {
     return split ? fs::absolute(path_).parent_path().filename().string() : stem;
   }
 
-  fs::path path_;
+  fs::path path_, prompts_path_;
   std::int64_t limit_;
   const TokenCount& tokens_of_;
   Json prompts_;
@@ -141,6 +145,7 @@ DatasetFormat detect(const Json& object, const std::string& where) {
   if (has({"input", "context", "answer"})) return DatasetFormat::infinitebench;
   if (has({"context", "question", "answer"})) return DatasetFormat::prefixqa;
   if (has({"needle", "haystack"})) return DatasetFormat::needle;
+  if (has({"context", "answers"})) return DatasetFormat::own;  // whose reader says what it lacks
   throw InputError(
       where +
       ": expected the fields of one of the formats own, ruler, infinitebench, longbench, prefixqa, needle; "
@@ -199,10 +204,10 @@ void DatasetReader::put_with_prompt(Sample sample, const std::string& context, c
     sample.question = plain;
     return put(std::move(sample), context);
   }
-  std::string text = json_string(prompts_, sample.task, "the file of prompts");
+  std::string text = json_string(prompts_, sample.task, prompts_path_.string());
   const std::size_t at = text.find("{context}");
   if (at == std::string::npos)
-    throw InputError("the file of prompts: '" + sample.task + "': expected {context}, found none");
+    throw InputError(prompts_path_.string() + ": '" + sample.task + "': expected {context}, found none");
   std::string before = text.substr(0, at), after = text.substr(at + 9);
   const std::size_t question = after.find("{input}");
   if (question != std::string::npos) after.replace(question, 7, input);
@@ -286,7 +291,11 @@ void DatasetReader::add_prefixqa(const Json& object, const std::string& where) {
 
 /// Every *.txt of a folder in the order of names, or one file.
 std::string haystack_text(const fs::path& path) {
-  if (!fs::is_directory(path)) return read_file(path);
+  if (!fs::is_directory(path)) {
+    std::string text = read_file(path);
+    if (text.empty()) throw InputError(path.string() + ": expected a text, found an empty file");
+    return text;
+  }
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(path)) {
     if (entry.path().extension() == ".txt") files.push_back(entry.path());

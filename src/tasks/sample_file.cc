@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tasks/sample_file.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <set>
@@ -50,6 +52,14 @@ class Reader {
     const Json object = parse_json(line, where);
     if (!object.is_object())
       throw InputError(where + ": expected a JSON object, found " + std::string(object.type_name()));
+    std::vector<std::string> lacking;
+    for (const char* key : {"id", "task", "tokens", "question", "answers", "match"})
+      if (!json_has(object, key)) lacking.emplace_back(key);
+    if (!lacking.empty())
+      throw InputError(
+          fmt::format("{}: expected a sample's fields id, task, tokens, context, question, answers and "
+                      "match, found none called {}",
+                      where, join(lacking)));
     Sample sample;
     sample.id = json_string(object, "id", where);
     if (!ids_.insert(sample.id).second)

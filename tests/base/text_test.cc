@@ -17,6 +17,7 @@ TEST(TextTable, NamesStandLeftNumbersRight) {
             "a       10    1 %\n"
             "longer   9  100 %\n");
   EXPECT_EQ(text_table(Rows{}), "");
+  EXPECT_EQ(text_table(Rows{{"n", "x"}, {"a", ""}}), "n  x\na\n") << "no blanks at an end";
   EXPECT_EQ(text_table(Rows{{"n", "µ"}, {"µ", "12"}}), "n   µ\nµ  12\n") << "characters count, not bytes";
 }
 

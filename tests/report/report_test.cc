@@ -185,9 +185,20 @@ TEST_F(ReportTest, ASpecGetsItsOwnRowOfTheProbe) {
   EXPECT_EQ(rows[4].at("density"), 1.0);
 }
 
-TEST_F(ReportTest, AProbeOfTooFewTokensIsRefusedBeforeAnythingIsMeasured) {
+TEST_F(ReportTest, WhatCannotBeMeasuredIsRefusedWithItsPlaceBeforeAnythingIs) {
+  const auto refusal = [&] {
+    try {
+      Grid(tiny_model(), suites_, options_);
+    } catch (const InputError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
   suites_[0].runs[0].lengths = {2048};
-  EXPECT_THROW(Grid(tiny_model(), suites_, options_), InputError);
+  EXPECT_THAT(refusal(), HasSubstr("all.toml line 4: echo: expected a text of at least"));
+  suites_[0].runs[0].lengths = {4096};
+  suites_[0].runs[1].tasks = {"cars"};
+  EXPECT_THAT(refusal(), HasSubstr("all.toml line 9: expected a task"));
 }
 
 TEST_F(ReportTest, AProbeRefusesADifferentSinkOrWindow) {
@@ -252,6 +263,7 @@ TEST_F(ReportTest, SoFarItSaysWhatIsNotMeasuredYet) {
   const std::string text = page.markdown();
   EXPECT_THAT(text, testing::Not(HasSubstr(".svg")));
   EXPECT_THAT(text, HasSubstr("Recall of the true top 8 keys by length, by weight a: not measured yet."));
+  EXPECT_THAT(text, HasSubstr("All methods at equal bytes: not measured yet."));
   EXPECT_THAT(text, testing::Not(testing::ContainsRegex("\\|---[^\n]*\n\n"))) << "a table without a row";
 }
 

@@ -132,6 +132,15 @@ TEST(Suite, SpecsThatNobodyCanRunAreFaults) {
       << "its artefact is the model's";
 }
 
+TEST(Suite, FaultsOfValuesNameTheirLineToo) {
+  const std::string top = "title = \"t\"\n[[run]]\nlengths = [\"4k\"]\nmethods = [\"full\"]\n";
+  EXPECT_THAT(error_of(top + "kind = \"attention\"\nshape = \"lama\"\n"),
+              HasSubstr("a.toml line 6: 'shape': expected"));
+  EXPECT_THAT(error_of(top + "kind = \"eval\"\ntasks = [\"kv\"]\nprotocols = [\"dense\"]\n"),
+              HasSubstr("a.toml line 7: 'protocols': expected context-dense"));
+  EXPECT_EQ(parse_suite(top + "kind = \"probe\"\n", "a.toml", "a", false).runs[0].where, "a.toml line 2");
+}
+
 TEST(Toml, RefusesWhatIsNoSuchFile) {
   for (const char* text :
        {"a", "a =", "a = ", "a = b", "a = \"b", "a = [", "a = [1 2]", "a = \"\\q\"", "[a]", "[[a", "[[a]] b",

@@ -171,7 +171,9 @@ class Probe(ProgramTest):
     def test_text_too_short(self):
         short = self.folder / "short.txt"
         short.write_text("Too short.", encoding="utf-8")
-        self.assert_refused(run("probe", "-m", self.model, "-f", short, *SPECS))
+        self.assert_refused(run("probe", "-m", self.model, "-f", short, *SPECS), "short.txt: expected a text of at least")
+        self.assert_refused(run("tune", "-m", self.model, "-f", self.text, "--check", short, "-o", self.folder / "plan.json",
+                                "-a", "topk:k=4", "--window", "32"), "short.txt: expected a text of at least")
 
     def test_values_out_of_range(self):
         for flag in ("--last", "--sink", "--window", "--top", "--measured"):

@@ -154,6 +154,23 @@ TEST_F(DatasetTest, NeedlesStandBehindFullStopsAtTheirDepths) {
 }
 
 TEST_F(DatasetTest, FaultsAreOneSentence) {
+  EXPECT_THAT(
+      error_of("a.jsonl", R"({"context": "c", "question": "q", "answers": ["a"]})"),
+      HasSubstr("line 1: expected a sample's fields id, task, tokens, context, question, answers and match, "
+                "found none called id, task, tokens, match"));
+  write("nothing.txt", "");
+  EXPECT_THAT(error_of("a.json", R"({"needle": "n", "haystack": "nothing.txt", "question": "q", "answer": "a",
+    "lengths": [100], "depths": [0]})"),
+              HasSubstr("nothing.txt: expected a text, found an empty file"));
+  const fs::path file = write("b.jsonl", R"({"context": "c", "question": "q", "answer": "a"})");
+  for (const char* prompts : {"[]", R"({"prefixqa": "no place for the text"})"}) {
+    try {
+      read_dataset(file, DatasetFormat::automatic, 0, write("prompts.json", prompts));
+      ADD_FAILURE() << prompts;
+    } catch (const InputError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("prompts.json: ")) << "by its name";
+    }
+  }
   EXPECT_THAT(error_of("a.jsonl", ""), HasSubstr("found an empty file"));
   EXPECT_THAT(error_of("a.jsonl", "{}"), HasSubstr("expected the fields of one of the formats"));
   EXPECT_THAT(error_of("a.jsonl", "[]"), HasSubstr("expected the fields"));
