@@ -141,11 +141,8 @@ class GpuDoubleSparsity final : public GpuBestKeys {
 std::unique_ptr<GpuSelector> make_gpu_double_sparsity(const Spec& spec, const GpuGeometry& geometry,
                                                       std::span<Selector* const> selectors) {
   if (spec.dense.window < 1) return nullptr;
-  std::vector<const KeyLabeller*> labellers;
-  for (const Selector* const selector : selectors)
-    labellers.push_back(dynamic_cast<const KeyLabeller*>(selector));
   return std::make_unique<GpuDoubleSparsity>(spec, geometry, DoubleSparsityOptions::of(spec),
-                                             std::move(labellers));
+                                             parts_of<KeyLabeller>(selectors));
 }
 
 }  // namespace lode

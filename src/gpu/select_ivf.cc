@@ -206,9 +206,7 @@ std::unique_ptr<GpuSelector> make_gpu_ivf(const Spec& spec, const GpuGeometry& g
       IvfOptions::of(spec).k.of(geometry.max_tokens) < 1 ||
       IvfOptions::of(spec).lists_for(geometry.max_tokens) > cuda::kMostProbedLists)
     return nullptr;
-  std::vector<const KeyLists*> files;
-  for (const Selector* const selector : selectors) files.push_back(dynamic_cast<const KeyLists*>(selector));
-  return std::make_unique<GpuIvf>(spec, geometry, std::move(files));
+  return std::make_unique<GpuIvf>(spec, geometry, parts_of<KeyLists>(selectors));
 }
 
 }  // namespace lode

@@ -151,9 +151,7 @@ std::unique_ptr<GpuSelector> make_gpu_pqcache(const Spec& spec, const GpuGeometr
                                               std::span<Selector* const> selectors) {
   const PqCacheOptions options = PqCacheOptions::of(spec);
   if (spec.dense.window < 1 || geometry.head_dim % options.m != 0) return nullptr;
-  std::vector<const KeyCoder*> coders;
-  for (const Selector* const selector : selectors) coders.push_back(dynamic_cast<const KeyCoder*>(selector));
-  return std::make_unique<GpuPqCache>(spec, geometry, options, std::move(coders));
+  return std::make_unique<GpuPqCache>(spec, geometry, options, parts_of<KeyCoder>(selectors));
 }
 
 }  // namespace lode

@@ -185,12 +185,9 @@ class GpuQuest final : public GpuSelector {
 std::unique_ptr<GpuSelector> make_gpu_quest(const Spec& spec, const GpuGeometry& geometry,
                                             std::span<Selector* const> selectors) {
   if (spec.dense.window < 1 || !cuda::can_bound_pages(geometry.head_dim)) return nullptr;
-  std::vector<const PageBounder*> bounders;
-  if (QuestOptions::of(spec).bits < 16) {
-    for (const Selector* const selector : selectors)
-      bounders.push_back(dynamic_cast<const PageBounder*>(selector));
-  }
-  return std::make_unique<GpuQuest>(spec, geometry, std::move(bounders));
+  const bool coded = QuestOptions::of(spec).bits < 16;  // then by levels that the host takes from the text
+  return std::make_unique<GpuQuest>(spec, geometry,
+                                    parts_of<PageBounder>(coded ? selectors : std::span<Selector* const>{}));
 }
 
 }  // namespace lode

@@ -169,10 +169,7 @@ class GpuSnapKv final : public GpuSelector {
 
 std::unique_ptr<GpuSelector> make_gpu_snapkv(const Spec& spec, const GpuGeometry& geometry,
                                              std::span<Selector* const> selectors) {
-  std::vector<const KeyKeeper*> keepers;
-  for (const Selector* const selector : selectors)
-    keepers.push_back(dynamic_cast<const KeyKeeper*>(selector));
-  return std::make_unique<GpuSnapKv>(spec, geometry, std::move(keepers));
+  return std::make_unique<GpuSnapKv>(spec, geometry, parts_of<KeyKeeper>(selectors));
 }
 
 }  // namespace lode

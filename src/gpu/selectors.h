@@ -130,6 +130,14 @@ std::unique_ptr<GpuSelector> make_gpu_selector(const Spec& spec, const GpuGeomet
 std::unique_ptr<GpuSelector> make_gpu_selector_for_bench(const Spec& spec, const GpuGeometry& geometry,
                                                          std::uint64_t seed, double largest);
 
+/// The layers' host selectors as what a GPU's selector asks of them; null where one is nothing of the kind.
+template <class Part>
+std::vector<const Part*> parts_of(std::span<Selector* const> selectors) {
+  std::vector<const Part*> parts;
+  for (const Selector* const selector : selectors) parts.push_back(dynamic_cast<const Part*>(selector));
+  return parts;
+}
+
 /// 0, 1, ...
 std::vector<int> all_kv_heads(int kv_heads);
 

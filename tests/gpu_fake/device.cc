@@ -452,25 +452,32 @@ void embed(const std::int32_t* tokens, std::int64_t n, const DeviceWeight& embed
 
 namespace lode {
 
-std::unique_ptr<GpuSelector> make_gpu_selector(const Spec& spec, const GpuGeometry& geometry,
-                                               std::span<Selector* const> selectors) {
-  if (spec.name == "plan") return make_gpu_plan(spec, geometry, selectors);
-  if (spec.name == "streaming") return make_gpu_streaming(spec, geometry);
-  if (spec.name == "random") return make_gpu_random(spec, geometry);
-  if (spec.name == "ivf") return make_gpu_ivf(spec, geometry, selectors);
-  if (spec.name == "snapkv") return make_gpu_snapkv(spec, geometry, selectors);
-  if (spec.name == "quest") return make_gpu_quest(spec, geometry, selectors);
-  if (spec.name == "double-sparsity") return make_gpu_double_sparsity(spec, geometry, selectors);
-  if (spec.name == "pqcache") return make_gpu_pqcache(spec, geometry, selectors);
+// Methods that the host does not play choose on the host.
+std::unique_ptr<GpuSelector> make_gpu_topk(const Spec&, const GpuGeometry&) {
+  return nullptr;
+}
+std::unique_ptr<GpuSelector> make_gpu_buckets(const Spec&, const GpuGeometry&, std::span<Selector* const>) {
+  return nullptr;
+}
+std::unique_ptr<GpuSelector> make_gpu_clusters(const Spec&, const GpuGeometry&, std::span<Selector* const>) {
+  return nullptr;
+}
+std::unique_ptr<GpuSelector> make_gpu_signatures(const Spec&, const GpuGeometry&,
+                                                 std::span<Selector* const>) {
+  return nullptr;
+}
+std::unique_ptr<GpuSelector> make_gpu_buckets_for_bench(const Spec&, const GpuGeometry&, std::uint64_t,
+                                                        double) {
+  return nullptr;
+}
+std::unique_ptr<GpuSelector> make_gpu_clusters_for_bench(const Spec&, const GpuGeometry&, std::uint64_t) {
+  return nullptr;
+}
+std::unique_ptr<GpuSelector> make_gpu_signatures_for_bench(const Spec&, const GpuGeometry&, std::uint64_t) {
   return nullptr;
 }
 std::vector<float> train_centroids_on_gpu(const GpuKeys&, int, int, std::int64_t, bool, std::int64_t,
                                           cuda::StreamHandle) {
   throw RunError("the host plays no bench");
 }
-std::unique_ptr<GpuSelector> make_gpu_selector_for_bench(const Spec&, const GpuGeometry&, std::uint64_t,
-                                                         double) {
-  return nullptr;
-}
-
 }  // namespace lode

@@ -23,25 +23,11 @@ namespace {
 
 constexpr std::int64_t kContext = 600;
 
-/// Tells the selector of tokens in the world, as a prefill does.
-void tell(World& world, Selector& selector, Position begin, std::int64_t count, Phase phase) {
-  const QueryBlock block = world.block(begin, count);
-  selector.on_write({.sequence = 0,
-                     .phase = phase,
-                     .begin = begin,
-                     .tokens = count,
-                     .q_unrotated = block.q_unrotated,
-                     .k_unrotated = {},
-                     .q = block.q,
-                     .k = {},
-                     .v = {}});
-}
-
 /// Writes tokens to the world and tells the selector.
 void write(World& world, Selector& selector, std::int64_t count, Phase phase = Phase::context) {
   const auto begin = static_cast<Position>(world.tokens());
   world.write(count);
-  tell(world, selector, begin, count, phase);
+  tell(selector, world.block(begin, count), phase);
 }
 
 void build(World& world, Selector& selector) {
@@ -525,7 +511,7 @@ TEST(Squeezed, ATextThatWasOnlyHeardIsTakenInWhole) {
   const std::string spec = "squeezed:sparsity=0.8,clusters=10%";
   const auto built = make(spec, geometry), heard = make(spec, geometry);
   write(world, *built, 400);
-  tell(world, *heard, 0, 400, Phase::context);
+  tell(*heard, world.block(0, 400));
   build(world, *built);
   Selector* const layers[] = {nullptr, nullptr, nullptr, heard.get()};
   ThresholdSelector::finish(layers, 0, [&](int) { return world.store().layer(0); });
@@ -733,7 +719,7 @@ TEST(Squeezed, LevelsThatPruneNothingChooseAsOneLevel) {
   constexpr std::int64_t kLong = 2500;
   world.write(kLong);
   for (Selector* const selector : {one.get(), two.get(), any.get(), own.get()}) {
-    tell(world, *selector, 0, kLong, Phase::context);
+    tell(*selector, world.block(0, kLong));
     build(world, *selector);
   }
   world.write(9);
@@ -757,7 +743,7 @@ TEST(Squeezed, AutoLevelsKeepAsPlannedForAnyTarget) {
   const auto share = make(spec + ",sparsity=0.9", geometry), mass = make(spec + ",mass=0.2", geometry);
   world.write(2500);
   for (Selector* const selector : {share.get(), mass.get()}) {
-    tell(world, *selector, 0, 2500, Phase::context);
+    tell(*selector, world.block(0, 2500));
     build(world, *selector);
   }
   EXPECT_EQ(cluster_plan(parse_spec(spec + ",mass=0.2"), 2399).kept[0], 0.7);

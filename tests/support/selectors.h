@@ -20,21 +20,24 @@ inline std::unique_ptr<Selector> make(const std::string& text, const LayerGeomet
   return find_method(spec.name).make(spec, geometry, fingerprint);
 }
 
+/// Tells a selector of a block's queries.
+inline void tell(Selector& selector, const QueryBlock& block, Phase phase = Phase::context) {
+  selector.on_write({.sequence = 0,
+                     .phase = phase,
+                     .begin = block.begin,
+                     .tokens = block.tokens,
+                     .q_unrotated = block.q_unrotated,
+                     .k_unrotated = {},
+                     .q = block.q,
+                     .k = {},
+                     .v = {}});
+}
+
 /// Tells a selector of the queries at positions [0, tokens), in chunks, as a prefill does.
 inline void tell(Selector& selector, World& world, std::int64_t tokens, std::int64_t chunk = 100) {
   if (!selector.wants_writes()) return;
-  for (std::int64_t at = 0; at < tokens; at += chunk) {
-    const QueryBlock block = world.block(static_cast<Position>(at), std::min(chunk, tokens - at));
-    selector.on_write({.sequence = 0,
-                       .phase = Phase::context,
-                       .begin = block.begin,
-                       .tokens = block.tokens,
-                       .q_unrotated = block.q_unrotated,
-                       .k_unrotated = {},
-                       .q = block.q,
-                       .k = {},
-                       .v = {}});
-  }
+  for (std::int64_t at = 0; at < tokens; at += chunk)
+    tell(selector, world.block(static_cast<Position>(at), std::min(chunk, tokens - at)));
 }
 
 /// What a selector gives for the block, after it was told of the keys that left the window by then.
