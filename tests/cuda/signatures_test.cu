@@ -3,8 +3,10 @@
 // order, ties, budgets 0, 1, all but one, all, more; depth and combined; groups that share signatures or have
 // their own; ragged lengths; keys signed one by one or together; choice and attention in one launch against
 // the two of them.
+#include <algorithm>
 #include <bit>
 #include <numeric>
+#include <span>
 #include <string>
 
 #include "harness.h"
@@ -326,7 +328,8 @@ LODE_TEST(signatures_of_keys_and_queries) {
 }
 
 /// The way through clusters of blocks against the other one, which gets the queries' signatures from the
-/// host: the same rows. Attention in the same launch, where lists are short, against attention apart.
+/// host: the same rows. Attention in the same launch, where lists are short, against attention apart, and the
+/// second query alone, whose list has more blocks then: the same bits.
 void expect_in_clusters(const Case& c, const std::vector<int>& widths, std::int64_t tokens,
                         std::int64_t budget, std::uint32_t mask) {
   constexpr int d = 128, count = 2;
@@ -381,6 +384,18 @@ void expect_in_clusters(const Case& c, const std::vector<int>& widths, std::int6
   if (!attend_by_signature(queries, q.get(), shape, signatures, rule, tokens, capacity, attended_counts.get(),
                            stream.get()))
     return;
+  const OnDevice<float> alone(test::poison(static_cast<std::size_t>(heads * d)));
+  const OnDevice<std::int32_t> count_alone(Rows(static_cast<std::size_t>(lists), -7));
+  Queries second = queries;
+  second.tokens += 1, second.count = 1, second.q += heads * d, second.o = alone.get();
+  SignatureRule second_rule = rule;
+  second_rule.budget += 1;
+  if (!attend_by_signature(second, second.q, shape, signatures, second_rule, tokens, capacity,
+                           count_alone.get(), stream.get()))
+    test::fail(__FILE__, __LINE__, what + ": not attended alone");
+  const std::vector<float> both = together.read(stream);
+  if (!std::ranges::equal(std::span(both).last(static_cast<std::size_t>(heads * d)), alone.read(stream)))
+    test::fail(__FILE__, __LINE__, what + ": other bits alone");
   queries.o = apart.get();
   const Buffer workspace(decode_workspace_bytes(count, heads, c.kv_heads, d), "partial results");
   fill(workspace.as<void>(), 0, workspace.bytes(), stream.get());
@@ -415,6 +430,9 @@ LODE_TEST(near_keys_in_clusters) {
   expect_in_clusters({.sink = 128, .window = 128}, deep, {1, 2, 700, 20001});
   expect_in_clusters({.sink = 3, .window = 17}, {128, 32}, {700, 5003});
   expect_in_clusters({.kv_heads = 1, .group = 8, .window = 1}, deep, {700, 20001});
+  for (const int kv_heads : {6, 8, 12, 32, 40})  // lists of 16, 8, 4 and 2 blocks
+    expect_in_clusters({.kv_heads = kv_heads, .sink = 128, .window = 128}, deep, {700, 9001});
+  expect_in_clusters({.kv_heads = 6, .group = 8, .window = 30}, deep, {5003});
   expect_in_clusters({.per_query_head = true, .sink = 5, .window = 40}, deep, {300, 9001});
   expect_in_clusters({.own_sets = true, .per_query_head = true, .window = 40}, deep, {9001});
   expect_in_clusters({.sink = 100001, .window = 16}, deep,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of one list by the cluster of blocks that has chosen its keys: each block takes as many keys,
-// four of its warps walk over them (attend_walk.cuh), and blocks send the states of each column to one that
-// merges them. No list is written to device memory, no kernel launched, no block waits for another list's.
+// Attention of one list by the cluster of blocks that has chosen its keys: the list is cut into pieces, as
+// many for each block, four warps walk over a piece (attend_walk.cuh), and blocks send the states of each
+// column to one that merges them. How many blocks the cluster has does not change a bit. No list is written
+// to device memory, no kernel launched, no block waits for another list's.
 #pragma once
 
 #include "kernels/cuda/attend_walk.cuh"
@@ -9,71 +10,101 @@
 
 namespace lode::cuda {
 
-template <class T, int D, int kHeads, int kRanks>
+template <class T, int D, int kHeads, int kRanks, int kPieces, int kAtOnce>
 struct ClusterAttend {
   using W = Walk<T, D, (kHeads > 8)>;
   static constexpr int kRing = W::kStages * W::kStageBytes;
-  static constexpr int kRingBytes = kWarps * kRing;  ///< of a block
-  static constexpr int kColumns = kHeads * D / 4;    ///< fours of the output
-  static constexpr int kOwn = kColumns / kRanks;     ///< of them that a block merges
+  static constexpr int kRingBytes = kAtOnce * kWarps * kRing;  ///< of a block that walks over kAtOnce pieces
+  static constexpr int kColumns = kHeads * D / 4;              ///< fours of the output
+  static constexpr int kOwn = kColumns / kRanks;               ///< of them that a block merges
+  static constexpr int kOwnPieces = kPieces / kRanks;
   static_assert(kColumns % kRanks == 0 && kRing >= kHeads * (D + 2) * 4);
+  static_assert(kPieces % kRanks == 0 && kOwnPieces % kAtOnce == 0);
 
-  /// States of a block's own columns, from all blocks.
+  /// States of a block's own columns, of all pieces.
   struct Received {
-    float4 o[kOwn][kRanks];
-    float2 ml[kOwn][kRanks];
+    float4 o[kOwn][kPieces];
+    float2 ml[kOwn][kPieces];
     Inbox inbox;
   };
 
-  /// Keys of one block where `count` are cut into even pieces.
+  /// Keys of a piece of a list of so many.
   __device__ static int piece_of(int count) {
-    return (count + kRanks * kTile - 1) / (kRanks * kTile) * kTile;
+    return (count + kPieces * kTile - 1) / (kPieces * kTile) * kTile;
   }
 
-  /// Walks over keys [begin, end): the first kWarps warps, with `ring` to themselves. Call after all warps
-  /// have left the ring; `q` [kHeads, D].
-  __device__ static void walk(const Params& p, const Keys& keys, int begin, int end, const char* base,
-                              const float* q, char* ring) {
-    typename W::RawQueries raw;
-    W::ask_queries(q, kHeads, raw);
-    W walk(p, keys);
+  /// The block's pieces of `piece` keys each, and the output. `q` [kHeads, D]; by the whole block, after all
+  /// have left the ring; `wait_for_rows` is called by who walks, when all else is ready.
+  template <class WaitForRows>
+  __device__ static void run(const Params& p, const Keys& keys, int piece, const char* base, const float* q,
+                             char* ring, Received& received, int rank, float* out /*[kHeads, D]*/,
+                             WaitForRows wait_for_rows) {
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    walk.base = base;
-    walk.end = end;
-    walk.first = begin + warp * kTile;
-    walk.mine = max(0, (end - walk.first + kWarps * kTile - 1) / (kWarps * kTile));
-    walk.ring = shared_address(ring) + warp * kRing;
-    walk.run(raw);
-    walk.store(reinterpret_cast<float*>(ring + warp * kRing), kHeads);
+    const bool walks = warp < kAtOnce * kWarps;
+    W walk(p, keys);
+    if (walks) {
+      typename W::RawQueries raw;
+      W::ask_queries(q, kHeads, raw);
+      walk.base = base;
+      walk.ring = shared_address(ring) + warp * kRing;
+      walk.pack_queries(raw);
+      wait_for_rows();
+    }
+#pragma unroll 1
+    for (int i = 0; i < kOwnPieces; i += kAtOnce) {
+      const int first_piece = rank * kOwnPieces + i;
+      if (walks) {
+        const int begin = (first_piece + warp / kWarps) * piece;
+        walk.end = min(keys.count, begin + piece);
+        walk.first = begin + warp % kWarps * kTile;
+        walk.mine = max(0, (walk.end - walk.first + kWarps * kTile - 1) / (kWarps * kTile));
+        walk.clear();
+        walk.tiles([] {});
+        walk.finish();
+        walk.store(reinterpret_cast<float*>(ring + warp * kRing), kHeads);
+      }
+      __syncthreads();
+      send_states(ring, received, first_piece);
+      if (i + kAtOnce < kOwnPieces) __syncthreads();  // the ring is free
+    }
+    merge(received, rank, out);
   }
 
-  /// Merges the states of all blocks' warps. Called by the whole block after a barrier behind walk().
-  __device__ static void merge(const char* ring, Received& received, int rank, float* out /*[kHeads, D]*/) {
-    for (int column = static_cast<int>(threadIdx.x); column < kColumns;
-         column += static_cast<int>(blockDim.x)) {
+  static constexpr unsigned kMergeBytes = kOwn * kPieces * 24;  ///< what Received::inbox is to expect
+
+ private:
+  /// Those of the pieces that were walked at once, to the owners of the columns.
+  __device__ static void send_states(const char* ring, Received& received, int first_piece) {
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < kAtOnce * kColumns; i += static_cast<int>(blockDim.x)) {
+      const int which = i / kColumns, column = i % kColumns, piece = first_piece + which;
       float4 o = {};
       float m = -INFINITY, l = 0.0f;
-      merge_warps(ring, column, o, m, l);
+      merge_warps(ring + which * kWarps * kRing, column, o, m, l);
       const int owner = column / kOwn, at = column % kOwn;
       const unsigned inbox = address_in(&received.inbox, owner);
       const uint4 bits = {__float_as_uint(o.x), __float_as_uint(o.y), __float_as_uint(o.z),
                           __float_as_uint(o.w)};
-      send(address_in(&received.o[at][rank], owner), bits, inbox);
-      send(address_in(&received.ml[at][rank], owner), make_float2(m, l), inbox);
+      send(address_in(&received.o[at][piece], owner), bits, inbox);
+      send(address_in(&received.ml[at][piece], owner), make_float2(m, l), inbox);
     }
+  }
+  /// All pieces' states of the block's own columns.
+  __device__ static void merge(const Received& received, int rank, float* out) {
     wait_for(&received.inbox);
-    for (int i = static_cast<int>(threadIdx.x); i < kOwn * kRanks; i += static_cast<int>(blockDim.x)) {
-      const int at = i / kRanks, from = i % kRanks;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < kOwn * kPieces; i += static_cast<int>(blockDim.x)) {
+      const int at = i / kPieces, from = i % kPieces;
       float4 o = received.o[at][from];
       const float2 ml = received.ml[at][from];
       float peak = ml.x;
 #pragma unroll
-      for (int other = 1; other < kRanks; other *= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, other));
+      for (int other = 1; other < kPieces; other *= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, other));
       const float factor = decay(ml.x, peak);
       float sum = ml.y * factor;
       o.x *= factor, o.y *= factor, o.z *= factor, o.w *= factor;
 #pragma unroll
-      for (int other = 1; other < kRanks; other *= 2) {
+      for (int other = 1; other < kPieces; other *= 2) {
         sum += __shfl_xor_sync(~0u, sum, other);
         o.x += __shfl_xor_sync(~0u, o.x, other), o.y += __shfl_xor_sync(~0u, o.y, other);
         o.z += __shfl_xor_sync(~0u, o.z, other), o.w += __shfl_xor_sync(~0u, o.w, other);
@@ -84,9 +115,6 @@ struct ClusterAttend {
                                                                     o.z * inverse, o.w * inverse};
     }
   }
-  static constexpr unsigned kMergeBytes = kOwn * kRanks * 24;  ///< what Received::inbox is to expect
-
- private:
   __device__ static void merge_warps(const char* ring, int column, float4& o, float& m, float& l) {
     float4 x[kWarps];
     float2 ml[kWarps];

@@ -78,13 +78,14 @@ __device__ __forceinline__ void wait_for_cluster() {
   asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
 
-/// Before a launch in clusters of up to sixteen blocks of so many bytes of shared memory, and what is static.
-/// Blocks of the kernel behind come to a processor only where memory is split between cache and blocks alike:
-/// as attention has it, or more where two of these blocks need more, since all clusters must run at once.
+/// Before a launch in clusters of up to sixteen blocks of so many bytes of shared memory, and what is static,
+/// of which so many share a processor. Blocks of the kernel behind come to a processor only where memory is
+/// split between cache and blocks alike: as attention has it, or more where two of these blocks need more,
+/// since all clusters must run at once.
 template <class Kernel>
-void prepare_clusters(Kernel kernel, std::int64_t bytes) {
+void prepare_clusters(Kernel kernel, std::int64_t bytes, int blocks = 2) {
   constexpr std::int64_t kOfProcessor = 228 << 10, kOfAttention = 58;
-  const std::int64_t percent = (2 * (bytes + 3072) * 100 + kOfProcessor - 1) / kOfProcessor;
+  const std::int64_t percent = (blocks * (bytes + 3072) * 100 + kOfProcessor - 1) / kOfProcessor;
   const auto set = [&](cudaFuncAttribute what, std::int64_t value) {
     LODE_CUDA(cudaFuncSetAttribute(kernel, what, static_cast<int>(value)));
   };
@@ -97,8 +98,8 @@ void prepare_clusters(Kernel kernel, std::int64_t bytes) {
 /// be asked once, with the most shared memory, since the path, and with it the bits, must be one for all
 /// contexts.
 template <class Kernel>
-bool can_place(Kernel kernel, int ranks, int threads, int bytes) {
-  prepare_clusters(kernel, bytes);
+bool can_place(Kernel kernel, int ranks, int threads, int bytes, int blocks = 2) {
+  prepare_clusters(kernel, bytes, blocks);
   return EarlyLaunch(dim3(static_cast<unsigned>(ranks)), threads, bytes, ranks, nullptr)
              .clusters_at_once(kernel) > 0;
 }

@@ -2,8 +2,9 @@
 // Selection by signatures in one launch, and attention over what it chose where lists are short: the way of
 // near_keys.cu for the widths that `train hash` has (128 inputs, hidden layers of 128, 32 bits).
 //
-// Work map: a cluster for each list, a query head's networks spread over kOfHead of its blocks. Blocks send
-// each other what they need to know (cluster_link.cuh) and nobody waits for anything else:
+// Work map: a cluster for each list, of sixteen blocks or, where there are many lists, fewer, a query head's
+// networks spread over kOfHead of them. Blocks send each other what they need to know (cluster_link.cuh) and
+// nobody waits for anything else:
 //
 //   weights and signatures on their way before the queries are there -> each layer's outputs to the head's
 //   blocks -> the heads' bits to all -> distances, counted by level -> counts to all -> the level where the
@@ -18,6 +19,7 @@
 
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/cluster_attend.cuh"
+#include "kernels/cuda/processors.h"
 #include "kernels/cuda/scan.cuh"
 #include "kernels/cuda/signatures.h"
 
@@ -29,12 +31,14 @@ namespace lode::cuda {
 
 namespace {
 
-constexpr int kBlock = 256, kBlockWarps = kBlock / 32, kDim = 128, kBits = 32, kHidden = 128;
+constexpr int kSigning = 8;  // warps of a block that sign a head
+constexpr int kDim = 128, kBits = 32, kHidden = 128;
 constexpr int kUnit = static_cast<int>(kSignatureUnit);  // keys that a warp measures at once, 8 a lane
-constexpr int kAhead = 4;                                // units whose signatures a warp has on the way
-constexpr int kMostAttended = 6144;                      // keys of a list that its cluster attends
-[[maybe_unused]] constexpr int kUnitsOfCounter = 31;     // a counter is a byte, a unit adds 8 at most
-[[maybe_unused]] constexpr int kUnitsAtOnce = 4;         // that a warp turns into rows
+constexpr int kUnitBytes = kUnit * 4;                    // of their signatures
+constexpr int kAhead = 4;  // units whose signatures a warp has on the way, where there is room for them
+constexpr int kMostAttended = 6144;                   // keys of a list that its cluster attends
+[[maybe_unused]] constexpr int kUnitsOfCounter = 31;  // a counter is a byte, a unit adds 8 at most
+[[maybe_unused]] constexpr int kUnitsAtOnce = 4;      // that a warp turns into rows
 
 struct NearParams {
   Params attend;
@@ -45,14 +49,21 @@ struct NearParams {
   std::int32_t *rows = nullptr, *counts = nullptr;  ///< no rows where the cluster attends them
   std::int64_t sink = 0, window = 0, capacity = 0, net_weights = 0, net_biases = 0;
   int rows_bytes = 0;  ///< of a block's part of the list
+  int ahead = 0;       ///< units whose signatures a warp has on the way: kAhead or half of it
 };
 
-template <int kHeads>
+/// A cluster of kClusterRanks blocks of kOfBlock warps for a list of so many heads.
+template <int kOfHeads, int kClusterRanks, int kOfBlock>
 struct Shape {
-  static constexpr int kRanks = kHeads >= 4 ? 16 : 4 * kHeads;
-  static constexpr int kOfHead = kRanks / kHeads;                   // blocks
-  static constexpr int kOutputs = kHidden / kOfHead / kBlockWarps;  // of a warp
-  static constexpr int kLastOutputs = kBits / kOfHead / kBlockWarps;
+  static constexpr int kHeads = kOfHeads, kRanks = kClusterRanks, kBlockWarps = kOfBlock,
+                       kBlock = kOfBlock * 32;
+  static constexpr int kBlocks = 16 / kOfBlock;                          // of a processor
+  static constexpr int kPieces = kHeads >= 4 ? 16 : 4;                   // of a list that is attended here
+  static constexpr int kAtOnce = kOfBlock / 8;                           // of them, by a block
+  static constexpr int kOfHead = kRanks > kHeads ? kRanks / kHeads : 1;  // blocks that sign a head
+  static constexpr int kHeadsOfBlock = kHeads > kRanks ? kHeads / kRanks : 1;  // that it signs
+  static constexpr int kOutputs = kHidden / kOfHead / kSigning;                // of a warp
+  static constexpr int kLastOutputs = kBits / kOfHead / kSigning;
   static constexpr int kStep = kHeads % 2 == 0 ? 2 : 1;  // mismatches of one level
   static constexpr int kLevels = kBits * kHeads / kStep + 1;
   static constexpr int kPlanes = kHeads <= 2 ? 1 : kHeads <= 4 ? 2 : 3;
@@ -60,7 +71,7 @@ struct Shape {
   static constexpr int kFoursOfLane = (kFours + 31) / 32;
   static constexpr int kSets = (kLevels + 31) / 32;
   static constexpr int kCounterBytes = (kLevels + 1) * 32;  // of a warp
-  static_assert(kLastOutputs >= 1 && kOutputs <= 32 / kOfHead);
+  static_assert(kLastOutputs >= 1 && kOutputs <= 32 / kOfHead && kHeadsOfBlock * kSigning <= kOfBlock);
 };
 
 /// Sums over the warp: lane i gets that of x[i / (32 / kCount)].
@@ -83,25 +94,34 @@ __device__ __forceinline__ float transposed_sum(float (&x)[kCount]) {
 }
 
 /// What blocks of a cluster write into each other, and what the warps of a block share.
-template <class Attend, int kHeads, int kHiddenLayers>
+template <class Attend, class S, int kHiddenLayers>
 struct Fixed {
-  using S = Shape<kHeads>;
   typename Attend::Received received;
   int counts[S::kRanks][S::kFours * 4];
-  int warp_counts[kBlockWarps][S::kFours * 4];
-  float activations[kHiddenLayers > 0 ? kHiddenLayers : 1][kHidden];
-  unsigned bits[kHeads][kBits];
-  Inbox of_layer[kHiddenLayers > 0 ? kHiddenLayers : 1], of_bits, of_counts, of_rows;
+  int warp_counts[S::kBlockWarps][S::kFours * 4];
+  float activations[kHiddenLayers > 0 ? kHiddenLayers : 1][S::kHeadsOfBlock][kHidden];
+  unsigned bits[S::kHeads][kBits];
+  Inbox of_layer[kHiddenLayers > 0 ? kHiddenLayers : 1][S::kHeadsOfBlock], of_bits, of_counts, of_rows;
 };
 
-/// Memory: Fixed, rows, then counters and distances, whose place the rings of attention take.
-template <class T, int kHeads, int kHiddenLayers, bool kAttend>
+__device__ __forceinline__ void fetch_ahead(unsigned to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+/// All but the newest `kNewer` groups of this thread's fetches have come.
+template <int kNewer>
+__device__ __forceinline__ void wait_for_fetched() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kNewer) : "memory");
+}
+
+/// Memory: Fixed, rows, then counters, signatures on the way and distances, whose place the rings of
+/// attention take.
+template <class T, class S, int kHiddenLayers, bool kAttend>
 class Near {
  public:
-  using S = Shape<kHeads>;
-  using Attend = ClusterAttend<T, kDim, kHeads, S::kRanks>;
-  using Shared = Fixed<Attend, kHeads, kHiddenLayers>;
-  static constexpr int kRanks = S::kRanks;
+  static constexpr int kHeads = S::kHeads, kRanks = S::kRanks, kBlock = S::kBlock,
+                       kBlockWarps = S::kBlockWarps;
+  using Attend = ClusterAttend<T, kDim, kHeads, kRanks, S::kPieces, S::kAtOnce>;
+  using Shared = Fixed<Attend, S, kHiddenLayers>;
 
   __device__ Near(const NearParams& params, char* memory)
       : p_(params),
@@ -114,24 +134,26 @@ class Near {
         tid_(static_cast<int>(threadIdx.x)),
         lane_(tid_ % 32),
         warp_(tid_ / 32),
-        counters_(reinterpret_cast<unsigned char*>(work_) + warp_ * S::kCounterBytes) {}
+        counters_(reinterpret_cast<unsigned char*>(work_) + warp_ * S::kCounterBytes),
+        fetched_(shared_address(work_) + kBlockWarps * S::kCounterBytes + warp_ * params.ahead * kUnitBytes +
+                 lane_ * 16) {}
 
   __device__ void run() {
     if (tid_ == 0) open_inboxes();
     __syncwarp();
     find_keys();
-    fetch_weights();
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) fetch_unit(from_ + i, ahead_[i]);
+    if (signs()) fetch_weights();
+#pragma unroll 1
+    for (int i = 0; i < p_.ahead; ++i) fetch_unit(from_ + i);
     for (int i = lane_; i < S::kCounterBytes / 16; i += 32) reinterpret_cast<uint4*>(counters_)[i] = {};
     __syncwarp();
     arrive_in_cluster();
     wait_for_predecessor();
     release_successor();
     const std::int64_t head = std::int64_t{query_} * p_.attend.queries.query_heads + list_of_query_ * kHeads;
-    const float4 x = *reinterpret_cast<const float4*>(p_.q + (head + rank_ / S::kOfHead) * kDim + lane_ * 4);
+    const float4 x = *reinterpret_cast<const float4*>(p_.q + (head + own_head()) * kDim + lane_ * 4);
     wait_for_cluster();
-    sign(x);
+    if (signs()) sign(x);
     measure();
     share_counts();
     find_level();
@@ -140,19 +162,27 @@ class Near {
   }
 
  private:
+  __device__ bool signs() const {
+    return warp_ < kSigning * S::kHeadsOfBlock;
+  }
+  /// Of the list's heads, the one that this warp signs.
+  __device__ int own_head() const {
+    const int head = rank_ / S::kOfHead * S::kHeadsOfBlock + warp_ / kSigning;
+    return signs() ? head : 0;
+  }
   __device__ void open_inboxes() const {
     Inbox* const simple[] = {&s_.of_bits, &s_.of_counts, &s_.received.inbox};
     const unsigned bytes[] = {kHeads * kBits * 4, kRanks * S::kFours * 16, Attend::kMergeBytes};
 #pragma unroll
     for (int i = 0; i < 3; ++i) open_inbox(simple[i]);
 #pragma unroll
-    for (int i = 0; i < kHiddenLayers; ++i) open_inbox(&s_.of_layer[i]);
+    for (int i = 0; i < kHiddenLayers * S::kHeadsOfBlock; ++i) open_inbox(&s_.of_layer[0][i]);
     open_inbox(&s_.of_rows);
     publish_inboxes();
 #pragma unroll
     for (int i = 0; i < 3; ++i) expect(simple[i], bytes[i]);
 #pragma unroll
-    for (int i = 0; i < kHiddenLayers; ++i) expect(&s_.of_layer[i], kHidden * 4);
+    for (int i = 0; i < kHiddenLayers * S::kHeadsOfBlock; ++i) expect(&s_.of_layer[0][i], kHidden * 4);
   }
 
   /// This block's keys [first_, last_) and this warp's units of them.
@@ -176,30 +206,37 @@ class Near {
              set * p_.signatures.capacity + first_;
   }
   __device__ unsigned char* scores_at(int key) const {
-    return reinterpret_cast<unsigned char*>(work_) + kBlockWarps * S::kCounterBytes + key;
+    return reinterpret_cast<unsigned char*>(work_) +
+           kBlockWarps * (S::kCounterBytes + p_.ahead * kUnitBytes) + key;
   }
-  /// Reads stay inside the set: its capacity is a multiple of the unit.
-  __device__ void fetch_unit(int unit, uint4 (&to)[2]) const {
-    if (unit >= to_) return;
-    const uint4* const from = reinterpret_cast<const uint4*>(codes_ + std::int64_t{unit} * kUnit) + lane_;
-    to[0] = __ldg(from), to[1] = __ldg(from + 32);
+  /// Where this lane's 16 bytes of the halves of a unit's signatures go.
+  __device__ unsigned place_of(int unit) const {
+    return fetched_ + (unit & (p_.ahead - 1)) * kUnitBytes;
+  }
+  /// Each lane what it will measure. Reads stay inside the set: its capacity is a multiple of the unit.
+  __device__ void fetch_unit(int unit) const {
+    if (unit < to_) {
+      const std::uint32_t* const from = codes_ + std::int64_t{unit} * kUnit + lane_ * 4;
+      fetch_ahead(place_of(unit), from), fetch_ahead(place_of(unit) + kUnitBytes / 2, from + kUnit / 2);
+    }
+    asm volatile("cp.async.commit_group;");
   }
 
   /// This warp's rows of each layer: four inputs a lane.
   __device__ void fetch_weights() {
-    const int net = list_of_query_ * kHeads + rank_ / S::kOfHead, sub = rank_ % S::kOfHead;
+    const int net = list_of_query_ * kHeads + own_head(), sub = rank_ % S::kOfHead;
     const __half* weights = static_cast<const __half*>(p_.nets.weights) + net * p_.net_weights;
     const float* biases = p_.nets.biases + net * p_.net_biases;
 #pragma unroll
     for (int layer = 0; layer < kHiddenLayers; ++layer) {
-      const int first = (sub * kBlockWarps + warp_) * S::kOutputs;
+      const int first = (sub * kSigning + warp_ % kSigning) * S::kOutputs;
 #pragma unroll
       for (int o = 0; o < S::kOutputs; ++o)
         weights_[layer][o] = __ldg(reinterpret_cast<const uint2*>(weights + (first + o) * kDim) + lane_);
       biases_[layer] = __ldg(biases + first + lane_ / (32 / S::kOutputs));
       weights += kHidden * kDim, biases += kHidden;
     }
-    const int first = (sub * kBlockWarps + warp_) * S::kLastOutputs;
+    const int first = (sub * kSigning + warp_ % kSigning) * S::kLastOutputs;
 #pragma unroll
     for (int o = 0; o < S::kLastOutputs; ++o)
       last_weights_[o] = __ldg(reinterpret_cast<const uint2*>(weights + (first + o) * kDim) + lane_);
@@ -213,7 +250,8 @@ class Near {
 
   /// The heads' signatures to `bits`, from this block's head's input.
   __device__ void sign(float4 x) {
-    const int first_rank = rank_ / S::kOfHead * S::kOfHead, sub = rank_ % S::kOfHead;
+    const int first_rank = rank_ / S::kOfHead * S::kOfHead, sub = rank_ % S::kOfHead,
+              of_block = warp_ / kSigning;
 #pragma unroll
     for (int layer = 0; layer < kHiddenLayers; ++layer) {
       float sum[S::kOutputs];
@@ -222,22 +260,22 @@ class Near {
       float y = transposed_sum(sum) + biases_[layer];
       y = p_.nets.relu ? (y < 0.0f ? 0.0f : y) : y / (1.0f + expf(-y));
       constexpr int kLanes = 32 / S::kOutputs;  // with the same output
-      const int output = (sub * kBlockWarps + warp_) * S::kOutputs + lane_ / kLanes, to = lane_ % kLanes;
+      const int output = (sub * kSigning + warp_ % kSigning) * S::kOutputs + lane_ / kLanes,
+                to = lane_ % kLanes;
       if (to < S::kOfHead)
-        send(address_in(&s_.activations[layer][output], first_rank + to), __float_as_uint(y),
-             address_in(&s_.of_layer[layer], first_rank + to));
-      wait_for(&s_.of_layer[layer]);
-      x = *reinterpret_cast<const float4*>(&s_.activations[layer][lane_ * 4]);
+        send(address_in(&s_.activations[layer][of_block][output], first_rank + to), __float_as_uint(y),
+             address_in(&s_.of_layer[layer][of_block], first_rank + to));
+      wait_for(&s_.of_layer[layer][of_block]);
+      x = *reinterpret_cast<const float4*>(&s_.activations[layer][of_block][lane_ * 4]);
     }
     float sum[S::kLastOutputs];
 #pragma unroll
     for (int o = 0; o < S::kLastOutputs; ++o) sum[o] = product(last_weights_[o], x);
     const float y = transposed_sum(sum) + last_bias_;
     constexpr int kLanes = 32 / S::kLastOutputs;
-    const int bit = (sub * kBlockWarps + warp_) * S::kLastOutputs + lane_ / kLanes;
+    const int bit = (sub * kSigning + warp_ % kSigning) * S::kLastOutputs + lane_ / kLanes;
     for (int to = lane_ % kLanes; to < kRanks; to += kLanes)
-      send(address_in(&s_.bits[rank_ / S::kOfHead][bit], to), y > 0.0f ? 1u : 0u,
-           address_in(&s_.of_bits, to));
+      send(address_in(&s_.bits[own_head()][bit], to), y > 0.0f ? 1u : 0u, address_in(&s_.of_bits, to));
   }
 
   /// Distances of this warp's keys: kept, and counted by level.
@@ -251,27 +289,35 @@ class Near {
     unsigned planes[S::kPlanes];
 #pragma unroll
     for (int plane = 0; plane < S::kPlanes; ++plane) planes[plane] = __ballot_sync(~0u, more >> plane & 1);
-    int sums[S::kSets] = {}, counted = 0;
-    for (int first = from_; first < to_; first += kAhead) {
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const int unit = first + i;
-        if (unit >= to_) break;
+    int sums[S::kSets] = {};
+    int unit = from_;
+    do {
+      const int until = min(to_, unit + kUnitsOfCounter);
+#pragma unroll 1
+      for (; unit < until; ++unit) {
+        if (p_.ahead == kAhead)
+          wait_for_fetched<kAhead - 1>();
+        else
+          wait_for_fetched<kAhead / 2 - 1>();
+        const uint4 raw[2] = {Attend::W::piece(place_of(unit)),
+                              Attend::W::piece(place_of(unit) + kUnitBytes / 2)};
+        fetch_unit(unit + p_.ahead);
+        const int first = first_ + unit * kUnit;
+        const bool ragged = first < begin_ || first + kUnit > last_;
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          measure_four(unit * kUnit + half * (kUnit / 2) + lane_ * 4, ahead_[i][half], majority, planes);
-        fetch_unit(unit + kAhead, ahead_[i]);
+          measure_four(unit * kUnit + half * (kUnit / 2) + lane_ * 4, raw[half], ragged, majority, planes);
       }
-      if ((counted += kAhead) + kAhead > kUnitsOfCounter) take_counters(sums, true), counted = 0;
-    }
-    take_counters(sums, false);
+      take_counters(sums);
+    } while (unit < to_);
 #pragma unroll
     for (int i = 0; i < S::kSets; ++i) {
       const int level = i * 32 + lane_;
       if (level < S::kFours * 4) s_.warp_counts[warp_][level] = level < S::kLevels ? sums[i] : 0;
     }
   }
-  __device__ void measure_four(int key, uint4 raw, unsigned majority,
+  /// Of four keys of a unit of which some are no far keys where it is `ragged`.
+  __device__ void measure_four(int key, uint4 raw, bool ragged, unsigned majority,
                                const unsigned (&planes)[S::kPlanes]) const {
     const unsigned codes[4] = {raw.x, raw.y, raw.z, raw.w};
     unsigned distance[4];
@@ -280,34 +326,46 @@ class Near {
       distance[i] = 0;
 #pragma unroll
       for (int plane = 0; plane < S::kPlanes; ++plane)
-        distance[i] += static_cast<unsigned>(__popc((codes[i] ^ majority) & planes[plane])) << plane;
+        distance[i] += static_cast<unsigned>(__popc(differing(codes[i], majority, planes[plane]))) << plane;
     }
-    if (first_ + key < begin_ || first_ + key + 4 > last_) {
+    if (ragged) {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         if (first_ + key + i < begin_ || first_ + key + i >= last_) distance[i] = S::kLevels;
     }
     *reinterpret_cast<unsigned*>(scores_at(key)) =
-        distance[0] | distance[1] << 8 | distance[2] << 16 | distance[3] << 24;
+        ((distance[3] * 256 + distance[2]) * 256 + distance[1]) * 256 + distance[0];
     count(distance);
+  }
+  /// (a ^ b) & mask, in one instruction: the compiler shares a ^ b among the masks, in three for two.
+  __device__ static unsigned differing(unsigned a, unsigned b, unsigned mask) {
+    unsigned x;
+    asm("lop3.b32 %0, %1, %2, %3, 0x28;" : "=r"(x) : "r"(a), "r"(b), "r"(mask));
+    return x;
   }
   /// A byte of its own for each lane and level: all four are read at once, so who meets another's level adds
   /// for both, and the last write stays.
   __device__ void count(const unsigned (&distance)[4]) const {
-    unsigned char* at[4];
-    unsigned before[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) at[i] = counters_ + distance[i] * 32 + lane_, before[i] = *at[i];
+    const unsigned own = shared_address(counters_) + lane_;
+    unsigned at[4], now[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      unsigned now = before[i] + 1;
+      at[i] = own + distance[i] * 32;
+      asm volatile("ld.shared.u8 %0, [%1];" : "=r"(now[i]) : "r"(at[i]) : "memory");
+    }
 #pragma unroll
-      for (int j = 0; j < i; ++j) now += distance[j] == distance[i] ? 1u : 0u;
-      *at[i] = static_cast<unsigned char>(now);
+    for (int i = 0; i < 4; ++i) {
+      ++now[i];
+#pragma unroll
+      for (int j = 0; j < i; ++j)
+        asm("{\n.reg .pred same;\nsetp.eq.u32 same, %1, %2;\n@same add.u32 %0, %0, 1;\n}"
+            : "+r"(now[i])
+            : "r"(at[j]), "r"(at[i]));
+      asm volatile("st.shared.u8 [%0], %1;" ::"r"(at[i]), "r"(now[i]) : "memory");
     }
   }
-  /// Adds the lanes' counters: level 32 i + lane to sums[i].
-  __device__ void take_counters(int (&sums)[S::kSets], bool clear) const {
+  /// Adds the lanes' counters, level 32 i + lane to sums[i], and clears them.
+  __device__ void take_counters(int (&sums)[S::kSets]) const {
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < S::kSets; ++i) {
@@ -319,7 +377,7 @@ class Near {
       for (int j = 0; j < 8; ++j) {
         const int at = (j + lane_ / 4) % 8;
         sum = __dp4a(of_level[at], 0x01010101u, sum);
-        if (clear) of_level[at] = 0;
+        of_level[at] = 0;
       }
       sums[i] += static_cast<int>(sum);
     }
@@ -328,6 +386,7 @@ class Near {
 
   __device__ void share_counts() const {
     __syncthreads();
+#pragma unroll 1
     for (int i = tid_; i < S::kFours * kRanks; i += kBlock) {
       const int four = i / kRanks, to = i % kRanks;
       uint4 sum = {};
@@ -355,11 +414,12 @@ class Near {
     for (int j = 0; j < S::kFoursOfLane; ++j) {
       const int four = lane_ * S::kFoursOfLane + j;
       if (four >= S::kFours) continue;
-#pragma unroll
+#pragma unroll 4
       for (int r = 0; r < kRanks; ++r) {
         add(here + 4 * j, &s_.counts[r][four * 4]);
         if (r < rank_) add(earlier + 4 * j, &s_.counts[r][four * 4]);
       }
+#pragma unroll 1
       for (int w = 0; w < warp_; ++w) add(earlier + 4 * j, &s_.warp_counts[w][four * 4]);
     }
     int mine = 0;
@@ -392,8 +452,9 @@ class Near {
     skipped_ = ties_in_all - (budget - nearer_in_all);  // the newest of the last level stay
     if constexpr (kAttend) {
       piece_ = Attend::piece_of(sink_ + chosen_ + (all_ - window_begin_));
-      const int begin = rank_ * piece_;
-      const int listed = max(0, min(sink_ + chosen_, begin + piece_) - max(sink_, begin));
+      own_ = Attend::kOwnPieces * piece_;
+      const int begin = rank_ * own_;
+      const int listed = max(0, min(sink_ + chosen_, begin + own_) - max(sink_, begin));
       if (tid_ == 0) expect(&s_.of_rows, static_cast<unsigned>(listed) * 4);
     }
     if (rank_ == 0 && tid_ == 0) p_.counts[list()] = chosen_;
@@ -412,7 +473,7 @@ class Near {
   /// Chosen rows of this warp's keys.
   __device__ void give_rows() const {
     const auto level = static_cast<unsigned>(level_);
-    const float inverse = kAttend ? 1.0f / static_cast<float>(piece_) : 0.0f;
+    const float inverse = kAttend ? 1.0f / static_cast<float>(own_) : 0.0f;
     std::int32_t* const rows = kAttend ? nullptr : p_.rows + list() * p_.capacity;
     int nearer = nearer_before_, ties = ties_before_;
     for (int unit = from_; unit < to_; unit += kUnitsAtOnce) {
@@ -429,28 +490,28 @@ class Near {
       const unsigned up_to = sum_up_to(own, lane_);
       int tie_at = ties + static_cast<int>((up_to - own) >> 16);
       int place = nearer + static_cast<int>((up_to - own) & 0xffff) + max(0, tie_at - skipped_);
-      for (unsigned rest = near | tie; rest != 0; rest &= rest - 1) {
-        const int bit = __ffs(static_cast<int>(rest)) - 1;
-        if (tie >> bit & 1 && tie_at++ < skipped_) continue;
-        if (place >= chosen_) break;
+      if (tie_at + __popc(tie) <= skipped_) tie = 0;
+      for (; tie != 0 && tie_at < skipped_; ++tie_at) tie &= tie - 1;
+#pragma unroll 1
+      for (unsigned rest = near | tie; rest != 0; rest &= rest - 1, ++place) {
+        const int row = first_ + first + __ffs(static_cast<int>(rest)) - 1;
         if constexpr (kAttend) {
-          send_row(sink_ + place, first_ + first + bit, inverse);
+          send_row(sink_ + place, row, inverse);
         } else {
-          rows[place] = first_ + first + bit;
+          rows[place] = row;
         }
-        ++place;
       }
       const unsigned sum = __shfl_sync(~0u, up_to, 31);
       nearer += static_cast<int>(sum & 0xffff), ties += static_cast<int>(sum >> 16);
     }
   }
 
-  /// To the block whose piece of the list the place is in.
+  /// To the block whose part of the list the place is in.
   __device__ void send_row(int key, int row, float inverse) const {
     int to = static_cast<int>(static_cast<float>(key) * inverse);  // off by one at most
-    to += key >= (to + 1) * piece_ ? 1 : 0;
-    to -= key < to * piece_ ? 1 : 0;
-    send(address_in(rows_ + key - to * piece_, to), static_cast<unsigned>(row), address_in(&s_.of_rows, to));
+    to += key >= (to + 1) * own_ ? 1 : 0;
+    to -= key < to * own_ ? 1 : 0;
+    send(address_in(rows_ + key - to * own_, to), static_cast<unsigned>(row), address_in(&s_.of_rows, to));
   }
 
   __device__ void attend(std::int64_t head) const {
@@ -459,17 +520,12 @@ class Near {
     Keys keys;
     keys.sink = sink_, keys.listed = chosen_, keys.window_begin = window_begin_;
     keys.count = sink_ + chosen_ + (all_ - window_begin_);
-    const int begin = rank_ * piece_, end = min(keys.count, begin + piece_);
-    keys.rows = rows_ - begin;
-    if (warp_ < kWarps) {
-      const int kv_head = list_of_query_ * kHeads / p_.attend.group;
-      const char* const base =
-          queries.bases[token_.sequence] + queries.layer_offset + kv_head * queries.layout.head_stride();
-      wait_for(&s_.of_rows);
-      Attend::walk(p_.attend, keys, begin, end, base, queries.q + head * kDim, work_);
-    }
-    __syncthreads();
-    Attend::merge(work_, s_.received, rank_, queries.o + head * kDim);
+    keys.rows = rows_ - rank_ * own_;
+    const int kv_head = list_of_query_ * kHeads / p_.attend.group;
+    const char* const base =
+        queries.bases[token_.sequence] + queries.layer_offset + kv_head * queries.layout.head_stride();
+    Attend::run(p_.attend, keys, piece_, base, queries.q + head * kDim, work_, s_.received, rank_,
+                queries.o + head * kDim, [&] { wait_for(&s_.of_rows); });
   }
 
   const NearParams& p_;
@@ -478,68 +534,100 @@ class Near {
   int* const rows_;  // those that this block attends
   const int rank_, list_of_query_, query_, tid_, lane_, warp_;
   unsigned char* const counters_;  // [levels + 1][32]: this warp's
+  const unsigned fetched_;         ///< shared address of this lane's part of the signatures on the way
   QueryToken token_;
   int all_ = 0, begin_ = 0, end_ = 0, sink_ = 0, window_begin_ = 0;
   int first_ = 0, last_ = 0, from_ = 0, to_ = 0;
   const std::uint32_t* codes_ = nullptr;  ///< of first_
   uint2 weights_[kHiddenLayers > 0 ? kHiddenLayers : 1][S::kOutputs], last_weights_[S::kLastOutputs];
   float biases_[kHiddenLayers > 0 ? kHiddenLayers : 1], last_bias_ = 0.0f;
-  uint4 ahead_[kAhead][2];  ///< signatures of the next units
-  int level_ = 0, nearer_before_ = 0, ties_before_ = 0, chosen_ = 0, skipped_ = 0, piece_ = 0;
+  int level_ = 0, nearer_before_ = 0, ties_before_ = 0, chosen_ = 0, skipped_ = 0;
+  int piece_ = 0, own_ = 0;  ///< keys of a piece that is attended here, and of all pieces of this block
 };
 
-template <class T, int kHeads, int kHiddenLayers, bool kAttend>
-__global__ void __launch_bounds__(kBlock, 2) near_kernel(const __grid_constant__ NearParams p) {
+template <class T, class S, int kHiddenLayers, bool kAttend>
+__global__ void __launch_bounds__(S::kBlock, S::kBlocks) near_kernel(const __grid_constant__ NearParams p) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) char memory[];
-  Near<T, kHeads, kHiddenLayers, kAttend>(p, memory).run();
+  Near<T, S, kHiddenLayers, kAttend>(p, memory).run();
 #endif
 }
 
-constexpr int kMostBytes = (228 << 10) / 2 - 1024;  // of shared memory, with two blocks on a processor
-
-/// False where the work does not fit in a block, or the blocks not on this GPU.
-template <class T, int kHeads, int kHiddenLayers, bool kAttend>
-bool launch(NearParams p, std::int64_t max_tokens, StreamHandle stream) {
-  using N = Near<T, kHeads, kHiddenLayers, kAttend>;
-  const std::int64_t share = (max_tokens / N::kRanks + kUnit) / kUnit * kUnit + kUnit,
-                     work = kBlockWarps * N::S::kCounterBytes + share,
-                     most_rows = (p.sink + p.capacity + p.window) / N::kRanks + 2 * kTile;
+/// False where the work does not fit in a block, the blocks not on this GPU, or, where that is asked, all
+/// lists not at once.
+template <class T, class S, int kHiddenLayers, bool kAttend>
+bool launch(NearParams p, std::int64_t max_tokens, bool all_at_once, StreamHandle stream) {
+  using N = Near<T, S, kHiddenLayers, kAttend>;
+  constexpr int kHeads = S::kHeads, kRanks = S::kRanks, kBlock = S::kBlock, kBlockWarps = S::kBlockWarps,
+                kMostBytes = (228 << 10) / S::kBlocks - 1024;  // of shared memory
+  const std::int64_t share = (max_tokens / kRanks + kUnit) / kUnit * kUnit + kUnit,
+                     most_rows =
+                         (p.sink + p.capacity + p.window) / kRanks + (N::Attend::kOwnPieces + 1) * kTile;
   p.rows_bytes = kAttend ? static_cast<int>((most_rows * 4 + 127) / 128 * 128) : 0;
-  const std::int64_t bytes = static_cast<std::int64_t>(sizeof(typename N::Shared)) + p.rows_bytes +
-                             (kAttend ? std::max<std::int64_t>(work, N::Attend::kRingBytes) : work);
+  const auto bytes_with = [&](int ahead) {
+    const std::int64_t work = kBlockWarps * (S::kCounterBytes + ahead * kUnitBytes) + share;
+    return static_cast<std::int64_t>(sizeof(typename N::Shared)) + p.rows_bytes +
+           (kAttend ? std::max<std::int64_t>(work, N::Attend::kRingBytes) : work);
+  };
+  p.ahead = bytes_with(kAhead) <= kMostBytes ? kAhead : kAhead / 2;
+  const std::int64_t bytes = bytes_with(p.ahead);
   if (bytes > kMostBytes) return false;
-  const auto kernel = near_kernel<T, kHeads, kHiddenLayers, kAttend>;
+  const auto kernel = near_kernel<T, S, kHiddenLayers, kAttend>;
   const Queries& queries = p.attend.queries;
-  static const bool fits = can_place(kernel, N::kRanks, kBlock, kMostBytes);
-  if (!fits) return false;
-  prepare_clusters(kernel, bytes);
-  const dim3 grid(static_cast<unsigned>(queries.query_heads / kHeads * N::kRanks),
+  static const int at_once =
+      can_place(kernel, kRanks, kBlock, kMostBytes, S::kBlocks)
+          ? EarlyLaunch(dim3(kRanks), kBlock, kMostBytes, kRanks, stream).clusters_at_once(kernel)
+          : 0;
+  if (at_once == 0 || (all_at_once && queries.query_heads / kHeads * queries.count > at_once)) return false;
+  prepare_clusters(kernel, bytes, S::kBlocks);
+  const dim3 grid(static_cast<unsigned>(queries.query_heads / kHeads * kRanks),
                   static_cast<unsigned>(queries.count));
-  EarlyLaunch(grid, kBlock, static_cast<int>(bytes), N::kRanks, stream, !p.signatures.fresh)(kernel, p);
+  EarlyLaunch(grid, kBlock, static_cast<int>(bytes), kRanks, stream, !p.signatures.fresh)(kernel, p);
   return true;
 }
 
-template <class T, int kHeads, bool kAttend>
-bool launch_for_layers(const NearParams& p, std::int64_t max_tokens, StreamHandle stream) {
+template <class T, class S, bool kAttend>
+bool launch_for_layers(const NearParams& p, std::int64_t max_tokens, bool at_once, StreamHandle stream) {
   switch (p.nets.depth) {
     case 1:
-      return launch<T, kHeads, 0, kAttend>(p, max_tokens, stream);
+      return launch<T, S, 0, kAttend>(p, max_tokens, at_once, stream);
     case 3:
-      return launch<T, kHeads, 2, kAttend>(p, max_tokens, stream);
+      return launch<T, S, 2, kAttend>(p, max_tokens, at_once, stream);
     default:
       return false;
   }
 }
+/// The fewer blocks a list the more lists there are, as far as keys have room in so few; the bits are the
+/// same. What was fastest on an H200, where 14, 30 and 66 clusters of 16, 8 and 2 such blocks run at once.
+template <class T, int kHeads, bool kAttend>
+bool launch_for_lists(const NearParams& p, std::int64_t max_tokens, StreamHandle stream) {
+  [[maybe_unused]] const auto with = [&]<int kRanks, int kOfBlock>(bool at_once) {
+    return launch_for_layers<T, Shape<kHeads, kRanks, kOfBlock>, kAttend>(p, max_tokens, at_once, stream);
+  };
+  if constexpr (kHeads == 1) {
+    return with.template operator()<4, 8>(false);
+  } else if constexpr (kHeads == 8) {
+    return with.template operator()<16, 8>(false);
+  } else {
+    const int lists = p.attend.queries.query_heads / kHeads * p.attend.queries.count;
+    // Sixteen warps on each of eight processors leave room for the attention behind them.
+    if (!kAttend && lists > 4 && with.template operator()<8, 16>(true)) return true;
+    return with.template operator()<16, 8>(true) ||
+           (lists * 8 <= 2 * processors() && with.template operator()<8, 8>(false)) ||
+           with.template operator()<2, 16>(true) || with.template operator()<4, 8>(false) ||
+           with.template operator()<16, 8>(false);
+  }
+}
+
 template <class T, bool kAttend>
 bool launch_for_heads(const NearParams& p, int heads, std::int64_t max_tokens, StreamHandle stream) {
   switch (heads) {
     case 1:
-      return launch_for_layers<T, 1, kAttend>(p, max_tokens, stream);
+      return launch_for_lists<T, 1, kAttend>(p, max_tokens, stream);
     case 4:
-      return launch_for_layers<T, 4, kAttend>(p, max_tokens, stream);
+      return launch_for_lists<T, 4, kAttend>(p, max_tokens, stream);
     case 8:
-      return launch_for_layers<T, 8, kAttend>(p, max_tokens, stream);
+      return launch_for_lists<T, 8, kAttend>(p, max_tokens, stream);
     default:
       return false;
   }
