@@ -3,8 +3,18 @@
 
 namespace lode {
 
+namespace {
+
+/// Kernels that choose have room for as many query heads a KV head; for larger groups the host chooses.
+bool takes_group(const GpuGeometry& geometry) {
+  return geometry.query_heads <= 16 * geometry.kv_heads;
+}
+
+}  // namespace
+
 std::unique_ptr<GpuSelector> make_gpu_selector(const Spec& spec, const GpuGeometry& geometry,
                                                std::span<Selector* const> selectors) {
+  if (!takes_group(geometry)) return nullptr;
   if (spec.name == "plan") return make_gpu_plan(spec, geometry, selectors);
   if (spec.name == "streaming") return make_gpu_streaming(spec, geometry);
   if (spec.name == "random") return make_gpu_random(spec, geometry);
@@ -23,6 +33,7 @@ std::unique_ptr<GpuSelector> make_gpu_selector(const Spec& spec, const GpuGeomet
 
 std::unique_ptr<GpuSelector> make_gpu_selector_for_bench(const Spec& spec, const GpuGeometry& geometry,
                                                          std::uint64_t seed, double largest) {
+  if (!takes_group(geometry)) return nullptr;
   if (spec.name == "plan") return make_gpu_plan_for_bench(spec, geometry, seed, largest);
   if (spec.name == "kmeans" || spec.name == "saap")
     return make_gpu_buckets_for_bench(spec, geometry, seed, largest);

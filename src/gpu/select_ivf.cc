@@ -25,21 +25,24 @@ class GpuIvf final : public GpuBestKeys {
   }
 
   bool chooses() const override {
-    return std::all_of(files_.begin(), files_.end(), [](const KeyLists* file) {
+    std::int64_t lists = -1;  // alike in all layers, unless some of them were never built
+    return std::all_of(files_.begin(), files_.end(), [&](const KeyLists* file) {
       if (file == nullptr) return true;
       const BucketIndex* const index = file->key_lists().index;
-      return index != nullptr && index->buckets() <= cuda::kMostProbedLists;
+      if (index == nullptr || index->buckets() > cuda::kMostProbedLists) return false;
+      if (lists < 0) lists = index->buckets();
+      return index->buckets() == lists;
     });
   }
   bool needs_host_index() const override { return true; }
 
   bool prepare(const GpuKeys& keys, cuda::StreamHandle stream) override {
     if (!chooses()) return false;
-    const bool changed = files_.empty() ? make_up(keys, stream) : take_centroids(stream);
+    changed_ = (files_.empty() ? make_up(keys, stream) : take_centroids(stream)) || changed_;
     labelled_.prepare(keys, [&](const GpuKeys& some, std::int64_t begin, std::int64_t end) {
       for (int layer = 0; layer < geometry_.layers; ++layer) label(some, layer, begin, end, stream);
     });
-    return changed;
+    return std::exchange(changed_, false);
   }
   void roll_back(int sequence, std::int64_t tokens) override { labelled_.roll_back(sequence, tokens); }
   void begin(const GpuStep& step) override {
@@ -53,8 +56,7 @@ class GpuIvf final : public GpuBestKeys {
 
   /// Centroids once for a group, then the keys that each of its heads has scored, and their places.
   std::int64_t select_bytes(const CountedToken& of, std::span<const int> heads, std::int64_t) const override {
-    const std::int64_t far = far_keys(dense_, of.position), group = lists_per_head();
-    if (options_.probes >= lists_ && k_.of(far) >= far) return 0;
+    const std::int64_t group = lists_per_head();
     const std::int32_t* const scored = of.counts + of.layer * counts_per_layer() + counts_per_layer() / 2;
     std::int64_t bytes = std::ssize(heads) * lists_ * geometry_.head_dim * 4;
     for (const int head : heads) {
@@ -147,7 +149,7 @@ class GpuIvf final : public GpuBestKeys {
       if (files_[layer] == nullptr) continue;
       const KeyLists::Lists found = files_[layer]->key_lists();
       versions[layer] = found.version;
-      lists = found.index->buckets();  // alike in all layers: of as many keys
+      lists = found.index->buckets();  // alike in all layers, see chooses()
     }
     if (versions == versions_) return false;
     std::fill(versions_.begin(), versions_.end(), -1);  // a failure must not leave half of it in use
@@ -155,7 +157,6 @@ class GpuIvf final : public GpuBestKeys {
     for (std::size_t layer = 0; layer < files_.size(); ++layer) {
       if (files_[layer] == nullptr) continue;
       const BucketIndex& index = *files_[layer]->key_lists().index;
-      LODE_ASSERT(index.buckets() == lists);
       int own = 0;  // among the heads that the host's selector covers
       for (const int head : geometry_.covered_heads(static_cast<int>(layer)))
         put(static_cast<int>(layer), head, index.centroids(own++), stream);
@@ -186,6 +187,7 @@ class GpuIvf final : public GpuBestKeys {
   std::vector<const KeyLists*> files_;  // [L] null: dense; empty in a bench
   std::vector<std::int64_t> versions_;  // [L] of what is here
   std::int64_t lists_ = 0;              ///< of a head
+  bool changed_ = false;  ///< other centroids, and no prepare has told of them yet: what came next failed
   BucketLabels labeller_;
   cuda::Buffer labels_;         // [sequences, L, Hkv, max_tokens] uint16
   cuda::Buffer centroids_;      // [L, Hkv, lists, d]

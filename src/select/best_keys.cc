@@ -10,15 +10,10 @@
 
 namespace lode {
 
-namespace {
-
-/// exp(score - peak) of a score up to the peak, 0 for NaN. Keys with an infinite score have all the weight.
 double weight_below(float score, float peak) {
   if (std::isnan(score)) return 0.0;
   return score == peak ? 1.0 : std::exp(static_cast<double>(score) - peak);
 }
-
-}  // namespace
 
 // Only scores that reach the k-th largest maximum of small blocks can be among the k largest, and they are
 // few.

@@ -10,6 +10,9 @@
 
 namespace lode {
 
+/// exp(score - peak) of a score up to the peak, 0 for NaN. Keys with an infinite score have all the weight.
+double weight_below(float score, float peak);
+
 /// top_k(), fast for few keys out of very many.
 void top_count(std::span<const float> scores, std::int64_t k, Position offset, std::vector<Position>& out);
 

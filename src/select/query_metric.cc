@@ -93,7 +93,9 @@ void QuerySample::take(const KvWrite& write) {
 }
 
 void QuerySample::roll_back(std::int64_t tokens) {
+  const std::size_t before = positions_.size();
   while (!positions_.empty() && positions_.back() >= tokens) positions_.pop_back();
+  if (positions_.size() == before) return;  // nothing was cut, and the stride is that of the whole text
   q_.resize(positions_.size() * static_cast<std::size_t>(width_));
   if (positions_.empty()) stride_ = 1;
   // As fine as what is left allows: what comes next is sampled as it would be behind a text of that length.

@@ -516,7 +516,7 @@ double Retrieval::unseen_weight(const Search& search, std::span<const Position> 
   kernels().score_rows(search.q, 1, rows_of(search), sample.data(), std::ssize(sample), scores.data(),
                        std::ssize(sample));
   double sum = 0.0;
-  for (const float s : scores) sum += std::isnan(s) ? 0.0 : std::exp(static_cast<double>(s) - peak);
+  for (const float s : scores) sum += weight_below(s, peak);
   return sum * static_cast<double>(n - std::ssize(seen)) / static_cast<double>(sample.size());
 }
 

@@ -47,6 +47,13 @@ TEST(QuerySample, DependsOnPositionsAlone) {
     for (std::int64_t i = 0; i < whole.tokens(); ++i)
       ASSERT_TRUE(std::equal(whole.token(i).begin(), whole.token(i).end(), other.token(i).begin())) << chunk;
   }
+  // Behind a file of 700 tokens, whose queries nobody has: thinning drops the first of the sample.
+  QuerySample behind[2];
+  behind[0].take(write_of(block, 701, 2299, 32));
+  for (Position at = 701; at < 3000; ++at) behind[1].take(write_of(block, at, 1, 32));
+  ASSERT_EQ(behind[1].tokens(), behind[0].tokens());
+  for (std::int64_t i = 0; i < behind[0].tokens(); ++i)
+    ASSERT_TRUE(std::equal(behind[0].token(i).begin(), behind[0].token(i).end(), behind[1].token(i).begin()));
   QuerySample cut = whole;
   cut.roll_back(1000);
   EXPECT_EQ(cut.tokens(), (whole.tokens() * 1000 + 2999) / 3000);
