@@ -49,7 +49,8 @@ std::int64_t room_for(const Model& model, std::int64_t tokens, const ModelFlags&
 std::uint64_t stored_index_bytes(const std::string& path) {
   const ContainerReader file(path);
   std::uint64_t bytes = 0;
-  for (const SectionInfo& s : file.sections()) bytes += s.name.starts_with("select/") ? s.bytes : 0;
+  for (const SectionInfo& s : file.sections())
+    bytes += s.name.starts_with("select/") && !s.shared ? s.bytes : 0;
   return bytes;
 }
 

@@ -44,6 +44,18 @@ class RoundTrip(ProgramTest):
                 self.assertEqual(self.assert_done(run("inspect", context, "--json")).json()["kv_type"], kv_type)
                 self.assertEqual(len(self.ask(context)), 1)
 
+    def test_what_specs_share_counts_once(self):
+        long = self.folder / "long.txt"
+        long.write_text("".join(f"Lamp {i} was lit by keeper {i * 7}. " for i in range(400)), encoding="utf-8")
+        specs = ("-a", "retrieval:k=64,window=64"), ("-a", "retrieval:k=64,window=64", "-a", "retrieval:k=99,window=64")
+        stored = []
+        for name, given in zip(("one.lode", "two.lode"), specs):
+            context = self.folder / name
+            written = self.assert_done(run("index", "-m", self.model, "-f", long, "-o", context, "--json", *given)).json()
+            stored.append(self.assert_done(run("inspect", context, "--json")).json()["index_bytes"])
+            self.assertEqual(written["index_bytes"], stored[-1])
+        self.assertLess(stored[1], 1.5 * stored[0])  # the graph
+
     def test_text_shorter_than_sink_and_window(self):
         short = self.folder / "short.txt"
         short.write_text("a", encoding="utf-8")

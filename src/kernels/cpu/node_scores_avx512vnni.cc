@@ -198,6 +198,8 @@ void score_whole(const float* q, int queries, const NodeRows& nodes, float* z, s
   for_blocks(queries, nodes.count, [&]<int M>(int m, std::int64_t begin, std::int64_t end) {
     score_coded<M>(coded, squares, m, nodes, begin, end, z + m * stride, stride);
   });
+  for (int m = 0; m < queries; ++m)  // what has no digits has the scores of floats, infinite ones included
+    if (std::isnan(coded.unit[m])) score(q + m * nodes.d, 1, nodes, z + m * stride, stride);
 }
 
 }  // namespace
