@@ -270,7 +270,7 @@ std::string svg_of(const LineChart& given) {
   for (const LineChart::Rule& rule : chart.rules) {
     if (!y.holds(rule.y)) continue;
     canvas.line(left, y(rule.y), left + kPlotWidth, y(rule.y), "rule");
-    ends.push_back({left + kPlotWidth, y(rule.y), -1, rule.label});
+    if (!rule.label.empty()) ends.push_back({left + kPlotWidth, y(rule.y), -1, rule.label});
   }
   for (const Series& s : chart.series) {
     draw_series(canvas, s, chart.joined, x, y);

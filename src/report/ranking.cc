@@ -236,7 +236,10 @@ class Ranking {
 
 void write_ranking(const Section& section) {
   Ranking ranking(section);
-  if (!ranking.is_measured()) return section.page.paragraph("All methods at equal bytes: not measured yet.");
+  if (!ranking.is_measured())
+    return section.page.paragraph(
+        std::string("All methods at equal bytes: ") +
+        (section.grid.so_far() ? "not measured yet." : "none that could be measured."));
   section.page.paragraph(
       "Every method is measured at several budgets. Its values at equal bytes lie between its own two "
       "nearest "

@@ -37,9 +37,17 @@ std::vector<std::string> skipped_lines(const Grid& grid) {
   return lines;
 }
 
+/// Whether a run shows its methods alone; others have full attention beside them.
+bool shows_only_methods(RunKind kind) {
+  return kind == RunKind::probe || kind == RunKind::recall || kind == RunKind::clusters;
+}
+
 void write_run(const Section& section) {
   if (!section.run.title.empty()) section.page.heading(3, section.run.title);
-  switch (section.run.kind) {
+  const RunKind kind = section.run.kind;
+  if (shows_only_methods(kind) && section.grid.methods(section.run).empty())
+    return section.page.paragraph("All of its methods are left out.");
+  switch (kind) {
     case RunKind::eval:
       return write_eval(section);
     case RunKind::probe:

@@ -109,15 +109,16 @@ Axis score_axis() {
 /// %.
 void score_chart(const Section& s, const std::vector<MethodScore>& scores, const std::string& what,
                  double MethodScore::*x, const Axis& axis, const std::string& warning = {}) {
+  const bool full_has_point = x == &MethodScore::seconds;
   std::vector<MethodPoint> points;
-  for (std::size_t i = x == &MethodScore::seconds ? 0 : 1; i < scores.size(); ++i)
+  for (std::size_t i = full_has_point ? 0 : 1; i < scores.size(); ++i)
     points.push_back({scores[i].label, scores[i].*x, scores[i].score, {}, {}});
   const Axis score = score_axis();
   const LineChart chart = {.title = "Score by " + axis.title + ", " + what,
                            .x = axis,
                            .y = score,
                            .series = series_from(points),
-                           .rules = {{"full", scores.front().score}}};
+                           .rules = {{full_has_point ? "" : "full", scores.front().score}}};
   s.figure(join_sentences(chart.title + ".", warning), chart);
 }
 
@@ -266,8 +267,8 @@ void Section::figure(const std::string& caption, const LineChart& chart) const {
 
 void Section::table(std::string caption, std::vector<std::string> head,
                     std::vector<std::vector<std::string>> rows) const {
-  if (rows.empty()) return page.paragraph(caption + " Not measured yet.");
-  page.table(caption + " " + provenance, std::move(head), std::move(rows));
+  if (!rows.empty()) return page.table(caption + " " + provenance, std::move(head), std::move(rows));
+  if (grid.so_far()) page.paragraph(caption + " Not measured yet.");
 }
 
 std::string length_name(std::int64_t tokens) {

@@ -33,6 +33,7 @@
 #include "select/captured_queries.h"
 #include "select/methods.h"
 #include "select/per_token.h"
+#include "select/softmax_sum.h"
 
 namespace lode {
 
@@ -161,19 +162,8 @@ std::vector<float> H2o::context_scores(const CapturedQueries& captured, const Kv
       scores.resize(at(group * end));
       kernels().score_run(queries.data() + t * group * d, static_cast<int>(group), kv, 0, end, scores.data(),
                           end);
-      for (std::int64_t g = 0; g < group; ++g) {
-        const std::span<float> row = std::span(scores).subspan(at(g * end), at(end));
-        float peak = -std::numeric_limits<float>::infinity();
-        for (const float s : row) peak = std::max(peak, s);  // NaN compares false and stays out
-        if (!std::isfinite(peak)) continue;
-        double total = 0.0;
-        for (float& s : row) {
-          s = std::isnan(s) ? 0.0f : std::exp(s - peak);
-          total += s;
-        }
-        const auto share = static_cast<float>(1.0 / total);
-        for (std::size_t k = 0; k < row.size(); ++k) own[k] += row[k] * share;
-      }
+      for (std::int64_t g = 0; g < group; ++g)
+        add_softmax(std::span(own).first(at(end)), std::span(scores).subspan(at(g * end), at(end)));
     }
   });
   const float each = static_cast<float>(tokens) / static_cast<float>(count);

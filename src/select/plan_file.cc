@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/file.h"
 #include "base/json.h"
 #include "lodestone/error.h"
@@ -60,8 +62,10 @@ Plan read_plan(const std::filesystem::path& path) {
 
 bool is_plan(const std::filesystem::path& path) {
   const MappedFile file(path);
-  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
-  return text.starts_with('{') && text.substr(0, kMaxBytes).find("\"lodestone_plan\"") != text.npos;
+  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()),
+                              std::min(file.bytes().size(), kMaxBytes));
+  const std::size_t first = text.find_first_not_of(" \t\r\n");  // what read_plan() takes
+  return first != text.npos && text[first] == '{' && text.find("\"lodestone_plan\"") != text.npos;
 }
 
 void write_plan(const std::filesystem::path& path, const Plan& plan) {

@@ -16,8 +16,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <limits>
 #include <map>
 
 #include "base/cancel.h"
@@ -28,6 +26,7 @@
 #include "select/methods.h"
 #include "select/observed_queries.h"
 #include "select/per_token.h"
+#include "select/softmax_sum.h"
 
 namespace lode {
 
@@ -124,16 +123,7 @@ std::vector<float> SnapKv::votes(const ObservedQueries& observed, const KvRows& 
     for (std::int64_t j = 0; j < d; ++j) q[at(j)] = given[j] * geometry_.scale;
     scores.resize(at(end));
     kernels().score_run(q.data(), 1, kv, 0, end, scores.data(), end);
-    float peak = -std::numeric_limits<float>::infinity();
-    for (const float s : scores) peak = std::max(peak, s);  // NaN compares false and stays out
-    if (!std::isfinite(peak)) continue;
-    double total = 0.0;
-    for (float& s : scores) {
-      s = std::isnan(s) ? 0.0f : std::exp(s - peak);
-      total += s;
-    }
-    const auto share = static_cast<float>(1.0 / total);
-    for (std::int64_t k = 0; k < before; ++k) sum[at(k)] += scores[at(k)] * share;
+    add_softmax(sum, scores);
   }
   return sum;
 }

@@ -9,6 +9,27 @@
 
 namespace lode {
 
+namespace {
+
+/// row := exp(row - max row), NaN as -inf. Returns what makes softmax weights of it: 0 where there are none.
+float weigh(std::span<float> row) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  int some = 0;
+  for (float& s : row) {
+    s = s >= -kInfinity ? s : -kInfinity;
+    some |= s > -kInfinity ? 1 : 0;
+  }
+  const double total = exponential_kernels().weigh(row.data(), nullptr, std::ssize(row));
+  return some != 0 ? static_cast<float>(1.0 / total) : 0.0f;
+}
+
+}  // namespace
+
+void add_softmax(std::span<float> sum, std::span<float> scores) {
+  const float share = weigh(scores);
+  for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += share * scores[i];
+}
+
 void log_softmax(std::span<float> scores) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   float peak = -kInfinity;
@@ -33,20 +54,10 @@ void sum_exponentials(Matrix<float> scores) {
 }
 
 void sum_softmax(Matrix<float> scores) {
-  for (std::int64_t r = 0; r < scores.rows; ++r) {
-    float* const row = scores[r].data();
-    for (std::int64_t i = 0; i < scores.cols; ++i)
-      row[i] = row[i] >= -std::numeric_limits<float>::infinity() ? row[i]
-                                                                 : -std::numeric_limits<float>::infinity();
-    const double total = exponential_kernels().weigh(row, nullptr, scores.cols);
-    const auto share = static_cast<float>(1.0 / total);
-    float* const sum = scores[0].data();
-    if (r == 0) {
-      for (std::int64_t i = 0; i < scores.cols; ++i) sum[i] *= share;
-    } else {
-      for (std::int64_t i = 0; i < scores.cols; ++i) sum[i] += share * row[i];
-    }
-  }
+  const std::span<float> sum = scores[0];
+  const float share = weigh(sum);
+  for (float& weight : sum) weight *= share;
+  for (std::int64_t r = 1; r < scores.rows; ++r) add_softmax(sum, scores[r]);
 }
 
 }  // namespace lode

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the heads of a group choose together by scores that cannot be added: by the sum of their softmax
-// weights.
+// How several choose together by scores that cannot be added, the heads of a group or the queries of a text:
+// by the sum of their softmax weights.
 #pragma once
 
 #include <span>
@@ -8,6 +8,11 @@
 #include "lodestone/types.h"
 
 namespace lode {
+
+/// sum[i] += softmax(scores)[i] for as many as `sum` holds, NaN as -inf; `scores` is spoilt. Infinite scores
+/// share all the weight; where nothing is above -inf there is none. Weights below e^-87 of the largest count
+/// as 0.
+void add_softmax(std::span<float> sum, std::span<float> scores);
 
 /// scores[0, i] := sum_r softmax(scores[r])[i], NaN as -inf; all rows are spoilt. Weights below e^-87 of a
 /// row's largest count as 0.

@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cinttypes>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -82,6 +84,21 @@ TEST_P(MovedRows, ThereAndBack) {
   }
 }
 
+/// Whether the page at this address is of a mapped file.
+bool is_of_a_file(const std::byte* address) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    std::uint64_t begin = 0, end = 0, inode = 0;
+    // begin-end rights offset device inode path
+    if (std::sscanf(line.c_str(), "%" SCNx64 "-%" SCNx64 " %*s %*s %*s %" SCNu64, &begin, &end, &inode) != 3)
+      continue;
+    const auto at = reinterpret_cast<std::uintptr_t>(address);
+    if (at >= begin && at < end) return inode != 0;
+  }
+  ADD_FAILURE() << "no mapping holds the address";
+  return false;
+}
+
 TEST(MovedRowsOfAFile, AreMemoryOfTheStoreAndTheFileStays) {
   ThreadPool pool(2);
   // Several huge pages a part, begun and ended inside one.
@@ -101,8 +118,14 @@ TEST(MovedRowsOfAFile, AreMemoryOfTheStoreAndTheFileStays) {
     mapped.commit(kTokens);
     for (KvStore* store : {&plain, &mapped}) append(*store, 100, 6);
     RowOrder order = shuffled(700, 7900, 1);
+    const auto row_of_file = [&](Position row) {
+      return is_of_a_file(mapped.rows(0, 0, Part::v).data() + row * 1024);
+    };
+    EXPECT_TRUE(row_of_file(4000));
     for (const int times : {0, 1}) {
       move_rows(mapped, 0, std::span(&order, 1), pool);
+      EXPECT_FALSE(row_of_file(4000));
+      EXPECT_TRUE(row_of_file(10)) << "no row of the order shares its huge page";
       for (const Part part : {Part::k, Part::v}) {
         const auto a = mapped.rows(0, 0, part), b = plain.rows(0, 0, part);
         for (Position row = 0; row < kTokens + 100; ++row) {

@@ -65,6 +65,12 @@ variants = ["long-range", "causal"]
 show = ["table", "captured"]
 )";
 
+std::size_t occurrences(std::string_view text, std::string_view what) {
+  std::size_t count = 0;
+  for (std::size_t at = text.find(what); at != text.npos; at = text.find(what, at + 1)) ++count;
+  return count;
+}
+
 class ReportTest : public testing::Test {
  protected:
   ReportTest() : suites_{parse_suite(kSuite, "all.toml", "all", false)} {
@@ -113,6 +119,10 @@ TEST_F(ReportTest, MeasuresEveryKindOnceAndNamesWhatItSkips) {
   EXPECT_THAT(text,
               HasSubstr("| kv 900 (context-dense) | needle 900 (context-dense) | kv 1200 (context-dense) |"))
       << "the ranking mixes no lengths";
+  const std::string html = page.html();
+  const std::size_t chart = html.find("<title>Score by time of a question");
+  ASSERT_NE(chart, html.npos);
+  EXPECT_EQ(occurrences(html.substr(chart, html.find("</svg>", chart) - chart), ">full</text>"), 1u);
   const std::string cells = raw("cells.jsonl"), answers = raw("answers-context-dense.jsonl");
   EXPECT_EQ(make().markdown(), text) << "the same page from what is on disk";
   EXPECT_EQ(raw("cells.jsonl"), cells);
@@ -265,6 +275,16 @@ TEST_F(ReportTest, SoFarItSaysWhatIsNotMeasuredYet) {
   EXPECT_THAT(text, HasSubstr("Recall of the true top 8 keys by length, by weight a: not measured yet."));
   EXPECT_THAT(text, HasSubstr("All methods at equal bytes: not measured yet."));
   EXPECT_THAT(text, testing::Not(testing::ContainsRegex("\\|---[^\n]*\n\n"))) << "a table without a row";
+}
+
+TEST_F(ReportTest, ARunOfNothingButMethodsThatAreLeftOutSaysSo) {
+  suites_[0].ranking = false;
+  std::vector<SuiteRun> runs = {suites_[0].runs[0], suites_[0].runs[2], suites_[0].runs[3]};
+  for (SuiteRun& run : runs) run.methods = {{"saap", "saap"}};
+  suites_[0].runs = runs;
+  const std::string text = make().markdown();
+  EXPECT_THAT(text, testing::Not(HasSubstr("ot measured yet")));
+  EXPECT_EQ(occurrences(text, "All of its methods are left out."), 3u);
 }
 
 TEST_F(ReportTest, DamagedRawResultsAreAnError) {

@@ -13,6 +13,7 @@
 namespace lode {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -128,6 +129,8 @@ TEST(Suite, SpecsThatNobodyCanRunAreFaults) {
               HasSubstr("a.toml line 3: 'methods': unknown attention method 'topkk'"));
   EXPECT_THAT(error_of(top + run + "methods = [\"full\", \"topk:k=0\"]\n"), HasSubstr("line 7: 'methods'"));
   EXPECT_THAT(error_of(top + run + "methods = [\"topk:k=4\"]\ndense = \"wndow=3\"\n"), HasSubstr("'wndow'"));
+  EXPECT_THAT(error_of(top + run + "methods = [\"full\", \"plan:nowhere.json\"]\n"),
+              AllOf(HasSubstr("a.toml line 7: 'methods'"), HasSubstr("nowhere.json")));
   EXPECT_EQ(error_of("title = \"t\"\n" + run + "methods = [\"saap\"]\n"), "no error")
       << "its artefact is the model's";
 }

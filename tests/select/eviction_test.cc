@@ -135,6 +135,28 @@ TEST(SnapKv, ShortTextsKeepEverything) {
   }
 }
 
+/// A key of which queries have scores of +inf, -inf or NaN, by how they stand to it.
+void plant_infinite_key(World& world) {
+  world.shape_key = [](Position p, int, int i, float x) {
+    return p == 40 && i == 3 ? std::numeric_limits<float>::infinity() : x;
+  };
+}
+
+// As in attention, where such a key leaves no weight to others.
+TEST(SnapKv, QueriesVoteForKeysOfInfiniteScores) {
+  ThreadPool pool(2);
+  World world({.kv_heads = 2, .group = 2, .d = 32, .dense = {3, 20}});
+  plant_infinite_key(world);
+  const LayerGeometry geometry = world.geometry(pool);
+  world.write(150);
+  const auto selector =
+      make("snapkv:window_size=40,max_capacity_prompt=50,kernel_size=1,per=kv-head", geometry);
+  tell(*selector, world, 150, 37);
+  selector->build(0, world.store().layer(0));
+  for (const FarSet& far : select(*selector, world.block(149, 1), geometry))
+    EXPECT_EQ(far.count({40, 0.0f}), 1u);
+}
+
 TEST(SnapKv, BadKeysAreRefused) {
   for (const char* spec : {"snapkv:kernel_size=4", "snapkv:window_size=320", "snapkv:max_capacity_prompt=64",
                            "snapkv:pooling=sum", "snapkv:window_size=0"})
@@ -272,6 +294,16 @@ TEST_F(H2oTest, RollingBackForgetsWhatWasGained) {
     lived->roll_back(0, p);  // of nothing
     EXPECT_EQ(step(*lived, p, 1, Phase::generation), step(*fresh, p, 1, Phase::generation)) << p;
   }
+}
+
+TEST_F(H2oTest, KeysOfInfiniteScoresAreHeavy) {
+  world_.store().roll_back(0);
+  plant_infinite_key(world_);
+  world_.write(kContext);
+  const auto selector = built("h2o:heavy_ratio=12,recent_ratio=12");
+  world_.write(1);
+  for (const FarSet& far : step(*selector, kContext, 1, Phase::generation))
+    EXPECT_EQ(far.count({40, 0.0f}), 1u);
 }
 
 // A sample of the queries finds most of what all of them find.

@@ -107,6 +107,23 @@ TEST(Plan, FilesThatDoNotFitAreRefused) {
   expect_refused("another", [&] { make("plan:" + path, geometry); });
 }
 
+TEST(Plan, AFileIsAPlanAsFarAsItsReaderTakesIt) {
+  const TestFolder folder;
+  const std::string plan =
+      "{\"lodestone_plan\": 1, \"model_fingerprint\": \"model\", \"sink\": 1, \"window\": 9, "
+      "\"layers\": [[\"full\"]]}";
+  for (const char* space : {"", "\n", " \t\r\n"}) {
+    folder.write("plan.json", space + plan);
+    EXPECT_NO_THROW(read_plan(folder / "plan.json"));
+    EXPECT_TRUE(is_plan(folder / "plan.json"));
+  }
+  for (const std::string text :
+       {"", " ", "[]", "{}", "LODE\"lodestone_plan\"", "x {\"lodestone_plan\": 1}"}) {
+    folder.write("plan.json", text);
+    EXPECT_FALSE(is_plan(folder / "plan.json")) << text;
+  }
+}
+
 TEST(Plan, AnIndexOfAnotherPlanIsRefused) {
   ThreadPool pool(2);
   World world(kShape);
