@@ -72,12 +72,15 @@ void add_count(CLI::App& verb, const std::string& flag, std::int64_t& value, std
       ->default_str(std::to_string(value));
 }
 
-/// Flags of every bench.
 void add_bench_flags(CLI::App& verb, BenchFlags& flags) {
   add_common_flags(verb, flags.common);
   add_count(verb, "-c,--context", flags.context, kMostContext, "keys of each sequence, e.g. 32k");
   verb.add_option("--kv-type", flags.kv_type, "type of keys and values: f32, f16, bf16 or q8")
       ->check(CLI::IsMember({"f32", "f16", "bf16", "q8"}));
+}
+
+/// Where a whole model's keys and values lie.
+void add_memory_flags(CLI::App& verb, BenchFlags& flags) {
   verb.add_option("--gpu-memory", flags.gpu_memory, "limit of GPU memory, e.g. 24GiB")->check(byte_size());
   verb.add_option("--kv-tier", flags.kv_tier,
                   "where a GPU's keys and values lie: auto (there, if they fit), gpu, or host (searched and "
@@ -433,6 +436,7 @@ void add_decode(CLI::App& bench) {
   auto flags = std::make_shared<BenchFlags>();
   CLI::App& verb = *bench.add_subcommand("decode", "Whole decode steps of a model");
   add_bench_flags(verb, *flags);
+  add_memory_flags(verb, *flags);
   add_kv_flags(verb, *flags);
   add_attention_flag(verb, flags->specs, false);
   add_order_flag(verb, *flags);
@@ -467,6 +471,7 @@ void add_prefill(CLI::App& bench) {
   CLI::App& verb = *bench.add_subcommand(
       "prefill", "Prefill attention and GEMM, or a whole model's prefill, beside a library's bf16 GEMM");
   add_bench_flags(verb, *flags);
+  add_memory_flags(verb, *flags);
   verb.add_option("--shape", flags->shape,
                   "llama-3.1-8b, llama-2-7b, llama-3.2-1b, pocket, saap, or e.g. L32q32kv8d128");
   add_count(verb, "--tokens", flags->tokens, 1 << 20, "query tokens of the chunk");

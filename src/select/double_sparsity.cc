@@ -206,7 +206,7 @@ MethodInfo double_sparsity_method() {
             const DoubleSparsityOptions options = DoubleSparsityOptions::of(spec);
             return geometry.kv_heads * tokens * options.channels_for(geometry.head_dim) * options.bits / 8;
           },
-      .validate = [](const Spec& spec) { DoubleSparsityOptions::of(spec); }};
+      .validate = check_of<DoubleSparsityOptions>};
 }
 
 }  // namespace lode

@@ -332,15 +332,14 @@ MethodInfo h2o_method() {
                     "2048"}},
           .dense = {},
           .dense_layers = 0,
-          .make = [](const Spec& spec, const LayerGeometry& geometry,
-                     std::string_view) { return std::make_unique<H2o>(geometry, Options::of(spec)); },
+          .make = make_of<H2o, Options>,
           .index_bytes =
               [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
                 const Options options = Options::of(spec);
                 return geometry.kv_heads * (tokens + options.heavy.of(tokens)) * std::int64_t{4} +
                        std::min(tokens, options.queries) * geometry.query_heads * geometry.head_dim * 2;
               },
-          .validate = [](const Spec& spec) { Options::of(spec); }};
+          .validate = check_of<Options>};
 }
 
 }  // namespace lode

@@ -292,15 +292,14 @@ MethodInfo hnsw_method() {
                {"k", "keys that a query takes of those, a count or a share of the far keys", "100"}},
       .dense = {},
       .dense_layers = 0,
-      .make = [](const Spec& spec, const LayerGeometry& geometry,
-                 std::string_view) { return std::make_unique<HnswSelector>(geometry, Options::of(spec)); },
+      .make = make_of<HnswSelector, Options>,
       .index_bytes =
           [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
             // Links of level 0 in lists that grow by doubling; one key in M has upper levels.
             const Options options = Options::of(spec);
             return geometry.kv_heads * tokens * (options.m * std::int64_t{2 * 4} * 3 / 2 + 4 + 25);
           },
-      .validate = [](const Spec& spec) { Options::of(spec); }};
+      .validate = check_of<Options>};
 }
 
 }  // namespace lode

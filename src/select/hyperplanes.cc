@@ -67,7 +67,7 @@ MethodInfo hyperplanes_method() {
                 const Options options = Options::of(spec);
                 return signature_bytes(options.signatures, options.scheme, geometry, tokens);
               },
-          .validate = [](const Spec& spec) { Options::of(spec); }};
+          .validate = check_of<Options>};
 }
 
 }  // namespace lode

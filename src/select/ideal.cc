@@ -68,11 +68,8 @@ MethodInfo ideal_method() {
                {"block", "question tokens whose scores are averaged, 1 to 1048576", "the whole question"}},
       .dense = {},
       .dense_layers = 0,
-      .make =
-          [](const Spec& spec, const LayerGeometry& geometry, std::string_view) {
-            return std::make_unique<Ideal>(geometry, ThresholdSelector::Options::of(spec));
-          },
-      .validate = [](const Spec& spec) { ThresholdSelector::Options::of(spec); },
+      .make = make_of<Ideal, ThresholdSelector::Options>,
+      .validate = check_of<ThresholdSelector::Options>,
       .finish = &ThresholdSelector::finish};
 }
 

@@ -331,14 +331,13 @@ MethodInfo infllm_method() {
                     "fixed"}},
           .dense = {},
           .dense_layers = 0,
-          .make = [](const Spec& spec, const LayerGeometry& geometry,
-                     std::string_view) { return std::make_unique<InfLlm>(geometry, Options::of(spec)); },
+          .make = make_of<InfLlm, Options>,
           .index_bytes =
               [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
                 return geometry.kv_heads * (tokens / Options::of(spec).block) * geometry.head_dim *
                        std::int64_t{sizeof(float)};
               },
-          .validate = [](const Spec& spec) { Options::of(spec); }};
+          .validate = check_of<Options>};
 }
 
 }  // namespace lode

@@ -161,8 +161,7 @@ MethodInfo ivf_method() {
                    {"k", "keys that a query takes of those, a count or a share of the far keys", "100"}},
           .dense = {},
           .dense_layers = 0,
-          .make = [](const Spec& spec, const LayerGeometry& geometry,
-                     std::string_view) { return std::make_unique<Ivf>(geometry, IvfOptions::of(spec)); },
+          .make = make_of<Ivf, IvfOptions>,
           .index_bytes =
               [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
                 // Centroids, and one row id per key in lists that grow by doubling, so half as much again.
@@ -170,7 +169,7 @@ MethodInfo ivf_method() {
                                                 std::int64_t{sizeof(float)} +
                                             tokens * std::int64_t{sizeof(Position)} * 3 / 2);
               },
-          .validate = [](const Spec& spec) { IvfOptions::of(spec); }};
+          .validate = check_of<IvfOptions>};
 }
 
 }  // namespace lode

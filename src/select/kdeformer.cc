@@ -68,14 +68,13 @@ MethodInfo kdeformer_method() {
                    {"bucket_size", "keys of a bin, a count or a share of the far keys", "64"}},
           .dense = {},
           .dense_layers = 0,
-          .make = [](const Spec& spec, const LayerGeometry& geometry,
-                     std::string_view) { return std::make_unique<KdeFormer>(geometry, Options::of(spec)); },
+          .make = make_of<KdeFormer, Options>,
           .index_bytes =
               [](const Spec&, const LayerGeometry& geometry, std::int64_t tokens) {
                 // A code and a place in the order, in lists that grow by doubling.
                 return geometry.kv_heads * tokens * std::int64_t{8} * 3 / 2;
               },
-          .validate = [](const Spec& spec) { Options::of(spec); }};
+          .validate = check_of<Options>};
 }
 
 }  // namespace lode

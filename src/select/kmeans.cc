@@ -172,7 +172,7 @@ MethodInfo kmeans_method() {
                 return geometry.kv_heads * (clusters * geometry.head_dim * std::int64_t{sizeof(float)} +
                                             tokens * std::int64_t{sizeof(Position)} * 3 / 2);
               },
-          .validate = [](const Spec& spec) { Options::of(spec); }};
+          .validate = check_of<Options>};
 }
 
 }  // namespace lode

@@ -367,8 +367,7 @@ MethodInfo magicpig_method() {
                    {"L", "hash tables, of which a key must meet the query in two, 2 to 4096", "150"}},
           .dense = {},
           .dense_layers = 0,
-          .make = [](const Spec& spec, const LayerGeometry& geometry,
-                     std::string_view) { return std::make_unique<MagicPig>(geometry, Options::of(spec)); },
+          .make = make_of<MagicPig, Options>,
           .index_bytes =
               [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
                 // Per key and table a code, in lists that grow by doubling, and a place in a bucket; a norm.
@@ -377,7 +376,7 @@ MethodInfo magicpig_method() {
                 return geometry.kv_heads *
                        (starts + tokens * (options.tables * std::int64_t{2 * 3 / 2 + 4} + 4));
               },
-          .validate = [](const Spec& spec) { Options::of(spec); }};
+          .validate = check_of<Options>};
 }
 
 }  // namespace lode

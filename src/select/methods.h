@@ -32,6 +32,17 @@ MethodInfo ivf_method();
 MethodInfo hnsw_method();
 MethodInfo plan_method();
 
+/// MethodInfo::make of a method that is made of its options alone.
+template <class Method, class Options>
+std::unique_ptr<Selector> make_of(const Spec& spec, const LayerGeometry& geometry, std::string_view) {
+  return std::make_unique<Method>(geometry, Options::of(spec));
+}
+/// MethodInfo::validate of all whose options say what they may be.
+template <class Options>
+void check_of(const Spec& spec) {
+  static_cast<void>(Options::of(spec));
+}
+
 /// InputError when the spec gives both of two keys that exclude each other.
 void expect_not_both(const Spec& spec, std::string_view one, std::string_view other);
 

@@ -165,7 +165,7 @@ MethodInfo pqcache_method() {
                 return geometry.kv_heads *
                        (tokens * codes + levels * geometry.head_dim * std::int64_t{sizeof(float)});
               },
-          .validate = [](const Spec& spec) { PqCacheOptions::of(spec); }};
+          .validate = check_of<PqCacheOptions>};
 }
 
 }  // namespace lode

@@ -138,15 +138,14 @@ MethodInfo quest_method() {
                     "query-head"}},
           .dense = {},
           .dense_layers = kDenseLayers,
-          .make = [](const Spec& spec, const LayerGeometry& geometry,
-                     std::string_view) { return std::make_unique<Quest>(geometry, QuestOptions::of(spec)); },
+          .make = make_of<Quest, QuestOptions>,
           .index_bytes =
               [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
                 // Bounds as the keys are stored count as 16 bits, the type that caches have unless told.
                 const QuestOptions options = QuestOptions::of(spec);
                 return geometry.kv_heads * (tokens / options.page) * 2 * geometry.head_dim * options.bits / 8;
               },
-          .validate = [](const Spec& spec) { QuestOptions::of(spec); }};
+          .validate = check_of<QuestOptions>};
 }
 
 }  // namespace lode

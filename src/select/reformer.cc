@@ -96,14 +96,13 @@ MethodInfo reformer_method() {
                    {"chunks_before", "chunks that are attended before a query's own, 0 to 65536", "1"}},
           .dense = {},
           .dense_layers = 0,
-          .make = [](const Spec& spec, const LayerGeometry& geometry,
-                     std::string_view) { return std::make_unique<Reformer>(geometry, Options::of(spec)); },
+          .make = make_of<Reformer, Options>,
           .index_bytes =
               [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
                 // A code and a place in the order, in lists that grow by doubling.
                 return geometry.kv_heads * Options::of(spec).hashes * tokens * std::int64_t{8} * 3 / 2;
               },
-          .validate = [](const Spec& spec) { Options::of(spec); }};
+          .validate = check_of<Options>};
 }
 
 }  // namespace lode

@@ -610,14 +610,13 @@ MethodInfo retrieval_method() {
             "on"}},
       .dense = {.sink = 128, .window = 512},
       .dense_layers = 0,
-      .make = [](const Spec& spec, const LayerGeometry& geometry,
-                 std::string_view) { return std::make_unique<Retrieval>(geometry, Options::of(spec)); },
+      .make = make_of<Retrieval, Options>,
       .index_bytes =
           [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
             const std::int64_t far = tokens - geometry.dense.sink - geometry.dense.window;
             return geometry.kv_heads * RetrievalIndex::bytes_for(shape_of(Options::of(spec), geometry), far);
           },
-      .validate = [](const Spec& spec) { Options::of(spec); }};
+      .validate = check_of<Options>};
 }
 
 }  // namespace lode

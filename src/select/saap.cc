@@ -464,7 +464,7 @@ MethodInfo saap_method() {
             // One row id per key in lists that grow by doubling, so half as much again.
             return geometry.kv_heads * tokens * std::int64_t{sizeof(Position)} * 3 / 2;
           },
-      .validate = [](const Spec& spec) { Options::of(spec); }};
+      .validate = check_of<Options>};
 }
 
 }  // namespace lode

@@ -247,31 +247,30 @@ std::int64_t SnapKvOptions::budget(std::int64_t n) const {
 }
 
 MethodInfo snapkv_method() {
-  return {
-      .name = "snapkv",
-      .aliases = {},
-      .source = "SnapKV (Li et al. 2024): keys that the context's last queries attend, once for all",
-      .keys = {{"window_size", "last tokens of the context whose queries vote, 1 to 65536", "64"},
-               {"max_capacity_prompt",
-                "keys that are kept of the context: a count, which includes window_size, or a share of "
-                "the far keys",
-                "320"},
-               {"kernel_size", "keys over which votes are pooled, odd, 1 to 65535", "5"},
-               {"pooling", "avgpool or maxpool", "avgpool"},
-               {"per", "who votes: query-head (each for itself) or kv-head (the group together)",
-                "query-head"}},
-      .dense = {},
-      .dense_layers = 0,
-      .make = [](const Spec& spec, const LayerGeometry& geometry,
-                 std::string_view) { return std::make_unique<SnapKv>(geometry, SnapKvOptions::of(spec)); },
-      .index_bytes =
-          [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
-            const SnapKvOptions options = SnapKvOptions::of(spec);
-            return (options.per_kv_head ? geometry.kv_heads : geometry.query_heads) * options.budget(tokens) *
-                       std::int64_t{sizeof(Position)} +
-                   options.window * geometry.query_heads * geometry.head_dim * std::int64_t{sizeof(float)};
-          },
-      .validate = [](const Spec& spec) { SnapKvOptions::of(spec); }};
+  return {.name = "snapkv",
+          .aliases = {},
+          .source = "SnapKV (Li et al. 2024): keys that the context's last queries attend, once for all",
+          .keys = {{"window_size", "last tokens of the context whose queries vote, 1 to 65536", "64"},
+                   {"max_capacity_prompt",
+                    "keys that are kept of the context: a count, which includes window_size, or a share of "
+                    "the far keys",
+                    "320"},
+                   {"kernel_size", "keys over which votes are pooled, odd, 1 to 65535", "5"},
+                   {"pooling", "avgpool or maxpool", "avgpool"},
+                   {"per", "who votes: query-head (each for itself) or kv-head (the group together)",
+                    "query-head"}},
+          .dense = {},
+          .dense_layers = 0,
+          .make = make_of<SnapKv, SnapKvOptions>,
+          .index_bytes =
+              [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
+                const SnapKvOptions options = SnapKvOptions::of(spec);
+                return (options.per_kv_head ? geometry.kv_heads : geometry.query_heads) *
+                           options.budget(tokens) * std::int64_t{sizeof(Position)} +
+                       options.window * geometry.query_heads * geometry.head_dim *
+                           std::int64_t{sizeof(float)};
+              },
+          .validate = check_of<SnapKvOptions>};
 }
 
 }  // namespace lode

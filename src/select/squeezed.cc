@@ -608,10 +608,7 @@ MethodInfo squeezed_method() {
                {"block", "question tokens whose scores are averaged, 1 to 1048576", "the whole question"}},
       .dense = {.sink = 0, .window = ThresholdSelector::kLast, .from_context = true},
       .dense_layers = 0,
-      .make =
-          [](const Spec& spec, const LayerGeometry& geometry, std::string_view) {
-            return std::make_unique<Squeezed>(geometry, SqueezedOptions::of(spec));
-          },
+      .make = make_of<Squeezed, SqueezedOptions>,
       .index_bytes =
           [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
             const SqueezedOptions options = SqueezedOptions::of(spec);
@@ -627,7 +624,7 @@ MethodInfo squeezed_method() {
             return geometry.kv_heads * bytes + QuerySample::kMost * geometry.query_heads * geometry.head_dim *
                                                    std::int64_t{sizeof(float)};
           },
-      .validate = [](const Spec& spec) { SqueezedOptions::of(spec); },
+      .validate = check_of<SqueezedOptions>,
       .finish = &ThresholdSelector::finish};
 }
 

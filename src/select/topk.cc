@@ -178,9 +178,8 @@ MethodInfo topk_method() {
                 "query-head"}},
       .dense = {},
       .dense_layers = 0,
-      .make = [](const Spec& spec, const LayerGeometry& geometry,
-                 std::string_view) { return std::make_unique<TopK>(geometry, Options::of(spec)); },
-      .validate = [](const Spec& spec) { Options::of(spec); }};
+      .make = make_of<TopK, Options>,
+      .validate = check_of<Options>};
 }
 
 }  // namespace lode

@@ -134,10 +134,11 @@ class ValuesOutOfRange(ProgramTest):
 
     def test_sizes(self):
         for verb in (("index", "-m", self.model, "-f", self.text, "-o", self.folder / "never.lode"),
-                     ("bench", "attention", "--context", "1k"), ("bench", "decode", "--random", "pocket", "--context", "1k")):
+                     ("bench", "prefill", "--context", "1k"), ("bench", "decode", "--random", "pocket", "--context", "1k")):
             for value in ("-5", "0", "1XB", "nan", "", "1e99GiB"):
                 with self.subTest(verb=verb, value=value):
                     self.assert_refused(run(*verb, f"--gpu-memory={value}"), "--gpu-memory")
+        self.assert_refused(run("bench", "attention", "--context", "1k", "--gpu-memory", "1GiB"), "--gpu-memory")  # of one layer's keys
 
     def test_choices(self):
         self.refused("--kv-type=q4")
@@ -166,7 +167,7 @@ class FlagsWithoutUse(ProgramTest):
         for arguments, mentions in (
                 ((*tasks, "--held-out-books"), ("--held-out-books", "--haystack")), ((*tasks, "--distance", "50"), ("--distance", "echo")),
                 (("tasks", "echo", "--tokens", "4k", "--count", "2"), ("--count", "a text")), (("tasks", "all", "kv", "--tokens", "1k"), ("'all' alone",)),
-                ((*bench, "--device", "cpu", "--active-memory", "1MiB"), ("--active-memory", "a GPU")),
+                ((*prefill, "--device", "cpu", "--active-memory", "1MiB"), ("--active-memory", "a GPU")),
                 (("bench", "prefill", "--gpu-memory", "1GiB"), ("--gpu-memory", "a GPU")),
                 (("ask", context, "Who?", "--device", "cpu", "--active-memory", "1MiB"), ("--active-memory", "a GPU")),
                 (("ask", context, "Who?", "--device", "cpu", "--kv-tier", "host"), ("--kv-tier", "a GPU")),
