@@ -16,6 +16,7 @@
 #include "engine/context.h"
 #include "engine/row_order.h"
 #include "lodestone/error.h"
+#include "select/shares_index.h"
 
 namespace lode {
 
@@ -155,8 +156,15 @@ std::vector<TokenId> read_tokens(const ContainerReader& file, const ContextMeta&
 void load_indexes(const Context::Impl& c, AttachedMethod& method, const ContainerReader& file) {
   for (std::size_t layer = 0; layer < method.selectors.size(); ++layer) {
     SectionReader sections(file, selector_prefix(method.spec, layer));
-    if (method.selectors[layer] != nullptr)
-      method.selectors[layer]->load(0, sections, c.kv.layer(static_cast<int>(layer)));
+    Selector* const selector = method.selectors[layer];
+    if (selector == nullptr) continue;
+    selector->load(0, sections, c.kv.layer(static_cast<int>(layer)));
+    auto* const sharer = dynamic_cast<SharesIndex*>(selector);
+    for (const AttachedMethod& before : c.methods) {
+      if (&before == &method) break;
+      if (sharer != nullptr && before.spec.name == method.spec.name && before.selectors[layer] != nullptr)
+        sharer->share_index(0, *before.selectors[layer]);
+    }
   }
   method.built = method.built_on_host = true;
 }

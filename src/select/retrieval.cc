@@ -147,6 +147,7 @@ class Retrieval final : public Selector, public SharesIndex {
 
   void build(std::int32_t sequence, KvLayer kv) override;
   bool take_index(std::int32_t sequence, const Selector& other, KvLayer kv) override;
+  void share_index(std::int32_t sequence, const Selector& other) override;
   void append(std::int32_t sequence, KvLayer, Position) override { of(sequence); }
   void roll_back(std::int32_t sequence, std::int64_t tokens) override;
   void select(std::span<const QueryBlock> blocks, Selection& out) override;
@@ -154,10 +155,10 @@ class Retrieval final : public Selector, public SharesIndex {
   void save(std::int32_t sequence, SectionWriter& out) const override {
     const auto found = indexed_.find(sequence);
     Indexed saved = fresh();
-    if (found != indexed_.end()) saved.heads = found->second.heads;
     // Keys that came later come again when they are asked for: a loaded index can then be rolled back to
     // everywhere, as this one can.
-    for (RetrievalIndex& head : saved.heads) head.settle();
+    for (std::size_t head = 0; found != indexed_.end() && head < saved.heads.size(); ++head)
+      saved.heads[head] = found->second.heads[head].settled();
     save_retrieval(shape(), saved.heads, out);
     if (found != indexed_.end()) {
       saved.searched = found->second.searched;
@@ -232,8 +233,9 @@ class Retrieval final : public Selector, public SharesIndex {
 
   RetrievalIndex::Shape shape() const { return shape_of(options_, geometry_); }
   Indexed fresh() const {
-    return {.captured = capture_for(options_, geometry_),
-            .heads = std::vector<RetrievalIndex>(at(geometry_.kv_heads), RetrievalIndex(shape()))};
+    Indexed none = {.captured = capture_for(options_, geometry_), .heads = {}};
+    for (int head = 0; head < geometry_.kv_heads; ++head) none.heads.emplace_back(shape());
+    return none;
   }
   Indexed& of(std::int32_t sequence) { return indexed_.try_emplace(sequence, fresh()).first->second; }
 
@@ -279,12 +281,21 @@ bool Retrieval::take_index(std::int32_t sequence, const Selector& other, KvLayer
       same->geometry_.dense.window != geometry_.dense.window)
     return false;
   Indexed taken = fresh();
-  taken.heads = same->indexed_.at(sequence).heads;
+  for (std::size_t head = 0; head < taken.heads.size(); ++head)
+    taken.heads[head] = same->indexed_.at(sequence).heads[head].shared();
   for (int head = 0; !judged_alike(same->options_) && head < geometry_.kv_heads; ++head)
     taken.heads[at(head)].judge(kv.heads[at(head)], goal_for(of(sequence), end_of(kv), head),
                                 *geometry_.pool);
   indexed_.insert_or_assign(sequence, std::move(taken));
   return true;
+}
+
+void Retrieval::share_index(std::int32_t sequence, const Selector& other) {
+  const auto* const same = dynamic_cast<const Retrieval*>(&other);
+  if (same == nullptr || !same->indexed_.contains(sequence)) return;
+  Indexed& own = of(sequence);
+  const Indexed& found = same->indexed_.at(sequence);
+  for (std::size_t head = 0; head < own.heads.size(); ++head) own.heads[head].share(found.heads[head]);
 }
 
 void Retrieval::build(std::int32_t sequence, KvLayer kv) {

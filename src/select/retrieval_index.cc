@@ -76,10 +76,33 @@ RetrievalIndex::Guides guides_of(Matrix<const float> queries, Matrix<const float
 
 RetrievalIndex::RetrievalIndex(const Shape& shape)
     : shape_(shape),
-      space_(shape.head_dim),
-      coded_(shape.head_dim),
-      graphs_(at(shape.graphs), KeyGraph(shape.degree)),
-      guides_(at(shape.graphs)) {}
+      body_(std::make_shared<Body>(Body{.space = KeySpace(shape.head_dim),
+                                        .coded = CodedKeys(shape.head_dim),
+                                        .graphs = std::vector(at(shape.graphs), KeyGraph(shape.degree)),
+                                        .guides = std::vector<Guides>(at(shape.graphs))})) {}
+
+bool RetrievalIndex::share(const RetrievalIndex& other) {
+  const Body &own = *body_, &found = *other.body_;
+  const auto same_graph = [](const KeyGraph& a, const KeyGraph& b) {
+    return std::ranges::equal(a.rows(), b.rows()) && std::ranges::equal(a.entries(), b.entries());
+  };
+  const auto same_guides = [](const Guides& a, const Guides& b) {
+    return a.queries == b.queries && a.floors == b.floors;
+  };
+  if (!std::ranges::equal(own.graphs, found.graphs, same_graph) ||
+      !std::ranges::equal(own.guides, found.guides, same_guides) ||
+      own.space.values() != found.space.values() || shape_.begin != other.shape_.begin)
+    return false;
+  body_ = other.body_;
+  return true;
+}
+
+RetrievalIndex RetrievalIndex::settled() const {
+  RetrievalIndex copy = *this;
+  copy.body_ = std::make_shared<Body>(*body_);
+  copy.settle();
+  return copy;
+}
 
 KeySpace RetrievalIndex::space_for(const Shape& shape, const KvRows& kv, Position end,
                                    const std::vector<float>& queries) {
@@ -118,24 +141,24 @@ RetrievalIndex::RetrievalIndex(const Shape& shape, const KvRows& kv, Position en
       std::any_of(queries.begin(), queries.end(), [](const auto& own) { return !own.empty(); });
   const std::vector<float> stand_ins = asked ? std::vector<float>() : stand_in_queries(keys);
   use(std::move(space));
-  const std::int64_t m = space_.numbers();
+  const std::int64_t m = body_->space.numbers();
   std::vector<float> seen(at(count * m));
-  coded_.resize(count);
+  body_->coded.resize(count);
   for_keys(count, pool, [&](std::int64_t i, std::vector<float>&) {
     const std::span<float> own = std::span(seen).subspan(at(i * m), at(m));
-    space_.key(keys[i].data(), own);
-    coded_.put(i, own);
+    body_->space.key(keys[i].data(), own);
+    body_->coded.put(i, own);
   });
-  for (std::size_t g = 0; g < graphs_.size(); ++g) {
+  for (std::size_t g = 0; g < body_->graphs.size(); ++g) {
     const std::vector<float>& ask = queries[g].empty() ? stand_ins : queries[g];
     const Matrix<const float> own(ask.data(), std::ssize(ask) / d, d);
     std::vector<float> towards(at(own.rows * m));
     for_keys(own.rows, pool, [&](std::int64_t i, std::vector<float>&) {
-      space_.query(own[i].data(), std::span(towards).subspan(at(i * m), at(m)));
+      body_->space.query(own[i].data(), std::span(towards).subspan(at(i * m), at(m)));
     });
-    graphs_[g] = build_graph({seen.data(), count, m}, {towards.data(), own.rows, m}, coded_.view(),
-                             shape.degree, pool, !queries[g].empty());
-    if (!queries[g].empty()) guides_[g] = guides_of(own, keys, pool);
+    body_->graphs[g] = build_graph({seen.data(), count, m}, {towards.data(), own.rows, m},
+                                   body_->coded.view(), shape.degree, pool, !queries[g].empty());
+    if (!queries[g].empty()) body_->guides[g] = guides_of(own, keys, pool);
   }
   beam_ = beam_for(goal, keys, pool);
 }
@@ -152,17 +175,17 @@ void RetrievalIndex::judge(const KvRows& kv, const Goal& goal, ThreadPool& pool)
 /// What those of the graphs take that queries made; 0 where nobody asks.
 std::int64_t RetrievalIndex::beam_for(const Goal& goal, Matrix<const float> keys, ThreadPool& pool) const {
   std::int64_t beam = 0;
-  for (std::size_t g = 0; g < graphs_.size() && goal.k > 0; ++g) {
+  for (std::size_t g = 0; g < body_->graphs.size() && goal.k > 0; ++g) {
     const std::vector<float>& own = goal.asked[g];
-    if (own.empty() || guides_[g].queries.empty()) continue;
-    const std::int64_t d = keys.cols, m = space_.numbers(), count = std::ssize(own) / d;
+    if (own.empty() || body_->guides[g].queries.empty()) continue;
+    const std::int64_t d = keys.cols, m = body_->space.numbers(), count = std::ssize(own) / d;
     std::vector<float> towards(at(count * m));
     for (std::int64_t i = 0; i < count; ++i)
-      space_.query(own.data() + i * d, std::span(towards).subspan(at(i * m), at(m)));
+      body_->space.query(own.data() + i * d, std::span(towards).subspan(at(i * m), at(m)));
     const std::vector<Node> nearest = nearest_keys({own.data(), count, d}, keys, goal.k, pool);
-    beam =
-        std::max(beam, choose_beam(graphs_[g], {{towards.data(), count, m}, nearest}, goal.recall,
-                                   std::max<std::int64_t>(1, keys.rows / kKeysPerBeam), coded_.view(), pool));
+    beam = std::max(
+        beam, choose_beam(body_->graphs[g], {{towards.data(), count, m}, nearest}, goal.recall,
+                          std::max<std::int64_t>(1, keys.rows / kKeysPerBeam), body_->coded.view(), pool));
   }
   return beam;
 }
@@ -172,63 +195,63 @@ RetrievalIndex RetrievalIndex::restore(const Shape& shape, const KvRows& kv, Key
                                        std::int64_t beam, ThreadPool& pool) {
   RetrievalIndex index(shape);
   index.beam_ = beam;
-  index.graphs_ = std::move(graphs);
-  index.guides_ = std::move(guides);
+  index.body_->graphs = std::move(graphs);
+  index.body_->guides = std::move(guides);
   index.use(std::move(space));
   index.code(kv, index.keys(), pool);
   return index;
 }
 
 void RetrievalIndex::use(KeySpace space) {
-  space_ = std::move(space);
-  coded_ = CodedKeys(space_.numbers());
+  body_->space = std::move(space);
+  body_->coded = CodedKeys(body_->space.numbers());
 }
 
 /// Codes the first `count` keys.
 void RetrievalIndex::code(const KvRows& kv, std::int64_t count, ThreadPool& pool) {
-  coded_.resize(count);
+  body_->coded.resize(count);
   for_keys(count, pool, [&](std::int64_t i, std::vector<float>& scratch) {
-    scratch.resize(at(shape_.head_dim + space_.numbers()));
+    scratch.resize(at(shape_.head_dim + body_->space.numbers()));
     const std::span<float> key = std::span(scratch).first(at(shape_.head_dim));
     const std::span<float> seen = std::span(scratch).subspan(key.size());
     read_stored_keys({&kv, 1}, shape_.begin + static_cast<Position>(i), nullptr, key);
-    space_.key(key.data(), seen);
-    coded_.put(i, seen);
+    body_->space.key(key.data(), seen);
+    body_->coded.put(i, seen);
   });
 }
 
 std::int64_t RetrievalIndex::keys_for(Position far_end) const {
   const std::int64_t far = std::max<std::int64_t>(0, std::int64_t{far_end} - shape_.begin);
-  const std::int64_t settled = graphs_[0].settled();
+  const std::int64_t settled = body_->graphs[0].settled();
   return far <= settled ? settled : settled + (far - settled) / kBatch * kBatch;
 }
 
 void RetrievalIndex::advance(std::int64_t keys, const KvRows& kv, RetrievalScratch& scratch) {
-  LODE_ASSERT(keys >= graphs_[0].settled());
+  LODE_ASSERT(keys >= body_->graphs[0].settled());
   if (keys < this->keys()) {
-    for (KeyGraph& graph : graphs_) graph.undo(keys);
-    coded_.resize(keys);
+    for (KeyGraph& graph : body_->graphs) graph.undo(keys);
+    body_->coded.resize(keys);
   }
   scratch.key.resize(at(shape_.head_dim));
   while (this->keys() < keys) {
     if (this->keys() % kBatch == 0) check_cancel();
     const std::int64_t node = this->keys();
     read_stored_keys({&kv, 1}, shape_.begin + static_cast<Position>(node), nullptr, scratch.key);
-    scratch.seen.resize(at(space_.numbers()));
-    space_.key(scratch.key.data(), scratch.seen);
-    coded_.resize(node + 1);
-    coded_.put(node, scratch.seen);
-    for (std::size_t g = 0; g < graphs_.size(); ++g) add(g, scratch);
+    scratch.seen.resize(at(body_->space.numbers()));
+    body_->space.key(scratch.key.data(), scratch.seen);
+    body_->coded.resize(node + 1);
+    body_->coded.put(node, scratch.seen);
+    for (std::size_t g = 0; g < body_->graphs.size(); ++g) add(g, scratch);
   }
 }
 
 /// Links the key in scratch.key and .seen, the next node of a graph, to what queries find that would find it
 /// as well; where there are none, to what the key finds as a query.
 void RetrievalIndex::add(std::size_t number, RetrievalScratch& scratch) {
-  KeyGraph& graph = graphs_[number];
-  const Guides& guides = guides_[number];
-  const WalkKeys keys = coded_.view();
-  const std::int64_t d = shape_.head_dim, m = space_.numbers(), count = std::ssize(guides.floors);
+  KeyGraph& graph = body_->graphs[number];
+  const Guides& guides = body_->guides[number];
+  const WalkKeys keys = body_->coded.view();
+  const std::int64_t d = shape_.head_dim, m = body_->space.numbers(), count = std::ssize(guides.floors);
   const auto node = static_cast<Node>(graph.nodes());
   std::vector<std::pair<float, const float*>> order;  // how far below a guide's list the key stands
   if (count > 0) {
@@ -247,7 +270,7 @@ void RetrievalIndex::add(std::size_t number, RetrievalScratch& scratch) {
   const auto towards = [&](std::size_t walk) {
     return std::span(scratch.towards).subspan(walk * at(m), at(m));
   };
-  for (std::size_t i = 0; i < order.size(); ++i) space_.query(order[i].second, towards(i));
+  for (std::size_t i = 0; i < order.size(); ++i) body_->space.query(order[i].second, towards(i));
   std::ranges::copy(scratch.seen, towards(order.size()).begin());
   scratch.candidates.clear();
   if (scratch.walks.size() < order.size() + 1) scratch.walks.resize(order.size() + 1);
@@ -277,29 +300,30 @@ void RetrievalIndex::add(std::size_t number, RetrievalScratch& scratch) {
 }
 
 void RetrievalIndex::settle() {
-  for (KeyGraph& graph : graphs_) graph.undo(graph.settled());
-  coded_.resize(keys());
+  for (KeyGraph& graph : body_->graphs) graph.undo(graph.settled());
+  body_->coded.resize(keys());
 }
 
 void RetrievalIndex::cut(std::int64_t tokens, ThreadPool& pool) {
   const std::int64_t most = std::max<std::int64_t>(0, tokens - shape_.begin);
-  if (keys() <= most) return;
-  // A batch goes as a whole, as it came.
-  const std::int64_t keep = std::min(most, keys_for(static_cast<Position>(shape_.begin + most)));
-  for (KeyGraph& graph : graphs_) graph.cut(keep, coded_.view(), pool);
-  coded_.resize(keep);
-  beam_ = std::min(beam_, keep);  // no wider than its keys, as a file promises
+  if (keys() > most) {  // else whoever shares it has cut it
+    // A batch goes as a whole, as it came.
+    const std::int64_t keep = std::min(most, keys_for(static_cast<Position>(shape_.begin + most)));
+    for (KeyGraph& graph : body_->graphs) graph.cut(keep, body_->coded.view(), pool);
+    body_->coded.resize(keep);
+  }
+  beam_ = std::min(beam_, keys());  // no wider than its keys, as a file promises
 }
 
 std::int64_t RetrievalIndex::graph_bytes() const {
   std::int64_t bytes = 0;
-  for (const KeyGraph& graph : graphs_) bytes += graph.bytes();
+  for (const KeyGraph& graph : body_->graphs) bytes += graph.bytes();
   return bytes;
 }
 
 std::int64_t RetrievalIndex::bytes() const {
-  std::int64_t bytes = coded_.bytes() + space_.bytes() + graph_bytes();
-  for (const Guides& guides : guides_)
+  std::int64_t bytes = body_->coded.bytes() + body_->space.bytes() + graph_bytes();
+  for (const Guides& guides : body_->guides)
     bytes +=
         static_cast<std::int64_t>((guides.queries.capacity() + guides.floors.capacity()) * sizeof(float));
   return bytes;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "ann/coded_keys.h"
@@ -41,6 +42,8 @@ class RetrievalIndex {
 
   /// Without keys.
   explicit RetrievalIndex(const Shape& shape);
+  RetrievalIndex(RetrievalIndex&&) = default;
+  RetrievalIndex& operator=(RetrievalIndex&&) = default;
   /// In which directions walks will compare the keys [begin, end): of a sample of the queries [q, d], or of
   /// the keys where there are none. On one thread.
   static KeySpace space_for(const Shape& shape, const KvRows& kv, Position end,
@@ -55,8 +58,10 @@ class RetrievalIndex {
   /// holds for up to 64 numbers; of more it is two where queries tell too many directions apart.
   static std::int64_t bytes_for(const Shape& shape, std::int64_t keys);
 
-  std::int64_t keys() const { return graphs_[0].nodes(); }
-  std::int64_t built_keys() const { return graphs_[0].settled(); }  ///< those that did not come one by one
+  std::int64_t keys() const { return body_->graphs[0].nodes(); }
+  std::int64_t built_keys() const {
+    return body_->graphs[0].settled();
+  }  ///< those that did not come one by one
   /// Nodes that a search over the built keys must expand to reach the goal; 0 where none was given.
   std::int64_t beam() const { return beam_; }
   /// A search looks at about so many keys for each that it expands: where that is all of them it should scan.
@@ -68,38 +73,50 @@ class RetrievalIndex {
   void advance(std::int64_t keys, const KvRows& kv, RetrievalScratch& scratch);
   /// Takes away what advance() added.
   void settle();
+  /// Another over the same graphs and keys, held once: what one of them adds or takes away the other finds
+  /// so, for advance() brings both to the same state. How wide a search is (beam()) is each one's own.
+  RetrievalIndex shared() const { return *this; }
+  /// Shares the other's graphs and keys from here on, where they are the same as its own; else false.
+  bool share(const RetrievalIndex& other);
+  /// A copy that shares nothing, without what advance() added.
+  RetrievalIndex settled() const;
   /// Forgets keys at positions from `tokens` on.
   void cut(std::int64_t tokens, ThreadPool& pool);
 
-  const KeyGraph& graph(int number) const { return graphs_[static_cast<std::size_t>(number)]; }
-  WalkKeys walk_keys() const { return coded_.view(); }
-  const KeySpace& space() const { return space_; }  ///< of the walk's keys and queries
-  std::int64_t bytes() const;                       ///< memory held
-  std::int64_t graph_bytes() const;                 ///< of it, links
+  const KeyGraph& graph(int number) const { return body_->graphs[static_cast<std::size_t>(number)]; }
+  WalkKeys walk_keys() const { return body_->coded.view(); }
+  const KeySpace& space() const { return body_->space; }  ///< of the walk's keys and queries
+  std::int64_t bytes() const;                             ///< memory held, that which is shared included
+  std::int64_t graph_bytes() const;                       ///< of it, links
 
   /// Parts of a saved index.
   struct Guides {
     std::vector<float> queries;  // [g, d]: some of the queries that a graph was made of
     std::vector<float> floors;   // [g]: product with the last key of its list
   };
-  const Guides& guides(int number) const { return guides_[static_cast<std::size_t>(number)]; }
+  const Guides& guides(int number) const { return body_->guides[static_cast<std::size_t>(number)]; }
   /// The index of the given graphs over the keys of `kv`.
   static RetrievalIndex restore(const Shape& shape, const KvRows& kv, KeySpace space,
                                 std::vector<KeyGraph> graphs, std::vector<Guides> guides, std::int64_t beam,
                                 ThreadPool& pool);
 
  private:
+  RetrievalIndex(const RetrievalIndex&) = default;  // shared() says so
   void use(KeySpace space);
   void code(const KvRows& kv, std::int64_t count, ThreadPool& pool);
   void add(std::size_t number, RetrievalScratch& scratch);
   std::int64_t beam_for(const Goal& goal, Matrix<const float> keys, ThreadPool& pool) const;
 
+  struct Body {
+    KeySpace space;
+    CodedKeys coded;
+    std::vector<KeyGraph> graphs;  // [graphs]
+    std::vector<Guides> guides;    // [graphs]
+  };
+
   Shape shape_;
   std::int64_t beam_ = 0;
-  KeySpace space_;
-  CodedKeys coded_;
-  std::vector<KeyGraph> graphs_;  // [graphs]
-  std::vector<Guides> guides_;    // [graphs]
+  std::shared_ptr<Body> body_;
 };
 
 }  // namespace lode

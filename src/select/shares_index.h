@@ -22,6 +22,8 @@ class SharesIndex {
   /// has built over the same keys, and does what little is left. False, and nothing has changed, when that is
   /// not what build() would make here.
   virtual bool take_index(std::int32_t sequence, const Selector& other, KvLayer kv) = 0;
+  /// After load() of both: what is the same as `other` has, and large, is held once from here on.
+  virtual void share_index(std::int32_t /*sequence*/, const Selector& /*other*/) {}
 };
 
 }  // namespace lode

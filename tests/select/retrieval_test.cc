@@ -15,6 +15,7 @@
 #include "select/captured_queries.h"
 #include "select/retrieval_memory.h"
 #include "select/shares_index.h"
+#include "support/forged_index.h"
 #include "support/selectors.h"
 
 namespace lode::test {
@@ -141,7 +142,42 @@ TEST(Retrieval, AnIndexThatIsTakenForAnotherGoalIsTheOneThatIsBuiltForIt) {
   EXPECT_LT(scored[0], scored[1]) << "they differ in how wide they search";
 }
 
-// In a file as well the graph stands once, and each spec reads what it had.
+// What one of two specs adds to the graph that they share, or what is cut off it, is what the other would
+// have added or cut itself.
+TEST(Retrieval, SpecsThatShareAGraphChooseLikeThoseThatDoNot) {
+  ThreadPool pool(2);
+  World world(kShape);
+  plant_topics(world, 23, 0.6f);
+  const LayerGeometry geometry = world.geometry(pool);
+  world.write(1500);
+  const std::vector<std::string> specs = {"retrieval:k=10,beam=20", "retrieval:k=30,recall=0.7"};
+  std::vector<std::unique_ptr<Selector>> apart, together;
+  for (const std::string& spec : specs) {
+    for (auto* const list : {&apart, &together}) {
+      list->push_back(make(spec, geometry));
+      tell(*list->back(), world, 1500);
+    }
+    apart.back()->build(0, world.store().layer(0));
+  }
+  together[0]->build(0, world.store().layer(0));
+  ASSERT_TRUE(dynamic_cast<SharesIndex&>(*together[1]).take_index(0, *together[0], world.store().layer(0)));
+  for (const std::int64_t left : {1500, 1700, 1600, 1480, 1400, 60}) {
+    world.store().roll_back(std::min(left, world.tokens()));
+    for (auto* const list : {&apart, &together})
+      for (const auto& selector : *list) selector->roll_back(0, left);
+    world.write(left + 300 - world.tokens());
+    // Each at another place, so that one finds more keys in the graph than it asks for, or fewer.
+    for (const std::size_t i : {0u, 1u, 0u}) {
+      const QueryBlock block = world.block(static_cast<Position>(left + (i == 0 ? 280 : 90)), 20);
+      EXPECT_EQ(select(*together[i], block, geometry), select(*apart[i], block, geometry))
+          << left << specs[i];
+    }
+    for (std::size_t i = 0; i < 2; ++i)
+      EXPECT_EQ(saved_sections(*together[i]), saved_sections(*apart[i])) << left << specs[i];
+  }
+}
+
+// In a file as well the graph stands once, each spec reads what it had, and memory holds it once, too.
 TEST(Retrieval, AFileHoldsTheGraphOfSeveralSpecsOnce) {
   ThreadPool pool(2);
   World world(kShape);
@@ -175,6 +211,7 @@ TEST(Retrieval, AFileHoldsTheGraphOfSeveralSpecsOnce) {
     SectionReader sections(in, specs[i] + "/");
     const auto loaded = make(specs[i], geometry);
     loaded->load(0, sections, kv);
+    if (i > 0) dynamic_cast<SharesIndex&>(*loaded).share_index(0, *selectors[0]);
     EXPECT_EQ(select(*loaded, block, geometry), select(*selectors[i], block, geometry)) << specs[i];
   }
   std::filesystem::remove(path);
