@@ -103,33 +103,29 @@ INSTANTIATE_TEST_SUITE_P(Specs, GpuIndex,
                                          "random:window=16", "random:fraction=99,sink=7,window=30"),
                          [](const auto& info) { return "spec" + std::to_string(info.index); });
 
-class GpuPqCache : public testing::TestWithParam<const char*> {};
+class GpuIndexFromAFile : public testing::TestWithParam<const char*> {};
 
-TEST_P(GpuPqCache, StepsEqualTheHosts) {
+TEST_P(GpuIndexFromAFile, StepsEqualTheHosts) {
   NEEDS_GPU();
   expect_same_from_a_file(parse_spec(GetParam()));
 }
 
-INSTANTIATE_TEST_SUITE_P(Specs, GpuPqCache,
+// The texts are cut behind the keys that snapkv chose, or among them.
+INSTANTIATE_TEST_SUITE_P(Specs, GpuIndexFromAFile,
                          testing::Values("pqcache:window=16", "pqcache:budget=64,window=16,per=query-head",
                                          "pqcache:budget=10%,sink=7,window=64,m=8,bits=4",
                                          "pqcache:budget=50,window=30,m=1,bits=3,per=query-head",
                                          "pqcache:budget=64,window=16,m=4,bits=8,dense_layers=2",
-                                         "pqcache:budget=99,window=16,m=64,bits=2"),
-                         [](const auto& info) { return "spec" + std::to_string(info.index); });
-
-class GpuIvf : public testing::TestWithParam<const char*> {};
-
-TEST_P(GpuIvf, StepsEqualTheHosts) {
-  NEEDS_GPU();
-  expect_same_from_a_file(parse_spec(GetParam()));
-}
-
-INSTANTIATE_TEST_SUITE_P(Specs, GpuIvf,
-                         testing::Values("ivf:window=16,nprobe=3,k=40",
+                                         "pqcache:budget=99,window=16,m=64,bits=2",
+                                         "ivf:window=16,nprobe=3,k=40",
                                          "ivf:k=5%,nprobe=2,nlist=40,window=64",
                                          "ivf:k=1000,nprobe=1,nlist=7,sink=7,window=30,dense_layers=2",
-                                         "ivf:k=20,nprobe=1000,window=16"),
+                                         "ivf:k=20,nprobe=1000,window=16",
+                                         "snapkv:max_capacity_prompt=100,window=16",
+                                         "snapkv:max_capacity_prompt=80,window_size=16,window=16,sink=7",
+                                         "snapkv:max_capacity_prompt=20%,window=30,per=kv-head",
+                                         "snapkv:max_capacity_prompt=90,window_size=8,window=20,"
+                                         "per=kv-head,dense_layers=2"),
                          [](const auto& info) { return "spec" + std::to_string(info.index); });
 
 TEST(GpuIvf, ListsAreThoseOfTheTextThatWasIndexedLast) {
@@ -151,22 +147,6 @@ TEST(GpuIvf, ListsAreThoseOfTheTextThatWasIndexedLast) {
   }
   EXPECT_LT(relative_difference(logits[1], logits[0]), 2e-3f);
 }
-
-class GpuSnapKv : public testing::TestWithParam<const char*> {};
-
-TEST_P(GpuSnapKv, StepsEqualTheHosts) {
-  NEEDS_GPU();
-  expect_same_from_a_file(parse_spec(GetParam()));
-}
-
-// The texts are cut behind the keys that were chosen, or among them.
-INSTANTIATE_TEST_SUITE_P(Specs, GpuSnapKv,
-                         testing::Values("snapkv:max_capacity_prompt=100,window=16",
-                                         "snapkv:max_capacity_prompt=80,window_size=16,window=16,sink=7",
-                                         "snapkv:max_capacity_prompt=20%,window=30,per=kv-head",
-                                         "snapkv:max_capacity_prompt=90,window_size=8,window=20,"
-                                         "per=kv-head,dense_layers=2"),
-                         [](const auto& info) { return "spec" + std::to_string(info.index); });
 
 // Keys are kept when a text is indexed, again and again; until then all are attended.
 TEST(GpuSnapKv, KeepsTheKeysOfTheTextThatWasIndexedLast) {

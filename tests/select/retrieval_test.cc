@@ -32,18 +32,30 @@ double shared(const std::vector<FarSet>& found, const std::vector<FarSet>& exact
 
 constexpr WorldShape kShape = {.kv_heads = 2, .group = 2, .d = 64, .type = DType::f16, .dense = {4, 32}};
 
+/// Text about topics that come back in turn.
+struct TopicText : World {
+  explicit TopicText(const WorldShape& shape = kShape, int topics = 23) : World(shape) {
+    plant_topics(*this, topics, 0.6f);
+  }
+};
+
+/// A method that has read and indexed the whole text.
+std::unique_ptr<Selector> built(const std::string& spec, World& text, const LayerGeometry& geometry) {
+  auto selector = make(spec, geometry);
+  tell(*selector, text, text.tokens());
+  selector->build(0, text.store().layer(0));
+  return selector;
+}
+
 // The queries are those of the last tokens, of which the graphs know nothing.
 TEST(Retrieval, FindsWhatExactSearchFinds) {
   ThreadPool pool(2);
-  World world(kShape);
-  plant_topics(world, 23, 0.6f);
+  TopicText world;
   const LayerGeometry geometry = world.geometry(pool);
   world.write(3000);
   const auto exact = make("topk:k=10", geometry);
   for (const char* per : {"kv-head", "query-head"}) {
-    const auto selector = make(std::string("retrieval:k=10,beam=64,per=") + per, geometry);
-    tell(*selector, world, 3000);
-    selector->build(0, world.store().layer(0));
+    const auto selector = built(std::string("retrieval:k=10,beam=64,per=") + per, world, geometry);
     SelectWork work;
     const QueryBlock block = world.block(2990, 10);
     EXPECT_GE(shared(select(*selector, block, geometry, &work), select(*exact, block, geometry)), 0.9) << per;
@@ -61,15 +73,13 @@ TEST(Retrieval, FindsWhatItIsToFindInTextsOfAnyLength) {
     WorldShape shape = kShape;
     shape.kv_heads = 1;
     shape.max_tokens = tokens;
-    World world(shape);
-    plant_topics(world, 23, 0.6f);
+    TopicText world(shape);
     const LayerGeometry geometry = world.geometry(pool);
     world.write(tokens);
     const auto exact = make("topk:k=20", geometry);
     for (const double recall : {0.8, 0.95}) {
-      const auto selector = make("retrieval:k=20,warm=off,recall=" + std::to_string(recall), geometry);
-      tell(*selector, world, tokens);
-      selector->build(0, world.store().layer(0));
+      const auto selector =
+          built("retrieval:k=20,warm=off,recall=" + std::to_string(recall), world, geometry);
       const QueryBlock block = world.block(static_cast<Position>(tokens - 20), 20);
       SelectWork work;
       const double found = shared(select(*selector, block, geometry, &work), select(*exact, block, geometry));
@@ -85,20 +95,16 @@ TEST(Retrieval, FindsWhatItIsToFindInTextsOfAnyLength) {
 // A graph does not depend on whether it is judged, so that specs with a beam and without share it.
 TEST(Retrieval, AnIndexThatWasJudgedIsTheOneThatIsBuiltForAFixedBeam) {
   ThreadPool pool(2);
-  World world(kShape);
-  plant_topics(world, 23, 0.6f);
+  TopicText world;
   const LayerGeometry geometry = world.geometry(pool);
   constexpr std::int64_t kTokens = 1500;
   world.write(kTokens);
-  const auto judged = make("retrieval:k=10", geometry), built = make("retrieval:k=10,beam=20", geometry),
+  const auto judged = built("retrieval:k=10", world, geometry),
+             fixed = built("retrieval:k=10,beam=20", world, geometry),
              taken = make("retrieval:k=10,beam=20", geometry);
-  for (Selector* selector : {judged.get(), built.get()}) {
-    tell(*selector, world, kTokens);
-    selector->build(0, world.store().layer(0));
-  }
   ASSERT_TRUE(dynamic_cast<SharesIndex&>(*taken).take_index(0, *judged, world.store().layer(0)));
   const QueryBlock block = world.block(kTokens - 10, 10);
-  EXPECT_EQ(select(*taken, block, geometry), select(*built, block, geometry));
+  EXPECT_EQ(select(*taken, block, geometry), select(*fixed, block, geometry));
 }
 
 // Nor on what it is judged for: who wants other keys, or another share of them, takes it and judges for
@@ -107,8 +113,7 @@ TEST(Retrieval, AnIndexThatIsTakenForAnotherGoalIsTheOneThatIsBuiltForIt) {
   ThreadPool pool(2);
   WorldShape shape = kShape;
   shape.max_tokens = 3000;
-  World world(shape);
-  plant_topics(world, 23, 0.6f);
+  TopicText world(shape);
   const LayerGeometry geometry = world.geometry(pool);
   world.write(shape.max_tokens);
   const auto told = [&](const std::string& keys) {
@@ -146,8 +151,7 @@ TEST(Retrieval, AnIndexThatIsTakenForAnotherGoalIsTheOneThatIsBuiltForIt) {
 // have added or cut itself.
 TEST(Retrieval, SpecsThatShareAGraphChooseLikeThoseThatDoNot) {
   ThreadPool pool(2);
-  World world(kShape);
-  plant_topics(world, 23, 0.6f);
+  TopicText world;
   const LayerGeometry geometry = world.geometry(pool);
   world.write(1500);
   const std::vector<std::string> specs = {"retrieval:k=10,beam=20", "retrieval:k=30,recall=0.7"};
@@ -180,8 +184,7 @@ TEST(Retrieval, SpecsThatShareAGraphChooseLikeThoseThatDoNot) {
 // In a file as well the graph stands once, each spec reads what it had, and memory holds it once, too.
 TEST(Retrieval, AFileHoldsTheGraphOfSeveralSpecsOnce) {
   ThreadPool pool(2);
-  World world(kShape);
-  plant_topics(world, 23, 0.6f);
+  TopicText world;
   const LayerGeometry geometry = world.geometry(pool);
   world.write(1500);
   const KvLayer kv = world.store().layer(0);
@@ -222,8 +225,7 @@ TEST(Retrieval, AFileHoldsTheGraphOfSeveralSpecsOnce) {
 TEST(Retrieval, KeysThatCameLaterAreFoundNearlyLikeThoseThatWereBuilt) {
   ThreadPool pool(2);
   for (const auto& [built, margin] : {std::pair{2400, 0.15}, {500, 0.20}}) {
-    World world(kShape);
-    plant_topics(world, 23, 0.6f);
+    TopicText world;
     const LayerGeometry geometry = world.geometry(pool);
     const auto exact = make("topk:k=10", geometry), grown = make("retrieval:k=10,beam=32", geometry),
                rebuilt = make("retrieval:k=10,beam=32", geometry);
@@ -246,9 +248,8 @@ TEST(Retrieval, MassTakesAsManyKeysAsHoldIt) {
   World world(kShape);
   const LayerGeometry geometry = world.geometry(pool);
   world.write(4000);
-  const auto selector = make("retrieval:mass=0.8,beam=64", geometry), exact = make("topk:mass=0.8", geometry);
-  tell(*selector, world, 4000);
-  selector->build(0, world.store().layer(0));
+  const auto selector = built("retrieval:mass=0.8,beam=64", world, geometry),
+             exact = make("topk:mass=0.8", geometry);
   const QueryBlock block = world.block(3990, 10);
   const std::vector<FarSet> found = select(*selector, block, geometry),
                             best = select(*exact, block, geometry);
@@ -373,14 +374,11 @@ std::unique_ptr<Selector> loaded_from(Selector& live, const char* spec, World& w
 /// must not walk over what the live one scans. It goes on where the last walk ended, too.
 TEST(Retrieval, ASavedIndexChoosesLikeTheLiveOneWhereverItIsRolledBackTo) {
   ThreadPool pool(2);
-  World world(kShape);
-  plant_topics(world, 23, 0.6f);
+  TopicText world;
   const LayerGeometry geometry = world.geometry(pool);
   world.write(1500);
   const char* const spec = "retrieval:k=5,beam=8,degree=6";
-  const auto live = make(spec, geometry);
-  tell(*live, world, 1500);
-  live->build(0, world.store().layer(0));
+  const auto live = built(spec, world, geometry);
   world.write(300);
   select(*live, world.block(1500, 300), geometry);
   const auto loaded = loaded_from(*live, spec, world, geometry);
@@ -401,14 +399,11 @@ TEST(Retrieval, ASavedIndexChoosesLikeTheLiveOneWhereverItIsRolledBackTo) {
 /// A file's beams are no wider than its keys, whatever was rolled back after searches were judged.
 TEST(Retrieval, WhatWasJudgedAndRolledBackIsSavedAndLoaded) {
   ThreadPool pool(2);
-  World world(kShape);
-  plant_topics(world, 29, 0.6f);
+  TopicText world(kShape, 29);
   const LayerGeometry geometry = world.geometry(pool);
   world.write(3000);
   const char* const spec = "retrieval:k=20,recall=0.99,degree=6";
-  const auto live = make(spec, geometry);
-  tell(*live, world, 3000);
-  live->build(0, world.store().layer(0));
+  const auto live = built(spec, world, geometry);
   for (const std::int64_t left : {60, 45, 30}) {
     world.store().roll_back(left);
     live->roll_back(0, left);
@@ -466,9 +461,7 @@ TEST(Retrieval, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
   World world(kShape);
   const LayerGeometry geometry = world.geometry(pool);
   world.write(400);
-  const auto selector = make("retrieval:k=3,beam=3,degree=6", geometry);
-  tell(*selector, world, 400);
-  selector->build(0, world.store().layer(0));
+  const auto selector = built("retrieval:k=3,beam=3,degree=6", world, geometry);
   const std::filesystem::path path =
       std::filesystem::path(testing::TempDir()) / ("retrieval-" + std::to_string(getpid()));
   Sections good;
