@@ -281,8 +281,12 @@ bool Retrieval::take_index(std::int32_t sequence, const Selector& other, KvLayer
       same->geometry_.dense.window != geometry_.dense.window)
     return false;
   Indexed taken = fresh();
-  for (std::size_t head = 0; head < taken.heads.size(); ++head)
-    taken.heads[head] = same->indexed_.at(sequence).heads[head].shared();
+  // Another layer's keys are the same until now at most.
+  const bool same_keys = same->geometry_.layer == geometry_.layer;
+  for (std::size_t head = 0; head < taken.heads.size(); ++head) {
+    const RetrievalIndex& found = same->indexed_.at(sequence).heads[head];
+    taken.heads[head] = same_keys ? found.shared() : found.settled();
+  }
   for (int head = 0; !judged_alike(same->options_) && head < geometry_.kv_heads; ++head)
     taken.heads[at(head)].judge(kv.heads[at(head)], goal_for(of(sequence), end_of(kv), head),
                                 *geometry_.pool);
@@ -292,7 +296,8 @@ bool Retrieval::take_index(std::int32_t sequence, const Selector& other, KvLayer
 
 void Retrieval::share_index(std::int32_t sequence, const Selector& other) {
   const auto* const same = dynamic_cast<const Retrieval*>(&other);
-  if (same == nullptr || !same->indexed_.contains(sequence)) return;
+  if (same == nullptr || !same->indexed_.contains(sequence) || same->geometry_.layer != geometry_.layer)
+    return;
   Indexed& own = of(sequence);
   const Indexed& found = same->indexed_.at(sequence);
   for (std::size_t head = 0; head < own.heads.size(); ++head) own.heads[head].share(found.heads[head]);

@@ -181,6 +181,28 @@ TEST(Retrieval, SpecsThatShareAGraphChooseLikeThoseThatDoNot) {
   }
 }
 
+// A bench gives the layers that are not indexed themselves what others have: keys that come later are each
+// layer's own.
+TEST(Retrieval, AnIndexThatAnotherLayerTakesIsACopy) {
+  ThreadPool pool(2);
+  TopicText first, second;
+  second.shape_key = [planted = first.shape_key](Position p, int head, int i, float x) {
+    return p < 1500 ? planted(p, head, i, x) : -planted(p, head, i, x);
+  };
+  const LayerGeometry geometry = first.geometry(pool);
+  LayerGeometry other = second.geometry(pool);
+  other.layer = geometry.layer + 1;
+  for (World* world : {static_cast<World*>(&first), static_cast<World*>(&second)}) world->write(1500);
+  const std::string spec = "retrieval:k=10,beam=20,warm=off";
+  const auto giver = built(spec, first, geometry), alone = built(spec, second, geometry);
+  const auto taken = make(spec, other);
+  ASSERT_TRUE(dynamic_cast<SharesIndex&>(*taken).take_index(0, *giver, second.store().layer(0)));
+  for (World* world : {static_cast<World*>(&first), static_cast<World*>(&second)}) world->write(300);
+  select(*giver, first.block(1780, 10), geometry);  // which links its own keys in
+  const QueryBlock block = second.block(1780, 10);
+  EXPECT_EQ(select(*taken, block, geometry), select(*alone, block, geometry));
+}
+
 // In a file as well the graph stands once, each spec reads what it had, and memory holds it once, too.
 TEST(Retrieval, AFileHoldsTheGraphOfSeveralSpecsOnce) {
   ThreadPool pool(2);
