@@ -19,12 +19,22 @@ namespace {
 /// Tokens per forward pass of the measured end: keeps the logits of large vocabularies small.
 constexpr std::int64_t kStep = 64;
 
-/// -log softmax(logits)[target], in nats.
-double loss_of(std::span<const float> logits, TokenId target) {
+double log_sum_exp(std::span<const float> logits) {
   const float most = *std::max_element(logits.begin(), logits.end());
   double sum = 0;
   for (const float x : logits) sum += std::exp(static_cast<double>(x) - most);
-  return std::log(sum) + most - logits[static_cast<std::size_t>(target)];
+  return std::log(sum) + most;
+}
+
+/// Kullback-Leibler divergence of softmax(logits) from softmax(exact), in nats.
+double divergence_of(std::span<const float> logits, std::span<const float> exact) {
+  const double norm = log_sum_exp(logits), exact_norm = log_sum_exp(exact);
+  double sum = 0;
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    const double log_p = exact[i] - exact_norm;
+    sum += std::exp(log_p) * (log_p - (logits[i] - norm));
+  }
+  return sum;
 }
 
 double mean_where(const std::vector<double>& losses, const std::vector<bool>& counts) {
@@ -78,6 +88,7 @@ class Probing {
     for (std::size_t m = 0; m < specs_.size(); ++m) {
       report.rows.push_back({.attention = specs_[m].name});
       predictions.push_back(measure(context, methods[m], report.rows.back()));
+      if (m == 0) exact_ = std::move(predictions.back().logits);
       context.roll_back(before);
       progress.at(before + static_cast<std::int64_t>(m + 1) * options_.last);
       if (m == 0) continue;  // what is compared is compared with the first two
@@ -92,15 +103,16 @@ class Probing {
   struct Predictions {
     std::vector<double> losses;
     std::vector<TokenId> likeliest;
+    std::vector<float> logits;  // [last, vocab] of full attention where divergences are asked for
   };
 
   /// Runs the last tokens under a method: what it predicts, and what its heads did.
   Predictions measure(Context& context, MethodId method, ProbeRow& row) const {
     const ModelConfig& config = model_->config();
     HeadProbe heads(config.layers, config.query_heads, options_.top,
-                    std::max<std::int64_t>(1, options_.last / options_.measured));
+                    std::max<std::int64_t>(1, options_.last / std::max<std::int64_t>(1, options_.measured)));
     const ForwardHooks hooks = heads.hooks();
-    context.impl().hooks = &hooks;
+    if (options_.measured > 0) context.impl().hooks = &hooks;
     Predictions found;
     WorkReport work;
     const std::size_t first = tokens_.size() - static_cast<std::size_t>(options_.last) - 1;
@@ -115,10 +127,17 @@ class Probing {
       const std::size_t vocab = logits.size() / count;
       for (std::size_t i = 0; i < count; ++i) {
         const auto row_of = std::span(logits).subspan(i * vocab, vocab);
-        found.losses.push_back(loss_of(row_of, tokens_[begin + i + 1]));
+        const auto target = static_cast<std::size_t>(tokens_[begin + i + 1]);
+        found.losses.push_back(log_sum_exp(row_of) - row_of[target]);
+        if (!exact_.empty())
+          row.divergence +=
+              divergence_of(row_of, std::span(exact_).subspan(found.likeliest.size() * vocab, vocab)) /
+              static_cast<double>(options_.last);
         found.likeliest.push_back(
             static_cast<TokenId>(std::max_element(row_of.begin(), row_of.end()) - row_of.begin()));
       }
+      if (options_.divergence && method == kDense)
+        found.logits.insert(found.logits.end(), logits.begin(), logits.end());
     }
     context.impl().hooks = nullptr;
     row.density = work.density();
@@ -157,6 +176,7 @@ class Probing {
   std::vector<TokenId> tokens_;
   std::vector<NamedSpec> specs_;
   std::vector<std::size_t> row_of_;
+  std::vector<float> exact_;  // [last, vocab] full attention's logits where divergences are asked for
 };
 
 Json measure_json(const HeadMeasure& m) {

@@ -23,7 +23,9 @@ struct ProbeOptions {
   std::int64_t last = 512;  ///< tokens at the end whose loss is measured and that attend sparsely
   DenseParts dense = {.sink = 1, .window = 63};  ///< the same for all methods, whatever their specs say
   std::int64_t top = 64;                         ///< the k of "recall of the top-k keys"
-  std::int64_t measured = 64;                    ///< of the last tokens, how many are looked at head by head
+  std::int64_t measured =
+      64;  ///< of the last tokens, how many are looked at head by head; 0: rows have no heads
+  bool divergence = false;  ///< keeps full attention's predictions [last, vocab] in memory to compare with
   double gap = 0.5;  ///< nats by which full must beat streaming for a token to count as needing the past
   Progress::Mode progress = Progress::Mode::automatic;
   std::string title = "probe";  ///< of the progress
@@ -49,6 +51,8 @@ struct ProbeRow {
   double gap_loss = 0;              ///< over the tokens that need the past; 0 when there are none
   std::optional<double> recovered;  ///< (streaming - this) / (streaming - full) over those tokens
   double agreement = 1;  ///< share of the last tokens whose likeliest next token is full attention's
+  /// Kullback-Leibler divergence of the predictions from full attention's, nats per token, if asked for.
+  double divergence = 0;
   double density = 1, selectivity = 1;
   double selector_share = 0;       ///< the part of density that is the selector's own reading
   std::string notice;              ///< what the method says of the text; empty = nothing

@@ -26,9 +26,10 @@ constexpr int kTrials = 8;  ///< plans measured side by side in each of two roun
 /// What a candidate does in one KV head.
 struct Choice {
   std::string spec;
-  double cost = 0;           ///< bytes read / bytes that full attention reads, time likewise, or their sum
-  double squared_error = 0;  ///< of the relative output error, mean over the group and the texts
-  bool measured = false;     ///< not in layers that the method leaves dense
+  double cost = 0;  ///< bytes read / bytes that full attention reads, time likewise, or their sum
+  double squared_error =
+      0;                  ///< of the relative output error, mean over the group and the texts; then weighed
+  bool measured = false;  ///< not in layers that the method leaves dense
 };
 
 /// [L * Hkv] choices of each KV head, `full` first.
@@ -111,11 +112,11 @@ class Tuner {
   /// The plan of least cost among those tried that meets the target on the texts; the most exact one if
   /// none does.
   Plan choose() {
-    const Choices choices = with_times(measure_heads());
+    const Choices choices = weighed(with_times(measure_heads()));
     double low = kLightest, high = kHeaviest;
     Trial best;
     for (int round = 0; round < 2; ++round) {
-      const std::vector<Trial> trials = measure(choices, low, high);
+      const std::vector<Trial> trials = try_weights(choices, low, high);
       std::size_t at = 0;  // the first that meets the target: weights rise, so do bytes
       while (at + 1 < trials.size() && !target_.met_by(trials[at].measured)) ++at;
       if (best.plan.heads.empty() || better(trials[at], best)) best = trials[at];
@@ -195,6 +196,58 @@ class Tuner {
     return choices;
   }
 
+  /// Squared errors times what such an error of that head does to the model's predictions: their divergence
+  /// where the head alone has its middle choice and all others attend everything, over its squared error
+  /// there.
+  Choices weighed(Choices choices) const {
+    if (!options_.target.of_predictions()) return choices;
+    std::vector<std::size_t> heads;
+    std::vector<Plan> plans;
+    std::vector<double> errors, weights;
+    for (std::size_t head = 0; head < choices.size(); ++head) {
+      const Choice* middle = middle_of(choices[head]);
+      if (middle == nullptr) continue;
+      heads.push_back(head);
+      plans.push_back(all_full_but(choices, head, *middle));
+      errors.push_back(middle->squared_error);
+    }
+    const std::vector<Measured> measured = measure(plans, "heads one by one");
+    for (std::size_t i = 0; i < heads.size(); ++i) weights.push_back(measured[i].divergence / errors[i]);
+    settle(weights);
+    for (std::size_t i = 0; i < heads.size(); ++i)
+      for (Choice& choice : choices[heads[i]]) choice.squared_error *= weights[i];
+    return choices;
+  }
+
+  /// The one in the middle by its error among the choices that have any; null where none has.
+  static const Choice* middle_of(const std::vector<Choice>& choices) {
+    std::vector<const Choice*> inexact;
+    for (const Choice& choice : choices)
+      if (choice.squared_error > 0) inexact.push_back(&choice);
+    const auto middle = inexact.begin() + std::ssize(inexact) / 2;
+    std::nth_element(inexact.begin(), middle, inexact.end(),
+                     [](const Choice* a, const Choice* b) { return a->squared_error < b->squared_error; });
+    return inexact.empty() ? nullptr : *middle;
+  }
+
+  Plan all_full_but(const Choices& choices, std::size_t head, const Choice& choice) const {
+    Trial trial = empty_trial();
+    for (std::size_t h = 0; h < choices.size(); ++h) take(h == head ? choice : choices[h].front(), h, trial);
+    return trial.plan;
+  }
+
+  /// Half of the median at least, for the texts may not ask for what a head knows; one on average.
+  static void settle(std::vector<double>& weights) {
+    if (weights.empty()) return;
+    std::vector<double> sorted = weights;
+    std::sort(sorted.begin(), sorted.end());
+    const double least = 0.5 * sorted[sorted.size() / 2];
+    double sum = 0;
+    for (double& weight : weights) sum += weight = std::max(weight, least);
+    for (double& weight : weights)
+      weight = sum > 0 ? weight * static_cast<double>(weights.size()) / sum : 1.0;
+  }
+
   ProbeOptions titled(const std::string& step) const {
     ProbeOptions options = options_.probe;
     options.title = step;
@@ -249,25 +302,45 @@ class Tuner {
   }
 
   /// Plans for weights between two, as they turn out on the texts; rising.
-  std::vector<Trial> measure(const Choices& choices, double low, double high) const {
-    TrialFiles files;
+  std::vector<Trial> try_weights(const Choices& choices, double low, double high) const {
     std::vector<Trial> trials;
-    std::vector<NamedSpec> specs;
+    std::vector<Plan> plans;
     for (int i = 0; i < kTrials; ++i) {
       const double weight = low * std::pow(high / low, i / static_cast<double>(kTrials - 1));
       Trial trial = trial_for(choices, weight);
-      if (!trials.empty() && trials.back().plan.heads == trial.plan.heads) continue;
-      specs.push_back(files.add(trial.plan));
+      if (!plans.empty() && plans.back().heads == trial.plan.heads) continue;
+      plans.push_back(trial.plan);
       trials.push_back(std::move(trial));
     }
+    const std::vector<Measured> measured = measure(plans, "plans");
+    for (std::size_t i = 0; i < trials.size(); ++i) trials[i].measured = measured[i].target;
+    return trials;
+  }
+
+  /// What a plan loses, on average over the texts.
+  struct Measured {
+    double target = 0;      ///< in the target's terms
+    double divergence = 0;  ///< of the predictions from full attention's; targets of predictions alone
+  };
+
+  std::vector<Measured> measure(std::span<const Plan> plans, const std::string& step) const {
+    TrialFiles files;
+    std::vector<NamedSpec> specs;
+    for (const Plan& plan : plans) specs.push_back(files.add(plan));
+    ProbeOptions options = titled(step);
+    options.divergence = options_.target.of_predictions();
+    if (options.divergence) options.measured = 0;
     const double share = 1.0 / static_cast<double>(texts_.size());
+    std::vector<Measured> all(plans.size());
     for (const std::string& text : texts_) {
-      const ProbeReport report = probe(model_, text, specs, titled("plans"));
-      for (std::size_t i = 0; i < trials.size(); ++i) {
-        trials[i].measured += share * options_.target.measure(report.rows[i + 2], report.rows[0]);
+      const ProbeReport report = probe(model_, text, specs, options);
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        const ProbeRow& row = report.rows[report.row_of[i]];
+        all[i].target += share * options_.target.measure(row, report.rows[0]);
+        all[i].divergence += share * row.divergence;
       }
     }
-    return trials;
+    return all;
   }
 
   const std::shared_ptr<const Model>& model_;

@@ -34,6 +34,8 @@ struct TuneTarget {
   TuneTarget with_margin(std::int64_t tokens) const;
   /// A bound that what measured so much should keep, margin included.
   double looser_than(double measured) const;
+  /// Whether it is told by what the model predicts, not by outputs of heads.
+  bool of_predictions() const { return kind != Kind::error; }
   bool met_by(double measured) const {
     return kind == Kind::agreement ? measured >= bound : measured <= bound;
   }
