@@ -74,7 +74,8 @@ void add_tune(CLI::App& app) {
       ->required()
       ->check(output_file());
   verb.add_option("--target", flags->target,
-                  "error=E (relative output error), loss=NATS (a token) or agreement=SHARE (of next tokens)");
+                  "error=E (relative output error), loss=NATS (a token), agreement=SHARE (of next tokens) or "
+                  "recovered=SHARE (of what full attention predicts better than sink and window alone)");
   verb.add_option("--cost", flags->cost,
                   "what the plan is to have little of: bytes, time (of a step on this device) or both");
   verb.add_option(

@@ -103,7 +103,8 @@ class Probing {
   struct Predictions {
     std::vector<double> losses;
     std::vector<TokenId> likeliest;
-    std::vector<float> logits;  // [last, vocab] of full attention where divergences are asked for
+    std::vector<double> divergences;  // from full attention's, if asked for
+    std::vector<float> logits;        // [last, vocab] of full attention where divergences are asked for
   };
 
   /// Runs the last tokens under a method: what it predicts, and what its heads did.
@@ -130,9 +131,8 @@ class Probing {
         const auto target = static_cast<std::size_t>(tokens_[begin + i + 1]);
         found.losses.push_back(log_sum_exp(row_of) - row_of[target]);
         if (!exact_.empty())
-          row.divergence +=
-              divergence_of(row_of, std::span(exact_).subspan(found.likeliest.size() * vocab, vocab)) /
-              static_cast<double>(options_.last);
+          found.divergences.push_back(
+              divergence_of(row_of, std::span(exact_).subspan(found.divergences.size() * vocab, vocab)));
         found.likeliest.push_back(
             static_cast<TokenId>(std::max_element(row_of.begin(), row_of.end()) - row_of.begin()));
       }
@@ -163,6 +163,10 @@ class Probing {
       const std::vector<double>& losses = predictions[m].losses;
       row.loss = mean_where(losses, std::vector<bool>(losses.size(), true));
       row.gap_loss = mean_where(losses, needs_past);
+      if (const std::vector<double>& divergences = predictions[m].divergences; !divergences.empty()) {
+        row.divergence = mean_where(divergences, std::vector<bool>(divergences.size(), true));
+        row.gap_divergence = mean_where(divergences, needs_past);
+      }
       double same = 0;
       for (std::size_t i = 0; i < losses.size(); ++i)
         same += predictions[m].likeliest[i] == predictions[0].likeliest[i] ? 1.0 : 0.0;

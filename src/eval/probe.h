@@ -51,8 +51,9 @@ struct ProbeRow {
   double gap_loss = 0;              ///< over the tokens that need the past; 0 when there are none
   std::optional<double> recovered;  ///< (streaming - this) / (streaming - full) over those tokens
   double agreement = 1;  ///< share of the last tokens whose likeliest next token is full attention's
-  /// Kullback-Leibler divergence of the predictions from full attention's, nats per token, if asked for.
-  double divergence = 0;
+  /// Kullback-Leibler divergence of the predictions from full attention's, nats per token, if asked for; over
+  /// all of the last tokens, and over those that need the past.
+  double divergence = 0, gap_divergence = 0;
   double density = 1, selectivity = 1;
   double selector_share = 0;       ///< the part of density that is the selector's own reading
   std::string notice;              ///< what the method says of the text; empty = nothing

@@ -337,7 +337,7 @@ class Tuner {
       for (std::size_t i = 0; i < all.size(); ++i) {
         const ProbeRow& row = report.rows[report.row_of[i]];
         all[i].target += share * options_.target.measure(row, report.rows[0]);
-        all[i].divergence += share * row.divergence;
+        all[i].divergence += share * options_.target.divergence(row);
       }
     }
     return all;
@@ -450,19 +450,24 @@ TuneTarget TuneTarget::parse(std::string_view text) {
   const std::size_t equals = std::min(text.find('='), text.size());
   const std::string_view name = text.substr(0, equals);
   const std::string_view number = text.substr(std::min(equals + 1, text.size()));
-  constexpr std::array<std::pair<std::string_view, Kind>, 3> kNames = {
-      {{"error", Kind::error}, {"loss", Kind::loss}, {"agreement", Kind::agreement}}};
+  constexpr std::array<std::pair<std::string_view, Kind>, 4> kNames = {{{"error", Kind::error},
+                                                                        {"loss", Kind::loss},
+                                                                        {"agreement", Kind::agreement},
+                                                                        {"recovered", Kind::recovered}}};
   const auto known =
       std::find_if(kNames.begin(), kNames.end(), [&](const auto& n) { return n.first == name; });
   TuneTarget target;
   if (known != kNames.end()) target.kind = known->second;
   double bound = 0;
   const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), bound);
-  const double most = target.kind == Kind::agreement ? 1.0 : 1e3;
+  const double most = target.more_is_better() ? 1.0 : 1e3;
   if (known == kNames.end() || error != std::errc{} || end != number.data() + number.size() ||
       !(bound > 0 && bound <= most)) {
-    throw InputError(fmt::format(
-        "--target: expected error=E, loss=NATS or agreement=SHARE with a number above 0, found '{}'", text));
+    throw InputError(
+        fmt::format("--target: expected error=E, loss=NATS, agreement=SHARE or recovered=SHARE with a number "
+                    "above 0, found "
+                    "'{}'",
+                    text));
   }
   target.bound = bound;
   return target;
@@ -475,32 +480,61 @@ double TuneTarget::measure(const ProbeRow& row, const ProbeRow& full) const {
     case Kind::loss:
       return row.loss - full.loss;
     case Kind::agreement:
+      return row.agreement;
+    case Kind::recovered:
       break;
   }
-  return row.agreement;
+  if (!row.recovered)
+    throw InputError(
+        "--target recovered: expected texts whose last tokens need their far past (--last), found none that "
+        "full "
+        "attention predicts better");
+  return *row.recovered;
 }
 
 double TuneTarget::looser_than(double measured) const {
-  return kind == Kind::agreement ? std::max(0.01, std::floor(100 * measured - 1) / 100) : 1.2 * measured;
+  if (!more_is_better()) return 1.2 * measured;
+  const double kept = kind == Kind::recovered ? (measured - 0.1) / 0.9 : measured - 0.01;
+  return std::max(0.01, std::floor(100 * kept) / 100);
 }
 
 TuneTarget TuneTarget::with_margin(std::int64_t tokens) const {
   TuneTarget strict = *this;
   if (kind == Kind::agreement)
     strict.bound = std::min(1.0, bound + std::sqrt(bound * (1.0 - bound) / static_cast<double>(tokens)));
+  else if (kind == Kind::recovered)
+    strict.bound = bound + 0.1 * (1.0 - bound);
   else
     strict.bound = 0.9 * bound;
   return strict;
 }
 
 std::string_view TuneTarget::name() const {
-  return kind == Kind::error ? "error" : kind == Kind::loss ? "loss" : "agreement";
+  switch (kind) {
+    case Kind::error:
+      return "error";
+    case Kind::loss:
+      return "loss";
+    case Kind::agreement:
+      return "agreement";
+    case Kind::recovered:
+      break;
+  }
+  return "recovered";
 }
 
 std::string TuneTarget::str() const {
-  return kind == Kind::error  ? fmt::format("an output error of {} at most", bound)
-         : kind == Kind::loss ? fmt::format("a loss of at most {} nats a token above full attention's", bound)
-                              : fmt::format("full attention's next token in {} of all cases at least", bound);
+  switch (kind) {
+    case Kind::error:
+      return fmt::format("an output error of {} at most", bound);
+    case Kind::loss:
+      return fmt::format("a loss of at most {} nats a token above full attention's", bound);
+    case Kind::agreement:
+      return fmt::format("full attention's next token in {} of all cases at least", bound);
+    case Kind::recovered:
+      break;
+  }
+  return fmt::format("at least {} of what full attention predicts better than sink and window alone", bound);
 }
 
 const TunedRow* TuneReport::best_single() const {
@@ -513,9 +547,7 @@ const TunedRow* TuneReport::best_single() const {
 
 const TunedRow* TuneReport::nearest_single() const {
   const TunedRow* nearest = nullptr;
-  const auto nearer = [this](double a, double b) {
-    return target.kind == TuneTarget::Kind::agreement ? a > b : a < b;
-  };
+  const auto nearer = [this](double a, double b) { return target.more_is_better() ? a > b : a < b; };
   for (std::size_t i = 3; i < rows.size(); ++i) {
     if (nearest == nullptr || nearer(rows[i].measured, nearest->measured)) nearest = &rows[i];
   }
@@ -538,7 +570,7 @@ std::vector<TuneReport::AtEqualLoss> TuneReport::at_equal_loss() const {
 
 std::optional<double> TuneReport::of_method(const std::string& name, double TunedRow::*cost) const {
   const auto nearness = [this](const TunedRow& row) {
-    return target.kind == TuneTarget::Kind::agreement ? row.measured : -row.measured;
+    return target.more_is_better() ? row.measured : -row.measured;
   };
   std::vector<const TunedRow*> singles;
   for (std::size_t i = 3; i < rows.size(); ++i)
@@ -646,11 +678,14 @@ Json TuneReport::json() const {
 }
 
 std::string TuneReport::table() const {
-  std::vector<std::vector<std::string>> lines = {
-      {"attention", "density", "far keys", "error", "loss", "agreement", "step ms", "target"}};
+  const bool recovers = target.kind == TuneTarget::Kind::recovered;  // in place of the outputs' error
+  std::vector<std::vector<std::string>> lines = {{"attention", "density", "far keys",
+                                                  recovers ? "recovered" : "error", "loss", "agreement",
+                                                  "step ms", "target"}};
   for (const TunedRow& row : rows) {
     lines.push_back({row.attention, fmt::format("{:.4f}", row.density),
-                     fmt::format("{:.4f}", row.selectivity), fmt::format("{:.4f}", row.error),
+                     fmt::format("{:.4f}", row.selectivity),
+                     fmt::format("{:.4f}", recovers ? row.measured : row.error),
                      fmt::format("{:.4f}", row.loss), fmt::format("{:.4f}", row.agreement),
                      fmt::format("{:.3f}", row.step_ms), row.met ? "met" : "missed"});
   }

@@ -19,25 +19,29 @@ namespace lode {
 /// What a plan may lose.
 struct TuneTarget {
   enum class Kind {
-    error,     ///< relative output error, root of the mean square over heads
-    loss,      ///< nats per token more than full attention's
-    agreement  ///< share of tokens whose likeliest next token is full attention's
+    error,      ///< relative output error, root of the mean square over heads
+    loss,       ///< nats per token more than full attention's
+    agreement,  ///< share of tokens whose likeliest next token is full attention's
+    recovered   ///< share of what full attention predicts better than sink and window alone
   };
   Kind kind = Kind::agreement;
   double bound = 0.99;
 
-  /// "error=0.05", "loss=0.01", "agreement=0.99"; InputError otherwise.
+  /// "error=0.05", "loss=0.01", "agreement=0.99", "recovered=0.98"; InputError otherwise.
   static TuneTarget parse(std::string_view text);
+  /// InputError where nothing in the text tells: no token needs its far past.
   double measure(const ProbeRow& row, const ProbeRow& full) const;
   /// The same target with room for chance: what must be met on `tokens` measured tokens for the target to
-  /// hold on others. A standard error for shares, a tenth for the rest.
+  /// hold on others. A standard error for shares of tokens, a tenth of what may be lost for the rest.
   TuneTarget with_margin(std::int64_t tokens) const;
   /// A bound that what measured so much should keep, margin included.
   double looser_than(double measured) const;
   /// Whether it is told by what the model predicts, not by outputs of heads.
   bool of_predictions() const { return kind != Kind::error; }
-  bool met_by(double measured) const {
-    return kind == Kind::agreement ? measured >= bound : measured <= bound;
+  bool more_is_better() const { return kind == Kind::agreement || kind == Kind::recovered; }
+  bool met_by(double measured) const { return more_is_better() ? measured >= bound : measured <= bound; }
+  double divergence(const ProbeRow& row) const {
+    return kind == Kind::recovered ? row.gap_divergence : row.divergence;
   }
   std::string_view name() const;  ///< as in "name=bound"
   std::string str() const;

@@ -217,6 +217,23 @@ TEST(Probe, SelectingEverythingIsFullAttention) {
   EXPECT_NEAR(*all.recovered, 1.0, 1e-2);
 }
 
+TEST(Probe, DivergenceIsNothingWithAllKeysAndLessWithBetterOnes) {
+  ProbeOptions options = small_probe();
+  options.divergence = true;
+  options.measured = 0;
+  const ProbeReport report = probe(tiny_model(), some_text(), specs({"topk:k=100000", "topk:k=8"}), options);
+  const ProbeRow &full = report.rows[0], &streaming = report.rows[1], &all = report.rows[2],
+                 &few = report.rows[3];
+  EXPECT_EQ(full.divergence, 0);
+  EXPECT_NEAR(all.divergence, 0, 1e-8);
+  EXPECT_GT(few.divergence, 0);
+  EXPECT_GT(streaming.divergence, few.divergence);
+  EXPECT_GT(streaming.gap_divergence, few.gap_divergence);
+  EXPECT_NE(streaming.gap_divergence, streaming.divergence) << "some tokens need the past, others do not";
+  EXPECT_TRUE(few.heads.empty()) << "nothing was looked at head by head";
+  EXPECT_EQ(few.loss, probe(tiny_model(), some_text(), specs({"topk:k=8"}), small_probe()).rows[2].loss);
+}
+
 // Who keeps rows as they come loses no more than the method that is being measured.
 TEST(Probe, RowsAreHandedOverAsTheyAreMeasured) {
   const std::vector<NamedSpec> asked = specs({"topk:k=64", "topk:k=8", "topk:k=4"});

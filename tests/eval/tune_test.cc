@@ -78,6 +78,17 @@ TEST(Verdict, SinglesAreComparedAtThePlansOwnLoss) {
   EXPECT_NEAR(*at[0].density, 0.1, 1e-12) << "more agreement is nearer";
 }
 
+TEST(Target, RecoveredIsOfTokensThatNeedThePast) {
+  const TuneTarget target = TuneTarget::parse("recovered=0.9");
+  EXPECT_EQ(target.measure({.recovered = 0.95}, {}), 0.95);
+  EXPECT_TRUE(target.met_by(0.95));
+  EXPECT_FALSE(target.met_by(0.85));
+  EXPECT_EQ(target.divergence({.divergence = 1, .gap_divergence = 2}), 2);
+  EXPECT_EQ(TuneTarget::parse("agreement=0.9").divergence({.divergence = 1, .gap_divergence = 2}), 1);
+  EXPECT_THROW(target.measure({}, {}), InputError) << "no token needs the past";
+  EXPECT_THROW(TuneTarget::parse("recovered=1.1"), InputError);
+}
+
 TEST(Verdict, SaysWhenTimesCouldNotBeToldApart) {
   TuneReport report = report_of("error=0.1", "topk:k=8", {});
   EXPECT_THAT(report.verdict(), Not(HasSubstr("--time-at")));
@@ -104,7 +115,7 @@ TEST(Tune, LengthsThatTheModelDoesNotReachAreRefused) {
 }
 
 TEST(Target, ALooserOneIsKeptWithItsMargin) {
-  for (const char* text : {"agreement=0.9", "loss=0.1", "error=0.1"}) {
+  for (const char* text : {"agreement=0.9", "loss=0.1", "error=0.1", "recovered=0.9"}) {
     TuneTarget target = TuneTarget::parse(text);
     const double measured = target.bound;
     target.bound = target.looser_than(measured);
