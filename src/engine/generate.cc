@@ -26,8 +26,9 @@ class TextCollector {
   /// True when the text now holds a stop string; it is cut there.
   bool push(TokenId token) { return take(decoder_.push(token)); }
 
-  std::string finish(bool stopped) {
-    if (!stopped) take(decoder_.finish());
+  /// With what is there of a character that the answer ends inside of.
+  std::string finish() {
+    if (!cut_) take(decoder_.finish());
     release(text_.size());
     return std::move(text_);
   }
@@ -41,7 +42,7 @@ class TextCollector {
     }
     if (cut != std::string::npos) {
       text_.resize(cut);
-      return true;
+      return cut_ = true;
     }
     release(text_.size() - held());
     return false;
@@ -68,6 +69,7 @@ class TextCollector {
   const GenerateOptions& options_;
   std::string text_;
   std::size_t released_ = 0;
+  bool cut_ = false;  ///< at a stop string
 };
 
 /// Hooks that add the sharp attention of queries from `first_query` on to `sources`.
@@ -120,7 +122,7 @@ void Context::Impl::decode(MethodId method, const GenerateOptions& wanted, Gener
     result.work += run({&next, 1}, method, Phase::generation, LogitRows::last_of_each);
   }
   result.decode_seconds = seconds_since(decode_start);
-  result.text = text.finish(result.stopped);
+  result.text = text.finish();
 }
 
 ReadPrompt::ReadPrompt(Context::Impl& context, std::span<const TokenId> prompt) : context_(context) {

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// The text of an answer: what its tokens say, however it ends, and the same piece by piece.
+#include <gtest/gtest.h>
+
+#include "engine/context.h"
+#include "eval/tiny_model.h"
+
+namespace lode {
+namespace {
+
+class GenerateTest : public testing::Test {
+ protected:
+  Generation answer(TokenId first, const GenerateOptions& options, std::vector<TokenId> eos = {}) const {
+    Context context(model_, {.max_tokens = 256});
+    context.impl().config.eos = std::move(eos);
+    context.prefill(std::vector<TokenId>{0, first, 40, 50});
+    context.build_indexes();
+    return context.generate(std::vector<TokenId>{60}, kDense, options);
+  }
+  std::string text_of(std::span<const TokenId> tokens) const { return model_->tokenizer().decode(tokens); }
+
+  const std::shared_ptr<const Model> model_ = tiny_model();
+};
+
+// The model's tokens are bytes, so that answers end inside of characters.
+TEST_F(GenerateTest, AnEndTokenInsideOfACharacterLosesNoneOfIt) {
+  int ended_inside = 0;
+  for (TokenId first = 2; first < 258; ++first) {
+    const Generation free = answer(first, {.max_new_tokens = 6});
+    ASSERT_EQ(free.tokens.size(), 6u);
+    EXPECT_EQ(free.text, text_of(free.tokens));
+    const TokenId end = free.tokens.back();
+    const auto before = std::find(free.tokens.begin(), free.tokens.end(), end);
+    std::string streamed;
+    const Generation ended = answer(
+        first, {.max_new_tokens = 6, .on_text = [&](std::string_view piece) { streamed += piece; }}, {end});
+    const std::span<const TokenId> said(free.tokens.begin(), before);
+    EXPECT_EQ(ended.text, text_of(said)) << first;
+    EXPECT_EQ(streamed, ended.text);
+    EXPECT_TRUE(ended.stopped);
+    ended_inside += ended.text.ends_with("\xEF\xBF\xBD") ? 1 : 0;
+  }
+  EXPECT_GT(ended_inside, 0);
+}
+
+TEST_F(GenerateTest, AStopStringCutsWhatIsBehindItAndIsNeverShown) {
+  for (TokenId first = 2; first < 60; ++first) {
+    const Generation free = answer(first, {.max_new_tokens = 12});
+    if (free.text.size() < 6) continue;
+    const std::string stop = free.text.substr(3, 2);
+    std::string streamed;
+    const Generation cut =
+        answer(first, {.max_new_tokens = 12, .stop = {stop}, .on_text = [&](std::string_view piece) {
+                         streamed += piece;
+                       }});
+    EXPECT_EQ(cut.text, free.text.substr(0, free.text.find(stop))) << first;
+    EXPECT_EQ(streamed, cut.text);
+  }
+}
+
+}  // namespace
+}  // namespace lode
