@@ -333,8 +333,11 @@ TEST_P(EveryMethod, EqualKeysAndKeysThatAreNotNumbers) {
       const auto selector = make_with_artefact(GetParam(), geometry);
       world.write(120);
       selector->build(0, world.store().layer(0));
+      const auto loaded = make_with_artefact(GetParam(), geometry);
+      load_sections(*loaded, saved_sections(*selector), world.store().layer(0));
       world.write(20);
-      select(*selector, world.block(120, 20), geometry);
+      const QueryBlock block = world.block(120, 20);
+      EXPECT_EQ(select(*loaded, block, geometry), select(*selector, block, geometry));
     }
   }
 }
