@@ -19,7 +19,7 @@
 // of it is done again.
 //
 // A block waits for others only when all of its own pieces are posted, and no more than half of those that
-// run at once do so before all have started: the others find room.
+// run at once do so before all have started: the others find room, also beside a second stream's that wait.
 #include <algorithm>
 
 #include "kernels/cuda/attend_finish.cuh"
@@ -470,17 +470,40 @@ __global__ void __launch_bounds__(kThreads, 2) attend_many_kernel(const __grid_c
 }
 
 template <class T, int D>
-void launch(ManyParams m, StreamHandle stream) {
+int shared_bytes(int group) {
   using M = Many<T, D>;
+  return kWarps * (M::kRing + M::state_bytes(group));
+}
+
+/// The largest group with which a processor holds two blocks. Where it holds one, blocks of two streams that
+/// wait could fill all processors, and those that they wait for would never start.
+template <class T, int D>
+int most_group() {
+  static const int most = [] {  // once: streams of other models launch, too
+    const auto kernel = attend_many_kernel<T, D>;
+    const auto two_fit = [&](int group) {
+      const int shared = shared_bytes<T, D>(group);
+      int blocks = 0;
+      return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) ==
+                 cudaSuccess &&
+             cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads,
+                                                           static_cast<std::size_t>(shared)) == cudaSuccess &&
+             blocks >= 2;
+    };
+    int group = kMostGroup;
+    while (group > 0 && !two_fit(group)) --group;
+    static_cast<void>(cudaGetLastError());  // more shared memory than there is: an answer
+    return group;
+  }();
+  return most;
+}
+
+template <class T, int D>
+bool launch(ManyParams m, StreamHandle stream) {
   const auto kernel = attend_many_kernel<T, D>;
   const Params& p = m.attend;
-  const int shared = kWarps * (M::kRing + M::state_bytes(p.group));
-  static const bool prepared = [&] {  // once, for the largest group: streams of other models launch, too
-    LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   kWarps * (M::kRing + M::state_bytes(kMostGroup))));
-    return true;
-  }();
-  static_cast<void>(prepared);
+  if (p.group > most_group<T, D>()) return false;
+  const int shared = shared_bytes<T, D>(p.group);
   LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                  carveout_for(shared + static_cast<int>(sizeof(Shared)), 2)));
   const int each = p.lists_per_head == 1 ? 1 : p.lists_per_head + 1;
@@ -492,15 +515,16 @@ void launch(ManyParams m, StreamHandle stream) {
   m.mergers = std::min(blocks, std::max(1, processors() / rows));
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(rows));
   EarlyLaunch(grid, kThreads, shared, 1, stream)(kernel, m);
+  return true;
 }
 
 template <class T>
 bool launch_for_dim(const ManyParams& m, StreamHandle stream) {
   switch (m.attend.queries.layout.head_dim) {
     case 64:
-      return launch<T, 64>(m, stream), true;
+      return launch<T, 64>(m, stream);
     case 128:
-      return launch<T, 128>(m, stream), true;
+      return launch<T, 128>(m, stream);
     default:
       return false;
   }

@@ -7,7 +7,8 @@
 namespace lode::cuda {
 
 /// Attends lists as the launch of a block for each piece does (attend.cu), bit for bit, with blocks that take
-/// several pieces one after the other. False where there are few pieces, or there is no kernel for the shape.
+/// several pieces one after the other. False where there are few pieces, there is no kernel for the shape, or
+/// a processor does not hold two blocks of it.
 bool attend_many(const Params& p, StreamHandle stream);
 
 }  // namespace lode::cuda
