@@ -43,10 +43,8 @@ std::vector<std::vector<Position>> chosen_rows(const Selection& selection, const
 
 class RecallMeter {
  public:
-  /// Looks when `length` tokens have been read.
-  RecallMeter(Context::Impl& context, const std::vector<MethodId>& methods, std::int64_t length,
-              const RecallOptions& options)
-      : context_(context), methods_(methods), length_(length), options_(options) {}
+  RecallMeter(Context::Impl& context, const std::vector<MethodId>& methods, const RecallOptions& options)
+      : context_(context), methods_(methods), options_(options) {}
 
   ForwardHooks hooks() {
     ForwardHooks hooks;
@@ -63,27 +61,20 @@ class RecallMeter {
 
   Context::Impl& context_;
   const std::vector<MethodId>& methods_;
-  const std::int64_t length_;
   const RecallOptions& options_;
   std::vector<std::vector<HeadRecall>> seen_;
   std::vector<std::vector<std::vector<Position>>> chosen_;  // [methods][Hq, tokens] of the running layer
 };
 
 void RecallMeter::look(const LayerGeometry& dense, const QueryBlock& block) {
-  const std::int64_t end = block.begin + block.tokens;
-  if (end != length_) return;
   check_cancel();
   LayerGeometry geometry = dense;
   geometry.dense = options_.dense;
-  // The last queries alone, as a block of their own.
-  QueryBlock last = block;
-  last.tokens = std::min(options_.queries, block.tokens);
-  last.begin = static_cast<Position>(end - last.tokens);
-  const auto skip =
-      static_cast<std::size_t>((block.tokens - last.tokens) * geometry.query_heads * geometry.head_dim);
-  last.q = block.q.subspan(skip);
-  last.q_unrotated = block.q_unrotated.subspan(skip);
-  last.far_begin = static_cast<Position>(options_.dense.sink);
+  QueryBlock asking = block;
+  asking.far_begin = static_cast<Position>(options_.dense.sink);
+  // What is indexed knows nothing of who asks, as a context does not of its questions.
+  std::vector<KvRows> heads(block.kv.heads.begin(), block.kv.heads.end());
+  for (KvRows& head : heads) head.rows = block.begin;
   chosen_.clear();
   if (seen_.empty())
     seen_.assign(methods_.size(), std::vector<HeadRecall>(static_cast<std::size_t>(context_.config.layers *
@@ -92,14 +83,14 @@ void RecallMeter::look(const LayerGeometry& dense, const QueryBlock& block) {
     Selector* const selector = context_.methods[static_cast<std::size_t>(method)]
                                    .selectors[static_cast<std::size_t>(geometry.layer)];
     Selection selection;
-    selector->build(0, block.kv);
-    selector->append(0, block.kv, last.far_end(last.tokens - 1, geometry.dense));
-    selector->select({&last, 1}, selection);
-    chosen_.push_back(chosen_rows(selection, last, geometry));
+    selector->build(0, {.heads = heads, .tokens = block.begin});
+    selector->append(0, block.kv, asking.far_end(asking.tokens - 1, geometry.dense));
+    selector->select({&asking, 1}, selection);
+    chosen_.push_back(chosen_rows(selection, asking, geometry));
     selector->roll_back(0, 0);  // nothing is asked of it any more: its memory goes to the next
   }
   geometry.pool->for_each(geometry.kv_heads,
-                          [&](std::int64_t head, int) { compare(geometry, last, static_cast<int>(head)); });
+                          [&](std::int64_t head, int) { compare(geometry, asking, static_cast<int>(head)); });
 }
 
 /// Adds the recall of every method for the queries of one group.
@@ -167,13 +158,18 @@ std::vector<std::vector<HeadRecall>> measure_length(const std::shared_ptr<const 
   ContextOptions context_options = options.context;
   context_options.max_tokens = std::ssize(tokens);
   context_options.device = Device::cpu;  // where selectors can be asked
+  const std::int64_t chunk = context_options.chunk == 0 ? kCpuChunk : context_options.chunk;
+  context_options.chunk = std::max(chunk, options.queries);  // all ask together
   Context context(model, context_options);
   std::vector<MethodId> methods;
   for (const NamedSpec& named : specs) methods.push_back(context.attach(named.spec));
-  RecallMeter meter(context.impl(), methods, std::ssize(tokens), options);
+  RecallMeter meter(context.impl(), methods, options);
   const ForwardHooks hooks = meter.hooks();
+  const auto asking = static_cast<std::size_t>(options.queries);
+  context.prefill(tokens.first(tokens.size() - asking), progress);
   context.impl().hooks = &hooks;
-  context.prefill(tokens, progress);
+  // As tokens of an answer: each chooses its own keys, also where a method averages over questions.
+  context.impl().run(tokens.last(asking), kDense, Phase::generation, LogitRows::none, progress);
   context.impl().hooks = nullptr;
   return meter.take();
 }

@@ -47,8 +47,9 @@ struct RecallReport {
   std::string table() const;
 };
 
-/// For each length the model reads the text densely up to there, anew; every method indexes what was read and
-/// chooses for the same queries. InputError when the text is shorter, or a length leaves no far keys.
+/// For each length the model reads the text densely up to there, anew; every method indexes what was read
+/// before the queries and chooses for the same ones. InputError when the text is shorter, or a length leaves
+/// no far keys.
 RecallReport recall_by_length(const std::shared_ptr<const Model>& model, std::string_view text,
                               const std::vector<NamedSpec>& specs, const RecallOptions& options);
 

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "eval/probe.h"
 #include "lodestone/error.h"
 #include "tasks/haystack.h"
 #include "tiny_model.h"
@@ -36,6 +37,32 @@ TEST(RecallByLength, ALengthDependsOnNoOtherLength) {
   ASSERT_EQ(after.size(), 3 * specs.size());
   for (std::size_t m = 0; m < specs.size(); ++m) EXPECT_EQ(after[2 * specs.size() + m], alone[m]) << specs[m];
   EXPECT_EQ(alone[0].at("recall"), 1.0) << "the exact top 8 are the top 8";
+}
+
+// In the first layer, whose queries do not depend on what is attended: what a probe finds, which indexes the
+// text before it asks.
+TEST(RecallByLength, IndexesKnowNothingOfTheQueriesThatAsk) {
+  const std::vector<NamedSpec> specs = {
+      {"snapkv", parse_spec("snapkv:window_size=16,max_capacity_prompt=128,dense_layers=0")},
+      {"retrieval", parse_spec("retrieval:k=8,recall=0.7,warm=off,dense_layers=0")}};
+  const std::string text = some_text();  // and a token that begins it
+  RecallOptions options = {.context = {.kv_type = DType::f32}, .lengths = {1500}};
+  options.progress = Progress::Mode::quiet;
+  options.top = 24;
+  const RecallReport report = recall_by_length(tiny_model(), text, specs, options);
+  ProbeOptions asked = {.context = options.context};
+  asked.dense = options.dense;
+  asked.top = options.top;
+  asked.last = asked.measured = options.queries;
+  asked.progress = Progress::Mode::quiet;
+  const ProbeReport probed = probe(tiny_model(), text, specs, asked);
+  for (std::size_t m = 0; m < specs.size(); ++m) {
+    const std::vector<HeadMeasure>& found = probed.rows[probed.row_of[m]].heads;
+    for (std::size_t head = 0; head < 4; ++head) {
+      ASSERT_EQ(found[head].layer, 0);
+      EXPECT_NEAR(report.rows[m].heads[head].by_weight, found[head].recall, 1e-9) << specs[m].name << head;
+    }
+  }
 }
 
 TEST(RecallByLength, LengthsBeyondTheTextAreAnErrorWithNumbers) {
