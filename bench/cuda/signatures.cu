@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Speed of selection by signatures and of the attention behind it, one layer, beside full attention in the
 // same run. A figure is the median of replays of a graph of many calls, over layers that rotate; "first" is
-// the selection with signatures of the queries given, so that the difference is what their networks cost; "one
-// launch" is selection and attention together, 0 where there is none, "two" the launches one after the other.
-// usage: bench_signatures
+// the selection with signatures of the queries given, so that the difference is what their networks cost;
+// "together" is selection and attention as the engine has them, 0 where it has not; "as rows come" two
+// launches of which the second attends what the first has listed so far; "two" the launches one after the
+// other. usage: bench_signatures
 #include <cmath>
 #include <numeric>
 #include <string>
@@ -74,10 +75,12 @@ void run(const Shape& shape) {
   const std::int64_t sink = 128, window = 128,
                      budget = (shape.tokens - sink - window + shape.part - 1) / shape.part;
   const Buffer rows(shape.batch * lists * budget * 4, "rows"), counts(shape.batch * lists * 4, "counts"),
-      budgets(shape.batch * 4, "budgets"), given(shape.batch * shape.query_heads * shape.words * 4, "given");
+      arriving(rows.bytes(), "rows"), budgets(shape.batch * 4, "budgets"),
+      given(shape.batch * shape.query_heads * shape.words * 4, "given");
   const std::vector<std::int32_t> budget_of(static_cast<std::size_t>(shape.batch),
                                             static_cast<std::int32_t>(budget));
   copy(budgets.as<void>(), budget_of.data(), budgets.bytes(), stream.get());
+  fill(arriving.as<void>(), kEmptyPlaces, arriving.bytes(), stream.get());
   copy(given.as<void>(), codes.as<void>(), given.bytes(), stream.get());
   stream.synchronize();
   const auto queries = [&](int i) {
@@ -91,19 +94,37 @@ void run(const Shape& shape) {
                    .q = q.as<float>(),
                    .o = o.as<float>()};
   };
-  const auto select = [&](int i, const std::uint32_t* words) {
+  const auto keys_of = [&](int i) {
     Signatures own = all;
     own.codes += i % places * place_words;
+    return own;
+  };
+  const auto nets_of = [&](int i) {
     SignNets mine = nets;
     mine.weights = weights.as<char>() + i % places * shape.query_heads * nets.weights_of_net() * 2;
     mine.biases = biases.as<float>() + i % places * shape.query_heads * nets.biases_of_net();
-    select_by_signature(queries(i), q.as<float>(), mine, words, own,
-                        {.budget = budgets.as<std::int32_t>(),
-                         .per_query_head = shape.per_query_head,
-                         .sink = sink,
-                         .window = window},
-                        shape.tokens, rows.as<std::int32_t>(), budget, counts.as<std::int32_t>(),
-                        stream.get());
+    return mine;
+  };
+  const SignatureRule rule = {.budget = budgets.as<std::int32_t>(),
+                              .per_query_head = shape.per_query_head,
+                              .sink = sink,
+                              .window = window};
+  const ArrivingRows coming = {.rows = arriving.as<std::int32_t>(),
+                               .budgets = rule.budget,
+                               .capacity = budget,
+                               .sink = sink,
+                               .window = window};
+  const auto select = [&](int i, const std::uint32_t* words) {
+    select_by_signature(queries(i), q.as<float>(), nets_of(i), words, keys_of(i), rule, shape.tokens,
+                        rows.as<std::int32_t>(), budget, counts.as<std::int32_t>(), stream.get());
+  };
+  // What attend_by_signature does with long lists.
+  const auto select_and_attend = [&](int i) {
+    return can_attend_arriving(queries(i)) && lists == shape.kv_heads &&
+           select_in_cluster(queries(i), q.as<float>(), nets_of(i), keys_of(i), rule, shape.tokens,
+                             coming.rows, budget, counts.as<std::int32_t>(), stream.get()) &&
+           (attend_arriving_decode(queries(i), coming, shape.tokens, workspace.as<void>(), stream.get()),
+            true);
   };
   const RowLists chosen = {.rows = rows.as<std::int32_t>(),
                            .counts = counts.as<std::int32_t>(),
@@ -115,17 +136,8 @@ void run(const Shape& shape) {
     attend_rows_decode(queries(i), chosen, shape.tokens, workspace.as<void>(), stream.get());
   };
   const auto fused = [&](int i) {
-    Signatures own = all;
-    own.codes += i % places * place_words;
-    SignNets mine = nets;
-    mine.weights = weights.as<char>() + i % places * shape.query_heads * nets.weights_of_net() * 2;
-    mine.biases = biases.as<float>() + i % places * shape.query_heads * nets.biases_of_net();
-    return attend_by_signature(queries(i), q.as<float>(), mine, own,
-                               {.budget = budgets.as<std::int32_t>(),
-                                .per_query_head = shape.per_query_head,
-                                .sink = sink,
-                                .window = window},
-                               shape.tokens, budget, counts.as<std::int32_t>(), stream.get());
+    return attend_by_signature(queries(i), q.as<float>(), nets_of(i), keys_of(i), rule, shape.tokens, coming,
+                               counts.as<std::int32_t>(), workspace.as<void>(), stream.get());
   };
   const int calls = 64;
   const auto time = [&](const std::function<void(int)>& call) {
@@ -139,14 +151,17 @@ void run(const Shape& shape) {
       time([&](int i) { attend_full_decode(queries(i), shape.tokens, workspace.as<void>(), stream.get()); });
   const double whole = time([&](int i) { select(i, nullptr), attend(i); });
   const double one = fused(0) ? time([&](int i) { fused(i); }) : 0;
+  const double arrived = select_and_attend(0) ? time([&](int i) { select_and_attend(i); }) : 0;
   const double choose = time([&](int i) { select(i, nullptr); });
   const double search = time([&](int i) { select(i, given.as<std::uint32_t>()); });
   const double attended = time(attend);
-  std::printf("| %d | %d/%d | %lldk | 1/%lld | %d%s%s | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f | %.1fx | %.0f |\n",
-              shape.batch, shape.kv_heads, shape.query_heads, static_cast<long long>(shape.tokens >> 10),
-              static_cast<long long>(shape.part), 32 * shape.words, shape.own_sets ? ", own" : "",
-              shape.per_query_head ? ", per query head" : "", one, whole, choose, search, attended, full,
-              full / (one > 0 ? one : whole), signing);
+  std::printf(
+      "| %d | %d/%d | %lldk | 1/%lld | %d%s%s | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f | %.1fx | "
+      "%.0f |\n",
+      shape.batch, shape.kv_heads, shape.query_heads, static_cast<long long>(shape.tokens >> 10),
+      static_cast<long long>(shape.part), 32 * shape.words, shape.own_sets ? ", own" : "",
+      shape.per_query_head ? ", per query head" : "", one, arrived, whole, choose, search, attended, full,
+      full / (one > 0 ? one : whole), signing);
   std::fflush(stdout);
 }
 
@@ -156,9 +171,10 @@ void run(const Shape& shape) {
 int main() {
   using lode::cuda::bench::Shape;
   std::printf(
-      "| batch | heads | keys | share | bits | one launch us | two | select | search | attend | full | | sign "
+      "| batch | heads | keys | share | bits | together us | as rows come | two | select | search | attend | "
+      "full | | sign "
       "all keys us |\n"
-      "|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+      "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
   const std::int64_t k = 1024;
   for (const Shape& shape :
        {Shape{1, 8, 32, 32 * k, 32, 1, false, false}, Shape{1, 8, 32, 128 * k, 32, 1, false, false},

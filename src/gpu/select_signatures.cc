@@ -119,6 +119,10 @@ class GpuSignatures final : public GpuSelector {
     codes_ = cuda::Buffer(geometry.sequences * geometry.layers * layer_words() * 4, "signatures");
     rows_ = cuda::Buffer(lists_ * capacity_ * 4, "the rows of signatures");
     counts_ = cuda::Buffer(geometry.layers * lists_ * 4, "the counts of signatures");
+    if (attends_) {
+      arriving_ = cuda::Buffer(geometry.kv_heads * capacity_ * 4, "the rows of signatures");
+      cuda::fill(arriving_.as<void>(), cuda::kEmptyPlaces, arriving_.bytes(), geometry.stream);
+    }
   }
 
   bool prepare(const GpuKeys& keys, cuda::StreamHandle stream) override {
@@ -149,13 +153,14 @@ class GpuSignatures final : public GpuSelector {
             .window = dense_.window};
   }
 
-  bool attend(int layer, const cuda::Queries& queries, const float*, void*,
+  bool attend(int layer, const cuda::Queries& queries, const float*, void* workspace,
               cuda::StreamHandle stream) override {
-    if (!attends_) return false;
     cuda::Signatures keys = signatures(0, layer);
+    if (!attends_ || !cuda::can_attend_by_signature(queries, nets(layer), keys, rule(), arriving()))
+      return false;
     keys.fresh = sign_new_keys(layer, stream);
     attends_ = cuda::attend_by_signature(queries, queries.q, nets(layer), keys, rule(), geometry_.max_tokens,
-                                         capacity_, counts_of(layer), stream);
+                                         arriving(), counts_of(layer), workspace, stream);
     return attends_;
   }
 
@@ -170,13 +175,20 @@ class GpuSignatures final : public GpuSelector {
            geometry_.kv_heads;
   }
   std::int64_t bytes() const override {
-    return key_nets_.bytes() + query_nets_.bytes() + codes_.bytes() + rows_.bytes() + counts_.bytes() +
-           budgets_.bytes();
+    return key_nets_.bytes() + query_nets_.bytes() + codes_.bytes() + rows_.bytes() + arriving_.bytes() +
+           counts_.bytes() + budgets_.bytes();
   }
 
  private:
   const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
   std::int32_t* counts_of(int layer) const { return counts_.as<std::int32_t>() + layer * lists_; }
+  cuda::ArrivingRows arriving() const {
+    return {.rows = arriving_.as<std::int32_t>(),
+            .budgets = budgets_.get(),
+            .capacity = capacity_,
+            .sink = dense_.sink,
+            .window = dense_.window};
+  }
   cuda::SignNets nets(int layer) const {
     return query_nets_.from(std::int64_t{layer} * geometry_.query_heads);
   }
@@ -220,13 +232,14 @@ class GpuSignatures final : public GpuSelector {
   HashScheme scheme_;
   Nets key_nets_, query_nets_;  // [L, sets], [L, Hq]
   std::int64_t capacity_ = 0;
-  /// In one launch, until it is refused: the shapes of a context do not change. Never where the budget is
-  /// every key: a list of all has full attention's bits.
+  /// Choice and attention together, until that is refused: the shapes of a context do not change. Never where
+  /// the budget is every key: a list of all has full attention's bits.
   bool attends_ = false;
   std::int64_t lists_ = 0;  ///< of most_queries
   std::int64_t room_ = 0;   ///< positions of a set
   cuda::Buffer codes_;      // [sequences, L, sets, room, words]
   cuda::Buffer rows_;       // [lists, capacity]
+  cuda::Buffer arriving_;   // [Hkv, capacity] attended while they come; empty between steps
   cuda::Buffer counts_;     // [L, lists]
   StepBudgets budgets_;
   IndexedKeys signed_;

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "harness.h"
+#include "kernels/cuda/arriving.cuh"
 #include "kernels/cuda/random.h"
 #include "kernels/cuda/signatures.h"
 #include "reference.h"
@@ -327,6 +328,42 @@ LODE_TEST(signatures_of_keys_and_queries) {
   expect_signed(DType::f32, SignedValues::norm, false, {64, 40, 128});
 }
 
+/// One token whose lists are attended while they come, twice, since places must be left empty: the bits of
+/// attention over lists that are there.
+void expect_arriving(Queries queries, const SignNets& nets, const Signatures& signatures,
+                     const SignatureRule& rule, std::int64_t tokens, std::int64_t capacity,
+                     const std::int32_t* rows, const std::int32_t* counts, const Stream& stream,
+                     const std::string& what) {
+  const auto numbers = static_cast<std::size_t>(queries.query_heads * queries.layout.head_dim);
+  const int lists = queries.layout.kv_heads;
+  const OnDevice<float> expected(test::poison(numbers)), out(test::poison(numbers));
+  const OnDevice<std::int32_t> places(Rows(static_cast<std::size_t>(lists * capacity), kNotYet)),
+      found_counts(Rows(static_cast<std::size_t>(lists), -7));
+  const Buffer workspace(decode_workspace_bytes(1, queries.query_heads, lists, queries.layout.head_dim),
+                         "partial results");
+  fill(workspace.as<void>(), 0, workspace.bytes(), stream.get());
+  queries.count = 1, queries.o = expected.get();
+  attend_rows_decode(
+      queries,
+      {.rows = rows, .counts = counts, .capacity = capacity, .sink = rule.sink, .window = rule.window},
+      tokens, workspace.as<void>(), stream.get());
+  queries.o = out.get();
+  for (int turn = 0; turn < 2; ++turn) {
+    if (!attend_by_signature(queries, queries.q, nets, signatures, rule, tokens,
+                             {.rows = places.get(),
+                              .budgets = rule.budget,
+                              .capacity = capacity,
+                              .sink = rule.sink,
+                              .window = rule.window},
+                             found_counts.get(), workspace.as<void>(), stream.get()))
+      test::fail(__FILE__, __LINE__, what + ": not attended while it comes");
+  }
+  if (out.read(stream) != expected.read(stream))
+    test::fail(__FILE__, __LINE__, what + ": other bits while lists come");
+  if (places.read(stream) != Rows(static_cast<std::size_t>(lists * capacity), kNotYet))
+    test::fail(__FILE__, __LINE__, what + ": places are not left empty");
+}
+
 /// The way through clusters of blocks against the other one, which gets the queries' signatures from the
 /// host: the same rows. Attention in the same launch, where lists are short, against attention apart, and the
 /// second query alone, whose list has more blocks then: the same bits.
@@ -380,9 +417,15 @@ void expect_in_clusters(const Case& c, const std::vector<int>& widths, std::int6
                       other_counts.get(), stream.get());
   if (counts.read(stream) != other_counts.read(stream) || rows.read(stream) != other_rows.read(stream))
     test::fail(__FILE__, __LINE__, what + ": other rows");
+  const ArrivingRows none = {.capacity = capacity, .sink = rule.sink, .window = rule.window};
+  Queries first = queries;
+  first.count = 1;
+  if (arrives_by_signature(first, shape, signatures, rule, none))
+    expect_arriving(queries, shape, signatures, rule, tokens, capacity, rows.get(), counts.get(), stream,
+                    what);
   queries.o = together.get();
-  if (!attend_by_signature(queries, q.get(), shape, signatures, rule, tokens, capacity, attended_counts.get(),
-                           stream.get()))
+  if (!attend_by_signature(queries, q.get(), shape, signatures, rule, tokens, none, attended_counts.get(),
+                           nullptr, stream.get()))
     return;
   const OnDevice<float> alone(test::poison(static_cast<std::size_t>(heads * d)));
   const OnDevice<std::int32_t> count_alone(Rows(static_cast<std::size_t>(lists), -7));
@@ -390,8 +433,8 @@ void expect_in_clusters(const Case& c, const std::vector<int>& widths, std::int6
   second.tokens += 1, second.count = 1, second.q += heads * d, second.o = alone.get();
   SignatureRule second_rule = rule;
   second_rule.budget += 1;
-  if (!attend_by_signature(second, second.q, shape, signatures, second_rule, tokens, capacity,
-                           count_alone.get(), stream.get()))
+  if (!attend_by_signature(second, second.q, shape, signatures, second_rule, tokens, none, count_alone.get(),
+                           nullptr, stream.get()))
     test::fail(__FILE__, __LINE__, what + ": not attended alone");
   const std::vector<float> both = together.read(stream);
   if (!std::ranges::equal(std::span(both).last(static_cast<std::size_t>(heads * d)), alone.read(stream)))

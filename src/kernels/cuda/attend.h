@@ -65,6 +65,23 @@ void attend_full_decode(const Queries& queries, std::int64_t max_tokens, void* w
 void attend_rows_decode(const Queries& queries, const RowLists& lists, std::int64_t max_tokens,
                         void* workspace, StreamHandle stream);
 
+/// Far keys of one query token for every KV head, attended while the kernel in front still writes them: so
+/// many as the budget and the far keys of the query allow. All places hold bytes of kEmptyPlaces at first,
+/// and are left so by every call.
+struct ArrivingRows {
+  std::int32_t* rows = nullptr;           // [Hkv, capacity]
+  const std::int32_t* budgets = nullptr;  // of the token; written by copies and plain launches
+  std::int64_t capacity = 0, sink = 0, window = 0;
+};
+inline constexpr unsigned kEmptyPlaces = 0x80;
+
+/// The query attends sink, its lists and its window, with the bits of attend_rows_decode. To be launched
+/// directly behind the kernel that writes the lists, which must have waited for what was in front of it
+/// before it let this one start. For one token, and only where can_attend_arriving says so.
+bool can_attend_arriving(const Queries& queries);
+void attend_arriving_decode(const Queries& queries, const ArrivingRows& rows, std::int64_t max_tokens,
+                            void* workspace, StreamHandle stream);
+
 /// Dense causal attention of `count` consecutive tokens of one sequence, the first at `position`, for
 /// prefill. q, o as in Queries (float32 in and out). Fast and a store of bf16 or f16: on the matrix unit with
 /// operands of the store's type; else float32 arithmetic.

@@ -25,6 +25,7 @@ struct RunParams {
 
 /// Keys of one list: sink and window in the first walk, stretches in the second.
 struct RunKeys {
+  static constexpr bool kArriving = false;
   static constexpr const float* log_weights = nullptr;
   bool dense = true;
   int sink = 0, behind_sink = 0;  ///< what the number of a key of the window and its row differ by

@@ -9,6 +9,7 @@
 //   O[d, 8 heads] += V^T P            P transposed by movmatrix; V's 16 bytes of two keys interleaved
 #pragma once
 
+#include "kernels/cuda/arriving.cuh"
 #include "kernels/cuda/attend.h"
 #include "kernels/cuda/load.cuh"
 #include "kernels/cuda/matrix.cuh"
@@ -35,6 +36,7 @@ struct Params {
 
 /// The keys of one list, numbered from 0: sink, rows, window.
 struct Keys {
+  static constexpr bool kArriving = false;  ///< row() may be kNotYet; leave() is told what was taken
   const std::int32_t* rows = nullptr;
   const float* log_weights = nullptr;
   int sink = 0, listed = 0, window_begin = 0, count = 0;
@@ -141,11 +143,24 @@ struct Walk {
     }
   }
 
-  /// The row of key lane % 16 of tile 2 pair + lane / 16, or -1.
+  /// Key lane % 16 of tile 2 pair + lane / 16.
+  __device__ int key_of(int pair) const {
+    const int lane = threadIdx.x % 32;
+    return first + (2 * pair + lane / kTile) * kWarps * kTile + lane % kTile;
+  }
+  /// Its row, or -1.
   __device__ int row_of(int pair) const {
-    const int lane = threadIdx.x % 32, tile = 2 * pair + lane / kTile;
-    const int key = first + tile * kWarps * kTile + lane % kTile;
-    return tile < mine && key < end ? keys.row(key) : -1;
+    const int key = key_of(pair);
+    return 2 * pair + static_cast<int>(threadIdx.x) % 32 / kTile < mine && key < end ? keys.row(key) : -1;
+  }
+  /// That row, once it is there.
+  __device__ __forceinline__ int arrived(int row, [[maybe_unused]] int pair) const {
+    if constexpr (K::kArriving) {
+      while (row == kNotYet) row = row_of(pair);
+      if (row >= 0) keys.leave(key_of(pair));
+      __syncwarp();
+    }
+    return row;
   }
   __device__ unsigned place_of(int row) const {
     const unsigned stride = static_cast<unsigned>(p.queries.layout.kv_heads) * (2 * kBlockBytes / 16);
@@ -195,7 +210,7 @@ struct Walk {
     if (tile < mine) {
       copy_tile(ring + tile % kStages * kStageBytes, tile % 2 * kTile);
       if (tile % 2 == 1) {
-        places = place_of(rows_behind);
+        places = place_of(arrived(rows_behind, tile / 2 + 1));
         rows_behind = row_of(tile / 2 + 2);
       }
     }
@@ -354,7 +369,7 @@ struct Walk {
   __device__ void tiles(FirstComes first_comes) {
     const int rows = row_of(0);
     rows_behind = row_of(1);
-    places = place_of(rows);
+    places = place_of(arrived(rows, 0));
 #pragma unroll 1
     for (int step = 0; step < mine + kStages - 1; ++step) {
       fetch_tile(step);

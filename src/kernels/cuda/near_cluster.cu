@@ -10,13 +10,15 @@
 //   blocks -> the heads' bits to all -> distances, counted by level -> counts to all -> the level where the
 //   list ends -> rows, to memory or to the block that will attend them (cluster_attend.cuh)
 //
-// A warp owns a stretch of keys from their distances to their rows. Distances are small integers and rows
-// come in rising order, so nothing depends on timing. Clusters of sixteen leave some processors idle and
-// double others' work, so long lists are attended by a launch of their own.
+// A warp owns a stretch of keys until the level is known; rows are given by turns. Distances are small
+// integers and rows stand in rising order, so nothing depends on timing. Clusters of sixteen leave some
+// processors idle and double others' work, so long lists are attended by a launch of their own, which begins
+// while rows are still written (attend_arriving.cu).
 #include <cuda_fp16.h>
 
 #include <algorithm>
 
+#include "kernels/cuda/arriving.cuh"
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/cluster_attend.cuh"
 #include "kernels/cuda/processors.h"
@@ -36,9 +38,10 @@ constexpr int kDim = 128, kBits = 32, kHidden = 128;
 constexpr int kUnit = static_cast<int>(kSignatureUnit);  // keys that a warp measures at once, 8 a lane
 constexpr int kUnitBytes = kUnit * 4;                    // of their signatures
 constexpr int kAhead = 4;  // units whose signatures a warp has on the way, where there is room for them
-constexpr int kMostAttended = 6144;                   // keys of a list that its cluster attends
-[[maybe_unused]] constexpr int kUnitsOfCounter = 31;  // a counter is a byte, a unit adds 8 at most
-[[maybe_unused]] constexpr int kUnitsAtOnce = 4;      // that a warp turns into rows
+constexpr int kMostAttended = 6144;               // keys of a list that its cluster attends,
+constexpr int kMostOfHead = 2048;                 // and of one that is of one query head
+[[maybe_unused]] constexpr int kUnitsAtOnce = 4;  // that a warp turns into rows
+constexpr int kMostStretches = 224;               // of so many units: distances that a block has room for
 
 struct NearParams {
   Params attend;
@@ -69,8 +72,7 @@ struct Shape {
   static constexpr int kPlanes = kHeads <= 2 ? 1 : kHeads <= 4 ? 2 : 3;
   static constexpr int kFours = (kLevels + 3) / 4;  // of levels
   static constexpr int kFoursOfLane = (kFours + 31) / 32;
-  static constexpr int kSets = (kLevels + 31) / 32;
-  static constexpr int kCounterBytes = (kLevels + 1) * 32;  // of a warp
+  static_assert(kFours * 4 > kLevels);  // a place for what is no far key
   static_assert(kLastOutputs >= 1 && kOutputs <= 32 / kOfHead && kHeadsOfBlock * kSigning <= kOfBlock);
 };
 
@@ -97,8 +99,9 @@ __device__ __forceinline__ float transposed_sum(float (&x)[kCount]) {
 template <class Attend, class S, int kHiddenLayers>
 struct Fixed {
   typename Attend::Received received;
-  int counts[S::kRanks][S::kFours * 4];
-  int warp_counts[S::kBlockWarps][S::kFours * 4];
+  alignas(16) int counts[S::kRanks][S::kFours * 4];
+  int warp_counts[S::kBlockWarps][S::kFours * 4];  ///< keys of each level
+  unsigned chosen[kMostStretches];  ///< of each: keys nearer than the level, and, 16 bits higher, at it
   float activations[kHiddenLayers > 0 ? kHiddenLayers : 1][S::kHeadsOfBlock][kHidden];
   unsigned bits[S::kHeads][kBits];
   Inbox of_layer[kHiddenLayers > 0 ? kHiddenLayers : 1][S::kHeadsOfBlock], of_bits, of_counts, of_rows;
@@ -113,8 +116,7 @@ __device__ __forceinline__ void wait_for_fetched() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kNewer) : "memory");
 }
 
-/// Memory: Fixed, rows, then counters, signatures on the way and distances, whose place the rings of
-/// attention take.
+/// Memory: Fixed, rows, then signatures on the way and distances, whose place the rings of attention take.
 template <class T, class S, int kHiddenLayers, bool kAttend>
 class Near {
  public:
@@ -134,9 +136,7 @@ class Near {
         tid_(static_cast<int>(threadIdx.x)),
         lane_(tid_ % 32),
         warp_(tid_ / 32),
-        counters_(reinterpret_cast<unsigned char*>(work_) + warp_ * S::kCounterBytes),
-        fetched_(shared_address(work_) + kBlockWarps * S::kCounterBytes + warp_ * params.ahead * kUnitBytes +
-                 lane_ * 16) {}
+        fetched_(shared_address(work_) + warp_ * params.ahead * kUnitBytes + lane_ * 16) {}
 
   __device__ void run() {
     if (tid_ == 0) open_inboxes();
@@ -145,7 +145,7 @@ class Near {
     if (signs()) fetch_weights();
 #pragma unroll 1
     for (int i = 0; i < p_.ahead; ++i) fetch_unit(from_ + i);
-    for (int i = lane_; i < S::kCounterBytes / 16; i += 32) reinterpret_cast<uint4*>(counters_)[i] = {};
+    for (int i = lane_; i < S::kFours; i += 32) reinterpret_cast<uint4*>(s_.warp_counts[warp_])[i] = {};
     __syncwarp();
     arrive_in_cluster();
     wait_for_predecessor();
@@ -197,17 +197,16 @@ class Near {
     const int share = ((end_ - from + kRanks - 1) / kRanks + kUnit - 1) / kUnit * kUnit;
     first_ = min(end_, from + rank_ * share), last_ = min(end_, first_ + share);
     // Without far keys nothing is read: the sink may lie beyond what the set has room for.
-    const int units = end_ > begin_ ? (last_ - first_ + kUnit - 1) / kUnit : 0,
-              each = (units + kBlockWarps - 1) / kBlockWarps;
-    from_ = min(units, warp_ * each), to_ = min(units, from_ + each);
+    units_ = end_ > begin_ ? (last_ - first_ + kUnit - 1) / kUnit : 0;
+    const int each = (units_ + kBlockWarps - 1) / kBlockWarps;
+    from_ = min(units_, warp_ * each), to_ = min(units_, from_ + each);
     const int first_head = list_of_query_ * kHeads;
     const int set = p_.signatures.per_query_head ? first_head : first_head / p_.attend.group;
     codes_ = p_.signatures.codes + token_.sequence * p_.signatures.sequence_stride +
              set * p_.signatures.capacity + first_;
   }
   __device__ unsigned char* scores_at(int key) const {
-    return reinterpret_cast<unsigned char*>(work_) +
-           kBlockWarps * (S::kCounterBytes + p_.ahead * kUnitBytes) + key;
+    return reinterpret_cast<unsigned char*>(work_) + kBlockWarps * p_.ahead * kUnitBytes + key;
   }
   /// Where this lane's 16 bytes of the halves of a unit's signatures go.
   __device__ unsigned place_of(int unit) const {
@@ -289,32 +288,23 @@ class Near {
     unsigned planes[S::kPlanes];
 #pragma unroll
     for (int plane = 0; plane < S::kPlanes; ++plane) planes[plane] = __ballot_sync(~0u, more >> plane & 1);
-    int sums[S::kSets] = {};
-    int unit = from_;
-    do {
-      const int until = min(to_, unit + kUnitsOfCounter);
 #pragma unroll 1
-      for (; unit < until; ++unit) {
-        if (p_.ahead == kAhead)
-          wait_for_fetched<kAhead - 1>();
-        else
-          wait_for_fetched<kAhead / 2 - 1>();
-        const uint4 raw[2] = {Attend::W::piece(place_of(unit)),
-                              Attend::W::piece(place_of(unit) + kUnitBytes / 2)};
-        fetch_unit(unit + p_.ahead);
-        const int first = first_ + unit * kUnit;
-        const bool ragged = first < begin_ || first + kUnit > last_;
+    for (int unit = from_; unit < to_; ++unit) {
+      if (p_.ahead == kAhead)
+        wait_for_fetched<kAhead - 1>();
+      else
+        wait_for_fetched<kAhead / 2 - 1>();
+      const uint4 raw[2] = {Attend::W::piece(place_of(unit)),
+                            Attend::W::piece(place_of(unit) + kUnitBytes / 2)};
+      fetch_unit(unit + p_.ahead);
+      const int first = first_ + unit * kUnit;
+      const bool ragged = first < begin_ || first + kUnit > last_;
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-          measure_four(unit * kUnit + half * (kUnit / 2) + lane_ * 4, raw[half], ragged, majority, planes);
-      }
-      take_counters(sums);
-    } while (unit < to_);
-#pragma unroll
-    for (int i = 0; i < S::kSets; ++i) {
-      const int level = i * 32 + lane_;
-      if (level < S::kFours * 4) s_.warp_counts[warp_][level] = level < S::kLevels ? sums[i] : 0;
+      for (int half = 0; half < 2; ++half)
+        measure_four(unit * kUnit + half * (kUnit / 2) + lane_ * 4, raw[half], ragged, majority, planes);
     }
+    __syncwarp();
+    if (lane_ == 0) s_.warp_counts[warp_][S::kLevels] = 0;
   }
   /// Of four keys of a unit of which some are no far keys where it is `ragged`.
   __device__ void measure_four(int key, uint4 raw, bool ragged, unsigned majority,
@@ -335,7 +325,8 @@ class Near {
     }
     *reinterpret_cast<unsigned*>(scores_at(key)) =
         ((distance[3] * 256 + distance[2]) * 256 + distance[1]) * 256 + distance[0];
-    count(distance);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) atomicAdd(&s_.warp_counts[warp_][distance[i]], 1);
   }
   /// (a ^ b) & mask, in one instruction: the compiler shares a ^ b among the masks, in three for two.
   __device__ static unsigned differing(unsigned a, unsigned b, unsigned mask) {
@@ -343,47 +334,6 @@ class Near {
     asm("lop3.b32 %0, %1, %2, %3, 0x28;" : "=r"(x) : "r"(a), "r"(b), "r"(mask));
     return x;
   }
-  /// A byte of its own for each lane and level: all four are read at once, so who meets another's level adds
-  /// for both, and the last write stays.
-  __device__ void count(const unsigned (&distance)[4]) const {
-    const unsigned own = shared_address(counters_) + lane_;
-    unsigned at[4], now[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      at[i] = own + distance[i] * 32;
-      asm volatile("ld.shared.u8 %0, [%1];" : "=r"(now[i]) : "r"(at[i]) : "memory");
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      ++now[i];
-#pragma unroll
-      for (int j = 0; j < i; ++j)
-        asm("{\n.reg .pred same;\nsetp.eq.u32 same, %1, %2;\n@same add.u32 %0, %0, 1;\n}"
-            : "+r"(now[i])
-            : "r"(at[j]), "r"(at[i]));
-      asm volatile("st.shared.u8 [%0], %1;" ::"r"(at[i]), "r"(now[i]) : "memory");
-    }
-  }
-  /// Adds the lanes' counters, level 32 i + lane to sums[i], and clears them.
-  __device__ void take_counters(int (&sums)[S::kSets]) const {
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < S::kSets; ++i) {
-      const int level = i * 32 + lane_;
-      if (level >= S::kLevels) continue;
-      unsigned* const of_level = reinterpret_cast<unsigned*>(counters_ + level * 32);
-      unsigned sum = 0;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const int at = (j + lane_ / 4) % 8;
-        sum = __dp4a(of_level[at], 0x01010101u, sum);
-        of_level[at] = 0;
-      }
-      sums[i] += static_cast<int>(sum);
-    }
-    __syncwarp();
-  }
-
   __device__ void share_counts() const {
     __syncthreads();
 #pragma unroll 1
@@ -419,8 +369,6 @@ class Near {
         add(here + 4 * j, &s_.counts[r][four * 4]);
         if (r < rank_) add(earlier + 4 * j, &s_.counts[r][four * 4]);
       }
-#pragma unroll 1
-      for (int w = 0; w < warp_; ++w) add(earlier + 4 * j, &s_.warp_counts[w][four * 4]);
     }
     int mine = 0;
 #pragma unroll
@@ -470,26 +418,40 @@ class Near {
     return nibble(__vcmpleu4(x.x, l)) | nibble(__vcmpleu4(x.y, l)) << 4;
   }
 
-  /// Chosen rows of this warp's keys.
+  /// Chosen rows of this block's keys, so many units at a time. Warps that are neighbours take neighbouring
+  /// stretches by turns: rows of each quarter come in their order, for who attends them already.
   __device__ void give_rows() const {
-    const auto level = static_cast<unsigned>(level_);
+    constexpr int kTakers = kBlockWarps / 4;
+    const int each = max(1, min(kUnitsAtOnce, (units_ + kBlockWarps - 1) / kBlockWarps)),
+              stretches = (units_ + each - 1) / each, quarter = (stretches + 3) / 4,
+              from = warp_ / kTakers * quarter + warp_ % kTakers,
+              end = min(stretches, (warp_ / kTakers + 1) * quarter);
+    const auto place_of_lane = [&](int stretch) {
+      return stretch * each * kUnit + lane_ * 8 * min(each, units_ - stretch * each);
+    };
+#pragma unroll 1
+    for (int stretch = from; stretch < end; stretch += kTakers)
+      mark_chosen(place_of_lane(stretch), min(each, units_ - stretch * each), stretch);
+    __syncthreads();
     const float inverse = kAttend ? 1.0f / static_cast<float>(own_) : 0.0f;
     std::int32_t* const rows = kAttend ? nullptr : p_.rows + list() * p_.capacity;
-    int nearer = nearer_before_, ties = ties_before_;
-    for (int unit = from_; unit < to_; unit += kUnitsAtOnce) {
-      const int units = min(kUnitsAtOnce, to_ - unit), first = unit * kUnit + lane_ * 8 * units;
-      unsigned near = 0, tie = 0;
-#pragma unroll
-      for (int u = 0; u < kUnitsAtOnce; ++u) {
-        if (u >= units) continue;
-        const uint2 x = *reinterpret_cast<const uint2*>(scores_at(first + 8 * u));
-        const unsigned below = level == 0 ? 0u : at_most(x, level - 1);
-        near |= below << 8 * u, tie |= (at_most(x, level) ^ below) << 8 * u;
+    int nearer = nearer_before_, ties = ties_before_, summed = 0;
+#pragma unroll 1
+    for (int stretch = from; stretch < end; stretch += kTakers) {
+#pragma unroll 1
+      for (; summed < stretch; summed += 32) {
+        const int at = summed + lane_;
+        const unsigned sum = __reduce_add_sync(~0u, at < stretch ? s_.chosen[at] : 0u);
+        nearer += static_cast<int>(sum & 0xffff), ties += static_cast<int>(sum >> 16);
       }
+      summed = stretch;
+      const int first = place_of_lane(stretch);
+      const auto [near, some_ties] = *reinterpret_cast<const uint2*>(scores_at(first));
+      unsigned tie = some_ties;
       const unsigned own = static_cast<unsigned>(__popc(near) | __popc(tie) << 16);
-      const unsigned up_to = sum_up_to(own, lane_);
-      int tie_at = ties + static_cast<int>((up_to - own) >> 16);
-      int place = nearer + static_cast<int>((up_to - own) & 0xffff) + max(0, tie_at - skipped_);
+      const unsigned before = sum_up_to(own, lane_) - own;
+      int tie_at = ties + static_cast<int>(before >> 16);
+      int place = nearer + static_cast<int>(before & 0xffff) + max(0, tie_at - skipped_);
       if (tie_at + __popc(tie) <= skipped_) tie = 0;
       for (; tie != 0 && tie_at < skipped_; ++tie_at) tie &= tie - 1;
 #pragma unroll 1
@@ -498,12 +460,26 @@ class Near {
         if constexpr (kAttend) {
           send_row(sink_ + place, row, inverse);
         } else {
-          rows[place] = row;
+          give_row(rows + place, row);
         }
       }
-      const unsigned sum = __shfl_sync(~0u, up_to, 31);
-      nearer += static_cast<int>(sum & 0xffff), ties += static_cast<int>(sum >> 16);
     }
+  }
+  /// Which of a lane's keys from `first` on are nearer than the level and which at it, to their place; how
+  /// many the warp has to `chosen`.
+  __device__ void mark_chosen(int first, int units, int stretch) const {
+    const auto level = static_cast<unsigned>(level_);
+    unsigned near = 0, tie = 0;
+#pragma unroll
+    for (int u = 0; u < kUnitsAtOnce; ++u) {
+      if (u >= units) continue;
+      const uint2 x = *reinterpret_cast<const uint2*>(scores_at(first + 8 * u));
+      const unsigned below = level == 0 ? 0u : at_most(x, level - 1);
+      near |= below << 8 * u, tie |= (at_most(x, level) ^ below) << 8 * u;
+    }
+    *reinterpret_cast<uint2*>(scores_at(first)) = {near, tie};
+    const unsigned sum = __reduce_add_sync(~0u, static_cast<unsigned>(__popc(near) | __popc(tie) << 16));
+    if (lane_ == 0) s_.chosen[stretch] = sum;
   }
 
   /// To the block whose part of the list the place is in.
@@ -533,11 +509,10 @@ class Near {
   Shared& s_;
   int* const rows_;  // those that this block attends
   const int rank_, list_of_query_, query_, tid_, lane_, warp_;
-  unsigned char* const counters_;  // [levels + 1][32]: this warp's
-  const unsigned fetched_;         ///< shared address of this lane's part of the signatures on the way
+  const unsigned fetched_;  ///< shared address of this lane's part of the signatures on the way
   QueryToken token_;
   int all_ = 0, begin_ = 0, end_ = 0, sink_ = 0, window_begin_ = 0;
-  int first_ = 0, last_ = 0, from_ = 0, to_ = 0;
+  int first_ = 0, last_ = 0, units_ = 0, from_ = 0, to_ = 0;
   const std::uint32_t* codes_ = nullptr;  ///< of first_
   uint2 weights_[kHiddenLayers > 0 ? kHiddenLayers : 1][S::kOutputs], last_weights_[S::kLastOutputs];
   float biases_[kHiddenLayers > 0 ? kHiddenLayers : 1], last_bias_ = 0.0f;
@@ -565,7 +540,7 @@ bool launch(NearParams p, std::int64_t max_tokens, bool all_at_once, StreamHandl
                          (p.sink + p.capacity + p.window) / kRanks + (N::Attend::kOwnPieces + 1) * kTile;
   p.rows_bytes = kAttend ? static_cast<int>((most_rows * 4 + 127) / 128 * 128) : 0;
   const auto bytes_with = [&](int ahead) {
-    const std::int64_t work = kBlockWarps * (S::kCounterBytes + ahead * kUnitBytes) + share;
+    const std::int64_t work = kBlockWarps * ahead * kUnitBytes + share;
     return static_cast<std::int64_t>(sizeof(typename N::Shared)) + p.rows_bytes +
            (kAttend ? std::max<std::int64_t>(work, N::Attend::kRingBytes) : work);
   };
@@ -648,6 +623,12 @@ bool is_for(const Queries& queries, const SignNets& nets, const Signatures& sign
   return fits;
 }
 
+/// Where one launch is faster than two. Not by how many queries there are: bits depend on it.
+bool in_one_launch(const Queries& queries, const SignatureRule& rule, std::int64_t capacity) {
+  const int most = heads_of_list(queries, rule) == 1 ? kMostOfHead : kMostAttended;
+  return queries.layout.kv_heads > 1 && rule.sink + rule.window + capacity <= most;
+}
+
 NearParams params_of(const Queries& queries, const float* q, const SignNets& nets,
                      const Signatures& signatures, const SignatureRule& rule, std::int64_t capacity,
                      std::int32_t* counts) {
@@ -677,19 +658,38 @@ bool select_in_cluster(const Queries& queries, const float* q, const SignNets& n
   return launch_for_heads<__half, false>(p, heads_of_list(queries, rule), max_tokens, stream);
 }
 
+bool arrives_by_signature(const Queries& queries, const SignNets& nets, const Signatures& signatures,
+                          const SignatureRule& rule, const ArrivingRows& arriving) {
+  return is_for(queries, nets, signatures, rule) && !in_one_launch(queries, rule, arriving.capacity) &&
+         heads_of_list(queries, rule) == queries.query_heads / queries.layout.kv_heads &&
+         can_attend_arriving(queries);
+}
+
+bool can_attend_by_signature(const Queries& queries, const SignNets& nets, const Signatures& signatures,
+                             const SignatureRule& rule, const ArrivingRows& arriving) {
+  const DType type = queries.layout.type;
+  if (!is_for(queries, nets, signatures, rule) || queries.lse != nullptr) return false;
+  return in_one_launch(queries, rule, arriving.capacity)
+             ? type == DType::bf16 || type == DType::f16
+             : arrives_by_signature(queries, nets, signatures, rule, arriving);
+}
+
 bool attend_by_signature(const Queries& queries, const float* q, const SignNets& nets,
                          const Signatures& signatures, const SignatureRule& rule, std::int64_t max_tokens,
-                         std::int64_t capacity, std::int32_t* counts, StreamHandle stream) {
-  const std::int64_t keys = rule.sink + rule.window + capacity;
-  if (!is_for(queries, nets, signatures, rule) || queries.lse != nullptr || keys > kMostAttended)
-    return false;
+                         const ArrivingRows& arriving, std::int32_t* counts, void* workspace,
+                         StreamHandle stream) {
+  if (!can_attend_by_signature(queries, nets, signatures, rule, arriving)) return false;
   if (queries.count == 0) return true;
-  const NearParams p = params_of(queries, q, nets, signatures, rule, capacity, counts);
+  NearParams p = params_of(queries, q, nets, signatures, rule, arriving.capacity, counts);
   const int heads = heads_of_list(queries, rule);
-  if (queries.layout.type == DType::bf16)
-    return launch_for_heads<__nv_bfloat16, true>(p, heads, max_tokens, stream);
-  if (queries.layout.type == DType::f16) return launch_for_heads<__half, true>(p, heads, max_tokens, stream);
-  return false;
+  if (in_one_launch(queries, rule, arriving.capacity))
+    return queries.layout.type == DType::bf16
+               ? launch_for_heads<__nv_bfloat16, true>(p, heads, max_tokens, stream)
+               : launch_for_heads<__half, true>(p, heads, max_tokens, stream);
+  p.rows = arriving.rows;
+  if (!launch_for_heads<__half, false>(p, heads, max_tokens, stream)) return false;
+  attend_arriving_decode(queries, arriving, max_tokens, workspace, stream);
+  return true;
 }
 
 }  // namespace lode::cuda

@@ -87,11 +87,18 @@ bool select_in_cluster(const Queries& queries, const float* q, const SignNets& n
                        const Signatures& signatures, const SignatureRule& rule, std::int64_t max_tokens,
                        std::int32_t* rows, std::int64_t capacity, std::int32_t* counts, StreamHandle stream);
 
-/// Choice and attention over it, sink and window into queries.o, in one launch; lists are not written. False,
-/// and nothing done, where the shapes are not those that this is for or lists are long: then selection and
-/// attention must be called.
+/// Choice and attention over it, sink and window into queries.o: in one launch, where no list is written, or,
+/// for one token with long lists, by two, of which the second attends what the first has listed so far
+/// (`arriving`, with the rule's budgets, sink and window), as arrives_by_signature says. False, and nothing
+/// done, where the shapes are not those that this is for, which can_attend_by_signature knows, or the GPU has
+/// no room: then selection and attention must be called.
+bool arrives_by_signature(const Queries& queries, const SignNets& nets, const Signatures& signatures,
+                          const SignatureRule& rule, const ArrivingRows& arriving);
+bool can_attend_by_signature(const Queries& queries, const SignNets& nets, const Signatures& signatures,
+                             const SignatureRule& rule, const ArrivingRows& arriving);
 bool attend_by_signature(const Queries& queries, const float* q /*[N, Hq, d]*/, const SignNets& nets,
                          const Signatures& signatures, const SignatureRule& rule, std::int64_t max_tokens,
-                         std::int64_t capacity, std::int32_t* counts /*[lists]*/, StreamHandle stream);
+                         const ArrivingRows& arriving, std::int32_t* counts /*[lists]*/, void* workspace,
+                         StreamHandle stream);
 
 }  // namespace lode::cuda
