@@ -44,13 +44,22 @@ std::vector<T> to_host(const Buffer& buffer, std::size_t n) {
   return host;
 }
 
+/// Bytes that come late, an even number of them.
+struct Late {
+  const char* from;
+  char* to;
+  std::int64_t bytes;
+};
 /// Writes when the kernel behind may have started, so that this sees other numbers before its wait.
-__global__ void write_late(const std::int32_t* from, int count, std::int32_t* to) {
+__global__ void write_late(const Late* all, int count) {
   release_successor();
   const long long start = clock64();
   while (clock64() - start < 40000) {
   }
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) to[i] = from[i];
+  for (int i = 0; i < count; ++i) {
+    for (std::int64_t at = threadIdx.x; at < all[i].bytes / 2; at += blockDim.x)
+      reinterpret_cast<short*>(all[i].to)[at] = reinterpret_cast<const short*>(all[i].from)[at];
+  }
 }
 
 struct Problem {
@@ -132,8 +141,13 @@ struct World {
                              .q = device_q.as<float>() + first * heads() * problem.d,
                              .o = out.as<float>(),
                              .lse = out.as<float>() + rows * static_cast<std::size_t>(problem.d)};
+    std::vector<Late> late = {{nullptr, const_cast<char*>(reinterpret_cast<const char*>(queries.q)),
+                               static_cast<std::int64_t>(rows) * problem.d * 4}};
     if (problem.lists.empty()) {
+      add_newest(first, count, late);
+      const std::vector<Buffer> held = write_behind(late);
       attend_full_decode(queries, most_tokens, workspace.as<void>(), nullptr);
+      LODE_CUDA(cudaDeviceSynchronize());
     } else if (problem.runs > 0) {
       attend_as_runs(queries, first);
     } else {
@@ -148,11 +162,10 @@ struct World {
                   rows_host.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(i) * most));
         counts.push_back(static_cast<std::int32_t>(list.size()));
       }
-      const Buffer rows_device = to_device(rows_host), given = to_device(counts);
-      std::reverse(counts.begin(), counts.end());
-      const Buffer counts_device = to_device(counts);
-      write_late<<<1, 256>>>(given.as<std::int32_t>(), static_cast<int>(counts.size()),
-                             counts_device.as<std::int32_t>());
+      const Buffer rows_device = to_device(rows_host), counts_device = to_device(counts);
+      late.push_back({nullptr, counts_device.as<char>(), std::ssize(counts) * 4});
+      late.push_back({nullptr, rows_device.as<char>(), std::ssize(rows_host) * 4});
+      const std::vector<Buffer> held = write_behind(late);
       const RowLists lists = {.rows = rows_device.as<std::int32_t>(),
                               .counts = counts_device.as<std::int32_t>(),
                               .capacity = static_cast<std::int64_t>(most),
@@ -160,9 +173,38 @@ struct World {
                               .sink = problem.sink,
                               .window = problem.window};
       attend_rows_decode(queries, lists, most_tokens, workspace.as<void>(), nullptr);
+      LODE_CUDA(cudaDeviceSynchronize());
     }
-    LODE_CUDA(cudaDeviceSynchronize());
     return to_host<float>(out, poison.size());
+  }
+
+  /// The newest keys and values of these queries: a step writes them.
+  void add_newest(int first, int count, std::vector<Late>& late) {
+    for (int i = first; i < first + count; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      for (int h = 0; h < problem.kv_heads; ++h) {
+        char* const key = memory[at].as<char>() + layout.key_offset(h, problem.positions[at]);
+        late.push_back({nullptr, key, layout.row_bytes()});
+        late.push_back({nullptr, key + layout.value_offset(), layout.row_bytes()});
+      }
+    }
+  }
+  /// Launches the kernel that writes these bytes as they are now; until then they are something else.
+  std::vector<Buffer> write_behind(std::vector<Late> late) const {
+    std::int64_t bytes = 0;
+    for (const Late& one : late) bytes += one.bytes;
+    std::vector<Buffer> held;
+    held.emplace_back(bytes, "test");
+    char* at = held[0].as<char>();
+    for (Late& one : late) {
+      one.from = at, at += one.bytes;
+      const auto size = static_cast<std::size_t>(one.bytes);
+      LODE_CUDA(cudaMemcpy(const_cast<char*>(one.from), one.to, size, cudaMemcpyDeviceToDevice));
+      LODE_CUDA(cudaMemset(one.to, 0xff, size));
+    }
+    held.push_back(to_device(late));
+    write_late<<<1, 256>>>(held[1].as<Late>(), static_cast<int>(late.size()));
+    return held;
   }
 
   /// The lists as stretches of unequal length, some of them empty, in reverse order, the later half of
@@ -568,6 +610,32 @@ LODE_TEST(bits_do_not_depend_on_the_batch) {
     const std::vector<float> alone = world.run(i, 1);
     LODE_CHECK(std::equal(alone.begin(), alone.begin() + static_cast<std::ptrdiff_t>(row),
                           all.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(i) * row)));
+  }
+}
+
+// One token alone: its first keys are fetched before the step's newest one is there.
+LODE_TEST(a_token_alone_gives_the_bits_of_many) {
+  for (const DType type : {DType::f16, DType::bf16}) {
+    for (const int d : {64, 80, 128, 256}) {
+      for (const int group : {1, 4, 16}) {
+        for (const int kv_heads : {1, 8}) {
+          World world({.d = d,
+                       .group = group,
+                       .kv_heads = kv_heads,
+                       .type = type,
+                       .positions = {0, 1, 15, 16, 63, 64, 127, 130, 1000, 2047, 2048, 9000}});
+          world.upload();
+          const int count = static_cast<int>(world.problem.positions.size());
+          const std::vector<float> all = world.run(0, count);
+          const std::size_t row = static_cast<std::size_t>(world.heads() * d);
+          for (int i = 0; i < count; ++i) {
+            const std::vector<float> alone = world.run(i, 1);
+            const auto from = all.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(i) * row);
+            LODE_CHECK(std::equal(from, from + static_cast<std::ptrdiff_t>(row), alone.begin()));
+          }
+        }
+      }
+    }
   }
 }
 

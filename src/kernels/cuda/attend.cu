@@ -12,9 +12,10 @@
 // for some that have not started, but they are never more than half as many as there are processors, in all
 // lists together, so that the others find room.
 //
-// Launched while the kernel in front still runs: where tokens and keys stand is looked up at once, and the
-// first keys that no list names are brought into the second-level cache. That is where writes meet, so
-// nothing stale can come of it. Everything else is read once the kernel in front has ended.
+// Launched while the kernel in front still runs: where tokens and keys stand is looked up at once. Keys that
+// no list names are fetched, but for the newest one, which this step writes; where several tokens come with a
+// step, the first ones are brought into the second-level cache alone, where writes meet, so that nothing
+// stale can come of it. Everything else is read once the kernel in front has ended.
 #include <algorithm>
 
 #include "kernels/cuda/attend_finish.cuh"
@@ -44,43 +45,121 @@ __device__ __forceinline__ void prefetch_first(const Params& p, const char* from
   }
 }
 
+/// A block's share of a list's keys.
+struct Share {
+  int piece = 1, begin = 0;
+
+  __device__ Share() {}
+  __device__ __forceinline__ Share(const Params& p, int keys)
+      : piece(piece_of(keys, p.reciprocal, static_cast<int>(gridDim.x))),
+        begin(static_cast<int>(blockIdx.x) * piece) {}
+  __device__ bool has_none(int keys) const { return begin >= keys && begin > 0; }
+  /// A tile for each warp, and more blocks than that leave room for the records of those in front: keys that
+  /// come for the next kernel hold them up.
+  __device__ bool are_many_short(int keys) const {
+    constexpr int kFewBlocks = 64;
+    return piece == kLeastKeys && std::int64_t{keys} * gridDim.y > kFewBlocks * kLeastKeys;
+  }
+};
+/// And the share of each of its warps.
+template <class W>
+__device__ __forceinline__ void take_share(W& walk, const Share& share) {
+  constexpr int kStep = kWarps * kTile;
+  walk.end = min(walk.keys.count, share.begin + share.piece);
+  walk.first = share.begin + static_cast<int>(threadIdx.x) / 32 * kTile;
+  walk.mine = max(0, (walk.end - walk.first + kStep - 1) / kStep);
+}
+
+/// Where the newest key of a token is among the first tiles of a warp, which are fetched before it is there.
+template <class W>
+struct Newest {
+  int tile, key;
+  bool here;
+
+  __device__ __forceinline__ Newest(const W& walk, int position) {
+    const int behind = position - walk.first;
+    tile = behind / (kWarps * kTile), key = behind % (kWarps * kTile);
+    here = behind >= 0 && tile < W::kStages && key < kTile && position < walk.end;
+  }
+  /// Of lanes that have the rows of two tiles.
+  __device__ bool of_lane() const { return here && static_cast<int>(threadIdx.x) % 32 == tile * kTile + key; }
+  __device__ __forceinline__ void bring(const W& walk, int position) const {
+    asm volatile("cp.async.wait_all;" ::: "memory");  // zeros in its place
+    walk.copy_key(walk.ring + tile * W::kStageBytes, key, position);
+    asm volatile("cp.async.wait_all;" ::: "memory");
+  }
+};
+
 template <class T, int D, bool kWide>
 __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
     attend_kernel(const __grid_constant__ Params p) {
   using W = Walk<T, D, kWide>;
   constexpr int kRing = W::kStages * W::kStageBytes;
   static_assert(kRing >= (kWide ? 16 : 8) * (D + 2) * 4);
+  // Rows that begin with a cache line: what is fetched of one brings nothing of the next.
+  constexpr bool kLinesApart = D % 64 == 0;
   extern __shared__ __align__(16) char shared[];
-  const int query = blockIdx.z, part = blockIdx.x;
+  const int query = blockIdx.z, part = blockIdx.x, warp = threadIdx.x / 32;
   const QueryToken token = p.queries.tokens[query];
   const int kv_head = p.lists_per_head == 1 ? blockIdx.y : blockIdx.y / p.lists_per_head;
   const int heads = p.lists_per_head == 1 ? p.group : 1, columns = heads * D / 4;
   const std::int64_t first_row = std::int64_t{query} * p.queries.query_heads + blockIdx.y * heads;
   const std::int64_t list = std::int64_t{query} * gridDim.y + blockIdx.y;
-  const char* const base = load_here(p.queries.bases + token.sequence) + p.queries.layer_offset +
-                           kv_head * p.queries.layout.head_stride();
-  if (!p.has_lists) prefetch_first<D>(p, base, token.position + 1);
-  wait_for_predecessor();
-  release_successor();
-  typename W::RawQueries raw;
-  W::ask_queries(p.queries.q + first_row * D, heads, raw);
-  const int listed = p.has_lists ? p.lists.counts[list] : 0;
-  const Keys keys(p, token.position, list, listed);
-  const int piece = piece_of(keys.count, p.reciprocal, static_cast<int>(gridDim.x)), begin = part * piece;
-  if (begin >= keys.count && part > 0) return;
-
+  Keys keys;
   W walk(p, keys);
-  const int warp = threadIdx.x / 32;
-  walk.base = base;
-  walk.end = min(keys.count, begin + piece);
-  walk.first = begin + warp * kTile;
-  walk.mine = max(0, (walk.end - walk.first + kWarps * kTile - 1) / (kWarps * kTile));
+  walk.base = load_here(p.queries.bases + token.sequence) + p.queries.layer_offset +
+              kv_head * p.queries.layout.head_stride();
   walk.ring = shared_address(shared) + warp * kRing;
+  Share share;
+  const auto take = [&](int listed) {
+    keys = Keys(p, token.position, list, listed);
+    share = Share(p, keys.count);
+    take_share(walk, share);
+  };
+  typename W::RawQueries raw;
+  const auto ask_queries = [&] { W::ask_queries(p.queries.q + first_row * D, heads, raw); };
   unsigned ticket = 0;
-  if (keys.count > piece && threadIdx.x == 0) ticket = take_ticket(p, list);
-  walk.run(raw);
+  const auto ask_ticket = [&] {
+    if (keys.count > share.piece && threadIdx.x == 0) ticket = take_ticket(p, list);
+  };
+  if (!p.has_lists) {
+    take(0);
+    if (share.has_none(keys.count)) return;
+    const bool early = kLinesApart && p.queries.count == 1 && !share.are_many_short(keys.count);
+    const Newest newest(walk, token.position);
+    int rows = walk.ask_rows();
+    if (early && newest.of_lane()) rows = -1;
+    if (early)
+      walk.begin(rows);
+    else
+      prefetch_first<D>(p, walk.base, token.position + 1);
+    wait_for_predecessor();
+    release_successor();
+    ask_queries(), ask_ticket();
+    if (!early)
+      walk.begin(rows);
+    else if (newest.here)
+      newest.bring(walk, token.position);
+  } else {
+    // As if the list were full, until its length is there.
+    const auto full = static_cast<int>(p.lists.capacity);
+    take(full);
+    wait_for_predecessor();
+    release_successor();
+    const int listed = load_here(p.lists.counts + list);
+    int rows = walk.ask_rows();
+    ask_queries();
+    if (listed != full) take(listed), rows = walk.ask_rows();
+    if (share.has_none(keys.count)) return;
+    ask_ticket();
+    walk.begin(rows);
+  }
+  walk.pack_queries(raw);
+  const int parts = max(1, (keys.count + share.piece - 1) / share.piece);  // while tiles are under way
+  walk.clear();
+  walk.walk_on();
+  walk.finish();
 
-  const int parts = max(1, (keys.count + piece - 1) / piece);
   walk.store(reinterpret_cast<float*>(shared + warp * kRing), heads);
   finish_block<D>(p, shared, kRing, list, first_row, heads, columns, part, parts, ticket);
 }

@@ -57,20 +57,20 @@ __device__ void write_result(const Params& p, std::int64_t first_row, int column
 }
 
 /// A warp merges what was posted of a group of columns, where there are few parts.
-template <int D>
+template <int D, int kMost>
 __device__ __forceinline__ void merge_apart(const Params& p, const Posted& posted, std::int64_t first_row,
                                             int group, int parts) {
   const int lane = threadIdx.x % 32;
-  const Record sum = take_posted(posted, group, parts, lane / 4, kSubs);
+  const Record sum = take_posted<kMost>(posted, group, parts, lane / 4, kSubs);
   if (lane < 4) write_result<D>(p, first_row, group * 4 + lane, sum);
 }
 /// The block does, however many there are.
-template <int D>
+template <int D, int kMost = kAhead>
 __device__ __forceinline__ void merge_jointly(const Params& p, const Posted& posted, std::int64_t first_row,
                                               int group, int parts) {
   __shared__ Record of_warps[kWarps][4];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Record sum = take_posted(posted, group, parts, warp * kSubs + lane / 4, kWarps * kSubs);
+  const Record sum = take_posted<kMost>(posted, group, parts, warp * kSubs + lane / 4, kWarps * kSubs);
   if (lane < 4) of_warps[warp][lane] = sum;
   __syncthreads();
   if (threadIdx.x < 4) {
@@ -85,17 +85,17 @@ __device__ __forceinline__ void merge_jointly(const Params& p, const Posted& pos
 constexpr int kMostApart = kSubs * kAhead;
 
 /// The records that all blocks of the list posted; `to_come` of its blocks started later than this one.
-template <int D>
-__device__ void merge_posted(const Params& p, const Posted& posted, std::int64_t first_row, int columns,
-                             int parts, int to_come) {
+template <int D, int kMost>
+__device__ __forceinline__ void merge_posted(const Params& p, const Posted& posted, std::int64_t first_row,
+                                             int columns, int parts, int to_come) {
   const int mergers = min(p.most_mergers, parts), warp = threadIdx.x / 32;
   const bool apart = parts <= kMostApart;
   const int at_once = apart ? kWarps : 1, groups = columns / 4;
   for (int from = to_come * at_once; from < groups; from += mergers * at_once) {
     if (!apart)
-      merge_jointly<D>(p, posted, first_row, from, parts);
+      merge_jointly<D, kMost>(p, posted, first_row, from, parts);
     else if (from + warp < groups)
-      merge_apart<D>(p, posted, first_row, from + warp, parts);
+      merge_apart<D, kMost>(p, posted, first_row, from + warp, parts);
   }
 }
 
@@ -120,7 +120,11 @@ __device__ __forceinline__ void finish_block(const Params& p, const char* shared
   const int to_come = parts - 1 - static_cast<int>(shared_ticket);  // blocks that started later
   if (to_come >= min(p.most_mergers, parts)) return;
   if (to_come == 0 && threadIdx.x == 0) p.tickets[list] = 0;
-  merge_posted<D>(p, posted, first_row, columns, parts, to_come);
+  const int lanes = parts <= kMostApart ? kSubs : kWarps * kSubs;  // that share a column
+  if (parts <= lanes * kFew)
+    merge_posted<D, kFew>(p, posted, first_row, columns, parts, to_come);
+  else
+    merge_posted<D, kAhead>(p, posted, first_row, columns, parts, to_come);
 }
 
 }  // namespace lode::cuda

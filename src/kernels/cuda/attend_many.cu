@@ -401,8 +401,8 @@ class Many {
   __device__ __forceinline__ void merge(int to_come) const {
     if (to_come >= many_.mergers) return;
     if (to_come == 0 && threadIdx.x == 0) p_.tickets[blockIdx.y] = 0;
-    if (p_.most_parts <= kSubs * 5)
-      merge_apart_of_warps<5>(to_come);
+    if (p_.most_parts <= kSubs * kFew)
+      merge_apart_of_warps<kFew>(to_come);
     else
       merge_apart_of_warps<kAhead>(to_come);
     if (p_.blocks <= kMostApart) return;

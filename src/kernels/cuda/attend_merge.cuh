@@ -12,7 +12,8 @@
 namespace lode::cuda {
 
 constexpr int kSubs = 8;   // lanes of a warp that share a column; a warp takes four columns
-constexpr int kAhead = 9;  // records that a lane asks for at once
+constexpr int kAhead = 9;  // records that a lane asks for at once, at most
+constexpr int kFew = 5;    // and where there are no more, by fewer instructions with the same bits
 
 /// Unnormalised sums of four columns, with the peak and sum of their head.
 struct Record {
@@ -151,9 +152,10 @@ struct Taking {
   }
 };
 
-/// A warp's share, all of it.
+/// A warp's share, all of it, kMost records a lane at most.
+template <int kMost>
 __device__ __forceinline__ Record take_posted(const Posted& posted, int group, int parts, int sub, int subs) {
-  Taking<kAhead> taking;
+  Taking<kMost> taking;
   taking.start(posted, group, parts, sub, subs);
   while (taking.missing != 0) taking.ask(), taking.look();
   __syncwarp();  // all four columns have the m and l

@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
     walk.end = min(count, begin + piece);
     walk.first = begin + warp * kTile;
     walk.mine = max(0, (walk.end - walk.first + kWarps * kTile - 1) / (kWarps * kTile));
-    walk.tiles([] {});
+    walk.tiles();
   }
   walk.finish();
 

@@ -205,6 +205,21 @@ struct Walk {
     }
   }
 
+  /// Starts to fetch one key of a tile and its value, which were left out when the tile was fetched.
+  __device__ __forceinline__ void copy_key(unsigned stage, int key, int row) const {
+    constexpr int kChunks = D / 8;  // of 16 bytes
+    const char* const from = base + std::uint64_t{place_of(row)} * 16;
+    for (int c = threadIdx.x % 32; c < 2 * kChunks; c += 32) {
+      const int at = c % kChunks, j = at / 8, chunk = at % 8;
+      const unsigned to_keys = key_place(chunk / 4, key % 4, chunk % 4) + key / 8 * (kKeyPieces * 512) +
+                               key / 4 % 2 * 256 + j * 1024,
+                     to_values = 2 * kKeyPieces * 512 + (4 * chunk + key % 8 / 2) * 16 +
+                                 ((key / 8 * 2 + key % 2) * kValuePieces + j) * 512;
+      fetch(stage + (c < kChunks ? to_keys : to_values), from + (c < kChunks ? 0 : kBlockBytes) + at * 16,
+            true);
+    }
+  }
+
   /// Starts to fetch a tile; after the second of a pair, asks for the rows of a later pair.
   __device__ void fetch_tile(int tile) {
     if (tile < mine) {
@@ -362,26 +377,34 @@ struct Walk {
     }
   }
 
-  /// Fetches run kStages - 1 tiles ahead of the products. There is one copy of the code that fetches, so that
-  /// few instructions have to come from memory before the first keys are asked for. `first_comes` is called
-  /// when the first tile is under way.
-  template <class FirstComes>
-  __device__ void tiles(FirstComes first_comes) {
+  /// The rows of the first two tiles; those behind them go to rows_behind.
+  __device__ __forceinline__ int ask_rows() {
     const int rows = row_of(0);
     rows_behind = row_of(1);
+    return rows;
+  }
+  /// Starts to fetch the first tiles, of the rows that ask_rows gave.
+  __device__ __forceinline__ void begin(int rows) {
     places = place_of(arrived(rows, 0));
 #pragma unroll 1
-    for (int step = 0; step < mine + kStages - 1; ++step) {
-      fetch_tile(step);
-      const int tile = step - (kStages - 1);
-      if (tile < 0) continue;
-      if (tile == 0) first_comes();
+    for (int tile = 0; tile < kStages; ++tile) fetch_tile(tile);
+  }
+  /// The walk, once begun. A tile is fetched as soon as there is room for it.
+  __device__ __forceinline__ void walk_on() {
+#pragma unroll 1
+    for (int tile = 0; tile < mine; ++tile) {
       asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory");
       __syncwarp();
       attend_tile(ring + tile % kStages * kStageBytes, first + tile * kWarps * kTile);
       __syncwarp();  // all have read the stage before the next fetch overwrites it
+      fetch_tile(tile + kStages);
     }
     asm volatile("cp.async.wait_all;");
+  }
+  /// All tiles.
+  __device__ void tiles() {
+    begin(ask_rows());
+    walk_on();
   }
 
   /// The lanes' sums together.
@@ -398,8 +421,10 @@ struct Walk {
 
   /// All of it, for tiles of one kind.
   __device__ void run(const RawQueries& raw) {
+    begin(ask_rows());
+    pack_queries(raw);  // while the first tiles are under way
     clear();
-    tiles([&] { pack_queries(raw); });
+    walk_on();
     finish();
   }
 

@@ -59,7 +59,7 @@ struct ClusterAttend {
         walk.first = begin + warp % kWarps * kTile;
         walk.mine = max(0, (walk.end - walk.first + kWarps * kTile - 1) / (kWarps * kTile));
         walk.clear();
-        walk.tiles([] {});
+        walk.tiles();
         walk.finish();
         walk.store(reinterpret_cast<float*>(ring + warp * kRing), kHeads);
       }

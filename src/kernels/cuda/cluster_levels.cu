@@ -73,10 +73,11 @@ class Chooser : ClusterPasses {
     take_top();
     fetch_first();
     __syncwarp();
-    arrive_in_cluster();  // others write here after that
+    arrive_in_cluster();
+    expect_queries();
+    wait_for_cluster();  // others write here after that
     wait_for_predecessor();
     release_successor();
-    wait_for_cluster();
     int2 mine = {};  // nodes that are kept, and what is directly below them
     for (;; ++level_) {
       compared_ += nodes_;

@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/cluster_link.cuh"
 #include "kernels/cuda/cluster_tiles.cuh"
+#include "kernels/cuda/load.cuh"
 
 namespace lode::cuda {
 
@@ -85,25 +86,41 @@ class ClusterPasses {
   __device__ void take_weight() {
     const float share = static_cast<float>(step_.end - step_.begin), rows = static_cast<float>(query_rows());
     weight_ = share / (choice_.squares ? sqrtf(rows) : rows);
+    asm volatile("" : "+f"(weight_));  // as in expect_queries
   }
 
+  /// Where the query of this warp lies that is the stretch's `row` + the warp's number.
+  __device__ const float* query_at(int row) const {
+    const int own = row + warp_, token = first_token_ + own / group_;
+    return queries_.q + (std::int64_t{token} * queries_.query_heads + kv_head_ * group_ + own % group_) *
+                            queries_.layout.head_dim;
+  }
+  /// What is known of the first queries before they are there, worked out where this is called: once a kernel
+  /// waits no longer every instruction counts.
+  __device__ void expect_queries() {
+    first_query_ = query_at(0);
+    scale_ = kLog2e * choice_.tables.scales[kv_head_];
+    asm volatile("" : "+l"(first_query_), "+f"(scale_));
+  }
   /// A warp for each of up to four queries from `row` on.
   template <class Own, int kPieces>
   __device__ void take_queries(int row, int rows) const {
     const int d = queries_.layout.head_dim, planes = (d + 1) / 2;
     if (warp_ < kQueries) {
-      const int own = row + warp_, token = first_token_ + own / group_;
-      const float* const q =
-          queries_.q + (std::int64_t{token} * queries_.query_heads + kv_head_ * group_ + own % group_) * d;
+      const float* const q = (row == 0 ? first_query_ : query_at(row)) + lane_;
+      const bool wanted = row + warp_ < rows;
       float x[kPieces], partner[kPieces];
       unsigned most = 0;  // NaN counts as more than infinity
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
         const int c = i * kPieceDims + lane_;
-        x[i] = own < rows && c < d ? q[c] : 0.0f;
-        partner[i] = Own::kHasSpreads && own < rows && c < planes && c + planes < d ? q[c + planes] : 0.0f;
-        most = max(most, __float_as_uint(fabsf(x[i])));
+        x[i] = load_one_here(q + i * kPieceDims, wanted && c < d);
+        partner[i] = Own::kHasSpreads && 2 * i < kPieces
+                         ? load_one_here(q + planes + i * kPieceDims, wanted && c < planes && c + planes < d)
+                         : 0.0f;
       }
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) most = max(most, __float_as_uint(fabsf(x[i])));
       const float peak = __uint_as_float(__reduce_max_sync(~0u, most));
       const bool bad = !(peak < INFINITY);
 #pragma unroll
@@ -111,8 +128,8 @@ class ClusterPasses {
       const float by = Own::put(memory_, warp_, lane_, x, partner, bad ? 0.0f : peak);
       if (lane_ == 0) {
         const float unit = by > 0.0f ? queries_.scale / by : 0.0f;
-        shared().bad[warp_] = bad || own >= rows;
-        shared().units[warp_] = {.logit = unit * kLog2e * choice_.tables.scales[kv_head_],
+        shared().bad[warp_] = bad || !wanted;
+        shared().units[warp_] = {.logit = unit * scale_,
                                  .deviation = step_.spreads != 0 ? unit * Own::kRootOfSquares : 0.0f};
       }
     }
@@ -237,8 +254,10 @@ class ClusterPasses {
   char* const memory_;
   const int ranks_, rank_, kv_head_, first_token_, tokens_, tid_, lane_, warp_;
   ClusterStep step_;
-  float weight_ = 0.0f;  ///< what all keys count in one query
-  int nodes_ = 0;        ///< that this block compares
+  float weight_ = 0.0f;                 ///< what all keys count in one query
+  float scale_ = 0.0f;                  ///< from a product to a logit to the base 2, beside a query's own
+  const float* first_query_ = nullptr;  ///< of this warp
+  int nodes_ = 0;                       ///< that this block compares
 
  private:
   /// This block's highest logit and sum of exponentials of each query, to all blocks.
@@ -246,9 +265,11 @@ class ClusterPasses {
     Shared& s = shared();
     if (tid_ >= kQueries * ranks_) return;
     const int r = tid_ % kQueries, to = tid_ / kQueries;
-    float2 mine = s.warp_sums[0][r];
+    float2 of_warps[kWarps], mine = make_float2(-kLargestLogit, 0.0f);
 #pragma unroll
-    for (int w = 1; w < kWarps; ++w) mine = together(mine, s.warp_sums[w][r]);
+    for (int w = 0; w < kWarps; ++w) of_warps[w] = s.warp_sums[w][r], mine.x = fmaxf(mine.x, of_warps[w].x);
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) mine.y += of_warps[w].y * exp2_fast(of_warps[w].x - mine.x);
     send(address_in(&s.sums[turn][rank_][r], to), mine, address_in(&s.of_sums[turn], to));
   }
 
@@ -258,9 +279,9 @@ class ClusterPasses {
     if (warp_ < kQueries) {
       const float2 one = lane_ < ranks_ ? s.sums[turn][lane_][warp_] : make_float2(-kLargestLogit, 0.0f);
       float highest = one.x;
-      for (int o = 16; o > 0; o /= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, o));
+      for (int o = kMostRanks / 2; o > 0; o /= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, o));
       float total = one.y * exp2_fast(one.x - highest);
-      for (int o = 16; o > 0; o /= 2) total += __shfl_xor_sync(~0u, total, o);
+      for (int o = kMostRanks / 2; o > 0; o /= 2) total += __shfl_xor_sync(~0u, total, o);
       if (lane_ == 0) {
         s.highest[warp_] = highest;
         s.factor[warp_] = s.bad[warp_] || !(total > 0.0f) ? 0.0f : weight_ / total;

@@ -71,11 +71,12 @@ class Chooser : ClusterPasses {
     take_tables();
     fetch_first();
     __syncwarp();
-    arrive_in_cluster();  // others write here after that
+    arrive_in_cluster();
+    take_weight();
+    expect_queries();
+    wait_for_cluster();  // others write here after that
     wait_for_predecessor();
     release_successor();
-    wait_for_cluster();
-    take_weight();
     const int rows = query_rows();
     for (int row = 0;; row += kQueries) {
       if (row > 0) fetch_first();
@@ -86,9 +87,6 @@ class Chooser : ClusterPasses {
       add_weights(row > 0);
     }
     const int2 mine = keep(rows > kQueries);
-    if (tid_ < kRanks)
-      send(address_in(kept_keys() + rank_, tid_), static_cast<unsigned>(mine.y),
-           address_in(&shared().of_keys, tid_));
     __syncthreads();  // the list, which all threads have written and will read
     wait_for(&shared().of_keys);
     mine.y > kFewKeys ? write_lists<8>(mine.x, mine.y) : write_lists<4>(mine.x, mine.y);
@@ -178,8 +176,9 @@ class Chooser : ClusterPasses {
   }
 
   /// The nodes above the threshold, closed up, in the place of the scores: where each one's keys begin, and
-  /// its place among the keys that this block keeps. Returns how many nodes and keys. A thread has
-  /// neighbours, an odd number of them, so that reading is free of bank conflicts.
+  /// its place among the keys that this block keeps, of whose number it tells the others. Returns how many
+  /// nodes and keys. A thread has neighbours, an odd number of them, so that reading is free of bank
+  /// conflicts.
   __device__ int2 keep(bool others) const {
     const int run = (nodes_ + kThreads - 1) / kThreads | 1, begin = min(nodes_, tid_ * run),
               end = min(nodes_, begin + run);
@@ -190,6 +189,9 @@ class Chooser : ClusterPasses {
         kept |= 1u << (node - begin), ++mine.x, mine.y += keys_of(node);
     }
     int2 all, before = sum_before(mine, all);
+    if (tid_ < kRanks)
+      send(address_in(kept_keys() + rank_, tid_), static_cast<unsigned>(all.y),
+           address_in(&shared().of_keys, tid_));
     int2* const list = at<int2>(plan_.scores);
     const std::int32_t* const rows = keys_of_head();
     for (; kept != 0; kept &= kept - 1) {
@@ -213,8 +215,7 @@ class Chooser : ClusterPasses {
     }
     const int2* const list = at<int2>(plan_.scores);
     const std::int32_t* const from = keys_of_head();
-    int steps = 0;
-    while (1 << steps < kept) ++steps;
+    const int steps = kept > 1 ? 32 - __clz(kept - 1) : 0;
     for (int first = tid_; first < keys; first += kAtOnce * kThreads) {
       int low[kAtOnce] = {}, row[kAtOnce];
       for (int step = steps - 1; step >= 0; --step) {  // the last node that begins at or before the key

@@ -32,6 +32,18 @@ __device__ __forceinline__ float4 load_fresh(const float* from, bool wanted) {
       : "l"(from), "r"(static_cast<int>(wanted)));
   return x;
 }
+__device__ __forceinline__ float load_one_here(const float* from, bool wanted) {
+  float x = 0.0f;
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.s32 wanted, %2, 0;\n"
+      "@wanted ld.global.f32 %0, [%1];\n"
+      "}"
+      : "+f"(x)
+      : "l"(from), "r"(static_cast<int>(wanted)));
+  return x;
+}
 __device__ __forceinline__ const char* load_here(const char* const* from) {
   const char* x;
   asm volatile("ld.global.u64 %0, [%1];" : "=l"(x) : "l"(from));
