@@ -21,8 +21,8 @@ struct QueryToken {
   std::int32_t position = 0;  ///< its own key and value are at this row; keys [0, position] exist
 };
 
-/// Query tokens of any sequences, and the KV of one layer. All pointers are device memory. Decode looks
-/// `tokens` and `bases` up before kernels in front have ended: only copies and plain launches may write them.
+/// Query tokens of any sequences, and the KV of one layer; device memory. Decode reads `tokens`, `bases` and
+/// earlier steps' keys before kernels in front have ended: a copy or plain launch wrote them or came since.
 struct Queries {
   const QueryToken* tokens = nullptr;  // [N]
   const char* const* bases = nullptr;  // [sequences] first byte of each sequence's range
