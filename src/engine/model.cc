@@ -20,11 +20,11 @@ std::string fingerprint_of(const ModelConfig& c, const ModelWeights& w) {
                   c.intermediate, c.layers, c.query_heads, c.kv_heads, c.head_dim, c.vocab, c.norm_eps,
                   c.rope_theta, static_cast<int>(r.kind), r.factor, r.original_max_positions,
                   r.low_freq_factor, r.high_freq_factor, r.beta_fast, r.attention_factor);
-  // Models that say nothing of these keep the fingerprints that their files have.
+  // YaRN's alone. Models that say nothing of these keep the fingerprints that their files have.
   const auto rest = [](const RopeScaling& s) {
     return std::tuple(s.beta_slow, s.mscale, s.mscale_all_dim, s.truncate);
   };
-  if (rest(r) != rest(usual))
+  if (r.kind == RopeScaling::Kind::yarn && rest(r) != rest(usual))
     text += fmt::format(" {} {} {} {}", r.beta_slow, r.mscale, r.mscale_all_dim, r.truncate);
   return hash_hex(text);
 }

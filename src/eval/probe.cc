@@ -136,8 +136,10 @@ class Probing {
         found.likeliest.push_back(
             static_cast<TokenId>(std::max_element(row_of.begin(), row_of.end()) - row_of.begin()));
       }
-      if (options_.divergence && method == kDense)
+      if (options_.divergence && method == kDense) {
+        found.logits.reserve(static_cast<std::size_t>(options_.last) * vocab);
         found.logits.insert(found.logits.end(), logits.begin(), logits.end());
+      }
     }
     context.impl().hooks = nullptr;
     row.density = work.density();

@@ -323,7 +323,17 @@ class Tuner {
     double divergence = 0;  ///< of the predictions from full attention's; targets of predictions alone
   };
 
+  /// So many side by side, for each holds indexes of its own.
   std::vector<Measured> measure(std::span<const Plan> plans, const std::string& step) const {
+    std::vector<Measured> all;
+    for (std::size_t first = 0; first < plans.size(); first += kTrials) {
+      const auto some = plans.subspan(first, std::min<std::size_t>(kTrials, plans.size() - first));
+      for (const Measured& measured : measure_together(some, step)) all.push_back(measured);
+    }
+    return all;
+  }
+
+  std::vector<Measured> measure_together(std::span<const Plan> plans, const std::string& step) const {
     TrialFiles files;
     std::vector<NamedSpec> specs;
     for (const Plan& plan : plans) specs.push_back(files.add(plan));
@@ -424,6 +434,22 @@ void check_lengths(const Model& model, const TuneOptions& options) {
   check("--time-at", options.time_at);
   for (const std::int64_t length : options.lengths.value_or(std::vector<std::int64_t>()))
     check("--lengths", length);
+}
+
+/// What a plan is to recover must be there, in every text; that is seen before anything is measured.
+void check_far_past(const std::shared_ptr<const Model>& model, std::string_view text, const std::string& name,
+                    const TuneOptions& options) {
+  constexpr std::int64_t kFewest = 8;
+  if (options.target.kind != TuneTarget::Kind::recovered) return;
+  ProbeOptions probe_options = options.probe;
+  probe_options.title = "far past";
+  probe_options.measured = 0;
+  const std::int64_t found = probe(model, text, {}, probe_options).gap_tokens;
+  if (found >= kFewest) return;
+  throw InputError(
+      fmt::format("--target recovered: {}: expected at least {} of the last {} tokens (--last) that full "
+                  "attention predicts better than sink and window alone by {} nats, found {}",
+                  name, kFewest, options.probe.last, options.probe.gap, found));
 }
 
 /// How many heads each spec serves, as "12 x kmeans:probes=8, ...".
@@ -729,6 +755,9 @@ TuneReport tune(const std::shared_ptr<const Model>& model, const std::vector<std
                 const TuneOptions& options) {
   LODE_ASSERT(!texts.empty());
   check_lengths(*model, options);
+  for (std::size_t i = 0; i < texts.size(); ++i)
+    check_far_past(model, texts[i], fmt::format("text {} of -f", i + 1), options);
+  check_far_past(model, check_text, "the text of --check", options);
   TuneReport report = {
       .model = model->path().string(), .target = options.target, .plan = {}, .rows = {}, .timings = {}};
   Tuner tuner(model, texts, candidates, options);

@@ -29,7 +29,6 @@ struct TuneTarget {
 
   /// "error=0.05", "loss=0.01", "agreement=0.99", "recovered=0.98"; InputError otherwise.
   static TuneTarget parse(std::string_view text);
-  /// InputError where nothing in the text tells: no token needs its far past.
   double measure(const ProbeRow& row, const ProbeRow& full) const;
   /// The same target with room for chance: what must be met on `tokens` measured tokens for the target to
   /// hold on others. A standard error for shares of tokens, a tenth of what may be lost for the rest.
@@ -113,7 +112,8 @@ struct TuneReport {
 /// folder.
 std::vector<std::string> usual_candidates(const Model& model);
 
-/// InputError when a text is too short, as for probe, or a length that is named too long for the model.
+/// InputError when a text is too short, as for probe, when a length that is named is too long for the model,
+/// or when a text has too few tokens that need what the target wants recovered.
 TuneReport tune(const std::shared_ptr<const Model>& model, const std::vector<std::string>& texts,
                 std::string_view check_text, const std::vector<NamedSpec>& candidates,
                 const TuneOptions& options);

@@ -30,6 +30,7 @@ class RetrievalIndex {
     int head_dim = 0, degree = 0, graphs = 1;  ///< graphs: 1, or the heads of the group
     Position begin = 0;                        ///< position of node 0: the first key behind the sink
     int numbers = 0;  ///< of a key that walks compare; 0: as many as queries tell apart
+    bool operator==(const Shape&) const = default;
   };
 
   /// What searches are to find: the share `recall` of the k best keys, on average over queries like `asked`

@@ -85,7 +85,6 @@ TEST(Target, RecoveredIsOfTokensThatNeedThePast) {
   EXPECT_FALSE(target.met_by(0.85));
   EXPECT_EQ(target.divergence({.divergence = 1, .gap_divergence = 2}), 2);
   EXPECT_EQ(TuneTarget::parse("agreement=0.9").divergence({.divergence = 1, .gap_divergence = 2}), 1);
-  EXPECT_THROW(target.measure({}, {}), InputError) << "no token needs the past";
   EXPECT_THROW(TuneTarget::parse("recovered=1.1"), InputError);
 }
 
@@ -112,6 +111,23 @@ TEST(Tune, LengthsThatTheModelDoesNotReachAreRefused) {
   EXPECT_THAT(error(), Not(HasSubstr("--time-at"))) << "what is wrong then are the texts";
   options.lengths = {1024, 2048};
   EXPECT_THAT(error(), HasSubstr("--lengths: expected at most 1984"));
+}
+
+TEST(Tune, TextsThatNeedNothingOfTheirFarPastAreRefusedFirst) {
+  TuneOptions options;
+  options.target = TuneTarget::parse("recovered=0.9");
+  options.probe.last = 16;
+  options.probe.dense = {.sink = 1, .window = 15};
+  options.probe.progress = Progress::Mode::quiet;
+  std::string text;
+  for (int i = 0; i < 60; ++i) text += "one word and ";
+  try {
+    tune(tiny_model(), {text}, text, {}, options);
+    FAIL() << "expected an error";
+  } catch (const InputError& refused) {
+    EXPECT_THAT(refused.what(),
+                HasSubstr("--target recovered: text 1 of -f: expected at least 8 of the last 16"));
+  }
 }
 
 TEST(Target, ALooserOneIsKeptWithItsMargin) {

@@ -242,6 +242,22 @@ TEST(Retrieval, AFileHoldsTheGraphOfSeveralSpecsOnce) {
   std::filesystem::remove(path);
 }
 
+TEST(Retrieval, SpecsOfOtherDegreesShareNoGraphHoweverFewKeysItHas) {
+  ThreadPool pool(2);
+  TopicText world;
+  const LayerGeometry geometry = world.geometry(pool);
+  world.write(4);  // sink and window alone
+  const auto few = make("retrieval:degree=8", geometry), many = make("retrieval:degree=64", geometry),
+             again = make("retrieval:degree=64", geometry);
+  for (Selector* selector : {few.get(), many.get(), again.get()}) selector->build(0, world.store().layer(0));
+  dynamic_cast<SharesIndex&>(*many).share_index(0, *few);
+  world.write(1500);
+  const KvLayer kv = world.store().layer(0);
+  for (Selector* selector : {many.get(), again.get()}) selector->append(0, kv, 1480);
+  const QueryBlock block = world.block(1490, 10);
+  EXPECT_EQ(select(*many, block, geometry), select(*again, block, geometry));
+}
+
 // The stated margins, for queries without any structure, the worst case: a fifth of the keys that came later
 // cost at most 15 points of recall against an index built over all; five keys of six at most 20.
 TEST(Retrieval, KeysThatCameLaterAreFoundNearlyLikeThoseThatWereBuilt) {
