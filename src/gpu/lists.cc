@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <span>
 
 namespace lode {
 
@@ -117,18 +118,19 @@ cuda::RowLists HostLists::upload(cuda::Buffer& device, cuda::StreamHandle stream
   }
   std::vector<std::byte> staged(static_cast<std::size_t>(total));
   std::byte* at = staged.data();
+  const auto put = [&](std::int64_t place, const auto& values) {
+    std::ranges::copy(std::as_bytes(std::span(values)), at + place);
+  };
   for (std::int64_t i = 0; i < lists; ++i) {
     const auto& rows = rows_[static_cast<std::size_t>(i)];
     const auto count = static_cast<std::int32_t>(rows.size());
     std::memcpy(at + i * 4, &count, 4);
-    std::memcpy(at + counts_bytes + i * capacity * 4, rows.data(), rows.size() * 4);
-    if (weighted_)
-      std::memcpy(at + counts_bytes + rows_bytes + i * capacity * 4,
-                  weights_[static_cast<std::size_t>(i)].data(), rows.size() * 4);
+    put(counts_bytes + i * capacity * 4, rows);
+    if (weighted_) put(counts_bytes + rows_bytes + i * capacity * 4, weights_[static_cast<std::size_t>(i)]);
   }
   const std::int64_t tails_at = counts_bytes + rows_bytes + weights_bytes;
-  std::memcpy(at + tails_at, tail_output_.data(), tail_output_.size() * sizeof(float));
-  std::memcpy(at + tails_at + tail_bytes, tail_lse_.data(), tail_lse_.size() * sizeof(float));
+  put(tails_at, tail_output_);
+  put(tails_at + tail_bytes, tail_lse_);
   // Pageable memory: the call returns once the bytes have left.
   cuda::copy(device.as<std::byte>(), at, total, stream);
 

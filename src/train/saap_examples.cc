@@ -47,6 +47,7 @@ void fill_target(std::span<const float> scores, const SaapFilter::Ranges& far,
 }  // namespace
 
 SaapFilter::Ranges SaapFilter::far(std::int64_t position, std::int64_t keys) const {
+  keys = std::max(keys, sink);  // a text that ends inside the sink has no far keys
   const std::int64_t reach = pairs ? window : 0;
   // The window of a query at p is (p - window, p]; what lies `window` or more behind it is as far.
   const std::int64_t first_end = pairs ? position + 1 - reach : position + 1;
