@@ -26,9 +26,9 @@ double log_sum_exp(std::span<const float> logits) {
   return std::log(sum) + most;
 }
 
-/// Kullback-Leibler divergence of softmax(logits) from softmax(exact), in nats.
-double divergence_of(std::span<const float> logits, std::span<const float> exact) {
-  const double norm = log_sum_exp(logits), exact_norm = log_sum_exp(exact);
+/// Kullback-Leibler divergence of softmax(logits) from softmax(exact), in nats; norms are their log_sum_exp.
+double divergence_of(std::span<const float> logits, double norm, std::span<const float> exact,
+                     double exact_norm) {
   double sum = 0;
   for (std::size_t i = 0; i < logits.size(); ++i) {
     const double log_p = exact[i] - exact_norm;
@@ -87,8 +87,8 @@ class Probing {
     std::vector<Predictions> predictions;
     for (std::size_t m = 0; m < specs_.size(); ++m) {
       report.rows.push_back({.attention = specs_[m].name});
-      predictions.push_back(measure(context, methods[m], report.rows.back()));
-      if (m == 0) exact_ = std::move(predictions.back().logits);
+      predictions.push_back(
+          measure(context, methods[m], m == 0 ? nullptr : &predictions[0], report.rows.back()));
       context.roll_back(before);
       progress.at(before + static_cast<std::int64_t>(m + 1) * options_.last);
       if (m == 0) continue;  // what is compared is compared with the first two
@@ -105,10 +105,12 @@ class Probing {
     std::vector<TokenId> likeliest;
     std::vector<double> divergences;  // from full attention's, if asked for
     std::vector<float> logits;        // [last, vocab] of full attention where divergences are asked for
+    std::vector<double> norms;        // [last] log_sum_exp of each row of logits
   };
 
-  /// Runs the last tokens under a method: what it predicts, and what its heads did.
-  Predictions measure(Context& context, MethodId method, ProbeRow& row) const {
+  /// Runs the last tokens under a method: what it predicts, and what its heads did. exact: full attention's,
+  /// null for itself.
+  Predictions measure(Context& context, MethodId method, const Predictions* exact, ProbeRow& row) const {
     const ModelConfig& config = model_->config();
     HeadProbe heads(config.layers, config.query_heads, options_.top,
                     std::max<std::int64_t>(1, options_.last / std::max<std::int64_t>(1, options_.measured)));
@@ -129,14 +131,19 @@ class Probing {
       for (std::size_t i = 0; i < count; ++i) {
         const auto row_of = std::span(logits).subspan(i * vocab, vocab);
         const auto target = static_cast<std::size_t>(tokens_[begin + i + 1]);
-        found.losses.push_back(log_sum_exp(row_of) - row_of[target]);
-        if (!exact_.empty())
-          found.divergences.push_back(
-              divergence_of(row_of, std::span(exact_).subspan(found.divergences.size() * vocab, vocab)));
+        const double norm = log_sum_exp(row_of);
+        found.losses.push_back(norm - row_of[target]);
+        if (options_.divergence && exact == nullptr) {
+          found.norms.push_back(norm);
+        } else if (options_.divergence) {
+          const std::size_t token = found.divergences.size();
+          found.divergences.push_back(divergence_of(
+              row_of, norm, std::span(exact->logits).subspan(token * vocab, vocab), exact->norms[token]));
+        }
         found.likeliest.push_back(
             static_cast<TokenId>(std::max_element(row_of.begin(), row_of.end()) - row_of.begin()));
       }
-      if (options_.divergence && method == kDense) {
+      if (options_.divergence && exact == nullptr) {
         found.logits.reserve(static_cast<std::size_t>(options_.last) * vocab);
         found.logits.insert(found.logits.end(), logits.begin(), logits.end());
       }
@@ -182,7 +189,6 @@ class Probing {
   std::vector<TokenId> tokens_;
   std::vector<NamedSpec> specs_;
   std::vector<std::size_t> row_of_;
-  std::vector<float> exact_;  // [last, vocab] full attention's logits where divergences are asked for
 };
 
 Json measure_json(const HeadMeasure& m) {

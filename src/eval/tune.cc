@@ -23,6 +23,13 @@ constexpr std::int64_t kStepRoom = 64;  // positions for timed steps
 const std::vector<std::int64_t> kUsualLengths = {4096, 16384, 65536};
 constexpr int kTrials = 8;  ///< plans measured side by side in each of two rounds
 
+/// As --target names them.
+constexpr std::array<std::pair<std::string_view, TuneTarget::Kind>, 4> kTargets = {
+    {{"error", TuneTarget::Kind::error},
+     {"loss", TuneTarget::Kind::loss},
+     {"agreement", TuneTarget::Kind::agreement},
+     {"recovered", TuneTarget::Kind::recovered}}};
+
 /// What a candidate does in one KV head.
 struct Choice {
   std::string spec;
@@ -211,7 +218,9 @@ class Tuner {
       plans.push_back(all_full_but(choices, head, *middle));
       errors.push_back(middle->squared_error);
     }
-    const std::vector<Measured> measured = measure(plans, "heads one by one");
+    ProbeOptions options = titled("heads one by one");
+    options.divergence = true;
+    const std::vector<Measured> measured = measure(plans, options);
     for (std::size_t i = 0; i < heads.size(); ++i) weights.push_back(measured[i].divergence / errors[i]);
     settle(weights);
     for (std::size_t i = 0; i < heads.size(); ++i)
@@ -312,7 +321,7 @@ class Tuner {
       plans.push_back(trial.plan);
       trials.push_back(std::move(trial));
     }
-    const std::vector<Measured> measured = measure(plans, "plans");
+    const std::vector<Measured> measured = measure(plans, titled("plans"));
     for (std::size_t i = 0; i < trials.size(); ++i) trials[i].measured = measured[i].target;
     return trials;
   }
@@ -320,26 +329,24 @@ class Tuner {
   /// What a plan loses, on average over the texts.
   struct Measured {
     double target = 0;      ///< in the target's terms
-    double divergence = 0;  ///< of the predictions from full attention's; targets of predictions alone
+    double divergence = 0;  ///< of the predictions from full attention's, if it was asked for
   };
 
   /// So many side by side, for each holds indexes of its own.
-  std::vector<Measured> measure(std::span<const Plan> plans, const std::string& step) const {
+  std::vector<Measured> measure(std::span<const Plan> plans, ProbeOptions options) const {
+    if (options_.target.of_predictions()) options.measured = 0;
     std::vector<Measured> all;
     for (std::size_t first = 0; first < plans.size(); first += kTrials) {
       const auto some = plans.subspan(first, std::min<std::size_t>(kTrials, plans.size() - first));
-      for (const Measured& measured : measure_together(some, step)) all.push_back(measured);
+      for (const Measured& measured : measure_together(some, options)) all.push_back(measured);
     }
     return all;
   }
 
-  std::vector<Measured> measure_together(std::span<const Plan> plans, const std::string& step) const {
+  std::vector<Measured> measure_together(std::span<const Plan> plans, const ProbeOptions& options) const {
     TrialFiles files;
     std::vector<NamedSpec> specs;
     for (const Plan& plan : plans) specs.push_back(files.add(plan));
-    ProbeOptions options = titled(step);
-    options.divergence = options_.target.of_predictions();
-    if (options.divergence) options.measured = 0;
     const double share = 1.0 / static_cast<double>(texts_.size());
     std::vector<Measured> all(plans.size());
     for (const std::string& text : texts_) {
@@ -476,18 +483,14 @@ TuneTarget TuneTarget::parse(std::string_view text) {
   const std::size_t equals = std::min(text.find('='), text.size());
   const std::string_view name = text.substr(0, equals);
   const std::string_view number = text.substr(std::min(equals + 1, text.size()));
-  constexpr std::array<std::pair<std::string_view, Kind>, 4> kNames = {{{"error", Kind::error},
-                                                                        {"loss", Kind::loss},
-                                                                        {"agreement", Kind::agreement},
-                                                                        {"recovered", Kind::recovered}}};
   const auto known =
-      std::find_if(kNames.begin(), kNames.end(), [&](const auto& n) { return n.first == name; });
+      std::find_if(kTargets.begin(), kTargets.end(), [&](const auto& t) { return t.first == name; });
   TuneTarget target;
-  if (known != kNames.end()) target.kind = known->second;
+  if (known != kTargets.end()) target.kind = known->second;
   double bound = 0;
   const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), bound);
   const double most = target.more_is_better() ? 1.0 : 1e3;
-  if (known == kNames.end() || error != std::errc{} || end != number.data() + number.size() ||
+  if (known == kTargets.end() || error != std::errc{} || end != number.data() + number.size() ||
       !(bound > 0 && bound <= most)) {
     throw InputError(
         fmt::format("--target: expected error=E, loss=NATS, agreement=SHARE or recovered=SHARE with a number "
@@ -536,17 +539,8 @@ TuneTarget TuneTarget::with_margin(std::int64_t tokens) const {
 }
 
 std::string_view TuneTarget::name() const {
-  switch (kind) {
-    case Kind::error:
-      return "error";
-    case Kind::loss:
-      return "loss";
-    case Kind::agreement:
-      return "agreement";
-    case Kind::recovered:
-      break;
-  }
-  return "recovered";
+  return std::find_if(kTargets.begin(), kTargets.end(), [&](const auto& t) { return t.second == kind; })
+      ->first;
 }
 
 std::string TuneTarget::str() const {
