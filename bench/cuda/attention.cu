@@ -19,9 +19,45 @@ namespace lode::cuda::bench {
 namespace {
 
 constexpr std::int64_t kRotated = std::int64_t{1200} << 20;
+constexpr std::int64_t kListed = std::int64_t{400} << 20;  // of different rows in all sets of lists
 constexpr int kDim = 128;
 
 std::string only;
+
+template <class T>
+Buffer copy_of(const std::vector<T>& host) {
+  Buffer buffer(static_cast<std::int64_t>(host.size() * sizeof(T)), "numbers of a bench");
+  LODE_CUDA(cudaMemcpy(buffer.as<void>(), host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
+  return buffer;
+}
+
+constexpr int kGatherThreads = 512;
+
+/// Reads listed rows and their values, eight at a time by each warp: what attention over lists is held against.
+__global__ void __launch_bounds__(kGatherThreads)
+    gather_all(const char* base, KvLayout layout, const std::int32_t* rows, std::int64_t of_list,
+               std::int64_t all, unsigned* out) {
+  constexpr int kAtOnce = 8;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int64_t warps = std::int64_t{gridDim.x} * kGatherThreads / 32,
+                     warp = (std::int64_t{blockIdx.x} * kGatherThreads + threadIdx.x) / 32,
+                     from = all * warp / warps, to = all * (warp + 1) / warps;
+  unsigned sum = 0;
+  for (std::int64_t i = from; i < to; i += kAtOnce) {
+    const int mine = i + lane % kAtOnce < to ? rows[i + lane % kAtOnce] : 0;
+    uint4 v[kAtOnce] = {};
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const int row = __shfl_sync(~0u, mine, u);
+      const char* const at = base + layout.key_offset(static_cast<int>((i + u) / of_list), row) +
+                             lane / 16 * layout.value_offset() + lane % 16 * 16;
+      if (i + u < to) v[u] = __ldcs(reinterpret_cast<const uint4*>(at));
+    }
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) sum ^= v[u].x ^ v[u].y ^ v[u].z ^ v[u].w;
+  }
+  if (sum == 0x12345678u) *out = sum;  // never, but the compiler cannot know
+}
 
 struct Shape {
   const char* name;
@@ -38,12 +74,9 @@ class Bench {
     fill_uniform(memory_.as<void>(), DType::bf16, memory_.bytes() / 2, 0, 1.7f, 1, stream_.get());
     std::vector<const char*> bases;
     for (int i = 0; i < places_; ++i) bases.push_back(memory_.as<char>() + i * each);
-    bases_ = Buffer(places_ * 8, "bases");
-    LODE_CUDA(cudaMemcpy(bases_.as<void>(), bases.data(), bases.size() * 8, cudaMemcpyHostToDevice));
     std::vector<QueryToken> tokens;
     for (int i = 0; i < places_; ++i) tokens.push_back({i, static_cast<std::int32_t>(shape.context - 1)});
-    tokens_ = Buffer(places_ * 8, "tokens");
-    LODE_CUDA(cudaMemcpy(tokens_.as<void>(), tokens.data(), tokens.size() * 8, cudaMemcpyHostToDevice));
+    bases_ = copy_of(bases), tokens_ = copy_of(tokens);
     q_ = Buffer(shape.query_heads * kDim * 4, "q");
     o_ = Buffer(q_.bytes(), "o");
     fill_uniform(q_.as<void>(), DType::f32, shape.query_heads * kDim, 0, 1.7f, 2, stream_.get());
@@ -72,40 +105,58 @@ class Bench {
     row("full", 1.0, bytes, us);
   }
 
-  /// Rows at random, a list per KV head.
+  /// Rows at random, a list per KV head; as many sets of lists as it takes for all rows together to be far
+  /// beyond the second-level cache, one after the other.
   void rows(double share) {
     const auto count = static_cast<std::int64_t>(static_cast<double>(shape_.context) * share);
-    std::vector<std::int32_t> rows,
-        counts(static_cast<std::size_t>(shape_.kv_heads), static_cast<std::int32_t>(count));
+    const std::int64_t bytes = count * shape_.kv_heads * kDim * 4;
+    const auto sets = static_cast<int>((kListed + bytes * places_ - 1) / (bytes * places_));
+    std::vector<std::int32_t> rows;
     std::uint64_t state = 7;
-    for (int head = 0; head < shape_.kv_heads; ++head) {
-      std::vector<char> chosen(static_cast<std::size_t>(shape_.context), 0);
-      for (std::int64_t i = 0; i < count;) {
-        state = state * 6364136223846793005ull + 1442695040888963407ull;
-        char& at =
-            chosen[static_cast<std::size_t>((state >> 33) % static_cast<std::uint64_t>(shape_.context))];
-        i += at == 0;
-        at = 1;
-      }
-      for (std::int64_t i = 0; i < shape_.context; ++i) {
-        if (chosen[static_cast<std::size_t>(i)]) rows.push_back(static_cast<std::int32_t>(i));
-      }
-    }
-    Buffer device_rows(static_cast<std::int64_t>(rows.size()) * 4, "rows"),
-        device_counts(shape_.kv_heads * 4, "counts");
-    LODE_CUDA(cudaMemcpy(device_rows.as<void>(), rows.data(), rows.size() * 4, cudaMemcpyHostToDevice));
-    LODE_CUDA(cudaMemcpy(device_counts.as<void>(), counts.data(), counts.size() * 4, cudaMemcpyHostToDevice));
-    const RowLists lists = {.rows = device_rows.as<std::int32_t>(),
-                            .counts = device_counts.as<std::int32_t>(),
-                            .capacity = count,
-                            .lists_per_head = 1};
+    for (int list = 0; list < sets * shape_.kv_heads; ++list) draw(count, state, rows);
+    const std::vector<std::int32_t> counts(static_cast<std::size_t>(shape_.kv_heads),
+                                           static_cast<std::int32_t>(count));
+    const Buffer device_rows = copy_of(rows), device_counts = copy_of(counts);
+    const auto rows_of = [&](int i) {
+      return device_rows.as<std::int32_t>() + i / places_ % sets * shape_.kv_heads * count;
+    };
     const double us = time_of(stream_, [&](int i) {
-      attend_rows_decode(queries(i), lists, shape_.context, workspace_.as<void>(), stream_.get());
+      attend_rows_decode(queries(i),
+                         {.rows = rows_of(i),
+                          .counts = device_counts.as<std::int32_t>(),
+                          .capacity = count,
+                          .lists_per_head = 1},
+                         shape_.context, workspace_.as<void>(), stream_.get());
     });
-    row("rows", share, count * shape_.kv_heads * kDim * 4, us);
+    row("rows", share, bytes, us);
+    const Buffer out(4, "what a read gives");
+    double best = 1e30;
+    for (const int blocks : {132, 264, 528}) {
+      best = std::min(best, time_of(stream_, [&](int i) {
+                        gather_all<<<blocks, kGatherThreads, 0, stream_.get()>>>(
+                            memory_.as<char>() + i % places_ * layout_.layer_bytes(shape_.context), layout_,
+                            rows_of(i), count, count * shape_.kv_heads, out.as<unsigned>());
+                        LODE_LAUNCHED();
+                      }));
+    }
+    std::printf("%58s %9.2f us, a plain read of these rows\n", "", best);
   }
 
  private:
+  /// So many different rows, ascending.
+  void draw(std::int64_t count, std::uint64_t& state, std::vector<std::int32_t>& rows) const {
+    std::vector<char> chosen(static_cast<std::size_t>(shape_.context), 0);
+    for (std::int64_t i = 0; i < count;) {
+      state = state * 6364136223846793005ull + 1442695040888963407ull;
+      char& at =
+          chosen[static_cast<std::size_t>((state >> 33) % static_cast<std::uint64_t>(shape_.context))];
+      i += at == 0;
+      at = 1;
+    }
+    for (std::int64_t i = 0; i < shape_.context; ++i) {
+      if (chosen[static_cast<std::size_t>(i)]) rows.push_back(static_cast<std::int32_t>(i));
+    }
+  }
   void row(const char* what, double share, std::int64_t bytes, double us) {
     const double floor = read_floor(stream_, memory_, bytes);
     std::printf("%-10s %3d/%-3d %9lld %-5s %8.4f %9.1f MB %9.2f us  read %9.2f us  x%.3f\n", shape_.name,
@@ -143,7 +194,7 @@ class ListBench {
       bases.push_back(memory_.as<char>() + b * places_ * layout_.layer_stride);
       tokens.push_back({b, static_cast<std::int32_t>(c.context - 1)});
     }
-    bases_ = of(bases), tokens_ = of(tokens);
+    bases_ = copy_of(bases), tokens_ = copy_of(tokens);
     const std::int64_t rows = c.batch * c.kv_heads * c.group;
     q_ = Buffer(rows * kDim * 4, "q"), o_ = Buffer(rows * kDim * 4, "o");
     fill_uniform(q_.as<void>(), DType::f32, rows * kDim, 0, 1.7f, 2, stream_.get());
@@ -161,7 +212,7 @@ class ListBench {
     }
     const std::vector<std::int32_t> counts(static_cast<std::size_t>(lists()),
                                            static_cast<std::int32_t>(c.chosen));
-    rows_ = of(chosen_), counts_ = of(counts);
+    rows_ = copy_of(chosen_), counts_ = copy_of(counts);
     stream_.synchronize();
   }
 
@@ -197,12 +248,6 @@ class ListBench {
   }
 
  private:
-  template <class T>
-  Buffer of(const std::vector<T>& host) const {
-    Buffer buffer(static_cast<std::int64_t>(host.size() * sizeof(T)), "of a list");
-    LODE_CUDA(cudaMemcpy(buffer.as<void>(), host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
-    return buffer;
-  }
   ListCase c_;
   KvLayout layout_;
   int places_ = 1;
