@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
 #include <numeric>
@@ -146,7 +147,7 @@ struct World {
     if (problem.lists.empty()) {
       add_newest(first, count, late);
       const std::vector<Buffer> held = write_behind(late);
-      attend_full_decode(queries, most_tokens, workspace.as<void>(), nullptr);
+      attend_full_decode(queries, most_tokens, workspace.as<void>(), stream);
       LODE_CUDA(cudaDeviceSynchronize());
     } else if (problem.runs > 0) {
       attend_as_runs(queries, first);
@@ -172,7 +173,7 @@ struct World {
                               .lists_per_head = per,
                               .sink = problem.sink,
                               .window = problem.window};
-      attend_rows_decode(queries, lists, most_tokens, workspace.as<void>(), nullptr);
+      attend_rows_decode(queries, lists, most_tokens, workspace.as<void>(), stream);
       LODE_CUDA(cudaDeviceSynchronize());
     }
     return to_host<float>(out, poison.size());
@@ -203,7 +204,7 @@ struct World {
       LODE_CUDA(cudaMemset(one.to, 0xff, size));
     }
     held.push_back(to_device(late));
-    write_late<<<1, 256>>>(held[1].as<Late>(), static_cast<int>(late.size()));
+    write_late<<<1, 256, 0, stream>>>(held[1].as<Late>(), static_cast<int>(late.size()));
     return held;
   }
 
@@ -246,7 +247,7 @@ struct World {
                         .capacity = static_cast<std::int64_t>(room),
                         .sink = problem.sink,
                         .window = problem.window},
-                       most_tokens, workspace.as<void>(), nullptr);
+                       most_tokens, workspace.as<void>(), stream);
     LODE_CUDA(cudaDeviceSynchronize());
     const auto found = to_host<std::int32_t>(counts, static_cast<std::size_t>(lists));
     for (int i = 0; i < lists; ++i)
@@ -340,6 +341,7 @@ struct World {
   std::vector<Buffer> memory;
   Buffer bases, places, device_q, workspace;
   std::int64_t most_tokens = 1 << 20;  // what graphs are made for
+  StreamHandle stream = nullptr;
 };
 
 double tolerance_of(DType type) {
@@ -610,6 +612,31 @@ LODE_TEST(bits_do_not_depend_on_the_batch) {
     const std::vector<float> alone = world.run(i, 1);
     LODE_CHECK(std::equal(alone.begin(), alone.begin() + static_cast<std::ptrdiff_t>(row),
                           all.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(i) * row)));
+  }
+}
+
+// Blocks of further streams wait for those alone that have started.
+LODE_TEST(bits_do_not_depend_on_how_many_streams_there_are) {
+  Problem lists = {.d = 128,
+                   .group = 4,
+                   .kv_heads = 8,
+                   .type = DType::bf16,
+                   .positions = {5000, 2500},
+                   .per_query_head = true};
+  lists.lists = random_lists(lists, 0.5);
+  Problem few = {.d = 256, .group = 4, .kv_heads = 1, .type = DType::f16, .positions = {9000}};
+  for (const Problem& problem : {lists, few}) {
+    World world(problem);
+    world.upload();
+    const int count = static_cast<int>(problem.positions.size());
+    const std::vector<float> want = world.run(0, count);
+    for (int again = 0; again < 2; ++again) {
+      const std::array<Stream, 3> streams;
+      for (const Stream& stream : streams) {
+        world.stream = stream.get();
+        LODE_CHECK(world.run(0, count) == want);
+      }
+    }
   }
 }
 

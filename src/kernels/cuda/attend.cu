@@ -10,12 +10,14 @@
 //
 // The block that started last waits only for blocks that run already; those a few places before it may wait
 // for some that have not started, but they are never more than half as many as there are processors, in all
-// lists together, so that the others find room.
+// lists together, so that the others find room, also beside a second stream's that wait. In further streams
+// no block waits so (processors.h).
 //
 // Launched while the kernel in front still runs: where tokens and keys stand is looked up at once. Keys that
 // no list names are fetched, but for the newest one, which this step writes; where several tokens come with a
 // step, the first ones are brought into the second-level cache alone, where writes meet, so that nothing
-// stale can come of it. Everything else is read once the kernel in front has ended.
+// stale can come of it. Everything else is read once the kernel in front has ended. The kernel behind may
+// start then, or at once where there are many short pieces.
 #include <algorithm>
 
 #include "kernels/cuda/attend_finish.cuh"
@@ -33,8 +35,7 @@ namespace {
 template <int D>
 __device__ __forceinline__ void prefetch_first(const Params& p, const char* from, int keys) {
   constexpr int kLine = 128, kLines = (D * 2 + kLine - 1) / kLine;  // of a row; rows need not start a line
-  const int piece = piece_of(keys, p.reciprocal, static_cast<int>(gridDim.x)),
-            begin = static_cast<int>(blockIdx.x) * piece, end = min(keys, begin + kLeastKeys);
+  const int begin = Share(p, keys, blockIdx.x, gridDim.x).begin, end = min(keys, begin + kLeastKeys);
   for (int i = threadIdx.x; i < kLeastKeys * kLines; i += kThreads) {
     const int key = begin + i / kLines;
     if (key >= end) break;
@@ -45,29 +46,12 @@ __device__ __forceinline__ void prefetch_first(const Params& p, const char* from
   }
 }
 
-/// A block's share of a list's keys.
-struct Share {
-  int piece = 1, begin = 0;
-
-  __device__ Share() {}
-  __device__ __forceinline__ Share(const Params& p, int keys)
-      : piece(piece_of(keys, p.reciprocal, static_cast<int>(gridDim.x))),
-        begin(static_cast<int>(blockIdx.x) * piece) {}
-  __device__ bool has_none(int keys) const { return begin >= keys && begin > 0; }
-  /// A tile for each warp, and more blocks than that leave room for the records of those in front: keys that
-  /// come for the next kernel hold them up.
-  __device__ bool are_many_short(int keys) const {
-    constexpr int kFewBlocks = 64;
-    return piece == kLeastKeys && std::int64_t{keys} * gridDim.y > kFewBlocks * kLeastKeys;
-  }
-};
-/// And the share of each of its warps.
-template <class W>
-__device__ __forceinline__ void take_share(W& walk, const Share& share) {
-  constexpr int kStep = kWarps * kTile;
-  walk.end = min(walk.keys.count, share.begin + share.piece);
-  walk.first = share.begin + static_cast<int>(threadIdx.x) / 32 * kTile;
-  walk.mine = max(0, (walk.end - walk.first + kStep - 1) / kStep);
+/// Many short pieces, of lists of so many keys, in blocks that leave room for as many of the kernel behind.
+/// What that one fetches early would hold up this one's records, unless it comes while this one itself still
+/// waits.
+__device__ __forceinline__ bool are_many_short(const Params& p, int keys) {
+  constexpr int kFewBlocks = 64;
+  return keys <= p.beside && std::int64_t{keys} * gridDim.y > kFewBlocks * kLeastKeys;
 }
 
 /// Where the newest key of a token is among the first tiles of a warp, which are fetched before it is there.
@@ -113,8 +97,8 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
   Share share;
   const auto take = [&](int listed) {
     keys = Keys(p, token.position, list, listed);
-    share = Share(p, keys.count);
-    take_share(walk, share);
+    share = Share(p, keys.count, blockIdx.x, gridDim.x);
+    walk.take(share.begin, share.end(keys.count));
   };
   typename W::RawQueries raw;
   const auto ask_queries = [&] { W::ask_queries(p.queries.q + first_row * D, heads, raw); };
@@ -125,7 +109,8 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
   if (!p.has_lists) {
     take(0);
     if (share.has_none(keys.count)) return;
-    const bool early = kLinesApart && p.queries.count == 1 && !share.are_many_short(keys.count);
+    const bool early = kLinesApart && p.queries.count == 1, at_once = early && are_many_short(p, keys.count);
+    if (at_once) release_successor();
     const Newest newest(walk, token.position);
     int rows = walk.ask_rows();
     if (early && newest.of_lane()) rows = -1;
@@ -134,7 +119,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
     else
       prefetch_first<D>(p, walk.base, token.position + 1);
     wait_for_predecessor();
-    release_successor();
+    if (!at_once) release_successor();
     ask_queries(), ask_ticket();
     if (!early)
       walk.begin(rows);
@@ -155,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
     walk.begin(rows);
   }
   walk.pack_queries(raw);
-  const int parts = max(1, (keys.count + share.piece - 1) / share.piece);  // while tiles are under way
+  const int parts = share.parts(keys.count);  // while tiles are under way
   walk.clear();
   walk.walk_on();
   walk.finish();
@@ -168,14 +153,8 @@ template <class T, int D, bool kWide>
 void launch(const Params& p, StreamHandle stream) {
   using W = Walk<T, D, kWide>;
   constexpr int kShared = kWarps * W::kStages * W::kStageBytes;
-  const auto kernel = attend_kernel<T, D, kWide>;
-  static const bool prepared = [=] {
-    LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
-    LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                   carveout_for(kShared, blocks_at_once(D))));
-    return true;
-  }();
-  static_cast<void>(prepared);
+  constexpr auto kernel = attend_kernel<T, D, kWide>;
+  reserve_once<kernel>(kShared, kShared, blocks_at_once(D));
   const dim3 grid(static_cast<unsigned>(p.blocks),
                   static_cast<unsigned>(p.queries.layout.kv_heads * p.lists_per_head),
                   static_cast<unsigned>(p.queries.count));
@@ -216,7 +195,7 @@ void attend(const Queries& queries, const RowLists* lists, std::int64_t max_toke
     p.lists_per_head = lists->lists_per_head;
     most_keys = std::min(max_tokens, lists->sink + lists->capacity + lists->window);
   }
-  share_out(p, most_keys, workspace);
+  share_out(p, most_keys, workspace, stream);
   if (attend_many(p, stream)) return;
   if (p.group <= 16 && queries.layout.type == DType::bf16 && launch_for<__nv_bfloat16>(p, stream)) return;
   if (p.group <= 16 && queries.layout.type == DType::f16 && launch_for<__half>(p, stream)) return;

@@ -53,45 +53,37 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(kDim))
   constexpr int kRing = W::kStages * W::kStageBytes;
   extern __shared__ __align__(16) char shared[];
   const Params& p = a.attend;
-  const int kv_head = blockIdx.x, part = blockIdx.y, blocks = gridDim.y;
+  const int kv_head = blockIdx.x, part = blockIdx.y;
   release_successor();
   const QueryToken token = p.queries.tokens[0];
   const int heads = p.group, columns = heads * kDim / 4, warp = threadIdx.x / 32;
   const std::int64_t first_row = std::int64_t{kv_head} * heads;
   const ArrivingKeys keys(a.lists, token, kv_head);
-  const int piece = piece_of(keys.count, p.reciprocal, blocks), begin = part * piece;
-  if (begin >= keys.count && part > 0) return;
+  const Share share(p, keys.count, blockIdx.y, gridDim.y);
+  if (share.has_none(keys.count)) return;
   W walk(p, keys);
   typename W::RawQueries raw;
   W::template ask_queries<true>(p.queries.q + first_row * kDim, heads, raw);
   walk.base = load_here(p.queries.bases + token.sequence) + p.queries.layer_offset +
               kv_head * p.queries.layout.head_stride();
-  walk.end = min(keys.count, begin + piece);
-  walk.first = begin + warp * kTile;
-  walk.mine = max(0, (walk.end - walk.first + kWarps * kTile - 1) / (kWarps * kTile));
+  walk.take(share.begin, share.end(keys.count));
   walk.ring = shared_address(shared) + warp * kRing;
   unsigned ticket = 0;
-  if (keys.count > piece && threadIdx.x == 0) ticket = take_ticket(p, kv_head);
+  if (keys.count > share.piece && threadIdx.x == 0) ticket = take_ticket(p, kv_head);
   walk.run(raw);
 
   wait_for_predecessor();  // who waits for this kernel waits for that one, too
-  const int parts = max(1, (keys.count + piece - 1) / piece);
   walk.store(reinterpret_cast<float*>(shared + warp * kRing), heads);
-  finish_block<kDim>(p, shared, kRing, kv_head, first_row, heads, columns, part, parts, ticket);
+  finish_block<kDim>(p, shared, kRing, kv_head, first_row, heads, columns, part, share.parts(keys.count),
+                     ticket);
 }
 
 template <class T>
 void launch(const ArrivingParams& a, StreamHandle stream) {
   using W = Walk<T, kDim, false, ArrivingKeys>;
   constexpr int kShared = kWarps * W::kStages * W::kStageBytes;
-  const auto kernel = attend_arriving_kernel<T>;
-  static const bool prepared = [=] {
-    LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
-    LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                   carveout_for(kShared, blocks_at_once(kDim))));
-    return true;
-  }();
-  static_cast<void>(prepared);
+  constexpr auto kernel = attend_arriving_kernel<T>;
+  reserve_once<kernel>(kShared, kShared, blocks_at_once(kDim));
   const Queries& queries = a.attend.queries;
   const dim3 grid(static_cast<unsigned>(queries.layout.kv_heads), static_cast<unsigned>(a.attend.blocks));
   EarlyLaunch(grid, kThreads, kShared, 1, stream)(kernel, a);
@@ -109,7 +101,7 @@ bool can_attend_arriving(const Queries& queries) {
 void attend_arriving_decode(const Queries& queries, const ArrivingRows& rows, std::int64_t max_tokens,
                             void* workspace, StreamHandle stream) {
   ArrivingParams a = {.attend = {.queries = queries}, .lists = rows};
-  share_out(a.attend, std::min(max_tokens, rows.sink + rows.capacity + rows.window), workspace);
+  share_out(a.attend, std::min(max_tokens, rows.sink + rows.capacity + rows.window), workspace, stream);
   queries.layout.type == DType::bf16 ? launch<__nv_bfloat16>(a, stream) : launch<__half>(a, stream);
 }
 

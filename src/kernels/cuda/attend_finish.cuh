@@ -7,11 +7,12 @@
 
 namespace lode::cuda {
 
-/// How many of the list's blocks have started before this one: one thread asks. Not atomicAdd, for which the
-/// compiler waits at once.
+/// How many of the list's blocks have started before this one: one thread asks. Not atomicAdd, nor an
+/// addition as assembly: of both the compiler makes a vote and a shuffle of the result, which waits for the
+/// trip at once.
 __device__ __forceinline__ unsigned take_ticket(const Params& p, std::int64_t list) {
   unsigned ticket;
-  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
+  asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], 0x7fffffff;"
                : "=r"(ticket)
                : "l"(p.tickets + list)
                : "memory");
@@ -107,14 +108,17 @@ __device__ __forceinline__ void finish_block(const Params& p, const char* shared
                                              int columns, int part, int parts, unsigned ticket) {
   __shared__ unsigned shared_ticket;
   if (threadIdx.x == 0) shared_ticket = ticket;
-  __syncthreads();
   const Posted posted = {p.posted + list * columns / 4 * p.most_parts * 6, p.most_parts};
+  Posted::Place place = posted.place(static_cast<int>(threadIdx.x), part);
+  asm volatile("" : "+l"(place.group), "+l"(place.policy));  // in front of the barrier, not behind it
+  __syncthreads();
   for (int column = threadIdx.x; column < columns; column += kThreads) {
     const Record mine = merge_warps<D>(shared, ring_bytes, heads, column);
     if (parts == 1)
       write_result<D>(p, first_row, column, mine);
     else
-      posted.post(column, part, mine);
+      place.post(mine);
+    place.group += std::int64_t{kThreads / 4} * posted.stride * 6;
   }
   if (parts == 1) return;
   const int to_come = parts - 1 - static_cast<int>(shared_ticket);  // blocks that started later

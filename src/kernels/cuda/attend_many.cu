@@ -20,6 +20,7 @@
 //
 // A block waits for others only when all of its own pieces are posted, and no more than half of those that
 // run at once do so before all have started: the others find room, also beside a second stream's that wait.
+// In further streams only the block that started last waits (processors.h).
 #include <algorithm>
 
 #include "kernels/cuda/attend_finish.cuh"
@@ -386,7 +387,7 @@ class Many {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int column = first + 32 * i + lane_;
-      if (column < columns) posted.post(item.first_head * D / 4 + column, item.part, sum[i]);
+      if (column < columns) posted.place(item.first_head * D / 4 + column, item.part).post(sum[i]);
     }
   }
   __device__ __forceinline__ Posted posted_of(int unit) const {
@@ -512,7 +513,7 @@ bool launch(ManyParams m, StreamHandle stream) {
   m.units_of_row = (m.units + rows - 1) / rows;
   const int blocks = std::max(1, 2 * processors() / rows);
   m.step = blocks == 1 ? 0 : static_cast<unsigned>((std::int64_t{1} << 32) / blocks);
-  m.mergers = std::min(blocks, std::max(1, processors() / rows));
+  m.mergers = may_wait_for_room(stream) ? std::min(blocks, std::max(1, processors() / rows)) : 1;
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(rows));
   EarlyLaunch(grid, kThreads, shared, 1, stream)(kernel, m);
   return true;

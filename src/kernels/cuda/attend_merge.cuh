@@ -87,16 +87,21 @@ struct Posted {
                  "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "l"(policy)
                  : "memory");
   }
-  /// Four lanes beside one another post the four columns of a group.
-  __device__ void post(int column, int part, const Record& x) const {
-    const std::uint64_t policy = stay();
-    float4* const to = of(column / 4, part);
-    put(to + column % 4, {full(x.o.x), full(x.o.y), full(x.o.z), full(x.o.w)}, policy);
-    // Nobody waits for the second of the two, so it holds what a cleared record holds; with it the sector is
-    // written whole.
-    if (column % 4 == 0) put(to + 4, {full(x.m), full(x.l), full(x.m), full(x.l)}, policy);
-    if (column % 4 == 1) put(to + 5, {0.0f, 0.0f, 0.0f, 0.0f}, policy);
-  }
+  /// Where a lane posts a column of a part; four lanes beside one another post the four of a group.
+  struct Place {
+    float4* group;
+    int column;  // of the group
+    std::uint64_t policy;
+
+    __device__ void post(const Record& x) const {
+      put(group + column, {full(x.o.x), full(x.o.y), full(x.o.z), full(x.o.w)}, policy);
+      // Nobody waits for the second of the two, so it holds what a cleared record holds; with it the sector
+      // is written whole.
+      if (column == 0) put(group + 4, {full(x.m), full(x.l), full(x.m), full(x.l)}, policy);
+      if (column == 1) put(group + 5, {0.0f, 0.0f, 0.0f, 0.0f}, policy);
+    }
+  };
+  __device__ Place place(int column, int part) const { return {of(column / 4, part), column % 4, stay()}; }
   /// What is there now, where it is wanted; several may be under way.
   __device__ static void ask(const float4* from, int column, bool wanted, Record& x) {
     asm volatile(

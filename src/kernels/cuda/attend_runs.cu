@@ -128,9 +128,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
       if (parts > 1 && threadIdx.x == 0) ticket = take_ticket(p, list);
     }
     const int begin = part * piece;
-    walk.end = min(count, begin + piece);
-    walk.first = begin + warp * kTile;
-    walk.mine = max(0, (walk.end - walk.first + kWarps * kTile - 1) / (kWarps * kTile));
+    walk.take(begin, min(count, begin + piece));
     walk.tiles();
   }
   walk.finish();
@@ -143,14 +141,8 @@ template <class T, int D, bool kWide>
 void launch(const RunParams& r, StreamHandle stream) {
   using W = Walk<T, D, kWide, RunKeys>;
   constexpr int kShared = kWarps * W::kStages * W::kStageBytes, kTables = RowRuns::kMost * 8;
-  const auto kernel = attend_runs_kernel<T, D, kWide>;
-  static const bool prepared = [=] {
-    LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
-    LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                   carveout_for(kShared + kTables, blocks_at_once(D))));
-    return true;
-  }();
-  static_cast<void>(prepared);
+  constexpr auto kernel = attend_runs_kernel<T, D, kWide>;
+  reserve_once<kernel>(kShared, kShared + kTables, blocks_at_once(D));
   const dim3 grid(static_cast<unsigned>(r.attend.queries.layout.kv_heads),
                   static_cast<unsigned>(r.attend.blocks), static_cast<unsigned>(r.attend.queries.count));
   EarlyLaunch(grid, kThreads, kShared, 1, stream)(kernel, r);
@@ -216,7 +208,7 @@ void attend_runs_decode(const Queries& queries, const RowRuns& runs, std::int64_
                         StreamHandle stream) {
   if (queries.count == 0) return;
   RunParams r = {.attend = {.queries = queries}, .runs = runs};
-  share_out(r.attend, std::min(max_tokens, runs.sink + runs.capacity + runs.window), workspace);
+  share_out(r.attend, std::min(max_tokens, runs.sink + runs.capacity + runs.window), workspace, stream);
   r.dense_reciprocal = reciprocal_of((r.attend.most_parts + 1) / 2);
   queries.layout.type == DType::bf16 ? launch_for<__nv_bfloat16>(r, stream) : launch_for<__half>(r, stream);
 }

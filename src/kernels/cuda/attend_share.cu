@@ -33,19 +33,28 @@ int carveout_for(int shared, int blocks) {
   return std::min(100, (blocks * (shared + kOfABlock) * 100 + most - 1) / most);
 }
 
+void reserve_shared(const void* kernel, int shared, int occupied, int blocks) {
+  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 carveout_for(occupied, blocks)));
+}
+
 unsigned reciprocal_of(int parts) {
   return parts == 1 ? ~0u : static_cast<unsigned>(((std::int64_t{1} << 32) + parts - 1) / parts);
 }
 
-void share_out(Params& p, std::int64_t most_keys, void* workspace) {
+void share_out(Params& p, std::int64_t most_keys, void* workspace, StreamHandle stream) {
   const int kv_heads = p.queries.layout.kv_heads;
   p.group = p.queries.query_heads / kv_heads;
   p.most_parts = parts_for(kv_heads, p.queries.layout.head_dim);
   p.reciprocal = reciprocal_of(p.most_parts);
+  p.beside = blocks_at_once(p.queries.layout.head_dim) == 2 ? p.most_parts / 2 * kLeastKeys : 0;
   const std::int64_t pieces = std::max<std::int64_t>(1, (most_keys + kLeastKeys - 1) / kLeastKeys);
   p.blocks = static_cast<int>(std::min<std::int64_t>(p.most_parts, pieces));
   const std::int64_t lists = std::int64_t{p.queries.count} * kv_heads * p.lists_per_head;
-  p.most_mergers = static_cast<int>(1 + processors() / 2 / lists);
+  const int slots = processors() * blocks_at_once(p.queries.layout.head_dim),
+            waiting = may_wait_for_room(stream) ? std::min(processors() / 2, (slots - 1) / 2) : 0;
+  p.most_mergers = static_cast<int>(1 + waiting / lists);
   const std::int64_t tickets = std::int64_t{p.queries.count} * p.queries.query_heads;
   if (tickets > kTickets)
     throw RunError("expected at most " + std::to_string(kTickets) +

@@ -21,15 +21,39 @@ __device__ __forceinline__ int piece_of(int keys, unsigned reciprocal, int block
   return std::int64_t{piece} * blocks >= keys ? piece : (keys + blocks - 1) / blocks;
 }
 
+/// The share of block `part` of `blocks` in a list's keys.
+struct Share {
+  int piece = 1, begin = 0;
+
+  __device__ Share() {}
+  __device__ __forceinline__ Share(const Params& p, int keys, unsigned part, unsigned blocks)
+      : piece(piece_of(keys, p.reciprocal, static_cast<int>(blocks))),
+        begin(static_cast<int>(part) * piece) {}
+  __device__ bool has_none(int keys) const { return begin >= keys && begin > 0; }
+  __device__ int end(int keys) const { return min(keys, begin + piece); }
+  __device__ int parts(int keys) const { return max(1, (keys + piece - 1) / piece); }
+};
+
 /// 2^32 / parts, rounded up, as piece_of takes it.
 unsigned reciprocal_of(int parts);
 
-/// Fills in the group, the parts of a list of so many keys at most, and the places of the workspace. RunError
-/// where it has none for so many query heads.
-void share_out(Params& p, std::int64_t most_keys, void* workspace);
+/// Fills in the group, the parts of a list of so many keys at most, how many of its blocks merge in this
+/// stream, and the places of the workspace. RunError where it has none for so many query heads.
+void share_out(Params& p, std::int64_t most_keys, void* workspace, StreamHandle stream);
 
 /// Shared memory of a processor, in percent of the most there can be, so that just so many blocks fit: what
 /// is left of it is cache, and all bytes under way to shared memory have a place there first.
 int carveout_for(int shared, int blocks);
+
+/// Reserves `shared` bytes for a block of this kernel, and room for as many blocks as given of `occupied`
+/// bytes (carveout_for).
+void reserve_shared(const void* kernel, int shared, int occupied, int blocks);
+/// At the first launch of the kernel.
+template <auto kKernel>
+void reserve_once(int shared, int occupied, int blocks) {
+  static const bool reserved =
+      (reserve_shared(reinterpret_cast<const void*>(kKernel), shared, occupied, blocks), true);
+  static_cast<void>(reserved);
+}
 
 }  // namespace lode::cuda

@@ -29,6 +29,7 @@ struct Params {
   int blocks = 1;               ///< that share a list
   int most_parts = 1;           ///< that a list is cut into; places for the records of a column
   unsigned reciprocal = 0;      ///< 2^32 / most_parts, rounded up
+  int beside = 0;               ///< keys of a list whose blocks leave room for as many of the kernel behind
   int most_mergers = 1;         ///< blocks that merge the states of a list
   unsigned* tickets = nullptr;  // [N, Hkv, lists]
   float4* posted = nullptr;     // [N, Hkv, lists] places of records
@@ -107,6 +108,14 @@ struct Walk {
 
   __device__ Walk(const Params& params, const K& k) : p(params), keys(k) {}
 
+  /// The share of the warp in keys [begin, behind), a piece of the block's or of some of its warps.
+  __device__ __forceinline__ void take(int begin, int behind) {
+    constexpr int kStep = kWarps * kTile;
+    end = behind;
+    first = begin + static_cast<int>(threadIdx.x) / 32 % kWarps * kTile;
+    mine = max(0, (end - first + kStep - 1) / kStep);
+  }
+
   /// Asked for before anything else, packed when the first keys are under way.
   struct RawQueries {
     float4 x[kHeadTiles][kKeyPieces][2];
@@ -175,11 +184,15 @@ struct Walk {
     return j * 512 + (((g ^ (j & 1)) * 4 + t) * 16);
   }
 
-  /// Starts to fetch the tile whose places lanes of_pair, of_pair + 1, ... have. Memory serves requests of
-  /// 128 bytes as fast as smaller ones, so eight lanes copy a whole line of a key, each to where the lane
-  /// that will use it looks.
+  /// Starts to fetch the tile whose places lanes of_pair, of_pair + 1, ... have.
   __device__ __forceinline__ void copy_tile(unsigned stage, int of_pair) const {
-    const int lane = threadIdx.x % 32, chunk = lane % 8, g = lane / 4, t = lane % 4;
+    copy_keys(stage, of_pair);
+    copy_values(stage, of_pair);
+  }
+  /// Memory serves requests of 128 bytes as fast as smaller ones, so eight lanes copy a whole line of a key,
+  /// each to where the lane that will use it looks.
+  __device__ __forceinline__ void copy_keys(unsigned stage, int of_pair) const {
+    const int lane = threadIdx.x % 32, chunk = lane % 8, t = lane % 4;
     const char* const keys_at = base + chunk * 16;
     const unsigned to_keys = stage + key_place(chunk / 4, lane / 8, t);
 #pragma unroll
@@ -193,6 +206,9 @@ struct Walk {
                 at != kNone && (j * 8 + chunk) * 8 < D);
       }
     }
+  }
+  __device__ __forceinline__ void copy_values(unsigned stage, int of_pair) const {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const char* const values_at = base + kBlockBytes + g * 16;
     const unsigned to_values = stage + 2 * kKeyPieces * 512 + lane * 16;
 #pragma unroll
@@ -220,10 +236,15 @@ struct Walk {
     }
   }
 
-  /// Starts to fetch a tile; after the second of a pair, asks for the rows of a later pair.
-  __device__ void fetch_tile(int tile) {
+  /// Starts to fetch the keys of a tile.
+  __device__ __forceinline__ void fetch_keys(int tile) {
+    if (tile < mine) copy_keys(ring + tile % kStages * kStageBytes, tile % 2 * kTile);
+    asm volatile("cp.async.commit_group;");
+  }
+  /// And its values; after the second tile of a pair, asks for the rows of a later pair.
+  __device__ __forceinline__ void fetch_values(int tile) {
     if (tile < mine) {
-      copy_tile(ring + tile % kStages * kStageBytes, tile % 2 * kTile);
+      copy_values(ring + tile % kStages * kStageBytes, tile % 2 * kTile);
       if (tile % 2 == 1) {
         places = place_of(arrived(rows_behind, tile / 2 + 1));
         rows_behind = row_of(tile / 2 + 2);
@@ -354,9 +375,13 @@ struct Walk {
 
   /// A tile that has come: that which begins with key `at`.
   __device__ __forceinline__ void attend_tile(unsigned stage, int at) {
-    const unsigned values = stage + 2 * kKeyPieces * 512 + threadIdx.x % 32 * 16;
     float s[kHeadTiles][4] = {};
     score(stage, s);
+    weigh(stage, at, s);
+  }
+  /// The values of that tile, whose scores are there.
+  __device__ __forceinline__ void weigh(unsigned stage, int at, float (&s)[kHeadTiles][4]) {
+    const unsigned values = stage + 2 * kKeyPieces * 512 + threadIdx.x % 32 * 16;
     uint4 v[kValuePieces][4];
 #pragma unroll
     for (int j = 0; j < kValuePieces; ++j) {
@@ -377,6 +402,11 @@ struct Walk {
     }
   }
 
+  /// For the keys or values that were asked for first, of kStages tiles under way.
+  __device__ __forceinline__ static void wait_for_oldest() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(2 * kStages - 1) : "memory");
+    __syncwarp();
+  }
   /// The rows of the first two tiles; those behind them go to rows_behind.
   __device__ __forceinline__ int ask_rows() {
     const int rows = row_of(0);
@@ -387,17 +417,23 @@ struct Walk {
   __device__ __forceinline__ void begin(int rows) {
     places = place_of(arrived(rows, 0));
 #pragma unroll 1
-    for (int tile = 0; tile < kStages; ++tile) fetch_tile(tile);
+    for (int tile = 0; tile < kStages; ++tile) fetch_keys(tile), fetch_values(tile);
   }
-  /// The walk, once begun. A tile is fetched as soon as there is room for it.
+  /// The walk, once begun. Keys of a tile are scored before its values are there, and those of a later one
+  /// are fetched as soon as there is room for them; so are values.
   __device__ __forceinline__ void walk_on() {
 #pragma unroll 1
     for (int tile = 0; tile < mine; ++tile) {
-      asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory");
+      const unsigned stage = ring + tile % kStages * kStageBytes;
+      float s[kHeadTiles][4] = {};
+      wait_for_oldest();
+      score(stage, s);
+      __syncwarp();  // all have read the keys before the next fetch overwrites them
+      fetch_keys(tile + kStages);
+      wait_for_oldest();
+      weigh(stage, first + tile * kWarps * kTile, s);
       __syncwarp();
-      attend_tile(ring + tile % kStages * kStageBytes, first + tile * kWarps * kTile);
-      __syncwarp();  // all have read the stage before the next fetch overwrites it
-      fetch_tile(tile + kStages);
+      fetch_values(tile + kStages);
     }
     asm volatile("cp.async.wait_all;");
   }

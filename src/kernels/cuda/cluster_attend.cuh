@@ -55,9 +55,7 @@ struct ClusterAttend {
       const int first_piece = rank * kOwnPieces + i;
       if (walks) {
         const int begin = (first_piece + warp / kWarps) * piece;
-        walk.end = min(keys.count, begin + piece);
-        walk.first = begin + warp % kWarps * kTile;
-        walk.mine = max(0, (walk.end - walk.first + kWarps * kTile - 1) / (kWarps * kTile));
+        walk.take(begin, min(keys.count, begin + piece));
         walk.clear();
         walk.tiles();
         walk.finish();

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <mutex>
 #include <shared_mutex>
+#include <vector>
 
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/device.h"
@@ -60,6 +62,30 @@ int processors() {
   return count;
 }
 
+namespace {
+
+constexpr std::size_t kMostWaiting = 2;
+std::mutex waiting_mutex;
+std::vector<StreamHandle>& waiting() {
+  static std::vector<StreamHandle> streams;
+  return streams;
+}
+void leave_room(StreamHandle stream) {
+  const std::lock_guard lock(waiting_mutex);
+  std::erase(waiting(), stream);
+}
+
+}  // namespace
+
+bool may_wait_for_room(StreamHandle stream) {
+  const std::lock_guard lock(waiting_mutex);
+  std::vector<StreamHandle>& streams = waiting();
+  if (std::find(streams.begin(), streams.end(), stream) != streams.end()) return true;
+  if (streams.size() == kMostWaiting) return false;
+  streams.push_back(stream);
+  return true;
+}
+
 Availability availability() {
   Availability found;
   int driver = 0, devices = 0;
@@ -111,6 +137,8 @@ Stream::Stream() {
 }
 Stream::~Stream() {
   const BesideNoCapture turn;
+  cudaStreamSynchronize(stream_);
+  leave_room(stream_);
   cudaStreamDestroy(stream_);
 }
 void Stream::synchronize() const {
