@@ -38,13 +38,19 @@ Rows best_of(const T* scores, std::int64_t length, std::int64_t k, bool all_ties
   for (std::int64_t i = 0; i < length; ++i) {
     if (static_cast<float>(scores[i]) > -kInf) order.push_back(static_cast<std::int32_t>(i));
   }
-  std::sort(order.begin(), order.end(),
-            [&](int a, int b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a > b; });
-  std::size_t count = std::min(order.size(), static_cast<std::size_t>(std::max<std::int64_t>(k, 0)));
-  count = std::min(count, capacity);
-  while (all_ties && count > 0 && count < std::min(order.size(), capacity) &&
-         scores[order[count]] == scores[order[count - 1]])
-    ++count;
+  const auto before = [&](int a, int b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a > b; };
+  const std::size_t room = std::min(order.size(), capacity);
+  std::size_t count = std::min(room, static_cast<std::size_t>(std::max<std::int64_t>(k, 0)));
+  if (count < order.size() && count > 0) {
+    const auto rest = order.begin() + static_cast<std::ptrdiff_t>(count);
+    std::nth_element(order.begin(), rest - 1, order.end(), before);
+    if (all_ties) {
+      const auto last = scores[order[count - 1]];
+      const auto end = std::partition(rest, order.end(), [&](int i) { return scores[i] == last; });
+      std::sort(rest, end, before);
+      count = std::min(room, static_cast<std::size_t>(end - order.begin()));
+    }
+  }
   order.resize(count);
   std::sort(order.begin(), order.end());
   return order;
@@ -186,6 +192,51 @@ LODE_TEST(select_counting) {
         expect_rows(found, list, capacity,
                     best_of(scores.data() + list * n, n, k[static_cast<std::size_t>(list)], all_ties, 6000),
                     "counting");
+    }
+  }
+}
+
+// Lists of every kind at once: all alike, two levels far apart, one level after another and back, scores
+// above the last level; one entry, lengths that fill nothing evenly, none, all and more wanted.
+LODE_TEST(select_counting_of_every_kind) {
+  for (const std::int64_t n : {1, 999, 8192, 70000, 131072, 140001}) {
+    const std::int64_t lists = 6, capacity = std::min<std::int64_t>(n, 6000);
+    const auto size = static_cast<std::int32_t>(n);
+    for (const int levels : {2, 64, 65, 256, 257}) {
+      std::mt19937 engine(static_cast<unsigned>(n + levels));
+      std::vector<std::uint16_t> scores(static_cast<std::size_t>(lists * n)), clamped;
+      const auto random = [&](int below) {
+        return static_cast<int>(engine() % static_cast<unsigned>(below));
+      };
+      for (std::int64_t i = 0; i < n; ++i) {
+        const auto step = static_cast<int>(i * levels / n);
+        const int of_list[] = {random(levels), levels / 2,        random(2) * (levels - 1),
+                               step,           levels - 1 - step, random(3 * levels)};
+        for (std::int64_t list = 0; list < lists; ++list)
+          scores[static_cast<std::size_t>(list * n + i)] = static_cast<std::uint16_t>(of_list[list]);
+      }
+      for (const std::uint16_t score : scores)
+        clamped.push_back(std::min(score, static_cast<std::uint16_t>(levels - 1)));
+      const OnDevice<std::uint16_t> scores_device(scores);
+      for (const Rows& k : {Rows{size / 32, size / 32, size / 3, 4096, size / 2, 1},
+                            Rows{size, size, 0, size - 1, 1, size + 7}, Rows{0, 1, 5000, 0, 4096, 3000}}) {
+        for (const Rows& length : {Rows(6, size), Rows{size - 1, size / 2, 0, 1, size - 7, size - 3}}) {
+          const OnDevice<std::int32_t> k_device(k), lengths_device(length);
+          for (const bool all_ties : {false, true}) {
+            const Chosen found = chosen_by(6, capacity, [&](auto* rows, auto* counts, StreamHandle stream) {
+              counting_select(scores_device.get(), levels, all_ties, lists, n, lengths_device.get(),
+                              k_device.get(), rows, capacity, counts, nullptr, stream);
+            });
+            for (std::int64_t list = 0; list < lists; ++list) {
+              const auto i = static_cast<std::size_t>(list);
+              expect_rows(found, list, capacity,
+                          best_of(clamped.data() + list * n, std::max<std::int64_t>(0, length[i]), k[i],
+                                  all_ties, static_cast<std::size_t>(capacity)),
+                          "counting of every kind");
+            }
+          }
+        }
+      }
     }
   }
 }

@@ -7,6 +7,7 @@
 // keys.
 #include <algorithm>
 
+#include "kernels/cuda/counting_select.h"
 #include "kernels/cuda/kth_key.cuh"
 #include "kernels/cuda/processors.h"
 #include "kernels/cuda/select.h"
@@ -365,6 +366,16 @@ void top_pages(const float* scores, std::int64_t lists, std::int64_t n, const Pa
 void counting_select(const std::uint16_t* scores, int levels, bool all_ties, std::int64_t lists,
                      std::int64_t n, const std::int32_t* lengths, const std::int32_t* k, std::int32_t* rows,
                      std::int64_t capacity, std::int32_t* counts, void*, StreamHandle stream) {
+  const CountingJob counting = {.scores = scores,
+                                .levels = levels,
+                                .all_ties = all_ties,
+                                .n = n,
+                                .capacity = capacity,
+                                .lengths = lengths,
+                                .k = k,
+                                .rows = rows,
+                                .counts = counts};
+  if (counting_select_in_cluster(counting, lists, stream)) return;
   run(LevelKeys{{}, scores, n, levels - 1},
       {.n = n,
        .capacity = capacity,
