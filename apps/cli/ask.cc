@@ -216,17 +216,25 @@ void run(const AskFlags& flags) {
       answers.push_back(std::move(a));
     }
   };
-  for (const std::string& question : questions) ask_all(question);
-  if (questions.empty()) {
-    if (isatty(STDIN_FILENO) != 0) std::cerr << "Questions, one a line (Ctrl-D ends):\n";
-    for (std::string line; std::getline(std::cin, line);) {
-      if (trimmed(line).empty()) continue;
-      ask_all(checked_question(line, "standard input"));
+  const auto show_all = [&] {
+    if (flags.common.json)
+      print_json({{"context", flags.context}, {"model", model->path().string()}, {"answers", answers}});
+  };
+  try {
+    for (const std::string& question : questions) ask_all(question);
+    if (questions.empty()) {
+      if (isatty(STDIN_FILENO) != 0) std::cerr << "Questions, one a line (Ctrl-D ends):\n";
+      for (std::string line; std::getline(std::cin, line);) {
+        if (trimmed(line).empty()) continue;
+        ask_all(checked_question(line, "standard input"));
+      }
+      check_cancel();  // Ctrl-C while waiting ends the reading like an end of input
     }
-    check_cancel();  // Ctrl-C while waiting ends the reading like an end of input
+  } catch (...) {
+    if (!answers.empty()) show_all();  // what is answered stays answered
+    throw;
   }
-  if (flags.common.json)
-    print_json({{"context", flags.context}, {"model", model->path().string()}, {"answers", answers}});
+  show_all();
 }
 
 }  // namespace

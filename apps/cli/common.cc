@@ -311,10 +311,7 @@ std::string read_text(const std::string& path) {
       path == "-" ? std::string(std::istreambuf_iterator<char>(std::cin), {}) : read_file(path);
   const std::string where = path == "-" ? "standard input" : path;
   if (text.empty()) throw InputError(where + ": expected a text, found an empty file");
-  const std::size_t bad = invalid_utf8(text);
-  if (bad != std::string::npos) {
-    throw InputError(where + ": expected UTF-8, found an invalid byte at offset " + std::to_string(bad));
-  }
+  expect_utf8(text, where);
   return text;
 }
 

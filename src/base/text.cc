@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <numeric>
 
+#include "lodestone/error.h"
+
 namespace lode {
 
 namespace {
@@ -79,6 +81,12 @@ std::size_t invalid_utf8(std::string_view text) {
     at += bytes;
   }
   return std::string_view::npos;
+}
+
+void expect_utf8(std::string_view text, std::string_view where) {
+  if (const std::size_t bad = invalid_utf8(text); bad != std::string_view::npos)
+    throw InputError(std::string(where) + ": expected UTF-8, found an invalid byte at offset " +
+                     std::to_string(bad));
 }
 
 std::string excerpt(std::string_view text, std::size_t limit) {

@@ -17,6 +17,8 @@ std::string nearest_name(std::string_view word, std::span<const std::string> nam
 std::string join(std::span<const std::string> parts, std::string_view between = ", ");
 /// Byte offset of the first invalid UTF-8 sequence, or npos.
 std::size_t invalid_utf8(std::string_view text);
+/// InputError where there is one; `where` begins the message.
+void expect_utf8(std::string_view text, std::string_view where);
 /// Text of unknown origin as messages show it: control characters and broken UTF-8 become '?', and what
 /// stands beyond `limit` bytes becomes "...".
 std::string excerpt(std::string_view text, std::size_t limit = 80);

@@ -36,7 +36,8 @@ struct Context::Impl {
   ContextOptions options;
   ModelConfig config;  ///< the model's, with the RoPE scaling that the user asked for
   Rope rope;
-  KvStore kv;  ///< of a context on the GPU it may be behind; host_kv brings it up
+  std::int64_t rope_tokens;  ///< the length that its frequencies were made for
+  KvStore kv;                ///< of a context on the GPU it may be behind; host_kv brings it up
   Llama llama;
   std::unique_ptr<GpuContext> gpu;  ///< null: everything happens on the CPU
   std::vector<TokenId> ids;         // [tokens]

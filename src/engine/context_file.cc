@@ -83,10 +83,20 @@ Json meta_of(const Context::Impl& c) {
           {"head_dim", c.config.head_dim},
           {"kv_type", std::string(name_of(c.options.kv_type))},
           {"tokens", c.tokens()},
-          {"rope_tokens", c.options.max_tokens},
+          {"rope_tokens", c.rope_tokens},
           {"rope_factor", c.options.rope_factor.value_or(0.0)},
+          {"max_positions", c.model->config().max_positions},
           {"seed", c.options.seed},
           {"methods", methods}};
+}
+
+/// Any number of 64 bits.
+std::uint64_t read_seed(const Json& json, const std::string& where) {
+  const Json& seed = json_member(json, "seed");
+  if (!seed.is_number_unsigned())
+    throw InputError(where + ": field 'seed': expected a whole number of 64 bits, found " +
+                     excerpt(seed.dump()));
+  return seed.get<std::uint64_t>();
 }
 
 void expect_same(const std::filesystem::path& path, const char* what, const std::string& expected,
@@ -105,6 +115,9 @@ void check_fits(const std::filesystem::path& path, const ContextMeta& meta, cons
   expect_same(path, "shape",
               fmt::format("{} layers, {} KV heads of {}", meta.layers, meta.kv_heads, meta.head_dim),
               fmt::format("{} layers, {} KV heads of {}", config.layers, config.kv_heads, config.head_dim));
+  if (meta.rope_factor > 0 && meta.max_positions > 0)  // what the factor stretches
+    expect_same(path, "context length", fmt::format("{} tokens", meta.max_positions),
+                fmt::format("{} tokens", config.max_positions));
 }
 
 /// Checks size and checksum of every KV section, all threads at once, then maps them.
@@ -197,7 +210,9 @@ ContextMeta read_context_meta(const ContainerReader& file, const std::filesystem
   }
   meta.rope_tokens = json_int(json, "rope_tokens", where, meta.tokens, kMaxTokens);
   meta.rope_factor = json_number(json, "rope_factor", where, 0.0, 1024.0);
-  meta.seed = static_cast<std::uint64_t>(json_int(json, "seed", where, 0, INT64_MAX));
+  meta.max_positions =
+      json_has(json, "max_positions") ? json_int(json, "max_positions", where, 1, kMaxTokens) : 0;
+  meta.seed = read_seed(json, where);
   if (!json_has(json, "methods") || !json["methods"].is_array()) {
     throw InputError(where + ": expected a list 'methods', found none");
   }
@@ -259,6 +274,7 @@ Context Context::load(const std::filesystem::path& path, std::shared_ptr<const M
   Impl& c = *context.impl_;
   // Stored keys were rotated for this length; with dynamic scaling another one would have other frequencies.
   c.rope = Rope(c.config, meta.rope_tokens);
+  c.rope_tokens = meta.rope_tokens;
   // Before there are tokens: methods that listen to a prefill come from the file with what they heard.
   for (const std::string& text : meta.methods) attach_stored(context, text, path);
   c.ids = read_tokens(file, meta, c.config.vocab);

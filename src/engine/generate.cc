@@ -112,8 +112,10 @@ void Context::Impl::decode(MethodId method, const GenerateOptions& wanted, Gener
   const auto is_eos = [&](TokenId id) {
     return std::find(config.eos.begin(), config.eos.end(), id) != config.eos.end();
   };
+  // A vocabulary may be padded behind the tokenizer's ids: there is no text for such.
+  const auto choices = static_cast<std::size_t>(std::min(config.vocab, model->tokenizer().vocab()));
   while (static_cast<std::int64_t>(result.tokens.size()) < wanted.max_new_tokens) {
-    const TokenId next = sampler.next(logits);
+    const TokenId next = sampler.next(std::span(logits).first(choices));
     result.tokens.push_back(next);
     result.stopped = (wanted.stop_at_eos && is_eos(next)) || text.push(next);
     const bool room = tokens() < options.max_tokens;

@@ -180,7 +180,8 @@ std::int64_t Answering::Impl::most_new_tokens(const Sample& sample) const {
     longest = std::max(longest, n);
     sum += n + 2;  // two for what parts it from the next
   }
-  return kAnswerMargin + (sample.match == Match::contains ? sum : longest);
+  const bool all = sample.match == Match::contains || sample.match == Match::substring;
+  return kAnswerMargin + (all ? sum : longest);
 }
 
 /// The model reads context + question as one text. A tokenizer may join the two at the seam, so each question

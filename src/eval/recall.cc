@@ -162,7 +162,12 @@ std::vector<std::vector<HeadRecall>> measure_length(const std::shared_ptr<const 
   context_options.chunk = std::max(chunk, options.queries);  // all ask together
   Context context(model, context_options);
   std::vector<MethodId> methods;
-  for (const NamedSpec& named : specs) methods.push_back(context.attach(named.spec));
+  for (const NamedSpec& named : specs) {
+    if (find_method(named.spec.name).finish)  // a layer is built and asked before the next has keys
+      throw InputError("recall: expected methods without thresholds over all layers, found '" + named.name +
+                       "'");
+    methods.push_back(context.attach(named.spec));
+  }
   RecallMeter meter(context.impl(), methods, options);
   const ForwardHooks hooks = meter.hooks();
   const auto asking = static_cast<std::size_t>(options.queries);

@@ -2,6 +2,7 @@
 #include "eval/records.h"
 
 #include <fmt/format.h>
+#include <sys/file.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -83,6 +84,11 @@ Answer from_json(const Json& line, const std::string& where) {
   return answer;
 }
 
+/// JSON has neither infinities nor NaN.
+double finite(double x) {
+  return x < 1e300 ? x : 1e300;
+}
+
 /// What a file's first line says otherwise than this run.
 std::string difference(const Json& found, const Json& wanted) {
   if (json_member(found, "lodestone") != json_member(wanted, "lodestone"))
@@ -100,10 +106,17 @@ std::string difference(const Json& found, const Json& wanted) {
 Records::Records(const std::filesystem::path& path, const Json& settings) : path_(path) {
   if (path.empty()) return;
   std::size_t whole = 0;
-  if (std::filesystem::exists(path)) whole = read(read_file(path), settings);
-  if (whole > 0) std::filesystem::resize_file(path, whole);
-  file_ = std::fopen(path.c_str(), whole > 0 ? "ab" : "wb");
+  file_ = std::fopen(path.c_str(), "ab");
   if (file_ == nullptr) throw InputError(path.string() + ": cannot write: " + std::strerror(errno));
+  try {
+    if (::flock(fileno(file_), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+      throw InputError(path.string() + ": another process is writing it");
+    whole = read(read_file(path), settings);
+    std::filesystem::resize_file(path, whole);
+  } catch (...) {
+    std::fclose(file_);
+    throw;
+  }
   if (whole == 0) append(settings.dump());
 }
 
@@ -168,8 +181,8 @@ const Answer& Records::add(const Sample& sample, const std::string& attention, A
     const WorkReport& w = answer.work;
     if (w.audited > 0)
       line["audit"] = {{"outputs", w.audited},
-                       {"error_sum", std::min(w.audit_error_sum, 1e300)},
-                       {"max_error", std::min(w.audit_error_max, 1e300)},
+                       {"error_sum", finite(w.audit_error_sum)},
+                       {"max_error", finite(w.audit_error_max)},
                        {"full_layers", answer.full_layers}};
     append(line.dump(-1, ' ', false, Json::error_handler_t::replace));
   }

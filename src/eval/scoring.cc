@@ -31,10 +31,26 @@ std::string_view trim(std::string_view text) {
   return begin == std::string_view::npos ? "" : text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
 }
 
-double share_contained(std::string_view output, const std::vector<std::string>& answers) {
+/// Whether a word goes on between two characters: of ASCII alone, since not every script parts words.
+bool joined(char before, char after) {
+  const auto in_word = [](char c) { return is_ascii(c) && std::isalnum(static_cast<unsigned char>(c)) != 0; };
+  return in_word(before) && in_word(after);
+}
+
+bool contains(std::string_view text, std::string_view answer, bool within_words) {
+  for (std::size_t at = text.find(answer); at != std::string_view::npos; at = text.find(answer, at + 1)) {
+    const std::size_t end = at + answer.size();
+    const bool whole = (at == 0 || !joined(text[at - 1], text[at])) &&
+                       (end == text.size() || !joined(text[end - 1], text[end]));
+    if (whole || within_words) return true;
+  }
+  return false;
+}
+
+double share_contained(std::string_view output, const std::vector<std::string>& answers, bool within_words) {
   const std::string text = lower(output);
   const auto found = std::count_if(answers.begin(), answers.end(), [&](const std::string& a) {
-    return text.find(lower(a)) != std::string::npos;
+    return contains(text, lower(a), within_words);
   });
   return static_cast<double>(found) / static_cast<double>(answers.size());
 }
@@ -228,7 +244,8 @@ double class_score(std::string_view output, const std::string& answer,
 
 double code_likeness(std::string_view output, const std::string& answer) {
   std::string line;
-  for (const std::string& candidate : split(output, "\n")) {
+  output.remove_prefix(std::min(output.size(), output.find_first_not_of('\n')));
+  for (const std::string& candidate : split(output, "\n", /*keep_empty=*/true)) {
     if (candidate.find_first_of("`#") != std::string::npos || candidate.find("//") != std::string::npos)
       continue;
     line = candidate;
@@ -280,7 +297,8 @@ double score(std::string_view output, const Sample& sample) {
     output.remove_prefix(std::min(output.size(), output.find_first_not_of('\n')));
     output = output.substr(0, output.find('\n'));
   }
-  if (sample.match == Match::contains) return share_contained(output, sample.answers);
+  if (sample.match == Match::contains || sample.match == Match::substring)
+    return share_contained(output, sample.answers, sample.match == Match::substring);
   if (sample.match == Match::debug) return names_the_bug(output, sample.answers) ? 1.0 : 0.0;
   if (sample.match == Match::choice) return chooses(output, sample.answers) ? 1.0 : 0.0;
   double best = 0;

@@ -9,8 +9,9 @@
 
 namespace lode {
 
-/// contains: the share of the answers that the output contains, case ignored (RULER's string match; with
-///           several answers, as for multi-value needles, this is the recall of the set).
+/// contains: the share of the answers that the output contains as whole words, case ignored; with several
+///           answers, as for multi-value needles, this is the recall of the set.
+/// substring: likewise, within words too (RULER's string match).
 /// any:      1 when it contains one of them, case ignored (RULER's match for question answering).
 /// exact:    1 when the output, without the space around it, is one of the answers.
 /// f1:       the best overlap of words with one of the answers, as in SQuAD: case, punctuation and articles

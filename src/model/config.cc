@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cctype>
 #include <charconv>
@@ -11,14 +12,14 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "kernels/kernels.h"
 #include "lodestone/error.h"
 
 namespace lode {
 
 namespace {
 
-constexpr std::int64_t kMaxLayers = 1024, kMaxHeads = 1024, kMaxHeadDim = 1024, kMaxWidth = 1 << 20,
-                       kMaxVocab = 4 << 20;
+constexpr std::int64_t kMaxLayers = 1024, kMaxHeads = 1024, kMaxWidth = 1 << 20, kMaxVocab = 4 << 20;
 constexpr std::int64_t kMaxPositions = std::int64_t{1} << 30;
 constexpr double kHuge = 1e15;
 constexpr double kLeastTheta = 2.0;  // YaRN divides by its logarithm
@@ -53,13 +54,14 @@ std::string read_architecture(const Json& json, std::string_view where) {
   return name;
 }
 
+constexpr std::array<std::pair<std::string_view, RopeScaling::Kind>, 5> kKinds = {
+    {{"default", RopeScaling::Kind::none},
+     {"linear", RopeScaling::Kind::linear},
+     {"dynamic", RopeScaling::Kind::dynamic},
+     {"yarn", RopeScaling::Kind::yarn},
+     {"llama3", RopeScaling::Kind::llama3}}};
+
 RopeScaling::Kind scaling_kind(const std::string& name, std::string_view where) {
-  constexpr std::array<std::pair<std::string_view, RopeScaling::Kind>, 5> kKinds = {
-      {{"default", RopeScaling::Kind::none},
-       {"linear", RopeScaling::Kind::linear},
-       {"dynamic", RopeScaling::Kind::dynamic},
-       {"yarn", RopeScaling::Kind::yarn},
-       {"llama3", RopeScaling::Kind::llama3}}};
   for (const auto& [known, kind] : kKinds) {
     if (known == name) return kind;
   }
@@ -162,10 +164,11 @@ bool parse_spelled_shape(std::string_view name, std::array<int, 4>& numbers) {
     if (!name.starts_with(kMarks[i])) return false;
     name.remove_prefix(kMarks[i].size());
     const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), numbers[i]);
-    if (error != std::errc() || numbers[i] < 1 || numbers[i] > 1024) return false;
+    if (error != std::errc() || numbers[i] < 1 || numbers[i] > kMaxHeads) return false;
     name.remove_prefix(static_cast<std::size_t>(end - name.data()));
   }
-  return name.empty() && numbers[1] % numbers[2] == 0 && numbers[1] / numbers[2] <= 16 && numbers[3] % 2 == 0;
+  return name.empty() && numbers[1] % numbers[2] == 0 && numbers[1] / numbers[2] <= 16 &&
+         numbers[3] % 2 == 0 && numbers[3] <= kMaxHeadDim;
 }
 
 ModelConfig shape(int layers, int query_heads, int kv_heads, int head_dim, std::int64_t intermediate,
@@ -185,6 +188,10 @@ ModelConfig shape(int layers, int query_heads, int kv_heads, int head_dim, std::
 }
 
 }  // namespace
+
+std::string_view name_of(RopeScaling::Kind kind) {
+  return std::find_if(kKinds.begin(), kKinds.end(), [&](const auto& k) { return k.second == kind; })->first;
+}
 
 ModelConfig parse_config(std::string_view text, std::string_view where) {
   const Json json = parse_json(text, where);

@@ -25,6 +25,9 @@ struct RopeScaling {
   bool truncate = true;
 };
 
+/// As config.json has it.
+std::string_view name_of(RopeScaling::Kind kind);
+
 struct ModelConfig {
   std::string architecture;       ///< "LlamaForCausalLM" or "MistralForCausalLM"
   std::int64_t hidden = 0;        // D

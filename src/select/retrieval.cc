@@ -23,7 +23,8 @@
 // that left the window are scanned until there are kBatch of them, then linked in; rolling back undoes that
 // to the bit, unless it reaches into what build() indexed: there the links are cut and the rest is connected
 // anew. What a token is given depends on the keys before it and on the queries of the sparse tokens before
-// it (with `warm=off` not on these either), not on how they came in chunks or what was rolled back.
+// it (with `warm=off` not on these either), not on how they came in chunks. What earlier walks found is
+// forgotten when such tokens are rolled back.
 #include <algorithm>
 #include <array>
 #include <cmath>

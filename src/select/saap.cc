@@ -85,10 +85,14 @@ struct Options {
       options.network = static_cast<std::size_t>(spec.integer("network", 1, 1, kMostSaapNetworks) - 1);
     options.alarm = spec.number("alarm", options.alarm, 1.0, 1e6);
     options.fallback = spec.text("fallback").value_or(options.fallback);
-    if (options.fallback != "none" && find_method(options.fallback).trained) {
-      throw InputError("attention spec '" + spec.str() +
-                       "': key 'fallback': expected none or a method without an artefact, found '" +
-                       options.fallback + "'");
+    if (options.fallback != "none") {
+      const MethodInfo& other = find_method(options.fallback);
+      if (other.trained || other.finish)
+        throw InputError(
+            "attention spec '" + spec.str() +
+            "': key 'fallback': expected none or a method without an artefact or thresholds over all "
+            "layers, found '" +
+            options.fallback + "'");
     }
     return options;
   }

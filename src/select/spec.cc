@@ -97,7 +97,7 @@ void add_key(Spec& spec, const MethodInfo& method, std::string_view item, std::s
 }  // namespace
 
 std::int64_t Amount::of(std::int64_t n) const {
-  const double wanted = is_share ? std::ceil(value * static_cast<double>(n)) : value;
+  const double wanted = is_share ? std::ceil(value * static_cast<double>(n) - 1e-6) : value;
   return static_cast<std::int64_t>(std::clamp(wanted, 0.0, static_cast<double>(n)));
 }
 

@@ -197,6 +197,13 @@ void DatasetReader::put(Sample sample, std::string context) {
   samples_.push_back(std::move(sample));
 }
 
+std::string with_input(std::string text, const std::string& input) {
+  constexpr std::string_view kSlot = "{input}";
+  for (std::size_t at = 0; (at = text.find(kSlot, at)) != std::string::npos; at += input.size())
+    text.replace(at, kSlot.size(), input);
+  return text;
+}
+
 /// By the template for its task where there is one: what stands before the question is the context.
 void DatasetReader::put_with_prompt(Sample sample, const std::string& context, const std::string& input,
                                     const std::string& plain) {
@@ -208,11 +215,8 @@ void DatasetReader::put_with_prompt(Sample sample, const std::string& context, c
   const std::size_t at = text.find("{context}");
   if (at == std::string::npos)
     throw InputError(prompts_path_.string() + ": '" + sample.task + "': expected {context}, found none");
-  std::string before = text.substr(0, at), after = text.substr(at + 9);
-  const std::size_t question = after.find("{input}");
-  if (question != std::string::npos) after.replace(question, 7, input);
-  sample.question = after;
-  put(std::move(sample), before + context);
+  sample.question = with_input(text.substr(at + 9), input);
+  put(std::move(sample), with_input(text.substr(0, at), input) + context);
 }
 
 /// The length that a RULER file was made for: its samples stay a little below it, each by itself, and their
@@ -225,7 +229,7 @@ void DatasetReader::add_ruler(const Json& object, const std::string& where) {
   Sample sample = {.task = task_of_file()};
   sample.answers = texts_of(object, "outputs", where);
   if (json_has(object, "length")) sample.tokens = nominal(json_int(object, "length", where, 0, kMostTokens));
-  sample.match = sample.task.starts_with("qa") ? Match::any : Match::contains;
+  sample.match = sample.task.starts_with("qa") ? Match::any : Match::substring;
   sample.max_new = sample.task.starts_with("niah")  ? 128
                    : sample.task.starts_with("cwe") ? 120
                    : sample.task.starts_with("fwe") ? 50
@@ -293,6 +297,7 @@ void DatasetReader::add_prefixqa(const Json& object, const std::string& where) {
 std::string haystack_text(const fs::path& path) {
   if (!fs::is_directory(path)) {
     std::string text = read_file(path);
+    expect_utf8(text, path.string());
     if (text.empty()) throw InputError(path.string() + ": expected a text, found an empty file");
     return text;
   }
@@ -302,9 +307,21 @@ std::string haystack_text(const fs::path& path) {
   }
   std::sort(files.begin(), files.end());
   std::string text;
-  for (const fs::path& file : files) text += read_file(file);
+  std::size_t before = 0;
+  for (const fs::path& file : files) {
+    text += read_file(file);
+    expect_utf8(std::string_view(text).substr(before), file.string());
+    before = text.size();
+  }
   if (text.empty()) throw InputError(path.string() + ": expected text files (*.txt), found none");
   return text;
+}
+
+/// Where the last character of a text that is not empty begins, whole or cut.
+std::size_t last_character(std::string_view text) {
+  std::size_t at = text.size() - 1;
+  while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) --at;
+  return at;
 }
 
 /// The needle goes behind the last full stop before its depth, as in the published test.
@@ -325,7 +342,9 @@ void DatasetReader::add_needles(const Json& object, const std::string& where) {
     std::string text;
     while (text.size() + needle.size() < characters) text += hay;
     text.resize(characters > needle.size() ? characters - needle.size() : 0);
-    while (invalid_utf8(text) != std::string::npos) text.pop_back();
+    while (!text.empty() &&
+           invalid_utf8(std::string_view(text).substr(last_character(text))) != std::string::npos)
+      text.pop_back();  // a character that was cut
     const std::string asked = "\n\nQuestion: " + question + "\nAnswer:";
     const std::vector<std::string> answers = texts_of(object, "answer", where);
     // The same of all depths, which the tokenizer may tell apart by a token or two.

@@ -269,7 +269,7 @@ std::vector<std::string> list_words(const std::vector<std::string>& words, std::
   std::size_t winner = std::max<std::size_t>(
       static_cast<std::size_t>(std::ceil(winner_share * static_cast<double>(total))), 2);
   const std::size_t others = words.size() - 1;
-  while (winner < (total - winner + others - 1) / others + 2) ++winner;
+  while (winner < total && winner < (total - winner + others - 1) / others + 2) ++winner;
   std::vector<std::string> drawn(winner, words[0]);
   for (std::size_t i = 0; drawn.size() < total; ++i) drawn.push_back(words[1 + i % others]);
   shuffle(drawn, rng);

@@ -43,11 +43,7 @@ std::vector<fs::path> text_files(const fs::path& path, const std::function<bool(
 
 std::string read_haystack_file(const fs::path& file) {
   std::string text = read_file(file);
-  const std::size_t bad = invalid_utf8(text);
-  if (bad != std::string::npos) {
-    throw InputError(file.string() + ": expected UTF-8, found an invalid byte at offset " +
-                     std::to_string(bad));
-  }
+  expect_utf8(text, file.string());
   if (text.starts_with("\xef\xbb\xbf")) text.erase(0, 3);
   std::erase(text, '\r');
   const std::size_t first = text.find_first_not_of(" \n\t");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Samples and their files: one JSON object a line.
-//   {"id", "task", "tokens", "context", "question", "answers": [...], "match": "contains" | "exact" | "f1" |
+//   {"id", "task", "tokens", "context", "question", "answers": [...], "match": "contains" | "substring" |
+//   "exact" | "f1" |
 //   ..., "depth"?, "classes"?, "max_new"?,
 //   "first_line"?}
 // Several questions about one context share it by "context_id": the first carries the context, later ones
@@ -23,6 +24,7 @@ namespace lode {
 /// How an output is scored; see eval/scoring.h.
 enum class Match {
   contains,
+  substring,
   exact,
   f1,
   any,

@@ -25,6 +25,17 @@ TEST(Contains, IsTheShareOfAnswersInTheOutput) {
   EXPECT_DOUBLE_EQ(of("1111, 3333", Match::contains, {"1111", "2222", "3333"}), 2.0 / 3.0);
 }
 
+TEST(Contains, WantsWholeWords) {
+  EXPECT_EQ(of(" flute. The instr", Match::contains, {"lute"}), 0.0);
+  EXPECT_EQ(of("a flute, then a Lute.", Match::contains, {"lute"}), 1.0);
+  EXPECT_EQ(of("cloud, table", Match::contains, {"loud", "able"}), 0.0);
+  EXPECT_EQ(of("148213", Match::contains, {"48213"}), 0.0);
+  EXPECT_EQ(of("\"lute\"", Match::contains, {"lute"}), 1.0);
+  EXPECT_EQ(of("\u7b54\u6848\u662f\u6771\u4eac\u3002", Match::contains, {"\u6771\u4eac"}), 1.0)
+      << "no script parts words alike";
+  EXPECT_EQ(of(" flute", Match::substring, {"lute"}), 1.0);
+}
+
 TEST(Exact, IgnoresOnlyTheSpaceAround) {
   EXPECT_EQ(of(" A = B = 1 \n", Match::exact, {"A = B = 1"}), 1.0);
   EXPECT_EQ(of("A = B = 12", Match::exact, {"A = B = 1"}), 0.0);
@@ -126,7 +137,8 @@ TEST(Count, IsTheShareOfRightNumbers) {
 }
 
 TEST(Code, IsTheLikenessOfTheFirstLineOfCode) {
-  EXPECT_EQ(of("# note\n\nreturn x;\nmore", Match::code, {"return x;"}), 1.0);
+  EXPECT_EQ(of("\n\n# note\nreturn x;\nmore", Match::code, {"return x;"}), 1.0);
+  EXPECT_EQ(of("# note\n\nreturn x;", Match::code, {"return x;"}), 0.0) << "the authors take the empty line";
   // "abcd" and "abed": three common of eight in all: 0.75.
   EXPECT_EQ(of("abcd", Match::code, {"abed"}), 0.75);
   EXPECT_EQ(of("", Match::code, {"abcd"}), 0.0);

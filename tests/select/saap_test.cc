@@ -459,6 +459,7 @@ TEST(SaapSelector, WithoutAnArtefactItSaysWhatIsMissing) {
   EXPECT_THROW(parse_spec("saap:probes=0"), InputError);
   EXPECT_THROW(parse_spec("saap:fallback=saap"), InputError);
   EXPECT_THROW(parse_spec("saap:fallback=nothing"), InputError);
+  EXPECT_THROW(parse_spec("saap:fallback=squeezed"), InputError) << "its tokens choose together";
   EXPECT_THROW(parse_spec("saap:alarm=0.5"), InputError);
   EXPECT_THROW(parse_spec("saap:network=0"), InputError);
   EXPECT_THROW(parse_spec("saap:network=near"), InputError);

@@ -7,6 +7,7 @@
 
 #include <fstream>
 
+#include "base/text.h"
 #include "lodestone/error.h"
 #include "support/refusal.h"
 
@@ -54,7 +55,7 @@ TEST_F(DatasetTest, RulerIsCutBeforeItsLastQuestion) {
   EXPECT_EQ(*samples[0].context, "Some text.");
   EXPECT_EQ(samples[0].question, "\nWhat are the numbers? They are");
   EXPECT_THAT(samples[0].answers, ElementsAre("12", "34"));
-  EXPECT_EQ(samples[0].match, Match::contains);
+  EXPECT_EQ(samples[0].match, Match::substring);
   EXPECT_EQ(samples[0].tokens, 4096) << "the length that the file was made for, not the sample's own";
   EXPECT_EQ(samples[1].tokens, 8192);
   EXPECT_EQ(samples[2].tokens, 8192);
@@ -120,6 +121,25 @@ TEST_F(DatasetTest, TemplatesPutTheirOwnWordsAround) {
   const auto samples = read_dataset(file, DatasetFormat::longbench, 0, prompts);
   EXPECT_EQ(*samples[0].context, "Read: TEXT");
   EXPECT_EQ(samples[0].question, "\n\nAsk: why?\nSay:");
+  write("dataset2prompt.json", R"({"qasper": "{input} Read: {context} {input} Again: {input}"})");
+  const auto before = read_dataset(file, DatasetFormat::longbench, 0, prompts);
+  EXPECT_EQ(*before[0].context, "why? Read: TEXT");
+  EXPECT_EQ(before[0].question, " why? Again: why?");
+}
+
+TEST_F(DatasetTest, HaystacksAreUtf8AndCutBetweenCharacters) {
+  const std::string json = R"({"needle": "n.", "haystack": "hay.txt", "question": "q", "answer": "a",
+    "lengths": [7, 8, 9], "depths": [100]})";
+  write("hay.txt", "ab \u00e9\u00e9\u00e9.");
+  const auto samples = read("needle.json", json);
+  ASSERT_EQ(samples.size(), 3u);
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(invalid_utf8(*samples[i].context), std::string::npos);
+  EXPECT_THAT(*samples[0].context, HasSubstr("ab \u00e9"));
+  write("hay.txt",
+        "One two. Thr\xe9"
+        "e four.");
+  EXPECT_THAT(error_of("needle.json", json),
+              HasSubstr("hay.txt: expected UTF-8, found an invalid byte at offset 12"));
 }
 
 TEST_F(DatasetTest, PreFixQaAsksManyQuestionsOfOneText) {

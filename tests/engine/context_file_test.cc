@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a saved context keeps besides keys: how they were rotated, and its seed.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+
+#include "base/file.h"
+#include "engine/context.h"
+#include "eval/tiny_model.h"
+#include "lodestone/error.h"
+
+namespace lode {
+namespace {
+
+class ContextFileTest : public testing::Test {
+ protected:
+  ContextFileTest() { std::filesystem::copy(tiny_model()->path(), folder_.path() / "model"); }
+
+  /// The tiny model with other lines in config.json.
+  std::shared_ptr<const Model> model_with(const Json& changes) const {
+    Json config = Json::parse(read_file(tiny_model()->path() / "config.json"));
+    config.update(changes);
+    std::ofstream(folder_.path() / "model" / "config.json") << config.dump();
+    return Model::load(folder_.path() / "model", 1);
+  }
+  std::string file(const char* name) const { return (folder_.path() / name).string(); }
+
+  const test::TestFolder folder_;
+  const std::vector<TokenId> text_ = [] {
+    std::vector<TokenId> ids(300);
+    std::iota(ids.begin(), ids.end(), TokenId{0});
+    for (TokenId& id : ids) id = 2 + id * 7 % 256;
+    return ids;
+  }();
+  const std::vector<TokenId> question_ = {40, 50, 60};
+};
+
+TEST_F(ContextFileTest, KeysOfDynamicScalingKeepTheirFrequenciesHoweverOftenSaved) {
+  const auto model =
+      model_with({{"rope_scaling",
+                   {{"rope_type", "dynamic"}, {"factor", 4.0}, {"original_max_position_embeddings", 128}}}});
+  Context made(model, {.max_tokens = 400});
+  made.prefill(text_);
+  made.build_indexes();
+  made.save(file("first"), "");
+  const std::vector<float> wanted = made.forward(question_, kDense);
+  Context::load(file("first"), model, {.max_tokens = 2048}).save(file("second"), "");
+  Context loaded = Context::load(file("second"), model, {});
+  EXPECT_EQ(loaded.forward(question_, kDense), wanted);
+}
+
+TEST_F(ContextFileTest, SeedsHave64Bits) {
+  Context made(tiny_model(), {.max_tokens = 400, .seed = 0x9000000000000001});
+  made.prefill(text_);
+  made.build_indexes();
+  made.save(file("seed"), "");
+  EXPECT_EQ(Context::load(file("seed"), tiny_model(), {}).impl().options.seed, 0x9000000000000001);
+}
+
+TEST_F(ContextFileTest, AFactorOfTheUsersNeverReplacesAModelsOwnScaling) {
+  const auto scaled = model_with({{"rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}}}});
+  const auto logits = [&](const ContextOptions& options) {
+    Context context(scaled, options);
+    context.prefill(text_);
+    return context.forward(question_, kDense);
+  };
+  EXPECT_EQ(logits({.max_tokens = 400, .rope_factor = 1.0}), logits({.max_tokens = 400}));
+  EXPECT_THROW(logits({.max_tokens = 400, .rope_factor = 2.0}), InputError);
+}
+
+TEST_F(ContextFileTest, WhatAFactorStretchesMustBeAsLong) {
+  const auto model = model_with(Json::object());
+  Context made(model, {.max_tokens = 400, .rope_factor = 2.0});
+  made.prefill(text_);
+  made.build_indexes();
+  made.save(file("stretched"), "");
+  EXPECT_NO_THROW(Context::load(file("stretched"), model, {}));
+  EXPECT_THROW(Context::load(file("stretched"), model_with({{"max_position_embeddings", 1024}}), {}),
+               InputError);
+}
+
+TEST_F(ContextFileTest, IdsBehindTheTokenizersAreNeverChosen) {
+  const auto model = model_with(Json::object());
+  Context context(model, {.max_tokens = 400});
+  context.prefill(text_);
+  context.build_indexes();
+  context.impl().config.vocab += 40;  // as if padded: logits that would win
+  Generation result;
+  context.forward(question_, kDense);
+  context.impl().logits.resize(258 + 40, 1e30f);
+  context.impl().decode(kDense, {.max_new_tokens = 1}, result);
+  ASSERT_EQ(result.tokens.size(), 1u);
+  EXPECT_LT(result.tokens[0], 258);
+}
+
+}  // namespace
+}  // namespace lode
