@@ -20,7 +20,8 @@ extern const KernelTable kScalarKernels;
 #if defined(__x86_64__)
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
-const KernelTable& amx_kernels();  // only on a machine for which has_amx() holds
+const KernelTable& avx512bf16_kernels();  // only on a machine that has their instructions
+const KernelTable& amx_kernels();         // only on a machine for which has_amx() holds
 #endif
 
 namespace {
@@ -33,13 +34,16 @@ bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
+bool has_avx512bf16() {
+  return has_avx512() && __builtin_cpu_supports("avx512bf16");
+}
 /// Tiles of bf16, the bf16 vectors that go with them, and the system's leave to use the tiles' 8 KiB of
 /// registers.
 bool has_amx() {
   unsigned a = 0, b = 0, c = 0, d = 0;
-  if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  if (!has_avx512bf16() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
   constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
-  if ((d & kAmxBf16) == 0 || (d & kAmxTile) == 0 || !__builtin_cpu_supports("avx512bf16")) return false;
+  if ((d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA)
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
@@ -50,6 +54,7 @@ std::vector<const KernelTable*> find_supported() {
 #if defined(__x86_64__)
   if (has_avx2()) tables.push_back(&kAvx2Kernels);
   if (has_avx512()) tables.push_back(&kAvx512Kernels);
+  if (has_avx512bf16()) tables.push_back(&avx512bf16_kernels());
   if (has_amx()) tables.push_back(&amx_kernels());
 #endif
   return tables;

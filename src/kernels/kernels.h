@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Contracts of the compute kernels: pure functions on views. One table of them per instruction set, each
 // compiled with its own flags; the best that the machine has is chosen once
-// (LODESTONE_ISA=scalar|avx2|avx512|amx forces one).
+// (LODESTONE_ISA=scalar|avx2|avx512|avx512bf16|amx forces one).
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct SoftmaxState {
 /// Kernels of one instruction set. All are noexcept, allocate nothing, never read past a row's end, and
 /// return the same bits for the same input whatever the alignment. Q rows are float32 and already scaled by
 /// 1/sqrt(d). A NaN in q, k or v reaches the output of that query; a score of -inf has weight 0; a score of
-/// +inf gives NaN. The result of one query does not depend on which others share the call.
+/// +inf gives NaN. A query's result does not depend on which others share the call. attend_bf16-inl.h rounds.
 struct KernelTable {
   std::string_view name;
 

@@ -72,11 +72,6 @@ inline void multiply_tiles(const std::uint16_t* a0, const std::uint16_t* a1, std
   _tile_stored(3, low + 16, kRow);
 }
 
-LODE_INLINE __m512i bits(__m512bh a) {
-  __m512i to;
-  __builtin_memcpy(&to, &a, sizeof to);
-  return to;
-}
 /// bf16 of a in the low half, of b in the high half.
 LODE_INLINE __m512i join_bf16(Vec a, Vec b) {
   return bits(_mm512_cvtne2ps_pbh(b.x, a.x));
@@ -87,45 +82,6 @@ LODE_INLINE __m512i pair_bf16(Vec a, Vec b) {
                                                            21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
                                                            11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), join_bf16(a, b));
-}
-
-/// e^a for a <= 88 within 5e-6, far below what bf16 keeps; 0 for -inf, NaN stays NaN.
-LODE_INLINE Vec weight_of(Vec a) {
-  const __m512 x = _mm512_max_ps(_mm512_set1_ps(-200.0f), a.x);  // NaN: second operand
-  const __m512 log2e = _mm512_set1_ps(1.44269504089f);
-  const __m512 n = round_nearest({_mm512_mul_ps(x, log2e)}).x;
-  const Vec r = {_mm512_fmsub_ps(x, log2e, n)};  // 2^(n + r), |r| <= 1/2
-  Vec y = fma(set1(1.33335581e-3f), r, set1(9.61812911e-3f));
-  y = fma(y, r, set1(5.55041087e-2f));
-  y = fma(y, r, set1(2.40226507e-1f));
-  y = fma(y, r, set1(6.93147181e-1f));
-  y = fma(y, r, set1(1.0f));
-  return {_mm512_scalef_ps(y.x, n)};
-}
-
-/// rows[i] lane j <- rows[j] lane i.
-inline void transpose_16(__m512i (&rows)[16]) {
-  __m512i t[16];
-  for (int i = 0; i < 8; ++i) {
-    t[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
-    t[2 * i + 1] = _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    rows[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-    rows[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-    rows[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-    rows[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-  }
-  // rows[4 i + e], 128-bit part p: column 4 p + e of rows 4 i .. 4 i + 3.
-  for (int e = 0; e < 4; ++e) {
-    const __m512i a = _mm512_shuffle_i32x4(rows[e], rows[4 + e], 0x88);
-    const __m512i b = _mm512_shuffle_i32x4(rows[e], rows[4 + e], 0xdd);
-    const __m512i c = _mm512_shuffle_i32x4(rows[8 + e], rows[12 + e], 0x88);
-    const __m512i d = _mm512_shuffle_i32x4(rows[8 + e], rows[12 + e], 0xdd);
-    t[e] = _mm512_shuffle_i32x4(a, c, 0x88), t[8 + e] = _mm512_shuffle_i32x4(a, c, 0xdd);
-    t[4 + e] = _mm512_shuffle_i32x4(b, d, 0x88), t[12 + e] = _mm512_shuffle_i32x4(b, d, 0xdd);
-  }
-  for (int i = 0; i < 16; ++i) rows[i] = t[i];
 }
 
 /// Scratch of one call, cut from one allocation; bf16 parts are counted as floats of two.
@@ -221,7 +177,7 @@ inline void turn_values(const AmxScratch& at, int n, int d) {
         return load_first(at.v + std::int64_t{row} * d + c, lanes);
       };
       for (int r = 0; r < 16; ++r) pairs[r] = pair_bf16(part(i + 2 * r), part(i + 2 * r + 1));
-      transpose_16(pairs);
+      transpose(pairs);
       for (int r = 0; r < 16; ++r) _mm512_storeu_si512(at.turned + (c + r) * kAmxKeys + i, pairs[r]);
     }
 }

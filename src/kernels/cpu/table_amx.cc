@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels for AMX (tiles, bf16): prefill attention of its own, everything else as for AVX-512.
+// The kernels for AMX (tiles, bf16): prefill attention of its own, everything else as for AVX-512 with bf16.
 #include "kernels/cpu/simd/vec_avx512.h"
 // What this table takes from that of AVX-512 is not used here.
 #pragma GCC diagnostic ignored "-Wunused-function"
 //
+#include "kernels/cpu/simd/bf16_avx512.h"
 #include "kernels/cpu/simd/exp-inl.h"
+#include "kernels/cpu/simd/transpose_avx512.h"
 //
 #include "kernels/cpu/attend-inl.h"
 #include "kernels/cpu/tile-inl.h"
@@ -14,6 +16,7 @@
 namespace lode {
 
 extern const KernelTable kAvx512Kernels;
+const KernelTable& avx512bf16_kernels();
 
 namespace {
 
@@ -42,7 +45,7 @@ std::int64_t causal_scratch_amx(int d, std::int64_t rows) noexcept {
 
 const KernelTable& amx_kernels() {
   static const KernelTable table = [] {
-    KernelTable t = kAvx512Kernels;
+    KernelTable t = avx512bf16_kernels();
     t.name = "amx";
     t.attend_causal = attend_causal_amx;
     t.causal_scratch = causal_scratch_amx;

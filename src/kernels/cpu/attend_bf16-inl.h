@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decode attention over rows of bf16 by products of pairs of bf16 (AVX512-BF16): nothing is widened, one
+// instruction multiplies two numbers a lane. Included by table_avx512bf16.cc after attend-inl.h, whose rows
+// and order of keys it keeps.
+//
+//   per block of kBlock keys:  S[g, i] = q_g . k_i      sixteen keys in the lanes, transposed in registers
+//   two
+//                                                       columns at a time, so that no sum has to be folded
+//                              m, P = softmax step      P[g, i] = exp(S[g, i] - m_g), rounded to bf16
+//                              O[g, :] += P[g, i] v_i   two keys at a time, their columns interleaved
+//
+// Precision: queries and weights are rounded to bf16, as for every matrix unit. The weights' sum is taken of
+// what they were rounded to, so that they add up to 1. Sums are float32. The instruction takes denormal
+// numbers for 0.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace lode {
+namespace {
+
+constexpr int kPairs = 8;             // pairs of columns that are transposed together
+constexpr int kColumns = 2 * kPairs;  // their columns
+constexpr int kWideColumns = 2 * kW;  // columns of a register of bf16
+constexpr int kMostTogether = 8;      // queries that share registers
+constexpr int kLineBytes = 64;
+
+/// acc += the products of a pair of each lane with the one at `pair`. The compiler would spread that over a
+/// register first.
+LODE_INLINE void add_pair(__m512i lanes, const std::uint32_t* pair, __m512& acc) {
+  asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(lanes), "m"(*pair));
+}
+
+LODE_INLINE void add_pairs(__m512i a, __m512i b, __m512& acc) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+}
+
+/// Queries as add_pair reads them: [ceil(d / kColumns), kPairs, G] pairs, zeros beyond d.
+template <int G>
+void pack_pairs(const float* q /*[G, d]*/, int d, std::uint32_t* packed) {
+  for (int c = 0; c < d; c += kColumns, packed += kPairs * G) {
+    for (int g = 0; g < G; ++g) {
+      const Vec own = load_first(q + std::int64_t{g} * d + c, d - c < kColumns ? d - c : kColumns);
+      const __m256bh rounded = _mm512_cvtneps_pbh(own.x);
+      std::uint32_t pairs[kPairs];
+      std::memcpy(pairs, &rounded, sizeof pairs);
+      for (int j = 0; j < kPairs; ++j) packed[j * G + g] = pairs[j];
+    }
+  }
+}
+
+/// Lane n of x[j] becomes pair j of the `count` columns (kColumns at most) at rows[n] + at.
+LODE_INLINE void load_pairs(const std::byte* const* rows, std::int64_t at, int count, __m512i (&x)[kPairs]) {
+  const auto mask = static_cast<__mmask16>((1u << count) - 1u);
+  unroll<kPairs>([&](auto n) LODE_INLINE_LAMBDA {
+    constexpr int row = n < 4 ? n : n + 4;
+    const auto half = [&](int r) LODE_INLINE_LAMBDA { return _mm256_maskz_loadu_epi16(mask, rows[r] + at); };
+    x[n] = _mm512_inserti64x4(_mm512_castsi256_si512(half(row)), half(row + 4), 1);
+  });
+  transpose(x);
+}
+
+/// s[g, i] = q_g . k_i for n keys, -inf up to kBlock. Asks the memory for the keys of the `next` rows behind
+/// them meanwhile, a line for each pair of columns.
+template <int G, class Rows>
+LODE_NOINLINE void pair_scores(const std::uint32_t* packed, const KvRows& kv, Rows rows, int n, int next,
+                               float* s /*[G, kBlock]*/) {
+  constexpr int kSixteens = G == kMostTogether ? 1 : kBlock / kW;  // as many sums as registers are left for
+  const int d = kv.d;
+  const std::int64_t row_bytes = std::int64_t{bytes_of(DType::bf16)} * d;
+  const std::byte *at[kBlock], *ahead[kBlock];
+  for (int i = 0; i < kBlock; ++i) {
+    at[i] = kv.k + rows[i < n ? i : n - 1] * row_bytes;
+    ahead[i] = i < next ? kv.k + rows[n + i] * row_bytes : at[i];
+  }
+  for (int i = 0; i < kBlock; i += kSixteens * kW) {
+    if (i >= n) {
+      for (int g = 0; g < G; ++g) store(s + g * kBlock + i, set1(kMinusInfinity));
+      break;
+    }
+    __m512 acc[kSixteens][G];
+    unroll<kSixteens>([&](auto b) LODE_INLINE_LAMBDA {
+      unroll<G>([&](auto g) LODE_INLINE_LAMBDA { acc[b][g] = _mm512_setzero_ps(); });
+    });
+    const std::uint32_t* q = packed;
+    for (int c = 0; c < d; c += kColumns, q += kPairs * G) {
+      const int count = d - c < kColumns ? d - c : kColumns;
+      const std::int64_t line = c / kWideColumns * kLineBytes;
+      const int asked = c / kColumns % 2 * kPairs;
+      unroll<kSixteens>([&](auto b) LODE_INLINE_LAMBDA {
+        __m512i x[kPairs];
+        load_pairs(at + i + b * kW, std::int64_t{c} * bytes_of(DType::bf16), count, x);
+        unroll<kPairs>([&](auto j) LODE_INLINE_LAMBDA {
+          __builtin_prefetch(ahead[i + b * kW + asked + j] + line);
+          unroll<G>([&](auto g) LODE_INLINE_LAMBDA { add_pair(x[j], q + j * G + g, acc[b][g]); });
+        });
+      });
+    }
+    unroll<kSixteens>([&](auto b) LODE_INLINE_LAMBDA {
+      const int first = i + b * kW, left = n - first;
+      const __mmask16 mask = left >= kW ? 0xffff : left > 0 ? first_lanes(left) : 0;
+      unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
+        _mm512_storeu_ps(s + g * kBlock + first,
+                         _mm512_mask_blend_ps(mask, _mm512_set1_ps(kMinusInfinity), acc[b][g]));
+      });
+    });
+  }
+}
+
+/// What one chunk of G queries carries from block to block.
+struct PairState {
+  float* o;                    // [G, d]
+  float* m;                    // [G]
+  float* l_acc;                // [G, kW]: sums so far, one per pair of keys modulo kW
+  float alpha[kMostTogether];  // what sums so far must be multiplied by for the block at hand
+  float base[kMostTogether];   // m, or 0 for -inf, so that exp(-inf - -inf) does not occur
+};
+
+/// Scores to weights, pairs of neighbouring keys.
+template <int G>
+LODE_NOINLINE void pair_weights(const float* s /*[G, kBlock]*/, PairState& state,
+                                std::uint32_t* w /*[G, kW]*/) {
+  Vec high[G];
+  unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
+    high[g] = max_passing_nan(max_passing_nan(set1(kMinusInfinity), load(s + g * kBlock)),
+                              load(s + g * kBlock + kW));
+  });
+  for (int g = 0; g < G; ++g) {
+    float& m = state.m[g];
+    state.alpha[g] = 1.0f;
+    state.base[g] = m == kMinusInfinity ? 0.0f : m;
+    if (!any_above(high[g], set1(m))) continue;  // maxima rise less and less often as a run goes on
+    const Vec before = set1(m);
+    state.base[g] = m = _mm512_reduce_max_ps(high[g].x);
+    const Vec scale = weight_of(before - set1(m));
+    state.alpha[g] = _mm512_cvtss_f32(scale.x);
+    store(state.l_acc + g * kW, load(state.l_acc + g * kW) * scale);
+  }
+  unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
+    const Vec base = set1(state.base[g]);
+    const __m512i pairs = bits(_mm512_cvtne2ps_pbh(weight_of(load(s + g * kBlock + kW) - base).x,
+                                                   weight_of(load(s + g * kBlock) - base).x));
+    _mm512_storeu_si512(w + g * kW, pairs);
+    const Vec even = {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))},
+              odd = {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-0x10000)))};
+    store(state.l_acc + g * kW, load(state.l_acc + g * kW) + (even + odd));
+  });
+}
+
+/// Two registers of neighbouring columns as interleaving pairs of rows leaves them, and back.
+LODE_INLINE void to_interleaved(__m512& a, __m512& b) {
+  const __m512 low = _mm512_shuffle_f32x4(a, b, 0x88);
+  b = _mm512_shuffle_f32x4(a, b, 0xdd);
+  a = low;
+}
+LODE_INLINE void from_interleaved(__m512& a, __m512& b) {
+  const __m512 low = _mm512_shuffle_f32x4(a, b, 0x44), high = _mm512_shuffle_f32x4(a, b, 0xee);
+  a = _mm512_shuffle_f32x4(low, low, 0xd8);
+  b = _mm512_shuffle_f32x4(high, high, 0xd8);
+}
+
+/// o[g, c..c + columns) = alpha_g o + sum_i p[g, i] v_i, for V registers of kWideColumns columns (the only
+/// one masked when kPartial). Asks the memory for the same columns of the `next` rows behind them meanwhile.
+template <int G, int V, bool kPartial, class Rows>
+LODE_NOINLINE void add_value_pairs(const std::uint32_t* w /*[G, kW]*/, const float* alpha, const KvRows& kv,
+                                   Rows rows, int n, int next, int c, float* o) {
+  const std::int64_t d = kv.d;
+  const int width = kPartial ? kv.d - c : V * kWideColumns;
+  const std::int64_t row_bytes = bytes_of(DType::bf16) * d;
+  const std::int64_t line_begin =
+                         (c * std::int64_t{bytes_of(DType::bf16)} + kLineBytes - 1) / kLineBytes * kLineBytes,
+                     line_end = (c + width) * std::int64_t{bytes_of(DType::bf16)};
+  const std::byte* values = kv.v + c * bytes_of(DType::bf16);
+  const int low_width = width < kW ? width : kW;
+  const __mmask16 low_mask = first_lanes(low_width),
+                  high_mask = first_lanes(width - low_width < kW ? width - low_width : kW);
+  const auto row_mask = static_cast<__mmask32>(width >= kWideColumns ? ~0u : (1u << width) - 1u);
+  __m512 acc[G][V][2];
+  unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
+    unroll<V>([&](auto v) LODE_INLINE_LAMBDA {
+      const float* at = o + g * d + c + v * kWideColumns;
+      __m512 a = kPartial ? _mm512_maskz_loadu_ps(low_mask, at) : _mm512_loadu_ps(at);
+      __m512 b = kPartial ? _mm512_maskz_loadu_ps(high_mask, at + kW) : _mm512_loadu_ps(at + kW);
+      to_interleaved(a, b);
+      const __m512 scale = _mm512_set1_ps(alpha[g]);
+      acc[g][v][0] = _mm512_mul_ps(a, scale), acc[g][v][1] = _mm512_mul_ps(b, scale);
+    });
+  });
+  constexpr int kRegister = kWideColumns * bytes_of(DType::bf16);
+  const auto load_row = [&](int i, int v) LODE_INLINE_LAMBDA {
+    const std::byte* row = values + rows[i] * row_bytes + v * kRegister;
+    return kPartial ? _mm512_maskz_loadu_epi16(row_mask, row) : _mm512_loadu_si512(row);
+  };
+  const auto add = [&](int i, const __m512i(&even)[V], const __m512i(&odd)[V]) LODE_INLINE_LAMBDA {
+    __m512i low[V], high[V];
+    unroll<V>([&](auto v) LODE_INLINE_LAMBDA {
+      low[v] = _mm512_unpacklo_epi16(even[v], odd[v]), high[v] = _mm512_unpackhi_epi16(even[v], odd[v]);
+    });
+    unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
+      const __m512i weights = _mm512_set1_epi32(static_cast<int>(w[g * kW + i / 2]));
+      unroll<V>([&](auto v) LODE_INLINE_LAMBDA {
+        add_pairs(low[v], weights, acc[g][v][0]);
+        add_pairs(high[v], weights, acc[g][v][1]);
+      });
+    });
+  };
+  for (int i = 0; i < n; i += 2) {
+    for (int j = i; j < i + 2 && j < next; ++j)
+      prefetch(kv.v + rows[n + j] * row_bytes + line_begin, line_end - line_begin);
+    __m512i even[V], odd[V];
+    // A key that is not there has weight 0, and no NaN to multiply it with.
+    unroll<V>([&](auto v) LODE_INLINE_LAMBDA { even[v] = load_row(i, v), odd[v] = _mm512_setzero_si512(); });
+    if (i + 1 < n) unroll<V>([&](auto v) LODE_INLINE_LAMBDA { odd[v] = load_row(i + 1, v); });
+    add(i, even, odd);
+  }
+  unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
+    unroll<V>([&](auto v) LODE_INLINE_LAMBDA {
+      float* at = o + g * d + c + v * kWideColumns;
+      __m512 a = acc[g][v][0], b = acc[g][v][1];
+      from_interleaved(a, b);
+      if (kPartial) {
+        _mm512_mask_storeu_ps(at, low_mask, a);
+        _mm512_mask_storeu_ps(at + kW, high_mask, b);
+      } else {
+        _mm512_storeu_ps(at, a);
+        _mm512_storeu_ps(at + kW, b);
+      }
+    });
+  });
+}
+
+/// One block of n keys for one chunk of G queries. The `next` rows behind it are asked for.
+template <int G, class Rows>
+void attend_pairs(const std::uint32_t* q /*packed*/, const KvRows& kv, Rows rows, int n, int next,
+                  const float* log_weights, PairState& state) {
+  alignas(64) float s[G * kBlock];
+  alignas(64) std::uint32_t w[G * kW];
+  pair_scores<G>(q, kv, rows, n, next, s);
+  if (log_weights)
+    for (int g = 0; g < G; ++g)
+      for (int i = 0; i < n; ++i) s[g * kBlock + i] += log_weights[i];
+  pair_weights<G>(s, state, w);
+  constexpr int kWide = G == kMostTogether ? 1 : 2;
+  int c = 0;
+  const auto pass = [&]<int V, bool kPartial>() {
+    add_value_pairs<G, V, kPartial>(w, state.alpha, kv, rows, n, next, c, state.o);
+    c += V * kWideColumns;
+  };
+  while (c + kWide * kWideColumns <= kv.d) pass.template operator()<kWide, false>();
+  if constexpr (kWide > 1)
+    while (c + kWideColumns <= kv.d) pass.template operator()<1, false>();
+  if (c < kv.d) pass.template operator()<1, true>();
+}
+
+template <class Rows>
+void attend_bf16(const float* q, int queries, const KvRows& kv, Rows rows, const float* log_weights,
+                 std::int64_t count, const SoftmaxState& state) {
+  const std::int64_t d = kv.d;
+  const std::int64_t packed_row =
+      (d + kColumns - 1) / kColumns * kColumns;  // pairs of one query, high and low
+  for (int first = 0; first < queries; first += kMaxQueries) {
+    const int group = queries - first < kMaxQueries ? queries - first : kMaxQueries;
+    alignas(64) float l_acc[kMaxQueries * kW] = {};
+    alignas(64) std::uint32_t packed[kMaxQueries * kMaxHeadDim];
+    PairState chunks[kMaxQueries];  // by first query
+    for_chunks<kMostTogether>(group, [&]<int G>(int g) {
+      const int at = first + g;
+      pack_pairs<G>(q + at * d, kv.d, packed + g * packed_row);
+      chunks[g] = {state.o + at * d, state.m + at, l_acc + g * kW, {}};
+      // What came before is one more sum.
+      for (int h = 0; h < G; ++h) l_acc[(g + h) * kW] = state.l[at + h];
+    });
+    // Nobody has asked for the first block yet.
+    const std::int64_t row_bytes = d * bytes_of(DType::bf16);
+    for (const std::byte* part : {kv.k, kv.v})
+      for (std::int64_t i = 0; i < count && i < kBlock; ++i) prefetch(part + rows[i] * row_bytes, row_bytes);
+    for (std::int64_t b = 0; b < count; b += kBlock) {
+      const std::int64_t left = count - b;
+      const int n = left < kBlock ? static_cast<int>(left) : kBlock;
+      const int next = left - n < kBlock ? static_cast<int>(left - n) : kBlock;
+      for_chunks<kMostTogether>(group, [&]<int G>(int g) {
+        attend_pairs<G>(packed + g * packed_row, kv, rows.from(b), n, g == 0 ? next : 0,
+                        log_weights ? log_weights + b : nullptr, chunks[g]);
+      });
+    }
+    for (int g = 0; g < group; ++g)
+      state.l[first + g] = _mm512_reduce_add_ps(_mm512_loadu_ps(l_acc + g * kW));
+  }
+}
+
+}  // namespace
+}  // namespace lode

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels for AVX-512 with bf16 products: decode attention over rows of bf16 of its own, everything else
+// as for AVX-512.
+#include "kernels/cpu/simd/vec_avx512.h"
+// What this table takes from that of AVX-512 is not used here.
+#pragma GCC diagnostic ignored "-Wunused-function"
+//
+#include "kernels/cpu/simd/bf16_avx512.h"
+#include "kernels/cpu/simd/exp-inl.h"
+#include "kernels/cpu/simd/transpose_avx512.h"
+//
+#include "kernels/cpu/attend-inl.h"
+//
+#include "kernels/cpu/attend_bf16-inl.h"
+
+namespace lode {
+
+extern const KernelTable kAvx512Kernels;
+
+namespace {
+
+void attend_run_bf16(const float* q, int queries, const KvRows& kv, std::int64_t begin, std::int64_t end,
+                     const SoftmaxState& state) noexcept {
+  if (kv.type != DType::bf16) return kAvx512Kernels.attend_run(q, queries, kv, begin, end, state);
+  attend_bf16(q, queries, kv, RunRows{begin}, nullptr, end - begin, state);
+}
+void attend_rows_bf16(const float* q, int queries, const KvRows& kv, const Position* rows,
+                      const float* log_weights, std::int64_t count, const SoftmaxState& state) noexcept {
+  if (kv.type != DType::bf16)
+    return kAvx512Kernels.attend_rows(q, queries, kv, rows, log_weights, count, state);
+  attend_bf16(q, queries, kv, ListRows{rows}, log_weights, count, state);
+}
+
+}  // namespace
+
+const KernelTable& avx512bf16_kernels() {
+  static const KernelTable table = [] {
+    KernelTable t = kAvx512Kernels;
+    t.name = "avx512bf16";
+    t.attend_run = attend_run_bf16;
+    t.attend_rows = attend_rows_bf16;
+    return t;
+  }();
+  return table;
+}
+
+}  // namespace lode
