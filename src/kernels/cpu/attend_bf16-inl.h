@@ -14,6 +14,7 @@
 // numbers for 0.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
 
@@ -74,6 +75,9 @@ LODE_NOINLINE void pair_scores(const std::uint32_t* packed, const KvRows& kv, Ro
     at[i] = kv.k + rows[i < n ? i : n - 1] * row_bytes;
     ahead[i] = i < next ? kv.k + rows[n + i] * row_bytes : at[i];
   }
+  const int steps = (d + kColumns - 1) / kColumns;
+  // Lines are asked for in the order of addresses, of each row a power of two.
+  const int shift = std::bit_width(static_cast<unsigned>(d < kWideColumns ? 1 : d / kWideColumns)) - 1;
   for (int i = 0; i < kBlock; i += kSixteens * kW) {
     if (i >= n) {
       for (int g = 0; g < G; ++g) store(s + g * kBlock + i, set1(kMinusInfinity));
@@ -84,15 +88,15 @@ LODE_NOINLINE void pair_scores(const std::uint32_t* packed, const KvRows& kv, Ro
       unroll<G>([&](auto g) LODE_INLINE_LAMBDA { acc[b][g] = _mm512_setzero_ps(); });
     });
     const std::uint32_t* q = packed;
-    for (int c = 0; c < d; c += kColumns, q += kPairs * G) {
+    unsigned asked = i / kW * steps * kPairs;
+    for (int c = 0; c < d; c += kColumns, q += kPairs * G, asked += kSixteens * kPairs) {
       const int count = d - c < kColumns ? d - c : kColumns;
-      const std::int64_t line = c / kWideColumns * kLineBytes;
-      const int asked = c / kColumns % 2 * kPairs;
       unroll<kSixteens>([&](auto b) LODE_INLINE_LAMBDA {
         __m512i x[kPairs];
         load_pairs(at + i + b * kW, std::int64_t{c} * bytes_of(DType::bf16), count, x);
         unroll<kPairs>([&](auto j) LODE_INLINE_LAMBDA {
-          __builtin_prefetch(ahead[i + b * kW + asked + j] + line);
+          const unsigned line = asked + b * kPairs + j;
+          __builtin_prefetch(ahead[(line >> shift) % kBlock] + line % (1u << shift) * kLineBytes);
           unroll<G>([&](auto g) LODE_INLINE_LAMBDA { add_pair(x[j], q + j * G + g, acc[b][g]); });
         });
       });
@@ -168,9 +172,10 @@ LODE_NOINLINE void add_value_pairs(const std::uint32_t* w /*[G, kW]*/, const flo
   const std::int64_t d = kv.d;
   const int width = kPartial ? kv.d - c : V * kWideColumns;
   const std::int64_t row_bytes = bytes_of(DType::bf16) * d;
-  const std::int64_t line_begin =
-                         (c * std::int64_t{bytes_of(DType::bf16)} + kLineBytes - 1) / kLineBytes * kLineBytes,
-                     line_end = (c + width) * std::int64_t{bytes_of(DType::bf16)};
+  // Whole lines of a row, each with the columns in which it begins.
+  const std::int64_t begin = std::int64_t{c} * bytes_of(DType::bf16),
+                     line_begin = (begin + kLineBytes - 1) / kLineBytes * kLineBytes,
+                     line_end = begin + std::int64_t{width} * bytes_of(DType::bf16);
   const std::byte* values = kv.v + c * bytes_of(DType::bf16);
   const int low_width = width < kW ? width : kW;
   const __mmask16 low_mask = first_lanes(low_width),
