@@ -9,6 +9,7 @@
 #include "kernels/kernels.h"
 #include "kernels/ref/attention.h"
 #include "random_kv.h"
+#include "support/rounding.h"
 
 namespace lode {
 namespace {
@@ -22,10 +23,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 class AttendTest : public testing::TestWithParam<const KernelTable*> {
  protected:
   const KernelTable& table() const { return *GetParam(); }
-  /// Products of pairs of bf16 have queries and weights of 8 bits.
-  bool pairs(DType type) const {
-    return type == DType::bf16 && (table().name == "avx512bf16" || table().name == "amx");
-  }
+  bool pairs(DType type) const { return test::multiplies_pairs(table(), type); }
   void expect_infinities(DType type) const;
   double tolerance(DType type) const { return pairs(type) ? 1e-3 : 3e-6; }
   /// Normal numbers that a kernel for this type does not round.

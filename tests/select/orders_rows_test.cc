@@ -13,6 +13,7 @@
 #include "io/container.h"
 #include "support/compare.h"
 #include "support/failing_new.h"
+#include "support/rounding.h"
 #include "support/saap.h"
 #include "support/selectors.h"
 
@@ -120,7 +121,9 @@ TEST_P(OrderedRows, ChooseAndAnswerAsInTokenOrder) {
   std::size_t i = 0;
   for_blocks([&](const QueryBlock& block) {
     EXPECT_EQ(chosen(block, *selector_), sets[i]);
-    EXPECT_LT(relative_difference(attended(block, *selector_), outputs[i]), 2e-5f);
+    // Weights are rounded beside the largest of their piece of work, which the order decides.
+    const float tolerance = test::multiplies_pairs(kernels(), type()) ? 3e-3f : 2e-5f;
+    EXPECT_LT(relative_difference(attended(block, *selector_), outputs[i]), tolerance);
     ++i;
   });
   restore();

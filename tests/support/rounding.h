@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which kernels round what they are given.
+#pragma once
+
+#include "kernels/kernels.h"
+
+namespace lode::test {
+
+/// Whether decode attention over this type multiplies pairs of bf16: queries and weights have 8 bits then.
+inline bool multiplies_pairs(const KernelTable& table, DType type) {
+  return type == DType::bf16 && (table.name == "avx512bf16" || table.name == "amx");
+}
+
+}  // namespace lode::test
