@@ -31,8 +31,9 @@ struct Shape {
   float centroid_scale = 1.0f;
   bool squares = false;
   CentroidKind kind = CentroidKind::f16;
-  bool block = false;  // all tokens choose together, by choose_clusters_for_block
-  bool adds = true;    // scores add the spreads that there are
+  bool block = false;    // all tokens choose together, by choose_clusters_for_block
+  bool adds = true;      // scores add the spreads that there are
+  int heads_a_turn = 0;  // whose exponentials a block stores
 };
 
 struct Case {
@@ -220,7 +221,7 @@ Outcome run(const Case& c, double threshold, std::int64_t capacity) {
   if (s.block) {
     const BlockScratch at(s.tokens, s.query_heads, s.kv_heads, s.dim, c.nodes, s.kind);
     const OnDevice<char> scratch(std::vector<char>(static_cast<std::size_t>(at.bytes), char{-1}));
-    choose_clusters_for_block(task, queries, s.adds, scratch.get(), stream.get());
+    choose_clusters_for_block(task, queries, s.adds, scratch.get(), stream.get(), s.heads_a_turn);
     return {out.read(stream), counts.read(stream)};
   }
   choose_clusters(task, queries, stream.get());
@@ -350,13 +351,26 @@ LODE_TEST(choose_clusters_keeps_what_is_above_the_threshold) {
   check_case(equal, "all scores equal");  // none is above the others
 }
 
-/// Twice the same bits, and what the formula keeps.
-void check_block(Case c, const char* what) {
+/// What the formula keeps, exponentials made twice, stored a head at a time or of all heads.
+void check_block(Case c, double threshold, const char* what) {
   c.shape.block = true;
-  check_case(c, what);
+  for (const int heads : {0, 1, c.shape.kv_heads}) {
+    c.shape.heads_a_turn = heads;
+    check_case(c, threshold, what);
+  }
+}
+/// And twice the same bits, however many heads a turn.
+void check_block(Case c, const char* what) {
+  check_block(c, threshold_of(c), what);
+  c.shape.block = true;
   const std::int64_t capacity = c.keys + kBehind + c.shape.tokens + 5;
-  const Outcome once = run(c, 1.1, capacity), again = run(c, 1.1, capacity);
-  LODE_CHECK(once.rows == again.rows && once.counts == again.counts);
+  for (const auto& [first, second] : {std::pair{0, 0}, {1, 1}, {1, c.shape.kv_heads}}) {
+    c.shape.heads_a_turn = first;
+    const Outcome once = run(c, 1.1, capacity);
+    c.shape.heads_a_turn = second;
+    const Outcome again = run(c, 1.1, capacity);
+    LODE_CHECK(once.rows == again.rows && once.counts == again.counts);
+  }
 }
 
 LODE_TEST(choose_clusters_for_a_block) {
@@ -406,11 +420,10 @@ LODE_TEST(choose_clusters_for_a_block) {
     check_block(far, "logits of hundreds");
   }
   Case c = make_case({8, 2, 64, {200}, 20, 50, 50}, 77);
-  c.shape.block = true;
   c.q[5] = std::numeric_limits<float>::quiet_NaN();
   c.q[static_cast<std::size_t>(c.shape.dim * c.shape.query_heads) + 1] =
       -std::numeric_limits<float>::infinity();
-  check_case(c, "two queries that are not numbers");
+  check_block(c, "two queries that are not numbers");
 }
 
 LODE_TEST(choose_clusters_for_a_block_with_spreads_that_hurt) {
@@ -441,8 +454,7 @@ LODE_TEST(choose_clusters_for_a_block_with_spreads_that_hurt) {
   Case huge = make_case(shape, 35);  // one node of each head gets all there is
   for (std::size_t i = 5; i < huge.spread_scales.size(); i += static_cast<std::size_t>(huge.nodes))
     huge.spread_scales[i] = 1e30f;
-  huge.shape.block = true;
-  check_case(huge, 0.5, "a huge variance");
+  check_block(huge, 0.5, "a huge variance");
 
   Case unasked = make_case(shape, 37);
   unasked.shape.adds = false;

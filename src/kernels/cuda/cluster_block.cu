@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Work map: queries (and what has 8 bits of the nodes) become halves; two passes of products make each
-// query's sum over the nodes, then each node's over the queries (cluster_products.cuh); two small kernels
-// compare, count and write the list.
+// query's sum over the nodes, then each node's over the queries (cluster_products.cuh), or one and a pass
+// over what it stored, some heads at a time (cluster_columns.cuh); two small kernels compare, count and write
+// the list.
 #include <algorithm>
 #include <cmath>
 
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/cluster_block.h"
-#include "kernels/cuda/cluster_products.cuh"
+#include "kernels/cuda/cluster_columns.cuh"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/processors.h"
 #include "kernels/cuda/scan.cuh"
 
 namespace lode::cuda {
@@ -142,11 +145,11 @@ __global__ void halves_kernel(const BlockParams p) {
   }
 }
 
-template <int D, bool kSpreads, bool kOfQueries, bool kSquares>
+template <int D, bool kSpreads, Pass kPass>
 __global__ __launch_bounds__(kThreads, 1) void pass_kernel(const __grid_constant__ BlockParams p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ char memory[];
-  BlockPass<D, kSpreads, kOfQueries, kSquares>(p, memory).run();
+  BlockPass<D, kSpreads, kPass>(p, memory).run();
 #endif
 }
 
@@ -204,18 +207,62 @@ __global__ void list_kernel(const BlockParams p) {
   if (id == 0) p.task.counts[head] = all + max(0, window - end);
 }
 
-template <int D, bool kSpreads, bool kOfQueries, bool kSquares>
-void launch_pass(const BlockParams& p, std::int64_t rows, StreamHandle stream) {
+template <int D, bool kSpreads, Pass kPass>
+void launch_pass(const BlockParams& p, std::int64_t rows, int heads, StreamHandle stream) {
   constexpr int kShared = BlockShape<D, kSpreads>::kShared;
-  const auto kernel = pass_kernel<D, kSpreads, kOfQueries, kSquares>;
+  const auto kernel = pass_kernel<D, kSpreads, kPass>;
   LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
-  const dim3 grid(static_cast<unsigned>(rows / kRows), static_cast<unsigned>(p.queries.layout.kv_heads));
+  const dim3 grid(static_cast<unsigned>(rows / kRows), static_cast<unsigned>(heads));
   kernel<<<grid, kHostThreads, kShared, stream>>>(p);
   LODE_LAUNCHED();
 }
 
 template <int D, bool kSpreads>
-void launch(const BlockParams& p, StreamHandle stream) {
+void launch_two_passes(const BlockParams& p, StreamHandle stream) {
+  const int heads = p.queries.layout.kv_heads;
+  launch_pass<D, kSpreads, Pass::sums>(p, p.all_rows, heads, stream);
+  p.task.squares ? launch_pass<D, kSpreads, Pass::squares>(p, p.all_nodes, heads, stream)
+                 : launch_pass<D, kSpreads, Pass::weights>(p, p.all_nodes, heads, stream);
+}
+
+/// `at_once` heads a turn, whose exponentials there is room for.
+template <int D, bool kSpreads>
+void launch_stored(BlockParams p, int at_once, StreamHandle stream) {
+  const int all = p.queries.layout.kv_heads;
+  for (; p.first_head < all; p.first_head += at_once) {
+    const int heads = std::min(at_once, all - p.first_head);
+    launch_pass<D, kSpreads, Pass::stored_sums>(p, p.all_rows, heads, stream);
+    const dim3 grid(static_cast<unsigned>(p.all_nodes / kTileRows), static_cast<unsigned>(heads));
+    const auto columns = p.task.squares ? columns_kernel<true> : columns_kernel<false>;
+    columns<<<grid, kColumnWarps * 32, 0, stream>>>(p);
+    LODE_LAUNCHED();
+  }
+}
+
+/// How many heads a turn, of at most `most`: those that leave the fewest processors idle in their last round.
+/// 0 if stored exponentials would cost more in idle ones than they spare.
+int fastest_turn(std::int64_t row_blocks, int heads, std::int64_t most) {
+  const auto rounds = [&](std::int64_t blocks) { return (blocks + processors() - 1) / processors(); };
+  std::int64_t best = 0, least = rounds(row_blocks * heads) * 5 / 4;
+  for (std::int64_t h = 1; h <= std::min<std::int64_t>(heads, most); ++h)
+    if (const std::int64_t all = heads / h * rounds(row_blocks * h) + rounds(row_blocks * (heads % h));
+        all <= least)
+      best = h, least = all;
+  return static_cast<int>(best);
+}
+
+/// Of one head.
+std::int64_t stored_bytes(std::int64_t rows, std::int64_t nodes) {
+  return rows / 16 * (nodes / kTileRows) * kStoredGroup * std::int64_t{sizeof(uint4)};
+}
+/// A sixty-fourth of the GPU's memory, 2.2 GB of an H200.
+std::int64_t most_stored() {
+  static const std::int64_t bytes = availability().total_bytes / 64;
+  return bytes;
+}
+
+template <int D, bool kSpreads>
+void launch(const BlockParams& p, int at_once, StreamHandle stream) {
   const auto heads = static_cast<unsigned>(p.queries.layout.kv_heads),
              chunks = static_cast<unsigned>(p.all_nodes / kChunk);
   const dim3 prepared(static_cast<unsigned>(p.all_rows / kPrepared) + chunks, heads), nodes(chunks, heads);
@@ -226,9 +273,7 @@ void launch(const BlockParams& p, StreamHandle stream) {
     halves_kernel<D, kSpreads><<<grid, kPrepared * 32, 0, stream>>>(p);
     LODE_LAUNCHED();
   }
-  launch_pass<D, kSpreads, true, false>(p, p.all_rows, stream);
-  p.task.squares ? launch_pass<D, kSpreads, false, true>(p, p.all_nodes, stream)
-                 : launch_pass<D, kSpreads, false, false>(p, p.all_nodes, stream);
+  at_once > 0 ? launch_stored<D, kSpreads>(p, at_once, stream) : launch_two_passes<D, kSpreads>(p, stream);
   count_kernel<<<nodes, kChunk, 0, stream>>>(p);
   LODE_LAUNCHED();
   list_kernel<<<nodes, kChunk, 0, stream>>>(p);
@@ -236,8 +281,8 @@ void launch(const BlockParams& p, StreamHandle stream) {
 }
 
 template <int D>
-void launch(const BlockParams& p, bool spreads, StreamHandle stream) {
-  spreads ? launch<D, true>(p, stream) : launch<D, false>(p, stream);
+void launch(const BlockParams& p, bool spreads, int at_once, StreamHandle stream) {
+  spreads ? launch<D, true>(p, at_once, stream) : launch<D, false>(p, at_once, stream);
 }
 
 static_assert(kChunk == kRows && kPrepared * 32 == kChunk);
@@ -263,19 +308,21 @@ BlockScratch::BlockScratch(int tokens, int query_heads, int kv_heads, int head_d
   weights = put(nodes * 4);
   kept = put(nodes / kChunk * 4);
   halves = put(kind == CentroidKind::f16 ? 0 : nodes * columns * 2);
+  stored = bytes;
+  bytes += std::min(kv_heads * stored_bytes(rows, nodes), most_stored());
 }
 
 bool can_choose_for_block(int head_dim) {
   static const bool built = [] {
     cudaFuncAttributes found{};
-    LODE_CUDA(cudaFuncGetAttributes(&found, pass_kernel<128, true, true, false>));
+    LODE_CUDA(cudaFuncGetAttributes(&found, pass_kernel<128, true, Pass::sums>));
     return found.maxThreadsPerBlock >= kHostThreads;
   }();
   return built && (head_dim == 64 || head_dim == 128);
 }
 
 void choose_clusters_for_block(const ClusterChoiceTask& task, const Queries& queries, bool spreads,
-                               void* scratch, StreamHandle stream) {
+                               void* scratch, StreamHandle stream, std::optional<int> heads_a_turn) {
   if (queries.count == 0) return;
   const int kv_heads = queries.layout.kv_heads, group = queries.query_heads / kv_heads,
             d = queries.layout.head_dim;
@@ -294,8 +341,11 @@ void choose_clusters_for_block(const ClusterChoiceTask& task, const Queries& que
   p.weights = place(p.weights, at.weights);
   p.kept = place(p.kept, at.kept);
   p.halves = place(p.halves, at.halves);
+  p.stored = place(p.stored, at.stored);
   const bool adds = spreads && task.tables.kind == CentroidKind::q8_spreads;
-  d == 128 ? launch<128>(p, adds, stream) : launch<64>(p, adds, stream);
+  const int at_once = heads_a_turn.value_or(
+      fastest_turn(p.all_rows / kRows, kv_heads, most_stored() / stored_bytes(p.all_rows, p.all_nodes)));
+  d == 128 ? launch<128>(p, adds, at_once, stream) : launch<64>(p, adds, at_once, stream);
 }
 
 }  // namespace lode::cuda

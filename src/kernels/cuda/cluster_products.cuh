@@ -6,9 +6,10 @@
 //   sums     rows are queries, tiles are centroids: log2 sum_j N_j exp(z_j) of each query
 //   weights  rows are centroids, tiles are queries: the sum over queries of what each makes of a centroid
 //
-// Scores are made twice and never stored. Exponentials set the pace (16 a cycle and processor): warpgroups
-// take those of their products of 64 x 128 while others multiply. Sums stay in a thread until the end:
-// rows of a product lie in threads.
+// Where there is memory for them the first pass stores its exponentials (cluster_columns.cuh), and the second
+// adds those up in place of making them again. Exponentials set the pace (16 a cycle and processor):
+// warpgroups take those of their products of 64 x 128 while others multiply. Sums stay in a thread until the
+// end: rows of a product lie in threads.
 //
 // Spreads are a second product, of the squares of a query's length in each plane with variances; both lie
 // behind the other columns, as bfloat16, whose range holds them in units in which the root r of their product
@@ -23,6 +24,7 @@
 #pragma once
 
 #include "kernels/cuda/cluster_block.h"
+#include "kernels/cuda/cluster_stored.cuh"
 #include "kernels/cuda/cluster_tiles.cuh"
 #include "kernels/cuda/hopper_matrix.cuh"
 #include "kernels/cuda/matrix.cuh"
@@ -33,8 +35,8 @@ inline constexpr int kRows = 256, kTileRows = 128, kGroupThreads = 128;
 inline constexpr int kTeams = 4;                // warpgroups that multiply
 inline constexpr float kNoKeys = -1e30f;        // log2 of their number, and still 0 if multiplied with 0
 inline constexpr float kLargestFactor = 1e15f;  // of two: what they make of a sum of products is a float
+inline constexpr float kLargestSum = 0x1p80f;   // of a tile; else exponentials get a new base
 inline constexpr float kRootOfGainUnit = 0x1p-6f, kGainUnit = kRootOfGainUnit * kRootOfGainUnit;
-inline constexpr float kLeastSum = 0x1p-80f, kLargestSum = 0x1p80f;  // else exponentials get a new base
 
 /// Of a row of halves. Spreads have a panel of their own, of which D / 2 columns are used.
 constexpr int columns_of(int head_dim, bool spreads) {
@@ -59,10 +61,13 @@ struct BlockParams {
   __half* q = nullptr;               // [Hkv, all_rows, columns]
   float* log_keys = nullptr;         // [Hkv, all_nodes] log2 N, with spreads over kGainUnit; else kNoKeys
   float* unscale = nullptr;          // [Hkv, all_rows] from a product to a logit, to the base 2; NaN: no say
-  float2* factors = nullptr;         // [Hkv, all_rows] a product's weight is exp2(x product + y)
+  float2* factors = nullptr;         // [Hkv, all_rows] a product's weight is exp2(x product + y), a stored
+                                     // number's exp2(its base - x + y) times it; y -infinity: none
   float* weights = nullptr;          // [Hkv, all_nodes]
   std::byte* halves = nullptr;       // [Hkv, tiles of 16 nodes, columns x 16] of what has 8 bits
   std::int32_t* kept = nullptr;      // [Hkv, chunks] keys
+  uint4* stored = nullptr;           // exponentials of some heads, from first_head on: stored_at()
+  int first_head = 0;
 
   __device__ int nodes(int head) const {
     const ClusterTables& t = task.tables;
@@ -72,13 +77,24 @@ struct BlockParams {
   __device__ const std::int32_t* first(int head) const {
     return task.tables.first + std::int64_t{head} * (task.tables.most_nodes + 1);
   }
+  /// Of 16 rows and a tile's 128 nodes, as threads hold them: [2 halves of 8 rows][3 pieces][lanes], each
+  /// lane's 32 numbers packed (cluster_stored.cuh), and the rows' bases. `head` is counted from first_head
+  /// on.
+  __device__ std::int64_t stored_at(int head, int sixteen_rows, int tile) const {
+    const std::int64_t team = head * (all_rows / 64) + sixteen_rows / 4;
+    return (team * (all_nodes / kTileRows) + tile) * 4 * kStoredGroup + sixteen_rows % 4 * kStoredGroup;
+  }
 };
+
+enum class Pass { sums, stored_sums, weights, squares };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 /// Sums of queries over centroids, or of centroids' weights, or their squares, over queries.
-template <int D, bool kSpreads, bool kOfQueries, bool kSquares>
+template <int D, bool kSpreads, Pass kPass>
 class BlockPass {
+  static constexpr bool kStores = kPass == Pass::stored_sums, kOfQueries = kPass == Pass::sums || kStores,
+                        kSquares = kPass == Pass::squares;
   using S = BlockShape<D, kSpreads>;
   static constexpr int kStages = S::kStages;
   using Products = float[kTileRows / 2];
@@ -89,7 +105,7 @@ class BlockPass {
       : p_(p),
         base_((shared_address(memory) + 1023) / 1024 * 1024),
         memory_(memory + (base_ - shared_address(memory))),
-        head_(static_cast<int>(blockIdx.y)),
+        head_(p.first_head + static_cast<int>(blockIdx.y)),
         first_(static_cast<int>(blockIdx.x) * kRows),
         team_(__shfl_sync(~0u, static_cast<int>(threadIdx.x) / kGroupThreads - 1, 0)),
         warp_(static_cast<int>(threadIdx.x) / 32 % 4),
@@ -219,7 +235,8 @@ class BlockPass {
   __device__ void multiply() {
     take_rows();
     stationary().wait(0);
-    for (int tile = 0; tile < tiles_; ++tile) {
+    if constexpr (kStores) to_ = stored_of_warp();
+    for (int tile = 0; tile < tiles_; ++tile, to_ += kStores ? 4 * kStoredGroup : 0) {
       const int slot = tile % kStages;
       full(slot).wait(tile / kStages % 2);
       Products x;
@@ -330,36 +347,71 @@ class BlockPass {
     else
       add_weights(s);
   }
-  /// The base is a maximum of earlier logits, and a new one is looked for only where the sum leaves a wide
-  /// range, as it may at the beginning.
+  /// The four threads of a row count from the same base, near the largest logit of the first tile that has
+  /// keys; a new one is looked for only where a tile leaves the range. Then all of a warp do the
+  /// same.
   __device__ void add_sums(const Products& s) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float sum = sum_[half] + exponentials(s, half, [](float z) { return z; });
-      if (sum > kLargestSum || sum < kLeastSum) {
-        float high = kNoKeys;
-#pragma unroll
-        for (int n = 0; n < kTileRows / 8; ++n)
-          high = fmaxf(high, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
-        if (high > 0.5f * kNoKeys) {  // else nothing counts
-          float before = 0.0f;
-          if (sum_[half] > 0.0f) high = fmaxf(high, 0.0f), before = sum_[half] * exp2_fast(-high);
-          sum = before + exponentials(s, half, [&](float z) { return z - high; });
-          base_of_sum_[half] += high;
-        }
+      float of_tile = exponentials(s, half, 0.0f);
+      if (__any_sync(~0u, leaves(half, of_tile))) of_tile = count_anew(s, half, of_tile);
+      sum_[half] += of_tile;
+      if constexpr (kStores) {
+        if (lane_ % 4 == 0)
+          reinterpret_cast<float*>(bases_of(to_))[half * 8 + lane_ / 4] = base_of_sum_[half];
       }
-      sum_[half] = sum;
     }
   }
-  template <class Shifted>
-  static __device__ float exponentials(const Products& s, int half, const Shifted& shifted) {
+  __device__ bool leaves(int half, float of_tile) const {
+    return !based_[half] || of_tile > (kStores ? kMostStored : kLargestSum);
+  }
+  __device__ float count_anew(const Products& s, int half, float of_tile) {
+    float high = kNoKeys;
+#pragma unroll
+    for (int n = 0; n < kTileRows / 8; ++n)
+      high = fmaxf(high, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
+    unsigned one_leaves = leaves(half, of_tile);
+    for (int o = 1; o < 4; o *= 2) {
+      high = fmaxf(high, __shfl_xor_sync(~0u, high, o));
+      one_leaves |= __shfl_xor_sync(~0u, one_leaves, o);
+    }
+    const bool anew = one_leaves && high > 0.5f * kNoKeys;  // else nothing counts
+    const float by = anew ? ceilf(high) - kStoredPeak : 0.0f;
+    sum_[half] *= exp2_fast(-fmaxf(by, 0.0f));  // a first base may be lower: there is no sum yet
+    base_of_sum_[half] += by;
+    based_[half] |= anew || of_tile != of_tile;  // a query that is no number
+    return exponentials(s, half, by);
+  }
+  __device__ float exponentials(const Products& s, int half, float base) {
     float sum = 0.0f, other = 0.0f;
+    unsigned words[kStoredWords];
+    __half2 numbers[4];
 #pragma unroll
     for (int n = 0; n < kTileRows / 8; ++n) {
-      sum += exp2_fast(shifted(s[4 * n + 2 * half]));
-      other += exp2_fast(shifted(s[4 * n + 2 * half + 1]));
+      const float one = exp2_fast(s[4 * n + 2 * half] - base),
+                  next = exp2_fast(s[4 * n + 2 * half + 1] - base);
+      sum += one;
+      other += next;
+      if constexpr (kStores) {
+        numbers[n % 4] = __floats2half2_rn(one, next);
+        if (n % 4 == 3) pack_stored(numbers, words + n / 4 * 3);
+      }
     }
+    if constexpr (kStores) store(words, to_ + half * kStoredPieces / 2 * 32);
     return sum + other;
+  }
+  static __device__ void store(const unsigned (&words)[kStoredWords], uint4* to) {
+#pragma unroll
+    for (int i = 0; i < kStoredPieces / 2; ++i)
+      __stcs(to + i * 32, make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]));
+  }
+  /// From this lane's place.
+  __device__ uint4* bases_of(uint4* stored) const {
+    return stored - lane_ + kStoredPieces * 32;
+  }
+  __device__ uint4* stored_of_warp() const {
+    return p_.stored +
+           p_.stored_at(static_cast<int>(blockIdx.y), (first_ + team_ * 64) / 16 + warp_, /*tile=*/0) + lane_;
   }
   __device__ void add_weights(const Products& s) {
     float sum[4] = {};
@@ -377,17 +429,11 @@ class BlockPass {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = row_of(half);
-      float base = base_of_sum_[half], sum = sum_[half];
-      if constexpr (kOfQueries) {
-        const float own = sum == 0.0f ? kNoKeys : base;
-        base = own;
-        for (int o = 1; o < 4; o *= 2) base = fmaxf(base, __shfl_xor_sync(~0u, base, o));
-        sum *= exp2_fast(own - base);
-      }
+      float sum = sum_[half];
       for (int o = 1; o < 4; o *= 2) sum += __shfl_xor_sync(~0u, sum, o);
       if (lane_ % 4 != 0) continue;
       if constexpr (kOfQueries)
-        p_.factors[head_ * p_.all_rows + row] = factors(base, sum, unit_[half]);
+        p_.factors[head_ * p_.all_rows + row] = factors(base_of_sum_[half], sum, unit_[half]);
       else
         p_.weights[head_ * p_.all_nodes + row] = (kSquares ? sqrtf(sum) : sum) * share_of_key(unit_[half]);
     }
@@ -397,12 +443,13 @@ class BlockPass {
     return kSpreads ? exp2f(-fmaxf(kGainUnit * log_keys, 0.0f)) : 1.0f;
   }
   /// Of a product's weight K exp(z) / sum_j N_j exp(z_j), such that sums over queries are means, or sums of
-  /// squares are means of squares.
+  /// squares are means of squares; of a stored exponential's, the base and what is left without it.
   __device__ float2 factors(float base, float sum, float unscale) const {
     if (!(sum > 0.0f && sum < INFINITY)) return make_float2(0.0f, -INFINITY);
     const float keys = static_cast<float>(p_.task.step->end - p_.task.step->begin);
-    const float share = log2f(static_cast<float>(p_.rows)) * (p_.task.squares ? 0.5f : 1.0f);
-    return make_float2(unscale, log2f(keys) - base - log2f(sum) - share);
+    const float share =
+        log2f(keys) - log2f(sum) - log2f(static_cast<float>(p_.rows)) * (p_.task.squares ? 0.5f : 1.0f);
+    return kStores ? make_float2(base, share) : make_float2(unscale, share - base);
   }
 
   const BlockParams& p_;
@@ -410,8 +457,10 @@ class BlockPass {
   char* const memory_;
   const int head_, first_, team_, warp_, lane_;
   int tiles_;
-  float unit_[2] = {};  // of rows: queries' unscale, or nodes' log2 N
+  uint4* to_ = nullptr;  // where a tile's exponentials are stored
+  float unit_[2] = {};   // of rows: queries' unscale, or nodes' log2 N
   float base_of_sum_[2] = {}, sum_[2] = {};
+  bool based_[2] = {};  // whether a tile with keys has given a base
 };
 
 #endif
