@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 COMMON = {"tokens": "16k", "held-out": 0.15, "window": 511, "distance": 256, "clusters": 512, "samples": 1500, "late": 0.5,
-          "batch": 1000, "probes": 16, "seed": 1}
+          "batch": 1000, "probes": 16, "seed": 1, "weight-decay": 0}
 BASE = ["--hidden", "192", "--steps", "3000"]
 # name: flags
 VARIANTS = {

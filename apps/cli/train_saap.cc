@@ -283,6 +283,8 @@ void add_saap_training_flags(CLI::App& verb, SaapSettings& s) {
   verb.add_option("--batch", s.batch, "queries of a step, all of one prompt")
       ->check(whole_number(2, 1 << 20));
   verb.add_option("--rate", s.rate, "learning rate of Adam")->check(number(0.0, 10.0));
+  verb.add_option("--weight-decay", s.weight_decay, "of Adam: weights shrink by rate x this in a step")
+      ->check(number(0.0, 1000.0));
   verb.add_option("--probes", s.probes, "buckets for which captured mass is reported")
       ->check(whole_number(1, 1 << 16));
   verb.add_option("--seed", s.seed, "of samples, start and batches")->check(whole_number(0, INT64_MAX));

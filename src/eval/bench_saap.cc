@@ -154,7 +154,7 @@ class SaapBench {
   }
 
   void fit(const SaapExamples& examples, SaapClassifier& classifier) {
-    Adam adam(classifier.module(), {.rate = settings_.rate});
+    Adam adam(classifier.module(), {.rate = settings_.rate, .weight_decay = settings_.weight_decay});
     const auto fit = device_->fit(examples, classifier, adam, settings_.batch);
     std::vector<double> losses;
     for (auto next = steps_of(examples, 0, fit->series()); !next.empty();) {

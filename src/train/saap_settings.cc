@@ -54,6 +54,7 @@ Json SaapSettings::json() const {
           {"batch", batch},
           {"rate", rate},
           {"decay", decay},
+          {"weight_decay", weight_decay},
           {"type", std::string(name_of(type))},
           {"probes", probes},
           {"from", from.string()},

@@ -118,7 +118,7 @@ void SaapRun::fit(Head& head, Progress& progress) {
   const Clock::time_point start = Clock::now();
   const std::string prefix = head.prefix() + "net.";
   SaapClassifier classifier = new_classifier(head);
-  Adam adam(classifier.module(), {.rate = settings_.rate});
+  Adam adam(classifier.module(), {.rate = settings_.rate, .weight_decay = settings_.weight_decay});
   {
     const std::lock_guard lock(mutex_);
     if (checkpoint_.notes.contains(prefix + "steps"))

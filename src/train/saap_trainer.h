@@ -9,9 +9,10 @@
 // Between 1 and 2, where asked for: f_k learns to take the centroids' place (section 6.5; saap_keys.h).
 //
 // Deviations, all of them settings: queries of a prompt are sampled once and reused, instead of anew in every
-// step; the rate is higher and falls along a cosine, over fewer steps (the paper: 1e-5, 40,000 steps of 1,000
-// queries). The queries of all heads of a group train one network, as section 5 implies. The divergence is
-// KL(target || prediction), the direction in which softmax regression has a gradient everywhere.
+// step; the rate is higher and falls along a cosine, over fewer steps, and weights decay (the paper: 1e-5,
+// 40,000 steps of 1,000 queries). The queries of all heads of a group train one network, as section 5
+// implies. The divergence is KL(target || prediction), the direction in which softmax regression has a
+// gradient everywhere.
 #pragma once
 
 #include <cstdint>
@@ -59,8 +60,9 @@ struct SaapSettings {
   bool adapt = false;
   /// Held-out queries see what they would see when asked, far keys before them, whatever the filter says.
   bool test_as_asked = false;
-  std::int64_t steps = 4000, batch = 1000;
+  std::int64_t steps = 1500, batch = 1000;
   double rate = 1e-3;
+  double weight_decay = 1;     ///< of Adam, decoupled: weights shrink by rate x this in a step
   bool decay = true;           ///< of the rate, along a cosine to a hundredth
   DType type = DType::f16;     ///< of the classifier's weights in the artefact; q8: centroids stay f16
   std::int64_t probes = 32;    ///< at which captured mass is reported
