@@ -151,7 +151,7 @@ Trained train(SaapDevice& device, const SaapExamples& examples, SaapClassifier c
               std::int64_t most) {
   SaapSettings settings;
   settings.steps = 60, settings.batch = 50;
-  Adam adam(classifier.module(), {.rate = 2e-3, .weight_decay = 10});
+  Adam adam(classifier.module(), {.rate = 2e-3});
   const auto fit = device.fit(examples, classifier, adam, settings.batch);
   Trained trained;
   while (adam.steps() < settings.steps) {
