@@ -95,6 +95,17 @@ __device__ __forceinline__ float transposed_sum(float (&x)[kCount]) {
   return x[0];
 }
 
+/// Bits that rows and columns of 256 have in common: c[i] of row lane / 4 + i / 2 * 8, column lane % 4 * 2 +
+/// i % 2. A lane's a are words lane % 4 + i / 2 * 4 of rows lane / 4 + i % 2 * 8, its b words lane % 4 and
+/// that + 4 of column lane / 4.
+__device__ __forceinline__ void count_common_bits(unsigned (&c)[4], const unsigned (&a)[4], unsigned b0,
+                                                  unsigned b1) {
+  asm("mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32.and.popc {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%10, %10, %10, %10};"
+      : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
+}
+
 /// What blocks of a cluster write into each other, and what the warps of a block share.
 template <class Attend, class S, int kHiddenLayers>
 struct Fixed {
@@ -288,6 +299,7 @@ class Near {
     unsigned planes[S::kPlanes];
 #pragma unroll
     for (int plane = 0; plane < S::kPlanes; ++plane) planes[plane] = __ballot_sync(~0u, more >> plane & 1);
+    const Columns product = columns(majority, planes);
 #pragma unroll 1
     for (int unit = from_; unit < to_; ++unit) {
       if (p_.ahead == kAhead)
@@ -301,23 +313,65 @@ class Near {
       const bool ragged = first < begin_ || first + kUnit > last_;
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        measure_four(unit * kUnit + half * (kUnit / 2) + lane_ * 4, raw[half], ragged, majority, planes);
+        measure_four(unit * kUnit + half * (kUnit / 2) + lane_ * 4, raw[half], ragged, product);
     }
     __syncwarp();
     if (lane_ == 0) s_.warp_counts[warp_][S::kLevels] = 0;
   }
-  /// Of four keys of a unit of which some are no far keys where it is `ragged`.
-  __device__ void measure_four(int key, uint4 raw, bool ragged, unsigned majority,
-                               const unsigned (&planes)[S::kPlanes]) const {
-    const unsigned codes[4] = {raw.x, raw.y, raw.z, raw.w};
-    unsigned distance[4];
+  /// What keys are compared with: the bits that most heads have, and of each plane those that count. For the
+  /// matrix unit the latter are a column's word that is the lane's, and its other one.
+  struct Columns {
+    unsigned majority, low[S::kPlanes], high[S::kPlanes];
+  };
+  /// Column 2 t of the product is the first word of lane t's pair in each row, column 2 t + 1 the second: a
+  /// lane gets what its own four words give.
+  __device__ static Columns columns(unsigned majority, const unsigned (&planes)[S::kPlanes]) {
+    Columns columns = {.majority = majority};
+    const int lane = static_cast<int>(threadIdx.x) % 32, column = lane / 4;
+    const bool has_own = kAttend || column / 2 == lane % 4;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      distance[i] = 0;
-#pragma unroll
-      for (int plane = 0; plane < S::kPlanes; ++plane)
-        distance[i] += static_cast<unsigned>(__popc(differing(codes[i], majority, planes[plane]))) << plane;
+    for (int plane = 0; plane < S::kPlanes; ++plane) {
+      columns.low[plane] = has_own && (kAttend || column % 2 == 0) ? planes[plane] : 0u;
+      columns.high[plane] = has_own && column % 2 != 0 ? planes[plane] : 0u;
     }
+    return columns;
+  }
+  /// By the matrix unit, but where the cluster attends its list: there counting bits one by one is faster.
+  __device__ static void compare_four(uint4 raw, const Columns& columns, unsigned (&distance)[4]) {
+    if constexpr (kAttend) {
+      const unsigned codes[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        distance[i] = 0;
+#pragma unroll
+        for (int plane = 0; plane < S::kPlanes; ++plane)
+          distance[i] +=
+              static_cast<unsigned>(__popc(differing(codes[i], columns.majority, columns.low[plane])))
+              << plane;
+      }
+    } else {
+      const unsigned codes[4] = {raw.x ^ columns.majority, raw.z ^ columns.majority, raw.y ^ columns.majority,
+                                 raw.w ^ columns.majority};
+      count_common_bits(distance, codes, columns.low[0], columns.high[0]);
+#pragma unroll
+      for (int plane = 1; plane < S::kPlanes; ++plane) {
+        unsigned more[4];
+        count_common_bits(more, codes, columns.low[plane], columns.high[plane]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) distance[i] += more[i] << plane;
+      }
+    }
+  }
+  /// (a ^ b) & mask, in one instruction: the compiler shares a ^ b among the masks, in three for two.
+  __device__ static unsigned differing(unsigned a, unsigned b, unsigned mask) {
+    unsigned x;
+    asm("lop3.b32 %0, %1, %2, %3, 0x28;" : "=r"(x) : "r"(a), "r"(b), "r"(mask));
+    return x;
+  }
+  /// Of four keys of a unit of which some are no far keys where it is `ragged`.
+  __device__ void measure_four(int key, uint4 raw, bool ragged, const Columns& columns) const {
+    unsigned distance[4];
+    compare_four(raw, columns, distance);
     if (ragged) {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
@@ -327,12 +381,6 @@ class Near {
         ((distance[3] * 256 + distance[2]) * 256 + distance[1]) * 256 + distance[0];
 #pragma unroll
     for (int i = 0; i < 4; ++i) atomicAdd(&s_.warp_counts[warp_][distance[i]], 1);
-  }
-  /// (a ^ b) & mask, in one instruction: the compiler shares a ^ b among the masks, in three for two.
-  __device__ static unsigned differing(unsigned a, unsigned b, unsigned mask) {
-    unsigned x;
-    asm("lop3.b32 %0, %1, %2, %3, 0x28;" : "=r"(x) : "r"(a), "r"(b), "r"(mask));
-    return x;
   }
   __device__ void share_counts() const {
     __syncthreads();
@@ -413,9 +461,13 @@ class Near {
 
   /// Eight distances at or below a level, as bits.
   __device__ static unsigned at_most(uint2 x, unsigned level) {
-    const unsigned l = level * 0x01010101u;
-    const auto nibble = [](unsigned bytes) { return (bytes & 0x08040201u) * 0x01010101u >> 24; };
-    return nibble(__vcmpleu4(x.x, l)) | nibble(__vcmpleu4(x.y, l)) << 4;
+    const unsigned levels = level * 0x01010101u;
+    const auto nibble = [=](unsigned four) {
+      // Where 128 levels or fewer leave a bit of each byte no difference borrows from the byte above.
+      const unsigned signs = S::kLevels <= 128 ? 0x80808080u + levels - four : __vcmpleu4(four, levels);
+      return (signs & 0x80808080u) * 0x00204081u >> 28;
+    };
+    return nibble(x.x) | nibble(x.y) << 4;
   }
 
   /// Chosen rows of this block's keys, so many units at a time. Warps that are neighbours take neighbouring
