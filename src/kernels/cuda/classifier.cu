@@ -455,18 +455,16 @@ class Chooser {
   /// The same of several units [units][kTiles][4], of four heads.
   __device__ static float2 together(const float2* stats, int units, int n) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    float2 all = make_float2(-INFINITY, 0.0f);
+    float2 own = make_float2(-INFINITY, 0.0f);
 #pragma unroll 1
-    for (int first = 0; first < units; first += 8) {
-      const int unit = first + lane / 4;
-      const float2 some =
-          together(unit < units ? stats[(unit * kTiles + n) * 4 + lane % 4] : make_float2(-INFINITY, 0.0f));
-      const float highest = fmaxf(all.x, some.x);
-      all.y = (all.y == 0.0f ? 0.0f : all.y * __expf(all.x - highest)) +
+    for (int unit = lane / 4; unit < units; unit += 8) {
+      const float2 some = stats[(unit * kTiles + n) * 4 + lane % 4];
+      const float highest = fmaxf(own.x, some.x);
+      own.y = (own.y == 0.0f ? 0.0f : own.y * __expf(own.x - highest)) +
               (some.y == 0.0f ? 0.0f : some.y * __expf(some.x - highest));
-      all.x = highest;
+      own.x = highest;
     }
-    return all;
+    return together(own);
   }
   /// Those of this block to all.
   __device__ void share_stats() const {
