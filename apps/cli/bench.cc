@@ -134,7 +134,7 @@ void run_attention(const BenchFlags& flags) {
     const std::string where =
         device == Device::cuda ? gpu_info().name : fmt::format("{} threads, {}", pool.size(), kernels().name);
     print_text(
-        fmt::format("{} · {} keys · batch {} · {} query tokens · KV {} · {}\n"
+        fmt::format("{} · {} keys · batch {} · queries {} · KV {} · {}\n"
                     "limit: a plain read of as many bytes; index s: of 10,000 keys\n",
                     flags.shape, flags.context, flags.batch, flags.queries, flags.kv_type, where));
   }
