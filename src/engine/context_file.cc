@@ -115,6 +115,10 @@ void check_fits(const std::filesystem::path& path, const ContextMeta& meta, cons
   expect_same(path, "shape",
               fmt::format("{} layers, {} KV heads of {}", meta.layers, meta.kv_heads, meta.head_dim),
               fmt::format("{} layers, {} KV heads of {}", config.layers, config.kv_heads, config.head_dim));
+  if (meta.rope_factor == 1.0 && meta.max_positions == 0 &&
+      config.rope_scaling.kind != RopeScaling::Kind::none)
+    throw InputError(path.string() +
+                     ": its keys were stored without the model's RoPE scaling: index the text again");
   if (meta.rope_factor > 0 && meta.max_positions > 0)  // what the factor stretches
     expect_same(path, "context length", fmt::format("{} tokens", meta.max_positions),
                 fmt::format("{} tokens", config.max_positions));

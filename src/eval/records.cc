@@ -106,11 +106,11 @@ std::string difference(const Json& found, const Json& wanted) {
 Records::Records(const std::filesystem::path& path, const Json& settings) : path_(path) {
   if (path.empty()) return;
   std::size_t whole = 0;
-  file_ = std::fopen(path.c_str(), "ab");
+  file_ = std::fopen(path.c_str(), "abe");
   if (file_ == nullptr) throw InputError(path.string() + ": cannot write: " + std::strerror(errno));
   try {
     if (::flock(fileno(file_), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-      throw InputError(path.string() + ": another process is writing it");
+      throw InputError(path.string() + ": another process has it in use");
     whole = read(read_file(path), settings);
     std::filesystem::resize_file(path, whole);
   } catch (...) {

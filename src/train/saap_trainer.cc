@@ -54,6 +54,10 @@ SaapRun::SaapRun(std::shared_ptr<const Model> model, const ContextOptions& optio
       heads_.back().head = head;
     }
   }
+  if (settings_.rate * settings_.weight_decay >= 1.0)
+    throw InputError(fmt::format(
+        "expected a rate times a weight decay below 1, or weights do not shrink but turn, found {:g} x {:g}",
+        settings_.rate, settings_.weight_decay));
   if (heads_.empty()) throw InputError("expected a layer to train beside the dense ones, found none");
   device_ = make_saap_device(context_options_.device, pool());
 }

@@ -13,7 +13,7 @@ inline constexpr int kStoredPieces = 6;  // of 16 bytes: 2 x 32 numbers that a t
 inline constexpr int kStoredGroup = kStoredPieces * 32 + 4;  // of 16 rows and a tile, with the rows' bases
 // A row's numbers are relative to a base, such that the largest of its first tile is near this (log2), and to
 // another one from where a thread's sum of a tile would be more than the other.
-inline constexpr float kStoredPeak = 3.0f, kMostStored = 0x1p15f;
+inline constexpr float kStoredPeak = 6.0f, kMostStored = 0x1p15f;
 
 /// Eight numbers, two a word, as three words: the fourth word's twelve bits are where the others have none.
 __device__ __forceinline__ void pack_stored(const __half2 (&numbers)[4], unsigned* to /*[3]*/) {
