@@ -23,11 +23,11 @@ ModelConfig scaled_config(const Model& model, const ContextOptions& options) {
   if (!options.rope_factor || *options.rope_factor == 1.0) return config;
   // Frequencies that a model was trained with are not yarn's of its full context.
   if (config.rope_scaling.kind != RopeScaling::Kind::none)
-    throw InputError(
-        fmt::format("--rope-factor: expected a model without RoPE scaling of its own, found '{}' with a "
-                    "factor of {:g}; a "
-                    "larger factor there and a longer max_position_embeddings in config.json stretch it",
-                    name_of(config.rope_scaling.kind), config.rope_scaling.factor));
+    throw InputError(fmt::format(
+        "--rope-factor: expected a model without RoPE scaling of its own, found '{}' with a factor "
+        "of {:g}; a larger factor there and a longer max_position_embeddings in config.json "
+        "stretch it",
+        name_of(config.rope_scaling.kind), config.rope_scaling.factor));
   config.rope_scaling = {.kind = RopeScaling::Kind::yarn,
                          .factor = *options.rope_factor,
                          .original_max_positions = config.max_positions};
@@ -137,13 +137,13 @@ WorkReport& WorkReport::operator+=(const WorkReport& other) {
 Context::Impl::Impl(std::shared_ptr<const Model> model_, const ContextOptions& options_)
     : model(std::move(model_)),
       config(scaled_config(*model, options_)),
-      rope(config, checked(config, options_).max_tokens),
       rope_tokens(checked(config, options_).max_tokens),
+      rope(config, rope_tokens),
       kv({.layers = config.layers,
           .kv_heads = config.kv_heads,
           .head_dim = config.head_dim,
           .type = options_.kv_type,
-          .max_tokens = checked(config, options_).max_tokens}),
+          .max_tokens = rope_tokens}),
       llama(model->config(), model->impl().weights, model->pool()),
       listeners(static_cast<std::size_t>(config.layers)),
       later_listeners(listeners),

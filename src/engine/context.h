@@ -34,10 +34,10 @@ struct Context::Impl {
 
   std::shared_ptr<const Model> model;
   ContextOptions options;
-  ModelConfig config;  ///< the model's, with the RoPE scaling that the user asked for
+  ModelConfig config;        ///< the model's, with the RoPE scaling that the user asked for
+  std::int64_t rope_tokens;  ///< the length that RoPE's frequencies were made for
   Rope rope;
-  std::int64_t rope_tokens;  ///< the length that its frequencies were made for
-  KvStore kv;                ///< of a context on the GPU it may be behind; host_kv brings it up
+  KvStore kv;  ///< of a context on the GPU it may be behind; host_kv brings it up
   Llama llama;
   std::unique_ptr<GpuContext> gpu;  ///< null: everything happens on the CPU
   std::vector<TokenId> ids;         // [tokens]

@@ -295,9 +295,13 @@ void DatasetReader::add_prefixqa(const Json& object, const std::string& where) {
 
 /// Every *.txt of a folder in the order of names, or one file.
 std::string haystack_text(const fs::path& path) {
+  const auto checked = [](const fs::path& file) {
+    std::string text = read_file(file);
+    expect_utf8(text, file.string());
+    return text;
+  };
   if (!fs::is_directory(path)) {
-    std::string text = read_file(path);
-    expect_utf8(text, path.string());
+    std::string text = checked(path);
     if (text.empty()) throw InputError(path.string() + ": expected a text, found an empty file");
     return text;
   }
@@ -307,21 +311,9 @@ std::string haystack_text(const fs::path& path) {
   }
   std::sort(files.begin(), files.end());
   std::string text;
-  std::size_t before = 0;
-  for (const fs::path& file : files) {
-    text += read_file(file);
-    expect_utf8(std::string_view(text).substr(before), file.string());
-    before = text.size();
-  }
+  for (const fs::path& file : files) text += checked(file);
   if (text.empty()) throw InputError(path.string() + ": expected text files (*.txt), found none");
   return text;
-}
-
-/// Where the last character of a text that is not empty begins, whole or cut.
-std::size_t last_character(std::string_view text) {
-  std::size_t at = text.size() - 1;
-  while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) --at;
-  return at;
 }
 
 /// The needle goes behind the last full stop before its depth, as in the published test.
@@ -341,10 +333,10 @@ void DatasetReader::add_needles(const Json& object, const std::string& where) {
     const auto characters = static_cast<std::size_t>(length);
     std::string text;
     while (text.size() + needle.size() < characters) text += hay;
-    text.resize(characters > needle.size() ? characters - needle.size() : 0);
-    while (!text.empty() &&
-           invalid_utf8(std::string_view(text).substr(last_character(text))) != std::string::npos)
-      text.pop_back();  // a character that was cut
+    std::size_t end = characters > needle.size() ? characters - needle.size() : 0;
+    // A byte of the form 10xxxxxx is not a character's first.
+    while (end > 0 && end < text.size() && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+    text.resize(end);
     const std::string asked = "\n\nQuestion: " + question + "\nAnswer:";
     const std::vector<std::string> answers = texts_of(object, "answer", where);
     // The same of all depths, which the tokenizer may tell apart by a token or two.

@@ -217,20 +217,25 @@ LODE_NOINLINE void add_values(const float* p, const float* alpha, const KvRows& 
   });
 }
 
+/// Calls body<V, kPartial>(first column) for columns [0, d), V registers of kColumns of them at a time:
+/// kWide, then one, then one in part.
+template <int kWide, int kColumns, class Body>
+LODE_INLINE void for_columns(int d, Body body) {
+  int c = 0;
+  for (; c + kWide * kColumns <= d; c += kWide * kColumns) body.template operator()<kWide, false>(c);
+  if constexpr (kWide > 1)
+    for (; c + kColumns <= d; c += kColumns) body.template operator()<1, false>(c);
+  if (c < d) body.template operator()<1, true>(c);
+}
+
 /// The values of one block, as many columns at a time as registers hold accumulators for.
 template <DType T, int G, class Rows>
 void add_block(const float* p, const float* alpha, const KvRows& kv, Rows rows, int n, int next, float* o) {
   constexpr int kAccumulators = kW == 16 ? 16 : 8;
   constexpr int kWide = G >= kAccumulators ? 1 : kAccumulators / G > 4 ? 4 : kAccumulators / G;
-  int c = 0;
-  const auto pass = [&]<int V, bool kPartial>() {
+  for_columns<kWide, kW>(kv.d, [&]<int V, bool kPartial>(int c) {
     add_values<T, G, V, kPartial>(p, alpha, kv, rows, n, next, c, o);
-    c += V * kW;
-  };
-  while (c + kWide * kW <= kv.d) pass.template operator()<kWide, false>();
-  if constexpr (kWide > 1)
-    while (c + kW <= kv.d) pass.template operator()<1, false>();
-  if (c < kv.d) pass.template operator()<1, true>();
+  });
 }
 
 /// One block of at most kBlock keys for one chunk of G queries. The `next` rows behind it are asked for.
@@ -270,6 +275,20 @@ LODE_INLINE void for_chunks(int queries, Body body, int first = 0) {
   if constexpr (G > 1) for_chunks<G / 2>(queries, body, first);
 }
 
+/// Calls body(first, n, next) for blocks of `count` rows of type T: n of them, and how many the block behind
+/// has. Asks the memory for the first block, which nobody has asked for yet.
+template <DType T, class Rows, class Body>
+LODE_INLINE void for_blocks(const KvRows& kv, Rows rows, std::int64_t count, Body body) {
+  const std::int64_t row_bytes = std::int64_t{kv.d} * bytes_of(T);
+  for (const std::byte* part : {kv.k, kv.v})
+    for (std::int64_t i = 0; i < count && i < kBlock; ++i) prefetch(part + rows[i] * row_bytes, row_bytes);
+  for (std::int64_t b = 0; b < count; b += kBlock) {
+    const std::int64_t left = count - b;
+    const int n = left < kBlock ? static_cast<int>(left) : kBlock;
+    body(b, n, left - n < kBlock ? static_cast<int>(left - n) : kBlock);
+  }
+}
+
 template <DType T, class Rows>
 void attend_typed(const float* q, int queries, const KvRows& kv, Rows rows, const float* log_weights,
                   std::int64_t count, const SoftmaxState& state) {
@@ -289,19 +308,12 @@ void attend_typed(const float* q, int queries, const KvRows& kv, Rows rows, cons
                         lanes + kW,       lanes + 2 * kW};
     };
     for_chunks(group, [&]<int G>(int g) { spread_maxima<G>(chunk_state(g)); });
-    // Nobody has asked for the first block yet.
-    const std::int64_t row_bytes = d * bytes_of(T);
-    for (const std::byte* part : {kv.k, kv.v})
-      for (std::int64_t i = 0; i < count && i < kBlock; ++i) prefetch(part + rows[i] * row_bytes, row_bytes);
-    for (std::int64_t b = 0; b < count; b += kBlock) {
-      const std::int64_t left = count - b;
-      const int n = left < kBlock ? static_cast<int>(left) : kBlock;
-      const int next = left - n < kBlock ? static_cast<int>(left - n) : kBlock;
+    for_blocks<T>(kv, rows, count, [&](std::int64_t b, int n, int next) {
       for_chunks(group, [&]<int G>(int g) {
         attend_block<T, G>(packed + g * packed_row, kv, rows.from(b), n, g == 0 ? next : 0,
                            log_weights ? log_weights + b : nullptr, chunk_state(g));
       });
-    }
+    });
     for_chunks(group, [&]<int G>(int g) { finish_sums<G>(chunk_state(g)); });
   }
 }

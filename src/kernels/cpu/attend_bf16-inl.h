@@ -3,9 +3,8 @@
 // instruction multiplies two numbers a lane. Included by table_avx512bf16.cc after attend-inl.h, whose rows
 // and order of keys it keeps.
 //
-//   per block of kBlock keys:  S[g, i] = q_g . k_i      sixteen keys in the lanes, transposed in registers
-//   two
-//                                                       columns at a time, so that no sum has to be folded
+//   per block of kBlock keys:  S[g, i] = q_g . k_i      sixteen keys in the lanes, two columns at a time
+//                                                       transposed in registers: no sum has to be folded
 //                              m, P = softmax step      P[g, i] = exp(S[g, i] - m_g), rounded to bf16
 //                              O[g, :] += P[g, i] v_i   two keys at a time, their columns interleaved
 //
@@ -247,27 +246,20 @@ void attend_pairs(const std::uint32_t* q /*packed*/, const KvRows& kv, Rows rows
       for (int i = 0; i < n; ++i) s[g * kBlock + i] += log_weights[i];
   pair_weights<G>(s, state, w);
   constexpr int kWide = G == kMostTogether ? 1 : 2;
-  int c = 0;
-  const auto pass = [&]<int V, bool kPartial>() {
+  for_columns<kWide, kWideColumns>(kv.d, [&]<int V, bool kPartial>(int c) {
     add_value_pairs<G, V, kPartial>(w, state.alpha, kv, rows, n, next, c, state.o);
-    c += V * kWideColumns;
-  };
-  while (c + kWide * kWideColumns <= kv.d) pass.template operator()<kWide, false>();
-  if constexpr (kWide > 1)
-    while (c + kWideColumns <= kv.d) pass.template operator()<1, false>();
-  if (c < kv.d) pass.template operator()<1, true>();
+  });
 }
 
 template <class Rows>
 void attend_bf16(const float* q, int queries, const KvRows& kv, Rows rows, const float* log_weights,
                  std::int64_t count, const SoftmaxState& state) {
   const std::int64_t d = kv.d;
-  const std::int64_t packed_row =
-      (d + kColumns - 1) / kColumns * kColumns;  // pairs of one query, high and low
+  const std::int64_t packed_row = (d + kColumns - 1) / kColumns * kPairs;  // pairs of one query
   for (int first = 0; first < queries; first += kMaxQueries) {
     const int group = queries - first < kMaxQueries ? queries - first : kMaxQueries;
     alignas(64) float l_acc[kMaxQueries * kW] = {};
-    alignas(64) std::uint32_t packed[kMaxQueries * kMaxHeadDim];
+    alignas(64) std::uint32_t packed[kMaxQueries * kMaxHeadDim / 2];
     PairState chunks[kMaxQueries];  // by first query
     for_chunks<kMostTogether>(group, [&]<int G>(int g) {
       const int at = first + g;
@@ -276,19 +268,12 @@ void attend_bf16(const float* q, int queries, const KvRows& kv, Rows rows, const
       // What came before is one more sum.
       for (int h = 0; h < G; ++h) l_acc[(g + h) * kW] = state.l[at + h];
     });
-    // Nobody has asked for the first block yet.
-    const std::int64_t row_bytes = d * bytes_of(DType::bf16);
-    for (const std::byte* part : {kv.k, kv.v})
-      for (std::int64_t i = 0; i < count && i < kBlock; ++i) prefetch(part + rows[i] * row_bytes, row_bytes);
-    for (std::int64_t b = 0; b < count; b += kBlock) {
-      const std::int64_t left = count - b;
-      const int n = left < kBlock ? static_cast<int>(left) : kBlock;
-      const int next = left - n < kBlock ? static_cast<int>(left - n) : kBlock;
+    for_blocks<DType::bf16>(kv, rows, count, [&](std::int64_t b, int n, int next) {
       for_chunks<kMostTogether>(group, [&]<int G>(int g) {
         attend_pairs<G>(packed + g * packed_row, kv, rows.from(b), n, g == 0 ? next : 0,
                         log_weights ? log_weights + b : nullptr, chunks[g]);
       });
-    }
+    });
     for (int g = 0; g < group; ++g)
       state.l[first + g] = _mm512_reduce_add_ps(_mm512_loadu_ps(l_acc + g * kW));
   }
