@@ -188,6 +188,7 @@ class Context {
   std::int64_t tokens() const;
   std::int64_t indexed_tokens() const;
   std::span<const TokenId> token_ids() const;
+  /// Back to so many tokens; indexes keep what they have of these. Back to none, they are not built.
   void roll_back(std::int64_t tokens);
 
   /// Feeds the prompt (at least one token), then generates. The context keeps prompt and answer, but for the

@@ -327,6 +327,8 @@ void Context::Impl::roll_back(std::int64_t tokens) {
   for (AttachedMethod& method : methods) {
     // What was built over more than is left is no index of another text that grows as long (take_index).
     if (method.built_over > tokens) method.built_over = -1;
+    // Nor is one of which nothing is left: the text that comes next is indexed as if it were the first.
+    if (tokens == 0 && !method.dense()) method.built = method.built_on_host = false;
     for (Selector* selector : method.selectors) {
       if (selector != nullptr) selector->roll_back(0, tokens);
     }

@@ -20,7 +20,7 @@ double weight_below(float score, float peak) {
 void top_count(std::span<const float> scores, std::int64_t k, Position offset, std::vector<Position>& out) {
   constexpr std::size_t kLanes = 16, kBlock = 64;
   const std::size_t blocks = scores.size() / kBlock;  // what remains behind them only adds candidates
-  if (static_cast<std::size_t>(k) * 4 > blocks) return top_k(scores, k, offset, out);
+  if (k <= 0 || static_cast<std::size_t>(k) * 4 > blocks) return top_k(scores, k, offset, out);
   std::vector<float> peaks(blocks);
   for (std::size_t b = 0; b < blocks; ++b) {
     float lane[kLanes];

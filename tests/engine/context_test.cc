@@ -156,6 +156,31 @@ TEST_F(ContextTest, AnIndexOfATextThatWasRolledBackIsNotShared) {
 
 // The dense part of `squeezed` ends with the context, not with the query: question and answer never push keys
 // of the context out of it. A context that is appended to takes its end along.
+TEST_F(ContextTest, ATextInThePlaceOfAnotherIsIndexedAsIfAlone) {
+  for (const char* text :
+       {"kmeans:clusters=8,probes=2,window=20", "ivf:nlist=8,nprobe=2,k=5,window=20",
+        "snapkv:window_size=8,max_capacity_prompt=20,window=20", "h2o:window=20",
+        "infllm:block_size=8,topk=3,window=20", "double-sparsity:bits=2,channels=4,budget=9,window=20",
+        "pqcache:budget=9,window=20", "magicpig:K=3,L=8,window=20",
+        "quest:bits=2,page_size=4,budget=20,window=20", "retrieval:k=4,beam=3,sink=1,window=20,warm=off",
+        "hnsw:k=5,M=4,window=20", "reformer:bucket_size=16,window=20",
+        "squeezed:clusters=20%,sparsity=0.5"}) {
+    const Spec spec = parse_spec(text);
+    Context lived = context(), alone = context();
+    const MethodId method = lived.attach(spec);
+    alone.attach(spec);
+    lived.prefill(some_tokens(400, 1));
+    lived.build_indexes();
+    lived.forward(some_tokens(5, 3), method);
+    lived.roll_back(0);
+    for (Context* c : {&lived, &alone}) {
+      c->prefill(some_tokens(300, 4));
+      c->build_indexes();
+    }
+    EXPECT_EQ(lived.forward(some_tokens(9, 2), method), alone.forward(some_tokens(9, 2), method)) << text;
+  }
+}
+
 TEST_F(ContextTest, AWindowOfTheContextStaysAndGrowsWithIt) {
   Context c = context();
   const MethodId method = c.attach(parse_spec("squeezed:sparsity=0.5,clusters=20%"));

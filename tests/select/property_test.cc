@@ -369,6 +369,135 @@ TEST_P(EveryMethod, HeadDimensionsAndGroups) {
   }
 }
 
+// Of a text that another takes the place of nothing shows once that is indexed.
+TEST_P(EveryMethod, AnotherTextInItsPlace) {
+  for (const std::int64_t tokens : {260, 70}) {
+    World old({.dense = {1, 16}}, 1), world({.dense = {1, 16}}, 2);
+    const LayerGeometry geometry = world.geometry(pool_);
+    old.write(300);
+    world.write(tokens);
+    const auto lived = make_with_artefact(GetParam(), geometry),
+               fresh = make_with_artefact(GetParam(), geometry);
+    tell(*lived, old, 300);
+    lived->build(0, old.store().layer(0));
+    old.write(40);
+    select(*lived, old.block(300, 40), geometry);
+    lived->roll_back(0, 310);
+    lived->roll_back(0, 0);
+    for (Selector* selector : {lived.get(), fresh.get()}) {
+      tell(*selector, world, tokens);
+      selector->build(0, world.store().layer(0));
+    }
+    world.write(30);
+    const QueryBlock block = world.block(static_cast<Position>(tokens), 30);
+    EXPECT_EQ(select(*lived, block, geometry), select(*fresh, block, geometry)) << tokens;
+  }
+}
+
+// Queries that are not numbers, alone and beside others, whose keys stay theirs.
+TEST_P(EveryMethod, QueriesThatAreNotNumbers) {
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  for (const float bad : {nan, inf, -inf, 1e38f, 0.0f}) {
+    for (const bool all : {true, false}) {
+      World world({.kv_heads = 2, .group = 3, .dense = {1, 16}});
+      const LayerGeometry geometry = world.geometry(pool_);
+      world.write(300);
+      const auto selector = make_with_artefact(GetParam(), geometry);
+      const auto spoil = [&](QueryBlock& block, std::vector<float>& q, std::vector<float>& q_unrotated) {
+        q.assign(block.q.begin(), block.q.end());
+        q_unrotated.assign(block.q_unrotated.begin(), block.q_unrotated.end());
+        for (std::size_t i = 0; i < q.size(); i += all ? 1 : 7) q[i] = q_unrotated[i] = bad;
+        block.q = q;
+        block.q_unrotated = q_unrotated;
+      };
+      std::vector<float> q, q_unrotated;
+      QueryBlock heard = world.block(0, 280);
+      spoil(heard, q, q_unrotated);
+      if (selector->wants_writes()) tell(*selector, heard);
+      world.store().roll_back(280);
+      selector->build(0, world.store().layer(0));
+      if (const MethodInfo& method =
+              find_method(parse_spec(GetParam() == "plan:made" ? "topk" : GetParam()).name);
+          method.finish) {
+        Selector* const own = selector.get();
+        std::vector<Selector*> layers(4, nullptr);
+        layers[3] = own;
+        method.finish(layers, 0, [&](int) { return world.store().layer(0); });
+      }
+      world.write(20);
+      for (const Phase phase : {Phase::question, Phase::generation}) {
+        QueryBlock block = world.block(280, 20);
+        block.phase = phase;
+        std::vector<float> own, own_unrotated;
+        spoil(block, own, own_unrotated);
+        select(*selector, block, geometry);
+      }
+    }
+  }
+}
+
+// What one sequence goes through leaves the others as they are.
+TEST_P(EveryMethod, SequencesDoNotMatterToEachOther) {
+  const WorldShape shape = {.kv_heads = 2, .group = 2, .dense = {1, 16}};
+  World first(shape, 1, 0), second(shape, 2, 5);
+  const LayerGeometry geometry = first.geometry(pool_);
+  const auto alone = make_with_artefact(GetParam(), geometry),
+             shared = make_with_artefact(GetParam(), geometry);
+  first.write(220);
+  second.write(140);
+  for (Selector* selector : {alone.get(), shared.get()}) selector->build(0, first.store().layer(0));
+  shared->build(5, second.store().layer(0));
+  for (int step = 0; step < 12; ++step) {
+    first.write(7);
+    second.write(3);
+    select(*shared, second.block(static_cast<Position>(second.tokens() - 3), 3), geometry);
+    if (step % 4 == 3) {
+      second.store().roll_back(step == 7 ? 20 : 130);
+      shared->roll_back(5, second.tokens());
+      if (step == 7) shared->build(5, second.store().layer(0));
+    }
+    const QueryBlock block = first.block(static_cast<Position>(first.tokens() - 7), 7);
+    EXPECT_EQ(select(*shared, block, geometry), select(*alone, block, geometry)) << step;
+  }
+}
+
+// A share of the far keys may be less than one key.
+TEST(Budgets, SharesOfLessThanAKey) {
+  ThreadPool pool(2);
+  for (const std::int64_t tokens : {20, 40, 400}) {
+    World world({.kv_heads = 2, .group = 2, .dense = {1, 16}});
+    const LayerGeometry geometry = world.geometry(pool);
+    world.write(tokens);
+    for (const char* spec : {"topk:k=1e-9",
+                             "topk:k=1e-9,per=kv-head",
+                             "random:fraction=1e-9",
+                             "kmeans:clusters=1e-9",
+                             "hash:weights=made,budget=1e-9",
+                             "hash:weights=made,mode=combined,budget=1e-9",
+                             "hyperplanes:budget=1e-9,ties=all",
+                             "kdeformer:bucket_size=1e-9",
+                             "reformer:bucket_size=1e-9",
+                             "h2o:heavy_ratio=1e-9,recent_ratio=1e-9",
+                             "snapkv:window_size=1,max_capacity_prompt=1e-9",
+                             "ivf:k=1e-9,nlist=1e-9",
+                             "hnsw:k=1e-9",
+                             "retrieval:k=1e-9",
+                             "retrieval:k=1e-9,beam=1",
+                             "quest:budget=1e-9",
+                             "double-sparsity:budget=1e-9",
+                             "double-sparsity:budget=1e-9,per=kv-head",
+                             "pqcache:budget=1e-9",
+                             "infllm:budget=1e-9",
+                             "squeezed:clusters=1e-9"}) {
+      SCOPED_TRACE(spec);
+      const auto selector = make_with_artefact(spec, geometry);
+      tell(*selector, world, tokens);
+      selector->build(0, world.store().layer(0));
+      select(*selector, world.block(static_cast<Position>(tokens - 1), 1), geometry);
+    }
+  }
+}
+
 // Budgets that cover all far keys give full attention's bits.
 TEST(Budgets, EverythingIsFullAttentionToTheBit) {
   ThreadPool pool(2);
