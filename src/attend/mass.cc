@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "base/cancel.h"
 #include "base/threads.h"
@@ -37,6 +38,7 @@ void list_keys(const FarKeys& far, const QueryBlock& block, std::int64_t token, 
 }
 
 /// Adds the weights of one set's heads to `mass`, which is indexed by position; -1 marks keys not attended.
+/// Without a tail they are shares of their own sum: the kernels that made `lse` may round queries.
 void add_set(const SetGroup& group, std::size_t s, const QueryBlock& block, const LayerGeometry& geometry,
              std::int64_t token, const std::vector<float>& lse, std::vector<float>& mass) {
   const int d = geometry.head_dim;
@@ -52,9 +54,16 @@ void add_set(const SetGroup& group, std::size_t s, const QueryBlock& block, cons
       q[static_cast<std::size_t>(i)] = block.q[static_cast<std::size_t>(query * d + i)] * geometry.scale;
     kernels().score_rows(q.data(), 1, block.kv.heads[static_cast<std::size_t>(group.kv_head)], rows.data(),
                          std::ssize(rows), scores.data(), std::ssize(scores));
+    float peak = -std::numeric_limits<float>::infinity();
+    for (std::size_t i = 0; i < keys.size(); ++i) peak = std::max(peak, scores[i] += keys[i].second);
+    double total = 0.0;
+    for (float& score : scores) total += score = std::exp(score - peak);
+    const bool all = group.sets[s].tail_lse.empty();
+    const auto share =
+        static_cast<float>(all ? 1.0 / total : std::exp(double{peak} - lse[static_cast<std::size_t>(query)]));
     for (std::size_t i = 0; i < keys.size(); ++i) {
       float& sum = mass[static_cast<std::size_t>(rows[i])];
-      sum = std::max(sum, 0.0f) + std::exp(scores[i] + keys[i].second - lse[static_cast<std::size_t>(query)]);
+      sum = std::max(sum, 0.0f) + scores[i] * share;
     }
   }
 }

@@ -368,10 +368,15 @@ TEST(Attend, TailsMergeAsIfTheyWereKeys) {
 TEST(Attend, MassOfEachKeySumsToTheHeads) {
   ThreadPool pool(2);
   Rng rng(4);
-  World world({.kv_heads = 2, .group = 3, .d = 64});
-  const LayerGeometry geometry = world.geometry(pool);
-  world.write(90);
-  for (const bool full : {false, true}) {
+  for (const auto& [type, full] : {std::pair{DType::f32, false},
+                                   {DType::f32, true},
+                                   {DType::bf16, false},
+                                   {DType::bf16, true},
+                                   {DType::f16, true},
+                                   {DType::q8, true}}) {
+    World world({.kv_heads = 2, .group = 3, .d = 64, .type = type});
+    const LayerGeometry geometry = world.geometry(pool);
+    world.write(90);
     const QueryBlock block = world.block(80, 10);
     Selection selection = random_selection(block, geometry, rng, true);
     if (full) {
