@@ -161,7 +161,8 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
     PartitionSelector::roll_back(sequence, tokens);
     if (const auto found = lengths_.find(sequence); found != lengths_.end())
       found->second = std::min(found->second, tokens);
-    if (fallen_back(sequence)) fallback_->roll_back(sequence, tokens);
+    live_.erase(sequence);  // of a question that is not asked any more
+    if (fallback_ != nullptr) fallback_->roll_back(sequence, tokens);  // which may have heard what is gone
   }
   void select(std::span<const QueryBlock> blocks, Selection& out) override;
   void save(std::int32_t sequence, SectionWriter& out) const override;
@@ -233,11 +234,11 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
   std::map<std::int32_t, double> alarms_;         // imbalance of the context in units of the training text's
   std::map<std::int32_t, std::int64_t> lengths_;  // tokens of the context
   std::vector<Scratch> scratch_;                  // [workers]
-  /// Of all choices of a network so far.
+  /// Of all choices of a network since the last rollback.
   struct Live {
     std::atomic<std::int64_t> far_keys = 0, far_total = 0, choices = 0;
   };
-  std::array<Live, kMostSaapNetworks> live_;  // [K]
+  std::map<std::int32_t, std::array<Live, kMostSaapNetworks>> live_;  // by sequence: [K]
 };
 
 /// Adds softmax(scores) to `sum` and leaves its numerators in their place; scores with a NaN, or without a
@@ -262,6 +263,7 @@ void Saap::select(std::span<const QueryBlock> blocks, Selection& out) {
     });
     rounded_ = std::move(rounded);  // all or none, should memory run out
   }
+  for (const QueryBlock& block : own) live_.try_emplace(block.sequence);
   if (!own.empty()) PartitionSelector::select(own, out);
   if (others.empty()) return;
   fallback_->select(others, out);
@@ -315,7 +317,7 @@ void Saap::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork
   work.keys_scored += group * buckets;
   const std::int64_t sets = options_.batched ? 1 : group;
   if (unit.far_keys() < 4 * buckets) return;  // most buckets are empty: nothing to compare with
-  Live& live = live_[network_for(unit.position())];
+  Live& live = live_.at(unit.block->sequence)[network_for(unit.position())];
   live.far_keys.fetch_add(visited, std::memory_order_relaxed);
   live.far_total.fetch_add(sets * unit.far_keys(), std::memory_order_relaxed);
   live.choices.fetch_add(1, std::memory_order_relaxed);
@@ -382,8 +384,9 @@ std::string Saap::notice(std::int32_t sequence) const {
           tokens, layer_.stretches[network_for(static_cast<Position>(tokens))].reach());
     }
   }
-  for (std::size_t k = 0; k < layer_.stretches.size(); ++k) {
-    const Live& live = live_[k];
+  const auto asked = live_.find(sequence);
+  for (std::size_t k = 0; asked != live_.end() && k < layer_.stretches.size(); ++k) {
+    const Live& live = asked->second[k];
     if (live.choices < kAlarmQueries) continue;
     double expected = 0.0;
     for (const SaapHead& head : layer_.heads)

@@ -452,7 +452,7 @@ TEST_P(EveryMethod, SequencesDoNotMatterToEachOther) {
     second.write(3);
     select(*shared, second.block(static_cast<Position>(second.tokens() - 3), 3), geometry);
     if (step % 4 == 3) {
-      second.store().roll_back(step == 7 ? 20 : 130);
+      second.store().roll_back(step == 7 ? 20 : second.tokens() - 10);
       shared->roll_back(5, second.tokens());
       if (step == 7) shared->build(5, second.store().layer(0));
     }

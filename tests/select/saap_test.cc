@@ -583,6 +583,31 @@ TEST(SaapSelector, AContextLongerThanTheTrainingPromptsIsSaid) {
     EXPECT_EQ(notice_of(enough), "") << enough;
 }
 
+/// What one question attended says nothing of the next, nor of another sequence's.
+TEST(SaapSelector, QuestionsUnlikeTheTrainingTextAreSaidUntilTheyAreRolledBack) {
+  ThreadPool pool(2);
+  const auto world = uniform_world(false);  // 1,500 tokens
+  const LayerGeometry geometry = world->geometry(pool);
+  const auto path = temporary("live.safetensors");
+  std::vector<SaapHead> heads = {random_saap_head({}, 0), random_saap_head({}, 1)};
+  for (SaapHead& head : heads) head.networks[0].selectivity = {0.001f};
+  write_saap(path, {{3, heads}}, "model", {{.from = 0, .training = "{}"}});
+  const auto selector = make("saap:probes=2,weights=" + path.string(), geometry);
+  for (const int sequence : {0, 1}) selector->build(sequence, world->store().layer(0));
+  const auto ask = [&](int tokens) {
+    world->write(tokens);
+    select(*selector, world->block(1500, tokens), geometry);
+  };
+  ask(200);
+  EXPECT_THAT(selector->notice(0), testing::HasSubstr("questions unlike"));
+  EXPECT_EQ(selector->notice(1), "");
+  selector->roll_back(0, 1500);
+  world->store().roll_back(1500);
+  EXPECT_EQ(selector->notice(0), "");
+  ask(2);
+  EXPECT_EQ(selector->notice(0), "");
+}
+
 /// The network that answers at the context's end is the one whose training counts.
 TEST(SaapSelector, ALongContextIsMeasuredByTheNetworkInUse) {
   ThreadPool pool(2);
