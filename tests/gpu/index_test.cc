@@ -177,6 +177,34 @@ TEST(GpuSnapKv, KeepsTheKeysOfTheTextThatWasIndexedLast) {
   EXPECT_LT(relative_difference(logits[1], logits[0]), 2e-3f);
 }
 
+// Nothing of a text is left where another takes its place from the first token on.
+TEST(GpuIndexes, AreOfTheTextThatTookAnothersPlace) {
+  NEEDS_GPU();
+  const std::vector<TokenId> all = story(600);
+  for (const char* spec :
+       {"ivf:k=30,nprobe=4,window=16,dense_layers=1", "pqcache:budget=40,window=16,dense_layers=1",
+        "double-sparsity:budget=40,window=16,dense_layers=1",
+        "quest:budget=48,bits=4,window=16,dense_layers=1",
+        "snapkv:max_capacity_prompt=64,window_size=16,window=16,dense_layers=0"}) {
+    std::vector<float> logits[2];
+    for (const bool before : {false, true}) {
+      Context context = context_on(Device::cuda);
+      const MethodId method = context.attach(parse_spec(spec));
+      if (before) {
+        context.prefill(std::span(all).first(300));
+        context.build_indexes();
+        context.forward(std::span(all).subspan(300, 1), method);
+        context.roll_back(0);
+      }
+      context.prefill(std::span(all).subspan(320, 240));
+      context.build_indexes();
+      logits[before] = context.forward(std::span(all).subspan(560, 3), method);
+      expect_the_gpu_chose(context);
+    }
+    EXPECT_EQ(logits[1], logits[0]) << spec;
+  }
+}
+
 // Fewer keys than codes; what comes later is coded by the same centroids.
 TEST(GpuPqCache, CentroidsOfAShortTextStay) {
   NEEDS_GPU();
