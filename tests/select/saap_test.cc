@@ -22,6 +22,7 @@
 #include "select/bucket_choice.h"
 #include "select/int8_net.h"
 #include "select/made_up.h"
+#include "support/forged_index.h"
 #include "support/selectors.h"
 
 namespace lode::test {
@@ -679,6 +680,28 @@ TEST(SaapSelector, AnUnlikeTextIsSaidAndFallsBackAsNamed) {
     EXPECT_EQ(select(*loaded, block, geometry), best);
     std::filesystem::remove(path);
   }
+}
+
+// Until the text is indexed nobody knows whether a layer falls back, so the other method hears all along.
+TEST(SaapSelector, TheFallbackForgetsWhatWasRolledBackBeforeTheTextWasIndexed) {
+  ThreadPool pool(2);
+  const auto world = uniform_world(true);
+  const LayerGeometry geometry = world->geometry(pool);
+  IndexSections found[2];
+  for (const bool twice : {false, true}) {
+    const auto selector = make("saap:probes=2,fallback=infllm,weights=" + SaapFiles::of({}), geometry);
+    if (twice) {
+      tell(*selector, *world, 250);
+      selector->roll_back(0, 129);  // where a block of infllm ends
+      tell(*selector, world->block(129, 1371));
+    } else {
+      tell(*selector, *world, 1500);
+    }
+    selector->build(0, world->store().layer(0));
+    EXPECT_THAT(selector->notice(0), testing::HasSubstr("attends by infllm"));
+    found[twice] = saved_sections(*selector);
+  }
+  EXPECT_EQ(found[0], found[1]);
 }
 
 // An index is refused with any other artefact than its own, and the old index stays.
