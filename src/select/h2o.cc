@@ -16,8 +16,9 @@
 // every query that attends through this method adds what it gave to the keys it attended (Selector::observe).
 // A question's tokens all choose by the scores before it, so that chunking changes nothing; its gains count
 // from the first generated token on. Rolling back to before a query that added something forgets what was
-// added since the context ended. Sink and window are attended anyway, the recent keys beyond the window and
-// the heavy ones are chosen among the far keys. An index that was never built chooses everything.
+// added since the last question began, or since the context ended when that is cut too. Sink and window are
+// attended anyway, the recent keys beyond the window and the heavy ones are chosen among the far keys. An
+// index that was never built chooses everything.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -75,9 +76,17 @@ struct Scores {
 
 /// One sequence.
 struct Kept {
+  /// What had been gained when a question began.
+  struct Before {
+    Position begin = -1;                              ///< of the question; -1: none has begun
+    Position last = -1;                               ///< the last query that had added something
+    std::vector<std::vector<float>> gained, pending;  // [Hkv]
+  };
   std::int64_t tokens = -1;        ///< of the context; -1 before build()
   Position last = -1;              ///< the last query that added something
   std::vector<Scores> heads = {};  // [Hkv]
+  Before before = {};
+  bool answered = false;  ///< since the question in `before`
 };
 
 class H2o final : public PerTokenSelector {
@@ -113,7 +122,7 @@ class H2o final : public PerTokenSelector {
   Kept fresh(std::int64_t tokens) const {
     Scores none;
     none.border = sink();
-    return {.tokens = tokens, .last = -1, .heads = std::vector<Scores>(at(geometry_.kv_heads), none)};
+    return {.tokens = tokens, .heads = std::vector<Scores>(at(geometry_.kv_heads), none)};
   }
   /// Keys from here up to the window are recent for a query at `position`.
   Position recent_from(const Kept& kept, Position position, Position far_end) const {
@@ -122,7 +131,10 @@ class H2o final : public PerTokenSelector {
   }
   std::vector<float> context_scores(const CapturedQueries& captured, const KvRows& kv, int head,
                                     std::int64_t tokens) const;
-  static void forget_gains(Kept& kept, Position sink);
+  /// Notes what was gained before a question that begins here.
+  static void remember_gains(Kept& kept, Position begin);
+  /// Back to what was gained when the last question began, if it began at `tokens` or before, or to nothing.
+  static void forget_gains(Kept& kept, std::int64_t tokens, Position sink);
   /// heavy := the best `count` of `heavy` and of [from, to).
   static void grow(const Scores& scores, std::int64_t count, Position from, Position to, Scratch& s,
                    std::vector<Position>& heavy);
@@ -173,11 +185,24 @@ std::vector<float> H2o::context_scores(const CapturedQueries& captured, const Kv
   return sum;
 }
 
-void H2o::forget_gains(Kept& kept, Position sink) {
-  kept.last = -1;
-  for (Scores& head : kept.heads) {
-    head.gained.clear();
-    head.pending.clear();
+void H2o::remember_gains(Kept& kept, Position begin) {
+  kept.answered = false;
+  kept.before = {.begin = begin, .last = kept.last, .gained = {}, .pending = {}};
+  for (const Scores& head : kept.heads) {
+    kept.before.gained.push_back(head.gained);
+    kept.before.pending.push_back(head.pending);
+  }
+}
+
+void H2o::forget_gains(Kept& kept, std::int64_t tokens, Position sink) {
+  const bool known = kept.before.begin >= 0 && kept.before.begin <= tokens;
+  if (!known) kept.before = {};
+  kept.last = kept.before.last;
+  kept.answered = false;
+  for (std::size_t h = 0; h < kept.heads.size(); ++h) {
+    Scores& head = kept.heads[h];
+    head.gained = known ? kept.before.gained[h] : std::vector<float>();
+    head.pending = known ? kept.before.pending[h] : std::vector<float>();
     head.heavy.clear();
     head.border = sink;
   }
@@ -189,7 +214,8 @@ void H2o::roll_back(std::int32_t sequence, std::int64_t tokens) {
   const auto found = kept_.find(sequence);
   if (found == kept_.end()) return;
   Kept& kept = found->second;
-  if (kept.last >= tokens) forget_gains(kept, sink());
+  if (kept.last >= tokens) forget_gains(kept, tokens, sink());
+  if (kept.before.begin > tokens) kept.before = {};
   for (Scores& head : kept.heads) {
     if (head.border > tokens) {  // heavy keys were dropped for some that are gone now
       head.heavy.clear();
@@ -230,6 +256,9 @@ void H2o::select(std::span<const QueryBlock> blocks, Selection& out) {
   for (const QueryBlock& block : blocks) {
     Kept& kept = kept_.at(block.sequence);
     if (kept.tokens < 0 || block.tokens == 0) continue;
+    if (block.phase == Phase::generation) kept.answered = true;
+    if (block.phase == Phase::question && (kept.answered || kept.before.begin < 0))
+      remember_gains(kept, block.begin);
     Position to = recent_from(kept, block.begin, block.far_end(0, geometry_.dense));
     // What a question gains is not counted yet, so its own keys are not judged yet either.
     if (block.phase == Phase::question)
@@ -310,6 +339,9 @@ std::int64_t H2o::index_bytes() const {
   std::int64_t bytes = 0;
   for (const auto& [sequence, captured] : captured_) bytes += captured.bytes();
   for (const auto& [sequence, kept] : kept_) {
+    for (const auto* gains : {&kept.before.gained, &kept.before.pending})
+      for (const std::vector<float>& head : *gains)
+        bytes += static_cast<std::int64_t>(head.capacity() * sizeof(float));
     for (const Scores& head : kept.heads) {
       bytes += static_cast<std::int64_t>(
           (head.context.capacity() + head.gained.capacity() + head.pending.capacity()) * sizeof(float) +

@@ -296,6 +296,31 @@ TEST_F(H2oTest, RollingBackForgetsWhatWasGained) {
   }
 }
 
+TEST_F(H2oTest, RollingBackAQuestionKeepsWhatWasGainedBeforeIt) {
+  const auto lived = built("h2o:heavy_ratio=12,recent_ratio=12"),
+             fresh = built("h2o:heavy_ratio=12,recent_ratio=12");
+  // Long keys are loved by many.
+  world_.shape_key = [](Position, int, int, float x) { return 3.0f * x; };
+  world_.write(140);
+  for (Selector* selector : {lived.get(), fresh.get()}) {
+    step(*selector, 160, 10, Phase::question);
+    for (Position p = 170; p < 200; ++p) step(*selector, p, 1, Phase::generation);
+  }
+  for (int again = 0; again < 2; ++again) {
+    for (Position p = 200; p < 230; p += 10) step(*lived, p, 10, Phase::question);
+    for (Position p = 230; p < 250 + again; ++p) step(*lived, p, 1, Phase::generation);
+    lived->roll_back(0, 200);
+  }
+  for (Position p = 200; p < 220; p += 5)
+    EXPECT_EQ(step(*lived, p, 5, Phase::question), step(*fresh, p, 5, Phase::question)) << p;
+  for (Position p = 220; p < 250; ++p)
+    EXPECT_EQ(step(*lived, p, 1, Phase::generation), step(*fresh, p, 1, Phase::generation)) << p;
+  // Into the first answer: all that was gained since the context ended goes.
+  const auto none = built("h2o:heavy_ratio=12,recent_ratio=12");
+  lived->roll_back(0, 180);
+  EXPECT_EQ(step(*lived, 180, 1, Phase::generation), step(*none, 180, 1, Phase::generation));
+}
+
 TEST_F(H2oTest, KeysOfInfiniteScoresAreHeavy) {
   world_.store().roll_back(0);
   plant_infinite_key(world_);
