@@ -55,7 +55,8 @@ constexpr Position kGrowth = 128;
 // levels=auto: so many nodes at the top, and for each child that a node has.
 constexpr std::int64_t kMostAtTop = 1024, kAtTopPerChild = 128;
 constexpr double kManyChildren = 8.0, kFewChildren = 4.0;  // levels=auto
-constexpr double kAutoNodes = 48.0;  // levels=auto: a level keeps as many keys as so many average nodes have
+// levels=auto: a level keeps as many keys as so many average nodes have, and all above the leaves together.
+constexpr double kAutoNodes = 48.0, kAutoNodesInAll = 220.0;
 constexpr double kPrunedAbove = 1.0 / 3.0;  // levels=auto: of what a level prunes, by the one above it
 constexpr int kMostLevels = 16;
 constexpr double kSlack = 2.0;  // a coarser level never keeps less than so many times the wanted keys
@@ -117,8 +118,9 @@ struct SqueezedOptions {
   /// A context of so many keys.
   bool clusters_like(const SqueezedOptions& other, std::int64_t keys) const {
     return same_amount(clusters, other.clusters) && same_amount(clusters1, other.clusters1) &&
-           levels == other.levels && children_for(keys) == other.children_for(keys) &&
-           by_queries == other.by_queries && q8 == other.q8 && common.tail == other.common.tail;
+           levels == other.levels && levels_for(keys) == other.levels_for(keys) &&
+           children_for(keys) == other.children_for(keys) && by_queries == other.by_queries &&
+           q8 == other.q8 && common.tail == other.common.tail;
   }
 
   /// Share of the keys to keep; targets that are none count as one in ten.
@@ -173,14 +175,18 @@ struct SqueezedOptions {
     if (levels > 0 || kept1_asked)
       return std::max(std::pow(kept1, level + 1), std::min(1.0, kSlack * wanted));
     if (!keeps_a_number(nodes.back())) return 1.0 - (1.0 - wanted) * std::pow(kPrunedAbove, last - level);
-    const auto own = static_cast<double>(nodes[static_cast<std::size_t>(level)]);
-    return std::min(1.0, std::max(kSlack * wanted, kAutoNodes / own));
+    const double some = std::min(kAutoNodes, kAutoNodesInAll / last),
+                 own = static_cast<double>(nodes[static_cast<std::size_t>(level)]);
+    return std::min(1.0, std::max(kSlack * wanted, some / own));
   }
 
+  /// levels=auto: several only where a level keeps a number of its nodes, or where they are asked for. Those
+  /// that keep a share prune little and are slower than one level, on a GPU and on a CPU.
   int levels_for(std::int64_t keys) const {
     if (levels > 0) return levels;
     auto nodes = static_cast<double>(clusters.of(keys));
-    if (nodes <= kMostAtTop) return 1;
+    const bool asked = branch > 0 || kept1_asked;
+    if (nodes <= kMostAtTop || (!asked && !keeps_a_number(clusters.of(keys)))) return 1;
     const double children = children_for(keys),
                  most = std::min<double>(kMostAtTop, kAtTopPerChild * children);
     int count = 1;
@@ -578,8 +584,8 @@ MethodInfo squeezed_method() {
       .aliases = {},
       .source = "Squeezed Attention (Hooper et al. 2024)",
       .keys = {{"levels",
-                "levels of centroids, 1 to 16, or auto: as many as leave 1024 at the top (512 where few keys "
-                "are kept)",
+                "levels of centroids, 1 to 16, or auto: one, but where few keys of many are kept as many as "
+                "leave 512 at the top",
                 "1"},
                {"clusters", "centroids of the finest level, a count or a share of the keys", "5%"},
                {"clusters1", "centroids of the coarsest of several levels, a count or a share of the keys",
@@ -589,8 +595,8 @@ MethodInfo squeezed_method() {
                 "them) or cosine (the paper's)",
                 "queries"},
                {"kept1", "share of the keys that the coarsest of several levels keeps, 0.01 to 1",
-                "0.75; with levels=auto each level prunes half as much as the one below, or keeps 48 nodes "
-                "where few keys are kept"},
+                "0.75; with levels=auto each level keeps 48 nodes, or with a branch of one's own where many "
+                "keys are kept prunes a third of what the one below does"},
                {"branch", "instead of clusters1: children per centroid, 2 to 1024",
                 "with levels=auto 8, or 4 where few keys are kept"},
                {"sparsity",

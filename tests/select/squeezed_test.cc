@@ -670,8 +670,8 @@ TEST(Squeezed, AutoLevelsReadLittleMoreOfALongerContext) {
   EXPECT_LT(longer, 2.0 * shorter) << longer / shorter;
 }
 
-// levels=auto has eight children to a node, and four where a lookup keeps so few keys that a level keeps a
-// number of its nodes instead of a share.
+// levels=auto has one level, but where a lookup keeps so few keys that a level keeps a number of its nodes
+// instead of a share: there a node has four children. Levels that are asked for have eight.
 TEST(Squeezed, AutoLevelsHaveFewChildrenWhereFewKeysAreKept) {
   const auto nodes = [](const char* spec, std::int64_t keys) {
     return cluster_plan(parse_spec(spec), keys).nodes;
@@ -680,8 +680,9 @@ TEST(Squeezed, AutoLevelsHaveFewChildrenWhereFewKeysAreKept) {
   using Nodes = std::vector<std::int64_t>;
   EXPECT_EQ(nodes("squeezed:levels=auto", 16384), (Nodes{820}));
   EXPECT_EQ(nodes("squeezed:levels=auto,sparsity=0.95", 16384), (Nodes{820}));
-  EXPECT_EQ(nodes("squeezed:levels=auto", m / 8), (Nodes{820, 6554}));
-  EXPECT_EQ(nodes("squeezed:levels=auto,mass=0.9", m / 8), (Nodes{820, 6554}));
+  EXPECT_EQ(nodes("squeezed:levels=auto", m / 8), (Nodes{6554}));
+  EXPECT_EQ(nodes("squeezed:levels=auto,mass=0.9", m / 8), (Nodes{6554}));
+  EXPECT_EQ(nodes("squeezed:levels=auto,kept1=0.5", m / 8), (Nodes{820, 6554}));
   EXPECT_EQ(nodes("squeezed:levels=auto,sparsity=0.99", m / 8), (Nodes{410, 1639, 6554}));
   EXPECT_EQ(nodes("squeezed:levels=auto,sparsity=0.99,branch=8", m / 8), (Nodes{820, 6554}));
   EXPECT_EQ(nodes("squeezed:levels=auto,sparsity=0.99975", 4 * m),
@@ -689,7 +690,7 @@ TEST(Squeezed, AutoLevelsHaveFewChildrenWhereFewKeysAreKept) {
 }
 
 // A level prunes a third of what the one below it does; where a lookup must not grow, 48 nodes of each are
-// kept.
+// kept, and 220 in all.
 TEST(Squeezed, AutoLevelsPruneLittleAboveTheLeaves) {
   const auto kept = [](const char* spec, std::int64_t keys) {
     return cluster_plan(parse_spec(spec), keys).kept;
@@ -700,11 +701,15 @@ TEST(Squeezed, AutoLevelsPruneLittleAboveTheLeaves) {
     for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-4) << i;
   };
   expect(kept("squeezed:levels=auto", m / 64), {0.1});
-  expect(kept("squeezed:levels=auto", m / 8), {0.7, 0.1});
-  expect(kept("squeezed:levels=auto,sparsity=0.7", m / 8), {1.0 - 0.7 / 3.0, 0.3});
-  expect(kept("squeezed:levels=auto", m), {0.9, 0.7, 0.1});
+  expect(kept("squeezed:levels=auto,branch=8", m / 8), {0.7, 0.1});
+  expect(kept("squeezed:levels=auto,branch=8,sparsity=0.7", m / 8), {1.0 - 0.7 / 3.0, 0.3});
+  expect(kept("squeezed:levels=auto,branch=8", m), {0.9, 0.7, 0.1});
   expect(kept("squeezed:levels=auto,kept1=0.5", m), {0.5, 0.25, 0.1});
   expect(kept("squeezed:levels=auto,sparsity=0.99", m / 8), {48.0 / 410, 48.0 / 1639, 0.01});
+  expect(kept("squeezed:levels=auto,sparsity=0.999", m),
+         {48.0 / 205, 48.0 / 820, 48.0 / 3277, 48.0 / 13108, 0.001});
+  expect(kept("squeezed:levels=auto,sparsity=0.99975", 4 * m),
+         {44.0 / 205, 44.0 / 820, 44.0 / 3277, 44.0 / 13108, 44.0 / 52429, 0.00025});
 }
 
 // Leaves do not depend on how many levels are above them.
@@ -715,7 +720,8 @@ TEST(Squeezed, LevelsThatPruneNothingChooseAsOneLevel) {
   const LayerGeometry geometry = world.geometry(pool);
   const std::string spec = "squeezed:clusters=50%";
   const auto one = make(spec, geometry), two = make(spec + ",levels=2,kept1=1", geometry),
-             any = make(spec + ",levels=auto,kept1=1", geometry), own = make(spec + ",levels=auto", geometry);
+             any = make(spec + ",levels=auto,kept1=1", geometry),
+             own = make(spec + ",levels=auto,branch=8", geometry);
   constexpr std::int64_t kLong = 2500;
   world.write(kLong);
   for (Selector* const selector : {one.get(), two.get(), any.get(), own.get()}) {
@@ -739,7 +745,7 @@ TEST(Squeezed, AutoLevelsKeepAsPlannedForAnyTarget) {
   World world({.kv_heads = 2, .group = 2, .d = 16, .dense = {.sink = 1, .window = 16}, .max_tokens = 3000});
   plant_topics(world, 64, 0.3f);
   const LayerGeometry geometry = world.geometry(pool);
-  const std::string spec = "squeezed:levels=auto,clusters=50%";
+  const std::string spec = "squeezed:levels=auto,branch=8,clusters=50%";
   const auto share = make(spec + ",sparsity=0.9", geometry), mass = make(spec + ",mass=0.2", geometry);
   world.write(2500);
   for (Selector* const selector : {share.get(), mass.get()}) {
@@ -751,6 +757,23 @@ TEST(Squeezed, AutoLevelsKeepAsPlannedForAnyTarget) {
     const double top = thresholds(*share, kind, 20)[0];
     EXPECT_GT(top, 0.0);
     EXPECT_EQ(thresholds(*mass, kind, 20)[0], top);
+  }
+}
+
+// A share that is named gives levels=auto levels, which it has not by itself where many keys are kept.
+TEST(Squeezed, AnIndexIsTakenFromOneOfAsManyLevels) {
+  ThreadPool pool(2);
+  World world({.kv_heads = 1, .group = 2, .d = 16, .dense = {.sink = 1, .window = 16}, .max_tokens = 3000});
+  plant_topics(world, 64, 0.3f);
+  const LayerGeometry geometry = world.geometry(pool);
+  const std::string spec = "squeezed:levels=auto,clusters=50%";
+  const auto own = make(spec + ",kept1=0.5", geometry);
+  world.write(2500);
+  tell(*own, world.block(0, 2500));
+  build(world, *own);
+  for (const auto& [other, taken] : {std::pair{"", false}, {",kept1=0.7", true}, {",branch=4", false}}) {
+    const auto fresh = make(spec + other, geometry);
+    EXPECT_EQ(dynamic_cast<SharesIndex&>(*fresh).take_index(0, *own, world.store().layer(0)), taken) << other;
   }
 }
 
