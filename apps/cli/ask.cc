@@ -97,6 +97,7 @@ Json answer(Context& context, const AskFlags& flags, const std::string& question
                  {"tokens_reused", reused},
                  {"tokens_prefilled", prompt.size()},
                  {"tokens_generated", g.tokens.size()},
+                 {"stopped", g.stopped},
                  {"density", g.work.density()},
                  {"selectivity", g.work.selectivity()},
                  {"prompt_seconds", g.prompt_seconds},
@@ -136,12 +137,15 @@ void print_answer(const Json& a, bool name_method) {
   print_text(text);
 }
 
-void remark(const Json& a) {
+void remark(const Json& a, std::int64_t most_tokens) {
   const double seconds = a["prompt_seconds"].get<double>() + a["decode_seconds"].get<double>();
   std::string line =
       fmt::format("{} tokens reused, {} read; looked at {:.2f} % of the KV bytes; {:.2f} s",
                   a["tokens_reused"].get<std::int64_t>(), a["tokens_prefilled"].get<std::int64_t>(),
                   100 * a["density"].get<double>(), seconds);
+  if (!a["stopped"].get<bool>())
+    line += fmt::format("; cut off behind token {}, by {}", a["tokens_generated"].get<std::int64_t>(),
+                        a["tokens_generated"] == most_tokens ? "--predict" : "the context's end");
   if (a.contains("dense_because")) line += "; dense: " + a["dense_because"].get<std::string>();
   if (a.contains("notice")) line += "; note: " + a["notice"].get<std::string>();
   if (a.contains("audit")) {
@@ -211,7 +215,7 @@ void run(const AskFlags& flags) {
       Json a = answer(context, flags, question, specs[i], methods[i]);
       if (!flags.common.json) {
         print_answer(a, specs.size() > 1);
-        if (!flags.common.quiet) remark(a);
+        if (!flags.common.quiet) remark(a, flags.max_new_tokens);
       }
       answers.push_back(std::move(a));
     }

@@ -109,6 +109,7 @@ std::vector<std::int64_t> parse_counts(std::string_view text, std::string_view f
 /// A text file as valid UTF-8, "-" is stdin; InputError when empty, not a file, or not UTF-8 (with the byte
 /// offset).
 std::string read_text(const std::string& path);
+bool is_artefact(const std::string& path);  ///< tensors, whatever the file is called
 
 /// Writes one JSON object and a newline to stdout; RunError when stdout cannot take it.
 void print_json(const Json& result);

@@ -2,9 +2,11 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <iostream>
 #include <iterator>
 #include <tuple>
@@ -12,6 +14,7 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "cli.h"
+#include "io/safetensors.h"
 #include "lodestone/error.h"
 #include "model/config.h"
 
@@ -43,6 +46,13 @@ std::string check_device_name(const std::string& name) {
   return "expected auto, cpu or cuda, found '" + name + "'";
 }
 
+/// Why nothing can be made in a folder, as the system says it; empty when it can.
+std::string check_writable(const std::filesystem::path& folder) {
+  if (::access(folder.c_str(), W_OK | X_OK) == 0) return "";
+  return fmt::format("expected a folder that can be written to, found '{}': {}", excerpt(folder.string()),
+                     std::strerror(errno));
+}
+
 /// Why no file can be made at this path; empty when one can, as far as can be seen before.
 std::string check_output_file(const std::string& text) {
   namespace fs = std::filesystem;
@@ -53,6 +63,9 @@ std::string check_output_file(const std::string& text) {
                        excerpt(path.parent_path().string()));
   if (text.empty() || fs::is_directory(path, failed))
     return fmt::format("expected a file to write, found the folder '{}'", excerpt(text));
+  if (!fs::exists(path, failed)) return check_writable(path.parent_path());
+  if (!fs::is_regular_file(path, failed))
+    return fmt::format("expected a file to write, found a device, pipe or socket, '{}'", excerpt(text));
   return "";
 }
 
@@ -60,7 +73,7 @@ std::string check_output_folder(const std::string& text) {
   namespace fs = std::filesystem;
   std::error_code failed;
   for (fs::path path = fs::absolute(text, failed);; path = path.parent_path()) {
-    if (fs::is_directory(path, failed)) return "";
+    if (fs::is_directory(path, failed)) return check_writable(path);
     if (fs::exists(path, failed) || path == path.parent_path())
       return fmt::format("expected a folder or a place for one, found something else at '{}'",
                          excerpt(path.string()));
@@ -190,7 +203,9 @@ std::int64_t parse_bytes(std::string_view text, std::string_view flag) {
   throw InputError(fmt::format("{}: expected a size such as 24GiB or 512MiB, found '{}'", flag, text));
 }
 
+/// What is kept in files names the model: in JSON, which is UTF-8.
 std::shared_ptr<const Model> load_model(const CommonFlags& common, const ModelFlags& flags) {
+  expect_utf8(std::filesystem::absolute(flags.model).string(), "--model: the path");
   return Model::load(flags.model, common.threads);
 }
 
@@ -275,7 +290,10 @@ void resumable(const std::filesystem::path& path, const std::function<bool()>& k
 
 std::vector<Spec> parse_specs(const std::vector<std::string>& specs) {
   std::vector<Spec> parsed;
-  for (const std::string& text : specs) parsed.push_back(parse_spec(text));
+  for (const std::string& text : specs) {
+    expect_utf8(text, "--attention");  // files name it
+    parsed.push_back(parse_spec(text));
+  }
   return parsed;
 }
 
@@ -313,6 +331,12 @@ std::string read_text(const std::string& path) {
   if (text.empty()) throw InputError(where + ": expected a text, found an empty file");
   expect_utf8(text, where);
   return text;
+}
+
+bool is_artefact(const std::string& path) {
+  if (std::filesystem::path(path).extension() == ".safetensors") return true;
+  const MappedFile file(path);
+  return is_safetensors(file.bytes());
 }
 
 void print_text(std::string_view text) {

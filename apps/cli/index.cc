@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "cli.h"
+#include "engine/memory.h"
 #include "io/container.h"
 #include "lodestone/error.h"
 #include "model/config.h"
@@ -62,6 +63,8 @@ Json index_text(const IndexFlags& flags) {
   const std::vector<TokenId> tokens = model->tokenizer().encode(text, Tokenizer::Bos::as_template);
   ContextOptions options = context_options(flags.common, flags.model);
   options.max_tokens = room_for(*model, static_cast<std::int64_t>(tokens.size()), flags.model);
+  expect_room(flags.output,
+              static_cast<std::uint64_t>(plan_memory(*model, options.kv_type, std::ssize(tokens), {}).kv));
 
   Context context(model, options);
   say_placement(context, flags.common);
@@ -80,6 +83,7 @@ Json index_text(const IndexFlags& flags) {
     context.build_indexes([&](std::int64_t done) { progress.at(done); });
   }
   const double build_seconds = seconds_since(start);
+  check_output(flags);  // another may have written it meanwhile
   context.save(flags.output, text);
   return {{"file", flags.output},
           {"tokens", tokens.size()},

@@ -158,10 +158,6 @@ std::string heads_of_plan(const Json& plan) {
   return text;
 }
 
-bool is_artefact(const std::string& path) {
-  return std::filesystem::path(path).extension() == ".safetensors";
-}
-
 /// "name: value" lines, byte counts for people.
 std::string as_text(const Json& object, const std::string& indent = "", bool sizes = false) {
   std::string text;

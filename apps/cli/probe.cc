@@ -21,13 +21,15 @@ struct ProbeFlags {
 
 RecallReport recall_of(const ProbeFlags& flags, const std::shared_ptr<const Model>& model,
                        const std::string& text, const std::vector<NamedSpec>& specs) {
-  return recall_by_length(model, text, specs,
-                          {.context = flags.options.context,
-                           .lengths = parse_counts(flags.lengths, "--lengths", 1, std::int64_t{1} << 30),
-                           .dense = flags.options.dense,
-                           .top = flags.options.top,
-                           .queries = flags.options.measured,
-                           .progress = flags.options.progress});
+  const RecallOptions options = {
+      .context = flags.options.context,
+      .lengths = parse_counts(flags.lengths, "--lengths", 1, std::int64_t{1} << 30),
+      .dense = flags.options.dense,
+      .top = flags.options.top,
+      .queries = flags.options.measured,
+      .progress = flags.options.progress};
+  expect_lengths(options, token_count(flags.model.model)(text), "--lengths");
+  return recall_by_length(model, text, specs, options);
 }
 
 void run(ProbeFlags& flags) {

@@ -75,14 +75,28 @@ std::vector<Prompt> read_prompts(const TrainHashFlags& flags, const Model& model
   return prompts;
 }
 
-/// Recall on texts that training did not see, at the length of training.
-Json held_out_recall(const TrainHashFlags& flags, const std::shared_ptr<const Model>& model) {
+/// Of the held-out texts, at the length of training.
+RecallOptions recall_options(const TrainHashFlags& flags) {
   RecallOptions options;
   options.context = context_options(flags.common, flags.model);
   options.lengths = {parse_count(flags.tokens, "--tokens", 16, std::int64_t{1} << 30)};
   options.dense = flags.settings.dense;
   options.top = flags.settings.top;
   options.progress = flags.common.progress();
+  return options;
+}
+
+/// Seen before the training, not after it.
+void expect_held_out_long_enough(const TrainHashFlags& flags, const Model& model) {
+  for (const std::string& path : flags.held_out) {
+    const auto tokens = model.tokenizer().encode(read_text(path), Tokenizer::Bos::as_template);
+    expect_lengths(recall_options(flags), std::ssize(tokens), path);
+  }
+}
+
+/// Recall on texts that training did not see.
+Json held_out_recall(const TrainHashFlags& flags, const std::shared_ptr<const Model>& model) {
+  const RecallOptions options = recall_options(flags);
   std::vector<NamedSpec> specs;
   for (const char* budget : {"1/16", "1/32"}) {
     for (const std::string& text : {fmt::format("hash:budget={},weights={}", budget, flags.output),
@@ -103,6 +117,7 @@ Json held_out_recall(const TrainHashFlags& flags, const std::shared_ptr<const Mo
 void run(const TrainHashFlags& flags) {
   const auto model = load_model(flags.common, flags.model);
   const HashSettings settings = settings_of(flags, model->config().head_dim);
+  expect_held_out_long_enough(flags, *model);
   const std::vector<Prompt> prompts = read_prompts(flags, *model);
   const std::string checkpoint = flags.checkpoint.empty() ? flags.output + ".checkpoint" : flags.checkpoint;
   ContextOptions options = context_options(flags.common, flags.model);

@@ -46,7 +46,7 @@ std::string verify(const VerifyFlags& flags) {
     return fmt::format("{} bytes of weights, all finite, shapes as in config.json; tokenizer of {} tokens",
                        model->weight_bytes(), model->tokenizer().vocab());
   }
-  if (std::filesystem::path(flags.path).extension() == ".safetensors") return verify_tensors(flags.path);
+  if (is_artefact(flags.path)) return verify_tensors(flags.path);
   if (is_plan(flags.path)) {
     const Plan plan = read_plan(flags.path);
     return fmt::format("a plan of {} layers of {} KV heads, every spec is known", plan.heads.size(),

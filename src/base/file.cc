@@ -11,6 +11,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/text.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -44,6 +45,20 @@ int open_regular(const std::filesystem::path& path, struct stat& info) {
     throw InputError(path.string() + ": expected a file, found " + found);
   }
   return fd;
+}
+
+/// Where a file of this name is to be put: links lead to what they name, as a shell's > would have it. A
+/// device, pipe or folder is nothing to rename a file over: root could, and /dev/null would be a file from
+/// then on.
+std::filesystem::path place_to_write(const std::filesystem::path& path) {
+  std::error_code none;
+  const auto status = std::filesystem::status(path, none);
+  if (std::filesystem::is_directory(status))
+    throw InputError(path.string() + ": expected a file to write, found a folder");
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+    throw InputError(path.string() + ": expected a file to write, found a device, pipe or socket");
+  const bool is_link = std::filesystem::exists(status) && std::filesystem::is_symlink(path, none);
+  return is_link ? std::filesystem::canonical(path) : path;
 }
 
 void write_all(int fd, std::span<const std::byte> bytes, std::int64_t offset,
@@ -102,9 +117,17 @@ std::string read_file(const std::filesystem::path& path, std::size_t limit) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-AtomicFile::AtomicFile(const std::filesystem::path& path, Readers readers) : path_(path) {
+void expect_room(const std::filesystem::path& path, std::uint64_t bytes) {
+  std::error_code unknown;
+  const auto space = std::filesystem::space(path.has_parent_path() ? path.parent_path() : ".", unknown);
+  if (unknown || space.available >= bytes) return;
+  throw RunError(path.string() + ": expected room for " + human_bytes(static_cast<std::int64_t>(bytes)) +
+                 " on its disk, found " + human_bytes(static_cast<std::int64_t>(space.available)));
+}
+
+AtomicFile::AtomicFile(const std::filesystem::path& path, Readers readers) : path_(place_to_write(path)) {
   const mode_t mode = readers == Readers::owner ? 0600 : 0666;
-  temporary_ = path.parent_path() / ("." + path.filename().string() + ".tmp");
+  temporary_ = path_.parent_path() / ("." + path_.filename().string() + ".tmp");
   // The lock, held while we live, is how others tell a live writer from a dead one's leftover. Whoever got it
   // looks again whether the name still means that file: another may have removed or renamed it in between.
   for (int attempt = 0; attempt < 8; ++attempt) {

@@ -35,10 +35,15 @@ class MappedFile {
 /// The bytes of a small file; InputError beyond `limit`.
 std::string read_file(const std::filesystem::path& path, std::size_t limit = std::size_t{1} << 30);
 
+/// RunError when the file system of a file to be written has less room, as far as it says: seen before the
+/// work.
+void expect_room(const std::filesystem::path& path, std::uint64_t bytes);
+
 /// Writes beside `path` and renames over it in commit(): tmp (O_EXCL) + fsync + rename + fsync of the folder.
 /// Destroyed without commit, it removes the temporary. A temporary of a writer that is still alive is an
 /// InputError ("being written by another process"); one left by a dead writer is removed. Every failed write
-/// is a RunError that names the path and what the system said ("No space left on device").
+/// is a RunError that names the path and what the system said ("No space left on device"). A link leads to
+/// what it names; a device, pipe or folder is an InputError.
 class AtomicFile {
  public:
   enum class Readers { as_umask_says, owner };

@@ -137,17 +137,6 @@ void RecallMeter::compare(const LayerGeometry& geometry, const QueryBlock& block
   }
 }
 
-void check(const RecallOptions& options, std::int64_t tokens) {
-  const std::int64_t least = options.dense.sink + options.dense.window + options.queries + options.top;
-  if (options.lengths.empty() || !std::is_sorted(options.lengths.begin(), options.lengths.end()) ||
-      options.lengths.front() < least || options.lengths.back() > tokens) {
-    throw InputError(
-        fmt::format("expected rising lengths from {} tokens, so that there are far keys, to the {} "
-                    "of the text, found {}",
-                    least, tokens, fmt::join(options.lengths, ", ")));
-  }
-}
-
 /// [specs][L, Hq], in a context of its own: what methods learn while a text is read goes with each
 /// measurement, so that no length may depend on those before it.
 std::vector<std::vector<HeadRecall>> measure_length(const std::shared_ptr<const Model>& model,
@@ -191,10 +180,21 @@ HeadRecall RecallRow::mean() const {
   return mean;
 }
 
+void expect_lengths(const RecallOptions& options, std::int64_t tokens, std::string_view where) {
+  const std::int64_t least = options.dense.sink + options.dense.window + options.queries + options.top;
+  if (options.lengths.empty() || !std::is_sorted(options.lengths.begin(), options.lengths.end()) ||
+      options.lengths.front() < least || options.lengths.back() > tokens) {
+    throw InputError(
+        fmt::format("{}: expected rising lengths from {} tokens, so that there are far keys, to the {} "
+                    "of the text, found {}",
+                    where, least, tokens, fmt::join(options.lengths, ", ")));
+  }
+}
+
 RecallReport recall_by_length(const std::shared_ptr<const Model>& model, std::string_view text,
                               const std::vector<NamedSpec>& specs, const RecallOptions& options) {
   const std::vector<TokenId> tokens = model->tokenizer().encode(text, Tokenizer::Bos::as_template);
-  check(options, std::ssize(tokens));
+  expect_lengths(options, std::ssize(tokens), "recall");
   std::vector<NamedSpec> asked = specs;
   for (NamedSpec& named : asked) {
     named.spec.dense = options.dense;

@@ -47,6 +47,9 @@ struct RecallReport {
   std::string table() const;
 };
 
+/// InputError when a text of so many tokens is too short for the lengths, or one of them leaves no far keys.
+void expect_lengths(const RecallOptions& options, std::int64_t tokens, std::string_view where);
+
 /// For each length the model reads the text densely up to there, anew; every method indexes what was read
 /// before the queries and chooses for the same ones. InputError when the text is shorter, or a length leaves
 /// no far keys.

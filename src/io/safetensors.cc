@@ -172,6 +172,14 @@ std::int64_t Tensor::elements() const {
   return n;
 }
 
+bool is_safetensors(std::span<const std::byte> file) {
+  std::uint64_t length = 0;
+  if (file.size() <= kLengthBytes) return false;
+  std::memcpy(&length, file.data(), kLengthBytes);
+  return length > 0 && length <= std::min<std::uint64_t>(kMaxHeader, file.size() - kLengthBytes) &&
+         file[kLengthBytes] == std::byte{'{'};
+}
+
 std::map<std::string, Tensor> parse_safetensors(std::span<const std::byte> file, std::string_view where,
                                                 std::map<std::string, std::string>* metadata) {
   const std::string_view header = header_of(file, where);

@@ -23,6 +23,9 @@ struct Tensor {
   std::int64_t elements() const;
 };
 
+/// Whether a file begins as safetensors do, whatever it is called.
+bool is_safetensors(std::span<const std::byte> file);
+
 /// Parses a whole file held in memory: a pure function of its bytes. InputError: `where`, the tensor,
 /// expected, found. Rules: header at most 100 MB and JSON; no holes, no overlaps, nothing beyond the end;
 /// sizes equal shape times type; the checksum that write_safetensors leaves, which is no metadata, is right.

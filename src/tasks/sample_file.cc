@@ -82,7 +82,7 @@ class Reader {
   void read_context(const Json& object, Sample& sample, const std::string& where) {
     if (json_has(object, "context_id")) sample.context_id = json_string(object, "context_id", where);
     if (json_has(object, "context")) {
-      sample.context = std::make_shared<const std::string>(json_string(object, "context", where));
+      sample.context = shared(json_string(object, "context", where));
       if (sample.context_id.empty()) return;
       const auto [entry, is_new] = contexts_.emplace(sample.context_id, sample.context);
       if (!is_new && *entry->second != *sample.context) {
@@ -102,8 +102,16 @@ class Reader {
     sample.context = known->second;
   }
 
+  /// Equal texts are one document, with or without an id: it is read once, and counts once in intervals.
+  /// Samples without a context have none in common.
+  std::shared_ptr<const std::string> shared(std::string text) {
+    auto context = std::make_shared<const std::string>(std::move(text));
+    return context->empty() ? context : texts_.emplace(*context, context).first->second;
+  }
+
   std::set<std::string> ids_;
-  std::map<std::string, std::shared_ptr<const std::string>> contexts_;
+  std::map<std::string, std::shared_ptr<const std::string>> contexts_;    // by context_id
+  std::map<std::string_view, std::shared_ptr<const std::string>> texts_;  // each a view of what it holds
 };
 
 }  // namespace

@@ -86,6 +86,36 @@ TEST(AtomicFile, OthersMayReadWhatTheUmaskLeavesThemUnlessItIsTheOwners) {
   umask(before);
 }
 
+/// Renamed over, /dev/null would be a file from then on.
+TEST(AtomicFile, DevicesAndPipesStayWhatTheyAre) {
+  const TestFolder folder;
+  ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
+  expect_refused("pipe: expected a file to write", [&] { AtomicFile(folder / "pipe").commit(); });
+  ASSERT_EQ(symlink("/dev/null", (folder / "null").c_str()), 0);
+  expect_refused("null: expected a file to write", [&] { AtomicFile(folder / "null").commit(); });
+  expect_refused("found a folder", [&] { AtomicFile(folder.path()).commit(); });
+  EXPECT_TRUE(std::filesystem::is_fifo(folder / "pipe"));
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "null"));
+}
+
+TEST(AtomicFile, ALinkLeadsToWhatItNames) {
+  const TestFolder folder;
+  folder.write("real", "old");
+  ASSERT_EQ(symlink("real", (folder / "link").c_str()), 0);
+  AtomicFile out(folder / "link");
+  out.write(bytes("new"));
+  out.commit();
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
+  EXPECT_EQ(bytes_of_file(folder / "real"), "new");
+}
+
+TEST(Room, OnADiskIsSeenBeforeTheWork) {
+  const TestFolder folder;
+  EXPECT_NO_THROW(expect_room(folder / "out", 1));
+  EXPECT_NO_THROW(expect_room("out", 1));
+  EXPECT_THROW(expect_room(folder / "out", std::uint64_t{1} << 62), RunError);
+}
+
 TEST(AtomicFile, WithoutCommitNothingStays) {
   const TestFolder folder;
   { AtomicFile(folder / "out").write(bytes("half")); }

@@ -5,12 +5,14 @@ import contextlib
 import fcntl
 import json
 import os
+import pathlib
 import pty
 import re
 import resource
 import struct
 import subprocess
 import termios
+import time
 import unittest
 
 import tiny_model
@@ -257,6 +259,28 @@ class Outputs(ProgramTest):
         self.assert_done(run(*arguments, "--force"))
         self.assert_done(run("verify", path))
 
+    def test_file_that_appears_meanwhile_is_kept(self):
+        path = self.folder / "meanwhile.lode"
+        index = subprocess.Popen([PROGRAM, "index", "-m", self.model, "-f", "-", "-o", path, "--quiet"], stdin=subprocess.PIPE,
+                                 stderr=subprocess.PIPE, env=environment())
+        time.sleep(0.5)  # it reads what it is to index, and has found no file
+        path.write_text("precious", encoding="utf-8")
+        _, said = index.communicate(TEXT.encode(), timeout=60)
+        self.assertEqual(index.returncode, BAD_INPUT)
+        self.assertIn("--force", said.decode())
+        self.assertEqual(path.read_text(encoding="utf-8"), "precious")
+
+    def test_names_that_are_not_utf8(self):
+        """A path may be any bytes; what is stored in JSON may not, and that is said before the work."""
+        folder = pathlib.Path(os.fsdecode(os.fsencode(self.folder) + b"/na\xefve"))
+        folder.mkdir()
+        self.assert_done(run("index", "-m", self.model, "-f", self.text, "-o", folder / "x.lode", "--quiet"))
+        self.assert_done(run("ask", folder / "x.lode", "Who?", "-n", "1", "--json"))
+        model = tiny_model.write(folder / "model")
+        self.assert_refused(run("index", "-m", model, "-f", self.text, "-o", self.folder / "x.lode"), "--model", "UTF-8")
+        spec = f"kmeans:probes=2,weights={folder / 'c.safetensors'}"
+        self.assert_refused(run("index", "-m", self.model, "-f", self.text, "-o", self.folder / "x.lode", "-a", spec), "--attention", "UTF-8")
+
     def test_no_place_to_write(self):
         for output in (self.folder / "no" / "such" / "x.lode", self.folder, self.text / "x.lode",
                        self.folder / ("n" * 300)):
@@ -267,14 +291,19 @@ class Outputs(ProgramTest):
 
     def test_seen_before_the_work(self):
         """What cannot be written is refused at once, not after hours."""
-        nowhere, folder = self.folder / "no" / "x", self.folder
+        nowhere, folder, pipe = self.folder / "no" / "x", self.folder, self.folder / "pipe"
+        os.mkfifo(pipe)
+        closed = self.folder / "closed"
+        closed.mkdir(mode=0o555)
+        places = {nowhere: nowhere.parent, folder: folder, pipe: pipe, **({} if os.access(closed, os.W_OK) else {closed / "x": closed})}
         model = ("-m", self.model, "-f", self.text, "--quiet")
         for arguments in (("tasks", "kv", "--tokens", "1k"), ("eval", "-m", self.model, "--samples", self.text, "-a", "full"),
                           ("tune", *model, "--check", self.text), ("train", "kmeans", *model), ("train", "saap", *model),
                           ("train", "hash", *model)):
-            for output in (nowhere, folder):
+            for output, named in places.items():
                 with self.subTest(arguments=arguments, output=output):
-                    self.assert_refused(run(*arguments, "-o", output), "--output", str(output if output == folder else nowhere.parent))
+                    self.assert_refused(run(*arguments, "-o", output), "--output", str(named))
+        self.assertTrue(pipe.is_fifo(), "not renamed over")
         for output in ("/dev/null", self.text, self.text / "below"):
             self.assert_refused(run("report", "saap-figure-3", "-m", self.model, "-o", output), "--output")
 

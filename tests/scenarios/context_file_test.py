@@ -68,6 +68,17 @@ class RoundTrip(ProgramTest):
             found = list(threads.map(lambda _: self.ask(context)[0]["answer"], range(4)))
         self.assertEqual(len(set(found)), 1)
 
+    def test_answer_that_is_cut_off(self):
+        context = self.index("cut.lode")
+        cut = self.assert_done(run("ask", context, "Who?", "-n", "3", "--stop", ""))
+        self.assertIn("cut off behind token 3, by --predict", cut.err)
+        short = run("ask", context, "Who?", "--stop", "", "--template", "{question}", "-n", "64", "-c",
+                    str(run("inspect", context, "--json").json()["tokens"] + 16))
+        self.assertIn("by the context's end", self.assert_done(short).err)
+        for count, more in (("3", ()), ("40", ("--stop", " "))):
+            answer = self.assert_done(run("ask", context, "Who?", "-n", count, "--json", *more)).json()["answers"][0]
+            self.assertEqual(answer["stopped"], answer["tokens_generated"] < int(count))
+
     def test_model_that_moved(self):
         moved = tiny_model.write(self.folder / "moving", seed=7)
         context = self.folder / "moved.lode"

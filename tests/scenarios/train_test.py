@@ -39,6 +39,10 @@ class Train(ProgramTest):
 
         self.assertEqual(self.assert_done(run("inspect", path, "--json")).json()["metadata"]["method"], "saap")
         self.assert_done(run("verify", path))
+        named = self.folder / "named.otherwise"
+        named.write_bytes(path.read_bytes())
+        self.assertEqual(self.assert_done(run("inspect", named, "--json")).json()["metadata"]["method"], "saap")
+        self.assert_done(run("verify", named))
         damaged = self.folder / "damaged.safetensors"
         data = bytearray(path.read_bytes())
         data[-9] ^= 1
@@ -46,6 +50,14 @@ class Train(ProgramTest):
         self.assert_refused(run("ask", context, "Who?", "-a", spec.replace(str(path), str(damaged))), "damaged.safetensors")
         other = tiny_model.write(self.folder / "other", seed=7)
         self.assert_refused(run("index", "-m", other, "-f", self.text, "-o", self.folder / "o.lode", "-a", spec), "fingerprint")
+
+    def test_held_out_text_too_short(self):
+        """Seen before the training, not after it."""
+        short, path = self.folder / "short.txt", self.folder / "none.safetensors"
+        short.write_text("Too short.", encoding="utf-8")
+        self.assert_refused(run("train", "hash", "-m", self.model, "-f", self.text, "-o", path, "--held-out", short, "--tokens", "512",
+                                "--window", "16", "--sink", "4", "--top", "4", "--steps", "1", "--quiet"), f"{short}: expected rising lengths")
+        self.assertFalse(path.exists())
 
     def test_artefact_that_is_gone(self):
         """A stored spec says which file it misses, and where, wherever the program is run from."""

@@ -175,6 +175,9 @@ class Probe(ProgramTest):
         self.assert_refused(run("tune", "-m", self.model, "-f", self.text, "--check", short, "-o", self.folder / "plan.json",
                                 "-a", "topk:k=4", "--window", "32"), "short.txt: expected a text of at least")
 
+    def test_lengths(self):
+        self.assert_refused(run("probe", "-m", self.model, "-f", self.text, *SPECS, "--lengths", "1M"), "--lengths: expected rising")
+
     def test_values_out_of_range(self):
         for flag in ("--last", "--sink", "--window", "--top", "--measured"):
             for value in ("-1", "1.5", "two", "nan", "99999999999999999999", ""):

@@ -50,6 +50,20 @@ TEST(SampleFile, RoundTrip) {
   EXPECT_TRUE(read[1].first_line);
 }
 
+// Else each question about a book would count as a book in intervals, and the book be read for each.
+TEST(SampleFile, EqualContextsAreOneDocument) {
+  const auto samples =
+      parse_samples(line("a", R"("context": "t")") + line("b", R"("context": "u")") +
+                        line("c", R"("context": "t")") + line("d", R"("context_id": "i", "context": "t")") +
+                        line("e", R"("context": "")") + line("f", R"("context": "")"),
+                    "f");
+  ASSERT_EQ(samples.size(), 6u);
+  EXPECT_EQ(samples[0].context, samples[2].context);
+  EXPECT_EQ(samples[0].context, samples[3].context);
+  EXPECT_NE(samples[0].context, samples[1].context);
+  EXPECT_NE(samples[4].context, samples[5].context) << "without a context they have none in common";
+}
+
 TEST(SampleFile, FieldsOfOthersAreIgnored) {
   EXPECT_EQ(parse_samples(line("a", R"("context": "t", "index": 5, "source": {"book": 1})"), "f").size(), 1u);
 }
