@@ -70,8 +70,19 @@ bool is_text(const std::string& name) {
   return name == "prose" || name == "echo";
 }
 
+/// The same samples twice would have the same ids, which no reader takes.
+template <class Value>
+void expect_once(std::vector<Value> values, std::string_view where) {
+  std::sort(values.begin(), values.end());
+  const auto twice = std::adjacent_find(values.begin(), values.end());
+  if (twice != values.end())
+    throw InputError(fmt::format("{}: expected each once, found '{}' twice", where, *twice));
+}
+
 std::vector<std::string> wanted_tasks(const TasksFlags& flags, const Language& language) {
   std::vector<std::string> names = language.task_names();
+  expect_once(flags.names, "tasks");
+  expect_once(flags.tokens, "--tokens");
   if (flags.names == std::vector<std::string>{"all"}) return names;
   if (std::find(flags.names.begin(), flags.names.end(), "all") != flags.names.end())
     throw InputError("tasks: expected 'all' alone, found other names beside it");

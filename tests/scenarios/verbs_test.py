@@ -56,6 +56,8 @@ class Samples(ProgramTest):
     def test_refusals(self):
         common = ("--tokens", "2k", "--count", "1", "-m", self.model)
         self.assert_refused(run("tasks", "neddle", *common), "needle")
+        self.assert_refused(run("tasks", "kv", "needle", "kv", *common), "kv", "twice")
+        self.assert_refused(run("tasks", "all", *common, "--tokens", "1k,2048"), "--tokens", "2048", "twice")
         self.assert_refused(run("tasks", "needle", "--tokens", "0", "-m", self.model), "--tokens")
         self.assert_refused(run("tasks", "needle", "--tokens", "2k", "--count", "-1", "-m", self.model), "--count")
         self.assert_refused(run("tasks", "needle", "--tokens", "2k", "--seed", "-1", "-m", self.model), "--seed")
