@@ -264,6 +264,14 @@ class Bench(ProgramTest):
         self.assertEqual((full["attention"], full["vs_full"], full["selectivity"]), ("full", 1, 1))
         self.assertEqual(full["bytes"], 4096 * 2 * 2 * 64 * 2)  # keys, K and V, KV heads, d, bytes of f16
 
+    def test_queries_beyond_the_window(self):
+        """Their own keys are there, too, whatever their number is."""
+        for context, queries in (("4k", "7"), ("1", "1"), ("700", "700")):
+            with self.subTest(context=context, queries=queries):
+                self.assert_done(run("bench", "attention", "--shape", "L1q4kv1d64", "--context", context, "--queries", queries,
+                                     "--seconds", "0.02", "--quiet", "-a", "kmeans:window=5", "-a", "hash:window=5", "-a", "topk:window=5",
+                                     timeout=30))
+
     def test_prefill(self):
         report = self.assert_done(run("bench", "prefill", "--shape", "L1q4kv2d64", "--context", "1k", "--json", "--quiet",
                                       timeout=120)).json()
