@@ -2,7 +2,9 @@
 // lodestone train hash: HashAttention's functions for every layer and KV head of a frozen model.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <iostream>
 
 #include "base/text.h"
 #include "cli.h"
@@ -40,7 +42,6 @@ HashSettings settings_of(const TrainHashFlags& flags, int head_dim) {
   s.loss = flags.loss == "bce" ? PivotalLoss::bce : PivotalLoss::softmax;
   s.draw = flags.draw == "prompt" ? HashSettings::Draw::prompt : HashSettings::Draw::chunk;
   s.by_value = flags.target == "value";
-  s.linear_start = flags.start == "linear";
   s.type = parse_dtype(flags.type);
   s.from = flags.from;
   if (s.further > s.shift)
@@ -51,28 +52,11 @@ HashSettings settings_of(const TrainHashFlags& flags, int head_dim) {
   } else if (flags.widths != "none") {
     s.widths = parse_counts(flags.widths, "--widths", 1, 8192);
   }
+  // A hidden layer carries a direction and its opposite for each bit, or it cannot start so.
+  s.linear_start = flags.start == "linear" &&
+                   std::all_of(s.widths.begin(), s.widths.end(), [&](auto w) { return w >= 2 * flags.bits; });
   if (s.widths.size() > 7) throw InputError("--widths: expected at most 7 hidden layers, found more");
   return s;
-}
-
-/// Prompts of all texts in turn, one of each at a time, so that a short training has seen them all.
-std::vector<Prompt> read_prompts(const TrainHashFlags& flags, const Model& model) {
-  const std::int64_t tokens = parse_count(flags.tokens, "--tokens", 16, std::int64_t{1} << 30);
-  std::vector<std::vector<Prompt>> by_text;
-  std::size_t most = 0;
-  for (const std::string& path : flags.texts) {
-    by_text.push_back(
-        cut_into_prompts(model, std::filesystem::path(path).filename().string(), read_text(path), tokens));
-    most = std::max(most, by_text.back().size());
-  }
-  std::vector<Prompt> prompts;
-  for (std::size_t i = 0; i < most; ++i) {
-    for (auto& own : by_text) {
-      if (i < own.size() && (flags.prompts == 0 || std::ssize(prompts) < flags.prompts))
-        prompts.push_back(std::move(own[i]));
-    }
-  }
-  return prompts;
 }
 
 /// Of the held-out texts, at the length of training.
@@ -86,16 +70,43 @@ RecallOptions recall_options(const TrainHashFlags& flags) {
   return options;
 }
 
-/// Seen before the training, not after it.
-void expect_held_out_long_enough(const TrainHashFlags& flags, const Model& model) {
+/// Long enough: that is seen before the training, not after it.
+std::vector<std::string> read_held_out(const TrainHashFlags& flags, const Model& model) {
+  std::vector<std::string> texts;
   for (const std::string& path : flags.held_out) {
-    const auto tokens = model.tokenizer().encode(read_text(path), Tokenizer::Bos::as_template);
+    texts.push_back(read_text(path));
+    const auto tokens = model.tokenizer().encode(texts.back(), Tokenizer::Bos::as_template);
     expect_lengths(recall_options(flags), std::ssize(tokens), path);
   }
+  return texts;
+}
+
+/// Prompts of all texts in turn, one of each at a time, so that a short training has seen them all.
+std::vector<Prompt> read_prompts(const TrainHashFlags& flags, const Model& model,
+                                 const std::vector<std::string>& held_out) {
+  const std::int64_t tokens = parse_count(flags.tokens, "--tokens", 16, std::int64_t{1} << 30);
+  std::vector<std::vector<Prompt>> by_text;
+  std::size_t most = 0;
+  for (const std::string& path : flags.texts) {
+    const std::string text = read_text(path);
+    if (std::find(held_out.begin(), held_out.end(), text) != held_out.end())
+      throw InputError("--held-out: expected other texts than those of -f, found that of '" + path + "'");
+    by_text.push_back(cut_into_prompts(model, std::filesystem::path(path).filename().string(), text, tokens));
+    most = std::max(most, by_text.back().size());
+  }
+  std::vector<Prompt> prompts;
+  for (std::size_t i = 0; i < most; ++i) {
+    for (auto& own : by_text) {
+      if (i < own.size() && (flags.prompts == 0 || std::ssize(prompts) < flags.prompts))
+        prompts.push_back(std::move(own[i]));
+    }
+  }
+  return prompts;
 }
 
 /// Recall on texts that training did not see.
-Json held_out_recall(const TrainHashFlags& flags, const std::shared_ptr<const Model>& model) {
+Json held_out_recall(const TrainHashFlags& flags, const std::shared_ptr<const Model>& model,
+                     const std::vector<std::string>& texts) {
   const RecallOptions options = recall_options(flags);
   std::vector<NamedSpec> specs;
   for (const char* budget : {"1/16", "1/32"}) {
@@ -104,11 +115,11 @@ Json held_out_recall(const TrainHashFlags& flags, const std::shared_ptr<const Mo
       specs.push_back({text, parse_spec(text)});
   }
   Json all = Json::array();
-  for (const std::string& path : flags.held_out) {
-    const RecallReport report = recall_by_length(model, read_text(path), specs, options);
-    if (!flags.common.json) print_text(path + ": " + report.table() + "\n");
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    const RecallReport report = recall_by_length(model, texts[i], specs, options);
+    if (!flags.common.json) print_text(flags.held_out[i] + ": " + report.table() + "\n");
     Json one = report.json();
-    one["text"] = path;
+    one["text"] = flags.held_out[i];
     all.push_back(std::move(one));
   }
   return all;
@@ -117,8 +128,12 @@ Json held_out_recall(const TrainHashFlags& flags, const std::shared_ptr<const Mo
 void run(const TrainHashFlags& flags) {
   const auto model = load_model(flags.common, flags.model);
   const HashSettings settings = settings_of(flags, model->config().head_dim);
-  expect_held_out_long_enough(flags, *model);
-  const std::vector<Prompt> prompts = read_prompts(flags, *model);
+  if (flags.start == "linear" && flags.from.empty() && !settings.linear_start && !flags.common.quiet)
+    std::cerr << fmt::format(
+        "train hash: a linear start takes hidden layers of {} units or more: starts at random\n",
+        2 * flags.bits);
+  const std::vector<std::string> held_out_texts = read_held_out(flags, *model);
+  const std::vector<Prompt> prompts = read_prompts(flags, *model, held_out_texts);
   const std::string checkpoint = flags.checkpoint.empty() ? flags.output + ".checkpoint" : flags.checkpoint;
   ContextOptions options = context_options(flags.common, flags.model);
   options.chunk = flags.chunk;
@@ -137,7 +152,7 @@ void run(const TrainHashFlags& flags) {
   std::filesystem::remove(checkpoint);
   for (const HashHeadLoss& head : result.heads)
     heads.push_back({{"layer", head.layer}, {"kv_head", head.kv_head}, {"loss", head.loss}});
-  const Json held_out = held_out_recall(flags, model);
+  const Json held_out = held_out_recall(flags, model, held_out_texts);
   const Json report = {{"file", flags.output}, {"method", "hash"},
                        {"training", made},     {"file_bytes", std::filesystem::file_size(flags.output)},
                        {"heads", heads},       {"held_out", held_out}};

@@ -36,12 +36,12 @@ void run(TuneFlags& flags) {
   else if (!flags.lengths.empty())
     flags.options.lengths = parse_counts(flags.lengths, "--lengths", 256, std::int64_t{1} << 30);
   std::vector<std::string> texts;
-  for (const std::string& path : flags.texts) {
-    if (path == flags.check)
-      throw InputError("--check: expected another text than those of -f, found the same, '" + path + "'");
-    texts.push_back(read_text(path));
-  }
   const std::string check = read_text(flags.check);
+  for (const std::string& path : flags.texts) {
+    texts.push_back(read_text(path));
+    if (texts.back() == check)
+      throw InputError("--check: expected another text than those of -f, found the same, '" + path + "'");
+  }
   const auto model = load_model(flags.common, flags.model);
   const auto count = token_count(flags.model.model);
   for (std::size_t i = 0; i < texts.size(); ++i)

@@ -51,13 +51,26 @@ class Train(ProgramTest):
         other = tiny_model.write(self.folder / "other", seed=7)
         self.assert_refused(run("index", "-m", other, "-f", self.text, "-o", self.folder / "o.lode", "-a", spec), "fingerprint")
 
-    def test_held_out_text_too_short(self):
+    def test_held_out_texts(self):
         """Seen before the training, not after it."""
         short, path = self.folder / "short.txt", self.folder / "none.safetensors"
         short.write_text("Too short.", encoding="utf-8")
         self.assert_refused(run("train", "hash", "-m", self.model, "-f", self.text, "-o", path, "--held-out", short, "--tokens", "512",
                                 "--window", "16", "--sink", "4", "--top", "4", "--steps", "1", "--quiet"), f"{short}: expected rising lengths")
         self.assertFalse(path.exists())
+        copy = self.folder / "copy.txt"
+        copy.write_bytes(self.text.read_bytes())
+        self.assert_refused(run("train", "hash", "-m", self.model, "-f", self.text, "-o", path, "--held-out", copy, "--tokens", "512",
+                                "--window", "16", "--sink", "4", "--top", "4", "--steps", "1", "--quiet"), "--held-out: expected other texts")
+
+    def test_linear_start_that_does_not_fit(self):
+        """What the artefact says of its start is what was done."""
+        for widths, linear in (("32,32", False), ("64", True), ("none", True)):
+            result = self.assert_done(run("train", "hash", "-m", self.model, "-f", self.text, "-o", self.folder / f"start{widths}.safetensors",
+                                          "--tokens", "512", "--window", "16", "--sink", "4", "--top", "4", "--steps", "1", "--json",
+                                          "--widths", widths))
+            self.assertEqual(result.json()["training"]["linear_start"], linear)
+            self.assertEqual("starts at random" in result.err, not linear)
 
     def test_artefact_that_is_gone(self):
         """A stored spec says which file it misses, and where, wherever the program is run from."""

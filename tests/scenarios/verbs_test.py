@@ -243,7 +243,10 @@ class Tune(ProgramTest):
         for target in ("error", "error=", "error=-1", "error=nan", "agreement=1.5", "speed=3"):
             with self.subTest(target=target):
                 self.assert_refused(self.tune("--target", target), "--target")
-        self.assert_refused(self.tune("--check", self.text), "--check")
+        copy = self.folder / "copy.txt"
+        copy.write_bytes(self.text.read_bytes())
+        for same in (self.text, copy):
+            self.assert_refused(self.tune("--check", same), "--check")
         self.assert_refused(run("ask", self.folder / "no.lode", "-a", "plan:nowhere.json", "Who?"), "nowhere.json")
 
 
