@@ -205,7 +205,8 @@ std::int64_t parse_bytes(std::string_view text, std::string_view flag) {
 
 /// What is kept in files names the model: in JSON, which is UTF-8.
 std::shared_ptr<const Model> load_model(const CommonFlags& common, const ModelFlags& flags) {
-  expect_utf8(std::filesystem::absolute(flags.model).string(), "--model: the path");
+  std::error_code none;  // of an empty path, which is no model's either
+  expect_utf8(std::filesystem::absolute(flags.model, none).string(), "--model: the path");
   return Model::load(flags.model, common.threads);
 }
 
