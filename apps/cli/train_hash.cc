@@ -70,9 +70,21 @@ RecallOptions recall_options(const TrainHashFlags& flags) {
   return options;
 }
 
-/// Long enough: that is seen before the training, not after it.
+/// The artefact to come, beside what needs none.
+std::vector<NamedSpec> recall_specs(const TrainHashFlags& flags) {
+  std::vector<NamedSpec> specs;
+  for (const char* budget : {"1/16", "1/32"}) {
+    for (const std::string& text : {fmt::format("hash:budget={},weights={}", budget, flags.output),
+                                    fmt::format("hyperplanes:budget={},bits={}", budget, flags.bits)})
+      specs.push_back({text, parse_spec(text)});
+  }
+  return specs;
+}
+
+/// Whether they are long enough, and a spec can name the artefact, is seen before the training, not after it.
 std::vector<std::string> read_held_out(const TrainHashFlags& flags, const Model& model) {
   std::vector<std::string> texts;
+  if (!flags.held_out.empty()) recall_specs(flags);
   for (const std::string& path : flags.held_out) {
     texts.push_back(read_text(path));
     const auto tokens = model.tokenizer().encode(texts.back(), Tokenizer::Bos::as_template);
@@ -107,14 +119,10 @@ std::vector<Prompt> read_prompts(const TrainHashFlags& flags, const Model& model
 /// Recall on texts that training did not see.
 Json held_out_recall(const TrainHashFlags& flags, const std::shared_ptr<const Model>& model,
                      const std::vector<std::string>& texts) {
-  const RecallOptions options = recall_options(flags);
-  std::vector<NamedSpec> specs;
-  for (const char* budget : {"1/16", "1/32"}) {
-    for (const std::string& text : {fmt::format("hash:budget={},weights={}", budget, flags.output),
-                                    fmt::format("hyperplanes:budget={},bits={}", budget, flags.bits)})
-      specs.push_back({text, parse_spec(text)});
-  }
   Json all = Json::array();
+  if (texts.empty()) return all;
+  const RecallOptions options = recall_options(flags);
+  const std::vector<NamedSpec> specs = recall_specs(flags);
   for (std::size_t i = 0; i < texts.size(); ++i) {
     const RecallReport report = recall_by_length(model, texts[i], specs, options);
     if (!flags.common.json) print_text(flags.held_out[i] + ": " + report.table() + "\n");

@@ -72,8 +72,8 @@ class RoundTrip(ProgramTest):
         context = self.index("cut.lode")
         cut = self.assert_done(run("ask", context, "Who?", "-n", "3", "--stop", ""))
         self.assertIn("cut off behind token 3, by --predict", cut.err)
-        short = run("ask", context, "Who?", "--stop", "", "--template", "{question}", "-n", "64", "-c",
-                    str(run("inspect", context, "--json").json()["tokens"] + 16))
+        room = run("inspect", context, "--json").json()["tokens"] + 16
+        short = run("ask", self.index("little.lode", "-c", str(room)), "Who?", "--stop", "", "--template", "{question}", "-n", "64")
         self.assertIn("by the context's end", self.assert_done(short).err)
         for count, more in (("3", ()), ("40", ("--stop", " "))):
             answer = self.assert_done(run("ask", context, "Who?", "-n", count, "--json", *more)).json()["answers"][0]

@@ -206,18 +206,27 @@ class Interruption(ProgramTest):
                 self.assert_full_disk_is_survived(old, preexec_fn=lambda limit=limit: limit_file_size(limit))
 
     def test_full_disk(self):
+        """One without room for keys and values is seen before the work, any other when it is full."""
         self.assert_done(run(*self.index_arguments(self.text)))
         old = self.output.read_bytes()
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={len(old) + 65536}", "lodestone-test", str(self.place)]
+        kv = run("inspect", self.output, "--json").json()["kv_bytes"]
+        for room, said in ((kv // 2, "expected room for"), (kv + 4096, "No space left on device")):
+            with self.subTest(said=said):
+                self.assert_disk_of(-(-len(old) // 4096) * 4096 + room, old, said)
+
+    def assert_disk_of(self, size: int, old: bytes, said: str):
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "lodestone-test", str(self.place)]
         if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
             self.skipTest("mounting a small tmpfs needs root")
-        self.addCleanup(subprocess.run, ["umount", str(self.place)], check=True)
-        self.output.write_bytes(old)
-        result = run(*self.index_arguments(self.text, "--force"))
-        self.assert_refused_at_run_time(result)
-        self.assertIn("No space left on device", result.err)
-        self.assertEqual(self.output.read_bytes(), old)
-        self.assertEqual(self.names(), ["text.lode"])
+        try:
+            self.output.write_bytes(old)
+            result = run(*self.index_arguments(self.text, "--force"))
+            self.assert_refused_at_run_time(result)
+            self.assertIn(said, result.err)
+            self.assertEqual(self.output.read_bytes(), old)
+            self.assertEqual(self.names(), ["text.lode"])
+        finally:
+            subprocess.run(["umount", str(self.place)], check=True)
 
 
 def limit_file_size(limit: int):

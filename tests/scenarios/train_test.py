@@ -58,6 +58,13 @@ class Train(ProgramTest):
         self.assert_refused(run("train", "hash", "-m", self.model, "-f", self.text, "-o", path, "--held-out", short, "--tokens", "512",
                                 "--window", "16", "--sink", "4", "--top", "4", "--steps", "1", "--quiet"), f"{short}: expected rising lengths")
         self.assertFalse(path.exists())
+        short_run = ("--tokens", "512", "--window", "16", "--sink", "4", "--top", "4", "--steps", "1", "--quiet")
+        other = self.folder / "other.txt"
+        other.write_text(self.text.read_text(encoding="utf-8")[::-1], encoding="utf-8")
+        comma = self.folder / "with,comma.safetensors"  # a spec cannot name it
+        self.assert_refused(run("train", "hash", "-m", self.model, "-f", self.text, "-o", comma, "--held-out", other, *short_run), "with,comma")
+        self.assertFalse(comma.exists())
+        self.assert_done(run("train", "hash", "-m", self.model, "-f", self.text, "-o", comma, *short_run))
         copy = self.folder / "copy.txt"
         copy.write_bytes(self.text.read_bytes())
         self.assert_refused(run("train", "hash", "-m", self.model, "-f", self.text, "-o", path, "--held-out", copy, "--tokens", "512",
@@ -66,7 +73,7 @@ class Train(ProgramTest):
     def test_linear_start_that_does_not_fit(self):
         """What the artefact says of its start is what was done."""
         for widths, linear in (("32,32", False), ("64", True), ("none", True)):
-            result = self.assert_done(run("train", "hash", "-m", self.model, "-f", self.text, "-o", self.folder / f"start{widths}.safetensors",
+            result = self.assert_done(run("train", "hash", "-m", self.model, "-f", self.text, "-o", self.folder / "start.safetensors",
                                           "--tokens", "512", "--window", "16", "--sink", "4", "--top", "4", "--steps", "1", "--json",
                                           "--widths", widths))
             self.assertEqual(result.json()["training"]["linear_start"], linear)

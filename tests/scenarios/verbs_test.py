@@ -269,7 +269,7 @@ class Bench(ProgramTest):
 
     def test_queries_beyond_the_window(self):
         """Their own keys are there, too, whatever their number is."""
-        for context, queries in (("4k", "7"), ("1", "1"), ("700", "700")):
+        for context, queries in (("4k", "7"), ("1", "1")):
             with self.subTest(context=context, queries=queries):
                 self.assert_done(run("bench", "attention", "--shape", "L1q4kv1d64", "--context", context, "--queries", queries,
                                      "--seconds", "0.02", "--quiet", "-a", "kmeans:window=5", "-a", "hash:window=5", "-a", "topk:window=5",
