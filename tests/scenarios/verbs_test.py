@@ -246,7 +246,8 @@ class Tune(ProgramTest):
         copy = self.folder / "copy.txt"
         copy.write_bytes(self.text.read_bytes())
         for same in (self.text, copy):
-            self.assert_refused(self.tune("--check", same), "--check")
+            self.assert_refused(run("tune", "-m", self.model, "-f", self.text, "--check", same, "-o", self.folder / "plan.json"),
+                                "--check: expected another text")
         self.assert_refused(run("ask", self.folder / "no.lode", "-a", "plan:nowhere.json", "Who?"), "nowhere.json")
 
 
