@@ -14,10 +14,15 @@ template <class T, int D, int kHeads, int kRanks, int kPieces, int kAtOnce>
 struct ClusterAttend {
   using W = Walk<T, D, (kHeads > 8)>;
   static constexpr int kRing = W::kStages * W::kStageBytes;
-  static constexpr int kRingBytes = kAtOnce * kWarps * kRing;  ///< of a block that walks over kAtOnce pieces
-  static constexpr int kColumns = kHeads * D / 4;              ///< fours of the output
-  static constexpr int kOwn = kColumns / kRanks;               ///< of them that a block merges
+  static constexpr int kColumns = kHeads * D / 4;  ///< fours of the output
+  static constexpr int kOwn = kColumns / kRanks;   ///< of them that a block merges
   static constexpr int kOwnPieces = kPieces / kRanks;
+  /// States lie in the warps' rings, but where keys of the next pieces are on their way there already.
+  static constexpr bool kOneRound = kOwnPieces == kAtOnce;
+  static constexpr int kRings = kAtOnce * kWarps * kRing, kStates = kOneRound ? 0 : kRings;
+  static constexpr int kState = kOneRound ? kRing : (kHeads * (D + 2) * 4 + 15) / 16 * 16;
+  /// Memory of a block, which walks over kAtOnce pieces at a time.
+  static constexpr int kRingBytes = kRings + (kOneRound ? 0 : kAtOnce * kWarps * kState);
   static_assert(kColumns % kRanks == 0 && kRing >= kHeads * (D + 2) * 4);
   static_assert(kPieces % kRanks == 0 && kOwnPieces % kAtOnce == 0);
 
@@ -42,6 +47,11 @@ struct ClusterAttend {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const bool walks = warp < kAtOnce * kWarps;
     W walk(p, keys);
+    const auto begin = [&](int first_piece) {
+      const int from = (first_piece + warp / kWarps) * piece;
+      walk.take(from, min(keys.count, from + piece));
+      walk.begin(walk.ask_rows());
+    };
     if (walks) {
       typename W::RawQueries raw;
       W::ask_queries(q, kHeads, raw);
@@ -49,21 +59,22 @@ struct ClusterAttend {
       walk.ring = shared_address(ring) + warp * kRing;
       walk.pack_queries(raw);
       wait_for_rows();
+      begin(rank * kOwnPieces);
     }
 #pragma unroll 1
     for (int i = 0; i < kOwnPieces; i += kAtOnce) {
       const int first_piece = rank * kOwnPieces + i;
+      const bool last = i + kAtOnce == kOwnPieces;
       if (walks) {
-        const int begin = (first_piece + warp / kWarps) * piece;
-        walk.take(begin, min(keys.count, begin + piece));
         walk.clear();
-        walk.tiles();
+        walk.walk_on();
         walk.finish();
-        walk.store(reinterpret_cast<float*>(ring + warp * kRing), kHeads);
+        if (!last) begin(first_piece + kAtOnce);
+        walk.store(reinterpret_cast<float*>(ring + kStates + warp * kState), kHeads);
       }
       __syncthreads();
-      send_states(ring, received, first_piece);
-      if (i + kAtOnce < kOwnPieces) __syncthreads();  // the ring is free
+      send_states(ring + kStates, received, first_piece);
+      if (!last) __syncthreads();  // the states' place is free
     }
     merge(received, rank, out);
   }
@@ -72,13 +83,13 @@ struct ClusterAttend {
 
  private:
   /// Those of the pieces that were walked at once, to the owners of the columns.
-  __device__ static void send_states(const char* ring, Received& received, int first_piece) {
+  __device__ static void send_states(const char* states, Received& received, int first_piece) {
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < kAtOnce * kColumns; i += static_cast<int>(blockDim.x)) {
       const int which = i / kColumns, column = i % kColumns, piece = first_piece + which;
       float4 o = {};
       float m = -INFINITY, l = 0.0f;
-      merge_warps(ring + which * kWarps * kRing, column, o, m, l);
+      merge_warps(states + which * kWarps * kState, column, o, m, l);
       const int owner = column / kOwn, at = column % kOwn;
       const unsigned inbox = address_in(&received.inbox, owner);
       const uint4 bits = {__float_as_uint(o.x), __float_as_uint(o.y), __float_as_uint(o.z),
@@ -113,12 +124,12 @@ struct ClusterAttend {
                                                                     o.z * inverse, o.w * inverse};
     }
   }
-  __device__ static void merge_warps(const char* ring, int column, float4& o, float& m, float& l) {
+  __device__ static void merge_warps(const char* states, int column, float4& o, float& m, float& l) {
     float4 x[kWarps];
     float2 ml[kWarps];
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      const float* const state = reinterpret_cast<const float*>(ring + w * kRing);
+      const float* const state = reinterpret_cast<const float*>(states + w * kState);
       x[w] = *reinterpret_cast<const float4*>(state + column * 4);
       ml[w] = *reinterpret_cast<const float2*>(state + kHeads * D + column * 4 / D * 2);
       m = fmaxf(m, ml[w].x);

@@ -38,10 +38,10 @@ constexpr int kDim = 128, kBits = 32, kHidden = 128;
 constexpr int kUnit = static_cast<int>(kSignatureUnit);  // keys that a warp measures at once, 8 a lane
 constexpr int kUnitBytes = kUnit * 4;                    // of their signatures
 constexpr int kAhead = 4;  // units whose signatures a warp has on the way, where there is room for them
-constexpr int kMostAttended = 6144;               // keys of a list that its cluster attends,
-constexpr int kMostOfHead = 2048;                 // and of one that is of one query head
-[[maybe_unused]] constexpr int kUnitsAtOnce = 4;  // that a warp turns into rows
-constexpr int kMostStretches = 224;               // of so many units: distances that a block has room for
+constexpr int kMostAttended = 6144;  // keys of a list that its cluster attends,
+constexpr int kMostOfHead = 2048;    // and of one that is of one query head
+constexpr int kUnitsAtOnce = 4;      // that a warp turns into rows
+constexpr int kMostStretches = 224;  // of so many units: distances that a block has room for
 
 struct NearParams {
   Params attend;
@@ -95,15 +95,15 @@ __device__ __forceinline__ float transposed_sum(float (&x)[kCount]) {
   return x[0];
 }
 
-/// Bits that rows and columns of 256 have in common: c[i] of row lane / 4 + i / 2 * 8, column lane % 4 * 2 +
-/// i % 2. A lane's a are words lane % 4 + i / 2 * 4 of rows lane / 4 + i % 2 * 8, its b words lane % 4 and
-/// that + 4 of column lane / 4.
-__device__ __forceinline__ void count_common_bits(unsigned (&c)[4], const unsigned (&a)[4], unsigned b0,
-                                                  unsigned b1) {
+/// Adds bits that rows and columns of 256 have in common: to c[i] of row lane / 4 + i / 2 * 8, column
+/// lane % 4 * 2 + i % 2. A lane's a are words lane % 4 + i / 2 * 4 of rows lane / 4 + i % 2 * 8, its b words
+/// lane % 4 and that + 4 of column lane / 4.
+__device__ __forceinline__ void add_common_bits(unsigned (&c)[4], const unsigned (&a)[4], unsigned b0,
+                                                unsigned b1) {
   asm("mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32.and.popc {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%10, %10, %10, %10};"
-      : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /// What blocks of a cluster write into each other, and what the warps of a block share.
@@ -155,8 +155,10 @@ class Near {
     find_keys();
     if (signs()) fetch_weights();
 #pragma unroll 1
-    for (int i = 0; i < p_.ahead; ++i) fetch_unit(from_ + i);
+    for (int i = 0; i < p_.ahead; ++i)
+      fetch_unit(fetched_ + i * kUnitBytes, codes_of(from_ + i), from_ + i < to_);
     for (int i = lane_; i < S::kFours; i += 32) reinterpret_cast<uint4*>(s_.warp_counts[warp_])[i] = {};
+    end_last_stretch();
     __syncwarp();
     arrive_in_cluster();
     wait_for_predecessor();
@@ -219,17 +221,21 @@ class Near {
   __device__ unsigned char* scores_at(int key) const {
     return reinterpret_cast<unsigned char*>(work_) + kBlockWarps * p_.ahead * kUnitBytes + key;
   }
-  /// Where this lane's 16 bytes of the halves of a unit's signatures go.
-  __device__ unsigned place_of(int unit) const {
-    return fetched_ + (unit & (p_.ahead - 1)) * kUnitBytes;
+  /// Of a unit's signatures, this lane's 16 bytes of the first half.
+  __device__ const std::uint32_t* codes_of(int unit) const {
+    return codes_ + std::int64_t{unit} * kUnit + lane_ * 4;
   }
   /// Each lane what it will measure. Reads stay inside the set: its capacity is a multiple of the unit.
-  __device__ void fetch_unit(int unit) const {
-    if (unit < to_) {
-      const std::uint32_t* const from = codes_ + std::int64_t{unit} * kUnit + lane_ * 4;
-      fetch_ahead(place_of(unit), from), fetch_ahead(place_of(unit) + kUnitBytes / 2, from + kUnit / 2);
-    }
+  __device__ static void fetch_unit(unsigned to, const std::uint32_t* from, bool wanted) {
+    if (wanted) fetch_ahead(to, from), fetch_ahead(to + kUnitBytes / 2, from + kUnit / 2);
     asm volatile("cp.async.commit_group;");
+  }
+
+  /// Stretches are whole: behind the block's last unit nothing is near.
+  __device__ void end_last_stretch() const {
+    constexpr int kMost = (kUnitsAtOnce - 1) * kUnit / 4;
+    static_assert(kMost <= kBlock);
+    if (tid_ < kMost) reinterpret_cast<unsigned*>(scores_at(units_ * kUnit))[tid_] = S::kLevels * 0x01010101u;
   }
 
   /// This warp's rows of each layer: four inputs a lane.
@@ -300,20 +306,26 @@ class Near {
 #pragma unroll
     for (int plane = 0; plane < S::kPlanes; ++plane) planes[plane] = __ballot_sync(~0u, more >> plane & 1);
     const Columns product = columns(majority, planes);
+    const unsigned last = static_cast<unsigned>(p_.ahead - 1) * kUnitBytes;  // place of the ring
+    const std::uint32_t* from = codes_of(from_ + p_.ahead);
+    unsigned char* to = scores_at(from_ * kUnit + lane_ * 4);
+    unsigned at = 0;  // the next unit's
+    int first = first_ + from_ * kUnit;
 #pragma unroll 1
-    for (int unit = from_; unit < to_; ++unit) {
+    for (int left = to_ - from_; left > 0; --left) {
       if (p_.ahead == kAhead)
         wait_for_fetched<kAhead - 1>();
       else
         wait_for_fetched<kAhead / 2 - 1>();
-      const uint4 raw[2] = {Attend::W::piece(place_of(unit)),
-                            Attend::W::piece(place_of(unit) + kUnitBytes / 2)};
-      fetch_unit(unit + p_.ahead);
-      const int first = first_ + unit * kUnit;
+      const uint4 raw[2] = {Attend::W::piece(fetched_ + at),
+                            Attend::W::piece(fetched_ + at + kUnitBytes / 2)};
+      fetch_unit(fetched_ + at, from, left > p_.ahead);
       const bool ragged = first < begin_ || first + kUnit > last_;
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        measure_four(unit * kUnit + half * (kUnit / 2) + lane_ * 4, raw[half], ragged, product);
+        measure_four(to + half * (kUnit / 2), first + half * (kUnit / 2) + lane_ * 4, raw[half], ragged,
+                     product);
+      at = (at + kUnitBytes) & last, from += kUnit, to += kUnit, first += kUnit;
     }
     __syncwarp();
     if (lane_ == 0) s_.warp_counts[warp_][S::kLevels] = 0;
@@ -352,13 +364,13 @@ class Near {
     } else {
       const unsigned codes[4] = {raw.x ^ columns.majority, raw.z ^ columns.majority, raw.y ^ columns.majority,
                                  raw.w ^ columns.majority};
-      count_common_bits(distance, codes, columns.low[0], columns.high[0]);
 #pragma unroll
-      for (int plane = 1; plane < S::kPlanes; ++plane) {
-        unsigned more[4];
-        count_common_bits(more, codes, columns.low[plane], columns.high[plane]);
+      for (int i = 0; i < 4; ++i) distance[i] = 0;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) distance[i] += more[i] << plane;
+      for (int plane = 0; plane < S::kPlanes; ++plane) {
+#pragma unroll
+        for (int times = 0; times < 1 << plane; ++times)  // nothing left to shift and add
+          add_common_bits(distance, codes, columns.low[plane], columns.high[plane]);
       }
     }
   }
@@ -368,16 +380,17 @@ class Near {
     asm("lop3.b32 %0, %1, %2, %3, 0x28;" : "=r"(x) : "r"(a), "r"(b), "r"(mask));
     return x;
   }
-  /// Of four keys of a unit of which some are no far keys where it is `ragged`.
-  __device__ void measure_four(int key, uint4 raw, bool ragged, const Columns& columns) const {
+  /// Of four keys, from `key` on, of a unit of which some are no far keys where it is `ragged`.
+  __device__ void measure_four(unsigned char* to, int key, uint4 raw, bool ragged,
+                               const Columns& columns) const {
     unsigned distance[4];
     compare_four(raw, columns, distance);
     if (ragged) {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        if (first_ + key + i < begin_ || first_ + key + i >= last_) distance[i] = S::kLevels;
+        if (key + i < begin_ || key + i >= last_) distance[i] = S::kLevels;
     }
-    *reinterpret_cast<unsigned*>(scores_at(key)) =
+    *reinterpret_cast<unsigned*>(to) =
         ((distance[3] * 256 + distance[2]) * 256 + distance[1]) * 256 + distance[0];
 #pragma unroll
     for (int i = 0; i < 4; ++i) atomicAdd(&s_.warp_counts[warp_][distance[i]], 1);
@@ -459,34 +472,44 @@ class Near {
     return std::int64_t{query_} * (gridDim.x / kRanks) + list_of_query_;
   }
 
-  /// Eight distances at or below a level, as bits.
-  __device__ static unsigned at_most(uint2 x, unsigned level) {
-    const unsigned levels = level * 0x01010101u;
-    const auto nibble = [=](unsigned four) {
-      // Where 128 levels or fewer leave a bit of each byte no difference borrows from the byte above.
-      const unsigned signs = S::kLevels <= 128 ? 0x80808080u + levels - four : __vcmpleu4(four, levels);
-      return (signs & 0x80808080u) * 0x00204081u >> 28;
-    };
-    return nibble(x.x) | nibble(x.y) << 4;
+  /// Which of four distances are at or below a level: the highest bit of each byte, others are any.
+  __device__ static unsigned at_most(unsigned four, unsigned levels) {
+    // Where 128 levels or fewer leave a bit of each byte no difference borrows from the byte above.
+    return S::kLevels <= 128 ? 0x80808080u + levels - four : __vcmpleu4(four, levels);
+  }
+  /// Of eight: the highest eight bits.
+  __device__ static unsigned at_most(uint2 x, unsigned levels) {
+    const unsigned signs = (at_most(x.x, levels) >> 4 & 0x08080808u) | (at_most(x.y, levels) & 0x80808080u);
+    return signs * 0x00204081u;  // no two of its bits meet, so nothing is carried
+  }
+  /// Of 8 or 32.
+  template <int kEights>
+  __device__ static unsigned at_most(const uint2 (&x)[kEights], int level) {
+    const unsigned levels = static_cast<unsigned>(level) * 0x01010101u;
+    if constexpr (kEights == 1) return at_most(x[0], levels) >> 24;
+    return __byte_perm(__byte_perm(at_most(x[0], levels), at_most(x[1], levels), 0x0073),
+                       __byte_perm(at_most(x[2], levels), at_most(x[3], levels), 0x7300), 0x7610);
   }
 
-  /// Chosen rows of this block's keys, so many units at a time. Warps that are neighbours take neighbouring
-  /// stretches by turns: rows of each quarter come in their order, for who attends them already.
+  /// Chosen rows of this block's keys, a stretch of some units at a time.
   __device__ void give_rows() const {
-    constexpr int kTakers = kBlockWarps / 4;
-    const int each = max(1, min(kUnitsAtOnce, (units_ + kBlockWarps - 1) / kBlockWarps)),
-              stretches = (units_ + each - 1) / each, quarter = (stretches + 3) / 4,
+    units_of_stretch() == 1 ? give_stretches<1>() : give_stretches<kUnitsAtOnce>();
+  }
+  __device__ int units_of_stretch() const {
+    return units_ <= 2 * kBlockWarps ? 1 : kUnitsAtOnce;
+  }
+  /// Warps that are neighbours take neighbouring stretches by turns: rows of each quarter come in their
+  /// order, for who attends them already.
+  template <int kUnits>
+  __device__ void give_stretches() const {
+    constexpr int kTakers = kBlockWarps / 4, kKeys = kUnits * kUnit;
+    const int stretches = (units_ + kUnits - 1) / kUnits, quarter = (stretches + 3) / 4,
               from = warp_ / kTakers * quarter + warp_ % kTakers,
               end = min(stretches, (warp_ / kTakers + 1) * quarter);
-    const auto place_of_lane = [&](int stretch) {
-      return stretch * each * kUnit + lane_ * 8 * min(each, units_ - stretch * each);
-    };
 #pragma unroll 1
-    for (int stretch = from; stretch < end; stretch += kTakers)
-      mark_chosen(place_of_lane(stretch), min(each, units_ - stretch * each), stretch);
+    for (int stretch = from; stretch < end; stretch += kTakers) mark_chosen<kUnits>(stretch);
     __syncthreads();
-    const float inverse = kAttend ? 1.0f / static_cast<float>(own_) : 0.0f;
-    std::int32_t* const rows = kAttend ? nullptr : p_.rows + list() * p_.capacity;
+    RowsTo to(*this);
     int nearer = nearer_before_, ties = ties_before_, summed = 0;
 #pragma unroll 1
     for (int stretch = from; stretch < end; stretch += kTakers) {
@@ -497,50 +520,86 @@ class Near {
         nearer += static_cast<int>(sum & 0xffff), ties += static_cast<int>(sum >> 16);
       }
       summed = stretch;
-      const int first = place_of_lane(stretch);
-      const auto [near, some_ties] = *reinterpret_cast<const uint2*>(scores_at(first));
+      const auto [near, some_ties] = *reinterpret_cast<const uint2*>(scores_at(stretch * kKeys + lane_ * 8));
       unsigned tie = some_ties;
       const unsigned own = static_cast<unsigned>(__popc(near) | __popc(tie) << 16);
       const unsigned before = sum_up_to(own, lane_) - own;
       int tie_at = ties + static_cast<int>(before >> 16);
-      int place = nearer + static_cast<int>(before & 0xffff) + max(0, tie_at - skipped_);
-      if (tie_at + __popc(tie) <= skipped_) tie = 0;
+      const int place = nearer + static_cast<int>(before & 0xffff) + max(0, tie_at - skipped_);
+      if (tie_at + static_cast<int>(own >> 16) <= skipped_) tie = 0;
       for (; tie != 0 && tie_at < skipped_; ++tie_at) tie &= tie - 1;
+      unsigned left = near | tie;
+      if (left != 0) to.begin(place + __popc(left) - 1);
+      const int first = first_ + stretch * kKeys + lane_ * 8 * kUnits;
 #pragma unroll 1
-      for (unsigned rest = near | tie; rest != 0; rest &= rest - 1, ++place) {
-        const int row = first_ + first + __ffs(static_cast<int>(rest)) - 1;
-        if constexpr (kAttend) {
-          send_row(sink_ + place, row, inverse);
-        } else {
-          give_row(rows + place, row);
-        }
+      for (; left != 0; to.step_back()) {  // the highest first: one instruction finds it
+        const int bit = 31 - __clz(static_cast<int>(left));
+        left ^= 1u << bit;
+        to.give(first + bit);
       }
     }
   }
-  /// Which of a lane's keys from `first` on are nearer than the level and which at it, to their place; how
+  /// Which of a lane's keys are nearer than the level and which at it, to the beginning of the stretch; how
   /// many the warp has to `chosen`.
-  __device__ void mark_chosen(int first, int units, int stretch) const {
-    const auto level = static_cast<unsigned>(level_);
-    unsigned near = 0, tie = 0;
-#pragma unroll
-    for (int u = 0; u < kUnitsAtOnce; ++u) {
-      if (u >= units) continue;
-      const uint2 x = *reinterpret_cast<const uint2*>(scores_at(first + 8 * u));
-      const unsigned below = level == 0 ? 0u : at_most(x, level - 1);
-      near |= below << 8 * u, tie |= (at_most(x, level) ^ below) << 8 * u;
+  template <int kUnits>
+  __device__ void mark_chosen(int stretch) const {
+    const int begin = stretch * kUnits * kUnit;
+    uint2 x[kUnits];
+    if constexpr (kUnits == 1) {
+      x[0] = *reinterpret_cast<const uint2*>(scores_at(begin + lane_ * 8));
+    } else {
+      static_assert(kUnits == 4);
+      const unsigned at = shared_address(scores_at(begin + lane_ * 32));
+      const uint4 low = Attend::W::piece(at), high = Attend::W::piece(at + 16);
+      x[0] = {low.x, low.y}, x[1] = {low.z, low.w}, x[2] = {high.x, high.y}, x[3] = {high.z, high.w};
     }
-    *reinterpret_cast<uint2*>(scores_at(first)) = {near, tie};
+    const unsigned near = level_ == 0 ? 0u : at_most(x, level_ - 1), tie = at_most(x, level_) ^ near;
     const unsigned sum = __reduce_add_sync(~0u, static_cast<unsigned>(__popc(near) | __popc(tie) << 16));
+    *reinterpret_cast<uint2*>(scores_at(begin + lane_ * 8)) = {near, tie};  // all lanes have read theirs
     if (lane_ == 0) s_.chosen[stretch] = sum;
   }
 
-  /// To the block whose part of the list the place is in.
-  __device__ void send_row(int key, int row, float inverse) const {
-    int to = static_cast<int>(static_cast<float>(key) * inverse);  // off by one at most
-    to += key >= (to + 1) * own_ ? 1 : 0;
-    to -= key < to * own_ ? 1 : 0;
-    send(address_in(rows_ + key - to * own_, to), static_cast<unsigned>(row), address_in(&s_.of_rows, to));
-  }
+  /// Where rows go, place by place: to the list, or to the block whose part of it the place is in.
+  class RowsTo {
+   public:
+    __device__ explicit RowsTo(const Near& near) : n_(near) {
+      if constexpr (!kAttend) {
+        list_ = n_.p_.rows + n_.list() * n_.p_.capacity;
+        asm volatile("" : "+l"(list_));  // once: the compiler would do it for each row
+      }
+    }
+    __device__ void begin(int place) {
+      place_ = place;
+      if constexpr (kAttend) {
+        place_ += n_.sink_;
+        block_ = divided(place_, n_.own_);
+        place_ -= block_ * n_.own_;
+      }
+    }
+    __device__ void step_back() {
+      --place_;
+      if constexpr (kAttend) {
+        if (place_ < 0) place_ += n_.own_, --block_;
+      }
+    }
+    __device__ void give(int row) const {
+      if constexpr (kAttend)
+        send(address_in(n_.rows_ + place_, block_), static_cast<unsigned>(row),
+             address_in(&n_.s_.of_rows, block_));
+      else
+        give_row(list_ + place_, row);
+    }
+
+   private:
+    __device__ static int divided(int a, int b) {  // both small: the quotient is off by one at most
+      int q = static_cast<int>(__fdividef(static_cast<float>(a), static_cast<float>(b)));
+      q += a >= (q + 1) * b ? 1 : 0;
+      return q - (a < q * b ? 1 : 0);
+    }
+    const Near& n_;
+    std::int32_t* list_ = nullptr;
+    int place_ = 0, block_ = 0;
+  };
 
   __device__ void attend(std::int64_t head) const {
     __syncthreads();  // distances are read, their place is free
@@ -587,7 +646,7 @@ bool launch(NearParams p, std::int64_t max_tokens, bool all_at_once, StreamHandl
   using N = Near<T, S, kHiddenLayers, kAttend>;
   constexpr int kHeads = S::kHeads, kRanks = S::kRanks, kBlock = S::kBlock, kBlockWarps = S::kBlockWarps,
                 kMostBytes = (228 << 10) / S::kBlocks - 1024;  // of shared memory
-  const std::int64_t share = (max_tokens / kRanks + kUnit) / kUnit * kUnit + kUnit,
+  const std::int64_t share = (max_tokens / kRanks + kUnit) / kUnit * kUnit + kUnitsAtOnce * kUnit,
                      most_rows =
                          (p.sink + p.capacity + p.window) / kRanks + (N::Attend::kOwnPieces + 1) * kTile;
   p.rows_bytes = kAttend ? static_cast<int>((most_rows * 4 + 127) / 128 * 128) : 0;
