@@ -108,11 +108,15 @@ struct Walk {
 
   __device__ Walk(const Params& params, const K& k) : p(params), keys(k) {}
 
-  /// The share of the warp in keys [begin, behind), a piece of the block's or of some of its warps.
+  /// The share of the warp in keys [begin, behind), a piece of the block's or of some of its warps: of four
+  /// sequences of tiles its own or that of another number.
   __device__ __forceinline__ void take(int begin, int behind) {
+    take(begin, behind, static_cast<int>(threadIdx.x) / 32 % kWarps);
+  }
+  __device__ __forceinline__ void take(int begin, int behind, int sequence) {
     constexpr int kStep = kWarps * kTile;
     end = behind;
-    first = begin + static_cast<int>(threadIdx.x) / 32 % kWarps * kTile;
+    first = begin + sequence * kTile;
     mine = max(0, (end - first + kStep - 1) / kStep);
   }
 

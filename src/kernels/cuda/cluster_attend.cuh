@@ -17,12 +17,12 @@ struct ClusterAttend {
   static constexpr int kColumns = kHeads * D / 4;  ///< fours of the output
   static constexpr int kOwn = kColumns / kRanks;   ///< of them that a block merges
   static constexpr int kOwnPieces = kPieces / kRanks;
-  /// States lie in the warps' rings, but where keys of the next pieces are on their way there already.
-  static constexpr bool kOneRound = kOwnPieces == kAtOnce;
-  static constexpr int kRings = kAtOnce * kWarps * kRing, kStates = kOneRound ? 0 : kRings;
-  static constexpr int kState = kOneRound ? kRing : (kHeads * (D + 2) * 4 + 15) / 16 * 16;
-  /// Memory of a block, which walks over kAtOnce pieces at a time.
-  static constexpr int kRingBytes = kRings + (kOneRound ? 0 : kAtOnce * kWarps * kState);
+  /// Half of a block's warps walk over kAtOnce pieces at a time, and the other half sends their states while
+  /// the next ones are walked. States lie in the rings where nothing comes behind them.
+  static constexpr int kWalkers = kAtOnce * kWarps, kTurns = kOwnPieces / kAtOnce;
+  static constexpr int kRings = kWalkers * kRing, kStates = kTurns == 1 ? 0 : kRings;
+  static constexpr int kState = kTurns == 1 ? kRing : (kHeads * (D + 2) * 4 + 15) / 16 * 16;
+  static constexpr int kBytes = kRings + (kTurns == 1 ? 0 : kWalkers * kState);
   static_assert(kColumns % kRanks == 0 && kRing >= kHeads * (D + 2) * 4);
   static_assert(kPieces % kRanks == 0 && kOwnPieces % kAtOnce == 0);
 
@@ -42,39 +42,25 @@ struct ClusterAttend {
   /// have left the ring; `wait_for_rows` is called by who walks, when all else is ready.
   template <class WaitForRows>
   __device__ static void run(const Params& p, const Keys& keys, int piece, const char* base, const float* q,
-                             char* ring, Received& received, int rank, float* out /*[kHeads, D]*/,
+                             char* memory, Received& received, int rank, float* out /*[kHeads, D]*/,
                              WaitForRows wait_for_rows) {
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    const bool walks = warp < kAtOnce * kWarps;
-    W walk(p, keys);
-    const auto begin = [&](int first_piece) {
-      const int from = (first_piece + warp / kWarps) * piece;
-      walk.take(from, min(keys.count, from + piece));
-      walk.begin(walk.ask_rows());
-    };
-    if (walks) {
+    const int warp = static_cast<int>(threadIdx.x) / 32, first_piece = rank * kOwnPieces;
+    if (warp < kWalkers) {
+      W walk(p, keys);
       typename W::RawQueries raw;
       W::ask_queries(q, kHeads, raw);
       walk.base = base;
-      walk.ring = shared_address(ring) + warp * kRing;
+      walk.ring = shared_address(memory) + warp * kRing;
       walk.pack_queries(raw);
       wait_for_rows();
-      begin(rank * kOwnPieces);
-    }
+      walk_over(walk, piece, first_piece + warp / kWarps, memory + kStates);
+    } else {
 #pragma unroll 1
-    for (int i = 0; i < kOwnPieces; i += kAtOnce) {
-      const int first_piece = rank * kOwnPieces + i;
-      const bool last = i + kAtOnce == kOwnPieces;
-      if (walks) {
-        walk.clear();
-        walk.walk_on();
-        walk.finish();
-        if (!last) begin(first_piece + kAtOnce);
-        walk.store(reinterpret_cast<float*>(ring + kStates + warp * kState), kHeads);
+      for (int turn = 0; turn < kTurns; ++turn) {
+        meet(kFull);
+        send_states(memory + kStates, received, first_piece + turn * kAtOnce);
+        if (turn + 1 < kTurns) arrive(kFree);
       }
-      __syncthreads();
-      send_states(ring + kStates, received, first_piece);
-      if (!last) __syncthreads();  // the states' place is free
     }
     merge(received, rank, out);
   }
@@ -82,10 +68,42 @@ struct ClusterAttend {
   static constexpr unsigned kMergeBytes = kOwn * kPieces * 24;  ///< what Received::inbox is to expect
 
  private:
-  /// Those of the pieces that were walked at once, to the owners of the columns.
+  /// Barriers of the block by number: states are there, and their place is free.
+  static constexpr int kFull = 1, kFree = 2;
+  __device__ static void meet(int barrier) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(2 * kWalkers * 32) : "memory");
+  }
+  __device__ static void arrive(int barrier) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(2 * kWalkers * 32) : "memory");
+  }
+
+  /// A warp's part of pieces `at`, at + kAtOnce, ... Keys of the next one are on their way before the state
+  /// of this is left, and warps take turns with its four sequences of tiles: the first may be a tile longer.
+  __device__ static void walk_over(W& walk, int piece, int at, char* states) {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const auto begin = [&](int turn) {
+      const int from = (at + turn * kAtOnce) * piece;
+      walk.take(from, min(walk.keys.count, from + piece), (warp + turn) % kWarps);
+      walk.begin(walk.ask_rows());
+    };
+    begin(0);
+#pragma unroll 1
+    for (int turn = 0; turn < kTurns; ++turn) {
+      walk.clear();
+      walk.walk_on();
+      walk.finish();
+      if (turn + 1 < kTurns) begin(turn + 1);
+      if (turn > 0) meet(kFree);
+      const int place = warp / kWarps * kWarps + (warp + turn) % kWarps;
+      walk.store(reinterpret_cast<float*>(states + place * kState), kHeads);
+      arrive(kFull);
+    }
+  }
+
+  /// Those of the pieces that were walked at once, to the owners of the columns; by who does not walk.
   __device__ static void send_states(const char* states, Received& received, int first_piece) {
 #pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < kAtOnce * kColumns; i += static_cast<int>(blockDim.x)) {
+    for (int i = static_cast<int>(threadIdx.x) - kWalkers * 32; i < kAtOnce * kColumns; i += kWalkers * 32) {
       const int which = i / kColumns, column = i % kColumns, piece = first_piece + which;
       float4 o = {};
       float m = -INFINITY, l = 0.0f;

@@ -37,10 +37,10 @@ constexpr int kSigning = 8;  // warps of a block that sign a head
 constexpr int kDim = 128, kBits = 32, kHidden = 128;
 constexpr int kUnit = static_cast<int>(kSignatureUnit);  // keys that a warp measures at once, 8 a lane
 constexpr int kUnitBytes = kUnit * 4;                    // of their signatures
-constexpr int kAhead = 4;  // units whose signatures a warp has on the way, where there is room for them
-constexpr int kMostAttended = 6144;  // keys of a list that its cluster attends,
-constexpr int kMostOfHead = 2048;    // and of one that is of one query head
-constexpr int kUnitsAtOnce = 4;      // that a warp turns into rows
+constexpr int kLeastAhead = 2;                           // units whose signatures a warp has on the way
+constexpr int kMostAttended = 6144;                      // keys of a list that its cluster attends,
+constexpr int kMostOfHead = 2048;                        // and of one that is of one query head
+constexpr int kUnitsAtOnce = 4;                          // that a warp turns into rows
 constexpr int kMostStretches = 224;  // of so many units: distances that a block has room for
 
 struct NearParams {
@@ -52,7 +52,7 @@ struct NearParams {
   std::int32_t *rows = nullptr, *counts = nullptr;  ///< no rows where the cluster attends them
   std::int64_t sink = 0, window = 0, capacity = 0, net_weights = 0, net_biases = 0;
   int rows_bytes = 0;  ///< of a block's part of the list
-  int ahead = 0;       ///< units whose signatures a warp has on the way: kAhead or half of it
+  int ahead = 0;       ///< units whose signatures a warp has on the way: kAhead, or half of it and so on
 };
 
 /// A cluster of kClusterRanks blocks of kOfBlock warps for a list of so many heads.
@@ -67,6 +67,7 @@ struct Shape {
   static constexpr int kHeadsOfBlock = kHeads > kRanks ? kHeads / kRanks : 1;  // that it signs
   static constexpr int kOutputs = kHidden / kOfHead / kSigning;                // of a warp
   static constexpr int kLastOutputs = kBits / kOfHead / kSigning;
+  static constexpr int kAhead = kHeads == 1 ? 8 : 4;     // units on the way, where there is room for them
   static constexpr int kStep = kHeads % 2 == 0 ? 2 : 1;  // mismatches of one level
   static constexpr int kLevels = kBits * kHeads / kStep + 1;
   static constexpr int kPlanes = kHeads <= 2 ? 1 : kHeads <= 4 ? 2 : 3;
@@ -238,6 +239,15 @@ class Near {
     if (tid_ < kMost) reinterpret_cast<unsigned*>(scores_at(units_ * kUnit))[tid_] = S::kLevels * 0x01010101u;
   }
 
+  /// Of a ring of so many units, or half as many and so on.
+  template <int kUnits>
+  __device__ void wait_for_oldest() const {
+    if constexpr (kUnits > kLeastAhead) {
+      if (p_.ahead != kUnits) return wait_for_oldest<kUnits / 2>();
+    }
+    wait_for_fetched<kUnits - 1>();
+  }
+
   /// This warp's rows of each layer: four inputs a lane.
   __device__ void fetch_weights() {
     const int net = list_of_query_ * kHeads + own_head(), sub = rank_ % S::kOfHead;
@@ -313,10 +323,7 @@ class Near {
     int first = first_ + from_ * kUnit;
 #pragma unroll 1
     for (int left = to_ - from_; left > 0; --left) {
-      if (p_.ahead == kAhead)
-        wait_for_fetched<kAhead - 1>();
-      else
-        wait_for_fetched<kAhead / 2 - 1>();
+      wait_for_oldest<S::kAhead>();
       const uint4 raw[2] = {Attend::W::piece(fetched_ + at),
                             Attend::W::piece(fetched_ + at + kUnitBytes / 2)};
       fetch_unit(fetched_ + at, from, left > p_.ahead);
@@ -646,6 +653,7 @@ bool launch(NearParams p, std::int64_t max_tokens, bool all_at_once, StreamHandl
   using N = Near<T, S, kHiddenLayers, kAttend>;
   constexpr int kHeads = S::kHeads, kRanks = S::kRanks, kBlock = S::kBlock, kBlockWarps = S::kBlockWarps,
                 kMostBytes = (228 << 10) / S::kBlocks - 1024;  // of shared memory
+  static_assert(2 * N::Attend::kWalkers == kBlockWarps);
   const std::int64_t share = (max_tokens / kRanks + kUnit) / kUnit * kUnit + kUnitsAtOnce * kUnit,
                      most_rows =
                          (p.sink + p.capacity + p.window) / kRanks + (N::Attend::kOwnPieces + 1) * kTile;
@@ -653,9 +661,9 @@ bool launch(NearParams p, std::int64_t max_tokens, bool all_at_once, StreamHandl
   const auto bytes_with = [&](int ahead) {
     const std::int64_t work = kBlockWarps * ahead * kUnitBytes + share;
     return static_cast<std::int64_t>(sizeof(typename N::Shared)) + p.rows_bytes +
-           (kAttend ? std::max<std::int64_t>(work, N::Attend::kRingBytes) : work);
+           (kAttend ? std::max<std::int64_t>(work, N::Attend::kBytes) : work);
   };
-  p.ahead = bytes_with(kAhead) <= kMostBytes ? kAhead : kAhead / 2;
+  for (p.ahead = S::kAhead; p.ahead > kLeastAhead && bytes_with(p.ahead) > kMostBytes;) p.ahead /= 2;
   const std::int64_t bytes = bytes_with(p.ahead);
   if (bytes > kMostBytes) return false;
   const auto kernel = near_kernel<T, S, kHiddenLayers, kAttend>;
