@@ -30,6 +30,8 @@ class Tokenizer {
   /// The bytes of one token; may be part of a UTF-8 character.
   std::string_view bytes_of(TokenId token) const;
   std::int64_t vocab() const;
+  /// The ids below vocab() that no token has, rising.
+  std::span<const TokenId> gaps() const;
   bool is_special(TokenId token) const;
   /// The ids that the post-processor puts in front of a text (usually one BOS, may be none).
   std::span<const TokenId> prefix() const;

@@ -2,6 +2,7 @@
 // The loop from a prompt to an answer.
 #include <algorithm>
 #include <chrono>
+#include <limits>
 
 #include "engine/context.h"
 #include "engine/row_order.h"
@@ -112,10 +113,15 @@ void Context::Impl::decode(MethodId method, const GenerateOptions& wanted, Gener
   const auto is_eos = [&](TokenId id) {
     return std::find(config.eos.begin(), config.eos.end(), id) != config.eos.end();
   };
-  // A vocabulary may be padded behind the tokenizer's ids: there is no text for such.
+  // A vocabulary may be padded behind the tokenizer's ids, or have gaps: there is no text for such.
   const auto choices = static_cast<std::size_t>(std::min(config.vocab, model->tokenizer().vocab()));
+  const auto next_token = [&] {
+    for (const TokenId gap : model->tokenizer().gaps())
+      logits[static_cast<std::size_t>(gap)] = -std::numeric_limits<float>::infinity();
+    return sampler.next(std::span(logits).first(choices));
+  };
   while (static_cast<std::int64_t>(result.tokens.size()) < wanted.max_new_tokens) {
-    const TokenId next = sampler.next(std::span(logits).first(choices));
+    const TokenId next = next_token();
     result.tokens.push_back(next);
     result.stopped = (wanted.stop_at_eos && is_eos(next)) || text.push(next);
     const bool room = tokens() < options.max_tokens;

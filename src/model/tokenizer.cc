@@ -115,7 +115,10 @@ struct Tokenizer::Impl {
   void collect_bytes(const std::string& where) {
     ends.reserve(static_cast<std::size_t>(size()));
     for (TokenId token = 0; token < size(); ++token) {
-      if (const auto text = text_of(token)) blob += decoder.bytes_of(*text);
+      if (const auto text = text_of(token))
+        blob += decoder.bytes_of(*text);
+      else
+        gaps.push_back(token);
       if (blob.size() > kMaxBlob) {
         throw InputError(where + ": expected tokens of at most " + human_bytes(kMaxBlob) +
                          " in all, found more");
@@ -134,6 +137,7 @@ struct Tokenizer::Impl {
   std::vector<TokenId> prefix;
   std::string blob;               // the bytes of all tokens
   std::vector<std::size_t> ends;  // of each token in blob
+  std::vector<TokenId> gaps;
   std::string fingerprint;
 };
 
@@ -219,6 +223,9 @@ std::string_view Tokenizer::bytes_of(TokenId token) const {
 
 std::int64_t Tokenizer::vocab() const {
   return impl_->size();
+}
+std::span<const TokenId> Tokenizer::gaps() const {
+  return impl_->gaps;
 }
 bool Tokenizer::is_special(TokenId token) const {
   return impl_->is_special(token);

@@ -2,6 +2,8 @@
 // The text of an answer: what its tokens say, however it ends, and the same piece by piece.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "engine/context.h"
 #include "eval/tiny_model.h"
 
@@ -55,6 +57,41 @@ TEST_F(GenerateTest, AStopStringCutsWhatIsBehindItAndIsNeverShown) {
                        }});
     EXPECT_EQ(cut.text, free.text.substr(0, free.text.find(stop))) << first;
     EXPECT_EQ(streamed, cut.text);
+  }
+}
+
+// A tokenizer without one of the bytes that the model would say.
+TEST_F(GenerateTest, IdsThatNoTokenHasAreNeverChosen) {
+  TokenId wanted = 0;
+  for (TokenId first = 2; wanted < 2 || wanted > 256; ++first) {
+    ASSERT_LT(first, 258);
+    wanted = answer(first, {.max_new_tokens = 1}).tokens.front();
+  }
+  const test::TestFolder folder;
+  for (const char* name : {"config.json", "model.safetensors"})
+    std::filesystem::copy_file(model_->path() / name, folder / name);
+  Json tokenizer = Json::parse(test::bytes_of_file(model_->path() / "tokenizer.json"));
+  Json& vocab = tokenizer.at("model").at("vocab");
+  const auto found =
+      std::find_if(vocab.begin(), vocab.end(), [&](const Json& id) { return id.get<TokenId>() == wanted; });
+  ASSERT_NE(found, vocab.end());
+  vocab.erase(found);
+  folder.write("tokenizer.json", tokenizer.dump());
+  const auto model = Model::load(folder.path());
+  ASSERT_EQ(model->tokenizer().gaps().size(), 1u);
+  EXPECT_EQ(model->tokenizer().gaps()[0], wanted);
+  for (const double temperature : {0.0, 5.0}) {
+    for (TokenId first = 2; first < 258; ++first) {
+      if (first == wanted) continue;
+      Context context(model, {.max_tokens = 64});
+      context.prefill(std::vector<TokenId>{0, first, 40, 50});
+      context.build_indexes();
+      const Generation said = context.generate(
+          std::vector<TokenId>{60}, kDense,
+          {.max_new_tokens = 8,
+           .sampling = {.temperature = temperature, .seed = static_cast<std::uint64_t>(first)}});
+      EXPECT_EQ(std::count(said.tokens.begin(), said.tokens.end(), wanted), 0) << first;
+    }
   }
 }
 
