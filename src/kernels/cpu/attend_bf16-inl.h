@@ -82,9 +82,10 @@ LODE_NOINLINE void pair_scores(const std::uint32_t* packed, const KvRows& kv, Ro
       for (int g = 0; g < G; ++g) store(s + g * kBlock + i, set1(kMinusInfinity));
       break;
     }
-    __m512 acc[kSixteens][G];
+    // Pairs go to two sums by turns: one would have each product wait for the one before.
+    __m512 acc[kSixteens][2][G];
     unroll<kSixteens>([&](auto b) LODE_INLINE_LAMBDA {
-      unroll<G>([&](auto g) LODE_INLINE_LAMBDA { acc[b][g] = _mm512_setzero_ps(); });
+      unroll<G>([&](auto g) LODE_INLINE_LAMBDA { acc[b][0][g] = acc[b][1][g] = _mm512_setzero_ps(); });
     });
     const std::uint32_t* q = packed;
     unsigned asked = i / kW * steps * kPairs;
@@ -96,7 +97,7 @@ LODE_NOINLINE void pair_scores(const std::uint32_t* packed, const KvRows& kv, Ro
         unroll<kPairs>([&](auto j) LODE_INLINE_LAMBDA {
           const unsigned line = asked + b * kPairs + j;
           __builtin_prefetch(ahead[(line >> shift) % kBlock] + line % (1u << shift) * kLineBytes);
-          unroll<G>([&](auto g) LODE_INLINE_LAMBDA { add_pair(x[j], q + j * G + g, acc[b][g]); });
+          unroll<G>([&](auto g) LODE_INLINE_LAMBDA { add_pair(x[j], q + j * G + g, acc[b][j % 2][g]); });
         });
       });
     }
@@ -104,8 +105,9 @@ LODE_NOINLINE void pair_scores(const std::uint32_t* packed, const KvRows& kv, Ro
       const int first = i + b * kW, left = n - first;
       const __mmask16 mask = left >= kW ? 0xffff : left > 0 ? first_lanes(left) : 0;
       unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
+        const __m512 sum = _mm512_add_ps(acc[b][0][g], acc[b][1][g]);
         _mm512_storeu_ps(s + g * kBlock + first,
-                         _mm512_mask_blend_ps(mask, _mm512_set1_ps(kMinusInfinity), acc[b][g]));
+                         _mm512_mask_blend_ps(mask, _mm512_set1_ps(kMinusInfinity), sum));
       });
     });
   }
@@ -113,7 +115,7 @@ LODE_NOINLINE void pair_scores(const std::uint32_t* packed, const KvRows& kv, Ro
 
 /// What one chunk of G queries carries from block to block.
 struct PairState {
-  float* o;                    // [G, d]
+  float* sums;                 // [G, registers_of(d), 2, kW]: outputs, see take_outputs
   float* m;                    // [G]
   float* l_acc;                // [G, kW]: sums so far, one per pair of keys modulo kW
   float alpha[kMostTogether];  // what sums so far must be multiplied by for the block at hand
@@ -163,35 +165,62 @@ LODE_INLINE void from_interleaved(__m512& a, __m512& b) {
   b = _mm512_shuffle_f32x4(high, high, 0xd8);
 }
 
-/// o[g, c..c + columns) = alpha_g o + sum_i p[g, i] v_i, for V registers of kWideColumns columns (the only
-/// one masked when kPartial). Asks the memory for the same columns of the `next` rows behind them meanwhile.
+/// Registers of kWideColumns columns that hold d.
+inline int registers_of(int d) {
+  return (d + kWideColumns - 1) / kWideColumns;
+}
+
+/// Calls body(low columns, their mask, high columns, their mask) for each register of a row of d numbers.
+template <class Body>
+LODE_INLINE void for_registers(int d, Body body) {
+  for (int c = 0; c < d; c += kWideColumns) {
+    const int width = d - c < kWideColumns ? d - c : kWideColumns, low = width < kW ? width : kW;
+    body(c, first_lanes(low), c + kW, width == low ? __mmask16{0} : first_lanes(width - low));
+  }
+}
+
+/// Outputs so far [queries, d] to sums as add_value_pairs keeps them, zeros beyond d, and back.
+inline void take_outputs(const float* o, int queries, int d,
+                         float* sums /*[queries, registers_of(d), 2, kW]*/) {
+  for (int g = 0; g < queries; ++g, o += d)
+    for_registers(d, [&](int low, __mmask16 low_mask, int high, __mmask16 high_mask) LODE_INLINE_LAMBDA {
+      __m512 a = _mm512_maskz_loadu_ps(low_mask, o + low), b = _mm512_maskz_loadu_ps(high_mask, o + high);
+      to_interleaved(a, b);
+      _mm512_storeu_ps(sums, a), _mm512_storeu_ps(sums + kW, b);
+      sums += kWideColumns;
+    });
+}
+inline void give_outputs(const float* sums, int queries, int d, float* o) {
+  for (int g = 0; g < queries; ++g, o += d)
+    for_registers(d, [&](int low, __mmask16 low_mask, int high, __mmask16 high_mask) LODE_INLINE_LAMBDA {
+      __m512 a = _mm512_loadu_ps(sums), b = _mm512_loadu_ps(sums + kW);
+      from_interleaved(a, b);
+      _mm512_mask_storeu_ps(o + low, low_mask, a), _mm512_mask_storeu_ps(o + high, high_mask, b);
+      sums += kWideColumns;
+    });
+}
+
+/// sums[g, c..c + columns) = alpha_g sums + sum_i p[g, i] v_i, for V registers of kWideColumns columns (the
+/// only one masked when kPartial). Asks the memory for the values of the `next` rows behind them meanwhile, a
+/// line for each register, in the order of addresses.
 template <int G, int V, bool kPartial, class Rows>
 LODE_NOINLINE void add_value_pairs(const std::uint32_t* w /*[G, kW]*/, const float* alpha, const KvRows& kv,
-                                   Rows rows, int n, int next, int c, float* o) {
-  const std::int64_t d = kv.d;
-  const int width = kPartial ? kv.d - c : V * kWideColumns;
-  const std::int64_t row_bytes = bytes_of(DType::bf16) * d;
-  // Whole lines of a row, each with the columns in which it begins.
-  const std::int64_t begin = std::int64_t{c} * bytes_of(DType::bf16),
-                     line_begin = (begin + kLineBytes - 1) / kLineBytes * kLineBytes,
-                     line_end = begin + std::int64_t{width} * bytes_of(DType::bf16);
+                                   Rows rows, int n, int next, int c,
+                                   float* sums /*[G, registers_of(d), 2, kW]*/) {
+  constexpr int kRegister = kWideColumns * bytes_of(DType::bf16);
+  const std::int64_t row_bytes = std::int64_t{bytes_of(DType::bf16)} * kv.d;
+  const int lines = registers_of(kv.d);
+  const std::int64_t sums_row = std::int64_t{lines} * kWideColumns;
   const std::byte* values = kv.v + c * bytes_of(DType::bf16);
-  const int low_width = width < kW ? width : kW;
-  const __mmask16 low_mask = first_lanes(low_width),
-                  high_mask = first_lanes(width - low_width < kW ? width - low_width : kW);
-  const auto row_mask = static_cast<__mmask32>(width >= kWideColumns ? ~0u : (1u << width) - 1u);
+  const auto row_mask = static_cast<__mmask32>(kPartial ? (1u << (kv.d - c)) - 1u : ~0u);
+  sums += c;
   __m512 acc[G][V][2];
   unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
-    unroll<V>([&](auto v) LODE_INLINE_LAMBDA {
-      const float* at = o + g * d + c + v * kWideColumns;
-      __m512 a = kPartial ? _mm512_maskz_loadu_ps(low_mask, at) : _mm512_loadu_ps(at);
-      __m512 b = kPartial ? _mm512_maskz_loadu_ps(high_mask, at + kW) : _mm512_loadu_ps(at + kW);
-      to_interleaved(a, b);
-      const __m512 scale = _mm512_set1_ps(alpha[g]);
-      acc[g][v][0] = _mm512_mul_ps(a, scale), acc[g][v][1] = _mm512_mul_ps(b, scale);
+    const __m512 scale = _mm512_set1_ps(alpha[g]);
+    unroll<2 * V>([&](auto v) LODE_INLINE_LAMBDA {
+      acc[g][v / 2][v % 2] = _mm512_mul_ps(_mm512_loadu_ps(sums + g * sums_row + v * kW), scale);
     });
   });
-  constexpr int kRegister = kWideColumns * bytes_of(DType::bf16);
   const auto load_row = [&](int i, int v) LODE_INLINE_LAMBDA {
     const std::byte* row = values + rows[i] * row_bytes + v * kRegister;
     return kPartial ? _mm512_maskz_loadu_epi16(row_mask, row) : _mm512_loadu_si512(row);
@@ -209,9 +238,12 @@ LODE_NOINLINE void add_value_pairs(const std::uint32_t* w /*[G, kW]*/, const flo
       });
     });
   };
+  int ahead = c / kWideColumns * kBlock / lines, line = c / kWideColumns * kBlock % lines;
   for (int i = 0; i < n; i += 2) {
-    for (int j = i; j < i + 2 && j < next; ++j)
-      prefetch(kv.v + rows[n + j] * row_bytes + line_begin, line_end - line_begin);
+    unroll<2>([&](auto) LODE_INLINE_LAMBDA {
+      if (ahead < next) prefetch(kv.v + rows[n + ahead] * row_bytes + line * kLineBytes, V * kLineBytes);
+      if (line += V; line >= lines) line -= lines, ++ahead;
+    });
     __m512i even[V], odd[V];
     // A key that is not there has weight 0, and no NaN to multiply it with.
     unroll<V>([&](auto v) LODE_INLINE_LAMBDA { even[v] = load_row(i, v), odd[v] = _mm512_setzero_si512(); });
@@ -219,17 +251,8 @@ LODE_NOINLINE void add_value_pairs(const std::uint32_t* w /*[G, kW]*/, const flo
     add(i, even, odd);
   }
   unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
-    unroll<V>([&](auto v) LODE_INLINE_LAMBDA {
-      float* at = o + g * d + c + v * kWideColumns;
-      __m512 a = acc[g][v][0], b = acc[g][v][1];
-      from_interleaved(a, b);
-      if (kPartial) {
-        _mm512_mask_storeu_ps(at, low_mask, a);
-        _mm512_mask_storeu_ps(at + kW, high_mask, b);
-      } else {
-        _mm512_storeu_ps(at, a);
-        _mm512_storeu_ps(at + kW, b);
-      }
+    unroll<2 * V>([&](auto v) LODE_INLINE_LAMBDA {
+      _mm512_storeu_ps(sums + g * sums_row + v * kW, acc[g][v / 2][v % 2]);
     });
   });
 }
@@ -247,7 +270,7 @@ void attend_pairs(const std::uint32_t* q /*packed*/, const KvRows& kv, Rows rows
   pair_weights<G>(s, state, w);
   constexpr int kWide = G == kMostTogether ? 1 : 2;
   for_columns<kWide, kWideColumns>(kv.d, [&]<int V, bool kPartial>(int c) {
-    add_value_pairs<G, V, kPartial>(w, state.alpha, kv, rows, n, next, c, state.o);
+    add_value_pairs<G, V, kPartial>(w, state.alpha, kv, rows, n, next, c, state.sums);
   });
 }
 
@@ -256,15 +279,18 @@ void attend_bf16(const float* q, int queries, const KvRows& kv, Rows rows, const
                  std::int64_t count, const SoftmaxState& state) {
   const std::int64_t d = kv.d;
   const std::int64_t packed_row = (d + kColumns - 1) / kColumns * kPairs;  // pairs of one query
+  const std::int64_t sums_row = std::int64_t{registers_of(kv.d)} * kWideColumns;
   for (int first = 0; first < queries; first += kMaxQueries) {
     const int group = queries - first < kMaxQueries ? queries - first : kMaxQueries;
     alignas(64) float l_acc[kMaxQueries * kW] = {};
     alignas(64) std::uint32_t packed[kMaxQueries * kMaxHeadDim / 2];
+    alignas(64) float sums[kMaxQueries * kMaxHeadDim];
     PairState chunks[kMaxQueries];  // by first query
+    take_outputs(state.o + first * d, group, kv.d, sums);
     for_chunks<kMostTogether>(group, [&]<int G>(int g) {
       const int at = first + g;
       pack_pairs<G>(q + at * d, kv.d, packed + g * packed_row);
-      chunks[g] = {state.o + at * d, state.m + at, l_acc + g * kW, {}};
+      chunks[g] = {sums + g * sums_row, state.m + at, l_acc + g * kW, {}};
       // What came before is one more sum.
       for (int h = 0; h < G; ++h) l_acc[(g + h) * kW] = state.l[at + h];
     });
@@ -274,6 +300,7 @@ void attend_bf16(const float* q, int queries, const KvRows& kv, Rows rows, const
                         log_weights ? log_weights + b : nullptr, chunks[g]);
       });
     });
+    give_outputs(sums, group, kv.d, state.o + first * d);
     for (int g = 0; g < group; ++g)
       state.l[first + g] = _mm512_reduce_add_ps(_mm512_loadu_ps(l_acc + g * kW));
   }
