@@ -277,6 +277,10 @@ void GpuBuckets::report_sizes(int layer, std::int64_t place, cuda::StreamHandle 
 }
 
 void GpuBuckets::roll_back(int sequence, std::int64_t tokens) {
+  if (tokens == 0) {  // what the host built, and what is told of sizes, was of that text
+    ready_ = ready_ && !host_index_;
+    changed_ = true;
+  }
   State& state = states_[static_cast<std::size_t>(sequence)];
   if (tokens >= state.labelled) return;
   state.labelled = tokens;

@@ -31,6 +31,10 @@ void PartitionSelector::append(std::int32_t sequence, KvLayer kv, Position far_e
 }
 
 void PartitionSelector::roll_back(std::int32_t sequence, std::int64_t tokens) {
+  if (tokens == 0) {  // another text's buckets are its own
+    indexes_.erase(sequence);
+    return;
+  }
   if (const auto found = indexes_.find(sequence); found != indexes_.end()) found->second.roll_back(tokens);
 }
 

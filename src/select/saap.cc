@@ -161,6 +161,7 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
     PartitionSelector::roll_back(sequence, tokens);
     if (const auto found = lengths_.find(sequence); found != lengths_.end())
       found->second = std::min(found->second, tokens);
+    if (tokens == 0) alarms_.erase(sequence);
     live_.erase(sequence);  // of a question that is not asked any more
     if (fallback_ != nullptr) fallback_->roll_back(sequence, tokens);  // which may have heard what is gone
   }

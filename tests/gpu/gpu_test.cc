@@ -287,7 +287,7 @@ TEST(Gpu, AnIndexThatGrewWhileAskedGivesTheBitsOfOneThatDidNot) {
 
 TEST(Gpu, TheAlarmOfATextIsTheCpus) {
   NEEDS_GPU();
-  std::string notices[2];
+  std::string notices[2], after[2];
   for (const Device device : {Device::cpu, Device::cuda}) {
     Context context = context_on(device, DType::f32, 4096);
     const MethodId method = context.attach(parse_spec("saap:alarm=1,window=512"));
@@ -298,9 +298,16 @@ TEST(Gpu, TheAlarmOfATextIsTheCpus) {
     WorkReport work;
     context.forward(story(1), method, &work);
     notices[device == Device::cuda] = work.notice;
+    context.roll_back(0);  // and one like others, in its place
+    context.prefill(story(1100));
+    context.build_indexes();
+    context.forward(story(1), method, &work);
+    after[device == Device::cuda] = work.notice;
   }
   EXPECT_NE(notices[0], "");
   EXPECT_EQ(notices[0], notices[1]);
+  EXPECT_NE(after[0], notices[0]);
+  EXPECT_EQ(after[0], after[1]);
 }
 
 /// A question of so many tokens and an answer, twice: the same each time.
