@@ -72,11 +72,11 @@ __global__ __launch_bounds__(kColumnWarps * 32) void columns_kernel(const BlockP
   ColumnSums<kSquares> sums;
   const float2* const factors = p.factors + head * p.all_rows + lane / 4;
   for (int group = warp; group * 16 < p.rows; group += kColumnWarps) {
-    const uint4* const from = p.stored + p.stored_at(static_cast<int>(blockIdx.y), group, tile) + lane;
+    uint4* const from = p.stored + p.stored_at(static_cast<int>(blockIdx.y), group, tile);
     uint4 raw[kStoredPieces];
 #pragma unroll
-    for (int i = 0; i < kStoredPieces; ++i) raw[i] = __ldcs(from + i * 32);
-    const auto* const bases = reinterpret_cast<const float*>(from - lane + kStoredPieces * 32) + lane / 4;
+    for (int i = 0; i < kStoredPieces; ++i) raw[i] = __ldcs(from + lane + i * 32);
+    const float* const bases = bases_of(from) + lane / 4;
     sums.add(raw, share_of(bases[0], factors[group * 16]));
     sums.add(raw + kStoredPieces / 2, share_of(bases[8], factors[group * 16 + 8]));
   }

@@ -357,8 +357,7 @@ class BlockPass {
       if (__any_sync(~0u, leaves(half, of_tile))) of_tile = count_anew(s, half, of_tile);
       sum_[half] += of_tile;
       if constexpr (kStores) {
-        if (lane_ % 4 == 0)
-          reinterpret_cast<float*>(bases_of(to_))[half * 8 + lane_ / 4] = base_of_sum_[half];
+        if (lane_ % 4 == 0) bases_of(to_ - lane_)[half * 8 + lane_ / 4] = base_of_sum_[half];
       }
     }
   }
@@ -404,10 +403,6 @@ class BlockPass {
 #pragma unroll
     for (int i = 0; i < kStoredPieces / 2; ++i)
       __stcs(to + i * 32, make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]));
-  }
-  /// From this lane's place.
-  __device__ uint4* bases_of(uint4* stored) const {
-    return stored - lane_ + kStoredPieces * 32;
   }
   __device__ uint4* stored_of_warp() const {
     return p_.stored +

@@ -15,6 +15,11 @@ inline constexpr int kStoredGroup = kStoredPieces * 32 + 4;  // of 16 rows and a
 // another one from where a thread's sum of a tile would be more than the other.
 inline constexpr float kStoredPeak = 6.0f, kMostStored = 0x1p15f;
 
+/// Bases of a group's 16 rows, behind its numbers.
+__device__ __forceinline__ float* bases_of(uint4* group) {
+  return reinterpret_cast<float*>(group + kStoredPieces * 32);
+}
+
 /// Eight numbers, two a word, as three words: the fourth word's twelve bits are where the others have none.
 __device__ __forceinline__ void pack_stored(const __half2 (&numbers)[4], unsigned* to /*[3]*/) {
   unsigned bits[4];
