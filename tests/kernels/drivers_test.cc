@@ -19,6 +19,7 @@
 #include "lodestone/attention.h"
 #include "lodestone/error.h"
 #include "random_kv.h"
+#include "support/rounding.h"
 
 namespace lode {
 namespace {
@@ -123,7 +124,7 @@ void expect_prefill(std::int64_t tokens, std::int64_t keys, int group, int kv_he
 
 /// Tolerance of tables whose matrix unit multiplies bf16.
 double prefill_tolerance(DType type) {
-  return kernels().name == "amx" && type != DType::f32 ? 2e-2 : 5e-6;
+  return test::multiplies_tiles(kernels(), type) ? 2e-2 : 5e-6;
 }
 
 TEST(AttendPrefill, ShapesAgainstTheOracle) {

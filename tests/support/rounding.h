@@ -11,4 +11,9 @@ inline bool multiplies_pairs(const KernelTable& table, DType type) {
   return type == DType::bf16 && (table.name == "avx512bf16" || table.name == "amx");
 }
 
+/// Whether attention of several tokens at once multiplies tiles of bf16.
+inline bool multiplies_tiles(const KernelTable& table, DType type) {
+  return type != DType::f32 && table.name == "amx";
+}
+
 }  // namespace lode::test
