@@ -20,8 +20,8 @@ bool has_whole_centroids(const Spec& spec) {
 bool has_spreads(const Spec& spec) {
   return wanted_spreads(spec) != Spreads::none;
 }
-bool fits(const ClusterPlan& plan, const Spec& spec, const GpuGeometry& geometry) {
-  if (spec.text("levels").value_or("1") == "1")
+bool fits(const ClusterPlan& plan, const GpuGeometry& geometry) {
+  if (plan.nodes.size() == 1)
     return cuda::fits_cluster_choice(plan.nodes.back(), geometry.head_dim, geometry.kv_heads);
   return cuda::fits_cluster_levels(
       plan.nodes.back() / cuda::cluster_level_ranks(geometry.kv_heads).back() + 64, geometry.head_dim);
@@ -66,6 +66,7 @@ class MadeUpClusters final : public GpuClusters {
                                            std::max(geometry_.most_queries, geometry_.most_tokens));
     const std::int64_t keys = std::max(1, end - sink);
     plan_ = cluster_plan(spec_, keys);
+    several_ = plan_.nodes.size() > 1;
     Rng rng(seed);
     ClusterTree tree;
     for (std::size_t l = 0; l < plan_.nodes.size(); ++l)
@@ -218,7 +219,7 @@ std::unique_ptr<GpuSelector> make_gpu_clusters_for_bench(const Spec& spec, const
   if (std::ssize(plan.nodes) > kMostDeviceLevels || spec.text("tail").value_or("off") == "on" ||
       (has_spreads(spec) && !has_whole_centroids(spec)) ||
       spec.text("average").value_or("squares") == "plain" || !spec.dense.from_context ||
-      !cuda::can_choose_buckets() || geometry.sequences > 1 || !fits(plan, spec, geometry))
+      !cuda::can_choose_buckets() || geometry.sequences > 1 || !fits(plan, geometry))
     return nullptr;
   return std::make_unique<MadeUpClusters>(spec, geometry, seed);
 }

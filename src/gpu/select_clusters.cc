@@ -107,6 +107,15 @@ std::int64_t most_entries(const ClusterChoice& choice, int head, int ranks) {
   return most;
 }
 
+/// Of a KV head.
+std::int64_t most_leaves(std::span<const std::optional<ClusterChoice>> all, int kv_heads) {
+  std::int64_t most = 0;
+  for (const std::optional<ClusterChoice>& choice : all)
+    for (int head = 0; choice && head < kv_heads; ++head)
+      most = std::max(most, most_entries(*choice, head, /*ranks=*/1));
+  return most;
+}
+
 }  // namespace
 
 GpuClusters::GpuClusters(const Spec& spec, const GpuGeometry& geometry, std::vector<bool> layers,
@@ -115,7 +124,8 @@ GpuClusters::GpuClusters(const Spec& spec, const GpuGeometry& geometry, std::vec
       geometry_(geometry),
       layers_(std::move(layers)),
       source_(std::move(source)),
-      several_(spec.text("levels").value_or("1") != "1"),
+      any_levels_(spec.text("levels").value_or("1") != "1"),
+      several_(any_levels_),
       host_index_(host_index),
       stretch_of_questions_(spec.integer("block", 0, 1, 1 << 20)),
       versions_(layers_.size(), -1) {
@@ -137,18 +147,25 @@ GpuClusters::Choices GpuClusters::choices() const {
   return all;
 }
 
+bool GpuClusters::has_several(const Choices& all) const {
+  const auto& segments = all[static_cast<std::size_t>(first_layer())]->segments;
+  return !segments.empty() && segments[0].heads[0].levels.size() > 1;
+}
+
 bool GpuClusters::fits(const Choices& all) const {
   std::vector<std::int64_t> versions = versions_of(all);
-  if (several_ && versions != looked_at_) {
+  if (any_levels_ && versions != looked_at_) {
     int entries = 0;
-    fits_ = ranks_for(all, entries) > 0;
+    fits_ = has_several(all) ? ranks_for(all, entries) > 0
+                             : cuda::fits_cluster_choice(most_leaves(all, geometry_.kv_heads),
+                                                         geometry_.head_dim, geometry_.kv_heads);
     looked_at_ = std::move(versions);
   }
   return fits_;
 }
 
 bool GpuClusters::chooses() const {
-  if (!several_) return source_(first_layer()).has_value();
+  if (!any_levels_) return source_(first_layer()).has_value();
   const Choices all = choices();
   return !all.empty() && fits(all);
 }
@@ -191,6 +208,8 @@ void GpuClusters::allocate(const Choices& all) {
     }
   }
   nodes_of_layer_ = sum / std::max<std::int64_t>(1, layers);
+  several_ = has_several(all);
+  levels_.clear();
   if (several_) {
     allocate_levels(all);
   } else if (!cuda::fits_cluster_choice(most_nodes_, geometry_.head_dim, geometry_.kv_heads)) {
@@ -294,11 +313,10 @@ int GpuClusters::ranks_for(const Choices& all, int& entries) const {
 }
 
 void GpuClusters::allocate_levels(const Choices& all) {
-  levels_.clear();
   ranks_ = ranks_for(all, most_entries_);
   LODE_ASSERT(ranks_ > 0);  // chooses() says so
   const auto& segments = all[static_cast<std::size_t>(first_layer())]->segments;
-  levels_.resize(segments.empty() ? 1 : segments[0].heads[0].levels.size());
+  levels_.resize(segments[0].heads[0].levels.size());
   LODE_ASSERT(std::ssize(levels_) <= cuda::kMostClusterLevels);
   const std::int64_t heads = std::int64_t{geometry_.layers} * geometry_.kv_heads;
   for (std::size_t l = 0; l < levels_.size(); ++l) {

@@ -49,7 +49,7 @@ class GpuClusters : public GpuSelector {
   cuda::RowLists select(int layer, const cuda::Queries& queries, const float* q_unrotated,
                         cuda::StreamHandle stream) override;
   std::int64_t counts_per_layer() const override {
-    return lists_per_layer() * (several_ ? 2 : 1);  // and beside them nodes that were compared
+    return lists_per_layer() * (any_levels_ ? 2 : 1);  // and beside them nodes that were compared
   }
   int lists_per_head() const override { return 1; }
   /// Centroids with their numbers of keys, and the rows that are copied.
@@ -74,7 +74,8 @@ class GpuClusters : public GpuSelector {
   GpuGeometry geometry_;
   std::vector<bool> layers_;
   Source source_;
-  bool several_ = false;                               ///< levels, or any number of them
+  bool any_levels_ = false;                            ///< the spec may ask for several
+  bool several_ = false;                               ///< levels, of the trees that are on the device
   cuda::Buffer step_;                                  // ClusterStep [kMostClusterLevels]
   cuda::CentroidKind kind_ = cuda::CentroidKind::f16;  ///< of all layers
   cuda::Buffer block_;  ///< cuda::BlockScratch of most_tokens, where looks_up_blocks()
@@ -92,6 +93,8 @@ class GpuClusters : public GpuSelector {
 
   /// Empty while the host chooses in a layer that is in use.
   Choices choices() const;
+  /// Whether trees have several levels.
+  bool has_several(const Choices& all) const;
   /// Whether blocks have room for the trees.
   bool fits(const Choices& all) const;
   std::int64_t lists_per_layer() const { return std::int64_t{geometry_.most_queries} * geometry_.kv_heads; }

@@ -345,7 +345,7 @@ TEST(Gpu, SqueezedAnswersAsOnTheCpu) {
         "squeezed:clusters=10%,mass=0.9,block=40", "squeezed:clusters=10%,sparsity=0.8,spread=off",
         "squeezed:clusters=10%,sparsity=0.8,spread=question",
         "squeezed:clusters=10%,sparsity=0.8,spread=decode",
-        "squeezed:clusters=10%,sparsity=0.8,centroids=f16",
+        "squeezed:clusters=10%,sparsity=0.8,centroids=f16", "squeezed:levels=auto,clusters=10%,sparsity=0.8",
         "squeezed:clusters=10%,clusters1=3%,levels=2,sparsity=0.8",
         "squeezed:clusters=20%,clusters1=2%,levels=3,sparsity=0.7,spread=off",
         "squeezed:clusters=10%,clusters1=3%,levels=2,mass=0.9,block=40,centroids=f16"}) {
