@@ -285,6 +285,29 @@ TEST(Gpu, AnIndexThatGrewWhileAskedGivesTheBitsOfOneThatDidNot) {
   }
 }
 
+TEST(Gpu, BucketsAreOfTheTextThatTookAnothersPlace) {
+  NEEDS_GPU();
+  for (const char* const spec : {"saap:probes=4,window=128", "kmeans:clusters=32,probes=6,window=128"}) {
+    std::vector<float> logits[2];
+    for (const bool before : {false, true}) {
+      Context context = context_on(Device::cuda, DType::f16, 4096);
+      const MethodId method = context.attach(parse_spec(spec));
+      const std::vector<TokenId> all = story(2400);
+      if (before) {
+        context.prefill(std::span(all).first(1100));
+        context.build_indexes();
+        context.forward(std::span(all).subspan(1100, 1), method);
+        context.roll_back(0);
+      }
+      context.prefill(std::span(all).subspan(1200, 1000));
+      context.build_indexes();
+      logits[before] = context.forward(std::span(all).subspan(2200, 3), method);
+      EXPECT_NE(context.impl().methods[static_cast<std::size_t>(method)].chosen_by, ChosenBy::host);
+    }
+    EXPECT_EQ(logits[1], logits[0]) << spec;
+  }
+}
+
 TEST(Gpu, TheAlarmOfATextIsTheCpus) {
   NEEDS_GPU();
   std::string notices[2], after[2];

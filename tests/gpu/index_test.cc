@@ -185,8 +185,6 @@ TEST(GpuIndexes, AreOfTheTextThatTookAnothersPlace) {
        {"ivf:k=30,nprobe=4,window=16,dense_layers=1", "pqcache:budget=40,window=16,dense_layers=1",
         "double-sparsity:budget=40,window=16,dense_layers=1",
         "quest:budget=48,bits=4,window=16,dense_layers=1",
-        "kmeans:clusters=8,probes=2,sink=4,window=128,dense_layers=0",
-
         "snapkv:max_capacity_prompt=64,window_size=16,window=16,dense_layers=0"}) {
     std::vector<float> logits[2];
     for (const bool before : {false, true}) {

@@ -344,7 +344,7 @@ TEST_P(EveryMethod, EqualKeysAndKeysThatAreNotNumbers) {
 }
 
 TEST_P(EveryMethod, HeadDimensionsAndGroups) {
-  const double tolerance = test::multiplies_tiles(kernels(), DType::f16) ? 2e-2 : 2e-5;
+  const double tolerance = test::multiplies_tiles(kernels(), DType::f16) ? 5e-2 : 2e-5;
   for (const auto& [group, d] : {std::pair{1, 64}, {2, 80}, {4, 96}, {5, 128}, {8, 256}, {16, 64}}) {
     World world({.kv_heads = 2, .group = group, .d = d, .type = DType::f16, .dense = {1, 16}});
     const LayerGeometry geometry = world.geometry(pool_);

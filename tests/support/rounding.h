@@ -11,7 +11,7 @@ inline bool multiplies_pairs(const KernelTable& table, DType type) {
   return type == DType::bf16 && (table.name == "avx512bf16" || table.name == "amx");
 }
 
-/// Whether attention of several tokens at once multiplies tiles of bf16.
+/// Whether attention of several tokens at once, all keys of each, multiplies tiles of bf16.
 inline bool multiplies_tiles(const KernelTable& table, DType type) {
   return type != DType::f32 && table.name == "amx";
 }
