@@ -94,7 +94,7 @@ Json inspect_context(const InspectFlags& flags) {
           {"model", meta.model_path},
           {"model_fingerprint", meta.model_fingerprint},
           {"tokenizer_fingerprint", meta.tokenizer_fingerprint},
-          {"rope_factor", meta.rope_factor},
+          {"rope_factor", std::max(meta.rope_factor, 1.0)},
           {"kv_bytes", kv},
           {"index_bytes", index},
           {"section_bytes", total},

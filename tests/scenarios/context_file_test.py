@@ -41,7 +41,8 @@ class RoundTrip(ProgramTest):
             with self.subTest(kv_type=kv_type):
                 context = self.index(f"{kv_type}.lode", "--kv-type", kv_type)
                 self.assert_done(run("verify", context))
-                self.assertEqual(self.assert_done(run("inspect", context, "--json")).json()["kv_type"], kv_type)
+                stored = self.assert_done(run("inspect", context, "--json")).json()
+                self.assertEqual((stored["kv_type"], stored["rope_factor"]), (kv_type, 1.0))
                 self.assertEqual(len(self.ask(context)), 1)
 
     def test_what_specs_share_counts_once(self):
