@@ -286,6 +286,8 @@ Context Context::load(const std::filesystem::path& path, std::shared_ptr<const M
   map_kv(c, file, meta);
   c.indexed = meta.tokens;
   for (AttachedMethod& method : c.methods) load_indexes(c, method, file);
+  // Less room than it was indexed with: its frequencies and what lies on a GPU stay of that size.
+  if (asked.max_tokens > 0) c.options.max_tokens = std::max(asked.max_tokens, meta.tokens);
   return context;
 }
 

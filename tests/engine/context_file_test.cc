@@ -52,6 +52,17 @@ TEST_F(ContextFileTest, KeysOfDynamicScalingKeepTheirFrequenciesHoweverOftenSave
   EXPECT_EQ(loaded.forward(question_, kDense), wanted);
 }
 
+TEST_F(ContextFileTest, LessRoomThanItWasIndexedWithIsKeptToAndChangesNothingElse) {
+  Context made(tiny_model(), {.max_tokens = 400});
+  made.prefill(text_);
+  made.build_indexes();
+  made.save(file("roomy"), "");
+  Context loaded = Context::load(file("roomy"), tiny_model(), {.max_tokens = 304});
+  EXPECT_EQ(loaded.forward(question_, kDense), made.forward(question_, kDense));
+  EXPECT_THROW(loaded.forward(question_, kDense), InputError);  // 303 + 3
+  EXPECT_NO_THROW(made.forward(question_, kDense));
+}
+
 TEST_F(ContextFileTest, SeedsHave64Bits) {
   Context made(tiny_model(), {.max_tokens = 400, .seed = 0x9000000000000001});
   made.prefill(text_);
