@@ -123,17 +123,20 @@ void SaapRun::fit(Head& head, Progress& progress) {
   const std::string prefix = head.prefix() + "net.";
   SaapClassifier classifier = new_classifier(head);
   Adam adam(classifier.module(), {.rate = settings_.rate, .weight_decay = settings_.weight_decay});
+  std::vector<float> last_losses;  // of the steps so far among the last kLossSteps
   {
     const std::lock_guard lock(mutex_);
     if (checkpoint_.notes.contains(prefix + "steps"))
       checkpoint_.get(prefix, classifier.module(), &adam, path_.string());
+    if (const auto kept = checkpoint_.arrays.find(prefix + "losses"); kept != checkpoint_.arrays.end())
+      last_losses = kept->second;
     steps_done_ += adam.steps();
   }
   const std::unique_ptr<SaapFit> fit = device_->fit(*head.examples, classifier, adam, settings_.batch);
-  double loss = 0;
   const auto keep_state = [&] {
     fit->store();
     checkpoint_.put(prefix, classifier.module(), &adam);
+    checkpoint_.arrays[prefix + "losses"] = last_losses;
   };
   const auto steps_from_here = [&] {
     return draw_steps(*head.examples, training_prompts(), settings_,
@@ -152,8 +155,7 @@ void SaapRun::fit(Head& head, Progress& progress) {
     const std::vector<double> losses = fit->finish();
     for (std::int64_t i = 0; i < std::ssize(losses); ++i) {
       if (first + i >= settings_.steps - kLossSteps)
-        loss +=
-            losses[static_cast<std::size_t>(i)] / static_cast<double>(std::min(kLossSteps, settings_.steps));
+        last_losses.push_back(static_cast<float>(losses[static_cast<std::size_t>(i)]));
     }
     const std::lock_guard lock(mutex_);
     progress.at(steps_done_ += std::ssize(losses));
@@ -162,7 +164,9 @@ void SaapRun::fit(Head& head, Progress& progress) {
     save_checkpoint(false);
   }
   fit->store();
-  finish(head, classifier.exported(settings_.type), loss, start);
+  const double loss = std::accumulate(last_losses.begin(), last_losses.end(), 0.0);
+  finish(head, classifier.exported(settings_.type),
+         loss / static_cast<double>(std::max<std::size_t>(1, last_losses.size())), start);
 }
 
 void SaapRun::finish(Head& head, const BucketNet& net, double train_loss, Clock::time_point start) {

@@ -6,9 +6,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <numeric>
+#include <optional>
+#include <thread>
 
 #include "ann/balance.h"
 #include "base/cancel.h"
@@ -215,6 +218,50 @@ TEST(SaapTraining, LearnsAndServesTheEngine) {
   std::filesystem::remove(shipped);
   std::filesystem::remove(artefact);
   std::filesystem::remove(checkpoint);
+}
+
+/// Heads that a checkpoint leaves in the midst of the steps whose losses are averaged.
+std::int64_t heads_within_last_losses(const std::filesystem::path& checkpoint) {
+  if (!std::filesystem::exists(checkpoint)) return 0;
+  const Checkpoint found = Checkpoint::read(checkpoint);
+  return std::count_if(found.arrays.begin(), found.arrays.end(), [](const auto& entry) {
+    return entry.first.ends_with("losses") && !entry.second.empty() && entry.second.size() < 100;
+  });
+}
+
+// Interrupted ever later until it is done.
+TEST(SaapTraining, TellsTheSameLossHoweverOftenInterrupted) {
+  using Clock = std::chrono::steady_clock;
+  const std::filesystem::path whole = temporary("whole-loss"), stopped = temporary("stopped-loss");
+  Small small;
+  small.settings.hidden = 128;
+  small.settings.steps = 160;
+  const Clock::time_point start = Clock::now();
+  const SaapResult expected = small.train(whole);
+  const Clock::duration step = (Clock::now() - start) / 16;
+  std::int64_t within = 0;
+  for (int round = 0; round < 20 && within == 0; ++round) {
+    std::filesystem::remove(stopped);
+    std::optional<SaapResult> found;
+    for (Clock::duration wait = 2 * step; !found; wait += step) {
+      std::thread timer([&] {
+        std::this_thread::sleep_for(wait);
+        set_cancel(true);
+      });
+      try {
+        found = small.train(stopped);
+      } catch (const Interrupted&) {
+        within += heads_within_last_losses(stopped);
+      }
+      timer.join();
+      set_cancel(false);
+    }
+    ASSERT_EQ(found->heads.size(), expected.heads.size());
+    for (std::size_t i = 0; i < expected.heads.size(); ++i)
+      EXPECT_EQ(found->heads[i].train_loss, expected.heads[i].train_loss);
+  }
+  EXPECT_GT(within, 0);
+  for (const auto& path : {whole, stopped}) std::filesystem::remove(path);
 }
 
 TEST(SaapTraining, IsTheSameAfterAnInterruptionAndInSmallGroups) {
