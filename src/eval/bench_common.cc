@@ -36,7 +36,8 @@ double median(std::vector<double> values) {
   if (values.empty()) return 0.0;
   const auto middle = values.begin() + std::ssize(values) / 2;
   std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+  if (values.size() % 2 == 1) return *middle;
+  return (*std::max_element(values.begin(), middle) + *middle) / 2;
 }
 
 std::int64_t last_level_cache_bytes() {

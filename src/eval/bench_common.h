@@ -27,7 +27,7 @@ double microseconds(Body&& body) {
   body();
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
 }
-double median(std::vector<double> values);  ///< 0 of none
+double median(std::vector<double> values);  ///< of two in the middle their mean; 0 of none
 
 /// Bytes of the largest cache of this machine; 32 MiB where the system does not say.
 std::int64_t last_level_cache_bytes();
