@@ -110,6 +110,9 @@ std::vector<std::int64_t> parse_counts(std::string_view text, std::string_view f
 /// offset).
 std::string read_text(const std::string& path);
 bool is_artefact(const std::string& path);  ///< tensors, whatever the file is called
+/// InputError, which says what `inspect` and `verify` take, of a file that is none of that; where artefacts
+/// and plans have been told apart already.
+void expect_context(const std::string& path);
 
 /// Writes one JSON object and a newline to stdout; RunError when stdout cannot take it.
 void print_json(const Json& result);

@@ -14,6 +14,7 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "cli.h"
+#include "io/container.h"
 #include "io/safetensors.h"
 #include "lodestone/error.h"
 #include "model/config.h"
@@ -338,6 +339,17 @@ bool is_artefact(const std::string& path) {
   if (std::filesystem::path(path).extension() == ".safetensors") return true;
   const MappedFile file(path);
   return is_safetensors(file.bytes());
+}
+
+void expect_context(const std::string& path) {
+  const MappedFile file(path);
+  if (is_container(file.bytes())) return;
+  const std::size_t bytes = file.bytes().size();
+  const std::string_view begin(reinterpret_cast<const char*>(file.bytes().data()), bytes);
+  throw InputError(
+      fmt::format("{}: expected a model folder, a .lode file, a .safetensors file or a plan, found {}", path,
+                  bytes == 0 ? "an empty file"
+                             : fmt::format("{} bytes that begin with '{}'", bytes, excerpt(begin, 16))));
 }
 
 void print_text(std::string_view text) {

@@ -69,6 +69,7 @@ Json inspect_model(const InspectFlags& flags) {
 }
 
 Json inspect_context(const InspectFlags& flags) {
+  expect_context(flags.path);
   const ContainerReader file(flags.path);
   const ContextMeta meta = read_context_meta(file, flags.path);
   std::uint64_t kv = 0, index = 0, total = 0;
@@ -101,12 +102,14 @@ Json inspect_context(const InspectFlags& flags) {
           {"sections", file.sections().size()}};
 }
 
-/// What `train` wrote: metadata as it stands there, JSON in it as such.
-Json inspect_artefact(const InspectFlags& flags) {
+/// Tensors, of what `train` wrote or others: metadata as it stands there, JSON in it as such.
+Json inspect_tensors(const InspectFlags& flags) {
   const MappedFile file(flags.path);
   std::map<std::string, std::string> metadata;
   const auto tensors = parse_safetensors(file.bytes(), flags.path, &metadata);
-  Json result = {{"kind", "selector"}, {"tensors", tensors.size()}, {"file_bytes", file.bytes().size()}};
+  Json result = {{"kind", metadata.contains("model_fingerprint") ? "selector" : "tensors"},
+                 {"tensors", tensors.size()},
+                 {"file_bytes", file.bytes().size()}};
   for (const auto& [key, value] : metadata) {
     const bool json = value.starts_with('{');
     result["metadata"][key] = json ? parse_json(value, flags.path + ": metadata '" + key + "'") : Json(value);
@@ -198,7 +201,7 @@ void add_inspect(CLI::App& app) {
                "expected a model folder, whose memory it is to foretell, found '" + flags->path + "'");
     expect_use(*verb, {"--model"}, false, "expected the model's folder in the place of FILE, found it here");
     const Json found = folder                     ? inspect_model(*flags)
-                       : is_artefact(flags->path) ? inspect_artefact(*flags)
+                       : is_artefact(flags->path) ? inspect_tensors(*flags)
                        : is_plan(flags->path)     ? inspect_plan(*flags)
                                                   : inspect_context(*flags);
     if (flags->common.json) return print_json(found);

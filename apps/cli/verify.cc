@@ -52,6 +52,7 @@ std::string verify(const VerifyFlags& flags) {
     return fmt::format("a plan of {} layers of {} KV heads, every spec is known", plan.heads.size(),
                        plan.heads.front().size());
   }
+  expect_context(flags.path);
   const ContainerReader file(flags.path);
   const ContextMeta meta = read_context_meta(file, flags.path);
   if (const std::string damage = file.verify_all(); !damage.empty())

@@ -68,9 +68,7 @@ bool all_zero(std::span<const std::byte> bytes) {
 Header read_header(const MappedFile& file) {
   const auto bytes = file.bytes();
   Header header;
-  if (bytes.size() < kMagic.size() || std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0) {
-    refuse(file.path(), "expected a .lode file, found something else");
-  }
+  if (!is_container(bytes)) refuse(file.path(), "expected a .lode file, found something else");
   if (bytes.size() < kPage + sizeof(Footer))
     refuse(file.path(), fmt::format("the file is cut short at {} bytes", bytes.size()));
   std::memcpy(&header, bytes.data(), sizeof header);
@@ -140,6 +138,10 @@ std::vector<SectionInfo> read_table(const MappedFile& file, const Header& header
 }
 
 }  // namespace
+
+bool is_container(std::span<const std::byte> file) {
+  return file.size() >= kMagic.size() && std::memcmp(file.data(), kMagic.data(), kMagic.size()) == 0;
+}
 
 struct ContainerWriter::Impl {
   explicit Impl(const std::filesystem::path& path) : file(path, AtomicFile::Readers::owner) {}

@@ -46,6 +46,9 @@ class ContainerWriter {
   std::unique_ptr<Impl> impl_;
 };
 
+/// Whether it begins as a .lode file does, damaged or not.
+bool is_container(std::span<const std::byte> file);
+
 /// Opens and checks header, footer and table (InputError: truncated, altered, newer version, not a .lode
 /// file).
 class ContainerReader {

@@ -76,6 +76,8 @@ class RoundTrip(ProgramTest):
         room = run("inspect", context, "--json").json()["tokens"] + 16
         short = run("ask", self.index("little.lode", "-c", str(room)), "Who?", "--stop", "", "--template", "{question}", "-n", "64")
         self.assertIn("by the context's end", self.assert_done(short).err)
+        less = run("ask", context, "Who?", "--stop", "", "--template", "{question}", "-n", "64", "-c", str(room))
+        self.assertIn("by the context's end", self.assert_done(less).err)
         for count, more in (("3", ()), ("40", ("--stop", " "))):
             answer = self.assert_done(run("ask", context, "Who?", "-n", count, "--json", *more)).json()["answers"][0]
             self.assertEqual(answer["stopped"], answer["tokens_generated"] < int(count))
@@ -129,6 +131,9 @@ class Misfits(ProgramTest):
                 path = copy(self.text, name + ".lode", data)
                 for verb in ("verify", "inspect", "ask"):
                     self.assert_refused(run(verb, path), name + ".lode")
+                for verb in ("verify", "inspect"):
+                    self.assert_refused(run(verb, path), "a model folder, a .lode file, a .safetensors file or a plan",
+                                        f"{len(data)} bytes that begin with" if data else "an empty file")
         self.assert_refused(run("verify", self.folder / "none.lode"), "none.lode")
 
 

@@ -37,7 +37,10 @@ class Train(ProgramTest):
                          .replace(f"weights={path}", f"weights={path},window=31"))
         self.assertLess(answer["selectivity"], 1)
 
-        self.assertEqual(self.assert_done(run("inspect", path, "--json")).json()["metadata"]["method"], "saap")
+        shown = self.assert_done(run("inspect", path, "--json")).json()
+        self.assertEqual((shown["kind"], shown["metadata"]["method"]), ("selector", "saap"))
+        weights = self.assert_done(run("inspect", self.model / "model.safetensors", "--json")).json()
+        self.assertEqual(weights["kind"], "tensors")
         self.assert_done(run("verify", path))
         named = self.folder / "named.otherwise"
         named.write_bytes(path.read_bytes())
