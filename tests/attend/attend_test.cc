@@ -194,7 +194,7 @@ TEST_P(Shapes, EverythingSelectedIsFullAttentionToTheBit) {
   const auto [group, d] = GetParam();
   World world({.kv_heads = 2, .group = group, .d = d, .type = DType::f16});
   const LayerGeometry geometry = world.geometry(pool);
-  const double tolerance = test::multiplies_tiles(kernels(), DType::f16) ? 5e-2 : 2e-5;
+  const double tolerance = output_tolerance(DType::f16);
   world.write(700);
   for (const std::int64_t tokens : {1, 2, 7}) {
     const QueryBlock block = world.block(static_cast<Position>(700 - tokens), tokens);

@@ -154,8 +154,6 @@ TEST_F(ContextTest, AnIndexOfATextThatWasRolledBackIsNotShared) {
   EXPECT_EQ(logits[1], logits[0]);
 }
 
-// The dense part of `squeezed` ends with the context, not with the query: question and answer never push keys
-// of the context out of it. A context that is appended to takes its end along.
 TEST_F(ContextTest, ATextInThePlaceOfAnotherIsIndexedAsIfAlone) {
   for (const char* text :
        {"kmeans:clusters=8,probes=2,window=20", "ivf:nlist=8,nprobe=2,k=5,window=20",
@@ -181,6 +179,8 @@ TEST_F(ContextTest, ATextInThePlaceOfAnotherIsIndexedAsIfAlone) {
   }
 }
 
+// The dense part of `squeezed` ends with the context, not with the query: question and answer never push keys
+// of the context out of it. A context that is appended to takes its end along.
 TEST_F(ContextTest, AWindowOfTheContextStaysAndGrowsWithIt) {
   Context c = context();
   const MethodId method = c.attach(parse_spec("squeezed:sparsity=0.5,clusters=20%"));

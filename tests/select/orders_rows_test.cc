@@ -44,10 +44,7 @@ class OrderedRows : public testing::TestWithParam<std::tuple<Case, DType>> {
       text += ",weights=" + SaapFiles::of({.kv_heads = geometry_.kv_heads, .d = geometry_.head_dim});
     auto selector = make(text, geometry_);
     tell(*selector, world_, kContext);
-    selector->build(0, world_.store().layer(0));
-    Selector* const layers[] = {selector.get()};
-    if (const MethodInfo& info = find_method(parse_spec(text).name); info.finish)
-      info.finish(layers, 0, [&](int) { return world_.store().layer(0); });
+    build_whole(parse_spec(text).name, *selector, world_);
     return selector;
   }
   void order() {

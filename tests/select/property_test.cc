@@ -344,7 +344,7 @@ TEST_P(EveryMethod, EqualKeysAndKeysThatAreNotNumbers) {
 }
 
 TEST_P(EveryMethod, HeadDimensionsAndGroups) {
-  const double tolerance = test::multiplies_tiles(kernels(), DType::f16) ? 5e-2 : 2e-5;
+  const double tolerance = output_tolerance(DType::f16);
   for (const auto& [group, d] : {std::pair{1, 64}, {2, 80}, {4, 96}, {5, 128}, {8, 256}, {16, 64}}) {
     World world({.kv_heads = 2, .group = group, .d = d, .type = DType::f16, .dense = {1, 16}});
     const LayerGeometry geometry = world.geometry(pool_);
@@ -417,15 +417,7 @@ TEST_P(EveryMethod, QueriesThatAreNotNumbers) {
       spoil(heard, q, q_unrotated);
       if (selector->wants_writes()) tell(*selector, heard);
       world.store().roll_back(280);
-      selector->build(0, world.store().layer(0));
-      if (const MethodInfo& method =
-              find_method(parse_spec(GetParam() == "plan:made" ? "topk" : GetParam()).name);
-          method.finish) {
-        Selector* const own = selector.get();
-        std::vector<Selector*> layers(4, nullptr);
-        layers[3] = own;
-        method.finish(layers, 0, [&](int) { return world.store().layer(0); });
-      }
+      build_whole(parse_spec(GetParam() == "plan:made" ? "topk" : GetParam()).name, *selector, world);
       world.write(20);
       for (const Phase phase : {Phase::question, Phase::generation}) {
         QueryBlock block = world.block(280, 20);

@@ -31,9 +31,7 @@ void write(World& world, Selector& selector, std::int64_t count, Phase phase = P
 }
 
 void build(World& world, Selector& selector) {
-  selector.build(0, world.store().layer(0));
-  Selector* const layers[] = {nullptr, nullptr, nullptr, &selector};  // World's geometry says layer 3
-  ThresholdSelector::finish(layers, 0, [&](int) { return world.store().layer(0); });
+  build_whole("squeezed", selector, world);
 }
 
 const Calibration& calibration(const Selector& selector) {

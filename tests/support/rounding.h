@@ -16,4 +16,9 @@ inline bool multiplies_tiles(const KernelTable& table, DType type) {
   return type != DType::f32 && table.name == "amx";
 }
 
+/// What outputs of some tokens at once may be away from float64's.
+inline double output_tolerance(DType type) {
+  return multiplies_tiles(kernels(), type) ? 5e-2 : 2e-5;
+}
+
 }  // namespace lode::test

@@ -40,6 +40,14 @@ inline void tell(Selector& selector, World& world, std::int64_t tokens, std::int
     tell(selector, world.block(static_cast<Position>(at), std::min(chunk, tokens - at)));
 }
 
+/// Indexes the world's text, and does what the method of that name does over all layers then.
+inline void build_whole(const std::string& method, Selector& selector, World& world) {
+  const auto keys = [&](int) { return world.store().layer(0); };
+  selector.build(0, keys(0));
+  Selector* const layers[] = {nullptr, nullptr, nullptr, &selector};  // World's geometry says layer 3
+  if (const MethodInfo& info = find_method(method); info.finish) info.finish(layers, 0, keys);
+}
+
 /// What a selector gives for the block, after it was told of the keys that left the window by then.
 inline Selection selection_of(Selector& selector, const QueryBlock& block, const LayerGeometry& geometry) {
   Selection out;

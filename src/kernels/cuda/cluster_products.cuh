@@ -348,8 +348,8 @@ class BlockPass {
       add_weights(s);
   }
   /// The four threads of a row count from the same base, near the largest logit of the first tile that has
-  /// keys; a new one is looked for only where a tile leaves the range. Then all of a
-  /// warp do the same.
+  /// keys; a new one is looked for only where a tile leaves the range. Then all of
+  /// a warp do the same.
   __device__ void add_sums(const Products& s) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
