@@ -124,9 +124,9 @@ class Ranking {
     const auto found =
         std::find_if(ladders_.begin(), ladders_.end(), [&](const Ladder& l) { return l.label == name; });
     if (found != ladders_.end()) return *found;
-    return ladders_.emplace_back(Ladder{
-        .label = name,
-        .index = index_shares(method.named.spec, s_.grid.model().config(), tokens, s_.grid.kv_bytes(tokens))});
+    return ladders_.emplace_back(Ladder{.label = name,
+                                        .index = index_shares(method.named.spec, s_.grid.model().config(),
+                                                              tokens, s_.grid.kv_bytes(tokens))});
   }
 
   void read_probe(const SuiteRun& run) {

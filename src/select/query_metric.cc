@@ -107,8 +107,7 @@ void QuerySample::roll_back(std::int64_t tokens) {
 }
 
 std::int64_t QuerySample::bytes_for(const LayerGeometry& geometry, std::int64_t tokens) {
-  return std::min(tokens, kMost + 1) * geometry.query_heads * geometry.head_dim *
-         std::int64_t{sizeof(float)};
+  return std::min(tokens, kMost + 1) * geometry.query_heads * geometry.head_dim * std::int64_t{sizeof(float)};
 }
 
 std::vector<float> queries_behind(const QuerySample& sample, std::span<const std::int64_t> which,
