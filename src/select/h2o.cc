@@ -369,8 +369,7 @@ MethodInfo h2o_method() {
               [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
                 const Options options = Options::of(spec);
                 return geometry.kv_heads * (tokens + options.heavy.of(tokens)) * std::int64_t{4} +
-                       CapturedQueries(geometry.query_heads, geometry.head_dim, options.queries)
-                           .bytes_for(tokens);
+                       std::min(tokens, options.queries) * geometry.query_heads * geometry.head_dim * 2;
               },
           .validate = check_of<Options>};
 }

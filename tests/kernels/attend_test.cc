@@ -24,7 +24,7 @@ class AttendTest : public testing::TestWithParam<const KernelTable*> {
  protected:
   const KernelTable& table() const { return *GetParam(); }
   bool pairs(DType type) const { return test::multiplies_pairs(table(), type); }
-  void expect_infinities(DType type) const;
+  void expect_infinities(DType type, int queries) const;
   double tolerance(DType type) const { return pairs(type) ? 1e-3 : 3e-6; }
   /// Normal numbers that a kernel for this type does not round.
   std::vector<float> queries_for(DType type, std::int64_t n, std::uint64_t seed, float size) const {
@@ -67,7 +67,7 @@ constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16, DType::q8};
 
 TEST_P(AttendTest, EveryGroupAndDimensionAndType) {
   for (const DType type : kTypes)
-    for (const int d : {2, 8, 16, 32, 64, 80, 96, 128, 256}) {
+    for (const int d : {2, 8, 16, 22, 32, 64, 80, 96, 128, 256}) {
       const RandomKv kv(type, 150, d);
       for (const int queries : {1, 2, 3, 4, 5, 7, 8, 16, 19}) {
         const std::vector<float> q =
@@ -83,7 +83,7 @@ TEST_P(AttendTest, EveryGroupAndDimensionAndType) {
 }
 
 TEST_P(AttendTest, EveryLengthUpToThreeBlocks) {
-  const int d = 80, queries = 5;
+  const int d = 80, queries = 8;
   for (const DType type : {DType::f16, DType::bf16}) {
     const RandomKv kv(type, 200, d);
     const std::vector<float> q = queries_for(type, queries * d, 3, 0.2f);
@@ -114,7 +114,7 @@ TEST_P(AttendTest, PairsRoundQueriesAndWeightsOnly) {
 }
 
 TEST_P(AttendTest, RowsWithLogWeights) {
-  const int d = 64, queries = 7;
+  const int d = 64, queries = 15;
   for (const DType type : kTypes) {
     const RandomKv kv(type, 1000, d);
     const std::vector<float> q = queries_for(type, queries * d, 5, 0.2f);
@@ -225,7 +225,7 @@ TEST_P(AttendTest, EqualKeysGiveTheMean) {
   }
 }
 
-void AttendTest::expect_infinities(DType type) const {
+void AttendTest::expect_infinities(DType type, int queries) const {
   const int d = 8;
   const auto kv_with = [&](float bad, int part) {
     return RandomKv(type, 100, d, [=, rng = Rng(3)](int p, std::int64_t row, int c) mutable {
@@ -233,34 +233,35 @@ void AttendTest::expect_infinities(DType type) const {
       return p == part && row == 70 && c == 0 ? bad : x;
     });
   };
-  std::vector<float> q(2 * d, 0.0f);
-  q[0] = 1.0f, q[d] = 0.5f, q[d + 1] = 1.0f;
+  std::vector<float> q(queries * d, 0.0f);
+  for (int r = 0; r < queries; r += 2) q[r * d] = 1.0f, q[(r + 1) * d] = 0.5f, q[(r + 1) * d + 1] = 1.0f;
   {  // score -inf: the key has weight 0
     const RandomKv kv = kv_with(-kInf, 0);
-    State state(2, d);
-    table().attend_run(q.data(), 2, kv.view(), 0, 100, state.view());
+    State state(queries, d);
+    table().attend_run(q.data(), queries, kv.view(), 0, 100, state.view());
     std::vector<std::int64_t> others;
     for (int i = 0; i < 100; ++i)
       if (i != 70) others.push_back(i);
     expect_close(state, 0, ref::attend(q.data(), 1.0, kv.view(), others), tolerance(type));
-    State only(2, d);
-    table().attend_run(q.data(), 2, kv.view(), 70, 71, only.view());
+    State only(queries, d);
+    table().attend_run(q.data(), queries, kv.view(), 70, 71, only.view());
     EXPECT_EQ(only.l[0], 0.0f);
     EXPECT_EQ(only.m[0], -kInf);
     EXPECT_EQ(only.o[0], 0.0f);
-    table().attend_run(q.data(), 2, kv.view(), 0, 70, only.view());  // and goes on as if nothing had been
+    table().attend_run(q.data(), queries, kv.view(), 0, 70,
+                       only.view());  // and goes on as if nothing had been
     expect_close(only, 0, ref::attend(q.data(), 1.0, kv.view(), 0, 70), tolerance(type));
   }
   for (const float bad : {kInf, kNan}) {
     const RandomKv kv = kv_with(bad, 0);
-    State state(2, d);
-    table().attend_run(q.data(), 2, kv.view(), 0, 100, state.view());
+    State state(queries, d);
+    table().attend_run(q.data(), queries, kv.view(), 0, 100, state.view());
     EXPECT_TRUE(std::isnan(state.output(0, 3, d)));
   }
   {  // NaN in a value reaches that column of every query
     const RandomKv kv = kv_with(kNan, 1);
-    State state(2, d);
-    table().attend_run(q.data(), 2, kv.view(), 0, 100, state.view());
+    State state(queries, d);
+    table().attend_run(q.data(), queries, kv.view(), 0, 100, state.view());
     EXPECT_TRUE(std::isnan(state.output(0, 0, d)));
     EXPECT_TRUE(std::isnan(state.output(1, 0, d)));
     EXPECT_FALSE(std::isnan(state.output(0, 1, d)));
@@ -269,15 +270,16 @@ void AttendTest::expect_infinities(DType type) const {
     const RandomKv kv(type, 100, d);
     std::vector<float> bad = q;
     bad[0] = kNan;
-    State state(2, d);
-    table().attend_run(bad.data(), 2, kv.view(), 0, 100, state.view());
+    State state(queries, d);
+    table().attend_run(bad.data(), queries, kv.view(), 0, 100, state.view());
     EXPECT_TRUE(std::isnan(state.output(0, 0, d)));
     expect_close(state, 1, ref::attend(q.data() + d, 1.0, kv.view(), 0, 100), tolerance(type));
   }
 }
 
 TEST_P(AttendTest, InfiniteAndUndefinedScores) {
-  for (const DType type : {DType::f32, DType::bf16}) expect_infinities(type);
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const int queries : {2, 8}) expect_infinities(type, queries);
 }
 
 TEST_P(AttendTest, DenormalsAreNumbers) {

@@ -3,8 +3,10 @@
 // instruction multiplies two numbers a lane. Included by table_avx512bf16.cc after attend-inl.h, whose rows
 // and order of keys it keeps.
 //
-//   per block of kBlock keys:  S[g, i] = q_g . k_i      sixteen keys in the lanes, two columns at a time
-//                                                       transposed in registers: no sum has to be folded
+//   per block of kBlock keys:  S[g, i] = q_g . k_i      up to four queries: sixteen keys in the lanes, two
+//                                                       columns at a time transposed in registers; eight:
+//                                                       queries in the lanes, nothing transposed. No sum has
+//                                                       to be folded
 //                              m, P = softmax step      P[g, i] = exp(S[g, i] - m_g), rounded to bf16
 //                              O[g, :] += P[g, i] v_i   two keys at a time, their columns interleaved
 //
@@ -16,6 +18,7 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace lode {
 namespace {
@@ -24,7 +27,56 @@ constexpr int kPairs = 8;             // pairs of columns that are transposed to
 constexpr int kColumns = 2 * kPairs;  // their columns
 constexpr int kWideColumns = 2 * kW;  // columns of a register of bf16
 constexpr int kMostTogether = 8;      // queries that share registers
-constexpr int kLineBytes = 64;
+constexpr int kLineBytes = 64;        // of memory
+constexpr int kQuad = 4;              // columns of two pairs
+
+/// Registers of kWideColumns columns that hold d.
+inline int registers_of(int d) {
+  return (d + kWideColumns - 1) / kWideColumns;
+}
+
+/// Asks the memory for the `next` rows behind n of them, line by line in the order of addresses, from the
+/// `line`th on. Rows of a run lie one behind the other.
+template <class Rows>
+class LinesAhead {
+ public:
+  LinesAhead(const std::byte* part, const KvRows& kv, Rows rows, int n, int next, int line)
+      : part_(part),
+        row_bytes_(std::int64_t{bytes_of(DType::bf16)} * kv.d),
+        rows_(rows.from(n)),
+        next_(next),
+        lines_(registers_of(kv.d)),
+        row_(line / lines_),
+        line_(line % lines_) {}
+  LODE_INLINE void ask() {
+    if (row_ < next_) __builtin_prefetch(part_ + rows_[row_] * row_bytes_ + line_ * kLineBytes);
+    if (++line_ == lines_) line_ = 0, ++row_;
+  }
+
+ private:
+  const std::byte* part_;
+  std::int64_t row_bytes_;
+  Rows rows_;
+  int next_, lines_, row_, line_;
+};
+template <>
+class LinesAhead<RunRows> {
+ public:
+  LinesAhead(const std::byte* part, const KvRows& kv, RunRows rows, int n, int next, int line)
+      : at_(part + rows[next > 0 ? n : 0] * bytes_of(DType::bf16) * kv.d + line * kLineBytes) {}
+  LODE_INLINE void ask() {
+    __builtin_prefetch(at_);
+    at_ += kLineBytes;
+  }
+
+ private:
+  const std::byte* at_;
+};
+
+/// Where eight_scores puts key i: of each four keys the even ones, then the odd ones.
+constexpr int at_eight(int i) {
+  return ((i / 4 * 2 + i % 2) * 2 + i % 4 / 2) * kMostTogether;
+}
 
 /// acc += the products of a pair of each lane with the one at `pair`. The compiler would spread that over a
 /// register first.
@@ -36,7 +88,15 @@ LODE_INLINE void add_pairs(__m512i a, __m512i b, __m512& acc) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
 }
 
-/// Queries as add_pair reads them: [ceil(d / kColumns), kPairs, G] pairs, zeros beyond d.
+/// Where pair n of query g of G lies among pairs of all: queries side by side if they share a register, else
+/// one after the other.
+template <int G>
+constexpr int at_pair(int g, int n) {
+  return G == kMostTogether ? n * G + g : g * kW + n;
+}
+
+/// Queries as add_pair reads them: [ceil(d / kColumns), kPairs, G] pairs, zeros beyond d. Those of a group of
+/// kMostTogether two pairs of columns at a time: [.., kPairs / 2, G, 2].
 template <int G>
 void pack_pairs(const float* q /*[G, d]*/, int d, std::uint32_t* packed) {
   for (int c = 0; c < d; c += kColumns, packed += kPairs * G) {
@@ -45,7 +105,8 @@ void pack_pairs(const float* q /*[G, d]*/, int d, std::uint32_t* packed) {
       const __m256bh rounded = _mm512_cvtneps_pbh(own.x);
       std::uint32_t pairs[kPairs];
       std::memcpy(pairs, &rounded, sizeof pairs);
-      for (int j = 0; j < kPairs; ++j) packed[j * G + g] = pairs[j];
+      for (int j = 0; j < kPairs; ++j)
+        packed[G == kMostTogether ? (j / 2 * G + g) * 2 + j % 2 : j * G + g] = pairs[j];
     }
   }
 }
@@ -66,7 +127,7 @@ LODE_INLINE void load_pairs(const std::byte* const* rows, std::int64_t at, int c
 template <int G, class Rows>
 LODE_NOINLINE void pair_scores(const std::uint32_t* packed, const KvRows& kv, Rows rows, int n, int next,
                                float* s /*[G, kBlock]*/) {
-  constexpr int kSixteens = G == kMostTogether ? 1 : kBlock / kW;  // as many sums as registers are left for
+  constexpr int kSixteens = kBlock / kW;
   const int d = kv.d;
   const std::int64_t row_bytes = std::int64_t{bytes_of(DType::bf16)} * d;
   const std::byte *at[kBlock], *ahead[kBlock];
@@ -117,12 +178,12 @@ LODE_NOINLINE void pair_scores(const std::uint32_t* packed, const KvRows& kv, Ro
 struct PairState {
   float* sums;                 // [G, registers_of(d), 2, kW]: outputs, see take_outputs
   float* m;                    // [G]
-  float* l_acc;                // [G, kW]: sums so far, one per pair of keys modulo kW
+  float* l_acc;                // [G, kW], see at_pair: sums so far, one per pair of keys modulo kW
   float alpha[kMostTogether];  // what sums so far must be multiplied by for the block at hand
   float base[kMostTogether];   // m, or 0 for -inf, so that exp(-inf - -inf) does not occur
 };
 
-/// Scores to weights, pairs of neighbouring keys.
+/// Scores to weights, pairs of neighbouring keys: w[at_pair(g, i / 2)].
 template <int G>
 LODE_NOINLINE void pair_weights(const float* s /*[G, kBlock]*/, PairState& state,
                                 std::uint32_t* w /*[G, kW]*/) {
@@ -153,6 +214,119 @@ LODE_NOINLINE void pair_weights(const float* s /*[G, kBlock]*/, PairState& state
   });
 }
 
+/// acc[k] += the products of eight queries with the kColumns columns (the first `count` when kPartial) at
+/// key(k), for sixteen keys: fewer sums would wait for themselves. Each four numbers of a key meet two pairs
+/// of every query. Calls ask() after every other key.
+template <bool kPartial, class Key, class Ask>
+LODE_INLINE void add_quads(const std::uint32_t* q, Key key, int count, Ask ask, __m512 (&acc)[kW]) {
+  constexpr int kQuads = kColumns / kQuad;
+  const auto mask = static_cast<__mmask16>((1u << count) - 1u);
+  __m512i x[kQuads];
+  unroll<kQuads>([&](auto v) LODE_INLINE_LAMBDA { x[v] = _mm512_loadu_si512(q + v * kW); });
+  unroll<kW>([&](auto k) LODE_INLINE_LAMBDA {
+    const std::byte* row = key(k);
+    unroll<kQuads>([&](auto v) LODE_INLINE_LAMBDA {
+      const std::byte* quad = row + v * kQuad * bytes_of(DType::bf16);
+      const __m128i numbers =
+          kPartial ? _mm_maskz_loadu_epi16(static_cast<__mmask8>(mask >> (v * kQuad) & 0xf), quad)
+                   : _mm_loadl_epi64(reinterpret_cast<const __m128i*>(quad));
+      add_pairs(_mm512_broadcastq_epi64(numbers), x[v], acc[k]);
+    });
+    if constexpr (k % 2 == 1) ask();
+  });
+}
+
+/// Calls body(key) for the sixteen rows from i on: key(k, at) is byte `at` of the k-th, of the last of n
+/// beyond them. k rises from 0 for each `at`.
+template <class Rows, class Body>
+LODE_INLINE void for_sixteen_keys(const KvRows& kv, Rows rows, int i, int n, Body body) {
+  const std::int64_t row_bytes = std::int64_t{bytes_of(DType::bf16)} * kv.d;
+  if (std::is_same_v<Rows, RunRows> && i + kW <= n) {  // no table: products wait for loads
+    const std::byte *first = kv.k + rows[i] * row_bytes, *row = first;
+    body([&](int k, std::int64_t at) LODE_INLINE_LAMBDA {
+      row = k == 0 ? first + at : row + row_bytes;
+      asm("" : "+r"(row));  // the compiler would keep all sixteen, in vector registers
+      return row;
+    });
+  } else {
+    const std::byte* table[kW];
+    for (int k = 0; k < kW; ++k) table[k] = kv.k + rows[i + k < n ? i + k : n - 1] * row_bytes;
+    body([&](int k, std::int64_t at) LODE_INLINE_LAMBDA {
+      const std::byte* row;
+      asm volatile("mov %1, %0" : "=r"(row) : "m"(table[k]));  // as above
+      return row + at;
+    });
+  }
+}
+
+/// s[at_eight(i) + g] = q_g . k_i for n keys, -inf up to kBlock. Asks the memory for the next keys meanwhile.
+/// Even pairs of columns have one sum and odd ones another, as in pair_scores: so it gives the same bits.
+template <class Rows>
+LODE_NOINLINE void eight_scores(const std::uint32_t* packed, const KvRows& kv, Rows rows, int n, int next,
+                                float* s /*[kBlock / 4, 2, 2, 8]*/) {
+  const int d = kv.d;
+  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
+                odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
+  LinesAhead<Rows> ahead(kv.k, kv, rows, n, next, 0);
+  const auto ask = [&]() LODE_INLINE_LAMBDA { ahead.ask(); };
+  for (int i = 0; i < n; i += kW) {
+    __m512 acc[kW];
+    unroll<kW>([&](auto k) LODE_INLINE_LAMBDA { acc[k] = _mm512_setzero_ps(); });
+    for_sixteen_keys(kv, rows, i, n, [&](auto key) LODE_INLINE_LAMBDA {
+      const std::uint32_t* q = packed;
+      int c = 0;
+      const auto at_c = [&](int k)
+                            LODE_INLINE_LAMBDA { return key(k, std::int64_t{c} * bytes_of(DType::bf16)); };
+      for (; c + kColumns <= d; c += kColumns, q += kPairs * kMostTogether)
+        add_quads<false>(q, at_c, kColumns, ask, acc);
+      if (c < d) add_quads<true>(q, at_c, d - c, ask, acc);
+    });
+    unroll<kW / 2>([&](auto t) LODE_INLINE_LAMBDA {
+      constexpr int key = t / 2 * 4 + t % 2;
+      const __m512 a = acc[key], b = acc[key + 2];
+      const __m512 sum = _mm512_add_ps(_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b));
+      _mm512_storeu_ps(s + i * kMostTogether + t * kW, sum);
+    });
+  }
+  for (int i = n; i < kBlock; ++i) _mm256_storeu_ps(s + at_eight(i), _mm256_set1_ps(kMinusInfinity));
+}
+
+/// The same for scores of eight_scores, where each register holds two keys of every query.
+LODE_NOINLINE void eight_weights(const float* s, PairState& state, std::uint32_t* w /*[kW, 8]*/) {
+  const auto twice = [](const float* eight) { return _mm512_broadcast_f32x8(_mm256_loadu_ps(eight)); };
+  Vec high = set1(kMinusInfinity), other = high;
+  unroll<kMostTogether>([&](auto t) LODE_INLINE_LAMBDA {
+    high = max_passing_nan(high, load(s + 2 * t * kW));
+    other = max_passing_nan(other, load(s + (2 * t + 1) * kW));
+  });
+  high = max_passing_nan(high, other);
+  high = max_passing_nan(high, {_mm512_shuffle_f32x4(high.x, high.x, 0x4e)});
+  Vec m = {twice(state.m)};
+  Vec alpha = set1(1.0f);
+  if (any_above(high, m)) {
+    const __mmask16 above = _mm512_cmp_ps_mask(high.x, m.x, _CMP_GT_OQ);
+    const Vec before = m;
+    m = {_mm512_mask_mov_ps(m.x, above, high.x)};
+    alpha = {_mm512_mask_mov_ps(alpha.x, above, weight_of(before - m).x)};
+    _mm256_storeu_ps(state.m, _mm512_castps512_ps256(m.x));
+    unroll<kMostTogether>(
+        [&](auto t) LODE_INLINE_LAMBDA { store(state.l_acc + t * kW, load(state.l_acc + t * kW) * alpha); });
+  }
+  _mm256_storeu_ps(state.alpha, _mm512_castps512_ps256(alpha.x));
+  const Vec base = {
+      _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(m.x, _mm512_set1_ps(kMinusInfinity), _CMP_NEQ_UQ), m.x)};
+  const __m512i together = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
+                                            7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  unroll<kMostTogether>([&](auto t) LODE_INLINE_LAMBDA {
+    const Vec a = weight_of(load(s + 2 * t * kW) - base), b = weight_of(load(s + (2 * t + 1) * kW) - base);
+    const __m512i pairs = _mm512_permutexvar_epi16(together, bits(_mm512_cvtne2ps_pbh(b.x, a.x)));
+    _mm512_storeu_si512(w + t * kW, pairs);
+    const Vec even = {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))},
+              odd = {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-0x10000)))};
+    store(state.l_acc + t * kW, load(state.l_acc + t * kW) + (even + odd));
+  });
+}
+
 /// Two registers of neighbouring columns as interleaving pairs of rows leaves them, and back.
 LODE_INLINE void to_interleaved(__m512& a, __m512& b) {
   const __m512 low = _mm512_shuffle_f32x4(a, b, 0x88);
@@ -163,11 +337,6 @@ LODE_INLINE void from_interleaved(__m512& a, __m512& b) {
   const __m512 low = _mm512_shuffle_f32x4(a, b, 0x44), high = _mm512_shuffle_f32x4(a, b, 0xee);
   a = _mm512_shuffle_f32x4(low, low, 0xd8);
   b = _mm512_shuffle_f32x4(high, high, 0xd8);
-}
-
-/// Registers of kWideColumns columns that hold d.
-inline int registers_of(int d) {
-  return (d + kWideColumns - 1) / kWideColumns;
 }
 
 /// Calls body(low columns, their mask, high columns, their mask) for each register of a row of d numbers.
@@ -231,19 +400,16 @@ LODE_NOINLINE void add_value_pairs(const std::uint32_t* w /*[G, kW]*/, const flo
       low[v] = _mm512_unpacklo_epi16(even[v], odd[v]), high[v] = _mm512_unpackhi_epi16(even[v], odd[v]);
     });
     unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
-      const __m512i weights = _mm512_set1_epi32(static_cast<int>(w[g * kW + i / 2]));
+      const __m512i weights = _mm512_set1_epi32(static_cast<int>(w[at_pair<G>(g, i / 2)]));
       unroll<V>([&](auto v) LODE_INLINE_LAMBDA {
         add_pairs(low[v], weights, acc[g][v][0]);
         add_pairs(high[v], weights, acc[g][v][1]);
       });
     });
   };
-  int ahead = c / kWideColumns * kBlock / lines, line = c / kWideColumns * kBlock % lines;
+  LinesAhead<Rows> ahead(kv.v, kv, rows, n, next, c / kWideColumns * kBlock);
   for (int i = 0; i < n; i += 2) {
-    unroll<2>([&](auto) LODE_INLINE_LAMBDA {
-      if (ahead < next) prefetch(kv.v + rows[n + ahead] * row_bytes + line * kLineBytes, V * kLineBytes);
-      if (line += V; line >= lines) line -= lines, ++ahead;
-    });
+    unroll<2 * V>([&](auto) LODE_INLINE_LAMBDA { ahead.ask(); });
     __m512i even[V], odd[V];
     // A key that is not there has weight 0, and no NaN to multiply it with.
     unroll<V>([&](auto v) LODE_INLINE_LAMBDA { even[v] = load_row(i, v), odd[v] = _mm512_setzero_si512(); });
@@ -263,11 +429,19 @@ void attend_pairs(const std::uint32_t* q /*packed*/, const KvRows& kv, Rows rows
                   const float* log_weights, PairState& state) {
   alignas(64) float s[G * kBlock];
   alignas(64) std::uint32_t w[G * kW];
-  pair_scores<G>(q, kv, rows, n, next, s);
-  if (log_weights)
-    for (int g = 0; g < G; ++g)
-      for (int i = 0; i < n; ++i) s[g * kBlock + i] += log_weights[i];
-  pair_weights<G>(s, state, w);
+  if constexpr (G == kMostTogether) {
+    eight_scores(q, kv, rows, n, next, s);
+    if (log_weights)
+      for (int i = 0; i < n; ++i)
+        for (int g = 0; g < G; ++g) s[at_eight(i) + g] += log_weights[i];
+    eight_weights(s, state, w);
+  } else {
+    pair_scores<G>(q, kv, rows, n, next, s);
+    if (log_weights)
+      for (int g = 0; g < G; ++g)
+        for (int i = 0; i < n; ++i) s[g * kBlock + i] += log_weights[i];
+    pair_weights<G>(s, state, w);
+  }
   constexpr int kWide = G == kMostTogether ? 1 : 2;
   for_columns<kWide, kWideColumns>(kv.d, [&]<int V, bool kPartial>(int c) {
     add_value_pairs<G, V, kPartial>(w, state.alpha, kv, rows, n, next, c, state.sums);
@@ -292,7 +466,7 @@ void attend_bf16(const float* q, int queries, const KvRows& kv, Rows rows, const
       pack_pairs<G>(q + at * d, kv.d, packed + g * packed_row);
       chunks[g] = {sums + g * sums_row, state.m + at, l_acc + g * kW, {}};
       // What came before is one more sum.
-      for (int h = 0; h < G; ++h) l_acc[(g + h) * kW] = state.l[at + h];
+      for (int h = 0; h < G; ++h) l_acc[g * kW + at_pair<G>(h, 0)] = state.l[at + h];
     });
     for_blocks<DType::bf16>(kv, rows, count, [&](std::int64_t b, int n, int next) {
       for_chunks<kMostTogether>(group, [&]<int G>(int g) {
@@ -301,8 +475,13 @@ void attend_bf16(const float* q, int queries, const KvRows& kv, Rows rows, const
       });
     });
     give_outputs(sums, group, kv.d, state.o + first * d);
-    for (int g = 0; g < group; ++g)
-      state.l[first + g] = _mm512_reduce_add_ps(_mm512_loadu_ps(l_acc + g * kW));
+    for_chunks<kMostTogether>(group, [&]<int G>(int g) {
+      for (int h = 0; h < G; ++h) {
+        float own[kW];
+        for (int n = 0; n < kW; ++n) own[n] = l_acc[g * kW + at_pair<G>(h, n)];
+        state.l[first + g + h] = _mm512_reduce_add_ps(_mm512_loadu_ps(own));
+      }
+    });
   }
 }
 
