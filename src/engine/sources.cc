@@ -2,6 +2,7 @@
 #include "engine/sources.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace lode {
 
@@ -27,6 +28,10 @@ std::vector<Passage> sentences_of(const Context& context) {
     const std::string_view bytes = tokenizer.bytes_of(ids[static_cast<std::size_t>(i)]);
     blank = blank && bytes.find_first_not_of(" \t\r\n") == std::string_view::npos;
     if (!last && (blank || !ends_sentence(bytes))) continue;
+    if (blank && !sentences.empty()) {  // nothing comes after them
+      sentences.back().token_end = i + 1;
+      continue;
+    }
     sentences.push_back({.token_begin = begin, .token_end = i + 1, .weight = 0, .text = {}});
     begin = i + 1;
     blank = true;
@@ -34,14 +39,24 @@ std::vector<Passage> sentences_of(const Context& context) {
   return sentences;
 }
 
-/// Cuts a long sentence to the stretch around its heaviest token.
-void shorten(Passage& sentence, const SourceMass& sources) {
+/// True when a token goes on with a character that one before it began.
+bool goes_on(const Context& context, std::int64_t token) {
+  const TokenId id = context.token_ids()[static_cast<std::size_t>(token)];
+  const std::string_view bytes = context.model().tokenizer().bytes_of(id);
+  return !bytes.empty() && (static_cast<unsigned char>(bytes.front()) & 0xc0) == 0x80;
+}
+
+/// Cuts a long sentence to the stretch around its heaviest token, between characters.
+void shorten(Passage& sentence, const Context& context, const SourceMass& sources) {
   if (sentence.token_end - sentence.token_begin <= kLongestPassage) return;
   const auto first = sources.mass.begin();
   const auto peak = std::max_element(first + sentence.token_begin, first + sentence.token_end) - first;
   sentence.token_begin =
       std::clamp(peak - kLongestPassage / 2, sentence.token_begin, sentence.token_end - kLongestPassage);
-  sentence.token_end = sentence.token_begin + kLongestPassage;
+  const std::int64_t last = std::exchange(sentence.token_end, sentence.token_begin + kLongestPassage);
+  while (sentence.token_begin < sentence.token_end && goes_on(context, sentence.token_begin))
+    ++sentence.token_begin;
+  while (sentence.token_end < last && goes_on(context, sentence.token_end)) ++sentence.token_end;
 }
 
 }  // namespace
@@ -65,7 +80,7 @@ std::vector<Passage> top_passages(const Context& context, const SourceMass& sour
   std::erase_if(sentences, [](const Passage& p) { return p.weight <= 0; });
   for (Passage& sentence : sentences) {
     sentence.weight /= total;
-    shorten(sentence, sources);
+    shorten(sentence, context, sources);
     const auto ids =
         context.token_ids().subspan(static_cast<std::size_t>(sentence.token_begin),
                                     static_cast<std::size_t>(sentence.token_end - sentence.token_begin));

@@ -371,6 +371,7 @@ Json EvalReport::json() const {
                        {"difference_high", bound(r.difference.high)},
                        {"documents", r.difference.documents},
                        {"seconds", r.seconds}});
+    if (!r.dense_reason.empty()) results.back()["dense_because"] = r.dense_reason;
     if (!r.notice.empty()) results.back()["notice"] = r.notice;
     put_audit(results.back(), r.work);
     if (r.work.audited > 0) results.back()["audit"]["back_to_full"] = r.back_to_full;

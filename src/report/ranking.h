@@ -14,6 +14,14 @@ namespace lode {
 /// own measured points, and left out where its points do not reach.
 void write_ranking(const Section& section);
 
+/// Of what full attention reads for a token of a context.
+struct IndexShares {
+  double held = 0;    ///< all that the index holds, the queries that it keeps as well
+  double update = 0;  ///< what a new key adds to it
+};
+IndexShares index_shares(const Spec& spec, const ModelConfig& config, std::int64_t tokens,
+                         std::int64_t kv_bytes);
+
 /// y at x through points of rising x, linear in log x; nothing outside of them. Of points with equal x the
 /// best counts.
 std::optional<double> value_at(std::vector<std::pair<double, double>> points, double x, bool more_is_better);

@@ -3,9 +3,9 @@
 // keys are chosen by the products over these channels alone (Post-Training Sparse Attention with Double
 // Sparsity, Yang et al. 2024, sections 3.1 to 3.3 and algorithm 1; "DS" of HashAttention).
 //
-//   heavy channels = top `channels` of mean_t |q_t,c k_t,c|         offline; same token t, summed over the
-//   group label(k)       = quantised (k_c), c heavy                        the label cache score(q, k)    =
-//   sum_c heavy q_c label(k)_c                      the best `budget` keys are attended
+//   heavy channels = top `channels` of mean_t |q_t,c k_t,c|    offline; same token t, summed over the group
+//   label(k)       = quantised (k_c), c heavy                  the label cache
+//   score(q, k)    = sum_c heavy q_c label(k)_c                the best `budget` keys are attended
 //
 // Channels are chosen when the text is indexed, on a sample of the prefill's own queries and keys, one set
 // for each KV head; without queries (a bench), by mean |k_c|, the authors' choice "k". The authors' program
@@ -39,6 +39,10 @@ class DoubleSparsity final : public PerTokenSelector, public KeyLabeller {
  public:
   DoubleSparsity(const LayerGeometry& geometry, const DoubleSparsityOptions& options)
       : PerTokenSelector(geometry), options_(options), scratch_(static_cast<std::size_t>(workers())) {}
+
+  static CapturedQueries capture_for(const LayerGeometry& geometry) {
+    return CapturedQueries(geometry.query_heads, geometry.head_dim, kCalibrationTokens);
+  }
 
   bool wants_writes() const override { return true; }
   void on_write(const KvWrite& write) override {
@@ -100,11 +104,7 @@ class DoubleSparsity final : public PerTokenSelector, public KeyLabeller {
             .bits = options_.bits};
   }
   Indexed& of(std::int32_t sequence) {
-    return indexed_
-        .try_emplace(sequence,
-                     Indexed{CapturedQueries(geometry_.query_heads, geometry_.head_dim, kCalibrationTokens),
-                             LabelCache(shape())})
-        .first->second;
+    return indexed_.try_emplace(sequence, Indexed{capture_for(geometry_), LabelCache(shape())}).first->second;
   }
   LabelCache::ForEach all() const {
     return [this](std::int64_t items, const auto& body) { for_each(items, body); };
@@ -204,7 +204,8 @@ MethodInfo double_sparsity_method() {
           [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
             // Labels as the keys are stored count as 16 bits, the type that caches have unless told.
             const DoubleSparsityOptions options = DoubleSparsityOptions::of(spec);
-            return geometry.kv_heads * tokens * options.channels_for(geometry.head_dim) * options.bits / 8;
+            return geometry.kv_heads * tokens * options.channels_for(geometry.head_dim) * options.bits / 8 +
+                   DoubleSparsity::capture_for(geometry).bytes_for(tokens);
           },
       .validate = check_of<DoubleSparsityOptions>};
 }

@@ -369,7 +369,8 @@ MethodInfo h2o_method() {
               [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
                 const Options options = Options::of(spec);
                 return geometry.kv_heads * (tokens + options.heavy.of(tokens)) * std::int64_t{4} +
-                       std::min(tokens, options.queries) * geometry.query_heads * geometry.head_dim * 2;
+                       CapturedQueries(geometry.query_heads, geometry.head_dim, options.queries)
+                           .bytes_for(tokens);
               },
           .validate = check_of<Options>};
 }

@@ -4,6 +4,7 @@
 // clusters lose is what lies between the two.
 #include "kernels/kernels.h"
 #include "select/methods.h"
+#include "select/query_metric.h"
 #include "select/threshold_selector.h"
 
 namespace lode {
@@ -69,6 +70,8 @@ MethodInfo ideal_method() {
       .dense = {},
       .dense_layers = 0,
       .make = make_of<Ideal, ThresholdSelector::Options>,
+      .index_bytes = [](const Spec&, const LayerGeometry& geometry,
+                        std::int64_t tokens) { return QuerySample::bytes_for(geometry, tokens); },
       .validate = check_of<ThresholdSelector::Options>,
       .finish = &ThresholdSelector::finish};
 }

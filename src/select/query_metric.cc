@@ -78,6 +78,10 @@ void QuerySample::take(const KvWrite& write) {
     const std::int64_t position = write.begin + t;
     if (position % stride_ != 0) continue;
     positions_.push_back(static_cast<Position>(position));
+    // A vector that grows by itself would hold up to twice what it needs.
+    if (q_.size() == q_.capacity())
+      q_.reserve(std::min(2 * q_.size(), static_cast<std::size_t>(kMost * width_)) +
+                 static_cast<std::size_t>(width_));
     q_.insert(q_.end(), write.q_unrotated.begin() + t * width_, write.q_unrotated.begin() + (t + 1) * width_);
     if (tokens() <= kMost) continue;
     stride_ *= 2;
@@ -100,6 +104,10 @@ void QuerySample::roll_back(std::int64_t tokens) {
   if (positions_.empty()) stride_ = 1;
   // As fine as what is left allows: what comes next is sampled as it would be behind a text of that length.
   while (stride_ > 1 && (tokens - begin() + stride_ / 2 - 1) / (stride_ / 2) <= kMost) stride_ /= 2;
+}
+
+std::int64_t QuerySample::bytes_for(const LayerGeometry& geometry, std::int64_t tokens) {
+  return std::min(tokens, kMost + 1) * geometry.query_heads * geometry.head_dim * std::int64_t{sizeof(float)};
 }
 
 std::vector<float> queries_behind(const QuerySample& sample, std::span<const std::int64_t> which,

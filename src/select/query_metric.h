@@ -24,6 +24,8 @@ class QuerySample {
   std::int64_t tokens() const { return std::ssize(positions_); }
   Position begin() const { return positions_.empty() ? 0 : positions_.front(); }  ///< the first one's
   std::int64_t bytes() const { return static_cast<std::int64_t>(q_.capacity() * sizeof(float)); }
+  /// At most so many bytes are ever held of a text of so many tokens.
+  static std::int64_t bytes_for(const LayerGeometry& geometry, std::int64_t tokens);
   std::span<const float> token(std::int64_t i) const {
     return std::span(q_).subspan(static_cast<std::size_t>(i * width_), static_cast<std::size_t>(width_));
   }

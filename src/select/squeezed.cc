@@ -627,8 +627,7 @@ MethodInfo squeezed_method() {
                         (options.common.tail ? 2 * geometry.head_dim : 0) + 8);
             if (options.by_queries)
               bytes += std::int64_t{geometry.head_dim} * geometry.head_dim * std::int64_t{sizeof(float)};
-            return geometry.kv_heads * bytes + QuerySample::kMost * geometry.query_heads * geometry.head_dim *
-                                                   std::int64_t{sizeof(float)};
+            return geometry.kv_heads * bytes + QuerySample::bytes_for(geometry, tokens);
           },
       .validate = check_of<SqueezedOptions>,
       .finish = &ThresholdSelector::finish};

@@ -179,6 +179,11 @@ MethodInfo topk_method() {
       .dense = {},
       .dense_layers = 0,
       .make = make_of<TopK, Options>,
+      .index_bytes =
+          [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
+            const std::int64_t norms = Options::of(spec).by_value ? tokens : 0;
+            return geometry.kv_heads * norms * std::int64_t{sizeof(float)};
+          },
       .validate = check_of<Options>};
 }
 

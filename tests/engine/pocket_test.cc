@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "base/file.h"
@@ -107,6 +108,35 @@ TEST(Pocket, TheHeaviestSourceHoldsTheAnswer) {
   const auto passages = top_passages(context, sources, 3);
   ASSERT_FALSE(passages.empty());
   EXPECT_NE(passages[0].text.find("48213"), std::string::npos) << passages[0].text;
+}
+
+TEST(Pocket, SourcesAreSentencesNotBlanksNorHalvesOfCharacters) {
+  const auto model = Model::load(kPocket);
+  Context context(model, {.max_tokens = 2048});
+  std::string text = "This is how it began. A bell rang.\n";
+  for (int i = 0; i < 100; ++i) text += "漢字";
+  text += ". And so it ends.\n\n \n";
+  context.prefill(model->tokenizer().encode(text, Tokenizer::Bos::as_template));
+  context.build_indexes();
+  SourceMass sources;
+  sources.mass.assign(static_cast<std::size_t>(context.tokens()), 1.0f);
+  for (const std::size_t heavy : {40, 41, 42, 43, 44, 45}) {
+    sources.mass[heavy] = 9.0f;
+    const auto passages = top_passages(context, sources, 9);
+    ASSERT_EQ(passages.size(), 4u);
+    double weights = 0;
+    for (const Passage& p : passages) {
+      weights += p.weight;
+      EXPECT_NE(p.text.find_first_not_of(" \n"), std::string::npos);
+      EXPECT_EQ(p.text.find("\uFFFD"), std::string::npos) << p.text;
+    }
+    EXPECT_NEAR(weights, 1.0, 1e-6);
+    EXPECT_EQ(std::max_element(passages.begin(), passages.end(),
+                               [](const Passage& a, const Passage& b) { return a.token_end < b.token_end; })
+                  ->token_end,
+              context.tokens());
+    sources.mass[heavy] = 1.0f;
+  }
 }
 
 TEST(Pocket, AContextOfAnotherModelIsRefusedByName) {

@@ -83,6 +83,18 @@ TEST(Evaluate, SharedContextsGiveWhatSeparateOnesGive) {
   EXPECT_EQ(separate.rows[1].difference.documents, 4);
 }
 
+TEST(Evaluate, JsonSaysWhyNothingWasSparse) {
+  const auto samples = some_samples(2, 1);
+  const Json results = evaluate(tiny_model(), samples, specs({"streaming", "streaming:window=64"}), quiet())
+                           .json()
+                           .at("results");
+  ASSERT_EQ(results.size(), 3u);
+  EXPECT_FALSE(results[0].contains("dense_because"));
+  EXPECT_NE(results[1].at("dense_because").get<std::string>().find("sink + window (1 + 2047)"),
+            std::string::npos);
+  EXPECT_FALSE(results[2].contains("dense_because"));
+}
+
 TEST(Evaluate, MethodsThatShareAReadingOfTheQuestionAnswerAsAlone) {
   const auto samples = some_samples(4, 2);
   const std::vector<std::string> all = {"h2o:heavy_ratio=64,recent_ratio=16,sink=1,window=64",

@@ -8,6 +8,7 @@
 #include <limits>
 #include <stack>
 
+#include "model/config.h"
 #include "report/page.h"
 #include "report/ranking.h"
 #include "report/report.h"
@@ -218,6 +219,21 @@ TEST(ValueAt, InterpolatesBetweenMeasuredPointsAlone) {
   EXPECT_FALSE(value_at({}, 0.1, true));
   EXPECT_EQ(*value_at({{0.1, 1.0}, {0.1, 3.0}}, 0.1, true), 3.0);
   EXPECT_EQ(*value_at({{0.1, 1.0}, {0.1, 3.0}}, 0.1, false), 1.0);
+}
+
+TEST(IndexShares, QueriesThatAreKeptAreHeldButNotWrittenForEveryKey) {
+  const ModelConfig config = {.layers = 6, .query_heads = 8, .kv_heads = 2, .head_dim = 64};
+  constexpr std::int64_t kTokens = 16384, kRow = 256;  // bytes of a key and its value
+  const auto shares = [&](const char* spec) {
+    return index_shares(parse_spec(spec), config, kTokens, 6 * 2 * kTokens * kRow);
+  };
+  // A sum of weights for each key, a position for each of the tenth that is kept.
+  EXPECT_NEAR(shares("h2o").update * kTokens * kRow, 4.4, 0.01);
+  EXPECT_GT(shares("h2o").held * kRow, 4.4 + 2048.0 * 8 * 64 * 2 / kTokens / 2);
+  EXPECT_NEAR(shares("double-sparsity").update * kTokens * kRow, 4.0, 0.01);
+  EXPECT_EQ(shares("ideal").update, 0.0);
+  EXPECT_GT(shares("ideal").held, 0.0);
+  EXPECT_EQ(shares("streaming").held, 0.0);
 }
 
 }  // namespace

@@ -99,13 +99,18 @@ std::vector<std::string> all_specs() {
 }
 
 /// Methods that need an artefact get a made one.
-std::unique_ptr<Selector> make_with_artefact(const std::string& text, const LayerGeometry& geometry) {
+Spec with_artefact(const std::string& text, const LayerGeometry& geometry) {
   Spec spec = parse_spec(text == "plan:made" ? "plan:" + made_plan(geometry.kv_heads).string() : text);
-  const MethodInfo& method = find_method(spec.name);
-  if (method.name == "hash")
+  if (spec.name == "hash")
     spec.given["weights"] = write_hash_file(geometry, {.values = HashScheme::Values::norm}).string();
   if (spec.name == "saap")
     spec.given["weights"] = SaapFiles::of({.kv_heads = geometry.kv_heads, .d = geometry.head_dim});
+  return spec;
+}
+
+std::unique_ptr<Selector> make_with_artefact(const std::string& text, const LayerGeometry& geometry) {
+  const Spec spec = with_artefact(text, geometry);
+  const MethodInfo& method = find_method(spec.name);
   return method.make ? method.make(spec, geometry, "model") : make_full_selector(geometry);
 }
 
@@ -314,6 +319,22 @@ TEST_P(EveryMethod, WithoutBuildingNothingIsLost) {
   world.write(60);
   select(*selector, world.block(0, 60), geometry);
   EXPECT_GE(selector->index_bytes(), 0);
+}
+
+/// What `inspect` says is what an index takes once its text is read: queries that it keeps count as well.
+TEST_P(EveryMethod, MemoryIsForetold) {
+  constexpr std::int64_t kTokens = 3000;
+  World world({.kv_heads = 2, .group = 4, .d = 64, .type = DType::f16, .dense = {1, 16}});
+  const LayerGeometry geometry = world.geometry(pool_);
+  const auto selector = make_with_artefact(GetParam(), geometry);
+  world.write(kTokens);
+  tell(*selector, world, kTokens);
+  selector->build(0, world.store().layer(0));
+  const Spec spec = with_artefact(GetParam(), geometry);
+  const MethodInfo& info = find_method(spec.name);
+  const std::int64_t foretold = info.index_bytes ? info.index_bytes(spec, geometry, kTokens) : 0;
+  EXPECT_LE(static_cast<double>(selector->index_bytes()), 1.25 * static_cast<double>(foretold) + 1024);
+  EXPECT_GE(2 * selector->index_bytes() + 1024, foretold);
 }
 
 TEST_P(EveryMethod, EqualKeysAndKeysThatAreNotNumbers) {
