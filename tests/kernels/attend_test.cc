@@ -24,7 +24,7 @@ class AttendTest : public testing::TestWithParam<const KernelTable*> {
  protected:
   const KernelTable& table() const { return *GetParam(); }
   bool pairs(DType type) const { return test::multiplies_pairs(table(), type); }
-  void expect_infinities(DType type, int queries) const;
+  void expect_infinities(DType type, int queries, int d) const;
   double tolerance(DType type) const { return pairs(type) ? 1e-3 : 3e-6; }
   /// Normal numbers that a kernel for this type does not round.
   std::vector<float> queries_for(DType type, std::int64_t n, std::uint64_t seed, float size) const {
@@ -225,8 +225,7 @@ TEST_P(AttendTest, EqualKeysGiveTheMean) {
   }
 }
 
-void AttendTest::expect_infinities(DType type, int queries) const {
-  const int d = 8;
+void AttendTest::expect_infinities(DType type, int queries, int d) const {
   const auto kv_with = [&](float bad, int part) {
     return RandomKv(type, 100, d, [=, rng = Rng(3)](int p, std::int64_t row, int c) mutable {
       const auto x = static_cast<float>(rng.normal());
@@ -279,7 +278,8 @@ void AttendTest::expect_infinities(DType type, int queries) const {
 
 TEST_P(AttendTest, InfiniteAndUndefinedScores) {
   for (const DType type : {DType::f32, DType::bf16})
-    for (const int queries : {2, 8}) expect_infinities(type, queries);
+    for (const int d : {8, 64, 80})
+      for (const int queries : {2, 8}) expect_infinities(type, queries, d);
 }
 
 TEST_P(AttendTest, DenormalsAreNumbers) {

@@ -23,12 +23,16 @@ LODE_INLINE void settle_memory() {
   asm volatile("" ::: "memory");
 }
 
-/// Gives this thread eight tiles of 16 rows by 64 bytes, for as long as it lives.
+struct TileShape {
+  std::uint8_t rows = 16, bytes = 64;  // bytes of a row
+};
+
+/// Gives this thread eight tiles, for as long as it lives.
 class Tiles {
  public:
-  Tiles() {
+  explicit Tiles(const TileShape (&shapes)[8]) {
     alignas(64) std::uint8_t config[64] = {1};  // palette 1
-    for (int t = 0; t < 8; ++t) config[16 + 2 * t] = 64, config[48 + t] = 16;
+    for (int t = 0; t < 8; ++t) config[16 + 2 * t] = shapes[t].bytes, config[48 + t] = shapes[t].rows;
     settle_memory();
     _tile_loadconfig(config);
   }
@@ -36,6 +40,8 @@ class Tiles {
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
 };
+
+constexpr TileShape kWholeTiles[8] = {};
 
 /// Four products c[i][j] (+)= a[i] b[j] of 16 x 16 tiles over `steps` steps of 32. Rows of a lie a_row bytes
 /// apart and steps 64 bytes, tiles of b (1 KiB each) b_step bytes per step; c has rows of kPanel floats.
@@ -248,7 +254,7 @@ inline void attend_panel(const AmxScratch& at, const AmxPanel& panel, int most, 
 template <DType T>
 void causal_on_tiles(const CausalTile& tile, const KvRows& kv, std::int64_t begin, std::int64_t end,
                      const SoftmaxState& state, float* scratch) {
-  const Tiles tiles;
+  const Tiles tiles(kWholeTiles);
   const int d = kv.d, panels = (tile.rows() + kPanel - 1) / kPanel;
   const AmxScratch at(scratch, d);
   const auto panel = [&](int p) { return AmxPanel(at.panels + p * AmxScratch::panel_floats(d), d); };

@@ -183,6 +183,19 @@ struct PairState {
   float base[kMostTogether];   // m, or 0 for -inf, so that exp(-inf - -inf) does not occur
 };
 
+/// Raises the maximum of query g to that of a block, and scales the sum of its weights so far.
+LODE_INLINE void raise_maximum(Vec high, int g, PairState& state) {
+  float& m = state.m[g];
+  state.alpha[g] = 1.0f;
+  state.base[g] = m == kMinusInfinity ? 0.0f : m;
+  if (!any_above(high, set1(m))) return;  // maxima rise less and less often as a run goes on
+  const Vec before = set1(m);
+  state.base[g] = m = _mm512_reduce_max_ps(high.x);
+  const Vec scale = weight_of(before - set1(m));
+  state.alpha[g] = _mm512_cvtss_f32(scale.x);
+  store(state.l_acc + g * kW, load(state.l_acc + g * kW) * scale);
+}
+
 /// Scores to weights, pairs of neighbouring keys: w[at_pair(g, i / 2)].
 template <int G>
 LODE_NOINLINE void pair_weights(const float* s /*[G, kBlock]*/, PairState& state,
@@ -192,17 +205,7 @@ LODE_NOINLINE void pair_weights(const float* s /*[G, kBlock]*/, PairState& state
     high[g] = max_passing_nan(max_passing_nan(set1(kMinusInfinity), load(s + g * kBlock)),
                               load(s + g * kBlock + kW));
   });
-  for (int g = 0; g < G; ++g) {
-    float& m = state.m[g];
-    state.alpha[g] = 1.0f;
-    state.base[g] = m == kMinusInfinity ? 0.0f : m;
-    if (!any_above(high[g], set1(m))) continue;  // maxima rise less and less often as a run goes on
-    const Vec before = set1(m);
-    state.base[g] = m = _mm512_reduce_max_ps(high[g].x);
-    const Vec scale = weight_of(before - set1(m));
-    state.alpha[g] = _mm512_cvtss_f32(scale.x);
-    store(state.l_acc + g * kW, load(state.l_acc + g * kW) * scale);
-  }
+  for (int g = 0; g < G; ++g) raise_maximum(high[g], g, state);
   unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
     const Vec base = set1(state.base[g]);
     const __m512i pairs = bits(_mm512_cvtne2ps_pbh(weight_of(load(s + g * kBlock + kW) - base).x,

@@ -12,6 +12,10 @@
 #include "kernels/cpu/tile-inl.h"
 //
 #include "kernels/cpu/amx-inl.h"
+//
+#include "kernels/cpu/attend_bf16-inl.h"
+//
+#include "kernels/cpu/attend_amx-inl.h"
 
 namespace lode {
 
@@ -36,6 +40,53 @@ void attend_causal_amx(const float* q, std::int64_t stride_q, int tokens, int gr
   }
 }
 
+/// Calls body<G>(first query, their number) for the queries of each pass over memory; tiles hold a power of
+/// two.
+template <class Body>
+void for_passes(int queries, Body body) {
+  for (int first = 0; first < queries; first += kMaxQueries) {
+    const int n = queries - first < kMaxQueries ? queries - first : kMaxQueries;
+    if (n > 4)
+      body.template operator()<8>(first, n);
+    else if (n > 2)
+      body.template operator()<4>(first, n);
+    else if (n > 1)
+      body.template operator()<2>(first, n);
+    else
+      body.template operator()<1>(first, n);
+  }
+}
+
+/// Whether rows are cut into tiles: of bf16, pairs of them, a whole tile at least.
+bool fits_tiles(const KvRows& kv) {
+  return kv.type == DType::bf16 && kv.d >= kTileColumns && kv.d % 2 == 0;
+}
+SoftmaxState state_from(const SoftmaxState& state, int query, int d) {
+  return {state.o + std::int64_t{query} * d, state.m + query, state.l + query};
+}
+
+void attend_run_amx(const float* q, int queries, const KvRows& kv, std::int64_t begin, std::int64_t end,
+                    const SoftmaxState& state) noexcept {
+  const KernelTable& pairs = avx512bf16_kernels();
+  if (!fits_tiles(kv)) return pairs.attend_run(q, queries, kv, begin, end, state);
+  for_passes(queries, [&]<int G>(int first, int n) {
+    const float* own = q + std::int64_t{first} * kv.d;
+    const SoftmaxState to = state_from(state, first, kv.d);
+    attend_on_tiles<G>(own, n, kv, begin, end, to, [&](int r) {
+      pairs.attend_run(own + std::int64_t{r} * kv.d, 1, kv, begin, end, state_from(to, r, kv.d));
+    });
+  });
+}
+/// Scattered rows would have to be copied to be tiles, which costs more than pairs do. Rows that happen to be
+/// a run are that run.
+void attend_rows_amx(const float* q, int queries, const KvRows& kv, const Position* rows,
+                     const float* log_weights, std::int64_t count, const SoftmaxState& state) noexcept {
+  bool run = log_weights == nullptr && fits_tiles(kv);
+  for (std::int64_t i = 1; run && i < count; ++i) run = rows[i] == rows[i - 1] + 1;
+  if (run && count > 0) return attend_run_amx(q, queries, kv, rows[0], rows[0] + count, state);
+  avx512bf16_kernels().attend_rows(q, queries, kv, rows, log_weights, count, state);
+}
+
 std::int64_t causal_scratch_amx(int d, std::int64_t rows) noexcept {
   const std::int64_t tiles = AmxScratch::floats(d, rows), lanes = kAvx512Kernels.causal_scratch(d, rows);
   return tiles > lanes ? tiles : lanes;
@@ -47,6 +98,8 @@ const KernelTable& amx_kernels() {
   static const KernelTable table = [] {
     KernelTable t = avx512bf16_kernels();
     t.name = "amx";
+    t.attend_run = attend_run_amx;
+    t.attend_rows = attend_rows_amx;
     t.attend_causal = attend_causal_amx;
     t.causal_scratch = causal_scratch_amx;
     t.causal_rows = 512;  // over which one transposition of the values is spread
