@@ -74,10 +74,10 @@ struct Newest {
   }
 };
 
-template <class T, int D, bool kWide>
+template <class T, int D, bool kWide, bool kListed>
 __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
     attend_kernel(const __grid_constant__ Params p) {
-  using W = Walk<T, D, kWide>;
+  using W = Walk<T, D, kWide, Keys, kListed ? tiles_of_list(D, kWide) : 2>;
   constexpr int kRing = W::kStages * W::kStageBytes;
   static_assert(kRing >= (kWide ? 16 : 8) * (D + 2) * 4);
   // Rows that begin with a cache line: what is fetched of one brings nothing of the next.
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
   const int query = blockIdx.z, part = blockIdx.x, warp = threadIdx.x / 32;
   const QueryToken token = p.queries.tokens[query];
   const int kv_head = p.lists_per_head == 1 ? blockIdx.y : blockIdx.y / p.lists_per_head;
-  const int heads = p.lists_per_head == 1 ? p.group : 1, columns = heads * D / 4;
+  const int heads = p.lists_per_head == 1 ? p.group : 1;
   const std::int64_t first_row = std::int64_t{query} * p.queries.query_heads + blockIdx.y * heads;
   const std::int64_t list = std::int64_t{query} * gridDim.y + blockIdx.y;
   Keys keys;
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
   const auto ask_ticket = [&] {
     if (keys.count > share.piece && threadIdx.x == 0) ticket = take_ticket(p, list);
   };
-  if (!p.has_lists) {
+  if constexpr (!kListed) {
     take(0);
     if (share.has_none(keys.count)) return;
     const bool early = kLinesApart && p.queries.count == 1, at_once = early && are_many_short(p, keys.count);
@@ -140,25 +140,36 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
     walk.begin(rows);
   }
   walk.pack_queries(raw);
-  const int parts = share.parts(keys.count);  // while tiles are under way
+  Ending<D> ending(p, list, first_row, heads, part, share.parts(keys.count),
+                   shared);  // while tiles are under way
   walk.clear();
+  if constexpr (kListed) ending.draw(ticket);
   walk.walk_on();
   walk.finish();
 
   walk.store(reinterpret_cast<float*>(shared + warp * kRing), heads);
-  finish_block<D>(p, shared, kRing, list, first_row, heads, columns, part, parts, ticket);
+  if constexpr (kListed)
+    __syncthreads();
+  else
+    ending.draw(ticket);
+  ending.template run<kRing>();
 }
 
-template <class T, int D, bool kWide>
+template <class T, int D, bool kWide, bool kListed>
 void launch(const Params& p, StreamHandle stream) {
-  using W = Walk<T, D, kWide>;
+  using W = Walk<T, D, kWide, Keys, kListed ? tiles_of_list(D, kWide) : 2>;
   constexpr int kShared = kWarps * W::kStages * W::kStageBytes;
-  constexpr auto kernel = attend_kernel<T, D, kWide>;
+  constexpr auto kernel = attend_kernel<T, D, kWide, kListed>;
   reserve_once<kernel>(kShared, kShared, blocks_at_once(D));
   const dim3 grid(static_cast<unsigned>(p.blocks),
                   static_cast<unsigned>(p.queries.layout.kv_heads * p.lists_per_head),
                   static_cast<unsigned>(p.queries.count));
   EarlyLaunch(grid, kThreads, kShared, 1, stream)(kernel, p);
+}
+
+template <class T, int D, bool kWide>
+void launch(const Params& p, StreamHandle stream) {
+  p.has_lists ? launch<T, D, kWide, true>(p, stream) : launch<T, D, kWide, false>(p, stream);
 }
 
 template <class T, bool kWide>

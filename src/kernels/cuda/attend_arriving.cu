@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(kDim))
   const int kv_head = blockIdx.x, part = blockIdx.y;
   release_successor();
   const QueryToken token = p.queries.tokens[0];
-  const int heads = p.group, columns = heads * kDim / 4, warp = threadIdx.x / 32;
+  const int heads = p.group, warp = threadIdx.x / 32;
   const std::int64_t first_row = std::int64_t{kv_head} * heads;
   const ArrivingKeys keys(a.lists, token, kv_head);
   const Share share(p, keys.count, blockIdx.y, gridDim.y);
@@ -70,12 +70,18 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(kDim))
   walk.ring = shared_address(shared) + warp * kRing;
   unsigned ticket = 0;
   if (keys.count > share.piece && threadIdx.x == 0) ticket = take_ticket(p, kv_head);
-  walk.run(raw);
+  walk.begin(walk.ask_rows());
+  walk.pack_queries(raw);  // while the first tiles are under way
+  Ending<kDim> ending(p, kv_head, first_row, heads, part, share.parts(keys.count), shared);
+  walk.clear();
+  ending.draw(ticket);
+  walk.walk_on();
+  walk.finish();
 
   wait_for_predecessor();  // who waits for this kernel waits for that one, too
   walk.store(reinterpret_cast<float*>(shared + warp * kRing), heads);
-  finish_block<kDim>(p, shared, kRing, kv_head, first_row, heads, columns, part, share.parts(keys.count),
-                     ticket);
+  __syncthreads();
+  ending.template run<kRing>();
 }
 
 template <class T>

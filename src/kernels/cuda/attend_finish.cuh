@@ -19,15 +19,24 @@ __device__ __forceinline__ unsigned take_ticket(const Params& p, std::int64_t li
   return ticket;
 }
 
-/// The states of the block's warps, in shared memory, for four columns.
+/// Where four columns of a warp's state lie in shared memory.
 template <int D>
-__device__ Record merge_warps(const char* states, int state_bytes, int heads, int column) {
+struct StateAt {
+  const float4* o;
+  const float2* ml;
+
+  __device__ __forceinline__ StateAt(const char* state, int heads, int column)
+      : o(reinterpret_cast<const float4*>(state) + column),
+        ml(reinterpret_cast<const float2*>(state + heads * D * 4) + column * 4 / D) {}
+};
+/// The states of the block's warps there, so many bytes apart.
+template <int D>
+__device__ __forceinline__ Record merge_warps(const StateAt<D>& first, int state_bytes) {
   Record x[kWarps];
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
-    const float* const state = reinterpret_cast<const float*>(states + w * state_bytes);
-    x[w].o = *reinterpret_cast<const float4*>(state + column * 4);
-    const float2 ml = *reinterpret_cast<const float2*>(state + heads * D + column * 4 / D * 2);
+    x[w].o = first.o[w * state_bytes / 16];
+    const float2 ml = first.ml[w * state_bytes / 8];
     x[w].m = ml.x, x[w].l = ml.y;
   }
   return together(x, peak_of(x));
@@ -38,7 +47,7 @@ template <int D>
 __device__ void write_result(const Params& p, std::int64_t first_row, int column, const Record& sum) {
   const int head = column * 4 / D, at = column * 4 % D;
   const std::int64_t row = first_row + head;
-  const float inverse = sum.l == 0.0f ? 0.0f : 1.0f / sum.l;
+  const float inverse = sum.l == 0.0f ? 0.0f : reciprocal(sum.l);
   float4 x = {sum.o.x * inverse, sum.o.y * inverse, sum.o.z * inverse, sum.o.w * inverse};
   const bool has_tail = p.lists.tail_lse != nullptr && p.lists.tail_lse[row] != -INFINITY;
   if (has_tail || p.queries.lse != nullptr) {
@@ -57,21 +66,31 @@ __device__ void write_result(const Params& p, std::int64_t first_row, int column
   *reinterpret_cast<float4*>(p.queries.o + row * D + at) = x;
 }
 
-/// A warp merges what was posted of a group of columns, where there are few parts.
+/// Parts that a warp merges by itself: the order of merging depends on this.
+constexpr int kMostApart = kSubs * kAhead;
+
+/// The first of the records that a lane takes, where a warp merges by itself and where a block does.
+__device__ __forceinline__ int sub_of_warp() {
+  return static_cast<int>(threadIdx.x) % 32 / 4;
+}
+__device__ __forceinline__ int sub_of_block() {
+  return static_cast<int>(threadIdx.x) / 32 * kSubs + sub_of_warp();
+}
+/// A warp merges what was posted of a group of columns, where there are few parts; `first` is the lane's.
 template <int D, int kMost>
-__device__ __forceinline__ void merge_apart(const Params& p, const Posted& posted, std::int64_t first_row,
-                                            int group, int parts) {
+__device__ __forceinline__ void merge_apart(const Params& p, float4* first, std::int64_t first_row, int group,
+                                            int parts) {
   const int lane = threadIdx.x % 32;
-  const Record sum = take_posted<kMost>(posted, group, parts, lane / 4, kSubs);
+  const Record sum = take_posted<kMost>(first, parts, sub_of_warp(), kSubs);
   if (lane < 4) write_result<D>(p, first_row, group * 4 + lane, sum);
 }
 /// The block does, however many there are.
 template <int D, int kMost = kAhead>
-__device__ __forceinline__ void merge_jointly(const Params& p, const Posted& posted, std::int64_t first_row,
+__device__ __forceinline__ void merge_jointly(const Params& p, float4* first, std::int64_t first_row,
                                               int group, int parts) {
   __shared__ Record of_warps[kWarps][4];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Record sum = take_posted<kMost>(posted, group, parts, warp * kSubs + lane / 4, kWarps * kSubs);
+  const Record sum = take_posted<kMost>(first, parts, sub_of_block(), kWarps * kSubs);
   if (lane < 4) of_warps[warp][lane] = sum;
   __syncthreads();
   if (threadIdx.x < 4) {
@@ -82,53 +101,90 @@ __device__ __forceinline__ void merge_jointly(const Params& p, const Posted& pos
   }
   __syncthreads();
 }
-/// Parts that a warp merges by itself: the order of merging depends on this.
-constexpr int kMostApart = kSubs * kAhead;
 
-/// The records that all blocks of the list posted; `to_come` of its blocks started later than this one.
-template <int D, int kMost>
-__device__ __forceinline__ void merge_posted(const Params& p, const Posted& posted, std::int64_t first_row,
-                                             int columns, int parts, int to_come) {
-  const int mergers = min(p.most_mergers, parts), warp = threadIdx.x / 32;
-  const bool apart = parts <= kMostApart;
-  const int at_once = apart ? kWarps : 1, groups = columns / 4;
-  for (int from = to_come * at_once; from < groups; from += mergers * at_once) {
-    if (!apart)
-      merge_jointly<D, kMost>(p, posted, first_row, from, parts);
-    else if (from + warp < groups)
-      merge_apart<D, kMost>(p, posted, first_row, from + warp, parts);
-  }
-}
-
-/// All of it, once the state of each warp is in `shared`. List number `list` of all is cut into `parts`
-/// pieces, of which this block has walked over one. `ticket` is that of thread 0, where there are several.
+/// What a block does when its warps have walked over their part of a list: it posts their state, and merges
+/// groups of columns if it is one of those that started last. List number `list` of all is cut into `parts`.
 template <int D>
-__device__ __forceinline__ void finish_block(const Params& p, const char* shared, int ring_bytes,
-                                             std::int64_t list, std::int64_t first_row, int heads,
-                                             int columns, int part, int parts, unsigned ticket) {
-  __shared__ unsigned shared_ticket;
-  if (threadIdx.x == 0) shared_ticket = ticket;
-  const Posted posted = {p.posted + list * columns / 4 * p.most_parts * 6, p.most_parts};
-  Posted::Place place = posted.place(static_cast<int>(threadIdx.x), part);
-  asm volatile("" : "+l"(place.group), "+l"(place.policy));  // in front of the barrier, not behind it
-  __syncthreads();
-  for (int column = threadIdx.x; column < columns; column += kThreads) {
-    const Record mine = merge_warps<D>(shared, ring_bytes, heads, column);
-    if (parts == 1)
-      write_result<D>(p, first_row, column, mine);
-    else
-      place.post(mine);
-    place.group += std::int64_t{kThreads / 4} * posted.stride * 6;
+class Ending {
+ public:
+  /// `states`: of the block's warps, in shared memory.
+  __device__ __forceinline__ Ending(const Params& p, std::int64_t list, std::int64_t first_row, int heads,
+                                    int part, int parts, const char* states)
+      : p_(p),
+        list_(list),
+        first_row_(first_row),
+        posted_{p.posted + list * (heads * D / 4) / 4 * p.most_parts * 6, p.most_parts},
+        heads_(heads),
+        parts_(parts),
+        states_(states),
+        mine_(states, heads, static_cast<int>(threadIdx.x)),
+        place_(posted_.place(static_cast<int>(threadIdx.x), part)) {
+    asm volatile("" : "+l"(place_.group), "+l"(place_.policy));  // here, not behind a barrier
+    asm volatile("" : "+l"(mine_.o), "+l"(mine_.ml));
   }
-  if (parts == 1) return;
-  const int to_come = parts - 1 - static_cast<int>(shared_ticket);  // blocks that started later
-  if (to_come >= min(p.most_mergers, parts)) return;
-  if (to_come == 0 && threadIdx.x == 0) p.tickets[list] = 0;
-  const int lanes = parts <= kMostApart ? kSubs : kWarps * kSubs;  // that share a column
-  if (parts <= lanes * kFew)
-    merge_posted<D, kFew>(p, posted, first_row, columns, parts, to_come);
-  else
-    merge_posted<D, kAhead>(p, posted, first_row, columns, parts, to_come);
-}
+
+  /// All threads meet; `ticket` is that of thread 0, where there are several parts. Where there is time for
+  /// the ticket to come, in front of run(): what is worked out from it is not waited for then.
+  __device__ __forceinline__ void draw(unsigned ticket) {
+    __shared__ unsigned shared_ticket;
+    if (threadIdx.x == 0) shared_ticket = ticket;
+    __syncthreads();
+    to_come_ = parts_ - 1 - static_cast<int>(shared_ticket);
+    mergers_ = min(p_.most_mergers, parts_);
+    const int warp = threadIdx.x / 32;
+    group_ = apart() ? to_come_ * kWarps + warp : to_come_;
+    first_ = posted_.of(group_, apart() ? sub_of_warp() : sub_of_block());
+    asm volatile("" : "+l"(first_), "+r"(group_));
+  }
+
+  /// The state of each warp is there, so many bytes apart, and all threads have met since.
+  template <int kStateBytes>
+  __device__ __forceinline__ void run() {
+    for (int column = threadIdx.x; column < heads_ * D / 4; column += kThreads) {
+      if (column >= kThreads) mine_ = StateAt<D>(states_, heads_, column);
+      const Record mine = merge_warps(mine_, kStateBytes);
+      if (parts_ == 1)
+        write_result<D>(p_, first_row_, column, mine);
+      else
+        place_.post(mine);
+      place_.group += std::int64_t{kThreads / 4} * posted_.stride * 6;
+    }
+    if (parts_ == 1 || to_come_ >= mergers_) return;
+    if (to_come_ == 0 && threadIdx.x == 0) p_.tickets[list_] = 0;
+    const int lanes = apart() ? kSubs : kWarps * kSubs;  // that share a column
+    if (parts_ <= lanes * kFewest)
+      merge<kFewest>();
+    else if (parts_ <= lanes * kFew)
+      merge<kFew>();
+    else
+      merge<kAhead>();
+  }
+
+ private:
+  __device__ bool apart() const { return parts_ <= kMostApart; }
+
+  template <int kMost>
+  __device__ __forceinline__ void merge() {
+    const int at_once = apart() ? kWarps : 1, step = mergers_ * at_once, groups = heads_ * D / 16;
+    for (; group_ < groups; group_ += step, first_ += std::int64_t{step} * posted_.stride * 6) {
+      if (apart())
+        merge_apart<D, kMost>(p_, first_, first_row_, group_, parts_);
+      else
+        merge_jointly<D, kMost>(p_, first_, first_row_, group_, parts_);
+    }
+  }
+
+  const Params& p_;
+  const std::int64_t list_, first_row_;
+  const Posted posted_;
+  const int heads_, parts_;
+  const char* const states_;
+  StateAt<D> mine_;      // of the thread's column
+  Posted::Place place_;  // of that one
+  int to_come_ = 0;      // blocks of the list that started later
+  int mergers_ = 1;
+  int group_ = 0;            // the first group of columns that is merged
+  float4* first_ = nullptr;  // and the lane's first record of it
+};
 
 }  // namespace lode::cuda

@@ -363,7 +363,7 @@ class Many {
 #pragma unroll 1
       for (int column = lane_; column < columns; column += 32)
         write_result<D>(p_, std::int64_t{item.unit} * p_.group, item.first_head * D / 4 + column,
-                        merge_warps<D>(states, stride, heads, column));
+                        merge_warps(StateAt<D>(states, heads, column), stride));
       __syncwarp();
       if (lane_ == 0) s_.empty.arrive();
     } else if (columns <= 32) {
@@ -380,7 +380,7 @@ class Many {
     Record sum[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i)
-      sum[i] = merge_warps<D>(states, stride, item.heads, min(first + 32 * i + lane_, columns - 1));
+      sum[i] = merge_warps(StateAt<D>(states, item.heads, min(first + 32 * i + lane_, columns - 1)), stride);
     __syncwarp();
     if (lane_ == 0 && first + 32 * kAtOnce >= columns) s_.empty.arrive();
     const Posted posted = posted_of(item.unit);
@@ -411,7 +411,8 @@ class Many {
     for (int i = to_come; i < units() * groups; i += many_.mergers) {
       const int unit = first_unit() + i / groups, parts = parts_of(i / groups, i % groups);
       if (parts > kMostApart)
-        merge_jointly<D>(p_, posted_of(unit), std::int64_t{unit} * p_.group, i % groups, parts);
+        merge_jointly<D>(p_, posted_of(unit).of(i % groups, sub_of_block()), std::int64_t{unit} * p_.group,
+                         i % groups, parts);
     }
   }
   /// Where a warp merges by itself: it asks for the records of the next group of columns before it has those
@@ -428,7 +429,7 @@ class Many {
         const int of_row = (at + step) / groups, group = at + step - of_row * groups,
                   parts = parts_of(of_row, group);
         if (parts > 1 && parts <= kMostApart) {
-          next.start(posted_of(first_unit() + of_row), group, parts, lane_ / 4, kSubs);
+          next.start(posted_of(first_unit() + of_row).of(group, sub_of_warp()), parts, sub_of_warp(), kSubs);
           next.ask();
         }
       }

@@ -3,17 +3,18 @@
 // output in global memory, those of the list that started last read them, column by column. The order of
 // merging depends on the number of pieces alone.
 //
-// A posted number is never +0 (-0 stands for it), and the reader puts +0 back, so that a place says by itself
-// whether its number has come: neither fences nor flags, one trip through the second-level cache.
+// What is posted at once, in one access, does not begin with +0 (-0 stands for it), and the reader puts +0
+// back, so that a place says by itself whether its numbers have come: neither fences nor flags, one trip
+// through the second-level cache.
 #pragma once
 
 #include "kernels/cuda/attend_walk.cuh"
 
 namespace lode::cuda {
 
-constexpr int kSubs = 8;   // lanes of a warp that share a column; a warp takes four columns
-constexpr int kAhead = 9;  // records that a lane asks for at once, at most
-constexpr int kFew = 5;    // and where there are no more, by fewer instructions with the same bits
+constexpr int kSubs = 8;              // lanes of a warp that share a column; a warp takes four columns
+constexpr int kAhead = 9;             // records that a lane asks for at once, at most
+constexpr int kFew = 5, kFewest = 4;  // and where there are no more, by fewer instructions with the same bits
 
 /// Unnormalised sums of four columns, with the peak and sum of their head.
 struct Record {
@@ -41,12 +42,17 @@ __device__ __forceinline__ float peak_of(const Record (&x)[kCount]) {
   for (int i = 1; i < kCount; ++i) peak = fmaxf(peak, x[i].m);
   return peak;
 }
-/// Those of the lanes that share a column, every fourth of a warp: all of them get the sum.
+/// The largest of a warp's numbers, none of which is NaN: one instruction for whole numbers in the same
+/// order.
+__device__ __forceinline__ float largest_of_warp(float x) {
+  const auto ordered = [](int bits) { return bits < 0 ? bits ^ 0x7fffffff : bits; };  // its own inverse
+  return __int_as_float(ordered(__reduce_max_sync(~0u, ordered(__float_as_int(x)))));
+}
+/// Those of the lanes that share a column, every fourth of a warp: all of them get the sum. A warp's columns
+/// are of one head.
 template <int kCount>
 __device__ __forceinline__ Record fold(const Record (&x)[kCount]) {
-  float peak = peak_of(x);
-#pragma unroll
-  for (int offset = 4; offset < 32; offset *= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, offset));
+  const float peak = largest_of_warp(peak_of(x));
   Record sum = together(x, peak);
 #pragma unroll
   for (int offset = 4; offset < 32; offset *= 2) {
@@ -65,8 +71,9 @@ __device__ __forceinline__ bool empty(float x) {
 __device__ __forceinline__ float full(float x) {
   return x == 0.0f ? -0.0f : x;
 }
+/// The four numbers of o come at once, as one of 128 bits.
 __device__ __forceinline__ bool has_come(const Record& x) {
-  return !(empty(x.o.x) || empty(x.o.y) || empty(x.o.z) || empty(x.o.w) || empty(x.m) || empty(x.l));
+  return !(empty(x.o.x) || empty(x.m) || empty(x.l));
 }
 
 /// Places in global memory for the records of one list. What four columns of a part need lies together, in
@@ -83,9 +90,17 @@ struct Posted {
     return policy;
   }
   __device__ static void put(float4* to, float4 x, std::uint64_t policy) {
-    asm volatile("st.relaxed.gpu.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to),
-                 "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "l"(policy)
-                 : "memory");
+    asm volatile(
+        "{\n"
+        ".reg .b64 low, high;\n"
+        ".reg .b128 all;\n"
+        "mov.b64 low, {%1, %2};\n"
+        "mov.b64 high, {%3, %4};\n"
+        "mov.b128 all, {low, high};\n"
+        "st.relaxed.gpu.global.L2::cache_hint.b128 [%0], all, %5;\n"
+        "}" ::"l"(to),
+        "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "l"(policy)
+        : "memory");
   }
   /// Where a lane posts a column of a part; four lanes beside one another post the four of a group.
   struct Place {
@@ -94,7 +109,7 @@ struct Posted {
     std::uint64_t policy;
 
     __device__ void post(const Record& x) const {
-      put(group + column, {full(x.o.x), full(x.o.y), full(x.o.z), full(x.o.w)}, policy);
+      put(group + column, {full(x.o.x), x.o.y, x.o.z, x.o.w}, policy);
       // Nobody waits for the second of the two, so it holds what a cleared record holds; with it the sector
       // is written whole.
       if (column == 0) put(group + 4, {full(x.m), full(x.l), full(x.m), full(x.l)}, policy);
@@ -107,8 +122,16 @@ struct Posted {
     asm volatile(
         "{\n"
         ".reg .pred wanted;\n"
+        ".reg .b64 low, high;\n"
+        ".reg .b128 all;\n"
         "setp.ne.s32 wanted, %8, 0;\n"
-        "@wanted ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%6];\n"
+        "mov.b64 low, {%0, %1};\n"
+        "mov.b64 high, {%2, %3};\n"
+        "mov.b128 all, {low, high};\n"
+        "@wanted ld.relaxed.gpu.global.b128 all, [%6];\n"
+        "mov.b128 {low, high}, all;\n"
+        "mov.b64 {%0, %1}, low;\n"
+        "mov.b64 {%2, %3}, high;\n"
         "@wanted ld.relaxed.gpu.global.v2.f32 {%4, %5}, [%7];\n"
         "}"
         : "+f"(x.o.x), "+f"(x.o.y), "+f"(x.o.z), "+f"(x.o.w), "+f"(x.m), "+f"(x.l)
@@ -126,8 +149,8 @@ struct Taking {
   unsigned missing = 0;
   Record x[kMost];
 
-  __device__ __forceinline__ void start(const Posted& posted, int group, int parts, int sub, int all_subs) {
-    first = posted.of(group, sub), subs = all_subs;
+  __device__ __forceinline__ void start(float4* at, int parts, int sub, int all_subs) {
+    first = at, subs = all_subs;
     mine = sub < parts ? (parts - sub + subs - 1) / subs : 0;
     missing = (1u << mine) - 1;
   }
@@ -157,11 +180,11 @@ struct Taking {
   }
 };
 
-/// A warp's share, all of it, kMost records a lane at most.
+/// A warp's share, all of it, kMost records a lane at most, of which the lane's first lies there.
 template <int kMost>
-__device__ __forceinline__ Record take_posted(const Posted& posted, int group, int parts, int sub, int subs) {
+__device__ __forceinline__ Record take_posted(float4* first, int parts, int sub, int subs) {
   Taking<kMost> taking;
-  taking.start(posted, group, parts, sub, subs);
+  taking.start(first, parts, sub, subs);
   while (taking.missing != 0) taking.ask(), taking.look();
   __syncwarp();  // all four columns have the m and l
   return taking.take();

@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
   const Params& p = r.attend;
   const int kv_head = blockIdx.x, part = blockIdx.y, query = blockIdx.z, blocks = gridDim.y;
   const QueryToken token = p.queries.tokens[query];
-  const int heads = p.group, columns = heads * D / 4, warp = threadIdx.x / 32;
+  const int heads = p.group, warp = threadIdx.x / 32;
   const std::int64_t first_row = std::int64_t{query} * p.queries.query_heads + kv_head * heads,
                      list = std::int64_t{query} * gridDim.x + kv_head;
   RunKeys keys;
@@ -133,8 +133,10 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
   }
   walk.finish();
 
+  Ending<D> ending(p, list, first_row, heads, part, parts, shared);
   walk.store(reinterpret_cast<float*>(shared + warp * kRing), heads);
-  finish_block<D>(p, shared, kRing, list, first_row, heads, columns, part, parts, ticket);
+  ending.draw(ticket);
+  ending.template run<kRing>();
 }
 
 template <class T, int D, bool kWide>

@@ -13,6 +13,12 @@ constexpr int blocks_at_once(int head_dim) {
   return head_dim <= 128 ? 2 : 1;
 }
 
+/// Tiles of a list that a warp has under way. With one, more of a processor's memory is left as cache, where
+/// all that is under way has a place first: scattered rows gain more by that than by depth.
+constexpr int tiles_of_list(int head_dim, bool wide) {
+  return !wide && head_dim >= 128 ? 1 : 2;
+}
+
 /// Keys of a piece of a list of so many: whole tiles, a tile for each warp or more.
 __device__ __forceinline__ int piece_of(int keys, unsigned reciprocal, int blocks) {
   const unsigned even = __umulhi(static_cast<unsigned>(keys), reciprocal) + 1;

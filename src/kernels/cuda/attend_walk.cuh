@@ -58,11 +58,10 @@ struct Keys {
   }
   __device__ int row(int key) const {
     if (key < sink) return key;
-    return key < sink + listed ? rows[key] : key - sink - listed + window_begin;
+    return in_list(key) ? rows[key] : key - sink - listed + window_begin;
   }
-  __device__ float weight(int key) const {
-    return key >= sink && key < sink + listed ? log_weights[key] : 0.0f;
-  }
+  __device__ float weight(int key) const { return in_list(key) ? log_weights[key] : 0.0f; }
+  __device__ bool in_list(int key) const { return key >= sink && key < sink + listed; }
 };
 
 /// Through L1: past it (.cg), pieces that go to scattered places of shared memory come at half the rate (2.6
@@ -79,14 +78,21 @@ __device__ __forceinline__ float decay(float m, float peak) {
   return m == -INFINITY ? 0.0f : exp2_fast(m - peak);
 }
 
-/// One warp's walk over its tiles.
-template <class T, int D, bool kWide, class K = Keys>
+/// Within one unit of the last place, at a tenth of the instructions of a division.
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// One warp's walk over its tiles, so many of them under way at once.
+template <class T, int D, bool kWide, class K = Keys, int kTilesAhead = 2>
 struct Walk {
   static constexpr int kKeyPieces = (D + 31) / 32;    // 16-byte pieces of one key's row that a lane holds
   static constexpr int kValuePieces = (D + 63) / 64;  // of one value's row
   static constexpr int kFetches = 2 * kKeyPieces + 4 * kValuePieces;
   static constexpr int kStageBytes = kFetches * 32 * 16;
-  static constexpr int kStages = 2;
+  static constexpr int kStages = kTilesAhead;
   static constexpr int kBlockBytes =
       kBlockTokens * D * 2;  ///< of a block's keys, and of its values behind them
   static constexpr unsigned kNone = 0xffffffffu;
@@ -457,15 +463,6 @@ struct Walk {
         l[h][1] += __shfl_xor_sync(0xffffffffu, l[h][1], offset);
       }
     }
-  }
-
-  /// All of it, for tiles of one kind.
-  __device__ void run(const RawQueries& raw) {
-    begin(ask_rows());
-    pack_queries(raw);  // while the first tiles are under way
-    clear();
-    walk_on();
-    finish();
   }
 
   /// The warp's state of some heads: o [heads][D], then m and l [heads][2].

@@ -136,7 +136,7 @@ struct ClusterAttend {
         o.x += __shfl_xor_sync(~0u, o.x, other), o.y += __shfl_xor_sync(~0u, o.y, other);
         o.z += __shfl_xor_sync(~0u, o.z, other), o.w += __shfl_xor_sync(~0u, o.w, other);
       }
-      const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+      const float inverse = sum == 0.0f ? 0.0f : reciprocal(sum);
       if (from == 0)
         *reinterpret_cast<float4*>(out + (rank * kOwn + at) * 4) = {o.x * inverse, o.y * inverse,
                                                                     o.z * inverse, o.w * inverse};
