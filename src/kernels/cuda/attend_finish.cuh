@@ -120,7 +120,6 @@ class Ending {
         mine_(states, heads, static_cast<int>(threadIdx.x)),
         place_(posted_.place(static_cast<int>(threadIdx.x), part)) {
     asm volatile("" : "+l"(place_.group), "+l"(place_.policy));  // here, not behind a barrier
-    asm volatile("" : "+l"(mine_.o), "+l"(mine_.ml));
   }
 
   /// All threads meet; `ticket` is that of thread 0, where there are several parts. Where there is time for

@@ -42,17 +42,12 @@ __device__ __forceinline__ float peak_of(const Record (&x)[kCount]) {
   for (int i = 1; i < kCount; ++i) peak = fmaxf(peak, x[i].m);
   return peak;
 }
-/// The largest of a warp's numbers, none of which is NaN: one instruction for whole numbers in the same
-/// order.
-__device__ __forceinline__ float largest_of_warp(float x) {
-  const auto ordered = [](int bits) { return bits < 0 ? bits ^ 0x7fffffff : bits; };  // its own inverse
-  return __int_as_float(ordered(__reduce_max_sync(~0u, ordered(__float_as_int(x)))));
-}
-/// Those of the lanes that share a column, every fourth of a warp: all of them get the sum. A warp's columns
-/// are of one head.
+/// Those of the lanes that share a column, every fourth of a warp: all of them get the sum.
 template <int kCount>
 __device__ __forceinline__ Record fold(const Record (&x)[kCount]) {
-  const float peak = largest_of_warp(peak_of(x));
+  float peak = peak_of(x);
+#pragma unroll
+  for (int offset = 4; offset < 32; offset *= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, offset));
   Record sum = together(x, peak);
 #pragma unroll
   for (int offset = 4; offset < 32; offset *= 2) {
