@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
     walk.take(share.begin, share.end(keys.count));
   };
   typename W::RawQueries raw;
-  const auto ask_queries = [&] { W::ask_queries(p.queries.q + first_row * D, heads, raw); };
+  const float* queries_at = W::queries_at(p.queries.q + first_row * D);
   unsigned ticket = 0;
   const auto ask_ticket = [&] {
     if (keys.count > share.piece && threadIdx.x == 0) ticket = take_ticket(p, list);
@@ -118,9 +118,10 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
       walk.begin(rows);
     else
       prefetch_first<D>(p, walk.base, token.position + 1);
+    asm volatile("" : "+l"(queries_at));  // worked out here
     wait_for_predecessor();
     if (!at_once) release_successor();
-    ask_queries(), ask_ticket();
+    W::ask_queries(queries_at, heads, raw), ask_ticket();
     if (!early)
       walk.begin(rows);
     else if (newest.here)
@@ -129,11 +130,16 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
     // As if the list were full, until its length is there.
     const auto full = static_cast<int>(p.lists.capacity);
     take(full);
+    typename W::RowAt first = walk.row_at(0), second = walk.row_at(1);
+    const std::int32_t* count_at = p.lists.counts + list;
+    asm volatile("" : "+l"(first.at), "+r"(first.row), "+l"(count_at));  // worked out here
+    asm volatile("" : "+l"(second.at), "+r"(second.row), "+l"(queries_at));
     wait_for_predecessor();
     release_successor();
-    const int listed = load_here(p.lists.counts + list);
-    int rows = walk.ask_rows();
-    ask_queries();
+    int rows = first.ask();
+    const int listed = load_here(count_at);
+    walk.rows_behind = second.ask();
+    W::ask_queries(queries_at, heads, raw);
     if (listed != full) take(listed), rows = walk.ask_rows();
     if (share.has_none(keys.count)) return;
     ask_ticket();

@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(kDim))
   if (share.has_none(keys.count)) return;
   W walk(p, keys);
   typename W::RawQueries raw;
-  W::template ask_queries<true>(p.queries.q + first_row * kDim, heads, raw);
+  W::template ask_queries<true>(W::queries_at(p.queries.q + first_row * kDim), heads, raw);
   walk.base = load_here(p.queries.bases + token.sequence) + p.queries.layer_offset +
               kv_head * p.queries.layout.head_stride();
   walk.take(share.begin, share.end(keys.count));

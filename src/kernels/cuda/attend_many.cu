@@ -302,7 +302,7 @@ class Many {
     if (item.unit != unit_) {
       unit_ = item.unit;
       typename W::RawQueries raw;
-      W::ask_queries(p_.queries.q + std::int64_t{unit_} * p_.group * D, p_.group, raw);
+      W::ask_queries(W::queries_at(p_.queries.q + std::int64_t{unit_} * p_.group * D), p_.group, raw);
       walk_.pack_queries(raw);
     }
     keys_ = item.keys;

@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
   W walk(p, keys);
   {
     typename W::RawQueries raw;
-    W::template ask_queries<true>(p.queries.q + first_row * D, heads, raw);
+    W::template ask_queries<true>(W::queries_at(p.queries.q + first_row * D), heads, raw);
     walk.base = load_here(p.queries.bases + token.sequence) + p.queries.layer_offset +
                 kv_head * p.queries.layout.head_stride();
     walk.pack_queries(raw);

@@ -130,19 +130,22 @@ struct Walk {
   struct RawQueries {
     float4 x[kHeadTiles][kKeyPieces][2];
   };
+  /// The first of a lane's numbers, of queries that begin there.
+  __device__ static const float* queries_at(const float* from /*[heads, D]*/) {
+    return from + threadIdx.x % 32 / 4 * D + threadIdx.x % 4 * 8;
+  }
   /// `kFresh`: written since this kernel's launch was made ready, so past the first-level cache.
   template <bool kFresh = false>
-  __device__ static void ask_queries(const float* from /*[heads, D]*/, int heads, RawQueries& raw) {
+  __device__ static void ask_queries(const float* at, int heads, RawQueries& raw) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int h = 0; h < kHeadTiles; ++h) {
 #pragma unroll
       for (int j = 0; j < kKeyPieces; ++j) {
-        const int head = g + 8 * h, at = (j * 4 + t) * 8;
-        const bool wanted = head < heads && at < D;
+        const bool wanted = g + 8 * h < heads && (j * 4 + t) * 8 < D;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float* const x = from + head * D + at + 4 * i;
+          const float* const x = at + 8 * h * D + 32 * j + 4 * i;
           raw.x[h][j][i] = kFresh ? load_fresh(x, wanted) : load_here(x, wanted);
         }
       }
@@ -171,6 +174,18 @@ struct Walk {
   __device__ int row_of(int pair) const {
     const int key = key_of(pair);
     return 2 * pair + static_cast<int>(threadIdx.x) % 32 / kTile < mine && key < end ? keys.row(key) : -1;
+  }
+  /// That row, or where a list has it.
+  struct RowAt {
+    const std::int32_t* at = nullptr;
+    int row = -1;
+
+    __device__ __forceinline__ int ask() const { return load_here(at, row); }
+  };
+  __device__ __forceinline__ RowAt row_at(int pair) const {
+    const int key = key_of(pair);
+    if (2 * pair + static_cast<int>(threadIdx.x) % 32 / kTile >= mine || key >= end) return {};
+    return keys.in_list(key) ? RowAt{keys.rows + key, -1} : RowAt{nullptr, keys.row(key)};
   }
   /// That row, once it is there.
   __device__ __forceinline__ int arrived(int row, [[maybe_unused]] int pair) const {

@@ -48,7 +48,7 @@ struct ClusterAttend {
     if (warp < kWalkers) {
       W walk(p, keys);
       typename W::RawQueries raw;
-      W::ask_queries(q, kHeads, raw);
+      W::ask_queries(W::queries_at(q), kHeads, raw);
       walk.base = base;
       walk.ring = shared_address(memory) + warp * kRing;
       walk.pack_queries(raw);

@@ -54,5 +54,17 @@ __device__ __forceinline__ int load_here(const std::int32_t* from) {
   asm volatile("ld.global.s32 %0, [%1];" : "=r"(x) : "l"(from));
   return x;
 }
+/// Or the number given, where there is no place.
+__device__ __forceinline__ int load_here(const std::int32_t* from, int otherwise) {
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.s64 wanted, %1, 0;\n"
+      "@wanted ld.global.s32 %0, [%1];\n"
+      "}"
+      : "+r"(otherwise)
+      : "l"(from));
+  return otherwise;
+}
 
 }  // namespace lode::cuda
