@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "cli.h"
 #include "lodestone/error.h"
+#include "tasks/families.h"
 #include "tasks/prose.h"
 #include "tasks/samples.h"
 
@@ -21,7 +22,7 @@ struct TasksFlags {
   CommonFlags common;
   std::vector<std::string> names;
   std::vector<std::int64_t> tokens;
-  std::int64_t count = 1, questions = 0, distance = 0;
+  std::int64_t count = 1, questions = 0, facts = 0, distance = 0;
   std::uint64_t seed = 0;
   std::string model, haystack, output;
   bool held_out_books = false, held_out_wordings = false;
@@ -65,6 +66,13 @@ class Output {
   std::string kept_;
   std::int64_t bytes_ = 0;
 };
+
+/// Names of the tasks that --facts is for.
+std::vector<std::string> tasks_of_any_facts(const Language& language) {
+  std::vector<std::string> names = language.task_names();
+  std::erase_if(names, [&](const std::string& name) { return !facts_vary(language, name); });
+  return names;
+}
 
 bool is_text(const std::string& name) {
   return name == "prose" || name == "echo";
@@ -144,6 +152,7 @@ std::int64_t write_samples(const TasksFlags& flags, const std::vector<std::strin
           .count = flags.count,
           .seed = flags.seed,
           .questions = flags.questions,
+          .facts = flags.facts,
           .wording = flags.held_out_wordings ? Language::Wording::held_out : Language::Wording::trained};
       make_samples(options, language, haystack, [&](const Sample& sample, bool first) {
         check_cancel();
@@ -207,6 +216,11 @@ void add_tasks(CLI::App& app) {
                   "questions about each context, where the task allows several; 0 = 1 up to 4k tokens, 4 up "
                   "to 16k, else 8")
       ->check(whole_number(0, 1000));
+  verb.add_option("--facts", flags->facts,
+                  "facts in each text, asked about or not, where their number may vary (" +
+                      join(tasks_of_any_facts(Language::built_in())) +
+                      "); 3 with multivalue: no other keys, as in RULER; 0 = more in longer texts")
+      ->check(whole_number(0, 4096));
   verb.add_option(
           "--distance", flags->distance,
           "of echo: tokens after which passages come back; 0 = 8192, in texts too short for that a third")
@@ -233,6 +247,11 @@ void add_tasks(CLI::App& app) {
                "expected tasks with samples, found a text");
     expect_use(verb, {"--count"}, !texts || flags->count == 1,
                "expected tasks with samples, found a text, of which there is one");
+    const auto any_facts = tasks_of_any_facts(Language::built_in());
+    const bool vary = std::all_of(flags->names.begin(), flags->names.end(), [&](const std::string& name) {
+      return std::find(any_facts.begin(), any_facts.end(), name) != any_facts.end();
+    });
+    expect_use(verb, {"--facts"}, vary, "expected tasks out of " + join(any_facts) + " alone");
     run(*flags);
   });
 }

@@ -29,7 +29,8 @@ std::vector<std::string> unique(std::size_t count, std::set<std::string>& known,
   for (std::size_t tries = 0; drawn.size() < count; ++tries) {
     if (tries > 50 * count + 1000) {
       throw InputError("the task language has words for " + std::to_string(drawn.size()) +
-                       " different keys only, " + std::to_string(count) + " are needed; use fewer tokens");
+                       " different keys only, " + std::to_string(count) +
+                       " are needed; use fewer tokens, or --facts");
     }
     std::string text = draw();
     if (known.insert(text).second) drawn.push_back(std::move(text));

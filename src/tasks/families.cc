@@ -318,16 +318,26 @@ Material only_one(const Language& language, std::string_view family, Language::W
 
 }  // namespace
 
+bool facts_vary(const Language& language, std::string_view task) {
+  const Json& entry = language.task(task);
+  return entry.contains("facts") && !entry.at("facts").is_number();
+}
+
+std::size_t fewest_facts(const Language& language, std::string_view task) {
+  const Json& entry = language.task(task);
+  if (task == "multivalue") return count_of(entry, "values_per_key");
+  if (task == "multiquery") return count_of(entry, "keys_per_question");
+  if (task == "vt") return count_of(entry, "hops") + 1;
+  if (task == "freq") return count_of(entry, "lists");
+  if (task == "qa") return 2;  // one of each family
+  return 1;
+}
+
 std::size_t fact_count(const Language& language, std::string_view task, std::int64_t tokens) {
   const Json& entry = language.task(task);
   const Json& size = entry.contains("lines") ? entry.at("lines") : entry.at("facts");
   if (size.is_number()) return size.get<std::size_t>();
-  std::size_t least = 1;
-  if (task == "multivalue") least = count_of(entry, "values_per_key");
-  if (task == "multiquery") least = count_of(entry, "keys_per_question");
-  if (task == "vt") least = count_of(entry, "hops") + 1;
-  if (task == "freq") least = count_of(entry, "lists");
-  if (task == "qa") least = 2;  // one of each family
+  const std::size_t least = fewest_facts(language, task);
   const std::size_t most = count_of(size, "max"), per_fact = count_of(size, "tokens_per_fact");
   const std::size_t facts = std::min(most, std::max(least, static_cast<std::size_t>(tokens) / per_fact));
   return task == "vt" ? facts / least * least : facts;  // whole chains

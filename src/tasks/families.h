@@ -27,6 +27,9 @@ struct Material {
   std::vector<Question> questions;
 };
 
+/// Whether a document may hold as many facts of a task as one likes, from fewest_facts on.
+bool facts_vary(const Language& language, std::string_view task);
+std::size_t fewest_facts(const Language& language, std::string_view task);
 /// How many facts a document of `tokens` tokens holds for a task of the haystack kind.
 std::size_t fact_count(const Language& language, std::string_view task, std::int64_t tokens);
 /// Facts and questions of one document of a haystack task (not recite, which takes its question from the

@@ -114,11 +114,21 @@ class TaskMaker {
 
   // ---- Facts in a haystack ----
 
+  std::size_t facts_wanted() const {
+    if (options_.facts == 0) return fact_count(language_, options_.task, options_.tokens);
+    const auto facts = static_cast<std::size_t>(options_.facts);
+    const std::size_t fewest = fewest_facts(language_, options_.task);
+    const bool whole = options_.task != "vt" || facts % fewest == 0;
+    if (facts >= fewest && whole) return facts;
+    throw InputError("task " + options_.task + ": expected --facts to be " +
+                     (whole ? std::to_string(fewest) + " at least, which a question is about"
+                            : "a multiple of " + std::to_string(fewest) + ", a chain") +
+                     ", found " + std::to_string(facts));
+  }
+
   Draft fact_draft(std::int64_t index, Rng& rng) {
     std::set<std::string> names;
-    Material material =
-        make_material(language_, options_.task, fact_count(language_, options_.task, options_.tokens),
-                      options_.wording, rng, names);
+    Material material = make_material(language_, options_.task, facts_wanted(), options_.wording, rng, names);
     choose_questions(material.questions, questions_wanted(), rng);
     std::vector<double> depths(material.facts.size());
     for (double& d : depths) d = depth(index, depths.size(), rng);
@@ -454,8 +464,9 @@ void make_samples(const TaskOptions& options, const Language& language, const Ha
                   const std::function<void(const Sample&, bool first)>& emit) {
   TaskMaker maker(options, language, haystack);
   if (options.tokens < kFewestTokens) throw too_short(options, kFewestTokens);
-  const std::string stem =
-      options.task + "-" + std::to_string(options.tokens) + "-" + std::to_string(options.seed) + "-";
+  const std::string stem = options.task + "-" + std::to_string(options.tokens) + "-" +
+                           (options.facts > 0 ? "facts" + std::to_string(options.facts) + "-" : "") +
+                           std::to_string(options.seed) + "-";
   std::int64_t made = 0;
   const std::int64_t contexts =
       options.contexts > 0 ? options.contexts : std::numeric_limits<std::int64_t>::max();

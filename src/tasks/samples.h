@@ -29,6 +29,8 @@ struct TaskOptions {
   std::uint64_t seed = 0;
   std::int64_t questions = 0;  ///< about each context, as many as the task allows; 0 = 1 up to 4k tokens, 4
                                ///< up to 16k, else 8. Of `mixed`: about each context and task
+  std::int64_t facts = 0;      ///< in each text, those that nobody asks about included, where facts_vary
+                               ///< (families.h); 0 = more in longer texts
   Language::Wording wording = Language::Wording::trained;
 };
 
@@ -39,7 +41,7 @@ inline constexpr std::int64_t kFewestTokens = 256;
 /// sample is the first of its context. The same options and haystack give the same samples on every machine.
 /// Single facts lie uniformly over the depth (a golden-ratio sequence over the contexts, so that few samples
 /// cover it as evenly as many), several facts at independent uniform depths. InputError when `tokens` cannot
-/// hold the task's facts.
+/// hold the task's facts, or there are fewer than it asks about.
 void make_samples(const TaskOptions& options, const Language& language, const Haystack& haystack,
                   const std::function<void(const Sample&, bool first)>& emit);
 

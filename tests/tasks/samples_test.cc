@@ -357,6 +357,19 @@ TEST(Samples, TooFewTokensIsAnError) {
   EXPECT_THROW(samples({.task = "nonsense", .tokens = 4096}), InputError);
 }
 
+TEST(Samples, FactsAreAsManyAsWanted) {
+  const auto told = [](const TaskOptions& options) {
+    const std::vector<Sample> made = samples(options);
+    return occurrences(*made.at(0).context, "One of the special magic ");
+  };
+  EXPECT_EQ(told({.task = "multivalue", .tokens = 8192, .facts = 3}), 3);
+  EXPECT_EQ(told({.task = "multivalue", .tokens = 8192}), 16);
+  EXPECT_EQ(told({.task = "multikey", .tokens = 8192, .facts = 50}), 50);
+  EXPECT_EQ(samples({.task = "multivalue", .tokens = 8192, .facts = 3}).at(0).answers.size(), 3);
+  EXPECT_THROW(samples({.task = "multivalue", .tokens = 8192, .facts = 2}), InputError);
+  EXPECT_THROW(samples({.task = "vt", .tokens = 8192, .facts = 6}), InputError) << "half a chain";
+}
+
 TEST(Samples, AShortHaystackIsRepeated) {
   const Haystack small(
       "One sentence stands here. Another one follows it! Is there a third? \"Yes,\" it says.\n\n",
