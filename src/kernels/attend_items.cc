@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decode attention over threads: items are cut into chunks of keys, each chunk gives a partial state, and the
 // states of an item are merged in rising order by whichever thread finishes the item's last chunk.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -37,6 +38,7 @@ struct Plan {
   std::vector<Run> segments;
   std::vector<Chunk> chunks;
   std::vector<std::size_t> first_chunk;  // [items + 1]
+  std::vector<std::size_t> stretches;    // where each ends, of chunks that one thread takes together
   std::int64_t state_floats = 0;
 };
 
@@ -69,7 +71,19 @@ void plan_runs(const AttendItem& item, std::int64_t index, Plan& plan) {
   }
 }
 
-Plan make_plan(std::span<const AttendItem> items) {
+/// Chunks side by side go to one thread, which asks the memory for the next one's keys while it attends one;
+/// fewer and fewer together, so that threads end at the same time.
+void plan_stretches(Plan& plan, int threads) {
+  constexpr std::size_t kMost = 16;
+  const std::size_t shares = 4 * static_cast<std::size_t>(threads);
+  for (std::size_t at = 0; at < plan.chunks.size();) {
+    const std::size_t left = plan.chunks.size() - at;
+    at += std::clamp<std::size_t>(left / shares, 1, kMost);
+    plan.stretches.push_back(at);
+  }
+}
+
+Plan make_plan(std::span<const AttendItem> items, int threads) {
   Plan plan;
   for (std::size_t i = 0; i < items.size(); ++i) {
     const AttendItem& item = items[i];
@@ -87,6 +101,7 @@ Plan make_plan(std::span<const AttendItem> items) {
     }
   }
   plan.first_chunk.push_back(plan.chunks.size());
+  plan_stretches(plan, threads);
   return plan;
 }
 
@@ -99,6 +114,7 @@ SoftmaxState state_at(float* floats, const AttendItem& item) {
 struct Scratch {
   std::vector<float> scaled;   // [queries, d]
   std::vector<Position> rows;  // of runs that are attended as one list
+  std::vector<float> floats;   // [state_size]: the state, which a chunk's own place is too cold to hold
 };
 
 /// Runs side by side are attended as one list of rows: each by itself would begin with nothing on its way
@@ -120,8 +136,8 @@ void attend_segments(const KernelTable& table, const AttendItem& item, std::span
 
 void attend_chunk(const KernelTable& table, const AttendItem& item, const Plan& plan, const Chunk& chunk,
                   float scale, Scratch& scratch, float* floats) {
-  const SoftmaxState state = state_at(floats, item);
-  std::fill_n(floats, state_size(item), 0.0f);
+  scratch.floats.assign(static_cast<std::size_t>(state_size(item)), 0.0f);
+  const SoftmaxState state = state_at(scratch.floats.data(), item);
   std::fill_n(state.m, item.queries, -std::numeric_limits<float>::infinity());
   std::vector<float>& scaled = scratch.scaled;
   scaled.resize(static_cast<std::size_t>(item.queries) * item.kv.d);
@@ -135,6 +151,7 @@ void attend_chunk(const KernelTable& table, const AttendItem& item, const Plan& 
     table.attend_rows(scaled.data(), item.queries, item.kv, item.rows.data() + chunk.row_begin,
                       item.log_weights.empty() ? nullptr : item.log_weights.data() + chunk.row_begin,
                       chunk.row_end - chunk.row_begin, state);
+  std::copy(scratch.floats.begin(), scratch.floats.end(), floats);
 }
 
 /// Folds the partial states of an item into its output and log-sum-exp, in rising order.
@@ -170,7 +187,7 @@ std::int64_t attend_merge_nanoseconds() noexcept {
 
 void attend_items(std::span<const AttendItem> items, float scale, ThreadPool& pool) {
   const KernelTable& table = kernels();
-  const Plan plan = make_plan(items);
+  const Plan plan = make_plan(items, pool.size());
   const auto states = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(plan.state_floats));
   const auto remaining = std::make_unique<std::atomic<std::int64_t>[]>(items.size());
   const auto finish = [&](std::size_t i) {
@@ -186,12 +203,15 @@ void attend_items(std::span<const AttendItem> items, float scale, ThreadPool& po
     if (chunks == 0) finish(i);
   }
   std::vector<Scratch> scratch(static_cast<std::size_t>(pool.size()));
-  pool.for_each(static_cast<std::int64_t>(plan.chunks.size()), [&](std::int64_t c, int worker) {
-    const Chunk& chunk = plan.chunks[static_cast<std::size_t>(c)];
-    const auto i = static_cast<std::size_t>(chunk.item);
-    attend_chunk(table, items[i], plan, chunk, scale, scratch[static_cast<std::size_t>(worker)],
-                 states.get() + chunk.state);
-    if (remaining[i].fetch_sub(1, std::memory_order_acq_rel) == 1) finish(i);
+  pool.for_each(std::ssize(plan.stretches), [&](std::int64_t stretch, int worker) {
+    const auto s = static_cast<std::size_t>(stretch);
+    for (std::size_t c = s == 0 ? 0 : plan.stretches[s - 1]; c < plan.stretches[s]; ++c) {
+      const Chunk& chunk = plan.chunks[c];
+      const auto i = static_cast<std::size_t>(chunk.item);
+      attend_chunk(table, items[i], plan, chunk, scale, scratch[static_cast<std::size_t>(worker)],
+                   states.get() + chunk.state);
+      if (remaining[i].fetch_sub(1, std::memory_order_acq_rel) == 1) finish(i);
+    }
   });
 }
 

@@ -14,6 +14,7 @@
 // the end is attended again without tiles.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -99,23 +100,26 @@ LODE_INLINE void find_tiles(const std::byte* rows, std::int64_t row_bytes, int n
   if (n <= kTileKeys) tiles[1] = tiles[0];
 }
 
-/// What is asked for ahead of the keys (or values) of a run.
-struct Asking {
-  const std::byte *near, *far, *end;
-  Asking(const std::byte* begin, const std::byte* end_of_run, std::int64_t row_bytes)
-      : near(begin), far(begin), end(end_of_run) {
-    ask<3>(near, kNearKeys * row_bytes);
-    far = near + kFarBytes;
+/// What is asked for while a chunk of queries attends a block of keys, or of values: the lines kNearKeys and
+/// kFarBytes behind it, some at each product of tiles, the rest while each of two tiles of weights is
+/// computed.
+struct LinesBehind {
+  const std::byte *near, *far;
+  int products, at_product, at_weights;  // products of a block, and lines at each
+
+  LODE_INLINE void ask_at_product(int i) const { ask(i * at_product, (i + 1) * at_product); }
+  LODE_INLINE void ask_at_weights(int tile) const {
+    const int begin = products * at_product + tile * at_weights;
+    ask(begin, begin + at_weights);
   }
-  /// `bytes` more of both.
-  LODE_INLINE void more(std::int64_t bytes) {
-    ask<3>(near, bytes);
-    ask<2>(far, bytes);
-  }
-  template <int kCache>
-  LODE_INLINE void ask(const std::byte*& at, std::int64_t bytes) {
-    for (const std::byte* stop = end - at < bytes ? end : at + bytes; at < stop; at += kLineBytes)
-      __builtin_prefetch(at, 0, kCache);
+
+ private:
+  LODE_INLINE void ask(int begin, int end) const {
+#pragma GCC unroll 8
+    for (int line = begin; line < end; ++line) {
+      __builtin_prefetch(near + line * kLineBytes, 0, 3);
+      __builtin_prefetch(far + line * kLineBytes, 0, 2);
+    }
   }
 };
 
@@ -125,10 +129,10 @@ template <int G>
 constexpr TileShape kDecodeShapes[8] = {{16, 4 * G}, {16, 4 * G}, {16, 4 * G}, {16, 64},
                                         {16, 64},    {2 * G, 64}, {2 * G, 64}, {2 * G, 64}};
 
-/// s[i, g] = k_i . q_g for the keys of two tiles. Asks for `bytes` more.
+/// s[i, g] = k_i . q_g for the keys of two tiles.
 template <int G>
 LODE_NOINLINE void tile_scores(const std::uint32_t* q /*[steps, pairs, G]*/, int d,
-                               const std::byte* const (&keys)[2], std::int64_t bytes, Asking& ask,
+                               const std::byte* const (&keys)[2], const LinesBehind& behind,
                                float* s /*[kBlock, G]*/) {
   const std::int64_t row_bytes = std::int64_t{bytes_of(DType::bf16)} * d;
   const int steps = steps_of(d);
@@ -140,7 +144,7 @@ LODE_NOINLINE void tile_scores(const std::uint32_t* q /*[steps, pairs, G]*/, int
     _tile_loadd(2, q, 4 * G);
     _tile_loadd(3, keys[0] + at, row_bytes);
     _tile_dpbf16ps(0, 3, 2);
-    ask.more(bytes / steps);
+    behind.ask_at_product(step);
     _tile_loadd(4, keys[1] + at, row_bytes);
     _tile_dpbf16ps(1, 4, 2);
   }
@@ -166,50 +170,92 @@ LODE_INLINE void part_queries(__m512* x) {
   }
 }
 
+/// What G queries of one pass keep.
+template <int G>
+struct TileState {
+  std::uint32_t* packed;  // [steps, pairs, G]: the queries
+  float* sums;            // [steps, 2, G, kW]: outputs
+  float* l;  // [G, kW]: sums of weights so far, one per key modulo kTileKeys; lanes as scores have
+  float* m;  // [kW]: lane i is of query i % G
+};
+
+/// A block between its scores and its values.
+template <int G>
+struct TileBlock {
+  alignas(64) float s[kBlock * G];              // [keys, G]
+  alignas(64) std::uint32_t w[2 * kBlock * G];  // [2 tiles, 2, G, keys]
+  alignas(64) float alpha[kW];                  // what sums so far must be multiplied by; lanes as m
+  bool rises;                                   // any alpha is not 1
+};
+
+/// Raises maxima to those of a block, and scales the sums of weights so far.
+template <int G>
+LODE_NOINLINE void raise_maxima(Vec high, TileState<G>& state, TileBlock<G>& block) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  for (int s = G; s < kW; s *= 2)
+    high.x =
+        _mm512_max_ps(high.x, _mm512_permutexvar_ps(_mm512_add_epi32(lane, _mm512_set1_epi32(s)), high.x));
+  const Vec before = load(state.m);
+  const __mmask16 rise = _mm512_cmp_ps_mask(high.x, before.x, _CMP_GT_OQ);
+  const Vec now = {_mm512_mask_mov_ps(before.x, rise, high.x)};
+  const Vec alpha = {_mm512_mask_mov_ps(set1(1.0f).x, rise, weight_of(before - now).x)};
+  store(state.m, now);
+  store(block.alpha, alpha);
+  block.rises = true;
+  for (int j = 0; j < G; ++j) store(state.l + j * kW, load(state.l + j * kW) * alpha);
+}
+
 /// Scores of n keys to weights as two tiles, zeros behind; m and the sums of weights updated.
 template <int G>
-LODE_NOINLINE void tile_weights(const float* s /*[kBlock, G]*/, int n, PairState& state,
-                                std::uint32_t* w /*[2, 2, G, kTileKeys]*/) {
-  __m512 x[2][G];
+LODE_NOINLINE void tile_weights(int n, const LinesBehind& keys, const LinesBehind& values,
+                                TileState<G>& state, TileBlock<G>& block) {
+  constexpr int kHeld = kW / G;  // keys of a register
+  __m512 x[2 * G];
+  unroll<2 * G>([&](auto j) LODE_INLINE_LAMBDA { x[j] = _mm512_load_ps(block.s + j * kW); });
+  if (n < kBlock) {
+    unroll<2 * G>([&](auto j) LODE_INLINE_LAMBDA {
+      const int left = (n - j * kHeld) * G;
+      const __mmask16 mask = left >= kW ? 0xffff : left > 0 ? first_lanes(left) : 0;
+      x[j] = _mm512_mask_blend_ps(mask, _mm512_set1_ps(kMinusInfinity), x[j]);
+    });
+  }
+  Vec high[2] = {set1(kMinusInfinity), set1(kMinusInfinity)};
+  unroll<2 * G>([&](auto j) LODE_INLINE_LAMBDA { high[j % 2] = max_passing_nan(high[j % 2], {x[j]}); });
+  block.rises = false;
+  const Vec highest = max_passing_nan(high[0], high[1]);
+  if (_mm512_cmp_ps_mask(highest.x, load(state.m).x, _CMP_GT_OQ) != 0) raise_maxima<G>(highest, state, block);
+  const Vec m = load(state.m);
+  const Vec base = {
+      _mm512_mask_mov_ps(m.x, _mm512_cmp_ps_mask(m.x, set1(kMinusInfinity).x, _CMP_EQ_OQ), set1(0.0f).x)};
   unroll<2>([&](auto t) LODE_INLINE_LAMBDA {
-    const int left = n - t * kTileKeys;
-    const __mmask16 mask = left >= kW ? 0xffff : left > 0 ? first_lanes(left) : 0;
-    unroll<G>([&](auto g) LODE_INLINE_LAMBDA { x[t][g] = _mm512_loadu_ps(s + (t * G + g) * kW); });
-    part_queries<G>(x[t]);
+    __m512 r[G];
+    unroll<G>([&](auto j) LODE_INLINE_LAMBDA {
+      const __m512i p = _mm512_castps_si512(weight_of(Vec{x[t * G + j]} - base).x);
+      r[j] = _mm512_castsi512_ps(
+          _mm512_and_si512(_mm512_add_epi32(p, _mm512_set1_epi32(0x8000)), _mm512_set1_epi32(-0x10000)));
+      store(state.l + j * kW, load(state.l + j * kW) + Vec{r[j]});
+    });
+    keys.ask_at_weights(t);
+    values.ask_at_weights(t);
+    part_queries<G>(r);
     unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
-      x[t][g] = _mm512_mask_blend_ps(mask, _mm512_set1_ps(kMinusInfinity), x[t][g]);
+      const __m512i odd = _mm512_castps_si512(r[g]);
+      _mm512_store_si512(block.w + (t * 2 * G + g) * kW, _mm512_srli_epi32(odd, 16));
+      _mm512_store_si512(block.w + (t * 2 * G + G + g) * kW, odd);
     });
-  });
-  unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
-    raise_maximum(max_passing_nan(max_passing_nan(set1(kMinusInfinity), {x[0][g]}), {x[1][g]}), g, state);
-  });
-  unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
-    Vec sum = load(state.l_acc + g * kW);
-    unroll<2>([&](auto t) LODE_INLINE_LAMBDA {
-      const __m256bh rounded = _mm512_cvtneps_pbh(weight_of(Vec{x[t][g]} - set1(state.base[g])).x);
-      __m256i narrow;
-      std::memcpy(&narrow, &rounded, sizeof narrow);
-      const __m512i even = _mm512_cvtepu16_epi32(narrow), odd = _mm512_slli_epi32(even, 16);
-      _mm512_storeu_si512(w + (t * 2 * G + g) * kW, even);
-      _mm512_storeu_si512(w + (t * 2 * G + G + g) * kW, odd);
-      sum = sum + Vec{_mm512_castsi512_ps(odd)};
-    });
-    store(state.l_acc + g * kW, sum);
   });
 }
 
-/// sums = alpha_g sums + sum_i p[g, i] v_i for the values of two tiles. Asks for `bytes` more.
+/// sums = alpha_g sums + sum_i p[g, i] v_i for the values of two tiles.
 template <int G>
-LODE_NOINLINE void add_tile_values(const std::uint32_t* w /*[2, 2, G, kTileKeys]*/, int d,
-                                   const std::byte* const (&values)[2], const PairState& state,
-                                   std::int64_t bytes, Asking& ask) {
+LODE_NOINLINE void add_tile_values(const TileBlock<G>& block, int d, const std::byte* const (&values)[2],
+                                   const TileState<G>& state, const LinesBehind& behind) {
+  const std::uint32_t* w = block.w;
   constexpr int kTile = 2 * G * kW;  // words of a tile of weights or outputs
   const std::int64_t row_bytes = std::int64_t{bytes_of(DType::bf16)} * d;
-  const int steps = steps_of(d), asks = (steps + 1) / 2 * 2;
-  for (int g = 0; g < G; ++g)
-    if (state.alpha[g] != 1.0f)
-      for (int i = g; i < 2 * steps * G; i += G)
-        store(state.sums + i * kW, load(state.sums + i * kW) * set1(state.alpha[g]));
+  const int steps = steps_of(d);
+  for (int i = 0; block.rises && i < 2 * steps * G; ++i)
+    store(state.sums + i * kW, load(state.sums + i * kW) * set1(block.alpha[i % G]));
   settle_memory();
   for (int step = 0; step < steps; step += 2) {
     const int other = step + 1 < steps ? step + 1 : step;  // an odd last one is done twice
@@ -221,7 +267,7 @@ LODE_NOINLINE void add_tile_values(const std::uint32_t* w /*[2, 2, G, kTileKeys]
       _tile_loadd(5, w + t * kTile, 64);
       _tile_loadd(3, values[t] + at, row_bytes);
       _tile_dpbf16ps(6, 5, 3);
-      ask.more(bytes / asks);
+      behind.ask_at_product(step + t);
       _tile_loadd(4, values[t] + other_at, row_bytes);
       _tile_dpbf16ps(7, 5, 4);
     }
@@ -231,69 +277,121 @@ LODE_NOINLINE void add_tile_values(const std::uint32_t* w /*[2, 2, G, kTileKeys]
   settle_memory();
 }
 
-/// What G queries of one pass keep.
+/// Up to kMaxQueries queries over a run, G at a time: a chunk, of one or two. A step is a block for a chunk.
 template <int G>
-struct TileQueries {
-  std::uint32_t* packed;  // [steps, pairs, G]
-  PairState state;        // sums [steps, 2, G, kW]
-};
+class TileRun {
+  static_assert(kMaxQueries <= 16);
 
-/// Up to kMaxQueries queries over a run, G at a time. Calls redo(query) for those whose sums are not finite;
-/// their state is as it was.
-template <int G, class Redo>
-void attend_on_tiles(const float* q, int queries, const KvRows& kv, std::int64_t begin, std::int64_t end,
-                     const SoftmaxState& state, Redo redo) {
-  const std::int64_t d = kv.d, row_bytes = kv.row_bytes();
-  const std::byte *k = kv.k + begin * row_bytes, *v = kv.v + begin * row_bytes;
-  Asking keys(k, kv.k + end * row_bytes, row_bytes), values(v, kv.v + end * row_bytes, row_bytes);
-
-  const std::int64_t sums_size = std::int64_t{2} * steps_of(kv.d) * G * kW, packed_size = sums_size / 2;
-  const int chunks = (queries + G - 1) / G;
-  const std::int64_t asked = kBlock * row_bytes / chunks;  // while a chunk attends a block
-  alignas(64) std::uint32_t packed[kMaxQueries * kMaxHeadDim / 2];
-  alignas(64) float sums[kMaxQueries * kMaxHeadDim], l_acc[kMaxQueries * kW] = {}, m[kMaxQueries];
-  TileQueries<G> of_chunk[(kMaxQueries + G - 1) / G];
-  const auto members = [&](int c) { return queries - c * G < G ? queries - c * G : G; };
-  std::memset(packed, 0, sizeof packed[0] * static_cast<std::size_t>(chunks * packed_size));
-  std::memset(sums, 0, sizeof sums[0] * static_cast<std::size_t>(chunks * sums_size));
-  for (int c = 0; c < chunks; ++c) {
-    const int first = c * G;
-    of_chunk[c] = {packed + c * packed_size, {sums + c * sums_size, m + first, l_acc + first * kW, {}, {}}};
-    pack_query_tiles<G>(q + first * d, members(c), kv.d, of_chunk[c].packed);
-    take_tile_outputs<G>(state.o + first * d, members(c), kv.d, of_chunk[c].state.sums);
-    for (int r = first; r < first + G; ++r) {
-      m[r] = r < queries ? state.m[r] : kMinusInfinity;
-      l_acc[r * kW] = r < queries ? state.l[r] : 0.0f;  // what came before is one more sum
+ public:
+  TileRun(const float* q, int queries, const KvRows& kv, std::int64_t begin, std::int64_t end,
+          const SoftmaxState& state)
+      : queries_(queries),
+        chunks_((queries + G - 1) / G),
+        d_(kv.d),
+        row_bytes_(kv.row_bytes()),
+        keys_(end - begin),
+        k_(kv.k + begin * row_bytes_),
+        v_(kv.v + begin * row_bytes_),
+        state_(state) {
+    const std::int64_t sums = std::int64_t{2} * steps_of(d_) * G * kW;
+    std::memset(packed_, 0, sizeof packed_[0] * static_cast<std::size_t>(chunks_ * sums / 2));
+    std::memset(sums_, 0, sizeof sums_[0] * static_cast<std::size_t>(chunks_ * sums));
+    for (int c = 0; c < chunks_; ++c) {
+      const int first = c * G;
+      chunk_[c] = {packed_ + c * sums / 2, sums_ + c * sums, l_ + first * kW, m_ + c * kW};
+      pack_query_tiles<G>(q + std::int64_t{first} * d_, members(c), d_, chunk_[c].packed);
+      take_tile_outputs<G>(state.o + std::int64_t{first} * d_, members(c), d_, chunk_[c].sums);
+      for (int i = 0; i < kW; ++i)
+        chunk_[c].m[i] = i % G < members(c) ? state.m[first + i % G] : kMinusInfinity;
+      for (int g = 0; g < members(c); ++g)  // what came before is one more sum
+        chunk_[c].l[g] = state.l[first + g];
+    }
+    for (std::int64_t at = 0; at < kBlock * row_bytes_; at += kLineBytes) {
+      __builtin_prefetch(k_ + at);
+      __builtin_prefetch(v_ + at);
     }
   }
-  {
+
+  /// Three steps are under way at a time, so that none waits for what was written just before.
+  void attend() {
     const Tiles tiles(kDecodeShapes<G>);
-    alignas(64) float s[kBlock * G];
-    alignas(64) std::uint32_t w[2 * kBlock * G];
-    alignas(64) std::byte copied_keys[kTileKeys * kMaxHeadDim * 2], copied_values[sizeof copied_keys];
-    for (std::int64_t b = begin; b < end; b += kBlock, k += kBlock * row_bytes, v += kBlock * row_bytes) {
-      const int n = end - b < kBlock ? static_cast<int>(end - b) : kBlock;
-      const std::byte *key_tiles[2], *value_tiles[2];
-      find_tiles(k, row_bytes, n, copied_keys, key_tiles);
-      find_tiles(v, row_bytes, n, copied_values, value_tiles);
-      for (int c = 0; c < chunks; ++c) {
-        tile_scores<G>(of_chunk[c].packed, kv.d, key_tiles, asked, keys, s);
-        tile_weights<G>(s, n, of_chunk[c].state, w);
-        add_tile_values<G>(w, kv.d, value_tiles, of_chunk[c].state, asked, values);
+    const std::int64_t steps = (keys_ + kBlock - 1) / kBlock * chunks_;
+    for (std::int64_t i = 0; i < steps + 2; ++i) {
+      if (i < steps) score(i);
+      if (i >= 2) add_values(i - 2);
+      if (i >= 1 && i <= steps)
+        tile_weights<G>(keys_of(i - 1), behind(k_, i), behind(v_, i - 2), chunk_[(i - 1) & (chunks_ - 1)],
+                        blocks_[(i - 1) % 2]);
+    }
+  }
+
+  /// Gives states back. Calls redo(query) for those whose sums are not finite; their state is as it was.
+  template <class Redo>
+  void finish(Redo redo) {
+    for (int c = 0; c < chunks_; ++c) {
+      __m512 l[G];
+      unroll<G>([&](auto j) LODE_INLINE_LAMBDA { l[j] = load(chunk_[c].l + j * kW).x; });
+      part_queries<G>(l);
+      for (int g = 0; g < members(c); ++g) {
+        const int r = c * G + g;
+        const float* own = chunk_[c].sums + g * kW;
+        const float sum = _mm512_reduce_add_ps(l[g]);
+        if (!all_finite_sums<G>(own, d_) || !(sum <= std::numeric_limits<float>::max())) {
+          redo(r);
+          continue;
+        }
+        give_tile_outputs<G>(own, d_, state_.o + std::int64_t{r} * d_);
+        state_.m[r] = chunk_[c].m[g], state_.l[r] = sum;
       }
     }
   }
-  for (int r = 0; r < queries; ++r) {
-    const float* own = sums + r / G * sums_size + r % G * kW;
-    const float l = _mm512_reduce_add_ps(_mm512_loadu_ps(l_acc + r * kW));
-    if (!all_finite_sums<G>(own, kv.d) || !(l <= std::numeric_limits<float>::max())) {
-      redo(r);
-      continue;
-    }
-    give_tile_outputs<G>(own, kv.d, state.o + r * d);
-    state.m[r] = m[r], state.l[r] = l;
+
+ private:
+  int members(int chunk) const { return queries_ - chunk * G < G ? queries_ - chunk * G : G; }
+  int keys_of(std::int64_t step) const {
+    const std::int64_t left = keys_ - (step >> (chunks_ - 1)) * kBlock;
+    return left < kBlock ? static_cast<int>(left) : kBlock;
   }
-}
+  const std::byte* rows_of(const std::byte* part, std::int64_t step) const {
+    return part + (step >> (chunks_ - 1)) * kBlock * row_bytes_;
+  }
+  /// What to ask for during a step. Behind a run's end lies what this thread attends next, or nothing: asking
+  /// does no harm.
+  LinesBehind behind(const std::byte* part, std::int64_t step) const {
+    const auto of_chunk = static_cast<int>(kBlock * row_bytes_ / kLineBytes) >> (chunks_ - 1);
+    // Measured for 64 and 128 lines a block: more or fewer at once are slower.
+    const int at_weights = 10 + of_chunk / 6, products = (steps_of(d_) + 1) / 2 * 2;
+    const int left = std::max(0, of_chunk - 2 * at_weights);
+    const std::byte* near =
+        rows_of(part, step) + kNearKeys * row_bytes_ + (step & (chunks_ - 1)) * of_chunk * kLineBytes;
+    return {.near = near,
+            .far = near + kFarBytes,
+            .products = products,
+            .at_product = (left + products - 1) / products,
+            .at_weights = at_weights};
+  }
+  void score(std::int64_t step) {
+    const auto c = static_cast<int>(step & (chunks_ - 1));
+    if (c == 0) find_tiles(rows_of(k_, step), row_bytes_, keys_of(step), copied_keys_, key_tiles_);
+    tile_scores<G>(chunk_[c].packed, d_, key_tiles_, behind(k_, step), blocks_[step % 2].s);
+  }
+  void add_values(std::int64_t step) {
+    const auto c = static_cast<int>(step & (chunks_ - 1));
+    if (c == 0) find_tiles(rows_of(v_, step), row_bytes_, keys_of(step), copied_values_, value_tiles_);
+    add_tile_values<G>(blocks_[step % 2], d_, value_tiles_, chunk_[c], behind(v_, step));
+  }
+
+  int queries_, chunks_, d_;
+  std::int64_t row_bytes_, keys_;
+  const std::byte *k_, *v_;
+  SoftmaxState state_;
+  alignas(64) std::uint32_t packed_[kMaxQueries * kMaxHeadDim / 2];
+  alignas(64) float sums_[kMaxQueries * kMaxHeadDim], l_[kMaxQueries * kW] = {}, m_[kMaxQueries * kW];
+  TileState<G> chunk_[(kMaxQueries + G - 1) / G];
+  TileBlock<G> blocks_[2];
+  alignas(64) std::byte copied_keys_[kTileKeys * kMaxHeadDim * 2], copied_values_[sizeof copied_keys_];
+  const std::byte *key_tiles_[2], *value_tiles_[2];
+};
 
 }  // namespace
 }  // namespace lode

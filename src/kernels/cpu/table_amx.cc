@@ -72,7 +72,9 @@ void attend_run_amx(const float* q, int queries, const KvRows& kv, std::int64_t 
   for_passes(queries, [&]<int G>(int first, int n) {
     const float* own = q + std::int64_t{first} * kv.d;
     const SoftmaxState to = state_from(state, first, kv.d);
-    attend_on_tiles<G>(own, n, kv, begin, end, to, [&](int r) {
+    TileRun<G> run(own, n, kv, begin, end, to);
+    run.attend();
+    run.finish([&](int r) {
       pairs.attend_run(own + std::int64_t{r} * kv.d, 1, kv, begin, end, state_from(to, r, kv.d));
     });
   });
