@@ -135,6 +135,49 @@ TEST_P(AttendTest, RowsWithLogWeights) {
   }
 }
 
+TEST_P(AttendTest, AListGivesTheBitsOfItsRowsStoredSideBySide) {
+  for (const DType type : kTypes)
+    for (const int d : {16, 64, 80, 96, 128, 256}) {
+      const RandomKv kv(type, 400, d, [rng = Rng(9), type](int part, std::int64_t row, int) mutable {
+        const auto x = static_cast<float>(rng.normal());
+        return part == 1 && row == 390 && type != DType::q8 ? kNan : x;
+      });
+      const auto row_bytes = static_cast<std::size_t>(kv.view().row_bytes());
+      for (const int n : {0, 1, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 100, 200}) {
+        std::vector<Position> rows;  // here and there sixteen that are neighbours, also across two tiles
+        Rng rng(static_cast<std::uint64_t>(n));
+        while (static_cast<int>(rows.size()) < n) {
+          auto at = static_cast<Position>(rng.below(350));
+          const int neighbours = rng.below(4) == 0 ? 24 : 1;
+          for (int i = 0; i < neighbours && static_cast<int>(rows.size()) < n; ++i) rows.push_back(at++);
+        }
+        if (n == 100) rows[57] = 390;
+        std::vector<std::byte> k(row_bytes * rows.size()), v(k.size());
+        std::vector<float> k_scale, v_scale;
+        for (std::size_t i = 0; i < rows.size(); ++i) {
+          std::memcpy(&k[i * row_bytes], kv.view().k + rows[i] * kv.view().row_bytes(), row_bytes);
+          std::memcpy(&v[i * row_bytes], kv.view().v + rows[i] * kv.view().row_bytes(), row_bytes);
+          k_scale.push_back(kv.view().k_scale[rows[i]]), v_scale.push_back(kv.view().v_scale[rows[i]]);
+        }
+        KvRows gathered = kv.view();
+        gathered.k = k.data(), gathered.v = v.data();
+        gathered.k_scale = k_scale.data(), gathered.v_scale = v_scale.data();
+        for (const int queries : {1, 2, 4, 7, 8, 16, 19}) {
+          const std::vector<float> q = random_floats(queries * d, 21, 0.2f);
+          State run(queries, d), list(queries, d);
+          table().attend_run(q.data(), queries, gathered, 0, n, run.view());
+          table().attend_rows(q.data(), queries, kv.view(), rows.data(), nullptr, n, list.view());
+          ASSERT_TRUE(list.intact());
+          for (int i = 0; i < queries * d; ++i)
+            ASSERT_TRUE(run.o[i] == list.o[i] || (std::isnan(run.o[i]) && std::isnan(list.o[i])))
+                << name_of(type) << " d " << d << " rows " << n << " queries " << queries;
+          for (int r = 0; r < queries; ++r)
+            ASSERT_TRUE(run.l[r] == list.l[r] && run.m[r] == list.m[r]) << name_of(type) << " rows " << n;
+        }
+      }
+    }
+}
+
 TEST_P(AttendTest, AQueryDoesNotDependOnItsNeighbours) {
   const int d = 96;
   for (const DType type : kTypes) {

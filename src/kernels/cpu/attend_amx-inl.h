@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode attention over runs of bf16 on the matrix unit. Included by table_amx.cc after amx-inl.h and
-// attend_bf16-inl.h, whose softmax and rounding it keeps. Keys and values are tiles as they are stored:
-// nothing of them is moved, transposed or interleaved, so that little is done a key but reading it.
+// Decode attention over runs and lists of bf16 on the matrix unit. Included by table_amx.cc after amx-inl.h
+// and attend_bf16-inl.h, whose softmax and rounding it keeps. Keys and values are tiles as they are stored:
+// nothing of a run is moved, transposed or interleaved, so that little is done a key but reading it; rows of
+// a list are copied.
 //
 //   per block of kBlock keys:     S[i, g] = k_i . q_g    keys are tile rows, queries packed once in pairs of
 //                                                        columns; a tile of S is turned in registers
@@ -17,6 +18,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace lode {
 namespace {
@@ -28,6 +30,9 @@ static_assert(kBlock == 2 * kTileKeys && kTileKeys == kW);
 // second for what comes behind them, since more may be on its way there.
 constexpr int kNearKeys = kBlock;
 constexpr std::int64_t kFarBytes = 8192;
+// Rows of a list are asked for so many blocks ahead, into the second-level cache, from which they are copied.
+constexpr int kListAhead = 4;
+constexpr int kListHint = 2;
 
 /// Steps of kTileColumns over a row of d columns. The last one ends with the row, over columns of the one
 /// before.
@@ -86,23 +91,20 @@ bool all_finite_sums(const float* sums /*of the query*/, int d) {
   return _mm512_cmp_ps_mask(zero, zero, _CMP_UNORD_Q) == 0;
 }
 
-/// Where the tiles of n rows begin: as stored, but for one that is not full, which is copied. Of n <=
-/// kTileKeys both are the first.
-LODE_INLINE void find_tiles(const std::byte* rows, std::int64_t row_bytes, int n,
-                            std::byte* copy /*[kTileKeys, row]*/, const std::byte* (&tiles)[2]) {
-  tiles[0] = rows, tiles[1] = rows + kTileKeys * row_bytes;
-  if (const int left = n % kTileKeys; left > 0) {
-    const std::byte*& last = tiles[n / kTileKeys];
-    std::memcpy(copy, last, static_cast<std::size_t>(left * row_bytes));
-    std::memset(copy + left * row_bytes, 0, static_cast<std::size_t>((kTileKeys - left) * row_bytes));
-    last = copy;
+/// Copies a row of `bytes` bytes, an even number.
+LODE_INLINE void copy_row(const std::byte* row, std::int64_t bytes, std::byte* to) {
+  std::int64_t at = 0;
+  for (; at + kLineBytes <= bytes; at += kLineBytes)
+    _mm512_storeu_si512(to + at, _mm512_loadu_si512(row + at));
+  if (at < bytes) {
+    const auto left = static_cast<__mmask32>((1u << (bytes - at) / 2) - 1u);
+    _mm512_mask_storeu_epi16(to + at, left, _mm512_maskz_loadu_epi16(left, row + at));
   }
-  if (n <= kTileKeys) tiles[1] = tiles[0];
 }
 
-/// What is asked for while a chunk of queries attends a block of keys, or of values: the lines kNearKeys and
-/// kFarBytes behind it, some at each product of tiles, the rest while each of two tiles of weights is
-/// computed.
+/// What is asked for while a chunk of queries attends a block of keys, or of values, of a run: the lines
+/// kNearKeys and kFarBytes behind it, some at each product of tiles, the rest while each of two tiles of
+/// weights is computed.
 struct LinesBehind {
   const std::byte *near, *far;
   int products, at_product, at_weights;  // products of a block, and lines at each
@@ -123,6 +125,152 @@ struct LinesBehind {
   }
 };
 
+/// The same of a list: all lines of some rows at each of `products` and at two tiles of weights.
+struct RowsBehind {
+  const std::byte* part;
+  const Position* rows;  // [left]
+  std::int64_t row_bytes, left;
+  int lines, at_once;  // of a row, rows at a time
+
+  LODE_INLINE void ask_at_product(int i) const { ask(i * at_once, at_once); }
+  LODE_INLINE void ask_at_weights(int tile) const { ask((steps_for(lines) + tile) * at_once, at_once); }
+  LODE_INLINE void ask(std::int64_t begin, int n) const {
+    const std::int64_t end = begin + n < left ? begin + n : left;
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::byte* row = part + rows[i] * row_bytes;
+      for (int line = 0; line < lines; ++line) __builtin_prefetch(row + line * kLineBytes, 0, kListHint);
+    }
+  }
+  /// Products of a block whose rows have so many lines.
+  static int steps_for(int lines) { return (lines + 1) / 2 * 2; }
+};
+
+/// Where a block's rows lie as two tiles: as stored where they can, else in a copy. Of kTileKeys rows or
+/// fewer both tiles are the first.
+struct TilePair {
+  const std::byte* tiles[2];
+};
+
+/// Keys, or values, of a run as tiles.
+class RunTiles {
+ public:
+  RunTiles(const std::byte* part, const KvRows& kv, RunRows rows, std::int64_t count)
+      : row_bytes_(kv.row_bytes()), part_(part + rows.begin * row_bytes_), count_(count), d_(kv.d) {
+    for (std::int64_t at = 0; at < kBlock * row_bytes_; at += kLineBytes) __builtin_prefetch(part_ + at);
+    bring(0);
+  }
+  void bring(std::int64_t b) {
+    const std::byte* rows = part_ + b * kBlock * row_bytes_;
+    pair_ = {{rows, rows + kTileKeys * row_bytes_}};
+    const std::int64_t n = std::min<std::int64_t>(count_ - b * kBlock, kBlock);
+    if (const int left = static_cast<int>(n) % kTileKeys; left > 0) {  // zeros behind the end
+      const std::byte*& last = pair_.tiles[n / kTileKeys];
+      std::memcpy(copy_, last, static_cast<std::size_t>(left * row_bytes_));
+      std::memset(copy_ + left * row_bytes_, 0, static_cast<std::size_t>((kTileKeys - left) * row_bytes_));
+      last = copy_;
+    }
+    if (n <= kTileKeys) pair_.tiles[1] = pair_.tiles[0];
+  }
+  const TilePair& pair() const { return pair_; }
+  /// What to ask for during a step, of `chunks` to a block. Behind a run's end lies what this thread attends
+  /// next, or nothing: asking does no harm.
+  LinesBehind behind(std::int64_t step, int chunks) const {
+    const auto of_chunk = static_cast<int>(kBlock * row_bytes_ / kLineBytes) >> (chunks - 1);
+    // Measured for 64 and 128 lines a block: more or fewer at once are slower.
+    const int at_weights = 10 + of_chunk / 6, products = (steps_of(d_) + 1) / 2 * 2;
+    const int left = std::max(0, of_chunk - 2 * at_weights);
+    const std::byte* near = part_ + ((step >> (chunks - 1)) * kBlock + kNearKeys) * row_bytes_ +
+                            (step & (chunks - 1)) * of_chunk * kLineBytes;
+    return {.near = near,
+            .far = near + kFarBytes,
+            .products = products,
+            .at_product = (left + products - 1) / products,
+            .at_weights = at_weights};
+  }
+
+ private:
+  std::int64_t row_bytes_;
+  const std::byte* part_;
+  std::int64_t count_;
+  int d_;
+  TilePair pair_;
+  alignas(64) std::byte copy_[kTileKeys * kMaxHeadDim * 2];
+};
+
+/// Keys, or values, of a list as tiles. A tile's rows are copied a block ahead, since what was written just
+/// before is slow to become a tile.
+class ListTiles {
+ public:
+  ListTiles(const std::byte* part, const KvRows& kv, ListRows rows, std::int64_t count)
+      : row_bytes_(kv.row_bytes()), part_(part), rows_(rows.rows), count_(count), d_(kv.d) {
+    rows_from(0).ask(0, kListAhead * kBlock);
+    bring(0);
+  }
+  void bring(std::int64_t b) {
+    const RowsBehind behind = rows_from(b - 1 + kListAhead);
+    for (int t = 0; t < 2; ++t) {
+      const std::int64_t first = b * kBlock + t * kTileKeys;
+      if (first >= count_) break;
+      const auto n = static_cast<int>(std::min<std::int64_t>(count_ - first, kTileKeys));
+      const Position* rows = rows_ + first;
+      std::byte* copy = copy_ + t * kTileKeys * row_bytes_;
+      if (is_run(rows, n)) {
+        pair_.tiles[t] = part_ + rows[0] * row_bytes_;
+        behind.ask(t * kAskedThere / 2, kAskedThere / 2);
+        continue;
+      }
+      pair_.tiles[t] = copy;
+      for (int i = 0; i < n; ++i) {
+        copy_row(part_ + rows[i] * row_bytes_, row_bytes_, copy + i * row_bytes_);
+        if (i % 2 == 1) behind.ask(t * kAskedThere / 2 + i / 2, 1);
+      }
+      std::memset(copy + n * row_bytes_, 0, static_cast<std::size_t>((kTileKeys - n) * row_bytes_));
+    }
+    if (count_ - b * kBlock <= kTileKeys) pair_.tiles[1] = pair_.tiles[0];
+  }
+  const TilePair& pair() const { return pair_; }
+  RowsBehind behind(std::int64_t step, int chunks) const {
+    const int of_chunk = (kBlock - kAskedThere) >> (chunks - 1);
+    RowsBehind rows = rows_from((step >> (chunks - 1)) + kListAhead);
+    const std::int64_t first = kAskedThere + (step & (chunks - 1)) * of_chunk;
+    rows.rows += first, rows.left = std::min<std::int64_t>(rows.left - first, of_chunk);
+    const int spots = RowsBehind::steps_for(rows.lines) + 2;
+    rows.at_once = (of_chunk + spots - 1) / spots;
+    return rows;
+  }
+
+ private:
+  static constexpr int kAskedThere =
+      kBlock / 2;  // rows of a block that are asked for while others are copied
+
+  RowsBehind rows_from(std::int64_t block) const {
+    return {.part = part_,
+            .rows = rows_ + block * kBlock,
+            .row_bytes = row_bytes_,
+            .left = count_ - block * kBlock,
+            .lines = registers_of(d_),
+            .at_once = 0};
+  }
+  /// Whether n rows fill a tile where they are stored.
+  static bool is_run(const Position* rows, int n) {
+    if (n < kTileKeys) return false;
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_cmpneq_epi32_mask(_mm512_loadu_si512(rows),
+                                    _mm512_add_epi32(_mm512_set1_epi32(rows[0]), lane)) == 0;
+  }
+
+  std::int64_t row_bytes_;
+  const std::byte* part_;
+  const Position* rows_;
+  std::int64_t count_;
+  int d_;
+  TilePair pair_;
+  alignas(64) std::byte copy_[kBlock * kMaxHeadDim * 2];
+};
+
+template <class Rows>
+using TilesOf = std::conditional_t<std::is_same_v<Rows, RunRows>, RunTiles, ListTiles>;
+
 // Tiles: 0, 1 scores [kTileKeys, G]; 2 queries [pairs, G]; 3, 4 keys or values; 5 weights [2, G, keys];
 // 6, 7 outputs [2, G, kW].
 template <int G>
@@ -130,10 +278,9 @@ constexpr TileShape kDecodeShapes[8] = {{16, 4 * G}, {16, 4 * G}, {16, 4 * G}, {
                                         {16, 64},    {2 * G, 64}, {2 * G, 64}, {2 * G, 64}};
 
 /// s[i, g] = k_i . q_g for the keys of two tiles.
-template <int G>
-LODE_NOINLINE void tile_scores(const std::uint32_t* q /*[steps, pairs, G]*/, int d,
-                               const std::byte* const (&keys)[2], const LinesBehind& behind,
-                               float* s /*[kBlock, G]*/) {
+template <int G, class Behind>
+LODE_NOINLINE void tile_scores(const std::uint32_t* q /*[steps, pairs, G]*/, int d, const TilePair& keys,
+                               const Behind& behind, float* s /*[kBlock, G]*/) {
   const std::int64_t row_bytes = std::int64_t{bytes_of(DType::bf16)} * d;
   const int steps = steps_of(d);
   settle_memory();
@@ -142,10 +289,10 @@ LODE_NOINLINE void tile_scores(const std::uint32_t* q /*[steps, pairs, G]*/, int
   for (int step = 0; step < steps; ++step, q += kTileKeys * G) {
     const std::int64_t at = std::int64_t{bytes_of(DType::bf16)} * step_at(step, d);
     _tile_loadd(2, q, 4 * G);
-    _tile_loadd(3, keys[0] + at, row_bytes);
+    _tile_loadd(3, keys.tiles[0] + at, row_bytes);
     _tile_dpbf16ps(0, 3, 2);
     behind.ask_at_product(step);
-    _tile_loadd(4, keys[1] + at, row_bytes);
+    _tile_loadd(4, keys.tiles[1] + at, row_bytes);
     _tile_dpbf16ps(1, 4, 2);
   }
   _tile_stored(0, s, 4 * G);
@@ -206,9 +353,9 @@ LODE_NOINLINE void raise_maxima(Vec high, TileState<G>& state, TileBlock<G>& blo
 }
 
 /// Scores of n keys to weights as two tiles, zeros behind; m and the sums of weights updated.
-template <int G>
-LODE_NOINLINE void tile_weights(int n, const LinesBehind& keys, const LinesBehind& values,
-                                TileState<G>& state, TileBlock<G>& block) {
+template <int G, class Behind>
+LODE_NOINLINE void tile_weights(int n, const Behind& keys, const Behind& values, TileState<G>& state,
+                                TileBlock<G>& block) {
   constexpr int kHeld = kW / G;  // keys of a register
   __m512 x[2 * G];
   unroll<2 * G>([&](auto j) LODE_INLINE_LAMBDA { x[j] = _mm512_load_ps(block.s + j * kW); });
@@ -247,9 +394,9 @@ LODE_NOINLINE void tile_weights(int n, const LinesBehind& keys, const LinesBehin
 }
 
 /// sums = alpha_g sums + sum_i p[g, i] v_i for the values of two tiles.
-template <int G>
-LODE_NOINLINE void add_tile_values(const TileBlock<G>& block, int d, const std::byte* const (&values)[2],
-                                   const TileState<G>& state, const LinesBehind& behind) {
+template <int G, class Behind>
+LODE_NOINLINE void add_tile_values(const TileBlock<G>& block, int d, const TilePair& values,
+                                   const TileState<G>& state, const Behind& behind) {
   const std::uint32_t* w = block.w;
   constexpr int kTile = 2 * G * kW;  // words of a tile of weights or outputs
   const std::int64_t row_bytes = std::int64_t{bytes_of(DType::bf16)} * d;
@@ -265,10 +412,10 @@ LODE_NOINLINE void add_tile_values(const TileBlock<G>& block, int d, const std::
     _tile_loadd(7, state.sums + other * kTile, 64);
     for (int t = 0; t < 2; ++t) {
       _tile_loadd(5, w + t * kTile, 64);
-      _tile_loadd(3, values[t] + at, row_bytes);
+      _tile_loadd(3, values.tiles[t] + at, row_bytes);
       _tile_dpbf16ps(6, 5, 3);
       behind.ask_at_product(step + t);
-      _tile_loadd(4, values[t] + other_at, row_bytes);
+      _tile_loadd(4, values.tiles[t] + other_at, row_bytes);
       _tile_dpbf16ps(7, 5, 4);
     }
     _tile_stored(6, state.sums + step * kTile, 64);
@@ -277,22 +424,23 @@ LODE_NOINLINE void add_tile_values(const TileBlock<G>& block, int d, const std::
   settle_memory();
 }
 
-/// Up to kMaxQueries queries over a run, G at a time: a chunk, of one or two. A step is a block for a chunk.
-template <int G>
-class TileRun {
+/// Up to kMaxQueries queries over a run or a list, G at a time: a chunk, of one or two. A step is a block for
+/// a chunk.
+template <int G, class Rows>
+class TileRows {
   static_assert(kMaxQueries <= 16);
 
  public:
-  TileRun(const float* q, int queries, const KvRows& kv, std::int64_t begin, std::int64_t end,
-          const SoftmaxState& state)
+  TileRows(const float* q, int queries, const KvRows& kv, Rows rows,
+           const float* log_weights /*of each row, or null*/, std::int64_t count, const SoftmaxState& state)
       : queries_(queries),
         chunks_((queries + G - 1) / G),
         d_(kv.d),
-        row_bytes_(kv.row_bytes()),
-        keys_(end - begin),
-        k_(kv.k + begin * row_bytes_),
-        v_(kv.v + begin * row_bytes_),
-        state_(state) {
+        count_(count),
+        log_weights_(log_weights),
+        state_(state),
+        keys_(kv.k, kv, rows, count),
+        values_(kv.v, kv, rows, count) {
     const std::int64_t sums = std::int64_t{2} * steps_of(d_) * G * kW;
     std::memset(packed_, 0, sizeof packed_[0] * static_cast<std::size_t>(chunks_ * sums / 2));
     std::memset(sums_, 0, sizeof sums_[0] * static_cast<std::size_t>(chunks_ * sums));
@@ -306,22 +454,18 @@ class TileRun {
       for (int g = 0; g < members(c); ++g)  // what came before is one more sum
         chunk_[c].l[g] = state.l[first + g];
     }
-    for (std::int64_t at = 0; at < kBlock * row_bytes_; at += kLineBytes) {
-      __builtin_prefetch(k_ + at);
-      __builtin_prefetch(v_ + at);
-    }
   }
 
   /// Three steps are under way at a time, so that none waits for what was written just before.
   void attend() {
     const Tiles tiles(kDecodeShapes<G>);
-    const std::int64_t steps = (keys_ + kBlock - 1) / kBlock * chunks_;
+    const std::int64_t steps = (count_ + kBlock - 1) / kBlock * chunks_;
     for (std::int64_t i = 0; i < steps + 2; ++i) {
       if (i < steps) score(i);
       if (i >= 2) add_values(i - 2);
       if (i >= 1 && i <= steps)
-        tile_weights<G>(keys_of(i - 1), behind(k_, i), behind(v_, i - 2), chunk_[(i - 1) & (chunks_ - 1)],
-                        blocks_[(i - 1) % 2]);
+        tile_weights<G>(keys_of(i - 1), keys_.behind(i, chunks_), values_.behind(i - 2, chunks_),
+                        chunk_[(i - 1) & (chunks_ - 1)], blocks_[(i - 1) % 2]);
     }
   }
 
@@ -348,49 +492,34 @@ class TileRun {
 
  private:
   int members(int chunk) const { return queries_ - chunk * G < G ? queries_ - chunk * G : G; }
+  std::int64_t block_of(std::int64_t step) const { return step >> (chunks_ - 1); }
   int keys_of(std::int64_t step) const {
-    const std::int64_t left = keys_ - (step >> (chunks_ - 1)) * kBlock;
+    const std::int64_t left = count_ - block_of(step) * kBlock;
     return left < kBlock ? static_cast<int>(left) : kBlock;
-  }
-  const std::byte* rows_of(const std::byte* part, std::int64_t step) const {
-    return part + (step >> (chunks_ - 1)) * kBlock * row_bytes_;
-  }
-  /// What to ask for during a step. Behind a run's end lies what this thread attends next, or nothing: asking
-  /// does no harm.
-  LinesBehind behind(const std::byte* part, std::int64_t step) const {
-    const auto of_chunk = static_cast<int>(kBlock * row_bytes_ / kLineBytes) >> (chunks_ - 1);
-    // Measured for 64 and 128 lines a block: more or fewer at once are slower.
-    const int at_weights = 10 + of_chunk / 6, products = (steps_of(d_) + 1) / 2 * 2;
-    const int left = std::max(0, of_chunk - 2 * at_weights);
-    const std::byte* near =
-        rows_of(part, step) + kNearKeys * row_bytes_ + (step & (chunks_ - 1)) * of_chunk * kLineBytes;
-    return {.near = near,
-            .far = near + kFarBytes,
-            .products = products,
-            .at_product = (left + products - 1) / products,
-            .at_weights = at_weights};
   }
   void score(std::int64_t step) {
     const auto c = static_cast<int>(step & (chunks_ - 1));
-    if (c == 0) find_tiles(rows_of(k_, step), row_bytes_, keys_of(step), copied_keys_, key_tiles_);
-    tile_scores<G>(chunk_[c].packed, d_, key_tiles_, behind(k_, step), blocks_[step % 2].s);
+    float* s = blocks_[step % 2].s;
+    tile_scores<G>(chunk_[c].packed, d_, keys_.pair(), keys_.behind(step, chunks_), s);
+    for (int i = 0; log_weights_ && i < keys_of(step); ++i)
+      for (int g = 0; g < G; ++g) s[i * G + g] += log_weights_[block_of(step) * kBlock + i];
+    if (c == chunks_ - 1) keys_.bring(block_of(step) + 1);
   }
   void add_values(std::int64_t step) {
     const auto c = static_cast<int>(step & (chunks_ - 1));
-    if (c == 0) find_tiles(rows_of(v_, step), row_bytes_, keys_of(step), copied_values_, value_tiles_);
-    add_tile_values<G>(blocks_[step % 2], d_, value_tiles_, chunk_[c], behind(v_, step));
+    add_tile_values<G>(blocks_[step % 2], d_, values_.pair(), chunk_[c], values_.behind(step, chunks_));
+    if (c == chunks_ - 1) values_.bring(block_of(step) + 1);
   }
 
   int queries_, chunks_, d_;
-  std::int64_t row_bytes_, keys_;
-  const std::byte *k_, *v_;
+  std::int64_t count_;
+  const float* log_weights_;
   SoftmaxState state_;
+  TilesOf<Rows> keys_, values_;
   alignas(64) std::uint32_t packed_[kMaxQueries * kMaxHeadDim / 2];
   alignas(64) float sums_[kMaxQueries * kMaxHeadDim], l_[kMaxQueries * kW] = {}, m_[kMaxQueries * kW];
   TileState<G> chunk_[(kMaxQueries + G - 1) / G];
   TileBlock<G> blocks_[2];
-  alignas(64) std::byte copied_keys_[kTileKeys * kMaxHeadDim * 2], copied_values_[sizeof copied_keys_];
-  const std::byte *key_tiles_[2], *value_tiles_[2];
 };
 
 }  // namespace

@@ -65,28 +65,37 @@ SoftmaxState state_from(const SoftmaxState& state, int query, int d) {
   return {state.o + std::int64_t{query} * d, state.m + query, state.l + query};
 }
 
+/// redo(query, q, state) attends one query without tiles.
+template <class Rows, class Redo>
+void attend_on_tiles(const float* q, int queries, const KvRows& kv, Rows rows, const float* log_weights,
+                     std::int64_t count, const SoftmaxState& state, Redo redo) {
+  for_passes(queries, [&]<int G>(int first, int n) {
+    const float* own = q + std::int64_t{first} * kv.d;
+    const SoftmaxState to = state_from(state, first, kv.d);
+    TileRows<G, Rows> tiles(own, n, kv, rows, log_weights, count, to);
+    tiles.attend();
+    tiles.finish([&](int r) { redo(own + std::int64_t{r} * kv.d, state_from(to, r, kv.d)); });
+  });
+}
+
 void attend_run_amx(const float* q, int queries, const KvRows& kv, std::int64_t begin, std::int64_t end,
                     const SoftmaxState& state) noexcept {
   const KernelTable& pairs = avx512bf16_kernels();
   if (!fits_tiles(kv)) return pairs.attend_run(q, queries, kv, begin, end, state);
-  for_passes(queries, [&]<int G>(int first, int n) {
-    const float* own = q + std::int64_t{first} * kv.d;
-    const SoftmaxState to = state_from(state, first, kv.d);
-    TileRun<G> run(own, n, kv, begin, end, to);
-    run.attend();
-    run.finish([&](int r) {
-      pairs.attend_run(own + std::int64_t{r} * kv.d, 1, kv, begin, end, state_from(to, r, kv.d));
-    });
-  });
+  attend_on_tiles(
+      q, queries, kv, RunRows{begin}, nullptr, end - begin, state,
+      [&](const float* own, const SoftmaxState& to) { pairs.attend_run(own, 1, kv, begin, end, to); });
 }
-/// Scattered rows would have to be copied to be tiles, which costs more than pairs do. Rows that happen to be
-/// a run are that run.
+/// The same bits as a run's, where rows are one.
 void attend_rows_amx(const float* q, int queries, const KvRows& kv, const Position* rows,
                      const float* log_weights, std::int64_t count, const SoftmaxState& state) noexcept {
-  bool run = log_weights == nullptr && fits_tiles(kv);
-  for (std::int64_t i = 1; run && i < count; ++i) run = rows[i] == rows[i - 1] + 1;
-  if (run && count > 0) return attend_run_amx(q, queries, kv, rows[0], rows[0] + count, state);
-  avx512bf16_kernels().attend_rows(q, queries, kv, rows, log_weights, count, state);
+  const KernelTable& pairs = avx512bf16_kernels();
+  if (!fits_tiles(kv) || count == 0)
+    return pairs.attend_rows(q, queries, kv, rows, log_weights, count, state);
+  attend_on_tiles(q, queries, kv, ListRows{rows}, log_weights, count, state,
+                  [&](const float* own, const SoftmaxState& to) {
+                    pairs.attend_rows(own, 1, kv, rows, log_weights, count, to);
+                  });
 }
 
 std::int64_t causal_scratch_amx(int d, std::int64_t rows) noexcept {
