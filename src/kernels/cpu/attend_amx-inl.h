@@ -30,9 +30,8 @@ static_assert(kBlock == 2 * kTileKeys && kTileKeys == kW);
 // second for what comes behind them, since more may be on its way there.
 constexpr int kNearKeys = kBlock;
 constexpr std::int64_t kFarBytes = 8192;
-// Rows of a list are asked for so many blocks ahead, into the second-level cache, from which they are copied.
-constexpr int kListAhead = 4;
-constexpr int kListHint = 2;
+// Rows of a list are asked for so many rows ahead, into the second-level cache, from which they are copied.
+constexpr int kRowsAhead = 64;
 
 /// Steps of kTileColumns over a row of d columns. The last one ends with the row, over columns of the one
 /// before.
@@ -91,17 +90,6 @@ bool all_finite_sums(const float* sums /*of the query*/, int d) {
   return _mm512_cmp_ps_mask(zero, zero, _CMP_UNORD_Q) == 0;
 }
 
-/// Copies a row of `bytes` bytes, an even number.
-LODE_INLINE void copy_row(const std::byte* row, std::int64_t bytes, std::byte* to) {
-  std::int64_t at = 0;
-  for (; at + kLineBytes <= bytes; at += kLineBytes)
-    _mm512_storeu_si512(to + at, _mm512_loadu_si512(row + at));
-  if (at < bytes) {
-    const auto left = static_cast<__mmask32>((1u << (bytes - at) / 2) - 1u);
-    _mm512_mask_storeu_epi16(to + at, left, _mm512_maskz_loadu_epi16(left, row + at));
-  }
-}
-
 /// What is asked for while a chunk of queries attends a block of keys, or of values, of a run: the lines
 /// kNearKeys and kFarBytes behind it, some at each product of tiles, the rest while each of two tiles of
 /// weights is computed.
@@ -129,20 +117,22 @@ struct LinesBehind {
 struct RowsBehind {
   const std::byte* part;
   const Position* rows;  // [left]
-  std::int64_t row_bytes, left;
-  int lines, at_once;  // of a row, rows at a time
+  std::int64_t row_bytes;
+  int left, lines, at_once;  // rows, lines of a row, rows at a time
 
-  LODE_INLINE void ask_at_product(int i) const { ask(i * at_once, at_once); }
-  LODE_INLINE void ask_at_weights(int tile) const { ask((steps_for(lines) + tile) * at_once, at_once); }
-  LODE_INLINE void ask(std::int64_t begin, int n) const {
-    const std::int64_t end = begin + n < left ? begin + n : left;
-    for (std::int64_t i = begin; i < end; ++i) {
+  LODE_INLINE void ask_at_product(int i) const { ask(i * at_once); }
+  LODE_INLINE void ask_at_weights(int tile) const { ask((products_for(lines) + tile) * at_once); }
+  /// Products of a block whose rows have so many lines.
+  static int products_for(int lines) { return (lines + 1) / 2 * 2; }
+
+ private:
+  LODE_INLINE void ask(int begin) const {
+    const int end = begin + at_once < left ? begin + at_once : left;
+    for (int i = begin; i < end; ++i) {
       const std::byte* row = part + rows[i] * row_bytes;
-      for (int line = 0; line < lines; ++line) __builtin_prefetch(row + line * kLineBytes, 0, kListHint);
+      for (int line = 0; line < lines; ++line) __builtin_prefetch(row + line * kLineBytes, 0, 2);
     }
   }
-  /// Products of a block whose rows have so many lines.
-  static int steps_for(int lines) { return (lines + 1) / 2 * 2; }
 };
 
 /// Where a block's rows lie as two tiles: as stored where they can, else in a copy. Of kTileKeys rows or
@@ -151,35 +141,48 @@ struct TilePair {
   const std::byte* tiles[2];
 };
 
-/// Keys, or values, of a run as tiles.
+/// Keys and values of a run as tiles.
 class RunTiles {
  public:
-  RunTiles(const std::byte* part, const KvRows& kv, RunRows rows, std::int64_t count)
-      : row_bytes_(kv.row_bytes()), part_(part + rows.begin * row_bytes_), count_(count), d_(kv.d) {
-    for (std::int64_t at = 0; at < kBlock * row_bytes_; at += kLineBytes) __builtin_prefetch(part_ + at);
-    bring(0);
+  static constexpr int kLag = 2;  // steps between a block's scores and its values
+  RunTiles(const KvRows& kv, RunRows rows, std::int64_t count)
+      : row_bytes_(kv.row_bytes()),
+        parts_{kv.k + rows.begin * row_bytes_, kv.v + rows.begin * row_bytes_},
+        count_(count),
+        d_(kv.d) {
+    for (const std::byte* part : parts_)
+      for (std::int64_t at = 0; at < kBlock * row_bytes_; at += kLineBytes) __builtin_prefetch(part + at);
   }
-  void bring(std::int64_t b) {
-    const std::byte* rows = part_ + b * kBlock * row_bytes_;
-    pair_ = {{rows, rows + kTileKeys * row_bytes_}};
+  /// Called before anything of block b is wanted, in rising order.
+  void bring(std::int64_t) {}
+  TilePair keys(std::int64_t b) { return pair(0, b); }
+  TilePair values(std::int64_t b) { return pair(1, b); }
+  LinesBehind behind_keys(std::int64_t step, int chunks) const { return behind(0, step, chunks); }
+  LinesBehind behind_values(std::int64_t step, int chunks) const { return behind(1, step, chunks); }
+
+ private:
+  TilePair pair(int part, std::int64_t b) {
+    const std::byte* rows = parts_[part] + b * kBlock * row_bytes_;
+    TilePair pair = {{rows, rows + kTileKeys * row_bytes_}};
     const std::int64_t n = std::min<std::int64_t>(count_ - b * kBlock, kBlock);
     if (const int left = static_cast<int>(n) % kTileKeys; left > 0) {  // zeros behind the end
-      const std::byte*& last = pair_.tiles[n / kTileKeys];
-      std::memcpy(copy_, last, static_cast<std::size_t>(left * row_bytes_));
-      std::memset(copy_ + left * row_bytes_, 0, static_cast<std::size_t>((kTileKeys - left) * row_bytes_));
-      last = copy_;
+      const std::byte*& last = pair.tiles[n / kTileKeys];
+      std::memcpy(copies_[part], last, static_cast<std::size_t>(left * row_bytes_));
+      std::memset(copies_[part] + left * row_bytes_, 0,
+                  static_cast<std::size_t>((kTileKeys - left) * row_bytes_));
+      last = copies_[part];
     }
-    if (n <= kTileKeys) pair_.tiles[1] = pair_.tiles[0];
+    if (n <= kTileKeys) pair.tiles[1] = pair.tiles[0];
+    return pair;
   }
-  const TilePair& pair() const { return pair_; }
   /// What to ask for during a step, of `chunks` to a block. Behind a run's end lies what this thread attends
   /// next, or nothing: asking does no harm.
-  LinesBehind behind(std::int64_t step, int chunks) const {
+  LinesBehind behind(int part, std::int64_t step, int chunks) const {
     const auto of_chunk = static_cast<int>(kBlock * row_bytes_ / kLineBytes) >> (chunks - 1);
     // Measured for 64 and 128 lines a block: more or fewer at once are slower.
     const int at_weights = 10 + of_chunk / 6, products = (steps_of(d_) + 1) / 2 * 2;
     const int left = std::max(0, of_chunk - 2 * at_weights);
-    const std::byte* near = part_ + ((step >> (chunks - 1)) * kBlock + kNearKeys) * row_bytes_ +
+    const std::byte* near = parts_[part] + ((step >> (chunks - 1)) * kBlock + kNearKeys) * row_bytes_ +
                             (step & (chunks - 1)) * of_chunk * kLineBytes;
     return {.near = near,
             .far = near + kFarBytes,
@@ -188,68 +191,122 @@ class RunTiles {
             .at_weights = at_weights};
   }
 
- private:
   std::int64_t row_bytes_;
-  const std::byte* part_;
+  const std::byte* parts_[2];  // keys, values
   std::int64_t count_;
   int d_;
-  TilePair pair_;
-  alignas(64) std::byte copy_[kTileKeys * kMaxHeadDim * 2];
+  alignas(64) std::byte copies_[2][kTileKeys * kMaxHeadDim * 2];
 };
 
-/// Keys, or values, of a list as tiles. A tile's rows are copied a block ahead, since what was written just
-/// before is slow to become a tile.
+/// Keys and values of a list as tiles. Copying scattered rows takes no longer than reading them, as long as a
+/// row's key and value are copied together and nothing else is done meanwhile. So blocks are copied some at a
+/// time, and then attended: a tile waits for what was written to the same place of any page just before.
 class ListTiles {
  public:
-  ListTiles(const std::byte* part, const KvRows& kv, ListRows rows, std::int64_t count)
-      : row_bytes_(kv.row_bytes()), part_(part), rows_(rows.rows), count_(count), d_(kv.d) {
-    rows_from(0).ask(0, kListAhead * kBlock);
-    bring(0);
-  }
+  static constexpr int kLag = 0;
+  ListTiles(const KvRows& kv, ListRows rows, std::int64_t count)
+      : row_bytes_(kv.row_bytes()), k_(kv.k), v_(kv.v), rows_(rows.rows), count_(count), d_(kv.d) {}
   void bring(std::int64_t b) {
-    const RowsBehind behind = rows_from(b - 1 + kListAhead);
-    for (int t = 0; t < 2; ++t) {
-      const std::int64_t first = b * kBlock + t * kTileKeys;
-      if (first >= count_) break;
-      const auto n = static_cast<int>(std::min<std::int64_t>(count_ - first, kTileKeys));
-      const Position* rows = rows_ + first;
-      std::byte* copy = copy_ + t * kTileKeys * row_bytes_;
-      if (is_run(rows, n)) {
-        pair_.tiles[t] = part_ + rows[0] * row_bytes_;
-        behind.ask(t * kAskedThere / 2, kAskedThere / 2);
-        continue;
-      }
-      pair_.tiles[t] = copy;
-      for (int i = 0; i < n; ++i) {
-        copy_row(part_ + rows[i] * row_bytes_, row_bytes_, copy + i * row_bytes_);
-        if (i % 2 == 1) behind.ask(t * kAskedThere / 2 + i / 2, 1);
-      }
-      std::memset(copy + n * row_bytes_, 0, static_cast<std::size_t>((kTileKeys - n) * row_bytes_));
-    }
-    if (count_ - b * kBlock <= kTileKeys) pair_.tiles[1] = pair_.tiles[0];
+    if (b % kTogether == 0) copy_lines<8>(b);
   }
-  const TilePair& pair() const { return pair_; }
-  RowsBehind behind(std::int64_t step, int chunks) const {
-    const int of_chunk = (kBlock - kAskedThere) >> (chunks - 1);
-    RowsBehind rows = rows_from((step >> (chunks - 1)) + kListAhead);
-    const std::int64_t first = kAskedThere + (step & (chunks - 1)) * of_chunk;
-    rows.rows += first, rows.left = std::min<std::int64_t>(rows.left - first, of_chunk);
-    const int spots = RowsBehind::steps_for(rows.lines) + 2;
-    rows.at_once = (of_chunk + spots - 1) / spots;
-    return rows;
-  }
+  TilePair keys(std::int64_t b) const { return pair(k_tiles_, b); }
+  TilePair values(std::int64_t b) const { return pair(v_tiles_, b); }
+  RowsBehind behind_keys(std::int64_t step, int chunks) const { return behind(k_, step, chunks); }
+  RowsBehind behind_values(std::int64_t step, int chunks) const { return behind(v_, step, chunks); }
 
  private:
-  static constexpr int kAskedThere =
-      kBlock / 2;  // rows of a block that are asked for while others are copied
+  static constexpr int kTogether = 2;  // blocks; keys and values of these fit in a first-level cache
+  static constexpr int kTiles = kTogether * kBlock / kTileKeys;
 
-  RowsBehind rows_from(std::int64_t block) const {
-    return {.part = part_,
-            .rows = rows_ + block * kBlock,
+  static TilePair pair(const std::byte* const (&tiles)[kTiles], std::int64_t b) {
+    const std::int64_t first = b % kTogether * 2;
+    return {{tiles[first], tiles[first + 1]}};
+  }
+
+  /// What to ask for during a step whose block lies as stored; beside copies it was asked for.
+  RowsBehind behind(const std::byte* part, std::int64_t step, int chunks) const {
+    const std::int64_t b = step >> (chunks - 1);
+    const int of_chunk = kBlock >> (chunks - 1), lines = registers_of(d_);
+    const std::int64_t first = b * kBlock + kRowsAhead + (step & (chunks - 1)) * of_chunk;
+    const bool stored = !copied_[b % kTogether * 2] && !copied_[b % kTogether * 2 + 1];
+    const int spots = RowsBehind::products_for(lines) + 2;
+    return {.part = part,
+            .rows = rows_ + first,
             .row_bytes = row_bytes_,
-            .left = count_ - block * kBlock,
-            .lines = registers_of(d_),
-            .at_once = 0};
+            .left = stored ? static_cast<int>(std::clamp<std::int64_t>(count_ - first, 0, of_chunk)) : 0,
+            .lines = lines,
+            .at_once = (of_chunk + spots - 1) / spots};
+  }
+
+  /// A loop over a row's lines would cost more than they do.
+  template <int Most>
+  void copy_lines(std::int64_t b) {
+    if constexpr (Most > 1) {
+      if (row_bytes_ < Most * kLineBytes) return copy_lines<Most - 1>(b);
+    }
+    copy_blocks<Most>(b);
+  }
+  /// Copies kTogether blocks, whose rows have `Whole` lines and maybe more.
+  template <int Whole>
+  LODE_NOINLINE void copy_blocks(std::int64_t b) {
+    for (int t = 0; t < kTiles; ++t) {
+      const std::int64_t first = b * kBlock + t * kTileKeys;
+      if (first >= count_) {
+        if (t % 2 == 1) k_tiles_[t] = k_tiles_[t - 1], v_tiles_[t] = v_tiles_[t - 1], copied_[t] = true;
+        return;
+      }
+      const auto n = static_cast<int>(std::min<std::int64_t>(count_ - first, kTileKeys));
+      std::byte* const k = copies_ + t * kTileKeys * row_bytes_;
+      std::byte* const v = k + kTiles * kTileKeys * row_bytes_;
+      copied_[t] = !is_run(rows_ + first, n);
+      if (copied_[t]) copy_rows<Whole>(first, n, k, v);
+      k_tiles_[t] = copied_[t] ? k : k_ + rows_[first] * row_bytes_;
+      v_tiles_[t] = copied_[t] ? v : v_ + rows_[first] * row_bytes_;
+      if (t % 2 == 1 && copied_[t - 1] != copied_[t])
+        ask_for_tile<Whole>(copied_[t] ? first - kTileKeys : first);
+    }
+  }
+  template <int Whole>
+  LODE_INLINE void ask_for_tile(std::int64_t first) const {
+    for (int i = 0; i < kTileKeys; ++i) ask<Whole>(first + i + kRowsAhead);
+  }
+  /// n rows from the first on to a tile each of keys and values, with zeros behind.
+  template <int Whole>
+  LODE_INLINE void copy_rows(std::int64_t first, int n, std::byte* to_k, std::byte* to_v) const {
+    const std::int64_t bytes = row_bytes_;
+    const Position* const rows = rows_ + first;
+    const std::byte *const k = k_, *const v = v_;  // read once: what is written might be members
+    for (int i = 0; i < n; ++i, to_k += bytes, to_v += bytes) {
+      ask<Whole>(first + i + kRowsAhead);
+      copy_row<Whole>(k + rows[i] * bytes, v + rows[i] * bytes, bytes, to_k, to_v);
+    }
+    if (n == kTileKeys) return;
+    std::memset(to_k, 0, static_cast<std::size_t>((kTileKeys - n) * bytes));
+    std::memset(to_v, 0, static_cast<std::size_t>((kTileKeys - n) * bytes));
+  }
+  template <int Whole>
+  static LODE_INLINE void copy_row(const std::byte* k, const std::byte* v, std::int64_t bytes,
+                                   std::byte* to_k, std::byte* to_v) {
+    unroll<Whole>([&](auto line) LODE_INLINE_LAMBDA {
+      constexpr std::int64_t kAt = line * kLineBytes;
+      _mm512_storeu_si512(to_k + kAt, _mm512_loadu_si512(k + kAt));
+      _mm512_storeu_si512(to_v + kAt, _mm512_loadu_si512(v + kAt));
+    });
+    for (std::int64_t at = Whole * kLineBytes; at < bytes; at += kLineBytes) {
+      const std::int64_t left = (bytes - at) / bytes_of(DType::bf16);
+      const __mmask32 mask = left >= kTileColumns ? ~0u : (1u << left) - 1u;
+      _mm512_mask_storeu_epi16(to_k + at, mask, _mm512_maskz_loadu_epi16(mask, k + at));
+      _mm512_mask_storeu_epi16(to_v + at, mask, _mm512_maskz_loadu_epi16(mask, v + at));
+    }
+  }
+  template <int Whole>
+  LODE_INLINE void ask(std::int64_t i) const {
+    if (i >= count_) return;
+    const std::byte *k = k_ + rows_[i] * row_bytes_, *v = v_ + rows_[i] * row_bytes_;
+    unroll<Whole>([&](auto line) LODE_INLINE_LAMBDA {
+      __builtin_prefetch(k + line * kLineBytes, 0, 2);
+      __builtin_prefetch(v + line * kLineBytes, 0, 2);
+    });
   }
   /// Whether n rows fill a tile where they are stored.
   static bool is_run(const Position* rows, int n) {
@@ -260,12 +317,13 @@ class ListTiles {
   }
 
   std::int64_t row_bytes_;
-  const std::byte* part_;
+  const std::byte *k_, *v_;
   const Position* rows_;
   std::int64_t count_;
   int d_;
-  TilePair pair_;
-  alignas(64) std::byte copy_[kBlock * kMaxHeadDim * 2];
+  bool copied_[kTiles];  // or lies as stored
+  const std::byte *k_tiles_[kTiles], *v_tiles_[kTiles];
+  alignas(64) std::byte copies_[2 * kTogether * kBlock * kMaxHeadDim * 2];
 };
 
 template <class Rows>
@@ -439,8 +497,7 @@ class TileRows {
         count_(count),
         log_weights_(log_weights),
         state_(state),
-        keys_(kv.k, kv, rows, count),
-        values_(kv.v, kv, rows, count) {
+        tiles_(kv, rows, count) {
     const std::int64_t sums = std::int64_t{2} * steps_of(d_) * G * kW;
     std::memset(packed_, 0, sizeof packed_[0] * static_cast<std::size_t>(chunks_ * sums / 2));
     std::memset(sums_, 0, sizeof sums_[0] * static_cast<std::size_t>(chunks_ * sums));
@@ -456,16 +513,16 @@ class TileRows {
     }
   }
 
-  /// Three steps are under way at a time, so that none waits for what was written just before.
+  /// Of a run, steps lag behind each other, so that none waits for what was written just before.
   void attend() {
+    constexpr int kLag = TilesOf<Rows>::kLag;
     const Tiles tiles(kDecodeShapes<G>);
     const std::int64_t steps = (count_ + kBlock - 1) / kBlock * chunks_;
-    for (std::int64_t i = 0; i < steps + 2; ++i) {
+    for (std::int64_t i = 0; i < steps + kLag; ++i) {
       if (i < steps) score(i);
-      if (i >= 2) add_values(i - 2);
-      if (i >= 1 && i <= steps)
-        tile_weights<G>(keys_of(i - 1), keys_.behind(i, chunks_), values_.behind(i - 2, chunks_),
-                        chunk_[(i - 1) & (chunks_ - 1)], blocks_[(i - 1) % 2]);
+      if (kLag == 0) weigh(i, i, i);
+      if (i >= kLag) add_values(i - kLag);
+      if (kLag == 2 && i >= 1 && i <= steps) weigh(i - 1, i, i - 2);
     }
   }
 
@@ -493,29 +550,34 @@ class TileRows {
  private:
   int members(int chunk) const { return queries_ - chunk * G < G ? queries_ - chunk * G : G; }
   std::int64_t block_of(std::int64_t step) const { return step >> (chunks_ - 1); }
+  TileState<G>& chunk_of(std::int64_t step) { return chunk_[step & (chunks_ - 1)]; }
   int keys_of(std::int64_t step) const {
     const std::int64_t left = count_ - block_of(step) * kBlock;
     return left < kBlock ? static_cast<int>(left) : kBlock;
   }
   void score(std::int64_t step) {
-    const auto c = static_cast<int>(step & (chunks_ - 1));
+    const std::int64_t b = block_of(step);
+    if ((step & (chunks_ - 1)) == 0) tiles_.bring(b);
     float* s = blocks_[step % 2].s;
-    tile_scores<G>(chunk_[c].packed, d_, keys_.pair(), keys_.behind(step, chunks_), s);
+    tile_scores<G>(chunk_of(step).packed, d_, tiles_.keys(b), tiles_.behind_keys(step, chunks_), s);
     for (int i = 0; log_weights_ && i < keys_of(step); ++i)
-      for (int g = 0; g < G; ++g) s[i * G + g] += log_weights_[block_of(step) * kBlock + i];
-    if (c == chunks_ - 1) keys_.bring(block_of(step) + 1);
+      for (int g = 0; g < G; ++g) s[i * G + g] += log_weights_[b * kBlock + i];
+  }
+  /// Asks for what is behind the steps scored and added last.
+  void weigh(std::int64_t step, std::int64_t scored, std::int64_t added) {
+    tile_weights<G>(keys_of(step), tiles_.behind_keys(scored, chunks_), tiles_.behind_values(added, chunks_),
+                    chunk_of(step), blocks_[step % 2]);
   }
   void add_values(std::int64_t step) {
-    const auto c = static_cast<int>(step & (chunks_ - 1));
-    add_tile_values<G>(blocks_[step % 2], d_, values_.pair(), chunk_[c], values_.behind(step, chunks_));
-    if (c == chunks_ - 1) values_.bring(block_of(step) + 1);
+    add_tile_values<G>(blocks_[step % 2], d_, tiles_.values(block_of(step)), chunk_of(step),
+                       tiles_.behind_values(step, chunks_));
   }
 
   int queries_, chunks_, d_;
   std::int64_t count_;
   const float* log_weights_;
   SoftmaxState state_;
-  TilesOf<Rows> keys_, values_;
+  TilesOf<Rows> tiles_;
   alignas(64) std::uint32_t packed_[kMaxQueries * kMaxHeadDim / 2];
   alignas(64) float sums_[kMaxQueries * kMaxHeadDim], l_[kMaxQueries * kW] = {}, m_[kMaxQueries * kW];
   TileState<G> chunk_[(kMaxQueries + G - 1) / G];
