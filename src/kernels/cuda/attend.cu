@@ -68,7 +68,8 @@ struct Newest {
   /// Of lanes that have the rows of two tiles.
   __device__ bool of_lane() const { return here && static_cast<int>(threadIdx.x) % 32 == tile * kTile + key; }
   __device__ __forceinline__ void bring(const W& walk, int position) const {
-    asm volatile("cp.async.wait_all;" ::: "memory");  // zeros in its place
+    asm volatile("cp.async.wait_all;" ::: "memory");  // zeros in its place, of whichever lane
+    __syncwarp();
     walk.copy_key(walk.ring + tile * W::kStageBytes, key, position);
     asm volatile("cp.async.wait_all;" ::: "memory");
   }

@@ -28,7 +28,7 @@ int attribute(cudaDeviceAttr what) {
 }  // namespace
 
 int carveout_for(int shared, int blocks) {
-  constexpr int kOfABlock = 1024 + 1024;  // what the system takes, and variables
+  constexpr int kOfABlock = 1024 + 2048;  // what the system takes, and variables
   static const int most = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
   return std::min(100, (blocks * (shared + kOfABlock) * 100 + most - 1) / most);
 }
