@@ -113,12 +113,13 @@ struct LinesBehind {
   }
 };
 
-/// The same of a list: all lines of some rows at each of `products` and at two tiles of weights.
+/// The same of a list: all lines of some rows at each of `products` and at two tiles of weights, those of
+/// kNearKeys and of twice as many rows behind it.
 struct RowsBehind {
   const std::byte* part;
-  const Position* rows;  // [left]
+  const Position* rows;  // [near], and kNearKeys behind them [far]
   std::int64_t row_bytes;
-  int left, lines, at_once;  // rows, lines of a row, rows at a time
+  int near, far, lines, at_once;  // rows of each (far <= near), lines of a row, rows at a time
 
   LODE_INLINE void ask_at_product(int i) const { ask(i * at_once); }
   LODE_INLINE void ask_at_weights(int tile) const { ask((products_for(lines) + tile) * at_once); }
@@ -127,10 +128,13 @@ struct RowsBehind {
 
  private:
   LODE_INLINE void ask(int begin) const {
-    const int end = begin + at_once < left ? begin + at_once : left;
-    for (int i = begin; i < end; ++i) {
-      const std::byte* row = part + rows[i] * row_bytes;
-      for (int line = 0; line < lines; ++line) __builtin_prefetch(row + line * kLineBytes, 0, 2);
+    for (int i = begin; i < std::min(begin + at_once, near); ++i) {
+      const std::byte* const row = part + rows[i] * row_bytes;
+      const std::byte* const behind = i < far ? part + rows[i + kNearKeys] * row_bytes : row;
+      for (int line = 0; line < lines; ++line) {
+        __builtin_prefetch(row + line * kLineBytes, 0, 3);
+        __builtin_prefetch(behind + line * kLineBytes, 0, 2);
+      }
     }
   }
 };
@@ -227,13 +231,17 @@ class ListTiles {
   RowsBehind behind(const std::byte* part, std::int64_t step, int chunks) const {
     const std::int64_t b = step >> (chunks - 1);
     const int of_chunk = kBlock >> (chunks - 1), lines = registers_of(d_);
-    const std::int64_t first = b * kBlock + kRowsAhead + (step & (chunks - 1)) * of_chunk;
+    const std::int64_t first = b * kBlock + kNearKeys + (step & (chunks - 1)) * of_chunk;
     const bool stored = !copied_[b % kTogether * 2] && !copied_[b % kTogether * 2 + 1];
+    const auto rows_from = [&](std::int64_t row) {
+      return stored ? static_cast<int>(std::clamp<std::int64_t>(count_ - row, 0, of_chunk)) : 0;
+    };
     const int spots = RowsBehind::products_for(lines) + 2;
     return {.part = part,
             .rows = rows_ + first,
             .row_bytes = row_bytes_,
-            .left = stored ? static_cast<int>(std::clamp<std::int64_t>(count_ - first, 0, of_chunk)) : 0,
+            .near = rows_from(first),
+            .far = rows_from(first + kNearKeys),
             .lines = lines,
             .at_once = (of_chunk + spots - 1) / spots};
   }
