@@ -93,6 +93,8 @@ CLI::Validator byte_size();
 /// surprise.
 CLI::Validator output_file();
 CLI::Validator output_folder();
+/// InputError for an output, "" or a path, that is one of the `inputs` it is made from, or a file of a model.
+void expect_apart(const std::string& output, const std::vector<std::string>& inputs);
 
 /// Work whose results so far are kept at `path` when Ctrl-C ends it: then says that the same command goes on
 /// from there, if `kept` finds any.

@@ -92,6 +92,23 @@ std::string check_bytes(const std::string& text) {
 
 }  // namespace
 
+void expect_apart(const std::string& output, const std::vector<std::string>& inputs) {
+  namespace fs = std::filesystem;
+  std::error_code failed;
+  const fs::path path = fs::weakly_canonical(output, failed);
+  if (failed || !fs::is_regular_file(path, failed)) return;
+  for (const std::string& input : inputs)
+    if (fs::equivalent(path, input, failed))
+      throw InputError("--output: expected another file than those it is made from, found '" +
+                       excerpt(output) + "'");
+  const std::string name = path.filename().string();
+  const bool of_model = name == "config.json" || name == "generation_config.json" ||
+                        name.starts_with("tokenizer") || name.starts_with("model");
+  if (of_model && fs::exists(path.parent_path() / "config.json", failed) &&
+      fs::exists(path.parent_path() / "tokenizer.json", failed))
+    throw InputError("--output: expected none of a model's own files, found '" + excerpt(output) + "'");
+}
+
 CLI::Validator output_file() {
   return CLI::Validator([](std::string& text) { return check_output_file(text); }, "");
 }

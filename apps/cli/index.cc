@@ -33,6 +33,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 }
 
 void check_output(const IndexFlags& flags) {
+  expect_apart(flags.output, {flags.text});
   if (std::filesystem::exists(flags.output) && !flags.force) {
     throw InputError(flags.output + ": this file exists already; --force replaces it");
   }

@@ -134,6 +134,8 @@ Json held_out_recall(const TrainHashFlags& flags, const std::shared_ptr<const Mo
 }
 
 void run(const TrainHashFlags& flags) {
+  expect_apart(flags.output, flags.texts);
+  expect_apart(flags.output, flags.held_out);
   const auto model = load_model(flags.common, flags.model);
   const HashSettings settings = settings_of(flags, model->config().head_dim);
   if (flags.start == "linear" && flags.from.empty() && !settings.linear_start && !flags.common.quiet)

@@ -2,6 +2,7 @@
 // lodestone train kmeans: centroids for every layer and KV head of a frozen model.
 #include <fmt/format.h>
 
+#include <cstdio>
 #include <filesystem>
 
 #include "base/text.h"
@@ -30,7 +31,13 @@ std::int64_t add_text(const TrainFlags& flags, const std::shared_ptr<const Model
   std::vector<TokenId> tokens = model->tokenizer().encode(read_text(path), Tokenizer::Bos::as_template);
   ContextOptions options = context_options(flags.common, flags.model);
   const std::int64_t limit = flags.model.context > 0 ? flags.model.context : model->config().max_positions;
-  tokens.resize(static_cast<std::size_t>(std::min(limit, std::ssize(tokens))));
+  if (limit < std::ssize(tokens)) {
+    std::fprintf(stderr, "%s\n",
+                 fmt::format("{}: cut from {} tokens to the {} that the context holds (-c)", path,
+                             tokens.size(), limit)
+                     .c_str());
+    tokens.resize(static_cast<std::size_t>(limit));
+  }
   options.max_tokens = std::ssize(tokens);
   Context context(model, options);
   Progress progress(std::filesystem::path(path).filename().string(), std::ssize(tokens), "tokens",
@@ -43,6 +50,7 @@ std::int64_t add_text(const TrainFlags& flags, const std::shared_ptr<const Model
 }
 
 void run(const TrainFlags& flags) {
+  expect_apart(flags.output, flags.texts);
   const auto model = load_model(flags.common, flags.model);
   const ModelConfig& config = model->config();
   const bool roped = flags.rope == "on";

@@ -142,6 +142,7 @@ std::string table_of(const std::vector<SaapHeadReport>& heads, std::int64_t prob
 }
 
 void run(const TrainSaapFlags& flags) {
+  expect_apart(flags.output, flags.texts);
   const auto model = load_model(flags.common, flags.model);
   const std::int64_t tokens = parse_count(flags.tokens, "--tokens", 16, std::int64_t{1} << 30);
   const std::vector<Prompt> prompts = read_prompts(flags, *model, tokens);

@@ -20,6 +20,8 @@ struct TuneFlags {
 };
 
 void run(TuneFlags& flags) {
+  expect_apart(flags.out, flags.texts);
+  expect_apart(flags.out, {flags.check});
   const std::vector<Spec> asked = parse_specs(flags.specs);
   for (const Spec& spec : asked) {
     if (spec.name == "plan")

@@ -9,6 +9,7 @@ import pathlib
 import pty
 import re
 import resource
+import shutil
 import struct
 import subprocess
 import termios
@@ -195,6 +196,28 @@ class FlagsWithoutUse(ProgramTest):
         path.write_text(json.dumps({"lodestone_plan": 1, "model_fingerprint": "x", "sink": 1, "window": 9, "layers": [["full", "full"]] * 2}),
                         encoding="utf-8")
         return path
+
+
+class OutputsThatAreInputs(ProgramTest):
+    """What a result is made from is never replaced by it."""
+
+    def test_texts_and_models(self):
+        text, model = self.folder / "own.txt", self.folder / "own-model"
+        text.write_text("word " * 300, encoding="utf-8")
+        shutil.copytree(self.model, model)
+        link = self.folder / "link.txt"
+        link.symlink_to(text)
+        of_text, of_model = ("-m", model, "-f", text), ("-m", model, "-f", self.text)
+        for verb in (("index", "--force"), ("train", "kmeans"), ("train", "hash"), ("train", "saap")):
+            for output in (text, link):
+                with self.subTest(verb=verb, output=output):
+                    self.assert_refused(run(*verb, *of_text, "-o", output), "--output", "made from", output.name)
+            with self.subTest(verb=verb):
+                self.assert_refused(run(*verb, *of_model, "-o", model / "config.json"), "--output", "a model's own", "config.json")
+        self.assert_refused(run("tune", *of_model, "--check", text, "-o", text), "--output", "made from", "own.txt")
+        self.assert_refused(run("tasks", "kv", "--tokens", "1k", "-o", model / "config.json"), "--output", "a model's own")
+        self.assertEqual(text.read_text(encoding="utf-8"), "word " * 300)
+        self.assertEqual((model / "config.json").read_bytes(), (self.model / "config.json").read_bytes())
 
 
 class BadTexts(ProgramTest):
