@@ -37,6 +37,7 @@ int main(int argc, char** argv) {
     return 77;
   }
   std::printf("%s, sm_%d%d\n", gpu.name.c_str(), gpu.major, gpu.minor);
+  std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // a run that is stopped shows how far it came
   int bad = 0, run = 0, left_out = 0;
   for (const test::Case& c : test::cases()) {
     if (argc > 1 && std::strstr(c.name, argv[1]) == nullptr) continue;

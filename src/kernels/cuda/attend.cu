@@ -147,10 +147,10 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
     walk.begin(rows);
   }
   walk.pack_queries(raw);
-  Ending<D> ending(p, list, first_row, heads, part, share.parts(keys.count),
-                   shared);  // while tiles are under way
+  const int parts = share.parts(keys.count);
+  Ending<D> ending(p, list, first_row, heads, part, shared);  // while tiles are under way
   walk.clear();
-  if constexpr (kListed) ending.draw(ticket);
+  if constexpr (kListed) ending.draw(ticket, parts);
   walk.walk_on();
   walk.finish();
 
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
   if constexpr (kListed)
     __syncthreads();
   else
-    ending.draw(ticket);
+    ending.draw(ticket, parts);
   ending.template run<kRing>();
 }
 

@@ -49,7 +49,7 @@ struct ArrivingKeys {
 template <class T>
 __global__ void __launch_bounds__(kThreads, blocks_at_once(kDim))
     attend_arriving_kernel(const __grid_constant__ ArrivingParams a) {
-  using W = Walk<T, kDim, false, ArrivingKeys>;
+  using W = Walk<T, kDim, false, ArrivingKeys, tiles_of_list(kDim, false)>;
   constexpr int kRing = W::kStages * W::kStageBytes;
   extern __shared__ __align__(16) char shared[];
   const Params& p = a.attend;
@@ -72,9 +72,9 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(kDim))
   if (keys.count > share.piece && threadIdx.x == 0) ticket = take_ticket(p, kv_head);
   walk.begin(walk.ask_rows());
   walk.pack_queries(raw);  // while the first tiles are under way
-  Ending<kDim> ending(p, kv_head, first_row, heads, part, share.parts(keys.count), shared);
+  Ending<kDim> ending(p, kv_head, first_row, heads, part, shared);
   walk.clear();
-  ending.draw(ticket);
+  ending.draw(ticket, share.parts(keys.count));
   walk.walk_on();
   walk.finish();
 
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(kDim))
 
 template <class T>
 void launch(const ArrivingParams& a, StreamHandle stream) {
-  using W = Walk<T, kDim, false, ArrivingKeys>;
+  using W = Walk<T, kDim, false, ArrivingKeys, tiles_of_list(kDim, false)>;
   constexpr int kShared = kWarps * W::kStages * W::kStageBytes;
   constexpr auto kernel = attend_arriving_kernel<T>;
   reserve_once<kernel>(kShared, kShared, blocks_at_once(kDim));

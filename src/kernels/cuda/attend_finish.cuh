@@ -103,19 +103,18 @@ __device__ __forceinline__ void merge_jointly(const Params& p, float4* first, st
 }
 
 /// What a block does when its warps have walked over their part of a list: it posts their state, and merges
-/// groups of columns if it is one of those that started last. List number `list` of all is cut into `parts`.
+/// groups of columns if it is one of those that started last. List number `list` of all.
 template <int D>
 class Ending {
  public:
   /// `states`: of the block's warps, in shared memory.
   __device__ __forceinline__ Ending(const Params& p, std::int64_t list, std::int64_t first_row, int heads,
-                                    int part, int parts, const char* states)
+                                    int part, const char* states)
       : p_(p),
         list_(list),
         first_row_(first_row),
         posted_{p.posted + list * (heads * D / 4) / 4 * p.most_parts * 6, p.most_parts},
         heads_(heads),
-        parts_(parts),
         states_(states),
         mine_(states, heads, static_cast<int>(threadIdx.x)),
         place_(posted_.place(static_cast<int>(threadIdx.x), part)) {
@@ -124,8 +123,9 @@ class Ending {
 
   /// All threads meet; `ticket` is that of thread 0, where there are several parts. Where there is time for
   /// the ticket to come, in front of run(): what is worked out from it is not waited for then.
-  __device__ __forceinline__ void draw(unsigned ticket) {
+  __device__ __forceinline__ void draw(unsigned ticket, int parts) {
     __shared__ unsigned shared_ticket;
+    parts_ = parts;
     if (threadIdx.x == 0) shared_ticket = ticket;
     __syncthreads();
     to_come_ = parts_ - 1 - static_cast<int>(shared_ticket);
@@ -176,10 +176,11 @@ class Ending {
   const Params& p_;
   const std::int64_t list_, first_row_;
   const Posted posted_;
-  const int heads_, parts_;
+  const int heads_;
   const char* const states_;
   StateAt<D> mine_;      // of the thread's column
   Posted::Place place_;  // of that one
+  int parts_ = 1;        // that the list is cut into
   int to_come_ = 0;      // blocks of the list that started later
   int mergers_ = 1;
   int group_ = 0;            // the first group of columns that is merged

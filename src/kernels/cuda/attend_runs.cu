@@ -29,18 +29,18 @@ struct RunKeys {
   static constexpr const float* log_weights = nullptr;
   bool dense = true;
   int sink = 0, behind_sink = 0;  ///< what the number of a key of the window and its row differ by
-  int runs = 0, tabled = 0, top = 0;
-  const int* starts = nullptr;  // [runs] shared
+  int run = 0, last_run = 0, tabled = 0, top = 0;  ///< stretches of the block's keys; a step of the search
+  const int* starts = nullptr;                     // [runs] shared
   const int* shifts = nullptr;  // [runs] shared; from a key's number to its place in its table
   const std::int32_t* rows = nullptr;
   const std::int32_t* more = nullptr;
 
   __device__ int row(int key) const {
     if (dense) return key < sink ? key : key + behind_sink;
-    int low = 0;  // the last stretch that starts at or before the key
+    int low = run;  // the last stretch that starts at or before the key
 #pragma unroll 1
     for (int s = top; s > 0; s /= 2)
-      if (low + s < runs && starts[low + s] <= key) low += s;
+      if (low + s <= last_run && starts[low + s] <= key) low += s;
     return __ldcg((low < tabled ? rows : more) + key + shifts[low]);
   }
   __device__ static float weight(int) {
@@ -48,18 +48,25 @@ struct RunKeys {
   }
 };
 
-/// Where each stretch starts among the keys of the list, and how many keys there are.
-__device__ int find_starts(const RowRun* runs, int count, int* starts, int* shifts) {
+/// The keys of a block: its piece of the list, and the stretches of the first and the last key.
+struct RunPiece {
+  int all = 0, piece = 1, begin = 0, end = 0;
+  int first = 0, last = 0;
+};
+
+/// Where each stretch starts among the keys of the list, and the piece of this part.
+__device__ RunPiece find_starts(const Params& p, const int2* runs /*[2] of the thread*/, int count, int part,
+                                int blocks, int* starts, int* shifts) {
   static_assert(RowRuns::kMost == 2 * kThreads);
-  __shared__ int of_warps[kWarps];
+  __shared__ int of_warps[kWarps], bounds[2];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int2 run[2] = {};
 #pragma unroll
   for (int i = 0; i < 2; ++i)
-    if (2 * static_cast<int>(threadIdx.x) + i < count)
-      run[i] = __ldcg(reinterpret_cast<const int2*>(runs) + 2 * threadIdx.x + i);
+    if (2 * static_cast<int>(threadIdx.x) + i < count) run[i] = __ldcg(runs + i);
   const int up_to = sum_up_to(run[0].y + run[1].y, lane);
   if (lane == 31) of_warps[warp] = up_to;
+  if (threadIdx.x < 2) bounds[threadIdx.x] = 0;
   __syncthreads();
   int start = up_to - run[0].y - run[1].y, all = 0;
 #pragma unroll
@@ -67,20 +74,26 @@ __device__ int find_starts(const RowRun* runs, int count, int* starts, int* shif
     start += w < warp ? of_warps[w] : 0;
     all += of_warps[w];
   }
+  RunPiece mine = {.all = all, .piece = piece_of(all, p.reciprocal, blocks)};
+  mine.begin = part * mine.piece, mine.end = min(all, mine.begin + mine.piece);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    starts[2 * threadIdx.x + i] = start;
-    shifts[2 * threadIdx.x + i] = run[i].x - start;
-    start += run[i].y;
+    const int at = 2 * static_cast<int>(threadIdx.x) + i, behind = start + run[i].y;
+    starts[at] = start;
+    shifts[at] = run[i].x - start;
+    if (start <= mine.begin && mine.begin < behind) bounds[0] = at;
+    if (start < mine.end && mine.end <= behind) bounds[1] = at;
+    start = behind;
   }
   __syncthreads();
-  return all;
+  mine.first = bounds[0], mine.last = bounds[1];
+  return mine;
 }
 
 template <class T, int D, bool kWide>
 __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
     attend_runs_kernel(const __grid_constant__ RunParams r) {
-  using W = Walk<T, D, kWide, RunKeys>;
+  using W = Walk<T, D, kWide, RunKeys, tiles_of_list(D, kWide)>;
   constexpr int kRing = W::kStages * W::kStageBytes;
   static_assert(kRing >= (kWide ? 16 : 8) * (D + 2) * 4);
   extern __shared__ __align__(16) char shared[];
@@ -104,44 +117,48 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
   keys.sink = static_cast<int>(min(r.runs.sink, std::int64_t{all}));
   const int window_begin = static_cast<int>(max(std::int64_t{keys.sink}, all - r.runs.window));
   keys.behind_sink = window_begin - keys.sink;
-  int count = all - keys.behind_sink, piece = piece_of(count, r.dense_reciprocal, blocks);
-  const int dense_parts = (count + piece - 1) / piece;
+  const int dense = all - keys.behind_sink, dense_piece = piece_of(dense, r.dense_reciprocal, blocks),
+            dense_parts = (dense + dense_piece - 1) / dense_piece;
+  int begin = part * dense_piece, end = min(dense, begin + dense_piece), parts = 1;
+  unsigned ticket = 0;
   walk.ring = shared_address(shared) + warp * kRing;
   walk.clear();
-  unsigned ticket = 0;
-  int parts = 1;
+  keys.starts = starts, keys.shifts = shifts, keys.tabled = r.runs.tabled;
+  keys.rows = r.runs.rows + (std::int64_t{token.sequence} * gridDim.x + kv_head) * r.runs.row_stride;
+  keys.more = r.runs.more + list * r.runs.more_stride;
+  auto runs = reinterpret_cast<const int2*>(r.runs.runs + list * r.runs.count) + 2 * threadIdx.x;
+  asm volatile("" : "+l"(keys.rows), "+l"(keys.more), "+l"(runs));  // worked out here
+  Ending<D> ending(p, list, first_row, heads, part, shared);
 #pragma unroll 1
   for (int walked = 0; walked < 2; ++walked) {
     if (walked == 1) {
       wait_for_predecessor();
       release_successor();
       keys.dense = false;
-      keys.runs = r.runs.count, keys.tabled = r.runs.tabled, keys.top = 1 << (31 - __clz(r.runs.count));
-      keys.starts = starts, keys.shifts = shifts;
-      keys.rows = r.runs.rows + (std::int64_t{token.sequence} * gridDim.x + kv_head) * r.runs.row_stride;
-      keys.more = r.runs.more + list * r.runs.more_stride;
-      count = find_starts(r.runs.runs + list * r.runs.count, r.runs.count, starts, shifts);
-      if (part == 0 && threadIdx.x == 0) r.runs.counts[list] = count;
-      piece = piece_of(count, p.reciprocal, blocks);
-      parts = max(1, max(dense_parts, (count + piece - 1) / piece));
+      const RunPiece mine = find_starts(p, runs, r.runs.count, part, blocks, starts, shifts);
+      if (part == 0 && threadIdx.x == 0) r.runs.counts[list] = mine.all;
+      parts = max(1, max(dense_parts, (mine.all + mine.piece - 1) / mine.piece));
       if (part >= parts) return;
       if (parts > 1 && threadIdx.x == 0) ticket = take_ticket(p, list);
+      keys.run = mine.first, keys.last_run = mine.last;
+      keys.top = mine.last > mine.first ? 1 << (31 - __clz(mine.last - mine.first)) : 0;
+      begin = mine.begin, end = mine.end;
     }
-    const int begin = part * piece;
-    walk.take(begin, min(count, begin + piece));
-    walk.tiles();
+    walk.take(begin, end);
+    walk.begin(walk.ask_rows());
+    if (walked == 1) ending.draw(ticket, parts);  // while tiles are under way
+    walk.walk_on();
   }
   walk.finish();
 
-  Ending<D> ending(p, list, first_row, heads, part, parts, shared);
   walk.store(reinterpret_cast<float*>(shared + warp * kRing), heads);
-  ending.draw(ticket);
+  __syncthreads();
   ending.template run<kRing>();
 }
 
 template <class T, int D, bool kWide>
 void launch(const RunParams& r, StreamHandle stream) {
-  using W = Walk<T, D, kWide, RunKeys>;
+  using W = Walk<T, D, kWide, RunKeys, tiles_of_list(D, kWide)>;
   constexpr int kShared = kWarps * W::kStages * W::kStageBytes, kTables = RowRuns::kMost * 8;
   constexpr auto kernel = attend_runs_kernel<T, D, kWide>;
   reserve_once<kernel>(kShared, kShared + kTables, blocks_at_once(D));

@@ -462,12 +462,6 @@ struct Walk {
     }
     asm volatile("cp.async.wait_all;");
   }
-  /// All tiles.
-  __device__ void tiles() {
-    begin(ask_rows());
-    walk_on();
-  }
-
   /// The lanes' sums together.
   __device__ void finish() {
 #pragma unroll
