@@ -93,8 +93,11 @@ CLI::Validator byte_size();
 /// surprise.
 CLI::Validator output_file();
 CLI::Validator output_folder();
-/// InputError for an output, "" or a path, that is one of the `inputs` it is made from, or a file of a model.
+/// InputError for an output, "" or a path, that is one of the `inputs` it is made from (files, folders of
+/// texts, or "-"), or a file of a model.
 void expect_apart(const std::string& output, const std::vector<std::string>& inputs);
+/// What may be a file among the values of specs, and what trained methods read from the model's folder.
+std::vector<std::string> files_of(const std::vector<Spec>& specs, const std::string& model);
 
 /// Work whose results so far are kept at `path` when Ctrl-C ends it: then says that the same command goes on
 /// from there, if `kept` finds any.

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
@@ -9,6 +10,7 @@
 #include <cstring>
 #include <iostream>
 #include <iterator>
+#include <set>
 #include <tuple>
 
 #include "base/file.h"
@@ -18,6 +20,8 @@
 #include "io/safetensors.h"
 #include "lodestone/error.h"
 #include "model/config.h"
+#include "model/weight_files.h"
+#include "tasks/haystack.h"
 
 namespace lode::cli {
 
@@ -90,23 +94,58 @@ std::string check_bytes(const std::string& text) {
   }
 }
 
+/// Whether `path` is the input, "-" being standard input, or a text of that folder. Neither need exist.
+bool is_or_holds(const std::string& input, const std::filesystem::path& path) {
+  namespace fs = std::filesystem;
+  std::error_code failed;
+  const fs::path from = input == "-" ? "/dev/stdin" : input;
+  if (input.empty()) return false;
+  if (fs::weakly_canonical(from, failed) == path || fs::equivalent(from, path, failed)) return true;
+  for (const auto& text : fs::directory_iterator(from, failed))
+    if (Haystack::takes(text) && fs::equivalent(text, path, failed)) return true;
+  return false;
+}
+
+/// Whether `path` is what a model in that folder is read from.
+bool is_of_model(const std::filesystem::path& folder, const std::filesystem::path& path) {
+  std::error_code failed;
+  const auto is = [&](const std::string& name) {
+    return std::filesystem::equivalent(folder / name, path, failed);
+  };
+  if (!std::filesystem::exists(folder / "config.json", failed) ||
+      !std::filesystem::exists(folder / "tokenizer.json", failed))
+    return false;
+  for (const char* name : {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+                           "special_tokens_map.json", "model.safetensors", "model.safetensors.index.json"})
+    if (is(name)) return true;
+  const std::set<std::string> shards = weight_shards(folder);
+  return std::any_of(shards.begin(), shards.end(), is);
+}
+
 }  // namespace
 
 void expect_apart(const std::string& output, const std::vector<std::string>& inputs) {
   namespace fs = std::filesystem;
   std::error_code failed;
   const fs::path path = fs::weakly_canonical(output, failed);
-  if (failed || !fs::is_regular_file(path, failed)) return;
+  if (output.empty() || failed) return;
   for (const std::string& input : inputs)
-    if (fs::equivalent(path, input, failed))
+    if (is_or_holds(input, path))
       throw InputError("--output: expected another file than those it is made from, found '" +
                        excerpt(output) + "'");
-  const std::string name = path.filename().string();
-  const bool of_model = name == "config.json" || name == "generation_config.json" ||
-                        name.starts_with("tokenizer") || name.starts_with("model");
-  if (of_model && fs::exists(path.parent_path() / "config.json", failed) &&
-      fs::exists(path.parent_path() / "tokenizer.json", failed))
-    throw InputError("--output: expected none of a model's own files, found '" + excerpt(output) + "'");
+  // In the folder of the path as given, too: the files of a model may be links to somewhere else.
+  for (const fs::path& folder : {fs::absolute(output, failed).parent_path(), path.parent_path()})
+    if (is_of_model(folder, path))
+      throw InputError("--output: expected none of a model's own files, found '" + excerpt(output) + "'");
+}
+
+std::vector<std::string> files_of(const std::vector<Spec>& specs, const std::string& model) {
+  std::vector<std::string> files;
+  for (const Spec& spec : specs) {
+    for (const auto& [key, value] : spec.given) files.push_back(value);
+    files.push_back((std::filesystem::path(model) / (spec.name + ".safetensors")).string());
+  }
+  return files;
 }
 
 CLI::Validator output_file() {

@@ -32,8 +32,9 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-void check_output(const IndexFlags& flags) {
+void check_output(const IndexFlags& flags, const std::vector<Spec>& specs) {
   expect_apart(flags.output, {flags.text});
+  expect_apart(flags.output, files_of(specs, flags.model.model));
   if (std::filesystem::exists(flags.output) && !flags.force) {
     throw InputError(flags.output + ": this file exists already; --force replaces it");
   }
@@ -57,8 +58,8 @@ std::uint64_t stored_index_bytes(const std::string& path) {
 }
 
 Json index_text(const IndexFlags& flags) {
-  check_output(flags);
   const std::vector<Spec> specs = parse_specs(flags.specs);
+  check_output(flags, specs);
   const std::string text = read_text(flags.text);
   const auto model = load_model(flags.common, flags.model);
   const std::vector<TokenId> tokens = model->tokenizer().encode(text, Tokenizer::Bos::as_template);
@@ -84,7 +85,7 @@ Json index_text(const IndexFlags& flags) {
     context.build_indexes([&](std::int64_t done) { progress.at(done); });
   }
   const double build_seconds = seconds_since(start);
-  check_output(flags);  // another may have written it meanwhile
+  check_output(flags, specs);  // another may have written it meanwhile
   context.save(flags.output, text);
   return {{"file", flags.output},
           {"tokens", tokens.size()},

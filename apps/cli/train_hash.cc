@@ -134,7 +134,9 @@ Json held_out_recall(const TrainHashFlags& flags, const std::shared_ptr<const Mo
 }
 
 void run(const TrainHashFlags& flags) {
+  const std::string checkpoint = flags.checkpoint.empty() ? flags.output + ".checkpoint" : flags.checkpoint;
   expect_apart(flags.output, flags.texts);
+  expect_apart(flags.output, {checkpoint});
   expect_apart(flags.output, flags.held_out);
   const auto model = load_model(flags.common, flags.model);
   const HashSettings settings = settings_of(flags, model->config().head_dim);
@@ -144,7 +146,6 @@ void run(const TrainHashFlags& flags) {
         2 * flags.bits);
   const std::vector<std::string> held_out_texts = read_held_out(flags, *model);
   const std::vector<Prompt> prompts = read_prompts(flags, *model, held_out_texts);
-  const std::string checkpoint = flags.checkpoint.empty() ? flags.output + ".checkpoint" : flags.checkpoint;
   ContextOptions options = context_options(flags.common, flags.model);
   options.chunk = flags.chunk;
   for (const Prompt& prompt : prompts)

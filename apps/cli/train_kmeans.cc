@@ -32,10 +32,11 @@ std::int64_t add_text(const TrainFlags& flags, const std::shared_ptr<const Model
   ContextOptions options = context_options(flags.common, flags.model);
   const std::int64_t limit = flags.model.context > 0 ? flags.model.context : model->config().max_positions;
   if (limit < std::ssize(tokens)) {
-    std::fprintf(stderr, "%s\n",
-                 fmt::format("{}: cut from {} tokens to the {} that the context holds (-c)", path,
-                             tokens.size(), limit)
-                     .c_str());
+    if (!flags.common.quiet)
+      std::fprintf(stderr, "%s\n",
+                   fmt::format("{}: cut from {} tokens to the {} that the context holds (-c)", path,
+                               tokens.size(), limit)
+                       .c_str());
     tokens.resize(static_cast<std::size_t>(limit));
   }
   options.max_tokens = std::ssize(tokens);

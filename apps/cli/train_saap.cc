@@ -142,12 +142,13 @@ std::string table_of(const std::vector<SaapHeadReport>& heads, std::int64_t prob
 }
 
 void run(const TrainSaapFlags& flags) {
+  const std::string checkpoint = flags.checkpoint.empty() ? flags.output + ".checkpoint" : flags.checkpoint;
   expect_apart(flags.output, flags.texts);
+  expect_apart(flags.output, {checkpoint});
   const auto model = load_model(flags.common, flags.model);
   const std::int64_t tokens = parse_count(flags.tokens, "--tokens", 16, std::int64_t{1} << 30);
   const std::vector<Prompt> prompts = read_prompts(flags, *model, tokens);
   const SaapSettings settings = settings_of(flags, prompts);
-  const std::string checkpoint = flags.checkpoint.empty() ? flags.output + ".checkpoint" : flags.checkpoint;
   const auto say = [&](const SaapHeadReport& h) {
     if (flags.common.quiet) return;
     std::cerr << fmt::format(

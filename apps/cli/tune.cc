@@ -23,6 +23,7 @@ void run(TuneFlags& flags) {
   expect_apart(flags.out, flags.texts);
   expect_apart(flags.out, {flags.check});
   const std::vector<Spec> asked = parse_specs(flags.specs);
+  expect_apart(flags.out, files_of(asked, flags.model.model));
   for (const Spec& spec : asked) {
     if (spec.name == "plan")
       throw InputError(fmt::format("tune: expected methods to choose from, found the plan '{}'", spec.str()));

@@ -70,4 +70,13 @@ void open_weight_files(const std::filesystem::path& dir, std::vector<MappedFile>
   }
 }
 
+std::set<std::string> weight_shards(const std::filesystem::path& dir) {
+  const auto index = dir / "model.safetensors.index.json";
+  try {
+    return is_there(index) ? shard_names(index) : std::set<std::string>{};
+  } catch (const InputError&) {
+    return {};
+  }
+}
+
 }  // namespace lode

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -22,5 +23,8 @@ using NamedTensors = std::map<std::string, NamedTensor>;
 /// `files`. InputError: no such file, a missing shard, a tensor in two shards, a name that leads out of the
 /// folder.
 void open_weight_files(const std::filesystem::path& dir, std::vector<MappedFile>& files, NamedTensors& all);
+
+/// The shards that DIR/model.safetensors.index.json names; none where there is no such file or it is damaged.
+std::set<std::string> weight_shards(const std::filesystem::path& dir);
 
 }  // namespace lode

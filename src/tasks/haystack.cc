@@ -17,10 +17,6 @@ namespace fs = std::filesystem;
 /// A stretch without a sentence end (a table, verse) is cut at a word once it is this long.
 constexpr std::size_t kLongestPiece = 2000;
 
-bool is_text_file(const fs::directory_entry& entry) {
-  return entry.is_regular_file() && (entry.path().extension() == ".txt" || entry.path().extension() == ".md");
-}
-
 std::vector<fs::path> text_files(const fs::path& path, const std::function<bool(std::string_view)>& keep) {
   if (fs::is_regular_file(path)) return {path};
   if (!fs::is_directory(path)) {
@@ -29,7 +25,7 @@ std::vector<fs::path> text_files(const fs::path& path, const std::function<bool(
   std::vector<fs::path> files;
   std::size_t seen = 0;
   for (const auto& entry : fs::directory_iterator(path)) {
-    if (!is_text_file(entry)) continue;
+    if (!Haystack::takes(entry)) continue;
     ++seen;
     if (!keep || keep(entry.path().filename().string())) files.push_back(entry.path());
   }
@@ -71,6 +67,10 @@ bool is_sentence_gap(std::string_view text, std::size_t at) {
   std::size_t end = at;
   while (const std::size_t mark = closing_mark(text, end)) end -= mark;
   return end > 0 && (text[end - 1] == '.' || text[end - 1] == '!' || text[end - 1] == '?');
+}
+
+bool Haystack::takes(const fs::directory_entry& entry) {
+  return entry.is_regular_file() && (entry.path().extension() == ".txt" || entry.path().extension() == ".md");
 }
 
 Haystack Haystack::read(const fs::path& path, TokenMeter meter,

@@ -35,7 +35,9 @@ struct Passage {
 /// used.
 class Haystack {
  public:
-  /// The text files (*.txt, *.md) of a folder in the order of their names, or one file. InputError when there
+  /// Whether a file of a folder is a text: *.txt, *.md.
+  static bool takes(const std::filesystem::directory_entry& file);
+  /// The text files of a folder in the order of their names, or one file. InputError when there
   /// is none, or when one is not UTF-8. `keep`, when given, chooses files by name.
   static Haystack read(const std::filesystem::path& path, TokenMeter meter,
                        const std::function<bool(std::string_view)>& keep = {});

@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "kernels/kernels.h"
 #include "kernels/ref/attention.h"
@@ -133,6 +135,23 @@ TEST_P(AttendTest, RowsWithLogWeights) {
       expect_close(plain, r, ref::attend(q.data() + r * d, 1.0, kv.view(), wide), tolerance(type));
     }
   }
+}
+
+TEST_P(AttendTest, LogWeightsThatAreNoNumber) {
+  const int d = 64, count = 40;
+  std::vector<Position> rows(count);
+  std::iota(rows.begin(), rows.end(), 0);
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const int queries : {1, 4, 8})
+      for (const std::uint32_t bits : {0x7fc00000u, 0x7f800001u, 0x7fff8000u, 0x7fffffffu, 0xffffffffu}) {
+        const RandomKv kv(type, count, d);
+        const std::vector<float> q = queries_for(type, queries * d, 5, 0.2f);
+        std::vector<float> weights(count, 0.5f);
+        weights[13] = std::bit_cast<float>(bits);
+        State state(queries, d);
+        table().attend_rows(q.data(), queries, kv.view(), rows.data(), weights.data(), count, state.view());
+        for (int r = 0; r < queries; ++r) EXPECT_TRUE(std::isnan(state.output(r, 3, d))) << std::hex << bits;
+      }
 }
 
 TEST_P(AttendTest, AListGivesTheBitsOfItsRowsStoredSideBySide) {

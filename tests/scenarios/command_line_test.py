@@ -219,6 +219,35 @@ class OutputsThatAreInputs(ProgramTest):
         self.assertEqual(text.read_text(encoding="utf-8"), "word " * 300)
         self.assertEqual((model / "config.json").read_bytes(), (self.model / "config.json").read_bytes())
 
+    def test_links_shards_and_notes_of_a_model(self):
+        store, model, notes = self.folder / "store", self.folder / "linked-model", self.folder / "linked-model" / "model-notes.jsonl"
+        shutil.copytree(self.model, store)
+        (store / "model.safetensors").rename(store / "weights-1.safetensors")
+        (store / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "weights-1.safetensors"}}), encoding="utf-8")
+        model.mkdir()
+        for file in store.iterdir():
+            (model / file.name).symlink_to(file)
+        for name in ("config.json", "tokenizer.json", "weights-1.safetensors"):
+            with self.subTest(name=name):
+                before = (store / name).read_bytes()
+                self.assert_refused(run("tasks", "kv", "--tokens", "1k", "-o", model / name), "--output", "a model's own", name)
+                self.assertEqual((store / name).read_bytes(), before)
+        for _ in range(2):
+            self.assertEqual(run("tasks", "kv", "--tokens", "1k", "--count", "1", "-o", notes).code, 0)
+
+    def test_books_artefacts_and_checkpoints(self):
+        books, book, artefact = self.folder / "books", self.folder / "books" / "a.txt", self.folder / "art.safetensors"
+        books.mkdir()
+        for file in (book, artefact):
+            file.write_text("word " * 300, encoding="utf-8")
+        self.assert_refused(run("tasks", "needle", "--tokens", "1k", "--haystack", books, "-o", book), "--output", "made from")
+        from_text = ("-m", self.model, "-f", self.text, "-o")
+        self.assert_refused(run("index", "--force", *from_text, artefact, "-a", f"saap:weights={artefact}"), "--output", "made from")
+        for verb in ("hash", "saap"):
+            self.assert_refused(run("train", verb, *from_text, self.folder / "x", "--checkpoint", self.folder / "x"), "--output", "made from")
+        for file in (book, artefact):
+            self.assertEqual(file.read_text(encoding="utf-8"), "word " * 300)
+
 
 class BadTexts(ProgramTest):
     def refused(self, path, *mentions, **options):

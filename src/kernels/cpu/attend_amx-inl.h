@@ -568,8 +568,12 @@ class TileRows {
     if ((step & (chunks_ - 1)) == 0) tiles_.bring(b);
     float* s = blocks_[step % 2].s;
     tile_scores<G>(chunk_of(step).packed, d_, tiles_.keys(b), tiles_.behind_keys(step, chunks_), s);
-    for (int i = 0; log_weights_ && i < keys_of(step); ++i)
-      for (int g = 0; g < G; ++g) s[i * G + g] += log_weights_[b * kBlock + i];
+    for (int i = 0; log_weights_ && i < keys_of(step); ++i) {
+      const float weight = log_weights_[b * kBlock + i];
+      // Rounding a weight to bf16 turns a NaN with all its low bits set into zero.
+      const float more = weight == weight ? weight : __builtin_nanf("");
+      for (int g = 0; g < G; ++g) s[i * G + g] += more;
+    }
   }
   /// Asks for what is behind the steps scored and added last.
   void weigh(std::int64_t step, std::int64_t scored, std::int64_t added) {
