@@ -80,6 +80,12 @@ std::shared_ptr<const Model> model_of(const AskFlags& flags, const ContextMeta& 
   return load_model(flags.common, model);
 }
 
+/// What ended an answer: a stop string or EOS, the limit of --predict, or the context's room.
+std::string end_of(const Generation& g, std::int64_t most_tokens) {
+  if (g.stopped) return "stop";
+  return std::ssize(g.tokens) == most_tokens ? "predict" : "context";
+}
+
 Json answer(Context& context, const AskFlags& flags, const std::string& question, const Spec& spec,
             MethodId method) {
   const auto prompt = context.model().tokenizer().encode(fill_template(flags.question_template, question),
@@ -98,6 +104,7 @@ Json answer(Context& context, const AskFlags& flags, const std::string& question
                  {"tokens_prefilled", prompt.size()},
                  {"tokens_generated", g.tokens.size()},
                  {"stopped", g.stopped},
+                 {"ended_by", end_of(g, options.max_new_tokens)},
                  {"density", g.work.density()},
                  {"selectivity", g.work.selectivity()},
                  {"prompt_seconds", g.prompt_seconds},
@@ -137,15 +144,15 @@ void print_answer(const Json& a, bool name_method) {
   print_text(text);
 }
 
-void remark(const Json& a, std::int64_t most_tokens) {
+void remark(const Json& a) {
   const double seconds = a["prompt_seconds"].get<double>() + a["decode_seconds"].get<double>();
   std::string line =
       fmt::format("{} tokens reused, {} read; looked at {:.2f} % of the KV bytes; {:.2f} s",
                   a["tokens_reused"].get<std::int64_t>(), a["tokens_prefilled"].get<std::int64_t>(),
                   100 * a["density"].get<double>(), seconds);
-  if (!a["stopped"].get<bool>())
+  if (a["ended_by"] != "stop")
     line += fmt::format("; cut off behind token {}, by {}", a["tokens_generated"].get<std::int64_t>(),
-                        a["tokens_generated"] == most_tokens ? "--predict" : "the context's end");
+                        a["ended_by"] == "predict" ? "--predict" : "the context's end");
   if (a.contains("dense_because")) line += "; dense: " + a["dense_because"].get<std::string>();
   if (a.contains("notice")) line += "; note: " + a["notice"].get<std::string>();
   if (a.contains("audit")) {
@@ -197,6 +204,9 @@ void run(const AskFlags& flags) {
   ContextOptions options = context_options(flags.common, flags.model);
   options.device = device_of(flags.common, meta.kv_type);
   expect_gpu(options.device, flags.model.gpu_memory, flags.model.kv_tier, flags.model.active_memory);
+  if (flags.model.context == 0)  // whatever room `index` was given
+    options.max_tokens =
+        std::max(meta.rope_tokens, room_for_questions(*model, meta.tokens, meta.rope_factor));
   Context context = Context::load(flags.context, model, options);
   context.impl().audit.set_limit(audit_limit(flags.model));
   say_placement(context, flags.common);
@@ -215,7 +225,7 @@ void run(const AskFlags& flags) {
       Json a = answer(context, flags, question, specs[i], methods[i]);
       if (!flags.common.json) {
         print_answer(a, specs.size() > 1);
-        if (!flags.common.quiet) remark(a, flags.max_new_tokens);
+        if (!flags.common.quiet) remark(a);
       }
       answers.push_back(std::move(a));
     }

@@ -44,6 +44,9 @@ struct ModelFlags {
 };
 /// `model_required`: -m must be given (otherwise the verb finds the model itself).
 void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required);
+/// A text and some room for questions about it, as far as the model's context goes, `rope_factor` times as
+/// far where that is above 0.
+std::int64_t room_for_questions(const Model& model, std::int64_t tokens, double rope_factor);
 /// "--audit-limit ERR", of verbs that give answers, and what it says; InputError without --audit.
 void add_audit_limit_flag(CLI::App& verb, ModelFlags& flags);
 std::optional<double> audit_limit(const ModelFlags& flags);

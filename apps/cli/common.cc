@@ -139,6 +139,13 @@ void expect_apart(const std::string& output, const std::vector<std::string>& inp
       throw InputError("--output: expected none of a model's own files, found '" + excerpt(output) + "'");
 }
 
+std::int64_t room_for_questions(const Model& model, std::int64_t tokens, double rope_factor) {
+  constexpr std::int64_t kQuestionRoom = 4096;
+  const double factor = rope_factor > 0 ? rope_factor : 1.0;
+  const auto most = static_cast<std::int64_t>(static_cast<double>(model.config().max_positions) * factor);
+  return std::max(tokens, std::min(most, tokens + kQuestionRoom));
+}
+
 std::vector<std::string> files_of(const std::vector<Spec>& specs, const std::string& model) {
   std::vector<std::string> files;
   for (const Spec& spec : specs) {

@@ -17,9 +17,6 @@ namespace lode::cli {
 
 namespace {
 
-/// Room for questions and answers behind an indexed text.
-constexpr std::int64_t kQuestionRoom = 4096;
-
 struct IndexFlags {
   CommonFlags common;
   ModelFlags model;
@@ -40,14 +37,6 @@ void check_output(const IndexFlags& flags, const std::vector<Spec>& specs) {
   }
 }
 
-/// Unless the user sets -c: the text and some room for questions, as far as the model's context goes.
-std::int64_t room_for(const Model& model, std::int64_t tokens, const ModelFlags& flags) {
-  if (flags.context > 0) return flags.context;
-  const double factor = flags.rope_factor > 0 ? flags.rope_factor : 1.0;
-  const auto most = static_cast<std::int64_t>(static_cast<double>(model.config().max_positions) * factor);
-  return std::max(tokens, std::min(most, tokens + kQuestionRoom));
-}
-
 /// What the indexes take in the file, as `inspect` counts it; in memory they have room to grow.
 std::uint64_t stored_index_bytes(const std::string& path) {
   const ContainerReader file(path);
@@ -64,7 +53,9 @@ Json index_text(const IndexFlags& flags) {
   const auto model = load_model(flags.common, flags.model);
   const std::vector<TokenId> tokens = model->tokenizer().encode(text, Tokenizer::Bos::as_template);
   ContextOptions options = context_options(flags.common, flags.model);
-  options.max_tokens = room_for(*model, static_cast<std::int64_t>(tokens.size()), flags.model);
+  options.max_tokens = flags.model.context > 0
+                           ? flags.model.context
+                           : room_for_questions(*model, std::ssize(tokens), flags.model.rope_factor);
   expect_room(flags.output,
               static_cast<std::uint64_t>(plan_memory(*model, options.kv_type, std::ssize(tokens), {}).kv));
 

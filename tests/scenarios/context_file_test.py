@@ -75,12 +75,15 @@ class RoundTrip(ProgramTest):
         self.assertIn("cut off behind token 3, by --predict", cut.err)
         room = run("inspect", context, "--json").json()["tokens"] + 16
         short = run("ask", self.index("little.lode", "-c", str(room)), "Who?", "--stop", "", "--template", "{question}", "-n", "64")
-        self.assertIn("by the context's end", self.assert_done(short).err)
+        self.assertIn("token 64, by --predict", self.assert_done(short).err)  # what `index` had does not bind `ask`
         less = run("ask", context, "Who?", "--stop", "", "--template", "{question}", "-n", "64", "-c", str(room))
         self.assertIn("by the context's end", self.assert_done(less).err)
         for count, more in (("3", ()), ("40", ("--stop", " "))):
             answer = self.assert_done(run("ask", context, "Who?", "-n", count, "--json", *more)).json()["answers"][0]
             self.assertEqual(answer["stopped"], answer["tokens_generated"] < int(count))
+            self.assertEqual(answer["ended_by"], "stop" if answer["stopped"] else "predict")
+        answer = run("ask", context, "Who?", "--stop", "", "--template", "{question}", "-n", "64", "-c", str(room), "--json").json()["answers"][0]
+        self.assertEqual(answer["ended_by"], "context")
 
     def test_model_that_moved(self):
         moved = tiny_model.write(self.folder / "moving", seed=7)
