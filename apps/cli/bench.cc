@@ -245,6 +245,9 @@ void run_decode(const BenchFlags& flags, bool random) {
   const DType kv_type = parse_dtype(flags.kv_type);
   const Device device = flags.device();
   const auto model = flags.load(device);
+  if (flags.built_layers > model->config().layers)
+    throw InputError(fmt::format("--built-layers: expected at most the model's {} layers, found {}",
+                                 model->config().layers, flags.built_layers));
   const DecodeBenchOptions options = {.context = flags.context,
                                       .kv_type = kv_type,
                                       .device = device,

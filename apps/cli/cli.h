@@ -47,6 +47,9 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required);
 /// A text and some room for questions about it, as far as the model's context goes, `rope_factor` times as
 /// far where that is above 0.
 std::int64_t room_for_questions(const Model& model, std::int64_t tokens, double rope_factor);
+/// Every verb that runs a model takes --audit; says on stderr that it changes nothing in one without sparse
+/// answers, and `why`.
+void say_unaudited(const CommonFlags& common, const ModelFlags& flags, const std::string& why);
 /// "--audit-limit ERR", of verbs that give answers, and what it says; InputError without --audit.
 void add_audit_limit_flag(CLI::App& verb, ModelFlags& flags);
 std::optional<double> audit_limit(const ModelFlags& flags);

@@ -221,6 +221,10 @@ void add_active_memory_flag(CLI::App& verb, std::string& size) {
       ->default_str("none");
 }
 
+void say_unaudited(const CommonFlags& common, const ModelFlags& flags, const std::string& why) {
+  if (flags.audit > 0 && !common.quiet) std::cerr << "--audit: changes nothing here: " << why << "\n";
+}
+
 void add_audit_limit_flag(CLI::App& verb, ModelFlags& flags) {
   verb.add_option(
           "--audit-limit", flags.audit_limit,

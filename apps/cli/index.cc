@@ -111,7 +111,10 @@ void add_index(CLI::App& app) {
   verb->add_option("-o,--output", flags->output, "the .lode file to write")->required()->check(output_file());
   add_attention_flag(*verb, flags->specs, false);
   verb->add_flag("--force", flags->force, "replace an existing file");
-  verb->callback([flags] { run(*flags); });
+  verb->callback([flags] {
+    say_unaudited(flags->common, flags->model, "a text that is indexed is attended fully");
+    run(*flags);
+  });
 }
 
 }  // namespace lode::cli

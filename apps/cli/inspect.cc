@@ -200,6 +200,7 @@ void add_inspect(CLI::App& app) {
     expect_use(*verb, {"--attention", "--ctx-size", "--kv-type", "--rope-factor"}, folder,
                "expected a model folder, whose memory it is to foretell, found '" + flags->path + "'");
     expect_use(*verb, {"--model"}, false, "expected the model's folder in the place of FILE, found it here");
+    say_unaudited(flags->common, flags->model, "nothing is attended");
     const Json found = folder                     ? inspect_model(*flags)
                        : is_artefact(flags->path) ? inspect_tensors(*flags)
                        : is_plan(flags->path)     ? inspect_plan(*flags)

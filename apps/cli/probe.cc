@@ -77,7 +77,11 @@ void add_probe(CLI::App& app) {
       "--lengths", flags->lengths,
       "recall alone, at these lengths of the text, such as 4k,16k,64k (figure 5 of HashAttention)");
   verb.add_flag("--heads", flags->heads, "print every head (--json always has them)");
-  verb.callback([flags] { run(*flags); });
+  verb.callback([flags] {
+    say_unaudited(flags->common, flags->model,
+                  "every token and head that is measured is measured against full attention");
+    run(*flags);
+  });
 }
 
 }  // namespace lode::cli

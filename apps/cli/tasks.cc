@@ -168,6 +168,8 @@ void run(const TasksFlags& flags) {
   expect_apart(flags.output, {flags.haystack});
   const Language& language = Language::built_in();
   const std::vector<std::string> names = wanted_tasks(flags, language);
+  if (flags.facts > 0)
+    for (const std::string& name : names) expect_facts(language, name, flags.facts);
   const std::filesystem::path model =
       flags.model.empty() ? data_dir() / "models" / "pocket" : std::filesystem::path(flags.model);
   const Tokenizer tokenizer = Tokenizer::read(model);

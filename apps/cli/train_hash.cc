@@ -264,6 +264,8 @@ void add_train_hash(CLI::App& train) {
   add_function_flags(*verb, *flags);
   add_training_flags(*verb, *flags);
   verb->callback([flags, verb] {
+    expect_use(*verb, {"--ctx-size"}, false, "expected --tokens, the length of prompts, in its place");
+    say_unaudited(flags->common, flags->model, "training attends fully");
     expect_beside(*verb, {"--late-tokens"}, flags->settings.late > 0, "--late");
     expect_beside(*verb, {"--apart"}, flags->settings.further > 0, "--further");
     expect_beside(*verb, {"--gamma"}, flags->start == "linear", "--start linear");

@@ -98,7 +98,10 @@ void add_train_kmeans(CLI::App& train) {
       ->check(CLI::IsMember({"off", "on"}));
   verb->add_option("--seed", flags->seed, "of the sample and of the start")
       ->check(whole_number(0, INT64_MAX));
-  verb->callback([flags] { run(*flags); });
+  verb->callback([flags] {
+    say_unaudited(flags->common, flags->model, "training attends fully");
+    run(*flags);
+  });
 }
 
 }  // namespace lode::cli

@@ -308,6 +308,8 @@ void add_train_saap(CLI::App& train) {
   add_saap_training_flags(*verb, flags->settings);
   verb->add_flag("--constant-rate", flags->constant_rate, "no decay of the rate");
   verb->callback([flags, verb] {
+    expect_use(*verb, {"--ctx-size"}, false, "expected --tokens, the length of prompts, in its place");
+    say_unaudited(flags->common, flags->model, "training attends fully");
     check_flags(*verb, *flags);
     run(*flags);
   });

@@ -95,7 +95,10 @@ void add_tune(CLI::App& app) {
   verb.add_option("--lengths", flags->lengths,
                   "contexts at which a step is timed beside full attention, or none")
       ->default_str("4k,16k,64k");
-  verb.callback([flags] { run(*flags); });
+  verb.callback([flags] {
+    say_unaudited(flags->common, flags->model, "every head is measured against full attention");
+    run(*flags);
+  });
 }
 
 }  // namespace lode::cli

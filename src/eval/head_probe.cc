@@ -16,6 +16,8 @@ namespace lode {
 
 namespace {
 
+constexpr double kRounding = 0x1p-6;  ///< relative error of an output, more than prefill's bf16 tiles round
+
 /// Which far keys head `head` of the group attends for a query token, added to `attended` [keys]. False when
 /// they do not all count with the weights of attention.
 bool mark_far(const Selection& selection, std::int32_t sequence, int kv_head, int head, std::int64_t token,
@@ -159,12 +161,13 @@ std::vector<HeadProbe::Sums> HeadProbe::compare(const LayerGeometry& geometry, c
         {output + (row + g) * d, size});
     const double norm = norm_of(exact + (kv_head * group + g) * d, d);
     // Who leaves nothing out errs by nothing: what prefill's kernels round is full attention's own, too.
-    const bool whole = plain && count == keys;
+    const double error = relative_error(output + (row + g) * d, exact + (kv_head * group + g) * d, d);
+    const bool rounding = plain && count == keys && error < kRounding;
     sums[static_cast<std::size_t>(g)] = {
         .density = static_cast<double>(count) / static_cast<double>(keys),
         .recall = best.empty() ? 1.0 : static_cast<double>(found) / static_cast<double>(best.size()),
         .mass = captured_mass(own, attended),
-        .error = whole ? 0.0 : relative_error(output + (row + g) * d, exact + (kv_head * group + g) * d, d),
+        .error = rounding ? 0.0 : error,
         .bound = plain ? bound == 0 ? 0.0 : bound / norm : std::numeric_limits<double>::infinity()};
   }
   for (Sums& sum : sums)

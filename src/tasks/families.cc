@@ -333,6 +333,16 @@ std::size_t fewest_facts(const Language& language, std::string_view task) {
   return 1;
 }
 
+void expect_facts(const Language& language, std::string_view task, std::int64_t facts) {
+  const auto fewest = static_cast<std::int64_t>(fewest_facts(language, task));
+  const bool whole = task != "vt" || facts % fewest == 0;
+  if (facts >= fewest && whole) return;
+  throw InputError("task " + std::string(task) + ": expected --facts to be " +
+                   (whole ? std::to_string(fewest) + " at least, which a question is about"
+                          : "a multiple of " + std::to_string(fewest) + ", a chain") +
+                   ", found " + std::to_string(facts));
+}
+
 std::size_t fact_count(const Language& language, std::string_view task, std::int64_t tokens) {
   const Json& entry = language.task(task);
   const Json& size = entry.contains("lines") ? entry.at("lines") : entry.at("facts");

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <set>
 #include <string>
 #include <vector>
@@ -30,6 +31,8 @@ struct Material {
 /// Whether a document may hold as many facts of a task as one likes, from fewest_facts on.
 bool facts_vary(const Language& language, std::string_view task);
 std::size_t fewest_facts(const Language& language, std::string_view task);
+/// InputError, in the words of --facts, for a number of facts that such a task cannot ask about.
+void expect_facts(const Language& language, std::string_view task, std::int64_t facts);
 /// How many facts a document of `tokens` tokens holds for a task of the haystack kind.
 std::size_t fact_count(const Language& language, std::string_view task, std::int64_t tokens);
 /// Facts and questions of one document of a haystack task (not recite, which takes its question from the

@@ -116,14 +116,8 @@ class TaskMaker {
 
   std::size_t facts_wanted() const {
     if (options_.facts == 0) return fact_count(language_, options_.task, options_.tokens);
-    const auto facts = static_cast<std::size_t>(options_.facts);
-    const std::size_t fewest = fewest_facts(language_, options_.task);
-    const bool whole = options_.task != "vt" || facts % fewest == 0;
-    if (facts >= fewest && whole) return facts;
-    throw InputError("task " + options_.task + ": expected --facts to be " +
-                     (whole ? std::to_string(fewest) + " at least, which a question is about"
-                            : "a multiple of " + std::to_string(fewest) + ", a chain") +
-                     ", found " + std::to_string(facts));
+    expect_facts(language_, options_.task, options_.facts);
+    return static_cast<std::size_t>(options_.facts);
   }
 
   Draft fact_draft(std::int64_t index, Rng& rng) {

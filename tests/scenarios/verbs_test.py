@@ -58,6 +58,7 @@ class Samples(ProgramTest):
         self.assert_refused(run("tasks", "neddle", *common), "needle")
         self.assert_refused(run("tasks", "kv", "needle", "kv", *common), "kv", "twice")
         self.assert_refused(run("tasks", "kv", "freq", *common, "--facts", "9"), "--facts", "multivalue")
+        self.assert_refused(run("tasks", "kv", "qa", *common, "--facts", "1"), "--facts", "2 at least")  # nothing of kv before
         self.assert_refused(run("tasks", "all", *common, "--tokens", "1k,2048"), "--tokens", "2048", "twice")
         self.assert_refused(run("tasks", "needle", "--tokens", "0", "-m", self.model), "--tokens")
         self.assert_refused(run("tasks", "needle", "--tokens", "2k", "--count", "-1", "-m", self.model), "--count")
