@@ -353,7 +353,7 @@ class Many {
     char* const states = slots_;
     if (number > 0) s_.empty.wait((number - 1) % 2);
     walk_.store(reinterpret_cast<float*>(states + turn(at) * stride), heads, item.first_head);
-    __syncwarp();
+    __syncwarp();  // lane 0 arrives for all of them, which racecheck takes for a race
     unsigned missing = 0;
     if (lane_ == 0) missing = s_.full.arrive_and_count();
     if (__shfl_sync(~0u, missing, 0) != 1) return;

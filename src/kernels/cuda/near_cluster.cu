@@ -152,6 +152,8 @@ class Near {
 
   __device__ void run() {
     if (tid_ == 0) open_inboxes();
+    __syncwarp();  // for racecheck, to which a barrier's opening is the warp's
+    if (tid_ == 0) expect_messages();
     __syncwarp();
     find_keys();
     if (signs()) fetch_weights();
@@ -185,16 +187,16 @@ class Near {
     return signs() ? head : 0;
   }
   __device__ void open_inboxes() const {
-    Inbox* const simple[] = {&s_.of_bits, &s_.of_counts, &s_.received.inbox};
-    const unsigned bytes[] = {kHeads * kBits * 4, kRanks * S::kFours * 16, Attend::kMergeBytes};
-#pragma unroll
-    for (int i = 0; i < 3; ++i) open_inbox(simple[i]);
+    open_inbox(&s_.of_bits), open_inbox(&s_.of_counts), open_inbox(&s_.received.inbox);
 #pragma unroll
     for (int i = 0; i < kHiddenLayers * S::kHeadsOfBlock; ++i) open_inbox(&s_.of_layer[0][i]);
     open_inbox(&s_.of_rows);
     publish_inboxes();
-#pragma unroll
-    for (int i = 0; i < 3; ++i) expect(simple[i], bytes[i]);
+  }
+  __device__ void expect_messages() const {
+    expect(&s_.of_bits, kHeads * kBits * 4);
+    expect(&s_.of_counts, kRanks * S::kFours * 16);
+    expect(&s_.received.inbox, Attend::kMergeBytes);
 #pragma unroll
     for (int i = 0; i < kHiddenLayers * S::kHeadsOfBlock; ++i) expect(&s_.of_layer[0][i], kHidden * 4);
   }
