@@ -204,7 +204,11 @@ void run(const AskFlags& flags) {
   ContextOptions options = context_options(flags.common, flags.model);
   options.device = device_of(flags.common, meta.kv_type);
   expect_gpu(options.device, flags.model.gpu_memory, flags.model.kv_tier, flags.model.active_memory);
-  if (flags.model.context == 0)  // whatever room `index` was given
+  // Whatever room `index` was given. Not where a limit of memory is set, which that room was chosen for, nor
+  // where RoPE's frequencies are for that many positions.
+  const bool bounded = !flags.model.gpu_memory.empty() || flags.model.kv_tier != "auto" ||
+                       model->config().rope_scaling.kind == RopeScaling::Kind::dynamic;
+  if (flags.model.context == 0 && !bounded)
     options.max_tokens =
         std::max(meta.rope_tokens, room_for_questions(*model, meta.tokens, meta.rope_factor));
   Context context = Context::load(flags.context, model, options);

@@ -100,9 +100,9 @@ CLI::Validator byte_size();
 CLI::Validator output_file();
 CLI::Validator output_folder();
 /// InputError for an output, "" or a path, that is one of the `inputs` it is made from (files, folders of
-/// texts, or "-"), or a file of a model.
+/// texts or of a model, or "-"), or a file of a model, there or not yet.
 void expect_apart(const std::string& output, const std::vector<std::string>& inputs);
-/// What may be a file among the values of specs, and what trained methods read from the model's folder.
+/// The model's folder, and the files that specs read, by way of plans and from that folder, too.
 std::vector<std::string> files_of(const std::vector<Spec>& specs, const std::string& model);
 
 /// Work whose results so far are kept at `path` when Ctrl-C ends it: then says that the same command goes on

@@ -16,6 +16,7 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "cli.h"
+#include "eval/settings.h"
 #include "io/container.h"
 #include "io/safetensors.h"
 #include "lodestone/error.h"
@@ -109,8 +110,9 @@ bool is_or_holds(const std::string& input, const std::filesystem::path& path) {
 /// Whether `path` is what a model in that folder is read from.
 bool is_of_model(const std::filesystem::path& folder, const std::filesystem::path& path) {
   std::error_code failed;
-  const auto is = [&](const std::string& name) {
-    return std::filesystem::equivalent(folder / name, path, failed);
+  const auto is = [&](const std::string& name) {  // or would be, when it is written
+    return std::filesystem::weakly_canonical(folder / name, failed) == path ||
+           std::filesystem::equivalent(folder / name, path, failed);
   };
   if (!std::filesystem::exists(folder / "config.json", failed) ||
       !std::filesystem::exists(folder / "tokenizer.json", failed))
@@ -133,8 +135,11 @@ void expect_apart(const std::string& output, const std::vector<std::string>& inp
     if (is_or_holds(input, path))
       throw InputError("--output: expected another file than those it is made from, found '" +
                        excerpt(output) + "'");
-  // In the folder of the path as given, too: the files of a model may be links to somewhere else.
-  for (const fs::path& folder : {fs::absolute(output, failed).parent_path(), path.parent_path()})
+  // In the folder of the path as given, too, and in that of a model that is read: the files of a model may be
+  // links to somewhere else.
+  std::vector<fs::path> folders(inputs.begin(), inputs.end());
+  folders.insert(folders.end(), {fs::absolute(output, failed).parent_path(), path.parent_path()});
+  for (const fs::path& folder : folders)
     if (is_of_model(folder, path))
       throw InputError("--output: expected none of a model's own files, found '" + excerpt(output) + "'");
 }
@@ -147,11 +152,9 @@ std::int64_t room_for_questions(const Model& model, std::int64_t tokens, double 
 }
 
 std::vector<std::string> files_of(const std::vector<Spec>& specs, const std::string& model) {
-  std::vector<std::string> files;
-  for (const Spec& spec : specs) {
-    for (const auto& [key, value] : spec.given) files.push_back(value);
-    files.push_back((std::filesystem::path(model) / (spec.name + ".safetensors")).string());
-  }
+  std::vector<std::string> files = {model};
+  for (const Spec& spec : specs)
+    for (const std::filesystem::path& file : lode::files_of(spec, model)) files.push_back(file.string());
   return files;
 }
 

@@ -136,6 +136,7 @@ Json held_out_recall(const TrainHashFlags& flags, const std::shared_ptr<const Mo
 void run(const TrainHashFlags& flags) {
   const std::string checkpoint = flags.checkpoint.empty() ? flags.output + ".checkpoint" : flags.checkpoint;
   expect_apart(flags.output, flags.texts);
+  expect_apart(flags.output, {flags.model.model});
   expect_apart(flags.output, {checkpoint});
   expect_apart(flags.output, flags.held_out);
   const auto model = load_model(flags.common, flags.model);
@@ -231,7 +232,8 @@ void add_training_flags(CLI::App& verb, TrainHashFlags& flags) {
   verb.add_option("--others", s.others, "keys of a step beside the pivotal ones; 0 = all")
       ->check(whole_number(0, 1 << 30));
   verb.add_option("--rate", s.rate, "of Adam at the start; falls along a cosine")->check(number(0.0, 1.0));
-  verb.add_option("--from", flags.from, "a file of such functions, to train further");
+  verb.add_option("--from", flags.from,
+                  "a file of such functions, to train further; --output may replace it");
   verb.add_option("--start", flags.start, "linear (from second moments) or random")
       ->check(CLI::IsMember({"linear", "random"}));
   verb.add_option("--gamma", s.gamma, "of the linear start: 0 keys as they are, 1/2 whitened")

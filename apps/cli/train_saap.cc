@@ -144,6 +144,7 @@ std::string table_of(const std::vector<SaapHeadReport>& heads, std::int64_t prob
 void run(const TrainSaapFlags& flags) {
   const std::string checkpoint = flags.checkpoint.empty() ? flags.output + ".checkpoint" : flags.checkpoint;
   expect_apart(flags.output, flags.texts);
+  expect_apart(flags.output, {flags.model.model});
   expect_apart(flags.output, {checkpoint});
   const auto model = load_model(flags.common, flags.model);
   const std::int64_t tokens = parse_count(flags.tokens, "--tokens", 16, std::int64_t{1} << 30);
@@ -212,9 +213,9 @@ void add_network_flags(CLI::App& verb, TrainSaapFlags& flags) {
       ->check(whole_number(0, 1 << 16));
   verb.add_option("--type", flags.type, "of the weights in the artefact")
       ->check(CLI::IsMember({"f16", "bf16", "f32", "q8"}));
-  verb.add_option(
-      "--from", flags.from,
-      "an artefact to train further on these texts; its buckets stay, and the shape of its network");
+  verb.add_option("--from", flags.from,
+                  "an artefact to train further on these texts, which --output may replace; its buckets "
+                  "stay, and the shape of its network");
   verb.add_flag("--add-network", s.add_network,
                 "leave the networks of --from as they are (but for --type q8) and train another one over its "
                 "buckets, for longer contexts (see --shift)");

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "base/cancel.h"
@@ -54,6 +55,27 @@ Assignment assign_with(Matrix<const float> x, std::span<const float> centroids,
   return result;
 }
 
+/// What a scan of a point's cluster reads, up to a factor: least where all clusters are alike.
+double unevenness(const std::vector<std::int64_t>& counts) {
+  double sum = 0;
+  for (const std::int64_t count : counts) sum += static_cast<double>(count) * static_cast<double>(count);
+  return sum;
+}
+
+/// Where a cluster holds e times its even share, its offset falls by step x log e. Empty clusters must not
+/// come by all keys at once: e counts as at least 1 / kMostExcess, and at most kMostExcess.
+std::vector<float> moved_against_excess(std::vector<float> offsets, const std::vector<std::int64_t>& counts,
+                                        double step) {
+  constexpr double kMostExcess = 4;
+  const double even = static_cast<double>(std::accumulate(counts.begin(), counts.end(), std::int64_t{0})) /
+                      static_cast<double>(counts.size());
+  for (std::size_t c = 0; c < offsets.size(); ++c) {
+    const double excess = std::clamp(static_cast<double>(counts[c]) / even, 1.0 / kMostExcess, kMostExcess);
+    offsets[c] -= static_cast<float>(step * std::log(excess));
+  }
+  return offsets;
+}
+
 }  // namespace
 
 std::vector<float> balanced_offsets(Matrix<const float> x, std::span<const float> centroids, double strength,
@@ -61,16 +83,15 @@ std::vector<float> balanced_offsets(Matrix<const float> x, std::span<const float
   LODE_ASSERT(x.stride == x.cols && x.rows >= 1 && std::ssize(centroids) % x.cols == 0);
   std::vector<float> offsets(centroids.size() / static_cast<std::size_t>(x.cols), 0.0f);
   if (strength <= 0 || offsets.size() < 2) return offsets;
-  const double even = static_cast<double>(x.rows) / static_cast<double>(offsets.size());
-  double unit = 0;
+  Assignment now = assign_with(x, centroids, offsets, pool);
+  double uneven = unevenness(now.counts), step = now.gap;
   for (int round = 0; round < kRounds; ++round) {
-    const Assignment now = assign_with(x, centroids, offsets, pool);
-    if (round == 0) unit = now.gap;
-    const double step = unit / (1.0 + 0.1 * round);
-    for (std::size_t c = 0; c < offsets.size(); ++c) {
-      const double excess = std::log((static_cast<double>(now.counts[c]) + 0.5) / (even + 0.5));
-      offsets[c] -= static_cast<float>(step * excess);
-    }
+    const std::vector<float> moved = moved_against_excess(offsets, now.counts, step);
+    Assignment then = assign_with(x, centroids, moved, pool);
+    const double found = unevenness(then.counts);
+    step *= found < uneven ? 1.25 : 0.5;
+    if (found >= uneven) continue;
+    offsets = moved, now = std::move(then), uneven = found;
   }
   for (float& offset : offsets) offset *= static_cast<float>(strength);
   return offsets;

@@ -212,7 +212,8 @@ ContextMeta read_context_meta(const ContainerReader& file, const std::filesystem
     throw InputError(fmt::format("{}: expected KV of at most {}, found {} tokens of {} bytes", where,
                                  human_bytes(kMaxKvBytes), meta.tokens, meta.token_bytes()));
   }
-  meta.rope_tokens = json_int(json, "rope_tokens", where, meta.tokens, kMaxTokens);
+  meta.rope_tokens =
+      json_int(json, "rope_tokens", where, 1, kMaxTokens);  // fewer: loaded with more room, grown
   meta.rope_factor = json_number(json, "rope_factor", where, 0.0, 1024.0);
   meta.max_positions =
       json_has(json, "max_positions") ? json_int(json, "max_positions", where, 1, kMaxTokens) : 0;
@@ -272,7 +273,7 @@ Context Context::load(const std::filesystem::path& path, std::shared_ptr<const M
   options.rope_factor.reset();
   options.kv_type = meta.kv_type;
   options.seed = meta.seed;
-  options.max_tokens = std::max(meta.rope_tokens, asked.max_tokens);
+  options.max_tokens = std::max({meta.rope_tokens, meta.tokens, asked.max_tokens});
   if (meta.rope_factor > 0) options.rope_factor = meta.rope_factor;
   Context context(std::move(model), options);
   Impl& c = *context.impl_;

@@ -70,9 +70,14 @@ std::string machine_name(const Model& model, Device device) {
   return text;
 }
 
-std::string files_hash(const Spec& spec, const Model& model) {
+std::set<fs::path> files_of(const Spec& spec, const fs::path& folder) {
   std::set<fs::path> files;
-  add_files(spec, model.path(), files);
+  add_files(spec, folder, files);
+  return files;
+}
+
+std::string files_hash(const Spec& spec, const Model& model) {
+  const std::set<fs::path> files = files_of(spec, model.path());
   if (files.empty()) return {};
   std::string hashes;
   for (const fs::path& file : files) hashes += hash_hex(MappedFile(file).bytes());

@@ -3,6 +3,8 @@
 // one takes over only what was measured alike.
 #pragma once
 
+#include <filesystem>
+#include <set>
 #include <string>
 
 #include "base/json.h"
@@ -16,9 +18,11 @@ Json run_settings(const Model& model, const ContextOptions& context);
 /// Processor, threads, kernels, and the GPU where one is used.
 std::string machine_name(const Model& model, Device device);
 
-/// A hash over the contents of all files that a spec reads: artefacts, those in the model's folder included,
-/// centroids, a plan and what its heads name. Empty when it reads none; a file that is missing is left for
-/// attach() to name.
+/// All files that a spec reads, where `folder` is the one with the model's artefacts: those artefacts,
+/// centroids, a plan and what its heads name. A file that is missing is left for attach() to name.
+std::set<std::filesystem::path> files_of(const Spec& spec, const std::filesystem::path& folder);
+
+/// A hash over the contents of all files that a spec reads. Empty when it reads none.
 std::string files_hash(const Spec& spec, const Model& model);
 
 }  // namespace lode

@@ -63,6 +63,21 @@ TEST_F(ContextFileTest, LessRoomThanItWasIndexedWithIsKeptToAndChangesNothingEls
   EXPECT_NO_THROW(made.forward(question_, kDense));
 }
 
+TEST_F(ContextFileTest, AContextThatGrewPastTheRoomItWasIndexedWithIsReadAgain) {
+  Context made(tiny_model(), {.max_tokens = 310});
+  made.prefill(text_);
+  made.build_indexes();
+  made.save(file("tight"), "");
+  Context grown = Context::load(file("tight"), tiny_model(), {.max_tokens = 800});
+  grown.prefill(text_);
+  grown.build_indexes();
+  grown.save(file("grown"), "");
+  const std::vector<float> wanted = grown.forward(question_, kDense);
+  EXPECT_EQ(Context::load(file("grown"), tiny_model(), {.max_tokens = 800}).forward(question_, kDense),
+            wanted);
+  EXPECT_EQ(Context::load(file("grown"), tiny_model(), {}).tokens(), 600);
+}
+
 TEST_F(ContextFileTest, SeedsHave64Bits) {
   Context made(tiny_model(), {.max_tokens = 400, .seed = 0x9000000000000001});
   made.prefill(text_);

@@ -234,6 +234,14 @@ class OutputsThatAreInputs(ProgramTest):
                 self.assertEqual((store / name).read_bytes(), before)
         for _ in range(2):
             self.assertEqual(run("tasks", "kv", "--tokens", "1k", "--count", "1", "-o", notes).code, 0)
+        # What would be read in the place of the shards; what the links of -m lead to.
+        refused = ("--output", "a model's own")
+        self.assert_refused(run("tasks", "kv", "--tokens", "1k", "-o", store / "model.safetensors"), *refused)
+        (store / "weights-1.safetensors").rename(self.folder / "blob")
+        (model / "weights-1.safetensors").unlink()
+        (model / "weights-1.safetensors").symlink_to(self.folder / "blob")
+        for verb in (("index", "--force"), ("train", "kmeans"), ("train", "hash"), ("train", "saap")):
+            self.assert_refused(run(*verb, "-m", model, "-f", self.text, "-o", self.folder / "blob"), *refused)
 
     def test_books_artefacts_and_checkpoints(self):
         books, book, artefact = self.folder / "books", self.folder / "books" / "a.txt", self.folder / "art.safetensors"
@@ -243,6 +251,10 @@ class OutputsThatAreInputs(ProgramTest):
         self.assert_refused(run("tasks", "needle", "--tokens", "1k", "--haystack", books, "-o", book), "--output", "made from")
         from_text = ("-m", self.model, "-f", self.text, "-o")
         self.assert_refused(run("index", "--force", *from_text, artefact, "-a", f"saap:weights={artefact}"), "--output", "made from")
+        plan = self.folder / "made-from.plan"
+        plan.write_text(json.dumps({"lodestone_plan": 1, "model_fingerprint": "", "sink": 1, "window": 63,
+                                    "layers": [[f"kmeans:weights={artefact}"]]}), encoding="utf-8")
+        self.assert_refused(run("index", "--force", *from_text, artefact, "-a", f"plan:{plan}"), "--output", "made from")
         for verb in ("hash", "saap"):
             self.assert_refused(run("train", verb, *from_text, self.folder / "x", "--checkpoint", self.folder / "x"), "--output", "made from")
         for file in (book, artefact):
