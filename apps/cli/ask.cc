@@ -300,6 +300,9 @@ void add_ask(CLI::App& app) {
   verb->add_option("-s,--seed", flags->sampling.seed, "seed of the sampling")
       ->check(whole_number(0, INT64_MAX));
   verb->callback([flags, verb] {
+    for (const char* flag : {"--top-k", "--top-p", "--min-p"})
+      if (flags->sampling.temperature == 0 && verb->count(flag) > 0 && !flags->common.quiet)
+        std::cerr << flag << ": changes nothing without --temp above 0\n";
     flags->kv_type_given = verb->count("--kv-type") > 0;
     run(*flags);
   });

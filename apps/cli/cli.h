@@ -102,6 +102,8 @@ CLI::Validator output_folder();
 /// InputError for an output, "" or a path, that is one of the `inputs` it is made from (files, folders of
 /// texts or of a model, or "-"), or a file of a model, there or not yet.
 void expect_apart(const std::string& output, const std::vector<std::string>& inputs);
+/// InputError for an output that is a context file, of verbs that write something else: it took long to make.
+void expect_no_context(const std::string& output);
 /// The model's folder, and the files that specs read, by way of plans and from that folder, too.
 std::vector<std::string> files_of(const std::vector<Spec>& specs, const std::string& model);
 

@@ -144,6 +144,15 @@ void expect_apart(const std::string& output, const std::vector<std::string>& inp
       throw InputError("--output: expected none of a model's own files, found '" + excerpt(output) + "'");
 }
 
+void expect_no_context(const std::string& output) {
+  std::error_code failed;
+  if (!std::filesystem::is_regular_file(output, failed)) return;
+  const MappedFile file(output);
+  if (is_container(file.bytes()))
+    throw InputError("--output: expected no indexed text, found the .lode file '" + excerpt(output) +
+                     "' there");
+}
+
 std::int64_t room_for_questions(const Model& model, std::int64_t tokens, double rope_factor) {
   constexpr std::int64_t kQuestionRoom = 4096;
   const double factor = rope_factor > 0 ? rope_factor : 1.0;

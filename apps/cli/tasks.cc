@@ -165,6 +165,7 @@ std::int64_t write_samples(const TasksFlags& flags, const std::vector<std::strin
 }
 
 void run(const TasksFlags& flags) {
+  expect_no_context(flags.output);
   expect_apart(flags.output, {flags.haystack});
   const Language& language = Language::built_in();
   const std::vector<std::string> names = wanted_tasks(flags, language);

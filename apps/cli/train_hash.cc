@@ -135,6 +135,7 @@ Json held_out_recall(const TrainHashFlags& flags, const std::shared_ptr<const Mo
 
 void run(const TrainHashFlags& flags) {
   const std::string checkpoint = flags.checkpoint.empty() ? flags.output + ".checkpoint" : flags.checkpoint;
+  expect_no_context(flags.output);
   expect_apart(flags.output, flags.texts);
   expect_apart(flags.output, {flags.model.model});
   expect_apart(flags.output, {checkpoint});

@@ -51,6 +51,7 @@ std::int64_t add_text(const TrainFlags& flags, const std::shared_ptr<const Model
 }
 
 void run(const TrainFlags& flags) {
+  expect_no_context(flags.output);
   expect_apart(flags.output, flags.texts);
   expect_apart(flags.output, {flags.model.model});
   const auto model = load_model(flags.common, flags.model);

@@ -143,6 +143,7 @@ std::string table_of(const std::vector<SaapHeadReport>& heads, std::int64_t prob
 
 void run(const TrainSaapFlags& flags) {
   const std::string checkpoint = flags.checkpoint.empty() ? flags.output + ".checkpoint" : flags.checkpoint;
+  expect_no_context(flags.output);
   expect_apart(flags.output, flags.texts);
   expect_apart(flags.output, {flags.model.model});
   expect_apart(flags.output, {checkpoint});

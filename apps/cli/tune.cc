@@ -20,6 +20,7 @@ struct TuneFlags {
 };
 
 void run(TuneFlags& flags) {
+  expect_no_context(flags.out);
   expect_apart(flags.out, flags.texts);
   expect_apart(flags.out, {flags.check});
   const std::vector<Spec> asked = parse_specs(flags.specs);

@@ -255,6 +255,11 @@ class OutputsThatAreInputs(ProgramTest):
         plan.write_text(json.dumps({"lodestone_plan": 1, "model_fingerprint": "", "sink": 1, "window": 63,
                                     "layers": [[f"kmeans:weights={artefact}"]]}), encoding="utf-8")
         self.assert_refused(run("index", "--force", *from_text, artefact, "-a", f"plan:{plan}"), "--output", "made from")
+        context = self.folder / "kept.lode"
+        self.assert_done(run("index", *from_text, context, "--quiet"))
+        for verb in (("train", "kmeans", *from_text), ("train", "hash", *from_text), ("train", "saap", *from_text), ("tasks", "kv", "--tokens", "1k", "-o"),
+                     ("tune", "-m", self.model, "-f", self.text, "--check", self.text, "-o")):
+            self.assert_refused(run(*verb, context), "--output", ".lode", "kept")
         for verb in ("hash", "saap"):
             self.assert_refused(run("train", verb, *from_text, self.folder / "x", "--checkpoint", self.folder / "x"), "--output", "made from")
         for file in (book, artefact):
