@@ -9,5 +9,5 @@ foreach(asset "tasks.json|kTaskLanguage" "prose.json|kProse")
     COMMAND ${CMAKE_COMMAND} -D INPUT=${PROJECT_SOURCE_DIR}/assets/${file} -D OUTPUT=${asset_cc} -D NAME=${name}
             -P ${PROJECT_SOURCE_DIR}/cmake/embed.cmake
     DEPENDS ${PROJECT_SOURCE_DIR}/assets/${file} ${PROJECT_SOURCE_DIR}/cmake/embed.cmake)
-  target_sources(lodestone PRIVATE ${asset_cc})
+  target_sources(lodestone-lab PRIVATE ${asset_cc})
 endforeach()

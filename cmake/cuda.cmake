@@ -32,7 +32,7 @@ endif()
 
 # lode_cuda_sources(TARGET): the kernels, compiled for this target.
 function(lode_cuda_sources target)
-  file(GLOB sources CONFIGURE_DEPENDS ${LODE_CUDA_DIR}/*.cu)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${LODE_CUDA_DIR}/*.cu)
   target_sources(${target} PRIVATE ${sources})
   set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES "${LODESTONE_CUDA_ARCHITECTURES}")
   target_compile_options(${target} PRIVATE

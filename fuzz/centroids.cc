@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any bytes as a file of trained centroids: refused, or directions of norm 1 (or 0) for every head.
-#include "select/centroids.h"
+#include "select/shared/centroids.h"
 
 #include <cmath>
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any bytes as a file of HashAttention's functions: refused, or functions that sign keys and queries.
-#include "select/hash_weights.h"
-
 #include "fuzz/target.h"
+#include "select/hash/weights.h"
 #include "support/memory_file.h"
 
 LODE_FUZZ_TARGET(hash_weights) {

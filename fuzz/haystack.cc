@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any text as a haystack: refused, or passages of it that are as long as they say.
-#include "tasks/haystack.h"
+#include "lab/tasks/haystack.h"
 
 #include "fuzz/target.h"
 #include "tasks/fake_meter.h"

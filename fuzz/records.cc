@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any text as the answers of an earlier run of `eval`: refused, or gone on with, and then it is whole.
-#include "eval/records.h"
+#include "lab/eval/records.h"
 
 #include "fuzz/target.h"
 #include "support/memory_file.h"

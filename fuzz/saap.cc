@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "fuzz/target.h"
-#include "select/saap_artefact.h"
+#include "select/saap/artefact.h"
 #include "support/memory_file.h"
 
 LODE_FUZZ_TARGET(saap) {

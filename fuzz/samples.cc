@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any text as a file of samples: refused, or samples that are the same after writing and reading again.
 #include "fuzz/target.h"
-#include "tasks/sample_file.h"
+#include "lab/tasks/sample_file.h"
 
 LODE_FUZZ_TARGET(samples) {
   for (const lode::Sample& sample : lode::parse_samples(input, "fuzz")) {

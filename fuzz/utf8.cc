@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The two readers of UTF-8 agree, and what replaces broken text is valid.
-#include "model/utf8.h"
+#include "text/utf8.h"
 
 #include "base/text.h"
 #include "fuzz/target.h"

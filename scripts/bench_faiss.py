@@ -3,7 +3,7 @@
 """bench_faiss.py: the time that faiss (Flat and IVF, f32) takes for the searches of one decode step.
 
 One layer of 8 KV heads with 4 query heads each: 32 searches for the 100 best keys, each a call of its own with
-one query, spread over threads. Keys and queries are made up by the rules of src/eval/ood_vectors.cc (another
+one query, spread over threads. Keys and queries are made up by the rules of src/lab/bench/ood_vectors.cc (another
 draw). Beside it, from the same run, what `lodestone bench attention` says with --program.
 
     pip install faiss-cpu numpy

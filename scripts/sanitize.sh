@@ -8,12 +8,12 @@ preset=${1:?usage: scripts/sanitize.sh asan|tsan [FOLDER...]}
 shift
 # Compiling is most of the time, so only what these tests link is compiled.
 case $preset in
-  asan) default=(base io ann kv select attend model fuzz) sources='base;io;kernels;ann;kv;select;attend;model;engine;tasks;eval' ;;
-  tsan) default=(base ann kv select attend model) sources='base;io;kernels;ann;kv;select;attend;model' ;;
+  asan) default=(base io ann kv select attend model fuzz) sources='base;io;text;kernels;ann;kv;select;attend;model;engine;lab' ;;
+  tsan) default=(base ann kv select attend model) sources='base;io;text;kernels;ann;kv;select;attend;model' ;;
   *) echo "sanitize.sh: expected asan or tsan, found '$preset'" >&2; exit 2 ;;
 esac
 folders=("$@")
-[ ${#folders[@]} -eq 0 ] || sources='base;io;kernels;ann;kv;select;attend;model;engine;train;tasks;eval'
+[ ${#folders[@]} -eq 0 ] || sources='base;io;text;kernels;ann;kv;select;attend;model;engine;lab'
 [ ${#folders[@]} -gt 0 ] || for folder in "${default[@]}"; do
   if compgen -G "tests/$folder/*_test.cc" >/dev/null; then folders+=("$folder"); fi
 done

@@ -16,7 +16,7 @@
 #include "engine/memory.h"
 #include "engine/row_order.h"
 #include "engine/sources.h"
-#include "eval/audit_result.h"
+#include "lab/eval/audit_result.h"
 #include "lodestone/error.h"
 
 namespace lode::cli {

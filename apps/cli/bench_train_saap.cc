@@ -5,7 +5,7 @@
 #include <iostream>
 
 #include "base/threads.h"
-#include "eval/bench_saap.h"
+#include "lab/bench/saap.h"
 #include "model/config.h"
 #include "saap_flags.h"
 

@@ -16,13 +16,13 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "cli.h"
-#include "eval/settings.h"
 #include "io/container.h"
 #include "io/safetensors.h"
+#include "lab/eval/settings.h"
+#include "lab/tasks/haystack.h"
 #include "lodestone/error.h"
 #include "model/config.h"
 #include "model/weight_files.h"
-#include "tasks/haystack.h"
 
 namespace lode::cli {
 

@@ -9,7 +9,7 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "cli.h"
-#include "eval/audit_result.h"
+#include "lab/eval/audit_result.h"
 #include "lodestone/error.h"
 
 namespace lode::cli {

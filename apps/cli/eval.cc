@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // lodestone eval: scores a sample file under each attention spec, beside full attention.
-#include "eval/eval.h"
+#include "lab/eval/eval.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -8,9 +8,9 @@
 #include <set>
 
 #include "cli.h"
-#include "eval/audit_result.h"
+#include "lab/eval/audit_result.h"
+#include "lab/tasks/datasets.h"
 #include "lodestone/error.h"
-#include "tasks/datasets.h"
 
 namespace lode::cli {
 

@@ -16,7 +16,7 @@
 #include "io/safetensors.h"
 #include "lodestone/error.h"
 #include "model/config.h"
-#include "select/plan_file.h"
+#include "select/plan/file.h"
 
 namespace lode::cli {
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // lodestone probe: how close a method comes to full attention, head by head and in the loss of a text's end.
-#include "eval/probe.h"
+#include "lab/eval/probe.h"
 
 #include "cli.h"
-#include "eval/recall.h"
+#include "lab/studies/recall.h"
 
 namespace lode::cli {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // lodestone report: measures what suites ask for, and writes it as one page.
-#include "report/report.h"
+#include "lab/report/report.h"
 
 #include <fmt/format.h>
 
@@ -14,9 +14,9 @@
 #include "base/text.h"
 #include "cli.h"
 #include "commit.h"
-#include "eval/settings.h"
+#include "lab/eval/settings.h"
+#include "lab/tasks/datasets.h"
 #include "lodestone/error.h"
-#include "tasks/datasets.h"
 
 namespace lode::cli {
 

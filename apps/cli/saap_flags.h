@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cli.h"
-#include "train/saap_trainer.h"
+#include "lab/train/saap/trainer.h"
 
 namespace lode::cli {
 

@@ -9,10 +9,10 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "cli.h"
+#include "lab/tasks/families.h"
+#include "lab/tasks/prose.h"
+#include "lab/tasks/samples.h"
 #include "lodestone/error.h"
-#include "tasks/families.h"
-#include "tasks/prose.h"
-#include "tasks/samples.h"
 
 namespace lode::cli {
 

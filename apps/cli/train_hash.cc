@@ -8,10 +8,10 @@
 
 #include "base/text.h"
 #include "cli.h"
-#include "eval/recall.h"
+#include "lab/studies/recall.h"
+#include "lab/train/hash/trainer.h"
 #include "lodestone/error.h"
 #include "model/config.h"
-#include "train/hash_trainer.h"
 
 namespace lode::cli {
 

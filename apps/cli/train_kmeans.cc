@@ -9,7 +9,7 @@
 #include "cli.h"
 #include "engine/context.h"
 #include "lodestone/error.h"
-#include "select/centroids.h"
+#include "select/shared/centroids.h"
 
 namespace lode::cli {
 

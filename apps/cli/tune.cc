@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // lodestone tune: writes the plan of fewest bytes that stays within a bound of full attention.
-#include "eval/tune.h"
+#include "lab/studies/tune.h"
 
 #include <fmt/format.h>
 

@@ -12,7 +12,7 @@
 #include "io/safetensors.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
-#include "select/plan_file.h"
+#include "select/plan/file.h"
 
 namespace lode::cli {
 

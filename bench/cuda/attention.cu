@@ -11,9 +11,9 @@
 #include <string>
 
 #include "bench.h"
-#include "kernels/cuda/attend.h"
-#include "kernels/cuda/random.h"
-#include "kernels/cuda/select.h"
+#include "kernels/cuda/attend/attend.h"
+#include "kernels/cuda/device/random.h"
+#include "kernels/cuda/select/select.h"
 
 namespace lode::cuda::bench {
 namespace {

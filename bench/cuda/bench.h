@@ -8,8 +8,8 @@
 #include <functional>
 #include <vector>
 
-#include "kernels/cuda/check.cuh"
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/device.h"
 
 namespace lode::cuda::bench {
 

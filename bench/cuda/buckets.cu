@@ -7,10 +7,10 @@
 #include <random>
 
 #include "bench.h"
-#include "kernels/cuda/attend.h"
-#include "kernels/cuda/buckets.h"
-#include "kernels/cuda/classifier.h"
-#include "kernels/cuda/random.h"
+#include "kernels/cuda/attend/attend.h"
+#include "kernels/cuda/saap/buckets.h"
+#include "kernels/cuda/saap/probe.h"
+#include "kernels/cuda/device/random.h"
 
 namespace lode::cuda::bench {
 namespace {

@@ -9,9 +9,9 @@
 #include <random>
 
 #include "bench.h"
-#include "kernels/cuda/attend.h"
-#include "kernels/cuda/clusters.h"
-#include "kernels/cuda/random.h"
+#include "kernels/cuda/attend/attend.h"
+#include "kernels/cuda/squeezed/clusters.h"
+#include "kernels/cuda/device/random.h"
 
 namespace lode::cuda::bench {
 namespace {

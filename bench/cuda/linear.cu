@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "bench.h"
-#include "kernels/cuda/linear.h"
-#include "kernels/cuda/linear_cublaslt.h"
+#include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/linear/linear_cublaslt.h"
 
 namespace lode::cuda::bench {
 namespace {

@@ -2,7 +2,7 @@
 // Prefill attention: the last 4096 tokens of a prompt against all of it, and whole prompts; share of the
 // matrix rate.
 #include "bench.h"
-#include "kernels/cuda/attend.h"
+#include "kernels/cuda/attend/attend.h"
 
 namespace lode::cuda::bench {
 namespace {

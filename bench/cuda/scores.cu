@@ -4,9 +4,9 @@
 #include <cmath>
 
 #include "bench.h"
-#include "kernels/cuda/code_keys.h"
-#include "kernels/cuda/label_keys.h"
-#include "kernels/cuda/random.h"
+#include "kernels/cuda/baselines/pq_encode.h"
+#include "kernels/cuda/baselines/label_keys.h"
+#include "kernels/cuda/device/random.h"
 
 namespace lode::cuda::bench {
 namespace {

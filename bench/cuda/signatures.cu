@@ -10,8 +10,8 @@
 #include <string>
 
 #include "bench.h"
-#include "kernels/cuda/random.h"
-#include "kernels/cuda/signatures.h"
+#include "kernels/cuda/device/random.h"
+#include "kernels/cuda/hash/signatures.h"
 
 namespace lode::cuda::bench {
 namespace {

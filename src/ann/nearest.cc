@@ -7,8 +7,8 @@
 
 #include "base/cancel.h"
 #include "base/threads.h"
+#include "kernels/filter_above.h"
 #include "kernels/kernels.h"
-#include "kernels/reaching.h"
 #include "kernels/score_order.h"
 #include "lodestone/error.h"
 

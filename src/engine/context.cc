@@ -9,8 +9,8 @@
 #include "base/cancel.h"
 #include "engine/row_order.h"
 #include "lodestone/error.h"
-#include "select/orders_rows.h"
-#include "select/shares_index.h"
+#include "select/shared/orders_rows.h"
+#include "select/shared/shares_index.h"
 
 namespace lode {
 

@@ -16,7 +16,7 @@
 #include "engine/context.h"
 #include "engine/row_order.h"
 #include "lodestone/error.h"
-#include "select/shares_index.h"
+#include "select/shared/shares_index.h"
 
 namespace lode {
 

@@ -10,7 +10,7 @@
 #include "engine/model.h"
 #include "kv/store.h"
 #include "model/llama.h"
-#include "select/retrieval_memory.h"
+#include "select/retrieval/memory.h"
 
 namespace lode {
 

@@ -7,7 +7,7 @@
 
 #include "base/cancel.h"
 #include "lodestone/error.h"
-#include "select/orders_rows.h"
+#include "select/shared/orders_rows.h"
 
 namespace lode {
 

@@ -8,8 +8,8 @@
 #include "base/threads.h"
 #include "gpu/backend.h"
 #include "gpu/host_tier.h"
-#include "kernels/cuda/pages.h"
-#include "kernels/cuda/place_rows.h"
+#include "kernels/cuda/device/pages.h"
+#include "kernels/cuda/device/place_rows.h"
 #include "lodestone/error.h"
 
 namespace lode {

@@ -6,7 +6,7 @@
 
 #include "gpu/active_keys.h"
 #include "gpu/lists.h"
-#include "kernels/cuda/kv_range.h"
+#include "kernels/cuda/device/kv_range.h"
 #include "kv/store.h"
 
 namespace lode {

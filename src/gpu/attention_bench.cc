@@ -12,12 +12,12 @@
 #include <utility>
 
 #include "base/cancel.h"
-#include "gpu/selectors.h"
-#include "kernels/cuda/attend_block.h"
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/kv_range.h"
-#include "kernels/cuda/random.h"
-#include "kernels/cuda/read.h"
+#include "gpu/select/selectors.h"
+#include "kernels/cuda/attend/attend_block.h"
+#include "kernels/cuda/device/device.h"
+#include "kernels/cuda/device/kv_range.h"
+#include "kernels/cuda/device/random.h"
+#include "kernels/cuda/device/read.h"
 #include "lodestone/error.h"
 
 namespace lode {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Speed of one layer's attention on the GPU, by the selectors and kernels of the step (gpu/selectors.h).
+// Speed of one layer's attention on the GPU, by the selectors and kernels of the step (gpu/select/selectors.h).
 #pragma once
 
 #include <functional>

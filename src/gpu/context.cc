@@ -17,8 +17,8 @@
 #include <numeric>
 
 #include "base/cancel.h"
-#include "kernels/cuda/attend_block.h"
-#include "kernels/cuda/random.h"
+#include "kernels/cuda/attend/attend_block.h"
+#include "kernels/cuda/device/random.h"
 #include "lodestone/error.h"
 
 namespace lode {

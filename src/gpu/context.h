@@ -10,8 +10,8 @@
 #include "gpu/host_tier.h"
 #include "gpu/lists.h"
 #include "gpu/model.h"
-#include "gpu/selectors.h"
-#include "kernels/cuda/kv_range.h"
+#include "gpu/select/selectors.h"
+#include "kernels/cuda/device/kv_range.h"
 #include "kv/placement.h"
 
 namespace lode {

@@ -6,10 +6,10 @@
 #include <cmath>
 
 #include "gpu/context.h"
-#include "kernels/cuda/attend_block.h"
-#include "kernels/cuda/merge_states.h"
+#include "kernels/cuda/attend/attend_block.h"
+#include "kernels/cuda/attend/merge_states.h"
 #include "lodestone/error.h"
-#include "select/estimates_rest.h"
+#include "select/shared/estimates_rest.h"
 
 namespace lode {
 

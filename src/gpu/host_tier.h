@@ -8,8 +8,8 @@
 #include <array>
 #include <limits>
 
-#include "kernels/cuda/event.h"
-#include "kernels/cuda/kv_range.h"
+#include "kernels/cuda/device/event.h"
+#include "kernels/cuda/device/kv_range.h"
 #include "kv/store.h"
 
 namespace lode {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "attend/parts.h"
-#include "kernels/cuda/attend.h"
+#include "kernels/cuda/attend/attend.h"
 
 namespace lode {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/matrix_rate.h"
+#include "kernels/cuda/linear/matrix_rate.h"
 
 #include "gpu/backend.h"
 

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "kernels/cuda/random.h"
+#include "kernels/cuda/device/random.h"
 #include "lodestone/error.h"
 
 namespace lode {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "gpu/backend.h"
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/linear.h"
+#include "kernels/cuda/device/device.h"
+#include "kernels/cuda/linear/linear.h"
 
 namespace lode {
 

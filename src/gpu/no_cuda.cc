@@ -2,7 +2,7 @@
 // What a program that was built without CUDA says of GPUs.
 #include "gpu/attention_bench.h"
 #include "gpu/backend.h"
-#include "gpu/saap_training.h"
+#include "gpu/train/saap.h"
 #include "lodestone/error.h"
 
 namespace lode {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of a store put in another order, in place: for methods whose lists become runs by it
-// (select/orders_rows.h). The store does not know: whoever moves rows says so to whoever reads them, and
+// (select/shared/orders_rows.h). The store does not know: whoever moves rows says so to whoever reads them, and
 // moves them back before anybody else does.
 #pragma once
 

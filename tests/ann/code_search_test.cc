@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Search over codes against counting select over all distances: the same keys, whatever the sample said.
-#include "ann/code_search.h"
+#include "ann/hashing/code_search.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <functional>
 
-#include "ann/counting_select.h"
+#include "ann/hashing/counting_select.h"
 #include "base/rng.h"
 #include "kernels/signature.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Counting select against a sort: budgets exact, ties to the newest or all, the three modes of
 // HashAttention's appendix A.1.
-#include "ann/counting_select.h"
+#include "ann/hashing/counting_select.h"
 
 #include <gtest/gtest.h>
 

@@ -9,11 +9,11 @@
 #include <limits>
 #include <numeric>
 
-#include "ann/beam_choice.h"
-#include "ann/graph_build.h"
-#include "ann/key_space.h"
+#include "ann/graph/beam_choice.h"
+#include "ann/graph/beam_search.h"
+#include "ann/graph/build.h"
+#include "ann/graph/key_space.h"
 #include "ann/nearest.h"
-#include "ann/walk.h"
 #include "base/cancel.h"
 #include "base/rng.h"
 #include "base/threads.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Multi-index hashing against a look at every key, for every split of the limit over the halves.
-#include "ann/half_tables.h"
+#include "ann/hashing/half_tables.h"
 
 #include <gtest/gtest.h>
 

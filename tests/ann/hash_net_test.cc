@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Signatures of a network: the bits of its formula in float64, their order, and what zeros and NaN give.
-#include "ann/hash_net.h"
+#include "ann/hashing/hash_net.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Hash tables find what a plain count over all codes finds, whatever came, went and came again.
-#include "ann/lsh_tables.h"
+#include "ann/hashing/lsh_tables.h"
 
 #include <gtest/gtest.h>
 

@@ -11,10 +11,10 @@
 #include <numeric>
 
 #include "harness.h"
-#include "kernels/cuda/attend_runs.h"
-#include "kernels/cuda/check.cuh"
-#include "kernels/cuda/hopper.cuh"
-#include "kernels/cuda/select.h"
+#include "kernels/cuda/attend/attend_runs.h"
+#include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/hopper.cuh"
+#include "kernels/cuda/select/select.h"
 #include "reference.h"
 
 namespace lode::cuda {

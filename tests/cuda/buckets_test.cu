@@ -7,8 +7,8 @@
 #include <string>
 
 #include "harness.h"
-#include "kernels/cuda/buckets.h"
-#include "kernels/cuda/classifier.h"
+#include "kernels/cuda/saap/buckets.h"
+#include "kernels/cuda/saap/probe.h"
 #include "reference.h"
 
 namespace lode::cuda {

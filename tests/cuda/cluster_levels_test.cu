@@ -8,8 +8,8 @@
 #include <string>
 
 #include "harness.h"
-#include "kernels/cuda/classifier.h"
-#include "kernels/cuda/cluster_levels.h"
+#include "kernels/cuda/saap/probe.h"
+#include "kernels/cuda/squeezed/cluster_levels.h"
 #include "reference.h"
 
 namespace lode::cuda {

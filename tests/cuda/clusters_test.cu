@@ -9,9 +9,9 @@
 #include <string>
 
 #include "harness.h"
-#include "kernels/cuda/classifier.h"
-#include "kernels/cuda/cluster_block.h"
-#include "kernels/cuda/clusters.h"
+#include "kernels/cuda/saap/probe.h"
+#include "kernels/cuda/squeezed/cluster_block.h"
+#include "kernels/cuda/squeezed/clusters.h"
 #include "reference.h"
 
 namespace lode::cuda {

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "harness.h"
-#include "kernels/cuda/code_keys.h"
+#include "kernels/cuda/baselines/pq_encode.h"
 #include "scores.h"
 
 namespace lode::cuda {

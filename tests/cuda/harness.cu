@@ -4,7 +4,7 @@
 #include <exception>
 
 #include "harness.h"
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/device/device.h"
 
 namespace lode::cuda::test {
 namespace {

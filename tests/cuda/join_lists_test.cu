@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "harness.h"
-#include "kernels/cuda/join_lists.h"
+#include "kernels/cuda/select/join_lists.h"
 
 namespace lode::cuda {
 namespace {

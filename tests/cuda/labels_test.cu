@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "harness.h"
-#include "kernels/cuda/label_keys.h"
+#include "kernels/cuda/baselines/label_keys.h"
 #include "scores.h"
 
 namespace lode::cuda {

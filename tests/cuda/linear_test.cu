@@ -7,7 +7,7 @@
 #include <string>
 
 #include "harness.h"
-#include "kernels/cuda/linear.h"
+#include "kernels/cuda/linear/linear.h"
 #include "lodestone/error.h"
 #include "reference.h"
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "harness.h"
-#include "kernels/cuda/merge_states.h"
+#include "kernels/cuda/attend/merge_states.h"
 
 namespace lode::cuda {
 namespace {

@@ -7,9 +7,9 @@
 #include <string>
 
 #include "harness.h"
-#include "kernels/cuda/hopper.cuh"
-#include "kernels/cuda/page_bounds.h"
-#include "kernels/cuda/select.h"
+#include "kernels/cuda/baselines/page_bounds.h"
+#include "kernels/cuda/device/hopper.cuh"
+#include "kernels/cuda/select/select.h"
 #include "scores.h"
 
 namespace lode::cuda {

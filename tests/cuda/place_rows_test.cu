@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "harness.h"
-#include "kernels/cuda/place_rows.h"
+#include "kernels/cuda/device/place_rows.h"
 
 namespace lode::cuda {
 namespace {

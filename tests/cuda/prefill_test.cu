@@ -7,7 +7,7 @@
 #include <string>
 
 #include "harness.h"
-#include "kernels/cuda/attend_block.h"
+#include "kernels/cuda/attend/attend_block.h"
 #include "reference.h"
 
 namespace lode::cuda {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "harness.h"
-#include "kernels/cuda/probed_keys.h"
+#include "kernels/cuda/baselines/probed_keys.h"
 #include "reference.h"
 
 namespace lode::cuda {

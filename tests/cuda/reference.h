@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/device/device.h"
 #include "lodestone/types.h"
 
 namespace lode::cuda::test {

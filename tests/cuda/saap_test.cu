@@ -5,9 +5,9 @@
 #include <numeric>
 
 #include "harness.h"
-#include "kernels/cuda/product.h"
-#include "kernels/cuda/saap_net.h"
-#include "kernels/cuda/saap_targets.h"
+#include "kernels/cuda/linear/product.h"
+#include "kernels/cuda/saap/targets.h"
+#include "kernels/cuda/saap/train.h"
 #include "reference.h"
 
 namespace lode::cuda {

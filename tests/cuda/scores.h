@@ -5,7 +5,7 @@
 #include <string>
 
 #include "harness.h"
-#include "kernels/cuda/attend.h"
+#include "kernels/cuda/attend/attend.h"
 #include "reference.h"
 #include "sums.h"
 

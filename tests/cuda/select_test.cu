@@ -6,7 +6,7 @@
 #include <string>
 
 #include "harness.h"
-#include "kernels/cuda/select.h"
+#include "kernels/cuda/select/select.h"
 #include "scores.h"
 
 namespace lode::cuda {

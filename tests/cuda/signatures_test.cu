@@ -10,9 +10,9 @@
 #include <string>
 
 #include "harness.h"
-#include "kernels/cuda/arriving.cuh"
-#include "kernels/cuda/random.h"
-#include "kernels/cuda/signatures.h"
+#include "kernels/cuda/attend/arriving.cuh"
+#include "kernels/cuda/device/random.h"
+#include "kernels/cuda/hash/signatures.h"
 #include "reference.h"
 
 namespace lode::cuda {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "harness.h"
-#include "kernels/cuda/select.h"
+#include "kernels/cuda/select/select.h"
 
 namespace lode::cuda::test {
 

@@ -11,7 +11,7 @@
 #include "base/cancel.h"
 #include "base/rng.h"
 #include "lodestone/error.h"
-#include "select/shares_index.h"
+#include "select/shared/shares_index.h"
 
 namespace lode {
 namespace {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Medians of lists that are easily looked over.
-#include "eval/bench_common.h"
-
 #include <gtest/gtest.h>
+
+#include "lab/bench/common.h"
 
 namespace lode {
 namespace {

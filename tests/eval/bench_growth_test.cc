@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The growth bench counts what selectors say they read, with as many keys kept at every length.
-#include "eval/bench_growth.h"
-
 #include <gtest/gtest.h>
 
 #include "base/threads.h"
+#include "lab/bench/growth.h"
 #include "lodestone/error.h"
 
 namespace lode {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Principal axes of known clouds, and the clusters of a real index laid out by them.
-#include "eval/cluster_map.h"
+#include "lab/studies/cluster_map.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bound on the error of sparse attention holds whatever is left out, also the one key that matters, and
 // is of use where the keys of a page are alike.
-#include "eval/error_bound.h"
+#include "lab/eval/error_bound.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Evaluation and probe from end to end on a random model: what must hold whatever the weights are.
-#include "eval/eval.h"
+#include "lab/eval/eval.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,11 +9,11 @@
 
 #include "base/cancel.h"
 #include "base/file.h"
-#include "eval/probe.h"
-#include "eval/tune.h"
+#include "lab/eval/probe.h"
+#include "lab/studies/tune.h"
+#include "lab/tasks/samples.h"
 #include "lodestone/error.h"
 #include "support/refusal.h"
-#include "tasks/samples.h"
 #include "tiny_model.h"
 
 namespace lode {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Studies of keys and queries: known distances, known buckets, and what is told of a real model.
-#include "eval/key_query.h"
+#include "lab/studies/key_query.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,9 +8,9 @@
 #include <numeric>
 
 #include "base/rng.h"
-#include "eval/bucket_drift.h"
-#include "eval/saap_variants.h"
 #include "eval/tiny_model.h"
+#include "lab/studies/bucket_drift.h"
+#include "lab/studies/saap_variants.h"
 #include "lodestone/error.h"
 
 namespace lode {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Made-up keys and queries that lie apart: the same for a seed, and an inverted file must look through far
 // more keys for a query's best ones than for those of a key that asks.
-#include "eval/ood_vectors.h"
+#include "lab/bench/ood_vectors.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include "ann/kmeans.h"
 #include "ann/nearest.h"
 #include "base/threads.h"
-#include "eval/bench_common.h"
+#include "lab/bench/common.h"
 
 namespace lode {
 namespace {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recall by length: what a length gives depends on no other length, also where methods learn from the
 // prefill.
-#include "eval/recall.h"
+#include "lab/studies/recall.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "eval/probe.h"
+#include "lab/eval/probe.h"
+#include "lab/tasks/haystack.h"
 #include "lodestone/error.h"
-#include "tasks/haystack.h"
 #include "tiny_model.h"
 
 namespace lode {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The file of answers: goes on where a run ended, and refuses what it does not fit.
-#include "eval/records.h"
+#include "lab/eval/records.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

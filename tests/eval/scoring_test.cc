@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scores of outputs, case by case.
-#include "eval/scoring.h"
+#include "lab/eval/scoring.h"
 
 #include <gtest/gtest.h>
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What tells two measurements apart: options, machine, and the contents of the files that specs read.
-#include "eval/settings.h"
+#include "lab/eval/settings.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
 
-#include "select/plan_file.h"
+#include "select/plan/file.h"
 #include "support/refusal.h"
 #include "tiny_model.h"
 

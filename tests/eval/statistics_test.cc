@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Statistics against values computed by hand and from printed tables.
-#include "eval/statistics.h"
+#include "lab/eval/statistics.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the chooser says of its plan, on made-up measurements.
-#include "eval/tune.h"
+#include "lab/studies/tune.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

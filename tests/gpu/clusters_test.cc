@@ -9,9 +9,9 @@
 #include <cmath>
 
 #include "engine/context.h"
-#include "gpu/selectors.h"
-#include "kernels/cuda/device.h"
-#include "select/cluster_choice.h"
+#include "gpu/select/selectors.h"
+#include "kernels/cuda/device/device.h"
+#include "select/squeezed/cluster_choice.h"
 #include "support/gpu.h"
 
 namespace lode {

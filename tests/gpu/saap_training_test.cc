@@ -2,8 +2,6 @@
 // Training of SAAP on a GPU against the CPU's: centroids, labels, targets, steps of every kind of classifier,
 // the same bits twice and after an interruption, and a whole run whose held-out loss is the CPU's. Skipped
 // where there is no GPU.
-#include "gpu/saap_training.h"
-
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -14,12 +12,13 @@
 #include "base/cancel.h"
 #include "base/threads.h"
 #include "eval/tiny_model.h"
+#include "gpu/train/saap.h"
+#include "lab/train/saap/device.h"
+#include "lab/train/saap/trainer.h"
 #include "lodestone/error.h"
 #include "support/gpu.h"
 #include "support/saap.h"
 #include "support/world.h"
-#include "train/saap_device.h"
-#include "train/saap_trainer.h"
 
 namespace lode::test {
 namespace {

@@ -16,16 +16,16 @@
 #include <vector>
 
 #include "base/threads.h"
-#include "gpu/select_buckets.h"
+#include "gpu/select/saap/buckets.h"
 #include "gpu_fake/play.h"
-#include "kernels/cuda/attend_block.h"
-#include "kernels/cuda/event.h"
-#include "kernels/cuda/kv_range.cu"  // no CUDA is in it
-#include "kernels/cuda/linear.h"
-#include "kernels/cuda/merge_states.h"
-#include "kernels/cuda/pages.h"
-#include "kernels/cuda/place_rows.h"
-#include "kernels/cuda/random.h"
+#include "kernels/cuda/attend/attend_block.h"
+#include "kernels/cuda/attend/merge_states.h"
+#include "kernels/cuda/device/event.h"
+#include "kernels/cuda/device/kv_range.cu"  // no CUDA is in it
+#include "kernels/cuda/device/pages.h"
+#include "kernels/cuda/device/place_rows.h"
+#include "kernels/cuda/device/random.h"
+#include "kernels/cuda/linear/linear.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
 

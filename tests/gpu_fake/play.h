@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/device/device.h"
 #include "lodestone/types.h"
 
 namespace lode::cuda {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Coded products: a query loses less than a key's 8 bits, and every table gives the exact whole number times
 // the key's scale, at every length, for numbers as large as they come.
-#include "kernels/coded_dot.h"
-
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -13,6 +11,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "kernels/int8_dot.h"
 
 namespace lode {
 namespace {

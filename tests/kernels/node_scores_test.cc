@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scores of nodes, of every instruction set, against float64 and on numbers chosen to hurt.
-#include "kernels/node_scores.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "kernels/centroid_scores.h"
 #include "kernels/kernels.h"
 
 namespace lode {

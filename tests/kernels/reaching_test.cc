@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every table finds the same scores, writes no further than it says, and takes what is not a number along.
-#include "kernels/reaching.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "kernels/filter_above.h"
 
 namespace lode {
 namespace {

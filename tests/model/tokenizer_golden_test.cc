@@ -9,7 +9,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "lodestone/tokenizer.h"
-#include "model/utf8.h"
+#include "text/utf8.h"
 
 namespace lode {
 namespace {

@@ -8,12 +8,12 @@
 #include <limits>
 #include <stack>
 
+#include "lab/report/page.h"
+#include "lab/report/ranking.h"
+#include "lab/report/report.h"
+#include "lab/report/svg.h"
+#include "lab/report/svg_draw.h"
 #include "model/config.h"
-#include "report/page.h"
-#include "report/ranking.h"
-#include "report/report.h"
-#include "report/svg.h"
-#include "report/svg_draw.h"
 
 namespace lode {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A report from end to end on a random model: every kind of run, what is skipped, and that nothing is
 // measured twice.
-#include "report/report.h"
+#include "lab/report/report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Suites: what they may say, and that whatever else they say is an error that names the line.
-#include "report/suite.h"
+#include "lab/report/suite.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 
+#include "lab/report/toml.h"
 #include "lodestone/error.h"
-#include "report/toml.h"
 
 namespace lode {
 namespace {

@@ -10,11 +10,11 @@
 #include <filesystem>
 #include <numeric>
 
-#include "ann/half_tables.h"
+#include "ann/hashing/half_tables.h"
 #include "io/container.h"
 #include "io/safetensors.h"
 #include "lodestone/error.h"
-#include "select/stored_keys.h"
+#include "select/shared/stored_keys.h"
 #include "support/hash_file.h"
 #include "support/selectors.h"
 

@@ -14,7 +14,7 @@
 #include "io/container.h"
 #include "io/safetensors.h"
 #include "lodestone/error.h"
-#include "select/centroids.h"
+#include "select/shared/centroids.h"
 #include "support/selectors.h"
 
 namespace lode::test {

@@ -2,7 +2,7 @@
 // Rows in the order of a method's lists: the same keys are chosen and the same answers given as in token
 // order, by every method that has lists and for every type of keys, whatever happens to the context
 // meanwhile.
-#include "select/orders_rows.h"
+#include "select/shared/orders_rows.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

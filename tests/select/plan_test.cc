@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "select/methods.h"
-#include "select/plan_file.h"
+#include "select/plan/file.h"
 #include "support/forged_index.h"
 #include "support/hash_file.h"
 #include "support/refusal.h"

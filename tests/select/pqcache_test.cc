@@ -9,7 +9,7 @@
 #include <numeric>
 
 #include "ann/product_quantizer.h"
-#include "select/product_codes.h"
+#include "select/baselines/product_codes.h"
 #include "support/budgets.h"
 #include "support/normals.h"
 #include "support/refusal.h"

@@ -13,7 +13,7 @@
 #include "io/container.h"
 #include "lodestone/error.h"
 #include "select/methods.h"
-#include "select/plan_file.h"
+#include "select/plan/file.h"
 #include "support/forged_index.h"
 #include "support/hash_file.h"
 #include "support/rounding.h"

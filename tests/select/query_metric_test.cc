@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The metric of a context's queries against sums in double, a sample that does not see how a context came,
 // and clusters that keep apart what queries tell apart, where the cosine mixes it.
-#include "select/query_metric.h"
+#include "select/shared/query_metric.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 
-#include "select/cluster_tree.h"
+#include "select/squeezed/cluster_tree.h"
 #include "support/world.h"
 
 namespace lode::test {

@@ -12,9 +12,9 @@
 
 #include "io/container.h"
 #include "lodestone/error.h"
-#include "select/captured_queries.h"
-#include "select/retrieval_memory.h"
-#include "select/shares_index.h"
+#include "select/retrieval/memory.h"
+#include "select/shared/captured_queries.h"
+#include "select/shared/shares_index.h"
 #include "support/forged_index.h"
 #include "support/selectors.h"
 

@@ -19,9 +19,9 @@
 #include "io/container.h"
 #include "io/safetensors.h"
 #include "lodestone/error.h"
-#include "select/bucket_choice.h"
-#include "select/int8_net.h"
-#include "select/made_up.h"
+#include "select/saap/int8_net.h"
+#include "select/shared/bucket_choice.h"
+#include "select/shared/synthetic_artefact.h"
 #include "support/forged_index.h"
 #include "support/selectors.h"
 

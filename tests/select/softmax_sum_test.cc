@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums of softmax weights against float64, with scores that are no numbers.
-#include "select/softmax_sum.h"
+#include "select/shared/softmax_sum.h"
 
 #include <gtest/gtest.h>
 

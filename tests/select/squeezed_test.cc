@@ -12,10 +12,10 @@
 #include "io/container.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
-#include "select/cluster_choice.h"
-#include "select/cluster_tree.h"
-#include "select/shares_index.h"
-#include "select/threshold_selector.h"
+#include "select/shared/shares_index.h"
+#include "select/shared/threshold_selector.h"
+#include "select/squeezed/cluster_choice.h"
+#include "select/squeezed/cluster_tree.h"
 #include "support/selectors.h"
 
 namespace lode::test {

@@ -13,7 +13,7 @@
 #include "base/file.h"
 #include "engine/context.h"
 #include "gpu/backend.h"
-#include "select/plan_file.h"
+#include "select/plan/file.h"
 
 #define NEEDS_GPU() \
   if (const GpuInfo gpu = gpu_info(); !gpu.ok) GTEST_SKIP() << gpu.why

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "select/hash_weights.h"
+#include "select/hash/weights.h"
 
 namespace lode::test {
 

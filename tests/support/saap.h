@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "select/saap_artefact.h"
+#include "select/saap/artefact.h"
 
 namespace lode::test {
 

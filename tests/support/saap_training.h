@@ -13,8 +13,8 @@
 #include "base/file.h"
 #include "base/rng.h"
 #include "eval/tiny_model.h"
-#include "select/saap_artefact.h"
-#include "train/saap_trainer.h"
+#include "lab/train/saap/trainer.h"
+#include "select/saap/artefact.h"
 
 namespace lode::test {
 

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "base/json.h"
-#include "model/byte_level.h"
-#include "model/utf8.h"
+#include "text/byte_level.h"
+#include "text/utf8.h"
 
 namespace lode::test {
 

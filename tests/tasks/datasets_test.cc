@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Published formats, on small files of their shape of our own making.
-#include "tasks/datasets.h"
+#include "lab/tasks/datasets.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

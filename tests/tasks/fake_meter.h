@@ -3,7 +3,7 @@
 // to the word after it, every digit is alone), and takes each four letters for a token.
 #pragma once
 
-#include "tasks/meter.h"
+#include "lab/tasks/meter.h"
 
 namespace lode {
 

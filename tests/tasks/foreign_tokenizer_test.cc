@@ -8,8 +8,8 @@
 #include <map>
 
 #include "base/file.h"
+#include "lab/tasks/samples.h"
 #include "lodestone/tokenizer.h"
-#include "tasks/samples.h"
 
 namespace lode {
 namespace {

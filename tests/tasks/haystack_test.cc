@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Haystacks from folders: order, encodings, errors; passages of a wanted length.
-#include "tasks/haystack.h"
+#include "lab/tasks/haystack.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

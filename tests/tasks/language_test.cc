@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The task language: the rule that holds words back, values of every kind, templates.
-#include "tasks/language.h"
+#include "lab/tasks/language.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

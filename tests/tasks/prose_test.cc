@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The built-in prose: clean, seeded, varied, and nothing in it that a task could mistake for a fact.
-#include "tasks/prose.h"
+#include "lab/tasks/prose.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

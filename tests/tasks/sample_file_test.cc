@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sample files: what is written is read back; a malformed line is refused with its number.
-#include "tasks/sample_file.h"
+#include "lab/tasks/sample_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Samples: length, determinism, where facts stand, that answers are there and unique, held-out words.
-#include "tasks/samples.h"
+#include "lab/tasks/samples.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 #include <set>
 
 #include "fake_meter.h"
+#include "lab/tasks/families.h"
 #include "lodestone/error.h"
-#include "tasks/families.h"
 
 namespace lode {
 

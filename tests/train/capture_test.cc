@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a capture hands out: every token of a prompt once, before and after RoPE, as the cache has it, and the
 // same whatever the chunks.
-#include "train/capture.h"
+#include "lab/train/capture.h"
 
 #include <gtest/gtest.h>
 

@@ -11,12 +11,12 @@
 #include <numeric>
 
 #include "base/rng.h"
-#include "eval/recall.h"
 #include "eval/tiny_model.h"
+#include "lab/studies/recall.h"
+#include "lab/train/hash/start.h"
+#include "lab/train/hash/trainer.h"
 #include "lodestone/error.h"
 #include "support/normals.h"
-#include "train/hash_start.h"
-#include "train/hash_trainer.h"
 
 namespace lode::test {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Layers against plain loops in double, gradients against finite differences of those loops, training that
 // resumes to the bit.
-#include "train/mlp.h"
+#include "lab/train/mlp.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -11,10 +11,10 @@
 #include <fstream>
 #include <optional>
 
+#include "lab/train/adam.h"
+#include "lab/train/checkpoint.h"
+#include "lab/train/loss.h"
 #include "lodestone/error.h"
-#include "train/adam.h"
-#include "train/checkpoint.h"
-#include "train/loss.h"
 
 namespace lode::test {
 namespace {

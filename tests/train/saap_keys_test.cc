@@ -2,8 +2,6 @@
 // A key classifier learned jointly with one of queries: what it learns from against plain loops in double,
 // runs that go on from a checkpoint to the same bits, and an artefact whose keys it assigns. Besides: the
 // other variants of section 6.5, and what is measured of all.
-#include "train/saap_keys.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,13 +10,14 @@
 
 #include "base/cancel.h"
 #include "kernels/kernels.h"
+#include "lab/train/checkpoint.h"
+#include "lab/train/saap/keys.h"
 #include "lodestone/error.h"
 #include "lodestone/spec.h"
 #include "model/rope.h"
 #include "support/saap.h"
 #include "support/saap_training.h"
 #include "support/world.h"
-#include "train/checkpoint.h"
 
 namespace lode::test {
 namespace {

@@ -17,15 +17,15 @@
 #include "base/cancel.h"
 #include "base/file.h"
 #include "eval/tiny_model.h"
+#include "lab/train/checkpoint.h"
+#include "lab/train/saap/classifier.h"
+#include "lab/train/saap/examples.h"
+#include "lab/train/saap/trainer.h"
 #include "lodestone/error.h"
 #include "lodestone/spec.h"
 #include "model/rope.h"
 #include "support/saap_training.h"
 #include "support/world.h"
-#include "train/checkpoint.h"
-#include "train/saap_classifier.h"
-#include "train/saap_examples.h"
-#include "train/saap_trainer.h"
 
 namespace lode::test {
 namespace {

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// A directed graph over the keys of one head, of bounded degree, in which every node can be reached from the
+// entry whatever is added and taken away: among its links is a spanning tree, whose links are never replaced.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "ann/graph/quantized_keys.h"
+#include "base/huge_pages.h"
+
+namespace lode {
+
+class ThreadPool;
+
+using Node = std::int32_t;  ///< index of a key, from 0
+/// A node; the highest bit is set when the link belongs to the spanning tree.
+using Link = std::uint32_t;
+inline constexpr Link kTreeLink = Link{1} << 31;
+inline constexpr Link kNoLink = kTreeLink - 1;  ///< fills the row behind a node's last link
+constexpr Node target_of(Link link) {
+  return static_cast<Node>(link & ~kTreeLink);
+}
+
+class KeyGraph {
+ public:
+  static constexpr int kLeastDegree = 4;
+  static constexpr std::size_t kEntries = 16;
+
+  /// Without nodes. `degree` bounds the links of a node.
+  explicit KeyGraph(int degree) : degree_(degree) {}
+  /// Links as they are given (at most `degree` per node, no tree yet), then connected. `entries` must not be
+  /// empty when there are nodes.
+  KeyGraph(int degree, const std::vector<std::vector<Node>>& lists, std::vector<Node> entries,
+           const WalkKeys& keys, ThreadPool& pool);
+  /// What rows() and entries() gave. InputError, which begins with `where`, unless every link is a node and
+  /// the tree links reach each node once.
+  static KeyGraph restore(int degree, std::span<const Link> rows, std::span<const Node> entries,
+                          std::string_view where);
+
+  int degree() const { return degree_; }
+  std::int64_t nodes() const { return std::ssize(links_) / degree_; }
+  std::span<const Link> rows() const { return links_; }  // [nodes, degree]
+  const Link* row(Node node) const { return links_.data() + std::int64_t{node} * degree_; }
+  std::span<const Link> links(Node node) const;
+  /// Where walks begin; the first is the root of the tree.
+  std::span<const Node> entries() const { return entries_; }
+
+  /// Adds the next node, linked to some of `neighbours` (nearest first) and from them. Their keys and its own
+  /// are in `keys`.
+  void add(std::span<const Node> neighbours, const WalkKeys& keys);
+  /// Takes away the nodes from `nodes` (at least settled()) on, and with them all that add() did, to the bit.
+  void undo(std::int64_t nodes);
+  /// Takes away the nodes from `nodes` on, settled ones too: then what is left is connected anew.
+  void cut(std::int64_t nodes, const WalkKeys& keys, ThreadPool& pool);
+  /// Nodes that cannot be undone one by one: those that came before the first add().
+  std::int64_t settled() const { return nodes() - std::ssize(added_); }
+
+  std::int64_t bytes() const;  ///< memory held
+
+ private:
+  struct Change {
+    Node node;
+    std::int32_t slot;
+    Link before;
+  };
+
+  Link* row(Node node) { return links_.data() + std::int64_t{node} * degree_; }
+  int count(Node node) const { return static_cast<int>(links(node).size()); }
+  void set(Node node, int slot, Link link);
+  int slot_for(Node node, float worse_than, const WalkKeys& keys) const;
+  bool has_room(Node node) const;
+  Node parent_near(Node child, std::span<const Node> wanted) const;
+  void hang(Node node, std::span<const Node> near, const WalkKeys& keys);
+  void undo_last();
+  void drop_from(std::int64_t nodes);
+  void connect(const WalkKeys& keys, ThreadPool& pool);
+  std::int64_t spread(Node from, std::vector<bool>& reached);
+
+  int degree_;
+  HugeVector<Link> links_;  // [nodes, degree]
+  std::vector<Node> entries_;
+  std::vector<Change> changes_;      // by add(), in order
+  std::vector<std::int64_t> added_;  // per node added: its first change
+};
+
+/// Squared Euclidean distances of a node's key to those of others, as the coded keys say.
+void distances_to(Node from, std::span<const Node> to, const WalkKeys& keys, std::span<float> out);
+/// Nearest first; equal distances by rising node, those that are not numbers last.
+void sort_by_distance(Node from, std::vector<Node>& nodes, const WalkKeys& keys);
+/// The coded key as numbers, out [d].
+void decode_key(Node node, const WalkKeys& keys, std::span<float> out);
+
+}  // namespace lode

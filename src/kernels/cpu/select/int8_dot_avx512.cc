@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// Coded products for AVX-512 without VNNI.
+#include "kernels/cpu/select/int8_dot-inl.h"
+
+namespace lode {
+
+extern const CodedDotKernels kAvx512CodedDot;
+constinit const CodedDotKernels kAvx512CodedDot = {"avx512", score_coded};
+
+}  // namespace lode

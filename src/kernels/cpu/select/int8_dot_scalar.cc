@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// Coded products on any machine.
+#include "kernels/cpu/select/int8_dot-inl.h"
+
+namespace lode {
+
+extern const CodedDotKernels kScalarCodedDot;
+constinit const CodedDotKernels kScalarCodedDot = {"scalar", score_coded};
+
+}  // namespace lode

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decode attention for any head dimension up to kMaxGenericDim and any type of key: plain, slow, and right.
+#pragma once
+
+#include "kernels/cuda/attend/attend.h"
+
+namespace lode::cuda {
+
+inline constexpr int kMaxGenericDim = 512;
+
+/// Every query attends sink, its lists and its window; without lists (null) all keys [0, position].
+void attend_generic(const Queries& queries, const RowLists* lists, StreamHandle stream);
+
+}  // namespace lode::cuda

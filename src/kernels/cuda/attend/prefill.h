@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels behind attend_prefill and attend_rows_prefill. A block walks over its head's list, then over
+// the keys from `near` on, the last of them behind the diagonal.
+#pragma once
+
+#include "kernels/cuda/attend/attend.h"
+
+namespace lode::cuda {
+
+/// What queries attend: their head's list, and [near, position]. By default all keys.
+struct PrefillKeys {
+  const std::int32_t* rows = nullptr;    // [Hkv, capacity] in front of near
+  const std::int32_t* counts = nullptr;  // [Hkv], null: no lists
+  std::int64_t capacity = 0;
+  int sink = 0;  ///< rows [0, sink) come in front of the lists
+  int near = 0;
+  int parts = 1;  ///< into which lists are cut, so many planes of o and lse; the last one takes near keys too
+
+#ifdef __CUDACC__
+  /// Which places of a head's list a part takes, sink included; cut at multiples of 128.
+  __device__ __forceinline__ int2 places(int kv_head, int part) const {
+    if (counts == nullptr) return make_int2(0, 0);
+    const int all = sink + counts[kv_head], each = ((all + 127) / 128 + parts - 1) / parts * 128;
+    const int begin = min(all, part * each);
+    return make_int2(begin, min(all, begin + each));
+  }
+  __device__ __forceinline__ int row(int kv_head, int place) const {
+    return place < sink ? place : __ldg(rows + kv_head * capacity + place - sink);
+  }
+#endif
+};
+
+/// Any store, head dimension up to 256 and group, in float32.
+void attend_prefill_f32(const Queries& queries, std::int32_t position, const PrefillKeys& keys,
+                        StreamHandle stream);
+
+/// On the matrix unit, for stores of bf16 and f16 and heads of 64, 80, 96, 128 or 256 numbers; false, and
+/// nothing is enqueued, for others and where shared memory is too small.
+bool attend_prefill_mma(const Queries& queries, std::int32_t position, const PrefillKeys& keys,
+                        StreamHandle stream);
+
+/// The same by Hopper's own instructions, for heads of 128 numbers; false where this is another GPU or
+/// another head.
+bool attend_prefill_hopper(const Queries& queries, std::int32_t position, const PrefillKeys& keys,
+                           StreamHandle stream);
+
+}  // namespace lode::cuda

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prefill attention on the matrix unit: FlashAttention-2 (Dao, 2023, arXiv:2307.08691, algorithm 1). A block
+// takes consecutive queries of one KV head, its whole group side by side, 16 rows a warp, and walks over
+// tiles of 64 keys that start at multiples of 64; the next tile is on its way to shared memory while one is
+// computed. Scores, the softmax and sums are float32; queries (times scale and log2 e), keys, weights and
+// values have the store's type. A query's bits depend on its own keys alone, not on how the prompt was cut
+// into chunks.
+#include "kernels/cuda/attend/prefill.h"
+#include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/matrix.cuh"
+
+namespace lode::cuda {
+
+namespace {
+
+constexpr int kKeys = 64;  // of a tile
+
+/// Four 8 x 8 matrices of 16-bit numbers; lane i gives the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void load_matrices(const void* row, unsigned (&out)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(shared_address(row)));
+}
+__device__ __forceinline__ void load_transposed(const void* row, unsigned (&out)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(shared_address(row)));
+}
+
+/// A head dimension: sizes that follow from it.
+template <int D>
+struct Shape {
+  static constexpr int kWarps = D <= 128 ? 12 : 8, kThreads = kWarps * 32, kRows = kWarps * 16;
+  static constexpr int kStride =
+      D + 8;  // numbers from row to row: an odd count of 16 bytes, so no bank meets
+  static constexpr int kTile = kKeys * kStride;
+  static constexpr bool kKeepQueries = D <= 128;  // in registers
+  static constexpr int kTiles = 4 * kTile;        // keys and values, two of each
+  static constexpr int kQueries = kRows * kStride;
+  static constexpr int kShared =
+      2 * (kKeepQueries ? (kTiles > kQueries ? kTiles : kQueries) : kTiles + kQueries);
+};
+
+template <class T, int D>
+class Attention {
+  using S = Shape<D>;
+
+ public:
+  __device__ Attention(const Queries& in, int position, const PrefillKeys& keys, T* shared)
+      : in_(in),
+        keys_(keys),
+        position_(position),
+        memory_(shared),
+        queries_(S::kKeepQueries ? shared : shared + S::kTiles),
+        warp_(static_cast<int>(threadIdx.x) / 32),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        group_(in.query_heads / in.layout.kv_heads),
+        kv_head_(static_cast<int>(blockIdx.y)),
+        // The last queries have the most keys: they start first.
+        first_(static_cast<int>(gridDim.x - 1 - blockIdx.x) * S::kRows),
+        rows_(in.count * group_) {
+    layer_ = in.bases[in.tokens[0].sequence] + in.layer_offset;
+    end_ = position + (min(first_ + S::kRows, rows_) - 1) / group_ + 1;
+    const int part = static_cast<int>(blockIdx.z);
+    places_ = keys.places(kv_head_, part);
+    list_tiles_ = (places_.y - places_.x + kKeys - 1) / kKeys;
+    near_first_ = keys.near / kKeys * kKeys;
+    tiles_ = list_tiles_ + (part + 1 < keys.parts ? 0 : (end_ - near_first_ + kKeys - 1) / kKeys);
+    output_ = std::int64_t{part} * in.count * in.query_heads;
+  }
+
+  __device__ void run() {
+    stage_queries();
+    if (tiles_ > 0) load_tile(0, 0);
+    for (int tile = 0, buffer = 0; tile < tiles_; ++tile, buffer ^= 1) {
+      asm volatile("cp.async.wait_group 0;" ::: "memory");
+      __syncthreads();
+      if (tile + 1 < tiles_) load_tile(tile + 1, buffer ^ 1);
+      // A warp whose queries all stand before this tile has nothing to do.
+      if (tile < list_tiles_ || first_key(tile) <= position_of(warp_ * 16 + 15)) add_tile(tile, buffer);
+    }
+    store();
+  }
+
+ private:
+  /// Of a tile behind those of the list.
+  __device__ int first_key(int tile) const { return near_first_ + (tile - list_tiles_) * kKeys; }
+  __device__ int position_of(int row) const { return position_ + min(first_ + row, rows_ - 1) / group_; }
+  /// Row of the matrix of queries [count * Hq] of a row of this block.
+  __device__ std::int64_t query_row(int row) const {
+    const int at = first_ + row;
+    return std::int64_t{at / group_} * in_.query_heads + kv_head_ * group_ + at % group_;
+  }
+
+  __device__ void stage_queries() {
+    const float factor = in_.scale * 1.4426950408889634f;
+    for (int i = static_cast<int>(threadIdx.x); i < S::kRows * D / 2; i += S::kThreads) {
+      const int row = i / (D / 2), c = i % (D / 2) * 2;
+      float2 q = {};
+      if (first_ + row < rows_) q = *reinterpret_cast<const float2*>(in_.q + query_row(row) * D + c);
+      *reinterpret_cast<unsigned*>(queries_ + row * S::kStride + c) = pack<T>(q.x * factor, q.y * factor);
+    }
+    if constexpr (S::kKeepQueries) {
+      __syncthreads();
+#pragma unroll
+      for (int k = 0; k < D / 16; ++k) load_matrices(query_address(k), q_[k]);
+      __syncthreads();
+    }
+  }
+  __device__ const T* query_address(int k) const {
+    return queries_ + (warp_ * 16 + lane_ % 16) * S::kStride + k * 16 + lane_ / 16 * 8;
+  }
+
+  /// The store's row of a row of a tile, -1 for none.
+  __device__ int row_at(int tile, int row) const {
+    if (tile < list_tiles_) {
+      const int place = places_.x + tile * kKeys + row;
+      return place < places_.y ? keys_.row(kv_head_, place) : -1;
+    }
+    const int at = first_key(tile) + row;
+    return at < end_ && at >= keys_.near ? at : -1;
+  }
+  /// Keys, then values, zeros for those that no query of the block may see.
+  __device__ void load_tile(int tile, int buffer) {
+    T* to = memory_ + buffer * 2 * S::kTile;
+    constexpr int kChunks = D / 8;
+    for (int i = static_cast<int>(threadIdx.x); i < 2 * kKeys * kChunks; i += S::kThreads) {
+      const int which = i / (kKeys * kChunks), row = i / kChunks % kKeys, chunk = i % kChunks;
+      const int at = row_at(tile, row), bytes = at < 0 ? 0 : 16;
+      const char* from =
+          layer_ + in_.layout.key_offset(kv_head_, at) + which * in_.layout.value_offset() + chunk * 16;
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                       shared_address(to + which * S::kTile + row * S::kStride + chunk * 8)),
+                   "l"(bytes > 0 ? from : nullptr), "r"(bytes)
+                   : "memory");
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+
+  __device__ void add_tile(int tile, int buffer) {
+    const T* keys = memory_ + buffer * 2 * S::kTile;
+    float s[kKeys / 8][4] = {};
+    scores(keys, s);
+    mask_where_needed(tile, s);
+    unsigned p[kKeys / 16][4];
+    softmax(s, p);
+    add_values(keys + S::kTile, p);
+  }
+
+  __device__ void scores(const T* keys, float (&s)[kKeys / 8][4]) const {
+#pragma unroll
+    for (int k = 0; k < D / 16; ++k) {
+      unsigned q[4];
+      if constexpr (S::kKeepQueries) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) q[i] = q_[k][i];
+      } else {
+        load_matrices(query_address(k), q);
+      }
+#pragma unroll
+      for (int n = 0; n < kKeys / 16; ++n) {
+        unsigned b[4];
+        load_matrices(keys + (n * 16 + lane_ / 16 * 8 + lane_ % 8) * S::kStride + k * 16 + lane_ / 8 % 2 * 8,
+                      b);
+        multiply<T>(s[2 * n], q, b[0], b[1]);
+        multiply<T>(s[2 * n + 1], q, b[2], b[3]);
+      }
+    }
+  }
+
+  __device__ void mask_where_needed(int tile, float (&s)[kKeys / 8][4]) const {
+    const int row = warp_ * 16;
+    if (tile < list_tiles_) {
+      const int left = places_.y - places_.x - tile * kKeys;
+      if (left < kKeys) mask(0, left - 1, left - 1, s);
+      return;
+    }
+    const int first = first_key(tile);
+    if (first + kKeys - 1 > position_of(row) || first < keys_.near)
+      mask(keys_.near - first, position_of(row + lane_ / 4) - first, position_of(row + lane_ / 4 + 8) - first,
+           s);
+  }
+  /// Of each half only columns from `low` to its last one stay.
+  __device__ void mask(int low, int last, int last_of_second, float (&s)[kKeys / 8][4]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int column = n * 8 + lane_ % 4 * 2 + i;
+          if (column < low || column > (half == 0 ? last : last_of_second)) s[n][2 * half + i] = -INFINITY;
+        }
+      }
+    }
+  }
+
+  /// Weights of the tile, rounded, as the left operand of the values; earlier sums are scaled to the new
+  /// maximum.
+  __device__ void softmax(float (&s)[kKeys / 8][4], unsigned (&p)[kKeys / 16][4]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float high = max_[half];
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) high = fmaxf(high, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+      high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
+      high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
+      const float base = high == -INFINITY ? 0.0f : high;
+      const float keep = exp2_fast(max_[half] - base);
+      max_[half] = high;
+      float sum = 0.0f;
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) sum += s[n][2 * half + i] = exp2_fast(s[n][2 * half + i] - base);
+      }
+      sum_[half] = fmaf(sum_[half], keep, sum);
+#pragma unroll
+      for (int n = 0; n < D / 8; ++n) {
+        out_[n][2 * half] *= keep;
+        out_[n][2 * half + 1] *= keep;
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kKeys / 16; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        p[k][i] = pack<T>(s[2 * k + i / 2][i % 2 * 2], s[2 * k + i / 2][i % 2 * 2 + 1]);
+    }
+  }
+
+  __device__ void add_values(const T* values, const unsigned (&p)[kKeys / 16][4]) {
+#pragma unroll
+    for (int k = 0; k < kKeys / 16; ++k) {
+#pragma unroll
+      for (int n = 0; n < D / 16; ++n) {
+        unsigned b[4];
+        load_transposed(values + (k * 16 + lane_ % 16) * S::kStride + n * 16 + lane_ / 16 * 8, b);
+        multiply<T>(out_[2 * n], p[k], b[0], b[1]);
+        multiply<T>(out_[2 * n + 1], p[k], b[2], b[3]);
+      }
+    }
+  }
+
+  __device__ void store() const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = sum_[half];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      const int row = warp_ * 16 + lane_ / 4 + 8 * half;
+      if (first_ + row >= rows_) continue;
+      float* to = in_.o + (output_ + query_row(row)) * D + lane_ % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < D / 8; ++n)
+        *reinterpret_cast<float2*>(to + n * 8) = {out_[n][2 * half] / sum, out_[n][2 * half + 1] / sum};
+      if (in_.lse != nullptr && lane_ % 4 == 0)
+        in_.lse[output_ + query_row(row)] = 0.69314718055994531f * (max_[half] + log2f(sum));
+    }
+  }
+
+  const Queries& in_;
+  const PrefillKeys& keys_;
+  const int position_;
+  T *memory_, *queries_;  // two tiles of keys and values; where queries lie
+  const int warp_, lane_, group_, kv_head_, first_, rows_;
+  int end_, tiles_;              // keys that some query of the block sees
+  int2 places_;                  // of the head's list
+  int list_tiles_, near_first_;  // tiles of the list come first, then those from near_first_ on
+  std::int64_t output_;          // first row of this part's plane
+  const char* layer_;
+  unsigned q_[S::kKeepQueries ? D / 16 : 1][4];
+  float out_[D / 8][4] = {}, max_[2] = {-INFINITY, -INFINITY}, sum_[2] = {};
+};
+
+template <class T, int D>
+__global__ __launch_bounds__(Shape<D>::kThreads, 1) void prefill_kernel(const Queries in, int position,
+                                                                        const PrefillKeys keys) {
+  extern __shared__ __align__(16) char memory[];
+  Attention<T, D>(in, position, keys, reinterpret_cast<T*>(memory)).run();
+}
+
+template <class T, int D>
+bool launch(const Queries& in, int position, const PrefillKeys& keys, StreamHandle stream) {
+  using S = Shape<D>;
+  int device = 0, shared = 0;
+  LODE_CUDA(cudaGetDevice(&device));
+  LODE_CUDA(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  if (S::kShared > shared) return false;
+  const std::int64_t rows = std::int64_t{in.count} * (in.query_heads / in.layout.kv_heads);
+  const dim3 grid(static_cast<unsigned>((rows + S::kRows - 1) / S::kRows),
+                  static_cast<unsigned>(in.layout.kv_heads), static_cast<unsigned>(keys.parts));
+  LODE_CUDA(
+      cudaFuncSetAttribute(prefill_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
+  prefill_kernel<T, D><<<grid, S::kThreads, S::kShared, stream>>>(in, position, keys);
+  LODE_LAUNCHED();
+  return true;
+}
+
+template <class T>
+bool launch_for(const Queries& in, int position, const PrefillKeys& keys, StreamHandle stream) {
+  switch (in.layout.head_dim) {
+    case 64:
+      return launch<T, 64>(in, position, keys, stream);
+    case 80:
+      return launch<T, 80>(in, position, keys, stream);
+    case 96:
+      return launch<T, 96>(in, position, keys, stream);
+    case 128:
+      return launch<T, 128>(in, position, keys, stream);
+    case 256:
+      return launch<T, 256>(in, position, keys, stream);
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+bool attend_prefill_mma(const Queries& queries, std::int32_t position, const PrefillKeys& keys,
+                        StreamHandle stream) {
+  if (queries.layout.type == DType::bf16) return launch_for<__nv_bfloat16>(queries, position, keys, stream);
+  if (queries.layout.type == DType::f16) return launch_for<__half>(queries, position, keys, stream);
+  return false;
+}
+
+}  // namespace lode::cuda

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <mutex>
+#include <shared_mutex>
+#include <vector>
+
+#include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/device.h"
+#include "kernels/cuda/device/hopper.cuh"
+
+namespace lode::cuda {
+
+namespace {
+
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+std::string megabytes(std::int64_t bytes) {
+  return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB";
+}
+
+__global__ void probe_kernel() {}
+
+/// Held whole by the thread that captures, shared by BesideNoCapture.
+std::shared_mutex& captures() {
+  static std::shared_mutex mutex;
+  return mutex;
+}
+thread_local bool captures_here = false;
+thread_local int turns_here = 0;  // of BesideNoCapture, one within another
+
+/// Ends this thread's turn when it goes out of scope.
+struct CaptureEnds {
+  ~CaptureEnds() {
+    captures_here = false;
+    captures().unlock();
+  }
+};
+
+}  // namespace
+
+int capability_major() {
+  static const int major = [] {
+    int device = 0, found = 0;
+    cudaFuncAttributes code{};
+    LODE_CUDA(cudaGetDevice(&device));
+    LODE_CUDA(cudaDeviceGetAttribute(&found, cudaDevAttrComputeCapabilityMajor, device));
+    LODE_CUDA(cudaFuncGetAttributes(&code, probe_kernel));
+    return std::min(found, code.ptxVersion / 10);
+  }();
+  return major;
+}
+
+int processors() {
+  static const int count = [] {
+    int device = 0, all = 0;
+    LODE_CUDA(cudaGetDevice(&device));
+    LODE_CUDA(cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, device));
+    return all;
+  }();
+  return count;
+}
+
+namespace {
+
+constexpr std::size_t kMostWaiting = 2;
+std::mutex waiting_mutex;
+std::vector<StreamHandle>& waiting() {
+  static std::vector<StreamHandle> streams;
+  return streams;
+}
+void leave_room(StreamHandle stream) {
+  const std::lock_guard lock(waiting_mutex);
+  std::erase(waiting(), stream);
+}
+
+}  // namespace
+
+bool may_wait_for_room(StreamHandle stream) {
+  const std::lock_guard lock(waiting_mutex);
+  std::vector<StreamHandle>& streams = waiting();
+  if (std::find(streams.begin(), streams.end(), stream) != streams.end()) return true;
+  if (streams.size() == kMostWaiting) return false;
+  streams.push_back(stream);
+  return true;
+}
+
+Availability availability() {
+  Availability found;
+  int driver = 0, devices = 0;
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
+    found.why = "no NVIDIA driver";
+    return found;
+  }
+  if (driver / 1000 < CUDART_VERSION / 1000) {
+    found.why = "the NVIDIA driver is for CUDA " + version_text(driver) + ", and this program needs " +
+                version_text(CUDART_VERSION) + ": install a newer driver";
+    return found;
+  }
+  if (const cudaError_t status = cudaGetDeviceCount(&devices); status != cudaSuccess || devices == 0) {
+    cudaGetLastError();
+    found.why = status == cudaSuccess ? "no GPU" : cudaGetErrorString(status);
+    return found;
+  }
+  cudaDeviceProp properties{};
+  LODE_CUDA(cudaGetDeviceProperties(&properties, 0));
+  found.name = properties.name;
+  found.multiprocessors = properties.multiProcessorCount;
+  found.major = properties.major;
+  found.minor = properties.minor;
+  if (found.major < 8) {
+    found.why = "the GPU " + found.name + " has compute capability " + std::to_string(found.major) + "." +
+                std::to_string(found.minor) + ", and this program needs 8.0";
+    return found;
+  }
+  std::size_t free = 0, total = 0;
+  LODE_CUDA(cudaMemGetInfo(&free, &total));
+  found.free_bytes = static_cast<std::int64_t>(free);
+  found.total_bytes = static_cast<std::int64_t>(total);
+  found.ok = true;
+  return found;
+}
+
+BesideNoCapture::BesideNoCapture() {
+  if (captures_here) return;
+  if (turns_here++ == 0) captures().lock_shared();
+  held_ = true;
+}
+BesideNoCapture::~BesideNoCapture() {
+  if (held_ && --turns_here == 0) captures().unlock_shared();
+}
+
+Stream::Stream() {
+  const BesideNoCapture turn;
+  LODE_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+}
+Stream::~Stream() {
+  const BesideNoCapture turn;
+  cudaStreamSynchronize(stream_);
+  leave_room(stream_);
+  cudaStreamDestroy(stream_);
+}
+void Stream::synchronize() const {
+  LODE_CUDA(cudaStreamSynchronize(stream_));
+}
+
+void free_device(void* data) noexcept {
+  if (data == nullptr) return;
+  const BesideNoCapture turn;
+  cudaFree(data);
+}
+void free_pinned(void* data) noexcept {
+  if (data == nullptr) return;
+  const BesideNoCapture turn;
+  cudaFreeHost(data);
+}
+
+Buffer::Buffer(std::int64_t bytes, std::string_view what) {
+  bytes_ = bytes;
+  if (bytes == 0) return;
+  const BesideNoCapture turn;
+  if (const cudaError_t status = cudaMalloc(&data_, static_cast<std::size_t>(bytes)); status != cudaSuccess) {
+    cudaGetLastError();
+    data_ = nullptr;
+    if (status != cudaErrorMemoryAllocation) check(status, "cudaMalloc");
+    std::size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    throw RunError("out of GPU memory: expected " + megabytes(bytes) + " for " + std::string(what) +
+                   ", found " + megabytes(static_cast<std::int64_t>(free)) + " free of " +
+                   megabytes(static_cast<std::int64_t>(total)));
+  }
+}
+PinnedBuffer::PinnedBuffer(std::int64_t bytes) {
+  bytes_ = bytes;
+  const BesideNoCapture turn;
+  if (bytes > 0) LODE_CUDA(cudaMallocHost(&data_, static_cast<std::size_t>(bytes)));
+}
+
+void copy(void* to, const void* from, std::int64_t bytes, StreamHandle stream) {
+  if (bytes > 0)
+    LODE_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream));
+}
+void fill(void* at, int byte, std::int64_t bytes, StreamHandle stream) {
+  if (bytes > 0) LODE_CUDA(cudaMemsetAsync(at, byte, static_cast<std::size_t>(bytes), stream));
+}
+
+Graph::~Graph() {
+  if (exec_ == nullptr) return;
+  const BesideNoCapture turn;
+  cudaGraphExecDestroy(exec_);
+}
+void Graph::begin(StreamHandle stream) {
+  captures().lock();
+  captures_here = true;
+  if (const cudaError_t status = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+      status != cudaSuccess) {
+    const CaptureEnds ends;
+    check(status, "cudaStreamBeginCapture");
+  }
+}
+Graph Graph::end(StreamHandle stream) {
+  const CaptureEnds ends;  // a graph that is instantiated allocates and loads, too
+  cudaGraph_t graph = nullptr;
+  LODE_CUDA(cudaStreamEndCapture(stream, &graph));
+  Graph result;
+  const cudaError_t status = cudaGraphInstantiate(&result.exec_, graph, 0);
+  cudaGraphDestroy(graph);
+  check(status, "cudaGraphInstantiate");
+  return result;
+}
+void Graph::abandon(StreamHandle stream) noexcept {
+  if (!captures_here) return;  // it was its end that failed
+  cudaGraph_t graph = nullptr;
+  const CaptureEnds ends;
+  cudaStreamEndCapture(stream, &graph);
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  cudaGetLastError();
+}
+void Graph::launch(StreamHandle stream) const {
+  LODE_CUDA(cudaGraphLaunch(exec_, stream));
+}
+
+Timer::Timer() {
+  const BesideNoCapture turn;
+  LODE_CUDA(cudaEventCreate(&start_));
+  LODE_CUDA(cudaEventCreate(&stop_));
+}
+Timer::~Timer() {
+  const BesideNoCapture turn;
+  cudaEventDestroy(start_);
+  cudaEventDestroy(stop_);
+}
+void Timer::start(StreamHandle stream) {
+  LODE_CUDA(cudaEventRecord(start_, stream));
+}
+void Timer::stop(StreamHandle stream) {
+  LODE_CUDA(cudaEventRecord(stop_, stream));
+}
+double Timer::microseconds() {
+  LODE_CUDA(cudaEventSynchronize(stop_));
+  float milliseconds = 0;
+  LODE_CUDA(cudaEventElapsedTime(&milliseconds, start_, stop_));
+  return 1e3 * static_cast<double>(milliseconds);
+}
+
+}  // namespace lode::cuda

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a Llama layer computes besides attention, on the GPU. Rows of activations are float32 (the residual
+// stream); weights are bf16, f16 or f32 in their file's type. Up to kFusedRows rows stream each weight once
+// through our own fused kernels; more go through cuBLASLt.
+#pragma once
+
+#include <string>
+
+#include "kernels/cuda/attend/attend.h"
+
+namespace lode::cuda {
+
+inline constexpr int kFusedRows = 8;
+
+/// A weight matrix [rows, cols] (a vector is [1, n]) in device memory; data null when the model has none.
+struct DeviceWeight {
+  const void* data = nullptr;
+  DType type = DType::bf16;
+  std::int64_t rows = 0, cols = 0;
+};
+
+/// Holds the cuBLASLt handle, its algorithms and workspace. One per stream.
+class Linear {
+ public:
+  Linear(StreamHandle stream, Precision precision);
+  ~Linear();
+  Linear(const Linear&) = delete;
+  Linear& operator=(const Linear&) = delete;
+
+  /// The cuBLASLt in use, or why there is none: products of many rows then take our own float32 kernel.
+  const std::string& library() const;
+
+  /// y[n, out] = x[n, in] w^T + bias (+ y when add). Any n.
+  void multiply(const float* x, std::int64_t n, const DeviceWeight& w, const DeviceWeight& bias, float* y,
+                bool add);
+
+  // The steps of a layer, each one kernel for n <= kFusedRows.
+
+  /// h = rms_norm(x); q, k, v = projections of h; then RoPE at each token's position; keys and values go to
+  /// their rows of the KV range. q_unrotated / k_unrotated / v are written when not null.
+  struct QkvArguments {
+    const float* x = nullptr;  // [N, D]
+    DeviceWeight norm, q, k, v, q_bias, k_bias, v_bias;
+    float eps = 1e-5f;
+    const float* frequencies = nullptr;  // [d/2] radians per position
+    float rope_scale = 1.0f;             ///< multiplies rotated vectors (yarn)
+    float* q_out = nullptr;              // [N, Hq, d] after RoPE
+    float* q_unrotated = nullptr;        // [N, Hq, d] or null
+    float* k_unrotated = nullptr;        // [N, Hkv, d] or null
+    float* k_out = nullptr;              // [N, Hkv, d] after RoPE, or null
+    float* v_out = nullptr;              // [N, Hkv, d] or null
+  };
+  /// `where` gives tokens, bases, layer offset and layout (its q and o are not used).
+  void qkv(const QkvArguments& arguments, const Queries& where);
+  /// x += o w^T + bias
+  void project_out(const float* attention /*[n, Hq d]*/, std::int64_t n, const DeviceWeight& w,
+                   const DeviceWeight& bias, float* x);
+  /// x += down(silu(gate(h)) * up(h)), h = rms_norm(x).
+  struct MlpArguments {
+    DeviceWeight norm, gate, up, down, gate_bias, up_bias, down_bias;
+    float eps = 1e-5f;
+  };
+  void mlp(const MlpArguments& arguments, std::int64_t n, float* x /*[n, D]*/);
+  /// logits[n, V] = rms_norm(x) output^T
+  void head(const float* x, std::int64_t n, const DeviceWeight& norm, float eps, const DeviceWeight& output,
+            float* logits);
+
+  /// Bytes of scratch held for calls of up to so many rows.
+  static std::int64_t scratch_bytes(std::int64_t rows, std::int64_t hidden, std::int64_t intermediate,
+                                    std::int64_t q_cols, std::int64_t kv_cols);
+  /// Allocates it; calls with more rows throw. Must come before capture.
+  void reserve(std::int64_t rows, std::int64_t hidden, std::int64_t intermediate, std::int64_t q_cols,
+               std::int64_t kv_cols);
+
+ private:
+  struct Impl;
+  Impl* impl_;
+};
+
+/// x[n, :] = embedding[token[n], :]
+void embed(const std::int32_t* tokens /*[n] device*/, std::int64_t n, const DeviceWeight& embedding, float* x,
+           StreamHandle stream);
+/// token[n] = index of the largest logit, lowest index wins ties; a NaN gives -1.
+void argmax(const float* logits /*[n, V]*/, std::int64_t n, std::int64_t vocab, std::int32_t* token /*[n]*/,
+            StreamHandle stream);
+
+}  // namespace lode::cuda

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels behind Linear, as host functions that enqueue them.
+#pragma once
+
+#include "kernels/cuda/linear/linear_steps.cuh"
+
+namespace lode::cuda {
+
+/// One step for 1 to kFusedRows rows, in float32, any weight type.
+template <class Step>
+void dot_rows(const Step& step, const StepInput& input, StreamHandle stream);
+
+/// The same for bf16 weights on the matrix unit, every input number as the sum of two bf16 (16 bits of
+/// mantissa). False, and nothing is enqueued, unless the columns are a multiple of 64 and all lies at 16-byte
+/// bounds.
+template <class Step>
+bool stream_rows(const Step& step, const StepInput& input, StreamHandle stream);
+
+/// An operand of a product of many rows.
+struct Operand {
+  const void* data = nullptr;  // [rows, cols]
+  DType type = DType::f32;
+  std::int64_t rows = 0, cols = 0;
+};
+/// y[n, out] = x w^T + bias (+ y) in float32, in ascending order of the columns.
+void gemm_f32(const Operand& x, const Operand& w, const Vector& bias, bool add, float* y,
+              StreamHandle stream);
+
+/// to[n, cols] = rms_norm(x), rounded to the type.
+void norm_rows(const StepInput& input, void* to, DType type, StreamHandle stream);
+/// to[i] = x[i], rounded to the type.
+void convert(const float* x, std::int64_t count, void* to, DType type, StreamHandle stream);
+/// y[n, cols] += bias
+void add_bias(float* y, std::int64_t n, std::int64_t cols, const Vector& bias, StreamHandle stream);
+/// Finishes a step whose products another kernel made: rotation and append, or silu(gate) * up.
+void finish_qkv(const QkvStep<float>& step, std::int64_t n, const float* q, const float* k, const float* v,
+                StreamHandle stream);
+void finish_gate_up(const GateUpStep<float>& step, std::int64_t n, const float* gate, const float* up,
+                    StreamHandle stream);
+
+/// What the current device is; asked once.
+struct DeviceShape {
+  int multiprocessors = 0;
+  int shared_bytes = 0;  ///< that one block may have
+};
+const DeviceShape& device_shape();
+
+}  // namespace lode::cuda

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// The artefact goes through a file, as a trained one does: what is measured is the method's own code.
+#include "lab/bench/artefact.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "select/saap/artefact.h"
+#include "select/shared/synthetic_artefact.h"
+
+namespace lode {
+
+namespace {
+
+constexpr std::int64_t kClusters = 1024, kKeysPerCluster = 16, kPieceTokens = 512;
+
+/// A file's name that nobody else uses; the file goes when this goes.
+class TemporaryFile {
+ public:
+  TemporaryFile()
+      : path_(std::filesystem::temp_directory_path() /
+              ("lodestone-bench-" + std::to_string(getpid()) + ".safetensors")) {}
+  ~TemporaryFile() {
+    std::error_code ignored;
+    std::filesystem::remove(path_, ignored);
+  }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// Keys before RoPE, [Hkv][tokens, d].
+std::vector<std::vector<float>> sample_keys(const LayerGeometry& geometry, VectorMaker& keys,
+                                            std::int64_t tokens) {
+  const std::int64_t heads = geometry.kv_heads, d = geometry.head_dim;
+  std::vector<std::vector<float>> sample(static_cast<std::size_t>(heads));
+  for (std::int64_t t = 0; t < tokens; t += kPieceTokens) {
+    const std::int64_t count = std::min(kPieceTokens, tokens - t);
+    keys.make(static_cast<Position>(t), count);
+    for (std::int64_t row = 0; row < count * heads; ++row) {
+      const float* const x = keys.k_unrotated.data() + row * d;
+      sample[static_cast<std::size_t>(row % heads)].insert(
+          sample[static_cast<std::size_t>(row % heads)].end(), x, x + d);
+    }
+  }
+  return sample;
+}
+
+void write_saap(const std::filesystem::path& path, const Spec& spec, const LayerGeometry& geometry,
+                std::string_view fingerprint, VectorMaker& keys, double largest) {
+  const std::int64_t d = geometry.head_dim, clusters = spec.integer("clusters", kClusters, 1, 1 << 16);
+  const auto sample = sample_keys(geometry, keys, clusters * kKeysPerCluster);
+  // Centroids lie closer to the keys that they were made of than to others.
+  const auto others = largest > 0.0 ? sample_keys(geometry, keys, clusters * kKeysPerCluster)
+                                    : std::vector<std::vector<float>>(sample.size());
+  std::vector<SaapHead> heads;
+  for (std::size_t h = 0; h < sample.size(); ++h) {
+    Rng rng(hash_seed(geometry.seed, geometry.layer, h));
+    heads.push_back(
+        {.keys = centroid_net({sample[h].data(), std::ssize(sample[h]) / d, d}, clusters,
+                              hash_seed(geometry.seed, h), *geometry.pool),
+         .networks = {{.queries = made_up_classifier(d, clusters, DType::f16, rng), .selectivity = {1.0f}}},
+         .load =
+             std::vector<float>(static_cast<std::size_t>(clusters), 1.0f / static_cast<float>(clusters))});
+    if (largest > 0.0) {
+      enlarge_first_bucket(heads.back().keys, heads.back().networks.front().queries,
+                           {others[h].data(), std::ssize(others[h]) / d, d}, largest);
+    }
+  }
+  lode::write_saap(path, {{geometry.layer, std::move(heads)}}, fingerprint, {{.from = 0, .training = "{}"}});
+}
+
+void write_hash(const std::filesystem::path& path, const Spec& spec, const LayerGeometry& geometry,
+                std::string_view fingerprint) {
+  Rng rng(geometry.seed);
+  const HashWeights weights =
+      made_up_hash(geometry.query_heads, geometry.kv_heads, geometry.head_dim,
+                   static_cast<int>(spec.integer("bits", 32, 32, 128)), /*hidden=*/2, rng);
+  write_hash_weights(path, std::vector(static_cast<std::size_t>(geometry.layer + 1), weights), fingerprint,
+                     {});
+}
+
+}  // namespace
+
+std::unique_ptr<Selector> make_with_made_up_artefact(const Spec& spec, const LayerGeometry& geometry,
+                                                     std::string_view fingerprint, VectorMaker& keys,
+                                                     double largest) {
+  const bool saap = spec.name == "saap";
+  if ((!saap && spec.name != "hash") || spec.text("weights")) return nullptr;
+  const TemporaryFile file;
+  if (saap) {
+    write_saap(file.path(), spec, geometry, fingerprint, keys, largest);
+  } else {
+    write_hash(file.path(), spec, geometry, fingerprint);
+  }
+  Spec with_file = spec;
+  with_file.given["weights"] = file.path().string();
+  return find_method(spec.name).make(with_file, geometry, fingerprint);
+}
+
+}  // namespace lode

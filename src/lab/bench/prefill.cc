@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lab/bench/prefill.h"
+
+#include <dlfcn.h>
+
+#include <chrono>
+#include <cmath>
+#include <oneapi/dnnl/dnnl.hpp>
+#include <thread>
+
+#include "base/cancel.h"
+#include "base/hold_signals.h"
+#include "base/threads.h"
+#include "gpu/backend.h"
+#include "kernels/kernels.h"
+#include "lab/bench/common.h"
+
+namespace lode {
+namespace {
+
+/// oneDNN's own threads, for the yardstick only: the rest of the program calls it on one thread at a time.
+void set_openmp_threads(int threads) {
+  using SetThreads = void (*)(int);
+  if (const auto set = reinterpret_cast<SetThreads>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"))) set(threads);
+}
+
+/// y [m, n] = x [m, k] w [k, n], all bf16 with float32 sums, weights in the layout that oneDNN likes best.
+class OnednnGemm {
+ public:
+  OnednnGemm(std::int64_t m, std::int64_t n, std::int64_t k, int threads)
+      : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) {
+    using dnnl::memory;
+    set_openmp_threads(threads);
+    const memory::desc x({m, k}, memory::data_type::bf16, memory::format_tag::ab);
+    const memory::desc w({k, n}, memory::data_type::bf16, memory::format_tag::any);
+    const memory::desc y({m, n}, memory::data_type::f32, memory::format_tag::ab);
+    const dnnl::matmul::primitive_desc plan(dnnl::matmul::desc(x, w, y), engine_);
+    x_ = memory(x, engine_), w_ = memory(plan.weights_desc(), engine_), y_ = memory(y, engine_);
+    // 0x3f80 is 1.0; oneDNN leaves fresh memory as it is.
+    std::fill_n(static_cast<std::uint16_t*>(x_.get_data_handle()), x.get_size() / 2, std::uint16_t{0x3f80});
+    std::fill_n(static_cast<std::uint16_t*>(w_.get_data_handle()), plan.weights_desc().get_size() / 2,
+                std::uint16_t{0x3f80});
+    matmul_ = dnnl::matmul(plan);
+  }
+  void run() {
+    const HoldSignals held;
+    matmul_.execute(stream_, {{DNNL_ARG_SRC, x_}, {DNNL_ARG_WEIGHTS, w_}, {DNNL_ARG_DST, y_}});
+    stream_.wait();
+  }
+
+ private:
+  dnnl::engine engine_;
+  dnnl::stream stream_;
+  dnnl::memory x_, w_, y_;
+  dnnl::matmul matmul_;
+};
+
+PrefillBenchRow row_of(std::string what, double flops, const std::vector<double>& us) {
+  const double time = median(us);
+  return {.what = std::move(what), .median_ms = 1e-3 * time, .gflops = 1e-3 * flops / time};
+}
+
+/// Operations of a prefill of so many tokens: layers' weights, and each query with the keys up to its own.
+double model_flops(const ModelConfig& c, std::int64_t tokens) {
+  const auto n = static_cast<double>(tokens);
+  const std::int64_t heads = 2 * c.query_heads + 2 * c.kv_heads;  // of Q and O, K and V
+  const auto weights = static_cast<double>(c.hidden * (heads * c.head_dim + 3 * c.intermediate));
+  return c.layers * (2 * n * weights + 4.0 * c.query_heads * c.head_dim * n * (n + 1) / 2);
+}
+
+/// oneDNN's product of [m, n] by [n, n].
+PrefillBenchRow onednn_rate(std::int64_t m, std::int64_t n, int threads, int repeats) {
+  OnednnGemm yardstick(m, n, n, threads);
+  std::vector<double> times;
+  for (int repeat = 0; repeat <= repeats; ++repeat) {
+    const double us = microseconds([&] { yardstick.run(); });
+    if (repeat > 0) times.push_back(us);
+  }
+  return row_of("onednn bf16 gemm", 2.0 * static_cast<double>(m * n) * static_cast<double>(n), times);
+}
+
+std::vector<float> random_numbers(std::int64_t n) {
+  Rng rng(7);
+  std::vector<float> x(static_cast<std::size_t>(n));
+  for (float& e : x) e = static_cast<float>(rng.uniform()) - 0.5f;
+  return x;
+}
+
+}  // namespace
+
+std::vector<PrefillBenchRow> bench_prefill(const PrefillBenchOptions& options, ThreadPool& pool) {
+  const ModelConfig& c = options.shape;
+  const std::int64_t tokens = options.tokens, keys = options.context, d = c.head_dim, hidden = c.hidden;
+  const std::vector<float> q = random_numbers(tokens * c.query_heads * d);
+  const std::vector<float> numbers = random_numbers(keys * d), w32 = random_numbers(hidden * hidden);
+  const std::int64_t kv_bytes = keys * d * bytes_of(options.kv_type);
+  std::vector<std::byte> stored(static_cast<std::size_t>(2 * c.kv_heads * kv_bytes));
+  const std::vector<float> scales(static_cast<std::size_t>(keys), 0.01f);
+  std::vector<KvRows> kv;
+  for (int part = 0; part < 2 * c.kv_heads; ++part)
+    kernels().narrow(numbers.data(), keys * d, options.kv_type, stored.data() + part * kv_bytes);
+  for (int h = 0; h < c.kv_heads; ++h)
+    kv.push_back({options.kv_type, stored.data() + 2 * h * kv_bytes, stored.data() + (2 * h + 1) * kv_bytes,
+                  scales.data(), scales.data(), keys, static_cast<int>(d)});
+  std::vector<std::byte> w(static_cast<std::size_t>(hidden * hidden * bytes_of(options.weight_type)));
+  kernels().narrow(w32.data(), hidden * hidden, options.weight_type, w.data());
+  std::vector<float> o(q.size()), x = random_numbers(tokens * hidden), y(x.size());
+  OnednnGemm yardstick(tokens, hidden, hidden, pool.size());
+
+  std::vector<double> attention, gemm, onednn;
+  for (int repeat = 0; repeat <= options.repeats; ++repeat) {  // the first warms up and is dropped
+    check_cancel();
+    const double a = microseconds([&] {
+      attend_prefill(q, tokens, c.query_heads, kv, 1.0f / std::sqrt(static_cast<float>(d)), o.data(), nullptr,
+                     pool);
+    });
+    const double g = microseconds([&] {
+      matmul({x.data(), tokens, hidden}, w.data(), options.weight_type, hidden, {y.data(), tokens, hidden},
+             pool);
+    });
+    set_openmp_threads(pool.size());
+    const double r = microseconds([&] { yardstick.run(); });
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(50));  // OpenMP's threads spin for a while after their work
+    if (repeat == 0) continue;
+    attention.push_back(a), gemm.push_back(g), onednn.push_back(r);
+  }
+  const double seen = 0.5 * static_cast<double>(tokens) * static_cast<double>(2 * keys - tokens + 1);
+  const double gemm_flops = 2.0 * static_cast<double>(tokens * hidden) * static_cast<double>(hidden);
+  std::vector<PrefillBenchRow> rows = {
+      row_of("attention", 4.0 * static_cast<double>(d * c.query_heads) * seen, attention),
+      row_of("gemm", gemm_flops, gemm), row_of("onednn bf16 gemm", gemm_flops, onednn)};
+  for (PrefillBenchRow& row : rows) row.of_gemm = row.gflops / rows.back().gflops;
+  return rows;
+}
+
+std::vector<PrefillBenchRow> bench_model_prefill(const std::shared_ptr<const Model>& model,
+                                                 const ContextOptions& options, std::int64_t tokens,
+                                                 int repeats) {
+  const ModelConfig& c = model->config();
+  ContextOptions sized = options;
+  sized.max_tokens = std::max(options.max_tokens, tokens);
+  Context context(model, sized);
+  Rng rng(7);
+  std::vector<TokenId> text(static_cast<std::size_t>(tokens));
+  for (TokenId& t : text) t = static_cast<TokenId>(rng.below(static_cast<std::uint64_t>(c.vocab)));
+  std::vector<double> times;
+  for (int repeat = 0; repeat <= repeats; ++repeat) {  // the first warms up and is dropped
+    const double us = microseconds([&] { context.prefill(text); });
+    if (repeat > 0) times.push_back(us);
+    context.roll_back(0);
+  }
+  PrefillBenchRow whole = row_of("model", model_flops(c, tokens), times);
+  whole.tokens_per_second = 1e3 * static_cast<double>(tokens) / whole.median_ms;
+  std::vector<PrefillBenchRow> rows = {whole};
+  if (options.device == Device::cuda) {
+    constexpr std::int64_t kSide = 8192;
+    const double rate = gpu_matrix_rate(kSide);
+    if (rate == 0) return rows;
+    rows.push_back({.what = "cublaslt bf16 gemm",
+                    .median_ms = 1e3 * 2 * std::pow(static_cast<double>(kSide), 3) / rate,
+                    .gflops = 1e-9 * rate});
+  } else {
+    rows.push_back(onednn_rate(2048, std::max<std::int64_t>(1024, c.hidden), model->pool().size(), repeats));
+  }
+  for (PrefillBenchRow& row : rows) row.of_gemm = row.gflops / rows.back().gflops;
+  return rows;
+}
+
+}  // namespace lode

@@ -1,0 +1,446 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lab/eval/eval.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <set>
+
+#include "base/cancel.h"
+#include "base/text.h"
+#include "engine/context.h"
+#include "engine/row_order.h"
+#include "lab/eval/audit_result.h"
+#include "lab/eval/records.h"
+#include "lab/eval/scoring.h"
+#include "lab/eval/settings.h"
+#include "lab/eval/work_cost.h"
+#include "lodestone/error.h"
+#include "model/config.h"
+
+namespace lode {
+
+namespace {
+
+/// Tokens that an answer may take beyond the expected one: enough to see that the model goes on.
+constexpr std::int64_t kAnswerMargin = 8;
+
+/// Samples that share a context, in the order of the file.
+struct Document {
+  std::vector<std::size_t> samples;
+};
+
+std::vector<Document> documents_of(std::span<const Sample> samples) {
+  std::vector<Document> documents;
+  std::map<const std::string*, std::size_t> known;
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    const auto [entry, is_new] = known.emplace(samples[i].context.get(), documents.size());
+    if (is_new) documents.emplace_back();
+    documents[entry->second].samples.push_back(i);
+  }
+  return documents;
+}
+
+/// A context's tokens, cut where every question of it still begins alike, and what each question adds.
+struct Prompts {
+  std::vector<TokenId> context;
+  std::vector<std::vector<TokenId>> questions;
+  std::vector<std::int64_t> most_new;  ///< tokens to generate at most
+  std::int64_t longest = 0;            ///< context, question and answer
+};
+
+/// A method of a context.
+struct Asked {
+  const NamedSpec* spec;
+  MethodId method;
+};
+
+/// One row of a method over all samples of a task and length.
+EvalRow row_of(std::span<const Sample> samples, const std::vector<Document>& documents, const EvalRow& group,
+               const NamedSpec& spec, const NamedSpec& reference, const Records& records) {
+  EvalRow row = group;
+  WorkReport work;
+  std::vector<double> differences;        // percent points, per sample
+  std::vector<std::int64_t> of_document;  // per sample
+  for (std::size_t d = 0; d < documents.size(); ++d) {
+    for (const std::size_t i : documents[d].samples) {
+      if (samples[i].task != row.task || samples[i].tokens != row.tokens) continue;
+      const Answer& answer = *records.find(samples[i], spec.name, spec.files);
+      const Answer& full = *records.find(samples[i], reference.name, reference.files);
+      row.n += 1;
+      row.score += 100 * answer.score;
+      row.agreement += answer.tokens == full.tokens ? 1 : 0;
+      row.seconds += answer.seconds;
+      work += answer.work;
+      row.back_to_full += answer.full_layers.empty() ? 0 : 1;
+      differences.push_back(100 * (answer.score - full.score));
+      of_document.push_back(static_cast<std::int64_t>(d));
+    }
+  }
+  row.score /= static_cast<double>(row.n);
+  row.agreement /= static_cast<double>(row.n);
+  row.density = work.density();
+  row.selectivity = work.selectivity();
+  row.selector_share = work.full_bytes > 0
+                           ? static_cast<double>(work.selector_bytes) / static_cast<double>(work.full_bytes)
+                           : 0;
+  row.dense_reason = work.dense_reason;
+  row.notice = work.notice;
+  row.work = work;
+  row.difference = mean_by_document(differences, of_document);
+  // Scores end at 0 and 100: no difference lies beyond 100 points, whatever a t interval of few documents
+  // says.
+  if (row.difference.low) row.difference.low = std::max(*row.difference.low, -100.0);
+  if (row.difference.high) row.difference.high = std::min(*row.difference.high, 100.0);
+  return row;
+}
+
+}  // namespace
+
+struct Answering::Impl {
+  std::shared_ptr<const Model> model;
+  std::span<const Sample> samples;
+  std::span<const NamedSpec> specs;
+  std::span<const EvalPass> passes;
+  const EvalOptions& options;
+  std::vector<Document> documents;
+
+  bool is_pending(std::size_t sample, const NamedSpec& spec, const EvalPass& pass) const;
+  std::int64_t pending(const Document& document, const NamedSpec& spec, std::span<const EvalPass> of) const;
+  std::int64_t tokens_of(const Document& document) const;  ///< of the context, about
+  std::int64_t cost(const Document& document, std::span<const EvalPass> of) const;
+  /// Passes whose contexts are prefilled alike.
+  std::vector<std::span<const EvalPass>> groups() const;
+  std::int64_t most_new_tokens(const Sample& sample) const;
+  Prompts encode(const Document& document, const Protocol& protocol) const;
+  void answer(const Document& document, std::span<const EvalPass> of,
+              const std::function<void(std::int64_t)>& progress) const;
+  void ask(Context& context, std::span<const Asked> asked, const Sample& sample, const Prompts& prompts,
+           std::size_t question, const EvalPass& pass) const;
+};
+
+bool Answering::Impl::is_pending(std::size_t sample, const NamedSpec& spec, const EvalPass& pass) const {
+  if (options.wanted && !options.wanted(samples[sample], spec, pass.protocol)) return false;
+  return pass.records->find(samples[sample], spec.name, spec.files) == nullptr;
+}
+
+/// Answers that a spec still has to give about a document.
+std::int64_t Answering::Impl::pending(const Document& document, const NamedSpec& spec,
+                                      std::span<const EvalPass> of) const {
+  std::int64_t answers = 0;
+  for (const EvalPass& pass : of) {
+    answers += std::count_if(document.samples.begin(), document.samples.end(),
+                             [&](std::size_t i) { return is_pending(i, spec, pass); });
+  }
+  return answers;
+}
+
+std::int64_t Answering::Impl::tokens_of(const Document& document) const {
+  return static_cast<std::int64_t>(samples[document.samples.front()].context->size() / 4);
+}
+
+/// The context, an index for each method, and what is left to answer.
+std::int64_t Answering::Impl::cost(const Document& document, std::span<const EvalPass> of) const {
+  const std::int64_t context = tokens_of(document);
+  std::int64_t cost = 0;
+  std::set<std::string> indexed;
+  for (const NamedSpec& spec : specs) {
+    if (pending(document, spec, of) > 0)
+      cost += index_cost(spec.spec.name, context, indexed.insert(spec.spec.name).second);
+  }
+  for (const std::size_t i : document.samples) {
+    for (const EvalPass& pass : of) {
+      const auto left = std::count_if(specs.begin(), specs.end(),
+                                      [&](const NamedSpec& spec) { return is_pending(i, spec, pass); });
+      cost += answers_cost(pass.protocol, context, left);
+    }
+  }
+  return cost == 0 ? 0 : prefill_cost(context) + cost;
+}
+
+std::vector<std::span<const EvalPass>> Answering::Impl::groups() const {
+  const auto alone = [](const EvalPass& pass) { return pass.protocol.kind == Protocol::Kind::last; };
+  std::vector<std::span<const EvalPass>> groups;
+  for (std::size_t begin = 0, end = 0; begin < passes.size(); begin = end) {
+    end = begin + 1;
+    while (!alone(passes[begin]) && end < passes.size() && !alone(passes[end])) ++end;
+    groups.push_back(passes.subspan(begin, end - begin));
+  }
+  return groups;
+}
+
+std::int64_t Answering::Impl::most_new_tokens(const Sample& sample) const {
+  if (sample.max_new > 0) return sample.max_new;
+  std::int64_t longest = 0, sum = 0;
+  for (const std::string& answer : sample.answers) {
+    const auto n =
+        static_cast<std::int64_t>(model->tokenizer().encode(" " + answer, Tokenizer::Bos::none).size());
+    longest = std::max(longest, n);
+    sum += n + 2;  // two for what parts it from the next
+  }
+  const bool all = sample.match == Match::contains || sample.match == Match::substring;
+  return kAnswerMargin + (all ? sum : longest);
+}
+
+/// The model reads context + question as one text. A tokenizer may join the two at the seam, so each question
+/// is encoded together with the context, and the tokens that all of them share are what is prefilled.
+Prompts Answering::Impl::encode(const Document& document, const Protocol& protocol) const {
+  Prompts prompts;
+  const std::string& text = *samples[document.samples.front()].context;
+  prompts.context = model->tokenizer().encode(text, Tokenizer::Bos::as_template);
+  std::size_t shared = prompts.context.size();
+  for (const std::size_t i : document.samples) {
+    auto whole = model->tokenizer().encode(text + samples[i].question, Tokenizer::Bos::as_template);
+    if (whole.empty())
+      throw InputError("sample '" + samples[i].id + "': expected a context or a question, found neither");
+    const std::size_t most = std::min(shared, whole.size() - 1);
+    const auto differs = std::mismatch(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(most),
+                                       prompts.context.begin());
+    shared = static_cast<std::size_t>(differs.first - whole.begin());
+    if (protocol.kind == Protocol::Kind::last) {
+      const std::int64_t before = static_cast<std::int64_t>(whole.size()) - protocol.tokens;
+      shared = std::min(shared, static_cast<std::size_t>(std::max<std::int64_t>(1, before)));
+    }
+    prompts.questions.push_back(std::move(whole));
+  }
+  prompts.context.resize(shared);
+  const double stretch = options.context.rope_factor.value_or(1.0);
+  const auto limit = static_cast<std::int64_t>(static_cast<double>(model->config().max_positions) * stretch);
+  for (std::size_t q = 0; q < prompts.questions.size(); ++q) {
+    const auto length = static_cast<std::int64_t>(prompts.questions[q].size());
+    const std::int64_t wanted = most_new_tokens(samples[document.samples[q]]);
+    // A sample may be as long as the model's context, answer included: then the margin gives way.
+    prompts.most_new.push_back(std::min(wanted, std::max<std::int64_t>(1, limit - length)));
+    prompts.longest = std::max(prompts.longest, length + prompts.most_new.back());
+    prompts.questions[q].erase(prompts.questions[q].begin(),
+                               prompts.questions[q].begin() + static_cast<std::ptrdiff_t>(shared));
+  }
+  return prompts;
+}
+
+void Answering::Impl::answer(const Document& document, std::span<const EvalPass> of,
+                             const std::function<void(std::int64_t)>& progress) const {
+  check_cancel();
+  const Prompts prompts = encode(document, of.front().protocol);
+  ContextOptions context_options = options.context;
+  if (context_options.max_tokens == 0) context_options.max_tokens = prompts.longest;
+  Context context(model, context_options);
+  context.impl().audit.set_limit(options.audit_limit);
+  std::vector<Asked> asked;
+  std::int64_t done = prefill_cost(tokens_of(document));
+  std::set<std::string> indexed;
+  for (const NamedSpec& s : specs) {
+    if (pending(document, s, of) == 0) continue;
+    done += index_cost(s.spec.name, tokens_of(document), indexed.insert(s.spec.name).second);
+    asked.push_back({&s, s.spec.name == "full" ? kDense : context.attach(s.spec)});
+  }
+  // Densities are those of the order that was asked for, or nothing is scored.
+  if (options.order_rows) expect_order(context);
+  // The document's tokens were guessed: what is read of them counts as that share of the guess.
+  const auto about = static_cast<double>(prefill_cost(tokens_of(document)));
+  const auto all = static_cast<double>(prefill_cost(std::ssize(prompts.context)));
+  if (!prompts.context.empty())
+    context.prefill(prompts.context, [&](std::int64_t tokens) {
+      progress(static_cast<std::int64_t>(about * static_cast<double>(prefill_cost(tokens)) / all));
+    });
+  context.build_indexes();
+  if (options.order_rows) order_rows(context);
+  for (std::size_t q = 0; q < document.samples.size(); ++q) {
+    progress(done);
+    for (const EvalPass& pass : of) {
+      std::vector<Asked> left;
+      std::copy_if(asked.begin(), asked.end(), std::back_inserter(left),
+                   [&](const Asked& a) { return is_pending(document.samples[q], *a.spec, pass); });
+      ask(context, left, samples[document.samples[q]], prompts, q, pass);
+      context.roll_back(context.indexed_tokens());
+      done += answers_cost(pass.protocol, tokens_of(document), std::ssize(left));
+    }
+  }
+}
+
+/// Under decode-sparse the question's tokens attend densely whatever the method: they are read once for all.
+void Answering::Impl::ask(Context& context, std::span<const Asked> asked, const Sample& sample,
+                          const Prompts& prompts, std::size_t question, const EvalPass& pass) const {
+  if (asked.empty()) return;
+  GenerateOptions generate;
+  generate.max_new_tokens = prompts.most_new[question];
+  if (sample.max_new == 0) generate.stop = {options.stop};
+  if (pass.protocol.kind == Protocol::Kind::last) generate.sparse_prompt_tokens = pass.protocol.tokens;
+  const bool shared = pass.protocol.kind == Protocol::Kind::decode_sparse;
+  std::optional<ReadPrompt> read;
+  if (shared) read.emplace(context.impl(), prompts.questions[question]);
+  for (const Asked& a : asked) {
+    Generation g = shared ? read->answer(a.method, generate)
+                          : context.generate(prompts.questions[question], a.method, generate);
+    Answer answer = {.text = std::move(g.text),
+                     .tokens = std::move(g.tokens),
+                     .seconds = g.prompt_seconds + g.decode_seconds,
+                     .work = std::move(g.work)};
+    answer.full_layers = context.impl().audit.fallen_back();
+    answer.score = score(answer.text, sample);
+    pass.records->add(sample, a.spec->name, std::move(answer), a.spec->files);
+    if (!shared) context.roll_back(context.indexed_tokens());
+  }
+}
+
+Answering::Answering(std::shared_ptr<const Model> model, std::span<const Sample> samples,
+                     std::span<const NamedSpec> specs, std::span<const EvalPass> passes,
+                     const EvalOptions& options)
+    : impl_(new Impl{std::move(model), samples, specs, passes, options, documents_of(samples)}) {}
+
+Answering::~Answering() = default;
+
+std::int64_t Answering::cost() const {
+  std::int64_t total = 0;
+  for (const auto& group : impl_->groups()) {
+    for (const Document& document : impl_->documents) total += impl_->cost(document, group);
+  }
+  return total;
+}
+
+void Answering::run(const std::function<void(std::int64_t)>& progress) {
+  std::int64_t done = 0;
+  for (const auto& group : impl_->groups()) {
+    for (const Document& document : impl_->documents) {
+      const std::int64_t cost = impl_->cost(document, group);
+      if (cost == 0) continue;
+      const std::int64_t after = done + cost;
+      impl_->answer(document, group, [&](std::int64_t tokens) { progress(std::min(done + tokens, after)); });
+      progress(done = after);
+    }
+  }
+}
+
+Json record_settings(const Model& model, const Protocol& protocol, const ContextOptions& context) {
+  Json settings = run_settings(model, context);
+  settings.update({{"lodestone", "answers of eval"}, {"protocol", protocol.str()}});
+  return settings;
+}
+
+EvalReport summarise(const Model& model, std::span<const Sample> samples, std::span<const NamedSpec> specs,
+                     const EvalPass& pass, const ContextOptions& context) {
+  EvalReport report = {.model = model.path().string(),
+                       .protocol = pass.protocol.str(),
+                       .device = std::string(name_of(context.device)),
+                       .rows = {}};
+  const std::vector<Document> documents = documents_of(samples);
+  std::set<std::pair<std::string, std::int64_t>> groups;
+  for (const Sample& s : samples) {
+    if (!groups.insert({s.task, s.tokens}).second) continue;
+    for (const NamedSpec& spec : specs) {
+      const EvalRow group = {.attention = spec.name, .task = s.task, .tokens = s.tokens};
+      report.rows.push_back(row_of(samples, documents, group, spec, specs.front(), *pass.records));
+    }
+  }
+  return report;
+}
+
+Protocol Protocol::parse(std::string_view text, std::string_view where) {
+  if (text == "context-dense") return {Kind::context_dense, 0};
+  if (text == "decode-sparse") return {Kind::decode_sparse, 0};
+  if (text.starts_with("last:")) {
+    Protocol protocol = {Kind::last, 0};
+    const auto [end, error] = std::from_chars(text.data() + 5, text.data() + text.size(), protocol.tokens);
+    if (error == std::errc() && end == text.data() + text.size() && protocol.tokens > 0) return protocol;
+  }
+  throw InputError(fmt::format(
+      "{}: expected context-dense, decode-sparse or last:N with N from 1, found '{}'", where, excerpt(text)));
+}
+
+std::string Protocol::str() const {
+  if (kind == Kind::last) return fmt::format("last:{}", tokens);
+  return kind == Kind::decode_sparse ? "decode-sparse" : "context-dense";
+}
+
+Json EvalReport::json() const {
+  const auto bound = [](const std::optional<double>& b) { return b ? Json(*b) : Json(); };
+  Json results = Json::array();
+  for (const EvalRow& r : rows) {
+    results.push_back({{"attention", r.attention},
+                       {"task", r.task},
+                       {"tokens", r.tokens},
+                       {"n", r.n},
+                       {"score", r.score},
+                       {"agreement", r.agreement},
+                       {"density", r.density},
+                       {"selectivity", r.selectivity},
+                       {"difference", r.difference.mean},
+                       {"difference_low", bound(r.difference.low)},
+                       {"difference_high", bound(r.difference.high)},
+                       {"documents", r.difference.documents},
+                       {"seconds", r.seconds}});
+    if (!r.dense_reason.empty()) results.back()["dense_because"] = r.dense_reason;
+    if (!r.notice.empty()) results.back()["notice"] = r.notice;
+    put_audit(results.back(), r.work);
+    if (r.work.audited > 0) results.back()["audit"]["back_to_full"] = r.back_to_full;
+  }
+  return {{"model", model}, {"protocol", protocol}, {"device", device}, {"results", results}};
+}
+
+namespace {
+
+/// "needle, 4096 tokens: 8 samples, 2 documents"; samples of a user may tell no length.
+std::string group_line(const EvalRow& row) {
+  const std::string length = row.tokens > 0 ? fmt::format(", {} tokens", row.tokens) : "";
+  const auto counted = [](std::int64_t n, const char* what) {
+    return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
+  };
+  return fmt::format("{}{}: {}, {}", row.task, length, counted(row.n, "sample"),
+                     counted(row.difference.documents, "document"));
+}
+
+}  // namespace
+
+std::string EvalReport::table() const {
+  const bool few = std::any_of(rows.begin(), rows.end(), [](const EvalRow& r) { return !r.difference.low; });
+  std::string text = fmt::format(
+      "{} under {}\ndifference: points from full on the same samples, 95 % interval by document{}\n", model,
+      protocol, few ? fmt::format("\n(none of fewer than {} documents)", kLeastDocuments) : "");
+  for (std::size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
+    std::vector<std::vector<std::string>> lines = {
+        {"attention", "score", "difference", "agreement", "density", "far keys"}};
+    const std::string group = group_line(rows[begin]);
+    for (; end < rows.size() && group_line(rows[end]) == group; ++end) {
+      const EvalRow& r = rows[end];
+      const std::string interval =
+          r.difference.low ? fmt::format(" [{:+.1f}, {:+.1f}]", *r.difference.low, *r.difference.high) : "";
+      lines.push_back({r.attention, fmt::format("{:.1f}", r.score),
+                       fmt::format("{:+.1f}{}", r.difference.mean, interval),
+                       fmt::format("{:.3f}", r.agreement), fmt::format("{:.2f} %", 100 * r.density),
+                       fmt::format("{:.2f} %", 100 * r.selectivity)});
+      if (r.back_to_full > 0)
+        lines.push_back(
+            {fmt::format("    layers went back to full attention in {} of {} answers", r.back_to_full, r.n)});
+    }
+    text += "\n" + group + "\n" + text_table(lines);
+  }
+  return text;
+}
+
+EvalReport evaluate(std::shared_ptr<const Model> model, const std::vector<Sample>& samples,
+                    std::vector<NamedSpec> specs, const EvalOptions& options) {
+  const auto full =
+      std::find_if(specs.begin(), specs.end(), [](const NamedSpec& s) { return s.spec.name == "full"; });
+  if (full == specs.end()) {
+    specs.insert(specs.begin(), {"full", parse_spec("full")});
+  } else {
+    std::rotate(specs.begin(), full, full + 1);
+  }
+  if (options.order_rows && specs.size() != 2)
+    throw InputError(fmt::format("expected one method beside full for the order of its clusters, found {}",
+                                 specs.size() - 1));
+  for (NamedSpec& named : specs) named.files = files_hash(named.spec, *model);
+  Json settings = record_settings(*model, options.protocol, options.context);
+  if (options.audit_limit) settings["audit_limit"] = *options.audit_limit;
+  if (options.order_rows) settings["order"] = "cluster";
+  Records records(options.records, settings);
+  const EvalPass pass = {options.protocol, &records};
+  Answering answering(model, samples, specs, {&pass, 1}, options);
+  Progress progress("eval", answering.cost(), "tokens", options.progress);
+  answering.run([&](std::int64_t done) { progress.at(done); });
+  return summarise(*model, samples, specs, pass, options.context);
+}
+
+}  // namespace lode

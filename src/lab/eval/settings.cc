@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lab/eval/settings.h"
+
+#include <fmt/format.h>
+
+#include <fstream>
+#include <set>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/threads.h"
+#include "kernels/kernels.h"
+#include "select/plan/file.h"
+
+namespace lode {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Adds the files that a spec reads, where `folder` is the one with the model's artefacts.
+void add_files(const Spec& spec, const fs::path& folder, std::set<fs::path>& files) {
+  const auto add = [&](const fs::path& file) {
+    if (fs::is_regular_file(file)) files.insert(file);
+  };
+  const MethodInfo& info = find_method(spec.name);
+  if (const auto file = spec.name == "plan" ? spec.text("file") : std::nullopt) {
+    add(*file);
+    std::set<std::string> texts;
+    for (const auto& layer : read_plan(*file).heads) texts.insert(layer.begin(), layer.end());
+    const fs::path own = spec.text("folder").value_or(folder.string());
+    for (const std::string& text : texts) add_files(parse_spec(text), own, files);
+    return;
+  }
+  if (const auto weights = spec.text("weights")) {
+    add(*weights);
+  } else if (info.trained) {
+    add(folder / (info.name + ".safetensors"));
+  }
+}
+
+}  // namespace
+
+Json run_settings(const Model& model, const ContextOptions& context) {
+  return {{"model", model.fingerprint()},
+          {"tokenizer", model.tokenizer().fingerprint()},
+          {"machine", machine_name(model, context.device)},
+          {"device", name_of(context.device)},
+          {"gpu_memory", context.gpu_memory},
+          {"kv_type", name_of(context.kv_type)},
+          {"kv_tier", static_cast<int>(context.kv_tier)},
+          {"active_memory", context.active_memory},
+          {"rope_factor", context.rope_factor ? Json(*context.rope_factor) : Json()},
+          {"max_tokens", context.max_tokens},
+          {"chunk", context.chunk},
+          {"seed", context.seed},
+          {"audit", context.audit}};
+}
+
+std::string machine_name(const Model& model, Device device) {
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  std::string line, name = "unknown processor";
+  while (std::getline(cpuinfo, line)) {
+    if (!line.starts_with("model name")) continue;
+    name = line.substr(std::min(line.size(), line.find(':') + 2));
+    break;
+  }
+  std::string text = fmt::format("{}, {} threads, {} kernels", name, model.pool().size(), kernels().name);
+  if (device == Device::cuda) text += ", " + gpu_info().name;
+  return text;
+}
+
+std::set<fs::path> files_of(const Spec& spec, const fs::path& folder) {
+  std::set<fs::path> files;
+  add_files(spec, folder, files);
+  return files;
+}
+
+std::string files_hash(const Spec& spec, const Model& model) {
+  const std::set<fs::path> files = files_of(spec, model.path());
+  if (files.empty()) return {};
+  std::string hashes;
+  for (const fs::path& file : files) hashes += hash_hex(MappedFile(file).bytes());
+  return hash_hex(hashes).substr(0, 16);
+}
+
+}  // namespace lode

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tables and figures of one run, by what it measures.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "lab/report/grid.h"
+#include "lab/report/page.h"
+#include "lab/report/svg.h"
+
+namespace lode {
+
+/// What a section writes with.
+struct Section {
+  const Grid& grid;
+  const Suite& suite;
+  const SuiteRun& run;
+  std::string provenance;  ///< the last sentence of every caption
+  Page& page;
+  int& figures;  ///< numbers the suite's figures
+
+  bool shows(Show show) const;
+  /// Names the figure's file and adds provenance to the caption.
+  void figure(std::string caption, std::string svg) const;
+  /// Likewise; of a chart without a point that can be drawn no more than that it is not measured yet.
+  void figure(const std::string& caption, const LineChart& chart) const;
+  void table(std::string caption, std::vector<std::string> head,
+             std::vector<std::vector<std::string>> rows) const;
+};
+
+void write_eval(const Section& section);
+void write_probe(const Section& section);
+void write_recall(const Section& section);
+void write_clusters(const Section& section);
+void write_bench(const Section& section);
+void write_key_query(const Section& section);
+void write_drift(const Section& section);
+void write_training(const Section& section);
+
+/// A method's measured points for a chart; methods that differ in their budget alone become one line.
+struct MethodPoint {
+  std::string label;
+  double x = 0, y = 0;
+  std::optional<double> low, high;
+};
+std::vector<Series> series_from(const std::vector<MethodPoint>& points);
+
+std::string length_name(std::int64_t tokens);  ///< "16k"
+std::string percent(double share, int digits = 2);
+
+}  // namespace lode

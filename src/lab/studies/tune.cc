@@ -1,0 +1,772 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lab/studies/tune.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <map>
+
+#include "base/text.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+/// Multipliers of a head's squared error against its bytes, from "bytes alone" to "error alone".
+constexpr double kLightest = 1e-2, kHeaviest = 1e5;
+constexpr std::int64_t kStepRoom = 64;  // positions for timed steps
+const std::vector<std::int64_t> kUsualLengths = {4096, 16384, 65536};
+constexpr int kTrials = 8;  ///< plans measured side by side in each of two rounds
+
+/// As --target names them.
+constexpr std::array<std::pair<std::string_view, TuneTarget::Kind>, 4> kTargets = {
+    {{"error", TuneTarget::Kind::error},
+     {"loss", TuneTarget::Kind::loss},
+     {"agreement", TuneTarget::Kind::agreement},
+     {"recovered", TuneTarget::Kind::recovered}}};
+
+/// What a candidate does in one KV head.
+struct Choice {
+  std::string spec;
+  double cost = 0;  ///< bytes read / bytes that full attention reads, time likewise, or their sum
+  double squared_error =
+      0;                  ///< of the relative output error, mean over the group and the texts; then weighed
+  bool measured = false;  ///< not in layers that the method leaves dense
+};
+
+/// [L * Hkv] choices of each KV head, `full` first.
+using Choices = std::vector<std::vector<Choice>>;
+
+/// Plan files for the time of a measurement.
+class TrialFiles {
+ public:
+  ~TrialFiles() {
+    for (const auto& path : paths_) std::filesystem::remove(path);
+  }
+  NamedSpec add(const Plan& plan) {
+    paths_.push_back(std::filesystem::temp_directory_path() /
+                     fmt::format("lodestone-tune-{}-{}.json", getpid(), paths_.size()));
+    write_plan(paths_.back(), plan);
+    return {fmt::format("trial {}", paths_.size()), parse_spec("plan:" + paths_.back().string())};
+  }
+
+ private:
+  std::vector<std::filesystem::path> paths_;
+};
+
+/// Root of the mean square of the heads' errors: large errors of a few heads are what changes an answer.
+/// Heads of dense layers have none and count as well, for the bytes that they read are counted.
+double error_of(const ProbeRow& row) {
+  double sum = 0;
+  for (const HeadMeasure& h : row.heads) sum += h.error * h.error;
+  return row.heads.empty() ? 0.0
+                           : std::sqrt(sum / static_cast<double>(std::ssize(row.heads) + row.dense_heads));
+}
+
+/// Time of decoding steps over so many made-up keys: full attention, then `specs`, taking turns.
+std::vector<DecodeBenchRow> time_steps(const std::shared_ptr<const Model>& model, std::int64_t tokens,
+                                       std::span<const Spec> specs, const TuneOptions& options) {
+  return bench_decode(model,
+                      {.context = tokens,
+                       .kv_type = options.probe.context.kv_type,
+                       .device = options.probe.context.device,
+                       .gpu_memory = options.probe.context.gpu_memory,
+                       .kind = KvKind::clustered,
+                       .steps = 16},
+                      specs, [](std::string_view) {});
+}
+
+/// Time of a step of decoding by each candidate (and "streaming"): 0 = sink and window alone, 1 = full
+/// attention. Empty where the two are too near one another to tell.
+std::map<std::string, double> step_times(const std::shared_ptr<const Model>& model, std::int64_t tokens,
+                                         const std::vector<NamedSpec>& candidates,
+                                         const TuneOptions& options) {
+  constexpr double kTold = 0.03;  // of a step
+  std::vector<Spec> specs = {probe_spec(parse_spec("streaming"), options.probe.dense)};
+  for (const NamedSpec& c : candidates) {
+    const Spec spec = probe_spec(c.spec, options.probe.dense);
+    const auto same = [&](const Spec& s) { return s.str() == spec.str(); };
+    if (spec.name != "full" && std::none_of(specs.begin(), specs.end(), same)) specs.push_back(spec);
+  }
+  const auto rows =
+      time_steps(model, std::min(tokens, model->config().max_positions - kStepRoom), specs, options);
+  const double full = rows[0].median_ms, least = rows[1].median_ms;
+  std::map<std::string, double> times;
+  if (full - least < kTold * full) return times;
+  for (std::size_t i = 0; i < specs.size(); ++i)
+    times[specs[i].str()] = std::max(0.0, (rows[i + 1].median_ms - least) / (full - least));
+  return times;
+}
+
+class Tuner {
+ public:
+  Tuner(const std::shared_ptr<const Model>& model, const std::vector<std::string>& texts,
+        const std::vector<NamedSpec>& candidates, const TuneOptions& options)
+      : model_(model),
+        texts_(texts),
+        candidates_(candidates),
+        options_(options),
+        target_(options.target.with_margin(options.probe.last * std::ssize(texts))) {}
+
+  /// Whether steps took long enough beside one another for time to count; choose() finds out.
+  bool times_told() const { return times_told_; }
+
+  /// The plan of least cost among those tried that meets the target on the texts; the most exact one if
+  /// none does.
+  Plan choose() {
+    const Choices choices = weighed(with_times(measure_heads()));
+    double low = kLightest, high = kHeaviest;
+    Trial best;
+    for (int round = 0; round < 2; ++round) {
+      const std::vector<Trial> trials = try_weights(choices, low, high);
+      std::size_t at = 0;  // the first that meets the target: weights rise, so do bytes
+      while (at + 1 < trials.size() && !target_.met_by(trials[at].measured)) ++at;
+      if (best.plan.heads.empty() || better(trials[at], best)) best = trials[at];
+      low = trials[at > 0 ? at - 1 : 0].weight;
+      high = trials[at].weight;
+      if (low == high) break;
+    }
+    for (const auto& [spec, measured] : alone_) {
+      Trial trial = single(choices, spec, measured);
+      if (target_.met_by(measured) && better(trial, best)) best = std::move(trial);
+    }
+    return best.plan;
+  }
+
+ private:
+  struct Trial {
+    double weight = 0, measured = 0;
+    double cost = 0;  ///< of its heads' choices, which is what plans are to have little of
+    Plan plan;
+  };
+
+  bool better(const Trial& a, const Trial& b) const {
+    const bool a_met = target_.met_by(a.measured), b_met = target_.met_by(b.measured);
+    return a_met != b_met ? a_met : a_met ? a.cost < b.cost : a.weight > b.weight;
+  }
+
+  /// Each candidate alone, on every text: what it costs and loses in each head, and in the target's terms.
+  Choices measure_heads() {
+    const ModelConfig& config = model_->config();
+    const int group = config.query_heads / config.kv_heads;
+    std::map<std::string, std::vector<Choice>> by_spec;  // [L * Hkv]
+    const auto heads = static_cast<std::size_t>(config.layers * config.kv_heads);
+    for (const std::string& text : texts_) {
+      const ProbeReport report = probe(model_, text, candidates_, titled("methods alone"));
+      for (std::size_t m = 1; m < report.rows.size(); ++m) {
+        const ProbeRow& row = report.rows[m];
+        const std::string spec = m == 1 ? "streaming" : spec_of(row.attention);
+        alone_[spec] += options_.target.measure(row, report.rows[0]) / static_cast<double>(texts_.size());
+        auto& all = by_spec[spec];
+        all.resize(heads, {.spec = spec});
+        // Those that choose read it among themselves; exact layers have no part in it.
+        const auto choosing = static_cast<double>(row.heads.size());
+        const double to_choose =
+            row.selector_share * (choosing + static_cast<double>(row.dense_heads)) / choosing;
+        for (const HeadMeasure& h : row.heads) {
+          Choice& choice = all[static_cast<std::size_t>(h.layer * config.kv_heads + h.head / group)];
+          const double share = 1.0 / (group * static_cast<double>(texts_.size()));
+          choice.cost += share * (h.read + to_choose);
+          choice.squared_error += share * h.error * h.error;
+          choice.measured = true;
+        }
+      }
+    }
+    Choices choices(heads, {{.spec = "full", .cost = 1.0, .squared_error = 0.0}});
+    for (const auto& [spec, all] : by_spec)
+      for (std::size_t h = 0; h < heads; ++h)
+        if (all[h].measured) choices[h].push_back(all[h]);
+    return choices;
+  }
+
+  /// Costs as the options want them; `full` costs 1 of each.
+  Choices with_times(Choices choices) {
+    if (options_.cost == TuneCost::bytes) return choices;
+    const auto of_text = static_cast<std::int64_t>(
+        model_->tokenizer().encode(texts_.front(), Tokenizer::Bos::as_template).size());
+    const std::int64_t tokens = options_.time_at > 0 ? options_.time_at : of_text;
+    const std::map<std::string, double> times = step_times(model_, tokens, candidates_, options_);
+    times_told_ = !times.empty();
+    if (!times_told_) return choices;
+    for (auto& of_head : choices) {
+      for (Choice& choice : of_head) {
+        const auto known = times.find(probe_spec(parse_spec(choice.spec), options_.probe.dense).str());
+        const double time = known != times.end() ? known->second : choice.spec == "full" ? 1.0 : 0.0;
+        choice.cost = options_.cost == TuneCost::time ? time : choice.cost + time;
+      }
+    }
+    return choices;
+  }
+
+  /// Squared errors times what such an error of that head does to the model's predictions: their divergence
+  /// where the head alone has its middle choice and all others attend everything, over its squared error
+  /// there.
+  Choices weighed(Choices choices) const {
+    if (!options_.target.of_predictions()) return choices;
+    std::vector<std::size_t> heads;
+    std::vector<Plan> plans;
+    std::vector<double> errors, weights;
+    for (std::size_t head = 0; head < choices.size(); ++head) {
+      const Choice* middle = middle_of(choices[head]);
+      if (middle == nullptr) continue;
+      heads.push_back(head);
+      plans.push_back(all_full_but(choices, head, *middle));
+      errors.push_back(middle->squared_error);
+    }
+    ProbeOptions options = titled("heads one by one");
+    options.divergence = true;
+    const std::vector<Measured> measured = measure(plans, options);
+    for (std::size_t i = 0; i < heads.size(); ++i) weights.push_back(measured[i].divergence / errors[i]);
+    settle(weights);
+    for (std::size_t i = 0; i < heads.size(); ++i)
+      for (Choice& choice : choices[heads[i]]) choice.squared_error *= weights[i];
+    return choices;
+  }
+
+  /// The one in the middle by its error among the choices that have any; null where none has.
+  static const Choice* middle_of(const std::vector<Choice>& choices) {
+    std::vector<const Choice*> inexact;
+    for (const Choice& choice : choices)
+      if (choice.squared_error > 0) inexact.push_back(&choice);
+    const auto middle = inexact.begin() + std::ssize(inexact) / 2;
+    std::nth_element(inexact.begin(), middle, inexact.end(),
+                     [](const Choice* a, const Choice* b) { return a->squared_error < b->squared_error; });
+    return inexact.empty() ? nullptr : *middle;
+  }
+
+  Plan all_full_but(const Choices& choices, std::size_t head, const Choice& choice) const {
+    Trial trial = empty_trial();
+    for (std::size_t h = 0; h < choices.size(); ++h) take(h == head ? choice : choices[h].front(), h, trial);
+    return trial.plan;
+  }
+
+  /// Half of the median at least, for the texts may not ask for what a head knows; one on average.
+  static void settle(std::vector<double>& weights) {
+    if (weights.empty()) return;
+    std::vector<double> sorted = weights;
+    std::sort(sorted.begin(), sorted.end());
+    const double least = 0.5 * sorted[sorted.size() / 2];
+    double sum = 0;
+    for (double& weight : weights) sum += weight = std::max(weight, least);
+    for (double& weight : weights)
+      weight = sum > 0 ? weight * static_cast<double>(weights.size()) / sum : 1.0;
+  }
+
+  ProbeOptions titled(const std::string& step) const {
+    ProbeOptions options = options_.probe;
+    options.title = step;
+    return options;
+  }
+
+  std::string spec_of(const std::string& name) const {
+    for (const NamedSpec& c : candidates_)
+      if (c.name == name) return c.spec.str();
+    return name;
+  }
+
+  Trial empty_trial() const {
+    Trial trial;
+    trial.plan = {.model_fingerprint = std::string(model_->fingerprint()),
+                  .note = "",
+                  .dense = options_.probe.dense,
+                  .heads = {}};
+    trial.plan.heads.resize(static_cast<std::size_t>(model_->config().layers));
+    return trial;
+  }
+
+  void take(const Choice& choice, std::size_t head, Trial& trial) const {
+    trial.plan.heads[head / static_cast<std::size_t>(model_->config().kv_heads)].push_back(choice.spec);
+    trial.cost += choice.cost;
+  }
+
+  /// One spec in every head that it was measured in; layers that it leaves dense stay so.
+  Trial single(const Choices& choices, const std::string& spec, double measured) const {
+    Trial trial = empty_trial();
+    trial.measured = measured;
+    for (std::size_t head = 0; head < choices.size(); ++head) {
+      const auto own = std::find_if(choices[head].begin(), choices[head].end(),
+                                    [&](const Choice& c) { return c.spec == spec; });
+      take(own == choices[head].end() ? choices[head].front() : *own, head, trial);
+    }
+    return trial;
+  }
+
+  /// Every head takes the choice of least cost + weight * squared error.
+  Trial trial_for(const Choices& choices, double weight) const {
+    Trial trial = empty_trial();
+    trial.weight = weight;
+    for (std::size_t head = 0; head < choices.size(); ++head) {
+      const auto best =
+          std::min_element(choices[head].begin(), choices[head].end(), [&](const Choice& a, const Choice& b) {
+            return a.cost + weight * a.squared_error < b.cost + weight * b.squared_error;
+          });
+      take(*best, head, trial);
+    }
+    return trial;
+  }
+
+  /// Plans for weights between two, as they turn out on the texts; rising.
+  std::vector<Trial> try_weights(const Choices& choices, double low, double high) const {
+    std::vector<Trial> trials;
+    std::vector<Plan> plans;
+    for (int i = 0; i < kTrials; ++i) {
+      const double weight = low * std::pow(high / low, i / static_cast<double>(kTrials - 1));
+      Trial trial = trial_for(choices, weight);
+      if (!plans.empty() && plans.back().heads == trial.plan.heads) continue;
+      plans.push_back(trial.plan);
+      trials.push_back(std::move(trial));
+    }
+    const std::vector<Measured> measured = measure(plans, titled("plans"));
+    for (std::size_t i = 0; i < trials.size(); ++i) trials[i].measured = measured[i].target;
+    return trials;
+  }
+
+  /// What a plan loses, on average over the texts.
+  struct Measured {
+    double target = 0;      ///< in the target's terms
+    double divergence = 0;  ///< of the predictions from full attention's, if it was asked for
+  };
+
+  /// So many side by side, for each holds indexes of its own.
+  std::vector<Measured> measure(std::span<const Plan> plans, ProbeOptions options) const {
+    if (options_.target.of_predictions()) options.measured = 0;
+    std::vector<Measured> all;
+    for (std::size_t first = 0; first < plans.size(); first += kTrials) {
+      const auto some = plans.subspan(first, std::min<std::size_t>(kTrials, plans.size() - first));
+      for (const Measured& measured : measure_together(some, options)) all.push_back(measured);
+    }
+    return all;
+  }
+
+  std::vector<Measured> measure_together(std::span<const Plan> plans, const ProbeOptions& options) const {
+    TrialFiles files;
+    std::vector<NamedSpec> specs;
+    for (const Plan& plan : plans) specs.push_back(files.add(plan));
+    const double share = 1.0 / static_cast<double>(texts_.size());
+    std::vector<Measured> all(plans.size());
+    for (const std::string& text : texts_) {
+      const ProbeReport report = probe(model_, text, specs, options);
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        const ProbeRow& row = report.rows[report.row_of[i]];
+        all[i].target += share * options_.target.measure(row, report.rows[0]);
+        all[i].divergence += share * options_.target.divergence(row);
+      }
+    }
+    return all;
+  }
+
+  const std::shared_ptr<const Model>& model_;
+  const std::vector<std::string>& texts_;
+  const std::vector<NamedSpec>& candidates_;
+  const TuneOptions& options_;
+  const TuneTarget target_;
+  bool times_told_ = true;
+  std::map<std::string, double> alone_;  // what candidates give in all heads, in the target's terms, by spec
+};
+
+/// Steps of all rows (full, the plan, streaming, the other specs), taking turns.
+void time_rows(const std::shared_ptr<const Model>& model, std::int64_t tokens,
+               std::span<const NamedSpec> specs, const TuneOptions& options, std::vector<TunedRow>& rows) {
+  std::vector<Spec> timed = {specs.front().spec, probe_spec(parse_spec("streaming"), options.probe.dense)};
+  std::vector<std::size_t> of_row = {0, 1, 2};  // of what is timed, full first
+  for (std::size_t i = 3; i < rows.size(); ++i) {
+    const auto named = std::find_if(specs.begin(), specs.end(),
+                                    [&](const NamedSpec& s) { return s.name == rows[i].attention; });
+    timed.push_back(probe_spec(named->spec, options.probe.dense));
+    of_row.push_back(timed.size());
+  }
+  const auto times =
+      time_steps(model, std::min(tokens, model->config().max_positions - kStepRoom), timed, options);
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i].step_ms = times[of_row[i]].median_ms;
+}
+
+/// The plan and the single methods on the text that nothing was chosen on.
+std::vector<TunedRow> check(const std::shared_ptr<const Model>& model, std::string_view text,
+                            const std::vector<NamedSpec>& candidates, const Plan& plan,
+                            const TuneOptions& options) {
+  TrialFiles files;
+  std::vector<NamedSpec> specs = {files.add(plan)};
+  specs.insert(specs.end(), candidates.begin(), candidates.end());
+  ProbeOptions probe_options = options.probe;
+  probe_options.title = "check text";
+  const ProbeReport report = probe(model, text, specs, probe_options);
+  std::vector<TunedRow> rows;
+  for (std::size_t i = 0; i < report.rows.size(); ++i) {
+    const ProbeRow& row = report.rows[i];
+    const double measured = options.target.measure(row, report.rows[0]);
+    rows.push_back({.attention = i == 2 ? "plan" : row.attention,
+                    .measured = measured,
+                    .met = options.target.met_by(measured),
+                    .density = row.density,
+                    .selectivity = row.selectivity,
+                    .error = error_of(row),
+                    .loss = row.loss,
+                    .agreement = row.agreement});
+  }
+  std::rotate(rows.begin() + 1, rows.begin() + 2, rows.begin() + 3);  // full, plan, streaming, ...
+  time_rows(model, options.time_at > 0 ? options.time_at : report.tokens, specs, options, rows);
+  return rows;
+}
+
+/// Full attention, the plan and the best single method, if there is one, take turns step by step.
+std::vector<TuneReport::Timing> time_plan(const std::shared_ptr<const Model>& model, const Plan& plan,
+                                          const std::optional<Spec>& single, const TuneOptions& options) {
+  TrialFiles files;
+  std::vector<Spec> specs = {files.add(plan).spec};
+  if (single) specs.push_back(*single);
+  std::vector<TuneReport::Timing> timings;
+  for (const std::int64_t length : options.lengths.value_or(kUsualLengths)) {
+    if (length + kStepRoom > model->config().max_positions) continue;
+    const auto rows = time_steps(model, length, specs, options);
+    timings.push_back({.context = length, .full_ms = rows[0].median_ms, .plan_ms = rows[1].median_ms});
+    if (single) timings.back().single_ms = rows[2].median_ms;
+  }
+  return timings;
+}
+
+/// What the user names is timed there or refused; the usual lengths are timed as far as the model goes.
+void check_lengths(const Model& model, const TuneOptions& options) {
+  const std::int64_t most = model.config().max_positions - kStepRoom;
+  const auto check = [&](const char* flag, std::int64_t tokens) {
+    if (tokens <= most) return;
+    throw InputError(fmt::format(
+        "{}: expected at most {} tokens, for the model has {} positions and timed steps take {}, found {}",
+        flag, most, model.config().max_positions, kStepRoom, tokens));
+  };
+  check("--time-at", options.time_at);
+  for (const std::int64_t length : options.lengths.value_or(std::vector<std::int64_t>()))
+    check("--lengths", length);
+}
+
+/// What a plan is to recover must be there, in every text; that is seen before anything is measured.
+void check_far_past(const std::shared_ptr<const Model>& model, std::string_view text, const std::string& name,
+                    const TuneOptions& options) {
+  constexpr std::int64_t kFewest = 8;
+  if (options.target.kind != TuneTarget::Kind::recovered) return;
+  ProbeOptions probe_options = options.probe;
+  probe_options.title = "far past";
+  probe_options.measured = 0;
+  const std::int64_t found = probe(model, text, {}, probe_options).gap_tokens;
+  if (found >= kFewest) return;
+  throw InputError(
+      fmt::format("--target recovered: {}: expected at least {} of the last {} tokens (--last) that full "
+                  "attention predicts better than sink and window alone by {} nats, found {}",
+                  name, kFewest, options.probe.last, options.probe.gap, found));
+}
+
+/// How many heads each spec serves, as "12 x kmeans:probes=8, ...".
+std::string summary_of(const Plan& plan) {
+  std::map<std::string, int> counts;
+  for (const auto& layer : plan.heads)
+    for (const std::string& spec : layer) ++counts[spec];
+  std::string text;
+  for (const auto& [spec, count] : counts)
+    text += fmt::format("{}{} x {}", text.empty() ? "" : ", ", count, spec);
+  return text;
+}
+
+}  // namespace
+
+TuneCost parse_tune_cost(std::string_view text) {
+  if (text == "bytes") return TuneCost::bytes;
+  if (text == "time") return TuneCost::time;
+  if (text == "both") return TuneCost::both;
+  throw InputError(fmt::format("--cost: expected bytes, time or both, found '{}'", text));
+}
+
+TuneTarget TuneTarget::parse(std::string_view text) {
+  const std::size_t equals = std::min(text.find('='), text.size());
+  const std::string_view name = text.substr(0, equals);
+  const std::string_view number = text.substr(std::min(equals + 1, text.size()));
+  const auto known =
+      std::find_if(kTargets.begin(), kTargets.end(), [&](const auto& t) { return t.first == name; });
+  TuneTarget target;
+  if (known != kTargets.end()) target.kind = known->second;
+  double bound = 0;
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), bound);
+  const double most = target.more_is_better() ? 1.0 : 1e3;
+  if (known == kTargets.end() || error != std::errc{} || end != number.data() + number.size() ||
+      !(bound > 0 && bound <= most)) {
+    throw InputError(
+        fmt::format("--target: expected error=E, loss=NATS, agreement=SHARE or recovered=SHARE with a number "
+                    "above 0, found "
+                    "'{}'",
+                    text));
+  }
+  target.bound = bound;
+  return target;
+}
+
+double TuneTarget::measure(const ProbeRow& row, const ProbeRow& full) const {
+  switch (kind) {
+    case Kind::error:
+      return error_of(row);
+    case Kind::loss:
+      return row.loss - full.loss;
+    case Kind::agreement:
+      return row.agreement;
+    case Kind::recovered:
+      break;
+  }
+  if (!row.recovered)
+    throw InputError(
+        "--target recovered: expected texts whose last tokens need their far past (--last), found none that "
+        "full "
+        "attention predicts better");
+  return *row.recovered;
+}
+
+double TuneTarget::looser_than(double measured) const {
+  if (!more_is_better()) return 1.2 * measured;
+  const double kept = kind == Kind::recovered ? (measured - 0.1) / 0.9 : measured - 0.01;
+  return std::max(0.01, std::floor(100 * kept) / 100);
+}
+
+TuneTarget TuneTarget::with_margin(std::int64_t tokens) const {
+  TuneTarget strict = *this;
+  if (kind == Kind::agreement)
+    strict.bound = std::min(1.0, bound + std::sqrt(bound * (1.0 - bound) / static_cast<double>(tokens)));
+  else if (kind == Kind::recovered)
+    strict.bound = bound + 0.1 * (1.0 - bound);
+  else
+    strict.bound = 0.9 * bound;
+  return strict;
+}
+
+std::string_view TuneTarget::name() const {
+  return std::find_if(kTargets.begin(), kTargets.end(), [&](const auto& t) { return t.second == kind; })
+      ->first;
+}
+
+std::string TuneTarget::str() const {
+  switch (kind) {
+    case Kind::error:
+      return fmt::format("an output error of {} at most", bound);
+    case Kind::loss:
+      return fmt::format("a loss of at most {} nats a token above full attention's", bound);
+    case Kind::agreement:
+      return fmt::format("full attention's next token in {} of all cases at least", bound);
+    case Kind::recovered:
+      break;
+  }
+  return fmt::format("at least {} of what full attention predicts better than sink and window alone", bound);
+}
+
+const TunedRow* TuneReport::best_single() const {
+  const TunedRow* best = nullptr;
+  for (std::size_t i = 2; i < rows.size(); ++i) {
+    if (rows[i].met && (best == nullptr || rows[i].density < best->density)) best = &rows[i];
+  }
+  return best;
+}
+
+const TunedRow* TuneReport::nearest_single() const {
+  const TunedRow* nearest = nullptr;
+  const auto nearer = [this](double a, double b) { return target.more_is_better() ? a > b : a < b; };
+  for (std::size_t i = 3; i < rows.size(); ++i) {
+    if (nearest == nullptr || nearer(rows[i].measured, nearest->measured)) nearest = &rows[i];
+  }
+  return nearest;
+}
+
+std::vector<TuneReport::AtEqualLoss> TuneReport::at_equal_loss() const {
+  std::vector<std::string> names;
+  for (std::size_t i = 3; i < rows.size(); ++i) {
+    const std::string name = rows[i].attention.substr(0, rows[i].attention.find(':'));
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+  std::vector<AtEqualLoss> all;
+  for (const std::string& name : names)
+    all.push_back({.method = name,
+                   .density = of_method(name, &TunedRow::density),
+                   .ms = of_method(name, &TunedRow::step_ms)});
+  return all;
+}
+
+std::optional<double> TuneReport::of_method(const std::string& name, double TunedRow::*cost) const {
+  const auto nearness = [this](const TunedRow& row) {
+    return target.more_is_better() ? row.measured : -row.measured;
+  };
+  std::vector<const TunedRow*> singles;
+  for (std::size_t i = 3; i < rows.size(); ++i)
+    if (rows[i].attention.substr(0, rows[i].attention.find(':')) == name) singles.push_back(&rows[i]);
+  std::stable_sort(singles.begin(), singles.end(),
+                   [&](const TunedRow* a, const TunedRow* b) { return a->*cost < b->*cost; });
+  const double wanted = nearness(rows[1]);
+  const TunedRow* before = nullptr;
+  for (const TunedRow* row : singles) {
+    if (nearness(*row) < wanted) {
+      before = row;
+      continue;
+    }
+    if (before == nullptr) return row->*cost;
+    const double share = (wanted - nearness(*before)) / (nearness(*row) - nearness(*before));
+    return before->*cost * std::pow(row->*cost / before->*cost, share);
+  }
+  return std::nullopt;
+}
+
+/// What there is to say when no head found a method that is exact enough.
+std::string TuneReport::verdict_of_full() const {
+  std::string text =
+      "The plan is full attention in every head: none of the methods keeps the target with room for chance "
+      "on "
+      "the texts of -f";
+  const TunedRow* nearest = nearest_single();
+  if (nearest == nullptr) return text + "; name some with -a.";
+  text += fmt::format(". On the check text {} comes nearest, with {} {:.3g} at {:.1f} % of the bytes",
+                      nearest->attention, target.name(), nearest->measured, 100 * nearest->density);
+  if (nearest->met) return text + ", and keeps it there; more or longer texts (-f, --last) may decide it.";
+  return text + fmt::format("; try --target {}={:.2g}, or methods that read more (-a).", target.name(),
+                            target.looser_than(nearest->measured));
+}
+
+std::string TuneReport::verdict() const {
+  const std::string untold =
+      times_told
+          ? ""
+          : " Where methods were timed, full attention takes as long as sink and window alone: the plan was "
+            "chosen by its bytes; --time-at names a longer context.";
+  return verdict_of_plan() + untold;
+}
+
+std::string TuneReport::verdict_of_plan() const {
+  const auto is_full = [](const std::vector<std::string>& layer) {
+    return std::all_of(layer.begin(), layer.end(), [](const std::string& spec) { return spec == "full"; });
+  };
+  if (std::all_of(plan.heads.begin(), plan.heads.end(), is_full)) return verdict_of_full();
+  std::string text =
+      plan_met() ? fmt::format("The plan reads {:.1f} % of the bytes", 100 * rows[1].density)
+                 : fmt::format(
+                       "The plan misses the target on the check text (it reads {:.1f} % of the bytes): "
+                       "full attention is the better choice, or texts that are more like it",
+                       100 * rows[1].density);
+  const TunedRow* single = best_single();
+  if (plan_met()) {
+    text += single == nullptr ? "; no single method meets the target"
+                              : fmt::format("; the best single method, {}, reads {:.1f} %", single->attention,
+                                            100 * single->density);
+  }
+  const Timing* first = nullptr;
+  for (const Timing& t : timings)
+    if (first == nullptr && t.plan_ms < t.full_ms) first = &t;
+  if (timings.empty()) return text + ".";
+  if (first == nullptr) {
+    return text + fmt::format(
+                      ". Up to {} tokens full attention is faster on this device: choosing keys costs "
+                      "more than reading them.",
+                      timings.back().context);
+  }
+  text += fmt::format(". A step is faster with it from {} tokens on ({:.2f} ms against {:.2f})",
+                      first->context, first->plan_ms, first->full_ms);
+  if (first != &timings.front())
+    text += fmt::format("; at {} full attention is faster, because choosing costs more than it saves",
+                        timings.front().context);
+  return text + ".";
+}
+
+Json TuneReport::json() const {
+  Json results = Json::array(), times = Json::array();
+  for (const TunedRow& row : rows) {
+    results.push_back({{"attention", row.attention},
+                       {"measured", row.measured},
+                       {"met", row.met},
+                       {"density", row.density},
+                       {"selectivity", row.selectivity},
+                       {"error", row.error},
+                       {"loss", row.loss},
+                       {"agreement", row.agreement},
+                       {"step_ms", row.step_ms}});
+  }
+  for (const Timing& t : timings)
+    times.push_back({{"context", t.context},
+                     {"full_ms", t.full_ms},
+                     {"plan_ms", t.plan_ms},
+                     {"single_ms", t.single_ms ? Json(*t.single_ms) : Json()}});
+  Json equal = Json::array();
+  for (const AtEqualLoss& at : at_equal_loss())
+    equal.push_back({{"method", at.method},
+                     {"density", at.density ? Json(*at.density) : Json()},
+                     {"step_ms", at.ms ? Json(*at.ms) : Json()}});
+  return {{"model", model},   {"target", target.str()}, {"plan", plan.heads},     {"results", results},
+          {"timings", times}, {"plan_met", plan_met()}, {"at_equal_loss", equal}, {"verdict", verdict()}};
+}
+
+std::string TuneReport::table() const {
+  const bool recovers = target.kind == TuneTarget::Kind::recovered;  // in place of the outputs' error
+  std::vector<std::vector<std::string>> lines = {{"attention", "density", "far keys",
+                                                  recovers ? "recovered" : "error", "loss", "agreement",
+                                                  "step ms", "target"}};
+  for (const TunedRow& row : rows) {
+    lines.push_back({row.attention, fmt::format("{:.4f}", row.density),
+                     fmt::format("{:.4f}", row.selectivity),
+                     fmt::format("{:.4f}", recovers ? row.measured : row.error),
+                     fmt::format("{:.4f}", row.loss), fmt::format("{:.4f}", row.agreement),
+                     fmt::format("{:.3f}", row.step_ms), row.met ? "met" : "missed"});
+  }
+  std::string text = fmt::format("{}; target: {}\nplan: {}\n\non the check text\n{}", model, target.str(),
+                                 summary_of(plan), text_table(lines));
+  const std::vector<AtEqualLoss> equal = at_equal_loss();
+  if (!equal.empty()) text += fmt::format("\nat the plan's {} of {:.4f}\n", target.name(), rows[1].measured);
+  lines = {{"attention", "density", "step ms"}};
+  if (!equal.empty())
+    lines.push_back({"plan", fmt::format("{:.4f}", rows[1].density), fmt::format("{:.3f}", rows[1].step_ms)});
+  for (const AtEqualLoss& at : equal) {
+    const bool ever = at.density && at.ms;
+    lines.push_back({at.method, ever ? fmt::format("{:.4f}", *at.density) : "never",
+                     ever ? fmt::format("{:.3f}", *at.ms) : ""});
+  }
+  if (!equal.empty()) text += text_table(lines);
+  if (!timings.empty()) text += "\n  tokens   full ms   plan ms  best single ms\n";
+  for (const Timing& t : timings)
+    text += fmt::format("{:>8} {:>9.3f} {:>9.3f}  {:>14}\n", t.context, t.full_ms, t.plan_ms,
+                        t.single_ms ? fmt::format("{:.3f}", *t.single_ms) : "-");
+  return text + "\n" + verdict() + "\n";
+}
+
+std::vector<std::string> usual_candidates(const Model& model) {
+  std::vector<std::string> specs;
+  const auto add = [&](const std::string& format, const std::vector<std::string>& values) {
+    for (const std::string& value : values) specs.push_back(format + value);
+  };
+  const auto has = [&](const char* name) {
+    return std::filesystem::exists(model.path() / (std::string(name) + ".safetensors"));
+  };
+  add("kmeans:probes=", {"4", "8", "16", "32", "64", "128"});
+  if (has("saap")) add("saap:probes=", {"4", "8", "16", "32", "64"});
+  if (has("hash")) add("hash:budget=", {"1/128", "1/64", "1/32", "1/16", "1/8"});
+  add("squeezed:sparsity=", {"0.95", "0.9", "0.8", "0.7"});
+  return specs;
+}
+
+TuneReport tune(const std::shared_ptr<const Model>& model, const std::vector<std::string>& texts,
+                std::string_view check_text, const std::vector<NamedSpec>& candidates,
+                const TuneOptions& options) {
+  LODE_ASSERT(!texts.empty());
+  check_lengths(*model, options);
+  for (std::size_t i = 0; i < texts.size(); ++i)
+    check_far_past(model, texts[i], fmt::format("text {} of -f", i + 1), options);
+  check_far_past(model, check_text, "the text of --check", options);
+  TuneReport report = {
+      .model = model->path().string(), .target = options.target, .plan = {}, .rows = {}, .timings = {}};
+  Tuner tuner(model, texts, candidates, options);
+  report.plan = tuner.choose();
+  report.times_told = tuner.times_told();
+  if (options.on_plan) options.on_plan(report.plan);
+  report.rows = check(model, check_text, candidates, report.plan, options);
+  const TunedRow* const best = report.best_single();
+  std::optional<Spec> single;
+  for (const NamedSpec& candidate : candidates)
+    if (best != nullptr && candidate.name == best->attention)
+      single = probe_spec(candidate.spec, options.probe.dense);
+  report.timings = time_plan(model, report.plan, single, options);
+  report.plan.note = fmt::format("{}: {}", options.target.str(), report.verdict());
+  return report;
+}
+
+}  // namespace lode

@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lab/tasks/datasets.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <map>
+#include <optional>
+
+#include "base/file.h"
+#include "base/text.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
+constexpr std::pair<std::string_view, DatasetFormat> kFormats[] = {
+    {"auto", DatasetFormat::automatic},      {"own", DatasetFormat::own},
+    {"ruler", DatasetFormat::ruler},         {"infinitebench", DatasetFormat::infinitebench},
+    {"longbench", DatasetFormat::longbench}, {"prefixqa", DatasetFormat::prefixqa},
+    {"needle", DatasetFormat::needle}};
+
+/// How a task of a data set is scored, how many tokens its authors let models write, and whether they score
+/// the first line of those alone.
+struct TaskRule {
+  std::string_view task;
+  Match match;
+  std::int64_t max_new;
+  bool first_line = false;
+};
+
+constexpr TaskRule kLongBench[] = {{"narrativeqa", Match::f1, 128},
+                                   {"qasper", Match::f1, 128},
+                                   {"multifieldqa_en", Match::f1, 64},
+                                   {"hotpotqa", Match::f1, 32},
+                                   {"2wikimqa", Match::f1, 32},
+                                   {"musique", Match::f1, 32},
+                                   {"gov_report", Match::rouge_l, 512},
+                                   {"qmsum", Match::rouge_l, 512},
+                                   {"multi_news", Match::rouge_l, 512},
+                                   {"trec", Match::classes, 64, true},
+                                   {"triviaqa", Match::f1, 32, true},
+                                   {"samsum", Match::rouge_l, 128, true},
+                                   {"lsht", Match::classes, 64, true},
+                                   {"passage_count", Match::count, 32},
+                                   {"lcc", Match::code, 64},
+                                   {"passage_retrieval_en", Match::passage, 32},
+                                   {"repobench-p", Match::code, 64}};
+
+constexpr TaskRule kInfiniteBench[] = {{"passkey", Match::number, 6},
+                                       {"number_string", Match::number, 12},
+                                       {"kv_retrieval", Match::word, 50},
+                                       {"math_find", Match::decimal, 3},
+                                       {"code_debug", Match::debug, 5},
+                                       {"longbook_qa_eng", Match::f1, 40},
+                                       {"longbook_choice_eng", Match::choice, 40}};
+
+template <std::size_t n>
+const TaskRule& rule_of(const TaskRule (&rules)[n], std::string_view task, const std::string& where) {
+  std::vector<std::string> names;
+  for (const TaskRule& rule : rules) {
+    if (rule.task == task) return rule;
+    names.emplace_back(rule.task);
+  }
+  throw InputError(where + ": expected one of the tasks " + join(names) + "; found '" + excerpt(task) + "'");
+}
+
+/// A text, or a number as text; of numbers with a fraction only where those are `decimals`.
+std::string text_or_number(const Json& value, const std::string& where, const char* key, bool decimals) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_number_integer() || (decimals && value.is_number())) return value.dump();
+  throw InputError(where + ": field '" + std::string(key) + "': expected a string or a " +
+                   (decimals ? "number" : "whole number"));
+}
+
+/// One or a list of them, none empty.
+std::vector<std::string> texts_of(const Json& object, const char* key, const std::string& where,
+                                  bool decimals = false) {
+  const Json& value = json_member(object, key);
+  std::vector<std::string> texts;
+  if (value.is_array()) {
+    for (const Json& item : value) texts.push_back(text_or_number(item, where, key, decimals));
+  } else {
+    texts.push_back(text_or_number(value, where, key, decimals));
+  }
+  std::erase_if(texts, [](const std::string& t) { return t.empty(); });
+  if (texts.empty())
+    throw InputError(where + ": field '" + std::string(key) + "': expected an answer, found none");
+  return texts;
+}
+
+class DatasetReader {
+ public:
+  DatasetReader(const fs::path& path, std::int64_t limit, const fs::path& prompts,
+                const TokenCount& tokens_of)
+      : path_(path), prompts_path_(prompts), limit_(limit), tokens_of_(tokens_of) {
+    if (prompts.empty()) return;
+    prompts_ = parse_json(read_file(prompts), prompts.string());
+    if (!prompts_.is_object())
+      throw InputError(prompts.string() + ": expected an object with a template for each task, found " +
+                       prompts_.type_name());
+  }
+
+  std::vector<Sample> read(DatasetFormat format, std::string_view text);
+
+ private:
+  void add(const Json& object, DatasetFormat format, const std::string& where);
+  void add_ruler(const Json& object, const std::string& where);
+  void add_infinitebench(const Json& object, const std::string& where);
+  void add_longbench(const Json& object, const std::string& where);
+  void add_prefixqa(const Json& object, const std::string& where);
+  void add_needles(const Json& object, const std::string& where);
+  void put(Sample sample, std::string context);
+  void put_with_prompt(Sample sample, const std::string& context, const std::string& input,
+                       const std::string& plain);
+  /// "validation.jsonl" says nothing: then the folder is the task's name.
+  std::string task_of_file() const {
+    const std::string stem = path_.stem().string();
+    const bool split = stem == "validation" || stem == "test" || stem == "train";
+    return split ? fs::absolute(path_).parent_path().filename().string() : stem;
+  }
+
+  fs::path path_, prompts_path_;
+  std::int64_t limit_;
+  const TokenCount& tokens_of_;
+  Json prompts_;
+  std::vector<Sample> samples_;
+  std::map<std::pair<std::string, std::int64_t>, std::int64_t> counts_;
+  std::map<std::string, std::shared_ptr<const std::string>> contexts_;  // equal texts are one
+};
+
+DatasetFormat detect(const Json& object, const std::string& where) {
+  const auto has = [&](std::initializer_list<const char*> keys) {
+    return std::all_of(keys.begin(), keys.end(), [&](const char* key) { return json_has(object, key); });
+  };
+  if (json_has(object, "match") || json_has(object, "task")) return DatasetFormat::own;
+  if (has({"input", "outputs"})) return DatasetFormat::ruler;
+  if (has({"dataset", "input", "context", "answers"})) return DatasetFormat::longbench;
+  if (has({"input", "context", "answer"})) return DatasetFormat::infinitebench;
+  if (has({"context", "question", "answer"})) return DatasetFormat::prefixqa;
+  if (has({"needle", "haystack"})) return DatasetFormat::needle;
+  if (has({"context", "answers"})) return DatasetFormat::own;  // whose reader says what it lacks
+  throw InputError(
+      where +
+      ": expected the fields of one of the formats own, ruler, infinitebench, longbench, prefixqa, needle; "
+      "found others; --format names one");
+}
+
+std::vector<Sample> DatasetReader::read(DatasetFormat format, std::string_view text) {
+  const auto first = text.find_first_not_of(" \t\r\n");
+  const bool is_list = first != std::string_view::npos && text[first] == '[';
+  if (is_list || format == DatasetFormat::needle) {
+    const Json json = parse_json(text, path_.string());
+    std::int64_t item = 0;
+    for (const Json& object : is_list ? json : Json::array({json}))
+      add(object, format, path_.string() + " item " + std::to_string(++item));
+  } else {
+    for_each_line(text, path_.string(), [&](std::string_view line, const std::string& where) {
+      add(parse_json(line, where), format, where);
+    });
+  }
+  if (samples_.empty()) throw InputError(path_.string() + ": expected one sample or more, found none");
+  return std::move(samples_);
+}
+
+void DatasetReader::add(const Json& object, DatasetFormat format, const std::string& where) {
+  if (!object.is_object())
+    throw InputError(where + ": expected a JSON object, found " + std::string(object.type_name()));
+  switch (format) {
+    case DatasetFormat::ruler:
+      return add_ruler(object, where);
+    case DatasetFormat::infinitebench:
+      return add_infinitebench(object, where);
+    case DatasetFormat::longbench:
+      return add_longbench(object, where);
+    case DatasetFormat::prefixqa:
+      return add_prefixqa(object, where);
+    default:
+      return add_needles(object, where);
+  }
+}
+
+void DatasetReader::put(Sample sample, std::string context) {
+  if (limit_ > 0 && counts_[{sample.task, sample.tokens}] >= limit_) return;
+  const auto number = counts_[{sample.task, sample.tokens}]++;
+  if (sample.id.empty())
+    sample.id = sample.task + "-" + std::to_string(sample.tokens) + "-" + std::to_string(number);
+  auto& known = contexts_[context];
+  if (!known) known = std::make_shared<const std::string>(std::move(context));
+  sample.context = known;
+  samples_.push_back(std::move(sample));
+}
+
+std::string with_input(std::string text, const std::string& input) {
+  constexpr std::string_view kSlot = "{input}";
+  for (std::size_t at = 0; (at = text.find(kSlot, at)) != std::string::npos; at += input.size())
+    text.replace(at, kSlot.size(), input);
+  return text;
+}
+
+/// By the template for its task where there is one: what stands before the question is the context.
+void DatasetReader::put_with_prompt(Sample sample, const std::string& context, const std::string& input,
+                                    const std::string& plain) {
+  if (!json_has(prompts_, sample.task)) {
+    sample.question = plain;
+    return put(std::move(sample), context);
+  }
+  std::string text = json_string(prompts_, sample.task, prompts_path_.string());
+  const std::size_t at = text.find("{context}");
+  if (at == std::string::npos)
+    throw InputError(prompts_path_.string() + ": '" + sample.task + "': expected {context}, found none");
+  sample.question = with_input(text.substr(at + 9), input);
+  put(std::move(sample), with_input(text.substr(0, at), input) + context);
+}
+
+/// The length that a RULER file was made for: its samples stay a little below it, each by itself, and their
+/// lengths are powers of two.
+std::int64_t nominal(std::int64_t length) {
+  return length == 0 ? 0 : static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(length)));
+}
+
+void DatasetReader::add_ruler(const Json& object, const std::string& where) {
+  Sample sample = {.task = task_of_file()};
+  sample.answers = texts_of(object, "outputs", where);
+  if (json_has(object, "length")) sample.tokens = nominal(json_int(object, "length", where, 0, kMostTokens));
+  sample.match = sample.task.starts_with("qa") ? Match::any : Match::substring;
+  sample.max_new = sample.task.starts_with("niah")  ? 128
+                   : sample.task.starts_with("cwe") ? 120
+                   : sample.task.starts_with("fwe") ? 50
+                   : sample.task.starts_with("qa")  ? 32
+                                                    : 30;
+  const std::string input = json_string(object, "input", where);
+  std::size_t cut = input.rfind("\nQuestion:");
+  if (cut == std::string::npos) cut = input.rfind("\nWhat ");
+  if (cut == std::string::npos) cut = input.rfind('\n');
+  if (cut == std::string::npos) cut = 0;
+  sample.question = input.substr(cut);
+  if (json_has(object, "answer_prefix")) sample.question += json_string(object, "answer_prefix", where);
+  put(std::move(sample), input.substr(0, cut));
+}
+
+void DatasetReader::add_infinitebench(const Json& object, const std::string& where) {
+  Sample sample = {.task = task_of_file()};
+  const TaskRule& rule = rule_of(kInfiniteBench, sample.task, where);
+  sample.match = rule.match;
+  sample.max_new = rule.max_new;
+  sample.answers = texts_of(object, "answer", where, rule.match == Match::decimal);
+  std::string input = json_string(object, "input", where);
+  if (rule.match == Match::choice || rule.match == Match::debug) {
+    const std::vector<std::string> options = texts_of(object, "options", where);
+    const auto right = std::find(options.begin(), options.end(), sample.answers.front());
+    if (options.size() > 4 || right == options.end())
+      throw InputError(where + ": expected at most four options and the answer among them");
+    for (std::size_t i = 0; i < options.size(); ++i)
+      input += std::string("\n") + static_cast<char>('A' + i) + ". " + options[i];
+    sample.answers = {*right, std::string(1, static_cast<char>('A' + (right - options.begin())))};
+  }
+  put_with_prompt(std::move(sample), json_string(object, "context", where), input,
+                  "\n\nQuestion: " + input + "\nAnswer:");
+}
+
+void DatasetReader::add_longbench(const Json& object, const std::string& where) {
+  Sample sample = {.task = json_string(object, "dataset", where)};
+  // The even version's names end in _e.
+  const std::string name =
+      sample.task.ends_with("_e") ? sample.task.substr(0, sample.task.size() - 2) : sample.task;
+  const TaskRule& rule = rule_of(kLongBench, name, where);
+  sample.match = rule.match;
+  sample.max_new = rule.max_new;
+  sample.first_line = rule.first_line;
+  sample.answers = texts_of(object, "answers", where);
+  if (rule.match == Match::classes) sample.classes = texts_of(object, "all_classes", where);
+  const std::string input = object.contains("input") ? json_string(object, "input", where) : "";
+  const bool code = rule.match == Match::code;
+  put_with_prompt(std::move(sample), json_string(object, "context", where), input,
+                  code            ? input
+                  : input.empty() ? "\n\nSummary:"
+                                  : "\n\nQuestion: " + input + "\nAnswer:");
+}
+
+void DatasetReader::add_prefixqa(const Json& object, const std::string& where) {
+  Sample sample = {.task = "prefixqa"};
+  sample.match = Match::f1;
+  sample.answers = texts_of(object, "answer", where);
+  put_with_prompt(std::move(sample), json_string(object, "context", where),
+                  json_string(object, "question", where),
+                  "\n\nQuestion: " + json_string(object, "question", where) + "\nAnswer:");
+}
+
+/// Every *.txt of a folder in the order of names, or one file.
+std::string haystack_text(const fs::path& path) {
+  const auto checked = [](const fs::path& file) {
+    std::string text = read_file(file);
+    expect_utf8(text, file.string());
+    return text;
+  };
+  if (!fs::is_directory(path)) {
+    std::string text = checked(path);
+    if (text.empty()) throw InputError(path.string() + ": expected a text, found an empty file");
+    return text;
+  }
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(path)) {
+    if (entry.path().extension() == ".txt") files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  std::string text;
+  for (const fs::path& file : files) text += checked(file);
+  if (text.empty()) throw InputError(path.string() + ": expected text files (*.txt), found none");
+  return text;
+}
+
+/// The needle goes behind the last full stop before its depth, as in the published test.
+void DatasetReader::add_needles(const Json& object, const std::string& where) {
+  const std::string needle = json_string(object, "needle", where);
+  const std::string question = json_string(object, "question", where);
+  const std::string hay = haystack_text(path_.parent_path() / json_string(object, "haystack", where));
+  const auto numbers = [&](const char* key, double low, double high) {
+    const Json& list = json_member(object, key);
+    if (!list.is_array() || list.empty())
+      throw InputError(where + ": field '" + std::string(key) + "': expected a list of numbers");
+    std::vector<double> values;
+    for (const Json& item : list) values.push_back(json_number({{key, item}}, key, where, low, high));
+    return values;
+  };
+  for (const double length : numbers("lengths", 1, 1e9)) {
+    const auto characters = static_cast<std::size_t>(length);
+    std::string text;
+    while (text.size() + needle.size() < characters) text += hay;
+    std::size_t end = characters > needle.size() ? characters - needle.size() : 0;
+    // A byte of the form 10xxxxxx is not a character's first.
+    while (end > 0 && end < text.size() && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+    text.resize(end);
+    const std::string asked = "\n\nQuestion: " + question + "\nAnswer:";
+    const std::vector<std::string> answers = texts_of(object, "answer", where);
+    // The same of all depths, which the tokenizer may tell apart by a token or two.
+    const std::int64_t tokens =
+        tokens_of_ ? tokens_of_(text + " " + needle + asked + " " + answers.front()) : 0;
+    for (const double depth : numbers("depths", 0, 100)) {
+      auto at = static_cast<std::size_t>(depth / 100 * static_cast<double>(text.size()));
+      const std::size_t stop = at == 0 ? std::string::npos : text.rfind('.', at - 1);
+      at = stop == std::string::npos ? 0 : stop + 1;
+      Sample sample = {.task = "needle", .tokens = tokens};
+      sample.question = asked;
+      sample.answers = answers;
+      sample.depth = depth / 100;
+      put(std::move(sample), text.substr(0, at) + " " + needle + text.substr(at));
+    }
+  }
+}
+
+}  // namespace
+
+DatasetFormat parse_dataset_format(std::string_view text) {
+  std::vector<std::string> names;
+  for (const auto& [name, format] : kFormats) {
+    if (name == text) return format;
+    names.emplace_back(name);
+  }
+  throw InputError("--format: expected one of " + join(names) + "; found '" + excerpt(text) + "'");
+}
+
+std::string_view name_of(DatasetFormat format) {
+  for (const auto& [name, f] : kFormats) {
+    if (f == format) return name;
+  }
+  return "";
+}
+
+std::vector<Sample> read_dataset(const fs::path& path, DatasetFormat format, std::int64_t limit,
+                                 const fs::path& prompts, const TokenCount& tokens_of) {
+  const MappedFile file(path);
+  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+  if (format == DatasetFormat::automatic) {
+    const std::size_t first = text.find_first_not_of(" \t\r\n");
+    if (first == std::string_view::npos)
+      throw InputError(path.string() + ": expected one sample a line, found an empty file");
+    const std::string_view rest = text.substr(first);
+    if (rest.front() == '[') {
+      const Json list = parse_json(rest, path.string());
+      format = detect(list.empty() ? Json() : list.front(), path.string() + " item 1");
+    } else {
+      // A file of one object over several lines is a needle's; others have an object a line.
+      const std::string_view line = rest.substr(0, std::min(rest.find('\n'), rest.size()));
+      const std::string_view object = Json::accept(line) ? line : rest;
+      format = Json::accept(object) ? detect(parse_json(object, path.string()), path.string() + " line 1")
+                                    : DatasetFormat::own;  // whose reader says what is wrong
+    }
+  }
+  if (format == DatasetFormat::own) {
+    if (prompts.empty()) return read_samples(path, limit);
+    throw InputError(
+        fmt::format("{}: expected a data set whose prompts are made by templates (--prompts), "
+                    "found samples with prompts of their own",
+                    path.string()));
+  }
+  return DatasetReader(path, limit, prompts, tokens_of).read(format, text);
+}
+
+}  // namespace lode

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Base of methods that keep every key in one bucket per KV head. How the index grows, is cut back, saved and
+// read is the same for all; what a bucket is and which ones a query attends is the method's.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "select/shared/buckets.h"
+#include "select/shared/orders_rows.h"
+#include "select/shared/per_token.h"
+#include "select/shared/rows.h"
+
+namespace lode {
+
+class PartitionSelector : public PerTokenSelector, public OrdersRows {
+ public:
+  explicit PartitionSelector(const LayerGeometry& geometry);
+
+  void append(std::int32_t sequence, KvLayer kv, Position far_end) override;
+  void roll_back(std::int32_t sequence, std::int64_t tokens) override;
+  void save(std::int32_t sequence, SectionWriter& out) const override;
+  void load(std::int32_t sequence, SectionReader& in, KvLayer kv) override;
+  std::int64_t index_bytes() const override;
+  RowOrder row_order(std::int32_t sequence, int head, Position end) const override;
+  void rows_ordered(std::int32_t sequence, Position end) override;
+  Position ordered_end(std::int32_t sequence) const override;
+
+ protected:
+  /// No keys yet, the first to come is that behind the sink.
+  virtual BucketIndex empty_index() const = 0;
+  /// Buckets of keys of one head, given as un-rotated by `unrotate_by`; numbers that are not finite have been
+  /// replaced by 0. Called by several threads at once.
+  virtual void label(const BucketIndex& index, int head, Matrix<const float> keys /*[n, d]*/,
+                     std::span<std::int32_t> labels) const = 0;
+  /// Null when keys are labelled as they are stored, after RoPE.
+  virtual const Rope* unrotate_by() const { return geometry_.rope; }
+
+  /// Spherical k-means centroids [clusters, d] of a head's keys [begin, begin + keys), or of a sample of
+  /// them, un-rotated by `unrotate_by`.
+  std::vector<float> train_centroids(const KvRows& kv, int head, Position begin, std::int64_t keys,
+                                     std::int64_t clusters) const;
+  /// What save wrote; InputError when it does not fit.
+  BucketIndex read_index(const SectionReader& in, KvLayer kv) const;
+  /// Puts keys [index.end(), end) into their buckets, a block at a time.
+  void extend(BucketIndex& index, KvLayer kv, Position end) const;
+  /// The sequence's index, or null.
+  const BucketIndex* find_index(std::int32_t sequence) const;
+  void set_index(std::int32_t sequence, BucketIndex index);
+  /// How often an index has been set.
+  std::int64_t versions() const { return versions_; }
+  /// For SharesIndex::take_index: false when the other covers other keys or has no index.
+  bool copy_index(std::int32_t sequence, const PartitionSelector& other);
+  /// The index that answers a unit.
+  const BucketIndex& index_of(const SelectUnit& unit) const;
+
+  /// Adds the unit's far keys in the `probes` buckets of the highest scores to the last set of `out`; returns
+  /// how many. Buckets without far keys are passed over, ties go to the higher bucket. Scores are spoilt,
+  /// the bytes of lists counted.
+  std::int64_t add_best_buckets(const SelectUnit& unit, int worker, std::span<float> scores /*[C]*/,
+                                std::int64_t probes, Selection& out, SelectWork& work);
+
+ private:
+  struct Scratch {
+    std::vector<Position> probes, chosen;
+    RowSet rows;
+  };
+  void extend_block(BucketIndex& index, KvLayer kv, Position end) const;
+
+  std::map<std::int32_t, BucketIndex> indexes_;  // by sequence
+  std::vector<Scratch> scratch_;                 // [workers]
+  std::int64_t versions_ = 0;
+};
+
+}  // namespace lode
