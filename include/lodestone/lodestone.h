@@ -4,9 +4,11 @@
 #pragma once
 
 #include "lodestone/attention.h"
+#include "lodestone/document.h"
 #include "lodestone/engine.h"
 #include "lodestone/error.h"
 #include "lodestone/kv_view.h"
+#include "lodestone/scheduler.h"
 #include "lodestone/selection.h"
 #include "lodestone/selector.h"
 #include "lodestone/spec.h"

@@ -80,7 +80,10 @@ struct ThreadPool::State {
   std::atomic<bool> stop{false};
   alignas(64) std::atomic<std::uint64_t> gate{0};
   alignas(64) std::atomic<std::int64_t> next{0};  // the first item not handed out
-  std::vector<std::jthread> workers;              // joined before the rest goes
+  /// Callers take turns, loop by loop, in the order in which they came.
+  alignas(64) std::atomic<std::uint64_t> last_turn{0};
+  alignas(64) std::atomic<std::uint64_t> turn{0};
+  std::vector<std::jthread> workers;  // joined before the rest goes
 
   ~State() {
     {
@@ -144,6 +147,28 @@ struct ThreadPool::State {
   }
 };
 
+namespace {
+
+/// Holds the pool for one loop of one caller.
+class Turn {
+ public:
+  Turn(std::atomic<std::uint64_t>& last, std::atomic<std::uint64_t>& now) : now_(now) {
+    const std::uint64_t mine = last.fetch_add(1, std::memory_order_relaxed);
+    for (std::uint64_t at; (at = now_.load(std::memory_order_acquire)) != mine;) now_.wait(at);
+  }
+  ~Turn() {
+    now_.fetch_add(1, std::memory_order_release);
+    now_.notify_all();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  std::atomic<std::uint64_t>& now_;
+};
+
+}  // namespace
+
 ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
   const int size = std::min(threads > 0 ? threads : usable_cores(), static_cast<int>(kInside));
   try {
@@ -169,6 +194,7 @@ void ThreadPool::for_each(std::int64_t items, const std::function<void(std::int6
     return;
   }
   if (items <= 0) return;
+  const Turn turn(s.last_turn, s.turn);
   s.body = &body;
   s.items = items;
   s.next.store(0, std::memory_order_relaxed);

@@ -20,9 +20,9 @@ class ThreadPool {
 
   /// Calls body(item, worker) once for every item in [0, items), worker in [0, size()); returns when all are
   /// done. Items are handed out one by one in rising order, so results may depend on `item`, never on
-  /// `worker`. The first exception that a body throws is rethrown here after the others have finished. One
-  /// caller at a time; a body that calls for_each of the same pool runs its items itself, with its own worker
-  /// number.
+  /// `worker`. The first exception that a body throws is rethrown here after the others have finished. Several
+  /// threads may call at once: their loops take turns in the order of the calls. A body that calls for_each of
+  /// the same pool runs its items itself, with its own worker number.
   void for_each(std::int64_t items, const std::function<void(std::int64_t item, int worker)>& body);
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contexts on disk. Sections: meta (JSON), tokens [tokens] int32, text, kv/LAYER/HEAD/{k,v,k_scale,v_scale},
-// and select/SPEC/LAYER/... as each selector writes them.
+// Contexts on disk. Sections: meta (JSON), tokens [tokens] int32, text, attached/NAME,
+// kv/LAYER/HEAD/{k,v,k_scale,v_scale}, and select/SPEC/LAYER/... as each selector writes them.
 #include "engine/context_file.h"
 
 #include <fmt/format.h>
@@ -22,7 +22,8 @@ namespace lode {
 
 namespace {
 
-constexpr int kMetaVersion = 1;
+/// Version 2: there are attachments that answers depend on, which readers of version 1 would ignore.
+constexpr int kMetaVersion = 1, kRequiresAttachments = 2;
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 30, kMaxKvBytes = std::int64_t{1} << 50;
 
 struct PartName {
@@ -71,9 +72,7 @@ std::string selector_prefix(const Spec& spec, std::size_t layer) {
   return fmt::format("select/{}/{}/", spec.str(), layer);
 }
 
-Json meta_of(const Context::Impl& c) {
-  Json methods = Json::array();
-  for (const Spec& spec : c.specs) methods.push_back(spec.str());
+Json context_meta(const Context::Impl& c, const Json& methods) {
   return {{"version", kMetaVersion},
           {"model", std::filesystem::absolute(c.model->path()).string()},
           {"model_fingerprint", c.model->fingerprint()},
@@ -90,6 +89,26 @@ Json meta_of(const Context::Impl& c) {
           {"methods", methods}};
 }
 
+std::string attachment_section(std::string_view name) {
+  return fmt::format("attached/{}", name);
+}
+
+Json meta_of(const Context::Impl& c, const Attachments& attachments) {
+  Json methods = Json::array();
+  for (const Spec& spec : c.specs) methods.push_back(spec.str());
+  Json names = Json::array(), required = Json::array();
+  for (const auto& [name, attachment] : attachments) {
+    names.push_back(name);
+    if (attachment.required) required.push_back(name);
+  }
+  Json meta = context_meta(c, methods);
+  if (!names.empty()) meta["attachments"] = names;
+  if (!required.empty()) {
+    meta["version"] = kRequiresAttachments;
+    meta["required"] = required;
+  }
+  return meta;
+}
 /// Any number of 64 bits.
 std::uint64_t read_seed(const Json& json, const std::string& where) {
   const Json& seed = json_member(json, "seed");
@@ -97,6 +116,19 @@ std::uint64_t read_seed(const Json& json, const std::string& where) {
     throw InputError(where + ": field 'seed': expected a whole number of 64 bits, found " +
                      excerpt(seed.dump()));
   return seed.get<std::uint64_t>();
+}
+
+std::vector<std::string> read_names(const Json& json, const char* field, const std::string& where) {
+  std::vector<std::string> names;
+  if (!json_has(json, field)) return names;
+  if (!json[field].is_array())
+    throw InputError(fmt::format("{}: expected a list '{}', found another type", where, field));
+  for (const Json& name : json[field]) {
+    if (!name.is_string())
+      throw InputError(fmt::format("{}: expected strings in '{}', found another type", where, field));
+    names.push_back(name.get<std::string>());
+  }
+  return names;
 }
 
 void expect_same(const std::filesystem::path& path, const char* what, const std::string& expected,
@@ -198,7 +230,7 @@ ContextMeta read_context_meta(const ContainerReader& file, const std::filesystem
   const std::string where = path.string() + ": section 'meta'";
   const auto raw = file.bytes("meta");
   const Json json = parse_json({reinterpret_cast<const char*>(raw.data()), raw.size()}, where);
-  json_int(json, "version", where, kMetaVersion, kMetaVersion);
+  json_int(json, "version", where, kMetaVersion, kRequiresAttachments);
   ContextMeta meta;
   meta.model_path = json_string(json, "model", where);
   meta.model_fingerprint = json_string(json, "model_fingerprint", where);
@@ -218,18 +250,32 @@ ContextMeta read_context_meta(const ContainerReader& file, const std::filesystem
   meta.max_positions =
       json_has(json, "max_positions") ? json_int(json, "max_positions", where, 1, kMaxTokens) : 0;
   meta.seed = read_seed(json, where);
-  if (!json_has(json, "methods") || !json["methods"].is_array()) {
-    throw InputError(where + ": expected a list 'methods', found none");
-  }
-  for (const Json& method : json["methods"]) {
-    if (!method.is_string()) throw InputError(where + ": expected strings in 'methods', found another type");
-    meta.methods.push_back(method.get<std::string>());
-  }
+  if (!json_has(json, "methods")) throw InputError(where + ": expected a list 'methods', found none");
+  meta.methods = read_names(json, "methods", where);
+  meta.attachments = read_names(json, "attachments", where);
+  meta.required = read_names(json, "required", where);
   return meta;
 }
 
+Attachments read_attachments(const ContainerReader& file, const std::filesystem::path& path) {
+  const ContextMeta meta = read_context_meta(file, path);
+  Attachments attachments;
+  for (const std::string& name : meta.attachments) {
+    const auto bytes = file.bytes(attachment_section(name));
+    const bool required = std::find(meta.required.begin(), meta.required.end(), name) != meta.required.end();
+    attachments[name] = {.text = {reinterpret_cast<const char*>(bytes.data()), bytes.size()},
+                         .required = required};
+  }
+  return attachments;
+}
+
 void Context::save(const std::filesystem::path& path, std::string_view text) const {
-  Impl& c = *impl_;
+  save_context(*this, path, text, {});
+}
+
+void save_context(const Context& context, const std::filesystem::path& path, std::string_view text,
+                  const Attachments& attachments) {
+  Context::Impl& c = context.impl();
   LODE_ASSERT(c.indexed == c.tokens());
   c.host_kv();
   restore_rows(c);
@@ -237,10 +283,12 @@ void Context::save(const std::filesystem::path& path, std::string_view text) con
     if (!method.dense() && !method.built_on_host) c.build_on_host(method, {});
   }
   ContainerWriter out(path);
-  const std::string meta = meta_of(c).dump();
+  const std::string meta = meta_of(c, attachments).dump();
   out.add("meta", std::as_bytes(std::span(meta)));
   out.add("tokens", std::as_bytes(std::span(c.ids)));
   out.add("text", std::as_bytes(std::span(text)));
+  for (const auto& [name, attachment] : attachments)
+    out.add(attachment_section(name), std::as_bytes(std::span(attachment.text)));
   for (int layer = 0; layer < c.config.layers; ++layer) {
     check_cancel();
     for (int head = 0; head < c.config.kv_heads; ++head) {

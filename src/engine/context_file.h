@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "io/container.h"
+#include "lodestone/document.h"
 #include "lodestone/types.h"
 
 namespace lode {
@@ -21,12 +22,18 @@ struct ContextMeta {
   double rope_factor = 0;          ///< yarn asked for by the user; 0 = none
   std::int64_t max_positions = 0;  ///< the model's context then, which rope_factor stretches; 0 = not said
   std::uint64_t seed = 0;
-  std::vector<std::string> methods;  ///< specs whose indexes are in the file
+  std::vector<std::string> methods;                ///< specs whose indexes are in the file
+  std::vector<std::string> attachments, required;  ///< names; `required` are those that answers depend on
   std::int64_t token_bytes() const;
   std::int64_t kv_bytes() const { return tokens * token_bytes(); }
 };
 
 /// InputError naming the field when the section is missing, malformed or inconsistent.
 ContextMeta read_context_meta(const ContainerReader& file, const std::filesystem::path& path);
+/// Those that save_context wrote; InputError when the file says otherwise of itself.
+Attachments read_attachments(const ContainerReader& file, const std::filesystem::path& path);
+/// Context::save with attachments.
+void save_context(const Context& context, const std::filesystem::path& path, std::string_view text,
+                  const Attachments& attachments);
 
 }  // namespace lode

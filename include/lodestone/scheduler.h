@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Answers many questions at once: any number of sequences over any number of documents take part in each
+// forward step (continuous batching). One worker thread runs the steps.
+//
+//   lode::Scheduler scheduler(model, {.max_sequences = 16});
+//   auto ticket = scheduler.submit({.document = document, .prompt = question, .attention = spec});
+//   lode::Answer answer = ticket.result.get();
+//
+// An answer's bits depend on its own request and document alone, never on what else is asked meanwhile.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lodestone/document.h"
+#include "lodestone/engine.h"
+
+namespace lode {
+
+/// What to ask. Everything is copied when it is submitted.
+struct Request {
+  std::shared_ptr<const Document> document;  ///< null: of the model alone
+  std::vector<TokenId> prompt;               ///< at least one token; it follows the document's tokens
+  Spec attention;                            ///< one of the document's methods, or `full`
+  GenerateOptions options;                   ///< on_text is called from the scheduler's thread
+  int priority = 0;                          ///< higher is admitted first
+  bool want_sources = false;                 ///< fill Answer::sources; costs time at each token
+};
+
+/// Why an answer ended.
+enum class Ending {
+  stop,       ///< a stop string or the model's end of text
+  length,     ///< GenerateOptions::max_new_tokens
+  room,       ///< the context's last token (Document::max_tokens)
+  cancelled,  ///< Scheduler::cancel; what was generated until then is there
+};
+std::string_view name_of(Ending ending);
+
+struct Answer {
+  Generation generation;
+  Ending ending = Ending::stop;
+  SourceMass sources;              ///< when wanted: [document + prompt + answer tokens]
+  double queued_seconds = 0;       ///< from submit to its first step
+  double first_token_seconds = 0;  ///< from its first step to the first generated token
+};
+
+/// A job that was handed in. `result.get()` waits; it rethrows what went wrong with this job.
+template <class Result>
+struct Ticket {
+  std::uint64_t id = 0;  ///< for cancel
+  std::shared_future<Result> result;
+};
+
+struct SchedulerOptions {
+  int max_sequences = 16;   ///< that are answered at once; others wait
+  int max_queued = 1024;    ///< that wait; more are refused
+  std::int64_t memory = 0;  ///< bytes of keys and values that sequences may hold; 0 = half of what is free
+  std::int64_t chunk = 0;   ///< tokens of a prompt or document in one step; 0 = what suits the device
+};
+
+struct SchedulerStats {
+  int queued = 0, running = 0, reading = 0;  ///< requests waiting and in work; documents being read
+  std::int64_t memory = 0, memory_used = 0;  ///< bytes of keys and values, the documents' own apart
+  std::int64_t steps = 0;
+  std::int64_t prompt_tokens = 0, generated_tokens = 0;  ///< since the beginning
+  std::int64_t answered = 0, failed = 0, cancelled = 0;  ///< requests since the beginning
+};
+
+class Scheduler {
+ public:
+  explicit Scheduler(std::shared_ptr<const Model> model, const SchedulerOptions& options = {});
+  /// Cancels what is left and waits for the step that runs.
+  ~Scheduler();
+  Scheduler(const Scheduler&) = delete;
+  Scheduler& operator=(const Scheduler&) = delete;
+
+  /// InputError when the request can never be answered: another model's document, a method that the document
+  /// has no index for, no prompt, more tokens than the context takes, more memory than there is (with both
+  /// numbers). RunError when the queue is full.
+  Ticket<Answer> submit(Request request);
+  /// Reads a document, in chunks beside the answers that are being generated.
+  Ticket<std::shared_ptr<const Document>> read(std::vector<TokenId> tokens, std::string text,
+                                               DocumentOptions options);
+  /// Ends a job at the next step at the latest: an answer ends with Ending::cancelled, a reading throws
+  /// Interrupted from its ticket. False when there is no such job or it has ended.
+  bool cancel(std::uint64_t id);
+
+  SchedulerStats stats() const;
+  const std::shared_ptr<const Model>& model() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lode

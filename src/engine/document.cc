@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/document.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "base/hash.h"
+#include "engine/context_file.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+ContextOptions context_options(const DocumentOptions& options) {
+  return {.kv_type = options.kv_type,
+          .max_tokens = options.max_tokens,
+          .chunk = options.chunk,
+          .seed = options.seed,
+          .rope_factor = options.rope_factor};
+}
+
+/// Of what answers depend on beside the model.
+std::string fingerprint_of(const Context::Impl& c) {
+  const auto bytes = std::as_bytes(std::span(c.ids));
+  const std::string tokens(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  return hash_hex(fmt::format("{} {} {} {} {} {}", c.model->fingerprint(), name_of(c.options.kv_type),
+                              c.options.seed, c.rope_tokens, c.options.rope_factor.value_or(0.0),
+                              hash_hex(tokens)));
+}
+
+void build_indexes(Context& context, const DocumentOptions& options, ReadProgress progress) {
+  for (const Spec& spec : context.methods())
+    progress.layers += spec.name == "full" ? 0 : context.model().config().layers;
+  context.build_indexes([&](std::int64_t done) {
+    progress.layers_indexed = done;
+    if (options.progress) options.progress(progress);
+  });
+}
+
+}  // namespace
+
+Document::Impl::Impl(Context context_, std::string text_, Attachments attachments_)
+    : context(std::move(context_)),
+      text(std::move(text_)),
+      attachments(std::move(attachments_)),
+      fingerprint(fingerprint_of(context.impl())) {
+  for (const Spec& spec : context.methods())
+    if (spec.name != "full") methods.push_back(spec);
+}
+
+AttachedMethod* Document::Impl::method_of(const Spec& spec) const {
+  if (spec.name == "full") return nullptr;
+  for (AttachedMethod& method : parts().methods)
+    if (method.spec.str() == spec.str()) return &method;
+  std::vector<std::string> names = {"full"};
+  for (const Spec& known : methods) names.push_back(known.str());
+  throw InputError(fmt::format("expected a method that the document is indexed for ({}), found '{}'",
+                               fmt::join(names, ", "), spec.str()));
+}
+
+Document::Document(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Document::~Document() = default;
+
+std::shared_ptr<const Document> Document::read(std::shared_ptr<const Model> model,
+                                               std::span<const TokenId> tokens, std::string text,
+                                               const DocumentOptions& options) {
+  if (tokens.empty()) throw InputError("expected a document of at least one token, found none");
+  Context context(std::move(model), context_options(options));
+  for (const Spec& spec : options.specs) context.attach(spec);
+  ReadProgress progress = {.tokens = std::ssize(tokens)};
+  context.prefill(tokens, [&](std::int64_t done) {
+    progress.tokens_done = done;
+    if (options.progress) options.progress(progress);
+  });
+  build_indexes(context, options, progress);
+  return std::shared_ptr<const Document>(
+      new Document(std::make_unique<Impl>(std::move(context), std::move(text), options.attachments)));
+}
+
+std::shared_ptr<const Document> Document::empty(std::shared_ptr<const Model> model,
+                                                const DocumentOptions& options) {
+  Context context(std::move(model), context_options(options));
+  return std::shared_ptr<const Document>(
+      new Document(std::make_unique<Impl>(std::move(context), std::string(), options.attachments)));
+}
+
+std::shared_ptr<const Document> Document::open(const std::filesystem::path& path,
+                                               std::shared_ptr<const Model> model,
+                                               const DocumentOptions& options) {
+  Context context = Context::load(path, std::move(model), context_options(options));
+  for (const Spec& spec : options.specs) context.attach(spec);
+  build_indexes(context, options, {.tokens_done = context.tokens(), .tokens = context.tokens()});
+  const ContainerReader file(path);
+  const auto text = file.bytes("text");
+  return std::shared_ptr<const Document>(new Document(std::make_unique<Impl>(
+      std::move(context), std::string(reinterpret_cast<const char*>(text.data()), text.size()),
+      read_attachments(file, path))));
+}
+
+void Document::save(const std::filesystem::path& path) const {
+  const std::lock_guard lock(impl_->choosing);
+  save_context(impl_->context, path, impl_->text, impl_->attachments);
+}
+
+const std::shared_ptr<const Model>& Document::model() const {
+  return impl_->parts().model;
+}
+std::int64_t Document::tokens() const {
+  return impl_->context.tokens();
+}
+std::span<const TokenId> Document::token_ids() const {
+  return impl_->context.token_ids();
+}
+const std::string& Document::text() const {
+  return impl_->text;
+}
+const Attachments& Document::attachments() const {
+  return impl_->attachments;
+}
+const std::string* Document::attachment(std::string_view name) const {
+  const auto found = impl_->attachments.find(std::string(name));
+  return found == impl_->attachments.end() ? nullptr : &found->second.text;
+}
+const std::vector<Spec>& Document::methods() const {
+  return impl_->methods;
+}
+bool Document::answers(const Spec& spec) const {
+  return spec.name == "full" || std::any_of(impl_->methods.begin(), impl_->methods.end(),
+                                            [&](const Spec& known) { return known.str() == spec.str(); });
+}
+DType Document::kv_type() const {
+  return impl_->context.options().kv_type;
+}
+std::int64_t Document::max_tokens() const {
+  return impl_->context.options().max_tokens;
+}
+std::int64_t Document::kv_bytes() const {
+  return impl_->context.kv_bytes();
+}
+std::int64_t Document::index_bytes() const {
+  return impl_->context.index_bytes();
+}
+const std::string& Document::fingerprint() const {
+  return impl_->fingerprint;
+}
+
+}  // namespace lode

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a Document holds.
+#pragma once
+
+#include <mutex>
+#include <string>
+
+#include "engine/context.h"
+#include "lodestone/document.h"
+
+namespace lode {
+
+struct Document::Impl {
+  Context context;  ///< read and indexed; its keys, values and indexes never change from then on
+  std::string text;
+  Attachments attachments;
+  std::string fingerprint;
+  std::vector<Spec> methods;  ///< without `full`
+  /// Selectors keep scratch memory: one caller at a time.
+  mutable std::mutex choosing;
+
+  Impl(Context context_, std::string text_, Attachments attachments_);
+
+  Context::Impl& parts() const { return context.impl(); }
+  /// The method that a spec names; null for `full`. InputError that lists the methods when there is no index.
+  AttachedMethod* method_of(const Spec& spec) const;
+};
+
+}  // namespace lode
