@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// What stored weights of any type stand for, in float32.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/weight_type.h"
+
+namespace lode {
+
+/// The numbers that `n` stored ones stand for, n a whole number of blocks: the very bits of GGUF's reference
+/// reader. `from` may lie at any address.
+void dequantise(WeightType type, const std::byte* from, std::int64_t n, float* to) noexcept;
+
+}  // namespace lode
