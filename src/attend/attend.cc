@@ -10,6 +10,7 @@
 #include "attend/parts.h"
 #include "base/cancel.h"
 #include "base/threads.h"
+#include "kernels/attend_span.h"
 #include "kernels/kernels.h"
 #include "lodestone/attention.h"
 #include "lodestone/error.h"
@@ -26,6 +27,14 @@ struct PartWork {
   std::vector<float> lse;     // [queries]
 };
 
+/// Queries of any number of blocks that attend to one KV head of their whole document together.
+struct SharedRows {
+  KvRows kv;
+  Run all;                       // of its rows
+  std::vector<float> q, output;  // [queries, d]
+  std::vector<float> lse;        // [queries]
+};
+
 /// One call of attend.
 struct Call {
   std::span<const QueryBlock> blocks;
@@ -35,7 +44,16 @@ struct Call {
   std::vector<std::vector<float>> lse;           // per block: [T, Hq]
   std::vector<std::vector<PartWork>> work = {};  // [groups]
   bool far_only = false;                         ///< sink and window are somebody else's
+  std::span<const TailRows> tails = {};          ///< one a block, or none at all
+  std::vector<SharedRows> shared = {};           // [Hkv]
+  std::vector<std::int64_t> shared_row = {};     // [groups] the first of its queries there; -1 = none
 };
+
+/// Whether the tokens of a branch's block come by the hundred. Generated tokens, drafted ones too, are attended
+/// one by one, so that their bits do not depend on how many come at once.
+bool is_wide(const QueryBlock& block) {
+  return block.tokens > 1 && block.phase != Phase::generation;
+}
 
 /// Whether a group's only part is over all of its queries: then that part is the result.
 bool is_whole(const SetGroup& group, const std::vector<PartWork>& parts) {
@@ -51,13 +69,14 @@ bool is_whole(const SetGroup& group, const std::vector<PartWork>& parts) {
 AttendItem item_of(Call& call, PartWork& work, bool alone) {
   const QueryRows& queries = work.part.queries;
   const QueryBlock& block = call.blocks[queries.block];
+  const KvLayer& kv = work.part.behind ? call.tails[queries.block].kv : block.kv;
   const std::int64_t d = call.geometry.head_dim;
   std::int64_t first = -1;
   queries.for_each(call.geometry,
                    [&](std::int64_t, std::int64_t query) { first = first < 0 ? query : first; });
   AttendItem item = {.q = block.q.data() + first * d,
                      .queries = queries.count(),
-                     .kv = block.kv.heads[static_cast<std::size_t>(queries.kv_head)],
+                     .kv = kv.heads[static_cast<std::size_t>(queries.kv_head)],
                      .runs = work.part.keys.runs(),
                      .rows = work.part.keys.rows(),
                      .log_weights = work.part.keys.log_weights(),
@@ -96,6 +115,7 @@ void collect(Call& call, std::size_t g) {
   const SetGroup& group = call.groups[g];
   const std::int64_t d = call.geometry.head_dim;
   const bool in_place = call.work[g].size() == 1 && call.work[g][0].output.empty();
+  const std::int64_t shared = call.shared_row.empty() ? -1 : call.shared_row[g];
   for (const Selection::Set& set : group.sets) {
     if (in_place) break;
     const QueryRows queries = {group.block, group.kv_head, set.queries.heads, group.token_begin,
@@ -107,6 +127,13 @@ void collect(Call& call, std::size_t g) {
                      .d = d}
           .clear();
     });
+  }
+  if (shared >= 0) {
+    SharedRows& rows = call.shared[static_cast<std::size_t>(group.kv_head)];
+    const QueryRows queries = {group.block, group.kv_head, all_heads(call.geometry.group()),
+                               group.token_begin, group.token_end};
+    merge_rows(call, queries, std::span(rows.output).subspan(static_cast<std::size_t>(shared * d)),
+               std::span(rows.lse).subspan(static_cast<std::size_t>(shared)));
   }
   for (PartWork& work : call.work[g]) {
     if (!in_place) merge_rows(call, work.part.queries, work.output, work.lse);
@@ -123,21 +150,83 @@ void collect(Call& call, std::size_t g) {
   }
 }
 
+/// Parts of a group on both sides of the seam: the document's first.
+std::vector<Part> split(std::vector<Part> parts, Position seam) {
+  std::vector<Part> behind;
+  for (Part& part : parts) behind.push_back({part.queries, part.keys.split(seam), true});
+  parts.insert(parts.end(), std::make_move_iterator(behind.begin()), std::make_move_iterator(behind.end()));
+  std::erase_if(parts, [](const Part& part) { return part.keys.empty(); });
+  return parts;
+}
+
+/// The parts of a group that no other block has a share in.
+std::vector<Part> own_parts(const Call& call, std::size_t g) {
+  const SetGroup& group = call.groups[g];
+  const QueryBlock& block = call.blocks[group.block];
+  const TailRows* const tail = tail_of(call.tails, group.block);
+  if (tail == nullptr) return cut(group, block, call.geometry.dense, call.far_only);
+  if (call.shared_row[g] < 0) return split(cut(group, block, call.geometry.dense), tail->seam);
+  Part part = {.queries = {group.block, group.kv_head, all_heads(call.geometry.group()), group.token_begin,
+                           group.token_end},
+               .keys = {},
+               .behind = true};
+  part.keys.add({0, block.begin + static_cast<Position>(group.token_end) - tail->seam});
+  part.keys.finish();
+  return {std::move(part)};
+}
+
+/// Gathers the queries that attend to the whole document, by KV head.
+void gather_shared(Call& call, const std::vector<bool>& prefilled) {
+  const std::int64_t d = call.geometry.head_dim, heads = call.geometry.group();
+  call.shared_row.assign(call.groups.size(), -1);
+  call.shared.resize(static_cast<std::size_t>(call.geometry.kv_heads));
+  for (std::size_t g = 0; g < call.groups.size(); ++g) {
+    const SetGroup& group = call.groups[g];
+    const QueryBlock& block = call.blocks[group.block];
+    const TailRows* const tail = tail_of(call.tails, group.block);
+    if (tail == nullptr || prefilled[group.block] || is_wide(block) || !group.complete ||
+        group.token_end - group.token_begin != 1)
+      continue;
+    SharedRows& rows = call.shared[static_cast<std::size_t>(group.kv_head)];
+    const KvRows& kv = block.kv.heads[static_cast<std::size_t>(group.kv_head)];
+    LODE_ASSERT(rows.q.empty() || rows.kv.k == kv.k);
+    rows.kv = kv;
+    rows.all = {0, tail->seam};
+    call.shared_row[g] = std::ssize(rows.q) / d;
+    const auto first =
+        block.q.begin() + (group.token_begin * call.geometry.query_heads + group.kv_head * heads) * d;
+    rows.q.insert(rows.q.end(), first, first + heads * d);
+  }
+  for (SharedRows& rows : call.shared) {
+    rows.output.resize(rows.q.size());
+    rows.lse.resize(rows.q.size() / static_cast<std::size_t>(d));
+  }
+}
+
 /// Attends all blocks but those that prefill attention does, everything in one call of the kernels.
 void run_parts(Call& call, const std::vector<bool>& prefilled) {
   ThreadPool& pool = *call.geometry.pool;
   call.work.resize(call.groups.size());
+  if (!call.tails.empty()) gather_shared(call, prefilled);
   pool.for_each(std::ssize(call.groups), [&](std::int64_t item, int) {
     const auto g = static_cast<std::size_t>(item);
-    const SetGroup& group = call.groups[g];
-    if (prefilled[group.block]) return;
-    for (Part& part : cut(group, call.blocks[group.block], call.geometry.dense, call.far_only)) {
+    if (prefilled[call.groups[g].block]) return;
+    for (Part& part : own_parts(call, g))
       call.work[g].push_back({.part = std::move(part), .q = {}, .output = {}, .lse = {}});
-    }
   });
   std::vector<AttendItem> items;
+  for (SharedRows& rows : call.shared) {
+    if (rows.q.empty()) continue;
+    items.push_back({.q = rows.q.data(),
+                     .queries = static_cast<int>(rows.lse.size()),
+                     .kv = rows.kv,
+                     .runs = {&rows.all, 1},
+                     .o = rows.output.data(),
+                     .lse = rows.lse.data()});
+  }
   for (std::size_t g = 0; g < call.work.size(); ++g) {
-    const bool alone = is_whole(call.groups[g], call.work[g]);
+    const bool shared = !call.shared_row.empty() && call.shared_row[g] >= 0;
+    const bool alone = !shared && is_whole(call.groups[g], call.work[g]);
     for (PartWork& work : call.work[g]) items.push_back(item_of(call, work, alone));
   }
   attend_items(items, call.geometry.scale, pool);
@@ -149,9 +238,11 @@ void run_parts(Call& call, const std::vector<bool>& prefilled) {
 
 /// Work of all blocks; far_keys(b, t, head) are those that the selection names, of each head as many as are
 /// not attended `elsewhere`.
-AttendWork count(const Call& call, const auto& far_keys, std::span<const std::int64_t> elsewhere = {}) {
-  AttendWork work;
+AttendWork count(const Call& call, const auto& far_keys, std::span<const std::int64_t> elsewhere = {},
+                 std::span<AttendWork> by_block = {}) {
+  AttendWork total;
   for (std::size_t b = 0; b < call.blocks.size(); ++b) {
+    AttendWork work;
     const QueryBlock& block = call.blocks[b];
     for (std::int64_t t = 0; t < block.tokens; ++t) {
       const std::int64_t all = std::int64_t{block.begin} + t + 1;
@@ -164,11 +255,14 @@ AttendWork count(const Call& call, const auto& far_keys, std::span<const std::in
         work += work_of(all, far, chosen, block.kv.heads[static_cast<std::size_t>(head)].token_bytes());
       }
     }
+    if (!by_block.empty()) by_block[b] += work;
+    total += work;
   }
-  return work;
+  return total;
 }
 
-AttendWork count_selected(const Call& call, std::span<const std::int64_t> elsewhere = {}) {
+AttendWork count_selected(const Call& call, std::span<const std::int64_t> elsewhere = {},
+                          std::span<AttendWork> by_block = {}) {
   std::vector<std::vector<std::int64_t>> far_keys(call.blocks.size());  // per block: [T, Hkv]
   const auto place = [&](std::int64_t t, int head) {
     return static_cast<std::size_t>(t * call.geometry.kv_heads + head);
@@ -181,7 +275,27 @@ AttendWork count_selected(const Call& call, std::span<const std::int64_t> elsewh
     }
   }
   return count(
-      call, [&](std::size_t b, std::int64_t t, int head) { return far_keys[b][place(t, head)]; }, elsewhere);
+      call, [&](std::size_t b, std::int64_t t, int head) { return far_keys[b][place(t, head)]; }, elsewhere,
+      by_block);
+}
+
+AttendWork count_all(const Call& call, std::span<AttendWork> by_block = {}) {
+  return count(
+      call, [](std::size_t, std::int64_t, int) { return std::numeric_limits<std::int64_t>::max(); }, {},
+      by_block);
+}
+
+/// Prefill attention of one block over its whole document and its tail.
+void attend_both(Call& call, std::size_t b, const TailRows& tail) {
+  const QueryBlock& block = call.blocks[b];
+  const std::int64_t rows = block.tokens * call.geometry.query_heads, d = call.geometry.head_dim;
+  attend_span(block.q, block.tokens, call.geometry.query_heads, block.kv.heads, tail.seam,
+              call.geometry.scale, call.outputs[b], call.lse[b].data(), *call.geometry.pool);
+  std::vector<float> output(static_cast<std::size_t>(rows * d)), lse(static_cast<std::size_t>(rows));
+  attend_span(block.q, block.tokens, call.geometry.query_heads, tail.kv.heads, block.begin - tail.seam,
+              call.geometry.scale, output.data(), lse.data(), *call.geometry.pool);
+  merge({.output = call.outputs[b], .lse = call.lse[b].data(), .rows = rows, .d = d},
+        {.output = output.data(), .lse = lse.data(), .rows = rows, .d = d});
 }
 
 void run(Call& call, const std::vector<bool>& prefilled, const MassSink& mass) {
@@ -190,13 +304,17 @@ void run(Call& call, const std::vector<bool>& prefilled, const MassSink& mass) {
     const QueryBlock& block = call.blocks[b];
     call.lse.emplace_back(static_cast<std::size_t>(block.tokens * call.geometry.query_heads));
     if (!prefilled[b]) continue;
+    if (const TailRows* const tail = tail_of(call.tails, b); tail != nullptr) {
+      attend_both(call, b, *tail);
+      continue;
+    }
     std::vector<KvRows> kv(block.kv.heads.begin(), block.kv.heads.end());
     for (KvRows& head : kv) head.rows = block.begin + block.tokens;  // prefill's last query is the last row's
     attend_prefill(block.q, block.tokens, call.geometry.query_heads, kv, call.geometry.scale, call.outputs[b],
                    call.lse[b].data(), *call.geometry.pool);
   }
   run_parts(call, prefilled);
-  if (mass) report_mass(call.groups, call.blocks, call.geometry, call.lse, mass);
+  if (mass) report_mass(call.groups, call.blocks, call.tails, call.geometry, call.lse, mass);
 }
 
 }  // namespace
@@ -217,7 +335,7 @@ AttendWork attend(std::span<const QueryBlock> blocks, const Selection& selection
   Call call = {.blocks = blocks,
                .geometry = geometry,
                .outputs = outputs,
-               .groups = group_sets(selection, blocks, geometry),
+               .groups = group_sets({&selection, 1}, blocks, geometry),
                .lse = {}};
   std::vector<bool> prefilled;
   for (const QueryBlock& block : blocks) prefilled.push_back(block.tokens > 1);
@@ -241,6 +359,28 @@ AttendWork attend_full(std::span<const QueryBlock> blocks, const LayerGeometry& 
   return count_full(blocks, geometry);
 }
 
+void attend_branches(const BranchCall& given, const LayerGeometry& geometry, const MassSink& mass) {
+  LODE_ASSERT(given.blocks.size() == given.outputs.size() && given.blocks.size() == given.tails.size() &&
+              geometry.pool != nullptr);
+  const bool full = given.selections.empty();
+  std::vector<bool> prefilled;
+  for (const QueryBlock& block : given.blocks) prefilled.push_back(is_wide(block));
+  const std::vector<bool> skip = mass ? std::vector<bool>(prefilled.size(), false) : prefilled;
+  Call call = {.blocks = given.blocks,
+               .geometry = geometry,
+               .outputs = given.outputs,
+               .groups = full ? whole_groups(given.blocks, geometry, skip)
+                              : group_sets(given.selections, given.blocks, geometry),
+               .lse = {},
+               .tails = given.tails};
+  for (const SetGroup& group : call.groups) prefilled[group.block] = prefilled[group.block] && group.complete;
+  run(call, prefilled, mass);
+  if (full)
+    count_all(call, given.work);
+  else
+    count_selected(call, {}, given.work);
+}
+
 void attend_far(const QueryBlock& block, const Selection& selection, const LayerGeometry& geometry,
                 AttentionState state) {
   LODE_ASSERT(geometry.pool != nullptr && state.rows == block.tokens * geometry.query_heads);
@@ -249,7 +389,7 @@ void attend_far(const QueryBlock& block, const Selection& selection, const Layer
   Call call = {.blocks = {&block, 1},
                .geometry = geometry,
                .outputs = {&output, 1},
-               .groups = group_sets(selection, {&block, 1}, geometry),
+               .groups = group_sets({&selection, 1}, {&block, 1}, geometry),
                .lse = {std::vector<float>(static_cast<std::size_t>(state.rows))},
                .work = {},
                .far_only = true};
@@ -262,7 +402,7 @@ AttendWork count_attended(std::span<const QueryBlock> blocks, const Selection& s
   return count_selected({.blocks = blocks,
                          .geometry = geometry,
                          .outputs = {},
-                         .groups = group_sets(selection, blocks, geometry),
+                         .groups = group_sets({&selection, 1}, blocks, geometry),
                          .lse = {}},
                         elsewhere);
 }
@@ -277,8 +417,7 @@ AttendWork work_of(std::int64_t all, std::int64_t far, std::int64_t chosen, std:
 }
 
 AttendWork count_full(std::span<const QueryBlock> blocks, const LayerGeometry& geometry) {
-  const Call call = {.blocks = blocks, .geometry = geometry, .outputs = {}, .groups = {}, .lse = {}};
-  return count(call, [](std::size_t, std::int64_t, int) { return std::numeric_limits<std::int64_t>::max(); });
+  return count_all({.blocks = blocks, .geometry = geometry, .outputs = {}, .groups = {}, .lse = {}});
 }
 
 }  // namespace lode

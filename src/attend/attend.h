@@ -23,6 +23,17 @@ struct AttendWork {
   AttendWork& operator+=(const AttendWork&);
 };
 
+/// The rows of a sequence behind the document that it branches from: position = seam + row. A QueryBlock's
+/// `kv` then holds the document's rows, [0, seam).
+struct TailRows {
+  KvLayer kv;         ///< includes the query tokens themselves; no heads: the block has no document
+  Position seam = 0;  ///< tokens of the document
+};
+/// Of block b; null when it has no document.
+inline const TailRows* tail_of(std::span<const TailRows> tails, std::size_t b) {
+  return tails.empty() || tails[b].kv.heads.empty() ? nullptr : &tails[b];
+}
+
 using MassSink = std::function<void(const AttentionMass&)>;
 
 /// o[b][t, h, :] for every query token of every block, over sink + selection + window. A set whose keys are
@@ -36,6 +47,20 @@ AttendWork attend(std::span<const QueryBlock> blocks, const Selection& selection
 /// Full attention of the same blocks: what `attend` gives when everything is selected.
 AttendWork attend_full(std::span<const QueryBlock> blocks, const LayerGeometry& geometry,
                        std::span<float* const> outputs, const MassSink& mass = {});
+
+/// What blocks of one document attend together.
+struct BranchCall {
+  std::span<const QueryBlock> blocks;     ///< all with the same document or with none; keys at or behind the
+                                          ///< seam are never far (QueryBlock::far_limit)
+  std::span<const TailRows> tails;        ///< one a block
+  std::span<float* const> outputs;        ///< one a block: [T, Hq, d]
+  std::span<const Selection> selections;  ///< one a block; none = full attention
+  std::span<AttendWork> work;             ///< one a block, to add to
+};
+/// `attend` and `attend_full` for sequences that branch from one document: the document's part and the tail's
+/// are attended apart and merge in this order. A generated token that attends to the whole document reads it
+/// together with all others of the call that do. Bits of a block depend on that block alone.
+void attend_branches(const BranchCall& call, const LayerGeometry& geometry, const MassSink& mass = {});
 
 /// The selection alone, without sink and window, for callers that attend those elsewhere and merge: one state
 /// per (token, query head), [T, Hq]. A head for which nothing was chosen gets the empty set.

@@ -139,4 +139,20 @@ void KeyList::finish() {
   if (weighted_) log_weights_.resize(rows_.size(), 0.0f);
 }
 
+KeyList KeyList::split(Position seam) {
+  KeyList behind;
+  for (Run& run : runs_) {
+    if (run.end <= seam) continue;
+    behind.runs_.push_back({std::max(run.begin, seam) - seam, run.end - seam});
+    run.end = seam;
+  }
+  std::erase_if(runs_, [seam](const Run& run) { return run.begin >= seam; });
+  std::size_t kept = rows_.size();  // the window comes last
+  while (kept > 0 && rows_[kept - 1] >= seam) --kept;
+  for (std::size_t i = kept; i < rows_.size(); ++i) behind.rows_.push_back(rows_[i] - seam);
+  rows_.resize(kept);
+  if (weighted_) log_weights_.resize(kept);
+  return behind;
+}
+
 }  // namespace lode

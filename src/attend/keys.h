@@ -35,6 +35,9 @@ class KeyList {
   void add(Run run);                                           ///< empty runs are allowed
   void add(const FarKeys& far, Position begin, Position end);  ///< those in [begin, end)
   void finish();
+  /// After finish(): takes out the keys from `seam` on, counted from there. Only sink and window reach behind
+  /// it, so no key that carries a weight does.
+  KeyList split(Position seam);
 
   bool empty() const { return runs_.empty() && rows_.empty(); }
   std::span<const Run> runs() const { return runs_; }

@@ -37,10 +37,25 @@ void list_keys(const FarKeys& far, const QueryBlock& block, std::int64_t token, 
   if (!far.rows.empty()) std::sort(keys.begin(), keys.end());
 }
 
+/// Scores of one scaled query with keys at rising positions, those behind the seam in the tail's rows.
+void score_keys(const float* q, const QueryBlock& block, const TailRows* tail, std::size_t head,
+                std::span<Position> rows, std::vector<float>& scores) {
+  const auto seam = tail == nullptr ? rows.end() : std::lower_bound(rows.begin(), rows.end(), tail->seam);
+  const auto before = seam - rows.begin(), behind = rows.end() - seam;
+  scores.resize(rows.size());
+  kernels().score_rows(q, 1, block.kv.heads[head], rows.data(), before, scores.data(), std::ssize(scores));
+  if (behind == 0) return;
+  std::vector<Position> own(seam, rows.end());
+  for (Position& row : own) row -= tail->seam;
+  kernels().score_rows(q, 1, tail->kv.heads[head], own.data(), behind, scores.data() + before,
+                       std::ssize(scores));
+}
+
 /// Adds the weights of one set's heads to `mass`, which is indexed by position; -1 marks keys not attended.
 /// Without a tail they are shares of their own sum: the kernels that made `lse` may round queries.
-void add_set(const SetGroup& group, std::size_t s, const QueryBlock& block, const LayerGeometry& geometry,
-             std::int64_t token, const std::vector<float>& lse, std::vector<float>& mass) {
+void add_set(const SetGroup& group, std::size_t s, const QueryBlock& block, const TailRows* tail,
+             const LayerGeometry& geometry, std::int64_t token, const std::vector<float>& lse,
+             std::vector<float>& mass) {
   const int d = geometry.head_dim;
   std::vector<std::pair<Position, float>> keys;
   list_keys(group.far[s], block, token, geometry.dense, keys);
@@ -52,8 +67,7 @@ void add_set(const SetGroup& group, std::size_t s, const QueryBlock& block, cons
                                std::countr_zero(rest);
     for (int i = 0; i < d; ++i)
       q[static_cast<std::size_t>(i)] = block.q[static_cast<std::size_t>(query * d + i)] * geometry.scale;
-    kernels().score_rows(q.data(), 1, block.kv.heads[static_cast<std::size_t>(group.kv_head)], rows.data(),
-                         std::ssize(rows), scores.data(), std::ssize(scores));
+    score_keys(q.data(), block, tail, static_cast<std::size_t>(group.kv_head), rows, scores);
     float peak = -std::numeric_limits<float>::infinity();
     for (std::size_t i = 0; i < keys.size(); ++i) peak = std::max(peak, scores[i] += keys[i].second);
     double total = 0.0;
@@ -71,8 +85,8 @@ void add_set(const SetGroup& group, std::size_t s, const QueryBlock& block, cons
 }  // namespace
 
 void report_mass(std::span<const SetGroup> groups, std::span<const QueryBlock> blocks,
-                 const LayerGeometry& geometry, std::span<const std::vector<float>> lse,
-                 const MassSink& sink) {
+                 std::span<const TailRows> tails, const LayerGeometry& geometry,
+                 std::span<const std::vector<float>> lse, const MassSink& sink) {
   // A few tokens at a time: the masses of a whole chunk over a long context would not fit into memory.
   const std::int64_t batch = geometry.pool->size();
   struct Unit {
@@ -90,9 +104,10 @@ void report_mass(std::span<const SetGroup> groups, std::span<const QueryBlock> b
     geometry.pool->for_each(count, [&](std::int64_t item, int) {
       const Unit& unit = units[static_cast<std::size_t>(at + item)];
       const QueryBlock& block = blocks[unit.group->block];
+      const TailRows* const tail = tail_of(tails, unit.group->block);
       std::vector<float> mass(static_cast<std::size_t>(block.begin + unit.token + 1), -1.0f);
       for (std::size_t s = 0; s < unit.group->sets.size(); ++s) {
-        add_set(*unit.group, s, block, geometry, unit.token, lse[unit.group->block], mass);
+        add_set(*unit.group, s, block, tail, geometry, unit.token, lse[unit.group->block], mass);
       }
       TokenMass& out = found[static_cast<std::size_t>(item)];
       out = {};

@@ -88,19 +88,23 @@ std::int64_t SetGroup::far_keys(Position far_end) const {
   return keys;
 }
 
-std::vector<SetGroup> group_sets(const Selection& selection, std::span<const QueryBlock> blocks,
+std::vector<SetGroup> group_sets(std::span<const Selection> selections, std::span<const QueryBlock> blocks,
                                  const LayerGeometry& geometry) {
   std::vector<SetGroup> groups;
   std::map<std::tuple<std::size_t, int, std::int64_t, std::int64_t>, std::size_t> known;
-  for (std::int64_t i = 0; i < selection.sets(); ++i) {
-    const Selection::Set set = selection.set(i);
+  const auto add = [&](const Selection::Set& set, std::size_t block) {
     const QuerySet& q = set.queries;
-    const std::size_t block = find_block(blocks, q.sequence);
     LODE_ASSERT(q.token_begin >= 0 && q.token_end <= blocks[block].tokens && q.kv_head >= 0 &&
                 q.kv_head < geometry.kv_heads);
     const auto [at, fresh] = known.try_emplace({block, q.kv_head, q.token_begin, q.token_end}, groups.size());
     if (fresh) groups.push_back({block, q.kv_head, q.token_begin, q.token_end, {}, {}, false});
     groups[at->second].sets.push_back(set);
+  };
+  for (std::size_t s = 0; s < selections.size(); ++s) {
+    for (std::int64_t i = 0; i < selections[s].sets(); ++i) {
+      const Selection::Set set = selections[s].set(i);
+      add(set, selections.size() == 1 ? find_block(blocks, set.queries.sequence) : s);
+    }
   }
   check_cover(groups, blocks, geometry);
   geometry.pool->for_each(std::ssize(groups), [&](std::int64_t item, int) {

@@ -47,6 +47,7 @@ struct QueryRows {
 struct Part {
   QueryRows queries;
   KeyList keys;
+  bool behind = false;  ///< keys are rows of the sequence's own, behind its document
 };
 
 /// The sets over the same tokens of one KV head.
@@ -62,8 +63,8 @@ struct SetGroup {
   std::int64_t far_keys(Position far_end) const;
 };
 
-/// Groups the sets of a selection; every (token, query head) must be in exactly one of them.
-std::vector<SetGroup> group_sets(const Selection& selection, std::span<const QueryBlock> blocks,
+/// Groups the sets of a selection, or of one a block; every (token, query head) must be in exactly one of them.
+std::vector<SetGroup> group_sets(std::span<const Selection> selections, std::span<const QueryBlock> blocks,
                                  const LayerGeometry& geometry);
 /// The same for blocks of which everything is selected: one group a token and KV head. Skips the blocks
 /// marked.

@@ -82,7 +82,7 @@ void CudaContext::list_near_keys(const Run& run) {
                   .heads = all_heads(where.group()),
                   .token_begin = 0,
                   .token_end = run.count});
-  near_keys_.assign(group_sets(none, {&block, 1}, where), block, where, 0, run.count);
+  near_keys_.assign(group_sets({&none, 1}, {&block, 1}, where), block, where, 0, run.count);
   if (uses_active(run)) active_->list(near_keys_, run.count, stream_.get());
   near_lists_ = near_keys_.upload(near_memory_, stream_.get());
 }
@@ -193,7 +193,7 @@ void CudaContext::attend_chosen_by_host(int layer, const Run& run, ForwardWork& 
   const QueryBlock block = block_of(layer, run);
   Selection selection;
   choose(layer, run, block, selection, work);
-  lists_.assign(group_sets(selection, {&block, 1}, where), block, where, 0, run.count);
+  lists_.assign(group_sets({&selection, 1}, {&block, 1}, where), block, where, 0, run.count);
   const cuda::RowLists lists = lists_.upload(lists_memory_, stream_.get());
   attend_rows_decode(queries(layer, run), lists, options_.max_tokens, workspace_.as<void>(), stream_.get());
 }

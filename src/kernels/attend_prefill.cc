@@ -7,6 +7,7 @@
 
 #include "base/cancel.h"
 #include "base/threads.h"
+#include "kernels/attend_span.h"
 #include "kernels/kernels.h"
 #include "lodestone/attention.h"
 #include "lodestone/error.h"
@@ -48,10 +49,17 @@ struct Workspace {
 void attend_prefill(std::span<const float> q, std::int64_t tokens, int query_heads,
                     std::span<const KvRows> kv, float scale, float* o, float* lse, ThreadPool& pool) {
   if (tokens == 0) return;
+  LODE_ASSERT(kv[0].rows >= tokens);
+  attend_span(q, tokens, query_heads, kv, kv[0].rows - tokens, scale, o, lse, pool);
+}
+
+void attend_span(std::span<const float> q, std::int64_t tokens, int query_heads, std::span<const KvRows> kv,
+                 std::int64_t first, float scale, float* o, float* lse, ThreadPool& pool) {
+  if (tokens == 0) return;
   const KernelTable& table = kernels();
   const Shape s = shape_of(tokens, query_heads, kv, table.causal_rows);
-  LODE_ASSERT(s.d <= kMaxHeadDim && s.keys >= tokens && s.group * s.kv_heads == query_heads);
-  const std::int64_t first = s.keys - tokens, d = s.d, tile_rows = s.tile_tokens * s.group;
+  LODE_ASSERT(s.d <= kMaxHeadDim && first >= 0 && s.group * s.kv_heads == query_heads);
+  const std::int64_t d = s.d, tile_rows = s.tile_tokens * s.group;
   std::vector<Workspace> workspaces(static_cast<std::size_t>(pool.size()));
   const std::int64_t heads = query_heads;
   // Unmerged parts, only when keys are split: [splits, T, Hq, d] and [splits, T, Hq].

@@ -10,6 +10,7 @@
 
 #include "base/threads.h"
 #include "kernels/kernels.h"
+#include "kernels/matmul_narrow.h"
 #include "kernels/sgemm.h"
 #include "lodestone/error.h"
 
@@ -59,6 +60,12 @@ void multiply_f32(Matrix<const float> x, const void* w, DType w_type, std::int64
 }
 
 }  // namespace
+
+void matmul_narrow(Matrix<const float> x, const void* w, DType w_type, std::int64_t n, Matrix<float> y,
+                   ThreadPool& pool) {
+  LODE_ASSERT(x.rows == y.rows && y.cols == n && w_type != DType::q8);
+  if (x.rows > 0 && n > 0) stream_weights(x, w, w_type, n, y, pool);
+}
 
 void matmul(Matrix<const float> x, const void* w, DType w_type, std::int64_t n, Matrix<float> y,
             ThreadPool& pool) {

@@ -8,27 +8,25 @@
 #include "base/cancel.h"
 #include "base/threads.h"
 #include "kernels/kernels.h"
+#include "kernels/matmul_narrow.h"
 #include "lodestone/error.h"
 
 namespace lode {
 
 namespace {
 
-std::int64_t total_tokens(const Step& step) {
-  std::int64_t total = 0;
-  for (const SequenceTokens& s : step.sequences) total += static_cast<std::int64_t>(s.tokens.size());
-  return total;
-}
-
-/// Calls body(sequence, first row in the step's matrices, tokens) for each sequence.
+/// Calls body(step, sequence, first row in the batch's matrices, tokens) for each sequence; returns all rows.
 template <class Body>
-void for_each_sequence(const Step& step, const Body& body) {
+std::int64_t for_each_sequence(std::span<const Step> batch, const Body& body) {
   std::int64_t row = 0;
-  for (const SequenceTokens& s : step.sequences) {
-    const auto tokens = static_cast<std::int64_t>(s.tokens.size());
-    body(s, row, tokens);
-    row += tokens;
+  for (const Step& step : batch) {
+    for (const SequenceTokens& s : step.sequences) {
+      const auto tokens = static_cast<std::int64_t>(s.tokens.size());
+      body(step, s, row, tokens);
+      row += tokens;
+    }
   }
+  return row;
 }
 
 std::span<const float> rows_of(const std::vector<float>& m, std::int64_t row, std::int64_t rows,
@@ -59,34 +57,58 @@ void check_finite(const std::vector<float>& logits) {
 Llama::Llama(const ModelConfig& config, const ModelWeights& weights, ThreadPool& pool)
     : config_(config), weights_(weights), pool_(pool) {}
 
-ForwardWork Llama::forward(const Step& step, const Rope& rope, LogitRows rows, std::vector<float>& logits) {
+ForwardWork Llama::forward(const Step& given, const Rope& rope, LogitRows rows, std::vector<float>& logits) {
+  Step step = given;
+  step.rope = &rope;
+  step.rows = rows;
+  const ForwardWork work = forward({&step, 1}, logits);
+  if (rows != LogitRows::none) check_finite(logits);
+  for_each_sequence({&step, 1}, [](const Step&, const SequenceTokens& s, std::int64_t, std::int64_t tokens) {
+    s.kv->commit(tokens);
+  });
+  return work;
+}
+
+ForwardWork Llama::forward(Batch batch, std::vector<float>& logits) {
   ForwardWork work;
-  tokens_ = total_tokens(step);
+  products_.clear();
+  tokens_ = for_each_sequence(
+      batch, [&](const Step& step, const SequenceTokens&, std::int64_t, std::int64_t tokens) {
+        add_product(tokens, step.phase == Phase::generation);
+      });
   resize(tokens_);
-  embed(step);
+  embed(batch);
   for (int i = 0; i < config_.layers; ++i) {
     check_cancel();
-    layer(i, step, rope, work);
-    if (step.hooks != nullptr && step.hooks->layer_done) step.hooks->layer_done(i, b_.x);
+    layer(i, batch, work);
+    if (batch.front().hooks != nullptr && batch.front().hooks->layer_done)
+      batch.front().hooks->layer_done(i, b_.x);
   }
-  head(step, rows, logits);
-  for_each_sequence(step,
-                    [](const SequenceTokens& s, std::int64_t, std::int64_t tokens) { s.kv->commit(tokens); });
+  head(batch, logits);
   return work;
 }
 
 // One layer in the order of the diagram in src/README.md.
-void Llama::layer(int index, const Step& step, const Rope& rope, ForwardWork& work) {
+void Llama::layer(int index, Batch batch, ForwardWork& work) {
   const LayerWeights& w = weights_.layers[static_cast<std::size_t>(index)];
   rms_norm(b_.x, w.attention_norm, b_.h);  // h: [T, D]
   project_qkv(w);                          // q: [T, Hq, d]   k, v: [T, Hkv, d]
-  rotate(step, rope);
-  take_given(index, step.given);
-  write_kv(index, step);                  // KV store, then the selectors that listen
-  attend_layer(index, step, rope, work);  // select -> attend -> merge: attention [T, Hq, d]
-  add_projection(w);                      // x: [T, D]
+  rotate(batch);
+  take_given(index, batch.front().given);
+  write_kv(index, batch);            // KV store, then the selectors that listen
+  attend_layer(index, batch, work);  // select -> attend -> merge: attention [T, Hq, d]
+  add_projection(w);                 // x: [T, D]
   rms_norm(b_.x, w.mlp_norm, b_.h);
   add_feed_forward(w);  // x: [T, D]
+}
+
+/// Generated tokens side by side share a product; others have one for each sequence.
+void Llama::add_product(std::int64_t rows, bool narrow) {
+  if (narrow && !products_.empty() && products_.back().narrow) {
+    products_.back().rows += rows;
+    return;
+  }
+  products_.push_back({products_.empty() ? 0 : products_.back().row + products_.back().rows, rows, narrow});
 }
 
 void Llama::resize(std::int64_t tokens) {
@@ -106,10 +128,10 @@ std::int64_t Llama::scratch_bytes(std::int64_t tokens) const {
   return tokens * floats * static_cast<std::int64_t>(sizeof(float));
 }
 
-void Llama::embed(const Step& step) {
+void Llama::embed(Batch batch) {
   const Weight& e = weights_.embedding;
   const std::int64_t row_bytes = e.cols * bytes_of(e.type);
-  for_each_sequence(step, [&](const SequenceTokens& s, std::int64_t row, std::int64_t) {
+  for_each_sequence(batch, [&](const Step&, const SequenceTokens& s, std::int64_t row, std::int64_t) {
     for (const TokenId id : s.tokens) {
       if (id < 0 || id >= e.rows) {
         throw InputError("expected token ids from 0 to " + std::to_string(e.rows - 1) + ", found " +
@@ -137,7 +159,11 @@ void Llama::rms_norm(const std::vector<float>& x, const Weight& weight, std::vec
 
 void Llama::linear(const std::vector<float>& x, const Weight& w, const Weight& bias,
                    std::vector<float>& out) {
-  matmul({x.data(), tokens_, w.cols}, w.data, w.type, w.rows, {out.data(), tokens_, w.rows}, pool_);
+  for (const Product& p : products_) {
+    const auto product = p.narrow ? matmul_narrow : matmul;
+    product({x.data() + p.row * w.cols, p.rows, w.cols}, w.data, w.type, w.rows,
+            {out.data() + p.row * w.rows, p.rows, w.rows}, pool_);
+  }
   if (bias.data == nullptr) return;
   std::vector<float> b(static_cast<std::size_t>(w.rows));
   kernels().widen(bias.data, bias.type, w.rows, b.data());
@@ -153,21 +179,22 @@ void Llama::project_qkv(const LayerWeights& w) {
   linear(b_.h, w.v, w.v_bias, b_.v);
 }
 
-void Llama::rotate(const Step& step, const Rope& rope) {
+void Llama::rotate(Batch batch) {
   b_.q = b_.q_unrotated;
   b_.k = b_.k_unrotated;
   const auto q_cols =
       static_cast<std::size_t>(config_.query_heads) * static_cast<std::size_t>(config_.head_dim);
   const auto kv_cols =
       static_cast<std::size_t>(config_.kv_heads) * static_cast<std::size_t>(config_.head_dim);
-  for_each_sequence(step, [&](const SequenceTokens& s, std::int64_t row, std::int64_t tokens) {
-    pool_.for_each(tokens, [&](std::int64_t t, int) {
-      const auto position = static_cast<Position>(s.kv->tokens() + t);
-      const auto at = static_cast<std::size_t>(row + t);
-      rope.rotate({b_.q.data() + at * q_cols, q_cols}, position);
-      rope.rotate({b_.k.data() + at * kv_cols, kv_cols}, position);
-    });
-  });
+  for_each_sequence(batch,
+                    [&](const Step& step, const SequenceTokens& s, std::int64_t row, std::int64_t tokens) {
+                      pool_.for_each(tokens, [&](std::int64_t t, int) {
+                        const auto position = s.begin() + static_cast<Position>(t);
+                        const auto at = static_cast<std::size_t>(row + t);
+                        step.rope->rotate({b_.q.data() + at * q_cols, q_cols}, position);
+                        step.rope->rotate({b_.k.data() + at * kv_cols, kv_cols}, position);
+                      });
+                    });
 }
 
 void Llama::take_given(int index, const GivenQueries& given) {
@@ -178,13 +205,14 @@ void Llama::take_given(int index, const GivenQueries& given) {
   std::copy_n(given.q_unrotated.begin() + static_cast<std::ptrdiff_t>(at), one, b_.q_unrotated.begin());
 }
 
-void Llama::write_kv(int index, const Step& step) {
+void Llama::write_kv(int index, Batch batch) {
   const std::int64_t q_cols = std::int64_t{config_.query_heads} * config_.head_dim;
   const std::int64_t kv_cols = std::int64_t{config_.kv_heads} * config_.head_dim;
-  for_each_sequence(step, [&](const SequenceTokens& s, std::int64_t row, std::int64_t tokens) {
+  const auto write_sequence = [&](const Step& step, const SequenceTokens& s, std::int64_t row,
+                                  std::int64_t tokens) {
     const KvWrite write = {.sequence = s.id,
                            .phase = step.phase,
-                           .begin = static_cast<Position>(s.kv->tokens()),
+                           .begin = s.begin(),
                            .tokens = tokens,
                            .q_unrotated = rows_of(b_.q_unrotated, row, tokens, q_cols),
                            .k_unrotated = rows_of(b_.k_unrotated, row, tokens, kv_cols),
@@ -194,10 +222,19 @@ void Llama::write_kv(int index, const Step& step) {
     s.kv->write(index, tokens, write.k, write.v);
     if (step.listeners.empty()) return;
     for (Selector* listener : step.listeners[static_cast<std::size_t>(index)]) listener->on_write(write);
-  });
+  };
+  for_each_sequence(batch, write_sequence);
 }
 
-void Llama::attend_layer(int index, const Step& step, const Rope& rope, ForwardWork& work) {
+void Llama::attend_layer(int index, Batch batch, ForwardWork& work) {
+  std::int64_t row = 0;
+  for (const Step& step : batch) {
+    attend_step(index, step, row, work);
+    for (const SequenceTokens& s : step.sequences) row += std::ssize(s.tokens);
+  }
+}
+
+void Llama::attend_step(int index, const Step& step, std::int64_t row, ForwardWork& work) {
   Selector* selector = step.selectors.empty() ? nullptr : step.selectors[static_cast<std::size_t>(index)];
   const std::int64_t q_cols = std::int64_t{config_.query_heads} * config_.head_dim;
   LayerGeometry geometry = {.layer = index,
@@ -206,22 +243,25 @@ void Llama::attend_layer(int index, const Step& step, const Rope& rope, ForwardW
                             .head_dim = config_.head_dim,
                             .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
                             .dense = step.dense,
-                            .rope = &rope,
+                            .rope = step.rope,
                             .pool = &pool_};
   std::vector<QueryBlock> blocks;
   std::vector<float*> outputs;  // per block: [T, Hq, d]
-  for_each_sequence(step, [&](const SequenceTokens& s, std::int64_t row, std::int64_t tokens) {
+  std::int64_t tokens = 0;
+  for (const SequenceTokens& s : step.sequences) {
+    const std::int64_t first = row + tokens, count = std::ssize(s.tokens);
     blocks.push_back({.sequence = s.id,
                       .phase = step.phase,
-                      .begin = static_cast<Position>(s.kv->tokens()),
-                      .tokens = tokens,
-                      .q = rows_of(b_.q, row, tokens, q_cols),
-                      .q_unrotated = rows_of(b_.q_unrotated, row, tokens, q_cols),
-                      .kv = s.kv->layer(index, tokens),
+                      .begin = s.begin(),
+                      .tokens = count,
+                      .q = rows_of(b_.q, first, count, q_cols),
+                      .q_unrotated = rows_of(b_.q_unrotated, first, count, q_cols),
+                      .kv = s.kv->layer(index, count),
                       .far_begin = static_cast<Position>(geometry.dense.sink),
                       .far_limit = s.far_limit});
-    outputs.push_back(b_.attention.data() + row * q_cols);
-  });
+    outputs.push_back(b_.attention.data() + first * q_cols);
+    tokens += count;
+  }
   MassSink mass;
   const bool selector_wants = selector != nullptr && selector->wants_mass();
   if (selector_wants || (step.hooks != nullptr && step.hooks->mass)) {
@@ -230,7 +270,9 @@ void Llama::attend_layer(int index, const Step& step, const Rope& rope, ForwardW
       if (step.hooks != nullptr && step.hooks->mass) step.hooks->mass(geometry, m);
     };
   }
-  if (selector == nullptr) {
+  if (!step.sequences.front().document.empty()) {
+    attend_branch_step(step, selector, geometry, blocks, outputs, mass);
+  } else if (selector == nullptr) {
     work.attend += attend_full(blocks, geometry, outputs, mass);
   } else {
     for (const QueryBlock& block : blocks) {
@@ -242,11 +284,40 @@ void Llama::attend_layer(int index, const Step& step, const Rope& rope, ForwardW
     const SelectWork select = selector->take_work();
     work.select.bytes += select.bytes;
     work.select.keys_scored += select.keys_scored;
-    work.sparse_tokens += tokens_;
+    work.sparse_tokens += tokens;
   }
   if (step.hooks != nullptr && step.hooks->attended) {
     step.hooks->attended(geometry, blocks, selector != nullptr ? &selection_ : nullptr, outputs);
   }
+}
+
+/// Each sequence chooses by itself, so that no choice depends on who else asks.
+void Llama::attend_branch_step(const Step& step, Selector* selector, const LayerGeometry& geometry,
+                               std::span<QueryBlock> blocks, std::span<float* const> outputs,
+                               const MassSink& mass) {
+  const auto layer = static_cast<std::size_t>(geometry.layer);
+  const auto heads = static_cast<std::size_t>(geometry.kv_heads);
+  std::vector<TailRows> tails;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const std::span<const KvRows> rows = step.sequences[i].document.subspan(layer * heads, heads);
+    tails.push_back({.kv = blocks[i].kv, .seam = static_cast<Position>(rows.front().rows)});
+    blocks[i].kv = {.heads = rows, .tokens = rows.front().rows};
+  }
+  std::unique_lock<std::mutex> choosing;
+  if (selector != nullptr && step.choosing != nullptr) choosing = std::unique_lock(*step.choosing);
+  selections_.resize(selector != nullptr ? blocks.size() : 0);
+  for (std::size_t i = 0; i < selections_.size(); ++i) {
+    if (step.by_id.empty() || step.by_id[layer] == 0) blocks[i].sequence = 0;
+    selections_[i].clear();
+    selector->select(blocks.subspan(i, 1), selections_[i]);
+    const SelectWork select = selector->take_work();
+    step.work[i].select.bytes += select.bytes;
+    step.work[i].select.keys_scored += select.keys_scored;
+    step.work[i].sparse_tokens += blocks[i].tokens;
+  }
+  std::vector<AttendWork> attended(blocks.size());
+  attend_branches({blocks, tails, outputs, selections_, attended}, geometry, mass);
+  for (std::size_t i = 0; i < blocks.size(); ++i) step.work[i].attend += attended[i];
 }
 
 void Llama::add_projection(const LayerWeights& w) {
@@ -268,20 +339,23 @@ void Llama::add_feed_forward(const LayerWeights& w) {
   add(b_.h, b_.x);
 }
 
-void Llama::head(const Step& step, LogitRows rows, std::vector<float>& logits) {
-  if (rows == LogitRows::none) return;
+/// The last token of a sequence is one row, whichever phase it is of.
+void Llama::head(Batch batch, std::vector<float>& logits) {
   const std::int64_t d = config_.hidden;
-  if (rows == LogitRows::last_of_each) {
-    std::int64_t kept = 0;
-    for_each_sequence(step, [&](const SequenceTokens&, std::int64_t row, std::int64_t tokens) {
-      std::copy_n(b_.x.data() + (row + tokens - 1) * d, d, b_.x.data() + kept++ * d);
-    });
-    tokens_ = kept;
-  }
+  products_.clear();
+  tokens_ = 0;
+  for_each_sequence(
+      batch, [&](const Step& step, const SequenceTokens&, std::int64_t row, std::int64_t count) {
+        if (step.rows == LogitRows::none) return;
+        const std::int64_t rows = step.rows == LogitRows::all ? count : 1, first = row + count - rows;
+        if (first != tokens_) std::copy_n(b_.x.data() + first * d, rows * d, b_.x.data() + tokens_ * d);
+        add_product(rows, rows == 1 || step.phase == Phase::generation);
+        tokens_ += rows;
+      });
+  if (tokens_ == 0) return;
   rms_norm(b_.x, weights_.final_norm, b_.h);
   logits.resize(static_cast<std::size_t>(tokens_ * weights_.output.rows));
   linear(b_.h, weights_.output, {}, logits);
-  check_finite(logits);
 }
 
 }  // namespace lode

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -24,6 +25,13 @@ struct SequenceTokens {
   KvStore* kv = nullptr;                      ///< holds the earlier tokens; takes the new ones
   std::int32_t id = 0;                        ///< the sequence's number for the selectors
   Position far_limit = QueryBlock::kNoLimit;  ///< keys from here on are never far
+  /// Of the document that the sequence branches from: rows of every layer and head, behind which those of `kv`
+  /// follow. Empty: `kv` holds all earlier tokens. far_limit then lies at the document's end or before.
+  std::span<const KvRows> document = {};  // [L, Hkv]
+
+  std::int64_t document_tokens() const { return document.empty() ? 0 : document.front().rows; }
+  /// Position of the first new token.
+  Position begin() const { return static_cast<Position>(document_tokens() + kv->tokens()); }
 };
 
 /// What is told about each layer's attention while it runs; all optional.
@@ -51,7 +59,11 @@ struct GivenQueries {
   std::span<const float> q_unrotated, q;  // [L, Hq, d]; empty: none are given
 };
 
-/// One forward pass of a batch. All sequences attend the same way.
+/// Which rows of a step get logits.
+enum class LogitRows { none, last_of_each, all };
+
+/// Sequences that attend the same way. A batch is any number of steps: all of their rows share the linear layers.
+/// Either none of a step's sequences has a document, or all have the same.
 struct Step {
   std::span<const SequenceTokens> sequences;
   Phase phase = Phase::context;
@@ -61,10 +73,14 @@ struct Step {
       listeners;  ///< [L] selectors whose on_write is called; empty = none
   const ForwardHooks* hooks = nullptr;
   GivenQueries given = {};
+  LogitRows rows = LogitRows::none;
+  const Rope* rope = nullptr;
+  // For sequences with a document:
+  std::span<const std::uint8_t> by_id =
+      {};                            ///< [L] selectors that know sequences by id; for others all are 0
+  std::mutex* choosing = nullptr;    ///< held while the selectors are used
+  std::span<ForwardWork> work = {};  ///< one a sequence, to add to
 };
-
-/// Which rows of a step get logits.
-enum class LogitRows { none, last_of_each, all };
 
 class Llama {
  public:
@@ -75,6 +91,12 @@ class Llama {
   /// order of the sequences. RunError when a logit is not finite. On any exception the KV stores hold what
   /// they held before.
   ForwardWork forward(const Step& step, const Rope& rope, LogitRows rows, std::vector<float>& logits);
+
+  /// The same for a batch, each step with its own rope and logits; logits follow each other as the sequences do.
+  /// They are not checked. The bits of a sequence's rows depend on that sequence alone: generated tokens go
+  /// through the products together, the tokens of a question or context by themselves. Returns the work of
+  /// sequences without a document.
+  ForwardWork forward(std::span<const Step> batch, std::vector<float>& logits);
 
   /// Bytes of working memory that a step of that many tokens takes.
   std::int64_t scratch_bytes(std::int64_t tokens) const;
@@ -89,17 +111,29 @@ class Llama {
     std::vector<float> gate, up;        // [T, F]
   };
 
+  /// Rows of the matrices that go through a product together.
+  struct Product {
+    std::int64_t row = 0, rows = 0;
+    bool narrow = false;  ///< by matmul_narrow
+  };
+  using Batch = std::span<const Step>;
+
   void resize(std::int64_t tokens);
-  void embed(const Step& step);
-  void layer(int index, const Step& step, const Rope& rope, ForwardWork& work);
+  void add_product(std::int64_t rows, bool narrow);
+  void embed(Batch batch);
+  void layer(int index, Batch batch, ForwardWork& work);
   void project_qkv(const LayerWeights& w);
-  void rotate(const Step& step, const Rope& rope);
+  void rotate(Batch batch);
   void take_given(int index, const GivenQueries& given);
-  void write_kv(int index, const Step& step);
-  void attend_layer(int index, const Step& step, const Rope& rope, ForwardWork& work);
+  void write_kv(int index, Batch batch);
+  void attend_layer(int index, Batch batch, ForwardWork& work);
+  void attend_step(int index, const Step& step, std::int64_t row, ForwardWork& work);
+  void attend_branch_step(const Step& step, Selector* selector, const LayerGeometry& geometry,
+                          std::span<QueryBlock> blocks, std::span<float* const> outputs,
+                          const MassSink& mass);
   void add_projection(const LayerWeights& w);
   void add_feed_forward(const LayerWeights& w);
-  void head(const Step& step, LogitRows rows, std::vector<float>& logits);
+  void head(Batch batch, std::vector<float>& logits);
   void rms_norm(const std::vector<float>& x, const Weight& weight, std::vector<float>& out) const;
   /// out [T, w.rows] = x [T, w.cols] w^T + bias.
   void linear(const std::vector<float>& x, const Weight& w, const Weight& bias, std::vector<float>& out);
@@ -109,7 +143,9 @@ class Llama {
   ThreadPool& pool_;
   Buffers b_;
   std::int64_t tokens_ = 0;  // T of the running step, all sequences together
+  std::vector<Product> products_;
   Selection selection_;
+  std::vector<Selection> selections_;  // of a step's sequences, where they have a document
 };
 
 }  // namespace lode
