@@ -9,11 +9,12 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Folder of src/: what it may include, besides itself and include/lodestone. "model/rope.h" allows that one header.
-LOWER = ["base", "io", "kernels", "kv", "attend", "ann", "select", "text", "model", "gpu", "engine"]
+LOWER = ["base", "io", "documents", "kernels", "kv", "attend", "ann", "select", "text", "model", "gpu", "engine"]
 MAY_INCLUDE = {
     "base": [],
     "io": ["base"],
     "text": ["io", "base"],
+    "documents": ["text/utf8.h", "io", "base"],
     "kernels": ["base"],
     "ann": ["kernels", "base"],
     "kv": ["kernels", "io", "base"],
@@ -21,7 +22,7 @@ MAY_INCLUDE = {
     "select": ["ann", "attend", "kv", "kernels", "io", "base", "model/rope.h"],
     "model": ["text", "attend", "kv", "kernels", "io", "base"],
     "gpu": ["ann", "model", "select", "attend", "kv", "kernels", "io", "base"],
-    "engine": ["gpu", "model", "text", "select", "attend", "kv", "kernels", "io", "base"],
+    "engine": ["documents", "gpu", "model", "text", "select", "attend", "kv", "kernels", "io", "base"],
     "lab/tasks": ["text", "io", "base"],
     "lab/train": LOWER,
     "lab/eval": ["lab/tasks", "lab/train", *LOWER],

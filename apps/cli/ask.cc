@@ -15,9 +15,10 @@
 #include "engine/context_file.h"
 #include "engine/memory.h"
 #include "engine/row_order.h"
-#include "engine/sources.h"
 #include "lab/eval/audit_result.h"
 #include "lodestone/error.h"
+#include "lodestone/sources.h"
+#include "show_sources.h"
 
 namespace lode::cli {
 
@@ -44,11 +45,6 @@ std::string trimmed(const std::string& text) {
   const auto begin = text.find_first_not_of(kBlanks);
   if (begin == std::string::npos) return "";
   return text.substr(begin, text.find_last_not_of(kBlanks) - begin + 1);
-}
-
-std::string one_line(std::string text) {
-  for (char& c : text) c = c == '\n' ? ' ' : c;
-  return trimmed(text);
 }
 
 /// A question as the model can be asked it; `where` names it in errors.
@@ -87,7 +83,7 @@ std::string end_of(const Generation& g, std::int64_t most_tokens) {
 }
 
 Json answer(Context& context, const AskFlags& flags, const std::string& question, const Spec& spec,
-            MethodId method) {
+            MethodId method, SourceFinder& finder) {
   const auto prompt = context.model().tokenizer().encode(fill_template(flags.question_template, question),
                                                          Tokenizer::Bos::none);
   GenerateOptions options;
@@ -119,28 +115,15 @@ Json answer(Context& context, const AskFlags& flags, const std::string& question
   if (!g.work.notice.empty()) result["notice"] = g.work.notice;
   put_audit(result, g.work);
   if (g.work.audited > 0) result["audit"]["full_layers"] = context.impl().audit.fallen_back();
-  if (flags.show_sources) {
-    result["sources"] = Json::array();
-    for (const Passage& p : top_passages(context, sources, 3)) {
-      result["sources"].push_back({{"weight", p.weight},
-                                   {"token_begin", p.token_begin},
-                                   {"token_end", p.token_end},
-                                   {"text", trimmed(p.text)}});
-    }
-  }
   context.roll_back(reused);
+  if (flags.show_sources) result["sources"] = sources_json(finder.find(sources, method, kShownSources));
   return result;
 }
 
 void print_answer(const Json& a, bool name_method) {
   std::string text = a["answer"].get<std::string>() + "\n";
   if (name_method) text = fmt::format("[{}] {}", a["attention"].get<std::string>(), text);
-  if (a.contains("sources")) {
-    for (const Json& s : a["sources"]) {
-      text += fmt::format("  {:3.0f} %  \"{}\"  (token {})\n", 100 * s["weight"].get<double>(),
-                          one_line(s["text"].get<std::string>()), s["token_begin"].get<std::int64_t>());
-    }
-  }
+  if (a.contains("sources")) text += sources_text(a["sources"]);
   print_text(text);
 }
 
@@ -223,10 +206,13 @@ void run(const AskFlags& flags) {
   context.build_indexes();
   order_rows(context, flags);
 
+  SourceFinder finder(context,
+                      model->tokenizer().encode(fill_template(flags.question_template, kNeutralQuestion),
+                                                Tokenizer::Bos::none));
   Json answers = Json::array();
   const auto ask_all = [&](const std::string& question) {
     for (std::size_t i = 0; i < specs.size(); ++i) {
-      Json a = answer(context, flags, question, specs[i], methods[i]);
+      Json a = answer(context, flags, question, specs[i], methods[i], finder);
       if (!flags.common.json) {
         print_answer(a, specs.size() > 1);
         if (!flags.common.quiet) remark(a);

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <iostream>
 
 #include "base/file.h"
 #include "base/text.h"
@@ -11,6 +12,7 @@
 #include "engine/memory.h"
 #include "io/container.h"
 #include "lodestone/error.h"
+#include "lodestone/sources.h"
 #include "model/config.h"
 
 namespace lode::cli {
@@ -20,7 +22,9 @@ namespace {
 struct IndexFlags {
   CommonFlags common;
   ModelFlags model;
-  std::string text, output;
+  std::vector<std::string> files;
+  ReadOptions reading;
+  std::string headings = "auto", output;
   std::vector<std::string> specs;
   bool force = false;
 };
@@ -29,8 +33,13 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+/// A line for people; nothing in it that a terminal would obey.
+void say(const std::string& line) {
+  std::cerr << excerpt(line, 1000) << "\n";
+}
+
 void check_output(const IndexFlags& flags, const std::vector<Spec>& specs) {
-  expect_apart(flags.output, {flags.text});
+  expect_apart(flags.output, flags.files);
   expect_apart(flags.output, files_of(specs, flags.model.model));
   if (std::filesystem::exists(flags.output) && !flags.force) {
     throw InputError(flags.output + ": this file exists already; --force replaces it");
@@ -46,12 +55,42 @@ std::uint64_t stored_index_bytes(const std::string& path) {
   return bytes;
 }
 
+/// What is read, and on stderr what is not, and what the user should know.
+SourceText read_sources(const IndexFlags& flags) {
+  constexpr std::size_t kShown = 10;
+  ReadOptions options = flags.reading;
+  options.headings = flags.headings == "on"    ? ReadOptions::Headings::on
+                     : flags.headings == "off" ? ReadOptions::Headings::off
+                                               : ReadOptions::Headings::automatic;
+  SourceText source = read_documents(flags.files, options);
+  for (const std::string& remark : source.remarks) say(remark);
+  for (std::size_t i = 0; i < std::min(kShown, source.unread.size()); ++i)
+    say(fmt::format("not read: {}: {}", source.unread[i].path, source.unread[i].why));
+  if (source.unread.size() > kShown)
+    say(fmt::format("not read: {} more; --json and `lodestone inspect` list them",
+                    source.unread.size() - kShown));
+  return source;
+}
+
+Json list_of(const std::vector<UnreadFile>& unread) {
+  Json list = Json::array();
+  for (const UnreadFile& file : unread) list.push_back({{"path", file.path}, {"why", file.why}});
+  return list;
+}
+
+Json list_of(const std::vector<SourceFile>& files) {
+  Json list = Json::array();
+  for (const SourceFile& file : files)
+    list.push_back({{"path", file.path}, {"kind", file.kind}, {"pages", file.pages}});
+  return list;
+}
+
 Json index_text(const IndexFlags& flags) {
   const std::vector<Spec> specs = parse_specs(flags.specs);
   check_output(flags, specs);
-  const std::string text = read_text(flags.text);
+  SourceText source = read_sources(flags);
   const auto model = load_model(flags.common, flags.model);
-  const std::vector<TokenId> tokens = model->tokenizer().encode(text, Tokenizer::Bos::as_template);
+  const std::vector<TokenId> tokens = model->tokenizer().encode(source.text, Tokenizer::Bos::as_template);
   ContextOptions options = context_options(flags.common, flags.model);
   options.max_tokens = flags.model.context > 0
                            ? flags.model.context
@@ -61,6 +100,7 @@ Json index_text(const IndexFlags& flags) {
 
   Context context(model, options);
   say_placement(context, flags.common);
+  set_source(context, std::move(source), std::ssize(model->tokenizer().prefix()));
   for (const Spec& spec : specs) context.attach(spec);
   auto start = std::chrono::steady_clock::now();
   {
@@ -77,9 +117,11 @@ Json index_text(const IndexFlags& flags) {
   }
   const double build_seconds = seconds_since(start);
   check_output(flags, specs);  // another may have written it meanwhile
-  context.save(flags.output, text);
+  context.save(flags.output, source_of(context).text);
   return {{"file", flags.output},
           {"tokens", tokens.size()},
+          {"files", list_of(source_of(context).files)},
+          {"unread", list_of(source_of(context).unread)},
           {"prefill_seconds", prefill_seconds},
           {"build_seconds", build_seconds},
           {"kv_bytes", context.kv_bytes()},
@@ -107,7 +149,23 @@ void add_index(CLI::App& app) {
       app.add_subcommand("index", "Prefill a text once and write it, with its indexes, to one .lode file");
   add_common_flags(*verb, flags->common);
   add_model_flags(*verb, flags->model, true);
-  verb->add_option("-f,--file", flags->text, "the text (UTF-8); - is standard input")->required();
+  verb->add_option(
+          "-f,--file", flags->files,
+          "a text or document (plain text, Markdown, HTML, PDF, EPUB, DOCX, ODT, source code, CSV: known by "
+          "what it holds), a folder or repository of them, or - for standard input; may be repeated")
+      ->required()
+      ->allow_extra_args(false);
+  verb->add_option("--include", flags->reading.include,
+                   "of a folder, read only files that match this glob, e.g. '*.md'; may be repeated")
+      ->allow_extra_args(false);
+  verb->add_option("--exclude", flags->reading.exclude,
+                   "of a folder, leave out files that match this glob, e.g. 'build/*'; may be repeated")
+      ->allow_extra_args(false);
+  verb->add_option("--headings", flags->headings,
+                   "whether a line with its path stands in front of a file: on, off, or auto: of files of a "
+                   "folder, and "
+                   "of each further one that is no plain text")
+      ->check(CLI::IsMember({"auto", "on", "off"}));
   verb->add_option("-o,--output", flags->output, "the .lode file to write")->required()->check(output_file());
   add_attention_flag(*verb, flags->specs, false);
   verb->add_flag("--force", flags->force, "replace an existing file");

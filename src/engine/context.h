@@ -8,6 +8,7 @@
 #include "engine/audit.h"
 #include "engine/model.h"
 #include "kv/store.h"
+#include "lodestone/documents.h"
 #include "lodestone/engine.h"
 #include "model/llama.h"
 #include "model/rope.h"
@@ -42,6 +43,8 @@ struct Context::Impl {
   std::unique_ptr<GpuContext> gpu;  ///< null: everything happens on the CPU
   std::vector<TokenId> ids;         // [tokens]
   std::int64_t indexed = 0;         ///< tokens that the indexes were built over
+  std::shared_ptr<const SourceText> source = std::make_shared<SourceText>();  ///< never null
+  std::int64_t first_token = 0;                                               ///< of the source's text
   std::vector<AttachedMethod> methods;
   std::vector<Spec> specs;                        ///< of `methods`, in order
   std::vector<std::vector<Selector*>> listeners;  // [L] selectors that want on_write

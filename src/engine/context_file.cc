@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contexts on disk. Sections: meta (JSON), tokens [tokens] int32, text, attached/NAME,
-// kv/LAYER/HEAD/{k,v,k_scale,v_scale}, and select/SPEC/LAYER/... as each selector writes them.
+// Contexts on disk. Sections: meta (JSON), tokens [tokens] int32, text, sources (JSON) and places,
+// attached/NAME, kv/LAYER/HEAD/{k,v,k_scale,v_scale}, and select/SPEC/LAYER/... as each selector writes them.
 #include "engine/context_file.h"
 
 #include <fmt/format.h>
@@ -15,6 +15,7 @@
 #include "base/threads.h"
 #include "engine/context.h"
 #include "engine/row_order.h"
+#include "engine/source_sections.h"
 #include "lodestone/error.h"
 #include "select/shared/shares_index.h"
 
@@ -286,7 +287,7 @@ void save_context(const Context& context, const std::filesystem::path& path, std
   const std::string meta = meta_of(c, attachments).dump();
   out.add("meta", std::as_bytes(std::span(meta)));
   out.add("tokens", std::as_bytes(std::span(c.ids)));
-  out.add("text", std::as_bytes(std::span(text)));
+  add_source(out, text, c.source->text == text ? c.source.get() : nullptr, c.first_token);
   for (const auto& [name, attachment] : attachments)
     out.add(attachment_section(name), std::as_bytes(std::span(attachment.text)));
   for (int layer = 0; layer < c.config.layers; ++layer) {
@@ -331,7 +332,9 @@ Context Context::load(const std::filesystem::path& path, std::shared_ptr<const M
   // Before there are tokens: methods that listen to a prefill come from the file with what they heard.
   for (const std::string& text : meta.methods) attach_stored(context, text, path);
   c.ids = read_tokens(file, meta, c.config.vocab);
-  file.bytes("text");  // not needed to answer, but a damaged file is never used
+  StoredSource stored = read_source(file, path);
+  c.source = std::make_shared<const SourceText>(std::move(stored.source));
+  c.first_token = stored.first_token;
   map_kv(c, file, meta);
   c.indexed = meta.tokens;
   for (AttachedMethod& method : c.methods) load_indexes(c, method, file);

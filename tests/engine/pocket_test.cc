@@ -9,11 +9,12 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "engine/sources.h"
+#include "base/text.h"
 #include "io/safetensors.h"
 #include "kernels/kernels.h"
 #include "lodestone/engine.h"
 #include "lodestone/error.h"
+#include "lodestone/sources.h"
 #include "support/lisbon.h"
 
 namespace lode {
@@ -98,16 +99,25 @@ TEST(Pocket, AnswersAfterSavingAndLoadingAsBefore) {
 TEST(Pocket, TheHeaviestSourceHoldsTheAnswer) {
   const auto model = Model::load(kPocket);
   Context context(model, {.max_tokens = 4096});
-  context.prefill(model->tokenizer().encode(test::lisbon_text(0, 120), Tokenizer::Bos::as_template));
+  const std::string text = test::lisbon_text(0, 120);
+  set_source(context, read_document(text, "lisbon.txt", {}), std::ssize(model->tokenizer().prefix()));
+  context.prefill(model->tokenizer().encode(text, Tokenizer::Bos::as_template));
   context.build_indexes();
-  const auto question = model->tokenizer().encode(
-      "\n\nQuestion: What is the entry code of the Lisbon archive?\nAnswer:", Tokenizer::Bos::none);
+  const auto prompt = [&](const std::string& question) {
+    return model->tokenizer().encode("\n\nQuestion: " + question + "\nAnswer:", Tokenizer::Bos::none);
+  };
+  const MethodId method = context.attach(parse_spec("topk:k=32,window=64"));
   SourceMass sources;
-  context.generate(question, context.attach(parse_spec("topk:k=32,window=64")),
+  context.generate(prompt("What is the entry code of the Lisbon archive?"), method,
                    {.max_new_tokens = 8, .stop = {"\n"}}, &sources);
-  const auto passages = top_passages(context, sources, 3);
+  context.roll_back(context.indexed_tokens());
+  const auto passages = SourceFinder(context, prompt("What does the text say?")).find(sources, method, 3);
   ASSERT_FALSE(passages.empty());
-  EXPECT_NE(passages[0].text.find("48213"), std::string::npos) << passages[0].text;
+  EXPECT_NE(passages[0].cited_text.find("48213"), std::string::npos) << passages[0].cited_text;
+  EXPECT_EQ(passages[0].document_title, "lisbon.txt");
+  EXPECT_EQ(text.substr(static_cast<std::size_t>(passages[0].start_char),
+                        static_cast<std::size_t>(passages[0].end_char - passages[0].start_char)),
+            passages[0].cited_text);
 }
 
 TEST(Pocket, SourcesAreSentencesNotBlanksNorHalvesOfCharacters) {
@@ -116,25 +126,23 @@ TEST(Pocket, SourcesAreSentencesNotBlanksNorHalvesOfCharacters) {
   std::string text = "This is how it began. A bell rang.\n";
   for (int i = 0; i < 100; ++i) text += "漢字";
   text += ". And so it ends.\n\n \n";
+  set_source(context, read_document(text, "text", {}), std::ssize(model->tokenizer().prefix()));
   context.prefill(model->tokenizer().encode(text, Tokenizer::Bos::as_template));
   context.build_indexes();
   SourceMass sources;
   sources.mass.assign(static_cast<std::size_t>(context.tokens()), 1.0f);
   for (const std::size_t heavy : {40, 41, 42, 43, 44, 45}) {
     sources.mass[heavy] = 9.0f;
-    const auto passages = top_passages(context, sources, 9);
-    ASSERT_EQ(passages.size(), 4u);
-    double weights = 0;
-    for (const Passage& p : passages) {
-      weights += p.weight;
-      EXPECT_NE(p.text.find_first_not_of(" \n"), std::string::npos);
-      EXPECT_EQ(p.text.find("\uFFFD"), std::string::npos) << p.text;
+    for (const std::size_t count : {std::size_t{1}, std::size_t{9}}) {
+      double weights = 0;
+      for (const Citation& c : cite(context, sources, {}, count)) {
+        weights += c.weight;
+        EXPECT_NE(c.cited_text.find_first_not_of(" \n"), std::string::npos);
+        EXPECT_EQ(c.cited_text.find_first_of("\n"), std::string::npos) << c.cited_text;
+        EXPECT_EQ(invalid_utf8(c.cited_text), std::string::npos) << c.cited_text;
+      }
+      EXPECT_NEAR(weights, count == 9 ? 1.0 : 0.5, count == 9 ? 1e-6 : 0.5);
     }
-    EXPECT_NEAR(weights, 1.0, 1e-6);
-    EXPECT_EQ(std::max_element(passages.begin(), passages.end(),
-                               [](const Passage& a, const Passage& b) { return a.token_end < b.token_end; })
-                  ->token_end,
-              context.tokens());
     sources.mass[heavy] = 1.0f;
   }
 }

@@ -274,13 +274,14 @@ class BadTexts(ProgramTest):
 
     def test_not_a_text(self):
         (self.folder / "empty.txt").touch()
-        (self.folder / "utf16.txt").write_bytes(TEXT.encode("utf-16"))
         (self.folder / "cut.txt").write_bytes(TEXT.encode() + "é".encode()[:1])
         os.mkfifo(self.folder / "fifo")
         self.refused(self.folder / "missing.txt", "missing.txt")
-        self.refused(self.folder, str(self.folder))
+        (self.folder / "numbers.bin").write_bytes(bytes(range(256)) * 4)
+        (self.folder / "nothing").mkdir()
+        self.refused(self.folder / "nothing", "nothing", "texts or documents")
         self.refused(self.folder / "empty.txt", "empty")
-        self.refused(self.folder / "utf16.txt", "UTF-8", "offset 0")
+        self.refused(self.folder / "numbers.bin", "binary", "offset 0")
         self.refused(self.folder / "cut.txt", "UTF-8", f"offset {len(TEXT)}")
         self.refused(self.folder / "fifo", "fifo")
         self.refused("/dev/zero", "/dev/zero")

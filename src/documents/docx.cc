@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// DOCX (WordprocessingML): paragraphs, headings, lists, tables, footnotes; the pages are those that Word
+// last laid out, where it noted them.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "documents/archive.h"
+#include "documents/readers.h"
+#include "documents/xml.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+constexpr const char* kBody = "word/document.xml";
+constexpr const char* kNotes[] = {"word/footnotes.xml", "word/endnotes.xml"};
+constexpr std::string_view kPageBreak = "<w:lastRenderedPageBreak";
+
+class Reader {
+ public:
+  Reader(bool paged, TextBuilder& out) : out_(out), page_(paged ? 1 : 0) { out_.at(page_, 1); }
+
+  void take(const XmlEvent& e) {
+    if (e.kind == XmlEvent::Kind::text) {
+      if (in_text_ && e.name == "#text") put(e.text);
+      return;
+    }
+    const bool begin = e.kind == XmlEvent::Kind::begin;
+    if (e.name == "w:t") in_text_ = begin && !e.empty;
+    if (begin) enter(e);
+    if (!begin || e.empty) leave(e.name);
+  }
+
+  std::int32_t pages() const { return page_; }
+
+ private:
+  void enter(const XmlEvent& e) {
+    if (e.name == "w:p" && cells_ == 0) out_.break_line(list_ ? 1 : 2), list_ = false;
+    if (e.name == "w:tbl") ++tables_, out_.break_line(2);
+    if (e.name == "w:tr") out_.break_line(), cell_of_row_ = 0;
+    if (e.name == "w:tc") {
+      if (cell_of_row_++ > 0) out_.space(), put("| ");
+      ++cells_;
+    }
+    if (e.name == "w:pStyle") style(e.attribute("w:val"));
+    if (e.name == "w:numPr") prefix_ = "- ", list_ = true;
+    if (e.name == "w:tab" && !in_properties_) put("\t");
+    if (e.name == "w:pPr") in_properties_ = !e.empty;
+    if (e.name == "w:br" || e.name == "w:cr") put("\n");
+    if (e.name == "w:noBreakHyphen") put("-");
+    if (e.name == "w:footnoteReference" || e.name == "w:endnoteReference")
+      put("[" + e.attribute("w:id") + "]");
+    if ((e.name == "w:footnote" || e.name == "w:endnote") && e.attribute("w:type").empty())
+      prefix_ = "[" + e.attribute("w:id") + "] ";
+    if (e.name == "w:lastRenderedPageBreak" && page_ > 0) out_.at(++page_, 1);
+  }
+
+  void leave(std::string_view name) {
+    if (name == "w:pPr") in_properties_ = false;
+    if (name == "w:p" && cells_ > 0) out_.space();
+    if (name == "w:tc") --cells_;
+    if (name == "w:tbl" && --tables_ == 0) out_.break_line(2);
+  }
+
+  void style(const std::string& name) {
+    if (!name.starts_with("Heading") || name.size() != 8) return;
+    const int level = name.back() - '0';
+    if (level >= 1 && level <= 6) prefix_ = std::string(static_cast<std::size_t>(level), '#') + " ";
+  }
+
+  void put(std::string_view text) {
+    if (!prefix_.empty()) out_.put(prefix_);
+    prefix_.clear();
+    out_.put(text);
+  }
+
+  TextBuilder& out_;
+  std::int32_t page_;
+  bool in_text_ = false, in_properties_ = false, list_ = false;
+  int tables_ = 0, cells_ = 0, cell_of_row_ = 0;
+  std::string prefix_;  // of the paragraph, until it has text
+};
+
+}  // namespace
+
+DocumentText read_docx(std::string_view bytes, std::string_view where, const ReadOptions& options) {
+  const auto wanted = [](std::string_view name) {
+    return name == kBody || std::find(std::begin(kNotes), std::end(kNotes), name) != std::end(kNotes);
+  };
+  const auto parts = read_zip(bytes, where, options.largest_text, wanted);
+  if (!parts.contains(kBody))
+    throw InputError(fmt::format("{}: expected '{}' in it, found none", where, kBody));
+  TextBuilder out(options.largest_text, std::string(where));
+  const bool paged = parts.at(kBody).find(kPageBreak) != std::string::npos;
+  Reader reader(paged, out);
+  read_xml(parts.at(kBody), fmt::format("{}: {}", where, kBody), [&](const XmlEvent& e) { reader.take(e); });
+  const std::int32_t pages = reader.pages();
+  for (const char* notes : kNotes) {
+    if (!parts.contains(notes)) continue;
+    out.break_line(2);
+    read_xml(parts.at(notes), fmt::format("{}: {}", where, notes),
+             [&](const XmlEvent& e) { reader.take(e); });
+  }
+  out.finish();
+  if (out.text().empty())
+    throw InputError(fmt::format("{}: expected a document with text, found none in it", where));
+  return {.text = out.take_text(), .marks = out.take_marks(), .pages = pages};
+}
+
+}  // namespace lode

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// ODT (OpenDocument text): paragraphs, headings, lists, tables, notes; pages where the program noted its soft
+// page breaks.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "documents/archive.h"
+#include "documents/readers.h"
+#include "documents/xml.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+constexpr const char* kBody = "content.xml";
+
+class Reader {
+ public:
+  Reader(bool paged, TextBuilder& out) : out_(out), page_(paged ? 1 : 0) { out_.at(page_, 1); }
+
+  void take(const XmlEvent& e) {
+    if (e.kind == XmlEvent::Kind::begin && skipped(e.name)) skip_ += e.empty ? 0 : 1;
+    if (skip_ > 0) {
+      if (e.kind == XmlEvent::Kind::end && skipped(e.name)) --skip_;
+      return;
+    }
+    if (e.kind == XmlEvent::Kind::text) {
+      if (paragraphs_ > 0) put_collapsed(e.text);
+      return;
+    }
+    if (e.kind == XmlEvent::Kind::begin) enter(e);
+    if (e.kind == XmlEvent::Kind::end || e.empty) leave(e.name);
+  }
+
+  std::int32_t pages() const { return page_; }
+
+ private:
+  /// What was deleted, comments, and where the text says nothing.
+  static bool skipped(std::string_view name) {
+    return name == "text:tracked-changes" || name == "office:annotation" || name == "text:sequence-decls" ||
+           name == "office:automatic-styles" || name == "office:scripts" || name == "text:note-citation";
+  }
+
+  void enter(const XmlEvent& e) {
+    if (e.name == "text:p" || e.name == "text:h") {
+      ++paragraphs_;
+      if (cells_ == 0 && notes_ == 0) out_.break_line(lists_ > 0 ? 1 : 2);
+      if (lists_ > 0 && items_ > 0) prefix_ = "- ", items_ = 0;
+      if (e.name == "text:h") heading(e.attribute("text:outline-level"));
+    }
+    if (e.name == "text:list") ++lists_;
+    if (e.name == "text:list-item") items_ = 1;
+    if (e.name == "table:table-row") out_.break_line(), cell_of_row_ = 0;
+    if (e.name == "table:table-cell") {
+      if (cell_of_row_++ > 0) out_.space(), put("| ");
+      ++cells_;
+    }
+    if (e.name == "text:note") ++notes_, put(" [");
+    if (e.name == "text:tab") put("\t");
+    if (e.name == "text:line-break") put("\n");
+    if (e.name == "text:s") put(std::string(blanks(e.attribute("text:c")), ' '));
+    if (e.name == "text:soft-page-break" && page_ > 0) out_.at(++page_, 1);
+  }
+
+  void leave(std::string_view name) {
+    if (name == "text:p" || name == "text:h") {
+      --paragraphs_;
+      if (cells_ > 0 || notes_ > 0) out_.space();
+    }
+    if (name == "text:list") --lists_;
+    if (name == "table:table-cell") --cells_;
+    if (name == "table:table") out_.break_line(2);
+    if (name == "text:note") --notes_, put("]");
+  }
+
+  static std::size_t blanks(const std::string& count) {
+    std::size_t n = 1;
+    std::from_chars(count.data(), count.data() + count.size(), n);
+    return std::min<std::size_t>(n, 1000);
+  }
+
+  void heading(const std::string& level) {
+    std::size_t n = 1;
+    std::from_chars(level.data(), level.data() + level.size(), n);
+    prefix_ = std::string(std::clamp<std::size_t>(n, 1, 6), '#') + " ";
+  }
+
+  /// Any run of blanks and line breaks of the XML is one blank.
+  void put_collapsed(std::string_view text) {
+    std::string words;
+    for (const char c : text) {
+      const bool blank = c == ' ' || c == '\t' || c == '\n' || c == '\r';
+      if (!blank || words.empty() || words.back() != ' ') words += blank ? ' ' : c;
+    }
+    const bool after_blank = out_.text().empty() || out_.text().back() == ' ' || out_.at_line_start();
+    if (words.starts_with(' ') && after_blank) words.erase(0, 1);
+    if (!words.empty()) put(words);
+  }
+
+  void put(std::string_view text) {
+    if (!prefix_.empty()) out_.put(prefix_);
+    prefix_.clear();
+    out_.put(text);
+  }
+
+  TextBuilder& out_;
+  std::int32_t page_;
+  int skip_ = 0, paragraphs_ = 0, lists_ = 0, items_ = 0, cells_ = 0, cell_of_row_ = 0, notes_ = 0;
+  std::string prefix_;  // of the paragraph, until it has text
+};
+
+}  // namespace
+
+DocumentText read_odt(std::string_view bytes, std::string_view where, const ReadOptions& options) {
+  const auto wanted = [](std::string_view name) { return name == kBody || name == "META-INF/manifest.xml"; };
+  const auto parts = read_zip(bytes, where, options.largest_text, wanted);
+  if (!parts.contains(kBody))
+    throw InputError(fmt::format("{}: expected '{}' in it, found none", where, kBody));
+  if (const auto manifest = parts.find("META-INF/manifest.xml");
+      manifest != parts.end() && manifest->second.find("encryption-data") != std::string::npos)
+    throw InputError(
+        fmt::format("{}: expected a document that opens without a password, found an encrypted one", where));
+  TextBuilder out(options.largest_text, std::string(where));
+  Reader reader(parts.at(kBody).find("<text:soft-page-break") != std::string::npos, out);
+  read_xml(parts.at(kBody), fmt::format("{}: {}", where, kBody), [&](const XmlEvent& e) { reader.take(e); });
+  out.finish();
+  if (out.text().empty())
+    throw InputError(fmt::format("{}: expected a document with text, found none in it", where));
+  return {.text = out.take_text(), .marks = out.take_marks(), .pages = reader.pages()};
+}
+
+}  // namespace lode

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "documents/xml.h"
+
+#include <fmt/format.h>
+
+#include <climits>
+#include <memory>
+
+#include "base/text.h"
+#include "lodestone/error.h"
+
+#if LODE_LIBXML2
+#include <libxml/xmlreader.h>
+#endif
+
+namespace lode {
+
+#if LODE_LIBXML2
+
+namespace {
+
+/// Keeps the first thing that the parser says.
+void keep_first(void* first, const char* message, xmlParserSeverities, xmlTextReaderLocatorPtr) {
+  auto& text = *static_cast<std::string*>(first);
+  if (text.empty()) text = message;
+}
+
+class Event : public XmlEvent {
+ public:
+  explicit Event(xmlTextReader* reader) : reader_(reader) {}
+
+  std::string attribute(const char* wanted) const override {
+    const std::unique_ptr<xmlChar, void (*)(void*)> value(xmlTextReaderGetAttribute(reader_, BAD_CAST wanted),
+                                                          xmlFree);
+    return value == nullptr ? std::string() : reinterpret_cast<const char*>(value.get());
+  }
+
+  /// False: nothing that a document's text is made of.
+  bool take() {
+    const auto view = [](const xmlChar* s) {
+      return s == nullptr ? std::string_view() : std::string_view(reinterpret_cast<const char*>(s));
+    };
+    name = view(xmlTextReaderConstName(reader_));
+    text = {};
+    empty = false;
+    switch (xmlTextReaderNodeType(reader_)) {
+      case XML_READER_TYPE_ELEMENT:
+        kind = Kind::begin;
+        empty = xmlTextReaderIsEmptyElement(reader_) == 1;
+        return true;
+      case XML_READER_TYPE_END_ELEMENT:
+        kind = Kind::end;
+        return true;
+      case XML_READER_TYPE_TEXT:
+      case XML_READER_TYPE_CDATA:
+      case XML_READER_TYPE_SIGNIFICANT_WHITESPACE:
+      case XML_READER_TYPE_WHITESPACE:
+        kind = Kind::text;
+        text = view(xmlTextReaderConstValue(reader_));
+        return true;
+      default:
+        return false;
+    }
+  }
+
+ private:
+  xmlTextReader* reader_;
+};
+
+}  // namespace
+
+void read_xml(std::string_view xml, std::string_view where,
+              const std::function<void(const XmlEvent&)>& visit) {
+  if (xml.size() > INT_MAX)
+    throw InputError(fmt::format("{}: expected XML of at most 2 GiB, found more", where));
+  const std::unique_ptr<xmlTextReader, void (*)(xmlTextReader*)> reader(
+      xmlReaderForMemory(xml.data(), static_cast<int>(xml.size()), nullptr, nullptr,
+                         XML_PARSE_NONET | XML_PARSE_NOERROR | XML_PARSE_NOWARNING),
+      xmlFreeTextReader);
+  if (reader == nullptr) throw RunError(fmt::format("{}: no memory for its XML", where));
+  std::string fault;
+  xmlTextReaderSetErrorHandler(reader.get(), keep_first, &fault);
+  Event event(reader.get());
+  int status = 0;
+  while ((status = xmlTextReaderRead(reader.get())) == 1) {
+    if (xmlTextReaderNodeType(reader.get()) == XML_READER_TYPE_DOCUMENT_TYPE)
+      throw InputError(
+          fmt::format("{}: expected a document's XML, found a document type with entities in it", where));
+    if (event.take()) visit(event);
+  }
+  while (!fault.empty() && fault.back() == '\n') fault.pop_back();
+  if (status != 0)
+    throw InputError(
+        fmt::format("{}: expected a document's XML, found it damaged ({})", where, excerpt(fault)));
+}
+
+#else
+
+void read_xml(std::string_view, std::string_view where, const std::function<void(const XmlEvent&)>&) {
+  throw InputError(
+      fmt::format("{}: this kind of document needs a build with libxml2, which this one lacks (apt "
+                  "install libxml2-dev, then build again)",
+                  where));
+}
+
+#endif
+
+}  // namespace lode

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// The XML of office documents as a stream of events: no entities but XML's own, no document types, no files.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+
+namespace lode {
+
+/// Where the stream stands.
+class XmlEvent {
+ public:
+  virtual ~XmlEvent() = default;
+  enum class Kind { begin, end, text };
+  Kind kind = Kind::begin;
+  std::string_view name;  ///< of the element with its prefix as the document wrote it, "w:p"
+  std::string_view text;
+  bool empty = false;  ///< the element ends with its begin: no `end` follows
+  /// Empty when there is none.
+  virtual std::string attribute(const char* name) const = 0;
+};
+
+/// InputError when the XML is malformed, has a document type (no office program writes one) or is nested too
+/// deep; `where` begins the message.
+void read_xml(std::string_view xml, std::string_view where,
+              const std::function<void(const XmlEvent&)>& visit);
+
+}  // namespace lode
