@@ -145,6 +145,7 @@ void add_index(CLI::App& app);
 void add_ask(CLI::App& app);
 void add_demo(CLI::App& app);
 void add_inspect(CLI::App& app);
+void add_estimate(CLI::App& app);
 void add_verify(CLI::App& app);
 void add_methods(CLI::App& app);
 void add_tasks(CLI::App& app);

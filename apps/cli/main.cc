@@ -88,6 +88,7 @@ int main(int argc, char** argv) {
   lode::cli::add_tune(app);
   lode::cli::add_report(app);
   lode::cli::add_inspect(app);
+  lode::cli::add_estimate(app);
   lode::cli::add_eval(app);
   lode::cli::add_probe(app);
   lode::cli::add_tasks(app);

@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""lodestone estimate: shape of its JSON, what it recommends, and its errors."""
+
+import json
+import os
+import subprocess
+import unittest
+
+PROGRAM = os.environ["LODESTONE_PROGRAM"]
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+MODEL = os.path.join(ROOT, "models", "pocket")
+
+
+def run(*arguments):
+    return subprocess.run([PROGRAM, "estimate", *arguments], capture_output=True, text=True, timeout=120)
+
+
+class Estimate(unittest.TestCase):
+    def test_json(self):
+        done = run("-m", MODEL, "--tokens", "2k", "-a", "topk:k=16,window=63", "--device", "cpu", "--json", "--quiet")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        found = json.loads(done.stdout)
+        self.assertTrue(found["fits"])
+        self.assertEqual([m["attention"] for m in found["methods"]], ["full", "topk:k=16,window=63"])
+        self.assertIn(found["recommended"], ["full", "topk:k=16,window=63"])
+        self.assertGreater(found["prefill_seconds"], 0)
+        self.assertGreaterEqual(found["file_bytes"], 2048 * 3072)
+        for method in found["methods"]:
+            self.assertGreater(method["ms_token"], 0)
+            self.assertGreater(method["first_token_seconds"], 0)
+
+    def test_errors(self):
+        for arguments, said in [
+            (["--tokens", "1M"], "the model's context"),
+            ([], "either -f TEXT or --tokens N"),
+            (["--tokens", "2k", "-f", "x"], "either -f TEXT or --tokens N"),
+            (["--tokens", "2k", "-a", "nonsense"], "nonsense"),
+        ]:
+            done = run("-m", MODEL, "--device", "cpu", *arguments)
+            self.assertEqual(done.returncode, 2, arguments)
+            self.assertIn(said, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
