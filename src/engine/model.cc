@@ -92,7 +92,7 @@ std::int64_t Model::weight_bytes() const {
   return impl_->weights.bytes;
 }
 DType Model::weight_type() const {
-  return impl_->weights.layers.front().q.type;
+  return plain_dtype(impl_->weights.layers.front().q.type);  // f32: blocks of any type
 }
 ThreadPool& Model::pool() const {
   return *impl_->pool;

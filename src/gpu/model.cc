@@ -15,7 +15,7 @@ namespace {
 constexpr std::int64_t kAlign = 256;  // bytes; vector loads and cuBLASLt like it
 
 std::int64_t padded(const Weight& w) {
-  return (w.rows * w.cols * bytes_of(w.type) + kAlign - 1) / kAlign * kAlign;
+  return (bytes_of(w.type, w.rows * w.cols) + kAlign - 1) / kAlign * kAlign;
 }
 
 /// Every weight once, in the order of the forward pass.
@@ -73,16 +73,20 @@ CudaModel::CudaModel(const ModelConfig& config, const ModelWeights& weights, std
 /// Puts a weight behind the ones before it; one of a shape alone becomes random numbers of a usual spread.
 cuda::DeviceWeight CudaModel::take(const Weight& weight, bool norm) {
   if (weight.rows == 0) return {};
+  if (!is_plain(weight.type)) {
+    throw InputError(fmt::format(
+        "expected weights of F32, F16 or BF16 for a GPU, found {}: take --device cpu", name_of(weight.type)));
+  }
   std::byte* const at = memory_.as<std::byte>() + used_;
   used_ += padded(weight);
   if (weight.data != nullptr) {
-    cuda::copy(at, weight.data, weight.rows * weight.cols * bytes_of(weight.type), nullptr);
+    cuda::copy(at, weight.data, bytes_of(weight), nullptr);
   } else {
     const float width = norm ? 0.0f : std::sqrt(3.0f / static_cast<float>(weight.cols));
-    cuda::fill_uniform(at, weight.type, weight.rows * weight.cols, norm ? 1.0f : 0.0f, width, ++drawn_,
-                       nullptr);
+    cuda::fill_uniform(at, plain_dtype(weight.type), weight.rows * weight.cols, norm ? 1.0f : 0.0f, width,
+                       ++drawn_, nullptr);
   }
-  return {at, weight.type, weight.rows, weight.cols};
+  return {at, plain_dtype(weight.type), weight.rows, weight.cols};
 }
 
 std::shared_ptr<const GpuModel> make_gpu_model(const ModelConfig& config, const ModelWeights& weights,

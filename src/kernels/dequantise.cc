@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "kernels/iq3_books.h"
+#include "kernels/tiled_weight.h"
 
 namespace lode {
 
@@ -17,14 +18,6 @@ namespace {
 using Bytes = const std::uint8_t*;
 
 constexpr int kSuper = 256;  // numbers of a block of types with two levels of scales
-
-/// What IQ4_NL and IQ4_XS, and MXFP4 (doubled), mean by four bits.
-constexpr std::array<std::int8_t, 16> kNonlinear = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                                    1,    13,   25,  38,  53,  69,  89,  113};
-constexpr std::array<std::int8_t, 16> kMicroFloat = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-/// Magnitudes that the code books of IQ3_XXS and IQ3_S point to.
-constexpr std::array<std::uint8_t, 8> kIq3XxsSteps = {4, 12, 20, 28, 36, 44, 52, 62};
-constexpr std::array<std::uint8_t, 8> kIq3SSteps = {1, 3, 5, 7, 9, 11, 13, 15};
 
 float half_at(Bytes b) {
   std::uint16_t bits;
@@ -161,7 +154,7 @@ void q6_k(Bytes b, float* y) {
   }
 }
 
-void nonlinear(const std::array<std::int8_t, 16>& values, float scale, Bytes quants, float* y) {
+void nonlinear(const std::int8_t (&values)[16], float scale, Bytes quants, float* y) {
   for (int i = 0; i < 16; ++i) {
     y[i] = scale * as_float(values[quants[i] & 15]);
     y[16 + i] = scale * as_float(values[quants[i] >> 4]);
@@ -170,7 +163,7 @@ void nonlinear(const std::array<std::int8_t, 16>& values, float scale, Bytes qua
 
 /// d | 16 bytes
 void iq4_nl(Bytes b, float* y) {
-  nonlinear(kNonlinear, half_at(b), b + 2, y);
+  nonlinear(kNonlinear4, half_at(b), b + 2, y);
 }
 
 /// d | eight times two high bits of scale | four bytes of low bits | 128 bytes
@@ -179,7 +172,7 @@ void iq4_xs(Bytes b, float* y) {
   const int high = b[2] | b[3] << 8;
   for (int i = 0; i < 8; ++i) {
     const int scale = ((b[4 + i / 2] >> (i % 2 * 4)) & 15) | ((high >> (2 * i)) & 3) << 4;
-    nonlinear(kNonlinear, d * as_float(scale - 32), b + 8 + 16 * i, y + 32 * i);
+    nonlinear(kNonlinear4, d * as_float(scale - 32), b + 8 + 16 * i, y + 32 * i);
   }
 }
 
@@ -218,7 +211,28 @@ void iq3_xxs(Bytes b, float* y) {
 /// Exponent | 16 bytes of four-bit floats
 void mxfp4(Bytes b, float* y) {
   const std::uint32_t e = b[0];  // half of 2^(e - 127): the values are doubled
-  nonlinear(kMicroFloat, std::bit_cast<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23), b + 1, y);
+  nonlinear(kMicroFloat4, std::bit_cast<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23), b + 1, y);
+}
+
+/// Where in a block its one or two f16 scales lie; -1: there is none.
+std::array<int, 2> scale_places(WeightType type) {
+  switch (type) {
+    case WeightType::q4_1:
+    case WeightType::q5_1:
+    case WeightType::q4_k:
+    case WeightType::q5_k:
+      return {0, 2};
+    case WeightType::q2_k:
+      return {80, 82};
+    case WeightType::q3_k:
+      return {108, -1};
+    case WeightType::q6_k:
+      return {208, -1};
+    case WeightType::mxfp4:
+      return {-1, -1};
+    default:
+      return {0, -1};
+  }
 }
 
 template <void (*block)(Bytes, float*)>
@@ -228,6 +242,20 @@ void blocks(WeightType type, Bytes from, std::int64_t n, float* to) {
 }
 
 }  // namespace
+
+bool blocks_finite(WeightType type, const std::byte* data, std::int64_t n) noexcept {
+  constexpr int kExponent = 0x7c;
+  const WeightLayout& layout = layout_of(type);
+  for (const int place : scale_places(type)) {
+    if (place < 0) continue;
+    const auto* high = reinterpret_cast<Bytes>(data) + place + 1;
+    bool bad = false;
+    for (std::int64_t i = 0; i < n / layout.block; ++i)
+      bad |= (high[i * layout.block_bytes] & kExponent) == kExponent;
+    if (bad) return false;
+  }
+  return true;
+}
 
 void dequantise(WeightType type, const std::byte* data, std::int64_t n, float* to) noexcept {
   const auto* from = reinterpret_cast<Bytes>(data);

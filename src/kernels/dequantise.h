@@ -12,5 +12,7 @@ namespace lode {
 /// The numbers that `n` stored ones stand for, n a whole number of blocks: the very bits of GGUF's reference
 /// reader. `from` may lie at any address.
 void dequantise(WeightType type, const std::byte* from, std::int64_t n, float* to) noexcept;
+/// Whether all the scales of so many numbers in blocks are finite, and with them the numbers.
+bool blocks_finite(WeightType type, const std::byte* from, std::int64_t n) noexcept;
 
 }  // namespace lode

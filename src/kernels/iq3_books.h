@@ -3,9 +3,14 @@
 // step in the type's list of eight, three bits apiece, the first one lowest. They are part of the format.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 namespace lode {
+
+/// Magnitudes that entries point to.
+inline constexpr std::array<std::uint8_t, 8> kIq3XxsSteps = {4, 12, 20, 28, 36, 44, 52, 62};
+inline constexpr std::array<std::uint8_t, 8> kIq3SSteps = {1, 3, 5, 7, 9, 11, 13, 15};
 
 // clang-format off
 inline constexpr std::uint16_t kIq3XxsBook[256] = {

@@ -62,6 +62,10 @@ std::optional<WeightType> find_gguf_type(std::uint32_t number);
 constexpr bool is_plain(WeightType type) {
   return type <= WeightType::bf16;
 }
+/// Of a plain type.
+constexpr DType plain_dtype(WeightType type) {
+  return type == WeightType::f16 ? DType::f16 : type == WeightType::bf16 ? DType::bf16 : DType::f32;
+}
 constexpr WeightType weight_type_of(DType type) {
   return type == DType::f16 ? WeightType::f16 : type == DType::bf16 ? WeightType::bf16 : WeightType::f32;
 }

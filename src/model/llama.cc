@@ -3,12 +3,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <string>
 
 #include "base/cancel.h"
+#include "base/text.h"
 #include "base/threads.h"
+#include "kernels/dequantise.h"
 #include "kernels/kernels.h"
+#include "kernels/matmul_blocks.h"
 #include "kernels/matmul_narrow.h"
+#include "kernels/matmul_tiled.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -42,6 +47,27 @@ float silu(float x) {
   return x / (1.0f + std::exp(-x));
 }
 
+/// Adds a vector to each row, if there is one.
+void add_bias(const Weight& bias, std::int64_t rows, std::vector<float>& to) {
+  if (bias.data == nullptr) return;
+  std::vector<float> b(static_cast<std::size_t>(bias.cols));
+  dequantise(bias.type, bias.data, bias.cols, b.data());
+  for (std::int64_t t = 0; t < rows; ++t) {
+    for (std::int64_t i = 0; i < bias.cols; ++i)
+      to[static_cast<std::size_t>(t * bias.cols + i)] += b[static_cast<std::size_t>(i)];
+  }
+}
+
+/// LODESTONE_ACTIVATIONS=f32 gives block-quantised weights float32 inputs, slowly: what int8 ones are compared
+/// with.
+bool exact_activations() {
+  const char* const wanted = std::getenv("LODESTONE_ACTIVATIONS");
+  const std::string_view name = wanted == nullptr ? "" : wanted;
+  if (!name.empty() && name != "f32" && name != "int8")
+    throw InputError("LODESTONE_ACTIVATIONS: expected f32 or int8, found '" + excerpt(name) + "'");
+  return name == "f32";
+}
+
 void check_finite(const std::vector<float>& logits) {
   for (const float x : logits) {
     if (!std::isfinite(x)) {
@@ -55,7 +81,7 @@ void check_finite(const std::vector<float>& logits) {
 }  // namespace
 
 Llama::Llama(const ModelConfig& config, const ModelWeights& weights, ThreadPool& pool)
-    : config_(config), weights_(weights), pool_(pool) {}
+    : config_(config), weights_(weights), pool_(pool), exact_(exact_activations()) {}
 
 ForwardWork Llama::forward(const Step& given, const Rope& rope, LogitRows rows, std::vector<float>& logits) {
   Step step = given;
@@ -130,14 +156,14 @@ std::int64_t Llama::scratch_bytes(std::int64_t tokens) const {
 
 void Llama::embed(Batch batch) {
   const Weight& e = weights_.embedding;
-  const std::int64_t row_bytes = e.cols * bytes_of(e.type);
+  const std::int64_t row_bytes = bytes_of(e.type, e.cols);
   for_each_sequence(batch, [&](const Step&, const SequenceTokens& s, std::int64_t row, std::int64_t) {
     for (const TokenId id : s.tokens) {
       if (id < 0 || id >= e.rows) {
         throw InputError("expected token ids from 0 to " + std::to_string(e.rows - 1) + ", found " +
                          std::to_string(id));
       }
-      kernels().widen(e.data + id * row_bytes, e.type, e.cols, b_.x.data() + row++ * e.cols);
+      dequantise(e.type, e.data + id * row_bytes, e.cols, b_.x.data() + row++ * e.cols);
     }
   });
 }
@@ -145,7 +171,7 @@ void Llama::embed(Batch batch) {
 void Llama::rms_norm(const std::vector<float>& x, const Weight& weight, std::vector<float>& out) const {
   const std::int64_t d = weight.cols;
   std::vector<float> gain(static_cast<std::size_t>(d));
-  kernels().widen(weight.data, weight.type, d, gain.data());
+  dequantise(weight.type, weight.data, d, gain.data());
   pool_.for_each((tokens_ + 31) / 32, [&](std::int64_t block, int) {
     for (std::int64_t t = block * 32; t < std::min(tokens_, block * 32 + 32); ++t) {
       const float* from = x.data() + t * d;
@@ -157,26 +183,36 @@ void Llama::rms_norm(const std::vector<float>& x, const Weight& weight, std::vec
   });
 }
 
-void Llama::linear(const std::vector<float>& x, const Weight& w, const Weight& bias,
-                   std::vector<float>& out) {
+void Llama::multiply_plain(const std::vector<float>& x, const Weight& w, std::vector<float>& out) {
   for (const Product& p : products_) {
     const auto product = p.narrow ? matmul_narrow : matmul;
-    product({x.data() + p.row * w.cols, p.rows, w.cols}, w.data, w.type, w.rows,
+    product({x.data() + p.row * w.cols, p.rows, w.cols}, w.data, plain_dtype(w.type), w.rows,
             {out.data() + p.row * w.rows, p.rows, w.rows}, pool_);
-  }
-  if (bias.data == nullptr) return;
-  std::vector<float> b(static_cast<std::size_t>(w.rows));
-  kernels().widen(bias.data, bias.type, w.rows, b.data());
-  for (std::int64_t t = 0; t < tokens_; ++t) {
-    for (std::int64_t i = 0; i < w.rows; ++i)
-      out[static_cast<std::size_t>(t * w.rows + i)] += b[static_cast<std::size_t>(i)];
   }
 }
 
+/// Plain weights are multiplied by the rows of each phase apart; of block-quantised ones a row has the same bits
+/// in any company.
+void Llama::linear(const std::vector<float>& x, std::initializer_list<Projection> projections) {
+  std::vector<TiledProduct> tiled;
+  Matrix<const float> rows;
+  for (const auto& [w, bias, out] : projections) {
+    rows = {x.data(), tokens_, w->cols};
+    const Matrix<float> to{out->data(), tokens_, w->rows};
+    if (is_plain(w->type))
+      multiply_plain(x, *w, *out);
+    else if (exact_ || w->tiles == nullptr)
+      matmul_blocks(rows, w->data, w->type, to, pool_);
+    else
+      tiled.push_back({&w->tiles->get(w->type, w->data, w->rows, w->cols, pool_), to});
+  }
+  if (!tiled.empty()) matmul_tiled(rows, tiled, rounded_, pool_);
+  for (const auto& [w, bias, out] : projections) add_bias(*bias, tokens_, *out);
+}
+
 void Llama::project_qkv(const LayerWeights& w) {
-  linear(b_.h, w.q, w.q_bias, b_.q_unrotated);
-  linear(b_.h, w.k, w.k_bias, b_.k_unrotated);
-  linear(b_.h, w.v, w.v_bias, b_.v);
+  linear(b_.h,
+         {{&w.q, &w.q_bias, &b_.q_unrotated}, {&w.k, &w.k_bias, &b_.k_unrotated}, {&w.v, &w.v_bias, &b_.v}});
 }
 
 void Llama::rotate(Batch batch) {
@@ -321,13 +357,12 @@ void Llama::attend_branch_step(const Step& step, Selector* selector, const Layer
 }
 
 void Llama::add_projection(const LayerWeights& w) {
-  linear(b_.attention, w.o, w.o_bias, b_.h);
+  linear(b_.attention, {{&w.o, &w.o_bias, &b_.h}});
   add(b_.h, b_.x);
 }
 
 void Llama::add_feed_forward(const LayerWeights& w) {
-  linear(b_.h, w.gate, w.gate_bias, b_.gate);
-  linear(b_.h, w.up, w.up_bias, b_.up);
+  linear(b_.h, {{&w.gate, &w.gate_bias, &b_.gate}, {&w.up, &w.up_bias, &b_.up}});
   const std::int64_t f = config_.intermediate;
   pool_.for_each(tokens_, [&](std::int64_t t, int) {
     for (std::int64_t i = t * f; i < (t + 1) * f; ++i) {
@@ -335,7 +370,7 @@ void Llama::add_feed_forward(const LayerWeights& w) {
       b_.gate[at] = silu(b_.gate[at]) * b_.up[at];
     }
   });
-  linear(b_.gate, w.down, w.down_bias, b_.h);
+  linear(b_.gate, {{&w.down, &w.down_bias, &b_.h}});
   add(b_.h, b_.x);
 }
 
@@ -355,7 +390,8 @@ void Llama::head(Batch batch, std::vector<float>& logits) {
   if (tokens_ == 0) return;
   rms_norm(b_.x, weights_.final_norm, b_.h);
   logits.resize(static_cast<std::size_t>(tokens_ * weights_.output.rows));
-  linear(b_.h, weights_.output, {}, logits);
+  const Weight no_bias;
+  linear(b_.h, {{&weights_.output, &no_bias, &logits}});
 }
 
 }  // namespace lode

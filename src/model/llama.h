@@ -4,11 +4,13 @@
 #pragma once
 
 #include <functional>
+#include <initializer_list>
 #include <mutex>
 #include <span>
 #include <vector>
 
 #include "attend/attend.h"
+#include "kernels/tiled_product.h"
 #include "kv/store.h"
 #include "lodestone/selector.h"
 #include "model/config.h"
@@ -136,12 +138,20 @@ class Llama {
   void head(Batch batch, std::vector<float>& logits);
   void rms_norm(const std::vector<float>& x, const Weight& weight, std::vector<float>& out) const;
   /// out [T, w.rows] = x [T, w.cols] w^T + bias.
-  void linear(const std::vector<float>& x, const Weight& w, const Weight& bias, std::vector<float>& out);
+  struct Projection {
+    const Weight *w, *bias;
+    std::vector<float>* out;
+  };
+  /// Projections that share their input; block-quantised weights share its rounding too.
+  void linear(const std::vector<float>& x, std::initializer_list<Projection> projections);
+  void multiply_plain(const std::vector<float>& x, const Weight& w, std::vector<float>& out);
 
   const ModelConfig& config_;
   const ModelWeights& weights_;
   ThreadPool& pool_;
   Buffers b_;
+  Int8Rows rounded_;         // the input of block-quantised products
+  bool exact_;               // they take float32 inputs instead
   std::int64_t tokens_ = 0;  // T of the running step, all sequences together
   std::vector<Product> products_;
   Selection selection_;

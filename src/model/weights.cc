@@ -14,6 +14,7 @@
 #include "base/rng.h"
 #include "base/text.h"
 #include "io/safetensors.h"
+#include "kernels/dequantise.h"
 #include "lodestone/error.h"
 #include "model/weight_files.h"
 
@@ -59,7 +60,8 @@ class Taker {
       throw InputError(fmt::format("{}: tensor '{}': expected shape {}, found {}", found.where, name,
                                    shape_text(shape), shape_text(found.tensor.shape)));
     }
-    return {found.tensor.bytes.data(), float_type(found.tensor, name, found.where), rows, cols};
+    return {found.tensor.bytes.data(), weight_type_of(float_type(found.tensor, name, found.where)), rows,
+            cols};
   }
 
   NamedTensors& all_;
@@ -119,10 +121,6 @@ void for_each_weight(Model& m, const Body& body) {
   if (!shared) body("output", m.output);
 }
 
-std::int64_t size_of(const Weight& w) {
-  return w.data == nullptr ? 0 : w.rows * w.cols * bytes_of(w.type);
-}
-
 /// An exponent of all ones is infinity or NaN. The flag is as wide as the word and never leaves the loop, so
 /// that the loop becomes vector instructions and runs at the speed of memory.
 template <class Word>
@@ -138,15 +136,22 @@ bool all_finite(const std::byte* data, std::int64_t n, Word exponent) {
 
 bool finite(const Weight& w) {
   const std::int64_t n = w.rows * w.cols;
-  if (w.type == DType::f32) return all_finite<std::uint32_t>(w.data, n, 0x7f800000u);
-  return all_finite<std::uint16_t>(w.data, n,
-                                   w.type == DType::f16 ? std::uint16_t{0x7c00} : std::uint16_t{0x7f80});
+  if (w.type == WeightType::f32) return all_finite<std::uint32_t>(w.data, n, 0x7f800000u);
+  if (w.type == WeightType::f16) return all_finite<std::uint16_t>(w.data, n, 0x7c00);
+  if (w.type == WeightType::bf16) return all_finite<std::uint16_t>(w.data, n, 0x7f80);
+  return blocks_finite(w.type, w.data, n);
 }
 
 /// A header of odd length leaves the data at odd addresses, which is legal in a file; kernels read whole
-/// numbers.
+/// numbers, but blocks byte by byte.
 bool misaligned(const Weight& w) {
-  return reinterpret_cast<std::uintptr_t>(w.data) % static_cast<std::uintptr_t>(bytes_of(w.type)) != 0;
+  const auto size = static_cast<std::uintptr_t>(layout_of(w.type).block_bytes);
+  return is_plain(w.type) && reinterpret_cast<std::uintptr_t>(w.data) % size != 0;
+}
+
+/// As fingerprints have it: plain types had these names before there were others.
+std::string_view fingerprint_name(WeightType type) {
+  return is_plain(type) ? name_of(plain_dtype(type)) : name_of(type);
 }
 
 /// Copies weights at odd addresses to `copies` and points to them there.
@@ -154,16 +159,16 @@ void align(ModelWeights& m, std::unique_ptr<std::byte[]>& copies) {
   constexpr std::int64_t kAlignment = 16;  // what the allocator gives
   std::int64_t bytes = 0;
   for_each_weight(m, [&](const std::string&, const Weight& w) {
-    if (misaligned(w)) bytes += (size_of(w) + kAlignment - 1) / kAlignment * kAlignment;
+    if (misaligned(w)) bytes += (bytes_of(w) + kAlignment - 1) / kAlignment * kAlignment;
   });
   if (bytes == 0) return;
   copies = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes));
   std::byte* at = copies.get();
   for_each_weight(m, [&](const std::string&, Weight& w) {
     if (!misaligned(w)) return;
-    std::memcpy(at, w.data, static_cast<std::size_t>(size_of(w)));
+    std::memcpy(at, w.data, static_cast<std::size_t>(bytes_of(w)));
     w.data = at;
-    at += (size_of(w) + kAlignment - 1) / kAlignment * kAlignment;
+    at += (bytes_of(w) + kAlignment - 1) / kAlignment * kAlignment;
   });
 }
 
@@ -173,9 +178,9 @@ std::string fingerprint_of(const ModelWeights& m) {
   constexpr std::int64_t kSample = 4096;
   Hasher hasher;
   for_each_weight(m, [&](const std::string& name, const Weight& w) {
-    const std::string line = fmt::format("{} {} {} {}\n", name, w.rows, w.cols, name_of(w.type));
+    const std::string line = fmt::format("{} {} {} {}\n", name, w.rows, w.cols, fingerprint_name(w.type));
     hasher.add(std::as_bytes(std::span(line)));
-    const std::int64_t size = size_of(w), sample = std::min(size, kSample);
+    const std::int64_t size = bytes_of(w), sample = std::min(size, kSample);
     for (const std::int64_t at : {std::int64_t{0}, (size - sample) / 2, size - sample}) {
       hasher.add({w.data + at, static_cast<std::size_t>(sample)});
     }
@@ -186,7 +191,9 @@ std::string fingerprint_of(const ModelWeights& m) {
 /// What random() fills: no biases, and no output when it is tied.
 void set_shapes(ModelWeights& m, const ModelConfig& c, DType type) {
   const std::int64_t q = std::int64_t{c.query_heads} * c.head_dim, kv = std::int64_t{c.kv_heads} * c.head_dim;
-  const auto sized = [&](std::int64_t rows, std::int64_t cols) { return Weight{nullptr, type, rows, cols}; };
+  const auto sized = [&](std::int64_t rows, std::int64_t cols) {
+    return Weight{nullptr, weight_type_of(type), rows, cols};
+  };
   m.embedding = sized(c.vocab, c.hidden);
   m.final_norm = sized(1, c.hidden);
   if (!c.tied_embeddings) m.output = sized(c.vocab, c.hidden);
@@ -229,8 +236,8 @@ void fill_as(T* out, const Weight& w, bool norm, Rng rng) {
 }
 
 void fill(const Weight& w, std::byte* out, bool norm, Rng rng) {
-  if (w.type == DType::f32) return fill_as(reinterpret_cast<float*>(out), w, norm, rng);
-  if (w.type == DType::f16) return fill_as(reinterpret_cast<f16*>(out), w, norm, rng);
+  if (w.type == WeightType::f32) return fill_as(reinterpret_cast<float*>(out), w, norm, rng);
+  if (w.type == WeightType::f16) return fill_as(reinterpret_cast<f16*>(out), w, norm, rng);
   fill_as(reinterpret_cast<bf16*>(out), w, norm, rng);
 }
 
@@ -247,9 +254,12 @@ ModelWeights ModelWeights::read(const std::filesystem::path& dir, const ModelCon
   if (!c.tied_embeddings) m.output = take.matrix("lm_head.weight", c.vocab, c.hidden);
   take.finish(c.tied_embeddings);
   align(m, m.owned_);
+  for_each_weight(m, [](const std::string&, Weight& w) {
+    if (!is_plain(w.type)) w.tiles = std::make_shared<LazyTiles>();
+  });
   if (c.tied_embeddings) m.output = m.embedding;
   for_each_weight(m, [&](const std::string& name, const Weight& w) {
-    m.bytes += size_of(w);
+    m.bytes += bytes_of(w);
     if (check_finite && w.data != nullptr && !finite(w)) {
       throw InputError(
           fmt::format("{}: weight '{}' holds a NaN or an infinity: the file is damaged", dir.string(), name));
@@ -281,7 +291,7 @@ ModelWeights ModelWeights::random(const ModelConfig& c, DType type, std::uint64_
     if (w.rows == 0) return;
     w.data = at;
     fill(w, at, name.ends_with("norm"), Rng(hash_seed(seed, stream++)));
-    at += size_of(w);
+    at += bytes_of(w);
   });
   if (c.tied_embeddings) m.output = m.embedding;
   m.fingerprint = fingerprint_of(m);

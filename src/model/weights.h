@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "base/file.h"
-#include "lodestone/types.h"
+#include "kernels/tiled_weight.h"
+#include "kernels/weight_type.h"
 #include "model/config.h"
 
 namespace lode {
@@ -17,9 +18,16 @@ namespace lode {
 /// A weight matrix or vector in place in the mapped file.
 struct Weight {
   const std::byte* data = nullptr;
-  DType type = DType::f32;
+  WeightType type = WeightType::f32;
   std::int64_t rows = 0, cols = 0;  ///< [out, in] of a projection; a vector is [1, n]
+  /// Of a block-quantised matrix of a model: the CPU's own form of it.
+  std::shared_ptr<LazyTiles> tiles = nullptr;
 };
+
+/// Bytes that a weight's numbers take in its file.
+inline std::int64_t bytes_of(const Weight& w) {
+  return w.data == nullptr ? 0 : bytes_of(w.type, w.rows * w.cols);
+}
 
 struct LayerWeights {
   Weight attention_norm;                  // [1, D]

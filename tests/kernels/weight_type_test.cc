@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <vector>
@@ -49,6 +50,23 @@ TEST(WeightType, BlocksMeanWhatTheReferenceReads) {
     at = numbers + n * 4;
   }
   EXPECT_EQ(at, file.bytes().data() + file.bytes().size());
+}
+
+TEST(WeightType, ScalesThatAreNotFiniteAreSeen) {
+  for (const auto& [type, name, number, block, block_bytes] : weight_layouts()) {
+    if (is_plain(type)) continue;
+    std::vector<std::byte> data(static_cast<std::size_t>(3 * block_bytes));
+    EXPECT_TRUE(blocks_finite(type, data.data(), 3 * block)) << name;
+    std::vector<float> numbers(static_cast<std::size_t>(3 * block));
+    for (std::size_t at = 0; at < data.size(); ++at) {  // each byte in turn may be the high one of a scale
+      data[at] = std::byte{0x7c};
+      dequantise(type, data.data(), 3 * block, numbers.data());
+      const bool finite =
+          std::all_of(numbers.begin(), numbers.end(), [](float x) { return std::isfinite(x); });
+      EXPECT_TRUE(finite || !blocks_finite(type, data.data(), 3 * block)) << name << " byte " << at;
+      data[at] = std::byte{0};
+    }
+  }
 }
 
 }  // namespace

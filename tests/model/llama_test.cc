@@ -23,7 +23,7 @@ TEST_P(LlamaGolden, LogitsAndHiddenStatesEqualTransformers) {
   const ModelWeights& weights = golden.weights;
   const auto tokens = static_cast<std::int64_t>(golden.ids.size());
   // On machines with bf16 matrix units activations are rounded to bf16 before they meet 16-bit weights.
-  const float tolerance = weights.layers[0].q.type == DType::f32 ? 1e-4f : 2e-2f;
+  const float tolerance = weights.layers[0].q.type == WeightType::f32 ? 1e-4f : 2e-2f;
 
   ThreadPool pool(2);
   Llama llama(config, weights, pool);

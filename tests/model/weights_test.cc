@@ -36,14 +36,14 @@ struct Copy {
 };
 
 float first_of(const Weight& w) {
-  if (w.type == DType::f32) {
+  if (w.type == WeightType::f32) {
     float value;
     std::memcpy(&value, w.data, sizeof value);
     return value;
   }
   std::uint16_t bits;
   std::memcpy(&bits, w.data, sizeof bits);
-  return w.type == DType::f16 ? to_float(f16{bits}) : to_float(bf16{bits});
+  return w.type == WeightType::f16 ? to_float(f16{bits}) : to_float(bf16{bits});
 }
 
 TEST(Weights, OneFileOfEachType) {
@@ -54,7 +54,7 @@ TEST(Weights, OneFileOfEachType) {
     const Copy copy(name);
     const ModelWeights w = copy.read();
     EXPECT_EQ(w.layers.size(), 2u);
-    EXPECT_EQ(w.layers[1].q.type, type);
+    EXPECT_EQ(w.layers[1].q.type, weight_type_of(type));
     EXPECT_EQ(w.layers[1].q.rows, 32);
     EXPECT_EQ(w.layers[1].k.rows, 16);
     EXPECT_EQ(w.layers[0].q_bias.data, nullptr);

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tiled products for AVX-512 with VNNI.
+#include "kernels/cpu/simd/codes_avx512.h"
+//
+#include "kernels/cpu/tiled_product-inl.h"
+
+namespace lode {
+extern const TiledProductKernels kAvx512VnniTiledProducts;
+constinit const TiledProductKernels kAvx512VnniTiledProducts = tiled_products("avx512vnni");
+}  // namespace lode

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of activations with block-quantised weights in tiles: activations are rounded to int8, 32 numbers
+// to a scale.
+#pragma once
+
+#include <span>
+
+#include "kernels/tiled_product.h"
+#include "kernels/tiled_weight.h"
+#include "lodestone/types.h"
+
+namespace lode {
+
+class ThreadPool;
+
+/// A weight and where its products go: y [x.rows, w.rows].
+struct TiledProduct {
+  const TiledWeight* w = nullptr;
+  Matrix<float> y;
+};
+
+/// y = x w^T for each of `products`, which share x; it is rounded once, into `scratch`. A row of y has the same
+/// bits however many rows there are.
+void matmul_tiled(Matrix<const float> x, std::span<const TiledProduct> products, Int8Rows& scratch,
+                  ThreadPool& pool);
+
+}  // namespace lode

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Chooses the tiled products that go with the table that kernels() has chosen.
+#include "kernels/tiled_product.h"
+
+#include "kernels/family.h"
+
+namespace lode {
+
+extern const TiledProductKernels kScalarTiledProducts;
+#if defined(__x86_64__)
+extern const TiledProductKernels kAvx2TiledProducts;
+extern const TiledProductKernels kAvx512TiledProducts;
+extern const TiledProductKernels kAvx512VnniTiledProducts;
+#endif
+
+namespace {
+
+const KernelFamily<TiledProductKernels>& family() {
+#if defined(__x86_64__)
+  static const KernelFamily<TiledProductKernels> all(
+      &kScalarTiledProducts, &kAvx2TiledProducts, &kAvx512TiledProducts,
+      __builtin_cpu_supports("avx512vnni") ? &kAvx512VnniTiledProducts : nullptr);
+#else
+  static const KernelFamily<TiledProductKernels> all(&kScalarTiledProducts);
+#endif
+  return all;
+}
+
+}  // namespace
+
+void Int8Rows::resize(std::int64_t new_rows, std::int64_t new_cols) {
+  rows = new_rows;
+  cols = new_cols;
+  const auto count = [&](int each) { return static_cast<std::size_t>(rows * cols / each); };
+  codes.resize(count(1));
+  scales.resize(count(32));
+  minus16.resize(count(16));
+  minus32.resize(count(32));
+  sums16.resize(count(16));
+  sums32.resize(count(32));
+}
+
+std::span<const TiledProductKernels* const> supported_tiled_product_kernels() {
+  return family().supported();
+}
+
+const TiledProductKernels& tiled_product_kernels() {
+  return family().best();
+}
+
+}  // namespace lode

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Contracts of the kernels that multiply activations in int8 with tiles of block-quantised weights. One table
+// of functions per instruction set, chosen as kernels() is; AVX-512 comes with and without VNNI.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "kernels/tiled_weight.h"
+#include "lodestone/types.h"
+
+namespace lode {
+
+/// Vectors in int8 with one scale for each 32 numbers, and what offsets and minima of weights are multiplied
+/// with.
+struct Int8Rows {
+  std::int64_t rows = 0, cols = 0;             // cols: a multiple of 32
+  std::vector<std::int8_t> codes;              // [rows, cols]
+  std::vector<float> scales;                   // [rows, cols / 32]
+  std::vector<std::int32_t> minus16, minus32;  // [rows, cols / 16 or 32] minus the sum of the codes
+  std::vector<float> sums16, sums32;           // the same sums, times their scale, not negated
+  void resize(std::int64_t rows, std::int64_t cols);
+};
+
+/// All are noexcept and allocate nothing. A result depends on its row of x and its row of the tile alone.
+struct TiledProductKernels {
+  std::string_view name;
+
+  /// Codes row `row` of `to`: codes[i] = x[i] / s to the nearest whole number with s = max |x| / 127 of the 32;
+  /// 0 where s is 0 or below 1e-33. A number that is not finite makes its block's scale NaN.
+  void (*quantise)(const float* x, std::int64_t row, Int8Rows& to) noexcept;
+  /// y[m * stride + r] = x[first + m] . row r, for `rows` rows that begin at a tile and m < count.
+  using Product = void (*)(const Int8Rows& x, std::int64_t first, std::int64_t count, const std::byte* tiles,
+                           std::int64_t rows, float* y, std::int64_t stride) noexcept;
+  std::array<Product, 18> products;  ///< by WeightType; null for plain types
+};
+
+/// The table that goes with kernels().
+const TiledProductKernels& tiled_product_kernels();
+/// Every table that this machine can run, plain C++ first.
+std::span<const TiledProductKernels* const> supported_tiled_product_kernels();
+
+}  // namespace lode

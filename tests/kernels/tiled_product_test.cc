@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of int8 activations with tiled weights: every table and type against sums in double over what the
+// blocks stand for; rows do not depend on their company.
+#include "kernels/tiled_product.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "base/rng.h"
+#include "base/threads.h"
+#include "kernels/dequantise.h"
+#include "kernels/matmul_blocks.h"
+#include "kernels/matmul_tiled.h"
+
+namespace lode {
+namespace {
+
+/// Random blocks whose scales are finite.
+std::vector<std::byte> random_blocks(WeightType type, std::int64_t rows, std::int64_t cols) {
+  Rng rng(static_cast<std::uint64_t>(type) + 100);
+  const WeightLayout& layout = layout_of(type);
+  std::vector<std::byte> bytes(static_cast<std::size_t>(bytes_of(type, rows * cols)));
+  for (std::size_t at = 0; at < bytes.size(); at += static_cast<std::size_t>(layout.block_bytes)) {
+    do {
+      for (std::int64_t i = 0; i < layout.block_bytes; ++i)
+        bytes[at + static_cast<std::size_t>(i)] = static_cast<std::byte>(rng.below(256));
+      // Exponents near 0, so that sums of float32 do not overflow.
+      if (type == WeightType::mxfp4) bytes[at] = static_cast<std::byte>(120 + rng.below(16));
+    } while (!blocks_finite(type, bytes.data() + at, layout.block));
+  }
+  return bytes;
+}
+
+std::vector<float> random_rows(std::int64_t rows, std::int64_t cols) {
+  Rng rng(5);
+  std::vector<float> x(static_cast<std::size_t>(rows * cols));
+  for (std::size_t i = 0; i < x.size(); ++i)
+    x[i] = static_cast<float>(rng.normal() * std::pow(10.0, static_cast<double>(i / 32 % 5) - 2.0));
+  return x;
+}
+
+class TiledProducts : public testing::TestWithParam<const TiledProductKernels*> {
+ protected:
+  Int8Rows quantised(const std::vector<float>& x, std::int64_t rows, std::int64_t cols) const {
+    Int8Rows to;
+    to.resize(rows, cols);
+    for (std::int64_t m = 0; m < rows; ++m) GetParam()->quantise(x.data() + m * cols, m, to);
+    return to;
+  }
+  std::vector<float> products(const Int8Rows& x, std::int64_t first, std::int64_t count,
+                              const TiledWeight& w) const {
+    std::vector<float> y(static_cast<std::size_t>(count * (w.rows + 3)), -7.0f);
+    GetParam()->products[static_cast<std::size_t>(w.type)](x, first, count, w.bytes.data(), w.rows, y.data(),
+                                                           w.rows + 3);
+    return y;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Kernels, TiledProducts, testing::ValuesIn(supported_tiled_product_kernels()),
+                         [](const auto& info) { return std::string(info.param->name); });
+
+TEST_P(TiledProducts, AreThoseOfTheBlocks) {
+  ThreadPool pool(2);
+  for (const WeightLayout& layout : weight_layouts()) {
+    if (is_plain(layout.type)) continue;
+    const std::int64_t rows = 37, cols = layout.block == 32 ? 96 : 512, count = 15;
+    const std::vector<std::byte> blocks = random_blocks(layout.type, rows, cols);
+    const TiledWeight tiles = tile_weight(layout.type, blocks.data(), rows, cols, pool);
+    std::vector<float> w(static_cast<std::size_t>(rows * cols));
+    dequantise(layout.type, blocks.data(), rows * cols, w.data());
+    const Int8Rows x = quantised(random_rows(count, cols), count, cols);
+    const std::vector<float> y = products(x, 0, count, tiles);
+    for (std::int64_t m = 0; m < count; ++m) {
+      for (std::int64_t r = 0; r < rows; ++r) {
+        double sum = 0, size = 0;
+        for (std::int64_t c = 0; c < cols; ++c) {
+          const std::int64_t at = m * cols + c;
+          const double product = static_cast<double>(w[static_cast<std::size_t>(r * cols + c)]) *
+                                 x.scales[static_cast<std::size_t>(at / 32)] *
+                                 x.codes[static_cast<std::size_t>(at)];
+          sum += product;
+          size += std::abs(product);
+        }
+        // Minima and offsets cancel what the sums of codes bring: their own size counts too.
+        ASSERT_NEAR(y[static_cast<std::size_t>(m * (rows + 3) + r)], sum, 3e-6 * size + 1e-20)
+            << layout.name << " row " << r << " of x " << m;
+      }
+      for (std::int64_t r = rows; r < rows + 3; ++r)  // what lies between rows of y stays
+        ASSERT_EQ(y[static_cast<std::size_t>(m * (rows + 3) + r)], -7.0f);
+    }
+  }
+}
+
+TEST_P(TiledProducts, RowsDoNotDependOnTheirCompany) {
+  ThreadPool pool(1);
+  for (const WeightLayout& layout : weight_layouts()) {
+    if (is_plain(layout.type)) continue;
+    const std::int64_t rows = 19, cols = 512, count = 16;
+    const TiledWeight tiles =
+        tile_weight(layout.type, random_blocks(layout.type, rows, cols).data(), rows, cols, pool);
+    const Int8Rows x = quantised(random_rows(count, cols), count, cols);
+    const std::vector<float> all = products(x, 0, count, tiles);
+    for (std::int64_t some = 1; some <= count; ++some) {
+      for (std::int64_t first = 0; first + some <= count; first += some) {
+        const std::vector<float> y = products(x, first, some, tiles);
+        ASSERT_EQ(std::memcmp(y.data(), all.data() + first * (rows + 3), y.size() * sizeof(float)), 0)
+            << layout.name << " rows from " << first << ", " << some;
+      }
+    }
+  }
+}
+
+TEST_P(TiledProducts, QuantisesWhatHurts) {
+  const float infinity = std::numeric_limits<float>::infinity(), nan = std::nanf("");
+  std::vector<float> x(5 * 32, 0.0f);
+  x[3] = 1e-38f;                            // block 0: too small to count
+  x[32] = -5.0f, x[33] = 2.5f;              // block 1
+  x[64 + 31] = nan, x[96 + 1] = -infinity;  // blocks 2, 3
+  for (std::size_t i = 128; i < 160; ++i) x[i] = 3e38f;
+  const Int8Rows q = quantised(x, 1, 160);
+  EXPECT_EQ(q.scales[0], 0.0f);
+  EXPECT_EQ(q.codes[32], -127);
+  EXPECT_EQ(q.codes[33], 64);  // 63.5, ties to even
+  EXPECT_EQ(q.minus32[1], 63);
+  EXPECT_EQ(q.minus16[2], 63);
+  EXPECT_EQ(q.minus16[3], 0);
+  EXPECT_TRUE(std::isnan(q.scales[2]));
+  EXPECT_TRUE(std::isnan(q.scales[3]));
+  EXPECT_EQ(q.codes[159], 127);
+  EXPECT_NEAR(q.scales[4] * 127.0f, 3e38f, 1e32f);
+}
+
+/// The driver over many rows, and float32 activations beside int8 ones.
+TEST(MatmulTiled, ComesCloseToFloat32) {
+  ThreadPool pool(2);
+  for (const WeightType type : {WeightType::q4_1, WeightType::q6_k, WeightType::q8_0}) {
+    const std::int64_t rows = 70, cols = 768, count = 75;
+    const std::vector<std::byte> blocks = random_blocks(type, rows, cols);
+    const TiledWeight tiles = tile_weight(type, blocks.data(), rows, cols, pool);
+    std::vector<float> x = random_rows(count, cols);
+    for (float& v : x) v = std::tanh(v);
+    std::vector<float> exact(static_cast<std::size_t>(count * rows)), again = exact, found = exact;
+    const Matrix<const float> in(x.data(), count, cols);
+    matmul_blocks(in, blocks.data(), type, {exact.data(), count, rows}, pool);
+    Int8Rows scratch;
+    const TiledProduct both[] = {{&tiles, {found.data(), count, rows}},
+                                 {&tiles, {again.data(), count, rows}}};
+    matmul_tiled(in, both, scratch, pool);
+    EXPECT_EQ(found, again);
+    double error = 0, size = 0;
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+      error += std::pow(double{exact[i]} - double{found[i]}, 2);
+      size += std::pow(double{exact[i]}, 2);
+    }
+    EXPECT_LT(std::sqrt(error / size), 0.01) << name_of(type);
+  }
+}
+
+}  // namespace
+}  // namespace lode
