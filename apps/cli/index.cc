@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// lodestone index: prefill a text once, build the indexes that the specs need, write one `.lode` file.
+// lodestone index: prefill a text once, build the indexes that the specs need, write one `.lode` file; or go on
+// from what such a file, or an interrupted reading, already holds.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -9,7 +10,11 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "cli.h"
+#include "engine/context_file.h"
 #include "engine/memory.h"
+#include "engine/prefill_log.h"
+#include "engine/reuse.h"
+#include "engine/source_sections.h"
 #include "io/container.h"
 #include "lodestone/error.h"
 #include "lodestone/sources.h"
@@ -24,9 +29,9 @@ struct IndexFlags {
   ModelFlags model;
   std::vector<std::string> files;
   ReadOptions reading;
-  std::string headings = "auto", output;
+  std::string headings = "auto", output, append;
   std::vector<std::string> specs;
-  bool force = false;
+  bool force = false, restart = false;
 };
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -38,12 +43,59 @@ void say(const std::string& line) {
   std::cerr << excerpt(line, 1000) << "\n";
 }
 
+/// What an indexed text says of itself that a new reading goes by.
+struct Earlier {
+  std::string path;
+  ContextMeta meta;
+  StoredSource stored;
+  std::vector<TokenId> head;  ///< tokens in front of the text
+  Attachments attachments;
+};
+
+Earlier read_earlier(const std::string& path) {
+  const ContainerReader file(path);
+  Earlier earlier = {.path = path,
+                     .meta = read_context_meta(file, path),
+                     .stored = read_source(file, path),
+                     .head = {},
+                     .attachments = read_attachments(file, path)};
+  const auto ids = SectionReader(file, "").values<TokenId>("tokens");
+  const auto head = std::min<std::size_t>(ids.size(), static_cast<std::size_t>(earlier.stored.first_token));
+  earlier.head.assign(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(head));
+  return earlier;
+}
+
+/// The file that the output replaces, if something of it may be kept.
+std::optional<Earlier> earlier_output(const IndexFlags& flags) {
+  std::error_code none;
+  if (!std::filesystem::is_regular_file(flags.output, none)) return std::nullopt;
+  try {
+    return read_earlier(flags.output);
+  } catch (const InputError&) {
+    return std::nullopt;  // damaged, or no indexed text: to be replaced
+  }
+}
+
+/// Whether a folder is indexed into the file that was made from it: that is an update, not a loss.
+bool updates(const IndexFlags& flags) {
+  const std::optional<Earlier> earlier = earlier_output(flags);
+  if (!earlier || earlier->stored.source.inputs.size() != flags.files.size()) return false;
+  for (std::size_t i = 0; i < flags.files.size(); ++i) {
+    std::error_code none;
+    if (!std::filesystem::is_directory(flags.files[i], none) ||
+        std::filesystem::absolute(flags.files[i], none).lexically_normal() !=
+            earlier->stored.source.inputs[i])
+      return false;
+  }
+  return true;
+}
+
 void check_output(const IndexFlags& flags, const std::vector<Spec>& specs) {
   expect_apart(flags.output, flags.files);
   expect_apart(flags.output, files_of(specs, flags.model.model));
-  if (std::filesystem::exists(flags.output) && !flags.force) {
+  const bool there = std::filesystem::exists(flags.output);
+  if (there && !flags.force && flags.output != flags.append && !updates(flags))
     throw InputError(flags.output + ": this file exists already; --force replaces it");
-  }
 }
 
 /// What the indexes take in the file, as `inspect` counts it; in memory they have room to grow.
@@ -55,21 +107,117 @@ std::uint64_t stored_index_bytes(const std::string& path) {
   return bytes;
 }
 
-/// What is read, and on stderr what is not, and what the user should know.
-SourceText read_sources(const IndexFlags& flags) {
+/// What was not read, and what the user should know, on stderr.
+void say_unread(const SourceText& source) {
   constexpr std::size_t kShown = 10;
-  ReadOptions options = flags.reading;
-  options.headings = flags.headings == "on"    ? ReadOptions::Headings::on
-                     : flags.headings == "off" ? ReadOptions::Headings::off
-                                               : ReadOptions::Headings::automatic;
-  SourceText source = read_documents(flags.files, options);
   for (const std::string& remark : source.remarks) say(remark);
   for (std::size_t i = 0; i < std::min(kShown, source.unread.size()); ++i)
     say(fmt::format("not read: {}: {}", source.unread[i].path, source.unread[i].why));
   if (source.unread.size() > kShown)
     say(fmt::format("not read: {} more; --json and `lodestone inspect` list them",
                     source.unread.size() - kShown));
+}
+
+SourceText read_sources(const IndexFlags& flags, const std::optional<Earlier>& earlier) {
+  ReadOptions options = flags.reading;
+  options.headings = flags.headings == "on"    ? ReadOptions::Headings::on
+                     : flags.headings == "off" ? ReadOptions::Headings::off
+                                               : ReadOptions::Headings::automatic;
+  SourceText source;
+  if (!flags.append.empty()) {
+    source = earlier->stored.source;
+    if (source.text.empty())
+      throw InputError(flags.append + ": expected an indexed text with its text in it, found none");
+    if (source.files.empty()) {  // of a file that does not say what it was made from
+      source.files.push_back(
+          {.path = flags.append, .kind = "text", .checksum = {}, .end = source.text.size()});
+      source.marks = {{.begin = 0, .page = 0, .line = 1}};
+    }
+  } else if (earlier) {
+    options.before = earlier->stored.source.files;
+  }
+  append_documents(source, flags.files, options);
+  say_unread(source);
   return source;
+}
+
+/// What is to be indexed.
+struct Reading {
+  std::vector<TokenId> tokens;
+  std::int64_t first_token = 0;
+};
+
+Reading tokens_of(const Model& model, const SourceText& source, const IndexFlags& flags,
+                  const std::optional<Earlier>& earlier) {
+  Reading reading;
+  if (flags.append.empty() || earlier->head.empty()) {
+    reading.tokens = model.tokenizer().encode(source.text, Tokenizer::Bos::as_template);
+    reading.first_token = std::ssize(model.tokenizer().prefix());
+    return reading;
+  }
+  reading.tokens = earlier->head;
+  reading.first_token = std::ssize(earlier->head);
+  const auto text = model.tokenizer().encode(source.text, Tokenizer::Bos::none);
+  reading.tokens.insert(reading.tokens.end(), text.begin(), text.end());
+  return reading;
+}
+
+/// The file whose text a token belongs to.
+std::string file_of_token(const Model& model, const Reading& reading, std::int64_t token,
+                          const SourceText& source) {
+  std::size_t bytes = 0;
+  for (std::int64_t i = reading.first_token; i < token; ++i)
+    bytes += model.tokenizer().bytes_of(reading.tokens[static_cast<std::size_t>(i)]).size();
+  for (const SourceFile& file : source.files)
+    if (bytes < file.end) return file.path;
+  return source.files.empty() ? std::string() : source.files.back().path;
+}
+
+struct Begun {
+  Context context;
+  std::int64_t kept = 0;      ///< tokens of an earlier file
+  std::int64_t restored = 0;  ///< of an interrupted reading
+};
+
+/// A context with what is already there of the tokens, and the methods attached.
+Context begin_context(const IndexFlags& flags, std::shared_ptr<const Model> model,
+                      const ContextOptions& options, const std::vector<Spec>& specs,
+                      std::span<const TokenId> tokens, const std::optional<Earlier>& earlier) {
+  if (earlier) {
+    std::string why;
+    try {
+      if (auto context = reuse_context(earlier->path, model, options, tokens, specs, why))
+        return std::move(*context);
+    } catch (const InputError& error) {
+      why = error.what();
+    }
+    say(fmt::format("{}: nothing of it is kept: {}", earlier->path, why));
+  }
+  Context context(std::move(model), options);
+  say_placement(context, flags.common);
+  for (const Spec& spec : specs) context.attach(spec);
+  return context;
+}
+
+/// Reads what is missing; what is done of it survives an interruption.
+void prefill(Context& context, const IndexFlags& flags, std::span<const TokenId> tokens, PrefillLog& log) {
+  const auto left = tokens.subspan(static_cast<std::size_t>(context.tokens()));
+  if (left.empty()) return;
+  Progress progress("prefill", std::ssize(tokens), "tokens", flags.common.progress(),
+                    Progress::Cost::growing);
+  resumable(
+      PrefillLog::beside(flags.output), [&] { return log.kept(); },
+      [&] {
+        try {
+          context.prefill(left, [&](std::int64_t done) {
+            progress.at(done);
+            log.save_at_times(context);
+          });
+        } catch (const Interrupted&) {
+          log.save(context);
+          throw;
+        }
+      });
 }
 
 Json list_of(const std::vector<UnreadFile>& unread) {
@@ -85,41 +233,76 @@ Json list_of(const std::vector<SourceFile>& files) {
   return list;
 }
 
-Json index_text(const IndexFlags& flags) {
+/// Says what need not be read again.
+void say_kept(const IndexFlags& flags, const Begun& begun, const Reading& reading, const SourceText& source) {
+  const std::int64_t there = begun.context.tokens();
+  if (there == 0 || flags.common.quiet) return;
+  const bool all = there == std::ssize(reading.tokens);
+  const std::string next =
+      all ? "nothing is left to read"
+          : "reading goes on from " + file_of_token(begun.context.model(), reading, there, source);
+  if (begun.restored > 0)
+    say(fmt::format("going on after {} tokens that an interrupted reading left; {}", there, next));
+  else
+    say(fmt::format("{} of {} tokens are kept from before; {}", there, reading.tokens.size(), next));
+}
+
+/// Flags that the file decides when nothing else is said.
+void take_defaults(IndexFlags& flags, const Earlier& earlier) {
+  if (flags.model.model.empty()) flags.model.model = earlier.meta.model_path;
+  flags.model.kv_type = name_of(earlier.meta.kv_type);
+  if (flags.specs.empty()) flags.specs = earlier.meta.methods;
+  if (earlier.meta.rope_factor > 0) flags.model.rope_factor = earlier.meta.rope_factor;
+}
+
+void build(Context& context, const IndexFlags& flags, std::size_t specs) {
+  const auto steps = static_cast<std::int64_t>(specs) * context.model().config().layers;
+  Progress progress("indexes", steps, "layers", flags.common.progress());
+  context.build_indexes([&](std::int64_t done) { progress.at(done); });
+}
+
+Json index_text(IndexFlags flags) {
+  std::optional<Earlier> earlier;
+  if (!flags.append.empty()) {
+    earlier = read_earlier(flags.append);
+    take_defaults(flags, *earlier);
+  } else {
+    earlier = flags.restart ? std::nullopt : earlier_output(flags);
+  }
   const std::vector<Spec> specs = parse_specs(flags.specs);
   check_output(flags, specs);
-  SourceText source = read_sources(flags);
+  SourceText source = read_sources(flags, earlier);
   const auto model = load_model(flags.common, flags.model);
-  const std::vector<TokenId> tokens = model->tokenizer().encode(source.text, Tokenizer::Bos::as_template);
+  const Reading reading = tokens_of(*model, source, flags, earlier);
+  const auto tokens = std::ssize(reading.tokens);
   ContextOptions options = context_options(flags.common, flags.model);
-  options.max_tokens = flags.model.context > 0
-                           ? flags.model.context
-                           : room_for_questions(*model, std::ssize(tokens), flags.model.rope_factor);
-  expect_room(flags.output,
-              static_cast<std::uint64_t>(plan_memory(*model, options.kv_type, std::ssize(tokens), {}).kv));
+  options.max_tokens = flags.model.context > 0 ? flags.model.context
+                                               : room_for_questions(*model, tokens, flags.model.rope_factor);
+  expect_room(flags.output, static_cast<std::uint64_t>(plan_memory(*model, options.kv_type, tokens, {}).kv));
+  const auto place = PrefillLog::beside(flags.output);
+  if (flags.restart) std::filesystem::remove(place);
 
-  Context context(model, options);
-  say_placement(context, flags.common);
-  set_source(context, std::move(source), std::ssize(model->tokenizer().prefix()));
-  for (const Spec& spec : specs) context.attach(spec);
   auto start = std::chrono::steady_clock::now();
-  {
-    Progress progress("prefill", static_cast<std::int64_t>(tokens.size()), "tokens", flags.common.progress(),
-                      Progress::Cost::growing);
-    context.prefill(tokens, [&](std::int64_t done) { progress.at(done); });
-  }
+  Begun begun = {begin_context(flags, model, options, specs, reading.tokens, earlier)};
+  Context& context = begun.context;
+  begun.kept = context.tokens();
+  PrefillLog log(place, context);
+  begun.restored = log.restore(context, reading.tokens);
+  say_kept(flags, begun, reading, source);
+  set_source(context, std::move(source), reading.first_token);
+  prefill(context, flags, reading.tokens, log);
   const double prefill_seconds = seconds_since(start);
   start = std::chrono::steady_clock::now();
-  {
-    const auto steps = static_cast<std::int64_t>(specs.size()) * model->config().layers;
-    Progress progress("indexes", steps, "layers", flags.common.progress());
-    context.build_indexes([&](std::int64_t done) { progress.at(done); });
-  }
+  build(context, flags, specs.size());
   const double build_seconds = seconds_since(start);
   check_output(flags, specs);  // another may have written it meanwhile
-  context.save(flags.output, source_of(context).text);
+  save_context(context, flags.output, source_of(context).text,
+               flags.append.empty() ? Attachments() : earlier->attachments);
+  log.remove();
   return {{"file", flags.output},
-          {"tokens", tokens.size()},
+          {"tokens", tokens},
+          {"tokens_kept", begun.kept + begun.restored},
+          {"tokens_read", tokens - begun.kept - begun.restored},
           {"files", list_of(source_of(context).files)},
           {"unread", list_of(source_of(context).unread)},
           {"prefill_seconds", prefill_seconds},
@@ -141,6 +324,25 @@ void run(const IndexFlags& flags) {
                   result["build_seconds"].get<double>(), flags.output));
 }
 
+void add_reading_flags(CLI::App& verb, IndexFlags& flags) {
+  verb.add_option("-f,--file", flags.files,
+                  "a text or document (plain text, Markdown, HTML, PDF, EPUB, DOCX, ODT, source code, CSV: "
+                  "known by what it holds), a folder or repository of them, or - for standard input; may be "
+                  "repeated")
+      ->required()
+      ->allow_extra_args(false);
+  verb.add_option("--include", flags.reading.include,
+                  "of a folder, read only files that match this glob, e.g. '*.md'; may be repeated")
+      ->allow_extra_args(false);
+  verb.add_option("--exclude", flags.reading.exclude,
+                  "of a folder, leave out files that match this glob, e.g. 'build/*'; may be repeated")
+      ->allow_extra_args(false);
+  verb.add_option("--headings", flags.headings,
+                  "whether a line with its path stands in front of a file: on, off, or auto: of files of a "
+                  "folder, and of each further one that is no plain text")
+      ->check(CLI::IsMember({"auto", "on", "off"}));
+}
+
 }  // namespace
 
 void add_index(CLI::App& app) {
@@ -148,29 +350,28 @@ void add_index(CLI::App& app) {
   CLI::App* verb =
       app.add_subcommand("index", "Prefill a text once and write it, with its indexes, to one .lode file");
   add_common_flags(*verb, flags->common);
-  add_model_flags(*verb, flags->model, true);
-  verb->add_option(
-          "-f,--file", flags->files,
-          "a text or document (plain text, Markdown, HTML, PDF, EPUB, DOCX, ODT, source code, CSV: known by "
-          "what it holds), a folder or repository of them, or - for standard input; may be repeated")
-      ->required()
-      ->allow_extra_args(false);
-  verb->add_option("--include", flags->reading.include,
-                   "of a folder, read only files that match this glob, e.g. '*.md'; may be repeated")
-      ->allow_extra_args(false);
-  verb->add_option("--exclude", flags->reading.exclude,
-                   "of a folder, leave out files that match this glob, e.g. 'build/*'; may be repeated")
-      ->allow_extra_args(false);
-  verb->add_option("--headings", flags->headings,
-                   "whether a line with its path stands in front of a file: on, off, or auto: of files of a "
-                   "folder, and "
-                   "of each further one that is no plain text")
-      ->check(CLI::IsMember({"auto", "on", "off"}));
-  verb->add_option("-o,--output", flags->output, "the .lode file to write")->required()->check(output_file());
+  add_model_flags(*verb, flags->model, false);
+  add_reading_flags(*verb, *flags);
+  verb->add_option("-o,--output", flags->output,
+                   "the .lode file to write; with --append that one, if none is named")
+      ->check(output_file());
+  verb->add_option("--append", flags->append,
+                   "a .lode file whose text goes on with the files: only they are read; its model, type of "
+                   "keys and methods stay");
   add_attention_flag(*verb, flags->specs, false);
-  verb->add_flag("--force", flags->force, "replace an existing file");
-  verb->callback([flags] {
+  verb->add_flag("--force", flags->force,
+                 "replace an existing file; what has not changed of its text is not read again");
+  verb->add_flag("--restart", flags->restart,
+                 "read all, whatever an existing file or an interrupted reading holds");
+  verb->callback([flags, verb] {
     say_unaudited(flags->common, flags->model, "a text that is indexed is attended fully");
+    expect_use(*verb, {"--kv-type", "--rope-factor", "--restart"}, flags->append.empty(),
+               "expected none beside --append, which goes by the file's, found one");
+    if (flags->append.empty()) {
+      if (flags->model.model.empty()) throw InputError("index: expected a model (-m), found none");
+      if (flags->output.empty()) throw InputError("index: expected a file to write (-o), found none");
+    }
+    if (flags->output.empty()) flags->output = flags->append;
     run(*flags);
   });
 }

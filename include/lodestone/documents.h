@@ -45,6 +45,7 @@ struct SourceText {
   std::vector<SourceFile> files;  ///< in the order of the text; empty: not known
   std::vector<PlaceMark> marks;   ///< rising, apart
   std::vector<UnreadFile> unread;
+  std::vector<std::string> inputs;   ///< paths that were asked for, absolute
   std::vector<std::string> remarks;  ///< what the user should know, a sentence each
 };
 
@@ -66,12 +67,18 @@ struct ReadOptions {
   std::size_t largest_text = std::size_t{1} << 30;      ///< bytes of the text of all
   std::size_t converter_memory = std::size_t{2} << 30;  ///< bytes of a program that converts a file
   int converter_seconds = 120;                          ///< it may take for one file
+  /// What was read before: files of a folder that have not changed come first, in the order they had then, so
+  /// that as much as possible of the text stays the same.
+  std::vector<SourceFile> before;
   std::function<void(std::int64_t files, std::int64_t pages)> progress;
 };
 
 /// Reads files and folders, by what they hold and not by their names; "-" is standard input. A file that was
 /// named and cannot be read is an InputError; one of a folder is listed in `unread`.
 SourceText read_documents(std::span<const std::string> paths, const ReadOptions& options);
+
+/// The same behind what `source` holds.
+void append_documents(SourceText& source, std::span<const std::string> paths, const ReadOptions& options);
 
 /// The same of one file's bytes, which `name` names in messages and citations.
 SourceText read_document(std::string_view bytes, std::string_view name, const ReadOptions& options);

@@ -7,7 +7,7 @@
 #include <array>
 #include <cerrno>
 #include <filesystem>
-#include <iostream>
+#include <map>
 
 #include "base/cancel.h"
 #include "base/file.h"
@@ -46,7 +46,8 @@ DocumentText read_kind(DocumentKind kind, std::string_view bytes, std::string_vi
 /// Gathers files into one text.
 class Gathering {
  public:
-  explicit Gathering(const ReadOptions& options) : options_(options) {}
+  explicit Gathering(const ReadOptions& options, SourceText before = {})
+      : options_(options), all_(std::move(before)) {}
 
   /// `in_folder`: has a heading in front, unless there are to be none.
   void add(std::string_view bytes, const std::string& name, bool in_folder) {
@@ -63,7 +64,7 @@ class Gathering {
     if (headed) put_heading(document.pages > 0 ? fmt::format("File: {}, page 1", name) : "File: " + name);
     SourceFile file = {.path = name,
                        .kind = name_of(kind),
-                       .checksum = checksum_of(bytes),
+                       .checksum = hash_hex(bytes),
                        .begin = all_.text.size(),
                        .pages = document.pages};
     put(document, headed ? name : std::string());
@@ -90,6 +91,7 @@ class Gathering {
     for (std::string& remark : listing.remarks) all_.remarks.push_back(std::move(remark));
     const std::string prefix = fs::canonical(path).filename().string() + "/";
     const std::size_t before = all_.files.size();
+    unchanged_first(path, prefix, listing.files);
     for (const std::string& file : listing.files) {
       const std::string full = (fs::path(path) / file).string();
       try {
@@ -107,10 +109,33 @@ class Gathering {
           fmt::format("{}: expected a folder with texts or documents, found none{}", path, first_reason()));
   }
 
+  void asked(std::string path) { all_.inputs.push_back(std::move(path)); }
   SourceText take() { return std::move(all_); }
 
  private:
-  static std::string checksum_of(std::string_view bytes) { return hash_hex(bytes); }
+  /// Files that were read before and are as they were, in the order they had then; the others behind them.
+  void unchanged_first(const fs::path& folder, const std::string& prefix,
+                       std::vector<std::string>& files) const {
+    std::map<std::string, std::size_t> order;
+    for (std::size_t i = 0; i < options_.before.size(); ++i) order.emplace(options_.before[i].path, i);
+    std::map<std::string, std::size_t> place;
+    for (const std::string& file : files) {
+      const auto known = order.find(prefix + file);
+      const bool same = known != order.end() &&
+                        checksum_or_nothing(folder / file) == options_.before[known->second].checksum;
+      place[file] = same ? known->second : options_.before.size();
+    }
+    std::stable_sort(files.begin(), files.end(),
+                     [&](const std::string& a, const std::string& b) { return place.at(a) < place.at(b); });
+  }
+
+  static std::string checksum_or_nothing(const fs::path& file) {
+    try {
+      return hash_hex(MappedFile(file).bytes());
+    } catch (const InputError&) {
+      return {};  // will be listed as not read
+    }
+  }
 
   std::string first_reason() const {
     if (all_.unread.empty()) return {};
@@ -180,9 +205,16 @@ SourceText read_document(std::string_view bytes, std::string_view name, const Re
 }
 
 SourceText read_documents(std::span<const std::string> paths, const ReadOptions& options) {
-  Gathering all(options);
+  SourceText source;
+  append_documents(source, paths, options);
+  return source;
+}
+
+void append_documents(SourceText& source, std::span<const std::string> paths, const ReadOptions& options) {
+  Gathering all(options, std::move(source));
   for (const std::string& path : paths) {
     std::error_code none;
+    all.asked(path == "-" ? path : fs::absolute(path, none).lexically_normal().string());
     if (path == "-")
       all.add(read_standard_input(options.largest_file), "standard input", false);
     else if (fs::is_directory(path, none))
@@ -190,7 +222,7 @@ SourceText read_documents(std::span<const std::string> paths, const ReadOptions&
     else
       all.add_file(path, path, false);
   }
-  return all.take();
+  source = all.take();
 }
 
 Place place_of(const SourceText& source, std::size_t offset) {

@@ -310,6 +310,11 @@ void save_context(const Context& context, const std::filesystem::path& path, std
 
 Context Context::load(const std::filesystem::path& path, std::shared_ptr<const Model> model,
                       const ContextOptions& asked) {
+  return load_context(path, std::move(model), asked, LoadIndexes::all);
+}
+
+Context load_context(const std::filesystem::path& path, std::shared_ptr<const Model> model,
+                     const ContextOptions& asked, LoadIndexes indexes) {
   const ContainerReader file(path);
   const ContextMeta meta = read_context_meta(file, path);
   check_fits(path, meta, *model);
@@ -325,12 +330,13 @@ Context Context::load(const std::filesystem::path& path, std::shared_ptr<const M
   options.max_tokens = std::max({meta.rope_tokens, meta.tokens, asked.max_tokens});
   if (meta.rope_factor > 0) options.rope_factor = meta.rope_factor;
   Context context(std::move(model), options);
-  Impl& c = *context.impl_;
+  Context::Impl& c = context.impl();
   // Stored keys were rotated for this length; with dynamic scaling another one would have other frequencies.
   c.rope = Rope(c.config, meta.rope_tokens);
   c.rope_tokens = meta.rope_tokens;
   // Before there are tokens: methods that listen to a prefill come from the file with what they heard.
-  for (const std::string& text : meta.methods) attach_stored(context, text, path);
+  if (indexes == LoadIndexes::all)
+    for (const std::string& text : meta.methods) attach_stored(context, text, path);
   c.ids = read_tokens(file, meta, c.config.vocab);
   StoredSource stored = read_source(file, path);
   c.source = std::make_shared<const SourceText>(std::move(stored.source));

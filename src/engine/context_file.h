@@ -32,6 +32,10 @@ struct ContextMeta {
 ContextMeta read_context_meta(const ContainerReader& file, const std::filesystem::path& path);
 /// Those that save_context wrote; InputError when the file says otherwise of itself.
 Attachments read_attachments(const ContainerReader& file, const std::filesystem::path& path);
+/// Context::load; with `none`, no method of the file is attached, and what is attached is indexed anew.
+enum class LoadIndexes { all, none };
+Context load_context(const std::filesystem::path& path, std::shared_ptr<const Model> model,
+                     const ContextOptions& asked, LoadIndexes indexes);
 /// Context::save with attachments.
 void save_context(const Context& context, const std::filesystem::path& path, std::string_view text,
                   const Attachments& attachments);

@@ -25,7 +25,11 @@ Json json_of(const SourceText& source, std::int64_t first_token) {
                      {"end", f.end},
                      {"pages", f.pages}});
   for (const UnreadFile& f : source.unread) unread.push_back({{"path", f.path}, {"why", f.why}});
-  return {{"version", kVersion}, {"first_token", first_token}, {"files", files}, {"unread", unread}};
+  return {{"version", kVersion},
+          {"first_token", first_token},
+          {"files", files},
+          {"unread", unread},
+          {"inputs", source.inputs}};
 }
 
 const Json& list_of(const Json& json, const char* key, const std::string& where) {
@@ -51,6 +55,10 @@ void read_files(const Json& json, const std::string& where, SourceText& source) 
   }
   for (const Json& f : list_of(json, "unread", where))
     source.unread.push_back({json_string(f, "path", where), json_string(f, "why", where)});
+  for (const Json& path : list_of(json, "inputs", where)) {
+    if (!path.is_string()) throw InputError(where + ": expected strings in 'inputs', found another type");
+    source.inputs.push_back(path.get<std::string>());
+  }
 }
 
 void read_marks(const ContainerReader& file, const std::filesystem::path& path, SourceText& source) {

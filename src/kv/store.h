@@ -65,8 +65,8 @@ class KvStore {
   /// are for the store's life.
   KvLayer layer(int layer, std::int64_t pending = 0) const;
 
-  /// Where `count` rows behind the committed ones are to be written by the caller, in the store's type (f32,
-  /// f16 or bf16), all heads and both parts before commit. InputError when max_tokens would be passed.
+  /// Where `count` rows behind the committed ones are to be written by the caller, in the store's type, all
+  /// heads and all parts (of q8 the scales, too) before commit. InputError when max_tokens would be passed.
   std::byte* rows_to_write(int layer, int head, Part part, std::int64_t count);
 
   /// Where rows [begin, end) of the committed ones lie, for a caller that writes every one of them anew: what

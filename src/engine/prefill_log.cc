@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/prefill_log.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "base/cancel.h"
+#include "base/hash.h"
+#include "engine/context.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+constexpr std::string_view kMagic = "LODEPART";
+constexpr std::int64_t kHeader = 64;  // bytes: magic, identity in hex, zeros
+constexpr auto kFirstSave = std::chrono::seconds(1);
+
+struct BlockHeader {
+  std::int64_t begin = 0, tokens = 0, bytes = 0;  // of what follows
+  std::array<char, 32> checksum = {};             // XXH3-128 of what follows, in hex
+};
+
+std::array<KvStore::Part, 4> all_parts() {
+  return {KvStore::Part::k, KvStore::Part::v, KvStore::Part::k_scale, KvStore::Part::v_scale};
+}
+
+/// What keys depend on beside the tokens.
+std::string identity_of(const Context::Impl& c) {
+  return hash_hex(fmt::format("{} {} {} {} {} {}", c.model->fingerprint(), c.model->tokenizer().fingerprint(),
+                              name_of(c.options.kv_type), c.rope_tokens, c.options.rope_factor.value_or(0.0),
+                              c.options.chunk));
+}
+
+/// Calls visit(layer, head, part, bytes of a row) in the order of a block.
+template <class Visit>
+void each_part(const Context::Impl& c, const Visit& visit) {
+  const std::size_t parts = c.options.kv_type == DType::q8 ? 4 : 2;
+  for (int layer = 0; layer < c.config.layers; ++layer)
+    for (int head = 0; head < c.config.kv_heads; ++head)
+      for (std::size_t p = 0; p < parts; ++p)
+        visit(layer, head, all_parts()[p],
+              p < 2 ? std::int64_t{bytes_of(c.options.kv_type)} * c.config.head_dim
+                    : std::int64_t{sizeof(float)});
+}
+
+std::int64_t block_bytes(const Context::Impl& c, std::int64_t tokens) {
+  std::int64_t bytes = tokens * std::int64_t{sizeof(TokenId)};
+  each_part(c, [&](int, int, KvStore::Part, std::int64_t row) { bytes += tokens * row; });
+  return bytes;
+}
+
+[[noreturn]] void cannot(const std::filesystem::path& path, const char* what) {
+  throw RunError(fmt::format("{}: cannot be {}: {}", path.string(), what, std::strerror(errno)));
+}
+
+void write_all(int fd, std::span<const std::byte> bytes, std::int64_t offset,
+               const std::filesystem::path& path) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::pwrite(fd, bytes.data(), bytes.size(), offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) cannot(path, "written");
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+    offset += n;
+  }
+}
+
+bool read_all(int fd, std::span<std::byte> bytes, std::int64_t offset) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::pread(fd, bytes.data(), bytes.size(), offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+    offset += n;
+  }
+  return true;
+}
+
+std::string header_of(const std::string& identity) {
+  std::string header = std::string(kMagic) + identity;
+  header.resize(static_cast<std::size_t>(kHeader), '\0');
+  return header;
+}
+
+}  // namespace
+
+std::filesystem::path PrefillLog::beside(const std::filesystem::path& output) {
+  return output.parent_path() / ("." + output.filename().string() + ".partial");
+}
+
+PrefillLog::PrefillLog(const std::filesystem::path& path, const Context& context)
+    : path_(path),
+      identity_(identity_of(context.impl())),
+      tokens_(context.tokens()),
+      next_(std::chrono::steady_clock::now() + kFirstSave) {
+  for (const auto& listeners : context.impl().listeners) usable_ = usable_ && listeners.empty();
+}
+
+PrefillLog::~PrefillLog() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+/// Where another process writes it, this one does without.
+bool PrefillLog::open() {
+  if (fd_ >= 0) return true;
+  fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0666);
+  struct stat info = {};
+  if (fd_ < 0) cannot(path_, "opened");
+  if (::fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode))
+    throw InputError(
+        fmt::format("{}: expected a file or nothing there, found a device, pipe or socket", path_.string()));
+  return usable_ = ::flock(fd_, LOCK_EX | LOCK_NB) == 0;
+}
+
+/// One block behind the context's tokens, if there is a whole one that goes on as `tokens` does.
+bool PrefillLog::restore_block(Context::Impl& c, std::span<const TokenId> tokens) {
+  BlockHeader block;
+  if (!read_all(fd_, std::as_writable_bytes(std::span(&block, 1)), end_)) return false;
+  if (block.begin != tokens_ || block.tokens <= 0 || block.tokens > std::ssize(tokens) - tokens_ ||
+      block.bytes != block_bytes(c, block.tokens))
+    return false;
+  std::vector<TokenId> ids(static_cast<std::size_t>(block.tokens));
+  const auto id_bytes = std::as_writable_bytes(std::span(ids));
+  std::int64_t at = end_ + std::int64_t{sizeof block};
+  if (!read_all(fd_, id_bytes, at) || !std::equal(ids.begin(), ids.end(), tokens.begin() + tokens_))
+    return false;
+  Hasher hasher;
+  hasher.add(id_bytes);
+  at += std::ssize(id_bytes);
+  bool whole = true;
+  each_part(c, [&](int layer, int head, KvStore::Part part, std::int64_t row) {
+    std::byte* const rows = c.kv.rows_to_write(layer, head, part, block.tokens);
+    const std::span<std::byte> bytes(rows, static_cast<std::size_t>(block.tokens * row));
+    whole = whole && read_all(fd_, bytes, at);
+    if (whole) hasher.add(bytes);
+    at += block.tokens * row;
+  });
+  if (!whole || hasher.hex() != std::string_view(block.checksum.data(), block.checksum.size())) return false;
+  c.kv.commit(block.tokens);
+  c.ids.insert(c.ids.end(), ids.begin(), ids.end());
+  tokens_ += block.tokens;
+  end_ = at;
+  return true;
+}
+
+std::int64_t PrefillLog::restore(Context& context, std::span<const TokenId> tokens) {
+  Context::Impl& c = context.impl();
+  LODE_ASSERT(c.tokens() == tokens_);
+  const std::int64_t before = tokens_;
+  struct stat info = {};
+  if (!usable_ || ::lstat(path_.c_str(), &info) != 0 || !open()) return 0;
+  std::string header(static_cast<std::size_t>(kHeader), '\0');
+  if (!read_all(fd_, std::as_writable_bytes(std::span(header)), 0) || header != header_of(identity_))
+    return 0;
+  end_ = kHeader;
+  while (restore_block(c, tokens)) check_cancel();
+  c.kv.roll_back(tokens_);  // rows of a block that was not whole
+  return tokens_ - before;
+}
+
+void PrefillLog::save(const Context& context) {
+  Context::Impl& c = context.impl();
+  if (!usable_ || c.tokens() <= tokens_) return;
+  if (!open()) return;
+  c.host_kv();
+  if (end_ == 0) {
+    if (::ftruncate(fd_, 0) != 0) cannot(path_, "written");
+    const std::string header = header_of(identity_);
+    write_all(fd_, std::as_bytes(std::span(header)), 0, path_);
+    end_ = kHeader;
+  }
+  const std::int64_t count = c.tokens() - tokens_;
+  BlockHeader block = {.begin = tokens_, .tokens = count, .bytes = block_bytes(c, count)};
+  std::int64_t at = end_ + std::int64_t{sizeof block};
+  Hasher hasher;
+  const auto put = [&](std::span<const std::byte> bytes) {
+    hasher.add(bytes);
+    write_all(fd_, bytes, at, path_);
+    at += std::ssize(bytes);
+  };
+  put(std::as_bytes(std::span(c.ids).last(static_cast<std::size_t>(count))));
+  each_part(c, [&](int layer, int head, KvStore::Part part, std::int64_t row) {
+    put(c.kv.rows(layer, head, part).last(static_cast<std::size_t>(count * row)));
+  });
+  const std::string checksum = hasher.hex();
+  std::copy(checksum.begin(), checksum.end(), block.checksum.begin());
+  write_all(fd_, std::as_bytes(std::span(&block, 1)), end_, path_);
+  if (::ftruncate(fd_, at) != 0 || ::fdatasync(fd_) != 0) cannot(path_, "written");
+  end_ = at;
+  tokens_ = c.tokens();
+}
+
+void PrefillLog::save_at_times(const Context& context) {
+  const auto start = std::chrono::steady_clock::now();
+  if (start < next_) return;
+  save(context);
+  const auto end = std::chrono::steady_clock::now();
+  next_ = end + std::max<std::chrono::steady_clock::duration>(kFirstSave, 9 * (end - start));
+}
+
+void PrefillLog::remove() {
+  std::error_code none;
+  std::filesystem::remove(path_, none);
+}
+
+}  // namespace lode

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keys and values of a reading that is under way, on disk, so that it can go on after it was ended.
+//
+//   [header: magic, what the keys depend on][block: header, ids, rows of every layer, head and part]...
+//
+// A block is written behind the last one and counts once it is whole: after a crash what follows the last
+// whole block is cut off. Memory: none beyond the keys' own.
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <span>
+
+#include "lodestone/engine.h"
+
+namespace lode {
+
+class PrefillLog {
+ public:
+  /// Beside the file that is to be made: ".NAME.partial".
+  static std::filesystem::path beside(const std::filesystem::path& output);
+  /// Opens the log of a reading of this context, whose methods are attached, or begins it. What belongs to
+  /// another model or setting is begun anew. Nothing is written before `save`.
+  PrefillLog(const std::filesystem::path& path, const Context& context);
+  ~PrefillLog();
+  PrefillLog(const PrefillLog&) = delete;
+  PrefillLog& operator=(const PrefillLog&) = delete;
+
+  /// False: a method that is attached learns from the prefill itself, so that nothing can be kept.
+  bool usable() const { return usable_; }
+  /// Puts what the log holds of `tokens` behind those that the context has since it was made known to it; how
+  /// many tokens that is.
+  std::int64_t restore(Context& context, std::span<const TokenId> tokens);
+  /// Adds the context's tokens that the log does not hold. RunError when the disk is full.
+  void save(const Context& context);
+  /// The same, now and then: writing takes at most a tenth of the time.
+  void save_at_times(const Context& context);
+  bool kept() const { return fd_ >= 0 && end_ > 0; }  ///< whether there is something to go on from
+  void remove();
+
+ private:
+  bool open();
+  bool restore_block(Context::Impl& c, std::span<const TokenId> tokens);
+
+  std::filesystem::path path_;
+  std::string identity_;
+  bool usable_ = true;
+  int fd_ = -1;
+  std::int64_t tokens_ = 0, end_ = 0;  // end_: bytes of whole blocks
+  std::chrono::steady_clock::time_point next_;
+};
+
+}  // namespace lode
