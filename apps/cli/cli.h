@@ -102,6 +102,10 @@ CLI::Validator output_folder();
 /// InputError for an output, "" or a path, that is one of the `inputs` it is made from (files, folders of
 /// texts or of a model, or "-"), or a file of a model, there or not yet.
 void expect_apart(const std::string& output, const std::vector<std::string>& inputs);
+/// "--force" of verbs that write one file, and InputError for an output that exists without it. Call it before
+/// the work, and again before the file is written: another program may have made it meanwhile.
+void add_force_flag(CLI::App& verb, bool& force);
+void expect_new(const std::string& output, bool force);
 /// InputError for an output that is a context file, of verbs that write something else: it took long to make.
 void expect_no_context(const std::string& output);
 /// The model's folder, and the files that specs read, by way of plans and from that folder, too.

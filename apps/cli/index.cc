@@ -93,9 +93,7 @@ bool updates(const IndexFlags& flags) {
 void check_output(const IndexFlags& flags, const std::vector<Spec>& specs) {
   expect_apart(flags.output, flags.files);
   expect_apart(flags.output, files_of(specs, flags.model.model));
-  const bool there = std::filesystem::exists(flags.output);
-  if (there && !flags.force && flags.output != flags.append && !updates(flags))
-    throw InputError(flags.output + ": this file exists already; --force replaces it");
+  if (flags.output != flags.append && !updates(flags)) expect_new(flags.output, flags.force);
 }
 
 /// What the indexes take in the file, as `inspect` counts it; in memory they have room to grow.

@@ -25,7 +25,7 @@ struct TasksFlags {
   std::int64_t count = 1, questions = 0, facts = 0, distance = 0;
   std::uint64_t seed = 0;
   std::string model, haystack, output;
-  bool held_out_books = false, held_out_wordings = false;
+  bool force = false, held_out_books = false, held_out_wordings = false;
 };
 
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 26;
@@ -167,6 +167,7 @@ std::int64_t write_samples(const TasksFlags& flags, const std::vector<std::strin
 void run(const TasksFlags& flags) {
   expect_no_context(flags.output);
   expect_apart(flags.output, {flags.haystack});
+  expect_new(flags.output, flags.force);
   const Language& language = Language::built_in();
   const std::vector<std::string> names = wanted_tasks(flags, language);
   if (flags.facts > 0)
@@ -182,6 +183,7 @@ void run(const TasksFlags& flags) {
   } else {
     samples = write_samples(flags, names, language, make_haystack(flags, language, meter), output);
   }
+  expect_new(flags.output, flags.force);  // another may have written it meanwhile
   output.finish();
   if (flags.common.json) {
     Json result = {{"tasks", names},          {"tokens", flags.tokens}, {"samples", samples},
@@ -241,6 +243,7 @@ void add_tasks(CLI::App& app) {
   verb.add_option("-m,--model", flags->model,
                   "folder whose tokenizer.json counts the tokens; without it: the shipped model");
   verb.add_option("-o,--output", flags->output, "file to write; without it: stdout")->check(output_file());
+  add_force_flag(verb, flags->force);
   verb.callback([flags, &verb] {
     const auto among = [&](auto is) { return std::any_of(flags->names.begin(), flags->names.end(), is); };
     const bool texts = among(is_text), echo = among([](const std::string&name) { return name == "echo"; });

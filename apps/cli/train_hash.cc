@@ -26,6 +26,7 @@ struct TrainHashFlags {
               loss = "bce", draw = "prompt", target = "value", start = "linear", type = "f16";
   int bits = 32;
   std::int64_t prompts = 0, chunk = 512;
+  bool force = false;
   HashSettings settings;
 };
 
@@ -133,13 +134,18 @@ Json held_out_recall(const TrainHashFlags& flags, const std::shared_ptr<const Mo
   return all;
 }
 
-void run(const TrainHashFlags& flags) {
-  const std::string checkpoint = flags.checkpoint.empty() ? flags.output + ".checkpoint" : flags.checkpoint;
+void check_output(const TrainHashFlags& flags, const std::string& checkpoint) {
   expect_no_context(flags.output);
   expect_apart(flags.output, flags.texts);
   expect_apart(flags.output, {flags.model.model});
   expect_apart(flags.output, {checkpoint});
   expect_apart(flags.output, flags.held_out);
+  expect_new(flags.output, flags.force);
+}
+
+void run(const TrainHashFlags& flags) {
+  const std::string checkpoint = flags.checkpoint.empty() ? flags.output + ".checkpoint" : flags.checkpoint;
+  check_output(flags, checkpoint);
   const auto model = load_model(flags.common, flags.model);
   const HashSettings settings = settings_of(flags, model->config().head_dim);
   if (flags.start == "linear" && flags.from.empty() && !settings.linear_start && !flags.common.quiet)
@@ -161,6 +167,7 @@ void run(const TrainHashFlags& flags) {
   made["prompts"] = prompts.size();
   made["tokens"] = result.tokens;
   made["head_steps"] = result.steps;
+  check_output(flags, checkpoint);
   write_hash_weights(flags.output, result.layers, model->fingerprint(), {{"training", made.dump()}});
   std::filesystem::remove(checkpoint);
   for (const HashHeadLoss& head : result.heads)
@@ -258,6 +265,7 @@ void add_train_hash(CLI::App& train) {
       ->check(output_file());
   verb->add_option("--held-out", flags->held_out,
                    "a text that recall is reported on afterwards, as long as the prompts; repeatable");
+  add_force_flag(*verb, flags->force);
   verb->add_option("--checkpoint", flags->checkpoint,
                    "where the run's state is kept, and found again after an interruption; without it beside "
                    "the output");

@@ -23,6 +23,7 @@ struct TrainFlags {
   std::int64_t clusters = 1024;
   std::string rope = "off";
   std::uint64_t seed = 0;
+  bool force = false;
 };
 
 /// Prefills one text, cut to what the context holds, and gives its keys to the trainer.
@@ -50,10 +51,15 @@ std::int64_t add_text(const TrainFlags& flags, const std::shared_ptr<const Model
   return std::ssize(tokens);
 }
 
-void run(const TrainFlags& flags) {
+void check_output(const TrainFlags& flags) {
   expect_no_context(flags.output);
   expect_apart(flags.output, flags.texts);
   expect_apart(flags.output, {flags.model.model});
+  expect_new(flags.output, flags.force);
+}
+
+void run(const TrainFlags& flags) {
+  check_output(flags);
   const auto model = load_model(flags.common, flags.model);
   const ModelConfig& config = model->config();
   const bool roped = flags.rope == "on";
@@ -65,6 +71,7 @@ void run(const TrainFlags& flags) {
                       flags.common.progress());
     const auto centroids =
         trainer.train(flags.clusters, model->pool(), [&](std::int64_t done) { progress.at(done); });
+    check_output(flags);
     write_centroids(flags.output, centroids, config.head_dim, roped, model->fingerprint());
   }
   const Json result = {{"file", flags.output},
@@ -94,6 +101,7 @@ void add_train_kmeans(CLI::App& train) {
   verb->add_option("-o,--output", flags->output, "the safetensors file to write")
       ->required()
       ->check(output_file());
+  add_force_flag(*verb, flags->force);
   verb->add_option("--clusters", flags->clusters, "centroids per layer and KV head")
       ->check(whole_number(1, 1 << 20));
   verb->add_option("--rope", flags->rope, "train on keys after RoPE (on) or before it (off)")

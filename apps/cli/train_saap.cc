@@ -24,7 +24,7 @@ struct TrainSaapFlags {
                          memory = "2GiB";
   std::int64_t prompts = 0;
   double held_out = 0.1;
-  bool constant_rate = false;
+  bool constant_rate = false, force = false;
   SaapSettings settings;
 };
 
@@ -141,12 +141,18 @@ std::string table_of(const std::vector<SaapHeadReport>& heads, std::int64_t prob
   return text;
 }
 
-void run(const TrainSaapFlags& flags) {
-  const std::string checkpoint = flags.checkpoint.empty() ? flags.output + ".checkpoint" : flags.checkpoint;
+void check_output(const TrainSaapFlags& flags, const std::string& checkpoint) {
+  std::error_code failed;
   expect_no_context(flags.output);
   expect_apart(flags.output, flags.texts);
   expect_apart(flags.output, {flags.model.model});
   expect_apart(flags.output, {checkpoint});
+  if (!std::filesystem::equivalent(flags.from, flags.output, failed)) expect_new(flags.output, flags.force);
+}
+
+void run(const TrainSaapFlags& flags) {
+  const std::string checkpoint = flags.checkpoint.empty() ? flags.output + ".checkpoint" : flags.checkpoint;
+  check_output(flags, checkpoint);
   const auto model = load_model(flags.common, flags.model);
   const std::int64_t tokens = parse_count(flags.tokens, "--tokens", 16, std::int64_t{1} << 30);
   const std::vector<Prompt> prompts = read_prompts(flags, *model, tokens);
@@ -177,6 +183,7 @@ void run(const TrainSaapFlags& flags) {
       [&] {
         result = train_saap(model, context, settings, prompts, checkpoint, flags.common.progress(), say);
       });
+  check_output(flags, checkpoint);
   write_saap(flags.output, result.layers, model->fingerprint(), stretches);
   std::filesystem::remove(checkpoint);
   for (const SaapHeadReport& head : result.heads) heads.push_back(head.json());
@@ -303,6 +310,7 @@ void add_train_saap(CLI::App& train) {
   verb->add_option("-o,--output", flags->output, "the safetensors file to write")
       ->required()
       ->check(output_file());
+  add_force_flag(*verb, flags->force);
   verb->add_option("--checkpoint", flags->checkpoint,
                    "where an interrupted run leaves off and goes on; default: the output with .checkpoint");
   add_data_flags(*verb, *flags);

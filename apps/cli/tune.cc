@@ -17,6 +17,7 @@ struct TuneFlags {
   std::vector<std::string> texts, specs;
   std::string check, out, target = "agreement=0.99", cost = "both", time_at, lengths;
   TuneOptions options;
+  bool force = false;
 };
 
 void run(TuneFlags& flags) {
@@ -25,6 +26,7 @@ void run(TuneFlags& flags) {
   expect_apart(flags.out, {flags.check});
   const std::vector<Spec> asked = parse_specs(flags.specs);
   expect_apart(flags.out, files_of(asked, flags.model.model));
+  expect_new(flags.out, flags.force);
   for (const Spec& spec : asked) {
     if (spec.name == "plan")
       throw InputError(fmt::format("tune: expected methods to choose from, found the plan '{}'", spec.str()));
@@ -55,9 +57,15 @@ void run(TuneFlags& flags) {
   for (const std::string& text : flags.specs.empty() ? usual_candidates(*model) : flags.specs)
     candidates.push_back({text, parse_spec(text)});
   // What hours have chosen is kept when its check or its timing ends early.
-  flags.options.on_plan = [&](const Plan& plan) { write_plan(flags.out, plan); };
+  bool written = false;
+  const auto keep = [&](const Plan& plan) {
+    if (!written) expect_new(flags.out, flags.force);  // another may have written it meanwhile
+    write_plan(flags.out, plan);
+    written = true;
+  };
+  flags.options.on_plan = keep;
   const TuneReport report = tune(model, texts, check, candidates, flags.options);
-  write_plan(flags.out, report.plan);
+  keep(report.plan);
   say_dense(asked, flags.options.probe.dense, flags.common);
   flags.common.json ? print_json(report.json()) : print_text(report.table());
 }
@@ -77,6 +85,7 @@ void add_tune(CLI::App& app) {
   verb.add_option("-o,--output", flags->out, "the plan file, for -a plan:FILE")
       ->required()
       ->check(output_file());
+  add_force_flag(verb, flags->force);
   verb.add_option("--target", flags->target,
                   "error=E (relative output error), loss=NATS (a token), agreement=SHARE (of next tokens) or "
                   "recovered=SHARE (of what full attention predicts better than sink and window alone)");

@@ -14,7 +14,7 @@ class Train(ProgramTest):
     def train(self, name: str, *arguments, **settings):
         path = self.folder / name
         flags = [word for key, value in {**SAAP, **settings}.items() for word in (f"--{key}", value)]
-        return path, run("train", "saap", "-m", self.model, "-f", self.text, "-o", path, "--quiet", *flags, *arguments)
+        return path, run("train", "saap", "-m", self.model, "-f", self.text, "-o", path, "--quiet", "--force", *flags, *arguments)
 
     def test_saap(self):
         path, result = self.train("saap.safetensors", "--json")
@@ -124,7 +124,7 @@ class Train(ProgramTest):
         path = self.folder / name
         small = {"tokens": 300, "sink": 2, "window": 16, "top": 4, "steps": 3, "queries": 6, "others": 40, **settings}
         flags = [word for key, value in small.items() for word in (f"--{key}", value)]
-        return path, run("train", "hash", "-m", self.model, "-f", self.text, "-o", path, "--quiet", *flags, *arguments)
+        return path, run("train", "hash", "-m", self.model, "-f", self.text, "-o", path, "--quiet", "--force", *flags, *arguments)
 
     def test_hash(self):
         path, result = self.train_hash("hash.safetensors", "--json", "--late", "0.5", "--late-tokens", "50", "--shift", "500")

@@ -213,7 +213,7 @@ class Tune(ProgramTest):
         other.write_text(self.text.read_text(encoding="utf-8")[::-1], encoding="utf-8")
         return run("tune", "-m", self.model, "-f", self.text, "--check", other, "-o", self.folder / "plan.json", "-a",
                    "kmeans:clusters=8,probes=2", "-a", "topk:k=4", "--window", "32", "--last", "64", "--lengths", "none",
-                   "--quiet", *arguments, timeout=120)
+                   "--quiet", "--force", *arguments, timeout=120)
 
     def test_plan_is_written_and_used(self):
         report = self.assert_done(self.tune("--target", "error=0.2", "--json")).json()
@@ -248,7 +248,7 @@ class Tune(ProgramTest):
         copy = self.folder / "copy.txt"
         copy.write_bytes(self.text.read_bytes())
         for same in (self.text, copy):
-            self.assert_refused(run("tune", "-m", self.model, "-f", self.text, "--check", same, "-o", self.folder / "plan.json"),
+            self.assert_refused(run("tune", "-m", self.model, "-f", self.text, "--check", same, "-o", self.folder / "no.json"),
                                 "--check: expected another text")
         self.assert_refused(run("ask", self.folder / "no.lode", "-a", "plan:nowhere.json", "Who?"), "nowhere.json")
 
