@@ -4,13 +4,18 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <climits>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
+#include "base/hash.h"
 #include "base/text.h"
 #include "lodestone/error.h"
 
@@ -53,12 +58,35 @@ int open_regular(const std::filesystem::path& path, struct stat& info) {
 std::filesystem::path place_to_write(const std::filesystem::path& path) {
   std::error_code none;
   const auto status = std::filesystem::status(path, none);
+  if (status.type() == std::filesystem::file_type::none)  // links that lead in a circle, say
+    throw InputError(path.string() + ": cannot be written: " + none.message());
   if (std::filesystem::is_directory(status))
     throw InputError(path.string() + ": expected a file to write, found a folder");
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
     throw InputError(path.string() + ": expected a file to write, found a device, pipe or socket");
   const bool is_link = std::filesystem::exists(status) && std::filesystem::is_symlink(path, none);
   return is_link ? std::filesystem::canonical(path) : path;
+}
+
+/// Beside the file and after its name, so that the next writer finds what a dead one left. Names that are
+/// nearly as long as a name may be are hashed.
+std::filesystem::path temporary_of(const std::filesystem::path& path) {
+  const std::string name = path.filename().string();
+  const std::string whole = "." + name + ".tmp";
+  return path.parent_path() / (whole.size() <= NAME_MAX ? whole : "." + hash_hex(name) + ".tmp");
+}
+
+/// Of a folder where others may have put something in that place.
+std::filesystem::path random_temporary_of(const std::filesystem::path& path) {
+  std::array<std::byte, 16> random = {};
+  if (::getrandom(random.data(), random.size(), 0) != std::ssize(random))
+    throw RunError(path.string() + ": cannot be written: no random name for its temporary: " + system_says());
+  return path.parent_path() / ("." + hash_hex(random) + ".tmp");
+}
+
+bool is_own_regular(int fd) {
+  struct stat info = {};
+  return ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == ::geteuid();
 }
 
 void write_all(int fd, std::span<const std::byte> bytes, std::int64_t offset,
@@ -127,15 +155,20 @@ void expect_room(const std::filesystem::path& path, std::uint64_t bytes) {
 
 AtomicFile::AtomicFile(const std::filesystem::path& path, Readers readers) : path_(place_to_write(path)) {
   const mode_t mode = readers == Readers::owner ? 0600 : 0666;
-  temporary_ = path_.parent_path() / ("." + path_.filename().string() + ".tmp");
+  temporary_ = temporary_of(path_);
   // The lock, held while we live, is how others tell a live writer from a dead one's leftover. Whoever got it
   // looks again whether the name still means that file: another may have removed or renamed it in between.
   for (int attempt = 0; attempt < 8; ++attempt) {
     fd_ = ::open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
     if (fd_ < 0 && errno != EEXIST) break;
     const bool ours = fd_ >= 0;
-    const int fd = ours ? fd_ : ::open(temporary_.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0) continue;
+    const int fd = ours ? fd_ : ::open(temporary_.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0 && errno == ENOENT) continue;  // removed or renamed meanwhile
+    if (!ours && !is_own_regular(fd)) {  // a pipe, a link or somebody else's: none of our writers left it
+      if (fd >= 0) ::close(fd);
+      temporary_ = random_temporary_of(path_);
+      continue;
+    }
     const bool locked = ::flock(fd, LOCK_EX | LOCK_NB) == 0;
     const bool named = is_name_of(temporary_, fd);
     if (ours && locked && named) return;

@@ -146,13 +146,39 @@ TEST(AtomicFile, LinkInPlaceOfTheTemporaryIsNotFollowed) {
   const TestFolder folder;
   const auto victim = folder.write("victim", "precious");
   ASSERT_EQ(symlink(victim.c_str(), (folder / ".out.tmp").c_str()), 0);
-  try {
-    AtomicFile out(folder / "out");
+  AtomicFile out(folder / "out");
+  out.write(bytes("x"));
+  out.commit();
+  EXPECT_EQ(bytes_of_file(victim), "precious");
+  EXPECT_EQ(bytes_of_file(folder / "out"), "x");
+}
+
+/// Opening a pipe that nobody reads from hangs; anybody can plant one in a shared folder.
+TEST(AtomicFile, PipeOrFolderInPlaceOfTheTemporaryStaysThere) {
+  const TestFolder folder;
+  ASSERT_EQ(mkfifo((folder / ".out.tmp").c_str(), 0600), 0);
+  std::filesystem::create_directory(folder / ".other.tmp");
+  for (const char* name : {"out", "other"}) {
+    AtomicFile out(folder / name);
     out.write(bytes("x"));
     out.commit();
-  } catch (const InputError&) {
+    EXPECT_EQ(bytes_of_file(folder / name), "x");
   }
-  EXPECT_EQ(bytes_of_file(victim), "precious");
+  EXPECT_TRUE(std::filesystem::is_fifo(folder / ".out.tmp"));
+  EXPECT_TRUE(std::filesystem::is_directory(folder / ".other.tmp"));
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 4) << "no temporary stays";
+}
+
+TEST(AtomicFile, NamesAsLongAsTheyMayBe) {
+  const TestFolder folder;
+  for (const std::size_t letters : {250, 251, 255}) {
+    const auto path = folder / std::string(letters, 'x');
+    AtomicFile out(path);
+    expect_refused("being written by another process", [&] { AtomicFile second(path); });
+    out.write(bytes("x"));
+    out.commit();
+    EXPECT_EQ(bytes_of_file(path), "x");
+  }
 }
 
 TEST(AtomicFile, OneOfManyWritersWins) {
