@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "base/cancel.h"
+#include "engine/context_file.h"
 #include "engine/row_order.h"
 #include "lodestone/error.h"
 #include "select/shared/orders_rows.h"
@@ -21,6 +22,9 @@ constexpr MethodId kNotAttached = -2;
 ModelConfig scaled_config(const Model& model, const ContextOptions& options) {
   ModelConfig config = model.config();
   if (!options.rope_factor || *options.rope_factor == 1.0) return config;
+  if (!(*options.rope_factor > 1 && *options.rope_factor <= kMostRopeFactor))  // NaN, too
+    throw InputError(fmt::format("--rope-factor: expected a number from 1 to {:g}, found {:g}",
+                                 kMostRopeFactor, *options.rope_factor));
   // Frequencies that a model was trained with are not yarn's of its full context.
   if (config.rope_scaling.kind != RopeScaling::Kind::none)
     throw InputError(fmt::format(

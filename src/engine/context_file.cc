@@ -247,7 +247,10 @@ ContextMeta read_context_meta(const ContainerReader& file, const std::filesystem
   }
   meta.rope_tokens =
       json_int(json, "rope_tokens", where, 1, kMaxTokens);  // fewer: loaded with more room, grown
-  meta.rope_factor = json_number(json, "rope_factor", where, 0.0, 1024.0);
+  meta.rope_factor = json_number(json, "rope_factor", where, 0.0, kMostRopeFactor);
+  if (meta.rope_factor > 0 && meta.rope_factor < 1)
+    throw InputError(
+        fmt::format("{}: 'rope_factor': expected 0 or 1 and more, found {:g}", where, meta.rope_factor));
   meta.max_positions =
       json_has(json, "max_positions") ? json_int(json, "max_positions", where, 1, kMaxTokens) : 0;
   meta.seed = read_seed(json, where);

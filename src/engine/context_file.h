@@ -12,6 +12,9 @@
 
 namespace lode {
 
+/// The largest --rope-factor; the least is 1.
+inline constexpr double kMostRopeFactor = 1024;
+
 struct ContextMeta {
   std::string model_path;  ///< as it was when the text was indexed
   std::string model_fingerprint, tokenizer_fingerprint;

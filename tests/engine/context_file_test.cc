@@ -11,6 +11,7 @@
 #include "engine/context.h"
 #include "eval/tiny_model.h"
 #include "lodestone/error.h"
+#include "support/refusal.h"
 
 namespace lode {
 namespace {
@@ -50,6 +51,39 @@ TEST_F(ContextFileTest, KeysOfDynamicScalingKeepTheirFrequenciesHoweverOftenSave
   Context::load(file("first"), model, {.max_tokens = 2048}).save(file("second"), "");
   Context loaded = Context::load(file("second"), model, {});
   EXPECT_EQ(loaded.forward(question_, kDense), wanted);
+}
+
+/// The same sections with other settings, under checksums that fit.
+void rewrite_meta(const std::string& from, const std::string& to, const Json& changes) {
+  const ContainerReader file(from);
+  ContainerWriter out(to);
+  for (const SectionInfo& section : file.sections()) {
+    const auto bytes = file.bytes(section.name);
+    if (section.name != "meta") {
+      out.add(section.name, bytes);
+      continue;
+    }
+    Json meta = parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, "meta");
+    meta.update(changes);
+    const std::string text = meta.dump();
+    out.add("meta", std::as_bytes(std::span(text)));
+  }
+  out.finish();
+}
+
+TEST_F(ContextFileTest, RopeFactorsThatShrinkTheContextAreRefused) {
+  Context made(tiny_model(), {.max_tokens = 400});
+  made.prefill(text_);
+  made.build_indexes();
+  made.save(file("made"), "");
+  rewrite_meta(file("made"), file("same"), {{"rope_factor", 1.0}});
+  EXPECT_NO_THROW(Context::load(file("same"), tiny_model(), {}));
+  for (const double factor : {1e-9, 1e-300, 0.5, 0.999}) {
+    rewrite_meta(file("made"), file("forged"), {{"rope_factor", factor}});
+    test::expect_refused("'rope_factor'", [&] { Context::load(file("forged"), tiny_model(), {}); });
+  }
+  for (const double factor : {1e-9, -4.0, 0.0, 1025.0, std::nan(""), INFINITY})
+    test::expect_refused("--rope-factor", [&] { Context(tiny_model(), {.rope_factor = factor}); });
 }
 
 TEST_F(ContextFileTest, LessRoomThanItWasIndexedWithIsKeptToAndChangesNothingElse) {
