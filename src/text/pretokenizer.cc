@@ -90,7 +90,7 @@ class Split : public PreTokenizer::Step {
 class PrefixSpace : public PreTokenizer::Step {
  public:
   void cut(Piece piece, Arena& arena, PieceSink out) const override {
-    if (!piece.text.starts_with(' ')) piece.text = arena.emplace_back(" " + std::string(piece.text));
+    if (!piece.text.starts_with(' ')) piece.text = arena.keep(" " + std::string(piece.text));
     out(piece);
   }
 };
@@ -113,7 +113,7 @@ class Metaspace : public PreTokenizer::Step {
     }
     const bool wanted = prepend_ == Prepend::always || (prepend_ == Prepend::first && piece.at_start);
     if (wanted && !text.starts_with(replacement_)) text.insert(0, replacement_);
-    piece.text = arena.emplace_back(std::move(text));
+    piece.text = arena.keep(std::move(text));
     if (!split_) return out(piece);
     Joiner joiner(Behavior::merged_with_next, piece, out);
     for (std::size_t at = 0, next = 0; at < piece.text.size(); at = next) {
@@ -173,6 +173,19 @@ std::unique_ptr<PreTokenizer::Step> metaspace(const Json& json, const std::strin
 }
 
 }  // namespace
+
+void Arena::allow_for(std::size_t text_bytes) {
+  text_bytes_ += text_bytes;
+  most_ += max_growth(text_bytes);
+}
+
+std::string_view Arena::keep(std::string text) {
+  bytes_ += text.size();
+  if (bytes_ > most_)
+    throw InputError("tokenizer.json: pre_tokenizer: makes a text of " + std::to_string(text_bytes_) +
+                     " bytes more than 64 times as long");
+  return strings_.emplace_back(std::move(text));
+}
 
 PreTokenizer::PreTokenizer(const Json& json, const std::string& where) {
   if (!json.is_null()) add(json, where);

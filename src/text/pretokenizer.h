@@ -33,8 +33,17 @@ class PieceSink {
   void (*call_)(void*, Piece);
 };
 
-/// Strings that pieces view; they stay where they are until the whole text is encoded.
-using Arena = std::deque<std::string>;
+/// Strings that pieces view; they stay where they are until the whole text is encoded. Together they are at most
+/// max_growth of the text: a chain of components that each add a character to every piece doubles it each time.
+class Arena {
+ public:
+  void allow_for(std::size_t text_bytes);  ///< more text to come
+  std::string_view keep(std::string text);
+
+ private:
+  std::deque<std::string> strings_;
+  std::size_t text_bytes_ = 0, bytes_ = 0, most_ = 0;
+};
 
 class PreTokenizer {
  public:

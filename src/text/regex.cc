@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <new>
 
+#include "base/cancel.h"
 #include "base/text.h"
 #include "lodestone/error.h"
 #include "text/utf8.h"
@@ -19,6 +20,9 @@ namespace {
 // Steps that one match may take: honest expressions take a few for each character of a run that they try in
 // vain.
 constexpr std::size_t kFewestSteps = 10'000'000, kMostSteps = 0xffff'ffff, kStepsPerByte = 4;
+// PCRE2 does not say how many steps a match took: it is tried with few, then with more, and these are counted.
+constexpr std::size_t kUncountedSteps = 4096, kMoreSteps = 16;
+constexpr std::size_t kFewestInAll = 64'000'000, kStepsPerByteInAll = 256;
 constexpr std::size_t kPatternBytes = 64 << 10;
 constexpr std::size_t kJitStack = 32 << 10, kJitStackLimit = 4 << 20;  // bytes
 
@@ -45,7 +49,30 @@ struct Scratch {
   }
 };
 
+Scratch& scratch_of_thread() {
+  thread_local Scratch scratch;
+  return scratch;
+}
+
+thread_local RegexBudget* budget_of_thread = nullptr;
+
 }  // namespace
+
+RegexBudget::RegexBudget(std::size_t text_bytes)
+    : left_(kFewestInAll + kStepsPerByteInAll * text_bytes), before_(budget_of_thread) {
+  budget_of_thread = this;
+}
+RegexBudget::~RegexBudget() {
+  budget_of_thread = before_;
+}
+bool RegexBudget::take(std::size_t steps) {
+  if (steps > left_) return false;
+  left_ -= steps;
+  return true;
+}
+RegexBudget* RegexBudget::current() {
+  return budget_of_thread;
+}
 
 struct Regex::Code {
   std::string where, shown;
@@ -110,20 +137,30 @@ std::string Regex::replace_all(std::string_view text, std::string_view content) 
   return result.append(text.substr(done));
 }
 
+int Regex::Matches::match_here() const {
+  Scratch& scratch = scratch_of_thread();
+  RegexBudget* const budget = RegexBudget::current();
+  const std::size_t most = std::clamp(kStepsPerByte * text_.size(), kFewestSteps, kMostSteps);
+  for (std::size_t steps = kUncountedSteps;; steps = std::min(steps * kMoreSteps, most)) {
+    check_cancel();
+    if (steps > kUncountedSteps && budget != nullptr && !budget->take(steps)) return PCRE2_ERROR_MATCHLIMIT;
+    pcre2_set_match_limit(scratch.context, static_cast<std::uint32_t>(steps));
+    const int found = pcre2_match(regex_.code_->code, reinterpret_cast<PCRE2_SPTR>(text_.data()),
+                                  text_.size(), from_, PCRE2_NO_UTF_CHECK, scratch.data, scratch.context);
+    if (found != PCRE2_ERROR_MATCHLIMIT || steps == most) return found;
+  }
+}
+
 bool Regex::Matches::next(Range& match) {
-  thread_local Scratch scratch;
   const Code& code = *regex_.code_;
-  pcre2_set_match_limit(scratch.context, static_cast<std::uint32_t>(std::clamp(kStepsPerByte * text_.size(),
-                                                                               kFewestSteps, kMostSteps)));
   while (from_ <= text_.size()) {
-    const int found = pcre2_match(code.code, reinterpret_cast<PCRE2_SPTR>(text_.data()), text_.size(), from_,
-                                  PCRE2_NO_UTF_CHECK, scratch.data, scratch.context);
+    const int found = match_here();
     if (found == PCRE2_ERROR_NOMATCH) return false;
     if (found < 0) {
       throw InputError(code.where + ": the regular expression '" + code.shown +
                        "' fails on this text at byte " + std::to_string(from_) + ": " + message_of(found));
     }
-    const PCRE2_SIZE* ends = pcre2_get_ovector_pointer(scratch.data);
+    const PCRE2_SIZE* ends = pcre2_get_ovector_pointer(scratch_of_thread().data);
     match = {ends[0], ends[1]};
     const bool empty_again = match.begin == match.end && match.end == last_end_;
     if (!empty_again) {

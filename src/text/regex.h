@@ -31,10 +31,12 @@ class Regex {
   class Matches {
    public:
     Matches(const Regex& regex, std::string_view text) : regex_(regex), text_(text) {}
-    /// False when there are no more. InputError when the expression needs too many steps on this text.
+    /// False when there are no more. InputError when the expression needs too many steps on this text or beyond
+    /// the RegexBudget; Interrupted after Ctrl-C.
     bool next(Range& match);
 
    private:
+    int match_here() const;
     const Regex& regex_;
     std::string_view text_;
     std::size_t from_ = 0;
@@ -45,6 +47,23 @@ class Regex {
   struct Code;
   Regex(std::string pcre, std::string_view shown, std::string_view where);
   std::unique_ptr<Code> code_;
+};
+
+/// What all matches on this thread may take together while it lives: honest expressions take a few steps for each
+/// byte of a text, and no limit of one match bounds a text in which every character begins another.
+class RegexBudget {
+ public:
+  explicit RegexBudget(std::size_t text_bytes);
+  ~RegexBudget();
+  RegexBudget(const RegexBudget&) = delete;
+  RegexBudget& operator=(const RegexBudget&) = delete;
+  /// False when there are no more so many steps.
+  bool take(std::size_t steps);
+  static RegexBudget* current();
+
+ private:
+  std::size_t left_;
+  RegexBudget* before_;
 };
 
 /// How long honest components may make a text: U+FDFA becomes 18 characters in NFKC, a blank one of three

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <deque>
 
 #include "base/file.h"
 #include "base/hash.h"
@@ -19,6 +20,7 @@
 #include "text/normalizer.h"
 #include "text/post_processor.h"
 #include "text/pretokenizer.h"
+#include "text/regex.h"
 #include "text/token_decoder.h"
 #include "text/utf8.h"
 
@@ -142,6 +144,8 @@ struct Tokenizer::Impl {
 };
 
 void Tokenizer::Impl::encode(std::string_view text, bool specials, std::vector<TokenId>& tokens) const {
+  const RegexBudget budget(text.size());
+  std::deque<std::string> normal_forms;
   Arena arena;
   Bpe::Scratch scratch;
   WordCache cache(text.size());
@@ -153,9 +157,9 @@ void Tokenizer::Impl::encode(std::string_view text, bool specials, std::vector<T
       tokens.push_back(segment.token);
       continue;
     }
-    const std::string_view plain = normalizer.empty()
-                                       ? segment.text
-                                       : std::string_view(arena.emplace_back(normalizer.apply(segment.text)));
+    const std::string_view plain =
+        normalizer.empty() ? segment.text
+                           : std::string_view(normal_forms.emplace_back(normalizer.apply(segment.text)));
     normalized.clear();
     added.cut(plain, AddedTokens::Stage::after_normalizer, specials, normalized);
     for (const AddedTokens::Segment& part : normalized) {
@@ -163,6 +167,7 @@ void Tokenizer::Impl::encode(std::string_view text, bool specials, std::vector<T
       if (part.token >= 0) {
         tokens.push_back(part.token);
       } else {
+        arena.allow_for(part.text.size());
         pre_tokenizer.cut({part.text, at_start}, arena, encode_word);
       }
     }
@@ -179,6 +184,7 @@ Tokenizer Tokenizer::parse(std::string_view json, std::string_view where) {
   if (!parsed.is_object()) {
     throw InputError(std::string(where) + ": expected an object, found " + parsed.type_name());
   }
+  const RegexBudget budget(json.size());  // normal forms of added tokens, bytes of all tokens
   auto impl = std::make_unique<Impl>(parsed, std::string(where));
   impl->fingerprint = hash_hex(json);
   return Tokenizer(std::move(impl));

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/cancel.h"
 #include "base/text.h"
 #include "lodestone/error.h"
 #include "lodestone/tokenizer.h"
@@ -261,6 +262,44 @@ TEST(Encode, TokensThatTakeBlanksAlongTakeLinearTime) {
   const test::CpuClock clock;
   EXPECT_FALSE(tokenizer.encode(std::string(1'000'000, ' ') + "<l>", Tokenizer::Bos::none).empty());
   EXPECT_LT(clock.seconds(), 10.0);
+}
+
+/// Each pair of components puts a character of its own in front of every character: the text doubles each time.
+TEST(Encode, ComponentsThatMakePiecesGrowAreStopped) {
+  Json json = test::byte_level_tokenizer();
+  Json chain = Json::array();
+  for (int i = 0; i < 31; ++i) {
+    std::string letter = "\u4e00";
+    letter[2] = static_cast<char>(letter[2] + i);
+    chain.push_back(
+        {{"type", "Split"}, {"pattern", {{"Regex", "."}}}, {"behavior", "Isolated"}, {"invert", false}});
+    chain.push_back(
+        {{"type", "Metaspace"}, {"replacement", letter}, {"prepend_scheme", "always"}, {"split", false}});
+  }
+  json["normalizer"] = nullptr;
+  json["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", chain}};
+  const Tokenizer bomb = tokenizer_of(json);
+  expect_refused("more than 64 times as long", [&] { bomb.encode("twelve bytes", Tokenizer::Bos::none); });
+  json["pre_tokenizer"]["pretokenizers"] = Json(std::vector<Json>(chain.begin(), chain.begin() + 4));
+  const Tokenizer honest = tokenizer_of(json);
+  EXPECT_FALSE(honest.encode(std::string(10'000, 'a'), Tokenizer::Bos::none).empty());
+}
+
+/// No match reaches the limit of one match; there are as many as characters.
+TEST(Encode, AmbiguousExpressionIsStoppedOverAWholeText) {
+  Json json = test::byte_level_tokenizer();
+  json["normalizer"] = nullptr;
+  json["pre_tokenizer"] = {{"type", "Split"},
+                           {"pattern", {{"Regex", "(?:[a-zA-Z ]|[a-zA-Z ]){1,21}~|."}}},
+                           {"behavior", "Isolated"},
+                           {"invert", false}};
+  const Tokenizer tokenizer = tokenizer_of(json);
+  const test::CpuClock clock;
+  expect_refused("match limit", [&] { tokenizer.encode(std::string(24'000, 'a'), Tokenizer::Bos::none); });
+  EXPECT_LT(clock.seconds(), 5.0);
+  set_cancel(true);
+  EXPECT_THROW(tokenizer.encode(std::string(24'000, 'a'), Tokenizer::Bos::none), Interrupted);
+  set_cancel(false);
 }
 
 TEST(Encode, InvalidUtf8IsNamedByOffset) {
