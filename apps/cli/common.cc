@@ -64,6 +64,9 @@ std::string check_output_file(const std::string& text) {
   namespace fs = std::filesystem;
   std::error_code failed;
   const fs::path path = fs::absolute(text, failed);
+  if (fs::status(path, failed).type() == fs::file_type::none &&
+      failed != std::errc::no_such_file_or_directory)
+    return fmt::format("expected a file to write, found '{}': {}", excerpt(text), failed.message());
   if (!fs::is_directory(path.parent_path(), failed))
     return fmt::format("expected a file in a folder that exists, found no folder '{}'",
                        excerpt(path.parent_path().string()));
@@ -142,6 +145,16 @@ void expect_apart(const std::string& output, const std::vector<std::string>& inp
   for (const fs::path& folder : folders)
     if (is_of_model(folder, path))
       throw InputError("--output: expected none of a model's own files, found '" + excerpt(output) + "'");
+}
+
+void add_force_flag(CLI::App& verb, bool& force) {
+  verb.add_flag("--force", force, "replace an existing file");
+}
+
+void expect_new(const std::string& output, bool force) {
+  std::error_code failed;
+  if (!force && !output.empty() && std::filesystem::exists(output, failed))
+    throw InputError(excerpt(output, 4000) + ": this file exists already; --force replaces it");
 }
 
 void expect_no_context(const std::string& output) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The program: parses the verb, runs it, turns failures into one sentence and an exit code.
+#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -39,6 +40,14 @@ void install_bus_error_handler() {
   sigaction(SIGBUS, &action, nullptr);
 }
 
+/// A descriptor that the caller closed would be given to the next file that is opened, and what is meant for the
+/// terminal would be written into that file. Opened the wrong way round, each still fails when it is used.
+void open_standard_descriptors() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
+      _exit(kFailed);
+}
+
 /// One line, whatever names and values are quoted in it.
 int complain(int code, const std::string& message) {
   constexpr std::size_t kLongest = 4000;
@@ -74,6 +83,8 @@ int run(CLI::App& app, int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  open_standard_descriptors();
+  signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit of file sizes fails with a sentence
   lode::install_cancel_handlers();
   install_bus_error_handler();
   CLI::App app{"Lodestone: index a long document once, then ask it many questions fast.", "lodestone"};

@@ -232,8 +232,8 @@ class OutputsThatAreInputs(ProgramTest):
                 before = (store / name).read_bytes()
                 self.assert_refused(run("tasks", "kv", "--tokens", "1k", "-o", model / name), "--output", "a model's own", name)
                 self.assertEqual((store / name).read_bytes(), before)
-        for _ in range(2):
-            self.assertEqual(run("tasks", "kv", "--tokens", "1k", "--count", "1", "-o", notes).code, 0)
+        for force in ((), ("--force",)):
+            self.assertEqual(run("tasks", "kv", "--tokens", "1k", "--count", "1", "-o", notes, *force).code, 0)
         # What would be read in the place of the shards; what the links of -m lead to.
         refused = ("--output", "a model's own")
         self.assert_refused(run("tasks", "kv", "--tokens", "1k", "-o", store / "model.safetensors"), *refused)
@@ -242,6 +242,23 @@ class OutputsThatAreInputs(ProgramTest):
         (model / "weights-1.safetensors").symlink_to(self.folder / "blob")
         for verb in (("index", "--force"), ("train", "kmeans"), ("train", "hash"), ("train", "saap")):
             self.assert_refused(run(*verb, "-m", model, "-f", self.text, "-o", self.folder / "blob"), *refused)
+
+    def test_files_that_exist(self):
+        """Nothing that a verb did not make itself is replaced unless asked for."""
+        mine = self.folder / "mine.txt"
+        mine.write_text("my notes", encoding="utf-8")
+        of_text = ("-m", self.model, "-f", self.text)
+        other = self.folder / "check.txt"
+        other.write_text("Another text. " * 200, encoding="utf-8")
+        verbs = (("index", *of_text), ("train", "kmeans", *of_text), ("train", "hash", *of_text), ("train", "saap", *of_text),
+                 ("tasks", "kv", "--tokens", "1k"), ("tune", *of_text, "--check", other))
+        for verb in verbs:
+            with self.subTest(verb=verb):
+                self.assert_refused(run(*verb, "-o", mine), "mine.txt", "exists already", "--force")
+                self.assertEqual(mine.read_text(encoding="utf-8"), "my notes")
+        self.assert_done(run("train", "kmeans", *of_text, "--clusters", "4", "--quiet", "-o", mine, "--force"))
+        self.assertNotEqual(mine.read_bytes(), b"my notes")
+        self.assert_done(run("tasks", "prose", "--tokens", "1k", "-m", self.model, "--quiet", "-o", mine, "--force"))
 
     def test_books_artefacts_and_checkpoints(self):
         books, book, artefact = self.folder / "books", self.folder / "books" / "a.txt", self.folder / "art.safetensors"
@@ -376,6 +393,41 @@ class Outputs(ProgramTest):
         self.assertTrue(pipe.is_fifo(), "not renamed over")
         for output in ("/dev/null", self.text, self.text / "below"):
             self.assert_refused(run("report", "saap-figure-3", "-m", self.model, "-o", output), "--output")
+
+    def test_names_that_lead_nowhere(self):
+        loop = self.folder / "loop"
+        loop.symlink_to("loop")
+        self.assert_refused(run("index", "-m", self.model, "-f", self.text, "-o", loop), "--output", "loop", "symbolic links")
+        self.assert_refused(run("index", "-m", self.model, "-f", loop, "-o", self.folder / "y.lode"), "loop")
+        longest = self.folder / ("n" * 255)
+        self.assert_done(run("index", "-m", self.model, "-f", self.text, "-o", longest, "--quiet"))
+        self.assert_done(run("verify", longest))
+
+    def test_limit_of_file_sizes(self):
+        output = self.folder / "limited.lode"
+        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+        result = run("index", "-m", self.model, "-f", self.text, "-o", output, "--quiet", preexec_fn=limit)
+        self.assert_refused(result, "limited.lode", "cannot be written", code=FAILED)
+        self.assertEqual([path.name for path in self.folder.iterdir() if "limited" in path.name], [])
+
+    def test_closed_streams_are_not_files(self):
+        """What is said must not land in the file that is written, nor a file be taken for standard input."""
+        whole, cut, context = self.folder / "whole.jsonl", self.folder / "cut.jsonl", self.index("streams.lode")
+        tasks = '"$0" tasks kv --tokens 1k --count 3 --seed 4 -m "$1" -o "$2" {}'
+        for output, closed in ((whole, ""), (cut, "2>&-")):
+            subprocess.run(["bash", "-c", tasks.format(closed), PROGRAM, str(self.model), str(output)], check=True, timeout=60,
+                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.assertEqual(cut.read_bytes(), whole.read_bytes())
+        answers = [self.folder / "open.answers", self.folder / "closed.answers"]
+        for output, closed in zip(answers, ("", "<&- >&- 2>&-")):
+            subprocess.run(["bash", "-c", f'"$0" eval -m "$1" --samples "$2" -a streaming -o "$3" {closed}', PROGRAM, str(self.model), str(whole),
+                            str(output)], check=False, timeout=60, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for line in answers[1].read_text(encoding="utf-8").splitlines():
+            json.loads(line)
+        self.assertEqual(len(answers[1].read_text(encoding="utf-8").splitlines()), len(answers[0].read_text(encoding="utf-8").splitlines()))
+        done = subprocess.run(["bash", "-c", '"$0" ask "$1" <&-', PROGRAM, str(context)], capture_output=True, env=environment(), timeout=60,
+                              check=False)
+        self.assertEqual(done.stdout, b"", "no questions were asked")
 
     def test_full_standard_output(self):
         context = self.index("full.lode")
