@@ -143,7 +143,7 @@ void remark(const Json& a) {
                         a["audit"]["mean_error"].get<double>(), a["audit"]["max_error"].get<double>(),
                         a["audit"]["outputs"].get<std::int64_t>());
   }
-  std::cerr << line << "\n";
+  print_remark(line);
 }
 
 /// What a file has decided is not decided anew: asked for otherwise, it is refused, never ignored.

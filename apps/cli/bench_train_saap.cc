@@ -2,8 +2,6 @@
 // lodestone bench train-saap: seconds that training takes of one head, step by step.
 #include <fmt/format.h>
 
-#include <iostream>
-
 #include "base/threads.h"
 #include "lab/bench/saap.h"
 #include "model/config.h"
@@ -79,7 +77,7 @@ void run(BenchTrainSaapFlags& flags) {
   o.settings.decay = !flags.constant_rate;
   ThreadPool pool(flags.common.threads);
   const SaapBenchResult result = bench_saap_training(o, pool, [&](std::string_view what) {
-    if (!flags.common.quiet) std::cerr << what << "\n";
+    if (!flags.common.quiet) print_remark(what);
   });
   if (flags.common.json) return print_json(json_of(flags, result));
   print_text(text_of(flags, result));

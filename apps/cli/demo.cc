@@ -146,7 +146,7 @@ void run(DemoFlags& flags) {
   for (const Row& row : rows) {
     const std::string remark = row.work.notice + audit_remark(row.work);
     if (!remark.empty() && !flags.common.quiet)
-      std::cerr << row.attention << (row.work.notice.empty() ? "" : ": ") << remark << "\n";
+      print_remark(row.attention + (row.work.notice.empty() ? "" : ": ") + remark);
   }
   if (!flags.common.json) return print_table(questions, rows);
   Json results = Json::array();

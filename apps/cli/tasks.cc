@@ -41,7 +41,7 @@ class Output {
     if (keep_)
       kept_ += text;
     else
-      file_ ? file_->write(std::as_bytes(std::span(text))) : print_text(text);
+      file_ ? file_->write(std::as_bytes(std::span(text))) : print_bytes(text);
   }
   /// Adds to --json's object what no file has.
   void put_into(Json& result, bool samples) const {
@@ -191,7 +191,7 @@ void run(const TasksFlags& flags) {
     output.put_into(result, !is_text(names.front()));
     print_json(result);
   } else if (!flags.output.empty() && !flags.common.quiet) {
-    std::fprintf(stderr, "%s: %s\n", flags.output.c_str(), human_bytes(output.bytes()).c_str());
+    print_remark(flags.output + ": " + human_bytes(output.bytes()));
   }
 }
 

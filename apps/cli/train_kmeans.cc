@@ -34,10 +34,8 @@ std::int64_t add_text(const TrainFlags& flags, const std::shared_ptr<const Model
   const std::int64_t limit = flags.model.context > 0 ? flags.model.context : model->config().max_positions;
   if (limit < std::ssize(tokens)) {
     if (!flags.common.quiet)
-      std::fprintf(stderr, "%s\n",
-                   fmt::format("{}: cut from {} tokens to the {} that the context holds (-c)", path,
-                               tokens.size(), limit)
-                       .c_str());
+      print_remark(fmt::format("{}: cut from {} tokens to the {} that the context holds (-c)", path,
+                               tokens.size(), limit));
     tokens.resize(static_cast<std::size_t>(limit));
   }
   options.max_tokens = std::ssize(tokens);

@@ -10,6 +10,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "base/printable.h"
+
 namespace lode {
 
 namespace {
@@ -74,7 +76,7 @@ double GrowingCost::left(std::int64_t total) const {
 }
 
 Progress::Progress(std::string title, std::int64_t total, std::string unit, Mode mode, Cost cost)
-    : title_(std::move(title)),
+    : title_(printable(title)),  // often a file's name
       unit_(std::move(unit)),
       total_(total),
       quiet_(mode == Mode::quiet),
@@ -109,7 +111,8 @@ double Progress::seconds() const {
 
 void Progress::draw(std::int64_t done, bool last) {
   const double passed = seconds();
-  const double rate = passed > 0 ? static_cast<double>(done) / passed : 0;
+  const std::int64_t own = std::max<std::int64_t>(0, done - skipped_);
+  const double rate = passed > 0 ? static_cast<double>(own) / passed : 0;
   const double left = growing_   ? growing_->left(total_)
                       : rate > 0 ? static_cast<double>(total_ - done) / rate
                                  : 0;

@@ -1,13 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tables as terminals show them.
+// Tables as terminals show them, and text that is safe to show there.
 #include "base/text.h"
 
 #include <gtest/gtest.h>
 
 #include <sstream>
 
+#include "base/printable.h"
+
 namespace lode {
 namespace {
+
+TEST(Text, PrintableHasNoControlCharacters) {
+  EXPECT_EQ(printable("plain\ttext\n\u00e9\u4e2d\U0001f600"), "plain\ttext\n\u00e9\u4e2d\U0001f600");
+  EXPECT_EQ(printable("\x1b[2J\x07\x08\x7f"), "?[2J???");
+  EXPECT_EQ(printable(std::string_view("a\0b", 3)), "a?b");
+  EXPECT_EQ(printable("\u009b2J\u0085\u00a0"), "?2J?\u00a0");  // C1
+  EXPECT_EQ(printable("one\r\ntwo\rover"), "one\ntwo?over");
+  EXPECT_EQ(printable("\xff\xe2\x82 \xc2"), "??? ?");
+  EXPECT_EQ(printable(""), "");
+  std::string all;
+  for (int c = 0; c < 256; ++c) all += static_cast<char>(c);
+  EXPECT_EQ(invalid_utf8(printable(all)), std::string::npos);
+}
 
 using Rows = std::vector<std::vector<std::string>>;
 
