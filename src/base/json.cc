@@ -13,6 +13,7 @@ namespace lode {
 namespace {
 
 constexpr std::size_t kMaxDepth = 64;
+constexpr std::size_t kMaxValues = std::size_t{1} << 23;  // the largest tokenizers have two millions
 
 [[noreturn]] void wrong(std::string_view where, std::string_view key, const std::string& expected,
                         const std::string& found) {
@@ -70,8 +71,15 @@ class Builder : public nlohmann::json_sax<Json> {
   }
 
  private:
+  /// A value takes two bytes of text and many times that in memory.
+  void count() {
+    if (++values_ > kMaxValues)
+      throw InputError(where_ + ": expected JSON of at most " + std::to_string(kMaxValues) +
+                       " values, found more");
+  }
   /// Where the next value belongs. It stays there as long as it is open: its parent does not grow meanwhile.
   Json& place() {
+    count();
     if (open_.empty()) return root_;
     if (open_.back()->is_object()) return *member_;
     return open_.back()->emplace_back();
@@ -98,6 +106,7 @@ class Builder : public nlohmann::json_sax<Json> {
 
   std::string where_;
   Json root_;
+  std::size_t values_ = 0;
   std::vector<Json*> open_;  // objects and arrays that are not at their end, from the outermost
   Json* member_ = nullptr;   // of the innermost object, which the last key named
 };

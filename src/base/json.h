@@ -10,8 +10,8 @@ namespace lode {
 
 using Json = nlohmann::json;
 
-/// Parses strictly: depth at most 64, no duplicate keys, valid UTF-8. `where` names the source in errors
-/// (InputError).
+/// Parses strictly: depth at most 64, 2^23 values, no duplicate keys, valid UTF-8. `where` names the source in
+/// errors (InputError).
 Json parse_json(std::string_view text, std::string_view where);
 
 /// Typed members of an object. Missing, of another type, out of [low, high] or not finite: InputError naming

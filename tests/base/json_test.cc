@@ -63,6 +63,18 @@ TEST(Json, MessagesAreShortAndPrintable) {
   }
 }
 
+/// Two bytes of text are sixteen to a hundred in memory: a file of a size that is honest for one string is not so for
+/// as many numbers.
+TEST(Json, ValuesAreLimited) {
+  std::string list = "[0";
+  for (std::size_t i = 1; i < std::size_t{1} << 23; ++i) list += ",0";
+  EXPECT_NE(refusal([&] { parse_json(list + "]", "x.json"); }).find("8388608 values"), std::string::npos);
+  std::string nested = "[";
+  for (std::size_t i = 0; i < std::size_t{1} << 23; ++i) nested += "[],";
+  EXPECT_NE(refusal([&] { parse_json(nested + "0]", "x.json"); }).find("8388608 values"), std::string::npos);
+  EXPECT_EQ(parse_json("[\"" + std::string(std::size_t{64} << 20, 'x') + "\"]", "x.json").size(), 1u);
+}
+
 TEST(Json, GettersCheckTypeAndRange) {
   const Json json = parse_json(
       R"({"n":7,"minus":-1,"big":18446744073709551615,"real":1.5,"whole":7.0,"text":"7","yes":true,"none":null,"list":[1]})",
