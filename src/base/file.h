@@ -40,11 +40,10 @@ std::string read_file(const std::filesystem::path& path, std::size_t limit = std
 void expect_room(const std::filesystem::path& path, std::uint64_t bytes);
 
 /// Writes beside `path` and renames over it in commit(): tmp (O_EXCL) + fsync + rename + fsync of the folder.
-/// Destroyed without commit, it removes the temporary. A temporary of a writer that is still alive is an
-/// InputError ("being written by another process"); one left by a dead writer is removed; what else stands in its
-/// place, such as another user's pipe, stays there, and the temporary gets a random name. Every failed write
-/// is a RunError that names the path and what the system said ("No space left on device"). A link leads to
-/// what it names; a device, pipe or folder is an InputError.
+/// Destroyed without commit, it removes the temporary. One of a writer that is still alive is an InputError
+/// ("being written by another process"), one of a dead writer is removed, and what is none of ours stays there.
+/// Every failed write is a RunError that names the path and what the system said ("No space left on device").
+/// A link leads to what it names; a device, pipe or folder is an InputError.
 class AtomicFile {
  public:
   enum class Readers { as_umask_says, owner };

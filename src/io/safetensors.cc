@@ -2,10 +2,13 @@
 #include "io/safetensors.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <mutex>
+#include <set>
 #include <utility>
 
 #include "base/hash.h"
@@ -20,7 +23,12 @@ namespace {
 constexpr std::uint64_t kLengthBytes = 8, kMaxHeader = 100'000'000, kAlignment = 64;
 constexpr std::int64_t kMaxDimension = std::int64_t{1} << 48;
 constexpr std::size_t kMaxRank = 8;
-constexpr const char* kChecksum = "lodestone_checksum";  // in the metadata
+// In the metadata of files of ours: of the tensors' bytes, and of all else in the header. Older files have the
+// first alone.
+constexpr const char* kChecksum = "lodestone_checksum";
+constexpr const char* kHeaderChecksum = "lodestone_header_checksum";
+constexpr std::string_view kHeaderMark =
+    "xxh3 of this header ";  // before its digits: the value is known by a damaged name, too
 
 constexpr std::array<std::pair<std::string_view, std::int64_t>, 16> kTypes = {{{"F64", 8},
                                                                                {"F32", 4},
@@ -125,7 +133,8 @@ void read_metadata(const Json& entry, std::string_view where, std::map<std::stri
   for (const auto& [key, value] : entry.items()) {
     if (!value.is_string())
       throw InputError(std::string(where) + ": expected strings in '__metadata__', found another type");
-    if (metadata != nullptr && key != kChecksum) (*metadata)[key] = value.get<std::string>();
+    if (metadata != nullptr && key != kChecksum && key != kHeaderChecksum)
+      (*metadata)[key] = value.get<std::string>();
   }
 }
 
@@ -164,6 +173,90 @@ void check_data(const Json& expected, std::span<const std::byte> data, std::stri
                                  where, excerpt(expected.get<std::string>()), found));
 }
 
+/// As it is written: the header, and blanks up to where the tensors are aligned.
+std::string header_text(const Json& header) {
+  std::string text = header.dump();
+  text.resize((text.size() + kLengthBytes + kAlignment - 1) / kAlignment * kAlignment - kLengthBytes, ' ');
+  return text;
+}
+
+/// Of a header without its own checksum.
+std::string header_checksum(const Json& header) {
+  return std::string(kHeaderMark) + hash_hex(header.dump());
+}
+
+/// Every byte of a header with a checksum is what we wrote: blanks and the checksum's own name, too.
+void check_header(Json header, std::string_view text, std::string_view where) {
+  const Json metadata = json_member(header, "__metadata__");
+  if (!metadata.is_object()) return;
+  const bool ours = std::any_of(metadata.begin(), metadata.end(), [](const Json& value) {
+    return value.is_string() && value.get_ref<const std::string&>().starts_with(kHeaderMark);
+  });
+  if (!ours && !metadata.contains(kHeaderChecksum)) return;
+  const bool as_written = text == header_text(header);
+  header["__metadata__"].erase(kHeaderChecksum);
+  if (!as_written || json_member(metadata, kHeaderChecksum) != header_checksum(header))
+    throw InputError(
+        fmt::format("{}: expected the header that its checksum is of, found another: the file is "
+                    "damaged",
+                    where));
+}
+
+/// Files whose tensors were found intact, by identity, size and times.
+class IntactFiles {
+ public:
+  explicit IntactFiles(const MappedFile& file) {
+    struct stat s = {};
+    if (::fstat(file.descriptor(), &s) == 0)
+      id_ = {s.st_dev, s.st_ino, static_cast<std::uint64_t>(s.st_size), as_number(s.st_mtim),
+             as_number(s.st_ctim)};
+  }
+  bool known() const {
+    const std::lock_guard lock(mutex());
+    return id_[1] != 0 && set().contains(id_);
+  }
+  void add() const {
+    const std::lock_guard lock(mutex());
+    if (id_[1] != 0) set().insert(id_);
+  }
+
+ private:
+  using Id = std::array<std::uint64_t, 5>;
+  static std::uint64_t as_number(const timespec& t) {
+    return static_cast<std::uint64_t>(t.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(t.tv_nsec);
+  }
+  static std::mutex& mutex() {
+    static std::mutex one;
+    return one;
+  }
+  static std::set<Id>& set() {
+    static std::set<Id> all;
+    return all;
+  }
+  Id id_ = {};
+};
+
+std::map<std::string, Tensor> parse(std::span<const std::byte> file, std::string_view where,
+                                    std::map<std::string, std::string>* metadata, bool known_intact) {
+  const std::string_view header = header_of(file, where);
+  const Json json = parse_json(header, where);
+  const auto data = file.subspan(kLengthBytes + header.size());
+  std::map<std::string, Tensor> tensors;
+  for (const auto& [name, entry] : json.items()) {
+    if (name == "__metadata__") {
+      read_metadata(entry, where, metadata);
+      continue;
+    }
+    const std::string at = fmt::format("{}: tensor '{}'", where, excerpt(name));
+    if (!entry.is_object()) throw InputError(at + ": expected an object, found another type");
+    tensors.emplace(name, tensor_of(entry, data, at));
+  }
+  check_layout(tensors, data, where);
+  check_header(json, header, where);
+  if (!known_intact) check_data(json_member(json_member(json, "__metadata__"), kChecksum), data, where);
+  return tensors;
+}
+
 }  // namespace
 
 std::int64_t Tensor::elements() const {
@@ -182,21 +275,14 @@ bool is_safetensors(std::span<const std::byte> file) {
 
 std::map<std::string, Tensor> parse_safetensors(std::span<const std::byte> file, std::string_view where,
                                                 std::map<std::string, std::string>* metadata) {
-  const std::string_view header = header_of(file, where);
-  const Json json = parse_json(header, where);
-  const auto data = file.subspan(kLengthBytes + header.size());
-  std::map<std::string, Tensor> tensors;
-  for (const auto& [name, entry] : json.items()) {
-    if (name == "__metadata__") {
-      read_metadata(entry, where, metadata);
-      continue;
-    }
-    const std::string at = fmt::format("{}: tensor '{}'", where, excerpt(name));
-    if (!entry.is_object()) throw InputError(at + ": expected an object, found another type");
-    tensors.emplace(name, tensor_of(entry, data, at));
-  }
-  check_layout(tensors, data, where);
-  check_data(json_member(json_member(json, "__metadata__"), kChecksum), data, where);
+  return parse(file, where, metadata, false);
+}
+
+std::map<std::string, Tensor> parse_safetensors(const MappedFile& file,
+                                                std::map<std::string, std::string>* metadata) {
+  const IntactFiles identity(file);
+  auto tensors = parse(file.bytes(), file.path().string(), metadata, identity.known());
+  identity.add();
   return tensors;
 }
 
@@ -221,8 +307,8 @@ void write_safetensors(const std::filesystem::path& path, std::span<const Tensor
         {"dtype", name_in_file(t.type)}, {"shape", t.shape}, {"data_offsets", {at, at + t.bytes.size()}}};
     at += t.bytes.size();
   }
-  std::string text = header.dump();
-  text.resize((text.size() + kLengthBytes + kAlignment - 1) / kAlignment * kAlignment - kLengthBytes, ' ');
+  header["__metadata__"][kHeaderChecksum] = header_checksum(header);
+  const std::string text = header_text(header);
   const std::uint64_t length = text.size();
   AtomicFile out(path);
   out.write(std::as_bytes(std::span(&length, 1)));

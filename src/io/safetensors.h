@@ -28,8 +28,13 @@ bool is_safetensors(std::span<const std::byte> file);
 
 /// Parses a whole file held in memory: a pure function of its bytes. InputError: `where`, the tensor,
 /// expected, found. Rules: header at most 100 MB and JSON; no holes, no overlaps, nothing beyond the end;
-/// sizes equal shape times type; the checksum that write_safetensors leaves, which is no metadata, is right.
+/// sizes equal shape times type; the checksums that
+/// write_safetensors leaves, which are no metadata, are right.
 std::map<std::string, Tensor> parse_safetensors(std::span<const std::byte> file, std::string_view where,
+                                                std::map<std::string, std::string>* metadata = nullptr);
+/// Likewise of a file. Artefacts are opened once a layer: the checksum of what has not changed since is not worked
+/// out again.
+std::map<std::string, Tensor> parse_safetensors(const MappedFile& file,
                                                 std::map<std::string, std::string>* metadata = nullptr);
 
 /// Float types as ours; InputError for the others, naming tensor and type.

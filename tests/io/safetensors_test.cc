@@ -248,6 +248,42 @@ TEST(Safetensors, FlippedBitsOfTheHeaderLeadNowhereElse) {
   EXPECT_GT(accepted, 0) << "a bit of a name changes the name only";
 }
 
+/// A bit of a name, of metadata or of the blanks behind them changes what a file of ours says, and is found.
+TEST(Safetensors, EveryFlippedBitOfAFileOfOursIsFound) {
+  const TestFolder folder;
+  const std::vector<float> values(17, 0.5f);
+  write_safetensors(folder / "m.safetensors", {{{"w", DType::f32, {17}, std::as_bytes(std::span(values))}}},
+                    {{"method", "saap"}, {"note", "x"}});
+  const std::string file = test::bytes_of_file(folder / "m.safetensors");
+  ASSERT_EQ(parse(file).size(), 1u);
+  for (std::size_t bit = 0; bit < 8 * file.size(); ++bit) {
+    std::string altered = file;
+    altered[bit / 8] = static_cast<char>(altered[bit / 8] ^ 1 << bit % 8);
+    EXPECT_THROW(parse(altered), InputError) << "bit " << bit % 8 << " of byte " << bit / 8;
+  }
+}
+
+/// A layer at a time reads the file anew; its gigabytes are hashed once.
+TEST(Safetensors, AFileIsHashedOnceUntilItChanges) {
+  const TestFolder folder;
+  const std::vector<float> values(std::size_t{8} << 20, 0.5f);
+  const auto path = folder / "m.safetensors";
+  write_safetensors(path, {{{"w", DType::f32, {std::ssize(values)}, std::as_bytes(std::span(values))}}}, {});
+  const auto seconds = [&] {
+    const MappedFile file(path);
+    const test::CpuClock clock;
+    EXPECT_EQ(parse_safetensors(file).size(), 1u);
+    return clock.seconds();
+  };
+  const double first = seconds();
+  EXPECT_LT(4 * seconds(), first);
+  std::string altered = test::bytes_of_file(path);
+  altered[altered.size() - 1000] ^= 1;
+  folder.write("m.safetensors", altered);
+  const MappedFile file(path);
+  EXPECT_NE(refusal([&] { parse_safetensors(file); }).find("checksum"), std::string::npos);
+}
+
 // Nothing but a checksum tells a flipped bit of a number from what was trained.
 TEST(Safetensors, ShippedArtefactsCarryTheirChecksum) {
   for (const char* name : {"hash", "saap"}) {

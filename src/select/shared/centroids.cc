@@ -59,7 +59,7 @@ std::vector<std::vector<float>> read_centroids(const std::filesystem::path& path
   const MappedFile file(path);
   const std::string where = path.string();
   std::map<std::string, std::string> metadata;
-  const auto tensors = parse_safetensors(file.bytes(), where, &metadata);
+  const auto tensors = parse_safetensors(file, &metadata);
   expect_metadata(metadata, "rope", roped ? "on" : "off", where);
   expect_metadata(metadata, "model_fingerprint", model_fingerprint, where);
   std::vector<std::vector<float>> heads;
