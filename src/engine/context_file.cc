@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 #include "base/cancel.h"
 #include "base/file.h"
@@ -38,6 +39,22 @@ constexpr std::array<PartName, 4> kParts = {{{KvStore::Part::k, "k"},
 
 std::span<const PartName> parts_of(DType type) {
   return std::span(kParts).first(type == DType::q8 ? 4 : 2);
+}
+
+/// Numbers whose exponent is all ones are infinite or none.
+template <class Bits>
+bool all_finite_bits(std::span<const std::byte> row, Bits exponent) {
+  bool finite = true;
+  for (std::size_t at = 0; at + sizeof(Bits) <= row.size(); at += sizeof(Bits)) {
+    Bits bits;
+    std::memcpy(&bits, row.data() + at, sizeof bits);
+    finite &= (bits & exponent) != exponent;
+  }
+  return finite;
+}
+bool all_finite(std::span<const std::byte> row, DType type) {
+  if (type == DType::f32) return all_finite_bits<std::uint32_t>(row, 0x7f80'0000);
+  return all_finite_bits<std::uint16_t>(row, type == DType::f16 ? 0x7c00 : 0x7f80);
 }
 
 /// Where a spec has its artefact, when nothing is there; else empty.
@@ -219,6 +236,28 @@ void load_indexes(const Context::Impl& c, AttachedMethod& method, const Containe
   method.built = method.built_on_host = true;
 }
 
+/// Where a number is infinite or none, all that attends to it is: a file of it answers nothing.
+void expect_finite_rows(const Context::Impl& c) {
+  if (c.options.kv_type == DType::q8) return;  // refused when they were quantised
+  const auto heads = std::int64_t{c.config.layers} * c.config.kv_heads;
+  c.model->pool().for_each(2 * heads, [&](std::int64_t item, int) {
+    check_cancel();
+    const int layer = static_cast<int>(item / 2 / c.config.kv_heads);
+    const int head = static_cast<int>(item / 2 % c.config.kv_heads);
+    const auto part = item % 2 == 0 ? KvStore::Part::k : KvStore::Part::v;
+    const auto rows = c.kv.rows(layer, head, part);
+    const std::size_t row = rows.size() / std::max<std::size_t>(1, c.ids.size());
+    for (std::size_t at = 0; at < rows.size(); at += row)
+      if (!all_finite(rows.subspan(at, row), c.options.kv_type))
+        throw InputError(fmt::format("layer {} KV head {}: expected finite {}, found others at token {}: {}",
+                                     layer, head, item % 2 == 0 ? "keys" : "values", at / row,
+                                     c.options.kv_type == DType::f16
+                                         ? "beyond the range of f16, --kv-type bf16 holds them, or the "
+                                           "model's weights are damaged"
+                                         : "the model's weights are damaged"));
+  });
+}
+
 }  // namespace
 
 std::int64_t ContextMeta::token_bytes() const {
@@ -283,6 +322,7 @@ void save_context(const Context& context, const std::filesystem::path& path, std
   LODE_ASSERT(c.indexed == c.tokens());
   c.host_kv();
   restore_rows(c);
+  expect_finite_rows(c);
   for (AttachedMethod& method : c.methods) {
     if (!method.dense() && !method.built_on_host) c.build_on_host(method, {});
   }

@@ -100,6 +100,33 @@ class Misfits(ProgramTest):
         other = tiny_model.write(self.folder / "other", seed=2)
         self.assert_refused(run("ask", context, "Who?", "-m", other), "another model")
 
+    def test_keys_that_overflow(self):
+        """Nothing is written that no question can be asked about."""
+        model, output = self.folder / "loud", self.folder / "loud.lode"
+        shutil.copytree(self.model, model)
+        path = model / "model.safetensors"
+        data = path.read_bytes()
+        (length,) = struct.unpack_from("<Q", data)
+        begin, end = json.loads(data[8 : 8 + length])["model.layers.1.self_attn.k_proj.weight"]["data_offsets"]
+        loud = array.array("f", data[8 + length + begin : 8 + length + end])
+        loud = array.array("f", (1e7 * x for x in loud))
+        path.write_bytes(data[: 8 + length + begin] + loud.tobytes() + data[8 + length + end :])
+        self.assert_refused(run("index", "-m", model, "-f", self.text, "-o", output, "--quiet"), "layer 1", "finite keys", "bf16")
+        self.assertFalse(output.exists())
+        self.assert_done(run("index", "-m", model, "-f", self.text, "-o", output, "--quiet", "--kv-type", "bf16"))
+
+    def test_escape_sequences_of_a_document_do_not_reach_the_terminal(self):
+        text = self.folder / "escapes.txt"
+        text.write_text("The \x1b]0;owned\x07lamp \x9b2J of the harbour. " * 40, encoding="utf-8")
+        context = self.index("escapes.lode", text=text)
+        shown = self.assert_done(run("ask", context, "Who?", "--show-sources", "-n", "4"))
+        for stream in (shown.out, shown.err):
+            self.assertNotRegex(stream, "[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+        named = self.folder / "tit\x1b[31mle.txt"
+        named.write_bytes(text.read_bytes())
+        told = run("train", "kmeans", "-m", self.model, "-f", named, "-o", self.folder / "esc.safetensors", "--clusters", "4", "-c", "16")
+        self.assertNotIn("\x1b", self.assert_done(told).err)
+
     def test_other_tokenizer(self):
         context = self.index("words.lode")
         other = self.folder / "retokenized"
