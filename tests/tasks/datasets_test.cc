@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "base/text.h"
+#include "lab/eval/scoring.h"
 #include "lodestone/error.h"
 #include "support/refusal.h"
 
@@ -125,6 +126,61 @@ TEST_F(DatasetTest, TemplatesPutTheirOwnWordsAround) {
   const auto before = read_dataset(file, DatasetFormat::longbench, 0, prompts);
   EXPECT_EQ(*before[0].context, "why? Read: TEXT");
   EXPECT_EQ(before[0].question, " why? Again: why?");
+}
+
+TEST_F(DatasetTest, TemplatesNameAnyFieldButTheAnswers) {
+  const fs::path prompts = write("p.json", R"({"longbook_choice_eng":
+    "{context}\n{input} A) {OPTION_A} B) {OPTION_B} of {options}; {answer} {unknown} {id}"})");
+  const fs::path file = write(
+      "longbook_choice_eng.jsonl",
+      R"({"id": 7, "context": "c {input}", "input": "{id}?", "answer": ["Ann"], "options": ["Bob", "Ann"]})");
+  const auto samples = read_dataset(file, DatasetFormat::infinitebench, 0, prompts);
+  EXPECT_EQ(*samples[0].context, "c {input}") << "what is put in is not a template";
+  EXPECT_EQ(samples[0].question, "\n{id}? A) Bob B) Ann of A. Bob\nB. Ann; {answer} {unknown} 7");
+}
+
+TEST_F(DatasetTest, TasksThatNeedAnInstructionHaveOne) {
+  const auto question = [&](const std::string& task, const std::string& input) {
+    return read("a.jsonl", R"({"dataset": ")" + task + R"(", "context": "c", "input": ")" + input +
+                               R"(", "answers": ["s"], "all_classes": ["s"]})")[0]
+        .question;
+  };
+  EXPECT_THAT(question("passage_count", ""), HasSubstr("How many different paragraphs"));
+  EXPECT_THAT(question("passage_count_e", ""), HasSubstr("How many different paragraphs"));
+  EXPECT_THAT(question("passage_retrieval_en", "An abstract."),
+              HasSubstr("An abstract.\n\nOf which paragraph?"));
+  EXPECT_EQ(question("trec", "Question: q\\nType:"), "\nQuestion: q\nType:")
+      << "not a question about a question";
+  EXPECT_EQ(question("lcc", ""), "");
+  EXPECT_EQ(question("hotpotqa", "q?"), "\n\nQuestion: q?\nAnswer:");
+}
+
+TEST_F(DatasetTest, AnEmptyAnswerIsASampleThatNothingAnswers) {
+  const auto samples =
+      read("a.jsonl", R"({"dataset": "qasper", "context": "c", "input": "q", "answers": [""]})"
+                      "\n"
+                      R"({"dataset": "qasper", "context": "c", "input": "q", "answers": ["x", ""]})");
+  ASSERT_EQ(samples.size(), 2u);
+  EXPECT_THAT(samples[0].answers, ElementsAre(""));
+  EXPECT_THAT(samples[1].answers, ElementsAre("x"));
+  for (const Match match :
+       {Match::f1, Match::contains, Match::any, Match::exact, Match::code, Match::rouge_l}) {
+    Sample sample = samples[0];
+    sample.match = match;
+    EXPECT_EQ(score("", sample), 0.0);
+    EXPECT_EQ(score("x", sample), 0.0);
+  }
+}
+
+TEST_F(DatasetTest, HaystacksLieBesideTheirFile) {
+  for (const char* path : {"/etc/passwd", "../a.txt", "hay/../../a.txt", ".."}) {
+    EXPECT_THAT(error_of("needle.json",
+                         std::string(R"({"needle": "n.", "question": "q", "answer": "a", "lengths": [9],
+      "depths": [1], "haystack": ")") +
+                             path + "\"}"),
+                HasSubstr("beside the file"))
+        << path;
+  }
 }
 
 TEST_F(DatasetTest, HaystacksAreUtf8AndCutBetweenCharacters) {

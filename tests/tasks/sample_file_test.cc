@@ -47,6 +47,8 @@ TEST(SampleFile, RoundTrip) {
   EXPECT_EQ(read[0].context, read[1].context) << "one copy in memory";
   EXPECT_EQ(read[1].match, Match::exact);
   EXPECT_EQ(read[1].depth, 0.25);
+  EXPECT_EQ(parse_samples(line("a", R"("context": "t", "depth": -1)"), "x")[0].depth, std::nullopt)
+      << "unknown";
   EXPECT_TRUE(read[1].first_line);
 }
 

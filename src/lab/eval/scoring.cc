@@ -78,7 +78,7 @@ int total(const std::map<std::string, int>& words) {
 
 double f1(std::string_view output, std::string_view answer) {
   const auto have = words_of(output), want = words_of(answer);
-  if (have.empty() || want.empty()) return have.empty() && want.empty() ? 1.0 : 0.0;
+  if (have.empty() || want.empty()) return 0.0;  // both, too: no word is common
   int common = 0;
   for (const auto& [word, n] : have) {
     const auto other = want.find(word);
@@ -293,6 +293,8 @@ double score_one(std::string_view output, const std::string& answer, const Sampl
 }  // namespace
 
 double score(std::string_view output, const Sample& sample) {
+  const auto is_empty = [](const std::string& answer) { return answer.empty(); };
+  if (std::all_of(sample.answers.begin(), sample.answers.end(), is_empty)) return 0;
   if (sample.first_line) {
     output.remove_prefix(std::min(output.size(), output.find_first_not_of('\n')));
     output = output.substr(0, output.find('\n'));

@@ -79,7 +79,86 @@ std::string text_or_number(const Json& value, const std::string& where, const ch
                    (decimals ? "number" : "whole number"));
 }
 
-/// One or a list of them, none empty.
+/// What stands behind the context where --prompts has nothing for a task: who has no instruction cannot know that
+/// passages are to be counted. The words are ours, for models with and without chat training; examples in the context
+/// of trec, triviaqa, samsum and lsht show how an answer looks, and code is only to go on.
+struct TaskPrompt {
+  std::string_view task, text;
+};
+constexpr TaskPrompt kPrompts[] = {
+    {"narrativeqa",
+     "\n\nAnswer the question about the story above in as few words as possible.\n\nQuestion: "
+     "{input}\nAnswer:"},
+    {"qasper",
+     "\n\nAnswer the question about the article above with one phrase or sentence, with yes or no where it "
+     "asks "
+     "for that, or with unanswerable where the article does not say.\n\nQuestion: {input}\nAnswer:"},
+    {"gov_report", "\n\nWrite a summary of the report above, about a page long.\n\nSummary:"},
+    {"qmsum",
+     "\n\nAnswer the query about the meeting above in one or more sentences.\n\nQuery: {input}\nAnswer:"},
+    {"multi_news", "\n\nWrite a summary of all the news above, about a page long.\n\nSummary:"},
+    {"trec", "\n{input}"},
+    {"triviaqa", "\n\n{input}"},
+    {"samsum", "\n\n{input}"},
+    {"lsht", "\n{input}"},
+    {"passage_count",
+     "\n\nSome of the paragraphs above stand there more than once. How many different paragraphs are there, "
+     "without repetitions? Answer with the number alone.\n\nNumber of different paragraphs:"},
+    {"passage_retrieval_en",
+     "\n\nThis is a summary of one of the paragraphs above:\n\n{input}\n\nOf which paragraph? Answer with "
+     "its "
+     "number, such as Paragraph 1.\n\nAnswer:"},
+    {"lcc", "{input}"},
+    {"repobench-p", "{input}"},
+    {"kv_retrieval", "\n\n{input}"}};
+constexpr std::string_view kPlainPrompt = "\n\nQuestion: {input}\nAnswer:";
+
+std::string_view prompt_of(std::string_view task) {
+  for (const TaskPrompt& prompt : kPrompts)
+    if (prompt.task == task) return prompt.text;
+  return kPlainPrompt;
+}
+
+/// By name, what a template may name as {NAME}.
+using Fields = std::map<std::string, std::string, std::less<>>;
+
+/// Texts and numbers of a sample, but for its answers. The context is put apart.
+Fields fields_of(const Json& object) {
+  Fields fields;
+  for (const auto& [key, value] : object.items()) {
+    if (key == "context" || key == "answer" || key == "answers" || key == "outputs") continue;
+    if (value.is_string()) fields[key] = value.get<std::string>();
+    if (value.is_number()) fields[key] = value.dump();
+    if (!value.is_array()) continue;
+    std::string& list = fields[key];
+    for (const Json& item : value)
+      if (item.is_string()) list += (list.empty() ? "" : "\n") + item.get<std::string>();
+  }
+  return fields;
+}
+
+/// What is put in is not looked at again; braces around other words stay.
+std::string filled(std::string_view text, const Fields& fields) {
+  std::string result;
+  while (!text.empty()) {
+    const std::size_t open = std::min(text.find('{'), text.size());
+    result += text.substr(0, open);
+    text.remove_prefix(open);
+    const std::size_t close = text.find('}');
+    const auto field =
+        close == std::string_view::npos ? fields.end() : fields.find(text.substr(1, close - 1));
+    if (field != fields.end()) {
+      result += field->second;
+      text.remove_prefix(close + 1);
+    } else if (!text.empty()) {
+      result += text.front();
+      text.remove_prefix(1);
+    }
+  }
+  return result;
+}
+
+/// One or a list of them, none empty; where all are, one that is: nothing that is written is right then.
 std::vector<std::string> texts_of(const Json& object, const char* key, const std::string& where,
                                   bool decimals = false) {
   const Json& value = json_member(object, key);
@@ -89,9 +168,10 @@ std::vector<std::string> texts_of(const Json& object, const char* key, const std
   } else {
     texts.push_back(text_or_number(value, where, key, decimals));
   }
-  std::erase_if(texts, [](const std::string& t) { return t.empty(); });
   if (texts.empty())
     throw InputError(where + ": field '" + std::string(key) + "': expected an answer, found none");
+  std::erase_if(texts, [](const std::string& t) { return t.empty(); });
+  if (texts.empty()) texts.emplace_back();
   return texts;
 }
 
@@ -117,8 +197,8 @@ class DatasetReader {
   void add_prefixqa(const Json& object, const std::string& where);
   void add_needles(const Json& object, const std::string& where);
   void put(Sample sample, std::string context);
-  void put_with_prompt(Sample sample, const std::string& context, const std::string& input,
-                       const std::string& plain);
+  void put_with_prompt(Sample sample, const std::string& context, std::string_view task,
+                       const Fields& fields);
   /// "validation.jsonl" says nothing: then the folder is the task's name.
   std::string task_of_file() const {
     const std::string stem = path_.stem().string();
@@ -197,26 +277,21 @@ void DatasetReader::put(Sample sample, std::string context) {
   samples_.push_back(std::move(sample));
 }
 
-std::string with_input(std::string text, const std::string& input) {
-  constexpr std::string_view kSlot = "{input}";
-  for (std::size_t at = 0; (at = text.find(kSlot, at)) != std::string::npos; at += input.size())
-    text.replace(at, kSlot.size(), input);
-  return text;
-}
-
 /// By the template for its task where there is one: what stands before the question is the context.
-void DatasetReader::put_with_prompt(Sample sample, const std::string& context, const std::string& input,
-                                    const std::string& plain) {
-  if (!json_has(prompts_, sample.task)) {
-    sample.question = plain;
+void DatasetReader::put_with_prompt(Sample sample, const std::string& context, std::string_view task,
+                                    const Fields& fields) {
+  const bool given = json_has(prompts_, sample.task);
+  if (!given && !json_has(prompts_, task)) {
+    sample.question = filled(prompt_of(task), fields);
     return put(std::move(sample), context);
   }
-  std::string text = json_string(prompts_, sample.task, prompts_path_.string());
+  const std::string text =
+      json_string(prompts_, given ? std::string_view(sample.task) : task, prompts_path_.string());
   const std::size_t at = text.find("{context}");
   if (at == std::string::npos)
     throw InputError(prompts_path_.string() + ": '" + sample.task + "': expected {context}, found none");
-  sample.question = with_input(text.substr(at + 9), input);
-  put(std::move(sample), with_input(text.substr(0, at), input) + context);
+  sample.question = filled(std::string_view(text).substr(at + 9), fields);
+  put(std::move(sample), filled(std::string_view(text).substr(0, at), fields) + context);
 }
 
 /// The length that a RULER file was made for: its samples stay a little below it, each by itself, and their
@@ -251,18 +326,25 @@ void DatasetReader::add_infinitebench(const Json& object, const std::string& whe
   sample.match = rule.match;
   sample.max_new = rule.max_new;
   sample.answers = texts_of(object, "answer", where, rule.match == Match::decimal);
-  std::string input = json_string(object, "input", where);
+  Fields fields = fields_of(object);
+  std::string& input = fields["input"] = json_string(object, "input", where);
   if (rule.match == Match::choice || rule.match == Match::debug) {
+    std::string lettered;
     const std::vector<std::string> options = texts_of(object, "options", where);
     const auto right = std::find(options.begin(), options.end(), sample.answers.front());
     if (options.size() > 4 || right == options.end())
       throw InputError(where + ": expected at most four options and the answer among them");
-    for (std::size_t i = 0; i < options.size(); ++i)
-      input += std::string("\n") + static_cast<char>('A' + i) + ". " + options[i];
+    for (std::size_t i = 0; i < options.size(); ++i) {
+      const std::string letter(1, static_cast<char>('A' + i));
+      fields["OPTION_" + letter] = options[i];
+      lettered += "\n" + letter + ". " + options[i];
+    }
+    fields["options"] = lettered.substr(1);
+    if (!json_has(prompts_, sample.task)) input += lettered;  // a template says where they go
     sample.answers = {*right, std::string(1, static_cast<char>('A' + (right - options.begin())))};
   }
-  put_with_prompt(std::move(sample), json_string(object, "context", where), input,
-                  "\n\nQuestion: " + input + "\nAnswer:");
+  const std::string task = sample.task;
+  put_with_prompt(std::move(sample), json_string(object, "context", where), task, fields);
 }
 
 void DatasetReader::add_longbench(const Json& object, const std::string& where) {
@@ -276,21 +358,18 @@ void DatasetReader::add_longbench(const Json& object, const std::string& where) 
   sample.first_line = rule.first_line;
   sample.answers = texts_of(object, "answers", where);
   if (rule.match == Match::classes) sample.classes = texts_of(object, "all_classes", where);
-  const std::string input = object.contains("input") ? json_string(object, "input", where) : "";
-  const bool code = rule.match == Match::code;
-  put_with_prompt(std::move(sample), json_string(object, "context", where), input,
-                  code            ? input
-                  : input.empty() ? "\n\nSummary:"
-                                  : "\n\nQuestion: " + input + "\nAnswer:");
+  Fields fields = fields_of(object);
+  fields["input"] = object.contains("input") ? json_string(object, "input", where) : "";
+  put_with_prompt(std::move(sample), json_string(object, "context", where), name, fields);
 }
 
 void DatasetReader::add_prefixqa(const Json& object, const std::string& where) {
   Sample sample = {.task = "prefixqa"};
   sample.match = Match::f1;
   sample.answers = texts_of(object, "answer", where);
-  put_with_prompt(std::move(sample), json_string(object, "context", where),
-                  json_string(object, "question", where),
-                  "\n\nQuestion: " + json_string(object, "question", where) + "\nAnswer:");
+  Fields fields = fields_of(object);
+  fields["input"] = json_string(object, "question", where);
+  put_with_prompt(std::move(sample), json_string(object, "context", where), "prefixqa", fields);
 }
 
 /// Every *.txt of a folder in the order of names, or one file.
@@ -320,7 +399,11 @@ std::string haystack_text(const fs::path& path) {
 void DatasetReader::add_needles(const Json& object, const std::string& where) {
   const std::string needle = json_string(object, "needle", where);
   const std::string question = json_string(object, "question", where);
-  const std::string hay = haystack_text(path_.parent_path() / json_string(object, "haystack", where));
+  const fs::path named = fs::path(json_string(object, "haystack", where)).lexically_normal();
+  if (named.is_absolute() || *named.begin() == "..")  // a file of samples does not say what else to read
+    throw InputError(where + ": field 'haystack': expected a text or folder beside the file, found '" +
+                     excerpt(named.string()) + "'");
+  const std::string hay = haystack_text(path_.parent_path() / named);
   const auto numbers = [&](const char* key, double low, double high) {
     const Json& list = json_member(object, key);
     if (!list.is_array() || list.empty())

@@ -34,9 +34,10 @@ DatasetFormat parse_dataset_format(std::string_view text);
 std::string_view name_of(DatasetFormat format);
 
 /// Samples of a file, at most `limit` of each task and length (0 = all). Without a named format the first
-/// line decides. Prompts are plain ("Question: ...\nAnswer:"), for the authors' templates are made for chat
-/// models; `prompts`, when it names a file such as LongBench's dataset2prompt.json, gives a template with
-/// {context} and {input} for each task. InputError names file and line.
+/// line decides. Prompts are ours: an instruction where a task needs one, else "Question: ...\nAnswer:". `prompts`,
+/// when it names a file such as LongBench's dataset2prompt.json, gives a template for each task, with {context},
+/// {input} and any other field of its samples but the answers ({question}, {options}, {OPTION_A}). InputError names
+/// file and line.
 /// `tokens_of` tells the lengths of texts that are asked for in characters; without it they are unknown.
 std::vector<Sample> read_dataset(const std::filesystem::path& path, DatasetFormat format, std::int64_t limit,
                                  const std::filesystem::path& prompts = {}, const TokenCount& tokens_of = {});

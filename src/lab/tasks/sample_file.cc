@@ -69,7 +69,8 @@ class Reader {
     sample.question = json_string(object, "question", where);
     sample.answers = read_texts(object, "answers", where);
     sample.match = parse_match(json_string(object, "match", where), where);
-    if (json_has(object, "depth")) sample.depth = json_number(object, "depth", where, 0.0, 1.0);
+    if (json_has(object, "depth") && object.at("depth") != -1)  // some write -1 where they do not know
+      sample.depth = json_number(object, "depth", where, 0.0, 1.0);
     if (json_has(object, "max_new")) sample.max_new = json_int(object, "max_new", where, 0, kMostTokens);
     if (json_has(object, "first_line")) sample.first_line = json_bool(object, "first_line", where);
     if (json_has(object, "classes")) sample.classes = read_texts(object, "classes", where);
