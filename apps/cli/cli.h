@@ -20,6 +20,10 @@
 #include "base/progress.h"
 #include "lodestone/engine.h"
 
+namespace lode {
+struct Sample;
+}
+
 namespace lode::cli {
 
 /// Flags that every verb takes.
@@ -88,8 +92,15 @@ void expect_beside(const CLI::App& verb, std::initializer_list<std::string> flag
 /// Of comparisons whose sink and window are flags, alike for all: says on stderr what specs say otherwise.
 void say_dense(const std::vector<Spec>& specs, const DenseParts& dense, const CommonFlags& common);
 
-/// "--format NAME" and "--prompts FILE" of published data sets.
-void add_dataset_flags(CLI::App& verb, std::string& format, std::string& prompts);
+/// "--format NAME", "--prompts FILE" and "--truncate middle" of samples that may be published data sets.
+struct DatasetFlags {
+  std::string format = "auto", prompts, truncate = "none";
+};
+void add_dataset_flags(CLI::App& verb, DatasetFlags& flags);
+/// Says on stderr which samples were cut, and which were left out because they are longer than the model's context;
+/// InputError when all are. `left_out`, where it is wanted, gets them as --json has them.
+std::vector<Sample> fitting(const Model& model, std::vector<Sample> samples, const DatasetFlags& flags,
+                            const ContextOptions& options, bool quiet, Json* left_out = nullptr);
 
 /// Checks of flags. CLI11's own let NaN pass, and integers that wrap around.
 CLI::Validator whole_number(std::int64_t low, std::int64_t high);
@@ -133,8 +144,13 @@ void expect_context(const std::string& path);
 
 /// Writes one JSON object and a newline to stdout; RunError when stdout cannot take it.
 void print_json(const Json& result);
-/// Writes text to stdout; RunError when stdout cannot take it.
+/// Writes text to stdout, control characters made visible: what a document, a file's metadata or a model says may
+/// hold escape sequences. RunError when stdout cannot take it.
 void print_text(std::string_view text);
+/// Likewise, byte for byte: of what is data.
+void print_bytes(std::string_view text);
+/// A line on stderr, control characters made visible.
+void print_remark(std::string_view remark);
 
 /// How a question is put to a model without a chat template; what the shipped model was trained on.
 inline constexpr const char* kQuestionTemplate =

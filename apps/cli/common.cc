@@ -14,10 +14,12 @@
 #include <tuple>
 
 #include "base/file.h"
+#include "base/printable.h"
 #include "base/text.h"
 #include "cli.h"
 #include "io/container.h"
 #include "io/safetensors.h"
+#include "lab/eval/fit_samples.h"
 #include "lab/eval/settings.h"
 #include "lab/tasks/haystack.h"
 #include "lodestone/error.h"
@@ -247,7 +249,7 @@ void add_active_memory_flag(CLI::App& verb, std::string& size) {
 }
 
 void say_unaudited(const CommonFlags& common, const ModelFlags& flags, const std::string& why) {
-  if (flags.audit > 0 && !common.quiet) std::cerr << "--audit: changes nothing here: " << why << "\n";
+  if (flags.audit > 0 && !common.quiet) print_remark("--audit: changes nothing here: " + why);
 }
 
 void add_audit_limit_flag(CLI::App& verb, ModelFlags& flags) {
@@ -330,7 +332,7 @@ void say_placement(const Context& context, const CommonFlags& common) {
   const bool asked =
       options.gpu_memory > 0 || options.kv_tier != KvTier::automatic || options.active_memory > 0;
   const std::string where = context.placement();
-  if (asked && !where.empty() && !common.quiet) std::cerr << where << "\n";
+  if (asked && !where.empty() && !common.quiet) print_remark(where);
 }
 
 void add_attention_flag(CLI::App& verb, std::vector<std::string>& specs, bool required) {
@@ -357,17 +359,47 @@ void say_dense(const std::vector<Spec>& specs, const DenseParts& dense, const Co
     for (const auto& [key, own, all] : {std::tuple{"sink", spec.dense.sink, dense.sink},
                                         std::tuple{"window", spec.dense.window, dense.window}}) {
       if (spec.text(key) && own != all && !common.quiet)
-        std::cerr << fmt::format("{}: measured with --{} {}, as all are, not {}\n", spec.str(), key, all,
-                                 own);
+        print_remark(fmt::format("{}: measured with --{} {}, as all are, not {}", spec.str(), key, all, own));
     }
   }
 }
 
-void add_dataset_flags(CLI::App& verb, std::string& format, std::string& prompts) {
-  verb.add_option("--format", format,
+void add_dataset_flags(CLI::App& verb, DatasetFlags& flags) {
+  verb.add_option("--format", flags.format,
                   "of the samples: auto, own, ruler, infinitebench, longbench, prefixqa or needle");
-  verb.add_option("--prompts", prompts,
-                  "file of prompt templates by task, such as LongBench's dataset2prompt.json");
+  verb.add_option(
+      "--prompts", flags.prompts,
+      "file of prompt templates by task, such as LongBench's dataset2prompt.json; {context}, {input} and "
+      "the samples' other fields but answers go into them");
+  verb.add_option(
+          "--truncate", flags.truncate,
+          "what becomes of samples longer than the model's context or -c: none, they are left out and named, "
+          "or middle, they lose the middle of their text, as LongBench has it")
+      ->check(CLI::IsMember({"none", "middle"}));
+}
+
+std::vector<Sample> fitting(const Model& model, std::vector<Sample> samples, const DatasetFlags& flags,
+                            const ContextOptions& options, bool quiet, Json* left_out) {
+  const std::int64_t most = most_tokens(model, options);
+  FittedSamples fitted = fit_samples(model, std::move(samples), most, parse_truncate(flags.truncate));
+  if (fitted.samples.empty())
+    throw InputError(
+        fmt::format("--samples: expected prompts of fewer than {} tokens, the model's context or -c, found "
+                    "that all are longer, "
+                    "'{}' has {}: --truncate middle cuts them",
+                    most, excerpt(fitted.left_out.front().id), fitted.left_out.front().tokens));
+  if (fitted.cut > 0 && !quiet)
+    print_remark(fmt::format("lodestone: {} samples lost their middle to fit {} tokens", fitted.cut, most));
+  for (const FittedSamples::LeftOut& sample : fitted.left_out) {
+    if (!quiet)
+      print_remark(
+          fmt::format("lodestone: sample '{}': expected fewer than {} tokens, the model's context or -c, "
+                      "found {}: left out; "
+                      "--truncate middle cuts it",
+                      sample.id, most, sample.tokens));
+    if (left_out != nullptr) left_out->push_back({{"id", sample.id}, {"tokens", sample.tokens}});
+  }
+  return std::move(fitted.samples);
 }
 
 void resumable(const std::filesystem::path& path, const std::function<bool()>& kept,
@@ -445,13 +477,21 @@ void expect_context(const std::string& path) {
 }
 
 void print_text(std::string_view text) {
+  print_bytes(printable(text));
+}
+
+void print_bytes(std::string_view text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
     throw RunError("cannot write to standard output");
   }
 }
 
+void print_remark(std::string_view remark) {
+  std::fprintf(stderr, "%s\n", printable(remark).c_str());
+}
+
 void print_json(const Json& result) {
-  print_text(result.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+  print_bytes(result.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
 std::filesystem::path data_dir() {

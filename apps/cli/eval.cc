@@ -19,7 +19,8 @@ namespace {
 struct EvalFlags {
   CommonFlags common;
   ModelFlags model;
-  std::string samples, format = "auto", prompts, protocol = "context-dense", order = "token", output;
+  DatasetFlags dataset;
+  std::string samples, protocol = "context-dense", order = "token", output;
   std::vector<std::string> specs;
   std::int64_t limit = 0;
 };
@@ -50,10 +51,13 @@ void run(const EvalFlags& flags) {
   options.order_rows = flags.order == "cluster";
   options.progress = flags.common.progress();
   const std::vector<NamedSpec> specs = named_specs(flags.specs);
-  const std::vector<Sample> samples =
-      read_dataset(flags.samples, parse_dataset_format(flags.format), flags.limit, flags.prompts,
-                   token_count(flags.model.model));
+  std::vector<Sample> samples =
+      read_dataset(flags.samples, parse_dataset_format(flags.dataset.format), flags.limit,
+                   flags.dataset.prompts, token_count(flags.model.model));
   const auto model = load_model(flags.common, flags.model);
+  Json left_out = Json::array();
+  samples =
+      fitting(*model, std::move(samples), flags.dataset, options.context, flags.common.quiet, &left_out);
   EvalReport report;
   resumable(
       flags.output, [&] { return holds_answers(flags.output); },
@@ -64,10 +68,12 @@ void run(const EvalFlags& flags) {
     if (const std::string audit = audit_remark(row.work); !audit.empty())
       reason += reason.empty() ? audit.substr(2) : audit;
     if (reason.empty() || flags.common.quiet || !noted.insert(row.attention + reason).second) continue;
-    std::fprintf(stderr, "lodestone: %s on %s: %s\n", row.attention.c_str(), row.task.c_str(),
-                 reason.c_str());
+    print_remark("lodestone: " + row.attention + " on " + row.task + ": " + reason);
   }
-  flags.common.json ? print_json(report.json()) : print_text(report.table());
+  if (!flags.common.json) return print_text(report.table());
+  Json result = report.json();
+  result["left_out"] = left_out;
+  print_json(result);
 }
 
 }  // namespace
@@ -82,7 +88,7 @@ void add_eval(CLI::App& app) {
   add_attention_flag(verb, flags->specs, true);
   verb.add_option("--samples", flags->samples, "samples as `tasks` writes them, or a published data set")
       ->required();
-  add_dataset_flags(verb, flags->format, flags->prompts);
+  add_dataset_flags(verb, flags->dataset);
   verb.add_option("--protocol", flags->protocol,
                   "what is sparse: context-dense (question and answer), decode-sparse (answer), last:N (the "
                   "prompt's last N tokens and the answer)");

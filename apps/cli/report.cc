@@ -28,7 +28,8 @@ struct ReportFlags {
   CommonFlags common;
   ModelFlags model;
   std::vector<std::string> suites;
-  std::string samples, format = "auto", prompts, haystack, output = "report";
+  DatasetFlags dataset;
+  std::string samples, haystack, output = "report";
   std::int64_t limit = 0;
   bool quick = false, so_far = false;
   std::string others;  ///< what else was given, as it was written
@@ -122,13 +123,15 @@ void run(const ReportFlags& flags) {
   ModelFlags model_flags = flags.model;
   if (model_flags.model.empty()) model_flags.model = (data_dir() / "models" / "pocket").string();
   if (!flags.samples.empty())
-    options.samples = read_dataset(flags.samples, parse_dataset_format(flags.format), flags.limit,
-                                   flags.prompts, token_count(model_flags.model));
+    options.samples = read_dataset(flags.samples, parse_dataset_format(flags.dataset.format), flags.limit,
+                                   flags.dataset.prompts, token_count(model_flags.model));
   const auto model = load_model(flags.common, model_flags);
+  if (!options.samples.empty())
+    options.samples =
+        fitting(*model, std::move(options.samples), flags.dataset, options.context, flags.common.quiet);
   Grid grid(model, suites, options);
   if (!flags.common.quiet) {
-    for (const Skipped& s : grid.skipped())
-      std::fprintf(stderr, "lodestone: skipped %s: %s\n", s.spec.c_str(), s.reason.c_str());
+    for (const Skipped& s : grid.skipped()) print_remark("lodestone: skipped " + s.spec + ": " + s.reason);
   }
   const fs::path raw = fs::path(flags.output) / "raw";
   resumable(
@@ -166,7 +169,7 @@ void add_report(CLI::App& app) {
   verb.add_flag("--so-far", flags->so_far, "measure nothing, write the page from what has been measured");
   verb.add_option("--samples", flags->samples,
                   "your own samples, or a published data set, in place of the suites' tasks and lengths");
-  add_dataset_flags(verb, flags->format, flags->prompts);
+  add_dataset_flags(verb, flags->dataset);
   verb.add_option("--limit", flags->limit, "samples of each task and length of --samples at most; 0 = all")
       ->check(whole_number(0, 1'000'000'000));
   verb.add_option("--haystack", flags->haystack,

@@ -13,6 +13,7 @@
 #include "engine/context.h"
 #include "engine/row_order.h"
 #include "lab/eval/audit_result.h"
+#include "lab/eval/fit_samples.h"
 #include "lab/eval/records.h"
 #include "lab/eval/scoring.h"
 #include "lab/eval/settings.h"
@@ -23,9 +24,6 @@
 namespace lode {
 
 namespace {
-
-/// Tokens that an answer may take beyond the expected one: enough to see that the model goes on.
-constexpr std::int64_t kAnswerMargin = 8;
 
 /// Samples that share a context, in the order of the file.
 struct Document {
@@ -113,7 +111,6 @@ struct Answering::Impl {
   std::int64_t cost(const Document& document, std::span<const EvalPass> of) const;
   /// Passes whose contexts are prefilled alike.
   std::vector<std::span<const EvalPass>> groups() const;
-  std::int64_t most_new_tokens(const Sample& sample) const;
   Prompts encode(const Document& document, const Protocol& protocol) const;
   void answer(const Document& document, std::span<const EvalPass> of,
               const std::function<void(std::int64_t)>& progress) const;
@@ -171,19 +168,6 @@ std::vector<std::span<const EvalPass>> Answering::Impl::groups() const {
   return groups;
 }
 
-std::int64_t Answering::Impl::most_new_tokens(const Sample& sample) const {
-  if (sample.max_new > 0) return sample.max_new;
-  std::int64_t longest = 0, sum = 0;
-  for (const std::string& answer : sample.answers) {
-    const auto n =
-        static_cast<std::int64_t>(model->tokenizer().encode(" " + answer, Tokenizer::Bos::none).size());
-    longest = std::max(longest, n);
-    sum += n + 2;  // two for what parts it from the next
-  }
-  const bool all = sample.match == Match::contains || sample.match == Match::substring;
-  return kAnswerMargin + (all ? sum : longest);
-}
-
 /// The model reads context + question as one text. A tokenizer may join the two at the seam, so each question
 /// is encoded together with the context, and the tokens that all of them share are what is prefilled.
 Prompts Answering::Impl::encode(const Document& document, const Protocol& protocol) const {
@@ -206,11 +190,10 @@ Prompts Answering::Impl::encode(const Document& document, const Protocol& protoc
     prompts.questions.push_back(std::move(whole));
   }
   prompts.context.resize(shared);
-  const double stretch = options.context.rope_factor.value_or(1.0);
-  const auto limit = static_cast<std::int64_t>(static_cast<double>(model->config().max_positions) * stretch);
+  const std::int64_t limit = most_tokens(*model, options.context);
   for (std::size_t q = 0; q < prompts.questions.size(); ++q) {
     const auto length = static_cast<std::int64_t>(prompts.questions[q].size());
-    const std::int64_t wanted = most_new_tokens(samples[document.samples[q]]);
+    const std::int64_t wanted = most_new_tokens(model->tokenizer(), samples[document.samples[q]]);
     // A sample may be as long as the model's context, answer included: then the margin gives way.
     prompts.most_new.push_back(std::min(wanted, std::max<std::int64_t>(1, limit - length)));
     prompts.longest = std::max(prompts.longest, length + prompts.most_new.back());
