@@ -5,6 +5,7 @@
 #include "cli.h"
 #include "help.h"
 #include "lodestone/spec.h"
+#include "select/presets.h"
 
 namespace lode::cli {
 
@@ -21,11 +22,15 @@ Json json_of(const MethodInfo& method) {
   Json keys = Json::array();
   for (const SpecKey& key : method.keys)
     keys.push_back({{"key", key.name}, {"meaning", key.meaning}, {"default", key.default_value}});
+  Json presets = Json::object();
+  for (const Preset& preset : presets_of(method.name))
+    presets[std::string(preset.name)] = {{"keys", preset.keys}, {"note", preset.note}};
   Json json = {{"attention", method.name},
                {"aliases", method.aliases},
                {"source", method.source},
                {"trained", method.trained},
-               {"keys", keys}};
+               {"keys", keys},
+               {"presets", presets}};
   if (method.name != "full") {
     json["sink"] = spec.dense.sink;
     json["window"] = spec.dense.window;
@@ -45,6 +50,9 @@ std::string text_of(const MethodInfo& method) {
         key.default_value.empty() ? "" : fmt::format(" [default: {}]", key.default_value);
     text += fmt::format("  {:20} {}\n", key.name, wrapped(key.meaning + standard, kKeys));
   }
+  for (const Preset& preset : presets_of(method.name))
+    text += fmt::format("  {:20} {}\n", fmt::format("preset={}", preset.name),
+                        wrapped(fmt::format("{}: {}", preset.keys, preset.note), kKeys));
   if (method.name != "full") {
     const std::string dense = fmt::format(
         "sink/window/dense_layers [default: {} / {}{} / {}]", method.dense.sink, method.dense.window,

@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "lodestone/error.h"
 #include "select/methods.h"
+#include "select/presets.h"
 
 namespace lode {
 
@@ -68,6 +69,7 @@ std::string suggestion(std::string_view word, std::span<const std::string> names
 std::vector<std::string> key_names(const MethodInfo& method) {
   std::vector<std::string> names;
   for (const SpecKey& key : method.keys) names.push_back(key.name);
+  if (!presets_of(method.name).empty()) names.emplace_back("preset");
   if (method.name != "full") names.insert(names.end(), {"sink", "window", "dense_layers"});
   return names;
 }
@@ -200,6 +202,7 @@ Spec parse_spec(std::string_view text) {
     more = comma != std::string_view::npos;
     if (more) rest.remove_prefix(comma + 1);
   }
+  apply_preset(method.name, text, spec.given);
   const DenseParts dense = method.dense_of ? method.dense_of(spec) : method.dense;
   // A window of 0 would leave a token without itself, and with no key at all at position 0.
   spec.dense.sink = spec.integer("sink", dense.sink, 0, kMaxCount);

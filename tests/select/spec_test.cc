@@ -9,9 +9,29 @@
 #include <map>
 
 #include "lodestone/error.h"
+#include "select/presets.h"
+#include "support/refusal.h"
 
 namespace lode {
 namespace {
+
+TEST(Presets, EachIsASpecAndKeysBesideItWin) {
+  for (const char* method : {"squeezed", "saap", "hash", "retrieval", "quest", "ivf"}) {
+    const auto presets = presets_of(method);
+    ASSERT_FALSE(presets.empty()) << method;
+    for (const Preset& preset : presets) {
+      EXPECT_EQ(preset.method, method);
+      const Spec spec = parse_spec(std::string(method) + ":preset=" + std::string(preset.name));
+      EXPECT_EQ(spec.str(), parse_spec(std::string(method) + ":" + std::string(preset.keys)).str());
+      EXPECT_EQ(spec.str().find("preset"), std::string::npos) << "files and results name the keys themselves";
+    }
+  }
+  EXPECT_EQ(parse_spec("quest:budget=64,preset=paper").text("budget"), "64");
+  EXPECT_EQ(parse_spec("quest:preset=paper,window=9").dense.window, 9);
+  EXPECT_TRUE(presets_of("full").empty());
+  test::expect_refused("expected one of paper, found 'own'", [] { parse_spec("ivf:preset=own"); });
+  test::expect_refused("unknown key 'preset'", [] { parse_spec("topk:preset=paper"); });
+}
 
 using testing::AllOf;
 using testing::HasSubstr;

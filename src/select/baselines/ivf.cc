@@ -84,7 +84,7 @@ class Ivf final : public PartitionSelector, public SharesIndex, public KeyLists 
 void Ivf::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) {
   const BucketIndex& index = index_of(unit);
   const std::int64_t lists = index.buckets(), d = geometry_.head_dim, group = geometry_.group();
-  if (options_.probes >= lists && options_.k.of(unit.far_keys()) >= unit.far_keys()) {
+  if (options_.probes_for(lists) >= lists && options_.k.of(unit.far_keys()) >= unit.far_keys()) {
     out.add_set(unit.set(all_heads(geometry_.group())));
     return out.add_run(unit.far_begin, unit.far_end);
   }
@@ -112,7 +112,7 @@ void Ivf::search(const SelectUnit& unit, const float* q, std::span<const float> 
                  SelectWork& work) const {
   const BucketIndex& index = index_of(unit);
   s.probes.clear();
-  top_k(lists, options_.probes, 0, s.probes);
+  top_k(lists, options_.probes_for(std::ssize(lists)), 0, s.probes);
   s.rows.reset(unit.far_end);
   std::int64_t listed = 0;
   for (const Position list : s.probes) {
@@ -138,7 +138,7 @@ void Ivf::search(const SelectUnit& unit, const float* q, std::span<const float> 
 IvfOptions IvfOptions::of(const Spec& spec) {
   IvfOptions options;
   if (spec.text("nlist")) options.lists = spec.amount("nlist", {});
-  options.probes = spec.integer("nprobe", options.probes, 1, 1 << 20);
+  options.probes = spec.amount("nprobe", options.probes);
   options.k = spec.amount("k", options.k);
   return options;
 }
@@ -151,13 +151,17 @@ std::int64_t IvfOptions::lists_for(std::int64_t keys) const {
   return std::max<std::int64_t>(1, wanted);
 }
 
+std::int64_t IvfOptions::probes_for(std::int64_t of_lists) const {
+  return std::max<std::int64_t>(1, probes.of(of_lists));
+}
+
 MethodInfo ivf_method() {
   return {.name = "ivf",
           .aliases = {},
           .source = "inverted file over keys (RetrievalAttention's baseline; faiss IndexIVFFlat)",
           .keys = {{"nlist", "lists of the context's keys, a count or a share of the keys",
                     "4 sqrt(keys), at most keys/39"},
-                   {"nprobe", "lists whose keys a query scores, 1 to 1048576", "16"},
+                   {"nprobe", "lists whose keys a query scores, a count or a share of the lists", "16"},
                    {"k", "keys that a query takes of those, a count or a share of the far keys", "100"}},
           .dense = {},
           .dense_layers = 0,

@@ -12,11 +12,12 @@ namespace lode {
 
 struct IvfOptions {
   std::optional<Amount> lists;  ///< nlist
-  std::int64_t probes = 16;     ///< nprobe
+  Amount probes = {16, false};  ///< nprobe, a share of the lists there are
   Amount k = {100, false};
 
   static IvfOptions of(const Spec& spec);
   std::int64_t lists_for(std::int64_t keys) const;
+  std::int64_t probes_for(std::int64_t of_lists) const;
 };
 
 /// A selector whose keys are in the lists of centroids, taken as they are stored.

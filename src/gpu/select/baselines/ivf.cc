@@ -94,7 +94,7 @@ class GpuIvf final : public GpuBestKeys {
                             stream);
   }
 
-  std::int64_t most_probed() const { return std::min(options_.probes, lists_); }
+  std::int64_t most_probed() const { return options_.probes_for(lists_); }
   std::int64_t layer_labels() const { return geometry_.kv_heads * geometry_.max_tokens; }
   std::int64_t sequence_labels() const { return geometry_.layers * layer_labels(); }
   float* centroids_of(int layer, int head) const {
