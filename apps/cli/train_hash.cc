@@ -10,6 +10,7 @@
 #include "cli.h"
 #include "lab/studies/recall.h"
 #include "lab/train/hash/trainer.h"
+#include "lab/train/trained_on.h"
 #include "lodestone/error.h"
 #include "model/config.h"
 
@@ -164,7 +165,7 @@ void run(const TrainHashFlags& flags) {
       [&] { result = train_hash(model, options, settings, prompts, checkpoint, flags.common.progress()); });
   Json made = settings.json(), heads = Json::array();
   made["texts"] = flags.texts.size();
-  made["prompts"] = prompts.size();
+  made.update(trained_on(model, options, prompts));
   made["tokens"] = result.tokens;
   made["head_steps"] = result.steps;
   check_output(flags, checkpoint);

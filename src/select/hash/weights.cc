@@ -39,7 +39,7 @@ struct Source {
 
 Source open_source(const MappedFile& file) {
   Source source = {.where = file.path().string(), .tensors = {}, .metadata = {}};
-  source.tensors = parse_safetensors(file.bytes(), source.where, &source.metadata);
+  source.tensors = parse_safetensors(file, &source.metadata);
   return source;
 }
 
@@ -198,6 +198,8 @@ HashWeights read_hash_weights(const std::filesystem::path& path, const LayerGeom
   const MappedFile file(path);
   const Source source = open_source(file);
   HashWeights weights = {.scheme = scheme_of(source), .query = {}, .key = {}};
+  if (const auto made = source.metadata.find("training"); made != source.metadata.end())
+    weights.trained = TrainedOn::parse(made->second);
   choice(source, "model_fingerprint", {&model_fingerprint, 1});
   const auto layer = static_cast<std::size_t>(geometry.layer);
   for (int head = 0; head < geometry.query_heads; ++head) {

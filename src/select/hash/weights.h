@@ -14,6 +14,7 @@
 
 #include "ann/hashing/hash_net.h"
 #include "lodestone/selector.h"
+#include "select/trained_on.h"
 
 namespace lode {
 
@@ -44,6 +45,7 @@ struct HashWeights {
   HashScheme scheme;
   std::vector<HashNet> query;  // [Hq]
   std::vector<HashNet> key;    // [S], S = Hkv or Hq
+  TrainedOn trained = {};      ///< of what a file says
   /// Changes with every number: signatures are worth nothing under other functions.
   std::string fingerprint() const;
 };

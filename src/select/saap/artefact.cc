@@ -16,6 +16,7 @@
 #include "base/text.h"
 #include "io/safetensors.h"
 #include "lodestone/error.h"
+#include "select/trained_on.h"
 
 namespace lode {
 
@@ -126,6 +127,7 @@ std::string fingerprint_of(const std::vector<SaapHead>& heads, const std::vector
     add(net.bias);
   };
   for (const SaapHead& head : heads) {
+    if (head.near_only) hasher.add(std::as_bytes(std::span(std::string_view("near only"))));
     add_net(head.keys);
     add_net(head.networks.front().queries);
     add(head.load);
@@ -148,15 +150,7 @@ std::string fingerprint_key(int layer) {
 
 /// From what `train saap` says of itself; 0 where a file says something else.
 std::int64_t SaapStretch::reach() const {
-  const Json made = Json::parse(training, nullptr, false);
-  const auto number = [&](const char* key) {
-    const bool there = made.is_object() && made.contains(key) && made[key].is_number_unsigned();
-    return there ? std::min(made[key].get<std::uint64_t>(), std::uint64_t{1} << 40) : 0;
-  };
-  const std::uint64_t prompts = number("prompts"), ends = number("shift_to");
-  if (prompts == 0) return 0;
-  const std::uint64_t read = number("tokens") / prompts, shift = number("shift");
-  return static_cast<std::int64_t>(read + (ends == 0 ? shift : std::min(shift, std::max(ends, read) - read)));
+  return TrainedOn::parse(training).reach;
 }
 
 Position switch_between(std::int64_t shorter, std::int64_t longer) {
@@ -184,7 +178,7 @@ SaapLayer read_saap(const std::filesystem::path& path, const LayerGeometry& geom
   const MappedFile file(path);
   const std::string where = path.string();
   std::map<std::string, std::string> metadata;
-  const auto tensors = parse_safetensors(file.bytes(), where, &metadata);
+  const auto tensors = parse_safetensors(file, &metadata);
   SaapLayer layer = {.heads = {}, .fingerprint = {}, .stretches = read_stretches(metadata, where)};
   expect_metadata(metadata, "model_fingerprint", model_fingerprint, where);
   // The fingerprint is that of the whole layer, so all heads are read, whichever are covered.
@@ -193,6 +187,7 @@ SaapLayer read_saap(const std::filesystem::path& path, const LayerGeometry& geom
   for (int head = 0; head < heads; ++head) {
     const std::string prefix = prefix_of(geometry.layer, head);
     layer.heads.push_back(read_head(tensors, prefix, layer.stretches.size(), geometry.head_dim, where));
+    layer.heads.back().near_only = metadata.contains(prefix + ".near_only");
     const SaapHead& last = layer.heads.back();
     if (last.keys.buckets != layer.buckets()) {
       throw InputError(fmt::format("{}: '{}': expected {} buckets as in head 0, found {}", where, prefix,
@@ -208,14 +203,14 @@ SaapLayer read_saap(const std::filesystem::path& path, const LayerGeometry& geom
 std::vector<SaapStretch> read_saap_stretches(const std::filesystem::path& path) {
   const MappedFile file(path);
   std::map<std::string, std::string> metadata;
-  parse_safetensors(file.bytes(), path.string(), &metadata);
+  parse_safetensors(file, &metadata);
   return read_stretches(metadata, path.string());
 }
 
 std::map<int, std::string> read_saap_fingerprints(const std::filesystem::path& path) {
   const MappedFile file(path);
   std::map<std::string, std::string> metadata;
-  parse_safetensors(file.bytes(), path.string(), &metadata);
+  parse_safetensors(file, &metadata);
   std::map<int, std::string> found;
   for (const auto& [key, value] : metadata) {
     int layer = 0, end = 0;
@@ -243,6 +238,7 @@ void write_saap(const std::filesystem::path& path, const std::map<int, std::vect
       const std::string prefix = prefix_of(layer, static_cast<int>(h));
       const SaapHead& head = heads[h];
       LODE_ASSERT(head.networks.size() == stretches.size());
+      if (head.near_only) metadata[prefix + ".near_only"] = "1";
       head.keys.write(prefix + ".key", tensors, bytes);
       const auto add = [&](const std::string& name, std::span<const float> x) {
         tensors.push_back({prefix + name, DType::f32, {std::ssize(x)}, std::as_bytes(x)});

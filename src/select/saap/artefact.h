@@ -41,6 +41,8 @@ struct SaapHead {
   std::vector<SaapNetwork> networks;  // [K]
   std::vector<float> load;            // [C]
   float imbalance = 1;                ///< of prompts of the training text, on average; see imbalance_of
+  /// No query of the training text saw far keys: sink and window alone ("layer.L.head.H.near_only" in the metadata).
+  bool near_only = false;
 };
 
 /// What a file says of one of its networks.

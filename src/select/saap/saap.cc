@@ -49,6 +49,7 @@
 #include "select/shared/bucket_choice.h"
 #include "select/shared/partition.h"
 #include "select/shared/shares_index.h"
+#include "select/trained_on.h"
 
 namespace lode {
 
@@ -110,6 +111,7 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
                        "saap makes one), found neither");
     }
     layer_ = read_saap(*options_.weights, geometry, fingerprint);
+    rope_remark_ = TrainedOn::parse(layer_.stretches.front().training).rope_remark("saap", geometry.rope);
     if (options_.clusters.value_or(layer_.buckets()) != layer_.buckets()) {
       throw InputError(fmt::format("attention spec '{}': key 'clusters': expected {} as in {}, found {}",
                                    spec.str(), layer_.buckets(), *options_.weights, *options_.clusters));
@@ -173,7 +175,9 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
   }
   std::string notice(std::int32_t sequence) const override;
   std::optional<BucketChoice> bucket_choice() const override {
+    const auto near_only = [](const SaapHead& head) { return head.near_only; };
     if (!options_.batched || fallback_ != nullptr) return std::nullopt;
+    if (std::any_of(layer_.heads.begin(), layer_.heads.end(), near_only)) return std::nullopt;
     BucketChoice choice = {.keys = {}, .queries = {}, .probes = options_.probes, .per_key = options_.per_key};
     for (const SaapHead& head : layer_.heads) choice.keys.push_back(head.keys);
     choice.from.clear();
@@ -230,6 +234,7 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
 
   Options options_;
   SaapLayer layer_;
+  std::string rope_remark_;
   std::vector<Int8Net> rounded_;                  // [K, Hkv], from the first choice on: a device has its own
   std::unique_ptr<Selector> fallback_;            // null: none
   std::map<std::int32_t, double> alarms_;         // imbalance of the context in units of the training text's
@@ -291,6 +296,8 @@ std::int64_t Saap::score(const SelectUnit& unit, Scratch& s) const {
 void Saap::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) {
   const std::int64_t buckets = layer_.buckets();
   const int group = geometry_.group();
+  if (layer_.heads[static_cast<std::size_t>(unit.kv_head)].near_only)
+    return out.add_set(unit.set(all_heads(group)));
   if (options_.probes >= buckets) {
     out.add_set(unit.set(all_heads(group)));
     return out.add_run(unit.far_begin, unit.far_end);
@@ -401,7 +408,7 @@ std::string Saap::notice(std::int32_t sequence) const {
         "expected",
         geometry_.layer, 100 * share, 100 * expected);
   }
-  return {};
+  return rope_remark_;
 }
 
 // Sections: those of the buckets; "artefact", the fingerprint of the layer's networks; "alarm", float64.

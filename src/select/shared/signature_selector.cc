@@ -26,6 +26,8 @@ constexpr std::array<std::string_view, 2> kTies = {"newest", "all"};
 constexpr std::array<std::string_view, 3> kTables = {"auto", "on", "off"};
 
 // Measured: fewer keys, or a larger share of them, are found as fast by a pass over all signatures.
+constexpr std::int64_t kBeyondReach =
+    2;  // as of saap: half as long again loses little, four times as long much
 constexpr std::int64_t kKeysForTables = std::int64_t{1} << 20, kLeastShareOfBudget = 512;
 
 /// Whether tables can serve: they tell keys by the distance of one 32-bit signature to all queries.
@@ -48,6 +50,7 @@ class SignatureSelector final : public PerTokenSelector {
         options_(options),
         weights_(std::move(weights)),
         functions_(weights_.fingerprint()),
+        rope_remark_(weights_.trained.rope_remark("hash", geometry.rope)),
         scratch_(static_cast<std::size_t>(workers())) {
     for (const HashNet& net : weights_.query) query_bytes_ += net.bytes();
   }
@@ -77,6 +80,7 @@ class SignatureSelector final : public PerTokenSelector {
     indexes_.insert_or_assign(sequence, std::move(index));
   }
   const HashWeights& weights() const { return weights_; }
+  std::string notice(std::int32_t sequence) const override;
   std::int64_t index_bytes() const override {
     std::int64_t bytes = 0;
     for (const auto& [sequence, index] : indexes_) bytes += index.bytes();
@@ -113,11 +117,23 @@ class SignatureSelector final : public PerTokenSelector {
 
   SignatureOptions options_;
   HashWeights weights_;
-  std::string functions_;
+  std::string functions_, rope_remark_;
   std::int64_t query_bytes_ = 0;  // of all phi_q
   std::map<std::int32_t, SignatureIndex> indexes_;
   std::vector<Scratch> scratch_;  // [workers]
 };
+
+std::string SignatureSelector::notice(std::int32_t sequence) const {
+  if (!rope_remark_.empty()) return rope_remark_;
+  const auto index = indexes_.find(sequence);
+  const std::int64_t reach = weights_.trained.reach;
+  if (reach == 0 || index == indexes_.end() || index->second.end() <= kBeyondReach * reach) return {};
+  return fmt::format(
+      "a context of {} tokens, and hash's functions were trained for {}: expect them to miss what is far "
+      "(train with "
+      "longer prompts or --shift, or take another method)",
+      index->second.end(), reach);
+}
 
 void SignatureSelector::extend(SignatureIndex& index, KvLayer kv, Position end) const {
   const Position begin = index.end();

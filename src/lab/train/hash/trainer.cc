@@ -452,6 +452,8 @@ std::string run_of(const Model& model, const HashSettings& settings, const std::
   hasher.add(std::as_bytes(std::span(text)));
   // Keys and queries of a GPU have other last bits; without its name, checkpoints of before stay good.
   if (options.device == Device::cuda) hasher.add(std::as_bytes(std::span(std::string_view("cuda"))));
+  if (const double factor = options.rope_factor.value_or(1.0); factor != 1.0)
+    hasher.add(std::as_bytes(std::span(&factor, 1)));
   for (const Prompt& prompt : prompts) hasher.add(std::as_bytes(std::span(prompt.tokens)));
   return hasher.hex();
 }
@@ -538,6 +540,7 @@ HashResult train_hash(const std::shared_ptr<const Model>& model, const ContextOp
         state.write(checkpoint);
       }
     }
+    if (i < done) progress.skip(std::ssize(prompt.tokens));
     read += std::ssize(prompt.tokens);
   }
   return trainer.result();

@@ -32,6 +32,11 @@ void SaapRun::open_checkpoint() {
   Json settings = settings_.json();
   settings["prompts"] = hasher.hex();
   settings["model"] = model_->fingerprint();
+  // What keys were stored as, and turned by; runs with the defaults have checkpoints from before these were told.
+  if (context_options_.kv_type != DType::f16)
+    settings["kv_type"] = std::string(name_of(context_options_.kv_type));
+  if (context_options_.rope_factor.value_or(1.0) != 1.0)
+    settings["rope_factor"] = *context_options_.rope_factor;
   if (context_options_.device == Device::cuda) settings["device"] = "cuda";  // its sums have other last bits
   if (!settings_.from.empty()) {  // by what it holds: another file may have come to its place
     Hasher from;
@@ -88,6 +93,7 @@ bool SaapRun::restore(Head& head) {
                           checkpoint_.array(prefix + "load", c, where),
                           checkpoint_.array(prefix + "imbalance", 1, where).front());
   head.report = SaapHeadReport::parse(report->second, where);
+  head.result.near_only = head.report.near_only;
   return true;
 }
 
@@ -98,13 +104,6 @@ bool SaapRun::restore_keys(Head& head) {
   checkpoint_.get(prefix, kept.module(), nullptr, path_.string());
   head.start.keys = kept.exported(type_of_keys());
   return true;
-}
-
-void SaapRun::give_up(const Head& head, const std::string& why) {
-  std::filesystem::remove(path_);
-  throw InputError(fmt::format(
-      "layer {} head {}: expected {}: longer prompts, a smaller window or another filter would give some",
-      head.layer, head.head, why));
 }
 
 }  // namespace lode

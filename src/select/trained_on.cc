@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "select/trained_on.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <span>
+
+#include "base/hash.h"
+#include "base/json.h"
+#include "model/rope.h"
+
+namespace lode {
+
+TrainedOn TrainedOn::parse(std::string_view training) {
+  const Json made = Json::parse(training, nullptr, false);
+  const auto number = [&](const char* key) {
+    const bool there = made.is_object() && made.contains(key) && made[key].is_number_unsigned();
+    return there ? std::min(made[key].get<std::uint64_t>(), std::uint64_t{1} << 40) : 0;
+  };
+  TrainedOn trained;
+  trained.said = made.is_object();
+  if (const Json& rope = json_member(made, "rope_fingerprint"); rope.is_string())
+    trained.rope = rope.get<std::string>();
+  const std::uint64_t prompts = number("prompts"), ends = number("shift_to");
+  if (prompts == 0) return trained;
+  const std::uint64_t read = number("tokens") / prompts, shift = number("shift");
+  trained.reach =
+      static_cast<std::int64_t>(read + (ends == 0 ? shift : std::min(shift, std::max(ends, read) - read)));
+  return trained;
+}
+
+std::string TrainedOn::rope_remark(std::string_view method, const Rope* rope) const {
+  if (rope == nullptr || !said) return {};
+  if (!this->rope.empty() && this->rope != rope_fingerprint(*rope))
+    return fmt::format(
+        "an artefact of {} that was trained under another RoPE (--rope-factor) than this context has: expect "
+        "it to "
+        "miss what is far, or train it with this factor",
+        method);
+  if (this->rope.empty() && rope->attention_scaling() != 1.0f)
+    return fmt::format(
+        "a context with a stretched RoPE, and an artefact of {} that does not say that it was trained for "
+        "one: expect "
+        "it to miss what is far, or train it with this --rope-factor",
+        method);
+  return {};
+}
+
+std::string rope_fingerprint(const Rope& rope) {
+  Hasher hasher;
+  const float scaling = rope.attention_scaling();
+  hasher.add(std::as_bytes(rope.frequencies()));
+  hasher.add(std::as_bytes(std::span(&scaling, 1)));
+  return hasher.hex();
+}
+
+}  // namespace lode
