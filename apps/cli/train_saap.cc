@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "base/text.h"
-#include "lodestone/error.h"
+#include "lab/train/trained_on.h"
 #include "saap_flags.h"
 
 namespace lode::cli {
@@ -159,6 +159,12 @@ void run(const TrainSaapFlags& flags) {
   const SaapSettings settings = settings_of(flags, prompts);
   const auto say = [&](const SaapHeadReport& h) {
     if (flags.common.quiet) return;
+    if (h.near_only) {
+      std::cerr << fmt::format(
+          "layer {} head {}: none of its queries attends far keys: it attends to sink and window alone\n",
+          h.layer, h.head);
+      return;
+    }
     std::cerr << fmt::format(
         "layer {} head {}: held-out loss {:.4f}, mass {:.4f} at {:.2f} % of the keys (k-means {:.4f} at "
         "{:.2f} %), {:.0f} s\n",
@@ -168,11 +174,10 @@ void run(const TrainSaapFlags& flags) {
   Json made = settings.json(), heads = Json::array();
   std::int64_t total = 0;
   for (const Prompt& prompt : prompts) total += std::ssize(prompt.tokens);
-  made["texts"] = flags.texts.size();
-  made["prompts"] = prompts.size();
-  made["tokens"] = total;
-  const std::vector<SaapStretch> stretches = stretches_of(flags, made.dump());
   const ContextOptions context = context_options(flags.common, flags.model);
+  made["texts"] = flags.texts.size();
+  made.update(trained_on(model, context, prompts));
+  const std::vector<SaapStretch> stretches = stretches_of(flags, made.dump());
   if (context.device == Device::cuda && context.gpu_memory > 0 && !flags.common.quiet)
     std::cerr
         << "--gpu-memory bounds weights, keys and values while texts are read; what is trained from them "

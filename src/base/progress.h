@@ -36,12 +36,14 @@ class Progress {
            Cost cost = Cost::even);
   ~Progress();  ///< ends the line
   void at(std::int64_t done);
+  /// So much more of what at() will be told was done by an earlier run: it says nothing of this one's speed.
+  void skip(std::int64_t done) { skipped_ += done; }
 
  private:
   void draw(std::int64_t done, bool last);
   double seconds() const;
   std::string title_, unit_;
-  std::int64_t total_, done_ = 0, last_tenth_ = -1;
+  std::int64_t total_, done_ = 0, skipped_ = 0, last_tenth_ = -1;
   bool quiet_, terminal_, drawn_ = false;
   std::optional<GrowingCost> growing_;
   std::chrono::steady_clock::time_point start_, last_draw_;

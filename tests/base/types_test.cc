@@ -187,6 +187,20 @@ TEST(Progress, NeitherPartOfTheCostIsNegative) {
   EXPECT_GT(steep.left(2048), 9.0);
 }
 
+TEST(Progress, WhatAnEarlierRunDidIsNoSpeed) {
+  testing::internal::CaptureStderr();
+  {
+    Progress progress("training", 1'000'000, "steps");
+    progress.skip(900'000);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    progress.at(900'001);
+  }
+  const std::string said = testing::internal::GetCapturedStderr();
+  const std::size_t at = said.find("steps, ");
+  ASSERT_NE(at, std::string::npos) << said;
+  EXPECT_LE(std::stoll(said.substr(at + 7)), 50) << said;
+}
+
 TEST(Progress, SilentWhenQuietAndBrieflyOtherwise) {
   testing::internal::CaptureStderr();
   { Progress("reading", 1000, "tokens", Progress::Mode::quiet).at(1000); }

@@ -224,9 +224,9 @@ SaapResult train_tiny(Device device, const std::string& name,
   SaapSettings settings;
   settings.clusters = 12, settings.hidden = 24, settings.samples = 150, settings.steps = 300;
   settings.filter = {.sink = 1, .window = 32, .distance = 16};
-  if (on_head) settings.memory = 1;  // layer after layer
   settings.batch = 64, settings.rate = 3e-3, settings.probes = 3, settings.dense_layers = 0;
   const std::vector<Prompt> prompts = cut_into_prompts(*tiny_model(), "words", words(2400), 401);
+  if (on_head) settings.memory = saap_bytes_of_head(settings, std::ssize(prompts), 8);  // head after head
   const auto checkpoint = std::filesystem::path(testing::TempDir()) / (name + std::to_string(getpid()));
   struct Remove {
     const std::filesystem::path& path;

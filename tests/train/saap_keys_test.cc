@@ -246,7 +246,7 @@ TEST(SaapTraining, OfKeysIsTheSameAfterInterruptionsAndInSmallGroups) {
   damaged.write(stopped);
   EXPECT_THROW(small.train(stopped), InputError);
   SmallKeys few = small;
-  few.settings.memory = 1;
+  few.settings.memory = saap_bytes_of_head(few.settings, std::ssize(few.prompts), 8);  // head after head
   EXPECT_EQ(bytes_of_artefact(few.train(grouped), "kd"), expected);
   SmallKeys other = small;
   other.settings.key_steps = 41;

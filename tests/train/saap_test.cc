@@ -294,7 +294,7 @@ TEST(SaapTraining, IsTheSameAfterAnInterruptionAndInSmallGroups) {
     std::filesystem::copy_file(whole, stopped, std::filesystem::copy_options::overwrite_existing);
   }
   Small few = small;
-  few.settings.memory = 1;
+  few.settings.memory = saap_bytes_of_head(few.settings, std::ssize(few.prompts), 8);  // head after head
   EXPECT_EQ(bytes_of_artefact(few.train(grouped), "d"), expected);
   // Another run's checkpoint is refused.
   Small other = small;
@@ -419,6 +419,51 @@ TEST(SaapTraining, RefusesAnotherArtefactInTheOnesPlaceAndOneWhoseLayersWouldBeL
   for (const auto& path : {checkpoint, base}) std::filesystem::remove(path);
 }
 
+/// `distance` and this random model: the best key of some head is never far.
+TEST(SaapTraining, AHeadThatNothingTeachesAttendsNearAndTheOthersAreTrained) {
+  const std::filesystem::path checkpoint = temporary("starved"), path = temporary("starved.safetensors");
+  Small small;
+  std::int64_t near_only = 0, trained = 0;
+  SaapResult result;
+  for (small.settings.filter.distance = 40; small.settings.filter.distance < 400;
+       small.settings.filter.distance += 8) {
+    std::filesystem::remove(checkpoint);
+    near_only = trained = 0;
+    try {
+      result = small.train(checkpoint);
+    } catch (const InputError&) {
+      break;  // nobody learns any more
+    }
+    for (const SaapHeadReport& head : result.heads) (head.near_only ? near_only : trained) += 1;
+    if (near_only > 0) break;
+  }
+  ASSERT_GT(near_only, 0) << "no distance at which some heads starve and others do not";
+  ASSERT_GT(trained, 0);
+  const std::string bytes = bytes_of_artefact(result, "sa");
+  EXPECT_EQ(bytes_of_artefact(small.train(checkpoint), "sb"), bytes) << "from the checkpoint, too";
+  write_saap(path, result.layers, tiny_model()->fingerprint(), {{0, "{}"}});
+  for (const auto& [layer, heads] : result.layers) {
+    const LayerGeometry geometry = {.layer = layer,
+                                    .query_heads = tiny_model()->config().query_heads,
+                                    .kv_heads = tiny_model()->config().kv_heads,
+                                    .head_dim = 8};
+    const SaapLayer read = read_saap(path, geometry, tiny_model()->fingerprint());
+    for (std::size_t h = 0; h < heads.size(); ++h) EXPECT_EQ(read.heads[h].near_only, heads[h].near_only);
+  }
+  // Each far key is one that a trained head chose.
+  Context context(tiny_model(), {.kv_type = DType::f32, .max_tokens = 700});
+  const MethodId method =
+      context.attach(parse_spec("saap:window=32,dense_layers=0,probes=11,weights=" + path.string()));
+  context.prefill(std::vector<TokenId>(600, 40));
+  context.build_indexes();
+  WorkReport work;
+  context.forward(std::vector<TokenId>{50, 60}, method, &work);
+  const double share = static_cast<double>(trained) / static_cast<double>(trained + near_only);
+  EXPECT_LE(work.selectivity(), share + 1e-9);
+  EXPECT_GT(work.selectivity(), 0.0);
+  for (const auto& file : {checkpoint, path}) std::filesystem::remove(file);
+}
+
 TEST(SaapTraining, RefusesWhatCannotBeTrained) {
   const std::filesystem::path checkpoint = temporary("refused");
   Small one;
@@ -427,6 +472,11 @@ TEST(SaapTraining, RefusesWhatCannotBeTrained) {
   Small near;
   near.settings.filter.window = 500;
   EXPECT_THROW(near.train(checkpoint), InputError);
+  EXPECT_TRUE(std::filesystem::exists(checkpoint)) << "an error takes nothing away that was done";
+  std::filesystem::remove(checkpoint);
+  Small tight;
+  tight.settings.memory = saap_bytes_of_head(tight.settings, std::ssize(tight.prompts), 8) - 1;
+  EXPECT_THROW(tight.train(checkpoint), InputError);
   Small many;
   many.settings.clusters = 5000;
   EXPECT_THROW(many.train(checkpoint), InputError);

@@ -132,16 +132,13 @@ void SaapRun::train_keys(std::span<Head* const> heads) {
                   });
     }
   }
-  // Before heads go on side by side, and keep what they have reached.
-  for (std::size_t i = 0; i < group.size(); ++i)
-    if (samples[i].empty()) give_up(*group[i], "two queries of a prompt that attend far keys, found fewer");
   steps_done_ = 0;
   Progress progress("saap: key classifiers of " + layers, std::ssize(group) * settings_.key_steps, "steps",
                     mode_);
   try {
     pool().for_each(std::ssize(group), [&](std::int64_t i, int) {
       const auto at = static_cast<std::size_t>(i);
-      fit_keys(*group[at], samples[at], progress);
+      if (!samples[at].empty()) fit_keys(*group[at], samples[at], progress);  // else the centroids stay
     });
   } catch (const Interrupted&) {
     save_checkpoint(true);
@@ -162,6 +159,7 @@ void SaapRun::fit_keys(Head& head, std::span<const SaapKeySample> samples, Progr
     const std::lock_guard lock(mutex_);
     if (checkpoint_.notes.contains(prefix + "keys.steps")) trainer.get(checkpoint_, prefix, path_.string());
     steps_done_ += trainer.steps();
+    progress.skip(trainer.steps());
   }
   while (trainer.steps() < settings_.key_steps) {
     if (cancel_requested()) {

@@ -53,10 +53,7 @@ class SaapRun {
     return settings_.adapt ? 1 : std::ssize(prompts_) - settings_.held_out;
   }
   std::int64_t bytes_of_head() const {
-    const std::int64_t d = config_.head_dim, keys = settings_.key_sample, queries = settings_.key_queries;
-    const std::int64_t examples = settings_.samples * (4 * d + 2 * settings_.clusters),
-                       sample = settings_.train_keys ? 4 * d * (keys + queries) + 2 * keys * queries : 0;
-    return std::ssize(prompts_) * std::max(examples, sample) + 1;
+    return saap_bytes_of_head(settings_, std::ssize(prompts_), config_.head_dim);
   }
   ThreadPool& pool() const { return model_->pool(); }
   float scale_of_scores() const { return 1.0f / std::sqrt(static_cast<float>(config_.head_dim)); }
@@ -67,9 +64,6 @@ class SaapRun {
   void keep(const Head& head);
   bool restore(Head& head);
   bool restore_keys(Head& head);
-  /// InputError of a head whose prompts do not teach it. No run of these settings would get further, so its
-  /// checkpoint goes.
-  [[noreturn]] void give_up(const Head& head, const std::string& why);
 
   // saap_partitions.cc
   void find_partitions();
@@ -94,9 +88,13 @@ class SaapRun {
   SaapFilter test_filter() const;
 
   // saap_trainer.cc
-  void train_layers(int begin, int end);
+  void train_heads(std::span<Head* const> all);
   bool goes_on() const { return !settings_.from.empty() && !settings_.add_network; }
   SaapClassifier new_classifier(const Head& head) const;
+  /// Whether no prompt has queries of the head that attend far keys: nothing teaches it.
+  bool starves(const Head& head) const;
+  /// Such a head: sink and window alone, or what the artefact to go on from had.
+  void settle(Head& head);
   void fit(Head& head, Progress& progress);
   void finish(Head& head, const BucketNet& net, double train_loss, Clock::time_point start);
   void measure(Head& head, const BucketNet& net) const;

@@ -63,6 +63,13 @@ Json SaapSettings::json() const {
           {"seed", seed}};
 }
 
+std::int64_t saap_bytes_of_head(const SaapSettings& s, std::int64_t prompts, std::int64_t head_dim) {
+  const std::int64_t d = head_dim, keys = s.key_sample, queries = s.key_queries;
+  const std::int64_t examples = s.samples * (4 * d + 2 * s.clusters),
+                     sample = s.train_keys ? 4 * d * (keys + queries) + 2 * keys * queries : 0;
+  return prompts * std::max(examples, sample) + 1;
+}
+
 Json SaapHeadReport::json() const {
   return {{"layer", layer},
           {"head", head},
@@ -82,6 +89,7 @@ Json SaapHeadReport::json() const {
           {"start_loss", start_loss},
           {"start_captured", start_captured},
           {"imbalance", imbalance},
+          {"near_only", near_only},
           {"seconds", seconds}};
 }
 
@@ -107,6 +115,7 @@ SaapHeadReport SaapHeadReport::parse(const std::string& text, const std::string&
           .start_loss = number("start_loss"),
           .start_captured = captured_in(json, "start_captured", where),
           .imbalance = number("imbalance"),
+          .near_only = json_has(json, "near_only") && json_bool(json, "near_only", where),
           .seconds = number("seconds")};
 }
 

@@ -5,12 +5,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <mutex>
 #include <numeric>
 
 #include "ann/balance.h"
 #include "base/cancel.h"
+#include "base/text.h"
 #include "base/threads.h"
 #include "kernels/kernels.h"
 #include "lab/train/saap/run.h"
@@ -59,16 +61,36 @@ SaapRun::SaapRun(std::shared_ptr<const Model> model, const ContextOptions& optio
         "expected a rate times a weight decay below 1, or weights do not shrink but turn, found {:g} x {:g}",
         settings_.rate, settings_.weight_decay));
   if (heads_.empty()) throw InputError("expected a layer to train beside the dense ones, found none");
+  if (bytes_of_head() > settings_.memory)
+    throw InputError(
+        fmt::format("--sample-memory: expected at least {}, which the queries of one head take in {} "
+                    "prompts, found {}: raise it, "
+                    "or take fewer --samples or --prompts",
+                    human_bytes(bytes_of_head()), prompts_.size(), human_bytes(settings_.memory)));
   device_ = make_saap_device(context_options_.device, pool());
 }
 
 SaapResult SaapRun::run() {
   open_checkpoint();
   find_partitions();
-  const std::int64_t at_once = std::max<std::int64_t>(1, settings_.memory / bytes_of_head());
-  const std::int64_t layers = std::max<std::int64_t>(1, at_once / config_.kv_heads);
-  for (int first = settings_.dense_layers; first < config_.layers; first += static_cast<int>(layers))
-    train_layers(first, std::min(config_.layers, first + static_cast<int>(layers)));
+  const std::int64_t at_once = settings_.memory / bytes_of_head();
+  // Whole layers where they fit: prompts are read once for each group.
+  const std::int64_t size =
+      at_once < config_.kv_heads ? at_once : at_once / config_.kv_heads * config_.kv_heads;
+  for (std::int64_t first = 0; first < std::ssize(heads_); first += size) {
+    std::vector<Head*> group;
+    for (std::int64_t i = first; i < std::min(std::ssize(heads_), first + size); ++i)
+      group.push_back(&heads_[static_cast<std::size_t>(i)]);
+    train_heads(group);
+  }
+  const auto learnt_nothing = [](const Head& head) { return head.report.near_only; };
+  if (std::all_of(heads_.begin(), heads_.end(), learnt_nothing))
+    throw InputError(
+        "train saap: expected queries that attend far keys, two of one trained prompt and one of held-out "
+        "prompts, "
+        "found no head that has them: longer prompts, a smaller --window or --distance, or another --filter "
+        "would "
+        "give some");
   SaapResult result;
   for (Head& head : heads_) {
     result.layers[head.layer].push_back(std::move(head.result));
@@ -77,10 +99,8 @@ SaapResult SaapRun::run() {
   return result;
 }
 
-void SaapRun::train_layers(int begin, int end) {
-  std::vector<Head*> all, group;
-  for (Head& head : heads_)
-    if (head.layer >= begin && head.layer < end) all.push_back(&head);
+void SaapRun::train_heads(std::span<Head* const> all) {
+  std::vector<Head*> group;
   if (settings_.train_keys) train_keys(all);
   for (Head* head : all) {
     if (!restore(*head)) {
@@ -91,6 +111,10 @@ void SaapRun::train_layers(int begin, int end) {
   }
   if (group.empty()) return;
   collect(group);
+  for (Head* head : group)
+    if (starves(*head)) settle(*head);
+  std::erase_if(group, [](const Head* head) { return head->examples == nullptr; });
+  if (group.empty()) return save_checkpoint(true);
   steps_done_ = 0;
   Progress progress(
       fmt::format("saap: classifiers of layers {} to {}", group.front()->layer, group.back()->layer),
@@ -118,6 +142,32 @@ SaapClassifier SaapRun::new_classifier(const Head& head) const {
   return classifier;
 }
 
+bool SaapRun::starves(const Head& head) const {
+  return !has_batch(*head.examples, training_prompts()) ||
+         head.examples->count() == head.examples->begin_of(training_prompts());
+}
+
+void SaapRun::settle(Head& head) {
+  const auto c = static_cast<std::size_t>(settings_.clusters);
+  const std::int64_t train = head.examples->begin_of(training_prompts());
+  head.report = {.layer = head.layer,
+                 .head = head.head,
+                 .examples = train,
+                 .held_out = head.examples->count() - train,
+                 .near_only = head.start.networks.empty()};
+  SaapNetwork network = {.queries = {}, .selectivity = std::vector<float>(std::bit_width(c), 0.0f)};
+  if (head.report.near_only)
+    network.queries = new_classifier(head).exported(settings_.type);
+  else
+    network = head.start.networks.back();
+  head.result = assembled(head, std::move(network), std::vector<float>(c, 1.0f / static_cast<float>(c)), 1.0);
+  head.result.near_only = head.report.near_only;
+  head.examples.reset();
+  const std::lock_guard lock(mutex_);
+  keep(head);
+  if (on_head_) on_head_(head.report);
+}
+
 void SaapRun::fit(Head& head, Progress& progress) {
   const Clock::time_point start = Clock::now();
   const std::string prefix = head.prefix() + "net.";
@@ -131,6 +181,7 @@ void SaapRun::fit(Head& head, Progress& progress) {
     if (const auto kept = checkpoint_.arrays.find(prefix + "losses"); kept != checkpoint_.arrays.end())
       last_losses = kept->second;
     steps_done_ += adam.steps();
+    progress.skip(adam.steps());
   }
   const std::unique_ptr<SaapFit> fit = device_->fit(*head.examples, classifier, adam, settings_.batch);
   const auto keep_state = [&] {

@@ -90,10 +90,15 @@ struct SaapHeadReport {
   /// Before the first step, of a network that is trained further; 0 of others.
   double start_loss = 0;
   SaapCaptured start_captured = {};
-  double imbalance = 1, seconds = 0;
+  double imbalance = 1;
+  bool near_only = false;  ///< no query saw far keys: sink and window alone
+  double seconds = 0;
   Json json() const;
   static SaapHeadReport parse(const std::string& json, const std::string& where);
 };
+
+/// Of the queries that are sampled for one head, which `memory` bounds.
+std::int64_t saap_bytes_of_head(const SaapSettings& settings, std::int64_t prompts, std::int64_t head_dim);
 
 struct SaapResult {
   std::map<int, std::vector<SaapHead>> layers;
