@@ -30,15 +30,15 @@ TrainedOn TrainedOn::parse(std::string_view training) {
   return trained;
 }
 
-std::string TrainedOn::rope_remark(std::string_view method, const Rope* rope) const {
-  if (rope == nullptr || !said) return {};
-  if (!this->rope.empty() && this->rope != rope_fingerprint(*rope))
+std::string TrainedOn::rope_remark(std::string_view method, const Rope* turned_by) const {
+  if (turned_by == nullptr || !said) return {};
+  if (!rope.empty() && rope != rope_fingerprint(*turned_by))
     return fmt::format(
         "an artefact of {} that was trained under another RoPE (--rope-factor) than this context has: expect "
         "it to "
         "miss what is far, or train it with this factor",
         method);
-  if (this->rope.empty() && rope->attention_scaling() != 1.0f)
+  if (rope.empty() && turned_by->attention_scaling() != 1.0f)
     return fmt::format(
         "a context with a stretched RoPE, and an artefact of {} that does not say that it was trained for "
         "one: expect "
