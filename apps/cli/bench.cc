@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// lodestone bench attention | decode | prefill | growth: speed, always beside full attention and a measured
+// lodestone bench attention | decode | prefill | growth | model: speed, always beside full attention and a measured
 // limit, and what choosing costs as contexts grow.
 #include <fmt/format.h>
 
@@ -19,6 +19,8 @@
 #include "saap_flags.h"
 
 namespace lode::cli {
+
+void add_bench_model(CLI::App& bench);  // bench_model.cc
 
 namespace {
 
@@ -525,6 +527,7 @@ void add_bench(CLI::App& app) {
   add_decode(bench);
   add_prefill(bench);
   add_growth(bench);
+  add_bench_model(bench);
   add_bench_train_saap(bench);
 }
 
