@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "fuzz/target.h"
-#include "model/rope.h"
+#include "kernels/rope.h"
 
 LODE_FUZZ_TARGET(config) {
   const lode::ModelConfig config = lode::parse_config(input, "fuzz");

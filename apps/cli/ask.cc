@@ -67,9 +67,10 @@ std::vector<std::string> checked_questions(const AskFlags& flags) {
 std::shared_ptr<const Model> model_of(const AskFlags& flags, const ContextMeta& meta) {
   ModelFlags model = flags.model;
   if (model.model.empty()) {
-    if (!std::filesystem::is_directory(meta.model_path)) {
-      throw InputError(fmt::format("{}: its model is not at '{}' any more: name the model's folder with -m",
-                                   flags.context, meta.model_path));
+    if (!is_model(meta.model_path)) {
+      throw InputError(
+          fmt::format("{}: its model is not at '{}' any more: name the model's folder or file with -m",
+                      flags.context, meta.model_path));
     }
     model.model = meta.model_path;
   }

@@ -445,7 +445,8 @@ void add_decode(CLI::App& bench) {
   add_kv_flags(verb, *flags);
   add_attention_flag(verb, flags->specs, false);
   add_order_flag(verb, *flags);
-  verb.add_option("-m,--model", flags->model, "folder with config.json, tokenizer.json and *.safetensors");
+  verb.add_option("-m,--model", flags->model,
+                  "folder with config.json, tokenizer.json and *.safetensors, or a .gguf file");
   auto* random =
       verb.add_option("--random", flags->shape, "random weights of a named shape, e.g. llama-3.2-1b")
           ->default_str("");

@@ -137,6 +137,7 @@ std::vector<std::int64_t> parse_counts(std::string_view text, std::string_view f
 /// A text file as valid UTF-8, "-" is stdin; InputError when empty, not a file, or not UTF-8 (with the byte
 /// offset).
 std::string read_text(const std::string& path);
+bool is_model(const std::string& path);     ///< a folder or a GGUF file
 bool is_artefact(const std::string& path);  ///< tensors, whatever the file is called
 /// InputError, which says what `inspect` and `verify` take, of a file that is none of that; where artefacts
 /// and plans have been told apart already.

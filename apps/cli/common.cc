@@ -24,7 +24,7 @@
 #include "lab/tasks/haystack.h"
 #include "lodestone/error.h"
 #include "model/config.h"
-#include "model/weight_files.h"
+#include "model/source.h"
 
 namespace lode::cli {
 
@@ -112,21 +112,18 @@ bool is_or_holds(const std::string& input, const std::filesystem::path& path) {
   return false;
 }
 
-/// Whether `path` is what a model in that folder is read from.
-bool is_of_model(const std::filesystem::path& folder, const std::filesystem::path& path) {
+/// Whether `path` is what a model at `place`, a folder or a GGUF file, is read from.
+bool is_of_model(const std::filesystem::path& place, const std::filesystem::path& path) {
   std::error_code failed;
-  const auto is = [&](const std::string& name) {  // or would be, when it is written
-    return std::filesystem::weakly_canonical(folder / name, failed) == path ||
-           std::filesystem::equivalent(folder / name, path, failed);
-  };
-  if (!std::filesystem::exists(folder / "config.json", failed) ||
-      !std::filesystem::exists(folder / "tokenizer.json", failed))
+  if (!GgufModel::is_file(place) && (!std::filesystem::exists(place / "config.json", failed) ||
+                                     !std::filesystem::exists(place / "tokenizer.json", failed)))
     return false;
-  for (const char* name : {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-                           "special_tokens_map.json", "model.safetensors", "model.safetensors.index.json"})
-    if (is(name)) return true;
-  const std::set<std::string> shards = weight_shards(folder);
-  return std::any_of(shards.begin(), shards.end(), is);
+  const auto files = ModelSource::files_of(place);
+  return std::any_of(files.begin(), files.end(),
+                     [&](const std::filesystem::path& file) {                             // or would be, when
+                       return std::filesystem::weakly_canonical(file, failed) == path ||  // it is written
+                              std::filesystem::equivalent(file, path, failed);
+                     });
 }
 
 }  // namespace
@@ -212,8 +209,8 @@ void add_common_flags(CLI::App& verb, CommonFlags& flags) {
 }
 
 void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required) {
-  auto* model =
-      verb.add_option("-m,--model", flags.model, "folder with config.json, tokenizer.json and *.safetensors");
+  auto* model = verb.add_option("-m,--model", flags.model,
+                                "folder with config.json, tokenizer.json and *.safetensors, or a .gguf file");
   if (model_required) model->required();
   verb.add_option("--kv-type", flags.kv_type, "type of cached keys and values: f32, f16, bf16 or q8")
       ->check(CLI::IsMember({"f32", "f16", "bf16", "q8"}));
@@ -459,6 +456,11 @@ std::string read_text(const std::string& path) {
   return text;
 }
 
+bool is_model(const std::string& path) {
+  std::error_code failed;
+  return std::filesystem::is_directory(path, failed) || GgufModel::is_file(path);
+}
+
 bool is_artefact(const std::string& path) {
   if (std::filesystem::path(path).extension() == ".safetensors") return true;
   const MappedFile file(path);
@@ -470,10 +472,10 @@ void expect_context(const std::string& path) {
   if (is_container(file.bytes())) return;
   const std::size_t bytes = file.bytes().size();
   const std::string_view begin(reinterpret_cast<const char*>(file.bytes().data()), bytes);
-  throw InputError(
-      fmt::format("{}: expected a model folder, a .lode file, a .safetensors file or a plan, found {}", path,
-                  bytes == 0 ? "an empty file"
-                             : fmt::format("{} bytes that begin with '{}'", bytes, excerpt(begin, 16))));
+  throw InputError(fmt::format(
+      "{}: expected a model folder, a GGUF file, a .lode file, a .safetensors file or a plan, found {}", path,
+      bytes == 0 ? "an empty file"
+                 : fmt::format("{} bytes that begin with '{}'", bytes, excerpt(begin, 16))));
 }
 
 void print_text(std::string_view text) {

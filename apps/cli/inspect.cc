@@ -12,10 +12,11 @@
 #include "cli.h"
 #include "engine/context_file.h"
 #include "engine/memory.h"
+#include "engine/model.h"
 #include "help.h"
 #include "io/safetensors.h"
 #include "lodestone/error.h"
-#include "model/config.h"
+#include "model/family.h"
 #include "select/plan/file.h"
 
 namespace lode::cli {
@@ -37,8 +38,8 @@ Json memory_json(const MemoryPlan& plan) {
           {"total", plan.total()}};
 }
 
-Json inspect_model(const InspectFlags& flags) {
-  const auto model = Model::load(flags.path, flags.common.threads, /*check_finite=*/false);
+Json inspect_model(const InspectFlags& flags, const std::string& path) {
+  const auto model = Model::load(path, flags.common.threads, /*check_finite=*/false);
   const ModelConfig& c = model->config();
   const auto room = static_cast<std::int64_t>(std::max(1.0, flags.model.rope_factor) *
                                               static_cast<double>(c.max_positions));
@@ -49,7 +50,10 @@ Json inspect_model(const InspectFlags& flags) {
                     "would stretch it",
                     room, tokens, (tokens + c.max_positions - 1) / c.max_positions));
   const DType kv_type = parse_dtype(flags.model.kv_type);
+  const ModelWeights& weights = model->impl().weights;
+  const std::string& chat = model->impl().chat_template;
   return {{"kind", "model"},
+          {"family", std::string(family_of(c).name)},
           {"architecture", c.architecture},
           {"layers", c.layers},
           {"hidden", c.hidden},
@@ -61,6 +65,8 @@ Json inspect_model(const InspectFlags& flags) {
           {"max_positions", c.max_positions},
           {"rope_theta", c.rope_theta},
           {"weight_type", std::string(name_of(model->weight_type()))},
+          {"tensor_types", weights.types},
+          {"chat_template", chat.empty() ? Json() : Json(chat)},
           {"weight_bytes", model->weight_bytes()},
           {"fingerprint", model->fingerprint()},
           {"tokens", tokens},
@@ -161,6 +167,13 @@ std::string heads_of_plan(const Json& plan) {
   return text;
 }
 
+/// A chat template may be pages long.
+Json for_people(Json found) {
+  if (Json& chat = found["chat_template"]; chat.is_string()) chat = excerpt(chat.get<std::string>(), 200);
+  if (found["chat_template"].is_null()) found.erase("chat_template");
+  return found;
+}
+
 /// "name: value" lines, byte counts for people.
 std::string as_text(const Json& object, const std::string& indent = "", bool sizes = false) {
   std::string text;
@@ -184,29 +197,31 @@ std::string as_text(const Json& object, const std::string& indent = "", bool siz
 void add_inspect(CLI::App& app) {
   auto flags = std::make_shared<InspectFlags>();
   CLI::App* verb = app.add_subcommand("inspect",
-                                      "What a model folder, a .lode file, an artefact of `train` or a plan "
+                                      "What a model, a .lode file, an artefact of `train` or a plan "
                                       "of `tune` holds, and the memory that a "
                                       "model will take");
   add_common_flags(*verb, flags->common);
   add_model_flags(*verb, flags->model, false);
   verb->add_option(
-          "file", flags->path,
-          "a model folder, a .lode file, a .safetensors file that `train` wrote or a plan that `tune` "
-          "wrote")
-      ->required();
+      "file", flags->path,
+      "a model folder or .gguf file, a .lode file, a .safetensors file that `train` wrote or a plan that "
+      "`tune` wrote");
   add_attention_flag(*verb, flags->specs, false);
   verb->callback([flags, verb] {
-    const bool folder = std::filesystem::is_directory(flags->path);
-    expect_use(*verb, {"--attention", "--ctx-size", "--kv-type", "--rope-factor"}, folder,
-               "expected a model folder, whose memory it is to foretell, found '" + flags->path + "'");
-    expect_use(*verb, {"--model"}, false, "expected the model's folder in the place of FILE, found it here");
+    if (flags->path.empty() == flags->model.model.empty())
+      throw InputError("inspect: expected FILE, or a model with -m, found " +
+                       std::string(flags->path.empty() ? "neither" : "both"));
+    const std::string& path = flags->path.empty() ? flags->model.model : flags->path;
+    const bool model = !flags->model.model.empty() || is_model(path);
+    expect_use(*verb, {"--attention", "--ctx-size", "--kv-type", "--rope-factor"}, model,
+               "expected a model, whose memory it is to foretell, found '" + path + "'");
     say_unaudited(flags->common, flags->model, "nothing is attended");
-    const Json found = folder                     ? inspect_model(*flags)
-                       : is_artefact(flags->path) ? inspect_tensors(*flags)
-                       : is_plan(flags->path)     ? inspect_plan(*flags)
-                                                  : inspect_context(*flags);
+    const Json found = model               ? inspect_model(*flags, path)
+                       : is_artefact(path) ? inspect_tensors(*flags)
+                       : is_plan(path)     ? inspect_plan(*flags)
+                                           : inspect_context(*flags);
     if (flags->common.json) return print_json(found);
-    if (found.at("kind") != "plan") return print_text(as_text(found));
+    if (found.at("kind") != "plan") return print_text(as_text(for_people(found)));
     Json head = found;
     for (const char* shown_below : {"note", "specs", "heads"}) head.erase(shown_below);
     print_text(as_text(head) + wrapped("note: " + found.at("note").get<std::string>(), 2) + "\n" +

@@ -41,10 +41,11 @@ std::string verify_tensors(const std::string& path) {
 
 /// Throws InputError when anything is wrong; otherwise what was checked.
 std::string verify(const VerifyFlags& flags) {
-  if (std::filesystem::is_directory(flags.path)) {
+  if (is_model(flags.path)) {
     const auto model = Model::load(flags.path, flags.common.threads, /*check_finite=*/true);
-    return fmt::format("{} bytes of weights, all finite, shapes as in config.json; tokenizer of {} tokens",
-                       model->weight_bytes(), model->tokenizer().vocab());
+    return fmt::format(
+        "{} bytes of weights, all finite, shapes as the config has them; tokenizer of {} tokens",
+        model->weight_bytes(), model->tokenizer().vocab());
   }
   if (is_artefact(flags.path)) return verify_tensors(flags.path);
   if (is_plan(flags.path)) {
@@ -66,9 +67,10 @@ std::string verify(const VerifyFlags& flags) {
 void add_verify(CLI::App& app) {
   auto flags = std::make_shared<VerifyFlags>();
   CLI::App* verb =
-      app.add_subcommand("verify", "Check a context file, a model folder, an artefact or a plan for damage");
+      app.add_subcommand("verify", "Check a context file, a model, an artefact or a plan for damage");
   add_common_flags(*verb, flags->common);
-  verb->add_option("file", flags->path, "a .lode file, a model folder, a .safetensors file or a plan")
+  verb->add_option("file", flags->path,
+                   "a .lode file, a model folder or .gguf file, a .safetensors file or a plan")
       ->required();
   verb->callback([flags] {
     const std::string checked = verify(*flags);

@@ -7,9 +7,9 @@
 
 #include "base/cancel.h"
 #include "base/threads.h"
-#include "kernels/filter_above.h"
 #include "kernels/kernels.h"
 #include "kernels/score_order.h"
+#include "kernels/select/filter_above.h"
 #include "lodestone/error.h"
 
 namespace lode {

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/packed_sum.h"
+#include "kernels/select/packed_sum.h"
 #include "lodestone/types.h"
 
 namespace lode {

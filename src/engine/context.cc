@@ -392,13 +392,14 @@ MethodId Context::attach(const Spec& spec) {
                                     .query_heads = c.config.query_heads,
                                     .kv_heads = c.config.kv_heads,
                                     .head_dim = c.config.head_dim,
-                                    .scale = 1.0f / std::sqrt(static_cast<float>(c.config.head_dim)),
+                                    .scale = score_scale(c.config),
                                     .dense = spec.dense,
-                                    .rope = &c.rope,
+                                    .rope = &c.llama.rope_of(layer, c.rope),
                                     .pool = &c.model->pool(),
                                     .seed = c.options.seed};
-    method.owned.push_back(layer < spec.dense_layers ? nullptr
-                                                     : info.make(complete, geometry, c.model->fingerprint()));
+    // A layer with a window has no far keys to choose from.
+    const bool dense = layer < spec.dense_layers || c.config.plan.layer(layer).window > 0;
+    method.owned.push_back(dense ? nullptr : info.make(complete, geometry, c.model->fingerprint()));
     method.selectors.push_back(method.owned.back().get());
   }
   const auto listens = [](const Selector* s) { return s != nullptr && s->wants_writes(); };

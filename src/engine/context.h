@@ -7,11 +7,11 @@
 
 #include "engine/audit.h"
 #include "engine/model.h"
+#include "kernels/rope.h"
 #include "kv/store.h"
 #include "lodestone/documents.h"
 #include "lodestone/engine.h"
 #include "model/llama.h"
-#include "model/rope.h"
 
 namespace lode {
 

@@ -7,10 +7,41 @@
 
 #include "base/hash.h"
 #include "lodestone/error.h"
+#include "model/source.h"
 
 namespace lode {
 
 namespace {
+
+/// What a plan has beyond Llama's, and so what fingerprints of older files never spoke of; empty for those.
+std::string text_of(const ModelConfig& c) {
+  const ModelPlan& p = c.plan;
+  std::string text;
+  const auto add = [&](std::string_view name, double value, double usual) {
+    if (value != usual) text += fmt::format(" {}={}", name, value);
+  };
+  const ModelPlan usual;
+  add("qk_norm", p.qk_norm, usual.qk_norm);
+  add("rotary_dim", p.rotary_dim, usual.rotary_dim);
+  add("local_theta", p.local_theta, usual.local_theta);
+  add("score_scale", p.score_scale, usual.score_scale);
+  add("query_growth", p.query_growth, usual.query_growth);
+  if (p.query_growth != 0) add("query_growth_start", static_cast<double>(p.query_growth_start), 0);
+  add("activation", static_cast<int>(p.activation), static_cast<int>(usual.activation));
+  add("norm_plus_one", p.norm_plus_one, usual.norm_plus_one);
+  add("post_norms", p.post_norms, usual.post_norms);
+  add("embedding_multiplier", p.embedding_multiplier, usual.embedding_multiplier);
+  add("residual_multiplier", p.residual_multiplier, usual.residual_multiplier);
+  add("logit_divisor", p.logit_divisor, usual.logit_divisor);
+  add("logit_cap", p.logit_cap, usual.logit_cap);
+  for (std::size_t i = 0; i < p.layers.size(); ++i) {
+    add(fmt::format("window{}", i), static_cast<double>(p.layers[i].window), 0);
+    add(fmt::format("turn{}", i), static_cast<int>(p.layers[i].turn), static_cast<int>(Turn::usual));
+  }
+  for (const float x : c.rope_scaling.short_divisors) text += fmt::format(" {}", x);
+  for (const float x : c.rope_scaling.long_divisors) text += fmt::format(" {}", x);
+  return text;
+}
 
 /// Everything that changes what the model computes: weights, shape, RoPE.
 std::string fingerprint_of(const ModelConfig& c, const ModelWeights& w) {
@@ -26,7 +57,7 @@ std::string fingerprint_of(const ModelConfig& c, const ModelWeights& w) {
   };
   if (r.kind == RopeScaling::Kind::yarn && rest(r) != rest(usual))
     text += fmt::format(" {} {} {} {}", r.beta_slow, r.mscale, r.mscale_all_dim, r.truncate);
-  return hash_hex(text);
+  return hash_hex(text + text_of(c));
 }
 
 }  // namespace
@@ -38,14 +69,16 @@ std::shared_ptr<const Model> Model::load(const std::filesystem::path& dir, int t
   std::shared_ptr<Model> model(new Model);
   Impl& m = *model->impl_;
   m.path = dir;
-  m.config = read_config(dir);
-  m.tokenizer = Tokenizer::read(dir);
+  ModelSource source = ModelSource::open(dir);
+  m.config = source.config();
+  m.tokenizer = source.tokenizer();
+  m.chat_template = source.chat_template();
   if (m.tokenizer->vocab() > m.config.vocab) {
     throw InputError(fmt::format(
-        "{}: expected a tokenizer of at most {} tokens, as many as config.json's vocab_size, found {}",
+        "{}: expected a tokenizer of at most {} tokens, as many as the model's vocabulary has, found {}",
         dir.string(), m.config.vocab, m.tokenizer->vocab()));
   }
-  m.weights = ModelWeights::read(dir, m.config, check_finite);
+  m.weights = ModelWeights::read(source.take_weights(), m.config, check_finite);
   m.pool = std::make_unique<ThreadPool>(threads);
   m.fingerprint = fingerprint_of(m.config, m.weights);
   return model;

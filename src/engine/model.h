@@ -18,6 +18,7 @@ struct Model::Impl {
   std::filesystem::path path;
   ModelConfig config;
   std::optional<Tokenizer> tokenizer;
+  std::string chat_template;  ///< Jinja; empty: none
   ModelWeights weights;
   std::unique_ptr<ThreadPool> pool;
   std::string fingerprint;

@@ -11,7 +11,7 @@
 
 #include "kv/store.h"
 #include "lodestone/spec.h"
-#include "model/rope.h"
+#include "model/config.h"
 
 namespace lode {
 

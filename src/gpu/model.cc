@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/cuda/device/random.h"
@@ -29,6 +30,30 @@ void for_each(const ModelWeights& m, bool tied, const auto& body) {
   }
   body(m.final_norm);
   if (!tied) body(m.output);
+}
+
+/// The parts of a plan that the forward pass on the GPU does not walk yet, by name.
+void refuse_what_only_the_cpu_has(const ModelConfig& c) {
+  const ModelPlan& p = c.plan;
+  const auto any = [&](auto has) { return std::any_of(p.layers.begin(), p.layers.end(), has); };
+  const char* const part =
+      p.qk_norm                                                       ? "norms of q and k"
+      : any([](const LayerPlan& l) { return l.window > 0; })          ? "sliding windows"
+      : any([](const LayerPlan& l) { return l.turn != Turn::usual; }) ? "layers of several RoPEs"
+      : p.post_norms                                                  ? "norms behind a layer"
+      : p.norm_plus_one                                               ? "gains of 1 + weight"
+      : p.activation != ActivationKind::silu                          ? "an activation but SiLU"
+      : p.score_scale != 0                                            ? "a scale of scores of its own"
+      : p.query_growth != 0 ? "queries that grow with their position"
+      : p.rotary_dim != 0 && p.rotary_dim != c.head_dim && c.rope_scaling.kind != RopeScaling::Kind::none
+          ? "scaled RoPE of a part of each head"
+      : p.embedding_multiplier != 1 || p.residual_multiplier != 1 ? "multipliers of the stream"
+      : p.logit_divisor != 1 || p.logit_cap != 0                  ? "scaled logits"
+                                                                  : nullptr;
+  if (part == nullptr) return;
+  throw InputError(
+      fmt::format("--device cuda: expected a model without {}, found them in {}: use --device cpu", part,
+                  c.architecture));
 }
 
 }  // namespace
@@ -92,6 +117,7 @@ cuda::DeviceWeight CudaModel::take(const Weight& weight, bool norm) {
 std::shared_ptr<const GpuModel> make_gpu_model(const ModelConfig& config, const ModelWeights& weights,
                                                std::int64_t limit) {
   if (const GpuInfo gpu = gpu_info(); !gpu.ok) throw RunError("no GPU to use: " + gpu.why);
+  refuse_what_only_the_cpu_has(config);
   return std::make_shared<CudaModel>(config, weights, limit);
 }
 

@@ -14,6 +14,7 @@
 #include "base/text.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
+#include "model/family.h"
 
 namespace lode {
 
@@ -24,10 +25,6 @@ constexpr std::int64_t kMaxPositions = std::int64_t{1} << 30;
 constexpr double kHuge = 1e15;
 constexpr double kLeastTheta = 2.0;  // YaRN divides by its logarithm
 
-std::string optional_string(const Json& json, const char* key, const std::string& fallback,
-                            std::string_view where) {
-  return json_has(json, key) ? json_string(json, key, where) : fallback;
-}
 std::int64_t optional_int(const Json& json, const char* key, std::int64_t fallback, std::string_view where,
                           std::int64_t low, std::int64_t high) {
   return json_has(json, key) ? json_int(json, key, where, low, high) : fallback;
@@ -40,43 +37,74 @@ bool optional_bool(const Json& json, const char* key, bool fallback, std::string
   return json_has(json, key) ? json_bool(json, key, where) : fallback;
 }
 
-std::string read_architecture(const Json& json, std::string_view where) {
-  constexpr std::string_view kKnown = "LlamaForCausalLM, MistralForCausalLM";
-  if (!json_has(json, "architectures") || !json["architectures"].is_array() ||
-      json["architectures"].size() != 1 || !json["architectures"][0].is_string()) {
-    throw InputError(fmt::format("{}: 'architectures': expected one of {}, found none", where, kKnown));
-  }
-  const std::string name = json["architectures"][0].get<std::string>();
-  if (name != "LlamaForCausalLM" && name != "MistralForCausalLM") {
+const Family& read_family(const Json& json, std::string_view where) {
+  std::vector<std::string_view> known;
+  for (const Family& family : families()) known.push_back(family.architecture);
+  const Json& names = json_member(json, "architectures");
+  if (!names.is_array() || names.size() != 1 || !names[0].is_string()) {
     throw InputError(
-        fmt::format("{}: 'architectures': expected one of {}, found '{}'", where, kKnown, excerpt(name)));
+        fmt::format("{}: 'architectures': expected one of {}, found none", where, fmt::join(known, ", ")));
   }
-  return name;
+  const std::string name = names[0].get<std::string>();
+  if (const Family* const family = find_family(name)) return *family;
+  throw InputError(fmt::format("{}: 'architectures': expected one of {}, found '{}'", where,
+                               fmt::join(known, ", "), excerpt(name)));
 }
 
-constexpr std::array<std::pair<std::string_view, RopeScaling::Kind>, 5> kKinds = {
-    {{"default", RopeScaling::Kind::none},
-     {"linear", RopeScaling::Kind::linear},
-     {"dynamic", RopeScaling::Kind::dynamic},
-     {"yarn", RopeScaling::Kind::yarn},
-     {"llama3", RopeScaling::Kind::llama3}}};
-
 RopeScaling::Kind scaling_kind(const std::string& name, std::string_view where) {
-  for (const auto& [known, kind] : kKinds) {
-    if (known == name) return kind;
+  using enum RopeScaling::Kind;
+  for (const RopeScaling::Kind kind : {none, linear, dynamic, yarn, llama3, longrope, divisors}) {
+    if (name_of(kind) == name) return kind;
   }
+  if (name == "su") return longrope;  // what Phi-3 called it first
   throw InputError(
-      fmt::format("{}: RoPE scaling: expected default, linear, dynamic, yarn or llama3, found '{}'", where,
-                  excerpt(name)));
+      fmt::format("{}: RoPE scaling: expected default, linear, dynamic, yarn, llama3 or longrope, found '{}'",
+                  where, excerpt(name)));
+}
+
+/// A divisor for each pair of dimensions that turns.
+std::vector<float> read_divisors(const Json& json, const char* key, const ModelConfig& c,
+                                 std::string_view where) {
+  const int turning = c.plan.rotary_dim > 0 ? c.plan.rotary_dim : c.head_dim;
+  const Json& list = json_member(json, key);
+  if (!list.is_array() || std::ssize(list) != turning / 2)
+    throw InputError(fmt::format("{}: RoPE scaling: '{}': expected a list of {} numbers, found {}", where,
+                                 key, turning / 2, list.is_array() ? fmt::to_string(list.size()) : "none"));
+  std::vector<float> divisors;
+  for (const Json& x : list)
+    divisors.push_back(static_cast<float>(json_number({{key, x}}, key, where, 1e-6, 1e9)));
+  return divisors;
+}
+
+/// LongRoPE: the factor is how far the model was stretched, which follows from its two context lengths.
+void read_longrope(const Json& json, const Json& scaling, const ModelConfig& c, RopeScaling& s,
+                   std::string_view where) {
+  const Json& holder = json_has(scaling, "original_max_position_embeddings") ? scaling : json;
+  s.original_max_positions = json_int(holder, "original_max_position_embeddings", where, 2, kMaxPositions);
+  s.factor = optional_number(
+      scaling, "factor", static_cast<double>(c.max_positions) / static_cast<double>(s.original_max_positions),
+      where, 1e-6, kHuge);
+  s.attention_factor = optional_number(scaling, "attention_factor", 0.0, where, 1e-6, 1e6);
+  s.short_divisors = read_divisors(scaling, "short_factor", c, where);
+  s.long_divisors = read_divisors(scaling, "long_factor", c, where);
 }
 
 /// `json` is rope_scaling (transformers 4: "type" or "rope_type") or rope_parameters (transformers 5).
-RopeScaling read_scaling(const Json& json, const ModelConfig& config, std::string_view where) {
+RopeScaling read_scaling(const Json& model, const Json& json, const ModelConfig& config,
+                         std::string_view where) {
   RopeScaling s;
   if (!json.is_object())
     throw InputError(fmt::format("{}: RoPE scaling: expected an object, found {}", where, json.type_name()));
   s.kind = scaling_kind(json_string(json, json_has(json, "rope_type") ? "rope_type" : "type", where), where);
   if (s.kind == RopeScaling::Kind::none) return s;
+  if (s.kind == RopeScaling::Kind::longrope) {
+    read_longrope(model, json, config, s, where);
+    return s;
+  }
+  if (s.kind == RopeScaling::Kind::divisors) {
+    s.short_divisors = read_divisors(json, "divisors", config, where);
+    return s;
+  }
   s.factor = json_number(json, "factor", where, 1e-6, kHuge);
   const bool needs_original = s.kind == RopeScaling::Kind::llama3;
   s.original_max_positions = needs_original
@@ -100,23 +128,37 @@ RopeScaling read_scaling(const Json& json, const ModelConfig& config, std::strin
   return s;
 }
 
-void refuse_partial_rotation(const Json& json, std::string_view where) {
-  if (optional_number(json, "partial_rotary_factor", 1.0, where, 0.0, 1.0) == 1.0) return;
-  throw InputError(fmt::format(
-      "{}: 'partial_rotary_factor': expected 1, found another: partial RoPE is not supported", where));
+/// How many dimensions of a head turn.
+void read_rotary_dim(const Json& json, ModelConfig& c, std::string_view where) {
+  const double share = optional_number(json, "partial_rotary_factor", 1.0, where, 0.0, 1.0);
+  if (share == 1.0) return;
+  if (!family_of(c).partial_rope)
+    throw InputError(
+        fmt::format("{}: 'partial_rotary_factor': expected 1 in this architecture, found {}", where, share));
+  c.plan.rotary_dim = static_cast<int>(c.head_dim * share + 1e-6);
+  if (c.plan.rotary_dim < 2 || c.plan.rotary_dim % 2 != 0)
+    throw InputError(
+        fmt::format("{}: 'partial_rotary_factor': expected an even number of at least 2 of {} dimensions to "
+                    "turn, found {}",
+                    where, c.head_dim, c.plan.rotary_dim));
+}
+
+/// Models with two kinds of layers have parameters for each; those of full attention are the model's.
+const Json& rope_parameters(const Json& json) {
+  const Json& all = json_member(json, "rope_parameters");
+  return json_has(all, "full_attention") ? all["full_attention"] : all;
 }
 
 void read_rope(const Json& json, ModelConfig& config, std::string_view where) {
   config.rope_theta = optional_number(json, "rope_theta", 10000.0, where, kLeastTheta, kHuge);
-  if (json_has(json, "rope_parameters")) {
-    const Json& rope = json["rope_parameters"];
+  read_rotary_dim(json, config, where);
+  if (const Json& rope = rope_parameters(json); !rope.is_null()) {
     config.rope_theta = optional_number(rope, "rope_theta", config.rope_theta, where, kLeastTheta, kHuge);
-    config.rope_scaling = read_scaling(rope, config, where);
-    refuse_partial_rotation(rope, where);
+    read_rotary_dim(rope, config, where);
+    config.rope_scaling = read_scaling(json, rope, config, where);
   } else if (json_has(json, "rope_scaling")) {
-    config.rope_scaling = read_scaling(json["rope_scaling"], config, where);
+    config.rope_scaling = read_scaling(json, json["rope_scaling"], config, where);
   }
-  refuse_partial_rotation(json, where);
 }
 
 /// An id or a list of ids of the vocabulary; absent and null give none.
@@ -189,34 +231,28 @@ ModelConfig shape(int layers, int query_heads, int kv_heads, int head_dim, std::
 
 }  // namespace
 
-std::string_view name_of(RopeScaling::Kind kind) {
-  return std::find_if(kKinds.begin(), kKinds.end(), [&](const auto& k) { return k.second == kind; })->first;
+ModelConfig parse_config(std::string_view text, std::string_view where) {
+  return config_of(parse_json(text, where), where);
 }
 
-ModelConfig parse_config(std::string_view text, std::string_view where) {
-  const Json json = parse_json(text, where);
+ModelConfig config_of(const Json& json, std::string_view where) {
   ModelConfig c;
-  c.architecture = read_architecture(json, where);
-  if (optional_string(json, "hidden_act", "silu", where) != "silu") {
-    throw InputError(fmt::format("{}: 'hidden_act': expected silu, found '{}'", where,
-                                 excerpt(json_string(json, "hidden_act", where))));
-  }
-  if (json_has(json, "sliding_window")) {
-    throw InputError(
-        fmt::format("{}: 'sliding_window': expected null, found {}: sliding windows are not supported", where,
-                    json_int(json, "sliding_window", where, 0, kMaxPositions)));
-  }
+  const Family& family = read_family(json, where);
+  c.architecture = family.architecture;
   if (json_has(json, "quantization_config")) {
-    throw InputError(fmt::format("{}: 'quantization_config': quantised weights are not supported", where));
+    throw InputError(
+        fmt::format("{}: 'quantization_config': expected weights of 16 or 32 bits, found quantised ones: "
+                    "take a GGUF file "
+                    "of the model, or its original",
+                    where));
   }
   read_shape(json, c, where);
   c.norm_eps = optional_number(json, "rms_norm_eps", 1e-6, where, 1e-12, 1.0);
   read_rope(json, c, where);
-  c.tied_embeddings = optional_bool(json, "tie_word_embeddings", false, where);
-  c.attention_bias = optional_bool(json, "attention_bias", false, where);
-  c.mlp_bias = optional_bool(json, "mlp_bias", false, where);
+  c.tied_embeddings = optional_bool(json, "tie_word_embeddings", family.tied, where);
   c.bos = read_ids(json, "bos_token_id", c.vocab, where);
   c.eos = read_ids(json, "eos_token_id", c.vocab, where);
+  family.plan(json, c, where);
   return c;
 }
 

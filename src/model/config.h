@@ -1,35 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hyper-parameters of a Llama-family model, read from Hugging Face's config.json and checked together.
+// Sizes and plan of a model, read from Hugging Face's config.json and checked together.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "kernels/rope.h"
 #include "lodestone/types.h"
+#include "model/layer_plan.h"
 
 namespace lode {
 
-struct RopeScaling {
-  enum class Kind { none, linear, dynamic, yarn, llama3 };
-  Kind kind = Kind::none;
-  double factor = 1.0;
-  std::int64_t original_max_positions = 0;
-  // llama3
-  double low_freq_factor = 1.0, high_freq_factor = 4.0;
-  // yarn
-  double beta_fast = 32.0, beta_slow = 1.0, attention_factor = 0.0;  ///< 0: 0.1 ln(factor) + 1
-  double mscale = 0.0, mscale_all_dim = 0.0;
-  bool truncate = true;
-};
-
-/// As config.json has it.
-std::string_view name_of(RopeScaling::Kind kind);
-
 struct ModelConfig {
-  std::string architecture;       ///< "LlamaForCausalLM" or "MistralForCausalLM"
+  std::string architecture;       ///< "LlamaForCausalLM", ...: which family (family.h)
   std::int64_t hidden = 0;        // D
   std::int64_t intermediate = 0;  // F
   int layers = 0;                 // L
@@ -42,15 +29,22 @@ struct ModelConfig {
   double rope_theta = 10000.0;
   RopeScaling rope_scaling;
   bool tied_embeddings = false;
-  bool attention_bias = false, mlp_bias = false;
+  ModelPlan plan;                 ///< what is computed beside these sizes
   std::vector<TokenId> bos, eos;  ///< may be empty; generation_config.json's list wins for eos
 
   int group() const { return query_heads / kv_heads; }
+  /// What Rope is made from.
+  operator RopeShape() const { return {head_dim, plan.rotary_dim, rope_theta, rope_scaling}; }
 };
 
+/// What q.k is multiplied by.
+inline float score_scale(const ModelConfig& c) {
+  return c.plan.score_scale > 0 ? static_cast<float>(c.plan.score_scale)
+                                : 1.0f / std::sqrt(static_cast<float>(c.head_dim));
+}
+
 /// Reads DIR/config.json and DIR/generation_config.json (optional). InputError names the field. Old
-/// (`rope_scaling`) and new (`rope_parameters`) forms; sliding windows in use, unknown architectures and
-/// scalings are refused by name.
+/// (`rope_scaling`) and new (`rope_parameters`) forms; unknown architectures and scalings are refused by name.
 ModelConfig read_config(const std::filesystem::path& model_dir);
 ModelConfig parse_config(std::string_view json, std::string_view where);
 

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <numbers>
 #include <string>
 
+#include "attend/window.h"
 #include "base/cancel.h"
 #include "base/text.h"
 #include "base/threads.h"
@@ -39,8 +41,9 @@ std::span<const float> rows_of(const std::vector<float>& m, std::int64_t row, st
   return {m.data() + row * cols, static_cast<std::size_t>(rows * cols)};
 }
 
-void add(const std::vector<float>& from, std::vector<float>& to) {
-  for (std::size_t i = 0; i < to.size(); ++i) to[i] += from[i];
+void scale(std::span<float> x, double factor) {
+  if (factor == 1) return;
+  for (float& value : x) value *= static_cast<float>(factor);
 }
 
 float silu(float x) {
@@ -68,6 +71,32 @@ bool exact_activations() {
   return name == "f32";
 }
 
+float gelu_tanh(float x) {
+  constexpr auto kFactor = static_cast<float>(std::numbers::sqrt2 * std::numbers::inv_sqrtpi);
+  return 0.5f * x * (1.0f + std::tanh(kFactor * (x + 0.044715f * x * x * x)));
+}
+
+void finish_logits(const ModelPlan& plan, std::vector<float>& logits) {
+  scale(logits, 1 / plan.logit_divisor);
+  if (plan.logit_cap == 0) return;
+  const auto cap = static_cast<float>(plan.logit_cap);
+  for (float& x : logits) x = cap * std::tanh(x / cap);
+}
+
+/// Each sequence's document rows of a layer become its block's, and its own rows the tail.
+std::vector<TailRows> take_tails(const Step& step, const LayerGeometry& geometry,
+                                 std::span<QueryBlock> blocks) {
+  const auto layer = static_cast<std::size_t>(geometry.layer);
+  const auto heads = static_cast<std::size_t>(geometry.kv_heads);
+  std::vector<TailRows> tails;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const std::span<const KvRows> rows = step.sequences[i].document.subspan(layer * heads, heads);
+    tails.push_back({.kv = blocks[i].kv, .seam = static_cast<Position>(rows.front().rows)});
+    blocks[i].kv = {.heads = rows, .tokens = rows.front().rows};
+  }
+  return tails;
+}
+
 void check_finite(const std::vector<float>& logits) {
   for (const float x : logits) {
     if (!std::isfinite(x)) {
@@ -81,7 +110,15 @@ void check_finite(const std::vector<float>& logits) {
 }  // namespace
 
 Llama::Llama(const ModelConfig& config, const ModelWeights& weights, ThreadPool& pool)
-    : config_(config), weights_(weights), pool_(pool), exact_(exact_activations()) {}
+    : config_(config),
+      weights_(weights),
+      pool_(pool),
+      local_rope_({.head_dim = config.head_dim,
+                   .rotary_dim = config.plan.rotary_dim,
+                   .theta = config.plan.local_theta > 0 ? config.plan.local_theta : config.rope_theta},
+                  config.max_positions),
+      no_rope_(Rope::none(config.head_dim)),
+      exact_(exact_activations()) {}
 
 ForwardWork Llama::forward(const Step& given, const Rope& rope, LogitRows rows, std::vector<float>& logits) {
   Step step = given;
@@ -117,14 +154,14 @@ ForwardWork Llama::forward(Batch batch, std::vector<float>& logits) {
 // One layer in the order of the diagram in src/README.md.
 void Llama::layer(int index, Batch batch, ForwardWork& work) {
   const LayerWeights& w = weights_.layers[static_cast<std::size_t>(index)];
-  rms_norm(b_.x, w.attention_norm, b_.h);  // h: [T, D]
-  project_qkv(w);                          // q: [T, Hq, d]   k, v: [T, Hkv, d]
-  rotate(batch);
+  rms_norm(b_.x, tokens_, w.attention_norm, b_.h);  // h: [T, D]
+  project_qkv(w);                                   // q: [T, Hq, d]   k, v: [T, Hkv, d]
+  rotate(index, batch);
   take_given(index, batch.front().given);
   write_kv(index, batch);            // KV store, then the selectors that listen
   attend_layer(index, batch, work);  // select -> attend -> merge: attention [T, Hq, d]
   add_projection(w);                 // x: [T, D]
-  rms_norm(b_.x, w.mlp_norm, b_.h);
+  rms_norm(b_.x, tokens_, w.mlp_norm, b_.h);
   add_feed_forward(w);  // x: [T, D]
 }
 
@@ -166,14 +203,18 @@ void Llama::embed(Batch batch) {
       dequantise(e.type, e.data + id * row_bytes, e.cols, b_.x.data() + row++ * e.cols);
     }
   });
+  scale(b_.x, config_.plan.embedding_multiplier);
 }
 
-void Llama::rms_norm(const std::vector<float>& x, const Weight& weight, std::vector<float>& out) const {
+void Llama::rms_norm(const std::vector<float>& x, std::int64_t rows, const Weight& weight,
+                     std::vector<float>& out) const {
   const std::int64_t d = weight.cols;
   std::vector<float> gain(static_cast<std::size_t>(d));
   dequantise(weight.type, weight.data, d, gain.data());
-  pool_.for_each((tokens_ + 31) / 32, [&](std::int64_t block, int) {
-    for (std::int64_t t = block * 32; t < std::min(tokens_, block * 32 + 32); ++t) {
+  if (config_.plan.norm_plus_one)
+    for (float& g : gain) g += 1.0f;
+  pool_.for_each((rows + 31) / 32, [&](std::int64_t block, int) {
+    for (std::int64_t t = block * 32; t < std::min(rows, block * 32 + 32); ++t) {
       const float* from = x.data() + t * d;
       float* to = out.data() + t * d;
       const double mean_square = kernels().dot(from, from, d) / static_cast<double>(d);
@@ -213,9 +254,31 @@ void Llama::linear(const std::vector<float>& x, std::initializer_list<Projection
 void Llama::project_qkv(const LayerWeights& w) {
   linear(b_.h,
          {{&w.q, &w.q_bias, &b_.q_unrotated}, {&w.k, &w.k_bias, &b_.k_unrotated}, {&w.v, &w.v_bias, &b_.v}});
+  if (!config_.plan.qk_norm) return;
+  rms_norm(b_.q_unrotated, tokens_ * config_.query_heads, w.q_norm, b_.q_unrotated);
+  rms_norm(b_.k_unrotated, tokens_ * config_.kv_heads, w.k_norm, b_.k_unrotated);
 }
 
-void Llama::rotate(Batch batch) {
+const Rope& Llama::rope_of(int index, const Rope& usual) const {
+  const Turn turn = config_.plan.layer(index).turn;
+  return turn == Turn::usual ? usual : turn == Turn::local ? local_rope_ : no_rope_;
+}
+
+void Llama::grow_queries(Batch batch) {
+  const ModelPlan& p = config_.plan;
+  if (p.query_growth == 0) return;
+  const std::int64_t cols = std::int64_t{config_.query_heads} * config_.head_dim;
+  for_each_sequence(batch, [&](const Step&, const SequenceTokens& s, std::int64_t row, std::int64_t tokens) {
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      const std::int64_t stretches = (s.begin() + t) / p.query_growth_start;
+      scale({b_.q_unrotated.data() + (row + t) * cols, static_cast<std::size_t>(cols)},
+            1 + p.query_growth * std::log1p(static_cast<double>(stretches)));
+    }
+  });
+}
+
+void Llama::rotate(int index, Batch batch) {
+  grow_queries(batch);
   b_.q = b_.q_unrotated;
   b_.k = b_.k_unrotated;
   const auto q_cols =
@@ -224,11 +287,12 @@ void Llama::rotate(Batch batch) {
       static_cast<std::size_t>(config_.kv_heads) * static_cast<std::size_t>(config_.head_dim);
   for_each_sequence(batch,
                     [&](const Step& step, const SequenceTokens& s, std::int64_t row, std::int64_t tokens) {
+                      const Rope& rope = rope_of(index, *step.rope);
                       pool_.for_each(tokens, [&](std::int64_t t, int) {
                         const auto position = s.begin() + static_cast<Position>(t);
                         const auto at = static_cast<std::size_t>(row + t);
-                        step.rope->rotate({b_.q.data() + at * q_cols, q_cols}, position);
-                        step.rope->rotate({b_.k.data() + at * kv_cols, kv_cols}, position);
+                        rope.rotate({b_.q.data() + at * q_cols, q_cols}, position);
+                        rope.rotate({b_.k.data() + at * kv_cols, kv_cols}, position);
                       });
                     });
 }
@@ -256,7 +320,7 @@ void Llama::write_kv(int index, Batch batch) {
                            .k = rows_of(b_.k, row, tokens, kv_cols),
                            .v = rows_of(b_.v, row, tokens, kv_cols)};
     s.kv->write(index, tokens, write.k, write.v);
-    if (step.listeners.empty()) return;
+    if (step.listeners.empty() || config_.plan.layer(index).window > 0) return;
     for (Selector* listener : step.listeners[static_cast<std::size_t>(index)]) listener->on_write(write);
   };
   for_each_sequence(batch, write_sequence);
@@ -271,15 +335,17 @@ void Llama::attend_layer(int index, Batch batch, ForwardWork& work) {
 }
 
 void Llama::attend_step(int index, const Step& step, std::int64_t row, ForwardWork& work) {
-  Selector* selector = step.selectors.empty() ? nullptr : step.selectors[static_cast<std::size_t>(index)];
+  const bool windowed = config_.plan.layer(index).window > 0;
+  Selector* selector =
+      step.selectors.empty() || windowed ? nullptr : step.selectors[static_cast<std::size_t>(index)];
   const std::int64_t q_cols = std::int64_t{config_.query_heads} * config_.head_dim;
   LayerGeometry geometry = {.layer = index,
                             .query_heads = config_.query_heads,
                             .kv_heads = config_.kv_heads,
                             .head_dim = config_.head_dim,
-                            .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
+                            .scale = score_scale(config_),
                             .dense = step.dense,
-                            .rope = step.rope,
+                            .rope = &rope_of(index, *step.rope),
                             .pool = &pool_};
   std::vector<QueryBlock> blocks;
   std::vector<float*> outputs;  // per block: [T, Hq, d]
@@ -306,7 +372,9 @@ void Llama::attend_step(int index, const Step& step, std::int64_t row, ForwardWo
       if (step.hooks != nullptr && step.hooks->mass) step.hooks->mass(geometry, m);
     };
   }
-  if (!step.sequences.front().document.empty()) {
+  if (windowed) {
+    attend_window_step(step, geometry, blocks, outputs, work);
+  } else if (!step.sequences.front().document.empty()) {
     attend_branch_step(step, selector, geometry, blocks, outputs, mass);
   } else if (selector == nullptr) {
     work.attend += attend_full(blocks, geometry, outputs, mass);
@@ -332,13 +400,7 @@ void Llama::attend_branch_step(const Step& step, Selector* selector, const Layer
                                std::span<QueryBlock> blocks, std::span<float* const> outputs,
                                const MassSink& mass) {
   const auto layer = static_cast<std::size_t>(geometry.layer);
-  const auto heads = static_cast<std::size_t>(geometry.kv_heads);
-  std::vector<TailRows> tails;
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    const std::span<const KvRows> rows = step.sequences[i].document.subspan(layer * heads, heads);
-    tails.push_back({.kv = blocks[i].kv, .seam = static_cast<Position>(rows.front().rows)});
-    blocks[i].kv = {.heads = rows, .tokens = rows.front().rows};
-  }
+  const std::vector<TailRows> tails = take_tails(step, geometry, blocks);
   std::unique_lock<std::mutex> choosing;
   if (selector != nullptr && step.choosing != nullptr) choosing = std::unique_lock(*step.choosing);
   selections_.resize(selector != nullptr ? blocks.size() : 0);
@@ -356,22 +418,45 @@ void Llama::attend_branch_step(const Step& step, Selector* selector, const Layer
   for (std::size_t i = 0; i < blocks.size(); ++i) step.work[i].attend += attended[i];
 }
 
+void Llama::attend_window_step(const Step& step, const LayerGeometry& geometry, std::span<QueryBlock> blocks,
+                               std::span<float* const> outputs, ForwardWork& work) {
+  const bool branches = !step.sequences.front().document.empty();
+  const auto tails = branches ? take_tails(step, geometry, blocks) : std::vector<TailRows>{};
+  std::vector<AttendWork> attended(blocks.size());
+  attend_window(blocks, tails, geometry, config_.plan.layer(geometry.layer).window, outputs, attended);
+  for (std::size_t i = 0; i < blocks.size(); ++i) (branches ? step.work[i] : work).attend += attended[i];
+}
+
 void Llama::add_projection(const LayerWeights& w) {
   linear(b_.attention, {{&w.o, &w.o_bias, &b_.h}});
-  add(b_.h, b_.x);
+  add_to_stream(w.attention_post_norm);
 }
 
 void Llama::add_feed_forward(const LayerWeights& w) {
   linear(b_.h, {{&w.gate, &w.gate_bias, &b_.gate}, {&w.up, &w.up_bias, &b_.up}});
-  const std::int64_t f = config_.intermediate;
-  pool_.for_each(tokens_, [&](std::int64_t t, int) {
-    for (std::int64_t i = t * f; i < (t + 1) * f; ++i) {
-      const auto at = static_cast<std::size_t>(i);
-      b_.gate[at] = silu(b_.gate[at]) * b_.up[at];
-    }
-  });
+  activate();
   linear(b_.gate, {{&w.down, &w.down_bias, &b_.h}});
-  add(b_.h, b_.x);
+  add_to_stream(w.mlp_post_norm);
+}
+
+void Llama::activate() {
+  const std::int64_t f = config_.intermediate;
+  const auto apply = [&](auto function) {
+    pool_.for_each(tokens_, [&](std::int64_t t, int) {
+      for (std::int64_t i = t * f; i < (t + 1) * f; ++i) {
+        const auto at = static_cast<std::size_t>(i);
+        b_.gate[at] = function(b_.gate[at]) * b_.up[at];
+      }
+    });
+  };
+  if (config_.plan.activation == ActivationKind::silu) return apply(silu);
+  apply(gelu_tanh);
+}
+
+void Llama::add_to_stream(const Weight& post_norm) {
+  if (post_norm.data != nullptr) rms_norm(b_.h, tokens_, post_norm, b_.h);
+  scale(b_.h, config_.plan.residual_multiplier);
+  for (std::size_t i = 0; i < b_.x.size(); ++i) b_.x[i] += b_.h[i];
 }
 
 /// The last token of a sequence is one row, whichever phase it is of.
@@ -388,10 +473,11 @@ void Llama::head(Batch batch, std::vector<float>& logits) {
         tokens_ += rows;
       });
   if (tokens_ == 0) return;
-  rms_norm(b_.x, weights_.final_norm, b_.h);
+  rms_norm(b_.x, tokens_, weights_.final_norm, b_.h);
   logits.resize(static_cast<std::size_t>(tokens_ * weights_.output.rows));
   const Weight no_bias;
   linear(b_.h, {{&weights_.output, &no_bias, &logits}});
+  finish_logits(config_.plan, logits);
 }
 
 }  // namespace lode

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward pass of a Llama-family model over a batch of ragged sequences: the page where tokens become
-// logits.
+// The forward pass of a model over a batch of ragged sequences: the page where tokens become logits. It walks
+// the config's plan (layer_plan.h).
 #pragma once
 
 #include <functional>
@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "attend/attend.h"
+#include "kernels/rope.h"
 #include "kernels/tiled_product.h"
 #include "kv/store.h"
 #include "lodestone/selector.h"
 #include "model/config.h"
-#include "model/rope.h"
 #include "model/weights.h"
 
 namespace lode {
@@ -100,6 +100,9 @@ class Llama {
   /// sequences without a document.
   ForwardWork forward(std::span<const Step> batch, std::vector<float>& logits);
 
+  /// The rotation of a layer: the context's `usual` one, unless the plan says otherwise.
+  const Rope& rope_of(int index, const Rope& usual) const;
+
   /// Bytes of working memory that a step of that many tokens takes.
   std::int64_t scratch_bytes(std::int64_t tokens) const;
 
@@ -125,7 +128,8 @@ class Llama {
   void embed(Batch batch);
   void layer(int index, Batch batch, ForwardWork& work);
   void project_qkv(const LayerWeights& w);
-  void rotate(Batch batch);
+  void rotate(int index, Batch batch);
+  void grow_queries(Batch batch);
   void take_given(int index, const GivenQueries& given);
   void write_kv(int index, Batch batch);
   void attend_layer(int index, Batch batch, ForwardWork& work);
@@ -133,10 +137,17 @@ class Llama {
   void attend_branch_step(const Step& step, Selector* selector, const LayerGeometry& geometry,
                           std::span<QueryBlock> blocks, std::span<float* const> outputs,
                           const MassSink& mass);
+  void attend_window_step(const Step& step, const LayerGeometry& geometry, std::span<QueryBlock> blocks,
+                          std::span<float* const> outputs, ForwardWork& work);
   void add_projection(const LayerWeights& w);
   void add_feed_forward(const LayerWeights& w);
   void head(Batch batch, std::vector<float>& logits);
-  void rms_norm(const std::vector<float>& x, const Weight& weight, std::vector<float>& out) const;
+  /// out = norm of x [rows, weight.cols]; both may be the same.
+  void rms_norm(const std::vector<float>& x, std::int64_t rows, const Weight& weight,
+                std::vector<float>& out) const;
+  void activate();
+  /// x += h, times the plan's multiplier, after a norm where there is one behind.
+  void add_to_stream(const Weight& post_norm);
   /// out [T, w.rows] = x [T, w.cols] w^T + bias.
   struct Projection {
     const Weight *w, *bias;
@@ -149,6 +160,7 @@ class Llama {
   const ModelConfig& config_;
   const ModelWeights& weights_;
   ThreadPool& pool_;
+  Rope local_rope_, no_rope_;  // of layers that do not turn as the others do
   Buffers b_;
   Int8Rows rounded_;         // the input of block-quantised products
   bool exact_;               // they take float32 inputs instead

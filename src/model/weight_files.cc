@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "base/text.h"
+#include "io/safetensors.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -20,10 +21,15 @@ bool is_there(const std::filesystem::path& path) {
   return std::filesystem::exists(path, failed);
 }
 
-void add_file(const std::filesystem::path& path, std::vector<MappedFile>& files, NamedTensors& all) {
-  const MappedFile& file = files.emplace_back(path);
-  for (auto& [name, tensor] : parse_safetensors(file.bytes(), path.string())) {
-    if (!all.emplace(name, NamedTensor{tensor, path.string()}).second) {
+void add_file(const std::filesystem::path& path, WeightFiles& all) {
+  const std::string where = path.string();
+  const MappedFile& file = all.files.emplace_back(path);
+  for (auto& [name, tensor] : parse_safetensors(file.bytes(), where)) {
+    std::optional<WeightType> type;
+    if (tensor.type == "F32" || tensor.type == "F16" || tensor.type == "BF16")
+      type = weight_type_of(float_type(tensor, name, where));
+    if (!all.tensors.emplace(name, NamedTensor{type, tensor.type, tensor.shape, tensor.bytes, where})
+             .second) {
       throw InputError(fmt::format("{}: tensor '{}' is in another shard too", path.string(), excerpt(name)));
     }
   }
@@ -52,9 +58,13 @@ std::set<std::string> shard_names(const std::filesystem::path& index) {
 
 }  // namespace
 
-void open_weight_files(const std::filesystem::path& dir, std::vector<MappedFile>& files, NamedTensors& all) {
+WeightFiles open_weight_files(const std::filesystem::path& dir) {
+  WeightFiles all{.where = dir.string(), .files = {}, .tensors = {}};
   const auto single = dir / "model.safetensors", index = dir / "model.safetensors.index.json";
-  if (is_there(single)) return add_file(single, files, all);
+  if (is_there(single)) {
+    add_file(single, all);
+    return all;
+  }
   if (!is_there(index)) {
     const bool pickle = is_there(dir / "pytorch_model.bin");
     throw InputError(fmt::format(
@@ -66,8 +76,17 @@ void open_weight_files(const std::filesystem::path& dir, std::vector<MappedFile>
       throw InputError(
           fmt::format("{}: the shard '{}' that it names is missing", index.string(), excerpt(name)));
     }
-    add_file(dir / name, files, all);
+    add_file(dir / name, all);
   }
+  return all;
+}
+
+WeightFiles weight_files_of(GgufModel&& model, std::string where) {
+  WeightFiles all{.where = std::move(where), .gguf = true, .files = std::move(model.files), .tensors = {}};
+  for (auto& [name, tensor] : model.tensors)
+    all.tensors.emplace(name, NamedTensor{tensor.type, std::string(name_of(tensor.type)), tensor.shape,
+                                          tensor.bytes, tensor.where});
+  return all;
 }
 
 std::set<std::string> weight_shards(const std::filesystem::path& dir) {

@@ -13,9 +13,9 @@
 #include "base/hash.h"
 #include "base/rng.h"
 #include "base/text.h"
-#include "io/safetensors.h"
 #include "kernels/dequantise.h"
 #include "lodestone/error.h"
+#include "model/family.h"
 #include "model/weight_files.h"
 
 namespace lode {
@@ -26,22 +26,42 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
+/// What a tensor must look like: [rows, cols], or [cols] of a vector.
+struct Shape {
+  bool vector = false;
+  std::int64_t rows = 1, cols = 0;
+};
+
 /// Takes tensors out one by one, checking each; what is left at the end nobody asked for.
 class Taker {
  public:
-  explicit Taker(NamedTensors& all, std::string dir) : all_(all), dir_(std::move(dir)) {}
+  explicit Taker(WeightFiles& files) : files_(files) {}
 
-  Weight matrix(const std::string& name, std::int64_t rows, std::int64_t cols) {
-    return take(name, {rows, cols}, rows, cols);
-  }
-  Weight vector(const std::string& name, std::int64_t n) { return take(name, {n}, 1, n); }
-  Weight vector_if(bool wanted, const std::string& name, std::int64_t n) {
-    return wanted ? vector(name, n) : Weight{};
+  Weight take(const std::string& name, const Shape& wanted) {
+    const std::vector<std::int64_t> shape =
+        wanted.vector ? std::vector{wanted.cols} : std::vector{wanted.rows, wanted.cols};
+    const auto node = files_.tensors.extract(name);
+    if (node.empty())
+      throw InputError(fmt::format("{}: expected a tensor '{}' of shape {}, found none", files_.where, name,
+                                   shape_text(shape)));
+    const NamedTensor& found = node.mapped();
+    if (found.shape != shape) {
+      throw InputError(fmt::format("{}: tensor '{}': expected shape {}, found {}", found.where, name,
+                                   shape_text(shape), shape_text(found.shape)));
+    }
+    if (!found.type)
+      throw InputError(fmt::format("{}: tensor '{}': expected weights in F32, F16 or BF16, found {}",
+                                   found.where, excerpt(name), found.type_name));
+    if (wanted.vector && !is_plain(*found.type))
+      throw InputError(fmt::format("{}: tensor '{}': expected a vector in F32, F16 or BF16, found {}",
+                                   found.where, excerpt(name), found.type_name));
+    return {found.bytes.data(), *found.type, wanted.rows, wanted.cols};
   }
 
   void finish(bool tied) {
-    for (const auto& [name, tensor] : all_) {
-      const bool harmless = name.ends_with("rotary_emb.inv_freq") || (tied && name == "lm_head.weight");
+    for (const auto& [name, tensor] : files_.tensors) {
+      const bool harmless = name.ends_with("rotary_emb.inv_freq") || (tied && name == "lm_head.weight") ||
+                            (files_.gguf && name.starts_with("rope_f"));  // read with the config
       if (!harmless)
         throw InputError(
             fmt::format("{}: tensor '{}' has no place in this architecture", tensor.where, excerpt(name)));
@@ -49,46 +69,197 @@ class Taker {
   }
 
  private:
-  Weight take(const std::string& name, const std::vector<std::int64_t>& shape, std::int64_t rows,
-              std::int64_t cols) {
-    const auto node = all_.extract(name);
-    if (node.empty())
-      throw InputError(
-          fmt::format("{}: expected a tensor '{}' of shape {}, found none", dir_, name, shape_text(shape)));
-    const NamedTensor& found = node.mapped();
-    if (found.tensor.shape != shape) {
-      throw InputError(fmt::format("{}: tensor '{}': expected shape {}, found {}", found.where, name,
-                                   shape_text(shape), shape_text(found.tensor.shape)));
-    }
-    return {found.tensor.bytes.data(), weight_type_of(float_type(found.tensor, name, found.where)), rows,
-            cols};
-  }
-
-  NamedTensors& all_;
-  std::string dir_;
+  WeightFiles& files_;
 };
 
-LayerWeights take_layer(Taker& take, const ModelConfig& c, int layer) {
-  const std::string at = fmt::format("model.layers.{}.", layer);
+/// Whether the plan has a weight in this place.
+bool wanted(Place place, const ModelPlan& p) {
+  switch (place) {
+    case Place::q_bias:
+      return p.q_bias;
+    case Place::k_bias:
+      return p.k_bias;
+    case Place::v_bias:
+      return p.v_bias;
+    case Place::o_bias:
+      return p.o_bias;
+    case Place::gate_bias:
+      return p.gate_bias;
+    case Place::up_bias:
+      return p.up_bias;
+    case Place::down_bias:
+      return p.down_bias;
+    case Place::q_norm:
+    case Place::k_norm:
+      return p.qk_norm;
+    case Place::attention_post_norm:
+    case Place::mlp_post_norm:
+      return p.post_norms;
+    default:
+      return true;
+  }
+}
+
+Shape shape_of(Place place, const ModelConfig& c) {
   const std::int64_t q = std::int64_t{c.query_heads} * c.head_dim, kv = std::int64_t{c.kv_heads} * c.head_dim;
-  LayerWeights w;
-  w.attention_norm = take.vector(at + "input_layernorm.weight", c.hidden);
-  w.q = take.matrix(at + "self_attn.q_proj.weight", q, c.hidden);
-  w.k = take.matrix(at + "self_attn.k_proj.weight", kv, c.hidden);
-  w.v = take.matrix(at + "self_attn.v_proj.weight", kv, c.hidden);
-  w.o = take.matrix(at + "self_attn.o_proj.weight", c.hidden, q);
-  w.q_bias = take.vector_if(c.attention_bias, at + "self_attn.q_proj.bias", q);
-  w.k_bias = take.vector_if(c.attention_bias, at + "self_attn.k_proj.bias", kv);
-  w.v_bias = take.vector_if(c.attention_bias, at + "self_attn.v_proj.bias", kv);
-  w.o_bias = take.vector_if(c.attention_bias, at + "self_attn.o_proj.bias", c.hidden);
-  w.mlp_norm = take.vector(at + "post_attention_layernorm.weight", c.hidden);
-  w.gate = take.matrix(at + "mlp.gate_proj.weight", c.intermediate, c.hidden);
-  w.up = take.matrix(at + "mlp.up_proj.weight", c.intermediate, c.hidden);
-  w.down = take.matrix(at + "mlp.down_proj.weight", c.hidden, c.intermediate);
-  w.gate_bias = take.vector_if(c.mlp_bias, at + "mlp.gate_proj.bias", c.intermediate);
-  w.up_bias = take.vector_if(c.mlp_bias, at + "mlp.up_proj.bias", c.intermediate);
-  w.down_bias = take.vector_if(c.mlp_bias, at + "mlp.down_proj.bias", c.hidden);
-  return w;
+  const auto vector = [](std::int64_t n) { return Shape{true, 1, n}; };
+  switch (place) {
+    case Place::embedding:
+    case Place::output:
+      return {false, c.vocab, c.hidden};
+    case Place::q:
+      return {false, q, c.hidden};
+    case Place::k:
+    case Place::v:
+      return {false, kv, c.hidden};
+    case Place::qkv:
+      return {false, q + 2 * kv, c.hidden};
+    case Place::q_bias:
+      return vector(q);
+    case Place::k_bias:
+    case Place::v_bias:
+      return vector(kv);
+    case Place::q_norm:
+    case Place::k_norm:
+      return vector(c.head_dim);
+    case Place::o:
+      return {false, c.hidden, q};
+    case Place::gate:
+    case Place::up:
+      return {false, c.intermediate, c.hidden};
+    case Place::gate_up:
+      return {false, 2 * c.intermediate, c.hidden};
+    case Place::gate_bias:
+    case Place::up_bias:
+      return vector(c.intermediate);
+    case Place::down:
+      return {false, c.hidden, c.intermediate};
+    case Place::final_norm:
+    case Place::attention_norm:
+    case Place::attention_post_norm:
+    case Place::mlp_norm:
+    case Place::mlp_post_norm:
+    case Place::o_bias:
+    case Place::down_bias:
+      return vector(c.hidden);
+  }
+  LODE_ASSERT(false);
+  return {};
+}
+
+Weight LayerWeights::*member_of(Place place) {
+  using Member = Weight LayerWeights::*;
+  constexpr std::array<std::pair<Place, Member>, 20> kMembers = {{
+      {Place::attention_norm, &LayerWeights::attention_norm},
+      {Place::q, &LayerWeights::q},
+      {Place::k, &LayerWeights::k},
+      {Place::v, &LayerWeights::v},
+      {Place::q_bias, &LayerWeights::q_bias},
+      {Place::k_bias, &LayerWeights::k_bias},
+      {Place::v_bias, &LayerWeights::v_bias},
+      {Place::q_norm, &LayerWeights::q_norm},
+      {Place::k_norm, &LayerWeights::k_norm},
+      {Place::o, &LayerWeights::o},
+      {Place::o_bias, &LayerWeights::o_bias},
+      {Place::attention_post_norm, &LayerWeights::attention_post_norm},
+      {Place::mlp_norm, &LayerWeights::mlp_norm},
+      {Place::gate, &LayerWeights::gate},
+      {Place::up, &LayerWeights::up},
+      {Place::gate_bias, &LayerWeights::gate_bias},
+      {Place::up_bias, &LayerWeights::up_bias},
+      {Place::down, &LayerWeights::down},
+      {Place::down_bias, &LayerWeights::down_bias},
+      {Place::mlp_post_norm, &LayerWeights::mlp_post_norm},
+  }};
+  const auto at =
+      std::find_if(kMembers.begin(), kMembers.end(), [&](const auto& m) { return m.first == place; });
+  return at == kMembers.end() ? nullptr : at->second;
+}
+
+Weight rows_of(const Weight& w, std::int64_t begin, std::int64_t rows) {
+  return {w.data + bytes_of(w.type, begin * w.cols), w.type, rows, w.cols};
+}
+
+void put(Place place, const Weight& whole, LayerWeights& layer, const ModelConfig& c) {
+  if (place == Place::qkv) {
+    const std::int64_t q = shape_of(Place::q, c).rows, kv = shape_of(Place::k, c).rows;
+    layer.q = rows_of(whole, 0, q);
+    layer.k = rows_of(whole, q, kv);
+    layer.v = rows_of(whole, q + kv, kv);
+  } else if (place == Place::gate_up) {
+    layer.gate = rows_of(whole, 0, c.intermediate);
+    layer.up = rows_of(whole, c.intermediate, c.intermediate);
+  } else {
+    layer.*member_of(place) = whole;
+  }
+}
+
+/// Puts every tensor in its place, by the names of the family and the kind of file.
+void take_all(WeightFiles& files, const ModelConfig& c, ModelWeights& m) {
+  Taker taker(files);
+  m.layers.resize(static_cast<std::size_t>(c.layers));
+  for (const TensorName& name : tensor_names(family_of(c))) {
+    const std::string_view pattern = files.gguf ? name.gguf : name.folder;
+    if (!wanted(name.place, c.plan)) continue;
+    const Shape shape = shape_of(name.place, c);
+    if (name.place == Place::embedding) {
+      m.embedding = taker.take(std::string(pattern), shape);
+    } else if (name.place == Place::final_norm) {
+      m.final_norm = taker.take(std::string(pattern), shape);
+    } else if (name.place == Place::output) {
+      if (!c.tied_embeddings) m.output = taker.take(std::string(pattern), shape);
+    } else {
+      for (int i = 0; i < c.layers; ++i)
+        put(name.place, taker.take(fmt::format(fmt::runtime(pattern), i), shape),
+            m.layers[static_cast<std::size_t>(i)], c);
+    }
+  }
+  taker.finish(c.tied_embeddings);
+}
+
+/// Which row of a head in the file becomes each of its rows here, so that RoPE turns dimensions i and i + d/2;
+/// empty when they are in that order already.
+std::vector<std::int64_t> row_order(const ModelConfig& c, bool pairs) {
+  const std::int64_t d = c.head_dim, half = d / 2, turning = c.plan.rotary_dim > 0 ? c.plan.rotary_dim : d;
+  if (!pairs && turning == d) return {};
+  std::vector<std::int64_t> order(static_cast<std::size_t>(d));
+  for (std::int64_t i = 0; i < half; ++i) {
+    const bool turns = i < turning / 2;
+    const std::int64_t rest =
+        turning + i - turning / 2;  // dimensions that stand still follow those that turn
+    const std::int64_t first = pairs ? 2 * i : turns ? i : rest;
+    const std::int64_t second = pairs ? 2 * i + 1 : turns ? turning / 2 + i : rest + (d - turning) / 2;
+    order[static_cast<std::size_t>(i)] = first;
+    order[static_cast<std::size_t>(half + i)] = second;
+  }
+  return order;
+}
+
+/// A copy of a weight whose rows (of a vector: numbers) are in that order within each head.
+void reorder(Weight& w, std::span<const std::int64_t> order,
+             std::vector<std::unique_ptr<std::byte[]>>& owned) {
+  if (w.data == nullptr) return;
+  const bool vector = w.rows == 1;
+  const std::int64_t unit = bytes_of(w.type, vector ? 1 : w.cols), rows = vector ? w.cols : w.rows,
+                     d = std::ssize(order);
+  LODE_ASSERT(rows % d == 0);
+  std::byte* const to =
+      owned.emplace_back(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(rows * unit)))
+          .get();
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::int64_t from = row / d * d + order[static_cast<std::size_t>(row % d)];
+    std::memcpy(to + row * unit, w.data + from * unit, static_cast<std::size_t>(unit));
+  }
+  w.data = to;
+}
+
+void reorder_heads(ModelWeights& m, const ModelConfig& c, bool pairs,
+                   std::vector<std::unique_ptr<std::byte[]>>& owned) {
+  const auto order = row_order(c, pairs);
+  if (order.empty()) return;
+  for (LayerWeights& w : m.layers)
+    for (Weight* weight : {&w.q, &w.k, &w.q_bias, &w.k_bias, &w.q_norm, &w.k_norm})
+      reorder(*weight, order, owned);
 }
 
 /// Every weight in the order of the data flow.
@@ -114,6 +285,13 @@ void for_each_weight(Model& m, const Body& body) {
                                        {"up_bias", &w.up_bias},
                                        {"down_bias", &w.down_bias}}) {
       body(fmt::format("layer {} {}", i, name), *weight);
+    }
+    // Models without these keep the fingerprints that their files have.
+    for (const auto& [name, weight] : {std::pair{"q_norm", &w.q_norm},
+                                       {"k_norm", &w.k_norm},
+                                       {"attention_post_norm", &w.attention_post_norm},
+                                       {"mlp_post_norm", &w.mlp_post_norm}}) {
+      if (weight->rows > 0) body(fmt::format("layer {} {}", i, name), *weight);
     }
   }
   body("final_norm", m.final_norm);
@@ -155,15 +333,15 @@ std::string_view fingerprint_name(WeightType type) {
 }
 
 /// Copies weights at odd addresses to `copies` and points to them there.
-void align(ModelWeights& m, std::unique_ptr<std::byte[]>& copies) {
+void align(ModelWeights& m, std::vector<std::unique_ptr<std::byte[]>>& owned) {
   constexpr std::int64_t kAlignment = 16;  // what the allocator gives
   std::int64_t bytes = 0;
   for_each_weight(m, [&](const std::string&, const Weight& w) {
     if (misaligned(w)) bytes += (bytes_of(w) + kAlignment - 1) / kAlignment * kAlignment;
   });
   if (bytes == 0) return;
-  copies = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes));
-  std::byte* at = copies.get();
+  std::byte* at =
+      owned.emplace_back(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes))).get();
   for_each_weight(m, [&](const std::string&, Weight& w) {
     if (!misaligned(w)) return;
     std::memcpy(at, w.data, static_cast<std::size_t>(bytes_of(w)));
@@ -244,28 +422,28 @@ void fill(const Weight& w, std::byte* out, bool norm, Rng rng) {
 }  // namespace
 
 ModelWeights ModelWeights::read(const std::filesystem::path& dir, const ModelConfig& c, bool check_finite) {
+  return read(open_weight_files(dir), c, check_finite);
+}
+
+ModelWeights ModelWeights::read(WeightFiles&& files, const ModelConfig& c, bool check_finite) {
   ModelWeights m;
-  NamedTensors all;
-  open_weight_files(dir, m.files_, all);
-  Taker take(all, dir.string());
-  m.embedding = take.matrix("model.embed_tokens.weight", c.vocab, c.hidden);
-  for (int layer = 0; layer < c.layers; ++layer) m.layers.push_back(take_layer(take, c, layer));
-  m.final_norm = take.vector("model.norm.weight", c.hidden);
-  if (!c.tied_embeddings) m.output = take.matrix("lm_head.weight", c.vocab, c.hidden);
-  take.finish(c.tied_embeddings);
+  for (const auto& [name, tensor] : files.tensors) ++m.types[tensor.type_name];
+  take_all(files, c, m);
+  m.files_ = std::move(files.files);
+  reorder_heads(m, c, files.gguf && family_of(c).gguf_pairs, m.owned_);
   align(m, m.owned_);
   for_each_weight(m, [](const std::string&, Weight& w) {
     if (!is_plain(w.type)) w.tiles = std::make_shared<LazyTiles>();
   });
   if (c.tied_embeddings) m.output = m.embedding;
+  for_each_weight(m, [&](const std::string&, const Weight& w) { m.bytes += bytes_of(w); });
+  m.fingerprint = fingerprint_of(m);
   for_each_weight(m, [&](const std::string& name, const Weight& w) {
-    m.bytes += bytes_of(w);
     if (check_finite && w.data != nullptr && !finite(w)) {
       throw InputError(
-          fmt::format("{}: weight '{}' holds a NaN or an infinity: the file is damaged", dir.string(), name));
+          fmt::format("{}: weight '{}' holds a NaN or an infinity: the file is damaged", files.where, name));
     }
   });
-  m.fingerprint = fingerprint_of(m);
   return m;
 }
 
@@ -284,8 +462,9 @@ ModelWeights ModelWeights::random(const ModelConfig& c, DType type, std::uint64_
   set_shapes(m, c, type);
   for_each_weight(m,
                   [&](const std::string&, const Weight& w) { m.bytes += w.rows * w.cols * bytes_of(type); });
-  m.owned_ = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(m.bytes));
-  std::byte* at = m.owned_.get();
+  std::byte* at =
+      m.owned_.emplace_back(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(m.bytes)))
+          .get();
   std::uint64_t stream = 0;
   for_each_weight(m, [&](const std::string& name, Weight& w) {
     if (w.rows == 0) return;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The weights of a Llama-family model, mapped from safetensors (one file or shards), checked against the
-// config.
+// The weights of a model, mapped from safetensors or GGUF, checked against the config and put in the places
+// of its plan.
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "kernels/tiled_weight.h"
 #include "kernels/weight_type.h"
 #include "model/config.h"
+#include "model/weight_files.h"
 
 namespace lode {
 
@@ -33,19 +35,24 @@ struct LayerWeights {
   Weight attention_norm;                  // [1, D]
   Weight q, k, v;                         // [Hq d, D], [Hkv d, D], [Hkv d, D]
   Weight q_bias, k_bias, v_bias, o_bias;  // data null when the model has none
+  Weight q_norm, k_norm;                  // [1, d]; data null when the plan has none
   Weight o;                               // [D, Hq d]
+  Weight attention_post_norm;             // [1, D]; the same
   Weight mlp_norm;                        // [1, D]
   Weight gate, up;                        // [F, D]
   Weight down;                            // [D, F]
   Weight gate_bias, up_bias, down_bias;
+  Weight mlp_post_norm;  // [1, D]; data null when the plan has none
 };
 
 class ModelWeights {
  public:
-  /// Maps DIR/model.safetensors or the shards of DIR/model.safetensors.index.json; every tensor's name, type
-  /// and shape is checked against the config before any is used. InputError names file, tensor, expected and
-  /// found; a Git LFS pointer or a pickle file is named as such. `check_finite` also reads all weights for
-  /// NaN and infinities.
+  /// Every tensor's name, type and shape is checked against the config before any is used. InputError names
+  /// file, tensor, expected and found; a Git LFS pointer or a pickle file is named as such. `check_finite`
+  /// also reads all weights for NaN and infinities. Tensors stay where they are mapped, but for rows of q and
+  /// k that a file has in another order than Rope turns them.
+  static ModelWeights read(WeightFiles&& files, const ModelConfig& config, bool check_finite = true);
+  /// Those of a folder.
   static ModelWeights read(const std::filesystem::path& model_dir, const ModelConfig& config,
                            bool check_finite = true);
   /// Seeded random weights of the config's shape, for benchmarks.
@@ -56,14 +63,15 @@ class ModelWeights {
 
   Weight embedding;  // [V, D]
   std::vector<LayerWeights> layers;
-  Weight final_norm;        // [1, D]
-  Weight output;            // [V, D]; the embedding when tied
-  std::int64_t bytes = 0;   ///< of all tensors
+  Weight final_norm;                          // [1, D]
+  Weight output;                              // [V, D]; the embedding when tied
+  std::int64_t bytes = 0;                     ///< of all tensors
+  std::map<std::string, std::int64_t> types;  ///< tensors in the files of each type, by its name there
   std::string fingerprint;  ///< XXH3-128 over names, shapes, types and sampled bytes, in hex
 
  private:
   std::vector<MappedFile> files_;
-  std::unique_ptr<std::byte[]> owned_;
+  std::vector<std::unique_ptr<std::byte[]>> owned_;
 };
 
 }  // namespace lode

@@ -8,7 +8,7 @@
 
 #include "base/hash.h"
 #include "base/json.h"
-#include "model/rope.h"
+#include "kernels/rope.h"
 
 namespace lode {
 

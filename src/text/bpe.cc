@@ -17,7 +17,8 @@ namespace lode {
 namespace {
 
 constexpr std::size_t kMostIdsPerToken = 4, kFreeIds = 64 << 10;  // keep tables in proportion to the file
-constexpr std::size_t kShortWord = 32;  // symbols up to which looking at every pair beats a queue
+constexpr std::size_t kLongestMerged = 512;  // bytes of a token with a score: each of its cuts is looked up
+constexpr std::size_t kShortWord = 32;       // symbols up to which looking at every pair beats a queue
 
 bool flag(const Json& model, const char* key, const std::string& where) {
   return json_has(model, key) && json_bool(model, key, where);
@@ -84,7 +85,11 @@ Bpe::Bpe(const Json& model, bool byte_level, const std::string& where)
   fuse_unknown_ = flag(model, "fuse_unk", where);
   ignore_merges_ = flag(model, "ignore_merges", where);
   read_vocab(model, where);
-  read_merges(model, where);
+  if (json_has(model, "scores")) {
+    read_scores(model["scores"], where);
+  } else {
+    read_merges(model, where);
+  }
   index_units();
   index_meetings();
   if (json_has(model, "unk_token")) {
@@ -148,6 +153,41 @@ void Bpe::read_merges(const Json& model, const std::string& where) {
     both.assign(left).append(right);
     merges_.put(first, second, {static_cast<std::uint32_t>(rank), known(both, rank)});
   }
+}
+
+/// SentencePiece's BPE: two neighbours merge when their texts together are a token, the one of highest score
+/// first. Our own addition to tokenizer.json, for GGUF files: a score for each id, null for tokens that
+/// nothing merges to.
+void Bpe::read_scores(const Json& scores, const std::string& where) {
+  if (!scores.is_array() || std::ssize(scores) != size())
+    throw InputError(where + ": scores: expected one for each of " + std::to_string(size()) + " tokens");
+  std::vector<std::pair<double, TokenId>> ranked;
+  for (std::size_t i = 0; i < texts_.size(); ++i) {
+    if (!scores[i].is_number()) continue;
+    if (texts_[i].size() > kLongestMerged)
+      throw InputError(where + ": scores: expected tokens of at most " + std::to_string(kLongestMerged) +
+                       " bytes, found one of " + std::to_string(texts_[i].size()));
+    ranked.emplace_back(-scores[i].get<double>(), static_cast<TokenId>(i));
+  }
+  std::sort(ranked.begin(), ranked.end());
+  std::vector<std::pair<std::uint64_t, MergeTable::Merge>> merges;
+  std::uint32_t rank = 0;
+  for (std::size_t i = 0; i < ranked.size(); ++i) {
+    if (i > 0 && ranked[i].first != ranked[i - 1].first) ++rank;  // equal scores: the leftmost first
+    const TokenId token = ranked[i].second;
+    const std::string_view text = texts_[static_cast<std::size_t>(token)];
+    for (std::size_t at = 0; at < text.size();) {
+      if (at > 0) {
+        const auto left = find(text.substr(0, at)), right = find(text.substr(at));
+        if (left && right)
+          merges.emplace_back(MergeTable::pair_of(*left, *right), MergeTable::Merge{rank, token});
+      }
+      at += first_code_point(text.substr(at)).bytes;
+    }
+  }
+  merges_ = MergeTable(merges.size());
+  for (const auto& [pair, merge] : merges)
+    merges_.put(static_cast<TokenId>(pair >> 32), static_cast<TokenId>(pair), merge);
 }
 
 void Bpe::index_units() {

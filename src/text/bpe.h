@@ -99,6 +99,7 @@ class Bpe {
  private:
   void read_vocab(const Json& model, const std::string& where);
   void read_merges(const Json& model, const std::string& where);
+  void read_scores(const Json& scores, const std::string& where);
   void index_units();
   void index_meetings();
   CodePoint first_unit(std::string_view piece) const;

@@ -14,9 +14,11 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "io/gguf.h"
 #include "lodestone/error.h"
 #include "text/added_tokens.h"
 #include "text/bpe.h"
+#include "text/gguf_tokenizer.h"
 #include "text/normalizer.h"
 #include "text/post_processor.h"
 #include "text/pretokenizer.h"
@@ -175,6 +177,9 @@ void Tokenizer::Impl::encode(std::string_view text, bool specials, std::vector<T
 }
 
 Tokenizer Tokenizer::read(const std::filesystem::path& model_dir) {
+  if (GgufModel::is_file(model_dir)) {
+    return parse(tokenizer_json(GgufModel::open(model_dir).metadata()), model_dir.string());
+  }
   const std::filesystem::path path = model_dir / "tokenizer.json";
   return parse(read_file(path, kMaxFile), path.string());
 }

@@ -9,7 +9,7 @@
 
 #include "ann/hashing/counting_select.h"
 #include "base/rng.h"
-#include "kernels/signature.h"
+#include "kernels/select/signature.h"
 
 namespace lode {
 namespace {

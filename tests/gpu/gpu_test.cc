@@ -30,7 +30,7 @@ TEST_P(GpuGolden, LogitsEqualTransformers) {
   NEEDS_GPU();
   const GoldenModel golden(GetParam());
   const std::int64_t tokens = std::ssize(golden.ids);
-  const float tolerance = golden.weights.layers[0].q.type == DType::f32 ? 1e-4f : 2e-2f;
+  const float tolerance = golden.weights.layers[0].q.type == WeightType::f32 ? 1e-4f : 2e-2f;
   const auto model = make_gpu_model(golden.config, golden.weights, 0);
   const Rope rope(golden.config, tokens);
   for (const std::int64_t step : {tokens, std::int64_t{1}, std::int64_t{3}}) {

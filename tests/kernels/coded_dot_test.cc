@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "kernels/int8_dot.h"
+#include "kernels/select/int8_dot.h"
 
 namespace lode {
 namespace {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "kernels/centroid_scores.h"
 #include "kernels/kernels.h"
+#include "kernels/select/centroid_scores.h"
 
 namespace lode {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Packed sums: every table adds what its codes name, in the order of the parts, to the bit.
-#include "kernels/packed_sum.h"
+#include "kernels/select/packed_sum.h"
 
 #include <gtest/gtest.h>
 

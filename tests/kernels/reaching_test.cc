@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "kernels/filter_above.h"
+#include "kernels/select/filter_above.h"
 
 namespace lode {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Signature kernels: every table gives the integers of a bit-by-bit count, at every length and offset.
-#include "kernels/signature.h"
+#include "kernels/select/signature.h"
 
 #include <gtest/gtest.h>
 

@@ -48,7 +48,7 @@ TEST(Config, FieldsAndDefaults) {
   EXPECT_EQ(c.bos, std::vector<TokenId>{1});
   EXPECT_EQ(c.eos, (std::vector<TokenId>{2, 3}));
   EXPECT_FALSE(c.tied_embeddings);
-  EXPECT_FALSE(c.attention_bias);
+  EXPECT_FALSE(c.plan.q_bias);
   EXPECT_EQ(parsed(with("head_dim", 40)).head_dim, 40);
   EXPECT_EQ(parsed(without("num_key_value_heads")).kv_heads, 4);
   EXPECT_EQ(parsed(without("rope_theta")).rope_theta, 10000.0);
@@ -76,7 +76,7 @@ TEST(Config, ScalingInItsOldAndNewForm) {
 }
 
 TEST(Config, WhatIsNotSupportedIsNamed) {
-  for (const char* name : {"Qwen2ForCausalLM", "MixtralForCausalLM", "GPT2LMHeadModel", ""}) {
+  for (const char* name : {"GPT2LMHeadModel", "MixtralForCausalLM", "GPT2LMHeadModel", ""}) {
     expect_refused(name, [&] { parsed(with("architectures", {name})); });
   }
   for (const Json& wrong : {Json(), Json::array(), Json("LlamaForCausalLM"), Json{1}}) {
@@ -86,7 +86,7 @@ TEST(Config, WhatIsNotSupportedIsNamed) {
   expect_refused("quantization_config", [] { parsed(with("quantization_config", {{"bits", 4}})); });
   expect_refused("gelu", [] { parsed(with("hidden_act", "gelu")); });
   expect_refused("partial_rotary_factor", [] { parsed(with("partial_rotary_factor", 0.5)); });
-  expect_refused("longrope", [] {
+  expect_refused("original_max_position_embeddings", [] {
     parsed(with("rope_scaling", {{"rope_type", "longrope"}, {"factor", 4.0}}));
   });
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rotations against transformers for every kind of scaling (tests/golden/make_rope_goldens.py), far positions
 // included.
-#include "model/rope.h"
+#include "kernels/rope.h"
 
 #include <gtest/gtest.h>
 
@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "model/config.h"
 
 namespace lode {
 namespace {

@@ -137,7 +137,8 @@ TEST(Weights, MissingUnknownAndMisshapenTensors) {
   copy.config.tied_embeddings = false;
   expect_refused("lm_head.weight", [&] { copy.read(); });
   copy.config.tied_embeddings = true;
-  copy.config.attention_bias = true;
+  copy.config.plan.q_bias = copy.config.plan.k_bias = copy.config.plan.v_bias = copy.config.plan.o_bias =
+      true;
   expect_refused("bias", [&] { copy.read(); });
 }
 

@@ -17,7 +17,7 @@
 #include "kernels/kernels.h"
 #include "kv/store.h"
 #include "lodestone/selector.h"
-#include "model/rope.h"
+#include "model/config.h"
 
 namespace lode::test {
 

@@ -9,9 +9,9 @@
 
 #include "eval/tiny_model.h"
 #include "kernels/kernels.h"
+#include "kernels/rope.h"
 #include "kv/store.h"
 #include "lodestone/error.h"
-#include "model/rope.h"
 
 namespace lode::test {
 namespace {

@@ -10,11 +10,11 @@
 
 #include "base/cancel.h"
 #include "kernels/kernels.h"
+#include "kernels/rope.h"
 #include "lab/train/checkpoint.h"
 #include "lab/train/saap/keys.h"
 #include "lodestone/error.h"
 #include "lodestone/spec.h"
-#include "model/rope.h"
 #include "support/saap.h"
 #include "support/saap_training.h"
 #include "support/world.h"

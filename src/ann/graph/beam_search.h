@@ -8,7 +8,7 @@
 
 #include "ann/graph/key_graph.h"
 #include "ann/graph/quantized_keys.h"
-#include "kernels/int8_dot.h"
+#include "kernels/select/int8_dot.h"
 
 namespace lode {
 

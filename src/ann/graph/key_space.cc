@@ -6,8 +6,8 @@
 #include <numeric>
 
 #include "ann/symmetric_eigen.h"
-#include "kernels/int8_dot.h"
 #include "kernels/kernels.h"
+#include "kernels/select/int8_dot.h"
 #include "lodestone/error.h"
 
 namespace lode {

@@ -7,7 +7,7 @@
 #include <span>
 
 #include "base/huge_pages.h"
-#include "kernels/int8_dot.h"
+#include "kernels/select/int8_dot.h"
 
 namespace lode {
 

@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "ann/hashing/counting_select.h"
-#include "kernels/signature.h"
+#include "kernels/select/signature.h"
 
 namespace lode {
 

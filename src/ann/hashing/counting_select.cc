@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/signature.h"
+#include "kernels/select/signature.h"
 
 namespace lode {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "kernels/kernels.h"
-#include "kernels/signature.h"
+#include "kernels/select/signature.h"
 #include "lodestone/error.h"
 
 namespace lode {

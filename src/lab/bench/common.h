@@ -14,7 +14,7 @@
 #include "lab/bench/ood_vectors.h"
 #include "lodestone/selector.h"
 #include "lodestone/spec.h"
-#include "model/rope.h"
+#include "model/config.h"
 
 namespace lode {
 

@@ -178,9 +178,9 @@ FarRecall recall_of(Context::Impl& c, const AttachedMethod& method, const StepQu
                                     .query_heads = c.config.query_heads,
                                     .kv_heads = c.config.kv_heads,
                                     .head_dim = c.config.head_dim,
-                                    .scale = 1.0f / std::sqrt(static_cast<float>(c.config.head_dim)),
+                                    .scale = score_scale(c.config),
                                     .dense = method.spec.dense,
-                                    .rope = &c.rope,
+                                    .rope = &c.llama.rope_of(layer, c.rope),
                                     .pool = &c.model->pool()};
     for (int step = 0; step < std::min(steps, kRecallQueries); ++step) {
       const GivenQueries given = queries.of_step(step);

@@ -28,8 +28,8 @@
 
 #include "io/container.h"
 #include "kernels/kernels.h"
+#include "kernels/rope.h"
 #include "lodestone/error.h"
-#include "model/rope.h"
 #include "select/baselines/page_choice.h"
 #include "select/methods.h"
 #include "select/shared/stored_keys.h"

@@ -8,7 +8,7 @@
 #include "base/threads.h"
 #include "kernels/exponentials.h"
 #include "kernels/kernels.h"
-#include "model/rope.h"
+#include "kernels/rope.h"
 
 namespace lode {
 

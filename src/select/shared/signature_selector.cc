@@ -10,7 +10,7 @@
 #include <map>
 
 #include "ann/hashing/code_search.h"
-#include "kernels/signature.h"
+#include "kernels/select/signature.h"
 #include "lodestone/error.h"
 #include "select/shared/per_token.h"
 #include "select/shared/signatures.h"

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "kernels/kernels.h"
-#include "model/rope.h"
+#include "kernels/rope.h"
 
 namespace lode {
 

@@ -3,8 +3,8 @@
 // for up to four queries at a time, and what its spread adds is worked out while they are in registers.
 #pragma once
 
-#include "kernels/centroid_scores.h"
 #include "kernels/kernels.h"
+#include "kernels/select/centroid_scores.h"
 
 namespace lode {
 namespace {

@@ -2,7 +2,7 @@
 // The search for large scores for AVX-512 F: places are pressed together without a branch.
 #include <immintrin.h>
 
-#include "kernels/filter_above.h"
+#include "kernels/select/filter_above.h"
 
 namespace lode {
 namespace {

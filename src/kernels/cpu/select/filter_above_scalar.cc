@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The search for large scores in plain C++.
-#include "kernels/filter_above.h"
+#include "kernels/select/filter_above.h"
 
 namespace lode {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "kernels/int8_dot.h"
+#include "kernels/select/int8_dot.h"
 
 namespace lode {
 namespace {

@@ -2,7 +2,7 @@
 // The packed sums for AVX2: a table of 16 numbers is two registers, and the code's highest bit says which.
 #include <immintrin.h>
 
-#include "kernels/packed_sum.h"
+#include "kernels/select/packed_sum.h"
 
 namespace lode {
 namespace {

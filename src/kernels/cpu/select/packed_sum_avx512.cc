@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The packed sums for AVX-512: a table of 16 numbers is one register, and a permutation looks 16 codes up.
 #include "kernels/cpu/simd/avx512.h"
-#include "kernels/packed_sum.h"
+#include "kernels/select/packed_sum.h"
 
 namespace lode {
 namespace {

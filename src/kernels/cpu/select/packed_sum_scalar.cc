@@ -2,7 +2,7 @@
 // The packed sums in plain C++: the specification of the others.
 #include <algorithm>
 
-#include "kernels/packed_sum.h"
+#include "kernels/select/packed_sum.h"
 
 namespace lode {
 namespace {

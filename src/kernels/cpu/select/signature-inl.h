@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/cpu/simd/exp-inl.h"
-#include "kernels/signature.h"
+#include "kernels/select/signature.h"
 
 namespace lode {
 namespace {

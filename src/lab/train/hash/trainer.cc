@@ -14,12 +14,12 @@
 #include "base/threads.h"
 #include "engine/context.h"
 #include "kernels/kernels.h"
+#include "kernels/rope.h"
 #include "kernels/sgemm.h"
 #include "kv/store.h"
 #include "lab/train/hash/start.h"
 #include "lodestone/error.h"
 #include "model/config.h"
-#include "model/rope.h"
 #include "select/shared/stored_keys.h"
 
 namespace lode {

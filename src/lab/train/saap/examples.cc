@@ -7,9 +7,9 @@
 #include <limits>
 
 #include "kernels/kernels.h"
+#include "kernels/rope.h"
 #include "kernels/sgemm.h"
 #include "lodestone/error.h"
-#include "model/rope.h"
 #include "select/shared/stored_keys.h"
 
 namespace lode {

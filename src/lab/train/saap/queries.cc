@@ -8,9 +8,9 @@
 
 #include "base/cancel.h"
 #include "base/rng.h"
+#include "kernels/rope.h"
 #include "lab/train/saap/run.h"
 #include "lodestone/error.h"
-#include "model/rope.h"
 
 namespace lode {
 

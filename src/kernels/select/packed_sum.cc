@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chooses the packed sums that go with the table that kernels() has chosen.
-#include "kernels/packed_sum.h"
+#include "kernels/select/packed_sum.h"
 
 #include "kernels/family.h"
 

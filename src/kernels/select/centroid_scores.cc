@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chooses the scores of nodes that go with the table that kernels() has chosen.
-#include "kernels/centroid_scores.h"
+#include "kernels/select/centroid_scores.h"
 
 #include "kernels/family.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chooses the signature kernels that go with the table that kernels() has chosen.
-#include "kernels/signature.h"
+#include "kernels/select/signature.h"
 
 #include "kernels/family.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Codes queries, and chooses the kernels of coded products that go with the table that kernels() has chosen.
-#include "kernels/int8_dot.h"
+#include "kernels/select/int8_dot.h"
 
 #include <algorithm>
 #include <cmath>

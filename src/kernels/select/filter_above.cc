@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chooses the search for large scores that goes with the table that kernels() has chosen.
-#include "kernels/filter_above.h"
+#include "kernels/select/filter_above.h"
 
 #include "kernels/family.h"
 

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two kinds: "gpt2", byte-level BPE with merges, of which the file names only how texts are cut, and "llama",
+// SentencePiece's BPE, whose merges follow from the tokens' scores.
+#include "text/gguf_tokenizer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <optional>
+
+#include "base/json.h"
+#include "base/text.h"
+#include "lodestone/error.h"
+#include "text/bpe.h"
+
+namespace lode {
+
+namespace {
+
+constexpr std::string_view kSpace = "\xe2\x96\x81";  // U+2581, SentencePiece's blank
+
+enum class TokenKind { normal = 1, unknown, control, user_defined, unused, byte };
+
+// How texts are cut before BPE; a digit in front of kGpt2 is a piece of its own.
+constexpr std::string_view kGpt2 =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kLlama3 =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kQwen2 =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kTekken =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kGpt4o =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+struct Cutting {
+  std::string_view name;  ///< tokenizer.ggml.pre
+  std::string_view regex;
+  bool single_digits = false;  ///< before the regex
+  bool nfc = false;            ///< texts are normalised first
+  bool whole_words = false;    ///< a piece that is a token needs no merges
+  bool bos = false;            ///< where the file does not say
+};
+
+constexpr std::array<Cutting, 18> kCuttings = {{
+    {"gpt-2", kGpt2},
+    {"gpt2", kGpt2},
+    {"smollm", kGpt2, true},
+    {"starcoder", kGpt2, true},
+    {"refact", kGpt2, true},
+    {"command-r", kGpt2, true},
+    {"llama-bpe", kLlama3, false, false, true, true},
+    {"llama3", kLlama3, false, false, true, true},
+    {"llama-v3", kLlama3, false, false, true, true},
+    {"smaug-bpe", kLlama3, false, false, true, true},
+    {"dbrx", kLlama3},
+    {"qwen2", kQwen2, false, true},
+    {"deepseek-r1-qwen", kQwen2, false, true},
+    {"megrez", kQwen2, false, true},
+    {"tekken", kTekken, false, false, true, true},
+    {"gpt-4o", kGpt4o},
+    {"phi-4-mini", kGpt4o},
+    {"phi-2", kGpt2},
+}};
+
+const Cutting& cutting_of(const GgufMetadata& m) {
+  std::vector<std::string_view> names;
+  for (const Cutting& cutting : kCuttings) names.push_back(cutting.name);
+  const std::string known = fmt::format("{}", fmt::join(names, ", "));
+  if (!m.has("tokenizer.ggml.pre"))
+    throw InputError(fmt::format(
+        "{}: expected metadata 'tokenizer.ggml.pre', one of {}, which says how texts are cut into "
+        "words, found none: the file was converted by an old tool; convert the model anew",
+        m.where(), known));
+  const std::string_view name = m.text("tokenizer.ggml.pre");
+  const auto at =
+      std::find_if(kCuttings.begin(), kCuttings.end(), [&](const Cutting& c) { return c.name == name; });
+  if (at != kCuttings.end()) return *at;
+  throw InputError(fmt::format("{}: 'tokenizer.ggml.pre': expected one of {}, found '{}'", m.where(), known,
+                               excerpt(name)));
+}
+
+struct Vocabulary {
+  std::vector<std::string> texts;  // by id
+  std::vector<TokenKind> kinds;
+};
+
+Vocabulary read_vocabulary(const GgufMetadata& m) {
+  Vocabulary v;
+  const auto texts = m.texts("tokenizer.ggml.tokens");
+  if (texts.empty() || texts.size() > static_cast<std::size_t>(Bpe::kMaxTokens))
+    throw InputError(fmt::format("{}: 'tokenizer.ggml.tokens': expected 1 to {} tokens, found {}", m.where(),
+                                 Bpe::kMaxTokens, texts.size()));
+  std::vector<std::int64_t> kinds(texts.size(), 1);
+  if (m.has("tokenizer.ggml.token_type")) kinds = m.integers("tokenizer.ggml.token_type", 0, 6);
+  if (kinds.size() != texts.size())
+    throw InputError(
+        fmt::format("{}: 'tokenizer.ggml.token_type': expected a type for each of {} tokens, found {}",
+                    m.where(), texts.size(), kinds.size()));
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    if (invalid_utf8(texts[i]) != std::string_view::npos)
+      throw InputError(fmt::format("{}: 'tokenizer.ggml.tokens': token {}: expected UTF-8, found '{}'",
+                                   m.where(), i, excerpt(texts[i])));
+    v.texts.emplace_back(texts[i]);
+    v.kinds.push_back(kinds[i] == 0 ? TokenKind::normal : static_cast<TokenKind>(kinds[i]));
+  }
+  return v;
+}
+
+/// User-defined tokens are looked for in the text as it is, where a blank is a blank.
+void spell_blanks(Vocabulary& v) {
+  for (std::size_t i = 0; i < v.texts.size(); ++i) {
+    if (v.kinds[i] != TokenKind::user_defined) continue;
+    for (std::size_t at = 0; (at = v.texts[i].find(kSpace, at)) != std::string::npos; ++at)
+      v.texts[i].replace(at, kSpace.size(), " ");
+  }
+}
+
+Json vocab_json(const Vocabulary& v, const std::string& where) {
+  Json vocab = Json::object();
+  for (std::size_t i = 0; i < v.texts.size(); ++i) {
+    const auto [at, fresh] = vocab.emplace(v.texts[i], i);
+    if (fresh) continue;
+    throw InputError(
+        fmt::format("{}: 'tokenizer.ggml.tokens': expected texts that differ, found '{}' as {} and {}", where,
+                    excerpt(v.texts[i]), at->dump(), i));
+  }
+  return vocab;
+}
+
+Json added_json(const Vocabulary& v) {
+  Json added = Json::array();
+  for (std::size_t i = 0; i < v.texts.size(); ++i) {
+    if (v.kinds[i] != TokenKind::control && v.kinds[i] != TokenKind::user_defined) continue;
+    if (v.texts[i].empty()) continue;
+    added.push_back({{"id", i},
+                     {"content", v.texts[i]},
+                     {"special", v.kinds[i] == TokenKind::control},
+                     {"normalized", false}});
+  }
+  return added;
+}
+
+std::optional<TokenId> token_id(const GgufMetadata& m, const char* key, std::size_t tokens) {
+  if (!m.has(key)) return std::nullopt;
+  return static_cast<TokenId>(m.integer(key, 0, static_cast<std::int64_t>(tokens) - 1));
+}
+
+bool flag(const GgufMetadata& m, const char* key, bool otherwise) {
+  return m.has(key) ? m.boolean(key) : otherwise;
+}
+
+/// The beginning-of-text token in front of every text, where it is wanted.
+Json post_processor(const GgufMetadata& m, const Vocabulary& v, bool usual) {
+  if (flag(m, "tokenizer.ggml.add_eos_token", false))
+    throw InputError(
+        m.where() +
+        ": 'tokenizer.ggml.add_eos_token': expected false, found true: a token behind every text is "
+        "not supported");
+  if (!flag(m, "tokenizer.ggml.add_bos_token", usual)) return nullptr;
+  const auto bos = token_id(m, "tokenizer.ggml.bos_token_id", v.texts.size());
+  if (!bos)
+    throw InputError(
+        m.where() +
+        ": expected metadata 'tokenizer.ggml.bos_token_id', as texts are to begin with it, found none");
+  const std::string& text = v.texts[static_cast<std::size_t>(*bos)];
+  return {{"type", "TemplateProcessing"},
+          {"single", {{{"SpecialToken", {{"id", text}}}}, {{"Sequence", {{"id", "A"}}}}}},
+          {"special_tokens", {{text, {{"ids", {*bos}}}}}}};
+}
+
+Json byte_level_json(const GgufMetadata& m) {
+  const Cutting& cutting = cutting_of(m);
+  const Vocabulary v = read_vocabulary(m);
+  Json merges = Json::array();
+  for (const std::string_view merge : m.texts("tokenizer.ggml.merges")) {
+    if (invalid_utf8(merge) != std::string_view::npos)
+      throw InputError(
+          fmt::format("{}: 'tokenizer.ggml.merges': expected UTF-8, found '{}'", m.where(), excerpt(merge)));
+    merges.push_back(merge);
+  }
+  const auto split = [](std::string_view regex) {
+    return Json{
+        {"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", "Isolated"}, {"invert", false}};
+  };
+  Json steps = Json::array();
+  if (cutting.single_digits) steps.push_back(split(R"(\p{N})"));
+  steps.push_back(split(cutting.regex));
+  steps.push_back({{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}});
+  return {{"normalizer", cutting.nfc ? Json{{"type", "NFC"}} : Json()},
+          {"pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", steps}}},
+          {"model",
+           {{"type", "BPE"},
+            {"ignore_merges", cutting.whole_words},
+            {"vocab", vocab_json(v, m.where())},
+            {"merges", std::move(merges)}}},
+          {"added_tokens", added_json(v)},
+          {"post_processor", post_processor(m, v, cutting.bos)},
+          {"decoder", {{"type", "ByteLevel"}}}};
+}
+
+/// Scores of the tokens that characters may merge to; null for the others.
+Json scores_json(const GgufMetadata& m, const Vocabulary& v) {
+  const std::vector<float> scores = m.numbers("tokenizer.ggml.scores");
+  if (scores.size() != v.texts.size())
+    throw InputError(fmt::format("{}: 'tokenizer.ggml.scores': expected one for each of {} tokens, found {}",
+                                 m.where(), v.texts.size(), scores.size()));
+  Json json = Json::array();
+  for (std::size_t i = 0; i < scores.size(); ++i) {
+    if (!std::isfinite(scores[i]))
+      throw InputError(
+          fmt::format("{}: 'tokenizer.ggml.scores': expected finite numbers, found {} for token {}",
+                      m.where(), scores[i], i));
+    const bool merges = v.kinds[i] == TokenKind::normal || v.kinds[i] == TokenKind::unused;
+    json.push_back(merges ? Json(scores[i]) : Json());
+  }
+  return json;
+}
+
+Json sentencepiece_json(const GgufMetadata& m) {
+  Vocabulary v = read_vocabulary(m);
+  spell_blanks(v);
+  const bool prefix = flag(m, "tokenizer.ggml.add_space_prefix", true);
+  const Json blanks = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSpace}};
+  Json normalizers = Json::array(), decoders = Json::array();
+  if (prefix) normalizers.push_back({{"type", "Prepend"}, {"prepend", kSpace}});
+  normalizers.push_back(blanks);
+  decoders.push_back({{"type", "Replace"}, {"pattern", {{"String", kSpace}}}, {"content", " "}});
+  decoders.push_back({{"type", "ByteFallback"}});
+  decoders.push_back({{"type", "Fuse"}});
+  if (prefix) decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
+  Json model = {{"type", "BPE"},
+                {"byte_fallback", true},
+                {"fuse_unk", true},
+                {"vocab", vocab_json(v, m.where())},
+                {"scores", scores_json(m, v)}};
+  if (const auto unknown = token_id(m, "tokenizer.ggml.unknown_token_id", v.texts.size()))
+    model["unk_token"] = v.texts[static_cast<std::size_t>(*unknown)];
+  return {{"normalizer", {{"type", "Sequence"}, {"normalizers", std::move(normalizers)}}},
+          {"model", std::move(model)},
+          {"added_tokens", added_json(v)},
+          {"post_processor", post_processor(m, v, true)},
+          {"decoder", {{"type", "Sequence"}, {"decoders", std::move(decoders)}}}};
+}
+
+}  // namespace
+
+std::string tokenizer_json(const GgufMetadata& m) {
+  const std::string_view model = m.text("tokenizer.ggml.model");
+  if (model == "gpt2") return byte_level_json(m).dump();
+  if (model == "llama") return sentencepiece_json(m).dump();
+  throw InputError(fmt::format("{}: 'tokenizer.ggml.model': expected gpt2 or llama, found '{}'", m.where(),
+                               excerpt(model)));
+}
+
+std::vector<TokenId> end_tokens(const GgufMetadata& m) {
+  constexpr std::array<std::string_view, 7> kEnds = {"<|eot_id|>",     "<|eom_id|>",    "<|im_end|>",
+                                                     "<|end|>",        "<|endoftext|>", "<end_of_turn>",
+                                                     "<|end_of_text|>"};
+  std::vector<TokenId> ends;
+  const auto texts = m.texts("tokenizer.ggml.tokens");
+  const auto add = [&](TokenId id) {
+    if (std::find(ends.begin(), ends.end(), id) == ends.end()) ends.push_back(id);
+  };
+  for (const char* key :
+       {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
+    if (const auto id = token_id(m, key, texts.size())) add(*id);
+  }
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    if (std::find(kEnds.begin(), kEnds.end(), texts[i]) != kEnds.end()) add(static_cast<TokenId>(i));
+  }
+  return ends;
+}
+
+}  // namespace lode

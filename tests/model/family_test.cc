@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every family against transformers, from a folder and from a GGUF file (tests/golden/make_family_goldens.py);
+// and every family under a method that selects everything, which is full attention to the bit.
+#include "model/family.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/threads.h"
+#include "io/safetensors.h"
+#include "model/llama.h"
+#include "model/source.h"
+#include "support/compare.h"
+#include "support/refusal.h"
+
+namespace lode {
+namespace {
+
+using test::expect_refused;
+
+const std::filesystem::path kFamilies = std::filesystem::path(LODESTONE_SOURCE_DIR) / "tests/golden/families";
+
+/// What transformers made of some tokens.
+struct Golden {
+  explicit Golden(const std::string& name) {
+    const MappedFile file(kFamilies / name / "golden.safetensors");
+    const auto tensors = parse_safetensors(file.bytes(), file.path().string());
+    const auto floats = [&](const char* tensor) {
+      const Tensor& t = tensors.at(tensor);
+      std::vector<float> values(static_cast<std::size_t>(t.elements()));
+      std::memcpy(values.data(), t.bytes.data(), t.bytes.size());
+      return values;
+    };
+    logits = floats("logits");
+    hidden = floats("hidden");
+    std::vector<std::int64_t> wide(static_cast<std::size_t>(tensors.at("ids").elements()));
+    std::memcpy(wide.data(), tensors.at("ids").bytes.data(), wide.size() * sizeof(std::int64_t));
+    ids.assign(wide.begin(), wide.end());
+  }
+  std::vector<TokenId> ids;           // [T]
+  std::vector<float> logits, hidden;  // [T, V], [L + 1, T, D]
+};
+
+/// A method that selects every far key.
+class Everything : public Selector {
+ public:
+  explicit Everything(const LayerGeometry& geometry) : geometry_(geometry) {}
+  void build(std::int32_t, KvLayer) override {}
+  void append(std::int32_t, KvLayer, Position) override { ++calls; }
+  void roll_back(std::int32_t, std::int64_t) override {}
+  void select(std::span<const QueryBlock> blocks, Selection& out) override {
+    for (const QueryBlock& block : blocks)
+      for (std::int64_t t = 0; t < block.tokens; ++t)
+        for (int head = 0; head < geometry_.kv_heads; ++head) {
+          out.add_set({block.sequence, head, all_heads(geometry_.group()), static_cast<std::int32_t>(t),
+                       static_cast<std::int32_t>(t + 1)});
+          out.add_run(block.far_begin, block.far_end(t, geometry_.dense));
+        }
+  }
+  void save(std::int32_t, SectionWriter&) const override {}
+  void load(std::int32_t, SectionReader&, KvLayer) override {}
+  std::int64_t index_bytes() const override { return 0; }
+  int calls = 0;
+
+ private:
+  LayerGeometry geometry_;
+};
+
+struct Loaded {
+  explicit Loaded(const std::filesystem::path& path) {
+    ModelSource source = ModelSource::open(path);
+    config = source.config();
+    weights = ModelWeights::read(source.take_weights(), config);
+  }
+  ModelConfig config;
+  ModelWeights weights;
+};
+
+class FamilyGolden : public testing::TestWithParam<std::string> {
+ protected:
+  /// Logits [T, V] of all tokens, read in chunks of `chunk`.
+  static std::vector<float> logits_of(const Loaded& model, std::span<const TokenId> ids, std::size_t chunk,
+                                      Phase phase = Phase::context, std::span<Selector* const> selectors = {},
+                                      const ForwardHooks* hooks = nullptr) {
+    ThreadPool pool(2);
+    Llama llama(model.config, model.weights, pool);
+    const auto tokens = std::ssize(ids);
+    KvStore kv({.layers = model.config.layers,
+                .kv_heads = model.config.kv_heads,
+                .head_dim = model.config.head_dim,
+                .type = DType::f32,
+                .max_tokens = tokens});
+    const Rope rope(model.config, tokens);
+    std::vector<float> all, logits;
+    for (std::size_t at = 0; at < ids.size(); at += chunk) {
+      const SequenceTokens part = {ids.subspan(at, std::min(chunk, ids.size() - at)), &kv, 0};
+      llama.forward(
+          {.sequences = {&part, 1}, .phase = phase, .selectors = selectors, .dense = kDense, .hooks = hooks},
+          rope, LogitRows::all, logits);
+      all.insert(all.end(), logits.begin(), logits.end());
+    }
+    return all;
+  }
+
+  static void expect_golden(const std::filesystem::path& path, const Golden& golden) {
+    const Loaded model(path);
+    ForwardHooks hooks;
+    hooks.layer_done = [&](int layer, std::span<const float> x) {
+      if (layer + 1 == model.config.layers) return;  // transformers gives the last one after the final norm
+      const auto want =
+          std::span(golden.hidden).subspan(static_cast<std::size_t>(layer + 1) * x.size(), x.size());
+      EXPECT_LT(relative_difference(x, want), 2e-4f) << "layer " << layer;
+    };
+    const auto whole = logits_of(model, golden.ids, golden.ids.size(), Phase::context, {}, &hooks);
+    EXPECT_LT(relative_difference(whole, golden.logits), 2e-4f);
+    EXPECT_LT(relative_difference(logits_of(model, golden.ids, 7), golden.logits), 2e-4f);
+    EXPECT_LT(relative_difference(logits_of(model, golden.ids, 1, Phase::generation), golden.logits), 2e-4f);
+    const auto largest = [&](const std::vector<float>& logits) {
+      std::vector<std::ptrdiff_t> ids;
+      const auto v = static_cast<std::ptrdiff_t>(model.config.vocab);
+      for (auto row = logits.begin(); row != logits.end(); row += v)
+        ids.push_back(std::max_element(row, row + v) - row);
+      return ids;
+    };
+    EXPECT_EQ(largest(whole), largest(golden.logits));
+  }
+
+  static constexpr DenseParts kDense = {.sink = 1, .window = 4};
+};
+
+TEST_P(FamilyGolden, FolderEqualsTransformers) {
+  expect_golden(kFamilies / GetParam(), Golden(GetParam()));
+}
+
+TEST_P(FamilyGolden, GgufEqualsTransformers) {
+  const auto path = kFamilies / GetParam() / "model.gguf";
+  if (!std::filesystem::exists(path)) GTEST_SKIP() << "GGUF has no such form of this family";
+  expect_golden(path, Golden(GetParam()));
+}
+
+TEST_P(FamilyGolden, SelectingEverythingIsFullAttention) {
+  const Golden golden(GetParam());
+  const Loaded model(kFamilies / GetParam());
+  std::vector<Everything> selectors;
+  std::vector<Selector*> pointers;
+  ThreadPool pool(1);
+  for (int i = 0; i < model.config.layers; ++i)
+    selectors.emplace_back(LayerGeometry{.layer = i,
+                                         .query_heads = model.config.query_heads,
+                                         .kv_heads = model.config.kv_heads,
+                                         .head_dim = model.config.head_dim,
+                                         .dense = kDense,
+                                         .pool = &pool});
+  for (Everything& selector : selectors) pointers.push_back(&selector);
+  for (const std::size_t chunk : {std::size_t{1}, std::size_t{9}})
+    EXPECT_EQ(logits_of(model, golden.ids, chunk, Phase::generation, pointers),
+              logits_of(model, golden.ids, chunk, Phase::generation));
+  for (int i = 0; i < model.config.layers; ++i) {
+    SCOPED_TRACE(i);
+    const bool windowed = model.config.plan.layer(i).window > 0;
+    EXPECT_EQ(selectors[static_cast<std::size_t>(i)].calls == 0, windowed);  // nothing is far in a window
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, FamilyGolden,
+                         testing::Values("llama", "mistral-window", "ministral3", "qwen2", "qwen2-window",
+                                         "qwen3", "gemma3", "phi3", "phi3-longrope", "smollm3", "granite"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST(Families, PlansSayWhatIsNotLlama) {
+  const auto plan = [](const char* name) { return read_config(kFamilies / name).plan; };
+  EXPECT_EQ(plan("mistral-window").layer(1).window, 8);
+  EXPECT_EQ(plan("qwen2-window").layer(0).window, 0);
+  EXPECT_EQ(plan("qwen2-window").layer(1).window, 8);
+  EXPECT_TRUE(plan("qwen2").q_bias && !plan("qwen2").o_bias);
+  EXPECT_TRUE(plan("qwen3").qk_norm);
+  EXPECT_EQ(plan("gemma3").layer(0).turn, Turn::local);
+  EXPECT_EQ(plan("gemma3").layer(5).turn, Turn::usual);
+  EXPECT_EQ(plan("gemma3").layer(5).window, 0);
+  EXPECT_EQ(plan("smollm3").layer(3).turn, Turn::none);
+  EXPECT_EQ(plan("phi3-longrope").rotary_dim, 4);
+  EXPECT_EQ(plan("granite").residual_multiplier, 0.7);
+}
+
+TEST(Families, EachNamesEveryPlaceOnce) {
+  for (const Family& family : families()) {
+    std::vector<Place> places;
+    for (const TensorName& name : tensor_names(family)) {
+      EXPECT_FALSE(name.folder.empty() || name.gguf.empty()) << family.name;
+      places.push_back(name.place);
+    }
+    std::sort(places.begin(), places.end());
+    EXPECT_TRUE(std::adjacent_find(places.begin(), places.end()) == places.end()) << family.name;
+    EXPECT_EQ(find_family(family.architecture), &family);
+  }
+  EXPECT_EQ(find_family("GPT2LMHeadModel"), nullptr);
+}
+
+/// A copy of a family's folder with one value of its config changed.
+ModelConfig changed(const char* name, const char* key, Json value) {
+  const auto path = kFamilies / name / "config.json";
+  Json json = parse_json(read_file(path), path.string());
+  json[key] = std::move(value);
+  return config_of(json, "config.json");
+}
+
+TEST(Families, WrongValuesAreNamed) {
+  expect_refused("layer_types", [] { changed("gemma3", "layer_types", {"full_attention"}); });
+  expect_refused("layer_types", [] {
+    changed("gemma3", "layer_types", Json(std::vector<std::string>(7, "linear_attention")));
+  });
+  expect_refused("sliding_window", [] { changed("gemma3", "sliding_window", 0); });
+  expect_refused("sliding_window", [] { changed("mistral-window", "sliding_window", "8"); });
+  expect_refused("query_pre_attn_scalar", [] { changed("gemma3", "query_pre_attn_scalar", 0); });
+  expect_refused("attn_logit_softcapping", [] { changed("gemma3", "attn_logit_softcapping", 50.0); });
+  expect_refused("no_rope_layers", [] { changed("smollm3", "no_rope_layers", {1, 0}); });
+  expect_refused("no_rope_layers", [] { changed("smollm3", "no_rope_layers", {1, 0, 2, 1}); });
+  expect_refused("hidden_act", [] { changed("qwen2", "hidden_act", "relu"); });
+  expect_refused("residual_multiplier", [] { changed("granite", "residual_multiplier", -1); });
+  expect_refused("short_factor", [] {
+    changed("phi3-longrope", "rope_parameters",
+            {{"rope_type", "longrope"},
+             {"original_max_position_embeddings", 16},
+             {"short_factor", {1.0}},
+             {"long_factor", {1.0, 1.0}},
+             {"partial_rotary_factor", 0.5}});
+  });
+  expect_refused("partial_rotary_factor", [] { changed("phi3", "partial_rotary_factor", 0.1); });
+  expect_refused("partial_rotary_factor", [] { changed("qwen3", "partial_rotary_factor", 0.5); });
+}
+
+}  // namespace
+}  // namespace lode
