@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <optional>
 #include <tuple>
 
 #include "base/hash.h"
@@ -89,8 +90,17 @@ std::shared_ptr<const Model> Model::random(std::string_view shape, int threads, 
   std::shared_ptr<Model> model(new Model);
   Impl& m = *model->impl_;
   m.path = std::string(shape);
-  m.config = named_shape(shape);
-  m.weights = device == Device::cuda ? ModelWeights::shapes(m.config, DType::bf16)
+  const std::size_t colon = shape.find(':');
+  const std::string_view name = shape.substr(0, colon),
+                         weights = colon == shape.npos ? "bf16" : shape.substr(colon + 1);
+  m.config = named_shape(name);
+  const std::optional<WeightType> type = find_weight_type(weights);
+  if (!type)
+    throw InputError(fmt::format("expected a type of weights such as bf16 or q4_k, found '{}'", weights));
+  if (device != Device::cuda && *type != WeightType::bf16)
+    throw InputError(
+        fmt::format("expected random weights of bf16 without --device cuda, found {}", name_of(*type)));
+  m.weights = device == Device::cuda ? ModelWeights::shapes(m.config, *type)
                                      : ModelWeights::random(m.config, DType::bf16, seed);
   m.pool = std::make_unique<ThreadPool>(threads);
   m.fingerprint = fingerprint_of(m.config, m.weights);

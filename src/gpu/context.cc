@@ -37,12 +37,17 @@ std::int64_t linear_scratch(const ModelConfig& c, std::int64_t chunk) {
                                      std::int64_t{c.kv_heads} * c.head_dim);
 }
 
+cuda::Precision precision_of(DType kv_type) {
+  return kv_type == DType::f32 ? cuda::Precision::exact : cuda::Precision::fast;
+}
+
 /// Device memory of a context beside weights, keys and values.
-std::int64_t working_bytes(const ModelConfig& c, const GpuContextOptions& options) {
+std::int64_t working_bytes(const ModelConfig& c, const CudaModel& model, const GpuContextOptions& options) {
   const std::int64_t n = options.chunk, f = sizeof(float);
   return n * c.hidden * f + 3 * vector_bytes(n, c.query_heads, c.head_dim) +
          3 * vector_bytes(n, c.kv_heads, c.head_dim) + std::min(n, kLogitRows) * c.vocab * f +
-         linear_scratch(c, n) + cuda::rows_prefill_workspace_bytes(c.head_dim) +
+         linear_scratch(c, n) + model.panel_bytes(precision_of(options.kv_type)) +
+         cuda::rows_prefill_workspace_bytes(c.head_dim) +
          cuda::decode_workspace_bytes(kMostSparseTokens, c.query_heads, c.kv_heads, c.head_dim);
 }
 
@@ -62,7 +67,7 @@ ActiveTier::Room active_room(const ModelConfig& config, const GpuContextOptions&
   return ActiveTier::room_for(shape_on_gpu(config, options), options.active_memory);
 }
 
-Placement placement_of(const ModelConfig& config, const GpuModel& model, const GpuContextOptions& options) {
+Placement placement_of(const ModelConfig& config, const CudaModel& model, const GpuContextOptions& options) {
   const KvShape shape = shape_on_gpu(config, options);
   KvShape on_host = shape;
   on_host.type = options.kv_type;
@@ -71,7 +76,7 @@ Placement placement_of(const ModelConfig& config, const GpuModel& model, const G
                             3 * config.layers * (std::int64_t{2} << 20) + active_room(config, options).bytes;
   const std::int64_t free = model.bytes() + gpu_info().free_bytes;
   return place_kv({.weights = model.bytes(),
-                   .working = working_bytes(config, options),
+                   .working = working_bytes(config, model, options),
                    .token_bytes = on_host.token_bytes(),
                    .gpu_token_bytes = shape.token_bytes(),
                    .layers = config.layers,
@@ -99,10 +104,11 @@ std::unique_ptr<GpuContext> make_gpu_context(const ModelConfig& config, std::sha
   if (options.active_memory > 0 && options.tier == KvTier::gpu) {
     throw InputError("--active-memory: expected --kv-tier host or auto, found gpu");
   }
-  Placement place = placement_of(config, *model, options);
+  auto weights = std::dynamic_pointer_cast<const CudaModel>(model);
+  Placement place = placement_of(config, *weights, options);
   place.sentence = sentence_of(place, options);
-  return std::make_unique<CudaContext>(config, std::dynamic_pointer_cast<const CudaModel>(model), options,
-                                       place);
+  if (!weights->remark().empty()) place.sentence += "; " + weights->remark();
+  return std::make_unique<CudaContext>(config, std::move(weights), options, place);
 }
 
 bool CudaContext::Run::sparse(int layer) const {
@@ -144,6 +150,7 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
   staged_logits_ = cuda::PinnedBuffer(logits_.bytes());
   linear_.reserve(n, config.hidden, config.intermediate, std::int64_t{config.query_heads} * d,
                   std::int64_t{config.kv_heads} * d);
+  linear_.reserve_panel(model_->panel_bytes(precision()));
   workspace_ = cuda::Buffer(
       cuda::decode_workspace_bytes(kMostSparseTokens, config.query_heads, config.kv_heads, config.head_dim),
       "partial results of attention");
@@ -167,8 +174,8 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
 CudaContext::~CudaContext() = default;
 
 std::int64_t CudaContext::bytes() const {
-  std::int64_t bytes = range_.backed_bytes() + working_bytes(config_, options_) + lists_memory_.bytes() +
-                       near_lse_.bytes() + far_.bytes() + near_memory_.bytes();
+  std::int64_t bytes = range_.backed_bytes() + working_bytes(config_, *model_, options_) +
+                       lists_memory_.bytes() + near_lse_.bytes() + far_.bytes() + near_memory_.bytes();
   if (tier_ != nullptr) bytes += tier_->bytes();
   if (active_ != nullptr) bytes += active_->bytes();
   for (const auto& [key, native] : natives_) bytes += native.selector->bytes();

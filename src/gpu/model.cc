@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/rng.h"
 #include "kernels/cuda/device/random.h"
+#include "kernels/dequantise.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -15,8 +17,67 @@ namespace {
 
 constexpr std::int64_t kAlign = 256;  // bytes; vector loads and cuBLASLt like it
 
+constexpr std::int64_t kStagedBytes = std::int64_t{64} << 20;  // of a file's blocks at a time
+
+/// The form that the GPU's kernels have for a type; none for types that are widened to 16 bits.
+cuda::TileFormat format_of(WeightType type) {
+  using enum cuda::TileFormat;
+  switch (type) {
+    case WeightType::q4_0:
+      return q4_0;
+    case WeightType::q4_1:
+      return q4_1;
+    case WeightType::q5_0:
+      return q5_0;
+    case WeightType::q5_1:
+      return q5_1;
+    case WeightType::q8_0:
+      return q8_0;
+    case WeightType::q4_k:
+      return q4_k;
+    case WeightType::q5_k:
+      return q5_k;
+    case WeightType::q6_k:
+      return q6_k;
+    default:
+      return none;
+  }
+}
+
 std::int64_t padded(const Weight& w) {
-  return (bytes_of(w.type, w.rows * w.cols) + kAlign - 1) / kAlign * kAlign;
+  const cuda::TileFormat format = format_of(w.type);
+  const std::int64_t bytes = is_plain(w.type)                   ? bytes_of(w.type, w.rows * w.cols)
+                             : format != cuda::TileFormat::none ? cuda::tiled_bytes(format, w.rows, w.cols)
+                                                                : w.rows * w.cols * bytes_of(DType::bf16);
+  return (bytes + kAlign - 1) / kAlign * kAlign;
+}
+
+/// Blocks of random codes under scales that give numbers of a usual spread, 1 / sqrt(cols) or so.
+std::vector<std::uint8_t> random_blocks(WeightType type, std::int64_t count, std::int64_t cols,
+                                        std::uint64_t seed) {
+  const std::int64_t bytes = layout_of(type).block_bytes;
+  std::vector<std::uint8_t> blocks(static_cast<std::size_t>(count * bytes));
+  Rng rng(seed);
+  for (std::uint8_t& b : blocks) b = static_cast<std::uint8_t>(rng.next());
+  const bool k = type == WeightType::q4_k || type == WeightType::q5_k;
+  const double codes = type == WeightType::q8_0   ? 74
+                       : type == WeightType::q6_k ? 18.5
+                       : type == WeightType::q5_0 || type == WeightType::q5_1 || type == WeightType::q5_k
+                           ? 9.2
+                           : 4.6;
+  const double scale = 1 / std::sqrt(static_cast<double>(cols)) / codes,
+               middle = type == WeightType::q5_1 || type == WeightType::q5_k ? 15.5 : 7.5;
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::uint8_t* const at = blocks.data() + i * bytes;
+    const auto put = [&](std::int64_t where, double x) {
+      const std::uint16_t bits = to_f16(static_cast<float>(x)).bits;
+      at[where] = static_cast<std::uint8_t>(bits), at[where + 1] = static_cast<std::uint8_t>(bits >> 8);
+    };
+    put(type == WeightType::q6_k ? 208 : 0, type == WeightType::q6_k ? scale / 64 : k ? scale / 32 : scale);
+    if (k) put(2, scale / 32 * middle);
+    if (type == WeightType::q4_1 || type == WeightType::q5_1) put(2, -scale * middle);
+  }
+  return blocks;
 }
 
 /// Every weight once, in the order of the forward pass.
@@ -72,6 +133,8 @@ CudaModel::CudaModel(const ModelConfig& config, const ModelWeights& weights, std
                     (bytes >> 20) + 1, limit >> 20));
   }
   memory_ = cuda::Buffer(bytes, "the model's weights");
+  const cuda::Stream loading;
+  stream_ = loading.get();
   embedding = take(weights.embedding, false);
   for (const LayerWeights& w : weights.layers) {
     layers.push_back({.attention_norm = take(w.attention_norm, true),
@@ -93,25 +156,83 @@ CudaModel::CudaModel(const ModelConfig& config, const ModelWeights& weights, std
   }
   final_norm = take(weights.final_norm, true);
   output = config.tied_embeddings ? embedding : take(weights.output, false);
+  loading.synchronize();
+  stream_ = nullptr;
+  staged_ = {};
 }
 
 /// Puts a weight behind the ones before it; one of a shape alone becomes random numbers of a usual spread.
 cuda::DeviceWeight CudaModel::take(const Weight& weight, bool norm) {
   if (weight.rows == 0) return {};
-  if (!is_plain(weight.type)) {
-    throw InputError(fmt::format(
-        "expected weights of F32, F16 or BF16 for a GPU, found {}: take --device cpu", name_of(weight.type)));
-  }
   std::byte* const at = memory_.as<std::byte>() + used_;
   used_ += padded(weight);
+  if (!is_plain(weight.type)) {
+    const cuda::TileFormat format = format_of(weight.type);
+    if (format == cuda::TileFormat::none) {
+      take_widened(weight, at);
+      return {at, DType::bf16, weight.rows, weight.cols};
+    }
+    take_tiles(weight, format, at);
+    return {at, DType::bf16, weight.rows, weight.cols, format};
+  }
   if (weight.data != nullptr) {
-    cuda::copy(at, weight.data, bytes_of(weight), nullptr);
+    cuda::copy(at, weight.data, bytes_of(weight), stream_);
   } else {
     const float width = norm ? 0.0f : std::sqrt(3.0f / static_cast<float>(weight.cols));
     cuda::fill_uniform(at, plain_dtype(weight.type), weight.rows * weight.cols, norm ? 1.0f : 0.0f, width,
-                       ++drawn_, nullptr);
+                       ++drawn_, stream_);
   }
   return {at, plain_dtype(weight.type), weight.rows, weight.cols};
+}
+
+/// Blocks come to the GPU some rows at a time and are repacked there.
+void CudaModel::take_tiles(const Weight& weight, cuda::TileFormat format, std::byte* to) {
+  const std::int64_t row_bytes = bytes_of(weight.type, weight.cols),
+                     most = std::max<std::int64_t>(kStagedBytes / row_bytes / cuda::kTileRows, 1) *
+                            cuda::kTileRows;
+  if (staged_.bytes() < most * row_bytes) staged_ = cuda::Buffer(most * row_bytes, "blocks of weights");
+  constexpr std::int64_t kDrawnRows = 512;  // of random weights; they come again
+  std::vector<std::uint8_t> drawn;
+  if (weight.data == nullptr)
+    drawn = random_blocks(weight.type, kDrawnRows * weight.cols / layout_of(weight.type).block, weight.cols,
+                          ++drawn_);
+  for (std::int64_t first = 0; first < weight.rows;) {
+    const std::int64_t some =
+        std::min({most, weight.rows - first, weight.data == nullptr ? kDrawnRows : weight.rows});
+    const void* const from =
+        weight.data == nullptr ? static_cast<const void*>(drawn.data()) : weight.data + first * row_bytes;
+    cuda::copy(staged_.as<void>(), from, some * row_bytes, stream_);
+    cuda::pack_tiles(staged_.as<void>(), format, some, weight.cols,
+                     to + cuda::tiled_bytes(format, first, weight.cols), stream_);
+    first += some;
+  }
+  if (weight.rows * weight.cols > largest_rows_ * largest_cols_)
+    largest_rows_ = weight.rows, largest_cols_ = weight.cols;
+}
+
+/// A type without kernels of its own here takes 16 bits.
+void CudaModel::take_widened(const Weight& weight, std::byte* to) {
+  if (weight.data == nullptr)
+    throw InputError(
+        fmt::format("expected random weights of F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, "
+                    "Q5_K or Q6_K, found {}",
+                    name_of(weight.type)));
+  const std::string name(name_of(weight.type));
+  if (remark_.find(name) == std::string::npos)
+    remark_ += fmt::format("{}weights of {} take 16 bits on the GPU", remark_.empty() ? "" : "; ", name);
+  const std::int64_t row_bytes = bytes_of(weight.type, weight.cols);
+  std::vector<float> row(static_cast<std::size_t>(weight.cols));
+  std::vector<bf16> rounded(row.size());
+  for (std::int64_t r = 0; r < weight.rows; ++r) {
+    dequantise(weight.type, weight.data + r * row_bytes, weight.cols, row.data());
+    std::ranges::transform(row, rounded.begin(), [](float x) { return to_bf16(x); });
+    const auto bytes = static_cast<std::int64_t>(rounded.size() * sizeof(bf16));
+    cuda::copy(to + r * bytes, rounded.data(), bytes, stream_);
+  }
+}
+
+std::int64_t CudaModel::panel_bytes(cuda::Precision precision) const {
+  return largest_rows_ == 0 ? 0 : cuda::Linear::panel_bytes(largest_rows_, largest_cols_, precision);
 }
 
 std::shared_ptr<const GpuModel> make_gpu_model(const ModelConfig& config, const ModelWeights& weights,

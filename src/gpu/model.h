@@ -2,6 +2,7 @@
 // A model's weights on the GPU.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "gpu/backend.h"
@@ -19,16 +20,27 @@ class CudaModel final : public GpuModel {
 
   CudaModel(const ModelConfig& config, const ModelWeights& weights, std::int64_t limit);
   std::int64_t bytes() const override { return memory_.bytes(); }
+  /// Scratch that products of many rows need to unpack the model's largest matrix; 0 without quantised ones.
+  std::int64_t panel_bytes(cuda::Precision precision) const;
+  /// What of the weights lies here otherwise than in the file, for people; empty: nothing.
+  const std::string& remark() const { return remark_; }
 
   cuda::DeviceWeight embedding, final_norm, output;
   std::vector<Layer> layers;
 
  private:
   cuda::DeviceWeight take(const Weight& weight, bool norm);
+  void take_tiles(const Weight& weight, cuda::TileFormat format, std::byte* to);
+  void take_widened(const Weight& weight, std::byte* to);
 
   cuda::Buffer memory_;
-  std::int64_t used_ = 0;    ///< bytes of memory_ given out
-  std::uint64_t drawn_ = 0;  ///< weights filled with random numbers
+  // While weights are taken:
+  cuda::StreamHandle stream_ = nullptr;
+  cuda::Buffer staged_;                               ///< blocks of a file
+  std::int64_t used_ = 0;                             ///< bytes of memory_ given out
+  std::uint64_t drawn_ = 0;                           ///< weights filled with random numbers
+  std::int64_t largest_rows_ = 0, largest_cols_ = 0;  ///< of the matrices in tiles
+  std::string remark_;
 };
 
 }  // namespace lode

@@ -367,10 +367,11 @@ std::string fingerprint_of(const ModelWeights& m) {
 }
 
 /// What random() fills: no biases, and no output when it is tied.
-void set_shapes(ModelWeights& m, const ModelConfig& c, DType type) {
+void set_shapes(ModelWeights& m, const ModelConfig& c, WeightType type) {
   const std::int64_t q = std::int64_t{c.query_heads} * c.head_dim, kv = std::int64_t{c.kv_heads} * c.head_dim;
   const auto sized = [&](std::int64_t rows, std::int64_t cols) {
-    return Weight{nullptr, weight_type_of(type), rows, cols};
+    const bool plain = is_plain(type) || rows == 1;  // vectors are never quantised
+    return Weight{nullptr, is_plain(type) ? type : plain ? WeightType::f32 : type, rows, cols};
   };
   m.embedding = sized(c.vocab, c.hidden);
   m.final_norm = sized(1, c.hidden);
@@ -447,11 +448,16 @@ ModelWeights ModelWeights::read(WeightFiles&& files, const ModelConfig& c, bool 
   return m;
 }
 
-ModelWeights ModelWeights::shapes(const ModelConfig& c, DType type) {
+ModelWeights ModelWeights::shapes(const ModelConfig& c, WeightType type) {
   ModelWeights m;
+  if (const std::int64_t block = layout_of(type).block;
+      c.hidden % block != 0 || c.intermediate % block != 0 || c.query_heads * c.head_dim % block != 0)
+    throw InputError(
+        fmt::format("expected matrices of whole blocks of {} columns for {} weights, found {}, {} and {}",
+                    block, name_of(type), c.hidden, c.intermediate, c.query_heads * c.head_dim));
   set_shapes(m, c, type);
-  for_each_weight(m,
-                  [&](const std::string&, const Weight& w) { m.bytes += w.rows * w.cols * bytes_of(type); });
+  for_each_weight(
+      m, [&](const std::string&, const Weight& w) { m.bytes += lode::bytes_of(w.type, w.rows * w.cols); });
   if (c.tied_embeddings) m.output = m.embedding;
   m.fingerprint = "shapes";
   return m;
@@ -459,7 +465,7 @@ ModelWeights ModelWeights::shapes(const ModelConfig& c, DType type) {
 
 ModelWeights ModelWeights::random(const ModelConfig& c, DType type, std::uint64_t seed) {
   ModelWeights m;
-  set_shapes(m, c, type);
+  set_shapes(m, c, weight_type_of(type));
   for_each_weight(m,
                   [&](const std::string&, const Weight& w) { m.bytes += w.rows * w.cols * bytes_of(type); });
   std::byte* at =

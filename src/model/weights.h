@@ -59,7 +59,7 @@ class ModelWeights {
   static ModelWeights random(const ModelConfig& config, DType type, std::uint64_t seed);
 
   /// Shapes without data, for weights that are made elsewhere.
-  static ModelWeights shapes(const ModelConfig& config, DType type);
+  static ModelWeights shapes(const ModelConfig& config, WeightType type);
 
   Weight embedding;  // [V, D]
   std::vector<LayerWeights> layers;

@@ -52,6 +52,17 @@ struct Vector {
     if (type == DType::f16) return widen(static_cast<const __half*>(data)[i]);
     return static_cast<const float*>(data)[i];
   }
+  /// Four numbers from a multiple of four on; `data` lies at a 16-byte bound.
+  __device__ __forceinline__ float4 four(std::int64_t i) const {
+    if (type == DType::f32) return *reinterpret_cast<const float4*>(static_cast<const float*>(data) + i);
+    const uint2 raw = *reinterpret_cast<const uint2*>(static_cast<const std::uint16_t*>(data) + i);
+    if (type == DType::bf16)
+      return {__uint_as_float(raw.x << 16), __uint_as_float(raw.x & 0xffff0000u),
+              __uint_as_float(raw.y << 16), __uint_as_float(raw.y & 0xffff0000u)};
+    const __half2 low = *reinterpret_cast<const __half2*>(&raw.x),
+                  high = *reinterpret_cast<const __half2*>(&raw.y);
+    return {__low2float(low), __high2float(low), __low2float(high), __high2float(high)};
+  }
   /// Zero where there is no vector.
   __device__ __forceinline__ float or_zero(std::int64_t i) const { return data ? (*this)[i] : 0.0f; }
 };

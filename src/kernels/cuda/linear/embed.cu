@@ -49,6 +49,7 @@ __global__ __launch_bounds__(kArgmaxThreads) void argmax_kernel(const float* log
 void embed(const std::int32_t* tokens, std::int64_t n, const DeviceWeight& embedding, float* x,
            StreamHandle stream) {
   if (n == 0) return;
+  if (embedding.tiled()) return embed_tiles(tokens, n, embedding.tiles(), x, stream);
   embed_kernel<<<static_cast<unsigned>(n), kEmbedThreads, 0, stream>>>(
       tokens, {embedding.data, embedding.type}, embedding.rows, embedding.cols, x);
   LODE_LAUNCHED();

@@ -7,6 +7,7 @@
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/linear/linear_cublaslt.h"
 #include "kernels/cuda/linear/linear_kernels.h"
+#include "kernels/cuda/linear/tile_linear.h"
 
 namespace lode::cuda {
 
@@ -47,6 +48,12 @@ std::int64_t bytes_of_scratch(const Widths& w) {
   return operand_bytes(w) + w.rows * w.products * 4;
 }
 
+/// Whether no weight is in tiles and all have one type.
+bool same_type(std::initializer_list<const DeviceWeight*> all) {
+  return std::all_of(all.begin(), all.end(),
+                     [&](const DeviceWeight* w) { return !w->tiled() && w->type == (*all.begin())->type; });
+}
+
 template <class W>
 QkvStep<W> qkv_step(const Linear::QkvArguments& a, const Queries& where) {
   QkvStep<W> s;
@@ -81,7 +88,7 @@ struct Linear::Impl {
   Precision precision = Precision::exact;
   std::string library = "not needed: float32 products are our own";
   std::unique_ptr<CublasLt> lt;
-  Buffer scratch;
+  Buffer scratch, panel;
   Widths size;
 
   void* operand() const { return scratch.as<char>(); }
@@ -94,8 +101,17 @@ struct Linear::Impl {
                    std::to_string(std::max(size.operand, size.products)));
   }
 
-  /// The type to which the input of a product of many rows is rounded.
-  DType operand_type(const DeviceWeight& w) const { return lt == nullptr ? DType::f32 : w.type; }
+  /// The type to which the input of a product of many rows is rounded, and tiles are unpacked.
+  DType operand_type(const DeviceWeight& w) const {
+    return lt == nullptr ? DType::f32 : w.tiled() ? DType::bf16 : w.type;
+  }
+  /// Whether so many rows go through the kernels that stream this weight.
+  bool streams(std::int64_t n, const DeviceWeight& w) const {
+    return w.tiled() ? precision == Precision::fast && n <= kTiledRows && streams_tiles(w) : n <= kFusedRows;
+  }
+  bool streams(std::int64_t n, std::initializer_list<const DeviceWeight*> all) const {
+    return std::all_of(all.begin(), all.end(), [&](const DeviceWeight* w) { return streams(n, *w); });
+  }
 
   template <class Step>
   void one_kernel(const Step& step, const StepInput& input) const {
@@ -117,14 +133,46 @@ struct Linear::Impl {
     convert(x, n * cols, operand(), type, stream);
     return {operand(), type, n, cols};
   }
+  /// y = x w^T (+ y), rows of y `stride` numbers apart
+  void dense_product(const Operand& x, const Operand& w, bool add, float* y, std::int64_t stride) const {
+    if (lt != nullptr && x.type == w.type && lt->multiply(x, w, add, y, stream, stride)) return;
+    gemm_f32(x, w, {}, add, y, stream, stride);
+  }
   /// y = x w^T (+ y) + bias
   void product(const Operand& x, const DeviceWeight& w, const Vector& bias, bool add, float* y) const {
     const Operand weight{w.data, w.type, w.rows, w.cols};
-    if (lt != nullptr && x.type == w.type && lt->multiply(x, weight, add, y, stream)) {
+    if (w.tiled()) {
+      for_panels(
+          w, x.type, panel.as<void>(), panel.bytes(), stream,
+          [&](const Operand& rows, std::int64_t first) { dense_product(x, rows, add, y + first, w.rows); });
+      add_bias(y, x.rows, w.rows, bias, stream);
+    } else if (lt != nullptr && x.type == w.type && lt->multiply(x, weight, add, y, stream)) {
       add_bias(y, x.rows, w.rows, bias, stream);
     } else {
       gemm_f32(x, weight, bias, add, y, stream);
     }
+  }
+  /// act = silu(gate) * up where the two are products of their own.
+  void gate_and_up(const MlpArguments& a, const StepInput& input, const GateUpStep<float>& step) const {
+    float* const gate = products();
+    float* const up = gate + input.n * a.gate.rows;
+    Operand h;
+    const auto multiply = [&](const DeviceWeight& w, float* y) {
+      if (streams(input.n, w)) return few_rows(w, {}, input, y, false);
+      if (h.data == nullptr || operand_type(w) != h.type)
+        h = normalised(input.x, input.n, a.norm, a.eps, operand_type(w));
+      product(h, w, {}, false, y);
+    };
+    multiply(a.gate, gate);
+    multiply(a.up, up);
+    finish_gate_up(step, input.n, gate, up, stream);
+  }
+  /// One product of few rows, normalised where the input has a gain.
+  void few_rows(const DeviceWeight& w, const Vector& bias, const StepInput& input, float* y, bool add) const {
+    if (w.tiled()) return stream_product(w, bias, input, y, add, stream);
+    with_type(w.type, [&](auto type) {
+      one_kernel(PlainStep{as(w, type), w.rows, w.cols, bias, y, add}, input);
+    });
   }
 };
 
@@ -144,22 +192,21 @@ const std::string& Linear::library() const {
 void Linear::multiply(const float* x, std::int64_t n, const DeviceWeight& w, const DeviceWeight& bias,
                       float* y, bool add) {
   const Impl& m = *impl_;
-  if (n > kFusedRows) {
-    m.product(m.rounded(x, n, w.cols, m.operand_type(w)), w, vector_of(bias), add, y);
-    return;
-  }
-  with_type(w.type, [&](auto type) {
-    m.one_kernel(PlainStep{as(w, type), w.rows, w.cols, vector_of(bias), y, add}, {x, {}, 0.0f, n, w.cols});
-  });
+  if (m.streams(n, w)) return m.few_rows(w, vector_of(bias), {x, {}, 0.0f, n, w.cols}, y, add);
+  m.product(m.rounded(x, n, w.cols, m.operand_type(w)), w, vector_of(bias), add, y);
 }
 
 void Linear::qkv(const QkvArguments& a, const Queries& where) {
   const Impl& m = *impl_;
   const std::int64_t n = where.count;
-  if (n <= kFusedRows && a.q.type == a.k.type && a.q.type == a.v.type) {
+  const StepInput input = {a.x, vector_of(a.norm), a.eps, n, a.q.cols};
+  const bool few = m.streams(n, {&a.q, &a.k, &a.v}), tiled = a.q.tiled() && a.k.tiled() && a.v.tiled();
+  const QkvStep<float> finish = qkv_step<float>(a, where);
+  if (few && tiled && streams_heads(finish)) return stream_qkv(finish, a.q, a.k, a.v, input, m.stream);
+  if (few && same_type({&a.q, &a.k, &a.v})) {
     with_type(a.q.type, [&](auto type) {
       using W = std::remove_cv_t<std::remove_pointer_t<decltype(type)>>;
-      m.one_kernel(qkv_step<W>(a, where), {a.x, vector_of(a.norm), a.eps, n, a.q.cols});
+      m.one_kernel(qkv_step<W>(a, where), input);
     });
     return;
   }
@@ -173,11 +220,15 @@ void Linear::qkv(const QkvArguments& a, const Queries& where) {
   } parts[] = {{a.q, q}, {a.k, k}, {a.v, v}};
   Operand h;
   for (const auto& part : parts) {
+    if (m.streams(n, part.w)) {
+      m.few_rows(part.w, {}, input, part.y, false);
+      continue;
+    }
     const DType type = m.operand_type(part.w);
     if (h.data == nullptr || h.type != type) h = m.normalised(a.x, n, a.norm, a.eps, type);
     m.product(h, part.w, {}, false, part.y);
   }
-  finish_qkv(qkv_step<float>(a, where), n, q, k, v, m.stream);
+  finish_qkv(finish, n, q, k, v, m.stream);
 }
 
 void Linear::project_out(const float* attention, std::int64_t n, const DeviceWeight& w,
@@ -187,45 +238,48 @@ void Linear::project_out(const float* attention, std::int64_t n, const DeviceWei
 
 void Linear::mlp(const MlpArguments& a, std::int64_t n, float* x) {
   const Impl& m = *impl_;
-  if (n <= kFusedRows && a.gate.type == a.up.type) {
-    m.need(n, a.gate.rows, 0);
-    float* act = static_cast<float*>(m.operand());
-    with_type(a.gate.type, [&](auto type) {
-      m.one_kernel(GateUpStep{as(a.gate, type), as(a.up, type), a.gate.rows, a.gate.cols,
-                              vector_of(a.gate_bias), vector_of(a.up_bias), act, DType::f32},
-                   {x, vector_of(a.norm), a.eps, n, a.gate.cols});
-    });
-    multiply(act, n, a.down, a.down_bias, x, true);
-    return;
-  }
+  const StepInput input = {x, vector_of(a.norm), a.eps, n, a.gate.cols};
+  const bool down_streams = m.streams(n, a.down);
   m.need(n, std::max(a.gate.cols, a.gate.rows), 2 * a.gate.rows);
-  float* gate = m.products();
-  float* up = gate + n * a.gate.rows;
-  Operand h = m.normalised(x, n, a.norm, a.eps, m.operand_type(a.gate));
-  m.product(h, a.gate, {}, false, gate);
-  if (m.operand_type(a.up) != h.type) h = m.normalised(x, n, a.norm, a.eps, m.operand_type(a.up));
-  m.product(h, a.up, {}, false, up);
   GateUpStep<float> step;
   step.rows = a.gate.rows;
+  step.cols = a.gate.cols;
   step.gate_bias = vector_of(a.gate_bias);
   step.up_bias = vector_of(a.up_bias);
   step.act = m.operand();
-  step.act_type = m.operand_type(a.down);
-  finish_gate_up(step, n, gate, up, m.stream);
-  m.product({m.operand(), step.act_type, n, a.down.cols}, a.down, vector_of(a.down_bias), true, x);
+  step.act_type = down_streams ? DType::f32 : m.operand_type(a.down);
+  if (m.streams(n, {&a.gate, &a.up}) && a.gate.tiled() && a.gate.format == a.up.format) {
+    stream_gate_up(step, a.gate, a.up, input, m.stream);
+  } else if (m.streams(n, {&a.gate, &a.up}) && same_type({&a.gate, &a.up})) {
+    with_type(a.gate.type, [&](auto type) {
+      m.one_kernel(GateUpStep{as(a.gate, type), as(a.up, type), step.rows, step.cols, step.gate_bias,
+                              step.up_bias, step.act, step.act_type},
+                   input);
+    });
+  } else {
+    m.gate_and_up(a, input, step);
+  }
+  if (down_streams) return multiply(static_cast<const float*>(step.act), n, a.down, a.down_bias, x, true);
+  m.product({step.act, step.act_type, n, a.down.cols}, a.down, vector_of(a.down_bias), true, x);
 }
 
 void Linear::head(const float* x, std::int64_t n, const DeviceWeight& norm, float eps,
                   const DeviceWeight& output, float* logits) {
   const Impl& m = *impl_;
-  if (n > kFusedRows) {
-    m.product(m.normalised(x, n, norm, eps, m.operand_type(output)), output, {}, false, logits);
-    return;
-  }
-  with_type(output.type, [&](auto type) {
-    m.one_kernel(PlainStep{as(output, type), output.rows, output.cols, Vector{}, logits, false},
-                 {x, vector_of(norm), eps, n, output.cols});
-  });
+  if (m.streams(n, output))
+    return m.few_rows(output, {}, {x, vector_of(norm), eps, n, output.cols}, logits, false);
+  m.product(m.normalised(x, n, norm, eps, m.operand_type(output)), output, {}, false, logits);
+}
+
+std::int64_t Linear::panel_bytes(std::int64_t rows, std::int64_t cols, Precision precision) {
+  // A whole matrix of most models; the products of half a matrix fill the GPU as well.
+  constexpr std::int64_t kMost = std::int64_t{128} << 20;
+  const std::int64_t row = cols * (precision == Precision::exact ? 4 : 2),
+                     all = (rows + kTileRows - 1) / kTileRows * kTileRows;
+  return std::max(std::min(all * row, kMost), kTileRows * cols * 4);
+}
+void Linear::reserve_panel(std::int64_t bytes) {
+  if (impl_->panel.bytes() < bytes) impl_->panel = Buffer(bytes, "a panel of unpacked weights");
 }
 
 std::int64_t Linear::scratch_bytes(std::int64_t rows, std::int64_t hidden, std::int64_t intermediate,

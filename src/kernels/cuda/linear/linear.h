@@ -1,22 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a Llama layer computes besides attention, on the GPU. Rows of activations are float32 (the residual
-// stream); weights are bf16, f16 or f32 in their file's type. Up to kFusedRows rows stream each weight once
-// through our own fused kernels; more go through cuBLASLt.
+// stream); weights are bf16, f16 or f32 in their file's type, or block-quantised in tiles (tiles.h). Up to
+// kFusedRows rows stream each weight once through our own fused kernels; more go through cuBLASLt. Weights in
+// tiles are streamed for up to kTiledRows rows, up to eight at a time; for more they are unpacked, panel by
+// panel, for the same products as those of 16 bits.
 #pragma once
 
 #include <string>
 
 #include "kernels/cuda/attend/attend.h"
+#include "kernels/cuda/linear/tiles.h"
 
 namespace lode::cuda {
 
-inline constexpr int kFusedRows = 8;
+inline constexpr int kFusedRows = 8, kTiledRows = 32;
 
 /// A weight matrix [rows, cols] (a vector is [1, n]) in device memory; data null when the model has none.
 struct DeviceWeight {
   const void* data = nullptr;
-  DType type = DType::bf16;
+  DType type = DType::bf16;  ///< of numbers that are not in tiles
   std::int64_t rows = 0, cols = 0;
+  TileFormat format = TileFormat::none;
+
+  bool tiled() const { return format != TileFormat::none; }
+  TileMatrix tiles() const { return {data, format, rows, cols}; }
 };
 
 /// Holds the cuBLASLt handle, its algorithms and workspace. One per stream.
@@ -71,6 +78,9 @@ class Linear {
   /// Allocates it; calls with more rows throw. Must come before capture.
   void reserve(std::int64_t rows, std::int64_t hidden, std::int64_t intermediate, std::int64_t q_cols,
                std::int64_t kv_cols);
+  /// Scratch for panels of an unpacked matrix in tiles, for the largest of a model.
+  static std::int64_t panel_bytes(std::int64_t rows, std::int64_t cols, Precision precision);
+  void reserve_panel(std::int64_t bytes);
 
  private:
   struct Impl;

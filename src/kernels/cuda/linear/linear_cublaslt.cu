@@ -99,6 +99,7 @@ struct Shape {
   std::int64_t m = 0, n = 0, k = 0;
   DType type = DType::f32;
   bool a_transposed = false, b_transposed = false;
+  std::int64_t stride = 0;  ///< from a row of c to the next
   auto operator<=>(const Shape&) const = default;
 };
 
@@ -137,17 +138,18 @@ struct CublasLt::Impl {
     };
     if (shape.b_transposed) transpose(kDescTransposeA);
     if (shape.a_transposed) transpose(kDescTransposeB);
-    const auto layout = [&](void** to, int type, std::int64_t rows, std::int64_t cols) {
+    const auto layout = [&](void** to, int type, std::int64_t rows, std::int64_t cols, std::int64_t stride) {
       succeed(api.layout_create(to, type, static_cast<std::uint64_t>(cols), static_cast<std::uint64_t>(rows),
-                                cols),
+                                stride),
               "MatrixLayoutCreate");
     };
     const auto stored = [&](void** to, std::int64_t rows, std::int64_t cols, bool transposed) {
-      layout(to, cuda_type(shape.type), transposed ? cols : rows, transposed ? rows : cols);
+      const std::int64_t width = transposed ? rows : cols;
+      layout(to, cuda_type(shape.type), transposed ? cols : rows, width, width);
     };
     stored(&p.a, shape.m, shape.k, shape.a_transposed);
     stored(&p.b, shape.k, shape.n, shape.b_transposed);
-    layout(&p.c, kReal32F, shape.m, shape.n);
+    layout(&p.c, kReal32F, shape.m, shape.n, shape.stride);
     void* preference = nullptr;
     succeed(api.preference_create(&preference), "MatmulPreferenceCreate");
     api.preference_set(preference, kPreferenceMaxWorkspace, &kWorkspaceBytes, sizeof kWorkspaceBytes);
@@ -195,10 +197,16 @@ std::unique_ptr<CublasLt> CublasLt::open(std::string& found) {
   return nullptr;
 }
 
-bool CublasLt::multiply(const Operand& x, const Operand& w, bool add, float* y, StreamHandle stream) {
-  return impl_->multiply(
-      {.m = x.rows, .n = w.rows, .k = w.cols, .type = w.type, .a_transposed = false, .b_transposed = true},
-      x.data, w.data, add, y, stream);
+bool CublasLt::multiply(const Operand& x, const Operand& w, bool add, float* y, StreamHandle stream,
+                        std::int64_t stride) {
+  return impl_->multiply({.m = x.rows,
+                          .n = w.rows,
+                          .k = w.cols,
+                          .type = w.type,
+                          .a_transposed = false,
+                          .b_transposed = true,
+                          .stride = stride > 0 ? stride : w.rows},
+                         x.data, w.data, add, y, stream);
 }
 
 bool CublasLt::multiply(const Product& p, StreamHandle stream) {
@@ -207,7 +215,8 @@ bool CublasLt::multiply(const Product& p, StreamHandle stream) {
                           .k = p.k,
                           .type = DType::f32,
                           .a_transposed = p.a_transposed,
-                          .b_transposed = p.b_transposed},
+                          .b_transposed = p.b_transposed,
+                          .stride = p.n},
                          p.a, p.b, p.add, p.c, stream);
 }
 

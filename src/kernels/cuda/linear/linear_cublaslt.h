@@ -18,9 +18,10 @@ class CublasLt {
   ~CublasLt();
 
   /// y[n, out] = x[n, in] w[out, in]^T (+ y), operands of one type, float32 accumulation and result (float32
-  /// operands are rounded to TF32). False when the library has no algorithm for these shapes; RunError when a
-  /// call fails.
-  bool multiply(const Operand& x, const Operand& w, bool add, float* y, StreamHandle stream);
+  /// operands are rounded to TF32). Rows of y are `stride` numbers apart, 0: as many as they have. False when
+  /// the library has no algorithm for these shapes; RunError when a call fails.
+  bool multiply(const Operand& x, const Operand& w, bool add, float* y, StreamHandle stream,
+                std::int64_t stride = 0);
   /// The same of float32 operands that may lie transposed.
   bool multiply(const Product& product, StreamHandle stream);
 

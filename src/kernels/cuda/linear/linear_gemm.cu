@@ -48,7 +48,8 @@ __device__ __forceinline__ void load_fragment(const float* from, int lane, float
 
 template <class X, class W>
 __global__ __launch_bounds__(kThreads, 2) void gemm_kernel(const Source<X> x, const Source<W> w,
-                                                           const Vector bias, bool add, float* y) {
+                                                           const Vector bias, bool add, float* y,
+                                                           std::int64_t stride) {
   __shared__ __align__(16) float xs[kDepth][kStride], ws[kDepth][kStride];
   const int tid = static_cast<int>(threadIdx.x);
   const int load_row = tid / 2, load_k = tid % 2 * 8, tx = tid % 16, ty = tid / 16;
@@ -88,7 +89,7 @@ __global__ __launch_bounds__(kThreads, 2) void gemm_kernel(const Source<X> x, co
     for (int c = 0; c < kPerThread; ++c) {
       const std::int64_t col = w0 + c / 4 * (kTile / 2) + tx * 4 + c % 4;
       if (col >= w.rows) continue;
-      float* to = y + row * w.rows + col;
+      float* to = y + row * stride + col;
       const float value = sums[r][c] + bias.or_zero(col);
       *to = add ? *to + value : value;
     }
@@ -102,30 +103,32 @@ Source<T> source(const Operand& o) {
 }
 
 template <class X, class W>
-void launch(const Operand& x, const Operand& w, const Vector& bias, bool add, float* y, StreamHandle stream) {
+void launch(const Operand& x, const Operand& w, const Vector& bias, bool add, float* y, StreamHandle stream,
+            std::int64_t stride) {
   const dim3 grid(static_cast<unsigned>((w.rows + kTile - 1) / kTile),
                   static_cast<unsigned>((x.rows + kTile - 1) / kTile));
-  gemm_kernel<X, W><<<grid, kThreads, 0, stream>>>(source<X>(x), source<W>(w), bias, add, y);
+  gemm_kernel<X, W><<<grid, kThreads, 0, stream>>>(source<X>(x), source<W>(w), bias, add, y, stride);
   LODE_LAUNCHED();
 }
 
 }  // namespace
 
-void gemm_f32(const Operand& x, const Operand& w, const Vector& bias, bool add, float* y,
-              StreamHandle stream) {
+void gemm_f32(const Operand& x, const Operand& w, const Vector& bias, bool add, float* y, StreamHandle stream,
+              std::int64_t stride) {
   if (x.rows == 0 || w.rows == 0) return;
+  if (stride == 0) stride = w.rows;
   if (x.type == DType::bf16 && w.type == DType::bf16)
-    launch<__nv_bfloat16, __nv_bfloat16>(x, w, bias, add, y, stream);
+    launch<__nv_bfloat16, __nv_bfloat16>(x, w, bias, add, y, stream, stride);
   else if (x.type == DType::f16 && w.type == DType::f16)
-    launch<__half, __half>(x, w, bias, add, y, stream);
+    launch<__half, __half>(x, w, bias, add, y, stream, stride);
   else if (x.type != DType::f32)
     throw RunError("expected operands of one type");
   else if (w.type == DType::bf16)
-    launch<float, __nv_bfloat16>(x, w, bias, add, y, stream);
+    launch<float, __nv_bfloat16>(x, w, bias, add, y, stream, stride);
   else if (w.type == DType::f16)
-    launch<float, __half>(x, w, bias, add, y, stream);
+    launch<float, __half>(x, w, bias, add, y, stream, stride);
   else
-    launch<float, float>(x, w, bias, add, y, stream);
+    launch<float, float>(x, w, bias, add, y, stream, stride);
 }
 
 }  // namespace lode::cuda

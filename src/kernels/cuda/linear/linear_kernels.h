@@ -11,8 +11,8 @@ template <class Step>
 void dot_rows(const Step& step, const StepInput& input, StreamHandle stream);
 
 /// The same for bf16 weights on the matrix unit, every input number as the sum of two bf16 (16 bits of
-/// mantissa). False, and nothing is enqueued, unless the columns are a multiple of 64 and all lies at 16-byte
-/// bounds.
+/// mantissa); a gain may have any type. False, and nothing is enqueued, unless the columns are a multiple of 64
+/// and all lies at 16-byte bounds.
 template <class Step>
 bool stream_rows(const Step& step, const StepInput& input, StreamHandle stream);
 
@@ -22,9 +22,10 @@ struct Operand {
   DType type = DType::f32;
   std::int64_t rows = 0, cols = 0;
 };
-/// y[n, out] = x w^T + bias (+ y) in float32, in ascending order of the columns.
-void gemm_f32(const Operand& x, const Operand& w, const Vector& bias, bool add, float* y,
-              StreamHandle stream);
+/// y[n, out] = x w^T + bias (+ y) in float32, in ascending order of the columns. Rows of y are `stride` numbers
+/// apart, 0: as many as they have.
+void gemm_f32(const Operand& x, const Operand& w, const Vector& bias, bool add, float* y, StreamHandle stream,
+              std::int64_t stride = 0);
 
 /// to[n, cols] = rms_norm(x), rounded to the type.
 void norm_rows(const StepInput& input, void* to, DType type, StreamHandle stream);

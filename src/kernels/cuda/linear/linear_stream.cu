@@ -159,9 +159,10 @@ class Streamer {
   /// The gain comes from memory, unlike the input, which was just written: it is called into the cache in
   /// time.
   __device__ void fetch_gain() const {
-    const auto at = static_cast<std::int64_t>(threadIdx.x) * 64;
-    if (in_.gain.data == nullptr || at >= in_.cols) return;
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const __nv_bfloat16*>(in_.gain.data) + at));
+    if (in_.gain.data == nullptr) return;
+    const std::int64_t bytes = in_.cols * (in_.gain.type == DType::f32 ? 4 : 2);
+    for (std::int64_t at = std::int64_t{threadIdx.x} * 128; at < bytes; at += kThreads * 128)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(in_.gain.data) + at));
   }
   /// Meets the other multiplying warps.
   __device__ static void meet() {
@@ -172,17 +173,15 @@ class Streamer {
   __device__ void stage(int turn) {
     const int begin = turn * kWarps * kColumns;
     const int end = min(static_cast<int>(in_.cols), begin + plan_.staged_turns * kWarps * kColumns);
-    const auto* gain = static_cast<const __nv_bfloat16*>(in_.gain.data);
     constexpr int kBatch = N == 1 ? 2 : 1;
     meet();
     for (int first = begin + static_cast<int>(threadIdx.x) * 4; first < end; first += kThreads * 4 * kBatch) {
-      uint2 gains[kBatch];
-      float4 xs[kBatch][N];
+      float4 gains[kBatch], xs[kBatch][N];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int k = first + i * kThreads * 4;
-        gains[i] = {0x3f803f80u, 0x3f803f80u};  // ones
-        if (gain != nullptr && k < end) gains[i] = *reinterpret_cast<const uint2*>(gain + k);
+        gains[i] = {1.0f, 1.0f, 1.0f, 1.0f};
+        if (in_.gain.data != nullptr && k < end) gains[i] = in_.gain.four(k);
 #pragma unroll
         for (int r = 0; r < N; ++r) {
           xs[i][r] = {};
@@ -198,9 +197,8 @@ class Streamer {
     if (in_.gain.data && !summed_ && end == in_.cols) sum_squares();
     meet();
   }
-  __device__ __forceinline__ void stage_four(int at, const uint2& gains, const float4 (&xs)[N]) {
-    const float gain[4] = {__uint_as_float(gains.x << 16), __uint_as_float(gains.x & 0xffff0000u),
-                           __uint_as_float(gains.y << 16), __uint_as_float(gains.y & 0xffff0000u)};
+  __device__ __forceinline__ void stage_four(int at, const float4& gains, const float4 (&xs)[N]) {
+    const float gain[4] = {gains.x, gains.y, gains.z, gains.w};
 #pragma unroll
     for (int r = 0; r < N; ++r) {
       const float x[4] = {xs[r].x, xs[r].y, xs[r].z, xs[r].w};
@@ -408,7 +406,6 @@ bool weights_aligned(const QkvStep<W>& s) {
 
 template <class Step>
 bool stream_rows(const Step& step, const StepInput& input, StreamHandle stream) {
-  if (input.gain.data != nullptr && input.gain.type != DType::bf16) return false;
   if (input.cols % kColumns != 0 || input.cols == 0 || !aligned({input.x, input.gain.data}) ||
       !weights_aligned(step))
     return false;

@@ -1,0 +1,547 @@
+// SPDX-License-Identifier: Apache-2.0
+// Matrix-vector products for weights in tiles, at the speed of memory. A block takes twins of tiles (rows a
+// and b of 8 pairs); its warps share the groups of 256 columns. Every warp keeps a ring of twins under way from
+// memory to shared memory and multiplies them on the matrix unit, 8-bit integers with 32-bit sums.
+//
+// An input row is quantised to whole numbers of up to 32,512 under one scale for each 256 columns, and split:
+// number = 256 high + low, each of 8 bits. Weights' codes are whole numbers as well, so the products of a block
+// (16 or 32 columns) are exact; scales multiply them in float32. What rounds is the input alone, at 2^-16 of
+// the largest number among 256.
+//
+// A product takes 8 columns of each of four blocks; its input has high and low parts of block t in columns 2 t
+// and 2 t + 1 and zeros elsewhere. So sums of four blocks come apart, two of them in each lane, which multiplies
+// them by the scales that lie beside its own codes: no lane does another's work. Each input row is a product of
+// its own, so its bits do not depend on how many there are.
+//
+// Like linear_stream.cu, a kernel fills its rings with weights while its predecessor still runs.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/cuda/device/barrier.cuh"
+#include "kernels/cuda/device/hopper.cuh"
+#include "kernels/cuda/device/matrix.cuh"
+#include "kernels/cuda/linear/linear_kernels.h"
+#include "kernels/cuda/linear/tile_steps.cuh"
+
+namespace lode::cuda::tiles {
+
+/// Group g of the columns is added to sum g % kSums; these are added in their order. A kernel has as many warps
+/// that multiply, or half as many with two sums each, and one warp more that finishes rows. The bits are the same.
+inline constexpr int kSums = 16;
+inline constexpr int kBuffers = 4;                     // twins whose sums may wait to be finished
+inline constexpr int kMostDepth = 4, kLeastDepth = 2;  // twins in a warp's ring
+inline constexpr int kBatch = 4;                       // groups of inputs that a warp has under way
+inline constexpr float kLargest = 32512.0f;            // 127 * 256
+
+/// 16 bytes to an address of shared memory.
+__device__ __forceinline__ void copy_async(unsigned to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int Newer>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Newer) : "memory");
+}
+
+/// What a group of an input row is worth: its scale, the sum of squares before it, and the sums of blocks t and
+/// 4 + t.
+struct Group {
+  float scale, squares;
+  int2 sums[4];
+};
+inline constexpr int kZeroBytes = 512;  // what lanes read whose columns of an input are zeros
+
+/// How a launch lies in shared memory.
+struct Plan {
+  int warps = 0;   ///< that multiply
+  int groups = 0;  ///< of 256 columns
+  int turns = 0;   ///< groups that a warp takes of one twin
+  int depth = 0;
+};
+
+template <int N>
+struct Shared {
+  float partial[kBuffers][kSums][N][16];
+  SharedBarrier full[kBuffers], empty[kBuffers];
+  alignas(16) char zeros[kZeroBytes];
+  // then, at multiples of 128 bytes: rings [warps, depth, 2 tiles]; inputs [groups, N][4: part, i / 2][2: high,
+  // low][4 lanes t][16 bytes]; Group [groups, N]
+};
+template <int N>
+inline constexpr int kHeadBytes = (static_cast<int>(sizeof(Shared<N>)) + 127) / 128 * 128;
+
+inline int shared_bytes(int head_bytes, int tile_bytes, int n, const Plan& plan) {
+  return head_bytes + plan.warps * plan.depth * 2 * tile_bytes +
+         plan.groups * n * (2 * kTileColumns + static_cast<int>(sizeof(Group)));
+}
+
+/// c += a b of 16 x 32 and 32 x 8 bytes, b signed.
+template <bool Signed>
+__device__ __forceinline__ void multiply(int (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  if constexpr (Signed) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+/// The products of one input row with a group: sums[rows a, rows b] of this lane's two blocks.
+template <class C>
+__device__ __forceinline__ void multiply_row(const C (&scales)[2], const typename C::Codes (&codes)[2][2],
+                                             const char* input, float (&sums)[2]) {
+  constexpr int kScales = C::kColumns == 16 ? 2 : 1;  // of a block of 32
+#pragma unroll
+  for (int part = 0; part < 2; ++part) {
+    int c[kScales][4] = {};
+#pragma unroll
+    for (int u = 0; u < 2; ++u) {
+      const uint4 x = *reinterpret_cast<const uint4*>(input + (2 * part + u) * 128);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const unsigned w[4] = {codes[0][u].bytes(i, part, 0), codes[1][u].bytes(i, part, 0),
+                               codes[0][u].bytes(i, part, 1), codes[1][u].bytes(i, part, 1)};
+        multiply<C::Codes::kSigned>(c[kScales == 2 ? u : 0], w, i == 0 ? x.x : x.z, i == 0 ? x.y : x.w);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kScales; ++k) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        sums[h] = fmaf(static_cast<float>(c[k][2 * h] * 256 + c[k][2 * h + 1]),
+                       scales[h].scale(kScales * part + k, C::Codes::factor(part)), sums[h]);
+    }
+  }
+}
+
+/// The product of a group of 256 columns, added to what the lane has of its rows.
+template <class C, int N>
+__device__ __forceinline__ void multiply_group(const char* twin, const char* inputs, int step, int rows,
+                                               const Group* groups, int lane, float (&total)[N][2]) {
+  C scales[2];
+  typename C::Codes codes[2][2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+#pragma unroll
+    for (int u = 0; u < 2; ++u) codes[h][u].load(twin + h * C::kBytes, lane, u);
+    scales[h].load(twin + h * C::kBytes, lane);
+  }
+#pragma unroll
+  for (int r = 0; r < N; ++r) {
+    if (N > 1 && r >= rows) break;
+    float sums[2] = {};
+    multiply_row<C>(scales, codes, inputs + r * step, sums);
+    const Group& x = groups[r];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float sum = scales[h].common() * sums[h];
+      if constexpr (C::kMinima) sum -= scales[h].minima(x.sums[lane % 4]);
+      total[r][h] = fmaf(x.scale, sum, total[r][h]);
+    }
+  }
+}
+
+template <class C, int N, int Warps>
+class Streamer {
+ public:
+  __device__ Streamer(const TileStep& step, const StepInput& in, const Plan& plan, char* memory)
+      : step_(step),
+        in_(in),
+        plan_(plan),
+        shared_(*reinterpret_cast<Shared<N>*>(memory)),
+        warp_(static_cast<int>(threadIdx.x) / 32),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        ring_(memory + kHeadBytes<N> + warp_ * plan.depth * kSlotBytes),
+        ring_address_(shared_address(ring_) + static_cast<unsigned>(lane_) * 16),
+        inputs_(memory + kHeadBytes<N> + Warps * plan.depth * kSlotBytes),
+        groups_(reinterpret_cast<Group*>(inputs_ + plan.groups * N * 2 * kTileColumns)) {
+    const int first = static_cast<int>(blockIdx.x);
+    mine_ = step.count > first ? (step.count - first - 1) / static_cast<int>(gridDim.x) + 1 : 0;
+  }
+
+  __device__ void run() {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kBuffers; ++i) {
+        shared_.full[i].init(Warps);
+        shared_.empty[i].init(1);
+      }
+    }
+    if (threadIdx.x < kZeroBytes / 4) reinterpret_cast<unsigned*>(shared_.zeros)[threadIdx.x] = 0;
+    if (warp_ == Warps) {
+      release_successor();
+      __syncthreads();
+      wait_for_predecessor();
+      finish();
+      return;
+    }
+    point_at_twin();
+    for (int slot = 0; slot < plan_.depth; ++slot) load(slot);
+    float gain[8];
+    read_gain(first_item().group, gain);
+    release_successor();
+    __syncthreads();
+    wait_for_predecessor();
+    stage(gain);
+    __syncthreads();
+    // Column g of a product is the high or low part of block g / 2, whose columns lane t = g / 2 has.
+    const bool active = lane_ / 8 == lane_ % 4;
+    const char* const mine = inputs_ + lane_ / 4 % 2 * 64 + lane_ % 4 * 16;
+    int slot = 0;
+    for (int i = 0; i < mine_; ++i) {
+      for (int turn = 0; turn < plan_.turns; ++turn) {
+        wait_for_slot();
+        const int group = turn * Warps + warp_;
+        if (group < plan_.groups)
+          multiply_group<C, N>(ring_ + slot * kSlotBytes,
+                               active ? mine + group * N * kRowBytes : shared_.zeros, active ? kRowBytes : 0,
+                               static_cast<int>(in_.n), groups_ + group * N, lane_, total_[0]);
+        exchange_sums();
+        __syncwarp();
+        load(slot);
+        if (++slot == plan_.depth) slot = 0;
+      }
+      leave_sums(i);
+    }
+  }
+
+ private:
+  static constexpr int kSlotBytes = 2 * C::kBytes, kRowBytes = 2 * kTileColumns;  // a group of an input row
+
+  __device__ int twin(int i) const {
+    return step_.first + static_cast<int>(blockIdx.x) + i * static_cast<int>(gridDim.x);
+  }
+  /// Where this lane reads.
+  __device__ void point_at_twin() {
+    if (load_twin_ >= mine_) return;
+    step_.tiles(twin(load_twin_), a_, b_);
+    a_ += lane_ * 16;
+    b_ += lane_ * 16;
+  }
+  /// The next group of this warp, both tiles.
+  __device__ __forceinline__ void load(int slot) {
+    const int group = load_turn_ * Warps + warp_;
+    if (load_twin_ < mine_ && group < plan_.groups) {
+      const unsigned to = ring_address_ + static_cast<unsigned>(slot * kSlotBytes);
+      const char *const a = a_ + group * C::kBytes, *const b = b_ + group * C::kBytes;
+#pragma unroll
+      for (int at = 0; at < C::kBytes; at += 512) {
+        if (at + 512 > C::kBytes && at + lane_ * 16 >= C::kBytes) break;
+        copy_async(to + at, a + at);
+        copy_async(to + C::kBytes + at, b + at);
+      }
+    }
+    commit_copies();
+    if (++load_turn_ == plan_.turns) {
+      load_turn_ = 0;
+      ++load_twin_;
+      point_at_twin();
+    }
+  }
+  __device__ void wait_for_slot() const {
+    if (plan_.depth == 4)
+      wait_for_copies<3>();
+    else if (plan_.depth == 3)
+      wait_for_copies<2>();
+    else
+      wait_for_copies<1>();
+    __syncwarp();
+  }
+
+  /// A group of an input row; a warp takes every Warps-th, rows one after the other.
+  struct Item {
+    int row, group;
+    __device__ __forceinline__ void advance(int groups) {
+      for (group += Warps; group >= groups; group -= groups) ++row;
+    }
+  };
+  /// What multiplies a group; it does not wait for the predecessor.
+  __device__ __forceinline__ void read_gain(int group, float (&gain)[8]) const {
+    const std::int64_t at = std::int64_t{group} * kTileColumns + lane_ * 8;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) gain[k] = 1.0f;
+    if (in_.gain.data == nullptr || at >= in_.cols) return;
+    const float4 a = in_.gain.four(at), b = in_.gain.four(at + 4);
+    gain[0] = a.x, gain[1] = a.y, gain[2] = a.z, gain[3] = a.w;
+    gain[4] = b.x, gain[5] = b.y, gain[6] = b.z, gain[7] = b.w;
+  }
+
+  /// Quantises the inputs, a warp a group at a time; the first one's gain is there.
+  __device__ __forceinline__ void stage(float (&gain)[8]) {
+    const int rows = static_cast<int>(in_.n);
+    bool known = true;
+    for (Item at = first_item(); at.row < rows;) {
+      float x[kBatch][8];
+      Item items[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        items[i] = at;
+        at.advance(plan_.groups);
+        if (items[i].row < rows) read_eight(items[i].row, items[i].group, x[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (items[i].row >= rows) break;
+        if (!known) read_gain(items[i].group, gain);
+        known = false;
+        stage_eight(items[i].row, items[i].group, x[i], gain);
+      }
+    }
+  }
+  __device__ __forceinline__ Item first_item() const {
+    Item at = {0, warp_};
+    for (; at.group >= plan_.groups; at.group -= plan_.groups) ++at.row;
+    return at;
+  }
+  /// Columns 8 lane to 8 lane + 7 of a group; zeros behind the row's end.
+  __device__ __forceinline__ void read_eight(int r, int group, float (&x)[8]) const {
+    const std::int64_t at = std::int64_t{group} * kTileColumns + lane_ * 8;
+    float4 a = {}, b = {};
+    if (at < in_.cols) {
+      const auto* from = reinterpret_cast<const float4*>(in_.x + r * in_.cols + at);
+      a = from[0], b = from[1];
+    }
+    x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+  }
+  __device__ __forceinline__ void stage_eight(int r, int group, float (&x)[8], const float (&gain)[8]) {
+    float squares = 0.0f;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      squares = fmaf(x[k], x[k], squares);
+      x[k] *= gain[k];
+    }
+    unsigned largest = 0;  // of the bits of |x|, which order as the numbers do, NaN above all
+#pragma unroll
+    for (int k = 0; k < 8; ++k) largest = max(largest, __float_as_uint(x[k]) & 0x7fffffffu);
+    largest = __reduce_max_sync(~0u, largest);
+    const float most = __uint_as_float(largest);
+    const float factor = most > 1e-30f && largest < 0x7f800000u ? kLargest / most : 0.0f;
+    // x factor + 1.5 x 2^23 has the rounded number in its lowest bits, in two's complement: its lowest byte is
+    // the low part, the next one of 128 more the high part.
+    constexpr unsigned kMagic = 0x4b400000u;
+    unsigned q[8], sum = 0;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      q[k] = __float_as_uint(fmaf(x[k], factor, __uint_as_float(kMagic)));
+      sum += q[k];
+    }
+    put(r, group, q);
+    int whole = static_cast<int>(sum - 8 * kMagic);
+    whole += __shfl_xor_sync(~0u, whole, 1);
+    whole += __shfl_xor_sync(~0u, whole, 2);
+    Group& g = groups_[group * N + r];
+    if (lane_ % 4 == 0) reinterpret_cast<int*>(&g.sums[lane_ % 16 / 4])[lane_ / 16] = whole;
+    if (in_.gain.data != nullptr) {
+      for (int offset = 16; offset > 0; offset /= 2) squares += __shfl_xor_sync(~0u, squares, offset);
+    }
+    if (lane_ == 0) {
+      g.scale = largest >= 0x7f800000u ? __int_as_float(0x7fffffff) : factor > 0.0f ? most / kLargest : 0.0f;
+      g.squares = squares;
+    }
+  }
+  /// This lane's eight columns are the two words of product lane % 4 of a block's part.
+  __device__ __forceinline__ void put(int r, int group, const unsigned (&q)[8]) {
+    const int part = lane_ / 16, t = lane_ % 16 / 4, i = lane_ % 4;
+    char* const to = inputs_ + (group * N + r) * kRowBytes + (part * 2 + i / 2) * 128 + t * 16 + i % 2 * 8;
+    uint2 low, high;
+    const auto pack = [](unsigned a, unsigned b, unsigned c, unsigned d, unsigned byte) {
+      return __byte_perm(__byte_perm(a, b, byte | (byte + 4) << 4), __byte_perm(c, d, byte | (byte + 4) << 4),
+                         0x5410u);
+    };
+    low = {pack(q[0], q[1], q[2], q[3], 0), pack(q[4], q[5], q[6], q[7], 0)};
+    high = {pack(q[0] + 128, q[1] + 128, q[2] + 128, q[3] + 128, 1),
+            pack(q[4] + 128, q[5] + 128, q[6] + 128, q[7] + 128, 1)};
+    *reinterpret_cast<uint2*>(to) = high;
+    *reinterpret_cast<uint2*>(to + 64) = low;
+  }
+
+  /// Where a warp has two sums, groups go to them in turns.
+  __device__ __forceinline__ void exchange_sums() {
+    if constexpr (Warps < kSums) {
+#pragma unroll
+      for (int r = 0; r < N; ++r) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float other = total_[1][r][h];
+          total_[1][r][h] = total_[0][r][h];
+          total_[0][r][h] = other;
+        }
+      }
+    }
+  }
+  /// Leaves this warp's sums of a twin to the finishing warp.
+  __device__ void leave_sums(int i) {
+    if (plan_.turns % 2 == 1) exchange_sums();
+    const int g = lane_ / 4, buffer = i % kBuffers;
+    shared_.empty[buffer].wait(i / kBuffers % 2 ^ 1);  // the phase before the first counts as over
+#pragma unroll
+    for (int k = 0; k < kSums / Warps; ++k) {
+#pragma unroll
+      for (int r = 0; r < N; ++r) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          float sum = total_[k][r][h];
+          sum += __shfl_xor_sync(~0u, sum, 1);
+          sum += __shfl_xor_sync(~0u, sum, 2);
+          if (lane_ % 4 == 0) shared_.partial[buffer][k * Warps + warp_][r][g + 8 * h] = sum;
+          total_[k][r][h] = 0.0f;
+        }
+      }
+    }
+    __syncwarp();
+    if (lane_ == 0) shared_.full[buffer].arrive();
+  }
+
+  static constexpr int kEach = (kTileRows * N + 31) / 32;  // pairs of a twin that a lane finishes
+  using Known = TileStep::Before[kEach];
+
+  /// The finishing warp. What a step needs besides is fetched while the twin in front is finished.
+  __device__ void finish() {
+    Known now, next;
+    fetch(0, now);
+    __syncthreads();  // the inputs are there
+    find_norms();
+    for (int i = 0; i < mine_; ++i) {
+      fetch(i + 1, next);
+      finish_twin(i, now);
+#pragma unroll
+      for (int k = 0; k < kEach; ++k) now[k] = next[k];
+    }
+  }
+  /// 1 / rms of each row.
+  __device__ void find_norms() {
+    if (in_.gain.data == nullptr) return;
+    for (int r = 0; r < static_cast<int>(in_.n); ++r) {
+      double sum = 0;
+      for (int g = lane_; g < plan_.groups; g += 32) sum += static_cast<double>(groups_[g * N + r].squares);
+      for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+      if (lane_ % N == r)
+        inverse_ = static_cast<float>(
+            1.0 / sqrt(sum / static_cast<double>(in_.cols) + static_cast<double>(in_.eps)));
+    }
+  }
+  __device__ __forceinline__ void fetch(int i, Known& known) const {
+    if (i >= mine_) return;
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      const int which = lane_ + 32 * k;
+      if (which / kTileRows < in_.n && step_.inside(twin(i), which % kTileRows))
+        known[k] = step_.before(twin(i), which % kTileRows, which / kTileRows);
+    }
+  }
+  /// Adds the warps' sums in their order and finishes the rows.
+  __device__ __forceinline__ void finish_twin(int i, const Known& known) {
+    const int buffer = i % kBuffers, at = twin(i);
+    shared_.full[buffer].wait(i / kBuffers % 2);
+    float inverse[kEach], a[kEach] = {}, b[kEach] = {};
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      const int row = (lane_ + 32 * k) / kTileRows, g = lane_ % kTileRows;
+      inverse[k] = __shfl_sync(~0u, inverse_, row % N);
+      if (row >= N) continue;
+#pragma unroll
+      for (int w = 0; w < kSums; ++w) {
+        a[k] += shared_.partial[buffer][w][row][g];
+        b[k] += shared_.partial[buffer][w][row][g + 8];
+      }
+    }
+    __syncwarp();
+    if (lane_ == 0) shared_.empty[buffer].arrive();
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      const int which = lane_ + 32 * k, row = which / kTileRows;
+      if (row >= in_.n || !step_.inside(at, which % kTileRows)) continue;
+      const float scale = in_.gain.data != nullptr ? inverse[k] : 1.0f;
+      step_.finish(at, which % kTileRows, row, a[k] * scale, b[k] * scale, known[k]);
+    }
+  }
+
+  const TileStep& step_;
+  const StepInput& in_;
+  const Plan& plan_;
+  Shared<N>& shared_;
+  const int warp_, lane_;
+  char* const ring_;
+  const unsigned ring_address_;
+  char* const inputs_;
+  Group* const groups_;
+  int mine_ = 0;                       // twins of this block
+  int load_twin_ = 0, load_turn_ = 0;  // what is loaded next
+  const char *a_ = nullptr, *b_ = nullptr;
+  float total_[kSums / Warps][N][2] = {};
+  float inverse_ = 1.0f;  // in lane r of the finishing warp: of row r's norm
+};
+
+template <TileFormat F, int N, int Warps>
+__global__ __launch_bounds__(Warps * 32 + 32,
+                             16 / Warps) void stream_kernel(const __grid_constant__ TileStep step,
+                                                            const __grid_constant__ StepInput in,
+                                                            const __grid_constant__ Plan plan) {
+  extern __shared__ __align__(128) char memory[];
+  Streamer<Codec<F>, N, Warps>(step, in, plan, memory).run();
+}
+
+/// The deepest ring that leaves room for the inputs, and with few warps for a block of the kernel behind, which
+/// fills its own rings meanwhile; depth 0 where there is no room even for the least.
+inline Plan plan_for(std::int64_t cols, int head_bytes, int tile_bytes, int n, int warps) {
+  constexpr int kOfSystem = 1024;  // that a multiprocessor keeps for itself, of every block's
+  const int whole = device_shape().shared_bytes, half = (whole + kOfSystem) / 2 - kOfSystem;
+  Plan plan;
+  plan.warps = warps;
+  plan.groups = static_cast<int>((cols + kTileColumns - 1) / kTileColumns);
+  plan.turns = (plan.groups + warps - 1) / warps;
+  for (const int room : {warps < kSums ? half : 0, whole}) {
+    for (plan.depth = kMostDepth; plan.depth >= kLeastDepth; --plan.depth) {
+      if (shared_bytes(head_bytes, tile_bytes, n, plan) <= room) return plan;
+    }
+  }
+  plan.depth = 0;
+  return plan;
+}
+
+template <TileFormat F, int N, int Warps>
+void launch_plan(const TileStep& step, const StepInput& input, const Plan& plan, StreamHandle stream) {
+  LODE_ASSERT(plan.depth > 0 && input.n <= N);
+  const auto kernel = stream_kernel<F, N, Warps>;
+  static const bool prepared = [=] {  // once, for the widest input
+    LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   static_cast<int>(device_shape().shared_bytes)));
+    // One split of shared memory and cache for all, so that a block can follow another kernel's without a
+    // wait.
+    LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                   cudaSharedmemCarveoutMaxShared));
+    return true;
+  }();
+  static_cast<void>(prepared);
+  const int blocks = std::min(step.count, device_shape().multiprocessors);
+  EarlyLaunch(dim3(static_cast<unsigned>(blocks)), Warps * 32 + 32,
+              shared_bytes(kHeadBytes<N>, Codec<F>::kBytes, N, plan), 1, stream)(kernel, step, input, plan);
+}
+
+/// One row has few warps, so that the kernel behind has room beside it; more rows take more, where they fit.
+template <TileFormat F, int N>
+void launch(const TileStep& step, const StepInput& input, StreamHandle stream) {
+  if constexpr (N > 1) {
+    const Plan plan = plan_for(input.cols, kHeadBytes<N>, Codec<F>::kBytes, N, kSums);
+    if (plan.depth > 0) return launch_plan<F, N, kSums>(step, input, plan, stream);
+  }
+  const Plan plan = plan_for(input.cols, kHeadBytes<N>, Codec<F>::kBytes, N, kSums / 2);
+  launch_plan<F, N, kSums / 2>(step, input, plan, stream);
+}
+
+template <TileFormat F>
+void launch_rows(const TileStep& step, const StepInput& input, StreamHandle stream) {
+  if (input.n == 1) return launch<F, 1>(step, input, stream);
+  if (input.n == 2) return launch<F, 2>(step, input, stream);
+  if (input.n <= 4) return launch<F, 4>(step, input, stream);
+  launch<F, 8>(step, input, stream);
+}
+
+}  // namespace lode::cuda::tiles

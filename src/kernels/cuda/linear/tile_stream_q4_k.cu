@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/linear/tile_stream.cuh"
+#include "kernels/cuda/linear/tile_stream.h"
+
+namespace lode::cuda::tiles {
+
+template <>
+void stream_format<TileFormat::q4_k>(const TileStep& step, const StepInput& input, StreamHandle stream) {
+  launch_rows<TileFormat::q4_k>(step, input, stream);
+}
+
+}  // namespace lode::cuda::tiles
