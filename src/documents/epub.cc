@@ -113,6 +113,7 @@ DocumentText read_epub(std::string_view bytes, std::string_view where, const Rea
     out.break_line(2);
     put_html(page->second, fmt::format("{}: {}", where, excerpt(name)), false, out);
   }
+  out.finish();
   if (out.text().empty())
     throw InputError(fmt::format("{}: expected a book with text, found none in it", where));
   result.text = out.take_text();

@@ -17,6 +17,7 @@ using Page = std::vector<std::string>;
 
 constexpr std::size_t kEdgeLines = 2;        // a header or footer has at most so many lines
 constexpr std::size_t kLongestHeader = 120;  // bytes
+constexpr std::size_t kNarrowest = 36;       // bytes of a full line; below it they are verses or cells
 constexpr std::size_t kFewestPages = 3;      // on which it must stand
 
 bool is_digit(char c) {
@@ -106,15 +107,21 @@ std::vector<std::set<std::size_t>> running_lines(const std::vector<Page>& pages)
   return running;
 }
 
-/// The length that full lines of a page have, in bytes.
+/// The length that full lines of a page have, in bytes: the one that most lines are near to. Not the longest:
+/// where a word was broken, two lines have become one.
 std::size_t full_length(const Page& page) {
   std::vector<std::size_t> lengths;
   for (const std::string& line : page)
     if (!line.empty()) lengths.push_back(line.size());
-  if (lengths.empty()) return 0;
-  const auto at = lengths.begin() + static_cast<std::ptrdiff_t>(lengths.size() * 9 / 10);
-  std::nth_element(lengths.begin(), at, lengths.end());
-  return *at;
+  std::sort(lengths.begin(), lengths.end());
+  std::size_t full = 0, most = 0, low = 0;
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    while (100 * lengths[low] < 85 * lengths[i]) ++low;
+    if (i + 1 - low < most) continue;
+    most = i + 1 - low;
+    full = lengths[i];
+  }
+  return full;
 }
 
 /// "- one", "• one", "3. one", "(a) one".
@@ -139,7 +146,8 @@ bool begins_lower(std::string_view line) {
 /// Whether a paragraph goes on from the line before, which is `before`.
 bool goes_on(std::string_view before, std::string_view line, std::size_t full) {
   if (before.empty() || begins_item(line)) return false;
-  return 10 * before.size() >= 7 * full || begins_lower(line);
+  if (begins_lower(line)) return true;
+  return full >= kNarrowest && before.size() + 1 + std::min(line.find(' '), line.size()) >= full * 9 / 10;
 }
 
 }  // namespace

@@ -91,7 +91,7 @@ DocumentText read_pdf(std::string_view bytes, std::string_view where, const Read
         fmt::format("{}: a PDF is read by the program pdftotext, which was not found; install it "
                     "(apt install poppler-utils)",
                     where));
-  const ChildResult child = run_child({program, "-enc", "UTF-8", "-q", "-", "-"}, bytes,
+  const ChildResult child = run_child({program, "-enc", "UTF-8", "-", "-"}, bytes,
                                       {.seconds = options.converter_seconds,
                                        .memory = options.converter_memory,
                                        .output = std::min(options.largest_text, std::size_t{256} << 20)});

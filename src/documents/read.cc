@@ -146,7 +146,8 @@ class Gathering {
 
   void put_heading(const std::string& heading) {
     mark(0, 0);
-    if (!all_.text.empty()) all_.text += all_.text.ends_with("\n") ? "\n" : "\n\n";
+    if (!all_.text.empty() && !all_.text.ends_with("\n\n"))
+      all_.text += all_.text.ends_with("\n") ? "\n" : "\n\n";
     all_.text += heading + "\n\n";
   }
 

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Documents as people have them: what is read of each kind, folders, growing texts, interrupted readings, sources."""
 
+import json
 import os
 import pathlib
+import resource
 import shutil
 import signal
+import struct
 import subprocess
 import time
 import unittest
+import zlib
 
 import documents
 import lode_file
@@ -18,6 +22,18 @@ def keys_of(path: pathlib.Path) -> dict[str, bytes]:
     """Tokens, keys and values of an indexed text."""
     data = path.read_bytes()
     return {s.name: data[s.offset : s.offset + s.size] for s in lode_file.sections(data) if s.name == "tokens" or s.name.startswith("kv/")}
+
+
+def text_of(path: pathlib.Path) -> str:
+    data = path.read_bytes()
+    return next(data[s.offset : s.offset + s.size] for s in lode_file.sections(data) if s.name == "text").decode()
+
+
+def places_of(path: pathlib.Path) -> tuple[dict, list[tuple[int, int, int]]]:
+    """What the file says of its sources, and (byte, page, line) of each stretch of the text."""
+    data = path.read_bytes()
+    found = {s.name: data[s.offset : s.offset + s.size] for s in lode_file.sections(data) if s.name in ("sources", "places")}
+    return json.loads(found["sources"]), list(struct.iter_unpack("<qii", found["places"]))
 
 
 def part(i: int) -> str:
@@ -91,6 +107,226 @@ class Growing(ProgramTest):
         self.assertFalse(log.exists())
         self.index_all("-f", text, "-o", self.place / "once.lode")
         self.assertEqual(keys_of(output), keys_of(self.place / "once.lode"))
+
+
+class Kinds(ProgramTest):
+    """Text, order, pages and lines of each kind; the names say nothing."""
+
+    def read(self, data: bytes | str, *arguments, name: str = "some.file") -> str:
+        path = documents.write(self.folder, name, data)
+        self.output = self.folder / "read.lode"
+        self.result = self.assert_done(run("index", "-m", self.model, "-f", path, "-o", self.output, "--force", "--restart", *arguments))
+        return text_of(self.output)
+
+    def place(self, piece: str) -> tuple[int, int]:
+        """Page and line at which a piece of the text begins."""
+        text = text_of(self.output)
+        at = len(text[: text.index(piece)].encode())
+        _, marks = places_of(self.output)
+        byte, page, line = [mark for mark in marks if mark[0] <= at][-1]
+        return page, line + text.encode()[byte:at].count(b"\n")
+
+    def test_plain_text_in_any_encoding(self):
+        text = "Größe, Maß und Höhe: für alle Fälle schön aufgeschrieben.\nZwölf Boxkämpfer jagen Viktor quer über den großen Deich.\n"
+        self.assertEqual(self.read(text), text)
+        self.assertEqual(self.place("Zwölf"), (0, 2))
+        self.assertEqual(self.read(b"\xef\xbb\xbf" + text.encode()), text)
+        for encoding in ("utf-16", "utf-16-be", "utf-16-le", "utf-32", "latin-1", "cp1252"):
+            with self.subTest(encoding):
+                self.assertEqual(self.read(text.encode(encoding)), text)
+                self.assertIn("read as", self.result.err)
+        russian = "Съешь же ещё этих мягких французских булок, да выпей чаю. " * 3
+        self.assertEqual(self.read(russian.encode("koi8-r")), russian)
+        self.assertEqual(self.read(russian.encode("cp1251")), russian)
+
+    def test_source_code_markdown_and_tables_stay_as_they_are(self):
+        for text in ("def f(x):\n\treturn '<html>' + x  # PK\n", "# Title\n\n- *one*\n- two\n\n| a | b |\n|---|---|\n| 1 | 2 |\n",
+                     "name;born\r\nAnn;1801\r\n\"Bob; the elder\";1799\r\n", "On %PDF-1.4 and <!DOCTYPE html>: a text about formats.\n"):
+            self.assertEqual(self.read(text, name="x.pdf"), text)
+
+    def test_pdf(self):
+        def story(name):
+            return f"The widow {name} lit the lamp of the harbour at noon, and {name}'s extraordinarily long correspondence was forgotten. " * 4
+
+        names = {"First": "Ann", "Second": "Elizabeth", "Third": "Jo", "Fourth": "Marguerite"}
+        pages = [documents.hyphenated(f"{number} chapter. {story(name)}", 60) for number, name in names.items()]
+        text = self.read(documents.pdf(pages, "The Annals of the Harbour", numbered=True), name="annals.txt")
+        self.assertEqual(text.count("The Annals of the Harbour"), 1, "a running header stands once")
+        self.assertNotIn("Page 2", text)
+        for name in names.values():
+            self.assertIn(story(name).strip(), text, "lines and broken words are joined")
+        self.assertEqual(self.place("Second chapter")[0], 2)
+        self.assertEqual(self.place("Fourth chapter")[0], 4)
+        sources, _ = places_of(self.output)
+        self.assertEqual([(f["kind"], f["pages"]) for f in sources["files"]], [("pdf", 4)])
+
+    def test_pdf_with_two_columns_and_a_footnote(self):
+        left = documents.hyphenated("The left column tells of the lamp and of the widow who lit it every evening for years. " * 3, 42)
+        right = documents.hyphenated("The right column tells of the ship that came in at noon when nobody was at the quay. " * 3, 42)
+        text = self.read(documents.two_columns(left, right, ["1 See the annals of the harbour."]))
+        self.assertLess(text.index("The left column"), text.index("The right column"))
+        self.assertNotIn("lamp The right", text)
+        self.assertIn("the widow who lit it every evening", text)
+        self.assertIn("1 See the annals", text)
+
+    def test_html(self):
+        text = self.read('<!-- x --><!DOCTYPE html><html><head><title>T &eacute;</title><style>p{}</style><script>bad()</script></head>\n<body>\n'
+                         "<h1>Hello</h1>\n\n<p>Some <b>bold</b>\n text&nbsp;&amp; more.</p><ul><li>one<li>two</ul><table><tr><th>a<td>b</tr></table>"
+                         "<pre>x\n  y</pre><p>last</body></html>")
+        self.assertEqual(text, "T é\n\n# Hello\n\nSome bold text\u00a0& more.\n\n- one\n- two\n\na | b\n\nx\n  y\n\nlast\n")
+        self.assertEqual(self.place("# Hello"), (0, 3))
+        self.assertEqual(self.place("Some bold"), (0, 5))
+        page = '<html><head><meta charset="iso-8859-1"></head><body>Größe</body></html>'
+        self.assertEqual(self.read(page.encode("latin-1")), "Größe\n")
+        self.assertEqual(self.read("<html><body>Größe, Maß und Höhe für alle Fälle</body></html>".encode("latin-1")), "Größe, Maß und Höhe für alle Fälle\n")
+
+    def test_epub(self):
+        book = documents.epub({"b.xhtml": "<h1>Two</h1><p>Second &amp; last.</p>", "a.xhtml": "<h1>One</h1><p>First<br/>line.</p><img src='i.png' alt='a lamp'/>"},
+                              ["a.xhtml", "b.xhtml"], {"OEBPS/i.png": b"\x89PNG\r\n\x1a\n" + bytes(5000)})
+        self.assertEqual(self.read(book), "# One\n\nFirst\nline.\n\n[a lamp]\n\n# Two\n\nSecond & last.\n")
+
+    def test_docx(self):
+        p = documents.docx_paragraph
+        break_here = "<w:lastRenderedPageBreak/>"
+        table = f"<w:tbl><w:tr><w:tc>{p('one')}</w:tc><w:tc>{p('two')}</w:tc></w:tr></w:tbl>"
+        deleted = "<w:p><w:del><w:r><w:delText>gone</w:delText></w:r></w:del><w:ins><w:r><w:t>kept</w:t></w:r></w:ins></w:p>"
+        file = documents.docx(p("A title", "Heading1") + p("First &lt;paragraph&gt;.") + table + deleted + p("On page two.", more=break_here),
+                              footnotes=f'<w:footnote w:id="2">{p("A note.")}</w:footnote>')
+        self.assertEqual(self.read(file), "# A title\n\nFirst <paragraph>.\n\none | two\n\nkept\n\nOn page two.\n\n[2] A note.\n")
+        self.assertEqual(self.place("On page two")[0], 2)
+
+    def test_odt(self):
+        body = ('<text:tracked-changes><text:p>gone</text:p></text:tracked-changes><text:h text:outline-level="2">Head</text:h><text:p>One\n <text:s text:c="2"/>two.'
+                "<text:note><text:note-citation>1</text:note-citation><text:note-body><text:p>noted</text:p></text:note-body></text:note></text:p>"
+                "<text:list><text:list-item><text:p>item</text:p></text:list-item></text:list>"
+                "<table:table><table:table-row><table:table-cell><text:p>x</text:p></table:table-cell><table:table-cell><text:p>y</text:p></table:table-cell>"
+                "</table:table-row></table:table>")
+        self.assertEqual(self.read(documents.odt(body)), "## Head\n\nOne   two. [noted ]\n- item\nx | y\n")
+
+    def test_a_folder(self):
+        folder = self.folder / "papers"
+        documents.write(folder, "chapter 10.txt", "Ten.\n")
+        documents.write(folder, "chapter 2.txt", "Two.\n")
+        documents.write(folder, "deep/page.html", "<html><body><p>Deep.</p></body></html>")
+        documents.write(folder, "b.pdf", documents.pdf([["Page one of the report."], ["Page two of the report."]]))
+        documents.write(folder, "image.png", b"\x89PNG\r\n\x1a\n")
+        documents.write(folder, "skip.log", "log\n")
+        secret = documents.write(self.folder, "secret.txt", "secret\n")
+        (folder / "link.txt").symlink_to(secret)
+        (folder / "out").symlink_to(self.folder)
+        output = self.folder / "papers.lode"
+        result = self.assert_done(run("index", "-m", self.model, "-f", folder, "-o", output, "--exclude", "*.log", "--json"))
+        self.assertEqual(text_of(output), "File: papers/b.pdf, page 1\n\nPage one of the report.\n\nFile: papers/b.pdf, page 2\n\nPage two of the report.\n\n"
+                                          "File: papers/chapter 2.txt\n\nTwo.\n\nFile: papers/chapter 10.txt\n\nTen.\n\nFile: papers/deep/page.html\n\nDeep.\n")
+        unread = {pathlib.Path(u["path"]).name: u["why"] for u in result.json()["unread"]}
+        self.assertEqual(set(unread), {"image.png", "link.txt", "out"})
+        self.assertIn("OCR", unread["image.png"])
+        self.assertIn("link", unread["link.txt"])
+        self.assertIn("not read: ", result.err)
+        result = self.assert_done(run("index", "-m", self.model, "-f", folder, "-o", output, "--include", "*.txt", "--restart", "--json"))
+        self.assertEqual([f["path"] for f in result.json()["files"]], ["papers/chapter 2.txt", "papers/chapter 10.txt"])
+
+    def test_a_repository_respects_its_ignore_files(self):
+        folder = self.folder / "repository"
+        for name, text in ((".gitignore", "build/\n*.tmp\n"), ("main.c", "int main;\n"), ("build/x.c", "no\n"), ("a.tmp", "no\n"), ("new.md", "untracked\n")):
+            documents.write(folder, name, text)
+        git = ("git", "-c", "user.name=x", "-c", "user.email=x@x", "-C", folder)
+        subprocess.run([*git, "init", "-q"], check=True)
+        subprocess.run([*git, "add", "main.c"], check=True)
+        subprocess.run([*git, "commit", "-qm", "x"], check=True)
+        (folder / ".git/hooks/post-index-change").write_text("#!/bin/sh\ntouch /tmp/hooked\n", encoding="utf-8")
+        output = self.folder / "repository.lode"
+        result = self.assert_done(run("index", "-m", self.model, "-f", folder, "-o", output, "--json"))
+        self.assertEqual([f["path"] for f in result.json()["files"]], ["repository/.gitignore", "repository/new.md", "repository/main.c"])
+
+    def test_sources_have_places(self):
+        pages = [[f"On page {n} the bell rang {n} times for the widow."] for n in range(1, 4)]
+        path = documents.write(self.folder, "bells.pdf", documents.pdf(pages))
+        output = self.folder / "bells.lode"
+        self.assert_done(run("index", "-m", self.model, "-f", path, "-o", output))
+        text = text_of(output)
+        for source in self.assert_done(run("ask", output, "Who?", "-n", "4", "--show-sources", "--json")).json()["answers"][0]["sources"]:
+            self.assertEqual(source["type"], "page_location")
+            self.assertEqual(source["document_title"], str(path))
+            self.assertEqual(text[source["start_char_index"] : source["end_char_index"]], source["cited_text"])
+            self.assertIn(f"On page {source['start_page_number']} ", source["cited_text"])
+            self.assertGreater(source["end_page_number"], source["start_page_number"])
+            self.assertEqual(source["line"], 1)
+
+
+class Hostile(ProgramTest):
+    """Each ends in one sentence, within bounded time and memory."""
+
+    def refused(self, data: bytes | str, *mentions: str, seconds: float = 10, memory: int = 0):
+        path = documents.write(self.folder, "hostile", data)
+        limit = (lambda: resource.setrlimit(resource.RLIMIT_AS, (memory, memory))) if memory else None
+        began = time.monotonic()
+        self.assert_refused(run("index", "-m", self.model, "-f", path, "-o", self.folder / "never.lode", "--quiet", preexec_fn=limit), *mentions)
+        self.assertLess(time.monotonic() - began, seconds)
+        self.assertFalse((self.folder / "never.lode").exists())
+
+    def test_archives(self):
+        self.refused(documents.docx("<w:p>" + " " * (60 << 20)), "XML", seconds=60)
+        self.refused(documents.archive({"a.txt": "x"}), "ZIP archive")
+        self.refused(documents.archive({"xl/workbook.xml": "<x/>"}), "spreadsheet")
+        good = documents.docx(documents.docx_paragraph("text"))
+        self.refused(good[: len(good) // 2], "archive")
+        self.refused(good.replace(b"word/document.xml", b"word/d0cument.xml"), "ZIP archive")
+        flipped = bytearray(good)
+        at = good.index(b"word/document.xml") + 30
+        flipped[at : at + 8] = b"\xff" * 8
+        self.refused(bytes(flipped), "archive")
+        self.refused(documents.epub({"a.xhtml": "<p>x</p>"}).replace(b"META-INF/container.xml", b"META-INF/c0ntainer.xml"), "container.xml")
+        self.refused(documents.archive({"META-INF/container.xml": '<container><rootfile full-path="../../../etc/passwd"/></container>'}, "application/epub+zip"), "etc/passwd")
+        self.refused(documents.archive({"META-INF/container.xml": "<container>"}, "application/epub+zip"), "XML")
+        self.refused(documents.odt(""), "none in it")
+
+    def test_xml_bombs(self):
+        laughs = '<!DOCTYPE x [<!ENTITY a "ha">' + "".join(f'<!ENTITY {chr(98 + i)} "{f"&{chr(97 + i)};" * 10}">' for i in range(9)) + "]>"
+        external = '<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]>'
+        for head in (laughs, external):
+            self.refused(documents.archive({"content.xml": head + "<x>&a;</x>"}, "application/vnd.oasis.opendocument.text"), "document type")
+            self.refused(documents.archive({"[Content_Types].xml": "", "word/document.xml": head + "<x>&j;</x>"}), "XML")
+        self.refused(documents.archive({"content.xml": "<x>" * 100_000}, "application/vnd.oasis.opendocument.text"), "XML")
+        page = self.folder / "page"
+        documents.write(self.folder, "page", "<!DOCTYPE html [<!ENTITY a SYSTEM 'file:///etc/passwd'>]><html><body>&a; safe</body></html>")
+        self.assert_done(run("index", "-m", self.model, "-f", page, "-o", self.folder / "page.lode"))
+        self.assertNotIn("root:", text_of(self.folder / "page.lode"))
+        self.refused("<html><body>" + "<div>" * 300_000, "none in it", seconds=20)
+
+    def test_pdfs(self):
+        self.refused(documents.pdf([[""], [""]]), "OCR", "2 pages")
+        self.refused(b"%PDF-1.4\n", "pdftotext")
+        self.refused(b"%PDF-1.7\n" + os.urandom(5000), "pdf")
+        loop = documents.pdf_objects([b"BT ET"])
+        loop[1] = b"<< /Type /Pages /Count 1 /Kids [2 0 R] >>"
+        self.refused(documents.pdf_file(loop), "PDF")
+        bomb = documents.pdf_objects([b"BT /F1 10 Tf (x) Tj ET"])
+        data = zlib.compress(zlib.compress(bytes(100 << 20)))
+        bomb[4] = b"<< /Length %d /Filter [/FlateDecode /FlateDecode] >>\nstream\n%s\nendstream" % (len(data), data)
+        self.refused(documents.pdf_file(bomb), "pdf", seconds=130)
+        locked = documents.pdf_file(documents.pdf_objects([b"BT ET"]) + [b"<< /Filter /Standard /V 1 /R 2 /O (" + b"a" * 32 + b") /U (" + b"b" * 32 + b") /P -4 >>"],
+                                    b"/Encrypt 6 0 R /ID [(0123456789abcdef) (0123456789abcdef)]")
+        self.refused(locked, "encrypted", "password")
+
+    def test_a_program_that_is_missing_is_named(self):
+        path = documents.write(self.folder, "a.pdf", documents.pdf([["A page."]]))
+        self.assert_refused(run("index", "-m", self.model, "-f", path, "-o", self.folder / "never.lode", env={"PATH": "/nowhere"}), "poppler-utils")
+
+    def test_what_is_no_document(self):
+        for data, what in ((b"\x89PNG\r\n\x1a\n", "PNG"), (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "DOC"), (b"{\\rtf1 x}", "RTF"), (b"\x1f\x8b\x08", "gzip"),
+                           (b"\x7fELF", "program"), (bytes(range(1, 256)) * 9, "binary"), (b"a" * 100 + b"\0", "binary"), (("é" * 9).encode()[:-1], "UTF-8")):
+            self.refused(data, what)
+
+    def test_a_folder_of_very_many_files(self):
+        folder = self.folder / "many"
+        folder.mkdir()
+        for i in range(66_000):
+            os.close(os.open(folder / f"{i}.txt", os.O_CREAT | os.O_WRONLY))
+        began = time.monotonic()
+        self.assert_refused(run("index", "-m", self.model, "-f", folder, "-o", self.folder / "never.lode"), "65536", "--include")
+        self.assertLess(time.monotonic() - began, 20)
+        shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

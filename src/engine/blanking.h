@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention without some of the text: the test of whether an answer rests on the passages that are cited.
+#pragma once
+
+#include <vector>
+
+#include "lodestone/engine.h"
+
+namespace lode {
+
+/// Attends exactly to every key but those that are blanked. For measurements: a context with it cannot be
+/// saved. On the CPU.
+class Blanking {
+ public:
+  /// The context must outlive this and be indexed.
+  explicit Blanking(Context& context);
+  ~Blanking();
+  /// What questions attend by.
+  MethodId method() const { return method_; }
+  /// Tokens that are left out from now on: runs, rising and apart.
+  void set(std::vector<Run> blanked);
+
+ private:
+  std::shared_ptr<std::vector<Run>> blanked_;
+  MethodId method_ = kDense;
+};
+
+}  // namespace lode
