@@ -9,6 +9,7 @@
 
 #include "base/text.h"
 #include "lab/train/trained_on.h"
+#include "lodestone/error.h"
 #include "saap_flags.h"
 
 namespace lode::cli {
