@@ -19,6 +19,7 @@
 #include "lodestone/error.h"
 #include "lodestone/sources.h"
 #include "model/config.h"
+#include "shell_word.h"
 
 namespace lode::cli {
 
@@ -259,6 +260,18 @@ void build(Context& context, const IndexFlags& flags, std::size_t specs) {
   context.build_indexes([&](std::int64_t done) { progress.at(done); });
 }
 
+/// Without -a: what loses nothing that could be measured at any length (docs/results/quality.md), where a text is
+/// long enough for it to read less.
+std::vector<Spec> usual_specs(const IndexFlags& flags, std::int64_t tokens) {
+  constexpr std::int64_t kLong = 8192;
+  constexpr const char* kSafe = "squeezed:sparsity=0.7";
+  if (tokens < kLong || !flags.append.empty()) return {};
+  if (!flags.common.quiet)
+    print_remark(
+        fmt::format("builds the index of {}, which `ask` then uses: -a names others, -a full none", kSafe));
+  return {parse_spec(kSafe)};
+}
+
 Json index_text(IndexFlags flags) {
   std::optional<Earlier> earlier;
   if (!flags.append.empty()) {
@@ -267,12 +280,13 @@ Json index_text(IndexFlags flags) {
   } else {
     earlier = flags.restart ? std::nullopt : earlier_output(flags);
   }
-  const std::vector<Spec> specs = parse_specs(flags.specs);
+  std::vector<Spec> specs = parse_specs(flags.specs);
   check_output(flags, specs);
   SourceText source = read_sources(flags, earlier);
   const auto model = load_model(flags.common, flags.model);
   const Reading reading = tokens_of(*model, source, flags, earlier);
   const auto tokens = std::ssize(reading.tokens);
+  if (specs.empty()) specs = usual_specs(flags, tokens);
   ContextOptions options = context_options(flags.common, flags.model);
   options.max_tokens = flags.model.context > 0 ? flags.model.context
                                                : room_for_questions(*model, tokens, flags.model.rope_factor);
@@ -319,7 +333,7 @@ void run(const IndexFlags& flags) {
                   "next: lodestone ask {} \"...\"\n",
                   flags.output, result["tokens"].get<std::int64_t>(), human_bytes(result["kv_bytes"]),
                   human_bytes(result["index_bytes"]), result["prefill_seconds"].get<double>(),
-                  result["build_seconds"].get<double>(), flags.output));
+                  result["build_seconds"].get<double>(), as_word(flags.output)));
 }
 
 void add_reading_flags(CLI::App& verb, IndexFlags& flags) {

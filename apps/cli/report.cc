@@ -5,8 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
-#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -17,6 +15,7 @@
 #include "lab/eval/settings.h"
 #include "lab/tasks/datasets.h"
 #include "lodestone/error.h"
+#include "shell_word.h"
 
 namespace lode::cli {
 
@@ -34,17 +33,6 @@ struct ReportFlags {
   bool quick = false, so_far = false;
   std::string others;  ///< what else was given, as it was written
 };
-
-/// As a shell takes it for one word.
-std::string as_word(const std::string& value) {
-  const auto plain = [](unsigned char c) {
-    return std::isalnum(c) != 0 || c >= 0x80 || std::strchr("_-./:=,%+@", c);
-  };
-  if (!value.empty() && std::all_of(value.begin(), value.end(), plain)) return value;
-  std::string word = "'";
-  for (const char c : value) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return word + "'";
-}
 
 /// What changes results beside model and folder, so that the command on the page makes them again.
 std::string other_options(const CLI::App& verb) {

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A .lode file is the text that was indexed, or it is refused with the reason: it is never used when it does not fit."""
 
+import array
 import concurrent.futures
+import json
 import pathlib
 import shutil
+import struct
 import unittest
 
 import lode_file
@@ -99,6 +102,18 @@ class Misfits(ProgramTest):
         context = self.index("mine.lode")
         other = tiny_model.write(self.folder / "other", seed=2)
         self.assert_refused(run("ask", context, "Who?", "-m", other), "another model")
+
+    def test_a_long_text_has_an_index_that_is_safe(self):
+        text = self.folder / "long text.txt"
+        text.write_text("The lamp of the harbour was lit. " * 500, encoding="utf-8")
+        told = self.assert_done(run("index", "-m", self.model, "-f", text, "-o", self.folder / "long text.lode"))
+        self.assertIn("squeezed:sparsity=0.7", told.err)
+        self.assertIn(f"lodestone ask '{self.folder / 'long text.lode'}'", told.out)
+        found = self.assert_done(run("inspect", self.folder / "long text.lode", "--json")).json()
+        self.assertGreater(found["tokens"], 8192)
+        self.assertEqual(found["methods"], ["squeezed:sparsity=0.7"])
+        self.assert_done(run("index", "-m", self.model, "-f", text, "-o", self.folder / "none.lode", "-a", "full", "--quiet"))
+        self.assertNotIn("squeezed", str(self.assert_done(run("inspect", self.folder / "none.lode", "--json")).json()["methods"]))
 
     def test_keys_that_overflow(self):
         """Nothing is written that no question can be asked about."""

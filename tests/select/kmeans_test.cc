@@ -103,6 +103,24 @@ TEST(KMeansSelector, AttendsWholeBucketsOfTheBestCentroids) {
 
 // With trained centroids the index is a function of the keys: grown token by token it equals one that was
 // built at once.
+/// With as many clusters for any text, each holds more and more keys, until its centroid says nothing of one of them.
+TEST(KMeansSelector, ClustersFollowTheText) {
+  ThreadPool pool(1);
+  World world({.kv_heads = 1, .group = 1, .d = 64, .dense = {1, 16}});
+  const LayerGeometry geometry = world.geometry(pool);
+  const Spec spec = parse_spec("kmeans");
+  const auto clusters = [&](std::int64_t tokens) {
+    const std::int64_t lists = tokens * std::int64_t{sizeof(Position)} * 3 / 2;
+    return (find_method("kmeans").index_bytes(spec, geometry, tokens) - lists) / (64 * 4);
+  };
+  for (const std::int64_t k : {1, 4, 16, 24, 32, 64, 128, 1024}) {
+    const std::int64_t tokens = k * 1024;
+    EXPECT_LE(tokens / clusters(tokens), 32) << k << "k";
+    EXPECT_GE(tokens / clusters(tokens), 16) << k << "k";
+  }
+  EXPECT_EQ(clusters(16 * 1024), 1024) << "as the paper has";
+}
+
 TEST(KMeansSelector, GrownEqualsRebuilt) {
   ThreadPool pool(2);
   const std::filesystem::path path = temporary("grown.safetensors");

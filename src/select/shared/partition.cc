@@ -137,7 +137,12 @@ std::vector<float> PartitionSelector::train_centroids(const KvRows& kv, int head
   const std::uint64_t seed = hash_seed(geometry_.seed, geometry_.layer, geometry_.kv_head_in_layer(head));
   std::vector<Position> sample(static_cast<std::size_t>(keys));
   std::iota(sample.begin(), sample.end(), begin);
-  if (const std::int64_t limit = clusters * kTrainingKeysPerCentroid; keys > limit) {
+  // Time grows with clusters x sample: of many clusters each learns from fewer keys (kTrainingKeysPerCentroid says
+  // what that costs).
+  constexpr std::int64_t kMany = 1024, kFewKeys = 8;
+  const std::int64_t limit =
+      std::max(std::min(clusters, kMany) * kTrainingKeysPerCentroid, clusters * kFewKeys);
+  if (keys > limit) {
     Rng rng(seed);
     for (std::int64_t i = 0; i < limit; ++i) {
       const auto pick = i + static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(keys - i)));
