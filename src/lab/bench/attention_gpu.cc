@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bench of one layer on the GPU: its keys and queries are made here as those of the CPU's are.
+#include <fmt/format.h>
+
 #include "base/cancel.h"
 #include "base/threads.h"
 #include "gpu/attention_bench.h"
 #include "lab/bench/attention.h"
+#include "lodestone/error.h"
 
 namespace lode {
 namespace {
@@ -41,11 +44,28 @@ void make_shaped(const AttentionBenchOptions& options, const Rope& rope, ThreadP
   }
 }
 
+/// Artefacts are made up here, and a group's heads choose together: a row under another spec's name would say what
+/// was not measured.
+void expect_measured(const Spec& spec) {
+  const auto refuse = [&](std::string_view key, std::string_view why) {
+    throw InputError(
+        fmt::format("attention spec '{}': expected none with {}={} on a GPU, where {}, found it; --device "
+                    "cpu measures it",
+                    spec.str(), key, *spec.text(key), why));
+  };
+  for (const char* key : {"weights", "network"})
+    if (spec.text(key)) refuse(key, "this bench makes up the functions that choose");
+  if (spec.text("group").value_or("batched") != "batched")
+    refuse("group", "the heads of a group choose together");
+  if (spec.text("fallback").value_or("none") != "none") refuse("fallback", "no layer falls back");
+}
+
 }  // namespace
 
 std::vector<AttentionBenchRow> bench_attention_gpu(const AttentionBenchOptions& options,
                                                    std::span<const Spec> specs, ThreadPool& pool,
                                                    const std::function<void(std::string_view)>& note) {
+  for (const Spec& spec : specs) expect_measured(spec);
   const Rope rope(options.shape, options.context);
   GpuAttentionTask task = {.shape = &options.shape,
                            .rope = &rope,
