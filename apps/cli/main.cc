@@ -2,6 +2,7 @@
 // The program: parses the verb, runs it, turns failures into one sentence and an exit code.
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -48,6 +49,14 @@ void open_standard_descriptors() {
       _exit(kFailed);
 }
 
+/// Libraries that run out of address space in the middle of their work end the program with a signal. With so much
+/// they start, and what is ours says what it lacks.
+bool has_address_space() {
+  constexpr rlim_t kLeast = rlim_t{256} << 20;
+  rlimit limit = {};
+  return getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= kLeast;
+}
+
 /// One line, whatever names and values are quoted in it.
 int complain(int code, const std::string& message) {
   constexpr std::size_t kLongest = 4000;
@@ -87,6 +96,9 @@ int main(int argc, char** argv) {
   signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit of file sizes fails with a sentence
   lode::install_cancel_handlers();
   install_bus_error_handler();
+  if (!has_address_space())
+    return complain(kFailed,
+                    "out of memory: expected at least 256 MiB of address space (ulimit -v), found less");
   CLI::App app{"Lodestone: index a long document once, then ask it many questions fast.", "lodestone"};
   app.set_version_flag("--version", LODESTONE_VERSION);
   app.require_subcommand(1);

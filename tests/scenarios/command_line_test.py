@@ -485,6 +485,15 @@ class Outputs(ProgramTest):
                 self.assertGreater(len(drawn), 0)
                 self.assertLess(max(map(len, drawn)), columns)
 
+    def test_little_address_space(self):
+        """A sentence at any limit, never a signal."""
+        context = self.index("narrow.lode")
+        for room in range(120, 420, 20):
+            limit = lambda room=room: resource.setrlimit(resource.RLIMIT_AS, (room << 20, room << 20))
+            with self.subTest(room=room):
+                result = run("ask", context, "Who?", "-n", "1", "-t", "1", preexec_fn=limit)
+                self.assertIn(result.code, (DONE, FAILED, 127), result.err)
+
     def test_no_room_for_threads(self):
         result = run("inspect", self.model, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (60 << 20, 60 << 20)))
         if result.code != 127:  # not even the libraries found room
