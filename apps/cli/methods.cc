@@ -42,6 +42,12 @@ Json json_of(const MethodInfo& method) {
 
 constexpr std::size_t kKeys = 23;  // columns before what a key means
 
+std::string preset_text(const Preset& preset) {
+  std::string text;
+  for (const char c : preset.keys) text += c == ',' ? std::string(", ") : std::string(1, c);
+  return fmt::format("{}: {}", text, preset.note);
+}
+
 std::string text_of(const MethodInfo& method) {
   std::string text = wrapped(fmt::format("{} - {}", method.name, method.source), 0) + "\n";
   for (const std::string& alias : method.aliases) text += fmt::format("  also called {}\n", alias);
@@ -52,7 +58,7 @@ std::string text_of(const MethodInfo& method) {
   }
   for (const Preset& preset : presets_of(method.name))
     text += fmt::format("  {:20} {}\n", fmt::format("preset={}", preset.name),
-                        wrapped(fmt::format("{}: {}", preset.keys, preset.note), kKeys));
+                        wrapped(preset_text(preset), kKeys));
   if (method.name != "full") {
     const std::string dense = fmt::format(
         "sink/window/dense_layers [default: {} / {}{} / {}]", method.dense.sink, method.dense.window,

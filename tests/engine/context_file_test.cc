@@ -5,11 +5,13 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <numeric>
 
 #include "base/file.h"
 #include "engine/context.h"
 #include "eval/tiny_model.h"
+#include "io/container.h"
 #include "lodestone/error.h"
 #include "support/refusal.h"
 
@@ -82,7 +84,7 @@ TEST_F(ContextFileTest, RopeFactorsThatShrinkTheContextAreRefused) {
     rewrite_meta(file("made"), file("forged"), {{"rope_factor", factor}});
     test::expect_refused("'rope_factor'", [&] { Context::load(file("forged"), tiny_model(), {}); });
   }
-  for (const double factor : {1e-9, -4.0, 0.0, 1025.0, std::nan(""), INFINITY})
+  for (const double factor : {1e-9, -4.0, 0.0, 1025.0, std::nan(""), std::numeric_limits<double>::infinity()})
     test::expect_refused("--rope-factor", [&] { Context(tiny_model(), {.rope_factor = factor}); });
 }
 

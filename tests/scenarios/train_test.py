@@ -78,7 +78,7 @@ class Train(ProgramTest):
         for widths, linear in (("32,32", False), ("64", True), ("none", True)):
             result = self.assert_done(run("train", "hash", "-m", self.model, "-f", self.text, "-o", self.folder / "start.safetensors",
                                           "--tokens", "512", "--window", "16", "--sink", "4", "--top", "4", "--steps", "1", "--json",
-                                          "--widths", widths))
+                                          "--widths", widths, "--force"))
             self.assertEqual(result.json()["training"]["linear_start"], linear)
             self.assertEqual("starts at random" in result.err, not linear)
 

@@ -92,6 +92,23 @@ class Eval(ProgramTest):
                 full = report["results"][0]
                 self.assertEqual((full["agreement"], full["density"], full["selectivity"]), (1, 1, 1))
 
+    def test_samples_longer_than_the_model(self):
+        """One of them does not end the others, and is named."""
+        long = self.folder / "long.jsonl"
+        lines = [{"id": name, "task": "t", "tokens": 0, "context": text, "question": " Who?", "answers": ["Ann"], "match": "contains"}
+                 for name, text in (("short", "Ann did."), ("long one", "word " * 4000))]
+        long.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        common = ("eval", "-m", self.model, "--samples", long, "-a", "streaming:window=16", "-c", "2k", "--json")
+        result = self.assert_done(run(*common))
+        self.assertEqual([row["n"] for row in result.json()["results"]], [1, 1])
+        self.assertEqual([sample["id"] for sample in result.json()["left_out"]], ["long one"])
+        self.assertIn("'long one'", result.err)
+        cut = self.assert_done(run(*common, "--truncate", "middle"))
+        self.assertEqual([row["n"] for row in cut.json()["results"]], [2, 2])
+        self.assertEqual(cut.json()["left_out"], [])
+        long.write_text(json.dumps(lines[1]) + "\n", encoding="utf-8")
+        self.assert_refused(run(*common, "--quiet"), "'long one'", "--truncate middle")
+
     def test_interval_stays_among_possible_scores(self):
         """Three documents, the fewest that have one, so that a t interval reaches far."""
         report = self.assert_done(self.eval(*SPECS, "-a", "random:fraction=1%,window=16")).json()
