@@ -85,8 +85,7 @@ SaapResult SaapRun::run() {
   }
   const auto learnt_nothing = [](const Head& head) { return head.report.near_only; };
   if (std::all_of(heads_.begin(), heads_.end(), learnt_nothing)) {
-    std::filesystem::remove(
-        path_);  // holds nothing that was learnt, and would be in the way of other settings
+    std::filesystem::remove(path_);  // nothing was learnt, and it would be in the way of other settings
     throw InputError(
         "train saap: expected queries that attend far keys, two of one trained prompt and one of held-out "
         "prompts, "
@@ -121,7 +120,7 @@ void SaapRun::train_heads(std::span<Head* const> all) {
   steps_done_ = 0;
   Progress progress(
       fmt::format("saap: classifiers of layers {} to {}", group.front()->layer, group.back()->layer),
-      std::ssize(group) * settings_.steps - steps_kept(group, "net.steps"), "steps", mode_);
+      std::ssize(group) * settings_.steps, "steps", mode_);
   try {
     pool().for_each(std::ssize(group),
                     [&](std::int64_t i, int) { fit(*group[static_cast<std::size_t>(i)], progress); });
@@ -183,6 +182,8 @@ void SaapRun::fit(Head& head, Progress& progress) {
       checkpoint_.get(prefix, classifier.module(), &adam, path_.string());
     if (const auto kept = checkpoint_.arrays.find(prefix + "losses"); kept != checkpoint_.arrays.end())
       last_losses = kept->second;
+    steps_done_ += adam.steps();
+    progress.skip(adam.steps());
   }
   const std::unique_ptr<SaapFit> fit = device_->fit(*head.examples, classifier, adam, settings_.batch);
   const auto keep_state = [&] {
