@@ -115,6 +115,7 @@ Json answer(Context& context, const AskFlags& flags, const std::string& question
   if (!g.work.dense_reason.empty()) result["dense_because"] = g.work.dense_reason;
   if (!g.work.notice.empty()) result["notice"] = g.work.notice;
   put_audit(result, g.work);
+  if (!context.impl().on_host.empty()) result["on_host"] = context.impl().on_host;
   if (g.work.audited > 0) result["audit"]["full_layers"] = context.impl().audit.fallen_back();
   context.roll_back(reused);
   if (flags.show_sources) result["sources"] = sources_json(finder.find(sources, method, kShownSources));

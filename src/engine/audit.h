@@ -42,8 +42,13 @@ class Audit {
     double error_sum = 0;
     std::int64_t outputs = 0;
   };
+  bool samples(int layer, Position begin) const;
   void compare(const LayerGeometry& geometry, std::span<const QueryBlock> blocks,
                std::span<float* const> outputs, WorkReport& report);
+  /// Counts the errors of outputs [rows, d] of a layer; says whether it is now beyond the limit.
+  bool count(int layer, std::int64_t d, std::span<const float> outputs, std::span<const float> exact,
+             WorkReport& report);
+  void fall_back(int layer);
 
   double rate_;
   std::optional<double> limit_;

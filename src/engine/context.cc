@@ -185,30 +185,47 @@ void Context::Impl::require_room(std::int64_t more) const {
 }
 
 /// On the GPU, unless there is none, somebody wants to look inside, or more tokens of a question choose
-/// together than it takes at a time.
+/// together than a step of it has room for.
 ForwardWork Context::Impl::forward(const Step& step, const AttachedMethod* method, LogitRows rows) {
   const bool sparse = !step.selectors.empty();
-  const std::int64_t tokens = std::ssize(step.sequences.front().tokens),
-                     stretch = sparse && step.phase == Phase::question
-                                   ? question_stretch(static_cast<MethodId>(method - methods.data()))
-                                   : 1;
-  const bool together =
-      gpu != nullptr && stretch != 1 &&
-      (stretch == 0 ? tokens : std::min(stretch, tokens)) > gpu->most_together(step.selectors);
-  if (gpu == nullptr || step.hooks != nullptr || together) {
-    if (gpu != nullptr) {
-      host_kv();
-      if (sparse && !method->built_on_host)
-        build_on_host(methods[static_cast<std::size_t>(method - methods.data())], {});
-    }
+  if (gpu == nullptr) return llama.forward(step, rope, rows, logits);
+  AttachedMethod* const own = sparse ? &methods[static_cast<std::size_t>(method - methods.data())] : nullptr;
+  const auto index_on_host = [&] {
+    host_kv();
+    if (sparse && !own->built_on_host && own->chosen_by != ChosenBy::host) build_on_host(*own, {});
+  };
+  if (const std::string reason = why_on_host(step, method); !reason.empty()) {
+    if (std::ranges::find(on_host, reason) == on_host.end()) on_host.push_back(reason);
+    index_on_host();
     return llama.forward(step, rope, rows, logits);
   }
   const auto any = [](const std::vector<Selector*>& some) { return !some.empty(); };
-  if ((sparse && !gpu->chooses(step.selectors)) ||
-      std::any_of(step.listeners.begin(), step.listeners.end(), any))
+  if (sparse && !gpu->chooses(step.selectors))
+    index_on_host();
+  else if (std::any_of(step.listeners.begin(), step.listeners.end(), any))
     host_kv();
   gpu->upload(kv);
   return gpu->forward(step, rope, rows, logits);
+}
+
+/// Why a step of a context on the GPU runs on the host, for people; empty: it does not.
+std::string Context::Impl::why_on_host(const Step& step, const AttachedMethod* method) const {
+  if (step.hooks != nullptr && !step.hooks->compare)
+    return step.hooks->mass ? "tokens whose sources are looked for" : "tokens that are looked into";
+  if (step.selectors.empty() || step.phase != Phase::question) return {};
+  const std::int64_t tokens = std::ssize(step.sequences.front().tokens),
+                     stretch = question_stretch(static_cast<MethodId>(method - methods.data())),
+                     together = stretch == 0 ? tokens : std::min(stretch, tokens);
+  if (stretch == 1 || together <= gpu->most_together(step.selectors)) return {};
+  return fmt::format("questions of which more than {} tokens choose together",
+                     gpu->most_together(step.selectors));
+}
+
+/// What of `on_host` is new behind the first `known`, as a remark.
+std::string Context::Impl::remark_on_host(std::size_t known) const {
+  if (on_host.size() <= known) return {};
+  return fmt::format("on the host, not on the GPU: {}",
+                     fmt::join(on_host.begin() + static_cast<std::ptrdiff_t>(known), on_host.end(), "; "));
 }
 
 std::int64_t Context::Impl::question_stretch(MethodId method) const {
@@ -232,11 +249,12 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
   const bool sparse = attached != nullptr && !attached->dense();
   WorkReport seen_by_audit;
   const ForwardHooks audited = audit.hooks(hooks, seen_by_audit);
-  // Question tokens that choose their keys together are never cut apart.
+  const std::size_t on_host_before = on_host.size();
+  // Question tokens that choose their keys together are never cut apart, but for questions beyond kMostTogether.
   const auto stretch = static_cast<std::size_t>(phase == Phase::question ? question_stretch(method) : 1);
   const auto steps = static_cast<std::size_t>(options.chunk);
   const std::size_t chunk =
-      stretch == 0 ? std::max<std::size_t>(1, tokens.size()) : std::max(stretch, steps / stretch * stretch);
+      stretch == 0 ? std::size_t{kMostTogether} : std::max(stretch, steps / stretch * stretch);
   const Position far_limit = far_limit_of(attached);
   for (std::size_t at = 0; at < tokens.size(); at += chunk) {
     const SequenceTokens part = {tokens.subspan(at, std::min(chunk, tokens.size() - at)), &kv, 0, far_limit};
@@ -272,6 +290,8 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
   }
   if (attached != nullptr)
     report.notice = sparse && !audit.fallen_back().empty() ? audit.notice() : notice_of(*attached);
+  if (const std::string remark = remark_on_host(on_host_before); !remark.empty())
+    report.notice += (report.notice.empty() ? "" : "; ") + remark;
   return report;
 }
 

@@ -17,6 +17,9 @@ namespace lode {
 
 /// Tokens of a prefill chunk: enough that products of matrices are efficient.
 inline constexpr std::int64_t kCpuChunk = 512, kGpuChunk = 2048;
+/// Tokens of a question that choose their keys together, where a method has all of them do so: longer questions
+/// choose by pieces, on every device.
+inline constexpr std::int64_t kMostTogether = 2048;
 
 /// An attached attention method.
 struct AttachedMethod {
@@ -54,6 +57,7 @@ struct Context::Impl {
   Audit audit;                                          ///< of the answer that is being given
   const ForwardHooks* hooks = nullptr;                  ///< for probe and audit; not owned
   GivenQueries given;                                   ///< of every step, for benches; not owned
+  std::vector<std::string> on_host;  ///< what ran on the host though a GPU was asked for, each thing once
 
   std::int64_t tokens() const { return std::ssize(ids); }
   KvStore& host_kv();                     ///< with the keys and values of all tokens
@@ -65,6 +69,8 @@ struct Context::Impl {
   /// The answer after the last step, by its logits; adds to `result`.
   void decode(MethodId method, const GenerateOptions& wanted, Generation& result);
   ForwardWork forward(const Step& step, const AttachedMethod* method, LogitRows rows);
+  std::string why_on_host(const Step& step, const AttachedMethod* method) const;
+  std::string remark_on_host(std::size_t known) const;
   std::int64_t question_stretch(MethodId method) const;  ///< Selector::question_stretch of its layers
   Position far_limit_of(const AttachedMethod* method) const;
   void build(AttachedMethod& method, const std::function<void()>& layer_done);

@@ -122,6 +122,14 @@ bool CudaContext::Run::host_takes_part() const {
          std::any_of(step.listeners.begin(), step.listeners.end(), any);
 }
 
+bool CudaContext::Run::audits_some() const {
+  if (step.hooks == nullptr || !step.hooks->compare) return false;
+  const auto layers = static_cast<int>(native != nullptr ? native->layers.size() : step.selectors.size());
+  for (int layer = 0; layer < layers; ++layer)
+    if (audits(layer)) return true;
+  return false;
+}
+
 CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaModel> model,
                          const GpuContextOptions& options, const Placement& place)
     : config_(config),
@@ -175,7 +183,8 @@ CudaContext::~CudaContext() = default;
 
 std::int64_t CudaContext::bytes() const {
   std::int64_t bytes = range_.backed_bytes() + working_bytes(config_, *model_, options_) +
-                       lists_memory_.bytes() + near_lse_.bytes() + far_.bytes() + near_memory_.bytes();
+                       lists_memory_.bytes() + exact_.bytes() + near_lse_.bytes() + far_.bytes() +
+                       near_memory_.bytes();
   if (tier_ != nullptr) bytes += tier_->bytes();
   if (active_ != nullptr) bytes += active_->bytes();
   for (const auto& [key, native] : natives_) bytes += native.selector->bytes();
@@ -277,6 +286,7 @@ ChosenBy CudaContext::attach(const Spec& spec, std::span<Selector* const> select
 
 ForwardWork CudaContext::forward(const Step& step, const Rope& rope, LogitRows rows,
                                  std::vector<float>& logits) {
+  LODE_ASSERT(step.sequences.size() == 1 && step.sequences.front().document.empty());
   const SequenceTokens& all = step.sequences.front();
   ForwardWork work;
   std::vector<float> some, together;
@@ -302,7 +312,7 @@ ForwardWork CudaContext::forward(const Step& step, const Rope& rope, LogitRows r
 
 std::int64_t CudaContext::most_together(std::span<Selector* const> selectors) const {
   const Native* const native = native_of(selectors);
-  return std::min(options_.chunk, native != nullptr ? native->selector->most_together() : kMostSparseTokens);
+  return native != nullptr ? std::min(options_.chunk, native->selector->most_together()) : options_.chunk;
 }
 
 bool CudaContext::chooses(std::span<Selector* const> selectors) const {
@@ -324,8 +334,8 @@ std::int64_t CudaContext::most_tokens(const Step& step) const {
   for (const Selector* const selector : step.selectors)
     if (selector != nullptr && step.phase == Phase::question) stretch = selector->question_stretch();
   if (stretch == 1 && active_ != nullptr) return ActiveTier::most_tokens(tokens_);
-  stretch = std::clamp<std::int64_t>(stretch, 1, kMostSparseTokens);
-  return kMostSparseTokens / stretch * stretch;
+  if (stretch == 0) return options_.chunk;
+  return std::max(stretch, kMostSparseTokens / stretch * stretch);
 }
 
 ForwardWork CudaContext::forward_some(const Step& step, const Rope& rope, LogitRows rows,
@@ -337,7 +347,8 @@ ForwardWork CudaContext::forward_some(const Step& step, const Rope& rope, LogitR
                    .count = static_cast<int>(sequence.tokens.size()),
                    .native = native_of(step.selectors),
                    .rows = rows,
-                   .reach = reach_of(step)};
+                   .reach = reach_of(step),
+                   .begin = tokens_};
   for (const TokenId id : sequence.tokens) {
     if (id < 0 || id >= config_.vocab) {
       throw InputError(fmt::format("expected token ids from 0 to {}, found {}", config_.vocab - 1, id));
@@ -510,6 +521,7 @@ void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
   enqueue_given(layer, run);
   if (host) tell_listeners(layer, run);
   attend(layer, run, work);
+  if (run.audits(layer)) audit(layer, run);
   linear_.project_out(attention_.as<float>(), run.count, w.o, w.o_bias, x_.as<float>());
   linear_.mlp({.norm = w.mlp_norm,
                .gate = w.gate,

@@ -61,9 +61,16 @@ class CudaContext final : public GpuContext {
     Native* native = nullptr;  ///< who chooses, when it is the GPU
     LogitRows rows = LogitRows::none;
     Reach reach = Reach::all;
+    std::int64_t begin = 0;  ///< position of the first token
     bool sparse(int layer) const;
     /// A step that is captured once and replayed.
-    bool is_graph() const { return count == 1 && !host_takes_part(); }
+    bool is_graph() const { return count == 1 && !host_takes_part() && !audits_some(); }
+    /// Whether a layer's outputs are compared with full attention's.
+    bool audits(int layer) const {
+      return step.hooks != nullptr && step.hooks->compare && sparse(layer) &&
+             step.hooks->samples(layer, static_cast<Position>(begin));
+    }
+    bool audits_some() const;
     bool dense() const { return native == nullptr && step.selectors.empty(); }
     /// Whether selectors of the host must be told or asked, so that the host needs the vectors of each layer.
     bool host_takes_part() const;
@@ -90,6 +97,8 @@ class CudaContext final : public GpuContext {
   void attend_chosen_by_gpu(int layer, const Run& run);
   void attend_chosen_by_host(int layer, const Run& run, ForwardWork& work);
   void attend_split(int layer, const Run& run, ForwardWork& work);
+  void attend_lists(const cuda::Queries& queries, const cuda::RowLists& lists);
+  void audit(int layer, const Run& run);
   QueryBlock places_of(const Run& run) const;
   QueryBlock block_of(int layer, const Run& run) const;
   void choose(int layer, const Run& run, const QueryBlock& block, Selection& selection, ForwardWork& work);
@@ -135,6 +144,9 @@ class CudaContext final : public GpuContext {
   cuda::PinnedBuffer staged_ids_, staged_places_;  // [chunk]
   cuda::PinnedBuffer staged_logits_;               // [kLogitRows, V]
   cuda::PinnedBuffer staged_given_;                // as given_
+  // Of a layer that is audited; made when first needed:
+  cuda::Buffer exact_;                            // [N, Hq, d] by full attention
+  cuda::PinnedBuffer host_outputs_, host_exact_;  // [N, Hq, d]
   float rope_scale_ = 1.0f;
   cuda::PinnedBuffer host_q_, host_q_unrotated_;           // [chunk, Hq, d]; made when first needed
   cuda::PinnedBuffer host_k_, host_k_unrotated_, host_v_;  // [chunk, Hkv, d]
@@ -145,10 +157,11 @@ class CudaContext final : public GpuContext {
   // With keys and values in host memory:
   std::unique_ptr<HostTier> tier_;
   std::unique_ptr<ActiveTier> active_;  ///< null: no memory is given to it
-  cuda::Buffer near_lse_;               // [kMostSparseTokens, Hq] of what the GPU attended
-  cuda::Buffer far_;                    // [kMostSparseTokens, Hq, d], then [.., Hq]: what the host attended
-  cuda::PinnedBuffer host_far_;         // the same
-  HostLists near_keys_;                 ///< what the step's queries attend on the GPU
+  // For kMostSparseTokens, or the longest question so far whose tokens choose together:
+  cuda::Buffer near_lse_;        // [N, Hq] of what the GPU attended
+  cuda::Buffer far_;             // [N, Hq, d], then [N, Hq]: what the host attended
+  cuda::PinnedBuffer host_far_;  // the same
+  HostLists near_keys_;          ///< what the step's queries attend on the GPU
   cuda::Buffer near_memory_;
   cuda::RowLists near_lists_;
   TierWork tier_work_;

@@ -52,6 +52,12 @@ void choose_all(const QueryBlock& block, const LayerGeometry& where, Selection& 
 void CudaContext::make_room(const Run& run) {
   if (run.reach == Reach::all) range_.back(tokens_ + run.count);
   if (run.reach != Reach::split) return;
+  const std::int64_t heads = config_.query_heads, d = config_.head_dim, number = sizeof(float);
+  if (near_lse_.bytes() < run.count * heads * number) {
+    near_lse_ = cuda::Buffer(run.count * heads * number, "states of a question");
+    far_ = cuda::Buffer(run.count * heads * (d + 1) * number, "states of a question");
+    host_far_ = cuda::PinnedBuffer(far_.bytes());
+  }
   const QueryBlock block = places_of(run);
   tier_->hold(range_, *run.step.sequences.front().kv, block.far_begin, block.far_end(0, run.step.dense),
               run.count, stream_.get());
@@ -66,7 +72,7 @@ void CudaContext::make_room(const Run& run) {
 bool CudaContext::uses_active(const Run& run) const {
   const auto& selectors = run.step.selectors;
   return active_ != nullptr && run.reach == Reach::split && !selectors.empty() &&
-         std::none_of(selectors.begin(), selectors.end(), estimates_rest);
+         run.count <= kMostSparseTokens && std::none_of(selectors.begin(), selectors.end(), estimates_rest);
 }
 
 /// The rows that the GPU attends in every layer of a split step: sink and window, by the kernel's own rule,
@@ -193,9 +199,69 @@ void CudaContext::attend_chosen_by_host(int layer, const Run& run, ForwardWork& 
   const QueryBlock block = block_of(layer, run);
   Selection selection;
   choose(layer, run, block, selection, work);
-  lists_.assign(group_sets({&selection, 1}, {&block, 1}, where), block, where, 0, run.count);
-  const cuda::RowLists lists = lists_.upload(lists_memory_, stream_.get());
-  attend_rows_decode(queries(layer, run), lists, options_.max_tokens, workspace_.as<void>(), stream_.get());
+  const std::vector<SetGroup> groups = group_sets({&selection, 1}, {&block, 1}, where);
+  const std::int64_t q = std::int64_t{config_.query_heads} * config_.head_dim;
+  for (int first = 0; first < run.count; first += kMostSparseTokens) {
+    cuda::Queries some = queries(layer, run);
+    some.count = std::min(kMostSparseTokens, run.count - first);
+    some.tokens += first;
+    some.q += first * q;
+    some.o += first * q;
+    lists_.assign(groups, block, where, first, first + some.count);
+    attend_lists(some, lists_.upload(lists_memory_, stream_.get()));
+  }
+}
+
+/// As many query tokens at a time as the workspace has room for.
+void CudaContext::attend_lists(const cuda::Queries& queries, const cuda::RowLists& lists) {
+  const std::int64_t q = std::int64_t{queries.query_heads} * queries.layout.head_dim,
+                     per_token = std::int64_t{queries.layout.kv_heads} * lists.lists_per_head;
+  for (int first = 0; first < queries.count; first += kMostSparseTokens) {
+    cuda::Queries some = queries;
+    cuda::RowLists of = lists;
+    some.count = std::min(kMostSparseTokens, queries.count - first);
+    some.tokens += first;
+    some.q += first * q;
+    some.o += first * q;
+    if (some.lse != nullptr) some.lse += std::int64_t{first} * queries.query_heads;
+    of.rows += first * per_token * lists.capacity;
+    of.counts += first * per_token;
+    if (of.log_weights != nullptr) of.log_weights += first * per_token * lists.capacity;
+    if (of.tail_output != nullptr) of.tail_output += first * q;
+    if (of.tail_lse != nullptr) of.tail_lse += std::int64_t{first} * queries.query_heads;
+    attend_rows_decode(some, of, options_.max_tokens, workspace_.as<void>(), stream_.get());
+  }
+}
+
+/// Full attention of a sparse layer's queries beside what they have; the hook sees both and may exchange them.
+void CudaContext::audit(int layer, const Run& run) {
+  const std::int64_t d = config_.head_dim, count = std::int64_t{run.count} * config_.query_heads * d,
+                     bytes = count * std::int64_t{sizeof(float)};
+  if (host_outputs_.bytes() < bytes) {
+    host_outputs_ = cuda::PinnedBuffer(bytes);
+    host_exact_ = cuda::PinnedBuffer(bytes);
+  }
+  const std::span<float> outputs = {host_outputs_.as<float>(), static_cast<std::size_t>(count)};
+  cuda::copy(outputs.data(), attention_.as<void>(), bytes, stream_.get());
+  if (run.reach == Reach::split) {
+    stream_.synchronize();
+    const QueryBlock block = block_of(layer, run);
+    float* const exact = host_exact_.as<float>();
+    attend_full({&block, 1}, geometry(layer, run), {&exact, 1});
+  } else {
+    if (exact_.bytes() < bytes) exact_ = cuda::Buffer(bytes, "exact outputs of a layer");
+    cuda::Queries all = queries(layer, run);
+    all.o = exact_.as<float>();
+    if (run.count <= kDecodeTokens)
+      attend_full_decode(all, options_.max_tokens, workspace_.as<void>(), stream_.get());
+    else
+      attend_prefill(all, static_cast<std::int32_t>(tokens_), stream_.get(), precision());
+    cuda::copy(host_exact_.as<void>(), exact_.as<void>(), bytes, stream_.get());
+    stream_.synchronize();
+  }
+  run.step.hooks->compare(layer, d, outputs, {host_exact_.as<float>(), outputs.size()});
+  cuda::copy(attention_.as<void>(), outputs.data(), bytes, stream_.get());
+  stream_.synchronize();
 }
 
 /// The GPU attends what it holds while the host chooses and attends the rest; merged in this order.
@@ -204,7 +270,7 @@ void CudaContext::attend_split(int layer, const Run& run, ForwardWork& work) {
   near.lse = near_lse_.as<float>();
   cuda::RowLists near_lists = near_lists_;
   if (uses_active(run)) near_lists.counts = active_->counts(layer);
-  attend_rows_decode(near, near_lists, options_.max_tokens, workspace_.as<void>(), stream_.get());
+  attend_lists(near, near_lists);
   const LayerGeometry where = geometry(layer, run);
   const QueryBlock block = block_of(layer, run);
   const auto begin = Clock::now();

@@ -47,6 +47,13 @@ struct ForwardHooks {
   std::function<void(int layer, std::span<const float> x)> layer_done;
   /// Attention mass per attended key of each (token, KV head).
   std::function<void(const LayerGeometry&, const AttentionMass&)> mass;
+
+  // What a GPU calls in place of `attended`; without these two, and with others, a step runs on the host.
+  /// Whether outputs of this sparse call, whose first query stands at `begin`, are to be compared.
+  std::function<bool(int layer, Position begin)> samples = {};
+  /// Outputs [rows, d] of the call and of full attention; what it leaves in the former goes on.
+  std::function<void(int layer, std::int64_t d, std::span<float> outputs, std::span<const float> exact)>
+      compare = {};
 };
 
 /// Work of one forward pass, summed over layers.
