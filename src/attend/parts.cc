@@ -103,7 +103,7 @@ std::vector<SetGroup> group_sets(std::span<const Selection> selections, std::spa
   for (std::size_t s = 0; s < selections.size(); ++s) {
     for (std::int64_t i = 0; i < selections[s].sets(); ++i) {
       const Selection::Set set = selections[s].set(i);
-      add(set, selections.size() == 1 ? find_block(blocks, set.queries.sequence) : s);
+      add(set, selections.size() == blocks.size() ? s : find_block(blocks, set.queries.sequence));
     }
   }
   check_cover(groups, blocks, geometry);

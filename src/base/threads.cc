@@ -38,6 +38,8 @@ struct Running {
   int worker = 0;
 };
 thread_local Running running;
+/// The pool whose loops this thread runs in the background.
+thread_local const void* background_pool = nullptr;
 
 void relax() {
 #if defined(__x86_64__)
@@ -83,6 +85,12 @@ struct ThreadPool::State {
   /// Callers take turns, loop by loop, in the order in which they came.
   alignas(64) std::atomic<std::uint64_t> last_turn{0};
   alignas(64) std::atomic<std::uint64_t> turn{0};
+  bool yields = false;              // the running loop is one in the background
+  std::atomic<bool> paused{false};  // background loops; set under `pause`
+  std::mutex pause;
+  std::condition_variable resumed;
+  int urgent = 0, background = 0;  // that live; guarded by pause
+  std::chrono::steady_clock::time_point urgent_since, background_until;
   std::vector<std::jthread> workers;  // joined before the rest goes
 
   ~State() {
@@ -95,7 +103,7 @@ struct ThreadPool::State {
 
   void run_items(int worker, const void* pool) {
     const Running outer = std::exchange(running, {pool, worker});
-    for (std::int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
+    for (std::int64_t item; !gives_way() && (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
       try {
         (*body)(item, worker);
       } catch (...) {
@@ -105,6 +113,12 @@ struct ThreadPool::State {
       }
     }
     running = outer;
+  }
+
+  bool gives_way() const { return yields && paused.load(std::memory_order_relaxed); }
+  void wait_for_pause_to_end() {
+    std::unique_lock lock(pause);
+    resumed.wait(lock, [&] { return urgent == 0; });
   }
 
   /// Enters the loop that is open, if it is another than `seen`.
@@ -190,19 +204,64 @@ void ThreadPool::for_each(std::int64_t items, const std::function<void(std::int6
   const bool nested = running.pool == this;
   if (nested || s.workers.empty() || items == 1) {
     // A nested loop keeps its worker's number: scratch memory by worker stays its own.
-    for (std::int64_t item = 0; item < items; ++item) body(item, nested ? running.worker : 0);
+    const bool yields = !nested && background_pool == this;
+    for (std::int64_t item = 0; item < items; ++item) {
+      if (yields && s.paused.load(std::memory_order_relaxed)) s.wait_for_pause_to_end();
+      body(item, nested ? running.worker : 0);
+    }
     return;
   }
-  if (items <= 0) return;
-  const Turn turn(s.last_turn, s.turn);
-  s.body = &body;
-  s.items = items;
-  s.next.store(0, std::memory_order_relaxed);
-  s.open();
-  s.wake.notify_all();
-  s.run_items(0, this);
-  s.close();
-  if (s.failure) std::rethrow_exception(std::exchange(s.failure, nullptr));
+  const bool yields = background_pool == this;
+  for (std::int64_t done = 0; done < items;) {
+    if (yields && s.paused.load(std::memory_order_relaxed)) s.wait_for_pause_to_end();
+    const Turn turn(s.last_turn, s.turn);
+    s.body = &body;
+    s.items = items;
+    s.yields = yields;
+    s.next.store(done, std::memory_order_relaxed);
+    s.open();
+    s.wake.notify_all();
+    s.run_items(0, this);
+    s.close();
+    if (s.failure) std::rethrow_exception(std::exchange(s.failure, nullptr));
+    done = s.next.load(std::memory_order_relaxed);  // every item before it has been run
+  }
+}
+
+ThreadPool::Background::Background(const ThreadPool& pool)
+    : state_(*pool.state_), before_(std::exchange(background_pool, &pool)) {
+  const std::lock_guard lock(state_.pause);
+  ++state_.background;
+}
+
+ThreadPool::Background::~Background() {
+  background_pool = before_;
+  {
+    const std::lock_guard lock(state_.pause);
+    --state_.background;
+  }
+  state_.resumed.notify_all();
+}
+
+ThreadPool::Urgent::Urgent(const ThreadPool& pool) : state_(*pool.state_) {
+  std::unique_lock lock(state_.pause);
+  const auto may_start = [&] { return state_.urgent > 0 || state_.background == 0; };
+  while (!may_start() && std::chrono::steady_clock::now() < state_.background_until)
+    state_.resumed.wait_until(lock, state_.background_until);
+  if (state_.urgent++ == 0) state_.urgent_since = std::chrono::steady_clock::now();
+  state_.paused.store(true);
+}
+
+ThreadPool::Urgent::~Urgent() {
+  {
+    const std::lock_guard lock(state_.pause);
+    if (--state_.urgent == 0) {
+      const auto now = std::chrono::steady_clock::now();
+      state_.background_until = now + (now - state_.urgent_since) * 7 / 4;
+      state_.paused.store(false);
+    }
+  }
+  state_.resumed.notify_all();
 }
 
 }  // namespace lode

@@ -27,6 +27,35 @@ class ThreadPool {
 
  private:
   struct State;
+
+ public:
+  /// While one lives, the loops of the thread that made it give way: between two items, whenever an Urgent
+  /// lives. What they compute is the same.
+  class Background {
+   public:
+    explicit Background(const ThreadPool& pool);
+    ~Background();
+    Background(const Background&) = delete;
+    Background& operator=(const Background&) = delete;
+
+   private:
+    State& state_;
+    const void* before_;
+  };
+  /// While one lives, the loops of Background threads stand still. They get the pool for 7/4 of its life before
+  /// the next Urgent begins, so that neither side waits for long.
+  class Urgent {
+   public:
+    explicit Urgent(const ThreadPool& pool);
+    ~Urgent();
+    Urgent(const Urgent&) = delete;
+    Urgent& operator=(const Urgent&) = delete;
+
+   private:
+    State& state_;
+  };
+
+ private:
   std::unique_ptr<State> state_;
 };
 

@@ -54,6 +54,8 @@ ContextOptions checked(const ModelConfig& config, ContextOptions options) {
   return options;
 }
 
+}  // namespace
+
 WorkReport report_of(const ForwardWork& work, std::int64_t tokens) {
   return {.kv_bytes = work.attend.kv_bytes,
           .selector_bytes = work.select.bytes,
@@ -67,7 +69,6 @@ WorkReport report_of(const ForwardWork& work, std::int64_t tokens) {
           .notice = {}};
 }
 
-/// What the selectors of a method say of the text: the first that says something, and how many others do.
 std::string notice_of(const AttachedMethod& method) {
   std::string first;
   int more = 0;
@@ -78,6 +79,8 @@ std::string notice_of(const AttachedMethod& method) {
   }
   return more == 0 ? first : fmt::format("{} ({} more layers like it)", first, more);
 }
+
+namespace {
 
 /// The spec with the artefact that lies in the model's folder, when the method needs one and none is named.
 Spec with_artefact(Spec spec, const MethodInfo& info, const std::filesystem::path& model) {

@@ -81,6 +81,10 @@ struct Context::Impl {
   void require_room(std::int64_t more) const;
 };
 
+WorkReport report_of(const ForwardWork& work, std::int64_t tokens);
+/// What the selectors of a method say of the text: the first that says something, and how many others do.
+std::string notice_of(const AttachedMethod& method);
+
 /// A prompt whose tokens all attend densely, read once for the answers of several methods: each is what
 /// generate() gives with no sparse_prompt_tokens. The context must outlive this and not change meanwhile.
 class ReadPrompt {

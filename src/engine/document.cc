@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "base/hash.h"
+#include "base/threads.h"
 #include "engine/context_file.h"
 #include "lodestone/error.h"
 
@@ -49,6 +50,10 @@ Document::Impl::Impl(Context context_, std::string text_, Attachments attachment
       fingerprint(fingerprint_of(context.impl())) {
   for (const Spec& spec : context.methods())
     if (spec.name != "full") methods.push_back(spec);
+  for (int layer = 0; layer < parts().config.layers && context.tokens() > 0; ++layer) {
+    const auto heads = parts().kv.layer(layer).heads;
+    rows.insert(rows.end(), heads.begin(), heads.end());
+  }
 }
 
 AttachedMethod* Document::Impl::method_of(const Spec& spec) const {
@@ -68,7 +73,8 @@ std::shared_ptr<const Document> Document::read(std::shared_ptr<const Model> mode
                                                std::span<const TokenId> tokens, std::string text,
                                                const DocumentOptions& options) {
   if (tokens.empty()) throw InputError("expected a document of at least one token, found none");
-  Context context(std::move(model), context_options(options));
+  const ThreadPool::Background background(model->pool());
+  Context context(model, context_options(options));
   for (const Spec& spec : options.specs) context.attach(spec);
   ReadProgress progress = {.tokens = std::ssize(tokens)};
   context.prefill(tokens, [&](std::int64_t done) {
@@ -90,7 +96,8 @@ std::shared_ptr<const Document> Document::empty(std::shared_ptr<const Model> mod
 std::shared_ptr<const Document> Document::open(const std::filesystem::path& path,
                                                std::shared_ptr<const Model> model,
                                                const DocumentOptions& options) {
-  Context context = Context::load(path, std::move(model), context_options(options));
+  const ThreadPool::Background background(model->pool());
+  Context context = Context::load(path, model, context_options(options));
   for (const Spec& spec : options.specs) context.attach(spec);
   build_indexes(context, options, {.tokens_done = context.tokens(), .tokens = context.tokens()});
   const ContainerReader file(path);

@@ -2,8 +2,10 @@
 // What a Document holds.
 #pragma once
 
+#include <atomic>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "engine/context.h"
 #include "lodestone/document.h"
@@ -16,8 +18,10 @@ struct Document::Impl {
   Attachments attachments;
   std::string fingerprint;
   std::vector<Spec> methods;  ///< without `full`
-  /// Selectors keep scratch memory: one caller at a time.
+  std::vector<KvRows> rows;   ///< [L, Hkv] of all tokens; empty when there are none
+  /// Selectors keep scratch memory, and what they know of branches: one caller at a time.
   mutable std::mutex choosing;
+  mutable std::atomic<std::int32_t> last_branch{0};  ///< ids that selectors know branches by
 
   Impl(Context context_, std::string text_, Attachments attachments_);
 

@@ -2,9 +2,9 @@
 // The loop from a prompt to an answer.
 #include <algorithm>
 #include <chrono>
-#include <limits>
 
 #include "engine/context.h"
+#include "engine/next_token.h"
 #include "engine/row_order.h"
 #include "lodestone/error.h"
 #include "model/sampler.h"
@@ -16,62 +16,6 @@ namespace {
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
-
-/// Collects the answer's text, finds stop strings that span tokens, and releases text only once it cannot be
-/// part of one.
-class TextCollector {
- public:
-  TextCollector(const Tokenizer& tokenizer, const GenerateOptions& options)
-      : decoder_(tokenizer), options_(options) {}
-
-  /// True when the text now holds a stop string; it is cut there.
-  bool push(TokenId token) { return take(decoder_.push(token)); }
-
-  /// With what is there of a character that the answer ends inside of.
-  std::string finish() {
-    if (!cut_) take(decoder_.finish());
-    release(text_.size());
-    return std::move(text_);
-  }
-
- private:
-  bool take(const std::string& piece) {
-    text_ += piece;
-    std::size_t cut = std::string::npos;
-    for (const std::string& stop : options_.stop) {
-      if (!stop.empty()) cut = std::min(cut, text_.find(stop));
-    }
-    if (cut != std::string::npos) {
-      text_.resize(cut);
-      return cut_ = true;
-    }
-    release(text_.size() - held());
-    return false;
-  }
-
-  /// Bytes at the end that may be the beginning of a stop string.
-  std::size_t held() const {
-    std::size_t longest = 0;
-    for (const std::string& stop : options_.stop) {
-      for (std::size_t n = std::min(stop.size(), text_.size()); n > longest; --n) {
-        if (text_.compare(text_.size() - n, n, stop, 0, n) == 0) longest = n;
-      }
-    }
-    return longest;
-  }
-
-  void release(std::size_t end) {
-    if (options_.on_text && end > released_)
-      options_.on_text(std::string_view(text_).substr(released_, end - released_));
-    released_ = std::max(released_, end);
-  }
-
-  StreamDecoder decoder_;
-  const GenerateOptions& options_;
-  std::string text_;
-  std::size_t released_ = 0;
-  bool cut_ = false;  ///< at a stop string
-};
 
 /// Hooks that add the sharp attention of queries from `first_query` on to `sources`.
 ForwardHooks source_hooks(const Context::Impl& context, Position first_query, SourceMass& sources) {
@@ -110,20 +54,10 @@ void Context::Impl::decode(MethodId method, const GenerateOptions& wanted, Gener
   Sampler sampler(wanted.sampling);
   TextCollector text(model->tokenizer(), wanted);
   const auto decode_start = std::chrono::steady_clock::now();
-  const auto is_eos = [&](TokenId id) {
-    return std::find(config.eos.begin(), config.eos.end(), id) != config.eos.end();
-  };
-  // A vocabulary may be padded behind the tokenizer's ids, or have gaps: there is no text for such.
-  const auto choices = static_cast<std::size_t>(std::min(config.vocab, model->tokenizer().vocab()));
-  const auto next_token = [&] {
-    for (const TokenId gap : model->tokenizer().gaps())
-      logits[static_cast<std::size_t>(gap)] = -std::numeric_limits<float>::infinity();
-    return sampler.next(std::span(logits).first(choices));
-  };
   while (static_cast<std::int64_t>(result.tokens.size()) < wanted.max_new_tokens) {
-    const TokenId next = next_token();
+    const TokenId next = next_token(*model, sampler, logits);
     result.tokens.push_back(next);
-    result.stopped = (wanted.stop_at_eos && is_eos(next)) || text.push(next);
+    result.stopped = (wanted.stop_at_eos && is_eos(config, next)) || text.push(next);
     const bool room = tokens() < options.max_tokens;
     if (result.stopped || !room || static_cast<std::int64_t>(result.tokens.size()) == wanted.max_new_tokens)
       break;

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
+// Two threads: one runs steps of all sequences that are being answered; the other reads documents, in the
+// background of the thread pool, so that steps interrupt it between two items of a loop.
 #include "lodestone/scheduler.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
 #include <thread>
 #include <utility>
 
-#include "engine/document.h"
+#include "base/text.h"
+#include "base/threads.h"
+#include "engine/answering.h"
 #include "engine/memory.h"
 #include "lodestone/error.h"
 
@@ -21,30 +25,35 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
+/// Tokens of a prompt in one step: enough for products of matrices, few enough that others do not wait long.
+constexpr std::int64_t kPromptChunk = 256;
 
-/// Thrown through a step by a job that was cancelled.
-struct Cancelled {};
-
-/// A request, or a document to read.
-struct Job {
+struct Reading {
   std::uint64_t id = 0;
-  int priority = 0;
-  Clock::time_point submitted = Clock::now();
   std::atomic<bool> cancelled{false};
-  Request request;
-  std::promise<Answer> answer;
-
-  bool reads = false;
   std::vector<TokenId> tokens;
   std::string text;
   DocumentOptions options;
-  std::promise<std::shared_ptr<const Document>> document;
-
-  void fail(std::exception_ptr error) { reads ? document.set_exception(error) : answer.set_exception(error); }
+  std::promise<std::shared_ptr<const Document>> result;
 };
+
+struct Asked {
+  std::uint64_t id = 0;
+  std::atomic<bool> cancelled{false};
+  Request request;
+  std::int64_t bytes = 0;  ///< of keys and values that it may come to hold
+  Clock::time_point submitted = Clock::now();
+  double queued_seconds = 0;
+  std::unique_ptr<Answering> answering;  ///< once admitted; the worker's alone
+  std::promise<Answer> result;
+};
+
+template <class Jobs>
+bool cancel_one(const Jobs& jobs, std::uint64_t id) {
+  for (const auto& job : jobs)
+    if (job != nullptr && job->id == id) return !job->cancelled.exchange(true);
+  return false;
+}
 
 }  // namespace
 
@@ -56,177 +65,272 @@ std::string_view name_of(Ending ending) {
 struct Scheduler::Impl {
   std::shared_ptr<const Model> model;
   SchedulerOptions options;
-  std::shared_ptr<const Document> nothing;  // the document of requests that have none
+  std::shared_ptr<const Document> nothing;  ///< the document of requests that have none
+  BatchRunner runner;
 
-  mutable std::mutex mutex;
+  mutable std::mutex mutex;  // of all that follows
   std::condition_variable wake;
-  std::deque<std::shared_ptr<Job>> queue;
-  std::shared_ptr<Job> running;
+  std::deque<std::shared_ptr<Asked>> queue;     // by priority, then as they came
+  std::vector<std::shared_ptr<Asked>> running;  // in the order in which they were admitted
+  std::deque<std::shared_ptr<Reading>> to_read;
+  std::shared_ptr<Reading> reading;
   SchedulerStats stats;
   std::uint64_t last_id = 0;
   bool stop = false;
-  std::jthread worker;
+  std::jthread worker, reader;  // joined before the rest goes
 
-  Impl(std::shared_ptr<const Model> model_, const SchedulerOptions& options_)
-      : model(std::move(model_)), options(options_), nothing(Document::empty(model)) {
-    stats.memory = options.memory > 0 ? options.memory : available_memory() / 2;
-    worker = std::jthread([this] { work(); });
-  }
-  ~Impl() {
-    {
-      const std::lock_guard lock(mutex);
-      stop = true;
-      for (const auto& job : queue) job->cancelled = true;
-      if (running) running->cancelled = true;
-    }
-    wake.notify_all();
-  }
+  Impl(std::shared_ptr<const Model> model_, const SchedulerOptions& options_);
+  ~Impl();
 
-  std::int64_t tail_bytes(const Request& request) const {
-    return (std::ssize(request.prompt) + request.options.max_new_tokens) *
-           request.document->impl().parts().kv.shape().token_bytes();
-  }
-
-  void check(const Request& request) const {
-    const Document& document = *request.document;
-    if (document.model()->fingerprint() != model->fingerprint())
-      throw InputError("expected a document that the scheduler's model has read, found another model's");
-    document.impl().method_of(request.attention);
-    if (request.prompt.empty()) throw InputError("expected a question of at least one token, found none");
-    if (document.tokens() + std::ssize(request.prompt) > document.max_tokens())
-      throw InputError(fmt::format(
-          "expected at most {} tokens in the context (-c), found {} of the document and {} of the question",
-          document.max_tokens(), document.tokens(), request.prompt.size()));
-    if (tail_bytes(request) > stats.memory)
-      throw InputError(fmt::format(
-          "expected a question and answer of at most {} bytes of keys and values, found a need for {}",
-          stats.memory, tail_bytes(request)));
-  }
-
-  std::uint64_t enqueue(std::shared_ptr<Job> job) {
-    const std::lock_guard lock(mutex);
-    if (std::ssize(queue) >= options.max_queued)
-      throw RunError(
-          fmt::format("{} requests are waiting, as many as may wait: try again later", queue.size()));
-    job->id = ++last_id;
-    const auto behind = std::find_if(queue.begin(), queue.end(),
-                                     [&](const auto& other) { return other->priority < job->priority; });
-    queue.insert(behind, job);
-    wake.notify_all();
-    return job->id;
-  }
-
-  void work() {
-    for (;;) {
-      std::shared_ptr<Job> job;
-      {
-        std::unique_lock lock(mutex);
-        running = nullptr;
-        wake.wait(lock, [&] { return stop || !queue.empty(); });
-        if (queue.empty()) return;
-        running = job = queue.front();
-        queue.pop_front();
-      }
-      try {
-        job->reads ? read(*job) : answer(*job);
-      } catch (...) {
-        job->fail(std::current_exception());
-        const std::lock_guard lock(mutex);
-        ++stats.failed;
-      }
-    }
-  }
-
-  void answer(Job& job) {
-    const Document& document = *job.request.document;
-    Context& context = const_cast<Context&>(document.impl().context);
-    Answer result;
-    result.queued_seconds = seconds_since(job.submitted);
-    GenerateOptions wanted = job.request.options;
-    std::string text;
-    wanted.on_text = [&](std::string_view piece) {
-      text += piece;
-      if (job.request.options.on_text) job.request.options.on_text(piece);
-      if (job.cancelled) throw Cancelled();
-    };
-    const std::int64_t tokens = context.tokens();
-    const auto start = Clock::now();
-    try {
-      if (job.cancelled) throw Cancelled();
-      const MethodId method =
-          job.request.attention.name == "full" ? kDense : context.attach(job.request.attention);
-      result.generation = context.generate(job.request.prompt, method, wanted,
-                                           job.request.want_sources ? &result.sources : nullptr);
-      const auto& g = result.generation;
-      result.ending = g.stopped                                       ? Ending::stop
-                      : std::ssize(g.tokens) == wanted.max_new_tokens ? Ending::length
-                                                                      : Ending::room;
-      result.first_token_seconds = g.prompt_seconds;
-    } catch (const Cancelled&) {
-      result.generation.text = text;
-      result.ending = Ending::cancelled;
-      result.first_token_seconds = seconds_since(start);
-    }
-    context.roll_back(tokens);
-    {
-      const std::lock_guard lock(mutex);
-      ++(result.ending == Ending::cancelled ? stats.cancelled : stats.answered);
-      stats.generated_tokens += std::ssize(result.generation.tokens);
-      stats.prompt_tokens += std::ssize(job.request.prompt);
-    }
-    job.answer.set_value(std::move(result));
-  }
-
-  void read(Job& job) {
-    const auto told = std::exchange(job.options.progress, {});
-    job.options.progress = [&](const ReadProgress& progress) {
-      if (told) told(progress);
-      if (job.cancelled) throw Interrupted();
-    };
-    job.document.set_value(Document::read(model, job.tokens, std::move(job.text), job.options));
-  }
+  void check(const Request& request) const;
+  void work();
+  std::vector<std::shared_ptr<Asked>> admit();
+  void step(const std::vector<std::shared_ptr<Asked>>& now);
+  void start(Asked& asked);
+  void end(Asked& asked, std::exception_ptr error, Ending ending);
+  void end_cancelled();
+  void read();
 };
+
+Scheduler::Impl::Impl(std::shared_ptr<const Model> model_, const SchedulerOptions& options_)
+    : model(std::move(model_)), options(options_), nothing(Document::empty(model)), runner(model) {
+  if (options.max_sequences < 1)
+    throw InputError(fmt::format("expected room for at least one sequence, found {}", options.max_sequences));
+  if (options.chunk == 0) options.chunk = kPromptChunk;
+  stats.memory = options.memory > 0 ? options.memory : available_memory() / 2;
+  worker = std::jthread([this] { work(); });
+  reader = std::jthread([this] { read(); });
+}
+
+Scheduler::Impl::~Impl() {
+  {
+    const std::lock_guard lock(mutex);
+    stop = true;
+    for (const auto& asked : queue) asked->cancelled = true;
+    for (const auto& asked : running) asked->cancelled = true;
+    for (const auto& job : to_read) job->cancelled = true;
+    if (reading) reading->cancelled = true;
+  }
+  wake.notify_all();
+}
+
+void Scheduler::Impl::check(const Request& request) const {
+  const Document& document = *request.document;
+  if (document.model()->fingerprint() != model->fingerprint())
+    throw InputError("expected a document that the scheduler's model has read, found another model's");
+  document.impl().method_of(request.attention);
+  if (request.prompt.empty()) throw InputError("expected a question of at least one token, found none");
+  static_cast<void>(Sampler(request.options.sampling));
+  const std::int64_t prompt = std::ssize(request.prompt);
+  if (document.tokens() + prompt > document.max_tokens())
+    throw InputError(fmt::format(
+        "expected at most {} tokens in the context (-c), found {} of the document and {} of the question",
+        document.max_tokens(), document.tokens(), prompt));
+  const std::int64_t bytes = Sequence::bytes(document, Answering::room_of(request));
+  if (bytes > stats.memory)
+    throw InputError(
+        fmt::format("expected a question and answer of at most {} of keys and values, found a need for {}",
+                    human_bytes(stats.memory), human_bytes(bytes)));
+}
+
+void Scheduler::Impl::work() {
+  for (;;) {
+    std::vector<std::shared_ptr<Asked>> now;
+    {
+      std::unique_lock lock(mutex);
+      wake.wait(lock, [&] { return stop || !queue.empty() || !running.empty(); });
+      if (stop && queue.empty() && running.empty()) return;
+      now = admit();
+    }
+    for (const auto& asked : now)
+      if (asked->answering == nullptr && !asked->cancelled) start(*asked);
+    end_cancelled();
+    step(now);
+  }
+}
+
+/// Moves requests from the queue while there is room for them, the first ones first. What was cancelled needs
+/// none.
+std::vector<std::shared_ptr<Asked>> Scheduler::Impl::admit() {
+  for (auto it = queue.begin(); it != queue.end();) {
+    const bool room =
+        std::ssize(running) < options.max_sequences && stats.memory_used + (*it)->bytes <= stats.memory;
+    if (!room && !(*it)->cancelled) {
+      if (std::none_of(it, queue.end(), [](const auto& asked) { return asked->cancelled.load(); })) break;
+      ++it;
+      continue;
+    }
+    stats.memory_used += (*it)->bytes;
+    running.push_back(std::move(*it));
+    it = queue.erase(it);
+  }
+  return running;
+}
+
+void Scheduler::Impl::start(Asked& asked) {
+  asked.queued_seconds = std::chrono::duration<double>(Clock::now() - asked.submitted).count();
+  try {
+    asked.answering = std::make_unique<Answering>(asked.request, options.chunk);
+  } catch (...) {
+    end(asked, std::current_exception(), Ending::cancelled);
+  }
+}
+
+/// All sequences that generate, and prompts up to a chunk of tokens, the oldest first.
+void Scheduler::Impl::step(const std::vector<std::shared_ptr<Asked>>& now) {
+  std::vector<BatchRow> rows;
+  std::vector<Asked*> of_row;
+  std::int64_t prompt_tokens = 0;
+  for (const auto& asked : now) {
+    if (asked->answering == nullptr || asked->cancelled) continue;
+    const bool prompting = asked->answering->prompting();
+    const std::int64_t tokens = asked->answering->next_tokens();
+    if (prompting && prompt_tokens > 0 && prompt_tokens + tokens > options.chunk) continue;
+    if (prompting) prompt_tokens += tokens;
+    rows.push_back(asked->answering->next());
+    of_row.push_back(asked.get());
+  }
+  if (rows.empty()) return;
+  std::exception_ptr failed;
+  try {
+    const ThreadPool::Urgent urgent(model->pool());
+    runner.run(rows);
+  } catch (...) {
+    failed = std::current_exception();
+  }
+  {
+    const std::lock_guard lock(mutex);
+    ++stats.steps;
+    stats.prompt_tokens += prompt_tokens;
+  }
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    try {
+      if (failed) std::rethrow_exception(failed);
+      if (of_row[i]->answering->take(rows[i])) end(*of_row[i], nullptr, of_row[i]->answering->ending());
+    } catch (...) {
+      end(*of_row[i], std::current_exception(), Ending::cancelled);
+    }
+  }
+}
+
+/// Hands over what a request has come to, and gives back its room.
+void Scheduler::Impl::end(Asked& asked, std::exception_ptr error, Ending ending) {
+  Answer answer;
+  try {
+    answer.ending = ending;
+    if (!error && asked.answering) answer = asked.answering->finish(ending);
+    answer.queued_seconds = asked.queued_seconds;
+  } catch (...) {  // on_text throws at the last piece of text
+    error = std::current_exception();
+  }
+  asked.answering.reset();
+  {
+    const std::lock_guard lock(mutex);
+    stats.memory_used -= asked.bytes;
+    stats.generated_tokens += std::ssize(answer.generation.tokens);
+    ++(error ? stats.failed : ending == Ending::cancelled ? stats.cancelled : stats.answered);
+    // Last, since who waits for the result may look at the stats.
+    error ? asked.result.set_exception(error) : asked.result.set_value(std::move(answer));
+    std::erase_if(running, [&](const auto& other) { return other.get() == &asked; });
+  }
+}
+
+void Scheduler::Impl::end_cancelled() {
+  std::vector<std::shared_ptr<Asked>> cancelled;
+  {
+    const std::lock_guard lock(mutex);
+    for (const auto& asked : running)
+      if (asked->cancelled) cancelled.push_back(asked);
+  }
+  for (const auto& asked : cancelled) end(*asked, nullptr, Ending::cancelled);
+}
+
+void Scheduler::Impl::read() {
+  for (;;) {
+    std::shared_ptr<Reading> job;
+    {
+      std::unique_lock lock(mutex);
+      reading = nullptr;
+      wake.wait(lock, [&] { return stop || !to_read.empty(); });
+      if (to_read.empty()) return;
+      reading = job = to_read.front();
+      to_read.pop_front();
+    }
+    try {
+      if (job->cancelled) throw Interrupted();
+      const auto told = std::exchange(job->options.progress, {});
+      job->options.progress = [&](const ReadProgress& progress) {
+        if (told) told(progress);
+        if (job->cancelled) throw Interrupted();
+      };
+      job->result.set_value(Document::read(model, job->tokens, std::move(job->text), job->options));
+    } catch (...) {
+      job->result.set_exception(std::current_exception());
+    }
+  }
+}
 
 Scheduler::Scheduler(std::shared_ptr<const Model> model, const SchedulerOptions& options)
     : impl_(std::make_unique<Impl>(std::move(model), options)) {}
 Scheduler::~Scheduler() = default;
 
 Ticket<Answer> Scheduler::submit(Request request) {
-  if (request.document == nullptr) request.document = impl_->nothing;
-  impl_->check(request);
-  auto job = std::make_shared<Job>();
-  job->priority = request.priority;
-  job->request = std::move(request);
-  Ticket<Answer> ticket = {.result = job->answer.get_future().share()};
-  ticket.id = impl_->enqueue(std::move(job));
+  Impl& s = *impl_;
+  if (request.document == nullptr) request.document = s.nothing;
+  s.check(request);
+  auto asked = std::make_shared<Asked>();
+  asked->bytes = Sequence::bytes(*request.document, Answering::room_of(request));
+  asked->request = std::move(request);
+  Ticket<Answer> ticket = {.result = asked->result.get_future().share()};
+  {
+    const std::lock_guard lock(s.mutex);
+    if (std::ssize(s.queue) >= s.options.max_queued)
+      throw RunError(
+          fmt::format("{} requests are waiting, as many as may wait: ask again later", s.queue.size()));
+    ticket.id = asked->id = ++s.last_id;
+    const auto behind = std::find_if(s.queue.begin(), s.queue.end(), [&](const auto& other) {
+      return other->request.priority < asked->request.priority;
+    });
+    s.queue.insert(behind, std::move(asked));
+  }
+  s.wake.notify_all();
   return ticket;
 }
 
 Ticket<std::shared_ptr<const Document>> Scheduler::read(std::vector<TokenId> tokens, std::string text,
                                                         DocumentOptions options) {
-  auto job = std::make_shared<Job>();
-  job->reads = true;
+  auto job = std::make_shared<Reading>();
   job->tokens = std::move(tokens);
   job->text = std::move(text);
   job->options = std::move(options);
-  Ticket<std::shared_ptr<const Document>> ticket = {.result = job->document.get_future().share()};
-  ticket.id = impl_->enqueue(std::move(job));
+  Ticket<std::shared_ptr<const Document>> ticket = {.result = job->result.get_future().share()};
+  {
+    const std::lock_guard lock(impl_->mutex);
+    ticket.id = job->id = ++impl_->last_id;
+    impl_->to_read.push_back(std::move(job));
+  }
+  impl_->wake.notify_all();
   return ticket;
 }
 
 bool Scheduler::cancel(std::uint64_t id) {
-  const std::lock_guard lock(impl_->mutex);
-  if (impl_->running && impl_->running->id == id) return !impl_->running->cancelled.exchange(true);
-  for (const auto& job : impl_->queue)
-    if (job->id == id) return !job->cancelled.exchange(true);
-  return false;
+  Impl& s = *impl_;
+  bool found = false;
+  {
+    const std::lock_guard lock(s.mutex);
+    found = cancel_one(s.queue, id) || cancel_one(s.running, id) || cancel_one(s.to_read, id) ||
+            cancel_one(std::initializer_list<std::shared_ptr<Reading>>{s.reading}, id);
+  }
+  s.wake.notify_all();
+  return found;
 }
 
 SchedulerStats Scheduler::stats() const {
   const std::lock_guard lock(impl_->mutex);
   SchedulerStats stats = impl_->stats;
   stats.queued = static_cast<int>(impl_->queue.size());
-  if (impl_->running) ++(impl_->running->reads ? stats.reading : stats.running);
+  stats.running = static_cast<int>(impl_->running.size());
+  stats.reading = static_cast<int>(impl_->to_read.size()) + (impl_->reading ? 1 : 0);
   return stats;
 }
 

@@ -116,8 +116,9 @@ struct KvStore::Impl {
     std::int64_t head_bytes = 0;
     for (int part = 0; part < kParts; ++part) head_bytes += range_bytes(part);
     memory = std::make_unique<Reservation>(heads * head_bytes + kHugePage);
-    // Ranges start at huge pages (address space costs nothing), so that full ones can be huge from their
-    // first row.
+    // Long ranges start at huge pages (address space costs nothing), so that full ones can be huge from their
+    // first row. Those of a short tail lie close together: a system that gives huge pages unasked would fill one
+    // for each.
     auto* at =
         reinterpret_cast<std::byte*>(round_up(reinterpret_cast<std::intptr_t>(memory->data()), kHugePage));
     for (std::int64_t head = 0; head < heads; ++head) {
@@ -141,7 +142,10 @@ struct KvStore::Impl {
     if (part >= 2) return shape.type == DType::q8 ? std::int64_t{sizeof(float)} : 0;
     return std::int64_t{bytes_of(shape.type)} * shape.head_dim;
   }
-  std::int64_t range_bytes(int part) const { return round_up(row_bytes(part) * shape.max_tokens, kHugePage); }
+  std::int64_t range_bytes(int part) const {
+    const std::int64_t bytes = row_bytes(part) * shape.max_tokens;
+    return round_up(bytes, bytes < kHugePage ? page_size() : kHugePage);
+  }
 
   Range& range(int layer, int head, int part) {
     LODE_ASSERT(layer >= 0 && layer < shape.layers && head >= 0 && head < shape.kv_heads &&

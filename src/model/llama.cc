@@ -377,7 +377,7 @@ void Llama::attend_step(int index, const Step& step, std::int64_t row, ForwardWo
   } else if (!step.sequences.front().document.empty()) {
     attend_branch_step(step, selector, geometry, blocks, outputs, mass);
   } else if (selector == nullptr) {
-    work.attend += attend_full(blocks, geometry, outputs, mass);
+    (step.work.empty() ? work : step.work.front()).attend += attend_full(blocks, geometry, outputs, mass);
   } else {
     for (const QueryBlock& block : blocks) {
       selector->append(block.sequence, block.kv, block.far_end(block.tokens - 1, geometry.dense));

@@ -84,7 +84,7 @@ struct Step {
   GivenQueries given = {};
   LogitRows rows = LogitRows::none;
   const Rope* rope = nullptr;
-  // For sequences with a document:
+  // For sequences with a document; `work` also for a step of one sequence without:
   std::span<const std::uint8_t> by_id =
       {};                            ///< [L] selectors that know sequences by id; for others all are 0
   std::mutex* choosing = nullptr;    ///< held while the selectors are used

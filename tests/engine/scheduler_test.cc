@@ -3,16 +3,23 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <filesystem>
+#include <fstream>
+#include <thread>
 
+#include "engine/batch.h"
 #include "lodestone/error.h"
 #include "support/lisbon.h"
 
 namespace lode {
 namespace {
 
+std::shared_ptr<const Model> load_pocket(int threads) {
+  return Model::load(std::filesystem::path(LODESTONE_SOURCE_DIR) / "models/pocket", threads);
+}
 std::shared_ptr<const Model> pocket() {
-  static const auto model = Model::load(std::filesystem::path(LODESTONE_SOURCE_DIR) / "models/pocket", 2);
+  static const auto model = load_pocket(2);
   return model;
 }
 
@@ -20,37 +27,363 @@ std::vector<TokenId> tokens_of(const std::string& text, Tokenizer::Bos bos = Tok
   return pocket()->tokenizer().encode(text, bos);
 }
 
-std::shared_ptr<const Document> lisbon(std::int64_t needle, const std::vector<std::string>& specs = {}) {
-  DocumentOptions options = {.kv_type = DType::bf16, .max_tokens = 8192};
-  for (const std::string& spec : specs) options.specs.push_back(parse_spec(spec));
-  const std::string text = test::lisbon_text(needle, 120);
-  return Document::read(pocket(), tokens_of(text, Tokenizer::Bos::as_template), text, options);
+/// Every method, with a window that leaves keys for it to choose from.
+const std::vector<std::string> kMethods = {"streaming:window=64",
+                                           "topk:k=32,window=64",
+                                           "ideal:sparsity=0.9,window=64",
+                                           "random:fraction=0.1,window=64",
+                                           "kmeans:probes=4,window=64",
+                                           "saap:window=64",
+                                           "hash:window=64",
+                                           "squeezed:window=64",
+                                           "retrieval:k=32,window=64",
+                                           "quest:window=64",
+                                           "double-sparsity:window=64",
+                                           "infllm:window=64",
+                                           "pqcache:window=64",
+                                           "magicpig:window=64",
+                                           "kdeformer:window=64",
+                                           "reformer:window=64",
+                                           "hyperplanes:window=64",
+                                           "h2o:window=64",
+                                           "snapkv:window=64",
+                                           "ivf:window=64",
+                                           "hnsw:k=32,window=64"};
+
+std::vector<Spec> specs_of(const std::vector<std::string>& texts) {
+  std::vector<Spec> specs;
+  for (const std::string& text : texts) specs.push_back(parse_spec(text));
+  return specs;
 }
 
-TEST(Scheduler, AnswersAQuestionAboutADocument) {
+/// A text of some 800 tokens with its fact in it.
+std::string lisbon(int begin) {
+  return test::lisbon_text(begin, begin + 45);
+}
+
+std::shared_ptr<const Document> read(const std::shared_ptr<const Model>& model, const std::string& text,
+                                     const std::vector<std::string>& methods, DType type = DType::bf16) {
+  const DocumentOptions options = {.specs = specs_of(methods), .kv_type = type, .max_tokens = 16384};
+  return Document::read(model, tokens_of(text, Tokenizer::Bos::as_template), text, options);
+}
+
+const std::vector<std::string> kQuestions = {test::kLisbonQuestion,
+                                             "\n\nQuestion: Where did the carter go?\nAnswer:",
+                                             "\n\nQuestion: What did he speak of when he came to the mill in "
+                                             "the grey of the morning, and to whom?\nAnswer:"};
+
+Request ask(std::shared_ptr<const Document> document, const Spec& spec, std::size_t question,
+            std::int64_t tokens = 12) {
+  return {.document = std::move(document),
+          .prompt = tokens_of(kQuestions[question % kQuestions.size()]),
+          .attention = spec,
+          .options = {.max_new_tokens = tokens, .stop_at_eos = false}};
+}
+
+/// Logits of the last prompt token and of each token of a fixed continuation, [13, V].
+std::vector<float> logits_alone(const std::shared_ptr<const Model>& model,
+                                const std::shared_ptr<const Document>& document, const Spec& spec,
+                                const std::vector<TokenId>& prompt, const std::vector<TokenId>& answer) {
+  BatchRunner runner(model);
+  Sequence sequence(document, spec, 1024);
+  std::vector<float> all;
+  std::vector<BatchRow> rows = {{.sequence = &sequence, .tokens = prompt, .phase = Phase::question}};
+  runner.run(rows);
+  all.insert(all.end(), rows[0].logits.begin(), rows[0].logits.end());
+  for (const TokenId& token : answer) {
+    rows = {{.sequence = &sequence, .tokens = {&token, 1}}};
+    runner.run(rows);
+    all.insert(all.end(), rows[0].logits.begin(), rows[0].logits.end());
+  }
+  return all;
+}
+
+TEST(Scheduler, FindsTheFactUnderEveryKindOfMethod) {
   Scheduler scheduler(pocket());
-  const auto document = lisbon(40, {"kmeans:window=255"});
-  const auto answer = scheduler
-                          .submit({.document = document,
-                                   .prompt = tokens_of(test::kLisbonQuestion),
-                                   .attention = document->methods()[0],
-                                   .options = {.max_new_tokens = 8}})
-                          .result.get();
-  EXPECT_FALSE(answer.generation.text.empty());
-  EXPECT_EQ(scheduler.stats().answered, 1);
+  const auto document = read(pocket(), lisbon(20), {"kmeans:window=255", "hash:window=255"});
+  for (const char* const spec : {"full", "kmeans:window=255", "hash:window=255"}) {
+    const auto answer = scheduler.submit(ask(document, parse_spec(spec), 0)).result.get();
+    EXPECT_TRUE(answer.generation.text.starts_with(test::kLisbonAnswer))
+        << spec << ": " << answer.generation.text;
+    EXPECT_EQ(answer.ending, Ending::length);
+    EXPECT_EQ(std::ssize(answer.generation.tokens), 12);
+  }
+  EXPECT_EQ(scheduler.stats().answered, 3);
+  EXPECT_EQ(scheduler.stats().memory_used, 0);
+}
+
+/// The answers are those of a Context, which attends to one span of rows and slides its window.
+TEST(Scheduler, AnswersAsAContextDoes) {
+  Scheduler scheduler(pocket());
+  const std::string text = lisbon(20);
+  for (const char* const name : {"full", "kmeans:window=255", "h2o:window=64", "snapkv:window=64"}) {
+    const Spec spec = parse_spec(name);
+    const auto document = read(pocket(), text, {name}, DType::f32);
+    Context context(pocket(), {.kv_type = DType::f32, .max_tokens = 8192});
+    const MethodId method = context.attach(spec);
+    context.prefill(tokens_of(text, Tokenizer::Bos::as_template));
+    context.build_indexes();
+    const Request request = ask(document, spec, 0);
+    const Generation expected = context.generate(request.prompt, method, request.options);
+    EXPECT_EQ(scheduler.submit(request).result.get().generation.tokens, expected.tokens) << name;
+  }
+}
+
+/// Tokens and logits of every method: alone, among fifteen others of other methods, documents and lengths, while
+/// some of those are cancelled, and on 1, 2 and 7 threads.
+TEST(Scheduler, BitsDoNotDependOnCompany) {
+  std::vector<std::vector<TokenId>> expected;
+  std::vector<std::vector<float>> expected_logits;
+  for (const int threads : {2, 1, 7}) {
+    const auto model = load_pocket(threads);
+    const std::vector documents = {read(model, lisbon(20), kMethods), read(model, lisbon(30), kMethods)};
+    const Spec full = parse_spec("full");
+    std::vector<Request> requests;
+    for (std::size_t i = 0; i <= kMethods.size(); ++i)
+      requests.push_back(ask(documents[i % 2], i == kMethods.size() ? full : parse_spec(kMethods[i]), i));
+    if (expected.empty()) {
+      Scheduler alone(model, {.max_sequences = 1});
+      for (const Request& request : requests) {
+        expected.push_back(alone.submit(request).result.get().generation.tokens);
+        expected_logits.push_back(
+            logits_alone(model, request.document, request.attention, request.prompt, expected.back()));
+      }
+    }
+    Scheduler together(model, {.max_sequences = 16});
+    std::vector<Ticket<Answer>> tickets, others;
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      tickets.push_back(together.submit(requests[i]));
+      others.push_back(
+          together.submit(ask(documents[i % 2], i % 3 == 0 ? full : requests[i].attention, i + 1, 30)));
+      if (i % 2 == 0) together.cancel(others[i / 2].id);
+    }
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      EXPECT_EQ(tickets[i].result.get().generation.tokens, expected[i])
+          << requests[i].attention.str() << " on " << threads << " threads";
+      const auto logits =
+          logits_alone(model, requests[i].document, requests[i].attention, requests[i].prompt, expected[i]);
+      EXPECT_EQ(logits, expected_logits[i]) << requests[i].attention.str() << " on " << threads << " threads";
+    }
+    for (const auto& ticket : others) ticket.result.wait();
+  }
+}
+
+/// One step of many rows gives each the logits that it has alone.
+TEST(Batch, LogitsDoNotDependOnCompany) {
+  const std::vector<std::string> methods = {"kmeans:probes=4,window=64", "retrieval:k=32,window=64",
+                                            "h2o:window=64", "quest:window=64"};
+  for (const DType type : {DType::f32, DType::bf16, DType::q8}) {
+    const auto document = read(pocket(), lisbon(20), methods, type),
+               other = read(pocket(), lisbon(30), methods, type);
+    std::vector<Spec> specs = specs_of(methods);
+    for (int i = 0; i < 12; ++i) specs.push_back(parse_spec("full"));
+    BatchRunner runner(pocket());
+    std::vector<std::unique_ptr<Sequence>> sequences;
+    std::vector<std::vector<TokenId>> prompts, given(specs.size());
+    std::vector<std::vector<float>> logits(specs.size());
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+      sequences.push_back(std::make_unique<Sequence>(i % 3 == 2 ? other : document, specs[i], 256));
+      prompts.push_back(tokens_of(kQuestions[i % kQuestions.size()]));
+      for (TokenId t = 0; t < 5; ++t) given[i].push_back(300 + t + static_cast<TokenId>(i));
+    }
+    std::vector<BatchRow> rows;
+    const auto run = [&] {
+      runner.run(rows);
+      for (const BatchRow& row : rows) {
+        ASSERT_FALSE(row.error);
+        for (std::size_t i = 0; i < sequences.size(); ++i)
+          if (sequences[i].get() == row.sequence)
+            logits[i].insert(logits[i].end(), row.logits.begin(), row.logits.end());
+      }
+      rows.clear();
+    };
+    // Half of them read their questions while the others generate.
+    for (int time = 0; time < 8; ++time) {
+      for (std::size_t i = 0; i < specs.size(); ++i) {
+        const int step = time - (i % 2 == 0 ? 0 : 2);
+        if (step < 0 || step > 5) continue;
+        if (step == 0)
+          rows.push_back({.sequence = sequences[i].get(), .tokens = prompts[i], .phase = Phase::question});
+        else
+          rows.push_back(
+              {.sequence = sequences[i].get(), .tokens = {&given[i][static_cast<std::size_t>(step - 1)], 1}});
+      }
+      run();
+    }
+    for (std::size_t i = 0; i < specs.size(); ++i)
+      EXPECT_EQ(logits[i],
+                logits_alone(pocket(), i % 3 == 2 ? other : document, specs[i], prompts[i], given[i]))
+          << specs[i].str() << " " << i;
+  }
+}
+
+/// Drafted tokens, which come several at once, have the logits of tokens that were generated one by one.
+TEST(Batch, DraftedTokensAreNarrow) {
+  const auto document = read(pocket(), lisbon(20), {});
+  const Spec full = parse_spec("full");
+  const auto prompt = tokens_of(kQuestions[0]);
+  std::vector<TokenId> draft;
+  for (TokenId t = 0; t < 20; ++t) draft.push_back(300 + t);
+  const auto one_by_one = logits_alone(pocket(), document, full, prompt, draft);
+  BatchRunner runner(pocket());
+  Sequence sequence(document, full, 256);
+  std::vector<BatchRow> rows = {{.sequence = &sequence, .tokens = prompt, .phase = Phase::question}};
+  runner.run(rows);
+  std::vector<float> together(rows[0].logits.begin(), rows[0].logits.end());
+  rows = {{.sequence = &sequence, .tokens = draft, .rows = LogitRows::all}};
+  runner.run(rows);
+  together.insert(together.end(), rows[0].logits.begin(), rows[0].logits.end());
+  EXPECT_EQ(together, one_by_one);
+  sequence.roll_back(document->tokens() + std::ssize(prompt));
+  rows = {{.sequence = &sequence, .tokens = {draft.data(), 1}}};
+  runner.run(rows);
+  const auto vocab = static_cast<std::ptrdiff_t>(pocket()->config().vocab);
+  EXPECT_TRUE(std::equal(rows[0].logits.begin(), rows[0].logits.end(), one_by_one.begin() + vocab));
+}
+
+/// A selection of every far key gives full attention's bits.
+TEST(Batch, SelectingEverythingIsFull) {
+  const auto document = read(pocket(), lisbon(20), {"topk:k=100000,window=64", "streaming:window=100000"});
+  const auto prompt = tokens_of(kQuestions[0]);
+  const std::vector<TokenId> answer = {300, 301, 302};
+  const auto full = logits_alone(pocket(), document, parse_spec("full"), prompt, answer);
+  for (const Spec& spec : document->methods())
+    EXPECT_EQ(logits_alone(pocket(), document, spec, prompt, answer), full) << spec.str();
+}
+
+TEST(Document, OpenedItAnswersAsItDidWhenItWasRead) {
+  const auto path = std::filesystem::temp_directory_path() / "lode-scheduler-test.lode";
+  const auto document = read(pocket(), lisbon(20), kMethods);
+  document->save(path);
+  const auto opened = Document::open(path, pocket(), {.max_tokens = 16384});
+  std::filesystem::remove(path);
+  EXPECT_EQ(opened->fingerprint(), document->fingerprint());
+  const auto prompt = tokens_of(kQuestions[0]);
+  const std::vector<TokenId> answer = {300, 301, 302};
+  std::vector<Spec> specs = document->methods();
+  specs.push_back(parse_spec("full"));
+  for (const Spec& spec : specs)
+    EXPECT_EQ(logits_alone(pocket(), opened, spec, prompt, answer),
+              logits_alone(pocket(), document, spec, prompt, answer))
+        << spec.str();
 }
 
 TEST(Scheduler, RefusesWhatItCanNeverAnswer) {
-  Scheduler scheduler(pocket());
-  const auto document = lisbon(40);
-  EXPECT_THROW(scheduler.submit({.document = document, .prompt = {5}, .attention = parse_spec("kmeans")}),
-               InputError);
-  EXPECT_THROW(scheduler.submit({.document = document, .prompt = {}, .attention = parse_spec("full")}),
-               InputError);
+  Scheduler scheduler(pocket(), {.memory = 1 << 20});
+  const auto document = read(pocket(), lisbon(20), {});
+  const Spec full = parse_spec("full");
+  EXPECT_THROW(scheduler.submit(ask(document, parse_spec("kmeans"), 0)), InputError);
+  EXPECT_THROW(scheduler.submit({.document = document, .prompt = {}, .attention = full}), InputError);
   EXPECT_THROW(
-      scheduler.submit(
-          {.document = document, .prompt = std::vector<TokenId>(8192, 5), .attention = parse_spec("full")}),
+      scheduler.submit({.document = document, .prompt = std::vector<TokenId>(16384, 5), .attention = full}),
       InputError);
+  try {
+    scheduler.submit(ask(document, full, 0, 1000));
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_NE(std::string(error.what()).find("1.0 MiB"), std::string::npos) << error.what();
+  }
+  Request bad_sampling = ask(document, full, 0);
+  bad_sampling.options.sampling.temperature = -1;
+  EXPECT_THROW(scheduler.submit(bad_sampling), InputError);
+}
+
+TEST(Scheduler, WhatGoesWrongEndsOneAnswerAlone) {
+  Scheduler scheduler(pocket());
+  const auto document = read(pocket(), lisbon(20), {});
+  const Spec full = parse_spec("full");
+  const auto expected = scheduler.submit(ask(document, full, 0)).result.get().generation.tokens;
+  Request throws = ask(document, full, 1), outside = ask(document, full, 1);
+  throws.options.on_text = [](std::string_view) { throw RunError("the reader has gone"); };
+  outside.prompt.back() = 1 << 20;
+  const auto fine = scheduler.submit(ask(document, full, 0));
+  const auto gone = scheduler.submit(throws), no_token = scheduler.submit(outside);
+  EXPECT_THROW(gone.result.get(), RunError);
+  EXPECT_THROW(no_token.result.get(), InputError);
+  EXPECT_EQ(fine.result.get().generation.tokens, expected);
+  EXPECT_EQ(scheduler.stats().failed, 2);
+  EXPECT_EQ(scheduler.stats().memory_used, 0);
+}
+
+TEST(Scheduler, CancelledAtAnyPointItGoesOn) {
+  const auto document = read(pocket(), lisbon(20), {"h2o:window=64"});
+  Scheduler scheduler(pocket(), {.max_sequences = 2});
+  std::vector<Ticket<Answer>> tickets;
+  for (int i = 0; i < 8; ++i)
+    tickets.push_back(scheduler.submit(ask(document, document->methods()[0], 0, 500)));
+  for (int i = 0; i < 8; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(3 * i));
+    scheduler.cancel(tickets[static_cast<std::size_t>(7 - i)].id);
+  }
+  for (const auto& ticket : tickets) {
+    const Answer answer = ticket.result.get();
+    EXPECT_TRUE(answer.ending == Ending::length || answer.ending == Ending::cancelled);
+  }
+  EXPECT_FALSE(scheduler.cancel(tickets[0].id));
+  EXPECT_EQ(scheduler.submit(ask(document, parse_spec("full"), 0, 4)).result.get().ending, Ending::length);
+  EXPECT_EQ(scheduler.stats().memory_used, 0);
+}
+
+/// Sixteen sequences over three documents while a fourth is read beside them and a fifth by somebody else.
+TEST(Scheduler, AnswersWhileDocumentsAreRead) {
+  const std::vector<std::string> methods = {"kmeans:probes=4,window=64", "retrieval:k=32,window=64",
+                                            "h2o:window=64"};
+  std::vector<std::shared_ptr<const Document>> documents;
+  for (const int begin : {20, 30, 40}) documents.push_back(read(pocket(), lisbon(begin), methods));
+  Scheduler scheduler(pocket(), {.max_sequences = 16});
+  const std::string text = lisbon(40);
+  auto fourth = scheduler.read(tokens_of(text, Tokenizer::Bos::as_template), text,
+                               {.specs = specs_of(methods), .kv_type = DType::bf16, .max_tokens = 8192});
+  std::jthread other([&] { read(pocket(), lisbon(50), methods); });
+  std::vector<Ticket<Answer>> tickets;
+  for (std::size_t i = 0; i < 16; ++i) {
+    const auto& document = documents[i % 3];
+    tickets.push_back(
+        scheduler.submit(ask(document, i % 4 == 3 ? parse_spec("full") : document->methods()[i % 4], i)));
+  }
+  for (const auto& ticket : tickets) EXPECT_EQ(ticket.result.get().ending, Ending::length);
+  const auto document = fourth.result.get();
+  EXPECT_EQ(document->text(), text);
+  EXPECT_EQ(scheduler.submit(ask(document, document->methods()[1], 0)).result.get().ending, Ending::length);
+  auto stopped = scheduler.read(tokens_of(text), text, {});
+  scheduler.cancel(stopped.id);
+  try {
+    stopped.result.get();
+  } catch (const Interrupted&) {
+  }
+}
+
+std::int64_t resident_bytes() {
+  std::ifstream file("/proc/self/status");
+  for (std::string word; file >> word;) {
+    std::int64_t kilobytes = 0;
+    if (word == "VmRSS:" && file >> kilobytes) return kilobytes << 10;
+  }
+  return 0;
+}
+
+/// Sixteen branches take a hundredth more than one, and their tails in whole pages.
+TEST(Sequence, BranchesShareTheDocument) {
+  std::string text;
+  for (int i = 0; i < 12; ++i) text += lisbon(20);
+  const auto document = read(pocket(), text, {});
+  BatchRunner runner(pocket());
+  const auto prompt = tokens_of(kQuestions[0]);
+  std::vector<std::unique_ptr<Sequence>> sequences;
+  const auto branch = [&](int count) {
+    std::vector<BatchRow> rows;
+    for (int i = 0; i < count; ++i) {
+      sequences.push_back(std::make_unique<Sequence>(document, parse_spec("full"), 128));
+      rows.push_back({.sequence = sequences.back().get(), .tokens = prompt, .phase = Phase::question});
+      runner.run({&rows.back(), 1});
+      ASSERT_FALSE(rows.back().error);
+    }
+  };
+  branch(1);
+  const std::int64_t before = resident_bytes();
+  branch(15);
+  const std::int64_t parts = 6 * 2 * 2, tail = parts * ((std::ssize(prompt) * 128 + 8191) / 4096 * 4096);
+  EXPECT_LE(resident_bytes() - before, document->kv_bytes() / 100 + 15 * tail + (1 << 20));
 }
 
 TEST(Document, IsSavedWithWhatIsAttached) {

@@ -32,6 +32,7 @@
 #include "lodestone/error.h"
 #include "select/methods.h"
 #include "select/shared/best_keys.h"
+#include "select/shared/branches.h"
 #include "select/shared/captured_queries.h"
 #include "select/shared/per_token.h"
 #include "select/shared/softmax_sum.h"
@@ -89,7 +90,7 @@ struct Kept {
   bool answered = false;  ///< since the question in `before`
 };
 
-class H2o final : public PerTokenSelector {
+class H2o final : public PerTokenSelector, public Branches {
  public:
   H2o(const LayerGeometry& geometry, const Options& options)
       : PerTokenSelector(geometry), options_(options), scratch_(at(workers())) {}
@@ -107,6 +108,11 @@ class H2o final : public PerTokenSelector {
   void save(std::int32_t sequence, SectionWriter& out) const override;
   void load(std::int32_t sequence, SectionReader& in, KvLayer kv) override;
   std::int64_t index_bytes() const override;
+  bool per_sequence() const override { return true; }
+  void branch(std::int32_t id) override {
+    kept_.insert_or_assign(id, kept_.contains(0) ? kept_.at(0) : fresh(-1));
+  }
+  void drop_branch(std::int32_t id) override { kept_.erase(id); }
 
  private:
   struct Scratch {

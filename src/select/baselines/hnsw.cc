@@ -21,6 +21,7 @@
 #include "lodestone/error.h"
 #include "select/methods.h"
 #include "select/shared/best_keys.h"
+#include "select/shared/branches.h"
 #include "select/shared/per_token.h"
 #include "select/shared/shares_index.h"
 
@@ -55,7 +56,7 @@ struct Indexed {
   std::vector<Hnsw> graphs;  // [Hkv]
 };
 
-class HnswSelector final : public PerTokenSelector, public SharesIndex {
+class HnswSelector final : public PerTokenSelector, public SharesIndex, public Branches {
  public:
   HnswSelector(const LayerGeometry& geometry, const Options& options)
       : PerTokenSelector(geometry), options_(options), scratch_(at(workers())) {}
@@ -81,6 +82,8 @@ class HnswSelector final : public PerTokenSelector, public SharesIndex {
   void save(std::int32_t sequence, SectionWriter& out) const override;
   void load(std::int32_t sequence, SectionReader& in, KvLayer kv) override;
   std::int64_t index_bytes() const override;
+  bool per_sequence() const override { return false; }
+  bool grows_with_window() const override { return true; }
 
  private:
   struct Scratch {

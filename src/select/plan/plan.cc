@@ -8,12 +8,14 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "base/text.h"
 #include "io/container.h"
 #include "lodestone/error.h"
 #include "lodestone/spec.h"
 #include "select/methods.h"
+#include "select/shared/branches.h"
 
 namespace lode {
 
@@ -67,7 +69,7 @@ std::vector<float> pick(std::span<const float> all, std::int64_t tokens, const s
   return out;
 }
 
-class PlanSelector final : public Selector, public PlanLayer {
+class PlanSelector final : public Selector, public PlanLayer, public Branches {
  public:
   PlanSelector(const LayerGeometry& geometry, std::vector<PlanHeads> by_spec, std::string_view fingerprint)
       : geometry_(geometry) {
@@ -84,6 +86,23 @@ class PlanSelector final : public Selector, public PlanLayer {
     std::vector<PlanLayer::Part> all;
     for (const auto& part : parts_) all.push_back({&part, part.selector.get()});
     return all;
+  }
+
+  bool per_sequence() const override {
+    return std::any_of(parts_.begin(), parts_.end(),
+                       [](const auto& p) { return is_per_sequence(p.selector.get()); });
+  }
+  void branch(std::int32_t id) override {
+    branches_.insert(id);
+    for (const auto& part : parts_) lode::branch(part.selector.get(), id);
+  }
+  void drop_branch(std::int32_t id) override {
+    branches_.erase(id);
+    for (const auto& part : parts_) lode::drop_branch(part.selector.get(), id);
+  }
+  bool grows_with_window() const override {
+    return std::any_of(parts_.begin(), parts_.end(),
+                       [](const auto& p) { return lode::grows_with_window(p.selector.get()); });
   }
 
   bool wants_writes() const override {
@@ -132,7 +151,9 @@ class PlanSelector final : public Selector, public PlanLayer {
     for (const auto& part : parts_) part.selector->append(sequence, part.keys_of(kv, rows), far_end);
   }
   void roll_back(std::int32_t sequence, std::int64_t tokens) override {
-    for (const auto& part : parts_) part.selector->roll_back(sequence, tokens);
+    for (const auto& part : parts_)
+      if (!branches_.contains(sequence) || is_per_sequence(part.selector.get()))
+        part.selector->roll_back(sequence, tokens);
   }
 
   void select(std::span<const QueryBlock> blocks, Selection& out) override {
@@ -149,6 +170,7 @@ class PlanSelector final : public Selector, public PlanLayer {
         own[b].q = queries(blocks[b].q);
         own[b].q_unrotated = queries(blocks[b].q_unrotated);
         own[b].kv = part.keys_of(blocks[b].kv, rows[b]);
+        if (branches_.contains(own[b].sequence) && !is_per_sequence(part.selector.get())) own[b].sequence = 0;
       }
       chosen_.clear();
       part.selector->select(own, chosen_);
@@ -211,6 +233,7 @@ class PlanSelector final : public Selector, public PlanLayer {
 
   const LayerGeometry geometry_;
   std::vector<lode::Part> parts_;
+  std::set<std::int32_t> branches_;  // ids
   Selection chosen_;
 };
 

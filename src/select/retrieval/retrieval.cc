@@ -41,6 +41,7 @@
 #include "select/retrieval/index.h"
 #include "select/retrieval/memory.h"
 #include "select/shared/best_keys.h"
+#include "select/shared/branches.h"
 #include "select/shared/captured_queries.h"
 #include "select/shared/observed_queries.h"
 #include "select/shared/per_token.h"
@@ -125,16 +126,22 @@ CapturedQueries capture_for(const Options& options, const LayerGeometry& geometr
   return CapturedQueries(geometry.query_heads, geometry.head_dim, tokens);
 }
 
+/// Where the searches of a sequence set out from.
+struct Searches {
+  Position last = -1;                              ///< the last token that was searched, -1 = none
+  std::vector<std::vector<Node>> remembered = {};  // [Hq] what it found
+  void forget() { *this = {}; }
+};
+
 /// One sequence.
 struct Indexed {
   CapturedQueries captured;
   ObservedQueries observed = ObservedQueries(kJudgingTokens);
-  std::vector<RetrievalIndex> heads;               // [Hkv]
-  Position searched = -1;                          ///< the last token that was searched, -1 = none
-  std::vector<std::vector<Node>> remembered = {};  // [Hq] what it found
+  std::vector<RetrievalIndex> heads;  // [Hkv]
+  Searches searches = {};
 };
 
-class Retrieval final : public Selector, public SharesIndex {
+class Retrieval final : public Selector, public SharesIndex, public Branches {
  public:
   Retrieval(const LayerGeometry& geometry, const Options& options)
       : geometry_(geometry), options_(options), scratch_(at(geometry.pool->size())) {}
@@ -161,18 +168,14 @@ class Retrieval final : public Selector, public SharesIndex {
     for (std::size_t head = 0; found != indexed_.end() && head < saved.heads.size(); ++head)
       saved.heads[head] = found->second.heads[head].settled();
     save_retrieval(shape(), saved.heads, out);
-    if (found != indexed_.end()) {
-      saved.searched = found->second.searched;
-      saved.remembered = found->second.remembered;
-    }
-    save_remembered({saved.searched, saved.remembered}, geometry_.query_heads, out);
+    if (found != indexed_.end()) saved.searches = found->second.searches;
+    save_remembered({saved.searches.last, saved.searches.remembered}, geometry_.query_heads, out);
   }
   void load(std::int32_t sequence, SectionReader& in, KvLayer kv) override {
     Indexed loaded = fresh();
     loaded.heads = load_retrieval(shape(), kv, in, *geometry_.pool);
     RememberedWalks walks = load_remembered(kv.tokens, geometry_.query_heads, in);
-    loaded.searched = walks.searched;
-    loaded.remembered = std::move(walks.nodes);
+    loaded.searches = {walks.searched, std::move(walks.nodes)};
     indexed_.insert_or_assign(sequence, std::move(loaded));
   }
   std::int64_t index_bytes() const override {
@@ -183,18 +186,24 @@ class Retrieval final : public Selector, public SharesIndex {
     }
     return bytes;
   }
+  bool per_sequence() const override { return true; }
+  void branch(std::int32_t id) override { branches_.insert_or_assign(id, of(0).searches); }
+  void drop_branch(std::int32_t id) override { branches_.erase(id); }
+  bool grows_with_window() const override { return true; }
 
  private:
   /// Query tokens of one block whose graphs hold the same keys.
   struct Segment {
     const QueryBlock* block;
     Indexed* indexed;
+    Searches* searches;
     std::int64_t first, last;  // tokens
   };
   /// What one search is about.
   struct Search {
     const QueryBlock& block;
     Indexed& indexed;
+    Searches& searches;
     std::int64_t token;
     int head;  // query head
     Position far_end;
@@ -238,7 +247,14 @@ class Retrieval final : public Selector, public SharesIndex {
     for (int head = 0; head < geometry_.kv_heads; ++head) none.heads.emplace_back(shape());
     return none;
   }
-  Indexed& of(std::int32_t sequence) { return indexed_.try_emplace(sequence, fresh()).first->second; }
+  /// A branch has the document's index.
+  Indexed& of(std::int32_t sequence) {
+    return indexed_.try_emplace(branches_.contains(sequence) ? 0 : sequence, fresh()).first->second;
+  }
+  Searches& searches_of(std::int32_t sequence) {
+    const auto branch = branches_.find(sequence);
+    return branch != branches_.end() ? branch->second : of(sequence).searches;
+  }
 
   Way way(const RetrievalIndex& index, std::int64_t far_keys) const;
   std::vector<Segment> next_segments(std::span<const QueryBlock> blocks, std::vector<std::int64_t>& done);
@@ -258,8 +274,9 @@ class Retrieval final : public Selector, public SharesIndex {
 
   const LayerGeometry geometry_;
   const Options options_;
-  std::map<std::int32_t, Indexed> indexed_;  // by sequence
-  std::vector<RetrievalScratch> scratch_;    // [workers]
+  std::map<std::int32_t, Indexed> indexed_;    // by sequence
+  std::map<std::int32_t, Searches> branches_;  // of sequence 0
+  std::vector<RetrievalScratch> scratch_;      // [workers]
 };
 
 /// What the graphs of a KV head over the keys before `end` are judged by.
@@ -332,20 +349,21 @@ void Retrieval::build(std::int32_t sequence, KvLayer kv) {
   indexed.heads = std::move(heads);
   indexed.captured.clear();
   indexed.observed = ObservedQueries(kJudgingTokens);
-  indexed.searched = -1;
-  indexed.remembered.clear();
+  indexed.searches.forget();
 }
 
 void Retrieval::roll_back(std::int32_t sequence, std::int64_t tokens) {
+  if (const auto branch = branches_.find(sequence); branch != branches_.end()) {
+    if (branch->second.last >= tokens) branch->second.forget();
+    return;
+  }
   const auto found = indexed_.find(sequence);
   if (found == indexed_.end()) return;
   Indexed& indexed = found->second;
   indexed.captured.cut(tokens);
   indexed.observed.roll_back(tokens);
   for (RetrievalIndex& head : indexed.heads) head.cut(tokens, *geometry_.pool);
-  if (indexed.searched < tokens) return;
-  indexed.searched = -1;
-  indexed.remembered.clear();
+  if (indexed.searches.last >= tokens) indexed.searches.forget();
 }
 
 Retrieval::Way Retrieval::way(const RetrievalIndex& index, std::int64_t far_keys) const {
@@ -367,7 +385,7 @@ std::vector<Retrieval::Segment> Retrieval::next_segments(std::span<const QueryBl
     };
     std::int64_t last = done[b] + 1;
     while (last < block.tokens && keys(last) == keys(done[b])) ++last;
-    segments.push_back({&block, &indexed, done[b], last});
+    segments.push_back({&block, &indexed, &searches_of(block.sequence), done[b], last});
     done[b] = last;
   }
   return segments;
@@ -391,10 +409,10 @@ void Retrieval::select(std::span<const QueryBlock> blocks, Selection& out) {
       index.advance(index.keys_for(far_end), s.block->kv.heads[at(item % kv_heads)], scratch_[at(worker)]);
     });
     for (const Segment& s : segments) {
-      s.indexed->remembered.resize(at(heads));
-      if (s.indexed->searched != s.block->begin + s.first - 1)
-        for (std::vector<Node>& nodes : s.indexed->remembered) nodes.clear();
-      s.indexed->searched = static_cast<Position>(s.block->begin + s.last - 1);
+      s.searches->remembered.resize(at(heads));
+      if (s.searches->last != s.block->begin + s.first - 1)
+        for (std::vector<Node>& nodes : s.searches->remembered) nodes.clear();
+      s.searches->last = static_cast<Position>(s.block->begin + s.last - 1);
     }
     std::vector<Selection> chosen(segments.size() * at(heads));
     std::vector<SelectWork> works(chosen.size());
@@ -437,8 +455,8 @@ void Retrieval::search_segment(const Segment& segment, int first_head, int heads
     for (std::size_t i = 0; i < q.size(); ++i) q[i] = given[i] * geometry_.scale;
     searches.clear();
     for (int head = 0; head < heads; ++head)
-      searches.push_back(
-          {*segment.block, *segment.indexed, token, first_head + head, far_end, q.data() + head * d});
+      searches.push_back({*segment.block, *segment.indexed, *segment.searches, token, first_head + head,
+                          far_end, q.data() + head * d});
     search_token(searches, way(index_of(searches[0]), searches[0].far_keys()), scratch, out, work);
   }
 }
@@ -541,7 +559,7 @@ double Retrieval::unseen_weight(const Search& search, std::span<const Position> 
 void Retrieval::begin(const Search& search, Walk& walk, RetrievalScratch& scratch) const {
   const RetrievalIndex& index = index_of(search);
   const KeyGraph& graph = index.graph(options_.per_query_head ? search.head % geometry_.group() : 0);
-  std::vector<Node>& remembered = search.indexed.remembered[at(search.head)];
+  std::vector<Node>& remembered = search.searches.remembered[at(search.head)];
   std::erase_if(remembered, [&](Node node) { return node >= graph.nodes(); });
   scratch.towards.resize(at(index.space().numbers()));
   index.space().query(search.q, scratch.towards);
@@ -581,7 +599,7 @@ void Retrieval::finish(const Search& search, Walk& walk, RetrievalScratch& scrat
     walk.widen(keep + hidden);
     walk.run(beam + hidden);
   }
-  std::vector<Node>& remembered = search.indexed.remembered[at(search.head)];
+  std::vector<Node>& remembered = search.searches.remembered[at(search.head)];
   remembered.clear();
   for (std::int64_t rank = 0; options_.warm && rank < walk.found() && remembered.size() < kRememberedNodes;
        ++rank)

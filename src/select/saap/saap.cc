@@ -46,6 +46,7 @@
 #include "select/methods.h"
 #include "select/saap/artefact.h"
 #include "select/saap/int8_net.h"
+#include "select/shared/branches.h"
 #include "select/shared/bucket_choice.h"
 #include "select/shared/partition.h"
 #include "select/shared/shares_index.h"
@@ -99,7 +100,7 @@ struct Options {
   }
 };
 
-class Saap final : public PartitionSelector, public BucketChooser, public SharesIndex {
+class Saap final : public PartitionSelector, public BucketChooser, public SharesIndex, public Branches {
  public:
   Saap(const Spec& spec, const LayerGeometry& geometry, std::string_view fingerprint)
       : PartitionSelector(geometry),
@@ -129,6 +130,18 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
       fallback_ = info->make ? info->make(other, geometry, fingerprint) : make_full_selector(geometry);
     }
   }
+
+  // The fallback's alone: without it a choice depends on the query and the index.
+  bool per_sequence() const override { return fallen_back(0) && is_per_sequence(fallback_.get()); }
+  void branch(std::int32_t id) override {
+    alarms_[id] = alarms_.at(0);
+    lode::branch(fallback_.get(), id);
+  }
+  void drop_branch(std::int32_t id) override {
+    alarms_.erase(id);
+    lode::drop_branch(fallback_.get(), id);
+  }
+  bool grows_with_window() const override { return lode::grows_with_window(fallback_.get()); }
 
   bool wants_writes() const override { return fallback_ != nullptr && fallback_->wants_writes(); }
   bool wants_mass() const override { return fallback_ != nullptr && fallback_->wants_mass(); }

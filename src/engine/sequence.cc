@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/sequence.h"
+
+#include <algorithm>
+
+#include "lodestone/error.h"
+#include "select/shared/branches.h"
+
+namespace lode {
+
+namespace {
+
+KvShape tail_shape(const Document& document, std::int64_t room) {
+  KvShape shape = document.impl().parts().kv.shape();
+  shape.max_tokens = std::max<std::int64_t>(1, room);
+  return shape;
+}
+
+/// The keys that are far for a branch end with the document, or with what the index will ever hold of it.
+Position far_limit_of(const Document& document, const AttachedMethod& method) {
+  const bool fixed =
+      method.spec.dense.from_context || std::any_of(method.selectors.begin(), method.selectors.end(),
+                                                    [](const Selector* s) { return grows_with_window(s); });
+  const std::int64_t end = document.tokens() - (fixed ? method.spec.dense.window : 0);
+  return static_cast<Position>(std::max<std::int64_t>(0, end));
+}
+
+}  // namespace
+
+Sequence::Sequence(std::shared_ptr<const Document> document, const Spec& attention, std::int64_t room)
+    : tail(tail_shape(*document, room)),
+      document_(std::move(document)),
+      method_(document_->impl().method_of(attention)) {
+  if (method_ == nullptr) return;
+  far_limit = far_limit_of(*document_, *method_);
+  for (const Selector* selector : method_->selectors) by_id.push_back(is_per_sequence(selector) ? 1 : 0);
+  if (std::find(by_id.begin(), by_id.end(), 1) == by_id.end()) return;
+  id = ++this->document().last_branch;
+  const std::lock_guard lock(this->document().choosing);
+  for (Selector* selector : method_->selectors) branch(selector, id);
+}
+
+Sequence::~Sequence() {
+  if (id == 0) return;
+  const std::lock_guard lock(document().choosing);
+  for (Selector* selector : method_->selectors) drop_branch(selector, id);
+}
+
+std::int64_t Sequence::joint_tokens() const {
+  if (method_ == nullptr) return 1;
+  for (const Selector* selector : method_->selectors)
+    if (selector != nullptr) return selector->question_stretch();
+  return 1;
+}
+
+void Sequence::roll_back(std::int64_t tokens) {
+  const std::int64_t own = tokens - document_->tokens();
+  LODE_ASSERT(own >= 0 && own <= std::ssize(ids));
+  tail.roll_back(std::min(own, tail.tokens()));
+  ids.resize(static_cast<std::size_t>(own));
+  if (id == 0) return;
+  const std::lock_guard lock(document().choosing);
+  for (std::size_t layer = 0; layer < by_id.size(); ++layer)
+    if (by_id[layer] != 0) method_->selectors[layer]->roll_back(id, tokens);
+}
+
+std::int64_t Sequence::bytes(const Document& document, std::int64_t room) {
+  return room * document.impl().parts().kv.shape().token_bytes();
+}
+
+}  // namespace lode
