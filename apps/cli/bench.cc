@@ -21,6 +21,7 @@
 namespace lode::cli {
 
 void add_bench_model(CLI::App& bench);  // bench_model.cc
+void add_bench_batch(CLI::App& bench);  // bench_batch.cc
 
 namespace {
 
@@ -529,6 +530,7 @@ void add_bench(CLI::App& app) {
   add_prefill(bench);
   add_growth(bench);
   add_bench_model(bench);
+  add_bench_batch(bench);
   add_bench_train_saap(bench);
 }
 

@@ -66,6 +66,12 @@ AttachedMethod* Document::Impl::method_of(const Spec& spec) const {
                                fmt::join(names, ", "), spec.str()));
 }
 
+std::shared_ptr<const Document> Document::Impl::share(Context context, std::string text,
+                                                      Attachments attachments) {
+  return std::shared_ptr<const Document>(
+      new Document(std::make_unique<Impl>(std::move(context), std::move(text), std::move(attachments))));
+}
+
 Document::Document(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Document::~Document() = default;
 
@@ -82,15 +88,13 @@ std::shared_ptr<const Document> Document::read(std::shared_ptr<const Model> mode
     if (options.progress) options.progress(progress);
   });
   build_indexes(context, options, progress);
-  return std::shared_ptr<const Document>(
-      new Document(std::make_unique<Impl>(std::move(context), std::move(text), options.attachments)));
+  return Impl::share(std::move(context), std::move(text), options.attachments);
 }
 
 std::shared_ptr<const Document> Document::empty(std::shared_ptr<const Model> model,
                                                 const DocumentOptions& options) {
   Context context(std::move(model), context_options(options));
-  return std::shared_ptr<const Document>(
-      new Document(std::make_unique<Impl>(std::move(context), std::string(), options.attachments)));
+  return Impl::share(std::move(context), {}, options.attachments);
 }
 
 std::shared_ptr<const Document> Document::open(const std::filesystem::path& path,
@@ -102,9 +106,8 @@ std::shared_ptr<const Document> Document::open(const std::filesystem::path& path
   build_indexes(context, options, {.tokens_done = context.tokens(), .tokens = context.tokens()});
   const ContainerReader file(path);
   const auto text = file.bytes("text");
-  return std::shared_ptr<const Document>(new Document(std::make_unique<Impl>(
-      std::move(context), std::string(reinterpret_cast<const char*>(text.data()), text.size()),
-      read_attachments(file, path))));
+  return Impl::share(std::move(context), {reinterpret_cast<const char*>(text.data()), text.size()},
+                     read_attachments(file, path));
 }
 
 void Document::save(const std::filesystem::path& path) const {

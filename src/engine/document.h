@@ -24,6 +24,8 @@ struct Document::Impl {
   mutable std::atomic<std::int32_t> last_branch{0};  ///< ids that selectors know branches by
 
   Impl(Context context_, std::string text_, Attachments attachments_);
+  /// A document of a context that is read and indexed.
+  static std::shared_ptr<const Document> share(Context context, std::string text, Attachments attachments);
 
   Context::Impl& parts() const { return context.impl(); }
   /// The method that a spec names; null for `full`. InputError that lists the methods when there is no index.

@@ -202,6 +202,9 @@ void Scheduler::Impl::step(const std::vector<std::shared_ptr<Asked>>& now) {
     const std::lock_guard lock(mutex);
     ++stats.steps;
     stats.prompt_tokens += prompt_tokens;
+    stats.generated_tokens += std::count_if(rows.begin(), rows.end(), [](const BatchRow& row) {
+      return row.rows != LogitRows::none && !row.error;
+    });
   }
   for (std::size_t i = 0; i < rows.size(); ++i) {
     try {
@@ -227,7 +230,6 @@ void Scheduler::Impl::end(Asked& asked, std::exception_ptr error, Ending ending)
   {
     const std::lock_guard lock(mutex);
     stats.memory_used -= asked.bytes;
-    stats.generated_tokens += std::ssize(answer.generation.tokens);
     ++(error ? stats.failed : ending == Ending::cancelled ? stats.cancelled : stats.answered);
     // Last, since who waits for the result may look at the stats.
     error ? asked.result.set_exception(error) : asked.result.set_value(std::move(answer));

@@ -245,6 +245,10 @@ void read_questions(Context::Impl& c, const DecodeBenchOptions& options, std::sp
 
 }  // namespace
 
+void fill_context(Context& context, const DecodeBenchOptions& options) {
+  Filler(context.impl(), options, context.model().config().layers).fill();
+}
+
 std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& model,
                                          const DecodeBenchOptions& options, std::span<const Spec> specs,
                                          const std::function<void(std::string_view)>& note) {

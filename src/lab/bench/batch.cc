@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lab/bench/batch.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "base/cancel.h"
+#include "base/threads.h"
+#include "engine/document.h"
+#include "lab/bench/decode.h"
+#include "lodestone/scheduler.h"
+
+namespace lode {
+namespace {
+
+constexpr int kWarmUp = 3;
+constexpr std::chrono::microseconds kLook(300);
+
+std::shared_ptr<const Document> make_document(const std::shared_ptr<const Model>& model,
+                                              const BatchBenchOptions& options, std::span<const Spec> specs,
+                                              int number) {
+  const std::int64_t room = options.tail + options.sequences + options.steps + 64;
+  Context context(model,
+                  {.kv_type = options.kv_type, .max_tokens = options.context + room, .seed = options.seed});
+  for (const Spec& spec : specs) context.attach(spec);
+  fill_context(context, {.context = options.context,
+                         .kv_type = options.kv_type,
+                         .kind = options.kind,
+                         .skew = options.skew,
+                         .seed = hash_seed(options.seed, number)});
+  context.build_indexes();
+  return Document::Impl::share(std::move(context), {}, {});
+}
+
+/// One run: the sequences of one row of the result.
+class Run {
+ public:
+  Run(const std::shared_ptr<const Model>& model, const BatchBenchOptions& options,
+      std::span<const std::shared_ptr<const Document>> documents, std::span<const Spec> specs)
+      : options_(options),
+        documents_(documents),
+        specs_(specs),
+        scheduler_(model, scheduler_options(options)) {}
+
+  BatchBenchRow measure(const ReadFloor& floor) {
+    Rng rng(options_.seed);
+    std::vector<Ticket<Answer>> tickets;
+    for (int i = 0; i < options_.sequences; ++i) tickets.push_back(scheduler_.submit(request(i, rng)));
+    wait_for([&](const SchedulerStats& s) { return s.prompt_tokens == options_.sequences * options_.tail; });
+    wait_for(
+        [from = scheduler_.stats().steps](const SchedulerStats& s) { return s.steps >= from + kWarmUp; });
+    const auto start = std::chrono::steady_clock::now();
+    const std::int64_t first = scheduler_.stats().steps;
+    wait_for([&](const SchedulerStats& s) { return s.steps >= first + options_.steps; });
+    const std::int64_t steps = scheduler_.stats().steps - first;
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    for (const auto& ticket : tickets) scheduler_.cancel(ticket.id);
+    BatchBenchRow row;
+    row.ms_step = 1e3 * seconds / static_cast<double>(steps);
+    row.tokens_per_second = 1e3 * options_.sequences / row.ms_step;
+    row.bytes = bytes_of_step(tickets);
+    row.limit_ms = 1e-3 * floor.microseconds_for(row.bytes);
+    const bool full =
+        std::all_of(specs_.begin(), specs_.end(), [](const Spec& s) { return s.name == "full"; });
+    row.shared = full ? (options_.sequences + options_.documents - 1) / options_.documents : 1;
+    return row;
+  }
+
+ private:
+  static SchedulerOptions scheduler_options(const BatchBenchOptions& options) {
+    return {.max_sequences = options.sequences, .memory = std::int64_t{1} << 40, .chunk = options.tail};
+  }
+
+  const Spec& spec_of(int sequence) const {
+    return specs_[static_cast<std::size_t>(sequence) % specs_.size()];
+  }
+  const Document& document_of(int sequence) const {
+    return *documents_[static_cast<std::size_t>(sequence) % documents_.size()];
+  }
+
+  Request request(int sequence, Rng& rng) const {
+    Request request = {.document = documents_[static_cast<std::size_t>(sequence) % documents_.size()],
+                       .attention = spec_of(sequence),
+                       .options = {.max_new_tokens = options_.sequences + kWarmUp + options_.steps + 32,
+                                   .stop_at_eos = false}};
+    const auto vocab = static_cast<std::uint64_t>(scheduler_.model()->config().vocab);
+    for (std::int64_t i = 0; i < options_.tail; ++i)
+      request.prompt.push_back(static_cast<TokenId>(rng.below(vocab)));
+    return request;
+  }
+
+  void wait_for(const auto& reached) const {
+    while (!reached(scheduler_.stats())) {
+      check_cancel();
+      std::this_thread::sleep_for(kLook);
+    }
+  }
+
+  /// Weights once; of full attention each document once, and the tails; of other methods what each sequence's
+  /// tokens read on average.
+  std::int64_t bytes_of_step(std::span<const Ticket<Answer>> tickets) const {
+    std::int64_t bytes = scheduler_.model()->weight_bytes();
+    std::vector<bool> read(documents_.size());
+    for (int i = 0; i < options_.sequences; ++i) {
+      const Document& document = document_of(i);
+      const Answer answer = tickets[static_cast<std::size_t>(i)].result.get();
+      const WorkReport& work = answer.generation.work;
+      if (spec_of(i).name != "full") {
+        bytes += (work.kv_bytes + work.selector_bytes) / std::max<std::int64_t>(1, work.tokens);
+        continue;
+      }
+      const std::int64_t own = options_.tail + options_.steps;
+      bytes += own * (document.kv_bytes() / document.tokens());
+      const std::size_t d = static_cast<std::size_t>(i) % documents_.size();
+      if (!read[d]) bytes += document.kv_bytes();
+      read[d] = true;
+    }
+    return bytes;
+  }
+
+  const BatchBenchOptions& options_;
+  const std::span<const std::shared_ptr<const Document>> documents_;
+  const std::span<const Spec> specs_;
+  Scheduler scheduler_;
+};
+
+std::vector<std::span<const std::byte>> buffers_of(
+    std::span<const std::shared_ptr<const Document>> documents) {
+  std::vector<std::span<const std::byte>> buffers;
+  for (const auto& document : documents) {
+    for (const KvRows& rows : document->impl().rows) {
+      const auto bytes = static_cast<std::size_t>(rows.rows * rows.row_bytes());
+      buffers.emplace_back(rows.k, bytes);
+      buffers.emplace_back(rows.v, bytes);
+    }
+  }
+  return buffers;
+}
+
+}  // namespace
+
+std::vector<BatchBenchRow> bench_batch(const std::shared_ptr<const Model>& model,
+                                       const BatchBenchOptions& options, std::span<const Spec> specs,
+                                       const std::function<void(std::string_view)>& note) {
+  std::vector<std::shared_ptr<const Document>> documents;
+  for (int i = 0; i < options.documents; ++i) {
+    note("making document " + std::to_string(i + 1));
+    documents.push_back(make_document(model, options, specs, i));
+  }
+  const std::int64_t most = model->weight_bytes() + 2 * options.sequences * documents.front()->kv_bytes();
+  ReadFloor floor(buffers_of(documents), most, model->pool());
+  for (int i = 0; i < 3; ++i) floor.measure();
+  std::vector<BatchBenchRow> rows;
+  for (std::size_t i = 0; i < (options.mixed ? 1 : specs.size()); ++i) {
+    const std::span<const Spec> of_run = options.mixed ? specs : specs.subspan(i, 1);
+    note("measuring");
+    rows.push_back(Run(model, options, documents, of_run).measure(floor));
+    for (const Spec& spec : of_run)
+      rows.back().attention += (rows.back().attention.empty() ? "" : " + ") + spec.str();
+  }
+  return rows;
+}
+
+}  // namespace lode
