@@ -31,6 +31,8 @@ int usable_cores() {
 /// How long an idle worker looks for work before it sleeps: about a gap between two loops of a decode step,
 /// so that a step of hundreds of loops does not pay a wake-up for each.
 constexpr std::chrono::microseconds kSpinTime(50);
+/// A background loop stands still for so long at most.
+constexpr std::chrono::milliseconds kLongestPause(500);
 
 /// Whose item this thread is running, and as which worker.
 struct Running {
@@ -116,9 +118,11 @@ struct ThreadPool::State {
   }
 
   bool gives_way() const { return yields && paused.load(std::memory_order_relaxed); }
-  void wait_for_pause_to_end() {
+  /// False when it goes on for so long that an Urgent thread may be waiting for what this one holds: then one
+  /// loop is run all the same.
+  bool wait_for_pause_to_end() {
     std::unique_lock lock(pause);
-    resumed.wait(lock, [&] { return urgent == 0; });
+    return resumed.wait_for(lock, kLongestPause, [&] { return urgent == 0; });
   }
 
   /// Enters the loop that is open, if it is another than `seen`.
@@ -211,9 +215,9 @@ void ThreadPool::for_each(std::int64_t items, const std::function<void(std::int6
     }
     return;
   }
-  const bool yields = background_pool == this;
+  bool yields = background_pool == this;
   for (std::int64_t done = 0; done < items;) {
-    if (yields && s.paused.load(std::memory_order_relaxed)) s.wait_for_pause_to_end();
+    if (yields && s.paused.load(std::memory_order_relaxed)) yields = s.wait_for_pause_to_end();
     const Turn turn(s.last_turn, s.turn);
     s.body = &body;
     s.items = items;

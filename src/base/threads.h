@@ -30,7 +30,7 @@ class ThreadPool {
 
  public:
   /// While one lives, the loops of the thread that made it give way: between two items, whenever an Urgent
-  /// lives. What they compute is the same.
+  /// lives (for half a second at most, in case that one waits for this). What they compute is the same.
   class Background {
    public:
     explicit Background(const ThreadPool& pool);

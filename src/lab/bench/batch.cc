@@ -33,10 +33,10 @@ std::shared_ptr<const Document> make_document(const std::shared_ptr<const Model>
 }
 
 /// One run: the sequences of one row of the result.
-class Run {
+class Measured {
  public:
-  Run(const std::shared_ptr<const Model>& model, const BatchBenchOptions& options,
-      std::span<const std::shared_ptr<const Document>> documents, std::span<const Spec> specs)
+  Measured(const std::shared_ptr<const Model>& model, const BatchBenchOptions& options,
+           std::span<const std::shared_ptr<const Document>> documents, std::span<const Spec> specs)
       : options_(options),
         documents_(documents),
         specs_(specs),
@@ -154,7 +154,7 @@ std::vector<BatchBenchRow> bench_batch(const std::shared_ptr<const Model>& model
   for (std::size_t i = 0; i < (options.mixed ? 1 : specs.size()); ++i) {
     const std::span<const Spec> of_run = options.mixed ? specs : specs.subspan(i, 1);
     note("measuring");
-    rows.push_back(Run(model, options, documents, of_run).measure(floor));
+    rows.push_back(Measured(model, options, documents, of_run).measure(floor));
     for (const Spec& spec : of_run)
       rows.back().attention += (rows.back().attention.empty() ? "" : " + ") + spec.str();
   }
