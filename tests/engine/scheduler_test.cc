@@ -365,7 +365,7 @@ std::int64_t resident_bytes() {
 /// Sixteen branches take a hundredth more than one, and their tails in whole pages.
 TEST(Sequence, BranchesShareTheDocument) {
   std::string text;
-  for (int i = 0; i < 12; ++i) text += lisbon(20);
+  for (int i = 0; i < 5; ++i) text += lisbon(20);
   const auto document = read(pocket(), text, {});
   BatchRunner runner(pocket());
   const auto prompt = tokens_of(kQuestions[0]);
