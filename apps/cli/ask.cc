@@ -4,10 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <iostream>
 #include <optional>
 
+#include "asking.h"
 #include "base/cancel.h"
 #include "base/text.h"
 #include "cli.h"
@@ -18,6 +20,8 @@
 #include "lab/eval/audit_result.h"
 #include "lodestone/error.h"
 #include "lodestone/sources.h"
+#include "model/config.h"
+#include "prompts.h"
 #include "show_sources.h"
 
 namespace lode::cli {
@@ -25,37 +29,14 @@ namespace lode::cli {
 namespace {
 
 struct AskFlags {
-  CommonFlags common;
-  ModelFlags model;
-  std::string context;
+  AskedFlags asked;
   std::vector<std::string> question_words;
   std::vector<std::string> specs;
-  std::string question_template = kQuestionTemplate;
-  std::vector<std::string> stop = {"\n"};
   std::int64_t max_new_tokens = 128;
   Sampling sampling;
   std::string order = "auto";
   bool show_sources = false;
-  bool kv_type_given = false;
 };
-
-constexpr const char* kBlanks = " \n\t\r";  // a line of a file from Windows ends with \r
-
-std::string trimmed(const std::string& text) {
-  const auto begin = text.find_first_not_of(kBlanks);
-  if (begin == std::string::npos) return "";
-  return text.substr(begin, text.find_last_not_of(kBlanks) - begin + 1);
-}
-
-/// A question as the model can be asked it; `where` names it in errors.
-std::string checked_question(const std::string& text, const std::string& where) {
-  if (const std::size_t bad = invalid_utf8(text); bad != std::string::npos)
-    throw InputError(
-        fmt::format("{}: expected UTF-8, found an invalid byte at offset {} of a question", where, bad));
-  std::string question = trimmed(text);
-  if (question.empty()) throw InputError(where + ": expected a question, found an empty one");
-  return question;
-}
 
 std::vector<std::string> checked_questions(const AskFlags& flags) {
   std::vector<std::string> questions;
@@ -64,33 +45,21 @@ std::vector<std::string> checked_questions(const AskFlags& flags) {
   return questions;
 }
 
-std::shared_ptr<const Model> model_of(const AskFlags& flags, const ContextMeta& meta) {
-  ModelFlags model = flags.model;
-  if (model.model.empty()) {
-    if (!is_model(meta.model_path)) {
-      throw InputError(
-          fmt::format("{}: its model is not at '{}' any more: name the model's folder or file with -m",
-                      flags.context, meta.model_path));
-    }
-    model.model = meta.model_path;
-  }
-  return load_model(flags.common, model);
-}
-
 /// What ended an answer: a stop string or EOS, the limit of --predict, or the context's room.
 std::string end_of(const Generation& g, std::int64_t most_tokens) {
   if (g.stopped) return "stop";
   return std::ssize(g.tokens) == most_tokens ? "predict" : "context";
 }
 
-Json answer(Context& context, const AskFlags& flags, const std::string& question, const Spec& spec,
-            MethodId method, SourceFinder& finder) {
-  const auto prompt = context.model().tokenizer().encode(fill_template(flags.question_template, question),
-                                                         Tokenizer::Bos::none);
+Json answer(Context& context, const AskFlags& flags, const Prompts& prompts, const std::string& question,
+            const Spec& spec, MethodId method, SourceFinder& finder) {
+  const std::vector<TokenId> prompt = prompts.of({&question, 1});
   GenerateOptions options;
   options.max_new_tokens = flags.max_new_tokens;
-  options.stop = flags.stop;
+  prompts.set_stops(options);
   options.sampling = flags.sampling;
+  AnswerStream stream;
+  if (!flags.asked.common.json) options.on_text = [&](std::string_view text) { stream.push(text); };
   const std::int64_t reused = context.indexed_tokens();
   SourceMass sources;
   const Generation g = context.generate(prompt, method, options, flags.show_sources ? &sources : nullptr);
@@ -112,6 +81,7 @@ Json answer(Context& context, const AskFlags& flags, const std::string& question
                        {"active_keys", t.active_keys},     {"active_hits", t.active_hits},
                        {"active_bytes", t.active_bytes}};
   }
+  if (const std::string why = prompts.why_empty(g); !why.empty()) result["empty_because"] = why;
   if (!g.work.dense_reason.empty()) result["dense_because"] = g.work.dense_reason;
   if (!g.work.notice.empty()) result["notice"] = g.work.notice;
   put_audit(result, g.work);
@@ -122,11 +92,28 @@ Json answer(Context& context, const AskFlags& flags, const std::string& question
   return result;
 }
 
-void print_answer(const Json& a, bool name_method) {
-  std::string text = a["answer"].get<std::string>() + "\n";
-  if (name_method) text = fmt::format("[{}] {}", a["attention"].get<std::string>(), text);
-  if (a.contains("sources")) text += sources_text(a["sources"]);
-  print_text(text);
+/// What follows an answer that was printed as it came.
+void print_rest(const Json& a) {
+  print_text(a.contains("sources") ? "\n" + sources_text(a["sources"]) : "\n");
+  if (a.contains("empty_because")) print_remark("(no answer: " + a["empty_because"].get<std::string>() + ")");
+}
+
+/// What a question looks like that was not quoted, or that should have been a method.
+void hint_at_questions(const AskFlags& flags) {
+  const auto& words = flags.question_words;
+  const auto one_word = [](const std::string& text) {
+    return trimmed(text).find_first_of(" \n\t\r") == std::string::npos;
+  };
+  if (words.size() > 2 && std::all_of(words.begin(), words.end(), one_word))
+    print_remark(fmt::format("{} questions of one word each: one question of several words is quoted: \"{}\"",
+                             words.size(), excerpt(join(words, " "), 200)));
+  for (const std::string& text : words) {
+    const std::string name = text.substr(0, text.find(':'));
+    if (one_word(text) &&
+        std::any_of(methods().begin(), methods().end(), [&](const auto& m) { return m.name == name; }))
+      std::cerr << fmt::format("'{}' is taken for a question; -a takes one method: -a {}\n", excerpt(text),
+                               excerpt(text));
+  }
 }
 
 void remark(const Json& a) {
@@ -148,20 +135,6 @@ void remark(const Json& a) {
   print_remark(line);
 }
 
-/// What a file has decided is not decided anew: asked for otherwise, it is refused, never ignored.
-void check_against_file(const AskFlags& flags, const ContextMeta& meta) {
-  if (flags.kv_type_given && parse_dtype(flags.model.kv_type) != meta.kv_type) {
-    throw InputError(
-        fmt::format("{}: expected --kv-type {}, as its keys and values are stored, or none, found {}",
-                    flags.context, name_of(meta.kv_type), flags.model.kv_type));
-  }
-  if (flags.model.context > 0 && flags.model.context <= meta.tokens) {
-    throw InputError(
-        fmt::format("{}: expected a --ctx-size above the {} tokens that it holds, or none, found {}",
-                    flags.context, meta.tokens, flags.model.context));
-  }
-}
-
 /// Moving keys and values costs as much as a few tokens of full attention, and memory of this process's own
 /// in place of the file's: by itself it is done for several questions and where that memory is there.
 void order_rows(Context& context, const AskFlags& flags) {
@@ -181,50 +154,41 @@ void expect_order(const Context& context, const std::vector<Spec>& specs) {
 void run(const AskFlags& flags) {
   const std::vector<Spec> asked = parse_specs(flags.specs);
   const std::vector<std::string> questions = checked_questions(flags);
-  fill_template(flags.question_template, "");  // refused before anything is loaded
-  const ContainerReader file(flags.context);
-  const ContextMeta meta = read_context_meta(file, flags.context);
-  check_against_file(flags, meta);
-  const auto model = model_of(flags, meta);
-  ContextOptions options = context_options(flags.common, flags.model);
-  options.device = device_of(flags.common, meta.kv_type);
-  expect_gpu(options.device, flags.model.gpu_memory, flags.model.kv_tier, flags.model.active_memory);
-  // Whatever room `index` was given. Not where a limit of memory is set, which that room was chosen for, nor
-  // where RoPE's frequencies are for that many positions.
-  const bool bounded = !flags.model.gpu_memory.empty() || flags.model.kv_tier != "auto" ||
-                       model->config().rope_scaling.kind == RopeScaling::Kind::dynamic;
-  if (flags.model.context == 0 && !bounded)
-    options.max_tokens =
-        std::max(meta.rope_tokens, room_for_questions(*model, meta.tokens, meta.rope_factor));
-  Context context = Context::load(flags.context, model, options);
-  context.impl().audit.set_limit(audit_limit(flags.model));
-  say_placement(context, flags.common);
+  fill_template(flags.asked.prompts.question_template, "");  // refused before anything is loaded
+  if (!flags.asked.common.quiet) hint_at_questions(flags);
+  AskedText text = open_asked(flags.asked);
+  Context& context = text.context;
+  const std::vector<Spec> stored = context.methods();
   // Without -a: what the text was indexed for; without that, full attention.
-  std::vector<Spec> specs = !asked.empty() ? asked : context.methods();
+  std::vector<Spec> specs = !asked.empty() ? asked : stored;
   if (specs.empty()) specs.push_back(parse_spec("full"));
   std::vector<MethodId> methods;
   for (const Spec& spec : specs) methods.push_back(context.attach(spec));
   if (flags.order == "cluster") expect_order(context, specs);
-  context.build_indexes();
+  build_missing(flags.asked, context, stored);
   order_rows(context, flags);
-
-  SourceFinder finder(context,
-                      model->tokenizer().encode(fill_template(flags.question_template, kNeutralQuestion),
-                                                Tokenizer::Bos::none));
+  const Prompts prompts = prompts_of(flags.asked, text);
+  const std::string neutral = kNeutralQuestion;
+  SourceFinder finder(context, prompts.of({&neutral, 1}));
   Json answers = Json::array();
+  const bool repeat = !flags.asked.common.json && (questions.size() != 1 || specs.size() > 1);
   const auto ask_all = [&](const std::string& question) {
+    if (repeat) print_text(fmt::format("> {}\n", excerpt(question, 1000)));
     for (std::size_t i = 0; i < specs.size(); ++i) {
-      Json a = answer(context, flags, question, specs[i], methods[i], finder);
-      if (!flags.common.json) {
-        print_answer(a, specs.size() > 1);
-        if (!flags.common.quiet) remark(a);
+      if (!flags.asked.common.json && specs.size() > 1) print_text(fmt::format("[{}] ", specs[i].str()));
+      Json a = answer(context, flags, prompts, question, specs[i], methods[i], finder);
+      if (!flags.asked.common.json) {
+        print_rest(a);
+        if (!flags.asked.common.quiet) remark(a);
       }
       answers.push_back(std::move(a));
     }
   };
   const auto show_all = [&] {
-    if (flags.common.json)
-      print_json({{"context", flags.context}, {"model", model->path().string()}, {"answers", answers}});
+    if (flags.asked.common.json)
+      print_json({{"context", flags.asked.context},
+                  {"model", context.model().path().string()},
+                  {"answers", answers}});
   };
   try {
     for (const std::string& question : questions) ask_all(question);
@@ -256,10 +220,7 @@ std::string fill_template(std::string text, const std::string& question) {
 void add_ask(CLI::App& app) {
   auto flags = std::make_shared<AskFlags>();
   CLI::App* verb = app.add_subcommand("ask", "Answer questions about an indexed text");
-  add_common_flags(*verb, flags->common);
-  add_model_flags(*verb, flags->model, false);
-  add_audit_limit_flag(*verb, flags->model);
-  verb->add_option("context", flags->context, "the .lode file")->required();
+  add_asked_flags(*verb, flags->asked);
   verb->add_option("question", flags->question_words,
                    "questions, each one argument; none: read them from standard input");
   add_attention_flag(*verb, flags->specs, false);
@@ -273,25 +234,10 @@ void add_ask(CLI::App& app) {
                  "show the passages that the answer attended to, with their weight");
   verb->add_option("-n,--predict", flags->max_new_tokens, "most tokens of an answer")
       ->check(whole_number(1, 1 << 20));
-  verb->add_option("--template", flags->question_template, "the prompt; {question} is replaced");
-  verb->add_option("--stop", flags->stop, "strings that end an answer");
-  verb->add_option("--temp", flags->sampling.temperature, "sampling temperature; 0 = greedy")
-      ->check(number(0.0, 100.0));
-  verb->add_option("--top-k", flags->sampling.top_k, "sample from the k likeliest tokens; 0 = all")
-      ->check(whole_number(0, 1 << 20));
-  verb->add_option("--top-p", flags->sampling.top_p,
-                   "sample from the likeliest tokens of this total probability")
-      ->check(number(0.0, 1.0));
-  verb->add_option("--min-p", flags->sampling.min_p,
-                   "drop tokens less likely than this share of the likeliest")
-      ->check(number(0.0, 1.0));
-  verb->add_option("-s,--seed", flags->sampling.seed, "seed of the sampling")
-      ->check(whole_number(0, INT64_MAX));
+  add_sampling_flags(*verb, flags->sampling);
   verb->callback([flags, verb] {
-    for (const char* flag : {"--top-k", "--top-p", "--min-p"})
-      if (flags->sampling.temperature == 0 && verb->count(flag) > 0 && !flags->common.quiet)
-        std::cerr << flag << ": changes nothing without --temp above 0\n";
-    flags->kv_type_given = verb->count("--kv-type") > 0;
+    note_sampling_flags(*verb, flags->sampling, flags->asked.common);
+    note_asked_flags(*verb, flags->asked);
     run(*flags);
   });
 }

@@ -513,7 +513,9 @@ std::filesystem::path data_dir() {
     if (fs::exists(candidate / "models" / "pocket" / "config.json")) return fs::weakly_canonical(candidate);
   }
   throw InputError(
-      "the shipped model was not found: expected models/pocket beside the program or in $LODESTONE_DATA");
+      "the shipped model was not found: expected models/pocket beside the program; name another model with "
+      "-m, or set "
+      "LODESTONE_DATA to the folder that holds models/pocket");
 }
 
 }  // namespace lode::cli

@@ -19,6 +19,7 @@
 #include "lodestone/error.h"
 #include "lodestone/sources.h"
 #include "model/config.h"
+#include "prompts.h"
 #include "shell_word.h"
 
 namespace lode::cli {
@@ -28,6 +29,7 @@ namespace {
 struct IndexFlags {
   CommonFlags common;
   ModelFlags model;
+  ChatFlags chat;
   std::vector<std::string> files;
   ReadOptions reading;
   std::string headings = "auto", output, append;
@@ -140,29 +142,22 @@ SourceText read_sources(const IndexFlags& flags, const std::optional<Earlier>& e
   return source;
 }
 
-/// What is to be indexed.
-struct Reading {
-  std::vector<TokenId> tokens;
-  std::int64_t first_token = 0;
-};
-
-Reading tokens_of(const Model& model, const SourceText& source, const IndexFlags& flags,
-                  const std::optional<Earlier>& earlier) {
-  Reading reading;
-  if (flags.append.empty() || earlier->head.empty()) {
-    reading.tokens = model.tokenizer().encode(source.text, Tokenizer::Bos::as_template);
-    reading.first_token = std::ssize(model.tokenizer().prefix());
-    return reading;
-  }
-  reading.tokens = earlier->head;
-  reading.first_token = std::ssize(earlier->head);
+/// What is to be indexed: what is added to goes on as it began.
+IndexedText tokens_of(const Model& model, const SourceText& source, const IndexFlags& flags,
+                      const std::optional<Earlier>& earlier) {
+  if (flags.append.empty() || earlier->head.empty())
+    return indexed_text(model, flags.chat, source.text, earlier ? earlier->attachments : Attachments());
+  IndexedText reading = {.tokens = earlier->head,
+                         .first_token = std::ssize(earlier->head),
+                         .attachments = earlier->attachments,
+                         .remarks = {}};
   const auto text = model.tokenizer().encode(source.text, Tokenizer::Bos::none);
   reading.tokens.insert(reading.tokens.end(), text.begin(), text.end());
   return reading;
 }
 
 /// The file whose text a token belongs to.
-std::string file_of_token(const Model& model, const Reading& reading, std::int64_t token,
+std::string file_of_token(const Model& model, const IndexedText& reading, std::int64_t token,
                           const SourceText& source) {
   std::size_t bytes = 0;
   for (std::int64_t i = reading.first_token; i < token; ++i)
@@ -233,7 +228,8 @@ Json list_of(const std::vector<SourceFile>& files) {
 }
 
 /// Says what need not be read again.
-void say_kept(const IndexFlags& flags, const Begun& begun, const Reading& reading, const SourceText& source) {
+void say_kept(const IndexFlags& flags, const Begun& begun, const IndexedText& reading,
+              const SourceText& source) {
   const std::int64_t there = begun.context.tokens();
   if (there == 0 || flags.common.quiet) return;
   const bool all = there == std::ssize(reading.tokens);
@@ -284,8 +280,10 @@ Json index_text(IndexFlags flags) {
   check_output(flags, specs);
   SourceText source = read_sources(flags, earlier);
   const auto model = load_model(flags.common, flags.model);
-  const Reading reading = tokens_of(*model, source, flags, earlier);
+  const IndexedText reading = tokens_of(*model, source, flags, earlier);
   const auto tokens = std::ssize(reading.tokens);
+  if (!flags.common.quiet)
+    for (const std::string& remark : reading.remarks) say(remark);
   if (specs.empty()) specs = usual_specs(flags, tokens);
   ContextOptions options = context_options(flags.common, flags.model);
   options.max_tokens = flags.model.context > 0 ? flags.model.context
@@ -308,14 +306,14 @@ Json index_text(IndexFlags flags) {
   build(context, flags, specs.size());
   const double build_seconds = seconds_since(start);
   check_output(flags, specs);  // another may have written it meanwhile
-  save_context(context, flags.output, source_of(context).text,
-               flags.append.empty() ? Attachments() : earlier->attachments);
+  save_context(context, flags.output, source_of(context).text, reading.attachments);
   log.remove();
   return {{"file", flags.output},
           {"tokens", tokens},
           {"tokens_kept", begun.kept + begun.restored},
           {"tokens_read", tokens - begun.kept - begun.restored},
           {"files", list_of(source_of(context).files)},
+          {"chat", reading.attachments.contains(DocumentChat::kAttachment)},
           {"unread", list_of(source_of(context).unread)},
           {"prefill_seconds", prefill_seconds},
           {"build_seconds", build_seconds},
@@ -370,6 +368,7 @@ void add_index(CLI::App& app) {
   verb->add_option("--append", flags->append,
                    "a .lode file whose text goes on with the files: only they are read; its model, type of "
                    "keys and methods stay");
+  add_chat_flags(*verb, flags->chat);
   add_attention_flag(*verb, flags->specs, false);
   verb->add_flag("--force", flags->force,
                  "replace an existing file; what has not changed of its text is not read again");
@@ -377,8 +376,8 @@ void add_index(CLI::App& app) {
                  "read all, whatever an existing file or an interrupted reading holds");
   verb->callback([flags, verb] {
     say_unaudited(flags->common, flags->model, "a text that is indexed is attended fully");
-    expect_use(*verb, {"--kv-type", "--rope-factor", "--restart"}, flags->append.empty(),
-               "expected none beside --append, which goes by the file's, found one");
+    expect_use(*verb, {"--kv-type", "--rope-factor", "--restart", "--chat", "--system", "--document-role"},
+               flags->append.empty(), "expected none beside --append, which goes by the file's, found one");
     if (flags->append.empty()) {
       if (flags->model.model.empty()) throw InputError("index: expected a model (-m), found none");
       if (flags->output.empty()) throw InputError("index: expected a file to write (-o), found none");

@@ -13,6 +13,7 @@
 
 #include "base/cancel.h"
 #include "base/text.h"
+#include "chat.h"
 #include "cli.h"
 #include "help.h"
 #include "lodestone/error.h"
@@ -107,6 +108,7 @@ int main(int argc, char** argv) {
   lode::cli::add_demo(app);
   lode::cli::add_index(app);
   lode::cli::add_ask(app);
+  lode::cli::add_chat(app);
   lode::cli::add_bench(app);
   lode::cli::add_tune(app);
   lode::cli::add_report(app);

@@ -116,7 +116,11 @@ void Progress::draw(std::int64_t done, bool last) {
   const double left = growing_   ? growing_->left(total_)
                       : rate > 0 ? static_cast<double>(total_ - done) / rate
                                  : 0;
-  const std::string tail = last ? "in " + duration(passed) : rate > 0 ? "ETA " + duration(left) : "";
+  // A guess from the first few steps misleads: caches are cold, and how cost grows does not show yet.
+  const bool early = done - skipped_ < (total_ - skipped_) / 20;
+  const std::string tail = last                 ? "in " + duration(passed)
+                           : rate > 0 && !early ? "ETA " + duration(left)
+                                                : "...";
   char counts[160];
   std::snprintf(counts, sizeof counts, "%lld/%lld %s, %.0f %s/s, %s", static_cast<long long>(done),
                 static_cast<long long>(total_), unit_.c_str(), rate, unit_.c_str(), tail.c_str());

@@ -234,6 +234,7 @@ void load_indexes(const Context::Impl& c, AttachedMethod& method, const Containe
     }
   }
   method.built = method.built_on_host = true;
+  method.built_over = c.tokens();  // specs that search otherwise alone take it
 }
 
 /// Where a number is infinite or none, all that attends to it is: a file of it answers nothing.

@@ -3,12 +3,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 #include <tuple>
 
 #include "base/hash.h"
 #include "lodestone/error.h"
 #include "model/source.h"
+#include "text/chat_template.h"
 
 namespace lode {
 
@@ -61,6 +63,19 @@ std::string fingerprint_of(const ModelConfig& c, const ModelWeights& w) {
   return hash_hex(text + text_of(c));
 }
 
+/// What ends a turn by the chat template ends an answer, whether the config names it as EOS or not. A template that
+/// cannot be read is complained of where it is used.
+void add_end_of_turn(Model::Impl& m) {
+  if (m.chat_template.empty()) return;
+  try {
+    const ChatTemplate chat(m.chat_template, ChatTokens::of(*m.tokenizer, m.config.bos, m.config.eos), "");
+    for (const TokenId id : chat.ends_of_turn(*m.tokenizer))
+      if (std::find(m.config.eos.begin(), m.config.eos.end(), id) == m.config.eos.end())
+        m.config.eos.push_back(id);
+  } catch (const InputError&) {
+  }
+}
+
 }  // namespace
 
 Model::Model() : impl_(std::make_unique<Impl>()) {}
@@ -79,6 +94,7 @@ std::shared_ptr<const Model> Model::load(const std::filesystem::path& dir, int t
         "{}: expected a tokenizer of at most {} tokens, as many as the model's vocabulary has, found {}",
         dir.string(), m.config.vocab, m.tokenizer->vocab()));
   }
+  add_end_of_turn(m);
   m.weights = ModelWeights::read(source.take_weights(), m.config, check_finite);
   m.pool = std::make_unique<ThreadPool>(threads);
   m.fingerprint = fingerprint_of(m.config, m.weights);

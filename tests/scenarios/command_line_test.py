@@ -19,10 +19,10 @@ import unittest
 import tiny_model
 from program import BAD_INPUT, DONE, FAILED, PROGRAM, TEXT, ProgramTest, environment, run
 
-VERBS = ("demo", "index", "ask", "tasks", "eval", "probe", "bench", "report", "tune", "train", "inspect", "verify", "methods")
+VERBS = ("demo", "index", "ask", "chat", "tasks", "eval", "probe", "bench", "report", "tune", "train", "inspect", "verify", "methods")
 GROUPS = {"train": ("kmeans", "saap", "hash"), "bench": ("attention", "decode", "prefill")}
 LEAVES = [f"{verb} {part}".strip() for verb in VERBS for part in GROUPS.get(verb, ("",))]
-RUN_A_MODEL = ("demo", "index", "ask", "eval", "probe", "train kmeans", "train saap", "train hash", "bench decode", "tune", "report")
+RUN_A_MODEL = ("demo", "index", "ask", "chat", "eval", "probe", "train kmeans", "train saap", "train hash", "bench decode", "tune", "report")
 
 
 class Help(ProgramTest):

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "asking.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <iostream>
+
+#include "base/text.h"
+#include "engine/context.h"
+#include "engine/context_file.h"
+#include "lodestone/error.h"
+#include "lodestone/sources.h"
+#include "model/config.h"
+#include "shell_word.h"
+
+namespace lode::cli {
+
+namespace {
+
+constexpr const char* kBlanks = " \n\t\r";  // a line of a file from Windows ends with \r
+
+std::shared_ptr<const Model> model_of(const AskedFlags& flags, const ContextMeta& meta) {
+  ModelFlags model = flags.model;
+  if (model.model.empty()) {
+    if (!is_model(meta.model_path))
+      throw InputError(
+          fmt::format("{}: its model is not at '{}' any more: name the model's folder or file with -m",
+                      flags.context, meta.model_path));
+    model.model = meta.model_path;
+  }
+  return load_model(flags.common, model);
+}
+
+/// What a file has decided is not decided anew: asked for otherwise, it is refused, never ignored.
+void check_against_file(const AskedFlags& flags, const ContextMeta& meta) {
+  if (flags.kv_type_given && parse_dtype(flags.model.kv_type) != meta.kv_type) {
+    throw InputError(
+        fmt::format("{}: expected --kv-type {}, as its keys and values are stored, or none, found {}",
+                    flags.context, name_of(meta.kv_type), flags.model.kv_type));
+  }
+  if (flags.model.context > 0 && flags.model.context <= meta.tokens) {
+    throw InputError(
+        fmt::format("{}: expected a --ctx-size above the {} tokens that it holds, or none, found {}",
+                    flags.context, meta.tokens, flags.model.context));
+  }
+}
+
+}  // namespace
+
+void add_asked_flags(CLI::App& verb, AskedFlags& flags) {
+  add_common_flags(verb, flags.common);
+  add_model_flags(verb, flags.model, false);
+  add_audit_limit_flag(verb, flags.model);
+  verb.add_option("context", flags.context, "the .lode file")->required();
+  add_prompt_flags(verb, flags.prompts);
+}
+
+void note_asked_flags(const CLI::App& verb, AskedFlags& flags) {
+  flags.kv_type_given = verb.count("--kv-type") > 0;
+  note_prompt_flags(verb, flags.prompts);
+}
+
+void add_sampling_flags(CLI::App& verb, Sampling& sampling) {
+  verb.add_option("--temp", sampling.temperature, "sampling temperature; 0 = greedy")
+      ->check(number(0.0, 100.0));
+  verb.add_option("--top-k", sampling.top_k, "sample from the k likeliest tokens; 0 = all")
+      ->check(whole_number(0, 1 << 20));
+  verb.add_option("--top-p", sampling.top_p, "sample from the likeliest tokens of this total probability")
+      ->check(number(0.0, 1.0));
+  verb.add_option("--min-p", sampling.min_p, "drop tokens less likely than this share of the likeliest")
+      ->check(number(0.0, 1.0));
+  verb.add_option("-s,--seed", sampling.seed, "seed of the sampling")->check(whole_number(0, INT64_MAX));
+}
+
+void note_sampling_flags(const CLI::App& verb, const Sampling& sampling, const CommonFlags& common) {
+  for (const char* flag : {"--top-k", "--top-p", "--min-p"})
+    if (sampling.temperature == 0 && verb.count(flag) > 0 && !common.quiet)
+      print_remark(std::string(flag) + ": changes nothing without --temp above 0");
+}
+
+AskedText open_asked(const AskedFlags& flags) {
+  const ContainerReader file(flags.context);
+  const ContextMeta meta = read_context_meta(file, flags.context);
+  check_against_file(flags, meta);
+  auto model = model_of(flags, meta);
+  ContextOptions options = context_options(flags.common, flags.model);
+  options.device = device_of(flags.common, meta.kv_type);
+  expect_gpu(options.device, flags.model.gpu_memory, flags.model.kv_tier, flags.model.active_memory);
+  // Whatever room `index` was given. Not where a limit of memory is set, which that room was chosen for, nor
+  // where RoPE's frequencies are for that many positions.
+  const bool bounded = !flags.model.gpu_memory.empty() || flags.model.kv_tier != "auto" ||
+                       model->config().rope_scaling.kind == RopeScaling::Kind::dynamic;
+  if (flags.model.context == 0 && !bounded)
+    options.max_tokens =
+        std::max(meta.rope_tokens, room_for_questions(*model, meta.tokens, meta.rope_factor));
+  Context context = Context::load(flags.context, model, options);
+  context.impl().audit.set_limit(audit_limit(flags.model));
+  say_placement(context, flags.common);
+  return {.model = std::move(model),
+          .context = std::move(context),
+          .attachments = read_attachments(file, flags.context)};
+}
+
+Prompts prompts_of(const AskedFlags& flags, const AskedText& text) {
+  Prompts prompts(flags.prompts, *text.model, text.attachments, source_of(text.context).text, flags.context);
+  if (!prompts.remark().empty() && !flags.common.quiet) print_remark(prompts.remark());
+  return prompts;
+}
+
+void build_missing(const AskedFlags& flags, Context& context, const std::vector<Spec>& stored) {
+  constexpr double kWorthSaying = 0.5;  // seconds
+  std::vector<std::string> fresh;
+  for (const Spec& spec : context.methods())
+    if (std::none_of(stored.begin(), stored.end(), [&](const Spec& s) { return s.str() == spec.str(); }))
+      fresh.push_back(spec.str());
+  if (fresh.empty()) return context.build_indexes();
+  const auto start = std::chrono::steady_clock::now();
+  const std::int64_t steps = std::ssize(fresh) * context.model().config().layers;
+  {
+    Progress progress("indexes", steps, "layers", flags.common.progress());
+    context.build_indexes([&](std::int64_t done) { progress.at(std::min(done, steps)); });
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (seconds > kWorthSaying && !flags.common.quiet)
+    std::cerr << fmt::format(
+        "{:.1f} s for the index of {}, which {} does not hold; `lodestone index -a` keeps it there\n",
+        seconds, join(fresh), as_word(flags.context));
+}
+
+std::string trimmed(const std::string& text) {
+  const auto begin = text.find_first_not_of(kBlanks);
+  if (begin == std::string::npos) return "";
+  return text.substr(begin, text.find_last_not_of(kBlanks) - begin + 1);
+}
+
+std::string checked_question(const std::string& text, const std::string& where) {
+  if (const std::size_t bad = invalid_utf8(text); bad != std::string::npos)
+    throw InputError(
+        fmt::format("{}: expected UTF-8, found an invalid byte at offset {} of a question", where, bad));
+  std::string question = trimmed(text);
+  if (question.empty()) throw InputError(where + ": expected a question, found an empty one");
+  return question;
+}
+
+void AnswerStream::push(std::string_view text) {
+  held_ += text;
+  if (!begun_) held_.erase(0, std::min(held_.find_first_not_of(kBlanks), held_.size()));
+  const std::size_t end = held_.find_last_not_of(kBlanks);
+  if (end == std::string::npos) return;
+  begun_ = true;
+  print_text(std::string_view(held_).substr(0, end + 1));
+  held_.erase(0, end + 1);
+}
+
+}  // namespace lode::cli

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// What `ask` and `chat` share: an indexed text that is opened to be asked, and answers that are printed as they come.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli.h"
+#include "prompts.h"
+
+namespace lode::cli {
+
+struct AskedFlags {
+  CommonFlags common;
+  ModelFlags model;
+  std::string context;
+  PromptFlags prompts;
+  bool kv_type_given = false;
+};
+void add_asked_flags(CLI::App& verb, AskedFlags& flags);
+/// Looks which of them were given.
+void note_asked_flags(const CLI::App& verb, AskedFlags& flags);
+/// "--temp" and the others, for verbs that generate.
+void add_sampling_flags(CLI::App& verb, Sampling& sampling);
+/// Says which of them change nothing.
+void note_sampling_flags(const CLI::App& verb, const Sampling& sampling, const CommonFlags& common);
+
+struct AskedText {
+  std::shared_ptr<const Model> model;
+  Context context;
+  Attachments attachments;
+};
+/// InputError when flags and file do not fit.
+AskedText open_asked(const AskedFlags& flags);
+/// Also says what the user should know of how questions are put.
+Prompts prompts_of(const AskedFlags& flags, const AskedText& text);
+/// Builds what the file holds no index for (`stored`: its methods), and says so where that takes its time.
+void build_missing(const AskedFlags& flags, Context& context, const std::vector<Spec>& stored);
+
+/// Without the blanks at both ends.
+std::string trimmed(const std::string& text);
+/// A question as a model can be asked it; `where` names it in errors.
+std::string checked_question(const std::string& text, const std::string& where);
+
+/// Prints an answer as it comes, but for the blanks around it.
+class AnswerStream {
+ public:
+  void push(std::string_view text);
+
+ private:
+  std::string held_;
+  bool begun_ = false;
+};
+
+}  // namespace lode::cli

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+// lodestone chat: a conversation about an indexed text, in the terminal or from a script's lines.
+#include "chat.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <iostream>
+
+#include "asking.h"
+#include "base/cancel.h"
+#include "base/file.h"
+#include "base/text.h"
+#include "cli.h"
+#include "lodestone/error.h"
+#include "lodestone/sources.h"
+#include "shell_word.h"
+#include "show_sources.h"
+
+namespace lode::cli {
+
+namespace {
+
+constexpr const char* kHelp =
+    "A line is a question; questions before it and their answers are remembered.\n"
+    "  /sources       the passages that the last answer rests on\n"
+    "  /method SPEC   attend by another method from here on; without SPEC: which one it is\n"
+    "  /back          forget the last question and its answer\n"
+    "  /new           forget the whole conversation\n"
+    "  /save FILE     write the conversation to a new file\n"
+    "  /help          this list\n"
+    "  /quit          leave, as Ctrl-D does; Ctrl-C stops an answer\n";
+
+struct ChatVerbFlags {
+  AskedFlags asked;
+  std::vector<std::string> specs;
+  Sampling sampling;
+  std::int64_t max_new_tokens = 512;
+};
+
+class Conversation {
+ public:
+  Conversation(const ChatVerbFlags& flags, AskedText& text)
+      : flags_(flags), context_(text.context), prompts_(prompts_of(flags.asked, text)) {
+    const std::string neutral = kNeutralQuestion;
+    finder_.emplace(context_, prompts_.of({&neutral, 1}));
+    stored_ = context_.methods();
+    const std::vector<Spec> asked = parse_specs(flags.specs);
+    use(!asked.empty() ? asked.front() : !stored_.empty() ? stored_.front() : parse_spec("full"));
+  }
+
+  /// False when the conversation is to end.
+  bool obey(const std::string& line);
+  Json to_json() const;
+
+ private:
+  void ask(const std::string& question);
+  Generation generate(SourceMass* sources, std::int64_t most,
+                      const std::function<void(std::string_view)>& on_text);
+  void use(const Spec& spec);
+  void show_sources();
+  void save(const std::string& path) const;
+  void forget(std::size_t turns);
+  void say(const std::string& line) const {
+    if (!flags_.asked.common.json) print_text(line);
+  }
+
+  const ChatVerbFlags& flags_;
+  Context& context_;
+  Prompts prompts_;
+  std::optional<SourceFinder> finder_;
+  std::vector<Spec> stored_;
+  Spec spec_;
+  MethodId method_ = kDense;
+  std::vector<std::string> turns_;     // question, answer, question, ...
+  std::vector<std::int64_t> lengths_;  // tokens of each answer
+};
+
+void Conversation::use(const Spec& spec) {
+  context_.roll_back(context_.indexed_tokens());  // what was read by another method is read again
+  method_ = context_.attach(spec);
+  spec_ = spec;
+  build_missing(flags_.asked, context_, stored_);
+}
+
+/// The answer to the last question of turns_. What the context holds of the conversation already is not read again.
+Generation Conversation::generate(SourceMass* sources, std::int64_t most,
+                                  const std::function<void(std::string_view)>& on_text) {
+  const std::vector<TokenId> wanted = prompts_.of(turns_);
+  const auto held = context_.token_ids().subspan(static_cast<std::size_t>(context_.indexed_tokens()));
+  auto same = std::mismatch(held.begin(), held.end(), wanted.begin(), wanted.end()).second - wanted.begin();
+  same = std::min(same, std::ssize(wanted) - 1);
+  context_.roll_back(context_.indexed_tokens() + same);
+  GenerateOptions options;
+  options.max_new_tokens = most;
+  options.sampling = flags_.sampling;
+  options.on_text = on_text;
+  prompts_.set_stops(options);
+  return context_.generate(std::span(wanted).subspan(static_cast<std::size_t>(same)), method_, options,
+                           sources);
+}
+
+void Conversation::ask(const std::string& question) {
+  const bool people = !flags_.asked.common.json;
+  if (people && isatty(STDIN_FILENO) == 0) say(fmt::format("> {}\n", excerpt(question, 1000)));
+  turns_.push_back(question);
+  AnswerStream stream;
+  std::string given;
+  Generation g;
+  bool stopped = false;
+  try {
+    g = generate(nullptr, flags_.max_new_tokens, [&](std::string_view text) {
+      given += text;
+      if (people) stream.push(text);
+    });
+  } catch (const Interrupted&) {
+    set_cancel(false);
+    stopped = true;
+    g.text = given;
+  } catch (...) {
+    turns_.pop_back();
+    throw;
+  }
+  turns_.push_back(g.text);
+  lengths_.push_back(std::max<std::int64_t>(1, std::ssize(g.tokens)));
+  say("\n");
+  if (stopped) print_remark("(stopped; what was said so far is remembered)");
+  if (const std::string why = stopped ? "" : prompts_.why_empty(g); !why.empty())
+    print_remark("(no answer: " + why + ")");
+  if (!stopped && !flags_.asked.common.quiet && people)
+    std::cerr << fmt::format("{}: looked at {:.2f} % of the KV bytes; {:.2f} s\n", spec_.str(),
+                             100 * g.work.density(), g.prompt_seconds + g.decode_seconds);
+}
+
+void Conversation::show_sources() {
+  if (turns_.empty()) throw InputError("/sources: expected a question before it, found none");
+  const std::string answer = turns_.back();
+  turns_.pop_back();
+  context_.roll_back(context_.indexed_tokens());
+  SourceMass mass;
+  try {  // the same answer again, now with a look at what it attends to
+    generate(&mass, lengths_.back(), {});
+  } catch (...) {
+    turns_.push_back(answer);
+    throw;
+  }
+  turns_.push_back(answer);
+  context_.roll_back(context_.indexed_tokens());
+  const Json sources = sources_json(finder_->find(mass, method_, kShownSources));
+  say(sources_text(sources));
+}
+
+void Conversation::save(const std::string& path) const {
+  if (path.empty()) throw InputError("/save: expected the name of a file, found none");
+  std::error_code failed;
+  if (std::filesystem::exists(path, failed))
+    throw InputError(fmt::format("/save: expected a new file, found '{}' there already", excerpt(path)));
+  std::string text;
+  for (std::size_t i = 0; i < turns_.size(); ++i)
+    text += i % 2 == 0 ? "> " + turns_[i] + "\n" : trimmed(turns_[i]) + "\n\n";
+  AtomicFile file(path);
+  file.write(std::as_bytes(std::span(text)));
+  file.commit();
+  say(fmt::format("{} questions and answers in {}\n", turns_.size() / 2, excerpt(path)));
+}
+
+void Conversation::forget(std::size_t turns) {
+  turns_.resize(turns_.size() - std::min(turns, turns_.size()));
+  lengths_.resize(turns_.size() / 2);
+}
+
+bool Conversation::obey(const std::string& line) {
+  const std::string text = trimmed(line);
+  if (text.empty()) return true;
+  if (text[0] != '/') {
+    ask(checked_question(text, "standard input"));
+    return true;
+  }
+  const std::string name = text.substr(0, text.find(' ')), rest = trimmed(text.substr(name.size()));
+  const std::vector<std::string> known = {"/sources", "/method", "/back", "/new", "/save", "/help", "/quit"};
+  if (name == "/quit" || name == "/exit") return false;
+  if (name == "/help")
+    say(kHelp);
+  else if (name == "/sources")
+    show_sources();
+  else if (name == "/method" && rest.empty())
+    say(spec_.str() + "\n");
+  else if (name == "/method")
+    use(parse_spec(rest));
+  else if (name == "/back")
+    forget(2);
+  else if (name == "/new")
+    forget(turns_.size());
+  else if (name == "/save")
+    save(rest);
+  else
+    throw InputError(
+        fmt::format("expected one of {}, or a question, found '{}'", join(known), excerpt(name)));
+  return true;
+}
+
+Json Conversation::to_json() const {
+  Json turns = Json::array();
+  for (std::size_t i = 0; i + 1 < turns_.size(); i += 2)
+    turns.push_back({{"question", turns_[i]}, {"answer", trimmed(turns_[i + 1])}});
+  return {{"context", flags_.asked.context},
+          {"attention", spec_.str()},
+          {"chat", prompts_.chat()},
+          {"turns", turns}};
+}
+
+/// A line, or false at the end of the input. Ctrl-C at the prompt is not the end.
+bool next_line(bool terminal, std::string& line) {
+  for (;;) {
+    if (terminal) std::cerr << "> " << std::flush;
+    if (std::getline(std::cin, line)) return true;
+    if (!terminal || !cancel_requested()) return false;
+    set_cancel(false);
+    std::cin.clear();
+    clearerr(stdin);
+    std::cerr << "\n(/quit or Ctrl-D leaves)\n";
+  }
+}
+
+void run(const ChatVerbFlags& flags) {
+  const bool terminal = isatty(STDIN_FILENO) != 0;
+  fill_template(flags.asked.prompts.question_template, "");  // refused before anything is loaded
+  AskedText text = open_asked(flags.asked);
+  Conversation conversation(flags, text);
+  if (terminal && !flags.asked.common.quiet)
+    std::cerr << fmt::format("{} tokens of {}; /help lists the commands\n", text.context.indexed_tokens(),
+                             as_word(flags.asked.context));
+  for (std::string line; next_line(terminal, line);) {
+    try {
+      if (!conversation.obey(line)) break;
+    } catch (const InputError& error) {
+      if (!terminal) throw;  // a script should know
+      print_remark(excerpt(error.what(), 1000));
+    }
+  }
+  if (!terminal) check_cancel();
+  if (flags.asked.common.json) print_json(conversation.to_json());
+}
+
+}  // namespace
+
+void add_chat(CLI::App& app) {
+  auto flags = std::make_shared<ChatVerbFlags>();
+  CLI::App* verb = app.add_subcommand(
+      "chat", "A conversation about an indexed text: questions line by line, /help lists commands");
+  add_asked_flags(*verb, flags->asked);
+  add_attention_flag(*verb, flags->specs, false);
+  verb->add_option("-n,--predict", flags->max_new_tokens, "most tokens of an answer")
+      ->check(whole_number(1, 1 << 20));
+  add_sampling_flags(*verb, flags->sampling);
+  verb->callback([flags, verb] {
+    if (flags->specs.size() > 1)
+      throw InputError("--attention: expected one method, found several; /method changes it");
+    note_sampling_flags(*verb, flags->sampling, flags->asked.common);
+    note_asked_flags(*verb, flags->asked);
+    run(*flags);
+  });
+}
+
+}  // namespace lode::cli

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "prompts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ctime>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/text.h"
+#include "cli.h"
+#include "engine/model.h"
+#include "lodestone/error.h"
+#include "model/config.h"
+
+namespace lode::cli {
+
+namespace {
+
+DocumentChat chat_of(const Model& model, DocumentChat::Settings settings, const std::string& where) {
+  const ModelConfig& config = model.config();
+  return {std::move(settings), ChatTokens::of(model.tokenizer(), config.bos, config.eos), where};
+}
+
+bool has_bos(const Model& model, std::span<const TokenId> tokens) {
+  const std::vector<TokenId>& bos = model.config().bos;
+  return !tokens.empty() && std::find(bos.begin(), bos.end(), tokens.front()) != bos.end();
+}
+
+/// Whether a folder's tokenizer_config.json asks for a BOS; nothing when it does not say.
+std::optional<bool> asks_for_bos(const std::filesystem::path& model) {
+  const auto path = model / "tokenizer_config.json";
+  std::error_code failed;
+  if (!std::filesystem::exists(path, failed)) return std::nullopt;
+  const Json config = parse_json(read_file(path, 256 << 20), path.string());
+  const Json& asked = json_member(config, "add_bos_token");
+  return asked.is_boolean() ? std::optional(asked.get<bool>()) : std::nullopt;
+}
+
+/// A text without a template: BOS as the tokenizer and its config say.
+IndexedText plain_text(const Model& model, const std::string& text) {
+  IndexedText result;
+  result.tokens = model.tokenizer().encode(text, Tokenizer::Bos::as_template);
+  result.first_token = std::ssize(model.tokenizer().prefix());
+  const std::vector<TokenId>& bos = model.config().bos;
+  if (result.first_token > 0 || bos.empty()) return result;
+  const std::optional<bool> asked = asks_for_bos(model.path());
+  if (asked && *asked) {
+    result.tokens.insert(result.tokens.begin(), bos.front());
+    result.first_token = 1;
+  } else if (!asked) {
+    result.remarks.push_back(fmt::format(
+        "no BOS token stands before the text: config.json names one ({}), but neither tokenizer.json nor "
+        "tokenizer_config.json (add_bos_token) asks for it; if answers make no sense, set add_bos_token to "
+        "true",
+        bos.front()));
+  }
+  return result;
+}
+
+IndexedText text_in_chat(const Model& model, const DocumentChat& chat, const std::string& text) {
+  const DocumentChat::Head head = chat.head(text);
+  const PartEncoder encoder(model.tokenizer());
+  IndexedText result;
+  result.tokens = encoder.encode(head.parts);
+  result.first_token = std::ssize(encoder.encode(head.in_front));
+  result.attachments[DocumentChat::kAttachment] = {.text = chat.to_json(), .required = true};
+  if (!model.tokenizer().prefix().empty() && !has_bos(model, result.tokens))
+    result.remarks.emplace_back(
+        "no BOS token stands before the text: the chat template writes none, though the tokenizer puts one "
+        "before "
+        "plain texts");
+  return result;
+}
+
+}  // namespace
+
+std::string unescaped(std::string_view text) {
+  constexpr std::string_view kNames = "nt\\", kMeanings = "\n\t\\";
+  std::string result;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const bool escape = text[i] == '\\' && i + 1 < text.size();
+    const std::size_t known = escape ? kNames.find(text[i + 1]) : kNames.npos;
+    result += known == kNames.npos ? text[i] : kMeanings[known];
+    i += known == kNames.npos ? 0 : 1;
+  }
+  return result;
+}
+
+void add_chat_flags(CLI::App& verb, ChatFlags& flags) {
+  verb.add_option("--chat", flags.chat,
+                  "put the text into the model's chat template: auto (where the model has one), on or off; "
+                  "`ask` then "
+                  "goes on inside it")
+      ->check(CLI::IsMember({"auto", "on", "off"}));
+  verb.add_option("--system", flags.system, "the system message of that conversation; \\n is a line break");
+  verb.add_option("--document-role", flags.document_role,
+                  "whose message the text belongs to: user (the first question follows in the same message) "
+                  "or system")
+      ->check(CLI::IsMember({"user", "system"}));
+}
+
+IndexedText indexed_text(const Model& model, const ChatFlags& flags, const std::string& text,
+                         const Attachments& before) {
+  const std::string source = flags.chat == "off" ? "" : model.impl().chat_template;
+  const std::string where = model.path().string() + ": chat template";
+  if (source.empty()) {
+    if (flags.chat == "on") throw InputError(where + ": expected one for --chat on, found none");
+    if (!flags.system.empty() || flags.document_role != "user")
+      throw InputError(
+          "--system and --document-role: expected a model with a chat template, and --chat not off");
+    return plain_text(model, text);
+  }
+  DocumentChat::Settings settings = {.source = source,
+                                     .system = unescaped(flags.system),
+                                     .document_in_system = flags.document_role == "system",
+                                     .now = std::time(nullptr)};
+  if (const auto known = before.find(DocumentChat::kAttachment); known != before.end()) {
+    const auto earlier = DocumentChat::from_json(known->second.text, "section 'attached/chat'");
+    if (earlier.source == settings.source && earlier.system == settings.system) settings.now = earlier.now;
+  }
+  return text_in_chat(model, chat_of(model, std::move(settings), where), text);
+}
+
+void add_prompt_flags(CLI::App& verb, PromptFlags& flags) {
+  flags.question_template = kQuestionTemplate;
+  for (std::size_t at = 0; (at = flags.question_template.find('\n', at)) != std::string::npos; at += 2)
+    flags.question_template.replace(at, 1, "\\n");
+  verb.add_option(
+          "--chat", flags.chat,
+          "go on inside the chat template that the text was indexed in: auto (where it was), on or off")
+      ->check(CLI::IsMember({"auto", "on", "off"}));
+  verb.add_option(
+      "--template", flags.question_template,
+      "the prompt of a text that was indexed without a chat template; {question} is replaced, \\n and \\t "
+      "are a line break and a tabulator, special tokens are recognised");
+  verb.add_option(
+          "--stop", flags.stop,
+          "a string that ends an answer (in a chat template: none but the end of the turn); \\n is a line "
+          "break; may be repeated")
+      ->allow_extra_args(false);
+}
+
+void note_prompt_flags(const CLI::App& verb, PromptFlags& flags) {
+  flags.template_given = verb.count("--template") > 0;
+  flags.stop_given = verb.count("--stop") > 0;
+}
+
+Prompts::Prompts(const PromptFlags& flags, const Model& model, const Attachments& attachments,
+                 std::string text, const std::string& where)
+    : model_(model),
+      text_(std::move(text)),
+      template_(unescaped(flags.question_template)),
+      encoder_(model.tokenizer()) {
+  const auto stored = attachments.find(DocumentChat::kAttachment);
+  const bool in_chat = stored != attachments.end();
+  if (flags.chat == "on" && !in_chat)
+    throw InputError(
+        where +
+        ": expected a text that was indexed in a chat template, for --chat on, found one without: "
+        "index it again with --chat on");
+  if (in_chat && flags.chat != "off") {
+    if (flags.template_given)
+      throw InputError(
+          where +
+          ": expected no --template, as the text was indexed in the model's chat template; --chat "
+          "off asks outside it");
+    chat_ = std::make_unique<DocumentChat>(
+        chat_of(model, DocumentChat::from_json(stored->second.text, where + ": section 'attached/chat'"),
+                where + ": chat template"));
+  } else if (in_chat) {
+    remark_ =
+        "the text was indexed in a chat template; --chat off puts the question there without closing its "
+        "turn";
+  } else if (!flags.template_given && !model.impl().chat_template.empty()) {
+    remark_ = "the text was indexed without the model's chat template: questions are put by --template";
+  }
+  if (chat_ == nullptr) fill_template(template_, "");
+  if (chat_ == nullptr || flags.stop_given)
+    for (const std::string& stop : flags.stop)
+      if (!stop.empty()) stop_.push_back(unescaped(stop));
+}
+
+std::vector<TokenId> Prompts::of(std::span<const std::string> turns) const {
+  if (chat_ != nullptr) return encoder_.encode(chat_->tail(text_, turns));
+  constexpr std::string_view kSlot = "{question}";
+  const std::size_t slot = template_.find(kSlot);
+  std::vector<ChatPart> parts;
+  for (std::size_t i = 0; i < turns.size(); ++i) {
+    const bool question = i % 2 == 0;
+    if (question) parts.push_back({template_.substr(0, slot)});
+    parts.push_back({turns[i], static_cast<int>(i)});
+    if (question) parts.push_back({template_.substr(slot + kSlot.size())});
+  }
+  return encoder_.encode(parts);
+}
+
+void Prompts::set_stops(GenerateOptions& options) const {
+  options.stop = stop_;
+}
+
+std::string Prompts::why_empty(const Generation& answer) const {
+  if (answer.text.find_first_not_of(" \n\t\r") != std::string::npos) return "";
+  const std::vector<TokenId>& eos = model_.config().eos;
+  const TokenId last = answer.tokens.empty() ? -1 : answer.tokens.back();
+  const bool ended = std::find(eos.begin(), eos.end(), last) != eos.end();
+  const std::string hint = chat_ == nullptr ? "; --template may not be what this model was trained on" : "";
+  if (answer.stopped && ended) return "the model ended its answer at once" + hint;
+  if (answer.stopped) return "a stop string came first (--stop; --stop '' is none)";
+  return fmt::format("its {} tokens are blanks or special tokens{}", answer.tokens.size(), hint);
+}
+
+}  // namespace lode::cli

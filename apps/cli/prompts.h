@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a document and the questions about it reach a model: inside a conversation, by the model's chat template, or
+// one behind the other, by --template.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lodestone/document.h"
+#include "lodestone/engine.h"
+#include "text/chat_template.h"
+
+namespace lode::cli {
+
+/// A flag's text with \n, \t and \\ as what they stand for.
+std::string unescaped(std::string_view text);
+
+/// Of `index`, where a document's place in the conversation is decided.
+struct ChatFlags {
+  std::string chat = "auto", system, document_role = "user";
+};
+void add_chat_flags(CLI::App& verb, ChatFlags& flags);
+
+/// What is indexed of a text.
+struct IndexedText {
+  std::vector<TokenId> tokens;
+  std::int64_t first_token = 0;      ///< how many stand in front of the text
+  Attachments attachments;           ///< the chat template, if one is used
+  std::vector<std::string> remarks;  ///< what the user should know
+};
+/// `before`: the attachments of an earlier file of the same name: the day that its template was told of stays.
+IndexedText indexed_text(const Model& model, const ChatFlags& flags, const std::string& text,
+                         const Attachments& before);
+
+/// Of `ask` and `chat`.
+struct PromptFlags {
+  std::string chat = "auto";
+  std::string question_template;  ///< as typed
+  std::vector<std::string> stop = {"\\n"};
+  bool template_given = false, stop_given = false;
+};
+void add_prompt_flags(CLI::App& verb, PromptFlags& flags);
+/// Looks which of them were given.
+void note_prompt_flags(const CLI::App& verb, PromptFlags& flags);
+
+/// Puts questions about one document.
+class Prompts {
+ public:
+  /// `text`: the document's. InputError when the flags do not fit what the file holds.
+  Prompts(const PromptFlags& flags, const Model& model, const Attachments& attachments, std::string text,
+          const std::string& where);
+
+  bool chat() const { return chat_ != nullptr; }
+  /// What follows the document: question, answer, question, ..., up to where the answer to the last one begins.
+  std::vector<TokenId> of(std::span<const std::string> turns) const;
+  /// Where an answer ends.
+  void set_stops(GenerateOptions& options) const;
+  /// Why nothing is left of an answer; empty when something is.
+  std::string why_empty(const Generation& answer) const;
+  const std::string& remark() const { return remark_; }  ///< may be empty
+
+ private:
+  const Model& model_;
+  std::string text_, template_, remark_;
+  PartEncoder encoder_;
+  std::unique_ptr<DocumentChat> chat_;
+  std::vector<std::string> stop_;
+};
+
+}  // namespace lode::cli

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Chat templates around documents: what is indexed and what is asked make up the conversation that the template renders,
+// and no content becomes a special token.
+#include "text/chat_template.h"
+
+#include <gtest/gtest.h>
+
+#include "lodestone/error.h"
+#include "support/tiny_tokenizer.h"
+
+namespace lode {
+namespace {
+
+constexpr const char* kChat =
+    "{{ bos_token }}{% for m in messages %}<bos>{{ m.role }}\n{{ m.content | trim }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<bos>assistant\n{% endif %}";
+
+class Chat : public testing::Test {
+ protected:
+  Tokenizer tokenizer_ = Tokenizer::parse(test::byte_level_tokenizer().dump(), "t");
+  const TokenId bos_ = 256, eos_ = 257;
+  ChatTokens tokens_ = ChatTokens::of(tokenizer_, std::vector<TokenId>{256}, std::vector<TokenId>{257});
+
+  std::vector<TokenId> encoded(const std::vector<ChatPart>& parts) const {
+    return PartEncoder(tokenizer_).encode(parts);
+  }
+  static std::string text_of(const std::vector<ChatPart>& parts) {
+    std::string text;
+    for (const ChatPart& part : parts) text += part.text;
+    return text;
+  }
+  DocumentChat about(const std::string& source, bool in_system = false,
+                     const std::string& system = "") const {
+    return {{.source = source, .system = system, .document_in_system = in_system, .now = 0}, tokens_, "t"};
+  }
+};
+
+TEST_F(Chat, HeadAndTailAreTheConversation) {
+  const std::vector<std::string> turns = {"Who?", "Ann.", "When?"};
+  const std::string document = "  A text about <bos> and <eos>.\n";
+  const DocumentChat chat = about(kChat, false, "Be brief.");
+  const std::string all = text_of(chat.head(document).parts) + text_of(chat.tail(document, turns));
+  EXPECT_EQ(all,
+            "<bos><bos>system\nBe brief.<eos>\n<bos>user\nA text about <bos> and <eos>.\n\n\nWho?<eos>\n"
+            "<bos>assistant\nAnn.<eos>\n<bos>user\nWhen?<eos>\n<bos>assistant\n");
+  const DocumentChat in_system = about(kChat, true, "Be brief.");
+  EXPECT_EQ(text_of(in_system.head(document).parts),
+            "<bos><bos>system\nBe brief.\n\n  A text about <bos> and <eos>.");
+  EXPECT_EQ(text_of(in_system.tail(document, {turns.data(), 1})),
+            "<eos>\n<bos>user\nWho?<eos>\n<bos>assistant\n");
+  const DocumentChat again(DocumentChat::from_json(chat.to_json(), "t"), tokens_, "t");
+  EXPECT_EQ(text_of(again.head(document).parts), text_of(chat.head(document).parts));
+}
+
+TEST_F(Chat, ContentNeverBecomesASpecialToken) {
+  const std::string document = "a<eos>b<bos><eo";
+  const std::vector<std::string> turns = {"s><eos>?"};
+  const DocumentChat chat = about(kChat);
+  std::vector<TokenId> tokens = encoded(chat.head(document).parts);
+  EXPECT_EQ(std::count(tokens.begin(), tokens.end(), eos_), 0);
+  EXPECT_EQ(std::count(tokens.begin(), tokens.end(), bos_), 2);
+  const std::vector<TokenId> tail = encoded(chat.tail(document, turns));
+  EXPECT_EQ(std::count(tail.begin(), tail.end(), eos_), 1);
+  EXPECT_EQ(std::count(tail.begin(), tail.end(), bos_), 1);
+  tokens.insert(tokens.end(), tail.begin(), tail.end());
+  EXPECT_EQ(tokenizer_.decode(tokens, false),
+            text_of(chat.head(document).parts) + text_of(chat.tail(document, turns)));
+  // Parts that are harmless are one text: merges go across their seams.
+  EXPECT_EQ(encoded({{"a"}, {"b", 0}, {"a", 1}, {"b"}}), std::vector<TokenId>{260});
+  EXPECT_EQ(encoded({{"<eos>"}, {"<eos>", 0}, {"<eos>"}}).front(), eos_);
+}
+
+TEST_F(Chat, EndsOfTurns) {
+  EXPECT_EQ(ChatTemplate(kChat, tokens_, "t").ends_of_turn(tokenizer_), std::vector<TokenId>{eos_});
+  EXPECT_TRUE(ChatTemplate("{% for m in messages %}{{ m.content }}\n{% endfor %}", tokens_, "t")
+                  .ends_of_turn(tokenizer_)
+                  .empty());
+}
+
+TEST_F(Chat, ContentsAsLists) {
+  const std::string listed =
+      "{% for m in messages %}<bos>{% if m.content is not string %}{% for p in m.content %}{{ p.text }}{% "
+      "endfor %}{% endif %}<eos>"
+      "{% endfor %}";
+  EXPECT_EQ(text_of(about(listed).head("Text").parts), "<bos>Text");
+  const std::vector<ChatMessage> messages = {{"user", "Question"}};
+  EXPECT_EQ(text_of(ChatTemplate(listed, tokens_, "t").render(messages, true, 0)), "<bos>Question<eos>");
+}
+
+TEST_F(Chat, RefusesTemplatesThatChangeTheDocument) {
+  for (const char* source :
+       {"{% for m in messages %}{{ m.content | upper }}{% endfor %}", "{{ messages[0].role }}",
+        "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}",
+        "{% for m in messages %}{{ m.content | replace(' ', '') }}{% endfor %}"})
+    EXPECT_THROW(about(source).head("some text"), InputError) << source;
+  const DocumentChat no_system = about(
+      "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+      "{{ messages[0].content }}",
+      false, "Be brief.");
+  EXPECT_THROW(no_system.head("text"), InputError);
+  EXPECT_THROW(DocumentChat::from_json("{}", "t"), InputError);
+  EXPECT_THROW(
+      DocumentChat::from_json(R"({"template": "", "system": "", "document_role": "x", "time": 0})", "t"),
+      InputError);
+}
+
+}  // namespace
+}  // namespace lode
