@@ -8,7 +8,7 @@
 #include <bit>
 #include <cstring>
 
-#include "kernels/iq3_books.h"
+#include "kernels/blocks/iq3_books.h"
 #include "kernels/tiled_weight.h"
 
 namespace lode {

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "base/threads.h"
-#include "kernels/iq3_books.h"
+#include "kernels/blocks/iq3_books.h"
 #include "lodestone/error.h"
 
 namespace lode {

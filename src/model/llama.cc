@@ -11,11 +11,11 @@
 #include "base/cancel.h"
 #include "base/text.h"
 #include "base/threads.h"
+#include "kernels/blocks/matmul_blocks.h"
+#include "kernels/blocks/matmul_tiled.h"
 #include "kernels/dequantise.h"
 #include "kernels/kernels.h"
-#include "kernels/matmul_blocks.h"
 #include "kernels/matmul_narrow.h"
-#include "kernels/matmul_tiled.h"
 #include "lodestone/error.h"
 
 namespace lode {

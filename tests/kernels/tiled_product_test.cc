@@ -13,9 +13,9 @@
 
 #include "base/rng.h"
 #include "base/threads.h"
+#include "kernels/blocks/matmul_blocks.h"
+#include "kernels/blocks/matmul_tiled.h"
 #include "kernels/dequantise.h"
-#include "kernels/matmul_blocks.h"
-#include "kernels/matmul_tiled.h"
 
 namespace lode {
 namespace {

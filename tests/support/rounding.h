@@ -13,7 +13,7 @@ inline bool multiplies_pairs(const KernelTable& table, DType type) {
 
 /// Whether attention of several tokens at once, all keys of each, multiplies tiles of bf16.
 inline bool multiplies_tiles(const KernelTable& table, DType type) {
-  return type != DType::f32 && table.name == "amx";
+  return type != DType::f32 && (table.name == "avx512bf16" || table.name == "amx");
 }
 
 /// What outputs of some tokens at once may be away from float64's.

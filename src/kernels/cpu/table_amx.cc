@@ -11,7 +11,7 @@
 #include "kernels/cpu/attend-inl.h"
 #include "kernels/cpu/tile-inl.h"
 //
-#include "kernels/cpu/amx-inl.h"
+#include "kernels/cpu/attend_causal_bf16-inl.h"
 //
 #include "kernels/cpu/attend_bf16-inl.h"
 //
@@ -23,22 +23,6 @@ extern const KernelTable kAvx512Kernels;
 const KernelTable& avx512bf16_kernels();
 
 namespace {
-
-void attend_causal_amx(const float* q, std::int64_t stride_q, int tokens, int group, Position first,
-                       const KvRows& kv, std::int64_t begin, std::int64_t end, const SoftmaxState& state,
-                       float* scratch) noexcept {
-  const CausalTile tile = {q, stride_q, tokens, group, first};
-  switch (kv.type) {
-    case DType::f32:  // whoever stores float32 wants float32 arithmetic
-      return kAvx512Kernels.attend_causal(q, stride_q, tokens, group, first, kv, begin, end, state, scratch);
-    case DType::f16:
-      return causal_on_tiles<DType::f16>(tile, kv, begin, end, state, scratch);
-    case DType::bf16:
-      return causal_on_tiles<DType::bf16>(tile, kv, begin, end, state, scratch);
-    case DType::q8:
-      return causal_on_tiles<DType::q8>(tile, kv, begin, end, state, scratch);
-  }
-}
 
 /// Calls body<G>(first query, their number) for the queries of each pass over memory; tiles hold a power of
 /// two.
@@ -98,11 +82,6 @@ void attend_rows_amx(const float* q, int queries, const KvRows& kv, const Positi
                   });
 }
 
-std::int64_t causal_scratch_amx(int d, std::int64_t rows) noexcept {
-  const std::int64_t tiles = AmxScratch::floats(d, rows), lanes = kAvx512Kernels.causal_scratch(d, rows);
-  return tiles > lanes ? tiles : lanes;
-}
-
 }  // namespace
 
 const KernelTable& amx_kernels() {
@@ -111,9 +90,7 @@ const KernelTable& amx_kernels() {
     t.name = "amx";
     t.attend_run = attend_run_amx;
     t.attend_rows = attend_rows_amx;
-    t.attend_causal = attend_causal_amx;
-    t.causal_scratch = causal_scratch_amx;
-    t.causal_rows = 512;  // over which one transposition of the values is spread
+    t.attend_causal = attend_causal_bf16;
     return t;
   }();
   return table;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels for AVX-512 with bf16 products: decode attention over rows of bf16 of its own, everything else
-// as for AVX-512.
+// The kernels for AVX-512 with bf16 products: attention of its own in prefill, and in decode over rows of
+// bf16; everything else as for AVX-512.
 #include "kernels/cpu/simd/vec_avx512.h"
 // What this table takes from that of AVX-512 is not used here.
 #pragma GCC diagnostic ignored "-Wunused-function"
@@ -10,6 +10,9 @@
 #include "kernels/cpu/simd/transpose_avx512.h"
 //
 #include "kernels/cpu/attend-inl.h"
+#include "kernels/cpu/tile-inl.h"
+//
+#include "kernels/cpu/attend_causal_bf16-inl.h"
 //
 #include "kernels/cpu/attend_bf16-inl.h"
 
@@ -39,6 +42,9 @@ const KernelTable& avx512bf16_kernels() {
     t.name = "avx512bf16";
     t.attend_run = attend_run_bf16;
     t.attend_rows = attend_rows_bf16;
+    t.attend_causal = attend_causal_bf16;
+    t.causal_scratch = causal_scratch_bf16;
+    t.causal_rows = 512;  // over which one transposition of the values is spread
     return t;
   }();
   return table;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefill attention on the matrix unit: bf16 tiles, float32 sums. Included by table_amx.cc after tile-inl.h.
+// Prefill attention in bf16 with float32 sums, on the matrix unit where the build has AMX, else by AVX-512's
+// products of bf16 pairs. Included by table_amx.cc and table_avx512bf16.cc after tile-inl.h.
 //
-//   per block of kAmxKeys keys:  S^T = K Q^T     [keys, 32 queries]: keys are tile rows as they are stored
+//   per block of kCausalKeys keys:  S^T = K Q^T     [keys, 32 queries]: keys are tile rows as they are stored
 //                                m, P = softmax  down the lanes, in float32
 //                                O^T += V^T P    [d, 32 queries]: V is transposed once per block, P packed in
 //                                pairs
@@ -15,9 +16,10 @@
 namespace lode {
 namespace {
 
-constexpr int kAmxKeys = 128;  // keys of one softmax step
-static_assert(kPanel == 32);   // two tiles of 16 queries
+constexpr int kCausalKeys = 128;  // keys of one softmax step
+static_assert(kPanel == 32);      // two tiles of 16 queries
 
+#ifdef __AMX_BF16__
 /// g++ 12 does not know that loading a tile reads memory: what was written before must be written by then.
 LODE_INLINE void settle_memory() {
   asm volatile("" ::: "memory");
@@ -42,6 +44,10 @@ class Tiles {
 };
 
 constexpr TileShape kWholeTiles[8] = {};
+/// What a call of causal_on_tiles needs while it runs.
+struct CausalUnit {
+  Tiles tiles{kWholeTiles};
+};
 
 /// Four products c[i][j] (+)= a[i] b[j] of 16 x 16 tiles over `steps` steps of 32. Rows of a lie a_row bytes
 /// apart and steps 64 bytes, tiles of b (1 KiB each) b_step bytes per step; c has rows of kPanel floats.
@@ -78,6 +84,51 @@ inline void multiply_tiles(const std::uint16_t* a0, const std::uint16_t* a1, std
   _tile_stored(3, low + 16, kRow);
 }
 
+#else
+struct CausalUnit {};
+
+LODE_INLINE __m512bh pairs_of(__m512i x) {
+  __m512bh to;
+  __builtin_memcpy(&to, &x, sizeof to);
+  return to;
+}
+LODE_INLINE __m512bh pairs_at(const std::uint16_t* p) {
+  return pairs_of(_mm512_loadu_si512(p));
+}
+
+/// The same without a matrix unit: eight rows of c at a time, whose sums stay in registers.
+inline void multiply_tiles(const std::uint16_t* a0, const std::uint16_t* a1, std::int64_t a_row,
+                           const std::uint16_t* b0, const std::uint16_t* b1, std::int64_t b_step, int steps,
+                           bool add, float* c) {
+  constexpr int kRows = 8;
+  for (int first = 0; first < 32; first += kRows) {
+    const auto* const a = reinterpret_cast<const std::byte*>(first < 16 ? a0 : a1) + first % 16 * a_row;
+    float* const to = c + first * kPanel;
+    __m512 x[kRows], y[kRows];
+    unroll<kRows>([&](auto r) LODE_INLINE_LAMBDA {
+      x[r] = add ? _mm512_loadu_ps(to + r * kPanel) : _mm512_setzero_ps();
+      y[r] = add ? _mm512_loadu_ps(to + r * kPanel + 16) : _mm512_setzero_ps();
+    });
+    for (int i = 0; i < steps; ++i) {
+      for (int pair = 0; pair < 16; ++pair) {
+        const auto u = pairs_at(b0 + i * b_step + pair * 32), v = pairs_at(b1 + i * b_step + pair * 32);
+        unroll<kRows>([&](auto r) LODE_INLINE_LAMBDA {
+          std::int32_t two;
+          __builtin_memcpy(&two, a + r * a_row + i * 64 + pair * 4, sizeof two);
+          const auto w = pairs_of(_mm512_set1_epi32(two));
+          x[r] = _mm512_dpbf16_ps(x[r], w, u);
+          y[r] = _mm512_dpbf16_ps(y[r], w, v);
+        });
+      }
+    }
+    unroll<kRows>([&](auto r) LODE_INLINE_LAMBDA {
+      _mm512_storeu_ps(to + r * kPanel, x[r]);
+      _mm512_storeu_ps(to + r * kPanel + 16, y[r]);
+    });
+  }
+}
+#endif
+
 /// bf16 of a in the low half, of b in the high half.
 LODE_INLINE __m512i join_bf16(Vec a, Vec b) {
   return bits(_mm512_cvtne2ps_pbh(b.x, a.x));
@@ -91,12 +142,12 @@ LODE_INLINE __m512i pair_bf16(Vec a, Vec b) {
 }
 
 /// Scratch of one call, cut from one allocation; bf16 parts are counted as floats of two.
-struct AmxScratch {
-  float *k, *v;            // [kAmxKeys, d]
-  std::uint16_t* keys;     // bf16 [kAmxKeys, wide]
-  std::uint16_t* turned;   // bf16 [wide, kAmxKeys]: V^T
-  std::uint16_t* p;        // bf16 [2, kAmxKeys / 32, 16, 16, 2]: weights, keys in pairs
-  float* s;                // [kAmxKeys, kPanel]
+struct CausalBf16Scratch {
+  float *k, *v;            // [kCausalKeys, d]
+  std::uint16_t* keys;     // bf16 [kCausalKeys, wide]
+  std::uint16_t* turned;   // bf16 [wide, kCausalKeys]: V^T
+  std::uint16_t* p;        // bf16 [2, kCausalKeys / 32, 16, 16, 2]: weights, keys in pairs
+  float* s;                // [kCausalKeys, kPanel]
   float *alpha, *visible;  // [kPanel]
   float* panels;
 
@@ -105,28 +156,28 @@ struct AmxScratch {
   /// Of one panel: q bf16 [2, wide / 32, 16, 16, 2], o [wide, kPanel], m [kPanel], l [kPanel].
   static std::int64_t panel_floats(int d) { return (wide(d) / 2 + wide(d) + 2) * std::int64_t{kPanel}; }
   static std::int64_t floats(int d, std::int64_t rows) {
-    return 16 + std::int64_t{kAmxKeys} * (2 * d + wide(d) + kPanel / 2 + kPanel) + 2 * kPanel +
+    return 16 + std::int64_t{kCausalKeys} * (2 * d + wide(d) + kPanel / 2 + kPanel) + 2 * kPanel +
            (rows + kPanel - 1) / kPanel * panel_floats(d);
   }
-  AmxScratch(float* from, int d) {
+  CausalBf16Scratch(float* from, int d) {
     auto* at = reinterpret_cast<float*>((reinterpret_cast<std::uintptr_t>(from) + 63) / 64 * 64);
     const auto take = [&](std::int64_t n) { return at += n, at - n; };
-    keys = reinterpret_cast<std::uint16_t*>(take(std::int64_t{kAmxKeys} * wide(d) / 2));
-    turned = reinterpret_cast<std::uint16_t*>(take(std::int64_t{kAmxKeys} * wide(d) / 2));
-    p = reinterpret_cast<std::uint16_t*>(take(std::int64_t{kAmxKeys} * kPanel / 2));
-    s = take(std::int64_t{kAmxKeys} * kPanel);
+    keys = reinterpret_cast<std::uint16_t*>(take(std::int64_t{kCausalKeys} * wide(d) / 2));
+    turned = reinterpret_cast<std::uint16_t*>(take(std::int64_t{kCausalKeys} * wide(d) / 2));
+    p = reinterpret_cast<std::uint16_t*>(take(std::int64_t{kCausalKeys} * kPanel / 2));
+    s = take(std::int64_t{kCausalKeys} * kPanel);
     alpha = take(kPanel), visible = take(kPanel);
-    k = take(std::int64_t{kAmxKeys} * d), v = take(std::int64_t{kAmxKeys} * d);
+    k = take(std::int64_t{kCausalKeys} * d), v = take(std::int64_t{kCausalKeys} * d);
     panels = at;
   }
 };
 
 /// One panel of 32 query rows.
-struct AmxPanel {
+struct CausalBf16Panel {
   std::uint16_t* q;
   float *o, *m, *l;
-  AmxPanel(float* at, int d) {
-    const std::int64_t wide = AmxScratch::wide(d);
+  CausalBf16Panel(float* at, int d) {
+    const std::int64_t wide = CausalBf16Scratch::wide(d);
     q = reinterpret_cast<std::uint16_t*>(at), o = at + wide / 2 * kPanel;
     m = o + wide * kPanel, l = m + kPanel;
   }
@@ -139,8 +190,8 @@ inline std::uint16_t one_bf16(float x) {
 }
 
 inline void load_panel(const CausalTile& tile, int first_row, int d, const SoftmaxState& state,
-                       const AmxPanel& panel) {
-  const int wide = AmxScratch::wide(d);
+                       const CausalBf16Panel& panel) {
+  const int wide = CausalBf16Scratch::wide(d);
   for (int r = 0; r < kPanel; ++r) {
     const int row = first_row + r < tile.rows() ? first_row + r : tile.rows() - 1;
     const float* from = tile.q + (row / tile.group) * tile.stride_q + (row % tile.group) * d;
@@ -152,7 +203,7 @@ inline void load_panel(const CausalTile& tile, int first_row, int d, const Softm
     panel.m[r] = state.m[row], panel.l[r] = state.l[row];
   }
 }
-inline void store_panel(const CausalTile& tile, int first_row, int d, const AmxPanel& panel,
+inline void store_panel(const CausalTile& tile, int first_row, int d, const CausalBf16Panel& panel,
                         const SoftmaxState& state) {
   for (int r = 0; r < kPanel && first_row + r < tile.rows(); ++r) {
     const std::int64_t row = first_row + r;
@@ -162,9 +213,9 @@ inline void store_panel(const CausalTile& tile, int first_row, int d, const AmxP
 }
 
 /// Keys as bf16 rows with zeros behind.
-inline void narrow_keys(const AmxScratch& at, int n, int d) {
-  const int wide = AmxScratch::wide(d);
-  for (int i = 0; i < kAmxKeys; ++i)
+inline void narrow_keys(const CausalBf16Scratch& at, int n, int d) {
+  const int wide = CausalBf16Scratch::wide(d);
+  for (int i = 0; i < kCausalKeys; ++i)
     for (int c = 0; c < wide; c += 32) {
       const auto part = [&](int from) {
         const int lanes = i >= n || from >= d ? 0 : d - from < kW ? d - from : kW;
@@ -174,9 +225,9 @@ inline void narrow_keys(const AmxScratch& at, int n, int d) {
     }
 }
 /// Values as bf16 columns with zeros behind.
-inline void turn_values(const AmxScratch& at, int n, int d) {
-  for (int c = 0; c < AmxScratch::wide(d); c += 16)
-    for (int i = 0; i < kAmxKeys; i += 32) {
+inline void turn_values(const CausalBf16Scratch& at, int n, int d) {
+  for (int c = 0; c < CausalBf16Scratch::wide(d); c += 16)
+    for (int i = 0; i < kCausalKeys; i += 32) {
       __m512i pairs[16];
       const auto part = [&](int row) {
         const int lanes = row >= n || c >= d ? 0 : d - c < kW ? d - c : kW;
@@ -184,12 +235,12 @@ inline void turn_values(const AmxScratch& at, int n, int d) {
       };
       for (int r = 0; r < 16; ++r) pairs[r] = pair_bf16(part(i + 2 * r), part(i + 2 * r + 1));
       transpose(pairs);
-      for (int r = 0; r < 16; ++r) _mm512_storeu_si512(at.turned + (c + r) * kAmxKeys + i, pairs[r]);
+      for (int r = 0; r < 16; ++r) _mm512_storeu_si512(at.turned + (c + r) * kCausalKeys + i, pairs[r]);
     }
 }
 /// Softmax step of one panel over n keys: scores to weights in pairs, zeros behind; m, l updated; alpha =
 /// factor of earlier sums. As panel_softmax, but for the rounding.
-inline void pack_weights(const AmxScratch& at, const AmxPanel& panel, int n) {
+inline void pack_weights(const CausalBf16Scratch& at, const CausalBf16Panel& panel, int n) {
   for (int half = 0; half < 2; ++half) {
     const float* s = at.s + half * kW;
     const Vec old = load(panel.m + half * kW), low = set1(kMinusInfinity);
@@ -208,7 +259,7 @@ inline void pack_weights(const AmxScratch& at, const AmxPanel& panel, int n) {
       const Vec b = i + 1 < n ? weight_of(load(s + (i + 1) * kPanel) - safe) : set1(0.0f);
       sum = sum + a;
       sum = sum + b;
-      _mm512_storeu_si512(at.p + half * kAmxKeys * 16 + i * 16, pair_bf16(a, b));
+      _mm512_storeu_si512(at.p + half * kCausalKeys * 16 + i * 16, pair_bf16(a, b));
     }
     store(panel.m + half * kW, best);
     store(panel.l + half * kW, sum);
@@ -230,9 +281,9 @@ inline int set_visible(const CausalTile& tile, int first_row, std::int64_t block
 }
 
 /// One block of keys for one panel.
-inline void attend_panel(const AmxScratch& at, const AmxPanel& panel, int most, int d, bool diagonal,
-                         bool careful) {
-  const int wide = AmxScratch::wide(d);
+inline void attend_panel(const CausalBf16Scratch& at, const CausalBf16Panel& panel, int most, int d,
+                         bool diagonal, bool careful) {
+  const int wide = CausalBf16Scratch::wide(d);
   for (int i = 0; i < most; i += 32)
     multiply_tiles(at.keys + i * wide, at.keys + (i + 16) * wide, 2 * wide, panel.q, panel.q + 16 * wide, 512,
                    wide / 32, /*add=*/false, at.s + i * kPanel);
@@ -247,22 +298,24 @@ inline void attend_panel(const AmxScratch& at, const AmxPanel& panel, int most, 
       for (int h = 0; h < kPanel; h += kW)
         store(panel.o + c * kPanel + h, load(panel.o + c * kPanel + h) * load(at.alpha + h));
   for (int c = 0; c < wide; c += 32)
-    multiply_tiles(at.turned + c * kAmxKeys, at.turned + (c + 16) * kAmxKeys, 2 * kAmxKeys, at.p,
-                   at.p + kAmxKeys * 16, 512, (most + 31) / 32, /*add=*/true, panel.o + c * kPanel);
+    multiply_tiles(at.turned + c * kCausalKeys, at.turned + (c + 16) * kCausalKeys, 2 * kCausalKeys, at.p,
+                   at.p + kCausalKeys * 16, 512, (most + 31) / 32, /*add=*/true, panel.o + c * kPanel);
 }
 
 template <DType T>
 void causal_on_tiles(const CausalTile& tile, const KvRows& kv, std::int64_t begin, std::int64_t end,
                      const SoftmaxState& state, float* scratch) {
-  const Tiles tiles(kWholeTiles);
+  [[maybe_unused]] const CausalUnit unit;
   const int d = kv.d, panels = (tile.rows() + kPanel - 1) / kPanel;
-  const AmxScratch at(scratch, d);
-  const auto panel = [&](int p) { return AmxPanel(at.panels + p * AmxScratch::panel_floats(d), d); };
+  const CausalBf16Scratch at(scratch, d);
+  const auto panel = [&](int p) {
+    return CausalBf16Panel(at.panels + p * CausalBf16Scratch::panel_floats(d), d);
+  };
   for (int p = 0; p < panels; ++p) load_panel(tile, p * kPanel, d, state, panel(p));
   const std::int64_t last = tile.first + tile.tokens;  // one past the last visible key
   if (end > last) end = last;
-  for (std::int64_t b = begin; b < end; b += kAmxKeys) {
-    const int n = end - b < kAmxKeys ? static_cast<int>(end - b) : kAmxKeys;
+  for (std::int64_t b = begin; b < end; b += kCausalKeys) {
+    const int n = end - b < kCausalKeys ? static_cast<int>(end - b) : kCausalKeys;
     const bool diagonal = b + n > tile.first + 1;
     widen_rows<T>(kv.k, kv.k_scale, b, n, d, at.k);
     widen_rows<T>(kv.v, kv.v_scale, b, n, d, at.v);
@@ -274,6 +327,26 @@ void causal_on_tiles(const CausalTile& tile, const KvRows& kv, std::int64_t begi
         attend_panel(at, panel(p), most, d, diagonal, careful);
   }
   for (int p = 0; p < panels; ++p) store_panel(tile, p * kPanel, d, panel(p), state);
+}
+
+void attend_causal_bf16(const float* q, std::int64_t stride_q, int tokens, int group, Position first,
+                        const KvRows& kv, std::int64_t begin, std::int64_t end, const SoftmaxState& state,
+                        float* scratch) noexcept {
+  const CausalTile tile = {q, stride_q, tokens, group, first};
+  switch (kv.type) {
+    case DType::f32:  // whoever stores float32 wants float32 arithmetic
+      return attend_causal(q, stride_q, tokens, group, first, kv, begin, end, state, scratch);
+    case DType::f16:
+      return causal_on_tiles<DType::f16>(tile, kv, begin, end, state, scratch);
+    case DType::bf16:
+      return causal_on_tiles<DType::bf16>(tile, kv, begin, end, state, scratch);
+    case DType::q8:
+      return causal_on_tiles<DType::q8>(tile, kv, begin, end, state, scratch);
+  }
+}
+std::int64_t causal_scratch_bf16(int d, std::int64_t rows) noexcept {
+  const std::int64_t tiles = CausalBf16Scratch::floats(d, rows), lanes = causal_scratch(d, rows);
+  return tiles > lanes ? tiles : lanes;
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/matmul_tiled.h"
+#include "kernels/blocks/matmul_tiled.h"
 
 #include <algorithm>
 #include <vector>
