@@ -177,6 +177,7 @@ void add_train_hash(CLI::App& train);
 void add_eval(CLI::App& app);
 void add_probe(CLI::App& app);
 void add_bench(CLI::App& app);
+void add_quantize(CLI::App& app);
 void add_tune(CLI::App& app);
 void add_report(CLI::App& app);
 

@@ -110,6 +110,7 @@ int main(int argc, char** argv) {
   lode::cli::add_ask(app);
   lode::cli::add_chat(app);
   lode::cli::add_bench(app);
+  lode::cli::add_quantize(app);
   lode::cli::add_tune(app);
   lode::cli::add_report(app);
   lode::cli::add_inspect(app);

@@ -214,7 +214,14 @@ void mxfp4(Bytes b, float* y) {
   nonlinear(kMicroFloat4, std::bit_cast<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23), b + 1, y);
 }
 
-/// Where in a block its one or two f16 scales lie; -1: there is none.
+template <void (*block)(Bytes, float*)>
+void blocks(WeightType type, Bytes from, std::int64_t n, float* to) {
+  const WeightLayout& layout = layout_of(type);
+  for (std::int64_t i = 0; i < n; i += layout.block, from += layout.block_bytes) block(from, to + i);
+}
+
+}  // namespace
+
 std::array<int, 2> scale_places(WeightType type) {
   switch (type) {
     case WeightType::q4_1:
@@ -234,14 +241,6 @@ std::array<int, 2> scale_places(WeightType type) {
       return {0, -1};
   }
 }
-
-template <void (*block)(Bytes, float*)>
-void blocks(WeightType type, Bytes from, std::int64_t n, float* to) {
-  const WeightLayout& layout = layout_of(type);
-  for (std::int64_t i = 0; i < n; i += layout.block, from += layout.block_bytes) block(from, to + i);
-}
-
-}  // namespace
 
 bool blocks_finite(WeightType type, const std::byte* data, std::int64_t n) noexcept {
   constexpr int kExponent = 0x7c;

@@ -44,7 +44,7 @@ struct Cutting {
   bool bos = false;            ///< where the file does not say
 };
 
-constexpr std::array<Cutting, 18> kCuttings = {{
+constexpr std::array<Cutting, 19> kCuttings = {{
     {"gpt-2", kGpt2},
     {"gpt2", kGpt2},
     {"smollm", kGpt2, true},
@@ -59,6 +59,7 @@ constexpr std::array<Cutting, 18> kCuttings = {{
     {"qwen2", kQwen2, false, true},
     {"deepseek-r1-qwen", kQwen2, false, true},
     {"megrez", kQwen2, false, true},
+    {"stablelm2", kQwen2},
     {"tekken", kTekken, false, false, true, true},
     {"gpt-4o", kGpt4o},
     {"phi-4-mini", kGpt4o},
@@ -272,6 +273,114 @@ std::vector<TokenId> end_tokens(const GgufMetadata& m) {
     if (std::find(kEnds.begin(), kEnds.end(), texts[i]) != kEnds.end()) add(static_cast<TokenId>(i));
   }
   return ends;
+}
+
+namespace {
+
+/// What a tokenizer.json says of cutting texts.
+struct Cuts {
+  std::string regex;
+  bool single_digits = false, byte_level = false;
+};
+
+void read_cuts(const Json& step, std::string_view where, Cuts& cuts) {
+  if (!step.is_object()) return;
+  const std::string type = json_string(step, "type", where);
+  if (type == "Sequence") {
+    for (const Json& part : json_member(step, "pretokenizers")) read_cuts(part, where, cuts);
+  } else if (type == "Digits" && json_has(step, "individual_digits") &&
+             json_bool(step, "individual_digits", where)) {
+    cuts.single_digits = true;
+  } else if (type == "Split") {
+    const std::string regex = json_string(json_member(step, "pattern"), "Regex", where);
+    if (regex == R"(\p{N})")
+      cuts.single_digits = true;
+    else
+      cuts.regex = regex;
+  } else if (type == "ByteLevel") {
+    cuts.byte_level = true;
+    if (!json_has(step, "use_regex") || json_bool(step, "use_regex", where)) cuts.regex = kGpt2;
+  }
+}
+
+std::string_view cutting_name(const Json& tokenizer, std::string_view where) {
+  Cuts cuts;
+  read_cuts(json_member(tokenizer, "pre_tokenizer"), where, cuts);
+  const bool nfc = json_member(tokenizer, "normalizer").is_object() &&
+                   json_string(tokenizer["normalizer"], "type", where) == "NFC";
+  const Json& model = json_member(tokenizer, "model");
+  const bool whole = json_has(model, "ignore_merges") && json_bool(model, "ignore_merges", where);
+  for (const Cutting& c : kCuttings) {
+    if (cuts.byte_level && c.regex == cuts.regex && c.single_digits == cuts.single_digits && c.nfc == nfc &&
+        c.whole_words == whole)
+      return c.name;
+  }
+  throw InputError(
+      fmt::format("{}: 'pre_tokenizer': expected byte-level BPE that cuts texts in a way that "
+                  "GGUF files have a name for, found another",
+                  where));
+}
+
+/// Whether texts begin with a special token, and with which.
+std::optional<std::string> first_token(const Json& tokenizer, std::string_view where) {
+  const Json* processor = &json_member(tokenizer, "post_processor");
+  if (const Json& parts = json_member(*processor, "processors"); parts.is_array())
+    for (const Json& part : parts)
+      if (json_has(part, "single")) processor = &part;
+  const Json& single = json_member(*processor, "single");
+  if (!single.is_array() || single.empty() || !json_has(single[0], "SpecialToken")) return std::nullopt;
+  return json_string(single[0]["SpecialToken"], "id", where);
+}
+
+/// Tokens by id with what kind each is.
+void put_token(std::vector<std::string>& texts, std::vector<std::int32_t>& kinds, std::int64_t id,
+               const std::string& text, TokenKind kind, std::string_view where) {
+  if (id < 0 || id >= std::ssize(texts))
+    throw InputError(fmt::format("{}: expected ids below the model's vocabulary of {}, found {}", where,
+                                 texts.size(), id));
+  texts[static_cast<std::size_t>(id)] = text;
+  kinds[static_cast<std::size_t>(id)] = static_cast<std::int32_t>(kind);
+}
+
+std::vector<std::string> merges_of(const Json& model, std::string_view where) {
+  std::vector<std::string> merges;
+  for (const Json& merge : json_member(model, "merges")) {
+    const bool pair = merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string();
+    if (!pair && !merge.is_string())
+      throw InputError(
+          fmt::format("{}: 'merges': expected pairs of texts, found {}", where, merge.type_name()));
+    merges.push_back(pair ? merge[0].get<std::string>() + " " + merge[1].get<std::string>()
+                          : merge.get<std::string>());
+  }
+  return merges;
+}
+
+}  // namespace
+
+void add_tokenizer(const Json& tokenizer, std::string_view where, std::int64_t vocab, GgufWriter& to) {
+  const std::string_view pre = cutting_name(tokenizer, where);
+  const Json& model = json_member(tokenizer, "model");
+  std::vector<std::string> texts(static_cast<std::size_t>(vocab));
+  std::vector<std::int32_t> kinds(texts.size(), static_cast<std::int32_t>(TokenKind::unused));
+  for (std::size_t i = 0; i < texts.size(); ++i) texts[i] = fmt::format("[PAD{}]", i);
+  for (const auto& [text, id] : json_member(model, "vocab").items())
+    put_token(texts, kinds, id.get<std::int64_t>(), text, TokenKind::normal, where);
+  for (const Json& added : json_member(tokenizer, "added_tokens"))
+    put_token(texts, kinds, json_int(added, "id", where, 0, vocab - 1), json_string(added, "content", where),
+              json_bool(added, "special", where) ? TokenKind::control : TokenKind::user_defined, where);
+  to.add("tokenizer.ggml.model", std::string_view("gpt2"));
+  to.add("tokenizer.ggml.pre", pre);
+  to.add_texts("tokenizer.ggml.tokens", texts);
+  to.add_i32s("tokenizer.ggml.token_type", kinds);
+  to.add_texts("tokenizer.ggml.merges", merges_of(model, where));
+  const std::optional<std::string> first = first_token(tokenizer, where);
+  to.add("tokenizer.ggml.add_bos_token", first.has_value());
+  if (!first) return;
+  const auto at = std::find(texts.begin(), texts.end(), *first);
+  if (at == texts.end())
+    throw InputError(
+        fmt::format("{}: 'post_processor': expected a known token, found '{}'", where, excerpt(*first)));
+  to.add_u32("tokenizer.ggml.bos_token_id", static_cast<std::uint32_t>(at - texts.begin()));
 }
 
 }  // namespace lode

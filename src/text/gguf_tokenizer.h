@@ -3,9 +3,12 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "base/json.h"
 #include "io/gguf.h"
+#include "io/gguf_writer.h"
 #include "lodestone/types.h"
 
 namespace lode {
@@ -16,5 +19,10 @@ std::string tokenizer_json(const GgufMetadata& metadata);
 
 /// The tokens that end an answer: those that the file names, and control tokens that are known to end a turn.
 std::vector<TokenId> end_tokens(const GgufMetadata& metadata);
+
+/// The other way: a tokenizer.json as a GGUF file's metadata, the list of tokens filled up to `vocab` with
+/// unused ones. InputError for what GGUF has no words for: it takes byte-level BPE whose way to cut texts is one
+/// of those that the files know by name.
+void add_tokenizer(const Json& tokenizer, std::string_view where, std::int64_t vocab, GgufWriter& to);
 
 }  // namespace lode
