@@ -28,11 +28,12 @@ const KernelFamily<TiledProductKernels>& family() {
 
 }  // namespace
 
-void Int8Rows::resize(std::int64_t new_rows, std::int64_t new_cols) {
+void RoundedRows::resize(std::int64_t new_rows, std::int64_t new_cols) {
   rows = new_rows;
   cols = new_cols;
   const auto count = [&](int each) { return static_cast<std::size_t>(rows * cols / each); };
-  codes.resize(count(1));
+  high.resize(count(1));
+  low.resize(count(1));
   scales.resize(count(32));
   minus16.resize(count(16));
   minus32.resize(count(32));

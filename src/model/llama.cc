@@ -61,13 +61,13 @@ void add_bias(const Weight& bias, std::int64_t rows, std::vector<float>& to) {
   }
 }
 
-/// LODESTONE_ACTIVATIONS=f32 gives block-quantised weights float32 inputs, slowly: what int8 ones are compared
+/// LODESTONE_ACTIVATIONS=f32 gives block-quantised weights float32 inputs, slowly: what rounded ones are compared
 /// with.
 bool exact_activations() {
   const char* const wanted = std::getenv("LODESTONE_ACTIVATIONS");
   const std::string_view name = wanted == nullptr ? "" : wanted;
-  if (!name.empty() && name != "f32" && name != "int8")
-    throw InputError("LODESTONE_ACTIVATIONS: expected f32 or int8, found '" + excerpt(name) + "'");
+  if (!name.empty() && name != "f32" && name != "int16")
+    throw InputError("LODESTONE_ACTIVATIONS: expected f32 or int16, found '" + excerpt(name) + "'");
   return name == "f32";
 }
 

@@ -169,7 +169,7 @@ class Llama {
   ThreadPool& pool_;
   Rope local_rope_, no_rope_;  // of layers that do not turn as the others do
   Buffers b_;
-  Int8Rows rounded_;         // the input of block-quantised products
+  RoundedRows rounded_;      // the input of block-quantised products
   bool exact_;               // they take float32 inputs instead
   std::int64_t tokens_ = 0;  // T of the running step, all sequences together
   std::vector<Product> products_;

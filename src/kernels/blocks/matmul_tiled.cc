@@ -41,7 +41,7 @@ std::vector<Share> shares_of(Matrix<const float> x, std::span<const TiledProduct
   return shares;
 }
 
-void quantise_rows(Matrix<const float> x, Int8Rows& to, ThreadPool& pool) {
+void quantise_rows(Matrix<const float> x, RoundedRows& to, ThreadPool& pool) {
   constexpr std::int64_t kAlone = 1 << 14;  // numbers
   const TiledProductKernels& table = tiled_product_kernels();
   to.resize(x.rows, x.cols);
@@ -54,7 +54,7 @@ void quantise_rows(Matrix<const float> x, Int8Rows& to, ThreadPool& pool) {
 
 }  // namespace
 
-void matmul_tiled(Matrix<const float> x, std::span<const TiledProduct> products, Int8Rows& scratch,
+void matmul_tiled(Matrix<const float> x, std::span<const TiledProduct> products, RoundedRows& scratch,
                   ThreadPool& pool) {
   for (const TiledProduct& p : products)
     LODE_ASSERT(p.w->cols == x.cols && p.y.rows == x.rows && p.y.cols == p.w->rows);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of activations with block-quantised weights in tiles: activations are rounded to int8, 32 numbers
+// Products of activations with block-quantised weights in tiles: activations are rounded to 16 bits, 32 numbers
 // to a scale.
 #pragma once
 
@@ -21,7 +21,7 @@ struct TiledProduct {
 
 /// y = x w^T for each of `products`, which share x; it is rounded once, into `scratch`. A row of y has the same
 /// bits however many rows there are.
-void matmul_tiled(Matrix<const float> x, std::span<const TiledProduct> products, Int8Rows& scratch,
+void matmul_tiled(Matrix<const float> x, std::span<const TiledProduct> products, RoundedRows& scratch,
                   ThreadPool& pool);
 
 }  // namespace lode

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activations in int8 times tiles of block-quantised weights, for whichever codes_*.h was included before. A
+// Activations in two parts of int8 times tiles of block-quantised weights, for whichever codes_*.h was included before. A
 // lane is a row of the tile: 32 columns are eight steps of four, whose products add up in whole numbers; then one
 // multiplication by the group's scale and one by the activations'. Every row of x has chains of sums of its own,
 // in the order of the columns, so that its results do not depend on the others.
@@ -15,13 +15,13 @@ namespace lode {
 namespace {
 
 constexpr float kLeastBlockScale = 1e-33f;  // its inverse is a float
-constexpr int kInt8Most = 127;
 
-void quantise_row(const float* x, std::int64_t row, Int8Rows& to) noexcept {
+void quantise_row(const float* x, std::int64_t row, RoundedRows& to) noexcept {
   const std::int64_t blocks = to.cols / kTileColumns32;
   for (std::int64_t b = 0; b < blocks; ++b, x += kTileColumns32) {
     const std::int64_t at = row * blocks + b;
-    std::int8_t* const codes = to.codes.data() + at * kTileColumns32;
+    std::int8_t* const high = to.high.data() + at * kTileColumns32;
+    std::int8_t* const low = to.low.data() + at * kTileColumns32;
     // Without their signs, numbers are in the order of their bits, infinity and NaN above all others.
     std::int32_t peak_bits = 0;
     for (int i = 0; i < kTileColumns32; ++i) {
@@ -29,7 +29,7 @@ void quantise_row(const float* x, std::int64_t row, Int8Rows& to) noexcept {
       peak_bits = magnitude > peak_bits ? magnitude : peak_bits;
     }
     const float peak = std::bit_cast<float>(peak_bits);
-    float scale = peak / static_cast<float>(kInt8Most);
+    float scale = peak / static_cast<float>(kMostInt16);
     const bool usable = scale >= kLeastBlockScale && !std::isinf(peak);
     const float inverse = usable ? 1.0f / scale : 0.0f;
     if (!usable) scale = scale < kLeastBlockScale ? 0.0f : std::numeric_limits<float>::quiet_NaN();
@@ -39,9 +39,13 @@ void quantise_row(const float* x, std::int64_t row, Int8Rows& to) noexcept {
     std::int32_t sums[2] = {0, 0};
     for (int i = 0; i < kTileColumns32; ++i) {
       const float scaled = usable ? x[i] * inverse : 0.0f;
-      codes[i] = static_cast<std::int8_t>(std::bit_cast<std::int32_t>(scaled + kRound));
+      const std::int32_t code =
+          std::bit_cast<std::int32_t>(scaled + kRound) - std::bit_cast<std::int32_t>(kRound);
+      const std::int32_t upper = (code + 128) >> 8;
+      high[i] = static_cast<std::int8_t>(upper);
+      low[i] = static_cast<std::int8_t>(code - 256 * upper);
     }
-    for (int i = 0; i < kTileColumns32; ++i) sums[i / 16] += codes[i];
+    for (int i = 0; i < kTileColumns32; ++i) sums[i / 16] += 256 * high[i] + low[i];
     to.scales[static_cast<std::size_t>(at)] = scale;
     for (int h = 0; h < 2; ++h) {
       to.minus16[static_cast<std::size_t>(2 * at + h)] = -sums[h];
@@ -91,23 +95,25 @@ LODE_INLINE Vec scale_of(const std::byte* p) {
 /// What M rows of x have at hand.
 template <int M>
 struct Activations {
-  const std::int8_t* codes;
+  const std::int8_t *high, *low;
   const float* scales;
   const std::int32_t *minus16, *minus32;
   const float *sums16, *sums32;
   std::int64_t cols;
 
-  Activations(const Int8Rows& x, std::int64_t row)
-      : codes(x.codes.data() + row * x.cols),
+  Activations(const RoundedRows& x, std::int64_t row)
+      : high(x.high.data() + row * x.cols),
+        low(x.low.data() + row * x.cols),
         scales(x.scales.data() + row * (x.cols / 32)),
         minus16(x.minus16.data() + row * (x.cols / 16)),
         minus32(x.minus32.data() + row * (x.cols / 32)),
         sums16(x.sums16.data() + row * (x.cols / 16)),
         sums32(x.sums32.data() + row * (x.cols / 32)),
         cols(x.cols) {}
-  LODE_INLINE const std::int8_t* codes_at(int m, std::int64_t column) const {
-    return codes + m * cols + column;
+  LODE_INLINE const std::int8_t* high_at(int m, std::int64_t column) const {
+    return high + m * cols + column;
   }
+  LODE_INLINE const std::int8_t* low_at(int m, std::int64_t column) const { return low + m * cols + column; }
   LODE_INLINE float scale_at(int m, std::int64_t block) const { return scales[m * (cols / 32) + block]; }
   template <int kGroup>
   LODE_INLINE const std::int32_t* minus_at(int m, std::int64_t group) const {
@@ -131,26 +137,27 @@ LODE_INLINE void add_block(const Activations<M>& x, std::int64_t block, const st
   constexpr TileFormat kFormat = tile_format(T);
   constexpr int kGroups = 32 / kFormat.group, kSteps = 8 / kGroups;
   unroll<kGroups>([&](auto g) LODE_INLINE_LAMBDA {
-    Ints sums[M];
+    Ints sums[M], upper[M];
     unroll<M>([&](auto m) LODE_INLINE_LAMBDA {
       if constexpr (kFormat.offset_shift >= 0)
         sums[m] = same_ints<kFormat.offset_shift>(x.template minus_at<kFormat.group>(m, block * kGroups + g));
       else
         sums[m] = no_ints();
+      upper[m] = no_ints();
     });
     unroll<kSteps>([&](auto i) LODE_INLINE_LAMBDA {
       constexpr int kStep = decltype(g){} * kSteps + decltype(i){};
       Codes codes = codes_of_step<T, kStep>(planes);
       if constexpr (kFormat.table != nullptr) codes = look_up(table, codes);
       unroll<M>([&](auto m) LODE_INLINE_LAMBDA {
-        sums[m] = add_products < kFormat.table != nullptr
-                      ? 8
-                      : kFormat.bits > (sums[m], codes, x.codes_at(m, block * 32 + kStep * 4));
+        constexpr int kBits = kFormat.table != nullptr ? 8 : kFormat.bits;
+        sums[m] = add_products<kBits>(sums[m], codes, x.low_at(m, block * 32 + kStep * 4));
+        upper[m] = add_products<kBits>(upper[m], codes, x.high_at(m, block * 32 + kStep * 4));
       });
     });
     const GroupScale s = group(g);
     unroll<M>([&](auto m) LODE_INLINE_LAMBDA {
-      acc[m] = fma(to_floats(sums[m]) * s.scale, set1(x.scale_at(m, block)), acc[m]);
+      acc[m] = fma(to_floats(with_upper(sums[m], upper[m])) * s.scale, set1(x.scale_at(m, block)), acc[m]);
       if constexpr (kFormat.minimum != TileFormat::Minimum::none)
         acc[m] = fma(s.minimum, set1(x.template sum_at<kFormat.group>(m, block * kGroups + g)), acc[m]);
     });
@@ -188,7 +195,7 @@ LODE_INLINE void add_unit(const Activations<M>& x, std::int64_t block, const std
 }
 
 template <WeightType T, int M>
-LODE_NOINLINE void tile_times(const Int8Rows& rows, std::int64_t first, const std::byte* tile, int valid,
+LODE_NOINLINE void tile_times(const RoundedRows& rows, std::int64_t first, const std::byte* tile, int valid,
                               float* y, std::int64_t stride) {
   constexpr TileLayout kLayout{tile_format(T)};
   const Activations<M> x(rows, first);
@@ -208,7 +215,7 @@ LODE_NOINLINE void tile_times(const Int8Rows& rows, std::int64_t first, const st
 }
 
 /// Rows of x that share one pass over a tile: as many as registers hold, of those that are left.
-constexpr int kTogether = kLaneRows == 16 ? 8 : kLaneRows == 8 ? 4 : 1;
+constexpr int kTogether = kLaneRows == 16 ? 8 : kLaneRows == 8 ? 2 : 1;
 constexpr int together(std::int64_t left) {
   for (int some = kTogether; some > 1; some /= 2)
     if (left >= some) return some;
@@ -216,7 +223,7 @@ constexpr int together(std::int64_t left) {
 }
 
 template <WeightType T>
-void tiles_times(const Int8Rows& x, std::int64_t first, std::int64_t count, const std::byte* tiles,
+void tiles_times(const RoundedRows& x, std::int64_t first, std::int64_t count, const std::byte* tiles,
                  std::int64_t rows, float* y, std::int64_t stride) noexcept {
   constexpr TileLayout kLayout{tile_format(T)};
   const std::int64_t bytes = kLayout.tile_bytes(x.cols);

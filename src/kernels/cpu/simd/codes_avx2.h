@@ -60,6 +60,9 @@ LODE_INLINE Ints add_products(Ints sum, Codes codes, const std::int8_t* x) {
   return {_mm256_add_epi32(
       sum.x, _mm256_add_epi32(_mm256_madd_epi16(first, ones), _mm256_madd_epi16(second, ones)))};
 }
+LODE_INLINE Ints with_upper(Ints sum, Ints upper) {
+  return {_mm256_add_epi32(sum.x, _mm256_slli_epi32(upper.x, 8))};
+}
 LODE_INLINE Vec to_floats(Ints a) {
   return {_mm256_cvtepi32_ps(a.x)};
 }

@@ -74,6 +74,9 @@ LODE_INLINE Ints add_products(Ints sum, Codes codes, const std::int8_t* x) {
       sum.x, _mm512_add_epi32(_mm512_madd_epi16(first, ones), _mm512_madd_epi16(second, ones)))};
 #endif
 }
+LODE_INLINE Ints with_upper(Ints sum, Ints upper) {
+  return {_mm512_add_epi32(sum.x, _mm512_slli_epi32(upper.x, 8))};
+}
 LODE_INLINE Vec to_floats(Ints a) {
   return {_mm512_cvtepi32_ps(a.x)};
 }

@@ -65,6 +65,11 @@ LODE_INLINE Ints add_products(Ints sum, Codes codes, const std::int8_t* x) {
     for (int c = 0; c < 4; ++c) sum.x[i] += codes.x[4 * i + c] * x[c];
   return sum;
 }
+/// sum + 256 upper
+LODE_INLINE Ints with_upper(Ints sum, Ints upper) {
+  for (int i = 0; i < Vec::kLanes; ++i) sum.x[i] += 256 * upper.x[i];
+  return sum;
+}
 LODE_INLINE Vec to_floats(Ints a) {
   float f[Vec::kLanes];
   for (int i = 0; i < Vec::kLanes; ++i) f[i] = static_cast<float>(a.x[i]);
