@@ -11,6 +11,7 @@
 #include <iostream>
 #include <iterator>
 #include <set>
+#include <thread>
 #include <tuple>
 
 #include "base/file.h"
@@ -204,8 +205,10 @@ void add_common_flags(CLI::App& verb, CommonFlags& flags) {
   verb.add_flag("--quiet", flags.quiet, "no progress");
   verb.add_option("--device", flags.device, "auto, cpu or cuda")
       ->check(CLI::Validator(check_device_name, ""));
+  // Many more threads than cores wait for one another most of the time.
+  const std::int64_t most = std::max<std::int64_t>(64, 4 * std::int64_t{std::thread::hardware_concurrency()});
   verb.add_option("-t,--threads", flags.threads, "threads to use; 0 = all cores")
-      ->check(whole_number(0, 1024));
+      ->check(whole_number(0, most));
 }
 
 void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required) {

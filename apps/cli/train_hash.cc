@@ -269,7 +269,8 @@ void add_train_hash(CLI::App& train) {
   add_force_flag(*verb, flags->force);
   verb->add_option("--checkpoint", flags->checkpoint,
                    "where the run's state is kept, and found again after an interruption; without it beside "
-                   "the output");
+                   "the output")
+      ->check(output_file());
   verb->add_option("--tokens", flags->tokens, "length of the prompts that texts are cut into");
   verb->add_option("--prompts", flags->prompts, "prompts to use, one of each text in turn; 0 = all")
       ->check(whole_number(0, 1 << 30));

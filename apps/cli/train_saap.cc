@@ -318,7 +318,8 @@ void add_train_saap(CLI::App& train) {
       ->check(output_file());
   add_force_flag(*verb, flags->force);
   verb->add_option("--checkpoint", flags->checkpoint,
-                   "where an interrupted run leaves off and goes on; default: the output with .checkpoint");
+                   "where an interrupted run leaves off and goes on; default: the output with .checkpoint")
+      ->check(output_file());
   add_data_flags(*verb, *flags);
   add_network_flags(*verb, *flags);
   add_saap_training_flags(*verb, flags->settings);

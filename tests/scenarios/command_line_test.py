@@ -387,6 +387,8 @@ class Outputs(ProgramTest):
         for arguments in (("tasks", "kv", "--tokens", "1k"), ("eval", "-m", self.model, "--samples", self.text, "-a", "full"),
                           ("tune", *model, "--check", self.text), ("train", "kmeans", *model), ("train", "saap", *model),
                           ("train", "hash", *model)):
+            if arguments[:2] in (("train", "hash"), ("train", "saap")):
+                self.assert_refused(run(*arguments, "-o", self.folder / "o.safetensors", "--checkpoint", nowhere), "--checkpoint", str(nowhere.parent))
             for output, named in places.items():
                 with self.subTest(arguments=arguments, output=output):
                     self.assert_refused(run(*arguments, "-o", output), "--output", str(named))
