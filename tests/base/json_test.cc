@@ -68,10 +68,10 @@ TEST(Json, MessagesAreShortAndPrintable) {
 TEST(Json, ValuesAreLimited) {
   std::string list = "[0";
   for (std::size_t i = 1; i < std::size_t{1} << 23; ++i) list += ",0";
-  EXPECT_NE(refusal([&] { parse_json(list + "]", "x.json"); }).find("8388608 values"), std::string::npos);
+  EXPECT_THROW(parse_json(list + "]", "x.json"), InputError);
   std::string nested = "[";
   for (std::size_t i = 0; i < std::size_t{1} << 23; ++i) nested += "[],";
-  EXPECT_NE(refusal([&] { parse_json(nested + "0]", "x.json"); }).find("8388608 values"), std::string::npos);
+  EXPECT_THROW(parse_json(nested + "0]", "x.json"), InputError);
   EXPECT_EQ(parse_json("[\"" + std::string(std::size_t{64} << 20, 'x') + "\"]", "x.json").size(), 1u);
 }
 

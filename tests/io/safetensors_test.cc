@@ -252,8 +252,8 @@ TEST(Safetensors, FlippedBitsOfTheHeaderLeadNowhereElse) {
 TEST(Safetensors, EveryFlippedBitOfAFileOfOursIsFound) {
   const TestFolder folder;
   const std::vector<float> values(17, 0.5f);
-  write_safetensors(folder / "m.safetensors", {{{"w", DType::f32, {17}, std::as_bytes(std::span(values))}}},
-                    {{"method", "saap"}, {"note", "x"}});
+  const std::vector<TensorToWrite> tensors = {{"w", DType::f32, {17}, std::as_bytes(std::span(values))}};
+  write_safetensors(folder / "m.safetensors", tensors, {{"method", "saap"}, {"note", "x"}});
   const std::string file = test::bytes_of_file(folder / "m.safetensors");
   ASSERT_EQ(parse(file).size(), 1u);
   for (std::size_t bit = 0; bit < 8 * file.size(); ++bit) {
@@ -268,7 +268,9 @@ TEST(Safetensors, AFileIsHashedOnceUntilItChanges) {
   const TestFolder folder;
   const std::vector<float> values(std::size_t{8} << 20, 0.5f);
   const auto path = folder / "m.safetensors";
-  write_safetensors(path, {{{"w", DType::f32, {std::ssize(values)}, std::as_bytes(std::span(values))}}}, {});
+  const std::vector<TensorToWrite> tensors = {
+      {"w", DType::f32, {std::ssize(values)}, std::as_bytes(std::span(values))}};
+  write_safetensors(path, tensors, {});
   const auto seconds = [&] {
     const MappedFile file(path);
     const test::CpuClock clock;
@@ -278,7 +280,7 @@ TEST(Safetensors, AFileIsHashedOnceUntilItChanges) {
   const double first = seconds();
   EXPECT_LT(4 * seconds(), first);
   std::string altered = test::bytes_of_file(path);
-  altered[altered.size() - 1000] ^= 1;
+  altered[altered.size() - 1000] = static_cast<char>(altered[altered.size() - 1000] ^ 1);
   folder.write("m.safetensors", altered);
   const MappedFile file(path);
   EXPECT_NE(refusal([&] { parse_safetensors(file); }).find("checksum"), std::string::npos);
