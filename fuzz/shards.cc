@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "fuzz/target.h"
+#include "io/safetensors.h"
 #include "model/weight_files.h"
 
 namespace {
@@ -34,8 +35,6 @@ struct Folder {
 LODE_FUZZ_TARGET(shards) {
   static const Folder folder;
   std::ofstream(folder.path / "model.safetensors.index.json", std::ios::binary) << input;
-  std::vector<lode::MappedFile> files;
-  lode::NamedTensors tensors;
-  lode::open_weight_files(folder.path, files, tensors);
-  LODE_ASSERT(files.size() <= 1 && tensors.size() == files.size());
+  const lode::WeightFiles found = lode::open_weight_files(folder.path);
+  LODE_ASSERT(found.files.size() <= 1 && found.tensors.size() == found.files.size());
 }
