@@ -466,14 +466,13 @@ class Outputs(ProgramTest):
         self.assertNotIn("\x1b", self.assert_done(run(*arguments)).err)
         self.assertEqual(self.assert_done(run(*arguments, "--quiet")).err, "")
 
-
     def test_bars_fit_the_terminal(self):
         """A line that wraps cannot be drawn over: every redraw would leave one behind."""
         for columns in (30, 80):
             with self.subTest(columns=columns):
                 controller, terminal = pty.openpty()
                 fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-                process = subprocess.Popen([PROGRAM, "index", "-m", self.model, "-f", self.text, "-o", self.folder / "bar.lode", "--force"],
+                process = subprocess.Popen([PROGRAM, "index", "-m", self.model, "-f", self.text, "-o", self.folder / "bar.lode", "--force", "--restart"],
                                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=terminal,
                                            env=environment({"TERM": "xterm"}))
                 os.close(terminal)
