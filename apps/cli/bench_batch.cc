@@ -25,6 +25,8 @@ struct BatchFlags {
 void run(BatchFlags flags) {
   if (flags.model.empty() == flags.shape.empty())
     throw InputError("bench batch: expected either -m MODEL or --random SHAPE");
+  if (flags.common.device == "cuda")
+    throw InputError("--device: expected auto or cpu, on which sequences are answered together, found cuda");
   BatchBenchOptions& options = flags.options;
   options.context = parse_count(flags.context, "--context", 1, std::int64_t{1} << 24);
   options.kv_type = parse_dtype(flags.kv_type);

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -42,6 +43,58 @@ TEST_P(Threads, ManyShortLoops) {
     pool.for_each(16, [&](std::int64_t item, int) { sums[static_cast<std::size_t>(item)] += item; });
   }
   for (std::int64_t i = 0; i < 16; ++i) EXPECT_EQ(sums[static_cast<std::size_t>(i)], 3000 * i);
+}
+
+/// Loops in the background give way to urgent ones, beside a caller that does neither.
+TEST_P(Threads, SeveralCallers) {
+  ThreadPool pool(GetParam());
+  std::atomic<int> wrong = 0;
+  const auto run = [&](int rounds, std::int64_t items) {
+    for (int round = 0; round < rounds; ++round) {
+      std::vector<std::int64_t> runs(static_cast<std::size_t>(items));
+      pool.for_each(items, [&](std::int64_t item, int) {
+        pool.for_each(2, [&](std::int64_t, int) { ++runs[static_cast<std::size_t>(item)]; });
+      });
+      for (const std::int64_t n : runs) wrong += n != 2;
+    }
+  };
+  {
+    std::vector<std::jthread> callers;
+    for (const bool background : {true, true, false}) {
+      callers.emplace_back([&, background] {
+        std::optional<ThreadPool::Background> scope;
+        if (background) scope.emplace(pool);
+        run(100, 50);
+      });
+    }
+    for (int step = 0; step < 50; ++step) {
+      const ThreadPool::Urgent urgent(pool);
+      run(3, 20);
+    }
+  }
+  EXPECT_EQ(wrong.load(), 0);
+}
+
+/// While an Urgent lives no item of a loop in the background begins; the loop then goes on where it was.
+TEST_P(Threads, UrgentLoopsAreAlone) {
+  ThreadPool pool(GetParam());
+  std::atomic<int> done = 0;
+  std::jthread background([&] {
+    const ThreadPool::Background scope(pool);
+    pool.for_each(300, [&](std::int64_t, int) {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+      ++done;
+    });
+  });
+  while (done < 3) std::this_thread::yield();
+  {
+    const ThreadPool::Urgent urgent(pool);
+    const int before = done;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_LE(done, before + pool.size());  // those that had begun
+  }
+  background.join();
+  EXPECT_EQ(done, 300);
 }
 
 TEST_P(Threads, WorkersThatSleptWakeUp) {
