@@ -197,15 +197,19 @@ ForwardWork Context::Impl::forward(const Step& step, const AttachedMethod* metho
     host_kv();
     if (sparse && !own->built_on_host && own->chosen_by != ChosenBy::host) build_on_host(*own, {});
   };
+  const auto note = [&](const std::string& what) {
+    if (std::ranges::find(on_host, what) == on_host.end()) on_host.push_back(what);
+  };
   if (const std::string reason = why_on_host(step, method); !reason.empty()) {
-    if (std::ranges::find(on_host, reason) == on_host.end()) on_host.push_back(reason);
+    note(reason);
     index_on_host();
     return llama.forward(step, rope, rows, logits);
   }
   const auto any = [](const std::vector<Selector*>& some) { return !some.empty(); };
-  if (sparse && !gpu->chooses(step.selectors))
+  if (sparse && !gpu->chooses(step.selectors)) {
+    if (!gpu->keys_on_host()) note("the choice of keys by " + own->spec.str());
     index_on_host();
-  else if (std::any_of(step.listeners.begin(), step.listeners.end(), any))
+  } else if (std::any_of(step.listeners.begin(), step.listeners.end(), any))
     host_kv();
   gpu->upload(kv);
   return gpu->forward(step, rope, rows, logits);
