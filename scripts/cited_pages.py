@@ -32,7 +32,7 @@ def run(*words) -> str:
 def document(program: pathlib.Path, model: pathlib.Path, pages: int, seed: int) -> tuple[list[list[str]], dict[str, str]]:
     """Typeset pages, and the code of each city whose archive they mention."""
     chance = random.Random(seed)
-    prose = json.loads(run(program, "tasks", "prose", "-m", model, "--tokens", pages * 830, "--seed", seed, "--quiet"))["context"]
+    prose = run(program, "tasks", "prose", "-m", model, "--tokens", pages * 860, "--seed", seed, "--quiet")
     codes = {city: "".join(chance.choice("123456789") for _ in range(5)) for city in CITIES}
     gaps = [i + 2 for i in range(len(prose) - 2) if prose[i : i + 2] == ". "]
     for city, at in zip(codes, sorted(chance.sample(gaps, len(codes)), reverse=True)):

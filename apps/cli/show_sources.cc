@@ -7,14 +7,13 @@ namespace lode::cli {
 
 namespace {
 
-/// On one line, and nothing that a terminal would obey.
-std::string printable(std::string text) {
-  for (char& c : text) c = static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? ' ' : c;
+std::string one_line(std::string text) {
+  for (char& c : text) c = c == '\n' || c == '\r' || c == '\t' ? ' ' : c;
   return text;
 }
 
 std::string place_of(const Json& source) {
-  std::string place = printable(source["document_title"].get<std::string>());
+  std::string place = one_line(source["document_title"].get<std::string>());
   const auto add = [&](const std::string& more) { place += (place.empty() ? "" : ", ") + more; };
   if (source.contains("start_page_number")) {
     const auto first = source["start_page_number"].get<std::int64_t>();
@@ -53,7 +52,7 @@ std::string sources_text(const Json& sources) {
   std::string text;
   for (const Json& s : sources)
     text += fmt::format("  {:3.0f} %  \"{}\"  ({})\n", 100 * s["weight"].get<double>(),
-                        printable(s["cited_text"].get<std::string>()), place_of(s));
+                        one_line(s["cited_text"].get<std::string>()), place_of(s));
   return text;
 }
 

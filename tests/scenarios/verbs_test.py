@@ -41,7 +41,7 @@ class Samples(ProgramTest):
         self.assertGreater(len(prose["text"]), 100)
 
     def test_every_task_of_the_interface(self):
-        names = ("needle", "multikey", "multivalue", "multiquery", "kv", "vt", "qa", "freq", "cwe", "fwe", "passkey", "number",
+        names = ("needle", "multikey", "multivalue", "multiquery", "kv", "vt", "qa", "freq", "cwe", "fwe", "passkey", "number", "count", "listing", "denial", "comparison",
                  "recite")
         made = self.assert_done(run("tasks", *names, "--tokens", "4k", "--count", "1", "-m", self.model, "--json", "--quiet"))
         self.assertEqual([row["task"] for row in made.json()["results"]], list(names))

@@ -98,7 +98,7 @@ TEST_P(EveryTask, SameSeedSameSamplesAndPrefixesAgree) {
 TEST_P(EveryTask, AnswersAreInTheContext) {
   for (const Sample& s :
        samples({.task = GetParam(), .tokens = 4096, .count = 6, .seed = 5, .questions = 2})) {
-    if (GetParam() == "vt" || GetParam() == "multiquery")
+    if (GetParam() == "vt" || GetParam() == "multiquery" || GetParam() == "count" || GetParam() == "denial")
       continue;  // composed answers: tests of their own below
     for (const std::string& answer : s.answers) EXPECT_GE(occurrences(*s.context, answer), 1u) << answer;
     EXPECT_THAT(s.question, testing::StartsWith(language().prompt().header));

@@ -8,6 +8,7 @@
 
 #include "base/text.h"
 #include "lab/tasks/draw.h"
+#include "lab/tasks/whole_text.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -330,6 +331,7 @@ std::size_t fewest_facts(const Language& language, std::string_view task) {
   if (task == "vt") return count_of(entry, "hops") + 1;
   if (task == "freq") return count_of(entry, "lists");
   if (task == "qa") return 2;  // one of each family
+  if (entry.value("family", "") == "sighting") return 2 * fewest_people(entry);
   return 1;
 }
 
@@ -365,6 +367,8 @@ Material make_material(const Language& language, std::string_view task, std::siz
   }
   if (task == "freq") return frequencies(language, facts, side, rng, names);
   if (task == "passkey" || task == "number") return only_one(language, task, side, rng);
+  if (language.task(task).value("family", "") == "sighting")
+    return sightings(language, task, facts, side, rng, names);
   if (const Json& entry = language.task(task); entry.value("family", "") == "magic")
     return single_keys(language, entry, facts, side, rng, names);
   throw InputError("task '" + std::string(task) + "' has no facts to put into a text");
