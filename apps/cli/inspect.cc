@@ -74,6 +74,23 @@ Json inspect_model(const InspectFlags& flags, const std::string& path) {
           {"memory", memory_json(plan_memory(*model, kv_type, tokens, parse_specs(flags.specs)))}};
 }
 
+/// What the text was made from, where the file says it.
+void put_files(Json& result, const ContainerReader& file, const std::string& path) {
+  if (!file.has("sources")) return;
+  const auto raw = file.bytes("sources");
+  const std::string where = path + ": section 'sources'";
+  const Json sources = parse_json({reinterpret_cast<const char*>(raw.data()), raw.size()}, where);
+  result["files"] = Json::array();
+  for (const Json& f : json_member(sources, "files"))
+    result["files"].push_back({{"path", json_string(f, "path", where)},
+                               {"kind", json_string(f, "kind", where)},
+                               {"pages", json_int(f, "pages", where, 0, INT64_MAX)}});
+  result["unread"] = Json::array();
+  for (const Json& f : json_member(sources, "unread"))
+    result["unread"].push_back(
+        {{"path", json_string(f, "path", where)}, {"why", json_string(f, "why", where)}});
+}
+
 Json inspect_context(const InspectFlags& flags) {
   expect_context(flags.path);
   const ContainerReader file(flags.path);
@@ -90,22 +107,24 @@ Json inspect_context(const InspectFlags& flags) {
     const std::string spec = s.name.substr(7, s.name.find('/', 7) - 7);
     found[spec] = excerpt({reinterpret_cast<const char*>(text.data()), text.size()}, 400);
   }
-  return {{"kind", "context"},
-          {"tokens", meta.tokens},
-          {"kv_type", std::string(name_of(meta.kv_type))},
-          {"layers", meta.layers},
-          {"kv_heads", meta.kv_heads},
-          {"head_dim", meta.head_dim},
-          {"methods", meta.methods},
-          {"found", found},
-          {"model", meta.model_path},
-          {"model_fingerprint", meta.model_fingerprint},
-          {"tokenizer_fingerprint", meta.tokenizer_fingerprint},
-          {"rope_factor", std::max(meta.rope_factor, 1.0)},
-          {"kv_bytes", kv},
-          {"index_bytes", index},
-          {"section_bytes", total},
-          {"sections", file.sections().size()}};
+  Json result = {{"kind", "context"},
+                 {"tokens", meta.tokens},
+                 {"kv_type", std::string(name_of(meta.kv_type))},
+                 {"layers", meta.layers},
+                 {"kv_heads", meta.kv_heads},
+                 {"head_dim", meta.head_dim},
+                 {"methods", meta.methods},
+                 {"found", found},
+                 {"model", meta.model_path},
+                 {"model_fingerprint", meta.model_fingerprint},
+                 {"tokenizer_fingerprint", meta.tokenizer_fingerprint},
+                 {"rope_factor", std::max(meta.rope_factor, 1.0)},
+                 {"kv_bytes", kv},
+                 {"index_bytes", index},
+                 {"section_bytes", total},
+                 {"sections", file.sections().size()}};
+  put_files(result, file, flags.path);
+  return result;
 }
 
 /// Tensors, of what `train` wrote or others: metadata as it stands there, JSON in it as such.
@@ -167,8 +186,19 @@ std::string heads_of_plan(const Json& plan) {
   return text;
 }
 
-/// A chat template may be pages long.
+/// A chat template may be pages long; files stand a line each.
 Json for_people(Json found) {
+  for (const char* list : {"files", "unread"}) {
+    if (!found.contains(list)) continue;
+    Json lines = Json::object();
+    for (const Json& f : found[list]) {
+      const bool read = f.contains("kind");
+      std::string what = f[read ? "kind" : "why"].get<std::string>();
+      if (read && f["pages"] > 0) what += fmt::format(", {} pages", f["pages"].get<std::int64_t>());
+      lines[f["path"].get<std::string>()] = what;
+    }
+    found[list] = lines;
+  }
   if (Json& chat = found["chat_template"]; chat.is_string()) chat = excerpt(chat.get<std::string>(), 200);
   if (found["chat_template"].is_null()) found.erase("chat_template");
   return found;
