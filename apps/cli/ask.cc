@@ -6,17 +6,20 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <iostream>
 #include <optional>
 
 #include "asking.h"
 #include "base/cancel.h"
+#include "base/file.h"
 #include "base/text.h"
 #include "cli.h"
 #include "engine/context.h"
 #include "engine/context_file.h"
 #include "engine/memory.h"
 #include "engine/row_order.h"
+#include "io/container.h"
 #include "lab/eval/audit_result.h"
 #include "lodestone/error.h"
 #include "lodestone/sources.h"
@@ -36,6 +39,7 @@ struct AskFlags {
   Sampling sampling;
   std::string order = "auto";
   bool show_sources = false;
+  std::function<void(const Json&)> show_json = print_json;
 };
 
 std::vector<std::string> checked_questions(const AskFlags& flags) {
@@ -186,9 +190,9 @@ void run(const AskFlags& flags) {
   };
   const auto show_all = [&] {
     if (flags.asked.common.json)
-      print_json({{"context", flags.asked.context},
-                  {"model", context.model().path().string()},
-                  {"answers", answers}});
+      flags.show_json({{"context", flags.asked.context},
+                       {"model", context.model().path().string()},
+                       {"answers", answers}});
   };
   try {
     for (const std::string& question : questions) ask_all(question);
@@ -207,6 +211,35 @@ void run(const AskFlags& flags) {
   show_all();
 }
 
+/// Words in front of the questions that are indexed texts, too; they are taken off.
+std::vector<std::string> more_contexts(std::vector<std::string>& words) {
+  const auto is_context = [](const std::string& word) {
+    std::error_code none;
+    return std::filesystem::is_regular_file(word, none) && is_container(MappedFile(word).bytes());
+  };
+  const auto end = std::find_if_not(words.begin(), words.end(), is_context);
+  std::vector<std::string> contexts(words.begin(), end);
+  words.erase(words.begin(), end);
+  return contexts;
+}
+
+/// Answers from one text, or from each of several in turn, with its name in front.
+void run_each(AskFlags flags) {
+  std::vector<std::string> contexts = more_contexts(flags.question_words);
+  if (contexts.empty()) return run(flags);
+  if (flags.question_words.empty())
+    throw InputError("ask: expected questions beside several indexed texts, found none");
+  contexts.insert(contexts.begin(), flags.asked.context);
+  Json all = Json::array();
+  flags.show_json = [&](const Json& answers) { all.push_back(answers); };
+  for (const std::string& context : contexts) {
+    flags.asked.context = context;
+    if (!flags.asked.common.json) print_text(context + ":\n");
+    run(flags);
+  }
+  if (flags.asked.common.json) print_json({{"contexts", all}});
+}
+
 }  // namespace
 
 std::string fill_template(std::string text, const std::string& question) {
@@ -221,8 +254,10 @@ void add_ask(CLI::App& app) {
   auto flags = std::make_shared<AskFlags>();
   CLI::App* verb = app.add_subcommand("ask", "Answer questions about an indexed text");
   add_asked_flags(*verb, flags->asked);
-  verb->add_option("question", flags->question_words,
-                   "questions, each one argument; none: read them from standard input");
+  verb->add_option(
+      "question", flags->question_words,
+      "questions, each one argument; none: read them from standard input. Further .lode files in front of "
+      "them are asked, too, each by itself");
   add_attention_flag(*verb, flags->specs, false);
   verb->add_option(
           "--order", flags->order,
@@ -238,7 +273,7 @@ void add_ask(CLI::App& app) {
   verb->callback([flags, verb] {
     note_sampling_flags(*verb, flags->sampling, flags->asked.common);
     note_asked_flags(*verb, flags->asked);
-    run(*flags);
+    run_each(*flags);
   });
 }
 

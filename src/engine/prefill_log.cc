@@ -24,6 +24,8 @@ namespace {
 
 constexpr std::string_view kMagic = "LODEPART";
 constexpr std::int64_t kHeader = 64;  // bytes: magic, identity in hex, zeros
+// `squeezed` calibrates on at most 512 queries of the prefill: it must hear as many, and more, of the text's end.
+constexpr std::int64_t kHeard = 2048;
 constexpr auto kFirstSave = std::chrono::seconds(1);
 
 struct BlockHeader {
@@ -103,7 +105,12 @@ PrefillLog::PrefillLog(const std::filesystem::path& path, const Context& context
       identity_(identity_of(context.impl())),
       tokens_(context.tokens()),
       next_(std::chrono::steady_clock::now() + kFirstSave) {
-  for (const auto& listeners : context.impl().listeners) usable_ = usable_ && listeners.empty();
+  for (const AttachedMethod& method : context.impl().methods) {
+    const bool listens = std::any_of(method.selectors.begin(), method.selectors.end(),
+                                     [](const Selector* s) { return s != nullptr && s->wants_writes(); });
+    listens_ = listens_ || listens;
+    usable_ = usable_ && (!listens || method.spec.name == "squeezed");
+  }
 }
 
 PrefillLog::~PrefillLog() {
@@ -165,7 +172,11 @@ std::int64_t PrefillLog::restore(Context& context, std::span<const TokenId> toke
   end_ = kHeader;
   while (restore_block(c, tokens)) check_cancel();
   c.kv.roll_back(tokens_);  // rows of a block that was not whole
-  return tokens_ - before;
+  const std::int64_t heard =
+      listens_ ? (std::ssize(tokens) - kHeard) / c.options.chunk * c.options.chunk : tokens_;
+  const std::int64_t kept = std::max(before, std::min(tokens_, heard));
+  if (kept < tokens_) context.roll_back(kept);
+  return kept - before;
 }
 
 void PrefillLog::save(const Context& context) {

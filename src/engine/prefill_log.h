@@ -26,8 +26,9 @@ class PrefillLog {
   PrefillLog(const PrefillLog&) = delete;
   PrefillLog& operator=(const PrefillLog&) = delete;
 
-  /// False: a method that is attached learns from the prefill itself, so that nothing can be kept.
+  /// False: a method that is attached learns from all of the prefill, so that nothing can be kept.
   bool usable() const { return usable_; }
+  /// Where a method learns from a sample of the prefill (`squeezed`), the text's last tokens are left to be read.
   /// Puts what the log holds of `tokens` behind those that the context has since it was made known to it; how
   /// many tokens that is.
   std::int64_t restore(Context& context, std::span<const TokenId> tokens);
@@ -44,7 +45,7 @@ class PrefillLog {
 
   std::filesystem::path path_;
   std::string identity_;
-  bool usable_ = true;
+  bool usable_ = true, listens_ = false;
   int fd_ = -1;
   std::int64_t tokens_ = 0, end_ = 0;  // end_: bytes of whole blocks
   std::chrono::steady_clock::time_point next_;
