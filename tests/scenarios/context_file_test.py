@@ -112,8 +112,8 @@ class Misfits(ProgramTest):
         found = self.assert_done(run("inspect", self.folder / "long text.lode", "--json")).json()
         self.assertGreater(found["tokens"], 8192)
         self.assertEqual(found["methods"], ["squeezed:sparsity=0.7"])
-        self.assert_done(run("index", "-m", self.model, "-f", text, "-o", self.folder / "none.lode", "-a", "full", "--quiet"))
-        self.assertNotIn("squeezed", str(self.assert_done(run("inspect", self.folder / "none.lode", "--json")).json()["methods"]))
+        self.assert_done(run("index", "-m", self.model, "-f", text, "-o", self.folder / "without.lode", "-a", "full", "--quiet"))
+        self.assertNotIn("squeezed", str(self.assert_done(run("inspect", self.folder / "without.lode", "--json")).json()["methods"]))
 
     def test_keys_that_overflow(self):
         """Nothing is written that no question can be asked about."""
@@ -177,7 +177,7 @@ class Misfits(ProgramTest):
                 for verb in ("verify", "inspect", "ask"):
                     self.assert_refused(run(verb, path), name + ".lode")
                 for verb in ("verify", "inspect"):
-                    self.assert_refused(run(verb, path), "a model folder, a .lode file, a .safetensors file or a plan",
+                    self.assert_refused(run(verb, path), "a model folder, a GGUF file, a .lode file, a .safetensors file or a plan",
                                         f"{len(data)} bytes that begin with" if data else "an empty file")
         self.assert_refused(run("verify", self.folder / "none.lode"), "none.lode")
 
