@@ -8,6 +8,7 @@
 #include "base/threads.h"
 #include "engine/context.h"
 #include "engine/model.h"
+#include "kernels/tiled_weight.h"
 #include "kv/store.h"
 #include "model/llama.h"
 #include "select/retrieval/memory.h"
@@ -27,6 +28,20 @@ LayerGeometry geometry_of(const ModelConfig& config, const DenseParts& dense, in
           .dense = dense};
 }
 
+/// What the CPU keeps of a block-quantised matrix beside the mapped file.
+std::int64_t tile_bytes(const Weight& w) {
+  if (w.tiles == nullptr) return 0;
+  const std::int64_t tiles = (w.rows + kTileRows16 - 1) / kTileRows16;
+  return tiles * TileLayout{tile_format(w.type)}.tile_bytes(w.cols);
+}
+std::int64_t tile_bytes(const ModelWeights& weights) {
+  std::int64_t bytes = tile_bytes(weights.output);
+  for (const LayerWeights& w : weights.layers)
+    for (const Weight* matrix : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down})
+      bytes += tile_bytes(*matrix);
+  return bytes;
+}
+
 }  // namespace
 
 MemoryPlan plan_memory(const Model& model, DType kv_type, std::int64_t tokens, std::span<const Spec> specs) {
@@ -37,7 +52,7 @@ MemoryPlan plan_memory(const Model& model, DType kv_type, std::int64_t tokens, s
                          .type = kv_type,
                          .max_tokens = tokens};
   MemoryPlan plan;
-  plan.weights = model.weight_bytes();
+  plan.weights = model.weight_bytes() + tile_bytes(model.impl().weights);
   plan.kv = tokens * shape.token_bytes();
   std::int64_t while_read = 0;
   for (const Spec& spec : specs) {
