@@ -8,6 +8,7 @@
 
 #include "base/text.h"
 #include "base/threads.h"
+#include "bench_serve.h"
 #include "cli.h"
 #include "kernels/kernels.h"
 #include "lab/bench/attention.h"
@@ -532,6 +533,7 @@ void add_bench(CLI::App& app) {
   add_bench_model(bench);
   add_bench_batch(bench);
   add_bench_train_saap(bench);
+  add_bench_serve(bench);
 }
 
 }  // namespace lode::cli

@@ -159,6 +159,8 @@ inline constexpr const char* kQuestionTemplate =
 /// Puts the question into the template's {question}; InputError when it has none.
 std::string fill_template(std::string text, const std::string& question);
 
+const char* program_version();
+
 /// Folder of the shipped data: models/pocket and demo/ below it.
 std::filesystem::path data_dir();
 
@@ -180,5 +182,7 @@ void add_bench(CLI::App& app);
 void add_quantize(CLI::App& app);
 void add_tune(CLI::App& app);
 void add_report(CLI::App& app);
+void add_serve(CLI::App& app);
+void add_mcp(CLI::App& app);
 
 }  // namespace lode::cli

@@ -499,6 +499,10 @@ void print_json(const Json& result) {
   print_bytes(result.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
+const char* program_version() {
+  return LODESTONE_VERSION;
+}
+
 std::filesystem::path data_dir() {
   namespace fs = std::filesystem;
   std::vector<fs::path> candidates;

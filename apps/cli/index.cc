@@ -15,6 +15,7 @@
 #include "engine/prefill_log.h"
 #include "engine/reuse.h"
 #include "engine/source_sections.h"
+#include "engine/usual_methods.h"
 #include "io/container.h"
 #include "lodestone/error.h"
 #include "lodestone/sources.h"
@@ -256,16 +257,14 @@ void build(Context& context, const IndexFlags& flags, std::size_t specs) {
   context.build_indexes([&](std::int64_t done) { progress.at(done); });
 }
 
-/// Without -a: what loses nothing that could be measured at any length (docs/results/quality.md), where a text is
-/// long enough for it to read less.
+/// Without -a.
 std::vector<Spec> usual_specs(const IndexFlags& flags, std::int64_t tokens) {
-  constexpr std::int64_t kLong = 8192;
-  constexpr const char* kSafe = "squeezed:sparsity=0.7";
-  if (tokens < kLong || !flags.append.empty()) return {};
-  if (!flags.common.quiet)
-    print_remark(
-        fmt::format("builds the index of {}, which `ask` then uses: -a names others, -a full none", kSafe));
-  return {parse_spec(kSafe)};
+  if (!flags.append.empty()) return {};
+  std::vector<Spec> specs = usual_methods(tokens);
+  if (!specs.empty() && !flags.common.quiet)
+    print_remark(fmt::format("builds the index of {}, which `ask` then uses: -a names others, -a full none",
+                             specs.front().str()));
+  return specs;
 }
 
 Json index_text(IndexFlags flags) {

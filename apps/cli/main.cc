@@ -109,6 +109,8 @@ int main(int argc, char** argv) {
   lode::cli::add_index(app);
   lode::cli::add_ask(app);
   lode::cli::add_chat(app);
+  lode::cli::add_serve(app);
+  lode::cli::add_mcp(app);
   lode::cli::add_bench(app);
   lode::cli::add_quantize(app);
   lode::cli::add_tune(app);

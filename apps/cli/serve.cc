@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// lodestone serve: named documents over HTTP, for clients of OpenAI's and Anthropic's interfaces, and for people.
+#include <fmt/format.h>
+#include <signal.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <iostream>
+#include <thread>
+
+#include "base/cancel.h"
+#include "base/file.h"
+#include "cli.h"
+#include "lodestone/error.h"
+#include "serve/guard.h"
+#include "serve/http.h"
+#include "serve/service.h"
+#include "serving.h"
+
+namespace lode::cli {
+
+namespace {
+
+struct ServeFlags {
+  CommonFlags common;
+  ServingFlags serving;
+  std::vector<std::string> allowed_hosts;
+  std::string key_file, upload = "256MiB";
+  serve::HttpOptions http;
+  double grace = 10;
+};
+
+std::atomic<int> signals{0};
+
+/// The first asks for a graceful end, the second ends at once, as everywhere else.
+void on_signal(int) {
+  constexpr int kInterrupted = 130;
+  if (++signals > 1) _exit(kInterrupted);
+}
+
+void install_handlers() {
+  struct sigaction action = {};
+  action.sa_handler = on_signal;
+  sigemptyset(&action.sa_mask);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal, &action, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);  // a client that goes is an error of its own connection
+}
+
+std::vector<std::string> read_keys(const ServeFlags& flags) {
+  if (!flags.key_file.empty()) return serve::parse_keys(read_file(flags.key_file, 1 << 20), flags.key_file);
+  if (serve::is_loopback(flags.http.host)) return {};
+  throw InputError(fmt::format(
+      "--host {}: expected --api-key-file beside an address that other machines reach, found none",
+      flags.http.host));
+}
+
+void say(const ServeFlags& flags, const std::string& line) {
+  if (!flags.common.quiet) std::cerr << line << "\n";
+}
+
+void run(const ServeFlags& flags) {
+  serve::Guard guard(read_keys(flags), flags.allowed_hosts);
+  serve::ServiceOptions options;
+  options.log = !flags.common.quiet;
+  options.upload_bytes = static_cast<std::uint64_t>(parse_bytes(flags.upload, "--max-upload"));
+
+  auto backend = make_backend(flags.serving, flags.common);
+  serve::Service service(*backend, std::move(guard), options);
+  serve::HttpServer server(service, flags.http);
+  service.count_connections([&server] { return server.open_connections(); });
+  install_handlers();
+  const std::string url = fmt::format("http://{}:{}/", flags.http.host, server.port());
+  flags.common.json ? print_json({{"url", url}, {"port", server.port()}})
+                    : print_text(fmt::format("listening on {}\n", url));
+  while (signals == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  say(flags, fmt::format("stopping: answers under way have {:g} s", flags.grace));
+  service.set_stopping();
+  server.stop(flags.grace);
+  backend.reset();  // what it still tells its listeners goes through the service
+}
+
+void add_limits(CLI::App& verb, ServeFlags& flags) {
+  verb.add_option("--max-upload", flags.upload, "largest document that is taken")->check(byte_size());
+  verb.add_option("--max-connections", flags.http.connections, "connections at once; more are refused (503)")
+      ->check(whole_number(1, 1 << 20));
+  verb.add_option("--grace", flags.grace,
+                  "seconds that answers under way have when the server is told to stop")
+      ->check(number(0.0, 3600.0));
+}
+
+}  // namespace
+
+void add_serve(CLI::App& app) {
+  auto flags = std::make_shared<ServeFlags>();
+  CLI::App* verb = app.add_subcommand("serve",
+                                      "Keep documents and answer questions about them over HTTP (OpenAI's "
+                                      "and Anthropic's interfaces, a web page)");
+  add_common_flags(*verb, flags->common);
+  add_serving_flags(*verb, flags->serving);
+  verb->add_option("--host", flags->http.host,
+                   "address to listen on; others than loopback need --api-key-file");
+  verb->add_option("--port", flags->http.port, "port to listen on; 0 = any that is free")
+      ->check(whole_number(0, 65535));
+  verb->add_option("--api-key-file", flags->key_file,
+                   "file of API keys, one a line; requests need one of them");
+  verb->add_option(
+          "--allow-host", flags->allowed_hosts,
+          "name by which the server may be called, besides localhost and IP addresses; may be repeated")
+      ->allow_extra_args(false);
+  add_limits(*verb, *flags);
+  verb->callback([flags] { run(*flags); });
+}
+
+}  // namespace lode::cli

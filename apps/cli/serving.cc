@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "serving.h"
+
+#include "engine/memory.h"
+#include "serve/engine/models.h"
+
+namespace lode::cli {
+
+namespace {
+
+std::int64_t cache_memory(const ServingFlags& flags) {
+  if (!flags.cache_memory.empty()) return parse_bytes(flags.cache_memory, "--cache-memory");
+  const std::int64_t available = available_memory();
+  return available > 0 ? available / 2 : std::int64_t{1} << 40;
+}
+
+}  // namespace
+
+void add_serving_flags(CLI::App& verb, ServingFlags& flags) {
+  verb.add_option("-m,--model", flags.models,
+                  "folder of a model; may be repeated; none: the models of the contexts that are there")
+      ->allow_extra_args(false);
+  verb.add_option("--contexts", flags.contexts,
+                  "folder of the documents, one .lode file each; made when missing")
+      ->required();
+  add_attention_flag(verb, flags.specs, false);
+  verb.add_option("--kv-type", flags.kv_type, "type of new documents' keys and values: f32, f16, bf16 or q8")
+      ->check(CLI::IsMember({"f32", "f16", "bf16", "q8"}));
+  verb.add_option("--template", flags.question_template,
+                  "the prompt of a model without a chat template; {question} is replaced");
+  verb.add_option("--parallel", flags.parallel, "questions that are answered at once; others wait")
+      ->check(whole_number(1, 4096));
+  verb.add_option("--queue", flags.queue, "questions that wait; more are refused")
+      ->check(whole_number(1, 1 << 20));
+  verb.add_option(
+          "--cache-memory", flags.cache_memory,
+          "memory for keys, values and indexes of open documents, e.g. 8GiB; the least recently used are "
+          "closed first, their files stay")
+      ->check(byte_size())
+      ->default_str("half of what is free");
+}
+
+std::unique_ptr<serve::EngineBackend> make_backend(const ServingFlags& flags, const CommonFlags& common) {
+  fill_template(flags.question_template, "");  // refused before anything is loaded
+  serve::EngineOptions options;
+  options.library.folder = flags.contexts;
+  options.library.specs = parse_specs(flags.specs);
+  options.library.kv_type = parse_dtype(flags.kv_type);
+  options.library.memory = cache_memory(flags);
+  options.scheduler.max_sequences = flags.parallel;
+  options.scheduler.max_queued = flags.queue;
+  options.question_template = flags.question_template;
+  return std::make_unique<serve::EngineBackend>(
+      serve::load_models(flags.models, flags.contexts, common.threads), std::move(options));
+}
+
+}  // namespace lode::cli

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// POST /v1/messages, in Anthropic's shapes.
+#include <fmt/format.h>
+
+#include "serve/conversation.h"
+
+namespace lode::serve {
+
+namespace {
+
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 20;
+constexpr std::size_t kMostStops = 16;
+
+Json stop_reason(const Answer& answer) {
+  if (answer.ending == "length" || answer.ending == "room") return "max_tokens";
+  return answer.stop_string.empty() ? "end_turn" : "stop_sequence";
+}
+Json stop_sequence(const Answer& answer) {
+  return answer.stop_string.empty() ? Json(nullptr) : Json(answer.stop_string);
+}
+
+Json usage_of(const Answer& answer) {
+  return {{"input_tokens", answer.prompt_tokens - answer.cached_tokens},
+          {"cache_creation_input_tokens", 0},
+          {"cache_read_input_tokens", answer.cached_tokens},
+          {"output_tokens", answer.answer_tokens}};
+}
+
+class MessageVoice : public Voice {
+ public:
+  MessageVoice(const std::string& request_id, std::string model)
+      : id_("msg_" + request_id.substr(request_id.find('_') + 1)), model_(std::move(model)) {}
+
+  Json whole(const std::vector<Answer>& answers, const Reuse& reuse) override {
+    const Answer& answer = answers.front();
+    Json message = envelope();
+    message["model"] = answer.model;
+    message["content"] =
+        Json::array({{{"type", "text"}, {"text", answer.text}, {"citations", cited(answer)}}});
+    message["stop_reason"] = stop_reason(answer);
+    message["stop_sequence"] = stop_sequence(answer);
+    message["usage"] = usage_of(answer);
+    message["lodestone"] = own_member(answer, reuse);
+    return message;
+  }
+
+  std::string opening() override {
+    const Json block = {{"type", "text"}, {"text", ""}, {"citations", nullptr}};
+    return event("message_start", {{"message", envelope()}}) +
+           event("content_block_start", {{"index", 0}, {"content_block", block}}) +
+           event("ping", Json::object());
+  }
+  std::string piece(std::size_t, std::string_view text) override {
+    return event("content_block_delta", {{"index", 0}, {"delta", {{"type", "text_delta"}, {"text", text}}}});
+  }
+  std::string end_of(std::size_t, const Answer& answer, const Reuse& reuse) override {
+    std::string events;
+    for (const Json& citation : citations(answer))
+      events += event("content_block_delta",
+                      {{"index", 0}, {"delta", {{"type", "citations_delta"}, {"citation", citation}}}});
+    events += event("content_block_stop", {{"index", 0}});
+    return events +
+           event("message_delta",
+                 {{"delta", {{"stop_reason", stop_reason(answer)}, {"stop_sequence", stop_sequence(answer)}}},
+                  {"usage", usage_of(answer)},
+                  {"lodestone", own_member(answer, reuse)}});
+  }
+  std::string closing(const std::vector<Answer>&) override { return event("message_stop", Json::object()); }
+  std::string failure(const ApiError& error) override {
+    return fmt::format("event: error\ndata: {}\n\n", error_response("/v1/messages", error).body);
+  }
+
+ private:
+  Json envelope() const {
+    return {{"id", id_},
+            {"type", "message"},
+            {"role", "assistant"},
+            {"model", model_},
+            {"content", Json::array()},
+            {"stop_reason", nullptr},
+            {"stop_sequence", nullptr},
+            {"usage",
+             {{"input_tokens", 0},
+              {"cache_creation_input_tokens", 0},
+              {"cache_read_input_tokens", 0},
+              {"output_tokens", 0}}}};
+  }
+  static std::string event(const char* name, Json data) {
+    data["type"] = name;
+    return event_of(data, name);
+  }
+  static Json cited(const Answer& answer) {
+    Json all = citations(answer);
+    return all.empty() ? Json(nullptr) : all;
+  }
+
+  std::string id_, model_;
+};
+
+Conversation read_message(const Fields& body) {
+  body.expect_known({"model", "messages", "max_tokens", "system", "stop_sequences", "stream", "temperature",
+                     "top_p", "top_k", "context", "cachedContent", "attention", "exact", "tools", "thinking"},
+                    {"metadata", "service_tier", "tool_choice", "container"});
+  if (body.member("tools").is_array() && !body.member("tools").empty())
+    body.wrong("tools", "none (tools are not supported)");
+  if (body.has("thinking") &&
+      Fields(body.member("thinking"), "thinking").text("type").value_or("") != "disabled")
+    body.wrong("thinking", "{\"type\": \"disabled\"} (it is not supported)");
+  Conversation c;
+  c.question.model = body.text("model").value_or("");
+  read_own_fields(body, c.question);
+  c.question.turns = read_turns(body);
+  if (body.has("system"))
+    c.question.turns.insert(c.question.turns.begin(), {"system", content_text(body, "system")});
+  const auto most = body.integer("max_tokens", 1, kMostTokens);
+  if (!most) body.wrong("max_tokens", fmt::format("a whole number from 1 to {}", kMostTokens));
+  c.question.max_new_tokens = *most;
+  c.question.stop = body.texts("stop_sequences", kMostStops);
+  c.question.sampling.temperature = body.number("temperature", 0, 1).value_or(0);
+  c.question.sampling.top_p = std::max(body.number("top_p", 0, 1).value_or(1), 1e-9);
+  c.question.sampling.top_k = static_cast<int>(body.integer("top_k", 0, 1 << 20).value_or(0));
+  c.question.want_sources = true;
+  c.stream = body.flag("stream").value_or(false);
+  return c;
+}
+
+}  // namespace
+
+void answer_messages(Backend& backend, Metrics& metrics, const Call& call) {
+  const Json json = parse_body(*call.request);
+  Conversation conversation = read_message(Fields(json));
+  auto voice = std::make_unique<MessageVoice>(call.request->id, conversation.question.model);
+  converse(backend, metrics, call, std::move(conversation), std::move(voice));
+}
+
+}  // namespace lode::serve

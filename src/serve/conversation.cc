@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "serve/conversation.h"
+
+#include <fmt/format.h>
+
+namespace lode::serve {
+
+namespace {
+
+/// Lives until its last answer has ended.
+class Exchange : public std::enable_shared_from_this<Exchange> {
+ public:
+  Exchange(Backend& backend, Metrics& metrics, const Call& call, Conversation conversation,
+           std::unique_ptr<Voice> voice)
+      : backend_(backend),
+        metrics_(metrics),
+        call_(call),
+        conversation_(std::move(conversation)),
+        voice_(std::move(voice)) {}
+
+  void start() {
+    reuse_ = find_document(backend_, conversation_.question);
+    const auto choices = static_cast<std::size_t>(conversation_.choices);
+    answers_.resize(choices);
+    left_ = choices;
+    for (std::size_t i = 0; i < choices; ++i) {
+      Question question = conversation_.question;
+      question.sampling.seed += i;
+      try {
+        const std::uint64_t id = backend_.ask(std::move(question), listener(i));
+        const std::lock_guard lock(mutex_);
+        ids_.push_back(id);
+      } catch (const ApiError&) {
+        cancel();
+        const std::lock_guard lock(mutex_);
+        if (std::exchange(over_, true)) return;
+        throw;
+      }
+    }
+    call_.reply->on_gone([weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->cancel();
+    });
+  }
+
+ private:
+  Listener listener(std::size_t choice) {
+    return {.on_text = [self = shared_from_this(),
+                        choice](std::string_view text) { self->on_text(choice, text); },
+            .on_answer = [self = shared_from_this(), choice](const Answer& a) { self->on_answer(choice, a); },
+            .on_failure = [self = shared_from_this()](const ApiError& error) { self->on_failure(error); }};
+  }
+
+  /// The head waits for the first event: until then a refusal still has a status of its own.
+  void open_stream() {
+    if (std::exchange(open_, true)) return;
+    HttpResponse head;
+    head.content_type = "text/event-stream; charset=utf-8";
+    head.headers = {{"Cache-Control", "no-store"}};
+    call_.reply->begin(std::move(head));
+    call_.reply->write(voice_->opening());
+  }
+
+  void on_text(std::size_t choice, std::string_view text) {
+    const std::lock_guard lock(mutex_);
+    if (over_ || !conversation_.stream) return;
+    open_stream();
+    call_.reply->write(voice_->piece(choice, text));
+  }
+
+  void on_answer(std::size_t choice, const Answer& answer) {
+    metrics_.add_answer(answer);
+    const std::lock_guard lock(mutex_);
+    if (over_) return;
+    answers_[choice] = answer;
+    if (conversation_.stream) {
+      open_stream();
+      call_.reply->write(voice_->end_of(choice, answer, reuse_));
+    }
+    if (--left_ > 0) return;
+    over_ = true;
+    if (!conversation_.stream) return call_.reply->send(json_response(dump(voice_->whole(answers_, reuse_))));
+    call_.reply->write(voice_->closing(answers_));
+    call_.reply->finish();
+  }
+
+  void on_failure(const ApiError& error) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (std::exchange(over_, true)) return;
+      if (open_) {
+        call_.reply->write(voice_->failure(error));
+        call_.reply->finish();
+      } else {
+        call_.reply->send(error_response(call_.request->path, error));
+      }
+    }
+    cancel();
+  }
+
+  void cancel() {
+    std::vector<std::uint64_t> ids;
+    {
+      const std::lock_guard lock(mutex_);
+      ids = ids_;
+    }
+    for (const std::uint64_t id : ids) backend_.cancel(id);
+  }
+
+  Backend& backend_;
+  Metrics& metrics_;
+  Call call_;
+  Conversation conversation_;
+  std::unique_ptr<Voice> voice_;
+  Reuse reuse_;
+  std::mutex mutex_;  ///< of what follows
+  std::vector<std::uint64_t> ids_;
+  std::vector<Answer> answers_;
+  std::size_t left_ = 0;
+  bool open_ = false, over_ = false;
+};
+
+}  // namespace
+
+void converse(Backend& backend, Metrics& metrics, const Call& call, Conversation conversation,
+              std::unique_ptr<Voice> voice) {
+  std::make_shared<Exchange>(backend, metrics, call, std::move(conversation), std::move(voice))->start();
+}
+
+std::string event_of(const Json& data, std::string_view name) {
+  const std::string line = fmt::format("data: {}\n\n", dump(data));
+  return name.empty() ? line : fmt::format("event: {}\n{}", name, line);
+}
+
+}  // namespace lode::serve

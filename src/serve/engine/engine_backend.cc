@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "serve/engine/engine_backend.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <ctime>
+
+#include "base/text.h"
+#include "engine/document.h"
+#include "lodestone/error.h"
+#include "model/config.h"
+#include "serve/engine/source_places.h"
+#include "serve/prompt_text.h"
+#include "serve/specs.h"
+
+namespace lode::serve {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kPassages = 12;
+constexpr const char* kNeutralQuestion = "What does the text say?";
+constexpr std::int64_t kNeutralTokens = 8;
+constexpr int kRetrySeconds = 2;
+constexpr auto kWatchInterval = std::chrono::milliseconds(1), kIdleInterval = std::chrono::milliseconds(100);
+
+}  // namespace
+
+/// A question under way.
+struct EngineBackend::Job {
+  std::uint64_t id = 0;  ///< ours; the scheduler's own is the ticket's
+  const LoadedModel* model = nullptr;
+  Library::Opened opened;
+  Ticket<lode::Answer> ticket;
+  Listener listener;
+  BlankTrimmer trimmer;           ///< of the scheduler's thread
+  std::string text;               ///< what the listener has got; of the scheduler's thread until it is done
+  Answer answer;                  ///< what is known of it beforehand
+  std::vector<std::string> stop;  ///< the request's own
+  std::shared_future<lode::Answer> neutral;  ///< where sources are wanted
+  bool want_sources = false;
+  Clock::time_point since = Clock::now();
+};
+
+EngineBackend::EngineBackend(const std::vector<std::pair<std::string, std::shared_ptr<const Model>>>& models,
+                             EngineOptions options)
+    : options_(std::move(options)), started_(std::time(nullptr)) {
+  for (const auto& [id, model] : models)
+    models_.push_back({id, model, std::make_shared<Scheduler>(model, options_.scheduler)});
+  library_ = std::make_unique<Library>(models_, options_.library);
+  watcher_ = std::thread([this] { watch(); });
+}
+
+EngineBackend::~EngineBackend() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    for (const auto& job : jobs_) job->model->scheduler->cancel(job->ticket.id);
+  }
+  wake_.notify_all();
+  watcher_.join();
+  library_.reset();
+}
+
+std::vector<ServedModel> EngineBackend::models() {
+  std::vector<ServedModel> all;
+  for (const LoadedModel& model : models_)
+    all.push_back({model.id, model.model->config().max_positions, started_});
+  return all;
+}
+
+BackendStats EngineBackend::stats() {
+  BackendStats all;
+  library_->count(all);
+  for (const LoadedModel& model : models_) {
+    const SchedulerStats one = model.scheduler->stats();
+    all.queued += one.queued;
+    all.running += one.running;
+    all.memory += one.memory;
+    all.memory_used += one.memory_used;
+  }
+  return all;
+}
+
+const LoadedModel& EngineBackend::model_for(const Question& question) const {
+  for (const LoadedModel& model : models_)
+    if (question.model.empty() || model.id == question.model) return model;
+  throw ApiError(404, fmt::format("there is no model '{}'", excerpt(question.model)), "model_not_found");
+}
+
+namespace {
+
+/// Why a document of one model cannot be asked by another.
+void expect_model(const Question& question, const Library::Opened& opened) {
+  if (question.model.empty() || question.model == opened.model->id) return;
+  throw ApiError(400, fmt::format("the context '{}' was read by the model '{}', not by '{}'",
+                                  question.context, opened.model->id, excerpt(question.model)));
+}
+
+GenerateOptions generate_options(const Question& question, const PromptText& prompt, std::int64_t usual) {
+  GenerateOptions options;
+  options.max_new_tokens = question.max_new_tokens > 0 ? question.max_new_tokens : usual;
+  options.stop = question.stop;
+  options.stop.insert(options.stop.end(), prompt.stop.begin(), prompt.stop.end());
+  options.sampling = question.sampling;
+  return options;
+}
+
+/// The stop string of the request that ended the answer; empty when something else did.
+std::string stop_string(const Generation& generation, const Tokenizer& tokenizer,
+                        const std::vector<std::string>& stops) {
+  if (stops.empty() || !generation.stopped) return {};
+  const std::string all = tokenizer.decode(generation.tokens);
+  for (const std::string& stop : stops)
+    if (!stop.empty() && all.find(stop) != std::string::npos) return stop;
+  return {};
+}
+
+template <class Future>
+bool is_ready(const Future& future) {
+  return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+/// What a neutral question attended to; null when it was not answered.
+const SourceMass* mass_of(const std::shared_future<lode::Answer>& neutral) {
+  try {
+    return neutral.valid() ? &neutral.get().sources : nullptr;
+  } catch (const std::exception&) {  // no room for it: nothing is taken off
+    return nullptr;
+  }
+}
+
+std::string ending_of(Ending ending) {
+  return std::string(lode::name_of(ending));
+}
+
+}  // namespace
+
+/// Passages that every question attends to say nothing about one of them.
+std::shared_future<lode::Answer> EngineBackend::neutral_answer(const Library::Opened& opened,
+                                                               const Spec& spec) {
+  const std::lock_guard lock(opened.neutral->mutex);
+  std::shared_future<lode::Answer>& known = opened.neutral->by_spec[spec.str()];
+  if (known.valid()) return known;
+  const PromptText prompt = plain_prompt({{"user", kNeutralQuestion}}, options_.question_template, true);
+  Request request;
+  request.document = opened.document;
+  request.prompt = opened.model->model->tokenizer().encode(prompt.text, Tokenizer::Bos::none);
+  request.attention = spec;
+  request.options.max_new_tokens = kNeutralTokens;
+  request.want_sources = true;
+  try {
+    known = opened.model->scheduler->submit(std::move(request)).result;
+  } catch (
+      const std::runtime_error&) {  // no room in the document or in the queue: the next question tries again
+    return {};
+  }
+  return known;
+}
+
+std::uint64_t EngineBackend::ask(Question question, Listener listener) {
+  if (!question.schema.empty())
+    throw ApiError(400, "'response_format': expected 'text', found a JSON format, which is not supported");
+  auto job = std::make_shared<Job>();
+  job->model = &model_for(question);
+  Spec spec = parse_spec("full");
+  if (!question.context.empty()) {
+    // Greedy decoding by full attention is what exact mode promises; drafting under a sparse method comes on top.
+    if (question.attention == "auto")
+      spec = question.exact ? spec : library_->usual_method(question.context);
+    else if (!question.exact)
+      spec = parse_request_spec(question.attention);
+    job->opened = library_->open(question.context, spec);
+    expect_model(question, job->opened);
+    job->model = job->opened.model;
+  } else if (question.attention != "auto" && question.attention != "full") {
+    throw ApiError(400,
+                   fmt::format("'attention': expected 'full' or none without a stored context, found '{}'",
+                               excerpt(question.attention)));
+  }
+  const bool has_document = job->opened.document != nullptr;
+  const PromptText prompt = plain_prompt(question.turns, options_.question_template, has_document);
+  const Tokenizer& tokenizer = job->model->model->tokenizer();
+  Request request;
+  request.document = job->opened.document;
+  request.prompt =
+      tokenizer.encode(prompt.text, has_document ? Tokenizer::Bos::none : Tokenizer::Bos::as_template);
+  request.attention = spec;
+  request.options = generate_options(question, prompt, options_.max_new_tokens);
+  request.want_sources = has_document && question.want_sources;
+  if (request.want_sources) job->neutral = neutral_answer(job->opened, spec);
+  job->want_sources = request.want_sources;
+  job->stop = question.stop;
+  job->listener = std::move(listener);
+  Answer& known = job->answer;
+  known.model = job->model->id;
+  known.context = question.context;
+  known.attention = spec.str();
+  known.cached_tokens = has_document ? job->opened.document->tokens() : 0;
+  known.prompt_tokens = known.cached_tokens + std::ssize(request.prompt);
+  if (question.exact && has_document) known.why = "exact: attended fully";
+  request.options.on_text = [raw = job.get()](std::string_view piece) {  // the job outlives its request
+    const std::string ready = raw->trimmer.push(piece);
+    raw->text += ready;
+    if (!ready.empty()) raw->listener.on_text(ready);
+  };
+  const std::lock_guard lock(mutex_);
+  if (stop_) throw ApiError(503, "the server is stopping");
+  try {
+    job->ticket = job->model->scheduler->submit(std::move(request));
+  } catch (const InputError& error) {
+    throw ApiError(400, error.what());
+  } catch (const RunError& error) {
+    ApiError full(429, error.what());
+    full.retry_seconds = kRetrySeconds;
+    throw full;
+  }
+  job->id = ++last_id_;
+  jobs_.push_back(job);
+  wake_.notify_all();
+  return job->id;
+}
+
+void EngineBackend::cancel(std::uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& job : jobs_)
+    if (job->id == id) job->model->scheduler->cancel(job->ticket.id);
+}
+
+/// The thread that tells listeners how their questions ended.
+void EngineBackend::watch() {
+  while (true) {
+    std::vector<std::shared_ptr<Job>> done;
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait_for(lock, kIdleInterval, [&] { return stop_ || !jobs_.empty(); });
+      if (jobs_.empty() && stop_) return;
+      for (auto at = jobs_.begin(); at != jobs_.end();) {
+        const bool over =
+            is_ready((*at)->ticket.result) && (!(*at)->neutral.valid() || is_ready((*at)->neutral));
+        if (over) done.push_back(*at);
+        at = over ? jobs_.erase(at) : std::next(at);
+      }
+    }
+    for (const auto& job : done) tell(*job);
+    if (done.empty()) std::this_thread::sleep_for(kWatchInterval);
+    done.clear();
+  }
+}
+
+void EngineBackend::tell(Job& job) {
+  try {
+    const lode::Answer& result = job.ticket.result.get();
+    const Generation& generation = result.generation;
+    Answer& answer = job.answer;
+    answer.text = std::move(job.text);
+    answer.ending = ending_of(result.ending);
+    answer.stop_string = stop_string(generation, job.model->model->tokenizer(), job.stop);
+    answer.answer_tokens = std::ssize(generation.tokens);
+    answer.density = generation.work.density();
+    answer.read_bytes = generation.work.kv_bytes + generation.work.selector_bytes;
+    answer.full_bytes = generation.work.full_bytes;
+    if (answer.why.empty()) answer.why = generation.work.dense_reason;
+    answer.notice = generation.work.notice;
+    answer.queued_seconds = result.queued_seconds;
+    answer.first_token_seconds = result.first_token_seconds;
+    answer.seconds = std::chrono::duration<double>(Clock::now() - job.since).count();
+    if (job.want_sources && !result.sources.mass.empty())
+      answer.sources = sources_of(*job.opened.document, result.sources, mass_of(job.neutral), kPassages);
+    job.opened.document.reset();  // so that it may be closed as soon as its client knows
+    job.listener.on_answer(answer);
+  } catch (const InputError& error) {
+    job.listener.on_failure(ApiError(400, error.what()));
+  } catch (const std::exception& error) {
+    job.listener.on_failure(ApiError(500, error.what()));
+  }
+}
+
+}  // namespace lode::serve

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backend over the engine: a library of documents, and a scheduler for each model.
+#pragma once
+
+#include <condition_variable>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "serve/backend.h"
+#include "serve/engine/library.h"
+
+namespace lode::serve {
+
+struct EngineOptions {
+  LibraryOptions library;
+  SchedulerOptions scheduler;
+  std::string question_template;       ///< with {question}, for models without a chat template
+  std::int64_t max_new_tokens = 1024;  ///< of answers whose request does not say
+};
+
+class EngineBackend : public Backend {
+ public:
+  /// Models by id.
+  EngineBackend(const std::vector<std::pair<std::string, std::shared_ptr<const Model>>>& models,
+                EngineOptions options);
+  /// Cancels what is under way; listeners hear of it first.
+  ~EngineBackend() override;
+
+  std::vector<ServedModel> models() override;
+  std::vector<ContextInfo> contexts() override { return library_->list(); }
+  ContextInfo context(const std::string& name) override { return library_->info(name); }
+  std::string text_of(const std::string& name) override { return library_->text_of(name); }
+  ContextInfo create(NewContext context) override { return library_->create(std::move(context)); }
+  void remove(const std::string& name) override { library_->remove(name); }
+  std::optional<Recognised> recognise(std::string_view text, const std::string& model) override {
+    return library_->recognise(text, model);
+  }
+  std::uint64_t ask(Question question, Listener listener) override;
+  void cancel(std::uint64_t id) override;
+  BackendStats stats() override;
+
+ private:
+  struct Job;
+  void watch();
+  static void tell(Job& job);
+  std::shared_future<lode::Answer> neutral_answer(const Library::Opened& opened, const Spec& spec);
+  const LoadedModel& model_for(const Question& question) const;
+
+  EngineOptions options_;
+  std::vector<LoadedModel> models_;
+  std::unique_ptr<Library> library_;
+  std::int64_t started_ = 0;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::list<std::shared_ptr<Job>> jobs_;
+  std::uint64_t last_id_ = 0;
+  bool stop_ = false;
+  std::thread watcher_;
+};
+
+}  // namespace lode::serve

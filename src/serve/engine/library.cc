@@ -1,0 +1,515 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "serve/engine/library.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <ctime>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/text.h"
+#include "engine/context_file.h"
+#include "engine/usual_methods.h"
+#include "io/container.h"
+#include "lodestone/error.h"
+#include "model/config.h"
+#include "serve/engine/source_places.h"
+#include "serve/names.h"
+#include "serve/specs.h"
+
+namespace lode::serve {
+
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+constexpr const char* kExtension = ".lode";
+constexpr const char* kAttachment = "serve";  // title, created, expires
+constexpr std::int64_t kQuestionRoom = 4096;
+constexpr auto kHousekeeping = std::chrono::seconds(1);
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+ApiError no_such(const std::string& name) {
+  return ApiError(404, fmt::format("there is no context '{}'", excerpt(name)), "context_not_found");
+}
+
+std::int64_t created_of(const fs::path& path) {
+  std::error_code failed;
+  const auto age = fs::file_time_type::clock::now() - fs::last_write_time(path, failed);
+  return failed ? 0 : std::time(nullptr) - std::chrono::duration_cast<std::chrono::seconds>(age).count();
+}
+
+std::string dump_json(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+/// Without `full`, which needs no index.
+std::vector<std::string> names_of(const std::vector<Spec>& specs) {
+  std::vector<std::string> names;
+  for (const Spec& spec : specs)
+    if (spec.name != "full") names.push_back(spec.str());
+  return names;
+}
+
+/// Room for a document, questions and answers, as far as the model's context goes.
+std::int64_t room_for(const Model& model, std::int64_t tokens) {
+  return std::max(tokens, std::min(model.config().max_positions, tokens + kQuestionRoom));
+}
+
+}  // namespace
+
+struct Library::Entry {
+  ContextInfo info;
+  std::string title;
+  const LoadedModel* model = nullptr;
+  bool on_disk = false, removed = false;
+  // While it is read:
+  std::string text;  ///< a file's bytes until it has been converted
+  bool is_file = false;
+  std::vector<Spec> specs;
+  Clock::time_point since = Clock::now();
+  GrowingCost cost;
+  // In memory:
+  std::mutex opening;  ///< one thread opens it; taken before the library's own
+  std::shared_ptr<const Document> document;
+  std::int64_t document_bytes = 0;
+  std::uint64_t used = 0;
+  std::shared_ptr<Neutral> neutral = std::make_shared<Neutral>();
+};
+
+Library::Library(std::vector<LoadedModel> models, LibraryOptions options)
+    : models_(std::move(models)), options_(std::move(options)) {
+  std::error_code failed;
+  fs::create_directories(options_.folder, failed);
+  if (!fs::is_directory(options_.folder, failed))
+    throw InputError(fmt::format("--contexts: expected a folder that is there or can be made, found '{}'",
+                                 excerpt(options_.folder.string())));
+  scan();
+  thread_ = std::thread([this] { keep_house(); });
+}
+
+Library::~Library() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+// ---- What is there. ---------------------------------------------------------------------------------------------
+
+Library::EntryPtr Library::find(const std::string& name) {
+  const auto at = entries_.find(name);
+  if (at == entries_.end()) throw no_such(name);
+  return at->second;
+}
+
+const LoadedModel& Library::model_named(const std::string& id) const {
+  for (const LoadedModel& model : models_)
+    if (id.empty() || model.id == id) return model;
+  throw ApiError(404, fmt::format("there is no model '{}'", excerpt(id)), "model_not_found");
+}
+
+const LoadedModel* Library::model_of_fingerprint(const std::string& fingerprint) const {
+  for (const LoadedModel& model : models_)
+    if (model.model->fingerprint() == fingerprint) return &model;
+  return nullptr;
+}
+
+fs::path Library::path_of(const std::string& name) const {
+  LODE_ASSERT(is_context_name(name));
+  return options_.folder / (name + kExtension);
+}
+
+/// Clients need not know where the server keeps its files.
+std::string Library::without_folder(std::string sentence) const {
+  const std::string folder = options_.folder.string() + "/";
+  for (std::size_t at = 0; (at = sentence.find(folder, at)) != std::string::npos;)
+    sentence.erase(at, folder.size());
+  return sentence;
+}
+
+std::vector<ContextInfo> Library::list() {
+  const std::lock_guard lock(mutex_);
+  std::vector<ContextInfo> all;
+  for (const auto& [name, entry] : entries_) {
+    all.push_back(entry->info);
+    all.back().in_memory = entry->document != nullptr;
+    if (entry->info.state == ContextState::reading) all.back().seconds = seconds_since(entry->since);
+  }
+  return all;
+}
+
+ContextInfo Library::info(const std::string& name) {
+  for (ContextInfo& info : list())
+    if (info.name == name) return info;
+  throw no_such(name);
+}
+
+void Library::count(BackendStats& stats) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [name, entry] : entries_) {
+    ++stats.documents;
+    stats.reading += entry->info.state == ContextState::reading ? 1 : 0;
+    stats.documents_in_memory += entry->document ? 1 : 0;
+    stats.document_bytes += entry->document ? entry->document_bytes : 0;
+  }
+}
+
+std::optional<Recognised> Library::recognise(std::string_view text, const std::string& model) {
+  const std::lock_guard lock(mutex_);
+  const auto found = finder_.longest_in(text, [&](const std::string& name) {
+    const auto at = entries_.find(name);
+    return at != entries_.end() && at->second->info.state == ContextState::ready &&
+           (model.empty() || at->second->info.model == model);
+  });
+  if (!found) return std::nullopt;
+  return Recognised{found->name, found->begin, found->end};
+}
+
+/// Files come from other programs, too: an indexed text that is put into the folder is served.
+void Library::scan() {
+  std::error_code failed;
+  const auto changed = fs::last_write_time(options_.folder, failed);
+  if (!failed && changed == scanned_) return;
+  scanned_ = changed;
+  std::map<std::string, bool> there;
+  for (auto at = fs::directory_iterator(options_.folder, failed); !failed && at != fs::directory_iterator();
+       at.increment(failed)) {
+    const std::string file = at->path().filename().string();
+    if (!file.ends_with(kExtension) || file.starts_with('.')) continue;
+    there[file.substr(0, file.size() - std::string_view(kExtension).size())] = true;
+  }
+  std::vector<EntryPtr> fresh;
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(entries_, [&](const auto& entry) {
+      const bool gone = entry.second->on_disk && !there.contains(entry.first);
+      if (gone) finder_.remove(entry.first);
+      return gone;
+    });
+    for (const auto& [name, found] : there) {
+      if (entries_.contains(name)) continue;
+      fresh.push_back(std::make_shared<Entry>());
+      fresh.back()->info.name = name;
+      fresh.back()->on_disk = true;
+    }
+  }
+  for (const EntryPtr& entry : fresh) {
+    look_into(*entry);
+    const std::lock_guard lock(mutex_);
+    entries_.emplace(entry->info.name, entry);
+  }
+}
+
+/// What a file says of itself. Keys and values are looked at when it is opened.
+void Library::look_into(Entry& entry) {
+  ContextInfo& info = entry.info;
+  info.state = ContextState::failed;
+  try {
+    if (!is_context_name(info.name)) {
+      info.name = excerpt(info.name, kLongestContextName);
+      throw InputError(
+          "expected a file name of letters, digits, '.', '_' and '-', found another one: rename the file");
+    }
+    const fs::path path = path_of(info.name);
+    info.created = created_of(path);
+    info.bytes = static_cast<std::int64_t>(fs::file_size(path));
+    const ContainerReader file(path);
+    const ContextMeta meta = read_context_meta(file, path);
+    info.tokens = info.tokens_done = meta.tokens;
+    for (const std::string& spec : meta.methods)
+      if (spec != "full") info.attentions.push_back(spec);
+    entry.model = model_of_fingerprint(meta.model_fingerprint);
+    if (entry.model == nullptr)
+      throw InputError(fmt::format("it was made with a model that is not served here ('{}')",
+                                   excerpt(fs::path(meta.model_path).filename().string())));
+    info.model = entry.model->id;
+    if (!meta.required.empty())
+      throw InputError(fmt::format("its answers depend on '{}', which this server does not know",
+                                   excerpt(meta.required.front())));
+    const auto text = file.bytes("text");
+    info.text_bytes = static_cast<std::int64_t>(text.size());
+    const Attachments attachments = read_attachments(file, path);
+    if (const auto ours = attachments.find(kAttachment); ours != attachments.end()) {
+      const Json json = parse_json(ours->second.text, path.string() + ": attachment 'serve'");
+      info.created = json_int(json, "created", path.string(), 0, INT64_MAX);
+      info.expires = json_int(json, "expires", path.string(), 0, INT64_MAX);
+    }
+    const std::lock_guard lock(mutex_);
+    finder_.add(info.name, {reinterpret_cast<const char*>(text.data()), text.size()});
+    info.state = ContextState::ready;
+  } catch (const std::exception& error) {
+    info.error = without_folder(error.what());
+  }
+}
+
+std::string Library::text_of(const std::string& name) {
+  std::unique_lock lock(mutex_);
+  const EntryPtr entry = find(name);
+  if (entry->info.state == ContextState::reading && entry->is_file)
+    throw ApiError(409, fmt::format("the context '{}' is being converted", name), "context_reading");
+  if (entry->info.state == ContextState::reading) return entry->text;
+  if (entry->info.state == ContextState::failed)
+    throw ApiError(409, fmt::format("the context '{}' cannot be used: {}", name, entry->info.error),
+                   "context_failed");
+  if (entry->document) return entry->document->text();
+  lock.unlock();
+  const ContainerReader file(path_of(name));
+  const auto text = file.bytes("text");
+  return {reinterpret_cast<const char*>(text.data()), text.size()};
+}
+
+// ---- Coming and going. ------------------------------------------------------------------------------------------
+
+ContextInfo Library::create(NewContext context) {
+  auto entry = std::make_shared<Entry>();
+  entry->model = &model_named(context.model);
+  for (const std::string& text : context.attentions) entry->specs.push_back(parse_request_spec(text));
+  if (context.attentions.empty()) entry->specs = options_.specs;
+  entry->title = context.title;
+  entry->text = std::move(context.text);
+  entry->is_file = context.is_file;
+  ContextInfo& info = entry->info;
+  info.name = context.name;
+  info.text_bytes = static_cast<std::int64_t>(entry->text.size());
+  info.model = entry->model->id;
+  info.step = "waiting";
+  info.created = std::time(nullptr);
+  info.expires = context.ttl_seconds > 0 ? info.created + context.ttl_seconds : 0;
+  info.attentions = names_of(entry->specs);
+  const std::lock_guard lock(mutex_);
+  const auto before = entries_.find(info.name);
+  // One that failed and left no file is as good as none.
+  if (before != entries_.end() &&
+      (before->second->on_disk || before->second->info.state != ContextState::failed))
+    throw ApiError(
+        409, fmt::format("a context '{}' exists already: delete it first, or choose another name", info.name),
+        "context_exists");
+  if (waiting_.size() >= options_.most_waiting) {
+    ApiError full(429, fmt::format("{} documents wait to be read, as many as may wait", waiting_.size()));
+    full.retry_seconds = 30;
+    throw full;
+  }
+  entries_[info.name] = entry;
+  waiting_.push_back(entry);
+  wake_.notify_all();
+  return info;
+}
+
+void Library::remove(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  const EntryPtr entry = find(name);
+  entry->removed = true;
+  std::erase(waiting_, entry);
+  finder_.remove(name);
+  entries_.erase(name);
+  if (!entry->on_disk) return;  // the thread that reads it sees that it is not wanted
+  std::error_code failed;
+  fs::remove(path_of(name), failed);
+  if (failed)
+    throw ApiError(500, fmt::format("the file of '{}' could not be deleted: {}", name, failed.message()));
+}
+
+void Library::expire() {
+  std::vector<std::string> over;
+  {
+    const std::lock_guard lock(mutex_);
+    const std::int64_t now = std::time(nullptr);
+    for (const auto& [name, entry] : entries_)
+      if (entry->info.expires > 0 && entry->info.expires <= now) over.push_back(name);
+  }
+  for (const std::string& name : over) {
+    try {
+      remove(name);
+    } catch (
+        const ApiError&) {  // gone meanwhile, or a file that cannot be deleted: the next round tries again
+      continue;
+    }
+  }
+}
+
+void Library::keep_house() {
+  while (true) {
+    EntryPtr entry;
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait_for(lock, kHousekeeping, [&] { return stop_ || !waiting_.empty(); });
+      if (stop_) return;
+      if (!waiting_.empty()) {
+        entry = waiting_.front();
+        waiting_.pop_front();
+      }
+    }
+    if (entry) {
+      read(entry);
+    } else {
+      expire();
+      scan();
+      const std::lock_guard lock(mutex_);
+      evict(nullptr);
+    }
+  }
+}
+
+// ---- Reading. ---------------------------------------------------------------------------------------------------
+
+void Library::set_step(const EntryPtr& entry, const char* step) {
+  const std::lock_guard lock(mutex_);
+  if (stop_ || entry->removed) throw Interrupted();
+  entry->info.step = step;
+}
+
+SourceText Library::convert(const EntryPtr& entry) {
+  if (!entry->is_file) return plain_source(entry->text, entry->title);
+  set_step(entry, "converting");
+  return read_document(entry->text, entry->title, options_.reading);
+}
+
+DocumentOptions Library::reading_options(const EntryPtr& entry, std::int64_t tokens) {
+  DocumentOptions options;
+  options.specs = entry->specs;
+  options.kv_type = options_.kv_type;
+  options.max_tokens = room_for(*entry->model->model, tokens);
+  const Json ours = {
+      {"title", entry->title}, {"created", entry->info.created}, {"expires", entry->info.expires}};
+  options.attachments[kAttachment] = {.text = dump_json(ours), .required = false};
+  options.progress = [this, entry](const ReadProgress& progress) {
+    set_step(entry, progress.tokens_done < progress.tokens ? "tokens" : "indexes");
+    const std::lock_guard lock(mutex_);
+    if (progress.tokens_done == entry->info.tokens_done) return;
+    entry->info.tokens_done = progress.tokens_done;
+    entry->cost.add(progress.tokens_done, seconds_since(entry->since));
+    entry->info.seconds_left = entry->cost.left(progress.tokens);
+  };
+  return options;
+}
+
+void Library::read(const EntryPtr& entry) {
+  try {
+    SourceText source = convert(entry);
+    set_step(entry, "tokens");
+    std::vector<TokenId> tokens =
+        entry->model->model->tokenizer().encode(source.text, Tokenizer::Bos::as_template);
+    {
+      const std::lock_guard lock(mutex_);
+      entry->text = source.text;
+      entry->is_file = false;
+      if (entry->specs.empty()) entry->specs = usual_methods(std::ssize(tokens));
+      entry->info.attentions = names_of(entry->specs);
+      entry->info.text_bytes = std::ssize(source.text);
+      entry->info.tokens = std::ssize(tokens);
+      entry->since = Clock::now();
+    }
+    DocumentOptions options = reading_options(entry, std::ssize(tokens));
+    auto ticket = entry->model->scheduler->read(std::move(tokens), source.text, std::move(options));
+    const auto document = ticket.result.get();
+    keep_source(*document, std::move(source));
+    set_step(entry, "writing");
+    keep(entry, *document);
+  } catch (const std::exception& error) {
+    const std::lock_guard lock(mutex_);
+    entry->info.state = ContextState::failed;
+    entry->info.error = without_folder(error.what());
+    entry->text = {};
+  }
+}
+
+/// Writes the file; from then on the document survives everything.
+void Library::keep(const EntryPtr& entry, const Document& document) {
+  const fs::path path = path_of(entry->info.name);
+  document.save(path);
+  const std::lock_guard lock(mutex_);
+  if (entry->removed) {
+    std::error_code ignored;
+    fs::remove(path, ignored);
+    return;
+  }
+  entry->on_disk = true;
+  entry->info.bytes = static_cast<std::int64_t>(fs::file_size(path));
+  finder_.add(entry->info.name, entry->text);
+  entry->info.state = ContextState::ready;
+  entry->info.step.clear();
+  entry->text = {};
+}
+
+// ---- In memory. -------------------------------------------------------------------------------------------------
+
+Spec Library::usual_method(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  const EntryPtr entry = find(name);
+  return parse_spec(entry->info.attentions.empty() ? "full" : entry->info.attentions.front());
+}
+
+Library::Opened Library::open(const std::string& name, const Spec& spec) {
+  EntryPtr entry;
+  {
+    const std::lock_guard lock(mutex_);
+    entry = find(name);
+    const ContextInfo& info = entry->info;
+    if (info.state == ContextState::reading) {
+      ApiError early(
+          409,
+          fmt::format("the context '{}' is being read: {} of {} tokens", name, info.tokens_done, info.tokens),
+          "context_reading");
+      early.retry_seconds = std::max(1, static_cast<int>(info.seconds_left));
+      throw early;
+    }
+    if (info.state == ContextState::failed)
+      throw ApiError(409, fmt::format("the context '{}' cannot be used: {}", name, info.error),
+                     "context_failed");
+  }
+  const std::lock_guard opening(entry->opening);
+  std::shared_ptr<const Document> document;
+  {
+    const std::lock_guard lock(mutex_);
+    document = entry->document;
+  }
+  if (document == nullptr || !document->answers(spec)) document = load(*entry, document, spec);
+  const std::lock_guard lock(mutex_);
+  entry->document = document;
+  entry->document_bytes = document->kv_bytes() + document->index_bytes();
+  entry->used = ++uses_;
+  evict(entry);
+  return {document, entry->model, entry->neutral};
+}
+
+/// With the indexes that it had in memory, and one for `spec`.
+std::shared_ptr<const Document> Library::load(const Entry& entry,
+                                              const std::shared_ptr<const Document>& before,
+                                              const Spec& spec) const {
+  DocumentOptions options;
+  options.max_tokens = room_for(*entry.model->model, entry.info.tokens);
+  if (before) options.specs = before->methods();
+  if (spec.name != "full") options.specs.push_back(spec);
+  try {
+    return Document::open(path_of(entry.info.name), entry.model->model, options);
+  } catch (const InputError& error) {
+    throw ApiError(400, without_folder(error.what()));
+  }
+}
+
+void Library::evict(const EntryPtr& keep) {
+  std::int64_t bytes = 0;
+  std::vector<EntryPtr> idle;
+  for (const auto& [name, entry] : entries_) {
+    if (!entry->document) continue;
+    bytes += entry->document_bytes;
+    if (entry != keep && entry->document.use_count() == 1) idle.push_back(entry);
+  }
+  std::sort(idle.begin(), idle.end(), [](const EntryPtr& a, const EntryPtr& b) { return a->used < b->used; });
+  for (const EntryPtr& entry : idle) {
+    if (bytes <= options_.memory) return;
+    bytes -= entry->document_bytes;
+    entry->document.reset();
+  }
+}
+
+}  // namespace lode::serve

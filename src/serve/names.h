@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Names of contexts: the only part of a request that becomes part of a file's name.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace lode::serve {
+
+inline constexpr std::size_t kLongestContextName = 128;
+
+/// Letters, digits, '.', '_' and '-', not beginning with a dot or dash, 1 to 128 of them.
+bool is_context_name(std::string_view name);
+/// ApiError 400 otherwise.
+void expect_context_name(std::string_view name);
+/// What is left of a file's name: "My book (2).pdf" gives "My-book-2-.pdf"; "document" when nothing is.
+std::string context_name_of(std::string_view file_name);
+/// %41 becomes A; false where a '%' has no two hexadecimal digits behind it.
+bool percent_decode(std::string_view text, std::string& out);
+
+}  // namespace lode::serve

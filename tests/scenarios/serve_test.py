@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lodestone serve` as its clients see it: questions, streams, named documents, restarts, and whoever behaves badly."""
+
+import concurrent.futures
+import json
+import os
+import random
+import signal
+import socket
+import time
+import unittest
+
+from program import BAD_INPUT, TEXT, ProgramTest, run
+from server import JSON, Server
+
+QUESTION = "Who lit the lamp of the harbour?"
+METHOD = "kmeans:clusters=4,probes=2,window=32"
+LONG_TEXT = TEXT * 20
+KEY = "a-key-of-some-length-0123456789"
+
+
+class ServeTest(ProgramTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.contexts = cls.folder / "contexts"
+        cls.server = Server(cls.contexts, "-m", cls.model, "-a", METHOD)
+        cls.addClassCleanup(cls.server.__exit__)
+        cls.server.upload("harbour", LONG_TEXT)
+        cls.server.wait_for("harbour")
+
+    def ask(self, question: str, *arguments, tokens=8) -> dict:
+        """What `ask` says about the stored document, which the server answers from, too."""
+        result = run("ask", self.contexts / "harbour.lode", question, "-n", tokens, "--json", *arguments)
+        return self.assert_done(result).json()["answers"][0]
+
+
+class Questions(ServeTest):
+    def test_the_answer_is_that_of_ask(self):
+        for arguments, fields in ([], {}), (["-a", "full"], {"attention": "full"}):
+            reply = self.server.chat(QUESTION, context="harbour", max_tokens=8, **fields)
+            asked = self.ask(QUESTION, *arguments)
+            self.assertEqual(reply["choices"][0]["message"]["content"], asked["answer"])
+            self.assertEqual(reply["lodestone"]["attention"], asked["attention"])
+            self.assertAlmostEqual(reply["lodestone"]["density"], asked["density"])
+            self.assertEqual(reply["usage"]["prompt_tokens_details"]["cached_tokens"], asked["tokens_reused"])
+            self.assertEqual(reply["usage"]["completion_tokens"], asked["tokens_generated"])
+
+    def test_a_stream_is_the_whole_in_pieces(self):
+        body = {"messages": [{"role": "user", "content": QUESTION}], "context": "harbour", "max_tokens": 12}
+        whole = self.server.json("POST", "/v1/chat/completions", body)
+        events = self.server.stream("/v1/chat/completions", {**body, "stream_options": {"include_usage": True}})
+        self.assertEqual(events[-1], (None, "[DONE]"))
+        chunks = [json.loads(data) for _, data in events[:-1]]
+        self.assertEqual(chunks[-1]["choices"], [])
+        self.assertEqual(chunks[-1]["usage"], whole["usage"])
+        pieces = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks[:-1]]
+        self.assertEqual("".join(pieces), whole["choices"][0]["message"]["content"])
+        self.assertEqual(chunks[-2]["choices"][0]["finish_reason"], whole["choices"][0]["finish_reason"])
+        self.assertEqual(chunks[-2]["lodestone"]["sources"], whole["lodestone"]["sources"])
+
+    def test_messages_in_the_shapes_of_anthropic(self):
+        body = {"messages": [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}], "context": "harbour",
+                "max_tokens": 12, "model": "model"}
+        whole = self.server.json("POST", "/v1/messages", body)
+        self.assertEqual((whole["type"], whole["role"], whole["content"][0]["type"]), ("message", "assistant", "text"))
+        events = self.server.stream("/v1/messages", body)
+        names = [name for name, _ in events]
+        self.assertEqual(names[:2] + names[-3:], ["message_start", "content_block_start", "content_block_stop",
+                                                  "message_delta", "message_stop"])
+        deltas = [json.loads(data)["delta"] for name, data in events if name == "content_block_delta"]
+        text = "".join(delta["text"] for delta in deltas if delta["type"] == "text_delta")
+        self.assertEqual(text, whole["content"][0]["text"])
+        self.assertEqual(json.loads(events[-2][1])["usage"], whole["usage"])
+        self.assertEqual(whole["usage"]["cache_read_input_tokens"],
+                         self.server.json("GET", "/v1/contexts/harbour")["tokens"])
+
+    def test_a_document_in_the_messages_is_recognised_wherever_it_stands(self):
+        named = self.server.chat(QUESTION, context="harbour", max_tokens=8)
+        for messages in ([{"role": "user", "content": f"{LONG_TEXT}\n{QUESTION}"}],
+                         [{"role": "user", "content": f"{QUESTION}\n\n{LONG_TEXT.strip()}"}],
+                         [{"role": "system", "content": LONG_TEXT}, {"role": "user", "content": QUESTION}],
+                         [{"role": "user", "content": [{"type": "document", "source": {"type": "text", "data": LONG_TEXT}},
+                                                       {"type": "text", "text": QUESTION}]}]):
+            reply = self.server.json("POST", "/v1/chat/completions", {"messages": messages, "max_tokens": 8})
+            self.assertEqual(reply["lodestone"]["reuse"]["how"], "recognised")
+            self.assertEqual(reply["usage"], named["usage"])
+            self.assertEqual(reply["choices"][0]["message"], named["choices"][0]["message"])
+        other = self.server.chat(LONG_TEXT.replace("widow", "sister") + QUESTION, max_tokens=1)
+        self.assertEqual(other["lodestone"]["reuse"]["tokens"], 0)
+        self.assertTrue(other["lodestone"]["reuse"]["why"])
+
+    def test_stop_strings_seeds_and_choices(self):
+        reply = self.server.chat(QUESTION, context="harbour", max_tokens=8)
+        text = reply["choices"][0]["message"]["content"]
+        stop = text[len(text) // 2]
+        cut = self.server.chat(QUESTION, context="harbour", max_tokens=8, stop=[stop])
+        self.assertEqual(cut["choices"][0]["message"]["content"], text[:text.index(stop)].rstrip())
+        self.assertEqual(cut["choices"][0]["finish_reason"], "stop")
+        several = {"context": "harbour", "max_tokens": 6, "temperature": 1.5, "seed": 7, "n": 3}
+        first, second = (self.server.chat(QUESTION, **several)["choices"] for _ in range(2))
+        self.assertEqual(first, second)
+        self.assertEqual([choice["index"] for choice in first], [0, 1, 2])
+        alone = self.server.chat(QUESTION, **{**several, "seed": 9, "n": 1})
+        self.assertEqual(alone["choices"][0]["message"], first[2]["message"])
+
+    def test_exact_is_full_attention(self):
+        exact = self.server.chat(QUESTION, context="harbour", max_tokens=8, exact=True)
+        full = self.server.chat(QUESTION, context="harbour", max_tokens=8, attention="full")
+        self.assertEqual(exact["choices"], full["choices"])
+
+    def test_many_clients_at_once_get_their_own_answers(self):
+        questions = [f"What is number {i} of the lamp?" for i in range(16)]
+        expected = [self.ask(question, tokens=6)["answer"] for question in questions[:4]]
+        body = [{"context": "harbour", "max_tokens": 6}] * 16
+        alone = [self.server.chat(q, **b)["choices"][0]["message"]["content"] for q, b in zip(questions, body)]
+        self.assertEqual(alone[:4], expected)
+        with concurrent.futures.ThreadPoolExecutor(16) as clients:
+            replies = list(clients.map(lambda q: self.server.chat(q, context="harbour", max_tokens=6), questions * 4))
+        self.assertEqual([r["choices"][0]["message"]["content"] for r in replies], alone * 4)
+
+    def test_sources_lie_where_they_say(self):
+        reply = self.server.chat(QUESTION, context="harbour", max_tokens=4, attention="full")
+        for source in reply["lodestone"]["sources"]:
+            self.assertEqual(LONG_TEXT[source["start_char_index"]:source["end_char_index"]], source["cited_text"])
+            self.assertEqual(LONG_TEXT[:source["start_char_index"]].count("\n") + 1, source["line"])
+
+    def test_models_health_metrics_and_page(self):
+        models = self.server.json("GET", "/v1/models")
+        self.assertEqual([model["id"] for model in models["data"]], ["model"])
+        self.assertEqual(self.server.json("GET", "/v1/models/model")["id"], "model")
+        self.assertEqual(self.server.json("GET", "/health"), {"status": "ok"})
+        self.server.chat(QUESTION, context="harbour", max_tokens=2)
+        metrics = self.server.request("GET", "/metrics")[2].decode()
+        for name in ("vllm:generation_tokens_total", "vllm:time_to_first_token_seconds_bucket", "lodestone:documents 1"):
+            self.assertIn(name, metrics)
+        status, headers, page = self.server.request("GET", "/")
+        self.assertEqual(status, 200)
+        self.assertIn("default-src 'none'", headers["content-security-policy"])
+        self.assertNotRegex(page.decode(), r"(src|href)\s*=\s*[\"']?(https?:)?//")
+        self.assertEqual(self.server.request("HEAD", "/")[2], b"")
+
+    def test_the_log_names_no_words_of_users(self):
+        self.server.chat("a-secret-word", context="harbour", max_tokens=1)
+        self.server.request("GET", "/another-secret?and=a-third-secret")
+        lines = [json.loads(line) for line in self.server.log_text().splitlines()]
+        self.assertTrue(any(line["route"] == "/v1/chat/completions" for line in lines))
+        self.assertNotIn("secret", self.server.log_text())
+
+
+class Contexts(ServeTest):
+    def test_the_life_of_a_context(self):
+        posted = self.server.upload("mine", "It was a quiet day. " * 30, attention="full")
+        self.assertIn(posted["state"], ("reading", "ready"))
+        ready = self.server.wait_for("mine")
+        self.assertEqual(ready["tokens"], ready["tokens_done"])
+        self.assertEqual(ready["bytes"], (self.contexts / "mine.lode").stat().st_size)
+        names = [context["name"] for context in self.server.json("GET", "/v1/contexts")["data"]]
+        self.assertEqual(names, sorted(names))
+        self.assertIn("mine", names)
+        self.assertEqual(self.server.request("GET", "/v1/contexts/mine/text")[2].decode(), "It was a quiet day. " * 30)
+        self.server.json("POST", "/v1/contexts", {"name": "mine", "text": "x"}, expect=409)
+        self.assertTrue(self.server.json("DELETE", "/v1/contexts/mine")["deleted"])
+        self.assertFalse((self.contexts / "mine.lode").exists())
+        self.server.json("GET", "/v1/contexts/mine", expect=404)
+        self.server.json("DELETE", "/v1/contexts/mine", expect=404)
+        self.server.chat(QUESTION, context="mine", expect=404)
+
+    def test_a_file_of_a_form(self):
+        body = (b'--x\r\nContent-Disposition: form-data; name="file"; filename="../../etc/My notes.txt"\r\n'
+                b"Content-Type: text/plain\r\n\r\n" + TEXT.encode() + b"\r\n--x--\r\n")
+        headers = {"Content-Type": "multipart/form-data; boundary=x"}
+        status, _, data = self.server.request("POST", "/v1/contexts", body, headers)
+        self.assertEqual(status, 202, data)
+        name = json.loads(data)["name"]
+        self.assertRegex(name, r"\A[A-Za-z0-9_][A-Za-z0-9._-]*\Z")
+        self.server.wait_for(name)
+        self.assertEqual(sorted(path.suffix for path in self.contexts.iterdir()), [".lode"] * len(list(self.contexts.iterdir())))
+        self.server.json("DELETE", f"/v1/contexts/{name}")
+
+    def test_time_to_live(self):
+        self.server.upload("short", TEXT, ttl="2s")
+        self.server.wait_for("short")
+        end = time.monotonic() + 20
+        while self.server.request("GET", "/v1/contexts/short")[0] != 404:
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.2)
+        self.assertFalse((self.contexts / "short.lode").exists())
+
+    def test_files_that_come_while_it_runs(self):
+        self.index("other.lode")
+        os.replace(self.folder / "other.lode", self.contexts / "other.lode")
+        end = time.monotonic() + 20
+        while self.server.request("GET", "/v1/contexts/other")[0] != 200:
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.1)
+        self.assertEqual(self.server.json("GET", "/v1/contexts/other")["state"], "ready")
+        self.server.json("DELETE", "/v1/contexts/other")
+
+
+class Restarts(ProgramTest):
+    def test_a_restart_answers_without_reading_and_lists_what_is_damaged(self):
+        contexts = self.folder / "kept"
+        with Server(contexts, "-m", self.model, "-a", METHOD) as server:
+            server.upload("book", LONG_TEXT)
+            server.wait_for("book")
+            before = server.chat(QUESTION, context="book", max_tokens=8)
+            self.assertEqual(server.stop(), 0)
+        whole = (contexts / "book.lode").read_bytes()
+        (contexts / "cut.lode").write_bytes(whole[:len(whole) // 2])
+        (contexts / "noise.lode").write_bytes(b"noise" * 1000)
+        (contexts / "a name.lode").write_bytes(whole)
+        with Server(contexts, "--quiet") as server:  # the model is the context's own
+            states = {c["name"]: c for c in server.json("GET", "/v1/contexts")["data"]}
+            self.assertEqual(states["book"]["state"], "ready")
+            for name in ("cut", "noise", "a name"):
+                self.assertEqual(states[name]["state"], "failed")
+                self.assertNotIn(str(contexts), states[name]["error"])
+            after = server.chat(QUESTION, context="book", max_tokens=8)
+            self.assertEqual(after["choices"], before["choices"])
+            self.assertEqual(after["usage"], before["usage"])
+            server.chat(QUESTION, context="cut", expect=409)
+
+    def test_killed_at_any_moment_a_context_is_whole_or_absent(self):
+        contexts = self.folder / "killed"
+        rng = random.Random(3)
+        for _ in range(4):
+            with Server(contexts, "-m", self.model, "-a", METHOD, "--quiet") as server:
+                server.upload("one", LONG_TEXT)
+                time.sleep(rng.random())
+                server.stop(signal.SIGKILL)
+            with Server(contexts, "-m", self.model, "--quiet") as server:
+                for context in server.json("GET", "/v1/contexts")["data"]:
+                    self.assertEqual(context["state"], "ready")
+                    self.assertTrue(server.chat(QUESTION, context=context["name"], max_tokens=4)["choices"])
+                    server.json("DELETE", f"/v1/contexts/{context['name']}")
+
+    def test_memory_for_documents_is_bounded_and_their_files_stay(self):
+        contexts = self.folder / "many"
+        with Server(contexts, "-m", self.model, "-a", "full", "--cache-memory", "1KiB", "--quiet") as server:
+            for name in ("one", "two", "three"):
+                server.upload(name, LONG_TEXT + name)
+            for name in ("one", "two", "three"):
+                server.wait_for(name)
+                server.chat(QUESTION, context=name, max_tokens=2)
+            end = time.monotonic() + 20
+            while any(c["in_memory"] for c in server.json("GET", "/v1/contexts")["data"]):  # none fits, none is in use
+                self.assertLess(time.monotonic(), end)
+                time.sleep(0.1)
+            self.assertTrue(server.chat(QUESTION, context="one", max_tokens=2)["choices"])
+
+
+class Access(ProgramTest):
+    def test_keys(self):
+        keys = self.folder / "keys"
+        keys.write_text(f"# of the team\n{KEY}\n")
+        with Server(self.folder / "locked", "-m", self.model, "--api-key-file", keys, "--quiet") as server:
+            for headers in ({}, {"Authorization": "Bearer wrong-key-wrong-key"}, {"Authorization": KEY},
+                            {"x-api-key": KEY + "x"}, {"x-api-key": KEY[:-1]}, {"Authorization": "Bearer "}):
+                for path in ("/v1/models", "/metrics", "/v1/contexts", "/nothing"):
+                    status, given, body = server.request("GET", path, headers=headers)
+                    self.assertEqual((status, given["www-authenticate"]), (401, "Bearer"), (path, headers))
+                    self.assertNotIn(KEY.encode(), body)
+            for headers in ({"Authorization": f"Bearer {KEY}"}, {"x-api-key": KEY}, {"authorization": f"bearer {KEY}"}):
+                self.assertEqual(server.request("GET", "/v1/models", headers=headers)[0], 200)
+            self.assertEqual(server.request("GET", "/health")[0], 200)
+            self.assertEqual(server.request("GET", "/")[0], 200)
+
+    def test_other_machines_need_a_key(self):
+        for arguments in (["--host", "0.0.0.0"], ["--host", "192.0.2.1"]):
+            self.assert_refused(run("serve", "-m", self.model, "--contexts", self.folder / "c", *arguments), "--api-key-file")
+        empty = self.folder / "empty"
+        for text in ("", "# nothing\n", "short\n"):
+            empty.write_text(text)
+            self.assert_refused(run("serve", "-m", self.model, "--contexts", self.folder / "c", "--api-key-file", empty),
+                                "key")
+        self.assert_refused(run("serve", "-m", self.model, "--contexts", self.folder / "c", "--host", "a.name"), "--host")
+        self.assert_refused(run("serve", "--contexts", self.folder / "none"), "-m")
+
+    def test_a_port_that_is_taken(self):
+        with Server(self.folder / "first", "-m", self.model, "--quiet") as server:
+            self.assert_refused(run("serve", "-m", self.model, "--contexts", self.folder / "second", "--port", server.port),
+                                str(server.port))
+
+
+class Stopping(ProgramTest):
+    def test_answers_under_way_are_finished(self):
+        with Server(self.folder / "stopping", "-m", self.model, "-a", "full", "--quiet") as server:
+            server.upload("book", LONG_TEXT)
+            server.wait_for("book")
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                under_way = pool.submit(server.chat, QUESTION, context="book", max_tokens=60)
+                time.sleep(0.2)
+                self.assertEqual(server.stop(), 0)
+                self.assertTrue(under_way.result()["choices"])
+
+    def test_a_long_reading_does_not_hold_it_up(self):
+        with Server(self.folder / "long", "-m", self.model, "-a", "full", "--quiet", "--grace", "1") as server:
+            server.upload("book", TEXT * 1800)
+            time.sleep(0.5)
+            began = time.monotonic()
+            self.assertEqual(server.stop(), 0)
+            self.assertLess(time.monotonic() - began, 15)
+        self.assertEqual(list((self.folder / "long").iterdir()), [])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Grammars of JSON schemas: what they let through, letter by letter, against lists of texts that do and do not meet them.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "base/json.h"
+#include "serve/backend.h"
+#include "serve/schema/constraint.h"
+#include "serve/schema/json_schema.h"
+
+namespace lode::serve {
+namespace {
+
+bool meets(const SchemaGrammar& schema, std::string_view text) {
+  Matcher matcher(schema.grammar, schema.start);
+  for (const char byte : text)
+    if (!matcher.accept(static_cast<unsigned char>(byte))) return false;
+  return matcher.complete();
+}
+
+struct Case {
+  const char* schema;
+  std::vector<std::string> good, bad;
+};
+
+const std::vector<Case>& cases() {
+  static const std::vector<Case> all = {
+      {R"({"type":"string"})",
+       {R"("")", R"("a b")", R"("\n\"\\A")", "\"\xc3\xa4\xe2\x82\xac\xf0\x9f\xa7\xad\"", R"( "x")"},
+       {"", "a", R"("a)", R"("a"b)", "\"a\nb\"", R"("\x")", "\"\xff\"", "\"\xc3\"", "\"\xed\xa0\x80\"",
+        R"("\ud800")"}},
+      {R"({"type":"string","minLength":2,"maxLength":3})",
+       {R"("ab")", "\"\xc3\xa4\xc3\xb6\xc3\xbc\""},
+       {R"("a")", R"("abcd")"}},
+      {R"({"type":"integer"})",
+       {"0", "-7", "120"},
+       {"", "01", "1.5", "1e3", "+1", "--1", "9999999999999999999"}},
+      {R"({"type":"number"})", {"0", "-7.25", "1e3", "1.5E-10"}, {"1.", ".5", "1e", "NaN", "0x1"}},
+      {R"({"type":["boolean","null"]})", {"true", "false", "null"}, {"True", "nul", "0"}},
+      {R"({"enum":["red","a \"b\"",7,null]})", {R"("red")", R"("a \"b\"")", "7", "null"}, {R"("blue")", "8"}},
+      {R"({"const":{"a":[1]}})", {R"({"a":[1]})"}, {R"({"a":[2]})"}},
+      {R"({"type":"object","properties":{"b":{"type":"integer"},"a":{"type":"boolean"}},"required":["b","a"],"additionalProperties":false})",
+       {R"({"b":1,"a":true})", "{\n  \"b\": 1,\n  \"a\": true\n}", R"({ "b": 1, "a": true })"},
+       {R"({"a":true,"b":1})", R"({"b":1})", "{}", R"({"b":1,"a":true,"c":0})", R"({"b":1,"a":true,})"}},
+      {R"({"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"integer"},"c":{"type":"integer"}},"required":["b"],"additionalProperties":false})",
+       {R"({"b":1})", R"({"a":1,"b":1})", R"({"b":1,"c":1})", R"({"a":1,"b":2,"c":3})"},
+       {R"({"a":1})", "{}", R"({"c":1,"b":1})", R"({,"b":1})", R"({"a":1,,"b":1})"}},
+      {R"({"type":"object","properties":{"a":{"type":"integer"}},"additionalProperties":false})",
+       {"{}", R"({"a":1})"},
+       {R"({"b":1})"}},
+      {R"({"type":"array","items":{"type":"integer"},"minItems":1,"maxItems":3})",
+       {"[1]", "[1, 2,3]", "[ 1 ]"},
+       {"[]", "[1,2,3,4]", "[1,]"}},
+      {R"({"type":"array","items":{"type":"integer"}})",
+       {"[]", "[ ]", "[1,2,3,4,5,6]"},
+       {"[a]", "1", "[1 2]"}},
+      {R"({"anyOf":[{"type":"integer"},{"type":"array","items":{"type":"null"}}]})",
+       {"1", "[null]"},
+       {R"("a")", "[1]"}},
+      {R"({"$ref":"#/$defs/node","$defs":{"node":{"type":"object","properties":{"next":{"anyOf":[{"$ref":"#/$defs/node"},{"type":"null"}]}},"required":["next"],"additionalProperties":false}}})",
+       {R"({"next":null})", R"({"next":{"next":{"next":null}}})"},
+       {R"({"next":1})", R"({"next":{}})"}},
+      {"{}", {"1", R"({"a":[{},[],"",null,true,-1.5e2]})", "[]"}, {"", "a", "{a:1}", "[1,]"}},
+  };
+  return all;
+}
+
+TEST(JsonSchema, LetsThroughWhatMeetsIt) {
+  for (const Case& c : cases()) {
+    const SchemaGrammar schema = grammar_of_schema(c.schema);
+    for (const std::string& text : c.good) EXPECT_TRUE(meets(schema, text)) << c.schema << " " << text;
+    for (const std::string& text : c.bad) EXPECT_FALSE(meets(schema, text)) << c.schema << " " << text;
+  }
+}
+
+TEST(JsonSchema, AnyObject) {
+  const SchemaGrammar object = grammar_of_object();
+  EXPECT_TRUE(meets(object, R"({"a": {"b": [1, 2]}})"));
+  for (const char* text : {"[]", "1", "", "{", "{}}"}) EXPECT_FALSE(meets(object, text)) << text;
+}
+
+/// Whatever way a random walk goes, what it ends with is JSON.
+TEST(JsonSchema, RandomWalksEndInJson) {
+  std::mt19937 rng(5);
+  int ended = 0;
+  for (const Case& c : cases()) {
+    const SchemaGrammar schema = grammar_of_schema(c.schema);
+    for (int walk = 0; walk < 12; ++walk) {
+      Matcher matcher(schema.grammar, schema.start);
+      std::string text;
+      while (text.size() < 120 && !(matcher.complete() && rng() % 2 == 0) && matcher.may_go_on()) {
+        const auto first = static_cast<unsigned>(rng() % 256);
+        for (unsigned i = 0; i < 256; ++i) {
+          Matcher next = matcher;
+          const auto byte = static_cast<unsigned char>((first + i) % 256);
+          if (!next.accept(byte)) continue;
+          matcher = std::move(next);
+          text += static_cast<char>(byte);
+          break;
+        }
+      }
+      EXPECT_FALSE(matcher.dead());
+      if (!matcher.complete()) continue;
+      ++ended;
+      EXPECT_NO_THROW(parse_json(text, "walk")) << c.schema << " " << text;
+    }
+  }
+  EXPECT_GT(ended, 30);
+}
+
+TEST(JsonSchema, RefusesWhatItDoesNotHold) {
+  for (const char* schema :
+       {R"({"type":"string","pattern":"a+"})", R"({"type":"integer","minimum":3})", R"({"type":"text"})",
+        R"({"type":[]})", R"({"enum":[]})", R"({"anyOf":[]})", R"({"$ref":"#/$defs/none"})",
+        R"({"$ref":"http://a.example/b"})", R"({"$ref":7})", R"({"type":"array","minItems":2,"maxItems":1})",
+        R"({"type":"string","minLength":-1})", R"({"type":"array","minItems":1000000})",
+        R"({"type":"object","properties":{"a":{}},"required":["b"]})", R"({"type":"object","properties":[]})",
+        "[]", "7", R"({"allOf":[{}]})", R"({"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/a"}}})"})
+    EXPECT_THROW(grammar_of_schema(schema), ApiError) << schema;
+}
+
+}  // namespace
+}  // namespace lode::serve
