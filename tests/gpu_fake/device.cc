@@ -344,6 +344,17 @@ Linear::~Linear() {
   delete impl_;
 }
 void Linear::reserve(std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t) {}
+std::int64_t Linear::panel_bytes(std::int64_t, std::int64_t, Precision) {
+  return 0;
+}
+void Linear::reserve_panel(std::int64_t) {}
+// Models of these tests have no block-quantised weights.
+std::int64_t tiled_bytes(TileFormat, std::int64_t, std::int64_t) {
+  throw RunError("the played GPU has no block-quantised weights");
+}
+void pack_tiles(const void*, TileFormat, std::int64_t, std::int64_t, void*, StreamHandle) {
+  throw RunError("the played GPU has no block-quantised weights");
+}
 std::int64_t Linear::scratch_bytes(std::int64_t rows, std::int64_t, std::int64_t, std::int64_t,
                                    std::int64_t) {
   return rows * 4;
