@@ -73,6 +73,7 @@ void read_xml(std::string_view xml, std::string_view where,
               const std::function<void(const XmlEvent&)>& visit) {
   if (xml.size() > INT_MAX)
     throw InputError(fmt::format("{}: expected XML of at most 2 GiB, found more", where));
+  if (xml.empty()) throw InputError(fmt::format("{}: expected XML, found nothing", where));
   const std::unique_ptr<xmlTextReader, void (*)(xmlTextReader*)> reader(
       xmlReaderForMemory(xml.data(), static_cast<int>(xml.size()), nullptr, nullptr,
                          XML_PARSE_NONET | XML_PARSE_NOERROR | XML_PARSE_NOWARNING),

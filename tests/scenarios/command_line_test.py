@@ -92,7 +92,7 @@ class UnknownWords(ProgramTest):
         self.assert_refused(run("ask", "--predict"), "--predict: expected a value, found none")
         self.assert_refused(run("verify", self.model, self.text), "verify: expected no further argument", str(self.text))
         self.assert_refused(run("verify", "--device", "cpu", "--device", "auto", self.model), "--device: expected one value, found 2")
-        self.assert_refused(run("index", "-f", self.text), "index: expected --model, found none", "lodestone index --help")
+        self.assert_refused(run("probe", "-f", self.text), "probe: expected --model, found none", "lodestone probe --help")
         self.assert_refused(run("verify"), "verify: expected file, found none")
         self.assert_refused(run("bench", "prefill", "-m", self.model, "--random", "pocket"), "bench prefill: expected one of", "--model",
                             "--random")
@@ -183,8 +183,8 @@ class FlagsWithoutUse(ProgramTest):
                 ((*saap, "--from", "y", "--balance", "0.5"), ("--balance", "--from")),
                 ((*hashes, "--late-tokens", "9"), ("--late-tokens", "--late")), ((*hashes, "--apart", "0.1"), ("--apart", "--further")),
                 ((*hashes, "--start", "random", "--gamma", "0.1"), ("--gamma", "--start linear")),
-                (("inspect", context, "-a", "kmeans"), ("--attention", "a model folder")), (("inspect", context, "-c", "4k"), ("--ctx-size",)),
-                (("inspect", self.model, "-m", self.model), ("--model",)), (("inspect", self.model, "-c", "1M"), ("262144", "1048576", "--rope-factor 4")),
+                (("inspect", context, "-a", "kmeans"), ("--attention", "a model")), (("inspect", context, "-c", "4k"), ("--ctx-size",)),
+                (("inspect", self.model, "-m", self.model), ("with -m", "found both")), (("inspect", self.model, "-c", "1M"), ("262144", "1048576", "--rope-factor 4")),
                 (("ask", context, "Who?", "--order", "cluster"), ("--order cluster", "found 0")),
                 (("ask", context, "Who?", "--order", "cluster", "-a", "topk:window=16"), ("--order cluster", "kmeans")),
                 (("tune", "-m", self.model, "-f", self.text, "--check", "y", "-o", self.folder / "p", "-a", f"plan:{self.plan()}"), ("methods", "plan"))):

@@ -88,7 +88,7 @@ class Growing(ProgramTest):
         self.assertEqual(result["files"][-1]["path"], "notes/n3.md")
 
     def test_an_interrupted_reading_goes_on(self):
-        text = documents.write(self.place, "long.txt", TEXT * 180)
+        text = documents.write(self.place, "long.txt", TEXT * 350)
         output, log = self.place / "long.lode", self.place / ".long.lode.partial"
         for sent, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, INTERRUPTED)):
             process = start("index", "-m", self.model, "-f", text, "-o", output, "--quiet")

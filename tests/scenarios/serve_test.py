@@ -14,7 +14,8 @@ from program import BAD_INPUT, TEXT, ProgramTest, run
 from server import JSON, Server
 
 QUESTION = "Who lit the lamp of the harbour?"
-METHOD = "kmeans:clusters=4,probes=2,window=32"
+# The window holds question and answer: the server attends to all of these, `ask` to those in the window.
+METHOD = "kmeans:clusters=4,probes=2,window=160"
 LONG_TEXT = TEXT * 20
 KEY = "a-key-of-some-length-0123456789"
 
@@ -24,7 +25,8 @@ class ServeTest(ProgramTest):
     def setUpClass(cls):
         super().setUpClass()
         cls.contexts = cls.folder / "contexts"
-        cls.server = Server(cls.contexts, "-m", cls.model, "-a", METHOD)
+        # Float32 keys: the server attends to the question's rows apart from the document's, which rounds otherwise than `ask`.
+        cls.server = Server(cls.contexts, "-m", cls.model, "-a", METHOD, "--kv-type", "f32")
         cls.addClassCleanup(cls.server.__exit__)
         cls.server.upload("harbour", LONG_TEXT)
         cls.server.wait_for("harbour")

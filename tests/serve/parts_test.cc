@@ -175,7 +175,7 @@ TEST(PromptText, OneQuestionIsThatOfAsk) {
 }
 
 TEST(PromptText, BlanksAtBothEndsAreLeftOut) {
-  for (const std::string& text : {" \n a b \n", "a", "  ", "a \n b", "\ta\t\tb\t"}) {
+  for (const std::string text : {" \n a b \n", "a", "  ", "a \n b", "\ta\t\tb\t"}) {
     std::string out;
     BlankTrimmer trimmer;
     for (const char c : text) out += trimmer.push({&c, 1});
