@@ -208,7 +208,8 @@ ForwardWork Context::Impl::forward(const Step& step, const AttachedMethod* metho
   const auto any = [](const std::vector<Selector*>& some) { return !some.empty(); };
   if (sparse && !gpu->chooses(step.selectors)) {
     if (!gpu->keys_on_host()) note("the choice of keys by " + own->spec.str());
-    index_on_host();
+    // Before build_indexes there is no index, on any device.
+    own->built ? index_on_host() : static_cast<void>(host_kv());
   } else if (std::any_of(step.listeners.begin(), step.listeners.end(), any))
     host_kv();
   gpu->upload(kv);
