@@ -163,6 +163,14 @@ Rope Rope::none(int head_dim) {
   return rope;
 }
 
+Rope Rope::of(std::span<const float> frequencies, float attention_scaling) {
+  Rope rope;
+  rope.frequencies_.assign(frequencies.begin(), frequencies.end());
+  rope.turning_ = frequencies.size();
+  rope.attention_scaling_ = attention_scaling;
+  return rope;
+}
+
 void Rope::rotate(std::span<float> x, Position position) const {
   turn(x, frequencies_, turning_, static_cast<float>(position), attention_scaling_);
 }

@@ -45,6 +45,8 @@ class Rope {
   Rope(const RopeShape& shape, std::int64_t max_tokens);
   /// Turns nothing: for layers without positions.
   static Rope none(int head_dim);
+  /// Frequencies of somebody else's, [d/2] radians per position.
+  static Rope of(std::span<const float> frequencies, float attention_scaling);
 
   /// Rotates the vectors of one or several heads, x [heads, d], in place to `position`: x[h, i], x[h, i +
   /// d/2] by angle position * frequency[i], times the attention scaling (yarn).

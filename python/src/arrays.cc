@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "arrays.h"
+
+namespace lode::python {
+
+namespace {
+
+DType float_type(const Array& array, Name name) {
+  const nb::dlpack::dtype type = array.dtype();
+  if (type == nb::dtype<float>()) return DType::f32;
+  if (type.lanes == 1 && type.bits == 16) {
+    if (type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Float)) return DType::f16;
+    if (type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat)) return DType::bf16;
+  }
+  throw nb::type_error(
+      (std::string(name) + ": expected float32, float16 or bfloat16, found another type of number").c_str());
+}
+
+void check_rows(const Array& array, Name name) {
+  if (array.ndim() != 3)
+    throw nb::value_error(
+        (std::string(name) + ": expected [KV heads, tokens, d], found " + shape_text(array)).c_str());
+  const auto d = static_cast<std::int64_t>(array.shape(2));
+  if (array.shape(1) > 0 && (array.stride(2) != 1 || (array.shape(1) > 1 && array.stride(1) != d)))
+    throw nb::value_error((std::string(name) +
+                           ": expected the rows of a head side by side, found other strides; "
+                           "make the array contiguous in its last two dimensions")
+                              .c_str());
+}
+
+}  // namespace
+
+std::string shape_text(const Array& array) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < array.ndim(); ++i) text += (i > 0 ? ", " : "") + std::to_string(array.shape(i));
+  return text + "]";
+}
+
+std::span<const float> floats(const Array& array, std::size_t dims, Name name) {
+  if (array.dtype() != nb::dtype<float>())
+    throw nb::type_error((std::string(name) + ": expected float32, found another type of number").c_str());
+  if (array.ndim() != dims)
+    throw nb::value_error(
+        (std::string(name) + ": expected " + std::to_string(dims) + " dimensions, found " + shape_text(array))
+            .c_str());
+  std::int64_t stride = 1;
+  for (std::size_t i = dims; i-- > 0;) {
+    if (array.shape(i) > 1 && array.stride(i) != stride)
+      throw nb::value_error((std::string(name) + ": expected a contiguous array").c_str());
+    stride *= static_cast<std::int64_t>(array.shape(i));
+  }
+  return {static_cast<const float*>(array.data()), array.size()};
+}
+
+std::vector<KvRows> kv_heads(const Array& k, const Array& v, std::int64_t tokens) {
+  check_rows(k, "k");
+  check_rows(v, "v");
+  for (std::size_t i = 0; i < 3; ++i)
+    if (k.shape(i) != v.shape(i))
+      throw nb::value_error(
+          ("k and v: expected equal shapes, found " + shape_text(k) + " and " + shape_text(v)).c_str());
+  const DType type = float_type(k, "k");
+  if (float_type(v, "v") != type) throw nb::type_error("k and v: expected one type of number, found two");
+  const auto rows = static_cast<std::int64_t>(k.shape(1));
+  if (tokens > rows)
+    throw nb::value_error(
+        ("k: expected " + std::to_string(tokens) + " tokens or more, found " + std::to_string(rows)).c_str());
+  std::vector<KvRows> heads;
+  for (std::size_t h = 0; h < k.shape(0); ++h) {
+    const auto at = [&](const Array& array) {
+      return static_cast<const std::byte*>(array.data()) +
+             static_cast<std::int64_t>(h) * array.stride(0) * bytes_of(type);
+    };
+    heads.push_back({.type = type,
+                     .k = at(k),
+                     .v = at(v),
+                     .rows = tokens < 0 ? rows : tokens,
+                     .d = static_cast<int>(k.shape(2))});
+  }
+  return heads;
+}
+
+}  // namespace lode::python

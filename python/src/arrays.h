@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arrays of others (NumPy, PyTorch, JAX, CuPy by DLPack) as the library's views, without a copy, and results as
+// NumPy arrays.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <string>
+#include <vector>
+
+#include "lodestone/kv_view.h"
+#include "lodestone/types.h"
+
+namespace lode::python {
+
+namespace nb = nanobind;
+
+using Array = nb::ndarray<nb::ro, nb::device::cpu>;
+
+/// What an error message calls an array: "k", "queries".
+using Name = const char*;
+
+/// A float32 array of `dims` dimensions in C order; ValueError otherwise.
+std::span<const float> floats(const Array& array, std::size_t dims, Name name);
+
+/// Keys and values [Hkv, S, d] of f32, f16 or bf16, one view a head. Rows of a head lie side by side; heads may
+/// lie anywhere (a slice of a larger buffer is fine). The first `tokens` rows, or all when it is negative.
+std::vector<KvRows> kv_heads(const Array& k, const Array& v, std::int64_t tokens = -1);
+
+/// A NumPy array that owns `data`.
+template <class T>
+nb::ndarray<nb::numpy, T> numpy(std::vector<T> data, std::initializer_list<std::size_t> shape) {
+  auto* const owned = new std::vector<T>(std::move(data));
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::ndarray<nb::numpy, T>(owned->data(), shape, owner);
+}
+
+std::string shape_text(const Array& array);
+
+}  // namespace lode::python

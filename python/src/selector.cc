@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+// One layer's selector over keys and values of others.
+#include "lodestone/selector.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <optional>
+#include <tuple>
+
+#include "arrays.h"
+#include "lodestone/attend.h"
+#include "lodestone/error.h"
+#include "lodestone/spec.h"
+#include "module.h"
+
+namespace lode::python {
+
+namespace {
+
+using RowArray = nb::ndarray<nb::numpy, std::int32_t>;
+/// (KV head, query heads of the set, first token, last token + 1, rows, log-weights)
+using SetTuple =
+    std::tuple<int, std::vector<int>, int, int, RowArray, std::optional<nb::ndarray<nb::numpy, float>>>;
+
+/// A method's selector for one layer and one sequence, with the keys' geometry. Calls take turns: the GIL is
+/// given up before the mutex is taken, so that neither is waited for while the other is held.
+class PySelector {
+ public:
+  PySelector(const std::string& spec, int query_heads, int kv_heads, int head_dim, int layer,
+             std::optional<float> scale, const std::optional<Array>& inverse_frequencies,
+             float attention_scaling, std::uint64_t seed)
+      : spec_(parse_spec(spec)), threads_(shared_threads()) {
+    if (kv_heads < 1 || query_heads % kv_heads != 0 || query_heads / kv_heads > 16)
+      throw InputError("Selector: expected query heads that are 1 to 16 times the KV heads, found " +
+                       std::to_string(query_heads) + " and " + std::to_string(kv_heads));
+    const std::span<const float> frequencies = inverse_frequencies
+                                                   ? floats(*inverse_frequencies, 1, "inverse_frequencies")
+                                                   : std::span<const float>();
+    rope_ = make_rope(frequencies, head_dim, attention_scaling);
+    geometry_ = {.layer = layer,
+                 .query_heads = query_heads,
+                 .kv_heads = kv_heads,
+                 .head_dim = head_dim,
+                 .scale = scale ? *scale : 1.0f / std::sqrt(static_cast<float>(head_dim)),
+                 .dense = spec_.dense,
+                 .rope = rope_.get(),
+                 .pool = threads_.get(),
+                 .seed = seed,
+                 .covered = {}};
+    const MethodInfo& info = find_method(spec_.name);
+    if (!info.make) throw InputError("Selector: expected a sparse method, found '" + spec_.str() + "'");
+    selector_ = info.make(spec_, geometry_, "");
+  }
+
+  bool wants_prompt() const { return selector_->wants_writes(); }
+  std::string spec() const { return spec_.str(); }
+  int sink() const { return static_cast<int>(geometry_.dense.sink); }
+  int window() const { return static_cast<int>(geometry_.dense.window); }
+  int dense_layers() const { return spec_.dense_layers; }
+  std::int64_t index_bytes() const { return selector_->index_bytes(); }
+
+  void observe(const Array& q, const Array& k, const Array& v, std::int64_t begin) {
+    const auto queries = floats(q, 3, "q"), keys = floats(k, 3, "k"), values = floats(v, 3, "v");
+    check_queries(q, "q");
+    const std::int64_t tokens = static_cast<std::int64_t>(q.shape(0));
+    const auto unrotate = [&](std::span<const float> x, std::int64_t heads) {
+      return unrotated(x, tokens, heads, begin);
+    };
+    const nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    const std::vector<float> q_plain = unrotate(queries, geometry_.query_heads),
+                             k_plain = unrotate(keys, geometry_.kv_heads);
+    selector_->on_write({.sequence = 0,
+                         .phase = Phase::context,
+                         .begin = static_cast<Position>(begin),
+                         .tokens = tokens,
+                         .q_unrotated = q_plain,
+                         .k_unrotated = k_plain,
+                         .q = queries,
+                         .k = keys,
+                         .v = values});
+  }
+
+  void build(const Array& k, const Array& v) {
+    const auto kv = checked_heads(k, v, -1);
+    const nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    selector_->build(0, {.heads = kv, .tokens = kv.front().rows});
+    built_ = kv.front().rows;
+  }
+
+  void roll_back(std::int64_t tokens) {
+    const nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    selector_->roll_back(0, tokens);
+    built_ = std::min(built_, tokens);
+  }
+
+  std::vector<SetTuple> select(const Array& q, std::int64_t begin, const Array& k, const Array& v) {
+    Selection selection;
+    run(q, begin, k, v, [&](const QueryBlock& block) {
+      selector_->append(0, block.kv, block.far_end(block.tokens - 1, geometry_.dense));
+      selector_->select({&block, 1}, selection);
+    });
+    std::vector<SetTuple> sets;
+    for (std::int64_t i = 0; i < selection.sets(); ++i) sets.push_back(tuple_of(selection.set(i)));
+    return sets;
+  }
+
+  nb::ndarray<nb::numpy, float> attend_block(const Array& q, std::int64_t begin, const Array& k,
+                                             const Array& v) {
+    std::vector<float> output(q.size());
+    float* const to = output.data();
+    run(q, begin, k, v, [&](const QueryBlock& block) {
+      attend(*selector_, {&block, 1}, geometry_, {&to, 1});
+    });
+    return numpy(std::move(output), {q.shape(0), q.shape(1), q.shape(2)});
+  }
+
+  /// What all layers decide together (MethodInfo::finish), each over its own keys.
+  static void finish(const std::vector<PySelector*>& layers, const std::vector<Array>& ks,
+                     const std::vector<Array>& vs) {
+    if (layers.size() != ks.size() || layers.size() != vs.size() || layers.empty())
+      throw InputError("finish: expected keys and values of each layer's selector");
+    const MethodInfo& info = find_method(layers.front()->spec_.name);
+    if (!info.finish) return;
+    std::vector<Selector*> selectors;
+    std::vector<std::vector<KvRows>> kv;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      selectors.push_back(layers[i]->selector_.get());
+      kv.push_back(layers[i]->checked_heads(ks[i], vs[i], -1));
+    }
+    nb::gil_scoped_release release;
+    info.finish(selectors, 0, [&](int layer) {
+      const auto& heads = kv[static_cast<std::size_t>(layer)];
+      return KvLayer{.heads = heads, .tokens = heads.front().rows};
+    });
+  }
+
+ private:
+  void check_queries(const Array& q, Name name) const {
+    if (static_cast<int>(q.shape(1)) != geometry_.query_heads ||
+        static_cast<int>(q.shape(2)) != geometry_.head_dim || q.shape(0) == 0)
+      throw nb::value_error((std::string(name) + ": expected [tokens, " +
+                             std::to_string(geometry_.query_heads) + ", " +
+                             std::to_string(geometry_.head_dim) + "], found " + shape_text(q))
+                                .c_str());
+  }
+
+  std::vector<KvRows> checked_heads(const Array& k, const Array& v, std::int64_t tokens) const {
+    auto kv = kv_heads(k, v, tokens);
+    if (static_cast<int>(kv.size()) != geometry_.kv_heads || kv.front().d != geometry_.head_dim)
+      throw nb::value_error(("k: expected [" + std::to_string(geometry_.kv_heads) + ", tokens, " +
+                             std::to_string(geometry_.head_dim) + "], found " + shape_text(k))
+                                .c_str());
+    return kv;
+  }
+
+  std::vector<float> unrotated(std::span<const float> x, std::int64_t tokens, std::int64_t heads,
+                               std::int64_t begin) const {
+    std::vector<float> plain(x.begin(), x.end());
+    const auto row = static_cast<std::size_t>(heads * geometry_.head_dim);
+    for (std::int64_t t = 0; t < tokens; ++t)
+      unrotate(*rope_, std::span(plain).subspan(static_cast<std::size_t>(t) * row, row),
+               static_cast<Position>(begin + t));
+    return plain;
+  }
+
+  template <class Body>
+  void run(const Array& q, std::int64_t begin, const Array& k, const Array& v, const Body& body) {
+    const auto queries = floats(q, 3, "q");
+    check_queries(q, "q");
+    const auto tokens = static_cast<std::int64_t>(q.shape(0));
+    if (begin < 0) throw nb::value_error("begin: expected a position of 0 or more");
+    const auto kv = checked_heads(k, v, begin + tokens);
+    const nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    const std::vector<float> plain = unrotated(queries, tokens, geometry_.query_heads, begin);
+    const Position limit =
+        geometry_.dense.from_context
+            ? static_cast<Position>(std::max<std::int64_t>(0, built_ - geometry_.dense.window))
+            : QueryBlock::kNoLimit;
+    body(QueryBlock{.sequence = 0,
+                    .phase = tokens > 1 ? Phase::question : Phase::generation,
+                    .begin = static_cast<Position>(begin),
+                    .tokens = tokens,
+                    .q = queries,
+                    .q_unrotated = plain,
+                    .kv = {.heads = kv, .tokens = begin + tokens},
+                    .far_begin = static_cast<Position>(geometry_.dense.sink),
+                    .far_limit = limit});
+  }
+
+  SetTuple tuple_of(const Selection::Set& set) const {
+    std::vector<std::int32_t> rows(set.rows.begin(), set.rows.end());
+    for (const Run& r : set.runs)
+      for (Position p = r.begin; p < r.end; ++p) rows.push_back(p);
+    std::vector<int> heads;
+    for (int g = 0; g < geometry_.group(); ++g)
+      if ((set.queries.heads >> g & 1u) != 0)
+        heads.push_back(static_cast<int>(set.queries.kv_head) * geometry_.group() + g);
+    std::optional<nb::ndarray<nb::numpy, float>> weights;
+    if (!set.log_weights.empty()) {
+      std::vector<float> w(set.log_weights.begin(), set.log_weights.end());
+      w.resize(rows.size(), 0.0f);
+      const std::size_t n = w.size();
+      weights = numpy(std::move(w), {n});
+    } else {
+      std::sort(rows.begin(), rows.end());
+    }
+    const std::size_t n = rows.size();
+    return {set.queries.kv_head,         std::move(heads),  set.queries.token_begin, set.queries.token_end,
+            numpy(std::move(rows), {n}), std::move(weights)};
+  }
+
+  Spec spec_;
+  std::shared_ptr<ThreadPool> threads_;
+  std::shared_ptr<const Rope> rope_;
+  LayerGeometry geometry_;
+  std::unique_ptr<Selector> selector_;
+  std::int64_t built_ = 0;
+  std::mutex mutex_;
+};
+
+}  // namespace
+
+void bind_selector(nb::module_& m) {
+  nb::class_<PySelector>(m, "Selector",
+                         "A method's index over one layer's keys, and the choice of keys for queries.\n\n"
+                         "Calls take turns; the GIL is released while they compute.")
+      .def(
+          nb::init<const std::string&, int, int, int, int, std::optional<float>, const std::optional<Array>&,
+                   float, std::uint64_t>(),
+          nb::arg("spec"), nb::arg("query_heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
+          nb::arg("layer") = 0, nb::arg("scale") = nb::none(), nb::arg("inverse_frequencies") = nb::none(),
+          nb::arg("attention_scaling") = 1.0f, nb::arg("seed") = 0,
+          "spec: 'name:key=value,...'; inverse_frequencies: float32 [d/2], RoPE's radians per position, for\n"
+          "methods that look at keys before RoPE; without them keys are taken as they are.")
+      .def("observe", &PySelector::observe, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("begin"),
+           "Shows a chunk of the prompt, after RoPE: q float32 [T, Hq, d], k and v float32 [T, Hkv, d].")
+      .def("build", &PySelector::build, nb::arg("k"), nb::arg("v"),
+           "Indexes keys [Hkv, S, d]; replaces what was there.")
+      .def("roll_back", &PySelector::roll_back, nb::arg("tokens"), "Forgets keys at and beyond `tokens`.")
+      .def("select", &PySelector::select, nb::arg("q"), nb::arg("begin"), nb::arg("k"), nb::arg("v"),
+           "Far keys of query tokens q [T, Hq, d] at positions begin, begin + 1, ...; k and v hold the\n"
+           "queries' own rows too. A list of (kv_head, query_heads, token_begin, token_end, rows,\n"
+           "log_weights).")
+      .def("attend", &PySelector::attend_block, nb::arg("q"), nb::arg("begin"), nb::arg("k"), nb::arg("v"),
+           "Attention over sink, window and the chosen keys: float32 [T, Hq, d].")
+      .def_prop_ro("wants_prompt", &PySelector::wants_prompt, "Whether observe() is of use.")
+      .def_prop_ro("spec", &PySelector::spec)
+      .def_prop_ro("sink", &PySelector::sink)
+      .def_prop_ro("window", &PySelector::window)
+      .def_prop_ro("dense_layers", &PySelector::dense_layers, "First layers of a model that stay exact.")
+      .def_prop_ro("index_bytes", &PySelector::index_bytes);
+  m.def("finish", &PySelector::finish, nb::arg("selectors"), nb::arg("keys"), nb::arg("values"),
+        "What the layers of a model decide together (one threshold for `squeezed`), after each has been "
+        "built.");
+}
+
+}  // namespace lode::python

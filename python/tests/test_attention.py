@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over given keys, merging and selectors against NumPy in float64."""
+
+import numpy as np
+import pytest
+
+import lodestone
+
+
+def reference(q, k, v, rows=None, scale=None):
+    """q [Hq, d], k and v [Hkv, S, d] -> output and log-sum-exp in float64."""
+    hq, d = q.shape
+    group = hq // k.shape[0]
+    out, lse = np.zeros((hq, d)), np.full(hq, -np.inf)
+    for h in range(hq):
+        keys = k[h // group].astype(np.float64)
+        values = v[h // group].astype(np.float64)
+        if rows is not None:
+            chosen = rows[h // group] if len(rows) == k.shape[0] else rows[h]
+            keys, values = keys[chosen], values[chosen]
+        if len(keys) == 0:
+            continue
+        s = keys @ q[h].astype(np.float64) * (scale if scale is not None else d**-0.5)
+        m = s.max()
+        w = np.exp(s - m)
+        out[h], lse[h] = w @ values / w.sum(), m + np.log(w.sum())
+    return out, lse
+
+
+def made_up(heads=2, group=4, tokens=300, d=64, dtype=np.float32, seed=0):
+    rng = np.random.default_rng(seed)
+    q = rng.standard_normal((heads * group, d), dtype=np.float32)
+    k = rng.standard_normal((heads, tokens, d), dtype=np.float32).astype(dtype)
+    return q, k, rng.standard_normal((heads, tokens, d), dtype=np.float32).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("group", [1, 3, 8])
+@pytest.mark.parametrize("d", [64, 80, 128])
+def test_attend_matches_float64(dtype, group, d):
+    q, k, v = made_up(group=group, d=d, dtype=dtype)
+    out, lse = lodestone.attend(q, k, v)
+    want, want_lse = reference(q, k, v)
+    np.testing.assert_allclose(out, want, atol=2e-5)
+    np.testing.assert_allclose(lse, want_lse, atol=2e-5)
+
+
+def test_attend_over_rows_and_merge_equals_all():
+    q, k, v = made_up()
+    rng = np.random.default_rng(1)
+    pick = [np.sort(rng.choice(300, n, replace=False)).astype(np.int32) for n in (17, 0)]
+    rest = [np.setdiff1d(np.arange(300), p).astype(np.int32) for p in pick]
+    a, b = lodestone.attend(q, k, v, rows=pick), lodestone.attend(q, k, v, rows=rest)
+    want, want_lse = reference(q, k, v, rows=pick)
+    np.testing.assert_allclose(a[0], want, atol=2e-5)
+    assert np.all(a[0][4:] == 0) and np.all(np.isneginf(a[1][4:]))  # the empty set
+    out, lse = lodestone.merge(a, b)
+    want, want_lse = reference(q, k, v)
+    np.testing.assert_allclose(out, want, atol=2e-5)
+    np.testing.assert_allclose(lse, want_lse, atol=2e-5)
+
+
+def test_rows_for_each_query_head():
+    q, k, v = made_up()
+    rows = [np.arange(h, 300, 7, dtype=np.int32) for h in range(8)]
+    out, _ = lodestone.attend(q, k, v, rows=rows)
+    np.testing.assert_allclose(out, reference(q, k, v, rows=rows)[0], atol=2e-5)
+
+
+def test_causal_equals_token_by_token():
+    q, k, v = made_up(tokens=40)
+    rng = np.random.default_rng(2)
+    queries = rng.standard_normal((5, 8, 64), dtype=np.float32)
+    out, lse = lodestone.attend_causal(queries, k, v)
+    for t in range(5):
+        want, want_lse = reference(queries[t], k[:, : 36 + t], v[:, : 36 + t])
+        np.testing.assert_allclose(out[t], want, atol=2e-5)
+        np.testing.assert_allclose(lse[t], want_lse, atol=2e-5)
+
+
+def test_a_slice_of_a_larger_buffer_is_not_copied():
+    q, k, v = made_up(tokens=500)
+    np.testing.assert_array_equal(
+        lodestone.attend(q, k[:, :300], v[:, :300])[0], lodestone.attend(q, k[:, :300].copy(), v[:, :300].copy())[0]
+    )
+
+
+@pytest.mark.parametrize(
+    "change, error",
+    [
+        (lambda q, k, v: (q[:, :32], k, v), ValueError),
+        (lambda q, k, v: (q[:7], k, v), ValueError),
+        (lambda q, k, v: (q.astype(np.float64), k, v), TypeError),
+        (lambda q, k, v: (q, k.astype(np.int32), v.astype(np.int32)), TypeError),
+        (lambda q, k, v: (q, k[:, :, ::2], v[:, :, ::2]), ValueError),
+        (lambda q, k, v: (q, k[0], v[0]), ValueError),
+        (lambda q, k, v: (q, k, v[:, :10]), ValueError),
+        (lambda q, k, v: (q, k.transpose(1, 0, 2), v.transpose(1, 0, 2)), ValueError),
+    ],
+)
+def test_wrong_arrays_are_named(change, error):
+    with pytest.raises(error, match="expected"):
+        lodestone.attend(*change(*made_up()))
+
+
+@pytest.mark.parametrize("rows", [[3, 2], [-1, 2], [1, 300], [5, 5]])
+def test_wrong_rows_are_named(rows):
+    q, k, v = made_up()
+    with pytest.raises(lodestone.InputError, match="rising rows"):
+        lodestone.attend(q, k, v, rows=[np.array(rows, np.int32)] * 2)
+
+
+def test_top_k_breaks_ties_to_the_later_and_ranks_nan_last():
+    scores = np.array([1, 5, np.nan, 5, 5, -np.inf], np.float32)
+    assert lodestone.top_k(scores, 2).tolist() == [3, 4]
+    assert lodestone.top_k(scores, 0).tolist() == []
+    assert lodestone.top_k(scores, 99).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+EVERYTHING = [
+    "topk:k=100%", "kmeans:probes=1000", "random:fraction=100%", "quest:budget=100%", "hyperplanes:budget=100%", "ivf:k=100%,nprobe=1000",
+]
+
+
+@pytest.mark.parametrize("spec", EVERYTHING)
+def test_selecting_everything_equals_full_attention(spec):
+    d, tokens = 64, 700
+    q, k, v = made_up(tokens=tokens, d=d)
+    frequencies = (10000.0 ** (-np.arange(0, d, 2) / d)).astype(np.float32)
+    selector = lodestone.Selector(f"{spec},sink=4,window=16", 8, 2, d, inverse_frequencies=frequencies)
+    selector.build(k[:, :699], v[:, :699])
+    out = selector.attend(q[None], 699, k, v)
+    np.testing.assert_array_equal(out[0], lodestone.attend(q, k, v)[0])
+
+
+@pytest.mark.parametrize("spec", ["topk:k=20", "kmeans:probes=3", "quest:budget=32", "hyperplanes:budget=20", "magicpig", "squeezed"])
+def test_chosen_keys_are_far_and_each_head_is_served_once(spec):
+    d, tokens, sink, window = 64, 900, 2, 30
+    q, k, v = made_up(tokens=tokens, d=d)
+    selector = lodestone.Selector(f"{spec}{',' if ':' in spec else ':'}sink={sink},window={window}", 8, 2, d)
+    selector.build(k[:, :890], v[:, :890])
+    lodestone.finish([selector], [k[:, :890]], [v[:, :890]])
+    served = []
+    for kv_head, heads, begin, end, rows, weights in selector.select(q[None], 899, k, v):
+        assert (begin, end) == (0, 1) and all(h // 4 == kv_head for h in heads)
+        assert np.all(np.diff(rows) > 0) and (len(rows) == 0 or (rows[0] >= sink and rows[-1] < 900 - window))
+        assert weights is None or len(weights) == len(rows)
+        served += heads
+    assert sorted(served) == list(range(8))
+
+
+def test_specs_are_checked():
+    with pytest.raises(lodestone.InputError, match="full, streaming"):
+        lodestone.Selector("nonsense", 8, 2, 64)
+    with pytest.raises(lodestone.InputError, match="sparse"):
+        lodestone.Selector("full", 8, 2, 64)
+    with pytest.raises(lodestone.InputError, match="query heads"):
+        lodestone.Selector("topk", 7, 2, 64)
