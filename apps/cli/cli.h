@@ -90,7 +90,7 @@ void expect_use(const CLI::App& verb, std::initializer_list<std::string> flags, 
 void expect_beside(const CLI::App& verb, std::initializer_list<std::string> flags, bool used,
                    const std::string& beside);
 /// Of comparisons whose sink and window are flags, alike for all: says on stderr what specs say otherwise.
-void say_dense(const std::vector<Spec>& specs, const DenseParts& dense, const CommonFlags& common);
+void say_dense(const std::vector<Spec>& specs, const LocalWindow& dense, const CommonFlags& common);
 
 /// "--format NAME", "--prompts FILE" and "--truncate middle" of samples that may be published data sets.
 struct DatasetFlags {

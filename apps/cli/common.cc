@@ -354,7 +354,7 @@ void expect_beside(const CLI::App& verb, std::initializer_list<std::string> flag
   expect_use(verb, flags, used, fmt::format("expected {} beside it, found none", beside));
 }
 
-void say_dense(const std::vector<Spec>& specs, const DenseParts& dense, const CommonFlags& common) {
+void say_dense(const std::vector<Spec>& specs, const LocalWindow& dense, const CommonFlags& common) {
   for (const Spec& spec : specs) {
     for (const auto& [key, own, all] : {std::tuple{"sink", spec.dense.sink, dense.sink},
                                         std::tuple{"window", spec.dense.window, dense.window}}) {

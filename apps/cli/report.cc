@@ -117,7 +117,7 @@ void run(const ReportFlags& flags) {
   if (!options.samples.empty())
     options.samples =
         fitting(*model, std::move(options.samples), flags.dataset, options.context, flags.common.quiet);
-  Grid grid(model, suites, options);
+  MeasurementRunner grid(model, suites, options);
   if (!flags.common.quiet) {
     for (const Skipped& s : grid.skipped()) print_remark("lodestone: skipped " + s.spec + ": " + s.reason);
   }

@@ -45,7 +45,7 @@ std::int64_t add_text(const TrainFlags& flags, const std::shared_ptr<const Model
   context.prefill(tokens, [&](std::int64_t done) { progress.at(done); });
   const std::int64_t texts = std::ssize(flags.texts);
   const std::int64_t share = (flags.clusters * kTrainingKeysPerCentroid + texts - 1) / texts;
-  trainer.add(context.impl().host_kv(), context.impl().rope, DenseParts{}.sink, share, model->pool());
+  trainer.add(context.impl().host_kv(), context.impl().rope, LocalWindow{}.sink, share, model->pool());
   return std::ssize(tokens);
 }
 

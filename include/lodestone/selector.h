@@ -28,7 +28,7 @@ class SectionWriter;  // io/container.h
 class SectionReader;
 
 /// Keys that every query attends: `sink` first tokens and the last `window` tokens, the query's own included.
-struct DenseParts {
+struct LocalWindow {
   std::int64_t sink = 1;
   std::int64_t window = 2047;
   /// The window does not slide: it is the last `window` tokens of the indexed context and all that follows.
@@ -40,7 +40,7 @@ struct LayerGeometry {
   int layer = 0;
   int query_heads = 0, kv_heads = 0, head_dim = 0;
   float scale = 1.0f;  ///< of q.k, normally 1 / sqrt(d)
-  DenseParts dense;
+  LocalWindow dense;
   const Rope* rope = nullptr;  ///< outlives the selector
   ThreadPool* pool = nullptr;  ///< outlives the selector
   std::uint64_t seed = 0;
@@ -85,10 +85,10 @@ struct QueryBlock {
   std::span<const float> q_unrotated;  // [T, Hq, d] before RoPE
   KvLayer kv;                          ///< includes the query tokens themselves
   Position far_begin = 0;              ///< = min(sink, ...), the same for all tokens
-  Position far_limit = kNoLimit;       ///< keys from here on are never far (DenseParts::from_context)
+  Position far_limit = kNoLimit;       ///< keys from here on are never far (LocalWindow::from_context)
   static constexpr Position kNoLimit = std::numeric_limits<Position>::max();
   /// End of the far keys of query token t (exclusive); never below far_begin.
-  Position far_end(std::int64_t t, const DenseParts& dense) const {
+  Position far_end(std::int64_t t, const LocalWindow& dense) const {
     const std::int64_t end = std::min<std::int64_t>(std::int64_t{begin} + t + 1 - dense.window, far_limit);
     return end > far_begin ? static_cast<Position>(end) : far_begin;
   }
@@ -118,7 +118,7 @@ class Selector {
   virtual bool wants_mass() const { return false; }
   /// Tokens of a question that choose their keys together, and so must come in one call of select: stretches
   /// of this many from the question's first token on; 1 = each for itself, 0 = the whole question.
-  virtual std::int64_t question_stretch() const { return 1; }
+  virtual std::int64_t joint_query_tokens() const { return 1; }
 
   virtual void on_write(const KvWrite&) {}
   /// The first `kv.tokens` tokens of the sequence are its context: index them, replacing what was there.

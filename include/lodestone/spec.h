@@ -36,7 +36,7 @@ class Spec {
  public:
   std::string name;                          ///< canonical: aliases are resolved
   std::map<std::string, std::string> given;  ///< what the user wrote
-  DenseParts dense;                          ///< sink, window
+  LocalWindow dense;                         ///< sink, window
   int dense_layers = 0;                      ///< first layers that stay exact
 
   std::int64_t integer(std::string_view key, std::int64_t fallback, std::int64_t low,
@@ -60,7 +60,7 @@ struct MethodInfo {
   std::vector<std::string> aliases;
   std::string source;         ///< the paper, for --help
   std::vector<SpecKey> keys;  ///< besides sink, window, dense_layers
-  DenseParts dense;           ///< defaults
+  LocalWindow dense;          ///< defaults
   int dense_layers = 0;
   /// The key whose value may stand alone: "plan:FILE" for "plan:file=FILE". Empty = none.
   std::string plain_key;
@@ -73,7 +73,7 @@ struct MethodInfo {
   std::function<void(const Spec&)>
       validate;  ///< throws InputError on values out of range; called by parse_spec
   /// The dense parts that a spec has by itself where it depends on more than the name; null = `dense`.
-  std::function<DenseParts(const Spec&)> dense_of;
+  std::function<LocalWindow(const Spec&)> dense_of;
   /// What all layers decide together, such as one threshold for the model: called when a context is complete
   /// and its layers have been built, and again when it has grown. Null = nothing. Dense layers are null.
   std::function<void(std::span<Selector* const> layers, std::int32_t sequence,

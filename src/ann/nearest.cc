@@ -28,7 +28,7 @@ class BestOf {
   void take(std::span<const float> scores, std::int64_t first_key, std::span<std::int32_t> places) {
     if (kept_.empty()) raise(scores);
     const std::int64_t good =
-        reaching_kernels().collect(scores.data(), std::ssize(scores), least_, places.data());
+        filter_above_kernels().collect(scores.data(), std::ssize(scores), least_, places.data());
     for (const std::int32_t at : places.first(static_cast<std::size_t>(good))) {
       const auto key = static_cast<std::uint32_t>(first_key + at);
       kept_.push_back(std::uint64_t{ordered(scores[static_cast<std::size_t>(at)])} << 32 | ~key);

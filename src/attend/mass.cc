@@ -21,7 +21,7 @@ struct TokenMass {
 };
 
 /// Every key of a set for one token, as rows with log-weights.
-void list_keys(const FarKeys& far, const QueryBlock& block, std::int64_t token, const DenseParts& dense,
+void list_keys(const FarKeys& far, const QueryBlock& block, std::int64_t token, const LocalWindow& dense,
                std::vector<std::pair<Position, float>>& keys) {
   keys.clear();
   const Position far_end = block.far_end(token, dense), end = block.begin + static_cast<Position>(token) + 1;

@@ -39,7 +39,7 @@ void check_cover(std::span<const SetGroup> groups, std::span<const QueryBlock> b
   }
 }
 
-void normalise(SetGroup& group, const QueryBlock& block, const DenseParts& dense) {
+void normalise(SetGroup& group, const QueryBlock& block, const LocalWindow& dense) {
   const Position far_end = block.far_end(group.token_end - 1, dense);
   group.far.resize(group.sets.size());
   group.complete = true;
@@ -51,7 +51,7 @@ void normalise(SetGroup& group, const QueryBlock& block, const DenseParts& dense
 }
 
 /// Adds the parts of some heads: sink and window when asked for, and the far keys, if any.
-void cut_heads(const SetGroup& group, const QueryBlock& block, const DenseParts& dense, std::uint32_t heads,
+void cut_heads(const SetGroup& group, const QueryBlock& block, const LocalWindow& dense, std::uint32_t heads,
                bool with_dense, const FarKeys* far, std::vector<Part>& parts) {
   const std::int64_t first = group.token_begin, last = group.token_end - 1;
   const auto position = [&](std::int64_t t) { return block.begin + static_cast<Position>(t); };
@@ -136,7 +136,7 @@ std::vector<SetGroup> whole_groups(std::span<const QueryBlock> blocks, const Lay
   return groups;
 }
 
-std::vector<Part> cut(const SetGroup& group, const QueryBlock& block, const DenseParts& dense,
+std::vector<Part> cut(const SetGroup& group, const QueryBlock& block, const LocalWindow& dense,
                       bool far_only) {
   std::vector<Part> parts;
   std::uint32_t heads = 0;

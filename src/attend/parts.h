@@ -73,7 +73,7 @@ std::vector<SetGroup> whole_groups(std::span<const QueryBlock> blocks, const Lay
 
 /// The parts of a group, in the order in which their states merge. Every query row is in one at least, unless
 /// `far_only` leaves sink and window out.
-std::vector<Part> cut(const SetGroup& group, const QueryBlock& block, const DenseParts& dense,
+std::vector<Part> cut(const SetGroup& group, const QueryBlock& block, const LocalWindow& dense,
                       bool far_only = false);
 
 }  // namespace lode

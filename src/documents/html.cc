@@ -54,9 +54,9 @@ bool is_blank(char c) {
 }
 
 /// Walks the tree without recursion: a page may be nested as deep as it likes.
-class Walk {
+class BeamSearch {
  public:
-  Walk(bool lines, TextBuilder& out) : lines_(lines), out_(out) {}
+  BeamSearch(bool lines, TextBuilder& out) : lines_(lines), out_(out) {}
 
   void run(const xmlNode* root) {
     for (const xmlNode* node = root; node != nullptr;) {
@@ -181,8 +181,8 @@ void put_html(std::string_view bytes, std::string_view where, bool lines, TextBu
   const xmlNode* root = page == nullptr ? nullptr : xmlDocGetRootElement(page.get());
   if (root == nullptr)
     throw InputError(fmt::format("{}: expected a page in HTML, found one without any element", where));
-  if (lines && find_title(root) != nullptr) Walk(lines, out).run(find_title(root));
-  Walk(lines, out).run(root);
+  if (lines && find_title(root) != nullptr) BeamSearch(lines, out).run(find_title(root));
+  BeamSearch(lines, out).run(root);
   out.break_line();
 }
 

@@ -222,7 +222,7 @@ std::string Context::Impl::why_on_host(const Step& step, const AttachedMethod* m
     return step.hooks->mass ? "tokens whose sources are looked for" : "tokens that are looked into";
   if (step.selectors.empty() || step.phase != Phase::question) return {};
   const std::int64_t tokens = std::ssize(step.sequences.front().tokens),
-                     stretch = question_stretch(static_cast<MethodId>(method - methods.data())),
+                     stretch = joint_query_tokens(static_cast<MethodId>(method - methods.data())),
                      together = stretch == 0 ? tokens : std::min(stretch, tokens);
   if (stretch == 1 || together <= gpu->most_together(step.selectors)) return {};
   return fmt::format("questions of which more than {} tokens choose together",
@@ -236,10 +236,10 @@ std::string Context::Impl::remark_on_host(std::size_t known) const {
                      fmt::join(on_host.begin() + static_cast<std::ptrdiff_t>(known), on_host.end(), "; "));
 }
 
-std::int64_t Context::Impl::question_stretch(MethodId method) const {
+std::int64_t Context::Impl::joint_query_tokens(MethodId method) const {
   if (method == kDense) return 1;
   for (const Selector* selector : methods.at(static_cast<std::size_t>(method)).selectors)
-    if (selector != nullptr) return selector->question_stretch();
+    if (selector != nullptr) return selector->joint_query_tokens();
   return 1;
 }
 
@@ -259,7 +259,7 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
   const ForwardHooks audited = audit.hooks(hooks, seen_by_audit);
   const std::size_t on_host_before = on_host.size();
   // Question tokens that choose their keys together are never cut apart, but for questions beyond kMostTogether.
-  const auto stretch = static_cast<std::size_t>(phase == Phase::question ? question_stretch(method) : 1);
+  const auto stretch = static_cast<std::size_t>(phase == Phase::question ? joint_query_tokens(method) : 1);
   const auto steps = static_cast<std::size_t>(options.chunk);
   const std::size_t chunk =
       stretch == 0 ? std::size_t{kMostTogether} : std::max(stretch, steps / stretch * stretch);

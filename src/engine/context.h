@@ -56,7 +56,7 @@ struct Context::Impl {
   std::vector<float> logits;                            // rows of the last run
   Audit audit;                                          ///< of the answer that is being given
   const ForwardHooks* hooks = nullptr;                  ///< for probe and audit; not owned
-  GivenQueries given;                                   ///< of every step, for benches; not owned
+  QueryOverride given;                                  ///< of every step, for benches; not owned
   std::vector<std::string> on_host;  ///< what ran on the host though a GPU was asked for, each thing once
 
   std::int64_t tokens() const { return std::ssize(ids); }
@@ -71,7 +71,7 @@ struct Context::Impl {
   ForwardWork forward(const Step& step, const AttachedMethod* method, LogitRows rows);
   std::string why_on_host(const Step& step, const AttachedMethod* method) const;
   std::string remark_on_host(std::size_t known) const;
-  std::int64_t question_stretch(MethodId method) const;  ///< Selector::question_stretch of its layers
+  std::int64_t joint_query_tokens(MethodId method) const;  ///< Selector::joint_query_tokens of its layers
   Position far_limit_of(const AttachedMethod* method) const;
   void build(AttachedMethod& method, const std::function<void()>& layer_done);
   void build_on_host(AttachedMethod& method, const std::function<void()>& layer_done);

@@ -110,7 +110,7 @@ Generation Context::generate(std::span<const TokenId> prompt, MethodId method, c
   if (sources != nullptr) {
     sources->mass.assign(static_cast<std::size_t>(c.options.max_tokens), 0.0);
     own_hooks = source_hooks(c, static_cast<Position>(c.tokens() + sparse - 1), *sources);
-    if (sparse > 1 && c.question_stretch(method) == 1) {
+    if (sparse > 1 && c.joint_query_tokens(method) == 1) {
       result.work +=
           c.run(sparse_part.first(sparse_part.size() - 1), method, Phase::question, LogitRows::none);
       sparse_part = sparse_part.last(1);

@@ -20,7 +20,7 @@ namespace {
 /// Program, libraries, tokenizer tables, stacks: measured on x86-64 (docs/results/cpu.md).
 constexpr std::int64_t kProgramBytes = 24 << 20;
 
-LayerGeometry geometry_of(const ModelConfig& config, const DenseParts& dense, int layer) {
+LayerGeometry geometry_of(const ModelConfig& config, const LocalWindow& dense, int layer) {
   return {.layer = layer,
           .query_heads = config.query_heads,
           .kv_heads = config.kv_heads,

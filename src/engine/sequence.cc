@@ -49,7 +49,7 @@ Sequence::~Sequence() {
 std::int64_t Sequence::joint_tokens() const {
   if (method_ == nullptr) return 1;
   for (const Selector* selector : method_->selectors)
-    if (selector != nullptr) return selector->question_stretch();
+    if (selector != nullptr) return selector->joint_query_tokens();
   return 1;
 }
 

@@ -187,7 +187,7 @@ std::int64_t CudaContext::bytes() const {
                        near_memory_.bytes();
   if (tier_ != nullptr) bytes += tier_->bytes();
   if (active_ != nullptr) bytes += active_->bytes();
-  for (const auto& [key, native] : natives_) bytes += native.selector->bytes();
+  for (const auto& [key, native] : methods_state_) bytes += native.selector->bytes();
   return bytes;
 }
 
@@ -198,7 +198,7 @@ void CudaContext::roll_back(std::int64_t tokens) {
   tokens_ = std::min(tokens_, tokens);
   if (tier_ != nullptr) tier_->roll_back(tokens_);
   if (active_ != nullptr) active_->roll_back(tokens_);
-  for (auto& [key, native] : natives_) native.selector->roll_back(0, tokens_);
+  for (auto& [key, native] : methods_state_) native.selector->roll_back(0, tokens_);
 }
 
 void CudaContext::upload(const KvStore& store) {
@@ -271,13 +271,13 @@ ChosenBy CudaContext::attach(const Spec& spec, std::span<Selector* const> select
   if (selector == nullptr) return ChosenBy::host;
   const ChosenBy by = selector->needs_host_index() ? ChosenBy::gpu_by_host_index : ChosenBy::gpu;
   cuda::PinnedBuffer counts(config_.layers * selector->counts_per_layer() * 4);
-  Native native = {.selector = std::move(selector),
-                   .dense = spec.dense,
-                   .layers = {},
-                   .counts = std::move(counts),
-                   .graph = {}};
+  GpuMethodState native = {.selector = std::move(selector),
+                           .dense = spec.dense,
+                           .layers = {},
+                           .counts = std::move(counts),
+                           .graph = {}};
   for (const Selector* s : selectors) native.layers.push_back(s != nullptr);
-  natives_.insert_or_assign(selectors.data(), std::move(native));
+  methods_state_.insert_or_assign(selectors.data(), std::move(native));
   return by;
 }
 
@@ -311,28 +311,28 @@ ForwardWork CudaContext::forward(const Step& step, const Rope& rope, LogitRows r
 }
 
 std::int64_t CudaContext::most_together(std::span<Selector* const> selectors) const {
-  const Native* const native = native_of(selectors);
+  const GpuMethodState* const native = method_of(selectors);
   return native != nullptr ? std::min(options_.chunk, native->selector->most_together()) : options_.chunk;
 }
 
 bool CudaContext::chooses(std::span<Selector* const> selectors) const {
-  return native_of(selectors) != nullptr;
+  return method_of(selectors) != nullptr;
 }
 
-CudaContext::Native* CudaContext::native_of(std::span<Selector* const> selectors) const {
-  const auto found = selectors.empty() ? natives_.end() : natives_.find(selectors.data());
-  return found == natives_.end() || !found->second.selector->chooses() ? nullptr : &found->second;
+CudaContext::GpuMethodState* CudaContext::method_of(std::span<Selector* const> selectors) const {
+  const auto found = selectors.empty() ? methods_state_.end() : methods_state_.find(selectors.data());
+  return found == methods_state_.end() || !found->second.selector->chooses() ? nullptr : &found->second;
 }
 
 /// How many tokens from the next one on may come at once; of a question, whole stretches that choose
 /// together.
 std::int64_t CudaContext::most_tokens(const Step& step) const {
   if (step.selectors.empty()) return options_.chunk;
-  if (const Native* const native = native_of(step.selectors); native != nullptr)
+  if (const GpuMethodState* const native = method_of(step.selectors); native != nullptr)
     return native->selector->most_tokens(tokens_, step.phase);
   std::int64_t stretch = 1;
   for (const Selector* const selector : step.selectors)
-    if (selector != nullptr && step.phase == Phase::question) stretch = selector->question_stretch();
+    if (selector != nullptr && step.phase == Phase::question) stretch = selector->joint_query_tokens();
   if (stretch == 1 && active_ != nullptr) return ActiveTier::most_tokens(tokens_);
   if (stretch == 0) return options_.chunk;
   return std::max(stretch, kMostSparseTokens / stretch * stretch);
@@ -345,7 +345,7 @@ ForwardWork CudaContext::forward_some(const Step& step, const Rope& rope, LogitR
   const Run run = {.step = step,
                    .rope = rope,
                    .count = static_cast<int>(sequence.tokens.size()),
-                   .native = native_of(step.selectors),
+                   .native = method_of(step.selectors),
                    .rows = rows,
                    .reach = reach_of(step),
                    .begin = tokens_};
@@ -386,18 +386,18 @@ void CudaContext::set_frequencies(const Rope& rope) {
   cuda::copy(frequencies_.as<void>(), frequencies_set_.data(), frequencies_.bytes(), stream_.get());
   stream_.synchronize();
   dense_graph_ = {};  // captured with the old scale
-  for (auto& [key, native] : natives_) native.graph = {};
+  for (auto& [key, native] : methods_state_) native.graph = {};
 }
 
 void CudaContext::index(std::span<Selector* const> selectors, const Rope& rope) {
-  const auto native = natives_.find(selectors.data());
-  if (native == natives_.end()) return;
+  const auto native = methods_state_.find(selectors.data());
+  if (native == methods_state_.end()) return;
   set_frequencies(rope);
   prepare(native->second);
   stream_.synchronize();
 }
 
-void CudaContext::prepare(Native& native) {
+void CudaContext::prepare(GpuMethodState& native) {
   const GpuKeys keys = {.base = range_.base(),
                         .layout = range_.layout(),
                         .tokens = tokens_,
@@ -421,7 +421,7 @@ void CudaContext::begin(const Run& run) {
        .far_limit = run.step.sequences.front().far_limit});
 }
 
-void CudaContext::stage_given(const GivenQueries& given) {
+void CudaContext::stage_given(const QueryOverride& given) {
   if (given.q.empty()) return;
   const auto bytes = static_cast<std::int64_t>(given.q.size_bytes());
   if (given_.bytes() < 2 * bytes) {
@@ -566,7 +566,7 @@ void CudaContext::take_logits(const Run& run, std::vector<float>& logits) {
 
 /// Adds what the layers read whose keys the host did not choose. The step has ended.
 void CudaContext::count_work(const Run& run, ForwardWork& work) {
-  const DenseParts dense = run.step.selectors.empty() ? DenseParts{} : run.step.dense;
+  const LocalWindow dense = run.step.selectors.empty() ? LocalWindow{} : run.step.dense;
   const std::int64_t token_bytes = 2 * range_.layout().row_bytes();
   const Position limit = run.step.sequences.front().far_limit;
   const std::vector<int> heads = all_kv_heads(config_.kv_heads);

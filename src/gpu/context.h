@@ -40,9 +40,9 @@ class CudaContext final : public GpuContext {
 
  private:
   /// A method whose keys the GPU chooses, known by the selectors that would choose on the host.
-  struct Native {
+  struct GpuMethodState {
     std::unique_ptr<GpuSelector> selector;
-    DenseParts dense;
+    LocalWindow dense;
     std::vector<bool> layers;   // [L] false: dense
     cuda::PinnedBuffer counts;  // [L, counts_per_layer] of the last step
     cuda::Graph graph;          ///< of one decode step; none before the first
@@ -57,8 +57,8 @@ class CudaContext final : public GpuContext {
   struct Run {
     const Step& step;
     const Rope& rope;
-    int count = 0;             // N query tokens
-    Native* native = nullptr;  ///< who chooses, when it is the GPU
+    int count = 0;                     // N query tokens
+    GpuMethodState* native = nullptr;  ///< who chooses, when it is the GPU
     LogitRows rows = LogitRows::none;
     Reach reach = Reach::all;
     std::int64_t begin = 0;  ///< position of the first token
@@ -83,13 +83,13 @@ class CudaContext final : public GpuContext {
   static constexpr int kDecodeTokens = 8;
 
   Reach reach_of(const Step& step) const;
-  Native* native_of(std::span<Selector* const> selectors) const;  ///< null: the host chooses
+  GpuMethodState* method_of(std::span<Selector* const> selectors) const;  ///< null: the host chooses
   std::int64_t most_tokens(const Step& step) const;
   void set_frequencies(const Rope& rope);
-  void prepare(Native& native);
+  void prepare(GpuMethodState& native);
   ForwardWork forward_some(const Step& step, const Rope& rope, LogitRows rows, std::vector<float>& logits);
   void begin(const Run& run);
-  void stage_given(const GivenQueries& given);
+  void stage_given(const QueryOverride& given);
   void enqueue_inputs(const Run& run);
   void enqueue_given(int layer, const Run& run);
   void enqueue_layer(int layer, const Run& run, ForwardWork& work);
@@ -137,7 +137,7 @@ class CudaContext final : public GpuContext {
   cuda::Buffer q_, q_unrotated_, attention_;  // [chunk, Hq, d]
   cuda::Buffer k_, k_unrotated_, v_;          // [chunk, Hkv, d]
   cuda::Buffer logits_;                       // [kLogitRows, V]
-  cuda::Buffer given_;                        // [2, L, Hq, d]: GivenQueries; made when first needed
+  cuda::Buffer given_;                        // [2, L, Hq, d]: QueryOverride; made when first needed
   cuda::Buffer workspace_;                    ///< of decode attention
   cuda::Buffer parts_;                        ///< of many tokens that choose together
   cuda::Buffer lists_memory_;
@@ -151,8 +151,8 @@ class CudaContext final : public GpuContext {
   cuda::PinnedBuffer host_q_, host_q_unrotated_;           // [chunk, Hq, d]; made when first needed
   cuda::PinnedBuffer host_k_, host_k_unrotated_, host_v_;  // [chunk, Hkv, d]
   HostLists lists_;
-  mutable std::map<const void*, Native> natives_;  ///< by the address of the step's selectors
-  cuda::Graph dense_graph_;                        ///< of one decode step with full attention
+  mutable std::map<const void*, GpuMethodState> methods_state_;  ///< by the address of the step's selectors
+  cuda::Graph dense_graph_;                                      ///< of one decode step with full attention
 
   // With keys and values in host memory:
   std::unique_ptr<HostTier> tier_;
@@ -161,7 +161,7 @@ class CudaContext final : public GpuContext {
   cuda::Buffer near_lse_;        // [N, Hq] of what the GPU attended
   cuda::Buffer far_;             // [N, Hq, d], then [N, Hq]: what the host attended
   cuda::PinnedBuffer host_far_;  // the same
-  HostLists near_keys_;          ///< what the step's queries attend on the GPU
+  HostLists hits_;               ///< what the step's queries attend on the GPU
   cuda::Buffer near_memory_;
   cuda::RowLists near_lists_;
   TierWork tier_work_;

@@ -88,9 +88,9 @@ void CudaContext::list_near_keys(const Run& run) {
                   .heads = all_heads(where.group()),
                   .token_begin = 0,
                   .token_end = run.count});
-  near_keys_.assign(group_sets({&none, 1}, {&block, 1}, where), block, where, 0, run.count);
-  if (uses_active(run)) active_->list(near_keys_, run.count, stream_.get());
-  near_lists_ = near_keys_.upload(near_memory_, stream_.get());
+  hits_.assign(group_sets({&none, 1}, {&block, 1}, where), block, where, 0, run.count);
+  if (uses_active(run)) active_->list(hits_, run.count, stream_.get());
+  near_lists_ = hits_.upload(near_memory_, stream_.get());
 }
 
 LayerGeometry CudaContext::geometry(int layer, const Run& run) const {

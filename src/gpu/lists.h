@@ -28,7 +28,7 @@ class HostLists {
                 std::vector<float>& weights) const;
 
   int lists_per_head_ = 1;
-  DenseParts dense_;
+  LocalWindow dense_;
   std::vector<std::vector<Position>> rows_;  // [lists] each rising
   std::vector<std::vector<float>> weights_;  // [lists] parallel to rows_
   bool weighted_ = false;

@@ -297,7 +297,7 @@ void Llama::rotate(int index, Batch batch) {
                     });
 }
 
-void Llama::take_given(int index, const GivenQueries& given) {
+void Llama::take_given(int index, const QueryOverride& given) {
   if (given.q.empty()) return;
   LODE_ASSERT(tokens_ == 1);
   const std::size_t one = b_.q.size(), at = static_cast<std::size_t>(index) * one;

@@ -64,7 +64,7 @@ struct ForwardWork {
 };
 
 /// For measurements: queries of a step of one token that take the place of the projections'.
-struct GivenQueries {
+struct QueryOverride {
   std::span<const float> q_unrotated, q;  // [L, Hq, d]; empty: none are given
 };
 
@@ -77,11 +77,11 @@ struct Step {
   std::span<const SequenceTokens> sequences;
   Phase phase = Phase::context;
   std::span<Selector* const> selectors;  ///< [L], null entries are dense; empty = all dense
-  DenseParts dense;                      ///< sink and window beside the selectors' choice
+  LocalWindow dense;                     ///< sink and window beside the selectors' choice
   std::span<const std::vector<Selector*>>
       listeners;  ///< [L] selectors whose on_write is called; empty = none
   const ForwardHooks* hooks = nullptr;
-  GivenQueries given = {};
+  QueryOverride given = {};
   LogitRows rows = LogitRows::none;
   const Rope* rope = nullptr;
   // For sequences with a document; `work` also for a step of one sequence without:
@@ -137,7 +137,7 @@ class Llama {
   void project_qkv(const LayerWeights& w);
   void rotate(int index, Batch batch);
   void grow_queries(Batch batch);
-  void take_given(int index, const GivenQueries& given);
+  void take_given(int index, const QueryOverride& given);
   void write_kv(int index, Batch batch);
   void attend_layer(int index, Batch batch, ForwardWork& work);
   void attend_step(int index, const Step& step, std::int64_t row, ForwardWork& work);

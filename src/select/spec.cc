@@ -203,7 +203,7 @@ Spec parse_spec(std::string_view text) {
     if (more) rest.remove_prefix(comma + 1);
   }
   apply_preset(method.name, text, spec.given);
-  const DenseParts dense = method.dense_of ? method.dense_of(spec) : method.dense;
+  const LocalWindow dense = method.dense_of ? method.dense_of(spec) : method.dense;
   // A window of 0 would leave a token without itself, and with no key at all at position 0.
   spec.dense.sink = spec.integer("sink", dense.sink, 0, kMaxCount);
   spec.dense.window = spec.integer("window", dense.window, 1, kMaxCount);

@@ -51,8 +51,8 @@ struct World {
   std::vector<float> keys, queries, asked;  // [n, d], [q, d], [60, d]: not among the queries
 };
 
-CodedKeys coded(const std::vector<float>& keys) {
-  CodedKeys out(static_cast<int>(kDim));
+QuantizedKeys coded(const std::vector<float>& keys) {
+  QuantizedKeys out(static_cast<int>(kDim));
   out.resize(std::ssize(keys) / kDim);
   for (std::int64_t i = 0; i < out.size(); ++i) out.put(i, matrix(keys)[i]);
   return out;
@@ -75,11 +75,11 @@ std::int64_t reached(const KeyGraph& graph) {
 }
 
 /// Mean share of the 10 best keys of world.asked that walks with this beam find, and keys scored a walk.
-std::pair<double, double> recall(const KeyGraph& graph, const CodedKeys& keys, const World& world,
+std::pair<double, double> recall(const KeyGraph& graph, const QuantizedKeys& keys, const World& world,
                                  std::int64_t beam, ThreadPool& pool) {
   const auto nodes = graph.nodes();
   const auto exact = nearest_keys(matrix(world.asked), {world.keys.data(), nodes, kDim}, 10, pool);
-  Walk walk;
+  BeamSearch walk;
   double found = 0, scored = 0;
   for (std::int64_t q = 0; q < 60; ++q) {
     walk.begin(graph, keys.view(), matrix(world.asked)[q].data(), std::max<std::int64_t>(beam, 16));
@@ -96,8 +96,8 @@ std::pair<double, double> recall(const KeyGraph& graph, const CodedKeys& keys, c
 }
 
 /// Links the next node to its nearest keys, as a selector would.
-void add_next(KeyGraph& graph, const CodedKeys& keys, const World& world) {
-  Walk walk;
+void add_next(KeyGraph& graph, const QuantizedKeys& keys, const World& world) {
+  BeamSearch walk;
   walk.begin(graph, keys.view(), matrix(world.keys)[graph.nodes()].data(), 32);
   walk.visit(graph.entries());
   walk.run(16);
@@ -174,7 +174,7 @@ TEST(NearestKeys, OfHostileStreamsAreThoseOfASort) {
 TEST(KeyGraph, FindsWhatBruteForceFinds) {
   ThreadPool pool(2);
   const World world(4000, 1500);
-  const CodedKeys keys = coded(world.keys);
+  const QuantizedKeys keys = coded(world.keys);
   const KeyGraph graph = build_graph(matrix(world.keys), matrix(world.queries), keys.view(), 16, pool);
   EXPECT_EQ(reached(graph), 4000);
   const auto [found, scored] = recall(graph, keys, world, 48, pool);
@@ -187,7 +187,7 @@ TEST(KeyGraph, FindsWhatBruteForceFinds) {
 TEST(KeyGraph, TunedScoresFewerKeysAndFindsAsMany) {
   ThreadPool pool(2);
   const World world(6000, 1500);
-  const CodedKeys keys = coded(world.keys);
+  const QuantizedKeys keys = coded(world.keys);
   const auto build = [&](bool tune) {
     return build_graph(matrix(world.keys), matrix(world.queries), keys.view(), 16, pool, tune);
   };
@@ -204,7 +204,7 @@ TEST(BeamChoice, ReachesTheRecallForOtherQueries) {
   ThreadPool pool(2);
   constexpr std::int64_t kTold = 1500, kJudges = 400;
   const World world(6000, kTold + kJudges);
-  const CodedKeys keys = coded(world.keys);
+  const QuantizedKeys keys = coded(world.keys);
   const float* const judges = world.queries.data() + kTold * kDim;
   const KeyGraph graph =
       build_graph(matrix(world.keys), {world.queries.data(), kTold, kDim}, keys.view(), 16, pool);
@@ -326,7 +326,7 @@ TEST(KeySpace, KeepsAllThatQueriesSee) {
 
 TEST(KeyGraph, IsTheSameForAnyNumberOfThreads) {
   const World world(2000, 500);
-  const CodedKeys keys = coded(world.keys);
+  const QuantizedKeys keys = coded(world.keys);
   std::vector<std::vector<Link>> rows;
   for (const int threads : {1, 3}) {
     ThreadPool pool(threads);
@@ -353,7 +353,7 @@ TEST(KeyGraph, ReachesEveryKeyWhateverTheyAre) {
       for (std::int64_t i = 0; i < std::ssize(world.keys); ++i)
         world.keys[static_cast<std::size_t>(i)] =
             shapes[shape](i / kDim, world.keys[static_cast<std::size_t>(i)]);
-      const CodedKeys keys = coded(world.keys);
+      const QuantizedKeys keys = coded(world.keys);
       for (const int degree : {4, 24}) {
         for (const bool with_queries : {true, false}) {
           const std::vector<float> queries =
@@ -373,7 +373,7 @@ TEST(KeyGraph, ReachesEveryKeyWhateverTheyAre) {
 TEST(KeyGraph, StaysWholeThroughChanges) {
   ThreadPool pool(2);
   const World world(700, 200);
-  const CodedKeys keys = coded(world.keys);
+  const QuantizedKeys keys = coded(world.keys);
   for (const std::int64_t built : {0, 1, 300}) {
     KeyGraph graph =
         build_graph({world.keys.data(), built, kDim}, matrix(world.queries), keys.view(), 6, pool);
@@ -402,7 +402,7 @@ TEST(KeyGraph, StaysWholeThroughChanges) {
 // Keys that fill their parents' rows with tree links alone.
 TEST(KeyGraph, HangsMoreChildrenThanARowHolds) {
   const std::vector<float> same(3000 * kDim, 1.0f);
-  const CodedKeys keys = coded(same);
+  const QuantizedKeys keys = coded(same);
   KeyGraph graph(4);
   const std::vector<Node> first = {0};
   for (int i = 0; i < 3000; ++i)
@@ -413,7 +413,7 @@ TEST(KeyGraph, HangsMoreChildrenThanARowHolds) {
 TEST(KeyGraph, RefusesLinksThatAreNoGraph) {
   ThreadPool pool(1);
   const World world(50, 20);
-  const CodedKeys keys = coded(world.keys);
+  const QuantizedKeys keys = coded(world.keys);
   const KeyGraph graph = build_graph(matrix(world.keys), matrix(world.queries), keys.view(), 6, pool);
   const std::vector<Link> good(graph.rows().begin(), graph.rows().end());
   const std::vector<Node> entries(graph.entries().begin(), graph.entries().end());
@@ -438,12 +438,12 @@ TEST(KeyGraph, RefusesLinksThatAreNoGraph) {
   refused([](auto&, auto& from) { from.resize(17, from[0]); });
 }
 
-TEST(Walk, ReturnsWhatItDroppedWhenItIsWidened) {
+TEST(BeamSearch, ReturnsWhatItDroppedWhenItIsWidened) {
   ThreadPool pool(1);
   const World world(1000, 300);
-  const CodedKeys keys = coded(world.keys);
+  const QuantizedKeys keys = coded(world.keys);
   const KeyGraph graph = build_graph(matrix(world.keys), matrix(world.queries), keys.view(), 12, pool);
-  Walk narrow, wide;
+  BeamSearch narrow, wide;
   for (std::int64_t q = 0; q < 60; ++q) {
     const float* const query = matrix(world.asked)[q].data();
     narrow.begin(graph, keys.view(), query, 8, /*may_widen=*/true);
@@ -465,7 +465,7 @@ TEST(Walk, ReturnsWhatItDroppedWhenItIsWidened) {
 TEST(KeyGraph, BuildingCanBeInterrupted) {
   ThreadPool pool(2);
   const World world(500, 100);
-  const CodedKeys keys = coded(world.keys);
+  const QuantizedKeys keys = coded(world.keys);
   set_cancel(true);
   EXPECT_THROW(build_graph(matrix(world.keys), matrix(world.queries), keys.view(), 8, pool), Interrupted);
   set_cancel(false);

@@ -43,7 +43,7 @@ TEST(HalfTables, FindEveryKeyWithinTheLimitOnce) {
           if (distance <= limit) expected.emplace_back(i, distance);
         }
         for (const int low : {-1, 0, 1, 3 * count, 16 * count, 40 * count}) {
-          NearKeys near;
+          HammingHits near;
           tables.collect(costs, limit, low, end, near);
           Found found;
           for (std::int64_t i = 0; i < near.size; ++i)
@@ -60,7 +60,7 @@ TEST(HalfTables, FindEveryKeyWithinTheLimitOnce) {
 TEST(HalfTables, EmptyOnesFindNothingAndSizesAreTold) {
   HalfTables tables;
   const std::uint32_t query = 5;
-  NearKeys near;
+  HammingHits near;
   EXPECT_EQ(tables.collect(ByteCosts(&query, 1), 32, 16, 0, near).keys, 0);
   EXPECT_EQ(near.size, 0);
   EXPECT_EQ(tables.bytes(), 0);

@@ -105,7 +105,8 @@ TEST_P(Shapes, AnySetsGiveWhatTheirKeysSay) {
   ThreadPool pool(2);
   Rng rng(11);
   const auto [group, d] = GetParam();
-  for (const DenseParts dense : {DenseParts{1, 8}, DenseParts{0, 1}, DenseParts{20, 3}, DenseParts{4, 500}}) {
+  for (const LocalWindow dense :
+       {LocalWindow{1, 8}, LocalWindow{0, 1}, LocalWindow{20, 3}, LocalWindow{4, 500}}) {
     World world({.kv_heads = 2, .group = group, .d = d, .dense = dense});
     const LayerGeometry geometry = world.geometry(pool);
     world.write(150);
@@ -146,7 +147,8 @@ TEST_P(Shapes, FarKeysAttendedApartAndMergedAreWhatTheirKeysSay) {
   ThreadPool pool(2);
   Rng rng(12);
   const auto [group, d] = GetParam();
-  for (const DenseParts dense : {DenseParts{1, 8}, DenseParts{0, 1}, DenseParts{20, 3}, DenseParts{4, 500}}) {
+  for (const LocalWindow dense :
+       {LocalWindow{1, 8}, LocalWindow{0, 1}, LocalWindow{20, 3}, LocalWindow{4, 500}}) {
     World world({.kv_heads = 2, .group = group, .d = d, .dense = dense});
     const LayerGeometry geometry = world.geometry(pool);
     world.write(150);

@@ -16,11 +16,11 @@
 namespace lode {
 namespace {
 
-class CodedDot : public testing::TestWithParam<const CodedDotKernels*> {};
-INSTANTIATE_TEST_SUITE_P(Kernels, CodedDot, testing::ValuesIn(supported_coded_dot_kernels()),
+class Int8Dot : public testing::TestWithParam<const Int8DotKernels*> {};
+INSTANTIATE_TEST_SUITE_P(Kernels, Int8Dot, testing::ValuesIn(supported_int8_dot_kernels()),
                          [](const auto& info) { return std::string(info.param->name); });
 
-TEST_P(CodedDot, IsTheWholeNumberTimesTheScale) {
+TEST_P(Int8Dot, IsTheWholeNumberTimesTheScale) {
   constexpr std::int64_t kKeys = 37;
   for (const int d : {1, 3, 32, 60, 61, 64, 65, 80, 124, 128, 200, kMaxHeadDim}) {
     for (const bool extreme : {false, true}) {

@@ -83,8 +83,8 @@ struct Nodes {
   }
 };
 
-TEST(NodeScores, AreThoseOfFloat64) {
-  for (const NodeScoreKernels* table : supported_node_score_kernels())
+TEST(CentroidScores, AreThoseOfFloat64) {
+  for (const CentroidScoreKernels* table : supported_centroid_score_kernels())
     for (const DType type : kTypes)
       for (const std::int64_t d : {2, 7, 16, 63, 64, 80, 128, 256, 512})
         for (const std::int64_t n : {1, 2, 5, 16, 31, 127, 128, 300}) {
@@ -111,8 +111,8 @@ TEST(NodeScores, AreThoseOfFloat64) {
 }
 
 /// Whichever queries share the call, and wherever a node lies in it.
-TEST(NodeScores, OfOnePairDependOnNothingElse) {
-  for (const NodeScoreKernels* table : supported_node_score_kernels())
+TEST(CentroidScores, OfOnePairDependOnNothingElse) {
+  for (const CentroidScoreKernels* table : supported_centroid_score_kernels())
     for (const DType type : kTypes) {
       const Nodes nodes(type, 150, 80, kMostNodeQueries);
       std::vector<float> all(kMostNodeQueries * 150);
@@ -136,8 +136,8 @@ TEST(NodeScores, OfOnePairDependOnNothingElse) {
     }
 }
 
-TEST(NodeScores, SpreadsHaveTheirLimits) {
-  for (const NodeScoreKernels* table : supported_node_score_kernels()) {
+TEST(CentroidScores, SpreadsHaveTheirLimits) {
+  for (const CentroidScoreKernels* table : supported_centroid_score_kernels()) {
     Nodes nodes(DType::q8, 20, 4, 1);
     std::fill(nodes.q.begin(), nodes.q.end(), 1.0f);
     std::fill(nodes.centroids.begin(), nodes.centroids.end(), std::byte{0});
@@ -161,9 +161,9 @@ TEST(NodeScores, SpreadsHaveTheirLimits) {
 }
 
 /// NaN and infinity of one query stay its own, and every table makes the same of them.
-TEST(NodeScores, BadQueriesHarmThemselvesAlone) {
+TEST(CentroidScores, BadQueriesHarmThemselvesAlone) {
   std::vector<float> plain;
-  for (const NodeScoreKernels* table : supported_node_score_kernels()) {
+  for (const CentroidScoreKernels* table : supported_centroid_score_kernels()) {
     const Nodes nodes(DType::q8, 37, 64, 4);
     std::vector<float> want(4 * 37), z(4 * 37), q = nodes.q;
     table->score(nodes.q.data(), 4, nodes.rows(true), want.data(), 37);

@@ -13,11 +13,11 @@
 namespace lode {
 namespace {
 
-class Reaching : public testing::TestWithParam<const ReachingKernels*> {};
-INSTANTIATE_TEST_SUITE_P(EveryTable, Reaching, testing::ValuesIn(supported_reaching_kernels()),
+class FilterAbove : public testing::TestWithParam<const FilterAboveKernels*> {};
+INSTANTIATE_TEST_SUITE_P(EveryTable, FilterAbove, testing::ValuesIn(supported_filter_above_kernels()),
                          [](const auto& info) { return std::string(info.param->name); });
 
-TEST_P(Reaching, CollectsWhatIsNotBelow) {
+TEST_P(FilterAbove, CollectsWhatIsNotBelow) {
   constexpr float kInf = std::numeric_limits<float>::infinity(),
                   kNan = std::numeric_limits<float>::quiet_NaN();
   constexpr std::int32_t kUntouched = -7;

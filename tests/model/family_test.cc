@@ -128,7 +128,7 @@ class FamilyGolden : public testing::TestWithParam<std::string> {
     EXPECT_EQ(largest(whole), largest(golden.logits));
   }
 
-  static constexpr DenseParts kDense = {.sink = 1, .window = 4};
+  static constexpr LocalWindow kDense = {.sink = 1, .window = 4};
 };
 
 TEST_P(FamilyGolden, FolderEqualsTransformers) {

@@ -82,7 +82,7 @@ class ReportTest : public testing::Test {
   }
 
   Page make() {
-    Grid grid(tiny_model(), suites_, options_);
+    MeasurementRunner grid(tiny_model(), suites_, options_);
     grid.run();
     skipped_ = grid.skipped();
     return make_report(grid, suites_, {"lodestone report", "-m tiny", "abc", "here", "today", "tiny"});
@@ -140,7 +140,7 @@ TEST_F(ReportTest, TimesOfAnOlderFolderKeepTheirWarning) {
   file.write(std::as_bytes(std::span(lines)));
   file.commit();
   suites_[0].runs.resize(1);
-  const Grid grid(tiny_model(), suites_, options_);
+  const MeasurementRunner grid(tiny_model(), suites_, options_);
   SuiteRun run = {.kind = RunKind::decode, .suite = "mine"};
   ASSERT_TRUE(grid.effort_of(run, 512).has_value()) << "written before suites' times were told apart";
   EXPECT_NEAR(grid.effort_of(run, 512)->others_share(), 0.5, 1e-12);
@@ -154,7 +154,7 @@ TEST_F(ReportTest, AWholeStepTellsWhatNoCacheCosts) {
       parse_suite("title = \"t\"\n[[run]]\nkind = \"decode\"\nlengths = [\"300\"]\nmethods = "
                   "[\"streaming\"]\nwithout_cache = \"yes\"\n",
                   "t.toml", "t", false)};
-  Grid grid(tiny_model(), suites_, options_);
+  MeasurementRunner grid(tiny_model(), suites_, options_);
   grid.run();
   const std::vector<Json> rows = grid.bench(suites_[0].runs[0], 300);
   ASSERT_EQ(rows.size(), 3u);
@@ -186,7 +186,7 @@ TEST_F(ReportTest, ASpecGetsItsOwnRowOfTheProbe) {
   run.methods.clear();
   for (const char* spec : {"kmeans", "kmeans:probes=1", "topk:k=4", "topk:k=4,sink=1,window=63", "full"})
     run.methods.push_back({spec, spec});
-  Grid grid(tiny_model(), suites_, options_);
+  MeasurementRunner grid(tiny_model(), suites_, options_);
   grid.run();
   const std::vector<Json> rows = grid.probe(run, run.lengths[0]);
   ASSERT_EQ(rows.size(), 5u);
@@ -198,7 +198,7 @@ TEST_F(ReportTest, ASpecGetsItsOwnRowOfTheProbe) {
 TEST_F(ReportTest, WhatCannotBeMeasuredIsRefusedWithItsPlaceBeforeAnythingIs) {
   const auto refusal = [&] {
     try {
-      Grid(tiny_model(), suites_, options_);
+      MeasurementRunner(tiny_model(), suites_, options_);
     } catch (const InputError& error) {
       return std::string(error.what());
     }
@@ -216,7 +216,7 @@ TEST_F(ReportTest, AProbeRefusesADifferentSinkOrWindow) {
   suites_[0].runs.resize(1);
   suites_[0].runs[0].dense = "sink=1,window=63";
   suites_[0].runs[0].methods = {{"a", "topk:k=4,sink=1,window=63"}, {"b", "topk:k=4,sink=1,window=500"}};
-  Grid grid(tiny_model(), suites_, options_);
+  MeasurementRunner grid(tiny_model(), suites_, options_);
   ASSERT_EQ(grid.skipped().size(), 1u);
   EXPECT_THAT(grid.skipped()[0].spec, HasSubstr("topk:k=4,sink=1,window=500"));
   EXPECT_THAT(grid.skipped()[0].reason, HasSubstr("sink 1 and window 63"));
@@ -236,7 +236,7 @@ TEST_F(ReportTest, TakesOverNothingThatWasMeasuredUnderOtherSettings) {
     file.commit();
   };
   const auto cells = [&] {
-    Grid(tiny_model(), suites_, options_).run();
+    MeasurementRunner(tiny_model(), suites_, options_).run();
     const std::string text = raw("cells.jsonl");
     return std::count(text.begin(), text.end(), '\n');
   };
@@ -267,7 +267,7 @@ TEST_F(ReportTest, UsersOwnSamplesStandInForTheTasks) {
 }
 
 TEST_F(ReportTest, SoFarItSaysWhatIsNotMeasuredYet) {
-  Grid(tiny_model(), suites_, options_);  // writes what an empty folder has
+  MeasurementRunner(tiny_model(), suites_, options_);  // writes what an empty folder has
   options_.so_far = true;
   const Page page = make();
   const std::string text = page.markdown();
@@ -293,7 +293,7 @@ TEST_F(ReportTest, DamagedRawResultsAreAnError) {
     AtomicFile file(options_.folder / "raw" / "cells.jsonl");
     file.write(std::as_bytes(std::span(std::string_view(line))));
     file.commit();
-    EXPECT_THROW(Grid(tiny_model(), suites_, options_), InputError) << line;
+    EXPECT_THROW(MeasurementRunner(tiny_model(), suites_, options_), InputError) << line;
   }
 }
 
@@ -311,7 +311,7 @@ TEST_F(ReportTest, RunsThatShareTextsAskAboutTheSameOnes) {
   second.tasks = {"needle"};
   second.shared = 2200;
   second.samples = 16;
-  Grid grid(tiny_model(), suites_, options_);
+  MeasurementRunner grid(tiny_model(), suites_, options_);
   grid.run();
   const std::vector<Sample> of_first = grid.samples(suites_[0].runs[0]),
                             of_second = grid.samples(suites_[0].runs[1]);

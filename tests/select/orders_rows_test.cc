@@ -21,7 +21,7 @@ namespace lode::test {
 namespace {
 
 constexpr std::int64_t kContext = 600;
-constexpr DenseParts kDense = {.sink = 3, .window = 40};
+constexpr LocalWindow kDense = {.sink = 3, .window = 40};
 
 struct Case {
   const char* name;

@@ -358,8 +358,8 @@ TEST(Squeezed, AQuestionChoosesOnceAndStretchesChooseForThemselves) {
   const LayerGeometry geometry = world.geometry(pool);
   const auto whole = make("squeezed:sparsity=0.8,clusters=10%", geometry);
   const auto stretches = make("squeezed:sparsity=0.8,clusters=10%,block=4", geometry);
-  EXPECT_EQ(whole->question_stretch(), 0);
-  EXPECT_EQ(stretches->question_stretch(), 4);
+  EXPECT_EQ(whole->joint_query_tokens(), 0);
+  EXPECT_EQ(stretches->joint_query_tokens(), 4);
   world.write(kContext);
   const QueryBlock last = world.block(0, kContext);
   for (Selector* s : {whole.get(), stretches.get()}) {

@@ -38,7 +38,7 @@ inline std::vector<TokenId> story(std::int64_t tokens) {
 class PlanFile {
  public:
   /// [L][Hkv]
-  PlanFile(DenseParts dense, std::vector<std::vector<std::string>> heads)
+  PlanFile(LocalWindow dense, std::vector<std::vector<std::string>> heads)
       : path_(std::filesystem::temp_directory_path() /
               ("lodestone-plan-" + std::to_string(getpid()) + ".json")) {
     write_plan(path_, {.model_fingerprint = std::string(pocket()->fingerprint()),

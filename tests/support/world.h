@@ -24,7 +24,7 @@ namespace lode::test {
 struct WorldShape {
   int kv_heads = 2, group = 2, d = 64;
   DType type = DType::f32;
-  DenseParts dense = {.sink = 1, .window = 16};
+  LocalWindow dense = {.sink = 1, .window = 16};
   std::int64_t max_tokens = 4096;
 };
 

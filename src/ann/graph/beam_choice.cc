@@ -26,7 +26,7 @@ std::int64_t beam_of(std::int64_t from, std::int64_t step) {
 }
 
 /// Of one walk that goes on from each beam to the next.
-Shares shares_of(Walk& walk, const KeyGraph& graph, const WalkKeys& keys, const float* q,
+Shares shares_of(BeamSearch& walk, const KeyGraph& graph, const BeamKeys& keys, const float* q,
                  std::span<const Node> wanted /*rising*/, std::int64_t from) {
   const std::int64_t counted = kRanked * std::ssize(wanted);
   walk.begin(graph, keys, q, std::max(2 * from, counted));
@@ -59,7 +59,7 @@ double surely_found(const std::vector<Shares>& of_queries, std::int64_t step) {
 }  // namespace
 
 std::int64_t choose_beam(const KeyGraph& graph, const Wanted& wanted, double recall, std::int64_t most,
-                         const WalkKeys& keys, ThreadPool& pool) {
+                         const BeamKeys& keys, ThreadPool& pool) {
   const std::int64_t count = wanted.queries.rows;
   if (count == 0 || wanted.nearest.empty()) return most;
   const std::int64_t each = std::ssize(wanted.nearest) / count;
@@ -68,7 +68,7 @@ std::int64_t choose_beam(const KeyGraph& graph, const Wanted& wanted, double rec
     return std::span(lists).subspan(static_cast<std::size_t>(q * each), static_cast<std::size_t>(each));
   };
   for (std::int64_t q = 0; q < count; ++q) std::sort(list(q).begin(), list(q).end());
-  std::vector<Walk> walks(static_cast<std::size_t>(pool.size()));
+  std::vector<BeamSearch> walks(static_cast<std::size_t>(pool.size()));
   std::vector<Shares> shares(static_cast<std::size_t>(count));
   for (std::int64_t from = kLeastBeam; from < most; from *= 2) {
     pool.for_each(count, [&](std::int64_t q, int worker) {

@@ -12,6 +12,6 @@ namespace lode {
 /// best first (exact scores will rank them). `most` if it takes that or more. The same for any number of
 /// threads; polls check_cancel.
 std::int64_t choose_beam(const KeyGraph& graph, const Wanted& wanted, double recall, std::int64_t most,
-                         const WalkKeys& keys, ThreadPool& pool);
+                         const BeamKeys& keys, ThreadPool& pool);
 
 }  // namespace lode

@@ -37,8 +37,8 @@ void prefetch(const void* from, std::int64_t bytes) {
 
 }  // namespace
 
-void Walk::begin(const KeyGraph& graph, const WalkKeys& keys, const float* q, std::int64_t keep,
-                 bool may_widen) {
+void BeamSearch::begin(const KeyGraph& graph, const BeamKeys& keys, const float* q, std::int64_t keep,
+                       bool may_widen) {
   if (seen_.size() * kWordsPerStore > visited_.size()) {
     std::fill(visited_.begin(), visited_.end(), 0);
   } else {
@@ -59,7 +59,7 @@ void Walk::begin(const KeyGraph& graph, const WalkKeys& keys, const float* q, st
   if (visited_.size() < words) visited_.resize(words);
 }
 
-void Walk::visit(std::span<const Node> nodes) {
+void BeamSearch::visit(std::span<const Node> nodes) {
   const std::size_t before = seen_.size();
   seen_.resize(before + nodes.size());
   Node* end = seen_.data() + before;
@@ -69,12 +69,12 @@ void Walk::visit(std::span<const Node> nodes) {
   merge();
 }
 
-void Walk::run(std::int64_t beam) {
+void BeamSearch::run(std::int64_t beam) {
   while (turn(beam)) {
   }
 }
 
-bool Walk::turn(std::int64_t beam) {
+bool BeamSearch::turn(std::int64_t beam) {
   if (!chosen_.empty()) {
     const std::size_t before = seen_.size();
     seen_.resize(before + chosen_.size() * static_cast<std::size_t>(graph_->degree()));
@@ -94,7 +94,7 @@ bool Walk::turn(std::int64_t beam) {
   return !chosen_.empty();
 }
 
-void Walk::widen(std::int64_t keep) {
+void BeamSearch::widen(std::int64_t keep) {
   keep_ = static_cast<std::size_t>(keep);
   fresh_.swap(dropped_);
   dropped_.clear();
@@ -102,7 +102,7 @@ void Walk::widen(std::int64_t keep) {
 }
 
 /// Takes the best nodes that are not expanded, of the best `beam`, and asks for their links.
-void Walk::choose(std::int64_t beam) {
+void BeamSearch::choose(std::int64_t beam) {
   const std::size_t end = std::min({keep_, static_cast<std::size_t>(beam), best_.size()});
   while (first_pending_ < end && chosen_.size() < kExpandTogether) {
     Entry& entry = best_[first_pending_++];
@@ -116,7 +116,7 @@ void Walk::choose(std::int64_t beam) {
 
 /// Notes a node to be scored at `end`, unless it was before, and asks for its key; returns the new end. Takes
 /// no branch on whether it was, which would be foreseen as a coin is.
-Node* Walk::collect(Node node, Node* end) {
+Node* BeamSearch::collect(Node node, Node* end) {
   const auto at = static_cast<std::size_t>(node);
   std::uint64_t& word = visited_[at >> 6];
   const std::uint64_t before = word;
@@ -128,13 +128,13 @@ Node* Walk::collect(Node node, Node* end) {
 }
 
 /// Scores what was collected; what is good enough to be kept is fresh then.
-void Walk::score_collected() {
+void BeamSearch::score_collected() {
   fresh_.clear();
   const std::span<const Node> collected = std::span(seen_).subspan(static_cast<std::size_t>(scored_));
   if (collected.empty()) return;
   const std::size_t count = collected.size();
   scores_.resize(count);
-  coded_dot_kernels().score(q_, keys_.rows, collected.data(), std::ssize(collected), scores_.data());
+  int8_dot_kernels().score(q_, keys_.rows, collected.data(), std::ssize(collected), scores_.data());
   scored_ += std::ssize(collected);
   const Entry last = best_.size() >= keep_ && keep_ > 0 ? best_[keep_ - 1] : 0;
   fresh_.resize(count);
@@ -151,7 +151,7 @@ void Walk::score_collected() {
 
 /// sorted_ = fresh_, falling. Of few numbers each is put where it belongs by counting those above it, which
 /// takes no branch; a sort's would be foreseen half of the time.
-void Walk::sort_fresh() {
+void BeamSearch::sort_fresh() {
   const std::size_t count = fresh_.size();
   sorted_.assign(fresh_.begin(), fresh_.end());
   if (count > kCountedRanks) return std::sort(sorted_.begin(), sorted_.end(), std::greater<>());
@@ -169,7 +169,7 @@ void Walk::sort_fresh() {
 }
 
 /// Puts fresh_ in its places among the best.
-void Walk::merge() {
+void BeamSearch::merge() {
   if (fresh_.empty()) return;
   sort_fresh();
   // All places first: searches that do not wait for one another overlap.
@@ -192,10 +192,10 @@ void Walk::merge() {
   best_.resize(keep_);
 }
 
-void run_together(std::span<Walk> walks, std::int64_t beam) {
+void run_together(std::span<BeamSearch> walks, std::int64_t beam) {
   for (bool any = true; any;) {
     any = false;
-    for (Walk& walk : walks) any |= walk.turn(beam);
+    for (BeamSearch& walk : walks) any |= walk.turn(beam);
   }
 }
 

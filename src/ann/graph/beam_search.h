@@ -18,11 +18,11 @@ namespace lode {
 ///
 /// A walk waits for memory most of its time, so it goes in turns that each end by asking for what the next
 /// one needs. Several walks on one thread take turns (run_together): while one waits, the others work.
-class Walk {
+class BeamSearch {
  public:
   /// Starts anew. The arguments but q outlive the walk; `keep` bounds what is found. Only a walk that
   /// `may_widen` remembers what it drops.
-  void begin(const KeyGraph& graph, const WalkKeys& keys, const float* q /*[d]*/, std::int64_t keep,
+  void begin(const KeyGraph& graph, const BeamKeys& keys, const float* q /*[d]*/, std::int64_t keep,
              bool may_widen = false);
   /// Looks at these nodes as well, each once however often it is named.
   void visit(std::span<const Node> nodes);
@@ -40,12 +40,12 @@ class Walk {
   std::int64_t scored() const { return scored_; }      ///< nodes looked at since begin
   std::int64_t expanded() const { return expanded_; }  ///< nodes whose links were read since begin
 
-  Walk() = default;
-  ~Walk() = default;
-  Walk(const Walk&) = delete;
-  Walk& operator=(const Walk&) = delete;
-  Walk(Walk&&) = default;
-  Walk& operator=(Walk&&) = default;
+  BeamSearch() = default;
+  ~BeamSearch() = default;
+  BeamSearch(const BeamSearch&) = delete;
+  BeamSearch& operator=(const BeamSearch&) = delete;
+  BeamSearch(BeamSearch&&) = default;
+  BeamSearch& operator=(BeamSearch&&) = default;
 
  private:
   /// One number per node found: [order of the score | node | 1 while it is not expanded].
@@ -59,7 +59,7 @@ class Walk {
   void choose(std::int64_t beam);
 
   const KeyGraph* graph_ = nullptr;
-  WalkKeys keys_;
+  BeamKeys keys_;
   CodedQuery q_;
   std::size_t keep_ = 0;
   bool may_widen_ = false;
@@ -75,6 +75,6 @@ class Walk {
 };
 
 /// run(beam) of all, turn by turn. Each finds what it would find alone.
-void run_together(std::span<Walk> walks, std::int64_t beam);
+void run_together(std::span<BeamSearch> walks, std::int64_t beam);
 
 }  // namespace lode

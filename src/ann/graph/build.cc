@@ -42,7 +42,7 @@ constexpr std::int64_t kLeastTuned = 4096;  // keys: of fewer, walks score a lar
 
 class Builder {
  public:
-  Builder(Matrix<const float> keys, Matrix<const float> queries, const WalkKeys& coded, int degree,
+  Builder(Matrix<const float> keys, Matrix<const float> queries, const BeamKeys& coded, int degree,
           ThreadPool& pool)
       : keys_(keys),
         coded_(coded),
@@ -97,7 +97,7 @@ class Builder {
   std::int64_t listed(Node node) const { return offset_[at(node + 1)] - offset_[at(node)]; }
 
   Matrix<const float> keys_;  // [n, m]
-  const WalkKeys& coded_;
+  const BeamKeys& coded_;
   int degree_, forward_;
   ThreadPool& pool_;
   Matrix<const float> queries_;  // [q, m]
@@ -192,11 +192,11 @@ void Builder::add_reverse(const Lists& from) {
 /// Links keys in no list to what a walk towards them finds among the others.
 void Builder::link_unlisted() {
   const KeyGraph graph(degree_, links_, entries(), coded_, pool_);
-  std::vector<Walk> walks(at(pool_.size()));
+  std::vector<BeamSearch> walks(at(pool_.size()));
   Lists found(links_.size());
   for_nodes([&](Node node, int worker) {
     if (listed(node) != 0) return;
-    Walk& walk = walks[at(worker)];
+    BeamSearch& walk = walks[at(worker)];
     walk.begin(graph, coded_, keys_[node].data(), kCandidatesPerLink * forward_);
     walk.visit(graph.entries());
     walk.run(kWalkBeam);
@@ -235,7 +235,7 @@ std::vector<float> stand_in_queries(Matrix<const float> keys) {
   return queries;
 }
 
-KeyGraph build_graph(Matrix<const float> keys, Matrix<const float> queries, const WalkKeys& coded, int degree,
+KeyGraph build_graph(Matrix<const float> keys, Matrix<const float> queries, const BeamKeys& coded, int degree,
                      ThreadPool& pool, bool tune) {
   LODE_ASSERT(keys.stride == keys.cols && queries.stride == queries.cols && keys.cols == coded.d);
   LODE_ASSERT(queries.rows > 0 || keys.rows == 0);

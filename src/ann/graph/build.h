@@ -13,7 +13,7 @@ namespace lode {
 /// will be asked: then links are suited to their walks (ann/graph/tune.h), unless the keys are few. The same
 /// for any number of threads. Polls check_cancel.
 KeyGraph build_graph(Matrix<const float> keys /*[n, m], dense*/,
-                     Matrix<const float> queries /*[q, m], dense*/, const WalkKeys& coded, int degree,
+                     Matrix<const float> queries /*[q, m], dense*/, const BeamKeys& coded, int degree,
                      ThreadPool& pool, bool tune = true);
 
 /// Where there are no queries: a sample of the keys, which suits queries that lie like keys; less the keys'

@@ -27,13 +27,13 @@ constexpr bool in_tree(Link link) {
 
 }  // namespace
 
-void decode_key(Node node, const WalkKeys& keys, std::span<float> out) {
+void decode_key(Node node, const BeamKeys& keys, std::span<float> out) {
   const std::int8_t* const codes = keys.codes(node);
   const float scale = keys.scale(node);
   for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(codes[i]) * scale;
 }
 
-void distances_to(Node from, std::span<const Node> to, const WalkKeys& keys, std::span<float> out) {
+void distances_to(Node from, std::span<const Node> to, const BeamKeys& keys, std::span<float> out) {
   std::vector<float> key(static_cast<std::size_t>(keys.d)), other(key.size());
   decode_key(from, keys, key);
   for (std::size_t i = 0; i < to.size(); ++i) {
@@ -42,7 +42,7 @@ void distances_to(Node from, std::span<const Node> to, const WalkKeys& keys, std
   }
 }
 
-void sort_by_distance(Node from, std::vector<Node>& nodes, const WalkKeys& keys) {
+void sort_by_distance(Node from, std::vector<Node>& nodes, const BeamKeys& keys) {
   std::vector<float> distance(nodes.size());
   distances_to(from, nodes, keys, distance);
   std::vector<std::pair<float, Node>> order(nodes.size());
@@ -53,7 +53,7 @@ void sort_by_distance(Node from, std::vector<Node>& nodes, const WalkKeys& keys)
 }
 
 KeyGraph::KeyGraph(int degree, const std::vector<std::vector<Node>>& lists, std::vector<Node> entries,
-                   const WalkKeys& keys, ThreadPool& pool)
+                   const BeamKeys& keys, ThreadPool& pool)
     : degree_(degree), entries_(std::move(entries)) {
   LODE_ASSERT(degree >= kLeastDegree && entries_.empty() == lists.empty());
   links_.assign(lists.size() * static_cast<std::size_t>(degree), kNoLink);
@@ -124,7 +124,7 @@ bool KeyGraph::has_room(Node node) const {
 }
 
 /// A free slot, or that of the farthest link outside the tree if it is farther than `worse_than`; else -1.
-int KeyGraph::slot_for(Node node, float worse_than, const WalkKeys& keys) const {
+int KeyGraph::slot_for(Node node, float worse_than, const BeamKeys& keys) const {
   const std::span<const Link> used = links(node);
   if (std::ssize(used) < degree_) return static_cast<int>(used.size());
   std::vector<Node> targets;
@@ -153,7 +153,7 @@ Node KeyGraph::parent_near(Node child, std::span<const Node> wanted) const {
 }
 
 /// Makes `node` the child of a node near it.
-void KeyGraph::hang(Node node, std::span<const Node> near, const WalkKeys& keys) {
+void KeyGraph::hang(Node node, std::span<const Node> near, const BeamKeys& keys) {
   const Node parent = parent_near(node, near);
   int slot = slot_for(parent, -kFar, keys);
   if (slot < 0) {  // distances that are not numbers: any link outside the tree
@@ -163,7 +163,7 @@ void KeyGraph::hang(Node node, std::span<const Node> near, const WalkKeys& keys)
   set(parent, slot, static_cast<Link>(node) | kTreeLink);
 }
 
-void KeyGraph::add(std::span<const Node> neighbours, const WalkKeys& keys) {
+void KeyGraph::add(std::span<const Node> neighbours, const BeamKeys& keys) {
   const auto node = static_cast<Node>(nodes());
   added_.push_back(std::ssize(changes_));
   resize_tightly(links_, links_.size() + static_cast<std::size_t>(degree_), kNoLink);
@@ -201,7 +201,7 @@ void KeyGraph::undo(std::int64_t nodes) {
   while (this->nodes() > nodes && !added_.empty()) undo_last();
 }
 
-void KeyGraph::cut(std::int64_t nodes, const WalkKeys& keys, ThreadPool& pool) {
+void KeyGraph::cut(std::int64_t nodes, const BeamKeys& keys, ThreadPool& pool) {
   undo(nodes);
   if (this->nodes() <= nodes) return;
   drop_from(nodes);
@@ -237,7 +237,7 @@ std::int64_t KeyGraph::spread(Node from, std::vector<bool>& reached) {
 
 /// Lays the tree: breadth-first from the root, then every node that was not reached is hung below one that
 /// was and lies near, together with all that it leads to.
-void KeyGraph::connect(const WalkKeys& keys, ThreadPool& pool) {
+void KeyGraph::connect(const BeamKeys& keys, ThreadPool& pool) {
   if (nodes() == 0) return;
   LODE_ASSERT(added_.empty());
   for (Link& link : links_) link &= ~kTreeLink;
@@ -247,13 +247,13 @@ void KeyGraph::connect(const WalkKeys& keys, ThreadPool& pool) {
   for (Node node = 0; node < nodes(); ++node)
     if (!reached[static_cast<std::size_t>(node)]) lost.push_back(node);
   std::vector<std::vector<Node>> near(lost.size());
-  std::vector<Walk> walks(static_cast<std::size_t>(pool.size()));
+  std::vector<BeamSearch> walks(static_cast<std::size_t>(pool.size()));
   pool.for_each(std::ssize(lost), [&](std::int64_t item, int worker) {
     check_cancel();
     const auto at = static_cast<std::size_t>(item);
     std::vector<float> key(static_cast<std::size_t>(keys.d));
     decode_key(lost[at], keys, key);
-    Walk& walk = walks[static_cast<std::size_t>(worker)];
+    BeamSearch& walk = walks[static_cast<std::size_t>(worker)];
     walk.begin(*this, keys, key.data(), kNearBeam);
     walk.visit(std::span(entries_).first(1));
     walk.run(kNearBeam);

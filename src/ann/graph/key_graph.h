@@ -34,7 +34,7 @@ class KeyGraph {
   /// Links as they are given (at most `degree` per node, no tree yet), then connected. `entries` must not be
   /// empty when there are nodes.
   KeyGraph(int degree, const std::vector<std::vector<Node>>& lists, std::vector<Node> entries,
-           const WalkKeys& keys, ThreadPool& pool);
+           const BeamKeys& keys, ThreadPool& pool);
   /// What rows() and entries() gave. InputError, which begins with `where`, unless every link is a node and
   /// the tree links reach each node once.
   static KeyGraph restore(int degree, std::span<const Link> rows, std::span<const Node> entries,
@@ -50,11 +50,11 @@ class KeyGraph {
 
   /// Adds the next node, linked to some of `neighbours` (nearest first) and from them. Their keys and its own
   /// are in `keys`.
-  void add(std::span<const Node> neighbours, const WalkKeys& keys);
+  void add(std::span<const Node> neighbours, const BeamKeys& keys);
   /// Takes away the nodes from `nodes` (at least settled()) on, and with them all that add() did, to the bit.
   void undo(std::int64_t nodes);
   /// Takes away the nodes from `nodes` on, settled ones too: then what is left is connected anew.
-  void cut(std::int64_t nodes, const WalkKeys& keys, ThreadPool& pool);
+  void cut(std::int64_t nodes, const BeamKeys& keys, ThreadPool& pool);
   /// Nodes that cannot be undone one by one: those that came before the first add().
   std::int64_t settled() const { return nodes() - std::ssize(added_); }
 
@@ -70,13 +70,13 @@ class KeyGraph {
   Link* row(Node node) { return links_.data() + std::int64_t{node} * degree_; }
   int count(Node node) const { return static_cast<int>(links(node).size()); }
   void set(Node node, int slot, Link link);
-  int slot_for(Node node, float worse_than, const WalkKeys& keys) const;
+  int slot_for(Node node, float worse_than, const BeamKeys& keys) const;
   bool has_room(Node node) const;
   Node parent_near(Node child, std::span<const Node> wanted) const;
-  void hang(Node node, std::span<const Node> near, const WalkKeys& keys);
+  void hang(Node node, std::span<const Node> near, const BeamKeys& keys);
   void undo_last();
   void drop_from(std::int64_t nodes);
-  void connect(const WalkKeys& keys, ThreadPool& pool);
+  void connect(const BeamKeys& keys, ThreadPool& pool);
   std::int64_t spread(Node from, std::vector<bool>& reached);
 
   int degree_;
@@ -87,10 +87,10 @@ class KeyGraph {
 };
 
 /// Squared Euclidean distances of a node's key to those of others, as the coded keys say.
-void distances_to(Node from, std::span<const Node> to, const WalkKeys& keys, std::span<float> out);
+void distances_to(Node from, std::span<const Node> to, const BeamKeys& keys, std::span<float> out);
 /// Nearest first; equal distances by rising node, those that are not numbers last.
-void sort_by_distance(Node from, std::vector<Node>& nodes, const WalkKeys& keys);
+void sort_by_distance(Node from, std::vector<Node>& nodes, const BeamKeys& keys);
 /// The coded key as numbers, out [d].
-void decode_key(Node node, const WalkKeys& keys, std::span<float> out);
+void decode_key(Node node, const BeamKeys& keys, std::span<float> out);
 
 }  // namespace lode

@@ -7,18 +7,18 @@
 
 namespace lode {
 
-float WalkKeys::scale(std::int64_t node) const {
+float BeamKeys::scale(std::int64_t node) const {
   float scale;
   std::memcpy(&scale, codes(node) + rows.stride - CodedRows::kScaleBytes, sizeof scale);
   return scale;
 }
 
-void CodedKeys::resize(std::int64_t keys) {
+void QuantizedKeys::resize(std::int64_t keys) {
   resize_tightly(rows_, static_cast<std::size_t>(keys * stride_));
   resize_tightly(squares_, static_cast<std::size_t>(keys));
 }
 
-void CodedKeys::put(std::int64_t at, std::span<const float> key) {
+void QuantizedKeys::put(std::int64_t at, std::span<const float> key) {
   float most = 0.0f;
   bool finite = true;
   for (const float x : key) {
@@ -41,11 +41,11 @@ void CodedKeys::put(std::int64_t at, std::span<const float> key) {
   squares_[static_cast<std::size_t>(at)] = static_cast<float>(static_cast<double>(square) * scale * scale);
 }
 
-WalkKeys CodedKeys::view() const {
+BeamKeys QuantizedKeys::view() const {
   return {.rows = {.data = rows_.data(), .stride = stride_}, .d = d_, .squares = squares_.data()};
 }
 
-std::int64_t CodedKeys::bytes() const {
+std::int64_t QuantizedKeys::bytes() const {
   return static_cast<std::int64_t>(rows_.capacity() + squares_.capacity() * sizeof(float));
 }
 

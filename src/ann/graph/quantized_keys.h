@@ -12,7 +12,7 @@
 namespace lode {
 
 /// Keys of the nodes of a graph, and their squared norms, from which distances follow.
-struct WalkKeys {
+struct BeamKeys {
   CodedRows rows;                  ///< row = node
   int d = 0;                       ///< numbers of a key
   const float* squares = nullptr;  // [nodes]
@@ -22,16 +22,16 @@ struct WalkKeys {
   float scale(std::int64_t node) const;
 };
 
-class CodedKeys {
+class QuantizedKeys {
  public:
-  explicit CodedKeys(int numbers) : d_(numbers), stride_(CodedRows::stride_for(numbers)) {}
+  explicit QuantizedKeys(int numbers) : d_(numbers), stride_(CodedRows::stride_for(numbers)) {}
 
   std::int64_t size() const { return std::ssize(squares_); }
   /// Makes room; the keys themselves are then put one by one, in any order, by any thread.
   void resize(std::int64_t keys);
   /// A key that is not finite counts as 0, so that no distance is spoiled by it.
   void put(std::int64_t at, std::span<const float> key /*[d]*/);
-  WalkKeys view() const;
+  BeamKeys view() const;
   std::int64_t bytes() const;  ///< memory held
 
  private:

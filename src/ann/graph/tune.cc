@@ -44,7 +44,7 @@ struct Missed {
 
 class Tuner {
  public:
-  Tuner(const Wanted& of, std::int64_t most, const WalkKeys& keys, ThreadPool& pool)
+  Tuner(const Wanted& of, std::int64_t most, const BeamKeys& keys, ThreadPool& pool)
       : queries_(of.queries),
         nearest_(of.nearest),
         each_(std::ssize(of.nearest) / of.queries.rows),
@@ -66,7 +66,7 @@ class Tuner {
 
  private:
   struct Worker {
-    Walk walk;
+    BeamSearch walk;
     std::vector<bool> marked;  // [nodes] false between queries
   };
 
@@ -98,7 +98,7 @@ class Tuner {
   Matrix<const float> queries_;    // [q, m]
   std::span<const Node> nearest_;  // [q, each]
   std::int64_t each_, used_;
-  const WalkKeys& keys_;
+  const BeamKeys& keys_;
   ThreadPool& pool_;
   std::vector<Worker> workers_;
   std::vector<std::uint32_t> visits_, uses_;  // [nodes]; [nodes, degree]
@@ -190,7 +190,7 @@ double Tuner::found(const KeyGraph& graph) {
 
 }  // namespace
 
-KeyGraph tune_graph(const KeyGraph& graph, const Wanted& known, const Wanted& others, const WalkKeys& keys,
+KeyGraph tune_graph(const KeyGraph& graph, const Wanted& known, const Wanted& others, const BeamKeys& keys,
                     ThreadPool& pool) {
   const std::int64_t most = graph.nodes() / kKeysPerQuery;
   if (most == 0 || known.queries.rows == 0 || others.queries.rows == 0) return graph;

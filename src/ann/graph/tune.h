@@ -19,7 +19,7 @@ struct Wanted {
 /// links to wanted keys that they miss, as far as walks for `others`, of which the graph must know nothing,
 /// still find as much: they score fewer keys then. Of more queries than a quarter of the keys some are used,
 /// at even steps. The same for any number of threads; polls check_cancel.
-KeyGraph tune_graph(const KeyGraph& graph, const Wanted& known, const Wanted& others, const WalkKeys& keys,
+KeyGraph tune_graph(const KeyGraph& graph, const Wanted& known, const Wanted& others, const BeamKeys& keys,
                     ThreadPool& pool);
 
 }  // namespace lode

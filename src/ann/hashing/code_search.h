@@ -59,7 +59,7 @@ class CodeSearch {
   std::vector<std::uint16_t> distance_;       // of the sample, or of a block
   std::vector<std::int64_t> levels_;          // [levels]: keys of the sample at each distance
   std::vector<std::uint64_t> order_, spare_;  // of near_: key << 16 | distance
-  NearKeys near_;
+  HammingHits near_;
 };
 
 }  // namespace lode

@@ -89,7 +89,7 @@ void HalfTables::build(std::span<const std::uint32_t> codes) {
 }
 
 HalfTables::Effort HalfTables::collect(const ByteCosts& costs, const Reach& reach, int most, std::int64_t end,
-                                       NearKeys& near) const {
+                                       HammingHits& near) const {
   Effort effort;
   if (reach.cost < 0 || size_ == 0) return effort;
   const auto own = static_cast<std::size_t>(2 * reach.half), other = 2 - own;
@@ -123,7 +123,7 @@ HalfTables::Effort HalfTables::collect(const ByteCosts& costs, const Reach& reac
 }
 
 HalfTables::Effort HalfTables::collect(const ByteCosts& costs, int limit, int low, std::int64_t end,
-                                       NearKeys& near) const {
+                                       HammingHits& near) const {
   const int most = limit - costs.avoided_by_none;
   Effort effort =
       collect(costs, {.half = 0, .least_other = -1, .cost = std::min(low, most)}, most, end, near);

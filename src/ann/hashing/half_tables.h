@@ -39,7 +39,7 @@ class HalfTables {
   };
   /// Adds the keys below `end` whose distance is at most `limit`, in no order. The low half is searched to
   /// costs of `low`, -1 or more: what is found does not depend on it.
-  Effort collect(const ByteCosts& costs, int limit, int low, std::int64_t end, NearKeys& near) const;
+  Effort collect(const ByteCosts& costs, int limit, int low, std::int64_t end, HammingHits& near) const;
 
  private:
   struct Table {
@@ -52,7 +52,7 @@ class HalfTables {
         cost;  // searched to `cost`; keys of no more than least_other are the other table's
   };
   Effort collect(const ByteCosts& costs, const Reach& reach, int most, std::int64_t end,
-                 NearKeys& near) const;
+                 HammingHits& near) const;
 
   std::array<Table, 2> tables_;  // by the low half, by the high half
   std::int64_t size_ = 0;

@@ -10,7 +10,7 @@
 
 namespace lode {
 
-struct NearKeys {
+struct HammingHits {
   std::vector<Position> keys;           // [room]
   std::vector<std::uint16_t> distance;  // [room]
   std::int64_t size = 0;

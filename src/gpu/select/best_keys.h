@@ -37,7 +37,7 @@ class GpuBestKeys : public GpuSelector {
   virtual void score(int layer, const cuda::Queries& queries, float* scores /*[N, Hq, max_tokens]*/,
                      cuda::ExponentialSum* sums /*or null*/, cuda::StreamHandle stream) = 0;
 
-  DenseParts dense_;
+  LocalWindow dense_;
   GpuGeometry geometry_;
   Amount k_;
 

@@ -33,7 +33,7 @@ class IndexedKeys {
     for (Sequence& sequence : sequences_) sequence.end = 0;
   }
 
-  void begin(const GpuStep& step, const DenseParts& dense) {
+  void begin(const GpuStep& step, const LocalWindow& dense) {
     for (Sequence& sequence : sequences_) sequence.needed = 0;
     for (const cuda::QueryToken& query : step.queries) {
       std::int64_t& needed = sequences_[static_cast<std::size_t>(query.sequence)].needed;
@@ -68,7 +68,7 @@ class StepBudgets {
       : budget_(budget), device_(most_queries * 4, "the budgets of a step"), staged_(most_queries * 4) {}
 
   std::int64_t of(std::int64_t far) const { return budget_.of(far); }
-  void begin(const GpuStep& step, const DenseParts& dense) {
+  void begin(const GpuStep& step, const LocalWindow& dense) {
     for (std::size_t i = 0; i < step.queries.size(); ++i)
       staged_.as<std::int32_t>()[i] =
           static_cast<std::int32_t>(of(far_keys(dense, step.queries[i].position)));

@@ -26,7 +26,7 @@ std::int64_t GpuSelector::listed(const CountedToken& of, int head) const {
   return std::accumulate(first, first + lists_per_head(), std::int64_t{0});
 }
 
-std::int64_t far_keys(const DenseParts& dense, std::int64_t position) {
+std::int64_t far_keys(const LocalWindow& dense, std::int64_t position) {
   return std::max<std::int64_t>(0, position + 1 - dense.window - dense.sink);
 }
 

@@ -48,7 +48,7 @@ struct GpuKeys {
 struct GpuStep {
   std::span<const cuda::QueryToken> queries;  ///< their own keys are written by the step itself
   Phase phase = Phase::generation;
-  Position far_limit = QueryBlock::kNoLimit;  ///< keys from here on are never far (DenseParts::from_context)
+  Position far_limit = QueryBlock::kNoLimit;  ///< keys from here on are never far (LocalWindow::from_context)
 };
 
 /// A token of the last step, for counting what it has read.
@@ -142,7 +142,7 @@ std::vector<const Part*> parts_of(std::span<Selector* const> selectors) {
 std::vector<int> all_kv_heads(int kv_heads);
 
 /// Far keys of a query at `position`.
-std::int64_t far_keys(const DenseParts& dense, std::int64_t position);
+std::int64_t far_keys(const LocalWindow& dense, std::int64_t position);
 
 /// plan; null where a member is left to the host.
 std::unique_ptr<GpuSelector> make_gpu_plan(const Spec& spec, const GpuGeometry& geometry,

@@ -28,7 +28,7 @@ constexpr int kTileColumns = 32;  // columns of a tile of bf16
 static_assert(kBlock == 2 * kTileKeys && kTileKeys == kW);
 // How far ahead memory is asked: into the first-level cache for keys and values of the next block, into the
 // second for what comes behind them, since more may be on its way there.
-constexpr int kNearKeys = kBlock;
+constexpr int kHammingHits = kBlock;
 constexpr std::int64_t kFarBytes = 8192;
 // Rows of a list are asked for so many rows ahead, into the second-level cache, from which they are copied.
 constexpr int kRowsAhead = 64;
@@ -91,7 +91,7 @@ bool all_finite_sums(const float* sums /*of the query*/, int d) {
 }
 
 /// What is asked for while a chunk of queries attends a block of keys, or of values, of a run: the lines
-/// kNearKeys and kFarBytes behind it, some at each product of tiles, the rest while each of two tiles of
+/// kHammingHits and kFarBytes behind it, some at each product of tiles, the rest while each of two tiles of
 /// weights is computed.
 struct LinesBehind {
   const std::byte *near, *far;
@@ -114,10 +114,10 @@ struct LinesBehind {
 };
 
 /// The same of a list: all lines of some rows at each of `products` and at two tiles of weights, those of
-/// kNearKeys and of twice as many rows behind it.
+/// kHammingHits and of twice as many rows behind it.
 struct RowsBehind {
   const std::byte* part;
-  const Position* rows;  // [near], and kNearKeys behind them [far]
+  const Position* rows;  // [near], and kHammingHits behind them [far]
   std::int64_t row_bytes;
   int near, far, lines, at_once;  // rows of each (far <= near), lines of a row, rows at a time
 
@@ -130,7 +130,7 @@ struct RowsBehind {
   LODE_INLINE void ask(int begin) const {
     for (int i = begin; i < std::min(begin + at_once, near); ++i) {
       const std::byte* const row = part + rows[i] * row_bytes;
-      const std::byte* const behind = i < far ? part + rows[i + kNearKeys] * row_bytes : row;
+      const std::byte* const behind = i < far ? part + rows[i + kHammingHits] * row_bytes : row;
       for (int line = 0; line < lines; ++line) {
         __builtin_prefetch(row + line * kLineBytes, 0, 3);
         __builtin_prefetch(behind + line * kLineBytes, 0, 2);
@@ -186,7 +186,7 @@ class RunTiles {
     // Measured for 64 and 128 lines a block: more or fewer at once are slower.
     const int at_weights = 10 + of_chunk / 6, products = (steps_of(d_) + 1) / 2 * 2;
     const int left = std::max(0, of_chunk - 2 * at_weights);
-    const std::byte* near = parts_[part] + ((step >> (chunks - 1)) * kBlock + kNearKeys) * row_bytes_ +
+    const std::byte* near = parts_[part] + ((step >> (chunks - 1)) * kBlock + kHammingHits) * row_bytes_ +
                             (step & (chunks - 1)) * of_chunk * kLineBytes;
     return {.near = near,
             .far = near + kFarBytes,
@@ -231,7 +231,7 @@ class ListTiles {
   RowsBehind behind(const std::byte* part, std::int64_t step, int chunks) const {
     const std::int64_t b = step >> (chunks - 1);
     const int of_chunk = kBlock >> (chunks - 1), lines = registers_of(d_);
-    const std::int64_t first = b * kBlock + kNearKeys + (step & (chunks - 1)) * of_chunk;
+    const std::int64_t first = b * kBlock + kHammingHits + (step & (chunks - 1)) * of_chunk;
     const bool stored = !copied_[b % kTogether * 2] && !copied_[b % kTogether * 2 + 1];
     const auto rows_from = [&](std::int64_t row) {
       return stored ? static_cast<int>(std::clamp<std::int64_t>(count_ - row, 0, of_chunk)) : 0;
@@ -241,7 +241,7 @@ class ListTiles {
             .rows = rows_ + first,
             .row_bytes = row_bytes_,
             .near = rows_from(first),
-            .far = rows_from(first + kNearKeys),
+            .far = rows_from(first + kHammingHits),
             .lines = lines,
             .at_once = (of_chunk + spots - 1) / spots};
   }

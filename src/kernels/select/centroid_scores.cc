@@ -6,33 +6,33 @@
 
 namespace lode {
 
-extern const NodeScoreKernels kScalarNodeScores;
+extern const CentroidScoreKernels kScalarCentroidScores;
 #if defined(__x86_64__)
-extern const NodeScoreKernels kAvx2NodeScores;
-extern const NodeScoreKernels kAvx512NodeScores;
-extern const NodeScoreKernels kAvx512VnniNodeScores;
+extern const CentroidScoreKernels kAvx2CentroidScores;
+extern const CentroidScoreKernels kAvx512CentroidScores;
+extern const CentroidScoreKernels kAvx512VnniCentroidScores;
 #endif
 
 namespace {
 
-const KernelFamily<NodeScoreKernels>& family() {
+const KernelFamily<CentroidScoreKernels>& family() {
 #if defined(__x86_64__)
-  static const KernelFamily<NodeScoreKernels> all(
-      &kScalarNodeScores, &kAvx2NodeScores, &kAvx512NodeScores,
-      __builtin_cpu_supports("avx512vnni") ? &kAvx512VnniNodeScores : nullptr);
+  static const KernelFamily<CentroidScoreKernels> all(
+      &kScalarCentroidScores, &kAvx2CentroidScores, &kAvx512CentroidScores,
+      __builtin_cpu_supports("avx512vnni") ? &kAvx512VnniCentroidScores : nullptr);
 #else
-  static const KernelFamily<NodeScoreKernels> all(&kScalarNodeScores);
+  static const KernelFamily<CentroidScoreKernels> all(&kScalarCentroidScores);
 #endif
   return all;
 }
 
 }  // namespace
 
-std::span<const NodeScoreKernels* const> supported_node_score_kernels() {
+std::span<const CentroidScoreKernels* const> supported_centroid_score_kernels() {
   return family().supported();
 }
 
-const NodeScoreKernels& node_score_kernels() {
+const CentroidScoreKernels& centroid_score_kernels() {
   return family().best();
 }
 

@@ -31,7 +31,7 @@ struct NodeRows {
 
 /// All are noexcept and allocate nothing. The result of one query with one node does not depend on which
 /// others share the call.
-struct NodeScoreKernels {
+struct CentroidScoreKernels {
   std::string_view name;
 
   /// z[r, i] = scale_i (q_r . c_i), and with spreads + b (s - b / 2), where s^2 = spread_scale_i sum over the
@@ -42,8 +42,8 @@ struct NodeScoreKernels {
 };
 
 /// The table that goes with kernels().
-const NodeScoreKernels& node_score_kernels();
+const CentroidScoreKernels& centroid_score_kernels();
 /// Every table that this machine can run, plain C++ first.
-std::span<const NodeScoreKernels* const> supported_node_score_kernels();
+std::span<const CentroidScoreKernels* const> supported_centroid_score_kernels();
 
 }  // namespace lode

@@ -6,30 +6,31 @@
 
 namespace lode {
 
-extern const ReachingKernels kScalarReaching;
+extern const FilterAboveKernels kScalarFilterAbove;
 #if defined(__x86_64__)
-extern const ReachingKernels kAvx2Reaching;
-extern const ReachingKernels kAvx512Reaching;
+extern const FilterAboveKernels kAvx2FilterAbove;
+extern const FilterAboveKernels kAvx512FilterAbove;
 #endif
 
 namespace {
 
-const KernelFamily<ReachingKernels>& family() {
+const KernelFamily<FilterAboveKernels>& family() {
 #if defined(__x86_64__)
-  static const KernelFamily<ReachingKernels> all(&kScalarReaching, &kAvx2Reaching, &kAvx512Reaching);
+  static const KernelFamily<FilterAboveKernels> all(&kScalarFilterAbove, &kAvx2FilterAbove,
+                                                    &kAvx512FilterAbove);
 #else
-  static const KernelFamily<ReachingKernels> all(&kScalarReaching);
+  static const KernelFamily<FilterAboveKernels> all(&kScalarFilterAbove);
 #endif
   return all;
 }
 
 }  // namespace
 
-std::span<const ReachingKernels* const> supported_reaching_kernels() {
+std::span<const FilterAboveKernels* const> supported_filter_above_kernels() {
   return family().supported();
 }
 
-const ReachingKernels& reaching_kernels() {
+const FilterAboveKernels& filter_above_kernels() {
   return family().best();
 }
 

@@ -10,7 +10,7 @@
 namespace lode {
 
 /// All are noexcept, allocate nothing, and give the same on every machine.
-struct ReachingKernels {
+struct FilterAboveKernels {
   std::string_view name;
 
   /// places := i for each of n scores that is not below `least` (a NaN is not), rising; returns how many.
@@ -19,8 +19,8 @@ struct ReachingKernels {
 };
 
 /// The table that goes with kernels().
-const ReachingKernels& reaching_kernels();
+const FilterAboveKernels& filter_above_kernels();
 /// Every table that this machine can run, plain C++ first.
-std::span<const ReachingKernels* const> supported_reaching_kernels();
+std::span<const FilterAboveKernels* const> supported_filter_above_kernels();
 
 }  // namespace lode

@@ -9,22 +9,22 @@
 
 namespace lode {
 
-extern const CodedDotKernels kScalarCodedDot;
+extern const Int8DotKernels kScalarInt8Dot;
 #if defined(__x86_64__)
-extern const CodedDotKernels kAvx2CodedDot;
-extern const CodedDotKernels kAvx512CodedDot;
-extern const CodedDotKernels kAvx512VnniCodedDot;
+extern const Int8DotKernels kAvx2Int8Dot;
+extern const Int8DotKernels kAvx512Int8Dot;
+extern const Int8DotKernels kAvx512VnniInt8Dot;
 #endif
 
 namespace {
 
-const KernelFamily<CodedDotKernels>& family() {
+const KernelFamily<Int8DotKernels>& family() {
 #if defined(__x86_64__)
-  static const KernelFamily<CodedDotKernels> all(
-      &kScalarCodedDot, &kAvx2CodedDot, &kAvx512CodedDot,
-      __builtin_cpu_supports("avx512vnni") ? &kAvx512VnniCodedDot : nullptr);
+  static const KernelFamily<Int8DotKernels> all(
+      &kScalarInt8Dot, &kAvx2Int8Dot, &kAvx512Int8Dot,
+      __builtin_cpu_supports("avx512vnni") ? &kAvx512VnniInt8Dot : nullptr);
 #else
-  static const KernelFamily<CodedDotKernels> all(&kScalarCodedDot);
+  static const KernelFamily<Int8DotKernels> all(&kScalarInt8Dot);
 #endif
   return all;
 }
@@ -57,11 +57,11 @@ void code_query(std::span<const float> q, CodedQuery& out) {
   out.offset = 128 * sum;
 }
 
-std::span<const CodedDotKernels* const> supported_coded_dot_kernels() {
+std::span<const Int8DotKernels* const> supported_int8_dot_kernels() {
   return family().supported();
 }
 
-const CodedDotKernels& coded_dot_kernels() {
+const Int8DotKernels& int8_dot_kernels() {
   return family().best();
 }
 

@@ -34,7 +34,7 @@ inline constexpr int kMostCoded = 127 * 256 + 127;
 /// `q` up to a positive factor, which no ranking sees. All 0 when a number is not finite.
 void code_query(std::span<const float> q /*[d]*/, CodedQuery& out);
 
-struct CodedDotKernels {
+struct Int8DotKernels {
   std::string_view name;
   /// scores[i] = scale * (q . codes) of the key rows[i], the product exact: the same bits on every machine.
   /// The query has no more numbers than fit beside a scale.
@@ -43,8 +43,8 @@ struct CodedDotKernels {
 };
 
 /// The table that goes with kernels().
-const CodedDotKernels& coded_dot_kernels();
+const Int8DotKernels& int8_dot_kernels();
 /// Every table that this machine can run, plain C++ first.
-std::span<const CodedDotKernels* const> supported_coded_dot_kernels();
+std::span<const Int8DotKernels* const> supported_int8_dot_kernels();
 
 }  // namespace lode

@@ -220,7 +220,7 @@ class Bench {
 
   /// Tokens before the queries: what is indexed as the context.
   std::int64_t indexed() const { return std::max<std::int64_t>(0, options_.context - options_.queries); }
-  Position far_limit(const DenseParts& dense) const {
+  Position far_limit(const LocalWindow& dense) const {
     if (!dense.from_context) return QueryBlock::kNoLimit;
     return static_cast<Position>(std::max<std::int64_t>(0, indexed() - dense.window));
   }
@@ -256,7 +256,7 @@ class Bench {
   /// The same query sets with exactly the share `keep` of their far keys: chosen ones first, then others,
   /// evenly spread.
   Selection kept(const Selection& selection, std::span<const QueryBlock> blocks,
-                 const DenseParts& dense) const {
+                 const LocalWindow& dense) const {
     Selection out;
     for (std::int64_t i = 0; i < selection.sets(); ++i) {
       const Selection::Set set = selection.set(i);

@@ -149,7 +149,7 @@ class StepQueries {
       }
     }
   }
-  GivenQueries of_step(int step) const {
+  QueryOverride of_step(int step) const {
     if (q_.empty()) return {};
     const std::size_t one = layers_ * row_, at = static_cast<std::size_t>(step) * one;
     return {.q_unrotated = std::span(q_unrotated_).subspan(at, one), .q = std::span(q_).subspan(at, one)};
@@ -183,7 +183,7 @@ FarRecall recall_of(Context::Impl& c, const AttachedMethod& method, const StepQu
                                     .rope = &c.llama.rope_of(layer, c.rope),
                                     .pool = &c.model->pool()};
     for (int step = 0; step < std::min(steps, kRecallQueries); ++step) {
-      const GivenQueries given = queries.of_step(step);
+      const QueryOverride given = queries.of_step(step);
       // In the place of the last token that there is.
       const QueryBlock block = {.sequence = 0,
                                 .phase = Phase::generation,

@@ -159,7 +159,7 @@ class Growth {
   }
 
   QueryBlock block(const Candidate& c, int variant) const {
-    const DenseParts& dense = c.spec.dense;
+    const LocalWindow& dense = c.spec.dense;
     return {.sequence = 0,
             .phase = Phase::generation,
             .begin = static_cast<Position>(context_),
@@ -174,7 +174,7 @@ class Growth {
   }
 
   /// Share of the far keys' attention that chosen ones have: mean over the query heads of one token.
-  double captured(const Selection& selection, const QueryBlock& queries, const DenseParts& dense) {
+  double captured(const Selection& selection, const QueryBlock& queries, const LocalWindow& dense) {
     const ModelConfig& c = options_.shape;
     const Run far = {queries.far_begin, queries.far_end(0, dense)};
     const auto heads = static_cast<std::size_t>(c.query_heads);

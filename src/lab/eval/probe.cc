@@ -201,7 +201,7 @@ Json measure_json(const HeadMeasure& m) {
 
 }  // namespace
 
-Spec probe_spec(const Spec& spec, const DenseParts& dense) {
+Spec probe_spec(const Spec& spec, const LocalWindow& dense) {
   if (spec.name == "full") return spec;
   std::string text = fmt::format("{}:sink={},window={}", spec.name, dense.sink, dense.window);
   for (const auto& [key, value] : spec.given) {

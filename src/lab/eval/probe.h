@@ -21,8 +21,8 @@ namespace lode {
 struct ProbeOptions {
   ContextOptions context;   ///< max_tokens 0 = as many as the text has
   std::int64_t last = 512;  ///< tokens at the end whose loss is measured and that attend sparsely
-  DenseParts dense = {.sink = 1, .window = 63};  ///< the same for all methods, whatever their specs say
-  std::int64_t top = 64;                         ///< the k of "recall of the top-k keys"
+  LocalWindow dense = {.sink = 1, .window = 63};  ///< the same for all methods, whatever their specs say
+  std::int64_t top = 64;                          ///< the k of "recall of the top-k keys"
   std::int64_t measured =
       64;  ///< of the last tokens, how many are looked at head by head; 0: rows have no heads
   bool divergence = false;  ///< keeps full attention's predictions [last, vocab] in memory to compare with
@@ -75,7 +75,7 @@ struct ProbeReport {
 };
 
 /// The spec with the sink and window that all methods of a probe get.
-Spec probe_spec(const Spec& spec, const DenseParts& dense);
+Spec probe_spec(const Spec& spec, const LocalWindow& dense);
 
 /// InputError, with `where` in front, for a text of too few tokens.
 void expect_tokens(std::int64_t tokens, const ProbeOptions& options, std::string_view where);

@@ -10,7 +10,7 @@
 
 namespace lode {
 
-Cells::Cells(const std::filesystem::path& path) : path_(path) {
+ResultCache::ResultCache(const std::filesystem::path& path) : path_(path) {
   if (std::filesystem::exists(path)) {
     const std::string text = read_file(path);
     const std::size_t whole = text.rfind('\n') == std::string::npos ? 0 : text.rfind('\n') + 1;
@@ -27,16 +27,16 @@ Cells::Cells(const std::filesystem::path& path) : path_(path) {
   if (file_ == nullptr) throw InputError(path.string() + ": cannot write: " + std::strerror(errno));
 }
 
-Cells::~Cells() {
+ResultCache::~ResultCache() {
   std::fclose(file_);
 }
 
-const Json* Cells::find(const Json& key) const {
+const Json* ResultCache::find(const Json& key) const {
   const auto found = results_.find(key.dump());
   return found == results_.end() ? nullptr : &found->second;
 }
 
-const Json& Cells::add(const Json& key, Json result) {
+const Json& ResultCache::add(const Json& key, Json result) {
   const Json line = {{"key", key}, {"result", result}};
   const std::string text = line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
   if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0)

@@ -12,13 +12,13 @@
 
 namespace lode {
 
-class Cells {
+class ResultCache {
  public:
   /// A last line that was cut short is dropped; any other fault is an InputError.
-  explicit Cells(const std::filesystem::path& path);
-  ~Cells();
-  Cells(const Cells&) = delete;
-  Cells& operator=(const Cells&) = delete;
+  explicit ResultCache(const std::filesystem::path& path);
+  ~ResultCache();
+  ResultCache(const ResultCache&) = delete;
+  ResultCache& operator=(const ResultCache&) = delete;
 
   const Json* find(const Json& key) const;  ///< null when there is none
   /// By the key's text.

@@ -41,7 +41,7 @@ double busy_seconds() {
 
 }  // namespace
 
-Effort& Effort::operator+=(const Effort& other) {
+CostLog& CostLog::operator+=(const CostLog& other) {
   wall += other.wall;
   processor += other.processor;
   others += other.others;
@@ -49,11 +49,11 @@ Effort& Effort::operator+=(const Effort& other) {
   return *this;
 }
 
-Json Effort::json() const {
+Json CostLog::json() const {
   return {{"wall_s", wall}, {"processor_s", processor}, {"others_s", others}, {"room_s", room}};
 }
 
-Effort Effort::of(const Json& json) {
+CostLog CostLog::of(const Json& json) {
   const auto field = [&](const char* name) {
     return json_has(json, name) && json.at(name).is_number() ? json.at(name).get<double>() : 0.0;
   };
@@ -74,8 +74,8 @@ std::string busy_warning(double others_share) {
 
 EffortClock::EffortClock() : wall_(wall_seconds()), own_(own_seconds()), all_(busy_seconds()) {}
 
-Effort EffortClock::effort() const {
-  Effort effort = {.wall = wall_seconds() - wall_, .processor = own_seconds() - own_};
+CostLog EffortClock::effort() const {
+  CostLog effort = {.wall = wall_seconds() - wall_, .processor = own_seconds() - own_};
   const auto processors = static_cast<double>(std::max<long>(1, sysconf(_SC_NPROCESSORS_ONLN)));
   effort.room = effort.wall * processors;
   effort.others = std::clamp(busy_seconds() - all_ - effort.processor, 0.0, effort.room);

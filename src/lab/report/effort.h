@@ -9,17 +9,17 @@
 
 namespace lode {
 
-struct Effort {
+struct CostLog {
   double wall = 0;       ///< seconds on the clock
   double processor = 0;  ///< seconds of processors that this program used
   double others = 0;     ///< seconds of processors that other programs used meanwhile
   double room = 0;       ///< seconds of processors that there were: wall x processors
 
-  Effort& operator+=(const Effort& other);
+  CostLog& operator+=(const CostLog& other);
   /// Share of the machine that others had.
   double others_share() const { return room > 0 ? others / room : 0; }
   Json json() const;
-  static Effort of(const Json& json);
+  static CostLog of(const Json& json);
 };
 
 /// Others had more of the machine than a quiet system does.
@@ -31,7 +31,7 @@ std::string busy_warning(double others_share);
 class EffortClock {
  public:
   EffortClock();
-  Effort effort() const;
+  CostLog effort() const;
 
  private:
   double wall_, own_, all_;  // seconds at the start

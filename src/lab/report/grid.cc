@@ -68,7 +68,7 @@ std::string setting_of(const SuiteRun& run) {
 
 /// A probe gives all methods one sink and window: what names others would be measured as something else.
 std::optional<std::string> probe_refusal(const SuiteRun& run, const Spec& spec) {
-  const DenseParts dense = dense_parts(run.dense, ProbeOptions().dense);
+  const LocalWindow dense = dense_parts(run.dense, ProbeOptions().dense);
   const bool other_sink = spec.given.contains("sink") && spec.dense.sink != dense.sink;
   const bool other_window = spec.given.contains("window") && spec.dense.window != dense.window;
   if (!other_sink && !other_window) return std::nullopt;
@@ -78,7 +78,8 @@ std::optional<std::string> probe_refusal(const SuiteRun& run, const Spec& spec) 
 
 }  // namespace
 
-Grid::Grid(std::shared_ptr<const Model> model, std::span<const Suite> suites, const GridOptions& options)
+MeasurementRunner::MeasurementRunner(std::shared_ptr<const Model> model, std::span<const Suite> suites,
+                                     const GridOptions& options)
     : model_(std::move(model)),
       options_(options),
       cells_(raw_folder(options) / "cells.jsonl"),
@@ -92,10 +93,10 @@ Grid::Grid(std::shared_ptr<const Model> model, std::span<const Suite> suites, co
   plan_groups(suites);
 }
 
-Grid::~Grid() = default;
+MeasurementRunner::~MeasurementRunner() = default;
 
 /// Why this run cannot measure a method that others can, if it cannot.
-std::optional<std::string> Grid::refusal(const SuiteRun& run, const Spec& spec) const {
+std::optional<std::string> MeasurementRunner::refusal(const SuiteRun& run, const Spec& spec) const {
   if (run.kind == RunKind::clusters && spec.name != "squeezed")
     return "expected a method that clusters the text's keys, found " + spec.name;
   return run.kind == RunKind::probe ? probe_refusal(run, spec) : bench_refusal(run, spec);
@@ -103,7 +104,7 @@ std::optional<std::string> Grid::refusal(const SuiteRun& run, const Spec& spec) 
 
 /// Whether the method can be measured at this run's shape: an artefact may have been trained for another, and
 /// the GPU may not choose by it. Says why not.
-std::optional<std::string> Grid::bench_refusal(const SuiteRun& run, const Spec& spec) const {
+std::optional<std::string> MeasurementRunner::bench_refusal(const SuiteRun& run, const Spec& spec) const {
   const bool on_gpu = options_.context.device == Device::cuda;
   if (run.kind != RunKind::attention || (!on_gpu && !find_method(spec.name).trained)) return std::nullopt;
   SuiteRun trial = run;
@@ -120,7 +121,7 @@ std::optional<std::string> Grid::bench_refusal(const SuiteRun& run, const Spec& 
 
 /// Every spec is parsed and attached to an empty context once: what cannot be run is known before hours of
 /// work.
-void Grid::find_methods(std::span<const Suite> suites) {
+void MeasurementRunner::find_methods(std::span<const Suite> suites) {
   std::set<std::string> seen;
   ContextOptions small = options_.context;
   small.max_tokens = 1024;
@@ -147,7 +148,7 @@ void Grid::find_methods(std::span<const Suite> suites) {
   }
 }
 
-std::vector<GridMethod> Grid::methods(const SuiteRun& run) const {
+std::vector<GridMethod> MeasurementRunner::methods(const SuiteRun& run) const {
   std::vector<GridMethod> methods;
   std::set<std::string> seen;
   for (const SuiteMethod& m : run.methods) {
@@ -160,13 +161,13 @@ std::vector<GridMethod> Grid::methods(const SuiteRun& run) const {
   return methods;
 }
 
-std::shared_ptr<const Haystack> Grid::haystack(std::uint64_t seed, std::int64_t length) const {
+std::shared_ptr<const Haystack> MeasurementRunner::haystack(std::uint64_t seed, std::int64_t length) const {
   if (haystack_) return haystack_;
   return std::make_shared<Haystack>(Haystack::prose_for(seed, length, make_meter(model_->tokenizer())));
 }
 
 /// What takes little comes first: a look at the page so far has it, and so has a run that is cut off.
-std::vector<Grid::Part> Grid::plan_parts() {
+std::vector<MeasurementRunner::Part> MeasurementRunner::plan_parts() {
   std::vector<Part> parts;
   planned_.clear();
   plan_probes(parts);
@@ -181,7 +182,7 @@ std::vector<Grid::Part> Grid::plan_parts() {
   return parts;
 }
 
-void Grid::run() {
+void MeasurementRunner::run() {
   if (options_.so_far) return;
   const std::vector<Part> parts = plan_parts();
   std::int64_t total = 0, done = 0;
@@ -196,45 +197,45 @@ void Grid::run() {
   }
 }
 
-bool Grid::is_new(const Json& key) {
+bool MeasurementRunner::is_new(const Json& key) {
   return cells_.find(key) == nullptr && planned_.insert(key.dump()).second;
 }
 
-Json Grid::base_key(std::string_view kind) const {
+Json MeasurementRunner::base_key(std::string_view kind) const {
   Json key = run_settings(*model_, options_.context);
   key["kind"] = kind;
   return key;
 }
 
 /// Of what is measured of one method on a text.
-Json Grid::text_key(const SuiteRun& run, const NamedSpec& spec) const {
+Json MeasurementRunner::text_key(const SuiteRun& run, const NamedSpec& spec) const {
   Json key = base_key(name_of(run.kind));
   key.update({{"seed", run.seed}, {"spec", spec.name}, {"files", spec.files}, {"haystack", haystack_hash_}});
   return key;
 }
 
-Json Grid::probe_key(const SuiteRun& run, std::int64_t length, const NamedSpec& spec) const {
+Json MeasurementRunner::probe_key(const SuiteRun& run, std::int64_t length, const NamedSpec& spec) const {
   Json key = text_key(run, spec);
   key.update({{"tokens", length}, {"dense", run.dense}});
   return key;
 }
 
-std::string Grid::probe_text(const SuiteRun& run, std::int64_t length) const {
+std::string MeasurementRunner::probe_text(const SuiteRun& run, std::int64_t length) const {
   // In shorter texts than three times the usual distance the returns come from a third of the length.
   return make_echo_text(length, run.seed, Language::built_in(), *haystack(run.seed, length),
                         std::min(kEchoDistance, length / 3));
 }
 
 /// Runs that look at the same text with the same dense parts share its prefill.
-void Grid::plan_probes(std::vector<Part>& parts) {
+void MeasurementRunner::plan_probes(std::vector<Part>& parts) {
   for (const SuiteRun& run : runs_) {
     if (run.kind != RunKind::probe) continue;
-    const DenseParts dense = dense_parts(run.dense, ProbeOptions().dense);
+    const LocalWindow dense = dense_parts(run.dense, ProbeOptions().dense);
     for (const std::int64_t length : run.lengths) {
       std::vector<std::pair<NamedSpec, Json>> pending;  // and its key
       std::vector<std::string> names;
       for (const SuiteRun& other : runs_) {
-        const DenseParts others = dense_parts(other.dense, ProbeOptions().dense);
+        const LocalWindow others = dense_parts(other.dense, ProbeOptions().dense);
         if (other.kind != RunKind::probe || other.seed != run.seed || others.sink != dense.sink ||
             others.window != dense.window ||
             std::find(other.lengths.begin(), other.lengths.end(), length) == other.lengths.end())
@@ -257,8 +258,8 @@ void Grid::plan_probes(std::vector<Part>& parts) {
   }
 }
 
-void Grid::probe_cells(const SuiteRun& run, std::int64_t length, const DenseParts& dense,
-                       std::span<const std::pair<NamedSpec, Json>> pending) {
+void MeasurementRunner::probe_cells(const SuiteRun& run, std::int64_t length, const LocalWindow& dense,
+                                    std::span<const std::pair<NamedSpec, Json>> pending) {
   ProbeOptions options;
   options.context = options_.context;
   options.dense = dense;
@@ -278,7 +279,7 @@ void Grid::probe_cells(const SuiteRun& run, std::int64_t length, const DensePart
   });
 }
 
-std::vector<Json> Grid::probe(const SuiteRun& run, std::int64_t length) const {
+std::vector<Json> MeasurementRunner::probe(const SuiteRun& run, std::int64_t length) const {
   std::vector<Json> rows;
   for (const GridMethod& m : methods(run)) {
     const Json* found = cells_.find(probe_key(run, length, m.named));
@@ -287,14 +288,14 @@ std::vector<Json> Grid::probe(const SuiteRun& run, std::int64_t length) const {
   return rows;
 }
 
-Json Grid::recall_key(const SuiteRun& run, const NamedSpec& spec) const {
+Json MeasurementRunner::recall_key(const SuiteRun& run, const NamedSpec& spec) const {
   Json key = text_key(run, spec);
   // Not "queries": those of older folders were heard before the index was built.
   key.update({{"lengths", run.lengths}, {"dense", run.dense}, {"top", run.top}, {"asking", run.queries}});
   return key;
 }
 
-void Grid::plan_recall(const SuiteRun& run, std::vector<Part>& parts) {
+void MeasurementRunner::plan_recall(const SuiteRun& run, std::vector<Part>& parts) {
   std::vector<NamedSpec> pending;
   std::vector<std::string> names;
   for (const GridMethod& m : methods(run)) {
@@ -310,7 +311,7 @@ void Grid::plan_recall(const SuiteRun& run, std::vector<Part>& parts) {
                    .work = [this, &run, pending](const auto&) { measure_recall(run, pending); }});
 }
 
-void Grid::measure_recall(const SuiteRun& run, const std::vector<NamedSpec>& pending) {
+void MeasurementRunner::measure_recall(const SuiteRun& run, const std::vector<NamedSpec>& pending) {
   RecallOptions options = {.context = options_.context, .lengths = run.lengths};
   options.dense = dense_parts(run.dense, options.dense);
   options.top = run.top;
@@ -328,18 +329,18 @@ void Grid::measure_recall(const SuiteRun& run, const std::vector<NamedSpec>& pen
   }
 }
 
-std::vector<Json> Grid::recall(const SuiteRun& run, const GridMethod& method) const {
+std::vector<Json> MeasurementRunner::recall(const SuiteRun& run, const GridMethod& method) const {
   const Json* found = cells_.find(recall_key(run, method.named));
   return found == nullptr ? std::vector<Json>() : found->get<std::vector<Json>>();
 }
 
-Json Grid::clusters_key(const SuiteRun& run, std::int64_t length, const NamedSpec& spec) const {
+Json MeasurementRunner::clusters_key(const SuiteRun& run, std::int64_t length, const NamedSpec& spec) const {
   Json key = text_key(run, spec);
   key["tokens"] = length;
   return key;
 }
 
-void Grid::plan_clusters(const SuiteRun& run, std::vector<Part>& parts) {
+void MeasurementRunner::plan_clusters(const SuiteRun& run, std::vector<Part>& parts) {
   for (const std::int64_t length : run.lengths) {
     std::vector<NamedSpec> pending;
     for (const GridMethod& m : methods(run)) {
@@ -354,7 +355,8 @@ void Grid::plan_clusters(const SuiteRun& run, std::vector<Part>& parts) {
   }
 }
 
-void Grid::measure_clusters(const SuiteRun& run, std::int64_t length, const std::vector<NamedSpec>& pending) {
+void MeasurementRunner::measure_clusters(const SuiteRun& run, std::int64_t length,
+                                         const std::vector<NamedSpec>& pending) {
   const std::vector<Json> maps =
       cluster_maps(model_, probe_text(run, length), pending, {.context = options_.context});
   for (const NamedSpec& spec : pending) {
@@ -365,12 +367,13 @@ void Grid::measure_clusters(const SuiteRun& run, std::int64_t length, const std:
   }
 }
 
-std::vector<Json> Grid::clusters(const SuiteRun& run, std::int64_t length, const GridMethod& method) const {
+std::vector<Json> MeasurementRunner::clusters(const SuiteRun& run, std::int64_t length,
+                                              const GridMethod& method) const {
   const Json* found = cells_.find(clusters_key(run, length, method.named));
   return found == nullptr ? std::vector<Json>() : found->get<std::vector<Json>>();
 }
 
-Json Grid::bench_key(const SuiteRun& run, std::int64_t length) const {
+Json MeasurementRunner::bench_key(const SuiteRun& run, std::int64_t length) const {
   Json specs = Json::array(), files = Json::array();
   for (const GridMethod& m : methods(run)) {
     specs.push_back(m.named.name);
@@ -390,7 +393,7 @@ Json Grid::bench_key(const SuiteRun& run, std::int64_t length) const {
 }
 
 /// The spec with the artefact in the model's folder, where its method needs one and it names none.
-Spec Grid::with_artefact(const Spec& spec) const {
+Spec MeasurementRunner::with_artefact(const Spec& spec) const {
   Spec complete = spec;
   const auto path = model_->path() / (spec.name + ".safetensors");
   if (find_method(spec.name).trained && !spec.text("weights") && std::filesystem::exists(path))
@@ -399,8 +402,8 @@ Spec Grid::with_artefact(const Spec& spec) const {
 }
 
 /// Rows as `bench attention --json` has them.
-Json Grid::measure_attention(const SuiteRun& run, std::int64_t length, std::span<const Spec> specs,
-                             double seconds) const {
+Json MeasurementRunner::measure_attention(const SuiteRun& run, std::int64_t length,
+                                          std::span<const Spec> specs, double seconds) const {
   const AttentionBenchOptions options = {.shape = named_shape(run.shape),
                                          .context = length,
                                          .batch = run.batch,
@@ -439,7 +442,7 @@ Json Grid::measure_attention(const SuiteRun& run, std::int64_t length, std::span
 
 /// A token when nothing is cached: everything before it is computed again. What of its time is attention is
 /// told on a CPU, where somebody can look inside.
-Json Grid::row_without_cache(std::int64_t length) const {
+Json MeasurementRunner::row_without_cache(std::int64_t length) const {
   constexpr int kMostTimes = 5;
   ContextOptions options = options_.context;
   options.max_tokens = length;
@@ -463,7 +466,8 @@ Json Grid::row_without_cache(std::int64_t length) const {
   return row;
 }
 
-Json Grid::measure_bench(const SuiteRun& run, std::int64_t length, std::span<const Spec> specs) const {
+Json MeasurementRunner::measure_bench(const SuiteRun& run, std::int64_t length,
+                                      std::span<const Spec> specs) const {
   Json rows = Json::array();
   if (run.kind == RunKind::attention) {
     rows = measure_attention(run, length, specs, kBenchSeconds);
@@ -488,7 +492,7 @@ Json Grid::measure_bench(const SuiteRun& run, std::int64_t length, std::span<con
 }
 
 /// All methods of a length are measured in one run, for only times of one run compare.
-void Grid::plan_bench(const SuiteRun& run, std::vector<Part>& parts) {
+void MeasurementRunner::plan_bench(const SuiteRun& run, std::vector<Part>& parts) {
   std::vector<Spec> specs;
   std::vector<std::string> names;
   for (const GridMethod& m : methods(run)) {
@@ -510,13 +514,13 @@ void Grid::plan_bench(const SuiteRun& run, std::vector<Part>& parts) {
   }
 }
 
-std::vector<Json> Grid::bench(const SuiteRun& run, std::int64_t length) const {
+std::vector<Json> MeasurementRunner::bench(const SuiteRun& run, std::int64_t length) const {
   const Json* found = cells_.find(bench_key(run, length));
   return found == nullptr ? std::vector<Json>() : found->get<std::vector<Json>>();
 }
 
 /// Also of work that is interrupted.
-void Grid::timed(const std::string& name, const std::function<void()>& work) {
+void MeasurementRunner::timed(const std::string& name, const std::function<void()>& work) {
   const EffortClock clock;
   const auto began = std::chrono::system_clock::now().time_since_epoch();
   const auto note = [&] {
@@ -545,14 +549,14 @@ std::string plain_effort_name(const SuiteRun& run, std::int64_t length) {
 
 }  // namespace
 
-std::string Grid::effort_name(const SuiteRun& run, std::int64_t length) {
+std::string MeasurementRunner::effort_name(const SuiteRun& run, std::int64_t length) {
   const std::string name = plain_effort_name(run, length);
   // Texts of one length serve all suites, times are each suite's own.
   const bool timed = run.kind == RunKind::attention || run.kind == RunKind::decode;
   return timed ? fmt::format("{} ({})", name, run.suite) : name;
 }
 
-std::int64_t Grid::kv_bytes(std::int64_t tokens) const {
+std::int64_t MeasurementRunner::kv_bytes(std::int64_t tokens) const {
   const ModelConfig& config = model_->config();
   const DType type = options_.context.kv_type;
   const std::int64_t row =
@@ -560,21 +564,21 @@ std::int64_t Grid::kv_bytes(std::int64_t tokens) const {
   return 2 * tokens * config.layers * config.kv_heads * row;
 }
 
-std::map<std::string, Effort> Grid::efforts() const {
-  std::map<std::string, Effort> efforts;
+std::map<std::string, CostLog> MeasurementRunner::efforts() const {
+  std::map<std::string, CostLog> efforts;
   for (const auto& [key, result] : effort_.all())
-    efforts[Json::parse(key).value("of", "")] += Effort::of(result);
+    efforts[Json::parse(key).value("of", "")] += CostLog::of(result);
   return efforts;
 }
 
-std::optional<Effort> Grid::effort_of(const SuiteRun& run, std::int64_t length) const {
-  const std::map<std::string, Effort> all = efforts();
+std::optional<CostLog> MeasurementRunner::effort_of(const SuiteRun& run, std::int64_t length) const {
+  const std::map<std::string, CostLog> all = efforts();
   for (const std::string& name : {effort_name(run, length), plain_effort_name(run, length)})
     if (const auto found = all.find(name); found != all.end()) return found->second;
   return std::nullopt;
 }
 
-DenseParts dense_parts(std::string_view text, DenseParts otherwise) {
+LocalWindow dense_parts(std::string_view text, LocalWindow otherwise) {
   if (text.empty()) return otherwise;
   const Spec spec = parse_spec("streaming:" + std::string(text));
   return spec.dense;

@@ -47,10 +47,11 @@ struct GridMethod {
   NamedSpec named;    ///< named by its canonical text
 };
 
-class Grid {
+class MeasurementRunner {
  public:
-  Grid(std::shared_ptr<const Model> model, std::span<const Suite> suites, const GridOptions& options);
-  ~Grid();
+  MeasurementRunner(std::shared_ptr<const Model> model, std::span<const Suite> suites,
+                    const GridOptions& options);
+  ~MeasurementRunner();
 
   /// Measures what is missing. On Interrupted everything so far is kept.
   void run();
@@ -80,10 +81,10 @@ class Grid {
   /// Rows of `bench --json`, `full` first.
   std::vector<Json> bench(const SuiteRun& run, std::int64_t length) const;
   /// What the parts of the work took, those of earlier runs into this folder included; by name.
-  std::map<std::string, Effort> efforts() const;
+  std::map<std::string, CostLog> efforts() const;
   /// Of the work of a bench run at one length, where it is known, or of all answers.
-  std::optional<Effort> effort_of(const SuiteRun& run, std::int64_t length) const;
-  Effort effort_of_answers() const;
+  std::optional<CostLog> effort_of(const SuiteRun& run, std::int64_t length) const;
+  CostLog effort_of_answers() const;
   const Model& model() const { return *model_; }
   std::int64_t kv_bytes(std::int64_t tokens) const;  ///< of the keys and values of so many tokens
 
@@ -114,7 +115,7 @@ class Grid {
   void plan_bench(const SuiteRun& run, std::vector<Part>& parts);
   /// Whether a cell is still to be measured, and by no part that was planned before.
   bool is_new(const Json& key);
-  void probe_cells(const SuiteRun& run, std::int64_t length, const DenseParts& dense,
+  void probe_cells(const SuiteRun& run, std::int64_t length, const LocalWindow& dense,
                    std::span<const std::pair<NamedSpec, Json>> pending);
   void measure_recall(const SuiteRun& run, const std::vector<NamedSpec>& pending);
   void measure_clusters(const SuiteRun& run, std::int64_t length, const std::vector<NamedSpec>& pending);
@@ -141,8 +142,8 @@ class Grid {
   std::shared_ptr<const Model> model_;
   std::vector<SuiteRun> runs_;
   GridOptions options_;
-  Cells cells_;
-  Cells effort_;
+  ResultCache cells_;
+  ResultCache effort_;
   std::map<std::string, std::unique_ptr<Records>> records_;  // by protocol
   std::map<std::string, Spec> specs_;                        // those that can be run, by what suites write
   std::map<std::string, std::string> files_;                 // NamedSpec::files by canonical text
@@ -155,6 +156,6 @@ class Grid {
 };
 
 /// sink and window of "sink=1,window=63"; what it does not name stays as given.
-DenseParts dense_parts(std::string_view text, DenseParts otherwise);
+LocalWindow dense_parts(std::string_view text, LocalWindow otherwise);
 
 }  // namespace lode

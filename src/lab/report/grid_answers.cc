@@ -24,14 +24,15 @@ const std::string kAnswers = "answers";
 }  // namespace
 
 /// Lists stand alone, facts may share a text.
-std::string Grid::group_name(const SuiteRun& run, const std::string& task) const {
+std::string MeasurementRunner::group_name(const SuiteRun& run, const std::string& task) const {
   if (!options_.samples.empty()) return "";
   const std::vector<std::string> mixed = mixed_tasks();
   const bool shares = run.shared > 0 && std::find(mixed.begin(), mixed.end(), task) != mixed.end();
   return shares ? std::string(kMixed) : task;
 }
 
-Grid::Group* Grid::find_group(const SuiteRun& run, const std::string& task, std::int64_t length) const {
+MeasurementRunner::Group* MeasurementRunner::find_group(const SuiteRun& run, const std::string& task,
+                                                        std::int64_t length) const {
   const std::string name = group_name(run, task);
   for (const auto& g : groups_) {
     if (g->task == name &&
@@ -41,7 +42,7 @@ Grid::Group* Grid::find_group(const SuiteRun& run, const std::string& task, std:
   return nullptr;
 }
 
-void Grid::plan_groups(std::span<const Suite> suites) {
+void MeasurementRunner::plan_groups(std::span<const Suite> suites) {
   for (const Suite& suite : suites) {
     for (const SuiteRun& run : suite.runs) {
       runs_.push_back(run);
@@ -59,7 +60,7 @@ void Grid::plan_groups(std::span<const Suite> suites) {
   }
 }
 
-void Grid::plan_questions(const SuiteRun& run) {
+void MeasurementRunner::plan_questions(const SuiteRun& run) {
   const NamedSpec full = {"full", parse_spec("full")};
   const bool own = !options_.samples.empty();
   for (const std::string& task : own ? std::vector<std::string>{""} : run.tasks) {
@@ -84,7 +85,7 @@ void Grid::plan_questions(const SuiteRun& run) {
   }
 }
 
-void Grid::make_samples_of(Group& group) const {
+void MeasurementRunner::make_samples_of(Group& group) const {
   for (const Sample& sample : options_.samples) group.take(sample);
   if (!options_.samples.empty()) return;
   const bool mixed = group.task == kMixed;  // then the number of contexts is what counts
@@ -101,7 +102,7 @@ void Grid::make_samples_of(Group& group) const {
                });
 }
 
-Records& Grid::records(const Protocol& protocol) {
+Records& MeasurementRunner::records(const Protocol& protocol) {
   std::unique_ptr<Records>& records = records_[protocol.str()];
   if (!records) {
     std::string name = "answers-" + protocol.str() + ".jsonl";
@@ -112,7 +113,7 @@ Records& Grid::records(const Protocol& protocol) {
   return *records;
 }
 
-void Grid::plan_answers(std::vector<Part>& parts) {
+void MeasurementRunner::plan_answers(std::vector<Part>& parts) {
   struct Work {
     std::unique_ptr<Answering> answering;
     EvalOptions options;
@@ -135,7 +136,7 @@ void Grid::plan_answers(std::vector<Part>& parts) {
   }
 }
 
-std::vector<Sample> Grid::samples(const SuiteRun& run) const {
+std::vector<Sample> MeasurementRunner::samples(const SuiteRun& run) const {
   std::vector<Sample> samples = options_.samples;
   const bool own = !samples.empty();
   for (const std::int64_t length : own ? std::vector<std::int64_t>{} : run.lengths) {
@@ -151,7 +152,7 @@ std::vector<Sample> Grid::samples(const SuiteRun& run) const {
   return samples;
 }
 
-bool Grid::is_answered(const SuiteRun& run, const Sample& sample) const {
+bool MeasurementRunner::is_answered(const SuiteRun& run, const Sample& sample) const {
   std::vector<NamedSpec> specs = {{"full", parse_spec("full")}};
   for (const GridMethod& m : methods(run)) specs.push_back(m.named);
   return std::all_of(run.protocols.begin(), run.protocols.end(), [&](const Protocol& protocol) {
@@ -162,7 +163,7 @@ bool Grid::is_answered(const SuiteRun& run, const Sample& sample) const {
   });
 }
 
-EvalReport Grid::eval(const SuiteRun& run, const Protocol& protocol) const {
+EvalReport MeasurementRunner::eval(const SuiteRun& run, const Protocol& protocol) const {
   std::vector<NamedSpec> specs = {{"full", parse_spec("full")}};
   for (const GridMethod& m : methods(run)) {
     if (m.named.spec.name != "full") specs.push_back(m.named);
@@ -171,14 +172,15 @@ EvalReport Grid::eval(const SuiteRun& run, const Protocol& protocol) const {
                    options_.context);
 }
 
-const Answer& Grid::answer(const Sample& sample, const NamedSpec& spec, const Protocol& protocol) const {
+const Answer& MeasurementRunner::answer(const Sample& sample, const NamedSpec& spec,
+                                        const Protocol& protocol) const {
   const Answer* found = records_.at(protocol.str())->find(sample, spec.name, spec.files);
   if (found == nullptr) throw RunError("report: an answer that was not planned");
   return *found;
 }
 
-Effort Grid::effort_of_answers() const {
-  Effort sum;
+CostLog MeasurementRunner::effort_of_answers() const {
+  CostLog sum;
   for (const auto& [name, effort] : efforts())
     if (name.starts_with(kAnswers)) sum += effort;
   return sum;

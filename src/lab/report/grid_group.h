@@ -18,7 +18,7 @@ namespace lode {
 
 /// Samples of one task, or of all that share a text, of one length, seed and number of questions a context,
 /// and what is asked of them.
-struct Grid::Group {
+struct MeasurementRunner::Group {
   std::string where;  ///< of the first run that asks
   std::string task;   ///< or kMixed; empty of the user's own samples
   std::int64_t length = 0, questions = 0;

@@ -13,7 +13,7 @@
 
 namespace lode {
 
-Json Grid::study_key(const SuiteRun& run, std::int64_t length) const {
+Json MeasurementRunner::study_key(const SuiteRun& run, std::int64_t length) const {
   Json key = base_key(name_of(run.kind));
   key.update({{"seed", run.seed}, {"haystack", haystack_hash_}, {"tokens", length}});
   if (run.kind == RunKind::key_query)
@@ -24,7 +24,7 @@ Json Grid::study_key(const SuiteRun& run, std::int64_t length) const {
   return key;
 }
 
-void Grid::plan_study(const SuiteRun& run, std::vector<Part>& parts) {
+void MeasurementRunner::plan_study(const SuiteRun& run, std::vector<Part>& parts) {
   for (const std::int64_t length : run.lengths) {
     const Json key = study_key(run, length);
     if (!is_new(key)) continue;
@@ -41,8 +41,8 @@ void Grid::plan_study(const SuiteRun& run, std::vector<Part>& parts) {
 }
 
 /// Texts of a length or a little more, as probes read them, each of another seed.
-std::vector<std::string> Grid::study_texts(const SuiteRun& run, std::int64_t length,
-                                           std::int64_t count) const {
+std::vector<std::string> MeasurementRunner::study_texts(const SuiteRun& run, std::int64_t length,
+                                                        std::int64_t count) const {
   const std::int64_t tokens = length + length / 64 + 64;
   const std::shared_ptr<const Haystack> hay = haystack(run.seed, count * tokens);
   std::vector<std::string> texts;
@@ -52,7 +52,7 @@ std::vector<std::string> Grid::study_texts(const SuiteRun& run, std::int64_t len
   return texts;
 }
 
-Json Grid::measure_study(const SuiteRun& run, std::int64_t length) const {
+Json MeasurementRunner::measure_study(const SuiteRun& run, std::int64_t length) const {
   if (run.kind == RunKind::key_query)
     return key_query_studies(model_, probe_text(run, length),
                              {.context = options_.context, .seed = run.seed});
@@ -71,7 +71,7 @@ Json Grid::measure_study(const SuiteRun& run, std::int64_t length) const {
                         .progress = Progress::Mode::quiet});
 }
 
-std::vector<Json> Grid::study(const SuiteRun& run, std::int64_t length) const {
+std::vector<Json> MeasurementRunner::study(const SuiteRun& run, std::int64_t length) const {
   const Json* found = cells_.find(study_key(run, length));
   return found == nullptr ? std::vector<Json>() : found->get<std::vector<Json>>();
 }

@@ -19,7 +19,7 @@ namespace lode {
 namespace {
 
 /// One line a reason, with all specs that it holds for.
-std::vector<std::string> skipped_lines(const Grid& grid) {
+std::vector<std::string> skipped_lines(const MeasurementRunner& grid) {
   std::vector<std::pair<std::string, std::string>> by_reason;  // reason, specs
   for (const Skipped& s : grid.skipped()) {
     const std::string spec = "`" + excerpt(s.spec) + "`";
@@ -104,13 +104,13 @@ int style_of(std::string_view label) {
 namespace {
 
 /// What the work took, the longest part first, and what that says of the times in this report.
-void write_effort(const Grid& grid, Page& page) {
-  const std::map<std::string, Effort> efforts = grid.efforts();
+void write_effort(const MeasurementRunner& grid, Page& page) {
+  const std::map<std::string, CostLog> efforts = grid.efforts();
   if (efforts.empty()) return;
-  std::vector<std::pair<std::string, Effort>> parts(efforts.begin(), efforts.end());
+  std::vector<std::pair<std::string, CostLog>> parts(efforts.begin(), efforts.end());
   std::stable_sort(parts.begin(), parts.end(),
                    [](const auto& a, const auto& b) { return a.second.processor > b.second.processor; });
-  Effort sum;
+  CostLog sum;
   for (const auto& [name, effort] : parts) sum += effort;
   page.heading(2, "What it took");
   const double threads = static_cast<double>(grid.model().pool().size());
@@ -130,7 +130,7 @@ void write_effort(const Grid& grid, Page& page) {
 
 }  // namespace
 
-Page make_report(const Grid& grid, std::span<const Suite> suites, const Provenance& provenance) {
+Page make_report(const MeasurementRunner& grid, std::span<const Suite> suites, const Provenance& provenance) {
   Page page(suites.size() == 1 ? suites.front().title : "Attention by retrieval, measured alike");
   page.paragraph(fmt::format("Model `{}`. Machine: {}. Commit {}, {}.", provenance.model, provenance.machine,
                              provenance.commit, provenance.date));

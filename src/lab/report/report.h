@@ -22,7 +22,7 @@ struct Provenance {
   std::string machine, date, model;
 };
 
-Page make_report(const Grid& grid, std::span<const Suite> suites, const Provenance& provenance);
+Page make_report(const MeasurementRunner& grid, std::span<const Suite> suites, const Provenance& provenance);
 
 /// The line of a chart that a method belongs to: its label without the number of its first key, which by
 /// convention is the budget ("topk:k=64" -> "topk").

@@ -483,7 +483,7 @@ void recall_chart(const Section& s, const std::string& title, const Axis& y,
 }  // namespace
 
 void write_recall(const Section& s) {
-  const DenseParts dense = dense_parts(s.run.dense, RecallOptions().dense);
+  const LocalWindow dense = dense_parts(s.run.dense, RecallOptions().dense);
   // Of the queries' mean position: they are the last tokens.
   const double near =
       static_cast<double>(dense.sink + dense.window) + 0.5 * static_cast<double>(s.run.queries - 1);
@@ -672,7 +672,7 @@ void write_bench(const Section& s) {
       continue;
     }
     const std::string what = fmt::format("{} keys, {}", length_name(length), shape);
-    const std::optional<Effort> effort = s.grid.effort_of(s.run, length);
+    const std::optional<CostLog> effort = s.grid.effort_of(s.run, length);
     const std::string warning = effort ? busy_warning(effort->others_share()) : std::string();
     if (s.shows(Show::latency_bars)) latency_bars(s, rows, what, warning);
     if (s.shows(Show::table)) {

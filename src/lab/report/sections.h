@@ -14,7 +14,7 @@ namespace lode {
 
 /// What a section writes with.
 struct Section {
-  const Grid& grid;
+  const MeasurementRunner& grid;
   const Suite& suite;
   const SuiteRun& run;
   std::string provenance;  ///< the last sentence of every caption

@@ -17,10 +17,10 @@ namespace lode {
 
 struct RecallOptions {
   ContextOptions context;
-  std::vector<std::int64_t> lengths;                ///< tokens read when queries are looked at, rising
-  DenseParts dense = {.sink = 128, .window = 128};  ///< the same for all methods, whatever their specs say
-  std::int64_t top = 32;                            ///< true keys of a query
-  std::int64_t queries = 16;                        ///< tokens looked at for each length, the last ones
+  std::vector<std::int64_t> lengths;                 ///< tokens read when queries are looked at, rising
+  LocalWindow dense = {.sink = 128, .window = 128};  ///< the same for all methods, whatever their specs say
+  std::int64_t top = 32;                             ///< true keys of a query
+  std::int64_t queries = 16;                         ///< tokens looked at for each length, the last ones
   Progress::Mode progress = Progress::Mode::automatic;
 };
 

@@ -15,7 +15,7 @@ namespace lode {
 struct Plan {
   std::string model_fingerprint;
   std::string note;                             ///< for people: what the plan was measured to do
-  DenseParts dense;                             ///< of all heads alike
+  LocalWindow dense;                            ///< of all heads alike
   std::vector<std::vector<std::string>> heads;  ///< [L][Hkv] specs
 };
 

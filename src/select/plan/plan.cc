@@ -23,7 +23,7 @@ namespace {
 
 /// The spec of a head with the plan's dense parts, and with the artefact that lies in `folder` where its
 /// method needs one and the spec names none.
-Spec head_spec(const std::string& text, const DenseParts& dense, const std::string& folder) {
+Spec head_spec(const std::string& text, const LocalWindow& dense, const std::string& folder) {
   Spec spec = parse_spec(text);
   spec.dense = dense;
   const MethodInfo& info = find_method(spec.name);
@@ -113,9 +113,9 @@ class PlanSelector final : public Selector, public PlanLayer, public Branches {
     return std::any_of(parts_.begin(), parts_.end(), [](const auto& p) { return p.selector->wants_mass(); });
   }
   /// The whole question when any head wants more than one token: each divides it for itself.
-  std::int64_t question_stretch() const override {
+  std::int64_t joint_query_tokens() const override {
     return std::all_of(parts_.begin(), parts_.end(),
-                       [](const auto& p) { return p.selector->question_stretch() == 1; })
+                       [](const auto& p) { return p.selector->joint_query_tokens() == 1; })
                ? 1
                : 0;
   }
@@ -304,7 +304,7 @@ std::int64_t plan_index_bytes(const Spec& spec, const LayerGeometry& geometry, s
 
 }  // namespace
 
-std::vector<PlanHeads> heads_by_spec(const Plan& plan, int layer, const DenseParts& dense,
+std::vector<PlanHeads> heads_by_spec(const Plan& plan, int layer, const LocalWindow& dense,
                                      const std::string& folder) {
   const std::vector<std::string>& heads = plan.heads[static_cast<std::size_t>(layer)];
   std::map<std::string, std::vector<int>> by_text;

@@ -19,7 +19,7 @@ struct PlanHeads {
 };
 
 /// In the order of their specs; artefacts that specs do not name lie in `folder`.
-std::vector<PlanHeads> heads_by_spec(const Plan& plan, int layer, const DenseParts& dense,
+std::vector<PlanHeads> heads_by_spec(const Plan& plan, int layer, const LocalWindow& dense,
                                      const std::string& folder);
 
 /// A selector of a layer that has such parts.

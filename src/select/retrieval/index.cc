@@ -77,7 +77,7 @@ RetrievalIndex::Guides guides_of(Matrix<const float> queries, Matrix<const float
 RetrievalIndex::RetrievalIndex(const Shape& shape)
     : shape_(shape),
       body_(std::make_shared<Body>(Body{.space = KeySpace(shape.head_dim),
-                                        .coded = CodedKeys(shape.head_dim),
+                                        .coded = QuantizedKeys(shape.head_dim),
                                         .graphs = std::vector(at(shape.graphs), KeyGraph(shape.degree)),
                                         .guides = std::vector<Guides>(at(shape.graphs))})) {}
 
@@ -205,7 +205,7 @@ RetrievalIndex RetrievalIndex::restore(const Shape& shape, const KvRows& kv, Key
 
 void RetrievalIndex::use(KeySpace space) {
   body_->space = std::move(space);
-  body_->coded = CodedKeys(body_->space.numbers());
+  body_->coded = QuantizedKeys(body_->space.numbers());
 }
 
 /// Codes the first `count` keys.
@@ -251,7 +251,7 @@ void RetrievalIndex::advance(std::int64_t keys, const KvRows& kv, RetrievalScrat
 void RetrievalIndex::add(std::size_t number, RetrievalScratch& scratch) {
   KeyGraph& graph = body_->graphs[number];
   const Guides& guides = body_->guides[number];
-  const WalkKeys keys = body_->coded.view();
+  const BeamKeys keys = body_->coded.view();
   const std::int64_t d = shape_.head_dim, m = body_->space.numbers(), count = std::ssize(guides.floors);
   const auto node = static_cast<Node>(graph.nodes());
   std::vector<std::pair<float, const float*>> order;  // how far below a guide's list the key stands
@@ -275,13 +275,13 @@ void RetrievalIndex::add(std::size_t number, RetrievalScratch& scratch) {
   std::ranges::copy(scratch.seen, towards(order.size()).begin());
   scratch.candidates.clear();
   if (scratch.walks.size() < order.size() + 1) scratch.walks.resize(order.size() + 1);
-  const std::span<Walk> walks = std::span(scratch.walks).first(order.size() + 1);
+  const std::span<BeamSearch> walks = std::span(scratch.walks).first(order.size() + 1);
   for (std::size_t i = 0; i < walks.size(); ++i) {
     walks[i].begin(graph, keys, towards(i).data(), kGuideKeep);
     walks[i].visit(graph.entries());
   }
   run_together(walks, kGuideBeam);
-  for (const Walk& walk : walks)
+  for (const BeamSearch& walk : walks)
     for (std::int64_t rank = 0; rank < walk.found(); ++rank) scratch.candidates.push_back(walk.node(rank));
   std::sort(scratch.candidates.begin(), scratch.candidates.end());
   scratch.candidates.erase(std::unique(scratch.candidates.begin(), scratch.candidates.end()),

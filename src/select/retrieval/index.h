@@ -19,7 +19,7 @@ class ThreadPool;
 
 /// What a thread needs to add keys or to search; kept from call to call.
 struct RetrievalScratch {
-  std::vector<Walk> walks = std::vector<Walk>(1);  ///< that take turns
+  std::vector<BeamSearch> walks = std::vector<BeamSearch>(1);  ///< that take turns
   std::vector<float> key, seen, towards, scores, rows, distance;
   std::vector<Node> candidates;
 };
@@ -85,7 +85,7 @@ class RetrievalIndex {
   void cut(std::int64_t tokens, ThreadPool& pool);
 
   const KeyGraph& graph(int number) const { return body_->graphs[static_cast<std::size_t>(number)]; }
-  WalkKeys walk_keys() const { return body_->coded.view(); }
+  BeamKeys walk_keys() const { return body_->coded.view(); }
   const KeySpace& space() const { return body_->space; }  ///< of the walk's keys and queries
   std::int64_t bytes() const;                             ///< memory held, that which is shared included
   std::int64_t graph_bytes() const;                       ///< of it, links
@@ -110,7 +110,7 @@ class RetrievalIndex {
 
   struct Body {
     KeySpace space;
-    CodedKeys coded;
+    QuantizedKeys coded;
     std::vector<KeyGraph> graphs;  // [graphs]
     std::vector<Guides> guides;    // [graphs]
   };

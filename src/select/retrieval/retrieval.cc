@@ -264,11 +264,11 @@ class Retrieval final : public Selector, public SharesIndex, public Branches {
   void search_token(std::span<const Search> searches, Way way, RetrievalScratch& scratch,
                     std::span<Selection> out, std::span<SelectWork> work) const;
   void scan(const Search& search, RetrievalScratch& scratch, Selection& out, SelectWork& work) const;
-  void begin(const Search& search, Walk& walk, RetrievalScratch& scratch) const;
-  void finish(const Search& search, Walk& walk, RetrievalScratch& scratch, Selection& out,
+  void begin(const Search& search, BeamSearch& walk, RetrievalScratch& scratch) const;
+  void finish(const Search& search, BeamSearch& walk, RetrievalScratch& scratch, Selection& out,
               SelectWork& work) const;
-  std::int64_t rank(const Search& search, const Walk& walk, std::int64_t most, RetrievalScratch& scratch,
-                    std::vector<Position>& rows) const;
+  std::int64_t rank(const Search& search, const BeamSearch& walk, std::int64_t most,
+                    RetrievalScratch& scratch, std::vector<Position>& rows) const;
   double unseen_weight(const Search& search, std::span<const Position> seen, float peak,
                        RetrievalScratch& scratch) const;
 
@@ -466,7 +466,7 @@ void Retrieval::search_token(std::span<const Search> searches, Way way, Retrieva
                              std::span<Selection> out, std::span<SelectWork> work) const {
   const int group = geometry_.group();
   if (scratch.walks.size() < searches.size()) scratch.walks.resize(searches.size());
-  const std::span<Walk> walks = std::span(scratch.walks).first(searches.size());
+  const std::span<BeamSearch> walks = std::span(scratch.walks).first(searches.size());
   if (way == Way::walk) {
     for (std::size_t i = 0; i < searches.size(); ++i) begin(searches[i], walks[i], scratch);
     run_together(walks, beam_for(searches[0]) + hidden(searches[0]));
@@ -512,7 +512,7 @@ void Retrieval::scan(const Search& search, RetrievalScratch& scratch, Selection&
 
 /// Exact scores, into scratch.scores, of the best `most` far keys that the walk found and of those behind the
 /// graph; their positions into `rows`, rising. Returns how many lie behind the graph.
-std::int64_t Retrieval::rank(const Search& search, const Walk& walk, std::int64_t most,
+std::int64_t Retrieval::rank(const Search& search, const BeamSearch& walk, std::int64_t most,
                              RetrievalScratch& scratch, std::vector<Position>& rows) const {
   rows.clear();
   for (std::int64_t rank = 0; rank < walk.found() && std::ssize(rows) < most; ++rank) {
@@ -556,7 +556,7 @@ double Retrieval::unseen_weight(const Search& search, std::span<const Position> 
 }
 
 /// Sets out from the entries and from what the head found for the token before.
-void Retrieval::begin(const Search& search, Walk& walk, RetrievalScratch& scratch) const {
+void Retrieval::begin(const Search& search, BeamSearch& walk, RetrievalScratch& scratch) const {
   const RetrievalIndex& index = index_of(search);
   const KeyGraph& graph = index.graph(options_.per_query_head ? search.head % geometry_.group() : 0);
   std::vector<Node>& remembered = search.searches.remembered[at(search.head)];
@@ -570,7 +570,7 @@ void Retrieval::begin(const Search& search, Walk& walk, RetrievalScratch& scratc
 }
 
 /// Takes the best keys of a walk that has run, which goes on where it found too little.
-void Retrieval::finish(const Search& search, Walk& walk, RetrievalScratch& scratch, Selection& out,
+void Retrieval::finish(const Search& search, BeamSearch& walk, RetrievalScratch& scratch, Selection& out,
                        SelectWork& work) const {
   const KvRows& kv = rows_of(search);
   const std::int64_t n = search.far_keys(), k = options_.k.of(n), hidden = this->hidden(search);

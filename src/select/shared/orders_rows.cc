@@ -21,7 +21,7 @@ std::vector<RowOrder> orders_of(const OrdersRows& lists, int heads, std::int32_t
 
 }  // namespace
 
-Position always_far_end(const DenseParts& dense, std::int64_t tokens) {
+Position always_far_end(const LocalWindow& dense, std::int64_t tokens) {
   const std::int64_t end = tokens - dense.window + (dense.from_context ? 0 : 1);
   return static_cast<Position>(std::max(dense.sink, end));
 }

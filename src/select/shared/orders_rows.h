@@ -24,7 +24,7 @@ class OrdersRows {
 };
 
 /// Keys behind the sink and before this are far for every query behind a context of so many tokens.
-Position always_far_end(const DenseParts& dense, std::int64_t tokens);
+Position always_far_end(const LocalWindow& dense, std::int64_t tokens);
 
 /// Moves the rows of a layer, which are in token order, into the order of its selector's lists; `selector`
 /// may be null. Nothing happens where the selector has none, or where there is nothing to gain.

@@ -104,7 +104,7 @@ void ThresholdSelector::roll_back(std::int32_t sequence, std::int64_t tokens) {
 
 bool ThresholdSelector::copy_state(std::int32_t sequence, const ThresholdSelector& other) {
   const auto found = other.states_.find(sequence);
-  const DenseParts &own = geometry_.dense, &its = other.geometry_.dense;
+  const LocalWindow &own = geometry_.dense, &its = other.geometry_.dense;
   if (found == other.states_.end() || own.sink != its.sink || own.window != its.window) return false;
   State& state = state_of(sequence);
   state.calibration = {};
@@ -136,7 +136,7 @@ const Calibration* ThresholdSelector::calibration(std::int32_t sequence) const {
 }
 
 std::vector<ChoiceUnit> ThresholdSelector::units_of(std::span<const QueryBlock> blocks,
-                                                    const DenseParts& dense) const {
+                                                    const LocalWindow& dense) const {
   std::vector<ChoiceUnit> units;
   for (const QueryBlock& block : blocks) {
     const bool alone = block.phase != Phase::question || options_.stretch == 1;

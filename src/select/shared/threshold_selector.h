@@ -76,7 +76,7 @@ class ThresholdSelector : public Selector, public EstimatesRest {
   bool estimates_rest() const override { return options_.tail; }
 
   bool wants_writes() const final { return true; }
-  std::int64_t question_stretch() const final { return options_.stretch; }
+  std::int64_t joint_query_tokens() const final { return options_.stretch; }
   void on_write(const KvWrite& write) final { state_of(write.sequence).sample.take(write); }
   void build(std::int32_t sequence, KvLayer kv) final;
   void append(std::int32_t sequence, KvLayer kv, Position far_end) override = 0;
@@ -170,7 +170,7 @@ class ThresholdSelector : public Selector, public EstimatesRest {
   /// Runs the pieces of one unit: on the pool when the unit is large, else on the thread that has it.
   using Loop = std::function<void(std::int64_t, const std::function<void(std::int64_t)>&)>;
 
-  std::vector<ChoiceUnit> units_of(std::span<const QueryBlock> blocks, const DenseParts& dense) const;
+  std::vector<ChoiceUnit> units_of(std::span<const QueryBlock> blocks, const LocalWindow& dense) const;
   void select_units(std::span<const ChoiceUnit> units, Selection& out);
   /// Reads level 0 and what is below its kept nodes, down to level `last`, which is scored and, if asked,
   /// cut.

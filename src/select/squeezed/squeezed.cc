@@ -490,7 +490,7 @@ class Squeezed final : public ThresholdSelector,
       nodes.spread_scales = level_nodes.spread_scales.data() + begin;
       nodes.most = most.data();
     }
-    node_score_kernels().score(q, rows, nodes, z, stride);
+    centroid_score_kernels().score(q, rows, nodes, z, stride);
   }
   NodeRange children(const ChoiceUnit& unit, int level, const NodeRange& range) const override {
     const std::vector<std::int32_t>& first = level_of(unit, range.part, level).first;

@@ -163,7 +163,7 @@ class GpuQuest final : public GpuSelector {
     }
   }
 
-  DenseParts dense_;
+  LocalWindow dense_;
   GpuGeometry geometry_;
   QuestOptions options_;
   std::vector<const PageBounder*> bounders_;  // [L] null: dense; empty where levels need none

@@ -152,7 +152,7 @@ class GpuSnapKv final : public GpuSelector {
     upload_rows(layers_, geometry_.stream);
   }
 
-  DenseParts dense_;
+  LocalWindow dense_;
   GpuGeometry geometry_;
   SnapKvOptions options_;
   std::vector<const KeyKeeper*> keepers_;  // [L] null: dense; empty in a bench

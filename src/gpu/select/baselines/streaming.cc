@@ -34,7 +34,7 @@ class GpuStreaming final : public GpuSelector {
 
  private:
   const std::int32_t* counts() const override { return counts_.as<std::int32_t>(); }
-  DenseParts dense_;
+  LocalWindow dense_;
   std::int64_t lists_ = 0;
   cuda::Buffer counts_;  // [L, most_queries, Hkv] of zero
 };

@@ -227,7 +227,7 @@ class GpuSignatures final : public GpuSelector {
                     stream);
   }
 
-  DenseParts dense_;
+  LocalWindow dense_;
   GpuGeometry geometry_;
   SignatureOptions options_;
   HashScheme scheme_;

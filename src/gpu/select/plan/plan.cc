@@ -36,7 +36,7 @@ struct Share {
 class GpuPlan final : public GpuSelector {
  public:
   /// `layers[l]` is empty where a layer is dense.
-  GpuPlan(const DenseParts& dense, const GpuGeometry& geometry, std::vector<Member> members,
+  GpuPlan(const LocalWindow& dense, const GpuGeometry& geometry, std::vector<Member> members,
           std::vector<std::vector<Share>> layers)
       : dense_(dense),
         geometry_(geometry),
@@ -192,7 +192,7 @@ class GpuPlan final : public GpuSelector {
     return of;
   }
 
-  DenseParts dense_;
+  LocalWindow dense_;
   GpuGeometry geometry_;
   std::vector<Member> members_;
   std::vector<std::vector<Share>> layers_;  // [L]

@@ -7,6 +7,6 @@
 #include "kernels/cpu/select/centroid_scores-inl.h"
 
 namespace lode {
-extern const NodeScoreKernels kAvx2NodeScores;
-constinit const NodeScoreKernels kAvx2NodeScores = {.name = "avx2", .score = score};
+extern const CentroidScoreKernels kAvx2CentroidScores;
+constinit const CentroidScoreKernels kAvx2CentroidScores = {.name = "avx2", .score = score};
 }  // namespace lode

@@ -7,6 +7,6 @@
 #include "kernels/cpu/select/centroid_scores-inl.h"
 
 namespace lode {
-extern const NodeScoreKernels kAvx512NodeScores;
-constinit const NodeScoreKernels kAvx512NodeScores = {.name = "avx512", .score = score};
+extern const CentroidScoreKernels kAvx512CentroidScores;
+constinit const CentroidScoreKernels kAvx512CentroidScores = {.name = "avx512", .score = score};
 }  // namespace lode

@@ -177,7 +177,7 @@ void score_whole(const float* q, int queries, const NodeRows& nodes, float* z, s
 
 }  // namespace
 
-extern const NodeScoreKernels kAvx512VnniNodeScores;
-constinit const NodeScoreKernels kAvx512VnniNodeScores = {.name = "avx512vnni", .score = score_whole};
+extern const CentroidScoreKernels kAvx512VnniCentroidScores;
+constinit const CentroidScoreKernels kAvx512VnniCentroidScores = {.name = "avx512vnni", .score = score_whole};
 
 }  // namespace lode

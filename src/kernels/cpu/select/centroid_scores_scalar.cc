@@ -7,6 +7,6 @@
 #include "kernels/cpu/select/centroid_scores-inl.h"
 
 namespace lode {
-extern const NodeScoreKernels kScalarNodeScores;
-constinit const NodeScoreKernels kScalarNodeScores = {.name = "scalar", .score = score};
+extern const CentroidScoreKernels kScalarCentroidScores;
+constinit const CentroidScoreKernels kScalarCentroidScores = {.name = "scalar", .score = score};
 }  // namespace lode

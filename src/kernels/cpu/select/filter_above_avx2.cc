@@ -23,7 +23,7 @@ std::int64_t collect(const float* scores, std::int64_t n, float least, std::int3
 
 }  // namespace
 
-extern const ReachingKernels kAvx2Reaching;
-constinit const ReachingKernels kAvx2Reaching = {.name = "avx2", .collect = collect};
+extern const FilterAboveKernels kAvx2FilterAbove;
+constinit const FilterAboveKernels kAvx2FilterAbove = {.name = "avx2", .collect = collect};
 
 }  // namespace lode

@@ -25,7 +25,7 @@ std::int64_t collect(const float* scores, std::int64_t n, float least, std::int3
 
 }  // namespace
 
-extern const ReachingKernels kAvx512Reaching;
-constinit const ReachingKernels kAvx512Reaching = {.name = "avx512", .collect = collect};
+extern const FilterAboveKernels kAvx512FilterAbove;
+constinit const FilterAboveKernels kAvx512FilterAbove = {.name = "avx512", .collect = collect};
 
 }  // namespace lode

@@ -14,7 +14,7 @@ std::int64_t collect(const float* scores, std::int64_t n, float least, std::int3
 
 }  // namespace
 
-extern const ReachingKernels kScalarReaching;
-constinit const ReachingKernels kScalarReaching = {.name = "scalar", .collect = collect};
+extern const FilterAboveKernels kScalarFilterAbove;
+constinit const FilterAboveKernels kScalarFilterAbove = {.name = "scalar", .collect = collect};
 
 }  // namespace lode

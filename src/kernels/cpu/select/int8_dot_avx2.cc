@@ -4,7 +4,7 @@
 
 namespace lode {
 
-extern const CodedDotKernels kAvx2CodedDot;
-constinit const CodedDotKernels kAvx2CodedDot = {"avx2", score_coded};
+extern const Int8DotKernels kAvx2Int8Dot;
+constinit const Int8DotKernels kAvx2Int8Dot = {"avx2", score_coded};
 
 }  // namespace lode

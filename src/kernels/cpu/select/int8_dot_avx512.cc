@@ -4,7 +4,7 @@
 
 namespace lode {
 
-extern const CodedDotKernels kAvx512CodedDot;
-constinit const CodedDotKernels kAvx512CodedDot = {"avx512", score_coded};
+extern const Int8DotKernels kAvx512Int8Dot;
+constinit const Int8DotKernels kAvx512Int8Dot = {"avx512", score_coded};
 
 }  // namespace lode

@@ -69,7 +69,7 @@ void score_coded(const CodedQuery& q, const CodedRows& keys, const Position* row
 
 }  // namespace
 
-extern const CodedDotKernels kAvx512VnniCodedDot;
-constinit const CodedDotKernels kAvx512VnniCodedDot = {"avx512vnni", score_coded};
+extern const Int8DotKernels kAvx512VnniInt8Dot;
+constinit const Int8DotKernels kAvx512VnniInt8Dot = {"avx512vnni", score_coded};
 
 }  // namespace lode

@@ -4,7 +4,7 @@
 
 namespace lode {
 
-extern const CodedDotKernels kScalarCodedDot;
-constinit const CodedDotKernels kScalarCodedDot = {"scalar", score_coded};
+extern const Int8DotKernels kScalarInt8Dot;
+constinit const Int8DotKernels kScalarInt8Dot = {"scalar", score_coded};
 
 }  // namespace lode

@@ -78,7 +78,7 @@ struct Newest {
 template <class T, int D, bool kWide, bool kListed>
 __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
     attend_kernel(const __grid_constant__ Params p) {
-  using W = Walk<T, D, kWide, Keys, kListed ? tiles_of_list(D, kWide) : 2>;
+  using W = TileLoop<T, D, kWide, Keys, kListed ? tiles_of_list(D, kWide) : 2>;
   constexpr int kRing = W::kStages * W::kStageBytes;
   static_assert(kRing >= (kWide ? 16 : 8) * (D + 2) * 4);
   // Rows that begin with a cache line: what is fetched of one brings nothing of the next.
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
 
 template <class T, int D, bool kWide, bool kListed>
 void launch(const Params& p, StreamHandle stream) {
-  using W = Walk<T, D, kWide, Keys, kListed ? tiles_of_list(D, kWide) : 2>;
+  using W = TileLoop<T, D, kWide, Keys, kListed ? tiles_of_list(D, kWide) : 2>;
   constexpr int kShared = kWarps * W::kStages * W::kStageBytes;
   constexpr auto kernel = attend_kernel<T, D, kWide, kListed>;
   reserve_once<kernel>(kShared, kShared, blocks_at_once(D));

@@ -49,7 +49,7 @@ struct ArrivingKeys {
 template <class T>
 __global__ void __launch_bounds__(kThreads, blocks_at_once(kDim))
     attend_arriving_kernel(const __grid_constant__ ArrivingParams a) {
-  using W = Walk<T, kDim, false, ArrivingKeys, tiles_of_list(kDim, false)>;
+  using W = TileLoop<T, kDim, false, ArrivingKeys, tiles_of_list(kDim, false)>;
   constexpr int kRing = W::kStages * W::kStageBytes;
   extern __shared__ __align__(16) char shared[];
   const Params& p = a.attend;
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(kDim))
 
 template <class T>
 void launch(const ArrivingParams& a, StreamHandle stream) {
-  using W = Walk<T, kDim, false, ArrivingKeys, tiles_of_list(kDim, false)>;
+  using W = TileLoop<T, kDim, false, ArrivingKeys, tiles_of_list(kDim, false)>;
   constexpr int kShared = kWarps * W::kStages * W::kStageBytes;
   constexpr auto kernel = attend_arriving_kernel<T>;
   reserve_once<kernel>(kShared, kShared, blocks_at_once(kDim));

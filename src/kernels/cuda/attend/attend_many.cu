@@ -105,7 +105,7 @@ __device__ __forceinline__ int divided(int a, int b) {
 template <class T, int D>
 class Many {
  public:
-  using W = Walk<T, D, false>;
+  using W = TileLoop<T, D, false>;
   static constexpr int kRing = W::kStages * W::kStageBytes;
   static constexpr int kStep = kWarps * kTile;
 
@@ -263,7 +263,7 @@ class Many {
     return item;
   }
 
-  /// The rows of the next two tiles, as Walk::row_of has them; pairs end with their item.
+  /// The rows of the next two tiles, as TileLoop::row_of has them; pairs end with their item.
   __device__ __forceinline__ int look_up() {
     if (looked_ == count_) return -1;
     const Item& item = s_.items[looked_];

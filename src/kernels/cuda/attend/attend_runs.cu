@@ -93,7 +93,7 @@ __device__ RunPiece find_starts(const Params& p, const int2* runs /*[2] of the t
 template <class T, int D, bool kWide>
 __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
     attend_runs_kernel(const __grid_constant__ RunParams r) {
-  using W = Walk<T, D, kWide, RunKeys, tiles_of_list(D, kWide)>;
+  using W = TileLoop<T, D, kWide, RunKeys, tiles_of_list(D, kWide)>;
   constexpr int kRing = W::kStages * W::kStageBytes;
   static_assert(kRing >= (kWide ? 16 : 8) * (D + 2) * 4);
   extern __shared__ __align__(16) char shared[];
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(D))
 
 template <class T, int D, bool kWide>
 void launch(const RunParams& r, StreamHandle stream) {
-  using W = Walk<T, D, kWide, RunKeys, tiles_of_list(D, kWide)>;
+  using W = TileLoop<T, D, kWide, RunKeys, tiles_of_list(D, kWide)>;
   constexpr int kShared = kWarps * W::kStages * W::kStageBytes, kTables = RowRuns::kMost * 8;
   constexpr auto kernel = attend_runs_kernel<T, D, kWide>;
   reserve_once<kernel>(kShared, kShared + kTables, blocks_at_once(D));

@@ -12,7 +12,7 @@ namespace lode::cuda {
 
 template <class T, int D, int kHeads, int kRanks, int kPieces, int kAtOnce>
 struct ClusterAttend {
-  using W = Walk<T, D, (kHeads > 8)>;
+  using W = TileLoop<T, D, (kHeads > 8)>;
   static constexpr int kRing = W::kStages * W::kStageBytes;
   static constexpr int kColumns = kHeads * D / 4;  ///< fours of the output
   static constexpr int kOwn = kColumns / kRanks;   ///< of them that a block merges

@@ -87,7 +87,7 @@ __device__ __forceinline__ float reciprocal(float x) {
 
 /// One warp's walk over its tiles, so many of them under way at once.
 template <class T, int D, bool kWide, class K = Keys, int kTilesAhead = 2>
-struct Walk {
+struct TileLoop {
   static constexpr int kKeyPieces = (D + 31) / 32;    // 16-byte pieces of one key's row that a lane holds
   static constexpr int kValuePieces = (D + 63) / 64;  // of one value's row
   static constexpr int kFetches = 2 * kKeyPieces + 4 * kValuePieces;
@@ -112,7 +112,7 @@ struct Walk {
   float o[kHeadTiles][kValuePieces * 4][4];
   float m[kHeadTiles][2], l[kHeadTiles][2];  // of the two heads; l sums this lane's keys
 
-  __device__ Walk(const Params& params, const K& k) : p(params), keys(k) {}
+  __device__ TileLoop(const Params& params, const K& k) : p(params), keys(k) {}
 
   /// The share of the warp in keys [begin, behind), a piece of the block's or of some of its warps: of four
   /// sequences of tiles its own or that of another number.

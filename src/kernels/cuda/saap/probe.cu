@@ -53,9 +53,9 @@ __device__ __forceinline__ void wait_for_fetches() {
 }
 
 template <int kPlanes, int kTiles, int kRanks>
-class Chooser {
+class BucketProbe {
  public:
-  __device__ Chooser(const Params& params, char* memory)
+  __device__ BucketProbe(const Params& params, char* memory)
       : p_(params),
         memory_(memory),
         rank_(static_cast<int>(blockIdx.x)),
@@ -664,7 +664,7 @@ __global__ void __launch_bounds__(kThreads, kRanks == 16 ? 2 : 1)
     choose_kernel(const __grid_constant__ Params p) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) char memory[];
-  Chooser<kPlanes, kTiles, kRanks>(p, memory).run();
+  BucketProbe<kPlanes, kTiles, kRanks>(p, memory).run();
 #endif
 }
 

@@ -57,13 +57,13 @@ struct Params {
 };
 
 template <int kPieces, CentroidKind kKind>
-class Chooser : ClusterPasses {
+class LevelsChooser : ClusterPasses {
  public:
   using Own = Tiles<kPieces, kKind>;
   static constexpr int kRowBytes = row_bytes_of(kPieces, kKind);
 
-  __device__ Chooser(const Params& params, char* memory)
-      : Chooser(params.task, params, Plan(params.task.most_entries, Own::kQueryBytes), memory) {}
+  __device__ LevelsChooser(const Params& params, char* memory)
+      : LevelsChooser(params.task, params, Plan(params.task.most_entries, Own::kQueryBytes), memory) {}
 
   __device__ void run() {
     if (tid_ == 0) open_inboxes();
@@ -94,7 +94,8 @@ class Chooser : ClusterPasses {
   }
 
  private:
-  __device__ Chooser(const ClusterLevelsTask& task, const Params& params, const Plan& plan, char* memory)
+  __device__ LevelsChooser(const ClusterLevelsTask& task, const Params& params, const Plan& plan,
+                           char* memory)
       : ClusterPasses(task.choice, params.queries, params.group, {plan.stride, plan.scores, plan.weights},
                       static_cast<int>(gridDim.x), memory),
         task_(task),
@@ -335,7 +336,7 @@ __global__ void __launch_bounds__(kThreads, kPieces <= 4 ? 2 : 1)
     choose_levels_kernel(const __grid_constant__ Params p) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) char memory[];
-  Chooser<kPieces, kKind>(p, memory).run();
+  LevelsChooser<kPieces, kKind>(p, memory).run();
 #endif
 }
 

@@ -56,12 +56,13 @@ struct Params {
 };
 
 template <int kPieces, CentroidKind kKind, int kRanks>
-class Chooser : ClusterPasses {
+class ClusterChooser : ClusterPasses {
  public:
   using Own = Tiles<kPieces, kKind>;
 
-  __device__ Chooser(const Params& params, char* memory)
-      : Chooser(params.task, params, Plan(params.task.tables.most_nodes, Own::kQueryBytes, kRanks), memory) {}
+  __device__ ClusterChooser(const Params& params, char* memory)
+      : ClusterChooser(params.task, params, Plan(params.task.tables.most_nodes, Own::kQueryBytes, kRanks),
+                       memory) {}
 
   __device__ void run() {
     if (tid_ == 0) open_inboxes();
@@ -100,7 +101,8 @@ class Chooser : ClusterPasses {
   static constexpr int kFewKeys = 4 * kThreads;
   static constexpr int kLine = 128;  // bytes; of tiles of more than 32 the rest comes unasked
 
-  __device__ Chooser(const ClusterChoiceTask& task, const Params& params, const Plan& plan, char* memory)
+  __device__ ClusterChooser(const ClusterChoiceTask& task, const Params& params, const Plan& plan,
+                            char* memory)
       : ClusterPasses(task, params.queries, params.group, {plan.stride, plan.scores, plan.weights}, kRanks,
                       memory),
         plan_(plan) {}
@@ -247,7 +249,7 @@ __global__ void __launch_bounds__(kThreads, kPieces <= 4 ? 2 : 1)
     choose_kernel(const __grid_constant__ Params p) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) char memory[];
-  Chooser<kPieces, kKind, kRanks>(p, memory).run();
+  ClusterChooser<kPieces, kKind, kRanks>(p, memory).run();
 #endif
 }
 

@@ -28,10 +28,10 @@ struct HashSettings {
   HashScheme scheme;
   std::vector<std::int64_t> widths;  ///< of hidden layers; none = a linear function
   PivotalLoss loss = PivotalLoss::bce;
-  bool by_value = true;                             ///< pivotal by a |v|, else by logits
-  std::int64_t top = 32;                            ///< pivotal keys of a query
-  DenseParts dense = {.sink = 128, .window = 128};  ///< attended anyway, and so never pivotal
-  double alpha = 20, beta = 0;                      ///< class weight alpha + beta context: equation 8
+  bool by_value = true;                              ///< pivotal by a |v|, else by logits
+  std::int64_t top = 32;                             ///< pivotal keys of a query
+  LocalWindow dense = {.sink = 128, .window = 128};  ///< attended anyway, and so never pivotal
+  double alpha = 20, beta = 0;                       ///< class weight alpha + beta context: equation 8
   /// When heads learn: from a prompt when all of it is read, so that a step's queries stand all over it, or,
   /// as the authors' program does, after each chunk from the chunk's own.
   enum class Draw { prompt, chunk };
