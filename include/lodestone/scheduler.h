@@ -31,6 +31,9 @@ struct Request {
   GenerateOptions options;                   ///< on_text is called from the scheduler's thread
   int priority = 0;                          ///< higher is admitted first
   bool want_sources = false;                 ///< fill Answer::sources; costs time at each token
+  /// Tokens are drafted under `attention` and verified by full attention, several in one step: greedy answers
+  /// are those of `full` to the token, sampled ones are distributed as those of `full`.
+  bool exact = false;
 };
 
 /// Why an answer ended.
@@ -42,8 +45,20 @@ enum class Ending {
 };
 std::string_view name_of(Ending ending);
 
+/// What drafting has brought to an exact answer.
+struct ExactWork {
+  std::int64_t drafted = 0, accepted = 0;  ///< tokens
+  std::int64_t dense_steps = 0;            ///< in which drafts were verified, or a token generated without
+  WorkReport drafts;                       ///< of the steps that drafted; Generation::work has the dense ones
+  /// Share of the drafted tokens that were accepted; 0 when none was drafted.
+  double accepted_share() const {
+    return drafted == 0 ? 0.0 : static_cast<double>(accepted) / static_cast<double>(drafted);
+  }
+};
+
 struct Answer {
   Generation generation;
+  ExactWork exact;  ///< zeros unless Request::exact
   Ending ending = Ending::stop;
   SourceMass sources;              ///< when wanted: [document + prompt + answer tokens]
   double queued_seconds = 0;       ///< from submit to its first step

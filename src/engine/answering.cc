@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 namespace lode {
 
@@ -36,15 +37,17 @@ Answering::Answering(Request request, std::int64_t chunk)
 
 /// A dense part, then what attends by the method. Where sources are wanted the last token is a piece of its own,
 /// so that the costly mass is computed for the answer alone, unless the prompt's tokens choose their keys together.
+/// An exact answer's prompt is cut as that of `full`, and all of it is dense.
 void Answering::plan(std::int64_t chunk) {
-  const std::int64_t length = std::ssize(request_.prompt), asked = request_.options.sparse_prompt_tokens;
-  const std::int64_t sparse = asked < 0 ? length : std::min(length, asked), joint = sequence_.joint_tokens();
+  const std::int64_t length = std::ssize(request_.prompt), asked = request_.options.sparse_prompt_tokens,
+                     sparse = asked < 0 ? length : std::min(length, asked),
+                     joint = exact() ? 1 : sequence_.joint_tokens();
   add_pieces(0, length - sparse, false, chunk);
   const bool last_alone = request_.want_sources && joint == 1 && sparse > 0;
   const std::int64_t step =
       joint == 0 ? std::max<std::int64_t>(1, sparse) : std::max(joint, chunk / joint * joint);
-  add_pieces(length - sparse, length - (last_alone ? 1 : 0), true, step);
-  if (last_alone) add_pieces(length - 1, length, true, 1);
+  add_pieces(length - sparse, length - (last_alone ? 1 : 0), !exact(), step);
+  if (last_alone) add_pieces(length - 1, length, !exact(), 1);
   pieces_.back().hooked = request_.want_sources;
 }
 
@@ -61,13 +64,26 @@ void Answering::collect_sources() {
   hooks_.mass = [this, first, threshold](const LayerGeometry&, const AttentionMass& m) {
     if (m.query < first) return;
     for (std::size_t i = 0; i < m.rows.size(); ++i)
-      if (m.mass[i] >= threshold) answer_.sources.mass[static_cast<std::size_t>(m.rows[i])] += m.mass[i];
+      if (m.mass[i] >= threshold) seen_.push_back({m.query, m.rows[i], m.mass[i]});
   };
+}
+
+/// What queries before `end` attended to counts as the answer's sources.
+void Answering::count_sources(Position end) {
+  for (const Seen& seen : seen_)
+    if (seen.query < end) answer_.sources.mass[static_cast<std::size_t>(seen.row)] += seen.mass;
+  seen_.clear();
+}
+
+std::int64_t Answering::held() const {
+  return request_.document->tokens() + std::ssize(request_.prompt) + generated() - 1;
 }
 
 BatchRow Answering::next() {
   const ForwardHooks* const hooks = request_.want_sources ? &hooks_ : nullptr;
-  if (!prompting()) return {.sequence = &sequence_, .tokens = {&last_, 1}, .hooks = hooks};
+  if (!prompting() && exact()) return next_exact(hooks);
+  if (!prompting())
+    return {.sequence = &sequence_, .tokens = {&last_, 1}, .rows = LogitRows::all, .hooks = hooks};
   const Piece& piece = pieces_[piece_];
   return {
       .sequence = &sequence_,
@@ -79,40 +95,111 @@ BatchRow Answering::next() {
       .hooks = piece.hooked ? hooks : nullptr};
 }
 
+/// The next token of the draft, or the dense step over the token that was generated last and all of the draft.
+BatchRow Answering::next_exact(const ForwardHooks* hooks) {
+  if (!draft_.complete())
+    return {.sequence = &sequence_,
+            .tokens = {draft_.tokens.empty() ? &last_ : &draft_.tokens.back(), 1},
+            .rows = LogitRows::all};
+  sequence_.roll_back(held());
+  to_verify_.assign(1, last_);
+  to_verify_.insert(to_verify_.end(), draft_.tokens.begin(), draft_.tokens.end());
+  return {
+      .sequence = &sequence_, .tokens = to_verify_, .sparse = false, .rows = LogitRows::all, .hooks = hooks};
+}
+
 bool Answering::take(BatchRow& row) {
   if (row.error) std::rethrow_exception(row.error);
-  if (!prompting() || pieces_[piece_].sparse) report(row);
+  if (!prompting() && exact()) return take_exact(row);
+  if (!prompting() || pieces_[piece_].sparse || exact()) report(row);
+  count_sources(std::numeric_limits<Position>::max());
   if (prompting()) {
     if (++piece_ < pieces_.size()) return false;
     prompted_ = Clock::now();
     answer_.generation.prompt_seconds = answer_.first_token_seconds = seconds(prompted_ - start_);
   }
-  return generate(row.logits);
+  if (request_.options.max_new_tokens <= 0) return true;
+  const bool done = add(next_token(*request_.document->model(), sampler_, row.logits));
+  if (exact()) start_draft();
+  return done;
 }
 
 void Answering::report(const BatchRow& row) {
   WorkReport& work = answer_.generation.work;
   work += report_of(row.work, std::ssize(row.tokens));
   const AttachedMethod* const method = sequence_.method();
-  if (method == nullptr) return;
+  if (method == nullptr || exact()) return;
   if (work.far_total == 0)
     work.dense_reason = fmt::format("the {} tokens fit into sink + window ({} + {})", sequence_.tokens(),
                                     method->spec.dense.sink, method->spec.dense.window);
 }
 
-bool Answering::generate(std::span<float> logits) {
+/// A token of the answer; true when it is the last.
+bool Answering::add(TokenId token) {
   Generation& g = answer_.generation;
   const GenerateOptions& options = request_.options;
-  if (options.max_new_tokens <= 0) return true;
-  last_ = next_token(*request_.document->model(), sampler_, logits);
+  last_ = token;
   g.tokens.push_back(last_);
   g.stopped = (options.stop_at_eos && is_eos(request_.document->model()->config(), last_)) ||
               (text_ && text_->push(last_));
   ending_ = g.stopped ? Ending::stop : Ending::length;
   if (g.stopped || std::ssize(g.tokens) == options.max_new_tokens) return true;
-  if (sequence_.tokens() < request_.document->max_tokens()) return false;
+  if (held() < request_.document->max_tokens()) return false;
   ending_ = Ending::room;
   return true;
+}
+
+/// No more tokens than the answer may have, and none where the method attends to everything.
+void Answering::start_draft() {
+  const std::int64_t left =
+      std::min(request_.options.max_new_tokens - generated(), request_.document->max_tokens() - held()) - 1;
+  draft_.restart(drafting_helps_ ? std::clamp<std::int64_t>(left, 0, draft_length_.next()) : 0);
+}
+
+bool Answering::take_exact(BatchRow& row) {
+  if (!draft_.complete()) {
+    take_drafted(row);
+    return false;
+  }
+  ExactWork& work = answer_.exact;
+  answer_.generation.work += report_of(row.work, std::ssize(row.tokens));
+  ++work.dense_steps;
+  const std::int64_t before = work.accepted, drafted = std::ssize(draft_.tokens);
+  const bool done = verify(row.logits);
+  work.drafted += drafted;
+  count_sources(static_cast<Position>(held()));
+  sequence_.roll_back(held());
+  if (drafted > 0) draft_length_.learn(work.accepted - before, drafted);
+  if (!done) start_draft();
+  return done;
+}
+
+/// The draft ends early where the answer would.
+void Answering::take_drafted(BatchRow& row) {
+  answer_.exact.drafts += report_of(row.work, 1);
+  const Model& model = *request_.document->model();
+  draft_.drawn_from.push_back(sampler_.probabilities(token_logits(model, row.logits)));
+  draft_.tokens.push_back(sampler_.draw(draft_.drawn_from.back()));
+  drafting_helps_ = answer_.exact.drafts.far_total > 0;
+  if (!drafting_helps_ || (request_.options.stop_at_eos && is_eos(model.config(), draft_.tokens.back())))
+    draft_.wanted = std::ssize(draft_.tokens);
+}
+
+/// Adds what the dense step's logits [1 + draft, V] accept of the draft, and the token that follows; true when the
+/// answer is complete.
+bool Answering::verify(std::span<float> logits) {
+  const Model& model = *request_.document->model();
+  const std::size_t drafted = draft_.tokens.size(), vocab = logits.size() / (drafted + 1);
+  for (std::size_t i = 0; i <= drafted; ++i) {
+    const auto wanted = sampler_.probabilities(token_logits(model, logits.subspan(i * vocab, vocab)));
+    const TokenId token = i == drafted ? sampler_.draw(wanted)
+                                       : sampler_.correct(draft_.tokens[i], draft_.drawn_from[i], wanted);
+    const bool accepted = i < drafted && token == draft_.tokens[i];
+    if (accepted) ++answer_.exact.accepted;
+    if (add(token)) return true;
+    if (!accepted) break;
+  }
+  return false;
 }
 
 Answer Answering::finish(Ending ending) {
@@ -121,7 +208,8 @@ Answer Answering::finish(Ending ending) {
   g.decode_seconds = seconds(Clock::now() - prompted_);
   if (text_) g.text = text_->finish();
   if (sequence_.method() != nullptr) g.work.notice = notice_of(*sequence_.method());
-  answer_.sources.mass.resize(request_.want_sources ? static_cast<std::size_t>(sequence_.tokens()) : 0);
+  const std::int64_t tokens = generated() > 0 ? held() : sequence_.tokens();
+  answer_.sources.mass.resize(request_.want_sources ? static_cast<std::size_t>(tokens) : 0);
   return std::move(answer_);
 }
 

@@ -36,14 +36,17 @@ void TextCollector::release(std::size_t end) {
   released_ = std::max(released_, end);
 }
 
-TokenId next_token(const Model& model, Sampler& sampler, std::span<float> logits) {
+std::span<const float> token_logits(const Model& model, std::span<float> logits) {
   // A vocabulary may be padded behind the tokenizer's ids, or have gaps: there is no text for such.
   const auto& tokenizer = model.impl().tokenizer;  // a model for benches has none
-  if (!tokenizer) return sampler.next(logits);
+  if (!tokenizer) return logits;
   for (const TokenId gap : tokenizer->gaps())
     logits[static_cast<std::size_t>(gap)] = -std::numeric_limits<float>::infinity();
-  return sampler.next(
-      logits.first(static_cast<std::size_t>(std::min(model.config().vocab, tokenizer->vocab()))));
+  return logits.first(static_cast<std::size_t>(std::min(model.config().vocab, tokenizer->vocab())));
+}
+
+TokenId next_token(const Model& model, Sampler& sampler, std::span<float> logits) {
+  return sampler.next(token_logits(model, logits));
 }
 
 bool is_eos(const ModelConfig& config, TokenId token) {

@@ -41,6 +41,8 @@ class TextCollector {
   bool cut_ = false;  ///< at a stop string
 };
 
+/// The logits [V] of one row that tokens have; changes those that no token has.
+std::span<const float> token_logits(const Model& model, std::span<float> logits);
 /// Draws from the logits [V] of one row; changes those that no token has.
 TokenId next_token(const Model& model, Sampler& sampler, std::span<float> logits);
 bool is_eos(const ModelConfig& config, TokenId token);

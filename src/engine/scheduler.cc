@@ -87,6 +87,10 @@ struct Scheduler::Impl {
   std::vector<std::shared_ptr<Asked>> admit();
   void step(const std::vector<std::shared_ptr<Asked>>& now);
   void start(Asked& asked);
+  void count_generated(std::int64_t tokens) {
+    const std::lock_guard lock(mutex);
+    stats.generated_tokens += tokens;
+  }
   void end(Asked& asked, std::exception_ptr error, Ending ending);
   void end_cancelled();
   void read();
@@ -202,14 +206,15 @@ void Scheduler::Impl::step(const std::vector<std::shared_ptr<Asked>>& now) {
     const std::lock_guard lock(mutex);
     ++stats.steps;
     stats.prompt_tokens += prompt_tokens;
-    stats.generated_tokens += std::count_if(rows.begin(), rows.end(), [](const BatchRow& row) {
-      return row.rows != LogitRows::none && !row.error;
-    });
   }
   for (std::size_t i = 0; i < rows.size(); ++i) {
     try {
       if (failed) std::rethrow_exception(failed);
-      if (of_row[i]->answering->take(rows[i])) end(*of_row[i], nullptr, of_row[i]->answering->ending());
+      Answering& answering = *of_row[i]->answering;
+      const std::int64_t before = answering.generated();
+      const bool done = answering.take(rows[i]);
+      count_generated(answering.generated() - before);
+      if (done) end(*of_row[i], nullptr, answering.ending());
     } catch (...) {
       end(*of_row[i], std::current_exception(), Ending::cancelled);
     }

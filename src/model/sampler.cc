@@ -15,6 +15,16 @@ void require(bool holds, const char* expected, double found) {
     throw InputError(std::string("sampling: expected ") + expected + ", found " + std::to_string(found));
 }
 
+TokenId largest(std::span<const float> logits) {
+  return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+double probability_of(TokenId token, const TokenProbabilities& all) {
+  const auto found = std::lower_bound(all.begin(), all.end(), token,
+                                      [](const TokenProbability& p, TokenId t) { return p.token < t; });
+  return found == all.end() || found->token != token ? 0.0 : found->probability;
+}
+
 }  // namespace
 
 Sampler::Sampler(const Sampling& options) : options_(options), rng_(hash_seed(options.seed, 0x5a)) {
@@ -25,13 +35,11 @@ Sampler::Sampler(const Sampling& options) : options_(options), rng_(hash_seed(op
   require(options.min_p >= 0 && options.min_p <= 1, "a min-p from 0 to 1", options.min_p);
 }
 
-TokenId Sampler::next(std::span<const float> logits) {
-  const auto best = std::max_element(logits.begin(), logits.end());
-  if (options_.temperature == 0) return static_cast<TokenId>(best - logits.begin());
-
+double Sampler::cut(std::span<const float> logits) {
+  const float best = *std::max_element(logits.begin(), logits.end());
   candidates_.clear();
   for (std::size_t i = 0; i < logits.size(); ++i) {
-    const double p = std::exp((logits[i] - *best) / options_.temperature);
+    const double p = std::exp((logits[i] - best) / options_.temperature);
     candidates_.emplace_back(static_cast<float>(p), static_cast<TokenId>(i));
   }
   std::sort(candidates_.begin(), candidates_.end(), [](const auto& a, const auto& b) {
@@ -48,12 +56,50 @@ TokenId Sampler::next(std::span<const float> logits) {
          candidates_[keep].first >= options_.min_p * candidates_[0].first) {
     kept += candidates_[keep++].first;
   }
-  double draw = rng_.uniform() * kept;
-  for (std::size_t i = 0; i < keep; ++i) {
-    draw -= candidates_[i].first;
-    if (draw < 0) return candidates_[i].second;
+  candidates_.resize(keep);
+  return kept;
+}
+
+TokenId Sampler::next(std::span<const float> logits) {
+  if (options_.temperature == 0) return largest(logits);
+  double draw = rng_.uniform() * cut(logits);
+  for (const auto& [p, id] : candidates_) {
+    draw -= p;
+    if (draw < 0) return id;
   }
-  return candidates_[keep - 1].second;
+  return candidates_.back().second;
+}
+
+TokenProbabilities Sampler::probabilities(std::span<const float> logits) {
+  if (options_.temperature == 0) return {{largest(logits), 1.0}};
+  const double total = cut(logits);
+  TokenProbabilities all;
+  for (const auto& [p, id] : candidates_) all.push_back({id, p / total});
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.token < b.token; });
+  return all;
+}
+
+TokenId Sampler::draw(const TokenProbabilities& from) {
+  double total = 0;
+  for (const TokenProbability& p : from) total += p.probability;
+  double draw = rng_.uniform() * total;
+  TokenId last = from.back().token;
+  for (const TokenProbability& p : from) {
+    if (p.probability <= 0) continue;
+    last = p.token;
+    draw -= p.probability;
+    if (draw < 0) break;
+  }
+  return last;
+}
+
+TokenId Sampler::correct(TokenId token, const TokenProbabilities& drafted, const TokenProbabilities& wanted) {
+  if (rng_.uniform() * probability_of(token, drafted) < probability_of(token, wanted)) return token;
+  TokenProbabilities rest;  // what drafting draws too seldom
+  for (const TokenProbability& w : wanted)
+    if (const double more = w.probability - probability_of(w.token, drafted); more > 0)
+      rest.push_back({w.token, more});
+  return rest.empty() ? draw(wanted) : draw(rest);  // empty by rounding alone
 }
 
 }  // namespace lode
