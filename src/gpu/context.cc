@@ -88,6 +88,13 @@ Placement placement_of(const ModelConfig& config, const CudaModel& model, const 
                    .wanted = options.kv_type == DType::q8 ? KvTier::host : options.tier});
 }
 
+Rope local_rope(const ModelConfig& c) {
+  return {{.head_dim = c.head_dim,
+           .rotary_dim = c.plan.rotary_dim,
+           .theta = c.plan.local_theta > 0 ? c.plan.local_theta : c.rope_theta},
+          c.max_positions};
+}
+
 /// For people, with what of the options changes nothing.
 std::string sentence_of(const Placement& place, const GpuContextOptions& options) {
   if (place.on_host || options.active_memory == 0) return place.sentence;
@@ -113,6 +120,7 @@ std::unique_ptr<GpuContext> make_gpu_context(const ModelConfig& config, std::sha
 
 bool CudaContext::Run::sparse(int layer) const {
   const auto l = static_cast<std::size_t>(layer);
+  if (window(layer) > 0) return false;
   return native != nullptr ? native->layers[l] : !step.selectors.empty() && step.selectors[l] != nullptr;
 }
 
@@ -132,7 +140,9 @@ bool CudaContext::Run::audits_some() const {
 
 CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaModel> model,
                          const GpuContextOptions& options, const Placement& place)
-    : config_(config),
+    : local_rope_(local_rope(config)),
+      no_rope_(Rope::none(config.head_dim)),
+      config_(config),
       model_(std::move(model)),
       options_(options),
       place_(place),
@@ -146,7 +156,9 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
   ids_ = cuda::Buffer(n * std::int64_t{sizeof(TokenId)}, what);
   places_ = cuda::Buffer(n * std::int64_t{sizeof(cuda::QueryToken)}, what);
   bases_ = cuda::Buffer(sizeof(const char*), what);
-  frequencies_ = cuda::Buffer(d / 2 * std::int64_t{sizeof(float)}, what);
+  frequencies_ = cuda::Buffer(d * std::int64_t{sizeof(float)}, what);
+  no_rows_ = cuda::Buffer(kDecodeTokens * config.kv_heads * std::int64_t{sizeof(std::int32_t)}, what);
+  cuda::fill(no_rows_.as<void>(), 0, no_rows_.bytes(), stream_.get());
   x_ = cuda::Buffer(n * config.hidden * std::int64_t{sizeof(float)}, what);
   for (cuda::Buffer* b : {&q_, &q_unrotated_, &attention_})
     *b = cuda::Buffer(vector_bytes(n, config.query_heads, d), what);
@@ -256,7 +268,7 @@ void CudaContext::fill_random(std::int64_t tokens, std::uint64_t seed) {
 // -----------------------------------------------------------------------------------------------------
 
 ChosenBy CudaContext::attach(const Spec& spec, std::span<Selector* const> selectors) {
-  if (tier_ != nullptr) return ChosenBy::host;
+  if (tier_ != nullptr || !turns_alike()) return ChosenBy::host;
   const GpuGeometry geometry = {.layers = config_.layers,
                                 .query_heads = config_.query_heads,
                                 .kv_heads = config_.kv_heads,
@@ -344,6 +356,7 @@ ForwardWork CudaContext::forward_some(const Step& step, const Rope& rope, LogitR
   const SequenceTokens& sequence = step.sequences.front();
   const Run run = {.step = step,
                    .rope = rope,
+                   .plan = config_.plan,
                    .count = static_cast<int>(sequence.tokens.size()),
                    .native = method_of(step.selectors),
                    .rows = rows,
@@ -383,10 +396,30 @@ void CudaContext::set_frequencies(const Rope& rope) {
   rope_scale_ = rope.attention_scaling();
   if (std::ranges::equal(rope.frequencies(), frequencies_set_)) return;
   frequencies_set_.assign(rope.frequencies().begin(), rope.frequencies().end());
-  cuda::copy(frequencies_.as<void>(), frequencies_set_.data(), frequencies_.bytes(), stream_.get());
+  std::vector<float> both = frequencies_set_;
+  both.insert(both.end(), local_rope_.frequencies().begin(), local_rope_.frequencies().end());
+  cuda::copy(frequencies_.as<void>(), both.data(), frequencies_.bytes(), stream_.get());
   stream_.synchronize();
   dense_graph_ = {};  // captured with the old scale
   for (auto& [key, native] : methods_state_) native.graph = {};
+}
+
+CudaContext::LayerTurn CudaContext::turn_of(int layer, const Rope& usual) const {
+  const Turn turn = config_.plan.layer(layer).turn;
+  if (turn == Turn::usual) return {usual, 0};
+  return {turn == Turn::local ? local_rope_ : no_rope_, config_.head_dim / 2};
+}
+
+/// Whether all layers with far keys turn their keys in one way, and all pairs of a head at one scale, as the
+/// GPU's selectors take for granted.
+bool CudaContext::turns_alike() const {
+  const ModelConfig& c = config_;
+  for (int layer = 0; layer < c.layers; ++layer) {
+    const LayerPlan of = c.plan.layer(layer);
+    if (of.window == 0 && of.turn != Turn::usual) return false;
+  }
+  return c.plan.rotary_dim == 0 || c.plan.rotary_dim == c.head_dim ||
+         c.rope_scaling.kind == RopeScaling::Kind::none;
 }
 
 void CudaContext::index(std::span<Selector* const> selectors, const Rope& rope) {
@@ -451,7 +484,8 @@ void CudaContext::enqueue_inputs(const Run& run) {
   if (!run.step.given.q.empty())
     cuda::copy(given_.as<void>(), staged_given_.as<void>(), given_.bytes(), stream);
   if (run.native != nullptr) run.native->selector->upload(stream);
-  cuda::embed(ids_.as<TokenId>(), run.count, model_->embedding, x_.as<float>(), stream);
+  cuda::embed(ids_.as<TokenId>(), run.count, model_->embedding, x_.as<float>(), stream,
+              static_cast<float>(config_.plan.embedding_multiplier));
 }
 
 void CudaContext::run_step(const Run& run, ForwardWork& work) {
@@ -489,7 +523,7 @@ cuda::Queries CudaContext::queries(int layer, const Run& run) const {
           .layout = range.layout(),
           .count = run.count,
           .query_heads = config_.query_heads,
-          .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
+          .scale = score_scale(config_),
           .q = q_.as<float>(),
           .o = attention_.as<float>()};
 }
@@ -499,6 +533,9 @@ void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
   const CudaModel::Layer& w = model_->layers[static_cast<std::size_t>(layer)];
   const auto eps = static_cast<float>(config_.norm_eps);
   const bool host = run.host_takes_part(), sparse = !run.dense();
+  const ModelPlan& plan = config_.plan;
+  const LayerTurn turn = turn_of(layer, run.rope);
+  const auto multiplier = static_cast<float>(plan.residual_multiplier);
   if (run.reach == Reach::staged)
     tier_->bring(*run.step.sequences.front().kv, layer, run.count, stream_.get());
   linear_.qkv({.x = x_.as<float>(),
@@ -510,8 +547,12 @@ void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
                .k_bias = w.k_bias,
                .v_bias = w.v_bias,
                .eps = eps,
-               .frequencies = frequencies_.as<float>(),
-               .rope_scale = rope_scale_,
+               .frequencies = frequencies_.as<float>() + turn.first,
+               .turning = static_cast<int>(turn.rope.turning_pairs()),
+               .rope_scale = turn.rope.attention_scaling(),
+               .q_norm = w.q_norm,
+               .k_norm = w.k_norm,
+               .growth = {static_cast<float>(plan.query_growth), plan.query_growth_start},
                .q_out = q_.as<float>(),
                .q_unrotated = sparse || host ? q_unrotated_.as<float>() : nullptr,
                .k_unrotated = host ? k_unrotated_.as<float>() : nullptr,
@@ -522,7 +563,8 @@ void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
   if (host) tell_listeners(layer, run);
   attend(layer, run, work);
   if (run.audits(layer)) audit(layer, run);
-  linear_.project_out(attention_.as<float>(), run.count, w.o, w.o_bias, x_.as<float>());
+  linear_.project_out(attention_.as<float>(), run.count, w.o, w.o_bias, x_.as<float>(),
+                      {w.attention_post_norm, eps, multiplier});
   linear_.mlp({.norm = w.mlp_norm,
                .gate = w.gate,
                .up = w.up,
@@ -530,7 +572,9 @@ void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
                .gate_bias = w.gate_bias,
                .up_bias = w.up_bias,
                .down_bias = w.down_bias,
-               .eps = eps},
+               .eps = eps,
+               .gelu = plan.activation == ActivationKind::gelu_tanh,
+               .addition = {w.mlp_post_norm, eps, multiplier}},
               run.count, x_.as<float>());
 }
 
@@ -538,6 +582,9 @@ void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
 void CudaContext::enqueue_head(std::int64_t row, std::int64_t rows) {
   linear_.head(x_.as<float>() + row * config_.hidden, rows, model_->final_norm,
                static_cast<float>(config_.norm_eps), model_->output, logits_.as<float>());
+  cuda::scale_and_cap(logits_.as<float>(), rows * config_.vocab,
+                      static_cast<float>(1 / config_.plan.logit_divisor),
+                      static_cast<float>(config_.plan.logit_cap), stream_.get());
   cuda::copy(staged_logits_.as<void>(), logits_.as<void>(),
              rows * config_.vocab * std::int64_t{sizeof(float)}, stream_.get());
 }
@@ -573,6 +620,11 @@ void CudaContext::count_work(const Run& run, ForwardWork& work) {
   for (int layer = 0; layer < config_.layers; ++layer) {
     const bool sparse = run.sparse(layer);
     if (sparse && run.native == nullptr) continue;
+    if (const std::int64_t window = run.window(layer); window > 0) {
+      for (std::int64_t t = 0; t < run.count * config_.kv_heads; ++t)
+        work.attend += work_of(std::min(window, tokens_ + t / config_.kv_heads + 1), 0, 0, token_bytes);
+      continue;
+    }
     const GpuSelector* const selector = sparse ? run.native->selector.get() : nullptr;
     if (sparse) work.sparse_tokens += run.count;
     for (int t = 0; t < run.count; ++t) {

@@ -57,12 +57,14 @@ class CudaContext final : public GpuContext {
   struct Run {
     const Step& step;
     const Rope& rope;
+    const ModelPlan& plan;
     int count = 0;                     // N query tokens
     GpuMethodState* native = nullptr;  ///< who chooses, when it is the GPU
     LogitRows rows = LogitRows::none;
     Reach reach = Reach::all;
-    std::int64_t begin = 0;  ///< position of the first token
-    bool sparse(int layer) const;
+    std::int64_t begin = 0;        ///< position of the first token
+    bool sparse(int layer) const;  ///< never with a sliding window
+    std::int64_t window(int layer) const { return plan.layer(layer).window; }
     /// A step that is captured once and replayed.
     bool is_graph() const { return count == 1 && !host_takes_part() && !audits_some(); }
     /// Whether a layer's outputs are compared with full attention's.
@@ -86,6 +88,13 @@ class CudaContext final : public GpuContext {
   GpuMethodState* method_of(std::span<Selector* const> selectors) const;  ///< null: the host chooses
   std::int64_t most_tokens(const Step& step) const;
   void set_frequencies(const Rope& rope);
+  /// The rotation of a layer.
+  struct LayerTurn {
+    const Rope& rope;
+    std::int64_t first = 0;  ///< of its frequencies in frequencies_
+  };
+  LayerTurn turn_of(int layer, const Rope& usual) const;
+  bool turns_alike() const;
   void prepare(GpuMethodState& native);
   ForwardWork forward_some(const Step& step, const Rope& rope, LogitRows rows, std::vector<float>& logits);
   void begin(const Run& run);
@@ -97,6 +106,8 @@ class CudaContext final : public GpuContext {
   void attend_chosen_by_gpu(int layer, const Run& run);
   void attend_chosen_by_host(int layer, const Run& run, ForwardWork& work);
   void attend_split(int layer, const Run& run, ForwardWork& work);
+  void attend_window(int layer, const Run& run);
+  void attend_window_on_host(int layer, const Run& run);
   void attend_lists(const cuda::Queries& queries, const cuda::RowLists& lists);
   void audit(int layer, const Run& run);
   QueryBlock places_of(const Run& run) const;
@@ -118,6 +129,7 @@ class CudaContext final : public GpuContext {
   }
   LayerGeometry geometry(int layer, const Run& run) const;
   std::vector<float> frequencies_set_;  ///< what frequencies_ holds
+  Rope local_rope_, no_rope_;           ///< of layers that do not turn as the others do
 
   const ModelConfig& config_;
   std::shared_ptr<const CudaModel> model_;
@@ -132,7 +144,8 @@ class CudaContext final : public GpuContext {
   cuda::Buffer ids_;                          // [chunk] int32
   cuda::Buffer places_;                       // [chunk] QueryToken
   cuda::Buffer bases_;                        // [1] const char*
-  cuda::Buffer frequencies_;                  // [d/2]
+  cuda::Buffer frequencies_;                  // [2, d/2] usual, then those of Turn::local
+  cuda::Buffer no_rows_;                      // [kDecodeTokens, Hkv] counts of 0, for layers with a window
   cuda::Buffer x_;                            // [chunk, D]
   cuda::Buffer q_, q_unrotated_, attention_;  // [chunk, Hq, d]
   cuda::Buffer k_, k_unrotated_, v_;          // [chunk, Hkv, d]

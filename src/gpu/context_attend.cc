@@ -5,8 +5,10 @@
 #include <chrono>
 #include <cmath>
 
+#include "attend/window.h"
 #include "gpu/context.h"
 #include "kernels/cuda/attend/attend_block.h"
+#include "kernels/cuda/attend/attend_window.h"
 #include "kernels/cuda/attend/merge_states.h"
 #include "lodestone/error.h"
 #include "select/shared/estimates_rest.h"
@@ -98,9 +100,9 @@ LayerGeometry CudaContext::geometry(int layer, const Run& run) const {
           .query_heads = config_.query_heads,
           .kv_heads = config_.kv_heads,
           .head_dim = config_.head_dim,
-          .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
+          .scale = score_scale(config_),
           .dense = run.step.dense,
-          .rope = &run.rope,
+          .rope = &turn_of(layer, run.rope).rope,
           .pool = options_.pool};
 }
 
@@ -108,8 +110,8 @@ LayerGeometry CudaContext::geometry(int layer, const Run& run) const {
 void CudaContext::tell_listeners(int layer, const Run& run) {
   const std::int64_t n = run.count, d = config_.head_dim, q = n * config_.query_heads * d,
                      kv = n * config_.kv_heads * d;
-  const bool heard =
-      !run.step.listeners.empty() && !run.step.listeners[static_cast<std::size_t>(layer)].empty();
+  const bool heard = run.window(layer) == 0 && !run.step.listeners.empty() &&
+                     !run.step.listeners[static_cast<std::size_t>(layer)].empty();
   std::int64_t bytes = 0;
   const auto download = [&](const cuda::Buffer& from, std::int64_t count, cuda::PinnedBuffer& to) {
     bytes += download_floats(from, count, to, stream_.get());
@@ -144,6 +146,7 @@ void CudaContext::tell_listeners(int layer, const Run& run) {
 }
 
 void CudaContext::attend(int layer, const Run& run, ForwardWork& work) {
+  if (run.window(layer) > 0) return attend_window(layer, run);
   if (run.reach == Reach::split) return attend_split(layer, run, work);
   const cuda::Queries all = queries(layer, run);
   if (run.sparse(layer) && run.native == nullptr) return attend_chosen_by_host(layer, run, work);
@@ -153,6 +156,30 @@ void CudaContext::attend(int layer, const Run& run, ForwardWork& work) {
   } else {
     attend_prefill(all, static_cast<std::int32_t>(tokens_), stream_.get(), precision());
   }
+}
+
+void CudaContext::attend_window(int layer, const Run& run) {
+  if (run.reach == Reach::split) return attend_window_on_host(layer, run);
+  const cuda::Queries all = queries(layer, run);
+  const std::int64_t window = std::min(run.window(layer), options_.max_tokens);
+  if (run.count > kDecodeTokens)
+    return attend_window_prefill(all, static_cast<std::int32_t>(tokens_), window, stream_.get(), precision());
+  const auto* const counts = no_rows_.as<std::int32_t>();  // of lists that are empty
+  attend_rows_decode(all, {.rows = counts, .counts = counts, .window = window}, options_.max_tokens,
+                     workspace_.as<void>(), stream_.get());
+}
+
+/// Where keys lie in host memory and few tokens come, bringing a window would take longer than attending it.
+void CudaContext::attend_window_on_host(int layer, const Run& run) {
+  const QueryBlock block = block_of(layer, run);
+  const auto bytes = static_cast<std::int64_t>(block.q.size_bytes());
+  if (host_outputs_.bytes() < bytes) host_outputs_ = cuda::PinnedBuffer(bytes);
+  auto* const output = host_outputs_.as<float>();
+  AttendWork counted_later;
+  lode::attend_window({&block, 1}, {}, geometry(layer, run), run.window(layer), {&output, 1},
+                      {&counted_later, 1});
+  cuda::copy(attention_.as<void>(), output, bytes, stream_.get());
+  tier_work_.bytes_to_gpu += bytes;
 }
 
 /// Where the step's queries stand, without vectors.

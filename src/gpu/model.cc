@@ -44,12 +44,19 @@ cuda::TileFormat format_of(WeightType type) {
   }
 }
 
+std::int64_t aligned(std::int64_t bytes) {
+  return (bytes + kAlign - 1) / kAlign * kAlign;
+}
+/// Gains of 1 + weight take 32 bits.
+std::int64_t padded_gain(const Weight& w, bool plus_one) {
+  return aligned(bytes_of(plus_one ? WeightType::f32 : w.type, w.rows * w.cols));
+}
 std::int64_t padded(const Weight& w) {
   const cuda::TileFormat format = format_of(w.type);
   const std::int64_t bytes = is_plain(w.type)                   ? bytes_of(w.type, w.rows * w.cols)
                              : format != cuda::TileFormat::none ? cuda::tiled_bytes(format, w.rows, w.cols)
                                                                 : w.rows * w.cols * bytes_of(DType::bf16);
-  return (bytes + kAlign - 1) / kAlign * kAlign;
+  return aligned(bytes);
 }
 
 /// Blocks of random codes under scales that give numbers of a usual spread, 1 / sqrt(cols) or so.
@@ -80,37 +87,25 @@ std::vector<std::uint8_t> random_blocks(WeightType type, std::int64_t count, std
   return blocks;
 }
 
-/// Every weight once, in the order of the forward pass.
+/// Every weight once: body(weight, whether it is a norm's gain).
 void for_each(const ModelWeights& m, bool tied, const auto& body) {
-  body(m.embedding);
+  body(m.embedding, false);
   for (const LayerWeights& w : m.layers) {
-    for (const Weight* weight :
-         {&w.attention_norm, &w.q, &w.k, &w.v, &w.q_bias, &w.k_bias, &w.v_bias, &w.o, &w.o_bias, &w.mlp_norm,
-          &w.gate, &w.up, &w.down, &w.gate_bias, &w.up_bias, &w.down_bias})
-      body(*weight);
+    for (const Weight* weight : {&w.q, &w.k, &w.v, &w.q_bias, &w.k_bias, &w.v_bias, &w.o, &w.o_bias, &w.gate,
+                                 &w.up, &w.down, &w.gate_bias, &w.up_bias, &w.down_bias})
+      body(*weight, false);
+    for (const Weight* gain :
+         {&w.attention_norm, &w.q_norm, &w.k_norm, &w.attention_post_norm, &w.mlp_norm, &w.mlp_post_norm})
+      body(*gain, true);
   }
-  body(m.final_norm);
-  if (!tied) body(m.output);
+  body(m.final_norm, true);
+  if (!tied) body(m.output, false);
 }
 
-/// The parts of a plan that the forward pass on the GPU does not walk yet, by name.
+/// What of a model the forward pass on the GPU does not walk, by name.
 void refuse_what_only_the_cpu_has(const ModelConfig& c) {
-  const ModelPlan& p = c.plan;
-  const auto any = [&](auto has) { return std::any_of(p.layers.begin(), p.layers.end(), has); };
-  const char* const part =
-      p.qk_norm                                                       ? "norms of q and k"
-      : any([](const LayerPlan& l) { return l.window > 0; })          ? "sliding windows"
-      : any([](const LayerPlan& l) { return l.turn != Turn::usual; }) ? "layers of several RoPEs"
-      : p.post_norms                                                  ? "norms behind a layer"
-      : p.norm_plus_one                                               ? "gains of 1 + weight"
-      : p.activation != ActivationKind::silu                          ? "an activation but SiLU"
-      : p.score_scale != 0                                            ? "a scale of scores of its own"
-      : p.query_growth != 0 ? "queries that grow with their position"
-      : p.rotary_dim != 0 && p.rotary_dim != c.head_dim && c.rope_scaling.kind != RopeScaling::Kind::none
-          ? "scaled RoPE of a part of each head"
-      : p.embedding_multiplier != 1 || p.residual_multiplier != 1 ? "multipliers of the stream"
-      : p.logit_divisor != 1 || p.logit_cap != 0                  ? "scaled logits"
-                                                                  : nullptr;
+  constexpr int kMostHeadDim = 256;
+  const char* const part = c.head_dim > kMostHeadDim ? "heads of more than 256 numbers" : nullptr;
   if (part == nullptr) return;
   throw InputError(
       fmt::format("--device cuda: expected a model without {}, found them in {}: use --device cpu", part,
@@ -125,8 +120,10 @@ GpuInfo gpu_info() {
 }
 
 CudaModel::CudaModel(const ModelConfig& config, const ModelWeights& weights, std::int64_t limit) {
+  const bool plus_one = config.plan.norm_plus_one;
   std::int64_t bytes = 0;
-  for_each(weights, config.tied_embeddings, [&](const Weight& w) { bytes += padded(w); });
+  for_each(weights, config.tied_embeddings,
+           [&](const Weight& w, bool gain) { bytes += gain ? padded_gain(w, plus_one) : padded(w); });
   if (limit > 0 && bytes > limit) {
     throw InputError(
         fmt::format("--gpu-memory: expected at least {} MiB for the model's weights, found a limit of {} MiB",
@@ -135,34 +132,39 @@ CudaModel::CudaModel(const ModelConfig& config, const ModelWeights& weights, std
   memory_ = cuda::Buffer(bytes, "the model's weights");
   const cuda::Stream loading;
   stream_ = loading.get();
-  embedding = take(weights.embedding, false);
+  const auto gain = [&](const Weight& w) { return take_gain(w, plus_one); };
+  embedding = take(weights.embedding);
   for (const LayerWeights& w : weights.layers) {
-    layers.push_back({.attention_norm = take(w.attention_norm, true),
-                      .q = take(w.q, false),
-                      .k = take(w.k, false),
-                      .v = take(w.v, false),
-                      .q_bias = take(w.q_bias, false),
-                      .k_bias = take(w.k_bias, false),
-                      .v_bias = take(w.v_bias, false),
-                      .o = take(w.o, false),
-                      .o_bias = take(w.o_bias, false),
-                      .mlp_norm = take(w.mlp_norm, true),
-                      .gate = take(w.gate, false),
-                      .up = take(w.up, false),
-                      .down = take(w.down, false),
-                      .gate_bias = take(w.gate_bias, false),
-                      .up_bias = take(w.up_bias, false),
-                      .down_bias = take(w.down_bias, false)});
+    layers.push_back({.attention_norm = gain(w.attention_norm),
+                      .q = take(w.q),
+                      .k = take(w.k),
+                      .v = take(w.v),
+                      .q_bias = take(w.q_bias),
+                      .k_bias = take(w.k_bias),
+                      .v_bias = take(w.v_bias),
+                      .q_norm = gain(w.q_norm),
+                      .k_norm = gain(w.k_norm),
+                      .o = take(w.o),
+                      .o_bias = take(w.o_bias),
+                      .attention_post_norm = gain(w.attention_post_norm),
+                      .mlp_norm = gain(w.mlp_norm),
+                      .gate = take(w.gate),
+                      .up = take(w.up),
+                      .down = take(w.down),
+                      .gate_bias = take(w.gate_bias),
+                      .up_bias = take(w.up_bias),
+                      .down_bias = take(w.down_bias),
+                      .mlp_post_norm = gain(w.mlp_post_norm)});
   }
-  final_norm = take(weights.final_norm, true);
-  output = config.tied_embeddings ? embedding : take(weights.output, false);
+  final_norm = gain(weights.final_norm);
+  output = config.tied_embeddings ? embedding : take(weights.output);
   loading.synchronize();
   stream_ = nullptr;
   staged_ = {};
 }
 
 /// Puts a weight behind the ones before it; one of a shape alone becomes random numbers of a usual spread.
-cuda::DeviceWeight CudaModel::take(const Weight& weight, bool norm) {
+cuda::DeviceWeight CudaModel::take(const Weight& weight) {
   if (weight.rows == 0) return {};
   std::byte* const at = memory_.as<std::byte>() + used_;
   used_ += padded(weight);
@@ -178,11 +180,31 @@ cuda::DeviceWeight CudaModel::take(const Weight& weight, bool norm) {
   if (weight.data != nullptr) {
     cuda::copy(at, weight.data, bytes_of(weight), stream_);
   } else {
-    const float width = norm ? 0.0f : std::sqrt(3.0f / static_cast<float>(weight.cols));
-    cuda::fill_uniform(at, plain_dtype(weight.type), weight.rows * weight.cols, norm ? 1.0f : 0.0f, width,
-                       ++drawn_, stream_);
+    const float width = std::sqrt(3.0f / static_cast<float>(weight.cols));
+    cuda::fill_uniform(at, plain_dtype(weight.type), weight.rows * weight.cols, 0.0f, width, ++drawn_,
+                       stream_);
   }
   return {at, plain_dtype(weight.type), weight.rows, weight.cols};
+}
+
+/// A norm's gain; random ones are 1.
+cuda::DeviceWeight CudaModel::take_gain(const Weight& weight, bool plus_one) {
+  if (weight.rows == 0) return {};
+  std::byte* const at = memory_.as<std::byte>() + used_;
+  used_ += padded_gain(weight, plus_one);
+  const std::int64_t count = weight.rows * weight.cols;
+  const DType type = plus_one ? DType::f32 : plain_dtype(weight.type);
+  if (weight.data == nullptr) {
+    cuda::fill_uniform(at, type, count, 1.0f, 0.0f, ++drawn_, stream_);
+  } else if (plus_one) {
+    std::vector<float> gain(static_cast<std::size_t>(count));
+    dequantise(weight.type, weight.data, count, gain.data());
+    for (float& g : gain) g += 1.0f;
+    cuda::copy(at, gain.data(), count * std::int64_t{sizeof(float)}, stream_);
+  } else {
+    cuda::copy(at, weight.data, bytes_of(weight), stream_);
+  }
+  return {at, type, weight.rows, weight.cols};
 }
 
 /// Blocks come to the GPU some rows at a time and are repacked there.

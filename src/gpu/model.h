@@ -14,8 +14,9 @@ namespace lode {
 class CudaModel final : public GpuModel {
  public:
   struct Layer {
-    cuda::DeviceWeight attention_norm, q, k, v, q_bias, k_bias, v_bias, o, o_bias;
-    cuda::DeviceWeight mlp_norm, gate, up, down, gate_bias, up_bias, down_bias;
+    cuda::DeviceWeight attention_norm, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, o, o_bias;
+    cuda::DeviceWeight attention_post_norm, mlp_norm, gate, up, down, gate_bias, up_bias, down_bias;
+    cuda::DeviceWeight mlp_post_norm;
   };
 
   CudaModel(const ModelConfig& config, const ModelWeights& weights, std::int64_t limit);
@@ -29,7 +30,8 @@ class CudaModel final : public GpuModel {
   std::vector<Layer> layers;
 
  private:
-  cuda::DeviceWeight take(const Weight& weight, bool norm);
+  cuda::DeviceWeight take(const Weight& weight);
+  cuda::DeviceWeight take_gain(const Weight& weight, bool plus_one);
   void take_tiles(const Weight& weight, cuda::TileFormat format, std::byte* to);
   void take_widened(const Weight& weight, std::byte* to);
 

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prefill attention against float64: every head dimension and group, every store, chunks that start and end
 // inside of tiles, scores of hundreds, NaN in later rows; that the bits do not depend on how a prompt is cut.
-// The same over lists that all queries share: ragged ones, empty ones, all keys.
+// The same over lists that all queries share: ragged ones, empty ones, all keys; and within sliding windows.
 #include <algorithm>
 #include <random>
 #include <string>
 
 #include "harness.h"
 #include "kernels/cuda/attend/attend_block.h"
+#include "kernels/cuda/attend/attend_window.h"
 #include "reference.h"
 
 namespace lode::cuda {
@@ -84,9 +85,10 @@ void attend_lists(const Queries& in, std::int32_t position, const Lists& lists, 
   stream.synchronize();
 }
 
-/// The last `count` tokens attend, in chunks of at most `chunk`; with lists all at once.
+/// The last `count` tokens attend, in chunks of at most `chunk`; with lists all at once; with a sliding window
+/// to so many keys.
 Result run(const Sequence& s, const std::vector<float>& q, int query_heads, int count, int chunk,
-           Precision precision, const Lists* lists = nullptr) {
+           Precision precision, const Lists* lists = nullptr, std::int64_t window = 0) {
   Stream stream;
   const int d = s.layout.head_dim;
   const OnDevice<char> store(s.bytes());
@@ -109,7 +111,10 @@ Result run(const Sequence& s, const std::vector<float>& q, int query_heads, int 
     in.q = q_device.get() + row * d;
     in.o = o.get() + row * d;
     in.lse = lse.get() + row;
-    if (lists == nullptr)
+    if (window > 0)
+      attend_window_prefill(in, tokens[static_cast<std::size_t>(first)].position, window, stream.get(),
+                            precision);
+    else if (lists == nullptr)
       attend_prefill(in, tokens[static_cast<std::size_t>(first)].position, stream.get(), precision);
     else
       attend_lists(in, tokens[0].position, *lists, stream, precision);
@@ -123,9 +128,9 @@ struct Expected {
 
 /// The keys that a query at `position` attends.
 std::vector<std::int64_t> keys_of(const Lists* lists, std::int64_t first_position, std::int64_t position,
-                                  int kv_head) {
+                                  int kv_head, std::int64_t window) {
   std::vector<std::int64_t> keys;
-  std::int64_t near = 0;
+  std::int64_t near = window > 0 ? std::max<std::int64_t>(0, position + 1 - window) : 0;
   if (lists != nullptr && first_position + 1 - lists->window > lists->sink) {
     near = first_position + 1 - lists->window;
     for (std::int64_t t = 0; t < lists->sink; ++t) keys.push_back(t);
@@ -137,7 +142,7 @@ std::vector<std::int64_t> keys_of(const Lists* lists, std::int64_t first_positio
 }
 
 Expected reference(const Sequence& s, const std::vector<float>& q, int query_heads, int count,
-                   const Lists* lists = nullptr) {
+                   const Lists* lists = nullptr, std::int64_t window = 0) {
   const int d = s.layout.head_dim, kv_heads = s.layout.kv_heads;
   const double scale = static_cast<double>(1.0f / std::sqrt(static_cast<float>(d)));
   Expected e;
@@ -146,7 +151,7 @@ Expected reference(const Sequence& s, const std::vector<float>& q, int query_hea
       const float* query =
           q.data() + (std::size_t(i) * std::size_t(query_heads) + std::size_t(h)) * std::size_t(d);
       const std::vector<std::int64_t> keys =
-          keys_of(lists, s.tokens - count, s.tokens - count + i, h / (query_heads / kv_heads));
+          keys_of(lists, s.tokens - count, s.tokens - count + i, h / (query_heads / kv_heads), window);
       std::vector<double> p;
       double high = -1e300, sum = 0;
       const auto row = [&](const std::vector<float>& m, std::int64_t t) {
@@ -229,6 +234,24 @@ void check_lists(int query_heads, int kv_heads, int d, DType type, std::int64_t 
   LODE_CHECK(test::relative_error(full.o, {found.o.begin(), found.o.end()}) <= 2 * allowed);
 }
 
+/// Whole and in chunks, which must not change a bit.
+void check_window(int query_heads, int kv_heads, int d, DType type, std::int64_t tokens, int count,
+                  std::int64_t window, Precision precision) {
+  const Sequence s(kv_heads, d, type, tokens, 291);
+  const std::vector<float> q = test::normal(static_cast<std::size_t>(count * query_heads * d), 295);
+  const Result found = run(s, q, query_heads, count, count, precision, nullptr, window);
+  const Expected expected = reference(s, q, query_heads, count, nullptr, window);
+  const double error = test::relative_error(found.o, expected.o),
+               lse = test::relative_error(found.lse, expected.lse), allowed = tolerance(type, precision);
+  if (!(error <= allowed && lse <= allowed))
+    test::fail(__FILE__, __LINE__,
+               std::string(name_of(type)) + " d " + std::to_string(d) + " tokens " + std::to_string(tokens) +
+                   " count " + std::to_string(count) + " window " + std::to_string(window) +
+                   (precision == Precision::exact ? " exact" : " fast") + ": output off by " +
+                   std::to_string(error) + ", lse by " + std::to_string(lse));
+  LODE_CHECK(run(s, q, query_heads, count, 37, precision, nullptr, window).o == found.o);
+}
+
 constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16};
 constexpr Precision kPrecisions[] = {Precision::exact, Precision::fast};
 
@@ -292,6 +315,22 @@ LODE_TEST(prefill_nan_is_not_hidden) {
           LODE_CHECK(std::isnan(found.o[i]) == expected);
       }
     }
+  }
+}
+
+LODE_TEST(window_prefill) {
+  for (const Precision precision : kPrecisions) {
+    for (const DType type : kTypes) {
+      for (const int d : {64, 80, 96, 128, 256}) check_window(4, 2, d, type, 500, 300, 130, precision);
+      check_window(3, 1, 20, type, 177, 90, 33, precision);  // no dimension of the matrix unit's
+    }
+    const struct {
+      int tokens, count, window;
+    } cases[] = {{300, 300, 1},  {300, 300, 300}, {300, 300, 5000}, {129, 129, 128},
+                 {700, 400, 16}, {1000, 20, 512}, {1000, 1, 64},    {900, 700, 255}};
+    for (const auto& c : cases)
+      for (const int d : {64, 128})
+        check_window(8, 2, d, DType::bf16, c.tokens, c.count, c.window, precision);
   }
 }
 

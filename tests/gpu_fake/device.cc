@@ -19,6 +19,7 @@
 #include "gpu/select/saap/buckets.h"
 #include "gpu_fake/play.h"
 #include "kernels/cuda/attend/attend_block.h"
+#include "kernels/cuda/attend/attend_window.h"
 #include "kernels/cuda/attend/merge_states.h"
 #include "kernels/cuda/device/event.h"
 #include "kernels/cuda/device/kv_range.cu"  // no CUDA is in it
@@ -307,6 +308,15 @@ void attend_rows_decode(const Queries& queries, const RowLists& lists, std::int6
 void attend_prefill(const Queries& queries, std::int32_t, StreamHandle stream, Precision) {
   enqueue(stream, [=] { attend_all(queries, nullptr); });
 }
+void attend_window_prefill(const Queries& queries, std::int32_t, std::int64_t window, StreamHandle stream,
+                           Precision) {
+  enqueue(stream, [=] {
+    const std::vector<std::int32_t> counts(
+        static_cast<std::size_t>(queries.count) * static_cast<std::size_t>(queries.layout.kv_heads), 0);
+    const RowLists none = {.counts = counts.data(), .window = window};
+    attend_all(queries, &none);
+  });
+}
 std::int64_t rows_prefill_workspace_bytes(int) {
   return 64;
 }
@@ -384,13 +394,23 @@ std::vector<float> normed(const float* x, std::int64_t n, const DeviceWeight& we
   return y;
 }
 
-void rotate(float* x, std::int64_t d, std::int32_t position, const float* frequencies, float scale) {
-  for (std::int64_t i = 0; i < d / 2; ++i) {
-    const float angle = static_cast<float>(position) * frequencies[i], c = std::cos(angle),
+void add(std::vector<float> y, std::int64_t n, const Addition& addition, float* x) {
+  if (addition.norm.data != nullptr) y = normed(y.data(), n, addition.norm, addition.eps);
+  for (std::size_t i = 0; i < y.size(); ++i) x[i] += y[i] * addition.multiplier;
+}
+
+float gelu_tanh(float x) {
+  return 0.5f * x * (1.0f + std::tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
+}
+
+void rotate(float* x, std::int64_t d, std::int32_t position, const Linear::QkvArguments& a) {
+  const float scale = a.rope_scale;
+  for (std::int64_t i = 0; i < (a.turning < 0 ? d / 2 : a.turning); ++i) {
+    const float angle = static_cast<float>(position) * a.frequencies[i], c = std::cos(angle),
                 s = std::sin(angle);
-    const float a = x[i], b = x[i + d / 2];
-    x[i] = (a * c - b * s) * scale;
-    x[i + d / 2] = (b * c + a * s) * scale;
+    const float left = x[i], right = x[i + d / 2];
+    x[i] = (left * c - right * s) * scale;
+    x[i + d / 2] = (right * c + left * s) * scale;
   }
 }
 
@@ -399,16 +419,23 @@ void qkv_now(const Linear::QkvArguments& a, const Queries& where) {
   const auto h = normed(a.x, n, a.norm, a.eps);
   auto q = product(h.data(), n, a.q, a.q_bias), k = product(h.data(), n, a.k, a.k_bias);
   const auto v = product(h.data(), n, a.v, a.v_bias);
+  if (a.q_norm.data != nullptr) q = normed(q.data(), n * where.query_heads, a.q_norm, a.eps);
+  if (a.k_norm.data != nullptr) k = normed(k.data(), n * kv_heads, a.k_norm, a.eps);
+  for (std::size_t i = 0; a.growth.factor != 0 && i < q.size(); ++i)
+    q[i] *=
+        1 + a.growth.factor * std::log1p(static_cast<float>(
+                                  where.tokens[i / static_cast<std::size_t>(where.query_heads * d)].position /
+                                  a.growth.start));
   if (a.q_unrotated != nullptr) std::copy(q.begin(), q.end(), a.q_unrotated);
   if (a.k_unrotated != nullptr) std::copy(k.begin(), k.end(), a.k_unrotated);
   for (std::int64_t t = 0; t < n; ++t) {
     const QueryToken& token = where.tokens[t];
     for (std::int64_t head = 0; head < where.query_heads; ++head)
-      rotate(q.data() + (t * where.query_heads + head) * d, d, token.position, a.frequencies, a.rope_scale);
+      rotate(q.data() + (t * where.query_heads + head) * d, d, token.position, a);
     char* const base = const_cast<char*>(where.bases[token.sequence]) + where.layer_offset;
     for (std::int64_t head = 0; head < kv_heads; ++head) {
       float* const key = k.data() + (t * kv_heads + head) * d;
-      rotate(key, d, token.position, a.frequencies, a.rope_scale);
+      rotate(key, d, token.position, a);
       char* const row = base + where.layout.key_offset(static_cast<int>(head), token.position);
       kernels().narrow(key, d, where.layout.type, row);
       kernels().narrow(v.data() + (t * kv_heads + head) * d, d, where.layout.type,
@@ -426,20 +453,17 @@ void Linear::qkv(const QkvArguments& a, const Queries& where) {
   enqueue(impl_->stream, [=] { qkv_now(a, where); });
 }
 void Linear::project_out(const float* attention, std::int64_t n, const DeviceWeight& w,
-                         const DeviceWeight& bias, float* x) {
-  enqueue(impl_->stream, [=] {
-    const auto y = product(attention, n, w, bias);
-    for (std::size_t i = 0; i < y.size(); ++i) x[i] += y[i];
-  });
+                         const DeviceWeight& bias, float* x, const Addition& addition) {
+  enqueue(impl_->stream, [=] { add(product(attention, n, w, bias), n, addition, x); });
 }
 void Linear::mlp(const MlpArguments& a, std::int64_t n, float* x) {
   enqueue(impl_->stream, [=] {
     const auto h = normed(x, n, a.norm, a.eps);
     auto gate = product(h.data(), n, a.gate, a.gate_bias);
     const auto up = product(h.data(), n, a.up, a.up_bias);
-    for (std::size_t i = 0; i < gate.size(); ++i) gate[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
-    const auto y = product(gate.data(), n, a.down, a.down_bias);
-    for (std::size_t i = 0; i < y.size(); ++i) x[i] += y[i];
+    for (std::size_t i = 0; i < gate.size(); ++i)
+      gate[i] = (a.gelu ? gelu_tanh(gate[i]) : gate[i] / (1.0f + std::exp(-gate[i]))) * up[i];
+    add(product(gate.data(), n, a.down, a.down_bias), n, a.addition, x);
   });
 }
 void Linear::head(const float* x, std::int64_t n, const DeviceWeight& norm, float eps,
@@ -450,12 +474,19 @@ void Linear::head(const float* x, std::int64_t n, const DeviceWeight& norm, floa
   });
 }
 void embed(const std::int32_t* tokens, std::int64_t n, const DeviceWeight& embedding, float* x,
-           StreamHandle stream) {
+           StreamHandle stream, float multiplier) {
   enqueue(stream, [=] {
     const std::int64_t d = embedding.cols;
     for (std::int64_t t = 0; t < n; ++t)
       kernels().widen(static_cast<const char*>(embedding.data) + tokens[t] * d * bytes_of(embedding.type),
                       embedding.type, d, x + t * d);
+  });
+  scale_and_cap(x, n * embedding.cols, multiplier, 0.0f, stream);
+}
+void scale_and_cap(float* x, std::int64_t count, float factor, float cap, StreamHandle stream) {
+  enqueue(stream, [=] {
+    for (std::int64_t i = 0; i < count; ++i)
+      x[i] = cap > 0 ? cap * std::tanh(x[i] * factor / cap) : x[i] * factor;
   });
 }
 

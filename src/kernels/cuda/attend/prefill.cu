@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kernels/cuda/attend/attend_block.h"
+#include "kernels/cuda/attend/attend_window.h"
 #include "kernels/cuda/attend/merge_states.h"
 #include "kernels/cuda/attend/prefill.h"
 #include "kernels/cuda/device/check.cuh"
@@ -44,11 +45,11 @@ struct State {
   float max[kPerWarp], sum[kPerWarp], out[kPerWarp][PerLane];
 };
 
-/// Lane j takes key j; of a tile each query sees keys from `skipped` to before its number in `mine`.
+/// Lane j takes key j; of a tile each query sees keys from its number in `from` to before that in `mine`.
 template <int PerLane>
 __device__ __forceinline__ void add_tile(const float* q /*[d, kQueries]*/, const float* k, const float* v,
-                                         int d, float scale, int skipped, const int (&mine)[kPerWarp],
-                                         State<PerLane>& state) {
+                                         int d, float scale, const int (&from)[kPerWarp],
+                                         const int (&mine)[kPerWarp], State<PerLane>& state) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float s[kPerWarp] = {};
   for (int c = 0; c < d; ++c) {
@@ -61,7 +62,7 @@ __device__ __forceinline__ void add_tile(const float* q /*[d, kQueries]*/, const
   }
 #pragma unroll
   for (int r = 0; r < kPerWarp; ++r) {
-    const bool seen = lane >= skipped && lane < mine[r];
+    const bool seen = lane >= from[r] && lane < mine[r];
     s[r] = seen ? s[r] * scale : -INFINITY;
     float high = s[r], total;
     for (int offset = 16; offset > 0; offset /= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, offset));
@@ -76,7 +77,7 @@ __device__ __forceinline__ void add_tile(const float* q /*[d, kQueries]*/, const
 #pragma unroll
     for (int i = 0; i < PerLane; ++i) state.out[r][i] *= keep;
   }
-  for (int j = max(0, skipped); j < kKeys; ++j) {
+  for (int j = max(0, from[0]); j < kKeys; ++j) {
     float value[PerLane], p[kPerWarp];
 #pragma unroll
     for (int i = 0; i < PerLane; ++i) value[i] = lane + 32 * i < d ? v[j * (d + 1) + lane + 32 * i] : 0.0f;
@@ -84,7 +85,8 @@ __device__ __forceinline__ void add_tile(const float* q /*[d, kQueries]*/, const
     for (int r = 0; r < kPerWarp; ++r) p[r] = __shfl_sync(~0u, s[r], j);
 #pragma unroll
     for (int r = 0; r < kPerWarp; ++r) {
-      if (j >= mine[r]) continue;  // a NaN among the values of later keys is none of this query's
+      // A NaN among the values of keys that a query does not see is none of its own.
+      if (j < from[r] || j >= mine[r]) continue;
 #pragma unroll
       for (int i = 0; i < PerLane; ++i) state.out[r][i] = fmaf(p[r], value[i], state.out[r][i]);
     }
@@ -117,26 +119,30 @@ __global__ __launch_bounds__(kThreads) void prefill_kernel(const Queries in, int
   }
   const int part = static_cast<int>(blockIdx.z);
   const int2 places = keys.places(kv_head, part);
-  const auto add = [&](const auto& row_at, int skipped, const int(&mine)[kPerWarp]) {
+  const auto add = [&](const auto& row_at, const int(&from)[kPerWarp], const int(&mine)[kPerWarp]) {
     __syncthreads();
     load_tile<T>(layer, in.layout, kv_head, row_at, k);
     load_tile<T>(layer + in.layout.value_offset(), in.layout, kv_head, row_at, v);
     __syncthreads();
-    add_tile<PerLane>(q + warp * kPerWarp, k, v, d, in.scale, skipped, mine, state);
+    add_tile<PerLane>(q + warp * kPerWarp, k, v, d, in.scale, from, mine, state);
   };
   for (int tile = places.x; tile < places.y; tile += kKeys) {
-    int mine[kPerWarp];
+    int from[kPerWarp] = {}, mine[kPerWarp];
 #pragma unroll
     for (int r = 0; r < kPerWarp; ++r) mine[r] = places.y - tile;
-    add([&](int row) { return tile + row < places.y ? keys.row(kv_head, tile + row) : -1; }, 0, mine);
+    add([&](int row) { return tile + row < places.y ? keys.row(kv_head, tile + row) : -1; }, from, mine);
   }
   const int end = part + 1 < keys.parts ? 0 : position + min(first + kQueries, in.count);
-  for (int tile = keys.near / kKeys * kKeys; tile < end; tile += kKeys) {
-    int mine[kPerWarp];
+  const int near = keys.near_of(position + first);
+  for (int tile = near / kKeys * kKeys; tile < end; tile += kKeys) {
+    int from[kPerWarp], mine[kPerWarp];
 #pragma unroll
-    for (int r = 0; r < kPerWarp; ++r) mine[r] = min(position + first + warp * kPerWarp + r + 1, end) - tile;
-    add([&](int row) { return tile + row < end && tile + row >= keys.near ? tile + row : -1; },
-        keys.near - tile, mine);
+    for (int r = 0; r < kPerWarp; ++r) {
+      const int at = position + first + warp * kPerWarp + r;
+      from[r] = keys.near_of(min(at, end - 1)) - tile;
+      mine[r] = min(at + 1, end) - tile;
+    }
+    add([&](int row) { return tile + row < end && tile + row >= near ? tile + row : -1; }, from, mine);
   }
 #pragma unroll
   for (int r = 0; r < kPerWarp; ++r) {
@@ -211,6 +217,12 @@ void attend_keys(const Queries& queries, std::int32_t position, const PrefillKey
 
 void attend_prefill(const Queries& queries, std::int32_t position, StreamHandle stream, Precision precision) {
   if (queries.count > 0) attend_keys(queries, position, {}, stream, precision);
+}
+
+void attend_window_prefill(const Queries& queries, std::int32_t position, std::int64_t window,
+                           StreamHandle stream, Precision precision) {
+  if (queries.count > 0)
+    attend_keys(queries, position, {.window = static_cast<int>(window)}, stream, precision);
 }
 
 std::int64_t rows_prefill_workspace_bytes(int head_dim) {

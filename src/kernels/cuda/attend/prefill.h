@@ -14,9 +14,14 @@ struct PrefillKeys {
   std::int64_t capacity = 0;
   int sink = 0;  ///< rows [0, sink) come in front of the lists
   int near = 0;
+  int window = 0;  ///< of [near, position] the last so many alone; 0 = all
   int parts = 1;  ///< into which lists are cut, so many planes of o and lse; the last one takes near keys too
 
 #ifdef __CUDACC__
+  /// The first key from `near` on that a query at this position sees.
+  __device__ __forceinline__ int near_of(int position) const {
+    return window > 0 ? max(near, position + 1 - window) : near;
+  }
   /// Which places of a head's list a part takes, sink included; cut at multiples of 128.
   __device__ __forceinline__ int2 places(int kv_head, int part) const {
     if (counts == nullptr) return make_int2(0, 0);

@@ -51,7 +51,8 @@ class Attention {
     places_ = keys.places(kv_head_, part);
     list_tiles_ = (places_.y - places_.x + kKeys - 1) / kKeys;
     end_ = position + (min(first_ + kRows, rows_) - 1) / group_ + 1;
-    near_first_ = keys.near / kKeys * kKeys;
+    near_ = keys.near_of(position_of(0));
+    near_first_ = near_ / kKeys * kKeys;
     tiles_ = list_tiles_ + (part + 1 < keys.parts ? 0 : (end_ - near_first_ + kKeys - 1) / kKeys);
     output_ = std::int64_t{part} * in.count * in.query_heads;
   }
@@ -158,7 +159,7 @@ class Attention {
     const int chunk = static_cast<int>(threadIdx.x) % 16, row = static_cast<int>(threadIdx.x) / 16;
     to += static_cast<unsigned>(chunk / 8 * kPanel + row * 128 + ((chunk % 8) ^ row) * 16);
     const char* from = rows + row * kRowBytes + chunk * 16;
-    const int left = end_ - first - row, skipped = keys_.near - first - row;
+    const int left = end_ - first - row, skipped = near_ - first - row;
 #pragma unroll
     for (int i = 0; i < kKeys / 8; ++i)
       bring_piece(to + i * 1024, from + i * 8 * kRowBytes, 8 * i < left && 8 * i >= skipped);
@@ -274,16 +275,20 @@ class Attention {
     const int row = team_ * 64 + warp_ * 16;
     if (tile < list_tiles_) {
       const int left = places_.y - places_.x - tile * kKeys;
-      if (left < kKeys) mask(0, left - 1, left - 1, s);
+      if (left < kKeys) mask({0, left - 1}, {0, left - 1}, s);
       return;
     }
     const int first = near_first_ + (tile - list_tiles_) * kKeys;
-    if (first + kKeys - 1 > position_of(row) || first < keys_.near)
-      mask(keys_.near - first, position_of(row + lane_ / 4) - first, position_of(row + lane_ / 4 + 8) - first,
-           s);
+    if (first + kKeys - 1 > position_of(row) || first < keys_.near_of(position_of(row + 15)))
+      mask(seen_by(row + lane_ / 4, first), seen_by(row + lane_ / 4 + 8, first), s);
   }
-  /// Of each half only columns from `low` to its last one stay.
-  __device__ void mask(int low, int last, int last_of_second, float (&s)[64]) const {
+  /// First and last key that a row sees, counted from `first`.
+  __device__ int2 seen_by(int row, int first) const {
+    const int position = position_of(row);
+    return {keys_.near_of(position) - first, position - first};
+  }
+  /// Of each half only columns from its first to its last one stay.
+  __device__ void mask(int2 of_first, int2 of_second, float (&s)[64]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -291,8 +296,8 @@ class Attention {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int column = n * 8 + lane_ % 4 * 2 + i;
-          if (column < low || column > (half == 0 ? last : last_of_second))
-            s[4 * n + 2 * half + i] = -INFINITY;
+          const int2 seen = half == 0 ? of_first : of_second;
+          if (column < seen.x || column > seen.y) s[4 * n + 2 * half + i] = -INFINITY;
         }
       }
     }
@@ -340,10 +345,10 @@ class Attention {
   const int position_;
   const unsigned base_;  // shared memory: queries, tiles, barriers
   const int group_, kv_head_, first_, rows_, team_, warp_, lane_;
-  int end_, tiles_;              // keys that some query of the block sees
-  int2 places_;                  // of the head's list
-  int list_tiles_, near_first_;  // tiles of the list come first, then those from near_first_ on
-  std::int64_t output_;          // first row of this part's plane
+  int end_, tiles_;                     // keys that some query of the block sees
+  int2 places_;                         // of the head's list
+  int list_tiles_, near_, near_first_;  // tiles of the list come first, then those from near_first_ on
+  std::int64_t output_;                 // first row of this part's plane
   float out_[64] = {}, max_[2] = {-INFINITY, -INFINITY}, sum_[2] = {};
 };
 

@@ -64,7 +64,8 @@ class Attention {
     const int part = static_cast<int>(blockIdx.z);
     places_ = keys.places(kv_head_, part);
     list_tiles_ = (places_.y - places_.x + kKeys - 1) / kKeys;
-    near_first_ = keys.near / kKeys * kKeys;
+    near_ = keys.near_of(position_of(0));
+    near_first_ = near_ / kKeys * kKeys;
     tiles_ = list_tiles_ + (part + 1 < keys.parts ? 0 : (end_ - near_first_ + kKeys - 1) / kKeys);
     output_ = std::int64_t{part} * in.count * in.query_heads;
   }
@@ -118,7 +119,7 @@ class Attention {
       return place < places_.y ? keys_.row(kv_head_, place) : -1;
     }
     const int at = first_key(tile) + row;
-    return at < end_ && at >= keys_.near ? at : -1;
+    return at < end_ && at >= near_ ? at : -1;
   }
   /// Keys, then values, zeros for those that no query of the block may see.
   __device__ void load_tile(int tile, int buffer) {
@@ -172,16 +173,20 @@ class Attention {
     const int row = warp_ * 16;
     if (tile < list_tiles_) {
       const int left = places_.y - places_.x - tile * kKeys;
-      if (left < kKeys) mask(0, left - 1, left - 1, s);
+      if (left < kKeys) mask({0, left - 1}, {0, left - 1}, s);
       return;
     }
     const int first = first_key(tile);
-    if (first + kKeys - 1 > position_of(row) || first < keys_.near)
-      mask(keys_.near - first, position_of(row + lane_ / 4) - first, position_of(row + lane_ / 4 + 8) - first,
-           s);
+    if (first + kKeys - 1 > position_of(row) || first < keys_.near_of(position_of(row + 15)))
+      mask(seen_by(row + lane_ / 4, first), seen_by(row + lane_ / 4 + 8, first), s);
   }
-  /// Of each half only columns from `low` to its last one stay.
-  __device__ void mask(int low, int last, int last_of_second, float (&s)[kKeys / 8][4]) const {
+  /// First and last key that a row sees, counted from `first`.
+  __device__ int2 seen_by(int row, int first) const {
+    const int position = position_of(row);
+    return {keys_.near_of(position) - first, position - first};
+  }
+  /// Of each half only columns from its first to its last one stay.
+  __device__ void mask(int2 of_first, int2 of_second, float (&s)[kKeys / 8][4]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -189,7 +194,8 @@ class Attention {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int column = n * 8 + lane_ % 4 * 2 + i;
-          if (column < low || column > (half == 0 ? last : last_of_second)) s[n][2 * half + i] = -INFINITY;
+          const int2 seen = half == 0 ? of_first : of_second;
+          if (column < seen.x || column > seen.y) s[n][2 * half + i] = -INFINITY;
         }
       }
     }
@@ -264,10 +270,10 @@ class Attention {
   const int position_;
   T *memory_, *queries_;  // two tiles of keys and values; where queries lie
   const int warp_, lane_, group_, kv_head_, first_, rows_;
-  int end_, tiles_;              // keys that some query of the block sees
-  int2 places_;                  // of the head's list
-  int list_tiles_, near_first_;  // tiles of the list come first, then those from near_first_ on
-  std::int64_t output_;          // first row of this part's plane
+  int end_, tiles_;                     // keys that some query of the block sees
+  int2 places_;                         // of the head's list
+  int list_tiles_, near_, near_first_;  // tiles of the list come first, then those from near_first_ on
+  std::int64_t output_;                 // first row of this part's plane
   const char* layer_;
   unsigned q_[S::kKeepQueries ? D / 16 : 1][4];
   float out_[D / 8][4] = {}, max_[2] = {-INFINITY, -INFINITY}, sum_[2] = {};

@@ -47,12 +47,16 @@ __global__ __launch_bounds__(kArgmaxThreads) void argmax_kernel(const float* log
 }  // namespace
 
 void embed(const std::int32_t* tokens, std::int64_t n, const DeviceWeight& embedding, float* x,
-           StreamHandle stream) {
+           StreamHandle stream, float multiplier) {
   if (n == 0) return;
-  if (embedding.tiled()) return embed_tiles(tokens, n, embedding.tiles(), x, stream);
-  embed_kernel<<<static_cast<unsigned>(n), kEmbedThreads, 0, stream>>>(
-      tokens, {embedding.data, embedding.type}, embedding.rows, embedding.cols, x);
-  LODE_LAUNCHED();
+  if (embedding.tiled()) {
+    embed_tiles(tokens, n, embedding.tiles(), x, stream);
+  } else {
+    embed_kernel<<<static_cast<unsigned>(n), kEmbedThreads, 0, stream>>>(
+        tokens, {embedding.data, embedding.type}, embedding.rows, embedding.cols, x);
+    LODE_LAUNCHED();
+  }
+  scale_and_cap(x, n * embedding.cols, multiplier, 0.0f, stream);
 }
 
 void argmax(const float* logits, std::int64_t n, std::int64_t vocab, std::int32_t* token,

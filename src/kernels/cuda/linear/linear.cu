@@ -39,7 +39,8 @@ struct Widths {
 };
 Widths widths(std::int64_t rows, std::int64_t hidden, std::int64_t intermediate, std::int64_t q_cols,
               std::int64_t kv_cols) {
-  return {rows, std::max({hidden, intermediate, q_cols}), std::max(q_cols + 2 * kv_cols, 2 * intermediate)};
+  return {rows, std::max({hidden, intermediate, q_cols}),
+          std::max({q_cols + 2 * kv_cols, 2 * intermediate, hidden})};
 }
 std::int64_t operand_bytes(const Widths& w) {
   return (w.rows * w.operand * 4 + 255) / 256 * 256;
@@ -68,6 +69,7 @@ QkvStep<W> qkv_step(const Linear::QkvArguments& a, const Queries& where) {
   s.kv_heads = where.layout.kv_heads;
   s.half = where.layout.head_dim / 2;
   s.frequencies = a.frequencies;
+  s.turning = a.turning < 0 ? s.half : a.turning;
   s.rope_scale = a.rope_scale;
   s.q_out = a.q_out;
   s.q_unrotated = a.q_unrotated;
@@ -152,7 +154,11 @@ struct Linear::Impl {
       gemm_f32(x, weight, bias, add, y, stream);
     }
   }
-  /// act = silu(gate) * up where the two are products of their own.
+  /// x += what the products' scratch holds, [n, cols].
+  void add(std::int64_t n, std::int64_t cols, const Addition& addition, float* x) const {
+    add_scaled(products(), n, cols, vector_of(addition.norm), addition.eps, addition.multiplier, x, stream);
+  }
+  /// act = activation(gate) * up where the two are products of their own.
   void gate_and_up(const MlpArguments& a, const StepInput& input, const GateUpStep<float>& step) const {
     float* const gate = products();
     float* const up = gate + input.n * a.gate.rows;
@@ -200,7 +206,9 @@ void Linear::qkv(const QkvArguments& a, const Queries& where) {
   const Impl& m = *impl_;
   const std::int64_t n = where.count;
   const StepInput input = {a.x, vector_of(a.norm), a.eps, n, a.q.cols};
-  const bool few = m.streams(n, {&a.q, &a.k, &a.v}), tiled = a.q.tiled() && a.k.tiled() && a.v.tiled();
+  const bool apart = a.q_norm.data != nullptr || a.k_norm.data != nullptr || a.growth.factor != 0.0f,
+             few = !apart && m.streams(n, {&a.q, &a.k, &a.v}),
+             tiled = a.q.tiled() && a.k.tiled() && a.v.tiled();
   const QkvStep<float> finish = qkv_step<float>(a, where);
   if (few && tiled && streams_heads(finish)) return stream_qkv(finish, a.q, a.k, a.v, input, m.stream);
   if (few && same_type({&a.q, &a.k, &a.v})) {
@@ -228,12 +236,17 @@ void Linear::qkv(const QkvArguments& a, const Queries& where) {
     if (h.data == nullptr || h.type != type) h = m.normalised(a.x, n, a.norm, a.eps, type);
     m.product(h, part.w, {}, false, part.y);
   }
-  finish_qkv(finish, n, q, k, v, m.stream);
+  if (!apart) return finish_qkv(finish, n, q, k, v, m.stream);
+  const HeadNorms norms = {vector_of(a.q_norm), vector_of(a.k_norm), a.eps, a.growth.factor, a.growth.start};
+  finish_heads(finish, norms, n, q, k, v, m.stream);
 }
 
 void Linear::project_out(const float* attention, std::int64_t n, const DeviceWeight& w,
-                         const DeviceWeight& bias, float* x) {
-  multiply(attention, n, w, bias, x, true);
+                         const DeviceWeight& bias, float* x, const Addition& addition) {
+  if (addition.plain()) return multiply(attention, n, w, bias, x, true);
+  impl_->need(n, 0, w.rows);
+  multiply(attention, n, w, bias, impl_->products(), false);
+  impl_->add(n, w.rows, addition, x);
 }
 
 void Linear::mlp(const MlpArguments& a, std::int64_t n, float* x) {
@@ -246,6 +259,7 @@ void Linear::mlp(const MlpArguments& a, std::int64_t n, float* x) {
   step.cols = a.gate.cols;
   step.gate_bias = vector_of(a.gate_bias);
   step.up_bias = vector_of(a.up_bias);
+  step.gelu = a.gelu;
   step.act = m.operand();
   step.act_type = down_streams ? DType::f32 : m.operand_type(a.down);
   if (m.streams(n, {&a.gate, &a.up}) && a.gate.tiled() && a.gate.format == a.up.format) {
@@ -253,14 +267,19 @@ void Linear::mlp(const MlpArguments& a, std::int64_t n, float* x) {
   } else if (m.streams(n, {&a.gate, &a.up}) && same_type({&a.gate, &a.up})) {
     with_type(a.gate.type, [&](auto type) {
       m.one_kernel(GateUpStep{as(a.gate, type), as(a.up, type), step.rows, step.cols, step.gate_bias,
-                              step.up_bias, step.act, step.act_type},
+                              step.up_bias, step.act, step.act_type, step.gelu},
                    input);
     });
   } else {
     m.gate_and_up(a, input, step);
   }
-  if (down_streams) return multiply(static_cast<const float*>(step.act), n, a.down, a.down_bias, x, true);
-  m.product({step.act, step.act_type, n, a.down.cols}, a.down, vector_of(a.down_bias), true, x);
+  const bool plain = a.addition.plain();
+  float* const y = plain ? x : m.products();
+  if (down_streams)
+    multiply(static_cast<const float*>(step.act), n, a.down, a.down_bias, y, plain);
+  else
+    m.product({step.act, step.act_type, n, a.down.cols}, a.down, vector_of(a.down_bias), plain, y);
+  if (!plain) m.add(n, a.down.rows, a.addition, x);
 }
 
 void Linear::head(const float* x, std::int64_t n, const DeviceWeight& norm, float eps,

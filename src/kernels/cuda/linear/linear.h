@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a Llama layer computes besides attention, on the GPU. Rows of activations are float32 (the residual
+// What a layer computes besides attention, on the GPU. Rows of activations are float32 (the residual
 // stream); weights are bf16, f16 or f32 in their file's type, or block-quantised in tiles (tiles.h). Up to
 // kFusedRows rows stream each weight once through our own fused kernels; more go through cuBLASLt. Weights in
 // tiles are streamed for up to kTiledRows rows, up to eight at a time; for more they are unpacked, panel by
@@ -26,6 +26,19 @@ struct DeviceWeight {
   TileMatrix tiles() const { return {data, format, rows, cols}; }
 };
 
+/// Queries at position p are multiplied by 1 + factor * ln(1 + floor(p / start)).
+struct QueryGrowth {
+  float factor = 0.0f;
+  std::int64_t start = 1;
+};
+
+/// How what a layer computes comes to the stream: x += multiplier * norm(y), the norm only where there is one.
+struct Addition {
+  DeviceWeight norm;
+  float eps = 1e-5f, multiplier = 1.0f;
+  bool plain() const { return norm.data == nullptr && multiplier == 1.0f; }
+};
+
 /// Holds the cuBLASLt handle, its algorithms and workspace. One per stream.
 class Linear {
  public:
@@ -43,29 +56,35 @@ class Linear {
 
   // The steps of a layer, each one kernel for n <= kFusedRows.
 
-  /// h = rms_norm(x); q, k, v = projections of h; then RoPE at each token's position; keys and values go to
+  /// h = rms_norm(x); q, k, v = projections of h; norms and growth where there are any (then as products and a
+  /// kernel behind them); then RoPE at each token's position; keys and values go to
   /// their rows of the KV range. q_unrotated / k_unrotated / v are written when not null.
   struct QkvArguments {
     const float* x = nullptr;  // [N, D]
     DeviceWeight norm, q, k, v, q_bias, k_bias, v_bias;
     float eps = 1e-5f;
     const float* frequencies = nullptr;  // [d/2] radians per position
-    float rope_scale = 1.0f;             ///< multiplies rotated vectors (yarn)
-    float* q_out = nullptr;              // [N, Hq, d] after RoPE
-    float* q_unrotated = nullptr;        // [N, Hq, d] or null
-    float* k_unrotated = nullptr;        // [N, Hkv, d] or null
-    float* k_out = nullptr;              // [N, Hkv, d] after RoPE, or null
-    float* v_out = nullptr;              // [N, Hkv, d] or null
+    int turning = -1;                    ///< pairs of a head that turn; -1 = all
+    float rope_scale = 1.0f;             ///< multiplies rotated pairs (yarn)
+    DeviceWeight q_norm, k_norm;         // [1, d] each head's, before RoPE; or none
+    QueryGrowth growth;
+    float* q_out = nullptr;        // [N, Hq, d] after RoPE
+    float* q_unrotated = nullptr;  // [N, Hq, d] or null
+    float* k_unrotated = nullptr;  // [N, Hkv, d] or null
+    float* k_out = nullptr;        // [N, Hkv, d] after RoPE, or null
+    float* v_out = nullptr;        // [N, Hkv, d] or null
   };
   /// `where` gives tokens, bases, layer offset and layout (its q and o are not used).
   void qkv(const QkvArguments& arguments, const Queries& where);
-  /// x += o w^T + bias
+  /// y = o w^T + bias; x += y, as `addition` says.
   void project_out(const float* attention /*[n, Hq d]*/, std::int64_t n, const DeviceWeight& w,
-                   const DeviceWeight& bias, float* x);
-  /// x += down(silu(gate(h)) * up(h)), h = rms_norm(x).
+                   const DeviceWeight& bias, float* x, const Addition& addition = {});
+  /// y = down(activation(gate(h)) * up(h)), h = rms_norm(x); x += y, as `addition` says.
   struct MlpArguments {
     DeviceWeight norm, gate, up, down, gate_bias, up_bias, down_bias;
     float eps = 1e-5f;
+    bool gelu = false;  ///< tanh's GELU in place of SiLU
+    Addition addition = {};
   };
   void mlp(const MlpArguments& arguments, std::int64_t n, float* x /*[n, D]*/);
   /// logits[n, V] = rms_norm(x) output^T
@@ -87,9 +106,11 @@ class Linear {
   Impl* impl_;
 };
 
-/// x[n, :] = embedding[token[n], :]
+/// x[n, :] = multiplier * embedding[token[n], :]
 void embed(const std::int32_t* tokens /*[n] device*/, std::int64_t n, const DeviceWeight& embedding, float* x,
-           StreamHandle stream);
+           StreamHandle stream, float multiplier = 1.0f);
+/// x[i] *= factor; then, with a cap above 0, x[i] = cap * tanh(x[i] / cap).
+void scale_and_cap(float* x, std::int64_t count, float factor, float cap, StreamHandle stream);
 /// token[n] = index of the largest logit, lowest index wins ties; a NaN gives -1.
 void argmax(const float* logits /*[n, V]*/, std::int64_t n, std::int64_t vocab, std::int32_t* token /*[n]*/,
             StreamHandle stream);

@@ -66,6 +66,80 @@ __global__ void finish_qkv_kernel(const QkvStep<float> step, std::int64_t n, con
   }
 }
 
+__device__ __forceinline__ double warp_sum(double x) {
+  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
+  return x;
+}
+
+/// One warp for each head of each row.
+__global__ void finish_heads_kernel(QkvStep<float> step, const HeadNorms norms, std::int64_t n,
+                                    const float* q, const float* k, const float* v) {
+  const int all = step.query_heads + 2 * step.kv_heads, half = step.half, d = 2 * half,
+            lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int64_t at = std::int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
+  if (at >= n * all) return;
+  const std::int64_t row = at / all;
+  int head = static_cast<int>(at % all), heads = step.query_heads;
+  const float* from = q;
+  Vector bias = step.q_bias, gain = norms.q_gain;
+  const bool query = head < step.query_heads;
+  const std::int64_t pair = std::int64_t{head} * half;  // the first one of the head, as the step counts
+  if (!query) {
+    head -= step.query_heads, heads = step.kv_heads;
+    const bool key = head < step.kv_heads;
+    if (!key) head -= step.kv_heads;
+    from = key ? k : v, bias = key ? step.k_bias : step.v_bias, gain = key ? norms.k_gain : Vector{};
+  }
+  from += (row * heads + head) * d;
+  const auto value = [&](int i) { return from[i] + bias.or_zero(std::int64_t{head} * d + i); };
+  float factor = 1.0f, growth = 1.0f;
+  if (gain.data != nullptr) {
+    double sum = 0;
+    for (int i = lane; i < d; i += 32) sum += double{value(i)} * double{value(i)};
+    factor = static_cast<float>(1.0 / sqrt(warp_sum(sum) / d + static_cast<double>(norms.eps)));
+  }
+  if (query && norms.growth != 0.0f)
+    growth = static_cast<float>(
+        1.0 + static_cast<double>(norms.growth) *
+                  log1p(static_cast<double>(step.tokens[row].position / norms.growth_start)));
+  const auto normed = [&](int i) {
+    const float x = gain.data != nullptr ? value(i) * factor * gain[i] : value(i);
+    return growth == 1.0f ? x : x * growth;
+  };
+  step.q_bias = step.k_bias = step.v_bias = {};
+  for (int i = lane; i < half; i += 32)
+    step.finish(pair + i, row, normed(i), normed(i + half), step.before(pair + i, row));
+}
+
+__global__ void add_scaled_kernel(const StepInput y, float multiplier, float* x) {
+  __shared__ double partial[kThreads / 32];
+  const float* from = y.x + std::int64_t{blockIdx.x} * y.cols;
+  float* to = x + std::int64_t{blockIdx.x} * y.cols;
+  float inverse = 1.0f;
+  if (y.gain.data != nullptr) {
+    double sum = 0;
+    for (std::int64_t i = threadIdx.x; i < y.cols; i += kThreads) sum += double{from[i]} * double{from[i]};
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = 0;
+    for (const double p : partial) sum += p;
+    inverse = static_cast<float>(1.0 / sqrt(sum / static_cast<double>(y.cols) + static_cast<double>(y.eps)));
+  }
+  for (std::int64_t i = threadIdx.x; i < y.cols; i += kThreads) {
+    const float h = y.gain.data != nullptr ? from[i] * inverse * y.gain[i] : from[i];
+    to[i] = __fadd_rn(to[i], __fmul_rn(h, multiplier));
+  }
+}
+
+__global__ void scale_and_cap_kernel(float* x, std::int64_t count, float factor, float cap) {
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
+       i += std::int64_t{gridDim.x} * kThreads) {
+    const float scaled = x[i] * factor;
+    x[i] = cap > 0.0f ? cap * tanhf(scaled / cap) : scaled;
+  }
+}
+
 __global__ void finish_gate_up_kernel(const GateUpStep<float> step, std::int64_t count, const float* gate,
                                       const float* up) {
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
@@ -97,6 +171,29 @@ void finish_qkv(const QkvStep<float>& step, std::int64_t n, const float* q, cons
                 StreamHandle stream) {
   if (n == 0) return;
   finish_qkv_kernel<<<blocks_for(n * step.pairs()), kThreads, 0, stream>>>(step, n, q, k, v);
+  LODE_LAUNCHED();
+}
+
+void finish_heads(const QkvStep<float>& step, const HeadNorms& norms, std::int64_t n, const float* q,
+                  const float* k, const float* v, StreamHandle stream) {
+  if (n == 0) return;
+  const std::int64_t heads = n * (step.query_heads + 2 * step.kv_heads);
+  finish_heads_kernel<<<static_cast<unsigned>((heads + kThreads / 32 - 1) / (kThreads / 32)), kThreads, 0,
+                        stream>>>(step, norms, n, q, k, v);
+  LODE_LAUNCHED();
+}
+
+void add_scaled(const float* y, std::int64_t n, std::int64_t cols, const Vector& gain, float eps,
+                float multiplier, float* x, StreamHandle stream) {
+  if (n == 0) return;
+  add_scaled_kernel<<<static_cast<unsigned>(n), kThreads, 0, stream>>>({y, gain, eps, n, cols}, multiplier,
+                                                                       x);
+  LODE_LAUNCHED();
+}
+
+void scale_and_cap(float* x, std::int64_t count, float factor, float cap, StreamHandle stream) {
+  if (count == 0 || (factor == 1.0f && cap == 0.0f)) return;
+  scale_and_cap_kernel<<<blocks_for(count), kThreads, 0, stream>>>(x, count, factor, cap);
   LODE_LAUNCHED();
 }
 

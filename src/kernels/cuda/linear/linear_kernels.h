@@ -33,9 +33,21 @@ void norm_rows(const StepInput& input, void* to, DType type, StreamHandle stream
 void convert(const float* x, std::int64_t count, void* to, DType type, StreamHandle stream);
 /// y[n, cols] += bias
 void add_bias(float* y, std::int64_t n, std::int64_t cols, const Vector& bias, StreamHandle stream);
-/// Finishes a step whose products another kernel made: rotation and append, or silu(gate) * up.
+/// Finishes a step whose products another kernel made: rotation and append, or activation(gate) * up.
 void finish_qkv(const QkvStep<float>& step, std::int64_t n, const float* q, const float* k, const float* v,
                 StreamHandle stream);
+/// The same for heads that are normed or queries that grow; a gain of null data: no norm.
+struct HeadNorms {
+  Vector q_gain, k_gain;  // [d]
+  float eps = 1e-5f;
+  float growth = 0.0f;
+  std::int64_t growth_start = 1;
+};
+void finish_heads(const QkvStep<float>& step, const HeadNorms& norms, std::int64_t n, const float* q,
+                  const float* k, const float* v, StreamHandle stream);
+/// x[n, cols] += multiplier * rms_norm(y), or multiplier * y without a gain.
+void add_scaled(const float* y, std::int64_t n, std::int64_t cols, const Vector& gain, float eps,
+                float multiplier, float* x, StreamHandle stream);
 void finish_gate_up(const GateUpStep<float>& step, std::int64_t n, const float* gate, const float* up,
                     StreamHandle stream);
 

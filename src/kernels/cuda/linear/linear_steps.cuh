@@ -58,7 +58,12 @@ struct PlainStep {
   }
 };
 
-/// act = silu(gate) * up
+/// tanh's approximation of GELU.
+__device__ __forceinline__ float gelu_tanh(float x) {
+  return 0.5f * x * (1.0f + tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
+}
+
+/// act = activation(gate) * up
 template <class W>
 struct GateUpStep {
   using Weight = W;
@@ -67,6 +72,7 @@ struct GateUpStep {
   Vector gate_bias, up_bias;  // [rows]
   void* act = nullptr;        // [n, rows]
   DType act_type = DType::f32;
+  bool gelu = false;  ///< instead of SiLU
 
   __host__ __device__ std::int64_t pairs() const { return rows; }
   __device__ RowPair<W> pair(std::int64_t p) const { return {gate + p * cols, up + p * cols}; }
@@ -79,7 +85,7 @@ struct GateUpStep {
   __device__ void finish(std::int64_t p, std::int64_t n, float a, float b, const Before& at) const {
     a += at.gate_bias;
     b += at.up_bias;
-    store_as(act, act_type, n * rows + p, a / (1.0f + expf(-a)) * b);
+    store_as(act, act_type, n * rows + p, (gelu ? gelu_tanh(a) : a / (1.0f + expf(-a))) * b);
   }
 };
 
@@ -92,6 +98,7 @@ struct QkvStep {
   Vector q_bias, k_bias, v_bias;
   int query_heads = 0, kv_heads = 0, half = 0;  // half: d / 2
   const float* frequencies = nullptr;           // [d/2]
+  int turning = 0;                              ///< pairs of a head that turn; the others stay as they are
   float rope_scale = 1.0f;
   float *q_out = nullptr, *q_unrotated = nullptr;                    // [N, Hq, d]
   float *k_out = nullptr, *k_unrotated = nullptr, *v_out = nullptr;  // [N, Hkv, d]
@@ -120,7 +127,7 @@ struct QkvStep {
     known.bias_a = bias.or_zero(row);
     known.bias_b = bias.or_zero(row + half);
     const QueryToken token = tokens[n];
-    if (at.kind != kValue) {
+    if (at.kind != kValue && at.i < turning) {
       // The angle is a float32 product and is not fused into anything, as in the reference model.
       sincosf(__fmul_rn(static_cast<float>(token.position), frequencies[at.i]), &known.sine, &known.cosine);
       known.sine = __fmul_rn(known.sine, rope_scale);

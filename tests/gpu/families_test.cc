@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every family on the GPU against transformers, from a folder and from a GGUF file: whole, in chunks and token
+// by token, keys and values on the GPU and in host memory; and under a method that the host chooses for.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "base/threads.h"
+#include "support/compare.h"
+#include "support/family_golden.h"
+#include "support/gpu.h"
+
+namespace lode {
+namespace {
+
+/// A method that selects every far key.
+class Everything : public Selector {
+ public:
+  explicit Everything(const LayerGeometry& geometry) : geometry_(geometry) {}
+  void build(std::int32_t, KvLayer) override {}
+  void append(std::int32_t, KvLayer, Position) override { ++calls; }
+  void roll_back(std::int32_t, std::int64_t) override {}
+  void select(std::span<const QueryBlock> blocks, Selection& out) override {
+    for (const QueryBlock& block : blocks)
+      for (std::int64_t t = 0; t < block.tokens; ++t)
+        for (int head = 0; head < geometry_.kv_heads; ++head) {
+          out.add_set({block.sequence, head, all_heads(geometry_.group()), static_cast<std::int32_t>(t),
+                       static_cast<std::int32_t>(t + 1)});
+          out.add_run(block.far_begin, block.far_end(t, geometry_.dense));
+        }
+  }
+  void save(std::int32_t, SectionWriter&) const override {}
+  void load(std::int32_t, SectionReader&, KvLayer) override {}
+  std::int64_t index_bytes() const override { return 0; }
+  int calls = 0;
+
+ private:
+  LayerGeometry geometry_;
+};
+
+class GpuFamily : public testing::TestWithParam<std::string> {
+ protected:
+  struct Kind {
+    DType type = DType::f32;
+    KvTier tier = KvTier::gpu;
+    std::size_t chunk = 1;
+  };
+  static constexpr LocalWindow kNear = {.sink = 1, .window = 4};
+
+  static std::vector<float> logits_of(const FamilyModel& model, std::span<const TokenId> ids,
+                                      const Kind& kind, std::span<Selector* const> selectors = {}) {
+    const auto tokens = std::ssize(ids);
+    ThreadPool pool(2);
+    KvStore kv({.layers = model.config.layers,
+                .kv_heads = model.config.kv_heads,
+                .head_dim = model.config.head_dim,
+                .type = kind.type,
+                .max_tokens = tokens});
+    const auto weights = make_gpu_model(model.config, model.weights, 0);
+    const auto gpu = make_gpu_context(
+        model.config, weights,
+        {.pool = &pool, .kv_type = kind.type, .max_tokens = tokens, .chunk = tokens, .tier = kind.tier});
+    const Rope rope(model.config, tokens);
+    std::vector<float> all, logits;
+    for (std::size_t at = 0; at < ids.size(); at += kind.chunk) {
+      const SequenceTokens part = {ids.subspan(at, std::min(kind.chunk, ids.size() - at)), &kv, 0};
+      gpu->forward({.sequences = {&part, 1},
+                    .phase = selectors.empty() ? Phase::context : Phase::generation,
+                    .selectors = selectors,
+                    .dense = kNear},
+                   rope, LogitRows::all, logits);
+      all.insert(all.end(), logits.begin(), logits.end());
+    }
+    return all;
+  }
+
+  static void expect_golden(const std::filesystem::path& path) {
+    const FamilyTokens golden(GetParam());
+    const FamilyModel model(path);
+    for (const KvTier tier : {KvTier::gpu, KvTier::host}) {
+      for (const std::size_t chunk : {golden.ids.size(), std::size_t{11}, std::size_t{3}, std::size_t{1}}) {
+        SCOPED_TRACE(testing::Message() << "chunk " << chunk << (tier == KvTier::gpu ? "" : ", on the host"));
+        const auto found = logits_of(model, golden.ids, {.tier = tier, .chunk = chunk});
+        EXPECT_LT(relative_difference(found, golden.logits), 2e-4f);
+      }
+    }
+    for (const std::size_t chunk : {golden.ids.size(), std::size_t{1}})
+      EXPECT_LT(relative_difference(logits_of(model, golden.ids, {.type = DType::bf16, .chunk = chunk}),
+                                    golden.logits),
+                8e-2f)
+          << "bf16 keys and values, chunk " << chunk;
+  }
+};
+
+TEST_P(GpuFamily, FolderEqualsTransformers) {
+  NEEDS_GPU();
+  expect_golden(kFamilies / GetParam());
+}
+
+TEST_P(GpuFamily, GgufEqualsTransformers) {
+  NEEDS_GPU();
+  const auto path = kFamilies / GetParam() / "model.gguf";
+  if (!std::filesystem::exists(path)) GTEST_SKIP() << "GGUF has no such form of this family";
+  expect_golden(path);
+}
+
+TEST_P(GpuFamily, SelectingEverythingIsFullAttention) {
+  NEEDS_GPU();
+  const FamilyTokens golden(GetParam());
+  const FamilyModel model(kFamilies / GetParam());
+  ThreadPool pool(1);
+  std::vector<Everything> selectors;
+  std::vector<Selector*> pointers;
+  for (int i = 0; i < model.config.layers; ++i)
+    selectors.emplace_back(LayerGeometry{.layer = i,
+                                         .query_heads = model.config.query_heads,
+                                         .kv_heads = model.config.kv_heads,
+                                         .head_dim = model.config.head_dim,
+                                         .dense = kNear,
+                                         .pool = &pool});
+  for (Everything& selector : selectors) pointers.push_back(&selector);
+  EXPECT_LT(relative_difference(logits_of(model, golden.ids, {}, pointers), golden.logits), 2e-4f);
+  for (int i = 0; i < model.config.layers; ++i)
+    EXPECT_EQ(selectors[static_cast<std::size_t>(i)].calls == 0, model.config.plan.layer(i).window > 0) << i;
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GpuFamily,
+                         testing::Values("llama", "mistral-window", "ministral3", "qwen2", "qwen2-window",
+                                         "qwen3", "gemma3", "phi3", "phi3-longrope", "smollm3", "granite"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace lode

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tiny models of every family, and what transformers made of some tokens (tests/golden/make_family_goldens.py).
+#pragma once
+
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "io/safetensors.h"
+#include "model/source.h"
+#include "model/weights.h"
+
+namespace lode {
+
+inline const std::filesystem::path kFamilies =
+    std::filesystem::path(LODESTONE_SOURCE_DIR) / "tests/golden/families";
+
+struct FamilyTokens {
+  explicit FamilyTokens(const std::string& name) {
+    const MappedFile file(kFamilies / name / "golden.safetensors");
+    const auto tensors = parse_safetensors(file.bytes(), file.path().string());
+    const Tensor& from = tensors.at("logits");
+    logits.resize(static_cast<std::size_t>(from.elements()));
+    std::memcpy(logits.data(), from.bytes.data(), from.bytes.size());
+    std::vector<std::int64_t> wide(static_cast<std::size_t>(tensors.at("ids").elements()));
+    std::memcpy(wide.data(), tensors.at("ids").bytes.data(), wide.size() * sizeof(std::int64_t));
+    ids.assign(wide.begin(), wide.end());
+  }
+  std::vector<TokenId> ids;   // [T]
+  std::vector<float> logits;  // [T, V]
+};
+
+/// A model from its folder or GGUF file.
+struct FamilyModel {
+  explicit FamilyModel(const std::filesystem::path& path) {
+    ModelSource source = ModelSource::open(path);
+    config = source.config();
+    weights = ModelWeights::read(source.take_weights(), config);
+  }
+  ModelConfig config;
+  ModelWeights weights;
+};
+
+}  // namespace lode
