@@ -8,6 +8,7 @@
 #include "lodestone/engine.h"
 #include "lodestone/error.h"
 #include "lodestone/kv_view.h"
+#include "lodestone/register_method.h"
 #include "lodestone/scheduler.h"
 #include "lodestone/selection.h"
 #include "lodestone/selector.h"

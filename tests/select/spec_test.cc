@@ -9,6 +9,7 @@
 #include <map>
 
 #include "lodestone/error.h"
+#include "lodestone/register_method.h"
 #include "select/presets.h"
 #include "support/refusal.h"
 
@@ -31,6 +32,22 @@ TEST(Presets, EachIsASpecAndKeysBesideItWin) {
   EXPECT_TRUE(presets_of("full").empty());
   test::expect_refused("expected one of paper, found 'own'", [] { parse_spec("ivf:preset=own"); });
   test::expect_refused("unknown key 'preset'", [] { parse_spec("topk:preset=paper"); });
+}
+
+TEST(RegisterMethod, RefusesWhatSpecsCouldNotName) {
+  const std::size_t before = methods().size();
+  MethodInfo info = find_method("random");
+  test::expect_refused("expected a name that no method has, found 'random'", [&] { register_method(info); });
+  info.name = "own", info.aliases = {"flat"};  // topk's alias
+  test::expect_refused("found 'flat'", [&] { register_method(info); });
+  info.aliases = {};
+  for (const char* name : {"", "a:b", "a,b", "a b", "ä"}) {
+    info.name = name;
+    test::expect_refused("expected a name of letters", [&] { register_method(info); });
+  }
+  info.name = "own", info.make = nullptr;
+  test::expect_refused("found none", [&] { register_method(info); });
+  EXPECT_EQ(methods().size(), before);
 }
 
 using testing::AllOf;
