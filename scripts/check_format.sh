@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-mapfile -t files < <(find apps examples fuzz include src tests \( -name '*.h' -o -name '*.cc' -o -name '*.cu' \
+mapfile -t files < <(find apps examples fuzz include python src tests \( -name '*.h' -o -name '*.cc' -o -name '*.cu' \
   -o -name '*.cuh' \) 2>/dev/null | sort)
 if [ "${1:-}" = --fix ]; then
   clang-format -i "${files[@]}"

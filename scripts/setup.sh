@@ -51,8 +51,25 @@ install_packages() {
     "${missing[@]}" >/dev/null
 }
 
-# build TARGET...: configures and builds the release preset on all cores.
+# python_for_tests: a virtual environment with python/requirements-check.txt in build/python-venv, and the Python module part
+# of the build from then on (cmake_flags). Where PyPI cannot be had, a remark, and the build goes without the module.
+python_for_tests() {
+  local venv=build/python-venv wanted=python/requirements-check.txt
+  cmake_flags=(-DLODESTONE_PYTHON=OFF)
+  if ! cmp -s "$wanted" "$venv/has.txt"; then
+    if ! { python3 -m venv --clear "$venv" && "$venv/bin/pip" install -q --only-binary :all: --retries 2 --timeout 20 \
+        --disable-pip-version-check -r "$wanted"; } 2>build/python-venv.log; then
+      echo "The Python module is neither built nor tested, since its tools could not be installed from PyPI: build/python-venv.log"
+      return 0
+    fi
+    cp "$wanted" "$venv/has.txt"
+  fi
+  cmake_flags=(-DLODESTONE_PYTHON=ON "-DPython_EXECUTABLE=$PWD/$venv/bin/python")
+}
+
+# build TARGET...: configures (with cmake_flags) and builds the release preset on all cores.
+cmake_flags=()
 build() {
-  cmake --preset release -Wno-dev >/dev/null
+  cmake --preset release -Wno-dev "${cmake_flags[@]}" >/dev/null
   cmake --build --preset release --parallel "$(nproc)" --target "$@"
 }

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from ._core import (
     InputError,
@@ -35,7 +36,7 @@ from ._core import (
 from ._core import Stream as _Stream
 
 __all__ = [
-    "Answer", "Document", "InputError", "Model", "RunError", "Selector", "Work",
+    "Answer", "ArrayLike", "Document", "InputError", "Model", "RunError", "Selector", "Work",
     "attend", "attend_causal", "finish", "merge", "methods", "pipeline", "top_k",
 ]
 __version__ = "0.1.0"
@@ -44,6 +45,15 @@ __version__ = "0.1.0"
 os.register_at_fork(after_in_child=_forget_threads)
 
 Progress = Callable[[int, int, int, int], None]
+
+
+@runtime_checkable
+class ArrayLike(Protocol):
+    """An array of NumPy, PyTorch, JAX or CuPy in the CPU's memory: anything with DLPack's two methods."""
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
 
 
 class Model:

@@ -277,9 +277,9 @@ class Attached:
         layers = [layer for layer in cache.layers if isinstance(layer, LodestoneLayer)]
         for layer in layers:
             layer.index()
-        sparse = [layer for layer in layers if layer.selector is not None]
+        sparse = [(layer, layer.selector) for layer in layers if layer.selector is not None]
         if sparse:
-            finish([layer.selector for layer in sparse], [layer.keys[0] for layer in sparse], [layer.values[0] for layer in sparse])
+            finish([selector for _, selector in sparse], [layer.keys[0] for layer, _ in sparse], [layer.values[0] for layer, _ in sparse])
 
 
 def attach(model: PreTrainedModel, spec: str) -> Attached:

@@ -30,6 +30,23 @@ void check_rows(const Array& array, Name name) {
 
 }  // namespace
 
+Array array_of(const ArrayArgument& argument, Name name) {
+  Array array;
+  if (!nb::try_cast(argument.object, array, false)) {
+    PyErr_Clear();  // what a __dlpack__ raised
+    throw nb::type_error((std::string(name) +
+                          ": expected an array (of NumPy, or with __dlpack__, without gradients), found " +
+                          nb::cast<std::string>(nb::str(argument.object.type().attr("__name__"))))
+                             .c_str());
+  }
+  if (array.device_type() != nb::device::cpu::value)
+    throw nb::value_error((std::string(name) +
+                           ": expected an array in the CPU's memory, found one on another device; copy it "
+                           "to the CPU first")
+                              .c_str());
+  return array;
+}
+
 std::string shape_text(const Array& array) {
   std::string text = "[";
   for (std::size_t i = 0; i < array.ndim(); ++i) text += (i > 0 ? ", " : "") + std::to_string(array.shape(i));

@@ -16,10 +16,19 @@ namespace lode::python {
 
 namespace nb = nanobind;
 
-using Array = nb::ndarray<nb::ro, nb::device::cpu>;
+using Array = nb::ndarray<nb::ro>;
 
 /// What an error message calls an array: "k", "queries".
 using Name = const char*;
+
+/// An argument that is to be an array; array_of looks whether it is one.
+struct ArrayArgument {
+  nb::object object;
+};
+
+/// A view of an argument's memory, which it keeps alive. TypeError, which names the argument, when it is no array, and
+/// ValueError when its memory is not the CPU's.
+Array array_of(const ArrayArgument& argument, Name name);
 
 /// A float32 array of `dims` dimensions in C order; ValueError otherwise.
 std::span<const float> floats(const Array& array, std::size_t dims, Name name);
@@ -39,3 +48,17 @@ nb::ndarray<nb::numpy, T> numpy(std::vector<T> data, std::initializer_list<std::
 std::string shape_text(const Array& array);
 
 }  // namespace lode::python
+
+namespace nanobind::detail {
+
+/// Takes any object: the function that wants an array says what is wrong with it. Type checkers see ArrayLike.
+template <>
+struct type_caster<lode::python::ArrayArgument> {
+  NB_TYPE_CASTER(lode::python::ArrayArgument, const_name("lodestone.ArrayLike"))
+  bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept {
+    value.object = borrow(source);
+    return !source.is_none();
+  }
+};
+
+}  // namespace nanobind::detail

@@ -21,7 +21,6 @@ namespace lode::python {
 namespace {
 
 using State = std::pair<nb::ndarray<nb::numpy, float>, nb::ndarray<nb::numpy, float>>;
-using RowArray = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 /// Buffers of a state until they become NumPy arrays.
 struct Buffers {
@@ -37,15 +36,26 @@ float scale_of(std::optional<float> scale, int d) {
   return scale ? *scale : 1.0f / std::sqrt(static_cast<float>(d));
 }
 
-State attend_rows(const Array& q, const Array& k, const Array& v,
-                  const std::optional<std::vector<RowArray>>& rows, std::optional<float> scale) {
+/// Row numbers, int32 [n] in C order.
+std::span<const std::int32_t> row_numbers(const Array& array) {
+  if (array.dtype() != nb::dtype<std::int32_t>())
+    throw nb::type_error("rows: expected int32, found another type of number");
+  if (array.ndim() != 1 || (array.shape(0) > 1 && array.stride(0) != 1))
+    throw nb::value_error(("rows: expected contiguous arrays [n], found " + shape_text(array)).c_str());
+  return {static_cast<const std::int32_t*>(array.data()), array.shape(0)};
+}
+
+State attend_rows(const ArrayArgument& q_, const ArrayArgument& k_, const ArrayArgument& v_,
+                  const std::optional<std::vector<ArrayArgument>>& rows, std::optional<float> scale) {
+  const Array q = array_of(q_, "q"), k = array_of(k_, "k"), v = array_of(v_, "v");
   const auto queries = floats(q, 2, "q");
   const auto kv = kv_heads(k, v);
   std::vector<Run> all = {{0, static_cast<Position>(k.shape(1))}};
   std::vector<KeyChoice> choices;
+  std::vector<Array> given;
   if (rows) {
-    for (const RowArray& r : *rows)
-      choices.push_back({.runs = {}, .rows = {r.data(), r.shape(0)}, .log_weights = {}});
+    for (const ArrayArgument& r : *rows) given.push_back(array_of(r, "rows"));
+    for (const Array& r : given) choices.push_back({.runs = {}, .rows = row_numbers(r), .log_weights = {}});
   } else {
     for (std::size_t h = 0; h < kv.size(); ++h)
       choices.push_back({.runs = all, .rows = {}, .log_weights = {}});
@@ -61,7 +71,9 @@ State attend_rows(const Array& q, const Array& k, const Array& v,
   return {numpy(std::move(out.output), {heads, d}), numpy(std::move(out.lse), {heads})};
 }
 
-State attend_prompt(const Array& q, const Array& k, const Array& v, std::optional<float> scale) {
+State attend_prompt(const ArrayArgument& q_, const ArrayArgument& k_, const ArrayArgument& v_,
+                    std::optional<float> scale) {
+  const Array q = array_of(q_, "q"), k = array_of(k_, "k"), v = array_of(v_, "v");
   const auto queries = floats(q, 3, "q");
   const auto kv = kv_heads(k, v);
   const std::size_t tokens = q.shape(0), heads = q.shape(1), d = k.shape(2);
@@ -89,21 +101,25 @@ Buffers copied(const Array& output, const Array& lse, Name name) {
   return copy;
 }
 
-State merge_states(const std::pair<Array, Array>& a, const std::pair<Array, Array>& b) {
-  Buffers left = copied(a.first, a.second, "first state"), right = copied(b.first, b.second, "second state");
-  if (a.first.shape(0) != b.first.shape(0) || a.first.shape(1) != b.first.shape(1))
+using StateArgument = std::pair<ArrayArgument, ArrayArgument>;
+
+State merge_states(const StateArgument& a_, const StateArgument& b_) {
+  const Array a = array_of(a_.first, "first state"), b = array_of(b_.first, "second state");
+  Buffers left = copied(a, array_of(a_.second, "first state"), "first state"),
+          right = copied(b, array_of(b_.second, "second state"), "second state");
+  if (a.shape(0) != b.shape(0) || a.shape(1) != b.shape(1))
     throw nb::value_error(
-        ("merge: expected states of one shape, found " + shape_text(a.first) + " and " + shape_text(b.first))
-            .c_str());
-  const auto d = static_cast<std::int64_t>(a.first.shape(1));
+        ("merge: expected states of one shape, found " + shape_text(a) + " and " + shape_text(b)).c_str());
+  const auto d = static_cast<std::int64_t>(a.shape(1));
   merge(left.state(d), right.state(d));
-  const std::size_t rows = a.first.shape(0);
+  const std::size_t rows = a.shape(0);
   return {numpy(std::move(left.output), {rows, static_cast<std::size_t>(d)}),
           numpy(std::move(left.lse), {rows})};
 }
 
 /// Rising indices of the k largest; ties go to the larger index, NaN counts as least.
-nb::ndarray<nb::numpy, std::int32_t> top_k(const Array& scores, std::int64_t k) {
+nb::ndarray<nb::numpy, std::int32_t> top_k(const ArrayArgument& scores_, std::int64_t k) {
+  const Array scores = array_of(scores_, "scores");
   const auto s = floats(scores, 1, "scores");
   if (k < 0) throw nb::value_error("k: expected 0 or more");
   const auto value = [&](std::int32_t i) {

@@ -83,10 +83,13 @@ Spec attention_of(const Document& document, const std::string& attention) {
   return document.methods().empty() ? parse_spec("full") : document.methods().front();
 }
 
+/// (tokens done, tokens, layers indexed, layers)
+using Progress = nb::typed<nb::callable, void(std::int64_t, std::int64_t, std::int64_t, std::int64_t)>;
+
 std::shared_ptr<PyDocument> read_document(std::shared_ptr<PyModel> model, const std::string& text,
                                           const std::vector<std::string>& specs, const std::string& kv_type,
                                           std::int64_t max_tokens, std::uint64_t seed,
-                                          const std::optional<nb::callable>& progress) {
+                                          const std::optional<Progress>& progress) {
   DocumentOptions options = {.kv_type = parse_dtype(kv_type), .max_tokens = max_tokens, .seed = seed};
   for (const std::string& spec : specs) options.specs.push_back(parse_spec(spec));
   if (progress) {
@@ -210,7 +213,9 @@ void bind_stream(nb::module_& m) {
                     std::vector<std::string>, double, std::uint64_t, const std::optional<std::string>&>(),
            nb::arg("document"), nb::arg("question"), nb::arg("attention"), nb::arg("max_new_tokens"),
            nb::arg("stop"), nb::arg("temperature"), nb::arg("seed"), nb::arg("template"))
-      .def("__iter__", [](nb::handle self) { return nb::borrow(self); })
+      .def(
+          "__iter__", [](nb::handle self) { return nb::borrow(self); },
+          nb::sig("def __iter__(self) -> collections.abc.Iterator[str]"))
       .def("__next__", &Stream::next)
       .def("cancel", &Stream::cancel, "Ends the answer at the next token.")
       .def_prop_ro("attention", &Stream::attention, "The spec that the answer attends by.")

@@ -3,8 +3,12 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <unistd.h>
 
 #include <memory>
+#include <string>
+
+#include "lodestone/error.h"
 
 namespace lode {
 class ThreadPool;
@@ -17,6 +21,22 @@ namespace nb = nanobind;
 void bind_attention(nb::module_& m);
 void bind_selector(nb::module_& m);
 void bind_documents(nb::module_& m);
+
+/// The process that made an object whose threads a fork leaves behind.
+class OfProcess {
+ public:
+  bool here() const { return pid_ == getpid(); }
+  /// RunError in a child of that process.
+  void check(const char* what) const {
+    if (!here())
+      throw RunError(std::string(what) +
+                     ": expected to be used in the process that made it, found a fork of it, where its "
+                     "threads do not run; make it anew in the child");
+  }
+
+ private:
+  pid_t pid_ = getpid();
+};
 
 /// The threads that attention functions and selectors share, made when they are first needed.
 std::shared_ptr<ThreadPool> shared_threads();

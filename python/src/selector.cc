@@ -11,6 +11,7 @@
 #include <cmath>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <tuple>
 
 #include "arrays.h"
@@ -33,16 +34,16 @@ using SetTuple =
 class PySelector {
  public:
   PySelector(const std::string& spec, int query_heads, int kv_heads, int head_dim, int layer,
-             std::optional<float> scale, const std::optional<Array>& inverse_frequencies,
+             std::optional<float> scale, const std::optional<ArrayArgument>& inverse_frequencies,
              float attention_scaling, std::uint64_t seed)
       : spec_(parse_spec(spec)), threads_(shared_threads()) {
     if (kv_heads < 1 || query_heads % kv_heads != 0 || query_heads / kv_heads > 16)
       throw InputError("Selector: expected query heads that are 1 to 16 times the KV heads, found " +
                        std::to_string(query_heads) + " and " + std::to_string(kv_heads));
-    const std::span<const float> frequencies = inverse_frequencies
-                                                   ? floats(*inverse_frequencies, 1, "inverse_frequencies")
-                                                   : std::span<const float>();
-    rope_ = make_rope(frequencies, head_dim, attention_scaling);
+    constexpr Name kFrequencies = "inverse_frequencies";
+    const Array given = inverse_frequencies ? array_of(*inverse_frequencies, kFrequencies) : Array();
+    rope_ = make_rope(given.is_valid() ? floats(given, 1, kFrequencies) : std::span<const float>(), head_dim,
+                      attention_scaling);
     geometry_ = {.layer = layer,
                  .query_heads = query_heads,
                  .kv_heads = kv_heads,
@@ -63,15 +64,21 @@ class PySelector {
   int sink() const { return static_cast<int>(geometry_.dense.sink); }
   int window() const { return static_cast<int>(geometry_.dense.window); }
   int dense_layers() const { return spec_.dense_layers; }
-  std::int64_t index_bytes() const { return selector_->index_bytes(); }
+  std::int64_t index_bytes() const {
+    const std::lock_guard lock(mutex_);
+    return selector_->index_bytes();
+  }
 
-  void observe(const Array& q, const Array& k, const Array& v, std::int64_t begin) {
+  void observe(const ArrayArgument& q_, const ArrayArgument& k_, const ArrayArgument& v_,
+               std::int64_t begin) {
+    const Array q = array_of(q_, "q"), k = array_of(k_, "k"), v = array_of(v_, "v");
     const auto queries = floats(q, 3, "q"), keys = floats(k, 3, "k"), values = floats(v, 3, "v");
     check_queries(q, "q");
     const std::int64_t tokens = static_cast<std::int64_t>(q.shape(0));
     const auto unrotate = [&](std::span<const float> x, std::int64_t heads) {
       return unrotated(x, tokens, heads, begin);
     };
+    process_.check("Selector");
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
     const std::vector<float> q_plain = unrotate(queries, geometry_.query_heads),
@@ -87,8 +94,10 @@ class PySelector {
                          .v = values});
   }
 
-  void build(const Array& k, const Array& v) {
+  void build(const ArrayArgument& k_, const ArrayArgument& v_) {
+    const Array k = array_of(k_, "k"), v = array_of(v_, "v");
     const auto kv = checked_heads(k, v, -1);
+    process_.check("Selector");
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
     selector_->build(0, {.heads = kv, .tokens = kv.front().rows});
@@ -96,13 +105,15 @@ class PySelector {
   }
 
   void roll_back(std::int64_t tokens) {
+    process_.check("Selector");
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
     selector_->roll_back(0, tokens);
     built_ = std::min(built_, tokens);
   }
 
-  std::vector<SetTuple> select(const Array& q, std::int64_t begin, const Array& k, const Array& v) {
+  std::vector<SetTuple> select(const ArrayArgument& q, std::int64_t begin, const ArrayArgument& k,
+                               const ArrayArgument& v) {
     Selection selection;
     run(q, begin, k, v, [&](const QueryBlock& block) {
       selector_->append(0, block.kv, block.far_end(block.tokens - 1, geometry_.dense));
@@ -113,30 +124,39 @@ class PySelector {
     return sets;
   }
 
-  nb::ndarray<nb::numpy, float> attend_block(const Array& q, std::int64_t begin, const Array& k,
-                                             const Array& v) {
+  nb::ndarray<nb::numpy, float> attend_block(const ArrayArgument& q_, std::int64_t begin,
+                                             const ArrayArgument& k, const ArrayArgument& v) {
+    const Array q = array_of(q_, "q");
     std::vector<float> output(q.size());
     float* const to = output.data();
-    run(q, begin, k, v, [&](const QueryBlock& block) {
+    run(q_, begin, k, v, [&](const QueryBlock& block) {
       attend(*selector_, {&block, 1}, geometry_, {&to, 1});
     });
     return numpy(std::move(output), {q.shape(0), q.shape(1), q.shape(2)});
   }
 
   /// What all layers decide together (MethodInfo::finish), each over its own keys.
-  static void finish(const std::vector<PySelector*>& layers, const std::vector<Array>& ks,
-                     const std::vector<Array>& vs) {
-    if (layers.size() != ks.size() || layers.size() != vs.size() || layers.empty())
-      throw InputError("finish: expected keys and values of each layer's selector");
-    const MethodInfo& info = find_method(layers.front()->spec_.name);
-    if (!info.finish) return;
+  static void finish(const std::vector<PySelector*>& layers, const std::vector<ArrayArgument>& ks,
+                     const std::vector<ArrayArgument>& vs) {
+    const std::set<PySelector*> each(layers.begin(), layers.end());  // in one order for all callers
+    if (layers.empty() || each.size() != layers.size() || each.count(nullptr) > 0 ||
+        ks.size() != layers.size() || vs.size() != layers.size())
+      throw InputError("finish: expected different selectors, and keys and values of each");
+    std::vector<Array> arrays;  // of keys and values, in turn
     std::vector<Selector*> selectors;
     std::vector<std::vector<KvRows>> kv;
     for (std::size_t i = 0; i < layers.size(); ++i) {
+      layers[i]->process_.check("Selector");
       selectors.push_back(layers[i]->selector_.get());
-      kv.push_back(layers[i]->checked_heads(ks[i], vs[i], -1));
+      arrays.push_back(array_of(ks[i], "keys"));
+      arrays.push_back(array_of(vs[i], "values"));
+      kv.push_back(layers[i]->checked_heads(arrays[2 * i], arrays[2 * i + 1], -1));
     }
-    nb::gil_scoped_release release;
+    const MethodInfo& info = find_method(layers.front()->spec_.name);
+    if (!info.finish) return;
+    const nb::gil_scoped_release release;
+    std::vector<std::unique_lock<std::mutex>> locks;
+    for (PySelector* layer : each) locks.emplace_back(layer->mutex_);
     info.finish(selectors, 0, [&](int layer) {
       const auto& heads = kv[static_cast<std::size_t>(layer)];
       return KvLayer{.heads = heads, .tokens = heads.front().rows};
@@ -173,12 +193,15 @@ class PySelector {
   }
 
   template <class Body>
-  void run(const Array& q, std::int64_t begin, const Array& k, const Array& v, const Body& body) {
+  void run(const ArrayArgument& q_, std::int64_t begin, const ArrayArgument& k_, const ArrayArgument& v_,
+           const Body& body) {
+    const Array q = array_of(q_, "q"), k = array_of(k_, "k"), v = array_of(v_, "v");
     const auto queries = floats(q, 3, "q");
     check_queries(q, "q");
     const auto tokens = static_cast<std::int64_t>(q.shape(0));
     if (begin < 0) throw nb::value_error("begin: expected a position of 0 or more");
     const auto kv = checked_heads(k, v, begin + tokens);
+    process_.check("Selector");
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
     const std::vector<float> plain = unrotated(queries, tokens, geometry_.query_heads, begin);
@@ -225,7 +248,8 @@ class PySelector {
   LayerGeometry geometry_;
   std::unique_ptr<Selector> selector_;
   std::int64_t built_ = 0;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  OfProcess process_;
 };
 
 }  // namespace
@@ -235,8 +259,8 @@ void bind_selector(nb::module_& m) {
                          "A method's index over one layer's keys, and the choice of keys for queries.\n\n"
                          "Calls take turns; the GIL is released while they compute.")
       .def(
-          nb::init<const std::string&, int, int, int, int, std::optional<float>, const std::optional<Array>&,
-                   float, std::uint64_t>(),
+          nb::init<const std::string&, int, int, int, int, std::optional<float>,
+                   const std::optional<ArrayArgument>&, float, std::uint64_t>(),
           nb::arg("spec"), nb::arg("query_heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
           nb::arg("layer") = 0, nb::arg("scale") = nb::none(), nb::arg("inverse_frequencies") = nb::none(),
           nb::arg("attention_scaling") = 1.0f, nb::arg("seed") = 0,
