@@ -26,7 +26,7 @@ class DraftLength {
 };
 
 /// The draft of one sequence.
-struct Draft {
+struct TokenDraft {
   std::vector<TokenId> tokens;
   std::vector<TokenProbabilities> drawn_from;  // [tokens]
   std::int64_t wanted = 0;                     ///< tokens before the next dense step

@@ -15,8 +15,8 @@
 
 #include "base/text.h"
 #include "base/threads.h"
-#include "engine/answering.h"
 #include "engine/memory.h"
+#include "engine/running_answer.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -44,7 +44,7 @@ struct Asked {
   std::int64_t bytes = 0;  ///< of keys and values that it may come to hold
   Clock::time_point submitted = Clock::now();
   double queued_seconds = 0;
-  std::unique_ptr<Answering> answering;  ///< once admitted; the worker's alone
+  std::unique_ptr<RunningAnswer> answering;  ///< once admitted; the worker's alone
   std::promise<Answer> result;
 };
 
@@ -130,7 +130,7 @@ void Scheduler::Impl::check(const Request& request) const {
     throw InputError(fmt::format(
         "expected at most {} tokens in the context (-c), found {} of the document and {} of the question",
         document.max_tokens(), document.tokens(), prompt));
-  const std::int64_t bytes = Sequence::bytes(document, Answering::room_of(request));
+  const std::int64_t bytes = Sequence::bytes(document, RunningAnswer::room_of(request));
   if (bytes > stats.memory)
     throw InputError(
         fmt::format("expected a question and answer of at most {} of keys and values, found a need for {}",
@@ -174,7 +174,7 @@ std::vector<std::shared_ptr<Asked>> Scheduler::Impl::admit() {
 void Scheduler::Impl::start(Asked& asked) {
   asked.queued_seconds = std::chrono::duration<double>(Clock::now() - asked.submitted).count();
   try {
-    asked.answering = std::make_unique<Answering>(asked.request, options.chunk);
+    asked.answering = std::make_unique<RunningAnswer>(asked.request, options.chunk);
   } catch (...) {
     end(asked, std::current_exception(), Ending::cancelled);
   }
@@ -210,7 +210,7 @@ void Scheduler::Impl::step(const std::vector<std::shared_ptr<Asked>>& now) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     try {
       if (failed) std::rethrow_exception(failed);
-      Answering& answering = *of_row[i]->answering;
+      RunningAnswer& answering = *of_row[i]->answering;
       const std::int64_t before = answering.generated();
       const bool done = answering.take(rows[i]);
       count_generated(answering.generated() - before);
@@ -286,7 +286,7 @@ Ticket<Answer> Scheduler::submit(Request request) {
   if (request.document == nullptr) request.document = s.nothing;
   s.check(request);
   auto asked = std::make_shared<Asked>();
-  asked->bytes = Sequence::bytes(*request.document, Answering::room_of(request));
+  asked->bytes = Sequence::bytes(*request.document, RunningAnswer::room_of(request));
   asked->request = std::move(request);
   Ticket<Answer> ticket = {.result = asked->result.get_future().share()};
   {

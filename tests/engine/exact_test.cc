@@ -7,8 +7,8 @@
 #include <map>
 #include <thread>
 
-#include "engine/answering.h"
 #include "engine/draft.h"
+#include "engine/running_answer.h"
 #include "model/sampler.h"
 #include "support/asking.h"
 

@@ -18,12 +18,12 @@
 
 namespace lode {
 
-class Answering {
+class RunningAnswer {
  public:
   /// `chunk`: tokens of the prompt in one step, unless the method wants more together.
-  Answering(Request request, std::int64_t chunk);
-  Answering(const Answering&) = delete;
-  Answering& operator=(const Answering&) = delete;
+  RunningAnswer(Request request, std::int64_t chunk);
+  RunningAnswer(const RunningAnswer&) = delete;
+  RunningAnswer& operator=(const RunningAnswer&) = delete;
 
   /// The next row for a batch; what it points to lives until `take`.
   BatchRow next();
@@ -68,7 +68,7 @@ class Answering {
   std::vector<Piece> pieces_;
   std::size_t piece_ = 0;
   TokenId last_ = 0;  ///< the token that was generated last
-  Draft draft_;
+  TokenDraft draft_;
   std::vector<TokenId> to_verify_;  ///< of the running dense step
   DraftLength draft_length_;
   bool drafting_helps_ = true;  ///< the method leaves keys out

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/answering.h"
+#include "engine/running_answer.h"
 
 #include <fmt/format.h>
 
@@ -18,12 +18,12 @@ double seconds(Clock::duration time) {
 
 }  // namespace
 
-std::int64_t Answering::room_of(const Request& request) {
+std::int64_t RunningAnswer::room_of(const Request& request) {
   const std::int64_t wanted = std::ssize(request.prompt) + request.options.max_new_tokens;
   return std::min(wanted, request.document->max_tokens() - request.document->tokens());
 }
 
-Answering::Answering(Request request, std::int64_t chunk)
+RunningAnswer::RunningAnswer(Request request, std::int64_t chunk)
     : request_(std::move(request)),
       sequence_(request_.document, request_.attention, room_of(request_)),
       sampler_(request_.options.sampling),
@@ -38,7 +38,7 @@ Answering::Answering(Request request, std::int64_t chunk)
 /// A dense part, then what attends by the method. Where sources are wanted the last token is a piece of its own,
 /// so that the costly mass is computed for the answer alone, unless the prompt's tokens choose their keys together.
 /// An exact answer's prompt is cut as that of `full`, and all of it is dense.
-void Answering::plan(std::int64_t chunk) {
+void RunningAnswer::plan(std::int64_t chunk) {
   const std::int64_t length = std::ssize(request_.prompt), asked = request_.options.sparse_prompt_tokens,
                      sparse = asked < 0 ? length : std::min(length, asked),
                      joint = exact() ? 1 : sequence_.joint_tokens();
@@ -51,12 +51,12 @@ void Answering::plan(std::int64_t chunk) {
   pieces_.back().hooked = request_.want_sources;
 }
 
-void Answering::add_pieces(std::int64_t begin, std::int64_t end, bool sparse, std::int64_t chunk) {
+void RunningAnswer::add_pieces(std::int64_t begin, std::int64_t end, bool sparse, std::int64_t chunk) {
   for (; begin < end; begin += chunk)
     pieces_.push_back({.begin = begin, .count = std::min(chunk, end - begin), .sparse = sparse});
 }
 
-void Answering::collect_sources() {
+void RunningAnswer::collect_sources() {
   const ModelConfig& config = request_.document->model()->config();
   answer_.sources.mass.assign(static_cast<std::size_t>(request_.document->tokens() + room_of(request_)), 0.0);
   const auto first = static_cast<Position>(request_.document->tokens() + std::ssize(request_.prompt) - 1);
@@ -69,17 +69,17 @@ void Answering::collect_sources() {
 }
 
 /// What queries before `end` attended to counts as the answer's sources.
-void Answering::count_sources(Position end) {
+void RunningAnswer::count_sources(Position end) {
   for (const Seen& seen : seen_)
     if (seen.query < end) answer_.sources.mass[static_cast<std::size_t>(seen.row)] += seen.mass;
   seen_.clear();
 }
 
-std::int64_t Answering::held() const {
+std::int64_t RunningAnswer::held() const {
   return request_.document->tokens() + std::ssize(request_.prompt) + generated() - 1;
 }
 
-BatchRow Answering::next() {
+BatchRow RunningAnswer::next() {
   const ForwardHooks* const hooks = request_.want_sources ? &hooks_ : nullptr;
   if (!prompting() && exact()) return next_exact(hooks);
   if (!prompting())
@@ -96,7 +96,7 @@ BatchRow Answering::next() {
 }
 
 /// The next token of the draft, or the dense step over the token that was generated last and all of the draft.
-BatchRow Answering::next_exact(const ForwardHooks* hooks) {
+BatchRow RunningAnswer::next_exact(const ForwardHooks* hooks) {
   if (!draft_.complete())
     return {.sequence = &sequence_,
             .tokens = {draft_.tokens.empty() ? &last_ : &draft_.tokens.back(), 1},
@@ -108,7 +108,7 @@ BatchRow Answering::next_exact(const ForwardHooks* hooks) {
       .sequence = &sequence_, .tokens = to_verify_, .sparse = false, .rows = LogitRows::all, .hooks = hooks};
 }
 
-bool Answering::take(BatchRow& row) {
+bool RunningAnswer::take(BatchRow& row) {
   if (row.error) std::rethrow_exception(row.error);
   if (!prompting() && exact()) return take_exact(row);
   if (!prompting() || pieces_[piece_].sparse || exact()) report(row);
@@ -124,7 +124,7 @@ bool Answering::take(BatchRow& row) {
   return done;
 }
 
-void Answering::report(const BatchRow& row) {
+void RunningAnswer::report(const BatchRow& row) {
   WorkReport& work = answer_.generation.work;
   work += report_of(row.work, std::ssize(row.tokens));
   const AttachedMethod* const method = sequence_.method();
@@ -135,7 +135,7 @@ void Answering::report(const BatchRow& row) {
 }
 
 /// A token of the answer; true when it is the last.
-bool Answering::add(TokenId token) {
+bool RunningAnswer::add(TokenId token) {
   Generation& g = answer_.generation;
   const GenerateOptions& options = request_.options;
   last_ = token;
@@ -150,13 +150,13 @@ bool Answering::add(TokenId token) {
 }
 
 /// No more tokens than the answer may have, and none where the method attends to everything.
-void Answering::start_draft() {
+void RunningAnswer::start_draft() {
   const std::int64_t left =
       std::min(request_.options.max_new_tokens - generated(), request_.document->max_tokens() - held()) - 1;
   draft_.restart(drafting_helps_ ? std::clamp<std::int64_t>(left, 0, draft_length_.next()) : 0);
 }
 
-bool Answering::take_exact(BatchRow& row) {
+bool RunningAnswer::take_exact(BatchRow& row) {
   if (!draft_.complete()) {
     take_drafted(row);
     return false;
@@ -175,7 +175,7 @@ bool Answering::take_exact(BatchRow& row) {
 }
 
 /// The draft ends early where the answer would.
-void Answering::take_drafted(BatchRow& row) {
+void RunningAnswer::take_drafted(BatchRow& row) {
   answer_.exact.drafts += report_of(row.work, 1);
   const Model& model = *request_.document->model();
   draft_.drawn_from.push_back(sampler_.probabilities(token_logits(model, row.logits)));
@@ -187,7 +187,7 @@ void Answering::take_drafted(BatchRow& row) {
 
 /// Adds what the dense step's logits [1 + draft, V] accept of the draft, and the token that follows; true when the
 /// answer is complete.
-bool Answering::verify(std::span<float> logits) {
+bool RunningAnswer::verify(std::span<float> logits) {
   const Model& model = *request_.document->model();
   const std::size_t drafted = draft_.tokens.size(), vocab = logits.size() / (drafted + 1);
   for (std::size_t i = 0; i <= drafted; ++i) {
@@ -202,7 +202,7 @@ bool Answering::verify(std::span<float> logits) {
   return false;
 }
 
-Answer Answering::finish(Ending ending) {
+Answer RunningAnswer::finish(Ending ending) {
   answer_.ending = ending;
   Generation& g = answer_.generation;
   g.decode_seconds = seconds(Clock::now() - prompted_);
