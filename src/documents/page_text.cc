@@ -152,32 +152,123 @@ bool goes_on(std::string_view before, std::string_view line, std::size_t full) {
 
 }  // namespace
 
-void put_pages(const std::vector<Page>& pages, TextBuilder& out) {
-  const auto running = running_lines(pages);
-  for (std::size_t p = 0; p < pages.size(); ++p) {
-    const Page& page = pages[p];
-    const std::size_t full = full_length(page);
-    std::string_view before;
-    bool first = true, gap = false;
-    for (std::size_t i = 0; i < page.size(); ++i) {
-      if (running[p].contains(i)) continue;
-      if (page[i].empty()) {
-        gap = true;
-        continue;
-      }
-      if (first && begins_lower(page[i]) && !out.text().empty() && !ends_sentence(out.text()))
-        out.space();  // a sentence goes on from the page before
-      else if (first || gap)
-        out.break_line(2);
-      else if (goes_on(before, page[i], full))
-        out.space();
-      else
-        out.break_line();
-      out.at(static_cast<std::int32_t>(p + 1), static_cast<std::int32_t>(i + 1));
-      out.put(page[i]);
-      before = page[i];
-      first = gap = false;
+namespace {
+
+/// A line on its way into the text.
+struct Line {
+  std::int32_t page = 0, line = 0;  // from 1
+  std::string text;
+  std::size_t full = 0;            // length of full lines on its page
+  bool gap = false, note = false;  // behind a gap; a footnote
+};
+
+std::vector<Line> lines_of(const Page& page, std::size_t p, const std::set<std::size_t>& skipped, bool note,
+                           std::size_t begin) {
+  std::vector<Line> lines;
+  const std::size_t full = full_length(page);
+  bool gap = note;
+  for (std::size_t i = 0; i < page.size(); ++i) {
+    if (skipped.contains(i)) continue;
+    if (page[i].empty()) {
+      gap = true;
+      continue;
     }
+    lines.push_back({.page = static_cast<std::int32_t>(p + 1),
+                     .line = static_cast<std::int32_t>(begin + i + 1),
+                     .text = page[i],
+                     .full = full,
+                     .gap = gap,
+                     .note = note});
+    gap = false;
+  }
+  return lines;
+}
+
+/// Where a paragraph that the page before has begun ends among the lines of a page.
+std::size_t end_of_paragraph(const std::vector<Line>& lines) {
+  std::size_t end = 0;
+  while (end < lines.size() && (end == 0 || !lines[end].gap) && !ends_sentence(lines[end].text)) ++end;
+  return std::min(end + 1, lines.size());
+}
+
+/// All lines of all pages. Footnotes come at their page's end, or, when that is in the middle of a sentence,
+/// where the sentence's line ends on the next page.
+std::vector<Line> all_lines(const std::vector<PageLines>& pages) {
+  std::vector<Page> bodies;
+  for (const PageLines& page : pages) bodies.push_back(page.body);
+  const auto running = running_lines(bodies);
+  std::vector<Line> all, notes;
+  for (std::size_t p = 0; p < pages.size(); ++p) {
+    auto body = lines_of(bodies[p], p, running[p], false, 0);
+    std::size_t begin = 0;
+    if (!notes.empty()) {
+      const bool goes_on = !body.empty() && !all.empty() && !ends_sentence(all.back().text);
+      begin = goes_on ? end_of_paragraph(body) : 0;
+      all.insert(all.end(), body.begin(), body.begin() + static_cast<std::ptrdiff_t>(begin));
+      all.insert(all.end(), notes.begin(), notes.end());
+      if (begin < body.size()) body[begin].gap = true;
+    }
+    all.insert(all.end(), body.begin() + static_cast<std::ptrdiff_t>(begin), body.end());
+    notes = lines_of(pages[p].notes, p, {}, true, pages[p].body.size());
+  }
+  all.insert(all.end(), notes.begin(), notes.end());
+  return all;
+}
+
+/// Words with a hyphen inside, as "well-known", in lower case letters: where a line breaks one, it stays.
+std::set<std::string> compounds_of(const std::vector<Line>& lines) {
+  std::set<std::string> found;
+  for (const Line& line : lines)
+    for (std::size_t at = line.text.find('-'); at != std::string::npos; at = line.text.find('-', at + 1)) {
+      const std::size_t begin = line.text.rfind(' ', at),
+                        end = std::min(line.text.find(' ', at), line.text.size());
+      if (at + 1 < end) found.insert(line.text.substr(begin + 1, end - begin - 1));
+    }
+  return found;
+}
+
+/// Whether the line ends inside a word that the next one ends.
+bool breaks_word(const std::string& text, const Line& next) {
+  if (text.size() < 3 || text.back() != '-' || next.gap || next.note) return false;
+  const auto before = static_cast<unsigned char>(text[text.size() - 2]);
+  return (before >= 0x80 || (before >= 'a' && before <= 'z')) && begins_lower(next.text);
+}
+
+/// The rest of a broken word moves to the line that begins it.
+void join_words(std::vector<Line>& lines) {
+  const auto compounds = compounds_of(lines);
+  for (std::size_t i = 0; i + 1 < lines.size(); ++i) {
+    Line &line = lines[i], &next = lines[i + 1];
+    if (line.note != next.note || !breaks_word(line.text, next)) continue;
+    const std::size_t end = std::min(next.text.find(' '), next.text.size());
+    const std::string whole = line.text.substr(line.text.rfind(' ') + 1) + next.text.substr(0, end);
+    if (!compounds.contains(whole)) line.text.pop_back();
+    line.text += next.text.substr(0, end);
+    next.text.erase(0, std::min(end + 1, next.text.size()));
+  }
+  std::erase_if(lines, [](const Line& line) { return line.text.empty(); });
+}
+
+}  // namespace
+
+void put_pages(const std::vector<PageLines>& pages, TextBuilder& out) {
+  auto lines = all_lines(pages);
+  join_words(lines);
+  const Line* before = nullptr;
+  for (const Line& line : lines) {
+    const bool page_turns = before != nullptr && before->page != line.page;
+    if (page_turns && !line.gap && !line.note && !ends_sentence(before->text) &&
+        (begins_lower(line.text) || goes_on(before->text, line.text, before->full)))
+      out.space();  // a sentence goes on from the page before
+    else if (line.gap || page_turns || (before != nullptr && before->note != line.note))
+      out.break_line(2);
+    else if (before != nullptr && goes_on(before->text, line.text, line.full))
+      out.space();
+    else
+      out.break_line();
+    out.at(line.page, line.line);
+    out.put(line.text);
+    before = &line;
   }
   out.finish();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PDF by poppler's pdftotext, as a bounded child: columns are undone, words that a line breaks are joined, a
-// form feed ends each page.
+// PDF by poppler's pdftotext, as a bounded child: it says each word and where it stands, page_layout.h puts
+// them in order. (Its own order takes apart columns that stand close together.)
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,6 +14,8 @@
 namespace lode {
 
 namespace {
+
+constexpr std::size_t kBoxBytes = 24;  // of output a byte of text: a word comes with its box
 
 /// What went wrong, when something did.
 void expect_converted(const ChildResult& child, std::string_view where, const ReadOptions& options) {
@@ -44,34 +46,6 @@ void expect_converted(const ChildResult& child, std::string_view where, const Re
                                excerpt(replace_invalid_utf8(said))));
 }
 
-std::vector<std::string> lines_of(std::string_view page) {
-  std::vector<std::string> lines;
-  for (std::size_t at = 0; at < page.size();) {
-    const std::size_t end = std::min(page.find('\n', at), page.size());
-    std::string line(page.substr(at, end - at));
-    // Control characters of odd fonts, and blanks at the end.
-    std::erase_if(line, [](char c) { return static_cast<unsigned char>(c) < 0x20 && c != '\t'; });
-    while (!line.empty() && (line.back() == ' ' || line.back() == '\t')) line.pop_back();
-    lines.push_back(std::move(line));
-    at = end + 1;
-  }
-  return lines;
-}
-
-std::vector<std::vector<std::string>> pages_of(const std::string& text) {
-  std::vector<std::vector<std::string>> pages;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = std::min(text.find('\f', at), text.size());
-    pages.push_back(lines_of(std::string_view(text).substr(at, end - at)));
-    at = end + 1;
-  }
-  return pages;
-}
-
-bool is_blank(const std::vector<std::string>& page) {
-  return std::all_of(page.begin(), page.end(), [](const std::string& line) { return line.empty(); });
-}
-
 /// "3, 7 and 12", at most ten of them.
 std::string list_of(const std::vector<std::size_t>& numbers) {
   constexpr std::size_t kMost = 10;
@@ -91,15 +65,18 @@ DocumentText read_pdf(std::string_view bytes, std::string_view where, const Read
         fmt::format("{}: a PDF is read by the program pdftotext, which was not found; install it "
                     "(apt install poppler-utils)",
                     where));
-  const ChildResult child = run_child({program, "-enc", "UTF-8", "-", "-"}, bytes,
-                                      {.seconds = options.converter_seconds,
-                                       .memory = options.converter_memory,
-                                       .output = std::min(options.largest_text, std::size_t{256} << 20)});
+  const ChildResult child =
+      run_child({program, "-bbox", "-enc", "UTF-8", "-", "-"}, bytes,
+                {.seconds = options.converter_seconds,
+                 .memory = options.converter_memory,
+                 .output = std::min(kBoxBytes * options.largest_text, std::size_t{512} << 20)});
   expect_converted(child, where, options);
-  const auto pages = pages_of(replace_invalid_utf8(child.out));
+  std::vector<PageLines> pages;
   std::vector<std::size_t> blank;
-  for (std::size_t i = 0; i < pages.size(); ++i)
-    if (is_blank(pages[i])) blank.push_back(i + 1);
+  for (std::vector<PageWord>& words : parse_word_boxes(replace_invalid_utf8(child.out))) {
+    pages.push_back(lines_in_reading_order(std::move(words)));
+    if (pages.back().body.empty() && pages.back().notes.empty()) blank.push_back(pages.size());
+  }
   if (blank.size() == pages.size())
     throw InputError(
         fmt::format("{}: expected a PDF with text, found {} page{} without any (scanned?); it needs OCR "

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "documents/page_layout.h"
 #include "documents/text_builder.h"
 #include "lodestone/documents.h"
 
@@ -33,9 +34,9 @@ DocumentText read_epub(std::string_view bytes, std::string_view where, const Rea
 DocumentText read_docx(std::string_view bytes, std::string_view where, const ReadOptions& options);
 DocumentText read_odt(std::string_view bytes, std::string_view where, const ReadOptions& options);
 
-/// Pages of a PDF, each as lines, as text that flows: running headers and footers go, lines of a paragraph
-/// are joined.
-void put_pages(const std::vector<std::vector<std::string>>& pages, TextBuilder& out);
+/// Pages of a PDF as text that flows: running headers and footers go, lines of a paragraph and words that a
+/// line breaks are joined, footnotes follow the paragraph that their page ends in.
+void put_pages(const std::vector<PageLines>& pages, TextBuilder& out);
 
 /// Puts what an HTML document says at the end of `out`; every piece stands on `page` and, with `lines`, on
 /// the line of its element. `title` (may be null) gets the document's.
