@@ -10,7 +10,7 @@
 #include <iostream>
 #include <optional>
 
-#include "asking.h"
+#include "asker.h"
 #include "base/cancel.h"
 #include "base/file.h"
 #include "base/text.h"
@@ -38,7 +38,7 @@ struct AskFlags {
   std::int64_t max_new_tokens = 128;
   Sampling sampling;
   std::string order = "auto";
-  bool show_sources = false;
+  bool show_sources = false, exact = false;
   std::function<void(const Json&)> show_json = print_json;
 };
 
@@ -55,26 +55,35 @@ std::string end_of(const Generation& g, std::int64_t most_tokens) {
   return std::ssize(g.tokens) == most_tokens ? "predict" : "context";
 }
 
-Json answer(Context& context, const AskFlags& flags, const Prompts& prompts, const std::string& question,
-            const Spec& spec, MethodId method, SourceFinder& finder) {
-  const std::vector<TokenId> prompt = prompts.of({&question, 1});
-  GenerateOptions options;
-  options.max_new_tokens = flags.max_new_tokens;
-  prompts.set_stops(options);
-  options.sampling = flags.sampling;
+/// What drafting has brought.
+Json exact_json(const Answer& a) {
+  return {{"drafted", a.exact.drafted},
+          {"accepted", a.exact.accepted},
+          {"accepted_share", a.exact.accepted_share()},
+          {"dense_steps", a.exact.dense_steps},
+          {"draft_density", a.exact.drafts.density()}};
+}
+
+Json answer(Asker& asker, const AskFlags& flags, const Prompts& prompts, const std::string& question,
+            const AskedMethod& method) {
+  Asker::Question asked = {.prompt = prompts.of({&question, 1}),
+                           .method = method.id,
+                           .options = {.max_new_tokens = flags.max_new_tokens, .sampling = flags.sampling},
+                           .exact = flags.exact,
+                           .want_sources = flags.show_sources};
+  prompts.set_stops(asked.options);
   AnswerStream stream;
-  if (!flags.asked.common.json) options.on_text = [&](std::string_view text) { stream.push(text); };
-  const std::int64_t reused = context.indexed_tokens();
-  SourceMass sources;
-  const Generation g = context.generate(prompt, method, options, flags.show_sources ? &sources : nullptr);
+  if (!flags.asked.common.json) asked.options.on_text = [&](std::string_view text) { stream.push(text); };
+  const Answer a = asker.ask(asked);
+  const Generation& g = a.generation;
   Json result = {{"question", question},
-                 {"attention", spec.str()},
+                 {"attention", method.spec.str()},
                  {"answer", trimmed(g.text)},
-                 {"tokens_reused", reused},
-                 {"tokens_prefilled", prompt.size()},
+                 {"tokens_reused", asker.context().indexed_tokens()},
+                 {"tokens_prefilled", asked.prompt.size()},
                  {"tokens_generated", g.tokens.size()},
                  {"stopped", g.stopped},
-                 {"ended_by", end_of(g, options.max_new_tokens)},
+                 {"ended_by", end_of(g, flags.max_new_tokens)},
                  {"density", g.work.density()},
                  {"selectivity", g.work.selectivity()},
                  {"prompt_seconds", g.prompt_seconds},
@@ -89,10 +98,11 @@ Json answer(Context& context, const AskFlags& flags, const Prompts& prompts, con
   if (!g.work.dense_reason.empty()) result["dense_because"] = g.work.dense_reason;
   if (!g.work.notice.empty()) result["notice"] = g.work.notice;
   put_audit(result, g.work);
-  if (!context.impl().on_host.empty()) result["on_host"] = context.impl().on_host;
-  if (g.work.audited > 0) result["audit"]["full_layers"] = context.impl().audit.fallen_back();
-  context.roll_back(reused);
-  if (flags.show_sources) result["sources"] = sources_json(finder.find(sources, method, kShownSources));
+  if (!asker.on_host().empty()) result["on_host"] = asker.on_host();
+  if (g.work.audited > 0) result["audit"]["full_layers"] = a.full_layers;
+  if (!method.why.empty()) result["auto"] = method.why;
+  if (flags.exact) result["exact"] = exact_json(a);
+  if (flags.show_sources) result["sources"] = sources_json(asker.sources(a, method.id, kShownSources));
   return result;
 }
 
@@ -129,6 +139,10 @@ void remark(const Json& a) {
   if (a["ended_by"] != "stop")
     line += fmt::format("; cut off behind token {}, by {}", a["tokens_generated"].get<std::int64_t>(),
                         a["ended_by"] == "predict" ? "--predict" : "the context's end");
+  if (a.contains("exact"))
+    line += fmt::format("; exact: {} of {} drafted tokens accepted in {} dense steps",
+                        a["exact"]["accepted"].get<std::int64_t>(), a["exact"]["drafted"].get<std::int64_t>(),
+                        a["exact"]["dense_steps"].get<std::int64_t>());
   if (a.contains("dense_because")) line += "; dense: " + a["dense_because"].get<std::string>();
   if (a.contains("notice")) line += "; note: " + a["notice"].get<std::string>();
   if (a.contains("audit")) {
@@ -147,40 +161,38 @@ void order_rows(Context& context, const AskFlags& flags) {
 }
 
 /// Asked for, an order is had or refused: rows follow the clusters of one method.
-void expect_order(const Context& context, const std::vector<Spec>& specs) {
-  const auto sparse =
-      std::count_if(specs.begin(), specs.end(), [](const Spec& s) { return s.name != "full"; });
+void expect_order(const Context& context, const std::vector<AskedMethod>& methods) {
+  const auto sparse = std::count_if(methods.begin(), methods.end(),
+                                    [](const AskedMethod& method) { return method.spec.name != "full"; });
   if (sparse != 1)
     throw InputError(fmt::format("--order cluster: expected one method beside full, found {}", sparse));
   lode::expect_order(context);
 }
 
 void run(const AskFlags& flags) {
-  const std::vector<Spec> asked = parse_specs(flags.specs);
+  check_specs(flags.specs);
   const std::vector<std::string> questions = checked_questions(flags);
   fill_template(flags.asked.prompts.question_template, "");  // refused before anything is loaded
   if (!flags.asked.common.quiet) hint_at_questions(flags);
   AskedText text = open_asked(flags.asked);
   Context& context = text.context;
   const std::vector<Spec> stored = context.methods();
-  // Without -a: what the text was indexed for; without that, full attention.
-  std::vector<Spec> specs = !asked.empty() ? asked : stored;
-  if (specs.empty()) specs.push_back(parse_spec("full"));
-  std::vector<MethodId> methods;
-  for (const Spec& spec : specs) methods.push_back(context.attach(spec));
-  if (flags.order == "cluster") expect_order(context, specs);
+  const std::vector<AskedMethod> methods = asked_methods(flags.specs, text);
+  if (flags.order == "cluster") expect_order(context, methods);
   build_missing(flags.asked, context, stored);
   order_rows(context, flags);
   const Prompts prompts = prompts_of(flags.asked, text);
+  for (const AskedMethod& method : methods) say_why(method, flags.asked.common);
   const std::string neutral = kNeutralQuestion;
-  SourceFinder finder(context, prompts.of({&neutral, 1}));
+  Asker asker(std::move(text), audit_limit(flags.asked.model));
+  asker.set_neutral(prompts.of({&neutral, 1}));
   Json answers = Json::array();
-  const bool repeat = !flags.asked.common.json && (questions.size() != 1 || specs.size() > 1);
+  const bool repeat = !flags.asked.common.json && (questions.size() != 1 || methods.size() > 1);
   const auto ask_all = [&](const std::string& question) {
     if (repeat) print_text(fmt::format("> {}\n", excerpt(question, 1000)));
-    for (std::size_t i = 0; i < specs.size(); ++i) {
-      if (!flags.asked.common.json && specs.size() > 1) print_text(fmt::format("[{}] ", specs[i].str()));
-      Json a = answer(context, flags, prompts, question, specs[i], methods[i], finder);
+    for (const AskedMethod& method : methods) {
+      if (!flags.asked.common.json && methods.size() > 1) print_text(fmt::format("[{}] ", method.spec.str()));
+      Json a = answer(asker, flags, prompts, question, method);
       if (!flags.asked.common.json) {
         print_rest(a);
         if (!flags.asked.common.quiet) remark(a);
@@ -191,7 +203,7 @@ void run(const AskFlags& flags) {
   const auto show_all = [&] {
     if (flags.asked.common.json)
       flags.show_json({{"context", flags.asked.context},
-                       {"model", context.model().path().string()},
+                       {"model", asker.context().model().path().string()},
                        {"answers", answers}});
   };
   try {
@@ -258,7 +270,7 @@ void add_ask(CLI::App& app) {
       "question", flags->question_words,
       "questions, each one argument; none: read them from standard input. Further .lode files in front of "
       "them are asked, too, each by itself");
-  add_attention_flag(*verb, flags->specs, false);
+  add_asked_attention_flag(*verb, flags->specs);
   verb->add_option(
           "--order", flags->order,
           "order of keys and values in memory: token, cluster (the CPU then attends faster by a single "
@@ -267,12 +279,18 @@ void add_ask(CLI::App& app) {
       ->check(CLI::IsMember({"auto", "token", "cluster"}));
   verb->add_flag("--show-sources", flags->show_sources,
                  "show the passages that the answer attended to, with their weight");
+  verb->add_flag(
+      "--exact", flags->exact,
+      "full attention's own answer: the method only drafts tokens, which full attention verifies, several "
+      "in one step");
   verb->add_option("-n,--predict", flags->max_new_tokens, "most tokens of an answer")
       ->check(whole_number(1, 1 << 20));
   add_sampling_flags(*verb, flags->sampling);
   verb->callback([flags, verb] {
     note_sampling_flags(*verb, flags->sampling, flags->asked.common);
     note_asked_flags(*verb, flags->asked);
+    if (flags->exact && verb->count("--audit") > 0)
+      throw InputError("--audit: expected none beside --exact, whose every token full attention verifies");
     run_each(*flags);
   });
 }

@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "engine/context.h"
 #include "engine/context_file.h"
+#include "lodestone/automatic.h"
 #include "lodestone/error.h"
 #include "lodestone/sources.h"
 #include "model/config.h"
@@ -56,6 +57,15 @@ void add_asked_flags(CLI::App& verb, AskedFlags& flags) {
   add_audit_limit_flag(verb, flags.model);
   verb.add_option("context", flags.context, "the .lode file")->required();
   add_prompt_flags(verb, flags.prompts);
+}
+
+void add_asked_attention_flag(CLI::App& verb, std::vector<std::string>& specs) {
+  add_attention_flag(verb, specs, false);
+  verb.get_option("--attention")
+      ->description(
+          "attention spec, name[:key=value,...], see `lodestone methods`, or auto[:error=E]: the cheapest "
+          "method that "
+          "was measured to suit the text, which is the default where `index` measured; may be repeated");
 }
 
 void note_asked_flags(const CLI::App& verb, AskedFlags& flags) {
@@ -108,6 +118,36 @@ Prompts prompts_of(const AskedFlags& flags, const AskedText& text) {
   Prompts prompts(flags.prompts, *text.model, text.attachments, source_of(text.context).text, flags.context);
   if (!prompts.remark().empty() && !flags.common.quiet) print_remark(prompts.remark());
   return prompts;
+}
+
+void check_specs(const std::vector<std::string>& specs) {
+  for (const std::string& one : specs)
+    if (!parse_auto(one)) parse_specs({one});
+}
+
+std::vector<AskedMethod> asked_methods(const std::vector<std::string>& specs, AskedText& text) {
+  std::vector<std::string> wanted = specs;
+  const std::vector<Spec> stored = text.context.methods();
+  if (wanted.empty() && text.attachments.contains(kAutoAttachment)) wanted.emplace_back("auto");
+  std::vector<AskedMethod> methods;
+  for (const std::string& one : wanted) {
+    if (const auto automatic = parse_auto(one)) {
+      const AutoChoice choice = choose_attention(*automatic, text.attachments, stored);
+      methods.push_back({.spec = choice.spec, .why = choice.why});
+    } else {
+      methods.push_back({.spec = parse_specs({one}).front(), .why = {}});
+    }
+  }
+  if (wanted.empty())
+    for (const Spec& spec : stored) methods.push_back({.spec = spec, .why = {}});
+  if (methods.empty()) methods.push_back({.spec = parse_spec("full"), .why = {}});
+  for (AskedMethod& method : methods) method.id = text.context.attach(method.spec);
+  return methods;
+}
+
+void say_why(const AskedMethod& method, const CommonFlags& common) {
+  if (!method.why.empty() && !common.quiet)
+    print_remark(fmt::format("attends by {}: {}", method.spec.str(), method.why));
 }
 
 void build_missing(const AskedFlags& flags, Context& context, const std::vector<Spec>& stored) {

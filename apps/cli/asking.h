@@ -26,6 +26,9 @@ void add_sampling_flags(CLI::App& verb, Sampling& sampling);
 /// Says which of them change nothing.
 void note_sampling_flags(const CLI::App& verb, const Sampling& sampling, const CommonFlags& common);
 
+/// "-a" for what is asked: auto too.
+void add_asked_attention_flag(CLI::App& verb, std::vector<std::string>& specs);
+
 struct AskedText {
   std::shared_ptr<const Model> model;
   Context context;
@@ -35,6 +38,19 @@ struct AskedText {
 AskedText open_asked(const AskedFlags& flags);
 /// Also says what the user should know of how questions are put.
 Prompts prompts_of(const AskedFlags& flags, const AskedText& text);
+/// What a question attends by.
+struct AskedMethod {
+  Spec spec;
+  std::string why;  ///< why `auto` took it; empty: it was asked for
+  MethodId id = kDense;
+};
+/// InputError when one of -a is no method.
+void check_specs(const std::vector<std::string>& specs);
+/// Those of -a, attached. Without it: what `auto` chooses where it was measured, else all that the text was indexed
+/// for, else full attention.
+std::vector<AskedMethod> asked_methods(const std::vector<std::string>& specs, AskedText& text);
+/// Says what `auto` took.
+void say_why(const AskedMethod& method, const CommonFlags& common);
 /// Builds what the file holds no index for (`stored`: its methods), and says so where that takes its time.
 void build_missing(const AskedFlags& flags, Context& context, const std::vector<Spec>& stored);
 

@@ -19,7 +19,7 @@ struct BatchFlags {
   CommonFlags common;
   BatchBenchOptions options;
   std::vector<std::string> specs;
-  std::string model, shape, kv_type = "bf16", kind = "normal", context = "8192";
+  std::string model, shape, kv_type = "bf16", kind = "normal", context = "8192", prefill = "0";
 };
 
 void run(BatchFlags flags) {
@@ -29,6 +29,7 @@ void run(BatchFlags flags) {
     throw InputError("--device: expected auto or cpu, on which sequences are answered together, found cuda");
   BatchBenchOptions& options = flags.options;
   options.context = parse_count(flags.context, "--context", 1, std::int64_t{1} << 24);
+  options.prefill = parse_count(flags.prefill, "--prefill", 0, std::int64_t{1} << 24);
   options.kv_type = parse_dtype(flags.kv_type);
   options.kind = flags.kind == "clustered" ? KvKind::clustered
                  : flags.kind == "ood"     ? KvKind::ood
@@ -55,10 +56,23 @@ void run(BatchFlags flags) {
                        {"bytes", row.bytes},
                        {"limit_ms", row.limit_ms},
                        {"shared", row.shared}});
+    if (options.prefill > 0)
+      results.back()["prefill"] = {{"tokens", options.prefill},
+                                   {"seconds", row.beside.seconds},
+                                   {"alone_seconds", row.beside.alone_seconds},
+                                   {"ms_step", row.beside.ms_step},
+                                   {"longest_ms_step", row.beside.longest_ms_step}};
     lines.push_back({row.attention, fmt::format("{:.2f}", row.ms_step),
                      fmt::format("{:.1f}", row.tokens_per_second), human_bytes(row.bytes),
                      fmt::format("{:.2f}", row.limit_ms), std::to_string(row.shared)});
   }
+  for (const BatchBenchRow& row : rows)
+    if (options.prefill > 0)
+      lines.push_back(
+          {fmt::format("{}: a document of {} tokens read beside in {:.1f} s, alone in {:.1f} s; steps "
+                       "meanwhile {:.2f} ms, the longest {:.2f} ms",
+                       row.attention, options.prefill, row.beside.seconds, row.beside.alone_seconds,
+                       row.beside.ms_step, row.beside.longest_ms_step)});
   if (!flags.common.json) return print_text(text_table(lines));
   print_json({{"device", "cpu"},
               {"isa", kernels().name},
@@ -84,6 +98,8 @@ void add_bench_batch(CLI::App& bench) {
   verb.add_option("--tail", flags->options.tail, "tokens of each sequence's own; they differ")
       ->check(whole_number(1, 1 << 16));
   verb.add_flag("--mixed", flags->options.mixed, "one run in which the specs alternate among the sequences");
+  verb.add_option("--prefill", flags->prefill,
+                  "tokens of a document that is read beside the sequences and once more alone, e.g. 32k");
   verb.add_option("-n,--steps", flags->options.steps, "steps measured per spec")
       ->check(whole_number(1, 100'000));
   verb.add_option("--kv-type", flags->kv_type, "type of keys and values: f32, f16, bf16 or q8")

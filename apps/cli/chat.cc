@@ -47,8 +47,9 @@ class Conversation {
     const std::string neutral = kNeutralQuestion;
     finder_.emplace(context_, prompts_.of({&neutral, 1}));
     stored_ = context_.methods();
-    const std::vector<Spec> asked = parse_specs(flags.specs);
-    use(!asked.empty() ? asked.front() : !stored_.empty() ? stored_.front() : parse_spec("full"));
+    const AskedMethod method = asked_methods(flags.specs, text).front();
+    say_why(method, flags.asked.common);
+    use(method.spec);
   }
 
   /// False when the conversation is to end.
@@ -227,6 +228,7 @@ bool next_line(bool terminal, std::string& line) {
 void run(const ChatVerbFlags& flags) {
   const bool terminal = isatty(STDIN_FILENO) != 0;
   fill_template(flags.asked.prompts.question_template, "");  // refused before anything is loaded
+  check_specs(flags.specs);
   AskedText text = open_asked(flags.asked);
   Conversation conversation(flags, text);
   if (terminal && !flags.asked.common.quiet)
@@ -251,7 +253,7 @@ void add_chat(CLI::App& app) {
   CLI::App* verb = app.add_subcommand(
       "chat", "A conversation about an indexed text: questions line by line, /help lists commands");
   add_asked_flags(*verb, flags->asked);
-  add_attention_flag(*verb, flags->specs, false);
+  add_asked_attention_flag(*verb, flags->specs);
   verb->add_option("-n,--predict", flags->max_new_tokens, "most tokens of an answer")
       ->check(whole_number(1, 1 << 20));
   add_sampling_flags(*verb, flags->sampling);

@@ -10,12 +10,12 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "cli.h"
+#include "engine/automatic.h"
 #include "engine/context_file.h"
 #include "engine/memory.h"
 #include "engine/prefill_log.h"
 #include "engine/reuse.h"
 #include "engine/source_sections.h"
-#include "engine/usual_methods.h"
 #include "io/container.h"
 #include "lodestone/error.h"
 #include "lodestone/sources.h"
@@ -257,14 +257,33 @@ void build(Context& context, const IndexFlags& flags, std::size_t specs) {
   context.build_indexes([&](std::int64_t done) { progress.at(done); });
 }
 
-/// Without -a.
-std::vector<Spec> usual_specs(const IndexFlags& flags, std::int64_t tokens) {
-  if (!flags.append.empty()) return {};
-  std::vector<Spec> specs = usual_methods(tokens);
-  if (!specs.empty() && !flags.common.quiet)
-    print_remark(fmt::format("builds the index of {}, which `ask` then uses: -a names others, -a full none",
-                             specs.front().str()));
+/// Takes `auto` off the specs; whether it was among them.
+bool take_auto(std::vector<std::string>& specs) {
+  return std::erase_if(specs, [](const std::string& spec) { return parse_auto(spec).has_value(); }) > 0;
+}
+
+/// With what `auto` indexes for beside the given specs.
+std::vector<Spec> with_automatic(std::vector<Spec> specs, const Model& model, std::int64_t tokens,
+                                 const CommonFlags& common) {
+  std::vector<std::string> names;
+  for (Spec& spec : automatic_methods(model, tokens)) {
+    names.push_back(spec.str());
+    const bool there =
+        std::any_of(specs.begin(), specs.end(), [&](const Spec& s) { return s.str() == spec.str(); });
+    if (!there) specs.push_back(std::move(spec));
+  }
+  if (!names.empty() && !common.quiet)
+    print_remark(
+        fmt::format("builds the indexes of {} and measures them, so that `ask` takes the cheapest that "
+                    "suits this text: -a names others, -a full none",
+                    join(names)));
   return specs;
+}
+
+/// What `auto` would take, in a sentence.
+std::string chosen(const Attachments& attachments, const std::vector<Spec>& methods) {
+  const AutoChoice choice = choose_attention({}, attachments, methods);
+  return choice.spec.str() + ": " + choice.why;
 }
 
 Json index_text(IndexFlags flags) {
@@ -275,6 +294,9 @@ Json index_text(IndexFlags flags) {
   } else {
     earlier = flags.restart ? std::nullopt : earlier_output(flags);
   }
+  const bool automatic =
+      take_auto(flags.specs) ||
+      (flags.append.empty() ? flags.specs.empty() : earlier->attachments.contains(kAutoAttachment));
   std::vector<Spec> specs = parse_specs(flags.specs);
   check_output(flags, specs);
   SourceText source = read_sources(flags, earlier);
@@ -283,7 +305,7 @@ Json index_text(IndexFlags flags) {
   const auto tokens = std::ssize(reading.tokens);
   if (!flags.common.quiet)
     for (const std::string& remark : reading.remarks) say(remark);
-  if (specs.empty()) specs = usual_specs(flags, tokens);
+  if (automatic) specs = with_automatic(std::move(specs), *model, tokens, flags.common);
   ContextOptions options = context_options(flags.common, flags.model);
   options.max_tokens = flags.model.context > 0 ? flags.model.context
                                                : room_for_questions(*model, tokens, flags.model.rope_factor);
@@ -305,26 +327,35 @@ Json index_text(IndexFlags flags) {
   build(context, flags, specs.size());
   const double build_seconds = seconds_since(start);
   check_output(flags, specs);  // another may have written it meanwhile
-  save_context(context, flags.output, source_of(context).text, reading.attachments);
+  Attachments attachments = reading.attachments;
+  if (automatic) attachments[kAutoAttachment] = {.text = measure_automatic(context)};
+  save_context(context, flags.output, source_of(context).text, attachments);
   log.remove();
-  return {{"file", flags.output},
-          {"tokens", tokens},
-          {"tokens_kept", begun.kept + begun.restored},
-          {"tokens_read", tokens - begun.kept - begun.restored},
-          {"files", list_of(source_of(context).files)},
-          {"chat", reading.attachments.contains(DocumentChat::kAttachment)},
-          {"unread", list_of(source_of(context).unread)},
-          {"prefill_seconds", prefill_seconds},
-          {"build_seconds", build_seconds},
-          {"kv_bytes", context.kv_bytes()},
-          {"index_bytes", stored_index_bytes(flags.output)},
-          {"index_memory_bytes", context.index_bytes()},
-          {"file_bytes", std::filesystem::file_size(flags.output)}};
+  Json result = {{"file", flags.output},
+                 {"tokens", tokens},
+                 {"tokens_kept", begun.kept + begun.restored},
+                 {"tokens_read", tokens - begun.kept - begun.restored},
+                 {"files", list_of(source_of(context).files)},
+                 {"chat", reading.attachments.contains(DocumentChat::kAttachment)},
+                 {"unread", list_of(source_of(context).unread)},
+                 {"prefill_seconds", prefill_seconds},
+                 {"build_seconds", build_seconds},
+                 {"kv_bytes", context.kv_bytes()},
+                 {"index_bytes", stored_index_bytes(flags.output)},
+                 {"index_memory_bytes", context.index_bytes()},
+                 {"file_bytes", std::filesystem::file_size(flags.output)}};
+  if (automatic) {
+    result["auto"] = parse_json(attachments.at(kAutoAttachment).text, flags.output);
+    result["chosen"] = chosen(attachments, context.methods());
+  }
+  return result;
 }
 
 void run(const IndexFlags& flags) {
   const Json result = index_text(flags);
   if (flags.common.json) return print_json(result);
+  if (result.contains("chosen") && !flags.common.quiet)
+    print_remark("auto takes " + result["chosen"].get<std::string>());
   print_text(
       fmt::format("{}: {} tokens, KV {}, indexes {}; prefill {:.1f} s, indexes {:.1f} s\n"
                   "next: lodestone ask {} \"...\"\n",
@@ -369,6 +400,11 @@ void add_index(CLI::App& app) {
                    "keys and methods stay");
   add_chat_flags(*verb, flags->chat);
   add_attention_flag(*verb, flags->specs, false);
+  verb->get_option("--attention")
+      ->description(
+          "attention spec, name[:key=value,...], see `lodestone methods`, or auto, the default: a few "
+          "methods, measured "
+          "on this text so that `ask` takes the one that suits it; may be repeated");
   verb->add_flag("--force", flags->force,
                  "replace an existing file; what has not changed of its text is not read again");
   verb->add_flag("--restart", flags->restart,

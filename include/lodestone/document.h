@@ -46,6 +46,8 @@ struct DocumentOptions {
   std::uint64_t seed = 0;             ///< of the indexes
   std::optional<double> rope_factor;  ///< yarn by this factor
   Attachments attachments;
+  /// Also for what `auto` would index (automatic.h), and measures all methods so that it can choose. Of reading.
+  bool automatic = false;
   /// Called between chunks and layers from the thread that reads. What it throws ends the reading.
   std::function<void(const ReadProgress&)> progress;
 };

@@ -34,6 +34,14 @@ struct Request {
   /// Tokens are drafted under `attention` and verified by full attention, several in one step: greedy answers
   /// are those of `full` to the token, sampled ones are distributed as those of `full`.
   bool exact = false;
+  /// When it is admitted as one of so many about the same document, it attends fully, since they read it together:
+  /// the one case in which an answer depends on what else is asked. 0 = never.
+  int full_beside = 0;
+  /// Share of the sparse attention calls (one layer, one stretch of tokens) that are also computed exactly:
+  /// Generation::work has the error. Layers whose error is beyond the limit, if there is one, attend fully for the
+  /// rest of the answer.
+  double audit = 0;
+  std::optional<double> audit_limit = {};
 };
 
 /// Why an answer ended.
@@ -58,8 +66,10 @@ struct ExactWork {
 
 struct Answer {
   Generation generation;
-  ExactWork exact;  ///< zeros unless Request::exact
+  std::string attention;  ///< what it attended by: the request's, or `full` (Request::full_beside)
+  ExactWork exact;        ///< zeros unless Request::exact
   Ending ending = Ending::stop;
+  std::vector<int> full_layers;    ///< that fell back to full attention (Request::audit_limit), rising
   SourceMass sources;              ///< when wanted: [document + prompt + answer tokens]
   double queued_seconds = 0;       ///< from submit to its first step
   double first_token_seconds = 0;  ///< from its first step to the first generated token

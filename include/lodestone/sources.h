@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -46,15 +47,20 @@ class SourceFinder {
   /// The context must outlive this. `neutral_prompt` is such a question as the context is asked; it is
   /// answered once a method, when first needed.
   SourceFinder(Context& context, std::vector<TokenId> neutral_prompt);
+  /// The same where `ask` answers, so that the context itself is only looked at.
+  using Ask =
+      std::function<SourceMass(const std::vector<TokenId>& prompt, MethodId, std::int64_t max_new_tokens)>;
+  SourceFinder(const Context& context, std::vector<TokenId> neutral_prompt, Ask ask);
   /// At most `count` passages, heaviest first; none when nothing stands out. The context must have been rolled
   /// back to the indexed text.
   std::vector<Citation> find(const SourceMass& answer, MethodId method, std::size_t count);
 
  private:
-  const std::vector<double>& neutral(MethodId method, double sharpness);
+  const std::vector<double>& neutral(MethodId method);
 
-  Context& context_;
+  const Context& context_;
   std::vector<TokenId> neutral_prompt_;
+  Ask ask_;
   std::map<MethodId, std::vector<double>> neutral_;  // [indexed tokens], shares of its attention
 };
 

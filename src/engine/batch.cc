@@ -69,6 +69,7 @@ Step step_of(Group& group) {
                .work = group.work};
   if (method != nullptr) {
     step.selectors = method->selectors;
+    if (first.audit != nullptr) step.selectors = first.audit->without_fallen(step.selectors);
     step.dense = method->spec.dense;
   }
   return step;

@@ -18,7 +18,8 @@ struct BatchRow {
   Phase phase = Phase::generation;
   bool sparse = true;  ///< by the sequence's method; else with full attention
   LogitRows rows = LogitRows::last_of_each;
-  const ForwardHooks* hooks = nullptr;
+  const ForwardHooks* hooks = nullptr;  ///< it then has a step of its own
+  Audit* audit = nullptr;               ///< layers that fell back attend fully; beside hooks
 
   std::span<float> logits = {};  // [rows, V] until the next step
   ForwardWork work = {};

@@ -8,6 +8,7 @@
 
 #include "base/hash.h"
 #include "base/threads.h"
+#include "engine/automatic.h"
 #include "engine/context_file.h"
 #include "lodestone/error.h"
 
@@ -82,13 +83,17 @@ std::shared_ptr<const Document> Document::read(std::shared_ptr<const Model> mode
   const ThreadPool::Background background(model->pool());
   Context context(model, context_options(options));
   for (const Spec& spec : options.specs) context.attach(spec);
+  if (options.automatic)
+    for (const Spec& spec : automatic_methods(*model, std::ssize(tokens))) context.attach(spec);
   ReadProgress progress = {.tokens = std::ssize(tokens)};
   context.prefill(tokens, [&](std::int64_t done) {
     progress.tokens_done = done;
     if (options.progress) options.progress(progress);
   });
   build_indexes(context, options, progress);
-  return Impl::share(std::move(context), std::move(text), options.attachments);
+  Attachments attachments = options.attachments;
+  if (options.automatic) attachments[kAutoAttachment] = {.text = measure_automatic(context)};
+  return Impl::share(std::move(context), std::move(text), std::move(attachments));
 }
 
 std::shared_ptr<const Document> Document::empty(std::shared_ptr<const Model> model,

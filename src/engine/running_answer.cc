@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "engine/row_order.h"
+
 namespace lode {
 
 namespace {
@@ -32,7 +34,21 @@ RunningAnswer::RunningAnswer(Request request, std::int64_t chunk)
   if (const auto& tokenizer = request_.document->model()->impl().tokenizer)
     text_.emplace(*tokenizer, request_.options);
   plan(chunk);
+  if (request_.audit > 0) start_audit();
   if (request_.want_sources) collect_sources();
+}
+
+void RunningAnswer::start_audit() {
+  const Context::Impl& context = request_.document->impl().parts();
+  audit_.emplace(request_.audit, context.options.seed, context.config.layers);
+  audit_->set_limit(request_.audit_limit);
+  ForwardHooks all = audit_->hooks(nullptr, audited_);
+  hooks_.samples = audit_hooks_.samples = std::move(all.samples);
+  hooks_.compare = audit_hooks_.compare = std::move(all.compare);
+}
+
+const ForwardHooks* RunningAnswer::hooks(bool sources) const {
+  return sources && request_.want_sources ? &hooks_ : audit_ ? &audit_hooks_ : nullptr;
 }
 
 /// A dense part, then what attends by the method. Where sources are wanted the last token is a piece of its own,
@@ -44,8 +60,7 @@ void RunningAnswer::plan(std::int64_t chunk) {
                      joint = exact() ? 1 : sequence_.joint_tokens();
   add_pieces(0, length - sparse, false, chunk);
   const bool last_alone = request_.want_sources && joint == 1 && sparse > 0;
-  const std::int64_t step =
-      joint == 0 ? std::max<std::int64_t>(1, sparse) : std::max(joint, chunk / joint * joint);
+  const std::int64_t step = joint == 0 ? kMostTogether : std::max(joint, chunk / joint * joint);
   add_pieces(length - sparse, length - (last_alone ? 1 : 0), !exact(), step);
   if (last_alone) add_pieces(length - 1, length, !exact(), 1);
   pieces_.back().hooked = request_.want_sources;
@@ -61,10 +76,16 @@ void RunningAnswer::collect_sources() {
   answer_.sources.mass.assign(static_cast<std::size_t>(request_.document->tokens() + room_of(request_)), 0.0);
   const auto first = static_cast<Position>(request_.document->tokens() + std::ssize(request_.prompt) - 1);
   const auto threshold = static_cast<float>(answer_.sources.sharpness * config.group());
-  hooks_.mass = [this, first, threshold](const LayerGeometry&, const AttentionMass& m) {
+  std::vector<RowOrder> orders;  // [L, Hkv]
+  for (int layer = 0; layer < config.layers; ++layer)
+    for (int head = 0; head < config.kv_heads; ++head)
+      orders.push_back(row_order(request_.document->impl().parts(), layer, head));
+  hooks_.mass = [this, first, threshold, orders = std::move(orders)](const LayerGeometry& geometry,
+                                                                     const AttentionMass& m) {
     if (m.query < first) return;
+    const RowOrder& order = orders[static_cast<std::size_t>(geometry.layer * geometry.kv_heads + m.kv_head)];
     for (std::size_t i = 0; i < m.rows.size(); ++i)
-      if (m.mass[i] >= threshold) seen_.push_back({m.query, m.rows[i], m.mass[i]});
+      if (m.mass[i] >= threshold) seen_.push_back({m.query, order.token_of(m.rows[i]), m.mass[i]});
   };
 }
 
@@ -80,10 +101,14 @@ std::int64_t RunningAnswer::held() const {
 }
 
 BatchRow RunningAnswer::next() {
-  const ForwardHooks* const hooks = request_.want_sources ? &hooks_ : nullptr;
-  if (!prompting() && exact()) return next_exact(hooks);
+  Audit* const audit = audit_ ? &*audit_ : nullptr;
+  if (!prompting() && exact()) return next_exact();
   if (!prompting())
-    return {.sequence = &sequence_, .tokens = {&last_, 1}, .rows = LogitRows::all, .hooks = hooks};
+    return {.sequence = &sequence_,
+            .tokens = {&last_, 1},
+            .rows = LogitRows::all,
+            .hooks = hooks(true),
+            .audit = audit};
   const Piece& piece = pieces_[piece_];
   return {
       .sequence = &sequence_,
@@ -92,11 +117,12 @@ BatchRow RunningAnswer::next() {
       .phase = Phase::question,
       .sparse = piece.sparse,
       .rows = piece_ + 1 == pieces_.size() ? LogitRows::last_of_each : LogitRows::none,
-      .hooks = piece.hooked ? hooks : nullptr};
+      .hooks = hooks(piece.hooked),
+      .audit = audit};
 }
 
 /// The next token of the draft, or the dense step over the token that was generated last and all of the draft.
-BatchRow RunningAnswer::next_exact(const ForwardHooks* hooks) {
+BatchRow RunningAnswer::next_exact() {
   if (!draft_.complete())
     return {.sequence = &sequence_,
             .tokens = {draft_.tokens.empty() ? &last_ : &draft_.tokens.back(), 1},
@@ -104,8 +130,11 @@ BatchRow RunningAnswer::next_exact(const ForwardHooks* hooks) {
   sequence_.roll_back(held());
   to_verify_.assign(1, last_);
   to_verify_.insert(to_verify_.end(), draft_.tokens.begin(), draft_.tokens.end());
-  return {
-      .sequence = &sequence_, .tokens = to_verify_, .sparse = false, .rows = LogitRows::all, .hooks = hooks};
+  return {.sequence = &sequence_,
+          .tokens = to_verify_,
+          .sparse = false,
+          .rows = LogitRows::all,
+          .hooks = request_.want_sources ? &hooks_ : nullptr};
 }
 
 bool RunningAnswer::take(BatchRow& row) {
@@ -129,7 +158,7 @@ void RunningAnswer::report(const BatchRow& row) {
   work += report_of(row.work, std::ssize(row.tokens));
   const AttachedMethod* const method = sequence_.method();
   if (method == nullptr || exact()) return;
-  if (work.far_total == 0)
+  if (work.far_total == 0 && (!audit_ || audit_->fallen_back().empty()))
     work.dense_reason = fmt::format("the {} tokens fit into sink + window ({} + {})", sequence_.tokens(),
                                     method->spec.dense.sink, method->spec.dense.window);
 }
@@ -204,10 +233,16 @@ bool RunningAnswer::verify(std::span<float> logits) {
 
 Answer RunningAnswer::finish(Ending ending) {
   answer_.ending = ending;
+  answer_.attention = request_.attention.str();
   Generation& g = answer_.generation;
   g.decode_seconds = seconds(Clock::now() - prompted_);
   if (text_) g.text = text_->finish();
   if (sequence_.method() != nullptr) g.work.notice = notice_of(*sequence_.method());
+  if (audit_) {
+    g.work += audited_;
+    answer_.full_layers = audit_->fallen_back();
+    if (!answer_.full_layers.empty()) g.work.notice = audit_->notice();
+  }
   const std::int64_t tokens = generated() > 0 ? held() : sequence_.tokens();
   answer_.sources.mass.resize(request_.want_sources ? static_cast<std::size_t>(tokens) : 0);
   return std::move(answer_);

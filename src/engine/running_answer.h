@@ -51,12 +51,14 @@ class RunningAnswer {
   bool exact() const { return request_.exact && sequence_.method() != nullptr; }
   /// Tokens of the document, the prompt and the answer but for its last: what full attention's sequence holds.
   std::int64_t held() const;
-  BatchRow next_exact(const ForwardHooks* hooks);
+  BatchRow next_exact();
+  const ForwardHooks* hooks(bool sources) const;
   bool take_exact(BatchRow& row);
   void take_drafted(BatchRow& row);
   bool verify(std::span<float> logits);
   void start_draft();
   bool add(TokenId token);
+  void start_audit();
   void collect_sources();
   void count_sources(Position end);
   void report(const BatchRow& row);
@@ -79,7 +81,10 @@ class RunningAnswer {
     float mass = 0;
   };
   std::vector<Seen> seen_;
-  ForwardHooks hooks_;
+  std::optional<Audit> audit_;
+  WorkReport audited_;
+  ForwardHooks hooks_;        ///< of tokens whose sources are looked for, and audited
+  ForwardHooks audit_hooks_;  ///< of others that are audited
   std::chrono::steady_clock::time_point start_, prompted_;
   Answer answer_;
   Ending ending_ = Ending::length;

@@ -87,6 +87,13 @@ struct Scheduler::Impl {
   std::vector<std::shared_ptr<Asked>> admit();
   void step(const std::vector<std::shared_ptr<Asked>>& now);
   void start(Asked& asked);
+  /// Admitted requests about the same document, its own included.
+  std::int64_t count_beside(const Asked& asked) const {
+    const std::lock_guard lock(mutex);
+    return std::ranges::count_if(running, [&](const auto& other) {
+      return other->request.document == asked.request.document && other->request.document != nothing;
+    });
+  }
   void count_generated(std::int64_t tokens) {
     const std::lock_guard lock(mutex);
     stats.generated_tokens += tokens;
@@ -174,6 +181,8 @@ std::vector<std::shared_ptr<Asked>> Scheduler::Impl::admit() {
 void Scheduler::Impl::start(Asked& asked) {
   asked.queued_seconds = std::chrono::duration<double>(Clock::now() - asked.submitted).count();
   try {
+    if (const int most = asked.request.full_beside; most > 0 && count_beside(asked) >= most)
+      asked.request.attention = parse_spec("full");
     asked.answering = std::make_unique<RunningAnswer>(asked.request, options.chunk);
   } catch (...) {
     end(asked, std::current_exception(), Ending::cancelled);

@@ -148,15 +148,23 @@ std::vector<Citation> cite(const Context& context, const SourceMass& answer,
 }
 
 SourceFinder::SourceFinder(Context& context, std::vector<TokenId> neutral_prompt)
-    : context_(context), neutral_prompt_(std::move(neutral_prompt)) {}
+    : SourceFinder(context, std::move(neutral_prompt),
+                   [&context](const std::vector<TokenId>& prompt, MethodId method, std::int64_t tokens) {
+                     const std::int64_t indexed = context.indexed_tokens();
+                     SourceMass mass;
+                     context.generate(prompt, method, {.max_new_tokens = tokens}, &mass);
+                     context.roll_back(indexed);
+                     return mass;
+                   }) {}
 
-const std::vector<double>& SourceFinder::neutral(MethodId method, double sharpness) {
+SourceFinder::SourceFinder(const Context& context, std::vector<TokenId> neutral_prompt, Ask ask)
+    : context_(context), neutral_prompt_(std::move(neutral_prompt)), ask_(std::move(ask)) {}
+
+const std::vector<double>& SourceFinder::neutral(MethodId method) {
   const auto [at, fresh] = neutral_.try_emplace(method);
   if (!fresh) return at->second;
   const std::int64_t indexed = context_.indexed_tokens();
-  SourceMass mass = {.sharpness = sharpness};
-  context_.generate(neutral_prompt_, method, {.max_new_tokens = kNeutralTokens}, &mass);
-  context_.roll_back(indexed);
+  const SourceMass mass = ask_(neutral_prompt_, method, kNeutralTokens);
   const double total = total_of(mass.mass);
   at->second.assign(mass.mass.begin(), mass.mass.begin() + indexed);
   for (double& m : at->second) m /= total;
@@ -167,7 +175,7 @@ std::vector<Citation> SourceFinder::find(const SourceMass& answer, MethodId meth
   const bool room = context_.tokens() + std::ssize(neutral_prompt_) + 1 <= context_.options().max_tokens;
   static const std::vector<double> kNothing;
   const bool ask = room && !neutral_prompt_.empty();
-  return cite(context_, answer, ask ? neutral(method, answer.sharpness) : kNothing, count);
+  return cite(context_, answer, ask ? neutral(method) : kNothing, count);
 }
 
 }  // namespace lode

@@ -416,6 +416,20 @@ void Llama::attend_branch_step(const Step& step, Selector* selector, const Layer
   std::vector<AttendWork> attended(blocks.size());
   attend_branches({blocks, tails, outputs, selections_, attended}, geometry, mass);
   for (std::size_t i = 0; i < blocks.size(); ++i) step.work[i].attend += attended[i];
+  if (selector != nullptr && step.hooks != nullptr && step.hooks->samples &&
+      step.hooks->samples(geometry.layer, blocks.front().begin))
+    compare_branch(*step.hooks, geometry, {blocks, tails, outputs, {}, attended});
+}
+
+/// Shows a sequence's outputs beside those of full attention.
+void Llama::compare_branch(const ForwardHooks& hooks, const LayerGeometry& geometry, BranchCall call) {
+  LODE_ASSERT(call.blocks.size() == 1);  // a sequence that is looked into has a step of its own
+  std::vector<float> exact(call.blocks.front().q.size());
+  std::span<float> outputs = {call.outputs.front(), exact.size()};
+  float* const exact_output = exact.data();
+  call.outputs = {&exact_output, 1};
+  attend_branches(call, geometry);
+  hooks.compare(geometry.layer, geometry.head_dim, outputs, exact);
 }
 
 void Llama::attend_window_step(const Step& step, const LayerGeometry& geometry, std::span<QueryBlock> blocks,

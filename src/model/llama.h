@@ -48,7 +48,8 @@ struct ForwardHooks {
   /// Attention mass per attended key of each (token, KV head).
   std::function<void(const LayerGeometry&, const AttentionMass&)> mass;
 
-  // What a GPU calls in place of `attended`; without these two, and with others, a step runs on the host.
+  // What a GPU, and a sequence with a document, calls in place of `attended`; without these two, and with others, a
+  // step of a GPU's runs on the host.
   /// Whether outputs of this sparse call, whose first query stands at `begin`, are to be compared.
   std::function<bool(int layer, Position begin)> samples = {};
   /// Outputs [rows, d] of the call and of full attention; what it leaves in the former goes on.
@@ -144,6 +145,7 @@ class Llama {
   void attend_branch_step(const Step& step, Selector* selector, const LayerGeometry& geometry,
                           std::span<QueryBlock> blocks, std::span<float* const> outputs,
                           const MassSink& mass);
+  void compare_branch(const ForwardHooks& hooks, const LayerGeometry& geometry, BranchCall call);
   void attend_window_step(const Step& step, const LayerGeometry& geometry, std::span<QueryBlock> blocks,
                           std::span<float* const> outputs, ForwardWork& work);
   void add_projection(const LayerWeights& w);

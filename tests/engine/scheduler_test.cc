@@ -8,33 +8,17 @@
 #include <fstream>
 #include <thread>
 
+#include "base/rng.h"
 #include "engine/batch.h"
+#include "engine/row_order.h"
 #include "lodestone/error.h"
 #include "support/asking.h"
 
 namespace lode {
 namespace {
 
-using test::ask, test::kMethods, test::kQuestions, test::lisbon, test::load_pocket, test::pocket, test::read,
-    test::specs_of, test::tokens_of;
-
-/// Logits of the last prompt token and of each token of a fixed continuation, [13, V].
-std::vector<float> logits_alone(const std::shared_ptr<const Model>& model,
-                                const std::shared_ptr<const Document>& document, const Spec& spec,
-                                const std::vector<TokenId>& prompt, const std::vector<TokenId>& answer) {
-  BatchRunner runner(model);
-  Sequence sequence(document, spec, 1024);
-  std::vector<float> all;
-  std::vector<BatchRow> rows = {{.sequence = &sequence, .tokens = prompt, .phase = Phase::question}};
-  runner.run(rows);
-  all.insert(all.end(), rows[0].logits.begin(), rows[0].logits.end());
-  for (const TokenId& token : answer) {
-    rows = {{.sequence = &sequence, .tokens = {&token, 1}}};
-    runner.run(rows);
-    all.insert(all.end(), rows[0].logits.begin(), rows[0].logits.end());
-  }
-  return all;
-}
+using test::ask, test::kMethods, test::kQuestions, test::lisbon, test::load_pocket, test::logits_alone,
+    test::pocket, test::read, test::specs_of, test::tokens_of;
 
 TEST(Scheduler, FindsTheFactUnderEveryKindOfMethod) {
   Scheduler scheduler(pocket());
@@ -206,6 +190,67 @@ TEST(Document, OpenedItAnswersAsItDidWhenItWasRead) {
         << spec.str();
 }
 
+/// Outputs beyond the limit become exact ones, so that with a limit of nothing the answer is full attention's.
+TEST(Scheduler, AuditedLayersFallBack) {
+  const auto document = read(pocket(), lisbon(20), {"kmeans:probes=4,window=64", "streaming:window=64"});
+  Scheduler scheduler(pocket());
+  for (const Spec& spec : document->methods()) {
+    Request request = ask(document, spec, 1, 20);
+    const auto plain = scheduler.submit(request).result.get();
+    const auto full = scheduler.submit(ask(document, parse_spec("full"), 1, 20)).result.get();
+    request.audit = 1;
+    const auto audited = scheduler.submit(request).result.get();
+    EXPECT_EQ(audited.generation.tokens, plain.generation.tokens) << spec.str();
+    EXPECT_GT(audited.generation.work.audited, 0);
+    EXPECT_GT(audited.generation.work.audit_error_max, 0);
+    EXPECT_TRUE(audited.full_layers.empty());
+    request.audit_limit = 0;
+    const auto fallen = scheduler.submit(request).result.get();
+    EXPECT_EQ(fallen.generation.tokens, full.generation.tokens) << spec.str();
+    EXPECT_FALSE(fallen.full_layers.empty());
+    EXPECT_NE(fallen.generation.work.notice.find("went back to full attention"), std::string::npos);
+  }
+}
+
+/// Rows in the order of clusters answer as rows in the order of tokens do, and sources name tokens.
+TEST(Scheduler, OrderedRowsAnswerAlike) {
+  const std::string text = lisbon(20);
+  const Spec spec = parse_spec("kmeans:probes=4,window=64");
+  std::vector<Answer> answers;
+  for (const bool ordered : {false, true}) {
+    Context context(pocket(), {.kv_type = DType::f32, .max_tokens = 8192});
+    context.attach(spec);
+    context.prefill(tokens_of(text, Tokenizer::Bos::as_template));
+    context.build_indexes();
+    if (ordered) {
+      ASSERT_TRUE(order_rows(context));
+    }
+    Scheduler scheduler(pocket());
+    Request request = ask(Document::Impl::share(std::move(context), text, {}), spec, 0, 12);
+    request.want_sources = true;
+    answers.push_back(scheduler.submit(request).result.get());
+  }
+  EXPECT_EQ(answers[0].generation.tokens, answers[1].generation.tokens);
+  ASSERT_EQ(answers[0].sources.mass.size(), answers[1].sources.mass.size());
+  for (std::size_t i = 0; i < answers[0].sources.mass.size(); ++i)
+    EXPECT_NEAR(answers[0].sources.mass[i], answers[1].sources.mass[i], 0.05) << i;
+}
+
+/// Of many about one document those that come last attend fully, and say so.
+TEST(Scheduler, CrowdsMayAttendFully) {
+  const auto document = read(pocket(), lisbon(20), {"kmeans:probes=4,window=64"});
+  const Spec spec = document->methods()[0];
+  Scheduler scheduler(pocket());
+  std::vector<Ticket<Answer>> tickets;
+  for (int i = 0; i < 4; ++i) {
+    Request request = ask(document, spec, 1, 100);
+    request.full_beside = i == 3 ? 2 : 5;
+    tickets.push_back(scheduler.submit(request));
+  }
+  for (int i = 0; i < 4; ++i)
+    EXPECT_EQ(tickets[static_cast<std::size_t>(i)].result.get().attention, i == 3 ? "full" : spec.str());
+}
+
 TEST(Scheduler, RefusesWhatItCanNeverAnswer) {
   Scheduler scheduler(pocket(), {.memory = 1 << 20});
   const auto document = read(pocket(), lisbon(20), {});
@@ -300,11 +345,26 @@ std::int64_t resident_bytes() {
   return 0;
 }
 
-/// Sixteen branches take a hundredth more than one, and their tails in whole pages.
+/// A document whose keys and values are made up.
+std::shared_ptr<const Document> made_up(std::int64_t tokens) {
+  Context context(pocket(), {.kv_type = DType::bf16, .max_tokens = tokens + 1024});
+  Context::Impl& c = context.impl();
+  const std::int64_t chunk = 1000, row = c.config.kv_heads * c.config.head_dim;
+  std::vector<float> values(static_cast<std::size_t>(chunk * row));
+  Rng rng(1);
+  for (float& x : values) x = static_cast<float>(rng.uniform() - 0.5);
+  for (std::int64_t at = 0; at < tokens; at += chunk) {
+    for (int layer = 0; layer < c.config.layers; ++layer) c.kv.write(layer, chunk, values, values);
+    c.kv.commit(chunk);
+  }
+  c.ids.assign(static_cast<std::size_t>(tokens), 300);
+  c.indexed = tokens;
+  return Document::Impl::share(std::move(context), {}, {});
+}
+
+/// Sixteen branches of a document of 100,000 tokens take a hundredth more than one, and their tails in whole pages.
 TEST(Sequence, BranchesShareTheDocument) {
-  std::string text;
-  for (int i = 0; i < 5; ++i) text += lisbon(20);
-  const auto document = read(pocket(), text, {});
+  const auto document = made_up(100'000);
   BatchRunner runner(pocket());
   const auto prompt = tokens_of(kQuestions[0]);
   std::vector<std::unique_ptr<Sequence>> sequences;

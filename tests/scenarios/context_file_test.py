@@ -88,6 +88,18 @@ class RoundTrip(ProgramTest):
         answer = run("ask", context, "Who?", "--stop", "", "--template", "{question}", "-n", "64", "-c", str(room), "--json").json()["answers"][0]
         self.assertEqual(answer["ended_by"], "context")
 
+    def test_exact_answers_are_those_of_full(self):
+        context = self.index("exact.lode", *SPECS)
+        sparse = ("-a", "streaming:window=16")
+        (full,), (exact,) = self.ask(context, "-a", "full"), self.ask(context, *sparse, "--exact")
+        self.assertEqual(exact["answer"], full["answer"])
+        self.assertEqual(exact["tokens_generated"], full["tokens_generated"])
+        drafts = exact["exact"]
+        self.assertEqual(drafts["accepted"] + drafts["dense_steps"] + 1, exact["tokens_generated"])
+        told = self.assert_done(run("ask", context, "Who?", "-n", "6", *sparse, "--exact"))
+        self.assertRegex(told.err, r"exact: \d+ of \d+ drafted tokens accepted in \d+ dense steps")
+        self.assert_refused(run("ask", context, "Who?", "--exact", "--audit", "1"), "--audit", "--exact")
+
     def test_model_that_moved(self):
         moved = tiny_model.write(self.folder / "moving", seed=7)
         context = self.folder / "moved.lode"
@@ -111,7 +123,12 @@ class Misfits(ProgramTest):
         self.assertIn(f"lodestone ask '{self.folder / 'long text.lode'}'", told.out)
         found = self.assert_done(run("inspect", self.folder / "long text.lode", "--json")).json()
         self.assertGreater(found["tokens"], 8192)
-        self.assertEqual(found["methods"], ["squeezed:sparsity=0.7"])
+        self.assertIn("squeezed:sparsity=0.7", found["methods"])
+        asked = self.assert_done(run("ask", self.folder / "long text.lode", "Who?", "-n", "2", "--json"))
+        (answer,) = asked.json()["answers"]
+        self.assertIn(answer["attention"], [*found["methods"], "full"])
+        self.assertIn("attends by " + answer["attention"], asked.err)
+        self.assert_refused(run("ask", self.folder / "long text.lode", "Who?", "-a", "auto:error=0"), "error", "auto")
         self.assert_done(run("index", "-m", self.model, "-f", text, "-o", self.folder / "without.lode", "-a", "full", "--quiet"))
         self.assertNotIn("squeezed", str(self.assert_done(run("inspect", self.folder / "without.lode", "--json")).json()["methods"]))
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/batch.h"
 #include "lodestone/document.h"
 #include "lodestone/scheduler.h"
 #include "support/lisbon.h"
@@ -77,6 +78,25 @@ inline Request ask(std::shared_ptr<const Document> document, const Spec& spec, s
           .prompt = tokens_of(kQuestions[question % kQuestions.size()]),
           .attention = spec,
           .options = {.max_new_tokens = tokens, .stop_at_eos = false}};
+}
+
+/// Logits of the last prompt token and of each token of a fixed continuation, [13, V].
+inline std::vector<float> logits_alone(const std::shared_ptr<const Model>& model,
+                                       const std::shared_ptr<const Document>& document, const Spec& spec,
+                                       const std::vector<TokenId>& prompt,
+                                       const std::vector<TokenId>& answer) {
+  BatchRunner runner(model);
+  Sequence sequence(document, spec, 1024);
+  std::vector<float> all;
+  std::vector<BatchRow> rows = {{.sequence = &sequence, .tokens = prompt, .phase = Phase::question}};
+  runner.run(rows);
+  all.insert(all.end(), rows[0].logits.begin(), rows[0].logits.end());
+  for (const TokenId& token : answer) {
+    rows = {{.sequence = &sequence, .tokens = {&token, 1}}};
+    runner.run(rows);
+    all.insert(all.end(), rows[0].logits.begin(), rows[0].logits.end());
+  }
+  return all;
 }
 
 }  // namespace lode::test

@@ -15,11 +15,21 @@ namespace {
 
 constexpr int kWarmUp = 3;
 constexpr std::chrono::microseconds kLook(300);
+constexpr std::int64_t kStepsBeside = 1 << 15;  // that a prefill may take
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Tokens that a sequence may generate.
+std::int64_t most_steps(const BatchBenchOptions& options) {
+  return options.sequences + kWarmUp + options.steps + 32 + (options.prefill > 0 ? kStepsBeside : 0);
+}
 
 std::shared_ptr<const Document> make_document(const std::shared_ptr<const Model>& model,
                                               const BatchBenchOptions& options, std::span<const Spec> specs,
                                               int number) {
-  const std::int64_t room = options.tail + options.sequences + options.steps + 64;
+  const std::int64_t room = options.tail + most_steps(options) + 32;
   Context context(model,
                   {.kv_type = options.kv_type, .max_tokens = options.context + room, .seed = options.seed});
   for (const Spec& spec : specs) context.attach(spec);
@@ -53,9 +63,16 @@ class Measured {
     const std::int64_t first = scheduler_.stats().steps;
     wait_for([&](const SchedulerStats& s) { return s.steps >= first + options_.steps; });
     const std::int64_t steps = scheduler_.stats().steps - first;
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    for (const auto& ticket : tickets) scheduler_.cancel(ticket.id);
+    const double seconds = seconds_since(start);
     BatchBenchRow row;
+    if (options_.prefill > 0) read_beside(row.beside);
+    for (const auto& ticket : tickets) scheduler_.cancel(ticket.id);
+    if (options_.prefill > 0) {
+      for (const auto& ticket : tickets) ticket.result.wait();
+      const auto alone = std::chrono::steady_clock::now();
+      read_document().result.get();
+      row.beside.alone_seconds = seconds_since(alone);
+    }
     row.ms_step = 1e3 * seconds / static_cast<double>(steps);
     row.tokens_per_second = 1e3 * options_.sequences / row.ms_step;
     row.bytes = bytes_of_step(tickets);
@@ -81,12 +98,41 @@ class Measured {
   Request request(int sequence, Rng& rng) const {
     Request request = {.document = documents_[static_cast<std::size_t>(sequence) % documents_.size()],
                        .attention = spec_of(sequence),
-                       .options = {.max_new_tokens = options_.sequences + kWarmUp + options_.steps + 32,
-                                   .stop_at_eos = false}};
+                       .options = {.max_new_tokens = most_steps(options_), .stop_at_eos = false}};
     const auto vocab = static_cast<std::uint64_t>(scheduler_.model()->config().vocab);
     for (std::int64_t i = 0; i < options_.tail; ++i)
       request.prompt.push_back(static_cast<TokenId>(rng.below(vocab)));
     return request;
+  }
+
+  Ticket<std::shared_ptr<const Document>> read_document() {
+    Rng rng(hash_seed(options_.seed, 1));
+    const auto vocab = static_cast<std::uint64_t>(scheduler_.model()->config().vocab);
+    std::vector<TokenId> tokens;
+    for (std::int64_t i = 0; i < options_.prefill; ++i)
+      tokens.push_back(static_cast<TokenId>(rng.below(vocab)));
+    return scheduler_.read(std::move(tokens), {},
+                           {.kv_type = options_.kv_type, .max_tokens = options_.prefill + 1});
+  }
+
+  /// While the sequences generate: when steps end is seen by their number.
+  void read_beside(BesidePrefill& beside) {
+    const auto start = std::chrono::steady_clock::now();
+    const auto ticket = read_document();
+    const std::int64_t first = scheduler_.stats().steps;
+    std::int64_t last = first;
+    auto ended = start;
+    while (ticket.result.wait_for(kLook) != std::future_status::ready) {
+      check_cancel();
+      const std::int64_t steps = scheduler_.stats().steps;
+      if (steps == last) continue;
+      const double took = 1e3 * seconds_since(ended) / static_cast<double>(steps - last);
+      if (last > first) beside.longest_ms_step = std::max(beside.longest_ms_step, took);
+      last = steps;
+      ended = std::chrono::steady_clock::now();
+    }
+    beside.seconds = seconds_since(start);
+    beside.ms_step = 1e3 * beside.seconds / static_cast<double>(std::max<std::int64_t>(1, last - first));
   }
 
   void wait_for(const auto& reached) const {

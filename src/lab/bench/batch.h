@@ -21,7 +21,15 @@ struct BatchBenchOptions {
   double skew = 1.0;
   int steps = 32;      ///< measured, after some that warm up
   bool mixed = false;  ///< one run in which the specs alternate among the sequences, instead of one run each
+  /// Tokens of a document that is read once beside the sequences and once alone; 0 = none.
+  std::int64_t prefill = 0;
   std::uint64_t seed = 1;
+};
+
+/// A document is read while sequences generate.
+struct BesidePrefill {
+  double seconds = 0, alone_seconds = 0;    ///< of the reading
+  double ms_step = 0, longest_ms_step = 0;  ///< of the sequences meanwhile: mean and longest
 };
 
 struct BatchBenchRow {
@@ -30,6 +38,7 @@ struct BatchBenchRow {
   std::int64_t bytes = 0;  ///< that a step must read: weights, documents or the chosen keys, tails, indexes
   double limit_ms = 0;     ///< of reading so many
   int shared = 1;          ///< sequences that read their document together
+  BesidePrefill beside;    ///< with BatchBenchOptions::prefill
 };
 
 /// Keys and values of the documents are made up, those of the tails are computed. A row is the mean of its steps.
