@@ -25,9 +25,10 @@ struct BatchFlags {
 void run(BatchFlags flags) {
   if (flags.model.empty() == flags.shape.empty())
     throw InputError("bench batch: expected either -m MODEL or --random SHAPE");
-  if (flags.common.device == "cuda")
-    throw InputError("--device: expected auto or cpu, on which sequences are answered together, found cuda");
   BatchBenchOptions& options = flags.options;
+  options.device = flags.common.device == "cuda" ? Device::cuda : Device::cpu;
+  if (options.device == Device::cuda && flags.kind != "normal")
+    throw InputError("--kv: expected normal with --device cuda, found " + flags.kind);
   options.context = parse_count(flags.context, "--context", 1, std::int64_t{1} << 24);
   options.prefill = parse_count(flags.prefill, "--prefill", 0, std::int64_t{1} << 24);
   options.kv_type = parse_dtype(flags.kv_type);
@@ -37,7 +38,7 @@ void run(BatchFlags flags) {
   if (options.documents > options.sequences)
     throw InputError(fmt::format("--documents: expected at most one for each of the {} sequences, found {}",
                                  options.sequences, options.documents));
-  const auto model = flags.model.empty() ? Model::random(flags.shape, flags.common.threads)
+  const auto model = flags.model.empty() ? Model::random(flags.shape, flags.common.threads, 1, options.device)
                                          : Model::load(flags.model, flags.common.threads);
   if (flags.specs.empty()) flags.specs.push_back("full");
   const auto rows = bench_batch(model, options, parse_specs(flags.specs), [&](std::string_view text) {
@@ -74,7 +75,7 @@ void run(BatchFlags flags) {
                        row.attention, options.prefill, row.beside.seconds, row.beside.alone_seconds,
                        row.beside.ms_step, row.beside.longest_ms_step)});
   if (!flags.common.json) return print_text(text_table(lines));
-  print_json({{"device", "cpu"},
+  print_json({{"device", name_of(options.device)},
               {"isa", kernels().name},
               {"threads", model->pool().size()},
               {"kv_type", flags.kv_type},

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <mutex>
+#include <set>
 
 #include "lodestone/error.h"
 
@@ -83,33 +85,41 @@ std::exception_ptr not_finite() {
 
 }  // namespace
 
-BatchRunner::BatchRunner(std::shared_ptr<const Model> model)
-    : model_(std::move(model)), llama_(model_->config(), model_->impl().weights, model_->pool()) {}
+BatchRunner::BatchRunner(std::shared_ptr<const Model> model, std::int64_t tail_bytes)
+    : model_(std::move(model)),
+      llama_(model_->config(), model_->impl().weights, model_->pool()),
+      tail_bytes_(tail_bytes) {}
 
 void BatchRunner::run(std::span<BatchRow> rows) {
-  std::vector<BatchRow*> all;
-  for (BatchRow& row : rows) all.push_back(&row);
+  std::vector<BatchRow*> on_cpu, on_gpu;
+  for (BatchRow& row : rows) (row.sequence->on_gpu() ? on_gpu : on_cpu).push_back(&row);
   apart_.clear();
+  if (!on_gpu.empty()) run_or_find_fault(on_gpu, gpu_logits_, [this](auto some) { run_on_gpu(some); });
+  if (!on_cpu.empty()) run_or_find_fault(on_cpu, logits_, [this](auto some) { run_together(some); });
+}
+
+/// Alone each gives the same bits, so that the one at fault is found without harm to the others.
+void BatchRunner::run_or_find_fault(std::span<BatchRow* const> rows, std::vector<float>& logits,
+                                    const std::function<void(std::span<BatchRow* const>)>& step) {
   try {
-    return run_together(all);
+    return step(rows);
   } catch (const Interrupted&) {
     throw;
   } catch (...) {
-    if (rows.size() == 1) rows.front().error = std::current_exception();
+    if (rows.size() == 1) rows.front()->error = std::current_exception();
   }
-  // Alone each gives the same bits, so that the one at fault is found without harm to the others.
   for (std::size_t i = 0; rows.size() > 1 && i < rows.size(); ++i) {
     try {
-      run_together({&all[i], 1});
-      if (!rows[i].logits.empty()) {
-        apart_.push_back(std::move(logits_));
-        rows[i].logits = apart_.back();
-        logits_ = {};
+      step(rows.subspan(i, 1));
+      if (!rows[i]->logits.empty()) {
+        apart_.push_back(std::move(logits));
+        rows[i]->logits = apart_.back();
+        logits = {};
       }
     } catch (const Interrupted&) {
       throw;
     } catch (...) {
-      rows[i].error = std::current_exception();
+      rows[i]->error = std::current_exception();
     }
   }
 }
@@ -133,14 +143,72 @@ void BatchRunner::run_together(std::span<BatchRow* const> rows) {
   finish(order, logits_);
 }
 
+GpuBatch& BatchRunner::gpu_batch(const Sequence& sequence) {
+  const Context::Impl& document = sequence.document().parts();
+  std::unique_ptr<GpuBatch>& batch = gpu_[document.options.kv_type];
+  if (batch == nullptr) {
+    const std::int64_t bytes = tail_bytes_ > 0 ? tail_bytes_ : gpu_info().free_bytes / 2;
+    batch = make_gpu_batch(
+        model_->config(), model_->impl().gpu_model(document.options.gpu_memory),
+        {.kv_type = document.options.kv_type, .tail_tokens = bytes / document.kv.shape().token_bytes()});
+  }
+  return *batch;
+}
+
+/// Rows of one type of keys and values take their step together.
+void BatchRunner::run_on_gpu(std::span<BatchRow* const> rows) {
+  std::map<DType, std::vector<GpuBatchRow>> steps;
+  std::map<DType, std::vector<BatchRow*>> of_type;
+  std::vector<std::unique_lock<std::mutex>> choosing;
+  std::set<std::mutex*> held;
+  for (BatchRow* const row : rows) {
+    Sequence& sequence = *row->sequence;
+    const Document::Impl& document = sequence.document();
+    GpuContext& context = *document.parts().gpu;
+    if (row->hooks != nullptr)
+      throw InputError("questions asked together on a GPU: expected none whose sources are wanted");
+    if (sequence.gpu_tail == nullptr) sequence.gpu_tail = gpu_batch(sequence).branch(context, sequence.room);
+    if (held.insert(&document.choosing).second) choosing.emplace_back(document.choosing, std::defer_lock);
+    const AttachedMethod* const method = method_of(*row);
+    row->work = {};
+    row->token = -1;
+    const DType type = document.parts().options.kv_type;
+    of_type[type].push_back(row);
+    steps[type].push_back({.document = &context,
+                           .tail = sequence.gpu_tail.get(),
+                           .earlier = std::ssize(sequence.ids),
+                           .tokens = row->tokens,
+                           .phase = row->phase,
+                           .selectors = method != nullptr ? method->selectors : std::span<Selector* const>{},
+                           .dense = method != nullptr ? method->spec.dense : LocalWindow{},
+                           .far_limit = sequence.far_limit,
+                           .rows = row->rows,
+                           .rope = &document.parts().rope,
+                           .work = &row->work,
+                           .largest = row->largest ? &row->token : nullptr});
+  }
+  for (auto& lock : choosing) lock.lock();
+  gpu_logits_.clear();
+  std::vector<BatchRow*> order;
+  std::vector<float> logits;
+  for (const auto& [type, step] : steps) {
+    gpu_batch(*of_type[type].front()->sequence).forward(step, logits);
+    gpu_logits_.empty()
+        ? gpu_logits_.swap(logits)
+        : static_cast<void>(gpu_logits_.insert(gpu_logits_.end(), logits.begin(), logits.end()));
+    order.insert(order.end(), of_type[type].begin(), of_type[type].end());
+  }
+  finish(order, gpu_logits_);
+}
+
 /// Hands out logits in the order of the steps, and lets the tokens count.
 void BatchRunner::finish(std::span<BatchRow* const> rows, std::vector<float>& logits) {
   const auto vocab = static_cast<std::size_t>(model_->config().vocab);
   std::size_t at = 0;
   for (BatchRow* const row : rows) {
-    const std::size_t count = row->rows == LogitRows::none  ? 0
-                              : row->rows == LogitRows::all ? row->tokens.size()
-                                                            : 1;
+    const std::size_t count = row->rows == LogitRows::none || row->token >= 0 ? 0
+                              : row->rows == LogitRows::all                   ? row->tokens.size()
+                                                                              : 1;
     row->logits = std::span(logits).subspan(at, count * vocab);
     at += count * vocab;
     Sequence& sequence = *row->sequence;
@@ -150,7 +218,7 @@ void BatchRunner::finish(std::span<BatchRow* const> rows, std::vector<float>& lo
       sequence.roll_back(sequence.tokens());
       continue;
     }
-    sequence.tail.commit(std::ssize(row->tokens));
+    if (!sequence.on_gpu()) sequence.tail.commit(std::ssize(row->tokens));
     sequence.ids.insert(sequence.ids.end(), row->tokens.begin(), row->tokens.end());
   }
 }

@@ -3,10 +3,13 @@
 #pragma once
 
 #include <exception>
+#include <functional>
+#include <map>
 #include <span>
 #include <vector>
 
 #include "engine/sequence.h"
+#include "gpu/batch_backend.h"
 #include "model/llama.h"
 
 namespace lode {
@@ -20,28 +23,37 @@ struct BatchRow {
   LogitRows rows = LogitRows::last_of_each;
   const ForwardHooks* hooks = nullptr;  ///< it then has a step of its own
   Audit* audit = nullptr;               ///< layers that fell back attend fully; beside hooks
+  bool largest = false;  ///< the largest logit of the only wanted row is all that matters: a GPU finds it
 
-  std::span<float> logits = {};  // [rows, V] until the next step
+  std::span<float> logits = {};  // [rows, V] until the next step; none where `token` has been found
+  TokenId token = -1;            ///< of the largest logit, where it was wanted and a GPU has found it
   ForwardWork work = {};
   std::exception_ptr error = nullptr;  ///< why it has no logits; its sequence is as it was
 };
 
 class BatchRunner {
  public:
-  explicit BatchRunner(std::shared_ptr<const Model> model);
+  /// `tail_bytes`: of GPU memory for the tokens of sequences whose documents are there; 0 = half of what is free.
+  explicit BatchRunner(std::shared_ptr<const Model> model, std::int64_t tail_bytes = 0);
 
   /// Runs all rows and appends their tokens to their sequences. What goes wrong with one ends up in its row; the
   /// others are as if it had not been there. Interrupted is thrown, and nothing has changed.
   void run(std::span<BatchRow> rows);
 
  private:
+  void run_or_find_fault(std::span<BatchRow* const> rows, std::vector<float>& logits,
+                         const std::function<void(std::span<BatchRow* const>)>& step);
   void run_together(std::span<BatchRow* const> rows);
+  void run_on_gpu(std::span<BatchRow* const> rows);
+  GpuBatch& gpu_batch(const Sequence& sequence);
   void finish(std::span<BatchRow* const> rows, std::vector<float>& logits);
 
   std::shared_ptr<const Model> model_;
   Llama llama_;
-  std::vector<float> logits_;
-  std::vector<std::vector<float>> apart_;  // logits of rows that ran alone
+  std::vector<float> logits_, gpu_logits_;
+  std::int64_t tail_bytes_ = 0;
+  std::map<DType, std::unique_ptr<GpuBatch>> gpu_;  ///< made when a document on a GPU is first asked
+  std::vector<std::vector<float>> apart_;           // logits of rows that ran alone
 };
 
 }  // namespace lode

@@ -18,6 +18,8 @@ namespace {
 
 ContextOptions context_options(const DocumentOptions& options) {
   return {.kv_type = options.kv_type,
+          .device = options.device,
+          .gpu_memory = options.gpu_memory,
           .max_tokens = options.max_tokens,
           .chunk = options.chunk,
           .seed = options.seed,
@@ -51,6 +53,10 @@ Document::Impl::Impl(Context context_, std::string text_, Attachments attachment
       fingerprint(fingerprint_of(context.impl())) {
   for (const Spec& spec : context.methods())
     if (spec.name != "full") methods.push_back(spec);
+  if (GpuContext* const gpu = parts().gpu.get(); gpu != nullptr) {
+    gpu->upload(parts().kv);
+    return;
+  }
   for (int layer = 0; layer < parts().config.layers && context.tokens() > 0; ++layer) {
     const auto heads = parts().kv.layer(layer).heads;
     rows.insert(rows.end(), heads.begin(), heads.end());

@@ -108,7 +108,8 @@ BatchRow RunningAnswer::next() {
             .tokens = {&last_, 1},
             .rows = LogitRows::all,
             .hooks = hooks(true),
-            .audit = audit};
+            .audit = audit,
+            .largest = wants_largest()};
   const Piece& piece = pieces_[piece_];
   return {
       .sequence = &sequence_,
@@ -119,6 +120,14 @@ BatchRow RunningAnswer::next() {
       .rows = piece_ + 1 == pieces_.size() ? LogitRows::last_of_each : LogitRows::none,
       .hooks = hooks(piece.hooked),
       .audit = audit};
+}
+
+/// Whether the next token is the one of the largest logit of all.
+bool RunningAnswer::wants_largest() const {
+  const Model& model = *request_.document->model();
+  const auto& tokenizer = model.impl().tokenizer;
+  return request_.options.sampling.temperature == 0 &&
+         (!tokenizer || (tokenizer->vocab() == model.config().vocab && tokenizer->gaps().empty()));
 }
 
 /// The next token of the draft, or the dense step over the token that was generated last and all of the draft.
@@ -148,7 +157,8 @@ bool RunningAnswer::take(BatchRow& row) {
     answer_.generation.prompt_seconds = answer_.first_token_seconds = seconds(prompted_ - start_);
   }
   if (request_.options.max_new_tokens <= 0) return true;
-  const bool done = add(next_token(*request_.document->model(), sampler_, row.logits));
+  const bool done =
+      add(row.token >= 0 ? row.token : next_token(*request_.document->model(), sampler_, row.logits));
   if (exact()) start_draft();
   return done;
 }

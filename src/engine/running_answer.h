@@ -53,6 +53,7 @@ class RunningAnswer {
   std::int64_t held() const;
   BatchRow next_exact();
   const ForwardHooks* hooks(bool sources) const;
+  bool wants_largest() const;
   bool take_exact(BatchRow& row);
   void take_drafted(BatchRow& row);
   bool verify(std::span<float> logits);

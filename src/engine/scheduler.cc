@@ -104,7 +104,10 @@ struct Scheduler::Impl {
 };
 
 Scheduler::Impl::Impl(std::shared_ptr<const Model> model_, const SchedulerOptions& options_)
-    : model(std::move(model_)), options(options_), nothing(Document::empty(model)), runner(model) {
+    : model(std::move(model_)),
+      options(options_),
+      nothing(Document::empty(model, {.device = options_.device})),
+      runner(model, options_.memory) {
   if (options.max_sequences < 1)
     throw InputError(fmt::format("expected room for at least one sequence, found {}", options.max_sequences));
   if (options.chunk == 0) options.chunk = kPromptChunk;

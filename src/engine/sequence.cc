@@ -27,12 +27,14 @@ Position far_limit_of(const Document& document, const AttachedMethod& method) {
 
 }  // namespace
 
-Sequence::Sequence(std::shared_ptr<const Document> document, const Spec& attention, std::int64_t room)
-    : tail(tail_shape(*document, room)),
+Sequence::Sequence(std::shared_ptr<const Document> document, const Spec& attention, std::int64_t room_)
+    : tail(tail_shape(*document, room_)),
+      room(room_),
       document_(std::move(document)),
       method_(document_->impl().method_of(attention)) {
   if (method_ == nullptr) return;
   far_limit = far_limit_of(*document_, *method_);
+  if (on_gpu()) return;  // its selectors know nothing of branches
   for (const Selector* selector : method_->selectors) by_id.push_back(is_per_sequence(selector) ? 1 : 0);
   if (std::find(by_id.begin(), by_id.end(), 1) == by_id.end()) return;
   id = ++this->document().last_branch;

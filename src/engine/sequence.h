@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/document.h"
+#include "gpu/batch_backend.h"
 
 namespace lode {
 
@@ -19,6 +20,7 @@ class Sequence {
   Sequence& operator=(const Sequence&) = delete;
 
   const Document::Impl& document() const { return document_->impl(); }
+  bool on_gpu() const { return document().parts().gpu != nullptr; }
   const AttachedMethod* method() const { return method_; }  ///< null: full
   std::int64_t tokens() const { return document_->tokens() + std::ssize(ids); }
   /// Question tokens that choose their keys together (Selector): 1 = each for itself, 0 = all.
@@ -29,10 +31,12 @@ class Sequence {
   /// The bytes of keys and values that such a branch takes.
   static std::int64_t bytes(const Document& document, std::int64_t room);
 
-  std::vector<TokenId> ids;         // behind the document
-  KvStore tail;                     ///< of `ids`
-  std::int32_t id = 0;              ///< for selectors that know branches; 0 when none does
-  std::vector<std::uint8_t> by_id;  // [L] whether this layer's does
+  std::vector<TokenId> ids;           // behind the document
+  KvStore tail;                       ///< of `ids`; empty where the document is on a GPU
+  std::unique_ptr<GpuTail> gpu_tail;  ///< the same there; made for the first step
+  std::int64_t room = 0;              ///< tokens that it may come to hold
+  std::int32_t id = 0;                ///< for selectors that know branches; 0 when none does
+  std::vector<std::uint8_t> by_id;    // [L] whether this layer's does
   Position far_limit = QueryBlock::kNoLimit;
 
  private:

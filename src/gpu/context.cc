@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <numeric>
 
@@ -193,6 +194,11 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
 
 CudaContext::~CudaContext() = default;
 
+std::uint64_t CudaContext::next_number() {
+  static std::atomic<std::uint64_t> last = 0;
+  return ++last;
+}
+
 std::int64_t CudaContext::bytes() const {
   std::int64_t bytes = range_.backed_bytes() + working_bytes(config_, *model_, options_) +
                        lists_memory_.bytes() + exact_.bytes() + near_lse_.bytes() + far_.bytes() +
@@ -287,7 +293,8 @@ ChosenBy CudaContext::attach(const Spec& spec, std::span<Selector* const> select
                            .dense = spec.dense,
                            .layers = {},
                            .counts = std::move(counts),
-                           .graph = {}};
+                           .graph = {},
+                           .number = next_number()};
   for (const Selector* s : selectors) native.layers.push_back(s != nullptr);
   methods_state_.insert_or_assign(selectors.data(), std::move(native));
   return by;
@@ -436,7 +443,9 @@ void CudaContext::prepare(GpuMethodState& native) {
                         .tokens = tokens_,
                         .frequencies = frequencies_.as<float>(),
                         .rope_scale = rope_scale_};
-  if (native.selector->prepare(keys, stream_.get())) native.graph = {};
+  if (!native.selector->prepare(keys, stream_.get())) return;
+  native.graph = {};
+  native.number = next_number();
 }
 
 /// What the host knows of the step, to pinned memory; the index of the method that chooses.

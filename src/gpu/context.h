@@ -39,6 +39,7 @@ class CudaContext final : public GpuContext {
                       std::vector<float>& logits) override;
 
  private:
+  friend class CudaBatch;
   /// A method whose keys the GPU chooses, known by the selectors that would choose on the host.
   struct GpuMethodState {
     std::unique_ptr<GpuSelector> selector;
@@ -46,6 +47,7 @@ class CudaContext final : public GpuContext {
     std::vector<bool> layers;   // [L] false: dense
     cuda::PinnedBuffer counts;  // [L, counts_per_layer] of the last step
     cuda::Graph graph;          ///< of one decode step; none before the first
+    std::uint64_t number = 0;   ///< no other has it; another one once captured steps must not be replayed
   };
   /// How a step gets at keys and values.
   enum class Reach {
@@ -84,6 +86,7 @@ class CudaContext final : public GpuContext {
   /// Up to so many query tokens, dense attention splits the keys; above, the queries.
   static constexpr int kDecodeTokens = 8;
 
+  static std::uint64_t next_number();
   Reach reach_of(const Step& step) const;
   GpuMethodState* method_of(std::span<Selector* const> selectors) const;  ///< null: the host chooses
   std::int64_t most_tokens(const Step& step) const;
@@ -131,6 +134,7 @@ class CudaContext final : public GpuContext {
   std::vector<float> frequencies_set_;  ///< what frequencies_ holds
   Rope local_rope_, no_rope_;           ///< of layers that do not turn as the others do
 
+  const std::uint64_t number_ = next_number();  ///< no other context has it
   const ModelConfig& config_;
   std::shared_ptr<const CudaModel> model_;
   GpuContextOptions options_;

@@ -2,6 +2,7 @@
 // What a program that was built without CUDA says of GPUs.
 #include "gpu/attention_bench.h"
 #include "gpu/backend.h"
+#include "gpu/batch_backend.h"
 #include "gpu/train/saap.h"
 #include "lodestone/error.h"
 
@@ -23,6 +24,15 @@ std::shared_ptr<const GpuModel> make_gpu_model(const ModelConfig&, const ModelWe
 
 std::unique_ptr<GpuContext> make_gpu_context(const ModelConfig&, std::shared_ptr<const GpuModel>,
                                              const GpuContextOptions&) {
+  throw RunError(kWhy);
+}
+
+std::unique_ptr<GpuBatch> make_gpu_batch(const ModelConfig&, std::shared_ptr<const GpuModel>,
+                                         const GpuBatchOptions&) {
+  throw RunError(kWhy);
+}
+
+double gpu_read_microseconds(std::int64_t) {
   throw RunError(kWhy);
 }
 

@@ -19,6 +19,7 @@
 #include "gpu/select/saap/buckets.h"
 #include "gpu_fake/play.h"
 #include "kernels/cuda/attend/attend_block.h"
+#include "kernels/cuda/attend/attend_shared.h"
 #include "kernels/cuda/attend/attend_window.h"
 #include "kernels/cuda/attend/merge_states.h"
 #include "kernels/cuda/device/event.h"
@@ -26,7 +27,8 @@
 #include "kernels/cuda/device/pages.h"
 #include "kernels/cuda/device/place_rows.h"
 #include "kernels/cuda/device/random.h"
-#include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/device/sm_count.h"
+#include "kernels/cuda/linear/narrow_linear.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
 
@@ -317,6 +319,21 @@ void attend_window_prefill(const Queries& queries, std::int32_t, std::int64_t wi
     attend_all(queries, &none);
   });
 }
+bool may_wait_for_room(StreamHandle) {
+  return true;
+}
+std::int64_t shared_workspace_bytes(int, int, int) {
+  return 64;
+}
+void attend_shared(const Queries& queries, std::int64_t keys, void*, StreamHandle stream, Precision) {
+  enqueue(stream, [=] {
+    pool().for_each(std::int64_t{queries.count} * queries.query_heads, [&](std::int64_t item, int) {
+      attend_one(queries, nullptr, item / queries.query_heads, item % queries.query_heads,
+                 static_cast<std::int32_t>(keys - 1),
+                 queries.bases[queries.tokens[0].sequence] + queries.layer_offset);
+    });
+  });
+}
 std::int64_t rows_prefill_workspace_bytes(int) {
   return 64;
 }
@@ -339,6 +356,23 @@ void merge_states(float* output, const float* lse, const float* other, const flo
     for (std::int64_t row = 0; row < rows; ++row) {
       float mine = lse[row];
       merge_into(output + row * d, mine, other + row * d, other_lse[row], d);
+    }
+  });
+}
+
+void merge_three(const StatePart (&parts)[3], int count, std::int64_t rows, int d, float* to,
+                 StreamHandle stream) {
+  const std::array<StatePart, 3> all = {parts[0], parts[1], parts[2]};
+  enqueue(stream, [=] {
+    const auto width = static_cast<std::size_t>(d);
+    for (std::int64_t row = 0; row < rows; ++row) {
+      std::vector<float> sum(width, 0.0f);
+      float lse = -INFINITY;
+      for (int p = 0; p < count; ++p) {
+        const StatePart& part = all[static_cast<std::size_t>(p)];
+        merge_into(sum.data(), lse, part.output + row * d, part.lse[row], d);
+      }
+      std::copy(sum.begin(), sum.end(), to + row * d);
     }
   });
 }
@@ -473,6 +507,36 @@ void Linear::head(const float* x, std::int64_t n, const DeviceWeight& norm, floa
     std::copy(y.begin(), y.end(), logits);
   });
 }
+struct NarrowLinear::Impl {
+  Linear& linear;
+};
+NarrowLinear::NarrowLinear(Linear& linear, StreamHandle, Precision) : impl_(new Impl{linear}) {}
+NarrowLinear::~NarrowLinear() = default;
+void NarrowLinear::reserve(const Sizes&) {}
+void NarrowLinear::qkv(const Linear::QkvArguments& a, const Queries& where) {
+  impl_->linear.qkv(a, where);
+}
+void NarrowLinear::project_out(const float* attention, std::int64_t n, const DeviceWeight& w,
+                               const DeviceWeight& bias, float* x, const Addition& addition) {
+  impl_->linear.project_out(attention, n, w, bias, x, addition);
+}
+void NarrowLinear::mlp(const Linear::MlpArguments& a, std::int64_t n, float* x) {
+  impl_->linear.mlp(a, n, x);
+}
+void NarrowLinear::head(const float* x, std::int64_t n, const DeviceWeight& norm, float eps,
+                        const DeviceWeight& output, float* logits) {
+  impl_->linear.head(x, n, norm, eps, output, logits);
+}
+void argmax(const float* logits, std::int64_t n, std::int64_t vocab, std::int32_t* token,
+            StreamHandle stream) {
+  enqueue(stream, [=] {
+    for (std::int64_t i = 0; i < n; ++i) {
+      const float* const row = logits + i * vocab;
+      token[i] = static_cast<std::int32_t>(std::max_element(row, row + vocab) - row);
+    }
+  });
+}
+
 void embed(const std::int32_t* tokens, std::int64_t n, const DeviceWeight& embedding, float* x,
            StreamHandle stream, float multiplier) {
   enqueue(stream, [=] {

@@ -2,11 +2,13 @@
 #include "lab/bench/batch.h"
 
 #include <algorithm>
+#include <optional>
 #include <thread>
 
 #include "base/cancel.h"
 #include "base/threads.h"
 #include "engine/document.h"
+#include "gpu/batch_backend.h"
 #include "lab/bench/decode.h"
 #include "lodestone/scheduler.h"
 
@@ -14,6 +16,7 @@ namespace lode {
 namespace {
 
 constexpr int kWarmUp = 3;
+constexpr std::int64_t kSmallChunk = 256;  // nothing is prefilled: little memory beside the keys
 constexpr std::chrono::microseconds kLook(300);
 constexpr std::int64_t kStepsBeside = 1 << 15;  // that a prefill may take
 
@@ -30,11 +33,16 @@ std::shared_ptr<const Document> make_document(const std::shared_ptr<const Model>
                                               const BatchBenchOptions& options, std::span<const Spec> specs,
                                               int number) {
   const std::int64_t room = options.tail + most_steps(options) + 32;
-  Context context(model,
-                  {.kv_type = options.kv_type, .max_tokens = options.context + room, .seed = options.seed});
+  Context context(model, {.kv_type = options.kv_type,
+                          .device = options.device,
+                          .gpu_memory = options.gpu_memory,
+                          .max_tokens = options.context + room,
+                          .chunk = options.device == Device::cuda ? kSmallChunk : 0,
+                          .seed = options.seed});
   for (const Spec& spec : specs) context.attach(spec);
   fill_context(context, {.context = options.context,
                          .kv_type = options.kv_type,
+                         .device = options.device,
                          .kind = options.kind,
                          .skew = options.skew,
                          .seed = hash_seed(options.seed, number)});
@@ -52,7 +60,7 @@ class Measured {
         specs_(specs),
         scheduler_(model, scheduler_options(options)) {}
 
-  BatchBenchRow measure(const ReadFloor& floor) {
+  BatchBenchRow measure(const std::function<double(std::int64_t)>& microseconds_for) {
     Rng rng(options_.seed);
     std::vector<Ticket<Answer>> tickets;
     for (int i = 0; i < options_.sequences; ++i) tickets.push_back(scheduler_.submit(request(i, rng)));
@@ -76,7 +84,7 @@ class Measured {
     row.ms_step = 1e3 * seconds / static_cast<double>(steps);
     row.tokens_per_second = 1e3 * options_.sequences / row.ms_step;
     row.bytes = bytes_of_step(tickets);
-    row.limit_ms = 1e-3 * floor.microseconds_for(row.bytes);
+    row.limit_ms = 1e-3 * microseconds_for(row.bytes);
     const bool full =
         std::all_of(specs_.begin(), specs_.end(), [](const Spec& s) { return s.name == "full"; });
     row.shared = full ? (options_.sequences + options_.documents - 1) / options_.documents : 1;
@@ -85,7 +93,9 @@ class Measured {
 
  private:
   static SchedulerOptions scheduler_options(const BatchBenchOptions& options) {
-    return {.max_sequences = options.sequences, .memory = std::int64_t{1} << 40, .chunk = options.tail};
+    // On a GPU addresses are reserved for so much, memory for what is used.
+    const std::int64_t memory = std::int64_t{1} << (options.device == Device::cuda ? 36 : 40);
+    return {.max_sequences = options.sequences, .memory = memory, .chunk = options.tail};
   }
 
   const Spec& spec_of(int sequence) const {
@@ -156,9 +166,10 @@ class Measured {
         continue;
       }
       const std::int64_t own = options_.tail + options_.steps;
-      bytes += own * (document.kv_bytes() / document.tokens());
+      const std::int64_t token_bytes = document.impl().parts().kv.shape().token_bytes();
+      bytes += own * token_bytes;
       const std::size_t d = static_cast<std::size_t>(i) % documents_.size();
-      if (!read[d]) bytes += document.kv_bytes();
+      if (!read[d]) bytes += document.tokens() * token_bytes;
       read[d] = true;
     }
     return bytes;
@@ -193,14 +204,20 @@ std::vector<BatchBenchRow> bench_batch(const std::shared_ptr<const Model>& model
     note("making document " + std::to_string(i + 1));
     documents.push_back(make_document(model, options, specs, i));
   }
-  const std::int64_t most = model->weight_bytes() + 2 * options.sequences * documents.front()->kv_bytes();
-  ReadFloor floor(buffers_of(documents), most, model->pool());
-  for (int i = 0; i < 3; ++i) floor.measure();
+  std::optional<ReadFloor> floor;
+  if (options.device == Device::cpu) {
+    const std::int64_t most = model->weight_bytes() + 2 * options.sequences * documents.front()->kv_bytes();
+    floor.emplace(buffers_of(documents), most, model->pool());
+    for (int i = 0; i < 3; ++i) floor->measure();
+  }
+  const auto microseconds_for = [&](std::int64_t bytes) {
+    return floor ? floor->microseconds_for(bytes) : gpu_read_microseconds(bytes);
+  };
   std::vector<BatchBenchRow> rows;
   for (std::size_t i = 0; i < (options.mixed ? 1 : specs.size()); ++i) {
     const std::span<const Spec> of_run = options.mixed ? specs : specs.subspan(i, 1);
     note("measuring");
-    rows.push_back(Measured(model, options, documents, of_run).measure(floor));
+    rows.push_back(Measured(model, options, documents, of_run).measure(microseconds_for));
     for (const Spec& spec : of_run)
       rows.back().attention += (rows.back().attention.empty() ? "" : " + ") + spec.str();
   }

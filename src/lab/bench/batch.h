@@ -17,6 +17,8 @@ struct BatchBenchOptions {
   int documents = 1, sequences = 8;
   std::int64_t tail = 256;  ///< tokens of each sequence's own before the first measured one; they differ
   DType kv_type = DType::f16;
+  Device device = Device::cpu;
+  std::int64_t gpu_memory = 0;  ///< as in ContextOptions
   KvKind kind = KvKind::normal;
   double skew = 1.0;
   int steps = 32;      ///< measured, after some that warm up

@@ -246,7 +246,7 @@ void read_questions(Context::Impl& c, const DecodeBenchOptions& options, std::sp
 }  // namespace
 
 void fill_context(Context& context, const DecodeBenchOptions& options) {
-  Filler(context.impl(), options, context.model().config().layers).fill();
+  fill(context.impl(), options, context.model().config().layers);
 }
 
 std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& model,

@@ -56,8 +56,8 @@ std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& mod
                                          const DecodeBenchOptions& options, std::span<const Spec> specs,
                                          const std::function<void(std::string_view)>& note);
 
-/// Makes up keys and values of `options.context` tokens in an empty context on the CPU, as bench_decode does;
-/// indexes are not built.
+/// Makes up keys and values of `options.context` tokens in an empty context, as bench_decode does; indexes are
+/// not built.
 void fill_context(Context& context, const DecodeBenchOptions& options);
 
 }  // namespace lode

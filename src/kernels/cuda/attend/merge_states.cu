@@ -41,7 +41,41 @@ __global__ void merge_parts_kernel(const float* outputs, const float* lse, int p
   if (to_lse != nullptr && threadIdx.x == 0) to_lse[row] = base + logf(sum);
 }
 
+struct Three {
+  StatePart parts[3];
+  int count;
+};
+
+// A part whose lse is NaN makes the row NaN.
+__global__ void merge_three_kernel(const Three three, int d, float* to) {
+  const std::int64_t row = blockIdx.x;
+  float lse[3], peak = -INFINITY, sum = 0.0f;
+#pragma unroll
+  for (int p = 0; p < 3; ++p) {
+    lse[p] = p < three.count ? three.parts[p].lse[row] : -INFINITY;
+    peak = fmaxf(peak, lse[p]);
+  }
+  const float base = peak == -INFINITY ? 0.0f : peak;
+#pragma unroll
+  for (int p = 0; p < 3; ++p) sum += lse[p] == -INFINITY ? 0.0f : expf(lse[p] - base);
+  for (int i = static_cast<int>(threadIdx.x); i < d; i += kThreads) {
+    float x = 0.0f;
+#pragma unroll
+    for (int p = 0; p < 3; ++p)
+      if (lse[p] != -INFINITY) x += expf(lse[p] - base) / sum * three.parts[p].output[row * d + i];
+    to[row * d + i] = x;
+  }
+}
+
 }  // namespace
+
+void merge_three(const StatePart (&parts)[3], int count, std::int64_t rows, int d, float* to,
+                 StreamHandle stream) {
+  if (rows == 0) return;
+  merge_three_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
+      {{parts[0], parts[1], parts[2]}, count}, d, to);
+  LODE_LAUNCHED();
+}
 
 void merge_parts(const float* outputs, const float* lse, int parts, std::int64_t rows, int d, float* to,
                  float* to_lse, StreamHandle stream) {

@@ -17,4 +17,14 @@ void merge_parts(const float* outputs /*[parts, rows, d]*/, const float* lse /*[
                  std::int64_t rows, int d, float* to /*[rows, d]*/, float* to_lse /*[rows]*/,
                  StreamHandle stream);
 
+/// A state of each row over keys of its own.
+struct StatePart {
+  const float* output = nullptr;  // [rows, d]
+  const float* lse = nullptr;     // [rows]
+};
+/// to[r, :] := the merge of `count` of these states, up to three, in their order; `to` may be the first one's
+/// output.
+void merge_three(const StatePart (&parts)[3], int count, std::int64_t rows, int d, float* to,
+                 StreamHandle stream);
+
 }  // namespace lode::cuda

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kernels/cuda/attend/attend_block.h"
+#include "kernels/cuda/attend/attend_shared.h"
 #include "kernels/cuda/attend/attend_window.h"
 #include "kernels/cuda/attend/merge_states.h"
 #include "kernels/cuda/attend/prefill.h"
@@ -132,15 +133,15 @@ __global__ __launch_bounds__(kThreads) void prefill_kernel(const Queries in, int
     for (int r = 0; r < kPerWarp; ++r) mine[r] = places.y - tile;
     add([&](int row) { return tile + row < places.y ? keys.row(kv_head, tile + row) : -1; }, from, mine);
   }
-  const int end = part + 1 < keys.parts ? 0 : position + min(first + kQueries, in.count);
-  const int near = keys.near_of(position + first);
+  const int2 behind = keys.near_keys(part, position + first, position + min(first + kQueries, in.count) - 1);
+  const int near = behind.x, end = behind.y;
   for (int tile = near / kKeys * kKeys; tile < end; tile += kKeys) {
     int from[kPerWarp], mine[kPerWarp];
 #pragma unroll
     for (int r = 0; r < kPerWarp; ++r) {
-      const int at = position + first + warp * kPerWarp + r;
-      from[r] = keys.near_of(min(at, end - 1)) - tile;
-      mine[r] = min(at + 1, end) - tile;
+      const int at = keys.all > 0 ? end - 1 : min(position + first + warp * kPerWarp + r, end - 1);
+      from[r] = keys.near_of(at) - tile;
+      mine[r] = at + 1 - tile;
     }
     add([&](int row) { return tile + row < end && tile + row >= near ? tile + row : -1; }, from, mine);
   }
@@ -223,6 +224,38 @@ void attend_window_prefill(const Queries& queries, std::int32_t position, std::i
                            StreamHandle stream, Precision precision) {
   if (queries.count > 0)
     attend_keys(queries, position, {.window = static_cast<int>(window)}, stream, precision);
+}
+
+namespace {
+
+constexpr int kLeastShared = 256;  // keys of a part
+
+/// Decided by the document and the model alone.
+int shared_parts(std::int64_t keys, int kv_heads) {
+  const std::int64_t most = std::clamp(kMostParted / kv_heads, 1, kMostParts);
+  return static_cast<int>(std::clamp<std::int64_t>(keys / kLeastShared, 1, most));
+}
+
+}  // namespace
+
+std::int64_t shared_workspace_bytes(int queries, int query_heads, int head_dim) {
+  return std::int64_t{kMostParts} * queries * query_heads * (head_dim + 1) * std::int64_t{sizeof(float)};
+}
+
+void attend_shared(const Queries& queries, std::int64_t count, void* workspace, StreamHandle stream,
+                   Precision precision) {
+  if (queries.count == 0) return;
+  LODE_ASSERT(count > 0 && queries.lse != nullptr);
+  const std::int64_t rows = std::int64_t{queries.count} * queries.query_heads;
+  const int d = queries.layout.head_dim;
+  PrefillKeys keys = {.all = static_cast<int>(count)};
+  keys.parts = shared_parts(count, queries.layout.kv_heads);
+  if (keys.parts == 1) return attend_keys(queries, 0, keys, stream, precision);
+  Queries parts = queries;
+  parts.o = static_cast<float*>(workspace);
+  parts.lse = parts.o + keys.parts * rows * d;
+  attend_keys(parts, 0, keys, stream, precision);
+  merge_parts(parts.o, parts.lse, keys.parts, rows, d, queries.o, queries.lse, stream);
 }
 
 std::int64_t rows_prefill_workspace_bytes(int head_dim) {

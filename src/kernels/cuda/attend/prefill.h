@@ -15,12 +15,21 @@ struct PrefillKeys {
   int sink = 0;  ///< rows [0, sink) come in front of the lists
   int near = 0;
   int window = 0;  ///< of [near, position] the last so many alone; 0 = all
+  int all = 0;     ///< every query sees just keys [0, all), which are cut into the parts; 0 = as above
   int parts = 1;  ///< into which lists are cut, so many planes of o and lse; the last one takes near keys too
 
 #ifdef __CUDACC__
   /// The first key from `near` on that a query at this position sees.
   __device__ __forceinline__ int near_of(int position) const {
     return window > 0 ? max(near, position + 1 - window) : near;
+  }
+  /// The keys behind lists that a part has of those which queries at positions from `first` to `last` see.
+  __device__ __forceinline__ int2 near_keys(int part, int first, int last) const {
+    if (all > 0) {
+      const int each = ((all + 127) / 128 + parts - 1) / parts * 128, begin = min(all, part * each);
+      return make_int2(begin, min(all, begin + each));
+    }
+    return part + 1 < parts ? make_int2(0, 0) : make_int2(near_of(first), last + 1);
   }
   /// Which places of a head's list a part takes, sink included; cut at multiples of 128.
   __device__ __forceinline__ int2 places(int kv_head, int part) const {

@@ -50,10 +50,11 @@ class Attention {
     const int part = static_cast<int>(blockIdx.z);
     places_ = keys.places(kv_head_, part);
     list_tiles_ = (places_.y - places_.x + kKeys - 1) / kKeys;
-    end_ = position + (min(first_ + kRows, rows_) - 1) / group_ + 1;
-    near_ = keys.near_of(position_of(0));
+    const int2 near = keys.near_keys(part, position + first_ / group_,
+                                     position + (min(first_ + kRows, rows_) - 1) / group_);
+    near_ = near.x, end_ = near.y;
     near_first_ = near_ / kKeys * kKeys;
-    tiles_ = list_tiles_ + (part + 1 < keys.parts ? 0 : (end_ - near_first_ + kKeys - 1) / kKeys);
+    tiles_ = list_tiles_ + (end_ > near_ ? (end_ - near_first_ + kKeys - 1) / kKeys : 0);
     output_ = std::int64_t{part} * in.count * in.query_heads;
   }
 
@@ -83,7 +84,9 @@ class Attention {
   }
   __device__ Barrier empty(int i) const { return {full(i).at + 8u * 2 * kStages}; }
 
-  __device__ int position_of(int row) const { return position_ + min(first_ + row, rows_ - 1) / group_; }
+  __device__ int position_of(int row) const {
+    return keys_.all > 0 ? end_ - 1 : position_ + min(first_ + row, rows_ - 1) / group_;
+  }
   __device__ std::int64_t query_row(int row) const {
     const int at = first_ + row;
     return std::int64_t{at / group_} * in_.query_heads + kv_head_ * group_ + at % group_;
@@ -194,6 +197,7 @@ class Attention {
   }
 
   __device__ void multiply() {
+    if (first_ + team_ * 64 >= rows_) return pass();
     if (tiles_ == 0) return store();
     stage_queries();
     float s[64];
@@ -223,6 +227,14 @@ class Attention {
     start_outputs(last, p);
     wait_for_products<0>(out_);
     store();
+  }
+  /// Without rows of its own a team lets the tiles go by.
+  __device__ void pass() const {
+    for (int n = 0; n < 2 * tiles_; ++n) {
+      const int slot = n / 2 % kStages * 2 + n % 2;
+      full(slot).wait(n / 2 / kStages % 2);
+      release(slot);
+    }
   }
   __device__ void release(int slot) const {
     if (lane_ == 0) empty(slot).arrive();

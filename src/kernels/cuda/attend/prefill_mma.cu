@@ -60,13 +60,14 @@ class Attention {
         first_(static_cast<int>(gridDim.x - 1 - blockIdx.x) * S::kRows),
         rows_(in.count * group_) {
     layer_ = in.bases[in.tokens[0].sequence] + in.layer_offset;
-    end_ = position + (min(first_ + S::kRows, rows_) - 1) / group_ + 1;
     const int part = static_cast<int>(blockIdx.z);
     places_ = keys.places(kv_head_, part);
     list_tiles_ = (places_.y - places_.x + kKeys - 1) / kKeys;
-    near_ = keys.near_of(position_of(0));
+    const int2 near = keys.near_keys(part, position + first_ / group_,
+                                     position + (min(first_ + S::kRows, rows_) - 1) / group_);
+    near_ = near.x, end_ = near.y;
     near_first_ = near_ / kKeys * kKeys;
-    tiles_ = list_tiles_ + (part + 1 < keys.parts ? 0 : (end_ - near_first_ + kKeys - 1) / kKeys);
+    tiles_ = list_tiles_ + (end_ > near_ ? (end_ - near_first_ + kKeys - 1) / kKeys : 0);
     output_ = std::int64_t{part} * in.count * in.query_heads;
   }
 
@@ -86,7 +87,9 @@ class Attention {
  private:
   /// Of a tile behind those of the list.
   __device__ int first_key(int tile) const { return near_first_ + (tile - list_tiles_) * kKeys; }
-  __device__ int position_of(int row) const { return position_ + min(first_ + row, rows_ - 1) / group_; }
+  __device__ int position_of(int row) const {
+    return keys_.all > 0 ? end_ - 1 : position_ + min(first_ + row, rows_ - 1) / group_;
+  }
   /// Row of the matrix of queries [count * Hq] of a row of this block.
   __device__ std::int64_t query_row(int row) const {
     const int at = first_ + row;

@@ -7,6 +7,7 @@
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/linear/linear_cublaslt.h"
 #include "kernels/cuda/linear/linear_kernels.h"
+#include "kernels/cuda/linear/qkv_step.h"
 #include "kernels/cuda/linear/tile_linear.h"
 
 namespace lode::cuda {
@@ -84,6 +85,10 @@ QkvStep<W> qkv_step(const Linear::QkvArguments& a, const Queries& where) {
 }
 
 }  // namespace
+
+QkvStep<float> qkv_step_of(const Linear::QkvArguments& a, const Queries& where) {
+  return qkv_step<float>(a, where);
+}
 
 struct Linear::Impl {
   StreamHandle stream = nullptr;

@@ -1,0 +1,545 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/batch.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <numeric>
+
+#include "base/cancel.h"
+#include "kernels/cuda/attend/attend_shared.h"
+#include "kernels/cuda/attend/merge_states.h"
+#include "kernels/cuda/device/sm_count.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+using cuda::kBlockTokens, cuda::kNarrowRows;
+
+std::int64_t whole_blocks(std::int64_t tokens) {
+  return tokens / kBlockTokens * kBlockTokens;
+}
+std::int64_t power_above(std::int64_t n) {
+  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max<std::int64_t>(n, 256))));
+}
+
+cuda::NarrowLinear::Sizes sizes_of(const ModelConfig& c) {
+  return {.hidden = c.hidden,
+          .intermediate = c.intermediate,
+          .q_cols = std::int64_t{c.query_heads} * c.head_dim,
+          .kv_cols = std::int64_t{c.kv_heads} * c.head_dim,
+          .vocab = c.vocab};
+}
+
+CudaContext& on_gpu(GpuContext& context) {
+  return dynamic_cast<CudaContext&>(context);
+}
+
+}  // namespace
+
+std::unique_ptr<GpuBatch> make_gpu_batch(const ModelConfig& config, std::shared_ptr<const GpuModel> model,
+                                         const GpuBatchOptions& options) {
+  for (int layer = 0; layer < config.layers; ++layer)
+    if (config.plan.layer(layer).window > 0)
+      throw InputError(
+          fmt::format("questions asked together on a GPU: expected a model without sliding windows, found "
+                      "them in {}: use --device cpu",
+                      config.architecture));
+  if (options.kv_type == DType::q8)
+    throw InputError("questions asked together on a GPU: expected --kv-type f32, f16 or bf16, found q8");
+  return std::make_unique<CudaBatch>(config, std::dynamic_pointer_cast<const CudaModel>(model), options);
+}
+
+CudaBatch::CudaBatch(const ModelConfig& config, std::shared_ptr<const CudaModel> model,
+                     const GpuBatchOptions& options)
+    : config_(config),
+      model_(std::move(model)),
+      options_(options),
+      pool_(std::make_shared<TailPool>(cuda::KvLayout{config.kv_heads, config.head_dim, options.kv_type, 0},
+                                       config.layers, options.tail_tokens)),
+      linear_(stream_.get(), precision()),
+      narrow_(linear_, stream_.get(), precision()) {
+  const std::int64_t n = kWideRows, d = config.head_dim, heads = config.query_heads, f = sizeof(float);
+  const char* const what = "the activations of a batch";
+  staged_there_ = cuda::Buffer(sizeof(Staged), what);
+  staged_ = cuda::PinnedBuffer(sizeof(Staged));
+  frequencies_ = cuda::Buffer(d / 2 * f, what);
+  x_ = cuda::Buffer(n * config.hidden * f, what);
+  for (cuda::Buffer* b : {&q_, &q_unrotated_, &attention_, &far_, &near_})
+    *b = cuda::Buffer(n * heads * d * f, what);
+  for (cuda::Buffer* b : {&tail_lse_, &far_lse_, &near_lse_}) *b = cuda::Buffer(n * heads * f, what);
+  logits_ = cuda::Buffer(kNarrowRows * config.vocab * f, "logits");
+  staged_logits_ = cuda::PinnedBuffer(logits_.bytes());
+  largest_ = cuda::Buffer(kNarrowRows * std::int64_t{sizeof(TokenId)}, what);
+  staged_largest_ = cuda::PinnedBuffer(largest_.bytes());
+  const cuda::NarrowLinear::Sizes sizes = sizes_of(config);
+  linear_.reserve(n, config.hidden, config.intermediate, sizes.q_cols, sizes.kv_cols);
+  linear_.reserve_panel(model_->panel_bytes(precision()));
+  narrow_.reserve(sizes);
+  workspace_ = cuda::Buffer(
+      cuda::decode_workspace_bytes(kMostSparseTokens, config.query_heads, config.kv_heads, config.head_dim),
+      "partial results of attention");
+  cuda::fill(workspace_.as<void>(), 0, workspace_.bytes(), stream_.get());
+  shared_workspace_ = cuda::Buffer(
+      cuda::shared_workspace_bytes(kWideRows, config.query_heads, config.head_dim), "partial results");
+  static_cast<void>(cuda::may_wait_for_room(stream_.get()));  // before the streams of contexts
+  stream_.synchronize();
+}
+
+std::unique_ptr<GpuTail> CudaBatch::branch(GpuContext& document, std::int64_t room) {
+  const CudaContext& from = on_gpu(document);
+  if (from.tier_ != nullptr)
+    throw InputError(
+        "expected a document whose keys and values are on the GPU, found them in host memory "
+        "(--kv-tier, --gpu-memory)");
+  const std::int64_t seam = whole_blocks(from.tokens_), rest = from.tokens_ - seam;
+  auto tail = std::make_unique<CudaTail>(
+      pool_, (rest + std::max<std::int64_t>(room, 1) + kBlockTokens - 1) / kBlockTokens);
+  if (rest > 0) {
+    const cuda::KvLayout &to = pool_->range().layout(), &layout = from.range_.layout();
+    const char* const block = from.range_.base() + seam / kBlockTokens * layout.block_stride();
+    for (int layer = 0; layer < config_.layers; ++layer)
+      cuda::copy(pool_->block(tail->first) + layer * to.layer_stride, block + layer * layout.layer_stride,
+                 layout.block_stride(), stream_.get());
+  }
+  return tail;
+}
+
+std::vector<CudaBatch::Token> CudaBatch::tokens_of(const GpuBatchRow& row, float* logits) const {
+  CudaContext& document = on_gpu(*row.document);
+  GpuMethodState* method = nullptr;
+  if (!row.selectors.empty()) {
+    method = document.method_of(row.selectors);
+    if (method == nullptr)
+      throw InputError(
+          "questions asked together on a GPU: expected a method that chooses its keys there, found one that "
+          "the host chooses for: use full, or --device cpu");
+  }
+  const std::int64_t seam = whole_blocks(document.tokens_);
+  std::vector<Token> tokens;
+  for (std::size_t t = 0; t < row.tokens.size(); ++t) {
+    if (row.tokens[t] < 0 || row.tokens[t] >= config_.vocab)
+      throw InputError(
+          fmt::format("expected token ids from 0 to {}, found {}", config_.vocab - 1, row.tokens[t]));
+    Token token = {.row = &row,
+                   .id = row.tokens[t],
+                   .position = document.tokens_ + row.earlier + static_cast<std::int64_t>(t),
+                   .seam = seam,
+                   .document = &document};
+    const std::int64_t behind = std::min<std::int64_t>(token.position + 1 - row.dense.window, row.far_limit);
+    token.far_end = whole_blocks(std::clamp<std::int64_t>(behind, 0, seam));
+    if (method != nullptr && token.far_end > row.dense.sink) token.method = method;
+    const bool last = t + 1 == row.tokens.size();
+    if (row.largest != nullptr && row.phase == Phase::generation && row.tokens.size() == 1) {
+      token.largest = row.largest;
+    } else if (row.rows == LogitRows::all || (row.rows == LogitRows::last_of_each && last)) {
+      token.logits = logits;
+      logits += config_.vocab;
+    }
+    tokens.push_back(token);
+  }
+  return tokens;
+}
+
+void CudaBatch::forward(std::span<const GpuBatchRow> rows, std::vector<float>& logits) {
+  std::int64_t wanted = 0;
+  const auto rows_of = [](const GpuBatchRow& row) {
+    if (row.largest != nullptr && row.phase == Phase::generation && row.tokens.size() == 1)
+      return std::ptrdiff_t{0};
+    return row.rows == LogitRows::none  ? std::ptrdiff_t{0}
+           : row.rows == LogitRows::all ? std::ssize(row.tokens)
+                                        : std::ptrdiff_t{1};
+  };
+  for (const GpuBatchRow& row : rows) wanted += rows_of(row);
+  logits.resize(static_cast<std::size_t>(wanted * config_.vocab));
+  std::vector<Token> narrow;
+  std::vector<std::vector<Token>> wide;
+  float* at = logits.data();
+  for (const GpuBatchRow& row : rows) {
+    std::vector<Token> tokens = tokens_of(row, at);
+    at += rows_of(row) * config_.vocab;
+    if (row.phase == Phase::generation)
+      narrow.insert(narrow.end(), tokens.begin(), tokens.end());
+    else
+      wide.push_back(std::move(tokens));
+  }
+  run_narrow(narrow);
+  for (const std::vector<Token>& tokens : wide) run_wide(tokens);
+}
+
+/// Rows of one document and method come to lie side by side; those of one sequence stay in their order. Ropes
+/// that differ have passes of their own.
+void CudaBatch::run_narrow(std::span<Token> tokens) {
+  const auto place = [](const Token& t) {
+    return std::tuple(t.document->number_, t.method != nullptr ? t.method->number : 0);
+  };
+  std::stable_sort(tokens.begin(), tokens.end(),
+                   [&](const Token& a, const Token& b) { return place(a) < place(b); });
+  const auto turns_alike = [](const Token& a, const Token& b) {
+    return a.row->rope == b.row->rope ||
+           (std::ranges::equal(a.row->rope->frequencies(), b.row->rope->frequencies()) &&
+            a.row->rope->attention_scaling() == b.row->rope->attention_scaling());
+  };
+  for (std::size_t begin = 0, end = 0; begin < tokens.size(); begin = end) {
+    for (end = begin;
+         end < tokens.size() && end - begin < kNarrowRows && turns_alike(tokens[begin], tokens[end]);)
+      ++end;
+    Pass pass = make_pass(tokens.subspan(begin, end - begin), true);
+    run(pass);
+  }
+}
+
+/// A question's tokens, as many at a time as attend in one way and the method takes.
+void CudaBatch::run_wide(std::span<const Token> tokens) {
+  for (std::size_t begin = 0; begin < tokens.size();) {
+    check_cancel();
+    const Token& first = tokens[begin];
+    std::size_t most = kWideRows;
+    if (first.method != nullptr)
+      most = static_cast<std::size_t>(std::clamp<std::int64_t>(
+          first.method->selector->most_tokens(first.far_end + first.row->dense.window - 1, first.row->phase),
+          1, kMostSparseTokens));
+    std::size_t end = begin;
+    while (end < tokens.size() && end - begin < most && tokens[end].method == first.method) ++end;
+    Pass pass = make_pass(tokens.subspan(begin, end - begin), false);
+    run(pass);
+    begin = end;
+  }
+}
+
+CudaBatch::Pass CudaBatch::make_pass(std::span<const Token> tokens, bool narrow) {
+  Pass pass = {.tokens = tokens, .groups = {}, .narrow = narrow, .rope = tokens.front().row->rope};
+  for (int i = 0; i < pass.count(); ++i) {
+    const Token& token = tokens[static_cast<std::size_t>(i)];
+    if (pass.groups.empty() || pass.groups.back().document != token.document ||
+        pass.groups.back().method != token.method)
+      pass.groups.push_back({token.document, token.method, i, 0, token.seam});
+    ++pass.groups.back().count;
+    pass.wants_logits |= token.logits != nullptr;
+    pass.wants_largest |= token.largest != nullptr;
+    pass.longest_tail = std::max(pass.longest_tail, token.position + 1 - token.seam);
+    if (token.method != nullptr) pass.longest_near = std::max(pass.longest_near, token.seam - token.far_end);
+  }
+  pass.longest_tail = power_above(pass.longest_tail);
+  if (pass.longest_near > 0) pass.longest_near = power_above(pass.longest_near);
+  return pass;
+}
+
+void CudaBatch::run(Pass& pass) {
+  stage(pass);
+  prepare(pass);
+  enqueue_or_replay(pass);
+  take_logits(pass);
+  count_work(pass);
+}
+
+/// A pass of generated tokens is captured when its like comes a second time, and replayed from then on.
+void CudaBatch::enqueue_or_replay(const Pass& pass) {
+  if (!pass.narrow) return enqueue(pass);
+  if (graphs_.size() > kMostGraphs) graphs_.clear();
+  const auto [at, fresh] = graphs_.try_emplace(key_of(pass));
+  if (fresh) return enqueue(pass);
+  cuda::Graph& graph = at->second;
+  if (!graph) {
+    cuda::Graph::begin(stream_.get());
+    try {
+      enqueue(pass);
+    } catch (...) {
+      cuda::Graph::abandon(stream_.get());
+      throw;
+    }
+    graph = cuda::Graph::end(stream_.get());
+  }
+  graph.launch(stream_.get());
+}
+
+/// Everything that a captured pass has taken for granted beside what it looks up.
+std::vector<std::uint64_t> CudaBatch::key_of(const Pass& pass) const {
+  const auto number = [](auto n) { return static_cast<std::uint64_t>(n); };
+  std::vector<std::uint64_t> key = {number(pass.count()), number(pass.wants_logits + 2 * pass.wants_largest),
+                                    number(pass.longest_tail), number(pass.longest_near),
+                                    std::bit_cast<std::uint32_t>(rope_scale_)};
+  for (const Group& group : pass.groups) {
+    const std::uint64_t more[] = {group.document->number_, group.method != nullptr ? group.method->number : 0,
+                                  number(group.first), number(group.count)};
+    key.insert(key.end(), std::begin(more), std::end(more));
+  }
+  return key;
+}
+
+/// The document's index of each method that takes part, and RoPE's frequencies.
+void CudaBatch::prepare(const Pass& pass) {
+  rope_scale_ = pass.rope->attention_scaling();
+  if (!std::ranges::equal(pass.rope->frequencies(), frequencies_set_)) {
+    frequencies_set_.assign(pass.rope->frequencies().begin(), pass.rope->frequencies().end());
+    cuda::copy(frequencies_.as<void>(), frequencies_set_.data(), frequencies_.bytes(), stream_.get());
+    stream_.synchronize();
+  }
+  for (const Group& group : pass.groups) {
+    if (group.method == nullptr) continue;
+    const Token& first = pass.tokens[static_cast<std::size_t>(group.first)];
+    group.document->set_frequencies(*pass.rope);
+    group.document->prepare(*group.method);
+    group.document->stream_.synchronize();
+    group.method->selector->begin(
+        {.queries = {staged_.as<Staged>()->to_select.data() + group.first,
+                     static_cast<std::size_t>(group.count)},
+         .phase = first.row->phase,
+         .far_limit = static_cast<Position>(std::min<std::int64_t>(first.row->far_limit, group.seam))});
+  }
+}
+
+/// What the kernels look up, in pinned memory.
+void CudaBatch::stage(const Pass& pass) {
+  Staged& s = *staged_.as<Staged>();
+  const cuda::KvLayout& tails = pool_->range().layout();
+  for (std::size_t i = 0; i < pass.tokens.size(); ++i) {
+    const Token& t = pass.tokens[i];
+    const auto number = static_cast<std::int32_t>(i);
+    const auto at = [](std::int64_t position) { return static_cast<std::int32_t>(position); };
+    const char* const tail = pool_->block(dynamic_cast<const CudaTail&>(*t.row->tail).first);
+    s.ids[i] = t.id;
+    s.absolute[i] = {number, at(t.position)};
+    s.absolute_bases[i] = tail - t.seam / kBlockTokens * tails.block_stride();
+    s.in_tail[i] = {number, at(t.position - t.seam)};
+    s.tail_bases[i] = tail;
+    s.to_select[i] = {0, at(t.method != nullptr ? t.far_end + t.row->dense.window - 1 : t.seam)};
+    if (t.method == nullptr) continue;
+    const cuda::KvRange& range = t.document->range_;
+    s.in_near[i] = {number, at(t.seam - t.far_end - 1)};
+    s.near_bases[i] = range.base() + t.far_end / kBlockTokens * range.layout().block_stride();
+  }
+  for (std::size_t g = 0; g < pass.groups.size(); ++g)
+    s.documents[g] = pass.groups[g].document->range_.base();
+}
+
+void CudaBatch::enqueue(const Pass& pass) {
+  const cuda::StreamHandle stream = stream_.get();
+  cuda::copy(staged_there_.as<void>(), staged_.as<void>(), staged_there_.bytes(), stream);
+  for (const Group& group : pass.groups)
+    if (group.method != nullptr) group.method->selector->upload(stream);
+  cuda::embed(there(staged_.as<Staged>()->ids)->data(), pass.count(), model_->embedding, x_.as<float>(),
+              stream, static_cast<float>(config_.plan.embedding_multiplier));
+  for (int layer = 0; layer < config_.layers; ++layer) enqueue_layer(layer, pass);
+  for (const Group& group : pass.groups)
+    if (group.method != nullptr)
+      group.method->selector->copy_counts(group.method->counts.as<std::int32_t>(), config_.layers, stream);
+  if (pass.wants_logits || pass.wants_largest) enqueue_head(pass);
+}
+
+/// Where a part of what is staged lies on the GPU.
+template <class T>
+const T* CudaBatch::there(const T& staged) const {
+  const auto* const begin = staged_.as<char>();
+  return reinterpret_cast<const T*>(staged_there_.as<char>() +
+                                    (reinterpret_cast<const char*>(&staged) - begin));
+}
+
+/// Of all tokens, over the tails.
+cuda::Queries CudaBatch::queries(const Pass& pass, int layer, const cuda::QueryToken* tokens,
+                                 const char* const* bases) const {
+  const cuda::KvLayout& layout = pool_->range().layout();
+  return {.tokens = tokens,
+          .bases = bases,
+          .layer_offset = layer * layout.layer_stride,
+          .layout = layout,
+          .count = pass.count(),
+          .query_heads = config_.query_heads,
+          .scale = score_scale(config_),
+          .q = q_.as<float>(),
+          .o = attention_.as<float>(),
+          .lse = tail_lse_.as<float>()};
+}
+
+// One layer in the order of the diagram in src/README.md.
+void CudaBatch::enqueue_layer(int layer, const Pass& pass) {
+  const CudaModel::Layer& w = model_->layers[static_cast<std::size_t>(layer)];
+  const ModelPlan& plan = config_.plan;
+  const auto eps = static_cast<float>(config_.norm_eps),
+             multiplier = static_cast<float>(plan.residual_multiplier);
+  const Staged& s = *staged_.as<Staged>();
+  const cuda::Linear::QkvArguments qkv = {
+      .x = x_.as<float>(),
+      .norm = w.attention_norm,
+      .q = w.q,
+      .k = w.k,
+      .v = w.v,
+      .q_bias = w.q_bias,
+      .k_bias = w.k_bias,
+      .v_bias = w.v_bias,
+      .eps = eps,
+      .frequencies = frequencies_.as<float>(),
+      .turning = plan.layer(layer).turn == Turn::none ? 0 : static_cast<int>(pass.rope->turning_pairs()),
+      .rope_scale = rope_scale_,
+      .q_norm = w.q_norm,
+      .k_norm = w.k_norm,
+      .growth = {static_cast<float>(plan.query_growth), plan.query_growth_start},
+      .q_out = q_.as<float>(),
+      .q_unrotated = q_unrotated_.as<float>()};
+  const cuda::Linear::MlpArguments mlp = {.norm = w.mlp_norm,
+                                          .gate = w.gate,
+                                          .up = w.up,
+                                          .down = w.down,
+                                          .gate_bias = w.gate_bias,
+                                          .up_bias = w.up_bias,
+                                          .down_bias = w.down_bias,
+                                          .eps = eps,
+                                          .gelu = plan.activation == ActivationKind::gelu_tanh,
+                                          .addition = {w.mlp_post_norm, eps, multiplier}};
+  const cuda::Addition addition = {w.attention_post_norm, eps, multiplier};
+  const cuda::Queries all = queries(pass, layer, there(s.absolute)->data(), there(s.absolute_bases)->data());
+  const auto layer_by = [&](auto& linear) {
+    linear.qkv(qkv, all);
+    attend(layer, pass);
+    linear.project_out(attention_.as<float>(), pass.count(), w.o, w.o_bias, x_.as<float>(), addition);
+    linear.mlp(mlp, pass.count(), x_.as<float>());
+  };
+  pass.narrow ? layer_by(narrow_) : layer_by(linear_);
+}
+
+void CudaBatch::attend(int layer, const Pass& pass) {
+  const Staged& s = *staged_.as<Staged>();
+  const cuda::Queries tails = queries(pass, layer, there(s.in_tail)->data(), there(s.tail_bases)->data());
+  if (pass.narrow) {
+    attend_full_decode(tails, pass.longest_tail, workspace_.as<void>(), stream_.get());
+  } else {
+    const Token& first = pass.tokens.front();
+    attend_prefill(tails, static_cast<std::int32_t>(first.position - first.seam), stream_.get(), precision());
+  }
+  int number = 0;
+  for (const Group& group : pass.groups) attend_document(layer, pass, group, number++);
+}
+
+/// A group's queries over its document, their results from its first row on.
+cuda::Queries CudaBatch::of_group(const Group& group, int number, int layer, float* o, float* lse) const {
+  const Staged& s = *staged_.as<Staged>();
+  const cuda::KvLayout& layout = group.document->range_.layout();
+  const std::int64_t row = std::int64_t{group.first} * config_.query_heads, d = config_.head_dim;
+  return {.tokens = there(s.to_select)->data() + group.first,
+          .bases = there(s.documents)->data() + number,
+          .layer_offset = layer * layout.layer_stride,
+          .layout = layout,
+          .count = group.count,
+          .query_heads = config_.query_heads,
+          .scale = score_scale(config_),
+          .q = q_.as<float>() + row * d,
+          .o = o + row * d,
+          .lse = lse + row};
+}
+
+void CudaBatch::attend_document(int layer, const Pass& pass, const Group& group, int number) {
+  if (group.seam == 0) return;
+  const cuda::StreamHandle stream = stream_.get();
+  const std::int64_t row = std::int64_t{group.first} * config_.query_heads,
+                     rows = std::int64_t{group.count} * config_.query_heads;
+  const int d = config_.head_dim;
+  const cuda::Queries far = of_group(group, number, layer, far_.as<float>(), far_lse_.as<float>());
+  float* const output = attention_.as<float>() + row * d;
+  const cuda::StatePart tail = {output, tail_lse_.as<float>() + row}, of_far = {far.o, far.lse};
+  if (group.method == nullptr || !group.method->layers[static_cast<std::size_t>(layer)]) {
+    attend_shared(far, group.seam, shared_workspace_.as<void>(), stream, precision());
+    return cuda::merge_three({of_far, tail, {}}, 2, rows, d, output, stream);
+  }
+  cuda::RowLists lists =
+      group.method->selector->select(layer, far, q_unrotated_.as<float>() + row * d, stream);
+  lists.window = 0;  // what is near is attended to below
+  attend_rows_decode(far, lists, group.document->options_.max_tokens, workspace_.as<void>(), stream);
+  const Staged& s = *staged_.as<Staged>();
+  cuda::Queries near = of_group(group, number, layer, near_.as<float>(), near_lse_.as<float>());
+  near.tokens = there(s.in_near)->data() + group.first;
+  near.bases = there(s.near_bases)->data();
+  attend_full_decode(near, std::max<std::int64_t>(pass.longest_near, 1), workspace_.as<void>(), stream);
+  cuda::merge_three({of_far, {near.o, near.lse}, tail}, 3, rows, d, output, stream);
+}
+
+void CudaBatch::enqueue_head(const Pass& pass) {
+  if (!pass.narrow) return;  // take_logits asks for the rows that are wanted
+  const std::int64_t count = std::int64_t{pass.count()} * config_.vocab;
+  narrow_.head(x_.as<float>(), pass.count(), model_->final_norm, static_cast<float>(config_.norm_eps),
+               model_->output, logits_.as<float>());
+  if (pass.wants_largest) {
+    cuda::argmax(logits_.as<float>(), pass.count(), config_.vocab, largest_.as<TokenId>(), stream_.get());
+    cuda::copy(staged_largest_.as<void>(), largest_.as<void>(), largest_.bytes(), stream_.get());
+  }
+  if (pass.wants_logits) finish_logits(count);
+}
+
+/// The plan's scale and cap; then they are on their way to the host.
+void CudaBatch::finish_logits(std::int64_t count) {
+  cuda::scale_and_cap(logits_.as<float>(), count, static_cast<float>(1 / config_.plan.logit_divisor),
+                      static_cast<float>(config_.plan.logit_cap), stream_.get());
+  cuda::copy(staged_logits_.as<void>(), logits_.as<void>(), count * std::int64_t{sizeof(float)},
+             stream_.get());
+}
+
+/// Waits for the pass.
+void CudaBatch::take_logits(const Pass& pass) {
+  const std::int64_t vocab = config_.vocab;
+  stream_.synchronize();
+  for (std::size_t i = 0; i < pass.tokens.size(); ++i) {
+    if (TokenId* const largest = pass.tokens[i].largest; largest != nullptr) {
+      *largest = staged_largest_.as<TokenId>()[i];
+      if (*largest < 0)
+        throw RunError("the model gave a logit that is not a number: weights or cached keys are damaged");
+    }
+    if (pass.tokens[i].logits == nullptr) continue;
+    const float* from = staged_logits_.as<float>() + static_cast<std::int64_t>(i) * vocab;
+    if (!pass.narrow) {
+      from = staged_logits_.as<float>();
+      linear_.head(x_.as<float>() + static_cast<std::int64_t>(i) * config_.hidden, 1, model_->final_norm,
+                   static_cast<float>(config_.norm_eps), model_->output, logits_.as<float>());
+      finish_logits(vocab);
+      stream_.synchronize();
+    }
+    std::copy_n(from, vocab, pass.tokens[i].logits);
+  }
+}
+
+/// As if each token had been decoded alone.
+void CudaBatch::count_work(const Pass& pass) const {
+  for (const Group& group : pass.groups) {
+    const std::int64_t token_bytes = 2 * group.document->range_.layout().row_bytes();
+    for (int layer = 0; layer < config_.layers; ++layer) {
+      const bool sparse = group.method != nullptr && group.method->layers[static_cast<std::size_t>(layer)];
+      if (sparse) {
+        count_sparse(pass, group, layer);
+        continue;
+      }
+      for (int t = group.first; t < group.first + group.count; ++t) {
+        const Token& token = pass.tokens[static_cast<std::size_t>(t)];
+        for (int head = 0; head < config_.kv_heads; ++head)
+          token.row->work->attend += work_of(token.position + 1, 0, 0, token_bytes);
+      }
+    }
+  }
+}
+
+void CudaBatch::count_sparse(const Pass& pass, const Group& group, int layer) const {
+  const GpuSelector& selector = *group.method->selector;
+  const std::vector<int> heads = all_kv_heads(config_.kv_heads);
+  const std::int64_t token_bytes = 2 * group.document->range_.layout().row_bytes();
+  for (int t = 0; t < group.count; ++t) {
+    const Token& token = pass.tokens[static_cast<std::size_t>(group.first + t)];
+    ForwardWork& work = *token.row->work;
+    const CountedToken of = {.counts = group.method->counts.as<std::int32_t>(),
+                             .layer = layer,
+                             .kv_heads = config_.kv_heads,
+                             .token = selector.counted_token(t),
+                             .position = token.far_end + token.row->dense.window - 1};
+    const std::int64_t far = token.far_end - token.row->dense.sink;
+    std::int64_t all_chosen = 0;
+    for (const int head : heads) {
+      const std::int64_t chosen = std::min(far, selector.listed(of, head));
+      all_chosen += selector.listed(of, head);
+      work.attend += work_of(token.position + 1, far, chosen, token_bytes);
+    }
+    work.select.bytes += selector.select_bytes(of, heads, all_chosen);
+    ++work.sparse_tokens;
+  }
+}
+
+}  // namespace lode

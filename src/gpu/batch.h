@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// One forward pass over rows of many sequences and documents.
+//
+//   generated tokens, up to kNarrowRows at a time ──▶ products together ──▶ keys to each row's tail
+//   rows of one document and method side by side:  full: attend_shared reads the document once for all of them
+//                                                  sparse: the document's GPU selector lists far keys
+//   each row's own tail, and the document's end where that is near ──▶ the states are merged
+//
+// A sparse row attends to keys from the last whole block in front of its window on, so that what is near is a
+// plain range, and so is a tail: nothing in it is ever far.
+#pragma once
+
+#include <array>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "gpu/batch_backend.h"
+#include "gpu/context.h"
+#include "gpu/tail_pool.h"
+#include "kernels/cuda/linear/narrow_linear.h"
+
+namespace lode {
+
+class CudaBatch final : public GpuBatch {
+ public:
+  CudaBatch(const ModelConfig& config, std::shared_ptr<const CudaModel> model,
+            const GpuBatchOptions& options);
+
+  std::unique_ptr<GpuTail> branch(GpuContext& document, std::int64_t room) override;
+  void forward(std::span<const GpuBatchRow> rows, std::vector<float>& logits) override;
+
+ private:
+  using GpuMethodState = CudaContext::GpuMethodState;
+  static constexpr int kWideRows = 256;  ///< of a question at a time
+  static constexpr std::int64_t kMostGraphs = 64;
+
+  /// A token of the pass.
+  struct Token {
+    const GpuBatchRow* row = nullptr;
+    TokenId id = 0;
+    std::int64_t position = 0, seam = 0;
+    std::int64_t far_end = 0;  ///< of a sparse token: keys from here on are near
+    CudaContext* document = nullptr;
+    GpuMethodState* method = nullptr;  ///< null: full attention
+    float* logits = nullptr;           ///< where they go; null: none are wanted
+    TokenId* largest = nullptr;        ///< where the token of the largest goes instead
+  };
+  /// Tokens side by side that attend to one document in one way.
+  struct Group {
+    CudaContext* document = nullptr;
+    GpuMethodState* method = nullptr;
+    int first = 0, count = 0;
+    std::int64_t seam = 0;
+  };
+  /// What one pass runs on.
+  struct Pass {
+    std::span<const Token> tokens;
+    std::vector<Group> groups;
+    bool narrow = true, wants_logits = false, wants_largest = false;
+    const Rope* rope = nullptr;
+    std::int64_t longest_tail = 0, longest_near = 0;  ///< rounded up to powers of two
+    int count() const { return static_cast<int>(tokens.size()); }
+  };
+  /// The host's part of what the GPU looks up, and its copy there: one array behind the other.
+  struct Staged {
+    std::array<TokenId, kWideRows> ids;
+    std::array<cuda::QueryToken, kWideRows> absolute, in_tail, in_near, to_select;
+    std::array<const char*, kWideRows> absolute_bases, tail_bases, near_bases;
+    std::array<const char*, kWideRows> documents;  // of groups
+  };
+
+  std::vector<Token> tokens_of(const GpuBatchRow& row, float* logits) const;
+  void run_narrow(std::span<Token> tokens);
+  void run_wide(std::span<const Token> tokens);
+  void run(Pass& pass);
+  void enqueue_or_replay(const Pass& pass);
+  Pass make_pass(std::span<const Token> tokens, bool narrow);
+  void stage(const Pass& pass);
+  void prepare(const Pass& pass);
+  std::vector<std::uint64_t> key_of(const Pass& pass) const;
+  void enqueue(const Pass& pass);
+  void enqueue_layer(int layer, const Pass& pass);
+  void enqueue_head(const Pass& pass);
+  void finish_logits(std::int64_t count);
+  void attend(int layer, const Pass& pass);
+  void attend_document(int layer, const Pass& pass, const Group& group, int number);
+  void take_logits(const Pass& pass);
+  void count_work(const Pass& pass) const;
+  void count_sparse(const Pass& pass, const Group& group, int layer) const;
+  cuda::Queries queries(const Pass& pass, int layer, const cuda::QueryToken* tokens,
+                        const char* const* bases) const;
+  cuda::Queries of_group(const Group& group, int number, int layer, float* o, float* lse) const;
+  template <class T>
+  const T* there(const T& staged) const;
+  cuda::Precision precision() const {
+    return options_.kv_type == DType::f32 ? cuda::Precision::exact : cuda::Precision::fast;
+  }
+
+  const ModelConfig& config_;
+  std::shared_ptr<const CudaModel> model_;
+  GpuBatchOptions options_;
+  cuda::Stream stream_;
+  std::shared_ptr<TailPool> pool_;
+  cuda::Linear linear_;
+  cuda::NarrowLinear narrow_;
+  cuda::Buffer staged_there_;
+  cuda::PinnedBuffer staged_;
+  cuda::Buffer frequencies_;                               // [d/2]
+  cuda::Buffer x_;                                         // [kWideRows, D]
+  cuda::Buffer q_, q_unrotated_, attention_, far_, near_;  // [kWideRows, Hq, d]
+  cuda::Buffer tail_lse_, far_lse_, near_lse_;             // [kWideRows, Hq]
+  cuda::Buffer logits_;                                    // [kNarrowRows, V]
+  cuda::PinnedBuffer staged_logits_;
+  cuda::Buffer largest_;  // [kNarrowRows] tokens
+  cuda::PinnedBuffer staged_largest_;
+  cuda::Buffer workspace_, shared_workspace_;
+  std::vector<float> frequencies_set_;
+  float rope_scale_ = 1.0f;
+  std::map<std::vector<std::uint64_t>, cuda::Graph> graphs_;  ///< empty ones: seen once
+};
+
+}  // namespace lode

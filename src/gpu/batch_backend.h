@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps of many sequences on the GPU, as the engine sees them. A document is a GpuContext that holds its keys and
+// values and never changes; a sequence has rows of its own behind it.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "gpu/backend.h"
+
+namespace lode {
+
+/// The place of a sequence's own rows; given back when it is destroyed, at the latest with the batch.
+class GpuTail {
+ public:
+  virtual ~GpuTail() = default;
+};
+
+/// New tokens of one sequence.
+struct GpuBatchRow {
+  GpuContext* document = nullptr;
+  GpuTail* tail = nullptr;          ///< made for this document
+  std::int64_t earlier = 0;         ///< own tokens whose keys and values are there
+  std::span<const TokenId> tokens;  // [T]
+  Phase phase = Phase::generation;
+  std::span<Selector* const> selectors;  ///< [L] the document's; empty = full attention
+  LocalWindow dense;
+  Position far_limit = QueryBlock::kNoLimit;
+  LogitRows rows = LogitRows::last_of_each;
+  const Rope* rope = nullptr;
+  ForwardWork* work = nullptr;  ///< to add to
+  /// Of a generated token: where the token of the largest logit goes, instead of logits. RunError where a logit is
+  /// not a number.
+  TokenId* largest = nullptr;
+};
+
+struct GpuBatchOptions {
+  DType kv_type = DType::f16;
+  std::int64_t tail_tokens = 0;  ///< of all sequences together; memory is taken as they come
+};
+
+class GpuBatch {
+ public:
+  virtual ~GpuBatch() = default;
+  /// Room for so many own tokens behind a document. RunError with both numbers when there is none.
+  virtual std::unique_ptr<GpuTail> branch(GpuContext& document, std::int64_t room) = 0;
+  /// Runs all rows and writes the logits [rows, V] that are wanted, in their order. The bits of a row do not
+  /// depend on the others: generated tokens share their products, kNarrowRows at a time, padded to so many;
+  /// tokens of a question have theirs to themselves. Rows with full attention to one document read it once.
+  virtual void forward(std::span<const GpuBatchRow> rows, std::vector<float>& logits) = 0;
+};
+
+/// InputError when a model has a part that batches on the GPU do not have yet.
+std::unique_ptr<GpuBatch> make_gpu_batch(const ModelConfig& config, std::shared_ptr<const GpuModel> model,
+                                         const GpuBatchOptions& options);
+
+/// Microseconds that a kernel which does nothing else takes to read so many bytes: the floor under a step.
+double gpu_read_microseconds(std::int64_t bytes);
+
+}  // namespace lode

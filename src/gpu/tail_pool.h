@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where sequences keep the rows behind their documents: ranges of whole blocks that hold all layers, from one
+// pool. A document's last, partly filled block is copied to the front of a branch's range (the seam lies at a
+// whole block), so that a branch costs one block and its own tokens.
+#pragma once
+
+#include <map>
+#include <memory>
+
+#include "gpu/batch_backend.h"
+#include "kernels/cuda/device/kv_range.h"
+
+namespace lode {
+
+class TailPool {
+ public:
+  TailPool(const cuda::KvLayout& layout, int layers, std::int64_t tokens);
+
+  /// So many blocks beside one another; returns the first. RunError when there is no such room.
+  std::int64_t take(std::int64_t blocks);
+  void give(std::int64_t first);
+  const cuda::KvRange& range() const { return range_; }
+  char* block(std::int64_t number) const { return range_.base() + number * range_.layout().block_stride(); }
+  std::int64_t bytes() const { return range_.backed_bytes(); }
+
+ private:
+  cuda::KvRange range_;
+  std::int64_t blocks_ = 0;
+  std::map<std::int64_t, std::int64_t> taken_;  ///< first block -> blocks
+};
+
+/// A sequence's range in the pool, for as long as this lives.
+class CudaTail final : public GpuTail {
+ public:
+  CudaTail(std::shared_ptr<TailPool> pool, std::int64_t blocks)
+      : first(pool->take(blocks)), pool_(std::move(pool)) {}
+  ~CudaTail() override { pool_->give(first); }
+  CudaTail(const CudaTail&) = delete;
+  CudaTail& operator=(const CudaTail&) = delete;
+  const std::int64_t first;  ///< block
+
+ private:
+  std::shared_ptr<TailPool> pool_;
+};
+
+}  // namespace lode

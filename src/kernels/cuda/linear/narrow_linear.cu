@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <string>
+
+#include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/linear/linear_cublaslt.h"
+#include "kernels/cuda/linear/linear_kernels.h"
+#include "kernels/cuda/linear/narrow_linear.h"
+#include "kernels/cuda/linear/qkv_step.h"
+
+namespace lode::cuda {
+
+namespace {
+
+constexpr int kThreads = 512, kBothRows = 2 * kNarrowRows;
+using Half = __nv_bfloat16;
+
+Vector vector_of(const DeviceWeight& w) {
+  return {w.data, w.type};
+}
+
+/// A product [kBothRows, stride] whose rows i and kNarrowRows + i are the two halves of row i.
+struct Halves {
+  const float* y = nullptr;
+  std::int64_t stride = 0;
+
+  __device__ __forceinline__ float at(std::int64_t row, std::int64_t column) const {
+    const float* const from = y + row * stride + column;
+    return from[0] + from[kNarrowRows * stride];
+  }
+};
+
+__device__ __forceinline__ void put_halves(float x, std::int64_t row, std::int64_t cols, std::int64_t i,
+                                           Half* to) {
+  const Half high = __float2bfloat16_rn(x);
+  to[row * cols + i] = high;
+  to[(row + kNarrowRows) * cols + i] = __float2bfloat16_rn(x - __bfloat162float(high));
+}
+
+/// 1 / sqrt(mean square + eps) of a row, by the whole block.
+template <class At>
+__device__ float inverse_norm(std::int64_t cols, float eps, const At& at) {
+  __shared__ double partial[kThreads / 32];
+  double sum = 0;
+  for (std::int64_t i = threadIdx.x; i < cols; i += kThreads) sum += double{at(i)} * double{at(i)};
+  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
+  __syncthreads();
+  sum = 0;
+  for (const double p : partial) sum += p;
+  return static_cast<float>(1.0 / sqrt(sum / static_cast<double>(cols) + static_cast<double>(eps)));
+}
+
+/// A block a row; zeros for rows that are not there.
+__global__ __launch_bounds__(kThreads) void split_kernel(const StepInput in, Half* to) {
+  const std::int64_t row = blockIdx.x;
+  const float* const x = in.x + row * in.cols;
+  if (row >= in.n) {
+    for (std::int64_t i = threadIdx.x; i < in.cols; i += kThreads) put_halves(0.0f, row, in.cols, i, to);
+    return;
+  }
+  const bool normed = in.gain.data != nullptr;
+  const float inverse = normed ? inverse_norm(in.cols, in.eps, [&](std::int64_t i) { return x[i]; }) : 1.0f;
+  for (std::int64_t i = threadIdx.x; i < in.cols; i += kThreads)
+    put_halves(normed ? x[i] * inverse * in.gain[i] : x[i], row, in.cols, i, to);
+}
+
+__global__ void finish_qkv_kernel(const QkvStep<float> step, std::int64_t n, const Halves y) {
+  const std::int64_t pairs = step.pairs(), at = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (at >= n * pairs) return;
+  const std::int64_t row = at / pairs, p = at % pairs, column = p / step.half * 2 * step.half + p % step.half;
+  step.finish(p, row, y.at(row, column), y.at(row, column + step.half), step.before(p, row));
+}
+
+/// to[n, cols] = the product's columns from `first` on.
+__global__ void join_kernel(const Halves y, std::int64_t n, std::int64_t first, std::int64_t cols,
+                            float* to) {
+  const std::int64_t at = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (at < n * cols) to[at] = y.at(at / cols, first + at % cols);
+}
+
+/// The two halves of activation(gate) * up, of n rows; zeros for the others.
+__global__ void activate_kernel(const Halves y, std::int64_t n, std::int64_t cols, const Vector gate_bias,
+                                const Vector up_bias, bool gelu, Half* to) {
+  const std::int64_t at = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (at >= kNarrowRows * cols) return;
+  const std::int64_t row = at / cols, i = at % cols;
+  float act = 0.0f;
+  if (row < n) {
+    const float a = y.at(row, i) + gate_bias.or_zero(i), b = y.at(row, cols + i) + up_bias.or_zero(i);
+    act = (gelu ? gelu_tanh(a) : a / (1.0f + expf(-a))) * b;
+  }
+  put_halves(act, row, cols, i, to);
+}
+
+/// x += multiplier * norm(y + bias); a block a row.
+__global__ __launch_bounds__(kThreads) void add_kernel(const Halves y, std::int64_t cols, const Vector bias,
+                                                       const Vector gain, float eps, float multiplier,
+                                                       float* x) {
+  const std::int64_t row = blockIdx.x;
+  const auto value = [&](std::int64_t i) { return y.at(row, i) + bias.or_zero(i); };
+  const float inverse = gain.data != nullptr ? inverse_norm(cols, eps, value) : 1.0f;
+  for (std::int64_t i = threadIdx.x; i < cols; i += kThreads) {
+    const float h = gain.data != nullptr ? value(i) * inverse * gain[i] : value(i);
+    float& to = x[row * cols + i];
+    to = __fadd_rn(to, __fmul_rn(h, multiplier));
+  }
+}
+
+unsigned blocks_for(std::int64_t count) {
+  return static_cast<unsigned>((count + kThreads - 1) / kThreads);
+}
+
+std::int64_t rounded_up(std::int64_t bytes) {
+  return (bytes + 255) / 256 * 256;
+}
+std::int64_t operand_bytes(const NarrowLinear::Sizes& s) {
+  return rounded_up(kBothRows * std::max({s.hidden, s.intermediate, s.q_cols}) * 2);
+}
+std::int64_t product_bytes(const NarrowLinear::Sizes& s) {
+  return rounded_up(kBothRows * std::max({s.q_cols + 2 * s.kv_cols, 2 * s.intermediate, s.hidden, s.vocab}) *
+                    4);
+}
+
+/// Where a step's pointers stand for rows from `first` on.
+Linear::QkvArguments moved(Linear::QkvArguments a, std::int64_t first, std::int64_t hidden,
+                           std::int64_t q_cols, std::int64_t kv_cols) {
+  const auto move = [&](float*& to, std::int64_t cols) {
+    if (to != nullptr) to += first * cols;
+  };
+  a.x += first * hidden;
+  for (float** to : {&a.q_out, &a.q_unrotated}) move(*to, q_cols);
+  for (float** to : {&a.k_out, &a.k_unrotated, &a.v_out}) move(*to, kv_cols);
+  return a;
+}
+
+}  // namespace
+
+struct NarrowLinear::Impl {
+  Linear& linear;
+  StreamHandle stream = nullptr;
+  std::unique_ptr<CublasLt> lt;
+  Buffer scratch;
+  Sizes sizes;
+
+  Half* operand() const { return scratch.as<Half>(); }
+  float* products() const { return reinterpret_cast<float*>(scratch.as<char>() + operand_bytes(sizes)); }
+  float* joined() const { return products() + product_bytes(sizes) / 4; }
+
+  /// Whether products of these weights are made for all rows together.
+  bool together(std::initializer_list<const DeviceWeight*> all) const {
+    return lt != nullptr && std::all_of(all.begin(), all.end(), [](const DeviceWeight* w) {
+             return !w->tiled() && w->type == DType::bf16 && w->cols % 8 == 0 && w->rows % 8 == 0;
+           });
+  }
+  void split(const StepInput& input) const {
+    split_kernel<<<kNarrowRows, kThreads, 0, stream>>>(input, operand());
+    LODE_LAUNCHED();
+  }
+  /// The operand times matrices whose outputs lie side by side; those that lie behind one another are one.
+  Halves product(std::initializer_list<const DeviceWeight*> all) const {
+    std::int64_t stride = 0;
+    for (const DeviceWeight* w : all) stride += w->rows;
+    std::int64_t column = 0;
+    for (const auto* at = all.begin(); at != all.end();) {
+      Operand w = {(*at)->data, DType::bf16, 0, (*at)->cols};
+      const char* end = static_cast<const char*>(w.data);
+      for (; at != all.end() && (*at)->data == end; ++at)
+        w.rows += (*at)->rows, end += (*at)->rows * w.cols * 2;
+      const Operand x = {operand(), DType::bf16, kBothRows, w.cols};
+      float* const y = products() + column;
+      if (!lt->multiply(x, w, false, y, stream, stride)) gemm_f32(x, w, {}, false, y, stream, stride);
+      column += w.rows;
+    }
+    return {products(), stride};
+  }
+  void add(const Halves& y, std::int64_t n, const DeviceWeight& w, const DeviceWeight& bias,
+           const Addition& addition, float* x) const {
+    add_kernel<<<static_cast<unsigned>(n), kThreads, 0, stream>>>(
+        y, w.rows, vector_of(bias), vector_of(addition.norm), addition.eps, addition.multiplier, x);
+    LODE_LAUNCHED();
+  }
+  void join(const Halves& y, std::int64_t n, std::int64_t first, std::int64_t cols, float* to) const {
+    join_kernel<<<blocks_for(n * cols), kThreads, 0, stream>>>(y, n, first, cols, to);
+    LODE_LAUNCHED();
+  }
+};
+
+NarrowLinear::NarrowLinear(Linear& linear, StreamHandle stream, Precision precision)
+    : impl_(new Impl{.linear = linear, .stream = stream, .lt = nullptr, .scratch = {}, .sizes = {}}) {
+  std::string found;
+  if (precision == Precision::fast) impl_->lt = CublasLt::open(found);
+}
+NarrowLinear::~NarrowLinear() = default;
+
+std::int64_t NarrowLinear::scratch_bytes(const Sizes& s) {
+  return operand_bytes(s) + product_bytes(s) + rounded_up(kNarrowRows * (s.q_cols + 2 * s.kv_cols) * 4);
+}
+void NarrowLinear::reserve(const Sizes& sizes) {
+  impl_->sizes = sizes;
+  impl_->scratch = Buffer(scratch_bytes(sizes), "scratch of a batch");
+}
+
+void NarrowLinear::qkv(const Linear::QkvArguments& a, const Queries& where) {
+  const Impl& m = *impl_;
+  const std::int64_t n = where.count, q_cols = a.q.rows, kv_cols = a.k.rows;
+  if (!m.together({&a.q, &a.k, &a.v})) {
+    for (int first = 0; first < n; first += kFusedRows) {
+      Queries some = where;
+      some.tokens += first;
+      some.count = std::min<int>(kFusedRows, where.count - first);
+      m.linear.qkv(moved(a, first, a.q.cols, q_cols, kv_cols), some);
+    }
+    return;
+  }
+  m.split({a.x, vector_of(a.norm), a.eps, n, a.q.cols});
+  const Halves y = m.product({&a.q, &a.k, &a.v});
+  const QkvStep<float> step = qkv_step_of(a, where);
+  if (a.q_norm.data == nullptr && a.k_norm.data == nullptr && a.growth.factor == 0.0f) {
+    finish_qkv_kernel<<<blocks_for(n * step.pairs()), kThreads, 0, m.stream>>>(step, n, y);
+    LODE_LAUNCHED();
+    return;
+  }
+  float *const q = m.joined(), *const k = q + n * q_cols, *const v = k + n * kv_cols;
+  m.join(y, n, 0, q_cols, q);
+  m.join(y, n, q_cols, kv_cols, k);
+  m.join(y, n, q_cols + kv_cols, kv_cols, v);
+  finish_heads(step, {vector_of(a.q_norm), vector_of(a.k_norm), a.eps, a.growth.factor, a.growth.start}, n, q,
+               k, v, m.stream);
+}
+
+void NarrowLinear::project_out(const float* attention, std::int64_t n, const DeviceWeight& w,
+                               const DeviceWeight& bias, float* x, const Addition& addition) {
+  const Impl& m = *impl_;
+  if (!m.together({&w})) {
+    for (std::int64_t first = 0; first < n; first += kFusedRows)
+      m.linear.project_out(attention + first * w.cols, std::min<std::int64_t>(kFusedRows, n - first), w, bias,
+                           x + first * w.rows, addition);
+    return;
+  }
+  m.split({attention, {}, 0.0f, n, w.cols});
+  m.add(m.product({&w}), n, w, bias, addition, x);
+}
+
+void NarrowLinear::mlp(const Linear::MlpArguments& a, std::int64_t n, float* x) {
+  const Impl& m = *impl_;
+  if (!m.together({&a.gate, &a.up, &a.down})) {
+    for (std::int64_t first = 0; first < n; first += kFusedRows)
+      m.linear.mlp(a, std::min<std::int64_t>(kFusedRows, n - first), x + first * a.gate.cols);
+    return;
+  }
+  m.split({x, vector_of(a.norm), a.eps, n, a.gate.cols});
+  const Halves y = m.product({&a.gate, &a.up});
+  activate_kernel<<<blocks_for(kNarrowRows * a.gate.rows), kThreads, 0, m.stream>>>(
+      y, n, a.gate.rows, vector_of(a.gate_bias), vector_of(a.up_bias), a.gelu, m.operand());
+  LODE_LAUNCHED();
+  m.add(m.product({&a.down}), n, a.down, a.down_bias, a.addition, x);
+}
+
+void NarrowLinear::head(const float* x, std::int64_t n, const DeviceWeight& norm, float eps,
+                        const DeviceWeight& output, float* logits) {
+  const Impl& m = *impl_;
+  if (!m.together({&output})) {
+    for (std::int64_t first = 0; first < n; first += kFusedRows)
+      m.linear.head(x + first * output.cols, std::min<std::int64_t>(kFusedRows, n - first), norm, eps, output,
+                    logits + first * output.rows);
+    return;
+  }
+  m.split({x, vector_of(norm), eps, n, output.cols});
+  m.join(m.product({&output}), n, 0, output.rows, logits);
+}
+
+}  // namespace lode::cuda

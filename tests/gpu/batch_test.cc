@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Many sequences over several documents on a GPU: the CPU's answers, and bits that do not depend on company.
+#include "engine/batch.h"
+
+#include <gtest/gtest.h>
+
+#include "engine/document.h"
+#include "lodestone/error.h"
+#include "lodestone/scheduler.h"
+#include "support/compare.h"
+#include "support/gpu.h"
+
+namespace lode {
+namespace {
+
+std::vector<TokenId> part_of_story(std::int64_t from, std::int64_t tokens) {
+  const std::vector<TokenId> all = story(from + tokens);
+  return {all.begin() + from, all.end()};
+}
+
+std::shared_ptr<const Document> document_on(Device device, std::int64_t from, std::int64_t tokens,
+                                            const std::vector<std::string>& specs = {},
+                                            DType type = DType::f32) {
+  DocumentOptions options = {.kv_type = type, .device = device, .max_tokens = 2048};
+  for (const std::string& spec : specs) options.specs.push_back(parse_spec(spec));
+  return Document::read(pocket(), part_of_story(from, tokens), "", options);
+}
+
+/// What a sequence is asked: a question, then tokens that are given.
+struct Asked {
+  std::shared_ptr<const Document> document;
+  std::string spec = "full";
+  std::vector<TokenId> question, given;
+};
+
+/// Logits of each sequence after the question and each given token, all of them in one batch.
+std::vector<std::vector<float>> logits_of(const std::vector<Asked>& asked) {
+  BatchRunner runner(pocket());
+  std::vector<std::unique_ptr<Sequence>> sequences;
+  for (const Asked& a : asked)
+    sequences.push_back(std::make_unique<Sequence>(a.document, parse_spec(a.spec),
+                                                   std::ssize(a.question) + std::ssize(a.given)));
+  std::vector<std::vector<float>> all(asked.size());
+  for (std::size_t step = 0; step <= asked.front().given.size(); ++step) {
+    std::vector<BatchRow> rows;
+    for (std::size_t i = 0; i < asked.size(); ++i)
+      rows.push_back({.sequence = sequences[i].get(),
+                      .tokens = step == 0 ? std::span<const TokenId>(asked[i].question)
+                                          : std::span<const TokenId>(&asked[i].given[step - 1], 1),
+                      .phase = step == 0 ? Phase::question : Phase::generation});
+    runner.run(rows);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      if (rows[i].error) std::rethrow_exception(rows[i].error);
+      all[i].insert(all[i].end(), rows[i].logits.begin(), rows[i].logits.end());
+    }
+  }
+  return all;
+}
+
+/// Questions of various lengths about one document, then others.
+std::vector<Asked> some(std::span<const std::shared_ptr<const Document>> documents,
+                        std::span<const std::string> specs, int count, std::int64_t tokens = 7) {
+  std::vector<Asked> asked;
+  for (int i = 0; i < count; ++i) {
+    const auto n = static_cast<std::size_t>(i);
+    asked.push_back({.document = documents[n % documents.size()],
+                     .spec = specs[n / documents.size() % specs.size()],
+                     .question = part_of_story(20 + 31 * i, 3 + 11 * (i % 4)),
+                     .given = part_of_story(400 + 17 * i, tokens)});
+  }
+  return asked;
+}
+
+TEST(GpuBatch, LogitsAreTheCpus) {
+  NEEDS_GPU();
+  std::vector<std::vector<float>> found[2];
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    const std::shared_ptr<const Document> documents[] = {
+        document_on(device, 0, 700), document_on(device, 100, 256), document_on(device, 300, 90)};
+    const std::string specs[] = {"full"};
+    found[device == Device::cuda] = logits_of(some(documents, specs, 19));
+  }
+  for (std::size_t i = 0; i < found[0].size(); ++i)
+    EXPECT_LT(relative_difference(found[1][i], found[0][i]), 1e-4f) << i;
+}
+
+/// A method that lists every far key gives what full attention gives.
+TEST(GpuBatch, EveryFarKeyIsFullAttention) {
+  NEEDS_GPU();
+  const std::string spec = "random:fraction=1.0,sink=4,window=50";
+  const std::shared_ptr<const Document> documents[] = {document_on(Device::cuda, 0, 700, {spec})};
+  const std::string full[] = {"full"}, sparse[] = {spec};
+  const auto want = logits_of(some(documents, full, 4, 70)),
+             found = logits_of(some(documents, sparse, 4, 70));
+  for (std::size_t i = 0; i < want.size(); ++i) EXPECT_LT(relative_difference(found[i], want[i]), 1e-4f) << i;
+}
+
+TEST(GpuBatch, BitsDoNotDependOnCompany) {
+  NEEDS_GPU();
+  for (const DType type : {DType::f32, DType::bf16}) {
+    const std::string specs[] = {"full", "streaming:sink=4,window=60",
+                                 "random:fraction=1/4,sink=1,window=100"};
+    const std::vector<std::string> indexed(specs + 1, specs + 3);
+    const std::shared_ptr<const Document> documents[] = {document_on(Device::cuda, 0, 700, indexed, type),
+                                                         document_on(Device::cuda, 100, 384, indexed, type)};
+    const std::vector<Asked> asked = some(documents, specs, 18);
+    const auto together = logits_of(asked);
+    for (std::size_t i = 0; i < asked.size(); i += 5) {
+      EXPECT_EQ(logits_of({asked[i]}).front(), together[i]) << i << " " << asked[i].spec;
+      EXPECT_EQ(logits_of({asked[i], asked[(i + 7) % 18], asked[(i + 8) % 18]}).front(), together[i]) << i;
+    }
+  }
+}
+
+TEST(GpuBatch, AnswersOfASchedulerAreTheCpus) {
+  NEEDS_GPU();
+  std::vector<std::vector<TokenId>> answers[2];
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    const auto document = document_on(device, 0, 600, {"streaming:sink=4,window=60"});
+    Scheduler scheduler(pocket(), {.max_sequences = 6});
+    std::vector<Ticket<Answer>> tickets;
+    for (int i = 0; i < 8; ++i)
+      tickets.push_back(
+          scheduler.submit({.document = document,
+                            .prompt = part_of_story(600 + 13 * i, 5 + i),
+                            .attention = parse_spec(i == 3 ? "streaming:sink=4,window=60" : "full"),
+                            .options = {.max_new_tokens = 24, .stop_at_eos = false},
+                            .exact = i == 3}));
+    for (const auto& ticket : tickets)
+      answers[device == Device::cuda].push_back(ticket.result.get().generation.tokens);
+  }
+  EXPECT_EQ(answers[0], answers[1]);
+}
+
+TEST(GpuBatch, WhatItCannotDoIsNamed) {
+  NEEDS_GPU();
+  const auto document = document_on(Device::cuda, 0, 300, {"magicpig"});
+  Scheduler scheduler(pocket(), {.max_sequences = 2});
+  const auto ask = [&](const char* spec, bool sources) {
+    return scheduler.submit({.document = document,
+                             .prompt = part_of_story(300, 200),
+                             .attention = parse_spec(spec),
+                             .options = {.max_new_tokens = 2},
+                             .want_sources = sources});
+  };
+  EXPECT_THROW(ask("magicpig", false).result.get(), InputError);
+  EXPECT_THROW(ask("full", true).result.get(), InputError);
+  EXPECT_EQ(ask("full", false).result.get().generation.tokens.size(), 2u);
+}
+
+}  // namespace
+}  // namespace lode
