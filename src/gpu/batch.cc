@@ -10,7 +10,6 @@
 
 #include "base/cancel.h"
 #include "kernels/cuda/attend/attend_shared.h"
-#include "kernels/cuda/attend/merge_states.h"
 #include "kernels/cuda/device/sm_count.h"
 #include "lodestone/error.h"
 
@@ -392,26 +391,53 @@ void CudaBatch::enqueue_layer(int layer, const Pass& pass) {
                                           .addition = {w.mlp_post_norm, eps, multiplier}};
   const cuda::Addition addition = {w.attention_post_norm, eps, multiplier};
   const cuda::Queries all = queries(pass, layer, there(s.absolute)->data(), there(s.absolute_bases)->data());
-  const auto layer_by = [&](auto& linear) {
-    linear.qkv(qkv, all);
+  if (!pass.narrow) {
+    linear_.qkv(qkv, all);
     attend(layer, pass);
-    linear.project_out(attention_.as<float>(), pass.count(), w.o, w.o_bias, x_.as<float>(), addition);
-    linear.mlp(mlp, pass.count(), x_.as<float>());
-  };
-  pass.narrow ? layer_by(narrow_) : layer_by(linear_);
+    linear_.project_out(attention_.as<float>(), pass.count(), w.o, w.o_bias, x_.as<float>(), addition);
+    return linear_.mlp(mlp, pass.count(), x_.as<float>());
+  }
+  const cuda::DeviceWeight& next = layer + 1 < config_.layers
+                                       ? model_->layers[static_cast<std::size_t>(layer) + 1].attention_norm
+                                       : model_->final_norm;
+  narrow_.qkv(qkv, all);
+  attend(layer, pass);
+  narrow_.project_out(attention_.as<float>(), pass.count(), w.o, w.o_bias, x_.as<float>(), addition,
+                      w.mlp_norm);
+  narrow_.mlp(mlp, pass.count(), x_.as<float>(), next);
 }
 
 void CudaBatch::attend(int layer, const Pass& pass) {
   const Staged& s = *staged_.as<Staged>();
   const cuda::Queries tails = queries(pass, layer, there(s.in_tail)->data(), there(s.tail_bases)->data());
+  // Generated tokens alone: a question's products keep the GPU busy by themselves.
+  const cuda::StreamHandle beside = pass.narrow ? beside_.get() : stream_.get();
+  if (pass.narrow) forked_.record(stream_.get()), forked_.hold_up(beside);
+  std::vector<cuda::StatePlanes> planes;
+  for (const Group& group : pass.groups)
+    planes.push_back(read_document(layer, pass, group, static_cast<int>(planes.size()), beside));
   if (pass.narrow) {
     attend_full_decode(tails, pass.longest_tail, workspace_.as<void>(), stream_.get());
+    joined_.record(beside), joined_.hold_up(stream_.get());
   } else {
     const Token& first = pass.tokens.front();
     attend_prefill(tails, static_cast<std::int32_t>(first.position - first.seam), stream_.get(), precision());
   }
-  int number = 0;
-  for (const Group& group : pass.groups) attend_document(layer, pass, group, number++);
+  const cuda::DeviceWeight& o = model_->layers[static_cast<std::size_t>(layer)].o;
+  auto* const halves = static_cast<bf16*>(pass.narrow ? narrow_.halves_for(o) : nullptr);
+  for (std::size_t g = 0; g < pass.groups.size(); ++g) {
+    const Group& group = pass.groups[g];
+    cuda::StatePart states[3];
+    const int count = attend_chosen(layer, pass, group, static_cast<int>(g), states);
+    const std::int64_t d = config_.head_dim, first = std::int64_t{group.first} * config_.query_heads;
+    merge_planes(planes[g], states, count, std::int64_t{group.count} * config_.query_heads, config_.head_dim,
+                 attention_.as<float>() + first * d,
+                 {halves == nullptr ? nullptr : halves + first * d, kNarrowRows * o.cols}, stream_.get());
+  }
+}
+
+bool CudaBatch::attends_all(const Group& group, int layer) const {
+  return group.method == nullptr || !group.method->layers[static_cast<std::size_t>(layer)];
 }
 
 /// A group's queries over its document, their results from its first row on.
@@ -427,23 +453,28 @@ cuda::Queries CudaBatch::of_group(const Group& group, int number, int layer, flo
           .query_heads = config_.query_heads,
           .scale = score_scale(config_),
           .q = q_.as<float>() + row * d,
-          .o = o + row * d,
-          .lse = lse + row};
+          .o = o == nullptr ? nullptr : o + row * d,
+          .lse = lse == nullptr ? nullptr : lse + row};
 }
 
-void CudaBatch::attend_document(int layer, const Pass& pass, const Group& group, int number) {
-  if (group.seam == 0) return;
+/// What rows with full attention have of their document, which is read once for all of them.
+cuda::StatePlanes CudaBatch::read_document(int layer, const Pass&, const Group& group, int number,
+                                           cuda::StreamHandle stream) {
+  if (group.seam == 0 || !attends_all(group, layer)) return {};
+  char* const own = shared_workspace_.as<char>() +
+                    cuda::shared_workspace_bytes(group.first, config_.query_heads, config_.head_dim);
+  return attend_shared(of_group(group, number, layer, nullptr, nullptr), group.seam, own, stream,
+                       precision());
+}
+
+/// The states of a group's rows over other keys than those of read_document; returns how many there are.
+int CudaBatch::attend_chosen(int layer, const Pass& pass, const Group& group, int number,
+                             cuda::StatePart (&states)[3]) {
+  const std::int64_t row = std::int64_t{group.first} * config_.query_heads, d = config_.head_dim;
+  const cuda::StatePart tail = {attention_.as<float>() + row * d, tail_lse_.as<float>() + row};
+  if (group.seam == 0 || attends_all(group, layer)) return states[0] = tail, 1;
   const cuda::StreamHandle stream = stream_.get();
-  const std::int64_t row = std::int64_t{group.first} * config_.query_heads,
-                     rows = std::int64_t{group.count} * config_.query_heads;
-  const int d = config_.head_dim;
   const cuda::Queries far = of_group(group, number, layer, far_.as<float>(), far_lse_.as<float>());
-  float* const output = attention_.as<float>() + row * d;
-  const cuda::StatePart tail = {output, tail_lse_.as<float>() + row}, of_far = {far.o, far.lse};
-  if (group.method == nullptr || !group.method->layers[static_cast<std::size_t>(layer)]) {
-    attend_shared(far, group.seam, shared_workspace_.as<void>(), stream, precision());
-    return cuda::merge_three({of_far, tail, {}}, 2, rows, d, output, stream);
-  }
   cuda::RowLists lists =
       group.method->selector->select(layer, far, q_unrotated_.as<float>() + row * d, stream);
   lists.window = 0;  // what is near is attended to below
@@ -453,7 +484,8 @@ void CudaBatch::attend_document(int layer, const Pass& pass, const Group& group,
   near.tokens = there(s.in_near)->data() + group.first;
   near.bases = there(s.near_bases)->data();
   attend_full_decode(near, std::max<std::int64_t>(pass.longest_near, 1), workspace_.as<void>(), stream);
-  cuda::merge_three({of_far, {near.o, near.lse}, tail}, 3, rows, d, output, stream);
+  states[0] = {far.o, far.lse}, states[1] = {near.o, near.lse}, states[2] = tail;
+  return 3;
 }
 
 void CudaBatch::enqueue_head(const Pass& pass) {

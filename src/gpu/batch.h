@@ -18,6 +18,8 @@
 #include "gpu/batch_backend.h"
 #include "gpu/context.h"
 #include "gpu/tail_pool.h"
+#include "kernels/cuda/attend/merge_states.h"
+#include "kernels/cuda/device/event.h"
 #include "kernels/cuda/linear/narrow_linear.h"
 
 namespace lode {
@@ -84,7 +86,11 @@ class CudaBatch final : public GpuBatch {
   void enqueue_head(const Pass& pass);
   void finish_logits(std::int64_t count);
   void attend(int layer, const Pass& pass);
-  void attend_document(int layer, const Pass& pass, const Group& group, int number);
+  bool attends_all(const Group& group, int layer) const;
+  cuda::StatePlanes read_document(int layer, const Pass& pass, const Group& group, int number,
+                                  cuda::StreamHandle stream);
+  int attend_chosen(int layer, const Pass& pass, const Group& group, int number,
+                    cuda::StatePart (&states)[3]);
   void take_logits(const Pass& pass);
   void count_work(const Pass& pass) const;
   void count_sparse(const Pass& pass, const Group& group, int layer) const;
@@ -100,7 +106,8 @@ class CudaBatch final : public GpuBatch {
   const ModelConfig& config_;
   std::shared_ptr<const CudaModel> model_;
   GpuBatchOptions options_;
-  cuda::Stream stream_;
+  cuda::Stream stream_, beside_;  ///< beside_: documents are read while tails are attended to
+  cuda::Event forked_, joined_;
   std::shared_ptr<TailPool> pool_;
   cuda::Linear linear_;
   cuda::NarrowLinear narrow_;

@@ -322,17 +322,22 @@ void attend_window_prefill(const Queries& queries, std::int32_t, std::int64_t wi
 bool may_wait_for_room(StreamHandle) {
   return true;
 }
-std::int64_t shared_workspace_bytes(int, int, int) {
-  return 64;
+std::int64_t shared_workspace_bytes(int queries, int query_heads, int head_dim) {
+  return std::int64_t{queries} * query_heads * (head_dim + 1) * std::int64_t{sizeof(float)};
 }
-void attend_shared(const Queries& queries, std::int64_t keys, void*, StreamHandle stream, Precision) {
+StatePlanes attend_shared(const Queries& queries, std::int64_t keys, void* workspace, StreamHandle stream,
+                          Precision) {
+  Queries whole = queries;
+  whole.o = static_cast<float*>(workspace);
+  whole.lse = whole.o + std::int64_t{queries.count} * queries.query_heads * queries.layout.head_dim;
   enqueue(stream, [=] {
-    pool().for_each(std::int64_t{queries.count} * queries.query_heads, [&](std::int64_t item, int) {
-      attend_one(queries, nullptr, item / queries.query_heads, item % queries.query_heads,
+    pool().for_each(std::int64_t{whole.count} * whole.query_heads, [&](std::int64_t item, int) {
+      attend_one(whole, nullptr, item / whole.query_heads, item % whole.query_heads,
                  static_cast<std::int32_t>(keys - 1),
-                 queries.bases[queries.tokens[0].sequence] + queries.layer_offset);
+                 whole.bases[whole.tokens[0].sequence] + whole.layer_offset);
     });
   });
+  return {whole.o, whole.lse, 1};
 }
 std::int64_t rows_prefill_workspace_bytes(int) {
   return 64;
@@ -360,18 +365,17 @@ void merge_states(float* output, const float* lse, const float* other, const flo
   });
 }
 
-void merge_three(const StatePart (&parts)[3], int count, std::int64_t rows, int d, float* to,
-                 StreamHandle stream) {
-  const std::array<StatePart, 3> all = {parts[0], parts[1], parts[2]};
+void merge_planes(const StatePlanes& planes, const StatePart (&parts)[3], int count, std::int64_t rows, int d,
+                  float* to, const SplitResult&, StreamHandle stream) {
+  std::vector<StatePart> all;
+  for (int p = 0; p < planes.count; ++p)
+    all.push_back({planes.outputs + p * rows * d, planes.lse + p * rows});
+  all.insert(all.end(), parts, parts + count);
   enqueue(stream, [=] {
-    const auto width = static_cast<std::size_t>(d);
     for (std::int64_t row = 0; row < rows; ++row) {
-      std::vector<float> sum(width, 0.0f);
+      std::vector<float> sum(static_cast<std::size_t>(d), 0.0f);
       float lse = -INFINITY;
-      for (int p = 0; p < count; ++p) {
-        const StatePart& part = all[static_cast<std::size_t>(p)];
-        merge_into(sum.data(), lse, part.output + row * d, part.lse[row], d);
-      }
+      for (const StatePart& part : all) merge_into(sum.data(), lse, part.output + row * d, part.lse[row], d);
       std::copy(sum.begin(), sum.end(), to + row * d);
     }
   });
@@ -517,10 +521,14 @@ void NarrowLinear::qkv(const Linear::QkvArguments& a, const Queries& where) {
   impl_->linear.qkv(a, where);
 }
 void NarrowLinear::project_out(const float* attention, std::int64_t n, const DeviceWeight& w,
-                               const DeviceWeight& bias, float* x, const Addition& addition) {
+                               const DeviceWeight& bias, float* x, const Addition& addition,
+                               const DeviceWeight&) {
   impl_->linear.project_out(attention, n, w, bias, x, addition);
 }
-void NarrowLinear::mlp(const Linear::MlpArguments& a, std::int64_t n, float* x) {
+void* NarrowLinear::halves_for(const DeviceWeight&) {
+  return nullptr;
+}
+void NarrowLinear::mlp(const Linear::MlpArguments& a, std::int64_t n, float* x, const DeviceWeight&) {
   impl_->linear.mlp(a, n, x);
 }
 void NarrowLinear::head(const float* x, std::int64_t n, const DeviceWeight& norm, float eps,

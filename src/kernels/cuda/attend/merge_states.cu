@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cuda_bf16.h>
+
 #include "kernels/cuda/attend/merge_states.h"
 #include "kernels/cuda/device/check.cuh"
 
@@ -41,39 +43,66 @@ __global__ void merge_parts_kernel(const float* outputs, const float* lse, int p
   if (to_lse != nullptr && threadIdx.x == 0) to_lse[row] = base + logf(sum);
 }
 
-struct Three {
+constexpr int kMostPlanes = 16;
+
+struct Merged {
+  StatePlanes planes;
   StatePart parts[3];
-  int count;
+  int count = 0;
 };
 
 // A part whose lse is NaN makes the row NaN.
-__global__ void merge_three_kernel(const Three three, int d, float* to) {
-  const std::int64_t row = blockIdx.x;
-  float lse[3], peak = -INFINITY, sum = 0.0f;
+__global__ void merge_planes_kernel(const Merged m, int d, float* to, const SplitResult split) {
+  __shared__ float lse[kMostPlanes + 3], weight[kMostPlanes + 3];
+  const std::int64_t row = blockIdx.x, rows = gridDim.x;
+  const int thread = static_cast<int>(threadIdx.x), all = m.planes.count + m.count;
+  const auto from = [&](int p) {
+    return p < m.planes.count ? m.planes.outputs + (p * rows + row) * d
+                              : m.parts[p - m.planes.count].output + row * d;
+  };
+  float own = -INFINITY,
+        x[kMostPlanes + 3];  // of the first columns, on their way before the weights are known
+  if (thread < all)
+    own = thread < m.planes.count ? m.planes.lse[thread * rows + row]
+                                  : m.parts[thread - m.planes.count].lse[row];
 #pragma unroll
-  for (int p = 0; p < 3; ++p) {
-    lse[p] = p < three.count ? three.parts[p].lse[row] : -INFINITY;
-    peak = fmaxf(peak, lse[p]);
+  for (int p = 0; p < kMostPlanes + 3; ++p) x[p] = p < all && thread < d ? from(p)[thread] : 0.0f;
+  if (thread < kMostPlanes + 3) lse[thread] = own;
+  __syncthreads();
+  if (thread < kMostPlanes + 3) {
+    float peak = -INFINITY, sum = 0.0f;
+#pragma unroll
+    for (const float other : lse) peak = fmaxf(peak, other);
+    const float base = peak == -INFINITY ? 0.0f : peak;
+#pragma unroll
+    for (const float other : lse) sum += expf(other - base);
+    weight[thread] = own == -INFINITY ? 0.0f : expf(own - base) / sum;
   }
-  const float base = peak == -INFINITY ? 0.0f : peak;
+  __syncthreads();
+  for (int i = thread; i < d; i += kThreads) {
+    float result = 0.0f;
 #pragma unroll
-  for (int p = 0; p < 3; ++p) sum += lse[p] == -INFINITY ? 0.0f : expf(lse[p] - base);
-  for (int i = static_cast<int>(threadIdx.x); i < d; i += kThreads) {
-    float x = 0.0f;
-#pragma unroll
-    for (int p = 0; p < 3; ++p)
-      if (lse[p] != -INFINITY) x += expf(lse[p] - base) / sum * three.parts[p].output[row * d + i];
-    to[row * d + i] = x;
+    for (int p = 0; p < kMostPlanes + 3; ++p) {
+      if (p < all && i != thread) x[p] = from(p)[i];
+      if (weight[p] != 0.0f) result += weight[p] * x[p];  // what an empty part holds is no number
+    }
+    to[row * d + i] = result;
+    if (split.to == nullptr) continue;
+    auto* const half = static_cast<__nv_bfloat16*>(split.to) + row * d + i;  // rows of a token are its heads
+    const __nv_bfloat16 high = __float2bfloat16_rn(result);
+    *half = high;
+    half[split.low] = __float2bfloat16_rn(result - __bfloat162float(high));
   }
 }
 
 }  // namespace
 
-void merge_three(const StatePart (&parts)[3], int count, std::int64_t rows, int d, float* to,
-                 StreamHandle stream) {
+void merge_planes(const StatePlanes& planes, const StatePart (&parts)[3], int count, std::int64_t rows, int d,
+                  float* to, const SplitResult& split, StreamHandle stream) {
   if (rows == 0) return;
-  merge_three_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
-      {{parts[0], parts[1], parts[2]}, count}, d, to);
+  if (planes.count > kMostPlanes || count > 3) throw RunError("expected at most 16 planes and three states");
+  merge_planes_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
+      {planes, {parts[0], parts[1], parts[2]}, count}, d, to, split);
   LODE_LAUNCHED();
 }
 

@@ -22,9 +22,21 @@ struct StatePart {
   const float* output = nullptr;  // [rows, d]
   const float* lse = nullptr;     // [rows]
 };
-/// to[r, :] := the merge of `count` of these states, up to three, in their order; `to` may be the first one's
-/// output.
-void merge_three(const StatePart (&parts)[3], int count, std::int64_t rows, int d, float* to,
-                 StreamHandle stream);
+/// States of all rows over `count` parts of the keys, one plane a part.
+struct StatePlanes {
+  const float* outputs = nullptr;  // [count, rows, d]
+  const float* lse = nullptr;      // [count, rows]
+  int count = 0;
+};
+/// Where a result [rows, d] goes besides, each number as the sum of two bf16: the high parts, and
+/// the low parts `low` numbers behind them.
+struct SplitResult {
+  void* to = nullptr;
+  std::int64_t low = 0;
+};
+/// to[r, :] := the merge of up to 16 planes, then of `count` states, up to three, in their order; `to` may be one of
+/// their outputs.
+void merge_planes(const StatePlanes& planes, const StatePart (&parts)[3], int count, std::int64_t rows, int d,
+                  float* to, const SplitResult& split, StreamHandle stream);
 
 }  // namespace lode::cuda

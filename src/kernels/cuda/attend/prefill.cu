@@ -242,20 +242,18 @@ std::int64_t shared_workspace_bytes(int queries, int query_heads, int head_dim) 
   return std::int64_t{kMostParts} * queries * query_heads * (head_dim + 1) * std::int64_t{sizeof(float)};
 }
 
-void attend_shared(const Queries& queries, std::int64_t count, void* workspace, StreamHandle stream,
-                   Precision precision) {
-  if (queries.count == 0) return;
-  LODE_ASSERT(count > 0 && queries.lse != nullptr);
+StatePlanes attend_shared(const Queries& queries, std::int64_t count, void* workspace, StreamHandle stream,
+                          Precision precision) {
+  if (queries.count == 0) return {};
+  LODE_ASSERT(count > 0);
   const std::int64_t rows = std::int64_t{queries.count} * queries.query_heads;
-  const int d = queries.layout.head_dim;
   PrefillKeys keys = {.all = static_cast<int>(count)};
   keys.parts = shared_parts(count, queries.layout.kv_heads);
-  if (keys.parts == 1) return attend_keys(queries, 0, keys, stream, precision);
   Queries parts = queries;
   parts.o = static_cast<float*>(workspace);
-  parts.lse = parts.o + keys.parts * rows * d;
+  parts.lse = parts.o + keys.parts * rows * queries.layout.head_dim;
   attend_keys(parts, 0, keys, stream, precision);
-  merge_parts(parts.o, parts.lse, keys.parts, rows, d, queries.o, queries.lse, stream);
+  return {parts.o, parts.lse, keys.parts};
 }
 
 std::int64_t rows_prefill_workspace_bytes(int head_dim) {

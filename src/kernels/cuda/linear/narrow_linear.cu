@@ -3,6 +3,7 @@
 #include <string>
 
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/hopper.cuh"
 #include "kernels/cuda/linear/linear_cublaslt.h"
 #include "kernels/cuda/linear/linear_kernels.h"
 #include "kernels/cuda/linear/narrow_linear.h"
@@ -12,7 +13,8 @@ namespace lode::cuda {
 
 namespace {
 
-constexpr int kThreads = 512, kBothRows = 2 * kNarrowRows;
+constexpr int kThreads = 1024, kBothRows = 2 * kNarrowRows;
+constexpr int kMostFours = 8;  // columns of a row, in 4 * kThreads
 using Half = __nv_bfloat16;
 
 Vector vector_of(const DeviceWeight& w) {
@@ -37,35 +39,58 @@ __device__ __forceinline__ void put_halves(float x, std::int64_t row, std::int64
   to[(row + kNarrowRows) * cols + i] = __float2bfloat16_rn(x - __bfloat162float(high));
 }
 
-/// 1 / sqrt(mean square + eps) of a row, by the whole block.
-template <class At>
-__device__ float inverse_norm(std::int64_t cols, float eps, const At& at) {
-  __shared__ double partial[kThreads / 32];
-  double sum = 0;
-  for (std::int64_t i = threadIdx.x; i < cols; i += kThreads) sum += double{at(i)} * double{at(i)};
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
-  __syncthreads();
-  sum = 0;
-  for (const double p : partial) sum += p;
-  return static_cast<float>(1.0 / sqrt(sum / static_cast<double>(cols) + static_cast<double>(eps)));
-}
+/// A row in the registers of a block: every thread has four columns of each kThreads * 4.
+template <int kFours>
+struct RowInBlock {
+  float x[kFours][4];
+  std::int64_t cols;
+
+  __device__ static std::int64_t column(int k) { return (std::int64_t{k} * kThreads + threadIdx.x) * 4; }
+  /// f(column, number in the row) for each of this thread's.
+  template <class F>
+  __device__ __forceinline__ void for_each(const F& f) {
+#pragma unroll
+    for (int k = 0; k < kFours; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (column(k) + i < cols) f(column(k) + i, x[k][i]);
+    }
+  }
+  /// Multiplies by gain / root mean square, by the whole block.
+  __device__ void normalise(const Vector& gain, float eps) {
+    __shared__ float partial[kThreads / 32];
+    float sum = 0.0f;
+    for_each([&](std::int64_t, float& value) { sum = fmaf(value, value, sum); });
+    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+    __syncthreads();  // it may be in use by a norm before
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
+    __syncthreads();
+    double all = 0;
+#pragma unroll
+    for (const float p : partial) all += static_cast<double>(p);
+    const auto inverse =
+        static_cast<float>(1.0 / sqrt(all / static_cast<double>(cols) + static_cast<double>(eps)));
+    for_each([&](std::int64_t i, float& value) { value = value * inverse * gain[i]; });
+  }
+};
 
 /// A block a row; zeros for rows that are not there.
+template <int kFours>
 __global__ __launch_bounds__(kThreads) void split_kernel(const StepInput in, Half* to) {
+  release_successor();
+  wait_for_predecessor();
   const std::int64_t row = blockIdx.x;
-  const float* const x = in.x + row * in.cols;
-  if (row >= in.n) {
-    for (std::int64_t i = threadIdx.x; i < in.cols; i += kThreads) put_halves(0.0f, row, in.cols, i, to);
-    return;
+  RowInBlock<kFours> of = {{}, in.cols};
+  if (row < in.n) {
+    of.for_each([&](std::int64_t i, float& value) { value = in.x[row * in.cols + i]; });
+    if (in.gain.data != nullptr) of.normalise(in.gain, in.eps);
   }
-  const bool normed = in.gain.data != nullptr;
-  const float inverse = normed ? inverse_norm(in.cols, in.eps, [&](std::int64_t i) { return x[i]; }) : 1.0f;
-  for (std::int64_t i = threadIdx.x; i < in.cols; i += kThreads)
-    put_halves(normed ? x[i] * inverse * in.gain[i] : x[i], row, in.cols, i, to);
+  of.for_each([&](std::int64_t i, float& value) { put_halves(value, row, in.cols, i, to); });
 }
 
 __global__ void finish_qkv_kernel(const QkvStep<float> step, std::int64_t n, const Halves y) {
+  release_successor();
+  wait_for_predecessor();
   const std::int64_t pairs = step.pairs(), at = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at >= n * pairs) return;
   const std::int64_t row = at / pairs, p = at % pairs, column = p / step.half * 2 * step.half + p % step.half;
@@ -75,6 +100,8 @@ __global__ void finish_qkv_kernel(const QkvStep<float> step, std::int64_t n, con
 /// to[n, cols] = the product's columns from `first` on.
 __global__ void join_kernel(const Halves y, std::int64_t n, std::int64_t first, std::int64_t cols,
                             float* to) {
+  release_successor();
+  wait_for_predecessor();
   const std::int64_t at = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at < n * cols) to[at] = y.at(at / cols, first + at % cols);
 }
@@ -82,6 +109,8 @@ __global__ void join_kernel(const Halves y, std::int64_t n, std::int64_t first, 
 /// The two halves of activation(gate) * up, of n rows; zeros for the others.
 __global__ void activate_kernel(const Halves y, std::int64_t n, std::int64_t cols, const Vector gate_bias,
                                 const Vector up_bias, bool gelu, Half* to) {
+  release_successor();
+  wait_for_predecessor();
   const std::int64_t at = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at >= kNarrowRows * cols) return;
   const std::int64_t row = at / cols, i = at % cols;
@@ -93,18 +122,36 @@ __global__ void activate_kernel(const Halves y, std::int64_t n, std::int64_t col
   put_halves(act, row, cols, i, to);
 }
 
-/// x += multiplier * norm(y + bias); a block a row.
-__global__ __launch_bounds__(kThreads) void add_kernel(const Halves y, std::int64_t cols, const Vector bias,
-                                                       const Vector gain, float eps, float multiplier,
-                                                       float* x) {
+/// What becomes of a product that is added to the stream.
+struct AddStep {
+  std::int64_t cols = 0;
+  Vector bias, gain;
+  float eps = 0.0f, multiplier = 1.0f;
+  float* x = nullptr;
+  Vector next;  ///< of the norm of the sum, whose halves go to next_to
+  Half* next_to = nullptr;
+};
+
+/// x += multiplier * norm(y + bias), then the halves of norm(x) where there is a next one; a block a row.
+template <int kFours>
+__global__ __launch_bounds__(kThreads) void add_kernel(const Halves y, const AddStep step) {
+  release_successor();
+  wait_for_predecessor();
   const std::int64_t row = blockIdx.x;
-  const auto value = [&](std::int64_t i) { return y.at(row, i) + bias.or_zero(i); };
-  const float inverse = gain.data != nullptr ? inverse_norm(cols, eps, value) : 1.0f;
-  for (std::int64_t i = threadIdx.x; i < cols; i += kThreads) {
-    const float h = gain.data != nullptr ? value(i) * inverse * gain[i] : value(i);
-    float& to = x[row * cols + i];
-    to = __fadd_rn(to, __fmul_rn(h, multiplier));
+  float* const x = step.x + row * step.cols;
+  RowInBlock<kFours> of = {{}, step.cols}, sum = {{}, step.cols};
+  of.for_each([&](std::int64_t i, float& value) { value = y.at(row, i) + step.bias.or_zero(i); });
+  sum.for_each([&](std::int64_t i, float& value) { value = x[i]; });
+  if (step.gain.data != nullptr) of.normalise(step.gain, step.eps);
+#pragma unroll
+  for (int k = 0; k < kFours; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum.x[k][i] = __fadd_rn(sum.x[k][i], __fmul_rn(of.x[k][i], step.multiplier));
   }
+  sum.for_each([&](std::int64_t i, float& value) { x[i] = value; });
+  if (step.next.data == nullptr) return;
+  sum.normalise(step.next, step.eps);
+  sum.for_each([&](std::int64_t i, float& value) { put_halves(value, row, step.cols, i, step.next_to); });
 }
 
 unsigned blocks_for(std::int64_t count) {
@@ -142,20 +189,27 @@ struct NarrowLinear::Impl {
   std::unique_ptr<CublasLt> lt;
   Buffer scratch;
   Sizes sizes;
+  const void* ready =
+      nullptr;  ///< the gain of the norm that the operand holds, or a matrix whose input it is
 
   Half* operand() const { return scratch.as<Half>(); }
   float* products() const { return reinterpret_cast<float*>(scratch.as<char>() + operand_bytes(sizes)); }
   float* joined() const { return products() + product_bytes(sizes) / 4; }
 
+  EarlyLaunch early(unsigned blocks) const { return {dim3(blocks), kThreads, 0, 1, stream}; }
   /// Whether products of these weights are made for all rows together.
   bool together(std::initializer_list<const DeviceWeight*> all) const {
     return lt != nullptr && std::all_of(all.begin(), all.end(), [](const DeviceWeight* w) {
-             return !w->tiled() && w->type == DType::bf16 && w->cols % 8 == 0 && w->rows % 8 == 0;
+             return !w->tiled() && w->type == DType::bf16 && w->cols % 8 == 0 && w->rows % 8 == 0 &&
+                    w->cols <= 4 * kThreads * kMostFours;
            });
   }
   void split(const StepInput& input) const {
-    split_kernel<<<kNarrowRows, kThreads, 0, stream>>>(input, operand());
-    LODE_LAUNCHED();
+    const auto launch = [&](auto kernel) { early(kNarrowRows)(kernel, input, operand()); };
+    const std::int64_t fours = (input.cols + 4 * kThreads - 1) / (4 * kThreads);
+    fours == 1   ? launch(split_kernel<1>)
+    : fours == 2 ? launch(split_kernel<2>)
+                 : launch(split_kernel<kMostFours>);
   }
   /// The operand times matrices whose outputs lie side by side; those that lie behind one another are one.
   Halves product(std::initializer_list<const DeviceWeight*> all) const {
@@ -175,19 +229,28 @@ struct NarrowLinear::Impl {
     return {products(), stride};
   }
   void add(const Halves& y, std::int64_t n, const DeviceWeight& w, const DeviceWeight& bias,
-           const Addition& addition, float* x) const {
-    add_kernel<<<static_cast<unsigned>(n), kThreads, 0, stream>>>(
-        y, w.rows, vector_of(bias), vector_of(addition.norm), addition.eps, addition.multiplier, x);
-    LODE_LAUNCHED();
+           const Addition& addition, float* x, const DeviceWeight& next) {
+    const AddStep step = {
+        w.rows,          vector_of(bias), vector_of(addition.norm), addition.eps, addition.multiplier, x,
+        vector_of(next), operand()};
+    const auto launch = [&](auto kernel) { early(static_cast<unsigned>(n))(kernel, y, step); };
+    const std::int64_t fours = (w.rows + 4 * kThreads - 1) / (4 * kThreads);
+    fours == 1 ? launch(add_kernel<1>) : fours == 2 ? launch(add_kernel<2>) : launch(add_kernel<kMostFours>);
+    ready = next.data;
+  }
+  /// The operand is norm(x), made by the step before or now.
+  void split_unless_ready(const StepInput& input) {
+    if (ready == nullptr || ready != input.gain.data) split(input);
+    ready = nullptr;
   }
   void join(const Halves& y, std::int64_t n, std::int64_t first, std::int64_t cols, float* to) const {
-    join_kernel<<<blocks_for(n * cols), kThreads, 0, stream>>>(y, n, first, cols, to);
-    LODE_LAUNCHED();
+    early(blocks_for(n * cols))(join_kernel, y, n, first, cols, to);
   }
 };
 
 NarrowLinear::NarrowLinear(Linear& linear, StreamHandle stream, Precision precision)
-    : impl_(new Impl{.linear = linear, .stream = stream, .lt = nullptr, .scratch = {}, .sizes = {}}) {
+    : impl_(new Impl{
+          .linear = linear, .stream = stream, .lt = nullptr, .scratch = {}, .sizes = {}, .ready = nullptr}) {
   std::string found;
   if (precision == Precision::fast) impl_->lt = CublasLt::open(found);
 }
@@ -202,7 +265,7 @@ void NarrowLinear::reserve(const Sizes& sizes) {
 }
 
 void NarrowLinear::qkv(const Linear::QkvArguments& a, const Queries& where) {
-  const Impl& m = *impl_;
+  Impl& m = *impl_;
   const std::int64_t n = where.count, q_cols = a.q.rows, kv_cols = a.k.rows;
   if (!m.together({&a.q, &a.k, &a.v})) {
     for (int first = 0; first < n; first += kFusedRows) {
@@ -213,13 +276,11 @@ void NarrowLinear::qkv(const Linear::QkvArguments& a, const Queries& where) {
     }
     return;
   }
-  m.split({a.x, vector_of(a.norm), a.eps, n, a.q.cols});
+  m.split_unless_ready({a.x, vector_of(a.norm), a.eps, n, a.q.cols});
   const Halves y = m.product({&a.q, &a.k, &a.v});
   const QkvStep<float> step = qkv_step_of(a, where);
   if (a.q_norm.data == nullptr && a.k_norm.data == nullptr && a.growth.factor == 0.0f) {
-    finish_qkv_kernel<<<blocks_for(n * step.pairs()), kThreads, 0, m.stream>>>(step, n, y);
-    LODE_LAUNCHED();
-    return;
+    return m.early(blocks_for(n * step.pairs()))(finish_qkv_kernel, step, n, y);
   }
   float *const q = m.joined(), *const k = q + n * q_cols, *const v = k + n * kv_cols;
   m.join(y, n, 0, q_cols, q);
@@ -230,43 +291,50 @@ void NarrowLinear::qkv(const Linear::QkvArguments& a, const Queries& where) {
 }
 
 void NarrowLinear::project_out(const float* attention, std::int64_t n, const DeviceWeight& w,
-                               const DeviceWeight& bias, float* x, const Addition& addition) {
-  const Impl& m = *impl_;
+                               const DeviceWeight& bias, float* x, const Addition& addition,
+                               const DeviceWeight& next) {
+  Impl& m = *impl_;
   if (!m.together({&w})) {
     for (std::int64_t first = 0; first < n; first += kFusedRows)
       m.linear.project_out(attention + first * w.cols, std::min<std::int64_t>(kFusedRows, n - first), w, bias,
                            x + first * w.rows, addition);
     return;
   }
-  m.split({attention, {}, 0.0f, n, w.cols});
-  m.add(m.product({&w}), n, w, bias, addition, x);
+  if (m.ready != w.data) m.split({attention, {}, 0.0f, n, w.cols});
+  m.add(m.product({&w}), n, w, bias, addition, x, next);
 }
 
-void NarrowLinear::mlp(const Linear::MlpArguments& a, std::int64_t n, float* x) {
-  const Impl& m = *impl_;
+void* NarrowLinear::halves_for(const DeviceWeight& w) {
+  Impl& m = *impl_;
+  if (!m.together({&w})) return nullptr;
+  m.ready = w.data;
+  return m.operand();
+}
+
+void NarrowLinear::mlp(const Linear::MlpArguments& a, std::int64_t n, float* x, const DeviceWeight& next) {
+  Impl& m = *impl_;
   if (!m.together({&a.gate, &a.up, &a.down})) {
     for (std::int64_t first = 0; first < n; first += kFusedRows)
       m.linear.mlp(a, std::min<std::int64_t>(kFusedRows, n - first), x + first * a.gate.cols);
     return;
   }
-  m.split({x, vector_of(a.norm), a.eps, n, a.gate.cols});
+  m.split_unless_ready({x, vector_of(a.norm), a.eps, n, a.gate.cols});
   const Halves y = m.product({&a.gate, &a.up});
-  activate_kernel<<<blocks_for(kNarrowRows * a.gate.rows), kThreads, 0, m.stream>>>(
-      y, n, a.gate.rows, vector_of(a.gate_bias), vector_of(a.up_bias), a.gelu, m.operand());
-  LODE_LAUNCHED();
-  m.add(m.product({&a.down}), n, a.down, a.down_bias, a.addition, x);
+  m.early(blocks_for(kNarrowRows * a.gate.rows))(activate_kernel, y, n, a.gate.rows, vector_of(a.gate_bias),
+                                                 vector_of(a.up_bias), a.gelu, m.operand());
+  m.add(m.product({&a.down}), n, a.down, a.down_bias, a.addition, x, next);
 }
 
 void NarrowLinear::head(const float* x, std::int64_t n, const DeviceWeight& norm, float eps,
                         const DeviceWeight& output, float* logits) {
-  const Impl& m = *impl_;
+  Impl& m = *impl_;
   if (!m.together({&output})) {
     for (std::int64_t first = 0; first < n; first += kFusedRows)
       m.linear.head(x + first * output.cols, std::min<std::int64_t>(kFusedRows, n - first), norm, eps, output,
                     logits + first * output.rows);
     return;
   }
-  m.split({x, vector_of(norm), eps, n, output.cols});
+  m.split_unless_ready({x, vector_of(norm), eps, n, output.cols});
   m.join(m.product({&output}), n, 0, output.rows, logits);
 }
 

@@ -27,13 +27,17 @@ class NarrowLinear {
   static std::int64_t scratch_bytes(const Sizes& sizes);
   void reserve(const Sizes& sizes);
 
-  // As Linear's, of `where.count` or n rows, at most kNarrowRows.
+  // As Linear's, of `where.count` or n rows, at most kNarrowRows. `next`: the norm of the step behind, which is
+  // then made on the way, where products are made for all rows together.
   void qkv(const Linear::QkvArguments& arguments, const Queries& where);
   void project_out(const float* attention, std::int64_t n, const DeviceWeight& w, const DeviceWeight& bias,
-                   float* x, const Addition& addition);
-  void mlp(const Linear::MlpArguments& arguments, std::int64_t n, float* x);
+                   float* x, const Addition& addition, const DeviceWeight& next);
+  void mlp(const Linear::MlpArguments& arguments, std::int64_t n, float* x, const DeviceWeight& next);
   void head(const float* x, std::int64_t n, const DeviceWeight& norm, float eps, const DeviceWeight& output,
             float* logits);
+  /// Where project_out's input may be put in the place of `attention`, [kNarrowRows, w.cols] of high parts, then
+  /// low parts, all of its rows; null where it takes float32.
+  void* halves_for(const DeviceWeight& w);
 
  private:
   struct Impl;
