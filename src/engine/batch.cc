@@ -165,8 +165,9 @@ void BatchRunner::run_on_gpu(std::span<BatchRow* const> rows) {
     Sequence& sequence = *row->sequence;
     const Document::Impl& document = sequence.document();
     GpuContext& context = *document.parts().gpu;
-    if (row->hooks != nullptr)
-      throw InputError("questions asked together on a GPU: expected none whose sources are wanted");
+    if (row->hooks != nullptr || row->audit != nullptr)
+      throw InputError(
+          "questions asked together on a GPU: expected none whose sources are wanted or that are audited");
     if (sequence.gpu_tail == nullptr) sequence.gpu_tail = gpu_batch(sequence).branch(context, sequence.room);
     if (held.insert(&document.choosing).second) choosing.emplace_back(document.choosing, std::defer_lock);
     const AttachedMethod* const method = method_of(*row);

@@ -35,6 +35,7 @@
 struct CUstream_st {
   std::deque<std::function<void()>> work;
   std::vector<std::function<void()>>* recorded = nullptr;
+  std::vector<CUstream_st*> joined;  ///< streams that a capture of this one has drawn in
 };
 struct CUevent_st {
   CUstream_st* stream = nullptr;
@@ -240,6 +241,7 @@ Graph Graph::end(StreamHandle stream) {
   return graph;
 }
 void Graph::abandon(StreamHandle stream) noexcept {
+  for (CUstream_st* const other : std::exchange(stream->joined, {})) other->recorded = nullptr;
   delete std::exchange(stream->recorded, nullptr);
 }
 void Graph::launch(StreamHandle stream) const {
@@ -262,8 +264,12 @@ void Event::wait() const {
     next();
   }
 }
-void Event::hold_up(StreamHandle) const {
-  wait();
+void Event::hold_up(StreamHandle stream) const {
+  CUstream_st* const from = event_->stream;
+  if (from == nullptr || from->recorded == nullptr) return wait();
+  if (stream->recorded != nullptr) return;  // in one capture things stand in the order in which they came
+  stream->recorded = from->recorded;
+  from->joined.push_back(stream);
 }
 
 std::int64_t page_bytes() {
