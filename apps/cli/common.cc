@@ -302,7 +302,10 @@ std::int64_t parse_bytes(std::string_view text, std::string_view flag) {
 std::shared_ptr<const Model> load_model(const CommonFlags& common, const ModelFlags& flags) {
   std::error_code none;  // of an empty path, which is no model's either
   expect_utf8(std::filesystem::absolute(flags.model, none).string(), "--model: the path");
-  return Model::load(flags.model, common.threads);
+  auto model = Model::load(flags.model, common.threads);
+  if (model->config().text_part && !common.quiet)
+    print_remark(flags.model + ": the part that reads text is used; what it has for images is left alone");
+  return model;
 }
 
 std::function<std::int64_t(std::string_view)> token_count(const std::string& model) {

@@ -298,7 +298,7 @@ void attend_both(Call& call, std::size_t b, const TailRows& tail) {
         {.output = output.data(), .lse = lse.data(), .rows = rows, .d = d});
 }
 
-void run(Call& call, const std::vector<bool>& prefilled, const MassSink& mass) {
+void run(Call& call, const std::vector<bool>& prefilled, const MassSink& mass, std::span<float* const> lse) {
   check_cancel();
   for (std::size_t b = 0; b < call.blocks.size(); ++b) {
     const QueryBlock& block = call.blocks[b];
@@ -315,6 +315,7 @@ void run(Call& call, const std::vector<bool>& prefilled, const MassSink& mass) {
   }
   run_parts(call, prefilled);
   if (mass) report_mass(call.groups, call.blocks, call.tails, call.geometry, call.lse, mass);
+  for (std::size_t b = 0; b < lse.size(); ++b) std::copy(call.lse[b].begin(), call.lse[b].end(), lse[b]);
 }
 
 }  // namespace
@@ -330,7 +331,8 @@ AttendWork& AttendWork::operator+=(const AttendWork& other) {
 }
 
 AttendWork attend(std::span<const QueryBlock> blocks, const Selection& selection,
-                  const LayerGeometry& geometry, std::span<float* const> outputs, const MassSink& mass) {
+                  const LayerGeometry& geometry, std::span<float* const> outputs, const MassSink& mass,
+                  std::span<float* const> lse) {
   LODE_ASSERT(blocks.size() == outputs.size() && geometry.pool != nullptr);
   Call call = {.blocks = blocks,
                .geometry = geometry,
@@ -340,12 +342,12 @@ AttendWork attend(std::span<const QueryBlock> blocks, const Selection& selection
   std::vector<bool> prefilled;
   for (const QueryBlock& block : blocks) prefilled.push_back(block.tokens > 1);
   for (const SetGroup& group : call.groups) prefilled[group.block] = prefilled[group.block] && group.complete;
-  run(call, prefilled, mass);
+  run(call, prefilled, mass, lse);
   return count_selected(call);
 }
 
 AttendWork attend_full(std::span<const QueryBlock> blocks, const LayerGeometry& geometry,
-                       std::span<float* const> outputs, const MassSink& mass) {
+                       std::span<float* const> outputs, const MassSink& mass, std::span<float* const> lse) {
   LODE_ASSERT(blocks.size() == outputs.size() && geometry.pool != nullptr);
   std::vector<bool> prefilled;
   for (const QueryBlock& block : blocks) prefilled.push_back(block.tokens > 1);
@@ -355,7 +357,7 @@ AttendWork attend_full(std::span<const QueryBlock> blocks, const LayerGeometry& 
                .outputs = outputs,
                .groups = whole_groups(blocks, geometry, skip),
                .lse = {}};
-  run(call, prefilled, mass);
+  run(call, prefilled, mass, lse);
   return count_full(blocks, geometry);
 }
 
@@ -374,7 +376,7 @@ void attend_branches(const BranchCall& given, const LayerGeometry& geometry, con
                .lse = {},
                .tails = given.tails};
   for (const SetGroup& group : call.groups) prefilled[group.block] = prefilled[group.block] && group.complete;
-  run(call, prefilled, mass);
+  run(call, prefilled, mass, given.lse);
   if (full)
     count_all(call, given.work);
   else

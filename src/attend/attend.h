@@ -39,14 +39,16 @@ using MassSink = std::function<void(const AttentionMass&)>;
 /// o[b][t, h, :] for every query token of every block, over sink + selection + window. A set whose keys are
 /// all far keys runs full attention's own kernel and splits (attend_prefill when every set of the block is
 /// complete). `mass`, when given, receives the attention mass of each (token, KV head) over the attended rows
-/// afterwards.
+/// afterwards. `lse`, when given, receives each query's log-sum-exp over what was attended, by which a caller adds
+/// what is no key, such as a learned logit, once.
 AttendWork attend(std::span<const QueryBlock> blocks, const Selection& selection,
                   const LayerGeometry& geometry, std::span<float* const> outputs /*per block: [T, Hq, d]*/,
-                  const MassSink& mass = {});
+                  const MassSink& mass = {}, std::span<float* const> lse = {} /*per block: [T, Hq]*/);
 
 /// Full attention of the same blocks: what `attend` gives when everything is selected.
 AttendWork attend_full(std::span<const QueryBlock> blocks, const LayerGeometry& geometry,
-                       std::span<float* const> outputs, const MassSink& mass = {});
+                       std::span<float* const> outputs, const MassSink& mass = {},
+                       std::span<float* const> lse = {});
 
 /// What blocks of one document attend together.
 struct BranchCall {
@@ -56,6 +58,7 @@ struct BranchCall {
   std::span<float* const> outputs;        ///< one a block: [T, Hq, d]
   std::span<const Selection> selections;  ///< one a block; none = full attention
   std::span<AttendWork> work;             ///< one a block, to add to
+  std::span<float* const> lse = {};       ///< one a block: [T, Hq], as attend() has it; none: not wanted
 };
 /// `attend` and `attend_full` for sequences that branch from one document: the document's part and the tail's
 /// are attended apart and merge in this order. A generated token that attends to the whole document reads it

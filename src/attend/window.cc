@@ -4,6 +4,7 @@
 #include "attend/window.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -72,7 +73,7 @@ void accumulate(const Tile& tile, std::int64_t first, std::int64_t window, const
 }
 
 void attend_tile(const QueryBlock& block, const TailRows* tail, const LayerGeometry& g, std::int64_t window,
-                 const Tile& tile, float* out, Workspace& w) {
+                 const Tile& tile, float* out, float* lse, Workspace& w) {
   const std::int64_t group = g.group(), d = g.head_dim, rows = tile.tokens * group;
   w.q.resize(static_cast<std::size_t>(rows * d));
   w.state.assign(static_cast<std::size_t>(rows * (d + 2)), 0.0f);
@@ -87,8 +88,10 @@ void attend_tile(const QueryBlock& block, const TailRows* tail, const LayerGeome
   const SoftmaxState state{w.state.data(), w.state.data() + rows * d, w.state.data() + rows * (d + 1)};
   std::fill_n(state.m, rows, -std::numeric_limits<float>::infinity());
   accumulate(tile, block.begin + tile.token, window, g, keys_of(block, tail, tile.head), w, state);
-  for (std::int64_t r = 0; r < rows; ++r)
+  for (std::int64_t r = 0; r < rows; ++r) {
     for (std::int64_t c = 0; c < d; ++c) out[query(r) * d + c] = state.o[r * d + c] / state.l[r];
+    if (lse != nullptr) lse[query(r)] = state.m[r] + std::log(state.l[r]);
+  }
 }
 
 AttendWork work_in_window(const QueryBlock& block, std::int64_t window) {
@@ -103,7 +106,7 @@ AttendWork work_in_window(const QueryBlock& block, std::int64_t window) {
 
 void attend_window(std::span<const QueryBlock> blocks, std::span<const TailRows> tails,
                    const LayerGeometry& g, std::int64_t window, std::span<float* const> outputs,
-                   std::span<AttendWork> work) {
+                   std::span<AttendWork> work, std::span<float* const> lse) {
   LODE_ASSERT(blocks.size() == outputs.size() && blocks.size() == work.size() && g.pool != nullptr &&
               window > 0);
   const std::int64_t tile_tokens = std::max<std::int64_t>(1, kernels().causal_rows / g.group());
@@ -119,7 +122,7 @@ void attend_window(std::span<const QueryBlock> blocks, std::span<const TailRows>
     check_cancel();
     const Tile& tile = tiles[static_cast<std::size_t>(item)];
     attend_tile(blocks[tile.block], tail_of(tails, tile.block), g, window, tile, outputs[tile.block],
-                workspaces[static_cast<std::size_t>(worker)]);
+                lse.empty() ? nullptr : lse[tile.block], workspaces[static_cast<std::size_t>(worker)]);
   });
 }
 

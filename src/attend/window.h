@@ -13,6 +13,6 @@ namespace lode {
 /// block depend on that block alone. `work` has one a block, to add to.
 void attend_window(std::span<const QueryBlock> blocks, std::span<const TailRows> tails,
                    const LayerGeometry& geometry, std::int64_t window, std::span<float* const> outputs,
-                   std::span<AttendWork> work);
+                   std::span<AttendWork> work, std::span<float* const> lse = {});
 
 }  // namespace lode

@@ -18,6 +18,8 @@ namespace lode {
 namespace {
 
 constexpr MethodId kNotAttached = -2;
+/// Tokens of a text between states of recurrent layers that are kept: a multiple of every usual chunk.
+constexpr std::int64_t kKeptEvery = 4096;
 
 ModelConfig scaled_config(const Model& model, const ContextOptions& options) {
   ModelConfig config = model.config();
@@ -150,7 +152,9 @@ Context::Impl::Impl(std::shared_ptr<const Model> model_, const ContextOptions& o
           .kv_heads = config.kv_heads,
           .head_dim = config.head_dim,
           .type = options_.kv_type,
-          .max_tokens = rope_tokens}),
+          .max_tokens = rope_tokens,
+          .recurrent = config.plan.recurrent_floats(),
+          .shared_rows = config.plan.latent.kv_rank > 0}),
       llama(model->config(), model->impl().weights, model->pool()),
       listeners(static_cast<std::size_t>(config.layers)),
       later_listeners(listeners),
@@ -264,6 +268,7 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
   const std::size_t chunk =
       stretch == 0 ? std::size_t{kMostTogether} : std::max(stretch, steps / stretch * stretch);
   const Position far_limit = far_limit_of(attached);
+  if (tokens.size() > 1) kv.recurrent().keep();
   for (std::size_t at = 0; at < tokens.size(); at += chunk) {
     const SequenceTokens part = {tokens.subspan(at, std::min(chunk, tokens.size() - at)), &kv, 0, far_limit};
     const bool last = at + chunk >= tokens.size();
@@ -287,6 +292,7 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
       throw;
     }
     ids.insert(ids.end(), part.tokens.begin(), part.tokens.end());
+    if (this->tokens() % kKeptEvery == 0) kv.recurrent().keep();
     if (rows == LogitRows::all) all.insert(all.end(), logits.begin(), logits.end());
     if (progress) progress(this->tokens());
   }
@@ -344,6 +350,14 @@ void Context::Impl::finish(AttachedMethod& method) {
 }
 
 void Context::Impl::roll_back(std::int64_t tokens) {
+  const std::int64_t reached = kv.reachable(std::min(tokens, kv.tokens()));
+  if (reached >= std::min(tokens, kv.tokens())) return cut(tokens);
+  const std::vector<TokenId> again(ids.begin() + reached, ids.begin() + tokens);
+  cut(reached);
+  run(again, kDense, Phase::question, LogitRows::none);
+}
+
+void Context::Impl::cut(std::int64_t tokens) {
   const Position ordered = ordered_end(*this);
   for (const AttachedMethod& method : methods) {
     // Some rows that lie in another order are no longer far for every query to come; or what was indexed of
@@ -425,8 +439,7 @@ MethodId Context::attach(const Spec& spec) {
                                     .rope = &c.llama.rope_of(layer, c.rope),
                                     .pool = &c.model->pool(),
                                     .seed = c.options.seed};
-    // A layer with a window has no far keys to choose from.
-    const bool dense = layer < spec.dense_layers || c.config.plan.layer(layer).window > 0;
+    const bool dense = layer < spec.dense_layers || !c.config.plan.layer(layer).chooses();
     method.owned.push_back(dense ? nullptr : info.make(complete, geometry, c.model->fingerprint()));
     method.selectors.push_back(method.owned.back().get());
   }
@@ -456,6 +469,7 @@ void Context::build_indexes(const std::function<void(std::int64_t)>& progress) {
   Impl& c = *impl_;
   const bool grown = c.tokens() > c.indexed;
   c.indexed = c.tokens();
+  c.kv.recurrent().keep();
   std::int64_t done = 0;
   for (AttachedMethod& method : c.methods) {
     if (method.built) {

@@ -77,7 +77,10 @@ struct Context::Impl {
   void build_on_host(AttachedMethod& method, const std::function<void()>& layer_done);
   bool take_index(const AttachedMethod& method, std::size_t layer);  ///< of a method that was built alike
   void finish(AttachedMethod& method);  ///< MethodInfo::finish, over the indexed context
+  /// Back to so many tokens. Where layers are recurrent and no state of there was kept, the tokens behind the last one
+  /// that was are read again, densely.
   void roll_back(std::int64_t tokens);
+  void cut(std::int64_t tokens);  ///< the same, where that can be gone back to
   void require_room(std::int64_t more) const;
 };
 

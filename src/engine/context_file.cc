@@ -24,8 +24,10 @@ namespace lode {
 
 namespace {
 
-/// Version 2: there are attachments that answers depend on, which readers of version 1 would ignore.
-constexpr int kMetaVersion = 1, kRequiresAttachments = 2;
+/// Version 2: there are attachments that answers depend on, which readers of version 1 would ignore. Version 3: layers
+/// are recurrent, and have states in place of rows; or rows are latent, and held once.
+constexpr int kMetaVersion = 1, kRequiresAttachments = 2, kHasStates = 3;
+constexpr std::int64_t kMostStates = 64;
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 30, kMaxKvBytes = std::int64_t{1} << 50;
 
 struct PartName {
@@ -36,6 +38,10 @@ constexpr std::array<PartName, 4> kParts = {{{KvStore::Part::k, "k"},
                                              {KvStore::Part::v, "v"},
                                              {KvStore::Part::k_scale, "k_scale"},
                                              {KvStore::Part::v_scale, "v_scale"}}};
+
+bool is_key(KvStore::Part part) {
+  return part == KvStore::Part::k || part == KvStore::Part::k_scale;
+}
 
 std::span<const PartName> parts_of(DType type) {
   return std::span(kParts).first(type == DType::q8 ? 4 : 2);
@@ -125,8 +131,65 @@ Json meta_of(const Context::Impl& c, const Attachments& attachments) {
     meta["version"] = kRequiresAttachments;
     meta["required"] = required;
   }
+  if (c.kv.shape().shared_rows) {
+    meta["version"] = kHasStates;
+    meta["shared_rows"] = true;
+  }
+  if (!c.kv.recurrent().empty()) {
+    meta["version"] = kHasStates;
+    meta["recurrent"] = c.kv.shape().recurrent;
+    meta["states"] = c.kv.recurrent().kept();
+  }
   return meta;
 }
+
+std::string state_section(std::int64_t tokens) {
+  return fmt::format("state/{}", tokens);
+}
+
+/// Whole numbers of a list; none where there is no such field.
+std::vector<std::int64_t> read_numbers(const Json& json, const char* field, const std::string& where,
+                                       std::int64_t high) {
+  std::vector<std::int64_t> numbers;
+  if (!json_has(json, field)) return numbers;
+  if (!json[field].is_array())
+    throw InputError(fmt::format("{}: '{}': expected a list of numbers", where, field));
+  for (const Json& x : json[field]) numbers.push_back(json_int({{field, x}}, field, where, 0, high));
+  return numbers;
+}
+
+/// The layers that have no rows, and the tokens of the states that stand for them.
+void read_states(const Json& json, ContextMeta& meta, const std::string& where) {
+  constexpr std::int64_t kMostFloats = std::int64_t{1} << 32;
+  meta.recurrent = read_numbers(json, "recurrent", where, kMostFloats);
+  meta.states = read_numbers(json, "states", where, meta.tokens);
+  if (meta.recurrent.empty() && meta.states.empty()) return;
+  const bool rising =
+      std::adjacent_find(meta.states.begin(), meta.states.end(), std::greater_equal<>()) == meta.states.end();
+  if (std::ssize(meta.recurrent) != meta.layers || meta.states.empty() || !rising ||
+      meta.states.back() != meta.tokens || std::ssize(meta.states) > kMostStates)
+    throw InputError(
+        fmt::format("{}: expected sizes of states of {} layers, and at most {} rising counts of tokens "
+                    "up to {}, found {} and {}",
+                    where, meta.layers, kMostStates, meta.tokens, meta.recurrent.size(), meta.states.size()));
+}
+
+/// States are copied: a step writes as much as it reads of them.
+void restore_states(Context::Impl& c, const ContainerReader& file, const ContextMeta& meta) {
+  RecurrentStates& states = c.kv.recurrent();
+  for (const std::int64_t tokens : meta.states) {
+    const auto stored = SectionReader(file, "").values<float>(state_section(tokens));
+    if (std::ssize(stored) != states.floats())
+      throw InputError(fmt::format("{}: section '{}': expected {} numbers, found {}",
+                                   file.file().path().string(), state_section(tokens), states.floats(),
+                                   stored.size()));
+    if (!all_finite(std::as_bytes(stored), DType::f32))
+      throw InputError(fmt::format("{}: section '{}': expected finite numbers, found others",
+                                   file.file().path().string(), state_section(tokens)));
+    states.restore(tokens, stored);
+  }
+}
+
 /// Any number of 64 bits.
 std::uint64_t read_seed(const Json& json, const std::string& where) {
   const Json& seed = json_member(json, "seed");
@@ -184,6 +247,7 @@ void map_kv(Context::Impl& c, const ContainerReader& file, const ContextMeta& me
     const PartName& part = parts[static_cast<std::size_t>(item % per_head)];
     const int head = static_cast<int>(item / per_head % meta.kv_heads);
     const int layer = static_cast<int>(item / per_head / meta.kv_heads);
+    if (!c.kv.shape().holds(layer, head, is_key(part.part))) return;
     const std::string name = kv_section(layer, head, part.name);
     const bool scale = part.part == KvStore::Part::k_scale || part.part == KvStore::Part::v_scale;
     const std::int64_t expected = meta.tokens * (scale ? std::int64_t{sizeof(float)} : row_bytes);
@@ -196,11 +260,13 @@ void map_kv(Context::Impl& c, const ContainerReader& file, const ContextMeta& me
   for (int layer = 0; layer < meta.layers; ++layer) {
     for (int head = 0; head < meta.kv_heads; ++head) {
       for (const PartName& part : parts) {
+        if (!c.kv.shape().holds(layer, head, is_key(part.part))) continue;
         const SectionInfo& info = file.info(kv_section(layer, head, part.name));
         c.kv.map(layer, head, part.part, file.file(), info.offset, info.bytes);
       }
     }
   }
+  restore_states(c, file, meta);
   c.kv.commit(meta.tokens);
 }
 
@@ -246,6 +312,7 @@ void expect_finite_rows(const Context::Impl& c) {
     const int layer = static_cast<int>(item / 2 / c.config.kv_heads);
     const int head = static_cast<int>(item / 2 % c.config.kv_heads);
     const auto part = item % 2 == 0 ? KvStore::Part::k : KvStore::Part::v;
+    if (!c.kv.shape().holds(layer, head, is_key(part))) return;
     const auto rows = c.kv.rows(layer, head, part);
     const std::size_t row = rows.size() / std::max<std::size_t>(1, c.ids.size());
     for (std::size_t at = 0; at < rows.size(); at += row)
@@ -262,8 +329,13 @@ void expect_finite_rows(const Context::Impl& c) {
 }  // namespace
 
 std::int64_t ContextMeta::token_bytes() const {
-  const KvShape shape = {
-      .layers = layers, .kv_heads = kv_heads, .head_dim = head_dim, .type = kv_type, .max_tokens = tokens};
+  const KvShape shape = {.layers = layers,
+                         .kv_heads = kv_heads,
+                         .head_dim = head_dim,
+                         .type = kv_type,
+                         .max_tokens = tokens,
+                         .recurrent = recurrent,
+                         .shared_rows = shared_rows};
   return shape.token_bytes();
 }
 
@@ -271,7 +343,7 @@ ContextMeta read_context_meta(const ContainerReader& file, const std::filesystem
   const std::string where = path.string() + ": section 'meta'";
   const auto raw = file.bytes("meta");
   const Json json = parse_json({reinterpret_cast<const char*>(raw.data()), raw.size()}, where);
-  json_int(json, "version", where, kMetaVersion, kRequiresAttachments);
+  json_int(json, "version", where, kMetaVersion, kHasStates);
   ContextMeta meta;
   meta.model_path = json_string(json, "model", where);
   meta.model_fingerprint = json_string(json, "model_fingerprint", where);
@@ -281,7 +353,9 @@ ContextMeta read_context_meta(const ContainerReader& file, const std::filesystem
   meta.head_dim = static_cast<int>(json_int(json, "head_dim", where, 2, 1024));
   meta.kv_type = parse_dtype(json_string(json, "kv_type", where));
   meta.tokens = json_int(json, "tokens", where, 1, kMaxTokens);
-  if (meta.tokens > kMaxKvBytes / meta.token_bytes()) {
+  meta.shared_rows = json_has(json, "shared_rows") && json_bool(json, "shared_rows", where);
+  read_states(json, meta, where);
+  if (meta.tokens > kMaxKvBytes / std::max<std::int64_t>(1, meta.token_bytes())) {
     throw InputError(fmt::format("{}: expected KV of at most {}, found {} tokens of {} bytes", where,
                                  human_bytes(kMaxKvBytes), meta.tokens, meta.token_bytes()));
   }
@@ -338,10 +412,13 @@ void save_context(const Context& context, const std::filesystem::path& path, std
     check_cancel();
     for (int head = 0; head < c.config.kv_heads; ++head) {
       for (const PartName& part : parts_of(c.options.kv_type)) {
+        if (!c.kv.shape().holds(layer, head, is_key(part.part))) continue;
         out.add(kv_section(layer, head, part.name), c.kv.rows(layer, head, part.part));
       }
     }
   }
+  for (const std::int64_t tokens : c.kv.recurrent().kept())
+    out.add(state_section(tokens), std::as_bytes(c.kv.recurrent().at(tokens)));
   for (const AttachedMethod& method : c.methods) {
     for (std::size_t layer = 0; layer < method.selectors.size(); ++layer) {
       check_cancel();

@@ -21,8 +21,11 @@ struct ContextMeta {
   int layers = 0, kv_heads = 0, head_dim = 0;
   DType kv_type = DType::f16;
   std::int64_t tokens = 0;
-  std::int64_t rope_tokens = 0;    ///< the context length for which RoPE's frequencies were made
-  double rope_factor = 0;          ///< yarn asked for by the user; 0 = none
+  std::vector<std::int64_t> recurrent;  ///< [layers] floats of the states of layers without rows; empty: none
+  bool shared_rows = false;             ///< latent rows, held once for all heads
+  std::vector<std::int64_t> states;     ///< tokens that there are states of, rising
+  std::int64_t rope_tokens = 0;         ///< the context length for which RoPE's frequencies were made
+  double rope_factor = 0;               ///< yarn asked for by the user; 0 = none
   std::int64_t max_positions = 0;  ///< the model's context then, which rope_factor stretches; 0 = not said
   std::uint64_t seed = 0;
   std::vector<std::string> methods;                ///< specs whose indexes are in the file

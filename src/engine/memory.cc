@@ -36,9 +36,14 @@ std::int64_t tile_bytes(const Weight& w) {
 }
 std::int64_t tile_bytes(const ModelWeights& weights) {
   std::int64_t bytes = tile_bytes(weights.output);
-  for (const LayerWeights& w : weights.layers)
-    for (const Weight* matrix : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down})
+  for (const LayerWeights& w : weights.layers) {
+    for (const Weight* matrix :
+         {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down, &w.router, &w.attention_gate, &w.latent.q_a,
+          &w.latent.q_b, &w.latent.kv_a, &w.delta.qkv, &w.delta.z, &w.delta.b, &w.delta.a, &w.delta.out})
       bytes += tile_bytes(*matrix);
+    for (const ExpertWeights& e : w.experts)
+      for (const Weight* matrix : {&e.gate, &e.up, &e.down}) bytes += tile_bytes(*matrix);
+  }
   return bytes;
 }
 
@@ -50,14 +55,19 @@ MemoryPlan plan_memory(const Model& model, DType kv_type, std::int64_t tokens, s
                          .kv_heads = config.kv_heads,
                          .head_dim = config.head_dim,
                          .type = kv_type,
-                         .max_tokens = tokens};
+                         .max_tokens = tokens,
+                         .recurrent = config.plan.recurrent_floats(),
+                         .shared_rows = config.plan.latent.kv_rank > 0};
   MemoryPlan plan;
   plan.weights = model.weight_bytes() + tile_bytes(model.impl().weights);
   plan.kv = tokens * shape.token_bytes();
+  for (const std::int64_t floats : shape.recurrent)  // one that counts, one in the making, and those kept
+    plan.kv += (std::int64_t{RecurrentStates::kMost} + 2) * floats * std::int64_t{sizeof(float)};
   std::int64_t while_read = 0;
   for (const Spec& spec : specs) {
     const MethodInfo& info = find_method(spec.name);
     for (int layer = spec.dense_layers; layer < config.layers; ++layer) {
+      if (!config.plan.layer(layer).chooses()) continue;
       const LayerGeometry geometry = geometry_of(config, spec.dense, layer);
       if (info.index_bytes) plan.index += info.index_bytes(spec, geometry, tokens);
       while_read += retrieval_prefill_bytes(spec, geometry, tokens);

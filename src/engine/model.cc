@@ -16,6 +16,19 @@ namespace lode {
 
 namespace {
 
+/// How a token's experts are chosen and weighed; their sizes are the weights'.
+void add_experts(const ExpertPlan& e, const auto& add) {
+  const ExpertPlan usual;
+  add("experts_used", e.used, usual.used);
+  add("expert_score", static_cast<int>(e.score), static_cast<int>(usual.score));
+  add("expert_score_chosen", e.score_chosen, usual.score_chosen);
+  add("expert_normalise", e.normalise, usual.normalise);
+  add("expert_scale", e.scale, usual.scale);
+  add("expert_groups", e.groups, usual.groups);
+  add("expert_groups_used", e.groups_used, usual.groups_used);
+  add("expert_group_best", e.group_best, usual.group_best);
+}
+
 /// What a plan has beyond Llama's, and so what fingerprints of older files never spoke of; empty for those.
 std::string text_of(const ModelConfig& c) {
   const ModelPlan& p = c.plan;
@@ -37,9 +50,17 @@ std::string text_of(const ModelConfig& c) {
   add("residual_multiplier", p.residual_multiplier, usual.residual_multiplier);
   add("logit_divisor", p.logit_divisor, usual.logit_divisor);
   add("logit_cap", p.logit_cap, usual.logit_cap);
+  add("sinks", p.sinks, usual.sinks);
+  add("attention_gate", p.attention_gate, usual.attention_gate);
+  add("activation_limit", p.activation_limit, usual.activation_limit);
+  add("delta_tiled", p.delta.tiled, usual.delta.tiled);
+  add("delta_decay_log", p.delta.decay_log, usual.delta.decay_log);
+  add("latent_interleaved", p.latent.interleaved, usual.latent.interleaved);
+  add_experts(p.experts, add);
   for (std::size_t i = 0; i < p.layers.size(); ++i) {
     add(fmt::format("window{}", i), static_cast<double>(p.layers[i].window), 0);
     add(fmt::format("turn{}", i), static_cast<int>(p.layers[i].turn), static_cast<int>(Turn::usual));
+    add(fmt::format("recurrent{}", i), p.layers[i].recurrent, false);
   }
   for (const float x : c.rope_scaling.short_divisors) text += fmt::format(" {}", x);
   for (const float x : c.rope_scaling.long_divisors) text += fmt::format(" {}", x);

@@ -51,15 +51,16 @@ void each_part(const Context::Impl& c, const Visit& visit) {
   for (int layer = 0; layer < c.config.layers; ++layer)
     for (int head = 0; head < c.config.kv_heads; ++head)
       for (std::size_t p = 0; p < parts; ++p)
-        visit(layer, head, all_parts()[p],
-              p < 2 ? std::int64_t{bytes_of(c.options.kv_type)} * c.config.head_dim
-                    : std::int64_t{sizeof(float)});
+        if (c.kv.shape().holds(layer, head, p % 2 == 0))
+          visit(layer, head, all_parts()[p],
+                p < 2 ? std::int64_t{bytes_of(c.options.kv_type)} * c.config.head_dim
+                      : std::int64_t{sizeof(float)});
 }
 
 std::int64_t block_bytes(const Context::Impl& c, std::int64_t tokens) {
   std::int64_t bytes = tokens * std::int64_t{sizeof(TokenId)};
   each_part(c, [&](int, int, KvStore::Part, std::int64_t row) { bytes += tokens * row; });
-  return bytes;
+  return bytes + c.kv.recurrent().floats() * std::int64_t{sizeof(float)};  // the states at its end
 }
 
 [[noreturn]] void cannot(const std::filesystem::path& path, const char* what) {
@@ -152,7 +153,13 @@ bool PrefillLog::restore_block(Context::Impl& c, std::span<const TokenId> tokens
     if (whole) hasher.add(bytes);
     at += block.tokens * row;
   });
+  std::vector<float> states(static_cast<std::size_t>(c.kv.recurrent().floats()));
+  const auto state_bytes = std::as_writable_bytes(std::span(states));
+  whole = whole && read_all(fd_, state_bytes, at);
+  hasher.add(state_bytes);
+  at += std::ssize(state_bytes);
   if (!whole || hasher.hex() != std::string_view(block.checksum.data(), block.checksum.size())) return false;
+  if (!states.empty()) c.kv.recurrent().restore(tokens_ + block.tokens, states);
   c.kv.commit(block.tokens);
   c.ids.insert(c.ids.end(), ids.begin(), ids.end());
   tokens_ += block.tokens;
@@ -203,6 +210,7 @@ void PrefillLog::save(const Context& context) {
   each_part(c, [&](int layer, int head, KvStore::Part part, std::int64_t row) {
     put(c.kv.rows(layer, head, part).last(static_cast<std::size_t>(count * row)));
   });
+  if (!c.kv.recurrent().empty()) put(std::as_bytes(c.kv.recurrent().at(c.tokens())));
   const std::string checksum = hasher.hex();
   std::copy(checksum.begin(), checksum.end(), block.checksum.begin());
   write_all(fd_, std::as_bytes(std::span(&block, 1)), end_, path_);

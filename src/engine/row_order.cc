@@ -20,6 +20,7 @@ bool order_rows(Context& context) {
     only = &method;
   }
   if (only == nullptr || c.gpu != nullptr || !only->built) return false;
+  if (c.kv.shape().shared_rows) return false;  // heads have the same rows, and each its clusters
   const Position end = always_far_end(only->spec.dense, c.indexed);
   for (int layer = 0; layer < c.config.layers; ++layer) {
     check_cancel();
@@ -33,6 +34,9 @@ void expect_order(const Context& context) {
   const Context::Impl& c = context.impl();
   if (c.gpu != nullptr)
     throw InputError("expected --device cpu beside --order cluster, found a context on a GPU");
+  if (c.kv.shape().shared_rows)
+    throw InputError(
+        "expected a model whose heads have rows of their own for --order cluster, found latent rows");
   bool attached = false, ordered = false;
   const auto sparse = std::count_if(c.methods.begin(), c.methods.end(),
                                     [](const AttachedMethod& method) { return !method.dense(); });

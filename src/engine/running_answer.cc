@@ -33,6 +33,8 @@ RunningAnswer::RunningAnswer(Request request, std::int64_t chunk)
       prompted_(start_) {
   if (const auto& tokenizer = request_.document->model()->impl().tokenizer)
     text_.emplace(*tokenizer, request_.options);
+  // States of recurrent layers cannot be cut back to the tokens that are accepted.
+  drafting_helps_ = request_.document->impl().parts().kv.recurrent().empty();
   plan(chunk);
   if (request_.audit > 0) start_audit();
   if (request_.want_sources) collect_sources();

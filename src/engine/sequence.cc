@@ -32,6 +32,7 @@ Sequence::Sequence(std::shared_ptr<const Document> document, const Spec& attenti
       room(room_),
       document_(std::move(document)),
       method_(document_->impl().method_of(attention)) {
+  tail.recurrent().branch_from(this->document().parts().kv.recurrent());
   if (method_ == nullptr) return;
   far_limit = far_limit_of(*document_, *method_);
   if (on_gpu()) return;  // its selectors know nothing of branches
@@ -58,6 +59,9 @@ std::int64_t Sequence::joint_tokens() const {
 void Sequence::roll_back(std::int64_t tokens) {
   const std::int64_t own = tokens - document_->tokens();
   LODE_ASSERT(own >= 0 && own <= std::ssize(ids));
+  if (tail.reachable(std::min(own, tail.tokens())) < std::min(own, tail.tokens()))
+    throw RunError(
+        "a sequence of a model with recurrent layers cannot go back to tokens whose state is gone");
   tail.roll_back(std::min(own, tail.tokens()));
   ids.resize(static_cast<std::size_t>(own));
   if (id == 0) return;

@@ -105,7 +105,15 @@ void for_each(const ModelWeights& m, bool tied, const auto& body) {
 /// What of a model the forward pass on the GPU does not walk, by name.
 void refuse_what_only_the_cpu_has(const ModelConfig& c) {
   constexpr int kMostHeadDim = 256;
-  const char* const part = c.head_dim > kMostHeadDim ? "heads of more than 256 numbers" : nullptr;
+  const ModelPlan& p = c.plan;
+  const auto any = [&](auto has) { return std::any_of(p.layers.begin(), p.layers.end(), has); };
+  const char* const part = c.head_dim > kMostHeadDim ? "heads of more than 256 numbers"
+                           : any([](const LayerPlan& l) { return l.recurrent; }) ? "recurrent layers"
+                           : any([](const LayerPlan& l) { return l.experts; })   ? "mixtures of experts"
+                           : p.latent.kv_rank > 0                                ? "latent rows"
+                           : p.sinks                                             ? "attention sinks"
+                           : p.attention_gate                                    ? "gated attention"
+                                                                                 : nullptr;
   if (part == nullptr) return;
   throw InputError(
       fmt::format("--device cuda: expected a model without {}, found them in {}: use --device cpu", part,

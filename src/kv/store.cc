@@ -89,7 +89,9 @@ float narrow_q8(std::span<const float> x, std::int8_t* codes) {
 }  // namespace
 
 std::int64_t KvShape::token_bytes() const {
-  return 2 * std::int64_t{layers} * kv_heads *
+  std::int64_t with_rows = 0;
+  for (int layer = 0; layer < layers; ++layer) with_rows += has_rows(layer) ? 1 : 0;
+  return with_rows * (shared_rows ? 1 : 2 * std::int64_t{kv_heads}) *
          (std::int64_t{bytes_of(type)} * head_dim + (type == DType::q8 ? 4 : 0));
 }
 
@@ -109,8 +111,9 @@ struct KvStore::Impl {
   std::unique_ptr<Reservation> memory;
   std::vector<Range> ranges;          // [L, Hkv, kParts]
   mutable std::vector<KvRows> views;  // [L, Hkv]
+  RecurrentStates recurrent;
 
-  explicit Impl(const KvShape& s) : shape(s) {
+  explicit Impl(const KvShape& s) : shape(s), recurrent(s.recurrent) {
     LODE_ASSERT(s.layers > 0 && s.kv_heads > 0 && s.head_dim > 0 && s.max_tokens > 0);
     const std::int64_t heads = std::int64_t{s.layers} * s.kv_heads;
     std::int64_t head_bytes = 0;
@@ -122,16 +125,20 @@ struct KvStore::Impl {
     auto* at =
         reinterpret_cast<std::byte*>(round_up(reinterpret_cast<std::intptr_t>(memory->data()), kHugePage));
     for (std::int64_t head = 0; head < heads; ++head) {
+      const auto layer = static_cast<int>(head / s.kv_heads), in_layer = static_cast<int>(head % s.kv_heads);
       for (int part = 0; part < kParts; ++part) {
-        ranges.push_back({range_bytes(part) > 0 ? at : nullptr, 0});
-        at += range_bytes(part);
+        const std::int64_t bytes = s.holds(layer, in_layer, part % 2 == 0) ? range_bytes(part) : 0;
+        ranges.push_back({bytes > 0 ? at : nullptr, 0});
+        at += bytes;
       }
-      const Range* const r = &ranges[static_cast<std::size_t>(head * kParts)];
+      const Range* const r =
+          &ranges[static_cast<std::size_t>((s.shared_rows ? head - in_layer : head) * kParts)];
+      const int values = s.shared_rows ? 0 : 1;
       views.push_back({.type = s.type,
                        .k = r[0].data,
-                       .v = r[1].data,
+                       .v = r[values].data,
                        .k_scale = reinterpret_cast<const float*>(r[2].data),
-                       .v_scale = reinterpret_cast<const float*>(r[3].data),
+                       .v_scale = reinterpret_cast<const float*>(r[2 + values].data),
                        .rows = 0,
                        .d = s.head_dim});
     }
@@ -155,7 +162,8 @@ struct KvStore::Impl {
 
   void for_ranges(const auto& body /*(Range&, row_bytes)*/) {
     for (std::size_t i = 0; i < ranges.size(); ++i) {
-      if (const std::int64_t bytes = row_bytes(static_cast<int>(i % kParts)); bytes > 0)
+      if (const std::int64_t bytes = row_bytes(static_cast<int>(i % kParts));
+          bytes > 0 && ranges[i].data != nullptr)
         body(ranges[i], bytes);
     }
   }
@@ -223,7 +231,7 @@ void KvStore::write(int layer, std::int64_t count, std::span<const float> k, std
     s.write_head(layer, static_cast<int>(item / 2), count, values ? v.data() : k.data(), values ? 1 : 0);
   };
   s.touched = std::max(s.touched, s.tokens + count);
-  const std::int64_t items = 2 * std::int64_t{s.shape.kv_heads};
+  const std::int64_t items = s.shape.shared_rows ? 1 : 2 * std::int64_t{s.shape.kv_heads};
   if (pool != nullptr) return pool->for_each(items, write_part);
   for (std::int64_t item = 0; item < items; ++item) write_part(item, 0);
 }
@@ -288,6 +296,14 @@ void KvStore::commit(std::int64_t count) {
       [&](const Impl::Range& range, std::int64_t) { LODE_ASSERT(range.written == s.tokens + count); });
   s.tokens += count;
   s.touched = std::max(s.touched, s.tokens);
+  s.recurrent.commit(s.tokens);
+}
+
+RecurrentStates& KvStore::recurrent() {
+  return impl_->recurrent;
+}
+const RecurrentStates& KvStore::recurrent() const {
+  return impl_->recurrent;
 }
 
 void KvStore::roll_back(std::int64_t tokens) {
@@ -302,6 +318,7 @@ void KvStore::roll_back(std::int64_t tokens) {
     if (end > begin) madvise(range.data + begin, static_cast<std::size_t>(end - begin), MADV_DONTNEED);
   });
   s.tokens = tokens;
+  s.recurrent.roll_back(tokens);
   if (release) s.touched = tokens;
 }
 

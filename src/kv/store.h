@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "kv/recurrent.h"
 #include "lodestone/kv_view.h"
 
 namespace lode {
@@ -20,6 +21,17 @@ struct KvShape {
   int layers = 0, kv_heads = 0, head_dim = 0;
   DType type = DType::f16;
   std::int64_t max_tokens = 0;
+  std::vector<std::int64_t> recurrent =
+      {};  ///< [L] floats of states of layers that have no rows; empty: none
+  bool has_rows(int layer) const {
+    return recurrent.empty() || recurrent[static_cast<std::size_t>(layer)] == 0;
+  }
+  bool shared_rows =
+      false;  ///< a layer's heads have the same rows, and keys are values: latent rows, held once
+  /// Whether a part of a head lies here by itself.
+  bool holds(int layer, int head, bool keys) const {
+    return has_rows(layer) && (!shared_rows || (head == 0 && keys));
+  }
   /// Bytes of one token over all layers and heads, scales included.
   std::int64_t token_bytes() const;
 };
@@ -43,7 +55,7 @@ class KvStore {
   /// Says that the store will grow to so many tokens: memory that will be full then is taken in huge pages,
   /// where the system has them. Only speed depends on it.
   void expect(std::int64_t tokens);
-  /// Writes rows [tokens, tokens + T) of one layer, rounded to the store's type; every layer must be given
+  /// Writes rows [tokens, tokens + T) of one layer that has rows, rounded to the store's type; every layer must be given
   /// the same T before commit. Writing a layer again replaces its rows. With a pool all threads take part.
   /// InputError with both numbers when max_tokens would be passed.
   void write(int layer, std::int64_t count, std::span<const float> k /*[T, Hkv, d]*/,
@@ -57,8 +69,13 @@ class KvStore {
   /// The tokens written to all layers now count.
   void commit(std::int64_t count);
   /// Cuts to that many tokens, pending ones included. Their memory stays for reuse, unless it is many
-  /// tokens'.
+  /// tokens'. Where layers are recurrent the tokens must be reachable.
   void roll_back(std::int64_t tokens);
+  /// States of the layers that have no rows; commit and roll_back take them along.
+  RecurrentStates& recurrent();
+  const RecurrentStates& recurrent() const;
+  /// The most tokens up to `tokens` that roll_back can go to: all, but for recurrent layers.
+  std::int64_t reachable(std::int64_t tokens) const { return recurrent().reachable(tokens); }
 
   /// `pending` rows beyond tokens() that were written but not committed are included. The view holds until
   /// the next call that changes this store or asks for another count of this layer; its rows stay where they

@@ -15,6 +15,7 @@
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
 #include "model/family.h"
+#include "model/text_part.h"
 
 namespace lode {
 
@@ -236,10 +237,17 @@ ModelConfig parse_config(std::string_view text, std::string_view where) {
 }
 
 ModelConfig config_of(const Json& json, std::string_view where) {
+  if (has_text_part(json)) {
+    ModelConfig c = config_of(text_part(json, where), where);
+    c.text_part = true;
+    return c;
+  }
   ModelConfig c;
   const Family& family = read_family(json, where);
   c.architecture = family.architecture;
-  if (json_has(json, "quantization_config")) {
+  // Of folders' quantised forms one is read: gpt-oss's experts.
+  if (json_has(json, "quantization_config") &&
+      json_member(json["quantization_config"], "quant_method") != Json("mxfp4")) {
     throw InputError(
         fmt::format("{}: 'quantization_config': expected weights of 16 or 32 bits, found quantised ones: "
                     "take a GGUF file "

@@ -28,6 +28,7 @@ struct ModelConfig {
   double norm_eps = 1e-5;
   double rope_theta = 10000.0;
   RopeScaling rope_scaling;
+  bool text_part = false;  ///< of a model that also sees, whose other parts are not read
   bool tied_embeddings = false;
   ModelPlan plan;                 ///< what is computed beside these sizes
   std::vector<TokenId> bos, eos;  ///< may be empty; generation_config.json's list wins for eos

@@ -9,81 +9,11 @@
 
 #include "base/text.h"
 #include "lodestone/error.h"
+#include "model/family_plans.h"
 
 namespace lode {
 
 namespace {
-
-constexpr std::int64_t kMaxWindow = std::int64_t{1} << 30;
-constexpr double kHuge = 1e15;
-
-bool flag(const Json& json, const char* key, bool otherwise, std::string_view where) {
-  return json_has(json, key) ? json_bool(json, key, where) : otherwise;
-}
-double number(const Json& json, const char* key, double otherwise, std::string_view where, double low,
-              double high) {
-  return json_has(json, key) ? json_number(json, key, where, low, high) : otherwise;
-}
-std::int64_t whole(const Json& json, const char* key, std::int64_t otherwise, std::string_view where,
-                   std::int64_t low, std::int64_t high) {
-  return json_has(json, key) ? json_int(json, key, where, low, high) : otherwise;
-}
-
-ActivationKind activation_of(const Json& json, const char* key, std::string_view usual,
-                             std::string_view where) {
-  const std::string name = json_has(json, key) ? json_string(json, key, where) : std::string(usual);
-  if (name == "silu" || name == "swish") return ActivationKind::silu;
-  if (name == "gelu_pytorch_tanh" || name == "gelu_new") return ActivationKind::gelu_tanh;
-  throw InputError(
-      fmt::format("{}: '{}': expected silu or gelu_pytorch_tanh, found '{}'", where, key, excerpt(name)));
-}
-
-void all_biases(const Json& json, ModelConfig& c, std::string_view where) {
-  ModelPlan& p = c.plan;
-  p.q_bias = p.k_bias = p.v_bias = p.o_bias = flag(json, "attention_bias", false, where);
-  p.gate_bias = p.up_bias = p.down_bias = flag(json, "mlp_bias", false, where);
-}
-
-std::vector<LayerPlan>& layers_of(ModelConfig& c) {
-  c.plan.layers.resize(static_cast<std::size_t>(c.layers));
-  return c.plan.layers;
-}
-
-/// Whether layer i has a window: as `layer_types` says, or the family's rule where there is none.
-template <class Rule>
-std::vector<bool> windowed_layers(const Json& json, const ModelConfig& c, std::string_view where,
-                                  const Rule& rule) {
-  std::vector<bool> windowed(static_cast<std::size_t>(c.layers));
-  if (!json_has(json, "layer_types")) {
-    for (int i = 0; i < c.layers; ++i) windowed[static_cast<std::size_t>(i)] = rule(i);
-    return windowed;
-  }
-  const Json& types = json["layer_types"];
-  if (!types.is_array() || std::ssize(types) != c.layers)
-    throw InputError(fmt::format("{}: 'layer_types': expected a list of {} types", where, c.layers));
-  for (std::size_t i = 0; i < windowed.size(); ++i) {
-    const std::string type = types[i].is_string() ? types[i].get<std::string>() : types[i].type_name();
-    if (type != "full_attention" && type != "sliding_attention")
-      throw InputError(
-          fmt::format("{}: 'layer_types': expected full_attention or sliding_attention, found '{}'", where,
-                      excerpt(type)));
-    windowed[i] = type == "sliding_attention";
-  }
-  return windowed;
-}
-
-void set_windows(const Json& json, ModelConfig& c, const std::vector<bool>& windowed,
-                 std::string_view where) {
-  if (std::none_of(windowed.begin(), windowed.end(), [](bool w) { return w; })) return;
-  const std::int64_t window = json_int(json, "sliding_window", where, 1, kMaxWindow);
-  for (std::size_t i = 0; i < windowed.size(); ++i) layers_of(c)[i].window = windowed[i] ? window : 0;
-}
-
-void refuse_window(const Json& json, std::string_view where) {
-  if (!json_has(json, "sliding_window")) return;
-  throw InputError(fmt::format("{}: 'sliding_window': expected null in this architecture, found {}", where,
-                               json_int(json, "sliding_window", where, 0, kMaxWindow)));
-}
 
 void plan_llama(const Json& json, ModelConfig& c, std::string_view where) {
   c.plan.activation = activation_of(json, "hidden_act", "silu", where);
@@ -106,13 +36,6 @@ void plan_ministral(const Json& json, ModelConfig& c, std::string_view where) {
   c.plan.query_growth = number(rope, "llama_4_scaling_beta", 0.0, where, 0.0, 1e3);
   c.plan.query_growth_start =
       whole(rope, "original_max_position_embeddings", c.max_positions, where, 1, kMaxWindow);
-}
-
-/// Windows from layer max_window_layers on, where they are switched on.
-void qwen_windows(const Json& json, ModelConfig& c, std::string_view where) {
-  if (!flag(json, "use_sliding_window", false, where)) return;
-  const std::int64_t first = whole(json, "max_window_layers", 28, where, 0, kMaxWindow);
-  set_windows(json, c, windowed_layers(json, c, where, [&](int i) { return i >= first; }), where);
 }
 
 void plan_qwen2(const Json& json, ModelConfig& c, std::string_view where) {
@@ -224,7 +147,7 @@ constexpr std::array<TensorName, 2> kPhi3Names = {{
 }};
 
 // SmolLM2 is a Llama.
-constexpr std::array<Family, 9> kFamilies = {{
+const std::array<Family, 17> kFamilies = {{
     {.name = "Llama",
      .architecture = "LlamaForCausalLM",
      .gguf = "llama",
@@ -265,6 +188,57 @@ constexpr std::array<Family, 9> kFamilies = {{
      .gguf = "granite",
      .plan = plan_granite,
      .gguf_pairs = true},
+    {.name = "Mixtral",
+     .architecture = "MixtralForCausalLM",
+     .gguf = "llama",
+     .plan = plan_mixtral,
+     .own_names = kMixtralNames,
+     .gguf_pairs = true,
+     .experts = true},
+    {.name = "Qwen3 MoE",
+     .architecture = "Qwen3MoeForCausalLM",
+     .gguf = "qwen3moe",
+     .plan = plan_qwen3_moe,
+     .own_names = kQwenMoeNames,
+     .experts = true},
+    {.name = "gpt-oss",
+     .architecture = "GptOssForCausalLM",
+     .gguf = "gpt-oss",
+     .plan = plan_gpt_oss,
+     .own_names = kGptOssNames,
+     .experts = true},
+    {.name = "Qwen3-Next",
+     .architecture = "Qwen3NextForCausalLM",
+     .gguf = "qwen3next",
+     .plan = plan_qwen_hybrid,
+     .own_names = kQwenHybridNames,
+     .partial_rope = true,
+     .experts = true},
+    {.name = "Qwen3.5",
+     .architecture = "Qwen3_5ForCausalLM",
+     .gguf = "qwen35",
+     .plan = plan_qwen_hybrid,
+     .own_names = kQwenHybridNames,
+     .partial_rope = true},
+    {.name = "Qwen3.5 MoE",
+     .architecture = "Qwen3_5MoeForCausalLM",
+     .gguf = "qwen35moe",
+     .plan = plan_qwen_hybrid,
+     .own_names = kQwenHybridNames,
+     .partial_rope = true,
+     .experts = true},
+    {.name = "DeepSeek-V3",
+     .architecture = "DeepseekV3ForCausalLM",
+     .gguf = "deepseek2",
+     .plan = plan_deepseek_v3,
+     .own_names = kDeepseekNames,
+     .experts = true},
+    {.name = "DeepSeek-V2",
+     .architecture = "DeepseekV2ForCausalLM",
+     .gguf = "deepseek2",
+     .plan = plan_deepseek_v2,
+     .own_names = kDeepseekNames,
+     .experts = true},
 }};
 
 }  // namespace
@@ -279,9 +253,13 @@ const Family* find_family(std::string_view architecture) {
   return at == kFamilies.end() ? nullptr : &*at;
 }
 
-const Family* find_gguf_family(std::string_view architecture) {
-  const auto at = std::find_if(kFamilies.begin(), kFamilies.end(),
-                               [&](const Family& f) { return f.gguf == architecture; });
+const Family* find_gguf_family(std::string_view architecture, bool experts) {
+  const auto find = [&](bool with_experts) {
+    return std::find_if(kFamilies.begin(), kFamilies.end(),
+                        [&](const Family& f) { return f.gguf == architecture && f.experts == with_experts; });
+  };
+  auto at = find(experts);
+  if (at == kFamilies.end()) at = find(!experts);
   return at == kFamilies.end() ? nullptr : &*at;
 }
 
@@ -296,6 +274,7 @@ std::vector<TensorName> tensor_names(const Family& family) {
   for (const TensorName& own : names) {
     taken.push_back(own.place);
     if (own.place == Place::qkv) taken.insert(taken.end(), {Place::q, Place::k, Place::v});
+    if (own.place == Place::q_and_gate || own.place == Place::latent_q) taken.push_back(Place::q);
     if (own.place == Place::gate_up) taken.insert(taken.end(), {Place::gate, Place::up});
   }
   for (const TensorName& usual : kUsualNames)

@@ -38,13 +38,57 @@ enum class Place {
   up_bias,
   down,
   down_bias,
-  mlp_post_norm
+  mlp_post_norm,
+  sinks,     ///< a logit for each query head
+  latent_q,  ///< straight from the stream
+  latent_q_a,
+  latent_q_a_norm,
+  latent_q_b,
+  latent_kv_a,
+  latent_kv_a_norm,
+  latent_kv_b,  ///< of each head W_k [nope, kv_rank], then W_v [value, kv_rank]
+  latent_k_b,   ///< of each head W_k [kv_rank, nope], transposed
+  latent_v_b,
+  q_and_gate,  ///< of each query head q's rows, then those of the output's gate
+  delta_qkv,
+  delta_z,
+  delta_qkvz,  ///< of each key head its q, k, v and z
+  delta_b,
+  delta_a,
+  delta_ba,  ///< of each key head its b and a
+  delta_conv,
+  delta_dt_bias,
+  delta_decay,
+  delta_norm,
+  delta_out,
+  router,
+  router_bias,
+  choice_bias,
+  shared_gate,
+  // One tensor for each expert, with a second {} in its name, or one for all of them.
+  expert_gate,
+  expert_up,
+  expert_gate_up,  ///< gate and up in one matrix, in this order
+  expert_down,
+  expert_gate_bias,
+  expert_up_bias,
+  expert_gate_up_bias,
+  expert_down_bias
 };
 
-/// What the two kinds of files call a tensor; {} stands for the layer.
+/// How a folder holds a tensor of all experts; GGUF files always hold rows.
+enum class TensorForm {
+  rows,        ///< [E, out, in], as a projection
+  transposed,  ///< [E, in, out]; gate and up take turns
+  mxfp4        ///< rows in blocks NAME_blocks [E, out, in / 32, 16] and NAME_scales; gate and up take turns
+};
+
+/// What the two kinds of files call a tensor; {} stands for the layer. Empty: that kind has no such tensor. A place
+/// may have several names: the first that a file has is taken.
 struct TensorName {
   Place place;
   std::string_view folder, gguf;
+  TensorForm form = TensorForm::rows;
 };
 
 struct Family {
@@ -58,12 +102,13 @@ struct Family {
   bool gguf_pairs = false;
   bool partial_rope = false;  ///< a part of each head may turn
   bool tied = false;          ///< what config.json means when it does not say whether embeddings are tied
+  bool experts = false;       ///< has a mixture of experts: tells apart families of one GGUF architecture
 };
 
 std::span<const Family> families();
 /// Null when there is none.
 const Family* find_family(std::string_view architecture);
-const Family* find_gguf_family(std::string_view architecture);
+const Family* find_gguf_family(std::string_view architecture, bool experts = false);
 
 /// The family of a config; Llama where none is named, as in shapes made up for benchmarks.
 const Family& family_of(const ModelConfig& c);

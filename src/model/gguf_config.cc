@@ -46,9 +46,18 @@ class Keys {
   std::string prefix_;
 };
 
-const Family& read_family(const GgufMetadata& m) {
+bool has_experts(const Keys& k) {
+  return k.has("expert_count") && k.integer("expert_count", 0) > 0;
+}
+
+const Family& read_family(const GgufMetadata& m, const Keys& k) {
   const std::string_view name = m.text("general.architecture");
-  if (const Family* const family = find_gguf_family(name)) return *family;
+  if (const Family* const family = find_gguf_family(name, has_experts(k))) {
+    if (has_experts(k) && !family->experts)
+      throw InputError(fmt::format("{}: 'expert_count': expected 0 in this architecture, found {}", m.where(),
+                                   k.integer("expert_count")));
+    return *family;
+  }
   std::vector<std::string_view> known;
   for (const Family& family : families())
     if (std::find(known.begin(), known.end(), family.gguf) == known.end()) known.push_back(family.gguf);
@@ -56,15 +65,44 @@ const Family& read_family(const GgufMetadata& m) {
                                fmt::join(known, ", "), excerpt(name)));
 }
 
+/// Attention over latent rows: the heads of the file are the rows'.
+void add_latent(const Keys& k, Json& json) {
+  const std::int64_t turning = k.integer("rope.dimension_count");
+  json["num_key_value_heads"] = json["num_attention_heads"];
+  json["kv_lora_rank"] = k.integer("attention.kv_lora_rank");
+  if (k.has("attention.q_lora_rank")) json["q_lora_rank"] = k.integer("attention.q_lora_rank");
+  json["qk_rope_head_dim"] = turning;
+  json["qk_nope_head_dim"] = k.integer("attention.key_length_mla") - turning;
+  json["v_head_dim"] = k.integer("attention.value_length_mla");
+  json["head_dim"] = turning;  // nothing else turns
+  json["num_nextn_predict_layers"] = json["mtp_num_hidden_layers"];
+  if (k.has("leading_dense_block_count"))
+    json["first_k_dense_replace"] = k.integer("leading_dense_block_count", 0);
+  if (k.has("expert_shared_count")) json["n_shared_experts"] = k.integer("expert_shared_count", 0);
+  for (const auto& [key, name] :
+       {std::pair{"expert_group_count", "n_group"}, {"expert_group_used_count", "topk_group"}})
+    if (k.has(key)) json[name] = k.integer(key);
+  if (k.has("expert_weights_scale")) json["routed_scaling_factor"] = k.number("expert_weights_scale");
+  constexpr std::int64_t kSigmoid = 2;
+  const bool sigmoid = k.has("expert_gating_func") && k.integer("expert_gating_func", 0) == kSigmoid;
+  json["scoring_func"] = sigmoid ? "sigmoid" : "softmax";
+  json["norm_topk_prob"] = k.has("expert_weights_norm") && k.integer("expert_weights_norm", 0) != 0;
+}
+
 void add_shape(const GgufModel& model, const Keys& k, Json& json) {
   json["hidden_size"] = k.integer("embedding_length");
-  json["num_hidden_layers"] = k.integer("block_count");
-  json["intermediate_size"] = k.same("feed_forward_length");
+  const std::int64_t drafting = k.has("nextn_predict_layers") ? k.integer("nextn_predict_layers", 0) : 0;
+  json["num_hidden_layers"] = k.integer("block_count") - drafting;
+  json["mtp_num_hidden_layers"] = drafting;
+  json["intermediate_size"] =
+      k.same(k.has("feed_forward_length") ? "feed_forward_length" : "expert_feed_forward_length");
   json["num_attention_heads"] = k.same("attention.head_count");
   if (k.has("attention.head_count_kv")) json["num_key_value_heads"] = k.same("attention.head_count_kv");
   json["max_position_embeddings"] = k.integer("context_length");
   json["rms_norm_eps"] = k.number("attention.layer_norm_rms_epsilon");
-  if (k.has("attention.key_length")) {
+  if (k.has("attention.kv_lora_rank")) {
+    add_latent(k, json);
+  } else if (k.has("attention.key_length")) {
     json["head_dim"] = k.integer("attention.key_length");
     if (k.has("attention.value_length") && k.integer("attention.value_length") != json["head_dim"])
       throw InputError(fmt::format("{}: 'attention.value_length': expected {}, as keys have, found {}",
@@ -96,9 +134,11 @@ void add_yarn(const Keys& k, Json& rope) {
   for (const auto& [key, name] :
        {std::pair{"rope.scaling.yarn_beta_fast", "beta_fast"}, {"rope.scaling.yarn_beta_slow", "beta_slow"}})
     if (k.has(key)) rope[name] = k.number(key);
-  // Both of DeepSeek's factors; they cancel out where they are equal, as in all models that have them.
+  // Both of DeepSeek's factors; they cancel out where they are equal, as in all models that have them. Files of
+  // DeepSeek's own models hold a tenth.
+  const double tenth = k.has("attention.kv_lora_rank") ? 10.0 : 1.0;
   if (k.has("rope.scaling.yarn_log_multiplier") && k.number("rope.scaling.yarn_log_multiplier") > 0)
-    rope["mscale"] = rope["mscale_all_dim"] = k.number("rope.scaling.yarn_log_multiplier");
+    rope["mscale"] = rope["mscale_all_dim"] = tenth * k.number("rope.scaling.yarn_log_multiplier");
 }
 
 void add_rope(const GgufModel& model, const Keys& k, Json& json) {
@@ -152,12 +192,42 @@ void add_gemma(const Keys& k, Json& json) {
   if (k.has("final_logit_softcapping")) json["final_logit_softcapping"] = k.number("final_logit_softcapping");
 }
 
+/// Keys that state space models have too are the recurrent layers'.
+void add_hybrid(const Keys& k, Json& json) {
+  json["norm_plus_one"] = false;
+  json["linear_decay_log"] = false;
+  json["linear_conv_kernel_dim"] = k.integer("ssm.conv_kernel");
+  json["linear_key_head_dim"] = k.integer("ssm.state_size");
+  json["linear_num_key_heads"] = k.integer("ssm.group_count");
+  json["linear_num_value_heads"] = k.integer("ssm.time_step_rank");
+  json["linear_value_head_dim"] = k.integer("ssm.inner_size") / k.integer("ssm.time_step_rank");
+  if (k.has("full_attention_interval"))
+    json["full_attention_interval"] = k.integer("full_attention_interval");
+  if (k.has("expert_shared_feed_forward_length"))
+    json["shared_expert_intermediate_size"] = k.integer("expert_shared_feed_forward_length");
+}
+
 void add_multipliers(const Keys& k, Json& json) {
   for (const auto& [key, name] : {std::pair{"embedding_scale", "embedding_multiplier"},
                                   {"residual_scale", "residual_multiplier"},
                                   {"attention.scale", "attention_multiplier"},
                                   {"logit_scale", "logits_scaling"}})
     if (k.has(key)) json[name] = k.number(key);
+}
+
+/// The same count under each of the names that families have for it.
+void add_experts(const GgufModel& model, const Keys& k, Json& json) {
+  for (const char* name : {"num_experts", "num_local_experts", "n_routed_experts"})
+    json[name] = k.integer("expert_count");
+  json["num_experts_per_tok"] = k.integer("expert_used_count");
+  if (k.has("expert_feed_forward_length"))
+    json["moe_intermediate_size"] = k.integer("expert_feed_forward_length");
+  if (!json.contains("norm_topk_prob"))
+    json["norm_topk_prob"] = k.has("expert_weights_norm") ? k.integer("expert_weights_norm", 0) != 0 : true;
+  Json dense = Json::array();
+  for (std::int64_t i = 0; i < json["num_hidden_layers"].get<std::int64_t>(); ++i)
+    if (!model.tensors.contains(fmt::format("blk.{}.ffn_gate_inp.weight", i))) dense.push_back(i);
+  json["mlp_only_layers"] = std::move(dense);
 }
 
 /// Biases are there or not; nothing says so but the tensors.
@@ -178,18 +248,20 @@ void find_biases(const GgufModel& model, ModelPlan& p) {
 
 ModelConfig config_of_gguf(const GgufModel& model) {
   const GgufMetadata& m = model.metadata();
-  const Family& family = read_family(m);
   const Keys k(m);
-  if (k.has("expert_count") && k.integer("expert_count", 0) > 0)
-    throw InputError(
-        fmt::format("{}: 'expert_count': expected 0, found {}: mixtures of experts are not supported",
-                    m.where(), k.integer("expert_count", 0)));
+  const Family& family = read_family(m, k);
   Json json = {{"architectures", {family.architecture}}};
   add_shape(model, k, json);
   add_rope(model, k, json);
   if (k.has("attention.sliding_window") && k.integer("attention.sliding_window", 0) > 0)
     json["sliding_window"] = k.integer("attention.sliding_window");
   if (family.gguf == "gemma3") add_gemma(k, json);
+  if (k.has("ssm.conv_kernel")) {
+    add_hybrid(k, json);
+    json["linear_heads_tiled"] = family.gguf != "qwen3next";
+  }
+  if (has_experts(k)) add_experts(model, k, json);
+  if (family.gguf == "gpt-oss") json["rope_parameters"]["truncate"] = false;  // no key says so
   add_multipliers(k, json);
   if (m.has("tokenizer.ggml.bos_token_id"))
     json["bos_token_id"] = m.integer("tokenizer.ggml.bos_token_id", 0, kMost);

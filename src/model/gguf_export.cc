@@ -58,10 +58,12 @@ std::uint32_t file_type(WeightType type) {
   }
 }
 
-/// Vectors stay float32.
+/// Vectors stay float32, and so do routers and convolutions, which are small and decide much.
 WeightType type_for(std::string_view name, const std::vector<std::int64_t>& shape, WeightType wanted,
                     bool tied) {
-  if (shape.size() != 2) return WeightType::f32;
+  const auto has = [&](std::string_view part) { return name.find(part) != name.npos; };
+  if (shape.size() < 2 || has("ffn_gate_inp") || has("ssm_conv1d") || name.ends_with(".bias"))
+    return WeightType::f32;
   const bool output = name == kOutput || (tied && name == kEmbedding);
   if (output && wanted == WeightType::q4_k) wanted = WeightType::q6_k;
   if (shape.back() % layout_of(wanted).block == 0) return wanted;

@@ -3,19 +3,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <numbers>
 #include <string>
 
 #include "attend/window.h"
 #include "base/cancel.h"
-#include "base/text.h"
 #include "base/threads.h"
-#include "kernels/blocks/matmul_blocks.h"
-#include "kernels/blocks/matmul_tiled.h"
 #include "kernels/dequantise.h"
 #include "kernels/kernels.h"
-#include "kernels/matmul_narrow.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -50,30 +45,16 @@ float silu(float x) {
   return x / (1.0f + std::exp(-x));
 }
 
-/// Adds a vector to each row, if there is one.
-void add_bias(const Weight& bias, std::int64_t rows, std::vector<float>& to) {
-  if (bias.data == nullptr) return;
-  std::vector<float> b(static_cast<std::size_t>(bias.cols));
-  dequantise(bias.type, bias.data, bias.cols, b.data());
-  for (std::int64_t t = 0; t < rows; ++t) {
-    for (std::int64_t i = 0; i < bias.cols; ++i)
-      to[static_cast<std::size_t>(t * bias.cols + i)] += b[static_cast<std::size_t>(i)];
-  }
-}
-
-/// LODESTONE_ACTIVATIONS=f32 gives block-quantised weights float32 inputs, slowly: what rounded ones are compared
-/// with.
-bool exact_activations() {
-  const char* const wanted = std::getenv("LODESTONE_ACTIVATIONS");
-  const std::string_view name = wanted == nullptr ? "" : wanted;
-  if (!name.empty() && name != "f32" && name != "int16")
-    throw InputError("LODESTONE_ACTIVATIONS: expected f32 or int16, found '" + excerpt(name) + "'");
-  return name == "f32";
-}
-
 float gelu_tanh(float x) {
   constexpr auto kFactor = static_cast<float>(std::numbers::sqrt2 * std::numbers::inv_sqrtpi);
   return 0.5f * x * (1.0f + std::tanh(kFactor * (x + 0.044715f * x * x * x)));
+}
+
+/// With g at most `limit` and u within it of 0: g sigmoid(1.702 g) (u + 1).
+float clamped_silu(float g, float u, float limit) {
+  constexpr float kAlpha = 1.702f;
+  g = std::min(g, limit);
+  return g / (1.0f + std::exp(-kAlpha * g)) * (std::clamp(u, -limit, limit) + 1.0f);
 }
 
 void finish_logits(const ModelPlan& plan, std::vector<float>& logits) {
@@ -118,7 +99,10 @@ Llama::Llama(const ModelConfig& config, const ModelWeights& weights, ThreadPool&
                    .theta = config.plan.local_theta > 0 ? config.plan.local_theta : config.rope_theta},
                   config.max_positions),
       no_rope_(Rope::none(config.head_dim)),
-      exact_(exact_activations()) {}
+      linear_(pool),
+      experts_(config.plan, config.hidden, linear_, pool),
+      delta_(config.plan, config.norm_eps, linear_, pool),
+      latent_(config, linear_, pool) {}
 
 ForwardWork Llama::forward(const Step& given, const Rope& rope, LogitRows rows, std::vector<float>& logits) {
   Step step = given;
@@ -134,10 +118,10 @@ ForwardWork Llama::forward(const Step& given, const Rope& rope, LogitRows rows, 
 
 ForwardWork Llama::forward(Batch batch, std::vector<float>& logits) {
   ForwardWork work;
-  products_.clear();
+  linear_.clear();
   tokens_ = for_each_sequence(
       batch, [&](const Step& step, const SequenceTokens&, std::int64_t, std::int64_t tokens) {
-        add_product(tokens, step.phase == Phase::generation);
+        linear_.add_rows(tokens, step.phase == Phase::generation);
       });
   resize(tokens_);
   embed(batch);
@@ -155,23 +139,37 @@ ForwardWork Llama::forward(Batch batch, std::vector<float>& logits) {
 void Llama::layer(int index, Batch batch, ForwardWork& work) {
   const LayerWeights& w = weights_.layers[static_cast<std::size_t>(index)];
   rms_norm(b_.x, tokens_, w.attention_norm, b_.h);  // h: [T, D]
-  project_qkv(w);                                   // q: [T, Hq, d]   k, v: [T, Hkv, d]
+  if (config_.plan.layer(index).recurrent)
+    recurrence(index, batch);
+  else
+    attention(index, batch, work);
+  add_to_stream(w.attention_post_norm);  // x: [T, D]
+  rms_norm(b_.x, tokens_, w.mlp_norm, b_.h);
+  add_feed_forward(index);  // x: [T, D]
+}
+
+void Llama::attention(int index, Batch batch, ForwardWork& work) {
+  const LayerWeights& w = weights_.layers[static_cast<std::size_t>(index)];
+  project_qkv(w);  // q: [T, Hq, d]   k, v: [T, Hkv, d]
   rotate(index, batch);
   take_given(index, batch.front().given);
   write_kv(index, batch);            // KV store, then the selectors that listen
   attend_layer(index, batch, work);  // select -> attend -> merge: attention [T, Hq, d]
-  add_projection(w);                 // x: [T, D]
-  rms_norm(b_.x, tokens_, w.mlp_norm, b_.h);
-  add_feed_forward(w);  // x: [T, D]
+  add_sinks(w);
+  gate_attention(w);
+  const bool latent = config_.plan.latent.kv_rank > 0;
+  if (latent) latent_.unfold(w.latent, b_.attention, tokens_, b_.values);
+  linear_(latent ? b_.values : b_.attention, {{&w.o, &w.o_bias, &b_.h}});  // h: [T, D]
 }
 
-/// Generated tokens side by side share a product; others have one for each sequence.
-void Llama::add_product(std::int64_t rows, bool narrow) {
-  if (narrow && !products_.empty() && products_.back().narrow) {
-    products_.back().rows += rows;
-    return;
-  }
-  products_.push_back({products_.empty() ? 0 : products_.back().row + products_.back().rows, rows, narrow});
+/// A sequence that branches from a document has its states in its own store from the start.
+void Llama::recurrence(int index, Batch batch) {
+  std::vector<DeltaNet::Rows> rows;
+  for_each_sequence(batch, [&](const Step&, const SequenceTokens& s, std::int64_t row, std::int64_t tokens) {
+    RecurrentStates& states = s.kv->recurrent();
+    rows.push_back({row, tokens, states.before(index), states.after(index)});
+  });
+  delta_.run(weights_.layers[static_cast<std::size_t>(index)].delta, b_.h, tokens_, rows, b_.h);
 }
 
 void Llama::resize(std::int64_t tokens) {
@@ -181,13 +179,16 @@ void Llama::resize(std::int64_t tokens) {
   for (std::vector<float>* m : {&b_.x, &b_.h}) m->resize(size(config_.hidden));
   for (std::vector<float>* m : {&b_.q_unrotated, &b_.q, &b_.attention}) m->resize(size(q_cols));
   for (std::vector<float>* m : {&b_.k_unrotated, &b_.k, &b_.v}) m->resize(size(kv_cols));
-  for (std::vector<float>* m : {&b_.gate, &b_.up}) m->resize(size(config_.intermediate));
+  b_.shared.resize(size(config_.plan.experts.shared_gate ? 1 : 0));
+  b_.lse.resize(size(config_.plan.sinks ? config_.query_heads : 0));
 }
 
 std::int64_t Llama::scratch_bytes(std::int64_t tokens) const {
   const std::int64_t q_cols = std::int64_t{config_.query_heads} * config_.head_dim;
   const std::int64_t kv_cols = std::int64_t{config_.kv_heads} * config_.head_dim;
-  const std::int64_t floats = 2 * config_.hidden + 3 * q_cols + 3 * kv_cols + 2 * config_.intermediate;
+  const std::int64_t floats = 2 * config_.hidden + 3 * q_cols + 3 * kv_cols + 2 * config_.intermediate +
+                              experts_.scratch_floats() + delta_.scratch_floats() + latent_.scratch_floats() +
+                              (config_.plan.attention_gate ? q_cols : 0);
   return tokens * floats * static_cast<std::int64_t>(sizeof(float));
 }
 
@@ -224,36 +225,15 @@ void Llama::rms_norm(const std::vector<float>& x, std::int64_t rows, const Weigh
   });
 }
 
-void Llama::multiply_plain(const std::vector<float>& x, const Weight& w, std::vector<float>& out) {
-  for (const Product& p : products_) {
-    const auto product = p.narrow ? matmul_narrow : matmul;
-    product({x.data() + p.row * w.cols, p.rows, w.cols}, w.data, plain_dtype(w.type), w.rows,
-            {out.data() + p.row * w.rows, p.rows, w.rows}, pool_);
-  }
-}
-
-/// Plain weights are multiplied by the rows of each phase apart; of block-quantised ones a row has the same bits
-/// in any company.
-void Llama::linear(const std::vector<float>& x, std::initializer_list<Projection> projections) {
-  std::vector<TiledProduct> tiled;
-  Matrix<const float> rows;
-  for (const auto& [w, bias, out] : projections) {
-    rows = {x.data(), tokens_, w->cols};
-    const Matrix<float> to{out->data(), tokens_, w->rows};
-    if (is_plain(w->type))
-      multiply_plain(x, *w, *out);
-    else if (exact_ || w->tiles == nullptr)
-      matmul_blocks(rows, w->data, w->type, to, pool_);
-    else
-      tiled.push_back({&w->tiles->get(w->type, w->data, w->rows, w->cols, pool_), to});
-  }
-  if (!tiled.empty()) matmul_tiled(rows, tiled, rounded_, pool_);
-  for (const auto& [w, bias, out] : projections) add_bias(*bias, tokens_, *out);
-}
-
 void Llama::project_qkv(const LayerWeights& w) {
-  linear(b_.h,
-         {{&w.q, &w.q_bias, &b_.q_unrotated}, {&w.k, &w.k_bias, &b_.k_unrotated}, {&w.v, &w.v_bias, &b_.v}});
+  if (config_.plan.latent.kv_rank > 0)
+    return latent_.project(w.latent, b_.h, tokens_, b_.q_unrotated, b_.k_unrotated);
+  linear_(b_.h,
+          {{&w.q, &w.q_bias, &b_.q_unrotated}, {&w.k, &w.k_bias, &b_.k_unrotated}, {&w.v, &w.v_bias, &b_.v}});
+  if (w.attention_gate.data != nullptr) {
+    b_.gates.resize(b_.attention.size());
+    linear_(b_.h, {{&w.attention_gate, nullptr, &b_.gates}});
+  }
   if (!config_.plan.qk_norm) return;
   rms_norm(b_.q_unrotated, tokens_ * config_.query_heads, w.q_norm, b_.q_unrotated);
   rms_norm(b_.k_unrotated, tokens_ * config_.kv_heads, w.k_norm, b_.k_unrotated);
@@ -318,7 +298,8 @@ void Llama::write_kv(int index, Batch batch) {
                            .k_unrotated = rows_of(b_.k_unrotated, row, tokens, kv_cols),
                            .q = rows_of(b_.q, row, tokens, q_cols),
                            .k = rows_of(b_.k, row, tokens, kv_cols),
-                           .v = rows_of(b_.v, row, tokens, kv_cols)};
+                           // A latent row is both.
+                           .v = rows_of(config_.plan.latent.kv_rank > 0 ? b_.k : b_.v, row, tokens, kv_cols)};
     s.kv->write(index, tokens, write.k, write.v);
     if (step.listeners.empty() || config_.plan.layer(index).window > 0) return;
     for (Selector* listener : step.listeners[static_cast<std::size_t>(index)]) listener->on_write(write);
@@ -348,7 +329,7 @@ void Llama::attend_step(int index, const Step& step, std::int64_t row, ForwardWo
                             .rope = &rope_of(index, *step.rope),
                             .pool = &pool_};
   std::vector<QueryBlock> blocks;
-  std::vector<float*> outputs;  // per block: [T, Hq, d]
+  std::vector<float*> outputs, lse;  // per block: [T, Hq, d], [T, Hq]; the second only where there are sinks
   std::int64_t tokens = 0;
   for (const SequenceTokens& s : step.sequences) {
     const std::int64_t first = row + tokens, count = std::ssize(s.tokens);
@@ -362,6 +343,7 @@ void Llama::attend_step(int index, const Step& step, std::int64_t row, ForwardWo
                       .far_begin = static_cast<Position>(geometry.dense.sink),
                       .far_limit = s.far_limit});
     outputs.push_back(b_.attention.data() + first * q_cols);
+    if (config_.plan.sinks) lse.push_back(b_.lse.data() + first * config_.query_heads);
     tokens += count;
   }
   MassSink mass;
@@ -373,18 +355,19 @@ void Llama::attend_step(int index, const Step& step, std::int64_t row, ForwardWo
     };
   }
   if (windowed) {
-    attend_window_step(step, geometry, blocks, outputs, work);
+    attend_window_step(step, geometry, blocks, outputs, lse, work);
   } else if (!step.sequences.front().document.empty()) {
-    attend_branch_step(step, selector, geometry, blocks, outputs, mass);
+    attend_branch_step(step, selector, geometry, blocks, outputs, lse, mass);
   } else if (selector == nullptr) {
-    (step.work.empty() ? work : step.work.front()).attend += attend_full(blocks, geometry, outputs, mass);
+    (step.work.empty() ? work : step.work.front()).attend +=
+        attend_full(blocks, geometry, outputs, mass, lse);
   } else {
     for (const QueryBlock& block : blocks) {
       selector->append(block.sequence, block.kv, block.far_end(block.tokens - 1, geometry.dense));
     }
     selection_.clear();
     selector->select(blocks, selection_);
-    work.attend += attend(blocks, selection_, geometry, outputs, mass);
+    work.attend += attend(blocks, selection_, geometry, outputs, mass, lse);
     const SelectWork select = selector->take_work();
     work.select.bytes += select.bytes;
     work.select.keys_scored += select.keys_scored;
@@ -398,7 +381,7 @@ void Llama::attend_step(int index, const Step& step, std::int64_t row, ForwardWo
 /// Each sequence chooses by itself, so that no choice depends on who else asks.
 void Llama::attend_branch_step(const Step& step, Selector* selector, const LayerGeometry& geometry,
                                std::span<QueryBlock> blocks, std::span<float* const> outputs,
-                               const MassSink& mass) {
+                               std::span<float* const> lse, const MassSink& mass) {
   const auto layer = static_cast<std::size_t>(geometry.layer);
   const std::vector<TailRows> tails = take_tails(step, geometry, blocks);
   std::unique_lock<std::mutex> choosing;
@@ -414,7 +397,7 @@ void Llama::attend_branch_step(const Step& step, Selector* selector, const Layer
     step.work[i].sparse_tokens += blocks[i].tokens;
   }
   std::vector<AttendWork> attended(blocks.size());
-  attend_branches({blocks, tails, outputs, selections_, attended}, geometry, mass);
+  attend_branches({blocks, tails, outputs, selections_, attended, lse}, geometry, mass);
   for (std::size_t i = 0; i < blocks.size(); ++i) step.work[i].attend += attended[i];
   if (selector != nullptr && step.hooks != nullptr && step.hooks->samples &&
       step.hooks->samples(geometry.layer, blocks.front().begin))
@@ -433,38 +416,89 @@ void Llama::compare_branch(const ForwardHooks& hooks, const LayerGeometry& geome
 }
 
 void Llama::attend_window_step(const Step& step, const LayerGeometry& geometry, std::span<QueryBlock> blocks,
-                               std::span<float* const> outputs, ForwardWork& work) {
+                               std::span<float* const> outputs, std::span<float* const> lse,
+                               ForwardWork& work) {
   const bool branches = !step.sequences.front().document.empty();
   const auto tails = branches ? take_tails(step, geometry, blocks) : std::vector<TailRows>{};
   std::vector<AttendWork> attended(blocks.size());
-  attend_window(blocks, tails, geometry, config_.plan.layer(geometry.layer).window, outputs, attended);
+  attend_window(blocks, tails, geometry, config_.plan.layer(geometry.layer).window, outputs, attended, lse);
   for (std::size_t i = 0; i < blocks.size(); ++i) (branches ? step.work[i] : work).attend += attended[i];
 }
 
-void Llama::add_projection(const LayerWeights& w) {
-  linear(b_.attention, {{&w.o, &w.o_bias, &b_.h}});
-  add_to_stream(w.attention_post_norm);
+/// A sink is a logit without a value: it takes its share of the softmax, once, when all keys have theirs.
+void Llama::add_sinks(const LayerWeights& w) {
+  if (!config_.plan.sinks) return;
+  const std::vector<float> sinks = numbers_of(w.sinks);
+  const std::int64_t d = config_.head_dim, heads = config_.query_heads;
+  pool_.for_each(tokens_, [&](std::int64_t t, int) {
+    for (std::int64_t h = 0; h < heads; ++h) {
+      const float beyond =
+          sinks[static_cast<std::size_t>(h)] - b_.lse[static_cast<std::size_t>(t * heads + h)];
+      scale({b_.attention.data() + (t * heads + h) * d, static_cast<std::size_t>(d)},
+            1.0f / (1.0f + std::exp(beyond)));
+    }
+  });
 }
 
-void Llama::add_feed_forward(const LayerWeights& w) {
-  linear(b_.h, {{&w.gate, &w.gate_bias, &b_.gate}, {&w.up, &w.up_bias, &b_.up}});
-  activate();
-  linear(b_.gate, {{&w.down, &w.down_bias, &b_.h}});
+void Llama::gate_attention(const LayerWeights& w) {
+  if (w.attention_gate.data == nullptr) return;
+  for (std::size_t i = 0; i < b_.attention.size(); ++i) b_.attention[i] /= 1.0f + std::exp(-b_.gates[i]);
+}
+
+/// What every token goes through, then what each chose.
+void Llama::add_feed_forward(int index) {
+  const LayerWeights& w = weights_.layers[static_cast<std::size_t>(index)];
+  std::vector<float>& out = w.experts.empty() ? b_.h : b_.mixed;
+  out.resize(b_.h.size());
+  if (w.gate.data == nullptr) {
+    std::fill(out.begin(), out.end(), 0.0f);
+  } else {
+    for (std::vector<float>* m : {&b_.gate, &b_.up})
+      m->resize(static_cast<std::size_t>(tokens_ * w.gate.rows));
+    linear_(b_.h, {{&w.gate, &w.gate_bias, &b_.gate}, {&w.up, &w.up_bias, &b_.up}});
+    activate(b_.gate, b_.up, tokens_);
+    linear_(b_.gate, {{&w.down, &w.down_bias, &out}});
+  }
+  if (!w.experts.empty()) {
+    weigh_shared(w);
+    experts_.add(
+        w, b_.h, tokens_, [this](auto& gate, const auto& up, std::int64_t rows) { activate(gate, up, rows); },
+        out);
+    std::swap(b_.h, b_.mixed);
+  }
   add_to_stream(w.mlp_post_norm);
 }
 
-void Llama::activate() {
-  const std::int64_t f = config_.intermediate;
+/// Each token's gate of the feed-forward that all go through beside the experts.
+void Llama::weigh_shared(const LayerWeights& w) {
+  if (w.shared_gate.data == nullptr) return;
+  const std::int64_t d = config_.hidden;
+  linear_(b_.h, {{&w.shared_gate, nullptr, &b_.shared}});
+  pool_.for_each(tokens_, [&](std::int64_t t, int) {
+    scale({b_.mixed.data() + t * d, static_cast<std::size_t>(d)},
+          1.0f / (1.0f + std::exp(-b_.shared[static_cast<std::size_t>(t)])));
+  });
+}
+
+void Llama::activate(std::vector<float>& gate, const std::vector<float>& up, std::int64_t rows) const {
+  const std::int64_t f = std::ssize(gate) / std::max<std::int64_t>(rows, 1);
   const auto apply = [&](auto function) {
-    pool_.for_each(tokens_, [&](std::int64_t t, int) {
+    pool_.for_each(rows, [&](std::int64_t t, int) {
       for (std::int64_t i = t * f; i < (t + 1) * f; ++i) {
         const auto at = static_cast<std::size_t>(i);
-        b_.gate[at] = function(b_.gate[at]) * b_.up[at];
+        gate[at] = function(gate[at], up[at]);
       }
     });
   };
-  if (config_.plan.activation == ActivationKind::silu) return apply(silu);
-  apply(gelu_tanh);
+  const auto limit = static_cast<float>(config_.plan.activation_limit);
+  switch (config_.plan.activation) {
+    case ActivationKind::silu:
+      return apply([](float g, float u) { return silu(g) * u; });
+    case ActivationKind::gelu_tanh:
+      return apply([](float g, float u) { return gelu_tanh(g) * u; });
+    case ActivationKind::clamped_silu:
+      return apply([=](float g, float u) { return clamped_silu(g, u, limit); });
+  }
 }
 
 void Llama::add_to_stream(const Weight& post_norm) {
@@ -476,21 +510,20 @@ void Llama::add_to_stream(const Weight& post_norm) {
 /// The last token of a sequence is one row, whichever phase it is of.
 void Llama::head(Batch batch, std::vector<float>& logits) {
   const std::int64_t d = config_.hidden;
-  products_.clear();
+  linear_.clear();
   tokens_ = 0;
   for_each_sequence(
       batch, [&](const Step& step, const SequenceTokens&, std::int64_t row, std::int64_t count) {
         if (step.rows == LogitRows::none) return;
         const std::int64_t rows = step.rows == LogitRows::all ? count : 1, first = row + count - rows;
         if (first != tokens_) std::copy_n(b_.x.data() + first * d, rows * d, b_.x.data() + tokens_ * d);
-        add_product(rows, rows == 1 || step.phase == Phase::generation);
+        linear_.add_rows(rows, rows == 1 || step.phase == Phase::generation);
         tokens_ += rows;
       });
   if (tokens_ == 0) return;
   rms_norm(b_.x, tokens_, weights_.final_norm, b_.h);
   logits.resize(static_cast<std::size_t>(tokens_ * weights_.output.rows));
-  const Weight no_bias;
-  linear(b_.h, {{&weights_.output, &no_bias, &logits}});
+  linear_(b_.h, {{&weights_.output, nullptr, &logits}});
   finish_logits(config_.plan, logits);
 }
 

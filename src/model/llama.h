@@ -4,17 +4,19 @@
 #pragma once
 
 #include <functional>
-#include <initializer_list>
 #include <mutex>
 #include <span>
 #include <vector>
 
 #include "attend/attend.h"
 #include "kernels/rope.h"
-#include "kernels/tiled_product.h"
 #include "kv/store.h"
 #include "lodestone/selector.h"
 #include "model/config.h"
+#include "model/delta_net.h"
+#include "model/experts.h"
+#include "model/latent.h"
+#include "model/linear.h"
 #include "model/weights.h"
 
 namespace lode {
@@ -121,20 +123,22 @@ class Llama {
     std::vector<float> k_unrotated, k;  // [T, Hkv, d]
     std::vector<float> v;               // [T, Hkv, d]
     std::vector<float> attention;       // [T, Hq, d]
+    std::vector<float> values;          // [T, Hq, value] unfolded from latent rows
+    std::vector<float> gates;           // [T, Hq, d] of outputs that are gated
+    std::vector<float> lse;             // [T, Hq] of layers with sinks
     std::vector<float> gate, up;        // [T, F]
+    std::vector<float> mixed;           // [T, D] of layers with experts
+    std::vector<float> shared;          // [T, 1]
   };
 
-  /// Rows of the matrices that go through a product together.
-  struct Product {
-    std::int64_t row = 0, rows = 0;
-    bool narrow = false;  ///< by matmul_narrow
-  };
   using Batch = std::span<const Step>;
 
   void resize(std::int64_t tokens);
-  void add_product(std::int64_t rows, bool narrow);
   void embed(Batch batch);
   void layer(int index, Batch batch, ForwardWork& work);
+  void attention(int index, Batch batch, ForwardWork& work);
+  void recurrence(int index, Batch batch);
+  void gate_attention(const LayerWeights& w);
   void project_qkv(const LayerWeights& w);
   void rotate(int index, Batch batch);
   void grow_queries(Batch batch);
@@ -144,37 +148,32 @@ class Llama {
   void attend_step(int index, const Step& step, std::int64_t row, ForwardWork& work);
   void attend_branch_step(const Step& step, Selector* selector, const LayerGeometry& geometry,
                           std::span<QueryBlock> blocks, std::span<float* const> outputs,
-                          const MassSink& mass);
+                          std::span<float* const> lse, const MassSink& mass);
   void compare_branch(const ForwardHooks& hooks, const LayerGeometry& geometry, BranchCall call);
   void attend_window_step(const Step& step, const LayerGeometry& geometry, std::span<QueryBlock> blocks,
-                          std::span<float* const> outputs, ForwardWork& work);
-  void add_projection(const LayerWeights& w);
-  void add_feed_forward(const LayerWeights& w);
+                          std::span<float* const> outputs, std::span<float* const> lse, ForwardWork& work);
+  void add_sinks(const LayerWeights& w);
+  void add_feed_forward(int index);
+  void weigh_shared(const LayerWeights& w);
   void head(Batch batch, std::vector<float>& logits);
   /// out = norm of x [rows, weight.cols]; both may be the same.
   void rms_norm(const std::vector<float>& x, std::int64_t rows, const Weight& weight,
                 std::vector<float>& out) const;
-  void activate();
+  /// gate [rows, F] = activation(gate) * up.
+  void activate(std::vector<float>& gate, const std::vector<float>& up, std::int64_t rows) const;
   /// x += h, times the plan's multiplier, after a norm where there is one behind.
   void add_to_stream(const Weight& post_norm);
-  /// out [T, w.rows] = x [T, w.cols] w^T + bias.
-  struct Projection {
-    const Weight *w, *bias;
-    std::vector<float>* out;
-  };
-  /// Projections that share their input; block-quantised weights share its rounding too.
-  void linear(const std::vector<float>& x, std::initializer_list<Projection> projections);
-  void multiply_plain(const std::vector<float>& x, const Weight& w, std::vector<float>& out);
 
   const ModelConfig& config_;
   const ModelWeights& weights_;
   ThreadPool& pool_;
   Rope local_rope_, no_rope_;  // of layers that do not turn as the others do
   Buffers b_;
-  RoundedRows rounded_;      // the input of block-quantised products
-  bool exact_;               // they take float32 inputs instead
+  LinearLayers linear_;
+  Experts experts_;
+  DeltaNet delta_;
+  LatentAttention latent_;
   std::int64_t tokens_ = 0;  // T of the running step, all sequences together
-  std::vector<Product> products_;
   Selection selection_;
   std::vector<Selection> selections_;  // of a step's sequences, where they have a document
 };

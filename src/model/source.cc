@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "lodestone/error.h"
 #include "model/gguf_config.h"
+#include "model/text_part.h"
 #include "text/gguf_tokenizer.h"
 
 namespace lode {
@@ -62,7 +63,9 @@ std::string ModelSource::chat_template() const {
 
 WeightFiles ModelSource::take_weights() {
   if (gguf_) return weight_files_of(std::move(*gguf_), path_.string());
-  return open_weight_files(path_);
+  WeightFiles files = open_weight_files(path_);
+  if (config_.text_part) keep_text_part(files);
+  return files;
 }
 
 std::vector<std::filesystem::path> ModelSource::files_of(const std::filesystem::path& path) {

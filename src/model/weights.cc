@@ -17,205 +17,12 @@
 #include "lodestone/error.h"
 #include "model/family.h"
 #include "model/weight_files.h"
+#include "model/weight_places.h"
+#include "model/weight_shapes.h"
 
 namespace lode {
 
 namespace {
-
-std::string shape_text(const std::vector<std::int64_t>& shape) {
-  return fmt::format("[{}]", fmt::join(shape, ", "));
-}
-
-/// What a tensor must look like: [rows, cols], or [cols] of a vector.
-struct Shape {
-  bool vector = false;
-  std::int64_t rows = 1, cols = 0;
-};
-
-/// Takes tensors out one by one, checking each; what is left at the end nobody asked for.
-class Taker {
- public:
-  explicit Taker(WeightFiles& files) : files_(files) {}
-
-  Weight take(const std::string& name, const Shape& wanted) {
-    const std::vector<std::int64_t> shape =
-        wanted.vector ? std::vector{wanted.cols} : std::vector{wanted.rows, wanted.cols};
-    const auto node = files_.tensors.extract(name);
-    if (node.empty())
-      throw InputError(fmt::format("{}: expected a tensor '{}' of shape {}, found none", files_.where, name,
-                                   shape_text(shape)));
-    const NamedTensor& found = node.mapped();
-    if (found.shape != shape) {
-      throw InputError(fmt::format("{}: tensor '{}': expected shape {}, found {}", found.where, name,
-                                   shape_text(shape), shape_text(found.shape)));
-    }
-    if (!found.type)
-      throw InputError(fmt::format("{}: tensor '{}': expected weights in F32, F16 or BF16, found {}",
-                                   found.where, excerpt(name), found.type_name));
-    if (wanted.vector && !is_plain(*found.type))
-      throw InputError(fmt::format("{}: tensor '{}': expected a vector in F32, F16 or BF16, found {}",
-                                   found.where, excerpt(name), found.type_name));
-    return {found.bytes.data(), *found.type, wanted.rows, wanted.cols};
-  }
-
-  void finish(bool tied) {
-    for (const auto& [name, tensor] : files_.tensors) {
-      const bool harmless = name.ends_with("rotary_emb.inv_freq") || (tied && name == "lm_head.weight") ||
-                            (files_.gguf && name.starts_with("rope_f"));  // read with the config
-      if (!harmless)
-        throw InputError(
-            fmt::format("{}: tensor '{}' has no place in this architecture", tensor.where, excerpt(name)));
-    }
-  }
-
- private:
-  WeightFiles& files_;
-};
-
-/// Whether the plan has a weight in this place.
-bool wanted(Place place, const ModelPlan& p) {
-  switch (place) {
-    case Place::q_bias:
-      return p.q_bias;
-    case Place::k_bias:
-      return p.k_bias;
-    case Place::v_bias:
-      return p.v_bias;
-    case Place::o_bias:
-      return p.o_bias;
-    case Place::gate_bias:
-      return p.gate_bias;
-    case Place::up_bias:
-      return p.up_bias;
-    case Place::down_bias:
-      return p.down_bias;
-    case Place::q_norm:
-    case Place::k_norm:
-      return p.qk_norm;
-    case Place::attention_post_norm:
-    case Place::mlp_post_norm:
-      return p.post_norms;
-    default:
-      return true;
-  }
-}
-
-Shape shape_of(Place place, const ModelConfig& c) {
-  const std::int64_t q = std::int64_t{c.query_heads} * c.head_dim, kv = std::int64_t{c.kv_heads} * c.head_dim;
-  const auto vector = [](std::int64_t n) { return Shape{true, 1, n}; };
-  switch (place) {
-    case Place::embedding:
-    case Place::output:
-      return {false, c.vocab, c.hidden};
-    case Place::q:
-      return {false, q, c.hidden};
-    case Place::k:
-    case Place::v:
-      return {false, kv, c.hidden};
-    case Place::qkv:
-      return {false, q + 2 * kv, c.hidden};
-    case Place::q_bias:
-      return vector(q);
-    case Place::k_bias:
-    case Place::v_bias:
-      return vector(kv);
-    case Place::q_norm:
-    case Place::k_norm:
-      return vector(c.head_dim);
-    case Place::o:
-      return {false, c.hidden, q};
-    case Place::gate:
-    case Place::up:
-      return {false, c.intermediate, c.hidden};
-    case Place::gate_up:
-      return {false, 2 * c.intermediate, c.hidden};
-    case Place::gate_bias:
-    case Place::up_bias:
-      return vector(c.intermediate);
-    case Place::down:
-      return {false, c.hidden, c.intermediate};
-    case Place::final_norm:
-    case Place::attention_norm:
-    case Place::attention_post_norm:
-    case Place::mlp_norm:
-    case Place::mlp_post_norm:
-    case Place::o_bias:
-    case Place::down_bias:
-      return vector(c.hidden);
-  }
-  LODE_ASSERT(false);
-  return {};
-}
-
-Weight LayerWeights::*member_of(Place place) {
-  using Member = Weight LayerWeights::*;
-  constexpr std::array<std::pair<Place, Member>, 20> kMembers = {{
-      {Place::attention_norm, &LayerWeights::attention_norm},
-      {Place::q, &LayerWeights::q},
-      {Place::k, &LayerWeights::k},
-      {Place::v, &LayerWeights::v},
-      {Place::q_bias, &LayerWeights::q_bias},
-      {Place::k_bias, &LayerWeights::k_bias},
-      {Place::v_bias, &LayerWeights::v_bias},
-      {Place::q_norm, &LayerWeights::q_norm},
-      {Place::k_norm, &LayerWeights::k_norm},
-      {Place::o, &LayerWeights::o},
-      {Place::o_bias, &LayerWeights::o_bias},
-      {Place::attention_post_norm, &LayerWeights::attention_post_norm},
-      {Place::mlp_norm, &LayerWeights::mlp_norm},
-      {Place::gate, &LayerWeights::gate},
-      {Place::up, &LayerWeights::up},
-      {Place::gate_bias, &LayerWeights::gate_bias},
-      {Place::up_bias, &LayerWeights::up_bias},
-      {Place::down, &LayerWeights::down},
-      {Place::down_bias, &LayerWeights::down_bias},
-      {Place::mlp_post_norm, &LayerWeights::mlp_post_norm},
-  }};
-  const auto at =
-      std::find_if(kMembers.begin(), kMembers.end(), [&](const auto& m) { return m.first == place; });
-  return at == kMembers.end() ? nullptr : at->second;
-}
-
-Weight rows_of(const Weight& w, std::int64_t begin, std::int64_t rows) {
-  return {w.data + bytes_of(w.type, begin * w.cols), w.type, rows, w.cols};
-}
-
-void put(Place place, const Weight& whole, LayerWeights& layer, const ModelConfig& c) {
-  if (place == Place::qkv) {
-    const std::int64_t q = shape_of(Place::q, c).rows, kv = shape_of(Place::k, c).rows;
-    layer.q = rows_of(whole, 0, q);
-    layer.k = rows_of(whole, q, kv);
-    layer.v = rows_of(whole, q + kv, kv);
-  } else if (place == Place::gate_up) {
-    layer.gate = rows_of(whole, 0, c.intermediate);
-    layer.up = rows_of(whole, c.intermediate, c.intermediate);
-  } else {
-    layer.*member_of(place) = whole;
-  }
-}
-
-/// Puts every tensor in its place, by the names of the family and the kind of file.
-void take_all(WeightFiles& files, const ModelConfig& c, ModelWeights& m) {
-  Taker taker(files);
-  m.layers.resize(static_cast<std::size_t>(c.layers));
-  for (const TensorName& name : tensor_names(family_of(c))) {
-    const std::string_view pattern = files.gguf ? name.gguf : name.folder;
-    if (!wanted(name.place, c.plan)) continue;
-    const Shape shape = shape_of(name.place, c);
-    if (name.place == Place::embedding) {
-      m.embedding = taker.take(std::string(pattern), shape);
-    } else if (name.place == Place::final_norm) {
-      m.final_norm = taker.take(std::string(pattern), shape);
-    } else if (name.place == Place::output) {
-      if (!c.tied_embeddings) m.output = taker.take(std::string(pattern), shape);
-    } else {
-      for (int i = 0; i < c.layers; ++i)
-        put(name.place, taker.take(fmt::format(fmt::runtime(pattern), i), shape),
-            m.layers[static_cast<std::size_t>(i)], c);
-    }
-  }
-  taker.finish(c.tied_embeddings);
-}
 
 /// Which row of a head in the file becomes each of its rows here, so that RoPE turns dimensions i and i + d/2;
 /// empty when they are in that order already.
@@ -260,43 +67,6 @@ void reorder_heads(ModelWeights& m, const ModelConfig& c, bool pairs,
   for (LayerWeights& w : m.layers)
     for (Weight* weight : {&w.q, &w.k, &w.q_bias, &w.k_bias, &w.q_norm, &w.k_norm})
       reorder(*weight, order, owned);
-}
-
-/// Every weight in the order of the data flow.
-template <class Model, class Body>
-void for_each_weight(Model& m, const Body& body) {
-  body("embedding", m.embedding);
-  for (std::size_t i = 0; i < m.layers.size(); ++i) {
-    auto& w = m.layers[i];
-    for (const auto& [name, weight] : {std::pair{"attention_norm", &w.attention_norm},
-                                       {"q", &w.q},
-                                       {"k", &w.k},
-                                       {"v", &w.v},
-                                       {"q_bias", &w.q_bias},
-                                       {"k_bias", &w.k_bias},
-                                       {"v_bias", &w.v_bias},
-                                       {"o", &w.o},
-                                       {"o_bias", &w.o_bias},
-                                       {"mlp_norm", &w.mlp_norm},
-                                       {"gate", &w.gate},
-                                       {"up", &w.up},
-                                       {"down", &w.down},
-                                       {"gate_bias", &w.gate_bias},
-                                       {"up_bias", &w.up_bias},
-                                       {"down_bias", &w.down_bias}}) {
-      body(fmt::format("layer {} {}", i, name), *weight);
-    }
-    // Models without these keep the fingerprints that their files have.
-    for (const auto& [name, weight] : {std::pair{"q_norm", &w.q_norm},
-                                       {"k_norm", &w.k_norm},
-                                       {"attention_post_norm", &w.attention_post_norm},
-                                       {"mlp_post_norm", &w.mlp_post_norm}}) {
-      if (weight->rows > 0) body(fmt::format("layer {} {}", i, name), *weight);
-    }
-  }
-  body("final_norm", m.final_norm);
-  const bool shared = m.output.data != nullptr && m.output.data == m.embedding.data;
-  if (!shared) body("output", m.output);
 }
 
 /// An exponent of all ones is infinity or NaN. The flag is as wide as the word and never leaves the loop, so
@@ -368,22 +138,37 @@ std::string fingerprint_of(const ModelWeights& m) {
 
 /// What random() fills: no biases, and no output when it is tied.
 void set_shapes(ModelWeights& m, const ModelConfig& c, WeightType type) {
-  const std::int64_t q = std::int64_t{c.query_heads} * c.head_dim, kv = std::int64_t{c.kv_heads} * c.head_dim;
-  const auto sized = [&](std::int64_t rows, std::int64_t cols) {
-    const bool plain = is_plain(type) || rows == 1;  // vectors are never quantised
-    return Weight{nullptr, is_plain(type) ? type : plain ? WeightType::f32 : type, rows, cols};
+  const auto sized = [&](Place place, int layer) {
+    if (!has_weight(place, c, layer)) return Weight{};
+    const auto shape = shape_of(place, c, layer);
+    const bool vector = shape.size() == 1;  // vectors are never quantised
+    const std::int64_t rows = vector ? 1 : shape[shape.size() - 2];
+    return Weight{nullptr, vector && !is_plain(type) ? WeightType::f32 : type, rows, shape.back()};
   };
-  m.embedding = sized(c.vocab, c.hidden);
-  m.final_norm = sized(1, c.hidden);
-  if (!c.tied_embeddings) m.output = sized(c.vocab, c.hidden);
+  m.embedding = sized(Place::embedding, -1);
+  m.final_norm = sized(Place::final_norm, -1);
+  if (!c.tied_embeddings) m.output = sized(Place::output, -1);
   m.layers.resize(static_cast<std::size_t>(c.layers));
-  for (LayerWeights& w : m.layers) {
-    w.attention_norm = w.mlp_norm = sized(1, c.hidden);
-    w.q = sized(q, c.hidden);
-    w.k = w.v = sized(kv, c.hidden);
-    w.o = sized(c.hidden, q);
-    w.gate = w.up = sized(c.intermediate, c.hidden);
-    w.down = sized(c.hidden, c.intermediate);
+  for (int i = 0; i < c.layers; ++i) {
+    LayerWeights& w = m.layers[static_cast<std::size_t>(i)];
+    w.attention_norm = sized(Place::attention_norm, i);
+    w.mlp_norm = sized(Place::mlp_norm, i);
+    w.q = sized(Place::q, i);
+    w.k = sized(Place::k, i);
+    w.v = sized(Place::v, i);
+    w.o = sized(Place::o, i);
+    w.gate = sized(Place::gate, i);
+    w.up = sized(Place::up, i);
+    w.down = sized(Place::down, i);
+    if (!c.plan.layer(i).experts) continue;
+    w.router = sized(Place::router, i);
+    const ExpertWeights expert = {.gate = sized(Place::expert_gate, i),
+                                  .up = sized(Place::expert_up, i),
+                                  .down = sized(Place::expert_down, i),
+                                  .gate_bias = {},
+                                  .up_bias = {},
+                                  .down_bias = {}};
+    w.experts.assign(static_cast<std::size_t>(c.plan.experts.count), expert);
   }
 }
 
@@ -429,7 +214,7 @@ ModelWeights ModelWeights::read(const std::filesystem::path& dir, const ModelCon
 ModelWeights ModelWeights::read(WeightFiles&& files, const ModelConfig& c, bool check_finite) {
   ModelWeights m;
   for (const auto& [name, tensor] : files.tensors) ++m.types[tensor.type_name];
-  take_all(files, c, m);
+  m.owned_ = take_weights(files, c, m);
   m.files_ = std::move(files.files);
   reorder_heads(m, c, files.gguf && family_of(c).gguf_pairs, m.owned_);
   align(m, m.owned_);

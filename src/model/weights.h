@@ -31,6 +31,31 @@ inline std::int64_t bytes_of(const Weight& w) {
   return w.data == nullptr ? 0 : bytes_of(w.type, w.rows * w.cols);
 }
 
+/// One expert's feed-forward.
+struct ExpertWeights {
+  Weight gate, up;                       // [F, D]
+  Weight down;                           // [D, F]
+  Weight gate_bias, up_bias, down_bias;  // data null when the plan has none
+};
+
+/// What a recurrent layer has in place of q, k, v and o.
+struct DeltaWeights {
+  Weight qkv;             // [channels, D]
+  Weight z, b, a;         // [values, D], [value heads, D] twice
+  Weight conv;            // [channels, kernel]
+  Weight dt_bias, decay;  // [1, value heads]
+  Weight norm;            // [1, value_dim]
+  Weight out;             // [D, values]
+};
+
+/// What attention over latent rows has in place of q, k and v.
+struct LatentWeights {
+  Weight q_a, q_a_norm;          // [q_rank, D], [1, q_rank]; data null without a q_rank
+  Weight q_b;                    // [Hq (nope + rope), q_rank or D]
+  Weight kv_a, kv_a_norm;        // [kv_rank + rope, D], [1, kv_rank]
+  std::vector<Weight> k_b, v_b;  // [Hq] of [kv_rank, nope] and [value, kv_rank]
+};
+
 struct LayerWeights {
   Weight attention_norm;                  // [1, D]
   Weight q, k, v;                         // [Hq d, D], [Hkv d, D], [Hkv d, D]
@@ -39,10 +64,16 @@ struct LayerWeights {
   Weight o;                               // [D, Hq d]
   Weight attention_post_norm;             // [1, D]; the same
   Weight mlp_norm;                        // [1, D]
-  Weight gate, up;                        // [F, D]
-  Weight down;                            // [D, F]
+  Weight gate, up;                        // [F, D]; data null when the layer has experts alone
+  Weight down;                            // [D, F]; the same
   Weight gate_bias, up_bias, down_bias;
-  Weight mlp_post_norm;  // [1, D]; data null when the plan has none
+  Weight mlp_post_norm;                                  // [1, D]; data null when the plan has none
+  Weight sinks;                                          // [1, Hq]; the same
+  Weight router, router_bias, choice_bias, shared_gate;  // [E, D], [1, E], [1, E], [1, D]
+  std::vector<ExpertWeights> experts = {};               // [E]
+  Weight attention_gate;                                 // [Hq d, D]; data null when the plan has none
+  DeltaWeights delta;                                    // of recurrent layers
+  LatentWeights latent;                                  // of plans with latent rows
 };
 
 class ModelWeights {

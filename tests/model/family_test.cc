@@ -3,6 +3,7 @@
 // and every family under a method that selects everything, which is full attention to the bit.
 #include "model/family.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -92,7 +93,9 @@ class FamilyGolden : public testing::TestWithParam<std::string> {
                 .kv_heads = model.config.kv_heads,
                 .head_dim = model.config.head_dim,
                 .type = DType::f32,
-                .max_tokens = tokens});
+                .max_tokens = tokens,
+                .recurrent = model.config.plan.recurrent_floats(),
+                .shared_rows = model.config.plan.latent.kv_rank > 0});
     const Rope rope(model.config, tokens);
     std::vector<float> all, logits;
     for (std::size_t at = 0; at < ids.size(); at += chunk) {
@@ -160,14 +163,17 @@ TEST_P(FamilyGolden, SelectingEverythingIsFullAttention) {
               logits_of(model, golden.ids, chunk, Phase::generation));
   for (int i = 0; i < model.config.layers; ++i) {
     SCOPED_TRACE(i);
-    const bool windowed = model.config.plan.layer(i).window > 0;
-    EXPECT_EQ(selectors[static_cast<std::size_t>(i)].calls == 0, windowed);  // nothing is far in a window
+    // Nothing is far in a window, and a recurrent layer has no keys.
+    EXPECT_EQ(selectors[static_cast<std::size_t>(i)].calls > 0, model.config.plan.layer(i).chooses());
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, FamilyGolden,
                          testing::Values("llama", "mistral-window", "ministral3", "qwen2", "qwen2-window",
-                                         "qwen3", "gemma3", "phi3", "phi3-longrope", "smollm3", "granite"),
+                                         "qwen3", "gemma3", "phi3", "phi3-longrope", "smollm3", "granite",
+                                         "mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss",
+                                         "gpt-oss-mxfp4", "qwen3-next", "qwen35", "qwen35-moe", "deepseek-v2",
+                                         "deepseek-v3", "gemma3-seeing"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');
@@ -187,17 +193,30 @@ TEST(Families, PlansSayWhatIsNotLlama) {
   EXPECT_EQ(plan("smollm3").layer(3).turn, Turn::none);
   EXPECT_EQ(plan("phi3-longrope").rotary_dim, 4);
   EXPECT_EQ(plan("granite").residual_multiplier, 0.7);
+  EXPECT_TRUE(plan("mixtral").experts.normalise);
+  EXPECT_FALSE(plan("qwen3-moe-mixed").layer(1).experts);
+  EXPECT_TRUE(plan("gpt-oss").sinks);
+  EXPECT_EQ(plan("gpt-oss").layer(0).window, 8);
+  EXPECT_EQ(plan("gpt-oss").layer(1).window, 0);
+  EXPECT_TRUE(plan("qwen35").layer(0).recurrent && !plan("qwen35").layer(3).recurrent);
+  EXPECT_EQ(plan("qwen35-moe").layer(0).width, 20);
+  EXPECT_EQ(plan("deepseek-v3").latent.row(), 20);
+  EXPECT_EQ(plan("deepseek-v3").experts.group_best, 2);
 }
 
-TEST(Families, EachNamesEveryPlaceOnce) {
+TEST(Families, EachNamesEveryTensorOnce) {
   for (const Family& family : families()) {
-    std::vector<Place> places;
+    std::vector<std::string> folder, gguf;  // names of tensors: no two places have the same
     for (const TensorName& name : tensor_names(family)) {
-      EXPECT_FALSE(name.folder.empty() || name.gguf.empty()) << family.name;
-      places.push_back(name.place);
+      EXPECT_FALSE(name.folder.empty() && name.gguf.empty()) << family.name;
+      if (!name.folder.empty())
+        folder.push_back(fmt::format("{} {}", name.folder, static_cast<int>(name.form)));
+      if (!name.gguf.empty()) gguf.push_back(std::string(name.gguf));
     }
-    std::sort(places.begin(), places.end());
-    EXPECT_TRUE(std::adjacent_find(places.begin(), places.end()) == places.end()) << family.name;
+    for (auto* names : {&folder, &gguf}) {
+      std::sort(names->begin(), names->end());
+      EXPECT_TRUE(std::adjacent_find(names->begin(), names->end()) == names->end()) << family.name;
+    }
     EXPECT_EQ(find_family(family.architecture), &family);
   }
   EXPECT_EQ(find_family("GPT2LMHeadModel"), nullptr);
@@ -234,6 +253,17 @@ TEST(Families, WrongValuesAreNamed) {
   });
   expect_refused("partial_rotary_factor", [] { changed("phi3", "partial_rotary_factor", 0.1); });
   expect_refused("partial_rotary_factor", [] { changed("qwen3", "partial_rotary_factor", 0.5); });
+  expect_refused("num_experts_per_tok", [] { changed("mixtral", "num_experts_per_tok", 5); });
+  expect_refused("num_local_experts", [] { changed("mixtral", "num_local_experts", 0); });
+  expect_refused("mlp_only_layers", [] { changed("qwen3-moe-mixed", "mlp_only_layers", {3}); });
+  expect_refused("swiglu_alpha", [] { changed("gpt-oss", "swiglu_alpha", 1.0); });
+  expect_refused("layer_types",
+                 [] { changed("qwen35", "layer_types", Json(std::vector<std::string>(4, "mamba"))); });
+  expect_refused("linear_num_value_heads", [] { changed("qwen35", "linear_num_value_heads", 3); });
+  expect_refused("linear_conv_kernel_dim", [] { changed("qwen35", "linear_conv_kernel_dim", 0); });
+  expect_refused("kv_lora_rank", [] { changed("deepseek-v2", "kv_lora_rank", 511); });
+  expect_refused("n_group", [] { changed("deepseek-v3", "n_group", 3); });
+  expect_refused("scoring_func", [] { changed("deepseek-v3", "scoring_func", "relu"); });
 }
 
 }  // namespace

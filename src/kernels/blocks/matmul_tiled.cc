@@ -28,14 +28,15 @@ std::vector<Share> shares_of(Matrix<const float> x, std::span<const TiledProduct
   for (const TiledProduct& p : products) bytes += std::ssize(p.w->bytes);
   const std::int64_t wanted = std::max(kShareBytes, bytes / (threads * kSharesPerThread));
   std::vector<Share> shares;
-  for (std::int64_t first = 0; first < x.rows; first += together) {
+  for (std::int64_t done = 0; done < x.rows; done += together) {
     for (const TiledProduct& p : products) {
+      const std::int64_t first = p.first + done, end = p.first + p.y.rows;
+      if (first >= end) continue;
       const std::int64_t tiles = (p.w->rows + kTileRows16 - 1) / kTileRows16;
       const std::int64_t tile_bytes = std::ssize(p.w->bytes) / std::max<std::int64_t>(tiles, 1);
       const std::int64_t rows = std::max<std::int64_t>(wanted / tile_bytes, 1) * kTileRows16;
       for (std::int64_t row = 0; row < p.w->rows; row += rows)
-        shares.push_back(
-            {&p, row, std::min(rows, p.w->rows - row), first, std::min(together, x.rows - first)});
+        shares.push_back({&p, row, std::min(rows, p.w->rows - row), first, std::min(together, end - first)});
     }
   }
   return shares;
@@ -57,7 +58,7 @@ void quantise_rows(Matrix<const float> x, RoundedRows& to, ThreadPool& pool) {
 void matmul_tiled(Matrix<const float> x, std::span<const TiledProduct> products, RoundedRows& scratch,
                   ThreadPool& pool) {
   for (const TiledProduct& p : products)
-    LODE_ASSERT(p.w->cols == x.cols && p.y.rows == x.rows && p.y.cols == p.w->rows);
+    LODE_ASSERT(p.w->cols == x.cols && p.first >= 0 && p.first + p.y.rows <= x.rows && p.y.cols == p.w->rows);
   if (x.rows == 0) return;
   quantise_rows(x, scratch, pool);
   const std::vector<Share> shares = shares_of(x, products, pool.size());
@@ -68,7 +69,7 @@ void matmul_tiled(Matrix<const float> x, std::span<const TiledProduct> products,
     const Matrix<float>& y = s.product->y;
     tiled_product_kernels().products[static_cast<std::size_t>(w.type)](
         scratch, s.first, s.count, w.bytes.data() + s.first_row / kTileRows16 * tile_bytes, s.rows,
-        y.data + s.first * y.stride + s.first_row, y.stride);
+        y.data + (s.first - s.product->first) * y.stride + s.first_row, y.stride);
   });
 }
 

@@ -13,10 +13,11 @@ namespace lode {
 
 class ThreadPool;
 
-/// A weight and where its products go: y [x.rows, w.rows].
+/// A weight and where its products with y.rows rows of x go: y [rows, w.rows].
 struct TiledProduct {
   const TiledWeight* w = nullptr;
   Matrix<float> y;
+  std::int64_t first = 0;  ///< of the rows of x
 };
 
 /// y = x w^T for each of `products`, which share x; it is rounded once, into `scratch`. A row of y has the same

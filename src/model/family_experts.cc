@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Families whose feed-forward is a mixture of experts, and attends as the dense ones do.
+#include <fmt/format.h>
+
+#include <array>
+
+#include "lodestone/error.h"
+#include "model/family_plans.h"
+
+namespace lode {
+
+namespace {
+
+constexpr std::int64_t kMaxExperts = 4096, kMaxWidth = 1 << 20;
+
+constexpr std::array<TensorName, 4> kMixtral = {{
+    {Place::router, "model.layers.{}.block_sparse_moe.gate.weight", "blk.{}.ffn_gate_inp.weight"},
+    {Place::expert_gate, "model.layers.{}.block_sparse_moe.experts.{}.w1.weight",
+     "blk.{}.ffn_gate_exps.weight"},
+    {Place::expert_up, "model.layers.{}.block_sparse_moe.experts.{}.w3.weight", "blk.{}.ffn_up_exps.weight"},
+    {Place::expert_down, "model.layers.{}.block_sparse_moe.experts.{}.w2.weight",
+     "blk.{}.ffn_down_exps.weight"},
+}};
+
+constexpr std::array<TensorName, 6> kQwenMoe = {{
+    {Place::router, "model.layers.{}.mlp.gate.weight", "blk.{}.ffn_gate_inp.weight"},
+    {Place::expert_gate_up, "model.layers.{}.mlp.experts.gate_up_proj", "blk.{}.ffn_gate_up_exps.weight"},
+    {Place::expert_gate, "model.layers.{}.mlp.experts.{}.gate_proj.weight", "blk.{}.ffn_gate_exps.weight"},
+    {Place::expert_up, "model.layers.{}.mlp.experts.{}.up_proj.weight", "blk.{}.ffn_up_exps.weight"},
+    {Place::expert_down, "model.layers.{}.mlp.experts.down_proj", ""},
+    {Place::expert_down, "model.layers.{}.mlp.experts.{}.down_proj.weight", "blk.{}.ffn_down_exps.weight"},
+}};
+
+constexpr auto kTransposed = TensorForm::transposed;
+constexpr auto kMxfp4 = TensorForm::mxfp4;
+constexpr std::array<TensorName, 14> kGptOss = {{
+    {Place::sinks, "model.layers.{}.self_attn.sinks", "blk.{}.attn_sinks.weight"},
+    {Place::mlp_norm, "model.layers.{}.post_attention_layernorm.weight", "blk.{}.post_attention_norm.weight"},
+    {Place::router, "model.layers.{}.mlp.router.weight", "blk.{}.ffn_gate_inp.weight"},
+    {Place::router_bias, "model.layers.{}.mlp.router.bias", "blk.{}.ffn_gate_inp.bias"},
+    {Place::expert_gate_up, "model.layers.{}.mlp.experts.gate_up_proj", "", kMxfp4},
+    {Place::expert_gate_up, "model.layers.{}.mlp.experts.gate_up_proj", "", kTransposed},
+    {Place::expert_gate, "", "blk.{}.ffn_gate_exps.weight"},
+    {Place::expert_up, "", "blk.{}.ffn_up_exps.weight"},
+    {Place::expert_down, "model.layers.{}.mlp.experts.down_proj", "", kMxfp4},
+    {Place::expert_down, "model.layers.{}.mlp.experts.down_proj", "blk.{}.ffn_down_exps.weight", kTransposed},
+    {Place::expert_gate_up_bias, "model.layers.{}.mlp.experts.gate_up_proj_bias", "", kTransposed},
+    {Place::expert_gate_bias, "", "blk.{}.ffn_gate_exps.bias"},
+    {Place::expert_up_bias, "", "blk.{}.ffn_up_exps.bias"},
+    {Place::expert_down_bias, "model.layers.{}.mlp.experts.down_proj_bias", "blk.{}.ffn_down_exps.bias"},
+}};
+
+/// Every layer has experts in place of the feed-forward of all tokens.
+void experts_alone(ModelConfig& c) {
+  for (LayerPlan& layer : layers_of(c)) {
+    layer.experts = true;
+    layer.width = 0;
+  }
+}
+
+}  // namespace
+
+constinit const std::span<const TensorName> kMixtralNames = kMixtral, kQwenMoeNames = kQwenMoe,
+                                            kGptOssNames = kGptOss;
+
+void read_experts(const Json& json, ModelConfig& c, const char* count, std::string_view where) {
+  ExpertPlan& e = c.plan.experts;
+  e.count = static_cast<int>(json_int(json, count, where, 1, kMaxExperts));
+  e.used = static_cast<int>(json_int(json, "num_experts_per_tok", where, 1, e.count));
+  e.width = whole(json, "moe_intermediate_size", c.intermediate, where, 1, kMaxWidth);
+}
+
+void set_expert_layers(const Json& json, ModelConfig& c, std::int64_t shared, std::string_view where) {
+  const std::int64_t step = whole(json, "decoder_sparse_step", 1, where, 1, kMaxWindow);
+  std::vector<LayerPlan>& layers = layers_of(c);
+  for (std::size_t i = 0; i < layers.size(); ++i)
+    layers[i].experts = (static_cast<std::int64_t>(i) + 1) % step == 0;
+  if (json_has(json, "mlp_only_layers")) {
+    const Json& dense = json["mlp_only_layers"];
+    if (!dense.is_array())
+      throw InputError(
+          fmt::format("{}: 'mlp_only_layers': expected a list, found {}", where, dense.type_name()));
+    for (const Json& layer : dense)
+      layers[static_cast<std::size_t>(
+                 json_int({{"mlp_only_layers", layer}}, "mlp_only_layers", where, 0, c.layers - 1))]
+          .experts = false;
+  }
+  for (LayerPlan& layer : layers)
+    if (layer.experts) layer.width = shared;
+}
+
+void plan_mixtral(const Json& json, ModelConfig& c, std::string_view where) {
+  c.plan.activation = activation_of(json, "hidden_act", "silu", where);
+  read_experts(json, c, "num_local_experts", where);
+  c.plan.experts.normalise = true;
+  experts_alone(c);
+  const bool all = json_has(json, "sliding_window");
+  set_windows(json, c, windowed_layers(json, c, where, [&](int) { return all; }), where);
+}
+
+void plan_qwen3_moe(const Json& json, ModelConfig& c, std::string_view where) {
+  ModelPlan& p = c.plan;
+  p.activation = activation_of(json, "hidden_act", "silu", where);
+  p.q_bias = p.k_bias = p.v_bias = p.o_bias = flag(json, "attention_bias", false, where);
+  p.qk_norm = true;
+  read_experts(json, c, json_has(json, "num_experts") ? "num_experts" : "num_local_experts", where);
+  p.experts.normalise = flag(json, "norm_topk_prob", false, where);
+  set_expert_layers(json, c, 0, where);
+  qwen_windows(json, c, where);
+}
+
+void plan_gpt_oss(const Json& json, ModelConfig& c, std::string_view where) {
+  ModelPlan& p = c.plan;
+  if (json_has(json, "swiglu_alpha") && json_number(json, "swiglu_alpha", where, 0, 1e3) != 1.702)
+    throw InputError(fmt::format("{}: 'swiglu_alpha': expected 1.702, found {}", where,
+                                 json_number(json, "swiglu_alpha", where, 0, 1e3)));
+  p.activation = ActivationKind::clamped_silu;
+  p.activation_limit = number(json, "swiglu_limit", 7.0, where, 1e-6, kHuge);
+  p.q_bias = p.k_bias = p.v_bias = p.o_bias = flag(json, "attention_bias", true, where);
+  p.sinks = true;
+  read_experts(json, c, "num_local_experts", where);
+  p.experts.score_chosen = p.experts.router_bias = p.experts.biases = true;
+  experts_alone(c);
+  set_windows(json, c, windowed_layers(json, c, where, [](int i) { return i % 2 == 0; }), where);
+}
+
+}  // namespace lode

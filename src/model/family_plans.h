@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the plans of families are read with, and the plans that do not stand in family.cc.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/json.h"
+#include "model/config.h"
+#include "model/family.h"
+
+namespace lode {
+
+inline constexpr std::int64_t kMaxWindow = std::int64_t{1} << 30;
+inline constexpr double kHuge = 1e15;
+
+// A value of config.json, or `otherwise` where there is none.
+bool flag(const Json& json, const char* key, bool otherwise, std::string_view where);
+double number(const Json& json, const char* key, double otherwise, std::string_view where, double low,
+              double high);
+std::int64_t whole(const Json& json, const char* key, std::int64_t otherwise, std::string_view where,
+                   std::int64_t low, std::int64_t high);
+
+ActivationKind activation_of(const Json& json, const char* key, std::string_view usual,
+                             std::string_view where);
+/// attention_bias and mlp_bias.
+void all_biases(const Json& json, ModelConfig& c, std::string_view where);
+/// The plan's layers, as many as the config has.
+std::vector<LayerPlan>& layers_of(ModelConfig& c);
+
+/// Of each layer whether `layer_types` calls it `name` and not full_attention, or what the family's rule says where
+/// there is no such list.
+std::vector<bool> layers_called(const Json& json, const ModelConfig& c, std::string_view name,
+                                std::string_view where, const std::function<bool(int)>& rule);
+inline std::vector<bool> windowed_layers(const Json& json, const ModelConfig& c, std::string_view where,
+                                         const std::function<bool(int)>& rule) {
+  return layers_called(json, c, "sliding_attention", where, rule);
+}
+void set_windows(const Json& json, ModelConfig& c, const std::vector<bool>& windowed, std::string_view where);
+void refuse_window(const Json& json, std::string_view where);
+/// Windows from layer max_window_layers on, where they are switched on.
+void qwen_windows(const Json& json, ModelConfig& c, std::string_view where);
+
+// Mixtures of experts (family_experts.cc).
+void plan_mixtral(const Json& json, ModelConfig& c, std::string_view where);
+void plan_qwen3_moe(const Json& json, ModelConfig& c, std::string_view where);
+void plan_gpt_oss(const Json& json, ModelConfig& c, std::string_view where);
+/// How many experts there are, how many a token goes through, and how wide they are.
+void read_experts(const Json& json, ModelConfig& c, const char* count, std::string_view where);
+/// Which layers have experts in place of the feed-forward that all tokens go through: those of mlp_only_layers, and
+/// those that are no multiple of decoder_sparse_step, have none. `shared` is the width of an expert that all tokens
+/// go through beside the others.
+void set_expert_layers(const Json& json, ModelConfig& c, std::int64_t shared, std::string_view where);
+
+// Hybrids of recurrent layers and attention (family_hybrid.cc).
+void plan_qwen_hybrid(const Json& json, ModelConfig& c, std::string_view where);
+extern const std::span<const TensorName> kQwenHybridNames;
+
+// Attention over latent rows (family_latent.cc).
+void plan_deepseek_v2(const Json& json, ModelConfig& c, std::string_view where);
+void plan_deepseek_v3(const Json& json, ModelConfig& c, std::string_view where);
+extern const std::span<const TensorName> kDeepseekNames;
+
+extern const std::span<const TensorName> kMixtralNames, kQwenMoeNames, kGptOssNames;
+
+}  // namespace lode

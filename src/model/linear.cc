@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/linear.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "base/text.h"
+#include "kernels/blocks/matmul_blocks.h"
+#include "kernels/blocks/matmul_tiled.h"
+#include "kernels/dequantise.h"
+#include "kernels/kernels.h"
+#include "kernels/matmul_narrow.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+/// LODESTONE_ACTIVATIONS=f32 gives block-quantised weights float32 inputs, slowly: what rounded ones are compared
+/// with.
+bool exact_activations() {
+  const char* const wanted = std::getenv("LODESTONE_ACTIVATIONS");
+  const std::string_view name = wanted == nullptr ? "" : wanted;
+  if (!name.empty() && name != "f32" && name != "int16")
+    throw InputError("LODESTONE_ACTIVATIONS: expected f32 or int16, found '" + excerpt(name) + "'");
+  return name == "f32";
+}
+
+void multiply(const float* x, const Weight& w, std::int64_t rows, float* out, bool narrow, ThreadPool& pool) {
+  const auto product = narrow ? matmul_narrow : matmul;
+  product({x, rows, w.cols}, w.data, plain_dtype(w.type), w.rows, {out, rows, w.rows}, pool);
+}
+
+}  // namespace
+
+std::vector<float> numbers_of(const Weight& vector) {
+  std::vector<float> numbers(static_cast<std::size_t>(vector.rows * vector.cols));
+  dequantise(vector.type, vector.data, std::ssize(numbers), numbers.data());
+  return numbers;
+}
+
+void normalise_rows(const Weight& gain, double eps, std::int64_t rows, std::int64_t stride,
+                    std::vector<float>& x) {
+  const std::vector<float> gains = numbers_of(gain);
+  const std::int64_t n = gain.cols;
+  for (std::int64_t t = 0; t < rows; ++t) {
+    float* const row = x.data() + t * stride;
+    const double mean_square = kernels().dot(row, row, n) / static_cast<double>(n);
+    const auto inverse = static_cast<float>(1.0 / std::sqrt(mean_square + eps));
+    for (std::int64_t i = 0; i < n; ++i) row[i] *= inverse * gains[static_cast<std::size_t>(i)];
+  }
+}
+
+void add_bias(const Weight& bias, std::int64_t rows, std::vector<float>& to) {
+  if (bias.data == nullptr) return;
+  const std::vector<float> b = numbers_of(bias);
+  for (std::int64_t t = 0; t < rows; ++t) {
+    for (std::int64_t i = 0; i < bias.cols; ++i)
+      to[static_cast<std::size_t>(t * bias.cols + i)] += b[static_cast<std::size_t>(i)];
+  }
+}
+
+LinearLayers::LinearLayers(ThreadPool& pool) : pool_(pool), exact_(exact_activations()) {}
+
+void LinearLayers::add_rows(std::int64_t count, bool narrow) {
+  if (narrow && !rows_.empty() && rows_.back().narrow) {
+    rows_.back().count += count;
+    return;
+  }
+  rows_.push_back({rows_.empty() ? 0 : rows_.back().first + rows_.back().count, count, narrow});
+}
+
+void LinearLayers::multiply_plain(const std::vector<float>& x, const Weight& w, std::vector<float>& out) {
+  for (const Rows& r : rows_)
+    multiply(x.data() + r.first * w.cols, w, r.count, out.data() + r.first * w.rows, r.narrow, pool_);
+}
+
+/// Plain weights are multiplied by the rows of each phase apart; of block-quantised ones a row has the same bits
+/// in any company.
+void LinearLayers::operator()(const std::vector<float>& x, std::initializer_list<Projection> projections) {
+  const std::int64_t n = rows_.empty() ? 0 : rows_.back().first + rows_.back().count;
+  std::vector<TiledProduct> tiled;
+  Matrix<const float> rows;
+  for (const auto& [w, bias, out] : projections) {
+    rows = {x.data(), n, w->cols};
+    const Matrix<float> to{out->data(), n, w->rows};
+    if (is_plain(w->type))
+      multiply_plain(x, *w, *out);
+    else if (exact_ || w->tiles == nullptr)
+      matmul_blocks(rows, w->data, w->type, to, pool_);
+    else
+      tiled.push_back({&w->tiles->get(w->type, w->data, w->rows, w->cols, pool_), to});
+  }
+  if (!tiled.empty()) matmul_tiled(rows, tiled, rounded_, pool_);
+  for (const auto& [w, bias, out] : projections)
+    if (bias != nullptr) add_bias(*bias, n, *out);
+}
+
+void LinearLayers::grouped(const std::vector<float>& x, std::int64_t n,
+                           std::span<const RowsProduct> products) {
+  std::vector<TiledProduct> tiled;
+  std::int64_t cols = 0;
+  for (const RowsProduct& p : products) {
+    const Weight& w = *p.w;
+    if (p.rows == 0) continue;
+    cols = w.cols;
+    const Matrix<float> to{p.out, p.rows, w.rows};
+    if (is_plain(w.type))
+      multiply(x.data() + p.first * w.cols, w, p.rows, p.out, p.narrow, pool_);
+    else if (exact_ || w.tiles == nullptr)
+      matmul_blocks({x.data() + p.first * w.cols, p.rows, w.cols}, w.data, w.type, to, pool_);
+    else
+      tiled.push_back({&w.tiles->get(w.type, w.data, w.rows, w.cols, pool_), to, p.first});
+  }
+  if (!tiled.empty()) matmul_tiled({x.data(), n, cols}, tiled, rounded_, pool_);
+}
+
+}  // namespace lode

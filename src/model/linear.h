@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// A model's linear layers: products of a batch's rows with weights of any type. The bits of a row depend on its
+// sequence alone.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <vector>
+
+#include "kernels/tiled_product.h"
+#include "model/weights.h"
+
+namespace lode {
+
+class ThreadPool;
+
+/// Adds a vector to each row of `to` [rows, bias.cols], if there is one.
+void add_bias(const Weight& bias, std::int64_t rows, std::vector<float>& to);
+/// The first gain.cols numbers of each row of x [rows, stride] to a root mean square of 1, times their gains.
+void normalise_rows(const Weight& gain, double eps, std::int64_t rows, std::int64_t stride,
+                    std::vector<float>& x);
+/// A vector's numbers.
+std::vector<float> numbers_of(const Weight& vector);
+
+/// out [rows, w.rows] = x [rows, w.cols] w^T + bias. An output that `linear` is called with is large enough.
+struct Projection {
+  const Weight *w, *bias;  ///< bias null: none
+  std::vector<float>* out;
+};
+
+/// Some consecutive rows of a matrix times a weight of their own, as of an expert.
+struct RowsProduct {
+  const Weight* w = nullptr;
+  std::int64_t first = 0, rows = 0;  ///< of x
+  float* out = nullptr;              ///< [rows, w->rows]
+  bool narrow = false;               ///< by the kernel for generated tokens
+};
+
+class LinearLayers {
+ public:
+  explicit LinearLayers(ThreadPool& pool);
+
+  /// Rows of a batch that go through a product together.
+  struct Rows {
+    std::int64_t first = 0, count = 0;
+    bool narrow = false;  ///< generated tokens: by matmul_narrow
+  };
+
+  /// Forgets the rows of the step before.
+  void clear() { rows_.clear(); }
+  /// Generated tokens side by side share a product; others have one for each sequence.
+  void add_rows(std::int64_t count, bool narrow);
+  std::span<const Rows> rows() const { return rows_; }
+
+  /// Projections that share their input; block-quantised weights share its rounding too.
+  void operator()(const std::vector<float>& x, std::initializer_list<Projection> projections);
+  /// Products of rows of x [n, cols] that share no weights; a weight whose rows are none is not read.
+  void grouped(const std::vector<float>& x, std::int64_t n, std::span<const RowsProduct> products);
+
+ private:
+  void multiply_plain(const std::vector<float>& x, const Weight& w, std::vector<float>& out);
+
+  ThreadPool& pool_;
+  RoundedRows rounded_;  // the input of block-quantised products
+  bool exact_;           // they take float32 inputs instead
+  std::vector<Rows> rows_;
+};
+
+}  // namespace lode

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// Documents, branches and batches of models whose layers are not those of a Llama: hybrids with recurrent states,
+// mixtures of experts, attention sinks. The tiny models are those of tests/golden/families.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <numeric>
+
+#include "base/json.h"
+#include "engine/batch.h"
+#include "engine/context.h"
+#include "engine/prefill_log.h"
+#include "lodestone/document.h"
+#include "lodestone/error.h"
+#include "lodestone/scheduler.h"
+#include "support/family_golden.h"
+#include "support/refusal.h"
+
+namespace lode {
+namespace {
+
+/// A tokenizer of 64 single characters, as many tokens as the tiny models know.
+Json letters_tokenizer() {
+  Json json = Json::parse(R"({"normalizer": null, "pre_tokenizer": null, "post_processor": null,
+    "decoder": {"type": "Fuse"}, "added_tokens": [],
+    "model": {"type": "BPE", "unk_token": "?", "vocab": {}, "merges": []}})");
+  const std::string letters = "?.ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+  for (std::size_t i = 0; i < letters.size(); ++i) json["model"]["vocab"][std::string(1, letters[i])] = i;
+  return json;
+}
+
+/// Folders of the tiny models with a tokenizer, and files that tests write.
+class EngineFamily : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    std::string pattern = (std::filesystem::temp_directory_path() / "lode-families-XXXXXX").string();
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    dir_ = pattern;
+    for (const char* file : {"config.json", "model.safetensors"})
+      std::filesystem::create_symlink(kFamilies / GetParam() / file, dir_ / file);
+    std::ofstream(dir_ / "tokenizer.json") << letters_tokenizer().dump();
+    model_ = Model::load(dir_, 2);
+    for (TokenId i = 0; i < kTokens; ++i) ids_.push_back((i * i + 3 * i + i / 7) % 64);
+  }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+
+  std::span<const TokenId> ids(std::int64_t begin, std::int64_t count) const {
+    return std::span(ids_).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count));
+  }
+  Context context(std::int64_t chunk = 16) const {
+    return Context(model_, {.kv_type = DType::f32, .max_tokens = 256, .chunk = chunk});
+  }
+  static constexpr MethodId kFull = kDense;
+  static constexpr TokenId kTokens = 200;
+  std::filesystem::path dir_;
+  std::shared_ptr<const Model> model_;
+  std::vector<TokenId> ids_;
+};
+
+std::vector<TokenId> answer(Context& c, std::span<const TokenId> prompt, MethodId method) {
+  return c.generate(prompt, method, {.max_new_tokens = 12, .stop_at_eos = false}).tokens;
+}
+
+TEST_P(EngineFamily, GoesBackAndOnAsIfItHadReadNothingElse) {
+  Context fresh = context();
+  fresh.prefill(ids(0, 100));
+  const std::vector<float> expected = fresh.forward(ids(100, 20), kFull);
+  Context c = context();
+  c.prefill(ids(0, 100));
+  c.build_indexes();
+  EXPECT_EQ(c.forward(ids(100, 20), kFull), expected);
+  c.roll_back(100);
+  EXPECT_EQ(c.forward(ids(100, 20), kFull), expected) << "to the document's end";
+  answer(c, ids(5, 9), kFull);
+  c.roll_back(100);
+  EXPECT_EQ(c.forward(ids(100, 20), kFull), expected) << "behind an answer";
+  for (const std::int64_t cut : {110, 83, 64, 1}) {  // to where no state was kept, tokens are read again
+    c.roll_back(cut);
+    EXPECT_EQ(c.tokens(), cut);
+    if (cut < 100) c.prefill(ids(cut, 100 - cut));
+    c.build_indexes();
+    std::vector<float> got =
+        c.forward(ids(std::max<std::int64_t>(cut, 100), 120 - std::max<std::int64_t>(cut, 100)), kFull);
+    const std::vector<float> want(expected.end() - std::ssize(got), expected.end());
+    for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], want[i], 2e-3) << cut << " " << i;
+    c.roll_back(100);
+  }
+  c.roll_back(0);
+  c.prefill(ids(0, 100));
+  EXPECT_EQ(c.forward(ids(100, 20), kFull), expected) << "from nothing";
+}
+
+TEST_P(EngineFamily, ASavedDocumentIsTheDocument) {
+  Context c = context();
+  const MethodId method = c.attach(parse_spec("kmeans:clusters=8,probes=2,window=15,dense_layers=0"));
+  c.prefill(ids(0, 120));
+  c.build_indexes();
+  const auto file = dir_ / "document.lode";
+  c.save(file, "");
+  const std::vector<TokenId> full = answer(c, ids(120, 9), kFull);
+  c.roll_back(120);
+  const std::vector<TokenId> sparse = answer(c, ids(120, 9), method);
+  c.roll_back(120);
+  const std::vector<float> logits = c.forward(ids(120, 30), kFull);
+
+  Context loaded = Context::load(file, model_, {.chunk = 16});
+  EXPECT_EQ(loaded.tokens(), 120);
+  EXPECT_EQ(loaded.forward(ids(120, 30), kFull), logits) << "no bit is lost, and no token read again";
+  loaded.roll_back(120);
+  EXPECT_EQ(answer(loaded, ids(120, 9), kFull), full);
+  loaded.roll_back(120);
+  EXPECT_EQ(answer(loaded, ids(120, 9), 0), sparse);
+
+  loaded.roll_back(120);  // it grows as one that never was in a file does
+  loaded.prefill(ids(120, 40));
+  Context whole = context();
+  whole.prefill(ids(0, 120));
+  whole.prefill(ids(120, 40));
+  EXPECT_EQ(loaded.forward(ids(160, 20), kFull), whole.forward(ids(160, 20), kFull));
+}
+
+TEST_P(EngineFamily, BranchesAnswerAsAContextInAnyCompany) {
+  const std::vector<Spec> specs = {parse_spec("full"),
+                                   parse_spec("kmeans:clusters=8,probes=2,window=15,dense_layers=0"),
+                                   parse_spec("topk:k=16,window=15,dense_layers=0")};
+  const auto document =
+      Document::read(model_, ids(0, 120), "",
+                     {.specs = {specs[1], specs[2]}, .kv_type = DType::f32, .chunk = 16, .max_tokens = 256});
+  const auto request = [&](std::size_t i) {
+    return Request{.document = document,
+                   .prompt = {ids_.begin() + 120 + static_cast<std::ptrdiff_t>(i), ids_.begin() + 130},
+                   .attention = specs[i % specs.size()],
+                   .options = {.max_new_tokens = 12, .stop_at_eos = false}};
+  };
+  std::vector<std::vector<TokenId>> alone;
+  for (std::size_t i = 0; i < 6; ++i)
+    alone.push_back(
+        Scheduler(model_, {.max_sequences = 1}).submit(request(i)).result.get().generation.tokens);
+  Scheduler together(model_, {.max_sequences = 6});
+  std::vector<Ticket<Answer>> tickets;
+  for (std::size_t i = 0; i < 6; ++i) tickets.push_back(together.submit(request(i)));
+  for (std::size_t i = 0; i < 6; ++i) EXPECT_EQ(tickets[i].result.get().generation.tokens, alone[i]) << i;
+  for (std::size_t i = 0; i < 6; i += 3) {
+    Context c = context();
+    c.prefill(ids(0, 120));
+    c.build_indexes();
+    EXPECT_EQ(answer(c, request(i).prompt, kFull), alone[i]) << i;
+  }
+  Request exact = request(1);
+  exact.exact = true;
+  Request dense = request(1);
+  dense.attention = specs[0];
+  EXPECT_EQ(together.submit(exact).result.get().generation.tokens,
+            together.submit(dense).result.get().generation.tokens);
+}
+
+TEST_P(EngineFamily, AnInterruptedReadingGoesOn) {
+  const auto path = PrefillLog::beside(dir_ / "document.lode");
+  {
+    Context c = context();
+    PrefillLog log(path, c);
+    c.prefill(ids(0, 64));
+    log.save(c);
+    c.prefill(ids(64, 32));
+    log.save(c);
+  }  // the process ends here, in whatever way
+  Context c = context();
+  PrefillLog log(path, c);
+  EXPECT_EQ(log.restore(c, ids(0, 150)), 96);
+  c.prefill(ids(96, 54));
+  Context whole = context();
+  whole.prefill(ids(0, 64));
+  whole.prefill(ids(64, 32));
+  whole.prefill(ids(96, 54));
+  EXPECT_EQ(c.forward(ids(150, 20), kFull), whole.forward(ids(150, 20), kFull));
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, EngineFamily,
+                         testing::Values("mixtral", "gpt-oss", "qwen3-next", "qwen35", "qwen35-moe",
+                                         "deepseek-v3"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace lode
