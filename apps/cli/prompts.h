@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/indexed_text.h"
 #include "lodestone/document.h"
 #include "lodestone/engine.h"
 #include "text/chat_template.h"
@@ -26,14 +27,7 @@ struct ChatFlags {
 };
 void add_chat_flags(CLI::App& verb, ChatFlags& flags);
 
-/// What is indexed of a text.
-struct IndexedText {
-  std::vector<TokenId> tokens;
-  std::int64_t first_token = 0;      ///< how many stand in front of the text
-  Attachments attachments;           ///< the chat template, if one is used
-  std::vector<std::string> remarks;  ///< what the user should know
-};
-/// `before`: the attachments of an earlier file of the same name: the day that its template was told of stays.
+/// What is indexed of a text. `before`: the attachments of an earlier file of the same name: the day that its template was told of stays.
 IndexedText indexed_text(const Model& model, const ChatFlags& flags, const std::string& text,
                          const Attachments& before);
 

@@ -20,6 +20,7 @@
 
 #include "lodestone/document.h"
 #include "lodestone/engine.h"
+#include "lodestone/token_filter.h"
 
 namespace lode {
 
@@ -42,6 +43,7 @@ struct Request {
   /// rest of the answer.
   double audit = 0;
   std::optional<double> audit_limit = {};
+  std::shared_ptr<TokenFilter> filter;  ///< which tokens may come; null: all
 };
 
 /// Why an answer ended.

@@ -128,7 +128,7 @@ BatchRow RunningAnswer::next() {
 bool RunningAnswer::wants_largest() const {
   const Model& model = *request_.document->model();
   const auto& tokenizer = model.impl().tokenizer;
-  return request_.options.sampling.temperature == 0 &&
+  return !request_.filter && request_.options.sampling.temperature == 0 &&
          (!tokenizer || (tokenizer->vocab() == model.config().vocab && tokenizer->gaps().empty()));
 }
 
@@ -160,7 +160,9 @@ bool RunningAnswer::take(BatchRow& row) {
   }
   if (request_.options.max_new_tokens <= 0) return true;
   const bool done =
-      add(row.token >= 0 ? row.token : next_token(*request_.document->model(), sampler_, row.logits));
+        row.token >= 0 ? add(row.token)
+                       : !filtered(row.logits, {}) ||
+                             add(next_token(*request_.document->model(), sampler_, row.logits));
   if (exact()) start_draft();
   return done;
 }
@@ -173,6 +175,20 @@ void RunningAnswer::report(const BatchRow& row) {
   if (work.far_total == 0 && (!audit_ || audit_->fallen_back().empty()))
     work.dense_reason = fmt::format("the {} tokens fit into sink + window ({} + {})", sequence_.tokens(),
                                     method->spec.dense.sink, method->spec.dense.window);
+}
+
+/// Leaves the logits [V] of tokens that may follow the answer and a draft behind it; false: nothing may.
+bool RunningAnswer::filtered(std::span<float> logits, std::span<const TokenId> draft) {
+  if (!request_.filter) return true;
+  Generation& g = answer_.generation;
+  std::vector<TokenId> tokens = g.tokens;
+  tokens.insert(tokens.end(), draft.begin(), draft.end());
+  const bool more = request_.filter->apply(tokens, logits);
+  if (!more && draft.empty()) {
+    g.stopped = true;
+    ending_ = Ending::stop;
+  }
+  return more;
 }
 
 /// A token of the answer; true when it is the last.
@@ -219,9 +235,13 @@ bool RunningAnswer::take_exact(BatchRow& row) {
 void RunningAnswer::take_drafted(BatchRow& row) {
   answer_.exact.drafts += report_of(row.work, 1);
   const Model& model = *request_.document->model();
+  drafting_helps_ = answer_.exact.drafts.far_total > 0;
+  if (!filtered(row.logits, draft_.tokens)) {
+    draft_.wanted = std::ssize(draft_.tokens);
+    return;
+  }
   draft_.drawn_from.push_back(sampler_.probabilities(token_logits(model, row.logits)));
   draft_.tokens.push_back(sampler_.draw(draft_.drawn_from.back()));
-  drafting_helps_ = answer_.exact.drafts.far_total > 0;
   if (!drafting_helps_ || (request_.options.stop_at_eos && is_eos(model.config(), draft_.tokens.back())))
     draft_.wanted = std::ssize(draft_.tokens);
 }
@@ -232,7 +252,9 @@ bool RunningAnswer::verify(std::span<float> logits) {
   const Model& model = *request_.document->model();
   const std::size_t drafted = draft_.tokens.size(), vocab = logits.size() / (drafted + 1);
   for (std::size_t i = 0; i <= drafted; ++i) {
-    const auto wanted = sampler_.probabilities(token_logits(model, logits.subspan(i * vocab, vocab)));
+    const std::span<float> row = logits.subspan(i * vocab, vocab);
+    if (!filtered(row, {})) return true;
+    const auto wanted = sampler_.probabilities(token_logits(model, row));
     const TokenId token = i == drafted ? sampler_.draw(wanted)
                                        : sampler_.correct(draft_.tokens[i], draft_.drawn_from[i], wanted);
     const bool accepted = i < drafted && token == draft_.tokens[i];

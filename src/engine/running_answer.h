@@ -58,6 +58,7 @@ class RunningAnswer {
   void take_drafted(BatchRow& row);
   bool verify(std::span<float> logits);
   void start_draft();
+  bool filtered(std::span<float> logits, std::span<const TokenId> draft);
   bool add(TokenId token);
   void start_audit();
   void collect_sources();

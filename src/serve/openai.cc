@@ -121,16 +121,17 @@ void refuse_unsupported(const Fields& body) {
     if (body.number(key, -2, 2).value_or(0) != 0) body.wrong(key, "0 (penalties are not supported)");
 }
 
-std::string schema_of(const Fields& body) {
+/// `text`: the body as it came, since properties are written in the order in which the schema has them.
+std::string schema_of(const Fields& body, std::string_view text) {
   if (!body.has("response_format")) return {};
   const Fields format(body.member("response_format"), "response_format");
   const std::string type = format.text("type").value_or("");
   if (type == "text") return {};
-  if (type == "json_object") return "{}";
+  if (type == "json_object") return R"({"type":"object"})";
   if (type != "json_schema") format.wrong("type", "'text', 'json_object' or 'json_schema'");
   const Fields holder(format.member("json_schema"), "response_format.json_schema");
   if (!holder.member("schema").is_object()) holder.wrong("schema", "an object");
-  return holder.member("schema").dump();
+  return nlohmann::ordered_json::parse(text)["response_format"]["json_schema"]["schema"].dump();
 }
 
 Sampling sampling_of(const Fields& body) {
@@ -144,7 +145,7 @@ Sampling sampling_of(const Fields& body) {
   return sampling;
 }
 
-Conversation read_chat(const Fields& body, bool& include_usage) {
+Conversation read_chat(const Fields& body, std::string_view text, bool& include_usage) {
   body.expect_known({"model",
                      "messages",
                      "stream",
@@ -183,7 +184,7 @@ Conversation read_chat(const Fields& body, bool& include_usage) {
   const auto old_name = body.integer("max_tokens", 1, kMostTokens);
   c.question.max_new_tokens =
       body.integer("max_completion_tokens", 1, kMostTokens).value_or(old_name.value_or(0));
-  c.question.schema = schema_of(body);
+  c.question.schema = schema_of(body, text);
   c.question.want_sources = true;
   c.choices = static_cast<int>(body.integer("n", 1, kMostChoices).value_or(1));
   c.stream = body.flag("stream").value_or(false);
@@ -198,7 +199,7 @@ Conversation read_chat(const Fields& body, bool& include_usage) {
 void answer_chat(Backend& backend, Metrics& metrics, const Call& call) {
   const Json json = parse_body(*call.request);
   bool include_usage = false;
-  Conversation conversation = read_chat(Fields(json), include_usage);
+  Conversation conversation = read_chat(Fields(json), call.request->body, include_usage);
   auto voice = std::make_unique<ChatVoice>(call.request->id, conversation.question.model,
                                            conversation.choices, include_usage);
   converse(backend, metrics, call, std::move(conversation), std::move(voice));

@@ -49,7 +49,8 @@ EngineBackend::EngineBackend(const std::vector<std::pair<std::string, std::share
                              EngineOptions options)
     : options_(std::move(options)), started_(std::time(nullptr)) {
   for (const auto& [id, model] : models)
-    models_.push_back({id, model, std::make_shared<Scheduler>(model, options_.scheduler)});
+    models_.push_back({id, model, std::make_shared<Scheduler>(model, options_.scheduler),
+                       std::make_shared<Prompting>(model, options_.question_template)});
   library_ = std::make_unique<Library>(models_, options_.library);
   watcher_ = std::thread([this] { watch(); });
 }
@@ -100,11 +101,12 @@ void expect_model(const Question& question, const Library::Opened& opened) {
                                   question.context, opened.model->id, excerpt(question.model)));
 }
 
-GenerateOptions generate_options(const Question& question, const PromptText& prompt, std::int64_t usual) {
+GenerateOptions generate_options(const Question& question, const Prompt& prompt, std::int64_t usual) {
   GenerateOptions options;
   options.max_new_tokens = question.max_new_tokens > 0 ? question.max_new_tokens : usual;
   options.stop = question.stop;
-  options.stop.insert(options.stop.end(), prompt.stop.begin(), prompt.stop.end());
+  if (question.schema.empty())  // what ends with its schema may have line breaks
+    options.stop.insert(options.stop.end(), prompt.stop.begin(), prompt.stop.end());
   options.sampling = question.sampling;
   return options;
 }
@@ -145,10 +147,9 @@ std::shared_future<lode::Answer> EngineBackend::neutral_answer(const Library::Op
   const std::lock_guard lock(opened.neutral->mutex);
   std::shared_future<lode::Answer>& known = opened.neutral->by_spec[spec.str()];
   if (known.valid()) return known;
-  const PromptText prompt = plain_prompt({{"user", kNeutralQuestion}}, options_.question_template, true);
   Request request;
   request.document = opened.document;
-  request.prompt = opened.model->model->tokenizer().encode(prompt.text, Tokenizer::Bos::none);
+  request.prompt = opened.model->prompting->behind(*opened.document, {{"user", kNeutralQuestion}}).tokens;
   request.attention = spec;
   request.options.max_new_tokens = kNeutralTokens;
   request.want_sources = true;
@@ -162,8 +163,6 @@ std::shared_future<lode::Answer> EngineBackend::neutral_answer(const Library::Op
 }
 
 std::uint64_t EngineBackend::ask(Question question, Listener listener) {
-  if (!question.schema.empty())
-    throw ApiError(400, "'response_format': expected 'text', found a JSON format, which is not supported");
   auto job = std::make_shared<Job>();
   job->model = &model_for(question);
   Spec spec = parse_spec("full");
@@ -182,12 +181,13 @@ std::uint64_t EngineBackend::ask(Question question, Listener listener) {
                                excerpt(question.attention)));
   }
   const bool has_document = job->opened.document != nullptr;
-  const PromptText prompt = plain_prompt(question.turns, options_.question_template, has_document);
-  const Tokenizer& tokenizer = job->model->model->tokenizer();
+  Prompting& prompting = *job->model->prompting;
+  const Prompt prompt =
+      has_document ? prompting.behind(*job->opened.document, question.turns) : prompting.of(question.turns);
   Request request;
   request.document = job->opened.document;
-  request.prompt =
-      tokenizer.encode(prompt.text, has_document ? Tokenizer::Bos::none : Tokenizer::Bos::as_template);
+  request.prompt = prompt.tokens;
+  if (!question.schema.empty()) request.filter = prompting.filter(question.schema);
   request.attention = spec;
   request.options = generate_options(question, prompt, options_.max_new_tokens);
   request.want_sources = has_document && question.want_sources;

@@ -232,9 +232,10 @@ void Library::look_into(Entry& entry) {
       throw InputError(fmt::format("it was made with a model that is not served here ('{}')",
                                    excerpt(fs::path(meta.model_path).filename().string())));
     info.model = entry.model->id;
-    if (!meta.required.empty())
-      throw InputError(fmt::format("its answers depend on '{}', which this server does not know",
-                                   excerpt(meta.required.front())));
+    for (const std::string& needed : meta.required)
+      if (needed != DocumentChat::kAttachment)
+        throw InputError(
+            fmt::format("its answers depend on '{}', which this server does not know", excerpt(needed)));
     const auto text = file.bytes("text");
     info.text_bytes = static_cast<std::int64_t>(text.size());
     const Attachments attachments = read_attachments(file, path);
@@ -373,11 +374,12 @@ SourceText Library::convert(const EntryPtr& entry) {
   return read_document(entry->text, entry->title, options_.reading);
 }
 
-DocumentOptions Library::reading_options(const EntryPtr& entry, std::int64_t tokens) {
+DocumentOptions Library::reading_options(const EntryPtr& entry, const IndexedText& text) {
   DocumentOptions options;
+  options.attachments = text.attachments;
   options.specs = entry->specs;
   options.kv_type = options_.kv_type;
-  options.max_tokens = room_for(*entry->model->model, tokens);
+  options.max_tokens = room_for(*entry->model->model, std::ssize(text.tokens));
   const Json ours = {
       {"title", entry->title}, {"created", entry->info.created}, {"expires", entry->info.expires}};
   options.attachments[kAttachment] = {.text = dump_json(ours), .required = false};
@@ -396,22 +398,22 @@ void Library::read(const EntryPtr& entry) {
   try {
     SourceText source = convert(entry);
     set_step(entry, "tokens");
-    std::vector<TokenId> tokens =
-        entry->model->model->tokenizer().encode(source.text, Tokenizer::Bos::as_template);
+    IndexedText text = entry->model->prompting->document(source.text);
+    const std::int64_t tokens = std::ssize(text.tokens);
     {
       const std::lock_guard lock(mutex_);
       entry->text = source.text;
       entry->is_file = false;
-      if (entry->specs.empty()) entry->specs = usual_methods(std::ssize(tokens));
+      if (entry->specs.empty()) entry->specs = usual_methods(tokens);
       entry->info.attentions = names_of(entry->specs);
       entry->info.text_bytes = std::ssize(source.text);
-      entry->info.tokens = std::ssize(tokens);
+      entry->info.tokens = tokens;
       entry->since = Clock::now();
     }
-    DocumentOptions options = reading_options(entry, std::ssize(tokens));
-    auto ticket = entry->model->scheduler->read(std::move(tokens), source.text, std::move(options));
+    DocumentOptions options = reading_options(entry, text);
+    auto ticket = entry->model->scheduler->read(std::move(text.tokens), source.text, std::move(options));
     const auto document = ticket.result.get();
-    keep_source(*document, std::move(source));
+    keep_source(*document, std::move(source), text.first_token);
     set_step(entry, "writing");
     keep(entry, *document);
   } catch (const std::exception& error) {

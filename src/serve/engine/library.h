@@ -19,6 +19,7 @@
 #include "lodestone/scheduler.h"
 #include "lodestone/sources.h"
 #include "serve/backend.h"
+#include "serve/engine/prompting.h"
 #include "serve/engine/text_finder.h"
 
 namespace lode::serve {
@@ -28,6 +29,7 @@ struct LoadedModel {
   std::string id;
   std::shared_ptr<const Model> model;
   std::shared_ptr<Scheduler> scheduler;
+  std::shared_ptr<Prompting> prompting;
 };
 
 struct LibraryOptions {
@@ -86,7 +88,7 @@ class Library {
   void read(const EntryPtr& entry);
   SourceText convert(const EntryPtr& entry);
   void set_step(const EntryPtr& entry, const char* step);
-  DocumentOptions reading_options(const EntryPtr& entry, std::int64_t tokens);
+  DocumentOptions reading_options(const EntryPtr& entry, const IndexedText& text);
   void keep(const EntryPtr& entry, const Document& document);
   void expire();
   std::shared_ptr<const Document> load(const Entry& entry, const std::shared_ptr<const Document>& before,

@@ -46,10 +46,10 @@ SourceText plain_source(std::string text, const std::string& title) {
   return source;
 }
 
-void keep_source(const Document& document, SourceText source) {
+void keep_source(const Document& document, SourceText source, std::int64_t first_token) {
   Context::Impl& parts = document.impl().parts();
   parts.source = std::make_shared<const SourceText>(std::move(source));
-  parts.first_token = std::ssize(document.model()->tokenizer().prefix());
+  parts.first_token = first_token;
 }
 
 std::vector<Source> sources_of(const Document& document, const SourceMass& mass, const SourceMass* neutral,

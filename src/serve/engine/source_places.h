@@ -14,7 +14,8 @@ namespace lode::serve {
 /// A text that came as it is: one file of this name, with lines.
 SourceText plain_source(std::string text, const std::string& title);
 /// Says where a document's text comes from, before anybody else has it.
-void keep_source(const Document& document, SourceText source);
+/// `first_token`: how many tokens stand in front of the text.
+void keep_source(const Document& document, SourceText source, std::int64_t first_token);
 
 /// At most `count`, heaviest first. `neutral`: what a question that asks for nothing attends to, which is taken off; may
 /// be null.

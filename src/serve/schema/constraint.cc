@@ -35,12 +35,17 @@ Constraint::Constraint(std::shared_ptr<const SchemaGrammar> grammar, std::shared
       order_(std::move(order)),
       tokenizer_(tokenizer),
       ends_(std::move(ends)),
-      matcher_(grammar_->grammar, grammar_->start) {}
+      places_{Matcher(grammar_->grammar, grammar_->start)} {}
 
 /// Walks all tokens in the order of their bytes. `path[n]` is the place behind the first n bytes of the entry at hand.
-std::vector<bool> Constraint::allowed() {
-  std::vector<bool> allowed(static_cast<std::size_t>(tokenizer_.vocab()), false);
-  std::vector<Matcher> path = {matcher_};
+Constraint::Allowed Constraint::allowed(const Matcher& place) const {
+  Allowed allowed;
+  allowed.tokens.assign(static_cast<std::size_t>(tokenizer_.vocab()), false);
+  const auto allow = [&](TokenId id) {
+    allowed.tokens[static_cast<std::size_t>(id)] = true;
+    allowed.any = true;
+  };
+  std::vector<Matcher> path = {place};
   std::size_t refused =
       std::numeric_limits<std::size_t>::max();  // bytes of the entry before that cannot come
   for (const TokenOrder::Entry& entry : order_->entries()) {
@@ -56,22 +61,36 @@ std::vector<bool> Constraint::allowed() {
       }
       path.push_back(std::move(next));
     }
-    allowed[static_cast<std::size_t>(entry.id)] = refused > entry.bytes.size();
+    if (refused > entry.bytes.size()) allow(entry.id);
   }
-  if (matcher_.complete())
-    for (const TokenId end : ends_) allowed[static_cast<std::size_t>(end)] = true;
+  if (place.complete())
+    for (const TokenId end : ends_) allow(end);
   return allowed;
 }
 
-void Constraint::apply(std::span<const TokenId> generated, std::span<float> logits) {
-  for (; seen_ < generated.size(); ++seen_)
-    for (const char byte : tokenizer_.bytes_of(generated[seen_]))
-      matcher_.accept(static_cast<unsigned char>(byte));
+const Matcher& Constraint::place_behind(std::span<const TokenId> answer) {
+  const auto same = static_cast<std::size_t>(
+      std::mismatch(taken_.begin(), taken_.end(), answer.begin(), answer.end()).first - taken_.begin());
+  taken_.resize(same);
+  places_.erase(places_.begin() + static_cast<std::ptrdiff_t>(same) + 1, places_.end());
+  for (const TokenId token : answer.subspan(same)) {
+    places_.push_back(places_.back());
+    for (const char byte : tokenizer_.bytes_of(token))
+      places_.back().accept(static_cast<unsigned char>(byte));
+    taken_.push_back(token);
+  }
+  return places_.back();
+}
+
+bool Constraint::apply(std::span<const TokenId> answer, std::span<float> logits) {
+  const Matcher& place = place_behind(answer);
   if (known_.size() >= kMostKnown) known_.clear();
-  auto [at, fresh] = known_.try_emplace(matcher_.key());
-  if (fresh) at->second = allowed();
+  auto [at, fresh] = known_.try_emplace(place.key());
+  if (fresh) at->second = allowed(place);
+  const std::vector<bool>& tokens = at->second.tokens;
   for (std::size_t id = 0; id < logits.size(); ++id)
-    if (id >= at->second.size() || !at->second[id]) logits[id] = -std::numeric_limits<float>::infinity();
+    if (id >= tokens.size() || !tokens[id]) logits[id] = -std::numeric_limits<float>::infinity();
+  return at->second.any && (place.may_go_on() || !place.complete());
 }
 
 }  // namespace lode::serve

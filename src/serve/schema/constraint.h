@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "lodestone/token_filter.h"
 #include "lodestone/tokenizer.h"
 #include "serve/schema/json_schema.h"
 
@@ -29,22 +30,28 @@ class TokenOrder {
 };
 
 /// Of one answer.
-class Constraint {
+class Constraint : public TokenFilter {
  public:
+  /// The tokenizer must outlive this; `ends`: tokens that end an answer.
   Constraint(std::shared_ptr<const SchemaGrammar> grammar, std::shared_ptr<const TokenOrder> order,
              const Tokenizer& tokenizer, std::vector<TokenId> ends);
-  /// `generated`: the answer's tokens so far, those of the last call among them. [V] logits.
-  void apply(std::span<const TokenId> generated, std::span<float> logits);
+  bool apply(std::span<const TokenId> answer, std::span<float> logits) override;
 
  private:
-  std::vector<bool> allowed();
+  struct Allowed {
+    std::vector<bool> tokens;  // [vocabulary of the tokenizer]
+    bool any = false;
+  };
+  Allowed allowed(const Matcher& place) const;
+  const Matcher& place_behind(std::span<const TokenId> answer);
+
   std::shared_ptr<const SchemaGrammar> grammar_;
   std::shared_ptr<const TokenOrder> order_;
   const Tokenizer& tokenizer_;
   const std::vector<TokenId> ends_;
-  Matcher matcher_;
-  std::size_t seen_ = 0;                            ///< tokens that the matcher has taken
-  std::map<std::string, std::vector<bool>> known_;  ///< allowed tokens by place: an answer comes back to few
+  std::vector<TokenId> taken_;            ///< the answer of the last call
+  std::vector<Matcher> places_;           ///< [1 + taken] before its first token, and behind each
+  std::map<std::string, Allowed> known_;  ///< by place: an answer comes back to few
 };
 
 }  // namespace lode::serve
