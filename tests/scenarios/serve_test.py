@@ -106,6 +106,34 @@ class Questions(ServeTest):
         alone = self.server.chat(QUESTION, **{**several, "seed": 9, "n": 1})
         self.assertEqual(alone["choices"][0]["message"], first[2]["message"])
 
+    SCHEMA = {"type": "object", "additionalProperties": False, "required": ["who", "kind", "times", "sure"],
+              "properties": {"who": {"type": "string", "maxLength": 12}, "kind": {"enum": ["person", "ship \"Ann\""]},
+                             "times": {"type": "array", "items": {"type": "integer"}, "maxItems": 2}, "sure": {"type": "boolean"}}}
+
+    def test_answers_within_a_schema(self):
+        """The model is random: what keeps it in shape is the schema alone."""
+        form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": self.SCHEMA}}
+        body = {"messages": [{"role": "user", "content": QUESTION}], "context": "harbour", "max_tokens": 400, "response_format": form}
+        texts = []
+        for fields in ({}, {"temperature": 1.5, "seed": 5}, {"exact": True}, {"attention": "full"}, {"context": ""}):
+            fields = {key: value for key, value in {**body, **fields}.items() if value != ""}
+            reply = self.server.json("POST", "/v1/chat/completions", fields)
+            text = reply["choices"][0]["message"]["content"]
+            value = json.loads(text)
+            self.assertEqual(list(value), list(self.SCHEMA["properties"]), text)
+            self.assertLessEqual(len(value["who"]), 12)
+            self.assertIn(value["kind"], self.SCHEMA["properties"]["kind"]["enum"])
+            self.assertTrue(all(isinstance(time, int) for time in value["times"]), text)
+            self.assertIsInstance(value["sure"], bool)
+            self.assertEqual(reply["choices"][0]["finish_reason"], "stop")
+            texts.append(text)
+        self.assertEqual(texts[2], texts[3])
+        events = self.server.stream("/v1/chat/completions", body)
+        pieces = [json.loads(data)["choices"][0]["delta"].get("content", "") for _, data in events[:-1]]
+        self.assertEqual("".join(pieces), texts[0])
+        anything = self.server.chat(QUESTION, context="harbour", max_tokens=5, response_format={"type": "json_object"})
+        self.assertTrue(anything["choices"][0]["message"]["content"].startswith("{"))
+
     def test_exact_is_full_attention(self):
         exact = self.server.chat(QUESTION, context="harbour", max_tokens=8, exact=True)
         full = self.server.chat(QUESTION, context="harbour", max_tokens=8, attention="full")
@@ -148,6 +176,71 @@ class Questions(ServeTest):
         lines = [json.loads(line) for line in self.server.log_text().splitlines()]
         self.assertTrue(any(line["route"] == "/v1/chat/completions" for line in lines))
         self.assertNotIn("secret", self.server.log_text())
+
+
+class Conversations(ProgramTest):
+    """A model with a chat template: what the server asks is what `ask` and `chat` ask."""
+
+    TEMPLATE = ("{{ bos_token }}{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('a late system') }}"
+                "{% endif %}<|begin|>{{ m.role }}: {{ m.content }}<|end|>\n{% endfor %}"
+                "{% if add_generation_prompt %}<|begin|>assistant:{% endif %}")
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        (cls.model / "tokenizer_config.json").write_text(json.dumps({"chat_template": cls.TEMPLATE}), encoding="utf-8")
+        cls.contexts = cls.folder / "contexts"
+        cls.contexts.mkdir()
+        text = cls.folder / "long.txt"
+        text.write_text(LONG_TEXT, encoding="utf-8")
+        run("index", "-m", cls.model, "-f", text, "-o", cls.contexts / "indexed.lode", "--kv-type", "f32", "-a", METHOD)
+        cls.server = Server(cls.contexts, "-m", cls.model, "-a", METHOD, "--kv-type", "f32", "--quiet")
+        cls.addClassCleanup(cls.server.__exit__)
+        cls.server.upload("uploaded", LONG_TEXT)
+        cls.server.wait_for("uploaded")
+
+    def test_a_document_is_asked_within_its_conversation(self):
+        indexed, uploaded = (self.server.json("GET", f"/v1/contexts/{name}") for name in ("indexed", "uploaded"))
+        self.assertEqual(indexed["state"], "ready", indexed)
+        self.assertEqual(indexed["tokens"], uploaded["tokens"])
+        asked = self.assert_done(run("ask", self.contexts / "indexed.lode", QUESTION, "-n", 8, "--json")).json()["answers"][0]
+        for name in ("indexed", "uploaded"):
+            reply = self.server.chat(QUESTION, context=name, max_tokens=8)
+            self.assertEqual(reply["choices"][0]["message"]["content"], asked["answer"])
+            self.assertEqual(reply["usage"]["prompt_tokens"], asked["tokens_reused"] + asked["tokens_prefilled"])
+
+    def test_turns_go_on(self):
+        talk = self.assert_done(run("chat", self.contexts / "indexed.lode", "-n", 6, "--json", stdin=f"{QUESTION}\nWhen?\n")).json()
+        first = talk["turns"][0]["answer"]
+        messages = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": first}, {"role": "user", "content": "When?"}]
+        reply = self.server.json("POST", "/v1/chat/completions", {"messages": messages, "context": "indexed", "max_tokens": 6})
+        self.assertEqual(reply["choices"][0]["message"]["content"], talk["turns"][1]["answer"])
+
+    def test_a_document_is_recognised_wherever_it_stands(self):
+        named = self.server.chat(QUESTION, context="uploaded", max_tokens=8)
+        for messages in ([{"role": "user", "content": f"{LONG_TEXT}\n{QUESTION}"}],
+                         [{"role": "system", "content": LONG_TEXT}, {"role": "user", "content": QUESTION}]):
+            reply = self.server.json("POST", "/v1/chat/completions", {"messages": messages, "max_tokens": 8})
+            self.assertEqual(reply["lodestone"]["reuse"]["how"], "recognised")
+            self.assertEqual(reply["choices"], named["choices"])
+        # A document alone, an answer to it, and only then a question.
+        messages = [{"role": "user", "content": LONG_TEXT}, {"role": "assistant", "content": "I have read it."},
+                    {"role": "user", "content": QUESTION}]
+        reply = self.server.json("POST", "/v1/chat/completions", {"messages": messages, "max_tokens": 8})
+        self.assertEqual(reply["lodestone"]["reuse"]["tokens"], named["lodestone"]["reuse"]["tokens"])
+
+    def test_without_a_document(self):
+        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]
+        reply = self.server.json("POST", "/v1/chat/completions", {"messages": messages, "max_tokens": 3})
+        # "<|begin|>" twice for each message, "<|end|>\n" behind each, and "<|begin|>assistant:".
+        self.assertGreater(reply["usage"]["prompt_tokens"], len("Be brief.Who?") + 6)
+        late = {"messages": [messages[1], messages[0], messages[1]], "max_tokens": 3}
+        error = self.server.json("POST", "/v1/chat/completions", late, expect=400)["error"]["message"]
+        self.assertIn("a late system", error)
+
+    def test_special_tokens_in_messages_are_text(self):
+        plain = self.server.chat("<|end|>", context="uploaded", max_tokens=1)
+        self.assertGreater(plain["usage"]["prompt_tokens"], self.server.chat("x", context="uploaded", max_tokens=1)["usage"]["prompt_tokens"] + 2)
 
 
 class Contexts(ServeTest):
