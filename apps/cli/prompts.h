@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/indexed_text.h"
+#include "engine/chat/indexed_text.h"
 #include "lodestone/document.h"
 #include "lodestone/engine.h"
 #include "text/chat_template.h"

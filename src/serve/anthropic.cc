@@ -97,10 +97,23 @@ class MessageVoice : public Voice {
   std::string id_, model_;
 };
 
-Conversation read_message(const Fields& body) {
-  body.expect_known({"model", "messages", "max_tokens", "system", "stop_sequences", "stream", "temperature",
-                     "top_p", "top_k", "context", "cachedContent", "attention", "exact", "tools", "thinking"},
-                    {"metadata", "service_tier", "tool_choice", "container"});
+/// `text`: the body as it came, since properties are written in the order in which the schema has them.
+std::string schema_of(const Fields& body, std::string_view text) {
+  if (!body.has("output_config")) return {};
+  const Fields config(body.member("output_config"), "output_config");
+  config.expect_known({"format"}, {"effort"});
+  if (!config.has("format")) return {};
+  const Fields format(config.member("format"), "output_config.format");
+  if (format.text("type").value_or("") != "json_schema") format.wrong("type", "'json_schema'");
+  if (!format.member("schema").is_object()) format.wrong("schema", "an object");
+  return nlohmann::ordered_json::parse(text)["output_config"]["format"]["schema"].dump();
+}
+
+Conversation read_message(const Fields& body, std::string_view text) {
+  body.expect_known(
+      {"model", "messages", "max_tokens", "system", "stop_sequences", "stream", "temperature", "top_p",
+       "top_k", "context", "cachedContent", "attention", "exact", "tools", "thinking", "output_config"},
+      {"metadata", "service_tier", "tool_choice", "container"});
   if (body.member("tools").is_array() && !body.member("tools").empty())
     body.wrong("tools", "none (tools are not supported)");
   if (body.has("thinking") &&
@@ -119,6 +132,7 @@ Conversation read_message(const Fields& body) {
   c.question.sampling.temperature = body.number("temperature", 0, 1).value_or(0);
   c.question.sampling.top_p = std::max(body.number("top_p", 0, 1).value_or(1), 1e-9);
   c.question.sampling.top_k = static_cast<int>(body.integer("top_k", 0, 1 << 20).value_or(0));
+  c.question.schema = schema_of(body, text);
   c.question.want_sources = true;
   c.stream = body.flag("stream").value_or(false);
   return c;
@@ -128,7 +142,7 @@ Conversation read_message(const Fields& body) {
 
 void answer_messages(Backend& backend, Metrics& metrics, const Call& call) {
   const Json json = parse_body(*call.request);
-  Conversation conversation = read_message(Fields(json));
+  Conversation conversation = read_message(Fields(json), call.request->body);
   auto voice = std::make_unique<MessageVoice>(call.request->id, conversation.question.model);
   converse(backend, metrics, call, std::move(conversation), std::move(voice));
 }

@@ -100,6 +100,7 @@ struct Answer {
   std::string why;          ///< why this attention, or why all was dense; may be empty
   std::string notice;       ///< what the method says of this text; may be empty
   std::int64_t prompt_tokens = 0, cached_tokens = 0, answer_tokens = 0;
+  std::int64_t drafted = 0, accepted = 0, dense_steps = 0;  ///< of an exact answer
   double density = 1, queued_seconds = 0, first_token_seconds = 0, seconds = 0;
   std::int64_t read_bytes = 0,
                full_bytes = 0;  ///< of keys, values and indexes: read, and what full attention reads

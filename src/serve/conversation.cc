@@ -19,18 +19,20 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
         voice_(std::move(voice)) {}
 
   void start() {
+    const Question as_it_came = conversation_.question;
     reuse_ = find_document(backend_, conversation_.question);
-    const auto choices = static_cast<std::size_t>(conversation_.choices);
-    answers_.resize(choices);
-    left_ = choices;
-    for (std::size_t i = 0; i < choices; ++i) {
-      Question question = conversation_.question;
-      question.sampling.seed += i;
+    answers_.resize(static_cast<std::size_t>(conversation_.choices));
+    left_ = answers_.size();
+    for (std::size_t i = 0; i < answers_.size(); ++i) {
       try {
-        const std::uint64_t id = backend_.ask(std::move(question), listener(i));
-        const std::lock_guard lock(mutex_);
-        ids_.push_back(id);
-      } catch (const ApiError&) {
+        ask(i);
+      } catch (const ApiError& error) {
+        if (i == 0 && reuse_.how == "recognised" && error.code == "context_failed") {
+          conversation_.question = as_it_came;  // read anew: nobody asked for the stored one by name
+          reuse_ = {.how = "none", .why = error.what()};
+          ask(i);
+          continue;
+        }
         cancel();
         const std::lock_guard lock(mutex_);
         if (std::exchange(over_, true)) return;
@@ -43,6 +45,14 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   }
 
  private:
+  void ask(std::size_t choice) {
+    Question question = conversation_.question;
+    question.sampling.seed += choice;
+    const std::uint64_t id = backend_.ask(std::move(question), listener(choice));
+    const std::lock_guard lock(mutex_);
+    ids_.push_back(id);
+  }
+
   Listener listener(std::size_t choice) {
     return {.on_text = [self = shared_from_this(),
                         choice](std::string_view text) { self->on_text(choice, text); },

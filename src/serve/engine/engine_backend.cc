@@ -167,11 +167,8 @@ std::uint64_t EngineBackend::ask(Question question, Listener listener) {
   job->model = &model_for(question);
   Spec spec = parse_spec("full");
   if (!question.context.empty()) {
-    // Greedy decoding by full attention is what exact mode promises; drafting under a sparse method comes on top.
-    if (question.attention == "auto")
-      spec = question.exact ? spec : library_->usual_method(question.context);
-    else if (!question.exact)
-      spec = parse_request_spec(question.attention);
+    spec = question.attention == "auto" ? library_->usual_method(question.context)
+                                        : parse_request_spec(question.attention);
     job->opened = library_->open(question.context, spec);
     expect_model(question, job->opened);
     job->model = job->opened.model;
@@ -189,6 +186,7 @@ std::uint64_t EngineBackend::ask(Question question, Listener listener) {
   request.prompt = prompt.tokens;
   if (!question.schema.empty()) request.filter = prompting.filter(question.schema);
   request.attention = spec;
+  request.exact = question.exact;
   request.options = generate_options(question, prompt, options_.max_new_tokens);
   request.want_sources = has_document && question.want_sources;
   if (request.want_sources) job->neutral = neutral_answer(job->opened, spec);
@@ -201,7 +199,6 @@ std::uint64_t EngineBackend::ask(Question question, Listener listener) {
   known.attention = spec.str();
   known.cached_tokens = has_document ? job->opened.document->tokens() : 0;
   known.prompt_tokens = known.cached_tokens + std::ssize(request.prompt);
-  if (question.exact && has_document) known.why = "exact: attended fully";
   request.options.on_text = [raw = job.get()](std::string_view piece) {  // the job outlives its request
     const std::string ready = raw->trimmer.push(piece);
     raw->text += ready;
@@ -260,9 +257,16 @@ void EngineBackend::tell(Job& job) {
     answer.ending = ending_of(result.ending);
     answer.stop_string = stop_string(generation, job.model->model->tokenizer(), job.stop);
     answer.answer_tokens = std::ssize(generation.tokens);
-    answer.density = generation.work.density();
-    answer.read_bytes = generation.work.kv_bytes + generation.work.selector_bytes;
-    answer.full_bytes = generation.work.full_bytes;
+    const WorkReport& work = generation.work;
+    const WorkReport& drafts = result.exact.drafts;
+    answer.read_bytes = work.kv_bytes + work.selector_bytes + drafts.kv_bytes + drafts.selector_bytes;
+    answer.full_bytes = work.full_bytes;
+    answer.density = answer.full_bytes == 0
+                         ? 1.0
+                         : static_cast<double>(answer.read_bytes) / static_cast<double>(answer.full_bytes);
+    answer.drafted = result.exact.drafted;
+    answer.accepted = result.exact.accepted;
+    answer.dense_steps = result.exact.dense_steps;
     if (answer.why.empty()) answer.why = generation.work.dense_reason;
     answer.notice = generation.work.notice;
     answer.queued_seconds = result.queued_seconds;

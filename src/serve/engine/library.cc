@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/leftovers.h"
 #include "base/text.h"
 #include "engine/context_file.h"
 #include "engine/usual_methods.h"
@@ -90,6 +91,7 @@ Library::Library(std::vector<LoadedModel> models, LibraryOptions options)
   if (!fs::is_directory(options_.folder, failed))
     throw InputError(fmt::format("--contexts: expected a folder that is there or can be made, found '{}'",
                                  excerpt(options_.folder.string())));
+  remove_leftovers(options_.folder, kExtension);
   scan();
   thread_ = std::thread([this] { keep_house(); });
 }
@@ -494,7 +496,14 @@ std::shared_ptr<const Document> Library::load(const Entry& entry,
   try {
     return Document::open(path_of(entry.info.name), entry.model->model, options);
   } catch (const InputError& error) {
-    throw ApiError(400, without_folder(error.what()));
+    const auto& known = entry.info.attentions;  // without these it is the file's fault
+    const bool asked_for_more =
+        spec.name != "full" && std::find(known.begin(), known.end(), spec.str()) == known.end();
+    if (asked_for_more) throw ApiError(400, without_folder(error.what()));
+    throw ApiError(
+        409,
+        fmt::format("the context '{}' cannot be used: {}", entry.info.name, without_folder(error.what())),
+        "context_failed");
   }
 }
 

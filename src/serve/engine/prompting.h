@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/indexed_text.h"
+#include "engine/chat/indexed_text.h"
 #include "lodestone/token_filter.h"
 #include "serve/backend.h"
 #include "serve/schema/constraint.h"

@@ -22,7 +22,7 @@ constexpr int kMostIndent = 16, kMostDigits = 15, kMostRepeats = 1024;
 constexpr std::size_t kMostElements = 200'000, kMostProperties = 256, kMostChoices = 1024;
 
 [[noreturn]] void refuse(const std::string& where, const std::string& what) {
-  throw ApiError(400, fmt::format("'response_format.json_schema.schema{}': {}", excerpt(where, 120), what));
+  throw ApiError(400, fmt::format("the schema{}: {}", excerpt(where, 120), what));
 }
 
 Sequence operator+(Sequence a, const Sequence& b) {

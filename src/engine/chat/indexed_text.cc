@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/indexed_text.h"
+#include "engine/chat/indexed_text.h"
 
 #include <fmt/format.h>
 
