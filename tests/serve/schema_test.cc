@@ -2,6 +2,8 @@
 // Grammars of JSON schemas: what they let through, letter by letter, against lists of texts that do and do not meet them.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <random>
 
 #include "base/json.h"
@@ -107,6 +109,78 @@ TEST(JsonSchema, RandomWalksEndInJson) {
     }
   }
   EXPECT_GT(ended, 30);
+}
+
+const Tokenizer& pocket() {
+  static const Tokenizer tokenizer =
+      Tokenizer::read(std::filesystem::path(LODESTONE_SOURCE_DIR) / "models" / "pocket");
+  return tokenizer;
+}
+
+constexpr TokenId kEnd = 0;
+
+Constraint constraint_of(const std::string& schema) {
+  static const auto order = std::make_shared<const TokenOrder>(pocket());
+  return {std::make_shared<const SchemaGrammar>(grammar_of_schema(schema)), order, pocket(), {kEnd}};
+}
+
+std::vector<TokenId> allowed_by(Constraint& constraint, std::span<const TokenId> answer) {
+  std::vector<float> logits(static_cast<std::size_t>(pocket().vocab()), 0.0F);
+  std::vector<TokenId> allowed;
+  if (!constraint.apply(answer, logits)) return allowed;
+  for (std::size_t id = 0; id < logits.size(); ++id)
+    if (logits[id] == 0.0F) allowed.push_back(static_cast<TokenId>(id));
+  return allowed;
+}
+
+/// Against a walk of each token's bytes.
+TEST(Constraint, LetsThroughTheTokensWhoseBytesMayCome) {
+  std::mt19937 rng(7);
+  for (const Case& c : cases()) {
+    const SchemaGrammar schema = grammar_of_schema(c.schema);
+    Constraint constraint = constraint_of(c.schema);
+    std::vector<TokenId> answer;
+    Matcher place(schema.grammar, schema.start);
+    for (int step = 0; step < 12; ++step) {
+      std::vector<TokenId> expected;
+      for (TokenId id = 0; id < pocket().vocab(); ++id) {
+        Matcher next = place;
+        const std::string_view bytes = pocket().bytes_of(id);
+        const bool text = !pocket().is_special(id) && !bytes.empty();
+        if (text && std::all_of(bytes.begin(), bytes.end(),
+                                [&](char byte) { return next.accept(static_cast<unsigned char>(byte)); }))
+          expected.push_back(id);
+        else if (id == kEnd && place.complete())
+          expected.push_back(id);
+      }
+      if (place.complete() && !place.may_go_on()) expected.clear();
+      const std::vector<TokenId> found = allowed_by(constraint, answer);
+      ASSERT_EQ(found, expected) << c.schema << " behind " << pocket().decode(answer);
+      const auto drawn = found.empty() ? kEnd : found[rng() % found.size()];
+      if (drawn == kEnd) break;
+      answer.push_back(drawn);
+      for (const char byte : pocket().bytes_of(drawn)) place.accept(static_cast<unsigned char>(byte));
+    }
+  }
+}
+
+/// Drafts are refused, and the answer goes on from where it was.
+TEST(Constraint, DependsOnTheAnswerAlone) {
+  const std::string schema =
+      R"({"type":"object","properties":{"a":{"type":"string","maxLength":40}},"required":["a"]})";
+  Constraint constraint = constraint_of(schema);
+  const std::vector<TokenId> one =
+                                 pocket().encode(R"({"a": "the mill and the harbour)", Tokenizer::Bos::none),
+                             other = pocket().encode(R"({"a": "the old carter of)", Tokenizer::Bos::none);
+  for (const auto& [tokens, length] : {std::pair{&one, one.size()},
+                                       {&other, other.size()},
+                                       {&one, 3ul},
+                                       {&other, 0ul},
+                                       {&one, one.size()}}) {
+    const std::span<const TokenId> answer = std::span(*tokens).first(length);
+    Constraint fresh = constraint_of(schema);
+    EXPECT_EQ(allowed_by(constraint, answer), allowed_by(fresh, answer));
+  }
 }
 
 TEST(JsonSchema, RefusesWhatItDoesNotHold) {

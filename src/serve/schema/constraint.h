@@ -2,10 +2,14 @@
 // Decoding within a grammar: before each token, the logits of those that may not come are put to -inf.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "lodestone/token_filter.h"
@@ -29,6 +33,25 @@ class TokenOrder {
   std::vector<Entry> entries_;
 };
 
+/// Where texts stand in a grammar, by number: what a byte leads to is worked out once.
+class Places {
+ public:
+  using Place = std::int32_t;
+  static constexpr Place kNowhere = -1;
+  explicit Places(const SchemaGrammar& grammar);
+  Place start() const { return 0; }
+  Place behind(Place place, unsigned char byte);  ///< kNowhere when the byte may not come
+  const Matcher& at(Place place) const { return matchers_[static_cast<std::size_t>(place)]; }
+  std::size_t size() const { return matchers_.size(); }
+
+ private:
+  static constexpr Place kUnknown = -2;
+  Place number_of(Matcher matcher);
+  std::vector<Matcher> matchers_;
+  std::vector<std::array<Place, 256>> next_;  // [places]
+  std::unordered_map<std::string, Place> by_key_;
+};
+
 /// Of one answer.
 class Constraint : public TokenFilter {
  public:
@@ -42,16 +65,19 @@ class Constraint : public TokenFilter {
     std::vector<bool> tokens;  // [vocabulary of the tokenizer]
     bool any = false;
   };
-  Allowed allowed(const Matcher& place) const;
-  const Matcher& place_behind(std::span<const TokenId> answer);
+  Allowed allowed(Places::Place place);
+  Places::Place behind(Places::Place place, std::string_view bytes);
+  Places::Place place_behind(std::span<const TokenId> answer);
+  void forget();
 
   std::shared_ptr<const SchemaGrammar> grammar_;
   std::shared_ptr<const TokenOrder> order_;
   const Tokenizer& tokenizer_;
   const std::vector<TokenId> ends_;
-  std::vector<TokenId> taken_;            ///< the answer of the last call
-  std::vector<Matcher> places_;           ///< [1 + taken] before its first token, and behind each
-  std::map<std::string, Allowed> known_;  ///< by place: an answer comes back to few
+  Places places_;
+  std::vector<TokenId> taken_;                ///< the answer of the last call
+  std::vector<Places::Place> taken_places_;   ///< [1 + taken] before its first token, and behind each
+  std::map<Places::Place, Allowed> allowed_;  ///< an answer comes back to few places
 };
 
 }  // namespace lode::serve
