@@ -26,8 +26,8 @@ Sample sample(const std::string& id, const std::string& question = "Q") {
   return s;
 }
 
-Answer answer(const std::string& text) {
-  Answer a = {.text = text, .tokens = {1, 2, 3}, .score = 0.5, .seconds = 0.25};
+AnswerRecord answer(const std::string& text) {
+  AnswerRecord a = {.text = text, .tokens = {1, 2, 3}, .score = 0.5, .seconds = 0.25};
   a.work.kv_bytes = 10;
   a.work.full_bytes = 40;
   a.work.far_keys = 7;
@@ -53,7 +53,7 @@ TEST_F(RecordsTest, ReadsBackWhatItWrote) {
     records.add(sample("1"), "topk", answer("two"));
   }
   Records records(path_, settings_);
-  const Answer* full = records.find(sample("1"), "full");
+  const AnswerRecord* full = records.find(sample("1"), "full");
   ASSERT_NE(full, nullptr);
   EXPECT_EQ(full->tokens, (std::vector<TokenId>{1, 2, 3}));
   EXPECT_EQ(full->score, 0.5);

@@ -65,8 +65,8 @@ EvalRow row_of(std::span<const Sample> samples, const std::vector<Document>& doc
   for (std::size_t d = 0; d < documents.size(); ++d) {
     for (const std::size_t i : documents[d].samples) {
       if (samples[i].task != row.task || samples[i].tokens != row.tokens) continue;
-      const Answer& answer = *records.find(samples[i], spec.name, spec.files);
-      const Answer& full = *records.find(samples[i], reference.name, reference.files);
+      const AnswerRecord& answer = *records.find(samples[i], spec.name, spec.files);
+      const AnswerRecord& full = *records.find(samples[i], reference.name, reference.files);
       row.n += 1;
       row.score += 100 * answer.score;
       row.agreement += answer.tokens == full.tokens ? 1 : 0;
@@ -257,10 +257,10 @@ void Answering::Impl::ask(Context& context, std::span<const Asked> asked, const 
   for (const Asked& a : asked) {
     Generation g = shared ? read->answer(a.method, generate)
                           : context.generate(prompts.questions[question], a.method, generate);
-    Answer answer = {.text = std::move(g.text),
-                     .tokens = std::move(g.tokens),
-                     .seconds = g.prompt_seconds + g.decode_seconds,
-                     .work = std::move(g.work)};
+    AnswerRecord answer = {.text = std::move(g.text),
+                           .tokens = std::move(g.tokens),
+                           .seconds = g.prompt_seconds + g.decode_seconds,
+                           .work = std::move(g.work)};
     answer.full_layers = context.impl().audit.fallen_back();
     answer.score = score(answer.text, sample);
     pass.records->add(sample, a.spec->name, std::move(answer), a.spec->files);

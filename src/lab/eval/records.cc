@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::int64_t kMost = std::int64_t{1} << 62;
 
-Json to_json(const Sample& sample, const std::string& attention, const Answer& answer) {
+Json to_json(const Sample& sample, const std::string& attention, const AnswerRecord& answer) {
   const WorkReport& w = answer.work;
   return {{"id", sample.id},
           {"attention", attention},
@@ -38,7 +38,7 @@ Json to_json(const Sample& sample, const std::string& attention, const Answer& a
           {"notice", w.notice}};
 }
 
-void read_audit(const Json& audit, const std::string& where, Answer& answer) {
+void read_audit(const Json& audit, const std::string& where, AnswerRecord& answer) {
   WorkReport& work = answer.work;
   work.audited = json_int(audit, "outputs", where, 0, kMost);
   work.audit_error_sum = json_number(audit, "error_sum", where, 0.0, 1e300);
@@ -50,8 +50,8 @@ void read_audit(const Json& audit, const std::string& where, Answer& answer) {
   answer.full_layers = layers.get<std::vector<int>>();
 }
 
-Answer from_json(const Json& line, const std::string& where) {
-  Answer answer;
+AnswerRecord from_json(const Json& line, const std::string& where) {
+  AnswerRecord answer;
   answer.text = json_string(line, "output", where);
   answer.score = json_number(line, "score", where, 0.0, 1.0);
   answer.seconds = json_number(line, "seconds", where, 0.0, 1e12);
@@ -161,8 +161,8 @@ std::string Records::hash_of(const Sample& sample) const {
   return hash_hex(all.dump(-1, ' ', false, Json::error_handler_t::replace)).substr(0, 16);
 }
 
-const Answer* Records::find(const Sample& sample, const std::string& attention,
-                            const std::string& files) const {
+const AnswerRecord* Records::find(const Sample& sample, const std::string& attention,
+                                  const std::string& files) const {
   const auto found = answers_.find({sample.id, attention});
   if (found == answers_.end()) return nullptr;
   if (found->second.sample_hash != hash_of(sample)) {
@@ -172,8 +172,8 @@ const Answer* Records::find(const Sample& sample, const std::string& attention,
   return found->second.files == files ? &found->second.answer : nullptr;
 }
 
-const Answer& Records::add(const Sample& sample, const std::string& attention, Answer answer,
-                           const std::string& files) {
+const AnswerRecord& Records::add(const Sample& sample, const std::string& attention, AnswerRecord answer,
+                                 const std::string& files) {
   if (file_ != nullptr) {
     Json line = to_json(sample, attention, answer);
     line["sample"] = hash_of(sample);

@@ -16,7 +16,7 @@
 
 namespace lode {
 
-struct Answer {
+struct AnswerRecord {
   std::string text;
   std::vector<TokenId> tokens;
   double score = 0, seconds = 0;
@@ -37,10 +37,11 @@ class Records {
 
   /// Null when there is none, or one by files of other contents (NamedSpec::files); InputError when the file
   /// answers another sample of that id.
-  const Answer* find(const Sample& sample, const std::string& attention, const std::string& files = {}) const;
+  const AnswerRecord* find(const Sample& sample, const std::string& attention,
+                           const std::string& files = {}) const;
   /// RunError when the file cannot take it.
-  const Answer& add(const Sample& sample, const std::string& attention, Answer answer,
-                    const std::string& files = {});
+  const AnswerRecord& add(const Sample& sample, const std::string& attention, AnswerRecord answer,
+                          const std::string& files = {});
 
  private:
   std::size_t read(const std::string& text, const Json& settings);
@@ -50,7 +51,7 @@ class Records {
   std::filesystem::path path_;
   std::FILE* file_ = nullptr;
   struct Entry {
-    Answer answer;
+    AnswerRecord answer;
     std::string sample_hash, files;
   };
   std::map<std::pair<std::string, std::string>, Entry> answers_;

@@ -68,7 +68,7 @@ class MeasurementRunner {
   std::vector<Sample> samples(const SuiteRun& run) const;
   /// `full` first.
   EvalReport eval(const SuiteRun& run, const Protocol& protocol) const;
-  const Answer& answer(const Sample& sample, const NamedSpec& spec, const Protocol& protocol) const;
+  const AnswerRecord& answer(const Sample& sample, const NamedSpec& spec, const Protocol& protocol) const;
   /// Results of `probe --json`, by method in the run's order; full and streaming too when they are among
   /// them.
   std::vector<Json> probe(const SuiteRun& run, std::int64_t length) const;

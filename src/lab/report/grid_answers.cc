@@ -172,9 +172,9 @@ EvalReport MeasurementRunner::eval(const SuiteRun& run, const Protocol& protocol
                    options_.context);
 }
 
-const Answer& MeasurementRunner::answer(const Sample& sample, const NamedSpec& spec,
-                                        const Protocol& protocol) const {
-  const Answer* found = records_.at(protocol.str())->find(sample, spec.name, spec.files);
+const AnswerRecord& MeasurementRunner::answer(const Sample& sample, const NamedSpec& spec,
+                                              const Protocol& protocol) const {
+  const AnswerRecord* found = records_.at(protocol.str())->find(sample, spec.name, spec.files);
   if (found == nullptr) throw RunError("report: an answer that was not planned");
   return *found;
 }
