@@ -2,6 +2,7 @@
 #include "serving.h"
 
 #include "engine/memory.h"
+#include "lodestone/automatic.h"
 #include "serve/engine/models.h"
 
 namespace lode::cli {
@@ -44,7 +45,10 @@ std::unique_ptr<serve::EngineBackend> make_backend(const ServingFlags& flags, co
   fill_template(flags.question_template, "");  // refused before anything is loaded
   serve::EngineOptions options;
   options.library.folder = flags.contexts;
-  options.library.specs = parse_specs(flags.specs);
+  std::vector<std::string> named = flags.specs;
+  std::erase_if(named, [](const std::string& spec) { return parse_auto(spec).has_value(); });
+  options.library.specs = parse_specs(named);
+  options.library.automatic = named.empty() || named.size() < flags.specs.size();
   options.library.kv_type = parse_dtype(flags.kv_type);
   options.library.memory = cache_memory(flags);
   options.scheduler.max_sequences = flags.parallel;

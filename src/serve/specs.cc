@@ -23,6 +23,15 @@ bool names_file(const std::string& text) {
 
 }  // namespace
 
+std::optional<AutoSpec> parse_request_auto(const std::string& text) {
+  if (text.size() > kLongestSpec) return std::nullopt;
+  try {
+    return parse_auto(text);
+  } catch (const InputError& error) {
+    throw ApiError(400, fmt::format("'attention': {}", error.what()));
+  }
+}
+
 Spec parse_request_spec(const std::string& text) {
   if (text.size() > kLongestSpec)
     throw ApiError(400, fmt::format("'attention': expected a spec of at most {} bytes, found {}",

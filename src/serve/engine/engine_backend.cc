@@ -9,6 +9,7 @@
 
 #include "base/text.h"
 #include "engine/document.h"
+#include "lodestone/automatic.h"
 #include "lodestone/error.h"
 #include "model/config.h"
 #include "serve/engine/source_places.h"
@@ -101,6 +102,13 @@ void expect_model(const Question& question, const Library::Opened& opened) {
                                   question.context, opened.model->id, excerpt(question.model)));
 }
 
+/// The best of those that were measured on this text; of methods that were named when it was indexed, the first.
+AutoChoice usual_method(const AutoSpec& wanted, const Document& document) {
+  if (document.methods().empty() || document.attachment(kAutoAttachment) != nullptr)
+    return choose_attention(wanted, document.attachments(), document.methods());
+  return {.spec = document.methods().front(), .why = "the first method that the text was indexed for"};
+}
+
 GenerateOptions generate_options(const Question& question, const Prompt& prompt, std::int64_t usual) {
   GenerateOptions options;
   options.max_new_tokens = question.max_new_tokens > 0 ? question.max_new_tokens : usual;
@@ -166,10 +174,13 @@ std::uint64_t EngineBackend::ask(Question question, Listener listener) {
   auto job = std::make_shared<Job>();
   job->model = &model_for(question);
   Spec spec = parse_spec("full");
+  AutoChoice chosen = {.spec = spec, .why = {}};
   if (!question.context.empty()) {
-    spec = question.attention == "auto" ? library_->usual_method(question.context)
-                                        : parse_request_spec(question.attention);
+    const auto automatic = parse_request_auto(question.attention);
+    spec = automatic ? spec : parse_request_spec(question.attention);
     job->opened = library_->open(question.context, spec);
+    if (automatic) chosen = usual_method(*automatic, *job->opened.document);
+    if (automatic) spec = chosen.spec;
     expect_model(question, job->opened);
     job->model = job->opened.model;
   } else if (question.attention != "auto" && question.attention != "full") {
@@ -187,6 +198,7 @@ std::uint64_t EngineBackend::ask(Question question, Listener listener) {
   if (!question.schema.empty()) request.filter = prompting.filter(question.schema);
   request.attention = spec;
   request.exact = question.exact;
+  request.full_beside = question.exact ? 0 : chosen.full_beside;
   request.options = generate_options(question, prompt, options_.max_new_tokens);
   request.want_sources = has_document && question.want_sources;
   if (request.want_sources) job->neutral = neutral_answer(job->opened, spec);
@@ -197,6 +209,7 @@ std::uint64_t EngineBackend::ask(Question question, Listener listener) {
   known.model = job->model->id;
   known.context = question.context;
   known.attention = spec.str();
+  known.why = chosen.why;
   known.cached_tokens = has_document ? job->opened.document->tokens() : 0;
   known.prompt_tokens = known.cached_tokens + std::ssize(request.prompt);
   request.options.on_text = [raw = job.get()](std::string_view piece) {  // the job outlives its request
@@ -267,7 +280,11 @@ void EngineBackend::tell(Job& job) {
     answer.drafted = result.exact.drafted;
     answer.accepted = result.exact.accepted;
     answer.dense_steps = result.exact.dense_steps;
-    if (answer.why.empty()) answer.why = generation.work.dense_reason;
+    if (!result.attention.empty() && result.attention != answer.attention) {
+      answer.attention = result.attention;
+      answer.why = "beside others about the same document it is read in full, together";
+    }
+    if (!generation.work.dense_reason.empty()) answer.why = generation.work.dense_reason;
     answer.notice = generation.work.notice;
     answer.queued_seconds = result.queued_seconds;
     answer.first_token_seconds = result.first_token_seconds;

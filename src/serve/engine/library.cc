@@ -12,8 +12,8 @@
 #include "base/leftovers.h"
 #include "base/text.h"
 #include "engine/context_file.h"
-#include "engine/usual_methods.h"
 #include "io/container.h"
+#include "lodestone/automatic.h"
 #include "lodestone/error.h"
 #include "model/config.h"
 #include "serve/engine/source_places.h"
@@ -70,6 +70,7 @@ struct Library::Entry {
   std::string title;
   const LoadedModel* model = nullptr;
   bool on_disk = false, removed = false;
+  bool automatic = false;  ///< its methods are measured when it is read
   // While it is read:
   std::string text;  ///< a file's bytes until it has been converted
   bool is_file = false;
@@ -275,8 +276,17 @@ std::string Library::text_of(const std::string& name) {
 ContextInfo Library::create(NewContext context) {
   auto entry = std::make_shared<Entry>();
   entry->model = &model_named(context.model);
-  for (const std::string& text : context.attentions) entry->specs.push_back(parse_request_spec(text));
-  if (context.attentions.empty()) entry->specs = options_.specs;
+  for (const std::string& text : context.attentions) {
+    if (parse_request_auto(text))
+      entry->automatic = true;
+    else
+      entry->specs.push_back(parse_request_spec(text));
+  }
+  if (context.attentions.empty()) {
+    entry->specs = options_.specs;
+    entry->automatic = options_.automatic;
+  }
+  entry->automatic = entry->automatic || entry->specs.empty();
   entry->title = context.title;
   entry->text = std::move(context.text);
   entry->is_file = context.is_file;
@@ -380,6 +390,7 @@ DocumentOptions Library::reading_options(const EntryPtr& entry, const IndexedTex
   DocumentOptions options;
   options.attachments = text.attachments;
   options.specs = entry->specs;
+  options.automatic = entry->automatic;
   options.kv_type = options_.kv_type;
   options.max_tokens = room_for(*entry->model->model, std::ssize(text.tokens));
   const Json ours = {
@@ -406,7 +417,6 @@ void Library::read(const EntryPtr& entry) {
       const std::lock_guard lock(mutex_);
       entry->text = source.text;
       entry->is_file = false;
-      if (entry->specs.empty()) entry->specs = usual_methods(tokens);
       entry->info.attentions = names_of(entry->specs);
       entry->info.text_bytes = std::ssize(source.text);
       entry->info.tokens = tokens;
@@ -437,6 +447,7 @@ void Library::keep(const EntryPtr& entry, const Document& document) {
     return;
   }
   entry->on_disk = true;
+  entry->info.attentions = names_of(document.methods());
   entry->info.bytes = static_cast<std::int64_t>(fs::file_size(path));
   finder_.add(entry->info.name, entry->text);
   entry->info.state = ContextState::ready;
@@ -445,12 +456,6 @@ void Library::keep(const EntryPtr& entry, const Document& document) {
 }
 
 // ---- In memory. -------------------------------------------------------------------------------------------------
-
-Spec Library::usual_method(const std::string& name) {
-  const std::lock_guard lock(mutex_);
-  const EntryPtr entry = find(name);
-  return parse_spec(entry->info.attentions.empty() ? "full" : entry->info.attentions.front());
-}
 
 Library::Opened Library::open(const std::string& name, const Spec& spec) {
   EntryPtr entry;

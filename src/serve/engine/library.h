@@ -35,6 +35,7 @@ struct LoadedModel {
 struct LibraryOptions {
   std::filesystem::path folder;
   std::vector<Spec> specs;  ///< that new documents are indexed for, unless their upload says otherwise
+  bool automatic = true;    ///< also for what `auto` takes, and measured so that it can choose
   DType kv_type = DType::f16;
   std::int64_t memory = 0;        ///< bytes of keys, values and indexes of open documents
   std::size_t most_waiting = 64;  ///< documents that wait to be read; more are refused
@@ -68,8 +69,6 @@ class Library {
   /// The document, indexed for `spec`. ApiError 404, 409 while it is read or when its file is damaged, 400 when there
   /// is no index for the spec and none can be made.
   Opened open(const std::string& name, const Spec& spec);
-  /// What "auto" means for a document: the first method that it is indexed for, else `full`.
-  Spec usual_method(const std::string& name);
   void count(BackendStats& stats);
 
  private:
