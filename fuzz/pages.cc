@@ -4,14 +4,14 @@
 #include "fuzz/target.h"
 
 LODE_FUZZ_TARGET(pages) {
-  std::vector<std::vector<std::string>> pages(1, std::vector<std::string>(1));
+  std::vector<lode::PageLines> pages(1, {.body = {""}, .notes = {}});
   for (const char c : input) {
     if (c == '\f')
-      pages.emplace_back(1);
+      pages.push_back({.body = {""}, .notes = {}});
     else if (c == '\n')
-      pages.back().emplace_back();
+      pages.back().body.emplace_back();
     else
-      pages.back().back() += c;
+      pages.back().body.back() += c;
   }
   lode::TextBuilder out(1 << 22, "x");
   lode::put_pages(pages, out);
