@@ -41,6 +41,11 @@ def form(body: bytes, kind: str = "multipart/form-data; boundary=b") -> bytes:
     return head("POST /v1/contexts HTTP/1.1", f"Content-Type: {kind}", f"Content-Length: {len(body)}", "Connection: close") + body
 
 
+def shaped(schema) -> bytes:
+    return chat(context="harbour", response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}})
+
+
+LONG_LISTS = {f"list {i}": {"type": "array", "items": {"type": "string"}, "maxItems": 1000} for i in range(100)}
 PART = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
 GET = "GET /v1/models HTTP/1.1"
 
@@ -169,7 +174,16 @@ REFUSED = {
     "a bias": (chat(logit_bias={"50256": -100}), 400, "logit_bias"),
     "an unknown format": (chat(response_format={"type": "xml"}), 400, "response_format"),
     "a schema that is missing": (chat(response_format={"type": "json_schema", "json_schema": {}}), 400, "schema"),
+    "a schema that is a list": (chat(response_format={"type": "json_schema", "json_schema": {"schema": []}}), 400, "schema"),
+    "a keyword that is not supported": (shaped({"type": "string", "pattern": "a+"}), 400, "pattern"),
+    "a reference to nowhere": (shaped({"$ref": "#/$defs/none"}), 400, "$ref"),
+    "a schema that refers to itself alone": (shaped({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}), 400, "$ref"),
+    "a million items": (shaped({"type": "array", "minItems": 1000000}), 400, "minItems"),
+    "a schema of a hundred long lists": (shaped({"type": "object", "properties": LONG_LISTS}), 400, "smaller"),
+    "a key of auto": (chat(context="harbour", attention="auto:speed=1"), 400, "speed"),
+    "a value of auto": (chat(context="harbour", attention="auto:error=-1"), 400, "error"),
     # ---- Messages. ----
+    "another output": (message(output_config={"format": {"type": "xml"}}), 400, "output_config"),
     "no max_tokens": (post("/v1/messages", json.dumps({"messages": ASKED}).encode()), 400, "max_tokens"),
     "a temperature above Anthropic's": (message(temperature=1.5), 400, "temperature"),
     "thinking": (message(thinking={"type": "enabled", "budget_tokens": 1024}), 400, "thinking"),
