@@ -79,8 +79,8 @@ void add_count(CLI::App& verb, const std::string& flag, std::int64_t& value, std
 void add_bench_flags(CLI::App& verb, BenchFlags& flags) {
   add_common_flags(verb, flags.common);
   add_count(verb, "-c,--context", flags.context, kMostContext, "keys of each sequence, e.g. 32k");
-  verb.add_option("--kv-type", flags.kv_type, "type of keys and values: f32, f16, bf16 or q8")
-      ->check(CLI::IsMember({"f32", "f16", "bf16", "q8"}));
+  verb.add_option("--kv-type", flags.kv_type, "type of keys and values: f32, f16, bf16, q8 or q4")
+      ->check(CLI::IsMember({"f32", "f16", "bf16", "q8", "q4"}));
 }
 
 /// Where a whole model's keys and values lie.
@@ -115,8 +115,9 @@ void run_attention(const BenchFlags& flags) {
   ThreadPool pool(flags.common.threads);
   const DType kv_type = parse_dtype(flags.kv_type);
   const Device device = flags.device();
-  if (device == Device::cuda && kv_type == DType::q8)
-    throw InputError("--kv-type: expected f32, f16 or bf16 with --device cuda, found q8");
+  if (device == Device::cuda && bytes_of(kv_type) <= 1)
+    throw InputError("--kv-type: expected f32, f16 or bf16 with --device cuda, found " +
+                     std::string(name_of(kv_type)));
   const AttentionBenchOptions options = {.shape = named_shape(flags.shape),
                                          .context = flags.context,
                                          .batch = flags.batch,
@@ -510,8 +511,8 @@ void add_growth(CLI::App& bench) {
   add_common_flags(verb, flags->common);
   add_kv_flags(verb, *flags);
   add_attention_flag(verb, flags->specs, true);
-  verb.add_option("--kv-type", flags->kv_type, "type of keys and values: f32, f16, bf16 or q8")
-      ->check(CLI::IsMember({"f32", "f16", "bf16", "q8"}));
+  verb.add_option("--kv-type", flags->kv_type, "type of keys and values: f32, f16, bf16, q8 or q4")
+      ->check(CLI::IsMember({"f32", "f16", "bf16", "q8", "q4"}));
   verb.add_option("--shape", flags->shape,
                   "llama-3.1-8b, llama-2-7b, llama-3.2-1b, pocket, saap, or e.g. L32q32kv8d128");
   verb.add_option("--contexts", *contexts, "keys, e.g. 16k,64k,256k,1M,4M");

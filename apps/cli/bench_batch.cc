@@ -103,8 +103,8 @@ void add_bench_batch(CLI::App& bench) {
                   "tokens of a document that is read beside the sequences and once more alone, e.g. 32k");
   verb.add_option("-n,--steps", flags->options.steps, "steps measured per spec")
       ->check(whole_number(1, 100'000));
-  verb.add_option("--kv-type", flags->kv_type, "type of keys and values: f32, f16, bf16 or q8")
-      ->check(CLI::IsMember({"f32", "f16", "bf16", "q8"}));
+  verb.add_option("--kv-type", flags->kv_type, "type of keys and values: f32, f16, bf16, q8 or q4")
+      ->check(CLI::IsMember({"f32", "f16", "bf16", "q8", "q4"}));
   verb.add_option("--kv", flags->kind, "made-up keys: normal (independent), clustered, or ood")
       ->check(CLI::IsMember({"normal", "clustered", "ood"}));
   add_attention_flag(verb, flags->specs, false);

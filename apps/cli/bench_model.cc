@@ -105,8 +105,8 @@ void add_bench_model(CLI::App& bench) {
   verb.add_option("-p,--prompt", flags->prompts, "tokens of a prompt, several with commas; 0 = none");
   verb.add_option("-n,--n-gen", flags->generated, "tokens generated; 0 = none");
   verb.add_option("-r,--repetitions", flags->repetitions, "of each test")->check(whole_number(1, 10'000));
-  verb.add_option("--kv-type", flags->kv_type, "type of keys and values: f32, f16, bf16 or q8")
-      ->check(CLI::IsMember({"f32", "f16", "bf16", "q8"}));
+  verb.add_option("--kv-type", flags->kv_type, "type of keys and values: f32, f16, bf16, q8 or q4")
+      ->check(CLI::IsMember({"f32", "f16", "bf16", "q8", "q4"}));
   verb.add_option("--gpu-memory", flags->gpu_memory, "limit of GPU memory, e.g. 24GiB")->check(byte_size());
   add_attention_flag(verb, flags->specs, false);
   verb.callback([flags, random] { run(*flags, random->count() > 0); });

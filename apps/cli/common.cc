@@ -215,8 +215,8 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required) {
   auto* model = verb.add_option("-m,--model", flags.model,
                                 "folder with config.json, tokenizer.json and *.safetensors, or a .gguf file");
   if (model_required) model->required();
-  verb.add_option("--kv-type", flags.kv_type, "type of cached keys and values: f32, f16, bf16 or q8")
-      ->check(CLI::IsMember({"f32", "f16", "bf16", "q8"}));
+  verb.add_option("--kv-type", flags.kv_type, "type of cached keys and values: f32, f16, bf16, q8 or q4")
+      ->check(CLI::IsMember({"f32", "f16", "bf16", "q8", "q4"}));
   verb.add_option_function<std::string>(
           "-c,--ctx-size",
           [&flags](const std::string& text) {
@@ -271,7 +271,7 @@ std::optional<double> audit_limit(const ModelFlags& flags) {
 Device device_of(const CommonFlags& common, DType kv_type) {
   if (common.device == "cpu") return Device::cpu;
   const GpuInfo gpu = gpu_info();
-  if (gpu.ok && (common.device == "cuda" || kv_type != DType::q8)) return Device::cuda;
+  if (gpu.ok && (common.device == "cuda" || bytes_of(kv_type) > 1)) return Device::cuda;
   return Device::cpu;
 }
 

@@ -64,7 +64,7 @@ Json inspect_model(const InspectFlags& flags, const std::string& path) {
           {"vocab", c.vocab},
           {"max_positions", c.max_positions},
           {"rope_theta", c.rope_theta},
-          {"weight_type", std::string(name_of(model->weight_type()))},
+          {"weight_type", std::string(name_of(weights.layers.front().q.type))},
           {"tensor_types", weights.types},
           {"chat_template", chat.empty() ? Json() : Json(chat)},
           {"weight_bytes", model->weight_bytes()},

@@ -25,8 +25,9 @@ void add_serving_flags(CLI::App& verb, ServingFlags& flags) {
                   "folder of the documents, one .lode file each; made when missing")
       ->required();
   add_attention_flag(verb, flags.specs, false);
-  verb.add_option("--kv-type", flags.kv_type, "type of new documents' keys and values: f32, f16, bf16 or q8")
-      ->check(CLI::IsMember({"f32", "f16", "bf16", "q8"}));
+  verb.add_option("--kv-type", flags.kv_type,
+                  "type of new documents' keys and values: f32, f16, bf16, q8 or q4")
+      ->check(CLI::IsMember({"f32", "f16", "bf16", "q8", "q4"}));
   verb.add_option("--template", flags.question_template,
                   "the prompt of a model without a chat template; {question} is replaced");
   verb.add_option("--parallel", flags.parallel, "questions that are answered at once; others wait")

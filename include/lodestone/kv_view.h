@@ -18,7 +18,7 @@ struct KvRows {
   std::int64_t rows = 0;
   int d = 0;
 
-  std::int64_t row_bytes() const { return std::int64_t{bytes_of(type)} * d; }
+  std::int64_t row_bytes() const { return row_bytes_of(type, d); }
   /// Bytes of one token's K and V, scales included.
   std::int64_t token_bytes() const { return 2 * (row_bytes() + (type == DType::q8 ? 4 : 0)); }
 };

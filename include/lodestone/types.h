@@ -14,15 +14,21 @@ namespace lode {
 using TokenId = std::int32_t;
 using Position = std::int32_t;  ///< index of a token in its sequence, from 0
 
-/// How numbers lie in memory. q8: int8 with one float32 scale a row (KV store only).
-enum class DType : std::uint8_t { f32, f16, bf16, q8 };
+/// How numbers lie in memory. q8: int8 with one float32 scale a row; q4: 16 levels, an f16 scale for each kQ4Group
+/// (both in the KV store only).
+enum class DType : std::uint8_t { f32, f16, bf16, q8, q4 };
+inline constexpr int kQ4Group = 32;
 
 std::string_view name_of(DType type);
-/// Bytes of one element; the scale of a q8 row is not in it.
+/// Bytes of one element; the scale of a q8 row is not in it. 0 for q4, of which only rows have bytes.
 constexpr int bytes_of(DType type) {
-  return type == DType::f32 ? 4 : type == DType::q8 ? 1 : 2;
+  return type == DType::f32 ? 4 : type == DType::q8 ? 1 : type == DType::q4 ? 0 : 2;
 }
-/// Parses "f32", "f16", "bf16", "q8"; throws InputError that lists them.
+/// Bytes of a row of d numbers; of q4 with its scales, of q8 without.
+constexpr std::int64_t row_bytes_of(DType type, std::int64_t d) {
+  return type == DType::q4 ? (d + kQ4Group - 1) / kQ4Group * (kQ4Group / 2 + 2) : bytes_of(type) * d;
+}
+/// Parses "f32", "f16", "bf16", "q8", "q4"; throws InputError that lists them.
 DType parse_dtype(std::string_view text);
 
 /// The upper half of a float32.

@@ -12,8 +12,8 @@ namespace lode {
 
 namespace {
 
-constexpr std::array<std::pair<DType, std::string_view>, 4> kNames = {
-    {{DType::f32, "f32"}, {DType::f16, "f16"}, {DType::bf16, "bf16"}, {DType::q8, "q8"}}};
+constexpr std::array<std::pair<DType, std::string_view>, 5> kNames = {
+    {{DType::f32, "f32"}, {DType::f16, "f16"}, {DType::bf16, "bf16"}, {DType::q8, "q8"}, {DType::q4, "q4"}}};
 
 }  // namespace
 
@@ -25,7 +25,7 @@ DType parse_dtype(std::string_view text) {
   for (const auto& [type, name] : kNames) {
     if (name == text) return type;
   }
-  throw InputError("expected a type of f32, f16, bf16, q8, found '" + excerpt(text) + "'");
+  throw InputError("expected a type of f32, f16, bf16, q8, q4, found '" + excerpt(text) + "'");
 }
 
 float to_float(f16 x) {

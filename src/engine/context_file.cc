@@ -17,6 +17,7 @@
 #include "engine/context.h"
 #include "engine/row_order.h"
 #include "engine/source_sections.h"
+#include "kernels/q4_rows.h"
 #include "lodestone/error.h"
 #include "select/shared/shares_index.h"
 
@@ -58,7 +59,8 @@ bool all_finite_bits(std::span<const std::byte> row, Bits exponent) {
   }
   return finite;
 }
-bool all_finite(std::span<const std::byte> row, DType type) {
+bool all_finite(std::span<const std::byte> row, DType type, int d) {
+  if (type == DType::q4) return is_finite_q4(row.data(), d);
   if (type == DType::f32) return all_finite_bits<std::uint32_t>(row, 0x7f80'0000);
   return all_finite_bits<std::uint16_t>(row, type == DType::f16 ? 0x7c00 : 0x7f80);
 }
@@ -241,7 +243,7 @@ void check_fits(const std::filesystem::path& path, const ContextMeta& meta, cons
 void map_kv(Context::Impl& c, const ContainerReader& file, const ContextMeta& meta) {
   const auto parts = parts_of(meta.kv_type);
   const auto per_head = static_cast<std::int64_t>(parts.size());
-  const std::int64_t row_bytes = std::int64_t{bytes_of(meta.kv_type)} * meta.head_dim;
+  const std::int64_t row_bytes = row_bytes_of(meta.kv_type, meta.head_dim);
   c.model->pool().for_each(per_head * meta.layers * meta.kv_heads, [&](std::int64_t item, int) {
     check_cancel();
     const PartName& part = parts[static_cast<std::size_t>(item % per_head)];
@@ -316,10 +318,10 @@ void expect_finite_rows(const Context::Impl& c) {
     const auto rows = c.kv.rows(layer, head, part);
     const std::size_t row = rows.size() / std::max<std::size_t>(1, c.ids.size());
     for (std::size_t at = 0; at < rows.size(); at += row)
-      if (!all_finite(rows.subspan(at, row), c.options.kv_type))
+      if (!all_finite(rows.subspan(at, row), c.options.kv_type, c.config.head_dim))
         throw InputError(fmt::format("layer {} KV head {}: expected finite {}, found others at token {}: {}",
                                      layer, head, item % 2 == 0 ? "keys" : "values", at / row,
-                                     c.options.kv_type == DType::f16
+                                     c.options.kv_type == DType::f16 || c.options.kv_type == DType::q4
                                          ? "beyond the range of f16, --kv-type bf16 holds them, or the "
                                            "model's weights are damaged"
                                          : "the model's weights are damaged"));

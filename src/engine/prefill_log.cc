@@ -53,8 +53,7 @@ void each_part(const Context::Impl& c, const Visit& visit) {
       for (std::size_t p = 0; p < parts; ++p)
         if (c.kv.shape().holds(layer, head, p % 2 == 0))
           visit(layer, head, all_parts()[p],
-                p < 2 ? std::int64_t{bytes_of(c.options.kv_type)} * c.config.head_dim
-                      : std::int64_t{sizeof(float)});
+                p < 2 ? row_bytes_of(c.options.kv_type, c.config.head_dim) : std::int64_t{sizeof(float)});
 }
 
 std::int64_t block_bytes(const Context::Impl& c, std::int64_t tokens) {

@@ -106,6 +106,9 @@ std::string sentence_of(const Placement& place, const GpuContextOptions& options
 
 std::unique_ptr<GpuContext> make_gpu_context(const ModelConfig& config, std::shared_ptr<const GpuModel> model,
                                              const GpuContextOptions& options) {
+  if (options.kv_type == DType::q4)
+    throw InputError(
+        "--kv-type: expected f32, f16, bf16 or q8 with --device cuda, found q4, which the CPU alone reads");
   if (options.kv_type == DType::q8 && options.tier == KvTier::gpu) {
     throw InputError("--kv-type: expected f32, f16 or bf16 with --kv-tier gpu, found q8");
   }

@@ -57,7 +57,7 @@ RowOrder RowOrder::inverse() const {
 void move_rows(KvStore& kv, int layer, std::span<const RowOrder> orders, ThreadPool& pool) {
   const KvShape& shape = kv.shape();
   LODE_ASSERT(std::ssize(orders) == shape.kv_heads);
-  const std::int64_t row_bytes = std::int64_t{bytes_of(shape.type)} * shape.head_dim;
+  const std::int64_t row_bytes = row_bytes_of(shape.type, shape.head_dim);
   std::size_t most = 0;
   for (const RowOrder& order : orders) {
     LODE_ASSERT(order.begin >= 0 && order.end() <= kv.tokens());

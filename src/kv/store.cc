@@ -16,6 +16,7 @@
 #include "base/file.h"
 #include "base/threads.h"
 #include "kernels/kernels.h"
+#include "kernels/q4_rows.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -92,7 +93,7 @@ std::int64_t KvShape::token_bytes() const {
   std::int64_t with_rows = 0;
   for (int layer = 0; layer < layers; ++layer) with_rows += has_rows(layer) ? 1 : 0;
   return with_rows * (shared_rows ? 1 : 2 * std::int64_t{kv_heads}) *
-         (std::int64_t{bytes_of(type)} * head_dim + (type == DType::q8 ? 4 : 0));
+         (row_bytes_of(type, head_dim) + (type == DType::q8 ? 4 : 0));
 }
 
 struct KvStore::Impl {
@@ -147,7 +148,7 @@ struct KvStore::Impl {
   /// Bytes of one row of a part; 0 for the scales of types that have none.
   std::int64_t row_bytes(int part) const {
     if (part >= 2) return shape.type == DType::q8 ? std::int64_t{sizeof(float)} : 0;
-    return std::int64_t{bytes_of(shape.type)} * shape.head_dim;
+    return row_bytes_of(shape.type, shape.head_dim);
   }
   std::int64_t range_bytes(int part) const {
     const std::int64_t bytes = row_bytes(part) * shape.max_tokens;
@@ -187,6 +188,8 @@ struct KvStore::Impl {
                              reinterpret_cast<std::int8_t*>(to + t * bytes));
       }
       scales.written = tokens + count;
+    } else if (shape.type == DType::q4) {
+      for (std::int64_t t = 0; t < count; ++t) narrow_q4(from + t * stride, shape.head_dim, to + t * bytes);
     } else {
       for (std::int64_t t = 0; t < count; ++t)
         kernels().narrow(from + t * stride, d, shape.type, to + t * bytes);

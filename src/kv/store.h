@@ -37,8 +37,8 @@ struct KvShape {
 };
 
 /// The KV cache of one sequence. Not for concurrent writers. Numbers pass through as they are: infinities and
-/// NaN stay what they are in f32, f16 and bf16 (beyond f16's range a number becomes infinite); a q8 row that
-/// holds one becomes all NaN.
+/// NaN stay what they are in f32, f16 and bf16 (beyond f16's range a number becomes infinite); a q8 or q4
+/// row that holds one becomes all NaN.
 class KvStore {
  public:
   /// Reserves the address space; RunError when the system has not so much.

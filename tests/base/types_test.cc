@@ -78,7 +78,7 @@ TEST(Types, BrainFloatsRoundToNearestEven) {
 }
 
 TEST(Types, NamesRoundTrip) {
-  for (const DType type : {DType::f32, DType::f16, DType::bf16, DType::q8})
+  for (const DType type : {DType::f32, DType::f16, DType::bf16, DType::q8, DType::q4})
     EXPECT_EQ(parse_dtype(name_of(type)), type);
   for (const char* wrong : {"", "F32", "float", "q8 ", "int8"})
     test::expect_refused("bf16", [&] { parse_dtype(wrong); });

@@ -79,7 +79,7 @@ TEST(Pocket, AnswersAfterSavingAndLoadingAsBefore) {
   const auto question = model->tokenizer().encode(test::kLisbonQuestion, Tokenizer::Bos::none);
   const Spec spec = parse_spec("kmeans:clusters=64,probes=16,window=64");
   const GenerateOptions options = {.max_new_tokens = 16, .stop = {"\n"}};
-  for (const DType kv_type : {DType::f32, DType::f16, DType::bf16, DType::q8}) {
+  for (const DType kv_type : {DType::f32, DType::f16, DType::bf16, DType::q8, DType::q4}) {
     Context context(model, {.kv_type = kv_type, .max_tokens = 4096});
     const MethodId method = context.attach(spec);
     context.prefill(model->tokenizer().encode(test::lisbon_text(0, 120), Tokenizer::Bos::as_template));

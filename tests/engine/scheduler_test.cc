@@ -94,7 +94,7 @@ TEST(Scheduler, BitsDoNotDependOnCompany) {
 TEST(Batch, LogitsDoNotDependOnCompany) {
   const std::vector<std::string> methods = {"kmeans:probes=4,window=64", "retrieval:k=32,window=64",
                                             "h2o:window=64", "quest:window=64"};
-  for (const DType type : {DType::f32, DType::bf16, DType::q8}) {
+  for (const DType type : {DType::f32, DType::bf16, DType::q8, DType::q4}) {
     const auto document = read(pocket(), lisbon(20), methods, type),
                other = read(pocket(), lisbon(30), methods, type);
     std::vector<Spec> specs = specs_of(methods);

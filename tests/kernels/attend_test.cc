@@ -27,7 +27,7 @@ class AttendTest : public testing::TestWithParam<const KernelTable*> {
   const KernelTable& table() const { return *GetParam(); }
   bool pairs(DType type) const { return test::multiplies_pairs(table(), type); }
   void expect_infinities(DType type, int queries, int d) const;
-  double tolerance(DType type) const { return pairs(type) ? 1e-3 : 3e-6; }
+  double tolerance(DType type) const { return pairs(type) ? 1e-3 : type == DType::q4 ? 2e-5 : 3e-6; }
   /// Normal numbers that a kernel for this type does not round.
   std::vector<float> queries_for(DType type, std::int64_t n, std::uint64_t seed, float size) const {
     std::vector<float> q = random_floats(n, seed, size);
@@ -65,7 +65,7 @@ void expect_close(State& state, int r, const ref::Result& want, double tolerance
   ASSERT_NEAR(state.lse(r), want.lse, tolerance * (1.0 + std::abs(want.lse)));
 }
 
-constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16, DType::q8};
+constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16, DType::q8, DType::q4};
 
 TEST_P(AttendTest, EveryGroupAndDimensionAndType) {
   for (const DType type : kTypes)

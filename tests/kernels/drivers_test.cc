@@ -142,7 +142,7 @@ TEST(AttendPrefill, ShapesAgainstTheOracle) {
                        {130, 130, 1, 2, 64},
                        {5, 6000, 2, 1, 32},
                        {33, 161, 2, 1, 2}})
-    for (const DType type : {DType::f32, DType::f16, DType::bf16, DType::q8}) {
+    for (const DType type : {DType::f32, DType::f16, DType::bf16, DType::q8, DType::q4}) {
       expect_prefill(c.tokens, c.keys, c.group, c.kv_heads, c.d, type, prefill_tolerance(type));
       ASSERT_FALSE(testing::Test::HasFatalFailure()) << c.tokens << " tokens, " << c.keys << " keys, group "
                                                      << c.group << ", d " << c.d << " " << name_of(type);

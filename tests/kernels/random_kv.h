@@ -11,6 +11,7 @@
 
 #include "base/rng.h"
 #include "kernels/kernels.h"
+#include "kernels/q4_rows.h"
 
 namespace lode::test {
 
@@ -41,8 +42,8 @@ class RandomKv {
   using Generator = std::function<float(int part, std::int64_t row, int column)>;
 
   RandomKv(DType type, std::int64_t rows, int d, const Generator& generator)
-      : k_(static_cast<std::size_t>(rows * d * bytes_of(type))),
-        v_(static_cast<std::size_t>(rows * d * bytes_of(type))),
+      : k_(static_cast<std::size_t>(rows * row_bytes_of(type, d))),
+        v_(static_cast<std::size_t>(rows * row_bytes_of(type, d))),
         k_scale_(static_cast<std::size_t>(rows) * sizeof(float)),
         v_scale_(static_cast<std::size_t>(rows) * sizeof(float)) {
     view_ = {type,
@@ -73,6 +74,7 @@ class RandomKv {
                    const std::function<float(int)>& f) {
     std::vector<float> x(static_cast<std::size_t>(d));
     for (int c = 0; c < d; ++c) x[static_cast<std::size_t>(c)] = f(c);
+    if (type == DType::q4) return narrow_q4(x.data(), d, to + row * row_bytes_of(type, d));
     if (type == DType::q8) {
       float most = 0.0f;
       for (const float e : x) most = std::max(most, std::abs(e));

@@ -42,7 +42,8 @@ RowOrder shuffled(Position begin, Position end, std::uint64_t seed) {
 }
 
 class MovedRows : public testing::TestWithParam<DType> {};
-INSTANTIATE_TEST_SUITE_P(Kv, MovedRows, testing::Values(DType::f32, DType::f16, DType::bf16, DType::q8),
+INSTANTIATE_TEST_SUITE_P(Kv, MovedRows,
+                         testing::Values(DType::f32, DType::f16, DType::bf16, DType::q8, DType::q4),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
 TEST_P(MovedRows, ThereAndBack) {
@@ -57,7 +58,7 @@ TEST_P(MovedRows, ThereAndBack) {
     s->roll_back(2900);
     append(*s, 50, 7);
   }
-  const std::int64_t width = bytes_of(shape.type) * 24;
+  const std::int64_t width = row_bytes_of(shape.type, 24);
   for (int layer = 0; layer < 2; ++layer) {
     for (int head = 0; head < 2; ++head) {
       for (const Part part : {Part::k, Part::v, Part::k_scale, Part::v_scale}) {

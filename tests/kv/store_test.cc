@@ -14,6 +14,7 @@
 #include "base/file.h"
 #include "base/threads.h"
 #include "kernels/kernels.h"
+#include "kernels/kv_row.h"
 #include "lodestone/error.h"
 #include "support/normals.h"
 
@@ -24,10 +25,7 @@ using test::normals;
 
 std::vector<float> row_of(const KvRows& rows, std::int64_t row, bool key) {
   std::vector<float> x(static_cast<std::size_t>(rows.d));
-  kernels().widen((key ? rows.k : rows.v) + row * rows.row_bytes(), rows.type, rows.d, x.data());
-  if (rows.type == DType::q8) {
-    for (float& value : x) value *= (key ? rows.k_scale : rows.v_scale)[row];
-  }
+  (key ? read_key_row : read_value_row)(rows, row, x.data());
   return x;
 }
 
@@ -47,7 +45,8 @@ std::int64_t resident_bytes() {
 }
 
 class OfType : public testing::TestWithParam<DType> {};
-INSTANTIATE_TEST_SUITE_P(Kv, OfType, testing::Values(DType::f32, DType::f16, DType::bf16, DType::q8),
+INSTANTIATE_TEST_SUITE_P(Kv, OfType,
+                         testing::Values(DType::f32, DType::f16, DType::bf16, DType::q8, DType::q4),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
 double tolerance(DType type) {
@@ -60,6 +59,8 @@ double tolerance(DType type) {
       return 8e-3;
     case DType::q8:
       return 4e-2;  // half a step of max|x| / 127, of numbers up to 5
+    case DType::q4:
+      return 0.75;  // about a quarter of the largest level's distance to the next, six times, of numbers whose size is 1
   }
   return 0.0;
 }
@@ -138,7 +139,7 @@ TEST_P(OfType, InfinitiesAndNanStayWhatTheyAre) {
   store.write(0, 4, k, k);
   store.commit(4);
   const KvRows rows = store.layer(0).heads[0];
-  const bool q8 = GetParam() == DType::q8;
+  const bool q8 = bytes_of(GetParam()) <= 1;
   EXPECT_TRUE(std::isnan(row_of(rows, 0, true)[1]));
   EXPECT_EQ(std::isnan(row_of(rows, 0, true)[0]), q8);
   EXPECT_TRUE(q8 ? std::isnan(row_of(rows, 1, true)[0]) : row_of(rows, 1, true)[0] == inf);
@@ -326,6 +327,9 @@ TEST(KvShape, TokenBytes) {
   EXPECT_EQ(
       (KvShape{.layers = 1, .kv_heads = 2, .head_dim = 64, .type = DType::q8, .max_tokens = 1}.token_bytes()),
       2 * 2 * 68);
+  EXPECT_EQ((KvShape{.layers = 32, .kv_heads = 8, .head_dim = 128, .type = DType::q4, .max_tokens = 1}
+                 .token_bytes()),
+            36864);  // 128k tokens: 4.83 GB
 }
 
 }  // namespace

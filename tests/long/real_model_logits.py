@@ -20,7 +20,7 @@ TEXT = """The lighthouse of Harwick was built in 1847 by a mason named Josiah Pe
 hill himself. For ninety years its lamp burned whale oil, then paraffin, and in 1938 the town council voted, seven to four, to bring
 electricity to the point. def area(width, height): return width * height  # in square metres. What did the council decide? """
 RUNS = [("f32 activations, f32 keys and values", "f32", "f32"), ("default activations, f32", "int16", "f32"),
-        ("default activations, f16", "int16", "f16"), ("default activations, q8", "int16", "q8")]
+        ("default activations, f16", "int16", "f16"), ("default activations, q8", "int16", "q8"), ("default activations, q4", "int16", "q4")]
 BOUND = 1e-3  # of the first
 
 

@@ -36,7 +36,7 @@ std::vector<double> weights_of(World& world, const QueryBlock& block, const Laye
 }
 
 class TopKTypes : public testing::TestWithParam<DType> {};
-INSTANTIATE_TEST_SUITE_P(Select, TopKTypes, testing::Values(DType::f32, DType::f16, DType::q8),
+INSTANTIATE_TEST_SUITE_P(Select, TopKTypes, testing::Values(DType::f32, DType::f16, DType::q8, DType::q4),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
 TEST_P(TopKTypes, TakesTheHeaviestKeys) {

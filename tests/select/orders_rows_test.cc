@@ -225,7 +225,7 @@ INSTANTIATE_TEST_SUITE_P(
                                      Case{"squeezed", "squeezed:sparsity=0.7"},
                                      Case{"squeezed_two", "squeezed:levels=2,sparsity=0.7,clusters1=3%"},
                                      Case{"squeezed_cosine_tail", "squeezed:metric=cosine,tail=on"}),
-                     testing::Values(DType::f32, DType::f16, DType::bf16, DType::q8)),
+                     testing::Values(DType::f32, DType::f16, DType::bf16, DType::q8, DType::q4)),
     [](const auto& info) {
       return std::string(std::get<0>(info.param).name) + "_" + std::string(name_of(std::get<1>(info.param)));
     });

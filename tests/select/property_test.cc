@@ -347,7 +347,7 @@ TEST_P(EveryMethod, EqualKeysAndKeysThatAreNotNumbers) {
       [](Position p, int, int, float x) { return p % 3 == 0 ? x * 1e37f : x; },
       [=](Position, int, int, float) { return nan; },
   };
-  for (const DType type : {DType::f32, DType::q8}) {
+  for (const DType type : {DType::f32, DType::q8, DType::q4}) {
     for (const auto& shape_key : worlds) {
       World world({.type = type, .dense = {1, 16}});
       world.shape_key = shape_key;

@@ -154,7 +154,7 @@ TEST(Quest, CodedBoundsStayBounds) {
 // its page's other keys look and however the bounds are coded; q8 keys have scales of their own.
 TEST(Quest, FindsTheKeyThatStandsOut) {
   ThreadPool pool(1);
-  for (const DType type : {DType::f32, DType::q8}) {
+  for (const DType type : {DType::f32, DType::q8, DType::q4}) {
     for (const char* bits : {"16", "4", "2"}) {
       World world({.kv_heads = 1, .group = 1, .d = 64, .type = type, .dense = {1, 16}});
       const LayerGeometry geometry = world.geometry(pool);

@@ -14,7 +14,7 @@
 #include "attend/attend.h"
 #include "base/rng.h"
 #include "base/threads.h"
-#include "kernels/kernels.h"
+#include "kernels/kv_row.h"
 #include "kv/store.h"
 #include "lodestone/selector.h"
 #include "model/config.h"
@@ -129,10 +129,7 @@ class World {
   std::vector<float> widened(Position row, int head, bool is_key) const {
     const KvRows rows = store_.layer(0).heads[static_cast<std::size_t>(head)];
     std::vector<float> x(static_cast<std::size_t>(shape_.d));
-    kernels().widen((is_key ? rows.k : rows.v) + row * rows.row_bytes(), rows.type, rows.d, x.data());
-    if (rows.type == DType::q8) {
-      for (float& value : x) value *= (is_key ? rows.k_scale : rows.v_scale)[row];
-    }
+    (is_key ? read_key_row : read_value_row)(rows, row, x.data());
     return x;
   }
 

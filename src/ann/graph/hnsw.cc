@@ -11,6 +11,7 @@
 #include "base/cancel.h"
 #include "base/rng.h"
 #include "kernels/kernels.h"
+#include "kernels/kv_row.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -28,9 +29,7 @@ constexpr std::size_t at(std::int64_t i) {
 void read_key(std::int32_t node, const GraphKeys& keys, std::vector<float>& out) {
   const std::int64_t row = std::int64_t{keys.first} + node;
   out.resize(at(keys.rows.d));
-  kernels().widen(keys.rows.k + row * keys.rows.row_bytes(), keys.rows.type, keys.rows.d, out.data());
-  const float scale = keys.rows.type == DType::q8 ? keys.rows.k_scale[row] : 1.0f;
-  for (float& x : out) x *= scale;
+  read_key_row(keys.rows, row, out.data());
   if (!std::all_of(out.begin(), out.end(), [](float x) { return std::isfinite(x); }))
     std::fill(out.begin(), out.end(), 0.0f);
 }

@@ -40,6 +40,22 @@ struct ListRows {
   ListRows from(std::int64_t i) const { return {rows + i}; }
 };
 
+/// kW columns from c on (or the first n of them) of a row of d columns of type T.
+template <DType T>
+LODE_INLINE Vec load_columns(const std::byte* row, int c, int d) {
+  if constexpr (T == DType::q4)
+    return load_q4(row, c, d);
+  else
+    return load_as<T>(row + c * bytes_of(T));
+}
+template <DType T>
+LODE_INLINE Vec load_columns_first(const std::byte* row, int c, int n, int d) {
+  if constexpr (T == DType::q4)
+    return load_q4_first(row, c, n, d);
+  else
+    return load_as_first<T>(row + c * bytes_of(T), n);
+}
+
 /// The queries of one chunk, as dot_group reads them: [ceil(d / kW), G, kW], zeros beyond d.
 template <int G>
 LODE_INLINE void pack_queries(const float* q /*[G, d]*/, int d, float* packed) {
@@ -73,7 +89,6 @@ LODE_INLINE void dot_step(const float* q /*[G, kW]*/, LoadKey load_key, Vec (&ac
 template <DType T, int G>
 LODE_INLINE Vec dot_group(const float* q /*packed*/, int d, const std::byte* k,
                           const std::int64_t (&at)[kW / G] /*bytes*/) {
-  constexpr int kBytes = bytes_of(T);
   const std::byte* keys[kW / G];
   unroll<kW / G>([&](auto j) LODE_INLINE_LAMBDA { keys[j] = k + at[j]; });
   Vec acc[kW];
@@ -81,12 +96,11 @@ LODE_INLINE Vec dot_group(const float* q /*packed*/, int d, const std::byte* k,
   int c = 0;
   for (; c + kW <= d; c += kW) {
     dot_step<G>(
-        q + c * G, [&](int j) LODE_INLINE_LAMBDA { return load_as<T>(keys[j] + c * kBytes); }, acc);
+        q + c * G, [&](int j) LODE_INLINE_LAMBDA { return load_columns<T>(keys[j], c, d); }, acc);
   }
   if (const int rest = d - c; rest > 0)
     dot_step<G>(
-        q + c * G, [&](int j) LODE_INLINE_LAMBDA { return load_as_first<T>(keys[j] + c * kBytes, rest); },
-        acc);
+        q + c * G, [&](int j) LODE_INLINE_LAMBDA { return load_columns_first<T>(keys[j], c, rest, d); }, acc);
   return sum_lanes(acc);
 }
 
@@ -97,7 +111,7 @@ LODE_NOINLINE void block_scores(const float* q /*packed*/, const KvRows& kv, Row
                                 float* s) {
   constexpr int kKeys = kW / G;
   const int d = kv.d;
-  const std::int64_t row_bytes = std::int64_t{bytes_of(T)} * d;
+  const std::int64_t row_bytes = row_bytes_of(T, d);
   for (int i = 0; i < n; i += kKeys) {
     std::int64_t at[kKeys];
     unroll<kKeys>([&](auto j) LODE_INLINE_LAMBDA { at[j] = rows[i + j < n ? i + j : n - 1] * row_bytes; });
@@ -182,10 +196,10 @@ LODE_NOINLINE void add_values(const float* p, const float* alpha, const KvRows& 
                               int next, int c, float* o) {
   const std::int64_t d = kv.d;
   const int width = kPartial ? kv.d - c : V * kW;
-  const std::int64_t row_bytes = bytes_of(T) * d;
+  const std::int64_t row_bytes = row_bytes_of(T, d);
   // Whole lines of a row, each with the columns in which it begins.
-  const std::int64_t line_begin = (c * bytes_of(T) + 63) / 64 * 64, line_end = (c + width) * bytes_of(T);
-  const std::byte* values = kv.v + c * bytes_of(T);
+  std::int64_t line_begin = (c * bytes_of(T) + 63) / 64 * 64, line_end = (c + width) * bytes_of(T);
+  if constexpr (T == DType::q4) line_begin = 0, line_end = c == 0 ? row_bytes : 0;
   Vec acc[G][V];
   unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
     unroll<V>([&](auto v) LODE_INLINE_LAMBDA {
@@ -195,10 +209,10 @@ LODE_NOINLINE void add_values(const float* p, const float* alpha, const KvRows& 
   });
   for (int i = 0; i < n; ++i) {
     if (i < next) prefetch(kv.v + rows[n + i] * row_bytes + line_begin, line_end - line_begin);
-    const std::byte* row = values + rows[i] * row_bytes;
+    const std::byte* row = kv.v + rows[i] * row_bytes;
     Vec x[V];
     unroll<V>([&](auto v) LODE_INLINE_LAMBDA {
-      x[v] = kPartial ? load_as_first<T>(row, width) : load_as<T>(row + v * kW * bytes_of(T));
+      x[v] = kPartial ? load_columns_first<T>(row, c, width, kv.d) : load_columns<T>(row, c + v * kW, kv.d);
     });
     unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
       const Vec weight = set1(p[i * G + g]);
@@ -279,7 +293,7 @@ LODE_INLINE void for_chunks(int queries, Body body, int first = 0) {
 /// has. Asks the memory for the first block, which nobody has asked for yet.
 template <DType T, class Rows, class Body>
 LODE_INLINE void for_blocks(const KvRows& kv, Rows rows, std::int64_t count, Body body) {
-  const std::int64_t row_bytes = std::int64_t{kv.d} * bytes_of(T);
+  const std::int64_t row_bytes = row_bytes_of(T, kv.d);
   for (const std::byte* part : {kv.k, kv.v})
     for (std::int64_t i = 0; i < count && i < kBlock; ++i) prefetch(part + rows[i] * row_bytes, row_bytes);
   for (std::int64_t b = 0; b < count; b += kBlock) {
@@ -288,6 +302,31 @@ LODE_INLINE void for_blocks(const KvRows& kv, Rows rows, std::int64_t count, Bod
     body(b, n, left - n < kBlock ? static_cast<int>(left - n) : kBlock);
   }
 }
+
+/// Queries as rows of type T want them, and outputs so far while rows of values are added: of q4 both are turned,
+/// and outputs turned back at the end.
+template <DType T>
+struct Turned {
+  const float* q;
+  Turned(const float* q_, int /*queries*/, int /*d*/, float* /*o*/) : q(q_) {}
+};
+template <>
+struct Turned<DType::q4> {
+  alignas(64) float own[kMaxQueries * kMaxHeadDim];
+  const float* q = own;
+  float* o;
+  int queries, d;
+  Turned(const float* q_, int queries_, int d_, float* o_) : o(o_), queries(queries_), d(d_) {
+    for (int i = 0; i < queries * d; ++i) own[i] = q_[i];
+    for (int g = 0; g < queries; ++g) turn_q4(own + g * d, d);
+    for (int g = 0; o != nullptr && g < queries; ++g) turn_q4(o + g * d, d);
+  }
+  ~Turned() {
+    for (int g = 0; o != nullptr && g < queries; ++g) turn_back_q4(o + g * d, d);
+  }
+  Turned(const Turned&) = delete;
+  Turned& operator=(const Turned&) = delete;
+};
 
 template <DType T, class Rows>
 void attend_typed(const float* q, int queries, const KvRows& kv, Rows rows, const float* log_weights,
@@ -298,8 +337,9 @@ void attend_typed(const float* q, int queries, const KvRows& kv, Rows rows, cons
     alignas(64) float l_acc[kMaxQueries * kW] = {};
     alignas(64) float packed[kMaxQueries * kMaxHeadDim];
     const std::int64_t packed_row = (d + kW - 1) / kW * kW;
+    const Turned<T> turned(q + first * d, group, kv.d, state.o + first * d);
     for_chunks(group,
-               [&]<int G>(int g) { pack_queries<G>(q + (first + g) * d, kv.d, packed + g * packed_row); });
+               [&]<int G>(int g) { pack_queries<G>(turned.q + g * d, kv.d, packed + g * packed_row); });
     alignas(64) float maxima[3 * kMaxQueries * kW];
     const auto chunk_state = [&](int g) {
       const int at = first + g;
@@ -325,7 +365,8 @@ void score_typed(const float* q, int queries, const KvRows& kv, Rows rows, std::
   for_chunks(queries, [&]<int G>(int g) {
     alignas(64) float packed[G * kMaxHeadDim];
     alignas(64) float s[kBlock * G + kW];
-    pack_queries<G>(q + g * d, kv.d, packed);
+    const Turned<T> turned(q + g * d, G, kv.d, nullptr);
+    pack_queries<G>(turned.q, kv.d, packed);
     for (std::int64_t b = 0; b < count; b += kBlock) {
       const int n = count - b < kBlock ? static_cast<int>(count - b) : kBlock;
       block_scores<T, G>(packed, kv, rows.from(b), n, /*next=*/0, s);
@@ -335,9 +376,10 @@ void score_typed(const float* q, int queries, const KvRows& kv, Rows rows, std::
   });
 }
 
-/// Calls body<T>() with the type that `type` names.
+/// Calls body<T>() with the type that `type` names, one whose numbers lie side by side; of q4 only rows can be read
+/// (kv_row.h).
 template <class Body>
-inline void for_type(DType type, Body body) {
+inline void for_element_type(DType type, Body body) {
   switch (type) {
     case DType::f32:
       return body.template operator()<DType::f32>();
@@ -347,7 +389,16 @@ inline void for_type(DType type, Body body) {
       return body.template operator()<DType::bf16>();
     case DType::q8:
       return body.template operator()<DType::q8>();
+    case DType::q4:
+      return;
   }
+}
+
+/// The same for rows of keys and values, of any type.
+template <class Body>
+inline void for_type(DType type, Body body) {
+  if (type == DType::q4) return body.template operator()<DType::q4>();
+  for_element_type(type, body);
 }
 
 void attend_run(const float* q, int queries, const KvRows& kv, std::int64_t begin, std::int64_t end,

@@ -342,6 +342,8 @@ void attend_causal_bf16(const float* q, std::int64_t stride_q, int tokens, int g
       return causal_on_tiles<DType::bf16>(tile, kv, begin, end, state, scratch);
     case DType::q8:
       return causal_on_tiles<DType::q8>(tile, kv, begin, end, state, scratch);
+    case DType::q4:
+      return causal_on_tiles<DType::q4>(tile, kv, begin, end, state, scratch);
   }
 }
 std::int64_t causal_scratch_bf16(int d, std::int64_t rows) noexcept {

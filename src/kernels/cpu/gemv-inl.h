@@ -73,7 +73,7 @@ void gemv_typed(const float* x, const std::byte* w, std::int64_t k, std::int64_t
 void gemv(const float* x, int m, const void* w, DType w_type, std::int64_t k, std::int64_t n_begin,
           std::int64_t n_end, float* y, std::int64_t stride_y) noexcept {
   const std::byte* weights = static_cast<const std::byte*>(w);
-  for_type(w_type, [&]<DType T>() {
+  for_element_type(w_type, [&]<DType T>() {
     switch (m) {
       case 1:
         return gemv_typed<T, 1>(x, weights, k, n_begin, n_end, y, stride_y);
@@ -110,7 +110,7 @@ float dot(const float* x, const float* y, std::int64_t n) noexcept {
 
 void widen(const void* from, DType type, std::int64_t n, float* to) noexcept {
   const std::byte* p = static_cast<const std::byte*>(from);
-  for_type(type, [&]<DType T>() {
+  for_element_type(type, [&]<DType T>() {
     constexpr int kBytes = bytes_of(T);
     std::int64_t i = 0;
     for (; i + kW <= n; i += kW) store(to + i, load_as<T>(p + i * kBytes));
@@ -150,6 +150,8 @@ void narrow(const float* from, std::int64_t n, DType type, void* to) noexcept {
         break;
       case DType::bf16:
         store_bf16_first(static_cast<std::uint16_t*>(to) + i, x, lanes);
+        break;
+      case DType::q4:  // has rows: q4_rows.h
         break;
       case DType::q8: {
         alignas(64) float rounded[kW];

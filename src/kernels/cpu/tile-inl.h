@@ -74,19 +74,19 @@ inline void transpose_to_panel(const float* x, std::int64_t stride, int rows, in
 template <DType T>
 inline void widen_rows(const std::byte* rows, const float* scales, std::int64_t begin, int n, int d,
                        float* to /*[n, d]*/) {
-  constexpr int kBytes = bytes_of(T);
   for (int i = 0; i < n; ++i) {
-    const std::byte* row = rows + (begin + i) * kBytes * d;
+    const std::byte* row = rows + (begin + i) * row_bytes_of(T, d);
     const Vec scale = set1(T == DType::q8 ? scales[begin + i] : 1.0f);
     int c = 0;
     for (; c + kW <= d; c += kW) {
-      const Vec x = load_as<T>(row + c * kBytes);
+      const Vec x = load_columns<T>(row, c, d);
       store(to + std::int64_t{i} * d + c, T == DType::q8 ? x * scale : x);
     }
     if (c < d) {
-      const Vec x = load_as_first<T>(row + c * kBytes, d - c);
+      const Vec x = load_columns_first<T>(row, c, d - c, d);
       store_first(to + std::int64_t{i} * d + c, T == DType::q8 ? x * scale : x, d - c);
     }
+    if constexpr (T == DType::q4) turn_back_q4(to + std::int64_t{i} * d, d);
   }
 }
 

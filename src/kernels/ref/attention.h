@@ -8,13 +8,14 @@
 #include <span>
 #include <vector>
 
+#include "kernels/q4_rows.h"
 #include "lodestone/kv_view.h"
 
 namespace lode::ref {
 
 /// Element c of row i of K (or V), with its scale.
 inline double element(const KvRows& kv, const std::byte* rows, const float* scales, std::int64_t i, int c) {
-  const std::byte* at = rows + (i * kv.d + c) * bytes_of(kv.type);
+  const std::byte* at = rows + i * kv.row_bytes() + c * bytes_of(kv.type);
   switch (kv.type) {
     case DType::f32:
       return *reinterpret_cast<const float*>(at);
@@ -24,6 +25,11 @@ inline double element(const KvRows& kv, const std::byte* rows, const float* scal
       return to_float(*reinterpret_cast<const bf16*>(at));
     case DType::q8:
       return static_cast<double>(*reinterpret_cast<const std::int8_t*>(at)) * scales[i];
+    case DType::q4: {
+      std::vector<float> row(static_cast<std::size_t>(kv.d));
+      widen_q4(at, kv.d, row.data());
+      return row[static_cast<std::size_t>(c)];
+    }
   }
   return 0.0;
 }

@@ -13,6 +13,7 @@
 #include "base/threads.h"
 #include "gpu/backend.h"
 #include "kernels/kernels.h"
+#include "kernels/q4_rows.h"
 #include "lab/bench/common.h"
 
 namespace lode {
@@ -86,6 +87,11 @@ std::vector<float> random_numbers(std::int64_t n) {
   return x;
 }
 
+void write_row(const float* x, int d, DType type, std::byte* to) {
+  if (type == DType::q4) return narrow_q4(x, d, to);
+  kernels().narrow(x, d, type, to);
+}
+
 }  // namespace
 
 std::vector<PrefillBenchRow> bench_prefill(const PrefillBenchOptions& options, ThreadPool& pool) {
@@ -93,12 +99,14 @@ std::vector<PrefillBenchRow> bench_prefill(const PrefillBenchOptions& options, T
   const std::int64_t tokens = options.tokens, keys = options.context, d = c.head_dim, hidden = c.hidden;
   const std::vector<float> q = random_numbers(tokens * c.query_heads * d);
   const std::vector<float> numbers = random_numbers(keys * d), w32 = random_numbers(hidden * hidden);
-  const std::int64_t kv_bytes = keys * d * bytes_of(options.kv_type);
+  const std::int64_t row_bytes = row_bytes_of(options.kv_type, d), kv_bytes = keys * row_bytes;
   std::vector<std::byte> stored(static_cast<std::size_t>(2 * c.kv_heads * kv_bytes));
   const std::vector<float> scales(static_cast<std::size_t>(keys), 0.01f);
   std::vector<KvRows> kv;
   for (int part = 0; part < 2 * c.kv_heads; ++part)
-    kernels().narrow(numbers.data(), keys * d, options.kv_type, stored.data() + part * kv_bytes);
+    for (std::int64_t i = 0; i < keys; ++i)
+      write_row(numbers.data() + i * d, static_cast<int>(d), options.kv_type,
+                stored.data() + part * kv_bytes + i * row_bytes);
   for (int h = 0; h < c.kv_heads; ++h)
     kv.push_back({options.kv_type, stored.data() + 2 * h * kv_bytes, stored.data() + (2 * h + 1) * kv_bytes,
                   scales.data(), scales.data(), keys, static_cast<int>(d)});

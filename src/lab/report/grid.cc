@@ -559,8 +559,7 @@ std::string MeasurementRunner::effort_name(const SuiteRun& run, std::int64_t len
 std::int64_t MeasurementRunner::kv_bytes(std::int64_t tokens) const {
   const ModelConfig& config = model_->config();
   const DType type = options_.context.kv_type;
-  const std::int64_t row =
-      std::int64_t{bytes_of(type)} * config.head_dim + (type == DType::q8 ? 4 : 0);  // its scale
+  const std::int64_t row = row_bytes_of(type, config.head_dim) + (type == DType::q8 ? 4 : 0);  // its scale
   return 2 * tokens * config.layers * config.kv_heads * row;
 }
 

@@ -23,7 +23,7 @@ constexpr int kGemvRows = 8;  // that one call of gemv takes
 
 /// Of stored labels: numbers of q8 keys have a scale for each key, and are kept in bf16.
 DType label_type(DType keys) {
-  return keys == DType::q8 ? DType::bf16 : keys;
+  return keys == DType::q8 || keys == DType::q4 ? DType::bf16 : keys;
 }
 
 std::vector<std::int32_t> largest(std::span<const float> magnitude, int count) {

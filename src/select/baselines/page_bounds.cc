@@ -55,7 +55,7 @@ void widen_outwards(std::span<float> x, bool up) {
 }  // namespace
 
 DType bound_type(DType keys) {
-  return keys == DType::q8 ? DType::bf16 : keys;
+  return keys == DType::q8 || keys == DType::q4 ? DType::bf16 : keys;
 }
 
 void PageBounds::calibrate(KvLayer kv, const ForEach& for_each) {
@@ -96,7 +96,7 @@ void PageBounds::take(Head& head, const KvRows& kv, std::int64_t page) const {
   Extremes x(kv, begin, static_cast<Position>(begin + shape_.page));
   if (!shape_.coded()) {
     std::byte* const to = head.stored.data() + page * page_bytes();
-    if (kv.type == DType::q8) {
+    if (type_ != kv.type) {
       widen_outwards(x.largest, true);
       widen_outwards(x.least, false);
     }

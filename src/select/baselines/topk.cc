@@ -14,6 +14,7 @@
 
 #include "base/threads.h"
 #include "kernels/kernels.h"
+#include "kernels/kv_row.h"
 #include "lodestone/error.h"
 #include "select/methods.h"
 #include "select/shared/best_keys.h"
@@ -51,9 +52,8 @@ class ValueNorms {
   void extend(const KvRows& kv, std::int64_t rows) {
     std::vector<float> v(static_cast<std::size_t>(kv.d));
     for (auto row = std::ssize(logs_); row < rows; ++row) {
-      kernels().widen(kv.v + row * kv.row_bytes(), kv.type, kv.d, v.data());
-      const float scale = kv.type == DType::q8 ? kv.v_scale[row] : 1.0f;
-      logs_.push_back(0.5f * std::log(kernels().dot(v.data(), v.data(), kv.d)) + std::log(scale));
+      read_value_row(kv, row, v.data());
+      logs_.push_back(0.5f * std::log(kernels().dot(v.data(), v.data(), kv.d)));
     }
   }
   void cut(std::int64_t rows) {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/kernels.h"
+#include "kernels/kv_row.h"
 #include "kernels/rope.h"
 
 namespace lode {
@@ -16,13 +16,6 @@ std::span<float> part_of(std::span<float> x, std::span<const KvRows> heads, std:
   return x.subspan(head * d, d);
 }
 
-void read_row(const KvRows& kv, const std::byte* rows, const float* scales, Position row,
-              std::span<float> to) {
-  kernels().widen(rows + row * kv.row_bytes(), kv.type, kv.d, to.data());
-  const float scale = kv.type == DType::q8 ? scales[row] : 1.0f;
-  for (float& x : to) x *= scale;
-}
-
 void clear_unless_finite(std::span<float> x) {
   if (!std::all_of(x.begin(), x.end(), [](float value) { return std::isfinite(value); }))
     std::fill(x.begin(), x.end(), 0.0f);
@@ -31,15 +24,14 @@ void clear_unless_finite(std::span<float> x) {
 }  // namespace
 
 void read_stored_keys(std::span<const KvRows> heads, Position row, const Rope* rope, std::span<float> keys) {
-  for (std::size_t h = 0; h < heads.size(); ++h)
-    read_row(heads[h], heads[h].k, heads[h].k_scale, row, part_of(keys, heads, h));
+  for (std::size_t h = 0; h < heads.size(); ++h) read_key_row(heads[h], row, part_of(keys, heads, h).data());
   if (rope != nullptr) rope->unrotate(keys, row);
   for (std::size_t h = 0; h < heads.size(); ++h) clear_unless_finite(part_of(keys, heads, h));
 }
 
 void read_stored_values(std::span<const KvRows> heads, Position row, std::span<float> values) {
   for (std::size_t h = 0; h < heads.size(); ++h) {
-    read_row(heads[h], heads[h].v, heads[h].v_scale, row, part_of(values, heads, h));
+    read_value_row(heads[h], row, part_of(values, heads, h).data());
     clear_unless_finite(part_of(values, heads, h));
   }
 }

@@ -129,6 +129,8 @@ void score(const float* q, int queries, const NodeRows& nodes, float* z, std::in
       return score_typed<DType::bf16>(q, queries, nodes, z, stride);
     case DType::q8:
       return score_typed<DType::q8>(q, queries, nodes, z, stride);
+    case DType::q4:  // of keys and values alone
+      return;
   }
 }
 

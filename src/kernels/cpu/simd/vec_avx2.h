@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "kernels/cpu/simd/inline.h"
+#include "kernels/q4_rows.h"
 #include "lodestone/types.h"
 
 namespace lode {
@@ -72,6 +73,25 @@ LODE_INLINE Vec load_as_first(const std::byte* p, int n) {
   alignas(32) std::byte padded[Vec::kLanes * 4] = {};
   std::memcpy(padded, p, static_cast<std::size_t>(n) * bytes_of(T));
   return load_as<T>(padded);
+}
+LODE_INLINE Vec load_q4(const std::byte* row, int c, int d) {
+  const std::byte* const codes = row + c / kQ4Group * (kQ4Group / 2);
+  const std::byte* const scales = row + (d + kQ4Group - 1) / kQ4Group * (kQ4Group / 2);
+  const __m256i words = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+  const __m256i nibble = _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4);
+  const __m256i code = _mm256_srlv_epi32(words, _mm256_add_epi32(nibble, _mm256_set1_epi32(c % kQ4Group)));
+  // Of an index the permutation takes the low three bits alone; the fourth says which half of the levels.
+  const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(kQ4Levels), code),
+               high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(kQ4Levels + 8), code);
+  const __m256 level = _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(code, 28)));
+  std::uint16_t half;
+  std::memcpy(&half, scales + c / kQ4Group * 2, 2);
+  return {_mm256_mul_ps(level, _mm256_cvtph_ps(_mm_set1_epi16(static_cast<short>(half))))};
+}
+LODE_INLINE Vec load_q4_first(const std::byte* row, int c, int n, int d) {
+  alignas(32) float all[Vec::kLanes];
+  _mm256_store_ps(all, load_q4(row, c, d).x);
+  return load_first(all, n);
 }
 LODE_INLINE void store_half_first(std::uint16_t* p, Vec a, int n) {
   alignas(16) std::uint16_t all[8];

@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/simd/avx512.h"
 #include "kernels/cpu/simd/inline.h"
+#include "kernels/q4_rows.h"
 #include "lodestone/types.h"
 
 namespace lode {
@@ -72,6 +73,22 @@ LODE_INLINE Vec load_as_first(const std::byte* p, int n) {
   }
   if constexpr (T == DType::q8)
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask, p)))};
+}
+LODE_INLINE Vec load_q4(const std::byte* row, int c, int d) {
+  const std::byte* const codes = row + c / kQ4Group * (kQ4Group / 2);
+  const std::byte* const scales = row + (d + kQ4Group - 1) / kQ4Group * (kQ4Group / 2);
+  const __m512i words = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+  const __m512i nibble = _mm512_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12);
+  const __m512i shift = _mm512_add_epi32(nibble, _mm512_set1_epi32(c % kQ4Group));
+  std::uint16_t half;
+  __builtin_memcpy(&half, scales + c / kQ4Group * 2, 2);
+  const __m512 scale = _mm512_cvtph_ps(_mm256_set1_epi16(static_cast<short>(half)));
+  // Of an index the permutation takes the low four bits alone.
+  return {_mm512_mul_ps(_mm512_permutexvar_ps(_mm512_srlv_epi32(words, shift), _mm512_loadu_ps(kQ4Levels)),
+                        scale)};
+}
+LODE_INLINE Vec load_q4_first(const std::byte* row, int c, int n, int d) {
+  return {_mm512_maskz_mov_ps(first_lanes(n), load_q4(row, c, d).x)};
 }
 LODE_INLINE void store_half_first(std::uint16_t* p, Vec a, int n) {
   _mm256_mask_storeu_epi16(p, first_lanes(n),

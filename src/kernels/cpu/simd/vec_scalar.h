@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/simd/inline.h"
+#include "kernels/q4_rows.h"
 #include "lodestone/types.h"
 
 namespace lode {
@@ -110,6 +111,24 @@ LODE_INLINE Vec load_as_first(const std::byte* p, int n) {
 template <DType T>
 LODE_INLINE Vec load_as(const std::byte* p) {
   return load_as_first<T>(p, Vec::kLanes);
+}
+/// Lanes [c, c + kLanes) of a q4 row of d columns, as they are stored: turned, c a multiple of kLanes.
+LODE_INLINE Vec load_q4(const std::byte* row, int c, int d) {
+  const std::byte* const codes = row + c / kQ4Group * (kQ4Group / 2);
+  const std::byte* const scales = row + (d + kQ4Group - 1) / kQ4Group * (kQ4Group / 2);
+  const float scale = widen_half(number_at<std::uint16_t>(scales + c / kQ4Group * 2));
+  Vec r;
+  LODE_EACH {
+    const auto word = number_at<std::uint32_t>(codes + i % 4 * 4);
+    r.x[i] = kQ4Levels[word >> (c % kQ4Group / 4 * 4 + i / 4 * 4) & 15u] * scale;
+  }
+  return r;
+}
+/// The first n lanes, the others are 0.
+LODE_INLINE Vec load_q4_first(const std::byte* row, int c, int n, int d) {
+  Vec r = load_q4(row, c, d);
+  LODE_EACH r.x[i] = i < n ? r.x[i] : 0.0f;
+  return r;
 }
 /// Rounds to nearest even and stores the first n lanes.
 LODE_INLINE void store_half_first(std::uint16_t* p, Vec a, int n) {

@@ -192,6 +192,7 @@ void attend_prefill_f32(const Queries& queries, std::int32_t position, const Pre
     case DType::bf16:
       return launch_for<__nv_bfloat16>(queries, position, keys, stream);
     case DType::q8:
+    case DType::q4:
       break;
   }
   throw RunError("expected keys of type f32, f16 or bf16, found " +
