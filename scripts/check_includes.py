@@ -25,7 +25,7 @@ MAY_INCLUDE = {
     "engine": ["documents", "gpu", "model", "text", "select", "attend", "kv", "kernels", "io", "base"],
     "serve": LOWER,
     "lab/tasks": ["text", "io", "base"],
-    "lab/train": LOWER,
+    "lab/train": ["lab/tasks", *LOWER],
     "lab/eval": ["lab/tasks", "lab/train", *LOWER],
     "lab/bench": ["lab/eval", "lab/train", *LOWER],
     "lab/studies": ["lab/eval", "lab/bench", "lab/tasks", "lab/train", *LOWER],

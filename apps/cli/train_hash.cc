@@ -11,6 +11,7 @@
 #include "lab/studies/recall.h"
 #include "lab/train/hash/trainer.h"
 #include "lab/train/trained_on.h"
+#include "lessons.h"
 #include "lodestone/error.h"
 #include "model/config.h"
 
@@ -23,16 +24,31 @@ struct TrainHashFlags {
   ModelFlags model;
   std::string output, checkpoint, from;
   std::vector<std::string> texts, held_out;
-  std::string tokens = "4k", widths, keys = "kv-head", rope = "on", values = "off", activation = "silu",
-              loss = "bce", draw = "prompt", target = "value", start = "linear", type = "f16";
+  std::string tokens = "16k", shift = "model", widths, keys = "kv-head", rope = "on", values = "off",
+              activation = "silu", loss = "bce", draw = "prompt", target = "value", start = "linear",
+              type = "f16";
   int bits = 32;
+  LessonFlags lessons;
   std::int64_t prompts = 0, chunk = 512;
   bool force = false;
-  HashSettings settings;
+  HashSettings settings = recipe();
+
+  /// The recipe that found most on held-out documents (docs/results/hash.md).
+  static HashSettings recipe() {
+    HashSettings s;
+    s.late = 0.5;
+    s.late_tokens = 0;  // an eighth of a prompt
+    return s;
+  }
 };
 
-HashSettings settings_of(const TrainHashFlags& flags, int head_dim) {
+HashSettings settings_of(const TrainHashFlags& flags, const ModelConfig& config, std::int64_t tokens) {
+  const int head_dim = config.head_dim;
   HashSettings s = flags.settings;
+  if (s.late_tokens == 0) s.late_tokens = std::max<std::int64_t>(1, tokens / 8);
+  constexpr std::int64_t kUsualShift = 131072;
+  s.shift = flags.shift == "model" ? std::clamp<std::int64_t>(config.max_positions - tokens, 0, kUsualShift)
+                                   : parse_count(flags.shift, "--shift", 0, 1 << 24);
   s.scheme = {
       .bits = flags.bits,
       .roped = flags.rope == "on",
@@ -97,16 +113,21 @@ std::vector<std::string> read_held_out(const TrainHashFlags& flags, const Model&
 
 /// Prompts of all texts in turn, one of each at a time, so that a short training has seen them all.
 std::vector<Prompt> read_prompts(const TrainHashFlags& flags, const Model& model,
-                                 const std::vector<std::string>& held_out) {
-  const std::int64_t tokens = parse_count(flags.tokens, "--tokens", 16, std::int64_t{1} << 30);
+                                 const std::vector<std::string>& held_out, std::int64_t tokens) {
   std::vector<std::vector<Prompt>> by_text;
   std::size_t most = 0;
   for (const std::string& path : flags.texts) {
     const std::string text = read_text(path);
     if (std::find(held_out.begin(), held_out.end(), text) != held_out.end())
       throw InputError("--held-out: expected other texts than those of -f, found that of '" + path + "'");
+    if (flags.lessons.on()) continue;
     by_text.push_back(cut_into_prompts(model, std::filesystem::path(path).filename().string(), text, tokens));
     most = std::max(most, by_text.back().size());
+  }
+  if (flags.lessons.on()) {
+    const std::int64_t count = flags.prompts > 0 ? flags.prompts : kUsualLessons;
+    return read_lessons(model, flags.texts, {.tokens = tokens, .count = count, .seed = flags.settings.seed},
+                        flags.common.quiet);
   }
   std::vector<Prompt> prompts;
   for (std::size_t i = 0; i < most; ++i) {
@@ -148,13 +169,14 @@ void run(const TrainHashFlags& flags) {
   const std::string checkpoint = flags.checkpoint.empty() ? flags.output + ".checkpoint" : flags.checkpoint;
   check_output(flags, checkpoint);
   const auto model = load_model(flags.common, flags.model);
-  const HashSettings settings = settings_of(flags, model->config().head_dim);
+  const std::int64_t tokens = parse_count(flags.tokens, "--tokens", 16, std::int64_t{1} << 30);
+  const HashSettings settings = settings_of(flags, model->config(), tokens);
   if (flags.start == "linear" && flags.from.empty() && !settings.linear_start && !flags.common.quiet)
     std::cerr << fmt::format(
         "train hash: a linear start takes hidden layers of {} units or more: starts at random\n",
         2 * flags.bits);
   const std::vector<std::string> held_out_texts = read_held_out(flags, *model);
-  const std::vector<Prompt> prompts = read_prompts(flags, *model, held_out_texts);
+  const std::vector<Prompt> prompts = read_prompts(flags, *model, held_out_texts, tokens);
   ContextOptions options = context_options(flags.common, flags.model);
   options.chunk = flags.chunk;
   for (const Prompt& prompt : prompts)
@@ -165,6 +187,7 @@ void run(const TrainHashFlags& flags) {
       [&] { result = train_hash(model, options, settings, prompts, checkpoint, flags.common.progress()); });
   Json made = settings.json(), heads = Json::array();
   made["texts"] = flags.texts.size();
+  made["lessons"] = flags.lessons.lessons;
   made.update(trained_on(model, options, prompts));
   made["tokens"] = result.tokens;
   made["head_steps"] = result.steps;
@@ -226,12 +249,13 @@ void add_training_flags(CLI::App& verb, TrainHashFlags& flags) {
   verb.add_option("--queries", s.queries, "tokens in a step")->check(whole_number(1, 65536));
   verb.add_option("--late", s.late, "share of a step's tokens that are among a prompt's last ones")
       ->check(number(0.0, 1.0));
-  verb.add_option("--late-tokens", s.late_tokens, "how many tokens at a prompt's end --late means")
-      ->check(whole_number(1, 1 << 20));
-  verb.add_option(
-          "--shift", s.shift,
-          "turn a step's queries and keys by up to so many positions, for contexts longer than prompts")
-      ->check(whole_number(0, 1 << 24));
+  verb.add_option("--late-tokens", s.late_tokens,
+                  "how many tokens at a prompt's end --late means; 0 = an eighth of --tokens")
+      ->check(whole_number(0, 1 << 20));
+  verb.add_option("--shift", flags.shift,
+                  "turn a step's queries and keys by up to so many positions, for contexts longer than "
+                  "prompts; model: to "
+                  "the model's last position, by 131072 at most");
   verb.add_option(
           "--further", s.further,
           "up to so many of those positions are the queries' alone: they look from further away, as in "
@@ -271,8 +295,11 @@ void add_train_hash(CLI::App& train) {
                    "where the run's state is kept, and found again after an interruption; without it beside "
                    "the output")
       ->check(output_file());
-  verb->add_option("--tokens", flags->tokens, "length of the prompts that texts are cut into");
-  verb->add_option("--prompts", flags->prompts, "prompts to use, one of each text in turn; 0 = all")
+  add_lesson_flag(*verb, flags->lessons);
+  verb->add_option("--tokens", flags->tokens, "length of the documents that are made, or of prompts");
+  verb->add_option("--prompts", flags->prompts,
+                   "documents to make, 0 = 24; with --lessons off prompts to use, one of each text in turn, "
+                   "0 = all")
       ->check(whole_number(0, 1 << 30));
   add_function_flags(*verb, *flags);
   add_training_flags(*verb, *flags);

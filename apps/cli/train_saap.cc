@@ -9,7 +9,9 @@
 
 #include "base/text.h"
 #include "lab/train/trained_on.h"
+#include "lessons.h"
 #include "lodestone/error.h"
+#include "model/config.h"
 #include "saap_flags.h"
 
 namespace lode::cli {
@@ -21,12 +23,27 @@ struct TrainSaapFlags {
   ModelFlags model;
   std::string output, checkpoint, from;
   std::vector<std::string> texts;
-  std::string switch_at, tokens = "16k", filter = "both", variant = "mlp", keys = "kmeans", type = "f16",
-                         memory = "2GiB";
+  std::string switch_at, tokens = "16k", filter = "pairs", variant = "residual", keys = "kmeans",
+                         type = "f16", memory = "2GiB";
+  LessonFlags lessons;
   std::int64_t prompts = 0;
-  double held_out = 0.1;
+  double held_out = 0.05;
   bool constant_rate = false, force = false;
-  SaapSettings settings;
+  SaapSettings settings = recipe();
+
+  /// The recipe that captured most on held-out documents (docs/results/saap.md).
+  static SaapSettings recipe() {
+    SaapSettings s;
+    s.clusters = s.hidden = 0;  // by the heads' width
+    s.filter.window = 511;
+    s.filter.causal = true;
+    s.samples = 1500;
+    s.late = 0.5;
+    s.late_tokens = 0;  // an eighth of a prompt
+    s.steps = 2000;
+    s.weight_decay = 0;
+    return s;
+  }
 };
 
 /// Prompts of all texts: one of each text in turn until there are enough, then in the order of the texts.
@@ -54,8 +71,28 @@ std::vector<Prompt> read_prompts(const TrainSaapFlags& flags, const Model& model
   return prompts;
 }
 
-SaapSettings settings_of(const TrainSaapFlags& flags, const std::vector<Prompt>& prompts) {
+/// Prompts of which the last ones are held out.
+std::int64_t held_out_of(const TrainSaapFlags& flags, std::int64_t prompts) {
+  return std::max<std::int64_t>(1, static_cast<std::int64_t>(flags.held_out * static_cast<double>(prompts)));
+}
+
+std::vector<Prompt> prompts_of(const TrainSaapFlags& flags, const Model& model, std::int64_t tokens) {
+  if (!flags.lessons.on() || flags.settings.adapt) return read_prompts(flags, model, tokens);
+  LessonOptions options = {.tokens = tokens, .seed = flags.settings.seed};
+  options.count = flags.prompts > 0 ? flags.prompts : kUsualLessons;
+  options.held_out = held_out_of(flags, options.count);
+  return read_lessons(model, flags.texts, options, flags.common.quiet);
+}
+
+SaapSettings settings_of(const TrainSaapFlags& flags, const Model& model, std::int64_t tokens,
+                         const std::vector<Prompt>& prompts) {
   SaapSettings settings = flags.settings;
+  // Narrow heads, of small models: as measured on one. Wide ones: the paper's.
+  const bool narrow = model.config().head_dim <= 64;
+  if (settings.clusters == 0) settings.clusters = narrow ? 512 : 1024;
+  if (settings.clusters == 1) throw InputError("--clusters: expected 0 or at least 2, found 1");
+  if (settings.hidden == 0) settings.hidden = narrow ? 192 : 1024;
+  if (settings.late_tokens == 0) settings.late_tokens = std::max<std::int64_t>(1, tokens / 8);
   settings.residual = flags.variant == "residual";
   settings.train_keys = flags.keys == "trained";
   settings.type = parse_dtype(flags.type);
@@ -74,8 +111,7 @@ SaapSettings settings_of(const TrainSaapFlags& flags, const std::vector<Prompt>&
     throw InputError(
         fmt::format("--adapt: expected the artefact to fine-tune (--from) and no --add-network, found {}",
                     flags.from.empty() ? "no --from" : "--add-network"));
-  const auto share = static_cast<std::int64_t>(flags.held_out * static_cast<double>(prompts.size()));
-  settings.held_out = std::max<std::int64_t>(1, share);
+  settings.held_out = held_out_of(flags, std::ssize(prompts));
   return settings;
 }
 
@@ -156,8 +192,8 @@ void run(const TrainSaapFlags& flags) {
   check_output(flags, checkpoint);
   const auto model = load_model(flags.common, flags.model);
   const std::int64_t tokens = parse_count(flags.tokens, "--tokens", 16, std::int64_t{1} << 30);
-  const std::vector<Prompt> prompts = read_prompts(flags, *model, tokens);
-  const SaapSettings settings = settings_of(flags, prompts);
+  const std::vector<Prompt> prompts = prompts_of(flags, *model, tokens);
+  const SaapSettings settings = settings_of(flags, *model, tokens, prompts);
   const auto say = [&](const SaapHeadReport& h) {
     if (flags.common.quiet) return;
     if (h.near_only) {
@@ -177,6 +213,7 @@ void run(const TrainSaapFlags& flags) {
   for (const Prompt& prompt : prompts) total += std::ssize(prompt.tokens);
   const ContextOptions context = context_options(flags.common, flags.model);
   made["texts"] = flags.texts.size();
+  made["lessons"] = flags.lessons.lessons;
   made.update(trained_on(model, context, prompts));
   const std::vector<SaapStretch> stretches = stretches_of(flags, made.dump());
   if (context.device == Device::cuda && context.gpu_memory > 0 && !flags.common.quiet)
@@ -242,8 +279,11 @@ void add_network_flags(CLI::App& verb, TrainSaapFlags& flags) {
 
 void add_data_flags(CLI::App& verb, TrainSaapFlags& flags) {
   SaapSettings& s = flags.settings;
-  verb.add_option("--tokens", flags.tokens, "length of the prompts that texts are cut into");
-  verb.add_option("--prompts", flags.prompts, "prompts to use, spread over the texts; 0 = all")
+  add_lesson_flag(verb, flags.lessons);
+  verb.add_option("--tokens", flags.tokens, "length of the documents that are made, or of prompts");
+  verb.add_option(
+          "--prompts", flags.prompts,
+          "documents to make, 0 = 24; with --lessons off prompts to use, spread over the texts, 0 = all")
       ->check(whole_number(0, 1 << 30));
   verb.add_option("--held-out", flags.held_out,
                   "share of the prompts, the last ones, to test on (at least one)")
@@ -255,8 +295,9 @@ void add_data_flags(CLI::App& verb, TrainSaapFlags& flags) {
       ->check(byte_size());
   verb.add_option("--late", s.late, "share of a prompt's queries that are among its last ones")
       ->check(number(0.0, 1.0));
-  verb.add_option("--late-tokens", s.late_tokens, "how many tokens at a prompt's end --late means")
-      ->check(whole_number(1, 1 << 20));
+  verb.add_option("--late-tokens", s.late_tokens,
+                  "how many tokens at a prompt's end --late means; 0 = an eighth of --tokens")
+      ->check(whole_number(0, 1 << 20));
   verb.add_option(
           "--shift", s.shift,
           "score queries as if they stood up to so many positions further from the keys, for contexts "
@@ -284,16 +325,20 @@ void add_data_flags(CLI::App& verb, TrainSaapFlags& flags) {
   verb.add_flag("--test-as-asked", s.test_as_asked,
                 "held-out queries see the far keys before them, whatever --filter and --causal say, so that "
                 "variants are tested alike");
-  verb.add_flag("--causal", s.filter.causal,
-                "queries see the keys before them only, not all of their prompt");
+  verb.add_flag(
+      "--causal,!--no-causal", s.filter.causal,
+      "queries see the keys before them only (the default), or with --no-causal all of their prompt");
 }
 
 }  // namespace
 
 void add_saap_training_flags(CLI::App& verb, SaapSettings& s) {
-  verb.add_option("--clusters", s.clusters, "buckets per layer and KV head")->check(whole_number(2, 1 << 16));
-  verb.add_option("--hidden", s.hidden, "width of the classifier's hidden layer")
-      ->check(whole_number(1, 1 << 16));
+  verb.add_option("--clusters", s.clusters,
+                  "buckets per layer and KV head; 0 = 1024, for heads up to 64 wide 512")
+      ->check(whole_number(s.clusters == 0 ? 0 : 2, 1 << 16));
+  verb.add_option("--hidden", s.hidden,
+                  "width of the classifier's hidden layer; 0 = 1024, for heads up to 64 wide 192")
+      ->check(whole_number(s.hidden == 0 ? 0 : 1, 1 << 16));
   verb.add_option("--samples", s.samples, "queries of each prompt and KV head")
       ->check(whole_number(2, 1 << 30));
   verb.add_option("--steps", s.steps, "of the optimiser, per head")->check(whole_number(1, 1 << 30));

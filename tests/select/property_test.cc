@@ -53,9 +53,12 @@ std::vector<std::string> specs_of(const std::string& method) {
     return {"hyperplanes:budget=20%", "hyperplanes:bits=128,budget=11,per=query-head,rope=off"};
   if (method == "saap") return {"saap:probes=3", "saap:probes=2,group=independent"};
   if (method == "retrieval") {  // warm: what a token gets depends on the tokens before it, by intent
-    return {"retrieval", "retrieval:k=4,beam=3,degree=6,warm=off",
+    return {"retrieval",
+            "retrieval:k=4,beam=3,degree=6,warm=off",
             "retrieval:k=3,beam=2,degree=4,per=query-head,warm=off",
-            "retrieval:mass=0.7,beam=2,degree=8,warm=off"};
+            "retrieval:mass=0.7,beam=2,degree=8,warm=off",
+            "retrieval:error=0.5,k=40%,rest=4,degree=8,warm=off",
+            "retrieval:k=4,rest=6,beam=3,degree=6,warm=off"};
   }
   if (method == "magicpig") return {"magicpig:L=20", "magicpig:K=3,L=12", "magicpig:K=1,L=2"};
   if (method == "h2o") return {"h2o", "h2o:heavy_ratio=9,recent_ratio=30,queries=64"};

@@ -76,15 +76,18 @@ std::string fill(std::string_view text_template, Slots slots) {
   });
 }
 
-const Language& Language::built_in() {
-  static const Language language = parse(kTaskLanguage, "the built-in task language");
-  return language;
+const Language& Language::built_in(Side side) {
+  constexpr std::string_view kWhere = "the built-in task language";
+  static const Language held_out = parse(kTaskLanguage, kWhere, Side::held_out),
+                        trained = parse(kTaskLanguage, kWhere, Side::trained);
+  return side == Side::held_out ? held_out : trained;
 }
 
-Language Language::parse(std::string_view json, std::string_view where) {
+Language Language::parse(std::string_view json, std::string_view where, Side side) {
   const Json root = parse_json(json, where);
   if (!root.is_object()) throw InputError(std::string(where) + ": expected an object");
   Language language;
+  language.side_ = side;
   const Json& prompt = member(root, "prompt", where);
   language.prompt_ = {.header = json_string(prompt, "header", where),
                       .question = json_string(prompt, "question", where),
@@ -118,9 +121,11 @@ void Language::read_words(const Json& root, std::string_view where) {
   for (const auto& [name, list] : member(root, "words", where).items()) {
     std::vector<std::string> words = strings(list, place + ": words." + name);
     if (std::find(split.begin(), split.end(), name) != split.end()) {
-      std::erase_if(words, [&](const std::string& w) { return !word_is_held_out(w); });
+      std::erase_if(words, [&](const std::string& w) { return !is_ours(word_is_held_out(w)); });
     }
-    if (words.empty()) throw InputError(place + ": words." + name + ": no word is held out");
+    if (words.empty())
+      throw InputError(place + ": words." + name + ": no word is " +
+                       (side_ == Side::held_out ? "held out" : "left for training"));
     words_.emplace(name, std::move(words));
   }
 }
@@ -193,7 +198,7 @@ std::string Language::value(std::string_view kind, Rng& rng) const {
     std::string text = k.type == "invented" ? invented(rng)
                        : k.type == "uuid"   ? uuid(rng)
                                             : characters(k.type == "hex" ? kHex : kLetters, k.length, rng);
-    if (string_is_held_out(text)) return text;
+    if (is_ours(string_is_held_out(text))) return text;
   }
 }
 
@@ -209,7 +214,7 @@ std::string Language::digits(const Kind& kind, Rng& rng) const {
     } else {
       text = characters("123456789", 1, rng) + characters("0123456789", kind.length - 1, rng);
     }
-    if (number_is_held_out(std::stoull(text))) return text;
+    if (is_ours(number_is_held_out(std::stoull(text)))) return text;
   }
 }
 

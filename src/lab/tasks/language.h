@@ -30,16 +30,19 @@ struct PromptForm {
   std::string header, question, answer, terminator, stop;
 };
 
-/// Draws words and values from the side that training never saw, and hands out wordings.
+/// Draws words and values from one of two sides, and hands out wordings.
 class Language {
  public:
+  /// Which words and values: those that the pocket model's training never saw, for questions that measure, or
+  /// the others, for texts that something is trained on.
+  enum class Side { held_out, trained };
   /// Which wordings of facts and questions: those that training used, or those held back from it.
   enum class Wording { trained, held_out };
 
   /// The language built into the program.
-  static const Language& built_in();
+  static const Language& built_in(Side side = Side::held_out);
   /// InputError names the member that is missing or of another type.
-  static Language parse(std::string_view json, std::string_view where);
+  static Language parse(std::string_view json, std::string_view where, Side side = Side::held_out);
 
   const PromptForm& prompt() const { return prompt_; }
   const Json& family(std::string_view name) const;
@@ -50,11 +53,11 @@ class Language {
   /// The sentences that, repeated, are a haystack of noise.
   const std::string& noise() const { return noise_; }
 
-  /// The words of a list that evaluation may use: all of a small list, the held-back ones of a split list.
+  /// The words of a list that may be used: all of a small list, those of the side of a split list.
   const std::vector<std::string>& words(std::string_view list) const;
   /// A word for a template's slot: "city", "place", "attribute", "adjective", "noun", or a value kind.
   std::string word(std::string_view slot, Rng& rng) const;
-  /// A string of one of the kinds in "values", from the held-back side.
+  /// A string of one of the kinds in "values", from the side.
   std::string value(std::string_view kind, Rng& rng) const;
   /// One of the wordings listed in `entry` under `name` ("facts", "questions", ...).
   const std::string& wording(const Json& entry, std::string_view name, Wording side, Rng& rng) const;
@@ -86,6 +89,10 @@ class Language {
   std::string uuid(Rng& rng) const;
   std::string of_lists(const Kind& kind, Rng& rng) const;
 
+  /// Whether something that is held out, or is not, is on the side that words are drawn from.
+  bool is_ours(bool held_out) const { return held_out == (side_ == Side::held_out); }
+
+  Side side_ = Side::held_out;
   PromptForm prompt_;
   std::string noise_;
   Rule held_words_, held_strings_, held_numbers_, held_books_;

@@ -48,6 +48,7 @@ struct Sample {
   std::shared_ptr<const std::string> context;  ///< shared by the samples of one context_id
   std::string question;                        ///< read right after the context
   std::vector<std::string> answers;            ///< what is looked for, at least one
+  std::string written = {};  ///< the whole answer as a model writes it; of samples that were made, in no file
   Match match = Match::contains;
   std::optional<double> depth;       ///< where the earliest fact stands that the answer needs: 0 start, 1 end
   std::vector<std::string> classes;  ///< of Match::classes: all labels

@@ -478,6 +478,7 @@ void make_samples(const TaskOptions& options, const Language& language, const Ha
                        .context = shared,
                        .question = question.text,
                        .answers = question.answers,
+                       .written = question.answer,
                        .match = maker.match(task),
                        .depth = draft.depths[q],
                        .length = haystack.meter().prefix + draft.context_tokens +

@@ -5,8 +5,12 @@
 // graphs][count] float32, guide_counts [Hkv, graphs] int64, directions [Hkv] int64 (how many numbers walks
 // compare of a key), spaces [Hkv][2, directions, d], then [directions] float32 (KeySpace::values; nothing of
 // a head whose keys are taken as they are), beams [Hkv] int64 (RetrievalIndex::beam), searched [1] int64 (the
-// last token that was, -1 = none), remembered [Hq, 32] int32 (nodes that it found, -1 behind the last).
+// last token that was, -1 = none), remembered [Hq, 32] int32 (nodes that it found, -1 behind the last). Of specs with
+// `error`: shares [Hq, {log of the least share, share of keys wanted, error, judged or not}] float64, nothing where
+// none was calibrated, and summary, a line of text that `inspect` shows.
 #include "select/retrieval/file.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -157,6 +161,45 @@ RememberedWalks load_remembered(std::int64_t tokens, int query_heads, const Sect
   for (auto head = nodes.begin(); head != nodes.end(); head += kRememberedNodes)
     walks.nodes.emplace_back(head, std::find(head, head + kRememberedNodes, kNoEntry));
   return walks;
+}
+
+void save_shares(const std::vector<HeadShare>& shares, SectionWriter& out) {
+  std::vector<double> numbers;
+  double error = 0, wanted = 0;
+  for (const HeadShare& s : shares) {
+    numbers.insert(numbers.end(), {double{s.floor}, s.wanted, s.error, s.judged ? 1.0 : 0.0});
+    error += s.error / static_cast<double>(shares.size());
+    wanted += s.wanted / static_cast<double>(shares.size());
+  }
+  out.add<double>("shares", numbers);
+  const std::string summary =
+      shares.empty() ? std::string("not calibrated")
+                     : fmt::format(
+                           "on the text's last queries: output error {:.3f}, {:.2f} % of the far keys "
+                           "beside the sample",
+                           error, 100 * wanted);
+  out.add("summary", std::as_bytes(std::span(summary)));
+}
+
+std::vector<HeadShare> load_shares(int query_heads, const SectionReader& in) {
+  const auto numbers = in.values<double>("shares");
+  const auto sound = [&](std::size_t i) {
+    return numbers[i] <= 0.0 && numbers[i] >= -1e3 && numbers[i + 1] >= 0.0 && numbers[i + 1] <= 1.0 &&
+           std::isfinite(numbers[i + 2]) && numbers[i + 2] >= 0.0 &&
+           (numbers[i + 3] == 0.0 || numbers[i + 3] == 1.0);
+  };
+  bool fits = numbers.empty() || numbers.size() == 4 * static_cast<std::size_t>(query_heads);
+  for (std::size_t i = 0; fits && i < numbers.size(); i += 4) fits = sound(i);
+  if (!fits)
+    throw InputError("index '" + in.prefix() +
+                     "': expected a threshold of every query head that is a share, found otherwise");
+  std::vector<HeadShare> shares;
+  for (std::size_t i = 0; i < numbers.size(); i += 4)
+    shares.push_back({.floor = static_cast<float>(numbers[i]),
+                      .wanted = numbers[i + 1],
+                      .error = numbers[i + 2],
+                      .judged = numbers[i + 3] == 1.0});
+  return shares;
 }
 
 }  // namespace lode

@@ -6,6 +6,7 @@
 
 #include "lodestone/kv_view.h"
 #include "select/retrieval/index.h"
+#include "select/retrieval/rest.h"
 
 namespace lode {
 
@@ -30,5 +31,9 @@ struct RememberedWalks {
 void save_remembered(const RememberedWalks& walks, int query_heads, SectionWriter& out);
 /// InputError unless it fits a text of so many tokens.
 RememberedWalks load_remembered(std::int64_t tokens, int query_heads, const SectionReader& in);
+
+/// Calibrated thresholds, of each query head or none.
+void save_shares(const std::vector<HeadShare>& shares, SectionWriter& out);
+std::vector<HeadShare> load_shares(int query_heads, const SectionReader& in);
 
 }  // namespace lode

@@ -16,8 +16,10 @@
 // searched too. It reads keys in int8, in the directions that queries tell apart (ann/graph/key_space.h); what it
 // found is ranked by exact scores. The paper takes a fixed number of keys, which leaves out much of flat
 // heads' attention: `mass` takes as many as hold that share of the far softmax weight, the unseen part of
-// which is estimated from kSample random keys, and widens the walk until they do. Where a walk would look at
-// most keys, all of them are scored instead.
+// which is estimated from kSample random keys, and widens the walk until they do. `error` takes the keys above
+// a threshold of each head, which is calibrated on the text's last queries (rest.h). With `rest`, which `error`
+// has by default, an even sample stands for the keys that were not taken. Where a walk would look at most keys,
+// all of them are scored instead.
 //
 // The paper's algorithm 1 inserts and removes keys as the window moves, which its graph cannot do. Here keys
 // that left the window are scanned until there are kBatch of them, then linked in; rolling back undoes that
@@ -40,6 +42,7 @@
 #include "select/retrieval/file.h"
 #include "select/retrieval/index.h"
 #include "select/retrieval/memory.h"
+#include "select/retrieval/rest.h"
 #include "select/shared/best_keys.h"
 #include "select/shared/branches.h"
 #include "select/shared/captured_queries.h"
@@ -59,7 +62,12 @@ constexpr std::int64_t kLeastJudged = 1024;       // far keys
 constexpr std::int64_t kSteadyKeys = 131072;      // up to so many a beam that follows from k alone does
 constexpr std::int64_t kKeysPerBeam = RetrievalIndex::kKeysPerBeam;
 constexpr std::int64_t kSample = 256;
-constexpr std::int64_t kLeastBeam = 64;  // with `mass`, at first
+constexpr std::int64_t kCalibrating = 16;  // of the judging tokens: as many tell a head's threshold
+constexpr std::int64_t kLeastChosen = 8;   // keys, above the threshold or not
+constexpr std::int64_t kLeastWanted = 64;  // keys that a walk looks for under a threshold
+constexpr std::int64_t kLeastBeam = 64;    // with `mass`, at first
+
+constexpr float kUnknownFloor = -9.0f;  // of a text that nobody indexed: a share of e^-9
 
 constexpr std::size_t at(std::int64_t i) {
   return static_cast<std::size_t>(i);
@@ -67,9 +75,11 @@ constexpr std::size_t at(std::int64_t i) {
 
 struct Options {
   Amount k = {100, false};
-  double mass = 0.0;      ///< 0: by count
-  double recall = 0.95;   ///< of the k best keys, for which the beam is chosen
-  std::int64_t beam = 0;  ///< 0: is chosen
+  double mass = 0.0;         ///< 0: by count
+  double error = 0.0;        ///< 0: not by thresholds; then `k` is the most that a query takes
+  Amount rest = {0, false};  ///< keys that stand for those not taken; 0: none
+  double recall = 0.95;      ///< of the k best keys, for which the beam is chosen
+  std::int64_t beam = 0;     ///< 0: is chosen
   int degree = 24;
   int numbers = 0;  ///< 0: as many as queries tell apart
   bool per_query_head = false;
@@ -78,9 +88,15 @@ struct Options {
   static Options of(const Spec& spec) {
     Options options;
     expect_not_both(spec, "k", "mass");
+    expect_not_both(spec, "error", "mass");
     expect_not_both(spec, "mass", "recall");
     expect_not_both(spec, "beam", "recall");
-    options.k = spec.amount("k", options.k);
+    options.error = spec.number("error", 0.0, 1e-3, 10.0);
+    options.k = spec.amount("k", options.error > 0.0 ? Amount{0.02, true} : options.k);
+    options.rest = spec.amount("rest", options.error > 0.0 ? Amount{0.01, true} : options.rest);
+    if (options.error > 0.0 && options.rest.value == 0.0)
+      throw InputError("attention spec '" + spec.str() +
+                       "': expected rest above 0 beside error, which counts on it, found 0");
     options.mass = spec.number("mass", 0.0, std::numeric_limits<double>::min(), 1.0);
     options.recall = spec.number("recall", options.recall, 0.5, 0.999);
     options.beam = spec.integer("beam", 0, 1, 1 << 20);
@@ -92,15 +108,17 @@ struct Options {
   }
   /// Whether so many far keys are worth judging how wide searches must be: fewer are scanned.
   bool judges(std::int64_t far_keys) const {
-    return beam == 0 && mass == 0.0 && far_keys > std::max(kLeastJudged, kKeysPerBeam * 2 * k.of(far_keys));
+    const std::int64_t few = error > 0.0 ? kLeastWanted : k.of(far_keys);
+    return beam == 0 && mass == 0.0 && far_keys > std::max(kLeastJudged, kKeysPerBeam * 2 * few);
   }
-  /// Nodes to expand for k keys of so many far ones.
-  std::int64_t beam_for(const RetrievalIndex& index, std::int64_t keys, std::int64_t far_keys) const {
+  /// Nodes to expand for so many keys of so many far ones; `judged`: those that the index was judged for.
+  std::int64_t beam_for(const RetrievalIndex& index, std::int64_t keys, std::int64_t judged,
+                        std::int64_t far_keys) const {
     if (beam > 0) return beam;
     if (mass > 0.0) return kLeastBeam;
     if (index.beam() > 0) {
       const std::int64_t reach = std::max<std::int64_t>(1, index.built_keys());
-      const std::int64_t judged = std::max<std::int64_t>(1, k.of(reach));  // so many best keys
+      judged = std::max<std::int64_t>(1, judged);
       return widened(index.beam(), reach, far_keys) * std::max(judged, keys) / judged;
     }
     return std::max<std::int64_t>(16, widened(2 * keys, kSteadyKeys, far_keys));
@@ -139,6 +157,7 @@ struct Indexed {
   ObservedQueries observed = ObservedQueries(kJudgingTokens);
   std::vector<RetrievalIndex> heads;  // [Hkv]
   Searches searches = {};
+  std::vector<HeadShare> shares = {};  // [Hq] with `error`
 };
 
 class Retrieval final : public Selector, public SharesIndex, public Branches {
@@ -170,12 +189,14 @@ class Retrieval final : public Selector, public SharesIndex, public Branches {
     save_retrieval(shape(), saved.heads, out);
     if (found != indexed_.end()) saved.searches = found->second.searches;
     save_remembered({saved.searches.last, saved.searches.remembered}, geometry_.query_heads, out);
+    if (options_.error > 0.0) save_shares(found != indexed_.end() ? found->second.shares : saved.shares, out);
   }
   void load(std::int32_t sequence, SectionReader& in, KvLayer kv) override {
     Indexed loaded = fresh();
     loaded.heads = load_retrieval(shape(), kv, in, *geometry_.pool);
     RememberedWalks walks = load_remembered(kv.tokens, geometry_.query_heads, in);
     loaded.searches = {walks.searched, std::move(walks.nodes)};
+    if (options_.error > 0.0) loaded.shares = load_shares(geometry_.query_heads, in);
     indexed_.insert_or_assign(sequence, std::move(loaded));
   }
   std::int64_t index_bytes() const override {
@@ -216,17 +237,33 @@ class Retrieval final : public Selector, public SharesIndex, public Branches {
   const RetrievalIndex& index_of(const Search& search) const {
     return search.indexed.heads[at(search.head / geometry_.group())];
   }
+  /// How many best keys searches of a KV head look for among so many far ones.
+  std::int64_t wanted(const Indexed& indexed, int kv_head, std::int64_t far_keys) const;
+  std::int64_t beam_for(const Indexed& indexed, int kv_head, std::int64_t far_keys) const {
+    const RetrievalIndex& index = indexed.heads[at(kv_head)];
+    return options_.beam_for(index, wanted(indexed, kv_head, far_keys),
+                             wanted(indexed, kv_head, index.built_keys()), far_keys);
+  }
+  std::int64_t wanted(const Search& search) const {
+    return wanted(search.indexed, search.head / geometry_.group(), search.far_keys());
+  }
+  void calibrate(Indexed& indexed, const KvLayer& kv) const;
+  std::vector<JudgingQuery> judging_queries(const Indexed& indexed, int head, std::int64_t tokens) const;
+  /// The sample that stands for the keys that one query does not take.
+  void draw_rest(const Search& search, std::vector<Position>& rows) const;
+  void take_by_share(const Search& search, const ScoredKeys& found, Selection& out, SelectWork& work) const;
+  void take(const Search& search, std::span<const Position> rows, Selection& out) const;
+
   /// Keys in this token's window, which an index may hold: they are walked over but not taken.
   std::int64_t hidden(const Search& search) const {
     return std::max<std::int64_t>(0, index_of(search).keys() - search.far_keys());
   }
   std::int64_t beam_for(const Search& search) const {
-    const std::int64_t far_keys = search.far_keys();
-    return options_.beam_for(index_of(search), options_.k.of(far_keys), far_keys);
+    return beam_for(search.indexed, search.head / geometry_.group(), search.far_keys());
   }
   /// Nodes that a walk keeps: some more than are taken, since exact scores order them anew.
   std::int64_t keep_for(const Search& search) const {
-    const std::int64_t beam = beam_for(search), keys = options_.k.of(search.far_keys());
+    const std::int64_t beam = beam_for(search), keys = wanted(search);
     return options_.mass > 0.0 ? beam : std::max(beam, keys + keys / 4);
   }
   Position end_of(const KvLayer& kv) const {
@@ -236,6 +273,7 @@ class Retrieval final : public Selector, public SharesIndex, public Branches {
   /// Whether an index that was judged for `other` can be searched here without being judged anew.
   bool judged_alike(const Options& other) const {
     const bool same_k = other.k.value == options_.k.value && other.k.is_share == options_.k.is_share;
+    if (options_.error > 0.0 || other.error > 0.0) return options_.beam > 0;
     return options_.beam > 0 || options_.mass > 0.0 ||
            (other.beam == 0 && other.mass == 0.0 && same_k && other.recall == options_.recall);
   }
@@ -256,7 +294,7 @@ class Retrieval final : public Selector, public SharesIndex, public Branches {
     return branch != branches_.end() ? branch->second : of(sequence).searches;
   }
 
-  Way way(const RetrievalIndex& index, std::int64_t far_keys) const;
+  Way way(const Indexed& indexed, int kv_head, std::int64_t far_keys) const;
   std::vector<Segment> next_segments(std::span<const QueryBlock> blocks, std::vector<std::int64_t>& done);
   int heads_together(std::int64_t segments) const;
   void search_segment(const Segment& segment, int first_head, int heads, RetrievalScratch& scratch,
@@ -283,11 +321,64 @@ class Retrieval final : public Selector, public SharesIndex, public Branches {
 RetrievalIndex::Goal Retrieval::goal_for(const Indexed& indexed, Position end, int head) const {
   const std::int64_t far = std::max<std::int64_t>(0, end - geometry_.dense.sink);
   if (!options_.judges(far)) return {};
-  RetrievalIndex::Goal goal = {.k = options_.k.of(far), .recall = options_.recall};
+  RetrievalIndex::Goal goal = {.k = wanted(indexed, head, far), .recall = options_.recall};
+  if (far <= kKeysPerBeam * 2 * goal.k) return {};  // is scanned
   const int heads_per_graph = options_.per_query_head ? 1 : geometry_.group();
   for (int first = head * geometry_.group(); first < (head + 1) * geometry_.group(); first += heads_per_graph)
     goal.asked.push_back(indexed.observed.of_heads(first, heads_per_graph, geometry_.head_dim));
   return goal;
+}
+
+std::int64_t Retrieval::wanted(const Indexed& indexed, int kv_head, std::int64_t far_keys) const {
+  if (options_.error == 0.0) return options_.k.of(far_keys);
+  double share = 0.0;
+  const auto group = at(geometry_.group()), first = at(kv_head) * group;
+  for (std::size_t h = first; h < first + group && h < indexed.shares.size(); ++h)
+    share = std::max(share, indexed.shares[h].wanted);
+  // A quarter more than the average query takes.
+  const auto keys = static_cast<std::int64_t>(std::ceil(1.25 * share * static_cast<double>(far_keys)));
+  return std::min(far_keys, std::max(kLeastWanted, std::min(keys, options_.k.of(far_keys))));
+}
+
+/// Queries of the text's last tokens; where nobody told of any, some that the graphs were made of, as if they
+/// stood at its end.
+std::vector<JudgingQuery> Retrieval::judging_queries(const Indexed& indexed, int head,
+                                                     std::int64_t tokens) const {
+  const std::int64_t d = geometry_.head_dim, seen = indexed.observed.tokens();
+  std::vector<JudgingQuery> queries;
+  const auto add = [&](const float* q, Position position) {
+    if (std::all_of(q, q + d, [](float x) { return std::isfinite(x); })) queries.push_back({q, position});
+  };
+  const std::int64_t some = std::min(seen, kCalibrating);
+  for (std::int64_t i = 0; i < some; ++i) {
+    const std::int64_t t = (2 * i + 1) * seen / (2 * some);
+    add(indexed.observed.q().data() + (t * geometry_.query_heads + head) * d,
+        static_cast<Position>(indexed.observed.begin() + t));
+  }
+  if (seen > 0) return queries;
+  const RetrievalIndex& index = indexed.heads[at(head / geometry_.group())];
+  const std::vector<float>& known =
+      index.guides(options_.per_query_head ? head % geometry_.group() : 0).queries;
+  const std::int64_t count = std::ssize(known) / d, kept = std::min(count, kCalibrating);
+  for (std::int64_t i = 0; i < kept; ++i)
+    add(known.data() + i * count / kept * d, static_cast<Position>(tokens - 1));
+  return queries;
+}
+
+void Retrieval::calibrate(Indexed& indexed, const KvLayer& kv) const {
+  if (options_.error == 0.0) return;
+  indexed.shares.clear();
+  for (int head = 0; head < geometry_.query_heads; ++head) {
+    const ShareGoal goal = {
+        .error = options_.error,
+        .rest = options_.rest,
+        .most = options_.k,
+        .dense = geometry_.dense,
+        .scale = geometry_.scale,
+        .seed = hash_seed(geometry_.seed, geometry_.layer, geometry_.query_head_in_layer(head))};
+    indexed.shares.push_back(calibrate_share(judging_queries(indexed, head, kv.tokens),
+                                             kv.heads[at(head / geometry_.group())], goal, *geometry_.pool));
+  }
 }
 
 bool Retrieval::take_index(std::int32_t sequence, const Selector& other, KvLayer kv) {
@@ -305,9 +396,12 @@ bool Retrieval::take_index(std::int32_t sequence, const Selector& other, KvLayer
     const RetrievalIndex& found = same->indexed_.at(sequence).heads[head];
     taken.heads[head] = same_keys ? found.shared() : found.settled();
   }
+  Indexed& own = of(sequence);
+  taken.observed = std::move(own.observed);
+  calibrate(taken, kv);
   for (int head = 0; !judged_alike(same->options_) && head < geometry_.kv_heads; ++head)
-    taken.heads[at(head)].judge(kv.heads[at(head)], goal_for(of(sequence), end_of(kv), head),
-                                *geometry_.pool);
+    taken.heads[at(head)].judge(kv.heads[at(head)], goal_for(taken, end_of(kv), head), *geometry_.pool);
+  taken.observed = ObservedQueries(kJudgingTokens);
   indexed_.insert_or_assign(sequence, std::move(taken));
   return true;
 }
@@ -327,6 +421,7 @@ void Retrieval::build(std::int32_t sequence, KvLayer kv) {
   const std::int64_t far = std::max<std::int64_t>(0, end - geometry_.dense.sink);
   // Whoever judges must not have made the graph; one that is not judged here is the same, so as to be shared.
   if (far > kLeastJudged && indexed.observed.tokens() > 0) indexed.captured.cut(indexed.observed.begin());
+  if (indexed.observed.tokens() > 0) calibrate(indexed, kv);
   const std::int64_t most = std::max(kQueriesPerKey * far, KeySpace::kSample);  // queries of a graph
   // One thread's work each, so that of all heads first.
   std::vector<KeySpace> spaces(at(geometry_.kv_heads), KeySpace(geometry_.head_dim));
@@ -347,6 +442,7 @@ void Retrieval::build(std::int32_t sequence, KvLayer kv) {
                        goal_for(indexed, end, head), *geometry_.pool);
   }
   indexed.heads = std::move(heads);
+  if (indexed.observed.tokens() == 0) calibrate(indexed, kv);
   indexed.captured.clear();
   indexed.observed = ObservedQueries(kJudgingTokens);
   indexed.searches.forget();
@@ -366,10 +462,11 @@ void Retrieval::roll_back(std::int32_t sequence, std::int64_t tokens) {
   if (indexed.searches.last >= tokens) indexed.searches.forget();
 }
 
-Retrieval::Way Retrieval::way(const RetrievalIndex& index, std::int64_t far_keys) const {
-  const std::int64_t k = options_.k.of(far_keys);
+Retrieval::Way Retrieval::way(const Indexed& indexed, int kv_head, std::int64_t far_keys) const {
+  std::int64_t k = wanted(indexed, kv_head, far_keys);
+  if (options_.error > 0.0) k += sample_size(options_.rest, far_keys);
   if (options_.mass >= 1.0 || (options_.mass == 0.0 && k >= far_keys)) return Way::all;
-  return far_keys <= kKeysPerBeam * options_.beam_for(index, k, far_keys) ? Way::scan : Way::walk;
+  return far_keys <= kKeysPerBeam * beam_for(indexed, kv_head, far_keys) ? Way::scan : Way::walk;
 }
 
 /// For each block the tokens after those done for which the graphs need not change.
@@ -403,7 +500,8 @@ void Retrieval::select(std::span<const QueryBlock> blocks, Selection& out) {
       RetrievalIndex& index = s.indexed->heads[at(item % kv_heads)];
       bool walks = false;
       for (std::int64_t token = s.first; token < s.last; ++token)
-        walks |= way(index, s.block->far_end(token, geometry_.dense) - s.block->far_begin) == Way::walk;
+        walks |= way(*s.indexed, static_cast<int>(item % kv_heads),
+                     s.block->far_end(token, geometry_.dense) - s.block->far_begin) == Way::walk;
       if (!walks) return;
       const Position far_end = s.block->far_end(s.last - 1, geometry_.dense);
       index.advance(index.keys_for(far_end), s.block->kv.heads[at(item % kv_heads)], scratch_[at(worker)]);
@@ -457,7 +555,8 @@ void Retrieval::search_segment(const Segment& segment, int first_head, int heads
     for (int head = 0; head < heads; ++head)
       searches.push_back({*segment.block, *segment.indexed, *segment.searches, token, first_head + head,
                           far_end, q.data() + head * d});
-    search_token(searches, way(index_of(searches[0]), searches[0].far_keys()), scratch, out, work);
+    search_token(searches, way(*segment.indexed, first_head / geometry_.group(), searches[0].far_keys()),
+                 scratch, out, work);
   }
 }
 
@@ -499,15 +598,55 @@ void Retrieval::scan(const Search& search, RetrievalScratch& scratch, Selection&
   const std::int64_t n = search.far_keys();
   scratch.scores.resize(at(n));
   kernels().score_run(search.q, 1, kv, search.block.far_begin, search.far_end, scratch.scores.data(), n);
+  work.bytes += n * kv.token_bytes() / 2;
+  work.keys_scored += n;
+  if (options_.error > 0.0) {
+    ScoredKeys found = {.rows = {}, .scores = std::move(scratch.scores)};
+    for (Position row = search.block.far_begin; row < search.far_end; ++row) found.rows.push_back(row);
+    take_by_share(search, found, out, work);
+    scratch.scores = std::move(found.scores);
+    return;
+  }
   std::vector<Position> rows;
   if (options_.mass > 0.0) {
     top_mass(scratch.scores, options_.mass, search.block.far_begin, rows);
   } else {
     top_count(scratch.scores, options_.k.of(n), search.block.far_begin, rows);
   }
-  out.add_rows(rows);
-  work.bytes += n * kv.token_bytes() / 2;
-  work.keys_scored += n;
+  take(search, rows, out);
+}
+
+void Retrieval::draw_rest(const Search& search, std::vector<Position>& rows) const {
+  const std::uint64_t seed =
+      hash_seed(geometry_.seed, geometry_.layer, geometry_.query_head_in_layer(search.head),
+                search.block.begin + search.token);
+  draw_even(search.block.far_begin, search.far_end, sample_size(options_.rest, search.far_keys()), seed,
+            rows);
+}
+
+/// The keys above the head's threshold, and a sample for all others.
+void Retrieval::take_by_share(const Search& search, const ScoredKeys& found, Selection& out,
+                              SelectWork& work) const {
+  const std::int64_t n = search.far_keys();
+  const KvRows& kv = rows_of(search);
+  ScoredKeys sample;
+  draw_rest(search, sample.rows);
+  sample.scores.resize(sample.rows.size());
+  kernels().score_rows(search.q, 1, kv, sample.rows.data(), std::ssize(sample.rows), sample.scores.data(),
+                       std::ssize(sample.rows));
+  work.bytes += std::ssize(sample.rows) * kv.token_bytes() / 2;
+  work.keys_scored += std::ssize(sample.rows);
+  const std::vector<HeadShare>& shares = search.indexed.shares;
+  const float floor = at(search.head) < shares.size() ? shares[at(search.head)].floor : kUnknownFloor;
+  choose_with_rest(found, sample, n, {floor, kLeastChosen, options_.k.of(n)}, out);
+}
+
+/// Keys that were chosen otherwise, and a sample for all others where one is asked for.
+void Retrieval::take(const Search& search, std::span<const Position> rows, Selection& out) const {
+  if (options_.rest.value == 0.0) return out.add_rows(rows);
+  std::vector<Position> sample;
+  draw_rest(search, sample);
+  add_with_rest(rows, sample, search.far_keys(), out);
 }
 
 /// Exact scores, into scratch.scores, of the best `most` far keys that the walk found and of those behind the
@@ -573,7 +712,7 @@ void Retrieval::begin(const Search& search, BeamSearch& walk, RetrievalScratch& 
 void Retrieval::finish(const Search& search, BeamSearch& walk, RetrievalScratch& scratch, Selection& out,
                        SelectWork& work) const {
   const KvRows& kv = rows_of(search);
-  const std::int64_t n = search.far_keys(), k = options_.k.of(n), hidden = this->hidden(search);
+  const std::int64_t n = search.far_keys(), k = wanted(search), hidden = this->hidden(search);
   const std::int64_t nodes = index_of(search).keys();
   std::int64_t beam = beam_for(search), keep = keep_for(search);
   std::int64_t behind = 0;
@@ -581,8 +720,9 @@ void Retrieval::finish(const Search& search, BeamSearch& walk, RetrievalScratch&
   for (;;) {
     // Fewer than asked for: a narrow beam has stopped early.
     while (walk.found() < std::min(keep + hidden, nodes) && beam < keep) walk.run((beam *= 2) + hidden);
-    behind = rank(search, walk, options_.mass > 0.0 ? keep : 2 * k, scratch, rows);
+    behind = rank(search, walk, options_.mass > 0.0 || options_.error > 0.0 ? keep : 2 * k, scratch, rows);
     work.bytes += std::ssize(rows) * kv.token_bytes() / 2;
+    if (options_.error > 0.0) break;
     if (options_.mass == 0.0) {
       top_k(scratch.scores, k, 0, best);
       break;
@@ -604,8 +744,13 @@ void Retrieval::finish(const Search& search, BeamSearch& walk, RetrievalScratch&
   for (std::int64_t rank = 0; options_.warm && rank < walk.found() && remembered.size() < kRememberedNodes;
        ++rank)
     remembered.push_back(walk.node(rank));
-  for (Position& row : best) row = rows[at(row)];
-  out.add_rows(best);
+  if (options_.error > 0.0) {
+    const ScoredKeys found = {.rows = std::move(rows), .scores = scratch.scores};
+    take_by_share(search, found, out, work);
+  } else {
+    for (Position& row : best) row = rows[at(row)];
+    take(search, best, out);
+  }
   work.keys_scored += walk.scored() + behind;
   work.bytes += walk.scored() * index_of(search).walk_keys().rows.stride +
                 walk.expanded() * options_.degree * std::int64_t{sizeof(Link)};
@@ -625,11 +770,21 @@ MethodInfo retrieval_method() {
       .aliases = {},
       .source = "RetrievalAttention (Liu et al. 2024)",
       .keys =
-          {{"k", "keys a query takes, a count or a share of the far keys", "100"},
+          {{"k", "keys a query takes, a count or a share of the far keys", "100; with error 2%"},
            {"mass",
             "instead of k: as many keys as hold this share of the far softmax weight, as far as a "
             "sample tells, above 0 up to 1",
             ""},
+           {"error",
+            "instead of a fixed k: keys above a threshold of each head, which is calibrated so that the "
+            "output's "
+            "relative error on the text's last queries is this, 0.001 to 10; k is then the most that a query "
+            "takes",
+            ""},
+           {"rest",
+            "keys of an even sample that stand for all that were not taken, a count or a share of the far "
+            "keys",
+            "0; with error 1%"},
            {"recall",
             "share of the k best keys that a search is to find, 0.5 to 0.999: the beam is chosen for it, as "
             "far as the last queries of the text tell",
