@@ -17,31 +17,37 @@ import subprocess
 import sys
 from pathlib import Path
 
-COMMON = {"tokens": "16k", "held-out": 0.15, "window": 511, "distance": 256, "clusters": 512, "samples": 1500, "late": 0.5,
-          "batch": 1000, "probes": 16, "seed": 1, "weight-decay": 0}
-BASE = ["--hidden", "192", "--steps", "3000"]
+COMMON = {"lessons": "off", "tokens": "16k", "held-out": 0.15, "window": 511, "distance": 256, "clusters": 512, "samples": 1500, "late": 0.5,
+          "late-tokens": 1024, "batch": 1000, "probes": 16, "seed": 1, "weight-decay": 0}
+
+
+def flags(*more: str, hidden: int = 192, steps: int = 3000, variant: str = "mlp", filtered: str = "both", causal: bool = False) -> list[str]:
+    return ["--hidden", str(hidden), "--steps", str(steps), "--variant", variant, "--filter", filtered,
+            "--causal" if causal else "--no-causal", *more]
+
+
 # name: flags
 VARIANTS = {
-    "two layers, both filters (the paper's)": BASE,
-    "its 40,000 steps at a constant 1e-5": ["--hidden", "192", "--steps", "40000", "--rate", "1e-5", "--constant-rate"],
-    "wider: 768 hidden units": ["--hidden", "768", "--steps", "3000"],
-    "residual": [*BASE, "--variant", "residual"],
-    "queries unfiltered": [*BASE, "--filter", "pairs"],
-    "unfiltered": [*BASE, "--filter", "none"],
-    "causal mask": [*BASE, "--causal"],
-    "trained key classifier": [*BASE, "--keys", "trained"],
-    "residual, queries unfiltered, causal (as shipped)": [*BASE, "--variant", "residual", "--filter", "pairs", "--causal"],
-    "the same with a trained key classifier": [*BASE, "--variant", "residual", "--filter", "pairs", "--causal", "--keys", "trained"],
+    "two layers, both filters (the paper's)": flags(),
+    "its 40,000 steps at a constant 1e-5": flags("--rate", "1e-5", "--constant-rate", steps=40000),
+    "wider: 768 hidden units": flags(hidden=768),
+    "residual": flags(variant="residual"),
+    "queries unfiltered": flags(filtered="pairs"),
+    "unfiltered": flags(filtered="none"),
+    "causal mask": flags(causal=True),
+    "trained key classifier": flags("--keys", "trained"),
+    "residual, queries unfiltered, causal (the default)": flags(variant="residual", filtered="pairs", causal=True),
+    "the same with a trained key classifier": flags("--keys", "trained", variant="residual", filtered="pairs", causal=True),
 }
 
 
-def train(arguments: argparse.Namespace, name: str, texts: list[str], flags: list[str]) -> dict:
+def train(arguments: argparse.Namespace, name: str, texts: list[str], chosen: list[str]) -> dict:
     """The heads' reports, by "layer.head"."""
     # To adapt, the end of its one text is what is held out.
-    common = [word for key, value in COMMON.items() if key != "held-out" or "--adapt" not in flags for word in (f"--{key}", str(value))]
+    common = [word for key, value in COMMON.items() if key != "held-out" or "--adapt" not in chosen for word in (f"--{key}", str(value))]
     command = [arguments.program, "train", "saap", "-m", arguments.model, "-o", str(arguments.out / f"{name}.safetensors"), "--device",
                arguments.device, "--dense-layers", str(min(int(h.split(".")[0]) for h in arguments.heads)), "--test-as-asked", "--json",
-               "--quiet", *common, *flags]
+               "--quiet", *common, *chosen]
     for text in texts:
         command += ["-f", text]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -67,8 +73,8 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     rows: dict[str, list[str]] = {head: [] for head in arguments.heads}
-    for index, (name, flags) in enumerate(VARIANTS.items()):
-        reports = train(arguments, f"variant-{index}", arguments.file, flags)
+    for index, (name, chosen) in enumerate(VARIANTS.items()):
+        reports = train(arguments, f"variant-{index}", arguments.file, chosen)
         for head in arguments.heads:
             h = reports[head]
             if index == 0:

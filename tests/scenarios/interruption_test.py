@@ -114,7 +114,7 @@ class Interruption(ProgramTest):
                                          "-o", answers)
         artefact = self.place / "hash.safetensors"
         self.assert_says_that_it_goes_on(pathlib.Path(f"{artefact}.checkpoint"), 0, "train", "hash", "-m", self.model,
-                                         "-f", self.text, "-f", self.long_text, "-o", artefact, "--tokens", "64k", "--sink", "2",
+                                         "-f", self.text, "-f", self.long_text, "-o", artefact, "--lessons", "off", "--tokens", "64k", "--sink", "2",
                                          "--window", "16", "--top", "4", "--queries", "6", "--others", "40")
 
     def test_kill_at_any_moment(self):

@@ -6,7 +6,7 @@ import unittest
 import tiny_model
 from program import ProgramTest, run
 
-SAAP = {"tokens": 300, "window": 31, "distance": 8, "clusters": 8, "hidden": 8, "steps": 5, "batch": 16, "samples": 40,
+SAAP = {"lessons": "off", "tokens": 300, "window": 31, "distance": 8, "clusters": 8, "hidden": 8, "steps": 5, "batch": 16, "samples": 40,
         "probes": 2, "dense-layers": 0}
 
 
@@ -58,10 +58,10 @@ class Train(ProgramTest):
         """Seen before the training, not after it."""
         short, path = self.folder / "short.txt", self.folder / "none.safetensors"
         short.write_text("Too short.", encoding="utf-8")
-        self.assert_refused(run("train", "hash", "-m", self.model, "-f", self.text, "-o", path, "--held-out", short, "--tokens", "512",
+        self.assert_refused(run("train", "hash", "-m", self.model, "-f", self.text, "-o", path, "--held-out", short, "--lessons", "off", "--tokens", "512",
                                 "--window", "16", "--sink", "4", "--top", "4", "--steps", "1", "--quiet"), f"{short}: expected rising lengths")
         self.assertFalse(path.exists())
-        short_run = ("--tokens", "512", "--window", "16", "--sink", "4", "--top", "4", "--steps", "1", "--quiet")
+        short_run = ("--lessons", "off", "--tokens", "512", "--window", "16", "--sink", "4", "--top", "4", "--steps", "1", "--quiet")
         other = self.folder / "other.txt"
         other.write_text(self.text.read_text(encoding="utf-8")[::-1], encoding="utf-8")
         comma = self.folder / "with,comma.safetensors"  # a spec cannot name it
@@ -70,14 +70,26 @@ class Train(ProgramTest):
         self.assert_done(run("train", "hash", "-m", self.model, "-f", self.text, "-o", comma, *short_run))
         copy = self.folder / "copy.txt"
         copy.write_bytes(self.text.read_bytes())
-        self.assert_refused(run("train", "hash", "-m", self.model, "-f", self.text, "-o", path, "--held-out", copy, "--tokens", "512",
+        self.assert_refused(run("train", "hash", "-m", self.model, "-f", self.text, "-o", path, "--held-out", copy, "--lessons", "off", "--tokens", "512",
                                 "--window", "16", "--sink", "4", "--top", "4", "--steps", "1", "--quiet"), "--held-out: expected other texts")
+
+    def test_lessons(self):
+        """Documents with questions are made from plain texts; texts that hold none are refused before anything takes long."""
+        short = self.folder / "plain.txt"
+        short.write_text("It rained. ", encoding="utf-8")
+        for method in ("saap", "hash"):
+            path = self.folder / f"{method}-lessons.safetensors"
+            self.assert_refused(run("train", method, "-m", self.model, "-f", short, "-o", path, "--quiet", "--tokens", "2k"), "give more text")
+            self.assert_refused(run("train", method, "-m", self.model, "-f", short, "-o", path, "--quiet", "--tokens", "1k"), "--lessons off")
+            self.assertFalse(path.exists())
+        said = run("train", "hash", "-m", self.model, "-f", short, "-o", self.folder / "no.safetensors", "--tokens", "2k")
+        self.assertIn("by heart", said.err)
 
     def test_linear_start_that_does_not_fit(self):
         """What the artefact says of its start is what was done."""
         for widths, linear in (("32,32", False), ("64", True), ("none", True)):
             result = self.assert_done(run("train", "hash", "-m", self.model, "-f", self.text, "-o", self.folder / "start.safetensors",
-                                          "--tokens", "512", "--window", "16", "--sink", "4", "--top", "4", "--steps", "1", "--json",
+                                          "--lessons", "off", "--tokens", "512", "--window", "16", "--sink", "4", "--top", "4", "--steps", "1", "--json",
                                           "--widths", widths, "--force"))
             self.assertEqual(result.json()["training"]["linear_start"], linear)
             self.assertEqual("starts at random" in result.err, not linear)
@@ -122,7 +134,7 @@ class Train(ProgramTest):
 
     def train_hash(self, name: str, *arguments, **settings):
         path = self.folder / name
-        small = {"tokens": 300, "sink": 2, "window": 16, "top": 4, "steps": 3, "queries": 6, "others": 40, **settings}
+        small = {"lessons": "off", "tokens": 300, "sink": 2, "window": 16, "top": 4, "steps": 3, "queries": 6, "others": 40, **settings}
         flags = [word for key, value in small.items() for word in (f"--{key}", value)]
         return path, run("train", "hash", "-m", self.model, "-f", self.text, "-o", path, "--quiet", "--force", *flags, *arguments)
 

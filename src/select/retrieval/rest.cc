@@ -99,7 +99,8 @@ class Judged {
     draw_even(begin_, end_, sample_size(goal.rest, n),
               hash_seed(goal.seed, static_cast<std::uint64_t>(query.position)), sample_.rows);
     for (const Position row : sample_.rows) sample_.scores.push_back(all_.scores[at(row - begin_)]);
-    near_ = {{0, begin_}, {end_, static_cast<Position>(query.position + 1)}};
+    if (begin_ > 0) near_.push_back({0, begin_});
+    near_.push_back({end_, static_cast<Position>(query.position + 1)});
     whole_ = {{0, static_cast<Position>(query.position + 1)}};
     outputs_.resize(at((kRungs + 1) * d));
     lse_.resize(kRungs + 1);
@@ -174,7 +175,7 @@ void draw_even(Position begin, Position end, std::int64_t count, std::uint64_t s
 }
 
 std::int64_t sample_size(Amount rest, std::int64_t n) {
-  return std::min(n, std::max(rest.of(n), kLeastSample));
+  return rest.is_share ? std::min(n, std::max(rest.of(n), kLeastSample)) : rest.of(n);
 }
 
 void choose_with_rest(const ScoredKeys& found, const ScoredKeys& sample, std::int64_t n,
@@ -224,7 +225,7 @@ HeadShare calibrate_share(std::span<const JudgingQuery> queries, const KvRows& k
   const double highest = kMostMoved * static_cast<double>(sample_size(goal.rest, n)) / static_cast<double>(n);
   if (judged.empty())
     return {.floor = static_cast<float>(std::log(highest / 16)),
-            .wanted = goal.most.of(n) / 2.0 / static_cast<double>(n)};
+            .wanted = static_cast<double>(goal.most.of(n)) / (2.0 * static_cast<double>(n))};
   std::vector<AttendItem> items;
   for (Judged& one : judged) {
     check_cancel();

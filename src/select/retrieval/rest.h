@@ -34,7 +34,7 @@ struct ScoredKeys {
 void draw_even(Position begin, Position end, std::int64_t count, std::uint64_t seed,
                std::vector<Position>& rows);
 
-/// How many keys a sample has: `rest` of n, but 64 at least where there are as many.
+/// How many of n keys a sample has: a count as it is, of a share 64 at least where there are as many.
 std::int64_t sample_size(Amount rest, std::int64_t n);
 
 /// Bounds of a choice.
