@@ -26,8 +26,9 @@ struct AttendWork {
 /// The rows of a sequence behind the document that it branches from: position = seam + row. A QueryBlock's
 /// `kv` then holds the document's rows, [0, seam).
 struct TailRows {
-  KvLayer kv;         ///< includes the query tokens themselves; no heads: the block has no document
-  Position seam = 0;  ///< tokens of the document
+  KvLayer kv;              ///< includes the query tokens themselves; no heads: the block has no document
+  Position seam = 0;       ///< tokens of the document
+  bool elsewhere = false;  ///< another rank attends to them: what is left here is the document's part
 };
 /// Of block b; null when it has no document.
 inline const TailRows* tail_of(std::span<const TailRows> tails, std::size_t b) {

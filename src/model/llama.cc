@@ -12,6 +12,7 @@
 #include "kernels/dequantise.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
+#include "model/distributed_attention.h"
 
 namespace lode {
 
@@ -346,6 +347,14 @@ void Llama::attend_step(int index, const Step& step, std::int64_t row, ForwardWo
     if (config_.plan.sinks) lse.push_back(b_.lse.data() + first * config_.query_heads);
     tokens += count;
   }
+  if (step.distributed != nullptr)
+    return step.distributed->attend({.step = step,
+                                     .selector = selector,
+                                     .window = config_.plan.layer(index).window,
+                                     .geometry = geometry,
+                                     .tails = take_tails(step, geometry, blocks),
+                                     .blocks = blocks,
+                                     .outputs = outputs});
   MassSink mass;
   const bool selector_wants = selector != nullptr && selector->wants_mass();
   if (selector_wants || (step.hooks != nullptr && step.hooks->mass)) {
