@@ -176,7 +176,8 @@ void expect_order(const Context& context, const std::vector<AskedMethod>& method
 void run(const AskFlags& flags) {
   check_specs(flags.specs);
   const std::vector<std::string> questions = checked_questions(flags);
-  fill_template(flags.asked.prompts.question_template, "");  // refused before anything is loaded
+  fill_template(flags.asked.prompts.question_template, "",
+                "--template");  // refused before anything is loaded
   if (!flags.asked.common.quiet) hint_at_questions(flags);
   AskedText text = open_asked(flags.asked);
   Context& context = text.context;
@@ -257,14 +258,6 @@ void run_each(AskFlags flags) {
 }
 
 }  // namespace
-
-std::string fill_template(std::string text, const std::string& question) {
-  const std::string slot = "{question}";
-  const std::size_t at = text.find(slot);
-  if (at == std::string::npos)
-    throw InputError("--template: expected a text with {question} in it, found none");
-  return text.replace(at, slot.size(), question);
-}
 
 void add_ask(CLI::App& app) {
   auto flags = std::make_shared<AskFlags>();

@@ -227,7 +227,8 @@ bool next_line(bool terminal, std::string& line) {
 
 void run(const ChatVerbFlags& flags) {
   const bool terminal = isatty(STDIN_FILENO) != 0;
-  fill_template(flags.asked.prompts.question_template, "");  // refused before anything is loaded
+  fill_template(flags.asked.prompts.question_template, "",
+                "--template");  // refused before anything is loaded
   check_specs(flags.specs);
   AskedText text = open_asked(flags.asked);
   Conversation conversation(flags, text);

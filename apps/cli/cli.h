@@ -19,6 +19,7 @@
 #include "base/json.h"
 #include "base/progress.h"
 #include "lodestone/engine.h"
+#include "text/question_template.h"
 
 namespace lode {
 struct Sample;
@@ -152,12 +153,6 @@ void print_text(std::string_view text);
 void print_bytes(std::string_view text);
 /// A line on stderr, control characters made visible.
 void print_remark(std::string_view remark);
-
-/// How a question is put to a model without a chat template; what the shipped model was trained on.
-inline constexpr const char* kQuestionTemplate =
-    "\n\nNow answer the questions about the text above.\n\nQuestion: {question}\nAnswer:";
-/// Puts the question into the template's {question}; InputError when it has none.
-std::string fill_template(std::string text, const std::string& question);
 
 const char* program_version();
 

@@ -70,7 +70,7 @@ Row ask_all(Context& context, const Spec& spec, MethodId method, const std::vect
   Row row = {.attention = spec.str(), .answers = {}, .tokens = {}};
   for (std::size_t i = 0; i < questions.size(); ++i) {
     const auto prompt = context.model().tokenizer().encode(
-        fill_template(kQuestionTemplate, questions[i].text), Tokenizer::Bos::none);
+        fill_template(kQuestionTemplate, questions[i].text, "--template"), Tokenizer::Bos::none);
     const Generation g = context.generate(prompt, method, {.max_new_tokens = 32, .stop = {"\n"}});
     context.roll_back(context.indexed_tokens());
     row.answers.push_back(trimmed(g.text));

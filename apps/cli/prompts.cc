@@ -115,7 +115,7 @@ Prompts::Prompts(const PromptFlags& flags, const Model& model, const Attachments
   } else if (!flags.template_given && !model.impl().chat_template.empty()) {
     remark_ = "the text was indexed without the model's chat template: questions are put by --template";
   }
-  if (chat_ == nullptr) fill_template(template_, "");
+  if (chat_ == nullptr) fill_template(template_, "", "--template");
   if (chat_ == nullptr || flags.stop_given)
     for (const std::string& stop : flags.stop)
       if (!stop.empty()) stop_.push_back(unescaped(stop));

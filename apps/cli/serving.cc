@@ -43,7 +43,7 @@ void add_serving_flags(CLI::App& verb, ServingFlags& flags) {
 }
 
 std::unique_ptr<serve::EngineBackend> make_backend(const ServingFlags& flags, const CommonFlags& common) {
-  fill_template(flags.question_template, "");  // refused before anything is loaded
+  fill_template(flags.question_template, "", "--template");  // refused before anything is loaded
   serve::EngineOptions options;
   options.library.folder = flags.contexts;
   std::vector<std::string> named = flags.specs;

@@ -9,23 +9,32 @@
     print(answer.text, answer.work.density)
 
 `attend`, `attend_causal`, `merge`, `top_k` and `Selector` work on arrays of NumPy, PyTorch (CPU) or anything with DLPack.
-`lodestone.hf` brings the methods to models of transformers.
+`register_method` adds a method that is written in Python. `lodestone.hf` brings the methods to models of transformers,
+`lodestone.lm_eval` to lm-evaluation-harness, and `lodestone.vllm` brings documents to vLLM.
+
+Letters in shapes: S cached tokens, T new tokens, L layers, Hq query heads, Hkv KV heads, d head dimension, V vocabulary.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as _Many
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ._core import (
+    Citation,
+    Estimate,
     InputError,
+    MethodEstimate,
     RunError,
     Selector,
     Work,
     _Document,
-    _Model,
     _forget_threads,
+    _Model,
+    _register_method,
+    _Sequence,
     attend,
     attend_causal,
     finish,
@@ -35,9 +44,13 @@ from ._core import (
 )
 from ._core import Stream as _Stream
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 __all__ = [
-    "Answer", "ArrayLike", "Document", "InputError", "Model", "RunError", "Selector", "Work",
-    "attend", "attend_causal", "finish", "merge", "methods", "pipeline", "top_k",
+    "Answer", "ArrayLike", "Citation", "Document", "Estimate", "InputError", "MethodEstimate", "Model", "PythonMethod", "RunError",
+    "Selector", "Sequence", "Work", "attend", "attend_causal", "finish", "merge", "methods", "pipeline", "register_method", "top_k",
 ]
 __version__ = "0.1.0"
 
@@ -67,9 +80,18 @@ class Model:
         """Token ids of a text; special tokens inside it stay text."""
         return self._model.encode(text, bos)
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: _Many[int]) -> str:
         """The text of token ids, special tokens left out."""
         return self._model.decode(list(tokens))
+
+    def estimate(
+        self, tokens: int, specs: _Many[str] = (), question: int = 64, kv_type: str = "f16", folder: str | os.PathLike[str] = "."
+    ) -> Estimate:
+        """What a document of so many tokens would take, measured on this machine for a few seconds.
+
+        question: tokens of a question; folder: where its file would lie.
+        """
+        return self._model.estimate(tokens, list(specs), question, kv_type, os.fspath(folder))
 
     @property
     def fingerprint(self) -> str:
@@ -78,7 +100,18 @@ class Model:
 
     @property
     def weight_bytes(self) -> int:
+        """Bytes of its weights."""
         return self._model.weight_bytes
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """layers (L), query_heads (Hq), kv_heads (Hkv), head_dim (d), vocab (V), max_positions (tokens)."""
+        return {name: getattr(self._model, name) for name in ("layers", "query_heads", "kv_heads", "head_dim", "vocab", "max_positions")}
+
+    @property
+    def eos(self) -> list[int]:
+        """Token ids that end a text."""
+        return self._model.eos
 
 
 class Answer:
@@ -123,6 +156,16 @@ class Answer:
         """Of question and answer."""
         return self._stream.seconds
 
+    @property
+    def sources(self) -> list[Citation]:
+        """The passages that the answer rests on, heaviest first, at most 3; of an answer asked for with sources=True."""
+        return self._stream.sources(3)
+
+    @property
+    def accepted(self) -> float:
+        """Of an exact answer: the share of drafted tokens that full attention accepted."""
+        return self._stream.accepted
+
     def __repr__(self) -> str:
         return f"Answer({self.text!r})"
 
@@ -133,12 +176,16 @@ class Document:
     def __init__(self, document: _Document) -> None:
         self._document = document
 
+    @property
+    def _eos(self) -> list[int]:
+        return self._document.eos
+
     @classmethod
     def read(
         cls,
         model: Model,
         text: str,
-        specs: Sequence[str] = (),
+        specs: _Many[str] = (),
         progress: Progress | None = None,
         kv_type: str = "f16",
         max_tokens: int = 0,
@@ -152,9 +199,36 @@ class Document:
         return cls(_Document.read(model._model, text, list(specs), kv_type, max_tokens, seed, progress))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], model: Model, specs: Sequence[str] = ()) -> Document:
+    def load(cls, path: str | os.PathLike[str], model: Model, specs: _Many[str] = ()) -> Document:
         """Opens a .lode file; keys and values are mapped, not read. Builds indexes of `specs` that it lacks."""
         return cls(_Document.load(os.fspath(path), model._model, list(specs)))
+
+    @classmethod
+    def from_keys(
+        cls,
+        model: Model,
+        tokens: _Many[int],
+        keys: _Many[ArrayLike],
+        values: _Many[ArrayLike],
+        text: str = "",
+        specs: _Many[str] = (),
+        max_tokens: int = 0,
+        seed: int = 0,
+    ) -> Document:
+        """A document whose keys and values another engine has computed.
+
+        keys, values: of each layer [Hkv, S, d], float32, float16 or bfloat16 (one type in all), keys after RoPE at positions
+        0 ... S - 1. They are copied. InputError for specs that learn from the prefill.
+        """
+        made = _Document.from_keys(model._model, list(tokens), text, list(keys), list(values), list(specs), max_tokens, seed)
+        return cls(made)
+
+    def kv(self, layer: int) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+        """Keys and values of a layer, a pair [S, d] for each KV head, read-only and without a copy.
+
+        float32 or float16 as kv_type says; bf16 comes as uint16 (torch: `.view(torch.bfloat16)`). InputError for q8.
+        """
+        return self._document.kv(layer)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a .lode file, whole or not at all."""
@@ -166,18 +240,22 @@ class Document:
         attention: str = "auto",
         max_new_tokens: int = 128,
         stream: bool = False,
-        stop: Sequence[str] = (),
+        stop: _Many[str] = (),
         temperature: float = 0.0,
         seed: int = 0,
         template: str | None = None,
+        exact: bool = False,
+        sources: bool = False,
     ) -> Answer:
         """Asks a question. `stream=True` returns at once; iterate over the answer.
 
         attention: one of `methods`, 'full', or 'auto' (the first method that the document is indexed for, else full).
         template: a text with {question} in it; None = the question form of the shipped model, which ends at a line's end.
+        exact: tokens are drafted by `attention` and verified by full attention: greedy answers are those of `full`.
+        sources: find the passages that the answer rests on (Answer.sources); costs time at each token.
         """
         answer = Answer(
-            _Stream(self._document, question, attention, max_new_tokens, list(stop), temperature, seed, template)
+            _Stream(self._document, question, attention, max_new_tokens, list(stop), temperature, seed, template, exact, sources)
         )
         if not stream:
             answer.text  # noqa: B018 - waits
@@ -189,8 +267,29 @@ class Document:
         return self._document.tokens
 
     @property
+    def token_ids(self) -> list[int]:
+        """[S]"""
+        return self._document.token_ids
+
+    @property
     def text(self) -> str:
+        """What the tokens were made from; may be empty."""
         return self._document.text
+
+    @property
+    def kv_type(self) -> str:
+        """f32, f16, bf16 or q8."""
+        return self._document.kv_type
+
+    @property
+    def max_tokens(self) -> int:
+        """Room for document, question and answer together, in tokens."""
+        return self._document.max_tokens
+
+    @property
+    def fingerprint(self) -> str:
+        """Of model, tokens, KV type and seed: equal documents give equal answers."""
+        return self._document.fingerprint
 
     @property
     def methods(self) -> list[str]:
@@ -199,20 +298,99 @@ class Document:
 
     @property
     def kv_bytes(self) -> int:
+        """Bytes of keys and values."""
         return self._document.kv_bytes
 
     @property
     def index_bytes(self) -> int:
+        """Bytes of all indexes."""
         return self._document.index_bytes
 
 
-def pipeline(model: Model, attention: str = "full") -> Callable[..., dict[str, list[str]]]:
-    """A function of (context, questions=[...]) that reads the context once and answers each question."""
+class Sequence:
+    """A branch of a document that is fed token by token: its own keys behind the document's, which it shares."""
 
-    def run(context: str, questions: Sequence[str], max_new_tokens: int = 128) -> dict[str, list[str]]:
-        specs = [] if attention == "full" else [attention]
-        document = Document.read(model, context, specs=specs)
-        answers = [document.ask(q, attention=attention, max_new_tokens=max_new_tokens, stream=True) for q in questions]
-        return {"answers": [answer.text for answer in answers]}
+    def __init__(self, document: Document, attention: str = "auto", max_tokens: int = 0) -> None:
+        """attention: one of the document's methods, 'full' or 'auto'; max_tokens: of its own, 0 = what the document has room for."""
+        self._sequence = _Sequence(document._document, attention, max_tokens)
+        self._eos = document._eos
+
+    def forward(self, tokens: _Many[int]) -> NDArray[np.float32]:
+        """Appends tokens and gives their logits, float32 [T, V]."""
+        return self._sequence.forward(list(tokens))
+
+    def generate(self, prompt: _Many[int], max_new_tokens: int = 128) -> Iterator[int]:
+        """Appends a prompt and yields greedy tokens, as they come, up to an end-of-text token, which is left out."""
+        logits = self.forward(prompt)[-1]
+        for left in range(max_new_tokens, 0, -1):
+            token = int(logits.argmax())
+            if token in self._eos:
+                return
+            yield token
+            if left > 1:
+                logits = self.forward([token])[-1]
+
+    def roll_back(self, tokens: int) -> None:
+        """Back to so many tokens, the document's included."""
+        self._sequence.roll_back(tokens)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it has, the document's included."""
+        return self._sequence.tokens
+
+    @property
+    def own_tokens(self) -> list[int]:
+        """Token ids behind the document."""
+        return self._sequence.own_tokens
+
+    @property
+    def attention(self) -> str:
+        """The spec that it attends by."""
+        return self._sequence.attention
+
+
+class PythonMethod(Protocol):
+    """A method for register_method: one object for each layer."""
+
+    def build(self, keys: list[NDArray[np.float32]]) -> object:
+        """The document is complete: keys [S, d] of each KV head, after RoPE; copies that may be kept."""
+
+    def select(self, head: int, queries: NDArray[np.float32], begin: int, end: int) -> NDArray[np.int64] | NDArray[np.int32]:
+        """The rows of [begin, end) that a token's queries [Hq / Hkv, d] of a KV head attend to, besides sink and window."""
+        ...
+
+
+def register_method(
+    name: str, make: Callable[..., PythonMethod], options: Mapping[str, str] | None = None, source: str = "a Python program"
+) -> None:
+    """Adds an attention method that is written in Python; specs name it as any other, with sink, window and dense_layers.
+
+    make(layer=, query_heads=, kv_heads=, head_dim=, **given) makes the object of one layer; `given` holds those of `options`
+    (name: meaning) that a spec sets, as text. Register before documents are read.
+    """
+    _register_method(name, make, dict(options or {}), source)
+
+
+def pipeline(model: Any, tokenizer: Any = None, attention: str = "full") -> Callable[..., dict[str, Any]]:
+    """A function of (context, questions=[...]) or (context, question="...") that reads the context once and answers each.
+
+    model: a lodestone.Model, or one of transformers together with its tokenizer.
+    """
+    if not isinstance(model, Model):
+        from . import hf
+
+        if tokenizer is None:
+            raise InputError("pipeline: expected a tokenizer beside a model of transformers, found none")
+        return hf.pipeline(model, tokenizer, attention)
+
+    def run(context: str, questions: _Many[str] = (), question: str | None = None, max_new_tokens: int = 128) -> dict[str, Any]:
+        asked = [question] if question is not None else list(questions)
+        if not asked:
+            raise InputError("pipeline: expected question='...' or questions=[...], found neither")
+        document = Document.read(model, context, specs=[] if attention == "full" else [attention])
+        streams = [document.ask(q, attention=attention, max_new_tokens=max_new_tokens, stream=True) for q in asked]
+        answers = [answer.text for answer in streams]
+        return {"answer": answers[0]} if question is not None else {"answers": answers}
 
     return run

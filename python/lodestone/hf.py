@@ -6,7 +6,8 @@
     tokens = document.ask(tokenizer(question, return_tensors="pt", add_special_tokens=False).input_ids, max_new_tokens=32)
 
 A document is prefilled with the model's own SDPA attention and indexed once. Questions and answers then attend sparsely in every
-layer. After each answer the cache is cut back to the document. Models with sliding-window or linear layers are refused.
+full-attention layer. Layers with a sliding window (Gemma 3) or a recurrent state (Qwen3.5) stay as they are. After each answer
+the cache goes back to the document: rows are cut off, and the other layers' states are put back as they were.
 
 How it works: `attach` registers an attention function and a mask function named "lodestone". The index lives in the cache's
 layer (`LodestoneLayer`), which marks the key tensor that it returns, so that the attention function finds it.
@@ -15,8 +16,10 @@ layer (`LodestoneLayer`), which marks the key tensor that it returns, so that th
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +31,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from . import InputError, Selector, finish
 
-__all__ = ["Attached", "HfDocument", "LodestoneLayer", "attach"]
+__all__ = ["Attached", "HfDocument", "LodestoneLayer", "attach", "pipeline"]
 
 _NAME = "lodestone"
 _MARK = "_lodestone_layer"
@@ -36,6 +39,9 @@ _MARK = "_lodestone_layer"
 
 class LodestoneLayer(DynamicLayer):
     """A cache layer whose rows lie in one buffer that doubles when it is full: appending copies new rows alone."""
+
+    keys: torch.Tensor  # [B, Hkv, S, d]
+    values: torch.Tensor
 
     def __init__(self, selector: Selector | None = None) -> None:
         super().__init__()
@@ -48,6 +54,11 @@ class LodestoneLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         old = self.get_seq_length()
+        if old > 0 and key_states.shape[0] != self.keys.shape[0]:
+            raise InputError(
+                f"lodestone: expected {self.keys.shape[0]} sequence(s) as in the cache, found {key_states.shape[0]}: "
+                "beam search and several sequences after one document are not for this cache; ask one question after another"
+            )
         tokens = old + key_states.shape[-2]
         self._reserve(tokens, key_states, value_states)
         assert self._k is not None and self._v is not None
@@ -113,6 +124,11 @@ def _attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return output, None
+    for name in ("softcap", "s_aux"):
+        if kwargs.get(name) is not None:
+            raise InputError(f"lodestone: expected plain softmax attention, found '{name}', which sparse attention here does not know")
+    if query.device.type != "cpu":
+        raise InputError(f"lodestone: expected a model on the CPU, found tensors on {query.device}")
     if query.shape[0] != 1:
         raise InputError(f"lodestone: expected one sequence after an indexed document, found a batch of {query.shape[0]}")
     output_rows: np.ndarray = selector.attend(_rows(query), key.shape[2] - query.shape[2], key[0], value[0])
@@ -122,6 +138,20 @@ def _attention(
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """[1, H, T, d] -> float32 [T, H, d], contiguous."""
     return x[0].transpose(0, 1).to(torch.float32).contiguous().detach()
+
+
+def _copy(value: Any) -> Any:
+    """Tensors of a cache layer's state, copied; the rest as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return value
+
+
+def _state(layer: Any) -> dict[str, Any]:
+    """What a layer of another kind holds: a window's rows, or a recurrent state, with its counters."""
+    return {name: _copy(value) for name, value in vars(layer).items()}
 
 
 def _inverse_frequencies(model: PreTrainedModel, head_dim: int) -> tuple[np.ndarray | None, float]:
@@ -145,6 +175,7 @@ class HfDocument:
         self.attached = attached
         self.input_ids = input_ids  # [1, tokens]
         self.cache = cache
+        self._states = {i: _state(layer) for i, layer in enumerate(cache.layers) if not isinstance(layer, LodestoneLayer)}
 
     @property
     def tokens(self) -> int:
@@ -171,28 +202,59 @@ class HfDocument:
         return output[0, ids.shape[1] :]
 
     def roll_back(self) -> None:
-        """Cuts the cache back to the document."""
-        surplus = self.cache.get_seq_length() - self.tokens
-        if surplus > 0:
-            self.cache.crop(-surplus)
+        """Puts the cache back to the document: full-attention layers are cut, the others get the state that they had."""
+        for i, layer in enumerate(self.cache.layers):
+            if isinstance(layer, LodestoneLayer):
+                layer.cut(self.tokens)
+            else:
+                layer.__dict__.clear()
+                layer.__dict__.update({name: _copy(value) for name, value in self._states[i].items()})
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes tokens, keys and values (safetensors, whole or not at all); indexes are built again by Attached.load."""
+        """Writes tokens, keys, values and the other layers' states (safetensors, whole or not at all).
+
+        Indexes are built again by Attached.load.
+        """
         from safetensors.torch import save_file
 
+        self.roll_back()
         tensors = {"input_ids": self.input_ids.contiguous()}
+        plain: dict[str, Any] = {}  # what is no tensor
         for i, layer in enumerate(self.cache.layers):
-            if not isinstance(layer, LodestoneLayer):
-                raise InputError("save: expected a model of full-attention layers alone; others keep a state that is not saved")
-            tensors[f"layers.{i}.keys"] = layer.keys.contiguous()
-            tensors[f"layers.{i}.values"] = layer.values.contiguous()
+            if isinstance(layer, LodestoneLayer):
+                tensors[f"layers.{i}.keys"] = layer.keys.contiguous()
+                tensors[f"layers.{i}.values"] = layer.values.contiguous()
+            else:
+                _flatten(f"layers.{i}", self._states[i], tensors, plain)
         temporary = f"{os.fspath(path)}.{os.getpid()}.tmp"
         try:
-            save_file(tensors, temporary, metadata={"spec": self.attached.spec})
+            save_file(tensors, temporary, metadata={"spec": self.attached.spec, "state": json.dumps(plain)})
             os.replace(temporary, path)
         finally:
             if os.path.exists(temporary):
                 os.unlink(temporary)
+
+
+def _flatten(name: str, value: Any, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
+    """Names every tensor and every plain value of a nested state; devices and types follow from the tensors."""
+    if isinstance(value, torch.Tensor):
+        tensors[name] = value.contiguous()
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _flatten(f"{name}.{key}", item, tensors, plain)
+    elif isinstance(value, (bool, int, float, str)) or value is None:
+        plain[name] = value
+
+
+def _fill(name: str, value: Any, like: torch.Tensor, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> Any:
+    """The reverse of _flatten, over the state of a fresh layer."""
+    if isinstance(value, dict):
+        return {key: _fill(f"{name}.{key}", item, like, tensors, plain) for key, item in value.items()}
+    if name in tensors:
+        return tensors[name]
+    if name.rpartition(".")[2] in ("device", "dtype"):
+        return getattr(like, name.rpartition(".")[2])
+    return plain.get(name, value)
 
 
 class Attached:
@@ -207,6 +269,11 @@ class Attached:
         self._head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // self._query_heads)
         if next(model.parameters()).device.type != "cpu":
             raise InputError("attach: expected a model on the CPU, found one on another device")
+        self._scales = {
+            int(module.layer_idx): float(module.scaling)
+            for module in model.modules()
+            if isinstance(getattr(module, "scaling", None), float) and hasattr(module, "layer_idx")
+        }
         self._frequencies, self._attention_scaling = _inverse_frequencies(model, self._head_dim)
         names = inspect.signature(model.forward).parameters
         self.cache_argument = "cache" if "cache" in names else "past_key_values"  # as this transformers calls it
@@ -224,12 +291,13 @@ class Attached:
             self._kv_heads,
             self._head_dim,
             layer=layer,
+            scale=self._scales.get(layer),
             inverse_frequencies=self._frequencies,
             attention_scaling=self._attention_scaling,
         )
 
     def new_cache(self) -> Cache:
-        """A cache whose full-attention layers can be indexed."""
+        """A cache whose full-attention layers can be indexed; the others are transformers' own."""
         cache = DynamicCache(config=self.model.config)
         if len(cache.layers) == 0:
             cache.layers = [DynamicLayer() for _ in range(self.model.config.num_hidden_layers)]
@@ -241,10 +309,8 @@ class Attached:
                     selector = None
                 cache.layers[i] = LodestoneLayer(selector)
                 full += 1
-        if full != len(cache.layers):
-            raise InputError(
-                f"attach: expected a model of full-attention layers alone, found {len(cache.layers) - full} others of {len(cache.layers)}"
-            )
+        if full == 0:
+            raise InputError(f"attach: expected a model with full-attention layers, found none among {len(cache.layers)}")
         return cache
 
     @torch.no_grad()
@@ -258,18 +324,44 @@ class Attached:
         self._index(cache)
         return HfDocument(self, input_ids, cache)
 
+    @torch.no_grad()
+    def logits(self, input_ids: torch.Tensor, sparse_tokens: int) -> torch.Tensor:
+        """Logits [1, T, V] of ids [1, T] whose last `sparse_tokens` attend by the spec, the ones before densely."""
+        dense = input_ids.shape[1] - sparse_tokens
+        if input_ids.ndim != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] == 0 or sparse_tokens < 1:
+            raise InputError(f"logits: expected ids [1, T] and sparse_tokens of 1 or more, found {list(input_ids.shape)} and {sparse_tokens}")
+        if dense < 1:
+            return self.model(input_ids=input_ids).logits
+        cache = self.new_cache()
+        first = self.model(input_ids=input_ids[:, :dense], use_cache=True, **{self.cache_argument: cache}).logits
+        self._index(cache)
+        last = self.model(input_ids=input_ids[:, dense:], use_cache=True, **{self.cache_argument: cache}).logits
+        return torch.cat([first, last], dim=1)
+
     def load(self, path: str | os.PathLike[str]) -> HfDocument:
         """Opens what HfDocument.save wrote for this model, and indexes it."""
-        from safetensors.torch import load_file
+        from safetensors import safe_open
 
-        tensors = load_file(path)
+        where = os.fspath(path)
+        with safe_open(where, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            plain = json.loads((file.metadata() or {}).get("state", "{}"))
         cache = self.new_cache()
+        if "input_ids" not in tensors or any(f"layers.{i}.keys" not in tensors for i in _full_layers(cache)):
+            raise InputError(f"load: {where}: expected the tokens and keys of this model's {len(cache.layers)} layers, found others")
         for i, layer in enumerate(cache.layers):
-            if f"layers.{i}.keys" not in tensors or not isinstance(layer, LodestoneLayer):
-                raise InputError(f"load: {os.fspath(path)}: expected keys of layer {i} for this model, found none")
+            if not isinstance(layer, LodestoneLayer):
+                state = {name: None for name in _names(f"layers.{i}.", tensors, plain)} | vars(layer)
+                like = tensors[f"layers.{_full_layers(cache)[0]}.keys"]
+                layer.__dict__.update({name: _fill(f"layers.{i}.{name}", value, like, tensors, plain) for name, value in state.items()})
+                continue
             if layer.selector is not None and layer.selector.wants_prompt:
                 warnings.warn(f"lodestone: '{self.spec}' learns from the prefill's queries, which the file does not hold", stacklevel=2)
-            layer.update(tensors[f"layers.{i}.keys"], tensors[f"layers.{i}.values"])
+            keys, values = tensors[f"layers.{i}.keys"], tensors[f"layers.{i}.values"]
+            expected = [1, self._kv_heads, tensors["input_ids"].shape[1], self._head_dim]
+            if list(keys.shape) != expected:
+                raise InputError(f"load: {where}: expected keys {expected} in layer {i}, found {list(keys.shape)}")
+            layer.update(keys, values)
         self._index(cache)
         return HfDocument(self, tensors["input_ids"], cache)
 
@@ -282,9 +374,61 @@ class Attached:
             finish([selector for _, selector in sparse], [layer.keys[0] for layer, _ in sparse], [layer.values[0] for layer, _ in sparse])
 
 
+def _full_layers(cache: Cache) -> list[int]:
+    return [i for i, layer in enumerate(cache.layers) if isinstance(layer, LodestoneLayer)]
+
+
+def _names(prefix: str, *tables: dict[str, Any]) -> set[str]:
+    """The attributes of one layer that a file tells of."""
+    return {name[len(prefix) :].partition(".")[0] for table in tables for name in table if name.startswith(prefix)}
+
+
 def attach(model: PreTrainedModel, spec: str) -> Attached:
     """Makes `model` attend by `spec` ('kmeans:probes=16', 'full', ...) after documents that Attached.read has indexed.
 
     The model computes as before everywhere else: without an indexed cache its attention is SDPA.
     """
     return Attached(model, spec)
+
+
+def pipeline(model: PreTrainedModel, tokenizer: Any, attention: str = "full") -> Callable[..., dict[str, Any]]:
+    """A function in kvpress's call shape: (context, question="...") or (context, questions=[...]).
+
+    The context is read once, inside the tokenizer's chat template where it has one; answers are greedy.
+    """
+    attached = attach(model, attention)
+
+    def run(context: str, questions: Sequence[str] = (), question: str | None = None, max_new_tokens: int = 50) -> dict[str, Any]:
+        asked = [question] if question is not None else list(questions)
+        if not asked:
+            raise InputError("pipeline: expected question='...' or questions=[...], found neither")
+        before, between, after = _frame(tokenizer)
+        document = attached.read(_encode(tokenizer, before, context))
+        answers = []
+        for text in asked:
+            new = document.ask(_encode(tokenizer, between, text, after), max_new_tokens=max_new_tokens)
+            answers.append(tokenizer.decode(new, skip_special_tokens=True).strip())
+        return {"answer": answers[0]} if question is not None else {"answers": answers}
+
+    return run
+
+
+def _frame(tokenizer: Any) -> tuple[str, str, str]:
+    """What stands before a context, between it and a question, and behind the question."""
+    if not getattr(tokenizer, "chat_template", None):
+        return tokenizer.bos_token or "", "\n\nQuestion: ", "\nAnswer:"
+    marks = "<lodestone-context>", "<lodestone-question>"
+    text: str = tokenizer.apply_chat_template(
+        [{"role": "user", "content": marks[0] + "\n\n" + marks[1]}], tokenize=False, add_generation_prompt=True
+    )
+    before, _, rest = text.partition(marks[0])
+    between, _, after = rest.partition(marks[1])
+    return before, between, after
+
+
+def _encode(tokenizer: Any, *parts: str) -> torch.Tensor:
+    """Ids [1, n] of the template's parts and, every second one, a text of others, in which nothing is a special token."""
+    ids: list[int] = []
+    for i, part in enumerate(parts):
+        ids += tokenizer(part, add_special_tokens=False, split_special_tokens=i % 2 == 1).input_ids
+    return torch.tensor([ids])

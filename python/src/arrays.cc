@@ -36,7 +36,7 @@ Array array_of(const ArrayArgument& argument, Name name) {
     PyErr_Clear();  // what a __dlpack__ raised
     throw nb::type_error((std::string(name) +
                           ": expected an array (of NumPy, or with __dlpack__, without gradients), found " +
-                          nb::cast<std::string>(nb::str(argument.object.type().attr("__name__"))))
+                          nb::str(argument.object.type().attr("__name__")).c_str())
                              .c_str());
   }
   if (array.device_type() != nb::device::cpu::value)

@@ -20,7 +20,11 @@ NB_MODULE(_core, m) {
   });
   bind_attention(m);
   bind_selector(m);
+  bind_method(m);
+  bind_models(m);
   bind_documents(m);
+  bind_answers(m);
+  bind_sequence(m);
 }
 
 }  // namespace lode::python

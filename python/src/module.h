@@ -20,7 +20,11 @@ namespace nb = nanobind;
 
 void bind_attention(nb::module_& m);
 void bind_selector(nb::module_& m);
+void bind_method(nb::module_& m);
+void bind_models(nb::module_& m);
 void bind_documents(nb::module_& m);
+void bind_answers(nb::module_& m);
+void bind_sequence(nb::module_& m);
 
 /// The process that made an object whose threads a fork leaves behind.
 class OfProcess {

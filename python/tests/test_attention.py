@@ -156,3 +156,91 @@ def test_specs_are_checked():
         lodestone.Selector("full", 8, 2, 64)
     with pytest.raises(lodestone.InputError, match="query heads"):
         lodestone.Selector("topk", 7, 2, 64)
+
+
+class Elsewhere:
+    """An array that says it lies on a GPU."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack_device__(self):
+        return (2, 0)
+
+    def __dlpack__(self, **_):
+        raise BufferError("not on this device")
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "text", [1.0, 2.0], object(), Elsewhere(np.ones(3, np.float32))])
+def test_what_is_no_array_is_named(wrong):
+    q, k, v = made_up()
+    with pytest.raises((TypeError, ValueError), match="expected|incompatible"):
+        lodestone.attend(wrong, k, v)
+    with pytest.raises((TypeError, ValueError), match="expected|incompatible"):
+        lodestone.attend(q, wrong, v)
+
+
+@pytest.mark.parametrize("shape", [(0, 300, 64), (2, 0, 64), (2, 300, 0)])
+def test_empty_arrays_give_a_sentence_or_the_empty_set(shape):
+    k = np.zeros(shape, np.float32)
+    q = np.ones((8, shape[2]), np.float32)
+    try:
+        out, lse = lodestone.attend(q, k, k)
+    except ValueError as error:
+        assert "expected" in str(error)
+    else:
+        assert np.all(out == 0) and np.all(np.isneginf(lse))
+
+
+def test_strides_of_every_kind():
+    q, k, v = made_up()
+    want = lodestone.attend(q, k, v)[0]
+    np.testing.assert_array_equal(lodestone.attend(q, k[::-1][::-1], v)[0], want)  # heads in another order in memory
+    flipped = lodestone.attend(np.concatenate([q[4:], q[:4]]), k[::-1], v[::-1])[0]
+    np.testing.assert_array_equal(np.concatenate([flipped[4:], flipped[:4]]), want)
+    one = np.broadcast_to(k[:1], k.shape)
+    np.testing.assert_array_equal(lodestone.attend(q, one, v)[0], lodestone.attend(q, one.copy(), v)[0])
+    with pytest.raises(ValueError, match="strides|contiguous"):
+        lodestone.attend(q, k[:, ::-1], v)
+    with pytest.raises(ValueError, match="contiguous"):
+        lodestone.attend(q[:, ::-1], k, v)
+
+
+def test_arrays_may_be_freed_after_a_call():
+    q, k, v = made_up(tokens=700)
+    selector = lodestone.Selector("kmeans:probes=1000,sink=1,window=16", 8, 2, 64)
+    selector.build(k[:, :699].copy(), v[:, :699].copy())  # gone at once
+    out = selector.attend(q[None].copy(), 699, k.copy(), v.copy())
+    np.testing.assert_allclose(out[0], lodestone.attend(q, k, v)[0], atol=1e-5)
+
+
+def test_one_selector_and_many_threads():
+    import threading
+
+    q, k, v = made_up(tokens=900)
+    selector = lodestone.Selector("kmeans:probes=4,sink=1,window=16", 8, 2, 64)
+    selector.build(k[:, :890], v[:, :890])
+    want = selector.attend(q[None], 899, k, v)
+    wrong = []
+
+    def work():
+        for _ in range(20):
+            if not np.array_equal(selector.attend(q[None], 899, k, v), want):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_finish_refuses_what_is_not_a_selector_each():
+    q, k, v = made_up()
+    selector = lodestone.Selector("squeezed", 8, 2, 64)
+    selector.build(k, v)
+    with pytest.raises(lodestone.InputError, match="different selectors"):
+        lodestone.finish([selector, selector], [k, k], [v, v])
+    with pytest.raises((lodestone.InputError, TypeError)):
+        lodestone.finish([None], [k], [v])

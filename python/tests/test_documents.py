@@ -5,6 +5,7 @@ import os
 import pathlib
 import threading
 
+import numpy as np
 import pytest
 
 import lodestone
@@ -92,14 +93,172 @@ def test_errors_are_sentences(model, document, tmp_path):
 
 
 def test_pipeline(model, text):
-    answers = lodestone.pipeline(model, "kmeans:probes=16,window=255")(text, questions=[QUESTION, QUESTION])["answers"]
+    answers = lodestone.pipeline(model, attention="kmeans:probes=16,window=255")(text, questions=[QUESTION, QUESTION])["answers"]
     assert answers[0] == answers[1] != ""
+
+
+def test_a_sequence_is_fed_by_hand_and_goes_back(model, document):
+    prompt = model.encode("\n\nNow answer the questions about the text above.\n\nQuestion: " + QUESTION + "\nAnswer:")
+    want = document.ask(QUESTION).tokens
+    sequence = lodestone.Sequence(document, max_tokens=100)
+    logits = sequence.forward(prompt)
+    assert logits.shape == (len(prompt), model.shape["vocab"]) and logits.dtype == np.float32
+    assert int(logits[-1].argmax()) == want[0]
+    assert sequence.tokens == document.tokens + len(prompt) and sequence.own_tokens == prompt
+    sequence.roll_back(document.tokens)
+    assert list(sequence.generate(prompt, max_new_tokens=len(want)))[: len(want) - 1] == want[:-1]
+    with pytest.raises(lodestone.InputError, match="at most 100"):
+        sequence.forward([1] * 101)
+    with pytest.raises(lodestone.InputError, match="token ids"):
+        sequence.forward([-1])
+    with pytest.raises(lodestone.InputError, match="roll_back"):
+        sequence.roll_back(document.tokens - 1)
+    with pytest.raises(lodestone.InputError, match="indexed for"):
+        lodestone.Sequence(document, "topk:k=7")
+
+
+def test_exact_answers_are_those_of_full_attention(document):
+    exact, full = document.ask(QUESTION, exact=True), document.ask(QUESTION, attention="full")
+    assert exact.tokens == full.tokens and 0 <= exact.accepted <= 1
+
+
+def test_sources(document):
+    answer = document.ask(QUESTION, sources=True)
+    assert any("Clara Whitaker" in source.cited_text for source in answer.sources)
+    assert all(0 < source.weight <= 1 and source.cited_text in document.text for source in answer.sources)
+    with pytest.raises(lodestone.InputError, match="sources=True"):
+        document.ask(QUESTION).sources  # noqa: B018
+
+
+def test_keys_go_out_without_a_copy_and_come_back_as_a_document(model, document):
+    layers = [document.kv(layer) for layer in range(model.shape["layers"])]
+    first = layers[0][0][0]
+    assert first.shape == (document.tokens, model.shape["head_dim"]) and first.dtype == np.float16 and not first.flags.writeable
+    assert document.kv(0)[0][0].ctypes.data == first.ctypes.data
+    keys = [np.stack([k for k, _ in heads]) for heads in layers]
+    values = [np.stack([v for _, v in heads]) for heads in layers]
+    again = lodestone.Document.from_keys(model, document.token_ids, keys, values, specs=["kmeans:probes=16,window=255"])
+    assert again.ask(QUESTION).tokens == document.ask(QUESTION).tokens and again.fingerprint == document.fingerprint
+    with pytest.raises(lodestone.InputError, match="layers"):
+        lodestone.Document.from_keys(model, document.token_ids, keys[:1], values[:1])
+    with pytest.raises(lodestone.InputError, match="in layer 0"):
+        lodestone.Document.from_keys(model, document.token_ids[:-1], keys, values)
+    with pytest.raises(lodestone.InputError, match="layer below"):
+        document.kv(99)
+
+
+def test_keys_outlive_their_document(model, text):
+    document = lodestone.Document.read(model, text[:2000])
+    key = document.kv(1)[0][0]
+    want = key.copy()
+    del document
+    np.testing.assert_array_equal(key, want)
+
+
+def test_an_estimate(model):
+    estimate = model.estimate(2000, ["kmeans"])
+    assert estimate.fits and estimate.why and estimate.prefill_seconds > 0
+    assert [m.attention for m in estimate.methods][0] == "full" and len(estimate.methods) == 2
+    with pytest.raises(lodestone.InputError):
+        model.estimate(10**9)
+
+
+class EveryNth:
+    """Attends to every n-th far key."""
+
+    def __init__(self, layer, query_heads, kv_heads, head_dim, every="4"):
+        self.every, self.group, self.d = int(every), query_heads // kv_heads, head_dim
+
+    def build(self, keys):
+        if self.every == 13:
+            raise KeyError("build fails")
+        assert all(k.dtype == np.float32 and k.shape[1] == self.d for k in keys)
+
+    def select(self, head, queries, begin, end):
+        assert queries.shape == (self.group, self.d)
+        if self.every == 17:
+            raise KeyError("select fails")
+        if self.every == 19:
+            return np.array([end])
+        if self.every == 23:
+            return "no rows"
+        return np.arange(begin, end, self.every)
+
+
+def test_a_method_in_python(model, text):
+    if "every-nth" not in lodestone.methods():
+        lodestone.register_method("every-nth", EveryNth, {"every": "attends to far keys whose position this divides"})
+    document = lodestone.Document.read(model, text, specs=["every-nth:every=1,window=64", "every-nth:every=4,window=64"])
+    full = document.ask(QUESTION, attention="full")
+    assert document.ask(QUESTION, attention="every-nth:every=1,window=64").tokens == full.tokens
+    assert 0.2 < document.ask(QUESTION, attention="every-nth:every=4,window=64").work.selectivity < 0.3
+    selector = lodestone.Selector("every-nth:every=2,window=8", 4, 2, 32)
+    k = np.random.default_rng(0).standard_normal((2, 50, 32), dtype=np.float32)
+    selector.build(k, k)
+    sets = selector.select(np.ones((1, 4, 32), np.float32), 49, k, k)
+    assert [list(s[4]) for s in sets] == [list(range(1, 42, 2))] * 2
+    with pytest.raises(lodestone.InputError, match="every"):
+        lodestone.Document.read(model, text, specs=["every-nth:other=1"])
+    with pytest.raises(lodestone.InputError, match="taken|registered|every-nth"):
+        lodestone.register_method("every-nth", EveryNth)
+
+
+def test_exceptions_of_a_method_in_python_come_through(model, text):
+    with pytest.raises(KeyError, match="build fails"):
+        lodestone.Document.read(model, text, specs=["every-nth:every=13,window=64"])
+    for every, error in ((17, "select fails"), (19, "from select"), (23, "array")):
+        document = lodestone.Document.read(model, text[:3000], specs=[f"every-nth:every={every},window=64"])
+        with pytest.raises((KeyError, lodestone.InputError), match=error):
+            document.ask(QUESTION)
+        assert document.ask(QUESTION, attention="full").text
+
+
+def in_a_fork(body):
+    """The exit status of a child that runs `body`, and does not hang."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            body()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_is_told_to_load_its_own(model, document, text):
+    selector = lodestone.Selector("topk:k=4", 2, 1, 64)
+    answer = document.ask(QUESTION)
+
+    def refused():
+        k = np.ones((1, 9, 64), np.float32)
+        for use in (
+            lambda: document.ask(QUESTION),
+            lambda: lodestone.Document.read(model, text[:500]),
+            lambda: lodestone.Sequence(document),
+            lambda: document.save("nowhere.lode"),
+            lambda: list(answer),
+            lambda: selector.build(k, k),
+        ):
+            with pytest.raises((lodestone.RunError), match="fork"):
+                use()
+        again = lodestone.Model(ROOT / "models" / "pocket")
+        assert lodestone.Document.read(again, text[:3000]).ask(QUESTION, max_new_tokens=2).tokens
+
+    assert in_a_fork(refused) == 0
+
+
+def test_a_model_ends_while_an_answer_is_under_way(text):
+    model = lodestone.Model(ROOT / "models" / "pocket")
+    document = lodestone.Document.read(model, text[:3000], specs=["every-nth:every=3,window=64"])
+    answer = document.ask(QUESTION, stream=True, max_new_tokens=500, stop=["@@@@"])
+    next(iter(answer))
+    del answer, document, model
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_attention_after_a_fork():
-    import numpy as np
-
     q, k = np.ones((2, 64), np.float32), np.ones((1, 9, 64), np.float32)
     lodestone.attend(q, k, k)
     child = os.fork()

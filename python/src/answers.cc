@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// Answers: they stream while they are generated, and say what they read and what they rest on.
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <numeric>
+#include <optional>
+
+#include "engine/document.h"
+#include "lodestone/error.h"
+#include "lodestone/sources.h"
+#include "model.h"
+#include "text/question_template.h"
+
+namespace lode::python {
+
+namespace {
+
+/// A question that asks for nothing in particular, and tokens of its answer.
+constexpr const char* kNeutralQuestion = "What does the text say?";
+constexpr std::int64_t kNeutralTokens = 8;
+
+/// An answer under way: iterating gives pieces of text as they become final.
+class Stream {
+ public:
+  Stream(std::shared_ptr<PyDocument> document, const std::string& question, const std::string& attention,
+         std::int64_t max_new_tokens, std::vector<std::string> stop, double temperature, std::uint64_t seed,
+         const std::optional<std::string>& question_template, bool exact, bool sources)
+      : document_(std::move(document)), shared_(std::make_shared<Shared>()) {
+    if (max_new_tokens < 1)
+      throw InputError("ask: expected max_new_tokens of 1 or more, found " + std::to_string(max_new_tokens));
+    document_->here();
+    Request request;
+    request.document = document_->document;
+    request.attention = attention_of(*document_->document, attention);
+    request.exact = exact;
+    const std::string form = question_template.value_or(kQuestionTemplate);
+    request.prompt = prompt_of(form, question);
+    if (stop.empty() && !question_template) stop = {"\n"};
+    request.options.max_new_tokens = max_new_tokens;
+    request.options.stop = std::move(stop);
+    request.options.sampling.temperature = temperature;
+    request.options.sampling.seed = seed;
+    request.want_sources = sources;
+    if (sources) ask_nothing(request, form);
+    request.options.on_text = [shared = shared_](std::string_view piece) {
+      const std::lock_guard lock(shared->mutex);
+      shared->pieces.emplace_back(piece);
+      shared->wake.notify_all();
+    };
+    attention_ = request.attention.str();
+    const nb::gil_scoped_release release;
+    ticket_ = document_->owner->scheduler->submit(std::move(request));
+  }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  ~Stream() { cancel(); }
+
+  std::string next() {
+    document_->here();
+    for (;;) {
+      const bool ended = wait_briefly();
+      {
+        const std::lock_guard lock(shared_->mutex);
+        if (!shared_->pieces.empty()) {
+          std::string piece = std::move(shared_->pieces.front());
+          shared_->pieces.pop_front();
+          return piece;
+        }
+      }
+      if (ended) {
+        answer();  // rethrows what went wrong
+        throw nb::stop_iteration();
+      }
+      if (PyErr_CheckSignals() != 0) {
+        cancel();
+        throw nb::python_error();
+      }
+    }
+  }
+
+  const Answer& answer() {
+    document_->here();
+    if (!answer_) answer_ = wait_for(*document_->owner, ticket_);
+    return *answer_;
+  }
+  void cancel() {
+    if (!document_->owner->process.here()) return;
+    document_->owner->scheduler->cancel(ticket_.id);
+    if (neutral_) document_->owner->scheduler->cancel(neutral_->id);
+  }
+  /// The passages that the answer rests on; waits.
+  std::vector<Citation> sources(std::size_t count) {
+    if (!neutral_) throw InputError("sources: expected an answer that was asked for with sources=True");
+    const Answer given = answer(), nothing = wait_for(*document_->owner, *neutral_);
+    std::vector<double> shares(nothing.sources.mass);
+    const double total = std::max(1e-30, std::accumulate(shares.begin(), shares.end(), 0.0));
+    for (double& share : shares) share /= total;
+    shares.resize(static_cast<std::size_t>(document_->document->tokens()));
+    const nb::gil_scoped_release release;
+    return cite(document_->document->impl().context, given.sources, shares, count);
+  }
+  const std::string& attention() const { return attention_; }
+
+ private:
+  /// Pieces that the scheduler's thread has handed over; outlives either side.
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable wake;
+    std::deque<std::string> pieces;
+  };
+
+  std::vector<TokenId> prompt_of(const std::string& form, const std::string& question) const {
+    return document_->owner->model->tokenizer().encode(fill_template(form, question, "template"),
+                                                       Tokenizer::Bos::none);
+  }
+
+  /// What every question attends to says nothing about this one, and is taken off.
+  void ask_nothing(const Request& like, const std::string& form) {
+    Request request;
+    request.document = like.document;
+    request.attention = like.attention;
+    request.want_sources = true;
+    request.prompt = prompt_of(form, kNeutralQuestion);
+    request.options.max_new_tokens = kNeutralTokens;
+    const nb::gil_scoped_release release;
+    neutral_ = document_->owner->scheduler->submit(std::move(request));
+  }
+
+  /// Whether the answer has ended, after at most a twentieth of a second, sooner when a piece comes.
+  bool wait_briefly() {
+    const nb::gil_scoped_release release;
+    std::unique_lock lock(shared_->mutex);
+    shared_->wake.wait_for(lock, std::chrono::milliseconds(20), [&] { return !shared_->pieces.empty(); });
+    return ticket_.result.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  }
+
+  std::shared_ptr<PyDocument> document_;
+  std::shared_ptr<Shared> shared_;
+  Ticket<Answer> ticket_;
+  std::optional<Ticket<Answer>> neutral_;  ///< where sources are wanted
+  std::optional<Answer> answer_;
+  std::string attention_;
+};
+
+void bind_work(nb::module_& m) {
+  nb::class_<WorkReport>(m, "Work", "What the sparse part of an answer read, counted as if decoded alone.")
+      .def_ro("kv_bytes", &WorkReport::kv_bytes)
+      .def_ro("selector_bytes", &WorkReport::selector_bytes)
+      .def_ro("full_bytes", &WorkReport::full_bytes, "What full attention would have read.")
+      .def_ro("far_keys", &WorkReport::far_keys)
+      .def_ro("far_total", &WorkReport::far_total)
+      .def_ro("tokens", &WorkReport::tokens)
+      .def_ro("sparse_tokens", &WorkReport::sparse_tokens,
+              "Tokens times layers that went through a selector.")
+      .def_prop_ro("density", &WorkReport::density, "Bytes read over full attention's.")
+      .def_prop_ro("selectivity", &WorkReport::selectivity, "Far keys attended over all far keys.");
+}
+
+void bind_citation(nb::module_& m) {
+  nb::class_<Citation>(m, "Citation", "A passage of the text, and its place.")
+      .def_ro("cited_text", &Citation::cited_text, "Whole sentences, as they stand in the text.")
+      .def_ro("document_title", &Citation::document_title, "Its file's path; empty: not known.")
+      .def_ro("start_page_number", &Citation::start_page, "From 1; 0: the file has no pages.")
+      .def_ro("end_page_number", &Citation::end_page)
+      .def_ro("start_char_index", &Citation::start_char, "Characters of the file's text before it.")
+      .def_ro("end_char_index", &Citation::end_char)
+      .def_ro("line", &Citation::line, "Where it begins, from 1.")
+      .def_ro("weight", &Citation::weight, "Share of the sharp attention that the question explains, 0 to 1.")
+      .def_ro("token_begin", &Citation::token_begin)
+      .def_ro("token_end", &Citation::token_end)
+      .def("__repr__", [](const Citation& c) { return "Citation(" + c.cited_text + ")"; });
+}
+
+void bind_stream(nb::module_& m) {
+  nb::class_<Stream>(m, "Stream", "An answer under way; iterating gives its text piece by piece.")
+      .def(nb::init<std::shared_ptr<PyDocument>, const std::string&, const std::string&, std::int64_t,
+                    std::vector<std::string>, double, std::uint64_t, const std::optional<std::string>&, bool,
+                    bool>(),
+           nb::arg("document"), nb::arg("question"), nb::arg("attention"), nb::arg("max_new_tokens"),
+           nb::arg("stop"), nb::arg("temperature"), nb::arg("seed"), nb::arg("template"), nb::arg("exact"),
+           nb::arg("sources"))
+      .def(
+          "__iter__", [](nb::handle self) { return nb::borrow(self); },
+          nb::sig("def __iter__(self) -> collections.abc.Iterator[str]"))
+      .def("__next__", &Stream::next)
+      .def("cancel", &Stream::cancel, "Ends the answer at the next token.")
+      .def_prop_ro("attention", &Stream::attention, "The spec that the answer attends by.")
+      .def_prop_ro(
+          "text", [](Stream& s) { return s.answer().generation.text; }, "The whole text; waits.")
+      .def("sources", &Stream::sources, nb::arg("count"), "The passages that the answer rests on; waits.")
+      .def_prop_ro(
+          "accepted", [](Stream& s) { return s.answer().exact.accepted_share(); },
+          "Of an exact answer: the share of drafted tokens that full attention accepted.")
+      .def_prop_ro(
+          "first_token_seconds", [](Stream& s) { return s.answer().first_token_seconds; },
+          "Seconds from the first step to the first token.")
+      .def_prop_ro("tokens", [](Stream& s) { return s.answer().generation.tokens; })
+      .def_prop_ro("work", [](Stream& s) { return s.answer().generation.work; })
+      .def_prop_ro(
+          "ending", [](Stream& s) { return std::string(name_of(s.answer().ending)); },
+          "stop, length, room or cancelled")
+      .def_prop_ro("seconds", [](Stream& s) {
+        const Generation& g = s.answer().generation;
+        return g.prompt_seconds + g.decode_seconds;
+      });
+}
+
+}  // namespace
+
+void bind_answers(nb::module_& m) {
+  bind_work(m);
+  bind_citation(m);
+  bind_stream(m);
+}
+
+}  // namespace lode::python

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Models and documents as Python holds them, and how threads that wait for them keep Python going.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lodestone/document.h"
+#include "lodestone/scheduler.h"
+#include "lodestone/spec.h"
+#include "module.h"
+
+namespace lode::python {
+
+/// A model and the scheduler that answers for it.
+struct PyModel {
+  std::shared_ptr<const Model> model;
+  std::shared_ptr<Scheduler> scheduler;
+  OfProcess process;
+
+  static std::shared_ptr<PyModel> load(const std::string& path, const std::string& device, int threads);
+  PyModel() = default;
+  PyModel(const PyModel&) = delete;
+  PyModel& operator=(const PyModel&) = delete;
+  /// The scheduler's threads may be in Python code, and wait for the GIL; in a fork there are none to wait for.
+  ~PyModel();
+};
+
+struct PyDocument {
+  std::shared_ptr<PyModel> owner;
+  std::shared_ptr<const Document> document;
+
+  PyDocument(std::shared_ptr<PyModel> owner_, std::shared_ptr<const Document> document_)
+      : owner(std::move(owner_)), document(std::move(document_)) {}
+  PyDocument(const PyDocument&) = delete;
+  PyDocument& operator=(const PyDocument&) = delete;
+  ~PyDocument();
+
+  /// RunError in a fork.
+  const Document& here() const {
+    owner->process.check("Document");
+    return *document;
+  }
+};
+
+/// Waits for a ticket with the GIL released; Ctrl-C cancels the job.
+template <class Result>
+Result wait_for(PyModel& owner, const Ticket<Result>& ticket) {
+  for (;;) {
+    {
+      const nb::gil_scoped_release release;
+      if (ticket.result.wait_for(std::chrono::milliseconds(50)) == std::future_status::ready) break;
+    }
+    if (PyErr_CheckSignals() != 0) {
+      owner.scheduler->cancel(ticket.id);
+      {
+        const nb::gil_scoped_release release;
+        ticket.result.wait();
+      }
+      throw nb::python_error();
+    }
+  }
+  return ticket.result.get();
+}
+
+std::vector<Spec> parse_specs(const std::vector<std::string>& texts);
+/// "auto": the first method that the document is indexed for, else `full`.
+Spec attention_of(const Document& document, const std::string& attention);
+
+}  // namespace lode::python

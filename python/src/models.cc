@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Models: loading, tokens, and what a document would take.
+#include <filesystem>
+
+#include "engine/model.h"
+#include "lab/bench/estimate.h"
+#include "lodestone/error.h"
+#include "model.h"
+#include "model/config.h"
+
+namespace lode::python {
+
+namespace {
+
+Estimate estimate(const PyModel& model, std::int64_t tokens, const std::vector<std::string>& specs,
+                  std::int64_t question, const std::string& kv_type, const std::string& folder) {
+  model.process.check("Model");
+  const EstimateOptions options = {
+      .tokens = tokens,
+      .question = question,
+      .kv_type = parse_dtype(kv_type),
+      .free_disk = static_cast<std::int64_t>(std::filesystem::space(folder).available)};
+  const std::vector<Spec> asked = parse_specs(specs);
+  const nb::gil_scoped_release release;
+  return estimate_document(model.model, options, asked, [](std::string_view) {});
+}
+
+void bind_estimate(nb::module_& m) {
+  nb::class_<MethodEstimate>(m, "MethodEstimate", "What a method would take for a document.")
+      .def_ro("attention", &MethodEstimate::attention, "The spec.")
+      .def_ro("index_seconds", &MethodEstimate::index_seconds, "Seconds to index the document.")
+      .def_ro("first_token_seconds", &MethodEstimate::first_token_seconds,
+              "Seconds from a question to the answer's first token.")
+      .def_ro("ms_token", &MethodEstimate::ms_token, "Milliseconds of each further token.");
+  nb::class_<Estimate>(m, "Estimate",
+                       "What a document of so many tokens would take, measured on this machine.")
+      .def_ro("fits", &Estimate::fits, "Whether memory and disk hold it.")
+      .def_ro("recommended", &Estimate::recommended, "A spec.")
+      .def_ro("why", &Estimate::why, "One sentence: what fits and what pays.")
+      .def_ro("host_bytes", &Estimate::host_bytes, "Bytes of memory.")
+      .def_ro("gpu_bytes", &Estimate::gpu_bytes, "Bytes of GPU memory.")
+      .def_ro("file_bytes", &Estimate::file_bytes, "Bytes of the .lode file.")
+      .def_ro("prefill_seconds", &Estimate::prefill_seconds, "Seconds to read the document.")
+      .def_ro("methods", &Estimate::methods, "Of each method; `full` first.");
+}
+
+}  // namespace
+
+std::shared_ptr<PyModel> PyModel::load(const std::string& path, const std::string& device, int threads) {
+  if (device != "cpu")
+    throw InputError("Model: expected device 'cpu', found '" + device +
+                     "'; the program has --device cuda, this package does not yet");
+  if (threads < 0) throw InputError("Model: expected threads of 0 or more, found " + std::to_string(threads));
+  const nb::gil_scoped_release release;
+  auto loaded = std::make_shared<PyModel>();
+  loaded->model = Model::load(path, threads);
+  loaded->scheduler = std::make_shared<Scheduler>(loaded->model);
+  return loaded;
+}
+
+PyModel::~PyModel() {
+  if (!process.here()) {  // its threads are the parent's: nobody would answer when they are asked to end
+    new std::shared_ptr<Scheduler>(std::move(scheduler));
+    new std::shared_ptr<const Model>(std::move(model));
+    return;
+  }
+  if (scheduler == nullptr || PyGILState_Check() == 0) return;
+  const nb::gil_scoped_release release;
+  scheduler.reset();
+}
+
+PyDocument::~PyDocument() {
+  if (!owner->process.here()) new std::shared_ptr<const Document>(std::move(document));
+}
+
+std::vector<Spec> parse_specs(const std::vector<std::string>& texts) {
+  std::vector<Spec> specs;
+  for (const std::string& text : texts) specs.push_back(parse_spec(text));
+  return specs;
+}
+
+Spec attention_of(const Document& document, const std::string& attention) {
+  if (attention != "auto") return parse_spec(attention);
+  return document.methods().empty() ? parse_spec("full") : document.methods().front();
+}
+
+void bind_models(nb::module_& m) {
+  bind_estimate(m);
+  nb::class_<PyModel>(m, "_Model")
+      .def_static("load", &PyModel::load, nb::arg("path"), nb::arg("device"), nb::arg("threads"))
+      .def("estimate", &estimate, nb::arg("tokens"), nb::arg("specs"), nb::arg("question"),
+           nb::arg("kv_type"), nb::arg("folder"))
+      .def(
+          "encode",
+          [](const PyModel& self, const std::string& text, bool bos) {
+            return self.model->tokenizer().encode(text,
+                                                  bos ? Tokenizer::Bos::as_template : Tokenizer::Bos::none);
+          },
+          nb::arg("text"), nb::arg("bos"))
+      .def(
+          "decode",
+          [](const PyModel& self, const std::vector<TokenId>& tokens) {
+            return self.model->tokenizer().decode(tokens);
+          },
+          nb::arg("tokens"))
+      .def_prop_ro("fingerprint", [](const PyModel& self) { return self.model->fingerprint(); })
+      .def_prop_ro("weight_bytes", [](const PyModel& self) { return self.model->weight_bytes(); })
+      .def_prop_ro("eos", [](const PyModel& self) { return self.model->config().eos; })
+      .def_prop_ro("vocab", [](const PyModel& self) { return self.model->config().vocab; })
+      .def_prop_ro("layers", [](const PyModel& self) { return self.model->config().layers; })
+      .def_prop_ro("query_heads", [](const PyModel& self) { return self.model->config().query_heads; })
+      .def_prop_ro("kv_heads", [](const PyModel& self) { return self.model->config().kv_heads; })
+      .def_prop_ro("head_dim", [](const PyModel& self) { return self.model->config().head_dim; })
+      .def_prop_ro("max_positions", [](const PyModel& self) { return self.model->config().max_positions; });
+  m.def(
+      "methods",
+      [] {
+        std::vector<std::string> names;
+        for (const MethodInfo& info : methods()) names.push_back(info.name);
+        return names;
+      },
+      "The names of all attention methods.");
+}
+
+}  // namespace lode::python
