@@ -159,10 +159,9 @@ bool RunningAnswer::take(BatchRow& row) {
     answer_.generation.prompt_seconds = answer_.first_token_seconds = seconds(prompted_ - start_);
   }
   if (request_.options.max_new_tokens <= 0) return true;
-  const bool done =
-        row.token >= 0 ? add(row.token)
-                       : !filtered(row.logits, {}) ||
-                             add(next_token(*request_.document->model(), sampler_, row.logits));
+  const bool done = row.token >= 0 ? add(row.token)
+                                   : !filtered(row.logits, {}) ||
+                                         add(next_token(*request_.document->model(), sampler_, row.logits));
   if (exact()) start_draft();
   return done;
 }
