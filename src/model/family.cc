@@ -9,7 +9,7 @@
 
 #include "base/text.h"
 #include "lodestone/error.h"
-#include "model/family_plans.h"
+#include "model/families/plans.h"
 
 namespace lode {
 

@@ -44,7 +44,7 @@ void refuse_window(const Json& json, std::string_view where);
 /// Windows from layer max_window_layers on, where they are switched on.
 void qwen_windows(const Json& json, ModelConfig& c, std::string_view where);
 
-// Mixtures of experts (family_experts.cc).
+// Mixtures of experts (families/experts.cc).
 void plan_mixtral(const Json& json, ModelConfig& c, std::string_view where);
 void plan_qwen3_moe(const Json& json, ModelConfig& c, std::string_view where);
 void plan_gpt_oss(const Json& json, ModelConfig& c, std::string_view where);
@@ -55,11 +55,11 @@ void read_experts(const Json& json, ModelConfig& c, const char* count, std::stri
 /// go through beside the others.
 void set_expert_layers(const Json& json, ModelConfig& c, std::int64_t shared, std::string_view where);
 
-// Hybrids of recurrent layers and attention (family_hybrid.cc).
+// Hybrids of recurrent layers and attention (families/hybrid.cc).
 void plan_qwen_hybrid(const Json& json, ModelConfig& c, std::string_view where);
 extern const std::span<const TensorName> kQwenHybridNames;
 
-// Attention over latent rows (family_latent.cc).
+// Attention over latent rows (families/latent.cc).
 void plan_deepseek_v2(const Json& json, ModelConfig& c, std::string_view where);
 void plan_deepseek_v3(const Json& json, ModelConfig& c, std::string_view where);
 extern const std::span<const TensorName> kDeepseekNames;

@@ -10,7 +10,7 @@
 #include "base/text.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
-#include "model/family_plans.h"
+#include "model/families/plans.h"
 
 namespace lode {
 

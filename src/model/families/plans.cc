@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "model/family_plans.h"
+#include "model/families/plans.h"
 
 #include <fmt/format.h>
 

@@ -6,7 +6,7 @@
 
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
-#include "model/family_plans.h"
+#include "model/families/plans.h"
 
 namespace lode {
 

@@ -5,7 +5,7 @@
 #include <array>
 
 #include "lodestone/error.h"
-#include "model/family_plans.h"
+#include "model/families/plans.h"
 
 namespace lode {
 
