@@ -185,7 +185,7 @@ void restore_states(Context::Impl& c, const ContainerReader& file, const Context
       throw InputError(fmt::format("{}: section '{}': expected {} numbers, found {}",
                                    file.file().path().string(), state_section(tokens), states.floats(),
                                    stored.size()));
-    if (!all_finite(std::as_bytes(stored), DType::f32))
+    if (!all_finite(std::as_bytes(stored), DType::f32, 1))
       throw InputError(fmt::format("{}: section '{}': expected finite numbers, found others",
                                    file.file().path().string(), state_section(tokens)));
     states.restore(tokens, stored);
