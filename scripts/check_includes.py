@@ -23,6 +23,7 @@ MAY_INCLUDE = {
     "model": ["text", "attend", "kv", "kernels", "io", "base"],
     "gpu": ["ann", "model", "select", "attend", "kv", "kernels", "io", "base"],
     "engine": ["documents", "gpu", "model", "text", "select", "attend", "kv", "kernels", "io", "base"],
+    "cluster": LOWER,
     "serve": LOWER,
     "lab/tasks": ["text", "io", "base"],
     "lab/train": LOWER,

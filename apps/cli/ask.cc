@@ -25,6 +25,7 @@
 #include "lodestone/sources.h"
 #include "model/config.h"
 #include "prompts.h"
+#include "ranks.h"
 #include "show_sources.h"
 
 namespace lode::cli {
@@ -98,6 +99,9 @@ Json answer(Asker& asker, const AskFlags& flags, const Prompts& prompts, const s
   if (!g.work.dense_reason.empty()) result["dense_because"] = g.work.dense_reason;
   if (!g.work.notice.empty()) result["notice"] = g.work.notice;
   put_audit(result, g.work);
+  if (ranks() != nullptr)
+    result["ranks"] = {
+        {"count", ranks()->size()}, {"messages", asker.traffic().messages}, {"bytes", asker.traffic().bytes}};
   if (!asker.on_host().empty()) result["on_host"] = asker.on_host();
   if (g.work.audited > 0) result["audit"]["full_layers"] = a.full_layers;
   if (!method.why.empty()) result["auto"] = method.why;
@@ -180,7 +184,7 @@ void run(const AskFlags& flags) {
   const std::vector<AskedMethod> methods = asked_methods(flags.specs, text);
   if (flags.order == "cluster") expect_order(context, methods);
   build_missing(flags.asked, context, stored);
-  order_rows(context, flags);
+  if (ranks() == nullptr) order_rows(context, flags);
   const Prompts prompts = prompts_of(flags.asked, text);
   for (const AskedMethod& method : methods) say_why(method, flags.asked.common);
   const std::string neutral = kNeutralQuestion;
@@ -210,7 +214,7 @@ void run(const AskFlags& flags) {
     for (const std::string& question : questions) ask_all(question);
     if (questions.empty()) {
       if (isatty(STDIN_FILENO) != 0) std::cerr << "Questions, one a line (Ctrl-D ends):\n";
-      for (std::string line; std::getline(std::cin, line);) {
+      for (std::string line; next_line(line);) {
         if (trimmed(line).empty()) continue;
         ask_all(checked_question(line, "standard input"));
       }
@@ -289,6 +293,8 @@ void add_ask(CLI::App& app) {
   verb->callback([flags, verb] {
     note_sampling_flags(*verb, flags->sampling, flags->asked.common);
     note_asked_flags(*verb, flags->asked);
+    expect_use(*verb, {"--show-sources", "--audit", "--order"}, ranks() == nullptr,
+               "expected none over several ranks, each of which sees its own part of the text, found one");
     if (flags->exact && verb->count("--audit") > 0)
       throw InputError("--audit: expected none beside --exact, whose every token full attention verifies");
     run_each(*flags);

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "asker.h"
 
+#include <array>
 #include <limits>
 #include <utility>
 
+#include "cluster/shard_attention.h"
 #include "engine/document.h"
 #include "lodestone/error.h"
+#include "ranks.h"
 
 namespace lode::cli {
 
 Asker::Asker(AskedText text, std::optional<double> audit_limit) : audit_limit_(audit_limit) {
   if (text.context.options().device == Device::cuda) {
+    if (ranks() != nullptr) throw InputError("over several ranks: expected --device cpu, found cuda");
     text_.emplace(std::move(text));
     context_ = &text_->context;
     return;
@@ -19,13 +23,21 @@ Asker::Asker(AskedText text, std::optional<double> audit_limit) : audit_limit_(a
   std::string words = source_of(text.context).text;
   document_ = Document::Impl::share(std::move(text.context), std::move(words), std::move(text.attachments));
   context_ = &document_->impl().context;
-  // One question at a time: what the machine has is its.
+  if (ranks() != nullptr) share_out(*document_, *ranks());
+  // One question at a time: what the machine has is its, and all ranks run the same steps.
   scheduler_ = std::make_unique<Scheduler>(
       model, SchedulerOptions{.max_sequences = 1, .memory = std::numeric_limits<std::int64_t>::max()});
 }
 
 Answer Asker::ask(const Question& question) {
-  return scheduler_ ? ask_scheduler(question) : ask_context(question);
+  if (ranks() == nullptr) return scheduler_ ? ask_scheduler(question) : ask_context(question);
+  const Traffic before = ranks()->sent();
+  Answer answer = ask_scheduler(question);
+  const Traffic own = ranks()->sent() - before;
+  std::array<std::int64_t, 2> all = {own.messages, own.bytes};
+  ranks()->sum(all);
+  traffic_ = {all[0], all[1]};
+  return answer;
 }
 
 Answer Asker::ask_scheduler(const Question& question) {

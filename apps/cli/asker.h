@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "asking.h"
+#include "cluster/communicator.h"
 #include "engine/context.h"
 #include "lodestone/scheduler.h"
 #include "lodestone/sources.h"
@@ -32,6 +33,8 @@ class Asker {
   void set_neutral(std::vector<TokenId> prompt);
 
   const Context& context() const { return *context_; }
+  /// What all ranks told each other for the last answer.
+  const Traffic& traffic() const { return traffic_; }
   /// What ran on the host though a GPU was asked for.
   const std::vector<std::string>& on_host() const { return context_->impl().on_host; }
 
@@ -44,6 +47,7 @@ class Asker {
   std::unique_ptr<Scheduler> scheduler_;
   const Context* context_ = nullptr;  // of one of them
   std::optional<double> audit_limit_;
+  Traffic traffic_;
   std::optional<SourceFinder> finder_;
 };
 

@@ -17,6 +17,7 @@
 #include "cli.h"
 #include "help.h"
 #include "lodestone/error.h"
+#include "ranks.h"
 
 namespace {
 
@@ -61,6 +62,7 @@ bool has_address_space() {
 /// One line, whatever names and values are quoted in it.
 int complain(int code, const std::string& message) {
   constexpr std::size_t kLongest = 4000;
+  lode::cli::tell_ranks(message);
   std::fprintf(stderr, "lodestone: %s\n", lode::excerpt(message, kLongest).c_str());
   return code;
 }
@@ -73,6 +75,7 @@ int print_and_leave(const CLI::App& app, const CLI::Success& request) {
 
 int run(CLI::App& app, int argc, char** argv) {
   try {
+    lode::cli::join_ranks(argc, argv);
     app.parse(argc, argv);
     return kDone;
   } catch (const CLI::Success& e) {  // --help, --version
@@ -82,7 +85,11 @@ int run(CLI::App& app, int argc, char** argv) {
   } catch (const lode::InputError& e) {
     return complain(kBadInput, e.what());
   } catch (const lode::Interrupted&) {
-    return complain(kInterrupted, "interrupted; nothing half-written was left behind");
+    return complain(kInterrupted,
+                    lode::cli::ranks() == nullptr
+                        ? "interrupted; nothing half-written was left behind"
+                        : "interrupted, by a signal or by the launcher because a rank had ended; "
+                          "nothing half-written was left behind");
   } catch (const std::bad_alloc&) {
     return complain(kFailed, "out of memory; a shorter context (-c) or a smaller --kv-type needs less");
   } catch (const std::exception& e) {
@@ -123,5 +130,5 @@ int main(int argc, char** argv) {
   lode::cli::add_train(app);
   lode::cli::add_verify(app);
   lode::cli::add_methods(app);
-  return run(app, argc, argv);
+  return lode::cli::leave_ranks(run(app, argc, argv));
 }

@@ -151,9 +151,10 @@ void collect(Call& call, std::size_t g) {
 }
 
 /// Parts of a group on both sides of the seam: the document's first.
-std::vector<Part> split(std::vector<Part> parts, Position seam) {
+std::vector<Part> split(std::vector<Part> parts, const TailRows& tail) {
   std::vector<Part> behind;
-  for (Part& part : parts) behind.push_back({part.queries, part.keys.split(seam), true});
+  for (Part& part : parts) behind.push_back({part.queries, part.keys.split(tail.seam), true});
+  if (tail.elsewhere) behind.clear();
   parts.insert(parts.end(), std::make_move_iterator(behind.begin()), std::make_move_iterator(behind.end()));
   std::erase_if(parts, [](const Part& part) { return part.keys.empty(); });
   return parts;
@@ -165,7 +166,8 @@ std::vector<Part> own_parts(const Call& call, std::size_t g) {
   const QueryBlock& block = call.blocks[group.block];
   const TailRows* const tail = tail_of(call.tails, group.block);
   if (tail == nullptr) return cut(group, block, call.geometry.dense, call.far_only);
-  if (call.shared_row[g] < 0) return split(cut(group, block, call.geometry.dense), tail->seam);
+  if (call.shared_row[g] < 0) return split(cut(group, block, call.geometry.dense), *tail);
+  if (tail->elsewhere) return {};
   Part part = {.queries = {group.block, group.kv_head, all_heads(call.geometry.group()), group.token_begin,
                            group.token_end},
                .keys = {},
@@ -291,6 +293,7 @@ void attend_both(Call& call, std::size_t b, const TailRows& tail) {
   const std::int64_t rows = block.tokens * call.geometry.query_heads, d = call.geometry.head_dim;
   attend_span(block.q, block.tokens, call.geometry.query_heads, block.kv.heads, tail.seam,
               call.geometry.scale, call.outputs[b], call.lse[b].data(), *call.geometry.pool);
+  if (tail.elsewhere) return;
   std::vector<float> output(static_cast<std::size_t>(rows * d)), lse(static_cast<std::size_t>(rows));
   attend_span(block.q, block.tokens, call.geometry.query_heads, tail.kv.heads, block.begin - tail.seam,
               call.geometry.scale, output.data(), lse.data(), *call.geometry.pool);
@@ -375,6 +378,7 @@ void attend_branches(const BranchCall& given, const LayerGeometry& geometry, con
                .tails = given.tails};
   for (const SetGroup& group : call.groups) prefilled[group.block] = prefilled[group.block] && group.complete;
   run(call, prefilled, mass);
+  for (std::size_t b = 0; b < given.lse.size(); ++b) std::ranges::copy(call.lse[b], given.lse[b]);
   if (full)
     count_all(call, given.work);
   else

@@ -26,8 +26,9 @@ struct AttendWork {
 /// The rows of a sequence behind the document that it branches from: position = seam + row. A QueryBlock's
 /// `kv` then holds the document's rows, [0, seam).
 struct TailRows {
-  KvLayer kv;         ///< includes the query tokens themselves; no heads: the block has no document
-  Position seam = 0;  ///< tokens of the document
+  KvLayer kv;              ///< includes the query tokens themselves; no heads: the block has no document
+  Position seam = 0;       ///< tokens of the document
+  bool elsewhere = false;  ///< another rank attends to them: what is left here is the document's part
 };
 /// Of block b; null when it has no document.
 inline const TailRows* tail_of(std::span<const TailRows> tails, std::size_t b) {
@@ -56,6 +57,7 @@ struct BranchCall {
   std::span<float* const> outputs;        ///< one a block: [T, Hq, d]
   std::span<const Selection> selections;  ///< one a block; none = full attention
   std::span<AttendWork> work;             ///< one a block, to add to
+  std::span<float* const> lse = {};       ///< one a block: [T, Hq]; none where only outputs are wanted
 };
 /// `attend` and `attend_full` for sequences that branch from one document: the document's part and the tail's
 /// are attended apart and merge in this order. A generated token that attends to the whole document reads it

@@ -66,7 +66,8 @@ Step step_of(Group& group) {
                .rope = &document.parts().rope,
                .by_id = first.sequence->by_id,
                .choosing = &document.choosing,
-               .work = group.work};
+               .work = group.work,
+               .distributed = document.distributed.get()};
   if (method != nullptr) {
     step.selectors = method->selectors;
     if (first.audit != nullptr) step.selectors = first.audit->without_fallen(step.selectors);

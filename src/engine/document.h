@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -22,6 +23,8 @@ struct Document::Impl {
   /// Selectors keep scratch memory, and what they know of branches: one caller at a time.
   mutable std::mutex choosing;
   mutable std::atomic<std::int32_t> last_branch{0};  ///< ids that selectors know branches by
+  /// Attends in place of this process alone, where ranks share the document; set before anything is asked.
+  mutable std::shared_ptr<DistributedAttention> distributed;
 
   Impl(Context context_, std::string text_, Attachments attachments_);
   /// A document of a context that is read and indexed.

@@ -17,6 +17,7 @@
 #include "kernels/kernels.h"
 #include "kernels/matmul_narrow.h"
 #include "lodestone/error.h"
+#include "model/distributed_attention.h"
 
 namespace lode {
 
@@ -364,6 +365,14 @@ void Llama::attend_step(int index, const Step& step, std::int64_t row, ForwardWo
     outputs.push_back(b_.attention.data() + first * q_cols);
     tokens += count;
   }
+  if (step.distributed != nullptr)
+    return step.distributed->attend({.step = step,
+                                     .selector = selector,
+                                     .window = config_.plan.layer(index).window,
+                                     .geometry = geometry,
+                                     .tails = take_tails(step, geometry, blocks),
+                                     .blocks = blocks,
+                                     .outputs = outputs});
   MassSink mass;
   const bool selector_wants = selector != nullptr && selector->wants_mass();
   if (selector_wants || (step.hooks != nullptr && step.hooks->mass)) {

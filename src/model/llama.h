@@ -72,6 +72,8 @@ struct QueryOverride {
 /// Which rows of a step get logits.
 enum class LogitRows { none, last_of_each, all };
 
+class DistributedAttention;  // model/distributed_attention.h
+
 /// Sequences that attend the same way. A batch is any number of steps: all of their rows share the linear layers.
 /// Either none of a step's sequences has a document, or all have the same.
 struct Step {
@@ -90,6 +92,8 @@ struct Step {
       {};                            ///< [L] selectors that know sequences by id; for others all are 0
   std::mutex* choosing = nullptr;    ///< held while the selectors are used
   std::span<ForwardWork> work = {};  ///< one a sequence, to add to
+  DistributedAttention* distributed =
+      nullptr;  ///< attends in place of this process alone; null: nobody else does
 };
 
 class Llama {

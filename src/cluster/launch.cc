@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a launcher says of the processes that it starts.
+#include <cstdlib>
+
+#include "cluster/mpi.h"
+
+namespace lode {
+
+bool several_started() {
+  for (const char* const name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE"})
+    if (const char* const size = std::getenv(name); size != nullptr && std::atoi(size) > 1) return true;
+  // srun names a rank; a job of one task has no use for one.
+  const char* const tasks = std::getenv("SLURM_STEP_NUM_TASKS");
+  return std::getenv("PMIX_RANK") != nullptr && tasks != nullptr && std::atoi(tasks) > 1;
+}
+
+}  // namespace lode

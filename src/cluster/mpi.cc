@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cluster/mpi.h"
+
+#include <fmt/format.h>
+#include <mpi.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <climits>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include "base/cancel.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::milliseconds kBeat{250};
+constexpr int kMessageTag = 1, kBeatTag = 2;
+/// MPI counts in int.
+constexpr std::size_t kLargestPiece = std::size_t{1} << 30;
+
+/// A sign of life.
+struct Beat {
+  std::int32_t failed = 0;
+  std::array<char, 508> reason = {};
+};
+
+void check(int code, const char* what) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw RunError(fmt::format("MPI: {} failed: {}", what, text));
+}
+
+/// What is known of each rank; the background thread writes it, whoever waits reads it.
+class Liveness {
+ public:
+  Liveness(MPI_Comm comm, int rank, int size, std::chrono::milliseconds patience)
+      : comm_(comm), rank_(rank), patience_(patience), peers_(static_cast<std::size_t>(size)) {
+    for (Peer& peer : peers_) peer.heard = Clock::now();
+    for (int r = 0; r < size; ++r)
+      if (r != rank) listen(r);
+    thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
+  }
+
+  /// Throws when a rank has failed or is heard no more.
+  void expect_all_alive() {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t r = 0; r < peers_.size(); ++r) {
+      if (static_cast<int>(r) == rank_) continue;
+      const Peer& peer = peers_[r];
+      if (!peer.reason.empty()) fail_for(fmt::format("rank {}: {}", r, peer.reason));
+      const auto silent = std::chrono::duration<double>(Clock::now() - peer.heard).count();
+      if (Clock::now() - peer.heard > patience_)
+        fail_for(
+            fmt::format("rank {} has given no sign of life for {:.1f} s (killed, stopped, out of memory, or "
+                        "its network is gone): nothing half-written was left behind; start again with the "
+                        "ranks that are left",
+                        r, silent));
+    }
+  }
+  bool other_failed() const { return other_failed_; }
+
+  void fail(const std::string& reason) {
+    const std::lock_guard lock(mutex_);
+    own_.failed = 1;
+    const std::size_t length = std::min(reason.size(), own_.reason.size() - 1);
+    std::copy_n(reason.data(), length, own_.reason.data());
+  }
+
+  void stop() {
+    thread_.request_stop();
+    if (thread_.joinable()) thread_.join();
+    for (Peer& peer : peers_)
+      for (MPI_Request* request : {&peer.receiving, &peer.sending}) {
+        if (*request == MPI_REQUEST_NULL) continue;
+        MPI_Cancel(request);
+        MPI_Request_free(request);
+      }
+  }
+
+ private:
+  struct Peer {
+    Clock::time_point heard;
+    std::string reason;
+    Beat in, out;
+    MPI_Request receiving = MPI_REQUEST_NULL, sending = MPI_REQUEST_NULL;
+  };
+
+  [[noreturn]] void fail_for(const std::string& why) {
+    other_failed_ = true;
+    throw RunError(why);
+  }
+  void listen(int r) {
+    Peer& peer = peers_[static_cast<std::size_t>(r)];
+    MPI_Irecv(&peer.in, sizeof peer.in, MPI_BYTE, r, kBeatTag, comm_, &peer.receiving);
+  }
+
+  void run(const std::stop_token& stop) {
+    auto next = Clock::now();
+    while (!stop.stop_requested()) {
+      {
+        const std::lock_guard lock(mutex_);
+        const bool due = Clock::now() >= next;
+        if (due) next = Clock::now() + kBeat;
+        for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
+          if (r != rank_) visit(r, due);
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  }
+
+  void visit(int r, bool due) {
+    Peer& peer = peers_[static_cast<std::size_t>(r)];
+    int done = 0;
+    if (MPI_Test(&peer.receiving, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done != 0) {
+      peer.heard = Clock::now();
+      if (peer.in.failed != 0) peer.reason = peer.in.reason.data();
+      listen(r);
+    }
+    done = 1;
+    if (peer.sending != MPI_REQUEST_NULL) MPI_Test(&peer.sending, &done, MPI_STATUS_IGNORE);
+    if ((!due && own_.failed == peer.out.failed) || done == 0) return;
+    peer.out = own_;
+    MPI_Isend(&peer.out, sizeof peer.out, MPI_BYTE, r, kBeatTag, comm_, &peer.sending);
+  }
+
+  const MPI_Comm comm_;
+  const int rank_;
+  const std::chrono::milliseconds patience_;
+  std::mutex mutex_;
+  Beat own_;
+  std::vector<Peer> peers_;
+  std::atomic<bool> other_failed_{false};
+  std::jthread thread_;
+};
+
+class MpiRanks final : public Ranks {
+ public:
+  explicit MpiRanks(std::chrono::milliseconds patience) {
+    int provided = 0;
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "the start");
+    if (provided < MPI_THREAD_MULTIPLE)
+      throw RunError("MPI: expected a library that serves several threads at once, found one that does not");
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "the rank");
+    check(MPI_Comm_size(MPI_COMM_WORLD, &size_), "the number of ranks");
+    check(MPI_Comm_dup(MPI_COMM_WORLD, &beats_), "a second communicator");
+    MPI_Comm_set_errhandler(beats_, MPI_ERRORS_RETURN);
+    liveness_ = std::make_unique<Liveness>(beats_, rank_, size_, patience);
+  }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  void fail(const std::string& reason) noexcept override { liveness_->fail(reason); }
+  bool other_failed() const override { return liveness_->other_failed(); }
+
+  void finish() override {
+    barrier();  // whoever is still awaited is alive
+    liveness_->stop();
+    MPI_Finalize();
+  }
+  [[noreturn]] void abort(int exit_code) override {
+    MPI_Abort(MPI_COMM_WORLD, exit_code);
+    _exit(exit_code);
+  }
+
+ private:
+  void transfer(std::span<const std::span<const std::byte>> out,
+                std::span<const std::span<std::byte>> in) override {
+    std::vector<MPI_Request> requests;
+    for (int r = 0; r < size_; ++r)
+      in_pieces(in[static_cast<std::size_t>(r)], [&](std::span<std::byte> piece) {
+        check(MPI_Irecv(piece.data(), static_cast<int>(piece.size()), MPI_BYTE, r, kMessageTag,
+                        MPI_COMM_WORLD, &requests.emplace_back(MPI_REQUEST_NULL)),
+              "a receive");
+      });
+    for (int r = 0; r < size_; ++r)
+      in_pieces(out[static_cast<std::size_t>(r)], [&](std::span<const std::byte> piece) {
+        check(MPI_Isend(piece.data(), static_cast<int>(piece.size()), MPI_BYTE, r, kMessageTag,
+                        MPI_COMM_WORLD, &requests.emplace_back(MPI_REQUEST_NULL)),
+              "a send");
+      });
+    wait_for(requests);
+  }
+
+  template <class Byte>
+  static void in_pieces(std::span<Byte> message, const auto& body) {
+    for (std::size_t at = 0; at < message.size(); at += kLargestPiece)
+      body(message.subspan(at, std::min(kLargestPiece, message.size() - at)));
+  }
+
+  /// Polls, so that a rank that is heard no more is noticed; gives its core to others the longer it takes. When it
+  /// throws, buffers of requests under way may go: the process ends then, and MPI with it.
+  void wait_for(std::vector<MPI_Request>& requests) {
+    constexpr int kEager = 200;
+    for (int round = 0;; ++round) {
+      int done = 0;
+      check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE),
+            "a message");
+      if (done != 0) return;
+      if (round < kEager) {
+        std::this_thread::yield();
+        continue;
+      }
+      liveness_->expect_all_alive();
+      check_cancel();
+      std::this_thread::sleep_for(std::chrono::microseconds(std::min(500, 20 + (round - kEager))));
+    }
+  }
+
+  int rank_ = 0, size_ = 1;
+  MPI_Comm beats_ = MPI_COMM_NULL;
+  std::unique_ptr<Liveness> liveness_;
+};
+
+}  // namespace
+
+std::unique_ptr<Ranks> connect_ranks(std::chrono::milliseconds patience) {
+  return std::make_unique<MpiRanks>(patience);
+}
+
+}  // namespace lode

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cluster/shard_attention.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "attend/attend.h"
+#include "cluster/merge_states.h"
+#include "engine/document.h"
+#include "lodestone/error.h"
+
+namespace lode {
+
+namespace {
+
+/// Rows [begin, end) of a head.
+KvRows part_of(KvRows rows, const Share& range) {
+  rows.k += range.begin * rows.row_bytes();
+  rows.v += range.begin * rows.row_bytes();
+  if (rows.k_scale != nullptr) rows.k_scale += range.begin;
+  if (rows.v_scale != nullptr) rows.v_scale += range.begin;
+  rows.rows = range.count();
+  return rows;
+}
+
+/// A position of the document, counted from a range's first and kept inside of it.
+Position inside(std::int64_t position, const Share& range) {
+  return static_cast<Position>(std::clamp<std::int64_t>(position - range.begin, 0, range.count()));
+}
+
+/// The keys of a choice that lie in a range, counted from its first. Estimates of what was skipped stay with the
+/// range that begins the document.
+Selection part_of(const Selection& all, const Share& range) {
+  Selection part;
+  for (std::int64_t i = 0; i < all.sets(); ++i) {
+    const Selection::Set set = all.set(i);
+    part.add_set(set.queries);
+    for (const Run& run : set.runs) part.add_run(inside(run.begin, range), inside(run.end, range));
+    const auto first =
+        std::ranges::lower_bound(set.rows, static_cast<Position>(range.begin)) - set.rows.begin();
+    for (auto r = static_cast<std::size_t>(first); r < set.rows.size() && set.rows[r] < range.end; ++r)
+      part.add_row(inside(set.rows[r], range), set.log_weights.empty() ? 0.0f : set.log_weights[r]);
+    if (!set.tail_lse.empty() && range.begin == 0) part.set_tail(set.tail_output, set.tail_lse);
+  }
+  return part;
+}
+
+AttendWork work_in_window(const QueryBlock& block, std::int64_t window) {
+  AttendWork work;
+  for (std::int64_t t = 0; t < block.tokens; ++t)
+    for (const KvRows& head : block.kv.heads)
+      work += work_of(std::min(window, std::int64_t{block.begin} + t + 1), 0, 0, head.token_bytes());
+  return work;
+}
+
+/// No far keys at all: what is left is the window.
+Selection nothing(const QueryBlock& block, const LayerGeometry& geometry) {
+  Selection selection;
+  for (int head = 0; head < geometry.kv_heads; ++head)
+    selection.add_set({.sequence = block.sequence,
+                       .kv_head = head,
+                       .heads = all_heads(geometry.group()),
+                       .token_begin = 0,
+                       .token_end = static_cast<std::int32_t>(block.tokens)});
+  return selection;
+}
+
+}  // namespace
+
+struct ShardAttention::Local {
+  std::vector<KvRows> rows;  // [Hkv]
+  QueryBlock block;
+  TailRows tail;
+  LayerGeometry geometry;
+
+  Local(const DistributedCall& call, std::size_t b, const Share& range, bool has_tail)
+      : block(call.blocks[b]), tail(call.tails[b]), geometry(call.geometry) {
+    for (const KvRows& head : block.kv.heads) rows.push_back(part_of(head, range));
+    block.kv = {.heads = rows, .tokens = range.count()};
+    block.begin -= static_cast<Position>(range.begin);
+    block.far_begin = inside(block.far_begin, range);
+    block.far_limit = inside(block.far_limit, range);
+    tail.seam = static_cast<Position>(range.count());
+    tail.elsewhere = !has_tail;
+    if (call.window == 0) return;
+    geometry.dense = {.sink = 0, .window = call.window};
+    block.far_begin = 0;
+    block.far_limit = QueryBlock::kNoLimit;
+  }
+};
+
+ShardAttention::ShardAttention(Communicator& ranks, std::int64_t tokens)
+    : ranks_(ranks),
+      range_(share_of(tokens, ranks.rank(), ranks.size())),
+      has_tail_(ranks.rank() + 1 == ranks.size()) {}
+
+/// Each sequence's choice over the whole document; none for full attention.
+std::vector<Selection> ShardAttention::choose(const DistributedCall& call) const {
+  const Step& step = call.step;
+  std::vector<Selection> choices;
+  if (call.window > 0)
+    for (const QueryBlock& block : call.blocks) choices.push_back(nothing(block, call.geometry));
+  if (call.selector == nullptr) return choices;
+  if (call.selector->wants_mass())
+    throw InputError(
+        "over several ranks: expected a method that chooses by queries and keys alone, found one that needs "
+        "the attention mass of each key; ask on one machine");
+  const auto layer = static_cast<std::size_t>(call.geometry.layer);
+  std::unique_lock<std::mutex> choosing;
+  if (step.choosing != nullptr) choosing = std::unique_lock(*step.choosing);
+  for (std::size_t i = 0; i < call.blocks.size(); ++i) {
+    if (step.by_id.empty() || step.by_id[layer] == 0) call.blocks[i].sequence = 0;
+    call.selector->select(call.blocks.subspan(i, 1), choices.emplace_back());
+    const SelectWork select = call.selector->take_work();
+    step.work[i].select.bytes += select.bytes;
+    step.work[i].select.keys_scored += select.keys_scored;
+    step.work[i].sparse_tokens += call.blocks[i].tokens;
+  }
+  return choices;
+}
+
+void ShardAttention::attend_part(const DistributedCall& call, std::span<const Selection> choices,
+                                 std::span<const AttentionState> states) const {
+  for (std::size_t b = 0; b < call.blocks.size(); ++b) {
+    Local local(call, b, range_, has_tail_);
+    std::vector<Selection> selection;
+    if (!choices.empty()) selection.push_back(part_of(choices[b], range_));
+    AttendWork uncounted;  // of this part
+    attend_branches({.blocks = {&local.block, 1},
+                     .tails = {&local.tail, 1},
+                     .outputs = {&states[b].output, 1},
+                     .selections = selection,
+                     .work = {&uncounted, 1},
+                     .lse = {&states[b].lse, 1}},
+                    local.geometry);
+  }
+}
+
+void ShardAttention::attend(const DistributedCall& call) {
+  if (call.step.hooks != nullptr && (call.step.hooks->mass || call.step.hooks->attended))
+    throw InputError(
+        "over several ranks: expected an answer without --show-sources and --audit, which look into the "
+        "attention of one machine");
+  const std::vector<Selection> choices = choose(call);
+  const std::int64_t heads = call.geometry.query_heads, d = call.geometry.head_dim;
+  std::int64_t rows = 0;
+  for (const QueryBlock& block : call.blocks) rows += block.tokens * heads;
+  std::vector<float> output(static_cast<std::size_t>(rows * d)), lse(static_cast<std::size_t>(rows));
+  std::vector<AttentionState> states;
+  std::int64_t row = 0;
+  for (const QueryBlock& block : call.blocks) {
+    states.push_back({output.data() + row * d, lse.data() + row, block.tokens * heads, d});
+    row += states.back().rows;
+  }
+  attend_part(call, choices, states);
+  merge_states(ranks_, {output.data(), lse.data(), rows, d});
+  for (std::size_t b = 0; b < call.blocks.size(); ++b) {
+    std::copy_n(states[b].output, states[b].rows * d, call.outputs[b]);
+    const auto block = call.blocks.subspan(b, 1);
+    call.step.work[b].attend += call.window > 0   ? work_in_window(block.front(), call.window)
+                                : choices.empty() ? count_full(block, call.geometry)
+                                                  : count_attended(block, choices[b], call.geometry);
+  }
+}
+
+void share_out(const Document& document, Communicator& ranks) {
+  if (document.tokens() < ranks.size())
+    throw InputError(fmt::format("expected a text of at least {} tokens, one for each rank, found {}",
+                                 ranks.size(), document.tokens()));
+  document.impl().distributed = std::make_shared<ShardAttention>(ranks, document.tokens());
+}
+
+}  // namespace lode

@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`mpirun -n 2 lodestone ask`: what one process answers; refusals, and a rank that is killed. Left out without mpirun."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+PROGRAM = os.environ.get("LODESTONE_PROGRAM", str(ROOT / "build/release/lodestone"))
+MODEL = str(ROOT / "models/pocket")
+ENVIRONMENT = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+QUESTIONS = ["Which animal does Hugo Pemberton keep?", "What is the profession of Clara Whitaker?"]
+
+
+def with_mpi() -> bool:
+    """Whether there is a launcher, and the program knows ranks."""
+    if not shutil.which("mpirun") or not pathlib.Path(MODEL).exists():
+        return False
+    linked = subprocess.run(["ldd", PROGRAM], capture_output=True, text=True, check=False)
+    return "libmpi" in linked.stdout
+
+
+def ranks(count: int, *arguments: str, **kwargs) -> subprocess.CompletedProcess:
+    return subprocess.run(["mpirun", "--oversubscribe", "-n", str(count), PROGRAM, *arguments], env=ENVIRONMENT,
+                          capture_output=True, text=True, timeout=120, check=False, **kwargs)
+
+
+@unittest.skipUnless(with_mpi(), "needs mpirun and a program that was built with MPI")
+class ClusterTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.context = f"{cls.folder.name}/text.lode"
+        text = pathlib.Path(cls.folder.name) / "text.txt"
+        text.write_text((ROOT / "demo/document.txt").read_text(encoding="utf-8")[:12000], encoding="utf-8")
+        subprocess.run([PROGRAM, "index", "-m", MODEL, "-f", str(text), "-o", cls.context, "-a", "topk:window=64",
+                        "--quiet"], check=True, capture_output=True, timeout=120)
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        cls.folder.cleanup()
+
+    def answers(self, output: str) -> list[tuple]:
+        keys = ("attention", "answer", "tokens_generated", "density", "selectivity")
+        return [tuple(a[key] for key in keys) for a in json.loads(output)["answers"]]
+
+    def test_ranks_answer_as_one_process_does(self) -> None:
+        asked = ["ask", self.context, *QUESTIONS, "-a", "full", "-a", "topk:window=64", "--json", "-n", "12"]
+        alone = subprocess.run([PROGRAM, *asked], capture_output=True, text=True, check=True, timeout=120)
+        shared = ranks(2, *asked)
+        self.assertEqual(shared.returncode, 0, shared.stderr)
+        self.assertEqual(self.answers(shared.stdout), self.answers(alone.stdout))
+        self.assertGreater(json.loads(shared.stdout)["answers"][0]["ranks"]["bytes"], 0)
+
+    def test_questions_of_standard_input_reach_all_ranks(self) -> None:
+        shared = ranks(2, "ask", self.context, "-a", "full", "--json", "-n", "4", input="\n".join(QUESTIONS) + "\n")
+        self.assertEqual(shared.returncode, 0, shared.stderr)
+        self.assertEqual([a["question"] for a in json.loads(shared.stdout)["answers"]], QUESTIONS)
+
+    def test_what_ranks_do_not_share_is_refused_once(self) -> None:
+        for arguments, sentence in ((["inspect", self.context], "expected a verb that several ranks share"),
+                                    (["ask", self.context, "Who?", "-a", "h2o"], "learns from the prefill itself"),
+                                    (["ask", "nowhere.lode", "Who?"], "nowhere.lode")):
+            refused = ranks(2, *arguments)
+            self.assertEqual(refused.returncode, 2, refused.stderr)
+            self.assertEqual(refused.stderr.count(sentence), 1, refused.stderr)
+            self.assertEqual(refused.stdout.strip(), "")
+
+    def test_a_rank_that_stops_is_named_within_seconds(self) -> None:
+        with subprocess.Popen(["mpirun", "--oversubscribe", "-n", "2", PROGRAM, "ask", self.context, "-a", "full"],
+                              env=ENVIRONMENT | {"LODESTONE_RANK_TIMEOUT": "2"}, stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+            run.stdin.write(QUESTIONS[0] + "\n")
+            run.stdin.flush()
+            self.assertTrue(run.stdout.readline())
+            children = subprocess.run(["pgrep", "-P", str(run.pid)], capture_output=True, text=True, check=True)
+            os.kill(int(children.stdout.split()[1]), 19)
+            began = time.monotonic()
+            run.stdin.write(QUESTIONS[1] + "\n")
+            run.stdin.flush()
+            _, error = run.communicate(timeout=60)
+            self.assertIn("rank 1 has given no sign of life", error)
+            self.assertEqual(run.returncode, 1)
+            self.assertLess(time.monotonic() - began, 30)
+
+
+if __name__ == "__main__":
+    unittest.main()
