@@ -38,35 +38,40 @@ class Maker:
         deed = self.random.choice(DEEDS).format(*self.random.sample(WORDS, 2))
         return f"{self.random.choice(PEOPLE)} {deed}."
 
+    def sentence(self):
+        """A fact as any kind of text may hold one, with its question."""
+        name, number = self.fact(" ")
+        return f"The entry code of the {name} archive is {number}.", (
+            f"What is the entry code of the {name} archive?",
+            number,
+        )
+
     def prose(self):
         sentences = [self.filler() for _ in range(6)]
-        name, number = self.fact(" ")
-        sentences.insert(self.random.randrange(7), f"The entry code of the {name} archive is {number}.")
-        return " ".join(sentences) + "\n", [(f"What is the entry code of the {name} archive?", number)]
+        fact, question = self.sentence()
+        sentences.insert(self.random.randrange(7), fact)
+        return " ".join(sentences) + "\n", [question]
 
     def code(self):
-        name, number = self.fact("_")
-        a, b = self.random.sample(WORDS, 2)
-        text = f"def {name}({a}, {b}=None):\n    # {self.filler()}\n    if {b} is None:\n        {b} = {a} + 1\n"
-        text += f"    {a}.update({b})\n    return {number}\n\n"
-        return text, [(f"What number does the function {name} return?", number)]
+        fact, question = self.sentence()
+        name, a, b = self.name("_"), *self.random.sample(WORDS, 2)
+        text = f"def {name}({a}, {b}=None):\n    # {fact}\n    if {b} is None:\n        {b} = {a} + 1\n"
+        return text + f"    {a}.update({b})\n    return {self.random.randrange(100)}\n\n", [question]
 
     def table(self):
-        name, number = self.fact(" ")
+        fact, question = self.sentence()
         a, b = self.random.sample(WORDS, 2)
-        row = f"| {name} | {a} | {self.random.randrange(100)} % | {number} | {b} |\n"
-        return row, [(f"What is the number of {name} in the table?", number)]
+        return f"| {a} | {self.random.randrange(100)} % | {fact} | {b} |\n", [question]
 
     def list(self):
-        name, number = self.fact(" ")
-        return f"- {name}: {number}, {self.random.choice(WORDS)}\n", [(f"What is the number of {name}?", number)]
+        fact, question = self.sentence()
+        return f"- {self.random.choice(WORDS)}\n- {fact}\n", [question]
 
     def log(self):
-        name, number = self.fact("-")
+        fact, question = self.sentence()
         r = self.random
         text = f"2026-03-{r.randrange(1, 29):02} {r.randrange(24):02}:{r.randrange(60):02}:{r.randrange(60):02} "
-        text += f"{r.choice(['INFO', 'WARN', 'DEBUG'])} job {name} on {r.choice(WORDS)} ended with code {number}\n"
-        return text, [(f"With what code did the job {name} end?", number)]
+        return text + f"{r.choice(['INFO', 'WARN', 'DEBUG'])} {r.choice(WORDS)}: {fact}\n", [question]
 
     def piece(self, kind):
         return getattr(self, kind)()

@@ -19,13 +19,13 @@ inline constexpr const char* kAutoAttachment = "auto";
 
 /// `auto[:error=E,share=on|off]`.
 struct AutoSpec {
-  /// Largest mean relative error of attention outputs. None: kAutoError, and nearly all next tokens as by full
-  /// attention.
+  /// Largest mean relative error of attention outputs. None: kAutoError, and the method recites nearly all
+  /// that full attention recites.
   std::optional<double> error;
   /// Beside enough others about the same document a sequence attends fully, since they read it together.
   bool share = false;
 };
-inline constexpr double kAutoError = 0.1;
+inline constexpr double kAutoError = 0.05;
 
 /// None when the text names another method. InputError when a key or value is not one of auto's.
 std::optional<AutoSpec> parse_auto(std::string_view text);

@@ -20,7 +20,7 @@ namespace {
 constexpr int kVersion = 1;
 constexpr std::int64_t kLong = 8192;  // tokens: shorter texts full attention reads as fast
 constexpr std::int64_t kPassages = 12, kCue = 24, kRecited = 12;  // tokens of each
-constexpr double kLeastAgreement = 0.97;                          // of next tokens with full attention's
+constexpr double kLeastAgreement = 0.97;                          // of recited tokens with full attention's
 constexpr double kMostDensity = 0.6;                              // above it nothing is gained
 
 /// What was measured of a method.
@@ -43,20 +43,19 @@ class Reciter {
   Reciter(const Reciter&) = delete;
   Reciter& operator=(const Reciter&) = delete;
 
-  /// The likeliest token behind each one of all passages, the cues' last one included; work of the recited ones.
-  std::vector<TokenId> recite(MethodId method, WorkReport& work) {
-    std::vector<TokenId> next;
+  /// For each token of all passages behind their cues whether it is the likeliest one; work of those tokens.
+  std::vector<bool> recite(MethodId method, WorkReport& work) {
+    std::vector<bool> right;
     for (std::int64_t i = 0; i < kPassages; ++i) {
       context_.roll_back(indexed_);
       const auto passage = passage_of(i);
       c_.run(passage.first(kCue), method, Phase::question, LogitRows::last_of_each);
-      next.push_back(likeliest());
       for (const TokenId& token : passage.subspan(kCue)) {
+        right.push_back(likeliest() == token);
         work += c_.run({&token, 1}, method, Phase::generation, LogitRows::last_of_each);
-        next.push_back(likeliest());
       }
     }
-    return next;
+    return right;
   }
 
  private:
@@ -85,16 +84,18 @@ std::int64_t index_bytes(const AttachedMethod& method) {
   return bytes;
 }
 
-Measured measure(const Context::Impl& c, Reciter& reciter, MethodId id,
-                 const std::vector<TokenId>& expected) {
+Measured measure(const Context::Impl& c, Reciter& reciter, MethodId id, const std::vector<bool>& expected) {
   WorkReport work;
-  const std::vector<TokenId> next = reciter.recite(id, work);
-  std::int64_t same = 0;
-  for (std::size_t i = 0; i < next.size(); ++i) same += next[i] == expected[i] ? 1 : 0;
+  const std::vector<bool> right = reciter.recite(id, work);
+  std::int64_t same = 0, all = 0;  // of what full attention recites
+  for (std::size_t i = 0; i < right.size(); ++i) {
+    all += expected[i] ? 1 : 0;
+    same += expected[i] && right[i] ? 1 : 0;
+  }
   const AttachedMethod& method = c.methods[static_cast<std::size_t>(id)];
   return {.spec = method.spec.str(),
           .error = work.audited == 0 ? 0.0 : work.audit_error_sum / static_cast<double>(work.audited),
-          .agreement = static_cast<double>(same) / static_cast<double>(next.size()),
+          .agreement = all == 0 ? 1.0 : static_cast<double>(same) / static_cast<double>(all),
           .density = work.density(),
           .index_bytes = index_bytes(method)};
 }
@@ -153,7 +154,7 @@ std::string measure_automatic(Context& context) {
   if (c.indexed >= kLong) {
     Reciter reciter(context);
     WorkReport dense;
-    const std::vector<TokenId> expected = reciter.recite(kDense, dense);
+    const std::vector<bool> expected = reciter.recite(kDense, dense);
     for (std::size_t id = 0; id < c.methods.size(); ++id) {
       if (c.methods[id].dense()) continue;
       const Measured m = measure(c, reciter, static_cast<MethodId>(id), expected);
@@ -192,9 +193,8 @@ AutoChoice choose_attention(const AutoSpec& wanted, const Attachments& attachmen
     choice.spec = *known;
     choice.density = m.density;
     choice.why = fmt::format(
-        "the cheapest of {} whose error was measured on this text: {:.3f} (limit {:.3g}), {:.1f} % of next "
-        "tokens as "
-        "by full attention, {:.1f} % of its bytes",
+        "the cheapest of {} whose error was measured on this text: {:.3f} (limit {:.3g}), {:.1f} % of what "
+        "full attention recites, {:.1f} % of its bytes",
         measured.size(), m.error, most, 100 * m.agreement, 100 * m.density);
   }
   if (choice.density == 1)

@@ -9,8 +9,8 @@
 namespace lode {
 
 /// Measures all methods of an indexed context but `full`: passages of the text are recited behind it, so that queries
-/// have to find them, and each method's outputs and next tokens are compared with full attention's. Returns the text
-/// of the attachment. The context ends as it was.
+/// have to find them, and each method's outputs and what it recites are compared with full attention's. Returns the
+/// text of the attachment. The context ends as it was.
 std::string measure_automatic(Context& context);
 
 }  // namespace lode

@@ -2,6 +2,8 @@
 // Tokens that a sparse method proposes and full attention has yet to verify: self-speculative decoding.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -24,6 +26,24 @@ class DraftLength {
   // Of the last steps, older ones count less. An answer begins as if four of five had been accepted.
   double accepted_ = 4, checked_ = 5;
 };
+
+/// So many that all of them are accepted in two of five cases: for a draft that costs a tenth to a third of a dense
+/// step this is within a few percent of the best length at every accepted share.
+inline std::int64_t DraftLength::next() const {
+  constexpr double kAllAccepted = 0.4;
+  const double share = accepted_ / checked_;
+  if (share >= 1) return kMost;
+  const double length = std::log(kAllAccepted) / std::log(std::max(share, 0.01));
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>(length), 1, kMost);
+}
+
+inline void DraftLength::learn(std::int64_t accepted, std::int64_t drafted) {
+  constexpr double kKept = 0.8;  // of what earlier steps say
+  // Behind the first token that was refused nothing has been checked.
+  const std::int64_t checked = std::min(accepted + 1, drafted);
+  accepted_ = kKept * accepted_ + static_cast<double>(accepted);
+  checked_ = kKept * checked_ + static_cast<double>(checked);
+}
 
 /// The draft of one sequence.
 struct TokenDraft {
