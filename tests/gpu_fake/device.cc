@@ -524,22 +524,33 @@ NarrowLinear::NarrowLinear(Linear& linear, StreamHandle, Precision) : impl_(new 
 NarrowLinear::~NarrowLinear() = default;
 void NarrowLinear::reserve(const Sizes&) {}
 void NarrowLinear::qkv(const Linear::QkvArguments& a, const Queries& where) {
-  impl_->linear.qkv(a, where);
+  for (int t = 0; t < where.count; ++t) {  // row by row: products of the host differ with their number
+    Linear::QkvArguments one = a;
+    Queries of = where;
+    one.x += t * a.q.cols;
+    for (float** to : {&one.q_out, &one.q_unrotated})
+      if (*to != nullptr) *to += t * a.q.rows;
+    of.tokens += t;
+    of.count = 1;
+    impl_->linear.qkv(one, of);
+  }
 }
 void NarrowLinear::project_out(const float* attention, std::int64_t n, const DeviceWeight& w,
                                const DeviceWeight& bias, float* x, const Addition& addition,
                                const DeviceWeight&) {
-  impl_->linear.project_out(attention, n, w, bias, x, addition);
+  for (std::int64_t t = 0; t < n; ++t)
+    impl_->linear.project_out(attention + t * w.cols, 1, w, bias, x + t * w.rows, addition);
 }
 void* NarrowLinear::halves_for(const DeviceWeight&) {
   return nullptr;
 }
 void NarrowLinear::mlp(const Linear::MlpArguments& a, std::int64_t n, float* x, const DeviceWeight&) {
-  impl_->linear.mlp(a, n, x);
+  for (std::int64_t t = 0; t < n; ++t) impl_->linear.mlp(a, 1, x + t * a.gate.cols);
 }
 void NarrowLinear::head(const float* x, std::int64_t n, const DeviceWeight& norm, float eps,
                         const DeviceWeight& output, float* logits) {
-  impl_->linear.head(x, n, norm, eps, output, logits);
+  for (std::int64_t t = 0; t < n; ++t)
+    impl_->linear.head(x + t * output.cols, 1, norm, eps, output, logits + t * output.rows);
 }
 void argmax(const float* logits, std::int64_t n, std::int64_t vocab, std::int32_t* token,
             StreamHandle stream) {
