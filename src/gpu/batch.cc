@@ -48,8 +48,10 @@ std::unique_ptr<GpuBatch> make_gpu_batch(const ModelConfig& config, std::shared_
           fmt::format("questions asked together on a GPU: expected a model without sliding windows, found "
                       "them in {}: use --device cpu",
                       config.architecture));
-  if (options.kv_type == DType::q8)
-    throw InputError("questions asked together on a GPU: expected --kv-type f32, f16 or bf16, found q8");
+  if (options.kv_type != DType::f32 && options.kv_type != DType::f16 && options.kv_type != DType::bf16)
+    throw InputError(
+        fmt::format("questions asked together on a GPU: expected --kv-type f32, f16 or bf16, found {}",
+                    name_of(options.kv_type)));
   return std::make_unique<CudaBatch>(config, std::dynamic_pointer_cast<const CudaModel>(model), options);
 }
 
