@@ -202,17 +202,17 @@ TEST(Retrieval, ThresholdsReachTheirErrorOnOtherQueries) {
   ThreadPool pool(2);
   TopicText world;
   const LayerGeometry geometry = world.geometry(pool);
-  world.write(5000);
+  world.write(3000);
   double before = 1.0;
   for (const double error : {0.5, 0.25}) {
     const auto selector =
         built("retrieval:warm=off,rest=5%,k=50%,recall=0.98,error=" + std::to_string(error), world, geometry);
-    world.write(100);
-    const Outcome reached = outcome(*selector, world.block(5000, 100), geometry);
+    world.write(60);
+    const Outcome reached = outcome(*selector, world.block(3000, 60), geometry);
     EXPECT_LT(reached.error, 1.2 * error);
     EXPECT_LT(reached.error, before) << "a smaller error takes more keys";
     before = reached.error;
-    world.store().roll_back(5000);
+    world.store().roll_back(3000);
   }
 }
 
@@ -221,17 +221,18 @@ TEST(Retrieval, ASampleForTheRestHelpsAtEqualKeys) {
   ThreadPool pool(2);
   World world(kShape);
   const LayerGeometry geometry = world.geometry(pool);
-  constexpr std::int64_t kTokens = 4000, kWidth = std::int64_t{kShape.kv_heads} * kShape.d;
+  constexpr std::int64_t kTokens = 2000, kWidth = std::int64_t{kShape.kv_heads} * kShape.d;
   Rng rng(3);
   std::vector<float> k(kTokens * kWidth), v(k.size());
-  for (float& x : k) x = 0.3f * static_cast<float>(rng.normal());
-  for (std::size_t i = 0; i < v.size(); ++i)  // the far half says something else than what is near
-    v[i] = static_cast<float>(rng.normal()) + (i < v.size() / 2 ? 2.0f : -2.0f);
+  for (float& x : k) x = 0.05f * static_cast<float>(rng.normal());
+  const std::size_t near = v.size() - static_cast<std::size_t>(100 * kWidth);
+  for (std::size_t i = 0; i < v.size(); ++i)  // the window says something else than what is far
+    v[i] = static_cast<float>(rng.normal()) + (i < near ? 2.0f : -2.0f);
   world.store().write(0, kTokens, k, v);
   world.store().commit(kTokens);
-  const auto without = built("retrieval:k=400,beam=400,warm=off", world, geometry),
-             with = built("retrieval:k=200,beam=200,rest=200,warm=off", world, geometry);
-  const QueryBlock block = world.block(3950, 50);
+  const auto without = built("retrieval:k=200,beam=200,warm=off", world, geometry),
+             with = built("retrieval:k=100,beam=100,rest=100,warm=off", world, geometry);
+  const QueryBlock block = world.block(1980, 20);
   const Outcome plain = outcome(*without, block, geometry), helped = outcome(*with, block, geometry);
   EXPECT_NEAR(helped.keys, plain.keys, 0.01);
   EXPECT_LT(2 * helped.error, plain.error);
