@@ -191,7 +191,7 @@ class Document:
         max_tokens: int = 0,
         seed: int = 0,
     ) -> Document:
-        """Reads a text with full attention and indexes it for `specs`.
+        """Reads a text with full attention and indexes it for `specs`; 'auto' among them measures methods on the text itself.
 
         progress(tokens_done, tokens, layers_indexed, layers) is called between chunks. kv_type: f32, f16, bf16 or q8.
         max_tokens: document, question and answer together, 0 = the model's own limit.
@@ -249,7 +249,8 @@ class Document:
     ) -> Answer:
         """Asks a question. `stream=True` returns at once; iterate over the answer.
 
-        attention: one of `methods`, 'full', or 'auto' (the first method that the document is indexed for, else full).
+        attention: one of `methods`, 'full', or 'auto': the cheapest method that was measured on the document; where none was,
+        the first that it is indexed for, else full.
         template: a text with {question} in it; None = the question form of the shipped model, which ends at a line's end.
         exact: tokens are drafted by `attention` and verified by full attention: greedy answers are those of `full`.
         sources: find the passages that the answer rests on (Answer.sources); costs time at each token.

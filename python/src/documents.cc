@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Documents: read, opened, made from keys that another engine has computed, saved, and their keys and values as
 // arrays.
+#include <nanobind/stl/pair.h>
+
 #include <cstring>
 #include <mutex>
 #include <optional>
@@ -8,6 +10,7 @@
 #include "arrays.h"
 #include "engine/document.h"
 #include "kv/store.h"
+#include "lodestone/automatic.h"
 #include "lodestone/error.h"
 #include "model.h"
 #include "model/config.h"
@@ -36,8 +39,13 @@ std::shared_ptr<PyDocument> read_document(std::shared_ptr<PyModel> model, const 
                                           std::int64_t max_tokens, std::uint64_t seed,
                                           const std::optional<Progress>& progress) {
   model->process.check("Model");
-  DocumentOptions options = {
-      .specs = parse_specs(specs), .kv_type = parse_dtype(kv_type), .max_tokens = max_tokens, .seed = seed};
+  DocumentOptions options = {.kv_type = parse_dtype(kv_type), .max_tokens = max_tokens, .seed = seed};
+  for (const std::string& spec : specs) {
+    if (parse_auto(spec))
+      options.automatic = true;
+    else
+      options.specs.push_back(parse_spec(spec));
+  }
   if (progress) {
     options.progress = [&](const ReadProgress& done) {
       const nb::gil_scoped_acquire acquire;

@@ -73,7 +73,8 @@ Result wait_for(PyModel& owner, const Ticket<Result>& ticket) {
 }
 
 std::vector<Spec> parse_specs(const std::vector<std::string>& texts);
-/// "auto": the first method that the document is indexed for, else `full`.
+/// "auto": the cheapest method that was measured on the document; where none was, the first that it is indexed for, else
+/// `full`.
 Spec attention_of(const Document& document, const std::string& attention);
 
 }  // namespace lode::python

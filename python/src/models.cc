@@ -4,6 +4,7 @@
 
 #include "engine/model.h"
 #include "lab/bench/estimate.h"
+#include "lodestone/automatic.h"
 #include "lodestone/error.h"
 #include "model.h"
 #include "model/config.h"
@@ -80,7 +81,10 @@ std::vector<Spec> parse_specs(const std::vector<std::string>& texts) {
 }
 
 Spec attention_of(const Document& document, const std::string& attention) {
-  if (attention != "auto") return parse_spec(attention);
+  const std::optional<AutoSpec> chosen = parse_auto(attention);
+  if (!chosen) return parse_spec(attention);
+  if (document.attachment(kAutoAttachment) != nullptr)
+    return choose_attention(*chosen, document.attachments(), document.methods()).spec;
   return document.methods().empty() ? parse_spec("full") : document.methods().front();
 }
 
