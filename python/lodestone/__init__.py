@@ -226,7 +226,7 @@ class Document:
     def kv(self, layer: int) -> list[tuple[NDArray[Any], NDArray[Any]]]:
         """Keys and values of a layer, a pair [S, d] for each KV head, read-only and without a copy.
 
-        float32 or float16 as kv_type says; bf16 comes as uint16 (torch: `.view(torch.bfloat16)`). InputError for q8.
+        float32 or float16 as kv_type says; bf16 comes as uint16 (torch: `.view(torch.bfloat16)`). InputError for quantised ones.
         """
         return self._document.kv(layer)
 

@@ -136,8 +136,9 @@ std::shared_ptr<PyDocument> document_of_keys(std::shared_ptr<PyModel> model,
 Rows rows_of(const KvRows& rows, bool keys, nb::handle owner) {
   constexpr auto kFloat = static_cast<std::uint8_t>(nb::dlpack::dtype_code::Float);
   constexpr auto kUInt = static_cast<std::uint8_t>(nb::dlpack::dtype_code::UInt);
-  if (rows.type == DType::q8)
-    throw InputError("kv: expected keys of f32, f16 or bf16, found a document of q8, whose rows have scales");
+  if (rows.type != DType::f32 && rows.type != DType::f16 && rows.type != DType::bf16)
+    throw InputError("kv: expected keys of f32, f16 or bf16, found a document of " +
+                     std::string(name_of(rows.type)));
   const nb::dlpack::dtype type = rows.type == DType::f32   ? nb::dlpack::dtype{kFloat, 32, 1}
                                  : rows.type == DType::f16 ? nb::dlpack::dtype{kFloat, 16, 1}
                                                            : nb::dlpack::dtype{kUInt, 16, 1};

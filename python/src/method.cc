@@ -21,17 +21,13 @@ using Floats = nb::ndarray<nb::numpy, float>;
 
 float number_at(const KvRows& rows, std::int64_t row, int i) {
   const std::int64_t at = row * rows.d + i;
-  switch (rows.type) {
-    case DType::f32:
-      return reinterpret_cast<const float*>(rows.k)[at];
-    case DType::f16:
-      return to_float(reinterpret_cast<const f16*>(rows.k)[at]);
-    case DType::bf16:
-      return to_float(reinterpret_cast<const bf16*>(rows.k)[at]);
-    case DType::q8:
-      return static_cast<float>(reinterpret_cast<const std::int8_t*>(rows.k)[at]) * rows.k_scale[row];
-  }
-  return 0;
+  if (rows.type == DType::f32) return reinterpret_cast<const float*>(rows.k)[at];
+  if (rows.type == DType::f16) return to_float(reinterpret_cast<const f16*>(rows.k)[at]);
+  if (rows.type == DType::bf16) return to_float(reinterpret_cast<const bf16*>(rows.k)[at]);
+  if (rows.type == DType::q8)
+    return static_cast<float>(reinterpret_cast<const std::int8_t*>(rows.k)[at]) * rows.k_scale[row];
+  throw InputError("a method in Python: expected keys of f32, f16, bf16 or q8, found " +
+                   std::string(name_of(rows.type)));
 }
 
 /// A head's keys [S, d] as float32: Python may keep them.

@@ -6,6 +6,7 @@ import json
 import pytest
 
 pytest.importorskip("lm_eval")
+pytest.importorskip("accelerate")  # which the harness's own models need
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 

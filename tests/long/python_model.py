@@ -3,7 +3,7 @@
 
 usage: PYTHONPATH=build/release/python python tests/long/python_model.py MODEL.gguf [SPEC]
 
-Needs torch, transformers and gguf. `lodestone quantize` writes the model as float32 first, so that all three compute with the
+Needs torch, transformers, accelerate and gguf. `lodestone quantize` writes the model as float32 first, so that all three compute with the
 same weights; the document is the beginning of demo/document.txt. Exits 1 unless all answers agree.
 """
 
