@@ -158,6 +158,7 @@ void ShardAttention::attend(const DistributedCall& call) {
   merge_states(ranks_, {output.data(), lse.data(), rows, d});
   for (std::size_t b = 0; b < call.blocks.size(); ++b) {
     std::copy_n(states[b].output, states[b].rows * d, call.outputs[b]);
+    if (!call.lse.empty()) std::copy_n(states[b].lse, states[b].rows, call.lse[b]);
     const auto block = call.blocks.subspan(b, 1);
     call.step.work[b].attend += call.window > 0   ? work_in_window(block.front(), call.window)
                                 : choices.empty() ? count_full(block, call.geometry)

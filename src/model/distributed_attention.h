@@ -19,6 +19,7 @@ struct DistributedCall {
   std::vector<TailRows> tails;      ///< one a block
   std::span<QueryBlock> blocks;     ///< their `kv` is the document's; positions count from its first token
   std::span<float* const> outputs;  ///< one a block: [T, Hq, d]
+  std::span<float* const> lse;      ///< one a block: [T, Hq], of models with sinks; else none
 };
 
 class DistributedAttention {

@@ -354,7 +354,8 @@ void Llama::attend_step(int index, const Step& step, std::int64_t row, ForwardWo
                                      .geometry = geometry,
                                      .tails = take_tails(step, geometry, blocks),
                                      .blocks = blocks,
-                                     .outputs = outputs});
+                                     .outputs = outputs,
+                                     .lse = lse});
   MassSink mass;
   const bool selector_wants = selector != nullptr && selector->wants_mass();
   if (selector_wants || (step.hooks != nullptr && step.hooks->mass)) {
