@@ -13,6 +13,7 @@
 #include "ann/hashing/half_tables.h"
 #include "io/container.h"
 #include "io/safetensors.h"
+#include "kernels/kernels.h"
 #include "lodestone/error.h"
 #include "select/shared/stored_keys.h"
 #include "support/hash_file.h"
