@@ -18,6 +18,7 @@
 #include "base/file.h"
 #include "io/container.h"
 #include "io/safetensors.h"
+#include "kernels/kernels.h"
 #include "lodestone/error.h"
 #include "select/saap/int8_net.h"
 #include "select/shared/bucket_choice.h"
