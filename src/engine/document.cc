@@ -11,6 +11,7 @@
 #include "engine/automatic.h"
 #include "engine/context_file.h"
 #include "lodestone/error.h"
+#include "select/shared/branches.h"
 
 namespace lode {
 
@@ -63,6 +64,14 @@ Document::Impl::Impl(Context context_, std::string text_, Attachments attachment
   }
 }
 
+Position far_limit_of(std::int64_t tokens, const AttachedMethod& method) {
+  const bool fixed =
+      method.spec.dense.from_context || std::any_of(method.selectors.begin(), method.selectors.end(),
+                                                    [](const Selector* s) { return grows_with_window(s); });
+  const std::int64_t end = tokens - (fixed ? method.spec.dense.window : 0);
+  return static_cast<Position>(std::max<std::int64_t>(0, end));
+}
+
 AttachedMethod* Document::Impl::method_of(const Spec& spec) const {
   if (spec.name == "full") return nullptr;
   for (AttachedMethod& method : parts().methods)
@@ -73,8 +82,23 @@ AttachedMethod* Document::Impl::method_of(const Spec& spec) const {
                                fmt::join(names, ", "), spec.str()));
 }
 
+namespace {
+
+/// A text that was appended to is indexed as far as its last window: here every key may become far at once.
+void complete_indexes(Context& context) {
+  Context::Impl& c = context.impl();
+  if (c.gpu != nullptr) return;
+  for (AttachedMethod& method : c.methods)
+    for (std::size_t layer = 0; layer < method.selectors.size(); ++layer)
+      if (Selector* const selector = method.selectors[layer]; selector != nullptr)
+        selector->append(0, c.kv.layer(static_cast<int>(layer)), far_limit_of(c.tokens(), method));
+}
+
+}  // namespace
+
 std::shared_ptr<const Document> Document::Impl::share(Context context, std::string text,
                                                       Attachments attachments) {
+  complete_indexes(context);
   return std::shared_ptr<const Document>(
       new Document(std::make_unique<Impl>(std::move(context), std::move(text), std::move(attachments))));
 }

@@ -35,4 +35,8 @@ struct Document::Impl {
   AttachedMethod* method_of(const Spec& spec) const;
 };
 
+/// The keys that are far for a branch of a document of so many tokens end with the document, or with what the
+/// index will ever hold of it.
+Position far_limit_of(std::int64_t tokens, const AttachedMethod& method);
+
 }  // namespace lode

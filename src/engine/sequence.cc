@@ -16,15 +16,6 @@ KvShape tail_shape(const Document& document, std::int64_t room) {
   return shape;
 }
 
-/// The keys that are far for a branch end with the document, or with what the index will ever hold of it.
-Position far_limit_of(const Document& document, const AttachedMethod& method) {
-  const bool fixed =
-      method.spec.dense.from_context || std::any_of(method.selectors.begin(), method.selectors.end(),
-                                                    [](const Selector* s) { return grows_with_window(s); });
-  const std::int64_t end = document.tokens() - (fixed ? method.spec.dense.window : 0);
-  return static_cast<Position>(std::max<std::int64_t>(0, end));
-}
-
 }  // namespace
 
 Sequence::Sequence(std::shared_ptr<const Document> document, const Spec& attention, std::int64_t room_)
@@ -34,7 +25,7 @@ Sequence::Sequence(std::shared_ptr<const Document> document, const Spec& attenti
       method_(document_->impl().method_of(attention)) {
   tail.recurrent().branch_from(this->document().parts().kv.recurrent());
   if (method_ == nullptr) return;
-  far_limit = far_limit_of(*document_, *method_);
+  far_limit = far_limit_of(document_->tokens(), *method_);
   if (on_gpu()) return;  // its selectors know nothing of branches
   for (const Selector* selector : method_->selectors) by_id.push_back(is_per_sequence(selector) ? 1 : 0);
   if (std::find(by_id.begin(), by_id.end(), 1) == by_id.end()) return;

@@ -76,7 +76,7 @@ TEST(Config, ScalingInItsOldAndNewForm) {
 }
 
 TEST(Config, WhatIsNotSupportedIsNamed) {
-  for (const char* name : {"GPT2LMHeadModel", "MixtralForCausalLM", "GPT2LMHeadModel", ""}) {
+  for (const char* name : {"GPT2LMHeadModel", "FalconForCausalLM", "GPT2LMHeadModel", ""}) {
     expect_refused(name, [&] { parsed(with("architectures", {name})); });
   }
   for (const Json& wrong : {Json(), Json::array(), Json("LlamaForCausalLM"), Json{1}}) {

@@ -144,8 +144,8 @@ class ValuesOutOfRange(ProgramTest):
         self.assert_refused(run("bench", "attention", "--context", "1k", "--gpu-memory", "1GiB"), "--gpu-memory")  # of one layer's keys
 
     def test_choices(self):
-        self.refused("--kv-type=q4")
-        self.assert_refused(run("inspect", self.model, "--kv-type", "F16"), "--kv-type: expected one of f32, f16, bf16, q8, found 'F16'")
+        self.refused("--kv-type=q3")
+        self.assert_refused(run("inspect", self.model, "--kv-type", "F16"), "--kv-type: expected one of f32, f16, bf16, q8, q4, found 'F16'")
         self.refused("--device=tpu")
 
     def test_cuda_without_cuda(self):
@@ -327,7 +327,7 @@ class BadTexts(ProgramTest):
 
     def test_questions(self):
         context = self.index("questions.lode")
-        self.assert_refused(run("ask", context, "--json", stdin=b"\xff?\n"), "UTF-8")
+        self.assert_refused(run("ask", context, "-a", "full", "--json", stdin=b"\xff?\n"), "UTF-8")
         for empty in ("", "  ", "\n\t"):
             self.assert_refused(run("ask", context, empty), "question 1", "empty")
             self.assert_refused(run("ask", context, "Who?", empty), "question 2", "empty")

@@ -115,7 +115,7 @@ class ModelFolder(ProgramTest):
                 self.assert_model_refused("NaN or an infinity", "down")
 
     def test_other_architectures(self):
-        for name in ("GPT2LMHeadModel", "MixtralForCausalLM", "BertModel"):
+        for name in ("GPT2LMHeadModel", "FalconForCausalLM", "BertModel"):
             self.change_config(architectures=[name])
             self.assert_model_refused("config.json", name)
 
