@@ -161,7 +161,7 @@ class Train(ProgramTest):
                 self.assertFalse(path.exists())
 
     def test_refusals(self):
-        for settings, mention in (({"clusters": 1}, "--clusters"), ({"clusters": 60000}, "60000"), ({"window": 5000}, "far keys"), ({"distance": 300}, "far keys"),
+        for settings, mention in (({"clusters": 1}, "--clusters"), ({"clusters": 60000}, "60000"), ({"window": 5000}, "far keys"), ({"distance": 300, "filter": "both"}, "far keys"),
                                   ({"prompts": 1}, "prompts"), ({"rate": "nan"}, "--rate"), ({"type": "q4"}, "--type"),
                                   ({"keys": "words"}, "--keys"), ({"keys": "trained", "balance": 1}, "--keys trained"),
                                   ({"sample-memory": "much"}, "--sample-memory")):
