@@ -88,12 +88,12 @@ class Growing(ProgramTest):
         self.assertEqual(result["files"][-1]["path"], "notes/n3.md")
 
     def test_an_interrupted_reading_goes_on(self):
-        text = documents.write(self.place, "long.txt", TEXT * 350)
+        text = documents.write(self.place, "long.txt", TEXT * 700)
         output, log = self.place / "long.lode", self.place / ".long.lode.partial"
         for sent, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, INTERRUPTED)):
             process = start("index", "-m", self.model, "-f", text, "-o", output, "--quiet")
             before = log.stat().st_size if log.exists() else 0
-            while process.poll() is None and (not log.exists() or log.stat().st_size <= before):
+            while process.poll() is None and (not log.exists() or log.stat().st_size <= before + (2 << 20)):  # a whole block
                 time.sleep(0.01)
             self.assertIsNone(process.poll(), "finished before it could be interrupted")
             process.send_signal(sent)
