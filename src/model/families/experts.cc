@@ -22,14 +22,11 @@ constexpr std::array<TensorName, 4> kMixtral = {{
      "blk.{}.ffn_down_exps.weight"},
 }};
 
-constexpr std::array<TensorName, 6> kQwenMoe = {{
-    {Place::router, "model.layers.{}.mlp.gate.weight", "blk.{}.ffn_gate_inp.weight"},
-    {Place::expert_gate_up, "model.layers.{}.mlp.experts.gate_up_proj", "blk.{}.ffn_gate_up_exps.weight"},
-    {Place::expert_gate, "model.layers.{}.mlp.experts.{}.gate_proj.weight", "blk.{}.ffn_gate_exps.weight"},
-    {Place::expert_up, "model.layers.{}.mlp.experts.{}.up_proj.weight", "blk.{}.ffn_up_exps.weight"},
-    {Place::expert_down, "model.layers.{}.mlp.experts.down_proj", ""},
-    {Place::expert_down, "model.layers.{}.mlp.experts.{}.down_proj.weight", "blk.{}.ffn_down_exps.weight"},
-}};
+constexpr auto kQwenMoe =
+    joined(std::array<TensorName, 1>{{
+               {Place::router, "model.layers.{}.mlp.gate.weight", "blk.{}.ffn_gate_inp.weight"},
+           }},
+           kUsualExperts);
 
 constexpr auto kTransposed = TensorForm::transposed;
 constexpr auto kMxfp4 = TensorForm::mxfp4;

@@ -14,35 +14,34 @@ namespace {
 
 constexpr std::int64_t kMaxHeads = 1024, kMaxWidth = 1 << 20;
 
-constexpr std::array<TensorName, 27> kNames = {{
-    {Place::mlp_norm, "model.layers.{}.post_attention_layernorm.weight", "blk.{}.post_attention_norm.weight"},
-    {Place::q_and_gate, "model.layers.{}.self_attn.q_proj.weight", "blk.{}.attn_q.weight"},
-    {Place::delta_qkvz, "model.layers.{}.linear_attn.in_proj_qkvz.weight", "blk.{}.ssm_in.weight"},
-    {Place::delta_qkv, "model.layers.{}.linear_attn.in_proj_qkv.weight", "blk.{}.attn_qkv.weight"},
-    {Place::delta_z, "model.layers.{}.linear_attn.in_proj_z.weight", "blk.{}.attn_gate.weight"},
-    {Place::delta_ba, "model.layers.{}.linear_attn.in_proj_ba.weight", "blk.{}.ssm_ba.weight"},
-    {Place::delta_b, "model.layers.{}.linear_attn.in_proj_b.weight", "blk.{}.ssm_beta.weight"},
-    {Place::delta_a, "model.layers.{}.linear_attn.in_proj_a.weight", "blk.{}.ssm_alpha.weight"},
-    {Place::delta_conv, "model.layers.{}.linear_attn.conv1d.weight", "blk.{}.ssm_conv1d.weight"},
-    {Place::delta_dt_bias, "model.layers.{}.linear_attn.dt_bias", "blk.{}.ssm_dt.bias"},
-    {Place::delta_decay, "model.layers.{}.linear_attn.A_log", "blk.{}.ssm_a"},
-    {Place::delta_norm, "model.layers.{}.linear_attn.norm.weight", "blk.{}.ssm_norm.weight"},
-    {Place::delta_out, "model.layers.{}.linear_attn.out_proj.weight", "blk.{}.ssm_out.weight"},
-    {Place::router, "model.layers.{}.mlp.gate.weight", "blk.{}.ffn_gate_inp.weight"},
-    {Place::shared_gate, "model.layers.{}.mlp.shared_expert_gate.weight", "blk.{}.ffn_gate_inp_shexp.weight"},
-    {Place::gate, "model.layers.{}.mlp.shared_expert.gate_proj.weight", "blk.{}.ffn_gate_shexp.weight"},
-    {Place::up, "model.layers.{}.mlp.shared_expert.up_proj.weight", "blk.{}.ffn_up_shexp.weight"},
-    {Place::down, "model.layers.{}.mlp.shared_expert.down_proj.weight", "blk.{}.ffn_down_shexp.weight"},
-    {Place::gate, "model.layers.{}.mlp.gate_proj.weight", "blk.{}.ffn_gate.weight"},
-    {Place::up, "model.layers.{}.mlp.up_proj.weight", "blk.{}.ffn_up.weight"},
-    {Place::down, "model.layers.{}.mlp.down_proj.weight", "blk.{}.ffn_down.weight"},
-    {Place::expert_gate_up, "model.layers.{}.mlp.experts.gate_up_proj", "blk.{}.ffn_gate_up_exps.weight"},
-    {Place::expert_gate, "model.layers.{}.mlp.experts.{}.gate_proj.weight", "blk.{}.ffn_gate_exps.weight"},
-    {Place::expert_up, "model.layers.{}.mlp.experts.{}.up_proj.weight", "blk.{}.ffn_up_exps.weight"},
-    {Place::expert_down, "model.layers.{}.mlp.experts.down_proj", ""},
-    {Place::expert_down, "model.layers.{}.mlp.experts.{}.down_proj.weight", "blk.{}.ffn_down_exps.weight"},
-    {Place::o, "model.layers.{}.self_attn.o_proj.weight", "blk.{}.attn_output.weight"},
-}};
+constexpr auto kNames = joined(
+    std::array<TensorName, 22>{{
+        {Place::mlp_norm, "model.layers.{}.post_attention_layernorm.weight",
+         "blk.{}.post_attention_norm.weight"},
+        {Place::q_and_gate, "model.layers.{}.self_attn.q_proj.weight", "blk.{}.attn_q.weight"},
+        {Place::delta_qkvz, "model.layers.{}.linear_attn.in_proj_qkvz.weight", "blk.{}.ssm_in.weight"},
+        {Place::delta_qkv, "model.layers.{}.linear_attn.in_proj_qkv.weight", "blk.{}.attn_qkv.weight"},
+        {Place::delta_z, "model.layers.{}.linear_attn.in_proj_z.weight", "blk.{}.attn_gate.weight"},
+        {Place::delta_ba, "model.layers.{}.linear_attn.in_proj_ba.weight", "blk.{}.ssm_ba.weight"},
+        {Place::delta_b, "model.layers.{}.linear_attn.in_proj_b.weight", "blk.{}.ssm_beta.weight"},
+        {Place::delta_a, "model.layers.{}.linear_attn.in_proj_a.weight", "blk.{}.ssm_alpha.weight"},
+        {Place::delta_conv, "model.layers.{}.linear_attn.conv1d.weight", "blk.{}.ssm_conv1d.weight"},
+        {Place::delta_dt_bias, "model.layers.{}.linear_attn.dt_bias", "blk.{}.ssm_dt.bias"},
+        {Place::delta_decay, "model.layers.{}.linear_attn.A_log", "blk.{}.ssm_a"},
+        {Place::delta_norm, "model.layers.{}.linear_attn.norm.weight", "blk.{}.ssm_norm.weight"},
+        {Place::delta_out, "model.layers.{}.linear_attn.out_proj.weight", "blk.{}.ssm_out.weight"},
+        {Place::router, "model.layers.{}.mlp.gate.weight", "blk.{}.ffn_gate_inp.weight"},
+        {Place::shared_gate, "model.layers.{}.mlp.shared_expert_gate.weight",
+         "blk.{}.ffn_gate_inp_shexp.weight"},
+        {Place::gate, "model.layers.{}.mlp.shared_expert.gate_proj.weight", "blk.{}.ffn_gate_shexp.weight"},
+        {Place::up, "model.layers.{}.mlp.shared_expert.up_proj.weight", "blk.{}.ffn_up_shexp.weight"},
+        {Place::down, "model.layers.{}.mlp.shared_expert.down_proj.weight", "blk.{}.ffn_down_shexp.weight"},
+        {Place::gate, "model.layers.{}.mlp.gate_proj.weight", "blk.{}.ffn_gate.weight"},
+        {Place::up, "model.layers.{}.mlp.up_proj.weight", "blk.{}.ffn_up.weight"},
+        {Place::down, "model.layers.{}.mlp.down_proj.weight", "blk.{}.ffn_down.weight"},
+        {Place::o, "model.layers.{}.self_attn.o_proj.weight", "blk.{}.attn_output.weight"},
+    }},
+    kUsualExperts);
 
 void read_delta(const Json& json, ModelConfig& c, std::string_view where) {
   DeltaPlan& d = c.plan.delta;

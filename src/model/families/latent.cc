@@ -18,32 +18,30 @@ namespace {
 
 constexpr std::int64_t kMaxRank = 1 << 16, kMaxCount = 4096;
 
-constexpr std::array<TensorName, 22> kNames = {{
-    {Place::latent_q, "model.layers.{}.self_attn.q_proj.weight", "blk.{}.attn_q.weight"},
-    {Place::latent_q_a, "model.layers.{}.self_attn.q_a_proj.weight", "blk.{}.attn_q_a.weight"},
-    {Place::latent_q_a_norm, "model.layers.{}.self_attn.q_a_layernorm.weight", "blk.{}.attn_q_a_norm.weight"},
-    {Place::latent_q_b, "model.layers.{}.self_attn.q_b_proj.weight", "blk.{}.attn_q_b.weight"},
-    {Place::latent_kv_a, "model.layers.{}.self_attn.kv_a_proj_with_mqa.weight",
-     "blk.{}.attn_kv_a_mqa.weight"},
-    {Place::latent_kv_a_norm, "model.layers.{}.self_attn.kv_a_layernorm.weight",
-     "blk.{}.attn_kv_a_norm.weight"},
-    {Place::latent_k_b, "", "blk.{}.attn_k_b.weight"},
-    {Place::latent_v_b, "", "blk.{}.attn_v_b.weight"},
-    {Place::latent_kv_b, "model.layers.{}.self_attn.kv_b_proj.weight", "blk.{}.attn_kv_b.weight"},
-    {Place::router, "model.layers.{}.mlp.gate.weight", "blk.{}.ffn_gate_inp.weight"},
-    {Place::choice_bias, "model.layers.{}.mlp.gate.e_score_correction_bias", "blk.{}.exp_probs_b.bias"},
-    {Place::gate, "model.layers.{}.mlp.shared_experts.gate_proj.weight", "blk.{}.ffn_gate_shexp.weight"},
-    {Place::up, "model.layers.{}.mlp.shared_experts.up_proj.weight", "blk.{}.ffn_up_shexp.weight"},
-    {Place::down, "model.layers.{}.mlp.shared_experts.down_proj.weight", "blk.{}.ffn_down_shexp.weight"},
-    {Place::gate, "model.layers.{}.mlp.gate_proj.weight", "blk.{}.ffn_gate.weight"},
-    {Place::up, "model.layers.{}.mlp.up_proj.weight", "blk.{}.ffn_up.weight"},
-    {Place::down, "model.layers.{}.mlp.down_proj.weight", "blk.{}.ffn_down.weight"},
-    {Place::expert_gate_up, "model.layers.{}.mlp.experts.gate_up_proj", "blk.{}.ffn_gate_up_exps.weight"},
-    {Place::expert_gate, "model.layers.{}.mlp.experts.{}.gate_proj.weight", "blk.{}.ffn_gate_exps.weight"},
-    {Place::expert_up, "model.layers.{}.mlp.experts.{}.up_proj.weight", "blk.{}.ffn_up_exps.weight"},
-    {Place::expert_down, "model.layers.{}.mlp.experts.down_proj", ""},
-    {Place::expert_down, "model.layers.{}.mlp.experts.{}.down_proj.weight", "blk.{}.ffn_down_exps.weight"},
-}};
+constexpr auto kNames = joined(
+    std::array<TensorName, 17>{{
+        {Place::latent_q, "model.layers.{}.self_attn.q_proj.weight", "blk.{}.attn_q.weight"},
+        {Place::latent_q_a, "model.layers.{}.self_attn.q_a_proj.weight", "blk.{}.attn_q_a.weight"},
+        {Place::latent_q_a_norm, "model.layers.{}.self_attn.q_a_layernorm.weight",
+         "blk.{}.attn_q_a_norm.weight"},
+        {Place::latent_q_b, "model.layers.{}.self_attn.q_b_proj.weight", "blk.{}.attn_q_b.weight"},
+        {Place::latent_kv_a, "model.layers.{}.self_attn.kv_a_proj_with_mqa.weight",
+         "blk.{}.attn_kv_a_mqa.weight"},
+        {Place::latent_kv_a_norm, "model.layers.{}.self_attn.kv_a_layernorm.weight",
+         "blk.{}.attn_kv_a_norm.weight"},
+        {Place::latent_k_b, "", "blk.{}.attn_k_b.weight"},
+        {Place::latent_v_b, "", "blk.{}.attn_v_b.weight"},
+        {Place::latent_kv_b, "model.layers.{}.self_attn.kv_b_proj.weight", "blk.{}.attn_kv_b.weight"},
+        {Place::router, "model.layers.{}.mlp.gate.weight", "blk.{}.ffn_gate_inp.weight"},
+        {Place::choice_bias, "model.layers.{}.mlp.gate.e_score_correction_bias", "blk.{}.exp_probs_b.bias"},
+        {Place::gate, "model.layers.{}.mlp.shared_experts.gate_proj.weight", "blk.{}.ffn_gate_shexp.weight"},
+        {Place::up, "model.layers.{}.mlp.shared_experts.up_proj.weight", "blk.{}.ffn_up_shexp.weight"},
+        {Place::down, "model.layers.{}.mlp.shared_experts.down_proj.weight", "blk.{}.ffn_down_shexp.weight"},
+        {Place::gate, "model.layers.{}.mlp.gate_proj.weight", "blk.{}.ffn_gate.weight"},
+        {Place::up, "model.layers.{}.mlp.up_proj.weight", "blk.{}.ffn_up.weight"},
+        {Place::down, "model.layers.{}.mlp.down_proj.weight", "blk.{}.ffn_down.weight"},
+    }},
+    kUsualExperts);
 
 /// KV heads here are the kernels': each has at most so many query heads, and all have the same rows.
 constexpr int kMostQueries = 16;

@@ -2,6 +2,8 @@
 // What the plans of families are read with, and the plans that do not stand in family.cc.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -16,6 +18,24 @@ namespace lode {
 
 inline constexpr std::int64_t kMaxWindow = std::int64_t{1} << 30;
 inline constexpr double kHuge = 1e15;
+
+/// The experts' matrices as most families call them: all of a layer in one tensor, or one tensor each.
+inline constexpr std::array<TensorName, 5> kUsualExperts = {{
+    {Place::expert_gate_up, "model.layers.{}.mlp.experts.gate_up_proj", "blk.{}.ffn_gate_up_exps.weight"},
+    {Place::expert_gate, "model.layers.{}.mlp.experts.{}.gate_proj.weight", "blk.{}.ffn_gate_exps.weight"},
+    {Place::expert_up, "model.layers.{}.mlp.experts.{}.up_proj.weight", "blk.{}.ffn_up_exps.weight"},
+    {Place::expert_down, "model.layers.{}.mlp.experts.down_proj", ""},
+    {Place::expert_down, "model.layers.{}.mlp.experts.{}.down_proj.weight", "blk.{}.ffn_down_exps.weight"},
+}};
+
+/// A family's own names and those that it shares with others, in this order.
+template <std::size_t kOwn, std::size_t kShared>
+constexpr std::array<TensorName, kOwn + kShared> joined(const std::array<TensorName, kOwn>& own,
+                                                        const std::array<TensorName, kShared>& shared) {
+  std::array<TensorName, kOwn + kShared> all = {};
+  std::copy(shared.begin(), shared.end(), std::copy(own.begin(), own.end(), all.begin()));
+  return all;
+}
 
 // A value of config.json, or `otherwise` where there is none.
 bool flag(const Json& json, const char* key, bool otherwise, std::string_view where);
