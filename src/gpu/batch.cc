@@ -359,39 +359,17 @@ cuda::Queries CudaBatch::queries(const Pass& pass, int layer, const cuda::QueryT
 // One layer in the order of the diagram in src/README.md.
 void CudaBatch::enqueue_layer(int layer, const Pass& pass) {
   const CudaModel::Layer& w = model_->layers[static_cast<std::size_t>(layer)];
-  const ModelPlan& plan = config_.plan;
-  const auto eps = static_cast<float>(config_.norm_eps),
-             multiplier = static_cast<float>(plan.residual_multiplier);
   const Staged& s = *staged_.as<Staged>();
-  const cuda::Linear::QkvArguments qkv = {
-      .x = x_.as<float>(),
-      .norm = w.attention_norm,
-      .q = w.q,
-      .k = w.k,
-      .v = w.v,
-      .q_bias = w.q_bias,
-      .k_bias = w.k_bias,
-      .v_bias = w.v_bias,
-      .eps = eps,
-      .frequencies = frequencies_.as<float>(),
-      .turning = plan.layer(layer).turn == Turn::none ? 0 : static_cast<int>(pass.rope->turning_pairs()),
-      .rope_scale = rope_scale_,
-      .q_norm = w.q_norm,
-      .k_norm = w.k_norm,
-      .growth = {static_cast<float>(plan.query_growth), plan.query_growth_start},
-      .q_out = q_.as<float>(),
-      .q_unrotated = q_unrotated_.as<float>()};
-  const cuda::Linear::MlpArguments mlp = {.norm = w.mlp_norm,
-                                          .gate = w.gate,
-                                          .up = w.up,
-                                          .down = w.down,
-                                          .gate_bias = w.gate_bias,
-                                          .up_bias = w.up_bias,
-                                          .down_bias = w.down_bias,
-                                          .eps = eps,
-                                          .gelu = plan.activation == ActivationKind::gelu_tanh,
-                                          .addition = {w.mlp_post_norm, eps, multiplier}};
-  const cuda::Addition addition = {w.attention_post_norm, eps, multiplier};
+  cuda::Linear::QkvArguments qkv = qkv_of(w, config_);
+  qkv.x = x_.as<float>();
+  qkv.frequencies = frequencies_.as<float>();
+  qkv.turning =
+      config_.plan.layer(layer).turn == Turn::none ? 0 : static_cast<int>(pass.rope->turning_pairs());
+  qkv.rope_scale = rope_scale_;
+  qkv.q_out = q_.as<float>();
+  qkv.q_unrotated = q_unrotated_.as<float>();
+  const cuda::Linear::MlpArguments mlp = mlp_of(w, config_);
+  const cuda::Addition addition = attention_addition(w, config_);
   const cuda::Queries all = queries(pass, layer, there(s.absolute)->data(), there(s.absolute_bases)->data());
   if (!pass.narrow) {
     linear_.qkv(qkv, all);

@@ -543,51 +543,30 @@ cuda::Queries CudaContext::queries(int layer, const Run& run) const {
 // One layer in the order of the diagram in src/README.md.
 void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
   const CudaModel::Layer& w = model_->layers[static_cast<std::size_t>(layer)];
-  const auto eps = static_cast<float>(config_.norm_eps);
   const bool host = run.host_takes_part(), sparse = !run.dense();
-  const ModelPlan& plan = config_.plan;
   const LayerTurn turn = turn_of(layer, run.rope);
-  const auto multiplier = static_cast<float>(plan.residual_multiplier);
   if (run.reach == Reach::staged)
     tier_->bring(*run.step.sequences.front().kv, layer, run.count, stream_.get());
-  linear_.qkv({.x = x_.as<float>(),
-               .norm = w.attention_norm,
-               .q = w.q,
-               .k = w.k,
-               .v = w.v,
-               .q_bias = w.q_bias,
-               .k_bias = w.k_bias,
-               .v_bias = w.v_bias,
-               .eps = eps,
-               .frequencies = frequencies_.as<float>() + turn.first,
-               .turning = static_cast<int>(turn.rope.turning_pairs()),
-               .rope_scale = turn.rope.attention_scaling(),
-               .q_norm = w.q_norm,
-               .k_norm = w.k_norm,
-               .growth = {static_cast<float>(plan.query_growth), plan.query_growth_start},
-               .q_out = q_.as<float>(),
-               .q_unrotated = sparse || host ? q_unrotated_.as<float>() : nullptr,
-               .k_unrotated = host ? k_unrotated_.as<float>() : nullptr,
-               .k_out = host ? k_.as<float>() : nullptr,
-               .v_out = host ? v_.as<float>() : nullptr},
-              queries(layer, run));
+  cuda::Linear::QkvArguments qkv = qkv_of(w, config_);
+  qkv.x = x_.as<float>();
+  qkv.frequencies = frequencies_.as<float>() + turn.first;
+  qkv.turning = static_cast<int>(turn.rope.turning_pairs());
+  qkv.rope_scale = turn.rope.attention_scaling();
+  qkv.q_out = q_.as<float>();
+  qkv.q_unrotated = sparse || host ? q_unrotated_.as<float>() : nullptr;
+  if (host) {
+    qkv.k_unrotated = k_unrotated_.as<float>();
+    qkv.k_out = k_.as<float>();
+    qkv.v_out = v_.as<float>();
+  }
+  linear_.qkv(qkv, queries(layer, run));
   enqueue_given(layer, run);
   if (host) tell_listeners(layer, run);
   attend(layer, run, work);
   if (run.audits(layer)) audit(layer, run);
   linear_.project_out(attention_.as<float>(), run.count, w.o, w.o_bias, x_.as<float>(),
-                      {w.attention_post_norm, eps, multiplier});
-  linear_.mlp({.norm = w.mlp_norm,
-               .gate = w.gate,
-               .up = w.up,
-               .down = w.down,
-               .gate_bias = w.gate_bias,
-               .up_bias = w.up_bias,
-               .down_bias = w.down_bias,
-               .eps = eps,
-               .gelu = plan.activation == ActivationKind::gelu_tanh,
-               .addition = {w.mlp_post_norm, eps, multiplier}},
-              run.count, x_.as<float>());
+                      attention_addition(w, config_));
+  linear_.mlp(mlp_of(w, config_), run.count, x_.as<float>());
 }
 
 /// Logits of some rows of the step, on their way to the host.

@@ -272,4 +272,38 @@ std::shared_ptr<const GpuModel> make_gpu_model(const ModelConfig& config, const 
   return std::make_shared<CudaModel>(config, weights, limit);
 }
 
+cuda::Linear::QkvArguments qkv_of(const CudaModel::Layer& layer, const ModelConfig& config) {
+  const ModelPlan& plan = config.plan;
+  return {.norm = layer.attention_norm,
+          .q = layer.q,
+          .k = layer.k,
+          .v = layer.v,
+          .q_bias = layer.q_bias,
+          .k_bias = layer.k_bias,
+          .v_bias = layer.v_bias,
+          .eps = static_cast<float>(config.norm_eps),
+          .q_norm = layer.q_norm,
+          .k_norm = layer.k_norm,
+          .growth = {static_cast<float>(plan.query_growth), plan.query_growth_start}};
+}
+
+cuda::Linear::MlpArguments mlp_of(const CudaModel::Layer& layer, const ModelConfig& config) {
+  const auto eps = static_cast<float>(config.norm_eps);
+  return {.norm = layer.mlp_norm,
+          .gate = layer.gate,
+          .up = layer.up,
+          .down = layer.down,
+          .gate_bias = layer.gate_bias,
+          .up_bias = layer.up_bias,
+          .down_bias = layer.down_bias,
+          .eps = eps,
+          .gelu = config.plan.activation == ActivationKind::gelu_tanh,
+          .addition = {layer.mlp_post_norm, eps, static_cast<float>(config.plan.residual_multiplier)}};
+}
+
+cuda::Addition attention_addition(const CudaModel::Layer& layer, const ModelConfig& config) {
+  return {layer.attention_post_norm, static_cast<float>(config.norm_eps),
+          static_cast<float>(config.plan.residual_multiplier)};
+}
+
 }  // namespace lode

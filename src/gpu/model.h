@@ -45,4 +45,10 @@ class CudaModel final : public GpuModel {
   std::string remark_;
 };
 
+/// What a layer's products need of weights and plan; buffers, RoPE and where tokens stand are the caller's.
+cuda::Linear::QkvArguments qkv_of(const CudaModel::Layer& layer, const ModelConfig& config);
+cuda::Linear::MlpArguments mlp_of(const CudaModel::Layer& layer, const ModelConfig& config);
+/// How attention's output is added to the stream.
+cuda::Addition attention_addition(const CudaModel::Layer& layer, const ModelConfig& config);
+
 }  // namespace lode
