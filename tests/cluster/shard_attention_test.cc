@@ -14,26 +14,14 @@
 #include "engine/batch.h"
 #include "engine/document.h"
 #include "lodestone/error.h"
+#include "support/compare.h"
+#include "support/some_tokens.h"
 
 namespace lode {
 namespace {
 
 constexpr float kTolerance = 2e-4f;  // the parts of a sum are added in another order
 constexpr float kRounded = 2e-2f;    // a new row's numbers may then round to the next one of the store's type
-
-std::vector<TokenId> some_tokens(std::int64_t count, std::uint64_t seed) {
-  std::vector<TokenId> tokens(static_cast<std::size_t>(count));
-  for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<TokenId>(hash_seed(seed, i) % 100);
-  return tokens;
-}
-
-float worst_difference(const std::vector<float>& a, const std::vector<float>& b) {
-  EXPECT_EQ(a.size(), b.size());
-  float worst = 0;
-  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i)
-    worst = std::max(worst, std::abs(a[i] - b[i]));
-  return worst;
-}
 
 class ShardAttentionTest : public testing::Test {
  protected:

@@ -12,26 +12,14 @@
 #include "base/rng.h"
 #include "lodestone/error.h"
 #include "select/shared/shares_index.h"
+#include "support/compare.h"
+#include "support/some_tokens.h"
 
 namespace lode {
 namespace {
 
 constexpr const char* kShape = "L2q4kv2d16";
 constexpr float kTolerance = 2e-4f;  // another cut of the work sums float32 in another order
-
-std::vector<TokenId> some_tokens(std::int64_t count, std::uint64_t seed) {
-  std::vector<TokenId> tokens(static_cast<std::size_t>(count));
-  for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<TokenId>(hash_seed(seed, i) % 100);
-  return tokens;
-}
-
-float worst_difference(const std::vector<float>& a, const std::vector<float>& b) {
-  EXPECT_EQ(a.size(), b.size());
-  float worst = 0;
-  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i)
-    worst = std::max(worst, std::abs(a[i] - b[i]));
-  return worst;
-}
 
 class ContextTest : public testing::Test {
  protected:

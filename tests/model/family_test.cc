@@ -15,6 +15,8 @@
 #include "model/llama.h"
 #include "model/source.h"
 #include "support/compare.h"
+#include "support/everything.h"
+#include "support/family_golden.h"
 #include "support/refusal.h"
 
 namespace lode {
@@ -22,69 +24,12 @@ namespace {
 
 using test::expect_refused;
 
-const std::filesystem::path kFamilies = std::filesystem::path(LODESTONE_SOURCE_DIR) / "tests/golden/families";
-
-/// What transformers made of some tokens.
-struct Golden {
-  explicit Golden(const std::string& name) {
-    const MappedFile file(kFamilies / name / "golden.safetensors");
-    const auto tensors = parse_safetensors(file.bytes(), file.path().string());
-    const auto floats = [&](const char* tensor) {
-      const Tensor& t = tensors.at(tensor);
-      std::vector<float> values(static_cast<std::size_t>(t.elements()));
-      std::memcpy(values.data(), t.bytes.data(), t.bytes.size());
-      return values;
-    };
-    logits = floats("logits");
-    hidden = floats("hidden");
-    std::vector<std::int64_t> wide(static_cast<std::size_t>(tensors.at("ids").elements()));
-    std::memcpy(wide.data(), tensors.at("ids").bytes.data(), wide.size() * sizeof(std::int64_t));
-    ids.assign(wide.begin(), wide.end());
-  }
-  std::vector<TokenId> ids;           // [T]
-  std::vector<float> logits, hidden;  // [T, V], [L + 1, T, D]
-};
-
-/// A method that selects every far key.
-class Everything : public Selector {
- public:
-  explicit Everything(const LayerGeometry& geometry) : geometry_(geometry) {}
-  void build(std::int32_t, KvLayer) override {}
-  void append(std::int32_t, KvLayer, Position) override { ++calls; }
-  void roll_back(std::int32_t, std::int64_t) override {}
-  void select(std::span<const QueryBlock> blocks, Selection& out) override {
-    for (const QueryBlock& block : blocks)
-      for (std::int64_t t = 0; t < block.tokens; ++t)
-        for (int head = 0; head < geometry_.kv_heads; ++head) {
-          out.add_set({block.sequence, head, all_heads(geometry_.group()), static_cast<std::int32_t>(t),
-                       static_cast<std::int32_t>(t + 1)});
-          out.add_run(block.far_begin, block.far_end(t, geometry_.dense));
-        }
-  }
-  void save(std::int32_t, SectionWriter&) const override {}
-  void load(std::int32_t, SectionReader&, KvLayer) override {}
-  std::int64_t index_bytes() const override { return 0; }
-  int calls = 0;
-
- private:
-  LayerGeometry geometry_;
-};
-
-struct Loaded {
-  explicit Loaded(const std::filesystem::path& path) {
-    ModelSource source = ModelSource::open(path);
-    config = source.config();
-    weights = ModelWeights::read(source.take_weights(), config);
-  }
-  ModelConfig config;
-  ModelWeights weights;
-};
-
 class FamilyGolden : public testing::TestWithParam<std::string> {
  protected:
   /// Logits [T, V] of all tokens, read in chunks of `chunk`.
-  static std::vector<float> logits_of(const Loaded& model, std::span<const TokenId> ids, std::size_t chunk,
-                                      Phase phase = Phase::context, std::span<Selector* const> selectors = {},
+  static std::vector<float> logits_of(const FamilyModel& model, std::span<const TokenId> ids,
+                                      std::size_t chunk, Phase phase = Phase::context,
+                                      std::span<Selector* const> selectors = {},
                                       const ForwardHooks* hooks = nullptr) {
     ThreadPool pool(2);
     Llama llama(model.config, model.weights, pool);
@@ -108,8 +53,8 @@ class FamilyGolden : public testing::TestWithParam<std::string> {
     return all;
   }
 
-  static void expect_golden(const std::filesystem::path& path, const Golden& golden) {
-    const Loaded model(path);
+  static void expect_golden(const std::filesystem::path& path, const FamilyTokens& golden) {
+    const FamilyModel model(path);
     ForwardHooks hooks;
     hooks.layer_done = [&](int layer, std::span<const float> x) {
       if (layer + 1 == model.config.layers) return;  // transformers gives the last one after the final norm
@@ -135,18 +80,18 @@ class FamilyGolden : public testing::TestWithParam<std::string> {
 };
 
 TEST_P(FamilyGolden, FolderEqualsTransformers) {
-  expect_golden(kFamilies / GetParam(), Golden(GetParam()));
+  expect_golden(kFamilies / GetParam(), FamilyTokens(GetParam()));
 }
 
 TEST_P(FamilyGolden, GgufEqualsTransformers) {
   const auto path = kFamilies / GetParam() / "model.gguf";
   if (!std::filesystem::exists(path)) GTEST_SKIP() << "GGUF has no such form of this family";
-  expect_golden(path, Golden(GetParam()));
+  expect_golden(path, FamilyTokens(GetParam()));
 }
 
 TEST_P(FamilyGolden, SelectingEverythingIsFullAttention) {
-  const Golden golden(GetParam());
-  const Loaded model(kFamilies / GetParam());
+  const FamilyTokens golden(GetParam());
+  const FamilyModel model(kFamilies / GetParam());
   std::vector<Everything> selectors;
   std::vector<Selector*> pointers;
   ThreadPool pool(1);

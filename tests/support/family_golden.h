@@ -20,15 +20,20 @@ struct FamilyTokens {
   explicit FamilyTokens(const std::string& name) {
     const MappedFile file(kFamilies / name / "golden.safetensors");
     const auto tensors = parse_safetensors(file.bytes(), file.path().string());
-    const Tensor& from = tensors.at("logits");
-    logits.resize(static_cast<std::size_t>(from.elements()));
-    std::memcpy(logits.data(), from.bytes.data(), from.bytes.size());
+    const auto floats = [&](const char* tensor) {
+      const Tensor& t = tensors.at(tensor);
+      std::vector<float> values(static_cast<std::size_t>(t.elements()));
+      std::memcpy(values.data(), t.bytes.data(), t.bytes.size());
+      return values;
+    };
+    logits = floats("logits");
+    hidden = floats("hidden");
     std::vector<std::int64_t> wide(static_cast<std::size_t>(tensors.at("ids").elements()));
     std::memcpy(wide.data(), tensors.at("ids").bytes.data(), wide.size() * sizeof(std::int64_t));
     ids.assign(wide.begin(), wide.end());
   }
-  std::vector<TokenId> ids;   // [T]
-  std::vector<float> logits;  // [T, V]
+  std::vector<TokenId> ids;           // [T]
+  std::vector<float> logits, hidden;  // [T, V], [L + 1, T, D]
 };
 
 /// A model from its folder or GGUF file.
