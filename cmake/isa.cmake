@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # A block of weights stands for the same bits on every machine (src/kernels/dequantise.cc): no fused operations of the compiler's choice.
-set_source_files_properties(src/kernels/dequantise.cc PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
+set_source_files_properties(src/kernels/dequantise.cc PROPERTIES COMPILE_OPTIONS -ffp-contract=off SKIP_PRECOMPILE_HEADERS ON)
 # One translation unit per instruction set, each with its own flags; everything else is built for the baseline, so that the
 # program starts on any x86-64 and chooses at run time. Never -march=native.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
@@ -24,7 +24,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     endif()
     file(GLOB_RECURSE isa_sources src/kernels/cpu/*_${isa}.cc)
     if(isa_sources)
-      set_source_files_properties(${isa_sources} PROPERTIES COMPILE_OPTIONS "${flags}")
+      set_source_files_properties(${isa_sources} PROPERTIES COMPILE_OPTIONS "${flags}" SKIP_PRECOMPILE_HEADERS ON)
     endif()
   endforeach()
 endif()

@@ -19,6 +19,7 @@ target_include_directories(lodestone-serve PRIVATE src)
 target_link_libraries(lodestone-serve PUBLIC lodestone PRIVATE ${lode_dependencies})
 # Not templates of numbers: what Beast and JSON make of -O3 is size alone.
 target_compile_options(lodestone-serve PRIVATE ${lode_warnings} $<$<CONFIG:Release>:-O2>)
+lode_precompile(lodestone-serve)
 if(Boost_FOUND)
   target_include_directories(lodestone-serve SYSTEM PRIVATE ${Boost_INCLUDE_DIRS})
 endif()

@@ -70,6 +70,6 @@ python_for_tests() {
 # build TARGET...: configures (with cmake_flags) and builds the release preset on all cores.
 cmake_flags=()
 build() {
-  cmake --preset release -Wno-dev "${cmake_flags[@]}" >/dev/null
+  cmake --preset release -Wno-dev -DLODESTONE_PCH=ON "${cmake_flags[@]}" >/dev/null
   cmake --build --preset release --parallel "$(nproc)" --target "$@"
 }
