@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -49,34 +50,45 @@ std::string other_options(const CLI::App& verb) {
   return text;
 }
 
+/// Where shipped suites lie: the papers' tables and figures, which are 'all', and published benchmarks.
+std::array<fs::path, 2> suite_folders() { return {data_dir() / "suites", data_dir() / "suites" / "benchmarks"}; }
+
+std::vector<fs::path> suites_in(const fs::path& folder) {
+  std::vector<fs::path> paths;
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (entry.path().extension() == ".toml") paths.push_back(entry.path());
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
 /// Shipped suites by their names, others by their paths.
 fs::path find_suite(const std::string& name) {
   if (fs::exists(name)) return name;
-  const fs::path shipped = data_dir() / "suites" / (name + ".toml");
-  if (fs::exists(shipped)) return shipped;
   std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(data_dir() / "suites"))
-    names.push_back(entry.path().stem().string());
-  std::sort(names.begin(), names.end());
+  for (const fs::path& folder : suite_folders()) {
+    if (fs::path shipped = folder / (name + ".toml"); fs::exists(shipped)) return shipped;
+    for (const fs::path& path : suites_in(folder)) names.push_back(path.stem().string());
+  }
   throw InputError(fmt::format("report: expected a file, 'all' or a shipped suite out of {}; found '{}'",
                                join(names), excerpt(name)));
 }
 
 std::vector<Suite> read_suites(const ReportFlags& flags, Device device) {
+  const std::array<fs::path, 2> shipped = suite_folders();
   std::vector<fs::path> paths;
   for (const std::string& name : flags.suites) {
     if (name != "all") {
       paths.push_back(find_suite(name));
       continue;
     }
-    for (const auto& entry : fs::directory_iterator(data_dir() / "suites"))
-      if (entry.path().extension() == ".toml") paths.push_back(entry.path());
-    std::sort(paths.begin(), paths.end());
+    const std::vector<fs::path> papers = suites_in(shipped[0]);
+    paths.insert(paths.end(), papers.begin(), papers.end());
   }
   std::vector<Suite> suites;
   for (const fs::path& path : paths) {
     suites.push_back(read_suite(path, flags.quick, device == Device::cuda));
-    if (path.parent_path() != data_dir() / "suites") suites.back().given = path.string();
+    if (std::find(shipped.begin(), shipped.end(), path.parent_path()) == shipped.end())
+      suites.back().given = path.string();
   }
   return suites;
 }
