@@ -67,12 +67,17 @@ python_for_tests() {
   cmake_flags=(-DLODESTONE_PYTHON=ON "-DPython_EXECUTABLE=$PWD/$venv/bin/python")
 }
 
-# build TARGET...: configures (with cmake_flags) and builds the release preset on all cores; with ccache where it is installed, else
-# with precompiled headers, which ccache cannot share between folders.
+# What makes a build from scratch faster: ccache where it is installed, else precompiled headers, which ccache cannot share between
+# folders.
+if command -v ccache >/dev/null; then
+  fast_flags=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
+else
+  fast_flags=(-DLODESTONE_PCH=ON)
+fi
+
+# build TARGET...: configures (with cmake_flags) and builds the release preset on all cores.
 cmake_flags=()
 build() {
-  local faster=-DLODESTONE_PCH=ON
-  if command -v ccache >/dev/null; then faster=-DCMAKE_CXX_COMPILER_LAUNCHER=ccache; fi
-  cmake --preset release -Wno-dev "$faster" "${cmake_flags[@]}" >/dev/null
+  cmake --preset release -Wno-dev "${fast_flags[@]}" "${cmake_flags[@]}" >/dev/null
   cmake --build --preset release --parallel "$(nproc)" --target "$@"
 }
