@@ -179,7 +179,10 @@ void bind_documents(nb::module_& m) {
             self.document->save(path);
           },
           nb::arg("path"))
-      .def("kv", &kv_of, nb::arg("layer"))
+      // Spelled out, since the type of the rows is known at run time only.
+      .def("kv", &kv_of, nb::arg("layer"),
+           nb::sig("def kv(self, layer: int) -> list[tuple[numpy.typing.NDArray[typing.Any], "
+                   "numpy.typing.NDArray[typing.Any]]]"))
       .def_prop_ro("tokens", [](const PyDocument& self) { return self.document->tokens(); })
       .def_prop_ro("token_ids",
                    [](const PyDocument& self) {
