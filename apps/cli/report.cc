@@ -51,7 +51,9 @@ std::string other_options(const CLI::App& verb) {
 }
 
 /// Where shipped suites lie: the papers' tables and figures, which are 'all', and published benchmarks.
-std::array<fs::path, 2> suite_folders() { return {data_dir() / "suites", data_dir() / "suites" / "benchmarks"}; }
+std::array<fs::path, 2> suite_folders() {
+  return {data_dir() / "suites", data_dir() / "suites" / "benchmarks"};
+}
 
 std::vector<fs::path> suites_in(const fs::path& folder) {
   std::vector<fs::path> paths;

@@ -13,10 +13,9 @@
 namespace lode {
 namespace {
 
-constexpr Match kMetrics[] = {Match::any,   Match::choice, Match::classes, Match::code,
-                              Match::count, Match::debug,  Match::decimal, Match::f1,
-                              Match::number, Match::passage, Match::rouge_l, Match::substring,
-                              Match::word};
+constexpr Match kMetrics[] = {Match::any,     Match::choice,    Match::classes, Match::code,   Match::count,
+                              Match::debug,   Match::decimal,   Match::f1,      Match::number, Match::passage,
+                              Match::rouge_l, Match::substring, Match::word};
 
 Match match_of(const std::string& name) {
   for (const Match match : kMetrics)

@@ -298,7 +298,8 @@ class Bench(ProgramTest):
     def test_prefill(self):
         report = self.assert_done(run("bench", "prefill", "--shape", "L1q4kv2d64", "--context", "1k", "--json", "--quiet",
                                       timeout=120)).json()
-        self.assertEqual([row["what"] for row in report["results"]], ["attention", "gemm", "onednn bf16 gemm"])
+        self.assertEqual([row["what"] for row in report["results"][:2]], ["attention", "gemm"])
+        self.assertRegex(report["results"][2]["what"], "^onednn (bf16|f32) gemm$")
         for row in report["results"]:
             self.assertTrue(math.isfinite(row["gflops"]) and row["gflops"] > 0, row)
 
@@ -306,7 +307,8 @@ class Bench(ProgramTest):
         report = self.assert_done(run("bench", "prefill", "--random", "L2q4kv2d64", "--context", "600", "--device", "cpu",
                                       "--json", "--quiet", timeout=120)).json()
         model, gemm = report["results"]
-        self.assertEqual((model["what"], gemm["what"]), ("model", "onednn bf16 gemm"))
+        self.assertEqual(model["what"], "model")
+        self.assertRegex(gemm["what"], "^onednn (bf16|f32) gemm$")
         self.assertAlmostEqual(model["tokens_per_second"] * model["median_us"], 600e6, delta=600)
         self.assertAlmostEqual(model["of_gemm"] * gemm["gflops"], model["gflops"], delta=1e-3 * model["gflops"])
 

@@ -25,7 +25,8 @@ struct PrefillBenchOptions {
 };
 
 struct PrefillBenchRow {
-  std::string what;  ///< "attention", "gemm" or "model"; last "onednn bf16 gemm" or "cublaslt bf16 gemm"
+  std::string
+      what;  ///< "attention", "gemm" or "model"; last the yardstick: "onednn bf16 gemm" ("f32" on CPUs without bf16 products) or "cublaslt bf16 gemm"
   double median_ms = 0;
   double gflops = 0;             ///< 10^9 multiplications and additions per second
   double of_gemm = 0;            ///< gflops / those of the last row; 0 when there is no such library
