@@ -17,7 +17,6 @@ import types
 WORDS = ("the a an of and lighthouse keeper Tarn Umber river bell iron copper Clara Whitaker 1848 12 3.5 0 007 answer option Option is: "
          "answer: Answer is Paragraph B. C: D A café 東京 naïve it's well-known end").split()
 MARKS = ["", "", "", ".", ",", "!", "?", ":", "'", '"', "`", "\n", "\n\n", " - ", "*"]
-CLASSES = ["Food", "Food and drink", "City", "Large City", "Number", "Date", "drink"]
 LEADS = ["", "", "The answer is: ", "answer is ", "Answer: ", "answer: ", "The correct option is: ", "option is ", "is: ", "\n"]
 
 
@@ -63,7 +62,7 @@ def longbench(made, metrics):
     answers = [made.text(6) or "bell" for _ in range(made.random.randint(1, 3))]
     output = made.near(answers[0], 6)
     yield "f1", output, answers, [], best(metrics.qa_f1_score, output, answers)
-    yield "rouge_l", output, answers[:1], [], metrics.rouge_score(output, answers[0])
+    yield "rouge-l", output, answers[:1], [], metrics.rouge_score(output, answers[0])
     number = str(made.random.randint(0, 12))
     output = made.near(f"{number} {number}", 5)
     yield "count", output, [number], [], metrics.count_score(output, number)
@@ -72,7 +71,7 @@ def longbench(made, metrics):
     output = made.near(label + " " + made.random.choice(["Number", "Date", "City", ""]), 4)
     classes = ["City", "Number", "Date", "Place"]
     yield "classes", output, [label], classes, metrics.classification_score(output, label, all_classes=classes)
-    output, answer = made.code(), made.code().split("\n")[0]
+    output, answer = made.code(), made.code().split("\n")[0] or "x = f(1)"
     yield "code", output, [answer], [], metrics.code_sim_score(output, answer)
 
 

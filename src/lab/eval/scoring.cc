@@ -9,6 +9,8 @@
 #include <set>
 #include <vector>
 
+#include "text/utf8.h"
+
 namespace lode {
 
 namespace {
@@ -127,6 +129,7 @@ bool chooses(std::string_view output, const std::vector<std::string>& answers) {
   const std::string_view trimmed = trim(output);
   if (trimmed.empty()) return false;
   if (is_option(trimmed.front())) return is_answer(std::string(1, trimmed.front()));
+  if (is_answer(std::string(trimmed))) return true;
   std::string text;
   for (const std::string& word : split(trimmed, " \n\"'.,?!{}")) text += (text.empty() ? "" : " ") + word;
   for (const char* lead : {"answer is:", "answer:", "answer is", "option is"}) {
@@ -145,8 +148,9 @@ bool chooses(std::string_view output, const std::vector<std::string>& answers) {
 /// Code.Debug: what begins the output counts with its mark alone, what stands behind a lead in either form.
 bool names_the_bug(std::string_view output, const std::vector<std::string>& answers) {
   const std::string& letter = answers.back();
+  output = trim(output);
   if (output.starts_with(letter + ".") || output.starts_with(letter + ":")) return true;
-  std::string text(trim(output));
+  std::string text(output);
   for (const char* word : {"Option", "option"}) {
     for (std::size_t at; (at = text.find(word)) != std::string::npos;) text.replace(at, 6, " ");
   }
@@ -242,6 +246,17 @@ double class_score(std::string_view output, const std::string& answer,
   return named == 0 ? 0.0 : right / named;
 }
 
+std::u32string characters_of(std::string_view text) {
+  const std::string valid = replace_invalid_utf8(text);
+  std::u32string characters;
+  for (std::size_t at = 0; at < valid.size();) {
+    const CodePoint next = first_code_point(std::string_view(valid).substr(at));
+    characters += next.value;
+    at += next.bytes;
+  }
+  return characters;
+}
+
 double code_likeness(std::string_view output, const std::string& answer) {
   std::string line;
   output.remove_prefix(std::min(output.size(), output.find_first_not_of('\n')));
@@ -251,9 +266,10 @@ double code_likeness(std::string_view output, const std::string& answer) {
     line = candidate;
     break;
   }
-  if (line.empty() && answer.empty()) return 1.0;
-  const double common = common_lengths(line, answer).back().back();
-  return std::round(100 * 2 * common / static_cast<double>(line.size() + answer.size())) / 100;
+  const std::u32string have = characters_of(line), want = characters_of(answer);
+  if (have.empty() && want.empty()) return 1.0;
+  const double common = common_lengths(have, want).back().back();
+  return std::round(100 * 2 * common / static_cast<double>(have.size() + want.size())) / 100;
 }
 
 /// Against one answer.
