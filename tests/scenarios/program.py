@@ -30,7 +30,7 @@ def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     return {**os.environ, "LC_ALL": "C", **(extra or {})}
 
 
-def run(*arguments, stdin: str | bytes = "", stdout=subprocess.PIPE, timeout: float = 60, env=None, **options) -> Result:
+def run(*arguments, stdin: str | bytes = "", stdout=subprocess.PIPE, timeout: float = 180, env=None, **options) -> Result:
     given = stdin if isinstance(stdin, bytes) else stdin.encode()
     done = subprocess.run([PROGRAM, *map(str, arguments)], input=given, stdout=stdout, stderr=subprocess.PIPE,
                           timeout=timeout, env=environment(env), check=False, **options)
