@@ -17,7 +17,9 @@ namespace lode {
 
 class ThreadPool;
 
-inline constexpr int kMaxHeadDim = 512;
+/// The longest row of a key or value: latent rows have 576 numbers, and what clusters points beside a head lifts them by
+/// one more.
+inline constexpr int kMaxHeadDim = 640;
 
 /// Running softmax accumulation of `rows` queries over keys seen so far: output unnormalised.
 ///   m[r] = max score so far (-inf before the first), l[r] = sum exp(s - m), o[r, :] = sum exp(s - m) v

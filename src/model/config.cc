@@ -230,6 +230,23 @@ ModelConfig shape(int layers, int query_heads, int kv_heads, int head_dim, std::
   return c;
 }
 
+/// The sizes of OLMoE-1B-7B with the layers of a Qwen3 MoE: 1.2 billion weights a token of 6.9.
+ModelConfig mixture_shape() {
+  return config_of({{"architectures", {"Qwen3MoeForCausalLM"}},
+                    {"hidden_size", 2048},
+                    {"intermediate_size", 1024},
+                    {"moe_intermediate_size", 1024},
+                    {"num_hidden_layers", 16},
+                    {"num_attention_heads", 16},
+                    {"num_key_value_heads", 16},
+                    {"head_dim", 128},
+                    {"num_experts", 64},
+                    {"num_experts_per_tok", 8},
+                    {"vocab_size", 50304},
+                    {"max_position_embeddings", 1 << 20}},
+                   "olmoe-1b-7b");
+}
+
 }  // namespace
 
 ModelConfig parse_config(std::string_view text, std::string_view where) {
@@ -284,6 +301,7 @@ ModelConfig named_shape(std::string_view name) {
   if (name == "llama-3.1-8b") return shape(32, 32, 8, 128, 14336, 128256);
   if (name == "llama-2-7b") return shape(32, 32, 32, 128, 11008, 32000);
   if (name == "llama-3.2-1b") return shape(16, 32, 8, 64, 8192, 128256);
+  if (name == "olmoe-1b-7b") return mixture_shape();
   if (name == "saap") return shape(1, 4, 1, 128, 14336, 128256);  // what a device of the paper has of a layer
   if (name == "pocket") {
     ModelConfig c = shape(6, 8, 2, 64, 832, 4096);
@@ -293,10 +311,11 @@ ModelConfig named_shape(std::string_view name) {
   }
   std::array<int, 4> n = {};
   if (parse_spelled_shape(name, n)) return shape(n[0], n[1], n[2], n[3], std::int64_t{n[1]} * n[3] * 3, 4096);
-  throw InputError(fmt::format(
-      "expected a shape llama-3.1-8b, llama-2-7b, llama-3.2-1b, pocket, saap or one spelled out as "
-      "L32q32kv8d128 (group 1 to 16, even d up to 512), found '{}'",
-      name));
+  throw InputError(
+      fmt::format("expected a shape llama-3.1-8b, llama-2-7b, llama-3.2-1b, olmoe-1b-7b, pocket, saap or one "
+                  "spelled out as "
+                  "L32q32kv8d128 (group 1 to 16, even d up to {}), found '{}'",
+                  kMaxHeadDim, name));
 }
 
 }  // namespace lode

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -23,6 +25,7 @@
 #include "lodestone/error.h"
 #include "model/family.h"
 #include "model/source.h"
+#include "model/weight_shapes.h"
 #include "text/gguf_tokenizer.h"
 
 namespace lode {
@@ -211,6 +214,11 @@ void add_config(const ModelConfig& c, const std::string& name, WeightType type, 
   to.add_f32(at + "attention.layer_norm_rms_epsilon", static_cast<float>(c.norm_eps));
   add_rope(c, at, to);
   const ModelPlan& p = c.plan;
+  if (p.experts.count > 0) {
+    whole("expert_count", p.experts.count);
+    whole("expert_used_count", p.experts.used);
+    whole("expert_feed_forward_length", p.experts.width);
+  }
   if (family_of(c).name != "Granite") return;
   to.add_f32(at + "embedding_scale", static_cast<float>(p.embedding_multiplier));
   to.add_f32(at + "residual_scale", static_cast<float>(p.residual_multiplier));
@@ -318,27 +326,21 @@ void fill_random(WeightType type, std::int64_t rows, std::int64_t cols, std::uin
   });
 }
 
-/// Names and shapes of a Llama's tensors.
+/// Names and shapes of a model's tensors. Matrices that hold several are left to their parts.
 std::vector<Source> random_sources(const ModelConfig& c) {
-  const std::int64_t q = std::int64_t{c.query_heads} * c.head_dim, kv = std::int64_t{c.kv_heads} * c.head_dim;
-  std::vector<Source> all = {{std::string(kEmbedding), WeightType::f32, {c.vocab, c.hidden}, nullptr},
-                             {"output_norm.weight", WeightType::f32, {c.hidden}, nullptr}};
-  if (!c.tied_embeddings)
-    all.push_back({std::string(kOutput), WeightType::f32, {c.vocab, c.hidden}, nullptr});
-  for (int layer = 0; layer < c.layers; ++layer) {
-    const auto add = [&](const char* name, std::vector<std::int64_t> shape) {
-      all.push_back(
-          {fmt::format("blk.{}.{}.weight", layer, name), WeightType::f32, std::move(shape), nullptr});
-    };
-    add("attn_norm", {c.hidden});
-    add("attn_q", {q, c.hidden});
-    add("attn_k", {kv, c.hidden});
-    add("attn_v", {kv, c.hidden});
-    add("attn_output", {c.hidden, q});
-    add("ffn_norm", {c.hidden});
-    add("ffn_gate", {c.intermediate, c.hidden});
-    add("ffn_up", {c.intermediate, c.hidden});
-    add("ffn_down", {c.hidden, c.intermediate});
+  std::vector<Source> all;
+  const auto add = [&](const TensorName& name, int layer) {
+    if (!has_weight(name.place, c, layer)) return;
+    all.push_back({fmt::format(fmt::runtime(name.gguf), layer), WeightType::f32,
+                   shape_of(name.place, c, layer), nullptr});
+  };
+  for (const TensorName& name : tensor_names(family_of(c))) {
+    if (name.gguf.empty() || name.place == Place::expert_gate_up) continue;
+    if (!in_layer(name.place)) {
+      if (name.place != Place::output || !c.tied_embeddings) add(name, -1);
+      continue;
+    }
+    for (int layer = 0; layer < c.layers; ++layer) add(name, layer);
   }
   return all;
 }
@@ -386,7 +388,9 @@ void export_random_gguf(std::string_view shape, const std::filesystem::path& tok
       const std::vector<float> ones(static_cast<std::size_t>(s.shape[0]), 1.0f);
       std::memcpy(bytes.data(), ones.data(), bytes.size());
     } else {
-      fill_random(types[static_cast<std::size_t>(i)], s.shape[0], s.shape[1], hash_seed(1, i), bytes, pool);
+      const std::int64_t rows =
+          std::accumulate(s.shape.begin(), s.shape.end() - 1, std::int64_t{1}, std::multiplies<>());
+      fill_random(types[static_cast<std::size_t>(i)], rows, s.shape.back(), hash_seed(1, i), bytes, pool);
     }
     if (options.tensors_done) options.tensors_done(i + 1, std::ssize(all));
   });

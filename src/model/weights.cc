@@ -156,6 +156,8 @@ void set_shapes(ModelWeights& m, const ModelConfig& c, WeightType type) {
     w.q = sized(Place::q, i);
     w.k = sized(Place::k, i);
     w.v = sized(Place::v, i);
+    w.q_norm = sized(Place::q_norm, i);
+    w.k_norm = sized(Place::k_norm, i);
     w.o = sized(Place::o, i);
     w.gate = sized(Place::gate, i);
     w.up = sized(Place::up, i);

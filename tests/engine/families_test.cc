@@ -12,10 +12,13 @@
 #include "engine/batch.h"
 #include "engine/context.h"
 #include "engine/prefill_log.h"
+#include "engine/row_order.h"
 #include "lodestone/document.h"
 #include "lodestone/error.h"
 #include "lodestone/scheduler.h"
 #include "support/family_golden.h"
+#include "support/hash_file.h"
+#include "support/random_folder.h"
 #include "support/refusal.h"
 
 namespace lode {
@@ -175,6 +178,152 @@ TEST_P(EngineFamily, AnInterruptedReadingGoesOn) {
   whole.prefill(ids(64, 32));
   whole.prefill(ids(96, 54));
   EXPECT_EQ(c.forward(ids(150, 20), kFull), whole.forward(ids(150, 20), kFull));
+}
+
+/// A model whose rows have the published size, 512 latent numbers and 64 that turn, and whose 32 query heads are two
+/// KV heads of the kernels with the same rows.
+class LatentRows : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (std::filesystem::temp_directory_path() / "lode-latent-XXXXXX").string();
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    dir_ = pattern;
+    const Json config = {{"architectures", {"DeepseekV3ForCausalLM"}},
+                         {"hidden_size", 48},
+                         {"intermediate_size", 64},
+                         {"num_hidden_layers", 2},
+                         {"num_attention_heads", 32},
+                         {"vocab_size", 64},
+                         {"max_position_embeddings", 4096},
+                         {"q_lora_rank", 40},
+                         {"kv_lora_rank", 512},
+                         {"qk_rope_head_dim", 64},
+                         {"qk_nope_head_dim", 16},
+                         {"v_head_dim", 12}};
+    test::write_random_folder(dir_, config, shapes());
+    std::ofstream(dir_ / "tokenizer.json") << letters_tokenizer().dump();
+    model_ = Model::load(dir_, 2);
+    for (TokenId i = 0; i < 600; ++i) ids_.push_back((i * i + 5 * i + i / 9) % 64);
+  }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+
+  std::span<const TokenId> ids(std::size_t begin, std::size_t count) const {
+    return std::span(ids_).subspan(begin, count);
+  }
+  Context context(DType type = DType::f32) const {
+    return Context(model_, {.kv_type = type, .max_tokens = 700, .chunk = 64});
+  }
+  static std::vector<test::NamedShape> shapes() {
+    std::vector<test::NamedShape> all = {
+        {"model.embed_tokens.weight", {64, 48}}, {"model.norm.weight", {48}}, {"lm_head.weight", {64, 48}}};
+    for (int i = 0; i < 2; ++i) {
+      const std::string layer = "model.layers." + std::to_string(i) + ".";
+      for (const test::NamedShape& one :
+           std::vector<test::NamedShape>{{"input_layernorm", {48}},
+                                         {"post_attention_layernorm", {48}},
+                                         {"self_attn.q_a_proj", {40, 48}},
+                                         {"self_attn.q_a_layernorm", {40}},
+                                         {"self_attn.q_b_proj", {32 * 80, 40}},
+                                         {"self_attn.kv_a_proj_with_mqa", {576, 48}},
+                                         {"self_attn.kv_a_layernorm", {512}},
+                                         {"self_attn.kv_b_proj", {32 * 28, 512}},
+                                         {"self_attn.o_proj", {48, 32 * 12}},
+                                         {"mlp.gate_proj", {64, 48}},
+                                         {"mlp.up_proj", {64, 48}},
+                                         {"mlp.down_proj", {48, 64}}})
+        all.emplace_back(layer + one.first + ".weight", one.second);
+    }
+    return all;
+  }
+  /// Untrained signatures of every layer.
+  std::filesystem::path signatures() const {
+    const ModelConfig& c = model_->config();
+    std::vector<HashWeights> layers;
+    for (int i = 0; i < c.layers; ++i)
+      layers.push_back(test::random_hash_weights(
+          {.layer = i, .query_heads = c.query_heads, .kv_heads = c.kv_heads, .head_dim = c.head_dim}, {}));
+    const auto path = dir_ / "signatures.safetensors";
+    write_hash_weights(path, layers, model_->fingerprint(), {});
+    return path;
+  }
+  static constexpr MethodId kFull = kDense;
+  std::filesystem::path dir_;
+  std::shared_ptr<const Model> model_;
+  std::vector<TokenId> ids_;
+};
+
+TEST_F(LatentRows, AreKeptOnceAtTheirPublishedSize) {
+  const ModelConfig& c = model_->config();
+  EXPECT_EQ(c.head_dim, 576);
+  EXPECT_EQ(c.kv_heads, 2);
+  Context kept = context(DType::bf16);
+  EXPECT_EQ(kept.impl().kv.shape().token_bytes(), 2 * 576 * 2) << "layers times numbers times bytes";
+  for (const DType type : {DType::f32, DType::bf16, DType::q8}) {
+    Context whole = context(type), steps = context(type);
+    whole.prefill(ids(0, 300));
+    for (std::size_t at = 0; at < 300; at += 50) steps.prefill(ids(at, 50));
+    const std::vector<float> want = whole.forward(ids(300, 20), kFull);
+    std::vector<float> got;
+    for (std::size_t i = 0; i < 20; ++i) {
+      const std::vector<float> one = steps.forward(ids(300 + i, 1), kFull);
+      got.insert(got.end(), one.begin(), one.end());
+    }
+    ASSERT_EQ(got.size(), want.size());
+    for (std::size_t i = 0; i < got.size(); ++i)
+      ASSERT_NEAR(got[i], want[i], type == DType::f32 ? 1e-3 : 6e-2) << name_of(type) << " " << i;
+  }
+}
+
+TEST_F(LatentRows, EveryMethodThatSelectsAllOfThemIsFullAttention) {
+  const std::string dense = ",sink=1,window=31,dense_layers=0";
+  const std::vector<std::string> specs = {"topk:k=100000" + dense,
+                                          "topk:k=100000,per=kv-head,by=value" + dense,
+                                          "topk:mass=1" + dense,
+                                          "kmeans:clusters=12,probes=12" + dense,
+                                          "squeezed:sparsity=0" + dense,
+                                          "squeezed:sparsity=0,levels=2,clusters=20%,clusters1=5%" + dense,
+                                          "hash:budget=1.0,weights=" + signatures().string() + dense,
+                                          "hyperplanes:budget=1.0" + dense,
+                                          "retrieval:k=100000" + dense};
+  Context exact = context();
+  exact.prefill(ids(0, 500));
+  const std::vector<float> question = exact.forward(ids(500, 9), kFull);
+  exact.roll_back(500);
+  const std::vector<TokenId> said = answer(exact, ids(500, 9), kFull);
+  for (const std::string& spec : specs) {
+    Context c = context();
+    const MethodId method = c.attach(parse_spec(spec));
+    c.prefill(ids(0, 500));
+    c.build_indexes();
+    WorkReport work;
+    EXPECT_EQ(c.forward(ids(500, 9), method, &work), question) << spec;
+    EXPECT_GT(work.sparse_tokens, 0) << spec << ": " << work.dense_reason;
+    c.roll_back(500);
+    EXPECT_EQ(answer(c, ids(500, 9), method), said) << spec;
+  }
+}
+
+TEST_F(LatentRows, AnIndexOfThemSurvivesItsFile) {
+  for (const char* spec :
+       {"topk:k=40,by=value,sink=1,window=31", "kmeans:clusters=16,probes=4,sink=1,window=31",
+        "squeezed:sparsity=0.7,window=31", "retrieval:k=20,beam=24,sink=1,window=31"}) {
+    Context c = context(DType::f16);
+    const MethodId method = c.attach(parse_spec(spec));
+    c.prefill(ids(0, 500));
+    c.build_indexes();
+    c.save(dir_ / "document.lode", "");
+    WorkReport work;
+    const std::vector<float> logits = c.forward(ids(500, 5), method, &work);
+    EXPECT_LT(work.far_keys, work.far_total) << spec;
+    Context loaded = Context::load(dir_ / "document.lode", model_, {.chunk = 64});
+    EXPECT_EQ(loaded.forward(ids(500, 5), 0), logits) << spec;
+  }
+}
+
+TEST_F(LatentRows, CannotFollowTheClustersOfEachHead) {
+  Context c = context();
+  c.attach(parse_spec("kmeans:clusters=16,probes=4,window=31"));
+  test::expect_refused("latent rows", [&] { expect_order(c); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, EngineFamily,

@@ -69,7 +69,7 @@ constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16, DType::q8, DTyp
 
 TEST_P(AttendTest, EveryGroupAndDimensionAndType) {
   for (const DType type : kTypes)
-    for (const int d : {2, 8, 16, 22, 32, 64, 80, 96, 128, 256}) {
+    for (const int d : {2, 8, 16, 22, 32, 64, 80, 96, 128, 256, 576, kMaxHeadDim}) {
       const RandomKv kv(type, 150, d);
       for (const int queries : {1, 2, 3, 4, 5, 7, 8, 16, 19}) {
         const std::vector<float> q =
@@ -156,7 +156,7 @@ TEST_P(AttendTest, LogWeightsThatAreNoNumber) {
 
 TEST_P(AttendTest, AListGivesTheBitsOfItsRowsStoredSideBySide) {
   for (const DType type : kTypes)
-    for (const int d : {16, 64, 80, 96, 128, 256}) {
+    for (const int d : {16, 64, 80, 96, 128, 256, 576}) {
       const RandomKv kv(type, 400, d, [rng = Rng(9), type](int part, std::int64_t row, int) mutable {
         const auto x = static_cast<float>(rng.normal());
         return part == 1 && row == 390 && type != DType::q8 ? kNan : x;
@@ -273,6 +273,31 @@ TEST_P(AttendTest, OneKeyTenThousandTimesLonger) {
   }
 }
 
+/// Rows of latent attention at their published size are keys and values at once.
+TEST_P(AttendTest, RowsThatAreKeysAndValues) {
+  const int d = 576;
+  for (const DType type : kTypes) {
+    const RandomKv kv(type, 1100, d);
+    KvRows rows = kv.view();
+    rows.v = rows.k, rows.v_scale = rows.k_scale;
+    std::vector<Position> some;
+    for (Position i = 3; i < 1100; i += 1 + i % 5) some.push_back(i);
+    const std::vector<std::int64_t> wide(some.begin(), some.end());
+    for (const int queries : {1, 4, 16}) {
+      const std::vector<float> q = queries_for(type, queries * d, 11, 0.05f);
+      State run(queries, d), list(queries, d);
+      table().attend_run(q.data(), queries, rows, 7, 1100, run.view());
+      table().attend_rows(q.data(), queries, rows, some.data(), nullptr, std::ssize(some), list.view());
+      ASSERT_TRUE(run.intact() && list.intact());
+      for (int r = 0; r < queries; ++r) {
+        expect_close(run, r, ref::attend(q.data() + r * d, 1.0, rows, 7, 1100), tolerance(type));
+        expect_close(list, r, ref::attend(q.data() + r * d, 1.0, rows, wide), tolerance(type));
+      }
+      ASSERT_FALSE(HasFatalFailure()) << name_of(type) << " queries " << queries;
+    }
+  }
+}
+
 TEST_P(AttendTest, EqualKeysGiveTheMean) {
   const int d = 64;
   for (const DType type : {DType::f32, DType::bf16}) {
@@ -340,7 +365,7 @@ void AttendTest::expect_infinities(DType type, int queries, int d) const {
 
 TEST_P(AttendTest, InfiniteAndUndefinedScores) {
   for (const DType type : {DType::f32, DType::bf16})
-    for (const int d : {8, 64, 80})
+    for (const int d : {8, 64, 80, 576})
       for (const int queries : {2, 8}) expect_infinities(type, queries, d);
 }
 
@@ -363,7 +388,7 @@ TEST_P(AttendTest, DenormalsAreNumbers) {
 TEST_P(AttendTest, ScoresOfRunsAndRows) {
   const int queries = 7;
   for (const DType type : kTypes)
-    for (const int d : {8, 64, 80, 128}) {
+    for (const int d : {8, 64, 80, 128, 576, kMaxHeadDim}) {
       const RandomKv kv(type, 200, d);
       const std::vector<float> q = random_floats(queries * d, 13);
       std::vector<float> scores(queries * 101, -7.0f), listed(queries * 101);

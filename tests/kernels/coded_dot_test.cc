@@ -22,7 +22,7 @@ INSTANTIATE_TEST_SUITE_P(Kernels, Int8Dot, testing::ValuesIn(supported_int8_dot_
 
 TEST_P(Int8Dot, IsTheWholeNumberTimesTheScale) {
   constexpr std::int64_t kKeys = 37;
-  for (const int d : {1, 3, 32, 60, 61, 64, 65, 80, 124, 128, 200, kMaxHeadDim}) {
+  for (const int d : {1, 3, 32, 60, 61, 64, 65, 80, 124, 128, 200, 518, 519, 576, kMaxHeadDim}) {
     for (const bool extreme : {false, true}) {
       Rng rng(static_cast<std::uint64_t>(d));
       std::vector<float> q(static_cast<std::size_t>(d)), scales(kKeys);
@@ -68,10 +68,18 @@ TEST(CodedQuery, IsTheQueryUpToAFactor) {
   q[7] = -0.5f;  // one number far larger than the others
   CodedQuery coded;
   code_query(q, coded);
-  EXPECT_EQ(coded.whole[7], -kMostCoded);
+  EXPECT_EQ(coded.whole[7], -most_coded(100));
   for (std::size_t i = 0; i < q.size(); ++i) {
-    EXPECT_NEAR(static_cast<float>(coded.whole[i]), q[i] * kMostCoded / 0.5f, 0.51f);
+    EXPECT_NEAR(static_cast<float>(coded.whole[i]), q[i] * static_cast<float>(most_coded(100)) / 0.5f, 0.51f);
     EXPECT_EQ(coded.whole[i], 256 * coded.high[i] + coded.low[i]);
+  }
+}
+
+TEST(CodedQuery, OfManyNumbersLeavesTheSumRoom) {
+  EXPECT_EQ(most_coded(1), 127 * 256 + 127);
+  for (const int d : {512, 518, 519, 576, kMaxHeadDim}) {
+    EXPECT_LE(std::int64_t{d} * 127 * most_coded(d), std::numeric_limits<std::int32_t>::max()) << d;
+    EXPECT_GT(most_coded(d), 1 << 14) << d;
   }
 }
 

@@ -141,7 +141,9 @@ TEST(AttendPrefill, ShapesAgainstTheOracle) {
                        {30, 200, 16, 1, 256},
                        {130, 130, 1, 2, 64},
                        {5, 6000, 2, 1, 32},
-                       {33, 161, 2, 1, 2}})
+                       {33, 161, 2, 1, 2},
+                       {21, 180, 16, 1, 576},
+                       {3, 100, 16, 2, kMaxHeadDim}})
     for (const DType type : {DType::f32, DType::f16, DType::bf16, DType::q8, DType::q4}) {
       expect_prefill(c.tokens, c.keys, c.group, c.kv_heads, c.d, type, prefill_tolerance(type));
       ASSERT_FALSE(testing::Test::HasFatalFailure()) << c.tokens << " tokens, " << c.keys << " keys, group "

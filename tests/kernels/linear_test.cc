@@ -106,7 +106,7 @@ TEST_P(LinearTest, NarrowRoundsToNearestEven) {
 }
 
 TEST_P(LinearTest, AssignFindsTheBestAndTheLowestOfEquals) {
-  for (const int d : {1, 8, 64, 80, 128})
+  for (const int d : {1, 8, 64, 80, 128, 577, kMaxHeadDim})
     for (const std::int64_t n : {0, 1, 31, 33, 100})
       for (const std::int64_t c : {1, 5, 48, 130}) {
         const std::vector<float> x = random_floats(n * d, 5);

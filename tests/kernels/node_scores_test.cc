@@ -86,7 +86,7 @@ struct Nodes {
 TEST(CentroidScores, AreThoseOfFloat64) {
   for (const CentroidScoreKernels* table : supported_centroid_score_kernels())
     for (const DType type : kTypes)
-      for (const std::int64_t d : {2, 7, 16, 63, 64, 80, 128, 256, 512})
+      for (const std::int64_t d : {2, 7, 16, 63, 64, 80, 128, 256, 512, 576, kMaxHeadDim})
         for (const std::int64_t n : {1, 2, 5, 16, 31, 127, 128, 300}) {
           const int queries = static_cast<int>(1 + (n + d) % kMostNodeQueries);
           const Nodes nodes(type, n, d, queries);

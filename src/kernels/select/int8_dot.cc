@@ -39,13 +39,13 @@ void code_query(std::span<const float> q, CodedQuery& out) {
     finite = finite && std::isfinite(x);
   }
   // Of subnormal numbers the reciprocal is infinite; they count as 0.
-  const float inverse = finite && most > 0.0f ? static_cast<float>(kMostCoded) / most : 0.0f;
+  const int limit = most_coded(std::ssize(q));
+  const float inverse = finite && most > 0.0f ? static_cast<float>(limit) / most : 0.0f;
   const float factor = std::isfinite(inverse) ? inverse : 0.0f;
   std::uint32_t sum = 0;
   for (std::size_t i = 0; i < q.size(); ++i) {
     const int whole =
-        factor > 0.0f ? std::clamp(static_cast<int>(std::nearbyint(q[i] * factor)), -kMostCoded, kMostCoded)
-                      : 0;
+        factor > 0.0f ? std::clamp(static_cast<int>(std::nearbyint(q[i] * factor)), -limit, limit) : 0;
     const int high = (whole + 128) >> 8;
     out.whole[i] = static_cast<std::int16_t>(whole);
     out.high[i] = static_cast<std::int8_t>(high);

@@ -21,15 +21,19 @@ struct CodedRows {
 };
 inline constexpr int kMostCodes = CodedRows::stride_for(kMaxHeadDim);
 
-/// A query in whole numbers, 0 behind its last one: its largest one is kMostCoded, so that it loses less than
-/// the keys' 8 bits do, and a product with kMaxHeadDim of these fits 32 bits.
+/// A query in whole numbers, 0 behind its last one: its largest one is most_coded(numbers), so that it loses less than
+/// the keys' 8 bits do, and a product with as many of these fits 32 bits.
 struct CodedQuery {
   alignas(64) std::int16_t whole[kMostCodes] = {};
   alignas(64) std::int8_t high[kMostCodes] = {}, low[kMostCodes] = {};  // whole = 256 high + low
   std::size_t numbers = 0;                                              // behind them all is 0
   std::uint32_t offset = 0;  // 128 times the sum of `whole`, modulo 2^32
 };
-inline constexpr int kMostCoded = 127 * 256 + 127;
+/// What `high` and `low` can hold, and no more than leaves a sum over `numbers` products with codes below 2^31.
+constexpr int most_coded(std::int64_t numbers) {
+  constexpr std::int64_t kBytes = 127 * 256 + 127, kSum = (std::int64_t{1} << 31) - 1, kCode = 127;
+  return static_cast<int>(numbers * kCode * kBytes <= kSum ? kBytes : kSum / (numbers * kCode));
+}
 
 /// `q` up to a positive factor, which no ranking sees. All 0 when a number is not finite.
 void code_query(std::span<const float> q /*[d]*/, CodedQuery& out);

@@ -15,6 +15,7 @@
 #include "base/threads.h"
 #include "kernels/kernels.h"
 #include "kernels/kv_row.h"
+#include "kernels/rope.h"
 #include "lodestone/error.h"
 #include "select/methods.h"
 #include "select/shared/best_keys.h"
@@ -46,13 +47,17 @@ struct Options {
   }
 };
 
-/// log |v| of the first rows of a head, extended as rows are asked for: a function of the store alone.
+/// log |v| of the first rows of a head, extended as rows are asked for: a function of the store alone. Of latent rows,
+/// which are keys and values at once, the numbers that turn are no part of the value.
 class ValueNorms {
  public:
-  void extend(const KvRows& kv, std::int64_t rows) {
+  void extend(const KvRows& kv, const Rope* rope, std::int64_t rows) {
     std::vector<float> v(static_cast<std::size_t>(kv.d));
+    const std::size_t turning = rope != nullptr && kv.k == kv.v ? rope->turning_pairs() : 0;
     for (auto row = std::ssize(logs_); row < rows; ++row) {
       read_value_row(kv, row, v.data());
+      std::fill_n(v.begin(), turning, 0.0f);
+      std::fill_n(v.begin() + kv.d / 2, turning, 0.0f);
       logs_.push_back(0.5f * std::log(kernels().dot(v.data(), v.data(), kv.d)));
     }
   }
@@ -81,7 +86,7 @@ class TopK final : public PerTokenSelector {
     norms.resize(kv.heads.size());
     for_each(std::ssize(norms), [&](std::int64_t head, int) {
       const auto h = static_cast<std::size_t>(head);
-      norms[h].extend(kv.heads[h], far_end);
+      norms[h].extend(kv.heads[h], geometry_.rope, far_end);
     });
   }
   void roll_back(std::int32_t sequence, std::int64_t tokens) override {
