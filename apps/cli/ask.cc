@@ -100,8 +100,11 @@ Json answer(Asker& asker, const AskFlags& flags, const Prompts& prompts, const s
   if (!g.work.notice.empty()) result["notice"] = g.work.notice;
   put_audit(result, g.work);
   if (ranks() != nullptr)
-    result["ranks"] = {
-        {"count", ranks()->size()}, {"messages", asker.traffic().messages}, {"bytes", asker.traffic().bytes}};
+    result["ranks"] = {{"count", ranks()->size()},
+                       {"messages", asker.told().all.messages},
+                       {"bytes", asker.told().all.bytes},
+                       {"selection_messages", asker.told().selection.messages},
+                       {"selection_bytes", asker.told().selection.bytes}};
   if (!asker.on_host().empty()) result["on_host"] = asker.on_host();
   if (g.work.audited > 0) result["audit"]["full_layers"] = a.full_layers;
   if (!method.why.empty()) result["auto"] = method.why;

@@ -31,12 +31,12 @@ Asker::Asker(AskedText text, std::optional<double> audit_limit) : audit_limit_(a
 
 Answer Asker::ask(const Question& question) {
   if (ranks() == nullptr) return scheduler_ ? ask_scheduler(question) : ask_context(question);
-  const Traffic before = ranks()->sent();
+  const Traffic before = ranks()->sent(), chosen_before = selection_sent(*document_);
   Answer answer = ask_scheduler(question);
-  const Traffic own = ranks()->sent() - before;
-  std::array<std::int64_t, 2> all = {own.messages, own.bytes};
+  const Traffic own = ranks()->sent() - before, chosen = selection_sent(*document_) - chosen_before;
+  std::array<std::int64_t, 4> all = {own.messages, own.bytes, chosen.messages, chosen.bytes};
   ranks()->sum(all);
-  traffic_ = {all[0], all[1]};
+  told_ = {.all = {all[0], all[1]}, .selection = {all[2], all[3]}};
   return answer;
 }
 

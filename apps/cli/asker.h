@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "asking.h"
-#include "cluster/communicator.h"
+#include "base/communicator.h"
 #include "engine/context.h"
 #include "lodestone/scheduler.h"
 #include "lodestone/sources.h"
@@ -33,8 +33,11 @@ class Asker {
   void set_neutral(std::vector<TokenId> prompt);
 
   const Context& context() const { return *context_; }
-  /// What all ranks told each other for the last answer.
-  const Traffic& traffic() const { return traffic_; }
+  /// What all ranks told each other for the last answer, and how much of it to choose keys.
+  struct Told {
+    Traffic all, selection;
+  };
+  const Told& told() const { return told_; }
   /// What ran on the host though a GPU was asked for.
   const std::vector<std::string>& on_host() const { return context_->impl().on_host; }
 
@@ -47,7 +50,7 @@ class Asker {
   std::unique_ptr<Scheduler> scheduler_;
   const Context* context_ = nullptr;  // of one of them
   std::optional<double> audit_limit_;
-  Traffic traffic_;
+  Told told_;
   std::optional<SourceFinder> finder_;
 };
 

@@ -15,6 +15,7 @@
 #include "lodestone/error.h"
 #include "lodestone/sources.h"
 #include "model/config.h"
+#include "ranks.h"
 #include "shell_word.h"
 
 namespace lode::cli {
@@ -106,7 +107,7 @@ AskedText open_asked(const AskedFlags& flags) {
   if (flags.model.context == 0 && !bounded)
     options.max_tokens =
         std::max(meta.rope_tokens, room_for_questions(*model, meta.tokens, meta.rope_factor));
-  Context context = Context::load(flags.context, model, options);
+  Context context = load_context(flags.context, model, options, LoadIndexes::all, ranks());
   context.impl().audit.set_limit(audit_limit(flags.model));
   say_placement(context, flags.common);
   return {.model = std::move(model),

@@ -6,8 +6,10 @@
 
 #include <filesystem>
 
+#include "base/link_speed.h"
 #include "cli.h"
 #include "lodestone/error.h"
+#include "ranks.h"
 
 namespace lode::cli {
 
@@ -18,6 +20,8 @@ struct EstimateFlags {
   ModelFlags model;
   std::vector<std::string> specs;
   std::string text, tokens, question = "64";
+  int machines = 1;
+  double latency = 50, bandwidth = 1;
 };
 
 /// What is compared when no method is named.
@@ -30,27 +34,49 @@ std::int64_t document_tokens(const EstimateFlags& flags, const Model& model) {
   return std::ssize(model.tokenizer().encode(read_text(flags.text), Tokenizer::Bos::as_template));
 }
 
-Json as_json(const Estimate& e) {
+/// Measured where ranks estimate together, else what the user says.
+LinkSpeed link_of(const EstimateFlags& flags) {
+  if (ranks() != nullptr) return measure_link(*ranks());
+  return {.latency = flags.latency * 1e-6,
+          .message = flags.latency * 1e-7,
+          .bytes_per_second = flags.bandwidth * 1e9};
+}
+
+Json machines_json(const Estimate& e, const EstimateOptions& options) {
+  return {{"count", options.machines},
+          {"prefill_efficiency", e.prefill_efficiency},
+          {"latency_us", options.link.latency * 1e6},
+          {"message_us", options.link.message * 1e6},
+          {"gigabytes_per_second", options.link.bytes_per_second / 1e9}};
+}
+
+Json as_json(const Estimate& e, const EstimateOptions& options) {
   Json methods = Json::array();
   for (const MethodEstimate& m : e.methods)
     methods.push_back({{"attention", m.attention},
                        {"index_seconds", m.index_seconds},
                        {"first_token_seconds", m.first_token_seconds},
                        {"ms_token", m.ms_token}});
-  return {{"fits", e.fits},
-          {"recommended", e.recommended},
-          {"why", e.why},
-          {"host_bytes", e.host_bytes},
-          {"gpu_bytes", e.gpu_bytes},
-          {"file_bytes", e.file_bytes},
-          {"prefill_seconds", e.prefill_seconds},
-          {"methods", std::move(methods)}};
+  if (options.machines > 1)
+    for (std::size_t i = 0; i < e.methods.size(); ++i)
+      methods[i]["ms_communication"] = e.methods[i].ms_communication;
+  Json result = {{"fits", e.fits},
+                 {"recommended", e.recommended},
+                 {"why", e.why},
+                 {"host_bytes", e.host_bytes},
+                 {"gpu_bytes", e.gpu_bytes},
+                 {"file_bytes", e.file_bytes},
+                 {"prefill_seconds", e.prefill_seconds},
+                 {"methods", std::move(methods)}};
+  if (options.machines > 1) result["machines"] = machines_json(e, options);
+  return result;
 }
 
-std::string as_text(const Estimate& e, std::int64_t tokens) {
+std::string as_text(const Estimate& e, const EstimateOptions& options) {
   const auto gib = [](std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
   std::string text = fmt::format(
-      "{} tokens: {}; {:.2f} GiB of memory, {:.2f} GiB on disk{}\nprefill: {:.1f} s\n", tokens,
+      "{} tokens{}: {}; {:.2f} GiB of memory, {:.2f} GiB on disk{}\nprefill: {:.1f} s\n", options.tokens,
+      options.machines > 1 ? fmt::format(" over {} machines, each", options.machines) : "",
       e.fits ? "fits" : "does not fit", gib(e.host_bytes), gib(e.file_bytes),
       e.gpu_bytes > 0 ? fmt::format(", {:.2f} GiB on the GPU", gib(e.gpu_bytes)) : "", e.prefill_seconds);
   if (!e.methods.empty())
@@ -72,13 +98,19 @@ void estimate(const EstimateFlags& flags) {
       .kv_type = kv_type,
       .device = device_of(flags.common, kv_type),
       .gpu_memory = flags.model.gpu_memory.empty() ? 0 : parse_bytes(flags.model.gpu_memory, "--gpu-memory"),
-      .free_disk = static_cast<std::int64_t>(std::filesystem::space(".").available)};
+      .free_disk = static_cast<std::int64_t>(std::filesystem::space(".").available),
+      .machines = flags.machines,
+      .link = flags.machines > 1 ? link_of(flags) : LinkSpeed{}};
   const auto note = [&](std::string_view what) {
     if (!flags.common.quiet) fmt::print(stderr, "measuring {}\n", what);
   };
-  const Estimate found =
-      estimate_document(model, options, parse_specs(flags.specs.empty() ? kUsual : flags.specs), note);
-  flags.common.json ? print_json(as_json(found)) : print_text(as_text(found, tokens));
+  // Ranks have measured the link; what one of them does by itself, rank 0 measures while the others wait.
+  if (ranks() == nullptr || ranks()->rank() == 0) {
+    const Estimate found =
+        estimate_document(model, options, parse_specs(flags.specs.empty() ? kUsual : flags.specs), note);
+    flags.common.json ? print_json(as_json(found, options)) : print_text(as_text(found, options));
+  }
+  if (ranks() != nullptr) ranks()->barrier();
 }
 
 }  // namespace
@@ -94,11 +126,27 @@ void add_estimate(CLI::App& app) {
   verb->add_option("-f,--file", flags->text, "the document, whose tokens are counted");
   verb->add_option("--tokens", flags->tokens, "or its length in tokens (16k)");
   verb->add_option("--question", flags->question, "tokens of a question")->capture_default_str();
+  verb->add_option("--machines", flags->machines,
+                   "machines like this one that share the document (mpirun); sizes and times of an index are "
+                   "then those "
+                   "of one of them")
+      ->check(whole_number(1, 65536))
+      ->capture_default_str();
+  verb->add_option(
+          "--latency", flags->latency,
+          "microseconds that a message between machines takes; under mpirun both are measured instead")
+      ->check(number(0.1, 1e6))
+      ->capture_default_str();
+  verb->add_option("--bandwidth", flags->bandwidth, "gigabytes a second that a machine sends")
+      ->check(number(1e-3, 1e4))
+      ->capture_default_str();
   add_attention_flag(*verb, flags->specs, false);
   verb->callback([flags, verb] {
     say_unaudited(flags->common, flags->model, "nothing is answered");
     expect_use(*verb, {"--rope-factor", "--ctx-size"}, false,
                "expected the model's own context, found another");
+    expect_use(*verb, {"--latency", "--bandwidth"}, flags->machines > 1 && ranks() == nullptr,
+               "expected it beside --machines of 2 and more, and not under mpirun, which measures it");
     estimate(*flags);
   });
 }

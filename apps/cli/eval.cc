@@ -5,12 +5,15 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <optional>
 #include <set>
 
 #include "cli.h"
 #include "lab/eval/audit_result.h"
 #include "lab/tasks/datasets.h"
 #include "lodestone/error.h"
+#include "rank_reader.h"
+#include "ranks.h"
 
 namespace lode::cli {
 
@@ -58,6 +61,8 @@ void run(const EvalFlags& flags) {
   Json left_out = Json::array();
   samples =
       fitting(*model, std::move(samples), flags.dataset, options.context, flags.common.quiet, &left_out);
+  std::optional<RankReader> reader;
+  if (ranks() != nullptr) options.reader = &reader.emplace(model);
   EvalReport report;
   resumable(
       flags.output, [&] { return holds_answers(flags.output); },
@@ -101,7 +106,11 @@ void add_eval(CLI::App& app) {
   verb.add_option("-o,--output", flags->output,
                   "file for every answer as a JSON line; when it exists, what it holds is not done again")
       ->check(output_file());
-  verb.callback([flags] { run(*flags); });
+  verb.callback([flags, &verb] {
+    expect_use(verb, {"--output", "--audit", "--order"}, ranks() == nullptr,
+               "expected none over several ranks, found one");
+    run(*flags);
+  });
 }
 
 }  // namespace lode::cli

@@ -3,13 +3,16 @@
 // from what such a file, or an interrupted reading, already holds.
 #include <fmt/format.h>
 
+#include <array>
 #include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <iostream>
 
 #include "base/file.h"
 #include "base/text.h"
 #include "cli.h"
+#include "cluster/rank_prefill.h"
 #include "engine/automatic.h"
 #include "engine/context_file.h"
 #include "engine/memory.h"
@@ -21,6 +24,7 @@
 #include "lodestone/sources.h"
 #include "model/config.h"
 #include "prompts.h"
+#include "ranks.h"
 #include "shell_word.h"
 
 namespace lode::cli {
@@ -330,6 +334,7 @@ Json index_text(IndexFlags flags) {
   Attachments attachments = reading.attachments;
   if (automatic) attachments[kAutoAttachment] = {.text = measure_automatic(context)};
   save_context(context, flags.output, source_of(context).text, attachments);
+  remove_shards(flags.output, {}, RemovedShards::all_others);  // of a text that ranks had indexed
   log.remove();
   Json result = {{"file", flags.output},
                  {"tokens", tokens},
@@ -351,8 +356,88 @@ Json index_text(IndexFlags flags) {
   return result;
 }
 
+/// What ranks read together: rank 0 reads the files, and tells the others the tokens.
+struct SharedReading {
+  SourceText source;    ///< of rank 0
+  IndexedText reading;  ///< elsewhere the tokens alone
+};
+
+SharedReading read_for_ranks(const IndexFlags& flags, const Model& model, const std::vector<Spec>& specs) {
+  Ranks& all = *ranks();
+  SharedReading shared;
+  if (all.rank() == 0) {
+    check_output(flags, specs);
+    shared.source = read_sources(flags, std::nullopt);
+    shared.reading = tokens_of(model, shared.source, flags, std::nullopt);
+    if (!flags.common.quiet)
+      for (const std::string& remark : shared.reading.remarks) say(remark);
+  }
+  auto& tokens = shared.reading.tokens;
+  const auto bytes = std::as_bytes(std::span(tokens));
+  const std::string said =
+      all.broadcast(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  tokens.resize(said.size() / sizeof(TokenId));
+  std::memcpy(tokens.data(), said.data(), said.size());
+  return shared;
+}
+
+/// Each rank writes its shard; when all are there, rank 0 writes the file that lists them. Until then nothing has
+/// changed for who opens it, and what was written goes again if that fails.
+void save_over_ranks(const Context& context, const IndexFlags& flags, const Attachments& attachments) {
+  Ranks& all = *ranks();
+  const std::string id = all.broadcast(new_shard_id(flags.output));
+  const ShardSet set = shards_for(flags.output, id, context.tokens(), all.size());
+  try {
+    save_shard(context, flags.output, set, static_cast<std::size_t>(all.rank()));
+    all.barrier();
+    if (all.rank() == 0) save_context(context, flags.output, source_of(context).text, attachments, set);
+  } catch (...) {
+    if (all.rank() == 0) remove_shards(flags.output, set, RemovedShards::these);
+    throw;
+  }
+  if (all.rank() == 0) remove_shards(flags.output, set, RemovedShards::all_others);
+  all.barrier();
+}
+
+Json index_over_ranks(const IndexFlags& flags) {
+  const std::vector<Spec> specs = parse_specs(flags.specs);
+  if (specs.empty() && !flags.common.quiet)
+    print_remark(
+        "several ranks measure no method: the text will be asked by full attention; -a names methods to "
+        "index for");
+  const auto model = load_model(flags.common, flags.model);
+  SharedReading shared = read_for_ranks(flags, *model, specs);
+  const auto tokens = std::ssize(shared.reading.tokens);
+  ContextOptions options = context_options(flags.common, flags.model);
+  options.max_tokens = flags.model.context > 0 ? flags.model.context
+                                               : room_for_questions(*model, tokens, flags.model.rope_factor);
+  auto start = std::chrono::steady_clock::now();
+  Progress progress("prefill", tokens, "tokens", flags.common.progress(), Progress::Cost::growing);
+  Context context = read_over_ranks(model, options, shared.reading.tokens, specs, *ranks(),
+                                    [&](std::int64_t done) { progress.at(done); });
+  const double prefill_seconds = seconds_since(start);
+  start = std::chrono::steady_clock::now();
+  build(context, flags, specs.size());
+  const double build_seconds = seconds_since(start);
+  set_source(context, std::move(shared.source), shared.reading.first_token);
+  save_over_ranks(context, flags, shared.reading.attachments);
+  std::array<std::int64_t, 3> sums = {ranks()->sent().messages, ranks()->sent().bytes, context.index_bytes()};
+  ranks()->sum(sums);
+  return {{"file", flags.output},
+          {"tokens", tokens},
+          {"tokens_read", tokens},
+          {"files", list_of(source_of(context).files)},
+          {"chat", shared.reading.attachments.contains(DocumentChat::kAttachment)},
+          {"unread", list_of(source_of(context).unread)},
+          {"prefill_seconds", prefill_seconds},
+          {"build_seconds", build_seconds},
+          {"kv_bytes", context.kv_bytes()},
+          {"index_bytes", sums[2]},
+          {"ranks", {{"count", ranks()->size()}, {"messages", sums[0]}, {"bytes", sums[1]}}}};
+}
+
 void run(const IndexFlags& flags) {
-  const Json result = index_text(flags);
+  const Json result = ranks() == nullptr ? index_text(flags) : index_over_ranks(flags);
   if (flags.common.json) return print_json(result);
   if (result.contains("chosen") && !flags.common.quiet)
     print_remark("auto takes " + result["chosen"].get<std::string>());
@@ -411,6 +496,11 @@ void add_index(CLI::App& app) {
                  "read all, whatever an existing file or an interrupted reading holds");
   verb->callback([flags, verb] {
     say_unaudited(flags->common, flags->model, "a text that is indexed is attended fully");
+    expect_use(*verb, {"--append", "--restart"}, ranks() == nullptr,
+               "expected none over several ranks, which read a text from its beginning, found one");
+    if (ranks() != nullptr && take_auto(flags->specs))
+      throw InputError(
+          "-a auto: expected methods by name over several ranks, which measure none, found auto");
     expect_use(*verb, {"--kv-type", "--rope-factor", "--restart", "--chat", "--system", "--document-role"},
                flags->append.empty(), "expected none beside --append, which goes by the file's, found one");
     if (flags->append.empty()) {

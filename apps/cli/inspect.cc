@@ -91,21 +91,37 @@ void put_files(Json& result, const ContainerReader& file, const std::string& pat
         {{"path", json_string(f, "path", where)}, {"why", json_string(f, "why", where)}});
 }
 
+/// What the sections of a context's files take.
+struct SectionSums {
+  std::uint64_t kv = 0, index = 0, total = 0;
+  std::size_t count = 0;
+  Json found = Json::object();  ///< what methods say of their indexes; every layer says the same
+
+  void add(const ContainerReader& file) {
+    count += file.sections().size();
+    for (const SectionInfo& s : file.sections()) {
+      const std::uint64_t own = s.shared ? 0 : s.bytes;
+      total += own;
+      if (s.name.starts_with("kv/")) kv += own;
+      if (s.name.starts_with("select/")) index += own;
+      if (!s.name.starts_with("select/") || !s.name.ends_with("/summary")) continue;
+      const auto text = file.bytes(s.name);
+      const std::string spec = s.name.substr(7, s.name.find('/', 7) - 7);
+      found[spec] = excerpt({reinterpret_cast<const char*>(text.data()), text.size()}, 400);
+    }
+  }
+};
+
 Json inspect_context(const InspectFlags& flags) {
   expect_context(flags.path);
   const ContainerReader file(flags.path);
   const ContextMeta meta = read_context_meta(file, flags.path);
-  std::uint64_t kv = 0, index = 0, total = 0;
-  Json found = Json::object();  // what methods say of their indexes; every layer says the same
-  for (const SectionInfo& s : file.sections()) {
-    const std::uint64_t own = s.shared ? 0 : s.bytes;
-    total += own;
-    if (s.name.starts_with("kv/")) kv += own;
-    if (s.name.starts_with("select/")) index += own;
-    if (!s.name.starts_with("select/") || !s.name.ends_with("/summary")) continue;
-    const auto text = file.bytes(s.name);
-    const std::string spec = s.name.substr(7, s.name.find('/', 7) - 7);
-    found[spec] = excerpt({reinterpret_cast<const char*>(text.data()), text.size()}, 400);
+  SectionSums sums;
+  sums.add(file);
+  Json shards = Json::array();
+  for (const Shard& shard : meta.shards.shards) {
+    sums.add(ContainerReader(std::filesystem::path(flags.path).parent_path() / shard.file));
+    shards.push_back({{"file", shard.file}, {"begin", shard.tokens.begin}, {"end", shard.tokens.end}});
   }
   Json result = {{"kind", "context"},
                  {"tokens", meta.tokens},
@@ -114,15 +130,16 @@ Json inspect_context(const InspectFlags& flags) {
                  {"kv_heads", meta.kv_heads},
                  {"head_dim", meta.head_dim},
                  {"methods", meta.methods},
-                 {"found", found},
+                 {"found", sums.found},
                  {"model", meta.model_path},
                  {"model_fingerprint", meta.model_fingerprint},
                  {"tokenizer_fingerprint", meta.tokenizer_fingerprint},
                  {"rope_factor", std::max(meta.rope_factor, 1.0)},
-                 {"kv_bytes", kv},
-                 {"index_bytes", index},
-                 {"section_bytes", total},
-                 {"sections", file.sections().size()}};
+                 {"kv_bytes", sums.kv},
+                 {"index_bytes", sums.index},
+                 {"section_bytes", sums.total},
+                 {"sections", sums.count}};
+  if (!shards.empty()) result["shards"] = shards;
   put_files(result, file, flags.path);
   return result;
 }

@@ -23,7 +23,7 @@ namespace lode::cli {
 
 namespace {
 
-constexpr std::array<std::string_view, 1> kVerbs = {"ask"};
+constexpr std::array<std::string_view, 4> kVerbs = {"index", "ask", "eval", "estimate"};
 
 struct Joined {
   std::unique_ptr<Ranks> ranks;

@@ -58,8 +58,18 @@ std::string verify(const VerifyFlags& flags) {
   const ContextMeta meta = read_context_meta(file, flags.path);
   if (const std::string damage = file.verify_all(); !damage.empty())
     throw InputError(fmt::format("{}: {}", flags.path, damage));
-  return fmt::format("{} sections of {} tokens, every checksum matches, zeros between them",
-                     file.sections().size(), meta.tokens);
+  std::size_t sections = file.sections().size();
+  for (const Shard& shard : meta.shards.shards) {
+    const auto path = std::filesystem::path(flags.path).parent_path() / shard.file;
+    const ContainerReader part(path);
+    if (const std::string damage = part.verify_all(); !damage.empty())
+      throw InputError(fmt::format("{}: {}", path.string(), damage));
+    sections += part.sections().size();
+  }
+  const std::string files =
+      meta.shards.empty() ? std::string() : fmt::format(" in {} files", meta.shards.shards.size() + 1);
+  return fmt::format("{} sections of {} tokens{}, every checksum matches, zeros between them", sections,
+                     meta.tokens, files);
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <functional>
 
-#include "cluster/communicator.h"
+#include "base/communicator.h"
 
 namespace lode {
 

@@ -28,14 +28,11 @@ Packed pack(const AttentionState& state, const Share& share) {
 
 }  // namespace
 
-void merge_states(Communicator& ranks, AttentionState state) {
-  const int size = ranks.size();
-  if (size == 1) return;
-  const auto share = [&](int rank) { return share_of(state.rows, rank, size); };
-  const Share own = share(ranks.rank());
+void merge_own_rows(Communicator& ranks, AttentionState state, std::span<const Share> rows) {
+  const Share own = rows[static_cast<std::size_t>(ranks.rank())];
   std::vector<Packed> out, in;
-  for (int r = 0; r < size; ++r) {
-    out.push_back(pack(state, share(r)));
+  for (const Share& wanted : rows) {
+    out.push_back(pack(state, wanted));
     in.emplace_back(own.count(), state.d);
   }
   std::vector<std::span<const std::byte>> to;
@@ -43,15 +40,37 @@ void merge_states(Communicator& ranks, AttentionState state) {
   for (Packed& packed : out) to.push_back(packed.bytes());
   for (Packed& packed : in) from.push_back(packed.bytes());
   ranks.exchange(to, from);
-  AttentionState merged = {state.output + own.begin * state.d, state.lse + own.begin, own.count(), state.d};
+  const AttentionState merged = {state.output + own.begin * state.d, state.lse + own.begin, own.count(),
+                                 state.d};
   merged.clear();
   for (Packed& packed : in) merge(merged, packed.state());
+}
 
-  from.clear();
-  for (int r = 0; r < size; ++r)
-    from.push_back(std::as_writable_bytes(std::span(state.output + share(r).begin * state.d,
-                                                    static_cast<std::size_t>(share(r).count() * state.d))));
-  ranks.all_gather(from);
+void merge_states(Communicator& ranks, AttentionState state, MergedParts wanted) {
+  if (ranks.size() == 1) return;
+  std::vector<Share> shares;
+  for (int r = 0; r < ranks.size(); ++r) shares.push_back(share_of(state.rows, r, ranks.size()));
+  merge_own_rows(ranks, state, shares);
+  const auto gather = [&](float* numbers, std::int64_t of_row) {
+    std::vector<std::span<std::byte>> parts;
+    for (const Share& share : shares)
+      parts.push_back(std::as_writable_bytes(
+          std::span(numbers + share.begin * of_row, static_cast<std::size_t>(share.count() * of_row))));
+    ranks.all_gather(parts);
+  };
+  if (wanted == MergedParts::output) return gather(state.output, state.d);
+  std::vector<float> both(static_cast<std::size_t>(state.rows * (state.d + 1)));  // [rows, d + 1]
+  const auto row_of = [&](std::int64_t row) { return both.data() + row * (state.d + 1); };
+  const Share own = shares[static_cast<std::size_t>(ranks.rank())];
+  for (std::int64_t row = own.begin; row < own.end; ++row) {
+    std::copy_n(state.output + row * state.d, state.d, row_of(row));
+    row_of(row)[state.d] = state.lse[row];
+  }
+  gather(both.data(), state.d + 1);
+  for (std::int64_t row = 0; row < state.rows; ++row) {
+    std::copy_n(row_of(row), state.d, state.output + row * state.d);
+    state.lse[row] = row_of(row)[state.d];
+  }
 }
 
 }  // namespace lode

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "cluster/communicator.h"
+#include "base/communicator.h"
 
 namespace lode {
 

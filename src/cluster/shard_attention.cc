@@ -10,6 +10,7 @@
 #include "cluster/merge_states.h"
 #include "engine/document.h"
 #include "lodestone/error.h"
+#include "select/rank_choice.h"
 
 namespace lode {
 
@@ -91,18 +92,25 @@ struct ShardAttention::Local {
   }
 };
 
-ShardAttention::ShardAttention(Communicator& ranks, std::int64_t tokens)
+ShardAttention::ShardAttention(Communicator& ranks, std::int64_t tokens, const ModelConfig& config)
     : ranks_(ranks),
-      range_(share_of(tokens, ranks.rank(), ranks.size())),
-      has_tail_(ranks.rank() + 1 == ranks.size()) {}
+      range_(token_share(tokens, ranks.rank(), ranks.size())),
+      has_tail_(ranks.rank() + 1 == ranks.size()),
+      first_layer_(config.layers) {
+  for (int layer = 0; layer < config.layers; ++layer) {
+    if (config.plan.layer(layer).recurrent) continue;
+    first_layer_ = std::min(first_layer_, layer);
+    last_layer_ = layer;
+  }
+}
 
-/// Each sequence's choice over the whole document; none for full attention.
-std::vector<Selection> ShardAttention::choose(const DistributedCall& call) const {
+/// Each sequence's choice, of the whole document or of this rank's keys; none for full attention.
+std::vector<ShardAttention::Choice> ShardAttention::choose(const DistributedCall& call) {
   const Step& step = call.step;
-  std::vector<Selection> choices;
+  std::vector<Choice> choices;
   if (call.window > 0)
-    for (const QueryBlock& block : call.blocks) choices.push_back(nothing(block, call.geometry));
-  if (call.selector == nullptr) return choices;
+    for (const QueryBlock& block : call.blocks) choices.push_back({nothing(block, call.geometry), {}});
+  if (call.selector == nullptr || call.window > 0) return choices;
   if (call.selector->wants_mass())
     throw InputError(
         "over several ranks: expected a method that chooses by queries and keys alone, found one that needs "
@@ -110,23 +118,23 @@ std::vector<Selection> ShardAttention::choose(const DistributedCall& call) const
   const auto layer = static_cast<std::size_t>(call.geometry.layer);
   std::unique_lock<std::mutex> choosing;
   if (step.choosing != nullptr) choosing = std::unique_lock(*step.choosing);
+  const Traffic before = ranks_.sent();
   for (std::size_t i = 0; i < call.blocks.size(); ++i) {
     if (step.by_id.empty() || step.by_id[layer] == 0) call.blocks[i].sequence = 0;
-    call.selector->select(call.blocks.subspan(i, 1), choices.emplace_back());
-    const SelectWork select = call.selector->take_work();
-    step.work[i].select.bytes += select.bytes;
-    step.work[i].select.keys_scored += select.keys_scored;
-    step.work[i].sparse_tokens += call.blocks[i].tokens;
+    Choice& choice = choices.emplace_back();
+    call.selector->select(call.blocks.subspan(i, 1), choice.keys);
+    choice.work = call.selector->take_work();
   }
+  selection_sent_ += ranks_.sent() - before;
   return choices;
 }
 
-void ShardAttention::attend_part(const DistributedCall& call, std::span<const Selection> choices,
+void ShardAttention::attend_part(const DistributedCall& call, std::span<const Choice> choices,
                                  std::span<const AttentionState> states) const {
   for (std::size_t b = 0; b < call.blocks.size(); ++b) {
     Local local(call, b, range_, has_tail_);
     std::vector<Selection> selection;
-    if (!choices.empty()) selection.push_back(part_of(choices[b], range_));
+    if (!choices.empty()) selection.push_back(part_of(choices[b].keys, range_));
     AttendWork uncounted;  // of this part
     attend_branches({.blocks = {&local.block, 1},
                      .tails = {&local.tail, 1},
@@ -138,12 +146,63 @@ void ShardAttention::attend_part(const DistributedCall& call, std::span<const Se
   }
 }
 
+/// What one machine would count; of a choice over ranks its parts add up at the step's end.
+void ShardAttention::count(const DistributedCall& call, std::span<const Choice> choices) {
+  const bool divided = call.selector != nullptr && is_divided(call.selector);
+  if (call.geometry.layer == first_layer_) steps_.erase(&call.step);
+  Shared& shared = steps_[&call.step];
+  shared.any = shared.any || divided;
+  shared.work.resize(call.blocks.size());
+  for (std::size_t b = 0; b < call.blocks.size(); ++b) {
+    const auto block = call.blocks.subspan(b, 1);
+    ForwardWork& work = call.step.work[b];
+    const AttendWork attended = call.window > 0   ? work_in_window(block.front(), call.window)
+                                : choices.empty() ? count_full(block, call.geometry)
+                                                  : count_attended(block, choices[b].keys, call.geometry);
+    if (call.selector != nullptr) {
+      work.sparse_tokens += block.front().tokens;
+      SelectWork& selected = divided ? shared.work[b].select : work.select;
+      selected.bytes += choices[b].work.bytes;
+      selected.keys_scored += choices[b].work.keys_scored;
+    }
+    if (!divided) {
+      work.attend += attended;
+      continue;
+    }
+    AttendWork everywhere = count_attended(block, nothing(block.front(), call.geometry), call.geometry);
+    shared.work[b].attend.far_keys += attended.far_keys - everywhere.far_keys;
+    shared.work[b].attend.kv_bytes += attended.kv_bytes - everywhere.kv_bytes;
+    work.attend += everywhere;
+  }
+}
+
+/// Sums over the ranks what each has done of a step.
+void ShardAttention::add_up(const DistributedCall& call) {
+  const Shared shared = std::move(steps_[&call.step]);
+  steps_.erase(&call.step);
+  if (!shared.any) return;
+  std::vector<std::int64_t> numbers;
+  for (const ForwardWork& work : shared.work)
+    numbers.insert(numbers.end(),
+                   {work.attend.far_keys, work.attend.kv_bytes, work.select.bytes, work.select.keys_scored});
+  const Traffic before = ranks_.sent();
+  ranks_.sum(numbers);
+  selection_sent_ += ranks_.sent() - before;
+  for (std::size_t b = 0; b < shared.work.size(); ++b) {
+    const std::int64_t* const sum = numbers.data() + 4 * b;
+    call.step.work[b].attend.far_keys += sum[0];
+    call.step.work[b].attend.kv_bytes += sum[1];
+    call.step.work[b].select.bytes += sum[2];
+    call.step.work[b].select.keys_scored += sum[3];
+  }
+}
+
 void ShardAttention::attend(const DistributedCall& call) {
   if (call.step.hooks != nullptr && (call.step.hooks->mass || call.step.hooks->attended))
     throw InputError(
         "over several ranks: expected an answer without --show-sources and --audit, which look into the "
         "attention of one machine");
-  const std::vector<Selection> choices = choose(call);
+  const std::vector<Choice> choices = choose(call);
   const std::int64_t heads = call.geometry.query_heads, d = call.geometry.head_dim;
   std::int64_t rows = 0;
   for (const QueryBlock& block : call.blocks) rows += block.tokens * heads;
@@ -155,22 +214,27 @@ void ShardAttention::attend(const DistributedCall& call) {
     row += states.back().rows;
   }
   attend_part(call, choices, states);
-  merge_states(ranks_, {output.data(), lse.data(), rows, d});
+  merge_states(ranks_, {output.data(), lse.data(), rows, d},
+               call.lse.empty() ? MergedParts::output : MergedParts::output_and_lse);
   for (std::size_t b = 0; b < call.blocks.size(); ++b) {
     std::copy_n(states[b].output, states[b].rows * d, call.outputs[b]);
     if (!call.lse.empty()) std::copy_n(states[b].lse, states[b].rows, call.lse[b]);
-    const auto block = call.blocks.subspan(b, 1);
-    call.step.work[b].attend += call.window > 0   ? work_in_window(block.front(), call.window)
-                                : choices.empty() ? count_full(block, call.geometry)
-                                                  : count_attended(block, choices[b], call.geometry);
   }
+  count(call, choices);
+  if (call.geometry.layer == last_layer_) add_up(call);
 }
 
 void share_out(const Document& document, Communicator& ranks) {
   if (document.tokens() < ranks.size())
     throw InputError(fmt::format("expected a text of at least {} tokens, one for each rank, found {}",
                                  ranks.size(), document.tokens()));
-  document.impl().distributed = std::make_shared<ShardAttention>(ranks, document.tokens());
+  document.impl().distributed =
+      std::make_shared<ShardAttention>(ranks, document.tokens(), document.impl().parts().config);
+}
+
+Traffic selection_sent(const Document& document) {
+  const auto* const shared = dynamic_cast<const ShardAttention*>(document.impl().distributed.get());
+  return shared == nullptr ? Traffic{} : shared->selection_sent();
 }
 
 }  // namespace lode

@@ -324,12 +324,38 @@ void Context::Impl::build_on_host(AttachedMethod& method, const std::function<vo
     check_cancel();
     const auto l = static_cast<std::size_t>(layer);
     if (Selector* const selector = method.selectors[l]; selector != nullptr && !take_index(method, l))
-      selector->build(0, kv.layer(layer));
+      selector->build(0, IndexedRows(*this, method, layer).view());
     if (layer_done) layer_done();
   }
   finish(method);
   method.built_on_host = true;
   method.built_over = tokens();
+}
+
+Context::Impl::IndexedRows::IndexedRows(const Context::Impl& context, const AttachedMethod& method,
+                                        int layer) {
+  const KvLayer all = context.kv.layer(layer);
+  heads_.assign(all.heads.begin(), all.heads.end());
+  tokens_ = method.divided ? std::min(all.tokens, context.share.own.end) : all.tokens;
+  for (KvRows& head : heads_) head.rows = tokens_;
+}
+
+void Context::Impl::divide(AttachedMethod& method) {
+  if (!share.divided() || method.dense()) return;
+  const auto sparse = std::ranges::find_if(method.selectors, [](const Selector* s) { return s != nullptr; });
+  method.divided = sparse == method.selectors.end() ||
+                   std::ranges::all_of(method.selectors,
+                                       [&](Selector* s) { return s == nullptr || divide_keys(s, share); });
+  if (method.divided) return;
+  if (!read_all_rows)
+    throw InputError(
+        fmt::format("'{}': expected a method whose keys several ranks choose together (full, streaming, "
+                    "topk, random, kmeans, "
+                    "ivf, saap, hash, hyperplanes), found one that needs all keys in one process: index the "
+                    "text on one machine, and "
+                    "ask that file over ranks",
+                    method.spec.str()));
+  read_all_rows();
 }
 
 /// Specs that differ in how they search alone are indexed once.
@@ -339,7 +365,9 @@ bool Context::Impl::take_index(const AttachedMethod& method, std::size_t layer) 
   return std::any_of(methods.begin(), methods.end(), [&](const AttachedMethod& other) {
     return &other != &method && other.built_on_host && other.built_over == tokens() &&
            other.spec.name == method.spec.name && other.selectors[layer] != nullptr &&
-           taker->take_index(0, *other.selectors[layer], kv.layer(static_cast<int>(layer)));
+           other.divided == method.divided &&
+           taker->take_index(0, *other.selectors[layer],
+                             IndexedRows(*this, method, static_cast<int>(layer)).view());
   });
 }
 
@@ -443,6 +471,7 @@ MethodId Context::attach(const Spec& spec) {
     method.owned.push_back(dense ? nullptr : info.make(complete, geometry, c.model->fingerprint()));
     method.selectors.push_back(method.owned.back().get());
   }
+  c.divide(method);
   const auto listens = [](const Selector* s) { return s != nullptr && s->wants_writes(); };
   if (c.tokens() > 0 && std::any_of(method.selectors.begin(), method.selectors.end(), listens)) {
     throw InputError(

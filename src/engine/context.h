@@ -12,6 +12,7 @@
 #include "lodestone/documents.h"
 #include "lodestone/engine.h"
 #include "model/llama.h"
+#include "select/rank_choice.h"
 
 namespace lode {
 
@@ -30,6 +31,7 @@ struct AttachedMethod {
   ChosenBy chosen_by = ChosenBy::host;           ///< the selectors here serve wherever the host must choose
   bool built_on_host = false;
   std::int64_t built_over = -1;  ///< tokens of the context when it was built on the host
+  bool divided = false;          ///< its selectors cover this rank's keys alone
   bool dense() const { return spec.name == "full"; }
 };
 
@@ -45,7 +47,11 @@ struct Context::Impl {
   Llama llama;
   std::unique_ptr<GpuContext> gpu;  ///< null: everything happens on the CPU
   std::vector<TokenId> ids;         // [tokens]
-  std::int64_t indexed = 0;         ///< tokens that the indexes were built over
+  KeyShare share;  ///< of a context whose keys lie on several ranks; set before methods are attached
+  /// Of such a context: makes the keys of all ranks readable here, for methods that need them; empty: they are not to
+  /// be had.
+  std::function<void()> read_all_rows;
+  std::int64_t indexed = 0;  ///< tokens that the indexes were built over
   std::shared_ptr<const SourceText> source = std::make_shared<SourceText>();  ///< never null
   std::int64_t first_token = 0;                                               ///< of the source's text
   std::vector<AttachedMethod> methods;
@@ -76,12 +82,27 @@ struct Context::Impl {
   void build(AttachedMethod& method, const std::function<void()>& layer_done);
   void build_on_host(AttachedMethod& method, const std::function<void()>& layer_done);
   bool take_index(const AttachedMethod& method, std::size_t layer);  ///< of a method that was built alike
+  /// Divides a method's selectors, where ranks share the keys; InputError when it can have neither a share nor all.
+  void divide(AttachedMethod& method);
+  /// Rows of a layer that a method's selectors index.
+  class IndexedRows;
   void finish(AttachedMethod& method);  ///< MethodInfo::finish, over the indexed context
   /// Back to so many tokens. Where layers are recurrent and no state of there was kept, the tokens behind the last one
   /// that was are read again, densely.
   void roll_back(std::int64_t tokens);
   void cut(std::int64_t tokens);  ///< the same, where that can be gone back to
   void require_room(std::int64_t more) const;
+};
+
+/// Where ranks share the keys they end with this rank's share.
+class Context::Impl::IndexedRows {
+ public:
+  IndexedRows(const Context::Impl& context, const AttachedMethod& method, int layer);
+  KvLayer view() const { return {.heads = heads_, .tokens = tokens_}; }
+
+ private:
+  std::vector<KvRows> heads_;
+  std::int64_t tokens_ = 0;
 };
 
 WorkReport report_of(const ForwardWork& work, std::int64_t tokens);

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Contexts on disk. Sections: meta (JSON), tokens [tokens] int32, text, sources (JSON) and places,
-// attached/NAME, kv/LAYER/HEAD/{k,v,k_scale,v_scale}, and select/SPEC/LAYER/... as each selector writes them.
+// attached/NAME, kv/LAYER/HEAD/{k,v,k_scale,v_scale}, and select/SPEC/LAYER/... as each selector writes them. The
+// last two lie in shards where there are any: containers with a section shard (JSON), which says whose they are.
 #include "engine/context_file.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 
 #include "base/cancel.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/json.h"
 #include "base/text.h"
 #include "base/threads.h"
@@ -26,8 +30,11 @@ namespace lode {
 namespace {
 
 /// Version 2: there are attachments that answers depend on, which readers of version 1 would ignore. Version 3: layers
-/// are recurrent, and have states in place of rows; or rows are latent, and held once.
-constexpr int kMetaVersion = 1, kRequiresAttachments = 2, kHasStates = 3;
+/// are recurrent, and have states in place of rows; or rows are latent, and held once. Version 4: rows lie in shards.
+constexpr int kMetaVersion = 1, kRequiresAttachments = 2, kHasStates = 3, kHasShards = 4;
+constexpr int kShardVersion = 1;
+constexpr std::int64_t kMostShards = 4096;
+constexpr std::size_t kShardId = 16;  // letters
 constexpr std::int64_t kMostStates = 64;
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 30, kMaxKvBytes = std::int64_t{1} << 50;
 
@@ -119,7 +126,7 @@ std::string attachment_section(std::string_view name) {
   return fmt::format("attached/{}", name);
 }
 
-Json meta_of(const Context::Impl& c, const Attachments& attachments) {
+Json meta_of(const Context::Impl& c, const Attachments& attachments, const ShardSet& shards) {
   Json methods = Json::array();
   for (const Spec& spec : c.specs) methods.push_back(spec.str());
   Json names = Json::array(), required = Json::array();
@@ -142,7 +149,45 @@ Json meta_of(const Context::Impl& c, const Attachments& attachments) {
     meta["recurrent"] = c.kv.shape().recurrent;
     meta["states"] = c.kv.recurrent().kept();
   }
+  if (!shards.empty()) {
+    meta["version"] = kHasShards;
+    meta["shards"] = json_of(shards);
+  }
   return meta;
+}
+
+Json json_of(const ShardSet& set) {
+  Json shards = Json::array();
+  for (const Shard& shard : set.shards)
+    shards.push_back({{"file", shard.file}, {"begin", shard.tokens.begin}, {"end", shard.tokens.end}});
+  return {{"id", set.id}, {"files", shards}};
+}
+
+/// Shards lie beside the file and cover its tokens in order.
+ShardSet read_shards(const Json& json, std::int64_t tokens, const std::string& where) {
+  ShardSet set;
+  if (!json_has(json, "shards")) return set;
+  const Json& said = json_member(json, "shards");
+  set.id = json_string(said, "id", where);
+  const Json& files = json_member(said, "files");
+  if (!files.is_array() || files.empty() || std::ssize(files) > kMostShards)
+    throw InputError(fmt::format("{}: expected a list of 1 to {} shards, found another", where, kMostShards));
+  std::int64_t at = 0;
+  for (const Json& one : files) {
+    Shard shard = {.file = json_string(one, "file", where), .tokens = {}};
+    shard.tokens = {json_int(one, "begin", where, 0, tokens), json_int(one, "end", where, 0, tokens)};
+    if (shard.tokens.begin != at || shard.tokens.end <= at ||
+        std::filesystem::path(shard.file).filename() != shard.file)
+      throw InputError(fmt::format(
+          "{}: expected shards in one folder that follow each other up to token {}, found '{}' of tokens "
+          "{} to {} behind token {}",
+          where, tokens, excerpt(shard.file), shard.tokens.begin, shard.tokens.end, at));
+    at = shard.tokens.end;
+    set.shards.push_back(std::move(shard));
+  }
+  if (at != tokens)
+    throw InputError(fmt::format("{}: expected shards of {} tokens, found {}", where, tokens, at));
+  return set;
 }
 
 std::string state_section(std::int64_t tokens) {
@@ -239,8 +284,43 @@ void check_fits(const std::filesystem::path& path, const ContextMeta& meta, cons
                 fmt::format("{} tokens", config.max_positions));
 }
 
-/// Checks size and checksum of every KV section, all threads at once, then maps them.
-void map_kv(Context::Impl& c, const ContainerReader& file, const ContextMeta& meta) {
+/// A file with keys and values, and whose they are.
+struct RowFile {
+  std::shared_ptr<const ContainerReader> file;
+  Share tokens;
+};
+
+/// InputError unless the file is the shard that a text lists.
+void expect_shard(const ContainerReader& file, const ShardSet& set, const Shard& shard) {
+  const std::string where = file.file().path().string() + ": section 'shard'";
+  const auto raw = file.bytes("shard");
+  const Json json = parse_json({reinterpret_cast<const char*>(raw.data()), raw.size()}, where);
+  json_int(json, "version", where, kShardVersion, kShardVersion);
+  const std::string id = json_string(json, "id", where);
+  const Share tokens = {json_int(json, "begin", where, 0, kMaxTokens),
+                        json_int(json, "end", where, 0, kMaxTokens)};
+  if (id != set.id || !(tokens == shard.tokens))
+    throw InputError(fmt::format(
+        "{}: expected tokens {} to {} of the text '{}', found {} to {} of '{}': put the shards back that "
+        "were written with it, or index the text again",
+        where, shard.tokens.begin, shard.tokens.end, set.id, tokens.begin, tokens.end, excerpt(id)));
+}
+
+std::vector<RowFile> row_files(std::shared_ptr<const ContainerReader> file, const std::filesystem::path& path,
+                               const ContextMeta& meta) {
+  if (meta.shards.empty()) return {{std::move(file), {0, meta.tokens}}};
+  std::vector<RowFile> files;
+  for (const Shard& shard : meta.shards.shards) {
+    auto opened = std::make_shared<const ContainerReader>(path.parent_path() / shard.file);
+    expect_shard(*opened, meta.shards, shard);
+    files.push_back({std::move(opened), shard.tokens});
+  }
+  return files;
+}
+
+/// Checks size and checksum of every KV section, all threads at once.
+void check_rows(const Context::Impl& c, const RowFile& rows, const ContextMeta& meta) {
+  const ContainerReader& file = *rows.file;
   const auto parts = parts_of(meta.kv_type);
   const auto per_head = static_cast<std::int64_t>(parts.size());
   const std::int64_t row_bytes = row_bytes_of(meta.kv_type, meta.head_dim);
@@ -252,23 +332,30 @@ void map_kv(Context::Impl& c, const ContainerReader& file, const ContextMeta& me
     if (!c.kv.shape().holds(layer, head, is_key(part.part))) return;
     const std::string name = kv_section(layer, head, part.name);
     const bool scale = part.part == KvStore::Part::k_scale || part.part == KvStore::Part::v_scale;
-    const std::int64_t expected = meta.tokens * (scale ? std::int64_t{sizeof(float)} : row_bytes);
+    const std::int64_t expected = rows.tokens.count() * (scale ? std::int64_t{sizeof(float)} : row_bytes);
     if (static_cast<std::int64_t>(file.bytes(name).size()) != expected) {
       throw InputError(fmt::format("{}: section '{}': expected {} bytes for {} tokens, found {}",
-                                   file.file().path().string(), name, expected, meta.tokens,
+                                   file.file().path().string(), name, expected, rows.tokens.count(),
                                    file.bytes(name).size()));
     }
   });
-  for (int layer = 0; layer < meta.layers; ++layer) {
-    for (int head = 0; head < meta.kv_heads; ++head) {
-      for (const PartName& part : parts) {
-        if (!c.kv.shape().holds(layer, head, is_key(part.part))) continue;
-        const SectionInfo& info = file.info(kv_section(layer, head, part.name));
-        c.kv.map(layer, head, part.part, file.file(), info.offset, info.bytes);
+}
+
+/// Those of a process that has a share of the keys are checked as far as that goes.
+void map_kv(Context::Impl& c, const std::vector<RowFile>& files, const ContextMeta& meta) {
+  for (const RowFile& rows : files) {
+    const Share own = c.share.divided() ? c.share.own : Share{0, meta.tokens};
+    if (rows.tokens.begin < own.end && own.begin < rows.tokens.end) check_rows(c, rows, meta);
+    for (int layer = 0; layer < meta.layers; ++layer) {
+      for (int head = 0; head < meta.kv_heads; ++head) {
+        for (const PartName& part : parts_of(meta.kv_type)) {
+          if (!c.kv.shape().holds(layer, head, is_key(part.part))) continue;
+          const SectionInfo& info = rows.file->info(kv_section(layer, head, part.name));
+          c.kv.map(layer, head, part.part, rows.file->file(), info.offset, info.bytes, rows.tokens.begin);
+        }
       }
     }
   }
-  restore_states(c, file, meta);
   c.kv.commit(meta.tokens);
 }
 
@@ -293,7 +380,7 @@ void load_indexes(const Context::Impl& c, AttachedMethod& method, const Containe
     SectionReader sections(file, selector_prefix(method.spec, layer));
     Selector* const selector = method.selectors[layer];
     if (selector == nullptr) continue;
-    selector->load(0, sections, c.kv.layer(static_cast<int>(layer)));
+    selector->load(0, sections, Context::Impl::IndexedRows(c, method, static_cast<int>(layer)).view());
     auto* const sharer = dynamic_cast<SharesIndex*>(selector);
     for (const AttachedMethod& before : c.methods) {
       if (&before == &method) break;
@@ -305,8 +392,19 @@ void load_indexes(const Context::Impl& c, AttachedMethod& method, const Containe
   method.built_over = c.tokens();  // specs that search otherwise alone take it
 }
 
+/// The file that holds a method's index as this process needs it; null: it is to be built.
+const ContainerReader* index_file(const Context::Impl& c, const AttachedMethod& method,
+                                  const std::vector<RowFile>& files, const ContextMeta& meta) {
+  if (meta.shards.empty()) return files.front().file.get();
+  if (!method.divided || std::ssize(files) != c.share.ranks->size()) return nullptr;
+  for (std::size_t r = 0; r < files.size(); ++r)
+    if (!(files[r].tokens == token_share(meta.tokens, static_cast<int>(r), c.share.ranks->size())))
+      return nullptr;
+  return files[static_cast<std::size_t>(c.share.ranks->rank())].file.get();
+}
+
 /// Where a number is infinite or none, all that attends to it is: a file of it answers nothing.
-void expect_finite_rows(const Context::Impl& c) {
+void expect_finite_rows(const Context::Impl& c, const Share& tokens) {
   if (c.options.kv_type == DType::q8) return;  // refused when they were quantised
   const auto heads = std::int64_t{c.config.layers} * c.config.kv_heads;
   c.model->pool().for_each(2 * heads, [&](std::int64_t item, int) {
@@ -317,7 +415,8 @@ void expect_finite_rows(const Context::Impl& c) {
     if (!c.kv.shape().holds(layer, head, is_key(part))) return;
     const auto rows = c.kv.rows(layer, head, part);
     const std::size_t row = rows.size() / std::max<std::size_t>(1, c.ids.size());
-    for (std::size_t at = 0; at < rows.size(); at += row)
+    for (std::size_t at = static_cast<std::size_t>(tokens.begin) * row;
+         at < static_cast<std::size_t>(tokens.end) * row; at += row)
       if (!all_finite(rows.subspan(at, row), c.options.kv_type, c.config.head_dim))
         throw InputError(fmt::format("layer {} KV head {}: expected finite {}, found others at token {}: {}",
                                      layer, head, item % 2 == 0 ? "keys" : "values", at / row,
@@ -345,7 +444,7 @@ ContextMeta read_context_meta(const ContainerReader& file, const std::filesystem
   const std::string where = path.string() + ": section 'meta'";
   const auto raw = file.bytes("meta");
   const Json json = parse_json({reinterpret_cast<const char*>(raw.data()), raw.size()}, where);
-  json_int(json, "version", where, kMetaVersion, kHasStates);
+  json_int(json, "version", where, kMetaVersion, kHasShards);
   ContextMeta meta;
   meta.model_path = json_string(json, "model", where);
   meta.model_fingerprint = json_string(json, "model_fingerprint", where);
@@ -374,6 +473,7 @@ ContextMeta read_context_meta(const ContainerReader& file, const std::filesystem
   meta.methods = read_names(json, "methods", where);
   meta.attachments = read_names(json, "attachments", where);
   meta.required = read_names(json, "required", where);
+  meta.shards = read_shards(json, meta.tokens, where);
   return meta;
 }
 
@@ -393,40 +493,121 @@ void Context::save(const std::filesystem::path& path, std::string_view text) con
   save_context(*this, path, text, {});
 }
 
-void save_context(const Context& context, const std::filesystem::path& path, std::string_view text,
-                  const Attachments& attachments) {
-  Context::Impl& c = context.impl();
-  LODE_ASSERT(c.indexed == c.tokens());
-  c.host_kv();
-  restore_rows(c);
-  expect_finite_rows(c);
-  for (AttachedMethod& method : c.methods) {
-    if (!method.dense() && !method.built_on_host) c.build_on_host(method, {});
-  }
-  ContainerWriter out(path);
-  const std::string meta = meta_of(c, attachments).dump();
-  out.add("meta", std::as_bytes(std::span(meta)));
-  out.add("tokens", std::as_bytes(std::span(c.ids)));
-  add_source(out, text, c.source->text == text ? c.source.get() : nullptr, c.first_token);
-  for (const auto& [name, attachment] : attachments)
-    out.add(attachment_section(name), std::as_bytes(std::span(attachment.text)));
+namespace {
+
+void add_rows(const Context::Impl& c, const Share& tokens, ContainerWriter& out) {
   for (int layer = 0; layer < c.config.layers; ++layer) {
     check_cancel();
     for (int head = 0; head < c.config.kv_heads; ++head) {
       for (const PartName& part : parts_of(c.options.kv_type)) {
         if (!c.kv.shape().holds(layer, head, is_key(part.part))) continue;
-        out.add(kv_section(layer, head, part.name), c.kv.rows(layer, head, part.part));
+        const auto rows = c.kv.rows(layer, head, part.part);
+        const std::size_t row = rows.size() / c.ids.size();
+        out.add(kv_section(layer, head, part.name),
+                rows.subspan(static_cast<std::size_t>(tokens.begin) * row,
+                             static_cast<std::size_t>(tokens.count()) * row));
       }
     }
   }
-  for (const std::int64_t tokens : c.kv.recurrent().kept())
-    out.add(state_section(tokens), std::as_bytes(c.kv.recurrent().at(tokens)));
+}
+
+void add_indexes(const Context::Impl& c, ContainerWriter& out) {
   for (const AttachedMethod& method : c.methods) {
     for (std::size_t layer = 0; layer < method.selectors.size(); ++layer) {
       check_cancel();
       SectionWriter sections(out, selector_prefix(method.spec, layer));
       if (method.selectors[layer] != nullptr) method.selectors[layer]->save(0, sections);
     }
+  }
+}
+
+/// "book.lode.0123456789abcdef-2of4", and what is written of it.
+bool is_shard_of(const std::string& file, const std::string& text) {
+  constexpr std::string_view kHex = "0123456789abcdef", kDigits = "0123456789";
+  std::string_view name = file;
+  if (name.starts_with('.') && name.ends_with(".tmp")) name = name.substr(1, name.size() - 5);
+  if (!name.starts_with(text + ".")) return false;
+  name.remove_prefix(text.size() + 1);
+  const std::size_t id = name.find_first_not_of(kHex);
+  if (id != kShardId || name[id] != '-') return false;
+  name.remove_prefix(id + 1);
+  const std::size_t index = name.find_first_not_of(kDigits);
+  return index != 0 && index != std::string_view::npos && name.substr(index).starts_with("of") &&
+         name.find_first_not_of(kDigits, index + 2) == std::string_view::npos;
+}
+
+}  // namespace
+
+std::string new_shard_id(const std::filesystem::path& path) {
+  const auto now = std::chrono::system_clock::now().time_since_epoch().count();
+  return hash_hex(fmt::format("{} {} {}", path.string(), now, getpid())).substr(0, kShardId);
+}
+
+ShardSet shards_for(const std::filesystem::path& path, const std::string& id, std::int64_t tokens,
+                    int ranks) {
+  ShardSet set = {.id = id, .shards = {}};
+  for (int r = 0; r < ranks; ++r)
+    set.shards.push_back({.file = fmt::format("{}.{}-{}of{}", path.filename().string(), set.id, r + 1, ranks),
+                          .tokens = token_share(tokens, r, ranks)});
+  return set;
+}
+
+void save_shard(const Context& context, const std::filesystem::path& path, const ShardSet& shards,
+                std::size_t index) {
+  const Context::Impl& c = context.impl();
+  const Shard& shard = shards.shards[index];
+  LODE_ASSERT(c.indexed == c.tokens() && c.share.own == shard.tokens);
+  expect_finite_rows(c, shard.tokens);
+  ContainerWriter out(path.parent_path() / shard.file);
+  const std::string about = Json{
+      {"version", kShardVersion},
+      {"id", shards.id},
+      {"begin", shard.tokens.begin},
+      {"end", shard.tokens.end}}.dump();
+  out.add("shard", std::as_bytes(std::span(about)));
+  add_rows(c, shard.tokens, out);
+  add_indexes(c, out);
+  out.finish();
+}
+
+void remove_shards(const std::filesystem::path& path, const ShardSet& set, RemovedShards which) {
+  std::error_code failed;
+  const auto folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+  std::vector<std::filesystem::path> found;
+  for (auto at = std::filesystem::directory_iterator(folder, failed);
+       !failed && at != std::filesystem::directory_iterator(); at.increment(failed)) {
+    const std::string name = at->path().filename().string();
+    const bool of_set = !set.empty() && name.find("." + set.id + "-") != std::string::npos;
+    if (of_set == (which == RemovedShards::these) && is_shard_of(name, path.filename().string()))
+      found.push_back(at->path());
+  }
+  for (const auto& one : found) std::filesystem::remove(one, failed);
+}
+
+void save_context(const Context& context, const std::filesystem::path& path, std::string_view text,
+                  const Attachments& attachments, const ShardSet& shards) {
+  Context::Impl& c = context.impl();
+  LODE_ASSERT(c.indexed == c.tokens());
+  if (shards.empty()) {
+    c.host_kv();
+    restore_rows(c);
+    expect_finite_rows(c, {0, c.tokens()});
+    for (AttachedMethod& method : c.methods) {
+      if (!method.dense() && !method.built_on_host) c.build_on_host(method, {});
+    }
+  }
+  ContainerWriter out(path);
+  const std::string meta = meta_of(c, attachments, shards).dump();
+  out.add("meta", std::as_bytes(std::span(meta)));
+  out.add("tokens", std::as_bytes(std::span(c.ids)));
+  add_source(out, text, c.source->text == text ? c.source.get() : nullptr, c.first_token);
+  for (const auto& [name, attachment] : attachments)
+    out.add(attachment_section(name), std::as_bytes(std::span(attachment.text)));
+  if (shards.empty()) {
+    add_rows(c, {0, c.tokens()}, out);
+    for (const std::int64_t tokens : c.kv.recurrent().kept())
+      out.add(state_section(tokens), std::as_bytes(c.kv.recurrent().at(tokens)));
+    add_indexes(c, out);
   }
   out.finish();
 }
@@ -437,8 +618,9 @@ Context Context::load(const std::filesystem::path& path, std::shared_ptr<const M
 }
 
 Context load_context(const std::filesystem::path& path, std::shared_ptr<const Model> model,
-                     const ContextOptions& asked, LoadIndexes indexes) {
-  const ContainerReader file(path);
+                     const ContextOptions& asked, LoadIndexes indexes, Communicator* ranks) {
+  const auto opened = std::make_shared<const ContainerReader>(path);
+  const ContainerReader& file = *opened;
   const ContextMeta meta = read_context_meta(file, path);
   check_fits(path, meta, *model);
   if (asked.rope_factor && *asked.rope_factor != std::max(meta.rope_factor, 1.0)) {
@@ -457,6 +639,13 @@ Context load_context(const std::filesystem::path& path, std::shared_ptr<const Mo
   // Stored keys were rotated for this length; with dynamic scaling another one would have other frequencies.
   c.rope = Rope(c.config, meta.rope_tokens);
   c.rope_tokens = meta.rope_tokens;
+  const std::vector<RowFile> files = row_files(opened, path, meta);
+  if (ranks != nullptr && !meta.shards.empty()) {
+    c.share = {ranks, meta.tokens, token_share(meta.tokens, ranks->rank(), ranks->size())};
+    c.read_all_rows = [&c, files, meta] {
+      for (const RowFile& rows : files) check_rows(c, rows, meta);
+    };
+  }
   // Before there are tokens: methods that listen to a prefill come from the file with what they heard.
   if (indexes == LoadIndexes::all)
     for (const std::string& text : meta.methods) attach_stored(context, text, path);
@@ -464,9 +653,12 @@ Context load_context(const std::filesystem::path& path, std::shared_ptr<const Mo
   StoredSource stored = read_source(file, path);
   c.source = std::make_shared<const SourceText>(std::move(stored.source));
   c.first_token = stored.first_token;
-  map_kv(c, file, meta);
+  restore_states(c, file, meta);
+  map_kv(c, files, meta);
   c.indexed = meta.tokens;
-  for (AttachedMethod& method : c.methods) load_indexes(c, method, file);
+  for (AttachedMethod& method : c.methods)
+    if (const ContainerReader* const from = index_file(c, method, files, meta))
+      load_indexes(c, method, *from);
   // Less room than it was indexed with: its frequencies and what lies on a GPU stay of that size.
   if (asked.max_tokens > 0) c.options.max_tokens = std::max(asked.max_tokens, meta.tokens);
   return context;

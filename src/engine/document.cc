@@ -90,8 +90,11 @@ void complete_indexes(Context& context) {
   if (c.gpu != nullptr) return;
   for (AttachedMethod& method : c.methods)
     for (std::size_t layer = 0; layer < method.selectors.size(); ++layer)
-      if (Selector* const selector = method.selectors[layer]; selector != nullptr)
-        selector->append(0, c.kv.layer(static_cast<int>(layer)), far_limit_of(c.tokens(), method));
+      if (Selector* const selector = method.selectors[layer]; selector != nullptr) {
+        const Context::Impl::IndexedRows rows(c, method, static_cast<int>(layer));
+        const std::int64_t end = std::min<std::int64_t>(rows.view().tokens, far_limit_of(c.tokens(), method));
+        selector->append(0, rows.view(), static_cast<Position>(end));
+      }
 }
 
 }  // namespace

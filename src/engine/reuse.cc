@@ -53,6 +53,7 @@ std::optional<Context> reuse_context(const std::filesystem::path& path, std::sha
   const ContainerReader file(path);
   const ContextMeta meta = read_context_meta(file, path);
   why = differs(meta, *model, options);
+  if (!meta.shards.empty()) why = "its keys lie in shards, to which nothing can be added";
   if (!why.empty()) return std::nullopt;
   const auto stored = SectionReader(file, "").values<TokenId>("tokens");
   const std::int64_t chunk = Context(model, options).options().chunk;

@@ -342,35 +342,36 @@ std::span<const std::byte> KvStore::rows(int layer, int head, Part part) const {
 }
 
 void KvStore::map(int layer, int head, Part part, const MappedFile& file, std::uint64_t offset,
-                  std::uint64_t bytes) {
+                  std::uint64_t bytes, std::int64_t first) {
   Impl& s = *impl_;
   const int p = static_cast<int>(part);
   Impl::Range& range = s.range(layer, head, p);
   const auto row_bytes = static_cast<std::uint64_t>(s.row_bytes(p));
-  const std::uint64_t limit = row_bytes * static_cast<std::uint64_t>(s.shape.max_tokens);
-  LODE_ASSERT(s.tokens == 0);
+  LODE_ASSERT(first >= 0 && first <= s.shape.max_tokens);
+  const std::uint64_t limit = row_bytes * static_cast<std::uint64_t>(s.shape.max_tokens - first);
   if (offset > file.bytes().size() || bytes > file.bytes().size() - offset) {
     throw InputError(fmt::format("{}: expected KV rows inside the file's {} bytes, found {} bytes at {}",
                                  file.path().string(), file.bytes().size(), bytes, offset));
   }
   if (bytes % row_bytes != 0 || bytes > limit) {
     throw InputError(fmt::format("{}: expected whole KV rows of {} bytes, at most {} of them, found {} bytes",
-                                 file.path().string(), row_bytes, s.shape.max_tokens, bytes));
+                                 file.path().string(), row_bytes, s.shape.max_tokens - first, bytes));
   }
-  range.written = static_cast<std::int64_t>(bytes / row_bytes);
+  range.written = std::max(range.written, first + static_cast<std::int64_t>(bytes / row_bytes));
   if (bytes == 0) return;
-  if (offset % static_cast<std::uint64_t>(page_size()) !=
-      0) {  // a system whose pages are larger than the file's alignment
-    std::memcpy(range.data, file.bytes().data() + offset, bytes);
+  std::byte* const to = range.data + first * static_cast<std::int64_t>(row_bytes);
+  // Short shards, or a system whose pages are larger than the file's alignment.
+  if (offset % static_cast<std::uint64_t>(page_size()) != 0 || (to - range.data) % page_size() != 0) {
+    std::memcpy(to, file.bytes().data() + offset, bytes);
     return;
   }
-  void* at = mmap(range.data, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
+  void* at = mmap(to, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
                   file.descriptor(), static_cast<off_t>(offset));
   if (at == MAP_FAILED) {
     throw RunError(fmt::format("{}: cannot map {} bytes at {}: {}", file.path().string(), bytes, offset,
                                std::strerror(errno)));
   }
-  range.mapped = static_cast<std::int64_t>(bytes);
+  range.mapped = std::max(range.mapped, to - range.data + static_cast<std::int64_t>(bytes));
 }
 
 }  // namespace lode

@@ -93,11 +93,12 @@ class KvStore {
 
   /// For saving: the bytes of one head's K (or V, or scales) rows [0, tokens).
   std::span<const std::byte> rows(int layer, int head, Part part) const;
-  /// For loading into an empty store: maps `bytes` of the file at a page-aligned offset as rows of that part;
-  /// commit counts them once every part is there. Pages stay shared with other processes until a row is
-  /// written on them. InputError when the section lies outside the file, holds no whole rows, or more than
-  /// max_tokens.
-  void map(int layer, int head, Part part, const MappedFile& file, std::uint64_t offset, std::uint64_t bytes);
+  /// For loading: maps `bytes` of the file at a page-aligned offset as rows of that part, from row `first` on, which
+  /// rises from call to call; commit counts them once every part is there. Pages stay shared with other processes
+  /// until a row is written on them; rows that do not begin at a page's beginning are copied. InputError when the
+  /// section lies outside the file, holds no whole rows, or ends beyond max_tokens.
+  void map(int layer, int head, Part part, const MappedFile& file, std::uint64_t offset, std::uint64_t bytes,
+           std::int64_t first = 0);
 
  private:
   struct Impl;

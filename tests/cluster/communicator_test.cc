@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What ranks tell each other, on ranks that are threads.
-#include "cluster/communicator.h"
+#include "base/communicator.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -76,6 +76,11 @@ TEST(Ranks, StatesMergeInTheOrderOfTheRanksWhateverComesFirst) {
       std::int64_t bytes = ranks.sent().bytes;
       ranks.sum({&bytes, 1});
       EXPECT_LE(bytes, size * 2 * kRows * (kD + 1) * std::int64_t{sizeof(float)});
+      output = outputs[r];
+      lse = lses[r];
+      merge_states(ranks, {output.data(), lse.data(), kRows, kD}, MergedParts::output_and_lse);
+      EXPECT_EQ(output, wanted_output);
+      EXPECT_EQ(lse, wanted_lse);
     });
   }
 }

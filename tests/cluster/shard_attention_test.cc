@@ -15,6 +15,7 @@
 #include "engine/document.h"
 #include "lodestone/error.h"
 #include "support/compare.h"
+#include "support/family_folder.h"
 #include "support/some_tokens.h"
 
 namespace lode {
@@ -122,6 +123,40 @@ TEST_F(ShardAttentionTest, WorkIsCountedAsOnOneMachine) {
       EXPECT_EQ(work.attend.full_bytes, alone.attend.full_bytes) << spec;
       EXPECT_EQ(work.select.bytes, alone.select.bytes) << spec;
     });
+  }
+}
+
+/// Models with windows, sinks (whose logit is added to the log-sum-exp of all ranks) and latent rows.
+TEST(ShardAttentionFamilies, EveryFamilyAnswersAsOnOneMachine) {
+  for (const char* family : {"gpt-oss", "gemma3", "mistral-window", "deepseek-v3", "granite"}) {
+    const FamilyFolder folder(family);
+    const auto model = folder.load();
+    const auto logits = [&](const std::shared_ptr<const Document>& document) {
+      BatchRunner runner(model);
+      Sequence sequence(document, parse_spec("full"), 32);
+      std::vector<TokenId> question = {5, 9, 12, 3, 60};
+      BatchRow row = {
+          .sequence = &sequence, .tokens = question, .phase = Phase::question, .rows = LogitRows::all};
+      runner.run({&row, 1});
+      if (row.error) std::rethrow_exception(row.error);
+      return std::vector<float>(row.logits.begin(), row.logits.end());
+    };
+    const auto document = [&] {
+      std::vector<TokenId> tokens;
+      for (TokenId i = 0; i < 150; ++i) tokens.push_back((i * i + 3 * i + i / 7) % 64);
+      return Document::read(model, tokens, "", {.kv_type = DType::f32, .max_tokens = 256});
+    };
+    const std::vector<float> alone = logits(document());
+    for (const int size : {2, 3}) {
+      std::vector<std::vector<float>> found(static_cast<std::size_t>(size));
+      run_local_ranks(size, [&](Communicator& ranks) {
+        const auto own = document();
+        share_out(*own, ranks);
+        found[static_cast<std::size_t>(ranks.rank())] = logits(own);
+      });
+      for (const auto& own : found) EXPECT_EQ(own, found.front()) << family;
+      EXPECT_LT(relative_difference(found.front(), alone), kTolerance) << family << " over " << size;
+    }
   }
 }
 

@@ -16,6 +16,7 @@
 #include "lodestone/document.h"
 #include "lodestone/error.h"
 #include "lodestone/scheduler.h"
+#include "support/family_folder.h"
 #include "support/family_golden.h"
 #include "support/hash_file.h"
 #include "support/random_folder.h"
@@ -24,30 +25,11 @@
 namespace lode {
 namespace {
 
-/// A tokenizer of 64 single characters, as many tokens as the tiny models know.
-Json letters_tokenizer() {
-  Json json = Json::parse(R"({"normalizer": null, "pre_tokenizer": null, "post_processor": null,
-    "decoder": {"type": "Fuse"}, "added_tokens": [],
-    "model": {"type": "BPE", "unk_token": "?", "vocab": {}, "merges": []}})");
-  const std::string letters = "?.ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
-  for (std::size_t i = 0; i < letters.size(); ++i) json["model"]["vocab"][std::string(1, letters[i])] = i;
-  return json;
-}
-
-/// Folders of the tiny models with a tokenizer, and files that tests write.
 class EngineFamily : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    std::string pattern = (std::filesystem::temp_directory_path() / "lode-families-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    dir_ = pattern;
-    for (const char* file : {"config.json", "model.safetensors"})
-      std::filesystem::create_symlink(kFamilies / GetParam() / file, dir_ / file);
-    std::ofstream(dir_ / "tokenizer.json") << letters_tokenizer().dump();
-    model_ = Model::load(dir_, 2);
     for (TokenId i = 0; i < kTokens; ++i) ids_.push_back((i * i + 3 * i + i / 7) % 64);
   }
-  void TearDown() override { std::filesystem::remove_all(dir_); }
 
   std::span<const TokenId> ids(std::int64_t begin, std::int64_t count) const {
     return std::span(ids_).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count));
@@ -57,8 +39,9 @@ class EngineFamily : public testing::TestWithParam<std::string> {
   }
   static constexpr MethodId kFull = kDense;
   static constexpr TokenId kTokens = 200;
-  std::filesystem::path dir_;
-  std::shared_ptr<const Model> model_;
+  const FamilyFolder folder_{GetParam()};
+  const std::filesystem::path dir_ = folder_.path();
+  std::shared_ptr<const Model> model_ = folder_.load();
   std::vector<TokenId> ids_;
 };
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`mpirun -n 2 lodestone ask`: what one process answers; refusals, and a rank that is killed. Left out without mpirun."""
+"""`mpirun -n N lodestone index|ask|eval`: what one process answers; refusals, and a rank that stops. Left out without mpirun."""
 
 import json
 import os
@@ -63,9 +63,62 @@ class ClusterTest(unittest.TestCase):
         self.assertEqual(shared.returncode, 0, shared.stderr)
         self.assertEqual([a["question"] for a in json.loads(shared.stdout)["answers"]], QUESTIONS)
 
+    def test_a_text_that_ranks_have_indexed_is_asked_by_any_number_of_them(self) -> None:
+        methods = ["-a", "topk:window=64", "-a", "kmeans:clusters=64,probes=8,window=64"]
+        shards = f"{self.folder.name}/shards.lode"
+        index = ["index", "-m", MODEL, "-f", f"{self.folder.name}/text.txt", "-o", shards, *methods, "--quiet"]
+        for again in ([], ["--force"]):
+            indexed = ranks(3, *index, *again, "--json")
+            self.assertEqual(indexed.returncode, 0, indexed.stderr)
+        self.assertEqual(json.loads(indexed.stdout)["ranks"]["count"], 3)
+        files = sorted(path.name for path in pathlib.Path(self.folder.name).glob("shards.lode*"))
+        self.assertEqual(len(files), 4, files)  # those of the first time are gone
+        asked = ["ask", shards, *QUESTIONS, *methods, "-a", "full", "--json", "-n", "12"]
+        alone = subprocess.run([PROGRAM, *asked], capture_output=True, text=True, check=True, timeout=120)
+        wanted = [(attention, answer) for attention, answer, *_ in self.answers(alone.stdout)]
+        for count in (2, 3, 4):
+            shared = ranks(count, *asked)
+            self.assertEqual(shared.returncode, 0, shared.stderr)
+            self.assertEqual([(attention, answer) for attention, answer, *_ in self.answers(shared.stdout)], wanted)
+            for answer in json.loads(shared.stdout)["answers"]:
+                told = answer["ranks"]
+                states = (told["bytes"] - told["selection_bytes"]) / count / 6
+                tokens = answer["tokens_prefilled"] + answer["tokens_generated"] - 1
+                self.assertLessEqual(states, tokens * 2 * 8 * 65 * 4)
+                self.assertEqual(told["selection_bytes"] > 0, answer["attention"] != "full")
+        for verb in ("verify", "inspect"):
+            subprocess.run([PROGRAM, verb, shards], capture_output=True, check=True, timeout=60)
+        (pathlib.Path(self.folder.name) / files[-1]).unlink()
+        lost = subprocess.run([PROGRAM, *asked], capture_output=True, text=True, check=False, timeout=60)
+        self.assertEqual(lost.returncode, 2)
+        self.assertIn(files[-1], lost.stderr)
+
+    def test_ranks_score_as_one_process_does(self) -> None:
+        samples = f"{self.folder.name}/samples.jsonl"
+        subprocess.run([PROGRAM, "tasks", "needle", "--tokens", "1k", "--count", "4", "--seed", "1", "-m", MODEL, "-o", samples],
+                       check=True, capture_output=True, timeout=120)
+        scored = ["eval", "-m", MODEL, "--samples", samples, "-a", "full", "-a", "topk:window=64", "--json", "--quiet"]
+        alone = json.loads(subprocess.run([PROGRAM, *scored], capture_output=True, text=True, check=True, timeout=120).stdout)
+        shared = ranks(2, *scored)
+        self.assertEqual(shared.returncode, 0, shared.stderr)
+        for one, other in zip(alone["results"], json.loads(shared.stdout)["results"], strict=True):
+            self.assertEqual((one["attention"], one["score"], one["n"]), (other["attention"], other["score"], other["n"]))
+            self.assertAlmostEqual(one["selectivity"], other["selectivity"], places=6)
+
+    def test_ranks_measure_their_link(self) -> None:
+        estimate = ranks(2, "estimate", "-m", MODEL, "--tokens", "2k", "--machines", "4", "--json", "--quiet", "-a", "topk:window=64")
+        self.assertEqual(estimate.returncode, 0, estimate.stderr)
+        machines = json.loads(estimate.stdout)["machines"]
+        self.assertEqual(machines["count"], 4)
+        self.assertGreater(machines["latency_us"], 0)
+        self.assertLess(machines["prefill_efficiency"], 1)
+
     def test_what_ranks_do_not_share_is_refused_once(self) -> None:
         for arguments, sentence in ((["inspect", self.context], "expected a verb that several ranks share"),
                                     (["ask", self.context, "Who?", "-a", "h2o"], "learns from the prefill itself"),
+                                    (["index", "-m", MODEL, "-f", self.context, "-o", "x.lode", "-a", "quest"], "index the text on one machine"),
+                                    (["index", "-m", MODEL, "-f", self.context, "-o", "x.lode", "-a", "auto"], "methods by name"),
+                                    (["serve", "-m", MODEL], "expected a verb that several ranks share"),
                                     (["ask", "nowhere.lode", "Who?"], "nowhere.lode")):
             refused = ranks(2, *arguments)
             self.assertEqual(refused.returncode, 2, refused.stderr)

@@ -10,6 +10,7 @@
 #include "gpu/backend.h"
 #include "kv/store.h"
 #include "lab/bench/decode.h"
+#include "lab/bench/machines.h"
 #include "lab/bench/prefill.h"
 #include "lodestone/error.h"
 
@@ -23,6 +24,8 @@ constexpr std::int64_t kMeasuredKeys = 8192;
 constexpr double kMostOperations = 4e11;
 /// A method is taken instead of full attention when it answers so much sooner.
 constexpr double kWorthIt = 0.95;
+/// Share of the far keys by which the rounds of a choice over machines are counted.
+constexpr double kUsualBudget = 1.0 / 32;
 /// Tokens of the answer by which methods are compared.
 constexpr double kAnswerTokens = 128;
 
@@ -77,7 +80,33 @@ double seconds_per_pair(const Model& model, const EstimateOptions& options) {
   return found->median_ms / 1e3 / pairs;
 }
 
-double prefill_seconds(const std::shared_ptr<const Model>& model, const EstimateOptions& options) {
+/// Tokens that one of the machines has.
+std::int64_t share_of_one(const EstimateOptions& options) {
+  return (options.tokens + options.machines - 1) / options.machines;
+}
+
+MachinesModel machines_model(const Model& model, const EstimateOptions& options, double token_seconds,
+                             double pair_seconds) {
+  const ModelConfig& c = model.config();
+  const KvShape shape = {.layers = c.layers,
+                         .kv_heads = c.kv_heads,
+                         .head_dim = c.head_dim,
+                         .type = options.kv_type,
+                         .max_tokens = options.tokens,
+                         .recurrent = c.plan.recurrent_floats(),
+                         .shared_rows = c.plan.latent.kv_rank > 0};
+  return {{.layers = c.layers,
+           .query_heads = c.query_heads,
+           .head_dim = c.head_dim,
+           .token_seconds = token_seconds,
+           .pair_seconds = pair_seconds,
+           .token_bytes = shape.token_bytes()},
+          options.machines,
+          options.link};
+}
+
+double prefill_seconds(const std::shared_ptr<const Model>& model, const EstimateOptions& options,
+                       double& efficiency) {
   const auto n = static_cast<double>(options.tokens);
   if (options.device == Device::cuda) {
     const std::int64_t measured = std::min<std::int64_t>(options.tokens, 16384);
@@ -91,14 +120,17 @@ double prefill_seconds(const std::shared_ptr<const Model>& model, const Estimate
                  at = products + pairs * static_cast<double>(measured), all = products + pairs * n;
     return rate * all / at;
   }
-  return n * seconds_per_token(model, options) +
-         model->config().layers * seconds_per_pair(*model, options) * n * n / 2;
+  const MachinesModel::Prefill prefill =
+      machines_model(*model, options, seconds_per_token(model, options), seconds_per_pair(*model, options))
+          .prefill(options.tokens);
+  efficiency = prefill.efficiency();
+  return prefill.seconds;
 }
 
 /// Longest context that the memory holds for measuring steps; beyond, times grow in proportion.
 std::int64_t measured_context(const Model& model, const EstimateOptions& options) {
   const std::int64_t room = model.config().max_positions - options.question - 64;
-  return std::min(options.tokens, room);
+  return std::min(share_of_one(options), room);
 }
 
 void measure_methods(const std::shared_ptr<const Model>& model, const EstimateOptions& options,
@@ -114,12 +146,19 @@ void measure_methods(const std::shared_ptr<const Model>& model, const EstimateOp
                                     .order_rows = false,
                                     .steps = 8,
                                     .question = options.question};
+  const MachinesModel machines = machines_model(*model, options, 0, 0);
   for (const DecodeBenchRow& row : bench_decode(model, bench, specs, note)) {
     const double layers = static_cast<double>(config.layers) / bench.built_layers;
+    const auto told = [&](std::int64_t tokens) {
+      return machines.step_communication({.tokens = tokens,
+                                          .chooses = row.attention != "full",
+                                          .budget = kUsualBudget * static_cast<double>(options.tokens)});
+    };
     estimate.methods.push_back({.attention = row.attention,
                                 .index_seconds = row.build_seconds * layers,
-                                .first_token_seconds = row.question_ms / 1e3,
-                                .ms_token = row.median_ms});
+                                .first_token_seconds = row.question_ms / 1e3 + told(options.question),
+                                .ms_token = row.median_ms + 1e3 * told(1),
+                                .ms_communication = 1e3 * told(1)});
   }
 }
 
@@ -171,18 +210,22 @@ void judge_room(const Model& model, const EstimateOptions& options, Estimate& es
 Estimate estimate_document(const std::shared_ptr<const Model>& model, const EstimateOptions& options,
                            std::span<const Spec> specs, const std::function<void(std::string_view)>& note) {
   const ModelConfig& config = model->config();
-  if (options.tokens + options.question >= config.max_positions)
+  const bool too_long = options.tokens + options.question >= config.max_positions;
+  if (too_long && options.machines == 1)
     throw InputError(fmt::format(
         "expected a document and question of fewer than {} tokens, the model's context, found {} and {}",
         config.max_positions, options.tokens, options.question));
   Estimate estimate;
-  const MemoryPlan plan = plan_memory(*model, options.kv_type, options.tokens + options.question, specs);
+  if (options.machines > 1 && options.device == Device::cuda)
+    throw InputError("over several machines: expected --device cpu, found cuda");
+  const MemoryPlan plan =
+      plan_memory(*model, options.kv_type, share_of_one(options) + options.question, specs);
   estimate.host_bytes = plan.total();
   estimate.gpu_bytes = options.device == Device::cuda ? plan.weights + plan.kv : 0;
   estimate.file_bytes = plan.kv + plan.index;
   judge_room(*model, options, estimate);
   note("prefill");
-  estimate.prefill_seconds = prefill_seconds(model, options);
+  estimate.prefill_seconds = prefill_seconds(model, options, estimate.prefill_efficiency);
   if (!estimate.fits) {
     estimate.recommended = "full";
     estimate.why.resize(estimate.why.size() - 2);
@@ -190,6 +233,10 @@ Estimate estimate_document(const std::shared_ptr<const Model>& model, const Esti
   }
   measure_methods(model, options, specs, note, estimate);
   recommend(estimate);
+  if (too_long) {  // what machines would bring to a model that can read so much
+    estimate.fits = false;
+    estimate.why = fmt::format("the model reads {} tokens at most; {}", config.max_positions, estimate.why);
+  }
   return estimate;
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/link_speed.h"
 #include "lodestone/engine.h"
 
 namespace lode {
@@ -20,6 +21,8 @@ struct EstimateOptions {
   Device device = Device::cpu;
   std::int64_t gpu_memory = 0;  ///< as in ContextOptions
   std::int64_t free_disk = 0;   ///< bytes where the file would lie
+  int machines = 1;             ///< that share the document, each like this one; on the CPU
+  LinkSpeed link = {};          ///< between them
 };
 
 struct MethodEstimate {
@@ -27,6 +30,7 @@ struct MethodEstimate {
   double index_seconds = 0;        ///< of the index over the document, after its prefill
   double first_token_seconds = 0;  ///< from the question to the answer's first token
   double ms_token = 0;             ///< of each further token
+  double ms_communication = 0;     ///< of that, where several machines share the document
 };
 
 struct Estimate {
@@ -35,10 +39,13 @@ struct Estimate {
   std::string why;          ///< one sentence, of what fits and what pays
   std::int64_t host_bytes = 0, gpu_bytes = 0, file_bytes = 0;
   double prefill_seconds = 0;
+  double prefill_efficiency = 1;        ///< share that machines do not spend on telling each other
   std::vector<MethodEstimate> methods;  ///< `full` first
 };
 
-/// InputError when the model has fewer positions than document and question need. `note` is told what is
+/// Bytes are those of one machine. Of several, each is measured with its share of the document, and what they tell each
+/// other is added. InputError when the model has fewer positions than document and question need, on one machine;
+/// more machines are then estimated on paper, and do not fit. `note` is told what is
 /// measured.
 Estimate estimate_document(const std::shared_ptr<const Model>& model, const EstimateOptions& options,
                            std::span<const Spec> specs, const std::function<void(std::string_view)>& note);

@@ -116,6 +116,9 @@ struct Answering::Impl {
               const std::function<void(std::int64_t)>& progress) const;
   void ask(Context& context, std::span<const Asked> asked, const Sample& sample, const Prompts& prompts,
            std::size_t question, const EvalPass& pass) const;
+  void ask_reader(const Document& document, const Prompts& prompts, const ContextOptions& context,
+                  const EvalPass& pass, const std::function<void(std::int64_t)>& progress) const;
+  GenerateOptions generate_options(const Sample& sample, const Prompts& prompts, std::size_t question) const;
 };
 
 bool Answering::Impl::is_pending(std::size_t sample, const NamedSpec& spec, const EvalPass& pass) const {
@@ -209,6 +212,10 @@ void Answering::Impl::answer(const Document& document, std::span<const EvalPass>
   const Prompts prompts = encode(document, of.front().protocol);
   ContextOptions context_options = options.context;
   if (context_options.max_tokens == 0) context_options.max_tokens = prompts.longest;
+  if (options.reader != nullptr) {
+    for (const EvalPass& pass : of) ask_reader(document, prompts, context_options, pass, progress);
+    return;
+  }
   Context context(model, context_options);
   context.impl().audit.set_limit(options.audit_limit);
   std::vector<Asked> asked;
@@ -243,13 +250,47 @@ void Answering::Impl::answer(const Document& document, std::span<const EvalPass>
   }
 }
 
+GenerateOptions Answering::Impl::generate_options(const Sample& sample, const Prompts& prompts,
+                                                  std::size_t question) const {
+  GenerateOptions generate;
+  generate.max_new_tokens = prompts.most_new[question];
+  if (sample.max_new == 0) generate.stop = {options.stop};
+  return generate;
+}
+
+void Answering::Impl::ask_reader(const Document& document, const Prompts& prompts,
+                                 const ContextOptions& context, const EvalPass& pass,
+                                 const std::function<void(std::int64_t)>& progress) const {
+  std::vector<const NamedSpec*> asked;
+  std::vector<Spec> methods;
+  for (const NamedSpec& spec : specs) {
+    if (pending(document, spec, {&pass, 1}) == 0) continue;
+    asked.push_back(&spec);
+    if (spec.spec.name != "full") methods.push_back(spec.spec);
+  }
+  if (asked.empty()) return;
+  options.reader->read(prompts.context, methods, context, progress);
+  for (std::size_t q = 0; q < document.samples.size(); ++q) {
+    const Sample& sample = samples[document.samples[q]];
+    for (const NamedSpec* spec : asked) {
+      if (!is_pending(document.samples[q], *spec, pass)) continue;
+      Generation g =
+          options.reader->ask(prompts.questions[q], spec->spec, generate_options(sample, prompts, q));
+      AnswerRecord answer = {.text = std::move(g.text),
+                             .tokens = std::move(g.tokens),
+                             .seconds = g.prompt_seconds + g.decode_seconds,
+                             .work = std::move(g.work)};
+      answer.score = score(answer.text, sample);
+      pass.records->add(sample, spec->name, std::move(answer), spec->files);
+    }
+  }
+}
+
 /// Under decode-sparse the question's tokens attend densely whatever the method: they are read once for all.
 void Answering::Impl::ask(Context& context, std::span<const Asked> asked, const Sample& sample,
                           const Prompts& prompts, std::size_t question, const EvalPass& pass) const {
   if (asked.empty()) return;
-  GenerateOptions generate;
-  generate.max_new_tokens = prompts.most_new[question];
-  if (sample.max_new == 0) generate.stop = {options.stop};
+  GenerateOptions generate = generate_options(sample, prompts, question);
   if (pass.protocol.kind == Protocol::Kind::last) generate.sparse_prompt_tokens = pass.protocol.tokens;
   const bool shared = pass.protocol.kind == Protocol::Kind::decode_sparse;
   std::optional<ReadPrompt> read;
@@ -414,6 +455,9 @@ EvalReport evaluate(std::shared_ptr<const Model> model, const std::vector<Sample
   if (options.order_rows && specs.size() != 2)
     throw InputError(fmt::format("expected one method beside full for the order of its clusters, found {}",
                                  specs.size() - 1));
+  if (options.reader != nullptr && options.protocol.kind != Protocol::Kind::context_dense)
+    throw InputError(fmt::format("over several ranks: expected --protocol context-dense, found {}",
+                                 options.protocol.str()));
   for (NamedSpec& named : specs) named.files = files_hash(named.spec, *model);
   Json settings = record_settings(*model, options.protocol, options.context);
   if (options.audit_limit) settings["audit_limit"] = *options.audit_limit;

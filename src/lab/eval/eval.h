@@ -41,6 +41,17 @@ struct NamedSpec {
   std::string files = {};  ///< files_hash(): answers of a file with other contents are not this spec's
 };
 
+/// Who reads contexts and answers in place of this process alone: ranks that do it together.
+class EvalReader {
+ public:
+  virtual ~EvalReader() = default;
+  /// Takes the place of what was read before.
+  virtual void read(std::span<const TokenId> context, std::span<const Spec> methods,
+                    const ContextOptions& options, const std::function<void(std::int64_t)>& progress) = 0;
+  virtual Generation ask(std::span<const TokenId> question, const Spec& attention,
+                         const GenerateOptions& options) = 0;
+};
+
 struct EvalOptions {
   Protocol protocol;
   ContextOptions context;  ///< max_tokens 0 = as many as each sample needs
@@ -51,6 +62,7 @@ struct EvalOptions {
   std::function<bool(const Sample&, const NamedSpec&, const Protocol&)> wanted;
   std::optional<double> audit_limit;  ///< Audit::set_limit
   bool order_rows = false;            ///< order_rows(), of the one method beside `full`
+  EvalReader* reader = nullptr;  ///< under context-dense alone, with neither an audit nor an order of rows
   Progress::Mode progress = Progress::Mode::automatic;
 };
 

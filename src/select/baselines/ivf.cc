@@ -39,11 +39,11 @@ class Ivf final : public PartitionSelector, public SharesIndex, public KeyLists 
 
   void build(std::int32_t sequence, KvLayer kv) override {
     BucketIndex index = empty_index();
-    if (const std::int64_t keys = kv.tokens - index.begin(); keys > 0) {
+    if (const auto [first, keys] = training_keys(kv); keys > 0) {
       std::vector<std::vector<float>> centroids;
       for (int head = 0; head < geometry_.kv_heads; ++head)
-        centroids.push_back(train_centroids(kv.heads[static_cast<std::size_t>(head)], head, index.begin(),
-                                            keys, options_.lists_for(keys)));
+        centroids.push_back(train_centroids(kv.heads[static_cast<std::size_t>(head)], head, first, keys,
+                                            options_.lists_for(keys)));
       index = BucketIndex(index.begin(), geometry_.head_dim, std::move(centroids));
     }
     extend(index, kv, static_cast<Position>(kv.tokens));
@@ -59,9 +59,12 @@ class Ivf final : public PartitionSelector, public SharesIndex, public KeyLists 
  private:
   struct Scratch {
     std::vector<float> lists, scores;  // [G, nlist], [scanned]
-    std::vector<Position> probes, scanned, best;
+    std::vector<Position> probes, scanned, best, rows_of_best;
+    std::vector<float> scores_of_best;
     RowSet rows;
   };
+
+  bool divides() const override { return true; }
 
   BucketIndex empty_index() const override {
     const std::vector<float> zero(static_cast<std::size_t>(geometry_.head_dim), 0.0f);
@@ -74,6 +77,9 @@ class Ivf final : public PartitionSelector, public SharesIndex, public KeyLists 
     assign_points(keys, index.centroids(head), labels, *geometry_.pool);
   }
   void choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) override;
+  std::int64_t budget_of(const SelectUnit& unit) const {
+    return std::max<std::int64_t>(1, options_.k.of(unit.all_far_keys()));
+  }
   void search(const SelectUnit& unit, const float* q, std::span<const float> lists, Scratch& s,
               SelectWork& work) const;
 
@@ -84,7 +90,7 @@ class Ivf final : public PartitionSelector, public SharesIndex, public KeyLists 
 void Ivf::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) {
   const BucketIndex& index = index_of(unit);
   const std::int64_t lists = index.buckets(), d = geometry_.head_dim, group = geometry_.group();
-  if (options_.probes_for(lists) >= lists && options_.k.of(unit.far_keys()) >= unit.far_keys()) {
+  if (options_.probes_for(lists) >= lists && options_.k.of(unit.all_far_keys()) >= unit.all_far_keys()) {
     out.add_set(unit.set(all_heads(geometry_.group())));
     return out.add_run(unit.far_begin, unit.far_end);
   }
@@ -103,7 +109,14 @@ void Ivf::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork&
     search(unit, q.data() + g * d,
            std::span(s.lists).subspan(static_cast<std::size_t>(g * lists), static_cast<std::size_t>(lists)),
            s, work);
-    for (const Position i : s.best) out.add_row(s.scanned[static_cast<std::size_t>(i)]);
+    s.rows_of_best.clear();
+    s.scores_of_best.clear();
+    for (const Position i : s.best) {
+      s.rows_of_best.push_back(s.scanned[static_cast<std::size_t>(i)]);
+      s.scores_of_best.push_back(s.scores[static_cast<std::size_t>(i)]);
+    }
+    out.add_rows(s.rows_of_best);
+    rank_rows(unit, {.budget = budget_of(unit)}, s.rows_of_best, s.scores_of_best);
   }
 }
 
@@ -128,7 +141,7 @@ void Ivf::search(const SelectUnit& unit, const float* q, std::span<const float> 
   s.scores.resize(static_cast<std::size_t>(count));
   kernels().score_rows(q, 1, unit.kv(), s.scanned.data(), count, s.scores.data(), count);
   s.best.clear();
-  top_count(s.scores, std::max<std::int64_t>(1, options_.k.of(unit.far_keys())), 0, s.best);
+  top_count(s.scores, budget_of(unit), 0, s.best);
   work.bytes += count * unit.kv().token_bytes() / 2 + listed * std::int64_t{sizeof(Position)};
   work.keys_scored += count;
 }

@@ -77,12 +77,12 @@ class KMeans final : public PartitionSelector, public BucketChooser, public Shar
 
   void build(std::int32_t sequence, KvLayer kv) override {
     BucketIndex index = empty_index();
-    const std::int64_t keys = kv.tokens - index.begin();
+    const auto [first, keys] = training_keys(kv);
     if (trained_.empty() && keys > 0) {
       std::vector<std::vector<float>> centroids;
       for (int head = 0; head < geometry_.kv_heads; ++head) {
-        centroids.push_back(train_centroids(kv.heads[static_cast<std::size_t>(head)], head, index.begin(),
-                                            keys, options_.clusters_for(keys)));
+        centroids.push_back(train_centroids(kv.heads[static_cast<std::size_t>(head)], head, first, keys,
+                                            options_.clusters_for(keys)));
       }
       index = BucketIndex(index.begin(), geometry_.head_dim, std::move(centroids));
     }
@@ -117,6 +117,8 @@ class KMeans final : public PartitionSelector, public BucketChooser, public Shar
   struct Scratch {
     std::vector<float> q, scores;  // [d], [C]
   };
+
+  bool divides() const override { return true; }
 
   /// No keys yet; the trained centroids, or a single bucket.
   BucketIndex empty_index() const override {

@@ -29,22 +29,29 @@ class Random final : public PerTokenSelector {
 
  private:
   struct Scratch {
-    std::vector<float> numbers;
+    std::vector<float> numbers, best;
     std::vector<Position> drawn;
   };
 
+  bool divides() const override { return true; }
+
   void choose(const SelectUnit& unit, int worker, Selection& out, SelectWork&) override {
-    const std::int64_t n = unit.far_keys(), wanted = fraction_.of(n);
+    const std::int64_t wanted = fraction_.of(unit.all_far_keys());
     out.add_set(unit.set(all_heads(geometry_.group())));
-    if (wanted >= n) return out.add_run(unit.far_begin, unit.far_end);
+    if (wanted >= unit.all_far_keys()) return out.add_run(unit.far_begin, unit.far_end);
     const std::uint64_t seed =
         hash_seed(geometry_.seed, geometry_.layer, geometry_.kv_head_in_layer(unit.kv_head), unit.position());
     Scratch& s = scratch_[static_cast<std::size_t>(worker)];
-    s.numbers.resize(static_cast<std::size_t>(n));
-    for (std::size_t i = 0; i < s.numbers.size(); ++i) s.numbers[i] = nth_uniform(seed, i);
+    s.numbers.resize(static_cast<std::size_t>(unit.far_keys()));
+    const auto first = static_cast<std::size_t>(unit.far_begin - unit.all_far_begin);
+    for (std::size_t i = 0; i < s.numbers.size(); ++i) s.numbers[i] = nth_uniform(seed, first + i);
     s.drawn.clear();
     top_count(s.numbers, wanted, unit.far_begin, s.drawn);
     out.add_rows(s.drawn);
+    s.best.clear();
+    for (const Position row : s.drawn)
+      s.best.push_back(s.numbers[static_cast<std::size_t>(row - unit.far_begin)]);
+    rank_rows(unit, {.budget = wanted}, s.drawn, s.best);
   }
 
   Amount fraction_;

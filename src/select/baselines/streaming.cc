@@ -22,6 +22,7 @@ class Streaming final : public PerTokenSelector {
   std::int64_t index_bytes() const override { return 0; }
 
  private:
+  bool divides() const override { return true; }
   void choose(const SelectUnit& unit, int, Selection& out, SelectWork&) override {
     out.add_set(unit.set(all_heads(geometry_.group())));
   }

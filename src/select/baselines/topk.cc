@@ -47,14 +47,15 @@ struct Options {
   }
 };
 
-/// log |v| of the first rows of a head, extended as rows are asked for: a function of the store alone. Of latent rows,
-/// which are keys and values at once, the numbers that turn are no part of the value.
+/// log |v| of the rows of a head from the first one here, extended as rows are asked for: a function of the store alone. Of
+/// latent rows, which are keys and values at once, the numbers that turn are no part of the value.
 class ValueNorms {
  public:
+  explicit ValueNorms(std::int64_t begin) : begin_(begin) {}
   void extend(const KvRows& kv, const Rope* rope, std::int64_t rows) {
     std::vector<float> v(static_cast<std::size_t>(kv.d));
     const std::size_t turning = rope != nullptr && kv.k == kv.v ? rope->turning_pairs() : 0;
-    for (auto row = std::ssize(logs_); row < rows; ++row) {
+    for (std::int64_t row = begin_ + std::ssize(logs_); row < rows; ++row) {
       read_value_row(kv, row, v.data());
       std::fill_n(v.begin(), turning, 0.0f);
       std::fill_n(v.begin() + kv.d / 2, turning, 0.0f);
@@ -62,12 +63,14 @@ class ValueNorms {
     }
   }
   void cut(std::int64_t rows) {
-    if (std::ssize(logs_) > rows) logs_.resize(static_cast<std::size_t>(rows));
+    const std::int64_t left = std::max<std::int64_t>(0, rows - begin_);
+    if (std::ssize(logs_) > left) logs_.resize(static_cast<std::size_t>(left));
   }
-  const float* from(Position row) const { return logs_.data() + row; }
+  const float* from(Position row) const { return logs_.data() + (row - begin_); }
   std::int64_t bytes() const { return std::ssize(logs_) * std::int64_t{sizeof(float)}; }
 
  private:
+  std::int64_t begin_;
   std::vector<float> logs_;
 };
 
@@ -83,7 +86,7 @@ class TopK final : public PerTokenSelector {
   void append(std::int32_t sequence, KvLayer kv, Position far_end) override {
     if (!options_.by_value) return;
     std::vector<ValueNorms>& norms = norms_[sequence];
-    norms.resize(kv.heads.size());
+    norms.resize(kv.heads.size(), ValueNorms(share().own.begin));
     for_each(std::ssize(norms), [&](std::int64_t head, int) {
       const auto h = static_cast<std::size_t>(head);
       norms[h].extend(kv.heads[h], geometry_.rope, far_end);
@@ -110,8 +113,12 @@ class TopK final : public PerTokenSelector {
   struct Scratch {
     std::vector<float> q;       // [G, d]
     std::vector<float> scores;  // [G, far keys]
+    std::vector<float> best;    // of the rows that are chosen
     std::vector<Position> rows;
   };
+
+  /// A share of the mass, and a group's common weights, need sums over all keys first.
+  bool divides() const override { return options_.mass == 0.0 && !options_.per_kv_head; }
 
   void choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) override {
     const KvRows& kv = unit.kv();
@@ -123,10 +130,10 @@ class TopK final : public PerTokenSelector {
     const std::span<float> scores(s.scores);
     if (options_.per_kv_head) {
       sum_exponentials({s.scores.data(), geometry_.group(), n});
-      return add(unit, all_heads(geometry_.group()), scores.first(static_cast<std::size_t>(n)), s.rows, out);
+      return add(unit, all_heads(geometry_.group()), scores.first(static_cast<std::size_t>(n)), s, out);
     }
     for (int g = 0; g < geometry_.group(); ++g) {
-      add(unit, 1u << g, scores.subspan(static_cast<std::size_t>(g * n), static_cast<std::size_t>(n)), s.rows,
+      add(unit, 1u << g, scores.subspan(static_cast<std::size_t>(g * n), static_cast<std::size_t>(n)), s,
           out);
     }
   }
@@ -148,18 +155,22 @@ class TopK final : public PerTokenSelector {
     }
   }
 
-  void add(const SelectUnit& unit, std::uint32_t heads, std::span<const float> scores,
-           std::vector<Position>& rows, Selection& out) const {
+  void add(const SelectUnit& unit, std::uint32_t heads, std::span<const float> scores, Scratch& s,
+           Selection& out) {
     out.add_set(unit.set(heads));
-    const std::int64_t n = unit.far_keys(), k = options_.mass > 0.0 ? 0 : options_.k.of(n);
+    const std::int64_t n = unit.all_far_keys(), k = options_.mass > 0.0 ? 0 : options_.k.of(n);
     if (k >= n || options_.mass >= 1.0) return out.add_run(unit.far_begin, unit.far_end);
-    rows.clear();
+    s.rows.clear();
     if (options_.mass > 0.0) {
-      top_mass(scores, options_.mass, unit.far_begin, rows);
+      top_mass(scores, options_.mass, unit.far_begin, s.rows);
     } else {
-      top_count(scores, k, unit.far_begin, rows);
+      top_count(scores, k, unit.far_begin, s.rows);
     }
-    out.add_rows(rows);
+    out.add_rows(s.rows);
+    s.best.clear();
+    for (const Position row : s.rows)
+      s.best.push_back(scores[static_cast<std::size_t>(row - unit.far_begin)]);
+    rank_rows(unit, {.budget = k}, s.rows, s.best);
   }
 
   Options options_;

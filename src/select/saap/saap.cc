@@ -153,9 +153,9 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
   void build(std::int32_t sequence, KvLayer kv) override {
     BucketIndex index = empty_index();
     extend(index, kv, static_cast<Position>(kv.tokens));
-    alarms_[sequence] = imbalance_against_training(index);
-    lengths_[sequence] = kv.tokens;
     set_index(sequence, std::move(index));
+    alarms_[sequence] = imbalance_against_training(bucket_sizes(sequence));
+    lengths_[sequence] = length_of(kv);
     if (fallen_back(sequence)) fallback_->build(sequence, kv);
   }
   bool take_index(std::int32_t sequence, const Selector& other, KvLayer) override {
@@ -216,8 +216,12 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
   struct Scratch {
     Int8Net::Scratch net;
     std::vector<float> hidden, scores, sum;  // the network's, [G, C], [C]
-    std::vector<float> size;                 // [C] keys^per_key of each bucket
+    std::vector<std::int64_t> keys;          // [C] of each bucket
   };
+
+  /// A layer that falls back attends by another method, which needs all keys.
+  bool divides() const override { return fallback_ == nullptr; }
+  std::int64_t length_of(KvLayer kv) const { return share().divided() ? share().tokens : kv.tokens; }
 
   BucketIndex empty_index() const override {
     return {static_cast<Position>(geometry_.dense.sink), geometry_.kv_heads, layer_.buckets()};
@@ -238,7 +242,6 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
   std::int64_t score(const SelectUnit& unit, Scratch& s) const;
   /// Divides by the buckets' sizes what add_best_buckets ranks: probabilities, or their logarithms.
   void rank_by_size(const SelectUnit& unit, Scratch& s, std::span<float> scores, bool logarithms) const;
-  double imbalance_against_training(const BucketIndex& index) const;
   double imbalance_against_training(std::span<const std::int64_t> sizes /*[Hkv, C]*/) const;
   bool fallen_back(std::int32_t sequence) const {
     const auto found = alarms_.find(sequence);
@@ -346,23 +349,13 @@ void Saap::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork
 
 void Saap::rank_by_size(const SelectUnit& unit, Scratch& s, std::span<float> scores, bool logarithms) const {
   if (options_.per_key == 0.0f) return;
-  const BucketIndex& index = index_of(unit);
-  s.size.resize(scores.size());
+  s.keys.resize(scores.size());
+  count_far_keys(unit, s.keys);
   for (std::size_t c = 0; c < scores.size(); ++c) {
-    const std::int64_t keys = index.keys(unit.kv_head, static_cast<std::int64_t>(c), unit.far_end);
-    const auto n = static_cast<float>(std::max<std::int64_t>(keys, 1));
-    s.size[c] = options_.per_key == 0.5f ? std::sqrt(n) : n;
+    const auto n = static_cast<float>(std::max<std::int64_t>(s.keys[c], 1));
+    const float size = options_.per_key == 0.5f ? std::sqrt(n) : n;
+    scores[c] = logarithms ? scores[c] - std::log(size) : scores[c] / size;
   }
-  for (std::size_t c = 0; c < scores.size(); ++c)
-    scores[c] = logarithms ? scores[c] - std::log(s.size[c]) : scores[c] / s.size[c];
-}
-
-double Saap::imbalance_against_training(const BucketIndex& index) const {
-  std::vector<std::int64_t> sizes;
-  for (int head = 0; head < geometry_.kv_heads; ++head)
-    for (std::int64_t c = 0; c < layer_.buckets(); ++c)
-      sizes.push_back(std::ssize(index.rows(head, c, index.end())));
-  return imbalance_against_training(sizes);
 }
 
 double Saap::imbalance_against_training(std::span<const std::int64_t> sizes) const {
@@ -452,7 +445,7 @@ void Saap::load(std::int32_t sequence, SectionReader& in, KvLayer kv) {
     fallback_->load(sequence, inner, kv);
   }
   alarms_[sequence] = alarm[0];
-  lengths_[sequence] = kv.tokens;
+  lengths_[sequence] = length_of(kv);
   set_index(sequence, std::move(index));
 }
 

@@ -19,6 +19,18 @@ namespace {
 constexpr std::int64_t kBlock = 4096;  // keys of all heads un-rotated and labelled at a time
 constexpr std::int64_t kPiece = 64;    // of one thread's item
 
+/// Each number := the least of all ranks'.
+void least_of_all(Communicator& ranks, std::span<Position> numbers) {
+  std::vector<std::vector<Position>> all(static_cast<std::size_t>(ranks.size()),
+                                         std::vector<Position>(numbers.size()));
+  std::ranges::copy(numbers, all[static_cast<std::size_t>(ranks.rank())].begin());
+  std::vector<std::span<std::byte>> parts;
+  for (std::vector<Position>& part : all) parts.push_back(std::as_writable_bytes(std::span(part)));
+  ranks.all_gather(parts);
+  for (const std::vector<Position>& part : all)
+    for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = std::min(numbers[i], part[i]);
+}
+
 }  // namespace
 
 PartitionSelector::PartitionSelector(const LayerGeometry& geometry)
@@ -65,8 +77,71 @@ const BucketIndex* PartitionSelector::find_index(std::int32_t sequence) const {
 }
 
 void PartitionSelector::set_index(std::int32_t sequence, BucketIndex index) {
+  if (share().divided()) all_buckets_[sequence] = gather_buckets(index);
   indexes_.insert_or_assign(sequence, std::move(index));
   ++versions_;
+}
+
+PartitionSelector::TrainingKeys PartitionSelector::training_keys(KvLayer kv) const {
+  const auto begin = static_cast<Position>(sink());
+  return {begin, (share().divided() ? share().tokens : kv.tokens) - begin};
+}
+
+PartitionSelector::AllBuckets PartitionSelector::gather_buckets(const BucketIndex& index) const {
+  constexpr Position kElsewhere = std::numeric_limits<Position>::max();
+  AllBuckets all;
+  all.late_begin = static_cast<Position>(std::max<std::int64_t>(0, share().tokens - geometry_.dense.window));
+  const std::int64_t late = share().tokens - all.late_begin;
+  all.late.assign(static_cast<std::size_t>(index.heads() * late), kElsewhere);
+  for (int head = 0; head < index.heads(); ++head) {
+    all.firsts.insert(all.firsts.end(), index.firsts(head).begin(), index.firsts(head).end());
+    for (std::int64_t bucket = 0; bucket < index.buckets(); ++bucket) {
+      const std::span<const Position> rows = index.rows(head, bucket, index.end());
+      all.sizes.push_back(std::ssize(rows));
+      for (auto row = std::ranges::lower_bound(rows, all.late_begin); row != rows.end(); ++row)
+        all.late[static_cast<std::size_t>(head * late + *row - all.late_begin)] =
+            static_cast<Position>(bucket);
+    }
+  }
+  least_of_all(*share().ranks, all.firsts);
+  least_of_all(*share().ranks, all.late);
+  share().ranks->sum(all.sizes);
+  return all;
+}
+
+std::vector<std::int64_t> PartitionSelector::bucket_sizes(std::int32_t sequence) const {
+  if (share().divided()) return all_buckets_.at(sequence).sizes;
+  const BucketIndex& index = indexes_.at(sequence);
+  std::vector<std::int64_t> sizes;
+  for (int head = 0; head < index.heads(); ++head)
+    for (std::int64_t bucket = 0; bucket < index.buckets(); ++bucket)
+      sizes.push_back(std::ssize(index.rows(head, bucket, index.end())));
+  return sizes;
+}
+
+void PartitionSelector::count_far_keys(const SelectUnit& unit, std::span<std::int64_t> keys) const {
+  const BucketIndex& index = index_of(unit);
+  if (!share().divided()) {
+    for (std::size_t bucket = 0; bucket < keys.size(); ++bucket)
+      keys[bucket] = index.keys(unit.kv_head, static_cast<std::int64_t>(bucket), unit.far_end);
+    return;
+  }
+  const AllBuckets& all = all_buckets_.at(unit.block->sequence);
+  const std::int64_t late = share().tokens - all.late_begin;
+  std::copy_n(all.sizes.begin() + unit.kv_head * index.buckets(), keys.size(), keys.begin());
+  for (std::int64_t row = std::max(unit.all_far_end, all.late_begin); row < share().tokens; ++row) {
+    const Position bucket = all.late[static_cast<std::size_t>(unit.kv_head * late + row - all.late_begin)];
+    if (bucket < index.buckets()) --keys[static_cast<std::size_t>(bucket)];  // else it lies in the sink
+  }
+}
+
+/// The first key of each bucket of the unit's head, wherever it lies.
+std::span<const Position> PartitionSelector::all_firsts(const SelectUnit& unit) const {
+  const BucketIndex& index = index_of(unit);
+  if (!share().divided()) return index.firsts(unit.kv_head);
+  const auto buckets = static_cast<std::size_t>(index.buckets());
+  return std::span(all_buckets_.at(unit.block->sequence).firsts)
+      .subspan(static_cast<std::size_t>(unit.kv_head) * buckets, buckets);
 }
 
 bool PartitionSelector::copy_index(std::int32_t sequence, const PartitionSelector& other) {
@@ -152,24 +227,46 @@ std::vector<float> PartitionSelector::train_centroids(const KvRows& kv, int head
     std::sort(sample.begin(), sample.end());
   }
   std::vector<float> x(sample.size() * static_cast<std::size_t>(d));  // [sample, d]
+  const auto here = [&](Position row) {
+    return !share().divided() || (row >= share().own.begin && row < share().own.end);
+  };
   for_each((std::ssize(sample) + kPiece - 1) / kPiece, [&](std::int64_t item, int) {
     for (std::int64_t i = item * kPiece; i < std::min(std::ssize(sample), (item + 1) * kPiece); ++i) {
-      read_stored_keys({&kv, 1}, sample[static_cast<std::size_t>(i)], unrotate_by(),
+      const Position row = sample[static_cast<std::size_t>(i)];
+      if (!here(row)) continue;
+      read_stored_keys({&kv, 1}, row, unrotate_by(),
                        std::span(x).subspan(static_cast<std::size_t>(i * d), static_cast<std::size_t>(d)));
     }
   });
+  if (share().divided()) gather_sample(sample, x);
   return spherical_kmeans({x.data(), std::ssize(sample), d}, {.clusters = clusters, .seed = seed},
                           *geometry_.pool);
+}
+
+/// Everybody gets the keys of the sample that others have.
+void PartitionSelector::gather_sample(std::span<const Position> sample, std::span<float> x) const {
+  std::vector<std::span<std::byte>> parts;
+  const auto at = [&](std::int64_t token) {
+    return static_cast<std::size_t>(std::ranges::lower_bound(sample, static_cast<Position>(token)) -
+                                    sample.begin());
+  };
+  const auto d = static_cast<std::size_t>(geometry_.head_dim);
+  for (int r = 0; r < share().ranks->size(); ++r) {
+    const Share own = token_share(share().tokens, r, share().ranks->size());
+    const std::size_t first = at(own.begin), last = at(own.end);
+    parts.push_back(std::as_writable_bytes(x.subspan(first * d, (last - first) * d)));
+  }
+  share().ranks->all_gather(parts);
 }
 
 std::int64_t PartitionSelector::add_best_buckets(const SelectUnit& unit, int worker, std::span<float> scores,
                                                  std::int64_t probes, Selection& out, SelectWork& work) {
   const BucketIndex& index = index_of(unit);
   Scratch& s = scratch_[static_cast<std::size_t>(worker)];
-  const std::span<const Position> firsts = index.firsts(unit.kv_head);
+  const std::span<const Position> firsts = all_firsts(unit);
   for (std::size_t bucket = 0; bucket < firsts.size(); ++bucket) {
     // A probe would be wasted on a bucket without far keys.
-    if (firsts[bucket] >= unit.far_end) scores[bucket] = -std::numeric_limits<float>::infinity();
+    if (firsts[bucket] >= unit.all_far_end) scores[bucket] = -std::numeric_limits<float>::infinity();
   }
   s.probes.clear();
   top_k(scores, probes, 0, s.probes);

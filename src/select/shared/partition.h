@@ -49,10 +49,20 @@ class PartitionSelector : public PerTokenSelector, public OrdersRows {
   /// The sequence's index, or null.
   const BucketIndex* find_index(std::int32_t sequence) const;
   void set_index(std::int32_t sequence, BucketIndex index);
+  /// The keys that centroids are trained on: those behind the sink, of all ranks.
+  struct TrainingKeys {
+    Position begin = 0;
+    std::int64_t count = 0;
+  };
+  TrainingKeys training_keys(KvLayer kv) const;
   /// How often an index has been set.
   std::int64_t versions() const { return versions_; }
   /// For SharesIndex::take_index: false when the other covers other keys or has no index.
   bool copy_index(std::int32_t sequence, const PartitionSelector& other);
+  /// How many of a unit's far keys are in each bucket, on all ranks.
+  void count_far_keys(const SelectUnit& unit, std::span<std::int64_t> keys /*[C]*/) const;
+  /// How many keys are in each bucket, on all ranks: [Hkv, C].
+  std::vector<std::int64_t> bucket_sizes(std::int32_t sequence) const;
   /// The index that answers a unit.
   const BucketIndex& index_of(const SelectUnit& unit) const;
 
@@ -67,10 +77,21 @@ class PartitionSelector : public PerTokenSelector, public OrdersRows {
     std::vector<Position> probes, chosen;
     RowSet rows;
   };
+  /// What ranks know of the buckets of all of them, where keys are shared out.
+  struct AllBuckets {
+    std::vector<Position> firsts;     // [Hkv, C]
+    std::vector<std::int64_t> sizes;  // [Hkv, C]
+    Position late_begin = 0;          ///< keys from here on may lie in a query's window
+    std::vector<Position> late;       // [Hkv, tokens - late_begin] bucket of each
+  };
+  AllBuckets gather_buckets(const BucketIndex& index) const;
+  std::span<const Position> all_firsts(const SelectUnit& unit) const;
+  void gather_sample(std::span<const Position> sample, std::span<float> x) const;
   void extend_block(BucketIndex& index, KvLayer kv, Position end) const;
 
-  std::map<std::int32_t, BucketIndex> indexes_;  // by sequence
-  std::vector<Scratch> scratch_;                 // [workers]
+  std::map<std::int32_t, BucketIndex> indexes_;     // by sequence
+  std::map<std::int32_t, AllBuckets> all_buckets_;  // by sequence
+  std::vector<Scratch> scratch_;                    // [workers]
   std::int64_t versions_ = 0;
 };
 

@@ -92,6 +92,7 @@ class SignatureSelector final : public PerTokenSelector {
     std::vector<std::uint32_t> queries;   // [G, words]
     std::vector<std::uint16_t> distance;  // [far keys]
     std::vector<Position> rows;
+    std::vector<float> nearness;  // of the rows
     CodeSearch search;
     HashNet::Scratch net;
   };
@@ -109,7 +110,9 @@ class SignatureSelector final : public PerTokenSelector {
   void extend(SignatureIndex& index, KvLayer kv, Position end) const;
   void refresh_tables(SignatureIndex& index) const;
   void sign(SignatureIndex& index, KvLayer kv, Position begin, Position end) const;
+  bool divides() const override { return true; }
   void choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) override;
+  void rank_found(const SignatureIndex& index, const SelectUnit& unit, int first, int count, Scratch& s);
   void encode_queries(const SelectUnit& unit, Scratch& s) const;
   CodeSearch::Work find(const SignatureIndex& index, const SelectUnit& unit, int first, int count,
                         Scratch& s) const;
@@ -195,7 +198,7 @@ void SignatureSelector::measure(const SignatureIndex& index, const SelectUnit& u
 /// s.rows := what heads [first, first + count) of the group choose together.
 CodeSearch::Work SignatureSelector::find(const SignatureIndex& index, const SelectUnit& unit, int first,
                                          int count, Scratch& s) const {
-  const std::int64_t n = unit.far_keys(), budget = options_.budget.of(n);
+  const std::int64_t n = unit.far_keys(), budget = options_.budget.of(unit.all_far_keys());
   const int signatures = weights_.scheme.per_query_head ? count : 1, set = set_of(unit.kv_head, first);
   if (options_.mode == NearRule::Mode::count && signatures == 1) {
     return s.search.nearest({.keys = index.keys(set, unit.far_begin),
@@ -218,12 +221,26 @@ CodeSearch::Work SignatureSelector::find(const SignatureIndex& index, const Sele
   return {.keys = n, .bytes = n * signatures * words() * std::int64_t{sizeof(std::uint32_t)}};
 }
 
+/// Lets the rows that were found compete with those of other ranks, by their distances.
+void SignatureSelector::rank_found(const SignatureIndex& index, const SelectUnit& unit, int first, int count,
+                                   Scratch& s) {
+  if (!share().divided()) return;
+  measure(index, unit, first, count, s);
+  s.nearness.clear();
+  for (const Position row : s.rows)
+    s.nearness.push_back(-static_cast<float>(s.distance[static_cast<std::size_t>(row - unit.far_begin)]));
+  RankRule rule = {.budget = unit.all_far_keys(), .all_ties = options_.all_ties};
+  if (options_.mode != NearRule::Mode::depth) rule.budget = options_.budget.of(unit.all_far_keys());
+  if (options_.mode != NearRule::Mode::count) rule.depth = static_cast<float>(options_.depth * count);
+  rank_rows(unit, rule, s.rows, s.nearness);
+}
+
 void SignatureSelector::choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) {
   const SignatureIndex& index = indexes_.at(unit.block->sequence);
   LODE_ASSERT(index.begin() == unit.far_begin && index.end() >= unit.far_end);
   const int group = geometry_.group(), together = options_.per_query_head ? 1 : group;
-  const std::int64_t n = unit.far_keys();
-  const bool everything = options_.budget.of(n) >= n && options_.mode == NearRule::Mode::count;
+  const std::int64_t n = unit.far_keys(), all = unit.all_far_keys();
+  const bool everything = options_.budget.of(all) >= all && options_.mode == NearRule::Mode::count;
   Scratch& s = scratch_[static_cast<std::size_t>(worker)];
   if (!everything) encode_queries(unit, s);
   CodeSearch::Work read;
@@ -233,10 +250,16 @@ void SignatureSelector::choose(const SelectUnit& unit, int worker, Selection& ou
       out.add_run(unit.far_begin, unit.far_end);
       continue;
     }
-    const CodeSearch::Work some = find(index, unit, first, together, s);
-    read.keys += some.keys;
-    read.bytes += some.bytes;
-    if (std::ssize(s.rows) == n) {
+    s.rows.clear();
+    if (n > 0) {
+      const CodeSearch::Work some = find(index, unit, first, together, s);
+      read.keys += some.keys;
+      read.bytes += some.bytes;
+    }
+    if (share().divided()) {
+      out.add_rows(s.rows);
+      rank_found(index, unit, first, together, s);
+    } else if (std::ssize(s.rows) == n) {
       out.add_run(unit.far_begin, unit.far_end);
     } else {
       out.add_rows(s.rows);

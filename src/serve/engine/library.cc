@@ -327,6 +327,7 @@ void Library::remove(const std::string& name) {
   if (!entry->on_disk) return;  // the thread that reads it sees that it is not wanted
   std::error_code failed;
   fs::remove(path_of(name), failed);
+  remove_shards(path_of(name), {}, RemovedShards::all_others);
   if (failed)
     throw ApiError(500, fmt::format("the file of '{}' could not be deleted: {}", name, failed.message()));
 }

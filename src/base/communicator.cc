@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cluster/communicator.h"
+#include "base/communicator.h"
 
 #include <algorithm>
 #include <cstring>
@@ -95,6 +95,13 @@ Share share_of(std::int64_t count, int rank, int size) {
   LODE_ASSERT(rank >= 0 && rank < size && count >= 0);
   const auto begin = [&](std::int64_t r) { return count / size * r + std::min(r, count % size); };
   return {begin(rank), begin(rank + 1)};
+}
+
+Share token_share(std::int64_t tokens, int rank, int size) {
+  constexpr std::int64_t kBlock = 1024, kLong = 4 * kBlock;
+  if (tokens < size * kLong) return share_of(tokens, rank, size);
+  const Share blocks = share_of((tokens + kBlock - 1) / kBlock, rank, size);
+  return {blocks.begin * kBlock, std::min(tokens, blocks.end * kBlock)};
 }
 
 }  // namespace lode

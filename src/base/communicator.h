@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What ranks (processes that share one document) tell each other: messages whose sizes both sides know, nothing
-// else. mpi.h carries them between processes and machines, local_ranks.h between threads of one process.
+// else. cluster/mpi.h carries them between processes and machines, cluster/local_ranks.h between threads of one process.
 //
 // All ranks call the same collective operations in the same order. What goes wrong on one ends the call on all
 // others with its reason: a RunError that names the rank.
@@ -69,5 +69,8 @@ struct Share {
   friend bool operator==(const Share&, const Share&) = default;
 };
 Share share_of(std::int64_t count, int rank, int size);
+/// The same for the tokens of a text: where a share is long, it begins at a multiple of 1,024, so that pages of a
+/// file can be mapped as they lie.
+Share token_share(std::int64_t tokens, int rank, int size);
 
 }  // namespace lode
