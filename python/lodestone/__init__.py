@@ -69,6 +69,11 @@ class ArrayLike(Protocol):
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 
+def _many(texts: _Many[str]) -> list[str]:
+    """A lone text is one of them, not a list of its letters."""
+    return [texts] if isinstance(texts, str) else list(texts)
+
+
 class Model:
     """A frozen model: config, tokenizer, weights, threads. Shared by any number of documents."""
 
@@ -91,7 +96,7 @@ class Model:
 
         question: tokens of a question; folder: where its file would lie.
         """
-        return self._model.estimate(tokens, list(specs), question, kv_type, os.fspath(folder))
+        return self._model.estimate(tokens, _many(specs), question, kv_type, os.fspath(folder))
 
     @property
     def fingerprint(self) -> str:
@@ -196,12 +201,12 @@ class Document:
         progress(tokens_done, tokens, layers_indexed, layers) is called between chunks. kv_type: f32, f16, bf16 or q8.
         max_tokens: document, question and answer together, 0 = the model's own limit.
         """
-        return cls(_Document.read(model._model, text, list(specs), kv_type, max_tokens, seed, progress))
+        return cls(_Document.read(model._model, text, _many(specs), kv_type, max_tokens, seed, progress))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Model, specs: _Many[str] = ()) -> Document:
         """Opens a .lode file; keys and values are mapped, not read. Builds indexes of `specs` that it lacks."""
-        return cls(_Document.load(os.fspath(path), model._model, list(specs)))
+        return cls(_Document.load(os.fspath(path), model._model, _many(specs)))
 
     @classmethod
     def from_keys(
@@ -220,7 +225,7 @@ class Document:
         keys, values: of each layer [Hkv, S, d], float32, float16 or bfloat16 (one type in all), keys after RoPE at positions
         0 ... S - 1. They are copied. InputError for specs that learn from the prefill.
         """
-        made = _Document.from_keys(model._model, list(tokens), text, list(keys), list(values), list(specs), max_tokens, seed)
+        made = _Document.from_keys(model._model, list(tokens), text, list(keys), list(values), _many(specs), max_tokens, seed)
         return cls(made)
 
     def kv(self, layer: int) -> list[tuple[NDArray[Any], NDArray[Any]]]:
@@ -256,7 +261,7 @@ class Document:
         sources: find the passages that the answer rests on (Answer.sources); costs time at each token.
         """
         answer = Answer(
-            _Stream(self._document, question, attention, max_new_tokens, list(stop), temperature, seed, template, exact, sources)
+            _Stream(self._document, question, attention, max_new_tokens, _many(stop), temperature, seed, template, exact, sources)
         )
         if not stream:
             answer.text  # noqa: B018 - waits
@@ -386,7 +391,7 @@ def pipeline(model: Any, tokenizer: Any = None, attention: str = "full") -> Call
         return hf.pipeline(model, tokenizer, attention)
 
     def run(context: str, questions: _Many[str] = (), question: str | None = None, max_new_tokens: int = 128) -> dict[str, Any]:
-        asked = [question] if question is not None else list(questions)
+        asked = [question] if question is not None else _many(questions)
         if not asked:
             raise InputError("pipeline: expected question='...' or questions=[...], found neither")
         document = Document.read(model, context, specs=[] if attention == "full" else [attention])

@@ -29,7 +29,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from . import InputError, Selector, finish
+from . import InputError, Selector, _many, finish
 
 __all__ = ["Attached", "HfDocument", "LodestoneLayer", "attach", "pipeline"]
 
@@ -399,7 +399,7 @@ def pipeline(model: PreTrainedModel, tokenizer: Any, attention: str = "full") ->
     attached = attach(model, attention)
 
     def run(context: str, questions: Sequence[str] = (), question: str | None = None, max_new_tokens: int = 50) -> dict[str, Any]:
-        asked = [question] if question is not None else list(questions)
+        asked = [question] if question is not None else _many(questions)
         if not asked:
             raise InputError("pipeline: expected question='...' or questions=[...], found neither")
         before, between, after = _frame(tokenizer)

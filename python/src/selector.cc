@@ -9,12 +9,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "arrays.h"
+#include "kernels/kernels.h"
 #include "lodestone/attend.h"
 #include "lodestone/error.h"
 #include "lodestone/spec.h"
@@ -37,9 +41,13 @@ class PySelector {
              std::optional<float> scale, const std::optional<ArrayArgument>& inverse_frequencies,
              float attention_scaling, std::uint64_t seed)
       : spec_(parse_spec(spec)), threads_(shared_threads()) {
-    if (kv_heads < 1 || query_heads % kv_heads != 0 || query_heads / kv_heads > 16)
+    if (kv_heads < 1 || query_heads < kv_heads || query_heads % kv_heads != 0 || query_heads / kv_heads > 16)
       throw InputError("Selector: expected query heads that are 1 to 16 times the KV heads, found " +
                        std::to_string(query_heads) + " and " + std::to_string(kv_heads));
+    if (head_dim < 2 || head_dim > kMaxHeadDim || head_dim % 2 != 0 || layer < 0)
+      throw InputError("Selector: expected an even head_dim from 2 to " + std::to_string(kMaxHeadDim) +
+                       " and a layer of 0 or more, found " + std::to_string(head_dim) + " and " +
+                       std::to_string(layer));
     constexpr Name kFrequencies = "inverse_frequencies";
     const Array given = inverse_frequencies ? array_of(*inverse_frequencies, kFrequencies) : Array();
     rope_ = make_rope(given.is_valid() ? floats(given, 1, kFrequencies) : std::span<const float>(), head_dim,
@@ -65,6 +73,7 @@ class PySelector {
   int window() const { return static_cast<int>(geometry_.dense.window); }
   int dense_layers() const { return spec_.dense_layers; }
   std::int64_t index_bytes() const {
+    const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
     return selector_->index_bytes();
   }
@@ -73,8 +82,16 @@ class PySelector {
                std::int64_t begin) {
     const Array q = array_of(q_, "q"), k = array_of(k_, "k"), v = array_of(v_, "v");
     const auto queries = floats(q, 3, "q"), keys = floats(k, 3, "k"), values = floats(v, 3, "v");
-    check_queries(q, "q");
+    check_heads(q, geometry_.query_heads, "q");
+    for (const auto& [array, name] : {std::pair{&k, "k"}, std::pair{&v, "v"}}) {
+      check_heads(*array, geometry_.kv_heads, name);
+      if (array->shape(0) != q.shape(0))
+        throw nb::value_error((std::string(name) + ": expected as many tokens as q has, " +
+                               std::to_string(q.shape(0)) + ", found " + shape_text(*array))
+                                  .c_str());
+    }
     const std::int64_t tokens = static_cast<std::int64_t>(q.shape(0));
+    check_begin(begin, tokens);
     const auto unrotate = [&](std::span<const float> x, std::int64_t heads) {
       return unrotated(x, tokens, heads, begin);
     };
@@ -106,6 +123,7 @@ class PySelector {
 
   void roll_back(std::int64_t tokens) {
     process_.check("Selector");
+    if (tokens < 0) throw InputError("roll_back: expected 0 tokens or more, found " + std::to_string(tokens));
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
     selector_->roll_back(0, tokens);
@@ -138,10 +156,11 @@ class PySelector {
   /// What all layers decide together (MethodInfo::finish), each over its own keys.
   static void finish(const std::vector<PySelector*>& layers, const std::vector<ArrayArgument>& ks,
                      const std::vector<ArrayArgument>& vs) {
-    const std::set<PySelector*> each(layers.begin(), layers.end());  // in one order for all callers
-    if (layers.empty() || each.size() != layers.size() || each.count(nullptr) > 0 ||
-        ks.size() != layers.size() || vs.size() != layers.size())
-      throw InputError("finish: expected different selectors, and keys and values of each");
+    const std::map<int, std::size_t> places = places_of(layers);
+    if (ks.size() != layers.size() || vs.size() != layers.size())
+      throw InputError("finish: expected keys and values of each selector, found " +
+                       std::to_string(layers.size()) + " selectors, " + std::to_string(ks.size()) +
+                       " keys and " + std::to_string(vs.size()) + " values");
     std::vector<Array> arrays;  // of keys and values, in turn
     std::vector<Selector*> selectors;
     std::vector<std::vector<KvRows>> kv;
@@ -156,26 +175,57 @@ class PySelector {
     if (!info.finish) return;
     const nb::gil_scoped_release release;
     std::vector<std::unique_lock<std::mutex>> locks;
+    const std::set<PySelector*> each(layers.begin(), layers.end());  // in one order for all callers
     for (PySelector* layer : each) locks.emplace_back(layer->mutex_);
+    for (std::size_t i = 0; i < layers.size(); ++i)
+      if (layers[i]->built_ != kv[i].front().rows)
+        throw InputError("finish: expected the keys that each selector was built with, found " +
+                         std::to_string(kv[i].front().rows) + " for " + std::to_string(layers[i]->built_) +
+                         " in layer " + std::to_string(layers[i]->geometry_.layer));
     info.finish(selectors, 0, [&](int layer) {
-      const auto& heads = kv[static_cast<std::size_t>(layer)];
+      const auto& heads = kv[places.at(layer)];
       return KvLayer{.heads = heads, .tokens = heads.front().rows};
     });
   }
 
  private:
-  void check_queries(const Array& q, Name name) const {
-    if (static_cast<int>(q.shape(1)) != geometry_.query_heads ||
-        static_cast<int>(q.shape(2)) != geometry_.head_dim || q.shape(0) == 0)
-      throw nb::value_error((std::string(name) + ": expected [tokens, " +
-                             std::to_string(geometry_.query_heads) + ", " +
-                             std::to_string(geometry_.head_dim) + "], found " + shape_text(q))
+  /// Where each layer's selector stands among these. InputError unless all are of one spec and each of a layer of its
+  /// own: what a method decides for all it reads from its own selectors.
+  static std::map<int, std::size_t> places_of(const std::vector<PySelector*>& layers) {
+    if (layers.empty()) throw InputError("finish: expected at least one selector, found none");
+    std::map<int, std::size_t> places;
+    for (const PySelector* selector : layers) {
+      if (selector == nullptr) throw InputError("finish: expected selectors, found None");
+      const LayerGeometry &own = selector->geometry_, &first = layers.front()->geometry_;
+      if (selector->spec() != layers.front()->spec() || own.query_heads != first.query_heads ||
+          own.kv_heads != first.kv_heads || own.head_dim != first.head_dim)
+        throw InputError("finish: expected selectors of one spec and of heads alike, found '" +
+                         layers.front()->spec() + "' and '" + selector->spec() + "'");
+      if (!places.emplace(selector->geometry_.layer, places.size()).second)
+        throw InputError("finish: expected different selectors, each of another layer, found two of layer " +
+                         std::to_string(selector->geometry_.layer));
+    }
+    return places;
+  }
+
+  /// An array [T, heads, d] of at least one token.
+  void check_heads(const Array& array, int heads, Name name) const {
+    if (std::cmp_not_equal(array.shape(1), heads) || std::cmp_not_equal(array.shape(2), geometry_.head_dim) ||
+        array.shape(0) == 0)
+      throw nb::value_error((std::string(name) + ": expected [tokens, " + std::to_string(heads) + ", " +
+                             std::to_string(geometry_.head_dim) + "], found " + shape_text(array))
                                 .c_str());
+  }
+
+  static void check_begin(std::int64_t begin, std::int64_t tokens) {
+    if (begin < 0 || begin > std::numeric_limits<Position>::max() - tokens)
+      throw nb::value_error(
+          ("begin: expected a position of 0 or more, found " + std::to_string(begin)).c_str());
   }
 
   std::vector<KvRows> checked_heads(const Array& k, const Array& v, std::int64_t tokens) const {
     auto kv = kv_heads(k, v, tokens);
-    if (static_cast<int>(kv.size()) != geometry_.kv_heads || kv.front().d != geometry_.head_dim)
+    if (std::cmp_not_equal(kv.size(), geometry_.kv_heads) || kv.front().d != geometry_.head_dim)
       throw nb::value_error(("k: expected [" + std::to_string(geometry_.kv_heads) + ", tokens, " +
                              std::to_string(geometry_.head_dim) + "], found " + shape_text(k))
                                 .c_str());
@@ -197,9 +247,9 @@ class PySelector {
            const Body& body) {
     const Array q = array_of(q_, "q"), k = array_of(k_, "k"), v = array_of(v_, "v");
     const auto queries = floats(q, 3, "q");
-    check_queries(q, "q");
+    check_heads(q, geometry_.query_heads, "q");
     const auto tokens = static_cast<std::int64_t>(q.shape(0));
-    if (begin < 0) throw nb::value_error("begin: expected a position of 0 or more");
+    check_begin(begin, tokens);
     const auto kv = checked_heads(k, v, begin + tokens);
     process_.check("Selector");
     const nb::gil_scoped_release release;

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over given keys, merging and selectors against NumPy in float64."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 
@@ -215,8 +218,6 @@ def test_arrays_may_be_freed_after_a_call():
 
 
 def test_one_selector_and_many_threads():
-    import threading
-
     q, k, v = made_up(tokens=900)
     selector = lodestone.Selector("kmeans:probes=4,sink=1,window=16", 8, 2, 64)
     selector.build(k[:, :890], v[:, :890])
@@ -236,6 +237,28 @@ def test_one_selector_and_many_threads():
     assert not wrong
 
 
+def observed_and_built(spec, layers, k, v):
+    """Selectors of these layers that have seen a prompt with keys k and v [Hkv, S, 64] of two KV heads."""
+    selectors = [lodestone.Selector(spec, 8, 2, 64, layer=layer) for layer in layers]
+    prompt = np.random.default_rng(3).standard_normal((k.shape[1], 8, 64), dtype=np.float32)
+    for selector in selectors:
+        selector.observe(prompt, k.transpose(1, 0, 2).copy(), v.transpose(1, 0, 2).copy(), 0)
+        selector.build(k, v)
+    return selectors
+
+
+def test_finish_goes_by_the_layers_of_its_selectors():
+    """Their numbers need not begin at 0 or follow each other: a model may have layers of other kinds between."""
+    q, k, v = made_up(tokens=600)
+    spec, chosen = "squeezed:sink=1,window=16", []
+    for layers in ([0], [7], [3, 7]):
+        selectors = observed_and_built(spec, layers, k, v)
+        lodestone.finish(selectors, [k] * len(layers), [v] * len(layers))
+        chosen.append([rows.tolist() for *_, rows, _ in selectors[0].select(q[None], 599, k, v)])
+    assert 0 < sum(map(len, chosen[0])) < 2 * 583
+    assert all(len(rows) for one in chosen for rows in one)
+
+
 def test_finish_refuses_what_is_not_a_selector_each():
     q, k, v = made_up()
     selector = lodestone.Selector("squeezed", 8, 2, 64)
@@ -244,3 +267,67 @@ def test_finish_refuses_what_is_not_a_selector_each():
         lodestone.finish([selector, selector], [k, k], [v, v])
     with pytest.raises((lodestone.InputError, TypeError)):
         lodestone.finish([None], [k], [v])
+    with pytest.raises(lodestone.InputError, match="at least one"):
+        lodestone.finish([], [], [])
+    with pytest.raises(lodestone.InputError, match="keys and values of each"):
+        lodestone.finish([selector], [k, k], [v])
+    other = lodestone.Selector("kmeans", 8, 2, 64, layer=1)
+    other.build(k, v)
+    for pair in ([selector, other], [other, selector]):
+        with pytest.raises(lodestone.InputError, match="one spec"):
+            lodestone.finish(pair, [k, k], [v, v])
+    with pytest.raises(lodestone.InputError, match="built with"):
+        lodestone.finish([selector], [k[:, :100]], [v[:, :100]])
+
+
+@pytest.mark.parametrize(
+    "shape", [(8, 3, 64), (8, 2, 32), (7, 2, 64), (9, 2, 64), (0, 2, 64)], ids=["heads", "d", "fewer tokens", "more tokens", "none"]
+)
+def test_observe_wants_keys_of_its_queries(shape):
+    selector = lodestone.Selector("squeezed", 8, 2, 64)
+    q, right, wrong = np.ones((8, 8, 64), np.float32), np.ones((8, 2, 64), np.float32), np.ones(shape, np.float32)
+    for k, v in ((wrong, right), (right, wrong)):
+        with pytest.raises(ValueError, match="expected"):
+            selector.observe(q, k, v, 0)
+    for begin in (-1, 2**31 - 4, 2**62):
+        with pytest.raises(ValueError, match="begin"):
+            selector.observe(q, right, right, begin)
+
+
+@pytest.mark.parametrize("heads", [(0, 2, 64), (8, 0, 64), (-8, 2, 64), (8, -2, 64), (8, 2, 0), (8, 2, -1), (8, 2, 33), (8, 2, 4096), (64, 2, 64)])
+def test_a_selector_of_no_heads_is_refused(heads):
+    with pytest.raises(lodestone.InputError, match="expected"):
+        lodestone.Selector("topk:k=3", *heads)
+    with pytest.raises(lodestone.InputError, match="layer"):
+        lodestone.Selector("topk:k=3", 8, 2, 64, layer=-1)
+
+
+class Slow:
+    """A method in Python that lets other threads run while it chooses."""
+
+    def __init__(self, **_):
+        pass
+
+    def build(self, keys):
+        pass
+
+    def select(self, head, queries, begin, end):
+        CHOOSES.set()
+        time.sleep(0.2)
+        return np.arange(begin, end, dtype=np.int64)
+
+
+CHOOSES = threading.Event()
+
+
+def test_a_selector_that_is_busy_in_python_holds_nobody_up():
+    lodestone.register_method("slow-method", Slow)
+    q, k, v = made_up()
+    selector = lodestone.Selector("slow-method:sink=1,window=16", 8, 2, 64)
+    selector.build(k, v)
+    thread = threading.Thread(target=selector.select, args=(q[None], 299, k, v))
+    thread.start()
+    assert CHOOSES.wait(10)
+    assert selector.index_bytes == 0  # waits for its turn, without the lock that the other thread needs
+    thread.join(10)
+    assert not thread.is_alive()

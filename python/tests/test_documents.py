@@ -92,6 +92,13 @@ def test_errors_are_sentences(model, document, tmp_path):
     assert issubclass(lodestone.InputError, ValueError) and issubclass(lodestone.RunError, RuntimeError)
 
 
+def test_a_lone_text_is_not_a_list_of_letters(model, text, document):
+    alone = lodestone.Document.read(model, text[:3000], specs="kmeans:probes=16,window=255")
+    assert alone.methods == document.methods
+    assert document.ask(QUESTION, stop="\n").tokens == document.ask(QUESTION).tokens
+    assert len(lodestone.pipeline(model)(text[:1500], questions=QUESTION)["answers"]) == 1
+
+
 def test_pipeline(model, text):
     answers = lodestone.pipeline(model, attention="kmeans:probes=16,window=255")(text, questions=[QUESTION, QUESTION])["answers"]
     assert answers[0] == answers[1] != ""

@@ -299,6 +299,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
       if (r.count(single) > 1)
         return {400, fmt::format("expected one header '{}', found {}", single, r.count(single))};
     if (!version_1_0_ && r.count("host") == 0) return {400, "expected a header 'Host', found none"};
+    if (r.header("content-length").find_first_not_of("0123456789") != std::string_view::npos)
+      return {400, "expected one number as 'Content-Length', found a list"};  // a proxy may read it otherwise
     if (r.count("content-length") > 0 && r.count("transfer-encoding") > 0)
       return {400, "expected either 'Content-Length' or 'Transfer-Encoding', found both"};
     if (r.count("transfer-encoding") > 0 &&

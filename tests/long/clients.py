@@ -10,6 +10,8 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
+from importlib.metadata import version
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "scenarios"))
@@ -91,23 +93,28 @@ def with_llm(server: Server, folder: pathlib.Path):
     check(done.stdout.strip() == "bookbinder", f"llm: the document as system prompt, recognised: {done.stdout!r} {done.stderr[-200:]}")
 
 
+def as_sent(result) -> dict:
+    """Names as the protocol has them: the client's own have changed from one version to the next."""
+    return result.model_dump(by_alias=True)
+
+
 async def with_mcp(contexts: pathlib.Path):
     from mcp import ClientSession, StdioServerParameters
     from mcp.client.stdio import stdio_client
     parameters = StdioServerParameters(command=str(pathlib.Path(PROGRAM).resolve()), args=["mcp", "--contexts", str(contexts), "--quiet"])
     async with stdio_client(parameters) as (read, write), ClientSession(read, write) as session:
-        started = await session.initialize()
-        check(started.serverInfo.name == "lodestone", f"mcp: protocol {started.protocolVersion}")
-        tools = (await session.list_tools()).tools
-        check([t.name for t in tools] == ["list_documents", "ask_document", "find_passages"], "mcp: tools")
-        listed = await session.call_tool("list_documents", {})
-        check(listed.structuredContent["documents"][0]["name"] == "book", "mcp: list_documents")
-        asked = await session.call_tool("ask_document", {"document": "book", "question": QUESTION})
-        check(asked.structuredContent["answer"] == "bookbinder" and not asked.isError, "mcp: ask_document")
-        found = await session.call_tool("find_passages", {"document": "book", "query": QUESTION, "count": 3})
-        check("Clara Whitaker" in found.structuredContent["passages"][0]["cited_text"], "mcp: find_passages")
-        wrong = await session.call_tool("ask_document", {"document": "none", "question": QUESTION})
-        check(wrong.isError, "mcp: a document that is not there")
+        started = as_sent(await session.initialize())
+        check(started["serverInfo"]["name"] == "lodestone", f"mcp {version('mcp')}: protocol {started['protocolVersion']}")
+        tools = as_sent(await session.list_tools())["tools"]
+        check([t["name"] for t in tools] == ["list_documents", "ask_document", "find_passages"], "mcp: tools")
+        listed = as_sent(await session.call_tool("list_documents", {}))
+        check(listed["structuredContent"]["documents"][0]["name"] == "book", "mcp: list_documents")
+        asked = as_sent(await session.call_tool("ask_document", {"document": "book", "question": QUESTION}))
+        check(asked["structuredContent"]["answer"] == "bookbinder" and not asked["isError"], "mcp: ask_document")
+        found = as_sent(await session.call_tool("find_passages", {"document": "book", "query": QUESTION, "count": 3}))
+        check("Clara Whitaker" in found["structuredContent"]["passages"][0]["cited_text"], "mcp: find_passages")
+        wrong = as_sent(await session.call_tool("ask_document", {"document": "none", "question": QUESTION}))
+        check(wrong["isError"], "mcp: a document that is not there")
 
 
 def main() -> int:
@@ -121,7 +128,7 @@ def main() -> int:
             with_key = {"Authorization": f"Bearer {KEY}"}
             server.json("POST", "/v1/contexts", {"name": "book", "text": text}, with_key, expect=202)
             while server.json("GET", "/v1/contexts/book", headers=with_key)["state"] == "reading":
-                pass
+                time.sleep(0.1)
             with_openai(server, text)
             with_anthropic(server, text)
             with_llm(server, folder)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same questions by `lodestone ask`, by the Python package, and by a model of transformers under lodestone.hf.
 
-usage: PYTHONPATH=build/release/python python tests/long/python_model.py MODEL.gguf [SPEC]
+usage: PYTHONPATH=build/release/python python tests/long/python_model.py MODEL.gguf [SPEC]...
 
-Needs torch, transformers, accelerate and gguf. `lodestone quantize` writes the model as float32 first, so that all three compute with the
-same weights; the document is the beginning of demo/document.txt. Exits 1 unless all answers agree.
+The third needs torch, transformers, accelerate and gguf: `lodestone quantize` writes the model as float32 first, so that all three
+compute with the same weights. Without torch the first two answer with the file as it is. The document is the beginning of
+demo/document.txt. Exits 1 unless all answers to all questions agree under every spec.
 """
 
 import json
@@ -13,11 +14,15 @@ import subprocess
 import sys
 import tempfile
 
-import torch
-import transformers
-
 import lodestone
-import lodestone.hf
+
+try:
+    import torch
+    import transformers
+
+    import lodestone.hf
+except ImportError:
+    torch = None
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "build" / "release" / "lodestone"
@@ -30,42 +35,77 @@ def run(*arguments):
     return subprocess.run([PROGRAM, *map(str, arguments)], check=True, capture_output=True, text=True).stdout
 
 
-def answers_of_program(model, text_file, spec, folder):
-    run("index", "-m", model, "-f", text_file, "-o", folder / "d.lode", "-a", spec, "--chat", "off", "--kv-type", "f32", "--quiet")
+def answers_of_program(context, spec):
+    """(text, number of tokens) of each answer."""
     template = TEMPLATE.replace("\n", "\\n")
-    out = run("ask", folder / "d.lode", *QUESTIONS, "-a", spec, "--template", template, "-n", TOKENS, "--stop", "", "--json")
-    return [answer["answer"].strip() for answer in json.loads(out)["answers"]]
+    out = run("ask", context, *QUESTIONS, "-a", spec, "--template", template, "-n", TOKENS, "--stop", "", "--json")
+    return [(answer["answer"].strip(), answer["tokens_generated"]) for answer in json.loads(out)["answers"]]
 
 
-def main():
-    source, spec = sys.argv[1], (sys.argv[2:] or ["kmeans:probes=32,window=255"])[0]
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        gguf = folder / "model.gguf"
-        run("quantize", "-m", source, "-o", gguf, "--type", "F32", "--quiet")
-        text = (ROOT / "demo" / "document.txt").read_text(encoding="utf-8")[:8000]
-        (folder / "text.txt").write_text(text, encoding="utf-8")
-        model = lodestone.Model(gguf)
-        document = lodestone.Document.read(model, text, specs=[spec], kv_type="f32")
-        their = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file="model.gguf", dtype=torch.float32).eval()
-        prompts = [model.encode(TEMPLATE.replace("{question}", q)) for q in QUESTIONS]
-        sequence = lodestone.Sequence(document, "full")
-        ours = torch.from_numpy(sequence.forward(prompts[0]))
-        ids = torch.tensor([document.token_ids])
+def answers_of_package(document, spec):
+    asked = [document.ask(q, spec, TOKENS, stop=["\0"], template=TEMPLATE) for q in QUESTIONS]
+    return [(answer.text.strip(), len(answer.tokens)) for answer in asked]
+
+
+class Theirs:
+    """The model in transformers, with the same float32 weights."""
+
+    def __init__(self, folder, model):
+        self.model = model
+        self.transformer = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file="model.gguf", dtype=torch.float32).eval()
+
+    def show_difference(self, document):
+        """Of logits under full attention."""
+        prompt = self.model.encode(TEMPLATE.replace("{question}", QUESTIONS[0]))
+        ours = torch.from_numpy(lodestone.Sequence(document, "full").forward(prompt))
         with torch.no_grad():
-            theirs = their(input_ids=torch.cat([ids, torch.tensor([prompts[0]])], 1)).logits[0, ids.shape[1] :]
-        print(f"{document.tokens} tokens; full attention: largest difference of logits {(ours - theirs).abs().max():.2g}")
-        answers = {"ask": answers_of_program(gguf, folder / "text.txt", spec, folder)}
-        asked = [document.ask(q, spec, TOKENS, stop=["\0"], template=TEMPLATE) for q in QUESTIONS]
-        answers["package"] = [answer.text.strip() for answer in asked]
-        attached = lodestone.hf.attach(their, spec).read(ids)
-        answers["transformers"] = [model.decode(attached.ask(torch.tensor([p]), TOKENS).tolist()).strip() for p in prompts]
+            theirs = self.transformer(input_ids=torch.tensor([document.token_ids + prompt])).logits[0, document.tokens :]
+        print(f"full attention: largest difference of logits to transformers' {(ours - theirs).abs().max():.2g}")
+
+    def answers(self, document, spec):
+        attached = lodestone.hf.attach(self.transformer, spec).read(torch.tensor([document.token_ids]))
+        prompts = [self.model.encode(TEMPLATE.replace("{question}", q)) for q in QUESTIONS]
+        tokens = [attached.ask(torch.tensor([prompt]), TOKENS).tolist() for prompt in prompts]
+        return [(self.model.decode(one).strip(), None) for one in tokens]
+
+
+def differing(spec, answers):
+    """How many questions are not answered alike."""
     differ = 0
     for i, question in enumerate(QUESTIONS):
         row = {who: given[i] for who, given in answers.items()}
-        differ += len(set(row.values())) > 1
-        print(question, json.dumps(row if len(set(row.values())) > 1 else row["ask"], ensure_ascii=False))
-    print(f"{len(QUESTIONS) - differ} of {len(QUESTIONS)} answers agree under {spec}; density {asked[0].work.density:.3f}")
+        lengths = {tokens for _, tokens in row.values() if tokens is not None}
+        alike = len({text for text, _ in row.values()}) == len(lengths) == 1
+        differ += not alike
+        print(f"  {question} {json.dumps(row['ask'][0] if alike else row, ensure_ascii=False)}")
+    print(f"{spec}: {len(QUESTIONS) - differ} of {len(QUESTIONS)} answers of {', '.join(answers)} agree")
+    return differ
+
+
+def main():
+    source, specs = sys.argv[1], sys.argv[2:] or ["kmeans:probes=32,window=255"]
+    differ = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        file = pathlib.Path(source)
+        if torch is not None:
+            file = folder / "model.gguf"
+            run("quantize", "-m", source, "-o", file, "--type", "F32", "--quiet")
+        text = (ROOT / "demo" / "document.txt").read_text(encoding="utf-8")[:8000]
+        (folder / "text.txt").write_text(text, encoding="utf-8")
+        indexed = [word for spec in specs for word in ("-a", spec)]
+        run("index", "-m", file, "-f", folder / "text.txt", "-o", folder / "d.lode", *indexed, "--chat", "off", "--kv-type", "f32", "--quiet")
+        model = lodestone.Model(file)
+        document = lodestone.Document.read(model, text, specs=specs, kv_type="f32")
+        print(f"{file.name}, {document.tokens} tokens")
+        theirs = Theirs(folder, model) if torch is not None else None
+        if theirs:
+            theirs.show_difference(document)
+        for spec in ["full", *specs]:
+            answers = {"ask": answers_of_program(folder / "d.lode", spec), "package": answers_of_package(document, spec)}
+            if theirs:
+                answers["transformers"] = theirs.answers(document, spec)
+            differ += differing(spec, answers)
     return 1 if differ else 0
 
 

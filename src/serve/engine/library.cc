@@ -190,7 +190,7 @@ void Library::scan() {
     if (!file.ends_with(kExtension) || file.starts_with('.')) continue;
     there[file.substr(0, file.size() - std::string_view(kExtension).size())] = true;
   }
-  std::vector<EntryPtr> fresh;
+  std::vector<std::pair<fs::path, EntryPtr>> fresh;
   {
     const std::lock_guard lock(mutex_);
     std::erase_if(entries_, [&](const auto& entry) {
@@ -200,15 +200,20 @@ void Library::scan() {
     });
     for (const auto& [name, found] : there) {
       if (entries_.contains(name)) continue;
-      fresh.push_back(std::make_shared<Entry>());
-      fresh.back()->info.name = name;
-      fresh.back()->on_disk = true;
+      const auto entry = std::make_shared<Entry>();
+      entry->info.name = name;
+      entry->on_disk = true;
+      fresh.emplace_back(options_.folder / (name + kExtension), entry);
     }
   }
-  for (const EntryPtr& entry : fresh) {
+  for (const auto& [path, entry] : fresh) {
     look_into(*entry);
     const std::lock_guard lock(mutex_);
-    entries_.emplace(entry->info.name, entry);
+    std::error_code unknown;
+    if (fs::exists(path, unknown))
+      entries_.emplace(entry->info.name, entry);
+    else  // a request has deleted it since the folder was looked through
+      finder_.remove(entry->info.name);
   }
 }
 
