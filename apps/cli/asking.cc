@@ -108,7 +108,6 @@ AskedText open_asked(const AskedFlags& flags) {
     options.max_tokens =
         std::max(meta.rope_tokens, room_for_questions(*model, meta.tokens, meta.rope_factor));
   Context context = load_context(flags.context, model, options, LoadIndexes::all, ranks());
-  context.impl().audit.set_limit(audit_limit(flags.model));
   say_placement(context, flags.common);
   return {.model = std::move(model),
           .context = std::move(context),

@@ -9,13 +9,13 @@
 #include <filesystem>
 #include <iostream>
 
+#include "asker.h"
 #include "asking.h"
 #include "base/cancel.h"
 #include "base/file.h"
 #include "base/text.h"
 #include "cli.h"
 #include "lodestone/error.h"
-#include "lodestone/sources.h"
 #include "shell_word.h"
 #include "show_sources.h"
 
@@ -42,24 +42,26 @@ struct ChatVerbFlags {
 
 class Conversation {
  public:
-  Conversation(const ChatVerbFlags& flags, AskedText& text)
-      : flags_(flags), context_(text.context), prompts_(prompts_of(flags.asked, text)) {
-    const std::string neutral = kNeutralQuestion;
-    finder_.emplace(context_, prompts_.of({&neutral, 1}));
-    stored_ = context_.methods();
+  Conversation(const ChatVerbFlags& flags, AskedText text)
+      : flags_(flags), prompts_(prompts_of(flags.asked, text)), stored_(text.context.methods()) {
     const AskedMethod method = asked_methods(flags.specs, text).front();
     say_why(method, flags.asked.common);
-    use(method.spec);
+    spec_ = method.spec;
+    method_ = method.id;
+    build_missing(flags.asked, text.context, stored_);
+    asker_.emplace(std::move(text), audit_limit(flags.asked.model));
+    const std::string neutral = kNeutralQuestion;
+    asker_->set_neutral(prompts_.of({&neutral, 1}));
   }
 
   /// False when the conversation is to end.
   bool obey(const std::string& line);
   Json to_json() const;
+  std::int64_t text_tokens() const { return asker_->context().indexed_tokens(); }
 
  private:
   void ask(const std::string& question);
-  Generation generate(SourceMass* sources, std::int64_t most,
-                      const std::function<void(std::string_view)>& on_text);
+  Answer answer(bool want_sources, std::int64_t most, const std::function<void(std::string_view)>& on_text);
   void use(const Spec& spec);
   void show_sources();
   void save(const std::string& path) const;
@@ -69,10 +71,9 @@ class Conversation {
   }
 
   const ChatVerbFlags& flags_;
-  Context& context_;
   Prompts prompts_;
-  std::optional<SourceFinder> finder_;
   std::vector<Spec> stored_;
+  std::optional<Asker> asker_;
   Spec spec_;
   MethodId method_ = kDense;
   std::vector<std::string> turns_;     // question, answer, question, ...
@@ -80,27 +81,25 @@ class Conversation {
 };
 
 void Conversation::use(const Spec& spec) {
-  context_.roll_back(context_.indexed_tokens());  // what was read by another method is read again
-  method_ = context_.attach(spec);
+  MethodId id = kDense;
+  asker_->change([&](Context& context) {  // what was read by another method is read again
+    id = context.attach(spec);
+    build_missing(flags_.asked, context, stored_);
+  });
+  method_ = id;
   spec_ = spec;
-  build_missing(flags_.asked, context_, stored_);
 }
 
-/// The answer to the last question of turns_. What the context holds of the conversation already is not read again.
-Generation Conversation::generate(SourceMass* sources, std::int64_t most,
-                                  const std::function<void(std::string_view)>& on_text) {
-  const std::vector<TokenId> wanted = prompts_.of(turns_);
-  const auto held = context_.token_ids().subspan(static_cast<std::size_t>(context_.indexed_tokens()));
-  auto same = std::mismatch(held.begin(), held.end(), wanted.begin(), wanted.end()).second - wanted.begin();
-  same = std::min(same, std::ssize(wanted) - 1);
-  context_.roll_back(context_.indexed_tokens() + same);
-  GenerateOptions options;
-  options.max_new_tokens = most;
-  options.sampling = flags_.sampling;
-  options.on_text = on_text;
-  prompts_.set_stops(options);
-  return context_.generate(std::span(wanted).subspan(static_cast<std::size_t>(same)), method_, options,
-                           sources);
+/// The answer to the last question of turns_. What is held of the conversation already is not read again.
+Answer Conversation::answer(bool want_sources, std::int64_t most,
+                            const std::function<void(std::string_view)>& on_text) {
+  Asker::Question question = {
+      .prompt = prompts_.of(turns_), .method = method_, .want_sources = want_sources, .goes_on = true};
+  question.options.max_new_tokens = most;
+  question.options.sampling = flags_.sampling;
+  question.options.on_text = on_text;
+  prompts_.set_stops(question.options);
+  return asker_->ask(question);
 }
 
 void Conversation::ask(const std::string& question) {
@@ -112,10 +111,10 @@ void Conversation::ask(const std::string& question) {
   Generation g;
   bool stopped = false;
   try {
-    g = generate(nullptr, flags_.max_new_tokens, [&](std::string_view text) {
-      given += text;
-      if (people) stream.push(text);
-    });
+    g = answer(false, flags_.max_new_tokens, [&](std::string_view text) {
+          given += text;
+          if (people) stream.push(text);
+        }).generation;
   } catch (const Interrupted&) {
     set_cancel(false);
     stopped = true;
@@ -137,19 +136,19 @@ void Conversation::ask(const std::string& question) {
 
 void Conversation::show_sources() {
   if (turns_.empty()) throw InputError("/sources: expected a question before it, found none");
-  const std::string answer = turns_.back();
+  const std::string given = turns_.back();
   turns_.pop_back();
-  context_.roll_back(context_.indexed_tokens());
-  SourceMass mass;
-  try {  // the same answer again, now with a look at what it attends to
-    generate(&mass, lengths_.back(), {});
+  asker_->forget();
+  Answer again;
+  try {  // the same answer, now with a look at what it attends to
+    again = answer(true, lengths_.back(), {});
   } catch (...) {
-    turns_.push_back(answer);
+    turns_.push_back(given);
     throw;
   }
-  turns_.push_back(answer);
-  context_.roll_back(context_.indexed_tokens());
-  const Json sources = sources_json(finder_->find(mass, method_, kShownSources));
+  turns_.push_back(given);
+  asker_->forget();
+  const Json sources = sources_json(asker_->sources(again, method_, kShownSources));
   say(sources_text(sources));
 }
 
@@ -230,10 +229,9 @@ void run(const ChatVerbFlags& flags) {
   fill_template(flags.asked.prompts.question_template, "",
                 "--template");  // refused before anything is loaded
   check_specs(flags.specs);
-  AskedText text = open_asked(flags.asked);
-  Conversation conversation(flags, text);
+  Conversation conversation(flags, open_asked(flags.asked));
   if (terminal && !flags.asked.common.quiet)
-    std::cerr << fmt::format("{} tokens of {}; /help lists the commands\n", text.context.indexed_tokens(),
+    std::cerr << fmt::format("{} tokens of {}; /help lists the commands\n", conversation.text_tokens(),
                              as_word(flags.asked.context));
   for (std::string line; next_line(terminal, line);) {
     try {

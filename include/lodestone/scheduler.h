@@ -24,14 +24,32 @@
 
 namespace lode {
 
+struct ReadPrompt;  // engine/sequence.h
+
+/// Keeps what a request left behind its document, so that the next one of a conversation reads only the tokens that
+/// are new. One request at a time uses it. Its keys and values come on top of SchedulerOptions::memory.
+class SequenceCache {
+ public:
+  SequenceCache();
+  ~SequenceCache();
+  void clear();  ///< the next request reads its whole prompt
+
+  struct Impl;
+  Impl& impl() const { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
 /// What to ask. Everything is copied when it is submitted.
 struct Request {
-  std::shared_ptr<const Document> document;  ///< null: of the model alone
-  std::vector<TokenId> prompt;               ///< at least one token; it follows the document's tokens
-  Spec attention;                            ///< one of the document's methods, or `full`
-  GenerateOptions options;                   ///< on_text is called from the scheduler's thread
-  int priority = 0;                          ///< higher is admitted first
-  bool want_sources = false;                 ///< fill Answer::sources; costs time at each token
+  std::shared_ptr<const Document> document;   ///< null: of the model alone
+  std::vector<TokenId> prompt;                ///< at least one token; it follows the document's tokens
+  Spec attention;                             ///< one of the document's methods, or `full`
+  GenerateOptions options;                    ///< on_text is called from the scheduler's thread
+  int priority = 0;                           ///< higher is admitted first
+  bool want_sources = false;                  ///< fill Answer::sources; costs time at each token
+  double sharpness = SourceMass().sharpness;  ///< of these sources
   /// Tokens are drafted under `attention` and verified by full attention, several in one step: greedy answers
   /// are those of `full` to the token, sampled ones are distributed as those of `full`.
   bool exact = false;
@@ -44,6 +62,12 @@ struct Request {
   double audit = 0;
   std::optional<double> audit_limit = {};
   std::shared_ptr<TokenFilter> filter;  ///< which tokens may come; null: all
+  /// Holds the tokens of an earlier request of the same document and attention; not read again is what the prompt
+  /// shares with them. Its room is all that the document leaves. null: all of the prompt is read, and nothing is
+  /// kept.
+  std::shared_ptr<SequenceCache> cache = {};
+  /// The prompt, read before (read_prompt); null: it is read now.
+  std::shared_ptr<const ReadPrompt> read = {};
 };
 
 /// Why an answer ended.
@@ -75,6 +99,7 @@ struct Answer {
   SourceMass sources;              ///< when wanted: [document + prompt + answer tokens]
   double queued_seconds = 0;       ///< from submit to its first step
   double first_token_seconds = 0;  ///< from its first step to the first generated token
+  double step_seconds = 0;         ///< its share, by tokens, of the time of the steps that it took part in
 };
 
 /// A job that was handed in. `result.get()` waits; it rethrows what went wrong with this job.

@@ -22,6 +22,7 @@ class Audit {
   /// A layer whose audited outputs of one answer differ by more than `limit` on average falls back for the
   /// rest of it, and the outputs that showed it become the exact ones. None = whatever they differ by.
   void set_limit(std::optional<double> limit) { limit_ = limit; }
+  const std::optional<double>& limit() const { return limit_; }
 
   void set_rate(double rate) { rate_ = rate; }
   bool active() const { return rate_ > 0; }

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/batch.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <mutex>
+#include <new>
 #include <set>
 
 #include "lodestone/error.h"
@@ -53,7 +56,7 @@ Step step_of(Group& group) {
   group.work.resize(group.rows.size());
   for (BatchRow* const row : group.rows)
     group.sequences.push_back({.tokens = row->tokens,
-                               .kv = &row->sequence->tail,
+                               .kv = &*row->sequence->tail,
                                .id = row->sequence->id,
                                .far_limit = row->sequence->far_limit,
                                .document = document.rows});
@@ -84,6 +87,19 @@ std::exception_ptr not_finite() {
                "overflow"));
 }
 
+/// Why a step failed, in a catch block.
+std::exception_ptr reason_of(const BatchRow& row) {
+  try {
+    throw;
+  } catch (const std::bad_alloc&) {
+    return std::make_exception_ptr(RunError(fmt::format(
+        "out of memory in a step of {} tokens behind {}: fewer or shorter questions at once need less",
+        row.tokens.size(), row.sequence->tokens())));
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
 }  // namespace
 
 BatchRunner::BatchRunner(std::shared_ptr<const Model> model, std::int64_t tail_bytes)
@@ -107,10 +123,11 @@ void BatchRunner::run_or_find_fault(std::span<BatchRow* const> rows, std::vector
   } catch (const Interrupted&) {
     throw;
   } catch (...) {
-    if (rows.size() == 1) rows.front()->error = std::current_exception();
+    if (rows.size() == 1) rows.front()->error = reason_of(*rows.front());
   }
   for (std::size_t i = 0; rows.size() > 1 && i < rows.size(); ++i) {
     try {
+      if (rows[i]->again) rows[i]->again();
       step(rows.subspan(i, 1));
       if (!rows[i]->logits.empty()) {
         apart_.push_back(std::move(logits));
@@ -120,8 +137,35 @@ void BatchRunner::run_or_find_fault(std::span<BatchRow* const> rows, std::vector
     } catch (const Interrupted&) {
       throw;
     } catch (...) {
-      rows[i]->error = std::current_exception();
+      rows[i]->error = reason_of(*rows[i]);
     }
+  }
+}
+
+void run_in_place(BatchRow& row) {
+  Sequence& sequence = *row.sequence;
+  Context::Impl& context = sequence.context();
+  row.work = {};
+  row.token = -1;
+  row.logits = {};
+  // An audit looks at what attends sparsely alone.
+  const bool looked_at =
+      row.hooks != nullptr && (row.hooks->mass || (row.sparse && sequence.method() != nullptr));
+  try {
+    // One token's logits are those of all.
+    const LogitRows rows =
+        row.tokens.size() == 1 && row.rows == LogitRows::all ? LogitRows::last_of_each : row.rows;
+    row.work = context.step(row.tokens, {.method = row.sparse ? sequence.method_id() : kDense,
+                                         .phase = row.phase,
+                                         .rows = rows,
+                                         .hooks = looked_at ? row.hooks : nullptr,
+                                         .audit = row.audit});
+    if (context.gpu != nullptr) row.tiers = context.gpu->take_tier_work();
+    if (rows != LogitRows::none) row.logits = context.logits;
+  } catch (const Interrupted&) {
+    throw;
+  } catch (...) {
+    row.error = reason_of(row);
   }
 }
 
@@ -220,7 +264,7 @@ void BatchRunner::finish(std::span<BatchRow* const> rows, std::vector<float>& lo
       sequence.roll_back(sequence.tokens());
       continue;
     }
-    if (!sequence.on_gpu()) sequence.tail.commit(std::ssize(row->tokens));
+    if (!sequence.on_gpu()) sequence.tail->commit(std::ssize(row->tokens));
     sequence.ids.insert(sequence.ids.end(), row->tokens.begin(), row->tokens.end());
   }
 }

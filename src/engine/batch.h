@@ -23,14 +23,21 @@ struct BatchRow {
   LogitRows rows = LogitRows::last_of_each;
   const ForwardHooks* hooks = nullptr;  ///< it then has a step of its own
   Audit* audit = nullptr;               ///< layers that fell back attend fully; beside hooks
+  std::function<void()> again =
+      {};                ///< called before a step that failed midway is run again; null: need not be
   bool largest = false;  ///< the largest logit of the only wanted row is all that matters: a GPU finds it
 
   std::span<float> logits = {};  // [rows, V] until the next step; none where `token` has been found
   TokenId token = -1;            ///< of the largest logit, where it was wanted and a GPU has found it
   ForwardWork work = {};
+  TierWork tiers = {};                 ///< in place alone
   std::exception_ptr error = nullptr;  ///< why it has no logits; its sequence is as it was
 };
 
+/// Runs a row in place: the one step of a context that no document shares. As BatchRunner::run otherwise.
+void run_in_place(BatchRow& row);
+
+/// For branches of documents.
 class BatchRunner {
  public:
   /// `tail_bytes`: of GPU memory for the tokens of sequences whose documents are there; 0 = half of what is free.

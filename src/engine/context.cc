@@ -252,6 +252,34 @@ Position Context::Impl::far_limit_of(const AttachedMethod* method) const {
   return static_cast<Position>(std::max<std::int64_t>(0, indexed - method->spec.dense.window));
 }
 
+ForwardWork Context::Impl::step(std::span<const TokenId> tokens, const StepOptions& wanted) {
+  const AttachedMethod* const attached =
+      wanted.method == kDense ? nullptr : &methods.at(static_cast<std::size_t>(wanted.method));
+  const SequenceTokens part = {tokens, &kv, 0, far_limit_of(attached)};
+  Step step = {.sequences = {&part, 1},
+               .phase = wanted.phase,
+               .selectors = {},
+               .dense = {},
+               .listeners = wanted.phase == Phase::context ? listeners : later_listeners,
+               .hooks = wanted.hooks,
+               .given = given};
+  if (attached != nullptr && !attached->dense()) {
+    step.selectors = attached->selectors;
+    if (wanted.audit != nullptr) step.selectors = wanted.audit->without_fallen(step.selectors);
+    step.dense = attached->spec.dense;
+  }
+  ForwardWork work;
+  try {
+    work = forward(step, attached, wanted.rows);
+  } catch (...) {
+    roll_back(this->tokens());  // selectors may have seen tokens that do not count
+    throw;
+  }
+  ids.insert(ids.end(), tokens.begin(), tokens.end());
+  if (this->tokens() % kKeptEvery == 0) kv.recurrent().keep();
+  return work;
+}
+
 WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, Phase phase, LogitRows rows,
                               const std::function<void(std::int64_t)>& progress) {
   require_room(static_cast<std::int64_t>(tokens.size()));
@@ -267,32 +295,18 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
   const auto steps = static_cast<std::size_t>(options.chunk);
   const std::size_t chunk =
       stretch == 0 ? std::size_t{kMostTogether} : std::max(stretch, steps / stretch * stretch);
-  const Position far_limit = far_limit_of(attached);
+  StepOptions wanted = {.method = method,
+                        .phase = phase,
+                        .rows = rows,
+                        .hooks = sparse && audit.active() ? &audited : hooks,
+                        .audit = &audit};
   if (tokens.size() > 1) kv.recurrent().keep();
   for (std::size_t at = 0; at < tokens.size(); at += chunk) {
-    const SequenceTokens part = {tokens.subspan(at, std::min(chunk, tokens.size() - at)), &kv, 0, far_limit};
+    const auto part = tokens.subspan(at, std::min(chunk, tokens.size() - at));
     const bool last = at + chunk >= tokens.size();
-    Step step = {.sequences = {&part, 1},
-                 .phase = phase,
-                 .selectors = {},
-                 .dense = {},
-                 .listeners = phase == Phase::context ? listeners : later_listeners,
-                 .hooks = sparse && audit.active() ? &audited : hooks,
-                 .given = given};
-    if (sparse) {
-      step.selectors = audit.without_fallen(attached->selectors);
-      step.dense = attached->spec.dense;
-    }
-    const LogitRows wanted = rows == LogitRows::last_of_each && !last ? LogitRows::none : rows;
-    try {
-      report += report_of(forward(step, attached, wanted), static_cast<std::int64_t>(part.tokens.size()));
-      if (gpu != nullptr) report.tiers += gpu->take_tier_work();
-    } catch (...) {
-      roll_back(this->tokens());  // selectors may have seen tokens that do not count
-      throw;
-    }
-    ids.insert(ids.end(), part.tokens.begin(), part.tokens.end());
-    if (this->tokens() % kKeptEvery == 0) kv.recurrent().keep();
+    wanted.rows = rows == LogitRows::last_of_each && !last ? LogitRows::none : rows;
+    report += report_of(step(part, wanted), std::ssize(part));
+    if (gpu != nullptr) report.tiers += gpu->take_tier_work();
     if (rows == LogitRows::all) all.insert(all.end(), logits.begin(), logits.end());
     if (progress) progress(this->tokens());
   }

@@ -60,7 +60,7 @@ struct Context::Impl {
   /// The same behind the context: without those in whose place the GPU chooses.
   std::vector<std::vector<Selector*>> later_listeners;  // [L]
   std::vector<float> logits;                            // rows of the last run
-  Audit audit;                                          ///< of the answer that is being given
+  Audit audit;                                          ///< of run()
   const ForwardHooks* hooks = nullptr;                  ///< for probe and audit; not owned
   QueryOverride given;                                  ///< of every step, for benches; not owned
   std::vector<std::string> on_host;  ///< what ran on the host though a GPU was asked for, each thing once
@@ -72,8 +72,16 @@ struct Context::Impl {
   /// `all`.
   WorkReport run(std::span<const TokenId> tokens, MethodId method, Phase phase, LogitRows rows,
                  const std::function<void(std::int64_t)>& progress = {});
-  /// The answer after the last step, by its logits; adds to `result`.
-  void decode(MethodId method, const GenerateOptions& wanted, Generation& result);
+  /// How the tokens of one step attend, and who looks.
+  struct StepOptions {
+    MethodId method = kDense;
+    Phase phase = Phase::question;
+    LogitRows rows = LogitRows::none;
+    const ForwardHooks* hooks = nullptr;
+    Audit* audit = nullptr;  ///< layers that fell back attend fully
+  };
+  /// One forward pass of all these tokens at once. On any exception the context is as it was.
+  ForwardWork step(std::span<const TokenId> tokens, const StepOptions& options);
   ForwardWork forward(const Step& step, const AttachedMethod* method, LogitRows rows);
   std::string why_on_host(const Step& step, const AttachedMethod* method) const;
   std::string remark_on_host(std::size_t known) const;
@@ -108,20 +116,5 @@ class Context::Impl::IndexedRows {
 WorkReport report_of(const ForwardWork& work, std::int64_t tokens);
 /// What the selectors of a method say of the text: the first that says something, and how many others do.
 std::string notice_of(const AttachedMethod& method);
-
-/// A prompt whose tokens all attend densely, read once for the answers of several methods: each is what
-/// generate() gives with no sparse_prompt_tokens. The context must outlive this and not change meanwhile.
-class ReadPrompt {
- public:
-  ReadPrompt(Context::Impl& context, std::span<const TokenId> prompt);
-  /// Its prompt_seconds are those of the one reading.
-  Generation answer(MethodId method, const GenerateOptions& options);
-
- private:
-  Context::Impl& context_;
-  std::int64_t end_ = 0;       // tokens of the context with the prompt
-  std::vector<float> logits_;  // of its last token
-  double seconds_ = 0;
-};
 
 }  // namespace lode

@@ -52,8 +52,8 @@ Document::Impl::Impl(Context context_, std::string text_, Attachments attachment
       text(std::move(text_)),
       attachments(std::move(attachments_)),
       fingerprint(fingerprint_of(context.impl())) {
-  for (const Spec& spec : context.methods())
-    if (spec.name != "full") methods.push_back(spec);
+  for (const AttachedMethod& method : parts().methods)
+    if (!method.dense() && method.built) methods.push_back(method.spec);
   if (GpuContext* const gpu = parts().gpu.get(); gpu != nullptr) {
     gpu->upload(parts().kv);
     return;
@@ -75,7 +75,7 @@ Position far_limit_of(std::int64_t tokens, const AttachedMethod& method) {
 AttachedMethod* Document::Impl::method_of(const Spec& spec) const {
   if (spec.name == "full") return nullptr;
   for (AttachedMethod& method : parts().methods)
-    if (method.spec.str() == spec.str()) return &method;
+    if (method.built && method.spec.str() == spec.str()) return &method;
   std::vector<std::string> names = {"full"};
   for (const Spec& known : methods) names.push_back(known.str());
   throw InputError(fmt::format("expected a method that the document is indexed for ({}), found '{}'",
@@ -89,7 +89,7 @@ void complete_indexes(Context& context) {
   Context::Impl& c = context.impl();
   if (c.gpu != nullptr) return;
   for (AttachedMethod& method : c.methods)
-    for (std::size_t layer = 0; layer < method.selectors.size(); ++layer)
+    for (std::size_t layer = 0; method.built && layer < method.selectors.size(); ++layer)
       if (Selector* const selector = method.selectors[layer]; selector != nullptr) {
         const Context::Impl::IndexedRows rows(c, method, static_cast<int>(layer));
         const std::int64_t end = std::min<std::int64_t>(rows.view().tokens, far_limit_of(c.tokens(), method));
@@ -104,6 +104,11 @@ std::shared_ptr<const Document> Document::Impl::share(Context context, std::stri
   complete_indexes(context);
   return std::shared_ptr<const Document>(
       new Document(std::make_unique<Impl>(std::move(context), std::move(text), std::move(attachments))));
+}
+
+Context Document::Impl::take_back(std::shared_ptr<const Document> document) {
+  LODE_ASSERT(document.use_count() == 1);
+  return std::move(document->impl_->context);
 }
 
 Document::Document(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

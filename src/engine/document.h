@@ -18,7 +18,7 @@ struct Document::Impl {
   std::string text;
   Attachments attachments;
   std::string fingerprint;
-  std::vector<Spec> methods;  ///< without `full`
+  std::vector<Spec> methods;  ///< that have an index
   std::vector<KvRows> rows;   ///< [L, Hkv] of all tokens; empty when there are none
   /// Selectors keep scratch memory, and what they know of branches: one caller at a time.
   mutable std::mutex choosing;
@@ -29,6 +29,9 @@ struct Document::Impl {
   Impl(Context context_, std::string text_, Attachments attachments_);
   /// A document of a context that is read and indexed.
   static std::shared_ptr<const Document> share(Context context, std::string text, Attachments attachments);
+
+  /// The context of a document that nobody else holds, to be changed.
+  static Context take_back(std::shared_ptr<const Document> document);
 
   Context::Impl& parts() const { return context.impl(); }
   /// The method that a spec names; null for `full`. InputError that lists the methods when there is no index.

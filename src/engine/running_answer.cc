@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "engine/row_order.h"
+#include "lodestone/error.h"
 
 namespace lode {
 
@@ -21,32 +22,80 @@ double seconds(Clock::duration time) {
 }  // namespace
 
 std::int64_t RunningAnswer::room_of(const Request& request) {
-  const std::int64_t wanted = std::ssize(request.prompt) + request.options.max_new_tokens;
-  return std::min(wanted, request.document->max_tokens() - request.document->tokens());
+  const std::int64_t room = request.document->max_tokens() - request.document->tokens(),
+                     wanted = std::ssize(request.prompt) + request.options.max_new_tokens;
+  return request.cache != nullptr ? room : std::min(wanted, room);
+}
+
+namespace {
+
+/// The one that an earlier request left, or a new one.
+std::unique_ptr<Sequence> sequence_for(const Request& request) {
+  if (request.cache != nullptr) {
+    SequenceCache::Impl& cache = request.cache->impl();
+    const std::lock_guard lock(cache.mutex);
+    std::unique_ptr<Sequence> kept = std::move(cache.sequence);
+    const Document::Impl& document = request.document->impl();
+    if (kept != nullptr && &kept->document() == &document &&
+        kept->method() == document.method_of(request.attention))
+      return kept;
+  }
+  return std::make_unique<Sequence>(request.document, request.attention, RunningAnswer::room_of(request));
+}
+
+}  // namespace
+
+RunningAnswer::RunningAnswer(Request request, std::unique_ptr<Sequence> sequence, std::int64_t chunk)
+    : request_(std::move(request)),
+      sequence_(std::move(sequence)),
+      sampler_(request_.options.sampling),
+      on_host_(sequence_->context().on_host.size()),
+      start_(Clock::now()),
+      prompted_(start_) {
+  if (const auto& tokenizer = model().impl().tokenizer) text_.emplace(*tokenizer, request_.options);
+  // States of recurrent layers cannot be cut back to the tokens that are accepted.
+  drafting_helps_ = sequence_->context().kv.recurrent().empty();
+  if (request_.audit > 0) start_audit();
+  if (request_.want_sources) collect_sources();
+  request_.read != nullptr ? begin() : plan(chunk);
 }
 
 RunningAnswer::RunningAnswer(Request request, std::int64_t chunk)
-    : request_(std::move(request)),
-      sequence_(request_.document, request_.attention, room_of(request_)),
-      sampler_(request_.options.sampling),
-      start_(Clock::now()),
-      prompted_(start_) {
-  if (const auto& tokenizer = request_.document->model()->impl().tokenizer)
-    text_.emplace(*tokenizer, request_.options);
-  // States of recurrent layers cannot be cut back to the tokens that are accepted.
-  drafting_helps_ = request_.document->impl().parts().kv.recurrent().empty();
-  plan(chunk);
-  if (request_.audit > 0) start_audit();
-  if (request_.want_sources) collect_sources();
+    : RunningAnswer(request, sequence_for(request), chunk) {}
+
+RunningAnswer::RunningAnswer(Request request, Context::Impl& context, MethodId method)
+    : RunningAnswer(std::move(request), std::make_unique<Sequence>(context, method), context.options.chunk) {}
+
+RunningAnswer::~RunningAnswer() {
+  if (request_.cache == nullptr || sequence_ == nullptr) return;
+  SequenceCache::Impl& cache = request_.cache->impl();
+  const std::lock_guard lock(cache.mutex);
+  cache.sequence = std::move(sequence_);
 }
 
+/// The first token of the answer to a prompt that was read before.
+void RunningAnswer::begin() {
+  LODE_ASSERT(exact() || request_.options.sparse_prompt_tokens == 0);
+  sequence_->begin_with(*request_.read);
+  answer_.generation.prompt_seconds = request_.read->seconds;
+  std::vector<float> logits = request_.read->logits;
+  complete_ = request_.options.max_new_tokens <= 0 || take_next(logits);
+  if (exact()) start_draft();
+}
+
+/// A sequence of a context alone is compared by the hook of one that has no document.
 void RunningAnswer::start_audit() {
-  const Context::Impl& context = request_.document->impl().parts();
+  const Context::Impl& context = sequence_->context();
   audit_.emplace(request_.audit, context.options.seed, context.config.layers);
   audit_->set_limit(request_.audit_limit);
-  ForwardHooks all = audit_->hooks(nullptr, audited_);
-  hooks_.samples = audit_hooks_.samples = std::move(all.samples);
-  hooks_.compare = audit_hooks_.compare = std::move(all.compare);
+  audit_hooks_ = audit_->hooks(nullptr, audited_);
+  if (sequence_->in_place()) {
+    hooks_.attended = audit_hooks_.attended;
+    return;
+  }
+  audit_hooks_.attended = nullptr;
+  hooks_.samples = audit_hooks_.samples;
+  hooks_.compare = audit_hooks_.compare;
 }
 
 const ForwardHooks* RunningAnswer::hooks(bool sources) const {
@@ -55,12 +104,15 @@ const ForwardHooks* RunningAnswer::hooks(bool sources) const {
 
 /// A dense part, then what attends by the method. Where sources are wanted the last token is a piece of its own,
 /// so that the costly mass is computed for the answer alone, unless the prompt's tokens choose their keys together.
-/// An exact answer's prompt is cut as that of `full`, and all of it is dense.
+/// An exact answer's prompt is cut as that of `full`, and all of it is dense. What the sequence holds of the prompt is
+/// not read again.
 void RunningAnswer::plan(std::int64_t chunk) {
+  const std::int64_t held = request_.cache != nullptr ? sequence_->keep_beginning(request_.prompt) : 0;
+  if (held > 0) sequence_->tail->recurrent().keep();
   const std::int64_t length = std::ssize(request_.prompt), asked = request_.options.sparse_prompt_tokens,
-                     sparse = asked < 0 ? length : std::min(length, asked),
-                     joint = exact() ? 1 : sequence_.joint_tokens();
-  add_pieces(0, length - sparse, false, chunk);
+                     sparse = std::min(length - held, asked < 0 ? length : std::min(length, asked)),
+                     joint = exact() ? 1 : sequence_->joint_tokens();
+  add_pieces(held, length - sparse, false, chunk);
   const bool last_alone = request_.want_sources && joint == 1 && sparse > 0;
   const std::int64_t step = joint == 0 ? kMostTogether : std::max(joint, chunk / joint * joint);
   add_pieces(length - sparse, length - (last_alone ? 1 : 0), !exact(), step);
@@ -74,14 +126,17 @@ void RunningAnswer::add_pieces(std::int64_t begin, std::int64_t end, bool sparse
 }
 
 void RunningAnswer::collect_sources() {
-  const ModelConfig& config = request_.document->model()->config();
-  answer_.sources.mass.assign(static_cast<std::size_t>(request_.document->tokens() + room_of(request_)), 0.0);
-  const auto first = static_cast<Position>(request_.document->tokens() + std::ssize(request_.prompt) - 1);
+  const ModelConfig& config = model().config();
+  const std::int64_t most = std::ssize(request_.prompt) + request_.options.max_new_tokens;
+  answer_.sources.mass.assign(static_cast<std::size_t>(std::min(max_tokens(), sequence_->begin() + most)),
+                              0.0);
+  const auto first = static_cast<Position>(sequence_->begin() + std::ssize(request_.prompt) - 1);
+  answer_.sources.sharpness = request_.sharpness;
   const auto threshold = static_cast<float>(answer_.sources.sharpness * config.group());
   std::vector<RowOrder> orders;  // [L, Hkv]
   for (int layer = 0; layer < config.layers; ++layer)
     for (int head = 0; head < config.kv_heads; ++head)
-      orders.push_back(row_order(request_.document->impl().parts(), layer, head));
+      orders.push_back(row_order(sequence_->context(), layer, head));
   hooks_.mass = [this, first, threshold, orders = std::move(orders)](const LayerGeometry& geometry,
                                                                      const AttentionMass& m) {
     if (m.query < first) return;
@@ -99,34 +154,42 @@ void RunningAnswer::count_sources(Position end) {
 }
 
 std::int64_t RunningAnswer::held() const {
-  return request_.document->tokens() + std::ssize(request_.prompt) + generated() - 1;
+  return sequence_->begin() + std::ssize(request_.prompt) + generated() - 1;
 }
 
 BatchRow RunningAnswer::next() {
   Audit* const audit = audit_ ? &*audit_ : nullptr;
   if (!prompting() && exact()) return next_exact();
   if (!prompting())
-    return {.sequence = &sequence_,
+    return {.sequence = sequence_.get(),
             .tokens = {&last_, 1},
             .rows = LogitRows::all,
             .hooks = hooks(true),
             .audit = audit,
+            .again = forget_seen(),
             .largest = wants_largest()};
   const Piece& piece = pieces_[piece_];
   return {
-      .sequence = &sequence_,
+      .sequence = sequence_.get(),
       .tokens = std::span(request_.prompt)
                     .subspan(static_cast<std::size_t>(piece.begin), static_cast<std::size_t>(piece.count)),
       .phase = Phase::question,
       .sparse = piece.sparse,
       .rows = piece_ + 1 == pieces_.size() ? LogitRows::last_of_each : LogitRows::none,
       .hooks = hooks(piece.hooked),
-      .audit = audit};
+      .audit = audit,
+      .again = forget_seen()};
+}
+
+/// What a step that failed midway has shown of sources will be shown again.
+std::function<void()> RunningAnswer::forget_seen() {
+  if (!request_.want_sources) return {};
+  return [this] { seen_.clear(); };
 }
 
 /// Whether the next token is the one of the largest logit of all.
 bool RunningAnswer::wants_largest() const {
-  const Model& model = *request_.document->model();
+  const Model& model = this->model();
   const auto& tokenizer = model.impl().tokenizer;
   return !request_.filter && request_.options.sampling.temperature == 0 &&
          (!tokenizer || (tokenizer->vocab() == model.config().vocab && tokenizer->gaps().empty()));
@@ -135,17 +198,18 @@ bool RunningAnswer::wants_largest() const {
 /// The next token of the draft, or the dense step over the token that was generated last and all of the draft.
 BatchRow RunningAnswer::next_exact() {
   if (!draft_.complete())
-    return {.sequence = &sequence_,
+    return {.sequence = sequence_.get(),
             .tokens = {draft_.tokens.empty() ? &last_ : &draft_.tokens.back(), 1},
             .rows = LogitRows::all};
-  sequence_.roll_back(held());
+  sequence_->roll_back(held());
   to_verify_.assign(1, last_);
   to_verify_.insert(to_verify_.end(), draft_.tokens.begin(), draft_.tokens.end());
-  return {.sequence = &sequence_,
+  return {.sequence = sequence_.get(),
           .tokens = to_verify_,
           .sparse = false,
           .rows = LogitRows::all,
-          .hooks = request_.want_sources ? &hooks_ : nullptr};
+          .hooks = request_.want_sources ? &hooks_ : nullptr,
+          .again = forget_seen()};
 }
 
 bool RunningAnswer::take(BatchRow& row) {
@@ -158,21 +222,28 @@ bool RunningAnswer::take(BatchRow& row) {
     prompted_ = Clock::now();
     answer_.generation.prompt_seconds = answer_.first_token_seconds = seconds(prompted_ - start_);
   }
-  if (request_.options.max_new_tokens <= 0) return true;
-  const bool done = row.token >= 0 ? add(row.token)
-                                   : !filtered(row.logits, {}) ||
-                                         add(next_token(*request_.document->model(), sampler_, row.logits));
+  if (request_.options.max_new_tokens <= 0) {
+    logits_.assign(row.logits.begin(), row.logits.end());
+    return true;
+  }
+  const bool done = row.token >= 0 ? add(row.token) : take_next(row.logits);
   if (exact()) start_draft();
   return done;
+}
+
+/// The token that the logits [V] say; true when it is the last.
+bool RunningAnswer::take_next(std::span<float> logits) {
+  return !filtered(logits, {}) || add(next_token(model(), sampler_, logits));
 }
 
 void RunningAnswer::report(const BatchRow& row) {
   WorkReport& work = answer_.generation.work;
   work += report_of(row.work, std::ssize(row.tokens));
-  const AttachedMethod* const method = sequence_.method();
+  work.tiers += row.tiers;
+  const AttachedMethod* const method = sequence_->method();
   if (method == nullptr || exact()) return;
   if (work.far_total == 0 && (!audit_ || audit_->fallen_back().empty()))
-    work.dense_reason = fmt::format("the {} tokens fit into sink + window ({} + {})", sequence_.tokens(),
+    work.dense_reason = fmt::format("the {} tokens fit into sink + window ({} + {})", sequence_->tokens(),
                                     method->spec.dense.sink, method->spec.dense.window);
 }
 
@@ -196,11 +267,10 @@ bool RunningAnswer::add(TokenId token) {
   const GenerateOptions& options = request_.options;
   last_ = token;
   g.tokens.push_back(last_);
-  g.stopped = (options.stop_at_eos && is_eos(request_.document->model()->config(), last_)) ||
-              (text_ && text_->push(last_));
+  g.stopped = (options.stop_at_eos && is_eos(model().config(), last_)) || (text_ && text_->push(last_));
   ending_ = g.stopped ? Ending::stop : Ending::length;
   if (g.stopped || std::ssize(g.tokens) == options.max_new_tokens) return true;
-  if (held() < request_.document->max_tokens()) return false;
+  if (held() < max_tokens()) return false;
   ending_ = Ending::room;
   return true;
 }
@@ -208,7 +278,7 @@ bool RunningAnswer::add(TokenId token) {
 /// No more tokens than the answer may have, and none where the method attends to everything.
 void RunningAnswer::start_draft() {
   const std::int64_t left =
-      std::min(request_.options.max_new_tokens - generated(), request_.document->max_tokens() - held()) - 1;
+      std::min(request_.options.max_new_tokens - generated(), max_tokens() - held()) - 1;
   draft_.restart(drafting_helps_ ? std::clamp<std::int64_t>(left, 0, draft_length_.next()) : 0);
 }
 
@@ -224,7 +294,7 @@ bool RunningAnswer::take_exact(BatchRow& row) {
   const bool done = verify(row.logits);
   work.drafted += drafted;
   count_sources(static_cast<Position>(held()));
-  sequence_.roll_back(held());
+  sequence_->roll_back(held());
   if (drafted > 0) draft_length_.learn(work.accepted - before, drafted);
   if (!done) start_draft();
   return done;
@@ -233,7 +303,7 @@ bool RunningAnswer::take_exact(BatchRow& row) {
 /// The draft ends early where the answer would.
 void RunningAnswer::take_drafted(BatchRow& row) {
   answer_.exact.drafts += report_of(row.work, 1);
-  const Model& model = *request_.document->model();
+  const Model& model = this->model();
   drafting_helps_ = answer_.exact.drafts.far_total > 0;
   if (!filtered(row.logits, draft_.tokens)) {
     draft_.wanted = std::ssize(draft_.tokens);
@@ -248,7 +318,7 @@ void RunningAnswer::take_drafted(BatchRow& row) {
 /// Adds what the dense step's logits [1 + draft, V] accept of the draft, and the token that follows; true when the
 /// answer is complete.
 bool RunningAnswer::verify(std::span<float> logits) {
-  const Model& model = *request_.document->model();
+  const Model& model = this->model();
   const std::size_t drafted = draft_.tokens.size(), vocab = logits.size() / (drafted + 1);
   for (std::size_t i = 0; i <= drafted; ++i) {
     const std::span<float> row = logits.subspan(i * vocab, vocab);
@@ -270,15 +340,25 @@ Answer RunningAnswer::finish(Ending ending) {
   Generation& g = answer_.generation;
   g.decode_seconds = seconds(Clock::now() - prompted_);
   if (text_) g.text = text_->finish();
-  if (sequence_.method() != nullptr) g.work.notice = notice_of(*sequence_.method());
+  if (sequence_->method() != nullptr) g.work.notice = notice_of(*sequence_->method());
   if (audit_) {
     g.work += audited_;
     answer_.full_layers = audit_->fallen_back();
     if (!answer_.full_layers.empty()) g.work.notice = audit_->notice();
   }
-  const std::int64_t tokens = generated() > 0 ? held() : sequence_.tokens();
+  if (const std::string remark = sequence_->context().remark_on_host(on_host_); !remark.empty())
+    g.work.notice += (g.work.notice.empty() ? "" : "; ") + remark;
+  const std::int64_t tokens = generated() > 0 ? held() : sequence_->tokens();
   answer_.sources.mass.resize(request_.want_sources ? static_cast<std::size_t>(tokens) : 0);
   return std::move(answer_);
+}
+
+ReadPrompt RunningAnswer::release() {
+  const std::int64_t end = sequence_->tokens();
+  return {.sequence = std::move(sequence_),
+          .end = end,
+          .logits = std::move(logits_),
+          .seconds = answer_.generation.prompt_seconds};
 }
 
 }  // namespace lode

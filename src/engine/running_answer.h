@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One request from its prompt to its answer, step by step: what it wants in the next batch, and what it makes of
-// its logits.
+// One request from its prompt to its answer, step by step: what it wants in the next step, and what it makes of its
+// logits. Every answer is given here: a scheduler runs those of branches together, answer_in_place() one at the end of
+// a context.
 //
 // An exact request alternates: steps of one token draft under the method; then the sequence is rolled back to
 // where it was, and one dense step verifies the draft as rows of generation, whose bits do not depend on how many
@@ -8,6 +9,8 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -18,13 +21,21 @@
 
 namespace lode {
 
+/// Tokens of a prompt in one step: enough for products of matrices, few enough that others do not wait long.
+inline constexpr std::int64_t kPromptChunk = 256;
+
 class RunningAnswer {
  public:
   /// `chunk`: tokens of the prompt in one step, unless the method wants more together.
   RunningAnswer(Request request, std::int64_t chunk);
+  /// In place, by a method of the context; neither `document` nor `attention` of the request is used.
+  RunningAnswer(Request request, Context::Impl& context, MethodId method);
+  ~RunningAnswer();
   RunningAnswer(const RunningAnswer&) = delete;
   RunningAnswer& operator=(const RunningAnswer&) = delete;
 
+  /// Whether there is nothing left to run: the prompt was read before, and its first token is the last.
+  bool complete() const { return complete_; }
   /// The next row for a batch; what it points to lives until `take`.
   BatchRow next();
   bool prompting() const { return piece_ < pieces_.size(); }
@@ -36,11 +47,14 @@ class RunningAnswer {
   Ending ending() const { return ending_; }
   /// Tokens of the answer so far.
   std::int64_t generated() const { return std::ssize(answer_.generation.tokens); }
+  /// The sequence of an answer of no tokens, for other answers to the same prompt.
+  ReadPrompt release();
 
   /// Tokens of its own that a request may come to.
   static std::int64_t room_of(const Request& request);
 
  private:
+  RunningAnswer(Request request, std::unique_ptr<Sequence> sequence, std::int64_t chunk);
   /// A part of the prompt that is one row.
   struct Piece {
     std::int64_t begin = 0, count = 0;
@@ -48,11 +62,16 @@ class RunningAnswer {
   };
   void plan(std::int64_t chunk);
   void add_pieces(std::int64_t begin, std::int64_t end, bool sparse, std::int64_t chunk);
-  bool exact() const { return request_.exact && sequence_.method() != nullptr; }
-  /// Tokens of the document, the prompt and the answer but for its last: what full attention's sequence holds.
+  void begin();
+  bool take_next(std::span<float> logits);
+  const Model& model() const { return *sequence_->context().model; }
+  std::int64_t max_tokens() const { return sequence_->context().options.max_tokens; }
+  bool exact() const { return request_.exact && sequence_->method() != nullptr; }
+  /// Tokens of the text, the prompt and the answer but for its last: what full attention's sequence holds.
   std::int64_t held() const;
   BatchRow next_exact();
   const ForwardHooks* hooks(bool sources) const;
+  std::function<void()> forget_seen();
   bool wants_largest() const;
   bool take_exact(BatchRow& row);
   void take_drafted(BatchRow& row);
@@ -66,12 +85,15 @@ class RunningAnswer {
   void report(const BatchRow& row);
 
   Request request_;
-  Sequence sequence_;
+  std::unique_ptr<Sequence> sequence_;
   Sampler sampler_;
   std::optional<TextCollector> text_;  ///< none for a model without a tokenizer
   std::vector<Piece> pieces_;
   std::size_t piece_ = 0;
-  TokenId last_ = 0;  ///< the token that was generated last
+  bool complete_ = false;
+  std::vector<float> logits_;  ///< [V] of the prompt's last token, of an answer of no tokens
+  std::size_t on_host_ = 0;    ///< what ran on the host of a context on a GPU before
+  TokenId last_ = 0;           ///< the token that was generated last
   TokenDraft draft_;
   std::vector<TokenId> to_verify_;  ///< of the running dense step
   DraftLength draft_length_;
@@ -91,5 +113,14 @@ class RunningAnswer {
   Answer answer_;
   Ending ending_ = Ending::length;
 };
+
+/// Answers at the end of a context, which then holds the prompt and the answer but for its last token. For what is
+/// no branch: contexts on a GPU, whose batch knows neither sources nor audits, and a context that goes on growing.
+Answer answer_in_place(Context::Impl& context, MethodId method, Request request);
+
+/// Reads a prompt behind a document, or at the end of a context, with full attention: Request::read.
+std::shared_ptr<const ReadPrompt> read_prompt(std::shared_ptr<const Document> document,
+                                              std::vector<TokenId> prompt);
+std::shared_ptr<const ReadPrompt> read_prompt(Context::Impl& context, std::vector<TokenId> prompt);
 
 }  // namespace lode

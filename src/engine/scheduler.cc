@@ -25,9 +25,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Tokens of a prompt in one step: enough for products of matrices, few enough that others do not wait long.
-constexpr std::int64_t kPromptChunk = 256;
-
 struct Reading {
   std::uint64_t id = 0;
   std::atomic<bool> cancelled{false};
@@ -43,10 +40,16 @@ struct Asked {
   Request request;
   std::int64_t bytes = 0;  ///< of keys and values that it may come to hold
   Clock::time_point submitted = Clock::now();
-  double queued_seconds = 0;
+  double queued_seconds = 0, step_seconds = 0;
   std::unique_ptr<RunningAnswer> answering;  ///< once admitted; the worker's alone
   std::promise<Answer> result;
 };
+
+double tokens_of(std::span<const BatchRow> rows) {
+  std::size_t tokens = 0;
+  for (const BatchRow& row : rows) tokens += row.tokens.size();
+  return static_cast<double>(tokens);
+}
 
 template <class Jobs>
 bool cancel_one(const Jobs& jobs, std::uint64_t id) {
@@ -187,6 +190,7 @@ void Scheduler::Impl::start(Asked& asked) {
     if (const int most = asked.request.full_beside; most > 0 && count_beside(asked) >= most)
       asked.request.attention = parse_spec("full");
     asked.answering = std::make_unique<RunningAnswer>(asked.request, options.chunk);
+    if (asked.answering->complete()) end(asked, nullptr, asked.answering->ending());
   } catch (...) {
     end(asked, std::current_exception(), Ending::cancelled);
   }
@@ -207,6 +211,7 @@ void Scheduler::Impl::step(const std::vector<std::shared_ptr<Asked>>& now) {
     of_row.push_back(asked.get());
   }
   if (rows.empty()) return;
+  const auto begin = Clock::now();
   std::exception_ptr failed;
   try {
     const ThreadPool::Urgent urgent(model->pool());
@@ -219,7 +224,9 @@ void Scheduler::Impl::step(const std::vector<std::shared_ptr<Asked>>& now) {
     ++stats.steps;
     stats.prompt_tokens += prompt_tokens;
   }
+  const double token_seconds = std::chrono::duration<double>(Clock::now() - begin).count() / tokens_of(rows);
   for (std::size_t i = 0; i < rows.size(); ++i) {
+    of_row[i]->step_seconds += token_seconds * static_cast<double>(rows[i].tokens.size());
     try {
       if (failed) std::rethrow_exception(failed);
       RunningAnswer& answering = *of_row[i]->answering;
@@ -240,6 +247,7 @@ void Scheduler::Impl::end(Asked& asked, std::exception_ptr error, Ending ending)
     answer.ending = ending;
     if (!error && asked.answering) answer = asked.answering->finish(ending);
     answer.queued_seconds = asked.queued_seconds;
+    answer.step_seconds = asked.step_seconds;
   } catch (...) {  // on_text throws at the last piece of text
     error = std::current_exception();
   }

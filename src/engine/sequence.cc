@@ -22,8 +22,11 @@ Sequence::Sequence(std::shared_ptr<const Document> document, const Spec& attenti
     : tail(tail_shape(*document, room_)),
       room(room_),
       document_(std::move(document)),
-      method_(document_->impl().method_of(attention)) {
-  tail.recurrent().branch_from(this->document().parts().kv.recurrent());
+      context_(document_->impl().parts()),
+      method_(document_->impl().method_of(attention)),
+      begin_(document_->tokens()) {
+  tail->recurrent().branch_from(context_.kv.recurrent());
+  ids.reserve(static_cast<std::size_t>(room));  // that a token counts cannot fail
   if (method_ == nullptr) return;
   far_limit = far_limit_of(document_->tokens(), *method_);
   if (on_gpu()) return;  // its selectors know nothing of branches
@@ -32,6 +35,14 @@ Sequence::Sequence(std::shared_ptr<const Document> document, const Spec& attenti
   id = ++this->document().last_branch;
   const std::lock_guard lock(this->document().choosing);
   for (Selector* selector : method_->selectors) branch(selector, id);
+}
+
+Sequence::Sequence(Context::Impl& context, MethodId method)
+    : room(context.options.max_tokens - context.tokens()), context_(context), begin_(context.tokens()) {
+  context_.kv.recurrent().keep();
+  if (method == kDense) return;
+  const AttachedMethod& attached = context.methods.at(static_cast<std::size_t>(method));
+  if (!attached.dense()) method_ = &attached;
 }
 
 Sequence::~Sequence() {
@@ -47,18 +58,77 @@ std::int64_t Sequence::joint_tokens() const {
   return 1;
 }
 
+MethodId Sequence::method_id() const {
+  return method_ == nullptr ? kDense : static_cast<MethodId>(method_ - context_.methods.data());
+}
+
 void Sequence::roll_back(std::int64_t tokens) {
-  const std::int64_t own = tokens - document_->tokens();
+  if (in_place()) return context_.roll_back(tokens);
+  const std::int64_t own = tokens - begin_;
   LODE_ASSERT(own >= 0 && own <= std::ssize(ids));
-  if (tail.reachable(std::min(own, tail.tokens())) < std::min(own, tail.tokens()))
+  if (tail->reachable(std::min(own, tail->tokens())) < std::min(own, tail->tokens()))
     throw RunError(
         "a sequence of a model with recurrent layers cannot go back to tokens whose state is gone");
-  tail.roll_back(std::min(own, tail.tokens()));
+  tail->roll_back(std::min(own, tail->tokens()));
   ids.resize(static_cast<std::size_t>(own));
   if (id == 0) return;
   const std::lock_guard lock(document().choosing);
   for (std::size_t layer = 0; layer < by_id.size(); ++layer)
     if (by_id[layer] != 0) method_->selectors[layer]->roll_back(id, tokens);
+}
+
+std::int64_t Sequence::keep_beginning(std::span<const TokenId> prompt) {
+  LODE_ASSERT(!in_place() && !prompt.empty());
+  const auto most = std::min(ids.size(), prompt.size() - 1);
+  const auto differs =
+      std::mismatch(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(most), prompt.begin());
+  std::int64_t same = differs.first - ids.begin();
+  if (!on_gpu()) same = tail->reachable(same);
+  roll_back(begin_ + same);
+  return same;
+}
+
+namespace {
+
+/// The rows of all layers and heads, and the states of recurrent layers.
+void copy_tokens(const KvStore& from, KvStore& to) {
+  using Part = KvStore::Part;
+  const KvShape& shape = from.shape();
+  for (int layer = 0; layer < shape.layers; ++layer) {
+    for (int head = 0; head < shape.kv_heads; ++head) {
+      for (const Part part : {Part::k, Part::v, Part::k_scale, Part::v_scale}) {
+        const bool scale = part == Part::k_scale || part == Part::v_scale;
+        if (!shape.holds(layer, head, part == Part::k || part == Part::k_scale) ||
+            (scale && shape.type != DType::q8))
+          continue;
+        std::ranges::copy(from.rows(layer, head, part), to.rows_to_write(layer, head, part, from.tokens()));
+      }
+    }
+    if (from.recurrent().has(layer))
+      std::ranges::copy(from.recurrent().before(layer), to.recurrent().after(layer).begin());
+  }
+  to.commit(from.tokens());
+}
+
+}  // namespace
+
+void Sequence::begin_with(const ReadPrompt& read) {
+  const Sequence& other = *read.sequence;
+  LODE_ASSERT(&context_ == &other.context_ && in_place() == other.in_place() && (in_place() || !on_gpu()));
+  if (in_place()) {
+    if (tokens() > read.end) roll_back(read.end);
+    begin_ = other.begin_;
+    return;
+  }
+  copy_tokens(*other.tail, *tail);
+  ids = other.ids;
+}
+
+SequenceCache::SequenceCache() : impl_(std::make_unique<Impl>()) {}
+SequenceCache::~SequenceCache() = default;
+void SequenceCache::clear() {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->sequence.reset();
 }
 
 std::int64_t Sequence::bytes(const Document& document, std::int64_t room) {

@@ -11,6 +11,7 @@
 #include "base/rng.h"
 #include "engine/batch.h"
 #include "engine/row_order.h"
+#include "engine/running_answer.h"
 #include "lodestone/error.h"
 #include "support/asking.h"
 
@@ -234,6 +235,70 @@ TEST(Scheduler, OrderedRowsAnswerAlike) {
   ASSERT_EQ(answers[0].sources.mass.size(), answers[1].sources.mass.size());
   for (std::size_t i = 0; i < answers[0].sources.mass.size(); ++i)
     EXPECT_NEAR(answers[0].sources.mass[i], answers[1].sources.mass[i], 0.05) << i;
+}
+
+/// What is held of a conversation is not read again; its answers are those of one that is read as a whole.
+TEST(Scheduler, AConversationReadsWhatIsNew) {
+  const auto document = read(pocket(), lisbon(20), {"kmeans:probes=4,window=64"}, DType::f32);
+  std::vector<Spec> specs = document->methods();
+  specs.push_back(parse_spec("full"));
+  for (const Spec& spec : specs) {
+    Scheduler scheduler(pocket());
+    const auto cache = std::make_shared<SequenceCache>();
+    std::vector<TokenId> said;
+    std::int64_t read_before = 0;
+    for (std::size_t turn = 0; turn < 3; ++turn) {
+      Request request = ask(document, spec, turn, 12);
+      const std::int64_t question = std::ssize(request.prompt);
+      request.prompt.insert(request.prompt.begin(), said.begin(), said.end());
+      const auto whole = scheduler.submit(request).result.get().generation.tokens;
+      const std::int64_t before = scheduler.stats().prompt_tokens;
+      request.cache = cache;
+      const auto tokens = scheduler.submit(request).result.get().generation.tokens;
+      EXPECT_EQ(tokens, whole) << spec.str() << " " << turn;
+      read_before = scheduler.stats().prompt_tokens - before;
+      // The last token of the answer before was never read.
+      EXPECT_EQ(read_before, question + (turn > 0 ? 1 : 0)) << spec.str();
+      said = request.prompt;
+      said.insert(said.end(), tokens.begin(), tokens.end());
+    }
+    cache->clear();
+    Request again = ask(document, spec, 0, 1);
+    again.prompt = said;
+    again.cache = cache;
+    const std::int64_t before = scheduler.stats().prompt_tokens;
+    scheduler.submit(again).result.wait();
+    EXPECT_EQ(scheduler.stats().prompt_tokens - before, std::ssize(said));
+    Request other = again;  // another method reads it anew
+    other.attention = spec.str() == "full" ? specs[0] : parse_spec("full");
+    scheduler.submit(other).result.wait();
+    EXPECT_EQ(scheduler.stats().prompt_tokens - before, 2 * std::ssize(said));
+  }
+}
+
+/// A prompt that was read before gives the bits of one that is read densely with the answer.
+TEST(Scheduler, APromptIsReadOnceForSeveralMethods) {
+  for (const DType type : {DType::bf16, DType::q8}) {
+    const auto document =
+        read(pocket(), lisbon(20), {"kmeans:probes=4,window=64", "h2o:window=64", "snapkv:window=64"}, type);
+    std::vector<Spec> specs = document->methods();
+    specs.push_back(parse_spec("full"));
+    Scheduler scheduler(pocket());
+    const auto read = read_prompt(document, ask(document, specs[0], 0).prompt);
+    for (const Spec& spec : specs) {
+      for (const std::int64_t most : {0, 1, 12}) {
+        Request request = ask(document, spec, 0, most);
+        request.options.sparse_prompt_tokens = 0;
+        const Answer whole = scheduler.submit(request).result.get();
+        request.read = read;
+        const Answer answer = scheduler.submit(request).result.get();
+        EXPECT_EQ(answer.generation.tokens, whole.generation.tokens) << spec.str() << " " << most;
+        EXPECT_EQ(answer.generation.work.kv_bytes, whole.generation.work.kv_bytes) << spec.str();
+        EXPECT_EQ(answer.ending, whole.ending);
+      }
+    }
+    EXPECT_EQ(scheduler.stats().memory_used, 0);
+  }
 }
 
 /// Of many about one document those that come last attend fully, and say so.

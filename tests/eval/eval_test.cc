@@ -110,6 +110,24 @@ TEST(Evaluate, MethodsThatShareAReadingOfTheQuestionAnswerAsAlone) {
   }
 }
 
+TEST(Evaluate, AnswersDoNotDependOnHowManyAreAskedAtOnce) {
+  const auto samples = some_samples(6, 2);
+  const auto all = specs({"h2o:heavy_ratio=64,recent_ratio=16,sink=1,window=64", "topk:k=8,window=64"});
+  for (const char* const protocol : {"context-dense", "decode-sparse", "last:8"}) {
+    std::vector<Json> reports;
+    for (const int together : {1, 5}) {
+      EvalOptions options = quiet(protocol);
+      options.together = together;
+      reports.push_back(evaluate(tiny_model(), samples, all, options).json());
+      for (Json& row : reports.back().at("results")) {
+        EXPECT_GT(row.at("seconds"), 0.0);
+        row.erase("seconds");
+      }
+    }
+    EXPECT_EQ(reports[0], reports[1]) << protocol;
+  }
+}
+
 TEST(Evaluate, GoesOnFromItsRecords) {
   const test::TestFolder folder;
   const fs::path path = folder / "records.jsonl";

@@ -6,7 +6,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <deque>
@@ -119,8 +118,34 @@ void merge_into(float* o, float& lse, const float* other, float other_lse, std::
   lse = peak + std::log(a + b);
 }
 
-void attend_one(const Queries& in, const RowLists* lists, std::int64_t n, std::int64_t head,
-                std::int32_t position, const char* base) {
+/// The keys and values of one KV head, one behind the other as the host's kernels want them.
+struct GatheredRows {
+  std::vector<char> k, v;
+  std::vector<Position> rows;
+  KvRows view;
+
+  GatheredRows(const std::vector<std::int64_t>& keys, const KvLayout& layout, int kv_head, const char* base)
+      : rows(keys.size()) {
+    const auto row = static_cast<std::size_t>(layout.row_bytes());
+    k.resize(keys.size() * row);
+    v.resize(keys.size() * row);
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      const char* const key = base + layout.key_offset(kv_head, keys[i]);
+      std::memcpy(k.data() + i * row, key, row);
+      std::memcpy(v.data() + i * row, key + layout.value_offset(), row);
+      rows[i] = static_cast<Position>(i);
+    }
+    view = {.type = layout.type,
+            .k = reinterpret_cast<const std::byte*>(k.data()),
+            .v = reinterpret_cast<const std::byte*>(v.data()),
+            .rows = std::ssize(keys),
+            .d = static_cast<int>(layout.head_dim)};
+  }
+};
+
+/// Query heads [head, head + heads) of one token, which attend to the same keys of one KV head.
+void attend_heads(const Queries& in, const RowLists* lists, std::int64_t n, std::int64_t head, int heads,
+                  std::int32_t position, const char* base) {
   const std::int64_t d = in.layout.head_dim, group = in.query_heads / in.layout.kv_heads,
                      row = n * in.query_heads + head;
   const int kv_head = static_cast<int>(head / group);
@@ -129,44 +154,44 @@ void attend_one(const Queries& in, const RowLists* lists, std::int64_t n, std::i
     list = (n * in.layout.kv_heads + kv_head) * lists->lists_per_head +
            (lists->lists_per_head > 1 ? head % group : 0);
   const std::vector<std::int64_t> keys = keys_of(position, lists, list);
-  std::vector<double> scores;
-  double peak = -INFINITY;
-  std::array<float, kMaxHeadDim> wide;
-  const auto read = [&](std::int64_t key, std::int64_t offset) {
-    kernels().widen(base + in.layout.key_offset(kv_head, key) + offset, in.layout.type, d, wide.data());
-  };
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    read(keys[i], 0);
-    double s = static_cast<double>(kernels().dot(in.q + row * d, wide.data(), d) * in.scale);
-    const auto nth = static_cast<std::int64_t>(i) -
-                     (lists != nullptr ? std::min<std::int64_t>(lists->sink, position + 1) : 0);
-    if (lists != nullptr && lists->log_weights != nullptr && nth >= 0 && nth < lists->counts[list])
-      s += static_cast<double>(lists->log_weights[list * lists->capacity + nth]);
-    scores.push_back(s);
-    peak = std::fmax(peak, s);
-  }
-  std::vector<double> sum(static_cast<std::size_t>(d), 0.0);
-  double total = 0.0;
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    const double p = std::exp(scores[i] - peak);
-    read(keys[i], in.layout.value_offset());
-    for (std::size_t c = 0; c < sum.size(); ++c) sum[c] += p * static_cast<double>(wide[c]);
-    total += p;
-  }
+  const GatheredRows gathered(keys, in.layout, kv_head, base);
+  std::vector<float> log_weights(keys.size(), 0.0f);
+  if (lists != nullptr && lists->log_weights != nullptr)
+    std::copy_n(lists->log_weights + list * lists->capacity, lists->counts[list],
+                log_weights.begin() + std::min<std::int64_t>(lists->sink, position + 1));
+  std::vector<float> q(in.q + row * d, in.q + (row + heads) * d),
+      m(static_cast<std::size_t>(heads), -INFINITY), l(static_cast<std::size_t>(heads), 0.0f);
+  for (float& x : q) x *= in.scale;
   float* const o = in.o + row * d;
-  for (std::size_t c = 0; c < sum.size(); ++c) o[c] = total > 0 ? static_cast<float>(sum[c] / total) : 0.0f;
-  float lse = keys.empty() ? -INFINITY : static_cast<float>(peak + std::log(total));
-  if (lists != nullptr && lists->tail_lse != nullptr)
-    merge_into(o, lse, lists->tail_output + row * d, lists->tail_lse[row], d);
-  if (in.lse != nullptr) in.lse[row] = lse;
+  std::fill_n(o, heads * d, 0.0f);
+  kernels().attend_rows(q.data(), heads, gathered.view, gathered.rows.data(), log_weights.data(),
+                        std::ssize(keys), {o, m.data(), l.data()});
+  for (int h = 0; h < heads; ++h) {
+    const auto at = static_cast<std::size_t>(h);
+    float lse = keys.empty() ? -INFINITY : m[at] + std::log(l[at]);
+    for (std::int64_t i = 0; i < d; ++i) o[h * d + i] = l[at] > 0 ? o[h * d + i] / l[at] : 0.0f;
+    if (lists != nullptr && lists->tail_lse != nullptr)
+      merge_into(o + h * d, lse, lists->tail_output + (row + h) * d, lists->tail_lse[row + h], d);
+    if (in.lse != nullptr) in.lse[row + h] = lse;
+  }
 }
 
-void attend_all(const Queries& in, const RowLists* lists) {
-  pool().for_each(std::int64_t{in.count} * in.query_heads, [&](std::int64_t item, int) {
-    const QueryToken& token = in.tokens[item / in.query_heads];
-    attend_one(in, lists, item / in.query_heads, item % in.query_heads, token.position,
-               in.bases[token.sequence] + in.layer_offset);
+/// `position_of(token)`: of the last key that it may attend to.
+void attend_all(const Queries& in, const RowLists* lists,
+                const std::function<std::int32_t(const QueryToken&)>& position_of,
+                const std::function<const char*(const QueryToken&)>& base_of) {
+  const bool apart = lists != nullptr && lists->lists_per_head > 1;
+  const int heads = apart ? 1 : static_cast<int>(in.query_heads / in.layout.kv_heads);
+  const std::int64_t parts = in.query_heads / heads;
+  pool().for_each(std::int64_t{in.count} * parts, [&](std::int64_t item, int) {
+    const QueryToken& token = in.tokens[item / parts];
+    attend_heads(in, lists, item / parts, item % parts * heads, heads, position_of(token), base_of(token));
   });
+}
+void attend_all(const Queries& in, const RowLists* lists) {
+  attend_all(
+      in, lists, [](const QueryToken& token) { return token.position; },
+      [&](const QueryToken& token) { return in.bases[token.sequence] + in.layer_offset; });
 }
 
 }  // namespace
@@ -337,11 +362,10 @@ StatePlanes attend_shared(const Queries& queries, std::int64_t keys, void* works
   whole.o = static_cast<float*>(workspace);
   whole.lse = whole.o + std::int64_t{queries.count} * queries.query_heads * queries.layout.head_dim;
   enqueue(stream, [=] {
-    pool().for_each(std::int64_t{whole.count} * whole.query_heads, [&](std::int64_t item, int) {
-      attend_one(whole, nullptr, item / whole.query_heads, item % whole.query_heads,
-                 static_cast<std::int32_t>(keys - 1),
-                 whole.bases[whole.tokens[0].sequence] + whole.layer_offset);
-    });
+    const char* const base = whole.bases[whole.tokens[0].sequence] + whole.layer_offset;
+    attend_all(
+        whole, nullptr, [=](const QueryToken&) { return static_cast<std::int32_t>(keys - 1); },
+        [=](const QueryToken&) { return base; });
   });
   return {whole.o, whole.lse, 1};
 }

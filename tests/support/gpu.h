@@ -28,10 +28,9 @@ inline std::shared_ptr<const Model> pocket() {
 
 /// The first tokens of the shipped document.
 inline std::vector<TokenId> story(std::int64_t tokens) {
-  const std::string text = read_file(std::string(LODESTONE_SOURCE_DIR) + "/demo/document.txt");
-  auto ids = pocket()->tokenizer().encode(text, Tokenizer::Bos::as_template);
-  ids.resize(static_cast<std::size_t>(tokens));
-  return ids;
+  static const std::vector<TokenId> all = pocket()->tokenizer().encode(
+      read_file(std::string(LODESTONE_SOURCE_DIR) + "/demo/document.txt"), Tokenizer::Bos::as_template);
+  return {all.begin(), all.begin() + tokens};
 }
 
 /// A plan file of the pocket model for as long as this lives.

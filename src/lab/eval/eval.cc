@@ -5,13 +5,17 @@
 
 #include <algorithm>
 #include <charconv>
+#include <deque>
+#include <limits>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "base/cancel.h"
 #include "base/text.h"
-#include "engine/context.h"
+#include "engine/document.h"
 #include "engine/row_order.h"
+#include "engine/running_answer.h"
 #include "lab/eval/audit_result.h"
 #include "lab/eval/fit_samples.h"
 #include "lab/eval/records.h"
@@ -19,6 +23,7 @@
 #include "lab/eval/settings.h"
 #include "lab/eval/work_cost.h"
 #include "lodestone/error.h"
+#include "lodestone/scheduler.h"
 #include "model/config.h"
 
 namespace lode {
@@ -26,12 +31,12 @@ namespace lode {
 namespace {
 
 /// Samples that share a context, in the order of the file.
-struct Document {
+struct SharedContext {
   std::vector<std::size_t> samples;
 };
 
-std::vector<Document> documents_of(std::span<const Sample> samples) {
-  std::vector<Document> documents;
+std::vector<SharedContext> documents_of(std::span<const Sample> samples) {
+  std::vector<SharedContext> documents;
   std::map<const std::string*, std::size_t> known;
   for (std::size_t i = 0; i < samples.size(); ++i) {
     const auto [entry, is_new] = known.emplace(samples[i].context.get(), documents.size());
@@ -55,9 +60,88 @@ struct Asked {
   MethodId method;
 };
 
+/// A context that is read and indexed, and answers to questions about it: each is a branch of it, and several are
+/// found at once. On a GPU, whose batch does not audit, and where nothing was read before the questions, they are
+/// found in place, one after another.
+class Questions {
+ public:
+  using Found = std::function<void(Answer)>;
+
+  Questions(Context context, const EvalOptions& options) : options_(options), context_(std::move(context)) {
+    if (context_->options().device == Device::cuda || context_->tokens() == 0) return;
+    const auto model = context_->impl().model;
+    document_ = Document::Impl::share(std::move(*context_), {}, {});
+    context_.reset();
+    scheduler_.emplace(model, SchedulerOptions{.max_sequences = options.together,
+                                               .memory = std::numeric_limits<std::int64_t>::max()});
+  }
+
+  /// The prompt, for answers under several methods before which it attends densely.
+  std::shared_ptr<const ReadPrompt> read(const std::vector<TokenId>& prompt) {
+    if (document_) return read_prompt(document_, prompt);
+    context_->roll_back(context_->indexed_tokens());
+    return read_prompt(context_->impl(), prompt);
+  }
+  /// `found` is told the answer now or later, in the order of the questions.
+  void ask(Request request, const Asked& by, Found found);
+  /// All that was asked is found.
+  void finish() {
+    while (!waiting_.empty()) take_first();
+  }
+  /// The same after something went wrong: only what has been found by itself.
+  void give_up() noexcept;
+
+ private:
+  struct Waiting {
+    Ticket<Answer> ticket;
+    Found found;
+  };
+  void take_first() {
+    const Waiting first = std::move(waiting_.front());
+    waiting_.pop_front();
+    first.found(first.ticket.result.get());
+  }
+
+  const EvalOptions& options_;
+  std::optional<Context> context_;  // in place
+  std::shared_ptr<const Document> document_;
+  std::optional<Scheduler> scheduler_;
+  std::deque<Waiting> waiting_;
+};
+
+void Questions::ask(Request request, const Asked& by, Found found) {
+  request.audit = options_.context.audit;
+  request.audit_limit = options_.audit_limit;
+  const double read_seconds = request.read != nullptr ? request.read->seconds : 0;
+  if (!scheduler_) {
+    if (request.read == nullptr) context_->roll_back(context_->indexed_tokens());
+    Answer answer = answer_in_place(context_->impl(), by.method, std::move(request));
+    answer.step_seconds = answer.generation.prompt_seconds + answer.generation.decode_seconds;
+    return found(std::move(answer));
+  }
+  request.document = document_;
+  request.attention = by.method == kDense ? parse_spec("full") : by.spec->spec;
+  waiting_.push_back(
+      {scheduler_->submit(std::move(request)), [found = std::move(found), read_seconds](Answer answer) {
+         answer.step_seconds += read_seconds;
+         found(std::move(answer));
+       }});
+  while (std::ssize(waiting_) > 2 * std::int64_t{options_.together}) take_first();
+}
+
+void Questions::give_up() noexcept {
+  for (; !waiting_.empty();) {
+    try {
+      take_first();
+    } catch (...) {  // the first that went wrong is what is told
+    }
+  }
+}
+
 /// One row of a method over all samples of a task and length.
-EvalRow row_of(std::span<const Sample> samples, const std::vector<Document>& documents, const EvalRow& group,
-               const NamedSpec& spec, const NamedSpec& reference, const Records& records) {
+EvalRow row_of(std::span<const Sample> samples, const std::vector<SharedContext>& documents,
+               const EvalRow& group, const NamedSpec& spec, const NamedSpec& reference,
+               const Records& records) {
   EvalRow row = group;
   WorkReport work;
   std::vector<double> differences;        // percent points, per sample
@@ -103,20 +187,21 @@ struct Answering::Impl {
   std::span<const NamedSpec> specs;
   std::span<const EvalPass> passes;
   const EvalOptions& options;
-  std::vector<Document> documents;
+  std::vector<SharedContext> documents;
 
   bool is_pending(std::size_t sample, const NamedSpec& spec, const EvalPass& pass) const;
-  std::int64_t pending(const Document& document, const NamedSpec& spec, std::span<const EvalPass> of) const;
-  std::int64_t tokens_of(const Document& document) const;  ///< of the context, about
-  std::int64_t cost(const Document& document, std::span<const EvalPass> of) const;
+  std::int64_t pending(const SharedContext& document, const NamedSpec& spec,
+                       std::span<const EvalPass> of) const;
+  std::int64_t tokens_of(const SharedContext& document) const;  ///< of the context, about
+  std::int64_t cost(const SharedContext& document, std::span<const EvalPass> of) const;
   /// Passes whose contexts are prefilled alike.
   std::vector<std::span<const EvalPass>> groups() const;
-  Prompts encode(const Document& document, const Protocol& protocol) const;
-  void answer(const Document& document, std::span<const EvalPass> of,
+  Prompts encode(const SharedContext& document, const Protocol& protocol) const;
+  void answer(const SharedContext& document, std::span<const EvalPass> of,
               const std::function<void(std::int64_t)>& progress) const;
-  void ask(Context& context, std::span<const Asked> asked, const Sample& sample, const Prompts& prompts,
-           std::size_t question, const EvalPass& pass) const;
-  void ask_reader(const Document& document, const Prompts& prompts, const ContextOptions& context,
+  void ask(Questions& questions, std::span<const Asked> asked, const Sample& sample, const Prompts& prompts,
+           std::size_t question, const EvalPass& pass, const std::function<void()>& done) const;
+  void ask_reader(const SharedContext& document, const Prompts& prompts, const ContextOptions& context,
                   const EvalPass& pass, const std::function<void(std::int64_t)>& progress) const;
   GenerateOptions generate_options(const Sample& sample, const Prompts& prompts, std::size_t question) const;
 };
@@ -127,7 +212,7 @@ bool Answering::Impl::is_pending(std::size_t sample, const NamedSpec& spec, cons
 }
 
 /// Answers that a spec still has to give about a document.
-std::int64_t Answering::Impl::pending(const Document& document, const NamedSpec& spec,
+std::int64_t Answering::Impl::pending(const SharedContext& document, const NamedSpec& spec,
                                       std::span<const EvalPass> of) const {
   std::int64_t answers = 0;
   for (const EvalPass& pass : of) {
@@ -137,12 +222,12 @@ std::int64_t Answering::Impl::pending(const Document& document, const NamedSpec&
   return answers;
 }
 
-std::int64_t Answering::Impl::tokens_of(const Document& document) const {
+std::int64_t Answering::Impl::tokens_of(const SharedContext& document) const {
   return static_cast<std::int64_t>(samples[document.samples.front()].context->size() / 4);
 }
 
 /// The context, an index for each method, and what is left to answer.
-std::int64_t Answering::Impl::cost(const Document& document, std::span<const EvalPass> of) const {
+std::int64_t Answering::Impl::cost(const SharedContext& document, std::span<const EvalPass> of) const {
   const std::int64_t context = tokens_of(document);
   std::int64_t cost = 0;
   std::set<std::string> indexed;
@@ -173,7 +258,7 @@ std::vector<std::span<const EvalPass>> Answering::Impl::groups() const {
 
 /// The model reads context + question as one text. A tokenizer may join the two at the seam, so each question
 /// is encoded together with the context, and the tokens that all of them share are what is prefilled.
-Prompts Answering::Impl::encode(const Document& document, const Protocol& protocol) const {
+Prompts Answering::Impl::encode(const SharedContext& document, const Protocol& protocol) const {
   Prompts prompts;
   const std::string& text = *samples[document.samples.front()].context;
   prompts.context = model->tokenizer().encode(text, Tokenizer::Bos::as_template);
@@ -206,7 +291,7 @@ Prompts Answering::Impl::encode(const Document& document, const Protocol& protoc
   return prompts;
 }
 
-void Answering::Impl::answer(const Document& document, std::span<const EvalPass> of,
+void Answering::Impl::answer(const SharedContext& document, std::span<const EvalPass> of,
                              const std::function<void(std::int64_t)>& progress) const {
   check_cancel();
   const Prompts prompts = encode(document, of.front().protocol);
@@ -217,7 +302,6 @@ void Answering::Impl::answer(const Document& document, std::span<const EvalPass>
     return;
   }
   Context context(model, context_options);
-  context.impl().audit.set_limit(options.audit_limit);
   std::vector<Asked> asked;
   std::int64_t done = prefill_cost(tokens_of(document));
   std::set<std::string> indexed;
@@ -237,16 +321,23 @@ void Answering::Impl::answer(const Document& document, std::span<const EvalPass>
     });
   context.build_indexes();
   if (options.order_rows) order_rows(context);
-  for (std::size_t q = 0; q < document.samples.size(); ++q) {
-    progress(done);
-    for (const EvalPass& pass : of) {
-      std::vector<Asked> left;
-      std::copy_if(asked.begin(), asked.end(), std::back_inserter(left),
-                   [&](const Asked& a) { return is_pending(document.samples[q], *a.spec, pass); });
-      ask(context, left, samples[document.samples[q]], prompts, q, pass);
-      context.roll_back(context.indexed_tokens());
-      done += answers_cost(pass.protocol, tokens_of(document), std::ssize(left));
+  progress(done);
+  Questions questions(std::move(context), options);
+  try {
+    for (std::size_t q = 0; q < document.samples.size(); ++q) {
+      for (const EvalPass& pass : of) {
+        std::vector<Asked> left;
+        std::copy_if(asked.begin(), asked.end(), std::back_inserter(left),
+                     [&](const Asked& a) { return is_pending(document.samples[q], *a.spec, pass); });
+        const std::int64_t cost = answers_cost(pass.protocol, tokens_of(document), std::ssize(left));
+        ask(questions, left, samples[document.samples[q]], prompts, q, pass,
+            [&, cost] { progress(done += cost); });
+      }
     }
+    questions.finish();
+  } catch (...) {
+    questions.give_up();
+    throw;
   }
 }
 
@@ -258,7 +349,7 @@ GenerateOptions Answering::Impl::generate_options(const Sample& sample, const Pr
   return generate;
 }
 
-void Answering::Impl::ask_reader(const Document& document, const Prompts& prompts,
+void Answering::Impl::ask_reader(const SharedContext& document, const Prompts& prompts,
                                  const ContextOptions& context, const EvalPass& pass,
                                  const std::function<void(std::int64_t)>& progress) const {
   std::vector<const NamedSpec*> asked;
@@ -287,25 +378,31 @@ void Answering::Impl::ask_reader(const Document& document, const Prompts& prompt
 }
 
 /// Under decode-sparse the question's tokens attend densely whatever the method: they are read once for all.
-void Answering::Impl::ask(Context& context, std::span<const Asked> asked, const Sample& sample,
-                          const Prompts& prompts, std::size_t question, const EvalPass& pass) const {
+void Answering::Impl::ask(Questions& questions, std::span<const Asked> asked, const Sample& sample,
+                          const Prompts& prompts, std::size_t question, const EvalPass& pass,
+                          const std::function<void()>& done) const {
   if (asked.empty()) return;
-  GenerateOptions generate = generate_options(sample, prompts, question);
-  if (pass.protocol.kind == Protocol::Kind::last) generate.sparse_prompt_tokens = pass.protocol.tokens;
-  const bool shared = pass.protocol.kind == Protocol::Kind::decode_sparse;
-  std::optional<ReadPrompt> read;
-  if (shared) read.emplace(context.impl(), prompts.questions[question]);
+  Request request;
+  request.prompt = prompts.questions[question];
+  request.options = generate_options(sample, prompts, question);
+  if (pass.protocol.kind == Protocol::Kind::last) request.options.sparse_prompt_tokens = pass.protocol.tokens;
+  if (pass.protocol.kind == Protocol::Kind::decode_sparse) {
+    request.options.sparse_prompt_tokens = 0;
+    request.read = questions.read(request.prompt);
+  }
   for (const Asked& a : asked) {
-    Generation g = shared ? read->answer(a.method, generate)
-                          : context.generate(prompts.questions[question], a.method, generate);
-    AnswerRecord answer = {.text = std::move(g.text),
-                           .tokens = std::move(g.tokens),
-                           .seconds = g.prompt_seconds + g.decode_seconds,
-                           .work = std::move(g.work)};
-    answer.full_layers = context.impl().audit.fallen_back();
-    answer.score = score(answer.text, sample);
-    pass.records->add(sample, a.spec->name, std::move(answer), a.spec->files);
-    if (!shared) context.roll_back(context.indexed_tokens());
+    const bool last = &a == &asked.back();
+    questions.ask(request, a, [&sample, &pass, done, last, spec = a.spec](Answer found) {
+      Generation& g = found.generation;
+      AnswerRecord answer = {.text = std::move(g.text),
+                             .tokens = std::move(g.tokens),
+                             .seconds = found.step_seconds,
+                             .work = std::move(g.work)};
+      answer.full_layers = std::move(found.full_layers);
+      answer.score = score(answer.text, sample);
+      pass.records->add(sample, spec->name, std::move(answer), spec->files);
+      if (last) done();
+    });
   }
 }
 
@@ -319,7 +416,7 @@ Answering::~Answering() = default;
 std::int64_t Answering::cost() const {
   std::int64_t total = 0;
   for (const auto& group : impl_->groups()) {
-    for (const Document& document : impl_->documents) total += impl_->cost(document, group);
+    for (const SharedContext& document : impl_->documents) total += impl_->cost(document, group);
   }
   return total;
 }
@@ -327,7 +424,7 @@ std::int64_t Answering::cost() const {
 void Answering::run(const std::function<void(std::int64_t)>& progress) {
   std::int64_t done = 0;
   for (const auto& group : impl_->groups()) {
-    for (const Document& document : impl_->documents) {
+    for (const SharedContext& document : impl_->documents) {
       const std::int64_t cost = impl_->cost(document, group);
       if (cost == 0) continue;
       const std::int64_t after = done + cost;
@@ -349,7 +446,7 @@ EvalReport summarise(const Model& model, std::span<const Sample> samples, std::s
                        .protocol = pass.protocol.str(),
                        .device = std::string(name_of(context.device)),
                        .rows = {}};
-  const std::vector<Document> documents = documents_of(samples);
+  const std::vector<SharedContext> documents = documents_of(samples);
   std::set<std::pair<std::string, std::int64_t>> groups;
   for (const Sample& s : samples) {
     if (!groups.insert({s.task, s.tokens}).second) continue;

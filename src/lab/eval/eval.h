@@ -63,6 +63,9 @@ struct EvalOptions {
   std::optional<double> audit_limit;  ///< Audit::set_limit
   bool order_rows = false;            ///< order_rows(), of the one method beside `full`
   EvalReader* reader = nullptr;  ///< under context-dense alone, with neither an audit nor an order of rows
+  /// Questions about a context that are answered at once: each then takes its share of the time of their steps. 1
+  /// where the time of a question alone is wanted. Answers do not depend on it.
+  int together = 8;
   Progress::Mode progress = Progress::Mode::automatic;
 };
 
@@ -75,7 +78,7 @@ struct EvalRow {
   double density = 1, selectivity = 1;
   double selector_share = 0;      ///< of the density: bytes read to choose
   Interval difference;            ///< of the score from full attention's on the same samples, percent points
-  double seconds = 0;             ///< spent on questions and answers
+  double seconds = 0;             ///< spent on questions and answers (EvalOptions::together)
   std::string dense_reason;       ///< why nothing was sparse, when nothing was
   std::string notice;             ///< what the method says of a text; empty = nothing
   WorkReport work;                ///< of all answers; audits only of those found in this run

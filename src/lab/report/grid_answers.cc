@@ -122,6 +122,7 @@ void MeasurementRunner::plan_answers(std::vector<Part>& parts) {
   for (const auto& group : groups_) {
     const auto w = std::make_shared<Work>();
     w->options.context = options_.context;
+    w->options.together = 1;  // charts show the time of a question alone
     w->options.wanted = [&group = *group](const Sample& s, const NamedSpec& spec, const Protocol& p) {
       return group.asks(s, spec, p);
     };
