@@ -9,6 +9,8 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <tuple>
 
 #include "select/methods.h"
 #include "support/rounding.h"
@@ -367,6 +369,17 @@ TEST(Attend, TailsMergeAsIfTheyWereKeys) {
   }
   const std::vector<float> output = run(block, with_tail, geometry).output;
   expect_exact(world, block, all, geometry, output);
+  // What the keys beside a tail get of the attention is what they get beside its keys.
+  const auto masses = [&](const Selection& selection) {
+    std::map<std::tuple<Position, int, Position>, float> mass;  // of query, KV head, row
+    run(block, selection, geometry, [&](const AttentionMass& m) {
+      for (std::size_t i = 0; i < m.rows.size(); ++i) mass[{m.query, m.kv_head, m.rows[i]}] += m.mass[i];
+    });
+    return mass;
+  };
+  const auto whole = masses(all), beside = masses(with_tail);
+  EXPECT_LT(beside.size(), whole.size());
+  for (const auto& [key, mass] : beside) EXPECT_NEAR(mass, whole.at(key), 1e-5);
 }
 
 TEST(Attend, MassOfEachKeySumsToTheHeads) {

@@ -12,13 +12,14 @@
 #include "base/json.h"
 #include "kernels/kernels.h"
 #include "support/asking.h"
+#include "support/source_dir.h"
 
 namespace lode {
 namespace {
 
 using test::kMethods, test::lisbon, test::logits_alone, test::pocket, test::read;
 
-constexpr const char* kPath = LODESTONE_SOURCE_DIR "/tests/golden/answer_bits.json";
+const std::filesystem::path kPath = source_dir() / "tests/golden/answer_bits.json";
 
 /// The processor's name and the kernels that are used.
 std::string machine() {
@@ -55,7 +56,7 @@ Json bits() {
 }
 
 TEST(AnswerBits, AreThoseThatWereRecorded) {
-  Json recorded = parse_json(read_file(kPath), kPath);
+  Json recorded = parse_json(read_file(kPath), kPath.string());
   if (std::getenv("LODESTONE_RECORD_BITS") != nullptr) {
     recorded[machine()] = bits();
     std::ofstream(kPath) << recorded.dump(1) << "\n";

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <numeric>
 
+#include "base/file.h"
 #include "base/json.h"
 #include "engine/batch.h"
 #include "engine/context.h"
@@ -161,6 +162,47 @@ TEST_P(EngineFamily, AnInterruptedReadingGoesOn) {
   whole.prefill(ids(64, 32));
   whole.prefill(ids(96, 54));
   EXPECT_EQ(c.forward(ids(150, 20), kFull), whole.forward(ids(150, 20), kFull));
+}
+
+TEST_P(EngineFamily, AnInterruptedReadingIsTakenAsFarAsItIsWholeAndOfThisText) {
+  const auto path = PrefillLog::beside(dir_ / "document.lode");
+  {
+    Context c = context();
+    PrefillLog log(path, c);
+    c.prefill(ids(0, 64));
+    log.save(c);
+    c.prefill(ids(64, 32));
+    log.save(c);
+  }
+  std::string whole = read_file(path);
+  const auto restored = [&](const std::string& bytes, std::vector<TokenId> tokens, ContextOptions options) {
+    std::ofstream(path, std::ios::binary) << bytes;
+    Context c(model_, options);
+    PrefillLog log(path, c);
+    const std::int64_t taken = log.restore(c, tokens);
+    EXPECT_EQ(c.tokens(), taken);
+    return taken;
+  };
+  const ContextOptions usual = {.kv_type = DType::f32, .max_tokens = 256, .chunk = 16};
+  const std::vector<TokenId> text(ids_.begin(), ids_.begin() + 150);
+  EXPECT_EQ(restored(whole, text, usual), 96);
+  for (const auto& [changed, taken] :
+       {std::pair<std::size_t, std::int64_t>{3, 0}, {63, 0}, {64, 64}, {95, 64}, {96, 96}}) {
+    std::vector<TokenId> other = text;
+    other[changed] ^= 1;
+    EXPECT_EQ(restored(whole, other, usual), taken) << changed;
+  }
+  // Of two blocks of 64 and 32 tokens the second takes less than half, but both hold states of one size.
+  for (const auto& [at, taken] :
+       {std::pair<std::size_t, std::int64_t>{whole.size() - 5, 64}, {whole.size() / 3, 0}}) {
+    std::string damaged = whole;
+    damaged[at] = static_cast<char>(damaged[at] ^ 1);
+    EXPECT_EQ(restored(damaged, text, usual), taken) << at;
+  }
+  EXPECT_EQ(restored(whole.substr(0, whole.size() - 1), text, usual), 64);
+  ContextOptions halves = usual;
+  halves.kv_type = DType::f16;
+  EXPECT_EQ(restored(whole, text, halves), 0);
 }
 
 /// A model whose rows have the published size, 512 latent numbers and 64 that turn, and whose 32 query heads are two

@@ -60,6 +60,21 @@ TEST_F(GenerateTest, AStopStringCutsWhatIsBehindItAndIsNeverShown) {
   }
 }
 
+// Two stop strings that end with the same token: the answer ends where the first of them begins, whichever was named first.
+TEST_F(GenerateTest, OfStopStringsThatEndTogetherTheOneThatBeginsFirstCuts) {
+  int apart = 0;
+  for (TokenId first = 2; first < 60; ++first) {
+    const Generation free = answer(first, {.max_new_tokens = 12});
+    if (free.text.size() < 6) continue;
+    const std::string shorter = free.text.substr(4, 1), longer = free.text.substr(2, 3);
+    const std::size_t cut = std::min(free.text.find(shorter), free.text.find(longer));
+    for (const std::vector<std::string>& stop : {std::vector{shorter, longer}, {longer, shorter}})
+      EXPECT_EQ(answer(first, {.max_new_tokens = 12, .stop = stop}).text, free.text.substr(0, cut)) << first;
+    apart += free.text.find(longer) < free.text.find(shorter) ? 1 : 0;
+  }
+  EXPECT_GT(apart, 0);
+}
+
 // A tokenizer without one of the bytes that the model would say.
 TEST_F(GenerateTest, IdsThatNoTokenHasAreNeverChosen) {
   TokenId wanted = 0;

@@ -13,11 +13,12 @@
 #include "lodestone/engine.h"
 #include "lodestone/error.h"
 #include "model/config.h"
+#include "support/source_dir.h"
 
 namespace lode {
 namespace {
 
-const std::filesystem::path kPocket = std::filesystem::path(LODESTONE_SOURCE_DIR) / "models/pocket";
+const std::filesystem::path kPocket = source_dir() / "models/pocket";
 constexpr std::string_view kText =
     "The ferry came in late that evening, and the harbour master wrote 48213 into his book.";
 

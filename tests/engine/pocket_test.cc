@@ -16,13 +16,14 @@
 #include "lodestone/error.h"
 #include "lodestone/sources.h"
 #include "support/lisbon.h"
+#include "support/source_dir.h"
 
 namespace lode {
 namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path kPocket = fs::path(LODESTONE_SOURCE_DIR) / "models/pocket";
+const fs::path kPocket = source_dir() / "models/pocket";
 
 /// A folder that is removed with all that is in it.
 class TemporaryFolder {
@@ -60,8 +61,8 @@ void write_f32_copy(const fs::path& folder) {
 }
 
 TEST(Pocket, GreedyTokensEqualTransformersOver64Steps) {
-  const std::string path = LODESTONE_SOURCE_DIR "/tests/golden/pocket_greedy.json";
-  const Json golden = parse_json(read_file(path), path);
+  const std::filesystem::path path = source_dir() / "tests/golden/pocket_greedy.json";
+  const Json golden = parse_json(read_file(path), path.string());
   const TemporaryFolder folder;
   write_f32_copy(folder.path());
   const auto model = Model::load(folder.path());

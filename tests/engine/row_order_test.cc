@@ -14,11 +14,12 @@
 #include "base/file.h"
 #include "lodestone/engine.h"
 #include "support/lisbon.h"
+#include "support/source_dir.h"
 
 namespace lode {
 namespace {
 
-constexpr const char* kPocket = LODESTONE_SOURCE_DIR "/models/pocket";
+const std::filesystem::path kPocket = source_dir() / "models/pocket";
 
 class RowOrderOnPocket : public testing::TestWithParam<const char*> {
  protected:

@@ -12,11 +12,12 @@
 #include "engine/context.h"
 #include "engine/sentences.h"
 #include "lodestone/error.h"
+#include "support/source_dir.h"
 
 namespace lode {
 namespace {
 
-const std::filesystem::path kPocket = std::filesystem::path(LODESTONE_SOURCE_DIR) / "models" / "pocket";
+const std::filesystem::path kPocket = source_dir() / "models" / "pocket";
 
 constexpr std::array kCities = {"Lisbon", "Cairo",  "Madrid", "Vienna", "Dublin", "Prague", "Athens",
                                 "Warsaw", "Berlin", "London", "Paris",  "Rome",   "Geneva", "Boston",

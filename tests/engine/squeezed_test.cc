@@ -8,11 +8,12 @@
 
 #include "lodestone/engine.h"
 #include "support/lisbon.h"
+#include "support/source_dir.h"
 
 namespace lode {
 namespace {
 
-constexpr const char* kPocket = LODESTONE_SOURCE_DIR "/models/pocket";
+const std::filesystem::path kPocket = source_dir() / "models/pocket";
 
 class SqueezedOnPocket : public testing::Test {
  protected:

@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "lab/eval/scoring.h"
+#include "support/source_dir.h"
 
 namespace lode {
 namespace {
@@ -25,7 +26,7 @@ Match match_of(const std::string& name) {
 }
 
 TEST(AuthorsScores, AreOurs) {
-  const std::string text = read_file(LODESTONE_SOURCE_DIR "/tests/golden/benchmark_scores.jsonl");
+  const std::string text = read_file(source_dir() / "tests/golden/benchmark_scores.jsonl");
   std::map<std::string, int> cases;
   for_each_line(text, "benchmark_scores.jsonl", [&](std::string_view line, const std::string& where) {
     const Json json = parse_json(line, where);

@@ -6,11 +6,12 @@
 
 #include "fuzz/target.h"
 #include "support/refusal.h"
+#include "support/source_dir.h"
 
 namespace lode {
 namespace {
 
-const std::filesystem::path kCorpus = std::filesystem::path(LODESTONE_SOURCE_DIR) / "fuzz" / "corpus";
+const std::filesystem::path kCorpus = source_dir() / "fuzz" / "corpus";
 
 class Replay : public testing::TestWithParam<std::string> {};
 

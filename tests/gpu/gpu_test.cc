@@ -17,6 +17,7 @@
 #include "support/compare.h"
 #include "support/golden_model.h"
 #include "support/saap.h"
+#include "support/source_dir.h"
 
 namespace lode {
 namespace {
@@ -214,7 +215,7 @@ TEST(Gpu, TheShippedArtefactAndClustersAreChosenByTheGpu) {
 
 /// The shipped artefact with its centroids in the linear path of classifiers that have a hidden layer, too.
 void write_with_key_classifiers(const fs::path& path) {
-  const fs::path shipped = fs::path(LODESTONE_SOURCE_DIR) / "models/pocket" / "saap.safetensors";
+  const fs::path shipped = source_dir() / "models/pocket" / "saap.safetensors";
   const ModelConfig& config = pocket()->config();
   std::map<int, std::vector<SaapHead>> layers;
   for (const auto& [layer, fingerprint] : read_saap_fingerprints(shipped)) {

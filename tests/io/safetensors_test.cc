@@ -12,6 +12,7 @@
 
 #include "lodestone/error.h"
 #include "support/refusal.h"
+#include "support/source_dir.h"
 
 namespace lode {
 namespace {
@@ -289,7 +290,7 @@ TEST(Safetensors, AFileIsHashedOnceUntilItChanges) {
 // Nothing but a checksum tells a flipped bit of a number from what was trained.
 TEST(Safetensors, ShippedArtefactsCarryTheirChecksum) {
   for (const char* name : {"hash", "saap"}) {
-    const MappedFile file(std::string(LODESTONE_SOURCE_DIR "/models/pocket/") + name + ".safetensors");
+    const MappedFile file(source_dir() / "models/pocket" / (std::string(name) + ".safetensors"));
     std::string altered(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
     EXPECT_FALSE(parse(altered).empty());
     altered.back() = static_cast<char>(altered.back() ^ 1);

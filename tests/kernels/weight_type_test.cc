@@ -11,6 +11,7 @@
 
 #include "base/file.h"
 #include "kernels/dequantise.h"
+#include "support/source_dir.h"
 
 namespace lode {
 namespace {
@@ -34,7 +35,7 @@ TEST(WeightType, NamesAndNumbersOfGgufLeadBack) {
 
 /// tests/golden/make_weight_type_goldens.py wrote blocks and numbers of each type in turn.
 TEST(WeightType, BlocksMeanWhatTheReferenceReads) {
-  const MappedFile file(std::filesystem::path(LODESTONE_SOURCE_DIR) / "tests/golden/weight_types.bin");
+  const MappedFile file(source_dir() / "tests/golden/weight_types.bin");
   const std::byte* at = file.bytes().data();
   for (const auto& [type, name, number, block, block_bytes] : weight_layouts()) {
     const std::int64_t n = std::max<std::int64_t>(2, 384 / block) * block;

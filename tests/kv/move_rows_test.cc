@@ -22,12 +22,15 @@ namespace {
 
 using Part = KvStore::Part;
 
+/// Keys and values that are nowhere the same: who takes one for the other is seen.
 void append(KvStore& store, std::int64_t count, std::uint64_t seed) {
-  std::vector<float> x(static_cast<std::size_t>(count * store.shape().kv_heads * store.shape().head_dim));
+  std::vector<float> k(static_cast<std::size_t>(count * store.shape().kv_heads * store.shape().head_dim)),
+      v(k);
   for (int layer = 0; layer < store.shape().layers; ++layer) {
     Rng rng(hash_seed(seed, layer));
-    for (float& value : x) value = static_cast<float>(rng.normal());
-    store.write(layer, count, x, x);
+    for (std::vector<float>* x : {&k, &v})
+      for (float& value : *x) value = static_cast<float>(rng.normal());
+    store.write(layer, count, k, v);
   }
   store.commit(count);
 }

@@ -13,6 +13,7 @@
 #include "lodestone/tokenizer.h"
 #include "support/gguf_file.h"
 #include "support/refusal.h"
+#include "support/source_dir.h"
 
 namespace lode {
 namespace {
@@ -21,7 +22,7 @@ using test::expect_refused;
 using test::GgufBuilder;
 using test::raw;
 
-const std::string kGolden = std::string(LODESTONE_SOURCE_DIR) + "/tests/golden/";
+const std::string kGolden = source_dir().string() + "/tests/golden/";
 
 Json read_json(const std::string& name) {
   return parse_json(read_file(kGolden + name), name);

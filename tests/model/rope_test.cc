@@ -10,12 +10,13 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "model/config.h"
+#include "support/source_dir.h"
 
 namespace lode {
 namespace {
 
 Json goldens() {
-  const std::string path = std::string(LODESTONE_SOURCE_DIR) + "/tests/golden/rope.json";
+  const std::string path = source_dir().string() + "/tests/golden/rope.json";
   return parse_json(read_file(path), path);
 }
 

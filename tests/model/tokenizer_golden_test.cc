@@ -9,12 +9,13 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "lodestone/tokenizer.h"
+#include "support/source_dir.h"
 #include "text/utf8.h"
 
 namespace lode {
 namespace {
 
-const std::string kFolder = std::string(LODESTONE_SOURCE_DIR) + "/tests/golden/tokenizers/";
+const std::string kFolder = source_dir().string() + "/tests/golden/tokenizers/";
 
 Json read_json(const std::string& name) {
   return parse_json(read_file(kFolder + name), name);

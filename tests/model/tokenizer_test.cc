@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/json.h"
+#include "base/rng.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -33,6 +34,49 @@ TEST(Tokenizer, MergesByRank) {
   EXPECT_EQ(t.encode("", Tokenizer::Bos::none), Ids{});
   EXPECT_EQ(t.encode("", Tokenizer::Bos::as_template), Ids{0});
   EXPECT_EQ(t.vocab(), 21);
+}
+
+/// The tokens of a word after one merge at a time: the first in the list, of equal ones the leftmost.
+std::vector<std::string> merged(std::string_view word,
+                                const std::vector<std::pair<std::string, std::string>>& merges) {
+  std::vector<std::string> tokens;
+  for (const char c : word) tokens.emplace_back(1, c);
+  for (bool again = true; again;) {
+    again = false;
+    for (const auto& [left, right] : merges) {
+      for (std::size_t i = 0; i + 1 < tokens.size() && !again; ++i) {
+        if (tokens[i] != left || tokens[i + 1] != right) continue;
+        tokens[i] += right;
+        tokens.erase(tokens.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+        again = true;
+      }
+      if (again) break;
+    }
+  }
+  return tokens;
+}
+
+// Short and long words are merged in different ways, long ones with a queue.
+TEST(Tokenizer, WordsOfAnyLengthMergeByRank) {
+  const std::vector<std::pair<std::string, std::string>> merges = {
+      {"b", "c"}, {"a", "bc"}, {"c", "a"}, {"a", "b"}, {"abc", "a"}, {"ab", "ab"}, {"abc", "abca"}};
+  Json json = {
+      {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}},
+      {"decoder", {{"type", "ByteLevel"}}},
+      {"model", {{"type", "BPE"}, {"vocab", {{"a", 0}, {"b", 1}, {"c", 2}}}, {"merges", Json::array()}}}};
+  for (const auto& [left, right] : merges) {
+    json["model"]["vocab"].emplace(left + right, json["model"]["vocab"].size());
+    json["model"]["merges"].push_back(left + " " + right);
+  }
+  const Tokenizer t = Tokenizer::parse(json.dump(), "test");
+  Rng rng(1);
+  for (std::size_t length = 1; length < 120; ++length) {
+    std::string word;
+    while (word.size() < length) word += static_cast<char>('a' + rng.below(3));
+    Ids expected;
+    for (const std::string& token : merged(word, merges)) expected.push_back(json["model"]["vocab"][token]);
+    EXPECT_EQ(t.encode(word, Tokenizer::Bos::none), expected) << word;
+  }
 }
 
 TEST(Tokenizer, SpecialTokensInTextAreTextUnlessParsed) {

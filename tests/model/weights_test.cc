@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "io/safetensors.h"
 #include "support/refusal.h"
+#include "support/source_dir.h"
 
 namespace lode {
 namespace {
@@ -19,7 +20,7 @@ using test::bytes_of_file;
 using test::expect_refused;
 using test::TestFolder;
 
-const std::filesystem::path kModels = std::filesystem::path(LODESTONE_SOURCE_DIR) / "tests/golden/models";
+const std::filesystem::path kModels = source_dir() / "tests/golden/models";
 
 /// A copy of a golden model that may be damaged.
 struct Copy {

@@ -9,6 +9,7 @@
 
 #include "lab/report/toml.h"
 #include "lodestone/error.h"
+#include "support/source_dir.h"
 
 namespace lode {
 namespace {
@@ -157,8 +158,7 @@ TEST(Toml, RefusesWhatIsNoSuchFile) {
 
 TEST(Suites, AllThatAreShippedParseAndEveryTaskIsThere) {
   std::size_t read = 0;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(std::filesystem::path(LODESTONE_SOURCE_DIR) / "suites")) {
+  for (const auto& entry : std::filesystem::directory_iterator(source_dir() / "suites")) {
     if (entry.path().extension() != ".toml") continue;
     for (const bool quick : {false, true}) {
       const Suite suite = read_suite(entry.path(), quick);

@@ -10,6 +10,7 @@
 #include "serve/backend.h"
 #include "serve/schema/constraint.h"
 #include "serve/schema/json_schema.h"
+#include "support/source_dir.h"
 
 namespace lode::serve {
 namespace {
@@ -112,8 +113,7 @@ TEST(JsonSchema, RandomWalksEndInJson) {
 }
 
 const Tokenizer& pocket() {
-  static const Tokenizer tokenizer =
-      Tokenizer::read(std::filesystem::path(LODESTONE_SOURCE_DIR) / "models" / "pocket");
+  static const Tokenizer tokenizer = Tokenizer::read(source_dir() / "models" / "pocket");
   return tokenizer;
 }
 

@@ -11,11 +11,12 @@
 #include "lodestone/document.h"
 #include "lodestone/scheduler.h"
 #include "support/lisbon.h"
+#include "support/source_dir.h"
 
 namespace lode::test {
 
 inline std::shared_ptr<const Model> load_pocket(int threads) {
-  return Model::load(std::filesystem::path(LODESTONE_SOURCE_DIR) / "models/pocket", threads);
+  return Model::load(source_dir() / "models/pocket", threads);
 }
 inline std::shared_ptr<const Model> pocket() {
   static const auto model = load_pocket(2);

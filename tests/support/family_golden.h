@@ -10,11 +10,11 @@
 #include "io/safetensors.h"
 #include "model/source.h"
 #include "model/weights.h"
+#include "support/source_dir.h"
 
 namespace lode {
 
-inline const std::filesystem::path kFamilies =
-    std::filesystem::path(LODESTONE_SOURCE_DIR) / "tests/golden/families";
+inline const std::filesystem::path kFamilies = source_dir() / "tests/golden/families";
 
 struct FamilyTokens {
   explicit FamilyTokens(const std::string& name) {

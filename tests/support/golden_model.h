@@ -10,6 +10,7 @@
 #include "io/safetensors.h"
 #include "model/config.h"
 #include "model/weights.h"
+#include "support/source_dir.h"
 
 namespace lode {
 
@@ -19,7 +20,7 @@ inline const std::vector<std::string> kGoldenModels = {
 
 struct GoldenModel {
   explicit GoldenModel(const std::string& name)
-      : GoldenModel(std::filesystem::path(LODESTONE_SOURCE_DIR) / "tests/golden/models" / name, 0) {}
+      : GoldenModel(source_dir() / "tests/golden/models" / name, 0) {}
 
   ModelConfig config;
   ModelWeights weights;

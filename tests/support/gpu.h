@@ -14,6 +14,7 @@
 #include "engine/context.h"
 #include "gpu/backend.h"
 #include "select/plan/file.h"
+#include "support/source_dir.h"
 
 #define NEEDS_GPU() \
   if (const GpuInfo gpu = gpu_info(); !gpu.ok) GTEST_SKIP() << gpu.why
@@ -22,14 +23,14 @@ namespace lode {
 
 /// The pocket model, loaded once.
 inline std::shared_ptr<const Model> pocket() {
-  static const auto model = Model::load(std::string(LODESTONE_SOURCE_DIR) + "/models/pocket");
+  static const auto model = Model::load(source_dir().string() + "/models/pocket");
   return model;
 }
 
 /// The first tokens of the shipped document.
 inline std::vector<TokenId> story(std::int64_t tokens) {
   static const std::vector<TokenId> all = pocket()->tokenizer().encode(
-      read_file(std::string(LODESTONE_SOURCE_DIR) + "/demo/document.txt"), Tokenizer::Bos::as_template);
+      read_file(source_dir().string() + "/demo/document.txt"), Tokenizer::Bos::as_template);
   return {all.begin(), all.begin() + tokens};
 }
 

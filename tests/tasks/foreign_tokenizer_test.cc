@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "lab/tasks/samples.h"
 #include "lodestone/tokenizer.h"
+#include "support/source_dir.h"
 
 namespace lode {
 namespace {
@@ -18,7 +19,7 @@ class ForeignTokenizer : public testing::TestWithParam<std::string> {
  protected:
   ForeignTokenizer() {
     const std::string path =
-        std::string(LODESTONE_SOURCE_DIR) + "/tests/golden/tokenizers/" + GetParam() + ".tokenizer.json";
+        source_dir().string() + "/tests/golden/tokenizers/" + GetParam() + ".tokenizer.json";
     tokenizer_ = std::make_unique<Tokenizer>(Tokenizer::parse(read_file(path), path));
   }
   std::unique_ptr<Tokenizer> tokenizer_;

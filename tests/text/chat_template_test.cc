@@ -67,7 +67,11 @@ TEST_F(Chat, ContentNeverBecomesASpecialToken) {
             text_of(chat.head(document).parts) + text_of(chat.tail(document, turns)));
   // Parts that are harmless are one text: merges go across their seams.
   EXPECT_EQ(encoded({{"a"}, {"b", 0}, {"a", 1}, {"b"}}), std::vector<TokenId>{260});
-  EXPECT_EQ(encoded({{"<eos>"}, {"<eos>", 0}, {"<eos>"}}).front(), eos_);
+  // A content that is nothing but a special token's text, between two that are meant.
+  const std::vector<TokenId> meant = encoded({{"<eos>"}, {"<eos>", 0}, {"<eos>"}});
+  EXPECT_EQ(std::count(meant.begin(), meant.end(), eos_), 2);
+  EXPECT_EQ(meant.front(), eos_);
+  EXPECT_EQ(meant.back(), eos_);
 }
 
 TEST_F(Chat, EndsOfTurns) {

@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "lodestone/error.h"
+#include "support/source_dir.h"
 #include "text/jinja/template.h"
 
 namespace lode {
@@ -19,7 +20,7 @@ using jinja::Template;
 using jinja::Value;
 
 constexpr std::time_t kNow = 1772600767;  // 2026-03-04 05:06:07 UTC
-const std::filesystem::path kFolder = std::filesystem::path(LODESTONE_SOURCE_DIR) / "tests/golden/chat";
+const std::filesystem::path kFolder = source_dir() / "tests/golden/chat";
 
 OrderedJson read_json(const char* name) {
   return OrderedJson::parse(read_file(kFolder / name));

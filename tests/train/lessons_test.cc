@@ -14,13 +14,13 @@
 #include "lab/tasks/prose.h"
 #include "lodestone/error.h"
 #include "lodestone/tokenizer.h"
+#include "support/source_dir.h"
 
 namespace lode::test {
 namespace {
 
 const Tokenizer& tokenizer() {
-  static const Tokenizer t =
-      Tokenizer::read(std::filesystem::path(LODESTONE_SOURCE_DIR) / "models" / "pocket");
+  static const Tokenizer t = Tokenizer::read(source_dir() / "models" / "pocket");
   return t;
 }
 
