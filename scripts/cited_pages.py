@@ -20,7 +20,8 @@ import documents  # noqa: E402
 
 CITIES = ("Lisbon Cairo Madrid Vienna Dublin Prague Athens Warsaw Berlin London Paris Rome Geneva Boston Moscow Tokyo Lima Oslo Havana "
           "Delhi Sofia Riga Tunis Naples Venice Zurich Munich Hamburg Cologne Seville Porto Bergen Krakow Turin Lyon Ghent Basel Leipzig Malmo Tampa "
-          "Quito Bogota Nairobi Dakar Accra Osaka").split()
+          "Quito Bogota Nairobi Dakar Accra Osaka Kyoto Hanoi Manila Seoul Dakota Austin Dallas Denver Quebec Calgary Bern Bremen Dresden Graz "
+          "Bruges Antwerp Utrecht Cadiz").split()
 
 
 def run(*words) -> str:

@@ -27,6 +27,7 @@
 #include "prompts.h"
 #include "ranks.h"
 #include "show_sources.h"
+#include "source_check.h"
 
 namespace lode::cli {
 
@@ -39,7 +40,7 @@ struct AskFlags {
   std::int64_t max_new_tokens = 128;
   Sampling sampling;
   std::string order = "auto";
-  bool show_sources = false, exact = false;
+  bool show_sources = false, exact = false, together = false, check_sources = false;
   std::function<void(const Json&)> show_json = print_json;
 };
 
@@ -66,7 +67,7 @@ Json exact_json(const Answer& a) {
 }
 
 Json answer(Asker& asker, const AskFlags& flags, const Prompts& prompts, const std::string& question,
-            const AskedMethod& method) {
+            const AskedMethod& method, SourceCheck* check) {
   Asker::Question asked = {.prompt = prompts.of({&question, 1}),
                            .method = method.id,
                            .options = {.max_new_tokens = flags.max_new_tokens, .sampling = flags.sampling},
@@ -109,13 +110,17 @@ Json answer(Asker& asker, const AskFlags& flags, const Prompts& prompts, const s
   if (g.work.audited > 0) result["audit"]["full_layers"] = a.full_layers;
   if (!method.why.empty()) result["auto"] = method.why;
   if (flags.exact) result["exact"] = exact_json(a);
-  if (flags.show_sources) result["sources"] = sources_json(asker.sources(a, method.id, kShownSources));
+  if (!flags.show_sources) return result;
+  const std::vector<Citation> sources = asker.sources(a, method.id, kShownSources);
+  result["sources"] = sources_json(sources);
+  if (check != nullptr) result["checked"] = check->check(asker, asked, trimmed(g.text), sources);
   return result;
 }
 
 /// What follows an answer that was printed as it came.
 void print_rest(const Json& a) {
   print_text(a.contains("sources") ? "\n" + sources_text(a["sources"]) : "\n");
+  if (a.contains("checked")) print_text(source_check_text(a["checked"]));
   if (a.contains("empty_because")) print_remark("(no answer: " + a["empty_because"].get<std::string>() + ")");
 }
 
@@ -176,6 +181,20 @@ void expect_order(const Context& context, const std::vector<AskedMethod>& method
   lode::expect_order(context);
 }
 
+/// Answers without passages are full attention's, on the CPU: so must be those that they are compared with.
+void expect_full(const std::vector<AskedMethod>& methods, Device device) {
+  for (const AskedMethod& method : methods)
+    if (method.spec.name != "full")
+      throw InputError(fmt::format("--check-sources: expected -a full, found {}", method.spec.str()));
+  if (device != Device::cpu) throw InputError("--check-sources: expected --device cpu, found cuda");
+}
+
+/// With the texts that were attended to beside the first.
+Json with_joined(const AskFlags& flags, Json result) {
+  if (!flags.asked.joined.empty()) result["joined"] = flags.asked.joined;
+  return result;
+}
+
 void run(const AskFlags& flags) {
   check_specs(flags.specs);
   const std::vector<std::string> questions = checked_questions(flags);
@@ -192,6 +211,11 @@ void run(const AskFlags& flags) {
   const Prompts prompts = prompts_of(flags.asked, text);
   for (const AskedMethod& method : methods) say_why(method, flags.asked.common);
   const std::string neutral = kNeutralQuestion;
+  std::optional<SourceCheck> check;
+  if (flags.check_sources) {
+    expect_full(methods, context.options().device);
+    check.emplace(context);
+  }
   Asker asker(std::move(text), audit_limit(flags.asked.model));
   asker.set_neutral(prompts.of({&neutral, 1}));
   Json answers = Json::array();
@@ -200,7 +224,7 @@ void run(const AskFlags& flags) {
     if (repeat) print_text(fmt::format("> {}\n", excerpt(question, 1000)));
     for (const AskedMethod& method : methods) {
       if (!flags.asked.common.json && methods.size() > 1) print_text(fmt::format("[{}] ", method.spec.str()));
-      Json a = answer(asker, flags, prompts, question, method);
+      Json a = answer(asker, flags, prompts, question, method, check ? &*check : nullptr);
       if (!flags.asked.common.json) {
         print_rest(a);
         if (!flags.asked.common.quiet) remark(a);
@@ -210,9 +234,9 @@ void run(const AskFlags& flags) {
   };
   const auto show_all = [&] {
     if (flags.asked.common.json)
-      flags.show_json({{"context", flags.asked.context},
-                       {"model", asker.context().model().path().string()},
-                       {"answers", answers}});
+      flags.show_json(with_joined(flags, {{"context", flags.asked.context},
+                                          {"model", asker.context().model().path().string()},
+                                          {"answers", answers}}));
   };
   try {
     for (const std::string& question : questions) ask_all(question);
@@ -243,9 +267,15 @@ std::vector<std::string> more_contexts(std::vector<std::string>& words) {
   return contexts;
 }
 
-/// Answers from one text, or from each of several in turn, with its name in front.
+/// Answers from one text, from each of several in turn, with its name in front, or from all of them at once.
 void run_each(AskFlags flags) {
   std::vector<std::string> contexts = more_contexts(flags.question_words);
+  if (flags.together) {
+    if (contexts.empty())
+      throw InputError("--union: expected several .lode files in front of the questions, found one");
+    flags.asked.joined = std::move(contexts);
+    return run(flags);
+  }
   if (contexts.empty()) return run(flags);
   if (flags.question_words.empty())
     throw InputError("ask: expected questions beside several indexed texts, found none");
@@ -269,7 +299,7 @@ void add_ask(CLI::App& app) {
   verb->add_option(
       "question", flags->question_words,
       "questions, each one argument; none: read them from standard input. Further .lode files in front of "
-      "them are asked, too, each by itself");
+      "them are asked, too, each by itself or, with --union, all at once");
   add_asked_attention_flag(*verb, flags->specs);
   verb->add_option(
           "--order", flags->order,
@@ -277,8 +307,17 @@ void add_ask(CLI::App& app) {
           "saap, kmeans, ivf or squeezed; takes memory of its own for them), or auto: cluster for "
           "several questions where it fits")
       ->check(CLI::IsMember({"auto", "token", "cluster"}));
+  verb->add_flag(
+      "--union", flags->together,
+      "attend to the texts of several .lode files at once, as if they were one: their keys are moved "
+      "to new positions, nothing is read again (on the CPU; refused where that is far from one reading)");
   verb->add_flag("--show-sources", flags->show_sources,
                  "show the passages that the answer attended to, with their weight");
+  verb->add_flag_callback(
+      "--check-sources", [flags] { flags->show_sources = flags->check_sources = true; },
+      "show them, and answer again without them, and without as many others: whether the answer rests on "
+      "them "
+      "(with -a full)");
   verb->add_flag(
       "--exact", flags->exact,
       "full attention's own answer: the method only drafts tokens, which full attention verifies, several "
@@ -289,8 +328,13 @@ void add_ask(CLI::App& app) {
   verb->callback([flags, verb] {
     note_sampling_flags(*verb, flags->sampling, flags->asked.common);
     note_asked_flags(*verb, flags->asked);
-    expect_use(*verb, {"--show-sources", "--audit", "--order"}, ranks() == nullptr,
+    expect_use(*verb, {"--show-sources", "--check-sources", "--audit", "--order", "--union"},
+               ranks() == nullptr,
                "expected none over several ranks, each of which sees its own part of the text, found one");
+    expect_use(*verb, {"--union"}, flags->asked.common.device != "cuda",
+               "expected --device cpu, where texts are joined, found cuda");
+    if (flags->exact && flags->check_sources)
+      throw InputError("--check-sources: expected -a full without --exact, found it with");
     if (flags->exact && verb->count("--audit") > 0)
       throw InputError("--audit: expected none beside --exact, whose every token full attention verifies");
     run_each(*flags);

@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "engine/context.h"
 #include "engine/context_file.h"
+#include "engine/join/join_texts.h"
 #include "lodestone/automatic.h"
 #include "lodestone/error.h"
 #include "lodestone/sources.h"
@@ -92,11 +93,51 @@ void note_sampling_flags(const CLI::App& verb, const Sampling& sampling, const C
       print_remark(std::string(flag) + ": changes nothing without --temp above 0");
 }
 
+namespace {
+
+/// Drift up to which texts are joined (docs/guides/documents.md has what it was on each model).
+constexpr double kMostDrift = 0.5;
+
+/// Refused where rows are too far from those of one reading; else said.
+void check_drift(const AskedFlags& flags, const std::vector<double>& drift) {
+  for (std::size_t i = 0; i < drift.size(); ++i) {
+    if (drift[i] > kMostDrift)
+      throw InputError(
+          fmt::format("--union: {}: expected keys and values within {:.0f} % of those of one reading behind "
+                      "the other texts, found {:.0f} %: "
+                      "ask each text by itself, or index them together (index -f A -f B)",
+                      flags.joined[i], 100 * kMostDrift, 100 * drift[i]));
+    if (!flags.common.quiet)
+      print_remark(
+          fmt::format("{}: joined without being read again; its keys and values are {:.1f} % from those of "
+                      "one reading",
+                      flags.joined[i], 100 * drift[i]));
+  }
+}
+
+AskedText open_joined(const AskedFlags& flags, std::shared_ptr<const Model> model) {
+  std::vector<std::filesystem::path> paths = {flags.context};
+  paths.insert(paths.end(), flags.joined.begin(), flags.joined.end());
+  ContextOptions options = context_options(flags.common, flags.model);
+  if (options.device == Device::cuda && flags.common.device == "auto" && !flags.common.quiet)
+    print_remark("--union: answered on the CPU, where texts are joined");
+  options.device = Device::cpu;
+  JoinedTexts texts = join_texts(paths, model, options);
+  check_drift(flags, texts.drift);
+  texts.context.impl().audit.set_limit(audit_limit(flags.model));
+  return {.model = std::move(model),
+          .context = std::move(texts.context),
+          .attachments = std::move(texts.attachments)};
+}
+
+}  // namespace
+
 AskedText open_asked(const AskedFlags& flags) {
   const ContainerReader file(flags.context);
   const ContextMeta meta = read_context_meta(file, flags.context);
   check_against_file(flags, meta);
   auto model = model_of(flags, meta);
+  if (!flags.joined.empty()) return open_joined(flags, std::move(model));
   ContextOptions options = context_options(flags.common, flags.model);
   options.device = device_of(flags.common, meta.kv_type);
   expect_gpu(options.device, flags.model.gpu_memory, flags.model.kv_tier, flags.model.active_memory);
@@ -164,7 +205,7 @@ void build_missing(const AskedFlags& flags, Context& context, const std::vector<
     context.build_indexes([&](std::int64_t done) { progress.at(std::min(done, steps)); });
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (seconds > kWorthSaying && !flags.common.quiet)
+  if (seconds > kWorthSaying && !flags.common.quiet && flags.joined.empty())
     std::cerr << fmt::format(
         "{:.1f} s for the index of {}, which {} does not hold; `lodestone index -a` keeps it there\n",
         seconds, join(fresh), as_word(flags.context));

@@ -15,6 +15,7 @@ struct AskedFlags {
   CommonFlags common;
   ModelFlags model;
   std::string context;
+  std::vector<std::string> joined;  ///< further texts, to attend to all of them at once
   PromptFlags prompts;
   bool kv_type_given = false;
 };
@@ -34,7 +35,8 @@ struct AskedText {
   Context context;
   Attachments attachments;
 };
-/// InputError when flags and file do not fit.
+/// InputError when flags and file do not fit, or when texts cannot be joined. Says how far joined texts are from one
+/// reading.
 AskedText open_asked(const AskedFlags& flags);
 /// Also says what the user should know of how questions are put.
 Prompts prompts_of(const AskedFlags& flags, const AskedText& text);

@@ -147,6 +147,17 @@ SourceText read_sources(const IndexFlags& flags, const std::optional<Earlier>& e
   return source;
 }
 
+/// What was read, and what it will take.
+void say_read(const SourceText& source, std::int64_t tokens, std::int64_t kv_bytes) {
+  std::int64_t pages = 0;
+  for (const SourceFile& file : source.files) pages += file.pages;
+  const std::string files =
+      source.files.size() == 1 ? source.files.front().path : fmt::format("{} files", source.files.size());
+  say(fmt::format("{}: {}{} tokens, {} on disk without indexes", files,
+                  pages > 0 ? fmt::format("{} page{}, ", pages, pages == 1 ? "" : "s") : "", tokens,
+                  human_bytes(kv_bytes)));
+}
+
 /// What is to be indexed: what is added to goes on as it began.
 IndexedText tokens_of(const Model& model, const SourceText& source, const IndexFlags& flags,
                       const std::optional<Earlier>& earlier) {
@@ -313,7 +324,9 @@ Json index_text(IndexFlags flags) {
   ContextOptions options = context_options(flags.common, flags.model);
   options.max_tokens = flags.model.context > 0 ? flags.model.context
                                                : room_for_questions(*model, tokens, flags.model.rope_factor);
-  expect_room(flags.output, static_cast<std::uint64_t>(plan_memory(*model, options.kv_type, tokens, {}).kv));
+  const std::int64_t kv_bytes = plan_memory(*model, options.kv_type, tokens, {}).kv;
+  if (!flags.common.quiet) say_read(source, tokens, kv_bytes);
+  expect_room(flags.output, static_cast<std::uint64_t>(kv_bytes));
   const auto place = PrefillLog::beside(flags.output);
   if (flags.restart) std::filesystem::remove(place);
 

@@ -112,7 +112,7 @@ bool list_by_git(const fs::path& folder, FolderListing& listing) {
   return true;
 }
 
-void list_by_walking(const fs::path& folder, FolderListing& listing) {
+void list_by_walking(const fs::path& folder, const ReadOptions& options, FolderListing& listing) {
   std::error_code failed;
   fs::recursive_directory_iterator at(folder, fs::directory_options::none, failed);
   if (failed) throw InputError(fmt::format("{}: cannot be listed: {}", folder.string(), failed.message()));
@@ -122,7 +122,9 @@ void list_by_walking(const fs::path& folder, FolderListing& listing) {
     const bool hidden = path.filename().string().starts_with('.');
     const bool is_folder = at->is_directory(failed) && !at->is_symlink(failed);
     if (hidden && is_folder) at.disable_recursion_pending();
-    if (!hidden && !is_folder) listing.files.push_back(path.lexically_relative(folder).generic_string());
+    if (std::string file = path.lexically_relative(folder).generic_string();
+        !hidden && !is_folder && is_wanted(file, options))
+      listing.files.push_back(std::move(file));
     if (listing.files.size() > kMostFiles) break;  // refused by the caller
     at.increment(failed);
     if (failed) {
@@ -182,7 +184,7 @@ bool is_wanted(const std::string& path, const ReadOptions& options) {
 
 FolderListing list_folder(const fs::path& folder, const ReadOptions& options) {
   FolderListing listing;
-  if (!is_repository(folder) || !list_by_git(folder, listing)) list_by_walking(folder, listing);
+  if (!is_repository(folder) || !list_by_git(folder, listing)) list_by_walking(folder, options, listing);
   std::erase_if(listing.files, [&](const std::string& file) { return !is_wanted(file, options); });
   if (listing.files.size() > kMostFiles)
     throw InputError(

@@ -85,4 +85,46 @@ void Blanking::set(std::vector<Run> blanked) {
   *blanked_ = std::move(blanked);
 }
 
+namespace {
+
+constexpr Position kSinkTokens = 4;  // as for sources: what stands there is attended to whatever it says
+constexpr int kTries = 1000;
+
+bool meets(const std::vector<Run>& runs, const Run& run) {
+  return std::any_of(runs.begin(), runs.end(),
+                     [&](const Run& r) { return r.begin < run.end && run.begin < r.end; });
+}
+
+void sort_by_place(std::vector<Run>& runs) {
+  std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.begin < b.begin; });
+}
+
+}  // namespace
+
+std::vector<Run> runs_of(const std::vector<Citation>& citations) {
+  std::vector<Run> runs;
+  for (const Citation& c : citations)
+    runs.push_back({static_cast<Position>(c.token_begin), static_cast<Position>(c.token_end)});
+  sort_by_place(runs);
+  return runs;
+}
+
+std::vector<Run> runs_beside(const std::vector<Run>& runs, std::int64_t tokens, Rng& rng) {
+  std::vector<Run> others;
+  for (const Run& run : runs) {
+    const Position length = run.end - run.begin;
+    const std::int64_t places = tokens - length - kSinkTokens;
+    bool found = false;
+    for (int tries = 0; tries < kTries && places > 0 && !found; ++tries) {
+      const auto begin = static_cast<Position>(kSinkTokens + rng.below(static_cast<std::uint64_t>(places)));
+      const Run other = {begin, begin + length};
+      found = !meets(runs, other) && !meets(others, other);
+      if (found) others.push_back(other);
+    }
+    if (!found) return {};
+  }
+  sort_by_place(others);
+  return others;
+}
+
 }  // namespace lode

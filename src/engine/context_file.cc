@@ -126,6 +126,13 @@ std::string attachment_section(std::string_view name) {
   return fmt::format("attached/{}", name);
 }
 
+Json json_of(const ShardSet& set) {
+  Json shards = Json::array();
+  for (const Shard& shard : set.shards)
+    shards.push_back({{"file", shard.file}, {"begin", shard.tokens.begin}, {"end", shard.tokens.end}});
+  return {{"id", set.id}, {"files", shards}};
+}
+
 Json meta_of(const Context::Impl& c, const Attachments& attachments, const ShardSet& shards) {
   Json methods = Json::array();
   for (const Spec& spec : c.specs) methods.push_back(spec.str());
@@ -154,13 +161,6 @@ Json meta_of(const Context::Impl& c, const Attachments& attachments, const Shard
     meta["shards"] = json_of(shards);
   }
   return meta;
-}
-
-Json json_of(const ShardSet& set) {
-  Json shards = Json::array();
-  for (const Shard& shard : set.shards)
-    shards.push_back({{"file", shard.file}, {"begin", shard.tokens.begin}, {"end", shard.tokens.end}});
-  return {{"id", set.id}, {"files", shards}};
 }
 
 /// Shards lie beside the file and cover its tokens in order.

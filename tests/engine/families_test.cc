@@ -12,8 +12,10 @@
 #include "base/json.h"
 #include "engine/batch.h"
 #include "engine/context.h"
+#include "engine/join/join_texts.h"
 #include "engine/prefill_log.h"
 #include "engine/row_order.h"
+#include "kernels/kv_row.h"
 #include "lodestone/document.h"
 #include "lodestone/error.h"
 #include "lodestone/scheduler.h"
@@ -77,6 +79,32 @@ TEST_P(EngineFamily, GoesBackAndOnAsIfItHadReadNothingElse) {
   c.roll_back(0);
   c.prefill(ids(0, 100));
   EXPECT_EQ(c.forward(ids(100, 20), kFull), expected) << "from nothing";
+}
+
+TEST_P(EngineFamily, JoinedTextsHaveTheFirstLayerOfOneReading) {
+  std::vector<std::filesystem::path> paths;
+  for (const auto& [begin, count] : {std::pair(0, 90), std::pair(90, 70)}) {
+    Context c = context();
+    c.prefill(ids(begin, count));
+    c.build_indexes();
+    paths.push_back(dir_ / ("part" + std::to_string(begin) + ".lode"));
+    c.save(paths.back(), "");
+  }
+  const std::vector<std::int64_t> recurrent = model_->config().plan.recurrent_floats();
+  if (!recurrent.empty())
+    return test::expect_refused("recurrent layers", [&] { join_texts(paths, model_, {.chunk = 16}); });
+  const JoinedTexts joined = join_texts(paths, model_, {.chunk = 16});
+  Context one = context();
+  one.prefill(ids(0, 160));
+  const KvLayer found = joined.context.impl().kv.layer(0), wanted = one.impl().kv.layer(0);
+  std::vector<float> a(static_cast<std::size_t>(model_->config().head_dim)), b(a.size());
+  for (std::size_t head = 0; head < wanted.heads.size(); ++head)
+    for (std::int64_t row = 0; row < 160; ++row) {
+      read_key_row(found.heads[head], row, a.data());
+      read_key_row(wanted.heads[head], row, b.data());
+      for (std::size_t i = 0; i < a.size(); ++i)
+        ASSERT_NEAR(a[i], b[i], 1e-4) << head << " " << row << " " << i;
+    }
 }
 
 TEST_P(EngineFamily, ASavedDocumentIsTheDocument) {

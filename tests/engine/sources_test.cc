@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 
 #include "base/rng.h"
 #include "engine/blanking.h"
@@ -43,35 +44,6 @@ std::vector<TokenId> prompt(const Model& model, const std::string& question) {
       Tokenizer::Bos::none);
 }
 
-std::vector<Run> runs_of(std::vector<Citation> citations) {
-  std::sort(citations.begin(), citations.end(),
-            [](const Citation& a, const Citation& b) { return a.token_begin < b.token_begin; });
-  std::vector<Run> runs;
-  for (const Citation& c : citations)
-    runs.push_back({static_cast<Position>(c.token_begin), static_cast<Position>(c.token_end)});
-  return runs;
-}
-
-/// As many other sentences' tokens as `runs` has.
-std::vector<Run> others(const std::vector<Run>& runs, std::int64_t tokens, Rng& rng) {
-  std::vector<Run> chosen;
-  for (const Run& run : runs) {
-    const Position length = run.end - run.begin;
-    while (true) {
-      const auto begin =
-          static_cast<Position>(4 + rng.below(static_cast<std::uint64_t>(tokens - length - 4)));
-      const Run candidate = {begin, begin + length};
-      const auto meets = [&](const Run& r) { return r.begin < candidate.end && candidate.begin < r.end; };
-      if (std::any_of(runs.begin(), runs.end(), meets) || std::any_of(chosen.begin(), chosen.end(), meets))
-        continue;
-      chosen.push_back(candidate);
-      break;
-    }
-  }
-  std::sort(chosen.begin(), chosen.end(), [](const Run& a, const Run& b) { return a.begin < b.begin; });
-  return chosen;
-}
-
 TEST(Sources, BlankingWhatIsCitedChangesTheAnswerAndBlankingOthersDoesNot) {
   const auto model = Model::load(kPocket);
   const std::string text = text_of_facts();
@@ -101,7 +73,7 @@ TEST(Sources, BlankingWhatIsCitedChangesTheAnswerAndBlankingOthersDoesNot) {
     ASSERT_FALSE(runs.empty());
     blanking.set(runs);
     changed += answer(asked, nullptr) != whole;
-    blanking.set(others(runs, context.indexed_tokens(), rng));
+    blanking.set(runs_beside(runs, context.indexed_tokens(), rng));
     disturbed += answer(asked, nullptr) != whole;
   }
   std::printf("right %d, changed without their sources %d, without others %d\n", right, changed, disturbed);
@@ -122,6 +94,26 @@ TEST(Sources, BlankingNothingIsFullAttention) {
   const std::vector<float> same = context.forward(question, blanking.method());
   ASSERT_EQ(same.size(), exact.size());
   for (std::size_t i = 0; i < same.size(); ++i) ASSERT_NEAR(same[i], exact[i], 0.05) << i;
+}
+
+TEST(Sources, OtherPassagesAreAsLongAndMeetNoneThatAreCited) {
+  Rng rng(3);
+  const std::vector<Run> cited = {{10, 30}, {50, 55}, {90, 130}};
+  for (int round = 0; round < 200; ++round) {
+    const std::vector<Run> others = runs_beside(cited, 400, rng);
+    ASSERT_EQ(others.size(), cited.size());
+    std::multiset<Position> lengths, wanted = {20, 5, 40};
+    Position end = 4;
+    for (const Run& run : others) {
+      lengths.insert(run.end - run.begin);
+      ASSERT_GE(run.begin, end);
+      end = run.end;
+      for (const Run& c : cited) ASSERT_TRUE(run.end <= c.begin || c.end <= run.begin);
+    }
+    ASSERT_LE(end, 400);
+    ASSERT_EQ(lengths, wanted);
+  }
+  EXPECT_TRUE(runs_beside({{4, 60}}, 80, rng).empty()) << "no room";
 }
 
 std::vector<std::string> sentences(const std::string& text) {
