@@ -60,6 +60,7 @@ void run(const TrainFlags& flags) {
   check_output(flags);
   const auto model = load_model(flags.common, flags.model);
   const ModelConfig& config = model->config();
+  expect_like_layers(config, "train kmeans");
   const bool roped = flags.rope == "on";
   CentroidTrainer trainer(config.layers, config.kv_heads, config.head_dim, roped, flags.seed);
   std::int64_t tokens = 0;

@@ -83,6 +83,7 @@ void put_rows(KvStore& store, int layer, const std::vector<KvRows>& heads) {
 std::vector<std::vector<KvRows>> checked_layers(const ModelConfig& config, std::size_t tokens,
                                                 const std::vector<Array>& keys,
                                                 const std::vector<Array>& values) {
+  expect_like_layers(config, "from_keys");
   std::vector<std::vector<KvRows>> layers;
   for (std::size_t i = 0; i < keys.size(); ++i) {
     layers.push_back(kv_heads(keys[i], values[i]));
@@ -154,8 +155,8 @@ std::vector<std::pair<Rows, Rows>> kv_of(nb::handle_t<PyDocument> self, int laye
                      std::to_string(layer));
   const auto& all = document.document->impl().rows;
   std::vector<std::pair<Rows, Rows>> heads;
-  for (int h = 0; h < config.kv_heads; ++h) {
-    const KvRows& rows = all[static_cast<std::size_t>(layer * config.kv_heads + h)];
+  for (int h = 0; h < config.kv_heads_of(layer); ++h) {
+    const KvRows& rows = all[static_cast<std::size_t>(layer * config.most_kv_heads() + h)];
     heads.emplace_back(rows_of(rows, true, self), rows_of(rows, false, self));
   }
   return heads;

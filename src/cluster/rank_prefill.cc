@@ -116,6 +116,7 @@ void expect_model(const ModelConfig& config) {
     if (config.plan.layer(layer).recurrent) refuse("recurrent layers");
     if (config.plan.layer(layer).window > 0) refuse("layers with a sliding window");
   }
+  expect_like_layers(config, "over several ranks");
 }
 
 void expect_no_listeners(const Context::Impl& c) {

@@ -228,6 +228,7 @@ void share_out(const Document& document, Communicator& ranks) {
   if (document.tokens() < ranks.size())
     throw InputError(fmt::format("expected a text of at least {} tokens, one for each rank, found {}",
                                  ranks.size(), document.tokens()));
+  expect_like_layers(document.impl().parts().config, "over several ranks");
   document.impl().distributed =
       std::make_shared<ShardAttention>(ranks, document.tokens(), document.impl().parts().config);
 }

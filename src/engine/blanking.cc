@@ -2,7 +2,6 @@
 #include "engine/blanking.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "engine/context.h"
 #include "engine/row_order.h"
@@ -62,9 +61,9 @@ Blanking::Blanking(Context& context) : blanked_(std::make_shared<std::vector<Run
   for (int layer = 0; layer < c.config.layers; ++layer) {
     const LayerGeometry geometry = {.layer = layer,
                                     .query_heads = c.config.query_heads,
-                                    .kv_heads = c.config.kv_heads,
-                                    .head_dim = c.config.head_dim,
-                                    .scale = 1.0f / std::sqrt(static_cast<float>(c.config.head_dim)),
+                                    .kv_heads = c.config.kv_heads_of(layer),
+                                    .head_dim = c.config.head_dim_of(layer),
+                                    .scale = score_scale(c.config),
                                     .dense = method.spec.dense,
                                     .rope = &c.rope,
                                     .pool = &c.model->pool(),

@@ -10,6 +10,7 @@
 #include "engine/context_file.h"
 #include "engine/row_order.h"
 #include "lodestone/error.h"
+#include "model/kv_shape.h"
 #include "select/shared/orders_rows.h"
 #include "select/shared/shares_index.h"
 
@@ -148,13 +149,7 @@ Context::Impl::Impl(std::shared_ptr<const Model> model_, const ContextOptions& o
       config(scaled_config(*model, options_)),
       rope_tokens(checked(config, options_).max_tokens),
       rope(config, rope_tokens),
-      kv({.layers = config.layers,
-          .kv_heads = config.kv_heads,
-          .head_dim = config.head_dim,
-          .type = options_.kv_type,
-          .max_tokens = rope_tokens,
-          .recurrent = config.plan.recurrent_floats(),
-          .shared_rows = config.plan.latent.kv_rank > 0}),
+      kv(kv_shape(config, options_.kv_type, rope_tokens)),
       llama(model->config(), model->impl().weights, model->pool()),
       listeners(static_cast<std::size_t>(config.layers)),
       later_listeners(listeners),
@@ -474,8 +469,8 @@ MethodId Context::attach(const Spec& spec) {
   for (int layer = 0; layer < c.config.layers && info.make; ++layer) {
     const LayerGeometry geometry = {.layer = layer,
                                     .query_heads = c.config.query_heads,
-                                    .kv_heads = c.config.kv_heads,
-                                    .head_dim = c.config.head_dim,
+                                    .kv_heads = c.config.kv_heads_of(layer),
+                                    .head_dim = c.config.head_dim_of(layer),
                                     .scale = score_scale(c.config),
                                     .dense = spec.dense,
                                     .rope = &c.llama.rope_of(layer, c.rope),

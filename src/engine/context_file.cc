@@ -23,6 +23,7 @@
 #include "engine/source_sections.h"
 #include "kernels/q4_rows.h"
 #include "lodestone/error.h"
+#include "model/kv_shape.h"
 #include "select/shared/shares_index.h"
 
 namespace lode {
@@ -31,7 +32,8 @@ namespace {
 
 /// Version 2: there are attachments that answers depend on, which readers of version 1 would ignore. Version 3: layers
 /// are recurrent, and have states in place of rows; or rows are latent, and held once. Version 4: rows lie in shards.
-constexpr int kMetaVersion = 1, kRequiresAttachments = 2, kHasStates = 3, kHasShards = 4;
+/// Version 5: layers have heads of different sizes, or the rows of earlier ones.
+constexpr int kMetaVersion = 1, kRequiresAttachments = 2, kHasStates = 3, kHasShards = 4, kLayersDiffer = 5;
 constexpr int kShardVersion = 1;
 constexpr std::int64_t kMostShards = 4096;
 constexpr std::size_t kShardId = 16;  // letters
@@ -111,7 +113,7 @@ Json context_meta(const Context::Impl& c, const Json& methods) {
           {"model_fingerprint", c.model->fingerprint()},
           {"tokenizer_fingerprint", c.model->tokenizer().fingerprint()},
           {"layers", c.config.layers},
-          {"kv_heads", c.config.kv_heads},
+          {"kv_heads", c.kv.shape().kv_heads},
           {"head_dim", c.config.head_dim},
           {"kv_type", std::string(name_of(c.options.kv_type))},
           {"tokens", c.tokens()},
@@ -160,6 +162,13 @@ Json meta_of(const Context::Impl& c, const Attachments& attachments, const Shard
     meta["version"] = kHasShards;
     meta["shards"] = json_of(shards);
   }
+  if (!c.kv.shape().by_layer.empty()) {
+    meta["version"] = kLayersDiffer;
+    Json layers = Json::array();
+    for (const KvLayerShape& layer : c.kv.shape().by_layer)
+      layers.push_back({layer.kv_heads, layer.head_dim, layer.rows_of});
+    meta["layer_rows"] = std::move(layers);
+  }
   return meta;
 }
 
@@ -203,6 +212,34 @@ std::vector<std::int64_t> read_numbers(const Json& json, const char* field, cons
     throw InputError(fmt::format("{}: '{}': expected a list of numbers", where, field));
   for (const Json& x : json[field]) numbers.push_back(json_int({{field, x}}, field, where, 0, high));
   return numbers;
+}
+
+/// Heads, their numbers, and the layer whose rows they are, of layers that differ.
+std::vector<KvLayerShape> read_layer_rows(const Json& json, const ContextMeta& meta,
+                                          const std::string& where) {
+  std::vector<KvLayerShape> layers;
+  if (!json_has(json, "layer_rows")) return layers;
+  const Json& list = json["layer_rows"];
+  if (!list.is_array() || std::ssize(list) != meta.layers)
+    throw InputError(fmt::format("{}: 'layer_rows': expected a list of {} layers", where, meta.layers));
+  for (int i = 0; i < meta.layers; ++i) {
+    const Json& layer = list[static_cast<std::size_t>(i)];
+    if (!layer.is_array() || layer.size() != 3)
+      throw InputError(fmt::format("{}: 'layer_rows': expected three numbers of layer {}", where, i));
+    const auto read = [&](std::size_t at, std::int64_t low, std::int64_t high) {
+      return static_cast<int>(json_int({{"layer_rows", layer[at]}}, "layer_rows", where, low, high));
+    };
+    layers.push_back(
+        {.kv_heads = read(0, 1, meta.kv_heads), .head_dim = read(1, 2, 1024), .rows_of = read(2, 0, i)});
+  }
+  for (const KvLayerShape& layer : layers) {
+    const KvLayerShape& source = layers[static_cast<std::size_t>(layer.rows_of)];
+    if (layer != KvLayerShape{source.kv_heads, source.head_dim, layer.rows_of} ||
+        source.rows_of != layer.rows_of)
+      throw InputError(fmt::format(
+          "{}: 'layer_rows': expected layers that share rows to have the same heads, found others", where));
+  }
+  return layers;
 }
 
 /// The layers that have no rows, and the tokens of the states that stand for them.
@@ -272,9 +309,11 @@ void check_fits(const std::filesystem::path& path, const ContextMeta& meta, cons
   const ModelConfig& config = model.config();
   expect_same(path, "model", meta.model_fingerprint, model.fingerprint());
   expect_same(path, "tokenizer", meta.tokenizer_fingerprint, model.tokenizer().fingerprint());
+  const KvShape shape = kv_shape(config, meta.kv_type, 1);
   expect_same(path, "shape",
               fmt::format("{} layers, {} KV heads of {}", meta.layers, meta.kv_heads, meta.head_dim),
-              fmt::format("{} layers, {} KV heads of {}", config.layers, config.kv_heads, config.head_dim));
+              fmt::format("{} layers, {} KV heads of {}", shape.layers, shape.kv_heads, shape.head_dim));
+  if (meta.by_layer != shape.by_layer) expect_same(path, "shape", "heads of its layers", "others");
   if (meta.rope_factor == 1.0 && meta.max_positions == 0 &&
       config.rope_scaling.kind != RopeScaling::Kind::none)
     throw InputError(path.string() +
@@ -323,7 +362,6 @@ void check_rows(const Context::Impl& c, const RowFile& rows, const ContextMeta& 
   const ContainerReader& file = *rows.file;
   const auto parts = parts_of(meta.kv_type);
   const auto per_head = static_cast<std::int64_t>(parts.size());
-  const std::int64_t row_bytes = row_bytes_of(meta.kv_type, meta.head_dim);
   c.model->pool().for_each(per_head * meta.layers * meta.kv_heads, [&](std::int64_t item, int) {
     check_cancel();
     const PartName& part = parts[static_cast<std::size_t>(item % per_head)];
@@ -332,7 +370,9 @@ void check_rows(const Context::Impl& c, const RowFile& rows, const ContextMeta& 
     if (!c.kv.shape().holds(layer, head, is_key(part.part))) return;
     const std::string name = kv_section(layer, head, part.name);
     const bool scale = part.part == KvStore::Part::k_scale || part.part == KvStore::Part::v_scale;
-    const std::int64_t expected = rows.tokens.count() * (scale ? std::int64_t{sizeof(float)} : row_bytes);
+    const std::int64_t expected =
+        rows.tokens.count() *
+        (scale ? std::int64_t{sizeof(float)} : row_bytes_of(meta.kv_type, c.kv.shape().dim(layer)));
     if (static_cast<std::int64_t>(file.bytes(name).size()) != expected) {
       throw InputError(fmt::format("{}: section '{}': expected {} bytes for {} tokens, found {}",
                                    file.file().path().string(), name, expected, rows.tokens.count(),
@@ -406,18 +446,18 @@ const ContainerReader* index_file(const Context::Impl& c, const AttachedMethod& 
 /// Where a number is infinite or none, all that attends to it is: a file of it answers nothing.
 void expect_finite_rows(const Context::Impl& c, const Share& tokens) {
   if (c.options.kv_type == DType::q8) return;  // refused when they were quantised
-  const auto heads = std::int64_t{c.config.layers} * c.config.kv_heads;
-  c.model->pool().for_each(2 * heads, [&](std::int64_t item, int) {
+  const int most = c.kv.shape().kv_heads;
+  c.model->pool().for_each(2 * std::int64_t{c.config.layers} * most, [&](std::int64_t item, int) {
     check_cancel();
-    const int layer = static_cast<int>(item / 2 / c.config.kv_heads);
-    const int head = static_cast<int>(item / 2 % c.config.kv_heads);
+    const int layer = static_cast<int>(item / 2 / most);
+    const int head = static_cast<int>(item / 2 % most);
     const auto part = item % 2 == 0 ? KvStore::Part::k : KvStore::Part::v;
     if (!c.kv.shape().holds(layer, head, is_key(part))) return;
     const auto rows = c.kv.rows(layer, head, part);
     const std::size_t row = rows.size() / std::max<std::size_t>(1, c.ids.size());
     for (std::size_t at = static_cast<std::size_t>(tokens.begin) * row;
          at < static_cast<std::size_t>(tokens.end) * row; at += row)
-      if (!all_finite(rows.subspan(at, row), c.options.kv_type, c.config.head_dim))
+      if (!all_finite(rows.subspan(at, row), c.options.kv_type, c.kv.shape().dim(layer)))
         throw InputError(fmt::format("layer {} KV head {}: expected finite {}, found others at token {}: {}",
                                      layer, head, item % 2 == 0 ? "keys" : "values", at / row,
                                      c.options.kv_type == DType::f16 || c.options.kv_type == DType::q4
@@ -436,7 +476,8 @@ std::int64_t ContextMeta::token_bytes() const {
                          .type = kv_type,
                          .max_tokens = tokens,
                          .recurrent = recurrent,
-                         .shared_rows = shared_rows};
+                         .shared_rows = shared_rows,
+                         .by_layer = by_layer};
   return shape.token_bytes();
 }
 
@@ -444,7 +485,7 @@ ContextMeta read_context_meta(const ContainerReader& file, const std::filesystem
   const std::string where = path.string() + ": section 'meta'";
   const auto raw = file.bytes("meta");
   const Json json = parse_json({reinterpret_cast<const char*>(raw.data()), raw.size()}, where);
-  json_int(json, "version", where, kMetaVersion, kHasShards);
+  json_int(json, "version", where, kMetaVersion, kLayersDiffer);
   ContextMeta meta;
   meta.model_path = json_string(json, "model", where);
   meta.model_fingerprint = json_string(json, "model_fingerprint", where);
@@ -455,6 +496,7 @@ ContextMeta read_context_meta(const ContainerReader& file, const std::filesystem
   meta.kv_type = parse_dtype(json_string(json, "kv_type", where));
   meta.tokens = json_int(json, "tokens", where, 1, kMaxTokens);
   meta.shared_rows = json_has(json, "shared_rows") && json_bool(json, "shared_rows", where);
+  meta.by_layer = read_layer_rows(json, meta, where);
   read_states(json, meta, where);
   if (meta.tokens > kMaxKvBytes / std::max<std::int64_t>(1, meta.token_bytes())) {
     throw InputError(fmt::format("{}: expected KV of at most {}, found {} tokens of {} bytes", where,
@@ -498,7 +540,7 @@ namespace {
 void add_rows(const Context::Impl& c, const Share& tokens, ContainerWriter& out) {
   for (int layer = 0; layer < c.config.layers; ++layer) {
     check_cancel();
-    for (int head = 0; head < c.config.kv_heads; ++head) {
+    for (int head = 0; head < c.kv.shape().kv_heads; ++head) {
       for (const PartName& part : parts_of(c.options.kv_type)) {
         if (!c.kv.shape().holds(layer, head, is_key(part.part))) continue;
         const auto rows = c.kv.rows(layer, head, part.part);

@@ -11,6 +11,7 @@
 
 #include "base/communicator.h"
 #include "io/container.h"
+#include "kv/store.h"
 #include "lodestone/document.h"
 #include "lodestone/types.h"
 
@@ -38,10 +39,12 @@ struct ContextMeta {
   std::int64_t tokens = 0;
   std::vector<std::int64_t> recurrent;  ///< [layers] floats of the states of layers without rows; empty: none
   bool shared_rows = false;             ///< latent rows, held once for all heads
-  std::vector<std::int64_t> states;     ///< tokens that there are states of, rising
-  std::int64_t rope_tokens = 0;         ///< the context length for which RoPE's frequencies were made
-  double rope_factor = 0;               ///< yarn asked for by the user; 0 = none
-  std::int64_t max_positions = 0;  ///< the model's context then, which rope_factor stretches; 0 = not said
+  std::vector<KvLayerShape>
+      by_layer;  ///< [layers] whose heads differ, or whose rows are another's; empty: none
+  std::vector<std::int64_t> states;  ///< tokens that there are states of, rising
+  std::int64_t rope_tokens = 0;      ///< the context length for which RoPE's frequencies were made
+  double rope_factor = 0;            ///< yarn asked for by the user; 0 = none
+  std::int64_t max_positions = 0;    ///< the model's context then, which rope_factor stretches; 0 = not said
   std::uint64_t seed = 0;
   std::vector<std::string> methods;                ///< specs whose indexes are in the file
   std::vector<std::string> attachments, required;  ///< names; `required` are those that answers depend on

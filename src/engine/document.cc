@@ -58,10 +58,11 @@ Document::Impl::Impl(Context context_, std::string text_, Attachments attachment
     gpu->upload(parts().kv);
     return;
   }
-  for (int layer = 0; layer < parts().config.layers && context.tokens() > 0; ++layer) {
-    const auto heads = parts().kv.layer(layer).heads;
-    rows.insert(rows.end(), heads.begin(), heads.end());
-  }
+  if (context.tokens() == 0) return;
+  const int most = parts().config.most_kv_heads();
+  rows.resize(static_cast<std::size_t>(parts().config.layers) * static_cast<std::size_t>(most));
+  for (int layer = 0; layer < parts().config.layers; ++layer)
+    std::ranges::copy(parts().kv.layer(layer).heads, rows.begin() + std::ptrdiff_t{layer} * most);
 }
 
 Position far_limit_of(std::int64_t tokens, const AttachedMethod& method) {

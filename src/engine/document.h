@@ -19,7 +19,7 @@ struct Document::Impl {
   Attachments attachments;
   std::string fingerprint;
   std::vector<Spec> methods;  ///< that have an index
-  std::vector<KvRows> rows;   ///< [L, Hkv] of all tokens; empty when there are none
+  std::vector<KvRows> rows;   ///< [L, most_kv_heads] of all tokens; empty when there are none
   /// Selectors keep scratch memory, and what they know of branches: one caller at a time.
   mutable std::mutex choosing;
   mutable std::atomic<std::int32_t> last_branch{0};  ///< ids that selectors know branches by

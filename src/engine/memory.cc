@@ -9,7 +9,7 @@
 #include "engine/context.h"
 #include "engine/model.h"
 #include "kernels/tiled_weight.h"
-#include "kv/store.h"
+#include "model/kv_shape.h"
 #include "model/llama.h"
 #include "select/retrieval/memory.h"
 
@@ -23,8 +23,8 @@ constexpr std::int64_t kProgramBytes = 24 << 20;
 LayerGeometry geometry_of(const ModelConfig& config, const LocalWindow& dense, int layer) {
   return {.layer = layer,
           .query_heads = config.query_heads,
-          .kv_heads = config.kv_heads,
-          .head_dim = config.head_dim,
+          .kv_heads = config.kv_heads_of(layer),
+          .head_dim = config.head_dim_of(layer),
           .dense = dense};
 }
 
@@ -35,11 +35,12 @@ std::int64_t tile_bytes(const Weight& w) {
   return tiles * TileLayout{tile_format(w.type)}.tile_bytes(w.cols);
 }
 std::int64_t tile_bytes(const ModelWeights& weights) {
-  std::int64_t bytes = tile_bytes(weights.output);
+  std::int64_t bytes = tile_bytes(weights.output) + tile_bytes(weights.input_projection);
   for (const LayerWeights& w : weights.layers) {
     for (const Weight* matrix :
          {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down, &w.router, &w.attention_gate, &w.latent.q_a,
-          &w.latent.q_b, &w.latent.kv_a, &w.delta.qkv, &w.delta.z, &w.delta.b, &w.delta.a, &w.delta.out})
+          &w.latent.q_b, &w.latent.kv_a, &w.delta.qkv, &w.delta.z, &w.delta.b, &w.delta.a, &w.delta.out,
+          &w.inputs.gate, &w.inputs.out})
       bytes += tile_bytes(*matrix);
     for (const ExpertWeights& e : w.experts)
       for (const Weight* matrix : {&e.gate, &e.up, &e.down}) bytes += tile_bytes(*matrix);
@@ -51,13 +52,7 @@ std::int64_t tile_bytes(const ModelWeights& weights) {
 
 MemoryPlan plan_memory(const Model& model, DType kv_type, std::int64_t tokens, std::span<const Spec> specs) {
   const ModelConfig& config = model.config();
-  const KvShape shape = {.layers = config.layers,
-                         .kv_heads = config.kv_heads,
-                         .head_dim = config.head_dim,
-                         .type = kv_type,
-                         .max_tokens = tokens,
-                         .recurrent = config.plan.recurrent_floats(),
-                         .shared_rows = config.plan.latent.kv_rank > 0};
+  const KvShape shape = kv_shape(config, kv_type, tokens);
   MemoryPlan plan;
   plan.weights = model.weight_bytes() + tile_bytes(model.impl().weights);
   plan.kv = tokens * shape.token_bytes();

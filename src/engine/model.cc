@@ -27,6 +27,7 @@ void add_experts(const ExpertPlan& e, const auto& add) {
   add("expert_groups", e.groups, usual.groups);
   add("expert_groups_used", e.groups_used, usual.groups_used);
   add("expert_group_best", e.group_best, usual.group_best);
+  add("experts_apart", e.apart, usual.apart);
 }
 
 /// What a plan has beyond Llama's, and so what fingerprints of older files never spoke of; empty for those.
@@ -50,6 +51,10 @@ std::string text_of(const ModelConfig& c) {
   add("residual_multiplier", p.residual_multiplier, usual.residual_multiplier);
   add("logit_divisor", p.logit_divisor, usual.logit_divisor);
   add("logit_cap", p.logit_cap, usual.logit_cap);
+  add("v_norm", p.v_norm, usual.v_norm);
+  add("layer_factor", p.layer_factor, usual.layer_factor);
+  add("inputs", p.inputs.width, usual.inputs.width);
+  add("rope_share", c.rope_scaling.share, 1.0);
   add("sinks", p.sinks, usual.sinks);
   add("attention_gate", p.attention_gate, usual.attention_gate);
   add("activation_limit", p.activation_limit, usual.activation_limit);
@@ -61,6 +66,10 @@ std::string text_of(const ModelConfig& c) {
     add(fmt::format("window{}", i), static_cast<double>(p.layers[i].window), 0);
     add(fmt::format("turn{}", i), static_cast<int>(p.layers[i].turn), static_cast<int>(Turn::usual));
     add(fmt::format("recurrent{}", i), p.layers[i].recurrent, false);
+    add(fmt::format("kv_heads{}", i), p.layers[i].kv_heads, 0);
+    add(fmt::format("head_dim{}", i), p.layers[i].head_dim, 0);
+    add(fmt::format("value_is_key{}", i), p.layers[i].value_is_key, false);
+    add(fmt::format("rows_of{}", i), p.layers[i].rows_of, LayerPlan::kOwn);
   }
   for (const float x : c.rope_scaling.short_divisors) text += fmt::format(" {}", x);
   for (const float x : c.rope_scaling.long_divisors) text += fmt::format(" {}", x);

@@ -49,11 +49,12 @@ template <class Visit>
 void each_part(const Context::Impl& c, const Visit& visit) {
   const std::size_t parts = c.options.kv_type == DType::q8 ? 4 : 2;
   for (int layer = 0; layer < c.config.layers; ++layer)
-    for (int head = 0; head < c.config.kv_heads; ++head)
+    for (int head = 0; head < c.kv.shape().heads(layer); ++head)
       for (std::size_t p = 0; p < parts; ++p)
         if (c.kv.shape().holds(layer, head, p % 2 == 0))
-          visit(layer, head, all_parts()[p],
-                p < 2 ? row_bytes_of(c.options.kv_type, c.config.head_dim) : std::int64_t{sizeof(float)});
+          visit(
+              layer, head, all_parts()[p],
+              p < 2 ? row_bytes_of(c.options.kv_type, c.kv.shape().dim(layer)) : std::int64_t{sizeof(float)});
 }
 
 std::int64_t block_bytes(const Context::Impl& c, std::int64_t tokens) {

@@ -20,7 +20,8 @@ bool order_rows(Context& context) {
     only = &method;
   }
   if (only == nullptr || c.gpu != nullptr || !only->built) return false;
-  if (c.kv.shape().shared_rows) return false;  // heads have the same rows, and each its clusters
+  // Heads or layers have the same rows, and each its clusters.
+  if (c.kv.shape().shared_rows || c.kv.shape().layers_share_rows()) return false;
   const Position end = always_far_end(only->spec.dense, c.indexed);
   for (int layer = 0; layer < c.config.layers; ++layer) {
     check_cancel();
@@ -37,6 +38,10 @@ void expect_order(const Context& context) {
   if (c.kv.shape().shared_rows)
     throw InputError(
         "expected a model whose heads have rows of their own for --order cluster, found latent rows");
+  if (c.kv.shape().layers_share_rows())
+    throw InputError(
+        "expected a model whose layers have rows of their own for --order cluster, found layers that share "
+        "them");
   bool attached = false, ordered = false;
   const auto sparse = std::count_if(c.methods.begin(), c.methods.end(),
                                     [](const AttachedMethod& method) { return !method.dense(); });

@@ -127,20 +127,21 @@ void RunningAnswer::add_pieces(std::int64_t begin, std::int64_t end, bool sparse
 
 void RunningAnswer::collect_sources() {
   const ModelConfig& config = model().config();
-  const std::int64_t most = std::ssize(request_.prompt) + request_.options.max_new_tokens;
-  answer_.sources.mass.assign(static_cast<std::size_t>(std::min(max_tokens(), sequence_->begin() + most)),
-                              0.0);
+  const std::int64_t most_tokens = std::ssize(request_.prompt) + request_.options.max_new_tokens;
+  answer_.sources.mass.assign(
+      static_cast<std::size_t>(std::min(max_tokens(), sequence_->begin() + most_tokens)), 0.0);
   const auto first = static_cast<Position>(sequence_->begin() + std::ssize(request_.prompt) - 1);
   answer_.sources.sharpness = request_.sharpness;
-  const auto threshold = static_cast<float>(answer_.sources.sharpness * config.group());
-  std::vector<RowOrder> orders;  // [L, Hkv]
+  const int most = config.most_kv_heads();
+  std::vector<RowOrder> orders(static_cast<std::size_t>(config.layers * most));  // [L, most_kv_heads]
   for (int layer = 0; layer < config.layers; ++layer)
-    for (int head = 0; head < config.kv_heads; ++head)
-      orders.push_back(row_order(sequence_->context(), layer, head));
-  hooks_.mass = [this, first, threshold, orders = std::move(orders)](const LayerGeometry& geometry,
-                                                                     const AttentionMass& m) {
+    for (int head = 0; head < config.kv_heads_of(layer); ++head)
+      orders[static_cast<std::size_t>(layer * most + head)] = row_order(sequence_->context(), layer, head);
+  hooks_.mass = [this, first, most, orders = std::move(orders)](const LayerGeometry& geometry,
+                                                                const AttentionMass& m) {
     if (m.query < first) return;
-    const RowOrder& order = orders[static_cast<std::size_t>(geometry.layer * geometry.kv_heads + m.kv_head)];
+    const auto threshold = static_cast<float>(answer_.sources.sharpness * geometry.group());
+    const RowOrder& order = orders[static_cast<std::size_t>(geometry.layer * most + m.kv_head)];
     for (std::size_t i = 0; i < m.rows.size(); ++i)
       if (m.mass[i] >= threshold) seen_.push_back({m.query, order.token_of(m.rows[i]), m.mass[i]});
   };

@@ -107,13 +107,19 @@ void refuse_what_only_the_cpu_has(const ModelConfig& c) {
   constexpr int kMostHeadDim = 256;
   const ModelPlan& p = c.plan;
   const auto any = [&](auto has) { return std::any_of(p.layers.begin(), p.layers.end(), has); };
-  const char* const part = c.head_dim > kMostHeadDim ? "heads of more than 256 numbers"
-                           : any([](const LayerPlan& l) { return l.recurrent; }) ? "recurrent layers"
-                           : any([](const LayerPlan& l) { return l.experts; })   ? "mixtures of experts"
-                           : p.latent.kv_rank > 0                                ? "latent rows"
-                           : p.sinks                                             ? "attention sinks"
-                           : p.attention_gate                                    ? "gated attention"
-                                                                                 : nullptr;
+  const char* const part =
+      c.head_dim > kMostHeadDim                             ? "heads of more than 256 numbers"
+      : any([](const LayerPlan& l) { return l.recurrent; }) ? "recurrent layers"
+      : any([](const LayerPlan& l) { return l.experts; })   ? "mixtures of experts"
+      : p.latent.kv_rank > 0                                ? "latent rows"
+      : p.sinks                                             ? "attention sinks"
+      : p.inputs.width > 0                                  ? "numbers for each layer"
+      : p.v_norm                                            ? "norms of values"
+      : p.layer_factor                                      ? "factors of layers"
+      : any([](const LayerPlan& l) { return !l.own_rows() || l.kv_heads > 0 || l.head_dim > 0; })
+          ? "layers whose heads differ"
+      : p.attention_gate ? "gated attention"
+                         : nullptr;
   if (part == nullptr) return;
   throw InputError(
       fmt::format("--device cuda: expected a model without {}, found them in {}: use --device cpu", part,

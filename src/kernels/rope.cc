@@ -116,14 +116,15 @@ void turn(std::span<float> x, std::span<const float> frequencies, std::size_t tu
   }
 }
 
-constexpr std::array<std::pair<std::string_view, RopeScaling::Kind>, 7> kKinds = {
+constexpr std::array<std::pair<std::string_view, RopeScaling::Kind>, 8> kKinds = {
     {{"default", RopeScaling::Kind::none},
      {"linear", RopeScaling::Kind::linear},
      {"dynamic", RopeScaling::Kind::dynamic},
      {"yarn", RopeScaling::Kind::yarn},
      {"llama3", RopeScaling::Kind::llama3},
      {"longrope", RopeScaling::Kind::longrope},
-     {"divisors", RopeScaling::Kind::divisors}}};
+     {"divisors", RopeScaling::Kind::divisors},
+     {"proportional", RopeScaling::Kind::proportional}}};
 
 }  // namespace
 
@@ -148,11 +149,14 @@ Rope::Rope(const RopeShape& shape, std::int64_t max_tokens) {
   } else {
     for (const float period : p) {
       const float frequency = 1 / period;
-      frequencies_.push_back(s.kind == RopeScaling::Kind::linear   ? frequency / static_cast<float>(s.factor)
+      const bool divided = s.kind == RopeScaling::Kind::linear || s.kind == RopeScaling::Kind::proportional;
+      frequencies_.push_back(divided                               ? frequency / static_cast<float>(s.factor)
                              : s.kind == RopeScaling::Kind::llama3 ? scale_llama3(s, frequency)
                                                                    : frequency);
     }
   }
+  if (s.kind == RopeScaling::Kind::proportional)
+    frequencies_.resize(static_cast<std::size_t>(s.share * d / 2 + 1e-6));
   turning_ = frequencies_.size();
   frequencies_.resize(static_cast<std::size_t>(shape.head_dim / 2), 0.0f);
 }

@@ -12,7 +12,7 @@
 namespace lode {
 
 struct RopeScaling {
-  enum class Kind { none, linear, dynamic, yarn, llama3, longrope, divisors };
+  enum class Kind { none, linear, dynamic, yarn, llama3, longrope, divisors, proportional };
   Kind kind = Kind::none;
   double factor = 1.0;
   std::int64_t original_max_positions = 0;
@@ -25,6 +25,7 @@ struct RopeScaling {
   // longrope: divisors of the frequencies in contexts up to original_max_positions, and in longer ones.
   // divisors: those of all contexts (GGUF's rope_freqs).
   std::vector<float> short_divisors = {}, long_divisors = {};
+  double share = 1.0;  ///< proportional: of a head's pairs, the first ones turn, as fast as if all did
 };
 
 /// As config.json has it.

@@ -56,8 +56,8 @@ RowOrder RowOrder::inverse() const {
 
 void move_rows(KvStore& kv, int layer, std::span<const RowOrder> orders, ThreadPool& pool) {
   const KvShape& shape = kv.shape();
-  LODE_ASSERT(std::ssize(orders) == shape.kv_heads);
-  const std::int64_t row_bytes = row_bytes_of(shape.type, shape.head_dim);
+  LODE_ASSERT(std::ssize(orders) == shape.heads(layer) && shape.has_rows(layer));
+  const std::int64_t row_bytes = row_bytes_of(shape.type, shape.dim(layer));
   std::size_t most = 0;
   for (const RowOrder& order : orders) {
     LODE_ASSERT(order.begin >= 0 && order.end() <= kv.tokens());
@@ -68,7 +68,7 @@ void move_rows(KvStore& kv, int layer, std::span<const RowOrder> orders, ThreadP
   constexpr std::array<Part, 4> kParts = {Part::k, Part::v, Part::k_scale, Part::v_scale};
   // Nothing below allocates, bodies of loops go by reference, so nothing fails: rows of which some have moved
   // would be lost.
-  for (int head = 0; head < shape.kv_heads; ++head) {
+  for (int head = 0; head < shape.heads(layer); ++head) {
     const RowOrder& order = orders[static_cast<std::size_t>(head)];
     for (const Part part : std::span(kParts).first(shape.type == DType::q8 ? 4 : 2)) {
       const bool scale = part == Part::k_scale || part == Part::v_scale;

@@ -90,10 +90,18 @@ float narrow_q8(std::span<const float> x, std::int8_t* codes) {
 }  // namespace
 
 std::int64_t KvShape::token_bytes() const {
-  std::int64_t with_rows = 0;
-  for (int layer = 0; layer < layers; ++layer) with_rows += has_rows(layer) ? 1 : 0;
-  return with_rows * (shared_rows ? 1 : 2 * std::int64_t{kv_heads}) *
-         (row_bytes_of(type, head_dim) + (type == DType::q8 ? 4 : 0));
+  std::int64_t bytes = 0;
+  for (int layer = 0; layer < layers; ++layer)
+    if (has_rows(layer))
+      bytes += (shared_rows ? 1 : 2 * std::int64_t{heads(layer)}) *
+               (row_bytes_of(type, dim(layer)) + (type == DType::q8 ? 4 : 0));
+  return bytes;
+}
+
+bool KvShape::layers_share_rows() const {
+  for (int layer = 0; layer < layers; ++layer)
+    if (rows_of(layer) != layer) return true;
+  return false;
 }
 
 struct KvStore::Impl {
@@ -117,9 +125,10 @@ struct KvStore::Impl {
   explicit Impl(const KvShape& s) : shape(s), recurrent(s.recurrent) {
     LODE_ASSERT(s.layers > 0 && s.kv_heads > 0 && s.head_dim > 0 && s.max_tokens > 0);
     const std::int64_t heads = std::int64_t{s.layers} * s.kv_heads;
-    std::int64_t head_bytes = 0;
-    for (int part = 0; part < kParts; ++part) head_bytes += range_bytes(part);
-    memory = std::make_unique<Reservation>(heads * head_bytes + kHugePage);
+    std::int64_t bytes_of_all = kHugePage;
+    for (int layer = 0; layer < s.layers; ++layer)
+      for (int part = 0; part < kParts; ++part) bytes_of_all += s.kv_heads * range_bytes(layer, part);
+    memory = std::make_unique<Reservation>(bytes_of_all);
     // Long ranges start at huge pages (address space costs nothing), so that full ones can be huge from their
     // first row. Those of a short tail lie close together: a system that gives huge pages unasked would fill one
     // for each.
@@ -128,12 +137,13 @@ struct KvStore::Impl {
     for (std::int64_t head = 0; head < heads; ++head) {
       const auto layer = static_cast<int>(head / s.kv_heads), in_layer = static_cast<int>(head % s.kv_heads);
       for (int part = 0; part < kParts; ++part) {
-        const std::int64_t bytes = s.holds(layer, in_layer, part % 2 == 0) ? range_bytes(part) : 0;
+        const std::int64_t bytes = s.holds(layer, in_layer, part % 2 == 0) ? range_bytes(layer, part) : 0;
         ranges.push_back({bytes > 0 ? at : nullptr, 0});
         at += bytes;
       }
-      const Range* const r =
-          &ranges[static_cast<std::size_t>((s.shared_rows ? head - in_layer : head) * kParts)];
+      const std::int64_t held_by =
+          std::int64_t{s.rows_of(layer)} * s.kv_heads + (s.shared_rows ? 0 : in_layer);
+      const Range* const r = &ranges[static_cast<std::size_t>(held_by * kParts)];
       const int values = s.shared_rows ? 0 : 1;
       views.push_back({.type = s.type,
                        .k = r[0].data,
@@ -141,29 +151,30 @@ struct KvStore::Impl {
                        .k_scale = reinterpret_cast<const float*>(r[2].data),
                        .v_scale = reinterpret_cast<const float*>(r[2 + values].data),
                        .rows = 0,
-                       .d = s.head_dim});
+                       .d = s.dim(layer)});
     }
   }
 
   /// Bytes of one row of a part; 0 for the scales of types that have none.
-  std::int64_t row_bytes(int part) const {
+  std::int64_t row_bytes(int layer, int part) const {
     if (part >= 2) return shape.type == DType::q8 ? std::int64_t{sizeof(float)} : 0;
-    return row_bytes_of(shape.type, shape.head_dim);
+    return row_bytes_of(shape.type, shape.dim(layer));
   }
-  std::int64_t range_bytes(int part) const {
-    const std::int64_t bytes = row_bytes(part) * shape.max_tokens;
+  std::int64_t range_bytes(int layer, int part) const {
+    const std::int64_t bytes = row_bytes(layer, part) * shape.max_tokens;
     return round_up(bytes, bytes < kHugePage ? page_size() : kHugePage);
   }
 
   Range& range(int layer, int head, int part) {
-    LODE_ASSERT(layer >= 0 && layer < shape.layers && head >= 0 && head < shape.kv_heads &&
-                row_bytes(part) > 0);
+    LODE_ASSERT(layer >= 0 && layer < shape.layers && head >= 0 && head < shape.heads(layer) &&
+                row_bytes(layer, part) > 0);
     return ranges[static_cast<std::size_t>((std::int64_t{layer} * shape.kv_heads + head) * kParts + part)];
   }
 
   void for_ranges(const auto& body /*(Range&, row_bytes)*/) {
     for (std::size_t i = 0; i < ranges.size(); ++i) {
-      if (const std::int64_t bytes = row_bytes(static_cast<int>(i % kParts));
+      const auto layer = static_cast<int>(i / kParts / static_cast<std::size_t>(shape.kv_heads));
+      if (const std::int64_t bytes = row_bytes(layer, static_cast<int>(i % kParts));
           bytes > 0 && ranges[i].data != nullptr)
         body(ranges[i], bytes);
     }
@@ -176,7 +187,7 @@ struct KvStore::Impl {
   }
 
   void write_head(int layer, int head, std::int64_t count, const float* x /*[T, Hkv, d]*/, int part) {
-    const std::int64_t d = shape.head_dim, stride = d * shape.kv_heads, bytes = row_bytes(part);
+    const std::int64_t d = shape.dim(layer), stride = d * shape.heads(layer), bytes = row_bytes(layer, part);
     Range& rows = range(layer, head, part);
     std::byte* to = rows.data + tokens * bytes;
     const float* from = x + head * d;
@@ -189,7 +200,7 @@ struct KvStore::Impl {
       }
       scales.written = tokens + count;
     } else if (shape.type == DType::q4) {
-      for (std::int64_t t = 0; t < count; ++t) narrow_q4(from + t * stride, shape.head_dim, to + t * bytes);
+      for (std::int64_t t = 0; t < count; ++t) narrow_q4(from + t * stride, shape.dim(layer), to + t * bytes);
     } else {
       for (std::int64_t t = 0; t < count; ++t)
         kernels().narrow(from + t * stride, d, shape.type, to + t * bytes);
@@ -226,7 +237,8 @@ void KvStore::expect(std::int64_t tokens) {
 void KvStore::write(int layer, std::int64_t count, std::span<const float> k, std::span<const float> v,
                     ThreadPool* pool) {
   Impl& s = *impl_;
-  const std::int64_t numbers = count * s.shape.kv_heads * s.shape.head_dim;
+  const int heads = s.shape.heads(layer);
+  const std::int64_t numbers = count * heads * s.shape.dim(layer);
   LODE_ASSERT(count >= 0 && std::ssize(k) == numbers && std::ssize(v) == numbers);
   s.require_room(count);
   const auto write_part = [&](std::int64_t item, int) {
@@ -234,18 +246,18 @@ void KvStore::write(int layer, std::int64_t count, std::span<const float> k, std
     s.write_head(layer, static_cast<int>(item / 2), count, values ? v.data() : k.data(), values ? 1 : 0);
   };
   s.touched = std::max(s.touched, s.tokens + count);
-  const std::int64_t items = s.shape.shared_rows ? 1 : 2 * std::int64_t{s.shape.kv_heads};
+  const std::int64_t items = s.shape.shared_rows ? 1 : 2 * std::int64_t{heads};
   if (pool != nullptr) return pool->for_each(items, write_part);
   for (std::int64_t item = 0; item < items; ++item) write_part(item, 0);
 }
 
 void KvStore::repeat(int layers, std::int64_t count, ThreadPool& pool) {
   Impl& s = *impl_;
-  LODE_ASSERT(layers > 0);
+  LODE_ASSERT(layers > 0 && s.shape.by_layer.empty());
   const auto own = static_cast<std::int64_t>(layers) * s.shape.kv_heads * kParts;
   pool.for_each(std::ssize(s.ranges) - own, [&](std::int64_t item, int) {
     const auto to = static_cast<std::size_t>(own + item), from = static_cast<std::size_t>((own + item) % own);
-    const std::int64_t bytes = s.row_bytes(static_cast<int>(item % kParts));
+    const std::int64_t bytes = s.row_bytes(0, static_cast<int>(item % kParts));
     if (bytes == 0) return;
     if (s.ranges[to].data != s.ranges[from].data)
       std::memcpy(s.ranges[to].data + s.tokens * bytes, s.ranges[from].data + s.tokens * bytes,
@@ -256,7 +268,7 @@ void KvStore::repeat(int layers, std::int64_t count, ThreadPool& pool) {
 
 void KvStore::share(int layers) {
   Impl& s = *impl_;
-  LODE_ASSERT(layers > 0 && s.touched == 0);
+  LODE_ASSERT(layers > 0 && s.touched == 0 && s.shape.by_layer.empty());
   const std::size_t heads = static_cast<std::size_t>(layers) * static_cast<std::size_t>(s.shape.kv_heads);
   for (std::size_t i = heads * kParts; i < s.ranges.size(); ++i) s.ranges[i] = s.ranges[i % (heads * kParts)];
   for (std::size_t i = heads; i < s.views.size(); ++i) s.views[i] = s.views[i % heads];
@@ -270,7 +282,7 @@ std::byte* KvStore::rows_to_write(int layer, int head, Part part, std::int64_t c
   Impl::Range& range = s.range(layer, head, p);
   range.written = s.tokens + count;
   s.touched = std::max(s.touched, range.written);
-  return range.data + s.tokens * s.row_bytes(p);
+  return range.data + s.tokens * s.row_bytes(layer, p);
 }
 
 std::byte* KvStore::rows_to_replace(int layer, int head, Part part, std::int64_t begin,
@@ -279,7 +291,7 @@ std::byte* KvStore::rows_to_replace(int layer, int head, Part part, std::int64_t
   const int p = static_cast<int>(part);
   Impl::Range& range = s.range(layer, head, p);
   LODE_ASSERT(begin >= 0 && begin <= end && end <= s.tokens);
-  const std::int64_t row_bytes = s.row_bytes(p), first = round_up(begin * row_bytes, kHugePage),
+  const std::int64_t row_bytes = s.row_bytes(layer, p), first = round_up(begin * row_bytes, kHugePage),
                      last = std::min(end * row_bytes, range.mapped) / kHugePage * kHugePage;
   // Written through the file's mapping each page would be copied first, and stay small. Where the system
   // refuses, that is what happens.
@@ -330,7 +342,7 @@ KvLayer KvStore::layer(int layer, std::int64_t pending) const {
   LODE_ASSERT(pending >= 0 && pending <= s.shape.max_tokens - s.tokens);
   const std::span views =
       std::span(s.views).subspan(static_cast<std::size_t>(layer) * static_cast<std::size_t>(s.shape.kv_heads),
-                                 static_cast<std::size_t>(s.shape.kv_heads));
+                                 static_cast<std::size_t>(s.shape.heads(layer)));
   for (KvRows& view : views) view.rows = s.tokens + pending;
   return {.heads = views, .tokens = s.tokens + pending};
 }
@@ -338,7 +350,7 @@ KvLayer KvStore::layer(int layer, std::int64_t pending) const {
 std::span<const std::byte> KvStore::rows(int layer, int head, Part part) const {
   const Impl& s = *impl_;
   const int p = static_cast<int>(part);
-  return {impl_->range(layer, head, p).data, static_cast<std::size_t>(s.tokens * s.row_bytes(p))};
+  return {impl_->range(layer, head, p).data, static_cast<std::size_t>(s.tokens * s.row_bytes(layer, p))};
 }
 
 void KvStore::map(int layer, int head, Part part, const MappedFile& file, std::uint64_t offset,
@@ -346,7 +358,7 @@ void KvStore::map(int layer, int head, Part part, const MappedFile& file, std::u
   Impl& s = *impl_;
   const int p = static_cast<int>(part);
   Impl::Range& range = s.range(layer, head, p);
-  const auto row_bytes = static_cast<std::uint64_t>(s.row_bytes(p));
+  const auto row_bytes = static_cast<std::uint64_t>(s.row_bytes(layer, p));
   LODE_ASSERT(first >= 0 && first <= s.shape.max_tokens);
   const std::uint64_t limit = row_bytes * static_cast<std::uint64_t>(s.shape.max_tokens - first);
   if (offset > file.bytes().size() || bytes > file.bytes().size() - offset) {

@@ -17,21 +17,36 @@ namespace lode {
 class MappedFile;
 class ThreadPool;
 
+/// A layer whose heads are others than those of the shape.
+struct KvLayerShape {
+  int kv_heads = 0, head_dim = 0;
+  int rows_of = 0;  ///< its own number, or that of an earlier layer whose rows are its own
+  bool operator==(const KvLayerShape&) const = default;
+};
+
 struct KvShape {
-  int layers = 0, kv_heads = 0, head_dim = 0;
+  int layers = 0, kv_heads = 0, head_dim = 0;  ///< kv_heads: at least as many as any layer has
   DType type = DType::f16;
   std::int64_t max_tokens = 0;
   std::vector<std::int64_t> recurrent =
       {};  ///< [L] floats of states of layers that have no rows; empty: none
+  /// Whether it is written rows of its own.
   bool has_rows(int layer) const {
-    return recurrent.empty() || recurrent[static_cast<std::size_t>(layer)] == 0;
+    return (recurrent.empty() || recurrent[static_cast<std::size_t>(layer)] == 0) && rows_of(layer) == layer;
   }
   bool shared_rows =
       false;  ///< a layer's heads have the same rows, and keys are values: latent rows, held once
+  std::vector<KvLayerShape> by_layer = {};  ///< [L]; empty: all layers are alike
+  int heads(int layer) const { return by_layer.empty() ? kv_heads : of(layer).kv_heads; }
+  int dim(int layer) const { return by_layer.empty() ? head_dim : of(layer).head_dim; }
+  int rows_of(int layer) const { return by_layer.empty() ? layer : of(layer).rows_of; }
   /// Whether a part of a head lies here by itself.
   bool holds(int layer, int head, bool keys) const {
-    return has_rows(layer) && (!shared_rows || (head == 0 && keys));
+    return has_rows(layer) && head < heads(layer) && (!shared_rows || (head == 0 && keys));
   }
+  /// Whether some layers attend to an earlier one's rows.
+  bool layers_share_rows() const;
+  const KvLayerShape& of(int layer) const { return by_layer[static_cast<std::size_t>(layer)]; }
   /// Bytes of one token over all layers and heads, scales included.
   std::int64_t token_bytes() const;
 };

@@ -54,13 +54,15 @@ const Family& read_family(const Json& json, std::string_view where) {
 
 RopeScaling::Kind scaling_kind(const std::string& name, std::string_view where) {
   using enum RopeScaling::Kind;
-  for (const RopeScaling::Kind kind : {none, linear, dynamic, yarn, llama3, longrope, divisors}) {
+  for (const RopeScaling::Kind kind :
+       {none, linear, dynamic, yarn, llama3, longrope, divisors, proportional}) {
     if (name_of(kind) == name) return kind;
   }
   if (name == "su") return longrope;  // what Phi-3 called it first
-  throw InputError(
-      fmt::format("{}: RoPE scaling: expected default, linear, dynamic, yarn, llama3 or longrope, found '{}'",
-                  where, excerpt(name)));
+  throw InputError(fmt::format(
+      "{}: RoPE scaling: expected default, linear, dynamic, yarn, llama3, longrope or proportional, "
+      "found '{}'",
+      where, excerpt(name)));
 }
 
 /// A divisor for each pair of dimensions that turns.
@@ -73,7 +75,7 @@ std::vector<float> read_divisors(const Json& json, const char* key, const ModelC
                                  key, turning / 2, list.is_array() ? fmt::to_string(list.size()) : "none"));
   std::vector<float> divisors;
   for (const Json& x : list)
-    divisors.push_back(static_cast<float>(json_number({{key, x}}, key, where, 1e-6, 1e9)));
+    divisors.push_back(static_cast<float>(json_number({{key, x}}, key, where, 1e-6, 1e31)));
   return divisors;
 }
 
@@ -106,6 +108,11 @@ RopeScaling read_scaling(const Json& model, const Json& json, const ModelConfig&
     s.short_divisors = read_divisors(json, "divisors", config, where);
     return s;
   }
+  if (s.kind == RopeScaling::Kind::proportional) {
+    s.share = optional_number(json, "partial_rotary_factor", 1.0, where, 0.0, 1.0);
+    s.factor = optional_number(json, "factor", 1.0, where, 1e-6, kHuge);
+    return s;
+  }
   s.factor = json_number(json, "factor", where, 1e-6, kHuge);
   const bool needs_original = s.kind == RopeScaling::Kind::llama3;
   s.original_max_positions = needs_original
@@ -132,7 +139,8 @@ RopeScaling read_scaling(const Json& model, const Json& json, const ModelConfig&
 /// How many dimensions of a head turn.
 void read_rotary_dim(const Json& json, ModelConfig& c, std::string_view where) {
   const double share = optional_number(json, "partial_rotary_factor", 1.0, where, 0.0, 1.0);
-  if (share == 1.0) return;
+  const bool of_all = json_member(json, "rope_type") == Json("proportional");  // the scaling says which turn
+  if (share == 1.0 || of_all) return;
   if (!family_of(c).partial_rope)
     throw InputError(
         fmt::format("{}: 'partial_rotary_factor': expected 1 in this architecture, found {}", where, share));
@@ -181,9 +189,11 @@ void read_shape(const Json& json, ModelConfig& c, std::string_view where) {
       static_cast<int>(optional_int(json, "num_key_value_heads", c.query_heads, where, 1, kMaxHeads));
   c.vocab = json_int(json, "vocab_size", where, 1, kMaxVocab);
   c.max_positions = json_int(json, "max_position_embeddings", where, 1, kMaxPositions);
+  // Of models that have two, those of layers without a window.
+  const char* const head_dim = json_has(json, "global_head_dim") ? "global_head_dim" : "head_dim";
   c.head_dim =
-      static_cast<int>(optional_int(json, "head_dim", c.hidden / c.query_heads, where, 1, kMaxHeadDim));
-  if (!json_has(json, "head_dim") && c.hidden % c.query_heads != 0) {
+      static_cast<int>(optional_int(json, head_dim, c.hidden / c.query_heads, where, 1, kMaxHeadDim));
+  if (!json_has(json, head_dim) && c.hidden % c.query_heads != 0) {
     throw InputError(
         fmt::format("{}: expected 'head_dim', or a 'hidden_size' that is a multiple of "
                     "'num_attention_heads', found {} and {}",
@@ -249,6 +259,36 @@ ModelConfig mixture_shape() {
 
 }  // namespace
 
+int ModelConfig::most_kv_heads() const {
+  int most = kv_heads;
+  for (int layer = 0; layer < layers; ++layer) most = std::max(most, kv_heads_of(layer));
+  return most;
+}
+
+int ModelConfig::most_head_dim() const {
+  int most = head_dim;
+  for (int layer = 0; layer < layers; ++layer) most = std::max(most, head_dim_of(layer));
+  return most;
+}
+
+std::int64_t ModelConfig::most_kv_columns() const {
+  std::int64_t most = std::int64_t{kv_heads} * head_dim;
+  for (int layer = 0; layer < layers; ++layer)
+    most = std::max(most, std::int64_t{kv_heads_of(layer)} * head_dim_of(layer));
+  return most;
+}
+
+void expect_like_layers(const ModelConfig& c, std::string_view who) {
+  for (int layer = 0; layer < c.layers; ++layer)
+    if (c.kv_heads_of(layer) != c.kv_heads || c.head_dim_of(layer) != c.head_dim ||
+        !c.plan.layer(layer).own_rows())
+      throw InputError(
+          fmt::format("{}: expected a model whose layers all have {} KV heads of {} and rows of their own, "
+                      "found layer {} with "
+                      "others",
+                      who, c.kv_heads, c.head_dim, layer));
+}
+
 ModelConfig parse_config(std::string_view text, std::string_view where) {
   return config_of(parse_json(text, where), where);
 }
@@ -311,11 +351,10 @@ ModelConfig named_shape(std::string_view name) {
   }
   std::array<int, 4> n = {};
   if (parse_spelled_shape(name, n)) return shape(n[0], n[1], n[2], n[3], std::int64_t{n[1]} * n[3] * 3, 4096);
-  throw InputError(
-      fmt::format("expected a shape llama-3.1-8b, llama-2-7b, llama-3.2-1b, olmoe-1b-7b, pocket, saap or one "
-                  "spelled out as "
-                  "L32q32kv8d128 (group 1 to 16, even d up to {}), found '{}'",
-                  kMaxHeadDim, name));
+  throw InputError(fmt::format(
+      "expected a shape llama-3.1-8b, llama-2-7b, llama-3.2-1b, olmoe-1b-7b, pocket, saap or one spelled out as "
+      "L32q32kv8d128 (group 1 to 16, even d up to {}), found '{}'",
+      kMaxHeadDim, name));
 }
 
 }  // namespace lode

@@ -128,15 +128,19 @@ void Experts::multiply(const std::vector<float>& x, std::span<const ExpertWeight
   }
 }
 
-void Experts::add(const LayerWeights& w, const std::vector<float>& h, std::int64_t tokens,
-                  const Activate& activate, std::vector<float>& out) {
+void Experts::add(const LayerWeights& w, const std::vector<float>& routed, const std::vector<float>& h,
+                  std::int64_t tokens, const Activate& activate, std::vector<float>& out) {
   const ExpertPlan& plan = plan_.experts;
   const std::int64_t d = hidden_;
   logits_.resize(static_cast<std::size_t>(tokens * plan.count));
-  linear_(h, {{&w.router, &w.router_bias, &logits_}});
+  linear_(routed, {{&w.router, &w.router_bias, &logits_}});
   const std::vector<float> bias =
       w.choice_bias.data == nullptr ? std::vector<float>{} : numbers_of(w.choice_bias);
-  const std::vector<Choice> choices = choose_experts(plan, logits_, bias, tokens);
+  std::vector<Choice> choices = choose_experts(plan, logits_, bias, tokens);
+  if (plan.apart) {
+    const std::vector<float> factors = numbers_of(w.apart.factors);
+    for (Choice& c : choices) c.weight *= factors[static_cast<std::size_t>(c.expert)];
+  }
   sort_rows(choices, tokens);
   x_.resize(choices.size() * static_cast<std::size_t>(d));
   for (std::size_t i = 0; i < choices.size(); ++i)

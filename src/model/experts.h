@@ -32,9 +32,9 @@ class Experts {
   using Activate =
       std::function<void(std::vector<float>& gate, const std::vector<float>& up, std::int64_t rows)>;
 
-  /// Adds the chosen experts' outputs of h [T, D] to `out` [T, D].
-  void add(const LayerWeights& w, const std::vector<float>& h, std::int64_t tokens, const Activate& activate,
-           std::vector<float>& out);
+  /// Adds the outputs for h [T, D] of the experts that `routed` [T, D] chooses to `out` [T, D].
+  void add(const LayerWeights& w, const std::vector<float>& routed, const std::vector<float>& h,
+           std::int64_t tokens, const Activate& activate, std::vector<float>& out);
 
   /// Floats of working memory a token takes.
   std::int64_t scratch_floats() const;

@@ -147,7 +147,7 @@ constexpr std::array<TensorName, 2> kPhi3Names = {{
 }};
 
 // SmolLM2 is a Llama.
-const std::array<Family, 17> kFamilies = {{
+const std::array<Family, 18> kFamilies = {{
     {.name = "Llama",
      .architecture = "LlamaForCausalLM",
      .gguf = "llama",
@@ -171,6 +171,13 @@ const std::array<Family, 17> kFamilies = {{
      .plan = plan_gemma3,
      .own_names = kGemma3Names,
      .tied = true},
+    {.name = "Gemma 4",
+     .architecture = "Gemma4ForCausalLM",
+     .gguf = "gemma4",
+     .plan = plan_gemma4,
+     .own_names = kGemma4Names,
+     .tied = true,
+     .experts_too = true},
     {.name = "Phi-3",
      .architecture = "Phi3ForCausalLM",
      .gguf = "phi3",

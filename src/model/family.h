@@ -65,6 +65,20 @@ enum class Place {
   router_bias,
   choice_bias,
   shared_gate,
+  layer_factor,  ///< a single number
+  // What layers are given beside the stream (LayerInputPlan); the first three are the model's.
+  input_embedding,
+  input_projection,
+  input_projection_norm,
+  input_gate,
+  input_out,
+  input_norm,
+  // Of experts that stand apart (ExpertPlan::apart).
+  dense_post_norm,
+  experts_norm,
+  experts_post_norm,
+  router_norm,
+  expert_factors,
   // One tensor for each expert, with a second {} in its name, or one for all of them.
   expert_gate,
   expert_up,
@@ -103,6 +117,7 @@ struct Family {
   bool partial_rope = false;  ///< a part of each head may turn
   bool tied = false;          ///< what config.json means when it does not say whether embeddings are tied
   bool experts = false;       ///< has a mixture of experts: tells apart families of one GGUF architecture
+  bool experts_too = false;   ///< may have one
 };
 
 std::span<const Family> families();

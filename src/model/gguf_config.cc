@@ -31,6 +31,15 @@ class Keys {
   double number(const char* key) const { return m_.number(prefix_ + key, -kHuge, kHuge); }
   std::string text(const char* key) const { return std::string(m_.text(prefix_ + key)); }
   bool is_array(const char* key) const { return m_.is_array(prefix_ + key); }
+  /// A number for each of so many layers, which may be written once for all of them.
+  std::vector<std::int64_t> by_layer(const char* key, std::int64_t layers, std::int64_t low = 1) const {
+    std::vector<std::int64_t> numbers = m_.integers(prefix_ + key, low, kMost);
+    if (!is_array(key)) numbers.resize(static_cast<std::size_t>(layers), numbers.front());
+    if (std::ssize(numbers) != layers)
+      throw InputError(fmt::format("{}: metadata '{}{}': expected a number for each of {} layers, found {}",
+                                   m_.where(), prefix_, key, layers, numbers.size()));
+    return numbers;
+  }
   /// A number that may be written once for each layer, all alike.
   std::int64_t same(const char* key) const {
     const auto numbers = m_.integers(prefix_ + key, 1, kMost);
@@ -53,7 +62,7 @@ bool has_experts(const Keys& k) {
 const Family& read_family(const GgufMetadata& m, const Keys& k) {
   const std::string_view name = m.text("general.architecture");
   if (const Family* const family = find_gguf_family(name, has_experts(k))) {
-    if (has_experts(k) && !family->experts)
+    if (has_experts(k) && !family->experts && !family->experts_too)
       throw InputError(fmt::format("{}: 'expert_count': expected 0 in this architecture, found {}", m.where(),
                                    k.integer("expert_count")));
     return *family;
@@ -89,15 +98,20 @@ void add_latent(const Keys& k, Json& json) {
   json["norm_topk_prob"] = k.has("expert_weights_norm") && k.integer("expert_weights_norm", 0) != 0;
 }
 
-void add_shape(const GgufModel& model, const Keys& k, Json& json) {
+void add_shape(const GgufModel& model, const Keys& k, bool differs_by_layer, Json& json) {
   json["hidden_size"] = k.integer("embedding_length");
   const std::int64_t drafting = k.has("nextn_predict_layers") ? k.integer("nextn_predict_layers", 0) : 0;
   json["num_hidden_layers"] = k.integer("block_count") - drafting;
   json["mtp_num_hidden_layers"] = drafting;
+  // Where layers differ the family reads them all; the first one's stand here.
+  const auto layers = json["num_hidden_layers"].get<std::int64_t>();
+  const auto first = [&](const char* key) {
+    return differs_by_layer ? k.by_layer(key, layers).front() : k.same(key);
+  };
   json["intermediate_size"] =
-      k.same(k.has("feed_forward_length") ? "feed_forward_length" : "expert_feed_forward_length");
+      first(k.has("feed_forward_length") ? "feed_forward_length" : "expert_feed_forward_length");
   json["num_attention_heads"] = k.same("attention.head_count");
-  if (k.has("attention.head_count_kv")) json["num_key_value_heads"] = k.same("attention.head_count_kv");
+  if (k.has("attention.head_count_kv")) json["num_key_value_heads"] = first("attention.head_count_kv");
   json["max_position_embeddings"] = k.integer("context_length");
   json["rms_norm_eps"] = k.number("attention.layer_norm_rms_epsilon");
   if (k.has("attention.kv_lora_rank")) {
@@ -192,6 +206,37 @@ void add_gemma(const Keys& k, Json& json) {
   if (k.has("final_logit_softcapping")) json["final_logit_softcapping"] = k.number("final_logit_softcapping");
 }
 
+/// Sizes that layers with a window and layers without have apart, and layers that are given numbers of their own.
+void add_gemma4(const GgufModel& model, const Keys& k, Json& json) {
+  const auto layers = json["num_hidden_layers"].get<std::int64_t>();
+  const auto windowed = k.by_layer("attention.sliding_window_pattern", layers, 0);
+  const auto heads = k.by_layer("attention.head_count_kv", layers);
+  const auto widths = k.by_layer("feed_forward_length", layers);
+  const std::int64_t shared =
+      k.has("attention.shared_kv_layers") ? k.integer("attention.shared_kv_layers", 0) : 0;
+  json["num_kv_shared_layers"] = shared;
+  json["global_head_dim"] = json["head_dim"];
+  json["head_dim"] = k.integer("attention.key_length_swa");
+  json["layer_types"] = Json::array();
+  bool value_is_key = false;
+  for (std::int64_t i = 0; i < layers; ++i) {
+    const bool window = windowed[static_cast<std::size_t>(i)] != 0;
+    json["layer_types"].push_back(window ? "sliding_attention" : "full_attention");
+    json[window ? "num_key_value_heads" : "num_global_key_value_heads"] = heads[static_cast<std::size_t>(i)];
+    if (!window && i < layers - shared)
+      value_is_key = !model.tensors.contains(fmt::format("blk.{}.attn_v.weight", i));
+  }
+  json["attention_k_eq_v"] = value_is_key;
+  json["use_double_wide_mlp"] = widths.back() > widths.front();
+  json["hidden_size_per_layer_input"] =
+      k.has("embedding_length_per_layer_input") ? k.integer("embedding_length_per_layer_input", 0) : 0;
+  if (const auto found = model.tensors.find("per_layer_token_embd.weight"); found != model.tensors.end())
+    json["vocab_size_per_layer_input"] = found->second.shape.front();
+  if (k.has("rope.freq_base_swa")) json["rope_local_base_freq"] = k.number("rope.freq_base_swa");
+  if (k.has("final_logit_softcapping")) json["final_logit_softcapping"] = k.number("final_logit_softcapping");
+  json["enable_moe_block"] = has_experts(k);
+}
+
 /// Keys that state space models have too are the recurrent layers'.
 void add_hybrid(const Keys& k, Json& json) {
   json["norm_plus_one"] = false;
@@ -251,11 +296,12 @@ ModelConfig config_of_gguf(const GgufModel& model) {
   const Keys k(m);
   const Family& family = read_family(m, k);
   Json json = {{"architectures", {family.architecture}}};
-  add_shape(model, k, json);
+  add_shape(model, k, family.gguf == "gemma4", json);
   add_rope(model, k, json);
   if (k.has("attention.sliding_window") && k.integer("attention.sliding_window", 0) > 0)
     json["sliding_window"] = k.integer("attention.sliding_window");
   if (family.gguf == "gemma3") add_gemma(k, json);
+  if (family.gguf == "gemma4") add_gemma4(model, k, json);
   if (k.has("ssm.conv_kernel")) {
     add_hybrid(k, json);
     json["linear_heads_tiled"] = family.gguf != "qwen3next";

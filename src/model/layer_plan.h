@@ -24,12 +24,18 @@ enum class Turn {
 
 struct LayerPlan {
   static constexpr std::int64_t kUsual = -1;
+  static constexpr int kOwn = -1;
   std::int64_t window = 0;  ///< keys that a query attends to, its own included; 0 = all up to its own
   Turn turn = Turn::usual;
   bool recurrent =
       false;             ///< no attention: a gated delta rule (DeltaPlan), whose state stands for all tokens
   bool experts = false;  ///< a mixture of experts is added to the feed-forward
   std::int64_t width = kUsual;  ///< of the feed-forward that every token goes through; 0 = none
+  // Where heads differ from layer to layer:
+  int kv_heads = 0, head_dim = 0;  ///< 0: the model's
+  bool value_is_key = false;  ///< values are keys before their norm and RoPE: there is no projection of v
+  int rows_of = kOwn;         ///< the earlier layer whose keys and values it attends to
+  bool own_rows() const { return rows_of == kOwn; }
   /// Whether a method can choose among its keys: all are there, and some can be far.
   bool chooses() const { return window == 0 && !recurrent; }
 };
@@ -64,6 +70,17 @@ struct ExpertPlan {
   bool choice_bias = false;  ///< added to scores for the choice, not to weights
   bool biases = false;       ///< of gate, up and down
   bool shared_gate = false;  ///< the feed-forward of every token is multiplied by sigmoid(h . gate)
+  /// Router and experts read the stream through norms of their own, and what they and the feed-forward of every token
+  /// put out is normalised before it is added up; an expert's weight has a factor of its own.
+  bool apart = false;
+};
+
+/// Numbers of each token that every layer is given beside the stream (per-layer embeddings): of an embedding [V, L,
+/// width], and of a projection of the stream's beginning, normalised. A layer's output h gets
+/// norm(W_out (act(W_in h) * numbers)) added.
+struct LayerInputPlan {
+  int width = 0;           ///< 0: there are none
+  std::int64_t vocab = 0;  ///< of the embedding
 };
 
 /// Attention over latent rows (MLA of DeepSeek-V2, arXiv 2405.04434): key and value of a token are one row of kv_rank
@@ -82,6 +99,7 @@ struct ModelPlan {
   // Attention
   bool q_bias = false, k_bias = false, v_bias = false, o_bias = false;
   bool qk_norm = false;    ///< RMS norm of each head of q and k before RoPE
+  bool v_norm = false;     ///< RMS norm of each head of v, without gains
   int rotary_dim = 0;      ///< dimensions of a head that turn; 0 = all
   double local_theta = 0;  ///< base of the RoPE of Turn::local
   double score_scale = 0;  ///< of q.k; 0 = 1 / sqrt(d)
@@ -103,6 +121,8 @@ struct ModelPlan {
   // The residual stream
   double embedding_multiplier = 1, residual_multiplier = 1;
   double logit_divisor = 1, logit_cap = 0;  ///< cap 0: none; else cap * tanh(logit / cap)
+  bool layer_factor = false;  ///< the stream behind a layer is multiplied by a number of its own
+  LayerInputPlan inputs;
 
   int draft_layers = 0;  ///< behind the model's own in its files: for drafts, not read
 

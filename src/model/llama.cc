@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <set>
 #include <string>
 
 #include "attend/window.h"
@@ -66,13 +67,13 @@ void finish_logits(const ModelPlan& plan, std::vector<float>& logits) {
 }
 
 /// Each sequence's document rows of a layer become its block's, and its own rows the tail.
-std::vector<TailRows> take_tails(const Step& step, const LayerGeometry& geometry,
+std::vector<TailRows> take_tails(const Step& step, const LayerGeometry& geometry, int most_heads,
                                  std::span<QueryBlock> blocks) {
-  const auto layer = static_cast<std::size_t>(geometry.layer);
+  const auto first = static_cast<std::size_t>(geometry.layer) * static_cast<std::size_t>(most_heads);
   const auto heads = static_cast<std::size_t>(geometry.kv_heads);
   std::vector<TailRows> tails;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
-    const std::span<const KvRows> rows = step.sequences[i].document.subspan(layer * heads, heads);
+    const std::span<const KvRows> rows = step.sequences[i].document.subspan(first, heads);
     tails.push_back({.kv = blocks[i].kv, .seam = static_cast<Position>(rows.front().rows)});
     blocks[i].kv = {.heads = rows, .tokens = rows.front().rows};
   }
@@ -91,11 +92,22 @@ void check_finite(const std::vector<float>& logits) {
 
 }  // namespace
 
+namespace {
+
+/// Of the layers that turn by the local base; the model's where none does.
+int local_head_dim(const ModelConfig& c) {
+  for (int layer = 0; layer < c.layers; ++layer)
+    if (c.plan.layer(layer).turn == Turn::local) return c.head_dim_of(layer);
+  return c.head_dim;
+}
+
+}  // namespace
+
 Llama::Llama(const ModelConfig& config, const ModelWeights& weights, ThreadPool& pool)
     : config_(config),
       weights_(weights),
       pool_(pool),
-      local_rope_({.head_dim = config.head_dim,
+      local_rope_({.head_dim = local_head_dim(config),
                    .rotary_dim = config.plan.rotary_dim,
                    .theta = config.plan.local_theta > 0 ? config.plan.local_theta : config.rope_theta},
                   config.max_positions),
@@ -103,7 +115,10 @@ Llama::Llama(const ModelConfig& config, const ModelWeights& weights, ThreadPool&
       linear_(pool),
       experts_(config.plan, config.hidden, linear_, pool),
       delta_(config.plan, config.norm_eps, linear_, pool),
-      latent_(config, linear_, pool) {}
+      latent_(config, linear_, pool) {
+  for (const LayerPlan& layer : config.plan.layers)
+    if (!layer.own_rows()) made_[layer.rows_of] = {};
+}
 
 ForwardWork Llama::forward(const Step& given, const Rope& rope, LogitRows rows, std::vector<float>& logits) {
   Step step = given;
@@ -126,6 +141,7 @@ ForwardWork Llama::forward(Batch batch, std::vector<float>& logits) {
       });
   resize(tokens_);
   embed(batch);
+  make_inputs(batch);
   for (int i = 0; i < config_.layers; ++i) {
     check_cancel();
     layer(i, batch, work);
@@ -147,11 +163,14 @@ void Llama::layer(int index, Batch batch, ForwardWork& work) {
   add_to_stream(w.attention_post_norm);  // x: [T, D]
   rms_norm(b_.x, tokens_, w.mlp_norm, b_.h);
   add_feed_forward(index);  // x: [T, D]
+  add_inputs(index);
+  if (w.factor.data != nullptr) scale(b_.x, numbers_of(w.factor)[0]);
 }
 
 void Llama::attention(int index, Batch batch, ForwardWork& work) {
   const LayerWeights& w = weights_.layers[static_cast<std::size_t>(index)];
-  project_qkv(w);  // q: [T, Hq, d]   k, v: [T, Hkv, d]
+  size_heads(index);
+  project_qkv(index, w);  // q: [T, Hq, d]   k, v: [T, Hkv, d]
   rotate(index, batch);
   take_given(index, batch.front().given);
   write_kv(index, batch);            // KV store, then the selectors that listen
@@ -175,21 +194,31 @@ void Llama::recurrence(int index, Batch batch) {
 
 void Llama::resize(std::int64_t tokens) {
   const auto size = [&](std::int64_t cols) { return static_cast<std::size_t>(tokens * cols); };
-  const std::int64_t q_cols = std::int64_t{config_.query_heads} * config_.head_dim;
-  const std::int64_t kv_cols = std::int64_t{config_.kv_heads} * config_.head_dim;
   for (std::vector<float>* m : {&b_.x, &b_.h}) m->resize(size(config_.hidden));
-  for (std::vector<float>* m : {&b_.q_unrotated, &b_.q, &b_.attention}) m->resize(size(q_cols));
-  for (std::vector<float>* m : {&b_.k_unrotated, &b_.k, &b_.v}) m->resize(size(kv_cols));
+  b_.inputs.resize(size(std::int64_t{config_.layers} * config_.plan.inputs.width));
   b_.shared.resize(size(config_.plan.experts.shared_gate ? 1 : 0));
   b_.lse.resize(size(config_.plan.sinks ? config_.query_heads : 0));
 }
 
+/// What attention of a layer works on.
+void Llama::size_heads(int index) {
+  const auto size = [&](int heads) {
+    return static_cast<std::size_t>(tokens_ * heads * config_.head_dim_of(index));
+  };
+  for (std::vector<float>* m : {&b_.q_unrotated, &b_.q, &b_.attention}) m->resize(size(config_.query_heads));
+  for (std::vector<float>* m : {&b_.k_unrotated, &b_.k, &b_.v}) m->resize(size(config_.kv_heads_of(index)));
+}
+
 std::int64_t Llama::scratch_bytes(std::int64_t tokens) const {
-  const std::int64_t q_cols = std::int64_t{config_.query_heads} * config_.head_dim;
-  const std::int64_t kv_cols = std::int64_t{config_.kv_heads} * config_.head_dim;
-  const std::int64_t floats = 2 * config_.hidden + 3 * q_cols + 3 * kv_cols + 2 * config_.intermediate +
-                              experts_.scratch_floats() + delta_.scratch_floats() + latent_.scratch_floats() +
-                              (config_.plan.attention_gate ? q_cols : 0);
+  const std::int64_t q_cols = config_.most_query_columns(), kv_cols = config_.most_kv_columns();
+  const std::int64_t inputs = std::int64_t{2} * config_.layers * config_.plan.inputs.width;
+  std::int64_t made = 0;  // k and v for later layers
+  std::set<int> sources;
+  for (const LayerPlan& layer : config_.plan.layers)
+    if (!layer.own_rows() && sources.insert(layer.rows_of).second) made += 2 * kv_cols;
+  const std::int64_t floats = 2 * config_.hidden + 3 * q_cols + 3 * kv_cols + inputs + made +
+                              2 * config_.intermediate + experts_.scratch_floats() + delta_.scratch_floats() +
+                              latent_.scratch_floats() + (config_.plan.attention_gate ? q_cols : 0);
   return tokens * floats * static_cast<std::int64_t>(sizeof(float));
 }
 
@@ -206,6 +235,31 @@ void Llama::embed(Batch batch) {
     }
   });
   scale(b_.x, config_.plan.embedding_multiplier);
+}
+
+/// Numbers of each token for each layer: (norm(projection of the stream / sqrt(D)) + embedding * sqrt(width)) /
+/// sqrt(2).
+void Llama::make_inputs(Batch batch) {
+  const std::int64_t width = config_.plan.inputs.width, cols = config_.layers * width;
+  if (width == 0) return;
+  linear_(b_.x, {{&weights_.input_projection, nullptr, &b_.inputs}});
+  scale(b_.inputs, 1 / std::sqrt(static_cast<double>(config_.hidden)));
+  rms_norm(b_.inputs, tokens_ * config_.layers, weights_.input_projection_norm, b_.inputs);
+  const Weight& e = weights_.input_embedding;
+  const auto size = static_cast<float>(std::sqrt(static_cast<double>(width))),
+             half = static_cast<float>(1 / std::numbers::sqrt2);
+  std::vector<float> own(static_cast<std::size_t>(cols));
+  for_each_sequence(batch, [&](const Step&, const SequenceTokens& s, std::int64_t row, std::int64_t) {
+    for (const TokenId id : s.tokens) {
+      if (id >= e.rows)
+        throw InputError("expected token ids from 0 to " + std::to_string(e.rows - 1) +
+                         ", which have numbers for each layer, found " + std::to_string(id));
+      dequantise(e.type, e.data + id * bytes_of(e.type, e.cols), e.cols, own.data());
+      float* const to = b_.inputs.data() + row++ * cols;
+      for (std::int64_t i = 0; i < cols; ++i)
+        to[i] = (to[i] + own[static_cast<std::size_t>(i)] * size) * half;
+    }
+  });
 }
 
 void Llama::rms_norm(const std::vector<float>& x, std::int64_t rows, const Weight& weight,
@@ -226,18 +280,49 @@ void Llama::rms_norm(const std::vector<float>& x, std::int64_t rows, const Weigh
   });
 }
 
-void Llama::project_qkv(const LayerWeights& w) {
+void Llama::project_qkv(int index, const LayerWeights& w) {
+  const LayerPlan layer = config_.plan.layer(index);
   if (config_.plan.latent.kv_rank > 0)
     return latent_.project(w.latent, b_.h, tokens_, b_.q_unrotated, b_.k_unrotated);
-  linear_(b_.h,
-          {{&w.q, &w.q_bias, &b_.q_unrotated}, {&w.k, &w.k_bias, &b_.k_unrotated}, {&w.v, &w.v_bias, &b_.v}});
+  if (!layer.own_rows()) return take_rows(index, w);
+  if (layer.value_is_key) {
+    linear_(b_.h, {{&w.q, &w.q_bias, &b_.q_unrotated}, {&w.k, &w.k_bias, &b_.k_unrotated}});
+    b_.v = b_.k_unrotated;
+  } else {
+    linear_(
+        b_.h,
+        {{&w.q, &w.q_bias, &b_.q_unrotated}, {&w.k, &w.k_bias, &b_.k_unrotated}, {&w.v, &w.v_bias, &b_.v}});
+  }
   if (w.attention_gate.data != nullptr) {
     b_.gates.resize(b_.attention.size());
     linear_(b_.h, {{&w.attention_gate, nullptr, &b_.gates}});
   }
-  if (!config_.plan.qk_norm) return;
+  normalise_heads(index, w);
+  const auto made = made_.find(index);
+  if (made != made_.end()) made->second = {b_.k_unrotated, b_.v};
+}
+
+/// Of a layer that attends to an earlier one's keys and values.
+void Llama::take_rows(int index, const LayerWeights& w) {
+  linear_(b_.h, {{&w.q, &w.q_bias, &b_.q_unrotated}});
   rms_norm(b_.q_unrotated, tokens_ * config_.query_heads, w.q_norm, b_.q_unrotated);
-  rms_norm(b_.k_unrotated, tokens_ * config_.kv_heads, w.k_norm, b_.k_unrotated);
+  const MadeRows& made = made_.at(config_.plan.layer(index).rows_of);
+  b_.k_unrotated = made.k_unrotated;
+  b_.v = made.v;
+}
+
+void Llama::normalise_heads(int index, const LayerWeights& w) {
+  const std::int64_t rows = tokens_ * config_.kv_heads_of(index), d = config_.head_dim_of(index);
+  if (config_.plan.qk_norm) {
+    rms_norm(b_.q_unrotated, tokens_ * config_.query_heads, w.q_norm, b_.q_unrotated);
+    rms_norm(b_.k_unrotated, rows, w.k_norm, b_.k_unrotated);
+  }
+  if (!config_.plan.v_norm) return;
+  pool_.for_each(rows, [&](std::int64_t row, int) {
+    const std::span<float> v(b_.v.data() + row * d, static_cast<std::size_t>(d));
+    const double mean_square = kernels().dot(v.data(), v.data(), d) / static_cast<double>(d);
+    scale(v, 1.0 / std::sqrt(mean_square + config_.norm_eps));
+  });
 }
 
 const Rope& Llama::rope_of(int index, const Rope& usual) const {
@@ -248,7 +333,7 @@ const Rope& Llama::rope_of(int index, const Rope& usual) const {
 void Llama::grow_queries(Batch batch) {
   const ModelPlan& p = config_.plan;
   if (p.query_growth == 0) return;
-  const std::int64_t cols = std::int64_t{config_.query_heads} * config_.head_dim;
+  const std::int64_t cols = std::ssize(b_.q_unrotated) / tokens_;
   for_each_sequence(batch, [&](const Step&, const SequenceTokens& s, std::int64_t row, std::int64_t tokens) {
     for (std::int64_t t = 0; t < tokens; ++t) {
       const std::int64_t stretches = (s.begin() + t) / p.query_growth_start;
@@ -262,10 +347,8 @@ void Llama::rotate(int index, Batch batch) {
   grow_queries(batch);
   b_.q = b_.q_unrotated;
   b_.k = b_.k_unrotated;
-  const auto q_cols =
-      static_cast<std::size_t>(config_.query_heads) * static_cast<std::size_t>(config_.head_dim);
-  const auto kv_cols =
-      static_cast<std::size_t>(config_.kv_heads) * static_cast<std::size_t>(config_.head_dim);
+  const std::size_t q_cols = b_.q.size() / static_cast<std::size_t>(tokens_),
+                    kv_cols = b_.k.size() / static_cast<std::size_t>(tokens_);
   for_each_sequence(batch,
                     [&](const Step& step, const SequenceTokens& s, std::int64_t row, std::int64_t tokens) {
                       const Rope& rope = rope_of(index, *step.rope);
@@ -287,8 +370,7 @@ void Llama::take_given(int index, const QueryOverride& given) {
 }
 
 void Llama::write_kv(int index, Batch batch) {
-  const std::int64_t q_cols = std::int64_t{config_.query_heads} * config_.head_dim;
-  const std::int64_t kv_cols = std::int64_t{config_.kv_heads} * config_.head_dim;
+  const std::int64_t q_cols = std::ssize(b_.q) / tokens_, kv_cols = std::ssize(b_.k) / tokens_;
   const auto write_sequence = [&](const Step& step, const SequenceTokens& s, std::int64_t row,
                                   std::int64_t tokens) {
     const KvWrite write = {.sequence = s.id,
@@ -301,7 +383,7 @@ void Llama::write_kv(int index, Batch batch) {
                            .k = rows_of(b_.k, row, tokens, kv_cols),
                            // A latent row is both.
                            .v = rows_of(config_.plan.latent.kv_rank > 0 ? b_.k : b_.v, row, tokens, kv_cols)};
-    s.kv->write(index, tokens, write.k, write.v);
+    if (config_.plan.layer(index).own_rows()) s.kv->write(index, tokens, write.k, write.v);
     if (step.listeners.empty() || config_.plan.layer(index).window > 0) return;
     for (Selector* listener : step.listeners[static_cast<std::size_t>(index)]) listener->on_write(write);
   };
@@ -320,11 +402,12 @@ void Llama::attend_step(int index, const Step& step, std::int64_t row, ForwardWo
   const bool windowed = config_.plan.layer(index).window > 0;
   Selector* selector =
       step.selectors.empty() || windowed ? nullptr : step.selectors[static_cast<std::size_t>(index)];
-  const std::int64_t q_cols = std::int64_t{config_.query_heads} * config_.head_dim;
+  const int d = config_.head_dim_of(index);
+  const std::int64_t q_cols = std::int64_t{config_.query_heads} * d;
   LayerGeometry geometry = {.layer = index,
                             .query_heads = config_.query_heads,
-                            .kv_heads = config_.kv_heads,
-                            .head_dim = config_.head_dim,
+                            .kv_heads = config_.kv_heads_of(index),
+                            .head_dim = d,
                             .scale = score_scale(config_),
                             .dense = step.dense,
                             .rope = &rope_of(index, *step.rope),
@@ -352,7 +435,7 @@ void Llama::attend_step(int index, const Step& step, std::int64_t row, ForwardWo
                                      .selector = selector,
                                      .window = config_.plan.layer(index).window,
                                      .geometry = geometry,
-                                     .tails = take_tails(step, geometry, blocks),
+                                     .tails = take_tails(step, geometry, config_.most_kv_heads(), blocks),
                                      .blocks = blocks,
                                      .outputs = outputs,
                                      .lse = lse});
@@ -393,7 +476,7 @@ void Llama::attend_branch_step(const Step& step, Selector* selector, const Layer
                                std::span<QueryBlock> blocks, std::span<float* const> outputs,
                                std::span<float* const> lse, const MassSink& mass) {
   const auto layer = static_cast<std::size_t>(geometry.layer);
-  const std::vector<TailRows> tails = take_tails(step, geometry, blocks);
+  const std::vector<TailRows> tails = take_tails(step, geometry, config_.most_kv_heads(), blocks);
   std::unique_lock<std::mutex> choosing;
   if (selector != nullptr && step.choosing != nullptr) choosing = std::unique_lock(*step.choosing);
   selections_.resize(selector != nullptr ? blocks.size() : 0);
@@ -429,7 +512,8 @@ void Llama::attend_window_step(const Step& step, const LayerGeometry& geometry, 
                                std::span<float* const> outputs, std::span<float* const> lse,
                                ForwardWork& work) {
   const bool branches = !step.sequences.front().document.empty();
-  const auto tails = branches ? take_tails(step, geometry, blocks) : std::vector<TailRows>{};
+  const auto tails =
+      branches ? take_tails(step, geometry, config_.most_kv_heads(), blocks) : std::vector<TailRows>{};
   std::vector<AttendWork> attended(blocks.size());
   attend_window(blocks, tails, geometry, config_.plan.layer(geometry.layer).window, outputs, attended, lse);
   for (std::size_t i = 0; i < blocks.size(); ++i) (branches ? step.work[i] : work).attend += attended[i];
@@ -439,7 +523,7 @@ void Llama::attend_window_step(const Step& step, const LayerGeometry& geometry, 
 void Llama::add_sinks(const LayerWeights& w) {
   if (!config_.plan.sinks) return;
   const std::vector<float> sinks = numbers_of(w.sinks);
-  const std::int64_t d = config_.head_dim, heads = config_.query_heads;
+  const std::int64_t heads = config_.query_heads, d = std::ssize(b_.attention) / (tokens_ * heads);
   pool_.for_each(tokens_, [&](std::int64_t t, int) {
     for (std::int64_t h = 0; h < heads; ++h) {
       const float beyond =
@@ -470,13 +554,48 @@ void Llama::add_feed_forward(int index) {
     linear_(b_.gate, {{&w.down, &w.down_bias, &out}});
   }
   if (!w.experts.empty()) {
-    weigh_shared(w);
-    experts_.add(
-        w, b_.h, tokens_, [this](auto& gate, const auto& up, std::int64_t rows) { activate(gate, up, rows); },
-        out);
+    if (config_.plan.experts.apart)
+      add_experts_apart(w, out);
+    else
+      add_experts(w, out);
     std::swap(b_.h, b_.mixed);
   }
   add_to_stream(w.mlp_post_norm);
+}
+
+void Llama::add_experts(const LayerWeights& w, std::vector<float>& out) {
+  weigh_shared(w);
+  experts_.add(
+      w, b_.h, b_.h, tokens_,
+      [this](auto& gate, const auto& up, std::int64_t rows) { activate(gate, up, rows); }, out);
+}
+
+/// Router and experts read the stream, each through a norm of its own.
+void Llama::add_experts_apart(const LayerWeights& w, std::vector<float>& out) {
+  rms_norm(out, tokens_, w.apart.dense_post_norm, out);
+  std::vector<float> routed(b_.x.size()), mixed(b_.x.size(), 0.0f);
+  rms_norm(b_.x, tokens_, w.apart.router_norm, routed);
+  scale(routed, 1 / std::sqrt(static_cast<double>(config_.hidden)));
+  rms_norm(b_.x, tokens_, w.apart.norm, b_.h);
+  experts_.add(
+      w, routed, b_.h, tokens_,
+      [this](auto& gate, const auto& up, std::int64_t rows) { activate(gate, up, rows); }, mixed);
+  rms_norm(mixed, tokens_, w.apart.post_norm, mixed);
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] += mixed[i];
+}
+
+/// What a layer makes of the numbers that it is given beside the stream.
+void Llama::add_inputs(int index) {
+  const std::int64_t width = config_.plan.inputs.width;
+  if (width == 0) return;
+  const LayerInputWeights& w = weights_.layers[static_cast<std::size_t>(index)].inputs;
+  for (std::vector<float>* m : {&b_.gate, &b_.up}) m->resize(static_cast<std::size_t>(tokens_ * width));
+  linear_(b_.x, {{&w.gate, nullptr, &b_.gate}});
+  for (std::int64_t t = 0; t < tokens_; ++t)
+    std::copy_n(b_.inputs.begin() + (t * config_.layers + index) * width, width, b_.up.begin() + t * width);
+  activate(b_.gate, b_.up, tokens_);
+  linear_(b_.gate, {{&w.out, nullptr, &b_.h}});
+  add_to_stream(w.norm);
 }
 
 /// Each token's gate of the feed-forward that all go through beside the experts.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <mutex>
 #include <span>
 #include <vector>
@@ -31,7 +32,7 @@ struct SequenceTokens {
   Position far_limit = QueryBlock::kNoLimit;  ///< keys from here on are never far
   /// Of the document that the sequence branches from: rows of every layer and head, behind which those of `kv`
   /// follow. Empty: `kv` holds all earlier tokens. far_limit then lies at the document's end or before.
-  std::span<const KvRows> document = {};  // [L, Hkv]
+  std::span<const KvRows> document = {};  // [L, ModelConfig::most_kv_heads()]
 
   std::int64_t document_tokens() const { return document.empty() ? 0 : document.front().rows; }
   /// Position of the first new token.
@@ -133,6 +134,11 @@ class Llama {
     std::vector<float> gate, up;        // [T, F]
     std::vector<float> mixed;           // [T, D] of layers with experts
     std::vector<float> shared;          // [T, 1]
+    std::vector<float> inputs;          // [T, L, width] of plans with numbers for each layer
+  };
+  /// Of the running step, for the layers that attend to this layer's rows: k before RoPE, and v.
+  struct MadeRows {
+    std::vector<float> k_unrotated, v;  // [T, Hkv, d]
   };
 
   using Batch = std::span<const Step>;
@@ -143,7 +149,11 @@ class Llama {
   void attention(int index, Batch batch, ForwardWork& work);
   void recurrence(int index, Batch batch);
   void gate_attention(const LayerWeights& w);
-  void project_qkv(const LayerWeights& w);
+  void make_inputs(Batch batch);
+  void size_heads(int index);
+  void project_qkv(int index, const LayerWeights& w);
+  void take_rows(int index, const LayerWeights& w);
+  void normalise_heads(int index, const LayerWeights& w);
   void rotate(int index, Batch batch);
   void grow_queries(Batch batch);
   void take_given(int index, const QueryOverride& given);
@@ -158,6 +168,9 @@ class Llama {
                           std::span<float* const> outputs, std::span<float* const> lse, ForwardWork& work);
   void add_sinks(const LayerWeights& w);
   void add_feed_forward(int index);
+  void add_experts(const LayerWeights& w, std::vector<float>& out);
+  void add_experts_apart(const LayerWeights& w, std::vector<float>& out);
+  void add_inputs(int index);
   void weigh_shared(const LayerWeights& w);
   void head(Batch batch, std::vector<float>& logits);
   /// out = norm of x [rows, weight.cols]; both may be the same.
@@ -173,6 +186,7 @@ class Llama {
   ThreadPool& pool_;
   Rope local_rope_, no_rope_;  // of layers that do not turn as the others do
   Buffers b_;
+  std::map<int, MadeRows> made_;  // by layer, of those that later ones attend to
   LinearLayers linear_;
   Experts experts_;
   DeltaNet delta_;

@@ -14,8 +14,9 @@ namespace lode {
 
 namespace {
 
-constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kTextModels = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kTextModels = {{
     {"gemma3_text", "Gemma3ForCausalLM"},
+    {"gemma4_text", "Gemma4ForCausalLM"},
     {"mistral", "MistralForCausalLM"},
     {"ministral3", "Ministral3ForCausalLM"},
     {"qwen3_5_text", "Qwen3_5ForCausalLM"},

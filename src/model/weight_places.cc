@@ -36,6 +36,20 @@ bool is_draft(const std::string& name, const ModelConfig& c) {
   return false;
 }
 
+/// Of a layer that attends to another's keys and values, and makes none.
+bool is_unused_row(const std::string& name, const ModelConfig& c) {
+  constexpr std::array<std::string_view, 7> kParts = {
+      "self_attn.k_proj.weight", "self_attn.v_proj.weight", "self_attn.k_norm.weight", "attn_k.weight",
+      "attn_v.weight",           "attn_k_norm.weight",      "self_attn.v_norm.weight"};
+  for (int i = 0; i < c.layers; ++i) {
+    if (c.plan.layer(i).own_rows()) continue;
+    for (const std::string_view part : kParts)
+      if (name == fmt::format("model.layers.{}.{}", i, part) || name == fmt::format("blk.{}.{}", i, part))
+        return true;
+  }
+  return false;
+}
+
 /// Takes tensors out one by one, checking each; what is left at the end nobody asked for.
 class Taker {
  public:
@@ -69,6 +83,7 @@ class Taker {
     for (const auto& [name, tensor] : files_.tensors) {
       const bool harmless = name.ends_with("rotary_emb.inv_freq") ||
                             (c.tied_embeddings && name == "lm_head.weight") || is_draft(name, c) ||
+                            is_unused_row(name, c) ||
                             (files_.gguf && name.starts_with("rope_f"));  // read with the config
       if (!harmless)
         throw InputError(
@@ -94,7 +109,7 @@ class Taker {
 
 Weight LayerWeights::*member_of(Place place) {
   using Member = Weight LayerWeights::*;
-  constexpr std::array<std::pair<Place, Member>, 25> kMembers = {{
+  constexpr std::array<std::pair<Place, Member>, 26> kMembers = {{
       {Place::attention_norm, &LayerWeights::attention_norm},
       {Place::q, &LayerWeights::q},
       {Place::k, &LayerWeights::k},
@@ -120,6 +135,7 @@ Weight LayerWeights::*member_of(Place place) {
       {Place::router_bias, &LayerWeights::router_bias},
       {Place::choice_bias, &LayerWeights::choice_bias},
       {Place::shared_gate, &LayerWeights::shared_gate},
+      {Place::layer_factor, &LayerWeights::factor},
   }};
   const auto at =
       std::find_if(kMembers.begin(), kMembers.end(), [&](const auto& m) { return m.first == place; });
@@ -151,6 +167,30 @@ Weight DeltaWeights::*delta_member_of(Place place) {
       return &DeltaWeights::norm;
     case Place::delta_out:
       return &DeltaWeights::out;
+    default:
+      return nullptr;
+  }
+}
+
+/// What layers are given beside the stream, and what experts have that stand apart; null: the place is of neither.
+Weight* beside_member_of(Place place, LayerWeights& layer) {
+  switch (place) {
+    case Place::input_gate:
+      return &layer.inputs.gate;
+    case Place::input_out:
+      return &layer.inputs.out;
+    case Place::input_norm:
+      return &layer.inputs.norm;
+    case Place::dense_post_norm:
+      return &layer.apart.dense_post_norm;
+    case Place::experts_norm:
+      return &layer.apart.norm;
+    case Place::experts_post_norm:
+      return &layer.apart.post_norm;
+    case Place::router_norm:
+      return &layer.apart.router_norm;
+    case Place::expert_factors:
+      return &layer.apart.factors;
     default:
       return nullptr;
   }
@@ -240,6 +280,10 @@ void put(Place place, const Weight& whole, LayerWeights& layer, const ModelConfi
   if (put_parts(place, whole, layer, c, owned)) return;
   if (place == Place::latent_kv_b || place == Place::latent_k_b || place == Place::latent_v_b)
     return put_heads(place, whole, layer.latent, c, owned);
+  if (Weight* const beside = beside_member_of(place, layer); beside != nullptr) {
+    *beside = whole;
+    return;
+  }
   if (const auto member = latent_member_of(place); member != nullptr) {
     layer.latent.*member = whole;
     return;
@@ -357,11 +401,27 @@ class Placer {
     return place >= Place::expert_gate && place <= Place::expert_down_bias;
   }
 
+  Weight& models_weight(Place place) {
+    switch (place) {
+      case Place::embedding:
+        return m_.embedding;
+      case Place::final_norm:
+        return m_.final_norm;
+      case Place::input_embedding:
+        return m_.input_embedding;
+      case Place::input_projection:
+        return m_.input_projection;
+      case Place::input_projection_norm:
+        return m_.input_projection_norm;
+      default:
+        return m_.output;
+    }
+  }
+
   void take_models(const TensorName& name) {
     if (name.place == Place::output && c_.tied_embeddings) return;
-    Weight& to = name.place == Place::embedding    ? m_.embedding
-                 : name.place == Place::final_norm ? m_.final_norm
-                                                   : m_.output;
+    if (!has_weight(name.place, c_, -1)) return;
+    Weight& to = models_weight(name.place);
     const Shape shape = shape_of(name.place, c_, -1);
     to = taker_.take(std::string(pattern_of(name)), shape, shape.size() == 1);
   }

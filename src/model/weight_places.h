@@ -26,6 +26,10 @@ std::vector<std::unique_ptr<std::byte[]>> take_weights(WeightFiles& files, const
 template <class Model, class Body>
 void for_each_weight(Model& m, const Body& body) {
   body("embedding", m.embedding);
+  for (const auto& [name, weight] : {std::pair{"input embedding", &m.input_embedding},
+                                     {"input projection", &m.input_projection},
+                                     {"input projection norm", &m.input_projection_norm}})
+    if (weight->rows > 0) body(name, *weight);
   for (std::size_t i = 0; i < m.layers.size(); ++i) {
     auto& w = m.layers[i];
     const auto each = [&](std::initializer_list<std::pair<const char*, decltype(&w.q)>> weights) {
@@ -74,6 +78,17 @@ void for_each_weight(Model& m, const Body& body) {
                                        {"latent q_b", &w.latent.q_b},
                                        {"latent kv_a", &w.latent.kv_a},
                                        {"latent kv_a_norm", &w.latent.kv_a_norm}}) {
+      if (weight->rows > 0) body(fmt::format("layer {} {}", i, name), *weight);
+    }
+    for (const auto& [name, weight] : {std::pair{"factor", &w.factor},
+                                       {"inputs gate", &w.inputs.gate},
+                                       {"inputs out", &w.inputs.out},
+                                       {"inputs norm", &w.inputs.norm},
+                                       {"dense post norm", &w.apart.dense_post_norm},
+                                       {"experts norm", &w.apart.norm},
+                                       {"experts post norm", &w.apart.post_norm},
+                                       {"router norm", &w.apart.router_norm},
+                                       {"expert factors", &w.apart.factors}}) {
       if (weight->rows > 0) body(fmt::format("layer {} {}", i, name), *weight);
     }
     for (std::size_t h = 0; h < w.latent.k_b.size(); ++h) {

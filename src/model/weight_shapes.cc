@@ -6,7 +6,9 @@
 namespace lode {
 
 bool in_layer(Place place) {
-  return place != Place::embedding && place != Place::final_norm && place != Place::output;
+  return place != Place::embedding && place != Place::final_norm && place != Place::output &&
+         place != Place::input_embedding && place != Place::input_projection &&
+         place != Place::input_projection_norm;
 }
 
 std::int64_t feed_forward_width(const ModelConfig& c, int layer) {
@@ -66,17 +68,37 @@ bool has_weight(Place place, const ModelConfig& c, int layer) {
       return !p.attention_gate;
     case Place::q_and_gate:
       return p.attention_gate;
+    case Place::k:
+      return p.layer(layer).own_rows();
+    case Place::v:
+      return p.layer(layer).own_rows() && !p.layer(layer).value_is_key;
     case Place::q_bias:
       return p.q_bias;
     case Place::k_bias:
-      return p.k_bias;
+      return p.k_bias && p.layer(layer).own_rows();
     case Place::v_bias:
-      return p.v_bias;
+      return p.v_bias && p.layer(layer).own_rows() && !p.layer(layer).value_is_key;
     case Place::o_bias:
       return p.o_bias;
     case Place::q_norm:
-    case Place::k_norm:
       return p.qk_norm;
+    case Place::k_norm:
+      return p.qk_norm && p.layer(layer).own_rows();
+    case Place::layer_factor:
+      return p.layer_factor;
+    case Place::input_embedding:
+    case Place::input_projection:
+    case Place::input_projection_norm:
+    case Place::input_gate:
+    case Place::input_out:
+    case Place::input_norm:
+      return p.inputs.width > 0;
+    case Place::dense_post_norm:
+    case Place::experts_norm:
+    case Place::experts_post_norm:
+    case Place::router_norm:
+    case Place::expert_factors:
+      return p.layer(layer).experts && p.experts.apart;
     case Place::sinks:
       return p.sinks;
     case Place::attention_post_norm:
@@ -112,8 +134,11 @@ bool has_weight(Place place, const ModelConfig& c, int layer) {
 }
 
 std::vector<std::int64_t> shape_of(Place place, const ModelConfig& c, int layer) {
-  const std::int64_t q = std::int64_t{c.query_heads} * c.head_dim, kv = std::int64_t{c.kv_heads} * c.head_dim;
+  const int head_dim = in_layer(place) ? c.head_dim_of(layer) : c.head_dim;
+  const std::int64_t q = std::int64_t{c.query_heads} * head_dim,
+                     kv = std::int64_t{in_layer(place) ? c.kv_heads_of(layer) : c.kv_heads} * head_dim;
   const std::int64_t width = in_layer(place) ? feed_forward_width(c, layer) : 0;
+  const std::int64_t inputs = c.plan.inputs.width;
   const ExpertPlan& e = c.plan.experts;
   const DeltaPlan& delta = c.plan.delta;
   const LatentPlan& latent = c.plan.latent;
@@ -136,7 +161,21 @@ std::vector<std::int64_t> shape_of(Place place, const ModelConfig& c, int layer)
       return {kv};
     case Place::q_norm:
     case Place::k_norm:
-      return {c.head_dim};
+      return {head_dim};
+    case Place::layer_factor:
+      return {1};
+    case Place::input_embedding:
+      return {c.plan.inputs.vocab, c.layers * inputs};
+    case Place::input_projection:
+      return {c.layers * inputs, c.hidden};
+    case Place::input_projection_norm:
+      return {inputs};
+    case Place::input_gate:
+      return {inputs, c.hidden};
+    case Place::input_out:
+      return {c.hidden, inputs};
+    case Place::expert_factors:
+      return {e.count};
     case Place::sinks:
       return {c.query_heads};
     case Place::o:
@@ -159,6 +198,11 @@ std::vector<std::int64_t> shape_of(Place place, const ModelConfig& c, int layer)
     case Place::o_bias:
     case Place::down_bias:
     case Place::shared_gate:
+    case Place::input_norm:
+    case Place::dense_post_norm:
+    case Place::experts_norm:
+    case Place::experts_post_norm:
+    case Place::router_norm:
       return {c.hidden};
     case Place::latent_q:
       return {unrotated, c.hidden};

@@ -56,6 +56,18 @@ struct LatentWeights {
   std::vector<Weight> k_b, v_b;  // [Hq] of [kv_rank, nope] and [value, kv_rank]
 };
 
+/// What a layer does with the numbers that it is given beside the stream.
+struct LayerInputWeights {
+  Weight gate, out;  // [width, D], [D, width]
+  Weight norm;       // [1, D]
+};
+
+/// What experts that stand apart have beside their matrices.
+struct ApartWeights {
+  Weight dense_post_norm, norm, post_norm, router_norm;  // [1, D]
+  Weight factors;                                        // [1, E]
+};
+
 struct LayerWeights {
   Weight attention_norm;                  // [1, D]
   Weight q, k, v;                         // [Hq d, D], [Hkv d, D], [Hkv d, D]
@@ -74,6 +86,9 @@ struct LayerWeights {
   Weight attention_gate;                                 // [Hq d, D]; data null when the plan has none
   DeltaWeights delta;                                    // of recurrent layers
   LatentWeights latent;                                  // of plans with latent rows
+  Weight factor;                                         // [1, 1]; data null when the plan has none
+  LayerInputWeights inputs;                              // of plans with numbers for each layer
+  ApartWeights apart;                                    // of plans whose experts stand apart
 };
 
 class ModelWeights {
@@ -94,8 +109,11 @@ class ModelWeights {
 
   Weight embedding;  // [V, D]
   std::vector<LayerWeights> layers;
-  Weight final_norm;                          // [1, D]
-  Weight output;                              // [V, D]; the embedding when tied
+  Weight final_norm;  // [1, D]
+  Weight output;      // [V, D]; the embedding when tied
+  // Of plans with numbers for each layer:
+  Weight input_embedding, input_projection;   // [V, L width], [L width, D]
+  Weight input_projection_norm;               // [1, width]
   std::int64_t bytes = 0;                     ///< of all tensors
   std::map<std::string, std::int64_t> types;  ///< tensors in the files of each type, by its name there
   std::string fingerprint;  ///< XXH3-128 over names, shapes, types and sampled bytes, in hex

@@ -172,9 +172,7 @@ Json post_processor(const GgufMetadata& m, const Vocabulary& v, bool usual) {
           {"special_tokens", {{text, {{"ids", {*bos}}}}}}};
 }
 
-Json byte_level_json(const GgufMetadata& m) {
-  const Cutting& cutting = cutting_of(m);
-  const Vocabulary v = read_vocabulary(m);
+Json merges_json(const GgufMetadata& m) {
   Json merges = Json::array();
   for (const std::string_view merge : m.texts("tokenizer.ggml.merges")) {
     if (invalid_utf8(merge) != std::string_view::npos)
@@ -182,6 +180,12 @@ Json byte_level_json(const GgufMetadata& m) {
           fmt::format("{}: 'tokenizer.ggml.merges': expected UTF-8, found '{}'", m.where(), excerpt(merge)));
     merges.push_back(merge);
   }
+  return merges;
+}
+
+Json byte_level_json(const GgufMetadata& m) {
+  const Cutting& cutting = cutting_of(m);
+  const Vocabulary v = read_vocabulary(m);
   const auto split = [](std::string_view regex) {
     return Json{
         {"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", "Isolated"}, {"invert", false}};
@@ -196,7 +200,7 @@ Json byte_level_json(const GgufMetadata& m) {
            {{"type", "BPE"},
             {"ignore_merges", cutting.whole_words},
             {"vocab", vocab_json(v, m.where())},
-            {"merges", std::move(merges)}}},
+            {"merges", merges_json(m)}}},
           {"added_tokens", added_json(v)},
           {"post_processor", post_processor(m, v, cutting.bos)},
           {"decoder", {{"type", "ByteLevel"}}}};
@@ -220,10 +224,11 @@ Json scores_json(const GgufMetadata& m, const Vocabulary& v) {
   return json;
 }
 
-Json sentencepiece_json(const GgufMetadata& m) {
+/// Characters merge by their tokens' scores, or, in Gemma 4's form, by a list of merges.
+Json sentencepiece_json(const GgufMetadata& m, bool by_merges) {
   Vocabulary v = read_vocabulary(m);
   spell_blanks(v);
-  const bool prefix = flag(m, "tokenizer.ggml.add_space_prefix", true);
+  const bool prefix = flag(m, "tokenizer.ggml.add_space_prefix", !by_merges);
   const Json blanks = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSpace}};
   Json normalizers = Json::array(), decoders = Json::array();
   if (prefix) normalizers.push_back({{"type", "Prepend"}, {"prepend", kSpace}});
@@ -235,8 +240,11 @@ Json sentencepiece_json(const GgufMetadata& m) {
   Json model = {{"type", "BPE"},
                 {"byte_fallback", true},
                 {"fuse_unk", true},
-                {"vocab", vocab_json(v, m.where())},
-                {"scores", scores_json(m, v)}};
+                {"vocab", vocab_json(v, m.where())}};
+  if (by_merges)
+    model["merges"] = merges_json(m);
+  else
+    model["scores"] = scores_json(m, v);
   if (const auto unknown = token_id(m, "tokenizer.ggml.unknown_token_id", v.texts.size()))
     model["unk_token"] = v.texts[static_cast<std::size_t>(*unknown)];
   return {{"normalizer", {{"type", "Sequence"}, {"normalizers", std::move(normalizers)}}},
@@ -251,15 +259,15 @@ Json sentencepiece_json(const GgufMetadata& m) {
 std::string tokenizer_json(const GgufMetadata& m) {
   const std::string_view model = m.text("tokenizer.ggml.model");
   if (model == "gpt2") return byte_level_json(m).dump();
-  if (model == "llama") return sentencepiece_json(m).dump();
-  throw InputError(fmt::format("{}: 'tokenizer.ggml.model': expected gpt2 or llama, found '{}'", m.where(),
+  if (model == "llama" || model == "gemma4") return sentencepiece_json(m, model == "gemma4").dump();
+  throw InputError(fmt::format("{}: 'tokenizer.ggml.model': expected gpt2, llama or gemma4, found '{}'", m.where(),
                                excerpt(model)));
 }
 
 std::vector<TokenId> end_tokens(const GgufMetadata& m) {
-  constexpr std::array<std::string_view, 7> kEnds = {"<|eot_id|>",     "<|eom_id|>",    "<|im_end|>",
-                                                     "<|end|>",        "<|endoftext|>", "<end_of_turn>",
-                                                     "<|end_of_text|>"};
+  constexpr std::array<std::string_view, 8> kEnds = {"<|eot_id|>",      "<|eom_id|>",    "<|im_end|>",
+                                                     "<|end|>",         "<|endoftext|>", "<end_of_turn>",
+                                                     "<|end_of_text|>", "<turn|>"};
   std::vector<TokenId> ends;
   const auto texts = m.texts("tokenizer.ggml.tokens");
   const auto add = [&](TokenId id) {

@@ -381,7 +381,7 @@ TEST_F(LatentRows, CannotFollowTheClustersOfEachHead) {
 
 INSTANTIATE_TEST_SUITE_P(Models, EngineFamily,
                          testing::Values("mixtral", "gpt-oss", "qwen3-next", "qwen35", "qwen35-moe",
-                                         "deepseek-v3"),
+                                         "deepseek-v3", "gemma4", "gemma4-moe"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

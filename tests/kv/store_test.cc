@@ -254,6 +254,37 @@ TEST(KvStore, RowsDoNotMoveAndRollBackForgets) {
   EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size()), 0);
 }
 
+/// The last layer attends to the first one's rows; the second has fewer and longer ones.
+TEST_P(OfType, LayersOfOtherHeadsAndLayersThatShareRows) {
+  const KvShape shape = {.layers = 3,
+                         .kv_heads = 2,
+                         .head_dim = 16,
+                         .type = GetParam(),
+                         .max_tokens = 50,
+                         .by_layer = {{2, 8, 0}, {1, 16, 1}, {2, 8, 0}}};
+  EXPECT_TRUE(shape.layers_share_rows() && shape.has_rows(1) && !shape.has_rows(2));
+  EXPECT_TRUE(shape.holds(0, 1, true) && !shape.holds(1, 1, true) && !shape.holds(2, 0, true));
+  KvStore store(shape);
+  const std::vector<float> short_rows = test::normals(5 * 2 * 8, 1), long_rows = test::normals(5 * 16, 2);
+  store.write(0, 5, short_rows, short_rows);
+  store.write(1, 5, long_rows, long_rows);
+  EXPECT_EQ(store.layer(2, 5).heads[1].k, store.layer(0, 5).heads[1].k) << "before they are committed, too";
+  EXPECT_EQ(store.layer(2, 5).heads[1].rows, 5);
+  store.commit(5);
+  ASSERT_EQ(store.layer(1).heads.size(), 1u);
+  EXPECT_EQ(store.layer(1).heads[0].d, 16);
+  EXPECT_EQ(store.layer(2).heads[0].d, 8);
+  std::vector<float> row(16);
+  read_key_row(store.layer(1).heads[0], 4, row.data());
+  for (int c = 0; c < 16; ++c)
+    EXPECT_NEAR(row[static_cast<std::size_t>(c)], long_rows[static_cast<std::size_t>(64 + c)], 0.5);
+  read_value_row(store.layer(2).heads[1], 3, row.data());
+  for (int c = 0; c < 8; ++c)
+    EXPECT_NEAR(row[static_cast<std::size_t>(c)], short_rows[static_cast<std::size_t>(3 * 16 + 8 + c)], 0.5);
+  store.roll_back(2);
+  EXPECT_EQ(store.layer(2).heads[0].rows, 2);
+}
+
 /// Layers that hold what others hold: copies, or the same memory. With threads as without.
 TEST_P(OfType, LayersRepeatOthers) {
   ThreadPool pool(3);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every family against transformers, from a folder and from a GGUF file (tests/golden/make_family_goldens.py);
-// and every family under a method that selects everything, which is full attention to the bit.
+// Every family against transformers (Gemma 4: against a float64 calculation), from a folder and from a GGUF file
+// (tests/golden/make_family_goldens.py, make_gemma4_goldens.py); and every family under a method that selects everything, which is full attention to the bit.
 #include "model/family.h"
 
 #include <fmt/format.h>
@@ -12,6 +12,7 @@
 
 #include "base/threads.h"
 #include "io/safetensors.h"
+#include "model/kv_shape.h"
 #include "model/llama.h"
 #include "model/source.h"
 #include "support/compare.h"
@@ -34,13 +35,7 @@ class FamilyGolden : public testing::TestWithParam<std::string> {
     ThreadPool pool(2);
     Llama llama(model.config, model.weights, pool);
     const auto tokens = std::ssize(ids);
-    KvStore kv({.layers = model.config.layers,
-                .kv_heads = model.config.kv_heads,
-                .head_dim = model.config.head_dim,
-                .type = DType::f32,
-                .max_tokens = tokens,
-                .recurrent = model.config.plan.recurrent_floats(),
-                .shared_rows = model.config.plan.latent.kv_rank > 0});
+    KvStore kv(kv_shape(model.config, DType::f32, tokens));
     const Rope rope(model.config, tokens);
     std::vector<float> all, logits;
     for (std::size_t at = 0; at < ids.size(); at += chunk) {
@@ -98,8 +93,8 @@ TEST_P(FamilyGolden, SelectingEverythingIsFullAttention) {
   for (int i = 0; i < model.config.layers; ++i)
     selectors.emplace_back(LayerGeometry{.layer = i,
                                          .query_heads = model.config.query_heads,
-                                         .kv_heads = model.config.kv_heads,
-                                         .head_dim = model.config.head_dim,
+                                         .kv_heads = model.config.kv_heads_of(i),
+                                         .head_dim = model.config.head_dim_of(i),
                                          .dense = kDense,
                                          .pool = &pool});
   for (Everything& selector : selectors) pointers.push_back(&selector);
@@ -118,7 +113,7 @@ INSTANTIATE_TEST_SUITE_P(Models, FamilyGolden,
                                          "qwen3", "gemma3", "phi3", "phi3-longrope", "smollm3", "granite",
                                          "mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss",
                                          "gpt-oss-mxfp4", "qwen3-next", "qwen35", "qwen35-moe", "deepseek-v2",
-                                         "deepseek-v3", "gemma3-seeing"),
+                                         "deepseek-v3", "gemma3-seeing", "gemma4", "gemma4-moe"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');
@@ -147,6 +142,27 @@ TEST(Families, PlansSayWhatIsNotLlama) {
   EXPECT_EQ(plan("qwen35-moe").layer(0).width, 20);
   EXPECT_EQ(plan("deepseek-v3").latent.row(), 20);
   EXPECT_EQ(plan("deepseek-v3").experts.group_best, 2);
+  const ModelConfig gemma4 = read_config(kFamilies / "gemma4");
+  EXPECT_EQ(gemma4.head_dim_of(1), 8);
+  EXPECT_EQ(gemma4.head_dim_of(2), 16);
+  EXPECT_TRUE(gemma4.plan.layer(3).own_rows());
+  EXPECT_EQ(gemma4.plan.layer(4).rows_of, 2) << "the last of its kind before the layers that share";
+  EXPECT_EQ(gemma4.plan.layer(5).rows_of, 3);
+  EXPECT_EQ(gemma4.plan.layer(6).width, 64);
+  const ModelConfig large = read_config(kFamilies / "gemma4-moe");
+  EXPECT_EQ(large.kv_heads_of(0), 2);
+  EXPECT_EQ(large.kv_heads_of(1), 1);
+  EXPECT_TRUE(large.plan.layer(1).value_is_key && !large.plan.layer(0).value_is_key);
+}
+
+TEST(Families, KeysOfSharedLayersAreKeptOnce) {
+  const KvShape shape = kv_shape(read_config(kFamilies / "gemma4"), DType::f16, 10);
+  EXPECT_EQ(shape.token_bytes(), 2 * 2 * 2 * (3 * 8 + 16)) << "three layers of heads of 8, one of 16";
+  EXPECT_FALSE(shape.has_rows(6));
+  EXPECT_TRUE(shape.layers_share_rows());
+  const KvShape large = kv_shape(read_config(kFamilies / "gemma4-moe"), DType::f16, 10);
+  EXPECT_EQ(large.token_bytes(), 2 * 2 * (2 * 2 * 8 + 2 * 16));
+  EXPECT_TRUE(kv_shape(read_config(kFamilies / "llama"), DType::f16, 10).by_layer.empty());
 }
 
 TEST(Families, EachNamesEveryTensorOnce) {
@@ -208,6 +224,17 @@ TEST(Families, WrongValuesAreNamed) {
   expect_refused("linear_conv_kernel_dim", [] { changed("qwen35", "linear_conv_kernel_dim", 0); });
   expect_refused("kv_lora_rank", [] { changed("deepseek-v2", "kv_lora_rank", 511); });
   expect_refused("n_group", [] { changed("deepseek-v3", "n_group", 3); });
+  expect_refused("num_kv_shared_layers", [] { changed("gemma4", "num_kv_shared_layers", 6); });
+  expect_refused("num_kv_shared_layers", [] { changed("gemma4", "num_kv_shared_layers", 7); });
+  expect_refused("per_layer_config", [] {
+    changed("gemma4", "per_layer_config", {{"2", {{"head_dim", 16}}}});
+  });
+  expect_refused("use_bidirectional_attention",
+                 [] { changed("gemma4", "use_bidirectional_attention", "all"); });
+  expect_refused("head_dim", [] { changed("gemma4", "head_dim", 7); });
+  expect_refused("num_global_key_value_heads",
+                 [] { changed("gemma4-moe", "num_global_key_value_heads", 3); });
+  expect_refused("num_experts_per_tok", [] { changed("gemma4-moe", "top_k_experts", 7); });
   expect_refused("scoring_func", [] { changed("deepseek-v3", "scoring_func", "relu"); });
 }
 

@@ -34,7 +34,7 @@ Tokenizer tokenizer_of(const GgufBuilder& builder) {
   return Tokenizer::parse(tokenizer_json(file.metadata), "m.gguf");
 }
 
-/// What a converter makes of a byte-level tokenizer.json.
+/// What a converter makes of a tokenizer.json: byte-level with a cutting, else characters of Gemma 4's kind.
 GgufBuilder converted(const Json& json, const char* cutting) {
   std::vector<std::string> texts, merges;
   std::vector<std::int32_t> kinds;
@@ -51,19 +51,22 @@ GgufBuilder converted(const Json& json, const char* cutting) {
     merges.push_back(merge.is_string() ? merge.get<std::string>()
                                        : merge[0].get<std::string>() + " " + merge[1].get<std::string>());
   GgufBuilder b;
-  b.text("tokenizer.ggml.model", "gpt2").text("tokenizer.ggml.pre", cutting);
+  if (cutting != nullptr)
+    b.text("tokenizer.ggml.model", "gpt2").text("tokenizer.ggml.pre", cutting);
+  else
+    b.text("tokenizer.ggml.model", "gemma4").number("tokenizer.ggml.unknown_token_id", 0);
   b.texts("tokenizer.ggml.tokens", texts).texts("tokenizer.ggml.merges", merges);
   b.array("tokenizer.ggml.token_type", test::kI32, kinds);
   return b.number("tokenizer.ggml.bos_token_id", json["model"]["vocab"]["<s>"].get<std::uint32_t>());
 }
 
-struct ByteLevelCase {
+struct ConvertedCase {
   const char *golden, *cutting;
 };
 
-class ByteLevelGolden : public testing::TestWithParam<ByteLevelCase> {};
+class ConvertedGolden : public testing::TestWithParam<ConvertedCase> {};
 
-TEST_P(ByteLevelGolden, SameTokensAsTokenizers) {
+TEST_P(ConvertedGolden, SameTokensAsTokenizers) {
   const std::string name = std::string("tokenizers/") + GetParam().golden;
   const Json json = read_json(name + ".tokenizer.json"), golden = read_json(name + ".golden.json"),
              texts = read_json("tokenizers/texts.json")["texts"];
@@ -87,9 +90,9 @@ TEST_P(ByteLevelGolden, SameTokensAsTokenizers) {
   EXPECT_GT(compared, 100);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cuttings, ByteLevelGolden,
-                         testing::Values(ByteLevelCase{"llama3", "llama-bpe"}, ByteLevelCase{"qwen", "qwen2"},
-                                         ByteLevelCase{"smollm", "smollm"}),
+INSTANTIATE_TEST_SUITE_P(Cuttings, ConvertedGolden,
+                         testing::Values(ConvertedCase{"llama3", "llama-bpe"}, ConvertedCase{"qwen", "qwen2"},
+                                         ConvertedCase{"smollm", "smollm"}, ConvertedCase{"gemma", nullptr}),
                          [](const auto& info) { return info.param.golden; });
 
 TEST(SentencePieceGolden, SameTokensAsSentencePiece) {
@@ -147,6 +150,7 @@ TEST(GgufTokenizer, WhatDoesNotFitIsNamed) {
   const auto refused = [](std::string_view what, const GgufBuilder& b) {
     expect_refused(what, [&] { tokenizer_of(b); });
   };
+  refused("tokenizer.ggml.merges", small("model").text("tokenizer.ggml.model", "gemma4"));
   for (const char* key : {"model", "tokens", "scores"})
     refused(std::string("tokenizer.ggml.") + key, small(key));
   refused("bos_token_id", small("bos"));

@@ -54,6 +54,7 @@ void expect_model_joins(const Model& model) {
     throw InputError(
         "--union: expected a model whose layers all keep keys, found recurrent layers, whose states of two "
         "texts cannot be joined: ask each text by itself, or index them together (index -f A -f B)");
+  expect_like_layers(model.config(), "--union");
 }
 
 void expect_alike(const Part& first, const Part& other) {

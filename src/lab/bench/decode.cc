@@ -252,6 +252,7 @@ void fill_context(Context& context, const DecodeBenchOptions& options) {
 std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& model,
                                          const DecodeBenchOptions& options, std::span<const Spec> specs,
                                          const std::function<void(std::string_view)>& note) {
+  expect_like_layers(model->config(), "made-up keys and values");
   std::vector<Spec> all = {parse_spec("full")};
   for (const Spec& spec : specs)
     if (spec.name != "full") all.push_back(spec);

@@ -40,8 +40,8 @@ IndexShares index_shares(const Spec& spec, const ModelConfig& config, std::int64
   for (int layer = spec.dense_layers; layer < config.layers; ++layer) {
     const LayerGeometry geometry = {.layer = layer,
                                     .query_heads = config.query_heads,
-                                    .kv_heads = config.kv_heads,
-                                    .head_dim = config.head_dim,
+                                    .kv_heads = config.kv_heads_of(layer),
+                                    .head_dim = config.head_dim_of(layer),
                                     .dense = spec.dense,
                                     .covered = {}};
     all += static_cast<double>(info.index_bytes(spec, geometry, tokens));

@@ -30,6 +30,7 @@ std::vector<int> usual_layers(const Model& model) {
 std::vector<HeadVectors> read_head_vectors(Capture& capture, const Model& model, std::string_view text,
                                            const std::vector<int>& layers, std::int64_t tokens) {
   const ModelConfig& config = model.config();
+  expect_like_layers(config, "a study of heads");
   std::vector<HeadVectors> heads;
   for (const int layer : layers) heads.push_back({.layer = layer});
   Prompt prompt = {"text", model.tokenizer().encode(text, Tokenizer::Bos::as_template)};

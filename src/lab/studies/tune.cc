@@ -431,6 +431,7 @@ std::vector<TuneReport::Timing> time_plan(const std::shared_ptr<const Model>& mo
 
 /// What the user names is timed there or refused; the usual lengths are timed as far as the model goes.
 void check_lengths(const Model& model, const TuneOptions& options) {
+  expect_like_layers(model.config(), "tune");
   const std::int64_t most = model.config().max_positions - kStepRoom;
   const auto check = [&](const char* flag, std::int64_t tokens) {
     if (tokens <= most) return;

@@ -84,6 +84,10 @@ void plan_deepseek_v2(const Json& json, ModelConfig& c, std::string_view where);
 void plan_deepseek_v3(const Json& json, ModelConfig& c, std::string_view where);
 extern const std::span<const TensorName> kDeepseekNames;
 
+// Gemma 4 (families/gemma4.cc).
+void plan_gemma4(const Json& json, ModelConfig& c, std::string_view where);
+extern const std::span<const TensorName> kGemma4Names;
+
 extern const std::span<const TensorName> kMixtralNames, kQwenMoeNames, kGptOssNames;
 
 }  // namespace lode

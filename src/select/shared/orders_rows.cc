@@ -30,7 +30,7 @@ void order_rows(KvStore& kv, int layer, Selector* selector, std::int32_t sequenc
                 ThreadPool& pool) {
   auto* const lists = dynamic_cast<OrdersRows*>(selector);
   if (lists == nullptr) return;
-  const std::vector<RowOrder> orders = orders_of(*lists, kv.shape().kv_heads, sequence, end);
+  const std::vector<RowOrder> orders = orders_of(*lists, kv.shape().heads(layer), sequence, end);
   if (orders.empty()) return;
   try {
     lists->rows_ordered(sequence, orders.front().end());
@@ -45,7 +45,7 @@ void restore_rows(KvStore& kv, int layer, Selector* selector, std::int32_t seque
   const Position end = ordered_end(selector, sequence);
   if (end == 0) return;
   auto& lists = dynamic_cast<OrdersRows&>(*selector);
-  std::vector<RowOrder> orders = orders_of(lists, kv.shape().kv_heads, sequence, end);
+  std::vector<RowOrder> orders = orders_of(lists, kv.shape().heads(layer), sequence, end);
   for (RowOrder& order : orders) order = order.inverse();
   move_rows(kv, layer, orders, pool);
   lists.rows_ordered(sequence, 0);

@@ -123,6 +123,7 @@ class HashTrainer {
 HashTrainer::HashTrainer(const ModelConfig& config, const HashSettings& settings, Capture& capture,
                          ThreadPool& pool)
     : config_(config), settings_(settings), capture_(capture), pool_(pool) {
+  expect_like_layers(config, "train hash");
   for (int layer = 0; layer < config.layers; ++layer) {
     for (int head = 0; head < config.kv_heads; ++head) {
       learners_.push_back({HashHead({.group = group(),

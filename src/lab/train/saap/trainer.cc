@@ -60,6 +60,7 @@ SaapRun::SaapRun(std::shared_ptr<const Model> model, const ContextOptions& optio
     throw InputError(fmt::format(
         "expected a rate times a weight decay below 1, or weights do not shrink but turn, found {:g} x {:g}",
         settings_.rate, settings_.weight_decay));
+  expect_like_layers(config_, "train saap");
   if (heads_.empty()) throw InputError("expected a layer to train beside the dense ones, found none");
   if (bytes_of_head() > settings_.memory)
     throw InputError(
