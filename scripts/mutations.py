@@ -181,7 +181,8 @@ def run_test(suite: str, names: str, seconds: float) -> tuple[str, str]:
         code, printed = run_quietly(command, seconds, cwd=COPY)
         ran = re.search(r"Running [1-9]\d* tests?", printed) and "[  SKIPPED ]" not in printed
         failed = re.findall(r"^\[  FAILED  \] (\S+?)(?:,.*)?(?: \(\d+ ms\))?$", printed, re.M)
-    by = ", ".join(dict.fromkeys(failed))
+    # Of tests with parameters each one once.
+    by = ", ".join(dict.fromkeys(re.sub(r"^[^/]*/|/[^/]*$", "", name) if name.count("/") == 2 else name for name in failed))
     if code is None:
         return "hung", by
     if code < 0:

@@ -52,7 +52,7 @@ __all__ = [
     "Answer", "ArrayLike", "Citation", "Document", "Estimate", "InputError", "MethodEstimate", "Model", "PythonMethod", "RunError",
     "Selector", "Sequence", "Work", "attend", "attend_causal", "finish", "merge", "methods", "pipeline", "register_method", "top_k",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Threads do not survive a fork; the child makes its own when it needs them.
 os.register_at_fork(after_in_child=_forget_threads)

@@ -2,6 +2,7 @@
 // What a saved context keeps besides keys: how they were rotated, and its seed.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -10,9 +11,11 @@
 
 #include "base/file.h"
 #include "engine/context.h"
+#include "engine/next_token.h"
 #include "eval/tiny_model.h"
 #include "io/container.h"
 #include "lodestone/error.h"
+#include "model/sampler.h"
 #include "support/refusal.h"
 
 namespace lode {
@@ -146,16 +149,10 @@ TEST_F(ContextFileTest, WhatAFactorStretchesMustBeAsLong) {
 
 TEST_F(ContextFileTest, IdsBehindTheTokenizersAreNeverChosen) {
   const auto model = model_with(Json::object());
-  Context context(model, {.max_tokens = 400});
-  context.prefill(text_);
-  context.build_indexes();
-  context.impl().config.vocab += 40;  // as if padded: logits that would win
-  Generation result;
-  context.forward(question_, kDense);
-  context.impl().logits.resize(258 + 40, 1e30f);
-  context.impl().decode(kDense, {.max_new_tokens = 1}, result);
-  ASSERT_EQ(result.tokens.size(), 1u);
-  EXPECT_LT(result.tokens[0], 258);
+  std::vector<float> logits(258 + 40, 0.0f);  // as if padded: logits that would win
+  std::fill(logits.begin() + 258, logits.end(), 1e30f);
+  Sampler sampler({});
+  EXPECT_LT(next_token(*model, sampler, logits), 258);
 }
 
 }  // namespace

@@ -252,9 +252,10 @@ Comparison compare(Context& one, Context& joined, const std::vector<TokenId>& qu
     for (const float value : x) sum += std::exp(value - most);
     return most + std::log(sum);
   };
+  const double sum_a = log_sum(a), sum_b = log_sum(b);
   for (std::size_t i = 0; i < a.size(); ++i) {
     c.worst_logit = std::max(c.worst_logit, std::fabs(double{a[i]} - b[i]));
-    c.divergence += std::exp(a[i] - log_sum(a)) * ((a[i] - log_sum(a)) - (b[i] - log_sum(b)));
+    c.divergence += std::exp(a[i] - sum_a) * ((a[i] - sum_a) - (b[i] - sum_b));
   }
   const auto answer = [&](Context& context) {
     const std::string text = context.generate(question, kDense, options).text;

@@ -95,7 +95,9 @@ std::int64_t room_of(std::span<const std::filesystem::path> paths, const Model& 
 
 /// Frequencies that depend on the length have to be those of all texts together.
 void expect_same_frequencies(const Context::Impl& first, std::int64_t tokens) {
-  if (std::ranges::equal(Rope(first.config, tokens).frequencies(), first.rope.frequencies())) return;
+  if (tokens <= first.rope_tokens ||
+      std::ranges::equal(Rope(first.config, tokens).frequencies(), first.rope.frequencies()))
+    return;
   throw InputError(fmt::format(
       "--union: expected a model whose RoPE does not depend on the length, found '{}' scaling, by which {} "
       "tokens are rotated otherwise: ask each text by itself, or index them together (index -f A -f B)",
