@@ -51,8 +51,8 @@ def measure(flags, kind, folder):
     union, said = ask(flags, contexts, asked, "--union", "-a", flags.attention)
     one, _ = ask(flags, [folder / "all.lode"], asked, "-a", flags.attention)
     alone = []
-    for n, question, _ in questions:
-        alone += ask(flags, [contexts[n]], [question], "-a", "full", "--quiet")[0]
+    for n, context in enumerate(contexts):
+        alone += ask(flags, [context], [question for where, question, _ in questions if where == n], "-a", "full", "--quiet")[0]
     counts = [sum(number in a["answer"] for a, (_, _, number) in zip(answers, questions)) for answers in (one, union, alone)]
     same = sum(a["answer"] == b["answer"] for a, b in zip(one, union))
     drift = [line.rsplit("are ", 1)[1].split(" %")[0] for line in said.splitlines() if "joined without" in line]

@@ -325,7 +325,6 @@ Json index_text(IndexFlags flags) {
   options.max_tokens = flags.model.context > 0 ? flags.model.context
                                                : room_for_questions(*model, tokens, flags.model.rope_factor);
   const std::int64_t kv_bytes = plan_memory(*model, options.kv_type, tokens, {}).kv;
-  if (!flags.common.quiet) say_read(source, tokens, kv_bytes);
   expect_room(flags.output, static_cast<std::uint64_t>(kv_bytes));
   const auto place = PrefillLog::beside(flags.output);
   if (flags.restart) std::filesystem::remove(place);
@@ -336,6 +335,7 @@ Json index_text(IndexFlags flags) {
   begun.kept = context.tokens();
   PrefillLog log(place, context);
   begun.restored = log.restore(context, reading.tokens);
+  if (!flags.common.quiet) say_read(source, tokens, kv_bytes);
   say_kept(flags, begun, reading, source);
   set_source(context, std::move(source), reading.first_token);
   prefill(context, flags, reading.tokens, log);

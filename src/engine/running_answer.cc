@@ -268,7 +268,8 @@ bool RunningAnswer::add(TokenId token) {
   const GenerateOptions& options = request_.options;
   last_ = token;
   g.tokens.push_back(last_);
-  g.stopped = (options.stop_at_eos && is_eos(model().config(), last_)) || (text_ && text_->push(last_));
+  g.stopped =
+      (options.stop_at_eos && is_eos(sequence_->context().config, last_)) || (text_ && text_->push(last_));
   ending_ = g.stopped ? Ending::stop : Ending::length;
   if (g.stopped || std::ssize(g.tokens) == options.max_new_tokens) return true;
   if (held() < max_tokens()) return false;

@@ -351,10 +351,11 @@ ModelConfig named_shape(std::string_view name) {
   }
   std::array<int, 4> n = {};
   if (parse_spelled_shape(name, n)) return shape(n[0], n[1], n[2], n[3], std::int64_t{n[1]} * n[3] * 3, 4096);
-  throw InputError(fmt::format(
-      "expected a shape llama-3.1-8b, llama-2-7b, llama-3.2-1b, olmoe-1b-7b, pocket, saap or one spelled out as "
-      "L32q32kv8d128 (group 1 to 16, even d up to {}), found '{}'",
-      kMaxHeadDim, name));
+  throw InputError(
+      fmt::format("expected a shape llama-3.1-8b, llama-2-7b, llama-3.2-1b, olmoe-1b-7b, pocket, saap or one "
+                  "spelled out as "
+                  "L32q32kv8d128 (group 1 to 16, even d up to {}), found '{}'",
+                  kMaxHeadDim, name));
 }
 
 }  // namespace lode

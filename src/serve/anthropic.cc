@@ -106,7 +106,7 @@ std::string schema_of(const Fields& body, std::string_view text) {
   const Fields format(config.member("format"), "output_config.format");
   if (format.text("type").value_or("") != "json_schema") format.wrong("type", "'json_schema'");
   if (!format.member("schema").is_object()) format.wrong("schema", "an object");
-  return nlohmann::ordered_json::parse(text)["output_config"]["format"]["schema"].dump();
+  return body.in_order(text, "/output_config/format/schema");
 }
 
 Conversation read_message(const Fields& body, std::string_view text) {

@@ -12,6 +12,24 @@
 
 namespace lode::serve {
 
+namespace {
+
+// Of a body with a schema: members that keep their order are found one by one, so that many would take long.
+constexpr std::size_t kMostMembers = 1024, kMostMembersInAll = std::size_t{1} << 18;
+
+std::size_t members_of(const Json& value) {
+  if (!value.is_structured()) return 0;
+  std::size_t all = value.is_object() ? value.size() : 0;
+  if (all > kMostMembers)
+    throw ApiError(
+        400, fmt::format("the body: expected objects of at most {} members beside a schema, found one of {}",
+                         kMostMembers, all));
+  for (const Json& one : value) all += members_of(one);
+  return all;
+}
+
+}  // namespace
+
 Json parse_body(const HttpRequest& request) {
   if (media_type(request.header("content-type")) != "application/json")
     throw ApiError(415, fmt::format("expected 'Content-Type: application/json', found '{}'",
@@ -44,6 +62,14 @@ std::string Fields::path_of(const char* key) const {
 const Json& Fields::member(const char* key) const {
   return json_member(object_, key);
 }
+std::string Fields::in_order(std::string_view text, const char* pointer) const {
+  if (const std::size_t all = members_of(object_); all > kMostMembersInAll)
+    throw ApiError(400, fmt::format("the body: expected at most {} members beside a schema, found {}",
+                                    kMostMembersInAll, all));
+  using Ordered = nlohmann::ordered_json;
+  return Ordered::parse(text).at(Ordered::json_pointer(pointer)).dump();
+}
+
 bool Fields::has(const char* key) const {
   return !member(key).is_null();
 }

@@ -32,6 +32,9 @@ class Fields {
   std::vector<std::string> texts(const char* key, std::size_t most) const;
   const Json& member(const char* key) const;  ///< null when there is none
   std::string path_of(const char* key) const;
+  /// The JSON of the member at a pointer such as "/a/b", which is there, with its members in the order in which they
+  /// came. The object itself must be the body, and `text` its bytes. ApiError 400 where it has too many members.
+  std::string in_order(std::string_view text, const char* pointer) const;
 
   [[noreturn]] void wrong(const char* key, const std::string& expected) const;
   /// Refuses members that are neither in `known` nor in `ignored`.

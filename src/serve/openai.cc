@@ -131,7 +131,7 @@ std::string schema_of(const Fields& body, std::string_view text) {
   if (type != "json_schema") format.wrong("type", "'text', 'json_object' or 'json_schema'");
   const Fields holder(format.member("json_schema"), "response_format.json_schema");
   if (!holder.member("schema").is_object()) holder.wrong("schema", "an object");
-  return nlohmann::ordered_json::parse(text)["response_format"]["json_schema"]["schema"].dump();
+  return body.in_order(text, "/response_format/json_schema/schema");
 }
 
 Sampling sampling_of(const Fields& body) {

@@ -237,10 +237,8 @@ Json sentencepiece_json(const GgufMetadata& m, bool by_merges) {
   decoders.push_back({{"type", "ByteFallback"}});
   decoders.push_back({{"type", "Fuse"}});
   if (prefix) decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
-  Json model = {{"type", "BPE"},
-                {"byte_fallback", true},
-                {"fuse_unk", true},
-                {"vocab", vocab_json(v, m.where())}};
+  Json model = {
+      {"type", "BPE"}, {"byte_fallback", true}, {"fuse_unk", true}, {"vocab", vocab_json(v, m.where())}};
   if (by_merges)
     model["merges"] = merges_json(m);
   else
@@ -260,8 +258,8 @@ std::string tokenizer_json(const GgufMetadata& m) {
   const std::string_view model = m.text("tokenizer.ggml.model");
   if (model == "gpt2") return byte_level_json(m).dump();
   if (model == "llama" || model == "gemma4") return sentencepiece_json(m, model == "gemma4").dump();
-  throw InputError(fmt::format("{}: 'tokenizer.ggml.model': expected gpt2, llama or gemma4, found '{}'", m.where(),
-                               excerpt(model)));
+  throw InputError(fmt::format("{}: 'tokenizer.ggml.model': expected gpt2, llama or gemma4, found '{}'",
+                               m.where(), excerpt(model)));
 }
 
 std::vector<TokenId> end_tokens(const GgufMetadata& m) {

@@ -19,6 +19,7 @@
 #include "lodestone/document.h"
 #include "lodestone/error.h"
 #include "lodestone/scheduler.h"
+#include "model/kv_shape.h"
 #include "support/family_folder.h"
 #include "support/family_golden.h"
 #include "support/hash_file.h"
@@ -93,6 +94,8 @@ TEST_P(EngineFamily, JoinedTextsHaveTheFirstLayerOfOneReading) {
   const std::vector<std::int64_t> recurrent = model_->config().plan.recurrent_floats();
   if (!recurrent.empty())
     return test::expect_refused("recurrent layers", [&] { join_texts(paths, model_, {.chunk = 16}); });
+  if (!kv_shape(model_->config(), DType::f32, 1).by_layer.empty())
+    return test::expect_refused("rows of their own", [&] { join_texts(paths, model_, {.chunk = 16}); });
   const JoinedTexts joined = join_texts(paths, model_, {.chunk = 16});
   Context one = context();
   one.prefill(ids(0, 160));
@@ -246,6 +249,7 @@ class LatentRows : public testing::Test {
                          {"intermediate_size", 64},
                          {"num_hidden_layers", 2},
                          {"num_attention_heads", 32},
+                         {"head_dim", 64},
                          {"vocab_size", 64},
                          {"max_position_embeddings", 4096},
                          {"q_lora_rank", 40},
@@ -358,7 +362,7 @@ TEST_F(LatentRows, EveryMethodThatSelectsAllOfThemIsFullAttention) {
 
 TEST_F(LatentRows, AnIndexOfThemSurvivesItsFile) {
   for (const char* spec :
-       {"topk:k=40,by=value,sink=1,window=31", "kmeans:clusters=16,probes=4,sink=1,window=31",
+       {"topk:k=4,by=value,sink=1,window=31", "kmeans:clusters=16,probes=4,sink=1,window=31",
         "squeezed:sparsity=0.7,window=31", "retrieval:k=20,beam=24,sink=1,window=31"}) {
     Context c = context(DType::f16);
     const MethodId method = c.attach(parse_spec(spec));

@@ -67,10 +67,11 @@ TEST_F(GenerateTest, OfStopStringsThatEndTogetherTheOneThatBeginsFirstCuts) {
     const Generation free = answer(first, {.max_new_tokens = 12});
     if (free.text.size() < 6) continue;
     const std::string shorter = free.text.substr(4, 1), longer = free.text.substr(2, 3);
-    const std::size_t cut = std::min(free.text.find(shorter), free.text.find(longer));
+    const std::size_t cut = free.text.find(longer);
+    if (free.text.find(shorter) != cut + 2) continue;  // it is there earlier, and ends the answer by itself
     for (const std::vector<std::string>& stop : {std::vector{shorter, longer}, {longer, shorter}})
       EXPECT_EQ(answer(first, {.max_new_tokens = 12, .stop = stop}).text, free.text.substr(0, cut)) << first;
-    apart += free.text.find(longer) < free.text.find(shorter) ? 1 : 0;
+    ++apart;
   }
   EXPECT_GT(apart, 0);
 }

@@ -98,17 +98,17 @@ TEST(Sources, BlankingNothingIsFullAttention) {
 
 TEST(Sources, OtherPassagesAreAsLongAndMeetNoneThatAreCited) {
   Rng rng(3);
-  const std::vector<Run> cited = {{10, 30}, {50, 55}, {90, 130}};
+  const std::vector<lode::Run> cited = {{10, 30}, {50, 55}, {90, 130}};
   for (int round = 0; round < 200; ++round) {
-    const std::vector<Run> others = runs_beside(cited, 400, rng);
+    const std::vector<lode::Run> others = runs_beside(cited, 400, rng);
     ASSERT_EQ(others.size(), cited.size());
     std::multiset<Position> lengths, wanted = {20, 5, 40};
     Position end = 4;
-    for (const Run& run : others) {
+    for (const lode::Run& run : others) {
       lengths.insert(run.end - run.begin);
       ASSERT_GE(run.begin, end);
       end = run.end;
-      for (const Run& c : cited) ASSERT_TRUE(run.end <= c.begin || c.end <= run.begin);
+      for (const lode::Run& c : cited) ASSERT_TRUE(run.end <= c.begin || c.end <= run.begin);
     }
     ASSERT_LE(end, 400);
     ASSERT_EQ(lengths, wanted);

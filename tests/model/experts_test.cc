@@ -117,7 +117,7 @@ struct Layer {
     Experts experts(plan, kHidden, linear, pool);
     std::vector<float> out(h.size());
     experts.add(
-        weights, h, tokens,
+        weights, h, h, tokens,
         [](auto& gate, const auto& up, std::int64_t) {
           for (std::size_t i = 0; i < gate.size(); ++i) gate[i] = std::max(0.0f, gate[i]) * up[i];
         },

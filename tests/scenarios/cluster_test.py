@@ -116,8 +116,8 @@ class ClusterTest(unittest.TestCase):
     def test_what_ranks_do_not_share_is_refused_once(self) -> None:
         for arguments, sentence in ((["inspect", self.context], "expected a verb that several ranks share"),
                                     (["ask", self.context, "Who?", "-a", "h2o"], "learns from the prefill itself"),
-                                    (["index", "-m", MODEL, "-f", self.context, "-o", "x.lode", "-a", "quest"], "index the text on one machine"),
-                                    (["index", "-m", MODEL, "-f", self.context, "-o", "x.lode", "-a", "auto"], "methods by name"),
+                                    (["index", "-m", MODEL, "-f", f"{self.folder.name}/text.txt", "-o", "x.lode", "-a", "quest"], "index the text on one machine"),
+                                    (["index", "-m", MODEL, "-f", f"{self.folder.name}/text.txt", "-o", "x.lode", "-a", "auto"], "methods by name"),
                                     (["serve", "-m", MODEL], "expected a verb that several ranks share"),
                                     (["ask", "nowhere.lode", "Who?"], "nowhere.lode")):
             refused = ranks(2, *arguments)

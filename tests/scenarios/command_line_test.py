@@ -306,7 +306,7 @@ class BadTexts(ProgramTest):
 
     def test_longer_than_the_context(self):
         """An error with both numbers, never a cut text."""
-        self.assert_refused(run("index", "-m", self.model, "-f", self.text, "-o", self.folder / "never.lode", "-c", "1k"),
+        self.assert_refused(run("index", "-m", self.model, "-f", self.text, "-o", self.folder / "never.lode", "-c", "1k", "--quiet"),
                             "1024", str(self.tokens_of_text()))
 
     def tokens_of_text(self):

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Grammars of JSON schemas: what they let through, letter by letter, against lists of texts that do and do not meet them.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -42,6 +43,15 @@ const std::vector<Case>& cases() {
       {R"({"type":"number"})", {"0", "-7.25", "1e3", "1.5E-10"}, {"1.", ".5", "1e", "NaN", "0x1"}},
       {R"({"type":["boolean","null"]})", {"true", "false", "null"}, {"True", "nul", "0"}},
       {R"({"enum":["red","a \"b\"",7,null]})", {R"("red")", R"("a \"b\"")", "7", "null"}, {R"("blue")", "8"}},
+      {R"({"enum":["a",7,null],"type":["string","null"]})", {R"("a")", "null"}, {"7"}},
+      {R"({"const":7,"type":"integer"})", {"7"}, {"8"}},
+      {R"({"minItems":2})", {"[1,2]"}, {"[1]", "7", R"("a")"}},
+      {R"({"maxLength":1})", {R"("a")"}, {R"("ab")", "7"}},
+      {R"({"type":"object","additionalProperties":{}})", {"{}", R"({"a":1})"}, {"[]"}},
+      // Recursion through choices alone says nothing, however it is wound.
+      {R"({"$ref":"#/$defs/a","$defs":{"a":{"anyOf":[{"$ref":"#/$defs/a"},{"type":"null"},{"$ref":"#/$defs/b"}]},"b":{"anyOf":[{"$ref":"#/$defs/a"},{"type":"boolean"}]}}})",
+       {"null", "true"},
+       {"7", ""}},
       {R"({"const":{"a":[1]}})", {R"({"a":[1]})"}, {R"({"a":[2]})"}},
       {R"({"type":"object","properties":{"b":{"type":"integer"},"a":{"type":"boolean"}},"required":["b","a"],"additionalProperties":false})",
        {R"({"b":1,"a":true})", "{\n  \"b\": 1,\n  \"a\": true\n}", R"({ "b": 1, "a": true })"},
@@ -184,14 +194,55 @@ TEST(Constraint, DependsOnTheAnswerAlone) {
 }
 
 TEST(JsonSchema, RefusesWhatItDoesNotHold) {
-  for (const char* schema :
-       {R"({"type":"string","pattern":"a+"})", R"({"type":"integer","minimum":3})", R"({"type":"text"})",
-        R"({"type":[]})", R"({"enum":[]})", R"({"anyOf":[]})", R"({"$ref":"#/$defs/none"})",
-        R"({"$ref":"http://a.example/b"})", R"({"$ref":7})", R"({"type":"array","minItems":2,"maxItems":1})",
-        R"({"type":"string","minLength":-1})", R"({"type":"array","minItems":1000000})",
-        R"({"type":"object","properties":{"a":{}},"required":["b"]})", R"({"type":"object","properties":[]})",
-        "[]", "7", R"({"allOf":[{}]})", R"({"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/a"}}})"})
+  for (const char* schema : {R"({"type":"string","pattern":"a+"})",
+                             R"({"type":"integer","minimum":3})",
+                             R"({"type":"text"})",
+                             R"({"type":[]})",
+                             R"({"enum":[]})",
+                             R"({"anyOf":[]})",
+                             R"({"$ref":"#/$defs/none"})",
+                             R"({"$ref":"http://a.example/b"})",
+                             R"({"$ref":7})",
+                             R"({"type":"array","minItems":2,"maxItems":1})",
+                             R"({"type":"string","minLength":-1})",
+                             R"({"type":"array","minItems":1000000})",
+                             R"({"type":"object","properties":{"a":{}},"required":["b"]})",
+                             R"({"type":"object","properties":[]})",
+                             R"({"anyOf":[{"$ref":"#"}]})",
+                             R"({"type":"object","required":["a"]})",
+                             R"({"required":["a"]})",
+                             R"({"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]})",
+                             R"({"type":"object","additionalProperties":{"type":"integer"}})",
+                             R"({"type":"string","enum":[1]})",
+                             R"({"type":"text","enum":[1]})",
+                             R"({"anyOf":[{}],"type":"object"})",
+                             R"({"$ref":"#","minItems":1})",
+                             R"({"enum":["a"],"maxLength":3})",
+                             R"({"anyOf":[{}],"oneOf":[{}]})",
+                             "[]",
+                             "7",
+                             R"({"allOf":[{}]})",
+                             R"({"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/a"}}})"})
     EXPECT_THROW(grammar_of_schema(schema), ApiError) << schema;
+}
+
+/// A thousand times a thousand times a thousand alternatives are alike, and a text of megabytes is no schema.
+TEST(JsonSchema, WhatIsWrittenOftenOrLongCostsLittle) {
+  std::string schema = R"({"$ref":"#/$defs/a","$defs":{)";
+  for (const char name : {'a', 'b', 'c'}) {
+    schema += fmt::format(R"("{}":{{"anyOf":[)", name);
+    for (int i = 0; i < 1000; ++i)
+      schema += fmt::format(R"({}{{"$ref":"#/$defs/{}"}})", i > 0 ? "," : "", static_cast<char>(name + 1));
+    schema += "]},";
+  }
+  schema += R"("d":{"type":"null"}}})";
+  EXPECT_TRUE(meets(grammar_of_schema(schema), "null"));
+  std::string chain = R"({"$ref":"#/$defs/0","$defs":{)";
+  for (int i = 0; i < 1000; ++i)
+    chain += fmt::format(R"("{}":{{"items":{{"$ref":"#/$defs/{}"}}}},)", i, i + 1);
+  EXPECT_THROW(grammar_of_schema(chain + R"("1000":{"type":"null"}}})"), ApiError);
+  EXPECT_THROW(grammar_of_schema(R"({"const":")" + std::string(1 << 20, 'a') + R"("})"), ApiError);
+  EXPECT_THROW(grammar_of_schema(R"({"properties":{")" + std::string(1 << 20, 'a') + R"(":{}}})"), ApiError);
 }
 
 }  // namespace

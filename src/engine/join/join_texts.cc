@@ -83,11 +83,11 @@ void expect_alike(const Part& first, const Part& other) {
 /// As many tokens as the texts have, with room for questions, within what the model can.
 std::int64_t room_of(std::span<const std::filesystem::path> paths, const Model& model) {
   std::int64_t tokens = 0;
-  double factor = 1;
+  double factor = 1;  // the first text's, which the others are compared with
   for (const std::filesystem::path& path : paths) {
     const ContextMeta meta = read_context_meta(ContainerReader(path), path);
     tokens += meta.tokens;
-    factor = std::max(factor, meta.rope_factor);
+    if (path == paths.front()) factor = std::max(factor, meta.rope_factor);
   }
   const auto most = static_cast<std::int64_t>(static_cast<double>(model.config().max_positions) * factor);
   return std::min(most, tokens + kRoomForQuestions);

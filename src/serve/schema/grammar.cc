@@ -2,6 +2,8 @@
 #include "serve/schema/grammar.h"
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
 #include "lodestone/error.h"
 
@@ -66,45 +68,69 @@ Grammar::Rule Grammar::repeat(const Sequence& sequence, int least, int most) {
   return rest;
 }
 
+bool Grammar::can_end(Rule rule) const {
+  std::vector<bool> ends(rules_.size(), false);
+  const auto all_end = [&](std::uint32_t first) {
+    for (std::uint32_t at = first; at != kEnd; at = next_[at])
+      if (elements_[at].is_rule && !ends[elements_[at].rule]) return false;
+    return true;
+  };
+  // What a rule is made of stands in front of it or, with recursion, behind it: passes in both directions are few.
+  bool changed = true;
+  for (bool forward = true; std::exchange(changed, false); forward = !forward) {
+    for (std::size_t i = 0; i < rules_.size(); ++i) {
+      const std::size_t at = forward ? i : rules_.size() - 1 - i;
+      if (!ends[at] && std::any_of(rules_[at].begin(), rules_[at].end(), all_end)) ends[at] = changed = true;
+    }
+  }
+  return ends[rule];
+}
+
 Matcher::Matcher(const Grammar& grammar, Grammar::Rule start) : grammar_(&grammar) {
+  std::vector<Stack> open;
   for (const std::uint32_t first : grammar.rules_[start])
-    expand(first == Grammar::kEnd ? Stack() : Stack{first}, stacks_);
-  make_set(stacks_);
+    open.push_back(first == Grammar::kEnd ? Stack() : Stack{first});
+  stacks_ = expanded(std::move(open));
 }
 
-/// Replaces rules on top by their alternatives until a set of bytes is there, or nothing.
-void Matcher::expand(Stack stack, std::vector<Stack>& out) const {
-  if (stack.empty() || !grammar_->elements_[stack.back()].is_rule) {
-    out.push_back(std::move(stack));
-    return;
+/// Replaces rules on top by their alternatives until a set of bytes is there, or nothing. A rule in front of the same
+/// rest is replaced once: it says nothing new, and may have led to itself.
+std::vector<Matcher::Stack> Matcher::expanded(std::vector<Stack> open) const {
+  std::vector<Stack> done;
+  std::set<std::pair<Grammar::Rule, Stack>> seen;
+  while (!open.empty()) {
+    Stack stack = std::move(open.back());
+    open.pop_back();
+    if (stack.empty() || !grammar_->elements_[stack.back()].is_rule) {
+      done.push_back(std::move(stack));
+      continue;
+    }
+    const std::uint32_t top = stack.back();
+    stack.pop_back();
+    // What follows the rule, unless it is the last: so that repetition does not pile up.
+    if (grammar_->next_[top] != Grammar::kEnd) stack.push_back(grammar_->next_[top]);
+    const Grammar::Rule rule = grammar_->elements_[top].rule;
+    if (!seen.emplace(rule, stack).second) continue;
+    for (const std::uint32_t first : grammar_->rules_[rule]) {
+      open.push_back(stack);
+      if (first != Grammar::kEnd) open.back().push_back(first);
+    }
   }
-  const std::uint32_t top = stack.back();
-  stack.pop_back();
-  // What follows the rule, unless it is the last: so that repetition does not pile up.
-  if (grammar_->next_[top] != Grammar::kEnd) stack.push_back(grammar_->next_[top]);
-  for (const std::uint32_t first : grammar_->rules_[grammar_->elements_[top].rule]) {
-    Stack more = stack;
-    if (first != Grammar::kEnd) more.push_back(first);
-    expand(std::move(more), out);
-  }
-}
-
-void Matcher::make_set(std::vector<Stack>& stacks) {
-  std::sort(stacks.begin(), stacks.end());
-  stacks.erase(std::unique(stacks.begin(), stacks.end()), stacks.end());
+  std::sort(done.begin(), done.end());
+  done.erase(std::unique(done.begin(), done.end()), done.end());
+  return done;
 }
 
 bool Matcher::accept(unsigned char byte) {
-  std::vector<Stack> next;
+  std::vector<Stack> open;
   for (Stack& stack : stacks_) {
     if (stack.empty() || !grammar_->elements_[stack.back()].bytes.test(byte)) continue;
     const std::uint32_t behind = grammar_->next_[stack.back()];
     stack.pop_back();
     if (behind != Grammar::kEnd) stack.push_back(behind);
-    expand(std::move(stack), next);
+    open.push_back(std::move(stack));
   }
-  make_set(next);
-  stacks_ = std::move(next);
+  stacks_ = expanded(std::move(open));
   return !stacks_.empty();
 }
 

@@ -36,6 +36,8 @@ class Grammar {
   /// `least` to `most` times; most < 0 = any number. Alternatives that begin alike are fine, endless nothing is not.
   Rule repeat(const Sequence& sequence, int least, int most);
 
+  /// Whether some text is an end of the rule: false where it only leads to itself, or to rules that never end.
+  bool can_end(Rule rule) const;
   std::size_t size() const { return elements_.size(); }
 
  private:
@@ -60,8 +62,7 @@ class Matcher {
 
  private:
   using Stack = std::vector<std::uint32_t>;  // what is to come; the top is the last
-  void expand(Stack stack, std::vector<Stack>& out) const;
-  static void make_set(std::vector<Stack>& stacks);
+  std::vector<Stack> expanded(std::vector<Stack> open) const;
   const Grammar* grammar_;
   std::vector<Stack> stacks_;  // each is empty (complete) or has a byte set on top
 };

@@ -18,7 +18,7 @@ using Ordered = nlohmann::ordered_json;  // properties come in the order in whic
 using Rule = Grammar::Rule;
 using Sequence = Grammar::Sequence;
 
-constexpr int kMostIndent = 16, kMostDigits = 15, kMostRepeats = 1024;
+constexpr int kMostIndent = 16, kMostDigits = 15, kMostRepeats = 1024, kDeepest = 128;
 constexpr std::size_t kMostElements = 200'000, kMostProperties = 256, kMostChoices = 1024;
 
 [[noreturn]] void refuse(const std::string& where, const std::string& what) {
@@ -42,6 +42,8 @@ class Compiler {
     const Rule value = rule_of(root_, "");
     // Models often begin an answer with a blank.
     out_.start = g_.choice({{Grammar::of(value)}, {Grammar::any_of(" "), Grammar::of(value)}});
+    if (!g_.can_end(out_.start))
+      refuse("", "expected one that some text meets, found a $ref that never ends");
   }
   void compile_object() {
     out_.start = g_.choice({{Grammar::of(any_object())}, {Grammar::any_of(" "), Grammar::of(any_object())}});
@@ -50,6 +52,11 @@ class Compiler {
  private:
   Sequence ref(Rule rule) const { return {Grammar::of(rule)}; }
   Sequence blank() const { return ref(blank_); }
+  /// Of a text that the schema holds, which may be a long one.
+  Sequence literal(const std::string& text, const std::string& where) const {
+    if (g_.size() + text.size() > kMostElements) refuse(where, "expected a smaller schema");
+    return Grammar::literal(text);
+  }
 
   /// Well-formed UTF-8 without control characters, quotes and backslashes, or an escape.
   void make_string_character() {
@@ -147,24 +154,56 @@ class Compiler {
 
   Rule rule_of(const Ordered& schema, const std::string& where) {
     if (g_.size() > kMostElements) refuse(where, "expected a smaller schema");
+    if (depth_ == kDeepest)
+      refuse(where, fmt::format("expected schemas at most {} deep in each other", kDeepest));
+    ++depth_;
+    const Rule rule = rule_of_one(schema, where);
+    --depth_;
+    return rule;
+  }
+
+  Rule rule_of_one(const Ordered& schema, const std::string& where) {
     if (schema.is_boolean() && schema.get<bool>()) return any_value();
     if (!schema.is_object()) refuse(where, "expected an object");
     expect_known(schema, where);
+    expect_alone(schema, where);
     if (schema.contains("$ref")) return referred(schema["$ref"], where);
     for (const char* key : {"anyOf", "oneOf"})
       if (schema.contains(key)) return any_of(schema[key], where + "." + key);
-    if (schema.contains("const")) return g_.choice({Grammar::literal(schema["const"].dump())});
-    if (schema.contains("enum")) return enumerated(schema["enum"], where + ".enum");
+    if (schema.contains("const"))
+      return enumerated(schema, Ordered::array({schema["const"]}), where + ".const");
+    if (schema.contains("enum")) return enumerated(schema, schema["enum"], where + ".enum");
     if (schema.contains("type") && schema["type"].is_array()) {
+      if (schema["type"].size() > kMostChoices) refuse(where + ".type", "expected each type once");
       std::vector<Sequence> choices;
       for (const Ordered& type : schema["type"]) choices.push_back(ref(typed(schema, type, where)));
       if (choices.empty()) refuse(where + ".type", "expected a type, found none");
       return g_.choice(choices);
     }
     if (schema.contains("type")) return typed(schema, schema["type"], where);
-    if (schema.contains("properties")) return object(schema, where);
-    if (schema.contains("items")) return array(schema, where);
+    // What constrains values of one type alone is kept to by a value of that type.
+    if (has_any(schema, {"properties", "required", "additionalProperties"})) return object(schema, where);
+    if (has_any(schema, {"items", "minItems", "maxItems"})) return array(schema, where);
+    if (has_any(schema, {"minLength", "maxLength"})) return typed(schema, "string", where);
     return any_value();
+  }
+
+  static bool has_any(const Ordered& schema, std::initializer_list<const char*> keys) {
+    return std::any_of(keys.begin(), keys.end(), [&](const char* key) { return schema.contains(key); });
+  }
+
+  /// Keywords that say the whole of a schema stand in it alone: others beside them would not be kept to.
+  static void expect_alone(const Ordered& schema, const std::string& where) {
+    for (const std::string whole : {"$ref", "anyOf", "oneOf", "const", "enum"}) {
+      if (!schema.contains(whole)) continue;
+      for (const std::string other :
+           {"$ref", "anyOf", "oneOf", "const", "enum", "type", "properties", "required",
+            "additionalProperties", "items", "minItems", "maxItems", "minLength", "maxLength"}) {
+        const bool both_kept = other == "type" && (whole == "const" || whole == "enum");
+        if (other != whole && !both_kept && schema.contains(other))
+          refuse(where, fmt::format("expected '{}' without '{}' beside it", whole, other));
+      }
+    }
   }
 
   Rule typed(const Ordered& schema, const Ordered& type, const std::string& where) {
@@ -178,7 +217,24 @@ class Compiler {
     if (type == "number" || type == "integer") return number(type == "integer");
     if (type == "boolean") return g_.choice({Grammar::literal("true"), Grammar::literal("false")});
     if (type == "null") return g_.choice({Grammar::literal("null")});
+    refuse_type(where);
+  }
+  [[noreturn]] static void refuse_type(const std::string& where) {
     refuse(where + ".type", "expected string, number, integer, boolean, null, object or array");
+  }
+
+  static bool is_of(const Ordered& value, const Ordered& type, const std::string& where) {
+    if (type.is_array())
+      return std::any_of(type.begin(), type.end(),
+                         [&](const Ordered& one) { return is_of(value, one, where); });
+    if (type == "object") return value.is_object();
+    if (type == "array") return value.is_array();
+    if (type == "string") return value.is_string();
+    if (type == "number") return value.is_number();
+    if (type == "integer") return value.is_number_integer();
+    if (type == "boolean") return value.is_boolean();
+    if (type == "null") return value.is_null();
+    refuse_type(where);
   }
 
   Rule any_of(const Ordered& list, const std::string& where) {
@@ -190,12 +246,19 @@ class Compiler {
     return g_.choice(choices);
   }
 
-  Rule enumerated(const Ordered& list, const std::string& where) {
+  /// Those of the values that are of the schema's type, if it names one.
+  Rule enumerated(const Ordered& schema, const Ordered& list, const std::string& where) {
     if (!list.is_array() || list.empty() || list.size() > kMostChoices)
       refuse(where, "expected a list of values");
-    std::vector<Sequence> choices;
-    for (const Ordered& value : list) choices.push_back(Grammar::literal(value.dump()));
-    return g_.choice(choices);
+    const Rule rule = g_.declare();
+    bool any = false;
+    for (const Ordered& value : list) {
+      if (schema.contains("type") && !is_of(value, schema["type"], where)) continue;
+      g_.add(rule, literal(value.dump(), where));
+      any = true;
+    }
+    if (!any) refuse(where, "expected a value of its type, found none");
+    return rule;
   }
 
   Rule array(const Ordered& schema, const std::string& where) {
@@ -207,19 +270,19 @@ class Compiler {
 
   /// Properties in their order; those that are not required may be missing.
   Rule object(const Ordered& schema, const std::string& where) {
-    const bool open = !schema.contains("additionalProperties") || schema["additionalProperties"] != false;
+    const std::vector<std::string> required = required_of(schema, where);
     if (!schema.contains("properties") || schema["properties"] == Ordered::object())
-      return open ? any_object() : g_.choice({Grammar::literal("{") + blank() + Grammar::literal("}")});
+      return is_open(schema, where) ? any_object()
+                                    : g_.choice({Grammar::literal("{") + blank() + Grammar::literal("}")});
     const Ordered& properties = schema["properties"];
     if (!properties.is_object() || properties.size() > kMostProperties)
       refuse(where + ".properties", fmt::format("expected an object of at most {} members", kMostProperties));
-    const std::vector<std::string> required = required_of(schema, where);
     // From the last property on: what may follow when some came before (a comma first), and when none did.
     Rule with_comma = g_.choice({{}}), without = with_comma;
     std::vector<std::pair<std::string, const Ordered*>> all;
     for (const auto& [name, value] : properties.items()) all.emplace_back(name, &value);
     for (auto at = all.rbegin(); at != all.rend(); ++at) {
-      const Sequence key = Grammar::literal(Ordered(at->first).dump() + ":");
+      const Sequence key = literal(Ordered(at->first).dump() + ":", where + ".properties");
       const Sequence member =
           blank() + key + blank() + ref(rule_of(*at->second, where + ".properties." + at->first));
       const bool needed = std::find(required.begin(), required.end(), at->first) != required.end();
@@ -235,12 +298,23 @@ class Compiler {
     return g_.choice({Grammar::literal("{") + ref(without) + blank() + Grammar::literal("}")});
   }
 
+  /// Whether an object without properties may have any members.
+  static bool is_open(const Ordered& schema, const std::string& where) {
+    if (!schema.contains("additionalProperties")) return true;
+    const Ordered& additional = schema["additionalProperties"];
+    if (!additional.is_boolean() && additional != Ordered::object())
+      refuse(where + ".additionalProperties", "expected true or false");
+    return additional != false;
+  }
+
   static std::vector<std::string> required_of(const Ordered& schema, const std::string& where) {
     std::vector<std::string> required;
     if (!schema.contains("required")) return required;
-    if (!schema["required"].is_array()) refuse(where + ".required", "expected a list of names");
+    if (!schema["required"].is_array() || schema["required"].size() > kMostProperties)
+      refuse(where + ".required", fmt::format("expected a list of at most {} names", kMostProperties));
+    const bool any = schema.contains("properties") && schema["properties"].is_object();
     for (const Ordered& name : schema["required"]) {
-      if (!name.is_string() || !schema["properties"].contains(name.get<std::string>()))
+      if (!name.is_string() || !any || !schema["properties"].contains(name.get<std::string>()))
         refuse(where + ".required", "expected names of properties");
       required.push_back(name.get<std::string>());
     }
@@ -274,6 +348,7 @@ class Compiler {
   const Ordered& root_;
   std::map<std::string, Rule> references_;
   Rule blank_ = 0, character_ = 0, any_ = kNone, object_ = kNone;
+  int depth_ = 0;  ///< of schemas that are being compiled, in each other
 };
 
 }  // namespace

@@ -15,8 +15,9 @@ struct SchemaGrammar {
 };
 
 /// type (also a list), properties (in their order), required, additionalProperties: false, items, minItems, maxItems,
-/// minLength, maxLength, enum, const, anyOf, oneOf, $ref to #, #/$defs and #/definitions; `{}` = any JSON value.
-/// ApiError 400 names another keyword that would constrain the text, and a schema that nothing meets.
+/// minLength, maxLength, enum, const (with a type), anyOf, oneOf (read as anyOf), $ref to #, #/$defs and #/definitions;
+/// `{}` = any JSON value. ApiError 400 names another keyword that would constrain the text, one that would not be kept to
+/// beside another, and a schema that nothing meets.
 SchemaGrammar grammar_of_schema(std::string_view schema);
 /// Any JSON object.
 SchemaGrammar grammar_of_object();
