@@ -5,6 +5,7 @@ import concurrent.futures
 import json
 import os
 import random
+import resource
 import signal
 import socket
 import time
@@ -281,6 +282,21 @@ class Contexts(ServeTest):
             self.assertLess(time.monotonic(), end)
             time.sleep(0.2)
         self.assertFalse((self.contexts / "short.lode").exists())
+
+    def test_a_folder_that_cannot_be_looked_through_loses_nothing(self):
+        pid = self.server.process.pid
+        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limits[1]))  # not one more descriptor
+        try:
+            (self.contexts / "note.txt").write_text("so that the folder changes")
+            time.sleep(2.5)
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+            (self.contexts / "note.txt").unlink()
+        self.assertEqual(self.server.json("GET", "/v1/contexts/harbour")["state"], "ready")
+        self.server.upload("later", TEXT)
+        self.server.wait_for("later")
+        self.server.json("DELETE", "/v1/contexts/later")
 
     def test_files_that_come_while_it_runs(self):
         self.index("other.lode")

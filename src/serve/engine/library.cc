@@ -182,7 +182,6 @@ void Library::scan() {
   std::error_code failed;
   const auto changed = fs::last_write_time(options_.folder, failed);
   if (!failed && changed == scanned_) return;
-  scanned_ = changed;
   std::map<std::string, bool> there;
   for (auto at = fs::directory_iterator(options_.folder, failed); !failed && at != fs::directory_iterator();
        at.increment(failed)) {
@@ -190,6 +189,9 @@ void Library::scan() {
     if (!file.ends_with(kExtension) || file.starts_with('.')) continue;
     there[file.substr(0, file.size() - std::string_view(kExtension).size())] = true;
   }
+  // Without descriptors, say: what is known stays known, and the next round looks again.
+  if (failed && failed != std::errc::no_such_file_or_directory) return;
+  scanned_ = changed;
   std::vector<std::pair<fs::path, EntryPtr>> fresh;
   {
     const std::lock_guard lock(mutex_);
