@@ -26,7 +26,8 @@ except ImportError:
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "build" / "release" / "lodestone"
-TEMPLATE = "\n\nQuestion: {question}\nAnswer:"
+# A beginning that a model without its chat template goes on from: empty answers would agree about nothing.
+TEMPLATE = "\n\nQuestion: {question}\nAnswer: The text says that"
 QUESTIONS = ["Who was a glassblower?", "What did the town pay for?", "Where did the bell sink?", "What is the name of the river?"]
 TOKENS = 24
 
@@ -75,7 +76,7 @@ def differing(spec, answers):
     for i, question in enumerate(QUESTIONS):
         row = {who: given[i] for who, given in answers.items()}
         lengths = {tokens for _, tokens in row.values() if tokens is not None}
-        alike = len({text for text, _ in row.values()}) == len(lengths) == 1
+        alike = len({text for text, _ in row.values()}) == len(lengths) == 1 and row["ask"][0] != ""
         differ += not alike
         print(f"  {question} {json.dumps(row['ask'][0] if alike else row, ensure_ascii=False)}")
     print(f"{spec}: {len(QUESTIONS) - differ} of {len(QUESTIONS)} answers of {', '.join(answers)} agree")
