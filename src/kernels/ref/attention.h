@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <span>
 #include <vector>
@@ -13,36 +14,43 @@
 
 namespace lode::ref {
 
-/// Element c of row i of K (or V), with its scale.
-inline double element(const KvRows& kv, const std::byte* rows, const float* scales, std::int64_t i, int c) {
-  const std::byte* at = rows + i * kv.row_bytes() + c * bytes_of(kv.type);
+/// Row i of K (or V), times its scale: [d].
+inline std::vector<double> row(const KvRows& kv, const std::byte* rows, const float* scales, std::int64_t i) {
+  const std::byte* at = rows + i * kv.row_bytes();
+  std::vector<float> wide(static_cast<std::size_t>(kv.d));
   switch (kv.type) {
     case DType::f32:
-      return *reinterpret_cast<const float*>(at);
+      std::memcpy(wide.data(), at, wide.size() * sizeof(float));
+      break;
     case DType::f16:
-      return to_float(*reinterpret_cast<const f16*>(at));
+      for (int c = 0; c < kv.d; ++c) wide[c] = to_float(reinterpret_cast<const f16*>(at)[c]);
+      break;
     case DType::bf16:
-      return to_float(*reinterpret_cast<const bf16*>(at));
-    case DType::q8:
-      return static_cast<double>(*reinterpret_cast<const std::int8_t*>(at)) * scales[i];
-    case DType::q4: {
-      std::vector<float> row(static_cast<std::size_t>(kv.d));
-      widen_q4(at, kv.d, row.data());
-      return row[static_cast<std::size_t>(c)];
+      for (int c = 0; c < kv.d; ++c) wide[c] = to_float(reinterpret_cast<const bf16*>(at)[c]);
+      break;
+    case DType::q8: {
+      std::vector<double> scaled;
+      for (int c = 0; c < kv.d; ++c)
+        scaled.push_back(static_cast<double>(reinterpret_cast<const std::int8_t*>(at)[c]) * scales[i]);
+      return scaled;
     }
+    case DType::q4:
+      widen_q4(at, kv.d, wide.data());
+      break;
   }
-  return 0.0;
+  return {wide.begin(), wide.end()};
 }
-inline double key(const KvRows& kv, std::int64_t i, int c) {
-  return element(kv, kv.k, kv.k_scale, i, c);
+inline std::vector<double> key(const KvRows& kv, std::int64_t i) {
+  return row(kv, kv.k, kv.k_scale, i);
 }
-inline double value(const KvRows& kv, std::int64_t i, int c) {
-  return element(kv, kv.v, kv.v_scale, i, c);
+inline std::vector<double> value(const KvRows& kv, std::int64_t i) {
+  return row(kv, kv.v, kv.v_scale, i);
 }
 
 inline double dot(const float* q, const KvRows& kv, std::int64_t i) {
+  const std::vector<double> k = key(kv, i);
   double sum = 0.0;
-  for (int c = 0; c < kv.d; ++c) sum += double{q[c]} * key(kv, i, c);
+  for (int c = 0; c < kv.d; ++c) sum += double{q[c]} * k[static_cast<std::size_t>(c)];
   return sum;
 }
 
@@ -67,7 +75,9 @@ inline Result attend(const float* q, double scale, const KvRows& kv, std::span<c
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const double p = std::exp(scores[i] - top);
     sum += p;
-    for (int c = 0; c < kv.d; ++c) result.output[static_cast<std::size_t>(c)] += p * value(kv, rows[i], c);
+    const std::vector<double> v = value(kv, rows[i]);
+    for (int c = 0; c < kv.d; ++c)
+      result.output[static_cast<std::size_t>(c)] += p * v[static_cast<std::size_t>(c)];
   }
   for (double& x : result.output) x /= sum;
   result.lse = top + std::log(sum);
