@@ -371,7 +371,9 @@ def main() -> int:
     parts = {"crowd": crowd, "shared": shared, "scarce": scarce}
     if part not in parts:
         sys.exit(__doc__)
-    return 0 if parts[part](*map(float, values)) else 1
+    good = parts[part](*map(float, values))
+    say(f"{part}: {'passed' if good else 'FAILED'}")
+    return 0 if good else 1
 
 
 if __name__ == "__main__":
