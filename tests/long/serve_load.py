@@ -266,11 +266,11 @@ def crowd(seconds=20.0) -> bool:
 
 def shared(rounds=3.0) -> bool:
     words, text = demo_text().split(" "), ""
-    while len(text) < 126_000:  # about 32k tokens
+    while len(text) < 112_000:  # about 32k tokens
         text += " ".join(words) + f"\n\nPart {len(text)}.\n\n"
     with tempfile.TemporaryDirectory(prefix="lodestone-load-") as name:
         with Server(pathlib.Path(name) / "contexts", "-m", POCKET, "-a", "full", "--quiet") as server:
-            server.upload("book", text[:126_000])
+            server.upload("book", text[:112_000])
             tokens = server.wait_for("book", timeout=900)["tokens"]
 
             def one(i: int) -> int:  # JSON and a temperature, so that answers are long; each client asks its own question
