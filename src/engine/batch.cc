@@ -20,17 +20,26 @@ struct Group {
   std::vector<BatchRow*> rows;
   std::vector<SequenceTokens> sequences;
   std::vector<ForwardWork> work;
+  ForwardHooks hooks;  ///< of all rows, where some look for sources
 };
 
 const AttachedMethod* method_of(const BatchRow& row) {
   return row.sparse ? row.sequence->method() : nullptr;
 }
 
+/// Whether nobody looks into the row, but that its sources may be wanted where it attends to all keys: there no index needs the
+/// sequence's own number (see step_of).
+bool shares_a_step(const BatchRow& row) {
+  return row.hooks == nullptr ||
+         (method_of(row) == nullptr && row.audit == nullptr && row.hooks->mass && !row.hooks->attended &&
+          !row.hooks->layer_done && !row.hooks->samples && !row.hooks->compare);
+}
+
 /// Whether two rows can be in one step. Rows without a document, or that are looked into, have their own.
 bool attend_alike(const BatchRow& a, const BatchRow& b) {
-  return !a.sequence->document().rows.empty() && a.hooks == nullptr && b.hooks == nullptr &&
-         &a.sequence->document() == &b.sequence->document() && method_of(a) == method_of(b) &&
-         a.phase == b.phase && a.rows == b.rows;
+  return !a.sequence->document().rows.empty() && shares_a_step(a) && shares_a_step(b) &&
+         (a.hooks == nullptr) == (b.hooks == nullptr) && &a.sequence->document() == &b.sequence->document() &&
+         method_of(a) == method_of(b) && a.phase == b.phase && a.rows == b.rows;
 }
 
 /// Generated tokens come first, so that they share their products.
@@ -49,23 +58,34 @@ std::vector<Group> groups_of(std::span<BatchRow* const> rows) {
   return groups;
 }
 
+/// Each row's hook sees what is its own: without a method, a row's number is its place in the group.
+const ForwardHooks* hooks_of(Group& group) {
+  const ForwardHooks* const first = group.rows.front()->hooks;
+  if (first == nullptr || group.rows.size() == 1) return first;
+  group.hooks.mass = [&group](const LayerGeometry& geometry, const AttentionMass& mass) {
+    group.rows[static_cast<std::size_t>(mass.sequence)]->hooks->mass(geometry, mass);
+  };
+  return &group.hooks;
+}
+
 Step step_of(Group& group) {
   const BatchRow& first = *group.rows.front();
   const AttachedMethod* const method = method_of(first);
   const Document::Impl& document = first.sequence->document();
   group.work.resize(group.rows.size());
   for (BatchRow* const row : group.rows)
-    group.sequences.push_back({.tokens = row->tokens,
-                               .kv = &*row->sequence->tail,
-                               .id = row->sequence->id,
-                               .far_limit = row->sequence->far_limit,
-                               .document = document.rows});
+    group.sequences.push_back(
+        {.tokens = row->tokens,
+         .kv = &*row->sequence->tail,
+         .id = method == nullptr ? static_cast<std::int32_t>(group.sequences.size()) : row->sequence->id,
+         .far_limit = row->sequence->far_limit,
+         .document = document.rows});
   Step step = {.sequences = group.sequences,
                .phase = first.phase,
                .selectors = {},
                .dense = {},
                .listeners = {},
-               .hooks = first.hooks,
+               .hooks = hooks_of(group),
                .given = {},
                .rows = first.rows,
                .rope = &document.parts().rope,

@@ -14,8 +14,9 @@
 #include "serve/status.h"
 
 namespace lode {
-extern const std::string_view kWebPage;  // assets/web/index.html
-}
+extern const std::string_view kWebPage;        // assets/web/index.html
+extern const std::string_view kWebPageScript;  // its script, as a Content-Security-Policy names it
+}  // namespace lode
 
 namespace lode::serve {
 
@@ -240,15 +241,18 @@ void Service::page(const Call& call) {
   HttpResponse response;
   response.content_type = "text/html; charset=utf-8";
   response.body = std::string(kWebPage);
-  // Everything that the page needs is in it; what a document says can neither load nor run anything.
-  response.headers = {{"Content-Security-Policy",
-                       "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-                       "connect-src 'self'; img-src data:; "
-                       "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"},
-                      {"Referrer-Policy", "no-referrer"},
-                      {"Cross-Origin-Opener-Policy", "same-origin"},
-                      {"Cross-Origin-Resource-Policy", "same-origin"},
-                      {"Cache-Control", "no-cache"}};
+  // Everything that the page needs is in it. Its one script runs and no other: what a document says can
+  // neither load nor run anything.
+  response.headers = {
+      {"Content-Security-Policy", fmt::format("default-src 'none'; script-src {}; style-src 'unsafe-inline'; "
+                                              "connect-src 'self'; img-src data:; "
+                                              "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+                                              kWebPageScript)},
+      {"X-Frame-Options", "DENY"},
+      {"Referrer-Policy", "no-referrer"},
+      {"Cross-Origin-Opener-Policy", "same-origin"},
+      {"Cross-Origin-Resource-Policy", "same-origin"},
+      {"Cache-Control", "no-cache"}};
   call.reply->send(std::move(response));
 }
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -235,6 +236,28 @@ TEST(Scheduler, OrderedRowsAnswerAlike) {
   ASSERT_EQ(answers[0].sources.mass.size(), answers[1].sources.mass.size());
   for (std::size_t i = 0; i < answers[0].sources.mass.size(); ++i)
     EXPECT_NEAR(answers[0].sources.mass[i], answers[1].sources.mass[i], 0.05) << i;
+}
+
+/// Questions that attend to all keys share their steps when sources are wanted, too; each gets its own, to the bit.
+TEST(Scheduler, SourcesDoNotDependOnCompany) {
+  const auto document = read(pocket(), lisbon(20), {});
+  const auto request = [&](std::size_t question) {
+    Request one = ask(document, parse_spec("full"), question, 12);
+    one.want_sources = true;
+    return one;
+  };
+  Scheduler scheduler(pocket());
+  std::vector<Answer> alone;
+  for (std::size_t i = 0; i < std::size(kQuestions); ++i)
+    alone.push_back(scheduler.submit(request(i)).result.get());
+  std::vector<std::shared_future<Answer>> together;
+  for (std::size_t i = 0; i < alone.size(); ++i) together.push_back(scheduler.submit(request(i)).result);
+  for (std::size_t i = 0; i < alone.size(); ++i) {
+    const Answer answer = together[i].get();
+    EXPECT_EQ(answer.generation.tokens, alone[i].generation.tokens) << i;
+    EXPECT_EQ(answer.sources.mass, alone[i].sources.mass) << i;
+    EXPECT_GT(*std::max_element(answer.sources.mass.begin(), answer.sources.mass.end()), 0.0) << i;
+  }
 }
 
 /// What is held of a conversation is not read again; its answers are those of one that is read as a whole.

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`lodestone serve` as its clients see it: questions, streams, named documents, restarts, and whoever behaves badly."""
 
+import base64
 import concurrent.futures
+import hashlib
 import json
 import os
 import random
@@ -167,7 +169,11 @@ class Questions(ServeTest):
             self.assertIn(name, metrics)
         status, headers, page = self.server.request("GET", "/")
         self.assertEqual(status, 200)
-        self.assertIn("default-src 'none'", headers["content-security-policy"])
+        policy = headers["content-security-policy"]
+        self.assertIn("default-src 'none'", policy)
+        script = page[page.index(b"<script>") + len(b"<script>"):page.index(b"</script>")]
+        self.assertIn(f"script-src 'sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}';", policy)
+        self.assertEqual(headers["x-frame-options"], "DENY")
         self.assertNotRegex(page.decode(), r"(src|href)\s*=\s*[\"']?(https?:)?//")
         self.assertEqual(self.server.request("HEAD", "/")[2], b"")
 
