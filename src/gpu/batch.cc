@@ -68,6 +68,8 @@ CudaBatch::CudaBatch(const ModelConfig& config, std::shared_ptr<const CudaModel>
   const char* const what = "the activations of a batch";
   staged_there_ = cuda::Buffer(sizeof(Staged), what);
   staged_ = cuda::PinnedBuffer(sizeof(Staged));
+  layer_bases_ = cuda::PinnedBuffer(2 * config.layers * kMostSparseTokens * std::int64_t{sizeof(char*)});
+  layer_bases_there_ = cuda::Buffer(layer_bases_.bytes(), what);
   frequencies_ = cuda::Buffer(d / 2 * f, what);
   x_ = cuda::Buffer(n * config.hidden * f, what);
   for (cuda::Buffer* b : {&q_, &q_unrotated_, &attention_, &far_, &near_})
@@ -214,11 +216,14 @@ void CudaBatch::run_wide(std::span<const Token> tokens) {
 
 CudaBatch::Pass CudaBatch::make_pass(std::span<const Token> tokens, bool narrow) {
   Pass pass = {.tokens = tokens, .groups = {}, .narrow = narrow, .rope = tokens.front().row->rope};
+  int documents = 0;
   for (int i = 0; i < pass.count(); ++i) {
     const Token& token = tokens[static_cast<std::size_t>(i)];
-    if (pass.groups.empty() || pass.groups.back().document != token.document ||
-        pass.groups.back().method != token.method)
-      pass.groups.push_back({token.document, token.method, i, 0, token.seam});
+    const Asked asked = {token.document, token.method};
+    if (pass.groups.empty() || !joins(pass.groups.back(), asked))
+      pass.groups.push_back({.asked = {asked}, .first = i, .number = documents});
+    if (pass.groups.back().asked.back() != asked) pass.groups.back().asked.push_back(asked);
+    documents = pass.groups.back().number + static_cast<int>(pass.groups.back().asked.size());
     ++pass.groups.back().count;
     pass.wants_logits |= token.logits != nullptr;
     pass.wants_largest |= token.largest != nullptr;
@@ -228,6 +233,17 @@ CudaBatch::Pass CudaBatch::make_pass(std::span<const Token> tokens, bool narrow)
   pass.longest_tail = power_above(pass.longest_tail);
   if (pass.longest_near > 0) pass.longest_near = power_above(pass.longest_near);
   return pass;
+}
+
+/// Whether the group may take a token that asks this; a selector with more room then leads it.
+bool CudaBatch::joins(Group& group, const Asked& asked) {
+  if (group.asked.back() == asked) return true;
+  const GpuMethodState *const leader = group.method(), *const other = asked.method;
+  if (leader == nullptr || other == nullptr || leader->layers != other->layers) return false;
+  if (leader->selector->joins(*other->selector)) return true;
+  if (!other->selector->joins(*leader->selector)) return false;
+  group.leading = group.asked.size();
+  return true;
 }
 
 void CudaBatch::run(Pass& pass) {
@@ -265,9 +281,12 @@ std::vector<std::uint64_t> CudaBatch::key_of(const Pass& pass) const {
                                     number(pass.longest_tail), number(pass.longest_near),
                                     std::bit_cast<std::uint32_t>(rope_scale_)};
   for (const Group& group : pass.groups) {
-    const std::uint64_t more[] = {group.document->number_, group.method != nullptr ? group.method->number : 0,
-                                  number(group.first), number(group.count)};
-    key.insert(key.end(), std::begin(more), std::end(more));
+    for (const auto& [document, method] : group.asked) {
+      key.push_back(document->number_);
+      key.push_back(method != nullptr ? method->number : 0);
+    }
+    key.push_back(number(group.first));
+    key.push_back(number(group.count));
   }
   return key;
 }
@@ -281,16 +300,24 @@ void CudaBatch::prepare(const Pass& pass) {
     stream_.synchronize();
   }
   for (const Group& group : pass.groups) {
-    if (group.method == nullptr) continue;
+    if (group.method() == nullptr) continue;
+    std::vector<GpuSelector*> selectors;
+    for (const auto& [document, method] : group.asked) {
+      document->set_frequencies(*pass.rope);
+      document->prepare(*method);
+      document->stream_.synchronize();
+      selectors.push_back(method->selector.get());
+    }
     const Token& first = pass.tokens[static_cast<std::size_t>(group.first)];
-    group.document->set_frequencies(*pass.rope);
-    group.document->prepare(*group.method);
-    group.document->stream_.synchronize();
-    group.method->selector->begin(
-        {.queries = {staged_.as<Staged>()->to_select.data() + group.first,
-                     static_cast<std::size_t>(group.count)},
-         .phase = first.row->phase,
-         .far_limit = static_cast<Position>(std::min<std::int64_t>(first.row->far_limit, group.seam))});
+    const GpuStep step = {
+        .queries = {staged_.as<Staged>()->to_select.data() + group.first,
+                    static_cast<std::size_t>(group.count)},
+        .phase = first.row->phase,
+        .far_limit = static_cast<Position>(std::min<std::int64_t>(first.row->far_limit, first.seam))};
+    if (selectors.size() == 1)
+      group.method()->selector->begin(step);
+    else
+      group.method()->selector->begin_joined(step, selectors);
   }
 }
 
@@ -308,27 +335,54 @@ void CudaBatch::stage(const Pass& pass) {
     s.absolute_bases[i] = tail - t.seam / kBlockTokens * tails.block_stride();
     s.in_tail[i] = {number, at(t.position - t.seam)};
     s.tail_bases[i] = tail;
-    s.to_select[i] = {0, at(t.method != nullptr ? t.far_end + t.row->dense.window - 1 : t.seam)};
+    s.to_select[i] = {document_of(pass, number), at(t.method != nullptr ? t.far_end + t.row->dense.window - 1 : t.seam)};
     if (t.method == nullptr) continue;
-    const cuda::KvRange& range = t.document->range_;
     s.in_near[i] = {number, at(t.seam - t.far_end - 1)};
-    s.near_bases[i] = range.base() + t.far_end / kBlockTokens * range.layout().block_stride();
   }
-  for (std::size_t g = 0; g < pass.groups.size(); ++g)
-    s.documents[g] = pass.groups[g].document->range_.base();
+  stage_documents(pass);
+}
+
+/// The number of a token's document within its group.
+std::int32_t CudaBatch::document_of(const Pass& pass, int token) {
+  const Token& t = pass.tokens[static_cast<std::size_t>(token)];
+  const auto group = std::ranges::find_if(pass.groups, [&](const Group& g) { return token < g.first + g.count; });
+  return static_cast<std::int32_t>(std::ranges::find(group->asked, Asked{t.document, t.method}) -
+                                   group->asked.begin());
+}
+
+/// Where each layer of every document begins, and of each sparse token the keys that are near.
+void CudaBatch::stage_documents(const Pass& pass) {
+  auto** const documents = layer_bases_.as<const char*>();
+  auto** const near = documents + config_.layers * kMostSparseTokens;
+  for (int layer = 0; layer < config_.layers; ++layer) {
+    const auto of_layer = [&](const CudaContext& document) {
+      return document.range_.base() + layer * document.range_.layout().layer_stride;
+    };
+    const std::int64_t row = std::int64_t{layer} * kMostSparseTokens;
+    for (const Group& group : pass.groups)
+      for (std::size_t i = 0; i < group.asked.size(); ++i)
+        documents[row + group.number + static_cast<std::int64_t>(i)] = of_layer(*group.asked[i].document);
+    for (std::size_t i = 0; i < pass.tokens.size(); ++i) {
+      const Token& t = pass.tokens[i];
+      if (t.method != nullptr)
+        near[row + static_cast<std::int64_t>(i)] =
+            of_layer(*t.document) + t.far_end / kBlockTokens * t.document->range_.layout().block_stride();
+    }
+  }
 }
 
 void CudaBatch::enqueue(const Pass& pass) {
   const cuda::StreamHandle stream = stream_.get();
   cuda::copy(staged_there_.as<void>(), staged_.as<void>(), staged_there_.bytes(), stream);
+  cuda::copy(layer_bases_there_.as<void>(), layer_bases_.as<void>(), layer_bases_.bytes(), stream);
   for (const Group& group : pass.groups)
-    if (group.method != nullptr) group.method->selector->upload(stream);
+    if (group.method() != nullptr) group.method()->selector->upload(stream);
   cuda::embed(there(staged_.as<Staged>()->ids)->data(), pass.count(), model_->embedding, x_.as<float>(),
               stream, static_cast<float>(config_.plan.embedding_multiplier));
   for (int layer = 0; layer < config_.layers; ++layer) enqueue_layer(layer, pass);
   for (const Group& group : pass.groups)
-    if (group.method != nullptr)
-      group.method->selector->copy_counts(group.method->counts.as<std::int32_t>(), config_.layers, stream);
+    if (GpuMethodState* const method = group.method(); method != nullptr)
+      method->selector->copy_counts(method->counts.as<std::int32_t>(), config_.layers, stream);
   if (pass.wants_logits || pass.wants_largest) enqueue_head(pass);
 }
 
@@ -395,7 +449,7 @@ void CudaBatch::attend(int layer, const Pass& pass) {
   if (pass.narrow) forked_.record(stream_.get()), forked_.hold_up(beside);
   std::vector<cuda::StatePlanes> planes;
   for (const Group& group : pass.groups)
-    planes.push_back(read_document(layer, pass, group, static_cast<int>(planes.size()), beside));
+    planes.push_back(read_document(layer, pass, group, beside));
   if (pass.narrow) {
     attend_full_decode(tails, pass.longest_tail, workspace_.as<void>(), stream_.get());
     joined_.record(beside), joined_.hold_up(stream_.get());
@@ -408,7 +462,7 @@ void CudaBatch::attend(int layer, const Pass& pass) {
   for (std::size_t g = 0; g < pass.groups.size(); ++g) {
     const Group& group = pass.groups[g];
     cuda::StatePart states[3];
-    const int count = attend_chosen(layer, pass, group, static_cast<int>(g), states);
+    const int count = attend_chosen(layer, pass, group, states);
     const std::int64_t d = config_.head_dim, first = std::int64_t{group.first} * config_.query_heads;
     merge_planes(planes[g], states, count, std::int64_t{group.count} * config_.query_heads, config_.head_dim,
                  attention_.as<float>() + first * d,
@@ -417,18 +471,17 @@ void CudaBatch::attend(int layer, const Pass& pass) {
 }
 
 bool CudaBatch::attends_all(const Group& group, int layer) const {
-  return group.method == nullptr || !group.method->layers[static_cast<std::size_t>(layer)];
+  return group.method() == nullptr || !group.method()->layers[static_cast<std::size_t>(layer)];
 }
 
-/// A group's queries over its document, their results from its first row on.
-cuda::Queries CudaBatch::of_group(const Group& group, int number, int layer, float* o, float* lse) const {
+/// A group's queries over its documents, their results from its first row on.
+cuda::Queries CudaBatch::of_group(const Group& group, int layer, float* o, float* lse) const {
   const Staged& s = *staged_.as<Staged>();
-  const cuda::KvLayout& layout = group.document->range_.layout();
   const std::int64_t row = std::int64_t{group.first} * config_.query_heads, d = config_.head_dim;
   return {.tokens = there(s.to_select)->data() + group.first,
-          .bases = there(s.documents)->data() + number,
-          .layer_offset = layer * layout.layer_stride,
-          .layout = layout,
+          .bases = layer_bases_there_.as<const char*>() + std::int64_t{layer} * kMostSparseTokens + group.number,
+          .layer_offset = 0,
+          .layout = group.leader().document->range_.layout(),
           .count = group.count,
           .query_heads = config_.query_heads,
           .scale = score_scale(config_),
@@ -438,31 +491,33 @@ cuda::Queries CudaBatch::of_group(const Group& group, int number, int layer, flo
 }
 
 /// What rows with full attention have of their document, which is read once for all of them.
-cuda::StatePlanes CudaBatch::read_document(int layer, const Pass&, const Group& group, int number,
+cuda::StatePlanes CudaBatch::read_document(int layer, const Pass& pass, const Group& group,
                                            cuda::StreamHandle stream) {
-  if (group.seam == 0 || !attends_all(group, layer)) return {};
+  const std::int64_t seam = pass.tokens[static_cast<std::size_t>(group.first)].seam;
+  if (seam == 0 || !attends_all(group, layer)) return {};
   char* const own = shared_workspace_.as<char>() +
                     cuda::shared_workspace_bytes(group.first, config_.query_heads, config_.head_dim);
-  return attend_shared(of_group(group, number, layer, nullptr, nullptr), group.seam, own, stream,
+  return attend_shared(of_group(group, layer, nullptr, nullptr), seam, own, stream,
                        precision());
 }
 
 /// The states of a group's rows over other keys than those of read_document; returns how many there are.
-int CudaBatch::attend_chosen(int layer, const Pass& pass, const Group& group, int number,
-                             cuda::StatePart (&states)[3]) {
+int CudaBatch::attend_chosen(int layer, const Pass& pass, const Group& group, cuda::StatePart (&states)[3]) {
   const std::int64_t row = std::int64_t{group.first} * config_.query_heads, d = config_.head_dim;
   const cuda::StatePart tail = {attention_.as<float>() + row * d, tail_lse_.as<float>() + row};
-  if (group.seam == 0 || attends_all(group, layer)) return states[0] = tail, 1;
+  if (attends_all(group, layer)) return states[0] = tail, 1;
   const cuda::StreamHandle stream = stream_.get();
-  const cuda::Queries far = of_group(group, number, layer, far_.as<float>(), far_lse_.as<float>());
+  const cuda::Queries far = of_group(group, layer, far_.as<float>(), far_lse_.as<float>());
   cuda::RowLists lists =
-      group.method->selector->select(layer, far, q_unrotated_.as<float>() + row * d, stream);
+      group.method()->selector->select(layer, far, q_unrotated_.as<float>() + row * d, stream);
   lists.window = 0;  // what is near is attended to below
-  attend_rows_decode(far, lists, group.document->options_.max_tokens, workspace_.as<void>(), stream);
+  std::int64_t longest = 0;
+  for (const Asked& asked : group.asked) longest = std::max(longest, asked.document->options_.max_tokens);
+  attend_rows_decode(far, lists, longest, workspace_.as<void>(), stream);
   const Staged& s = *staged_.as<Staged>();
-  cuda::Queries near = of_group(group, number, layer, near_.as<float>(), near_lse_.as<float>());
+  cuda::Queries near = of_group(group, layer, near_.as<float>(), near_lse_.as<float>());
   near.tokens = there(s.in_near)->data() + group.first;
-  near.bases = there(s.near_bases)->data();
+  near.bases = layer_bases_there_.as<const char*>() + (std::int64_t{config_.layers} + layer) * kMostSparseTokens;
   attend_full_decode(near, std::max<std::int64_t>(pass.longest_near, 1), workspace_.as<void>(), stream);
   states[0] = {far.o, far.lse}, states[1] = {near.o, near.lse}, states[2] = tail;
   return 3;
@@ -514,10 +569,9 @@ void CudaBatch::take_logits(const Pass& pass) {
 /// As if each token had been decoded alone.
 void CudaBatch::count_work(const Pass& pass) const {
   for (const Group& group : pass.groups) {
-    const std::int64_t token_bytes = 2 * group.document->range_.layout().row_bytes();
+    const std::int64_t token_bytes = 2 * pool_->range().layout().row_bytes();
     for (int layer = 0; layer < config_.layers; ++layer) {
-      const bool sparse = group.method != nullptr && group.method->layers[static_cast<std::size_t>(layer)];
-      if (sparse) {
+      if (!attends_all(group, layer)) {
         count_sparse(pass, group, layer);
         continue;
       }
@@ -531,13 +585,13 @@ void CudaBatch::count_work(const Pass& pass) const {
 }
 
 void CudaBatch::count_sparse(const Pass& pass, const Group& group, int layer) const {
-  const GpuSelector& selector = *group.method->selector;
+  const GpuSelector& selector = *group.method()->selector;
   const std::vector<int> heads = all_kv_heads(config_.kv_heads);
-  const std::int64_t token_bytes = 2 * group.document->range_.layout().row_bytes();
+  const std::int64_t token_bytes = 2 * pool_->range().layout().row_bytes();
   for (int t = 0; t < group.count; ++t) {
     const Token& token = pass.tokens[static_cast<std::size_t>(group.first + t)];
     ForwardWork& work = *token.row->work;
-    const CountedToken of = {.counts = group.method->counts.as<std::int32_t>(),
+    const CountedToken of = {.counts = group.method()->counts.as<std::int32_t>(),
                              .layer = layer,
                              .kv_heads = config_.kv_heads,
                              .token = selector.counted_token(t),

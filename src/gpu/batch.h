@@ -48,12 +48,21 @@ class CudaBatch final : public GpuBatch {
     float* logits = nullptr;           ///< where they go; null: none are wanted
     TokenId* largest = nullptr;        ///< where the token of the largest goes instead
   };
-  /// Tokens side by side that attend to one document in one way.
-  struct Group {
+  /// A document, and who chooses its far keys: null for full attention.
+  struct Asked {
     CudaContext* document = nullptr;
     GpuMethodState* method = nullptr;
+    bool operator==(const Asked&) const = default;
+  };
+  /// Tokens side by side that attend in one way: to one document, or to several whose selectors choose in one
+  /// launch. The selector whose lists have room for all leads.
+  struct Group {
+    std::vector<Asked> asked;
+    std::size_t leading = 0;
     int first = 0, count = 0;
-    std::int64_t seam = 0;
+    int number = 0;  ///< of its first document among all of the pass
+    const Asked& leader() const { return asked[leading]; }
+    GpuMethodState* method() const { return leader().method; }
   };
   /// What one pass runs on.
   struct Pass {
@@ -68,8 +77,7 @@ class CudaBatch final : public GpuBatch {
   struct Staged {
     std::array<TokenId, kWideRows> ids;
     std::array<cuda::QueryToken, kWideRows> absolute, in_tail, in_near, to_select;
-    std::array<const char*, kWideRows> absolute_bases, tail_bases, near_bases;
-    std::array<const char*, kWideRows> documents;  // of groups
+    std::array<const char*, kWideRows> absolute_bases, tail_bases;
   };
 
   std::vector<Token> tokens_of(const GpuBatchRow& row, float* logits) const;
@@ -78,7 +86,9 @@ class CudaBatch final : public GpuBatch {
   void run(Pass& pass);
   void enqueue_or_replay(const Pass& pass);
   Pass make_pass(std::span<const Token> tokens, bool narrow);
+  static std::int32_t document_of(const Pass& pass, int token);
   void stage(const Pass& pass);
+  void stage_documents(const Pass& pass);
   void prepare(const Pass& pass);
   std::vector<std::uint64_t> key_of(const Pass& pass) const;
   void enqueue(const Pass& pass);
@@ -86,17 +96,17 @@ class CudaBatch final : public GpuBatch {
   void enqueue_head(const Pass& pass);
   void finish_logits(std::int64_t count);
   void attend(int layer, const Pass& pass);
+  static bool joins(Group& group, const Asked& asked);
   bool attends_all(const Group& group, int layer) const;
-  cuda::StatePlanes read_document(int layer, const Pass& pass, const Group& group, int number,
+  cuda::StatePlanes read_document(int layer, const Pass& pass, const Group& group,
                                   cuda::StreamHandle stream);
-  int attend_chosen(int layer, const Pass& pass, const Group& group, int number,
-                    cuda::StatePart (&states)[3]);
+  int attend_chosen(int layer, const Pass& pass, const Group& group, cuda::StatePart (&states)[3]);
   void take_logits(const Pass& pass);
   void count_work(const Pass& pass) const;
   void count_sparse(const Pass& pass, const Group& group, int layer) const;
   cuda::Queries queries(const Pass& pass, int layer, const cuda::QueryToken* tokens,
                         const char* const* bases) const;
-  cuda::Queries of_group(const Group& group, int number, int layer, float* o, float* lse) const;
+  cuda::Queries of_group(const Group& group, int layer, float* o, float* lse) const;
   template <class T>
   const T* there(const T& staged) const;
   cuda::Precision precision() const {
@@ -113,6 +123,10 @@ class CudaBatch final : public GpuBatch {
   cuda::NarrowLinear narrow_;
   cuda::Buffer staged_there_;
   cuda::PinnedBuffer staged_;
+  // Where each layer of the pass's documents begins, [L, kMostSparseTokens]; then where the first near key of
+  // each sparse token lies, the same.
+  cuda::PinnedBuffer layer_bases_;
+  cuda::Buffer layer_bases_there_;
   cuda::Buffer frequencies_;                               // [d/2]
   cuda::Buffer x_;                                         // [kWideRows, D]
   cuda::Buffer q_, q_unrotated_, attention_, far_, near_;  // [kWideRows, Hq, d]

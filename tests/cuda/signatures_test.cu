@@ -58,9 +58,24 @@ std::int64_t padded(std::int64_t tokens) {
   return (tokens + kSignatureUnit - 1) / kSignatureUnit * kSignatureUnit;
 }
 
-/// Two query tokens of two sequences, one of them shorter, against the sort.
+/// Signatures of sequences one behind the other, behind those of another layer.
+struct OnePlace {
+  OnDevice<std::uint32_t> codes;
+  OnDevice<SignatureSets> apart;
+  OnePlace(const Words& of_layer, std::int64_t sequence, std::int64_t room)
+      : codes(behind_another(of_layer, sequence)),
+        apart(std::vector<SignatureSets>{{codes.get(), room}, {codes.get() + sequence, room}}) {}
+  static Words behind_another(const Words& of_layer, std::int64_t sequence) {
+    Words all(static_cast<std::size_t>(sequence), 0x5a5a5a5a);
+    all.insert(all.end(), of_layer.begin(), of_layer.end());
+    return all;
+  }
+};
+
+/// Two query tokens of two sequences, one of them shorter, against the sort; `apart`: the sequences are
+/// documents whose signatures need not lie side by side.
 void expect_nearest(const Case& c, std::int64_t tokens, std::int64_t budget, const Words& codes,
-                    const Words& queries, const std::string& what) {
+                    const Words& queries, const std::string& what, bool apart) {
   const std::int64_t room = padded(tokens), sequence = c.sets() * room * c.words;
   const std::vector<QueryToken> places = {{0, static_cast<std::int32_t>(tokens - 1)},
                                           {1, static_cast<std::int32_t>(tokens * 3 / 4)}};
@@ -68,7 +83,8 @@ void expect_nearest(const Case& c, std::int64_t tokens, std::int64_t budget, con
   const int lists = c.per_query_head ? c.query_heads() : c.kv_heads;
   Stream stream;
   const OnDevice<QueryToken> places_device(places);
-  const OnDevice<std::uint32_t> codes_device(codes), queries_device(queries);
+  const OnePlace place(codes, sequence, room);
+  const OnDevice<std::uint32_t> queries_device(queries);
   const OnDevice<std::int32_t> budgets_device(budgets),
       rows(Rows(static_cast<std::size_t>(2 * lists * c.capacity), -7)),
       counts(Rows(static_cast<std::size_t>(2 * lists), -7));
@@ -77,11 +93,13 @@ void expect_nearest(const Case& c, std::int64_t tokens, std::int64_t budget, con
                        .count = 2,
                        .query_heads = c.query_heads()},
                       nullptr, {}, queries_device.get(),
-                      {.codes = codes_device.get(),
+                      {.codes = apart ? nullptr : place.codes.get() + sequence,
                        .sequence_stride = sequence,
-                       .capacity = room,
+                       .capacity = apart ? 0 : room,
                        .words = c.words,
-                       .per_query_head = c.own_sets},
+                       .per_query_head = c.own_sets,
+                       .apart = apart ? place.apart.get() : nullptr,
+                       .first_set = c.sets()},
                       {.mode = c.mode,
                        .budget = budgets_device.get(),
                        .depth = c.depth,
@@ -136,7 +154,7 @@ void expect_case(Case c, const std::string& what) {
       const Words codes = random_words(2 * c.sets() * padded(tokens) * c.words, 1, mask),
                   queries = random_words(2 * c.query_heads() * c.words, 2, ~0u);
       for (const std::int64_t budget : {std::int64_t{0}, std::int64_t{1}, n / 32, n - 1, n, n + 5})
-        expect_nearest(c, tokens, budget, codes, queries, what);
+        expect_nearest(c, tokens, budget, codes, queries, what, budget == n / 32);
     }
   }
 }
@@ -169,7 +187,8 @@ LODE_TEST(near_keys_beyond_the_capacity) {
   Case c = {.capacity = 100};
   const Words codes = random_words(2 * c.sets() * padded(5000), 1, 0x1111u),
               queries = random_words(2 * c.query_heads(), 2, ~0u);
-  expect_nearest(c, 5000, 100, codes, queries, "capacity");
+  expect_nearest(c, 5000, 100, codes, queries, "capacity", false);
+  expect_nearest(c, 5000, 100, codes, queries, "capacity, apart", true);
 }
 /// Longer than what blocks keep in shared memory: distances are computed twice.
 LODE_TEST(near_keys_of_a_long_context) {
@@ -178,7 +197,7 @@ LODE_TEST(near_keys_of_a_long_context) {
   c.capacity = 1 << 16;
   const Words queries = random_words(2 * c.query_heads() * c.words, 2, ~0u);
   Words codes = random_words(2 * c.sets() * padded(tokens) * c.words, 1, 0x10101u);
-  expect_nearest(c, tokens, 50000, codes, queries, "long");
+  expect_nearest(c, tokens, 50000, codes, queries, "long", true);
 }
 
 /// Integer networks: every order of additions gives the same numbers.

@@ -80,6 +80,14 @@ class GpuSelector {
   /// how a text was cut into steps.
   virtual std::int64_t most_tokens(std::int64_t /*position*/, Phase) const { return kMostSparseTokens; }
   virtual void begin(const GpuStep& step) = 0;
+  /// Whether begin_joined takes `other`, of another document: it has the same functions, and lists of this
+  /// selector hold what it chooses.
+  virtual bool joins(const GpuSelector& /*other*/) const { return false; }
+  /// In the place of begin: queries of several documents choose in one launch. A query's `sequence` is the
+  /// number of its document's selector in `documents`; their indexes hold every key that is far for it.
+  virtual void begin_joined(const GpuStep&, std::span<GpuSelector* const> /*documents*/) {
+    LODE_ASSERT(false);
+  }
   virtual void upload(cuda::StreamHandle stream) = 0;
   /// Whether it has select_together.
   virtual bool chooses_together() const { return false; }

@@ -16,24 +16,6 @@ namespace {
 
 constexpr std::int64_t kClusters = 1024, kKeysPerCluster = 16, kPieceTokens = 512;
 
-/// A file's name that nobody else uses; the file goes when this goes.
-class TemporaryFile {
- public:
-  TemporaryFile()
-      : path_(std::filesystem::temp_directory_path() /
-              ("lodestone-bench-" + std::to_string(getpid()) + ".safetensors")) {}
-  ~TemporaryFile() {
-    std::error_code ignored;
-    std::filesystem::remove(path_, ignored);
-  }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
-
 /// Keys before RoPE, [Hkv][tokens, d].
 std::vector<std::vector<float>> sample_keys(const LayerGeometry& geometry, VectorMaker& keys,
                                             std::int64_t tokens) {
@@ -75,17 +57,37 @@ void write_saap(const std::filesystem::path& path, const Spec& spec, const Layer
   lode::write_saap(path, {{geometry.layer, std::move(heads)}}, fingerprint, {{.from = 0, .training = "{}"}});
 }
 
-void write_hash(const std::filesystem::path& path, const Spec& spec, const LayerGeometry& geometry,
+/// The same functions in every layer.
+void write_hash(const std::filesystem::path& path, const Spec& spec, const LayerGeometry& geometry, int layers,
                 std::string_view fingerprint) {
   Rng rng(geometry.seed);
   const HashWeights weights =
       made_up_hash(geometry.query_heads, geometry.kv_heads, geometry.head_dim,
                    static_cast<int>(spec.integer("bits", 32, 32, 128)), /*hidden=*/2, rng);
-  write_hash_weights(path, std::vector(static_cast<std::size_t>(geometry.layer + 1), weights), fingerprint,
-                     {});
+  write_hash_weights(path, std::vector(static_cast<std::size_t>(layers), weights), fingerprint, {});
 }
 
 }  // namespace
+
+TemporaryFile::TemporaryFile()
+    : path_(std::filesystem::temp_directory_path() /
+            ("lodestone-bench-" + std::to_string(getpid()) + ".safetensors")) {}
+
+TemporaryFile::~TemporaryFile() {
+  std::error_code ignored;
+  std::filesystem::remove(path_, ignored);
+}
+
+Spec with_made_up_hash(const Spec& spec, const ModelConfig& config, std::string_view fingerprint,
+                       const TemporaryFile& file) {
+  if (spec.name != "hash" || spec.text("weights")) return spec;
+  write_hash(file.path(), spec,
+             {.query_heads = config.query_heads, .kv_heads = config.kv_heads, .head_dim = config.head_dim},
+             config.layers, fingerprint);
+  Spec with_file = spec;
+  with_file.given["weights"] = file.path().string();
+  return with_file;
+}
 
 std::unique_ptr<Selector> make_with_made_up_artefact(const Spec& spec, const LayerGeometry& geometry,
                                                      std::string_view fingerprint, VectorMaker& keys,
@@ -96,7 +98,7 @@ std::unique_ptr<Selector> make_with_made_up_artefact(const Spec& spec, const Lay
   if (saap) {
     write_saap(file.path(), spec, geometry, fingerprint, keys, largest);
   } else {
-    write_hash(file.path(), spec, geometry, fingerprint);
+    write_hash(file.path(), spec, geometry, geometry.layer + 1, fingerprint);
   }
   Spec with_file = spec;
   with_file.given["weights"] = file.path().string();

@@ -9,6 +9,7 @@
 #include "base/threads.h"
 #include "engine/document.h"
 #include "gpu/batch_backend.h"
+#include "lab/bench/artefact.h"
 #include "lab/bench/decode.h"
 #include "lodestone/scheduler.h"
 
@@ -197,8 +198,12 @@ std::vector<std::span<const std::byte>> buffers_of(
 }  // namespace
 
 std::vector<BatchBenchRow> bench_batch(const std::shared_ptr<const Model>& model,
-                                       const BatchBenchOptions& options, std::span<const Spec> specs,
+                                       const BatchBenchOptions& options, std::span<const Spec> wanted,
                                        const std::function<void(std::string_view)>& note) {
+  const TemporaryFile functions;
+  std::vector<Spec> specs;
+  for (const Spec& spec : wanted)
+    specs.push_back(with_made_up_hash(spec, model->config(), model->fingerprint(), functions));
   std::vector<std::shared_ptr<const Document>> documents;
   for (int i = 0; i < options.documents; ++i) {
     note("making document " + std::to_string(i + 1));
@@ -215,10 +220,10 @@ std::vector<BatchBenchRow> bench_batch(const std::shared_ptr<const Model>& model
   };
   std::vector<BatchBenchRow> rows;
   for (std::size_t i = 0; i < (options.mixed ? 1 : specs.size()); ++i) {
-    const std::span<const Spec> of_run = options.mixed ? specs : specs.subspan(i, 1);
+    const auto of_run = std::span<const Spec>(specs).subspan(options.mixed ? 0 : i, options.mixed ? specs.size() : 1);
     note("measuring");
     rows.push_back(Measured(model, options, documents, of_run).measure(microseconds_for));
-    for (const Spec& spec : of_run)
+    for (const Spec& spec : std::span(wanted).subspan(options.mixed ? 0 : i, of_run.size()))
       rows.back().attention += (rows.back().attention.empty() ? "" : " + ") + spec.str();
   }
   return rows;

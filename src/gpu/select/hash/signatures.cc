@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/hash.h"
 #include "base/rng.h"
 #include "gpu/select/key_index.h"
 #include "kernels/cuda/device/device.h"
@@ -55,6 +56,7 @@ class Nets {
     }
     weights_ = cuda::Buffer(std::ssize(weights), "the weights of signatures");
     biases_ = cuda::Buffer(std::ssize(biases) * std::int64_t{sizeof(float)}, "the biases of signatures");
+    fingerprint_ = hash_hex(weights) + hash_hex(std::as_bytes(std::span(biases)));
     // Pageable memory: the calls return once the bytes have left.
     cuda::copy(weights_.as<void>(), weights.data(), weights_.bytes(), stream);
     cuda::copy(biases_.as<void>(), biases.data(), biases_.bytes(), stream);
@@ -67,6 +69,7 @@ class Nets {
     return nets;
   }
   std::int64_t bytes() const { return weights_.bytes() + biases_.bytes(); }
+  const std::string& fingerprint() const { return fingerprint_; }
 
  private:
   void pack(const HashNet& net, std::byte* weights, float* biases) const {
@@ -94,6 +97,7 @@ class Nets {
   }
 
   cuda::SignNets shape_;
+  std::string fingerprint_;  ///< of all weights
   cuda::Buffer weights_;  // [nets, weights of one] of the shape's type
   cuda::Buffer biases_;   // [nets, biases of one]
 };
@@ -106,6 +110,7 @@ class GpuSignatures final : public GpuSelector {
         geometry_(geometry),
         options_(SignatureOptions::of(spec)),
         scheme_(scheme),
+        functions_(spec.str() + key_nets.fingerprint() + query_nets.fingerprint()),
         key_nets_(std::move(key_nets)),
         query_nets_(std::move(query_nets)),
         budgets_(options_.budget, geometry.most_queries),
@@ -120,6 +125,8 @@ class GpuSignatures final : public GpuSelector {
     codes_ = cuda::Buffer(geometry.sequences * geometry.layers * layer_words() * 4, "signatures");
     rows_ = cuda::Buffer(lists_ * capacity_ * 4, "the rows of signatures");
     counts_ = cuda::Buffer(geometry.layers * lists_ * 4, "the counts of signatures");
+    staged_sets_ = cuda::PinnedBuffer(queries * std::int64_t{sizeof(cuda::SignatureSets)});
+    sets_of_documents_ = cuda::Buffer(staged_sets_.bytes(), "where signatures of documents lie");
     if (attends_) {
       arriving_ = cuda::Buffer(geometry.kv_heads * capacity_ * 4, "the rows of signatures");
       cuda::fill(arriving_.as<void>(), cuda::kEmptyPlaces, arriving_.bytes(), geometry.stream);
@@ -137,13 +144,34 @@ class GpuSignatures final : public GpuSelector {
   void begin(const GpuStep& step) override {
     signed_.begin(step, dense_);
     budgets_.begin(step, dense_);
+    is_joined_ = false;
   }
-  void upload(cuda::StreamHandle stream) override { budgets_.upload(stream); }
+  bool joins(const GpuSelector& other) const override {
+    const auto* const o = dynamic_cast<const GpuSignatures*>(&other);
+    return o != nullptr && o->capacity_ <= capacity_ && o->geometry_.max_tokens <= geometry_.max_tokens &&
+           o->functions_ == functions_;
+  }
+  void begin_joined(const GpuStep& step, std::span<GpuSelector* const> documents) override {
+    LODE_ASSERT(std::ssize(documents) <= geometry_.most_queries);
+    signed_.begin({}, dense_);
+    budgets_.begin(step, dense_);
+    is_joined_ = true;
+    for (std::size_t i = 0; i < documents.size(); ++i) {
+      const auto& document = dynamic_cast<const GpuSignatures&>(*documents[i]);
+      staged_sets_.as<cuda::SignatureSets>()[i] = {document.codes_.as<std::uint32_t>(), document.room_};
+    }
+  }
+  void upload(cuda::StreamHandle stream) override {
+    budgets_.upload(stream);
+    if (is_joined_) cuda::copy(sets_of_documents_.as<void>(), staged_sets_.as<void>(), staged_sets_.bytes(), stream);
+  }
 
   cuda::RowLists select(int layer, const cuda::Queries& queries, const float*,
                         cuda::StreamHandle stream) override {
     cuda::Signatures keys = signatures(0, layer);
     keys.fresh = sign_new_keys(layer, stream);
+    if (is_joined_)
+      keys.apart = sets_of_documents_.as<cuda::SignatureSets>(), keys.first_set = std::int64_t{layer} * sets();
     cuda::select_by_signature(queries, queries.q, nets(layer), nullptr, keys, rule(), geometry_.max_tokens,
                               rows_.as<std::int32_t>(), capacity_, counts_of(layer), stream);
     return {.rows = rows_.as<std::int32_t>(),
@@ -177,7 +205,7 @@ class GpuSignatures final : public GpuSelector {
   }
   std::int64_t bytes() const override {
     return key_nets_.bytes() + query_nets_.bytes() + codes_.bytes() + rows_.bytes() + arriving_.bytes() +
-           counts_.bytes() + budgets_.bytes();
+           counts_.bytes() + budgets_.bytes() + sets_of_documents_.bytes();
   }
 
  private:
@@ -231,6 +259,7 @@ class GpuSignatures final : public GpuSelector {
   GpuGeometry geometry_;
   SignatureOptions options_;
   HashScheme scheme_;
+  std::string functions_;  ///< alike where all choose alike
   Nets key_nets_, query_nets_;  // [L, sets], [L, Hq]
   std::int64_t capacity_ = 0;
   /// Choice and attention together, until that is refused: the shapes of a context do not change. Never where
@@ -244,6 +273,9 @@ class GpuSignatures final : public GpuSelector {
   cuda::Buffer counts_;     // [L, lists]
   StepBudgets budgets_;
   IndexedKeys signed_;
+  bool is_joined_ = false;           ///< the step's queries ask several documents
+  cuda::PinnedBuffer staged_sets_;   // [most_queries] SignatureSets
+  cuda::Buffer sets_of_documents_;   // the same
 };
 
 /// Functions of the heads that a selector of the host covers, where those of all heads have their places;

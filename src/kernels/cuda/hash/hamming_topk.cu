@@ -485,9 +485,9 @@ __global__ void __launch_bounds__(kThreads, 2) near_kernel(const __grid_constant
   const int first = min(end, from + rank * share), last = min(end, first + share), count = last - first;
   const int sources = p.signatures.per_query_head ? p.together : 1;
   const int set = p.signatures.per_query_head ? first_head : first_head / group;
-  const std::int64_t next_set = p.signatures.capacity * W;
-  const std::uint32_t* const own =
-      p.signatures.codes + p.queries.tokens[query].sequence * p.signatures.sequence_stride + set * next_set;
+  const SignatureSets sets = p.signatures.of(p.queries.tokens[query].sequence);
+  const std::int64_t next_set = sets.capacity * W;
+  const std::uint32_t* const own = sets.codes + set * next_set;
   const int held = min(p.held, (count + 3) / 4 * 4);
   if (first < last) {
     for (int i = tid; i < held * W / 4; i += threads)

@@ -218,8 +218,8 @@ class Near {
     from_ = min(units_, warp_ * each), to_ = min(units_, from_ + each);
     const int first_head = list_of_query_ * kHeads;
     const int set = p_.signatures.per_query_head ? first_head : first_head / p_.attend.group;
-    codes_ = p_.signatures.codes + token_.sequence * p_.signatures.sequence_stride +
-             set * p_.signatures.capacity + first_;
+    const SignatureSets sets = p_.signatures.of(token_.sequence);
+    codes_ = sets.codes + set * sets.capacity + first_;
   }
   __device__ unsigned char* scores_at(int key) const {
     return reinterpret_cast<unsigned char*>(work_) + kBlockWarps * p_.ahead * kUnitBytes + key;

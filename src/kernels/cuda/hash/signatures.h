@@ -39,6 +39,12 @@ struct SignNets {
   }
 };
 
+/// Where one document's signatures begin, those of its first layer in front.
+struct SignatureSets {
+  const std::uint32_t* codes = nullptr;  // [sets of all layers, capacity, words], 16 bytes aligned
+  std::int64_t capacity = 0;             ///< positions of a set, a multiple of kSignatureUnit
+};
+
 /// Signatures of one model layer's keys, indexed by position; bit i of a signature is bit i % 32 of its word
 /// i / 32. With a set for each query head keys have as many signatures; else heads of a group share theirs.
 struct Signatures {
@@ -47,8 +53,18 @@ struct Signatures {
   std::int64_t capacity = 0;         ///< positions of a set, a multiple of kSignatureUnit
   int words = 1;                     ///< 1, 2 or 4
   bool per_query_head = false;
+  /// Documents whose signatures lie apart, in the place of `codes`, `sequence_stride` and `capacity`.
+  const SignatureSets* apart = nullptr;  // [sequences] device
+  std::int64_t first_set = 0;            ///< of this layer in each of them
   /// Some may have been written by the launch just before: they are not read ahead of its end.
   bool fresh = false;
+
+  /// This layer's, of one sequence.
+  LODE_HD SignatureSets of(std::int64_t sequence) const {
+    if (apart == nullptr) return {codes + sequence * sequence_stride, capacity};
+    const SignatureSets all = apart[sequence];
+    return {all.codes + first_set * all.capacity * words, all.capacity};
+  }
 };
 inline constexpr std::int64_t kSignatureUnit = 256;
 
