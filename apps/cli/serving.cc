@@ -1,18 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "serving.h"
 
+#include <fmt/format.h>
+
+#include "engine/batch.h"
 #include "engine/memory.h"
+#include "gpu/backend.h"
 #include "lodestone/automatic.h"
+#include "lodestone/error.h"
 #include "serve/engine/models.h"
 
 namespace lode::cli {
 
 namespace {
 
-std::int64_t cache_memory(const ServingFlags& flags) {
+/// Of the device that holds the documents: on a GPU the models are there already.
+std::int64_t cache_memory(const ServingFlags& flags, bool on_gpu) {
   if (!flags.cache_memory.empty()) return parse_bytes(flags.cache_memory, "--cache-memory");
-  const std::int64_t available = available_memory();
+  const std::int64_t available = on_gpu ? gpu_info().free_bytes : available_memory();
   return available > 0 ? available / 2 : std::int64_t{1} << 40;
+}
+
+/// Those whose questions the GPU answers; the others are named, or refused where the GPU was asked for.
+std::set<std::string> models_on_gpu(
+    const std::vector<std::pair<std::string, std::shared_ptr<const Model>>>& models, DType kv_type,
+    const CommonFlags& common) {
+  std::set<std::string> on_gpu;
+  for (const auto& [id, model] : models) {
+    const std::string why_not = why_not_on_gpu(*model, kv_type);
+    if (why_not.empty()) {
+      on_gpu.insert(id);
+      continue;
+    }
+    if (common.device == "cuda") throw InputError(fmt::format("--device cuda: {}: {}", id, why_not));
+    if (!common.quiet) print_remark(fmt::format("{}: answered on the CPU: {}", id, why_not));
+  }
+  return on_gpu;
 }
 
 }  // namespace
@@ -51,12 +74,14 @@ std::unique_ptr<serve::EngineBackend> make_backend(const ServingFlags& flags, co
   options.library.specs = parse_specs(named);
   options.library.automatic = named.empty() || named.size() < flags.specs.size();
   options.library.kv_type = parse_dtype(flags.kv_type);
-  options.library.memory = cache_memory(flags);
   options.scheduler.max_sequences = flags.parallel;
   options.scheduler.max_queued = flags.queue;
   options.question_template = flags.question_template;
-  return std::make_unique<serve::EngineBackend>(
-      serve::load_models(flags.models, flags.contexts, common.threads), std::move(options));
+  const auto models = serve::load_models(flags.models, flags.contexts, common.threads);
+  if (device_of(common, options.library.kv_type) == Device::cuda || common.device == "cuda")
+    options.on_gpu = models_on_gpu(models, options.library.kv_type, common);
+  options.library.memory = cache_memory(flags, !options.on_gpu.empty());
+  return std::make_unique<serve::EngineBackend>(models, std::move(options));
 }
 
 }  // namespace lode::cli

@@ -208,6 +208,16 @@ void BatchRunner::run_together(std::span<BatchRow* const> rows) {
   finish(order, logits_);
 }
 
+std::string why_not_on_gpu(const Model& model, DType kv_type) {
+  if (const GpuInfo gpu = gpu_info(); !gpu.ok) return gpu.why;
+  try {
+    make_gpu_batch(model.config(), model.impl().gpu_model(0), {.kv_type = kv_type, .tail_tokens = 1});
+    return {};
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
 GpuBatch& BatchRunner::gpu_batch(const Sequence& sequence) {
   const Context::Impl& document = sequence.document().parts();
   std::unique_ptr<GpuBatch>& batch = gpu_[document.options.kv_type];

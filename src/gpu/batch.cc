@@ -335,7 +335,8 @@ void CudaBatch::stage(const Pass& pass) {
     s.absolute_bases[i] = tail - t.seam / kBlockTokens * tails.block_stride();
     s.in_tail[i] = {number, at(t.position - t.seam)};
     s.tail_bases[i] = tail;
-    s.to_select[i] = {document_of(pass, number), at(t.method != nullptr ? t.far_end + t.row->dense.window - 1 : t.seam)};
+    s.to_select[i] = {document_of(pass, number),
+                      at(t.method != nullptr ? t.far_end + t.row->dense.window - 1 : t.seam)};
     if (t.method == nullptr) continue;
     s.in_near[i] = {number, at(t.seam - t.far_end - 1)};
   }
@@ -345,7 +346,8 @@ void CudaBatch::stage(const Pass& pass) {
 /// The number of a token's document within its group.
 std::int32_t CudaBatch::document_of(const Pass& pass, int token) {
   const Token& t = pass.tokens[static_cast<std::size_t>(token)];
-  const auto group = std::ranges::find_if(pass.groups, [&](const Group& g) { return token < g.first + g.count; });
+  const auto group =
+      std::ranges::find_if(pass.groups, [&](const Group& g) { return token < g.first + g.count; });
   return static_cast<std::int32_t>(std::ranges::find(group->asked, Asked{t.document, t.method}) -
                                    group->asked.begin());
 }
@@ -448,8 +450,7 @@ void CudaBatch::attend(int layer, const Pass& pass) {
   const cuda::StreamHandle beside = pass.narrow ? beside_.get() : stream_.get();
   if (pass.narrow) forked_.record(stream_.get()), forked_.hold_up(beside);
   std::vector<cuda::StatePlanes> planes;
-  for (const Group& group : pass.groups)
-    planes.push_back(read_document(layer, pass, group, beside));
+  for (const Group& group : pass.groups) planes.push_back(read_document(layer, pass, group, beside));
   if (pass.narrow) {
     attend_full_decode(tails, pass.longest_tail, workspace_.as<void>(), stream_.get());
     joined_.record(beside), joined_.hold_up(stream_.get());
@@ -478,16 +479,17 @@ bool CudaBatch::attends_all(const Group& group, int layer) const {
 cuda::Queries CudaBatch::of_group(const Group& group, int layer, float* o, float* lse) const {
   const Staged& s = *staged_.as<Staged>();
   const std::int64_t row = std::int64_t{group.first} * config_.query_heads, d = config_.head_dim;
-  return {.tokens = there(s.to_select)->data() + group.first,
-          .bases = layer_bases_there_.as<const char*>() + std::int64_t{layer} * kMostSparseTokens + group.number,
-          .layer_offset = 0,
-          .layout = group.leader().document->range_.layout(),
-          .count = group.count,
-          .query_heads = config_.query_heads,
-          .scale = score_scale(config_),
-          .q = q_.as<float>() + row * d,
-          .o = o == nullptr ? nullptr : o + row * d,
-          .lse = lse == nullptr ? nullptr : lse + row};
+  return {
+      .tokens = there(s.to_select)->data() + group.first,
+      .bases = layer_bases_there_.as<const char*>() + std::int64_t{layer} * kMostSparseTokens + group.number,
+      .layer_offset = 0,
+      .layout = group.leader().document->range_.layout(),
+      .count = group.count,
+      .query_heads = config_.query_heads,
+      .scale = score_scale(config_),
+      .q = q_.as<float>() + row * d,
+      .o = o == nullptr ? nullptr : o + row * d,
+      .lse = lse == nullptr ? nullptr : lse + row};
 }
 
 /// What rows with full attention have of their document, which is read once for all of them.
@@ -497,8 +499,7 @@ cuda::StatePlanes CudaBatch::read_document(int layer, const Pass& pass, const Gr
   if (seam == 0 || !attends_all(group, layer)) return {};
   char* const own = shared_workspace_.as<char>() +
                     cuda::shared_workspace_bytes(group.first, config_.query_heads, config_.head_dim);
-  return attend_shared(of_group(group, layer, nullptr, nullptr), seam, own, stream,
-                       precision());
+  return attend_shared(of_group(group, layer, nullptr, nullptr), seam, own, stream, precision());
 }
 
 /// The states of a group's rows over other keys than those of read_document; returns how many there are.
@@ -517,7 +518,8 @@ int CudaBatch::attend_chosen(int layer, const Pass& pass, const Group& group, cu
   const Staged& s = *staged_.as<Staged>();
   cuda::Queries near = of_group(group, layer, near_.as<float>(), near_lse_.as<float>());
   near.tokens = there(s.in_near)->data() + group.first;
-  near.bases = layer_bases_there_.as<const char*>() + (std::int64_t{config_.layers} + layer) * kMostSparseTokens;
+  near.bases =
+      layer_bases_there_.as<const char*>() + (std::int64_t{config_.layers} + layer) * kMostSparseTokens;
   attend_full_decode(near, std::max<std::int64_t>(pass.longest_near, 1), workspace_.as<void>(), stream);
   states[0] = {far.o, far.lse}, states[1] = {near.o, near.lse}, states[2] = tail;
   return 3;

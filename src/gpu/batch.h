@@ -98,8 +98,7 @@ class CudaBatch final : public GpuBatch {
   void attend(int layer, const Pass& pass);
   static bool joins(Group& group, const Asked& asked);
   bool attends_all(const Group& group, int layer) const;
-  cuda::StatePlanes read_document(int layer, const Pass& pass, const Group& group,
-                                  cuda::StreamHandle stream);
+  cuda::StatePlanes read_document(int layer, const Pass& pass, const Group& group, cuda::StreamHandle stream);
   int attend_chosen(int layer, const Pass& pass, const Group& group, cuda::StatePart (&states)[3]);
   void take_logits(const Pass& pass);
   void count_work(const Pass& pass) const;

@@ -58,8 +58,8 @@ void write_saap(const std::filesystem::path& path, const Spec& spec, const Layer
 }
 
 /// The same functions in every layer.
-void write_hash(const std::filesystem::path& path, const Spec& spec, const LayerGeometry& geometry, int layers,
-                std::string_view fingerprint) {
+void write_hash(const std::filesystem::path& path, const Spec& spec, const LayerGeometry& geometry,
+                int layers, std::string_view fingerprint) {
   Rng rng(geometry.seed);
   const HashWeights weights =
       made_up_hash(geometry.query_heads, geometry.kv_heads, geometry.head_dim,

@@ -220,7 +220,8 @@ std::vector<BatchBenchRow> bench_batch(const std::shared_ptr<const Model>& model
   };
   std::vector<BatchBenchRow> rows;
   for (std::size_t i = 0; i < (options.mixed ? 1 : specs.size()); ++i) {
-    const auto of_run = std::span<const Spec>(specs).subspan(options.mixed ? 0 : i, options.mixed ? specs.size() : 1);
+    const auto of_run =
+        std::span<const Spec>(specs).subspan(options.mixed ? 0 : i, options.mixed ? specs.size() : 1);
     note("measuring");
     rows.push_back(Measured(model, options, documents, of_run).measure(microseconds_for));
     for (const Spec& spec : std::span(wanted).subspan(options.mixed ? 0 : i, of_run.size()))

@@ -43,15 +43,23 @@ struct EngineBackend::Job {
   std::vector<std::string> stop;  ///< the request's own
   std::shared_future<lode::Answer> neutral;  ///< where sources are wanted
   bool want_sources = false;
+  bool lacks_sources = false;  ///< they are wanted where nobody gathers them
   Clock::time_point since = Clock::now();
 };
 
 EngineBackend::EngineBackend(const std::vector<std::pair<std::string, std::shared_ptr<const Model>>>& models,
                              EngineOptions options)
     : options_(std::move(options)), started_(std::time(nullptr)) {
-  for (const auto& [id, model] : models)
-    models_.push_back({id, model, std::make_shared<Scheduler>(model, options_.scheduler),
-                       std::make_shared<Prompting>(model, options_.question_template)});
+  for (const auto& [id, model] : models) {
+    const Device device = options_.on_gpu.contains(id) ? Device::cuda : Device::cpu;
+    SchedulerOptions scheduler = options_.scheduler;
+    scheduler.device = device;
+    models_.push_back({.id = id,
+                       .model = model,
+                       .scheduler = std::make_shared<Scheduler>(model, scheduler),
+                       .prompting = std::make_shared<Prompting>(model, options_.question_template),
+                       .device = device});
+  }
   library_ = std::make_unique<Library>(models_, options_.library);
   watcher_ = std::thread([this] { watch(); });
 }
@@ -200,7 +208,9 @@ std::uint64_t EngineBackend::ask(Question question, Listener listener) {
   request.exact = question.exact;
   request.full_beside = question.exact ? 0 : chosen.full_beside;
   request.options = generate_options(question, prompt, options_.max_new_tokens);
-  request.want_sources = has_document && question.want_sources;
+  const bool on_gpu = has_document && job->opened.document->impl().context.options().device == Device::cuda;
+  request.want_sources = has_document && question.want_sources && !on_gpu;
+  job->lacks_sources = on_gpu && question.want_sources;
   if (request.want_sources) job->neutral = neutral_answer(job->opened, spec);
   job->want_sources = request.want_sources;
   job->stop = question.stop;
@@ -286,6 +296,10 @@ void EngineBackend::tell(Job& job) {
     }
     if (!generation.work.dense_reason.empty()) answer.why = generation.work.dense_reason;
     answer.notice = generation.work.notice;
+    if (job.lacks_sources)
+      answer.notice += std::string(answer.notice.empty() ? "" : "; ") +
+                       "the passages that an answer attends to are gathered on the CPU alone: "
+                       "there are none for a document on the GPU";
     answer.queued_seconds = result.queued_seconds;
     answer.first_token_seconds = result.first_token_seconds;
     answer.seconds = std::chrono::duration<double>(Clock::now() - job.since).count();

@@ -6,6 +6,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -18,6 +19,7 @@ namespace lode::serve {
 struct EngineOptions {
   LibraryOptions library;
   SchedulerOptions scheduler;
+  std::set<std::string> on_gpu;        ///< models, by id, whose documents are on the GPU
   std::string question_template;       ///< with {question}, for models without a chat template
   std::int64_t max_new_tokens = 1024;  ///< of answers whose request does not say
 };

@@ -400,6 +400,7 @@ DocumentOptions Library::reading_options(const EntryPtr& entry, const IndexedTex
   options.specs = entry->specs;
   options.automatic = entry->automatic;
   options.kv_type = options_.kv_type;
+  options.device = entry->model->device;
   options.max_tokens = room_for(*entry->model->model, std::ssize(text.tokens));
   const Json ours = {
       {"title", entry->title}, {"created", entry->info.created}, {"expires", entry->info.expires}};
@@ -498,12 +499,20 @@ Library::Opened Library::open(const std::string& name, const Spec& spec) {
   return {document, entry->model, entry->neutral};
 }
 
+/// Keys and values of eight bits or four stay on the host.
+Device Library::device_for(const Entry& entry) const {
+  if (entry.model->device == Device::cpu) return Device::cpu;
+  const fs::path path = path_of(entry.info.name);
+  return bytes_of(read_context_meta(ContainerReader(path), path).kv_type) > 1 ? Device::cuda : Device::cpu;
+}
+
 /// With the indexes that it had in memory, and one for `spec`.
 std::shared_ptr<const Document> Library::load(const Entry& entry,
                                               const std::shared_ptr<const Document>& before,
                                               const Spec& spec) const {
   DocumentOptions options;
   options.max_tokens = room_for(*entry.model->model, entry.info.tokens);
+  options.device = device_for(entry);
   if (before) options.specs = before->methods();
   if (spec.name != "full") options.specs.push_back(spec);
   try {

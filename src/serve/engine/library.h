@@ -30,6 +30,7 @@ struct LoadedModel {
   std::shared_ptr<const Model> model;
   std::shared_ptr<Scheduler> scheduler;
   std::shared_ptr<Prompting> prompting;
+  Device device = Device::cpu;  ///< of its documents, where their keys and values are of a type that it takes
 };
 
 struct LibraryOptions {
@@ -90,6 +91,7 @@ class Library {
   DocumentOptions reading_options(const EntryPtr& entry, const IndexedText& text);
   void keep(const EntryPtr& entry, const Document& document);
   void expire();
+  Device device_for(const Entry& entry) const;
   std::shared_ptr<const Document> load(const Entry& entry, const std::shared_ptr<const Document>& before,
                                        const Spec& spec) const;
   void evict(const EntryPtr& keep);  // holds mutex_

@@ -98,8 +98,8 @@ class Nets {
 
   cuda::SignNets shape_;
   std::string fingerprint_;  ///< of all weights
-  cuda::Buffer weights_;  // [nets, weights of one] of the shape's type
-  cuda::Buffer biases_;   // [nets, biases of one]
+  cuda::Buffer weights_;     // [nets, weights of one] of the shape's type
+  cuda::Buffer biases_;      // [nets, biases of one]
 };
 
 class GpuSignatures final : public GpuSelector {
@@ -163,7 +163,8 @@ class GpuSignatures final : public GpuSelector {
   }
   void upload(cuda::StreamHandle stream) override {
     budgets_.upload(stream);
-    if (is_joined_) cuda::copy(sets_of_documents_.as<void>(), staged_sets_.as<void>(), staged_sets_.bytes(), stream);
+    if (is_joined_)
+      cuda::copy(sets_of_documents_.as<void>(), staged_sets_.as<void>(), staged_sets_.bytes(), stream);
   }
 
   cuda::RowLists select(int layer, const cuda::Queries& queries, const float*,
@@ -171,7 +172,8 @@ class GpuSignatures final : public GpuSelector {
     cuda::Signatures keys = signatures(0, layer);
     keys.fresh = sign_new_keys(layer, stream);
     if (is_joined_)
-      keys.apart = sets_of_documents_.as<cuda::SignatureSets>(), keys.first_set = std::int64_t{layer} * sets();
+      keys.apart = sets_of_documents_.as<cuda::SignatureSets>(),
+      keys.first_set = std::int64_t{layer} * sets();
     cuda::select_by_signature(queries, queries.q, nets(layer), nullptr, keys, rule(), geometry_.max_tokens,
                               rows_.as<std::int32_t>(), capacity_, counts_of(layer), stream);
     return {.rows = rows_.as<std::int32_t>(),
@@ -259,7 +261,7 @@ class GpuSignatures final : public GpuSelector {
   GpuGeometry geometry_;
   SignatureOptions options_;
   HashScheme scheme_;
-  std::string functions_;  ///< alike where all choose alike
+  std::string functions_;       ///< alike where all choose alike
   Nets key_nets_, query_nets_;  // [L, sets], [L, Hq]
   std::int64_t capacity_ = 0;
   /// Choice and attention together, until that is refused: the shapes of a context do not change. Never where
@@ -273,9 +275,9 @@ class GpuSignatures final : public GpuSelector {
   cuda::Buffer counts_;     // [L, lists]
   StepBudgets budgets_;
   IndexedKeys signed_;
-  bool is_joined_ = false;           ///< the step's queries ask several documents
-  cuda::PinnedBuffer staged_sets_;   // [most_queries] SignatureSets
-  cuda::Buffer sets_of_documents_;   // the same
+  bool is_joined_ = false;          ///< the step's queries ask several documents
+  cuda::PinnedBuffer staged_sets_;  // [most_queries] SignatureSets
+  cuda::Buffer sets_of_documents_;  // the same
 };
 
 /// Functions of the heads that a selector of the host covers, where those of all heads have their places;
