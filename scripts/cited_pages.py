@@ -7,7 +7,7 @@ whose first source stands on the fact's page, and those where one of the three d
 several documents with fewer facts in each.
 
   scripts/cited_pages.py                                                   # 60 pages, 30 questions, the shipped model
-  scripts/cited_pages.py --model SmolLM2.gguf --pages 10 --lines 36 --questions 12 --documents 8 --sorts
+  scripts/cited_pages.py --model SmolLM2.gguf --pages 10 --lines 36 --questions 12 --documents 6 --sorts
 """
 
 import argparse
@@ -62,7 +62,9 @@ def document(flags, seed: int) -> tuple[list[list[str]], list[Fact]]:
     chance = random.Random(seed)
     prose = run(flags.program, "tasks", "prose", "-m", flags.model, "--tokens", flags.pages * flags.tokens_a_page, "--seed", seed, "--quiet")
     facts = facts_of(chance, not flags.sorts, flags.questions)
-    gaps = [i + 2 for i in range(len(prose) - 2) if prose[i : i + 2] == ". "]
+    typeset = documents.pages_of(" ".join([*(fact.sentence for fact in facts), prose]), flags.lines)
+    fits = int(0.98 * len(prose) * min(1, flags.pages / len(typeset)))  # so that no fact stands behind the last page
+    gaps = [i + 2 for i in range(fits) if prose[i : i + 2] == ". "]
     for fact, at in zip(facts, sorted(chance.sample(gaps, len(facts)), reverse=True)):
         prose = f"{prose[:at]}{fact.sentence} {prose[at:]}"
     pages = documents.pages_of(prose, flags.lines)[: flags.pages]
