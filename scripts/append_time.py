@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What appending costs: a text grows by equal parts, each appended to what is indexed; seconds of each, beside reading all at once.
+"""What appending costs: a text grows by equal parts, each appended to what is indexed; seconds of each, beside reading all at once
+and beside appending one, two and four parts to the whole.
 
   scripts/append_time.py build/release/lodestone -m models/pocket --tokens 2048 --parts 10
 """
@@ -8,6 +9,7 @@
 import argparse
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -46,6 +48,10 @@ def main():
             show(*run(flags.lodestone, *words))
         print("all at once:")
         show(*run(flags.lodestone, *begin, *parts, "-o", place / "one.lode"))
+        print("one, two and four parts more:")
+        for more in (1, 2, 4):
+            shutil.copy(place / "one.lode", place / "more.lode")
+            show(*run(flags.lodestone, "index", "--append", place / "more.lode", *parts[: 2 * more], *common))
 
 
 def show(out, seconds):
