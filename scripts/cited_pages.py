@@ -68,7 +68,7 @@ def document(flags, seed: int) -> tuple[list[list[str]], list[Fact]]:
     for fact, at in zip(facts, sorted(chance.sample(gaps, len(facts)), reverse=True)):
         prose = f"{prose[:at]}{fact.sentence} {prose[at:]}"
     pages = documents.pages_of(prose, flags.lines)[: flags.pages]
-    there = [fact._replace(page=n) for fact in facts for n, page in enumerate(pages, 1) if fact.sentence in " ".join(page)]
+    there = [fact._replace(page=n) for fact in facts for n, page in enumerate(pages, 1) if fact.answer in " ".join(page)]
     return pages, there
 
 
