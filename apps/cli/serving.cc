@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "engine/batch.h"
 #include "engine/memory.h"
 #include "gpu/backend.h"
@@ -14,10 +16,12 @@ namespace lode::cli {
 
 namespace {
 
-/// Of the device that holds the documents: on a GPU the models are there already.
-std::int64_t cache_memory(const ServingFlags& flags, bool on_gpu) {
+/// Of the device that holds the documents: on a GPU, of what its models leave.
+std::int64_t cache_memory(const ServingFlags& flags, std::int64_t models_on_gpu) {
   if (!flags.cache_memory.empty()) return parse_bytes(flags.cache_memory, "--cache-memory");
-  const std::int64_t available = on_gpu ? gpu_info().free_bytes : available_memory();
+  const std::int64_t available = models_on_gpu > 0
+                                     ? std::max<std::int64_t>(1, gpu_info().free_bytes - models_on_gpu)
+                                     : available_memory();
   return available > 0 ? available / 2 : std::int64_t{1} << 40;
 }
 
@@ -80,7 +84,10 @@ std::unique_ptr<serve::EngineBackend> make_backend(const ServingFlags& flags, co
   const auto models = serve::load_models(flags.models, flags.contexts, common.threads);
   if (device_of(common, options.library.kv_type) == Device::cuda || common.device == "cuda")
     options.on_gpu = models_on_gpu(models, options.library.kv_type, common);
-  options.library.memory = cache_memory(flags, !options.on_gpu.empty());
+  std::int64_t there = 0;
+  for (const auto& [id, model] : models)
+    if (options.on_gpu.contains(id)) there += model->weight_bytes();
+  options.library.memory = cache_memory(flags, there);
   return std::make_unique<serve::EngineBackend>(models, std::move(options));
 }
 
