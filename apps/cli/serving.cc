@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "engine/batch.h"
 #include "engine/memory.h"
 #include "gpu/backend.h"
@@ -16,28 +14,25 @@ namespace lode::cli {
 
 namespace {
 
-/// Of the device that holds the documents: on a GPU, of what its models leave.
-std::int64_t cache_memory(const ServingFlags& flags, std::int64_t models_on_gpu) {
+/// Of the device that holds the documents: on a GPU the models are there already.
+std::int64_t cache_memory(const ServingFlags& flags, bool on_gpu) {
   if (!flags.cache_memory.empty()) return parse_bytes(flags.cache_memory, "--cache-memory");
-  const std::int64_t available = models_on_gpu > 0
-                                     ? std::max<std::int64_t>(1, gpu_info().free_bytes - models_on_gpu)
-                                     : available_memory();
+  const std::int64_t available = on_gpu ? gpu_info().free_bytes : available_memory();
   return available > 0 ? available / 2 : std::int64_t{1} << 40;
 }
 
 /// Those whose questions the GPU answers; the others are named, or refused where the GPU was asked for.
-std::set<std::string> models_on_gpu(
+std::map<std::string, std::shared_ptr<const GpuModel>> models_on_gpu(
     const std::vector<std::pair<std::string, std::shared_ptr<const Model>>>& models, DType kv_type,
     const CommonFlags& common) {
-  std::set<std::string> on_gpu;
+  std::map<std::string, std::shared_ptr<const GpuModel>> on_gpu;
   for (const auto& [id, model] : models) {
-    const std::string why_not = why_not_on_gpu(*model, kv_type);
-    if (why_not.empty()) {
-      on_gpu.insert(id);
-      continue;
+    try {
+      on_gpu.emplace(id, put_on_gpu(*model, kv_type));
+    } catch (const std::exception& error) {
+      if (common.device == "cuda") throw InputError(fmt::format("--device cuda: {}: {}", id, error.what()));
+      if (!common.quiet) print_remark(fmt::format("{}: answered on the CPU: {}", id, error.what()));
     }
-    if (common.device == "cuda") throw InputError(fmt::format("--device cuda: {}: {}", id, why_not));
-    if (!common.quiet) print_remark(fmt::format("{}: answered on the CPU: {}", id, why_not));
   }
   return on_gpu;
 }
@@ -82,12 +77,9 @@ std::unique_ptr<serve::EngineBackend> make_backend(const ServingFlags& flags, co
   options.scheduler.max_queued = flags.queue;
   options.question_template = flags.question_template;
   const auto models = serve::load_models(flags.models, flags.contexts, common.threads);
-  if (device_of(common, options.library.kv_type) == Device::cuda || common.device == "cuda")
+  if (device_of(common, options.library.kv_type) == Device::cuda)
     options.on_gpu = models_on_gpu(models, options.library.kv_type, common);
-  std::int64_t there = 0;
-  for (const auto& [id, model] : models)
-    if (options.on_gpu.contains(id)) there += model->weight_bytes();
-  options.library.memory = cache_memory(flags, there);
+  options.library.memory = cache_memory(flags, !options.on_gpu.empty());
   return std::make_unique<serve::EngineBackend>(models, std::move(options));
 }
 

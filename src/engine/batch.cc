@@ -208,14 +208,10 @@ void BatchRunner::run_together(std::span<BatchRow* const> rows) {
   finish(order, logits_);
 }
 
-std::string why_not_on_gpu(const Model& model, DType kv_type) {
-  if (const GpuInfo gpu = gpu_info(); !gpu.ok) return gpu.why;
-  try {
-    make_gpu_batch(model.config(), model.impl().gpu_model(0), {.kv_type = kv_type, .tail_tokens = 1});
-    return {};
-  } catch (const std::exception& error) {
-    return error.what();
-  }
+std::shared_ptr<const GpuModel> put_on_gpu(const Model& model, DType kv_type) {
+  auto there = model.impl().gpu_model(0);
+  make_gpu_batch(model.config(), there, {.kv_type = kv_type, .tail_tokens = 1});
+  return there;
 }
 
 GpuBatch& BatchRunner::gpu_batch(const Sequence& sequence) {

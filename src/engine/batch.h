@@ -37,9 +37,9 @@ struct BatchRow {
 /// Runs a row in place: the one step of a context that no document shares. As BatchRunner::run otherwise.
 void run_in_place(BatchRow& row);
 
-/// Why questions about documents with keys and values of this type cannot be answered on the GPU; empty where
-/// they can.
-std::string why_not_on_gpu(const Model& model, DType kv_type);
+/// The model on the GPU, for as long as the result lives. InputError or RunError where questions about documents
+/// with keys and values of this type cannot be answered there.
+std::shared_ptr<const GpuModel> put_on_gpu(const Model& model, DType kv_type);
 
 /// For branches of documents.
 class BatchRunner {

@@ -150,7 +150,7 @@ float tolerance(DType type, const std::vector<float>& row) {
     case DType::q8:
       return std::max(3e-2f, 1.1f * largest / 127);
     case DType::q4:
-      return std::max(0.8f, 2.02f * largest / 15);
+      return 0.8f;
     default:
       return 3e-2f;
   }

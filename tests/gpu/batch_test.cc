@@ -7,6 +7,7 @@
 #include "engine/document.h"
 #include "lodestone/error.h"
 #include "lodestone/scheduler.h"
+#include "support/asked_together.h"
 #include "support/compare.h"
 #include "support/gpu.h"
 
@@ -26,41 +27,10 @@ std::shared_ptr<const Document> document_on(Device device, std::int64_t from, st
   return Document::read(pocket(), part_of_story(from, tokens), "", options);
 }
 
-/// What a sequence is asked: a question, then tokens that are given.
-struct Asked {
-  std::shared_ptr<const Document> document;
-  std::string spec = "full";
-  std::vector<TokenId> question, given;
-};
-
-/// Logits of each sequence after the question and each given token, all of them in one batch.
-std::vector<std::vector<float>> logits_of(const std::vector<Asked>& asked) {
-  BatchRunner runner(pocket());
-  std::vector<std::unique_ptr<Sequence>> sequences;
-  for (const Asked& a : asked)
-    sequences.push_back(std::make_unique<Sequence>(a.document, parse_spec(a.spec),
-                                                   std::ssize(a.question) + std::ssize(a.given)));
-  std::vector<std::vector<float>> all(asked.size());
-  for (std::size_t step = 0; step <= asked.front().given.size(); ++step) {
-    std::vector<BatchRow> rows;
-    for (std::size_t i = 0; i < asked.size(); ++i)
-      rows.push_back({.sequence = sequences[i].get(),
-                      .tokens = step == 0 ? std::span<const TokenId>(asked[i].question)
-                                          : std::span<const TokenId>(&asked[i].given[step - 1], 1),
-                      .phase = step == 0 ? Phase::question : Phase::generation});
-    runner.run(rows);
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      if (rows[i].error) std::rethrow_exception(rows[i].error);
-      all[i].insert(all[i].end(), rows[i].logits.begin(), rows[i].logits.end());
-    }
-  }
-  return all;
-}
-
 /// Questions of various lengths about one document, then others.
-std::vector<Asked> some(std::span<const std::shared_ptr<const Document>> documents,
-                        std::span<const std::string> specs, int count, std::int64_t tokens = 3) {
-  std::vector<Asked> asked;
+std::vector<AskedTogether> some(std::span<const std::shared_ptr<const Document>> documents,
+                                std::span<const std::string> specs, int count, std::int64_t tokens = 3) {
+  std::vector<AskedTogether> asked;
   for (int i = 0; i < count; ++i) {
     const auto n = static_cast<std::size_t>(i);
     asked.push_back({.document = documents[n % documents.size()],
@@ -103,7 +73,7 @@ TEST(GpuBatch, BitsDoNotDependOnCompany) {
     const std::vector<std::string> indexed(specs + 1, specs + 3);
     const std::shared_ptr<const Document> documents[] = {document_on(Device::cuda, 0, 500, indexed, type),
                                                          document_on(Device::cuda, 100, 384, indexed, type)};
-    const std::vector<Asked> asked = some(documents, specs, 18);
+    const std::vector<AskedTogether> asked = some(documents, specs, 18);
     const auto together = logits_of(asked);
     for (std::size_t i = 0; i < asked.size(); i += 7) {
       EXPECT_EQ(logits_of({asked[i]}).front(), together[i]) << i << " " << asked[i].spec;

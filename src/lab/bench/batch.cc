@@ -220,11 +220,11 @@ std::vector<BatchBenchRow> bench_batch(const std::shared_ptr<const Model>& model
   };
   std::vector<BatchBenchRow> rows;
   for (std::size_t i = 0; i < (options.mixed ? 1 : specs.size()); ++i) {
-    const auto of_run =
-        std::span<const Spec>(specs).subspan(options.mixed ? 0 : i, options.mixed ? specs.size() : 1);
+    const std::size_t count = options.mixed ? specs.size() : 1;
+    const auto of_run = std::span<const Spec>(specs).subspan(i, count);
     note("measuring");
     rows.push_back(Measured(model, options, documents, of_run).measure(microseconds_for));
-    for (const Spec& spec : std::span(wanted).subspan(options.mixed ? 0 : i, of_run.size()))
+    for (const Spec& spec : wanted.subspan(i, count))
       rows.back().attention += (rows.back().attention.empty() ? "" : " + ") + spec.str();
   }
   return rows;

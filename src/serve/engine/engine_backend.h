@@ -4,13 +4,14 @@
 
 #include <condition_variable>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "gpu/backend.h"
 #include "serve/backend.h"
 #include "serve/engine/library.h"
 
@@ -19,7 +20,7 @@ namespace lode::serve {
 struct EngineOptions {
   LibraryOptions library;
   SchedulerOptions scheduler;
-  std::set<std::string> on_gpu;        ///< models, by id, whose documents are on the GPU
+  std::map<std::string, std::shared_ptr<const GpuModel>> on_gpu;  ///< by id, whose documents are there, too
   std::string question_template;       ///< with {question}, for models without a chat template
   std::int64_t max_new_tokens = 1024;  ///< of answers whose request does not say
 };

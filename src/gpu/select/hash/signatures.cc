@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/hash.h"
 #include "base/rng.h"
 #include "gpu/select/key_index.h"
 #include "kernels/cuda/device/device.h"
@@ -56,7 +55,6 @@ class Nets {
     }
     weights_ = cuda::Buffer(std::ssize(weights), "the weights of signatures");
     biases_ = cuda::Buffer(std::ssize(biases) * std::int64_t{sizeof(float)}, "the biases of signatures");
-    fingerprint_ = hash_hex(weights) + hash_hex(std::as_bytes(std::span(biases)));
     // Pageable memory: the calls return once the bytes have left.
     cuda::copy(weights_.as<void>(), weights.data(), weights_.bytes(), stream);
     cuda::copy(biases_.as<void>(), biases.data(), biases_.bytes(), stream);
@@ -69,7 +67,6 @@ class Nets {
     return nets;
   }
   std::int64_t bytes() const { return weights_.bytes() + biases_.bytes(); }
-  const std::string& fingerprint() const { return fingerprint_; }
 
  private:
   void pack(const HashNet& net, std::byte* weights, float* biases) const {
@@ -97,20 +94,19 @@ class Nets {
   }
 
   cuda::SignNets shape_;
-  std::string fingerprint_;  ///< of all weights
-  cuda::Buffer weights_;     // [nets, weights of one] of the shape's type
-  cuda::Buffer biases_;      // [nets, biases of one]
+  cuda::Buffer weights_;  // [nets, weights of one] of the shape's type
+  cuda::Buffer biases_;   // [nets, biases of one]
 };
 
 class GpuSignatures final : public GpuSelector {
  public:
   GpuSignatures(const Spec& spec, const GpuGeometry& geometry, const HashScheme& scheme, Nets key_nets,
-                Nets query_nets)
+                Nets query_nets, std::string functions)
       : dense_(spec.dense),
         geometry_(geometry),
         options_(SignatureOptions::of(spec)),
         scheme_(scheme),
-        functions_(spec.str() + key_nets.fingerprint() + query_nets.fingerprint()),
+        functions_(std::move(functions)),
         key_nets_(std::move(key_nets)),
         query_nets_(std::move(query_nets)),
         budgets_(options_.budget, geometry.most_queries),
@@ -302,6 +298,9 @@ std::unique_ptr<GpuSelector> make(const Spec& spec, const GpuGeometry& geometry,
   if (first == layers.end() || !(*first)->scheme.roped || spec.dense.window < 1 ||
       geometry.query_heads / geometry.kv_heads > kMostHeads || geometry.head_dim % 8 != 0)
     return nullptr;
+  std::string functions = spec.str();
+  for (const HashWeights* const weights : layers)
+    functions += weights != nullptr ? weights->fingerprint() : "-";
   std::vector<const HashNet*> keys, queries, some_keys, some_queries;
   const auto sets =
       static_cast<std::size_t>((*first)->scheme.per_query_head ? geometry.query_heads : geometry.kv_heads);
@@ -322,7 +321,7 @@ std::unique_ptr<GpuSelector> make(const Spec& spec, const GpuGeometry& geometry,
   if (!shape_of(some_keys, key_shape) || !shape_of(some_queries, query_shape)) return nullptr;
   return std::make_unique<GpuSignatures>(spec, geometry, (*first)->scheme,
                                          Nets(keys, key_shape, geometry.stream),
-                                         Nets(queries, query_shape, geometry.stream));
+                                         Nets(queries, query_shape, geometry.stream), std::move(functions));
 }
 
 }  // namespace
