@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -66,17 +67,25 @@ struct Seen {
   bool runs() const { return pages >= kFewestPages && 5 * pages >= 2 * (last - first + 1); }
 };
 
-/// The first time a header says something, so it stays there; a page's number says nothing.
-bool is_running(const std::string& line, std::size_t page, const std::map<std::string, Seen>& seen) {
+enum class EdgeKind { text, first, repeat };
+
+/// The first time a header says something, it is kept; a page's number says nothing.
+EdgeKind kind_of(const std::string& line, std::size_t page, const std::map<std::string, Seen>& seen) {
   for (const std::string& key : keys_of(line, page)) {
     const Seen& s = seen.at(key);
-    if (s.runs() && (key != line || page > s.first)) return true;
+    if (s.runs() && (key != line || page > s.first)) return EdgeKind::repeat;
   }
-  return false;
+  return seen.at(line).runs() ? EdgeKind::first : EdgeKind::text;
 }
 
+/// Lines of a page that are headers or footers.
+struct Running {
+  std::set<std::size_t> repeats;
+  std::set<std::size_t> first_headers, first_footers;  // what no page before has
+};
+
 /// What stands at an edge of page after page, [pages].
-std::vector<std::set<std::size_t>> running_lines(const std::vector<Page>& pages) {
+std::vector<Running> running_lines(const std::vector<Page>& pages) {
   std::map<std::string, Seen> seen;
   for (std::size_t p = 0; p < pages.size(); ++p) {
     std::set<std::string> of_page;
@@ -91,18 +100,21 @@ std::vector<std::set<std::size_t>> running_lines(const std::vector<Page>& pages)
       ++s.pages;
     }
   }
-  std::vector<std::set<std::size_t>> running(pages.size());
+  std::vector<Running> running(pages.size());
   for (std::size_t p = 0; p < pages.size(); ++p) {
-    const auto runs = [&](std::size_t line) { return is_running(pages[p][line], p, seen); };
-    const auto edges = edge_lines(pages[p]);
     // The second line from an edge only behind the first.
-    for (const auto& [first, second] :
-         {std::pair(edges.top, edges.below_top), std::pair(edges.bottom, edges.above_bottom)}) {
-      if (first < 0 || !runs(static_cast<std::size_t>(first))) continue;
-      running[p].insert(static_cast<std::size_t>(first));
-      if (second >= 0 && runs(static_cast<std::size_t>(second)))
-        running[p].insert(static_cast<std::size_t>(second));
-    }
+    const auto take = [&](std::ptrdiff_t first, std::ptrdiff_t second, std::set<std::size_t>& firsts) {
+      for (const std::ptrdiff_t at : {first, second}) {
+        if (at < 0) return;
+        const auto line = static_cast<std::size_t>(at);
+        const EdgeKind kind = kind_of(pages[p][line], p, seen);
+        if (kind == EdgeKind::text) return;
+        (kind == EdgeKind::repeat ? running[p].repeats : firsts).insert(line);
+      }
+    };
+    const Edges edges = edge_lines(pages[p]);
+    take(edges.top, edges.below_top, running[p].first_headers);
+    take(edges.bottom, edges.above_bottom, running[p].first_footers);
   }
   return running;
 }
@@ -162,6 +174,13 @@ struct Line {
   bool gap = false, note = false;  // behind a gap; a footnote
 };
 
+/// Line i of what begins behind `begin` lines of page p.
+Line line_of(std::size_t p, std::size_t begin, const Page& page, std::size_t i) {
+  return {.page = static_cast<std::int32_t>(p + 1),
+          .line = static_cast<std::int32_t>(begin + i + 1),
+          .text = page[i]};
+}
+
 std::vector<Line> lines_of(const Page& page, std::size_t p, const std::set<std::size_t>& skipped, bool note,
                            std::size_t begin) {
   std::vector<Line> lines;
@@ -170,46 +189,68 @@ std::vector<Line> lines_of(const Page& page, std::size_t p, const std::set<std::
   for (std::size_t i = 0; i < page.size(); ++i) {
     if (skipped.contains(i)) continue;
     if (page[i].empty()) {
-      gap = true;
+      gap = note || !lines.empty();  // what parts a header from the page's text parts no paragraphs
       continue;
     }
-    lines.push_back({.page = static_cast<std::int32_t>(p + 1),
-                     .line = static_cast<std::int32_t>(begin + i + 1),
-                     .text = page[i],
-                     .full = full,
-                     .gap = gap,
-                     .note = note});
-    gap = false;
+    Line& line = lines.emplace_back(line_of(p, begin, page, i));
+    line.full = full;
+    line.gap = std::exchange(gap, false);
+    line.note = note;
   }
   return lines;
 }
 
-/// Where a paragraph that the page before has begun ends among the lines of a page.
-std::size_t end_of_paragraph(const std::vector<Line>& lines) {
-  std::size_t end = 0;
-  while (end < lines.size() && (end == 0 || !lines[end].gap) && !ends_sentence(lines[end].text)) ++end;
-  return std::min(end + 1, lines.size());
+/// Lines of a page's body that stand among its notes.
+void put_among_notes(const Page& page, std::size_t p, const std::set<std::size_t>& which,
+                     std::vector<Line>& notes) {
+  for (const std::size_t i : which) {
+    Line& line = notes.emplace_back(line_of(p, 0, page, i));
+    line.gap = line.note = true;
+  }
 }
 
-/// All lines of all pages. Footnotes come at their page's end, or, when that is in the middle of a sentence,
-/// where the sentence's line ends on the next page.
+/// What stands below a page's text: a header that is to stand there, footnotes, footers.
+std::vector<Line> notes_of(const PageLines& page, std::size_t p, const Running& running, bool header) {
+  std::vector<Line> notes;
+  if (header) put_among_notes(page.body, p, running.first_headers, notes);
+  const auto footnotes = lines_of(page.notes, p, {}, true, page.body.size());
+  notes.insert(notes.end(), footnotes.begin(), footnotes.end());
+  put_among_notes(page.body, p, running.first_footers, notes);
+  return notes;
+}
+
+/// Where a paragraph that the page before has begun ends among the lines of a page; nullopt = on no line of it.
+std::optional<std::size_t> end_of_paragraph(const std::vector<Line>& lines) {
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    if (i > 0 && lines[i].gap) return i;
+    if (ends_sentence(lines[i].text)) return i + 1;
+  }
+  return std::nullopt;
+}
+
+/// All lines of all pages but repeated headers and footers. Footnotes and the first of equal footers come at
+/// their page's end, or, when that is in the middle of a sentence, behind the first line that ends one. The first
+/// of equal headers stays on top, but goes with the footnotes when it would part a sentence.
 std::vector<Line> all_lines(const std::vector<PageLines>& pages) {
   std::vector<Page> bodies;
   for (const PageLines& page : pages) bodies.push_back(page.body);
   const auto running = running_lines(bodies);
   std::vector<Line> all, notes;
   for (std::size_t p = 0; p < pages.size(); ++p) {
-    auto body = lines_of(bodies[p], p, running[p], false, 0);
-    std::size_t begin = 0;
-    if (!notes.empty()) {
-      const bool goes_on = !body.empty() && !all.empty() && !ends_sentence(all.back().text);
-      begin = goes_on ? end_of_paragraph(body) : 0;
-      all.insert(all.end(), body.begin(), body.begin() + static_cast<std::ptrdiff_t>(begin));
-      all.insert(all.end(), notes.begin(), notes.end());
-      if (begin < body.size()) body[begin].gap = true;
+    const bool in_sentence = !all.empty() && !ends_sentence(all.back().text);
+    std::set<std::size_t> skipped = running[p].repeats;
+    skipped.insert(running[p].first_footers.begin(), running[p].first_footers.end());
+    if (in_sentence) skipped.insert(running[p].first_headers.begin(), running[p].first_headers.end());
+    auto body = lines_of(bodies[p], p, skipped, false, 0);
+    const std::optional<std::size_t> end = in_sentence ? end_of_paragraph(body) : 0;
+    if (end && !notes.empty()) {
+      if (*end < body.size()) body[*end].gap = true;
+      body.insert(body.begin() + static_cast<std::ptrdiff_t>(*end), notes.begin(), notes.end());
+      notes.clear();
     }
-    all.insert(all.end(), body.begin() + static_cast<std::ptrdiff_t>(begin), body.end());
-    notes = lines_of(pages[p].notes, p, {}, true, pages[p].body.size());
+    all.insert(all.end(), body.begin(), body.end());
+    const auto own = notes_of(pages[p], p, running[p], in_sentence);
+    notes.insert(notes.end(), own.begin(), own.end());
   }
   all.insert(all.end(), notes.begin(), notes.end());
   return all;
@@ -257,7 +298,7 @@ void put_pages(const std::vector<PageLines>& pages, TextBuilder& out) {
   const Line* before = nullptr;
   for (const Line& line : lines) {
     const bool page_turns = before != nullptr && before->page != line.page;
-    if (page_turns && !line.gap && !line.note && !ends_sentence(before->text) &&
+    if (page_turns && !line.gap && !line.note && !before->note && !ends_sentence(before->text) &&
         (begins_lower(line.text) || goes_on(before->text, line.text, before->full)))
       out.space();  // a sentence goes on from the page before
     else if (line.gap || page_turns || (before != nullptr && before->note != line.note))

@@ -70,13 +70,15 @@ def pdf_file(objects: list[bytes], trailer: bytes = b"") -> bytes:
         len(objects) + 1, table, len(objects) + 1, trailer, len(out))
 
 
-def pdf(pages: list[list[str]], header: str = "", numbered: bool = False) -> bytes:
-    """One column a page, with a running header and page numbers if wanted."""
+def pdf(pages: list[list[str]], header: str = "", numbered: bool = False, headed_from: int = 1, footer: str = "") -> bytes:
+    """One column a page, with a running header, a footer and page numbers if wanted."""
     contents = []
     for n, lines in enumerate(pages, 1):
         parts = column(lines, 72, 700)
-        if header:
+        if header and n >= headed_from:
             parts += column([header], 72, 750)
+        if footer:
+            parts += column([footer], 72, 52)
         if numbered:
             parts += column([f"Page {n} of {len(pages)}"], 280, 40)
         contents.append(b"\n".join(parts))

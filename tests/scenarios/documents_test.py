@@ -157,6 +157,25 @@ class Kinds(ProgramTest):
         sources, _ = places_of(self.output)
         self.assertEqual([(f["kind"], f["pages"]) for f in sources["files"]], [("pdf", 4)])
 
+    def test_headers_and_footers_part_no_sentence_of_a_pdf(self):
+        sentences = [f"In the year {1500 + n} the extraordinarily deaf keeper of lamp {n} counted {n * n} herring boats on the water." for n in range(90)]
+        lines = documents.hyphenated(" ".join(sentences), 70)
+        pages = [lines[i : i + 24] for i in range(0, len(lines), 24)]
+        over = [page[-1] for page in pages[:-1] if not page[-1].endswith(".")]
+        self.assertGreater(len(over), 3, "sentences that go over to the next page")
+        for headed_from in (1, 2):
+            with self.subTest(headed_from=headed_from):
+                header, footer = "The Annals of the Harbour", "Printed for the town"
+                text = self.read(documents.pdf(pages, header, True, headed_from, footer))
+                flat = " ".join(text.split())
+                for sentence in sentences:
+                    self.assertIn(sentence, flat)
+                self.assertEqual([flat.count(line) for line in (header, footer, "Page ")], [1, 1, 0])
+                self.assertEqual(self.place(footer), (1, 28 if headed_from == 1 else 26))
+                self.assertEqual(self.place(header), (headed_from, 1))
+                for n, page in enumerate(pages, 1):
+                    self.assertEqual(self.place(page[9])[0], n)
+
     def test_pdf_with_two_columns_and_a_footnote(self):
         left = documents.hyphenated("The left column tells of the lamp and of the widow who lit it every evening for years. " * 3, 42)
         right = documents.hyphenated("The right column tells of the ship that came in at noon when nobody was at the quay. " * 3, 42)
