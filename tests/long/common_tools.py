@@ -82,7 +82,7 @@ def make(place: pathlib.Path) -> dict[str, pathlib.Path]:
             made[f"pandoc {kind}"] = place / f"pandoc.{kind}"
             run("pandoc", "-s", "keepers.md", "-o", f"pandoc.{kind}", where=place)
     else:
-        print("left out: pandoc is not here")
+        print("left out: pandoc is not here (apt install pandoc)")
     if shutil.which("soffice") and "pandoc docx" in made:
         for kind in ("odt", "pdf", "docx", "html"):
             (place / kind).mkdir()
@@ -90,14 +90,14 @@ def make(place: pathlib.Path) -> dict[str, pathlib.Path]:
             run("soffice", "--headless", f"-env:UserInstallation=file://{place}/office", "--convert-to", kind, "--outdir", place / kind, source, where=place)
             made[f"LibreOffice {kind}"] = place / kind / f"pandoc.{kind}"
     else:
-        print("left out: LibreOffice is not here")
+        print("left out: LibreOffice, or the pandoc whose files it converts, is not here (apt install libreoffice-writer-nogui pandoc)")
     if shutil.which("pdflatex"):
         for columns in (1, 2):
             (place / f"latex{columns}.tex").write_text(latex(columns), encoding="utf-8")
             run("pdflatex", "-interaction=batchmode", f"latex{columns}.tex", where=place)
             made[f"pdfLaTeX, {columns} column{'s' * (columns > 1)}"] = place / f"latex{columns}.pdf"
     else:
-        print("left out: pdfLaTeX is not here")
+        print("left out: pdfLaTeX is not here (apt install texlive-latex-recommended lmodern)")
     for encoding in ("utf-16", "latin-1", "cp1252", "utf-8-sig"):
         text = "\n".join(["Größe und Maß.", *sentences()])
         made[f"text in {encoding}"] = documents.write(place, f"{encoding}.txt", text.encode(encoding))

@@ -311,7 +311,7 @@ class Several(ProgramTest):
 
 
 class Refused(ProgramTest):
-    """What cannot be read is named, with what to do about it; tests/long/hostile.py has what was made to harm."""
+    """What cannot be read is named, with what to do about it; hostile_test.py has what was made to harm."""
 
     def refused(self, data: bytes | str, *mentions: str):
         path = documents.write(self.folder, "some.file", data)

@@ -6,12 +6,10 @@ import os
 import pathlib
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "scenarios"))
 from documents_test import text_of
 from hostile_files import CASES, Case
 from program import BAD_INPUT, DONE, PROGRAM, ProgramTest, environment, run
