@@ -72,6 +72,11 @@ def document(flags, seed: int) -> tuple[list[list[str]], list[Fact]]:
     return pages, there
 
 
+def pages_of(source: dict) -> range:
+    """A sentence that goes over to the next page stands on both."""
+    return range(source["start_page_number"], source["end_page_number"])
+
+
 def measure(flags, place: pathlib.Path, seed: int) -> list[int]:
     """Questions, right answers, first sources on the right page, any source there; and, of the right answers, the last two."""
     pages, facts = document(flags, seed)
@@ -81,10 +86,11 @@ def measure(flags, place: pathlib.Path, seed: int) -> list[int]:
     said = run(flags.program, "ask", indexed, *(fact.question for fact in facts), "-a", flags.attention, "--show-sources", "--json")
     counts = [len(facts), 0, 0, 0, 0, 0]
     for fact, answer in zip(facts, json.loads(said)["answers"]):
-        cited = [source.get("start_page_number") for source in answer["sources"]]
-        right, first, among = fact.answer in answer["answer"], cited[:1] == [fact.page], fact.page in cited
+        cited = [pages_of(source) for source in answer["sources"]]
+        first, among = (any(fact.page in pages for pages in some) for some in (cited[:1], cited))
+        right = fact.answer in answer["answer"]
         counts = [a + b for a, b in zip(counts, (0, right, first, among, right and first, right and among))]
-        print(f"{fact.question} Page {fact.page}, cited {cited} with {[round(s['weight'], 2) for s in answer['sources']]}, "
+        print(f"{fact.question} Page {fact.page}, cited {[*map(list, cited)]} with {[round(s['weight'], 2) for s in answer['sources']]}, "
               f"answer {answer['answer']!r} ({fact.answer})", flush=True)
     print(f"{len(pages)} pages, {told(counts)}", flush=True)
     return counts
