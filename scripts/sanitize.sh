@@ -27,4 +27,4 @@ export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 cmake --preset "$preset" -Wno-dev -DLODESTONE_ONLY="$sources" >/dev/null
 cmake --build --preset "$preset" --parallel "$(nproc)" --target "${folders[@]/#/test_}"
 pattern=$(IFS='|'; echo "${folders[*]}")
-ctest --test-dir "build/$preset" --output-on-failure --parallel "$(nproc)" -R "^($pattern)\$"
+ctest --test-dir "build/$preset" --output-on-failure --parallel "$(nproc)" -R "^($pattern)(_[0-9]+)?\$"

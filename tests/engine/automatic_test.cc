@@ -70,7 +70,7 @@ TEST(Auto, RefusesADamagedMeasurement) {
 
 TEST(Auto, MeasuresALongDocumentWhenItIsRead) {
   std::string text;
-  for (int i = 0; i < 11; ++i)
+  for (int i = 0; i < 9; ++i)
     text += test::lisbon_text(100 * i + 5, 100 * i + 55) + std::to_string(7919 * i) + ".\n";
   const auto tokens = tokens_of(text, Tokenizer::Bos::as_template);
   ASSERT_GT(tokens.size(), 8192U);

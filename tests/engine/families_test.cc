@@ -343,20 +343,20 @@ TEST_F(LatentRows, EveryMethodThatSelectsAllOfThemIsFullAttention) {
                                           "hyperplanes:budget=1.0" + dense,
                                           "retrieval:k=100000" + dense};
   Context exact = context();
-  exact.prefill(ids(0, 500));
-  const std::vector<float> question = exact.forward(ids(500, 9), kFull);
-  exact.roll_back(500);
-  const std::vector<TokenId> said = answer(exact, ids(500, 9), kFull);
+  exact.prefill(ids(0, 250));
+  const std::vector<float> question = exact.forward(ids(250, 9), kFull);
+  exact.roll_back(250);
+  const std::vector<TokenId> said = answer(exact, ids(250, 9), kFull);
   for (const std::string& spec : specs) {
     Context c = context();
     const MethodId method = c.attach(parse_spec(spec));
-    c.prefill(ids(0, 500));
+    c.prefill(ids(0, 250));
     c.build_indexes();
     WorkReport work;
-    EXPECT_EQ(c.forward(ids(500, 9), method, &work), question) << spec;
+    EXPECT_EQ(c.forward(ids(250, 9), method, &work), question) << spec;
     EXPECT_GT(work.sparse_tokens, 0) << spec << ": " << work.dense_reason;
-    c.roll_back(500);
-    EXPECT_EQ(answer(c, ids(500, 9), method), said) << spec;
+    c.roll_back(250);
+    EXPECT_EQ(answer(c, ids(250, 9), method), said) << spec;
   }
 }
 

@@ -450,9 +450,9 @@ std::shared_ptr<const Document> made_up(std::int64_t tokens) {
   return Document::Impl::share(std::move(context), {}, {});
 }
 
-/// Sixteen branches of a document of 100,000 tokens take a hundredth more than one, and their tails in whole pages.
+/// Sixteen branches of a document of 40,000 tokens take a hundredth more than one, and their tails in whole pages.
 TEST(Sequence, BranchesShareTheDocument) {
-  const auto document = made_up(100'000);
+  const auto document = made_up(40'000);
   BatchRunner runner(pocket());
   const auto prompt = tokens_of(kQuestions[0]);
   std::vector<std::unique_ptr<Sequence>> sequences;

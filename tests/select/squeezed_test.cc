@@ -290,9 +290,11 @@ TEST(Squeezed, ThresholdsReachTheirTargets) {
   constexpr int kLayers = 12;
   // Coarse clusters of random keys are all alike to an average of queries: a handful would be kept or pruned
   // whole, so they are 10 % here.
-  for (const std::string method : {"squeezed:clusters=10%,", "squeezed:clusters=10%,levels=2,clusters1=5%,",
-                                   "ideal:", "squeezed:clusters=10%,tail=on,"}) {
+  const std::string plain = "squeezed:clusters=10%,";
+  for (const std::string& method :
+       {plain, plain + "levels=2,clusters1=5%,", std::string("ideal:"), plain + "tail=on,"}) {
     for (const std::string target : {"sparsity=0.7", "sparsity=0.9", "mass=0.9", "error=0.2"}) {
+      if (target == "sparsity=0.7" && method != plain) continue;  // a second share of keys: for one method
       SCOPED_TRACE(method + target);
       const Layers layers(method + target, kLayers, 1000, pool);
       const Calibration& c = calibration(*layers.selectors[0]);
