@@ -13,7 +13,6 @@
 #include <climits>
 #include <cstring>
 #include <iterator>
-#include <string_view>
 #include <utility>
 
 #include "base/hash.h"
@@ -69,17 +68,12 @@ std::filesystem::path place_to_write(const std::filesystem::path& path) {
   return is_link ? std::filesystem::canonical(path) : path;
 }
 
-/// Appends piece by piece: from "." + name, g++ 12 with precompiled headers warns of copies that cannot be.
-std::string hidden_temporary(std::string_view name) {
-  return std::string(".").append(name).append(".tmp");
-}
-
 /// Beside the file and after its name, so that the next writer finds what a dead one left. Names that are
 /// nearly as long as a name may be are hashed.
 std::filesystem::path temporary_of(const std::filesystem::path& path) {
   const std::string name = path.filename().string();
-  const std::string whole = hidden_temporary(name);
-  return path.parent_path() / (whole.size() <= NAME_MAX ? whole : hidden_temporary(hash_hex(name)));
+  const std::string whole = "." + name + ".tmp";
+  return path.parent_path() / (whole.size() <= NAME_MAX ? whole : "." + hash_hex(name) + ".tmp");
 }
 
 /// Of a folder where others may have put something in that place.
@@ -87,7 +81,7 @@ std::filesystem::path random_temporary_of(const std::filesystem::path& path) {
   std::array<std::byte, 16> random = {};
   if (::getrandom(random.data(), random.size(), 0) != std::ssize(random))
     throw RunError(path.string() + ": cannot be written: no random name for its temporary: " + system_says());
-  return path.parent_path() / hidden_temporary(hash_hex(random));
+  return path.parent_path() / ("." + hash_hex(random) + ".tmp");
 }
 
 bool is_own_regular(int fd) {
