@@ -228,7 +228,7 @@ TEST(Scheduler, OrderedRowsAnswerAlike) {
       ASSERT_TRUE(order_rows(context));
     }
     Scheduler scheduler(pocket());
-    Request request = ask(Document::Impl::share(std::move(context), text, {}), spec, 0, 12);
+    Request request = ask(Document::Impl::share(std::move(context), text, {}), spec, 1, 12);
     request.want_sources = true;
     answers.push_back(scheduler.submit(request).result.get());
   }

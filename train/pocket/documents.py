@@ -23,7 +23,7 @@ MAX_POSITION = 131072
 
 # How often a document with facts takes each family.
 WEIGHTS = {"single": 0.16, "values": 0.26, "keys": 0.18, "code": 0.12, "person": 0.18, "kv": 0.09, "vt": 0.08,
-           "freq": 0.17, "passkey": 0.03, "number": 0.04, "names": 0.06}
+           "freq": 0.17, "passkey": 0.03, "number": 0.04, "names": 0.06, "sightings": 0.9}
 WIDE, MORE_WORDINGS = 0.45, 0.3  # share of documents with the wide vocabulary, share of the further wordings
 
 Piece = tuple[np.ndarray, np.ndarray]  # tokens (n,) uint16 and kinds (n,) uint8
@@ -256,6 +256,8 @@ class Generator:
                 return families.code(count, few)
             case "person":
                 return families.person(count, few)
+            case "sightings":
+                return families.sightings(count, few)
             case "freq":
                 rng = self.rng
                 return families.freq(count, rng.randint(1, 5), rng.randint(5, 7), 6, rng.uniform(0.32, 0.45))

@@ -15,7 +15,7 @@ from language import Language
 
 # Families whose answers are learned (and counted) apart; the position is the family's number in a document's kinds.
 FAMILIES = ("needle", "values", "keys", "code", "person", "kv", "vt", "freq", "cwe", "fwe", "passkey", "number",
-            "recite", "echo")
+            "recite", "echo", "count", "listing", "denial", "comparison")
 
 
 @dataclass(slots=True)
@@ -148,13 +148,7 @@ class Families:
     def person(self, count: int, few: bool = False, reverse: float = 0.15) -> Material:
         relations, rng = self.language.families["person"]["relations"], self.rng
         people = max(-(-count // len(relations)), count // rng.randint(1, 6), 1)
-        if few:
-            side = math.isqrt(people) + 2
-            names = [rng.sample(w, min(len(w), side)) for w in
-                     (self.language.words["first_names"], self.language.words["last_names"])]
-            persons = self.language.unique(lambda: " ".join(self.language.pick(n) for n in names), people)
-        else:
-            persons = self.language.unique(lambda: self.language.value("person"), people)
+        persons = self._people(people, few)
         pairs = [(p, r) for p in persons for r in range(len(relations))]
         chosen = rng.sample(pairs, min(count, len(pairs)))
         values = [self.language.pick(self.language.words[relations[r]["values"]]) for _, r in chosen]
@@ -234,6 +228,68 @@ class Families:
         value = self.language.value(entry["values"][0])
         fact = Fact(self.language.pick(entry["facts"]).format(value=value))
         return Material([fact], [Question(family, self._wording(entry, "questions"), value, 0, entry["answer_prefix"])])
+
+    def _people(self, count: int, few: bool) -> list[str]:
+        """Different persons; with `few`, they share first and last names as often as they can."""
+        if not few:
+            return self.language.unique(lambda: self.language.value("person"), count)
+        side = math.isqrt(count) + 2
+        names = [self.rng.sample(w, min(len(w), side)) for w in
+                 (self.language.words["first_names"], self.language.words["last_names"])]
+        return self.language.unique(lambda: " ".join(self.language.pick(n) for n in names), count)
+
+    def sightings(self, count: int, few: bool = False) -> Material:
+        """People seen in places, and the questions that need all facts of a place: how many, who, was a person among
+        them, and which of two places had more."""
+        told = self._places(count)
+        people = self._people(sum(told.values()), few)
+        owners = [city for city, size in told.items() for _ in range(size)]
+        self.rng.shuffle(owners)
+        places: dict[str, list[int]] = {city: [] for city in told}
+        material, entry = Material(), self.language.families["sighting"]
+        for place, (city, person) in enumerate(zip(owners, people)):
+            material.facts.append(Fact(self._wording(entry, "facts").format(person=person, city=city)))
+            places[city].append(place)
+        for city in places:
+            material.questions += self._questions_of_place(entry, city, places, people)
+        self.rng.shuffle(material.questions)
+        return material
+
+    def _places(self, count: int) -> dict[str, int]:
+        """Places with the number of people in each, `count` in all."""
+        fewest, most = self.language.tasks["count"]["people"]
+        sizes: list[int] = []
+        while (left := count - sum(sizes)) >= 2 * fewest:
+            sizes.append(self.rng.randint(fewest, min(most, left - fewest)))
+        if left:
+            sizes.append(left)
+        cities = self.language.unique(lambda: self.language.word("city"), len(sizes))
+        return dict(zip(cities, sizes))
+
+    def _questions_of_place(self, entry: dict[str, Any], city: str, places: dict[str, list[int]],
+                            people: list[str]) -> list[Question]:
+        own, rng = places[city], self.rng
+        seen = tuple(people[i] for i in own)
+
+        def text(kind: str, **slots: str) -> str:
+            return self._wording(entry, f"questions_{kind}").format(**slots)
+
+        questions = [Question("count", text("count", city=city), str(len(own)), own[-1]),
+                     Question("listing", text("listing", city=city), entry["list_separator"].join(seen), own[-1],
+                              "", seen)]
+        for _ in range(2):
+            among = rng.random() < 0.5
+            fact = rng.choice(own) if among else rng.randrange(len(people))
+            answer = entry["yes" if fact in own else "no"]
+            questions.append(Question("denial", text("denial", person=people[fact], city=city), answer,
+                                      max(own[-1], fact)))
+        others = [c for c in places if len(places[c]) != len(own)]
+        for other in rng.sample(others, min(2, len(others))):
+            first, second = rng.sample((city, other), 2)
+            more = max(city, other, key=lambda c: len(places[c]))
+            questions.append(Question("comparison", text("comparison", first=first, second=second), more,
+                                      max(own[-1], places[other][-1])))
+        return questions
 
     def names(self, count: int) -> Material:
         """Invented names that are introduced once and come back, without any question."""

@@ -27,7 +27,8 @@ from model import Pocket
 
 KINDS = ANSWER + len(FAMILIES)
 # Weight of an answer's tokens by family: short answers and the hard families more, long quotations less.
-FAMILY_WEIGHTS = {"values": 1.5, "keys": 1.2, "person": 1.5, "kv": 0.7, "freq": 2.0, "cwe": 1.5, "fwe": 1.5, "recite": 0.3}
+FAMILY_WEIGHTS = {"values": 1.5, "keys": 1.2, "person": 1.5, "kv": 0.7, "freq": 2.0, "cwe": 1.5, "fwe": 1.5, "recite": 0.3,
+                  "count": 3.0, "denial": 2.0, "comparison": 4.0, "listing": 2.0}
 ECHO_WEIGHT, TEMPLATE_WEIGHT = 0.25, 0.03
 MUON_RATE, EMBEDDING_RATE, GAIN_RATE, DECAY, WARM_UP = 3e-3, 1.5e-3, 1e-3, 0.1, 60
 
@@ -54,6 +55,11 @@ STAGES = (
           2, 0.5, 0.0, 0.2, 0.5, 0.01),
     Stage("F", 500, {1024: 0.25, 2048: 0.1, 4096: 0.15, 16384: 0.05, 32768: 0.08, 65536: 0.15, 131072: 0.22},
           2, 0.5, 0.0, 0.2, 0.45, 0.01),
+    Stage("G", 420, {1024: 0.3, 2048: 0.25, 4096: 0.35, 8192: 0.1}, 1, 0.5, 0.0, 0.3, 0.8, 0.6),
+    Stage("H", 600, {1024: 0.2, 2048: 0.1, 4096: 0.2, 8192: 0.05, 16384: 0.08, 32768: 0.1, 65536: 0.12, 131072: 0.15},
+          2, 0.5, 0.0, 0.2, 0.6, 0.01),
+    Stage("I", 500, {1024: 0.2, 2048: 0.15, 4096: 0.35, 8192: 0.1, 32768: 0.06, 65536: 0.06, 131072: 0.08},
+          2, 0.5, 0.0, 0.2, 0.5, 0.01),
 )
 
 
