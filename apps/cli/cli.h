@@ -44,6 +44,7 @@ struct ModelFlags {
   std::int64_t context = 0;  ///< -c: tokens of room; 0 = as many as the text needs
   double rope_factor = 0;    ///< yarn scaling asked for by the user; 0 = none
   std::string gpu_memory, kv_tier = "auto", active_memory;
+  int tensor_parallel = 1;  ///< GPUs that share the model
   double audit = 0;         ///< share of sparse attention calls that are also computed exactly; 0 = none
   double audit_limit = -1;  ///< error of a layer beyond which it attends fully; below 0 = none
 };
@@ -64,7 +65,10 @@ std::optional<double> audit_limit(const ModelFlags& flags);
 Device device_of(const CommonFlags& common, DType kv_type);
 /// Refuses flags of a GPU's memory where there is none to use.
 void expect_gpu(Device device, const std::string& gpu_memory, const std::string& kv_tier,
-                const std::string& active_memory);
+                const std::string& active_memory, int tensor_parallel = 1);
+/// "--tensor-parallel N", and the GPUs that it names: the first N; none for one, which shares with nobody.
+void add_tensor_parallel_flag(CLI::App& verb, int& gpus);
+std::vector<int> gpus_of(int tensor_parallel);
 std::shared_ptr<const Model> load_model(const CommonFlags& common, const ModelFlags& flags);
 /// Tokens of a prompt by the model in this folder, whose tokenizer is read when something is counted.
 std::function<std::int64_t(std::string_view)> token_count(const std::string& model);

@@ -239,6 +239,19 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required) {
       ->check(number(0.0, 1.0));
 }
 
+void add_tensor_parallel_flag(CLI::App& verb, int& gpus) {
+  verb.add_option(
+          "--tensor-parallel", gpus,
+          "GPUs of this host that share the model by its KV heads; their number must divide the heads'")
+      ->check(whole_number(1, 8));
+}
+
+std::vector<int> gpus_of(int tensor_parallel) {
+  std::vector<int> gpus;
+  for (int gpu = 0; tensor_parallel > 1 && gpu < tensor_parallel; ++gpu) gpus.push_back(gpu);
+  return gpus;
+}
+
 void add_active_memory_flag(CLI::App& verb, std::string& size) {
   verb.add_option(
           "--active-memory", size,
@@ -276,10 +289,11 @@ Device device_of(const CommonFlags& common, DType kv_type) {
 }
 
 void expect_gpu(Device device, const std::string& gpu_memory, const std::string& kv_tier,
-                const std::string& active_memory) {
+                const std::string& active_memory, int tensor_parallel) {
   for (const auto& [flag, given] :
        {std::pair("--gpu-memory", !gpu_memory.empty()), std::pair("--kv-tier", kv_tier != "auto"),
-        std::pair("--active-memory", !active_memory.empty())})
+        std::pair("--active-memory", !active_memory.empty()),
+        std::pair("--tensor-parallel", tensor_parallel > 1)})
     if (given && device == Device::cpu)
       throw InputError(fmt::format("{}: expected a GPU (--device cuda), found that the CPU computes", flag));
 }
@@ -319,7 +333,8 @@ ContextOptions context_options(const CommonFlags& common, const ModelFlags& flag
   ContextOptions options;
   options.kv_type = parse_dtype(flags.kv_type);
   options.device = device_of(common, options.kv_type);
-  expect_gpu(options.device, flags.gpu_memory, flags.kv_tier, flags.active_memory);
+  expect_gpu(options.device, flags.gpu_memory, flags.kv_tier, flags.active_memory, flags.tensor_parallel);
+  options.gpus = gpus_of(flags.tensor_parallel);
   if (!flags.gpu_memory.empty()) options.gpu_memory = parse_bytes(flags.gpu_memory, "--gpu-memory");
   options.kv_tier = parse_kv_tier(flags.kv_tier);
   if (!flags.active_memory.empty())

@@ -5,11 +5,14 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <new>
 #include <string>
+#include <string_view>
 
 #include "base/cancel.h"
 #include "base/text.h"
@@ -97,6 +100,15 @@ int run(CLI::App& app, int argc, char** argv) {
   }
 }
 
+/// Where GPUs share a model, code that is loaded in the middle of a step may wait for a sum that waits for a GPU whose
+/// step waits for the load. The runtime reads this when it starts.
+void load_gpu_code_early(int argc, char** argv) {
+  const auto shares = [](const char* argument) {
+    return std::string_view(argument).starts_with("--tensor-parallel");
+  };
+  if (std::any_of(argv, argv + argc, shares)) setenv("CUDA_MODULE_LOADING", "EAGER", /*replace=*/0);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -107,6 +119,7 @@ int main(int argc, char** argv) {
   if (!has_address_space())
     return complain(kFailed,
                     "out of memory: expected at least 256 MiB of address space (ulimit -v), found less");
+  load_gpu_code_early(argc, argv);
   CLI::App app{"Lodestone: index a long document once, then ask it many questions fast.", "lodestone"};
   app.set_version_flag("--version", LODESTONE_VERSION);
   app.require_subcommand(1);

@@ -43,6 +43,7 @@ struct DocumentOptions {
   DType kv_type = DType::f16;
   Device device = Device::cpu;        ///< where its keys and values lie and its questions are answered
   std::int64_t gpu_memory = 0;        ///< as in ContextOptions
+  std::vector<int> gpus = {};         ///< the same
   std::int64_t chunk = 0;             ///< tokens per prefill chunk; 0 = what suits the device
   std::int64_t max_tokens = 0;        ///< document, question and answer together; 0 = the model's own limit
   std::uint64_t seed = 0;             ///< of the indexes

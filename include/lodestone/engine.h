@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "lodestone/gpu_sum.h"
 #include "lodestone/selector.h"
 #include "lodestone/spec.h"
 #include "lodestone/tokenizer.h"
@@ -81,6 +82,10 @@ struct ContextOptions {
   Device device = Device::cpu;
   std::int64_t gpu_memory = 0;  ///< bytes of GPU memory that may be taken, weights included; 0 = all there is
   KvTier kv_tier = KvTier::automatic;
+  /// GPUs, by their numbers, that share the model by its KV heads; empty = one GPU. The number of them divides the
+  /// model's KV heads. `gpu_memory` is of each.
+  std::vector<int> gpus = {};
+  GpuSum gpu_sum = GpuSum::automatic;  ///< how they add up what each computed
   /// With keys and values in host memory: bytes of GPU memory for those that a method's searches find token
   /// after token, which the GPU then attends beside sink and window; 0 = none.
   std::int64_t active_memory = 0;

@@ -220,7 +220,9 @@ GpuBatch& BatchRunner::gpu_batch(const Sequence& sequence) {
   if (batch == nullptr) {
     const std::int64_t bytes = tail_bytes_ > 0 ? tail_bytes_ : gpu_info().free_bytes / 2;
     batch = make_gpu_batch(
-        model_->config(), model_->impl().gpu_model(document.options.gpu_memory),
+        model_->config(),
+        model_->impl().gpu_model(document.options.gpu_memory,
+                                 {document.options.gpus, document.options.gpu_sum}),
         {.kv_type = document.options.kv_type, .tail_tokens = bytes / document.kv.shape().token_bytes()});
   }
   return *batch;

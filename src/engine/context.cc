@@ -156,15 +156,16 @@ Context::Impl::Impl(std::shared_ptr<const Model> model_, const ContextOptions& o
       audit(options_.audit, options_.seed, config.layers) {
   options = checked(config, options_);
   if (options.device == Device::cuda) {
-    gpu = make_gpu_context(config, model->impl().gpu_model(options.gpu_memory),
-                           {.pool = &model->pool(),
-                            .kv_type = options.kv_type,
-                            .max_tokens = options.max_tokens,
-                            .chunk = std::min(options.chunk, options.max_tokens),
-                            .memory_limit = options.gpu_memory,
-                            .tier = options.kv_tier,
-                            .active_memory = options.active_memory,
-                            .seed = options.seed});
+    gpu =
+        make_gpu_context(config, model->impl().gpu_model(options.gpu_memory, {options.gpus, options.gpu_sum}),
+                         {.pool = &model->pool(),
+                          .kv_type = options.kv_type,
+                          .max_tokens = options.max_tokens,
+                          .chunk = std::min(options.chunk, options.max_tokens),
+                          .memory_limit = options.gpu_memory,
+                          .tier = options.kv_tier,
+                          .active_memory = options.active_memory,
+                          .seed = options.seed});
   }
 }
 

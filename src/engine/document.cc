@@ -21,6 +21,7 @@ ContextOptions context_options(const DocumentOptions& options) {
   return {.kv_type = options.kv_type,
           .device = options.device,
           .gpu_memory = options.gpu_memory,
+          .gpus = options.gpus,
           .max_tokens = options.max_tokens,
           .chunk = options.chunk,
           .seed = options.seed,

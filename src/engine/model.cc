@@ -157,10 +157,14 @@ std::string_view name_of(Device device) {
   return device == Device::cuda ? "cuda" : "cpu";
 }
 
-std::shared_ptr<const GpuModel> Model::Impl::gpu_model(std::int64_t limit) const {
+std::shared_ptr<const GpuModel> Model::Impl::gpu_model(std::int64_t limit, const GpuGroup& group) const {
   const std::lock_guard lock(gpu_mutex_);
   auto shared = gpu_.lock();
-  if (shared == nullptr) gpu_ = shared = make_gpu_model(config, weights, limit);
+  if (shared == nullptr) gpu_ = shared = make_gpu_model(config, weights, limit, group);
+  const int wanted = std::max(1, static_cast<int>(group.devices.size()));
+  if (shared->gpus() != wanted)
+    throw InputError(
+        fmt::format("expected a model that {} GPUs share, found it in use on {}", wanted, shared->gpus()));
   return shared;
 }
 

@@ -24,7 +24,7 @@ struct Model::Impl {
   std::string fingerprint;
 
   /// The weights on the GPU, copied when first asked for.
-  std::shared_ptr<const GpuModel> gpu_model(std::int64_t limit) const;
+  std::shared_ptr<const GpuModel> gpu_model(std::int64_t limit, const GpuGroup& group = {}) const;
 
  private:
   mutable std::mutex gpu_mutex_;

@@ -9,6 +9,7 @@
 
 #include "kv/store.h"
 #include "lodestone/engine.h"
+#include "lodestone/gpu_sum.h"
 #include "model/llama.h"
 
 namespace lode {
@@ -17,13 +18,22 @@ namespace lode {
 class GpuModel {
  public:
   virtual ~GpuModel() = default;
-  virtual std::int64_t bytes() const = 0;
+  virtual std::int64_t bytes() const = 0;  ///< of all GPUs together
+  virtual int gpus() const { return 1; }
 };
+/// GPUs of one host that share a model by its KV heads (gpu/sharded.h).
+struct GpuGroup {
+  std::vector<int> devices =
+      {};  ///< by their numbers; for tests also one of them several times; empty: the first alone
+  GpuSum sum = GpuSum::automatic;
+  bool shares() const { return devices.size() > 1; }
+};
+
 /// Copies the weights; those without data (ModelWeights::shapes) are filled with random numbers there.
-/// RunError when there is no GPU or not enough memory; `limit` bounds what this program may take (0 = all
-/// there is).
+/// RunError when there is no GPU or not enough memory; `limit` bounds what this program may take of each GPU (0 =
+/// all there is). InputError where a model cannot be cut for so many GPUs.
 std::shared_ptr<const GpuModel> make_gpu_model(const ModelConfig& config, const ModelWeights& weights,
-                                               std::int64_t limit);
+                                               std::int64_t limit, const GpuGroup& group = {});
 
 /// Query tokens that attend chosen keys at once; GpuContext::forward cuts longer steps, but for tokens that
 /// choose together.
@@ -76,6 +86,10 @@ class GpuContext {
   virtual std::int64_t most_together(std::span<Selector* const> selectors) const = 0;
   /// The tokens there are the context: brings the GPU's own index of a method up to them, where it has one.
   virtual void index(std::span<Selector* const> selectors, const Rope& rope) = 0;
+
+  /// Microseconds that a generated token's sums over several GPUs take, one behind the other and nothing else
+  /// beside them; 0 on one GPU.
+  virtual double sum_microseconds() { return 0; }
 
   /// Llama::forward on the GPU, for one sequence whose earlier tokens are all there; its `kv` is written and
   /// committed too when a selector of the step needs it (see attach). Hooks are not called.

@@ -14,10 +14,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <numeric>
 
 #include "base/cancel.h"
+#include "gpu/sharded.h"
 #include "kernels/cuda/attend/attend_block.h"
 #include "kernels/cuda/device/random.h"
 #include "lodestone/error.h"
@@ -106,6 +108,14 @@ std::string sentence_of(const Placement& place, const GpuContextOptions& options
 
 std::unique_ptr<GpuContext> make_gpu_context(const ModelConfig& config, std::shared_ptr<const GpuModel> model,
                                              const GpuContextOptions& options) {
+  if (auto shared = std::dynamic_pointer_cast<const ShardedModel>(model); shared != nullptr)
+    return make_sharded_context(config, std::move(shared), options);
+  return CudaContext::make(config, std::dynamic_pointer_cast<const CudaModel>(model), options, {});
+}
+
+std::unique_ptr<CudaContext> CudaContext::make(const ModelConfig& config,
+                                               std::shared_ptr<const CudaModel> model,
+                                               const GpuContextOptions& options, Share share) {
   if (options.kv_type == DType::q4)
     throw InputError(
         "--kv-type: expected f32, f16, bf16 or q8 with --device cuda, found q4, which the CPU alone reads");
@@ -115,11 +125,10 @@ std::unique_ptr<GpuContext> make_gpu_context(const ModelConfig& config, std::sha
   if (options.active_memory > 0 && options.tier == KvTier::gpu) {
     throw InputError("--active-memory: expected --kv-tier host or auto, found gpu");
   }
-  auto weights = std::dynamic_pointer_cast<const CudaModel>(model);
-  Placement place = placement_of(config, *weights, options);
+  Placement place = placement_of(config, *model, options);
   place.sentence = sentence_of(place, options);
-  if (!weights->remark().empty()) place.sentence += "; " + weights->remark();
-  return std::make_unique<CudaContext>(config, std::move(weights), options, place);
+  if (!model->remark().empty()) place.sentence += "; " + model->remark();
+  return std::make_unique<CudaContext>(config, std::move(model), options, place, std::move(share));
 }
 
 bool CudaContext::Run::sparse(int layer) const {
@@ -143,13 +152,14 @@ bool CudaContext::Run::audits_some() const {
 }
 
 CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaModel> model,
-                         const GpuContextOptions& options, const Placement& place)
+                         const GpuContextOptions& options, const Placement& place, Share share)
     : local_rope_(local_rope(config)),
       no_rope_(Rope::none(config.head_dim)),
       config_(config),
       model_(std::move(model)),
       options_(options),
       place_(place),
+      share_(std::move(share)),
       active_room_(place.on_host ? active_room(config, options)
                                  : ActiveTier::Room{.first_row = options.max_tokens}),
       range_({config.kv_heads, config.head_dim, type_on_gpu(options.kv_type), 0}, config.layers,
@@ -164,6 +174,8 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
   no_rows_ = cuda::Buffer(kDecodeTokens * config.kv_heads * std::int64_t{sizeof(std::int32_t)}, what);
   cuda::fill(no_rows_.as<void>(), 0, no_rows_.bytes(), stream_.get());
   x_ = cuda::Buffer(n * config.hidden * std::int64_t{sizeof(float)}, what);
+  if (share_.sum != nullptr && !attention_addition(model_->layers.front(), config).plain())
+    summed_ = cuda::Buffer(x_.bytes(), what);
   for (cuda::Buffer* b : {&q_, &q_unrotated_, &attention_})
     *b = cuda::Buffer(vector_bytes(n, config.query_heads, d), what);
   for (cuda::Buffer* b : {&k_, &k_unrotated_, &v_})
@@ -205,7 +217,8 @@ std::uint64_t CudaContext::next_number() {
 std::int64_t CudaContext::bytes() const {
   std::int64_t bytes = range_.backed_bytes() + working_bytes(config_, *model_, options_) +
                        lists_memory_.bytes() + exact_.bytes() + near_lse_.bytes() + far_.bytes() +
-                       near_memory_.bytes();
+                       near_memory_.bytes() + summed_.bytes();
+  if (share_.sum != nullptr) bytes += share_.sum->bytes();
   if (tier_ != nullptr) bytes += tier_->bytes();
   if (active_ != nullptr) bytes += active_->bytes();
   for (const auto& [key, native] : methods_state_) bytes += native.selector->bytes();
@@ -230,14 +243,15 @@ void CudaContext::upload(const KvStore& store) {
     return;
   }
   range_.back(end);
+  const int first = share_.first_kv_head;
   const std::int64_t skip = begin * range_.layout().row_bytes();
   for (int layer = 0; layer < config_.layers; ++layer) {
     check_cancel();
     for (int head = 0; head < config_.kv_heads; ++head) {
       range_.to_device(layer, head, cuda::KvRange::Part::k, begin, end,
-                       store.rows(layer, head, KvStore::Part::k).data() + skip, stream_.get());
+                       store.rows(layer, first + head, KvStore::Part::k).data() + skip, stream_.get());
       range_.to_device(layer, head, cuda::KvRange::Part::v, begin, end,
-                       store.rows(layer, head, KvStore::Part::v).data() + skip, stream_.get());
+                       store.rows(layer, first + head, KvStore::Part::v).data() + skip, stream_.get());
     }
   }
   stream_.synchronize();
@@ -245,19 +259,25 @@ void CudaContext::upload(const KvStore& store) {
 }
 
 void CudaContext::download(KvStore& store) {
+  const std::int64_t more = tokens_ - store.tokens();
+  if (more <= 0) return;
+  copy_rows_to(store);
+  store.commit(more);
+}
+
+void CudaContext::copy_rows_to(KvStore& store) const {
   const std::int64_t begin = store.tokens(), end = tokens_;
-  if (begin >= end) return;
+  const int first = share_.first_kv_head;
   for (int layer = 0; layer < config_.layers; ++layer) {
     check_cancel();
     for (int head = 0; head < config_.kv_heads; ++head) {
       range_.to_host(layer, head, cuda::KvRange::Part::k, begin, end,
-                     store.rows_to_write(layer, head, KvStore::Part::k, end - begin), stream_.get());
+                     store.rows_to_write(layer, first + head, KvStore::Part::k, end - begin), stream_.get());
       range_.to_host(layer, head, cuda::KvRange::Part::v, begin, end,
-                     store.rows_to_write(layer, head, KvStore::Part::v, end - begin), stream_.get());
+                     store.rows_to_write(layer, first + head, KvStore::Part::v, end - begin), stream_.get());
     }
   }
   stream_.synchronize();
-  store.commit(end - begin);
 }
 
 void CudaContext::fill_random(std::int64_t tokens, std::uint64_t seed) {
@@ -287,7 +307,9 @@ ChosenBy CudaContext::attach(const Spec& spec, std::span<Selector* const> select
                                 .most_tokens = static_cast<int>(options_.chunk),
                                 .key_row_bytes = range_.layout().row_bytes(),
                                 .stream = stream_.get(),
-                                .seed = options_.seed};
+                                .seed = options_.seed,
+                                .first_head = share_.first_kv_head,
+                                .all_heads = share_.all_kv_heads};
   auto selector = make_gpu_selector(spec, geometry, selectors);
   if (selector == nullptr) return ChosenBy::host;
   const ChosenBy by = selector->needs_host_index() ? ChosenBy::gpu_by_host_index : ChosenBy::gpu;
@@ -381,11 +403,17 @@ ForwardWork CudaContext::forward_some(const Step& step, const Rope& rope, LogitR
   make_room(run);
   ForwardWork work;
   begin(run);
-  run_step(run, work);
+  if (share_.meet) share_.meet();
+  try {
+    run_step(run, work);
+  } catch (...) {
+    if (share_.sum != nullptr) share_.sum->stop();  // the other GPUs wait for this one
+    throw;
+  }
   take_logits(run, logits);
   count_work(run, work);
   tokens_ += run.count;
-  if (run.host_takes_part()) sequence.kv->commit(run.count);
+  if (run.host_takes_part() && share_.rank == 0) sequence.kv->commit(run.count);
   if (run.reach == Reach::split) tier_->held_more(run.count);
   if (tier_ != nullptr) tier_work_.bytes_to_gpu += tier_->take_moved();
   if (active_ != nullptr) {
@@ -504,7 +532,7 @@ void CudaContext::run_step(const Run& run, ForwardWork& work) {
   const auto enqueue = [&] {
     enqueue_inputs(run);
     for (int layer = 0; layer < config_.layers; ++layer) {
-      if (run.count > 1) check_cancel();
+      if (run.count > 1 && share_.sum == nullptr) check_cancel();  // sums wait for every GPU
       enqueue_layer(layer, run, work);
     }
     if (run.native == nullptr) return;
@@ -513,17 +541,48 @@ void CudaContext::run_step(const Run& run, ForwardWork& work) {
   if (!run.is_graph()) return enqueue();
   cuda::Graph& graph = run.native != nullptr ? run.native->graph : dense_graph_;
   if (!graph) {
-    cuda::Graph::begin(stream_.get());
-    try {
+    graph = captured([&] {
       enqueue();
       enqueue_head(0, 1);
-    } catch (...) {
-      cuda::Graph::abandon(stream_.get());
-      throw;
-    }
-    graph = cuda::Graph::end(stream_.get());
+    });
   }
   graph.launch(stream_.get());
+  if (share_.meet) share_.meet();  // as behind a sum
+}
+
+cuda::Graph CudaContext::captured(const std::function<void()>& enqueue) {
+  cuda::Graph::begin(stream_.get());
+  recording_ = true;
+  try {
+    enqueue();
+  } catch (...) {
+    recording_ = false;
+    cuda::Graph::abandon(stream_.get());
+    throw;
+  }
+  recording_ = false;
+  return cuda::Graph::end(stream_.get());
+}
+
+double CudaContext::sum_microseconds() {
+  constexpr int kWarmUp = 3, kMeasured = 20;
+  if (share_.sum == nullptr) return 0;
+  const cuda::Graph graph = captured([&] {
+    for (int layer = 0; layer < config_.layers; ++layer)
+      for (const int slot : {0, 1})
+        share_.sum->sum(share_.rank, slot, config_.hidden, x_.as<float>(), true, stream_.get());
+  });
+  const auto run = [&](int times) {
+    share_.meet();
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < times; ++i) graph.launch(stream_.get());
+    stream_.synchronize();
+    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
+  };
+  run(kWarmUp);
+  const double all = run(kMeasured);
+  share_.sum->expect_whole();
+  return all / kMeasured;
 }
 
 cuda::Queries CudaContext::queries(int layer, const Run& run) const {
@@ -564,20 +623,51 @@ void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
   if (host) tell_listeners(layer, run);
   attend(layer, run, work);
   if (run.audits(layer)) audit(layer, run);
-  linear_.project_out(attention_.as<float>(), run.count, w.o, w.o_bias, x_.as<float>(),
-                      attention_addition(w, config_));
-  linear_.mlp(mlp_of(w, config_), run.count, x_.as<float>());
+  enqueue_output(w, run.count);
+  enqueue_mlp(w, run.count);
 }
 
-/// Logits of some rows of the step, on their way to the host.
+/// Of several GPUs each computes a part of the sum that comes to the stream, behind attention and behind the
+/// feed-forward.
+void CudaContext::enqueue_output(const CudaModel::Layer& w, std::int64_t count) {
+  const cuda::Addition addition = attention_addition(w, config_);
+  if (share_.sum == nullptr)
+    return linear_.project_out(attention_.as<float>(), count, w.o, w.o_bias, x_.as<float>(), addition);
+  linear_.multiply(attention_.as<float>(), count, w.o, w.o_bias, share_.sum->part(share_.rank, 0), false);
+  add_sum(0, count, addition);
+}
+
+void CudaContext::enqueue_mlp(const CudaModel::Layer& w, std::int64_t count) {
+  cuda::Linear::MlpArguments mlp = mlp_of(w, config_);
+  if (share_.sum != nullptr) mlp.to = share_.sum->part(share_.rank, 1);
+  linear_.mlp(mlp, count, x_.as<float>());
+  if (share_.sum != nullptr) add_sum(1, count, mlp.addition);
+}
+
+void CudaContext::add_sum(int slot, std::int64_t count, const cuda::Addition& addition) {
+  const std::int64_t numbers = count * config_.hidden;
+  if (addition.plain()) return sum_parts(slot, numbers, x_.as<float>(), true);
+  sum_parts(slot, numbers, summed_.as<float>(), false);
+  linear_.add(summed_.as<float>(), count, config_.hidden, addition, x_.as<float>());
+}
+
+/// All launch a sum before any goes on. A thread that uses a kernel for the first time has it loaded, which waits for its
+/// GPU and holds up the other threads' launches: a GPU that waits for theirs in a sum would wait for ever.
+void CudaContext::sum_parts(int slot, std::int64_t numbers, float* to, bool add) {
+  if (!recording_) share_.meet();
+  share_.sum->sum(share_.rank, slot, numbers, to, add, stream_.get());
+  if (!recording_) share_.meet();
+}
+
+/// Logits of some rows of the step, on their way to the host; of several GPUs, those of its tokens.
 void CudaContext::enqueue_head(std::int64_t row, std::int64_t rows) {
+  const std::int64_t numbers = rows * model_->output.rows;
   linear_.head(x_.as<float>() + row * config_.hidden, rows, model_->final_norm,
                static_cast<float>(config_.norm_eps), model_->output, logits_.as<float>());
-  cuda::scale_and_cap(logits_.as<float>(), rows * config_.vocab,
-                      static_cast<float>(1 / config_.plan.logit_divisor),
+  cuda::scale_and_cap(logits_.as<float>(), numbers, static_cast<float>(1 / config_.plan.logit_divisor),
                       static_cast<float>(config_.plan.logit_cap), stream_.get());
-  cuda::copy(staged_logits_.as<void>(), logits_.as<void>(),
-             rows * config_.vocab * std::int64_t{sizeof(float)}, stream_.get());
+  cuda::copy(staged_logits_.as<void>(), logits_.as<void>(), numbers * std::int64_t{sizeof(float)},
+             stream_.get());
 }
 
 /// Ends the step: waits for it, and for the logits of the wanted rows.
@@ -590,9 +680,10 @@ void CudaContext::take_logits(const Run& run, std::vector<float>& logits) {
     if (!run.is_graph()) enqueue_head(at, some);
     stream_.synchronize();
     logits.insert(logits.end(), staged_logits_.as<float>(),
-                  staged_logits_.as<float>() + some * config_.vocab);
+                  staged_logits_.as<float>() + some * model_->output.rows);
   }
   stream_.synchronize();
+  if (share_.sum != nullptr) share_.sum->expect_whole();
   for (const float x : logits) {
     if (!std::isfinite(x)) {
       throw RunError(

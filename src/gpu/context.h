@@ -2,6 +2,7 @@
 // One sequence on the GPU: its keys and values, and the forward pass over them.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <vector>
@@ -12,14 +13,29 @@
 #include "gpu/model.h"
 #include "gpu/select/selectors.h"
 #include "kernels/cuda/device/kv_range.h"
+#include "kernels/cuda/reduce/group_sum.h"
 #include "kv/placement.h"
 
 namespace lode {
 
 class CudaContext final : public GpuContext {
  public:
+  /// One of several GPUs that share a model: what of it is here, and how it meets the others.
+  struct Share {
+    int rank = 0;
+    int first_kv_head = 0, all_kv_heads = 0;  ///< of the whole model; 0: all are here
+    cuda::GroupSum* sum = nullptr;            ///< null: this GPU has the whole model
+    /// Called when nothing that one GPU alone may lack can go wrong any more, before it waits for the others.
+    std::function<void()> meet = {};
+    /// Takes what this GPU's heads have of a layer that the host hears of, when all others bring theirs.
+    std::function<void(int layer, const Step& step, const KvWrite& own)> tell = {};
+  };
+
   CudaContext(const ModelConfig& config, std::shared_ptr<const CudaModel> model,
-              const GpuContextOptions& options, const Placement& place);
+              const GpuContextOptions& options, const Placement& place, Share share);
+  /// Of options as this GPU's memory allows. InputError for those that a GPU does not have.
+  static std::unique_ptr<CudaContext> make(const ModelConfig& config, std::shared_ptr<const CudaModel> model,
+                                           const GpuContextOptions& options, Share share);
   ~CudaContext() override;
 
   std::int64_t tokens() const override { return tokens_; }
@@ -30,6 +46,8 @@ class CudaContext final : public GpuContext {
   void roll_back(std::int64_t tokens) override;
   void upload(const KvStore& store) override;
   void download(KvStore& store) override;
+  /// download without a commit.
+  void copy_rows_to(KvStore& store) const;
   void fill_random(std::int64_t tokens, std::uint64_t seed) override;
   ChosenBy attach(const Spec& spec, std::span<Selector* const> selectors) override;
   bool chooses(std::span<Selector* const> selectors) const override;
@@ -37,6 +55,7 @@ class CudaContext final : public GpuContext {
   void index(std::span<Selector* const> selectors, const Rope& rope) override;
   ForwardWork forward(const Step& step, const Rope& rope, LogitRows rows,
                       std::vector<float>& logits) override;
+  double sum_microseconds() override;
 
  private:
   friend class CudaBatch;
@@ -105,6 +124,10 @@ class CudaContext final : public GpuContext {
   void enqueue_inputs(const Run& run);
   void enqueue_given(int layer, const Run& run);
   void enqueue_layer(int layer, const Run& run, ForwardWork& work);
+  void enqueue_output(const CudaModel::Layer& w, std::int64_t count);
+  void enqueue_mlp(const CudaModel::Layer& w, std::int64_t count);
+  void add_sum(int slot, std::int64_t count, const cuda::Addition& addition);
+  void sum_parts(int slot, std::int64_t numbers, float* to, bool add);
   void attend(int layer, const Run& run, ForwardWork& work);
   void attend_chosen_by_gpu(int layer, const Run& run);
   void attend_chosen_by_host(int layer, const Run& run, ForwardWork& work);
@@ -124,6 +147,7 @@ class CudaContext final : public GpuContext {
   void enqueue_head(std::int64_t row, std::int64_t rows);
   void take_logits(const Run& run, std::vector<float>& logits);
   void run_step(const Run& run, ForwardWork& work);
+  cuda::Graph captured(const std::function<void()>& enqueue);
   void tell_listeners(int layer, const Run& run);
   void count_work(const Run& run, ForwardWork& work);
   cuda::Queries queries(int layer, const Run& run) const;
@@ -139,6 +163,7 @@ class CudaContext final : public GpuContext {
   std::shared_ptr<const CudaModel> model_;
   GpuContextOptions options_;
   Placement place_;
+  Share share_;
   ActiveTier::Room active_room_;
   std::int64_t tokens_ = 0;
 
@@ -151,6 +176,7 @@ class CudaContext final : public GpuContext {
   cuda::Buffer frequencies_;                  // [2, d/2] usual, then those of Turn::local
   cuda::Buffer no_rows_;                      // [kDecodeTokens, Hkv] counts of 0, for layers with a window
   cuda::Buffer x_;                            // [chunk, D]
+  cuda::Buffer summed_;                       // [chunk, D]; where sums over GPUs are normed or scaled
   cuda::Buffer q_, q_unrotated_, attention_;  // [chunk, Hq, d]
   cuda::Buffer k_, k_unrotated_, v_;          // [chunk, Hkv, d]
   cuda::Buffer logits_;                       // [kLogitRows, V]
@@ -170,6 +196,7 @@ class CudaContext final : public GpuContext {
   HostLists lists_;
   mutable std::map<const void*, GpuMethodState> methods_state_;  ///< by the address of the step's selectors
   cuda::Graph dense_graph_;                                      ///< of one decode step with full attention
+  bool recording_ = false;                                       ///< a graph, which is not launched yet
 
   // With keys and values in host memory:
   std::unique_ptr<HostTier> tier_;

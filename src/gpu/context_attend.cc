@@ -131,8 +131,6 @@ void CudaContext::tell_listeners(int layer, const Run& run) {
   }
   const SequenceTokens& sequence = run.step.sequences.front();
   LODE_ASSERT(sequence.kv->tokens() == tokens_);
-  sequence.kv->write(layer, n, floats(host_k_, kv), floats(host_v_, kv));
-  if (!heard) return;
   const KvWrite write = {.sequence = sequence.id,
                          .phase = run.step.phase,
                          .begin = static_cast<Position>(tokens_),
@@ -142,6 +140,9 @@ void CudaContext::tell_listeners(int layer, const Run& run) {
                          .q = floats(host_q_, q),
                          .k = floats(host_k_, kv),
                          .v = floats(host_v_, kv)};
+  if (share_.tell) return share_.tell(layer, run.step, write);
+  sequence.kv->write(layer, n, write.k, write.v);
+  if (!heard) return;
   for (Selector* listener : run.step.listeners[static_cast<std::size_t>(layer)]) listener->on_write(write);
 }
 

@@ -7,6 +7,8 @@
 #include <cmath>
 
 #include "base/rng.h"
+#include "gpu/sharded.h"
+#include "kernels/cuda/device/pages.h"
 #include "kernels/cuda/device/random.h"
 #include "kernels/dequantise.h"
 #include "lodestone/error.h"
@@ -126,6 +128,16 @@ void refuse_what_only_the_cpu_has(const ModelConfig& c) {
                   c.architecture));
 }
 
+/// Rows of a matrix that is on the GPU.
+cuda::DeviceWeight rows_of(const cuda::DeviceWeight& whole, const OutputRows& rows) {
+  cuda::DeviceWeight part = whole;
+  const std::int64_t before = whole.tiled() ? cuda::tiled_bytes(whole.format, rows.first, whole.cols)
+                                            : rows.first * whole.cols * bytes_of(whole.type);
+  if (rows.first > 0) part.data = static_cast<const std::byte*>(whole.data) + before;
+  part.rows = rows.end - rows.first;
+  return part;
+}
+
 }  // namespace
 
 GpuInfo gpu_info() {
@@ -133,7 +145,8 @@ GpuInfo gpu_info() {
   return {found.ok, found.why, found.name, found.total_bytes, found.free_bytes};
 }
 
-CudaModel::CudaModel(const ModelConfig& config, const ModelWeights& weights, std::int64_t limit) {
+CudaModel::CudaModel(const ModelConfig& config, const ModelWeights& weights, std::int64_t limit,
+                     const ModelShare& share) {
   const bool plus_one = config.plan.norm_plus_one;
   std::int64_t bytes = 0;
   for_each(weights, config.tied_embeddings,
@@ -147,6 +160,7 @@ CudaModel::CudaModel(const ModelConfig& config, const ModelWeights& weights, std
   const cuda::Stream loading;
   stream_ = loading.get();
   const auto gain = [&](const Weight& w) { return take_gain(w, plus_one); };
+  const auto columns = [&](const Weight& w) { return take(w, bytes_of(w.type, w.cols * share.ranks)); };
   embedding = take(weights.embedding);
   for (const LayerWeights& w : weights.layers) {
     layers.push_back({.attention_norm = gain(w.attention_norm),
@@ -158,40 +172,44 @@ CudaModel::CudaModel(const ModelConfig& config, const ModelWeights& weights, std
                       .v_bias = take(w.v_bias),
                       .q_norm = gain(w.q_norm),
                       .k_norm = gain(w.k_norm),
-                      .o = take(w.o),
+                      .o = columns(w.o),
                       .o_bias = take(w.o_bias),
                       .attention_post_norm = gain(w.attention_post_norm),
                       .mlp_norm = gain(w.mlp_norm),
                       .gate = take(w.gate),
                       .up = take(w.up),
-                      .down = take(w.down),
+                      .down = columns(w.down),
                       .gate_bias = take(w.gate_bias),
                       .up_bias = take(w.up_bias),
                       .down_bias = take(w.down_bias),
                       .mlp_post_norm = gain(w.mlp_post_norm)});
   }
   final_norm = gain(weights.final_norm);
-  output = config.tied_embeddings ? embedding : take(weights.output);
+  output =
+      config.tied_embeddings ? rows_of(embedding, output_rows(config.vocab, share)) : take(weights.output);
   loading.synchronize();
   stream_ = nullptr;
   staged_ = {};
 }
 
 /// Puts a weight behind the ones before it; one of a shape alone becomes random numbers of a usual spread.
-cuda::DeviceWeight CudaModel::take(const Weight& weight) {
+cuda::DeviceWeight CudaModel::take(const Weight& weight, std::int64_t stride) {
   if (weight.rows == 0) return {};
   std::byte* const at = memory_.as<std::byte>() + used_;
   used_ += padded(weight);
   if (!is_plain(weight.type)) {
     const cuda::TileFormat format = format_of(weight.type);
     if (format == cuda::TileFormat::none) {
-      take_widened(weight, at);
+      take_widened(weight, stride, at);
       return {at, DType::bf16, weight.rows, weight.cols};
     }
-    take_tiles(weight, format, at);
+    take_tiles(weight, format, stride, at);
     return {at, DType::bf16, weight.rows, weight.cols, format};
   }
-  if (weight.data != nullptr) {
+  const std::int64_t row_bytes = bytes_of(weight.type, weight.cols);
+  if (weight.data != nullptr && stride > row_bytes) {
+    cuda::copy_apart(at, row_bytes, weight.data, stride, row_bytes, weight.rows, stream_);
+  } else if (weight.data != nullptr) {
     cuda::copy(at, weight.data, bytes_of(weight), stream_);
   } else {
     const float width = std::sqrt(3.0f / static_cast<float>(weight.cols));
@@ -222,8 +240,9 @@ cuda::DeviceWeight CudaModel::take_gain(const Weight& weight, bool plus_one) {
 }
 
 /// Blocks come to the GPU some rows at a time and are repacked there.
-void CudaModel::take_tiles(const Weight& weight, cuda::TileFormat format, std::byte* to) {
-  const std::int64_t row_bytes = bytes_of(weight.type, weight.cols),
+void CudaModel::take_tiles(const Weight& weight, cuda::TileFormat format, std::int64_t stride,
+                           std::byte* to) {
+  const std::int64_t row_bytes = bytes_of(weight.type, weight.cols), apart = std::max(stride, row_bytes),
                      most = std::max<std::int64_t>(kStagedBytes / row_bytes / cuda::kTileRows, 1) *
                             cuda::kTileRows;
   if (staged_.bytes() < most * row_bytes) staged_ = cuda::Buffer(most * row_bytes, "blocks of weights");
@@ -235,9 +254,13 @@ void CudaModel::take_tiles(const Weight& weight, cuda::TileFormat format, std::b
   for (std::int64_t first = 0; first < weight.rows;) {
     const std::int64_t some =
         std::min({most, weight.rows - first, weight.data == nullptr ? kDrawnRows : weight.rows});
-    const void* const from =
-        weight.data == nullptr ? static_cast<const void*>(drawn.data()) : weight.data + first * row_bytes;
-    cuda::copy(staged_.as<void>(), from, some * row_bytes, stream_);
+    if (weight.data == nullptr)
+      cuda::copy(staged_.as<void>(), drawn.data(), some * row_bytes, stream_);
+    else if (apart == row_bytes)
+      cuda::copy(staged_.as<void>(), weight.data + first * row_bytes, some * row_bytes, stream_);
+    else
+      cuda::copy_apart(staged_.as<void>(), row_bytes, weight.data + first * apart, apart, row_bytes, some,
+                       stream_);
     cuda::pack_tiles(staged_.as<void>(), format, some, weight.cols,
                      to + cuda::tiled_bytes(format, first, weight.cols), stream_);
     first += some;
@@ -247,7 +270,7 @@ void CudaModel::take_tiles(const Weight& weight, cuda::TileFormat format, std::b
 }
 
 /// A type without kernels of its own here takes 16 bits.
-void CudaModel::take_widened(const Weight& weight, std::byte* to) {
+void CudaModel::take_widened(const Weight& weight, std::int64_t stride, std::byte* to) {
   if (weight.data == nullptr)
     throw InputError(
         fmt::format("expected random weights of F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, "
@@ -256,11 +279,11 @@ void CudaModel::take_widened(const Weight& weight, std::byte* to) {
   const std::string name(name_of(weight.type));
   if (remark_.find(name) == std::string::npos)
     remark_ += fmt::format("{}weights of {} take 16 bits on the GPU", remark_.empty() ? "" : "; ", name);
-  const std::int64_t row_bytes = bytes_of(weight.type, weight.cols);
+  const std::int64_t apart = std::max(stride, bytes_of(weight.type, weight.cols));
   std::vector<float> row(static_cast<std::size_t>(weight.cols));
   std::vector<bf16> rounded(row.size());
   for (std::int64_t r = 0; r < weight.rows; ++r) {
-    dequantise(weight.type, weight.data + r * row_bytes, weight.cols, row.data());
+    dequantise(weight.type, weight.data + r * apart, weight.cols, row.data());
     std::ranges::transform(row, rounded.begin(), [](float x) { return to_bf16(x); });
     const auto bytes = static_cast<std::int64_t>(rounded.size() * sizeof(bf16));
     cuda::copy(to + r * bytes, rounded.data(), bytes, stream_);
@@ -272,9 +295,10 @@ std::int64_t CudaModel::panel_bytes(cuda::Precision precision) const {
 }
 
 std::shared_ptr<const GpuModel> make_gpu_model(const ModelConfig& config, const ModelWeights& weights,
-                                               std::int64_t limit) {
+                                               std::int64_t limit, const GpuGroup& group) {
   if (const GpuInfo gpu = gpu_info(); !gpu.ok) throw RunError("no GPU to use: " + gpu.why);
   refuse_what_only_the_cpu_has(config);
+  if (group.shares()) return make_sharded_model(config, weights, limit, group);
   return std::make_shared<CudaModel>(config, weights, limit);
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gpu/backend.h"
+#include "gpu/shard.h"
 #include "kernels/cuda/device/device.h"
 #include "kernels/cuda/linear/linear.h"
 
@@ -19,21 +20,25 @@ class CudaModel final : public GpuModel {
     cuda::DeviceWeight mlp_post_norm;
   };
 
-  CudaModel(const ModelConfig& config, const ModelWeights& weights, std::int64_t limit);
+  /// `share`: of several GPUs, whose config and weights these are (gpu/shard.h).
+  CudaModel(const ModelConfig& config, const ModelWeights& weights, std::int64_t limit,
+            const ModelShare& share = {});
   std::int64_t bytes() const override { return memory_.bytes(); }
   /// Scratch that products of many rows need to unpack the model's largest matrix; 0 without quantised ones.
   std::int64_t panel_bytes(cuda::Precision precision) const;
   /// What of the weights lies here otherwise than in the file, for people; empty: nothing.
   const std::string& remark() const { return remark_; }
 
-  cuda::DeviceWeight embedding, final_norm, output;
+  cuda::DeviceWeight embedding, final_norm;
+  cuda::DeviceWeight output;  ///< its rows alone, of several GPUs
   std::vector<Layer> layers;
 
  private:
-  cuda::DeviceWeight take(const Weight& weight);
+  /// Rows lie `stride` bytes apart in the file; 0: one behind the other.
+  cuda::DeviceWeight take(const Weight& weight, std::int64_t stride = 0);
   cuda::DeviceWeight take_gain(const Weight& weight, bool plus_one);
-  void take_tiles(const Weight& weight, cuda::TileFormat format, std::byte* to);
-  void take_widened(const Weight& weight, std::byte* to);
+  void take_tiles(const Weight& weight, cuda::TileFormat format, std::int64_t stride, std::byte* to);
+  void take_widened(const Weight& weight, std::int64_t stride, std::byte* to);
 
   cuda::Buffer memory_;
   // While weights are taken:

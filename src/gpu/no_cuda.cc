@@ -18,7 +18,8 @@ GpuInfo gpu_info() {
   return info;
 }
 
-std::shared_ptr<const GpuModel> make_gpu_model(const ModelConfig&, const ModelWeights&, std::int64_t) {
+std::shared_ptr<const GpuModel> make_gpu_model(const ModelConfig&, const ModelWeights&, std::int64_t,
+                                               const GpuGroup&) {
   throw RunError(kWhy);
 }
 

@@ -22,7 +22,9 @@ std::string some_text() {
 Json measure(const std::vector<std::string>& texts, const std::vector<std::int64_t>& lengths) {
   std::vector<NamedSpec> specs;
   for (const std::string& text : texts) specs.push_back({text, parse_spec(text)});
-  RecallOptions options = {.context = {.kv_type = DType::f32}, .lengths = lengths};
+  RecallOptions options;
+  options.context.kv_type = DType::f32;
+  options.lengths = lengths;
   options.context.chunk = 128;
   options.dense = {.sink = 1, .window = 15};
   options.top = 8;
@@ -46,7 +48,9 @@ TEST(RecallByLength, IndexesKnowNothingOfTheQueriesThatAsk) {
       {"snapkv", parse_spec("snapkv:window_size=16,max_capacity_prompt=128,dense_layers=0")},
       {"retrieval", parse_spec("retrieval:k=8,recall=0.7,warm=off,dense_layers=0")}};
   const std::string text = some_text();  // and a token that begins it
-  RecallOptions options = {.context = {.kv_type = DType::f32}, .lengths = {1500}};
+  RecallOptions options;
+  options.context.kv_type = DType::f32;
+  options.lengths = {1500};
   options.progress = Progress::Mode::quiet;
   options.top = 24;
   const RecallReport report = recall_by_length(tiny_model(), text, specs, options);

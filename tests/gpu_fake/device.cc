@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "base/threads.h"
@@ -62,12 +63,22 @@ namespace {
 
 constexpr std::int64_t kPageBytes = 128 << 10;
 
-/// Where the "device" and pinned memory lie: begin -> end.
+/// Where the "device" and pinned memory lie: begin -> end. Threads of several GPUs ask at once.
+std::mutex known_mutex;
 std::map<const char*, const char*>& known(bool device) {
   static std::map<const char*, const char*> ranges[2];
   return ranges[device ? 1 : 0];
 }
+void know(const char* begin, std::int64_t bytes, bool device) {
+  const std::lock_guard lock(known_mutex);
+  known(device)[begin] = begin + bytes;
+}
+void forget(const char* begin, bool device) {
+  const std::lock_guard lock(known_mutex);
+  known(device).erase(begin);
+}
 bool is_in(const void* at, bool device) {
+  const std::lock_guard lock(known_mutex);
   const auto* const p = static_cast<const char*>(at);
   auto next = known(device).upper_bound(p);
   return next != known(device).begin() && p < std::prev(next)->second;
@@ -84,12 +95,12 @@ void drain(StreamHandle stream) {
 void* take(std::int64_t bytes, bool device) {
   char* const at = static_cast<char*>(std::malloc(static_cast<std::size_t>(bytes)));
   std::memset(at, 0xff, static_cast<std::size_t>(bytes));
-  known(device)[at] = at + bytes;
+  know(at, bytes, device);
   return at;
 }
 void give(void* data, bool device) {
   if (data == nullptr) return;
-  known(device).erase(static_cast<char*>(data));
+  forget(static_cast<char*>(data), device);
   std::free(data);
 }
 
@@ -304,11 +315,11 @@ char* reserve_addresses(std::int64_t bytes) {
   void* const at = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_NONE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (at == MAP_FAILED) throw RunError("no addresses");
-  known(true)[static_cast<char*>(at)] = static_cast<char*>(at) + bytes;
+  know(static_cast<char*>(at), bytes, true);
   return static_cast<char*>(at);
 }
 void free_addresses(char* at, std::int64_t bytes) noexcept {
-  known(true).erase(at);
+  forget(at, true);
   munmap(at, static_cast<std::size_t>(bytes));
 }
 unsigned long long map_pages(char* at, std::int64_t bytes) {
@@ -462,7 +473,7 @@ std::vector<float> normed(const float* x, std::int64_t n, const DeviceWeight& we
   return y;
 }
 
-void add(std::vector<float> y, std::int64_t n, const Addition& addition, float* x) {
+void add_now(std::vector<float> y, std::int64_t n, const Addition& addition, float* x) {
   if (addition.norm.data != nullptr) y = normed(y.data(), n, addition.norm, addition.eps);
   for (std::size_t i = 0; i < y.size(); ++i) x[i] += y[i] * addition.multiplier;
 }
@@ -522,7 +533,17 @@ void Linear::qkv(const QkvArguments& a, const Queries& where) {
 }
 void Linear::project_out(const float* attention, std::int64_t n, const DeviceWeight& w,
                          const DeviceWeight& bias, float* x, const Addition& addition) {
-  enqueue(impl_->stream, [=] { add(product(attention, n, w, bias), n, addition, x); });
+  enqueue(impl_->stream, [=] { add_now(product(attention, n, w, bias), n, addition, x); });
+}
+void Linear::multiply(const float* x, std::int64_t n, const DeviceWeight& w, const DeviceWeight& bias,
+                      float* y, bool add) {
+  enqueue(impl_->stream, [=] {
+    const auto sums = product(x, n, w, bias);
+    for (std::size_t i = 0; i < sums.size(); ++i) y[i] = add ? y[i] + sums[i] : sums[i];
+  });
+}
+void Linear::add(const float* y, std::int64_t n, std::int64_t hidden, const Addition& addition, float* x) {
+  enqueue(impl_->stream, [=] { add_now({y, y + n * hidden}, n, addition, x); });
 }
 void Linear::mlp(const MlpArguments& a, std::int64_t n, float* x) {
   enqueue(impl_->stream, [=] {
@@ -531,7 +552,11 @@ void Linear::mlp(const MlpArguments& a, std::int64_t n, float* x) {
     const auto up = product(h.data(), n, a.up, a.up_bias);
     for (std::size_t i = 0; i < gate.size(); ++i)
       gate[i] = (a.gelu ? gelu_tanh(gate[i]) : gate[i] / (1.0f + std::exp(-gate[i]))) * up[i];
-    add(product(gate.data(), n, a.down, a.down_bias), n, a.addition, x);
+    auto y = product(gate.data(), n, a.down, a.down_bias);
+    if (a.to != nullptr)
+      std::copy(y.begin(), y.end(), a.to);
+    else
+      add_now(std::move(y), n, a.addition, x);
   });
 }
 void Linear::head(const float* x, std::int64_t n, const DeviceWeight& norm, float eps,

@@ -305,12 +305,14 @@ TEST(Recall, OfExactSearchIsOneAndOfChanceTheShare) {
   std::string text;
   Rng rng(8);
   while (text.size() < 400) text += static_cast<char>('a' + rng.below(26));
-  const RecallOptions options = {.context = {.kv_type = DType::f32, .chunk = 64},
-                                 .lengths = {100, 200, 390},
-                                 .dense = {.sink = 4, .window = 16},
-                                 .top = 8,
-                                 .queries = 4,
-                                 .progress = Progress::Mode::quiet};
+  RecallOptions options;
+  options.context.kv_type = DType::f32;
+  options.context.chunk = 64;
+  options.lengths = {100, 200, 390};
+  options.dense = {.sink = 4, .window = 16};
+  options.top = 8;
+  options.queries = 4;
+  options.progress = Progress::Mode::quiet;
   const std::vector<NamedSpec> specs = {{"exact", parse_spec("topk:k=8")},
                                         {"value", parse_spec("topk:k=8,by=value")},
                                         {"all", parse_spec("hyperplanes:budget=1.0")},

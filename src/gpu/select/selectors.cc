@@ -7,7 +7,10 @@
 namespace lode {
 
 std::vector<int> GpuGeometry::covered_heads(int layer) const {
-  return covered.empty() ? all_kv_heads(kv_heads) : covered[static_cast<std::size_t>(layer)];
+  if (!covered.empty()) return covered[static_cast<std::size_t>(layer)];
+  std::vector<int> heads = all_kv_heads(std::max(kv_heads, all_heads));
+  for (int& head : heads) head -= first_head;
+  return heads;
 }
 
 std::vector<int> all_kv_heads(int kv_heads) {

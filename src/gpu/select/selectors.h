@@ -29,8 +29,12 @@ struct GpuGeometry {
   /// KV heads that the host's selectors cover, rising, layer by layer (LayerGeometry::covered); empty: all.
   /// What is chosen for the others is asked of nobody.
   std::vector<std::vector<int>> covered;
+  /// Where several GPUs share a model: these heads are [first_head, first_head + kv_heads) of all_heads, which the
+  /// host's selectors know. 0: there are no others.
+  int first_head = 0, all_heads = 0;
 
-  /// Of a layer.
+  /// The heads of a layer that the host's selector has, in its order, by their numbers here; those of other GPUs
+  /// lie outside of [0, kv_heads).
   std::vector<int> covered_heads(int layer) const;
 };
 

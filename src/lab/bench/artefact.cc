@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 
 #include "select/saap/artefact.h"
 #include "select/shared/synthetic_artefact.h"
@@ -34,7 +35,7 @@ std::vector<std::vector<float>> sample_keys(const LayerGeometry& geometry, Vecto
 }
 
 void write_saap(const std::filesystem::path& path, const Spec& spec, const LayerGeometry& geometry,
-                std::string_view fingerprint, VectorMaker& keys, double largest) {
+                std::string_view fingerprint, VectorMaker& keys, double largest, int first_layer) {
   const std::int64_t d = geometry.head_dim, clusters = spec.integer("clusters", kClusters, 1, 1 << 16);
   const auto sample = sample_keys(geometry, keys, clusters * kKeysPerCluster);
   // Centroids lie closer to the keys that they were made of than to others.
@@ -54,7 +55,9 @@ void write_saap(const std::filesystem::path& path, const Spec& spec, const Layer
                            {others[h].data(), std::ssize(others[h]) / d, d}, largest);
     }
   }
-  lode::write_saap(path, {{geometry.layer, std::move(heads)}}, fingerprint, {{.from = 0, .training = "{}"}});
+  std::map<int, std::vector<SaapHead>> layers;
+  for (int layer = first_layer; layer <= geometry.layer; ++layer) layers.emplace(layer, heads);
+  lode::write_saap(path, layers, fingerprint, {{.from = 0, .training = "{}"}});
 }
 
 /// The same functions in every layer.
@@ -78,15 +81,26 @@ TemporaryFile::~TemporaryFile() {
   std::filesystem::remove(path_, ignored);
 }
 
+static Spec with_weights(const Spec& spec, const TemporaryFile& file) {
+  Spec with_file = spec;
+  with_file.given["weights"] = file.path().string();
+  return with_file;
+}
+
 Spec with_made_up_hash(const Spec& spec, const ModelConfig& config, std::string_view fingerprint,
                        const TemporaryFile& file) {
   if (spec.name != "hash" || spec.text("weights")) return spec;
   write_hash(file.path(), spec,
              {.query_heads = config.query_heads, .kv_heads = config.kv_heads, .head_dim = config.head_dim},
              config.layers, fingerprint);
-  Spec with_file = spec;
-  with_file.given["weights"] = file.path().string();
-  return with_file;
+  return with_weights(spec, file);
+}
+
+Spec with_made_up_saap(const Spec& spec, const LayerGeometry& geometry, std::string_view fingerprint,
+                       VectorMaker& keys, const TemporaryFile& file) {
+  if (spec.name != "saap" || spec.text("weights")) return spec;
+  write_saap(file.path(), spec, geometry, fingerprint, keys, /*largest=*/0.0, /*first_layer=*/0);
+  return with_weights(spec, file);
 }
 
 std::unique_ptr<Selector> make_with_made_up_artefact(const Spec& spec, const LayerGeometry& geometry,
@@ -96,13 +110,11 @@ std::unique_ptr<Selector> make_with_made_up_artefact(const Spec& spec, const Lay
   if ((!saap && spec.name != "hash") || spec.text("weights")) return nullptr;
   const TemporaryFile file;
   if (saap) {
-    write_saap(file.path(), spec, geometry, fingerprint, keys, largest);
+    write_saap(file.path(), spec, geometry, fingerprint, keys, largest, geometry.layer);
   } else {
     write_hash(file.path(), spec, geometry, geometry.layer + 1, fingerprint);
   }
-  Spec with_file = spec;
-  with_file.given["weights"] = file.path().string();
-  return find_method(spec.name).make(with_file, geometry, fingerprint);
+  return find_method(spec.name).make(with_weights(spec, file), geometry, fingerprint);
 }
 
 }  // namespace lode

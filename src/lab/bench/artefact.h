@@ -29,6 +29,10 @@ class TemporaryFile {
 /// are.
 Spec with_made_up_hash(const Spec& spec, const ModelConfig& config, std::string_view fingerprint,
                        const TemporaryFile& file);
+/// `saap` without a file of networks gets, for layer geometry.layer and those before it, centroids of keys that `keys`
+/// makes and classifiers of random weights, in `file`; other specs stay as they are.
+Spec with_made_up_saap(const Spec& spec, const LayerGeometry& geometry, std::string_view fingerprint,
+                       VectorMaker& keys, const TemporaryFile& file);
 
 /// saap: centroids of keys that `keys` makes, a classifier of random weights in f16. hash: random weights.
 /// Null for methods that need none, or when the spec names a file. `largest` above 0: one bucket of saap

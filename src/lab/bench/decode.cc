@@ -8,6 +8,7 @@
 #include "base/threads.h"
 #include "engine/context.h"
 #include "engine/row_order.h"
+#include "lab/bench/artefact.h"
 #include "select/shared/shares_index.h"
 
 namespace lode {
@@ -103,6 +104,26 @@ void fill(Context::Impl& c, const DecodeBenchOptions& options, int layers) {
   c.gpu->fill_random(options.context, options.seed);
   c.ids.assign(static_cast<std::size_t>(options.context), TokenId{0});
   c.indexed = c.tokens();
+}
+
+/// A model of random weights has no artefacts: those of trained methods are made up.
+MethodId attach_by_shape(Context& context, const Spec& spec, const DecodeBenchOptions& options) {
+  Context::Impl& c = context.impl();
+  if (c.model->impl().tokenizer) return context.attach(spec);
+  const TemporaryFile file;
+  VectorMaker keys = maker_of(c, options, 0);
+  const LayerGeometry last{.layer = c.config.layers - 1,
+                           .query_heads = c.config.query_heads,
+                           .kv_heads = c.config.kv_heads,
+                           .head_dim = c.config.head_dim,
+                           .scale = score_scale(c.config),
+                           .dense = spec.dense,
+                           .rope = &c.rope,
+                           .pool = &c.model->pool(),
+                           .seed = options.seed};
+  const std::string fingerprint = c.model->fingerprint();
+  return context.attach(
+      with_made_up_hash(with_made_up_saap(spec, last, fingerprint, keys, file), c.config, fingerprint, file));
 }
 
 /// Indexes the first layers; the others take what these have.
@@ -261,12 +282,14 @@ std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& mod
                           .device = options.device,
                           .gpu_memory = options.gpu_memory,
                           .kv_tier = options.kv_tier,
+                          .gpus = options.gpus,
+                          .gpu_sum = options.gpu_sum,
                           .active_memory = options.active_memory,
                           .max_tokens = options.context + std::max<std::int64_t>(steps, options.question),
                           .seed = options.seed});
   std::vector<MethodId> methods;
-  for (const Spec& spec : all) methods.push_back(context.attach(spec));
   Context::Impl& c = context.impl();
+  for (const Spec& spec : all) methods.push_back(attach_by_shape(context, spec, options));
   const int layers =
       options.built_layers > 0 ? std::min(options.built_layers, c.config.layers) : c.config.layers;
   if (options.share) c.kv.share(layers);
@@ -307,6 +330,8 @@ std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& mod
     }
   }
   c.given = {};
+  const double sum_us = c.gpu != nullptr ? c.gpu->sum_microseconds() : 0;
+  for (DecodeBenchRow& row : rows) row.sum_us = sum_us;
   read_questions(c, options, methods, rows);
   if (options.recall > 0)
     restore_rows(c);  // recall asks in the place of the last token, which makes one key less far

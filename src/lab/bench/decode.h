@@ -18,6 +18,8 @@ struct DecodeBenchOptions {
   DType kv_type = DType::f16;
   Device device = Device::cpu;
   std::int64_t gpu_memory = 0;  ///< as in ContextOptions
+  std::vector<int> gpus = {};   ///< the same
+  GpuSum gpu_sum = GpuSum::automatic;
   KvTier kv_tier = KvTier::automatic;
   std::int64_t active_memory = 0;
   KvKind kind = KvKind::normal;
@@ -45,6 +47,7 @@ struct DecodeBenchRow {
   double build_seconds = 0;      ///< of the index, all layers that are built
   std::int64_t index_bytes = 0;  ///< of all layers, as if each had its own
   TierWork tiers = {};           ///< of one step, on average
+  double sum_us = 0;             ///< that one step's sums over several GPUs take alone; 0 on one GPU
   FarRecall recall = {};         ///< of some queries in layers that are built, where the host chooses
 };
 

@@ -276,14 +276,16 @@ class GpuSignatures final : public GpuSelector {
   cuda::Buffer sets_of_documents_;  // the same
 };
 
-/// Functions of the heads that a selector of the host covers, where those of all heads have their places;
+/// Functions of the heads here that a selector of the host covers, where those of all heads have their places;
 /// nothing at the others.
 std::vector<const HashNet*> placed(const std::vector<HashNet>* nets, const std::vector<int>& covered,
                                    std::size_t places, int kv_heads) {
   std::vector<const HashNet*> all(places);
   const std::size_t each = places / static_cast<std::size_t>(kv_heads);
-  for (std::size_t i = 0; nets != nullptr && i < nets->size(); ++i)
-    all[static_cast<std::size_t>(covered[i / each]) * each + i % each] = &(*nets)[i];
+  for (std::size_t i = 0; nets != nullptr && i < nets->size(); ++i) {
+    const int head = covered[i / each];
+    if (head >= 0 && head < kv_heads) all[static_cast<std::size_t>(head) * each + i % each] = &(*nets)[i];
+  }
   return all;
 }
 

@@ -504,7 +504,7 @@ std::unique_ptr<GpuSelector> make_gpu_buckets(const Spec& spec, const GpuGeometr
   if (spec.text("clusters") && spec.amount("clusters", {}).of(geometry.max_tokens) > kMostBuckets)
     return nullptr;
   GpuBuckets::Listener listener;
-  if (trained) {
+  if (trained && geometry.all_heads == 0) {  // one GPU of several has not seen all of a layer's buckets
     listener = [choosers, geometry](int layer, std::span<const std::int64_t> sizes) {
       choosers[static_cast<std::size_t>(layer)]->take_bucket_sizes(
           sizes_of(sizes, geometry.covered_heads(layer), geometry.kv_heads));

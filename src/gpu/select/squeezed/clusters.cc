@@ -108,10 +108,10 @@ std::int64_t most_entries(const ClusterChoice& choice, int head, int ranks) {
 }
 
 /// Of a KV head.
-std::int64_t most_leaves(std::span<const std::optional<ClusterChoice>> all, int kv_heads) {
+std::int64_t most_leaves(std::span<const std::optional<ClusterChoice>> all, int first, int kv_heads) {
   std::int64_t most = 0;
   for (const std::optional<ClusterChoice>& choice : all)
-    for (int head = 0; choice && head < kv_heads; ++head)
+    for (int head = first; choice && head < first + kv_heads; ++head)
       most = std::max(most, most_entries(*choice, head, /*ranks=*/1));
   return most;
 }
@@ -156,9 +156,10 @@ bool GpuClusters::fits(const Choices& all) const {
   std::vector<std::int64_t> versions = versions_of(all);
   if (any_levels_ && versions != looked_at_) {
     int entries = 0;
-    fits_ = has_several(all) ? ranks_for(all, entries) > 0
-                             : cuda::fits_cluster_choice(most_leaves(all, geometry_.kv_heads),
-                                                         geometry_.head_dim, geometry_.kv_heads);
+    fits_ = has_several(all)
+                ? ranks_for(all, entries) > 0
+                : cuda::fits_cluster_choice(most_leaves(all, geometry_.first_head, geometry_.kv_heads),
+                                            geometry_.head_dim, geometry_.kv_heads);
     looked_at_ = std::move(versions);
   }
   return fits_;
@@ -188,6 +189,7 @@ bool GpuClusters::prepare(const GpuKeys&, cuda::StreamHandle stream) {
 }
 
 void GpuClusters::allocate(const Choices& all) {
+  const int first = geometry_.first_head;
   most_nodes_ = most_keys_ = 1;
   nodes_of_layer_ = 0;
   std::int64_t sum = 0, layers = 0;
@@ -195,7 +197,7 @@ void GpuClusters::allocate(const Choices& all) {
     if (!choice) continue;
     ++layers;
     if (!choice->segments.empty()) kind_ = kind_of(choice->segments[0].heads[0]);
-    for (int head = 0; head < geometry_.kv_heads; ++head) {
+    for (int head = first; head < first + geometry_.kv_heads; ++head) {
       std::int64_t nodes = 0, keys = 0;
       for (const ClusterSegment& segment : choice->segments) {
         for (const ClusterLevel& level : segment.heads[static_cast<std::size_t>(head)].levels)
@@ -238,7 +240,7 @@ void GpuClusters::take(int layer, const ClusterChoice& choice, cuda::StreamHandl
   ends_.clear();
   for (const ClusterSegment& segment : choice.segments) ends_.push_back(segment.end);
   for (int head = 0; head < geometry_.kv_heads; ++head)
-    take_head(std::int64_t{layer} * geometry_.kv_heads + head, head, choice, stream);
+    take_head(std::int64_t{layer} * geometry_.kv_heads + head, geometry_.first_head + head, choice, stream);
 }
 
 void GpuClusters::take_head(std::int64_t place, int head, const ClusterChoice& choice,
@@ -301,10 +303,11 @@ void GpuClusters::take_levels(std::int64_t place, int head, const ClusterChoice&
 int GpuClusters::ranks_for(const Choices& all, int& entries) const {
   const auto& segments = all[static_cast<std::size_t>(first_layer())]->segments;
   if (!segments.empty() && std::ssize(segments[0].heads[0].levels) > cuda::kMostClusterLevels) return 0;
+  const int first = geometry_.first_head;
   for (const int ranks : cuda::cluster_level_ranks(geometry_.kv_heads)) {
     std::int64_t most = 0;
     for (const std::optional<ClusterChoice>& choice : all)
-      for (int head = 0; choice && head < geometry_.kv_heads; ++head)
+      for (int head = first; choice && head < first + geometry_.kv_heads; ++head)
         most = std::max(most, most_entries(*choice, head, ranks));
     entries = static_cast<int>(most);
     if (cuda::fits_cluster_levels(most, geometry_.head_dim)) return ranks;
@@ -319,9 +322,10 @@ void GpuClusters::allocate_levels(const Choices& all) {
   levels_.resize(segments[0].heads[0].levels.size());
   LODE_ASSERT(std::ssize(levels_) <= cuda::kMostClusterLevels);
   const std::int64_t heads = std::int64_t{geometry_.layers} * geometry_.kv_heads;
+  const int first = geometry_.first_head;
   for (std::size_t l = 0; l < levels_.size(); ++l) {
     for (const std::optional<ClusterChoice>& choice : all) {
-      for (int head = 0; choice && head < geometry_.kv_heads; ++head) {
+      for (int head = first; choice && head < first + geometry_.kv_heads; ++head) {
         std::int64_t nodes = 0;
         for (const ClusterSegment& segment : choice->segments)
           nodes += segment.heads[static_cast<std::size_t>(head)].levels[l].nodes();

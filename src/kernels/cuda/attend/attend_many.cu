@@ -28,6 +28,7 @@
 #include "kernels/cuda/attend/split_plan.h"
 #include "kernels/cuda/device/barrier.cuh"
 #include "kernels/cuda/device/hopper.cuh"
+#include "kernels/cuda/device/per_device.h"
 #include "kernels/cuda/device/scan.cuh"
 #include "kernels/cuda/device/sm_count.h"
 
@@ -481,7 +482,8 @@ int shared_bytes(int group) {
 /// wait could fill all processors, and those that they wait for would never start.
 template <class T, int D>
 int most_group() {
-  static const int most = [] {  // once: streams of other models launch, too
+  static PerDevice<int> most;
+  return most.get([] {  // once: streams of other models launch, too
     const auto kernel = attend_many_kernel<T, D>;
     const auto two_fit = [&](int group) {
       const int shared = shared_bytes<T, D>(group);
@@ -496,8 +498,7 @@ int most_group() {
     while (group > 0 && !two_fit(group)) --group;
     static_cast<void>(cudaGetLastError());  // more shared memory than there is: an answer
     return group;
-  }();
-  return most;
+  });
 }
 
 template <class T, int D>

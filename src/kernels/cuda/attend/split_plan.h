@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/attend/tile_loop.cuh"
+#include "kernels/cuda/device/per_device.h"
 
 namespace lode::cuda {
 
@@ -54,12 +55,14 @@ int carveout_for(int shared, int blocks);
 /// Reserves `shared` bytes for a block of this kernel, and room for as many blocks as given of `occupied`
 /// bytes (carveout_for).
 void reserve_shared(const void* kernel, int shared, int occupied, int blocks);
-/// At the first launch of the kernel.
+/// At the first launch of the kernel on a device.
 template <auto kKernel>
 void reserve_once(int shared, int occupied, int blocks) {
-  static const bool reserved =
-      (reserve_shared(reinterpret_cast<const void*>(kKernel), shared, occupied, blocks), true);
-  static_cast<void>(reserved);
+  static PerDevice<bool> reserved;
+  reserved.get([=] {
+    reserve_shared(reinterpret_cast<const void*>(kKernel), shared, occupied, blocks);
+    return true;
+  });
 }
 
 }  // namespace lode::cuda

@@ -7,6 +7,7 @@
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/device.h"
 #include "kernels/cuda/device/hopper.cuh"
+#include "kernels/cuda/device/per_device.h"
 
 namespace lode::cuda {
 
@@ -40,6 +41,14 @@ struct CaptureEnds {
 
 }  // namespace
 
+int current_device() {
+  int device = 0;
+  LODE_CUDA(cudaGetDevice(&device));
+  if (device < kMostDevices) return device;
+  throw RunError("expected at most " + std::to_string(kMostDevices) + " GPUs, found a use of GPU " +
+                 std::to_string(device) + " (counted from 0)");
+}
+
 int capability_major() {
   static const int major = [] {
     int device = 0, found = 0;
@@ -64,25 +73,32 @@ int processors() {
 
 namespace {
 
-constexpr std::size_t kMostWaiting = 2;
+constexpr std::ptrdiff_t kMostWaiting = 2;  // of a device
 std::mutex waiting_mutex;
-std::vector<StreamHandle>& waiting() {
-  static std::vector<StreamHandle> streams;
+struct WaitingStream {
+  StreamHandle stream = nullptr;
+  int device = 0;
+};
+std::vector<WaitingStream>& waiting() {
+  static std::vector<WaitingStream> streams;
   return streams;
 }
 void leave_room(StreamHandle stream) {
   const std::lock_guard lock(waiting_mutex);
-  std::erase(waiting(), stream);
+  std::erase_if(waiting(), [=](const WaitingStream& w) { return w.stream == stream; });
 }
 
 }  // namespace
 
 bool may_wait_for_room(StreamHandle stream) {
   const std::lock_guard lock(waiting_mutex);
-  std::vector<StreamHandle>& streams = waiting();
-  if (std::find(streams.begin(), streams.end(), stream) != streams.end()) return true;
-  if (streams.size() == kMostWaiting) return false;
-  streams.push_back(stream);
+  std::vector<WaitingStream>& streams = waiting();
+  const auto is_it = [=](const WaitingStream& w) { return w.stream == stream; };
+  if (std::any_of(streams.begin(), streams.end(), is_it)) return true;
+  const int device = current_device();
+  const auto here = [=](const WaitingStream& w) { return w.device == device; };
+  if (std::count_if(streams.begin(), streams.end(), here) == kMostWaiting) return false;
+  streams.push_back({stream, device});
   return true;
 }
 
@@ -104,7 +120,7 @@ Availability availability() {
     return found;
   }
   cudaDeviceProp properties{};
-  LODE_CUDA(cudaGetDeviceProperties(&properties, 0));
+  LODE_CUDA(cudaGetDeviceProperties(&properties, current_device()));
   found.name = properties.name;
   found.multiprocessors = properties.multiProcessorCount;
   found.major = properties.major;

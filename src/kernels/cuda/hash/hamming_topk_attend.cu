@@ -21,6 +21,7 @@
 #include "kernels/cuda/attend/arriving.cuh"
 #include "kernels/cuda/attend/cluster_attend.cuh"
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/per_device.h"
 #include "kernels/cuda/device/scan.cuh"
 #include "kernels/cuda/device/sm_count.h"
 #include "kernels/cuda/hash/signatures.h"
@@ -670,10 +671,12 @@ bool launch(NearParams p, std::int64_t max_tokens, bool all_at_once, StreamHandl
   if (bytes > kMostBytes) return false;
   const auto kernel = near_kernel<T, S, kHiddenLayers, kAttend>;
   const Queries& queries = p.attend.queries;
-  static const int at_once =
-      can_place(kernel, kRanks, kBlock, kMostBytes, S::kBlocks)
-          ? EarlyLaunch(dim3(kRanks), kBlock, kMostBytes, kRanks, stream).clusters_at_once(kernel)
-          : 0;
+  static PerDevice<int> placed;
+  const int at_once = placed.get([=] {
+    return can_place(kernel, kRanks, kBlock, kMostBytes, S::kBlocks)
+               ? EarlyLaunch(dim3(kRanks), kBlock, kMostBytes, kRanks, stream).clusters_at_once(kernel)
+               : 0;
+  });
   if (at_once == 0 || (all_at_once && queries.query_heads / kHeads * queries.count > at_once)) return false;
   prepare_clusters(kernel, bytes, S::kBlocks);
   const dim3 grid(static_cast<unsigned>(queries.query_heads / kHeads * kRanks),

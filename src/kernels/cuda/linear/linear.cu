@@ -159,9 +159,9 @@ struct Linear::Impl {
       gemm_f32(x, weight, bias, add, y, stream);
     }
   }
-  /// x += what the products' scratch holds, [n, cols].
-  void add(std::int64_t n, std::int64_t cols, const Addition& addition, float* x) const {
-    add_scaled(products(), n, cols, vector_of(addition.norm), addition.eps, addition.multiplier, x, stream);
+  /// x += y, [n, cols].
+  void add(std::int64_t n, std::int64_t cols, const Addition& addition, const float* y, float* x) const {
+    add_scaled(y, n, cols, vector_of(addition.norm), addition.eps, addition.multiplier, x, stream);
   }
   /// act = activation(gate) * up where the two are products of their own.
   void gate_and_up(const MlpArguments& a, const StepInput& input, const GateUpStep<float>& step) const {
@@ -251,7 +251,7 @@ void Linear::project_out(const float* attention, std::int64_t n, const DeviceWei
   if (addition.plain()) return multiply(attention, n, w, bias, x, true);
   impl_->need(n, 0, w.rows);
   multiply(attention, n, w, bias, impl_->products(), false);
-  impl_->add(n, w.rows, addition, x);
+  impl_->add(n, w.rows, addition, impl_->products(), x);
 }
 
 void Linear::mlp(const MlpArguments& a, std::int64_t n, float* x) {
@@ -278,13 +278,17 @@ void Linear::mlp(const MlpArguments& a, std::int64_t n, float* x) {
   } else {
     m.gate_and_up(a, input, step);
   }
-  const bool plain = a.addition.plain();
-  float* const y = plain ? x : m.products();
+  const bool plain = a.addition.plain() && a.to == nullptr;
+  float* const y = a.to != nullptr ? a.to : plain ? x : m.products();
   if (down_streams)
     multiply(static_cast<const float*>(step.act), n, a.down, a.down_bias, y, plain);
   else
     m.product({step.act, step.act_type, n, a.down.cols}, a.down, vector_of(a.down_bias), plain, y);
-  if (!plain) m.add(n, a.down.rows, a.addition, x);
+  if (!plain && a.to == nullptr) m.add(n, a.down.rows, a.addition, m.products(), x);
+}
+
+void Linear::add(const float* y, std::int64_t n, std::int64_t hidden, const Addition& addition, float* x) {
+  impl_->add(n, hidden, addition, y, x);
 }
 
 void Linear::head(const float* x, std::int64_t n, const DeviceWeight& norm, float eps,

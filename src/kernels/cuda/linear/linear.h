@@ -85,8 +85,12 @@ class Linear {
     float eps = 1e-5f;
     bool gelu = false;  ///< tanh's GELU in place of SiLU
     Addition addition = {};
+    float* to = nullptr;  ///< [n, D] where y goes instead of being added, for a sum over GPUs; or null
   };
   void mlp(const MlpArguments& arguments, std::int64_t n, float* x /*[n, D]*/);
+  /// x += y, as `addition` says.
+  void add(const float* y /*[n, D]*/, std::int64_t n, std::int64_t hidden, const Addition& addition,
+           float* x);
   /// logits[n, V] = rms_norm(x) output^T
   void head(const float* x, std::int64_t n, const DeviceWeight& norm, float eps, const DeviceWeight& output,
             float* logits);

@@ -12,6 +12,7 @@
 #include "kernels/cuda/device/barrier.cuh"
 #include "kernels/cuda/device/hopper.cuh"
 #include "kernels/cuda/device/matrix.cuh"
+#include "kernels/cuda/device/per_device.h"
 #include "kernels/cuda/linear/linear_kernels.h"
 
 namespace lode::cuda {
@@ -366,7 +367,8 @@ void launch_with(const Step& step, const StepInput& input, StreamHandle stream) 
   config.attrs = &early;
   config.numAttrs = capability_major() >= 9 ? 1 : 0;
   const auto kernel = stream_kernel<N, Depth, Step>;
-  static const bool prepared = [=] {  // once, for the widest input
+  static PerDevice<bool> prepared;
+  prepared.get([=] {  // once, for the widest input
     LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    static_cast<int>(device_shape().shared_bytes)));
     // One split of shared memory and cache for all, so that a block can follow another kernel's without a
@@ -374,8 +376,7 @@ void launch_with(const Step& step, const StepInput& input, StreamHandle stream) 
     LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                    cudaSharedmemCarveoutMaxShared));
     return true;
-  }();
-  static_cast<void>(prepared);
+  });
   LODE_CUDA(cudaLaunchKernelEx(&config, kernel, step, input, plan));
 }
 template <int N, class Step>

@@ -21,6 +21,7 @@
 #include "kernels/cuda/device/barrier.cuh"
 #include "kernels/cuda/device/hopper.cuh"
 #include "kernels/cuda/device/matrix.cuh"
+#include "kernels/cuda/device/per_device.h"
 #include "kernels/cuda/linear/linear_kernels.h"
 #include "kernels/cuda/linear/tile_steps.cuh"
 
@@ -510,7 +511,8 @@ template <TileFormat F, int N, int Warps>
 void launch_plan(const TileStep& step, const StepInput& input, const Plan& plan, StreamHandle stream) {
   LODE_ASSERT(plan.depth > 0 && input.n <= N);
   const auto kernel = stream_kernel<F, N, Warps>;
-  static const bool prepared = [=] {  // once, for the widest input
+  static PerDevice<bool> prepared;
+  prepared.get([=] {  // once, for the widest input
     LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    static_cast<int>(device_shape().shared_bytes)));
     // One split of shared memory and cache for all, so that a block can follow another kernel's without a
@@ -518,8 +520,7 @@ void launch_plan(const TileStep& step, const StepInput& input, const Plan& plan,
     LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                    cudaSharedmemCarveoutMaxShared));
     return true;
-  }();
-  static_cast<void>(prepared);
+  });
   const int blocks = std::min(step.count, device_shape().multiprocessors);
   EarlyLaunch(dim3(static_cast<unsigned>(blocks)), Warps * 32 + 32,
               shared_bytes(kHeadBytes<N>, Codec<F>::kBytes, N, plan), 1, stream)(kernel, step, input, plan);

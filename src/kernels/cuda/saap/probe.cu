@@ -20,6 +20,7 @@
 
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/cta_cluster_mailbox.cuh"
+#include "kernels/cuda/device/per_device.h"
 #include "kernels/cuda/device/scan.cuh"
 #include "kernels/cuda/saap/probe_parts.cuh"
 
@@ -694,7 +695,9 @@ void launch(const Params& p, StreamHandle stream) {
 template <int kPlanes, int kTiles>
 void launch_for_kv_heads(const BucketChoiceTask& task, const Queries& queries, int group,
                          StreamHandle stream) {
-  static const bool sixteen = can_place(choose_kernel<kPlanes, kTiles, 16>, 16, kThreads, kBytesOfTwo - 1024);
+  static PerDevice<bool> placed;
+  const bool sixteen = placed.get(
+      [] { return can_place(choose_kernel<kPlanes, kTiles, 16>, 16, kThreads, kBytesOfTwo - 1024); });
   if (sixteen && queries.layout.kv_heads <= kFewClusters) {
     const Params p = params_of(task, queries, group, 16);
     if (p.plan.total + 1024 <= kBytesOfTwo) return launch<kPlanes, kTiles, 16>(p, stream);

@@ -10,6 +10,7 @@
 // which of them are chosen is a subtraction and a mask for both.
 #include "kernels/cuda/device/cta_cluster_mailbox.cuh"
 #include "kernels/cuda/device/load.cuh"
+#include "kernels/cuda/device/per_device.h"
 #include "kernels/cuda/device/scan.cuh"
 #include "kernels/cuda/select/counting_select.h"
 
@@ -241,10 +242,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 template <int kWords>
 bool launch(const CountingJob& job, std::int64_t lists, StreamHandle stream) {
   const auto kernel = counting_kernel<kWords>;
-  static const int at_once =
-      can_place(kernel, kRanks, kThreads, 0, kBlocks)
-          ? EarlyLaunch(dim3(kRanks), kThreads, 0, kRanks, nullptr).clusters_at_once(kernel)
-          : 0;
+  static PerDevice<int> placed;
+  const int at_once = placed.get([=] {
+    return can_place(kernel, kRanks, kThreads, 0, kBlocks)
+               ? EarlyLaunch(dim3(kRanks), kThreads, 0, kRanks, nullptr).clusters_at_once(kernel)
+               : 0;
+  });
   if (lists > at_once) return false;
   EarlyLaunch(dim3(static_cast<unsigned>(lists * kRanks)), kThreads, 0, kRanks, stream)(kernel, job);
   return true;

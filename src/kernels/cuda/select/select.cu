@@ -7,6 +7,7 @@
 // keys.
 #include <algorithm>
 
+#include "kernels/cuda/device/per_device.h"
 #include "kernels/cuda/device/sm_count.h"
 #include "kernels/cuda/select/counting_select.h"
 #include "kernels/cuda/select/kth_key.cuh"
@@ -301,12 +302,13 @@ __global__ __launch_bounds__(kSelectThreads) void select_kernel(Source source, c
 template <class Source>
 int wide_clusters_at_once(int shared) {
   const auto kernel = select_in_registers<Source, kWideCluster, kWideThreads>;
-  static const bool allowed =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess;
-  if (!allowed) return 0;
-  static const int count =
-      EarlyLaunch({kWideCluster, 1, 1}, kWideThreads, shared, kWideCluster, nullptr).clusters_at_once(kernel);
-  return count;
+  static PerDevice<int> count;
+  return count.get([=] {
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) != cudaSuccess)
+      return 0;
+    return EarlyLaunch({kWideCluster, 1, 1}, kWideThreads, shared, kWideCluster, nullptr)
+        .clusters_at_once(kernel);
+  });
 }
 
 template <class Source>

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/per_device.h"
 #include "kernels/cuda/squeezed/cluster_levels.h"
 #include "kernels/cuda/squeezed/cluster_passes.cuh"
 
@@ -397,8 +398,10 @@ void pack_cluster_rows(const ByteCentroids& nodes, int head_dim, std::byte* to) 
 
 std::span<const int> cluster_level_ranks(int kv_heads) {
   static constexpr int kAll[] = {4, 8, 16};
-  static const bool sixteen =
-      can_place(choose_levels_kernel<kMostPieces, CentroidKind::q8_spreads>, 16, kThreads, kRoom);
+  static PerDevice<bool> placed;
+  const bool sixteen = placed.get([] {
+    return can_place(choose_levels_kernel<kMostPieces, CentroidKind::q8_spreads>, 16, kThreads, kRoom);
+  });
   const auto all = std::span(kAll).first(sixteen ? 3 : 2);
   return all.subspan(kv_heads <= 8 ? all.size() - 1 : kv_heads <= 16 ? 1 : 0);
 }

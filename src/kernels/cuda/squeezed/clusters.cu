@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/per_device.h"
 #include "kernels/cuda/squeezed/cluster_passes.cuh"
 #include "kernels/cuda/squeezed/clusters.h"
 
@@ -256,8 +257,10 @@ __global__ void __launch_bounds__(kThreads, kPieces <= 4 ? 2 : 1)
 /// Such that all blocks run at once. By the GPU and the index alone: sums of another cut differ in their last
 /// bits, and a choice must not depend on how many queries come together.
 int ranks_of(int kv_heads, std::int64_t most_nodes) {
-  static const bool sixteen =
-      can_place(choose_kernel<kMostPieces, CentroidKind::q8_spreads, 16>, 16, kThreads, kRoom);
+  static PerDevice<bool> placed;
+  const bool sixteen = placed.get([] {
+    return can_place(choose_kernel<kMostPieces, CentroidKind::q8_spreads, 16>, 16, kThreads, kRoom);
+  });
   if (kv_heads <= 8) return sixteen ? 16 : 8;
   return kv_heads <= 16 || room_for(most_nodes, 4) > kRoom ? 8 : 4;
 }
