@@ -25,6 +25,7 @@ struct PartWork {
   std::vector<float> q;       // [queries, d] when they had to be gathered
   std::vector<float> output;  // [queries, d] when it does not go to its place at once
   std::vector<float> lse;     // [queries]
+  std::vector<float> peaks;   // AttendItem::peaks when they are wanted and the part is one run from row 0 on
 };
 
 /// Queries of any number of blocks that attend to one KV head of their whole document together.
@@ -33,6 +34,7 @@ struct SharedRows {
   Run all;                       // of its rows
   std::vector<float> q, output;  // [queries, d]
   std::vector<float> lse;        // [queries]
+  std::vector<float> peaks;      // AttendItem::peaks, when they are wanted
 };
 
 /// One call of attend.
@@ -47,7 +49,12 @@ struct Call {
   std::span<const TailRows> tails = {};          ///< one a block, or none at all
   std::vector<SharedRows> shared = {};           // [Hkv]
   std::vector<std::int64_t> shared_row = {};     // [groups] the first of its queries there; -1 = none
+  bool peaks = false;                            ///< are wanted, wherever an item can have them
 };
+
+std::size_t peaks_of(Position end, std::size_t queries) {
+  return static_cast<std::size_t>((end + AttendItem::kPeakKeys - 1) / AttendItem::kPeakKeys) * queries;
+}
 
 /// Whether the tokens of a branch's block come by the hundred. Generated tokens, drafted ones too, are attended
 /// one by one, so that their bits do not depend on how many come at once.
@@ -94,6 +101,11 @@ AttendItem item_of(Call& call, PartWork& work, bool alone) {
     work.lse.resize(static_cast<std::size_t>(queries.count()));
     item.o = work.output.data();
     item.lse = work.lse.data();
+  }
+  if (call.peaks && !work.part.behind && item.rows.empty() && item.runs.size() == 1 &&
+      item.runs[0].begin == 0) {
+    work.peaks.resize(peaks_of(item.runs[0].end, static_cast<std::size_t>(item.queries)));
+    item.peaks = work.peaks.data();
   }
   return item;
 }
@@ -225,6 +237,9 @@ void run_parts(Call& call, const std::vector<bool>& prefilled) {
                      .runs = {&rows.all, 1},
                      .o = rows.output.data(),
                      .lse = rows.lse.data()});
+    if (!call.peaks) continue;
+    rows.peaks.resize(peaks_of(rows.all.end, rows.lse.size()));
+    items.back().peaks = rows.peaks.data();
   }
   for (std::size_t g = 0; g < call.work.size(); ++g) {
     const bool shared = !call.shared_row.empty() && call.shared_row[g] >= 0;
@@ -301,6 +316,30 @@ void attend_both(Call& call, std::size_t b, const TailRows& tail) {
         {.output = output.data(), .lse = lse.data(), .rows = rows, .d = d});
 }
 
+/// The peaks of the groups that attended all keys by one item, or all of their document by a shared one.
+std::vector<KeyPeaks> key_peaks(const Call& call) {
+  std::vector<KeyPeaks> found(call.groups.size());
+  for (std::size_t g = 0; g < found.size(); ++g) {
+    const SetGroup& group = call.groups[g];
+    if (!group.complete || group.token_end - group.token_begin != 1) continue;
+    if (!call.shared_row.empty() && call.shared_row[g] >= 0) {
+      const SharedRows& rows = call.shared[static_cast<std::size_t>(group.kv_head)];
+      found[g] = {.end = rows.all.end,
+                  .peaks = rows.peaks,
+                  .stride = std::ssize(rows.lse),
+                  .first = call.shared_row[g]};
+    } else if (call.work[g].size() == 1 && is_whole(group, call.work[g])) {
+      const PartWork& work = call.work[g].front();
+      if (work.peaks.empty()) continue;
+      found[g] = {.end = work.part.keys.runs().front().end,
+                  .peaks = work.peaks,
+                  .stride = work.part.queries.count(),
+                  .first = 0};
+    }
+  }
+  return found;
+}
+
 void run(Call& call, const std::vector<bool>& prefilled, const MassSink& mass, std::span<float* const> lse) {
   check_cancel();
   for (std::size_t b = 0; b < call.blocks.size(); ++b) {
@@ -316,8 +355,15 @@ void run(Call& call, const std::vector<bool>& prefilled, const MassSink& mass, s
     attend_prefill(block.q, block.tokens, call.geometry.query_heads, kv, call.geometry.scale, call.outputs[b],
                    call.lse[b].data(), *call.geometry.pool);
   }
+  call.peaks = mass.least > 0;
   run_parts(call, prefilled);
-  if (mass) report_mass(call.groups, call.blocks, call.tails, call.geometry, call.lse, mass);
+  if (mass)
+    report_mass({.groups = call.groups,
+                 .blocks = call.blocks,
+                 .tails = call.tails,
+                 .lse = call.lse,
+                 .peaks = call.peaks ? key_peaks(call) : std::vector<KeyPeaks>(call.groups.size())},
+                call.geometry, mass);
   for (std::size_t b = 0; b < lse.size(); ++b) std::copy(call.lse[b].begin(), call.lse[b].end(), lse[b]);
 }
 

@@ -2,8 +2,10 @@
 // Attention of new tokens over sink, window and whatever a selector chose: one path for every method.
 #pragma once
 
+#include <concepts>
 #include <functional>
 #include <span>
+#include <utility>
 
 #include "lodestone/attention.h"
 #include "lodestone/selection.h"
@@ -35,7 +37,18 @@ inline const TailRows* tail_of(std::span<const TailRows> tails, std::size_t b) {
   return tails.empty() || tails[b].kv.heads.empty() ? nullptr : &tails[b];
 }
 
-using MassSink = std::function<void(const AttentionMass&)>;
+/// Who wants to know what was attended. Empty: nobody.
+struct MassSink {
+  std::function<void(const AttentionMass&)> report;
+  /// Keys that got less than this from every query may be left out, and masses are then as exact as the kernels' own
+  /// arithmetic. 0: none is left out.
+  float least = 0.0f;
+
+  MassSink() = default;
+  template <std::invocable<const AttentionMass&> Report>
+  MassSink(Report report_, float least_ = 0.0f) : report(std::move(report_)), least(least_) {}
+  explicit operator bool() const { return report != nullptr; }
+};
 
 /// o[b][t, h, :] for every query token of every block, over sink + selection + window. A set whose keys are
 /// all far keys runs full attention's own kernel and splits (attend_prefill when every set of the block is

@@ -11,11 +11,16 @@
 
 #include "base/cancel.h"
 #include "base/threads.h"
+#include "kernels/exponentials.h"
 #include "kernels/kernels.h"
 
 namespace lode {
 
 namespace {
+
+// Peaks are of queries that the kernels may have rounded: what lies so little below the least is looked at too.
+constexpr float kPeakMargin = 0.25f;         // of a logarithm
+constexpr std::int64_t kLargeTogether = 16;  // tokens a thread whose masses are few
 
 /// Keys of one token and the mass that each received.
 struct TokenMass {
@@ -92,49 +97,76 @@ float largest(std::span<const float> scores) {
   return *std::max_element(high.begin(), high.end());
 }
 
-/// Adds one query's weights to `mass`.
-void add_query(const KeyList& keys, std::span<float> scores, const SetGroup& group, std::size_t s, float lse,
-               std::vector<float>& mass) {
-  if (!keys.log_weights.empty())
-    for (std::size_t i = 0; i < scores.size(); ++i) scores[i] += keys.log_weights[i];
+/// Scores to masses in place: of a log-sum-exp when it is given, else of their own sum. NaN when a score is.
+void weigh(std::span<float> scores, const float* lse) {
   const float peak = largest(scores);
-  double total = 0.0;
-  for (float& score : scores) total += score = std::exp(score - peak);
-  const bool all = group.sets[s].tail_lse.empty();
-  const auto share = static_cast<float>(all ? 1.0 / total : std::exp(double{peak} - lse));
+  double total = exponential_kernels().weigh(scores.data(), nullptr, std::ssize(scores));
+  if (total == 0.0) total = std::numeric_limits<double>::quiet_NaN();
+  const bool own = lse == nullptr || std::isnan(total);
+  const auto share = static_cast<float>(own ? 1.0 / total : std::exp(double{peak} - *lse));
+  for (float& score : scores) score *= share;
+}
+
+/// Adds one query's masses to `mass`, which is indexed by position.
+void add_query(const KeyList& keys, std::span<float> scores, const float* lse, std::vector<float>& mass) {
+  for (std::size_t i = 0; i < keys.log_weights.size(); ++i) scores[i] += keys.log_weights[i];
+  weigh(scores, lse);
   if (keys.unbroken()) {
     float* const to = mass.data() + keys.rows.front();
-    for (std::size_t i = 0; i < scores.size(); ++i) to[i] = std::max(to[i], 0.0f) + scores[i] * share;
+    for (std::size_t i = 0; i < scores.size(); ++i) to[i] = std::max(to[i], 0.0f) + scores[i];
     return;
   }
   for (std::size_t i = 0; i < scores.size(); ++i) {
     float& sum = mass[static_cast<std::size_t>(keys.rows[i])];
-    sum = std::max(sum, 0.0f) + scores[i] * share;
+    sum = std::max(sum, 0.0f) + scores[i];
   }
 }
 
-/// Adds the weights of one set's heads to `mass`, which is indexed by position; -1 marks keys not attended.
-/// Without a tail they are shares of their own sum: the kernels that made `lse` may round queries. All heads are scored in one pass, so
+/// One token of a group, with all that its masses are made of.
+struct Unit {
+  const SetGroup& group;
+  const QueryBlock& block;
+  const TailRows* tail;
+  const LayerGeometry& geometry;
+  std::int64_t token;
+  const std::vector<float>& lse;  // [T, Hq]
+  const KeyPeaks& peaks;
+};
+
+/// Scores of some heads' queries with the keys, and where the queries stand in [T, Hq]. All heads are scored in one pass, so
 /// that each key is read once.
-void add_set(const SetGroup& group, std::size_t s, const QueryBlock& block, const TailRows* tail,
-             const LayerGeometry& geometry, std::int64_t token, const std::vector<float>& lse,
-             std::vector<float>& mass) {
-  const int d = geometry.head_dim;
-  KeyList keys;
-  list_keys(group.far[s], block, token, geometry.dense, keys);
+struct Scored {
   std::vector<std::int64_t> queries;
-  std::vector<float> scores, q;
-  for (std::uint32_t rest = group.sets[s].queries.heads; rest != 0; rest &= rest - 1) {
-    queries.push_back(token * geometry.query_heads + std::int64_t{group.kv_head} * geometry.group() +
-                      std::countr_zero(rest));
-    for (int i = 0; i < d; ++i)
-      q.push_back(block.q[static_cast<std::size_t>(queries.back() * d + i)] * geometry.scale);
+  std::vector<float> scores;  // [queries, keys]
+
+  Scored(const Unit& unit, std::uint32_t heads, const KeyList& keys) {
+    const LayerGeometry& geometry = unit.geometry;
+    const int d = geometry.head_dim;
+    std::vector<float> q;
+    for (std::uint32_t rest = heads; rest != 0; rest &= rest - 1) {
+      queries.push_back(unit.token * geometry.query_heads +
+                        std::int64_t{unit.group.kv_head} * geometry.group() + std::countr_zero(rest));
+      for (int i = 0; i < d; ++i)
+        q.push_back(unit.block.q[static_cast<std::size_t>(queries.back() * d + i)] * geometry.scale);
+    }
+    score_keys(q.data(), static_cast<int>(queries.size()), unit.block, unit.tail,
+               static_cast<std::size_t>(unit.group.kv_head), keys, scores);
   }
-  score_keys(q.data(), static_cast<int>(queries.size()), block, tail, static_cast<std::size_t>(group.kv_head),
-             keys, scores);
-  for (std::size_t i = 0; i < queries.size(); ++i)
-    add_query(keys, std::span(scores).subspan(i * keys.rows.size(), keys.rows.size()), group, s,
-              lse[static_cast<std::size_t>(queries[i])], mass);
+  std::span<float> of(std::size_t query, const KeyList& keys) {
+    return std::span(scores).subspan(query * keys.rows.size(), keys.rows.size());
+  }
+};
+
+/// Adds the masses of one set's heads to `mass`, which is indexed by position; -1 marks keys not attended. Without a tail they are
+/// shares of their own sum: the kernels that made `lse` may round queries.
+void add_set(const Unit& unit, std::size_t s, std::vector<float>& mass) {
+  const Selection::Set& set = unit.group.sets[s];
+  KeyList keys;
+  list_keys(unit.group.far[s], unit.block, unit.token, unit.geometry.dense, keys);
+  Scored scored(unit, set.queries.heads, keys);
+  for (std::size_t i = 0; i < scored.queries.size(); ++i)
+    add_query(keys, scored.of(i, keys),
+              set.tail_lse.empty() ? nullptr : &unit.lse[static_cast<std::size_t>(scored.queries[i])], mass);
 }
 
 /// What was attended, in front of `out`.
@@ -151,44 +183,71 @@ void collect(const std::vector<float>& mass, TokenMass& out) {
   out.mass.resize(count);
 }
 
+/// Masses of the keys in stretches that hold a large one, and of those behind them.
+void find_large(const Unit& unit, float least, TokenMass& out) {
+  const int group = unit.geometry.group();
+  const std::int64_t first =
+      unit.token * unit.geometry.query_heads + std::int64_t{unit.group.kv_head} * group;
+  const float* const lse = unit.lse.data() + first;
+  const float least_log = std::log(least) - kPeakMargin;
+  KeyList keys;
+  const auto add = [&](Position from, Position to) {
+    for (; from < to; ++from) keys.rows.push_back(from);
+  };
+  const float* peaks = unit.peaks.peaks.data() + unit.peaks.first;
+  for (Position at = 0; at < unit.peaks.end; at += AttendItem::kPeakKeys, peaks += unit.peaks.stride) {
+    bool large = false;
+    for (int h = 0; h < group; ++h) large |= !(peaks[h] - lse[h] < least_log);  // NaN is looked at
+    if (large) add(at, std::min<Position>(at + AttendItem::kPeakKeys, unit.peaks.end));
+  }
+  add(unit.peaks.end, unit.block.begin + static_cast<Position>(unit.token) + 1);
+  out.mass.assign(keys.rows.size(), 0.0f);
+  Scored scored(unit, all_heads(group), keys);
+  for (int h = 0; h < group && !keys.rows.empty(); ++h) {
+    const std::span<float> masses = scored.of(static_cast<std::size_t>(h), keys);
+    weigh(masses, lse + h);
+    for (std::size_t i = 0; i < masses.size(); ++i) out.mass[i] += masses[i];
+  }
+  out.rows = std::move(keys.rows);
+}
+
+void find_all(const Unit& unit, TokenMass& out) {
+  std::vector<float> mass(static_cast<std::size_t>(unit.block.begin + unit.token + 1), -1.0f);
+  for (std::size_t s = 0; s < unit.group.sets.size(); ++s) add_set(unit, s, mass);
+  collect(mass, out);
+}
+
 }  // namespace
 
-void report_mass(std::span<const SetGroup> groups, std::span<const QueryBlock> blocks,
-                 std::span<const TailRows> tails, const LayerGeometry& geometry,
-                 std::span<const std::vector<float>> lse, const MassSink& sink) {
-  // A few tokens at a time: the masses of a whole chunk over a long context would not fit into memory.
-  const std::int64_t batch = geometry.pool->size();
-  struct Unit {
-    const SetGroup* group;
-    std::int64_t token;
-  };
+void report_mass(const Attended& attended, const LayerGeometry& geometry, const MassSink& sink) {
   std::vector<Unit> units;
-  for (const SetGroup& group : groups) {
-    for (std::int64_t t = group.token_begin; t < group.token_end; ++t) units.push_back({&group, t});
+  bool large_only = true;
+  for (std::size_t g = 0; g < attended.groups.size(); ++g) {
+    const SetGroup& group = attended.groups[g];
+    large_only &= !attended.peaks[g].peaks.empty();
+    for (std::int64_t t = group.token_begin; t < group.token_end; ++t)
+      units.push_back({group, attended.blocks[group.block], tail_of(attended.tails, group.block), geometry, t,
+                       attended.lse[group.block], attended.peaks[g]});
   }
+  // A few tokens at a time: the masses of a whole chunk over a long context would not fit into memory.
+  const std::int64_t batch = geometry.pool->size() * (large_only ? kLargeTogether : 1);
   std::vector<TokenMass> found(static_cast<std::size_t>(batch));
   for (std::int64_t at = 0; at < std::ssize(units); at += batch) {
     check_cancel();
     const std::int64_t count = std::min(batch, std::ssize(units) - at);
     geometry.pool->for_each(count, [&](std::int64_t item, int) {
       const Unit& unit = units[static_cast<std::size_t>(at + item)];
-      const QueryBlock& block = blocks[unit.group->block];
-      const TailRows* const tail = tail_of(tails, unit.group->block);
-      std::vector<float> mass(static_cast<std::size_t>(block.begin + unit.token + 1), -1.0f);
-      for (std::size_t s = 0; s < unit.group->sets.size(); ++s) {
-        add_set(*unit.group, s, block, tail, geometry, unit.token, lse[unit.group->block], mass);
-      }
-      collect(mass, found[static_cast<std::size_t>(item)]);
+      TokenMass& to = found[static_cast<std::size_t>(item)];
+      unit.peaks.peaks.empty() ? find_all(unit, to) : find_large(unit, sink.least, to);
     });
     for (std::int64_t item = 0; item < count; ++item) {
       const Unit& unit = units[static_cast<std::size_t>(at + item)];
       const TokenMass& m = found[static_cast<std::size_t>(item)];
-      const QueryBlock& block = blocks[unit.group->block];
-      sink({.sequence = block.sequence,
-            .kv_head = unit.group->kv_head,
-            .query = block.begin + static_cast<Position>(unit.token),
-            .rows = m.rows,
-            .mass = m.mass});
+      sink.report({.sequence = unit.block.sequence,
+                   .kv_head = unit.group.kv_head,
+                   .query = unit.block.begin + static_cast<Position>(unit.token),
+                   .rows = m.rows,
+                   .mass = m.mass});
     }
   }
 }

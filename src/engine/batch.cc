@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <mutex>
 #include <new>
 #include <set>
@@ -62,6 +63,9 @@ std::vector<Group> groups_of(std::span<BatchRow* const> rows) {
 const ForwardHooks* hooks_of(Group& group) {
   const ForwardHooks* const first = group.rows.front()->hooks;
   if (first == nullptr || group.rows.size() == 1) return first;
+  group.hooks.least_mass = std::numeric_limits<float>::max();
+  for (const BatchRow* const row : group.rows)
+    group.hooks.least_mass = std::min(group.hooks.least_mass, row->hooks->least_mass);
   group.hooks.mass = [&group](const LayerGeometry& geometry, const AttentionMass& mass) {
     group.rows[static_cast<std::size_t>(mass.sequence)]->hooks->mass(geometry, mass);
   };

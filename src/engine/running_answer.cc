@@ -132,6 +132,7 @@ void RunningAnswer::collect_sources() {
       static_cast<std::size_t>(std::min(max_tokens(), sequence_->begin() + most_tokens)), 0.0);
   const auto first = static_cast<Position>(sequence_->begin() + std::ssize(request_.prompt) - 1);
   answer_.sources.sharpness = request_.sharpness;
+  hooks_.least_mass = static_cast<float>(request_.sharpness);
   const int most = config.most_kv_heads();
   std::vector<RowOrder> orders(static_cast<std::size_t>(config.layers * most));  // [L, most_kv_heads]
   for (int layer = 0; layer < config.layers; ++layer)

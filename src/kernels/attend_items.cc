@@ -20,7 +20,7 @@ namespace {
 // Keys of one chunk. Runs are cut at absolute multiples of it, so that a run's chunks do not depend on where
 // other runs lie; small enough that 8k keys of one head keep eight threads busy, large enough that a partial
 // state is under 2 % of the bytes read.
-constexpr std::int64_t kChunkKeys = 1024;
+constexpr std::int64_t kChunkKeys = AttendItem::kPeakKeys;
 // Scattered rows cost more each and come in smaller numbers.
 constexpr std::int64_t kChunkRows = 512;
 
@@ -89,6 +89,8 @@ Plan make_plan(std::span<const AttendItem> items, int threads) {
     const AttendItem& item = items[i];
     LODE_ASSERT(item.kv.d > 0 && item.kv.d <= kMaxHeadDim);
     LODE_ASSERT(item.log_weights.empty() || item.log_weights.size() == item.rows.size());
+    LODE_ASSERT(item.peaks == nullptr ||
+                (item.runs.size() == 1 && item.runs[0].begin == 0 && item.rows.empty()));
     const auto index = static_cast<std::int64_t>(i);
     plan.first_chunk.push_back(plan.chunks.size());
     plan_runs(item, index, plan);
@@ -157,6 +159,9 @@ void attend_chunk(const KernelTable& table, const AttendItem& item, const Plan& 
 /// Folds the partial states of an item into its output and log-sum-exp, in rising order.
 void merge_item(const AttendItem& item, std::span<const Chunk> chunks, float* states) {
   const std::int64_t d = item.kv.d;
+  for (std::size_t c = 0; item.peaks != nullptr && c < chunks.size(); ++c)
+    std::copy_n(state_at(states + chunks[c].state, item).m, item.queries,
+                item.peaks + c * static_cast<std::size_t>(item.queries));
   for (int r = 0; r < item.queries; ++r) {
     float* o = item.o + r * d;
     std::fill_n(o, d, 0.0f);

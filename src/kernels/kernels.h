@@ -107,6 +107,10 @@ struct AttendItem {
   std::span<const float> log_weights;  // empty or one per row
   float* o = nullptr;                  // [queries, d] normalised
   float* lse = nullptr;                // [queries]
+  /// [ceil(runs[0].end / kPeakKeys), queries], of items of one run from row 0 on and no rows, when not null: the
+  /// largest score of each query among rows [i kPeakKeys, (i + 1) kPeakKeys), as the kernel rounds it.
+  float* peaks = nullptr;
+  static constexpr std::int64_t kPeakKeys = 1024;
 };
 /// Attends all items: work is cut into fixed-size pieces of keys (absolute position multiples for runs),
 /// spread over the threads, and partial states are merged in rising order, so that bits depend on the item

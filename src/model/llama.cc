@@ -442,10 +442,11 @@ void Llama::attend_step(int index, const Step& step, std::int64_t row, ForwardWo
   MassSink mass;
   const bool selector_wants = selector != nullptr && selector->wants_mass();
   if (selector_wants || (step.hooks != nullptr && step.hooks->mass)) {
-    mass = [&](const AttentionMass& m) {
-      if (selector_wants) selector->observe(m);
-      if (step.hooks != nullptr && step.hooks->mass) step.hooks->mass(geometry, m);
-    };
+    mass = {[&](const AttentionMass& m) {
+              if (selector_wants) selector->observe(m);
+              if (step.hooks != nullptr && step.hooks->mass) step.hooks->mass(geometry, m);
+            },
+            selector_wants ? 0.0f : step.hooks->least_mass};
   }
   if (windowed) {
     attend_window_step(step, geometry, blocks, outputs, lse, work);

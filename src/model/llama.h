@@ -50,6 +50,7 @@ struct ForwardHooks {
   std::function<void(int layer, std::span<const float> x)> layer_done;
   /// Attention mass per attended key of each (token, KV head).
   std::function<void(const LayerGeometry&, const AttentionMass&)> mass;
+  float least_mass = 0.0f;  ///< keys that got less from every query may be left out of `mass`
 
   // What a GPU, and a sequence with a document, calls in place of `attended`; without these two, and with others, a
   // step of a GPU's runs on the host.

@@ -427,6 +427,82 @@ TEST(Attend, MassOfEachKeySumsToTheHeads) {
   }
 }
 
+using Masses = std::map<std::pair<int, Position>, float>;  // of KV head and row
+
+MassSink into(Masses& masses, float least = 0.0f) {
+  return {[&masses](const AttentionMass& mass) {
+            EXPECT_TRUE(std::is_sorted(mass.rows.begin(), mass.rows.end()));
+            for (std::size_t i = 0; i < mass.rows.size(); ++i)
+              masses[{mass.kv_head, mass.rows[i]}] += mass.mass[i];
+          },
+          least};
+}
+
+/// Whatever got `least` from one of the heads at least is in `some`, with the mass that it has in `all`.
+void expect_large(const Masses& all, const Masses& some, float least, int group, float tolerance) {
+  EXPECT_LT(some.size(), all.size());
+  int large = 0;
+  for (const auto& [key, mass] : all) {
+    if (mass < least * static_cast<float>(group)) continue;
+    ++large;
+    ASSERT_TRUE(some.contains(key)) << "KV head " << key.first << " row " << key.second << " mass " << mass;
+  }
+  EXPECT_GT(large, 0);
+  for (const auto& [key, mass] : some) EXPECT_NEAR(mass, all.at(key), tolerance);
+}
+
+TEST(Attend, LargeMassesAreThoseAmongAll) {
+  constexpr float kLeast = 0.05f;
+  ThreadPool pool(2);
+  for (const DType type : {DType::f32, DType::f16, DType::bf16, DType::q8, DType::q4}) {
+    World world({.kv_heads = 2, .group = 3, .d = 64, .type = type, .max_tokens = 6000});
+    // Two places draw attention: one in the midst of a stretch, one at the border of two.
+    world.shape_key = [](Position p, int, int, float x) { return p == 1500 || p == 3072 ? 2.5f * x : x; };
+    const LayerGeometry geometry = world.geometry(pool);
+    world.write(5500);
+    const QueryBlock block = world.block(5499, 1);
+    const float tolerance = type == DType::bf16 ? 0.03f : 1e-4f;  // bf16's kernels may round queries
+    Masses all, some;
+    run_full(block, geometry, into(all));
+    run_full(block, geometry, into(some, kLeast));
+    expect_large(all, some, kLeast, 3, tolerance);
+    // The same of a branch: rows [0, 5000) are the document's, the others its own.
+    KvLayer document = block.kv, own = block.kv;
+    std::vector<KvRows> front(document.heads.begin(), document.heads.end()), behind = front;
+    for (KvRows& head : front) head.rows = 5000;
+    for (KvRows& head : behind) {
+      const std::int64_t row = row_bytes_of(type, 64), scales = head.k_scale == nullptr ? 0 : 5000;
+      head.k += 5000 * row, head.v += 5000 * row, head.rows -= 5000;
+      if (scales > 0) head.k_scale += scales, head.v_scale += scales;
+    }
+    QueryBlock branch = block;
+    branch.kv.heads = front, branch.far_limit = 5000;
+    own.heads = behind;
+    const TailRows rows = {.kv = own, .seam = 5000};
+    std::vector<float> output(block.q.size());
+    float* const to = output.data();
+    Masses of_branch;
+    attend_branches(
+        {.blocks = {&branch, 1}, .tails = {&rows, 1}, .outputs = {&to, 1}, .selections = {}, .work = {}},
+        geometry, into(of_branch, kLeast));
+    expect_large(all, of_branch, kLeast, 3, tolerance);
+    EXPECT_TRUE(of_branch.contains({0, 5499}));  // a branch's own keys are all there
+  }
+}
+
+TEST(Attend, LargeMassesOfANaNAreNaN) {
+  ThreadPool pool(2);
+  World world({.kv_heads = 1, .group = 2, .d = 64, .max_tokens = 4096});
+  world.shape_key = [](Position p, int, int, float x) { return p == 700 ? std::nanf("") : x; };
+  const LayerGeometry geometry = world.geometry(pool);
+  world.write(3000);
+  const QueryBlock block = world.block(2999, 1);
+  Masses masses;
+  run_full(block, geometry, into(masses, 0.05f));
+  ASSERT_TRUE(masses.contains({0, 700}));
+  EXPECT_TRUE(std::isnan(masses.at({0, 700})));
+}
+
 TEST(Attend, TextsShorterThanTheSink) {
   ThreadPool pool(2);
   World world({.kv_heads = 1, .group = 2, .d = 64, .dense = {100, 4}});
