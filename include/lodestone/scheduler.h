@@ -43,12 +43,13 @@ class SequenceCache {
 
 /// What to ask. Everything is copied when it is submitted.
 struct Request {
-  std::shared_ptr<const Document> document;   ///< null: of the model alone
-  std::vector<TokenId> prompt;                ///< at least one token; it follows the document's tokens
-  Spec attention;                             ///< one of the document's methods, or `full`
-  GenerateOptions options;                    ///< on_text is called from the scheduler's thread
-  int priority = 0;                           ///< higher is admitted first
-  bool want_sources = false;                  ///< fill Answer::sources; costs time at each token
+  std::shared_ptr<const Document> document;  ///< null: of the model alone
+  std::vector<TokenId> prompt;               ///< at least one token; it follows the document's tokens
+  Spec attention;                            ///< one of the document's methods, or `full`
+  GenerateOptions options;                   ///< on_text is called from the scheduler's thread
+  int priority = 0;                          ///< higher is admitted first
+  bool want_sources = false;  ///< fill Answer::sources: costs time at each token, on a GPU one more
+                              ///< reading of the answer under full attention
   double sharpness = SourceMass().sharpness;  ///< of these sources
   /// Tokens are drafted under `attention` and verified by full attention, several in one step: greedy answers
   /// are those of `full` to the token, sampled ones are distributed as those of `full`.

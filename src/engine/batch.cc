@@ -242,9 +242,9 @@ void BatchRunner::run_on_gpu(std::span<BatchRow* const> rows) {
     Sequence& sequence = *row->sequence;
     const Document::Impl& document = sequence.document();
     GpuContext& context = *document.parts().gpu;
-    if (row->hooks != nullptr || row->audit != nullptr)
-      throw InputError(
-          "questions asked together on a GPU: expected none whose sources are wanted or that are audited");
+    if (row->audit != nullptr)
+      throw InputError("questions asked together on a GPU: expected none that is audited");
+    LODE_ASSERT(row->hooks == nullptr || (row->phase == Phase::question && !row->sparse));
     if (sequence.gpu_tail == nullptr) sequence.gpu_tail = gpu_batch(sequence).branch(context, sequence.room);
     if (held.insert(&document.choosing).second) choosing.emplace_back(document.choosing, std::defer_lock);
     const AttachedMethod* const method = method_of(*row);
@@ -263,6 +263,7 @@ void BatchRunner::run_on_gpu(std::span<BatchRow* const> rows) {
                            .rows = row->rows,
                            .rope = &document.parts().rope,
                            .work = &row->work,
+                           .hooks = row->hooks,
                            .largest = row->largest ? &row->token : nullptr});
   }
   for (auto& lock : choosing) lock.lock();

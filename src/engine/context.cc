@@ -216,9 +216,16 @@ ForwardWork Context::Impl::forward(const Step& step, const AttachedMethod* metho
   return gpu->forward(step, rope, rows, logits);
 }
 
+/// Whether the masses that are wanted, of a dense step, are all that is wanted, and the GPU finds them.
+bool Context::Impl::gpu_finds_masses(const Step& step) const {
+  const ForwardHooks& wanted = *step.hooks;
+  return gpu->finds_masses() && step.selectors.empty() && wanted.mass && wanted.least_mass > 0 &&
+         !wanted.attended && !wanted.layer_done;
+}
+
 /// Why a step of a context on the GPU runs on the host, for people; empty: it does not.
 std::string Context::Impl::why_on_host(const Step& step, const AttachedMethod* method) const {
-  if (step.hooks != nullptr && !step.hooks->compare)
+  if (step.hooks != nullptr && !step.hooks->compare && !gpu_finds_masses(step))
     return step.hooks->mass ? "tokens whose sources are looked for" : "tokens that are looked into";
   if (step.selectors.empty() || step.phase != Phase::question) return {};
   const std::int64_t tokens = std::ssize(step.sequences.front().tokens),

@@ -83,6 +83,9 @@ struct Context::Impl {
   /// One forward pass of all these tokens at once. On any exception the context is as it was.
   ForwardWork step(std::span<const TokenId> tokens, const StepOptions& options);
   ForwardWork forward(const Step& step, const AttachedMethod* method, LogitRows rows);
+  /// Whether the sources of an answer are found by a GPU that reads it once more when it is complete.
+  bool rereads_for_sources() const { return gpu != nullptr && gpu->finds_masses() && kv.recurrent().empty(); }
+  bool gpu_finds_masses(const Step& step) const;
   std::string why_on_host(const Step& step, const AttachedMethod* method) const;
   std::string remark_on_host(std::size_t known) const;
   std::int64_t joint_query_tokens(MethodId method) const;  ///< Selector::joint_query_tokens of its layers

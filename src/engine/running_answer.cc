@@ -57,6 +57,7 @@ RunningAnswer::RunningAnswer(Request request, std::unique_ptr<Sequence> sequence
   drafting_helps_ = sequence_->context().kv.recurrent().empty();
   if (request_.audit > 0) start_audit();
   if (request_.want_sources) collect_sources();
+  rereads_ = request_.want_sources && sequence_->context().rereads_for_sources();
   request_.read != nullptr ? begin() : plan(chunk);
 }
 
@@ -79,7 +80,7 @@ void RunningAnswer::begin() {
   sequence_->begin_with(*request_.read);
   answer_.generation.prompt_seconds = request_.read->seconds;
   std::vector<float> logits = request_.read->logits;
-  complete_ = request_.options.max_new_tokens <= 0 || take_next(logits);
+  complete_ = request_.options.max_new_tokens <= 0 || (take_next(logits) && !start_rereading());
   if (exact()) start_draft();
 }
 
@@ -99,7 +100,7 @@ void RunningAnswer::start_audit() {
 }
 
 const ForwardHooks* RunningAnswer::hooks(bool sources) const {
-  return sources && request_.want_sources ? &hooks_ : audit_ ? &audit_hooks_ : nullptr;
+  return sources && request_.want_sources && !rereads_ ? &hooks_ : audit_ ? &audit_hooks_ : nullptr;
 }
 
 /// A dense part, then what attends by the method. Where sources are wanted the last token is a piece of its own,
@@ -113,11 +114,11 @@ void RunningAnswer::plan(std::int64_t chunk) {
                      sparse = std::min(length - held, asked < 0 ? length : std::min(length, asked)),
                      joint = exact() ? 1 : sequence_->joint_tokens();
   add_pieces(held, length - sparse, false, chunk);
-  const bool last_alone = request_.want_sources && joint == 1 && sparse > 0;
+  const bool hooked = request_.want_sources && !rereads_, last_alone = hooked && joint == 1 && sparse > 0;
   const std::int64_t step = joint == 0 ? kMostTogether : std::max(joint, chunk / joint * joint);
   add_pieces(length - sparse, length - (last_alone ? 1 : 0), !exact(), step);
   if (last_alone) add_pieces(length - 1, length, !exact(), 1);
-  pieces_.back().hooked = request_.want_sources;
+  pieces_.back().hooked = hooked;
 }
 
 void RunningAnswer::add_pieces(std::int64_t begin, std::int64_t end, bool sparse, std::int64_t chunk) {
@@ -161,6 +162,7 @@ std::int64_t RunningAnswer::held() const {
 
 BatchRow RunningAnswer::next() {
   Audit* const audit = audit_ ? &*audit_ : nullptr;
+  if (rereading_) return reread();
   if (!prompting() && exact()) return next_exact();
   if (!prompting())
     return {.sequence = sequence_.get(),
@@ -210,12 +212,38 @@ BatchRow RunningAnswer::next_exact() {
           .tokens = to_verify_,
           .sparse = false,
           .rows = LogitRows::all,
-          .hooks = request_.want_sources ? &hooks_ : nullptr,
+          .hooks = request_.want_sources && !rereads_ ? &hooks_ : nullptr,
+          .again = forget_seen()};
+}
+
+/// True when the answer, which is complete, is to be read once more.
+bool RunningAnswer::start_rereading() {
+  rereading_ = rereads_ && generated() > 0;
+  if (!rereading_) return false;
+  reread_ = {request_.prompt.back()};
+  reread_.insert(reread_.end(), answer_.generation.tokens.begin(), answer_.generation.tokens.end() - 1);
+  return true;
+}
+
+BatchRow RunningAnswer::reread() {
+  sequence_->roll_back(sequence_->begin() + std::ssize(request_.prompt) - 1);
+  return {.sequence = sequence_.get(),
+          .tokens = reread_,
+          .phase = Phase::question,
+          .sparse = false,
+          .rows = LogitRows::none,
+          .hooks = &hooks_,
           .again = forget_seen()};
 }
 
 bool RunningAnswer::take(BatchRow& row) {
   if (row.error) std::rethrow_exception(row.error);
+  if (!rereading_) return take_step(row) && !start_rereading();
+  count_sources(std::numeric_limits<Position>::max());
+  return true;
+}
+
+bool RunningAnswer::take_step(BatchRow& row) {
   if (!prompting() && exact()) return take_exact(row);
   if (!prompting() || pieces_[piece_].sparse || exact()) report(row);
   count_sources(std::numeric_limits<Position>::max());

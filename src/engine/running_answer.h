@@ -39,7 +39,11 @@ class RunningAnswer {
   /// The next row for a batch; what it points to lives until `take`.
   BatchRow next();
   bool prompting() const { return piece_ < pieces_.size(); }
-  std::int64_t next_tokens() const { return prompting() ? pieces_[piece_].count : 1; }
+  /// Whether the next row is of tokens that are there already: of the prompt, or of an answer that is read once more.
+  bool reading() const { return rereading_ || prompting(); }
+  std::int64_t next_tokens() const {
+    return rereading_ ? std::ssize(reread_) : prompting() ? pieces_[piece_].count : 1;
+  }
   /// Takes in a row that ran; true when the answer is complete. Rethrows the row's error and what on_text throws.
   bool take(BatchRow& row);
   /// The answer as far as it is.
@@ -73,7 +77,10 @@ class RunningAnswer {
   const ForwardHooks* hooks(bool sources) const;
   std::function<void()> forget_seen();
   bool wants_largest() const;
+  bool take_step(BatchRow& row);
   bool take_exact(BatchRow& row);
+  bool start_rereading();
+  BatchRow reread();
   void take_drafted(BatchRow& row);
   bool verify(std::span<float> logits);
   void start_draft();
@@ -105,6 +112,9 @@ class RunningAnswer {
     float mass = 0;
   };
   std::vector<Seen> seen_;
+  // On a GPU, whose steps tell nobody what they attend to, the complete answer is read once more by full attention.
+  bool rereads_ = false, rereading_ = false;
+  std::vector<TokenId> reread_;  ///< the prompt's last token and the answer but for its last
   std::optional<Audit> audit_;
   WorkReport audited_;
   ForwardHooks hooks_;        ///< of tokens whose sources are looked for, and audited

@@ -203,10 +203,10 @@ void Scheduler::Impl::step(const std::vector<std::shared_ptr<Asked>>& now) {
   std::int64_t prompt_tokens = 0;
   for (const auto& asked : now) {
     if (asked->answering == nullptr || asked->cancelled) continue;
-    const bool prompting = asked->answering->prompting();
+    const bool reads = asked->answering->reading();
     const std::int64_t tokens = asked->answering->next_tokens();
-    if (prompting && prompt_tokens > 0 && prompt_tokens + tokens > options.chunk) continue;
-    if (prompting) prompt_tokens += tokens;
+    if (reads && prompt_tokens > 0 && prompt_tokens + tokens > options.chunk) continue;
+    if (reads) prompt_tokens += tokens;
     rows.push_back(asked->answering->next());
     of_row.push_back(asked.get());
   }

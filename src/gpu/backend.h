@@ -67,6 +67,8 @@ class GpuContext {
   virtual std::int64_t bytes() const = 0;   ///< of GPU memory held, without the weights
   /// Whether keys and values lie in the host's store, which every step then reads and writes.
   virtual bool keys_on_host() const = 0;
+  /// Whether dense steps call ForwardHooks::mass, of what lies above a least_mass beyond 0.
+  virtual bool finds_masses() const = 0;
   virtual std::string placement() const = 0;  ///< where they lie and what fits, in a sentence
   virtual TierWork take_tier_work() = 0;      ///< since it was last taken
   virtual void roll_back(std::int64_t tokens) = 0;
@@ -92,7 +94,7 @@ class GpuContext {
   virtual double sum_microseconds() { return 0; }
 
   /// Llama::forward on the GPU, for one sequence whose earlier tokens are all there; its `kv` is written and
-  /// committed too when a selector of the step needs it (see attach). Hooks are not called.
+  /// committed too when a selector of the step needs it (see attach). Of the hooks, those of an audit are called, and what finds_masses() says.
   virtual ForwardWork forward(const Step& step, const Rope& rope, LogitRows rows,
                               std::vector<float>& logits) = 0;
 };

@@ -435,6 +435,7 @@ void CudaBatch::enqueue_layer(int layer, const Pass& pass) {
   if (!pass.narrow) {
     linear_.qkv(qkv, all);
     attend(layer, pass);
+    report_masses(layer, pass);
     linear_.project_out(attention_.as<float>(), pass.count(), w.o, w.o_bias, x_.as<float>(), addition);
     return linear_.mlp(mlp, pass.count(), x_.as<float>());
   }
@@ -474,6 +475,31 @@ void CudaBatch::attend(int layer, const Pass& pass) {
                  attention_.as<float>() + first * d,
                  {halves == nullptr ? nullptr : halves + first * d, kNarrowRows * o.cols}, stream_.get());
   }
+}
+
+/// To the hook of a question's tokens, which are the only ones of their pass.
+void CudaBatch::report_masses(int layer, const Pass& pass) {
+  const Token& first = pass.tokens.front();
+  const ForwardHooks* const hooks = first.row->hooks;
+  if (hooks == nullptr) return;
+  LODE_ASSERT(first.row->selectors.empty() && first.document->finds_masses());
+  const cuda::KvLayout &layout = first.document->range_.layout(), &tails = pool_->range().layout();
+  const char* const tail = pool_->block(dynamic_cast<const CudaTail&>(*first.row->tail).first);
+  masses_.report({.q = q_.as<float>(),
+                  .count = pass.count(),
+                  .query_heads = config_.query_heads,
+                  .scale = score_scale(config_),
+                  .layout = layout,
+                  .document = first.document->range_.base() + layer * layout.layer_stride,
+                  .seam = first.seam,
+                  .behind = tail + layer * tails.layer_stride,
+                  .position = first.position},
+                 {.layer = layer,
+                  .query_heads = config_.query_heads,
+                  .kv_heads = config_.kv_heads,
+                  .head_dim = config_.head_dim,
+                  .scale = score_scale(config_)},
+                 0, *hooks, stream_);
 }
 
 bool CudaBatch::attends_all(const Group& group, int layer) const {

@@ -96,6 +96,7 @@ class CudaBatch final : public GpuBatch {
   void enqueue_head(const Pass& pass);
   void finish_logits(std::int64_t count);
   void attend(int layer, const Pass& pass);
+  void report_masses(int layer, const Pass& pass);
   static bool joins(Group& group, const Asked& asked);
   bool attends_all(const Group& group, int layer) const;
   cuda::StatePlanes read_document(int layer, const Pass& pass, const Group& group, cuda::StreamHandle stream);
@@ -135,6 +136,7 @@ class CudaBatch final : public GpuBatch {
   cuda::Buffer largest_;  // [kNarrowRows] tokens
   cuda::PinnedBuffer staged_largest_;
   cuda::Buffer workspace_, shared_workspace_;
+  MassFinder masses_;
   std::vector<float> frequencies_set_;
   float rope_scale_ = 1.0f;
   std::map<std::vector<std::uint64_t>, cuda::Graph> graphs_;  ///< empty ones: seen once

@@ -30,6 +30,8 @@ struct GpuBatchRow {
   LogitRows rows = LogitRows::last_of_each;
   const Rope* rope = nullptr;
   ForwardWork* work = nullptr;  ///< to add to
+  /// Of a question's tokens with full attention, or null: only `mass` is called, of what lies above `least_mass`.
+  const ForwardHooks* hooks = nullptr;
   /// Of a generated token: where the token of the largest logit goes, instead of logits. RunError where a logit is
   /// not a number.
   TokenId* largest = nullptr;

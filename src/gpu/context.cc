@@ -217,7 +217,7 @@ std::uint64_t CudaContext::next_number() {
 std::int64_t CudaContext::bytes() const {
   std::int64_t bytes = range_.backed_bytes() + working_bytes(config_, *model_, options_) +
                        lists_memory_.bytes() + exact_.bytes() + near_lse_.bytes() + far_.bytes() +
-                       near_memory_.bytes() + summed_.bytes();
+                       near_memory_.bytes() + summed_.bytes() + masses_.bytes();
   if (share_.sum != nullptr) bytes += share_.sum->bytes();
   if (tier_ != nullptr) bytes += tier_->bytes();
   if (active_ != nullptr) bytes += active_->bytes();
@@ -623,6 +623,7 @@ void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
   if (host) tell_listeners(layer, run);
   attend(layer, run, work);
   if (run.audits(layer)) audit(layer, run);
+  if (run.is_watched() && run.window(layer) == 0) report_masses(layer, run);
   enqueue_output(w, run.count);
   enqueue_mlp(w, run.count);
 }

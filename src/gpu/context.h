@@ -10,6 +10,7 @@
 #include "gpu/active_tier.h"
 #include "gpu/host_tier.h"
 #include "gpu/lists.h"
+#include "gpu/mass_finder.h"
 #include "gpu/model.h"
 #include "gpu/select/selectors.h"
 #include "kernels/cuda/device/kv_range.h"
@@ -41,6 +42,10 @@ class CudaContext final : public GpuContext {
   std::int64_t tokens() const override { return tokens_; }
   std::int64_t bytes() const override;
   bool keys_on_host() const override { return tier_ != nullptr; }
+  bool finds_masses() const override {
+    return tier_ == nullptr && share_.sum == nullptr &&
+           MassFinder::takes(config_.query_heads, config_.kv_heads, config_.head_dim);
+  }
   std::string placement() const override { return place_.sentence; }
   TierWork take_tier_work() override { return std::exchange(tier_work_, {}); }
   void roll_back(std::int64_t tokens) override;
@@ -87,7 +92,9 @@ class CudaContext final : public GpuContext {
     bool sparse(int layer) const;  ///< never with a sliding window
     std::int64_t window(int layer) const { return plan.layer(layer).window; }
     /// A step that is captured once and replayed.
-    bool is_graph() const { return count == 1 && !host_takes_part() && !audits_some(); }
+    bool is_graph() const { return count == 1 && !host_takes_part() && !audits_some() && !is_watched(); }
+    /// Whether somebody wants to know what is attended to.
+    bool is_watched() const { return step.hooks != nullptr && step.hooks->mass; }
     /// Whether a layer's outputs are compared with full attention's.
     bool audits(int layer) const {
       return step.hooks != nullptr && step.hooks->compare && sparse(layer) &&
@@ -136,6 +143,7 @@ class CudaContext final : public GpuContext {
   void attend_window_on_host(int layer, const Run& run);
   void attend_lists(const cuda::Queries& queries, const cuda::RowLists& lists);
   void audit(int layer, const Run& run);
+  void report_masses(int layer, const Run& run);
   QueryBlock places_of(const Run& run) const;
   QueryBlock block_of(int layer, const Run& run) const;
   void choose(int layer, const Run& run, const QueryBlock& block, Selection& selection, ForwardWork& work);
@@ -187,6 +195,7 @@ class CudaContext final : public GpuContext {
   cuda::PinnedBuffer staged_ids_, staged_places_;  // [chunk]
   cuda::PinnedBuffer staged_logits_;               // [kLogitRows, V]
   cuda::PinnedBuffer staged_given_;                // as given_
+  MassFinder masses_;
   // Of a layer that is audited; made when first needed:
   cuda::Buffer exact_;                            // [N, Hq, d] by full attention
   cuda::PinnedBuffer host_outputs_, host_exact_;  // [N, Hq, d]

@@ -292,6 +292,21 @@ void CudaContext::audit(int layer, const Run& run) {
   stream_.synchronize();
 }
 
+void CudaContext::report_masses(int layer, const Run& run) {
+  LODE_ASSERT(finds_masses() && run.dense());
+  const cuda::KvLayout& layout = range_.layout();
+  const char* const keys = range_.base() + layer * layout.layer_stride;
+  masses_.report({.q = q_.as<float>(),
+                  .count = run.count,
+                  .query_heads = config_.query_heads,
+                  .scale = score_scale(config_),
+                  .layout = layout,
+                  .document = keys,
+                  .behind = keys,
+                  .position = tokens_},
+                 geometry(layer, run), run.step.sequences.front().id, *run.step.hooks, stream_);
+}
+
 /// The GPU attends what it holds while the host chooses and attends the rest; merged in this order.
 void CudaContext::attend_split(int layer, const Run& run, ForwardWork& work) {
   cuda::Queries near = queries(layer, run);

@@ -45,6 +45,7 @@ class ShardedContext final : public GpuContext {
   void fill_random(std::int64_t tokens, std::uint64_t seed) override;
   /// InputError for a method whose keys the GPUs do not choose by themselves.
   ChosenBy attach(const Spec& spec, std::span<Selector* const> selectors) override;
+  bool finds_masses() const override { return false; }  // each GPU has heads of its own
   bool chooses(std::span<Selector* const> selectors) const override;
   std::int64_t most_together(std::span<Selector* const> selectors) const override;
   void index(std::span<Selector* const> selectors, const Rope& rope) override;

@@ -102,20 +102,90 @@ TEST(GpuBatch, AnswersOfASchedulerAreTheCpus) {
   EXPECT_EQ(answers[0], answers[1]);
 }
 
+/// Shares near the threshold may fall on either side.
+void expect_alike(const std::vector<double>& found, const std::vector<double>& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  double total = 0, apart = 0;
+  for (std::size_t i = 0; i < found.size(); ++i)
+    total += expected[i], apart += std::abs(found[i] - expected[i]);
+  EXPECT_GT(total, 1.0);
+  EXPECT_LT(apart, 0.01 * total);
+}
+
+Request asking(std::shared_ptr<const Document> document, int i, bool sources) {
+  return {.document = std::move(document),
+          .prompt = part_of_story(600 + 13 * i, 5 + i),
+          .attention = parse_spec(i == 3 ? "streaming:sink=4,window=60" : "full"),
+          .options = {.max_new_tokens = i == 2 ? 1 : 12, .stop_at_eos = false},
+          .want_sources = sources,
+          .exact = i == 3};
+}
+
+TEST(GpuBatch, SourcesAreTheCpus) {
+  NEEDS_GPU();
+  std::vector<Answer> answers[2], without;
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    const auto document = document_on(device, 0, 700, {"streaming:sink=4,window=60"});
+    for (const bool sources : {true, false}) {
+      Scheduler scheduler(pocket(), {.max_sequences = 6});
+      std::vector<Ticket<Answer>> tickets;
+      for (int i = 0; i < 5; ++i) tickets.push_back(scheduler.submit(asking(document, i, sources)));
+      for (const auto& ticket : tickets)
+        (sources ? answers[device == Device::cuda] : without).push_back(ticket.result.get());
+    }
+  }
+  for (std::size_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(answers[1][i].generation.tokens, answers[0][i].generation.tokens);
+    EXPECT_EQ(answers[1][i].generation.tokens, without[5 + i].generation.tokens);
+    expect_alike(answers[1][i].sources.mass, answers[0][i].sources.mass);
+  }
+}
+
+TEST(GpuBatch, AConversationGoesOnBehindSources) {
+  NEEDS_GPU();
+  std::vector<std::vector<TokenId>> answers[2];
+  for (const bool sources : {false, true}) {
+    Scheduler scheduler(pocket(), {.max_sequences = 2});
+    Request request = asking(document_on(Device::cuda, 0, 500), 0, sources);
+    request.cache = std::make_shared<SequenceCache>();
+    for (int turn = 0; turn < 3; ++turn) {
+      const Answer answer = scheduler.submit(request).result.get();
+      answers[sources].push_back(answer.generation.tokens);
+      request.prompt.insert(request.prompt.end(), answer.generation.tokens.begin(),
+                            answer.generation.tokens.end());
+      request.prompt.push_back(part_of_story(20 * turn, 1).front());
+    }
+  }
+  EXPECT_EQ(answers[0], answers[1]);
+}
+
+TEST(GpuBatch, SourcesOfAContextStayOnTheGpu) {
+  NEEDS_GPU();
+  std::vector<double> mass[2];
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    Context context(pocket(), {.kv_type = DType::f32, .device = device, .max_tokens = 1024});
+    context.prefill(story(600));
+    SourceMass sources;
+    const Generation g = context.generate(part_of_story(600, 20), kDense,
+                                          {.max_new_tokens = 12, .stop_at_eos = false}, &sources);
+    EXPECT_EQ(g.work.notice.find("on the host"), std::string::npos) << g.work.notice;
+    mass[device == Device::cuda] = sources.mass;
+  }
+  expect_alike(mass[1], mass[0]);
+}
+
 TEST(GpuBatch, WhatItCannotDoIsNamed) {
   NEEDS_GPU();
   const auto document = document_on(Device::cuda, 0, 300, {"magicpig"});
   Scheduler scheduler(pocket(), {.max_sequences = 2});
-  const auto ask = [&](const char* spec, bool sources) {
+  const auto ask = [&](const char* spec) {
     return scheduler.submit({.document = document,
                              .prompt = part_of_story(300, 200),
                              .attention = parse_spec(spec),
-                             .options = {.max_new_tokens = 2},
-                             .want_sources = sources});
+                             .options = {.max_new_tokens = 2}});
   };
-  EXPECT_THROW(ask("magicpig", false).result.get(), InputError);
-  EXPECT_THROW(ask("full", true).result.get(), InputError);
-  EXPECT_EQ(ask("full", false).result.get().generation.tokens.size(), 2u);
+  EXPECT_THROW(ask("magicpig").result.get(), InputError);
+  EXPECT_EQ(ask("full").result.get().generation.tokens.size(), 2u);
 }
 
 }  // namespace

@@ -28,6 +28,12 @@ constexpr std::int64_t kNeutralTokens = 8;
 constexpr int kRetrySeconds = 2;
 constexpr auto kWatchInterval = std::chrono::milliseconds(1), kIdleInterval = std::chrono::milliseconds(100);
 
+/// Whether what an answer attended to can be known.
+bool finds_sources(const Document& document) {
+  const Context::Impl& context = document.impl().parts();
+  return context.gpu == nullptr || context.rereads_for_sources();
+}
+
 }  // namespace
 
 /// A question under way.
@@ -208,9 +214,10 @@ std::uint64_t EngineBackend::ask(Question question, Listener listener) {
   request.exact = question.exact;
   request.full_beside = question.exact ? 0 : chosen.full_beside;
   request.options = generate_options(question, prompt, options_.max_new_tokens);
-  const bool on_gpu = has_document && job->opened.document->impl().context.options().device == Device::cuda;
-  request.want_sources = has_document && question.want_sources && !on_gpu;
-  job->lacks_sources = on_gpu && question.want_sources;
+  const bool wanted = has_document && question.want_sources,
+             found = wanted && finds_sources(*job->opened.document);
+  request.want_sources = found;
+  job->lacks_sources = wanted && !found;
   if (request.want_sources) job->neutral = neutral_answer(job->opened, spec);
   job->want_sources = request.want_sources;
   job->stop = question.stop;
@@ -297,9 +304,10 @@ void EngineBackend::tell(Job& job) {
     if (!generation.work.dense_reason.empty()) answer.why = generation.work.dense_reason;
     answer.notice = generation.work.notice;
     if (job.lacks_sources)
-      answer.notice += std::string(answer.notice.empty() ? "" : "; ") +
-                       "the passages that an answer attends to are gathered on the CPU alone: "
-                       "there are none for a document on the GPU";
+      answer.notice +=
+          std::string(answer.notice.empty() ? "" : "; ") +
+          "there are no passages: expected heads of up to 256 dimensions and no recurrent layers, "
+          "for which the GPU finds what an answer attends to";
     answer.queued_seconds = result.queued_seconds;
     answer.first_token_seconds = result.first_token_seconds;
     answer.seconds = std::chrono::duration<double>(Clock::now() - job.since).count();
