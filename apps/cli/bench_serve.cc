@@ -99,6 +99,7 @@ void add_bench_serve(CLI::App& bench) {
   verb.add_option("-m,--model", flags->load.model, "model to ask, by the id that the server gives it");
   verb.add_option("-a,--attention", flags->load.attention,
                   "attention spec of all questions; default: the context's own");
+  verb.add_flag("!--no-sources", flags->load.sources, "ask for answers without their sources");
   verb.add_option("-n,--predict", flags->load.max_new_tokens, "most tokens of an answer")
       ->check(whole_number(1, 1 << 20));
   verb.add_option("--api-key-file", flags->key_file, "file whose first key is used");

@@ -40,7 +40,7 @@ void tell(std::span<const cuda::LargeMass> found, std::int64_t position, const L
 }  // namespace
 
 bool MassFinder::takes(int query_heads, int kv_heads, int head_dim) {
-  return head_dim % 8 == 0 && head_dim <= 256 && query_heads / kv_heads <= 16;
+  return head_dim % 16 == 0 && head_dim >= 64 && head_dim <= 256 && query_heads / kv_heads <= 16;
 }
 
 void MassFinder::report(cuda::MassQuery query, const LayerGeometry& where, std::int32_t sequence,
@@ -59,7 +59,8 @@ void MassFinder::report(cuda::MassQuery query, const LayerGeometry& where, std::
 void MassFinder::report_some(const cuda::MassQuery& query, const LayerGeometry& where, std::int32_t sequence,
                              const ForwardHooks& hooks, const cuda::Stream& stream) {
   constexpr std::int64_t kEach = sizeof(cuda::LargeMass);
-  grow(workspace_, cuda::large_masses_workspace_bytes(query.count, query.query_heads, query.keys()));
+  grow(workspace_, cuda::large_masses_workspace_bytes(query.count, query.query_heads, query.layout.head_dim,
+                                                      query.keys()));
   grow(found_, query.most_found() * kEach);
   grow(counter_, sizeof(std::int32_t));
   cuda::find_large_masses(query, workspace_.as<void>(), found_.as<cuda::LargeMass>(),

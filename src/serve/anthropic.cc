@@ -110,10 +110,10 @@ std::string schema_of(const Fields& body, std::string_view text) {
 }
 
 Conversation read_message(const Fields& body, std::string_view text) {
-  body.expect_known(
-      {"model", "messages", "max_tokens", "system", "stop_sequences", "stream", "temperature", "top_p",
-       "top_k", "context", "cachedContent", "attention", "exact", "tools", "thinking", "output_config"},
-      {"metadata", "service_tier", "tool_choice", "container"});
+  body.expect_known({"model", "messages", "max_tokens", "system", "stop_sequences", "stream", "temperature",
+                     "top_p", "top_k", "context", "cachedContent", "attention", "exact", "sources", "tools",
+                     "thinking", "output_config"},
+                    {"metadata", "service_tier", "tool_choice", "container"});
   if (body.member("tools").is_array() && !body.member("tools").empty())
     body.wrong("tools", "none (tools are not supported)");
   if (body.has("thinking") &&
@@ -133,7 +133,6 @@ Conversation read_message(const Fields& body, std::string_view text) {
   c.question.sampling.top_p = std::max(body.number("top_p", 0, 1).value_or(1), 1e-9);
   c.question.sampling.top_k = static_cast<int>(body.integer("top_k", 0, 1 << 20).value_or(0));
   c.question.schema = schema_of(body, text);
-  c.question.want_sources = true;
   c.stream = body.flag("stream").value_or(false);
   return c;
 }

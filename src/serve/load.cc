@@ -101,6 +101,7 @@ std::string request_of(const LoadOptions& options, const Address& address, const
   if (!options.model.empty()) body["model"] = options.model;
   if (!question.context.empty()) body["context"] = question.context;
   if (!options.attention.empty()) body["attention"] = options.attention;
+  if (!options.sources) body["sources"] = false;
   const std::string text = body.dump();
   // HTTP/1.0: the answer comes without chunks, up to the connection's end.
   std::string head = fmt::format(

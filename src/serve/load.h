@@ -16,6 +16,7 @@ struct LoadOptions {
   std::string url;  ///< http://HOST:PORT
   std::string key;  ///< empty = none
   std::string model, attention;
+  bool sources = true;  ///< of the answers are wanted
   int clients = 1;
   std::int64_t requests = 0;  ///< in all, the questions over and over
   std::int64_t max_new_tokens = 64;

@@ -164,6 +164,7 @@ Conversation read_chat(const Fields& body, std::string_view text, bool& include_
                      "cachedContent",
                      "attention",
                      "exact",
+                     "sources",
                      "tools",
                      "functions",
                      "logprobs",
@@ -185,7 +186,6 @@ Conversation read_chat(const Fields& body, std::string_view text, bool& include_
   c.question.max_new_tokens =
       body.integer("max_completion_tokens", 1, kMostTokens).value_or(old_name.value_or(0));
   c.question.schema = schema_of(body, text);
-  c.question.want_sources = true;
   c.choices = static_cast<int>(body.integer("n", 1, kMostChoices).value_or(1));
   c.stream = body.flag("stream").value_or(false);
   if (body.has("stream_options"))

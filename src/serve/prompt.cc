@@ -135,6 +135,7 @@ void read_own_fields(const Fields& body, Question& question) {
     body.wrong(context ? "context" : "cachedContent", "a name");
   question.attention = body.text("attention").value_or("auto");
   question.exact = body.flag("exact").value_or(false);
+  question.want_sources = body.flag("sources").value_or(true);
 }
 
 Json citations(const Answer& answer) {

@@ -65,7 +65,7 @@ struct Case {
   }
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(shape.d)); }
 
-  Found exactly() const {
+  Found exactly(float least) const {
     Found all;
     const int group = shape.query_heads / shape.kv_heads;
     for (int t = 0; t < shape.count; ++t)
@@ -89,7 +89,7 @@ struct Case {
           }
         }
         for (std::int64_t i = 0; i < keys; ++i)
-          if (top[i] >= shape.least) all[{t, kv, static_cast<int>(i)}] = static_cast<float>(mass[i]);
+          if (top[i] >= least) all[{t, kv, static_cast<int>(i)}] = static_cast<float>(mass[i]);
       }
     return all;
   }
@@ -117,7 +117,7 @@ struct Case {
     Buffer queries(std::ssize(q) * 4, "a test");
     copy(queries.as<void>(), q.data(), std::ssize(q) * 4, stream.get());
     query.q = queries.as<float>(), query.document = document.as<char>(), query.behind = behind.as<char>();
-    Buffer workspace(large_masses_workspace_bytes(shape.count, shape.query_heads, keys), "a test");
+    Buffer workspace(large_masses_workspace_bytes(shape.count, shape.query_heads, shape.d, keys), "a test");
     Buffer list(query.most_found() * std::int64_t{sizeof(LargeMass)}, "a test"), counter(4, "a test");
     find_large_masses(query, workspace.as<void>(), list.as<LargeMass>(), counter.as<std::int32_t>(),
                       stream.get());
@@ -137,23 +137,28 @@ struct Case {
   }
 };
 
+/// How far masses may be from float64's, as a share: of 16 bits the kernel rounds queries.
+template <class T>
+constexpr float kApart = std::is_same_v<T, float>    ? 1e-4f
+                         : std::is_same_v<T, __half> ? 1e-2f
+                                                     : 8e-2f;
+
 /// A share near the least may fall on either side.
-void check_alike(const Found& expected, const Found& found, float least) {
-  for (const auto& [key, mass] : expected) {
-    if (!found.contains(key)) LODE_CHECK_CLOSE(mass, least, 2e-3);
-    if (found.contains(key)) LODE_CHECK_CLOSE(found.at(key), mass, 2e-5 + 1e-4 * mass);
+template <class T>
+void check_alike(const Case<T>& all) {
+  const Found surely = all.exactly(all.shape.least * (1 + kApart<T>)),
+              perhaps = all.exactly(all.shape.least * (1 - kApart<T>)), found = all.found();
+  LODE_CHECK(!surely.empty());
+  for (const auto& [key, mass] : surely) LODE_CHECK(found.contains(key));
+  for (const auto& [key, mass] : found) {
+    LODE_CHECK(perhaps.contains(key));
+    if (perhaps.contains(key)) LODE_CHECK_CLOSE(mass, perhaps.at(key), kApart<T> * mass);
   }
-  std::size_t more = 0;
-  for (const auto& [key, mass] : found) more += !expected.contains(key);
-  LODE_CHECK(more <= 2);
 }
 
 template <class T>
 void check(const Shape& shape) {
-  const Case<T> all(shape);
-  const Found expected = all.exactly();
-  LODE_CHECK(!expected.empty());
-  check_alike(expected, all.found(), shape.least);
+  check_alike(Case<T>(shape));
 }
 
 LODE_TEST(large_masses_are_those_of_float64) {
@@ -174,7 +179,7 @@ LODE_TEST(one_huge_logit_takes_all_the_mass) {
     for (const std::size_t row : {200u})
       hard.k[row * 2 * 64 + static_cast<std::size_t>(c)] =
           200.0f * (hard.q[static_cast<std::size_t>(c)] > 0 ? 1.0f : -1.0f);
-  check_alike(hard.exactly(), hard.found(), hard.shape.least);
+  check_alike(hard);
 }
 
 LODE_TEST(equal_keys_share_and_none_is_large) {

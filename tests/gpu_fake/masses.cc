@@ -49,7 +49,7 @@ std::int32_t find(const MassQuery& query, int token, int kv_head, LargeMass* fou
 
 }  // namespace
 
-std::int64_t large_masses_workspace_bytes(int, int, std::int64_t) {
+std::int64_t large_masses_workspace_bytes(int, int, int, std::int64_t) {
   return 64;
 }
 

@@ -182,6 +182,7 @@ REFUSED = {
     "a document without a source": (chat(messages=[{"role": "user", "content": [{"type": "document"}]}]), 400, "source"),
     "a document by its address": (chat(messages=[{"role": "user", "content": [{"type": "document", "source": {"type": "url", "url": "http://a"}}]}]), 400, "/v1/contexts"),
     "exact that is a word": (chat(exact="yes"), 400, "exact"),
+    "sources that are a word": (chat(sources="no"), 400, "sources"),
     "a hot temperature": (chat(temperature=3), 400, "temperature"),
     "a cold temperature": (chat(temperature=-0.1), 400, "temperature"),
     "a temperature that is a word": (chat(temperature="hot"), 400, "temperature"),

@@ -137,6 +137,12 @@ class Questions(ServeTest):
         anything = self.server.chat(QUESTION, context="harbour", max_tokens=5, response_format={"type": "json_object"})
         self.assertTrue(anything["choices"][0]["message"]["content"].startswith("{"))
 
+    def test_sources_can_be_left_out(self):
+        with_them, without = (self.server.chat(QUESTION, context="harbour", max_tokens=8, sources=wanted) for wanted in (True, False))
+        self.assertEqual(with_them["choices"], without["choices"])
+        self.assertTrue(with_them["lodestone"]["sources"])
+        self.assertEqual(without["lodestone"]["sources"], [])
+
     def test_exact_is_full_attention(self):
         exact = self.server.chat(QUESTION, context="harbour", max_tokens=8, exact=True)
         full = self.server.chat(QUESTION, context="harbour", max_tokens=8, attention="full")

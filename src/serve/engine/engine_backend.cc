@@ -306,7 +306,7 @@ void EngineBackend::tell(Job& job) {
     if (job.lacks_sources)
       answer.notice +=
           std::string(answer.notice.empty() ? "" : "; ") +
-          "there are no passages: expected heads of up to 256 dimensions and no recurrent layers, "
+          "there are no passages: expected heads of 64 to 256 dimensions and no recurrent layers, "
           "for which the GPU finds what an answer attends to";
     answer.queued_seconds = result.queued_seconds;
     answer.first_token_seconds = result.first_token_seconds;

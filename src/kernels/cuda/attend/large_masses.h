@@ -21,7 +21,7 @@ struct MassQuery {
   int count = 0;                   // N
   int query_heads = 0;             // Hq; group of 1 to 16
   float scale = 1.0f;              ///< of q.k
-  KvLayout layout;                 ///< of both parts; head_dim a multiple of 8, at most 256
+  KvLayout layout;                 ///< of both parts; head_dim a multiple of 16 from 64 to 256
   const char* document = nullptr;  ///< where its layer begins
   std::int64_t seam = 0;           ///< tokens of it, a multiple of kBlockTokens
   const char* behind = nullptr;    ///< where the layer of the keys from `seam` on begins
@@ -35,12 +35,12 @@ struct MassQuery {
   }
 };
 
-std::int64_t large_masses_workspace_bytes(int count, int query_heads, std::int64_t keys);
+std::int64_t large_masses_workspace_bytes(int count, int query_heads, int head_dim, std::int64_t keys);
 
 /// found[0 .. *counter): the keys that got at least `least` from a query head of their group, in any order, with
 ///   mass = sum over the group's heads h of exp(scale q_h . k - lse_h),  lse over all keys [0, position of the token].
-/// Sums are float32. Keys are read twice at most: once for the log-sum-exps, then where a large score was. A query with
-/// a NaN finds nothing. Device memory throughout.
+/// Sums are float32; of keys of 16 bits lse is that of queries rounded to their type. Keys are read twice at most: once
+/// for the log-sum-exps, then where a large score was. A query with a NaN finds nothing. Device memory throughout.
 void find_large_masses(const MassQuery& query, void* workspace, LargeMass* found /*[most_found()]*/,
                        std::int32_t* counter, StreamHandle stream);
 
