@@ -163,9 +163,9 @@ struct Generation {
   double prompt_seconds = 0, decode_seconds = 0;
 };
 
-/// Attention mass of each position, summed over layers, heads and answer tokens. Only keys that got at least
-/// `sharpness` of a head's attention count: the flat background of thousands of keys says nothing about
-/// sources.
+/// Attention of an answer to each position: each of its sentences shares out one vote over layers, heads and
+/// tokens, half of the sentence before it. Only keys that got at least `sharpness` of a head's attention count:
+/// the flat background of thousands of keys says nothing about sources.
 struct SourceMass {
   double sharpness = 0.02;
   std::vector<double> mass;  // [tokens]

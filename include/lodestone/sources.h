@@ -27,7 +27,7 @@ struct Citation {
   std::int64_t start_page = 0, end_page = 0;  ///< from 1; both 0: the file has no pages
   std::int64_t start_char = 0, end_char = 0;  ///< of the file's text
   std::int64_t line = 0;                      ///< where it begins, from 1; of the page, if there are pages
-  double weight = 0;                          ///< share of the sharp attention that the question explains
+  double weight = 0;  ///< share of the answer's attention (SourceMass) that the question explains
   std::int64_t token_begin = 0, token_end = 0;
 };
 

@@ -22,6 +22,9 @@ class TextCollector {
   /// True when the text now holds a stop string; it is cut there.
   bool push(TokenId token) { return take(decoder_.push(token)); }
 
+  /// As far as it is, whole characters, without the stop string.
+  std::string_view text() const { return text_; }
+
   /// With what is there of a character that the answer ends inside of.
   std::string finish() {
     if (!cut_) take(decoder_.finish());

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "engine/row_order.h"
 #include "lodestone/error.h"
@@ -129,8 +128,7 @@ void RunningAnswer::add_pieces(std::int64_t begin, std::int64_t end, bool sparse
 void RunningAnswer::collect_sources() {
   const ModelConfig& config = model().config();
   const std::int64_t most_tokens = std::ssize(request_.prompt) + request_.options.max_new_tokens;
-  answer_.sources.mass.assign(
-      static_cast<std::size_t>(std::min(max_tokens(), sequence_->begin() + most_tokens)), 0.0);
+  attended_ = AnswerMass(static_cast<std::size_t>(std::min(max_tokens(), sequence_->begin() + most_tokens)));
   const auto first = static_cast<Position>(sequence_->begin() + std::ssize(request_.prompt) - 1);
   answer_.sources.sharpness = request_.sharpness;
   hooks_.least_mass = static_cast<float>(request_.sharpness);
@@ -149,10 +147,15 @@ void RunningAnswer::collect_sources() {
   };
 }
 
-/// What queries before `end` attended to counts as the answer's sources.
-void RunningAnswer::count_sources(Position end) {
+/// What the queries attended to that gave the answer's tokens so far counts as its sources.
+void RunningAnswer::count_sources() {
+  const auto first = static_cast<Position>(held() - generated()), end = static_cast<Position>(held());
+  std::stable_sort(seen_.begin(), seen_.end(),
+                   [](const Seen& a, const Seen& b) { return a.query < b.query; });
   for (const Seen& seen : seen_)
-    if (seen.query < end) answer_.sources.mass[static_cast<std::size_t>(seen.row)] += seen.mass;
+    if (seen.query < end)
+      attended_.add(static_cast<std::size_t>(seen.query - first), static_cast<std::size_t>(seen.row),
+                    seen.mass);
   seen_.clear();
 }
 
@@ -239,14 +242,13 @@ BatchRow RunningAnswer::reread() {
 bool RunningAnswer::take(BatchRow& row) {
   if (row.error) std::rethrow_exception(row.error);
   if (!rereading_) return take_step(row) && !start_rereading();
-  count_sources(std::numeric_limits<Position>::max());
+  count_sources();
   return true;
 }
 
 bool RunningAnswer::take_step(BatchRow& row) {
   if (!prompting() && exact()) return take_exact(row);
   if (!prompting() || pieces_[piece_].sparse || exact()) report(row);
-  count_sources(std::numeric_limits<Position>::max());
   if (prompting()) {
     if (++piece_ < pieces_.size()) return false;
     prompted_ = Clock::now();
@@ -257,6 +259,7 @@ bool RunningAnswer::take_step(BatchRow& row) {
     return true;
   }
   const bool done = row.token >= 0 ? add(row.token) : take_next(row.logits);
+  count_sources();
   if (exact()) start_draft();
   return done;
 }
@@ -300,6 +303,7 @@ bool RunningAnswer::add(TokenId token) {
   g.stopped =
       (options.stop_at_eos && is_eos(sequence_->context().config, last_)) || (text_ && text_->push(last_));
   ending_ = g.stopped ? Ending::stop : Ending::length;
+  if (request_.want_sources) attended_.follow(text_ ? text_->text() : std::string_view());
   if (g.stopped || std::ssize(g.tokens) == options.max_new_tokens) return true;
   if (held() < max_tokens()) return false;
   ending_ = Ending::room;
@@ -324,7 +328,7 @@ bool RunningAnswer::take_exact(BatchRow& row) {
   const std::int64_t before = work.accepted, drafted = std::ssize(draft_.tokens);
   const bool done = verify(row.logits);
   work.drafted += drafted;
-  count_sources(static_cast<Position>(held()));
+  count_sources();
   sequence_->roll_back(held());
   if (drafted > 0) draft_length_.learn(work.accepted - before, drafted);
   if (!done) start_draft();
@@ -380,6 +384,7 @@ Answer RunningAnswer::finish(Ending ending) {
   if (const std::string remark = sequence_->context().remark_on_host(on_host_); !remark.empty())
     g.work.notice += (g.work.notice.empty() ? "" : "; ") + remark;
   const std::int64_t tokens = generated() > 0 ? held() : sequence_->tokens();
+  answer_.sources.mass = attended_.finish();
   answer_.sources.mass.resize(request_.want_sources ? static_cast<std::size_t>(tokens) : 0);
   return std::move(answer_);
 }

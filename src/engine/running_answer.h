@@ -14,6 +14,7 @@
 #include <optional>
 #include <vector>
 
+#include "engine/answer_mass.h"
 #include "engine/batch.h"
 #include "engine/draft.h"
 #include "engine/next_token.h"
@@ -88,7 +89,7 @@ class RunningAnswer {
   bool add(TokenId token);
   void start_audit();
   void collect_sources();
-  void count_sources(Position end);
+  void count_sources();
   void report(const BatchRow& row);
 
   Request request_;
@@ -112,6 +113,7 @@ class RunningAnswer {
     float mass = 0;
   };
   std::vector<Seen> seen_;
+  AnswerMass attended_;  ///< of the tokens that count
   // On a GPU, whose steps tell nobody what they attend to, the complete answer is read once more by full attention.
   bool rereads_ = false, rereading_ = false;
   std::vector<TokenId> reread_;  ///< the prompt's last token and the answer but for its last

@@ -235,7 +235,7 @@ TEST(Scheduler, OrderedRowsAnswerAlike) {
   EXPECT_EQ(answers[0].generation.tokens, answers[1].generation.tokens);
   ASSERT_EQ(answers[0].sources.mass.size(), answers[1].sources.mass.size());
   for (std::size_t i = 0; i < answers[0].sources.mass.size(); ++i)
-    EXPECT_NEAR(answers[0].sources.mass[i], answers[1].sources.mass[i], 0.05) << i;
+    EXPECT_NEAR(answers[0].sources.mass[i], answers[1].sources.mass[i], 1e-3) << i;
 }
 
 /// Questions that attend to all keys share their steps when sources are wanted, too; each gets its own, to the bit.

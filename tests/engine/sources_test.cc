@@ -6,13 +6,18 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <set>
 
 #include "base/rng.h"
+#include "engine/answer_mass.h"
 #include "engine/blanking.h"
 #include "engine/context.h"
+#include "engine/document.h"
 #include "engine/sentences.h"
 #include "lodestone/error.h"
+#include "lodestone/scheduler.h"
+#include "lodestone/token_filter.h"
 #include "support/source_dir.h"
 
 namespace lode {
@@ -80,6 +85,75 @@ TEST(Sources, BlankingWhatIsCitedChangesTheAnswerAndBlankingOthersDoesNot) {
   EXPECT_GE(right, 15);
   EXPECT_GE(changed * 10, right * 9);
   EXPECT_LE(disturbed * 20, right);
+}
+
+/// Makes any model give one answer.
+class Dictation final : public TokenFilter {
+ public:
+  explicit Dictation(std::vector<TokenId> answer) : answer_(std::move(answer)) {}
+  const std::vector<TokenId>& answer() const { return answer_; }
+  bool apply(std::span<const TokenId> said, std::span<float> logits) override {
+    if (said.size() >= answer_.size()) return false;
+    std::fill(logits.begin(), logits.end(), -std::numeric_limits<float>::infinity());
+    logits[static_cast<std::size_t>(answer_[said.size()])] = 0;
+    return true;
+  }
+
+ private:
+  std::vector<TokenId> answer_;
+};
+
+TEST(Sources, AnAnswerThatGoesOnAboutOtherThingsCitesFirstWhatItSaysFirst) {
+  const auto model = Model::load(kPocket);
+  const std::string text = text_of_facts();
+  Context context(model, {.max_tokens = 4096});
+  set_source(context, read_document(text, "facts.txt", {}), std::ssize(model->tokenizer().prefix()));
+  context.prefill(model->tokenizer().encode(text, Tokenizer::Bos::as_template));
+  context.build_indexes();
+  const auto fact = [&](const std::string& city) {
+    const std::size_t at = text.find("The entry code of the " + city);
+    return text.substr(at, text.find(". ", at) + 1 - at);
+  };
+  std::string said = " " + fact("Prague");
+  for (int i = 0; i < 4; ++i) said += " " + fact("Tokyo");
+  const auto dictation = std::make_shared<Dictation>(model->tokenizer().encode(said, Tokenizer::Bos::none));
+  const auto document = Document::Impl::share(std::move(context), text, {});
+  const Answer answer =
+      Scheduler(model)
+          .submit({.document = document,
+                   .prompt = prompt(*model, "What is the entry code of the Prague archive?"),
+                   .attention = parse_spec("full"),
+                   .options = {.max_new_tokens = 200},
+                   .want_sources = true,
+                   .filter = dictation})
+          .result.get();
+  ASSERT_EQ(answer.generation.tokens, dictation->answer());
+  const auto cited = cite(document->impl().context, answer.sources, {}, 3);
+  ASSERT_GE(cited.size(), 2U);
+  EXPECT_EQ(cited[0].cited_text, fact("Prague"));
+  EXPECT_EQ(cited[1].cited_text, fact("Tokyo"));
+}
+
+std::vector<double> attended(const std::vector<std::pair<std::string, std::size_t>>& pieces) {
+  AnswerMass mass(4);
+  std::string text;
+  for (const auto& [piece, token] : pieces) mass.follow(text += piece);
+  for (std::size_t i = 0; i < pieces.size(); ++i) mass.add(i, pieces[i].second, 3);
+  return mass.finish();
+}
+
+TEST(AnswerMass, ASentenceCountsHalfOfTheOneBeforeWhateverItsLength) {
+  EXPECT_EQ(
+      attended({{"It is", 0}, {" 5.", 0}, {" And", 1}, {" so", 1}, {" it", 2}, {" goes.\n", 2}, {"On", 3}}),
+      (std::vector<double>{1, 0.25, 0.25, 0.25}));
+  EXPECT_EQ(attended({{"5", 2}}), (std::vector<double>{0, 0, 1, 0}));
+  EXPECT_EQ(attended({}), (std::vector<double>(4, 0)));
+}
+
+TEST(AnswerMass, TheNumberOfAnItemIsNoSentence) {
+  EXPECT_EQ(
+      attended({{"1", 0}, {".", 0}, {" Ann", 1}, {".\n", 1}, {"2", 2}, {".", 2}, {" Bob", 3}, {".", 3}}),
+      (std::vector<double>{0.5, 0.5, 0.25, 0.25}));
 }
 
 TEST(Sources, BlankingNothingIsFullAttention) {
