@@ -13,6 +13,7 @@
 #include <new>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 #include "base/cancel.h"
 #include "base/text.h"
@@ -95,6 +96,11 @@ int run(CLI::App& app, int argc, char** argv) {
                           "nothing half-written was left behind");
   } catch (const std::bad_alloc&) {
     return complain(kFailed, "out of memory; a shorter context (-c) or a smaller --kv-type needs less");
+  } catch (const std::system_error& e) {
+    return complain(kFailed,
+                    e.code() == std::errc::resource_unavailable_try_again
+                        ? "cannot start a thread: out of memory (ulimit -v) or of processes (ulimit -u)"
+                        : e.what());
   } catch (const std::exception& e) {
     return complain(kFailed, e.what());
   }

@@ -14,4 +14,10 @@ bool several_started() {
   return std::getenv("PMIX_RANK") != nullptr && tasks != nullptr && std::atoi(tasks) > 1;
 }
 
+int started_rank() {
+  for (const char* const name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"})
+    if (const char* const rank = std::getenv(name); rank != nullptr) return std::atoi(rank);
+  return 0;
+}
+
 }  // namespace lode

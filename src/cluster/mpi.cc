@@ -9,6 +9,7 @@
 #include <array>
 #include <atomic>
 #include <climits>
+#include <condition_variable>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -38,6 +39,31 @@ void check(int code, const char* what) {
   int length = 0;
   MPI_Error_string(code, text, &length);
   throw RunError(fmt::format("MPI: {} failed: {}", what, text));
+}
+
+/// Ends the process with a reason when a call of MPI's has not come back in time: MPI itself waits for ever for a
+/// rank that was stopped while it joined or left.
+class Deadline {
+ public:
+  Deadline(std::chrono::milliseconds limit, int exit_code, const std::string& reason)
+      : thread_([=](const std::stop_token& stop) {
+          std::mutex mutex;
+          std::condition_variable_any wake;
+          std::unique_lock lock(mutex);
+          wake.wait_for(lock, stop, limit, [] { return false; });
+          if (stop.stop_requested()) return;
+          if (!reason.empty()) fmt::print(stderr, "lodestone: {}\n", reason);
+          _exit(exit_code);
+        }) {}
+
+ private:
+  std::jthread thread_;
+};
+
+/// Joining and leaving wait for the slowest machine to load the program, which takes longer than a sign of life.
+/// Rank 0 is to speak for all: the others end a little later.
+std::chrono::milliseconds meeting_limit(std::chrono::milliseconds patience, int rank) {
+  return 4 * patience + std::chrono::milliseconds(rank == 0 ? 0 : 1500);
 }
 
 /// What is known of each rank; the background thread writes it, whoever waits reads it.
@@ -145,7 +171,15 @@ class Liveness {
 
 class MpiRanks final : public Ranks {
  public:
-  explicit MpiRanks(std::chrono::milliseconds patience) {
+  explicit MpiRanks(std::chrono::milliseconds patience) : patience_(patience) {
+    const auto limit = meeting_limit(patience, started_rank());
+    const Deadline deadline(
+        limit, 1,
+        fmt::format(
+            "expected all ranks to join within {:.0f} s, found that one has not (killed or stopped as "
+            "it started, or its machine is out of reach): start again with the machines that answer; "
+            "LODESTONE_RANK_TIMEOUT=SECONDS waits longer",
+            std::chrono::duration<double>(limit).count()));
     int provided = 0;
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "the start");
     if (provided < MPI_THREAD_MULTIPLE)
@@ -165,9 +199,13 @@ class MpiRanks final : public Ranks {
   void finish() override {
     barrier();  // whoever is still awaited is alive
     liveness_->stop();
+    const Deadline deadline(meeting_limit(patience_, rank_), 1,
+                            "all is done, but a rank has not ended with the others (killed or stopped)");
     MPI_Finalize();
   }
   [[noreturn]] void abort(int exit_code) override {
+    // The launcher, which is to end the others, may be on the far side of a cut link.
+    const Deadline deadline(std::chrono::seconds(2), exit_code, "");
     MPI_Abort(MPI_COMM_WORLD, exit_code);
     _exit(exit_code);
   }
@@ -216,6 +254,7 @@ class MpiRanks final : public Ranks {
     }
   }
 
+  const std::chrono::milliseconds patience_;
   int rank_ = 0, size_ = 1;
   MPI_Comm beats_ = MPI_COMM_NULL;
   std::unique_ptr<Liveness> liveness_;

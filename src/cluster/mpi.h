@@ -25,6 +25,8 @@ class Ranks : public Communicator {
 
 /// Whether a launcher has started several of this process.
 bool several_started();
+/// This process's number among them, known before it has joined the others.
+int started_rank();
 /// InputError in a build without MPI, with what to install.
 std::unique_ptr<Ranks> connect_ranks(std::chrono::milliseconds patience);
 

@@ -4,17 +4,19 @@
 
     tests/long/cluster_trials.py build/release/lodestone [--questions 200] [--failures 40] [--seed 1] [--tokens 3500]
 
-A rank is killed or stopped, or its host's link is cut or delayed, while ranks answer or index. Where there are no network
-namespaces all ranks are on one machine, and only killed and stopped. Prints one JSON object; exits 1 when an answer differs, a
-message is too long, a failure ends without a reason, or something is left behind.
+A rank is killed, stopped or left without memory, or its host's link is cut or delayed for a while, as ranks start, answer or index.
+Where there are no network namespaces all ranks are on one machine, and links stay as they are. Prints one JSON object; exits 1 when
+an answer differs, a message is too long, a failure ends without a reason, or something is left behind.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
 import random
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -27,8 +29,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 ENVIRONMENT = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 WORDS = ("profession", "animal", "town", "instrument", "birthday", "habit", "house", "garden")
 METHODS = ("topk:window=64", "kmeans:clusters=64,probes=8,window=64", "hyperplanes:window=64,budget=5%")
-REASONS = ("no sign of life", "exited on signal", "interrupted", "MPI:", "lost communication", "ORTE", "PMIX")
+REASONS = ("no sign of life", "expected all ranks to join", "exited on signal", "out of memory", "Cannot allocate memory", "cannot start a thread",
+           "interrupted", "MPI:", "lost communication", "ORTE", "PMIX")
+NUMBER_AND_CHECKSUMS = 256  # bytes
 LIMIT = 30.0  # seconds from a failure to its reason
+HARMLESS = ("delay", "memory")  # late messages are no failure; a limit of memory is none if nobody reaches it
 
 
 def questions_about(text: str, count: int, rng: random.Random) -> list[str]:
@@ -71,18 +76,38 @@ def messages(shared: list[dict], count: int) -> dict:
             "selection_bytes_a_token_layer_and_rank": choosing / tokens / 6 / count}
 
 
-def compare(program: str, context: str, questions: list[str]) -> dict:
-    methods = ("full", *METHODS)
-    alone = answers(program, 1, context, questions, methods)
+def without_times(answer: dict) -> dict:
+    return {name: value for name, value in answer.items() if not name.endswith("_seconds")}
+
+
+def compare(program: str, context: str, questions: list[str], others: int) -> dict:
+    """Answers of several ranks beside one process's: all questions to `full`, the first `others` to each method."""
+    few = questions[:others]
+    alone = answers(program, 1, context, questions, ("full",)) + answers(program, 1, context, few, METHODS)
     figures = {}
     for count in (2, 3, 4, 7):
-        shared = answers(program, count, context, questions, methods)
+        shared = answers(program, count, context, questions, ("full",)) + answers(program, count, context, few, METHODS)
         different = [(a["question"], a["attention"], a["answer"], b["answer"]) for a, b in zip(alone, shared, strict=True)
                      if (a["answer"], a["tokens_generated"]) != (b["answer"], b["tokens_generated"])]
         chosen = sum(a["selectivity"] != b["selectivity"] for a, b in zip(alone, shared, strict=True))
-        figures[count] = {"answers": len(shared), "different": different, "other_selectivity": chosen, **messages(shared, count)}
+        repeated = answers(program, count, context, few, ("full",))
+        changed = sum(without_times(a) != without_times(b) for a, b in zip(shared, repeated))  # `repeated` is the shorter
+        kinds = {"full": shared[:len(questions)]} | {m.split(":")[0]: [a for a in shared if a["attention"].startswith(m.split(":")[0])] for m in METHODS}
+        figures[count] = {"answers": len(shared), "different": different, "other_selectivity": chosen, "changed_when_repeated": changed,
+                          "messages": {name: messages(of, count) for name, of in kinds.items()}}
         print(f"{pathlib.Path(context).name} over {count} ranks: {len(different)} of {len(shared)} answers differ", file=sys.stderr)
     return figures
+
+
+def bytes_that_differ(program: str, folder: str, count: int) -> list[int]:
+    """Of each shard, written twice: what is left is the writing's own number and checksums of it."""
+    shards = []
+    for name in ("first", "second"):
+        run(on_one_machine(count, index(program, folder, f"{folder}/{name}.lode")))
+        shards.append([path.read_bytes() for path in sorted(pathlib.Path(folder).glob(f"{name}.lode.*"))])
+        for path in pathlib.Path(folder).glob(f"{name}.lode*"):
+            path.unlink()
+    return [len(one) if len(one) != len(other) else sum(a != b for a, b in zip(one, other, strict=True)) for one, other in zip(*shards, strict=True)]
 
 
 def ranks_of(context: str) -> dict[int, int]:
@@ -107,15 +132,23 @@ def fail(how: str, folder: str, hosts: cluster_hosts.Hosts | None, rng: random.R
         return cluster_hosts.RELAYED
     ranks = ranks_of(folder)
     victim = rng.choice(sorted(ranks)) if ranks else -1
-    if victim >= 0:
+    if victim < 0:
+        return victim
+    if how == "memory":  # all that it has, and nothing more
+        pages = int(pathlib.Path(f"/proc/{ranks[victim]}/statm").read_text(encoding="ascii").split()[0])
+        resource.prlimit(ranks[victim], resource.RLIMIT_AS, (pages * resource.getpagesize(),) * 2)
+    else:
         os.kill(ranks[victim], signal.SIGKILL if how == "kill" else signal.SIGSTOP)
     return victim
 
 
-def finish(process: subprocess.Popen, log: pathlib.Path, began: float) -> tuple[float, float]:
-    """Seconds until a reason was given, and until all had ended."""
+def finish(process: subprocess.Popen, log: pathlib.Path, began: float, relief: tuple[float, cluster_hosts.Hosts] | None) -> tuple[float, float]:
+    """Seconds until a reason was given, and until all had ended. `relief`: when a link is as good as before."""
     said = 0.0
     while time.monotonic() - began < LIMIT + 30:
+        if relief and time.monotonic() - began > relief[0]:
+            relief[1].say("pass")
+            relief = None
         if said == 0 and any(reason in log.read_text(errors="replace") for reason in REASONS):
             said = time.monotonic() - began
         if process.poll() is not None:
@@ -124,15 +157,20 @@ def finish(process: subprocess.Popen, log: pathlib.Path, began: float) -> tuple[
     return said, time.monotonic() - began
 
 
-def sweep(folder: str) -> None:
-    for process in ranks_of(folder).values():
+def ranks_left(folder: str) -> list[int]:
+    """Ranks that still run a moment after their launcher has ended; then they run no more."""
+    deadline = time.monotonic() + 5
+    while (left := ranks_of(folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for process in left.values():
         os.kill(process, signal.SIGKILL)
+    return sorted(left)
 
 
 def fail_once(command: list[str], how: str, folder: str, hosts: cluster_hosts.Hosts | None, rng: random.Random) -> dict:
-    log = pathlib.Path(folder).with_suffix(".log")
-    with log.open("w") as errors:
-        process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=errors)
+    log, output = pathlib.Path(folder).with_suffix(".log"), pathlib.Path(folder).with_suffix(".out")
+    with log.open("w") as errors, output.open("w") as answered:
+        process = subprocess.Popen(command, env=ENVIRONMENT, stdout=answered, stderr=errors)
     while len(ranks_of(folder)) < 3 and process.poll() is None:
         time.sleep(0.02)
     moment = rng.uniform(0.0, 4.0)
@@ -141,53 +179,79 @@ def fail_once(command: list[str], how: str, folder: str, hosts: cluster_hosts.Ho
         return {"missed": True}
     began = time.monotonic()
     victim = fail(how, folder, hosts, rng)
-    said, ended = finish(process, log, began)
+    said, ended = finish(process, log, began, (rng.uniform(1.0, 5.0), hosts) if how == "delay" else None)
     alive = process.poll() is None
     if alive:
         process.kill()
         process.wait()
     if hosts is not None:
         hosts.say("pass")
-    sweep(folder)
-    result = {"how": how, "what": command[-1] and ("index" if "index" in command else "ask"), "rank": victim, "moment": round(moment, 2),
-              "reason_after": round(said, 2), "ended_after": round(ended, 2), "launcher_hung": alive, "code": process.returncode}
-    # Late messages are no failure: then all is answered.
-    result["good"] = process.returncode == 0 if how == "delay" and said == 0 else 0 < said < LIMIT and process.returncode != 0
-    if not result["good"]:
-        result["stderr"] = log.read_text(errors="replace")[:600]
-    print(json.dumps(result), file=sys.stderr)
+    result = {"how": how, "what": "index" if "index" in command else "ask", "rank": victim, "moment": round(moment, 2),
+              "reason_after": round(said, 2), "ended_after": round(ended, 2), "launcher_hung": alive, "code": process.returncode,
+              "ranks_left": ranks_left(folder)}
+    ended_well = process.returncode == 0 and said == 0 and how in HARMLESS
+    if ended_well and "ask" in command:
+        result["answers"] = [a["answer"] for a in json.loads(output.read_text(encoding="utf-8"))["answers"]]
+    reasoned = how != "delay" and 0 < said < LIMIT and process.returncode != 0
+    result["good"] = (ended_well or reasoned) and not alive and not result["ranks_left"]
+    result["stderr"] = log.read_text(errors="replace")[:600]
     return result
 
 
-def failures(program: str, folder: str, context: str, many: list[str], count: int, rng: random.Random) -> dict:
+class Failures:
+    """One failure after the other; the text is asked again after each."""
+
+    def __init__(self, program: str, folder: str, context: str, questions: list[str], rng: random.Random) -> None:
+        self.program, self.folder, self.context, self.questions, self.rng = program, folder, context, questions, rng
+        self.results: list[dict] = []
+        self.tried = 0
+        self.wanted = [a["answer"] for a in answers(program, 3, context, questions, ("full", METHODS[0]))]
+
+    def trial(self, hosts: cluster_hosts.Hosts | None) -> None:
+        kinds = ("kill", "stop", "memory", "cut", "delay") if hosts else ("kill", "stop", "memory")
+        how = kinds[self.tried % len(kinds)]
+        before = {p.name for p in pathlib.Path(self.folder).iterdir()}
+        # Those that may end well have few questions, the others more than they get through.
+        questions = self.questions if how in HARMLESS else self.questions * 60
+        work = ask(self.program, self.context, questions, ("full", METHODS[0])) if self.tried % 3 else index(self.program, self.folder, self.context)
+        self.tried += 1
+        result = fail_once(hosts.launch(3, *work) if hosts else on_one_machine(3, work), how, self.folder, hosts, self.rng)
+        if "missed" in result:
+            return
+        if "answers" in result:
+            result["good"] &= result.pop("answers") == self.wanted
+        # What a killed index leaves are shards that no list names; the next one removes them.
+        left = {p.name for p in pathlib.Path(self.folder).iterdir()} - before
+        result["left"] = sorted(name for name in left if not re.search(r"\.lode\.[0-9a-f]+-\dof3$", name))
+        again = answers(self.program, 2, self.context, self.questions[:1], ("full",))[0]["answer"]
+        result["good"] &= not result["left"] and again == self.wanted[0]
+        self.results.append(result)
+        print(json.dumps({name: value for name, value in result.items() if name != "stderr" or not result["good"]}), file=sys.stderr)
+
+
+def failures(program: str, folder: str, context: str, questions: list[str], count: int, rng: random.Random) -> dict:
+    trials = Failures(program, folder, context, questions, rng)
     why_not = cluster_hosts.available()
-    results = []
-
-    def trial(hosts: cluster_hosts.Hosts | None, launch) -> None:
-        kinds = ("kill", "stop", "cut", "delay") if hosts else ("kill", "stop")
-        before = sorted(p.name for p in pathlib.Path(folder).iterdir())
-        work = ask(program, context, many, ("full", METHODS[0])) if len(results) % 3 else index(program, folder, context)
-        results.append(fail_once(launch(work), kinds[len(results) % len(kinds)], folder, hosts, rng))
-        results[-1]["left"] = sorted({p.name for p in pathlib.Path(folder).iterdir()} - set(before))
-
     if why_not:
         print(f"all ranks on one machine: {why_not}", file=sys.stderr)
-        for _ in range(count):
-            trial(None, lambda work: on_one_machine(3, work))
-    else:
-        with cluster_hosts.Hosts(3) as hosts:
-            for _ in range(count):
-                trial(hosts, lambda work: hosts.launch(3, *work))
-    results = [r for r in results if "missed" not in r]
-    slowest = {how: max((r["reason_after"] for r in results if r["how"] == how), default=0) for how in ("kill", "stop", "cut", "delay")}
-    return {"trials": len(results), "hosts": not why_not, "slowest_reason": slowest, "launcher_hung": sum(r["launcher_hung"] for r in results),
-            "bad": [r for r in results if not r["good"]], "left": [r["left"] for r in results if r["left"]]}
+    with contextlib.nullcontext() if why_not else cluster_hosts.Hosts(3) as hosts:
+        while len(trials.results) < count and trials.tried < 2 * count:
+            trials.trial(hosts)
+    results = trials.results
+    by_kind = {how: [r for r in results if r["how"] == how] for how in sorted({r["how"] for r in results})}
+    return {"trials": len(results), "hosts": not why_not,
+            "kinds": {how: {"trials": len(of), "ended_well": sum(r["code"] == 0 for r in of),
+                            "slowest_reason": max(r["reason_after"] for r in of),
+                            "slowest_end": max(r["ended_after"] for r in of),
+                            "launcher_hung": sum(r["launcher_hung"] for r in of)} for how, of in by_kind.items()},
+            "bad": [r for r in results if not r["good"]]}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
     parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--others", type=int, default=20, help="questions to each sparse method")
     parser.add_argument("--failures", type=int, default=40)
     parser.add_argument("--characters", type=int, default=12000)
     parser.add_argument("--seed", type=int, default=1)
@@ -203,16 +267,19 @@ def main() -> int:
         run(on_one_machine(3, index(program, folder, shards)))
         if flags.questions:
             questions = questions_about(text, flags.questions, rng)
-            figures["answers"] = {"one file": compare(program, one, questions), "shards": compare(program, shards, questions)}
+            figures["answers"] = {"one file": compare(program, one, questions[:flags.others], flags.others), "shards": compare(program, shards, questions, flags.others)}
+            figures["bytes_that_differ"] = {count: bytes_that_differ(program, folder, count) for count in (2, 3, 4, 7)}
         if flags.failures:
-            many = questions_about(text, 400, rng)
-            figures["failures"] = failures(program, folder, shards, many, flags.failures, rng)
-            figures["asked_again"] = [len(answers(program, count, shards, many[:1], ("full", *METHODS))) for count in (1, 2, 3)]
+            some = questions_about(text, 4, rng)
+            figures["failures"] = failures(program, folder, shards, some, flags.failures, rng)
+            figures["asked_again"] = [len(answers(program, count, shards, some[:1], ("full", *METHODS))) for count in (1, 2, 3)]
             run([program, "verify", shards])
     print(json.dumps(figures, indent=1))
     compared = [f for kind in figures.get("answers", {}).values() for f in kind.values()]
-    wrong = any(f["different"] or f["state_bytes_a_token_layer_and_rank"] > f["most"] for f in compared)
-    return 1 if wrong or figures.get("failures", {}).get("bad") else 0
+    wrong = any(f["different"] or f["changed_when_repeated"] or any(m["state_bytes_a_token_layer_and_rank"] > m["most"] for m in f["messages"].values())
+                for f in compared)
+    changed = max((most for shards in figures.get("bytes_that_differ", {}).values() for most in shards), default=0) > NUMBER_AND_CHECKSUMS
+    return 1 if wrong or changed or figures.get("failures", {}).get("bad") else 0
 
 
 if __name__ == "__main__":

@@ -142,6 +142,15 @@ class ClusterTest(unittest.TestCase):
             self.assertEqual(run.returncode, 1)
             self.assertLess(time.monotonic() - began, 30)
 
+    def test_a_rank_that_stops_before_it_has_joined_ends_the_others(self) -> None:
+        program = f'[ "$OMPI_COMM_WORLD_RANK" = 1 ] && kill -STOP $$; exec {PROGRAM} ask {self.context} "Who?" -a full'
+        began = time.monotonic()
+        lost = subprocess.run(["mpirun", "--oversubscribe", "-n", "2", "sh", "-c", program], env=ENVIRONMENT | {"LODESTONE_RANK_TIMEOUT": "1"},
+                              capture_output=True, text=True, timeout=60, check=False)
+        self.assertIn("expected all ranks to join within 4 s", lost.stderr)
+        self.assertEqual(lost.returncode, 1)
+        self.assertLess(time.monotonic() - began, 30)
+
 
 if __name__ == "__main__":
     unittest.main()
