@@ -10,8 +10,10 @@
 #include <atomic>
 #include <climits>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "base/cancel.h"
@@ -180,6 +182,8 @@ class MpiRanks final : public Ranks {
             "it started, or its machine is out of reach): start again with the machines that answer; "
             "LODESTONE_RANK_TIMEOUT=SECONDS waits longer",
             std::chrono::duration<double>(limit).count()));
+    // Where there are more ranks than cores, Open MPI yields at each poll; see wait_for().
+    setenv("OMPI_MCA_mpi_yield_when_idle", "0", /*overwrite=*/1);
     int provided = 0;
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "the start");
     if (provided < MPI_THREAD_MULTIPLE)
@@ -205,8 +209,11 @@ class MpiRanks final : public Ranks {
   }
   [[noreturn]] void abort(int exit_code) override {
     // The launcher, which is to end the others, may be on the far side of a cut link.
-    const Deadline deadline(std::chrono::seconds(2), exit_code, "");
-    MPI_Abort(MPI_COMM_WORLD, exit_code);
+    try {
+      const Deadline deadline(std::chrono::seconds(2), exit_code, "");
+      MPI_Abort(MPI_COMM_WORLD, exit_code);
+    } catch (const std::system_error&) {  // no thread to be had: the launcher sees the exit
+    }
     _exit(exit_code);
   }
 
@@ -235,22 +242,21 @@ class MpiRanks final : public Ranks {
       body(message.subspan(at, std::min(kLargestPiece, message.size() - at)));
   }
 
-  /// Polls, so that a rank that is heard no more is noticed; gives its core to others the longer it takes. When it
-  /// throws, buffers of requests under way may go: the process ends then, and MPI with it.
+  /// Polls, so that a rank that is heard no more is noticed; gives its core to others the longer it takes. It never
+  /// yields: where other programs run, that costs milliseconds, many times a message. When it throws, buffers of
+  /// requests under way may go: the process ends then, and MPI with it.
   void wait_for(std::vector<MPI_Request>& requests) {
-    constexpr int kEager = 200;
-    for (int round = 0;; ++round) {
+    constexpr std::chrono::microseconds kEager{50};
+    const auto start = Clock::now();
+    for (int naps = 0;;) {
       int done = 0;
       check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE),
             "a message");
       if (done != 0) return;
-      if (round < kEager) {
-        std::this_thread::yield();
-        continue;
-      }
+      if (Clock::now() - start < kEager) continue;
       liveness_->expect_all_alive();
       check_cancel();
-      std::this_thread::sleep_for(std::chrono::microseconds(std::min(500, 20 + (round - kEager))));
+      std::this_thread::sleep_for(std::chrono::microseconds(std::min(500, 20 + naps++)));
     }
   }
 

@@ -10,6 +10,7 @@ an answer differs, a message is too long, a failure ends without a reason, or so
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -80,23 +81,29 @@ def without_times(answer: dict) -> dict:
     return {name: value for name, value in answer.items() if not name.endswith("_seconds")}
 
 
+def compare_count(program: str, context: str, questions: list[str], few: list[str], count: int, alone: list[dict]) -> dict:
+    shared = answers(program, count, context, questions, ("full",)) + answers(program, count, context, few, METHODS)
+    different = [(a["question"], a["attention"], a["answer"], b["answer"]) for a, b in zip(alone, shared, strict=True)
+                 if (a["answer"], a["tokens_generated"]) != (b["answer"], b["tokens_generated"])]
+    chosen = sum(a["selectivity"] != b["selectivity"] for a, b in zip(alone, shared, strict=True))
+    repeated = answers(program, count, context, few, ("full",))
+    changed = sum(without_times(a) != without_times(b) for a, b in zip(shared, repeated))  # `repeated` is the shorter
+    kinds = {"full": shared[:len(questions)]} | {m: [a for a in shared if a["attention"].startswith(m)] for m in (m.split(":")[0] for m in METHODS)}
+    print(f"{pathlib.Path(context).name} over {count} ranks: {len(different)} of {len(shared)} answers differ", file=sys.stderr)
+    return {"answers": len(shared), "different": different, "other_selectivity": chosen, "changed_when_repeated": changed,
+            "messages": {name: messages(of, count) for name, of in kinds.items()}}
+
+
 def compare(program: str, context: str, questions: list[str], others: int) -> dict:
-    """Answers of several ranks beside one process's: all questions to `full`, the first `others` to each method."""
+    """Answers of several ranks beside one process's: all questions to `full`, the first `others` to each method.
+
+    All numbers of ranks at once: they wait for messages longer than they compute.
+    """
     few = questions[:others]
     alone = answers(program, 1, context, questions, ("full",)) + answers(program, 1, context, few, METHODS)
-    figures = {}
-    for count in (2, 3, 4, 7):
-        shared = answers(program, count, context, questions, ("full",)) + answers(program, count, context, few, METHODS)
-        different = [(a["question"], a["attention"], a["answer"], b["answer"]) for a, b in zip(alone, shared, strict=True)
-                     if (a["answer"], a["tokens_generated"]) != (b["answer"], b["tokens_generated"])]
-        chosen = sum(a["selectivity"] != b["selectivity"] for a, b in zip(alone, shared, strict=True))
-        repeated = answers(program, count, context, few, ("full",))
-        changed = sum(without_times(a) != without_times(b) for a, b in zip(shared, repeated))  # `repeated` is the shorter
-        kinds = {"full": shared[:len(questions)]} | {m.split(":")[0]: [a for a in shared if a["attention"].startswith(m.split(":")[0])] for m in METHODS}
-        figures[count] = {"answers": len(shared), "different": different, "other_selectivity": chosen, "changed_when_repeated": changed,
-                          "messages": {name: messages(of, count) for name, of in kinds.items()}}
-        print(f"{pathlib.Path(context).name} over {count} ranks: {len(different)} of {len(shared)} answers differ", file=sys.stderr)
-    return figures
+    counts = (2, 3, 4, 7)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        return dict(zip(counts, pool.map(lambda count: compare_count(program, context, questions, few, count, alone), counts), strict=True))
 
 
 def bytes_that_differ(program: str, folder: str, count: int) -> list[int]:
@@ -267,7 +274,8 @@ def main() -> int:
         run(on_one_machine(3, index(program, folder, shards)))
         if flags.questions:
             questions = questions_about(text, flags.questions, rng)
-            figures["answers"] = {"one file": compare(program, one, questions[:flags.others], flags.others), "shards": compare(program, shards, questions, flags.others)}
+            figures["answers"] = {"shards": compare(program, shards, questions, flags.others),
+                                  "one file": compare(program, one, questions[:flags.others], flags.others)}
             figures["bytes_that_differ"] = {count: bytes_that_differ(program, folder, count) for count in (2, 3, 4, 7)}
         if flags.failures:
             some = questions_about(text, 4, rng)
