@@ -128,7 +128,7 @@ def ranks_of(context: str) -> dict[int, int]:
         except OSError:
             continue
         rank = re.search(rb"OMPI_COMM_WORLD_RANK=(\d+)", environment)
-        if rank and context.encode() in command and b"lodestone" in command.split(b"\0")[0]:
+        if rank and context.encode() in command:
             found[int(rank[1])] = int(process.name)
     return found
 
