@@ -10,12 +10,12 @@
 
 #include <array>
 #include <cerrno>
-#include <climits>
 #include <cstring>
 #include <iterator>
 #include <utility>
 
 #include "base/hash.h"
+#include "base/hidden_name.h"
 #include "base/text.h"
 #include "lodestone/error.h"
 
@@ -66,14 +66,6 @@ std::filesystem::path place_to_write(const std::filesystem::path& path) {
     throw InputError(path.string() + ": expected a file to write, found a device, pipe or socket");
   const bool is_link = std::filesystem::exists(status) && std::filesystem::is_symlink(path, none);
   return is_link ? std::filesystem::canonical(path) : path;
-}
-
-/// Beside the file and after its name, so that the next writer finds what a dead one left. Names that are
-/// nearly as long as a name may be are hashed.
-std::filesystem::path temporary_of(const std::filesystem::path& path) {
-  const std::string name = path.filename().string();
-  const std::string whole = "." + name + ".tmp";
-  return path.parent_path() / (whole.size() <= NAME_MAX ? whole : "." + hash_hex(name) + ".tmp");
 }
 
 /// Of a folder where others may have put something in that place.
@@ -155,7 +147,7 @@ void expect_room(const std::filesystem::path& path, std::uint64_t bytes) {
 
 AtomicFile::AtomicFile(const std::filesystem::path& path, Readers readers) : path_(place_to_write(path)) {
   const mode_t mode = readers == Readers::owner ? 0600 : 0666;
-  temporary_ = temporary_of(path_);
+  temporary_ = hidden_beside(path_, "tmp");  // so that the next writer finds what a dead one left
   // The lock, held while we live, is how others tell a live writer from a dead one's leftover. Whoever got it
   // looks again whether the name still means that file: another may have removed or renamed it in between.
   for (int attempt = 0; attempt < 8; ++attempt) {

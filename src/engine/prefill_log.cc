@@ -15,6 +15,7 @@
 
 #include "base/cancel.h"
 #include "base/hash.h"
+#include "base/hidden_name.h"
 #include "engine/context.h"
 #include "lodestone/error.h"
 
@@ -98,7 +99,7 @@ std::string header_of(const std::string& identity) {
 }  // namespace
 
 std::filesystem::path PrefillLog::beside(const std::filesystem::path& output) {
-  return output.parent_path() / ("." + output.filename().string() + ".partial");
+  return hidden_beside(output, "partial");
 }
 
 PrefillLog::PrefillLog(const std::filesystem::path& path, const Context& context)

@@ -68,7 +68,9 @@ bool all_zero(std::span<const std::byte> bytes) {
 Header read_header(const MappedFile& file) {
   const auto bytes = file.bytes();
   Header header;
-  if (!is_container(bytes)) refuse(file.path(), "expected a .lode file, found something else");
+  if (!is_container(bytes))
+    refuse(file.path(),
+           "expected a .lode file, found something else; `lodestone index -f` makes one of a document");
   if (bytes.size() < kPage + sizeof(Footer))
     refuse(file.path(), fmt::format("the file is cut short at {} bytes", bytes.size()));
   std::memcpy(&header, bytes.data(), sizeof header);

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/hidden_name.h"
 #include "support/refusal.h"
 
 namespace lode {
@@ -179,6 +180,13 @@ TEST(AtomicFile, NamesAsLongAsTheyMayBe) {
     out.commit();
     EXPECT_EQ(bytes_of_file(path), "x");
   }
+}
+
+TEST(HiddenBeside, ANameIsNeverTooLong) {
+  const std::filesystem::path longest = "folder/" + std::string(NAME_MAX, 'n');
+  EXPECT_EQ(hidden_beside("folder/a.lode", "partial"), "folder/.a.lode.partial");
+  EXPECT_LE(hidden_beside(longest, "partial").filename().string().size(), std::size_t{NAME_MAX});
+  EXPECT_EQ(hidden_beside(longest, "partial").parent_path(), "folder");
 }
 
 TEST(AtomicFile, OneOfManyWritersWins) {
