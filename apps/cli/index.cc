@@ -14,6 +14,7 @@
 #include "cli.h"
 #include "cluster/rank_prefill.h"
 #include "engine/automatic.h"
+#include "engine/context.h"
 #include "engine/context_file.h"
 #include "engine/memory.h"
 #include "engine/prefill_log.h"
@@ -343,6 +344,8 @@ Json index_text(IndexFlags flags) {
   start = std::chrono::steady_clock::now();
   build(context, flags, specs.size());
   const double build_seconds = seconds_since(start);
+  if (const std::string left = clusters_left_to_host(context); !left.empty() && !flags.common.quiet)
+    say(left);
   check_output(flags, specs);  // another may have written it meanwhile
   Attachments attachments = reading.attachments;
   if (automatic) attachments[kAutoAttachment] = {.text = measure_automatic(context)};

@@ -56,18 +56,6 @@ std::vector<std::int32_t> cells_of(Matrix<const float> x, std::int64_t cells, Ne
   return labels;
 }
 
-/// Renumbers labels in the order in which they first occur, so that none is empty.
-Partition compacted(std::vector<std::int32_t> labels, std::int64_t most) {
-  std::vector<std::int32_t> number(static_cast<std::size_t>(most), -1);
-  std::int32_t next = 0;
-  for (std::int32_t& label : labels) {
-    std::int32_t& known = number[static_cast<std::size_t>(label)];
-    if (known < 0) known = next++;
-    label = known;
-  }
-  return {next, std::move(labels)};
-}
-
 /// Lloyd's iterations in which a point is compared with the clusters nearest its own only, which costs points
 /// times kNearest instead of points times clusters ("k2-means", Agustsson et al. 2017).
 class Refinement {
@@ -204,6 +192,17 @@ Partition in_two_steps(Matrix<const float> x, std::int64_t clusters, Nearness ne
 }
 
 }  // namespace
+
+Partition compacted(std::vector<std::int32_t> labels, std::int64_t most) {
+  std::vector<std::int32_t> number(static_cast<std::size_t>(most), -1);
+  std::int32_t next = 0;
+  for (std::int32_t& label : labels) {
+    std::int32_t& known = number[static_cast<std::size_t>(label)];
+    if (known < 0) known = next++;
+    label = known;
+  }
+  return {next, std::move(labels)};
+}
 
 Partition partition_points(Matrix<const float> x, std::int64_t clusters, Nearness nearness,
                            std::uint64_t seed, ThreadPool& pool) {

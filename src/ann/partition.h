@@ -25,6 +25,9 @@ struct Partition {
 Partition partition_points(Matrix<const float> x /*[n, d], dense*/, std::int64_t clusters, Nearness nearness,
                            std::uint64_t seed, ThreadPool& pool);
 
+/// Renumbers labels below `most` in the order in which they first occur, so that none is empty.
+Partition compacted(std::vector<std::int32_t> labels, std::int64_t most);
+
 inline constexpr std::int64_t kDirectClusters = 512;
 
 }  // namespace lode

@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "base/cancel.h"
 #include "engine/context_file.h"
 #include "engine/row_order.h"
+#include "gpu/index/arriving_rows.h"
 #include "lodestone/error.h"
 #include "model/kv_shape.h"
+#include "select/device_keys.h"
 #include "select/shared/orders_rows.h"
 #include "select/shared/shares_index.h"
 
@@ -205,13 +208,13 @@ ForwardWork Context::Impl::forward(const Step& step, const AttachedMethod* metho
     index_on_host();
     return llama.forward(step, rope, rows, logits);
   }
-  const auto any = [](const std::vector<Selector*>& some) { return !some.empty(); };
   if (sparse && !gpu->chooses(step.selectors)) {
     if (!gpu->keys_on_host()) note("the choice of keys by " + own->spec.str());
     // Before build_indexes there is no index, on any device.
     own->built ? index_on_host() : static_cast<void>(host_kv());
-  } else if (std::any_of(step.listeners.begin(), step.listeners.end(), any))
+  } else if (writes_to_host(*gpu, step)) {
     host_kv();
+  }
   gpu->upload(kv);
   return gpu->forward(step, rope, rows, logits);
 }
@@ -335,15 +338,27 @@ void Context::Impl::build(AttachedMethod& method, const std::function<void()>& l
   method.built = true;
 }
 
+/// A GPU that holds the keys helps (LayerGeometry::device), and keeps nothing of what it takes for that.
 void Context::Impl::build_on_host(AttachedMethod& method, const std::function<void()>& layer_done) {
-  host_kv();
+  const auto release = [](DeviceKeys* device) { device->release(); };
+  const std::unique_ptr<DeviceKeys, decltype(release)> device(gpu != nullptr ? device_keys_of(*gpu) : nullptr,
+                                                              release);
+  std::optional<ArrivingRows> arriving;
+  if (device != nullptr && gpu->tokens() > kv.tokens())
+    arriving.emplace(*gpu, kv);
+  else
+    host_kv();
+  if (device != nullptr) gpu->upload(kv);
   for (int layer = 0; layer < config.layers; ++layer) {
     check_cancel();
+    if (arriving) arriving->wait_for(layer);
     const auto l = static_cast<std::size_t>(layer);
     if (Selector* const selector = method.selectors[l]; selector != nullptr && !take_index(method, l))
-      selector->build(0, IndexedRows(*this, method, layer).view());
+      selector->build(
+          0, arriving ? kv.layer(layer, arriving->rows()) : IndexedRows(*this, method, layer).view());
     if (layer_done) layer_done();
   }
+  if (arriving) arriving->commit();
   finish(method);
   method.built_on_host = true;
   method.built_over = tokens();
@@ -488,6 +503,10 @@ MethodId Context::attach(const Spec& spec) {
     method.owned.push_back(dense ? nullptr : info.make(complete, geometry, c.model->fingerprint()));
     method.selectors.push_back(method.owned.back().get());
   }
+  if (c.gpu != nullptr && !c.share.divided())
+    for (Selector* const selector : method.selectors)
+      if (auto* const built = dynamic_cast<BuiltByDevice*>(selector); built != nullptr)
+        built->build_by(device_keys_of(*c.gpu));
   c.divide(method);
   const auto listens = [](const Selector* s) { return s != nullptr && s->wants_writes(); };
   if (c.tokens() > 0 && std::any_of(method.selectors.begin(), method.selectors.end(), listens)) {
@@ -521,6 +540,7 @@ void Context::build_indexes(const std::function<void(std::int64_t)>& progress) {
     if (method.built) {
       if (grown && method.built_on_host) {
         c.host_kv();
+        if (c.gpu != nullptr) c.gpu->upload(c.kv);
         c.finish(method);
       }
       continue;
@@ -529,6 +549,21 @@ void Context::build_indexes(const std::function<void(std::int64_t)>& progress) {
       if (progress) progress(++done);
     });
   }
+}
+
+std::string clusters_left_to_host(const Context& context) {
+  const Context::Impl& c = context.impl();
+  if (c.gpu == nullptr) return {};
+  for (const AttachedMethod& method : c.methods) {
+    for (const Selector* const selector : method.selectors) {
+      const auto* const built = dynamic_cast<const BuiltByDevice*>(selector);
+      if (built == nullptr || !built->left_to_host()) continue;
+      return fmt::format(
+          "{}: the host's cores made the clusters of keys, not the GPU: {}", method.spec.str(),
+          device_keys_of(*c.gpu) == nullptr ? "the keys are not on one GPU" : "it has no room for so many");
+    }
+  }
+  return {};
 }
 
 void Context::roll_back(std::int64_t tokens) {

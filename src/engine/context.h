@@ -120,4 +120,7 @@ WorkReport report_of(const ForwardWork& work, std::int64_t tokens);
 /// What the selectors of a method say of the text: the first that says something, and how many others do.
 std::string notice_of(const AttachedMethod& method);
 
+/// Which clusters of keys the host's cores have made of a context on the GPU, and why, for people; empty: none.
+std::string clusters_left_to_host(const Context& context);
+
 }  // namespace lode

@@ -98,6 +98,11 @@ Rope local_rope(const ModelConfig& c) {
           c.max_positions};
 }
 
+bool has_listeners(const Step& step) {
+  return std::any_of(step.listeners.begin(), step.listeners.end(),
+                     [](const auto& some) { return !some.empty(); });
+}
+
 /// For people, with what of the options changes nothing.
 std::string sentence_of(const Placement& place, const GpuContextOptions& options) {
   if (place.on_host || options.active_memory == 0) return place.sentence;
@@ -138,9 +143,7 @@ bool CudaContext::Run::sparse(int layer) const {
 }
 
 bool CudaContext::Run::host_takes_part() const {
-  const auto any = [](const std::vector<Selector*>& some) { return !some.empty(); };
-  return reach != Reach::all || host_chooses() ||
-         std::any_of(step.listeners.begin(), step.listeners.end(), any);
+  return reach != Reach::all || host_chooses() || tells_all;
 }
 
 bool CudaContext::Run::audits_some() const {
@@ -202,6 +205,9 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
     far_ = cuda::Buffer(vector_bytes(kMostSparseTokens, config.query_heads, d + 1), what);
     host_far_ = cuda::PinnedBuffer(far_.bytes());
   }
+  if (tier_ == nullptr && share_.sum == nullptr)
+    device_keys_ = make_device_keys([this] { return stored_keys(); }, config.query_heads,
+                                    [this] { return free_bytes(); });
   const char* const base = range_.base();
   cuda::copy(bases_.as<void>(), &base, sizeof base, stream_.get());
   stream_.synchronize();
@@ -223,6 +229,13 @@ std::int64_t CudaContext::bytes() const {
   if (active_ != nullptr) bytes += active_->bytes();
   for (const auto& [key, native] : methods_state_) bytes += native.selector->bytes();
   return bytes;
+}
+
+/// Of what this program may take of the GPU.
+std::int64_t CudaContext::free_bytes() const {
+  const std::int64_t free = gpu_info().free_bytes;
+  if (options_.memory_limit == 0) return free;
+  return std::min(free, options_.memory_limit - model_->bytes() - bytes());
 }
 
 // ---- The two copies of the cache.
@@ -266,6 +279,11 @@ void CudaContext::download(KvStore& store) {
 }
 
 void CudaContext::copy_rows_to(KvStore& store) const {
+  copy_rows_to(store, {});
+  stream_.synchronize();
+}
+
+void CudaContext::copy_rows_to(KvStore& store, const std::function<void(int layer)>& done) const {
   const std::int64_t begin = store.tokens(), end = tokens_;
   const int first = share_.first_kv_head;
   for (int layer = 0; layer < config_.layers; ++layer) {
@@ -276,8 +294,10 @@ void CudaContext::copy_rows_to(KvStore& store) const {
       range_.to_host(layer, head, cuda::KvRange::Part::v, begin, end,
                      store.rows_to_write(layer, first + head, KvStore::Part::v, end - begin), stream_.get());
     }
+    if (!done) continue;
+    stream_.synchronize();
+    done(layer);
   }
-  stream_.synchronize();
 }
 
 void CudaContext::fill_random(std::int64_t tokens, std::uint64_t seed) {
@@ -354,6 +374,29 @@ ForwardWork CudaContext::forward(const Step& step, const Rope& rope, LogitRows r
   return work;
 }
 
+bool CudaContext::writes_to_host(const Step& step) const {
+  if (tier_ != nullptr || share_.tell) return has_listeners(step);
+  for (const std::vector<Selector*>& some : step.listeners)
+    for (const Selector* const listener : some)
+      if (dynamic_cast<const HearsQueries*>(listener) == nullptr) return true;
+  return false;
+}
+
+DeviceKeys* device_keys_of(GpuContext& context) {
+  const auto* const own = dynamic_cast<const CudaContext*>(&context);
+  return own != nullptr ? own->device_keys() : nullptr;
+}
+
+void download_by_layer(const GpuContext& context, KvStore& store,
+                       const std::function<void(int layer)>& done) {
+  dynamic_cast<const CudaContext&>(context).copy_rows_to(store, done);
+}
+
+bool writes_to_host(const GpuContext& context, const Step& step) {
+  const auto* const own = dynamic_cast<const CudaContext*>(&context);
+  return own != nullptr ? own->writes_to_host(step) : has_listeners(step);
+}
+
 std::int64_t CudaContext::most_together(std::span<Selector* const> selectors) const {
   const GpuMethodState* const native = method_of(selectors);
   return native != nullptr ? std::min(options_.chunk, native->selector->most_together()) : options_.chunk;
@@ -393,7 +436,9 @@ ForwardWork CudaContext::forward_some(const Step& step, const Rope& rope, LogitR
                    .native = method_of(step.selectors),
                    .rows = rows,
                    .reach = reach_of(step),
-                   .begin = tokens_};
+                   .begin = tokens_,
+                   .tells_some = has_listeners(step),
+                   .tells_all = writes_to_host(step)};
   for (const TokenId id : sequence.tokens) {
     if (id < 0 || id >= config_.vocab) {
       throw InputError(fmt::format("expected token ids from 0 to {}, found {}", config_.vocab - 1, id));
@@ -468,13 +513,16 @@ void CudaContext::index(std::span<Selector* const> selectors, const Rope& rope) 
   stream_.synchronize();
 }
 
+GpuKeys CudaContext::stored_keys() const {
+  return {.base = range_.base(),
+          .layout = range_.layout(),
+          .tokens = tokens_,
+          .frequencies = frequencies_.as<float>(),
+          .rope_scale = rope_scale_};
+}
+
 void CudaContext::prepare(GpuMethodState& native) {
-  const GpuKeys keys = {.base = range_.base(),
-                        .layout = range_.layout(),
-                        .tokens = tokens_,
-                        .frequencies = frequencies_.as<float>(),
-                        .rope_scale = rope_scale_};
-  if (!native.selector->prepare(keys, stream_.get())) return;
+  if (!native.selector->prepare(stored_keys(), stream_.get())) return;
   native.graph = {};
   native.number = next_number();
 }
@@ -612,7 +660,7 @@ void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
   qkv.turning = static_cast<int>(turn.rope.turning_pairs());
   qkv.rope_scale = turn.rope.attention_scaling();
   qkv.q_out = q_.as<float>();
-  qkv.q_unrotated = sparse || host ? q_unrotated_.as<float>() : nullptr;
+  qkv.q_unrotated = sparse || host || run.tells_some ? q_unrotated_.as<float>() : nullptr;
   if (host) {
     qkv.k_unrotated = k_unrotated_.as<float>();
     qkv.k_out = k_.as<float>();
@@ -620,7 +668,10 @@ void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
   }
   linear_.qkv(qkv, queries(layer, run));
   enqueue_given(layer, run);
-  if (host) tell_listeners(layer, run);
+  if (host)
+    tell_listeners(layer, run);
+  else if (run.tells_some)
+    tell_queries(layer, run);
   attend(layer, run, work);
   if (run.audits(layer)) audit(layer, run);
   if (run.is_watched() && run.window(layer) == 0) report_masses(layer, run);

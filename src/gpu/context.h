@@ -9,6 +9,8 @@
 
 #include "gpu/active_tier.h"
 #include "gpu/host_tier.h"
+#include "gpu/index/context_keys.h"
+#include "gpu/index/device_keys.h"
 #include "gpu/lists.h"
 #include "gpu/mass_finder.h"
 #include "gpu/model.h"
@@ -53,11 +55,15 @@ class CudaContext final : public GpuContext {
   void download(KvStore& store) override;
   /// download without a commit.
   void copy_rows_to(KvStore& store) const;
+  /// The same, a layer at a time; calls done(layer) behind each.
+  void copy_rows_to(KvStore& store, const std::function<void(int layer)>& done) const;
   void fill_random(std::int64_t tokens, std::uint64_t seed) override;
   ChosenBy attach(const Spec& spec, std::span<Selector* const> selectors) override;
   bool chooses(std::span<Selector* const> selectors) const override;
   std::int64_t most_together(std::span<Selector* const> selectors) const override;
   void index(std::span<Selector* const> selectors, const Rope& rope) override;
+  bool writes_to_host(const Step& step) const;
+  DeviceKeys* device_keys() const { return device_keys_.get(); }
   ForwardWork forward(const Step& step, const Rope& rope, LogitRows rows,
                       std::vector<float>& logits) override;
   double sum_microseconds() override;
@@ -89,10 +95,14 @@ class CudaContext final : public GpuContext {
     LogitRows rows = LogitRows::none;
     Reach reach = Reach::all;
     std::int64_t begin = 0;        ///< position of the first token
+    bool tells_some = false;       ///< somebody listens
+    bool tells_all = false;        ///< and to whole writes, not to some queries
     bool sparse(int layer) const;  ///< never with a sliding window
     std::int64_t window(int layer) const { return plan.layer(layer).window; }
     /// A step that is captured once and replayed.
-    bool is_graph() const { return count == 1 && !host_takes_part() && !audits_some() && !is_watched(); }
+    bool is_graph() const {
+      return count == 1 && !host_takes_part() && !tells_some && !audits_some() && !is_watched();
+    }
     /// Whether somebody wants to know what is attended to.
     bool is_watched() const { return step.hooks != nullptr && step.hooks->mass; }
     /// Whether a layer's outputs are compared with full attention's.
@@ -157,6 +167,9 @@ class CudaContext final : public GpuContext {
   void run_step(const Run& run, ForwardWork& work);
   cuda::Graph captured(const std::function<void()>& enqueue);
   void tell_listeners(int layer, const Run& run);
+  void tell_queries(int layer, const Run& run);
+  GpuKeys stored_keys() const;
+  std::int64_t free_bytes() const;
   void count_work(const Run& run, ForwardWork& work);
   cuda::Queries queries(int layer, const Run& run) const;
   cuda::Precision precision() const {
@@ -218,6 +231,7 @@ class CudaContext final : public GpuContext {
   cuda::Buffer near_memory_;
   cuda::RowLists near_lists_;
   TierWork tier_work_;
+  std::unique_ptr<DeviceKeys> device_keys_;  ///< null: keys lie in host memory, or on several GPUs
 };
 
 }  // namespace lode

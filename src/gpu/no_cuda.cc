@@ -3,6 +3,7 @@
 #include "gpu/attention_bench.h"
 #include "gpu/backend.h"
 #include "gpu/batch_backend.h"
+#include "gpu/index/context_keys.h"
 #include "gpu/train/saap.h"
 #include "lodestone/error.h"
 
@@ -31,6 +32,18 @@ std::unique_ptr<GpuContext> make_gpu_context(const ModelConfig&, std::shared_ptr
 std::unique_ptr<GpuBatch> make_gpu_batch(const ModelConfig&, std::shared_ptr<const GpuModel>,
                                          const GpuBatchOptions&) {
   throw RunError(kWhy);
+}
+
+DeviceKeys* device_keys_of(GpuContext&) {
+  return nullptr;
+}
+
+void download_by_layer(const GpuContext&, KvStore&, const std::function<void(int)>&) {
+  throw RunError(kWhy);
+}
+
+bool writes_to_host(const GpuContext&, const Step&) {
+  return true;
 }
 
 double gpu_read_microseconds(std::int64_t) {

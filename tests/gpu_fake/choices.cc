@@ -8,6 +8,7 @@
 #include "ann/packed_codes.h"
 #include "ann/product_quantizer.h"
 #include "base/rng.h"
+#include "gpu/index/device_keys.h"
 #include "gpu_fake/play.h"
 #include "kernels/cuda/baselines/label_keys.h"
 #include "kernels/cuda/baselines/page_bounds.h"
@@ -349,9 +350,9 @@ void gather_keys(const GatherTask& task, float* out, StreamHandle stream) {
   if (task.frequencies != nullptr) throw RunError("the played GPU un-rotates no keys");
   enqueue(stream, [=] {
     for (std::int64_t i = 0; i < task.count; ++i) {
-      std::vector<float> row =
-          widened(task.layer + task.layout.key_offset(task.kv_head, task.begin + i * task.step),
-                  task.layout.type, task.layout.head_dim);
+      const std::int64_t key = task.positions != nullptr ? task.positions[i] : task.begin + i * task.step;
+      std::vector<float> row = widened(task.layer + task.layout.key_offset(task.kv_head, key),
+                                       task.layout.type, task.layout.head_dim);
       if (!std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); }))
         std::fill(row.begin(), row.end(), 0.0f);
       std::copy(row.begin(), row.end(), out + i * task.layout.head_dim);
@@ -446,3 +447,12 @@ void join_lists(const Queries& queries, const JoinTask& task, StreamHandle strea
 }
 
 }  // namespace lode::cuda
+
+namespace lode {
+
+/// The played GPU makes no clusters: the host does.
+std::unique_ptr<DeviceKeys> make_device_keys(std::function<GpuKeys()>, int, std::function<std::int64_t()>) {
+  return nullptr;
+}
+
+}  // namespace lode

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ann/kmeans.h"
+#include "ann/partition.h"
 #include "lodestone/types.h"
 
 namespace lode {
@@ -15,5 +16,7 @@ namespace lode {
 /// products. The same for any number of threads.
 std::vector<std::int32_t> neighbour_order(Matrix<const float> x /*[n, d], dense*/, Nearness nearness,
                                           std::uint64_t seed, ThreadPool& pool);
+/// The same in given cells.
+std::vector<std::int32_t> neighbour_order(Matrix<const float> x, const Partition& cells);
 
 }  // namespace lode

@@ -79,14 +79,10 @@ class KMeans final : public PartitionSelector, public BucketChooser, public Shar
     BucketIndex index = empty_index();
     const auto [first, keys] = training_keys(kv);
     if (trained_.empty() && keys > 0) {
-      std::vector<std::vector<float>> centroids;
-      for (int head = 0; head < geometry_.kv_heads; ++head) {
-        centroids.push_back(train_centroids(kv.heads[static_cast<std::size_t>(head)], head, first, keys,
-                                            options_.clusters_for(keys)));
-      }
-      index = BucketIndex(index.begin(), geometry_.head_dim, std::move(centroids));
+      index = BucketIndex(index.begin(), geometry_.head_dim,
+                          train_centroids(kv, first, keys, options_.clusters_for(keys)));
     }
-    extend(index, kv, static_cast<Position>(kv.tokens));
+    extend_to_context(index, kv);
     set_index(sequence, std::move(index));
   }
   bool take_index(std::int32_t sequence, const Selector& other, KvLayer) override {

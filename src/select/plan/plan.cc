@@ -14,6 +14,7 @@
 #include "io/container.h"
 #include "lodestone/error.h"
 #include "lodestone/spec.h"
+#include "select/device_keys.h"
 #include "select/methods.h"
 #include "select/shared/branches.h"
 
@@ -69,7 +70,7 @@ std::vector<float> pick(std::span<const float> all, std::int64_t tokens, const s
   return out;
 }
 
-class PlanSelector final : public Selector, public PlanLayer, public Branches {
+class PlanSelector final : public Selector, public PlanLayer, public Branches, public BuiltByDevice {
  public:
   PlanSelector(const LayerGeometry& geometry, std::vector<PlanHeads> by_spec, std::string_view fingerprint)
       : geometry_(geometry) {
@@ -103,6 +104,18 @@ class PlanSelector final : public Selector, public PlanLayer, public Branches {
   bool grows_with_window() const override {
     return std::any_of(parts_.begin(), parts_.end(),
                        [](const auto& p) { return lode::grows_with_window(p.selector.get()); });
+  }
+
+  void build_by(DeviceKeys* device) override {
+    for (const auto& part : parts_)
+      if (auto* const built = dynamic_cast<BuiltByDevice*>(part.selector.get()); built != nullptr)
+        built->build_by(device);
+  }
+  bool left_to_host() const override {
+    return std::any_of(parts_.begin(), parts_.end(), [](const auto& p) {
+      const auto* const built = dynamic_cast<const BuiltByDevice*>(p.selector.get());
+      return built != nullptr && built->left_to_host();
+    });
   }
 
   bool wants_writes() const override {

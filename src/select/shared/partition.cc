@@ -206,10 +206,42 @@ void PartitionSelector::extend_block(BucketIndex& index, KvLayer kv, Position en
   index.add(labels, count);
 }
 
-std::vector<float> PartitionSelector::train_centroids(const KvRows& kv, int head, Position begin,
-                                                      std::int64_t keys, std::int64_t clusters) const {
-  const std::int64_t d = geometry_.head_dim;
-  const std::uint64_t seed = hash_seed(geometry_.seed, geometry_.layer, geometry_.kv_head_in_layer(head));
+void PartitionSelector::extend_to_context(BucketIndex& index, KvLayer kv) const {
+  const auto end = static_cast<Position>(kv.tokens);
+  const KeysOnDevice keys = {geometry_.layer, heads_in_layer(geometry_), index.end(), end, unrotate_by()};
+  if (!on_device(keys, index.buckets())) return extend(index, kv, end);
+  std::vector<std::vector<float>> centroids;
+  for (int head = 0; head < geometry_.kv_heads; ++head)
+    centroids.emplace_back(index.centroids(head).begin(), index.centroids(head).end());
+  index.add(device_->labels(keys, centroids), keys.count());
+}
+
+std::uint64_t PartitionSelector::seed_of(int head) const {
+  return hash_seed(geometry_.seed, geometry_.layer, geometry_.kv_head_in_layer(head));
+}
+
+std::vector<std::vector<float>> PartitionSelector::train_centroids(KvLayer kv, Position begin,
+                                                                   std::int64_t keys,
+                                                                   std::int64_t clusters) const {
+  std::vector<std::vector<Position>> samples;
+  std::vector<std::uint64_t> seeds;
+  for (int head = 0; head < geometry_.kv_heads; ++head) {
+    samples.push_back(training_sample(head, begin, keys, clusters));
+    seeds.push_back(seed_of(head));
+  }
+  const KeysOnDevice all = {geometry_.layer, heads_in_layer(geometry_), begin,
+                            static_cast<Position>(begin + keys), unrotate_by()};
+  if (on_device(all, clusters)) return device_->centroids(all, samples, clusters, seeds);
+  std::vector<std::vector<float>> centroids;
+  for (int head = 0; head < geometry_.kv_heads; ++head)
+    centroids.push_back(train_on_host(kv.heads[static_cast<std::size_t>(head)], head,
+                                      samples[static_cast<std::size_t>(head)], clusters));
+  return centroids;
+}
+
+/// Keys that a head's centroids are trained on, rising.
+std::vector<Position> PartitionSelector::training_sample(int head, Position begin, std::int64_t keys,
+                                                         std::int64_t clusters) const {
   std::vector<Position> sample(static_cast<std::size_t>(keys));
   std::iota(sample.begin(), sample.end(), begin);
   // Time grows with clusters x sample: of many clusters each learns from fewer keys (kTrainingKeysPerCentroid says
@@ -218,7 +250,7 @@ std::vector<float> PartitionSelector::train_centroids(const KvRows& kv, int head
   const std::int64_t limit =
       std::max(std::min(clusters, kMany) * kTrainingKeysPerCentroid, clusters * kFewKeys);
   if (keys > limit) {
-    Rng rng(seed);
+    Rng rng(seed_of(head));
     for (std::int64_t i = 0; i < limit; ++i) {
       const auto pick = i + static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(keys - i)));
       std::swap(sample[static_cast<std::size_t>(i)], sample[static_cast<std::size_t>(pick)]);
@@ -226,6 +258,13 @@ std::vector<float> PartitionSelector::train_centroids(const KvRows& kv, int head
     sample.resize(static_cast<std::size_t>(limit));
     std::sort(sample.begin(), sample.end());
   }
+  return sample;
+}
+
+std::vector<float> PartitionSelector::train_on_host(const KvRows& kv, int head,
+                                                    std::span<const Position> sample,
+                                                    std::int64_t clusters) const {
+  const std::int64_t d = geometry_.head_dim;
   std::vector<float> x(sample.size() * static_cast<std::size_t>(d));  // [sample, d]
   const auto here = [&](Position row) {
     return !share().divided() || (row >= share().own.begin && row < share().own.end);
@@ -239,7 +278,7 @@ std::vector<float> PartitionSelector::train_centroids(const KvRows& kv, int head
     }
   });
   if (share().divided()) gather_sample(sample, x);
-  return spherical_kmeans({x.data(), std::ssize(sample), d}, {.clusters = clusters, .seed = seed},
+  return spherical_kmeans({x.data(), std::ssize(sample), d}, {.clusters = clusters, .seed = seed_of(head)},
                           *geometry_.pool);
 }
 

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "select/device_keys.h"
 #include "select/shared/buckets.h"
 #include "select/shared/orders_rows.h"
 #include "select/shared/per_token.h"
@@ -15,7 +16,7 @@
 
 namespace lode {
 
-class PartitionSelector : public PerTokenSelector, public OrdersRows {
+class PartitionSelector : public PerTokenSelector, public OrdersRows, public BuiltByDevice {
  public:
   explicit PartitionSelector(const LayerGeometry& geometry);
 
@@ -38,14 +39,16 @@ class PartitionSelector : public PerTokenSelector, public OrdersRows {
   /// Null when keys are labelled as they are stored, after RoPE.
   virtual const Rope* unrotate_by() const { return geometry_.rope; }
 
-  /// Spherical k-means centroids [clusters, d] of a head's keys [begin, begin + keys), or of a sample of
+  /// Spherical k-means centroids [Hkv][clusters, d] of each head's keys [begin, begin + keys), or of a sample of
   /// them, un-rotated by `unrotate_by`.
-  std::vector<float> train_centroids(const KvRows& kv, int head, Position begin, std::int64_t keys,
-                                     std::int64_t clusters) const;
+  std::vector<std::vector<float>> train_centroids(KvLayer kv, Position begin, std::int64_t keys,
+                                                  std::int64_t clusters) const;
   /// What save wrote; InputError when it does not fit.
   BucketIndex read_index(const SectionReader& in, KvLayer kv) const;
   /// Puts keys [index.end(), end) into their buckets, a block at a time.
   void extend(BucketIndex& index, KvLayer kv, Position end) const;
+  /// The same of a whole context where label() is the nearest of the index's centroids: by a GPU that has the keys.
+  void extend_to_context(BucketIndex& index, KvLayer kv) const;
   /// The sequence's index, or null.
   const BucketIndex* find_index(std::int32_t sequence) const;
   void set_index(std::int32_t sequence, BucketIndex index);
@@ -86,6 +89,11 @@ class PartitionSelector : public PerTokenSelector, public OrdersRows {
   };
   AllBuckets gather_buckets(const BucketIndex& index) const;
   std::span<const Position> all_firsts(const SelectUnit& unit) const;
+  std::uint64_t seed_of(int head) const;
+  std::vector<Position> training_sample(int head, Position begin, std::int64_t keys,
+                                        std::int64_t clusters) const;
+  std::vector<float> train_on_host(const KvRows& kv, int head, std::span<const Position> sample,
+                                   std::int64_t clusters) const;
   void gather_sample(std::span<const Position> sample, std::span<float> x) const;
   void extend_block(BucketIndex& index, KvLayer kv, Position end) const;
 

@@ -9,6 +9,7 @@
 #include "kernels/exponentials.h"
 #include "kernels/kernels.h"
 #include "kernels/rope.h"
+#include "lodestone/error.h"
 
 namespace lode {
 
@@ -46,6 +47,9 @@ std::vector<double> sharpness(std::span<const float> queries /*[n, d]*/, const L
   const std::int64_t d = geometry.head_dim, group = geometry.group(), count = keys.end - keys.begin;
   std::vector<double> out(queries.size() / static_cast<std::size_t>(d), 1.0);
   if (count <= 0) return out;
+  const KeysOnDevice on_device = {geometry.layer, heads_in_layer(geometry), keys.begin, keys.end};
+  if (keys.device != nullptr && keys.device->takes(on_device, std::ssize(out) / geometry.kv_heads))
+    return keys.device->sharpness(on_device, queries, static_cast<int>(group), geometry.scale);
   std::vector<std::vector<float>> scratch(static_cast<std::size_t>(geometry.pool->size()));
   geometry.pool->for_each(std::ssize(out) / group, [&](std::int64_t item, int worker) {
     std::vector<float>& z = scratch[static_cast<std::size_t>(worker)];  // [G, count]
@@ -70,19 +74,21 @@ std::vector<double> sharpness(std::span<const float> queries /*[n, d]*/, const L
 
 }  // namespace
 
-void QuerySample::take(const KvWrite& write) {
-  if (write.phase != Phase::context || write.tokens == 0 || write.q_unrotated.empty()) return;
-  width_ = std::ssize(write.q_unrotated) / write.tokens;
-  roll_back(write.begin);
-  for (std::int64_t t = 0; t < write.tokens; ++t) {
-    const std::int64_t position = write.begin + t;
+void QuerySample::take(const SampledQueries& chunk) {
+  if (chunk.phase != Phase::context || chunk.q_unrotated.empty()) return;
+  const std::int64_t step = chunk.step, end = chunk.begin + chunk.tokens,
+                     first = (chunk.begin + step - 1) / step * step;
+  width_ = std::ssize(chunk.q_unrotated) / ((end - first + step - 1) / step);
+  roll_back(chunk.begin);
+  LODE_ASSERT(stride_ % step == 0);
+  for (std::int64_t position = first, t = 0; position < end; position += step, ++t) {
     if (position % stride_ != 0) continue;
     positions_.push_back(static_cast<Position>(position));
     // A vector that grows by itself would hold up to twice what it needs.
     if (q_.size() == q_.capacity())
       q_.reserve(std::min(2 * q_.size(), static_cast<std::size_t>(kMost * width_)) +
                  static_cast<std::size_t>(width_));
-    q_.insert(q_.end(), write.q_unrotated.begin() + t * width_, write.q_unrotated.begin() + (t + 1) * width_);
+    q_.insert(q_.end(), chunk.q_unrotated.begin() + t * width_, chunk.q_unrotated.begin() + (t + 1) * width_);
     if (tokens() <= kMost) continue;
     stride_ *= 2;
     std::int64_t kept = 0;
@@ -134,13 +140,14 @@ std::vector<std::vector<float>> query_metric(const QuerySample& sample, const La
   std::iota(all.begin(), all.end(), 0);
   const std::vector<float> queries = queries_behind(sample, all, geometry, position);
   const std::vector<double> weights = sharpness(queries, geometry, keys);
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    const std::size_t head = i % static_cast<std::size_t>(geometry.query_heads) / group;
-    totals[head] += add_square(std::span(queries).subspan(i * d, d), weights[i], squares[head]);
-  }
-  std::vector<std::vector<float>> out;
-  for (std::size_t head = 0; head < squares.size(); ++head) {
+  std::vector<std::vector<float>> out(squares.size());
+  geometry.pool->for_each(geometry.kv_heads, [&](std::int64_t item, int) {
+    const auto head = static_cast<std::size_t>(item);
     std::vector<double>& a = squares[head];
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      if (i % static_cast<std::size_t>(geometry.query_heads) / group != head) continue;
+      totals[head] += add_square(std::span(queries).subspan(i * d, d), weights[i], a);
+    }
     double trace = 0.0;
     for (std::size_t i = 0; i < d; ++i) trace += a[i * d + i];
     const double mean = trace / static_cast<double>(d), scale = geometry.scale;
@@ -150,8 +157,8 @@ std::vector<std::vector<float>> query_metric(const QuerySample& sample, const La
       a[i] = known ? (a[i] + kRidge * mean * one) * scale * scale / totals[head] : one;
     }
     factor(a, d);
-    out.emplace_back(a.begin(), a.end());
-  }
+    out[head].assign(a.begin(), a.end());
+  });
   return out;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lodestone/selector.h"
+#include "select/device_keys.h"
 
 namespace lode {
 
@@ -18,10 +19,19 @@ class QuerySample {
  public:
   static constexpr std::int64_t kMost = 512;
 
-  void take(const KvWrite& write);
+  void take(const SampledQueries& chunk);
+  void take(const KvWrite& write) {
+    take(SampledQueries{.sequence = write.sequence,
+                        .phase = write.phase,
+                        .begin = write.begin,
+                        .tokens = write.tokens,
+                        .q_unrotated = write.q_unrotated});
+  }
   void roll_back(std::int64_t tokens);
 
   std::int64_t tokens() const { return std::ssize(positions_); }
+  /// What take() reads of the next write: tokens at multiples of it.
+  std::int64_t step() const { return stride_; }
   Position begin() const { return positions_.empty() ? 0 : positions_.front(); }  ///< the first one's
   std::int64_t bytes() const { return static_cast<std::int64_t>(q_.capacity() * sizeof(float)); }
   /// At most so many bytes are ever held of a text of so many tokens.
@@ -45,6 +55,7 @@ std::vector<float> queries_behind(const QuerySample& sample, std::span<const std
 struct KeyRange {
   KvLayer kv;
   Position begin = 0, end = 0;
+  DeviceKeys* device = nullptr;  ///< that has them too
 };
 
 /// L [d, d] per KV head, lower triangular, such that |(k - k') L|^2 is the mean square of scale (q . k - q .

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/threads.h"
 #include "kernels/kernels.h"
 #include "lodestone/attention.h"
 #include "lodestone/error.h"
@@ -30,6 +31,10 @@ constexpr std::int64_t kFewest = 32;       // queries of a sample that say anyth
 /// Sums of what `Achieved` is the mean of.
 struct Tally {
   double kept = 0, keys = 0, mass = 0, error = 0, queries = 0;
+  void operator+=(const Tally& other) {
+    kept += other.kept, keys += other.keys, mass += other.mass, error += other.error;
+    queries += other.queries;
+  }
   Achieved mean() const {
     if (queries == 0 || keys == 0) return {};
     return {1.0 - kept / keys, mass / queries, error / queries};
@@ -93,40 +98,29 @@ struct ThresholdSelector::Trial {
   }
   double keys() const { return static_cast<double>(block.far_limit - block.far_begin); }
 
-  /// Scores of the nodes that a level reads, weighted by their keys; returns how many keys there are to
-  /// choose from.
-  double add_level(int level, ScoreHistogram& out) const;
+  /// Scores of the nodes that a level reads for a unit, weighted by their keys.
+  void add_level(const ChoiceUnit& unit, int level, int worker, ScoreHistogram& out) const;
   /// Attends each token's group of heads over the runs and rows that `keys_of(token, head)` gives.
   void attend(const auto& keys_of, std::vector<float>& output, std::vector<float>& lse) const;
   void attend_all();
+  void take_full(Trial& of_same_queries) {
+    full = std::move(of_same_queries.full);
+    full_lse = std::move(of_same_queries.full_lse);
+  }
   void measure(Tally& tally);
+  static Tally measure_all(std::span<Trial> trials);
 };
 
-double ThresholdSelector::Trial::add_level(int level, ScoreHistogram& out) const {
-  const std::vector<ChoiceUnit> all = units();
-  std::vector<ScoreHistogram> parts(static_cast<std::size_t>(layer->workers()));
-  const auto add = [&](const ChoiceUnit& unit, std::size_t worker, const Loop& loop) {
-    Lookup& lookup = layer->scratch_[worker].lookup;
-    layer->look_up(unit, level, /*cut_last=*/false, loop, lookup);
-    const Frontier& frontier = lookup.levels.back();
-    for (std::size_t i = 0; i < frontier.keys.size(); ++i)
-      parts[worker].add(layer->average_of(frontier.scores[i]), frontier.keys[i]);
+void ThresholdSelector::Trial::add_level(const ChoiceUnit& unit, int level, int worker,
+                                         ScoreHistogram& out) const {
+  const Loop in_line = [](std::int64_t items, const std::function<void(std::int64_t)>& body) {
+    for (std::int64_t item = 0; item < items; ++item) body(item);
   };
-  if (kind == QueryKind::alone) {
-    const Loop in_line = [](std::int64_t items, const std::function<void(std::int64_t)>& body) {
-      for (std::int64_t item = 0; item < items; ++item) body(item);
-    };
-    layer->for_each(std::ssize(all), [&](std::int64_t item, int worker) {
-      add(all[static_cast<std::size_t>(item)], static_cast<std::size_t>(worker), in_line);
-    });
-  } else {
-    const Loop spread = [&](std::int64_t items, const std::function<void(std::int64_t)>& body) {
-      layer->for_each(items, [&](std::int64_t item, int) { body(item); });
-    };
-    for (const ChoiceUnit& unit : all) add(unit, 0, spread);
-  }
-  for (const ScoreHistogram& part : parts) out.add(part);
-  return static_cast<double>(all.size()) * keys();
+  Lookup& lookup = layer->scratch_[static_cast<std::size_t>(worker)].lookup;
+  layer->look_up(unit, level, /*cut_last=*/false, in_line, lookup);
+  const Frontier& frontier = lookup.levels.back();
+  for (std::size_t i = 0; i < frontier.keys.size(); ++i)
+    out.add(layer->average_of(frontier.scores[i]), frontier.keys[i]);
 }
 
 void ThresholdSelector::Trial::attend(const auto& keys_of, std::vector<float>& output,
@@ -161,6 +155,13 @@ void ThresholdSelector::Trial::attend(const auto& keys_of, std::vector<float>& o
 
 void ThresholdSelector::Trial::attend_all() {
   if (!full.empty()) return;
+  const LayerGeometry& g = layer->geometry_;
+  const KeysOnDevice all = {g.layer, heads_in_layer(g), 0, block.begin};
+  if (g.covered.empty() && layer->on_device(all, block.tokens)) {
+    full.resize(block.q.size());
+    full_lse.resize(block.q.size() / static_cast<std::size_t>(g.head_dim));
+    return layer->device_->attend(g.layer, block.tokens, block.q, g.scale, full, full_lse);
+  }
   attend(
       [&](std::int64_t, int, std::vector<Run>& runs, std::vector<Position>&) {
         runs = {{0, block.begin}};
@@ -168,8 +169,32 @@ void ThresholdSelector::Trial::attend_all() {
       full, full_lse);
 }
 
+/// Layers side by side, as many as their lists of keys leave memory for.
+Tally ThresholdSelector::Trial::measure_all(std::span<Trial> trials) {
+  constexpr double kMostBytes = 4e9;  // if every key is chosen
+  for (Trial& trial : trials) trial.attend_all();
+  const LayerGeometry& g = trials[0].layer->geometry_;
+  const double bytes =
+      static_cast<double>(trials[0].block.tokens * g.kv_heads) * trials[0].keys() * double{sizeof(Position)};
+  const auto at_once = static_cast<std::size_t>(std::clamp(kMostBytes / bytes, 1.0, 64.0));
+  std::vector<std::size_t> begins;  // where the trials of each layer begin
+  for (std::size_t i = 0; i < trials.size(); ++i)
+    if (i == 0 || trials[i].layer != trials[i - 1].layer) begins.push_back(i);
+  begins.push_back(trials.size());
+  std::vector<Tally> tallies(begins.size() - 1);  // by layer, whose selector serves one at a time
+  for (std::size_t first = 0; first < tallies.size(); first += at_once) {
+    const std::size_t some = std::min(at_once, tallies.size() - first);
+    g.pool->for_each(static_cast<std::int64_t>(some), [&](std::int64_t item, int) {
+      const std::size_t own = first + static_cast<std::size_t>(item);
+      for (std::size_t i = begins[own]; i < begins[own + 1]; ++i) trials[i].measure(tallies[own]);
+    });
+  }
+  Tally all;
+  for (const Tally& tally : tallies) all += tally;
+  return all;
+}
+
 void ThresholdSelector::Trial::measure(Tally& tally) {
-  attend_all();
   Selection selection;
   layer->select_units(units(), selection);
   const LayerGeometry& g = layer->geometry_;
@@ -269,15 +294,29 @@ class ThresholdSelector::Search {
   double by_share(int level, double share) {
     if (share >= 1.0) return 0.0;  // whatever other queries score
     ScoreHistogram histogram;
+    struct Item {
+      const Trial* trial;
+      ChoiceUnit unit;
+    };
+    std::vector<Item> items;  // of all layers: a unit is one thread's
     double keys = 0;
-    for (const Trial& trial : trials_) keys += trial.add_level(level, histogram);
+    for (const Trial& trial : trials_) {
+      for (const ChoiceUnit& unit : trial.units()) {
+        items.push_back({&trial, unit});
+        keys += trial.keys();
+      }
+    }
+    std::vector<ScoreHistogram> parts(static_cast<std::size_t>(layers_[0]->workers()));
+    layers_[0]->for_each(std::ssize(items), [&](std::int64_t item, int worker) {
+      const Item& own = items[static_cast<std::size_t>(item)];
+      own.trial->add_level(own.unit, level, worker, parts[static_cast<std::size_t>(worker)]);
+    });
+    for (const ScoreHistogram& part : parts) histogram.add(part);
     return histogram.threshold_for(share * keys);
   }
   bool meets(int level, double tau, const Target& target) {
     set(level, tau);
-    Tally tally;
-    for (Trial& trial : trials_) trial.measure(tally);
-    const Achieved a = tally.mean();
+    const Achieved a = Trial::measure_all(trials_).mean();
     return target.kind == Target::Kind::mass ? a.mass >= target.value : a.error <= target.value;
   }
   /// The largest threshold that meets the target; false when even all children of kept nodes do not.
@@ -342,9 +381,12 @@ void ThresholdSelector::calibrate(std::span<ThresholdSelector* const> layers, st
   found.at[static_cast<std::size_t>(QueryKind::together)] = search(QueryKind::together, few);
   found.power = powers_between(found.at[static_cast<std::size_t>(QueryKind::together)], few, many, count);
   for (ThresholdSelector* layer : layers) layer->states_.at(sequence).calibration.thresholds = found;
+  std::vector<Trial> before;  // of the same queries
   for (const QueryKind kind : kQueryKinds) {
-    Tally tally;
-    for (Trial& trial : trials(kind, held_out, std::ssize(held_out[0]) / width)) trial.measure(tally);
+    std::vector<Trial> of_kind = trials(kind, held_out, std::ssize(held_out[0]) / width);
+    for (std::size_t i = 0; i < before.size(); ++i) of_kind[i].take_full(before[i]);
+    const Tally tally = Trial::measure_all(of_kind);
+    before = std::move(of_kind);
     for (ThresholdSelector* layer : layers)
       layer->states_.at(sequence).calibration.held_out[static_cast<std::size_t>(kind)] = tally.mean();
   }

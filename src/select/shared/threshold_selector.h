@@ -56,7 +56,7 @@ struct Frontier {
   void clear();
 };
 
-class ThresholdSelector : public Selector, public EstimatesRest {
+class ThresholdSelector : public Selector, public EstimatesRest, public BuiltByDevice, public HearsQueries {
  public:
   struct Options {
     Target target;
@@ -76,8 +76,13 @@ class ThresholdSelector : public Selector, public EstimatesRest {
   bool estimates_rest() const override { return options_.tail; }
 
   bool wants_writes() const final { return true; }
+  std::int64_t query_step(std::int32_t sequence) const final {
+    const auto found = states_.find(sequence);
+    return found != states_.end() ? found->second.sample.step() : 1;
+  }
   std::int64_t joint_query_tokens() const final { return options_.stretch; }
   void on_write(const KvWrite& write) final { state_of(write.sequence).sample.take(write); }
+  void on_queries(const SampledQueries& chunk) final { state_of(chunk.sequence).sample.take(chunk); }
   void build(std::int32_t sequence, KvLayer kv) final;
   void append(std::int32_t sequence, KvLayer kv, Position far_end) override = 0;
   void roll_back(std::int32_t sequence, std::int64_t tokens) override;

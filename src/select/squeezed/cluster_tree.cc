@@ -13,6 +13,7 @@
 #include "base/threads.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
+#include "select/device_keys.h"
 #include "select/shared/stored_keys.h"
 
 namespace lode {
@@ -99,6 +100,8 @@ Partition partition(const Rows& rows, std::int64_t d, std::int64_t clusters, std
 std::vector<std::int32_t> similar_together(const Rows& rows, std::int64_t d,
                                            const ClusterTreeOptions& options, ThreadPool& pool) {
   const std::int64_t n = std::ssize(rows) / d;
+  if (options.clusters != nullptr && options.nodes.size() == 1)  // the rows are those clusters
+    return neighbour_order({options.clusters->places.data(), n, d}, compacted(options.clusters->cells, n));
   const std::uint64_t seed = hash_seed(options.seed, options.nodes.size());
   if (options.metric.empty() || d >= kMaxHeadDim)
     return neighbour_order({directions(rows, d).data(), n, d}, Nearness::cosine, seed, pool);
@@ -154,6 +157,17 @@ Draft coarsen(Draft& fine, std::int64_t d, std::int64_t clusters, bool spreads, 
   if (!fine.values.empty()) coarse.values = means(fine.values, d, p.labels, fine.keys, coarse.keys);
   if (spreads) coarse.spreads = variances(fine, coarse, p.labels, d);
   fine.parent = std::move(p.labels);
+  return coarse;
+}
+
+/// The finest level from clusters of the keys that a GPU has made; gives `keys` their parents.
+Draft coarsen(Draft& keys, std::int64_t d, const KeyClusters& clusters, bool spreads) {
+  Draft coarse;
+  coarse.keys = clusters.keys;
+  coarse.centroids = clusters.means;
+  if (spreads) coarse.spreads = clusters.spreads;
+  if (!keys.values.empty()) coarse.values = means(keys.values, d, clusters.labels, keys.keys, coarse.keys);
+  keys.parent = clusters.labels;
   return coarse;
 }
 
@@ -250,6 +264,31 @@ std::int64_t ClusterTree::bytes() const {
   return static_cast<std::int64_t>(bytes);
 }
 
+KeyClusters in_order(const KeyClusters& found, std::int64_t d) {
+  KeyClusters out;
+  out.labels.reserve(found.labels.size());
+  std::vector<std::int32_t> number(found.keys.size(), -1), order;
+  for (const std::int32_t label : found.labels) {
+    std::int32_t& known = number[static_cast<std::size_t>(label)];
+    if (known < 0) {
+      known = static_cast<std::int32_t>(order.size());
+      order.push_back(label);
+    }
+    out.labels.push_back(known);
+  }
+  const auto take = [&](const auto& from, auto& to, std::int64_t numbers) {
+    to.reserve(order.size() * static_cast<std::size_t>(numbers));
+    for (const std::int32_t label : order)
+      to.insert(to.end(), from.begin() + label * numbers, from.begin() + (label + 1) * numbers);
+  };
+  take(found.keys, out.keys, 1);
+  take(found.cells, out.cells, 1);
+  take(found.means, out.means, d);
+  take(found.spreads, out.spreads, d);
+  take(found.places, out.places, d);
+  return out;
+}
+
 ClusterTree build_cluster_tree(const KvRows& kv, Position begin, Position end,
                                const ClusterTreeOptions& options, ThreadPool& pool) {
   LODE_ASSERT(begin < end && !options.nodes.empty());
@@ -257,11 +296,15 @@ ClusterTree build_cluster_tree(const KvRows& kv, Position begin, Position end,
   const std::size_t levels = options.nodes.size();
   Draft keys;
   keys.keys.assign(static_cast<std::size_t>(n), 1);
-  keys.centroids = read_rows(kv, begin, n, /*values=*/false, pool);
+  if (options.clusters == nullptr) keys.centroids = read_rows(kv, begin, n, /*values=*/false, pool);
   if (options.values) keys.values = read_rows(kv, begin, n, /*values=*/true, pool);
   std::vector<Draft> drafts(levels);
   for (std::size_t l = levels; l-- > 0;) {
     Draft& fine = l + 1 < levels ? drafts[l + 1] : keys;
+    if (&fine == &keys && options.clusters != nullptr) {
+      drafts[l] = coarsen(keys, d, *options.clusters, options.spreads);
+      continue;
+    }
     drafts[l] = coarsen(fine, d, options.nodes[l], options.spreads, options.metric,
                         hash_seed(options.seed, levels - 1 - l), pool);  // the same leaves below any levels
   }

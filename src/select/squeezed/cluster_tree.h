@@ -16,6 +16,7 @@
 
 namespace lode {
 
+struct KeyClusters;
 class SectionReader;
 class SectionWriter;
 class ThreadPool;
@@ -56,7 +57,12 @@ struct ClusterTreeOptions {
   std::uint64_t seed = 0;
   /// L [d, d] row by row: keys are clustered by the distance of k L (query_metric.h). Empty: by cosine.
   std::span<const float> metric;
+  /// Of the keys, where a GPU has made them in that way, `in_order`; null: they are made here.
+  const KeyClusters* clusters = nullptr;
 };
+
+/// Clusters without empty ones, by rising number of their first key.
+KeyClusters in_order(const KeyClusters& found, std::int64_t d);
 
 /// Clusters keys [begin, end) of a head, at least one. The same for any number of threads.
 ClusterTree build_cluster_tree(const KvRows& kv, Position begin, Position end,

@@ -39,6 +39,7 @@
 #include "kernels/kernels.h"
 #include "kernels/select/centroid_scores.h"
 #include "lodestone/error.h"
+#include "select/device_keys.h"
 #include "select/methods.h"
 #include "select/shared/orders_rows.h"
 #include "select/shared/query_metric.h"
@@ -349,23 +350,46 @@ class Squeezed final : public ThresholdSelector,
   void add(Index& index, KvLayer kv, Position begin, Position end) {
     ++version_;
     const std::int64_t all = index.segments.empty() ? end - begin : index.context();
-    ClusterSegment segment = {.begin = begin, .end = end, .heads = {}};
-    for (int head = 0; head < geometry_.kv_heads; ++head) {
-      segment.heads.push_back(build_cluster_tree(
-          kv.heads[static_cast<std::size_t>(head)], begin, end,
-          {.nodes = own_.nodes(
-               end - begin, all,
-               index.segments.empty() ? nullptr : &index.segments[0].heads[static_cast<std::size_t>(head)]),
+    std::vector<ClusterTreeOptions> options;  // [Hkv]
+    for (std::size_t head = 0; head < static_cast<std::size_t>(geometry_.kv_heads); ++head) {
+      options.push_back(
+          {.nodes = own_.nodes(end - begin, all,
+                               index.segments.empty() ? nullptr : &index.segments[0].heads[head]),
            .values = options_.tail,
            .spreads = index.spreads != Spreads::none,
            .q8 = own_.q8,
-           .seed = hash_seed(geometry_.seed, geometry_.layer, geometry_.kv_head_in_layer(head), begin),
-           .metric = index.metric.empty()
-                         ? std::span<const float>{}
-                         : std::span<const float>(index.metric[static_cast<std::size_t>(head)])},
-          *geometry_.pool));
+           .seed = hash_seed(geometry_.seed, geometry_.layer,
+                             geometry_.kv_head_in_layer(static_cast<int>(head)), begin),
+           .metric =
+               index.metric.empty() ? std::span<const float>{} : std::span<const float>(index.metric[head])});
     }
+    ClusterSegment segment = {.begin = begin, .end = end, .heads = {}};
+    const std::vector<KeyClusters> by_device = clusters_by_device(index, begin, end, options);
+    segment.heads.resize(options.size());
+    const auto build = [&](std::size_t head) {
+      KeyClusters ordered;
+      if (!by_device.empty()) {
+        ordered = in_order(by_device[head], geometry_.head_dim);
+        options[head].clusters = &ordered;
+      }
+      segment.heads[head] = build_cluster_tree(kv.heads[head], begin, end, options[head], *geometry_.pool);
+    };
+    // What the device leaves is little: a head a thread. Clusters made here need all threads for one.
+    if (!by_device.empty())
+      for_each(std::ssize(options), [&](std::int64_t head, int) { build(static_cast<std::size_t>(head)); });
+    else
+      for (std::size_t head = 0; head < options.size(); ++head) build(head);
     index.segments.push_back(std::move(segment));
+  }
+  /// Of each head, where a GPU that has the keys makes them; else nothing.
+  std::vector<KeyClusters> clusters_by_device(const Index& index, Position begin, Position end,
+                                              std::span<const ClusterTreeOptions> options) const {
+    const KeysOnDevice keys = {geometry_.layer, heads_in_layer(geometry_), begin, end};
+    const std::int64_t wanted = std::clamp<std::int64_t>(options[0].nodes.back(), 1, keys.count());
+    if (!on_device(keys, wanted)) return {};
+    std::vector<std::uint64_t> seeds;
+    for (const ClusterTreeOptions& of_head : options) seeds.push_back(hash_seed(of_head.seed, 0));
+    return device_->clusters(keys, {.clusters = wanted, .seeds = seeds, .metrics = index.metric});
   }
 
   void index_context(std::int32_t sequence, KvLayer kv, Position begin, Position end) override {
@@ -385,8 +409,9 @@ class Squeezed final : public ThresholdSelector,
   /// What all parts of an index are clustered by; questions stand behind `position`.
   void learn_metric(Index& index, std::int32_t sequence, KvLayer kv, Position position) {
     if (own_.by_queries)
-      index.metric = query_metric(sample(sequence), geometry_, position,
-                                  {.kv = kv, .begin = sink(), .end = indexed_end(position)});
+      index.metric =
+          query_metric(sample(sequence), geometry_, position,
+                       {.kv = kv, .begin = sink(), .end = indexed_end(position), .device = device_});
   }
 
   ClusterShape shape(int levels, Spreads spreads) const {

@@ -20,7 +20,7 @@ __global__ void gather_kernel(GatherTask task, float* out) {
   const int d = task.layout.head_dim, half = d / 2, lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t row = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) / 32;
   if (row >= task.count) return;
-  const std::int64_t key = task.begin + row * task.step;
+  const std::int64_t key = task.positions != nullptr ? task.positions[row] : task.begin + row * task.step;
   const T* const from = reinterpret_cast<const T*>(task.layer + task.layout.key_offset(task.kv_head, key));
   float a[kMostPairs], b[kMostPairs];
   bool finite = true;

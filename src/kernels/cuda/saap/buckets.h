@@ -8,13 +8,14 @@
 namespace lode::cuda {
 
 /// Keys of one layer and KV head as float32 rows, un-rotated unless `frequencies` is null; a key with a
-/// number that is not finite becomes 0. Row i is key begin + i * step.
+/// number that is not finite becomes 0. Row i is key positions[i], or begin + i * step where there are none.
 struct GatherTask {
   const char* layer = nullptr;  ///< first byte of the layer of one sequence
   KvLayout layout;
   int kv_head = 0;
   std::int64_t begin = 0, step = 1, count = 0;
-  const float* frequencies = nullptr;  // [d/2]
+  const std::int32_t* positions = nullptr;  // [count]
+  const float* frequencies = nullptr;       // [d/2]
   float rope_scale = 1.0f;
 };
 void gather_keys(const GatherTask& task, float* out /*[count, d]*/, StreamHandle stream);

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of rows with columns on the matrix unit that never leave it: the nearest centroid of each point, and
+// how sharp each query's softmax over the keys is.
+//
+// Work map: a block has 8 warps' rows, 16 or 32 each, whose halves stay in registers; tiles of 64 columns come
+// through shared memory, two ahead, and every warp multiplies all of them. blockIdx.y is the head, blockIdx.z a
+// share of the tiles.
+#include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/matrix.cuh"
+#include "kernels/cuda/kmeans/kmeans.h"
+
+namespace lode::cuda {
+
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32, kTile = 64, kStages = 3;
+constexpr int kColumnsAtOnce = 16;   // of a tile: two products of eight
+constexpr float kNoScore = -1e30f;   // what sharpness counts from before the first key
+constexpr std::int64_t kSplits = 8;  // shares of the keys
+constexpr float kLog2E = 1.44269504f;
+
+struct Params {
+  HalfRows rows, columns;
+  const float* biases = nullptr;   // [H, columns] or null
+  std::int32_t* labels = nullptr;  // [H, rows]
+  float scale = 1.0f;
+  float* partial = nullptr;  // [H, splits, rows, 3]
+};
+
+/// Columns' factor and bias; -inf for those behind the last.
+struct Column {
+  float factor, bias;
+};
+
+template <int kSteps>
+struct Tiles {
+  static constexpr int kWidth = kSteps * 16, kStride = kWidth + 8;  // halves; the pad spreads rows over banks
+  __half rows[kStages][kTile][kStride];
+  Column columns[kStages][kTile];
+};
+
+__device__ __forceinline__ void copy_16(void* to, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(there ? 16 : 0)
+               : "memory");
+}
+
+__device__ __forceinline__ void load_four(unsigned (&to)[4], const __half* from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(shared_address(from)));
+}
+
+template <int kSteps>
+__device__ __forceinline__ void bring(Tiles<kSteps>& tiles, int stage, std::int64_t tile, const Params& p,
+                                      std::int64_t head) {
+  constexpr int kPieces = kSteps * 2;  // of 16 bytes a row
+  const std::int64_t first = tile * kTile, count = p.columns.count;
+  const __half* const from =
+      static_cast<const __half*>(p.columns.halves) + head * count * Tiles<kSteps>::kWidth;
+#pragma unroll
+  for (int i = 0; i < kTile * kPieces / kThreads; ++i) {
+    const int at = i * kThreads + static_cast<int>(threadIdx.x), row = at / kPieces, piece = at % kPieces;
+    const bool there = first + row < count;
+    copy_16(&tiles.rows[stage][row][piece * 8],
+            from + (there ? first + row : 0) * Tiles<kSteps>::kWidth + piece * 8, there);
+  }
+  if (const int row = static_cast<int>(threadIdx.x); row < kTile) {
+    const std::int64_t at = first + row;
+    Column& to = tiles.columns[stage][row];
+    to.factor = at < count ? p.columns.factors[head * count + at] : 0.0f;
+    to.bias = at >= count ? -INFINITY : p.biases != nullptr ? p.biases[head * count + at] : 0.0f;
+  }
+}
+
+/// The best column of two rows of a lane, rows r and r + 8 of sixteen.
+struct BestColumn {
+  float high[2] = {-INFINITY, -INFINITY};
+  int at[2] = {0, 0};
+
+  __device__ __forceinline__ void take(const float (&sums)[2][4], const float (&factor)[2], int column,
+                                       const float4 (&of)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float score = fmaf(sums[n][2 * half + e] * factor[half], e == 0 ? of[n].x : of[n].z,
+                                   e == 0 ? of[n].y : of[n].w);
+          if (score > high[half]) high[half] = score, at[half] = column + 8 * n + e;
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void post(const Params& p, std::int64_t head, std::int64_t row, int half,
+                                       bool first_lane) {
+#pragma unroll
+    for (int o = 1; o < 4; o *= 2) {
+      const float other = __shfl_xor_sync(~0u, high[half], o);
+      const int its = __shfl_xor_sync(~0u, at[half], o);
+      if (other > high[half] || (other == high[half] && its < at[half])) high[half] = other, at[half] = its;
+    }
+    if (first_lane && row < p.rows.count) p.labels[head * p.rows.count + row] = at[half];
+  }
+};
+
+/// Sums of exp(z - most) and of its square, in units of base 2.
+struct Softmax {
+  float most[2] = {kNoScore, kNoScore}, sum[2] = {}, squares[2] = {};
+
+  __device__ __forceinline__ void count_from(int half, float high) {
+    const float by = exp2_fast(most[half] - high);
+    sum[half] *= by, squares[half] *= by * by, most[half] = high;
+  }
+  __device__ __forceinline__ void take(const float (&sums)[2][4], const float (&factor)[2], int,
+                                       const float4 (&of)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float z[4], high = most[half];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float4& column = of[i / 2];
+        z[i] = fmaf(sums[i / 2][2 * half + i % 2] * factor[half], i % 2 == 0 ? column.x : column.z,
+                    i % 2 == 0 ? column.y : column.w);
+        high = fmaxf(high, z[i]);
+      }
+      if (high > most[half]) count_from(half, high);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float weight = exp2_fast(z[i] - most[half]);
+        sum[half] += weight, squares[half] = fmaf(weight, weight, squares[half]);
+      }
+    }
+  }
+  __device__ __forceinline__ void post(const Params& p, std::int64_t head, std::int64_t row, int half,
+                                       bool first_lane) {
+#pragma unroll
+    for (int o = 1; o < 4; o *= 2) {
+      const float high = fmaxf(most[half], __shfl_xor_sync(~0u, most[half], o));
+      count_from(half, high);
+      sum[half] += __shfl_xor_sync(~0u, sum[half], o);
+      squares[half] += __shfl_xor_sync(~0u, squares[half], o);
+    }
+    if (!first_lane || row >= p.rows.count) return;
+    float* const to = p.partial + ((head * gridDim.z + blockIdx.z) * p.rows.count + row) * 3;
+    to[0] = most[half], to[1] = sum[half], to[2] = squares[half];
+  }
+};
+
+constexpr int parts_of(int steps) {
+  return steps > 8 ? 1 : 2;
+}
+
+template <int kSteps, class Outcome>
+__global__ __launch_bounds__(kThreads,
+                             kSteps > 8 ? 1 : 2) void products_kernel(const __grid_constant__ Params p) {
+  constexpr int kParts = parts_of(kSteps);  // sixteens of rows of a warp
+  extern __shared__ __align__(16) char memory[];
+  auto& tiles = *reinterpret_cast<Tiles<kSteps>*>(memory);
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const std::int64_t head = blockIdx.y;
+  const std::int64_t first = (std::int64_t{blockIdx.x} * kWarps + warp) * kParts * 16 + lane / 4;
+  const std::int64_t all = (p.columns.count + kTile - 1) / kTile, share = (all + gridDim.z - 1) / gridDim.z,
+                     begin = min(all, blockIdx.z * share), end = min(all, begin + share);
+
+  unsigned a[kParts][kSteps][4];
+  float factor[kParts][2];
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::int64_t row = first + part * 16 + half * 8;
+      const bool there = row < p.rows.count;
+      const auto* const from = reinterpret_cast<const unsigned*>(static_cast<const __half*>(p.rows.halves) +
+                                                                 (head * p.rows.count + (there ? row : 0)) *
+                                                                     Tiles<kSteps>::kWidth);
+      factor[part][half] = there ? p.rows.factors[head * p.rows.count + row] * p.scale : 0.0f;
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        a[part][step][half] = from[step * 8 + lane % 4];
+        a[part][step][half + 2] = from[step * 8 + 4 + lane % 4];
+      }
+    }
+  }
+
+  Outcome outcome[kParts];
+#pragma unroll
+  for (int ahead = 0; ahead < kStages - 1; ++ahead) {
+    if (begin + ahead < end) bring(tiles, ahead, begin + ahead, p, head);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+  for (std::int64_t tile = begin; tile < end; ++tile) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
+    __syncthreads();
+    const int stage = static_cast<int>((tile - begin) % kStages);
+    if (tile + kStages - 1 < end)
+      bring(tiles, static_cast<int>((tile - begin + kStages - 1) % kStages), tile + kStages - 1, p, head);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#pragma unroll 1
+    for (int column = 0; column < kTile; column += kColumnsAtOnce) {
+      float sums[kParts][2][4] = {};
+#pragma unroll
+      for (int step = 0; step < kSteps; step += 2) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          unsigned b[4];
+          load_four(b, &tiles.rows[stage][column + 8 * n + lane % 8][step * 16 + lane / 8 * 8]);
+#pragma unroll
+          for (int part = 0; part < kParts; ++part) {
+            multiply<__half>(sums[part][n], a[part][step], b[0], b[1]);
+            multiply<__half>(sums[part][n], a[part][step + 1], b[2], b[3]);
+          }
+        }
+      }
+      const int own = column + lane % 4 * 2;
+      const float4 of[2] = {*reinterpret_cast<const float4*>(&tiles.columns[stage][own]),
+                            *reinterpret_cast<const float4*>(&tiles.columns[stage][own + 8])};
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+        outcome[part].take(sums[part], factor[part], static_cast<int>(tile) * kTile + own, of);
+    }
+  }
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      outcome[part].post(p, head, first + part * 16 + half * 8, half, lane % 4 == 0);
+  }
+}
+
+template <int kSteps, class Outcome>
+void launch(const Params& p, std::int64_t splits, StreamHandle stream) {
+  constexpr int kShared = sizeof(Tiles<kSteps>), kRows = kWarps * 16 * parts_of(kSteps);
+  static_assert(kTile * kSteps * 2 % kThreads == 0);
+  LODE_CUDA(cudaFuncSetAttribute(products_kernel<kSteps, Outcome>,
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
+  const dim3 grid(static_cast<unsigned>((p.rows.count + kRows - 1) / kRows),
+                  static_cast<unsigned>(p.rows.heads), static_cast<unsigned>(splits));
+  products_kernel<kSteps, Outcome><<<grid, kThreads, kShared, stream>>>(p);
+  LODE_LAUNCHED();
+}
+
+template <class Outcome>
+void launch_for_width(const Params& p, std::int64_t splits, StreamHandle stream) {
+  switch (half_width(p.rows.width)) {
+    case 64:
+      return launch<4, Outcome>(p, splits, stream);
+    case 96:
+      return launch<6, Outcome>(p, splits, stream);
+    case 128:
+      return launch<8, Outcome>(p, splits, stream);
+    default:
+      return launch<16, Outcome>(p, splits, stream);
+  }
+}
+
+/// Shares of the keys together, in their order.
+__global__ void sharpness_kernel(const float* partial, int splits, std::int64_t rows, std::int64_t all,
+                                 float* out) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= all) return;
+  const float* const first = partial + (i / rows * splits * rows + i % rows) * 3;
+  float most = kNoScore, sum = 0.0f, squares = 0.0f;
+  for (int s = 0; s < splits; ++s) most = fmaxf(most, first[s * rows * 3]);
+  for (int s = 0; s < splits; ++s) {
+    const float* const of = first + s * rows * 3;
+    const float by = exp2f(of[0] - most);
+    sum += of[1] * by, squares += of[2] * by * by;
+  }
+  const float sharpness = sqrtf(squares) / sum;
+  out[i] = sum > 0.0f && isfinite(sharpness) ? sharpness : 0.0f;
+}
+
+}  // namespace
+
+int half_width(int width) {
+  for (const int some : {64, 96, 128})
+    if (width <= some) return some;
+  return kMostWidth;
+}
+
+void nearest(const HalfRows& points, const Clusters& clusters, std::int32_t* labels, StreamHandle stream) {
+  if (points.count == 0) return;
+  launch_for_width<BestColumn>(
+      {.rows = points, .columns = clusters.centroids, .biases = clusters.biases, .labels = labels}, 1,
+      stream);
+}
+
+std::int64_t sharpness_floats(int heads, std::int64_t queries) {
+  return heads * kSplits * queries * 3;
+}
+
+void softmax_sharpness(const HalfRows& queries, const HalfRows& keys, float scale, float* partial,
+                       float* sharpness, StreamHandle stream) {
+  const std::int64_t all = queries.heads * queries.count;
+  if (all == 0) return;
+  launch_for_width<Softmax>({.rows = queries, .columns = keys, .scale = scale * kLog2E, .partial = partial},
+                            kSplits, stream);
+  sharpness_kernel<<<static_cast<unsigned>((all + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
+      partial, static_cast<int>(kSplits), queries.count, all, sharpness);
+  LODE_LAUNCHED();
+}
+
+}  // namespace lode::cuda

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a GPU that holds a context's keys computes of them while an index is built, in place of the host's cores:
+// clusters of keys, and how queries of the context attend them. Every call gives the same bits each time.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lodestone/selector.h"
+
+namespace lode {
+
+/// Keys [begin, end) of some of a layer's KV heads. One with a number that is not finite counts as 0.
+struct KeysOnDevice {
+  int layer = 0;
+  std::vector<int> heads;  ///< by their numbers in the layer
+  Position begin = 0, end = 0;
+  const Rope* unrotate_by = nullptr;  ///< for what is made of keys before RoPE; null: as they are stored
+  std::int64_t count() const { return std::int64_t{end} - begin; }
+};
+
+inline std::vector<int> heads_in_layer(const LayerGeometry& geometry) {
+  std::vector<int> heads;
+  for (int head = 0; head < geometry.kv_heads; ++head) heads.push_back(geometry.kv_head_in_layer(head));
+  return heads;
+}
+
+/// Clusters of one head's keys, some of which may be empty.
+struct KeyClusters {
+  std::vector<std::int32_t> labels;  // [keys]
+  std::vector<std::int32_t> keys;    // [C] how many are in each
+  std::vector<float> means;          // [C, d] of the keys
+  std::vector<float> spreads;        // [C, d] their variances
+  std::vector<float> places;         // [C, d] means as they were compared: see ClusterTask::metrics
+  std::vector<std::int32_t> cells;   // [C] which of about sqrt(C) groups of near clusters each is in
+};
+
+struct ClusterTask {
+  std::int64_t clusters = 0;             ///< wanted, at most the number of keys
+  std::span<const std::uint64_t> seeds;  // [heads]
+  /// L [d, d] for each head: keys are compared by the distance of (k - mean k) L. Empty: by the direction of k.
+  std::span<const std::vector<float>> metrics;
+};
+
+class DeviceKeys {
+ public:
+  virtual ~DeviceKeys() = default;
+
+  /// Of fewer keys the host's cores make clusters in milliseconds.
+  static constexpr std::int64_t kFewest = 4096;
+  /// Whether these keys are there, are worth the way, and so many clusters of them fit beside them: a method
+  /// then leaves the clustering to the device, else to the host's cores.
+  virtual bool takes(const KeysOnDevice& keys, std::int64_t clusters) const = 0;
+
+  /// Spherical k-means (ann/kmeans.h) of a sample of each head's keys: [heads][C, d].
+  virtual std::vector<std::vector<float>> centroids(const KeysOnDevice& keys,
+                                                    std::span<const std::vector<Position>> samples,
+                                                    std::int64_t clusters,
+                                                    std::span<const std::uint64_t> seeds) = 0;
+  /// The nearest centroid by inner product of every key, [heads, keys].
+  virtual std::vector<std::int32_t> labels(
+      const KeysOnDevice& keys, std::span<const std::vector<float>> centroids /*[heads][C, d]*/) = 0;
+
+  virtual std::vector<KeyClusters> clusters(const KeysOnDevice& keys, const ClusterTask& task) = 0;
+  /// The root of sum p^2 of each query's softmax p over the keys of its KV head; 0 for one that is not a number.
+  /// Queries stand as they do in a QueryBlock of the keys' heads: [tokens, heads, group, d] and [tokens, heads,
+  /// group].
+  virtual std::vector<double> sharpness(const KeysOnDevice& keys, std::span<const float> queries, int group,
+                                        float scale) = 0;
+  /// Attention of queries to all of the context's keys: outputs [tokens, Hq, d], lse [tokens, Hq].
+  virtual void attend(int layer, std::int64_t tokens, std::span<const float> queries /*[tokens, Hq, d]*/,
+                      float scale, std::span<float> outputs, std::span<float> lse) = 0;
+  /// Gives back what the calls have held of the device's memory.
+  virtual void release() = 0;
+};
+
+/// A selector whose index a GPU helps to build. A null device, or a call that is not for it (takes): the host's
+/// cores do it all.
+class BuiltByDevice {
+ public:
+  virtual ~BuiltByDevice() = default;
+  /// `device` outlives the selector.
+  virtual void build_by(DeviceKeys* device) { device_ = device; }
+  /// Whether the host's cores have had to do what a device would have.
+  virtual bool left_to_host() const { return left_to_host_; }
+
+ protected:
+  /// Whether there is a device for these keys.
+  bool on_device(const KeysOnDevice& keys, std::int64_t clusters) const {
+    const bool taken = device_ != nullptr && device_->takes(keys, clusters);
+    left_to_host_ = left_to_host_ || (!taken && keys.count() >= DeviceKeys::kFewest);
+    return taken;
+  }
+  DeviceKeys* device_ = nullptr;
+
+ private:
+  mutable bool left_to_host_ = false;
+};
+
+/// Queries of a written chunk, before RoPE.
+struct SampledQueries {
+  std::int32_t sequence = 0;
+  Phase phase = Phase::context;
+  Position begin = 0;                  ///< of the chunk
+  std::int64_t tokens = 0;             ///< of the chunk
+  std::int64_t step = 1;               ///< those of tokens at multiples of it are here
+  std::span<const float> q_unrotated;  // [those tokens, Hq, d]
+};
+
+/// A selector whose on_write needs nothing but some of a chunk's queries: a GPU that writes the chunk hands over
+/// these alone.
+class HearsQueries {
+ public:
+  virtual ~HearsQueries() = default;
+  /// Queries of tokens at multiples of it are enough in the next chunk.
+  virtual std::int64_t query_step(std::int32_t sequence) const = 0;
+  virtual void on_queries(const SampledQueries& queries) = 0;
+};
+
+}  // namespace lode
