@@ -49,7 +49,8 @@ struct Request {
   GenerateOptions options;                   ///< on_text is called from the scheduler's thread
   int priority = 0;                          ///< higher is admitted first
   bool want_sources = false;  ///< fill Answer::sources: costs time at each token, on a GPU one more
-                              ///< reading of the answer under full attention
+                              ///< reading of the answer under full attention,
+                              ///< which a `cache` then keeps
   double sharpness = SourceMass().sharpness;  ///< of these sources
   /// Tokens are drafted under `attention` and verified by full attention, several in one step: greedy answers
   /// are those of `full` to the token, sampled ones are distributed as those of `full`.

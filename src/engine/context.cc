@@ -542,6 +542,8 @@ void Context::build_indexes(const std::function<void(std::int64_t)>& progress) {
         c.host_kv();
         if (c.gpu != nullptr) c.gpu->upload(c.kv);
         c.finish(method);
+        if (DeviceKeys* const device = c.gpu != nullptr ? device_keys_of(*c.gpu) : nullptr; device != nullptr)
+          device->release();
       }
       continue;
     }

@@ -239,7 +239,18 @@ BatchRow RunningAnswer::reread() {
           .again = forget_seen()};
 }
 
+/// The answer, which is complete, goes without its sources.
+void RunningAnswer::leave_sources(const std::exception_ptr& error) {
+  seen_.clear();
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    sources_failed_ = fmt::format("the answer's sources could not be found: {}", e.what());
+  }
+}
+
 bool RunningAnswer::take(BatchRow& row) {
+  if (rereading_ && row.error) return leave_sources(row.error), true;
   if (row.error) std::rethrow_exception(row.error);
   if (!rereading_) return take_step(row) && !start_rereading();
   count_sources();
@@ -383,6 +394,7 @@ Answer RunningAnswer::finish(Ending ending) {
   }
   if (const std::string remark = sequence_->context().remark_on_host(on_host_); !remark.empty())
     g.work.notice += (g.work.notice.empty() ? "" : "; ") + remark;
+  if (!sources_failed_.empty()) g.work.notice += (g.work.notice.empty() ? "" : "; ") + sources_failed_;
   const std::int64_t tokens = generated() > 0 ? held() : sequence_->tokens();
   answer_.sources.mass = attended_.finish();
   answer_.sources.mass.resize(request_.want_sources ? static_cast<std::size_t>(tokens) : 0);

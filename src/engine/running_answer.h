@@ -82,6 +82,7 @@ class RunningAnswer {
   bool take_exact(BatchRow& row);
   bool start_rereading();
   BatchRow reread();
+  void leave_sources(const std::exception_ptr& error);
   void take_drafted(BatchRow& row);
   bool verify(std::span<float> logits);
   void start_draft();
@@ -116,6 +117,7 @@ class RunningAnswer {
   AnswerMass attended_;  ///< of the tokens that count
   // On a GPU, whose steps tell nobody what they attend to, the complete answer is read once more by full attention.
   bool rereads_ = false, rereading_ = false;
+  std::string sources_failed_;   ///< why there are none
   std::vector<TokenId> reread_;  ///< the prompt's last token and the answer but for its last
   std::optional<Audit> audit_;
   WorkReport audited_;

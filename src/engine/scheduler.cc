@@ -131,6 +131,22 @@ Scheduler::Impl::~Impl() {
   wake.notify_all();
 }
 
+namespace {
+
+void check_sources(const Request& request) {
+  if (!(request.sharpness >= 1e-4 && request.sharpness <= 1))
+    throw InputError(
+        fmt::format("sharpness of sources: expected a share from 0.0001 to 1, found {}", request.sharpness));
+  const Context::Impl& context = request.document->impl().parts();
+  if (context.gpu != nullptr && !context.rereads_for_sources())
+    throw InputError(
+        "sources of answers about a document on a GPU: expected heads of 64 to 256 dimensions, a multiple of "
+        "16, and "
+        "no recurrent layers, found others: ask without sources, or use --device cpu");
+}
+
+}  // namespace
+
 void Scheduler::Impl::check(const Request& request) const {
   const Document& document = *request.document;
   if (document.model()->fingerprint() != model->fingerprint())
@@ -138,6 +154,7 @@ void Scheduler::Impl::check(const Request& request) const {
   document.impl().method_of(request.attention);
   if (request.prompt.empty()) throw InputError("expected a question of at least one token, found none");
   static_cast<void>(Sampler(request.options.sampling));
+  if (request.want_sources) check_sources(request);
   const std::int64_t prompt = std::ssize(request.prompt);
   if (document.tokens() + prompt > document.max_tokens())
     throw InputError(fmt::format(

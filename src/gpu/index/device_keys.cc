@@ -37,6 +37,9 @@ void upload(void* to, std::span<const T> from, const cuda::Stream& stream) {
   cuda::copy(to, from.data(), std::ssize(from) * std::int64_t{sizeof(T)}, stream.get());
 }
 
+// Wider heads need more shared memory than GPUs of compute 8.6, 8.9 and 12.0 have.
+constexpr int kWidestEverywhere = 128;
+
 class KeysOfContext final : public DeviceKeys {
  public:
   KeysOfContext(std::function<GpuKeys()> keys, int query_heads, std::function<std::int64_t()> limit)
@@ -50,8 +53,8 @@ class KeysOfContext final : public DeviceKeys {
     const bool unrotates = rope == nullptr || rope->attention_scaling() == 1.0f ||
                            2 * static_cast<int>(rope->turning_pairs()) == there.layout.head_dim;
     return unrotates && keys.count() >= kFewest && keys.count() < kMostKeys && clusters <= kMostClusters &&
-           there.layout.head_dim <= cuda::kMostWidth && keys.end <= there.tokens &&
-           bytes_for(head) <= limit_();
+           there.layout.head_dim <= kWidestEverywhere && keys.end <= there.tokens &&
+           bytes_for(head) <= room();
   }
 
   std::vector<std::vector<float>> centroids(const KeysOnDevice& keys,
@@ -203,11 +206,19 @@ class KeysOfContext final : public DeviceKeys {
   static std::int64_t bytes_for(const LloydTask& head) {
     return Lloyd::bytes_for(head) + (2 * head.count + 3 * head.clusters) * head.width * kFloat;
   }
+  /// What it may take, with what it holds already.
+  std::int64_t room() const {
+    std::int64_t held = lloyd_.bytes();
+    for (const cuda::Buffer* buffer : {&rows_, &places_, &positions_, &found_, &means_, &middle_, &metric_,
+                                       &frequencies_, &base_, &workspace_, &halves_, &factors_})
+      held += buffer->bytes();
+    return limit_() + held;
+  }
   /// Calls body(first, how many) for heads that go together.
   template <class Body>
   void for_groups(const KeysOnDevice& keys, const LloydTask& head, const Body& body) const {
-    const std::int64_t room = std::min(kMostBytes, limit_()) / bytes_for(head);
-    const auto most = static_cast<std::size_t>(std::max<std::int64_t>(1, room));
+    const std::int64_t fit = std::min(kMostBytes, room()) / bytes_for(head);
+    const auto most = static_cast<std::size_t>(std::max<std::int64_t>(1, fit));
     for (std::size_t first = 0; first < keys.heads.size(); first += most)
       body(first, std::min(most, keys.heads.size() - first));
   }

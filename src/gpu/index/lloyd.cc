@@ -62,6 +62,14 @@ void Lloyd::release() {
     *buffer = cuda::Buffer();
 }
 
+std::int64_t Lloyd::bytes() const {
+  std::int64_t sum = 0;
+  for (const cuda::Buffer* buffer : {&halves_, &factors_, &labels_, &centroids_, &centroid_halves_,
+                                     &centroid_factors_, &biases_, &sums_, &counts_, &largest_, &seeds_})
+    sum += buffer->bytes();
+  return sum;
+}
+
 cuda::HalfRows Lloyd::points_in_halves() const {
   return {.heads = task_.heads,
           .width = task_.width,

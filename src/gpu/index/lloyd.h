@@ -37,6 +37,7 @@ class Lloyd {
              float* to /*[heads, C, width]*/, cuda::StreamHandle stream);
   void variances(const float* rows, const float* means, float* to, cuda::StreamHandle stream);
   void release();
+  std::int64_t bytes() const;  ///< of device memory held
 
  private:
   cuda::HalfRows points_in_halves() const;

@@ -100,8 +100,12 @@ Partition partition(const Rows& rows, std::int64_t d, std::int64_t clusters, std
 std::vector<std::int32_t> similar_together(const Rows& rows, std::int64_t d,
                                            const ClusterTreeOptions& options, ThreadPool& pool) {
   const std::int64_t n = std::ssize(rows) / d;
-  if (options.clusters != nullptr && options.nodes.size() == 1)  // the rows are those clusters
-    return neighbour_order({options.clusters->places.data(), n, d}, compacted(options.clusters->cells, n));
+  if (options.clusters != nullptr && options.nodes.size() == 1) {  // the rows are those clusters
+    const std::vector<std::int32_t>& cells =
+        options.clusters->cells;  // of all that were wanted, empty ones too
+    return neighbour_order({options.clusters->places.data(), n, d},
+                           compacted(cells, *std::max_element(cells.begin(), cells.end()) + 1));
+  }
   const std::uint64_t seed = hash_seed(options.seed, options.nodes.size());
   if (options.metric.empty() || d >= kMaxHeadDim)
     return neighbour_order({directions(rows, d).data(), n, d}, Nearness::cosine, seed, pool);
