@@ -133,8 +133,8 @@ struct Unit {
   const KeyPeaks& peaks;
 };
 
-/// Scores of some heads' queries with the keys, and where the queries stand in [T, Hq]. All heads are scored in one pass, so
-/// that each key is read once.
+/// Scores of some heads' queries with the keys, and where the queries stand in [T, Hq]. All heads are scored in
+/// one pass, so that each key is read once.
 struct Scored {
   std::vector<std::int64_t> queries;
   std::vector<float> scores;  // [queries, keys]
@@ -157,8 +157,8 @@ struct Scored {
   }
 };
 
-/// Adds the masses of one set's heads to `mass`, which is indexed by position; -1 marks keys not attended. Without a tail they are
-/// shares of their own sum: the kernels that made `lse` may round queries.
+/// Adds the masses of one set's heads to `mass`, which is indexed by position; -1 marks keys not attended.
+/// Without a tail they are shares of their own sum: the kernels that made `lse` may round queries.
 void add_set(const Unit& unit, std::size_t s, std::vector<float>& mass) {
   const Selection::Set& set = unit.group.sets[s];
   KeyList keys;

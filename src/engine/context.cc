@@ -560,9 +560,10 @@ std::string clusters_left_to_host(const Context& context) {
     for (const Selector* const selector : method.selectors) {
       const auto* const built = dynamic_cast<const BuiltByDevice*>(selector);
       if (built == nullptr || !built->left_to_host()) continue;
-      return fmt::format(
-          "{}: the host's cores made the clusters of keys, not the GPU: {}", method.spec.str(),
-          device_keys_of(*c.gpu) == nullptr ? "the keys are not on one GPU" : "it has no room for so many");
+      return fmt::format("{}: the host's cores made the clusters of keys, not the GPU: {}", method.spec.str(),
+                         device_keys_of(*c.gpu) == nullptr
+                             ? "the keys are not on one GPU"
+                             : "it has no room for so many, or its heads are wider than 128");
     }
   }
   return {};

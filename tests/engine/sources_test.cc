@@ -49,13 +49,18 @@ std::vector<TokenId> prompt(const Model& model, const std::string& question) {
       Tokenizer::Bos::none);
 }
 
-TEST(Sources, BlankingWhatIsCitedChangesTheAnswerAndBlankingOthersDoesNot) {
-  const auto model = Model::load(kPocket);
-  const std::string text = text_of_facts();
+Context context_of(const std::shared_ptr<const Model>& model, const std::string& text) {
   Context context(model, {.max_tokens = 4096});
   set_source(context, read_document(text, "facts.txt", {}), std::ssize(model->tokenizer().prefix()));
   context.prefill(model->tokenizer().encode(text, Tokenizer::Bos::as_template));
   context.build_indexes();
+  return context;
+}
+
+TEST(Sources, BlankingWhatIsCitedChangesTheAnswerAndBlankingOthersDoesNot) {
+  const auto model = Model::load(kPocket);
+  const std::string text = text_of_facts();
+  Context context = context_of(model, text);
   Blanking blanking(context);
   SourceFinder finder(context, prompt(*model, "What does the text say?"));
   const auto answer = [&](const std::vector<TokenId>& asked, SourceMass* mass) {
@@ -106,10 +111,7 @@ class Dictation final : public TokenFilter {
 TEST(Sources, AnAnswerThatGoesOnAboutOtherThingsCitesFirstWhatItSaysFirst) {
   const auto model = Model::load(kPocket);
   const std::string text = text_of_facts();
-  Context context(model, {.max_tokens = 4096});
-  set_source(context, read_document(text, "facts.txt", {}), std::ssize(model->tokenizer().prefix()));
-  context.prefill(model->tokenizer().encode(text, Tokenizer::Bos::as_template));
-  context.build_indexes();
+  Context context = context_of(model, text);
   const auto fact = [&](const std::string& city) {
     const std::size_t at = text.find("The entry code of the " + city);
     return text.substr(at, text.find(". ", at) + 1 - at);

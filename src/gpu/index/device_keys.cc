@@ -196,9 +196,7 @@ class KeysOfContext final : public DeviceKeys {
 
   void release() override {
     lloyd_.release();
-    for (cuda::Buffer* buffer : {&rows_, &places_, &positions_, &found_, &means_, &middle_, &metric_,
-                                 &frequencies_, &base_, &workspace_, &halves_, &factors_})
-      *buffer = cuda::Buffer();
+    for_buffers(*this, [](cuda::Buffer& buffer) { buffer = cuda::Buffer(); });
   }
 
  private:
@@ -206,12 +204,17 @@ class KeysOfContext final : public DeviceKeys {
   static std::int64_t bytes_for(const LloydTask& head) {
     return Lloyd::bytes_for(head) + (2 * head.count + 3 * head.clusters) * head.width * kFloat;
   }
+  /// Calls body(buffer) for all that hold memory beside lloyd_'s.
+  static void for_buffers(auto& self, const auto& body) {
+    for (auto* const buffer :
+         {&self.rows_, &self.places_, &self.positions_, &self.found_, &self.means_, &self.middle_,
+          &self.metric_, &self.frequencies_, &self.base_, &self.workspace_, &self.halves_, &self.factors_})
+      body(*buffer);
+  }
   /// What it may take, with what it holds already.
   std::int64_t room() const {
     std::int64_t held = lloyd_.bytes();
-    for (const cuda::Buffer* buffer : {&rows_, &places_, &positions_, &found_, &means_, &middle_, &metric_,
-                                       &frequencies_, &base_, &workspace_, &halves_, &factors_})
-      held += buffer->bytes();
+    for_buffers(*this, [&](const cuda::Buffer& buffer) { held += buffer.bytes(); });
     return limit_() + held;
   }
   /// Calls body(first, how many) for heads that go together.

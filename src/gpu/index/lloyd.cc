@@ -57,16 +57,12 @@ void Lloyd::allocate() {
 }
 
 void Lloyd::release() {
-  for (cuda::Buffer* buffer : {&halves_, &factors_, &labels_, &centroids_, &centroid_halves_,
-                               &centroid_factors_, &biases_, &sums_, &counts_, &largest_, &seeds_})
-    *buffer = cuda::Buffer();
+  for_buffers(*this, [](cuda::Buffer& buffer) { buffer = cuda::Buffer(); });
 }
 
 std::int64_t Lloyd::bytes() const {
   std::int64_t sum = 0;
-  for (const cuda::Buffer* buffer : {&halves_, &factors_, &labels_, &centroids_, &centroid_halves_,
-                                     &centroid_factors_, &biases_, &sums_, &counts_, &largest_, &seeds_})
-    sum += buffer->bytes();
+  for_buffers(*this, [&](const cuda::Buffer& buffer) { sum += buffer.bytes(); });
   return sum;
 }
 

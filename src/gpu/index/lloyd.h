@@ -46,6 +46,13 @@ class Lloyd {
   void allocate();
   void start(const float* points, cuda::StreamHandle stream);
   void send_seeds(int round, cuda::StreamHandle stream);
+  /// Calls body(buffer) for all that hold memory, of a Lloyd that is const or not.
+  static void for_buffers(auto& self, const auto& body) {
+    for (auto* const buffer :
+         {&self.halves_, &self.factors_, &self.labels_, &self.centroids_, &self.centroid_halves_,
+          &self.centroid_factors_, &self.biases_, &self.sums_, &self.counts_, &self.largest_, &self.seeds_})
+      body(*buffer);
+  }
 
   LloydTask task_;
   cuda::Buffer halves_, factors_;             // of points: [heads, count, half width], [heads, count]
