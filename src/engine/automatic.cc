@@ -141,8 +141,9 @@ std::optional<AutoSpec> parse_auto(std::string_view text) {
 
 std::vector<Spec> automatic_methods(const Model& model, std::int64_t tokens) {
   if (tokens < kLong) return {};
+  // Clusters of keys before RoPE, kmeans' default, find next to nothing at 128k tokens (docs/results/quality.md).
   std::vector<Spec> specs = {parse_spec("squeezed:sparsity=0.7"), parse_spec("squeezed:sparsity=0.9"),
-                             parse_spec("kmeans")};
+                             parse_spec("kmeans:rope=on")};
   std::error_code none;
   if (std::filesystem::exists(model.path() / "hash.safetensors", none)) specs.push_back(parse_spec("hash"));
   return specs;

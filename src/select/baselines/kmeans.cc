@@ -11,9 +11,9 @@
 // index is a function of the store alone. Differs from the paper: by default the centroids are trained on the
 // context itself, with at most kSamplePerCluster keys a centroid; `weights` takes centroids trained offline,
 // as the paper does. Clusters follow the text: the paper's 1,024 hold 128 keys each at 128k tokens, and a bucket's
-// centroid then says little about the one key that a query is about (docs/results/quality.md: 16.7 of full
-// attention's 94.4). We keep 16 keys a cluster up to 1,024 clusters, 32 beyond, and probe as large a share of them
-// as 32 of 1,024.
+// centroid then says little about the one key that a query is about. We keep 16 keys a cluster up to 1,024 clusters,
+// 32 beyond, and probe as large a share of them as 32 of 1,024. At 128k only `rope=on` finds the right buckets, for
+// keys before RoPE know nothing of distance (docs/results/quality.md).
 //
 // Centroids stay as build() trained them; keys that come later join their bucket. An index that was never
 // built has one bucket, so that everything is attended.
