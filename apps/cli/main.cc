@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -16,6 +15,7 @@
 #include <system_error>
 
 #include "base/cancel.h"
+#include "base/fatal_signals.h"
 #include "base/text.h"
 #include "chat.h"
 #include "cli.h"
@@ -26,26 +26,6 @@
 namespace {
 
 constexpr int kDone = 0, kFailed = 1, kBadInput = 2, kInterrupted = 130;
-
-/// A mapped file that another program cuts short, or a disk that fails, shows as SIGBUS at the next look at
-/// its pages, in whichever thread looks first. The others wait for its exit, so that the sentence comes once.
-void on_bus_error(int) {
-  static constexpr char kSentence[] =
-      "lodestone: a file that was in use can no longer be read: another program cut it short, or its disk "
-      "fails\n";
-  static std::atomic_flag said;
-  while (said.test_and_set()) pause();
-  const ssize_t written = write(STDERR_FILENO, kSentence, sizeof kSentence - 1);
-  static_cast<void>(written);
-  _exit(kFailed);
-}
-
-void install_bus_error_handler() {
-  struct sigaction action = {};
-  action.sa_handler = on_bus_error;
-  sigfillset(&action.sa_mask);
-  sigaction(SIGBUS, &action, nullptr);
-}
 
 /// A descriptor that the caller closed would be given to the next file that is opened, and what is meant for the
 /// terminal would be written into that file. Opened the wrong way round, each still fails when it is used.
@@ -121,7 +101,7 @@ int main(int argc, char** argv) {
   open_standard_descriptors();
   signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit of file sizes fails with a sentence
   lode::install_cancel_handlers();
-  install_bus_error_handler();
+  lode::install_fatal_handlers();
   if (!has_address_space())
     return complain(kFailed,
                     "out of memory: expected at least 256 MiB of address space (ulimit -v), found less");

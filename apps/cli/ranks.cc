@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "base/cancel.h"
+#include "base/fatal_signals.h"
 #include "base/text.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
@@ -50,6 +51,7 @@ std::chrono::milliseconds patience() {
 
 void silence(int own) {
   joined().own_stderr = dup(own);
+  set_fatal_output(joined().own_stderr);
   const int nowhere = open("/dev/null", O_RDWR);
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) dup2(nowhere, fd);
   if (nowhere > STDERR_FILENO) close(nowhere);

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <mpi.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -171,6 +172,32 @@ class Liveness {
   std::jthread thread_;
 };
 
+/// Whether this host has more ranks than cores that they may run on.
+bool ranks_outnumber_cores() {
+  MPI_Comm host = MPI_COMM_NULL;
+  check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host), "a communicator");
+  int ranks = 0;
+  check(MPI_Comm_size(host, &ranks), "the number of ranks");
+  cpu_set_t own, all;  // a launcher may have given each rank cores of its own
+  CPU_ZERO(&own);
+  CPU_ZERO(&all);
+  const bool known = sched_getaffinity(0, sizeof own, &own) == 0;
+  check(MPI_Allreduce(&own, &all, sizeof own, MPI_BYTE, MPI_BOR, host), "a sum");
+  MPI_Comm_free(&host);
+  return known && ranks > CPU_COUNT(&all);
+}
+
+/// Whether MPI is starting. Where it lacks memory then, a part of it (its scanner of message files) ends the process
+/// with a remark of its own, or none.
+std::atomic<bool> starting{false};
+
+void explain_exit() {
+  if (!starting) return;
+  fmt::print(
+      stderr,
+      "lodestone: MPI ended this rank as it started: out of memory (ulimit -v), or what it says above\n");
+}
+
 class MpiRanks final : public Ranks {
  public:
   explicit MpiRanks(std::chrono::milliseconds patience) : patience_(patience) {
@@ -182,10 +209,14 @@ class MpiRanks final : public Ranks {
             "it started, or its machine is out of reach): start again with the machines that answer; "
             "LODESTONE_RANK_TIMEOUT=SECONDS waits longer",
             std::chrono::duration<double>(limit).count()));
-    // Where there are more ranks than cores, Open MPI yields at each poll; see wait_for().
+    // Open MPI would yield at each poll, also while it starts; wait_for() says when to.
     setenv("OMPI_MCA_mpi_yield_when_idle", "0", /*overwrite=*/1);
     int provided = 0;
-    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "the start");
+    std::atexit(explain_exit);
+    starting = true;
+    const int started = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
+    starting = false;
+    check(started, "the start");
     if (provided < MPI_THREAD_MULTIPLE)
       throw RunError("MPI: expected a library that serves several threads at once, found one that does not");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
@@ -193,6 +224,7 @@ class MpiRanks final : public Ranks {
     check(MPI_Comm_size(MPI_COMM_WORLD, &size_), "the number of ranks");
     check(MPI_Comm_dup(MPI_COMM_WORLD, &beats_), "a second communicator");
     MPI_Comm_set_errhandler(beats_, MPI_ERRORS_RETURN);
+    crowded_ = ranks_outnumber_cores();
     liveness_ = std::make_unique<Liveness>(beats_, rank_, size_, patience);
   }
   int rank() const override { return rank_; }
@@ -242,18 +274,22 @@ class MpiRanks final : public Ranks {
       body(message.subspan(at, std::min(kLargestPiece, message.size() - at)));
   }
 
-  /// Polls, so that a rank that is heard no more is noticed; gives its core to others the longer it takes. It never
-  /// yields: where other programs run, that costs milliseconds, many times a message. When it throws, buffers of
-  /// requests under way may go: the process ends then, and MPI with it.
+  /// Polls, so that a rank that is heard no more is noticed; gives its core to others the longer it takes. It yields
+  /// only where ranks outnumber cores, so that the one that is awaited may run: where other programs run, each yield
+  /// costs milliseconds, many times a message (docs/results/cluster.md). When it throws, buffers of requests under
+  /// way may go: the process ends then, and MPI with it.
   void wait_for(std::vector<MPI_Request>& requests) {
-    constexpr std::chrono::microseconds kEager{50};
+    const auto eager = std::chrono::microseconds(crowded_ ? 20'000 : 200);
     const auto start = Clock::now();
     for (int naps = 0;;) {
       int done = 0;
       check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE),
             "a message");
       if (done != 0) return;
-      if (Clock::now() - start < kEager) continue;
+      if (Clock::now() - start < eager) {
+        if (crowded_) std::this_thread::yield();
+        continue;
+      }
       liveness_->expect_all_alive();
       check_cancel();
       std::this_thread::sleep_for(std::chrono::microseconds(std::min(500, 20 + naps++)));
@@ -262,6 +298,7 @@ class MpiRanks final : public Ranks {
 
   const std::chrono::milliseconds patience_;
   int rank_ = 0, size_ = 1;
+  bool crowded_ = false;
   MPI_Comm beats_ = MPI_COMM_NULL;
   std::unique_ptr<Liveness> liveness_;
 };

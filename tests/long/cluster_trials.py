@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks: 200 questions over 1, 2, 3, 4 and 7 of them, and failures at random moments on hosts of their own (network namespaces).
 
-    tests/long/cluster_trials.py build/release/lodestone [--questions 200] [--failures 40] [--seed 1] [--tokens 3500]
+    tests/long/cluster_trials.py build/release/lodestone [--questions 200] [--failures 40] [--seed 1] [--characters 12000]
+    tests/long/cluster_trials.py build/release/lodestone --context LONG.lode --text LONG.txt [--questions 200] [--counts 2,4]
 
 A rank is killed, stopped or left without memory, or its host's link is cut or delayed for a while, as ranks start, answer or index.
-Where there are no network namespaces all ranks are on one machine, and links stay as they are. Prints one JSON object; exits 1 when
+Where there are no network namespaces all ranks are on one machine, and links stay as they are. With --context only answers of `full`
+about a text that is indexed already are compared. Prints one JSON object; exits 1 when
 an answer differs, a message is too long, a failure ends without a reason, or something is left behind.
 """
 
@@ -82,16 +84,23 @@ def without_times(answer: dict) -> dict:
 
 
 def compare_count(program: str, context: str, questions: list[str], few: list[str], count: int, alone: list[dict]) -> dict:
-    shared = answers(program, count, context, questions, ("full",)) + answers(program, count, context, few, METHODS)
+    methods = METHODS if few else ()
+    shared = answers(program, count, context, questions, ("full",)) + (answers(program, count, context, few, methods) if few else [])
     different = [(a["question"], a["attention"], a["answer"], b["answer"]) for a, b in zip(alone, shared, strict=True)
                  if (a["answer"], a["tokens_generated"]) != (b["answer"], b["tokens_generated"])]
     chosen = sum(a["selectivity"] != b["selectivity"] for a, b in zip(alone, shared, strict=True))
-    repeated = answers(program, count, context, few, ("full",))
+    repeated = answers(program, count, context, few or questions[:1], ("full",))
     changed = sum(without_times(a) != without_times(b) for a, b in zip(shared, repeated))  # `repeated` is the shorter
-    kinds = {"full": shared[:len(questions)]} | {m: [a for a in shared if a["attention"].startswith(m)] for m in (m.split(":")[0] for m in METHODS)}
+    kinds = {"full": shared[:len(questions)]} | {m: [a for a in shared if a["attention"].startswith(m)] for m in (m.split(":")[0] for m in methods)}
     print(f"{pathlib.Path(context).name} over {count} ranks: {len(different)} of {len(shared)} answers differ", file=sys.stderr)
     return {"answers": len(shared), "different": different, "other_selectivity": chosen, "changed_when_repeated": changed,
             "messages": {name: messages(of, count) for name, of in kinds.items()}}
+
+
+def compare_long(program: str, context: str, questions: list[str], counts: list[int]) -> dict:
+    """`full` alone, about a text so long that one number of ranks at a time is all that a machine takes."""
+    alone = answers(program, 1, context, questions, ("full",))
+    return {count: compare_count(program, context, questions, [], count, alone) for count in counts}
 
 
 def compare(program: str, context: str, questions: list[str], others: int) -> dict:
@@ -254,17 +263,7 @@ def failures(program: str, folder: str, context: str, questions: list[str], coun
             "bad": [r for r in results if not r["good"]]}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program")
-    parser.add_argument("--questions", type=int, default=200)
-    parser.add_argument("--others", type=int, default=20, help="questions to each sparse method")
-    parser.add_argument("--failures", type=int, default=40)
-    parser.add_argument("--characters", type=int, default=12000)
-    parser.add_argument("--seed", type=int, default=1)
-    flags = parser.parse_args()
-    program = str(pathlib.Path(flags.program).resolve())
-    rng = random.Random(flags.seed)
+def trials(program: str, flags: argparse.Namespace, rng: random.Random) -> dict:
     text = (ROOT / "demo/document.txt").read_text(encoding="utf-8")[:flags.characters]
     figures: dict = {}
     with tempfile.TemporaryDirectory(prefix="lode-ranks-") as folder:
@@ -282,6 +281,28 @@ def main() -> int:
             figures["failures"] = failures(program, folder, shards, some, flags.failures, rng)
             figures["asked_again"] = [len(answers(program, count, shards, some[:1], ("full", *METHODS))) for count in (1, 2, 3)]
             run([program, "verify", shards])
+    return figures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--others", type=int, default=20, help="questions to each sparse method")
+    parser.add_argument("--failures", type=int, default=40)
+    parser.add_argument("--characters", type=int, default=12000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--context", help="a .lode file of one process")
+    parser.add_argument("--text", help="the text that it is of")
+    parser.add_argument("--counts", type=lambda text: [int(count) for count in text.split(",")], default=[2, 4], help="of ranks, with --context")
+    flags = parser.parse_args()
+    program = str(pathlib.Path(flags.program).resolve())
+    rng = random.Random(flags.seed)
+    if flags.context:
+        questions = questions_about(pathlib.Path(flags.text).read_text(encoding="utf-8"), flags.questions, rng)
+        figures: dict = {"answers": {"one file": compare_long(program, flags.context, questions, flags.counts)}}
+    else:
+        figures = trials(program, flags, rng)
     print(json.dumps(figures, indent=1))
     compared = [f for kind in figures.get("answers", {}).values() for f in kind.values()]
     wrong = any(f["different"] or f["changed_when_repeated"] or any(m["state_bytes_a_token_layer_and_rank"] > m["most"] for m in f["messages"].values())

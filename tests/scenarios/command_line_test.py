@@ -10,6 +10,7 @@ import pty
 import re
 import resource
 import shutil
+import signal
 import struct
 import subprocess
 import termios
@@ -494,6 +495,23 @@ class Outputs(ProgramTest):
             with self.subTest(room=room):
                 result = run("ask", context, "Who?", "-n", "1", "-t", "1", preexec_fn=limit)
                 self.assertIn(result.code, (DONE, FAILED, 127), result.err)
+
+    def test_a_memory_fault_without_address_space(self):
+        """A library that gets no memory and does not look dies of a signal, as does a stack that cannot grow: the reason is said."""
+        context = self.index("faults.lode")
+        for limited in (True, False):
+            with self.subTest(limited=limited), subprocess.Popen([PROGRAM, "ask", context, "-n", "1", "-t", "1"], stdin=subprocess.PIPE, text=True,
+                                                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+                process.stdin.write("Who?\n")
+                process.stdin.flush()
+                self.assertTrue(process.stdout.readline())
+                if limited:
+                    pages = int(pathlib.Path(f"/proc/{process.pid}/statm").read_text(encoding="ascii").split()[0])
+                    resource.prlimit(process.pid, resource.RLIMIT_AS, (pages * resource.getpagesize(),) * 2)
+                process.send_signal(signal.SIGSEGV)
+                _, said = process.communicate(timeout=60)
+                self.assertEqual(process.returncode, FAILED if limited else -signal.SIGSEGV, said)
+                self.assertEqual(said.count("lodestone: out of memory: the address space"), int(limited), said)
 
     def test_no_room_for_threads(self):
         result = run("inspect", self.model, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (60 << 20, 60 << 20)))
