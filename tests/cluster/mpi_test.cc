@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that are processes: what other tests show on threads, over MPI. Each process that mpirun starts runs these tests
+// (ctest's `cluster_mpi`, and scripts/sanitize.sh under the sanitizers); one that is alone skips them.
+#include "cluster/mpi.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <string>
+
+#include "base/communicator.h"
+#include "cluster/rank_prefill.h"
+#include "cluster/shard_attention.h"
+#include "engine/batch.h"
+#include "engine/context_file.h"
+#include "engine/document.h"
+#include "lodestone/error.h"
+#include "lodestone/scheduler.h"
+#include "support/compare.h"
+#include "support/family_folder.h"
+#include "support/some_tokens.h"
+
+namespace lode {
+namespace {
+
+constexpr float kTolerance = 2e-4f;
+constexpr std::int64_t kTokens = 201;
+
+class Mpi : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    if (several_started()) ranks_ = connect_ranks(std::chrono::seconds(60));
+  }
+  static void TearDownTestSuite() {
+    if (ranks_ != nullptr) ranks_->finish();
+  }
+  void SetUp() override {
+    if (ranks_ == nullptr) GTEST_SKIP() << "needs mpirun -n 2 or more";
+    // All ranks see one file: rank 0's.
+    const auto own = std::filesystem::path(testing::TempDir()) / ("mpi_test_" + std::to_string(getpid()));
+    path_ = ranks_->broadcast(own.string());
+  }
+  void TearDown() override {
+    if (ranks_ == nullptr) return;
+    ranks_->barrier();
+    if (ranks_->rank() > 0) return;
+    std::filesystem::remove(path_);
+    remove_shards(path_, {}, RemovedShards::all_others);
+  }
+
+  /// Tokens of the tiny models' vocabulary of 64.
+  static std::vector<TokenId> letters(std::int64_t count, std::uint64_t seed) {
+    std::vector<TokenId> tokens = some_tokens(count, seed);
+    for (TokenId& token : tokens) token %= 64;
+    return tokens;
+  }
+  ContextOptions options() const { return {.kv_type = DType::f32, .max_tokens = 256, .chunk = 16}; }
+  void index_over_ranks() const {
+    Context context = read_over_ranks(model_, options(), letters(kTokens, 1), methods_, *ranks_);
+    context.build_indexes();
+    const ShardSet set = shards_for(path_, "0123456789abcdef", kTokens, ranks_->size());
+    save_shard(context, path_, set, static_cast<std::size_t>(ranks_->rank()));
+    ranks_->barrier();
+    if (ranks_->rank() == 0) save_context(context, path_, "", {}, set);
+    ranks_->barrier();
+  }
+  std::shared_ptr<const Document> open(Communicator* ranks) const {
+    Context context = load_context(path_, model_, options(), LoadIndexes::all, ranks);
+    context.build_indexes();
+    auto document = Document::Impl::share(std::move(context), {}, {});
+    if (ranks != nullptr) share_out(*document, *ranks);
+    return document;
+  }
+  std::vector<float> logits(const std::shared_ptr<const Document>& document, const Spec& spec) const {
+    BatchRunner runner(model_);
+    Sequence sequence(document, spec, 32);
+    const std::vector<TokenId> question = letters(9, 2);
+    BatchRow row = {
+        .sequence = &sequence, .tokens = question, .phase = Phase::question, .rows = LogitRows::all};
+    runner.run({&row, 1});
+    if (row.error) std::rethrow_exception(row.error);
+    return {row.logits.begin(), row.logits.end()};
+  }
+  /// Whether all ranks have these very bytes.
+  template <class T>
+  static bool alike(const std::vector<T>& values) {
+    std::string own(values.size() * sizeof(T), '\0');
+    std::memcpy(own.data(), values.data(), own.size());
+    const auto all = ranks_->all_strings(own);
+    return std::ranges::all_of(all, [&](const std::string& other) { return other == own; });
+  }
+
+  static std::unique_ptr<Ranks> ranks_;
+  const FamilyFolder folder_{"qwen3"};
+  std::shared_ptr<const Model> model_ = folder_.load();
+  const std::vector<Spec> methods_ = {parse_spec("topk:k=9,window=20"),
+                                      parse_spec("kmeans:clusters=12,probes=3,window=20"),
+                                      parse_spec("hyperplanes:budget=20,window=20")};
+  std::filesystem::path path_;
+};
+std::unique_ptr<Ranks> Mpi::ranks_;
+
+TEST_F(Mpi, LongMessagesAndShortOnesArrive) {
+  for (const std::size_t bytes : {std::size_t{1}, std::size_t{5000}, std::size_t{3} << 20}) {
+    const auto all = ranks_->all_strings(std::string(bytes, static_cast<char>('a' + ranks_->rank())));
+    for (std::size_t r = 0; r < all.size(); ++r)
+      EXPECT_EQ(all[r], std::string(bytes, static_cast<char>('a' + r))) << r;
+  }
+}
+
+TEST_F(Mpi, ATextInShardsAnswersAsOneProcessDoes) {
+  index_over_ranks();
+  const auto alone = open(nullptr);
+  const auto shared = open(ranks_.get());
+  for (const Spec& spec : {parse_spec("full"), methods_[0], methods_[1], methods_[2]}) {
+    const std::vector<float> found = logits(shared, spec);
+    EXPECT_LT(worst_difference(found, logits(alone, spec)), kTolerance) << spec.str();
+    EXPECT_TRUE(alike(found)) << spec.str();
+  }
+}
+
+/// As `ask` does it: steps run in the scheduler's thread, beside the one that listens for signs of life.
+TEST_F(Mpi, ASchedulerAnswersOverRanks) {
+  index_over_ranks();
+  const auto document = open(ranks_.get());
+  Scheduler scheduler(model_, {.max_sequences = 1});
+  for (std::uint64_t question = 0; question < 4; ++question) {
+    const Spec spec = question % 2 == 0 ? parse_spec("full") : methods_[question / 2];
+    const Answer answer = scheduler
+                              .submit({.document = document,
+                                       .prompt = letters(7, question + 3),
+                                       .attention = spec,
+                                       .options = {.max_new_tokens = 12, .stop_at_eos = false}})
+                              .result.get();
+    EXPECT_EQ(std::ssize(answer.generation.tokens), 12);
+    EXPECT_TRUE(alike(answer.generation.tokens)) << spec.str();
+  }
+}
+
+}  // namespace
+}  // namespace lode
