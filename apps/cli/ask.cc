@@ -14,6 +14,7 @@
 #include "base/cancel.h"
 #include "base/file.h"
 #include "base/text.h"
+#include "base/timed_parts.h"
 #include "cli.h"
 #include "engine/context.h"
 #include "engine/context_file.h"
@@ -51,6 +52,13 @@ std::vector<std::string> checked_questions(const AskFlags& flags) {
   return questions;
 }
 
+/// How long the parts of the program's start took, some of them beside each other.
+Json start_json() {
+  Json parts = Json::object();
+  for (const auto& [name, seconds] : timed_parts()) parts[name] = seconds;
+  return parts;
+}
+
 /// What ended an answer: a stop string or EOS, the limit of --predict, or the context's room.
 std::string end_of(const Generation& g, std::int64_t most_tokens) {
   if (g.stopped) return "stop";
@@ -78,6 +86,7 @@ Json answer(Asker& asker, const AskFlags& flags, const Prompts& prompts, const s
   if (!flags.asked.common.json) asked.options.on_text = [&](std::string_view text) { stream.push(text); };
   const Answer a = asker.ask(asked);
   const Generation& g = a.generation;
+  const double first_token_at = seconds_since_start() - g.decode_seconds;
   Json result = {{"question", question},
                  {"attention", method.spec.str()},
                  {"answer", trimmed(g.text)},
@@ -89,7 +98,8 @@ Json answer(Asker& asker, const AskFlags& flags, const Prompts& prompts, const s
                  {"density", g.work.density()},
                  {"selectivity", g.work.selectivity()},
                  {"prompt_seconds", g.prompt_seconds},
-                 {"decode_seconds", g.decode_seconds}};
+                 {"decode_seconds", g.decode_seconds},
+                 {"first_token_at_seconds", first_token_at}};
   if (const TierWork& t = g.work.tiers; t.host_keys + t.gpu_keys > 0) {
     result["tiers"] = {{"bytes_to_host", t.bytes_to_host}, {"bytes_to_gpu", t.bytes_to_gpu},
                        {"host_keys", t.host_keys},         {"gpu_keys", t.gpu_keys},
@@ -236,6 +246,7 @@ void run(const AskFlags& flags) {
     if (flags.asked.common.json)
       flags.show_json(with_joined(flags, {{"context", flags.asked.context},
                                           {"model", asker.context().model().path().string()},
+                                          {"start_seconds", start_json()},
                                           {"answers", answers}}));
   };
   try {

@@ -137,6 +137,7 @@ AskedText open_asked(const AskedFlags& flags) {
   const ContainerReader file(flags.context);
   const ContextMeta meta = read_context_meta(file, flags.context);
   check_against_file(flags, meta);
+  const auto starting = start_gpu(flags.common);
   auto model = model_of(flags, meta);
   if (!flags.joined.empty()) return open_joined(flags, std::move(model));
   ContextOptions options = context_options(flags.common, flags.model);

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -63,6 +64,8 @@ std::optional<double> audit_limit(const ModelFlags& flags);
 /// The device that --device names. `auto` is the GPU where there is one that can hold keys of this type;
 /// `cuda` without a GPU was refused when the flag was read.
 Device device_of(const CommonFlags& common, DType kv_type);
+/// Starts the GPU that --device allows beside what the caller does until the result goes.
+std::future<void> start_gpu(const CommonFlags& common);
 /// Refuses flags of a GPU's memory where there is none to use.
 void expect_gpu(Device device, const std::string& gpu_memory, const std::string& kv_tier,
                 const std::string& active_memory, int tensor_parallel = 1);

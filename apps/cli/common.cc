@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <future>
 #include <iostream>
 #include <iterator>
 #include <set>
@@ -18,6 +19,7 @@
 #include "base/printable.h"
 #include "base/text.h"
 #include "cli.h"
+#include "gpu/backend.h"
 #include "io/container.h"
 #include "io/safetensors.h"
 #include "lab/eval/fit_samples.h"
@@ -49,7 +51,7 @@ CLI::Validator within(T low, T high, const std::string& kind) {
 std::string check_device_name(const std::string& name) {
   if (name == "auto" || name == "cpu") return "";
   if (name == "cuda") {
-    const GpuInfo gpu = gpu_info();
+    const GpuInfo gpu = gpu_present();
     return gpu.ok ? "" : "expected auto or cpu, found 'cuda': there is no GPU to use: " + gpu.why;
   }
   return "expected auto, cpu or cuda, found '" + name + "'";
@@ -283,9 +285,14 @@ std::optional<double> audit_limit(const ModelFlags& flags) {
 
 Device device_of(const CommonFlags& common, DType kv_type) {
   if (common.device == "cpu") return Device::cpu;
-  const GpuInfo gpu = gpu_info();
+  const GpuInfo gpu = gpu_present();
   if (gpu.ok && (common.device == "cuda" || bytes_of(kv_type) > 1)) return Device::cuda;
   return Device::cpu;
+}
+
+std::future<void> start_gpu(const CommonFlags& common) {
+  if (common.device == "cpu") return {};
+  return std::async(std::launch::async, [] { lode::start_gpu(); });
 }
 
 void expect_gpu(Device device, const std::string& gpu_memory, const std::string& kv_tier,

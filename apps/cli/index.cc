@@ -315,6 +315,7 @@ Json index_text(IndexFlags flags) {
       (flags.append.empty() ? flags.specs.empty() : earlier->attachments.contains(kAutoAttachment));
   std::vector<Spec> specs = parse_specs(flags.specs);
   check_output(flags, specs);
+  const auto starting = start_gpu(flags.common);
   SourceText source = read_sources(flags, earlier);
   const auto model = load_model(flags.common, flags.model);
   const IndexedText reading = tokens_of(*model, source, flags, earlier);

@@ -18,6 +18,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "base/threads.h"
+#include "base/timed_parts.h"
 #include "engine/context.h"
 #include "engine/row_order.h"
 #include "engine/source_sections.h"
@@ -359,6 +360,7 @@ std::vector<RowFile> row_files(std::shared_ptr<const ContainerReader> file, cons
 
 /// Checks size and checksum of every KV section, all threads at once.
 void check_rows(const Context::Impl& c, const RowFile& rows, const ContextMeta& meta) {
+  const TimedPart timed("keys checked");
   const ContainerReader& file = *rows.file;
   const auto parts = parts_of(meta.kv_type);
   const auto per_head = static_cast<std::int64_t>(parts.size());

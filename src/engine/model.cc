@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "base/hash.h"
+#include "base/timed_parts.h"
 #include "lodestone/error.h"
 #include "model/source.h"
 #include "text/chat_template.h"
@@ -115,6 +116,7 @@ std::shared_ptr<const Model> Model::load(const std::filesystem::path& dir, int t
   std::shared_ptr<Model> model(new Model);
   Impl& m = *model->impl_;
   m.path = dir;
+  std::optional<TimedPart> timed("model opened");
   ModelSource source = ModelSource::open(dir);
   m.config = source.config();
   m.tokenizer = source.tokenizer();
@@ -125,8 +127,10 @@ std::shared_ptr<const Model> Model::load(const std::filesystem::path& dir, int t
         dir.string(), m.config.vocab, m.tokenizer->vocab()));
   }
   add_end_of_turn(m);
-  m.weights = ModelWeights::read(source.take_weights(), m.config, check_finite);
+  timed.reset();
+  timed.emplace("weights checked");
   m.pool = std::make_unique<ThreadPool>(threads);
+  m.weights = ModelWeights::read(source.take_weights(), m.config, check_finite, m.pool.get());
   m.fingerprint = fingerprint_of(m.config, m.weights);
   return model;
 }
@@ -160,7 +164,7 @@ std::string_view name_of(Device device) {
 std::shared_ptr<const GpuModel> Model::Impl::gpu_model(std::int64_t limit, const GpuGroup& group) const {
   const std::lock_guard lock(gpu_mutex_);
   auto shared = gpu_.lock();
-  if (shared == nullptr) gpu_ = shared = make_gpu_model(config, weights, limit, group);
+  if (shared == nullptr) gpu_ = shared = make_gpu_model(config, weights, limit, group, pool.get());
   const int wanted = std::max(1, static_cast<int>(group.devices.size()));
   if (shared->gpus() != wanted)
     throw InputError(

@@ -14,6 +14,12 @@
 
 namespace lode {
 
+/// gpu_info without bytes: whether there is a GPU, before anything is started there.
+GpuInfo gpu_present();
+/// Starts the GPU's driver, for a thread of its own while the program reads files; whoever needs the GPU meanwhile
+/// waits. Nothing where there is no GPU.
+void start_gpu() noexcept;
+
 /// A model's weights in GPU memory, shared by all contexts.
 class GpuModel {
  public:
@@ -31,9 +37,11 @@ struct GpuGroup {
 
 /// Copies the weights; those without data (ModelWeights::shapes) are filled with random numbers there.
 /// RunError when there is no GPU or not enough memory; `limit` bounds what this program may take of each GPU (0 =
-/// all there is). InputError where a model cannot be cut for so many GPUs.
+/// all there is). InputError where a model cannot be cut for so many GPUs. The threads of `pool`, where there is one,
+/// bring the weights.
 std::shared_ptr<const GpuModel> make_gpu_model(const ModelConfig& config, const ModelWeights& weights,
-                                               std::int64_t limit, const GpuGroup& group = {});
+                                               std::int64_t limit, const GpuGroup& group = {},
+                                               ThreadPool* pool = nullptr);
 
 /// Query tokens that attend chosen keys at once; GpuContext::forward cuts longer steps, but for tokens that
 /// choose together.

@@ -19,6 +19,7 @@
 #include <numeric>
 
 #include "base/cancel.h"
+#include "base/timed_parts.h"
 #include "gpu/sharded.h"
 #include "kernels/cuda/attend/attend_block.h"
 #include "kernels/cuda/device/random.h"
@@ -113,6 +114,7 @@ std::string sentence_of(const Placement& place, const GpuContextOptions& options
 
 std::unique_ptr<GpuContext> make_gpu_context(const ModelConfig& config, std::shared_ptr<const GpuModel> model,
                                              const GpuContextOptions& options) {
+  const TimedPart timed("GPU buffers");
   if (auto shared = std::dynamic_pointer_cast<const ShardedModel>(model); shared != nullptr)
     return make_sharded_context(config, std::move(shared), options);
   return CudaContext::make(config, std::dynamic_pointer_cast<const CudaModel>(model), options, {});
@@ -246,29 +248,6 @@ void CudaContext::roll_back(std::int64_t tokens) {
   if (tier_ != nullptr) tier_->roll_back(tokens_);
   if (active_ != nullptr) active_->roll_back(tokens_);
   for (auto& [key, native] : methods_state_) native.selector->roll_back(0, tokens_);
-}
-
-void CudaContext::upload(const KvStore& store) {
-  const std::int64_t begin = tokens_, end = store.tokens();
-  if (begin >= end) return;
-  if (tier_ != nullptr) {  // steps look for them there
-    tokens_ = end;
-    return;
-  }
-  range_.back(end);
-  const int first = share_.first_kv_head;
-  const std::int64_t skip = begin * range_.layout().row_bytes();
-  for (int layer = 0; layer < config_.layers; ++layer) {
-    check_cancel();
-    for (int head = 0; head < config_.kv_heads; ++head) {
-      range_.to_device(layer, head, cuda::KvRange::Part::k, begin, end,
-                       store.rows(layer, first + head, KvStore::Part::k).data() + skip, stream_.get());
-      range_.to_device(layer, head, cuda::KvRange::Part::v, begin, end,
-                       store.rows(layer, first + head, KvStore::Part::v).data() + skip, stream_.get());
-    }
-  }
-  stream_.synchronize();
-  tokens_ = end;
 }
 
 void CudaContext::download(KvStore& store) {

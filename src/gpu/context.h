@@ -122,6 +122,17 @@ class CudaContext final : public GpuContext {
   /// Up to so many query tokens, dense attention splits the keys; above, the queries.
   static constexpr int kDecodeTokens = 8;
 
+  /// Rows [begin, end) of one layer and head, on their way from the host's store.
+  struct HostRows {
+    int layer = 0, head = 0;
+    cuda::KvRange::Part part = cuda::KvRange::Part::k;
+    std::int64_t begin = 0, end = 0;
+  };
+  std::vector<HostRows> pieces_to_upload(std::int64_t begin, std::int64_t end) const;
+  std::span<const std::byte> rows_of(const KvStore& store, const HostRows& piece) const;
+  void send(const HostRows& piece, const std::byte* rows, cuda::StreamHandle stream);
+  void upload_pinned(const KvStore& store, std::span<const HostRows> pieces);
+
   static std::uint64_t next_number();
   Reach reach_of(const Step& step) const;
   GpuMethodState* method_of(std::span<Selector* const> selectors) const;  ///< null: the host chooses

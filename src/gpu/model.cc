@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "base/rng.h"
+#include "base/timed_parts.h"
+#include "gpu/pinned_upload.h"
 #include "gpu/sharded.h"
 #include "kernels/cuda/device/pages.h"
 #include "kernels/cuda/device/random.h"
@@ -140,13 +143,33 @@ cuda::DeviceWeight rows_of(const cuda::DeviceWeight& whole, const OutputRows& ro
 
 }  // namespace
 
-GpuInfo gpu_info() {
-  const cuda::Availability found = cuda::availability();
+namespace {
+
+GpuInfo info_of(const cuda::Availability& found) {
   return {found.ok, found.why, found.name, found.total_bytes, found.free_bytes};
 }
 
+}  // namespace
+
+GpuInfo gpu_info() {
+  const TimedPart timed("GPU driver");
+  return info_of(cuda::availability());
+}
+
+GpuInfo gpu_present() {
+  const TimedPart timed("GPU driver");
+  return info_of(cuda::availability(/*memory=*/false));
+}
+
+void start_gpu() noexcept {
+  try {
+    static_cast<void>(gpu_info());
+  } catch (const RunError&) {  // whoever needs the GPU will say so
+  }
+}
+
 CudaModel::CudaModel(const ModelConfig& config, const ModelWeights& weights, std::int64_t limit,
-                     const ModelShare& share) {
+                     const ModelShare& share, ThreadPool* pool) {
   const bool plus_one = config.plan.norm_plus_one;
   std::int64_t bytes = 0;
   for_each(weights, config.tied_embeddings,
@@ -188,8 +211,29 @@ CudaModel::CudaModel(const ModelConfig& config, const ModelWeights& weights, std
   output =
       config.tied_embeddings ? rows_of(embedding, output_rows(config.vocab, share)) : take(weights.output);
   loading.synchronize();
+  bring_pieces(pool);
   stream_ = nullptr;
   staged_ = {};
+}
+
+void CudaModel::bring_pieces(ThreadPool* pool) {
+  const bool packs =
+      std::ranges::any_of(pieces_, [](const Piece& piece) { return piece.format != cuda::TileFormat::none; });
+  PinnedUpload upload(pool, packs ? PinnedUpload::kPieceBytes : 0);
+  upload.run(
+      std::ssize(pieces_),
+      [&](std::int64_t i, std::byte* to) {
+        const Piece& piece = pieces_[static_cast<std::size_t>(i)];
+        std::memcpy(to, piece.from, static_cast<std::size_t>(piece.bytes));
+      },
+      [&](std::int64_t i, const std::byte* from, PinnedUpload::Lane& lane) {
+        const Piece& piece = pieces_[static_cast<std::size_t>(i)];
+        if (piece.format == cuda::TileFormat::none)
+          return cuda::copy(piece.to, from, piece.bytes, lane.stream());
+        cuda::copy(lane.scratch(), from, piece.bytes, lane.stream());
+        cuda::pack_tiles(lane.scratch(), piece.format, piece.rows, piece.cols, piece.to, lane.stream());
+      });
+  pieces_ = {};
 }
 
 /// Puts a weight behind the ones before it; one of a shape alone becomes random numbers of a usual spread.
@@ -210,7 +254,11 @@ cuda::DeviceWeight CudaModel::take(const Weight& weight, std::int64_t stride) {
   if (weight.data != nullptr && stride > row_bytes) {
     cuda::copy_apart(at, row_bytes, weight.data, stride, row_bytes, weight.rows, stream_);
   } else if (weight.data != nullptr) {
-    cuda::copy(at, weight.data, bytes_of(weight), stream_);
+    const std::int64_t bytes = bytes_of(weight);
+    for (std::int64_t first = 0; first < bytes; first += PinnedUpload::kPieceBytes)
+      pieces_.push_back({.to = at + first,
+                         .from = weight.data + first,
+                         .bytes = std::min(PinnedUpload::kPieceBytes, bytes - first)});
   } else {
     const float width = std::sqrt(3.0f / static_cast<float>(weight.cols));
     cuda::fill_uniform(at, plain_dtype(weight.type), weight.rows * weight.cols, 0.0f, width, ++drawn_,
@@ -245,6 +293,21 @@ void CudaModel::take_tiles(const Weight& weight, cuda::TileFormat format, std::i
   const std::int64_t row_bytes = bytes_of(weight.type, weight.cols), apart = std::max(stride, row_bytes),
                      most = std::max<std::int64_t>(kStagedBytes / row_bytes / cuda::kTileRows, 1) *
                             cuda::kTileRows;
+  if (weight.rows * weight.cols > largest_rows_ * largest_cols_)
+    largest_rows_ = weight.rows, largest_cols_ = weight.cols;
+  const std::int64_t of_piece = PinnedUpload::kPieceBytes / row_bytes / cuda::kTileRows * cuda::kTileRows;
+  if (weight.data != nullptr && apart == row_bytes && of_piece > 0) {
+    for (std::int64_t first = 0; first < weight.rows; first += of_piece) {
+      const std::int64_t some = std::min(of_piece, weight.rows - first);
+      pieces_.push_back({.to = to + cuda::tiled_bytes(format, first, weight.cols),
+                         .from = weight.data + first * row_bytes,
+                         .bytes = some * row_bytes,
+                         .rows = some,
+                         .cols = weight.cols,
+                         .format = format});
+    }
+    return;
+  }
   if (staged_.bytes() < most * row_bytes) staged_ = cuda::Buffer(most * row_bytes, "blocks of weights");
   constexpr std::int64_t kDrawnRows = 512;  // of random weights; they come again
   std::vector<std::uint8_t> drawn;
@@ -256,7 +319,7 @@ void CudaModel::take_tiles(const Weight& weight, cuda::TileFormat format, std::i
         std::min({most, weight.rows - first, weight.data == nullptr ? kDrawnRows : weight.rows});
     if (weight.data == nullptr)
       cuda::copy(staged_.as<void>(), drawn.data(), some * row_bytes, stream_);
-    else if (apart == row_bytes)
+    else if (apart == row_bytes)  // rows too long for a piece
       cuda::copy(staged_.as<void>(), weight.data + first * row_bytes, some * row_bytes, stream_);
     else
       cuda::copy_apart(staged_.as<void>(), row_bytes, weight.data + first * apart, apart, row_bytes, some,
@@ -265,8 +328,6 @@ void CudaModel::take_tiles(const Weight& weight, cuda::TileFormat format, std::i
                      to + cuda::tiled_bytes(format, first, weight.cols), stream_);
     first += some;
   }
-  if (weight.rows * weight.cols > largest_rows_ * largest_cols_)
-    largest_rows_ = weight.rows, largest_cols_ = weight.cols;
 }
 
 /// A type without kernels of its own here takes 16 bits.
@@ -295,11 +356,12 @@ std::int64_t CudaModel::panel_bytes(cuda::Precision precision) const {
 }
 
 std::shared_ptr<const GpuModel> make_gpu_model(const ModelConfig& config, const ModelWeights& weights,
-                                               std::int64_t limit, const GpuGroup& group) {
+                                               std::int64_t limit, const GpuGroup& group, ThreadPool* pool) {
   if (const GpuInfo gpu = gpu_info(); !gpu.ok) throw RunError("no GPU to use: " + gpu.why);
   refuse_what_only_the_cpu_has(config);
+  const TimedPart timed("weights to the GPU");
   if (group.shares()) return make_sharded_model(config, weights, limit, group);
-  return std::make_shared<CudaModel>(config, weights, limit);
+  return std::make_shared<CudaModel>(config, weights, limit, ModelShare{}, pool);
 }
 
 cuda::Linear::QkvArguments qkv_of(const CudaModel::Layer& layer, const ModelConfig& config) {

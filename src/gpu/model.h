@@ -20,9 +20,10 @@ class CudaModel final : public GpuModel {
     cuda::DeviceWeight mlp_post_norm;
   };
 
-  /// `share`: of several GPUs, whose config and weights these are (gpu/shard.h).
+  /// `share`: of several GPUs, whose config and weights these are (gpu/shard.h). `pool`: whose threads bring the
+  /// weights; null: this thread.
   CudaModel(const ModelConfig& config, const ModelWeights& weights, std::int64_t limit,
-            const ModelShare& share = {});
+            const ModelShare& share = {}, ThreadPool* pool = nullptr);
   std::int64_t bytes() const override { return memory_.bytes(); }
   /// Scratch that products of many rows need to unpack the model's largest matrix; 0 without quantised ones.
   std::int64_t panel_bytes(cuda::Precision precision) const;
@@ -39,13 +40,22 @@ class CudaModel final : public GpuModel {
   cuda::DeviceWeight take_gain(const Weight& weight, bool plus_one);
   void take_tiles(const Weight& weight, cuda::TileFormat format, std::int64_t stride, std::byte* to);
   void take_widened(const Weight& weight, std::int64_t stride, std::byte* to);
+  void bring_pieces(ThreadPool* pool);
 
   cuda::Buffer memory_;
   // While weights are taken:
   cuda::StreamHandle stream_ = nullptr;
-  cuda::Buffer staged_;                               ///< blocks of a file
-  std::int64_t used_ = 0;                             ///< bytes of memory_ given out
-  std::uint64_t drawn_ = 0;                           ///< weights filled with random numbers
+  /// Rows of a file that come as they lie there: at most PinnedUpload::kPieceBytes.
+  struct Piece {
+    std::byte* to = nullptr;
+    const std::byte* from = nullptr;
+    std::int64_t bytes = 0, rows = 0, cols = 0;
+    cuda::TileFormat format = cuda::TileFormat::none;  ///< to be packed so
+  };
+  std::vector<Piece> pieces_;
+  cuda::Buffer staged_;      ///< blocks of a file that do not lie one behind the other
+  std::int64_t used_ = 0;    ///< bytes of memory_ given out
+  std::uint64_t drawn_ = 0;  ///< weights filled with random numbers
   std::int64_t largest_rows_ = 0, largest_cols_ = 0;  ///< of the matrices in tiles
   std::string remark_;
 };

@@ -19,8 +19,14 @@ GpuInfo gpu_info() {
   return info;
 }
 
+GpuInfo gpu_present() {
+  return gpu_info();
+}
+
+void start_gpu() noexcept {}
+
 std::shared_ptr<const GpuModel> make_gpu_model(const ModelConfig&, const ModelWeights&, std::int64_t,
-                                               const GpuGroup&) {
+                                               const GpuGroup&, ThreadPool*) {
   throw RunError(kWhy);
 }
 

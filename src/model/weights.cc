@@ -8,11 +8,13 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <map>
 
 #include "base/hash.h"
 #include "base/rng.h"
 #include "base/text.h"
+#include "base/threads.h"
 #include "kernels/dequantise.h"
 #include "lodestone/error.h"
 #include "model/family.h"
@@ -42,9 +44,15 @@ std::vector<std::int64_t> row_order(const ModelConfig& c, bool pairs) {
   return order;
 }
 
+/// On all threads of a pool, or on this one.
+void for_each_item(ThreadPool* pool, std::int64_t items, const std::function<void(std::int64_t)>& body) {
+  if (pool != nullptr) return pool->for_each(items, [&](std::int64_t item, int) { body(item); });
+  for (std::int64_t item = 0; item < items; ++item) body(item);
+}
+
 /// A copy of a weight whose rows (of a vector: numbers) are in that order within each head.
-void reorder(Weight& w, std::span<const std::int64_t> order,
-             std::vector<std::unique_ptr<std::byte[]>>& owned) {
+void reorder(Weight& w, std::span<const std::int64_t> order, std::vector<std::unique_ptr<std::byte[]>>& owned,
+             ThreadPool* pool) {
   if (w.data == nullptr) return;
   const bool vector = w.rows == 1;
   const std::int64_t unit = bytes_of(w.type, vector ? 1 : w.cols), rows = vector ? w.cols : w.rows,
@@ -53,20 +61,22 @@ void reorder(Weight& w, std::span<const std::int64_t> order,
   std::byte* const to =
       owned.emplace_back(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(rows * unit)))
           .get();
-  for (std::int64_t row = 0; row < rows; ++row) {
-    const std::int64_t from = row / d * d + order[static_cast<std::size_t>(row % d)];
-    std::memcpy(to + row * unit, w.data + from * unit, static_cast<std::size_t>(unit));
-  }
+  for_each_item(pool, rows / d, [&](std::int64_t head) {
+    for (std::int64_t row = head * d; row < (head + 1) * d; ++row) {
+      const std::int64_t from = head * d + order[static_cast<std::size_t>(row % d)];
+      std::memcpy(to + row * unit, w.data + from * unit, static_cast<std::size_t>(unit));
+    }
+  });
   w.data = to;
 }
 
 void reorder_heads(ModelWeights& m, const ModelConfig& c, bool pairs,
-                   std::vector<std::unique_ptr<std::byte[]>>& owned) {
+                   std::vector<std::unique_ptr<std::byte[]>>& owned, ThreadPool* pool) {
   const auto order = row_order(c, pairs);
   if (order.empty()) return;
   for (LayerWeights& w : m.layers)
     for (Weight* weight : {&w.q, &w.k, &w.q_bias, &w.k_bias, &w.q_norm, &w.k_norm})
-      reorder(*weight, order, owned);
+      reorder(*weight, order, owned, pool);
 }
 
 /// An exponent of all ones is infinity or NaN. The flag is as wide as the word and never leaves the loop, so
@@ -82,12 +92,11 @@ bool all_finite(const std::byte* data, std::int64_t n, Word exponent) {
   return bad == 0;
 }
 
-bool finite(const Weight& w) {
-  const std::int64_t n = w.rows * w.cols;
-  if (w.type == WeightType::f32) return all_finite<std::uint32_t>(w.data, n, 0x7f800000u);
-  if (w.type == WeightType::f16) return all_finite<std::uint16_t>(w.data, n, 0x7c00);
-  if (w.type == WeightType::bf16) return all_finite<std::uint16_t>(w.data, n, 0x7f80);
-  return blocks_finite(w.type, w.data, n);
+bool finite(WeightType type, const std::byte* data, std::int64_t n) {
+  if (type == WeightType::f32) return all_finite<std::uint32_t>(data, n, 0x7f800000u);
+  if (type == WeightType::f16) return all_finite<std::uint16_t>(data, n, 0x7c00);
+  if (type == WeightType::bf16) return all_finite<std::uint16_t>(data, n, 0x7f80);
+  return blocks_finite(type, data, n);
 }
 
 /// A header of odd length leaves the data at odd addresses, which is legal in a file; kernels read whole
@@ -134,6 +143,34 @@ std::string fingerprint_of(const ModelWeights& m) {
     }
   });
   return hasher.hex();
+}
+
+/// The first weight, in the order of their places, that holds a NaN or an infinity; empty: none does. Some rows
+/// at a time, so that all threads have work to the end.
+std::string first_not_finite(const ModelWeights& m, ThreadPool* pool) {
+  constexpr std::int64_t kPieceBytes = std::int64_t{8} << 20;
+  struct Piece {
+    std::string name;
+    const Weight* weight = nullptr;
+    std::int64_t row = 0, rows = 0;
+  };
+  std::vector<Piece> pieces;
+  for_each_weight(m, [&](const std::string& name, const Weight& w) {
+    if (w.data == nullptr) return;
+    const std::int64_t most =
+        std::max<std::int64_t>(1, kPieceBytes / std::max<std::int64_t>(1, bytes_of(w.type, w.cols)));
+    for (std::int64_t row = 0; row < w.rows; row += most)
+      pieces.push_back({name, &w, row, std::min(most, w.rows - row)});
+  });
+  std::vector<char> bad(pieces.size(), 0);
+  for_each_item(pool, std::ssize(pieces), [&](std::int64_t item) {
+    const Piece& piece = pieces[static_cast<std::size_t>(item)];
+    const Weight& w = *piece.weight;
+    const std::byte* const from = w.data + piece.row * bytes_of(w.type, w.cols);
+    bad[static_cast<std::size_t>(item)] = finite(w.type, from, piece.rows * w.cols) ? 0 : 1;
+  });
+  const auto found = std::find(bad.begin(), bad.end(), 1);
+  return found == bad.end() ? std::string() : pieces[static_cast<std::size_t>(found - bad.begin())].name;
 }
 
 /// What random() fills: no biases, and no output when it is tied.
@@ -213,12 +250,13 @@ ModelWeights ModelWeights::read(const std::filesystem::path& dir, const ModelCon
   return read(open_weight_files(dir), c, check_finite);
 }
 
-ModelWeights ModelWeights::read(WeightFiles&& files, const ModelConfig& c, bool check_finite) {
+ModelWeights ModelWeights::read(WeightFiles&& files, const ModelConfig& c, bool check_finite,
+                                ThreadPool* pool) {
   ModelWeights m;
   for (const auto& [name, tensor] : files.tensors) ++m.types[tensor.type_name];
   m.owned_ = take_weights(files, c, m);
   m.files_ = std::move(files.files);
-  reorder_heads(m, c, files.gguf && family_of(c).gguf_pairs, m.owned_);
+  reorder_heads(m, c, files.gguf && family_of(c).gguf_pairs, m.owned_, pool);
   align(m, m.owned_);
   for_each_weight(m, [](const std::string&, Weight& w) {
     if (!is_plain(w.type)) w.tiles = std::make_shared<LazyTiles>();
@@ -226,12 +264,10 @@ ModelWeights ModelWeights::read(WeightFiles&& files, const ModelConfig& c, bool 
   if (c.tied_embeddings) m.output = m.embedding;
   for_each_weight(m, [&](const std::string&, const Weight& w) { m.bytes += bytes_of(w); });
   m.fingerprint = fingerprint_of(m);
-  for_each_weight(m, [&](const std::string& name, const Weight& w) {
-    if (check_finite && w.data != nullptr && !finite(w)) {
-      throw InputError(
-          fmt::format("{}: weight '{}' holds a NaN or an infinity: the file is damaged", files.where, name));
-    }
-  });
+  if (!check_finite) return m;
+  if (const std::string name = first_not_finite(m, pool); !name.empty())
+    throw InputError(
+        fmt::format("{}: weight '{}' holds a NaN or an infinity: the file is damaged", files.where, name));
   return m;
 }
 

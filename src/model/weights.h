@@ -17,6 +17,8 @@
 
 namespace lode {
 
+class ThreadPool;
+
 /// A weight matrix or vector in place in the mapped file.
 struct Weight {
   const std::byte* data = nullptr;
@@ -95,9 +97,10 @@ class ModelWeights {
  public:
   /// Every tensor's name, type and shape is checked against the config before any is used. InputError names
   /// file, tensor, expected and found; a Git LFS pointer or a pickle file is named as such. `check_finite`
-  /// also reads all weights for NaN and infinities. Tensors stay where they are mapped, but for rows of q and
-  /// k that a file has in another order than Rope turns them.
-  static ModelWeights read(WeightFiles&& files, const ModelConfig& config, bool check_finite = true);
+  /// also reads all weights for NaN and infinities, by all threads of `pool` where there is one. Tensors stay
+  /// where they are mapped, but for rows of q and k that a file has in another order than Rope turns them.
+  static ModelWeights read(WeightFiles&& files, const ModelConfig& config, bool check_finite = true,
+                           ThreadPool* pool = nullptr);
   /// Those of a folder.
   static ModelWeights read(const std::filesystem::path& model_dir, const ModelConfig& config,
                            bool check_finite = true);

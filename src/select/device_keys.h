@@ -43,6 +43,47 @@ struct ClusterTask {
   std::span<const std::vector<float>> metrics;
 };
 
+/// A layer's clusters of one level, as lookups score them (select/shared/threshold_selector.h): with what spreads add,
+/// where there are any, of kernels/select/centroid_scores.h.
+struct ScoredClusters {
+  struct Head {
+    std::vector<std::byte> centroids;  // [C, d] of `type`
+    std::vector<float> scales;         // [C] of centroids in 8 bits, else empty
+    std::vector<std::byte> spreads;    // [C, ceil(d / 2)] in 8 bits, or empty
+    std::vector<float> spread_scales;  // [C], or empty
+    std::vector<std::int32_t> first;   // [C + 1] of each one's keys in rows
+    std::vector<Position> rows;        // [keys]
+    std::int64_t count() const { return std::ssize(first) - 1; }
+  };
+  DType type = DType::q8;
+  std::vector<Head> heads;  // [Hkv]
+};
+
+/// Queries of a layer that stand behind the context, and how their scores of clusters are averaged.
+struct ScoringQueries {
+  int layer = 0;
+  std::span<const float> q;   ///< [tokens, Hq, d]
+  std::int64_t together = 1;  ///< tokens of a unit; the last one may have fewer
+  float scale = 1.0f;
+  bool squares = false;  ///< the root of the mean square, not the mean
+  bool spreads = false;  ///< whether scores add them
+};
+
+/// Keys by their clusters' average scores: of score x > 0 in the bin (log x - lowest) per_unit, cut to those that there
+/// are.
+struct ScoreBins {
+  double lowest = 0, per_unit = 1;
+  std::span<std::uint64_t> keys;  // [bins]
+};
+
+/// Attention of each token to sink, window and what its unit keeps: clusters above the threshold, all of them at 0.
+struct ChosenAttention {
+  double threshold = 0;
+  std::int64_t sink = 0, window = 0;
+  std::span<float> outputs, lse;  // [tokens, Hq, d], [tokens, Hq]
+  std::span<std::int32_t> kept;   // [units, Hkv] keys, without sink and window
+};
+
 class DeviceKeys {
  public:
   virtual ~DeviceKeys() = default;
@@ -71,6 +112,17 @@ class DeviceKeys {
   /// Attention of queries to all of the context's keys: outputs [tokens, Hq, d], lse [tokens, Hq].
   virtual void attend(int layer, std::int64_t tokens, std::span<const float> queries /*[tokens, Hq, d]*/,
                       float scale, std::span<float> outputs, std::span<float> lse) = 0;
+
+  /// Copies a layer's clusters to the device, where calls for the layer find them until forget_clusters. False where
+  /// there is no room for them or lookups in them.
+  virtual bool hold_clusters(int /*layer*/, const ScoredClusters&, std::int64_t /*most_tokens*/) {
+    return false;
+  }
+  virtual void forget_clusters() {}
+  /// Adds the keys of each unit's and KV head's clusters to the bins of their scores.
+  virtual void count_scores(const ScoringQueries&, const ScoreBins&) {}
+  virtual void attend_chosen(const ScoringQueries&, const ChosenAttention&) {}
+
   /// Gives back what the calls have held of the device's memory.
   virtual void release() = 0;
 };

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <set>
 
@@ -16,6 +17,8 @@
 #include "base/threads.h"
 #include "engine/context.h"
 #include "gpu/index/context_keys.h"
+#include "lodestone/error.h"
+#include "select/shared/threshold_selector.h"
 #include "select/squeezed/cluster_choice.h"
 #include "support/gpu.h"
 
@@ -184,10 +187,11 @@ TEST(GpuLloyd, TakesWhateverKeysAre) {
 
 constexpr std::int64_t kTokens = 6000;
 
-/// The shipped document over and over, and indexed.
-Context indexed(Device device, const char* spec) {
+/// The shipped document over and over, and indexed; `prepare` is called with the context when a method is attached.
+Context indexed(Device device, const char* spec, const std::function<void(Context&)>& prepare = {}) {
   Context context(pocket(), {.kv_type = DType::f32, .device = device, .max_tokens = kTokens + 512});
   context.attach(parse_spec(spec));
+  if (prepare) prepare(context);
   std::vector<TokenId> tokens = pocket()->tokenizer().encode(
       read_file(source_dir().string() + "/demo/document.txt"), Tokenizer::Bos::as_template);
   while (std::ssize(tokens) < kTokens) tokens.insert(tokens.end(), tokens.begin(), tokens.end());
@@ -218,6 +222,78 @@ TEST(GpuIndexBuild, ClustersHoldEveryKeyOnceAndAreTheSameEachTime) {
     const std::set<Position> rows(first.rows.begin(), first.rows.end());
     EXPECT_EQ(rows.size(), first.rows.size());
     EXPECT_EQ(std::ssize(rows), *rows.rbegin() + 1 - *rows.begin());
+  }
+}
+
+/// The keys of a context on the GPU as it would be if it could not score clusters.
+class WithoutScores final : public DeviceKeys {
+ public:
+  explicit WithoutScores(DeviceKeys& all) : all_(all) {}
+  bool takes(const KeysOnDevice& keys, std::int64_t clusters) const override {
+    return all_.takes(keys, clusters);
+  }
+  std::vector<std::vector<float>> centroids(const KeysOnDevice& keys,
+                                            std::span<const std::vector<Position>> samples,
+                                            std::int64_t clusters,
+                                            std::span<const std::uint64_t> seeds) override {
+    return all_.centroids(keys, samples, clusters, seeds);
+  }
+  std::vector<std::int32_t> labels(const KeysOnDevice& keys,
+                                   std::span<const std::vector<float>> centroids) override {
+    return all_.labels(keys, centroids);
+  }
+  std::vector<KeyClusters> clusters(const KeysOnDevice& keys, const ClusterTask& task) override {
+    return all_.clusters(keys, task);
+  }
+  std::vector<double> sharpness(const KeysOnDevice& keys, std::span<const float> queries, int group,
+                                float scale) override {
+    return all_.sharpness(keys, queries, group, scale);
+  }
+  void attend(int layer, std::int64_t tokens, std::span<const float> queries, float scale,
+              std::span<float> outputs, std::span<float> lse) override {
+    all_.attend(layer, tokens, queries, scale, outputs, lse);
+  }
+  void release() override { all_.release(); }
+
+ private:
+  DeviceKeys& all_;
+};
+
+const Calibration& calibration_of(const Context& context) {
+  for (const Selector* const selector : context.impl().methods[0].selectors)
+    if (selector != nullptr) return *dynamic_cast<const ThresholdSelector&>(*selector).calibration(0);
+  throw InputError("no layer chooses");
+}
+
+TEST(GpuIndexBuild, ThresholdsAreTheHostsOfTheSameClustersAndTheSameEachTime) {
+  NEEDS_GPU();
+  constexpr double kBin = 1.0 / ScoreHistogram::kBinsPerUnit;  // a score at an edge may fall to either side
+  for (const char* const spec :
+       {"squeezed:window=64", "squeezed:window=64,spread=off", "squeezed:window=64,centroids=f16",
+        "squeezed:window=64,average=plain,block=16", "squeezed:window=64,sink=4,mass=0.9"}) {
+    std::unique_ptr<WithoutScores> without;
+    const Context gpu = indexed(Device::cuda, spec), again = indexed(Device::cuda, spec);
+    if (device_keys_of(*gpu.impl().gpu) == nullptr) GTEST_SKIP() << "this GPU makes no clusters";
+    const Context host = indexed(Device::cuda, spec, [&](Context& context) {
+      without = std::make_unique<WithoutScores>(*device_keys_of(*context.impl().gpu));
+      for (Selector* const selector : context.impl().methods[0].selectors)
+        if (selector != nullptr) dynamic_cast<BuiltByDevice&>(*selector).build_by(without.get());
+    });
+    const Calibration &found = calibration_of(gpu), &same = calibration_of(again),
+                      &expected = calibration_of(host);
+    EXPECT_EQ(found.thresholds.at, same.thresholds.at) << spec;
+    EXPECT_EQ(found.thresholds.power, same.thresholds.power) << spec;
+    for (const QueryKind kind : kQueryKinds) {
+      for (const std::int64_t tokens : {1, 16, 60, 128})
+        EXPECT_NEAR(found.thresholds.of(kind, tokens, 0) / expected.thresholds.of(kind, tokens, 0), 1.0,
+                    1.5 * kBin)
+            << spec;
+      const auto k = static_cast<std::size_t>(kind);
+      EXPECT_EQ(found.held_out[k].mass, same.held_out[k].mass) << spec;
+      EXPECT_NEAR(found.held_out[k].sparsity, expected.held_out[k].sparsity, 2e-3) << spec;
+      EXPECT_NEAR(found.held_out[k].mass, expected.held_out[k].mass, 2e-3) << spec;
+      EXPECT_NEAR(found.held_out[k].error, expected.held_out[k].error, 2e-3) << spec;
+    }
   }
 }
 

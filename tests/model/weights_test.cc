@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "base/json.h"
+#include "base/threads.h"
 #include "io/safetensors.h"
 #include "support/refusal.h"
 #include "support/source_dir.h"
@@ -31,6 +32,9 @@ struct Copy {
   }
   ModelWeights read(bool check_finite = true) const {
     return ModelWeights::read(folder.path(), config, check_finite);
+  }
+  ModelWeights read(ThreadPool& pool) const {
+    return ModelWeights::read(open_weight_files(folder.path()), config, /*check_finite=*/true, &pool);
   }
   TestFolder folder;
   ModelConfig config;
@@ -161,6 +165,7 @@ TEST(Weights, OldRotaryTablesAreTolerated) {
 }
 
 TEST(Weights, NotANumber) {
+  ThreadPool threads(3);
   const float nan = std::numeric_limits<float>::quiet_NaN(),
               infinity = std::numeric_limits<float>::infinity();
   for (const float bad : {nan, -nan, infinity, -infinity}) {
@@ -169,6 +174,7 @@ TEST(Weights, NotANumber) {
     std::memcpy(bytes.data() + bytes.size() - 4, &bad, 4);
     copy.folder.write("model.safetensors", bytes);
     expect_refused("NaN or an infinity", [&] { copy.read(); });
+    expect_refused("NaN or an infinity", [&] { copy.read(threads); });
     EXPECT_NO_THROW(copy.read(/*check_finite=*/false));
   }
   for (const auto& [name, bits] :
@@ -186,7 +192,27 @@ TEST(Weights, NotANumber) {
     std::memcpy(bytes.data() + bytes.size() - 4, &good, 4);
     copy.folder.write("model.safetensors", bytes);
     EXPECT_NO_THROW(copy.read());
+    EXPECT_NO_THROW(copy.read(threads));
   }
+}
+
+TEST(Weights, TheFirstDamagedWeightIsNamedWhoeverFindsOne) {
+  const Copy copy("gqa-f32");
+  ThreadPool threads(3);
+  std::vector<TensorToWrite> tensors;
+  const MappedFile file(copy.folder / "model.safetensors");
+  const std::vector<float> bad(std::size_t{1} << 16, std::numeric_limits<float>::infinity());
+  for (const auto& [name, t] : parse_safetensors(file.bytes(), "x")) {
+    const bool damaged = name.find("layers.1.mlp") != name.npos;
+    tensors.push_back(
+        {name, DType::f32, t.shape, damaged ? std::as_bytes(std::span(bad)).first(t.bytes.size()) : t.bytes});
+  }
+  TestFolder folder;
+  write_safetensors(folder / "model.safetensors", tensors, {});
+  for (ThreadPool* const pool : {static_cast<ThreadPool*>(nullptr), &threads})
+    expect_refused("'layer 1 gate'", [&] {
+      ModelWeights::read(open_weight_files(folder.path()), copy.config, /*check_finite=*/true, pool);
+    });
 }
 
 TEST(Weights, ShardsThatAreMissingDoubledOrElsewhere) {

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "base/cancel.h"
+#include "gpu/index/cluster_scorer.h"
 #include "gpu/index/lloyd.h"
 #include "kernels/cuda/linear/product.h"
 #include "kernels/cuda/saap/buckets.h"
@@ -156,6 +157,60 @@ class KeysOfContext final : public DeviceKeys {
 
   void attend(int layer, std::int64_t tokens, std::span<const float> queries, float scale,
               std::span<float> outputs, std::span<float> lse) override {
+    attend_tokens(layer, tokens, queries, scale, kMostSparseTokens,
+                  [&](std::int64_t, const cuda::Queries& some, std::int64_t keys) {
+                    cuda::attend_full_decode(some, keys, workspace_.as<void>(), stream_.get());
+                  });
+    take_states(outputs, lse);
+  }
+
+  bool hold_clusters(int layer, const ScoredClusters& clusters, std::int64_t most_tokens) override {
+    const GpuKeys there = keys_();
+    const std::int64_t group = query_heads_ / there.layout.kv_heads;
+    const auto keys = std::ssize(clusters.heads[0].rows);
+    if (keys < kFewest || keys > there.tokens || there.layout.head_dim > kWidestEverywhere ||
+        std::ssize(clusters.heads) != there.layout.kv_heads ||
+        ClusterScorer::bytes_of(clusters) + ClusterScorer::scratch_bytes(clusters, there.layout.head_dim,
+                                                                         most_tokens,
+                                                                         static_cast<int>(group)) >
+            limit_())
+      return false;
+    scorer_.hold(layer, clusters, there.layout.head_dim, stream_.get());
+    return true;
+  }
+  void forget_clusters() override { scorer_.release(); }
+
+  void count_scores(const ScoringQueries& queries, const ScoreBins& bins) override {
+    check_cancel();
+    scorer_.count(queries, query_heads_, bins, stream_);
+  }
+
+  void attend_chosen(const ScoringQueries& queries, const ChosenAttention& chosen) override {
+    scorer_.choose(queries, query_heads_, chosen.threshold, stream_.get());
+    const std::int64_t tokens = std::ssize(chosen.lse) / query_heads_;
+    attend_tokens(queries.layer, tokens, queries.q, queries.scale, ClusterScorer::kMostListed,
+                  [&](std::int64_t token, const cuda::Queries& some, std::int64_t keys) {
+                    cuda::RowLists lists = scorer_.list(token, some.count, stream_.get());
+                    lists.sink = chosen.sink;
+                    lists.window = chosen.window;
+                    cuda::attend_rows_decode(some, lists, keys, workspace_.as<void>(), stream_.get());
+                  });
+    take_states(chosen.outputs, chosen.lse);
+    scorer_.kept(chosen.kept, stream_);
+  }
+
+  void release() override {
+    lloyd_.release();
+    scorer_.release();
+    for_buffers(*this, [](cuda::Buffer& buffer) { buffer = cuda::Buffer(); });
+  }
+
+ private:
+  /// Queries of tokens behind all keys, `at_once` of them at a time: body(first, queries, keys) enqueues what puts their
+  /// states where take_states finds them.
+  template <class Body>
+  void attend_tokens(int layer, std::int64_t tokens, std::span<const float> queries, float scale,
+                     std::int64_t at_once, const Body& body) {
     const GpuKeys there = keys_();
     const std::int64_t d = there.layout.head_dim, all = tokens * query_heads_;
     const std::vector<cuda::QueryToken> places(
@@ -174,32 +229,28 @@ class KeysOfContext final : public DeviceKeys {
     upload(rows_.as<void>(), queries, stream_);
     upload(positions_.as<void>(), std::span(places), stream_);
     cuda::copy(base_.as<void>(), &there.base, sizeof there.base, stream_.get());
-    for (std::int64_t t = 0; t < tokens; t += kMostSparseTokens) {
+    for (std::int64_t t = 0; t < tokens; t += at_once) {
       check_cancel();
-      cuda::attend_full_decode(
-          {.tokens = positions_.as<cuda::QueryToken>() + t,
-           .bases = base_.as<const char*>(),
-           .layer_offset = layer * there.layout.layer_stride,
-           .layout = there.layout,
-           .count = static_cast<int>(std::min<std::int64_t>(kMostSparseTokens, tokens - t)),
-           .query_heads = query_heads_,
-           .scale = scale,
-           .q = rows_.as<float>() + t * query_heads_ * d,
-           .o = places_.as<float>() + t * query_heads_ * d,
-           .lse = found_.as<float>() + t * query_heads_},
-          there.tokens, workspace_.as<void>(), stream_.get());
+      body(t,
+           cuda::Queries{.tokens = positions_.as<cuda::QueryToken>() + t,
+                         .bases = base_.as<const char*>(),
+                         .layer_offset = layer * there.layout.layer_stride,
+                         .layout = there.layout,
+                         .count = static_cast<int>(std::min(at_once, tokens - t)),
+                         .query_heads = query_heads_,
+                         .scale = scale,
+                         .q = rows_.as<float>() + t * query_heads_ * d,
+                         .o = places_.as<float>() + t * query_heads_ * d,
+                         .lse = found_.as<float>() + t * query_heads_},
+           there.tokens);
     }
-    cuda::copy(outputs.data(), places_.as<void>(), all * d * kFloat, stream_.get());
-    cuda::copy(lse.data(), found_.as<void>(), all * kFloat, stream_.get());
+  }
+  void take_states(std::span<float> outputs, std::span<float> lse) {
+    cuda::copy(outputs.data(), places_.as<void>(), std::ssize(outputs) * kFloat, stream_.get());
+    cuda::copy(lse.data(), found_.as<void>(), std::ssize(lse) * kFloat, stream_.get());
     stream_.synchronize();
   }
 
-  void release() override {
-    lloyd_.release();
-    for_buffers(*this, [](cuda::Buffer& buffer) { buffer = cuda::Buffer(); });
-  }
-
- private:
   /// Of a head: its keys as they are and as they are compared, what clusters take, and three results of them.
   static std::int64_t bytes_for(const LloydTask& head) {
     return Lloyd::bytes_for(head) + (2 * head.count + 3 * head.clusters) * head.width * kFloat;
@@ -213,7 +264,7 @@ class KeysOfContext final : public DeviceKeys {
   }
   /// What it may take, with what it holds already.
   std::int64_t room() const {
-    std::int64_t held = lloyd_.bytes();
+    std::int64_t held = lloyd_.bytes() + scorer_.bytes();
     for_buffers(*this, [&](const cuda::Buffer& buffer) { held += buffer.bytes(); });
     return limit_() + held;
   }
@@ -349,6 +400,7 @@ class KeysOfContext final : public DeviceKeys {
   std::function<std::int64_t()> limit_;
   cuda::Stream stream_;
   Lloyd lloyd_;
+  ClusterScorer scorer_;
   cuda::Buffer rows_, places_;            // [heads, n, d] keys, and as they are compared
   cuda::Buffer positions_, found_;        // of a sample; labels, results
   cuda::Buffer means_, middle_, metric_;  // [heads, C, d], [heads, d], [d, d]

@@ -17,9 +17,6 @@ namespace lode {
 
 namespace {
 
-// Log scores from -40 (a weight of exp(-40) of the uniform one is none) to 24, at 128 bins a unit.
-constexpr double kLowest = -40.0, kBinsPerUnit = 128.0;
-constexpr std::size_t kBins = 64 * 128;
 constexpr double kMostLevels = 16;
 
 }  // namespace
@@ -46,6 +43,12 @@ void ScoreHistogram::add(double score, double weight) {
   // Not a number, or no weight at all: the lowest bin.
   const double at = score > 0.0 ? (std::log(score) - kLowest) * kBinsPerUnit : 0.0;
   weights_[static_cast<std::size_t>(std::clamp(at, 0.0, static_cast<double>(kBins - 1)))] += weight;
+}
+
+void ScoreHistogram::add(std::span<const std::uint64_t> weights) {
+  LODE_ASSERT(weights.size() == kBins);
+  if (weights_.empty()) weights_.resize(kBins);
+  for (std::size_t i = 0; i < weights.size(); ++i) weights_[i] += static_cast<double>(weights[i]);
 }
 
 void ScoreHistogram::add(const ScoreHistogram& other) {

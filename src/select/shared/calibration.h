@@ -10,6 +10,7 @@
 #include <array>
 #include <cstdint>
 #include <iterator>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,7 +39,13 @@ struct Target {
 /// weights add up exactly, so the order of adding does not matter.
 class ScoreHistogram {
  public:
+  // Log scores from -40 (a weight of exp(-40) of the uniform one is none) to 24.
+  static constexpr double kLowest = -40.0, kBinsPerUnit = 128.0;
+  static constexpr std::size_t kBins = 64 * 128;
+
   void add(double score, double weight);
+  /// Weights by bin, [kBins].
+  void add(std::span<const std::uint64_t> weights);
   void add(const ScoreHistogram& other);
   /// The largest threshold above which at least `wanted` of the weight lies; 0 when only everything is
   /// enough.

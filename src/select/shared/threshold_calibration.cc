@@ -108,7 +108,54 @@ struct ThresholdSelector::Trial {
     full_lse = std::move(of_same_queries.full_lse);
   }
   void measure(Tally& tally);
+  /// Adds to a tally what outputs of query row `row` are off from full attention.
+  void compare(std::int64_t row, const float* output, float lse, Tally& tally) const;
   static Tally measure_all(std::span<Trial> trials);
+
+  /// Tokens that choose together, and as whose scores add spreads.
+  std::int64_t together() const {
+    if (is_alone()) return 1;
+    return layer->options_.stretch > 0 ? std::min(layer->options_.stretch, block.tokens) : block.tokens;
+  }
+  bool is_alone() const { return kind == QueryKind::alone || layer->options_.stretch == 1; }
+  ScoringQueries scoring() const {
+    return {
+        .layer = layer->geometry_.layer,
+        .q = block.q,
+        .together = together(),
+        .scale = layer->geometry_.scale,
+        .squares = layer->options_.squares,
+        .spreads = layer->adds_spreads(block.sequence, is_alone() ? QueryKind::alone : QueryKind::together)};
+  }
+  void measure_on_device(Tally& tally);
+};
+
+/// For as long as it lives, a device has the clusters of all layers and scores them, if it can.
+class ThresholdSelector::OnDevice {
+ public:
+  OnDevice(std::span<ThresholdSelector* const> layers, std::int32_t sequence, std::int64_t most_tokens)
+      : layers_(layers), device_(layers[0]->device_) {
+    const bool held = hold(sequence, most_tokens);
+    for (ThresholdSelector* layer : layers_) layer->scored_by_device_ = held;
+  }
+  ~OnDevice() {
+    for (ThresholdSelector* layer : layers_) layer->scored_by_device_ = false;
+    if (device_ != nullptr) device_->forget_clusters();
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  bool hold(std::int32_t sequence, std::int64_t most_tokens) const {
+    return device_ != nullptr && std::ranges::all_of(layers_, [&](const ThresholdSelector* layer) {
+             const LayerGeometry& g = layer->geometry_;
+             if (layer->device_ != device_ || !g.covered.empty()) return false;
+             const auto clusters = layer->scored_clusters(sequence);
+             return clusters.has_value() && device_->hold_clusters(g.layer, *clusters, most_tokens);
+           });
+  }
+  std::span<ThresholdSelector* const> layers_;
+  DeviceKeys* device_;
 };
 
 void ThresholdSelector::Trial::add_level(const ChoiceUnit& unit, int level, int worker,
@@ -173,6 +220,11 @@ void ThresholdSelector::Trial::attend_all() {
 Tally ThresholdSelector::Trial::measure_all(std::span<Trial> trials) {
   constexpr double kMostBytes = 4e9;  // if every key is chosen
   for (Trial& trial : trials) trial.attend_all();
+  if (trials[0].layer->scored_by_device_) {
+    Tally all;
+    for (Trial& trial : trials) trial.measure_on_device(all);
+    return all;
+  }
   const LayerGeometry& g = trials[0].layer->geometry_;
   const double bytes =
       static_cast<double>(trials[0].block.tokens * g.kv_heads) * trials[0].keys() * double{sizeof(Position)};
@@ -192,6 +244,38 @@ Tally ThresholdSelector::Trial::measure_all(std::span<Trial> trials) {
   Tally all;
   for (const Tally& tally : tallies) all += tally;
   return all;
+}
+
+void ThresholdSelector::Trial::compare(std::int64_t row, const float* output, float lse, Tally& tally) const {
+  const auto at = static_cast<std::size_t>(row);
+  if (!std::isfinite(full_lse[at]) || !std::isfinite(lse)) return;  // keys that are not numbers
+  const std::int64_t d = layer->geometry_.head_dim;
+  tally.mass += std::exp(static_cast<double>(lse) - full_lse[at]);
+  tally.error += relative_difference(output, full.data() + row * d, d);
+  tally.queries += 1;
+}
+
+void ThresholdSelector::Trial::measure_on_device(Tally& tally) {
+  const LayerGeometry& g = layer->geometry_;
+  const ScoringQueries queries = scoring();
+  const std::int64_t units = (block.tokens + queries.together - 1) / queries.together,
+                     rows = block.tokens * g.query_heads;
+  std::vector<float> output(block.q.size()), lse(static_cast<std::size_t>(rows));
+  std::vector<std::int32_t> kept(static_cast<std::size_t>(units * g.kv_heads));
+  const Calibration& known = layer->states_.at(block.sequence).calibration;
+  // Of a unit that is shorter than the others, too, the threshold is that of the whole ones.
+  const std::int64_t of =
+      is_alone() || layer->options_.stretch == 0 ? queries.together : layer->options_.stretch;
+  const QueryKind unit_kind = is_alone() ? QueryKind::alone : QueryKind::together;
+  layer->device_->attend_chosen(queries, {.threshold = known.thresholds.of(unit_kind, of, 0),
+                                          .sink = block.far_begin,
+                                          .window = std::int64_t{block.begin} - block.far_limit,
+                                          .outputs = output,
+                                          .lse = lse,
+                                          .kept = kept});
+  for (const std::int32_t some : kept) tally.kept += some, tally.keys += keys();
+  for (std::int64_t row = 0; row < rows; ++row)
+    compare(row, output.data() + row * g.head_dim, lse[static_cast<std::size_t>(row)], tally);
 }
 
 void ThresholdSelector::Trial::measure(Tally& tally) {
@@ -222,17 +306,15 @@ void ThresholdSelector::Trial::measure(Tally& tally) {
                        row = t * g.query_heads + sets[s].queries.kv_head * group;
     for (std::int64_t r = row; r < row + group; ++r) {
       const auto at = static_cast<std::size_t>(r);
-      if (!std::isfinite(full_lse[at]) || !std::isfinite(lse[at])) continue;  // keys that are not numbers
-      tally.mass += std::exp(static_cast<double>(lse[at]) - full_lse[at]);
-      if (!sets[s].tail_lse.empty()) {
+      const float attended = lse[at];  // a tail is no key that is attended
+      if (std::isfinite(attended) && !sets[s].tail_lse.empty()) {
         const std::int64_t own = (t - sets[s].queries.token_begin) * group + r - row;
         std::vector<float> tail(sets[s].tail_output.begin() + own * d,
                                 sets[s].tail_output.begin() + (own + 1) * d);
         float tail_lse = sets[s].tail_lse[static_cast<std::size_t>(own)];
         merge({output.data() + r * d, &lse[at], 1, d}, {tail.data(), &tail_lse, 1, d});
       }
-      tally.error += relative_difference(output.data() + r * d, full.data() + r * d, d);
-      tally.queries += 1;
+      compare(r, output.data() + r * d, attended, tally);
     }
   }
 }
@@ -294,6 +376,10 @@ class ThresholdSelector::Search {
   double by_share(int level, double share) {
     if (share >= 1.0) return 0.0;  // whatever other queries score
     ScoreHistogram histogram;
+    if (layers_[0]->scored_by_device_) {
+      const double keys = count_on_device(histogram);
+      return histogram.threshold_for(share * keys);
+    }
     struct Item {
       const Trial* trial;
       ChoiceUnit unit;
@@ -313,6 +399,26 @@ class ThresholdSelector::Search {
     });
     for (const ScoreHistogram& part : parts) histogram.add(part);
     return histogram.threshold_for(share * keys);
+  }
+  /// Of all trials' units; returns the keys that they have in all. Trials of a layer lie one behind the other.
+  double count_on_device(ScoreHistogram& histogram) const {
+    std::vector<std::uint64_t> bins(ScoreHistogram::kBins);
+    double keys = 0;
+    for (std::size_t begin = 0, end = 0; begin < trials_.size(); begin = end) {
+      const Trial& first = trials_[begin];
+      std::size_t numbers = 0;
+      for (end = begin; end < trials_.size() && trials_[end].layer == first.layer; ++end) {
+        numbers += trials_[end].block.q.size();
+        keys += trials_[end].keys() * static_cast<double>(trials_[end].units().size());
+      }
+      ScoringQueries queries = first.scoring();
+      queries.q = {first.block.q.data(), numbers};
+      first.layer->device_->count_scores(
+          queries,
+          {.lowest = ScoreHistogram::kLowest, .per_unit = ScoreHistogram::kBinsPerUnit, .keys = bins});
+    }
+    histogram.add(std::span<const std::uint64_t>(bins));
+    return keys;
   }
   bool meets(int level, double tau, const Target& target) {
     set(level, tau);
@@ -369,6 +475,7 @@ void ThresholdSelector::calibrate(std::span<ThresholdSelector* const> layers, st
   const auto search = [&](QueryKind kind, std::int64_t tokens) {
     return Search(layers, sequence, kind, trials(kind, queries, tokens)).run();
   };
+  const OnDevice device(layers, sequence, std::max(count, std::ssize(held_out[0]) / width));
   const std::vector<double> none(static_cast<std::size_t>(layers[0]->levels(sequence)), 0.0);
   for (ThresholdSelector* layer : layers)
     layer->states_.at(sequence).calibration = {

@@ -15,6 +15,7 @@
 #include <cmath>
 #include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -116,6 +117,12 @@ class ThresholdSelector : public Selector, public EstimatesRest, public BuiltByD
   virtual Position load_index(std::int32_t sequence, const SectionReader& in, KvLayer kv,
                               std::int64_t levels) = 0;
   virtual int levels(std::int32_t sequence) const = 0;
+  /// All parts of an index of one level, for a device that scores them; nothing where it cannot.
+  virtual std::optional<ScoredClusters> scored_clusters(std::int32_t /*sequence*/) const {
+    return std::nullopt;
+  }
+  /// Whether scores add spreads, where tokens choose so.
+  virtual bool adds_spreads(std::int32_t /*sequence*/, QueryKind) const { return false; }
   /// Share of all keys that survive a level; of the last one only for targets by sparsity.
   virtual double kept_share(std::int32_t sequence, int level) const = 0;
 
@@ -170,8 +177,9 @@ class ThresholdSelector : public Selector, public EstimatesRest, public BuiltByD
     RowSet rows;
     std::vector<Position> chosen;
   };
-  struct Trial;  // these two: threshold_calibration.cc
+  struct Trial;  // these three: threshold_calibration.cc
   class Search;
+  class OnDevice;
   /// Runs the pieces of one unit: on the pool when the unit is large, else on the thread that has it.
   using Loop = std::function<void(std::int64_t, const std::function<void(std::int64_t)>&)>;
 
@@ -209,6 +217,7 @@ class ThresholdSelector : public Selector, public EstimatesRest, public BuiltByD
   }
 
   std::map<std::int32_t, State> states_;
+  bool scored_by_device_ = false;      ///< while thresholds are searched for
   std::vector<Scratch> scratch_;       // [workers]
   std::vector<Selection> chosen_;      // [units]
   std::vector<SelectWork> unit_work_;  // [units]

@@ -335,8 +335,8 @@ class Squeezed final : public ThresholdSelector,
     const auto found = indexes_.find(sequence);
     return found != indexes_.end() && !found->second.segments.empty() ? &found->second : nullptr;
   }
-  bool adds_spreads(const ChoiceUnit& unit) const {
-    return adds(indexes_.at(unit.block->sequence).spreads, unit.kind);
+  bool adds_spreads(std::int32_t sequence, QueryKind kind) const override {
+    return adds(indexes_.at(sequence).spreads, kind);
   }
   const ClusterTree& tree(const ChoiceUnit& unit, std::int32_t part) const {
     return indexes_.at(unit.block->sequence)
@@ -466,6 +466,29 @@ class Squeezed final : public ThresholdSelector,
     return index != nullptr ? static_cast<int>(index->segments[0].heads[0].levels.size())
                             : own_.levels_for(0);
   }
+  std::optional<ScoredClusters> scored_clusters(std::int32_t sequence) const override {
+    const Index* const index = find(sequence);
+    if (index == nullptr || levels(sequence) != 1 || options_.tail) return std::nullopt;
+    ScoredClusters out = {.type = index->segments[0].heads[0].type, .heads = {}};
+    out.heads.resize(index->segments[0].heads.size());
+    const auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+    for (const ClusterSegment& segment : index->segments) {
+      for (std::size_t head = 0; head < out.heads.size(); ++head) {
+        ScoredClusters::Head& to = out.heads[head];
+        const ClusterTree& tree = segment.heads[head];
+        const ClusterLevel& level = tree.levels[0];
+        if (tree.type != out.type) return std::nullopt;  // a part whose numbers do not fit halves
+        append(to.centroids, level.centroids);
+        append(to.scales, level.scales);
+        append(to.spreads, level.spreads);
+        append(to.spread_scales, level.spread_scales);
+        if (to.first.empty()) to.first.push_back(0);
+        for (const std::int32_t keys : level.keys) to.first.push_back(to.first.back() + keys);
+        append(to.rows, tree.rows);
+      }
+    }
+    return out;
+  }
   double kept_share(std::int32_t sequence, int level) const override {
     const Index* const index = find(sequence);
     std::vector<std::int64_t> nodes;
@@ -508,7 +531,7 @@ class Squeezed final : public ThresholdSelector,
                       .scales = own_.q8 ? level_nodes.scales.data() + begin : nullptr,
                       .count = range.count(),
                       .d = d};
-    if (adds_spreads(unit)) {
+    if (adds_spreads(unit.block->sequence, unit.kind)) {
       if (most.size() < count) most.resize(count);
       most_spreads(std::span(level_nodes.keys).subspan(begin, count), most.data());
       nodes.spreads = level_nodes.spreads.data() + range.begin * spread_dims(d);

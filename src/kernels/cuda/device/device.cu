@@ -7,6 +7,7 @@
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/device.h"
 #include "kernels/cuda/device/hopper.cuh"
+#include "kernels/cuda/device/pages.h"
 #include "kernels/cuda/device/per_device.h"
 
 namespace lode::cuda {
@@ -102,7 +103,7 @@ bool may_wait_for_room(StreamHandle stream) {
   return true;
 }
 
-Availability availability() {
+Availability availability(bool memory) {
   Availability found;
   int driver = 0, devices = 0;
   if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
@@ -130,10 +131,11 @@ Availability availability() {
                 std::to_string(found.minor) + ", and this program needs 8.0";
     return found;
   }
-  std::size_t free = 0, total = 0;
-  LODE_CUDA(cudaMemGetInfo(&free, &total));
-  found.free_bytes = static_cast<std::int64_t>(free);
-  found.total_bytes = static_cast<std::int64_t>(total);
+  if (memory) {
+    const DeviceMemory all = device_memory();
+    found.free_bytes = all.free;
+    found.total_bytes = all.total;
+  }
   found.ok = true;
   return found;
 }

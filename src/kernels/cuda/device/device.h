@@ -26,7 +26,8 @@ struct Availability {
   std::int64_t total_bytes = 0, free_bytes = 0;
   int multiprocessors = 0, major = 0, minor = 0;
 };
-Availability availability();
+/// Without `memory` nothing is said of bytes, and the driver need not be started whole, which takes its time.
+Availability availability(bool memory = true);
 
 /// Held by what creates or destroys things of the driver (memory, streams, handles of libraries) or may load
 /// kernels: while one thread captures a graph, others that do so make its capture fail now and then, whatever
