@@ -36,11 +36,11 @@ void share_gpu(serve::EngineOptions& options, std::int64_t step_bytes, const Ser
   options.library.gpu_memory = shares.documents;
   options.gpu_question_memory = shares.questions;
   if (asked > shares.documents && !common.quiet)
-    print_remark(fmt::format("--cache-memory: {} of GPU memory are for documents, not {}: weights, {} for "
-                             "questions and answers and a reserve of {} leave no more",
-                             human_bytes(shares.documents), human_bytes(asked),
-                             human_bytes(shares.questions * std::ssize(options.on_gpu)),
-                             human_bytes(shares.reserve)));
+    print_remark(
+        fmt::format("--cache-memory: {} of GPU memory are for documents, not {}: weights, {} for "
+                    "questions and answers and a reserve of {} leave no more",
+                    human_bytes(shares.documents), human_bytes(asked),
+                    human_bytes(shares.questions * std::ssize(options.on_gpu)), human_bytes(shares.reserve)));
 }
 
 /// Those whose questions the GPU answers; the others are named, or refused where the GPU was asked for.

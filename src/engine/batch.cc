@@ -236,8 +236,7 @@ GpuBatch& BatchRunner::gpu_batch(const Sequence& sequence) {
 
 bool BatchRunner::reserve(Sequence& sequence) {
   if (sequence.on_gpu() && sequence.gpu_tail == nullptr)
-    sequence.gpu_tail =
-        gpu_batch(sequence).branch(*sequence.document().parts().gpu, sequence.room);
+    sequence.gpu_tail = gpu_batch(sequence).branch(*sequence.document().parts().gpu, sequence.room);
   return !sequence.on_gpu() || sequence.gpu_tail != nullptr;
 }
 
@@ -255,9 +254,10 @@ void BatchRunner::run_on_gpu(std::span<BatchRow* const> rows) {
       throw InputError("questions asked together on a GPU: expected none that is audited");
     LODE_ASSERT(row->hooks == nullptr || (row->phase == Phase::question && !row->sparse));
     if (!reserve(sequence))
-      throw RunError(fmt::format(
-          "expected room on the GPU for {} tokens of a question and answer, found it taken by other sequences",
-          sequence.room));
+      throw RunError(
+          fmt::format("expected room on the GPU for {} tokens of a question and answer, found it taken by "
+                      "other sequences",
+                      sequence.room));
     if (held.insert(&document.choosing).second) choosing.emplace_back(document.choosing, std::defer_lock);
     const AttachedMethod* const method = method_of(*row);
     row->work = {};

@@ -88,9 +88,8 @@ MemoryPlan plan_memory(const Model& model, DType kv_type, std::int64_t tokens, s
 std::int64_t document_bytes(const Model& model, const GpuModel* gpu, DType kv_type, std::int64_t tokens,
                             std::int64_t max_tokens, std::span<const Spec> specs) {
   const ModelConfig& config = model.config();
-  std::int64_t bytes = gpu != nullptr
-                           ? gpu_document_bytes(config, *gpu, kv_type, max_tokens, kGpuChunk)
-                           : tokens * kv_shape(config, kv_type, tokens).token_bytes();
+  std::int64_t bytes = gpu != nullptr ? gpu_document_bytes(config, *gpu, kv_type, max_tokens, kGpuChunk)
+                                      : tokens * kv_shape(config, kv_type, tokens).token_bytes();
   for_layers(config, specs, [&](const Spec& spec, const LayerGeometry& geometry) {
     bytes += index_bytes(spec, geometry, tokens);
   });

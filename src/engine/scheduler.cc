@@ -81,7 +81,7 @@ struct Scheduler::Impl {
   SchedulerStats stats;
   std::uint64_t last_id = 0;
   bool stop = false;
-  bool lacks_tails = false;  ///< a request waits for a place behind its document until another one ends
+  bool lacks_tails = false;     ///< a request waits for a place behind its document until another one ends
   std::jthread worker, reader;  // joined before the rest goes
 
   Impl(std::shared_ptr<const Model> model_, const SchedulerOptions& options_);
@@ -248,7 +248,8 @@ bool Scheduler::Impl::reserve(Sequence& sequence) {
   }
   if (!alone()) return false;
   throw RunError(
-      "expected room on the GPU for a question and answer, found it taken by sequences that are kept: end some of "
+      "expected room on the GPU for a question and answer, found it taken by sequences that are kept: end "
+      "some of "
       "them");
 }
 

@@ -185,12 +185,14 @@ TEST(GpuBatch, QuestionsWaitForAPlaceBehindTheirDocument) {
     Scheduler scheduler(pocket(), {.max_sequences = 6, .memory = blocks * block, .device = Device::cuda});
     std::vector<Ticket<Answer>> tickets;
     for (int i = 0; i < 16; ++i)
-      tickets.push_back(scheduler.submit(
-          {.document = document,
-           .prompt = part_of_story(600 + 13 * i, 5 + i),
-           .attention = parse_spec("full"),
-           // 600 tokens leave 88 in their last block: one block, two, or four
-           .options = {.max_new_tokens = i % 3 == 0 ? 4 : i % 3 == 1 ? 60 : 330, .stop_at_eos = false}}));
+      tickets.push_back(scheduler.submit({.document = document,
+                                          .prompt = part_of_story(600 + 13 * i, 5 + i),
+                                          .attention = parse_spec("full"),
+                                          // 600 tokens leave 88 in their last block: one block, two, or four
+                                          .options = {.max_new_tokens = i % 3 == 0   ? 4
+                                                                        : i % 3 == 1 ? 60
+                                                                                     : 330,
+                                                      .stop_at_eos = false}}));
     for (const int i : {4, 5}) scheduler.cancel(tickets[static_cast<std::size_t>(i)].id);
     for (std::size_t i = 0; i < tickets.size(); ++i) {
       const Answer answer = tickets[i].result.get();

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // A server with documents on a GPU that do not all fit there.
+#include "support/served.h"
+
 #include <gtest/gtest.h>
 
 #include "engine/batch.h"
 #include "engine/memory.h"
 #include "support/gpu.h"
 #include "support/lisbon.h"
-#include "support/served.h"
 
 namespace lode::serve {
 namespace {
@@ -52,7 +53,8 @@ void expect_answers(EngineBackend& backend, std::int64_t room, const std::vector
 std::vector<std::string> store_and_ask(const std::filesystem::path& folder) {
   EngineBackend backend({{"pocket", pocket()}}, options_for(folder, 8));
   std::vector<std::string> expected;
-  for (int i = 0; i < kDocuments; ++i) EXPECT_EQ(test::store(backend, document(i), lisbon_text(0, 60 + 10 * i)), "");
+  for (int i = 0; i < kDocuments; ++i)
+    EXPECT_EQ(test::store(backend, document(i), lisbon_text(0, 60 + 10 * i)), "");
   for (int i = 0; i < kDocuments; ++i) {
     Crowd alone(backend);
     alone.ask(document(i), "Who lives here?", kTokens);

@@ -45,7 +45,8 @@ TEST(GpuServed, DocumentsThatAreOpenedInVainAreOpenedWithLessBesideThem) {
   // Room for two more of what five were counted for.
   const LessMemory less(cuda::play_memory(cuda::kPlayedMemory) + options.library.gpu_memory * 2 / 5);
   Crowd crowd(backend);
-  for (int i = 0; i < 3 * kDocuments; ++i) crowd.ask("d" + std::to_string(i % kDocuments), "Who lives here?", 4);
+  for (int i = 0; i < 3 * kDocuments; ++i)
+    crowd.ask("d" + std::to_string(i % kDocuments), "Who lives here?", 4);
   for (const Told& told : crowd.told()) EXPECT_EQ(told.status, 200) << told.error;
 }
 

@@ -204,7 +204,9 @@ TEST(DocumentRoom, QuestionsUnderWayEndInPeace) {
 TEST(GpuShares, AreNeverMoreThanThereIs) {
   Rng rng(1);
   for (int i = 0; i < 10000; ++i) {
-    const auto below = [&](int bits) { return static_cast<std::int64_t>(rng.below(std::uint64_t{1} << bits)); };
+    const auto below = [&](int bits) {
+      return static_cast<std::int64_t>(rng.below(std::uint64_t{1} << bits));
+    };
     const std::int64_t free = below(38), steps = below(33), models = 1 + below(2), wanted = below(38);
     const GpuShares shares = share_gpu(free, steps, models, wanted);
     EXPECT_GE(shares.documents, 0);

@@ -54,7 +54,8 @@ TEST(EngineBackend, QuestionsAboutDocumentsThatDoNotFitTogetherWaitForTheirTurn)
     std::vector<std::uint64_t> ids;
     std::set<std::size_t> cancelled;
     for (int round = 0; round < 4; ++round)
-      for (int i = 0; i < kDocuments; ++i) ids.push_back(crowd.ask(name_of_document(i), test::kQuestions[0], 6));
+      for (int i = 0; i < kDocuments; ++i)
+        ids.push_back(crowd.ask(name_of_document(i), test::kQuestions[0], 6));
     for (std::size_t i = 0; i < ids.size(); i += 5) {
       backend.cancel(ids[i]);
       cancelled.insert(i);

@@ -37,7 +37,8 @@ class Crowd {
     return backend_.ask(
         std::move(question),
         {.on_text = [](std::string_view) {},
-         .on_answer = [&told](const serve::Answer& answer) { told.set_value({.answer = answer, .error = {}}); },
+         .on_answer =
+             [&told](const serve::Answer& answer) { told.set_value({.answer = answer, .error = {}}); },
          .on_failure =
              [&told](const serve::ApiError& error) {
                told.set_value({.answer = {}, .status = error.status, .error = error.what()});

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "base/cancel.h"
+#include "base/out_of_memory.h"
 #include "gpu/index/lloyd.h"
 #include "kernels/cuda/linear/product.h"
 #include "kernels/cuda/saap/buckets.h"
@@ -61,6 +62,76 @@ class KeysOfContext final : public DeviceKeys {
                                             std::span<const std::vector<Position>> samples,
                                             std::int64_t clusters,
                                             std::span<const std::uint64_t> seeds) override {
+    return with_what_there_is([&] { return centroids_of(keys, samples, clusters, seeds); });
+  }
+
+  std::vector<std::int32_t> labels(const KeysOnDevice& keys,
+                                   std::span<const std::vector<float>> centroids) override {
+    return with_what_there_is([&] { return labels_of(keys, centroids); });
+  }
+
+  std::vector<KeyClusters> clusters(const KeysOnDevice& keys, const ClusterTask& task) override {
+    return with_what_there_is([&] { return clusters_of(keys, task); });
+  }
+
+  std::vector<double> sharpness(const KeysOnDevice& keys, std::span<const float> queries, int group,
+                                float scale) override {
+    return with_what_there_is([&] { return sharpness_of(keys, queries, group, scale); });
+  }
+
+  void attend(int layer, std::int64_t tokens, std::span<const float> queries, float scale,
+              std::span<float> outputs, std::span<float> lse) override {
+    with_what_there_is([&] { attend_all(layer, tokens, queries, scale, outputs, lse); });
+  }
+
+  void release() override {
+    one_by_one_ = false;
+    lloyd_.release();
+    for_buffers(*this, [](cuda::Buffer& buffer) { buffer = cuda::Buffer(); });
+  }
+
+ private:
+  /// Of a head: its keys as they are and as they are compared, what clusters take, and three results of them.
+  static std::int64_t bytes_for(const LloydTask& head) {
+    return Lloyd::bytes_for(head) + (2 * head.count + 3 * head.clusters) * head.width * kFloat;
+  }
+  /// Calls body(buffer) for all that hold memory beside lloyd_'s.
+  static void for_buffers(auto& self, const auto& body) {
+    for (auto* const buffer :
+         {&self.rows_, &self.places_, &self.positions_, &self.found_, &self.means_, &self.middle_,
+          &self.metric_, &self.frequencies_, &self.base_, &self.workspace_, &self.halves_, &self.factors_})
+      body(*buffer);
+  }
+  /// What it may take, with what it holds already.
+  std::int64_t room() const {
+    std::int64_t held = lloyd_.bytes();
+    for_buffers(*this, [&](const cuda::Buffer& buffer) { held += buffer.bytes(); });
+    return limit_() + held;
+  }
+  /// Others may take memory between a look at what is free and the use of it: then all that is held is given back, and
+  /// heads go one by one. What does not suffice even so is said.
+  template <class Work>
+  auto with_what_there_is(const Work& work) {
+    try {
+      return work();
+    } catch (const OutOfDeviceMemory&) {
+      release();
+    }
+    one_by_one_ = true;
+    return work();
+  }
+  /// Calls body(first, how many) for heads that go together.
+  template <class Body>
+  void for_groups(const KeysOnDevice& keys, const LloydTask& head, const Body& body) const {
+    const std::int64_t fit = one_by_one_ ? 1 : std::min(kMostBytes, room()) / bytes_for(head);
+    const auto most = static_cast<std::size_t>(std::max<std::int64_t>(1, fit));
+    for (std::size_t first = 0; first < keys.heads.size(); first += most)
+      body(first, std::min(most, keys.heads.size() - first));
+  }
+
+  std::vector<std::vector<float>> centroids_of(const KeysOnDevice& keys,
+                                               std::span<const std::vector<Position>> samples,
+                                               std::int64_t clusters, std::span<const std::uint64_t> seeds) {
     const GpuKeys there = keys_();
     const std::int64_t d = there.layout.head_dim, count = std::ssize(samples[0]);
     std::vector<std::vector<float>> out;
@@ -86,8 +157,8 @@ class KeysOfContext final : public DeviceKeys {
     return out;
   }
 
-  std::vector<std::int32_t> labels(const KeysOnDevice& keys,
-                                   std::span<const std::vector<float>> centroids) override {
+  std::vector<std::int32_t> labels_of(const KeysOnDevice& keys,
+                                      std::span<const std::vector<float>> centroids) {
     const GpuKeys there = keys_();
     const std::int64_t d = there.layout.head_dim, n = keys.count(), clusters = std::ssize(centroids[0]) / d;
     reserve(rows_, n * d * kFloat);
@@ -106,7 +177,7 @@ class KeysOfContext final : public DeviceKeys {
     return out;
   }
 
-  std::vector<KeyClusters> clusters(const KeysOnDevice& keys, const ClusterTask& task) override {
+  std::vector<KeyClusters> clusters_of(const KeysOnDevice& keys, const ClusterTask& task) {
     const GpuKeys there = keys_();
     const std::int64_t d = there.layout.head_dim, n = keys.count();
     std::vector<KeyClusters> out(keys.heads.size());
@@ -127,8 +198,8 @@ class KeysOfContext final : public DeviceKeys {
     return out;
   }
 
-  std::vector<double> sharpness(const KeysOnDevice& keys, std::span<const float> queries, int group,
-                                float scale) override {
+  std::vector<double> sharpness_of(const KeysOnDevice& keys, std::span<const float> queries, int group,
+                                   float scale) {
     const GpuKeys there = keys_();
     const std::int64_t d = there.layout.head_dim, heads = std::ssize(keys.heads), one = group * d,
                        tokens = std::ssize(queries) / (heads * one), own = tokens * group;
@@ -154,8 +225,8 @@ class KeysOfContext final : public DeviceKeys {
     return out;
   }
 
-  void attend(int layer, std::int64_t tokens, std::span<const float> queries, float scale,
-              std::span<float> outputs, std::span<float> lse) override {
+  void attend_all(int layer, std::int64_t tokens, std::span<const float> queries, float scale,
+                  std::span<float> outputs, std::span<float> lse) {
     const GpuKeys there = keys_();
     const std::int64_t d = there.layout.head_dim, all = tokens * query_heads_;
     const std::vector<cuda::QueryToken> places(
@@ -192,38 +263,6 @@ class KeysOfContext final : public DeviceKeys {
     cuda::copy(outputs.data(), places_.as<void>(), all * d * kFloat, stream_.get());
     cuda::copy(lse.data(), found_.as<void>(), all * kFloat, stream_.get());
     stream_.synchronize();
-  }
-
-  void release() override {
-    lloyd_.release();
-    for_buffers(*this, [](cuda::Buffer& buffer) { buffer = cuda::Buffer(); });
-  }
-
- private:
-  /// Of a head: its keys as they are and as they are compared, what clusters take, and three results of them.
-  static std::int64_t bytes_for(const LloydTask& head) {
-    return Lloyd::bytes_for(head) + (2 * head.count + 3 * head.clusters) * head.width * kFloat;
-  }
-  /// Calls body(buffer) for all that hold memory beside lloyd_'s.
-  static void for_buffers(auto& self, const auto& body) {
-    for (auto* const buffer :
-         {&self.rows_, &self.places_, &self.positions_, &self.found_, &self.means_, &self.middle_,
-          &self.metric_, &self.frequencies_, &self.base_, &self.workspace_, &self.halves_, &self.factors_})
-      body(*buffer);
-  }
-  /// What it may take, with what it holds already.
-  std::int64_t room() const {
-    std::int64_t held = lloyd_.bytes();
-    for_buffers(*this, [&](const cuda::Buffer& buffer) { held += buffer.bytes(); });
-    return limit_() + held;
-  }
-  /// Calls body(first, how many) for heads that go together.
-  template <class Body>
-  void for_groups(const KeysOnDevice& keys, const LloydTask& head, const Body& body) const {
-    const std::int64_t fit = std::min(kMostBytes, room()) / bytes_for(head);
-    const auto most = static_cast<std::size_t>(std::max<std::int64_t>(1, fit));
-    for (std::size_t first = 0; first < keys.heads.size(); first += most)
-      body(first, std::min(most, keys.heads.size() - first));
   }
 
   /// Keys of one head as float32 rows: those at `positions`, or all of them.
@@ -349,6 +388,7 @@ class KeysOfContext final : public DeviceKeys {
   std::function<std::int64_t()> limit_;
   cuda::Stream stream_;
   Lloyd lloyd_;
+  bool one_by_one_ = false;               ///< until memory is given back
   cuda::Buffer rows_, places_;            // [heads, n, d] keys, and as they are compared
   cuda::Buffer positions_, found_;        // of a sample; labels, results
   cuda::Buffer means_, middle_, metric_;  // [heads, C, d], [heads, d], [d, d]

@@ -26,7 +26,8 @@ class DocumentRoom {
   using Key = std::uint64_t;  ///< a document
   static constexpr double kPatience = 2;
 
-  explicit DocumentRoom(std::int64_t bytes, double patience = kPatience) : bytes_(bytes), patience_(patience) {}
+  explicit DocumentRoom(std::int64_t bytes, double patience = kPatience)
+      : bytes_(bytes), patience_(patience) {}
 
   // ---- What those say who ask. ----
 

@@ -263,8 +263,9 @@ void EngineBackend::enqueue(const JobPtr& job) {
   const std::lock_guard lock(mutex_);
   if (stop_) throw ApiError(503, "the server is stopping");
   if (queued + std::ssize(waiting_) >= options_.scheduler.max_queued)
-    throw too_many_wait(fmt::format("{} questions are waiting, as many as may wait (--queue): ask again later",
-                                    queued + std::ssize(waiting_)));
+    throw too_many_wait(
+        fmt::format("{} questions are waiting, as many as may wait (--queue): ask again later",
+                    queued + std::ssize(waiting_)));
   job->id = ++last_id_;
   waiting_.emplace(job->id, job);
 }

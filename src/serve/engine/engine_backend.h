@@ -23,8 +23,8 @@ struct EngineOptions {
   SchedulerOptions scheduler;
   std::map<std::string, std::shared_ptr<const GpuModel>> on_gpu;  ///< by id, whose documents are there, too
   std::int64_t gpu_question_memory = 0;  ///< bytes of GPU memory for the questions of each of these models
-  std::string question_template;       ///< with {question}, for models without a chat template
-  std::int64_t max_new_tokens = 1024;  ///< of answers whose request does not say
+  std::string question_template;         ///< with {question}, for models without a chat template
+  std::int64_t max_new_tokens = 1024;    ///< of answers whose request does not say
 };
 
 class EngineBackend : public Backend {
@@ -68,7 +68,7 @@ class EngineBackend : public Backend {
   std::int64_t started_ = 0;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::list<JobPtr> jobs_;                   ///< that the schedulers have, or that are to be told that they ended
+  std::list<JobPtr> jobs_;  ///< that the schedulers have, or that are to be told that they ended
   std::map<std::uint64_t, JobPtr> waiting_;  ///< for their documents
   std::uint64_t last_id_ = 0;
   bool stop_ = false;

@@ -10,7 +10,8 @@ namespace lode::serve {
 struct GpuShares {
   std::int64_t documents = 0;  ///< bytes of open documents and of those that are being read
   std::int64_t questions = 0;  ///< of questions' and answers' own keys and values, for each model
-  std::int64_t reserve = 0;    ///< that nobody is promised: captured graphs, libraries, kernels, what is not counted
+  std::int64_t reserve =
+      0;  ///< that nobody is promised: captured graphs, libraries, kernels, what is not counted
 };
 
 /// `free`: bytes beside the weights; `steps`: of them what the steps of all models take; `wanted`: for documents (0 =

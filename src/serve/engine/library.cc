@@ -83,7 +83,7 @@ struct Library::Entry {
   GrowingCost cost;
   // Once it is a file:
   DType kv_type = DType::f16;
-  std::int64_t file_tokens = 0;  ///< room for so many was there when it was indexed
+  std::int64_t file_tokens = 0;        ///< room for so many was there when it was indexed
   std::shared_ptr<Openable> openable;  ///< made when it is first asked
   std::shared_ptr<Neutral> neutral = std::make_shared<Neutral>();
 };
@@ -520,8 +520,8 @@ namespace {
 void expect_ready(const ContextInfo& info) {
   if (info.state == ContextState::reading) {
     ApiError early(409,
-                   fmt::format("the context '{}' is being read: {} of {} tokens", info.name,
-                               info.tokens_done, info.tokens),
+                   fmt::format("the context '{}' is being read: {} of {} tokens", info.name, info.tokens_done,
+                               info.tokens),
                    "context_reading");
     early.retry_seconds = std::max(1, static_cast<int>(info.seconds_left));
     throw early;
@@ -547,10 +547,11 @@ std::optional<Library::Opened> Library::open(const std::string& name, const Spec
     return Opened{std::move(d), model, neutral};
   };
   auto document = open_.get(
-      openable, {.id = waiter.id,
-                 .spec = spec,
-                 .ready = [opened, ready = std::move(waiter.ready)](auto lease) { ready(opened(std::move(lease))); },
-                 .refused = std::move(waiter.refused)});
+      openable,
+      {.id = waiter.id,
+       .spec = spec,
+       .ready = [opened, ready = std::move(waiter.ready)](auto lease) { ready(opened(std::move(lease))); },
+       .refused = std::move(waiter.refused)});
   if (document == nullptr) return std::nullopt;
   return opened(std::move(document));
 }

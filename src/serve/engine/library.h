@@ -15,11 +15,11 @@
 #include <vector>
 
 #include "base/progress.h"
+#include "gpu/backend.h"
 #include "lodestone/document.h"
 #include "lodestone/scheduler.h"
 #include "lodestone/sources.h"
 #include "serve/backend.h"
-#include "gpu/backend.h"
 #include "serve/engine/open_documents.h"
 #include "serve/engine/prompting.h"
 #include "serve/engine/text_finder.h"
@@ -32,7 +32,8 @@ struct LoadedModel {
   std::shared_ptr<const Model> model;
   std::shared_ptr<Scheduler> scheduler;
   std::shared_ptr<Prompting> prompting;
-  std::shared_ptr<const GpuModel> on_gpu = {};  ///< where documents are whose keys and values are of a type that it takes
+  std::shared_ptr<const GpuModel> on_gpu =
+      {};  ///< where documents are whose keys and values are of a type that it takes
 };
 
 struct LibraryOptions {
@@ -40,7 +41,7 @@ struct LibraryOptions {
   std::vector<Spec> specs;  ///< that new documents are indexed for, unless their upload says otherwise
   bool automatic = true;    ///< also for what `auto` takes, and measured so that it can choose
   DType kv_type = DType::f16;
-  std::int64_t memory = 0;        ///< bytes of keys, values and indexes of open documents on the host
+  std::int64_t memory = 0;  ///< bytes of keys, values and indexes of open documents on the host
   /// Bytes of all that open documents and those that are being read take on the GPU.
   std::int64_t gpu_memory = 0;
   std::size_t most_waiting = 64;  ///< documents that wait to be read; more are refused
@@ -98,7 +99,7 @@ class Library {
 
   void scan();  ///< takes in files that came, and forgets those that went
   void look_into(Entry& entry);
-  void keep_house();  ///< a thread: now and then scans and expires
+  void keep_house();    ///< a thread: now and then scans and expires
   void read_waiting();  ///< a thread: reads
   void read(const EntryPtr& entry);
   SourceText convert(const EntryPtr& entry);

@@ -21,7 +21,8 @@ using Clock = std::chrono::steady_clock;
 using Key = DocumentRoom::Key;
 
 constexpr std::chrono::milliseconds kIdle(1000), kWhileSomeWait(50);
-constexpr int kRetryNever = 60;  ///< seconds: what does not fit today may fit after a restart with other flags
+constexpr int kRetryNever =
+    60;  ///< seconds: what does not fit today may fit after a restart with other flags
 
 double now() {
   return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
@@ -39,8 +40,10 @@ std::vector<Spec> with(std::vector<Spec> specs, const Spec& spec) {
 
 std::string never_fits(std::int64_t need, std::int64_t room) {
   return fmt::format(
-      "expected a document of at most {} of GPU memory, which is what --cache-memory and the room of questions "
-      "leave for documents, found a need for {}: a smaller --kv-type, a larger --cache-memory or --device cpu "
+      "expected a document of at most {} of GPU memory, which is what --cache-memory and the room of "
+      "questions "
+      "leave for documents, found a need for {}: a smaller --kv-type, a larger --cache-memory or --device "
+      "cpu "
       "would serve it",
       human_bytes(room), human_bytes(need));
 }
@@ -418,11 +421,12 @@ void OpenDocuments::opened_in_vain(const std::shared_ptr<Openable>& document, co
       return shared_->stir();
     }
   }
-  failed(document,
-         no_room(fmt::format("the document '{}' does not fit the {} of memory for documents though no other is "
-                             "open: {}",
-                             document->source_.name, human_bytes(all), why)),
-         {});
+  failed(
+      document,
+      no_room(fmt::format("the document '{}' does not fit the {} of memory for documents though no other is "
+                          "open: {}",
+                          document->source_.name, human_bytes(all), why)),
+      {});
 }
 
 }  // namespace lode::serve

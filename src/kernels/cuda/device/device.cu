@@ -184,8 +184,8 @@ Buffer::Buffer(std::int64_t bytes, std::string_view what) {
     std::size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
     throw OutOfDeviceMemory("out of GPU memory: expected " + megabytes(bytes) + " for " + std::string(what) +
-                   ", found " + megabytes(static_cast<std::int64_t>(free)) + " free of " +
-                   megabytes(static_cast<std::int64_t>(total)));
+                            ", found " + megabytes(static_cast<std::int64_t>(free)) + " free of " +
+                            megabytes(static_cast<std::int64_t>(total)));
   }
 }
 PinnedBuffer::PinnedBuffer(std::int64_t bytes) {

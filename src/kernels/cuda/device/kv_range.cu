@@ -80,9 +80,10 @@ void KvRange::map_layers(std::int64_t offset, std::int64_t bytes) {
       if (handle == 0) {
         const DeviceMemory memory = device_memory();
         throw OutOfDeviceMemory("out of GPU memory: expected " + std::to_string(bytes * layers_ >> 20) +
-                       " MiB for keys and values beside the " + std::to_string(backed_bytes() >> 20) +
-                       " MiB there, found " + std::to_string(memory.free >> 20) + " MiB free of " +
-                       std::to_string(memory.total >> 20) + " MiB");
+                                " MiB for keys and values beside the " +
+                                std::to_string(backed_bytes() >> 20) + " MiB there, found " +
+                                std::to_string(memory.free >> 20) + " MiB free of " +
+                                std::to_string(memory.total >> 20) + " MiB");
       }
       pieces_.push_back({handle, at, bytes});
     }
