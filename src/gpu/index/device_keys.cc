@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <type_traits>
 
 #include "base/cancel.h"
 #include "base/out_of_memory.h"
@@ -111,7 +112,7 @@ class KeysOfContext final : public DeviceKeys {
   /// Others may take memory between a look at what is free and the use of it: then all that is held is given back, and
   /// heads go one by one. What does not suffice even so is said.
   template <class Work>
-  auto with_what_there_is(const Work& work) {
+  std::invoke_result_t<Work> with_what_there_is(const Work& work) {
     try {
       return work();
     } catch (const OutOfDeviceMemory&) {
