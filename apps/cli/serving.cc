@@ -3,29 +3,51 @@
 
 #include <fmt/format.h>
 
+#include "base/text.h"
 #include "engine/batch.h"
 #include "engine/memory.h"
 #include "gpu/backend.h"
 #include "lodestone/automatic.h"
 #include "lodestone/error.h"
+#include "serve/engine/gpu_shares.h"
 #include "serve/engine/models.h"
 
 namespace lode::cli {
 
 namespace {
 
-/// Of the device that holds the documents: on a GPU the models are there already.
-std::int64_t cache_memory(const ServingFlags& flags, bool on_gpu) {
-  if (!flags.cache_memory.empty()) return parse_bytes(flags.cache_memory, "--cache-memory");
-  const std::int64_t available = on_gpu ? gpu_info().free_bytes : available_memory();
+/// Bytes that the flag says; 0: it was not given.
+std::int64_t asked_memory(const ServingFlags& flags) {
+  return flags.cache_memory.empty() ? 0 : parse_bytes(flags.cache_memory, "--cache-memory");
+}
+
+std::int64_t host_memory(const ServingFlags& flags) {
+  if (const std::int64_t asked = asked_memory(flags); asked > 0) return asked;
+  const std::int64_t available = available_memory();
   return available > 0 ? available / 2 : std::int64_t{1} << 40;
 }
 
+/// What documents and questions may take of a GPU that has the models.
+void share_gpu(serve::EngineOptions& options, std::int64_t step_bytes, const ServingFlags& flags,
+               const CommonFlags& common) {
+  const std::int64_t asked = asked_memory(flags);
+  const serve::GpuShares shares =
+      serve::share_gpu(gpu_info().free_bytes, step_bytes, std::ssize(options.on_gpu), asked);
+  options.library.gpu_memory = shares.documents;
+  options.gpu_question_memory = shares.questions;
+  if (asked > shares.documents && !common.quiet)
+    print_remark(
+        fmt::format("--cache-memory: {} of GPU memory are for documents, not {}: weights, {} for "
+                    "questions and answers and a reserve of {} leave no more",
+                    human_bytes(shares.documents), human_bytes(asked),
+                    human_bytes(shares.questions * std::ssize(options.on_gpu)), human_bytes(shares.reserve)));
+}
+
 /// Those whose questions the GPU answers; the others are named, or refused where the GPU was asked for.
-std::map<std::string, std::shared_ptr<const GpuModel>> models_on_gpu(
+std::map<std::string, ModelOnGpu> models_on_gpu(
     const std::vector<std::pair<std::string, std::shared_ptr<const Model>>>& models, DType kv_type,
     const CommonFlags& common) {
-  std::map<std::string, std::shared_ptr<const GpuModel>> on_gpu;
+  std::map<std::string, ModelOnGpu> on_gpu;
   for (const auto& [id, model] : models) {
     try {
       on_gpu.emplace(id, put_on_gpu(*model, kv_type));
@@ -58,10 +80,10 @@ void add_serving_flags(CLI::App& verb, ServingFlags& flags) {
       ->check(whole_number(1, 1 << 20));
   verb.add_option(
           "--cache-memory", flags.cache_memory,
-          "memory for keys, values and indexes of open documents, e.g. 8GiB; the least recently used are "
-          "closed first, their files stay")
+          "memory for open documents, of the device that has them, e.g. 8GiB; the least recently used are "
+          "closed first, their files stay; questions about others wait for room")
       ->check(byte_size())
-      ->default_str("half of what is free");
+      ->default_str("half of what is free; of a GPU what weights and questions leave");
 }
 
 std::unique_ptr<serve::EngineBackend> make_backend(const ServingFlags& flags, const CommonFlags& common) {
@@ -77,9 +99,15 @@ std::unique_ptr<serve::EngineBackend> make_backend(const ServingFlags& flags, co
   options.scheduler.max_queued = flags.queue;
   options.question_template = flags.question_template;
   const auto models = serve::load_models(flags.models, flags.contexts, common.threads);
-  if (device_of(common, options.library.kv_type) == Device::cuda)
-    options.on_gpu = models_on_gpu(models, options.library.kv_type, common);
-  options.library.memory = cache_memory(flags, !options.on_gpu.empty());
+  options.library.memory = host_memory(flags);
+  if (device_of(common, options.library.kv_type) == Device::cuda) {
+    std::int64_t step_bytes = 0;
+    for (const auto& [id, there] : models_on_gpu(models, options.library.kv_type, common)) {
+      options.on_gpu.emplace(id, there.model);
+      step_bytes += there.step_bytes;
+    }
+    if (!options.on_gpu.empty()) share_gpu(options, step_bytes, flags, common);
+  }
   return std::make_unique<serve::EngineBackend>(models, std::move(options));
 }
 

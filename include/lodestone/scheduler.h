@@ -112,10 +112,11 @@ struct Ticket {
 };
 
 struct SchedulerOptions {
-  int max_sequences = 16;   ///< that are answered at once; others wait
-  int max_queued = 1024;    ///< that wait; more are refused
-  std::int64_t memory = 0;  ///< bytes of keys and values that sequences may hold; 0 = half of what is free
-  std::int64_t chunk = 0;   ///< tokens of a prompt or document in one step; 0 = what suits the device
+  int max_sequences = 16;  ///< that are answered at once; others wait
+  int max_queued = 1024;   ///< that wait; more are refused
+  std::int64_t memory =
+      0;  ///< bytes of keys and values that sequences may hold; 0 = half of what the device has free
+  std::int64_t chunk = 0;       ///< tokens of a prompt or document in one step; 0 = what suits the device
   Device device = Device::cpu;  ///< of requests without a document; `memory` is the GPU's for those on one
 };
 

@@ -212,9 +212,11 @@ void BatchRunner::run_together(std::span<BatchRow* const> rows) {
   finish(order, logits_);
 }
 
-std::shared_ptr<const GpuModel> put_on_gpu(const Model& model, DType kv_type) {
-  auto there = model.impl().gpu_model(0);
-  make_gpu_batch(model.config(), there, {.kv_type = kv_type, .tail_tokens = 1});
+ModelOnGpu put_on_gpu(const Model& model, DType kv_type) {
+  ModelOnGpu there = {.model = model.impl().gpu_model(0)};
+  const std::int64_t before = gpu_info().free_bytes;
+  const auto batch = make_gpu_batch(model.config(), there.model, {.kv_type = kv_type, .tail_tokens = 1});
+  there.step_bytes = std::max<std::int64_t>(0, before - gpu_info().free_bytes);
   return there;
 }
 
@@ -232,6 +234,12 @@ GpuBatch& BatchRunner::gpu_batch(const Sequence& sequence) {
   return *batch;
 }
 
+bool BatchRunner::reserve(Sequence& sequence) {
+  if (sequence.on_gpu() && sequence.gpu_tail == nullptr)
+    sequence.gpu_tail = gpu_batch(sequence).branch(*sequence.document().parts().gpu, sequence.room);
+  return !sequence.on_gpu() || sequence.gpu_tail != nullptr;
+}
+
 /// Rows of one type of keys and values take their step together.
 void BatchRunner::run_on_gpu(std::span<BatchRow* const> rows) {
   std::map<DType, std::vector<GpuBatchRow>> steps;
@@ -245,7 +253,11 @@ void BatchRunner::run_on_gpu(std::span<BatchRow* const> rows) {
     if (row->audit != nullptr)
       throw InputError("questions asked together on a GPU: expected none that is audited");
     LODE_ASSERT(row->hooks == nullptr || (row->phase == Phase::question && !row->sparse));
-    if (sequence.gpu_tail == nullptr) sequence.gpu_tail = gpu_batch(sequence).branch(context, sequence.room);
+    if (!reserve(sequence))
+      throw RunError(
+          fmt::format("expected room on the GPU for {} tokens of a question and answer, found it taken by "
+                      "other sequences",
+                      sequence.room));
     if (held.insert(&document.choosing).second) choosing.emplace_back(document.choosing, std::defer_lock);
     const AttachedMethod* const method = method_of(*row);
     row->work = {};

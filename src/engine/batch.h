@@ -37,9 +37,13 @@ struct BatchRow {
 /// Runs a row in place: the one step of a context that no document shares. As BatchRunner::run otherwise.
 void run_in_place(BatchRow& row);
 
-/// The model on the GPU, for as long as the result lives. InputError or RunError where questions about documents
-/// with keys and values of this type cannot be answered there.
-std::shared_ptr<const GpuModel> put_on_gpu(const Model& model, DType kv_type);
+/// A model on the GPU, for as long as `model` lives.
+struct ModelOnGpu {
+  std::shared_ptr<const GpuModel> model;
+  std::int64_t step_bytes = 0;  ///< that steps of questions take there, beside their keys and values
+};
+/// InputError or RunError where questions about documents with keys and values of this type cannot be answered there.
+ModelOnGpu put_on_gpu(const Model& model, DType kv_type);
 
 /// For branches of documents.
 class BatchRunner {
@@ -50,6 +54,10 @@ class BatchRunner {
   /// Runs all rows and appends their tokens to their sequences. What goes wrong with one ends up in its row; the
   /// others are as if it had not been there. Interrupted is thrown, and nothing has changed.
   void run(std::span<BatchRow> rows);
+
+  /// Takes the memory that a branch of a document on a GPU may come to need; on the host it has it. False: other
+  /// branches leave none now. RunError when there never is any; OutOfDeviceMemory.
+  bool reserve(Sequence& sequence);
 
  private:
   void run_or_find_fault(std::span<BatchRow* const> rows, std::vector<float>& logits,

@@ -338,11 +338,23 @@ void Context::Impl::build(AttachedMethod& method, const std::function<void()>& l
   method.built = true;
 }
 
-/// A GPU that holds the keys helps (LayerGeometry::device), and keeps nothing of what it takes for that.
+namespace {
+
+/// A GPU that helps to build an index, which keeps nothing of what it takes for that, however that ends.
+struct GivesBack {
+  void operator()(DeviceKeys* device) const { device->release(); }
+};
+using HelpingDevice = std::unique_ptr<DeviceKeys, GivesBack>;
+
+HelpingDevice helping_device(GpuContext* gpu) {
+  return HelpingDevice(gpu != nullptr ? device_keys_of(*gpu) : nullptr);
+}
+
+}  // namespace
+
+/// A GPU that holds the keys helps (LayerGeometry::device).
 void Context::Impl::build_on_host(AttachedMethod& method, const std::function<void()>& layer_done) {
-  const auto release = [](DeviceKeys* device) { device->release(); };
-  const std::unique_ptr<DeviceKeys, decltype(release)> device(gpu != nullptr ? device_keys_of(*gpu) : nullptr,
-                                                              release);
+  const HelpingDevice device = helping_device(gpu.get());
   std::optional<ArrivingRows> arriving;
   if (device != nullptr && gpu->tokens() > kv.tokens())
     arriving.emplace(*gpu, kv);
@@ -541,9 +553,8 @@ void Context::build_indexes(const std::function<void(std::int64_t)>& progress) {
       if (grown && method.built_on_host) {
         c.host_kv();
         if (c.gpu != nullptr) c.gpu->upload(c.kv);
+        const HelpingDevice device = helping_device(c.gpu.get());
         c.finish(method);
-        if (DeviceKeys* const device = c.gpu != nullptr ? device_keys_of(*c.gpu) : nullptr; device != nullptr)
-          device->release();
       }
       continue;
     }

@@ -3,11 +3,14 @@
 
 #include <algorithm>
 #include <fstream>
+#include <functional>
 #include <string>
 
 #include "base/threads.h"
 #include "engine/context.h"
+#include "engine/document.h"
 #include "engine/model.h"
+#include "gpu/document_bytes.h"
 #include "kernels/tiled_weight.h"
 #include "model/kv_shape.h"
 #include "model/llama.h"
@@ -48,6 +51,19 @@ std::int64_t tile_bytes(const ModelWeights& weights) {
   return bytes;
 }
 
+/// Calls body(spec, geometry) for each layer that a method chooses keys of.
+void for_layers(const ModelConfig& config, std::span<const Spec> specs,
+                const std::function<void(const Spec&, const LayerGeometry&)>& body) {
+  for (const Spec& spec : specs)
+    for (int layer = spec.dense_layers; layer < config.layers; ++layer)
+      if (config.plan.layer(layer).chooses()) body(spec, geometry_of(config, spec.dense, layer));
+}
+
+std::int64_t index_bytes(const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
+  const MethodInfo& info = find_method(spec.name);
+  return info.index_bytes ? info.index_bytes(spec, geometry, tokens) : 0;
+}
+
 }  // namespace
 
 MemoryPlan plan_memory(const Model& model, DType kv_type, std::int64_t tokens, std::span<const Spec> specs) {
@@ -59,19 +75,30 @@ MemoryPlan plan_memory(const Model& model, DType kv_type, std::int64_t tokens, s
   for (const std::int64_t floats : shape.recurrent)  // one that counts, one in the making, and those kept
     plan.kv += (std::int64_t{RecurrentStates::kMost} + 2) * floats * std::int64_t{sizeof(float)};
   std::int64_t while_read = 0;
-  for (const Spec& spec : specs) {
-    const MethodInfo& info = find_method(spec.name);
-    for (int layer = spec.dense_layers; layer < config.layers; ++layer) {
-      if (!config.plan.layer(layer).chooses()) continue;
-      const LayerGeometry geometry = geometry_of(config, spec.dense, layer);
-      if (info.index_bytes) plan.index += info.index_bytes(spec, geometry, tokens);
-      while_read += retrieval_prefill_bytes(spec, geometry, tokens);
-    }
-  }
+  for_layers(config, specs, [&](const Spec& spec, const LayerGeometry& geometry) {
+    plan.index += index_bytes(spec, geometry, tokens);
+    while_read += retrieval_prefill_bytes(spec, geometry, tokens);
+  });
   plan.index = std::max(plan.index, while_read);  // layer by layer one takes the other's place
   const std::int64_t chunk = std::min(tokens, kCpuChunk);
   plan.scratch = kProgramBytes + Llama(config, model.impl().weights, model.pool()).scratch_bytes(chunk);
   return plan;
+}
+
+std::int64_t document_bytes(const Model& model, const GpuModel* gpu, DType kv_type, std::int64_t tokens,
+                            std::int64_t max_tokens, std::span<const Spec> specs) {
+  const ModelConfig& config = model.config();
+  std::int64_t bytes = gpu != nullptr ? gpu_document_bytes(config, *gpu, kv_type, max_tokens, kGpuChunk)
+                                      : tokens * kv_shape(config, kv_type, tokens).token_bytes();
+  for_layers(config, specs, [&](const Spec& spec, const LayerGeometry& geometry) {
+    bytes += index_bytes(spec, geometry, tokens);
+  });
+  return bytes;
+}
+
+std::int64_t held_bytes(const Document& document) {
+  const Context::Impl& context = document.impl().parts();
+  return context.gpu != nullptr ? context.gpu->bytes() : document.kv_bytes() + document.index_bytes();
 }
 
 /// The system's own estimate, or what the process's control group is below its limit, if that is less.

@@ -4,6 +4,8 @@
 
 #include <span>
 
+#include "gpu/backend.h"
+#include "lodestone/document.h"
 #include "lodestone/engine.h"
 
 namespace lode {
@@ -18,6 +20,13 @@ struct MemoryPlan {
 };
 
 MemoryPlan plan_memory(const Model& model, DType kv_type, std::int64_t tokens, std::span<const Spec> specs);
+
+/// Bytes of its device's memory that a document of so many tokens takes, with room for `max_tokens` and indexed for
+/// these methods; `gpu`: the model there, null for a document on the host.
+std::int64_t document_bytes(const Model& model, const GpuModel* gpu, DType kv_type, std::int64_t tokens,
+                            std::int64_t max_tokens, std::span<const Spec> specs);
+/// The same of a document that is there.
+std::int64_t held_bytes(const Document& document);
 
 /// Bytes that this process could take now without pushing others out; 0 where the system does not say.
 std::int64_t available_memory();

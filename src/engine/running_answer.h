@@ -35,6 +35,7 @@ class RunningAnswer {
   RunningAnswer(const RunningAnswer&) = delete;
   RunningAnswer& operator=(const RunningAnswer&) = delete;
 
+  Sequence& sequence() const { return *sequence_; }
   /// Whether there is nothing left to run: the prompt was read before, and its first token is the last.
   bool complete() const { return complete_; }
   /// The next row for a batch; what it points to lives until `take`.

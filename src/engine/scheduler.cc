@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/out_of_memory.h"
 #include "base/text.h"
 #include "base/threads.h"
 #include "engine/memory.h"
@@ -80,6 +81,7 @@ struct Scheduler::Impl {
   SchedulerStats stats;
   std::uint64_t last_id = 0;
   bool stop = false;
+  bool lacks_tails = false;     ///< a request waits for a place behind its document until another one ends
   std::jthread worker, reader;  // joined before the rest goes
 
   Impl(std::shared_ptr<const Model> model_, const SchedulerOptions& options_);
@@ -89,7 +91,10 @@ struct Scheduler::Impl {
   void work();
   std::vector<std::shared_ptr<Asked>> admit();
   void step(const std::vector<std::shared_ptr<Asked>>& now);
-  void start(Asked& asked);
+  bool start(Asked& asked);
+  void start_all(const std::vector<std::shared_ptr<Asked>>& now);
+  bool reserve(Sequence& sequence);
+  void put_back(const std::vector<std::shared_ptr<Asked>>& now);
   /// Admitted requests about the same document, its own included.
   std::int64_t count_beside(const Asked& asked) const {
     const std::lock_guard lock(mutex);
@@ -106,15 +111,25 @@ struct Scheduler::Impl {
   void read();
 };
 
+namespace {
+
+SchedulerOptions complete(SchedulerOptions options) {
+  if (options.chunk == 0) options.chunk = kPromptChunk;
+  if (options.memory == 0)
+    options.memory = (options.device == Device::cuda ? gpu_info().free_bytes : available_memory()) / 2;
+  return options;
+}
+
+}  // namespace
+
 Scheduler::Impl::Impl(std::shared_ptr<const Model> model_, const SchedulerOptions& options_)
     : model(std::move(model_)),
-      options(options_),
+      options(complete(options_)),
       nothing(Document::empty(model, {.device = options_.device})),
-      runner(model, options_.memory) {
+      runner(model, options.device == Device::cuda ? options.memory : options_.memory) {
   if (options.max_sequences < 1)
     throw InputError(fmt::format("expected room for at least one sequence, found {}", options.max_sequences));
-  if (options.chunk == 0) options.chunk = kPromptChunk;
-  stats.memory = options.memory > 0 ? options.memory : available_memory() / 2;
+  stats.memory = options.memory;
   worker = std::jthread([this] { work(); });
   reader = std::jthread([this] { read(); });
 }
@@ -176,8 +191,7 @@ void Scheduler::Impl::work() {
       if (stop && queue.empty() && running.empty()) return;
       now = admit();
     }
-    for (const auto& asked : now)
-      if (asked->answering == nullptr && !asked->cancelled) start(*asked);
+    start_all(now);
     end_cancelled();
     step(now);
   }
@@ -187,8 +201,8 @@ void Scheduler::Impl::work() {
 /// none.
 std::vector<std::shared_ptr<Asked>> Scheduler::Impl::admit() {
   for (auto it = queue.begin(); it != queue.end();) {
-    const bool room =
-        std::ssize(running) < options.max_sequences && stats.memory_used + (*it)->bytes <= stats.memory;
+    const bool room = !lacks_tails && std::ssize(running) < options.max_sequences &&
+                      stats.memory_used + (*it)->bytes <= stats.memory;
     if (!room && !(*it)->cancelled) {
       if (std::none_of(it, queue.end(), [](const auto& asked) { return asked->cancelled.load(); })) break;
       ++it;
@@ -201,16 +215,58 @@ std::vector<std::shared_ptr<Asked>> Scheduler::Impl::admit() {
   return running;
 }
 
-void Scheduler::Impl::start(Asked& asked) {
+void Scheduler::Impl::start_all(const std::vector<std::shared_ptr<Asked>>& now) {
+  for (const auto& asked : now)
+    if (asked->answering == nullptr && !asked->cancelled && !start(*asked)) return put_back(now);
+}
+
+/// Those that have not been started wait on, in their order and in front of all others.
+void Scheduler::Impl::put_back(const std::vector<std::shared_ptr<Asked>>& now) {
+  const std::lock_guard lock(mutex);
+  lacks_tails = true;
+  for (auto it = now.rbegin(); it != now.rend(); ++it) {
+    const std::shared_ptr<Asked>& asked = *it;
+    if (asked->answering != nullptr || std::erase(running, asked) == 0) continue;
+    stats.memory_used -= asked->bytes;
+    queue.push_front(asked);
+  }
+}
+
+/// Room for an admitted request's tokens on a GPU. What others hold may lie so that no place is long enough for it,
+/// though as much is free, and what does not belong to this program may have taken memory: it waits while others run,
+/// whose end makes places.
+bool Scheduler::Impl::reserve(Sequence& sequence) {
+  const auto alone = [&] {
+    const std::lock_guard lock(mutex);
+    return std::ranges::none_of(running, [](const auto& other) { return other->answering != nullptr; });
+  };
+  try {
+    if (runner.reserve(sequence)) return true;
+  } catch (const OutOfDeviceMemory&) {
+    if (alone()) throw;
+    return false;
+  }
+  if (!alone()) return false;
+  throw RunError(
+      "expected room on the GPU for a question and answer, found it taken by sequences that are kept: end "
+      "some of "
+      "them");
+}
+
+/// False when it has to wait.
+bool Scheduler::Impl::start(Asked& asked) {
   asked.queued_seconds = std::chrono::duration<double>(Clock::now() - asked.submitted).count();
   try {
     if (const int most = asked.request.full_beside; most > 0 && count_beside(asked) >= most)
       asked.request.attention = parse_spec("full");
-    asked.answering = std::make_unique<RunningAnswer>(asked.request, options.chunk);
+    auto answering = std::make_unique<RunningAnswer>(asked.request, options.chunk);
+    if (!answering->complete() && !reserve(answering->sequence())) return false;
+    asked.answering = std::move(answering);
     if (asked.answering->complete()) end(asked, nullptr, asked.answering->ending());
   } catch (...) {
     end(asked, std::current_exception(), Ending::cancelled);
   }
+  return true;
 }
 
 /// All sequences that generate, and prompts up to a chunk of tokens, the oldest first.
@@ -276,6 +332,7 @@ void Scheduler::Impl::end(Asked& asked, std::exception_ptr error, Ending ending)
     // Last, since who waits for the result may look at the stats.
     error ? asked.result.set_exception(error) : asked.result.set_value(std::move(answer));
     std::erase_if(running, [&](const auto& other) { return other.get() == &asked; });
+    lacks_tails = false;
   }
 }
 

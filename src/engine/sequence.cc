@@ -132,7 +132,9 @@ void SequenceCache::clear() {
 }
 
 std::int64_t Sequence::bytes(const Document& document, std::int64_t room) {
-  return room * document.impl().parts().kv.shape().token_bytes();
+  const Context::Impl& context = document.impl().parts();
+  const std::int64_t tokens = context.gpu != nullptr ? gpu_tail_tokens(document.tokens(), room) : room;
+  return tokens * context.kv.shape().token_bytes();
 }
 
 }  // namespace lode

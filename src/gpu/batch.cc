@@ -105,8 +105,14 @@ std::unique_ptr<GpuTail> CudaBatch::branch(GpuContext& document, std::int64_t ro
         "expected a document whose keys and values are on the GPU, found them in host memory "
         "(--kv-tier, --gpu-memory)");
   const std::int64_t seam = whole_blocks(from.tokens_), rest = from.tokens_ - seam;
-  auto tail = std::make_unique<CudaTail>(
-      pool_, (rest + std::max<std::int64_t>(room, 1) + kBlockTokens - 1) / kBlockTokens);
+  const std::int64_t blocks = gpu_tail_tokens(from.tokens_, room) / kBlockTokens;
+  if (blocks > pool_->blocks())
+    throw RunError(fmt::format(
+        "expected a question and answer that take at most {} tokens of GPU memory, found a need for {}",
+        pool_->blocks() * kBlockTokens, blocks * kBlockTokens));
+  const std::optional<std::int64_t> first = pool_->take(blocks);
+  if (!first) return nullptr;
+  auto tail = std::make_unique<CudaTail>(pool_, *first);
   if (rest > 0) {
     const cuda::KvLayout &to = pool_->range().layout(), &layout = from.range_.layout();
     const char* const block = from.range_.base() + seam / kBlockTokens * layout.block_stride();

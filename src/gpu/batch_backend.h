@@ -3,11 +3,13 @@
 // values and never changes; a sequence has rows of its own behind it.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "gpu/backend.h"
+#include "kernels/cuda/device/layout.h"
 
 namespace lode {
 
@@ -37,6 +39,13 @@ struct GpuBatchRow {
   TokenId* largest = nullptr;
 };
 
+/// Tokens that a branch with so much room takes of GpuBatchOptions::tail_tokens: whole blocks, and in the first of
+/// them what the document's last one holds.
+inline std::int64_t gpu_tail_tokens(std::int64_t document_tokens, std::int64_t room) {
+  const std::int64_t own = document_tokens % cuda::kBlockTokens + std::max<std::int64_t>(room, 1);
+  return (own + cuda::kBlockTokens - 1) / cuda::kBlockTokens * cuda::kBlockTokens;
+}
+
 struct GpuBatchOptions {
   DType kv_type = DType::f16;
   std::int64_t tail_tokens = 0;  ///< of all sequences together; memory is taken as they come
@@ -45,7 +54,8 @@ struct GpuBatchOptions {
 class GpuBatch {
  public:
   virtual ~GpuBatch() = default;
-  /// Room for so many own tokens behind a document. RunError with both numbers when there is none.
+  /// Room for so many own tokens behind a document. Null when other branches leave none now. RunError with both
+  /// numbers when there never is; OutOfDeviceMemory when others than branches have taken the GPU's memory.
   virtual std::unique_ptr<GpuTail> branch(GpuContext& document, std::int64_t room) = 0;
   /// Runs all rows and writes the logits [rows, V] that are wanted, in their order. The bits of a row do not
   /// depend on the others: generated tokens share their products, kNarrowRows at a time, padded to so many;

@@ -20,6 +20,7 @@
 
 #include "base/cancel.h"
 #include "base/timed_parts.h"
+#include "gpu/document_bytes.h"
 #include "gpu/sharded.h"
 #include "kernels/cuda/attend/attend_block.h"
 #include "kernels/cuda/device/random.h"
@@ -136,6 +137,16 @@ std::unique_ptr<CudaContext> CudaContext::make(const ModelConfig& config,
   place.sentence = sentence_of(place, options);
   if (!model->remark().empty()) place.sentence += "; " + model->remark();
   return std::make_unique<CudaContext>(config, std::move(model), options, place, std::move(share));
+}
+
+std::int64_t gpu_document_bytes(const ModelConfig& config, const GpuModel& model, DType kv_type,
+                                std::int64_t max_tokens, std::int64_t chunk) {
+  constexpr std::int64_t kPage = std::int64_t{2} << 20;  // one too many in every layer, at most
+  const auto& here = dynamic_cast<const CudaModel&>(model);
+  const GpuContextOptions options = {
+      .kv_type = kv_type, .max_tokens = max_tokens, .chunk = std::min(chunk, max_tokens)};
+  return working_bytes(config, here, options) + max_tokens * shape_on_gpu(config, options).token_bytes() +
+         config.layers * kPage;
 }
 
 bool CudaContext::Run::sparse(int layer) const {

@@ -3,6 +3,7 @@
 #include "gpu/attention_bench.h"
 #include "gpu/backend.h"
 #include "gpu/batch_backend.h"
+#include "gpu/document_bytes.h"
 #include "gpu/index/context_keys.h"
 #include "gpu/train/saap.h"
 #include "lodestone/error.h"
@@ -37,6 +38,10 @@ std::unique_ptr<GpuContext> make_gpu_context(const ModelConfig&, std::shared_ptr
 
 std::unique_ptr<GpuBatch> make_gpu_batch(const ModelConfig&, std::shared_ptr<const GpuModel>,
                                          const GpuBatchOptions&) {
+  throw RunError(kWhy);
+}
+
+std::int64_t gpu_document_bytes(const ModelConfig&, const GpuModel&, DType, std::int64_t, std::int64_t) {
   throw RunError(kWhy);
 }
 

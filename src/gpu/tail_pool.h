@@ -6,6 +6,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "gpu/batch_backend.h"
 #include "kernels/cuda/device/kv_range.h"
@@ -16,8 +17,10 @@ class TailPool {
  public:
   TailPool(const cuda::KvLayout& layout, int layers, std::int64_t tokens);
 
-  /// So many blocks beside one another; returns the first. RunError when there is no such room.
-  std::int64_t take(std::int64_t blocks);
+  /// So many blocks beside one another; says the first. None when others leave no such room now; OutOfDeviceMemory
+  /// when the GPU has less than the pool was promised.
+  std::optional<std::int64_t> take(std::int64_t blocks);
+  std::int64_t blocks() const { return blocks_; }
   void give(std::int64_t first);
   const cuda::KvRange& range() const { return range_; }
   char* block(std::int64_t number) const { return range_.base() + number * range_.layout().block_stride(); }
@@ -32,8 +35,8 @@ class TailPool {
 /// A sequence's range in the pool, for as long as this lives.
 class CudaTail final : public GpuTail {
  public:
-  CudaTail(std::shared_ptr<TailPool> pool, std::int64_t blocks)
-      : first(pool->take(blocks)), pool_(std::move(pool)) {}
+  /// Of blocks that were taken from the pool.
+  CudaTail(std::shared_ptr<TailPool> pool, std::int64_t first_) : first(first_), pool_(std::move(pool)) {}
   ~CudaTail() override { pool_->give(first); }
   CudaTail(const CudaTail&) = delete;
   CudaTail& operator=(const CudaTail&) = delete;

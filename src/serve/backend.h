@@ -123,7 +123,8 @@ struct Recognised {
 struct BackendStats {
   int queued = 0, running = 0, reading = 0;
   std::int64_t memory = 0, memory_used = 0;  ///< bytes of keys and values of sequences
-  std::int64_t documents = 0, documents_in_memory = 0, document_bytes = 0;
+  std::int64_t documents = 0, documents_in_memory = 0;
+  std::int64_t document_room = 0, document_bytes = 0;  ///< for open documents, and what they take
 };
 
 class Backend {

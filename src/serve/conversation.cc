@@ -19,7 +19,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
         voice_(std::move(voice)) {}
 
   void start() {
-    const Question as_it_came = conversation_.question;
+    as_it_came_ = conversation_.question;
     reuse_ = find_document(backend_, conversation_.question);
     answers_.resize(static_cast<std::size_t>(conversation_.choices));
     left_ = answers_.size();
@@ -27,12 +27,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
       try {
         ask(i);
       } catch (const ApiError& error) {
-        if (i == 0 && reuse_.how == "recognised" && error.code == "context_failed") {
-          conversation_.question = as_it_came;  // read anew: nobody asked for the stored one by name
-          reuse_ = {.how = "none", .why = error.what()};
-          ask(i);
-          continue;
-        }
+        if (asks_as_it_came(i, error)) continue;
         cancel();
         const std::lock_guard lock(mutex_);
         if (std::exchange(over_, true)) return;
@@ -45,8 +40,26 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   }
 
  private:
+  /// Where a document was recognised that turns out to be of no use, the request is read anew: nobody asked for the
+  /// stored one by name.
+  bool asks_as_it_came(std::size_t choice, const ApiError& error) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (over_ || open_ || error.code != "context_failed" || !as_it_came_.context.empty()) return false;
+      conversation_.question = as_it_came_;
+      reuse_ = {.how = "none", .why = error.what()};
+    }
+    ask(choice);
+    return true;
+  }
+
+  Question question() {
+    const std::lock_guard lock(mutex_);
+    return conversation_.question;
+  }
+
   void ask(std::size_t choice) {
-    Question question = conversation_.question;
+    Question question = this->question();
     question.sampling.seed += choice;
     const std::uint64_t id = backend_.ask(std::move(question), listener(choice));
     const std::lock_guard lock(mutex_);
@@ -57,7 +70,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
     return {.on_text = [self = shared_from_this(),
                         choice](std::string_view text) { self->on_text(choice, text); },
             .on_answer = [self = shared_from_this(), choice](const Answer& a) { self->on_answer(choice, a); },
-            .on_failure = [self = shared_from_this()](const ApiError& error) { self->on_failure(error); }};
+            .on_failure = [self = shared_from_this(),
+                           choice](const ApiError& error) { self->on_failure(choice, error); }};
   }
 
   /// The head waits for the first event: until then a refusal still has a status of its own.
@@ -93,7 +107,17 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
     call_.reply->finish();
   }
 
-  void on_failure(const ApiError& error) {
+  void on_failure(std::size_t choice, const ApiError& error) {
+    try {
+      if (!asks_as_it_came(choice, error)) fail(error);
+    } catch (const ApiError& again) {
+      fail(again);
+    } catch (const std::exception& again) {
+      fail(ApiError(500, again.what()));
+    }
+  }
+
+  void fail(const ApiError& error) {
     {
       const std::lock_guard lock(mutex_);
       if (std::exchange(over_, true)) return;
@@ -121,8 +145,9 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   Call call_;
   Conversation conversation_;
   std::unique_ptr<Voice> voice_;
+  Question as_it_came_;  ///< before a document was recognised in it
+  std::mutex mutex_;     ///< of what follows, and of the question
   Reuse reuse_;
-  std::mutex mutex_;  ///< of what follows
   std::vector<std::uint64_t> ids_;
   std::vector<Answer> answers_;
   std::size_t left_ = 0;

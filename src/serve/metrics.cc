@@ -99,6 +99,7 @@ std::string Metrics::print(const BackendStats& stats, int connections) const {
             stats.reading);
   print_one(out, "lodestone:document_bytes", "gauge", "Keys, values and indexes of open documents.",
             stats.document_bytes);
+  print_one(out, "lodestone:document_room_bytes", "gauge", "Memory for open documents.", stats.document_room);
   print_one(out, "lodestone:connections", "gauge", "Open connections.", connections);
   print_head(out, "lodestone:http_requests_total", "counter", "Requests by route and status.");
   for (const auto& [key, count] : requests_)

@@ -174,6 +174,31 @@ TEST(GpuBatch, SourcesOfAContextStayOnTheGpu) {
   expect_alike(mass[1], mass[0]);
 }
 
+/// Four blocks: the first and the last two become free while the second is in use, so that three are free and no place
+/// of three is there. Who waits for one is answered as with room for all.
+TEST(GpuBatch, QuestionsWaitForAPlaceBehindTheirDocument) {
+  NEEDS_GPU();
+  const auto document = document_on(Device::cuda, 0, 640);
+  const std::int64_t block = 128 * document->impl().parts().kv.shape().token_bytes();
+  std::vector<std::vector<TokenId>> answers[2];
+  for (const int blocks : {100, 4}) {
+    Scheduler scheduler(pocket(), {.max_sequences = 6, .memory = blocks * block, .device = Device::cuda});
+    std::vector<Ticket<Answer>> tickets;
+    struct Lengths {
+      std::int64_t prompt, answer;
+    };
+    for (const Lengths of : {Lengths{5, 20}, {6, 110}, {130, 4}, {260, 4}, {7, 5}, {250, 5}})
+      tickets.push_back(scheduler.submit({.document = document,
+                                          .prompt = part_of_story(640, of.prompt),
+                                          .attention = parse_spec("full"),
+                                          .options = {.max_new_tokens = of.answer, .stop_at_eos = false}}));
+    for (const auto& ticket : tickets) answers[blocks == 4].push_back(ticket.result.get().generation.tokens);
+    EXPECT_EQ(scheduler.stats().memory_used, 0);
+    EXPECT_EQ(scheduler.stats().failed, 0);
+  }
+  EXPECT_EQ(answers[0], answers[1]);
+}
+
 TEST(GpuBatch, WhatItCannotDoIsNamed) {
   NEEDS_GPU();
   const auto document = document_on(Device::cuda, 0, 300, {"magicpig"});

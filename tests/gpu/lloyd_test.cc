@@ -17,6 +17,8 @@
 #include "base/threads.h"
 #include "engine/context.h"
 #include "gpu/index/context_keys.h"
+#include "gpu/index/device_keys.h"
+#include "kernels/cuda/device/random.h"
 #include "lodestone/error.h"
 #include "select/shared/threshold_selector.h"
 #include "select/squeezed/cluster_choice.h"
@@ -295,6 +297,38 @@ TEST(GpuIndexBuild, ThresholdsAreTheHostsOfTheSameClustersAndTheSameEachTime) {
       EXPECT_NEAR(found.held_out[k].error, expected.held_out[k].error, 2e-3) << spec;
     }
   }
+}
+
+/// What was free when it was asked for is taken by others by the time it is used: heads then go one by one, to the same
+/// clusters.
+TEST(GpuIndexBuild, MemoryThatRunsOutIsGivenBackAndTheHeadsGoOneByOne) {
+  NEEDS_GPU();
+  constexpr int kHeads = 8, kWidth = 128;
+  constexpr std::int64_t kKeys = 120'000, kClusters = 1024, kLeft = std::int64_t{600} << 20;
+  const cuda::KvLayout layout = {kHeads, kWidth, DType::bf16, 0};
+  const cuda::Stream stream;
+  cuda::Buffer rows(layout.layer_bytes(kKeys), "keys of a test");
+  cuda::fill_uniform(rows.as<char>(), DType::bf16, rows.bytes() / 2, 0.0f, 1.0f, 5, stream.get());
+  stream.synchronize();
+  const auto device =
+      make_device_keys([&] { return GpuKeys{.base = rows.as<char>(), .layout = layout, .tokens = kKeys}; },
+                       kHeads, [] { return std::int64_t{1} << 40; });
+  const KeysOnDevice keys = {.heads = {0, 1, 2, 3, 4, 5, 6, 7}, .begin = 0, .end = kKeys};
+  const std::vector<std::uint64_t> seeds(kHeads, 3);
+  ASSERT_TRUE(device->takes(keys, kClusters));
+  const std::vector<KeyClusters> expected = device->clusters(keys, {.clusters = kClusters, .seeds = seeds});
+  device->release();
+  const std::int64_t free = gpu_info().free_bytes;
+  ASSERT_GT(free, 4 * kLeft);  // eight heads take twice what is left
+  const cuda::Buffer others(free - kLeft, "what others have taken");
+  const std::vector<KeyClusters> found = device->clusters(keys, {.clusters = kClusters, .seeds = seeds});
+  device->release();
+  ASSERT_EQ(found.size(), expected.size());
+  for (std::size_t head = 0; head < found.size(); ++head) {
+    EXPECT_EQ(found[head].labels, expected[head].labels);
+    EXPECT_EQ(found[head].means, expected[head].means);
+  }
+  EXPECT_GT(gpu_info().free_bytes, kLeft - (std::int64_t{64} << 20));  // nothing is kept
 }
 
 /// Of question tokens' outputs under a method against those of full attention, relative.

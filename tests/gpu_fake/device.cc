@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <deque>
@@ -15,6 +16,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/out_of_memory.h"
 #include "base/threads.h"
 #include "gpu/select/saap/buckets.h"
 #include "gpu_fake/play.h"
@@ -84,6 +86,14 @@ bool is_in(const void* at, bool device) {
   return next != known(device).begin() && p < std::prev(next)->second;
 }
 
+std::atomic<std::int64_t> memory = kPlayedMemory, memory_used = 0;
+
+bool take_memory(std::int64_t bytes) {
+  if (memory_used.fetch_add(bytes) + bytes <= memory) return true;
+  memory_used -= bytes;
+  return false;
+}
+
 void drain(StreamHandle stream) {
   while (stream != nullptr && !stream->work.empty()) {
     const std::function<void()> next = std::move(stream->work.front());
@@ -98,8 +108,14 @@ void* take(std::int64_t bytes, bool device) {
   know(at, bytes, device);
   return at;
 }
+std::int64_t known_bytes(void* data) {
+  const std::lock_guard lock(known_mutex);
+  const auto* const begin = static_cast<const char*>(data);
+  return known(true).at(begin) - begin;
+}
 void give(void* data, bool device) {
   if (data == nullptr) return;
+  if (device) memory_used -= known_bytes(data);
   forget(static_cast<char*>(data), device);
   std::free(data);
 }
@@ -211,8 +227,13 @@ Availability availability(bool) {
   return {.ok = true,
           .why = {},
           .name = "the host",
-          .total_bytes = std::int64_t{1} << 34,
-          .free_bytes = std::int64_t{1} << 34};
+          .total_bytes = memory,
+          .free_bytes = std::max<std::int64_t>(0, memory - memory_used)};
+}
+
+std::int64_t play_memory(std::int64_t bytes) {
+  memory = bytes;
+  return memory_used;
 }
 
 Stream::Stream() : stream_(new CUstream_st) {}
@@ -231,6 +252,7 @@ void free_pinned(void* data) noexcept {
 }
 Buffer::Buffer(std::int64_t bytes, std::string_view) {
   bytes_ = bytes;
+  if (bytes > 0 && !take_memory(bytes)) throw OutOfDeviceMemory("out of GPU memory");
   if (bytes > 0) data_ = take(bytes, true);
 }
 PinnedBuffer::PinnedBuffer(std::int64_t bytes) {
@@ -323,10 +345,12 @@ void free_addresses(char* at, std::int64_t bytes) noexcept {
   munmap(at, static_cast<std::size_t>(bytes));
 }
 unsigned long long map_pages(char* at, std::int64_t bytes) {
+  if (!take_memory(bytes)) return 0;
   mprotect(at, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE);
   return 1;
 }
 void unmap_pages(char* at, std::int64_t bytes, unsigned long long) noexcept {
+  memory_used -= bytes;
   madvise(at, static_cast<std::size_t>(bytes), MADV_DONTNEED);
   mprotect(at, static_cast<std::size_t>(bytes), PROT_NONE);
 }

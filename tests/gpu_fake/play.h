@@ -12,6 +12,9 @@ namespace lode::cuda {
 
 /// Work to be done as late as the stream may do it.
 void enqueue(StreamHandle stream, std::function<void()> work);
+/// So many bytes of "device" memory; more is refused as a GPU refuses it. Says how many are in use.
+std::int64_t play_memory(std::int64_t bytes);
+inline constexpr std::int64_t kPlayedMemory = std::int64_t{1} << 34;  ///< unless play_memory says otherwise
 std::vector<float> widened(const void* from, DType type, std::int64_t n);
 
 }  // namespace lode::cuda

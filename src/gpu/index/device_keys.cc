@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <type_traits>
 
 #include "base/cancel.h"
+#include "base/out_of_memory.h"
 #include "gpu/index/cluster_scorer.h"
 #include "gpu/index/lloyd.h"
 #include "kernels/cuda/linear/product.h"
@@ -62,6 +64,124 @@ class KeysOfContext final : public DeviceKeys {
                                             std::span<const std::vector<Position>> samples,
                                             std::int64_t clusters,
                                             std::span<const std::uint64_t> seeds) override {
+    return with_what_there_is([&] { return centroids_of(keys, samples, clusters, seeds); });
+  }
+
+  std::vector<std::int32_t> labels(const KeysOnDevice& keys,
+                                   std::span<const std::vector<float>> centroids) override {
+    return with_what_there_is([&] { return labels_of(keys, centroids); });
+  }
+
+  std::vector<KeyClusters> clusters(const KeysOnDevice& keys, const ClusterTask& task) override {
+    return with_what_there_is([&] { return clusters_of(keys, task); });
+  }
+
+  std::vector<double> sharpness(const KeysOnDevice& keys, std::span<const float> queries, int group,
+                                float scale) override {
+    return with_what_there_is([&] { return sharpness_of(keys, queries, group, scale); });
+  }
+
+  void attend(int layer, std::int64_t tokens, std::span<const float> queries, float scale,
+              std::span<float> outputs, std::span<float> lse) override {
+    with_what_there_is([&] {
+      attend_tokens(layer, tokens, queries, scale, kMostSparseTokens,
+                    [&](std::int64_t, const cuda::Queries& some, std::int64_t keys) {
+                      cuda::attend_full_decode(some, keys, workspace_.as<void>(), stream_.get());
+                    });
+      take_states(outputs, lse);
+    });
+  }
+
+  bool hold_clusters(int layer, const ScoredClusters& clusters, std::int64_t most_tokens) override {
+    const GpuKeys there = keys_();
+    const std::int64_t group = query_heads_ / there.layout.kv_heads;
+    const auto keys = std::ssize(clusters.heads[0].rows);
+    if (keys < kFewest || keys > there.tokens || there.layout.head_dim > kWidestEverywhere ||
+        std::ssize(clusters.heads) != there.layout.kv_heads ||
+        ClusterScorer::bytes_of(clusters) + ClusterScorer::scratch_bytes(clusters, there.layout.head_dim,
+                                                                         most_tokens,
+                                                                         static_cast<int>(group)) >
+            limit_())
+      return false;
+    scorer_.hold(layer, clusters, there.layout.head_dim, stream_.get());
+    return true;
+  }
+  void forget_clusters() override { scorer_.release(); }
+
+  void count_scores(const ScoringQueries& queries, const ScoreBins& bins) override {
+    check_cancel();
+    scorer_.count(queries, query_heads_, bins, stream_);
+  }
+
+  void attend_chosen(const ScoringQueries& queries, const ChosenAttention& chosen) override {
+    const std::int64_t tokens = std::ssize(chosen.lse) / query_heads_;
+    with_what_there_is([&] {
+      scorer_.choose(queries, query_heads_, chosen.threshold, stream_.get());
+      attend_tokens(queries.layer, tokens, queries.q, queries.scale, ClusterScorer::kMostListed,
+                    [&](std::int64_t token, const cuda::Queries& some, std::int64_t keys) {
+                      cuda::RowLists lists = scorer_.list(token, some.count, stream_.get());
+                      lists.sink = chosen.sink;
+                      lists.window = chosen.window;
+                      cuda::attend_rows_decode(some, lists, keys, workspace_.as<void>(), stream_.get());
+                    });
+      take_states(chosen.outputs, chosen.lse);
+      scorer_.kept(chosen.kept, stream_);
+    });
+  }
+
+  void release() override {
+    one_by_one_ = false;
+    scorer_.release();
+    give_back();
+  }
+
+ private:
+  /// Of a head: its keys as they are and as they are compared, what clusters take, and three results of them.
+  static std::int64_t bytes_for(const LloydTask& head) {
+    return Lloyd::bytes_for(head) + (2 * head.count + 3 * head.clusters) * head.width * kFloat;
+  }
+  /// Calls body(buffer) for all that hold memory beside lloyd_'s.
+  static void for_buffers(auto& self, const auto& body) {
+    for (auto* const buffer :
+         {&self.rows_, &self.places_, &self.positions_, &self.found_, &self.means_, &self.middle_,
+          &self.metric_, &self.frequencies_, &self.base_, &self.workspace_, &self.halves_, &self.factors_})
+      body(*buffer);
+  }
+  /// What it may take, with what it holds already.
+  std::int64_t room() const {
+    std::int64_t held = lloyd_.bytes() + scorer_.bytes();
+    for_buffers(*this, [&](const cuda::Buffer& buffer) { held += buffer.bytes(); });
+    return limit_() + held;
+  }
+  /// Others may take memory between a look at what is free and the use of it: then all that is held is given back, and
+  /// heads go one by one. What does not suffice even so is said.
+  template <class Work>
+  std::invoke_result_t<Work> with_what_there_is(const Work& work) {
+    try {
+      return work();
+    } catch (const OutOfDeviceMemory&) {
+      give_back();
+    }
+    one_by_one_ = true;
+    return work();
+  }
+  /// All that is made anew for each call; held clusters stay.
+  void give_back() {
+    lloyd_.release();
+    for_buffers(*this, [](cuda::Buffer& buffer) { buffer = cuda::Buffer(); });
+  }
+  /// Calls body(first, how many) for heads that go together.
+  template <class Body>
+  void for_groups(const KeysOnDevice& keys, const LloydTask& head, const Body& body) const {
+    const std::int64_t fit = one_by_one_ ? 1 : std::min(kMostBytes, room()) / bytes_for(head);
+    const auto most = static_cast<std::size_t>(std::max<std::int64_t>(1, fit));
+    for (std::size_t first = 0; first < keys.heads.size(); first += most)
+      body(first, std::min(most, keys.heads.size() - first));
+  }
+
+  std::vector<std::vector<float>> centroids_of(const KeysOnDevice& keys,
+                                               std::span<const std::vector<Position>> samples,
+                                               std::int64_t clusters, std::span<const std::uint64_t> seeds) {
     const GpuKeys there = keys_();
     const std::int64_t d = there.layout.head_dim, count = std::ssize(samples[0]);
     std::vector<std::vector<float>> out;
@@ -87,8 +207,8 @@ class KeysOfContext final : public DeviceKeys {
     return out;
   }
 
-  std::vector<std::int32_t> labels(const KeysOnDevice& keys,
-                                   std::span<const std::vector<float>> centroids) override {
+  std::vector<std::int32_t> labels_of(const KeysOnDevice& keys,
+                                      std::span<const std::vector<float>> centroids) {
     const GpuKeys there = keys_();
     const std::int64_t d = there.layout.head_dim, n = keys.count(), clusters = std::ssize(centroids[0]) / d;
     reserve(rows_, n * d * kFloat);
@@ -107,7 +227,7 @@ class KeysOfContext final : public DeviceKeys {
     return out;
   }
 
-  std::vector<KeyClusters> clusters(const KeysOnDevice& keys, const ClusterTask& task) override {
+  std::vector<KeyClusters> clusters_of(const KeysOnDevice& keys, const ClusterTask& task) {
     const GpuKeys there = keys_();
     const std::int64_t d = there.layout.head_dim, n = keys.count();
     std::vector<KeyClusters> out(keys.heads.size());
@@ -128,8 +248,8 @@ class KeysOfContext final : public DeviceKeys {
     return out;
   }
 
-  std::vector<double> sharpness(const KeysOnDevice& keys, std::span<const float> queries, int group,
-                                float scale) override {
+  std::vector<double> sharpness_of(const KeysOnDevice& keys, std::span<const float> queries, int group,
+                                   float scale) {
     const GpuKeys there = keys_();
     const std::int64_t d = there.layout.head_dim, heads = std::ssize(keys.heads), one = group * d,
                        tokens = std::ssize(queries) / (heads * one), own = tokens * group;
@@ -155,57 +275,6 @@ class KeysOfContext final : public DeviceKeys {
     return out;
   }
 
-  void attend(int layer, std::int64_t tokens, std::span<const float> queries, float scale,
-              std::span<float> outputs, std::span<float> lse) override {
-    attend_tokens(layer, tokens, queries, scale, kMostSparseTokens,
-                  [&](std::int64_t, const cuda::Queries& some, std::int64_t keys) {
-                    cuda::attend_full_decode(some, keys, workspace_.as<void>(), stream_.get());
-                  });
-    take_states(outputs, lse);
-  }
-
-  bool hold_clusters(int layer, const ScoredClusters& clusters, std::int64_t most_tokens) override {
-    const GpuKeys there = keys_();
-    const std::int64_t group = query_heads_ / there.layout.kv_heads;
-    const auto keys = std::ssize(clusters.heads[0].rows);
-    if (keys < kFewest || keys > there.tokens || there.layout.head_dim > kWidestEverywhere ||
-        std::ssize(clusters.heads) != there.layout.kv_heads ||
-        ClusterScorer::bytes_of(clusters) + ClusterScorer::scratch_bytes(clusters, there.layout.head_dim,
-                                                                         most_tokens,
-                                                                         static_cast<int>(group)) >
-            limit_())
-      return false;
-    scorer_.hold(layer, clusters, there.layout.head_dim, stream_.get());
-    return true;
-  }
-  void forget_clusters() override { scorer_.release(); }
-
-  void count_scores(const ScoringQueries& queries, const ScoreBins& bins) override {
-    check_cancel();
-    scorer_.count(queries, query_heads_, bins, stream_);
-  }
-
-  void attend_chosen(const ScoringQueries& queries, const ChosenAttention& chosen) override {
-    scorer_.choose(queries, query_heads_, chosen.threshold, stream_.get());
-    const std::int64_t tokens = std::ssize(chosen.lse) / query_heads_;
-    attend_tokens(queries.layer, tokens, queries.q, queries.scale, ClusterScorer::kMostListed,
-                  [&](std::int64_t token, const cuda::Queries& some, std::int64_t keys) {
-                    cuda::RowLists lists = scorer_.list(token, some.count, stream_.get());
-                    lists.sink = chosen.sink;
-                    lists.window = chosen.window;
-                    cuda::attend_rows_decode(some, lists, keys, workspace_.as<void>(), stream_.get());
-                  });
-    take_states(chosen.outputs, chosen.lse);
-    scorer_.kept(chosen.kept, stream_);
-  }
-
-  void release() override {
-    lloyd_.release();
-    scorer_.release();
-    for_buffers(*this, [](cuda::Buffer& buffer) { buffer = cuda::Buffer(); });
-  }
-
- private:
   /// Queries of tokens behind all keys, `at_once` of them at a time: body(first, queries, keys) enqueues what puts their
   /// states where take_states finds them.
   template <class Body>
@@ -249,32 +318,6 @@ class KeysOfContext final : public DeviceKeys {
     cuda::copy(outputs.data(), places_.as<void>(), std::ssize(outputs) * kFloat, stream_.get());
     cuda::copy(lse.data(), found_.as<void>(), std::ssize(lse) * kFloat, stream_.get());
     stream_.synchronize();
-  }
-
-  /// Of a head: its keys as they are and as they are compared, what clusters take, and three results of them.
-  static std::int64_t bytes_for(const LloydTask& head) {
-    return Lloyd::bytes_for(head) + (2 * head.count + 3 * head.clusters) * head.width * kFloat;
-  }
-  /// Calls body(buffer) for all that hold memory beside lloyd_'s.
-  static void for_buffers(auto& self, const auto& body) {
-    for (auto* const buffer :
-         {&self.rows_, &self.places_, &self.positions_, &self.found_, &self.means_, &self.middle_,
-          &self.metric_, &self.frequencies_, &self.base_, &self.workspace_, &self.halves_, &self.factors_})
-      body(*buffer);
-  }
-  /// What it may take, with what it holds already.
-  std::int64_t room() const {
-    std::int64_t held = lloyd_.bytes() + scorer_.bytes();
-    for_buffers(*this, [&](const cuda::Buffer& buffer) { held += buffer.bytes(); });
-    return limit_() + held;
-  }
-  /// Calls body(first, how many) for heads that go together.
-  template <class Body>
-  void for_groups(const KeysOnDevice& keys, const LloydTask& head, const Body& body) const {
-    const std::int64_t fit = std::min(kMostBytes, room()) / bytes_for(head);
-    const auto most = static_cast<std::size_t>(std::max<std::int64_t>(1, fit));
-    for (std::size_t first = 0; first < keys.heads.size(); first += most)
-      body(first, std::min(most, keys.heads.size() - first));
   }
 
   /// Keys of one head as float32 rows: those at `positions`, or all of them.
@@ -401,6 +444,7 @@ class KeysOfContext final : public DeviceKeys {
   cuda::Stream stream_;
   Lloyd lloyd_;
   ClusterScorer scorer_;
+  bool one_by_one_ = false;               ///< until memory is given back
   cuda::Buffer rows_, places_;            // [heads, n, d] keys, and as they are compared
   cuda::Buffer positions_, found_;        // of a sample; labels, results
   cuda::Buffer means_, middle_, metric_;  // [heads, C, d], [heads, d], [d, d]

@@ -28,6 +28,11 @@ constexpr std::int64_t kNeutralTokens = 8;
 constexpr int kRetrySeconds = 2;
 constexpr auto kWatchInterval = std::chrono::milliseconds(1), kIdleInterval = std::chrono::milliseconds(100);
 
+template <class Future>
+bool is_ready(const Future& future) {
+  return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
 /// Whether what an answer attended to can be known.
 bool finds_sources(const Document& document) {
   const Context::Impl& context = document.impl().parts();
@@ -39,6 +44,9 @@ bool finds_sources(const Document& document) {
 /// A question under way.
 struct EngineBackend::Job {
   std::uint64_t id = 0;  ///< ours; the scheduler's own is the ticket's
+  Question question;
+  std::optional<AutoSpec> automatic;  ///< asked for in place of a spec
+  Spec spec = parse_spec("full");
   const LoadedModel* model = nullptr;
   Library::Opened opened;
   Ticket<lode::Answer> ticket;
@@ -51,20 +59,29 @@ struct EngineBackend::Job {
   bool want_sources = false;
   bool lacks_sources = false;  ///< they are wanted where nobody gathers them
   Clock::time_point since = Clock::now();
+  double waited = 0;       ///< seconds until its document was open
+  bool cancelled = false;  ///< before the scheduler had it
+
+  bool over() const {
+    return cancelled || (is_ready(ticket.result) && (!neutral.valid() || is_ready(neutral)));
+  }
 };
 
 EngineBackend::EngineBackend(const std::vector<std::pair<std::string, std::shared_ptr<const Model>>>& models,
                              EngineOptions options)
     : options_(std::move(options)), started_(std::time(nullptr)) {
   for (const auto& [id, model] : models) {
-    const Device device = options_.on_gpu.contains(id) ? Device::cuda : Device::cpu;
+    const auto there = options_.on_gpu.find(id);
     SchedulerOptions scheduler = options_.scheduler;
-    scheduler.device = device;
+    if (there != options_.on_gpu.end()) {
+      scheduler.device = Device::cuda;
+      scheduler.memory = options_.gpu_question_memory;
+    }
     models_.push_back({.id = id,
                        .model = model,
                        .scheduler = std::make_shared<Scheduler>(model, scheduler),
                        .prompting = std::make_shared<Prompting>(model, options_.question_template),
-                       .device = device});
+                       .on_gpu = there != options_.on_gpu.end() ? there->second : nullptr});
   }
   library_ = std::make_unique<Library>(models_, options_.library);
   watcher_ = std::thread([this] { watch(); });
@@ -74,10 +91,17 @@ EngineBackend::~EngineBackend() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
-    for (const auto& job : jobs_) job->model->scheduler->cancel(job->ticket.id);
+    for (const auto& job : jobs_)
+      if (!job->cancelled) job->model->scheduler->cancel(job->ticket.id);
+    for (const auto& [id, job] : waiting_) {
+      job->cancelled = true;
+      jobs_.push_back(job);
+    }
+    waiting_.clear();
   }
   wake_.notify_all();
   watcher_.join();
+  library_->stop();  // what it opens comes to nobody
   library_.reset();
 }
 
@@ -91,6 +115,10 @@ std::vector<ServedModel> EngineBackend::models() {
 BackendStats EngineBackend::stats() {
   BackendStats all;
   library_->count(all);
+  {
+    const std::lock_guard lock(mutex_);
+    all.queued += static_cast<int>(waiting_.size());
+  }
   for (const LoadedModel& model : models_) {
     const SchedulerStats one = model.scheduler->stats();
     all.queued += one.queued;
@@ -143,11 +171,6 @@ std::string stop_string(const Generation& generation, const Tokenizer& tokenizer
   return {};
 }
 
-template <class Future>
-bool is_ready(const Future& future) {
-  return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
-}
-
 /// What a neutral question attended to; null when it was not answered.
 const SourceMass* mass_of(const std::shared_future<lode::Answer>& neutral) {
   try {
@@ -184,50 +207,133 @@ std::shared_future<lode::Answer> EngineBackend::neutral_answer(const Library::Op
   return known;
 }
 
+namespace {
+
+ApiError to_api(const std::exception& error) {
+  if (const auto* const known = dynamic_cast<const ApiError*>(&error)) return *known;
+  return ApiError(dynamic_cast<const InputError*>(&error) != nullptr ? 400 : 500, error.what());
+}
+
+ApiError too_many_wait(const std::string& sentence) {
+  ApiError full(429, sentence);
+  full.retry_seconds = kRetrySeconds;
+  return full;
+}
+
+}  // namespace
+
 std::uint64_t EngineBackend::ask(Question question, Listener listener) {
   auto job = std::make_shared<Job>();
   job->model = &model_for(question);
-  Spec spec = parse_spec("full");
-  AutoChoice chosen = {.spec = spec, .why = {}};
-  if (!question.context.empty()) {
-    const auto automatic = parse_request_auto(question.attention);
-    spec = automatic ? spec : parse_request_spec(question.attention);
-    job->opened = library_->open(question.context, spec);
-    if (automatic) chosen = usual_method(*automatic, *job->opened.document);
-    if (automatic) spec = chosen.spec;
-    expect_model(question, job->opened);
-    job->model = job->opened.model;
+  job->listener = std::move(listener);
+  job->stop = question.stop;
+  const bool has_document = !question.context.empty();
+  if (has_document) {
+    job->automatic = parse_request_auto(question.attention);
+    if (!job->automatic) job->spec = parse_request_spec(question.attention);
   } else if (question.attention != "auto" && question.attention != "full") {
     throw ApiError(400,
                    fmt::format("'attention': expected 'full' or none without a stored context, found '{}'",
                                excerpt(question.attention)));
   }
-  const bool has_document = job->opened.document != nullptr;
-  Prompting& prompting = *job->model->prompting;
+  job->question = std::move(question);
+  enqueue(job);
+  std::optional<Library::Opened> opened = Library::Opened();
+  try {
+    if (has_document)
+      opened = library_->open(job->question.context, job->spec,
+                              {.id = job->id,
+                               .ready = [this, id = job->id](const auto& there) { begin_late(id, there); },
+                               .refused =
+                                   [this, id = job->id](const ApiError& why) {
+                                     if (const JobPtr gone = stop_waiting(id)) gone->listener.on_failure(why);
+                                   }});
+    if (opened && stop_waiting(job->id) != nullptr) begin(job, *opened);
+  } catch (...) {
+    stop_waiting(job->id);
+    throw;
+  }
+  return job->id;
+}
+
+/// A new question waits for its document. ApiError 429 when as many wait as may.
+void EngineBackend::enqueue(const JobPtr& job) {
+  int queued = 0;
+  for (const LoadedModel& model : models_) queued += model.scheduler->stats().queued;
+  const std::lock_guard lock(mutex_);
+  if (stop_) throw ApiError(503, "the server is stopping");
+  if (queued + std::ssize(waiting_) >= options_.scheduler.max_queued)
+    throw too_many_wait(
+        fmt::format("{} questions are waiting, as many as may wait (--queue): ask again later",
+                    queued + std::ssize(waiting_)));
+  job->id = ++last_id_;
+  waiting_.emplace(job->id, job);
+}
+
+/// The job, which waits no longer; null when it did not.
+EngineBackend::JobPtr EngineBackend::stop_waiting(std::uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  const auto found = waiting_.find(id);
+  if (found == waiting_.end()) return nullptr;
+  JobPtr job = found->second;
+  waiting_.erase(found);
+  return job;
+}
+
+/// A question's document has been opened.
+void EngineBackend::begin_late(std::uint64_t id, const Library::Opened& opened) {
+  const JobPtr job = stop_waiting(id);
+  if (job == nullptr) return;  // cancelled
+  job->waited = std::chrono::duration<double>(Clock::now() - job->since).count();
+  try {
+    begin(job, opened);
+  } catch (const std::exception& error) {
+    job->opened.document.reset();
+    job->listener.on_failure(to_api(error));
+  }
+}
+
+/// What the scheduler is asked, of a job whose document is open.
+Request EngineBackend::request_of(Job& job, AutoChoice& chosen) {
+  const Question& question = job.question;
+  const bool has_document = job.opened.document != nullptr;
+  if (has_document) {
+    if (job.automatic) chosen = usual_method(*job.automatic, *job.opened.document);
+    if (job.automatic) job.spec = chosen.spec;
+    expect_model(question, job.opened);
+    job.model = job.opened.model;
+  }
+  Prompting& prompting = *job.model->prompting;
   const Prompt prompt =
-      has_document ? prompting.behind(*job->opened.document, question.turns) : prompting.of(question.turns);
+      has_document ? prompting.behind(*job.opened.document, question.turns) : prompting.of(question.turns);
+  const bool wanted = has_document && question.want_sources,
+             found = wanted && finds_sources(*job.opened.document);
+  job.lacks_sources = wanted && !found;
+  job.want_sources = found;
   Request request;
-  request.document = job->opened.document;
+  request.document = job.opened.document;
   request.prompt = prompt.tokens;
   if (!question.schema.empty()) request.filter = prompting.filter(question.schema);
-  request.attention = spec;
+  request.attention = job.spec;
   request.exact = question.exact;
   request.full_beside = question.exact ? 0 : chosen.full_beside;
   request.options = generate_options(question, prompt, options_.max_new_tokens);
-  const bool wanted = has_document && question.want_sources,
-             found = wanted && finds_sources(*job->opened.document);
   request.want_sources = found;
-  job->lacks_sources = wanted && !found;
-  if (request.want_sources) job->neutral = neutral_answer(job->opened, spec);
-  job->want_sources = request.want_sources;
-  job->stop = question.stop;
-  job->listener = std::move(listener);
+  return request;
+}
+
+/// Hands a job whose document is open to the scheduler. ApiError, InputError.
+void EngineBackend::begin(const JobPtr& job, const Library::Opened& opened) {
+  job->opened = opened;
+  AutoChoice chosen = {.spec = job->spec, .why = {}};
+  Request request = request_of(*job, chosen);
+  if (request.want_sources) job->neutral = neutral_answer(job->opened, job->spec);
   Answer& known = job->answer;
   known.model = job->model->id;
-  known.context = question.context;
-  known.attention = spec.str();
+  known.context = job->question.context;
+  known.attention = job->spec.str();
   known.why = chosen.why;
-  known.cached_tokens = has_document ? job->opened.document->tokens() : 0;
+  known.cached_tokens = request.document != nullptr ? request.document->tokens() : 0;
   known.prompt_tokens = known.cached_tokens + std::ssize(request.prompt);
   request.options.on_text = [raw = job.get()](std::string_view piece) {  // the job outlives its request
     const std::string ready = raw->trimmer.push(piece);
@@ -241,33 +347,35 @@ std::uint64_t EngineBackend::ask(Question question, Listener listener) {
   } catch (const InputError& error) {
     throw ApiError(400, error.what());
   } catch (const RunError& error) {
-    ApiError full(429, error.what());
-    full.retry_seconds = kRetrySeconds;
-    throw full;
+    throw too_many_wait(error.what());
   }
-  job->id = ++last_id_;
   jobs_.push_back(job);
   wake_.notify_all();
-  return job->id;
 }
 
 void EngineBackend::cancel(std::uint64_t id) {
+  const JobPtr waited = stop_waiting(id);
+  if (waited != nullptr) library_->stop_waiting(id);
   const std::lock_guard lock(mutex_);
+  if (waited != nullptr) {
+    waited->cancelled = true;
+    jobs_.push_back(waited);
+    return wake_.notify_all();
+  }
   for (const auto& job : jobs_)
-    if (job->id == id) job->model->scheduler->cancel(job->ticket.id);
+    if (job->id == id && !job->cancelled) job->model->scheduler->cancel(job->ticket.id);
 }
 
 /// The thread that tells listeners how their questions ended.
 void EngineBackend::watch() {
   while (true) {
-    std::vector<std::shared_ptr<Job>> done;
+    std::vector<JobPtr> done;
     {
       std::unique_lock lock(mutex_);
       wake_.wait_for(lock, kIdleInterval, [&] { return stop_ || !jobs_.empty(); });
       if (jobs_.empty() && stop_) return;
       for (auto at = jobs_.begin(); at != jobs_.end();) {
-        const bool over =
-            is_ready((*at)->ticket.result) && (!(*at)->neutral.valid() || is_ready((*at)->neutral));
+        const bool over = (*at)->over();
         if (over) done.push_back(*at);
         at = over ? jobs_.erase(at) : std::next(at);
       }
@@ -279,6 +387,10 @@ void EngineBackend::watch() {
 }
 
 void EngineBackend::tell(Job& job) {
+  if (job.cancelled) {
+    job.answer.ending = ending_of(Ending::cancelled);
+    return job.listener.on_answer(job.answer);
+  }
   try {
     const lode::Answer& result = job.ticket.result.get();
     const Generation& generation = result.generation;
@@ -308,7 +420,7 @@ void EngineBackend::tell(Job& job) {
           std::string(answer.notice.empty() ? "" : "; ") +
           "there are no passages: expected heads of 64 to 256 dimensions and no recurrent layers, "
           "for which the GPU finds what an answer attends to";
-    answer.queued_seconds = result.queued_seconds;
+    answer.queued_seconds = job.waited + result.queued_seconds;
     answer.first_token_seconds = result.first_token_seconds;
     answer.seconds = std::chrono::duration<double>(Clock::now() - job.since).count();
     if (job.want_sources && !result.sources.mass.empty())

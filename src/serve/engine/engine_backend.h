@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "gpu/backend.h"
+#include "lodestone/automatic.h"
 #include "serve/backend.h"
 #include "serve/engine/library.h"
 
@@ -21,8 +22,9 @@ struct EngineOptions {
   LibraryOptions library;
   SchedulerOptions scheduler;
   std::map<std::string, std::shared_ptr<const GpuModel>> on_gpu;  ///< by id, whose documents are there, too
-  std::string question_template;       ///< with {question}, for models without a chat template
-  std::int64_t max_new_tokens = 1024;  ///< of answers whose request does not say
+  std::int64_t gpu_question_memory = 0;  ///< bytes of GPU memory for the questions of each of these models
+  std::string question_template;         ///< with {question}, for models without a chat template
+  std::int64_t max_new_tokens = 1024;    ///< of answers whose request does not say
 };
 
 class EngineBackend : public Backend {
@@ -48,10 +50,17 @@ class EngineBackend : public Backend {
 
  private:
   struct Job;
+  using JobPtr = std::shared_ptr<Job>;
+
   void watch();
   static void tell(Job& job);
   std::shared_future<lode::Answer> neutral_answer(const Library::Opened& opened, const Spec& spec);
   const LoadedModel& model_for(const Question& question) const;
+  void enqueue(const JobPtr& job);
+  JobPtr stop_waiting(std::uint64_t id);
+  void begin_late(std::uint64_t id, const Library::Opened& opened);
+  void begin(const JobPtr& job, const Library::Opened& opened);
+  Request request_of(Job& job, AutoChoice& chosen);
 
   EngineOptions options_;
   std::vector<LoadedModel> models_;
@@ -59,7 +68,8 @@ class EngineBackend : public Backend {
   std::int64_t started_ = 0;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::list<std::shared_ptr<Job>> jobs_;
+  std::list<JobPtr> jobs_;  ///< that the schedulers have, or that are to be told that they ended
+  std::map<std::uint64_t, JobPtr> waiting_;  ///< for their documents
   std::uint64_t last_id_ = 0;
   bool stop_ = false;
   std::thread watcher_;

@@ -10,8 +10,12 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/leftovers.h"
+#include "base/out_of_memory.h"
 #include "base/text.h"
+#include "engine/automatic.h"
 #include "engine/context_file.h"
+#include "engine/document.h"
+#include "engine/memory.h"
 #include "io/container.h"
 #include "lodestone/automatic.h"
 #include "lodestone/error.h"
@@ -77,16 +81,17 @@ struct Library::Entry {
   std::vector<Spec> specs;
   Clock::time_point since = Clock::now();
   GrowingCost cost;
-  // In memory:
-  std::mutex opening;  ///< one thread opens it; taken before the library's own
-  std::shared_ptr<const Document> document;
-  std::int64_t document_bytes = 0;
-  std::uint64_t used = 0;
+  // Once it is a file:
+  DType kv_type = DType::f16;
+  std::int64_t file_tokens = 0;        ///< room for so many was there when it was indexed
+  std::shared_ptr<Openable> openable;  ///< made when it is first asked
   std::shared_ptr<Neutral> neutral = std::make_shared<Neutral>();
 };
 
 Library::Library(std::vector<LoadedModel> models, LibraryOptions options)
-    : models_(std::move(models)), options_(std::move(options)) {
+    : models_(std::move(models)),
+      options_(std::move(options)),
+      open_({.host = options_.memory, .gpu = options_.gpu_memory}) {
   std::error_code failed;
   fs::create_directories(options_.folder, failed);
   if (!fs::is_directory(options_.folder, failed))
@@ -94,16 +99,23 @@ Library::Library(std::vector<LoadedModel> models, LibraryOptions options)
                                  excerpt(options_.folder.string())));
   remove_leftovers(options_.folder, kExtension);
   scan();
-  thread_ = std::thread([this] { keep_house(); });
+  house_ = std::thread([this] { keep_house(); });
+  reader_ = std::thread([this] { read_waiting(); });
 }
 
 Library::~Library() {
+  stop();
+}
+
+void Library::stop() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
   }
   wake_.notify_all();
-  thread_.join();
+  for (std::thread* thread : {&house_, &reader_})
+    if (thread->joinable()) thread->join();
+  open_.stop();
 }
 
 // ---- What is there. ---------------------------------------------------------------------------------------------
@@ -144,7 +156,7 @@ std::vector<ContextInfo> Library::list() {
   std::vector<ContextInfo> all;
   for (const auto& [name, entry] : entries_) {
     all.push_back(entry->info);
-    all.back().in_memory = entry->document != nullptr;
+    all.back().in_memory = entry->openable != nullptr && open_.is_open(*entry->openable);
     if (entry->info.state == ContextState::reading) all.back().seconds = seconds_since(entry->since);
   }
   return all;
@@ -161,9 +173,8 @@ void Library::count(BackendStats& stats) {
   for (const auto& [name, entry] : entries_) {
     ++stats.documents;
     stats.reading += entry->info.state == ContextState::reading ? 1 : 0;
-    stats.documents_in_memory += entry->document ? 1 : 0;
-    stats.document_bytes += entry->document ? entry->document_bytes : 0;
   }
+  open_.count(stats);
 }
 
 std::optional<Recognised> Library::recognise(std::string_view text, const std::string& model) {
@@ -198,6 +209,7 @@ void Library::scan() {
     std::erase_if(entries_, [&](const auto& entry) {
       const bool gone = entry.second->on_disk && !there.contains(entry.first);
       if (gone) finder_.remove(entry.first);
+      if (gone) forget(*entry.second, no_such(entry.first));
       return gone;
     });
     for (const auto& [name, found] : there) {
@@ -235,6 +247,8 @@ void Library::look_into(Entry& entry) {
     const ContainerReader file(path);
     const ContextMeta meta = read_context_meta(file, path);
     info.tokens = info.tokens_done = meta.tokens;
+    entry.kv_type = meta.kv_type;
+    entry.file_tokens = meta.rope_tokens;
     for (const std::string& spec : meta.methods)
       if (spec != "full") info.attentions.push_back(spec);
     entry.model = model_of_fingerprint(meta.model_fingerprint);
@@ -271,7 +285,8 @@ std::string Library::text_of(const std::string& name) {
   if (entry->info.state == ContextState::failed)
     throw ApiError(409, fmt::format("the context '{}' cannot be used: {}", name, entry->info.error),
                    "context_failed");
-  if (entry->document) return entry->document->text();
+  if (entry->openable != nullptr)
+    if (std::optional<std::string> text = open_.text_of(*entry->openable)) return *std::move(text);
   lock.unlock();
   const ContainerReader file(path_of(name));
   const auto text = file.bytes("text");
@@ -328,6 +343,7 @@ void Library::remove(const std::string& name) {
   const std::lock_guard lock(mutex_);
   const EntryPtr entry = find(name);
   entry->removed = true;
+  forget(*entry, no_such(name));
   std::erase(waiting_, entry);
   finder_.remove(name);
   entries_.erase(name);
@@ -359,24 +375,28 @@ void Library::expire() {
 
 void Library::keep_house() {
   while (true) {
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait_for(lock, kHousekeeping, [&] { return stop_; });
+      if (stop_) return;
+    }
+    expire();
+    scan();
+  }
+}
+
+void Library::read_waiting() {
+  while (true) {
     EntryPtr entry;
     {
       std::unique_lock lock(mutex_);
       wake_.wait_for(lock, kHousekeeping, [&] { return stop_ || !waiting_.empty(); });
       if (stop_) return;
-      if (!waiting_.empty()) {
-        entry = waiting_.front();
-        waiting_.pop_front();
-      }
+      if (waiting_.empty()) continue;
+      entry = waiting_.front();
+      waiting_.pop_front();
     }
-    if (entry) {
-      read(entry);
-    } else {
-      expire();
-      scan();
-      const std::lock_guard lock(mutex_);
-      evict(nullptr);
-    }
+    read(entry);
   }
 }
 
@@ -400,7 +420,7 @@ DocumentOptions Library::reading_options(const EntryPtr& entry, const IndexedTex
   options.specs = entry->specs;
   options.automatic = entry->automatic;
   options.kv_type = options_.kv_type;
-  options.device = entry->model->device;
+  options.device = device_for(*entry->model, options_.kv_type);
   options.max_tokens = room_for(*entry->model->model, std::ssize(text.tokens));
   const Json ours = {
       {"title", entry->title}, {"created", entry->info.created}, {"expires", entry->info.expires}};
@@ -432,8 +452,7 @@ void Library::read(const EntryPtr& entry) {
       entry->since = Clock::now();
     }
     DocumentOptions options = reading_options(entry, text);
-    auto ticket = entry->model->scheduler->read(std::move(text.tokens), source.text, std::move(options));
-    const auto document = ticket.result.get();
+    const auto document = read_in_turn(entry, text.tokens, source.text, options);
     keep_source(*document, std::move(source), text.first_token);
     set_step(entry, "writing");
     keep(entry, *document);
@@ -442,6 +461,33 @@ void Library::read(const EntryPtr& entry) {
     entry->info.state = ContextState::failed;
     entry->info.error = without_folder(error.what());
     entry->text = {};
+  }
+}
+
+/// Reads a document, on a GPU when there is room for it there. Where the GPU then has less than was counted, it is read
+/// again with less beside it, at last alone.
+std::shared_ptr<const Document> Library::read_in_turn(const EntryPtr& entry,
+                                                      const std::vector<TokenId>& tokens,
+                                                      const std::string& text,
+                                                      const DocumentOptions& options) {
+  const LoadedModel& model = *entry->model;
+  const auto read = [&] { return model.scheduler->read(tokens, text, options).result.get(); };
+  if (options.device == Device::cpu) return read();
+  std::vector<Spec> specs = options.specs;
+  if (options.automatic)
+    for (const Spec& spec : automatic_methods(*model.model, std::ssize(tokens))) specs.push_back(spec);
+  std::int64_t bytes = document_bytes(*model.model, model.on_gpu.get(), options.kv_type, std::ssize(tokens),
+                                      options.max_tokens, specs);
+  for (;;) {
+    set_step(entry, "waiting");
+    const auto claim = open_.claim(Device::cuda, bytes, [&] { set_step(entry, "waiting"); });
+    set_step(entry, "tokens");
+    try {
+      return read();
+    } catch (const OutOfDeviceMemory&) {
+      if (bytes == options_.gpu_memory) throw;
+      bytes = std::min(options_.gpu_memory, bytes + bytes / 4);
+    }
   }
 }
 
@@ -456,6 +502,8 @@ void Library::keep(const EntryPtr& entry, const Document& document) {
     return;
   }
   entry->on_disk = true;
+  entry->kv_type = document.kv_type();
+  entry->file_tokens = document.max_tokens();
   entry->info.attentions = names_of(document.methods());
   entry->info.bytes = static_cast<std::int64_t>(fs::file_size(path));
   finder_.add(entry->info.name, entry->text);
@@ -466,83 +514,115 @@ void Library::keep(const EntryPtr& entry, const Document& document) {
 
 // ---- In memory. -------------------------------------------------------------------------------------------------
 
-Library::Opened Library::open(const std::string& name, const Spec& spec) {
+namespace {
+
+/// Why a document cannot be asked: it is being read, or its file is damaged.
+void expect_ready(const ContextInfo& info) {
+  if (info.state == ContextState::reading) {
+    ApiError early(409,
+                   fmt::format("the context '{}' is being read: {} of {} tokens", info.name, info.tokens_done,
+                               info.tokens),
+                   "context_reading");
+    early.retry_seconds = std::max(1, static_cast<int>(info.seconds_left));
+    throw early;
+  }
+  if (info.state == ContextState::failed)
+    throw ApiError(409, fmt::format("the context '{}' cannot be used: {}", info.name, info.error),
+                   "context_failed");
+}
+
+}  // namespace
+
+std::optional<Library::Opened> Library::open(const std::string& name, const Spec& spec, Waiter waiter) {
   EntryPtr entry;
+  std::shared_ptr<Openable> openable;
   {
     const std::lock_guard lock(mutex_);
     entry = find(name);
-    const ContextInfo& info = entry->info;
-    if (info.state == ContextState::reading) {
-      ApiError early(
-          409,
-          fmt::format("the context '{}' is being read: {} of {} tokens", name, info.tokens_done, info.tokens),
-          "context_reading");
-      early.retry_seconds = std::max(1, static_cast<int>(info.seconds_left));
-      throw early;
-    }
-    if (info.state == ContextState::failed)
-      throw ApiError(409, fmt::format("the context '{}' cannot be used: {}", name, info.error),
-                     "context_failed");
+    expect_ready(entry->info);
+    if (entry->openable == nullptr) entry->openable = open_.add(source_of(*entry));
+    openable = entry->openable;
   }
-  const std::lock_guard opening(entry->opening);
-  std::shared_ptr<const Document> document;
-  {
-    const std::lock_guard lock(mutex_);
-    document = entry->document;
-  }
-  if (document == nullptr || !document->answers(spec)) document = load(*entry, document, spec);
-  const std::lock_guard lock(mutex_);
-  entry->document = document;
-  entry->document_bytes = document->kv_bytes() + document->index_bytes();
-  entry->used = ++uses_;
-  evict(entry);
-  return {document, entry->model, entry->neutral};
+  const auto opened = [model = entry->model, neutral = entry->neutral](std::shared_ptr<const Document> d) {
+    return Opened{std::move(d), model, neutral};
+  };
+  auto document = open_.get(
+      openable,
+      {.id = waiter.id,
+       .spec = spec,
+       .ready = [opened, ready = std::move(waiter.ready)](auto lease) { ready(opened(std::move(lease))); },
+       .refused = std::move(waiter.refused)});
+  if (document == nullptr) return std::nullopt;
+  return opened(std::move(document));
+}
+
+void Library::forget(const Entry& entry, const ApiError& why) {
+  if (entry.openable != nullptr) open_.forget(entry.openable, why);
 }
 
 /// Keys and values of eight bits or four stay on the host.
-Device Library::device_for(const Entry& entry) const {
-  if (entry.model->device == Device::cpu) return Device::cpu;
-  const fs::path path = path_of(entry.info.name);
-  return bytes_of(read_context_meta(ContainerReader(path), path).kv_type) > 1 ? Device::cuda : Device::cpu;
+Device Library::device_for(const LoadedModel& model, DType kv_type) {
+  return model.on_gpu != nullptr && bytes_of(kv_type) > 1 ? Device::cuda : Device::cpu;
 }
 
-/// With the indexes that it had in memory, and one for `spec`.
-std::shared_ptr<const Document> Library::load(const Entry& entry,
-                                              const std::shared_ptr<const Document>& before,
-                                              const Spec& spec) const {
-  DocumentOptions options;
-  options.max_tokens = room_for(*entry.model->model, entry.info.tokens);
-  options.device = device_for(entry);
-  if (before) options.specs = before->methods();
-  if (spec.name != "full") options.specs.push_back(spec);
+namespace {
+
+/// Others than this program may have taken memory of the GPU that was counted as free.
+void expect_free(std::int64_t bytes) {
+  if (const std::int64_t free = gpu_info().free_bytes; free < bytes)
+    throw OutOfDeviceMemory(fmt::format("expected {} of free GPU memory for the document, found {}",
+                                        human_bytes(bytes), human_bytes(free)));
+}
+
+}  // namespace
+
+/// How a file is opened. It knows all it needs of the entry: the library may have forgotten that meanwhile.
+DocumentSource Library::source_of(const Entry& entry) const {
+  const LoadedModel& model = *entry.model;
+  const std::string& name = entry.info.name;
+  const Device device = device_for(model, entry.kv_type);
+  const std::int64_t tokens = entry.info.tokens, room = room_for(*model.model, tokens),
+                     most = std::max(entry.file_tokens, room);
+  const std::vector<std::string> known = entry.info.attentions;
+  std::vector<Spec> in_file;
+  for (const std::string& spec : known) in_file.push_back(parse_spec(spec));
+  const auto need = [&model, device, type = entry.kv_type, tokens, most,
+                     in_file](const std::vector<Spec>& specs) {
+    std::vector<Spec> all = in_file;
+    for (const Spec& spec : specs)
+      if (std::ranges::find(in_file, spec.str(), &Spec::str) == in_file.end()) all.push_back(spec);
+    const GpuModel* const gpu = device == Device::cuda ? model.on_gpu.get() : nullptr;
+    return document_bytes(*model.model, gpu, type, tokens, most, all);
+  };
+  const auto load = [this, name, &model, device, room, known, need](const std::vector<Spec>& specs) {
+    if (device == Device::cuda) expect_free(need(specs));
+    DocumentOptions options;
+    options.max_tokens = room;
+    options.device = device;
+    options.specs = specs;
+    return this->load(name, model, options, known);
+  };
+  return {.name = name, .device = device, .need = need, .load = load};
+}
+
+std::shared_ptr<const Document> Library::load(const std::string& name, const LoadedModel& model,
+                                              const DocumentOptions& options,
+                                              const std::vector<std::string>& known) const {
+  std::shared_ptr<const Document> document;
   try {
-    return Document::open(path_of(entry.info.name), entry.model->model, options);
+    document = Document::open(path_of(name), model.model, options);
   } catch (const InputError& error) {
-    const auto& known = entry.info.attentions;  // without these it is the file's fault
-    const bool asked_for_more =
-        spec.name != "full" && std::find(known.begin(), known.end(), spec.str()) == known.end();
-    if (asked_for_more) throw ApiError(400, without_folder(error.what()));
-    throw ApiError(
-        409,
-        fmt::format("the context '{}' cannot be used: {}", entry.info.name, without_folder(error.what())),
-        "context_failed");
+    const std::string why = without_folder(error.what());
+    const bool asked_for_more = std::ranges::any_of(options.specs, [&](const Spec& spec) {
+      return spec.name != "full" && std::ranges::find(known, spec.str()) == known.end();
+    });  // without these it is the file's fault
+    if (asked_for_more) throw ApiError(400, why);
+    throw ApiError(409, fmt::format("the context '{}' cannot be used: {}", name, why), "context_failed");
   }
-}
-
-void Library::evict(const EntryPtr& keep) {
-  std::int64_t bytes = 0;
-  std::vector<EntryPtr> idle;
-  for (const auto& [name, entry] : entries_) {
-    if (!entry->document) continue;
-    bytes += entry->document_bytes;
-    if (entry != keep && entry->document.use_count() == 1) idle.push_back(entry);
-  }
-  std::sort(idle.begin(), idle.end(), [](const EntryPtr& a, const EntryPtr& b) { return a->used < b->used; });
-  for (const EntryPtr& entry : idle) {
-    if (bytes <= options_.memory) return;
-    bytes -= entry->document_bytes;
-    entry->document.reset();
-  }
+  // Where keys and values lie in host memory no questions are answered together.
+  if (const GpuContext* const gpu = document->impl().parts().gpu.get(); gpu != nullptr && gpu->keys_on_host())
+    throw OutOfDeviceMemory(gpu->placement());
+  return document;
 }
 
 }  // namespace lode::serve

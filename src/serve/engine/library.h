@@ -15,10 +15,12 @@
 #include <vector>
 
 #include "base/progress.h"
+#include "gpu/backend.h"
 #include "lodestone/document.h"
 #include "lodestone/scheduler.h"
 #include "lodestone/sources.h"
 #include "serve/backend.h"
+#include "serve/engine/open_documents.h"
 #include "serve/engine/prompting.h"
 #include "serve/engine/text_finder.h"
 
@@ -30,7 +32,8 @@ struct LoadedModel {
   std::shared_ptr<const Model> model;
   std::shared_ptr<Scheduler> scheduler;
   std::shared_ptr<Prompting> prompting;
-  Device device = Device::cpu;  ///< of its documents, where their keys and values are of a type that it takes
+  std::shared_ptr<const GpuModel> on_gpu =
+      {};  ///< where documents are whose keys and values are of a type that it takes
 };
 
 struct LibraryOptions {
@@ -38,7 +41,9 @@ struct LibraryOptions {
   std::vector<Spec> specs;  ///< that new documents are indexed for, unless their upload says otherwise
   bool automatic = true;    ///< also for what `auto` takes, and measured so that it can choose
   DType kv_type = DType::f16;
-  std::int64_t memory = 0;        ///< bytes of keys, values and indexes of open documents
+  std::int64_t memory = 0;  ///< bytes of keys, values and indexes of open documents on the host
+  /// Bytes of all that open documents and those that are being read take on the GPU.
+  std::int64_t gpu_memory = 0;
   std::size_t most_waiting = 64;  ///< documents that wait to be read; more are refused
   ReadOptions reading;            ///< limits of files that are converted
 };
@@ -63,13 +68,23 @@ class Library {
     std::map<std::string, std::shared_future<lode::Answer>> by_spec;
   };
   struct Opened {
-    std::shared_ptr<const Document> document;
+    std::shared_ptr<const Document> document;  ///< in use for as long as somebody holds it
     const LoadedModel* model = nullptr;
     std::shared_ptr<Neutral> neutral;
   };
-  /// The document, indexed for `spec`. ApiError 404, 409 while it is read or when its file is damaged, 400 when there
-  /// is no index for the spec and none can be made.
-  Opened open(const std::string& name, const Spec& spec);
+  /// Whoever waits for a document. One of the two is called, once, from a thread of the library.
+  struct Waiter {
+    std::uint64_t id = 0;  ///< of no other waiter
+    std::function<void(const Opened&)> ready;
+    std::function<void(const ApiError&)> refused;
+  };
+  /// The document, indexed for `spec`; none where the waiter will hear of it, once it is open. ApiError, now or then:
+  /// 404, 409 while it is read or when its file is damaged, 400 when there is no index for the spec and none can be
+  /// made, 503 when there can be no room for it.
+  std::optional<Opened> open(const std::string& name, const Spec& spec, Waiter waiter);
+  /// True when this waiter waited, and now hears nothing.
+  bool stop_waiting(std::uint64_t id) { return open_.stop_waiting(id); }
+  void stop();  ///< ends reading and opening; who waits hears nothing
   void count(BackendStats& stats);
 
  private:
@@ -84,17 +99,22 @@ class Library {
 
   void scan();  ///< takes in files that came, and forgets those that went
   void look_into(Entry& entry);
-  void keep_house();  ///< the thread: reads, and now and then scans and expires
+  void keep_house();    ///< a thread: now and then scans and expires
+  void read_waiting();  ///< a thread: reads
   void read(const EntryPtr& entry);
   SourceText convert(const EntryPtr& entry);
   void set_step(const EntryPtr& entry, const char* step);
   DocumentOptions reading_options(const EntryPtr& entry, const IndexedText& text);
   void keep(const EntryPtr& entry, const Document& document);
   void expire();
-  Device device_for(const Entry& entry) const;
-  std::shared_ptr<const Document> load(const Entry& entry, const std::shared_ptr<const Document>& before,
-                                       const Spec& spec) const;
-  void evict(const EntryPtr& keep);  // holds mutex_
+  static Device device_for(const LoadedModel& model, DType kv_type);
+  DocumentSource source_of(const Entry& entry) const;
+  std::shared_ptr<const Document> load(const std::string& name, const LoadedModel& model,
+                                       const DocumentOptions& options,
+                                       const std::vector<std::string>& known) const;
+  std::shared_ptr<const Document> read_in_turn(const EntryPtr& entry, const std::vector<TokenId>& tokens,
+                                               const std::string& text, const DocumentOptions& options);
+  void forget(const Entry& entry, const ApiError& why);
 
   const std::vector<LoadedModel> models_;
   const LibraryOptions options_;
@@ -104,9 +124,9 @@ class Library {
   std::deque<EntryPtr> waiting_;
   TextFinder finder_;
   std::filesystem::file_time_type scanned_{};
-  std::uint64_t uses_ = 0;
   bool stop_ = false;
-  std::thread thread_;
+  OpenDocuments open_;
+  std::thread house_, reader_;
 };
 
 }  // namespace lode::serve

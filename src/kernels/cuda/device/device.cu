@@ -4,6 +4,7 @@
 #include <shared_mutex>
 #include <vector>
 
+#include "base/out_of_memory.h"
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/device.h"
 #include "kernels/cuda/device/hopper.cuh"
@@ -184,9 +185,9 @@ Buffer::Buffer(std::int64_t bytes, std::string_view what) {
     if (status != cudaErrorMemoryAllocation) check(status, "cudaMalloc");
     std::size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
-    throw RunError("out of GPU memory: expected " + megabytes(bytes) + " for " + std::string(what) +
-                   ", found " + megabytes(static_cast<std::int64_t>(free)) + " free of " +
-                   megabytes(static_cast<std::int64_t>(total)));
+    throw OutOfDeviceMemory("out of GPU memory: expected " + megabytes(bytes) + " for " + std::string(what) +
+                            ", found " + megabytes(static_cast<std::int64_t>(free)) + " free of " +
+                            megabytes(static_cast<std::int64_t>(total)));
   }
 }
 PinnedBuffer::PinnedBuffer(std::int64_t bytes) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/out_of_memory.h"
 #include "kernels/cuda/device/kv_range.h"
 #include "kernels/cuda/device/pages.h"
 #include "lodestone/error.h"
@@ -78,10 +79,11 @@ void KvRange::map_layers(std::int64_t offset, std::int64_t bytes) {
       const unsigned long long handle = map_pages(at, bytes);
       if (handle == 0) {
         const DeviceMemory memory = device_memory();
-        throw RunError("out of GPU memory: expected " + std::to_string(bytes * layers_ >> 20) +
-                       " MiB for keys and values beside the " + std::to_string(backed_bytes() >> 20) +
-                       " MiB there, found " + std::to_string(memory.free >> 20) + " MiB free of " +
-                       std::to_string(memory.total >> 20) + " MiB");
+        throw OutOfDeviceMemory("out of GPU memory: expected " + std::to_string(bytes * layers_ >> 20) +
+                                " MiB for keys and values beside the " +
+                                std::to_string(backed_bytes() >> 20) + " MiB there, found " +
+                                std::to_string(memory.free >> 20) + " MiB free of " +
+                                std::to_string(memory.total >> 20) + " MiB");
       }
       pieces_.push_back({handle, at, bytes});
     }
