@@ -33,6 +33,11 @@ void share_gpu(serve::EngineOptions& options, std::int64_t step_bytes, const Ser
   const std::int64_t asked = asked_memory(flags);
   const serve::GpuShares shares =
       serve::share_gpu(gpu_info().free_bytes, step_bytes, std::ssize(options.on_gpu), asked);
+  if (shares.documents <= 0 || shares.questions <= 0)
+    throw InputError(fmt::format(
+        "serve: expected GPU memory for documents and questions beside the weights, found {} of which a step "
+        "takes {}: fewer models, or --device cpu",
+        human_bytes(gpu_info().free_bytes), human_bytes(step_bytes)));
   options.library.gpu_memory = shares.documents;
   options.gpu_question_memory = shares.questions;
   if (asked > shares.documents && !common.quiet)

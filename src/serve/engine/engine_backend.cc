@@ -60,6 +60,7 @@ struct EngineBackend::Job {
   bool lacks_sources = false;  ///< they are wanted where nobody gathers them
   Clock::time_point since = Clock::now();
   double waited = 0;       ///< seconds until its document was open
+  bool waits = false;      ///< for its document; the backend's lock is over this and what follows
   bool cancelled = false;  ///< before the scheduler had it
 
   bool over() const {
@@ -248,7 +249,12 @@ std::uint64_t EngineBackend::ask(Question question, Listener listener) {
                                    [this, id = job->id](const ApiError& why) {
                                      if (const JobPtr gone = stop_waiting(id)) gone->listener.on_failure(why);
                                    }});
-    if (opened && stop_waiting(job->id) != nullptr) begin(job, *opened);
+    if (opened) {
+      if (stop_waiting(job->id) != nullptr) begin(job, *opened);
+    } else {
+      const std::lock_guard lock(mutex_);
+      job->waits = true;
+    }
   } catch (...) {
     stop_waiting(job->id);
     throw;
@@ -256,16 +262,18 @@ std::uint64_t EngineBackend::ask(Question question, Listener listener) {
   return job->id;
 }
 
-/// A new question waits for its document. ApiError 429 when as many wait as may.
+/// A new question may have to wait for its document. ApiError 429 when as many of its model wait as may, for documents
+/// or for a place in a step.
 void EngineBackend::enqueue(const JobPtr& job) {
-  int queued = 0;
-  for (const LoadedModel& model : models_) queued += model.scheduler->stats().queued;
+  const auto queued = static_cast<std::int64_t>(job->model->scheduler->stats().queued);
   const std::lock_guard lock(mutex_);
   if (stop_) throw ApiError(503, "the server is stopping");
-  if (queued + std::ssize(waiting_) >= options_.scheduler.max_queued)
+  const std::int64_t waiting = queued + std::ranges::count_if(waiting_, [&](const auto& one) {
+                                 return one.second->waits && one.second->model == job->model;
+                               });
+  if (waiting >= options_.scheduler.max_queued)
     throw too_many_wait(
-        fmt::format("{} questions are waiting, as many as may wait (--queue): ask again later",
-                    queued + std::ssize(waiting_)));
+        fmt::format("{} questions are waiting, as many as may wait (--queue): ask again later", waiting));
   job->id = ++last_id_;
   waiting_.emplace(job->id, job);
 }
@@ -280,14 +288,27 @@ EngineBackend::JobPtr EngineBackend::stop_waiting(std::uint64_t id) {
   return job;
 }
 
+/// The same; until the scheduler has it or it has failed it is among those that begin, so that it can be cancelled at
+/// every moment.
+EngineBackend::JobPtr EngineBackend::stop_waiting_to_begin(std::uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  auto taken = waiting_.extract(id);
+  if (taken.empty()) return nullptr;
+  return beginning_.insert(std::move(taken)).position->second;
+}
+
 /// A question's document has been opened.
 void EngineBackend::begin_late(std::uint64_t id, const Library::Opened& opened) {
-  const JobPtr job = stop_waiting(id);
+  const JobPtr job = stop_waiting_to_begin(id);
   if (job == nullptr) return;  // cancelled
   job->waited = std::chrono::duration<double>(Clock::now() - job->since).count();
   try {
     begin(job, opened);
   } catch (const std::exception& error) {
+    {
+      const std::lock_guard lock(mutex_);
+      beginning_.erase(id);
+    }
     job->opened.document.reset();
     job->listener.on_failure(to_api(error));
   }
@@ -342,6 +363,11 @@ void EngineBackend::begin(const JobPtr& job, const Library::Opened& opened) {
   };
   const std::lock_guard lock(mutex_);
   if (stop_) throw ApiError(503, "the server is stopping");
+  beginning_.erase(job->id);
+  if (job->cancelled) {  // meanwhile
+    jobs_.push_back(job);
+    return wake_.notify_all();
+  }
   try {
     job->ticket = job->model->scheduler->submit(std::move(request));
   } catch (const InputError& error) {
@@ -362,6 +388,7 @@ void EngineBackend::cancel(std::uint64_t id) {
     jobs_.push_back(waited);
     return wake_.notify_all();
   }
+  if (const auto begins = beginning_.find(id); begins != beginning_.end()) begins->second->cancelled = true;
   for (const auto& job : jobs_)
     if (job->id == id && !job->cancelled) job->model->scheduler->cancel(job->ticket.id);
 }

@@ -58,6 +58,7 @@ class EngineBackend : public Backend {
   const LoadedModel& model_for(const Question& question) const;
   void enqueue(const JobPtr& job);
   JobPtr stop_waiting(std::uint64_t id);
+  JobPtr stop_waiting_to_begin(std::uint64_t id);
   void begin_late(std::uint64_t id, const Library::Opened& opened);
   void begin(const JobPtr& job, const Library::Opened& opened);
   Request request_of(Job& job, AutoChoice& chosen);
@@ -70,6 +71,8 @@ class EngineBackend : public Backend {
   std::condition_variable wake_;
   std::list<JobPtr> jobs_;  ///< that the schedulers have, or that are to be told that they ended
   std::map<std::uint64_t, JobPtr> waiting_;  ///< for their documents
+  std::map<std::uint64_t, JobPtr>
+      beginning_;  ///< whose documents have come and that are on their way to the scheduler
   std::uint64_t last_id_ = 0;
   bool stop_ = false;
   std::thread watcher_;

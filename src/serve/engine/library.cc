@@ -452,7 +452,7 @@ void Library::read(const EntryPtr& entry) {
       entry->since = Clock::now();
     }
     DocumentOptions options = reading_options(entry, text);
-    const auto document = read_in_turn(entry, text.tokens, source.text, options);
+    const auto [claim, document] = read_in_turn(entry, text.tokens, source.text, options);
     keep_source(*document, std::move(source), text.first_token);
     set_step(entry, "writing");
     keep(entry, *document);
@@ -464,15 +464,30 @@ void Library::read(const EntryPtr& entry) {
   }
 }
 
+namespace {
+
+/// Others than this program may have taken memory of the GPU that was counted as free.
+void expect_free(std::int64_t bytes) {
+  if (const std::int64_t free = gpu_info().free_bytes; free < bytes)
+    throw OutOfDeviceMemory(fmt::format("expected {} of free GPU memory for the document, found {}",
+                                        human_bytes(bytes), human_bytes(free)));
+}
+
+/// Where keys and values of a document of a GPU lie in host memory no questions are answered together.
+void expect_on_gpu(const Document& document) {
+  if (const GpuContext* const gpu = document.impl().parts().gpu.get(); gpu != nullptr && gpu->keys_on_host())
+    throw OutOfDeviceMemory(gpu->placement());
+}
+
+}  // namespace
+
 /// Reads a document, on a GPU when there is room for it there. Where the GPU then has less than was counted, it is read
-/// again with less beside it, at last alone.
-std::shared_ptr<const Document> Library::read_in_turn(const EntryPtr& entry,
-                                                      const std::vector<TokenId>& tokens,
-                                                      const std::string& text,
-                                                      const DocumentOptions& options) {
+/// again with less beside it, at last alone; nothing of it goes to the host.
+Library::Read Library::read_in_turn(const EntryPtr& entry, const std::vector<TokenId>& tokens,
+                                    const std::string& text, const DocumentOptions& options) {
   const LoadedModel& model = *entry->model;
   const auto read = [&] { return model.scheduler->read(tokens, text, options).result.get(); };
-  if (options.device == Device::cpu) return read();
+  if (options.device == Device::cpu) return {.claim = nullptr, .document = read()};
   std::vector<Spec> specs = options.specs;
   if (options.automatic)
     for (const Spec& spec : automatic_methods(*model.model, std::ssize(tokens))) specs.push_back(spec);
@@ -480,10 +495,13 @@ std::shared_ptr<const Document> Library::read_in_turn(const EntryPtr& entry,
                                       options.max_tokens, specs);
   for (;;) {
     set_step(entry, "waiting");
-    const auto claim = open_.claim(Device::cuda, bytes, [&] { set_step(entry, "waiting"); });
+    auto claim = open_.claim(Device::cuda, bytes, [&] { set_step(entry, "waiting"); });
     set_step(entry, "tokens");
     try {
-      return read();
+      expect_free(bytes);
+      auto document = read();
+      expect_on_gpu(*document);
+      return {.claim = std::move(claim), .document = std::move(document)};
     } catch (const OutOfDeviceMemory&) {
       if (bytes == options_.gpu_memory) throw;
       bytes = std::min(options_.gpu_memory, bytes + bytes / 4);
@@ -565,17 +583,6 @@ Device Library::device_for(const LoadedModel& model, DType kv_type) {
   return model.on_gpu != nullptr && bytes_of(kv_type) > 1 ? Device::cuda : Device::cpu;
 }
 
-namespace {
-
-/// Others than this program may have taken memory of the GPU that was counted as free.
-void expect_free(std::int64_t bytes) {
-  if (const std::int64_t free = gpu_info().free_bytes; free < bytes)
-    throw OutOfDeviceMemory(fmt::format("expected {} of free GPU memory for the document, found {}",
-                                        human_bytes(bytes), human_bytes(free)));
-}
-
-}  // namespace
-
 /// How a file is opened. It knows all it needs of the entry: the library may have forgotten that meanwhile.
 DocumentSource Library::source_of(const Entry& entry) const {
   const LoadedModel& model = *entry.model;
@@ -619,9 +626,7 @@ std::shared_ptr<const Document> Library::load(const std::string& name, const Loa
     if (asked_for_more) throw ApiError(400, why);
     throw ApiError(409, fmt::format("the context '{}' cannot be used: {}", name, why), "context_failed");
   }
-  // Where keys and values lie in host memory no questions are answered together.
-  if (const GpuContext* const gpu = document->impl().parts().gpu.get(); gpu != nullptr && gpu->keys_on_host())
-    throw OutOfDeviceMemory(gpu->placement());
+  expect_on_gpu(*document);
   return document;
 }
 

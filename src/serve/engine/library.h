@@ -112,8 +112,13 @@ class Library {
   std::shared_ptr<const Document> load(const std::string& name, const LoadedModel& model,
                                        const DocumentOptions& options,
                                        const std::vector<std::string>& known) const;
-  std::shared_ptr<const Document> read_in_turn(const EntryPtr& entry, const std::vector<TokenId>& tokens,
-                                               const std::string& text, const DocumentOptions& options);
+  /// A document that was read. Its memory is free before the claim to it is given back.
+  struct Read {
+    std::shared_ptr<OpenDocuments::Claim> claim;  ///< none on the host
+    std::shared_ptr<const Document> document;
+  };
+  Read read_in_turn(const EntryPtr& entry, const std::vector<TokenId>& tokens, const std::string& text,
+                    const DocumentOptions& options);
   void forget(const Entry& entry, const ApiError& why);
 
   const std::vector<LoadedModel> models_;

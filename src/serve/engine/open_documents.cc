@@ -132,6 +132,19 @@ std::shared_ptr<Openable> OpenDocuments::add(DocumentSource source) {
   return std::make_shared<Openable>(std::move(source), ++shared_->last_key);
 }
 
+/// A spec that could not be had is not tried again for a while: each trial would close the document for all others.
+void Openable::refuse(const Spec& spec, const ApiError& why, double now) {
+  constexpr std::size_t kMost = 64;
+  if (refused_.size() >= kMost) refused_.clear();
+  refused_.insert_or_assign(spec.str(), Refusal{why, now});
+}
+
+void Openable::expect_not_refused(const Spec& spec, double now) const {
+  constexpr double kRemembered = 60;  // seconds
+  const auto found = refused_.find(spec.str());
+  if (found != refused_.end() && now - found->second.at < kRemembered) throw found->second.why;
+}
+
 // ---- Those who ask. ---------------------------------------------------------------------------------------------
 
 /// Of a document that has been entered. As all that has no lock of its own here, under shared_->mutex.
@@ -157,6 +170,7 @@ void OpenDocuments::wait_for(const Openable& document) {
 OpenDocuments::Lease OpenDocuments::get(const std::shared_ptr<Openable>& document, DocumentWaiter waiter) {
   const std::lock_guard lock(shared_->mutex);
   if (document->forgotten_) throw *document->forgotten_;
+  document->expect_not_refused(waiter.spec, now());
   const Device device = document->source_.device;
   DocumentRoom& room = shared_->room(device);
   const bool answers = document->document_ != nullptr && document->document_->answers(waiter.spec);
@@ -399,6 +413,7 @@ void OpenDocuments::failed(const std::shared_ptr<Openable>& document, const ApiE
     const std::lock_guard lock(shared_->mutex);
     DocumentRoom& room = shared_->room(document->source_.device);
     const std::int64_t counted = room.closed(document->key_);
+    if (of) document->refuse(*of, why, now());
     refused = take_waiters(*document, of);
     if (document->waiters_.empty())
       shared_->documents.erase(document->key_);
@@ -408,25 +423,27 @@ void OpenDocuments::failed(const std::shared_ptr<Openable>& document, const ApiE
   for (const DocumentWaiter& waiter : refused) waiter.refused(why);
 }
 
-/// The device had less room than was counted: it is tried again with less beside it, at last alone.
+/// The device had less room than was counted: it is tried again with less beside it, at last alone, with all the room
+/// counted for it.
 void OpenDocuments::opened_in_vain(const std::shared_ptr<Openable>& document, const std::string& why) {
   std::int64_t all = 0;
+  std::deque<DocumentWaiter> refused;
   {
     const std::lock_guard lock(shared_->mutex);
     DocumentRoom& room = shared_->room(document->source_.device);
     all = room.bytes();
-    if (room.documents() > 1 && !document->waiters_.empty()) {
-      const std::int64_t counted = room.closed(document->key_);
+    const std::int64_t counted = room.closed(document->key_);
+    if (counted < all && !document->waiters_.empty()) {
       room.wait_in_front(document->key_, std::min(all, counted + counted / 4 + 1), now());
       return shared_->stir();
     }
+    refused = take_waiters(*document, {});
+    shared_->documents.erase(document->key_);
   }
-  failed(
-      document,
-      no_room(fmt::format("the document '{}' does not fit the {} of memory for documents though no other is "
-                          "open: {}",
-                          document->source_.name, human_bytes(all), why)),
-      {});
+  const ApiError never = no_room(
+      fmt::format("the document '{}' does not fit the {} of memory for documents though no other is open: {}",
+                  document->source_.name, human_bytes(all), why));
+  for (const DocumentWaiter& waiter : refused) waiter.refused(never);
 }
 
 }  // namespace lode::serve

@@ -46,6 +46,13 @@ class Openable {
 
  private:
   friend class OpenDocuments;
+  struct Refusal {
+    ApiError why;
+    double at;  ///< seconds, as DocumentRoom's
+  };
+  void refuse(const Spec& spec, const ApiError& why, double now);
+  void expect_not_refused(const Spec& spec, double now) const;
+
   const DocumentSource source_;
   const DocumentRoom::Key key_;
   // Of OpenDocuments, under its lock:
@@ -53,7 +60,8 @@ class Openable {
   std::int64_t bytes_ = 0;                    ///< of the document
   std::vector<Spec> methods_;                 ///< that it was indexed for when it was last open
   std::deque<DocumentWaiter> waiters_;
-  std::optional<ApiError> forgotten_;  ///< why it cannot be asked any more
+  std::optional<ApiError> forgotten_;       ///< why it cannot be asked any more
+  std::map<std::string, Refusal> refused_;  ///< specs that it could not be indexed for, of late
 };
 
 class OpenDocuments {
