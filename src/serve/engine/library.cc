@@ -207,7 +207,10 @@ void Library::scan() {
   {
     const std::lock_guard lock(mutex_);
     std::erase_if(entries_, [&](const auto& entry) {
-      const bool gone = entry.second->on_disk && !there.contains(entry.first);
+      // It may have been written since the folder was looked through.
+      std::error_code unknown;
+      const bool gone = entry.second->on_disk && !there.contains(entry.first) &&
+                        !fs::exists(path_of(entry.first), unknown) && !unknown;
       if (gone) finder_.remove(entry.first);
       if (gone) forget(*entry.second, no_such(entry.first));
       return gone;
