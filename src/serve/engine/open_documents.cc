@@ -381,7 +381,17 @@ void OpenDocuments::open(const std::shared_ptr<Openable>& document) {
   }
   std::shared_ptr<const Document> opened;
   try {
-    opened = document->source_.load(specs);
+    try {
+      opened = document->source_.load(specs);
+    } catch (const ApiError&) {  // what others asked for before is not this question's fault
+      const std::vector<Spec> alone = with({}, *wanted);
+      if (specs.size() == alone.size()) throw;
+      {
+        const std::lock_guard lock(shared_->mutex);
+        document->methods_.clear();
+      }
+      opened = document->source_.load(alone);
+    }
   } catch (const OutOfDeviceMemory& error) {
     return opened_in_vain(document, error.what());
   } catch (const std::bad_alloc&) {
