@@ -256,11 +256,15 @@ bool Scheduler::Impl::reserve(Sequence& sequence) {
 /// False when it has to wait.
 bool Scheduler::Impl::start(Asked& asked) {
   asked.queued_seconds = std::chrono::duration<double>(Clock::now() - asked.submitted).count();
+  const Spec usual = asked.request.attention;
   try {
     if (const int most = asked.request.full_beside; most > 0 && count_beside(asked) >= most)
       asked.request.attention = parse_spec("full");
     auto answering = std::make_unique<RunningAnswer>(asked.request, options.chunk);
-    if (!answering->complete() && !reserve(answering->sequence())) return false;
+    if (!answering->complete() && !reserve(answering->sequence())) {
+      asked.request.attention = usual;  // how many ask beside it is counted anew when there is room
+      return false;
+    }
     asked.answering = std::move(answering);
     if (asked.answering->complete()) end(asked, nullptr, asked.answering->ending());
   } catch (...) {
