@@ -7,6 +7,7 @@
 #include <chrono>
 #include <ctime>
 
+#include "base/out_of_memory.h"
 #include "base/text.h"
 #include "engine/document.h"
 #include "lodestone/automatic.h"
@@ -212,6 +213,11 @@ namespace {
 
 ApiError to_api(const std::exception& error) {
   if (const auto* const known = dynamic_cast<const ApiError*>(&error)) return *known;
+  if (dynamic_cast<const OutOfDeviceMemory*>(&error) != nullptr) {  // others may give memory back
+    ApiError busy(503, error.what());
+    busy.retry_seconds = kRetrySeconds;
+    return busy;
+  }
   return ApiError(dynamic_cast<const InputError*>(&error) != nullptr ? 400 : 500, error.what());
 }
 
@@ -454,10 +460,8 @@ void EngineBackend::tell(Job& job) {
       answer.sources = sources_of(*job.opened.document, result.sources, mass_of(job.neutral), kPassages);
     job.opened.document.reset();  // so that it may be closed as soon as its client knows
     job.listener.on_answer(answer);
-  } catch (const InputError& error) {
-    job.listener.on_failure(ApiError(400, error.what()));
   } catch (const std::exception& error) {
-    job.listener.on_failure(ApiError(500, error.what()));
+    job.listener.on_failure(to_api(error));
   }
 }
 
