@@ -7,6 +7,11 @@ namespace lode::serve {
 
 namespace {
 
+/// Whether a document that was recognised cannot be asked: damaged, deleted meanwhile, or too large for the memory.
+bool is_of_no_use(const ApiError& error) {
+  return error.code == "context_failed" || error.code == "context_not_found" || error.code == "no_room";
+}
+
 /// Lives until its last answer has ended.
 class Exchange : public std::enable_shared_from_this<Exchange> {
  public:
@@ -45,7 +50,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   bool asks_as_it_came(std::size_t choice, const ApiError& error) {
     {
       const std::lock_guard lock(mutex_);
-      if (over_ || open_ || error.code != "context_failed" || !as_it_came_.context.empty()) return false;
+      if (over_ || open_ || cancelled_ || !is_of_no_use(error) || !as_it_came_.context.empty()) return false;
       conversation_.question = as_it_came_;
       reuse_ = {.how = "none", .why = error.what()};
     }
@@ -62,8 +67,12 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
     Question question = this->question();
     question.sampling.seed += choice;
     const std::uint64_t id = backend_.ask(std::move(question), listener(choice));
-    const std::lock_guard lock(mutex_);
-    ids_.push_back(id);
+    {
+      const std::lock_guard lock(mutex_);
+      ids_.push_back(id);
+      if (!cancelled_) return;
+    }
+    backend_.cancel(id);  // its client has gone while it was asked
   }
 
   Listener listener(std::size_t choice) {
@@ -135,6 +144,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
     std::vector<std::uint64_t> ids;
     {
       const std::lock_guard lock(mutex_);
+      cancelled_ = true;
       ids = ids_;
     }
     for (const std::uint64_t id : ids) backend_.cancel(id);
@@ -151,7 +161,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   std::vector<std::uint64_t> ids_;
   std::vector<Answer> answers_;
   std::size_t left_ = 0;
-  bool open_ = false, over_ = false;
+  bool open_ = false, over_ = false, cancelled_ = false;
 };
 
 }  // namespace
