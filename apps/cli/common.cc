@@ -292,7 +292,11 @@ Device device_of(const CommonFlags& common, DType kv_type) {
 
 std::future<void> start_gpu(const CommonFlags& common) {
   if (common.device == "cpu") return {};
-  return std::async(std::launch::async, [] { lode::start_gpu(); });
+  try {
+    return std::async(std::launch::async, [] { lode::start_gpu(); });
+  } catch (const std::system_error&) {  // no thread is to be had: it starts when it is needed
+    return {};
+  }
 }
 
 void expect_gpu(Device device, const std::string& gpu_memory, const std::string& kv_tier,

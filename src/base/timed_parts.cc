@@ -32,10 +32,13 @@ TimedPart::~TimedPart() {
   const double seconds = seconds_since(start_);
   const std::lock_guard lock(mutex);
   const auto found = std::ranges::find(noted(), name_, &std::pair<std::string, double>::first);
-  if (found != noted().end())
-    found->second += seconds;
-  else
-    noted().emplace_back(std::move(name_), seconds);
+  try {
+    if (found != noted().end())
+      found->second += seconds;
+    else
+      noted().emplace_back(std::move(name_), seconds);
+  } catch (const std::bad_alloc&) {  // a figure less
+  }
 }
 
 std::vector<std::pair<std::string, double>> timed_parts() {

@@ -25,6 +25,7 @@ void CudaContext::upload(const KvStore& store) {
       2 * (end - begin) * range_.layout().row_bytes() * config_.layers * config_.kv_heads;
   const std::vector<HostRows> pieces = pieces_to_upload(begin, end);
   if (bytes >= kWorthPinning) {
+    stream_.synchronize();  // a step that was cut off may still write rows; the pieces go by other streams
     upload_pinned(store, pieces);
   } else {
     for (const HostRows& piece : pieces) {

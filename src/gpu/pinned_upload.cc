@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/pinned_upload.h"
 
+#include <algorithm>
+#include <atomic>
+
 #include "base/cancel.h"
 #include "base/threads.h"
 
 namespace lode {
 
 PinnedUpload::PinnedUpload(ThreadPool* pool, std::int64_t scratch) : pool_(pool) {
-  for (int i = 0; i < (pool != nullptr ? pool->size() : 1); ++i) {
+  constexpr int kMostLanes = 16;  // more fill no link faster, and each pins memory
+  for (int i = 0; i < (pool != nullptr ? std::min(kMostLanes, pool->size()) : 1); ++i) {
     lanes_.push_back(std::make_unique<Lane>());
     if (scratch > 0) lanes_.back()->scratch_ = cuda::Buffer(scratch, "pieces on their way");
   }
@@ -15,12 +19,22 @@ PinnedUpload::PinnedUpload(ThreadPool* pool, std::int64_t scratch) : pool_(pool)
 
 void PinnedUpload::run(std::int64_t count, const std::function<void(std::int64_t, std::byte*)>& fill,
                        const std::function<void(std::int64_t, const std::byte*, Lane&)>& send) {
+  std::atomic<std::int64_t> next = 0;
+  const auto run_lane = [&](Lane& lane) {
+    for (std::int64_t piece = next++; piece < count; piece = next++) {
+      try {
+        run_one(piece, lane, fill, send);
+      } catch (...) {
+        next = count;  // for the other lanes
+        throw;
+      }
+    }
+  };
   if (pool_ != nullptr)
-    pool_->for_each(count, [&](std::int64_t piece, int worker) {
-      run_one(piece, *lanes_[static_cast<std::size_t>(worker)], fill, send);
-    });
+    pool_->for_each(std::ssize(lanes_),
+                    [&](std::int64_t lane, int) { run_lane(*lanes_[static_cast<std::size_t>(lane)]); });
   else
-    for (std::int64_t piece = 0; piece < count; ++piece) run_one(piece, *lanes_.front(), fill, send);
+    run_lane(*lanes_.front());
   for (const auto& lane : lanes_) lane->stream_.synchronize();
 }
 

@@ -135,12 +135,19 @@ class ThresholdSelector::OnDevice {
  public:
   OnDevice(std::span<ThresholdSelector* const> layers, std::int32_t sequence, std::int64_t most_tokens)
       : layers_(layers), device_(layers[0]->device_) {
-    const bool held = hold(sequence, most_tokens);
+    bool held = false;
+    try {
+      held = hold(sequence, most_tokens);
+    } catch (...) {
+      forget();
+      throw;
+    }
+    if (!held) forget();  // those of the first layers, which would take memory for nothing
     for (ThresholdSelector* layer : layers_) layer->scored_by_device_ = held;
   }
   ~OnDevice() {
     for (ThresholdSelector* layer : layers_) layer->scored_by_device_ = false;
-    if (device_ != nullptr) device_->forget_clusters();
+    forget();
   }
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
@@ -153,6 +160,9 @@ class ThresholdSelector::OnDevice {
              const auto clusters = layer->scored_clusters(sequence);
              return clusters.has_value() && device_->hold_clusters(g.layer, *clusters, most_tokens);
            });
+  }
+  void forget() const {
+    if (device_ != nullptr) device_->forget_clusters();
   }
   std::span<ThresholdSelector* const> layers_;
   DeviceKeys* device_;
