@@ -18,7 +18,7 @@ import tempfile
 from document_kinds import KINDS, Maker
 
 TWELVE = ("prose:2048 prose:126000 code:8192 code:65536 table:4096 table:126000 list:16384 list:65536 log:32768 log:98304 "
-          "mixture:24576 mixture:126000").split()
+          "mixture:24576 mixture:118000").split()
 # Characters a token of the pocket model; the length that comes out is printed.
 PER_TOKEN = {"prose": 3.45, "code": 1.8, "table": 1.92, "list": 2.19, "log": 1.71, "mixture": 2.5}
 
