@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "base/cancel.h"
+#include "kernels/cuda/attend/attend_beside.h"
 #include "kernels/cuda/attend/attend_shared.h"
 #include "kernels/cuda/device/sm_count.h"
 #include "lodestone/error.h"
@@ -88,10 +89,12 @@ CudaBatch::CudaBatch(const ModelConfig& config, std::shared_ptr<const CudaModel>
   linear_.reserve(n, config.hidden, config.intermediate, sizes.q_cols, sizes.kv_cols);
   linear_.reserve_panel(model_->panel_bytes(precision()));
   narrow_.reserve(sizes);
-  workspace_ = cuda::Buffer(
-      cuda::decode_workspace_bytes(kMostSparseTokens, config.query_heads, config.kv_heads, config.head_dim),
-      "partial results of attention");
-  cuda::fill(workspace_.as<void>(), 0, workspace_.bytes(), stream_.get());
+  for (cuda::Buffer* b : {&workspace_, &tail_workspace_}) {
+    *b = cuda::Buffer(
+        cuda::decode_workspace_bytes(kMostSparseTokens, config.query_heads, config.kv_heads, config.head_dim),
+        "partial results of attention");
+    cuda::fill(b->as<void>(), 0, b->bytes(), stream_.get());
+  }
   shared_workspace_ = cuda::Buffer(
       cuda::shared_workspace_bytes(kWideRows, config.query_heads, config.head_dim), "partial results");
   static_cast<void>(cuda::may_wait_for_room(stream_.get()));  // before the streams of contexts
@@ -455,7 +458,9 @@ void CudaBatch::enqueue_layer(int layer, const Pass& pass) {
   narrow_.mlp(mlp, pass.count(), x_.as<float>(), next);
 }
 
-void CudaBatch::attend(int layer, const Pass& pass) {
+/// Enqueues documents that rows with full attention read, and all tails; of generated tokens both end at
+/// joined_. Where a group chooses keys, its tails are attended to beside that.
+std::vector<cuda::StatePlanes> CudaBatch::attend_plain(int layer, const Pass& pass) {
   const Staged& s = *staged_.as<Staged>();
   const cuda::Queries tails = queries(pass, layer, there(s.in_tail)->data(), there(s.tail_bases)->data());
   // Generated tokens alone: a question's products keep the GPU busy by themselves.
@@ -463,19 +468,30 @@ void CudaBatch::attend(int layer, const Pass& pass) {
   if (pass.narrow) forked_.record(stream_.get()), forked_.hold_up(beside);
   std::vector<cuda::StatePlanes> planes;
   for (const Group& group : pass.groups) planes.push_back(read_document(layer, pass, group, beside));
-  if (pass.narrow) {
-    attend_full_decode(tails, pass.longest_tail, workspace_.as<void>(), stream_.get());
-    joined_.record(beside), joined_.hold_up(stream_.get());
-  } else {
+  if (!pass.narrow) {
     const Token& first = pass.tokens.front();
     attend_prefill(tails, static_cast<std::int32_t>(first.position - first.seam), stream_.get(), precision());
+    return planes;
   }
+  const bool chooses =
+      std::ranges::any_of(pass.groups, [&](const Group& g) { return !attends_all(g, layer); });
+  if (chooses)
+    attend_full_beside(tails, pass.longest_tail, tail_workspace_.as<void>(), beside);
+  else
+    attend_full_decode(tails, pass.longest_tail, workspace_.as<void>(), stream_.get());
+  joined_.record(beside);
+  return planes;
+}
+
+void CudaBatch::attend(int layer, const Pass& pass) {
+  const std::vector<cuda::StatePlanes> planes = attend_plain(layer, pass);
   const cuda::DeviceWeight& o = model_->layers[static_cast<std::size_t>(layer)].o;
   auto* const halves = static_cast<bf16*>(pass.narrow ? narrow_.halves_for(o) : nullptr);
   for (std::size_t g = 0; g < pass.groups.size(); ++g) {
     const Group& group = pass.groups[g];
     cuda::StatePart states[3];
     const int count = attend_chosen(layer, pass, group, states);
+    if (g == 0 && pass.narrow) joined_.hold_up(stream_.get());
     const std::int64_t d = config_.head_dim, first = std::int64_t{group.first} * config_.query_heads;
     merge_planes(planes[g], states, count, std::int64_t{group.count} * config_.query_heads, config_.head_dim,
                  attention_.as<float>() + first * d,

@@ -95,6 +95,7 @@ class CudaBatch final : public GpuBatch {
   void enqueue_layer(int layer, const Pass& pass);
   void enqueue_head(const Pass& pass);
   void finish_logits(std::int64_t count);
+  std::vector<cuda::StatePlanes> attend_plain(int layer, const Pass& pass);
   void attend(int layer, const Pass& pass);
   void report_masses(int layer, const Pass& pass);
   static bool joins(Group& group, const Asked& asked);
@@ -116,7 +117,8 @@ class CudaBatch final : public GpuBatch {
   const ModelConfig& config_;
   std::shared_ptr<const CudaModel> model_;
   GpuBatchOptions options_;
-  cuda::Stream stream_, beside_;  ///< beside_: documents are read while tails are attended to
+  /// beside_: documents are read while tails are attended to, or tails while keys are chosen.
+  cuda::Stream stream_, beside_;
   cuda::Event forked_, joined_;
   std::shared_ptr<TailPool> pool_;
   cuda::Linear linear_;
@@ -135,7 +137,7 @@ class CudaBatch final : public GpuBatch {
   cuda::PinnedBuffer staged_logits_;
   cuda::Buffer largest_;  // [kNarrowRows] tokens
   cuda::PinnedBuffer staged_largest_;
-  cuda::Buffer workspace_, shared_workspace_;
+  cuda::Buffer workspace_, tail_workspace_, shared_workspace_;  ///< of stream_, of tails in beside_
   MassFinder masses_;
   std::vector<float> frequencies_set_;
   float rope_scale_ = 1.0f;

@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include "harness.h"
+#include "kernels/cuda/attend/attend_beside.h"
 #include "kernels/cuda/attend/attend_runs.h"
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/hopper.cuh"
@@ -147,7 +148,7 @@ struct World {
     if (problem.lists.empty()) {
       add_newest(first, count, late);
       const std::vector<Buffer> held = write_behind(late);
-      attend_full_decode(queries, most_tokens, workspace.as<void>(), stream);
+      (beside ? attend_full_beside : attend_full_decode)(queries, most_tokens, workspace.as<void>(), stream);
       LODE_CUDA(cudaDeviceSynchronize());
     } else if (problem.runs > 0) {
       attend_as_runs(queries, first);
@@ -341,6 +342,7 @@ struct World {
   std::vector<Buffer> memory;
   Buffer bases, places, device_q, workspace;
   std::int64_t most_tokens = 1 << 20;  // what graphs are made for
+  bool beside = false;                 ///< by attend_full_beside
   StreamHandle stream = nullptr;
 };
 
@@ -509,6 +511,19 @@ LODE_TEST(full_attention_of_many_sequences_gives_the_bits_of_one) {
   for (int i = 0; i < 6; ++i) {
     const std::vector<float> alone = world.run(i, 1);
     LODE_CHECK(std::equal(alone.begin(), alone.begin() + row, together.begin() + i * row));
+  }
+}
+
+LODE_TEST(a_stream_beside_gives_the_same_bits) {
+  for (const int d : {80, 128, 256}) {
+    World world(
+        {.d = d, .group = 4, .kv_heads = 8, .type = DType::bf16, .positions = {0, 15, 64, 255, 300, 511}});
+    world.upload();
+    world.most_tokens = 512;
+    const std::vector<float> want = world.run(0, 6);
+    world.beside = true;
+    world.check_all(tolerance_of(DType::bf16));
+    for (int again = 0; again < 3; ++again) LODE_CHECK(world.run(0, 6) == want);
   }
 }
 

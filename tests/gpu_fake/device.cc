@@ -20,6 +20,7 @@
 #include "base/threads.h"
 #include "gpu/select/saap/buckets.h"
 #include "gpu_fake/play.h"
+#include "kernels/cuda/attend/attend_beside.h"
 #include "kernels/cuda/attend/attend_block.h"
 #include "kernels/cuda/attend/attend_shared.h"
 #include "kernels/cuda/attend/attend_window.h"
@@ -368,6 +369,9 @@ std::int64_t decode_workspace_bytes(int, int, int, int) {
 }
 void attend_full_decode(const Queries& queries, std::int64_t, void*, StreamHandle stream) {
   enqueue(stream, [=] { attend_all(queries, nullptr); });
+}
+void attend_full_beside(const Queries& queries, std::int64_t most, void* workspace, StreamHandle stream) {
+  attend_full_decode(queries, most, workspace, stream);
 }
 void attend_rows_decode(const Queries& queries, const RowLists& lists, std::int64_t, void*,
                         StreamHandle stream) {

@@ -20,6 +20,7 @@
 // start then, or at once where there are many short pieces.
 #include <algorithm>
 
+#include "kernels/cuda/attend/attend_beside.h"
 #include "kernels/cuda/attend/attend_finish.cuh"
 #include "kernels/cuda/attend/attend_generic.h"
 #include "kernels/cuda/attend/attend_many.h"
@@ -203,8 +204,9 @@ bool launch_for(const Params& p, StreamHandle stream) {
   return wide ? launch_for_dim<T, true>(p, stream) : launch_for_dim<T, false>(p, stream);
 }
 
+/// `may_wait`: blocks may wait for others of their launch that have not started.
 void attend(const Queries& queries, const RowLists* lists, std::int64_t max_tokens, void* workspace,
-            StreamHandle stream) {
+            StreamHandle stream, bool may_wait = true) {
   if (queries.count == 0) return;
   Params p = {.queries = queries, .has_lists = lists != nullptr};
   std::int64_t most_keys = max_tokens;
@@ -213,8 +215,8 @@ void attend(const Queries& queries, const RowLists* lists, std::int64_t max_toke
     p.lists_per_head = lists->lists_per_head;
     most_keys = std::min(max_tokens, lists->sink + lists->capacity + lists->window);
   }
-  share_out(p, most_keys, workspace, stream);
-  if (attend_many(p, stream)) return;
+  share_out(p, most_keys, workspace, stream, may_wait);
+  if (may_wait && attend_many(p, stream)) return;
   if (p.group <= 16 && queries.layout.type == DType::bf16 && launch_for<__nv_bfloat16>(p, stream)) return;
   if (p.group <= 16 && queries.layout.type == DType::f16 && launch_for<__half>(p, stream)) return;
   attend_generic(queries, lists, stream);
@@ -225,6 +227,11 @@ void attend(const Queries& queries, const RowLists* lists, std::int64_t max_toke
 void attend_full_decode(const Queries& queries, std::int64_t max_tokens, void* workspace,
                         StreamHandle stream) {
   attend(queries, nullptr, max_tokens, workspace, stream);
+}
+
+void attend_full_beside(const Queries& queries, std::int64_t max_tokens, void* workspace,
+                        StreamHandle stream) {
+  attend(queries, nullptr, max_tokens, workspace, stream, /*may_wait=*/false);
 }
 
 void attend_rows_decode(const Queries& queries, const RowLists& lists, std::int64_t max_tokens,

@@ -43,7 +43,7 @@ unsigned reciprocal_of(int parts) {
   return parts == 1 ? ~0u : static_cast<unsigned>(((std::int64_t{1} << 32) + parts - 1) / parts);
 }
 
-void share_out(Params& p, std::int64_t most_keys, void* workspace, StreamHandle stream) {
+void share_out(Params& p, std::int64_t most_keys, void* workspace, StreamHandle stream, bool may_wait) {
   const int kv_heads = p.queries.layout.kv_heads;
   p.group = p.queries.query_heads / kv_heads;
   p.most_parts = parts_for(kv_heads, p.queries.layout.head_dim);
@@ -53,7 +53,7 @@ void share_out(Params& p, std::int64_t most_keys, void* workspace, StreamHandle 
   p.blocks = static_cast<int>(std::min<std::int64_t>(p.most_parts, pieces));
   const std::int64_t lists = std::int64_t{p.queries.count} * kv_heads * p.lists_per_head;
   const int slots = processors() * blocks_at_once(p.queries.layout.head_dim),
-            waiting = may_wait_for_room(stream) ? std::min(processors() / 2, (slots - 1) / 2) : 0;
+            waiting = may_wait && may_wait_for_room(stream) ? std::min(processors() / 2, (slots - 1) / 2) : 0;
   p.most_mergers = static_cast<int>(1 + waiting / lists);
   const std::int64_t tickets = std::int64_t{p.queries.count} * p.queries.query_heads;
   if (tickets > kTickets)

@@ -45,8 +45,9 @@ struct Share {
 unsigned reciprocal_of(int parts);
 
 /// Fills in the group, the parts of a list of so many keys at most, how many of its blocks merge in this
-/// stream, and the places of the workspace. RunError where it has none for so many query heads.
-void share_out(Params& p, std::int64_t most_keys, void* workspace, StreamHandle stream);
+/// stream (one unless `may_wait`), and the places of the workspace. RunError where it has none for so many
+/// query heads.
+void share_out(Params& p, std::int64_t most_keys, void* workspace, StreamHandle stream, bool may_wait = true);
 
 /// Shared memory of a processor, in percent of the most there can be, so that just so many blocks fit: what
 /// is left of it is cache, and all bytes under way to shared memory have a place there first.
