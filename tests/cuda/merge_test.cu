@@ -2,6 +2,7 @@
 // Merging two states on the device: against float64, and with sides that are empty or not numbers.
 #include <cuda_runtime.h>
 
+#include <bit>
 #include <vector>
 
 #include "harness.h"
@@ -42,6 +43,56 @@ LODE_TEST(states_merge_as_in_float64_and_empty_sides_change_nothing) {
     const double wa = a_lse[row] == none ? 0.0 : std::exp(a_lse[row] - peak);
     const double wb = b_lse[row] == none ? 0.0 : std::exp(b_lse[row] - peak);
     LODE_CHECK_CLOSE(found[i], wa + wb == 0.0 ? a[i] : (a[i] * wa + b[i] * wb) / (wa + wb), 1e-6);
+  }
+}
+
+/// Planes and states of some rows, some of them empty, with poison in what is empty.
+LODE_TEST(planes_merge_as_in_float64_with_and_without_any) {
+  Stream stream;
+  constexpr int kRows = 37;
+  for (const int d : {80, 128, 256}) {
+    for (const int planes : {0, 1, 16}) {
+      for (const int states : {1, 3}) {
+        const int all = planes + states;
+        std::vector<float> lse(static_cast<std::size_t>(all * kRows)),
+            outputs(lse.size() * static_cast<std::size_t>(d));
+        for (std::size_t i = 0; i < lse.size(); ++i) {
+          lse[i] = i % 5 == 3 ? -INFINITY : 40.0f * std::sin(float(i));
+          for (std::size_t k = 0; k < static_cast<std::size_t>(d); ++k)
+            outputs[i * static_cast<std::size_t>(d) + k] =
+                lse[i] == -INFINITY ? NAN : std::cos(float(i + 7 * k));
+        }
+        const Buffer o(std::ssize(outputs) * 4, "a test"), l(std::ssize(lse) * 4, "a test"),
+            to(std::int64_t{kRows} * d * 4, "a test"), halves(std::int64_t{kRows} * d * 4, "a test");
+        copy(o.as<void>(), outputs.data(), o.bytes(), stream.get());
+        copy(l.as<void>(), lse.data(), l.bytes(), stream.get());
+        StatePart parts[3];
+        for (int s = 0; s < states; ++s)
+          parts[s] = {o.as<float>() + std::int64_t{planes + s} * kRows * d,
+                      l.as<float>() + (planes + s) * kRows};
+        merge_planes({o.as<float>(), l.as<float>(), planes}, parts, states, kRows, d, to.as<float>(),
+                     {halves.as<void>(), std::int64_t{kRows} * d}, stream.get());
+        std::vector<float> found(static_cast<std::size_t>(kRows * d));
+        std::vector<std::uint16_t> split(2 * found.size());
+        copy(found.data(), to.as<float>(), to.bytes(), stream.get());
+        copy(split.data(), halves.as<void>(), halves.bytes(), stream.get());
+        stream.synchronize();
+        const auto widened = [&](std::size_t i) {
+          return double{std::bit_cast<float>(static_cast<std::uint32_t>(split[i]) << 16)};
+        };
+        for (std::size_t i = 0; i < found.size(); ++i) {
+          const std::size_t row = i / static_cast<std::size_t>(d), rows = kRows;
+          double sum = 0, want = 0;
+          for (std::size_t p = 0; p < static_cast<std::size_t>(all); ++p) {
+            if (lse[p * rows + row] == -INFINITY) continue;
+            const double weight = std::exp(double{lse[p * rows + row]} - 40.0);
+            sum += weight, want += weight * outputs[p * found.size() + i];
+          }
+          LODE_CHECK_CLOSE(found[i], sum == 0.0 ? 0.0 : want / sum, 1e-5);
+          LODE_CHECK_CLOSE(widened(i) + widened(found.size() + i), found[i], 1e-4);
+        }
+      }
+    }
   }
 }
 

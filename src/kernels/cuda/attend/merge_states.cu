@@ -51,25 +51,28 @@ struct Merged {
   int count = 0;
 };
 
-// A part whose lse is NaN makes the row NaN.
-__global__ void merge_planes_kernel(const Merged m, int d, float* to, const SplitResult split) {
-  __shared__ float lse[kMostPlanes + 3], weight[kMostPlanes + 3];
+// A part whose lse is NaN makes the row NaN. kMost: of planes; with none a thread needs few registers, and
+// all rows of a step run at once.
+template <int kMost>
+__global__ void __launch_bounds__(kThreads)
+    merge_planes_kernel(const Merged m, int d, float* to, const SplitResult split) {
+  constexpr int kParts = kMost + 3;
+  __shared__ float lse[kParts], weight[kParts];
   const std::int64_t row = blockIdx.x, rows = gridDim.x;
   const int thread = static_cast<int>(threadIdx.x), all = m.planes.count + m.count;
   const auto from = [&](int p) {
     return p < m.planes.count ? m.planes.outputs + (p * rows + row) * d
                               : m.parts[p - m.planes.count].output + row * d;
   };
-  float own = -INFINITY,
-        x[kMostPlanes + 3];  // of the first columns, on their way before the weights are known
+  float own = -INFINITY, x[kParts];  // of the first columns, on their way before the weights are known
   if (thread < all)
     own = thread < m.planes.count ? m.planes.lse[thread * rows + row]
                                   : m.parts[thread - m.planes.count].lse[row];
 #pragma unroll
-  for (int p = 0; p < kMostPlanes + 3; ++p) x[p] = p < all && thread < d ? from(p)[thread] : 0.0f;
-  if (thread < kMostPlanes + 3) lse[thread] = own;
+  for (int p = 0; p < kParts; ++p) x[p] = p < all && thread < d ? from(p)[thread] : 0.0f;
+  if (thread < kParts) lse[thread] = own;
   __syncthreads();
-  if (thread < kMostPlanes + 3) {
+  if (thread < kParts) {
     float peak = -INFINITY, sum = 0.0f;
 #pragma unroll
     for (const float other : lse) peak = fmaxf(peak, other);
@@ -82,7 +85,7 @@ __global__ void merge_planes_kernel(const Merged m, int d, float* to, const Spli
   for (int i = thread; i < d; i += kThreads) {
     float result = 0.0f;
 #pragma unroll
-    for (int p = 0; p < kMostPlanes + 3; ++p) {
+    for (int p = 0; p < kParts; ++p) {
       if (p < all && i != thread) x[p] = from(p)[i];
       if (weight[p] != 0.0f) result += weight[p] * x[p];  // what an empty part holds is no number
     }
@@ -101,7 +104,8 @@ void merge_planes(const StatePlanes& planes, const StatePart (&parts)[3], int co
                   float* to, const SplitResult& split, StreamHandle stream) {
   if (rows == 0) return;
   if (planes.count > kMostPlanes || count > 3) throw RunError("expected at most 16 planes and three states");
-  merge_planes_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
+  const auto kernel = planes.count == 0 ? merge_planes_kernel<0> : merge_planes_kernel<kMostPlanes>;
+  kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
       {planes, {parts[0], parts[1], parts[2]}, count}, d, to, split);
   LODE_LAUNCHED();
 }

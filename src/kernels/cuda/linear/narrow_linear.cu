@@ -21,6 +21,11 @@ Vector vector_of(const DeviceWeight& w) {
   return {w.data, w.type};
 }
 
+__device__ __forceinline__ void take_four(const float* from, float (&to)[4]) {
+  const float4 x = *reinterpret_cast<const float4*>(from);
+  to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
+}
+
 /// A product [kBothRows, stride] whose rows i and kNarrowRows + i are the two halves of row i.
 struct Halves {
   const float* y = nullptr;
@@ -30,6 +35,14 @@ struct Halves {
     const float* const from = y + row * stride + column;
     return from[0] + from[kNarrowRows * stride];
   }
+  /// Four of them; column and stride are multiples of four.
+  __device__ __forceinline__ void four(std::int64_t row, std::int64_t column, float (&to)[4]) const {
+    const float* const from = y + row * stride + column;
+    float low[4];
+    take_four(from, to), take_four(from + kNarrowRows * stride, low);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] += low[i];
+  }
 };
 
 __device__ __forceinline__ void put_halves(float x, std::int64_t row, std::int64_t cols, std::int64_t i,
@@ -37,6 +50,19 @@ __device__ __forceinline__ void put_halves(float x, std::int64_t row, std::int64
   const Half high = __float2bfloat16_rn(x);
   to[row * cols + i] = high;
   to[(row + kNarrowRows) * cols + i] = __float2bfloat16_rn(x - __bfloat162float(high));
+}
+
+/// Of four columns from `i` on, a multiple of four as is cols.
+__device__ __forceinline__ void put_four_halves(const float (&x)[4], std::int64_t row, std::int64_t cols,
+                                                std::int64_t i, Half* to) {
+  __align__(8) Half high[4], low[4];
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    high[k] = __float2bfloat16_rn(x[k]);
+    low[k] = __float2bfloat16_rn(x[k] - __bfloat162float(high[k]));
+  }
+  *reinterpret_cast<uint2*>(to + row * cols + i) = *reinterpret_cast<const uint2*>(high);
+  *reinterpret_cast<uint2*>(to + (row + kNarrowRows) * cols + i) = *reinterpret_cast<const uint2*>(low);
 }
 
 /// A row in the registers of a block: every thread has four columns of each kThreads * 4.
@@ -56,21 +82,46 @@ struct RowInBlock {
         if (column(k) + i < cols) f(column(k) + i, x[k][i]);
     }
   }
+  /// f(column, four numbers) for each four of this thread's; cols is a multiple of four.
+  template <class F>
+  __device__ __forceinline__ void for_each_four(const F& f) {
+#pragma unroll
+    for (int k = 0; k < kFours; ++k)
+      if (column(k) < cols) f(column(k), x[k]);
+  }
   /// Multiplies by gain / root mean square, by the whole block.
-  __device__ void normalise(const Vector& gain, float eps) {
+  __device__ __forceinline__ void normalise(const Vector& gain, float eps) {
+    RowInBlock gains = {{}, cols};
+    gains.take_gain(gain);
+    normalise(gains, eps);
+  }
+  __device__ __forceinline__ void take_gain(const Vector& gain) {
+    for_each([&](std::int64_t i, float& value) { value = gain[i]; });
+  }
+  __device__ __forceinline__ void normalise(const RowInBlock& gains, float eps) {
     __shared__ float partial[kThreads / 32];
+    __shared__ float inverse_of_all;
     float sum = 0.0f;
     for_each([&](std::int64_t, float& value) { sum = fmaf(value, value, sum); });
     for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
     __syncthreads();  // it may be in use by a norm before
     if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
     __syncthreads();
-    double all = 0;
+    if (threadIdx.x < 32) {  // all warps would share the few units for double
+      double all = 0;
 #pragma unroll
-    for (const float p : partial) all += static_cast<double>(p);
-    const auto inverse =
-        static_cast<float>(1.0 / sqrt(all / static_cast<double>(cols) + static_cast<double>(eps)));
-    for_each([&](std::int64_t i, float& value) { value = value * inverse * gain[i]; });
+      for (const float p : partial) all += static_cast<double>(p);
+      if (threadIdx.x == 0)
+        inverse_of_all =
+            static_cast<float>(1.0 / sqrt(all / static_cast<double>(cols) + static_cast<double>(eps)));
+    }
+    __syncthreads();
+    const float inverse = inverse_of_all;
+#pragma unroll
+    for (int k = 0; k < kFours; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[k][i] = x[k][i] * inverse * gains.x[k][i];
+    }
   }
 };
 
@@ -136,22 +187,28 @@ struct AddStep {
 template <int kFours>
 __global__ __launch_bounds__(kThreads) void add_kernel(const Halves y, const AddStep step) {
   release_successor();
-  wait_for_predecessor();
   const std::int64_t row = blockIdx.x;
   float* const x = step.x + row * step.cols;
-  RowInBlock<kFours> of = {{}, step.cols}, sum = {{}, step.cols};
-  of.for_each([&](std::int64_t i, float& value) { value = y.at(row, i) + step.bias.or_zero(i); });
-  sum.for_each([&](std::int64_t i, float& value) { value = x[i]; });
+  RowInBlock<kFours> of = {{}, step.cols}, sum = {{}, step.cols}, gains = {{}, step.cols};
+  if (step.next.data != nullptr) gains.take_gain(step.next);  // weights: there since the model was loaded
+  wait_for_predecessor();
+  of.for_each_four([&](std::int64_t i, float(&value)[4]) { y.four(row, i, value); });
+  sum.for_each_four([&](std::int64_t i, float(&value)[4]) { take_four(x + i, value); });
+  if (step.bias.data != nullptr) of.for_each([&](std::int64_t i, float& value) { value += step.bias[i]; });
   if (step.gain.data != nullptr) of.normalise(step.gain, step.eps);
 #pragma unroll
   for (int k = 0; k < kFours; ++k) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum.x[k][i] = __fadd_rn(sum.x[k][i], __fmul_rn(of.x[k][i], step.multiplier));
   }
-  sum.for_each([&](std::int64_t i, float& value) { x[i] = value; });
+  sum.for_each_four([&](std::int64_t i, const float(&value)[4]) {
+    *reinterpret_cast<float4*>(x + i) = {value[0], value[1], value[2], value[3]};
+  });
   if (step.next.data == nullptr) return;
-  sum.normalise(step.next, step.eps);
-  sum.for_each([&](std::int64_t i, float& value) { put_halves(value, row, step.cols, i, step.next_to); });
+  sum.normalise(gains, step.eps);
+  sum.for_each_four([&](std::int64_t i, const float(&value)[4]) {
+    put_four_halves(value, row, step.cols, i, step.next_to);
+  });
 }
 
 unsigned blocks_for(std::int64_t count) {
