@@ -527,6 +527,30 @@ LODE_TEST(a_stream_beside_gives_the_same_bits) {
   }
 }
 
+// Blocks that take several pieces, as many tokens need with the room of a window, against a token alone.
+LODE_TEST(many_short_stretches_give_the_bits_of_one) {
+  for (const DType type : {DType::f16, DType::bf16}) {
+    for (const int d : {64, 128}) {
+      World world(
+          {.d = d,
+           .group = 4,
+           .kv_heads = 8,
+           .type = type,
+           .positions = {1790, 0, 70, 2047, 63, 64, 1000, 15, 2046, 1, 700, 1500, 127, 128, 129, 1900}});
+      world.upload();
+      world.most_tokens = 2048;
+      world.check_all(tolerance_of(type));
+      const std::vector<float> together = world.run(0, 16);
+      for (int again = 0; again < 2; ++again) LODE_CHECK(world.run(0, 16) == together);
+      const std::ptrdiff_t row = world.heads() * d;
+      for (int i = 0; i < 16; ++i) {
+        const std::vector<float> alone = world.run(i, 1);
+        LODE_CHECK(std::equal(alone.begin(), alone.begin() + row, together.begin() + i * row));
+      }
+    }
+  }
+}
+
 LODE_TEST(a_list_for_each_head_gives_the_bits_of_one_for_all) {
   Problem p = {.d = 128,
                .group = 4,

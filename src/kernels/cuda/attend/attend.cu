@@ -216,7 +216,8 @@ void attend(const Queries& queries, const RowLists* lists, std::int64_t max_toke
     most_keys = std::min(max_tokens, lists->sink + lists->capacity + lists->window);
   }
   share_out(p, most_keys, workspace, stream, may_wait);
-  if (may_wait && attend_many(p, stream)) return;
+  constexpr std::int64_t kMostShort = 1 << 14;  // keys; pieces of more keep a block of their own busy
+  if (may_wait && (lists != nullptr || most_keys <= kMostShort) && attend_many(p, stream)) return;
   if (p.group <= 16 && queries.layout.type == DType::bf16 && launch_for<__nv_bfloat16>(p, stream)) return;
   if (p.group <= 16 && queries.layout.type == DType::f16 && launch_for<__half>(p, stream)) return;
   attend_generic(queries, lists, stream);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decode attention where lists have more pieces together than there are blocks at once: lists of each query
-// head, or of several tokens.
+// head, or of several tokens, or short stretches of keys of many tokens, without lists.
 //
 // Work map: as many blocks as run at once share out the pieces of all lists, those of a list beside one
 // another, by the tiles that they have. A block's warps walk from piece to piece without a pause: keys of the
@@ -186,7 +186,7 @@ class Many {
 
   /// How many keys the list of this thread's stretch has now; before the wait that may be any number.
   __device__ __forceinline__ int listed_now() const {
-    if (own_.base == nullptr) return 0;
+    if (own_.base == nullptr || !p_.has_lists) return 0;
     const int count = __ldcg(p_.lists.counts + std::int64_t{own_.unit} * p_.lists_per_head + own_.first_head);
     return max(0, min(count, static_cast<int>(p_.lists.capacity)));
   }
@@ -537,7 +537,9 @@ bool launch_for_dim(const ManyParams& m, StreamHandle stream) {
 
 bool attend_many(const Params& p, StreamHandle stream) {
   const std::int64_t lists = std::int64_t{p.queries.count} * p.queries.layout.kv_heads * p.lists_per_head;
-  if (!p.has_lists || p.group > kMostGroup || lists * p.blocks < 3 * processors()) return false;
+  // Without lists a block for each piece fetches early; only many rounds of blocks cost more than that gains.
+  const int least = p.has_lists ? 3 : 12;
+  if (p.group > kMostGroup || lists * p.blocks < std::int64_t{least} * processors()) return false;
   const ManyParams m = {.attend = p};
   if (p.queries.layout.type == DType::bf16) return launch_for_dim<__nv_bfloat16>(m, stream);
   if (p.queries.layout.type == DType::f16) return launch_for_dim<__half>(m, stream);
