@@ -28,6 +28,7 @@
 #include "lodestone/error.h"
 #include "model/config.h"
 #include "model/source.h"
+#include "ranks.h"
 
 namespace lode::cli {
 
@@ -286,12 +287,18 @@ std::optional<double> audit_limit(const ModelFlags& flags) {
 Device device_of(const CommonFlags& common, DType kv_type) {
   if (common.device == "cpu") return Device::cpu;
   const GpuInfo gpu = gpu_present();
-  if (gpu.ok && (common.device == "cuda" || bytes_of(kv_type) > 1)) return Device::cuda;
+  if (!gpu.ok || (common.device != "cuda" && bytes_of(kv_type) == 1)) return Device::cpu;
+  if (ranks() == nullptr || common.device == "cuda") return Device::cuda;
+  static const bool said = [&] {
+    if (!common.quiet) print_remark("several ranks work on the CPU: this host's GPU is not used");
+    return true;
+  }();
+  static_cast<void>(said);
   return Device::cpu;
 }
 
 std::future<void> start_gpu(const CommonFlags& common) {
-  if (common.device == "cpu") return {};
+  if (common.device == "cpu" || (ranks() != nullptr && common.device != "cuda")) return {};
   try {
     return std::async(std::launch::async, [] { lode::start_gpu(); });
   } catch (const std::system_error&) {  // no thread is to be had: it starts when it is needed
