@@ -176,7 +176,8 @@ std::vector<AskedMethod> asked_methods(const std::vector<std::string>& specs, As
   std::vector<AskedMethod> methods;
   for (const std::string& one : wanted) {
     if (const auto automatic = parse_auto(one)) {
-      const AutoChoice choice = choose_attention(*automatic, text.attachments, stored);
+      const AutoChoice choice =
+          choose_attention(*automatic, text.attachments, stored, auto_place(text.context));
       methods.push_back({.spec = choice.spec, .why = choice.why});
     } else {
       methods.push_back({.spec = parse_specs({one}).front(), .why = {}});

@@ -296,9 +296,9 @@ std::vector<Spec> with_automatic(std::vector<Spec> specs, const Model& model, st
   return specs;
 }
 
-/// What `auto` would take, in a sentence.
-std::string chosen(const Attachments& attachments, const std::vector<Spec>& methods) {
-  const AutoChoice choice = choose_attention({}, attachments, methods);
+/// What `auto` would take where the text was read, in a sentence.
+std::string chosen(const Attachments& attachments, const Context& context) {
+  const AutoChoice choice = choose_attention({}, attachments, context.methods(), auto_place(context));
   return choice.spec.str() + ": " + choice.why;
 }
 
@@ -368,7 +368,7 @@ Json index_text(IndexFlags flags) {
                  {"file_bytes", std::filesystem::file_size(flags.output)}};
   if (automatic) {
     result["auto"] = parse_json(attachments.at(kAutoAttachment).text, flags.output);
-    result["chosen"] = chosen(attachments, context.methods());
+    result["chosen"] = chosen(attachments, context);
   }
   return result;
 }

@@ -25,7 +25,7 @@ struct AutoSpec {
   /// Beside enough others about the same document a sequence attends fully, since they read it together.
   bool share = false;
 };
-inline constexpr double kAutoError = 0.05;
+inline constexpr double kAutoError = 0.03;
 
 /// None when the text names another method. InputError when a key or value is not one of auto's.
 std::optional<AutoSpec> parse_auto(std::string_view text);
@@ -40,8 +40,17 @@ struct AutoChoice {
   int full_beside = 0;  ///< for Request::full_beside
 };
 
+/// Where the text is attended to. A GPU reads all keys of a short text in the time that a choice takes.
+struct AutoPlace {
+  bool gpu = false;              ///< which has all keys in its own memory
+  std::int64_t layer_bytes = 0;  ///< of keys and values that full attention reads in a layer
+};
+AutoPlace auto_place(const Context& context);
+
 /// `methods`: those that the document is indexed for. InputError when the attachment is damaged.
 AutoChoice choose_attention(const AutoSpec& wanted, const Attachments& attachments,
-                            std::span<const Spec> methods);
+                            std::span<const Spec> methods, const AutoPlace& place = {});
+/// Of a document's own attachments and methods, where it lies.
+AutoChoice choose_attention(const AutoSpec& wanted, const Document& document);
 
 }  // namespace lode

@@ -83,8 +83,7 @@ std::vector<Spec> parse_specs(const std::vector<std::string>& texts) {
 Spec attention_of(const Document& document, const std::string& attention) {
   const std::optional<AutoSpec> chosen = parse_auto(attention);
   if (!chosen) return parse_spec(attention);
-  if (document.attachment(kAutoAttachment) != nullptr)
-    return choose_attention(*chosen, document.attachments(), document.methods()).spec;
+  if (document.attachment(kAutoAttachment) != nullptr) return choose_attention(*chosen, document).spec;
   return document.methods().empty() ? parse_spec("full") : document.methods().front();
 }
 

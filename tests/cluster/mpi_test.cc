@@ -22,16 +22,12 @@
 #include "lodestone/error.h"
 #include "lodestone/scheduler.h"
 #include "support/compare.h"
-#include "support/family_folder.h"
-#include "support/some_tokens.h"
+#include "support/ranks_text.h"
 
 namespace lode {
 namespace {
 
-constexpr float kTolerance = 2e-4f;
-constexpr std::int64_t kTokens = 201;
-
-class Mpi : public testing::Test {
+class Mpi : public test::RanksText {
  protected:
   static void SetUpTestSuite() {
     if (several_started()) ranks_ = connect_ranks(std::chrono::seconds(60));
@@ -49,42 +45,12 @@ class Mpi : public testing::Test {
     if (ranks_ == nullptr) return;
     ranks_->barrier();
     if (ranks_->rank() > 0) return;
-    std::filesystem::remove(path_);
-    remove_shards(path_, {}, RemovedShards::all_others);
+    remove_files();
   }
 
-  /// Tokens of the tiny models' vocabulary of 64.
-  static std::vector<TokenId> letters(std::int64_t count, std::uint64_t seed) {
-    std::vector<TokenId> tokens = some_tokens(count, seed);
-    for (TokenId& token : tokens) token %= 64;
-    return tokens;
-  }
-  ContextOptions options() const { return {.kv_type = DType::f32, .max_tokens = 256, .chunk = 16}; }
   void index_over_ranks() const {
-    Context context = read_over_ranks(model_, options(), letters(kTokens, 1), methods_, *ranks_);
-    context.build_indexes();
-    const ShardSet set = shards_for(path_, "0123456789abcdef", kTokens, ranks_->size());
-    save_shard(context, path_, set, static_cast<std::size_t>(ranks_->rank()));
-    ranks_->barrier();
-    if (ranks_->rank() == 0) save_context(context, path_, "", {}, set);
-    ranks_->barrier();
-  }
-  std::shared_ptr<const Document> open(Communicator* ranks) const {
-    Context context = load_context(path_, model_, options(), LoadIndexes::all, ranks);
-    context.build_indexes();
-    auto document = Document::Impl::share(std::move(context), {}, {});
-    if (ranks != nullptr) share_out(*document, *ranks);
-    return document;
-  }
-  std::vector<float> logits(const std::shared_ptr<const Document>& document, const Spec& spec) const {
-    BatchRunner runner(model_);
-    Sequence sequence(document, spec, 32);
-    const std::vector<TokenId> question = letters(9, 2);
-    BatchRow row = {
-        .sequence = &sequence, .tokens = question, .phase = Phase::question, .rows = LogitRows::all};
-    runner.run({&row, 1});
-    if (row.error) std::rethrow_exception(row.error);
-    return {row.logits.begin(), row.logits.end()};
+    Context context = read(*ranks_);
+    save(context, *ranks_);
   }
   /// Whether all ranks have these very bytes.
   template <class T>
@@ -96,12 +62,6 @@ class Mpi : public testing::Test {
   }
 
   static std::unique_ptr<Ranks> ranks_;
-  const FamilyFolder folder_{"qwen3"};
-  std::shared_ptr<const Model> model_ = folder_.load();
-  const std::vector<Spec> methods_ = {parse_spec("topk:k=9,window=20"),
-                                      parse_spec("kmeans:clusters=12,probes=3,window=20"),
-                                      parse_spec("hyperplanes:budget=20,window=20")};
-  std::filesystem::path path_;
 };
 std::unique_ptr<Ranks> Mpi::ranks_;
 
@@ -133,7 +93,7 @@ TEST_F(Mpi, ASchedulerAnswersOverRanks) {
     const Spec spec = question % 2 == 0 ? parse_spec("full") : methods_[question / 2];
     const Answer answer = scheduler
                               .submit({.document = document,
-                                       .prompt = letters(7, question + 3),
+                                       .prompt = test::letters(7, question + 3),
                                        .attention = spec,
                                        .options = {.max_new_tokens = 12, .stop_at_eos = false}})
                               .result.get();

@@ -20,13 +20,12 @@
 #include "lodestone/error.h"
 #include "support/compare.h"
 #include "support/family_folder.h"
+#include "support/ranks_text.h"
 #include "support/refusal.h"
 #include "support/some_tokens.h"
 
 namespace lode {
 namespace {
-
-constexpr float kTolerance = 2e-4f;
 
 TEST(PrefillPlan, PiecesCoverTheTextAndAreAlike) {
   for (const std::int64_t tokens : {7, 8, 100, 4097}) {
@@ -73,69 +72,14 @@ TEST(PrefillPlan, RanksHaveAboutAsManyPairsOfQueriesAndKeys) {
   }
 }
 
-class RankPrefillTest : public testing::Test {
+class RankPrefillTest : public test::RanksText {
  protected:
-  static constexpr std::int64_t kTokens = 201;
-  const FamilyFolder folder_{"qwen3"};  // files are of models that have a tokenizer
-  std::shared_ptr<const Model> model_ = folder_.load();
-  const std::vector<TokenId> tokens_ = letters(kTokens, 1);
-  const std::vector<Spec> methods_ = {parse_spec("topk:k=9,window=20"),
-                                      parse_spec("kmeans:clusters=12,probes=3,window=20"),
-                                      parse_spec("hyperplanes:budget=20,window=20")};
-  const std::filesystem::path path_ = std::filesystem::path(testing::TempDir()) / "rank_prefill.lode";
-
-  /// Tokens of the tiny models' vocabulary of 64.
-  static std::vector<TokenId> letters(std::int64_t count, std::uint64_t seed) {
-    std::vector<TokenId> tokens = some_tokens(count, seed);
-    for (TokenId& token : tokens) token %= 64;
-    return tokens;
-  }
-  void TearDown() override {
-    std::filesystem::remove(path_);
-    remove_shards(path_, {}, RemovedShards::all_others);
-  }
-  static ContextOptions options(DType type = DType::f32) {
-    return {.kv_type = type, .max_tokens = 256, .chunk = 16};
-  }
-  Context read(Communicator& ranks, DType type = DType::f32) const {
-    return read_over_ranks(model_, options(type), tokens_, methods_, ranks);
-  }
-  void save(Context& context, Communicator& ranks, const std::string& id) const {
-    context.build_indexes();
-    const ShardSet set = shards_for(path_, id, kTokens, ranks.size());
-    save_shard(context, path_, set, static_cast<std::size_t>(ranks.rank()));
-    ranks.barrier();
-    if (ranks.rank() == 0) save_context(context, path_, "", {}, set);
-    ranks.barrier();
-  }
-  void save_over(int size, DType type = DType::f32, const std::string& id = "0123456789abcdef") const {
+  void TearDown() override { remove_files(); }
+  void save_over(int size, DType type = DType::f32, const std::string& id = kShardId) const {
     run_local_ranks(size, [&](Communicator& ranks) {
       Context context = read(ranks, type);
       save(context, ranks, id);
     });
-  }
-  std::shared_ptr<const Document> open(Communicator* ranks) const {
-    Context context = load_context(path_, model_, options(), LoadIndexes::all, ranks);
-    context.build_indexes();
-    auto document = Document::Impl::share(std::move(context), {}, {});
-    if (ranks != nullptr) share_out(*document, *ranks);
-    return document;
-  }
-  /// Logits of a question and a token behind it.
-  std::vector<float> logits(const std::shared_ptr<const Document>& document, const Spec& spec) const {
-    BatchRunner runner(model_);
-    Sequence sequence(document, spec, 32);
-    std::vector<float> all;
-    const auto run = [&](std::span<const TokenId> some, Phase phase) {
-      BatchRow row = {.sequence = &sequence, .tokens = some, .phase = phase, .rows = LogitRows::all};
-      runner.run({&row, 1});
-      if (row.error) std::rethrow_exception(row.error);
-      all.insert(all.end(), row.logits.begin(), row.logits.end());
-    };
-    const std::vector<TokenId> question = letters(9, 2), answer = letters(1, 3);
-    run(question, Phase::question);
-    run(answer, Phase::generation);
-    return all;
   }
 };
 

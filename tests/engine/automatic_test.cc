@@ -18,9 +18,9 @@ Attachments measured(const std::string& methods) {
 const std::string kDear =
                       R"({"attention":"squeezed","error":0.01,"agreement":1,"density":0.4,"index_bytes":1})",
                   kCheap =
-                      R"({"attention":"kmeans","error":0.05,"agreement":0.99,"density":0.2,"index_bytes":1})",
+                      R"({"attention":"kmeans","error":0.03,"agreement":0.99,"density":0.2,"index_bytes":1})",
                   kWrong =
-                      R"({"attention":"quest","error":0.05,"agreement":0.5,"density":0.1,"index_bytes":1})";
+                      R"({"attention":"quest","error":0.03,"agreement":0.5,"density":0.1,"index_bytes":1})";
 const std::vector<Spec> kIndexed = {parse_spec("squeezed"), parse_spec("kmeans"), parse_spec("quest")};
 
 TEST(Auto, IsASpecOfItsOwn) {
@@ -52,6 +52,23 @@ TEST(Auto, TakesTheCheapestThatIsGoodEnough) {
   EXPECT_EQ(choose_attention({}, all, kIndexed).full_beside, 0);
 }
 
+/// A fifth of the bytes: 64 MiB are saved of 80.
+TEST(Auto, OnAGpuWhatSavesNoTimeIsFull) {
+  const Attachments all = measured(kCheap);
+  const auto chosen = [&](const AutoPlace& place) {
+    return choose_attention({}, all, kIndexed, place).spec.str();
+  };
+  constexpr std::int64_t kMiB = 1 << 20;
+  EXPECT_EQ(chosen({.gpu = false, .layer_bytes = kMiB}), "kmeans");
+  EXPECT_EQ(chosen({.gpu = true, .layer_bytes = 79 * kMiB}), "full");
+  EXPECT_EQ(chosen({.gpu = true, .layer_bytes = 81 * kMiB}), "kmeans");
+  const AutoChoice full =
+      choose_attention({.share = true}, all, kIndexed, {.gpu = true, .layer_bytes = kMiB});
+  EXPECT_EQ(full.density, 1);
+  EXPECT_EQ(full.full_beside, 0);
+  EXPECT_FALSE(full.why.empty());
+}
+
 TEST(Auto, WithoutAMeasurementItIsFull) {
   for (const Attachments& none : {Attachments(), measured("")}) {
     const AutoChoice choice = choose_attention({}, none, kIndexed);
@@ -78,7 +95,10 @@ TEST(Auto, MeasuresALongDocumentWhenItIsRead) {
                                  {.kv_type = DType::bf16, .max_tokens = 16384, .automatic = true});
   EXPECT_EQ(document->methods().size(), automatic_methods(*pocket(), 8192).size());
   ASSERT_NE(document->attachment(kAutoAttachment), nullptr);
-  const AutoChoice choice = choose_attention({.error = 10}, document->attachments(), document->methods());
+  const AutoPlace place = auto_place(document->impl().context);
+  EXPECT_FALSE(place.gpu);
+  EXPECT_EQ(place.layer_bytes * pocket()->config().layers, document->kv_bytes());
+  const AutoChoice choice = choose_attention({.error = 10}, *document);
   EXPECT_TRUE(document->answers(choice.spec));
   EXPECT_NE(choice.spec.str(), "full") << *document->attachment(kAutoAttachment);
   EXPECT_LT(choice.density, 0.6);

@@ -149,7 +149,7 @@ void expect_model(const Question& question, const Library::Opened& opened) {
 /// The best of those that were measured on this text; of methods that were named when it was indexed, the first.
 AutoChoice usual_method(const AutoSpec& wanted, const Document& document) {
   if (document.methods().empty() || document.attachment(kAutoAttachment) != nullptr)
-    return choose_attention(wanted, document.attachments(), document.methods());
+    return choose_attention(wanted, document);
   return {.spec = document.methods().front(), .why = "the first method that the text was indexed for"};
 }
 
