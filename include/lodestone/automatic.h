@@ -42,8 +42,9 @@ struct AutoChoice {
 
 /// Where the text is attended to. A GPU reads all keys of a short text in the time that a choice takes.
 struct AutoPlace {
-  bool gpu = false;              ///< which has all keys in its own memory
-  std::int64_t layer_bytes = 0;  ///< of keys and values that full attention reads in a layer
+  bool gpu = false;  ///< which has all keys in its own memory
+  std::int64_t layer_bytes =
+      0;  ///< of keys and values that full attention reads there in a layer; of several GPUs, each
 };
 AutoPlace auto_place(const Context& context);
 

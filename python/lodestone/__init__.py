@@ -254,8 +254,8 @@ class Document:
     ) -> Answer:
         """Asks a question. `stream=True` returns at once; iterate over the answer.
 
-        attention: one of `methods`, 'full', or 'auto': the cheapest method that was measured on the document; where none was,
-        the first that it is indexed for, else full.
+        attention: one of `methods`, 'full', or 'auto': the cheapest method that was measured on the document and found good, or
+        full; where none was measured, the first that it is indexed for, else full.
         template: a text with {question} in it; None = the question form of the shipped model, which ends at a line's end.
         exact: tokens are drafted by `attention` and verified by full attention: greedy answers are those of `full`.
         sources: find the passages that the answer rests on (Answer.sources); costs time at each token.

@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "engine/context.h"
 #include "engine/document.h"
+#include "kv/placement.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -177,8 +178,13 @@ AutoPlace auto_place(const Context& context) {
   const ModelConfig& config = c.model->config();
   std::int64_t layers = 0;
   for (int i = 0; i < config.layers; ++i) layers += config.plan.layer(i).recurrent ? 0 : 1;
-  return {.gpu = c.gpu != nullptr && !c.gpu->keys_on_host(),
-          .layer_bytes = context.kv_bytes() / std::max<std::int64_t>(1, layers)};
+  const bool gpu = c.gpu != nullptr && !c.gpu->keys_on_host();
+  KvShape shape = c.kv.shape();
+  if (gpu) shape.type = type_on_gpu(shape.type);
+  const std::int64_t sharing = gpu ? std::max<std::int64_t>(1, std::ssize(c.options.gpus)) : 1;
+  return {
+      .gpu = gpu,
+      .layer_bytes = context.tokens() * shape.token_bytes() / std::max<std::int64_t>(1, layers) / sharing};
 }
 
 AutoChoice choose_attention(const AutoSpec& wanted, const Document& document) {
@@ -218,11 +224,11 @@ AutoChoice choose_attention(const AutoSpec& wanted, const Attachments& attachmen
   if (choice.density == 1)
     choice.why = fmt::format(
         "no index is within an error of {:.3g} on this text and reads less (least: {:.3f})", most, least);
-  const double bytes = static_cast<double>(place.layer_bytes);
-  if (place.gpu && choice.density < 1 && (1 - choice.density) * bytes < kGpuChoiceBytes)
+  const double saved = (1 - choice.density) * static_cast<double>(place.layer_bytes);
+  if (place.gpu && choice.density < 1 && saved < kGpuChoiceBytes)
     choice = {.spec = parse_spec("full"),
-              .why = fmt::format("a GPU reads the {:.0f} MB of a layer as fast as it chooses among them",
-                                 bytes / 1e6)};
+              .why = fmt::format("{} would save {:.0f} MB a layer, which a GPU reads in the time of a choice",
+                                 choice.spec.str(), saved / 1e6)};
   if (wanted.share && choice.density < 1)
     choice.full_beside = static_cast<int>(std::ceil(1 / choice.density));
   return choice;

@@ -458,8 +458,8 @@ void CudaBatch::enqueue_layer(int layer, const Pass& pass) {
   narrow_.mlp(mlp, pass.count(), x_.as<float>(), next);
 }
 
-/// Enqueues documents that rows with full attention read, and all tails; of generated tokens both end at
-/// joined_. Where a group chooses keys, its tails are attended to beside that.
+/// Enqueues documents that rows with full attention read, and all tails. Of generated tokens the documents are read
+/// beside stream_, until joined_; where every group chooses keys, so are the tails.
 std::vector<cuda::StatePlanes> CudaBatch::attend_plain(int layer, const Pass& pass) {
   const Staged& s = *staged_.as<Staged>();
   const cuda::Queries tails = queries(pass, layer, there(s.in_tail)->data(), there(s.tail_bases)->data());
@@ -473,9 +473,9 @@ std::vector<cuda::StatePlanes> CudaBatch::attend_plain(int layer, const Pass& pa
     attend_prefill(tails, static_cast<std::int32_t>(first.position - first.seam), stream_.get(), precision());
     return planes;
   }
-  const bool chooses =
-      std::ranges::any_of(pass.groups, [&](const Group& g) { return !attends_all(g, layer); });
-  if (chooses)
+  const bool all_choose =
+      std::ranges::none_of(pass.groups, [&](const Group& g) { return attends_all(g, layer); });
+  if (all_choose)
     attend_full_beside(tails, pass.longest_tail, tail_workspace_.as<void>(), beside);
   else
     attend_full_decode(tails, pass.longest_tail, workspace_.as<void>(), stream_.get());

@@ -56,11 +56,6 @@ std::int64_t working_bytes(const ModelConfig& c, const CudaModel& model, const G
          cuda::decode_workspace_bytes(kMostSparseTokens, c.query_heads, c.kv_heads, c.head_dim);
 }
 
-/// What keys and values of the host's type are on the GPU, which has no kernels for 8 bits.
-DType type_on_gpu(DType host) {
-  return host == DType::q8 ? DType::bf16 : host;
-}
-
 /// Keys and values as the GPU has them.
 KvShape shape_on_gpu(const ModelConfig& config, const GpuContextOptions& options) {
   return {config.layers, config.kv_heads, config.head_dim, type_on_gpu(options.kv_type), options.max_tokens};

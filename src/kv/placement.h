@@ -10,6 +10,11 @@
 
 namespace lode {
 
+/// What keys and values of the host's type are on a GPU, which has no kernels for 8 bits.
+inline DType type_on_gpu(DType host) {
+  return host == DType::q8 ? DType::bf16 : host;
+}
+
 /// What there is to place. All in bytes unless said otherwise.
 struct PlacementTask {
   std::int64_t weights = 0;
