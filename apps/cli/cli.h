@@ -61,9 +61,8 @@ void say_unaudited(const CommonFlags& common, const ModelFlags& flags, const std
 void add_audit_limit_flag(CLI::App& verb, ModelFlags& flags);
 std::optional<double> audit_limit(const ModelFlags& flags);
 
-/// The device that --device names. `auto` is the GPU where there is one that can hold keys of this type, and several
-/// ranks do not share the work: they have the CPU, which is said once;
-/// `cuda` without a GPU was refused when the flag was read.
+/// The device that --device names. `auto` is the GPU where there is one that can hold keys of this type; several
+/// ranks have the CPU, with a remark. `cuda` without a GPU was refused when the flag was read.
 Device device_of(const CommonFlags& common, DType kv_type);
 /// Starts the GPU that --device allows beside what the caller does until the result goes.
 std::future<void> start_gpu(const CommonFlags& common);

@@ -11,6 +11,7 @@
 #include <future>
 #include <iostream>
 #include <iterator>
+#include <mutex>
 #include <set>
 #include <thread>
 #include <tuple>
@@ -33,6 +34,11 @@
 namespace lode::cli {
 
 namespace {
+
+/// By the flag, or since several ranks share the work, which have the CPU.
+bool keeps_off_gpu(const CommonFlags& common) {
+  return common.device == "cpu" || (common.device == "auto" && ranks() != nullptr);
+}
 
 /// A check that parses the whole text as a T within [low, high].
 template <class T>
@@ -288,17 +294,16 @@ Device device_of(const CommonFlags& common, DType kv_type) {
   if (common.device == "cpu") return Device::cpu;
   const GpuInfo gpu = gpu_present();
   if (!gpu.ok || (common.device != "cuda" && bytes_of(kv_type) == 1)) return Device::cpu;
-  if (ranks() == nullptr || common.device == "cuda") return Device::cuda;
-  static const bool said = [&] {
+  if (!keeps_off_gpu(common)) return Device::cuda;
+  static std::once_flag said;
+  std::call_once(said, [&] {
     if (!common.quiet) print_remark("several ranks work on the CPU: this host's GPU is not used");
-    return true;
-  }();
-  static_cast<void>(said);
+  });
   return Device::cpu;
 }
 
 std::future<void> start_gpu(const CommonFlags& common) {
-  if (common.device == "cpu" || (ranks() != nullptr && common.device != "cuda")) return {};
+  if (keeps_off_gpu(common)) return {};
   try {
     return std::async(std::launch::async, [] { lode::start_gpu(); });
   } catch (const std::system_error&) {  // no thread is to be had: it starts when it is needed

@@ -43,8 +43,8 @@ struct AutoChoice {
 /// Where the text is attended to. A GPU reads all keys of a short text in the time that a choice takes.
 struct AutoPlace {
   bool gpu = false;  ///< which has all keys in its own memory
-  std::int64_t layer_bytes =
-      0;  ///< of keys and values that full attention reads there in a layer; of several GPUs, each
+  /// Of keys and values that full attention reads in a layer; where several GPUs share it, those of one.
+  std::int64_t layer_bytes = 0;
 };
 AutoPlace auto_place(const Context& context);
 

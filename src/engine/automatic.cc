@@ -175,11 +175,10 @@ std::string measure_automatic(Context& context) {
 
 AutoPlace auto_place(const Context& context) {
   const Context::Impl& c = context.impl();
-  const ModelConfig& config = c.model->config();
-  std::int64_t layers = 0;
-  for (int i = 0; i < config.layers; ++i) layers += config.plan.layer(i).recurrent ? 0 : 1;
   const bool gpu = c.gpu != nullptr && !c.gpu->keys_on_host();
   KvShape shape = c.kv.shape();
+  std::int64_t layers = 0;
+  for (int i = 0; i < shape.layers; ++i) layers += shape.has_rows(i) ? 1 : 0;
   if (gpu) shape.type = type_on_gpu(shape.type);
   const std::int64_t sharing = gpu ? std::max<std::int64_t>(1, std::ssize(c.options.gpus)) : 1;
   return {

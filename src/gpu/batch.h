@@ -137,8 +137,8 @@ class CudaBatch final : public GpuBatch {
   cuda::PinnedBuffer staged_logits_;
   cuda::Buffer largest_;  // [kNarrowRows] tokens
   cuda::PinnedBuffer staged_largest_;
-  cuda::Buffer workspace_, tail_workspace_,
-      shared_workspace_;  ///< of stream_; in beside_ of tails and of documents
+  cuda::Buffer workspace_;                          ///< of stream_
+  cuda::Buffer tail_workspace_, shared_workspace_;  ///< of beside_: for tails, for documents
   MassFinder masses_;
   std::vector<float> frequencies_set_;
   float rope_scale_ = 1.0f;

@@ -6,8 +6,8 @@
 
 namespace lode::cuda {
 
-/// Attends lists, or all keys where there are none, as the launch of a block for each piece does (attend.cu), bit for bit, with blocks that take
-/// several pieces one after the other. False where there are few pieces, there is no kernel for the shape, or
+/// Attends lists, or all keys where there are none, as the launch of a block for each piece does (attend.cu),
+/// bit for bit, with blocks that take several pieces one after the other. False where there are few pieces, there is no kernel for the shape, or
 /// a processor does not hold two blocks of it.
 bool attend_many(const Params& p, StreamHandle stream);
 
