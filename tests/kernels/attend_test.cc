@@ -198,15 +198,15 @@ TEST_P(AttendTest, AListGivesTheBitsOfItsRowsStoredSideBySide) {
 }
 
 TEST_P(AttendTest, AQueryDoesNotDependOnItsNeighbours) {
-  const int d = 96;
+  const int d = 96, many = 75;  // more than one pass over memory has
   for (const DType type : kTypes) {
     const RandomKv kv(type, 333, d);
-    const std::vector<float> q = random_floats(19 * d, 11, 0.3f);
-    State alone(19, d);
-    for (int r = 0; r < 19; ++r)
+    const std::vector<float> q = random_floats(many * d, 11, 0.3f);
+    State alone(many, d);
+    for (int r = 0; r < many; ++r)
       table().attend_run(q.data() + r * d, 1, kv.view(), 0, 333,
                          {&alone.o[static_cast<std::size_t>(r * d)], &alone.m[r], &alone.l[r]});
-    for (const int queries : {2, 3, 4, 5, 7, 8, 16, 19}) {
+    for (const int queries : {2, 3, 4, 5, 7, 8, 9, 16, 19, 32, 33, 48, 64, many}) {
       State together(queries, d);
       table().attend_run(q.data(), queries, kv.view(), 0, 333, together.view());
       for (int i = 0; i < queries * d; ++i) ASSERT_EQ(alone.o[i], together.o[i]);
@@ -215,9 +215,9 @@ TEST_P(AttendTest, AQueryDoesNotDependOnItsNeighbours) {
     // Rows that happen to be consecutive are the run.
     std::vector<Position> rows(333);
     for (Position i = 0; i < 333; ++i) rows[i] = i;
-    State listed(19, d);
-    table().attend_rows(q.data(), 19, kv.view(), rows.data(), nullptr, 333, listed.view());
-    for (int i = 0; i < 19 * d; ++i) ASSERT_EQ(alone.o[i], listed.o[i]);
+    State listed(many, d);
+    table().attend_rows(q.data(), many, kv.view(), rows.data(), nullptr, 333, listed.view());
+    for (int i = 0; i < many * d; ++i) ASSERT_EQ(alone.o[i], listed.o[i]);
   }
 }
 

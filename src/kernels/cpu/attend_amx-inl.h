@@ -1,21 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode attention over runs and lists of bf16 on the matrix unit. Included by table_amx.cc after amx-inl.h
-// and attend_bf16-inl.h, whose softmax and rounding it keeps. Keys and values are tiles as they are stored:
-// nothing of a run is moved, transposed or interleaved, so that little is done a key but reading it; rows of
-// a list are copied.
+// Decode attention over runs and lists of bf16 on the matrix unit. Included by table_amx.cc after
+// attend_causal_bf16-inl.h and attend_bf16-inl.h, whose softmax and rounding it keeps. Keys and values are tiles as
+// they are stored: of a run hardly anything is moved, so that little is done a key but reading it; rows of a list are
+// copied.
 //
 //   per block of kBlock keys:     S[i, g] = k_i . q_g    keys are tile rows, queries packed once in pairs of
-//                                                        columns; a tile of S is turned in registers
-//                                 m, P = softmax step    sixteen keys in the lanes, rounded to bf16
+//                                                        columns
+//                                 m, P = softmax step    rounded to bf16, then turned in registers
 //                                 O[g, :] += P[g, i] v_i
 //
-// The unit multiplies pairs: in a tile of values, a pair is two neighbouring columns of one key, of which
-// each output wants one. So weights are tile rows twice, as the pairs (p, 0) for even columns and (0, p) for
-// odd. What the 0 meets may be infinite or NaN, and 0 times that is NaN: a query whose sums are not finite at
-// the end is attended again without tiles.
+// The unit multiplies pairs, of which a pair of values is two neighbouring columns of one key where they are stored;
+// each output wants one of them. For few queries, weights are therefore tile rows twice, as the pairs (p, 0) for even
+// columns and (0, p) for odd. For a tile full of queries that would be half of all work: values of two keys, i of
+// the first tile and i of the second, are interleaved instead, once a block for all queries of the pass.
+//
+// Either way an output becomes what it was + (the sum over the first tile + the sum over the second), so that a
+// query's bits do not depend on how many share its pass. What a 0 meets may be infinite or NaN, and 0 times that is
+// NaN: a query whose sums are not finite at the end is attended again without tiles.
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -28,7 +33,7 @@ constexpr int kTileColumns = 32;  // columns of a tile of bf16
 static_assert(kBlock == 2 * kTileKeys && kTileKeys == kW);
 // How far ahead memory is asked: into the first-level cache for keys and values of the next block, into the
 // second for what comes behind them, since more may be on its way there.
-constexpr int kHammingHits = kBlock;
+constexpr int kNearRows = kBlock;
 constexpr std::int64_t kFarBytes = 8192;
 // Rows of a list are asked for so many rows ahead, into the second-level cache, from which they are copied.
 constexpr int kRowsAhead = 64;
@@ -58,7 +63,7 @@ void pack_query_tiles(const float* q /*[queries, d]*/, int queries, int d, std::
     }
 }
 
-/// Outputs so far [queries, d] to sums as add_tile_values keeps them, and back.
+/// Outputs so far [queries, d] to sums even columns of a step beside odd ones, and back.
 template <int G>
 void take_tile_outputs(const float* o, int queries, int d, float* sums /*[steps, 2, G, kW]*/) {
   const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -90,8 +95,12 @@ bool all_finite_sums(const float* sums /*of the query*/, int d) {
   return _mm512_cmp_ps_mask(zero, zero, _CMP_UNORD_Q) == 0;
 }
 
+/// Queries of a pass over memory, in chunks of up to kTileKeys of them.
+constexpr int kTileQueries = 64;
+constexpr int kMostChunks = kTileQueries / kTileKeys;
+
 /// What is asked for while a chunk of queries attends a block of keys, or of values, of a run: the lines
-/// kHammingHits and kFarBytes behind it, some at each product of tiles, the rest while each of two tiles of
+/// kNearRows and kFarBytes behind it, some at each product of tiles, the rest while each of two tiles of
 /// weights is computed.
 struct LinesBehind {
   const std::byte *near, *far;
@@ -114,10 +123,10 @@ struct LinesBehind {
 };
 
 /// The same of a list: all lines of some rows at each of `products` and at two tiles of weights, those of
-/// kHammingHits and of twice as many rows behind it.
+/// kNearRows and of twice as many rows behind it.
 struct RowsBehind {
   const std::byte* part;
-  const Position* rows;  // [near], and kHammingHits behind them [far]
+  const Position* rows;  // [near], and kNearRows behind them [far]
   std::int64_t row_bytes;
   int near, far, lines, at_once;  // rows of each (far <= near), lines of a row, rows at a time
 
@@ -130,13 +139,19 @@ struct RowsBehind {
   LODE_INLINE void ask(int begin) const {
     for (int i = begin; i < std::min(begin + at_once, near); ++i) {
       const std::byte* const row = part + rows[i] * row_bytes;
-      const std::byte* const behind = i < far ? part + rows[i + kHammingHits] * row_bytes : row;
+      const std::byte* const behind = i < far ? part + rows[i + kNearRows] * row_bytes : row;
       for (int line = 0; line < lines; ++line) {
         __builtin_prefetch(row + line * kLineBytes, 0, 3);
         __builtin_prefetch(behind + line * kLineBytes, 0, 2);
       }
     }
   }
+};
+
+/// A chunk of queries at a block of keys.
+struct Turn {
+  std::int64_t block;
+  int chunk, chunks;
 };
 
 /// Where a block's rows lie as two tiles: as stored where they can, else in a copy. Of kTileKeys rows or
@@ -161,8 +176,8 @@ class RunTiles {
   void bring(std::int64_t) {}
   TilePair keys(std::int64_t b) { return pair(0, b); }
   TilePair values(std::int64_t b) { return pair(1, b); }
-  LinesBehind behind_keys(std::int64_t step, int chunks) const { return behind(0, step, chunks); }
-  LinesBehind behind_values(std::int64_t step, int chunks) const { return behind(1, step, chunks); }
+  LinesBehind behind_keys(Turn turn) const { return behind(0, turn); }
+  LinesBehind behind_values(Turn turn) const { return behind(1, turn); }
 
  private:
   TilePair pair(int part, std::int64_t b) {
@@ -179,15 +194,15 @@ class RunTiles {
     if (n <= kTileKeys) pair.tiles[1] = pair.tiles[0];
     return pair;
   }
-  /// What to ask for during a step, of `chunks` to a block. Behind a run's end lies what this thread attends
-  /// next, or nothing: asking does no harm.
-  LinesBehind behind(int part, std::int64_t step, int chunks) const {
-    const auto of_chunk = static_cast<int>(kBlock * row_bytes_ / kLineBytes) >> (chunks - 1);
+  /// What to ask for during a turn. Behind a run's end lies what this thread attends next, or nothing: asking does
+  /// no harm.
+  LinesBehind behind(int part, Turn turn) const {
+    const int of_chunk = static_cast<int>(kBlock * row_bytes_ / kLineBytes) / turn.chunks;
     // Measured for 64 and 128 lines a block: more or fewer at once are slower.
-    const int at_weights = 10 + of_chunk / 6, products = (steps_of(d_) + 1) / 2 * 2;
-    const int left = std::max(0, of_chunk - 2 * at_weights);
-    const std::byte* near = parts_[part] + ((step >> (chunks - 1)) * kBlock + kHammingHits) * row_bytes_ +
-                            (step & (chunks - 1)) * of_chunk * kLineBytes;
+    const int at_weights = std::min(25, of_chunk / 2), products = (steps_of(d_) + 1) / 2 * 2;
+    const int left = of_chunk - 2 * at_weights;
+    const std::byte* near =
+        parts_[part] + (turn.block * kBlock + kNearRows) * row_bytes_ + turn.chunk * of_chunk * kLineBytes;
     return {.near = near,
             .far = near + kFarBytes,
             .products = products,
@@ -215,8 +230,8 @@ class ListTiles {
   }
   TilePair keys(std::int64_t b) const { return pair(k_tiles_, b); }
   TilePair values(std::int64_t b) const { return pair(v_tiles_, b); }
-  RowsBehind behind_keys(std::int64_t step, int chunks) const { return behind(k_, step, chunks); }
-  RowsBehind behind_values(std::int64_t step, int chunks) const { return behind(v_, step, chunks); }
+  RowsBehind behind_keys(Turn turn) const { return behind(k_, turn); }
+  RowsBehind behind_values(Turn turn) const { return behind(v_, turn); }
 
  private:
   static constexpr int kTogether = 2;  // blocks; keys and values of these fit in a first-level cache
@@ -227,12 +242,12 @@ class ListTiles {
     return {{tiles[first], tiles[first + 1]}};
   }
 
-  /// What to ask for during a step whose block lies as stored; beside copies it was asked for.
-  RowsBehind behind(const std::byte* part, std::int64_t step, int chunks) const {
-    const std::int64_t b = step >> (chunks - 1);
-    const int of_chunk = kBlock >> (chunks - 1), lines = registers_of(d_);
-    const std::int64_t first = b * kBlock + kHammingHits + (step & (chunks - 1)) * of_chunk;
-    const bool stored = !copied_[b % kTogether * 2] && !copied_[b % kTogether * 2 + 1];
+  /// What to ask for during a turn whose block lies as stored; beside copies it was asked for.
+  RowsBehind behind(const std::byte* part, Turn turn) const {
+    const int of_chunk = kBlock / turn.chunks, lines = registers_of(d_);
+    const std::int64_t first = turn.block * kBlock + kNearRows + turn.chunk * of_chunk;
+    const std::int64_t tile = turn.block % kTogether * 2;
+    const bool stored = !copied_[tile] && !copied_[tile + 1];
     const auto rows_from = [&](std::int64_t row) {
       return stored ? static_cast<int>(std::clamp<std::int64_t>(count_ - row, 0, of_chunk)) : 0;
     };
@@ -241,7 +256,7 @@ class ListTiles {
             .rows = rows_ + first,
             .row_bytes = row_bytes_,
             .near = rows_from(first),
-            .far = rows_from(first + kHammingHits),
+            .far = rows_from(first + kNearRows),
             .lines = lines,
             .at_once = (of_chunk + spots - 1) / spots};
   }
@@ -337,11 +352,18 @@ class ListTiles {
 template <class Rows>
 using TilesOf = std::conditional_t<std::is_same_v<Rows, RunRows>, RunTiles, ListTiles>;
 
-// Tiles: 0, 1 scores [kTileKeys, G]; 2 queries [pairs, G]; 3, 4 keys or values; 5 weights [2, G, keys];
-// 6, 7 outputs [2, G, kW].
+/// Whether G queries fill a tile by themselves, so that values are interleaved; else even and odd columns share one.
 template <int G>
-constexpr TileShape kDecodeShapes[8] = {{16, 4 * G}, {16, 4 * G}, {16, 4 * G}, {16, 64},
-                                        {16, 64},    {2 * G, 64}, {2 * G, 64}, {2 * G, 64}};
+constexpr bool kFillTile = G == kTileKeys;
+/// Rows of a tile of weights and of outputs.
+template <int G>
+constexpr int kOutRows = kFillTile<G> ? G : 2 * G;
+
+// Tiles: 0, 1 scores [kTileKeys, G]; 2 queries [pairs, G]; 3, 4 keys or values; 5 weights [kOutRows, pairs];
+// 6, 7 outputs [kOutRows, kW].
+template <int G>
+constexpr TileShape kDecodeShapes[8] = {{16, 4 * G}, {16, 4 * G},       {16, 4 * G},       {16, 64},
+                                        {16, 64},    {kOutRows<G>, 64}, {kOutRows<G>, 64}, {kOutRows<G>, 64}};
 
 /// s[i, g] = k_i . q_g for the keys of two tiles.
 template <int G, class Behind>
@@ -395,10 +417,11 @@ struct TileState {
 /// A block between its scores and its values.
 template <int G>
 struct TileBlock {
-  alignas(64) float s[kBlock * G];              // [keys, G]
-  alignas(64) std::uint32_t w[2 * kBlock * G];  // [2 tiles, 2, G, keys]
-  alignas(64) float alpha[kW];                  // what sums so far must be multiplied by; lanes as m
-  bool rises;                                   // any alpha is not 1
+  alignas(64) float s[kBlock * G];  // [keys, G]
+  /// Weights: of a tile full of queries [G, pairs of keys i of both tiles], else [2 tiles, even and odd, G, keys].
+  alignas(64) std::uint32_t w[kTileKeys * (kFillTile<G> ? G : 4 * G)];
+  alignas(64) float alpha[kW];  // what sums so far must be multiplied by; lanes as m
+  bool rises;                   // any alpha is not 1
 };
 
 /// Raises maxima to those of a block, and scales the sums of weights so far.
@@ -418,98 +441,161 @@ LODE_NOINLINE void raise_maxima(Vec high, TileState<G>& state, TileBlock<G>& blo
   for (int j = 0; j < G; ++j) store(state.l + j * kW, load(state.l + j * kW) * alpha);
 }
 
-/// Scores of n keys to weights as two tiles, zeros behind; m and the sums of weights updated.
-template <int G, class Behind>
-LODE_NOINLINE void tile_weights(int n, const Behind& keys, const Behind& values, TileState<G>& state,
-                                TileBlock<G>& block) {
-  constexpr int kHeld = kW / G;  // keys of a register
-  __m512 x[2 * G];
-  unroll<2 * G>([&](auto j) LODE_INLINE_LAMBDA { x[j] = _mm512_load_ps(block.s + j * kW); });
-  if (n < kBlock) {
-    unroll<2 * G>([&](auto j) LODE_INLINE_LAMBDA {
-      const int left = (n - j * kHeld) * G;
-      const __mmask16 mask = left >= kW ? 0xffff : left > 0 ? first_lanes(left) : 0;
-      x[j] = _mm512_mask_blend_ps(mask, _mm512_set1_ps(kMinusInfinity), x[j]);
-    });
+/// Gives keys behind the nth no weight.
+template <int G>
+LODE_NOINLINE void hide_behind(int n, TileBlock<G>& block) {
+  for (int i = n * G; i < kBlock * G; ++i) block.s[i] = kMinusInfinity;
+}
+
+/// A query's weights to its rows of TileBlock::w; lane i of w holds key i's of the first tile and of the second.
+template <int G>
+LODE_INLINE void store_weights(__m512i w, std::uint32_t* to) {
+  if constexpr (kFillTile<G>) {
+    _mm512_store_si512(to, w);
+  } else {
+    const __m512i odd = _mm512_set1_epi32(-0x10000);
+    _mm512_store_si512(to, _mm512_andnot_si512(odd, w));
+    _mm512_store_si512(to + G * kW, _mm512_slli_epi32(w, 16));
+    _mm512_store_si512(to + 2 * G * kW, _mm512_srli_epi32(w, 16));
+    _mm512_store_si512(to + 3 * G * kW, _mm512_and_si512(odd, w));
   }
-  Vec high[2] = {set1(kMinusInfinity), set1(kMinusInfinity)};
-  unroll<2 * G>([&](auto j) LODE_INLINE_LAMBDA { high[j % 2] = max_passing_nan(high[j % 2], {x[j]}); });
+}
+
+/// Scores of a block to weights; m and the sums of weights updated.
+template <int G, class Behind>
+LODE_NOINLINE void tile_weights(const Behind& keys, const Behind& values, TileState<G>& state,
+                                TileBlock<G>& block) {
+  Vec high[4];
+  unroll<4>([&](auto j) LODE_INLINE_LAMBDA { high[j] = set1(kMinusInfinity); });
+  unroll<2 * G>(
+      [&](auto j) LODE_INLINE_LAMBDA { high[j % 4] = max_passing_nan(high[j % 4], load(block.s + j * kW)); });
   block.rises = false;
-  const Vec highest = max_passing_nan(high[0], high[1]);
+  const Vec highest = max_passing_nan(max_passing_nan(high[0], high[1]), max_passing_nan(high[2], high[3]));
   if (_mm512_cmp_ps_mask(highest.x, load(state.m).x, _CMP_GT_OQ) != 0) raise_maxima<G>(highest, state, block);
   const Vec m = load(state.m);
   const Vec base = {
       _mm512_mask_mov_ps(m.x, _mm512_cmp_ps_mask(m.x, set1(kMinusInfinity).x, _CMP_EQ_OQ), set1(0.0f).x)};
-  unroll<2>([&](auto t) LODE_INLINE_LAMBDA {
-    __m512 r[G];
-    unroll<G>([&](auto j) LODE_INLINE_LAMBDA {
-      const __m512i p = _mm512_castps_si512(weight_of(Vec{x[t * G + j]} - base).x);
-      r[j] = _mm512_castsi512_ps(
-          _mm512_and_si512(_mm512_add_epi32(p, _mm512_set1_epi32(0x8000)), _mm512_set1_epi32(-0x10000)));
-      store(state.l + j * kW, load(state.l + j * kW) + Vec{r[j]});
-    });
-    keys.ask_at_weights(t);
-    values.ask_at_weights(t);
-    part_queries<G>(r);
-    unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
-      const __m512i odd = _mm512_castps_si512(r[g]);
-      _mm512_store_si512(block.w + (t * 2 * G + g) * kW, _mm512_srli_epi32(odd, 16));
-      _mm512_store_si512(block.w + (t * 2 * G + G + g) * kW, odd);
-    });
+  const auto rounded = [&](int j) LODE_INLINE_LAMBDA {
+    const __m512i p = _mm512_castps_si512(weight_of(load(block.s + j * kW) - base).x);
+    return _mm512_and_si512(_mm512_add_epi32(p, _mm512_set1_epi32(0x8000)), _mm512_set1_epi32(-0x10000));
+  };
+  __m512 w[G];
+  unroll<G>([&](auto j) LODE_INLINE_LAMBDA {
+    const __m512i first = rounded(j), second = rounded(G + j);
+    const Vec sum = load(state.l + j * kW) + Vec{_mm512_castsi512_ps(first)};
+    store(state.l + j * kW, sum + Vec{_mm512_castsi512_ps(second)});
+    w[j] = _mm512_castsi512_ps(_mm512_or_si512(_mm512_srli_epi32(first, 16), second));
+    if constexpr (j == 0) keys.ask_at_weights(0), values.ask_at_weights(0);
+    if constexpr (j == G / 2) keys.ask_at_weights(1), values.ask_at_weights(1);
   });
+  part_queries<G>(w);
+  unroll<G>([&](auto g)
+                LODE_INLINE_LAMBDA { store_weights<G>(_mm512_castps_si512(w[g]), block.w + g * kW); });
 }
 
-/// sums = alpha_g sums + sum_i p[g, i] v_i for the values of two tiles.
+/// sums = alpha_g sums, where a block raised a maximum.
+template <int G>
+LODE_INLINE void scale_sums(const TileBlock<G>& block, int d, float* sums /*[steps, 2, G, kW]*/) {
+  for (int i = 0; block.rises && i < 2 * steps_of(d) * G; ++i)
+    store(sums + i * kW, load(sums + i * kW) * set1(block.alpha[i % G]));
+}
+/// sums += added, the sum over the block before: numbers that tiles have just stored would have to be waited for.
+template <int G>
+LODE_INLINE void take_added(int d, const float* added, float* sums /*both [steps, 2, G, kW]*/) {
+  for (int i = 0; i < 2 * steps_of(d) * G; ++i)
+    store(sums + i * kW, load(sums + i * kW) + load(added + i * kW));
+}
+
+/// sums = alpha_g (sums + added), added = sum_i p[g, i] v_i for the values of two tiles as they are stored.
 template <int G, class Behind>
-LODE_NOINLINE void add_tile_values(const TileBlock<G>& block, int d, const TilePair& values,
-                                   const TileState<G>& state, const Behind& behind) {
-  const std::uint32_t* w = block.w;
+LODE_NOINLINE void add_tile_values(const TileBlock<G>& block, int d, const TilePair& values, float* added,
+                                   float* sums, const Behind& behind) {
   constexpr int kTile = 2 * G * kW;  // words of a tile of weights or outputs
   const std::int64_t row_bytes = std::int64_t{bytes_of(DType::bf16)} * d;
   const int steps = steps_of(d);
-  for (int i = 0; block.rises && i < 2 * steps * G; ++i)
-    store(state.sums + i * kW, load(state.sums + i * kW) * set1(block.alpha[i % G]));
+  take_added<G>(d, added, sums);
+  scale_sums(block, d, sums);
   settle_memory();
   for (int step = 0; step < steps; step += 2) {
     const int other = step + 1 < steps ? step + 1 : step;  // an odd last one is done twice
     const std::int64_t at = std::int64_t{bytes_of(DType::bf16)} * step_at(step, d),
                        other_at = std::int64_t{bytes_of(DType::bf16)} * step_at(other, d);
-    _tile_loadd(6, state.sums + step * kTile, 64);
-    _tile_loadd(7, state.sums + other * kTile, 64);
+    _tile_zero(6);
+    _tile_zero(7);
     for (int t = 0; t < 2; ++t) {
-      _tile_loadd(5, w + t * kTile, 64);
+      _tile_loadd(5, block.w + t * kTile, 64);
       _tile_loadd(3, values.tiles[t] + at, row_bytes);
       _tile_dpbf16ps(6, 5, 3);
       behind.ask_at_product(step + t);
       _tile_loadd(4, values.tiles[t] + other_at, row_bytes);
       _tile_dpbf16ps(7, 5, 4);
     }
-    _tile_stored(6, state.sums + step * kTile, 64);
-    _tile_stored(7, state.sums + other * kTile, 64);
+    _tile_stored(6, added + step * kTile, 64);
+    _tile_stored(7, added + other * kTile, 64);
   }
   settle_memory();
 }
 
-/// Up to kMaxQueries queries over a run or a list, G at a time: a chunk, of one or two. A step is a block for
-/// a chunk.
+/// Values of two tiles interleaved: pairs of keys i of both tiles, of the even columns of a step and of the odd ones.
+LODE_NOINLINE inline void pair_values(const TilePair& values, int d,
+                                      std::uint32_t* pairs /*[steps, 2, kTileKeys, kW]*/) {
+  const std::int64_t row_bytes = std::int64_t{bytes_of(DType::bf16)} * d;
+  const __m512i high = _mm512_set1_epi32(-0x10000);
+  for (int step = 0; step < steps_of(d); ++step, pairs += 2 * kTileKeys * kW) {
+    const std::int64_t at = std::int64_t{bytes_of(DType::bf16)} * step_at(step, d);
+    const std::byte *a = values.tiles[0] + at, *b = values.tiles[1] + at;
+    unroll<kTileKeys>([&](auto i) LODE_INLINE_LAMBDA {
+      const __m512i first = _mm512_loadu_si512(a + i * row_bytes),
+                    second = _mm512_loadu_si512(b + i * row_bytes);
+      _mm512_store_si512(pairs + i * kW,
+                         _mm512_or_si512(_mm512_andnot_si512(high, first), _mm512_slli_epi32(second, 16)));
+      _mm512_store_si512(pairs + (kTileKeys + i) * kW,
+                         _mm512_or_si512(_mm512_srli_epi32(first, 16), _mm512_and_si512(high, second)));
+    });
+  }
+}
+
+/// The same as add_tile_values for the pairs of pair_values.
+template <int G, class Behind>
+LODE_NOINLINE void add_paired_values(const TileBlock<G>& block, int d, const std::uint32_t* pairs,
+                                     float* sums, const Behind& behind) {
+  constexpr int kOut = G * kW, kValues = kTileKeys * kW;  // words of a tile
+  scale_sums(block, d, sums);
+  settle_memory();
+  _tile_loadd(5, block.w, 64);
+  for (int step = 0; step < steps_of(d); ++step, sums += 2 * kOut, pairs += 2 * kValues) {
+    _tile_loadd(6, sums, 64);
+    _tile_loadd(3, pairs, 64);
+    _tile_dpbf16ps(6, 5, 3);
+    behind.ask_at_product(step);
+    _tile_loadd(7, sums + kOut, 64);
+    _tile_loadd(4, pairs + kValues, 64);
+    _tile_dpbf16ps(7, 5, 4);
+    _tile_stored(6, sums, 64);
+    _tile_stored(7, sums + kOut, 64);
+  }
+  settle_memory();
+}
+
+/// Up to kTileQueries queries over a run or a list, G at a time: a chunk, of a power of two of them.
 template <int G, class Rows>
 class TileRows {
-  static_assert(kMaxQueries <= 16);
-
  public:
   TileRows(const float* q, int queries, const KvRows& kv, Rows rows,
            const float* log_weights /*of each row, or null*/, std::int64_t count, const SoftmaxState& state)
       : queries_(queries),
-        chunks_((queries + G - 1) / G),
+        log_chunks_(std::bit_width(static_cast<unsigned>((queries + G - 1) / G - 1))),
         d_(kv.d),
         count_(count),
         log_weights_(log_weights),
         state_(state),
         tiles_(kv, rows, count) {
     const std::int64_t sums = std::int64_t{2} * steps_of(d_) * G * kW;
-    std::memset(packed_, 0, sizeof packed_[0] * static_cast<std::size_t>(chunks_ * sums / 2));
-    std::memset(sums_, 0, sizeof sums_[0] * static_cast<std::size_t>(chunks_ * sums));
-    for (int c = 0; c < chunks_; ++c) {
+    std::memset(packed_, 0, sizeof packed_[0] * static_cast<std::size_t>(chunks() * sums / 2));
+    std::memset(sums_, 0, sizeof sums_[0] * static_cast<std::size_t>(chunks() * sums));
+    if constexpr (!kFillTile<G>) std::memset(added_, 0, sizeof added_[0] * static_cast<std::size_t>(sums));
+    std::memset(l_, 0, sizeof l_[0] * static_cast<std::size_t>(chunks() * G * kW));
+    for (int c = 0; c < chunks(); ++c) {
       const int first = c * G;
       chunk_[c] = {packed_ + c * sums / 2, sums_ + c * sums, l_ + first * kW, m_ + c * kW};
       pack_query_tiles<G>(q + std::int64_t{first} * d_, members(c), d_, chunk_[c].packed);
@@ -521,23 +607,24 @@ class TileRows {
     }
   }
 
-  /// Of a run, steps lag behind each other, so that none waits for what was written just before.
+  /// Of a run, turns lag behind each other, so that none waits for what was written just before.
   void attend() {
     constexpr int kLag = TilesOf<Rows>::kLag;
     const Tiles tiles(kDecodeShapes<G>);
-    const std::int64_t steps = (count_ + kBlock - 1) / kBlock * chunks_;
-    for (std::int64_t i = 0; i < steps + kLag; ++i) {
-      if (i < steps) score(i);
+    const std::int64_t turns = (count_ + kBlock - 1) / kBlock << log_chunks_;
+    for (std::int64_t i = 0; i < turns + kLag; ++i) {
+      if (i < turns) score(i);
       if (kLag == 0) weigh(i, i, i);
       if (i >= kLag) add_values(i - kLag);
-      if (kLag == 2 && i >= 1 && i <= steps) weigh(i - 1, i, i - 2);
+      if (kLag == 2 && i >= 1 && i <= turns) weigh(i - 1, i, i - 2);
     }
+    if constexpr (!kFillTile<G>) take_added<G>(d_, added_, sums_);
   }
 
   /// Gives states back. Calls redo(query) for those whose sums are not finite; their state is as it was.
   template <class Redo>
   void finish(Redo redo) {
-    for (int c = 0; c < chunks_; ++c) {
+    for (int c = 0; c < chunks(); ++c) {
       __m512 l[G];
       unroll<G>([&](auto j) LODE_INLINE_LAMBDA { l[j] = load(chunk_[c].l + j * kW).x; });
       part_queries<G>(l);
@@ -556,43 +643,55 @@ class TileRows {
   }
 
  private:
-  int members(int chunk) const { return queries_ - chunk * G < G ? queries_ - chunk * G : G; }
-  std::int64_t block_of(std::int64_t step) const { return step >> (chunks_ - 1); }
-  TileState<G>& chunk_of(std::int64_t step) { return chunk_[step & (chunks_ - 1)]; }
-  int keys_of(std::int64_t step) const {
-    const std::int64_t left = count_ - block_of(step) * kBlock;
-    return left < kBlock ? static_cast<int>(left) : kBlock;
+  int chunks() const { return 1 << log_chunks_; }
+  int members(int chunk) const { return std::clamp(queries_ - chunk * G, 0, G); }
+  Turn turn_of(std::int64_t i) const {
+    return {i >> log_chunks_, static_cast<int>(i & (chunks() - 1)), chunks()};
   }
-  void score(std::int64_t step) {
-    const std::int64_t b = block_of(step);
-    if ((step & (chunks_ - 1)) == 0) tiles_.bring(b);
-    float* s = blocks_[step % 2].s;
-    tile_scores<G>(chunk_of(step).packed, d_, tiles_.keys(b), tiles_.behind_keys(step, chunks_), s);
-    for (int i = 0; log_weights_ && i < keys_of(step); ++i) {
-      const float weight = log_weights_[b * kBlock + i];
+  int keys_of(std::int64_t block) const {
+    return static_cast<int>(std::min<std::int64_t>(count_ - block * kBlock, kBlock));
+  }
+  void score(std::int64_t i) {
+    const Turn turn = turn_of(i);
+    if (turn.chunk == 0) tiles_.bring(turn.block);
+    TileBlock<G>& block = blocks_[i % 2];
+    tile_scores<G>(chunk_[turn.chunk].packed, d_, tiles_.keys(turn.block), tiles_.behind_keys(turn), block.s);
+    const int n = keys_of(turn.block);
+    for (int key = 0; log_weights_ && key < n; ++key) {
+      const float weight = log_weights_[turn.block * kBlock + key];
       // Rounding a weight to bf16 turns a NaN with all its low bits set into zero.
       const float more = weight == weight ? weight : __builtin_nanf("");
-      for (int g = 0; g < G; ++g) s[i * G + g] += more;
+      for (int g = 0; g < G; ++g) block.s[key * G + g] += more;
+    }
+    if (n < kBlock) hide_behind(n, block);
+  }
+  /// Asks for what is behind the turns scored and added last.
+  void weigh(std::int64_t i, std::int64_t scored, std::int64_t added) {
+    tile_weights<G>(tiles_.behind_keys(turn_of(scored)), tiles_.behind_values(turn_of(added)),
+                    chunk_[turn_of(i).chunk], blocks_[i % 2]);
+  }
+  void add_values(std::int64_t i) {
+    const Turn turn = turn_of(i);
+    const TilePair values = tiles_.values(turn.block);
+    float* const sums = chunk_[turn.chunk].sums;
+    if constexpr (kFillTile<G>) {
+      if (turn.chunk == 0) pair_values(values, d_, pairs_);
+      add_paired_values(blocks_[i % 2], d_, pairs_, sums, tiles_.behind_values(turn));
+    } else {
+      add_tile_values(blocks_[i % 2], d_, values, added_, sums, tiles_.behind_values(turn));
     }
   }
-  /// Asks for what is behind the steps scored and added last.
-  void weigh(std::int64_t step, std::int64_t scored, std::int64_t added) {
-    tile_weights<G>(keys_of(step), tiles_.behind_keys(scored, chunks_), tiles_.behind_values(added, chunks_),
-                    chunk_of(step), blocks_[step % 2]);
-  }
-  void add_values(std::int64_t step) {
-    add_tile_values<G>(blocks_[step % 2], d_, tiles_.values(block_of(step)), chunk_of(step),
-                       tiles_.behind_values(step, chunks_));
-  }
 
-  int queries_, chunks_, d_;
+  int queries_, log_chunks_, d_;
   std::int64_t count_;
   const float* log_weights_;
   SoftmaxState state_;
   TilesOf<Rows> tiles_;
-  alignas(64) std::uint32_t packed_[kMaxQueries * kMaxHeadDim / 2];
-  alignas(64) float sums_[kMaxQueries * kMaxHeadDim], l_[kMaxQueries * kW] = {}, m_[kMaxQueries * kW];
-  TileState<G> chunk_[(kMaxQueries + G - 1) / G];
+  alignas(64) std::uint32_t packed_[kTileQueries * kMaxHeadDim / 2],
+      pairs_[kFillTile<G> ? kTileKeys * kMaxHeadDim : kW];
+  alignas(64) float added_[kFillTile<G> ? kW : G * kMaxHeadDim];
+  alignas(64) float sums_[kTileQueries * kMaxHeadDim], l_[kTileQueries * kW], m_[kMostChunks * kW];
+  TileState<G> chunk_[kMostChunks];
   TileBlock<G> blocks_[2];
 };
 

@@ -25,12 +25,16 @@ const KernelTable& avx512bf16_kernels();
 namespace {
 
 /// Calls body<G>(first query, their number) for the queries of each pass over memory; tiles hold a power of
-/// two.
+/// two, and so many chunks.
 template <class Body>
 void for_passes(int queries, Body body) {
-  for (int first = 0; first < queries; first += kMaxQueries) {
-    const int n = queries - first < kMaxQueries ? queries - first : kMaxQueries;
-    if (n > 4)
+  for (int first = 0; first < queries;) {
+    const int left = queries - first;
+    const int n =
+        left > kTileQueries / 2 && left < kTileQueries ? kTileQueries / 2 : std::min(left, kTileQueries);
+    if (n > 8)
+      body.template operator()<16>(first, n);
+    else if (n > 4)
       body.template operator()<8>(first, n);
     else if (n > 2)
       body.template operator()<4>(first, n);
@@ -38,6 +42,7 @@ void for_passes(int queries, Body body) {
       body.template operator()<2>(first, n);
     else
       body.template operator()<1>(first, n);
+    first += n;
   }
 }
 
