@@ -183,32 +183,57 @@ void collect(const std::vector<float>& mass, TokenMass& out) {
   out.mass.resize(count);
 }
 
-/// Masses of the keys in stretches that hold a large one, and of those behind them.
-void find_large(const Unit& unit, float least, TokenMass& out) {
-  const int group = unit.geometry.group();
-  const std::int64_t first =
-      unit.token * unit.geometry.query_heads + std::int64_t{unit.group.kv_head} * group;
-  const float* const lse = unit.lse.data() + first;
+/// The unit's keys that are worth looking at: stretches that hold a large one, and those behind them.
+std::vector<Run> large_stretches(const Unit& unit, const float* lse /*[heads]*/, float least) {
   const float least_log = std::log(least) - kPeakMargin;
-  KeyList keys;
+  std::vector<Run> runs;
   const auto add = [&](Position from, Position to) {
-    for (; from < to; ++from) keys.rows.push_back(from);
+    if (from >= to) return;
+    if (!runs.empty() && runs.back().end == from && (unit.tail == nullptr || from != unit.tail->seam))
+      runs.back().end = to;
+    else
+      runs.push_back({from, to});
   };
   const float* peaks = unit.peaks.peaks.data() + unit.peaks.first;
   for (Position at = 0; at < unit.peaks.end; at += AttendItem::kPeakKeys, peaks += unit.peaks.stride) {
     bool large = false;
-    for (int h = 0; h < group; ++h) large |= !(peaks[h] - lse[h] < least_log);  // NaN is looked at
+    for (int h = 0; h < unit.geometry.group(); ++h)
+      large |= !(peaks[h] - lse[h] < least_log);  // NaN is looked at
     if (large) add(at, std::min<Position>(at + AttendItem::kPeakKeys, unit.peaks.end));
   }
   add(unit.peaks.end, unit.block.begin + static_cast<Position>(unit.token) + 1);
-  out.mass.assign(keys.rows.size(), 0.0f);
-  Scored scored(unit, all_heads(group), keys);
-  for (int h = 0; h < group && !keys.rows.empty(); ++h) {
-    const std::span<float> masses = scored.of(static_cast<std::size_t>(h), keys);
-    weigh(masses, lse + h);
-    for (std::size_t i = 0; i < masses.size(); ++i) out.mass[i] += masses[i];
+  return runs;
+}
+
+/// Masses of the keys in stretches that hold a large one, and of those behind them.
+void find_large(const Unit& unit, float least, TokenMass& out) {
+  const int group = unit.geometry.group();
+  const auto head = static_cast<std::size_t>(unit.group.kv_head);
+  const std::int64_t first =
+      unit.token * unit.geometry.query_heads + std::int64_t{unit.group.kv_head} * group;
+  const float* const lse = unit.lse.data() + first;
+  const std::vector<Run> runs = large_stretches(unit, lse, least);
+  out.rows.clear();
+  for (const Run& run : runs)
+    for (Position row = run.begin; row < run.end; ++row) out.rows.push_back(row);
+  const std::size_t count = out.rows.size(), d = static_cast<std::size_t>(unit.geometry.head_dim);
+  std::vector<float> q(static_cast<std::size_t>(group) * d), scores(static_cast<std::size_t>(group) * count);
+  for (std::size_t i = 0; i < q.size(); ++i)
+    q[i] = unit.block.q[static_cast<std::size_t>(first) * d + i] * unit.geometry.scale;
+  std::int64_t at = 0;
+  for (const Run& run : runs) {
+    const bool behind = unit.tail != nullptr && run.begin >= unit.tail->seam;
+    const Position seam = behind ? unit.tail->seam : 0;
+    kernels().score_attended(q.data(), group, behind ? unit.tail->kv.heads[head] : unit.block.kv.heads[head],
+                             run.begin - seam, run.end - seam, scores.data() + at, std::ssize(out.rows));
+    at += run.end - run.begin;
   }
-  out.rows = std::move(keys.rows);
+  out.mass.assign(count, 0.0f);
+  for (std::size_t h = 0; h < static_cast<std::size_t>(group) && count > 0; ++h) {
+    const std::span<float> masses = std::span(scores).subspan(h * count, count);
+    weigh(masses, lse + h);
+    for (std::size_t i = 0; i < count; ++i) out.mass[i] += masses[i];
+  }
 }
 
 void find_all(const Unit& unit, TokenMass& out) {

@@ -45,6 +45,9 @@ struct KernelTable {
   /// scores[g * stride + i] = q[g] . k[begin + i], for i in [0, end - begin).
   void (*score_run)(const float* q, int queries, const KvRows& kv, std::int64_t begin, std::int64_t end,
                     float* scores, std::int64_t stride) noexcept;
+  /// The same for what attend_run has attended: queries may be rounded as there, where that is faster.
+  void (*score_attended)(const float* q, int queries, const KvRows& kv, std::int64_t begin, std::int64_t end,
+                         float* scores, std::int64_t stride) noexcept;
   /// scores[g * stride + i] = q[g] . k[rows[i]].
   void (*score_rows)(const float* q, int queries, const KvRows& kv, const Position* rows, std::int64_t count,
                      float* scores, std::int64_t stride) noexcept;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/exponentials.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -13,6 +14,13 @@ namespace {
 void require(bool holds, const char* expected, double found) {
   if (!holds)
     throw InputError(std::string("sampling: expected ") + expected + ", found " + std::to_string(found));
+}
+
+// Candidates that are sorted at once: seldom are more drawn from.
+constexpr std::size_t kSortedFirst = 64;
+
+bool is_likelier(const std::pair<float, TokenId>& a, const std::pair<float, TokenId>& b) {
+  return a.first != b.first ? a.first > b.first : a.second < b.second;
 }
 
 TokenId largest(std::span<const float> logits) {
@@ -37,44 +45,63 @@ Sampler::Sampler(const Sampling& options) : options_(options), rng_(hash_seed(op
 
 double Sampler::cut(std::span<const float> logits) {
   const float best = *std::max_element(logits.begin(), logits.end());
-  candidates_.clear();
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    const double p = std::exp((logits[i] - best) / options_.temperature);
-    candidates_.emplace_back(static_cast<float>(p), static_cast<TokenId>(i));
+  std::vector<float> p(logits.size());
+  for (std::size_t i = 0; i < p.size(); ++i)
+    p[i] = static_cast<float>((logits[i] - best) / options_.temperature);
+  double total = exponential_kernels().weigh(p.data(), nullptr, std::ssize(p));
+  candidates_.clear(), sorted_ = 0;
+  if (!(total > 0)) {  // logits that are NaN or infinite
+    candidates_.emplace_back(1.0f, largest(logits));
+    return 1;
   }
-  std::sort(candidates_.begin(), candidates_.end(), [](const auto& a, const auto& b) {
-    return a.first != b.first ? a.first > b.first : a.second < b.second;
-  });
-  if (options_.top_k > 0 && candidates_.size() > static_cast<std::size_t>(options_.top_k)) {
-    candidates_.resize(static_cast<std::size_t>(options_.top_k));
+  for (std::size_t i = 0; i < p.size(); ++i) candidates_.emplace_back(p[i], static_cast<TokenId>(i));
+  if (const auto most = static_cast<std::size_t>(options_.top_k); most > 0 && candidates_.size() > most) {
+    std::nth_element(candidates_.begin(), candidates_.begin() + options_.top_k, candidates_.end(),
+                     is_likelier);
+    candidates_.resize(most);
+    total = 0;
+    for (const auto& [share, id] : candidates_) total += share;
   }
-  double total = 0;
-  for (const auto& [p, id] : candidates_) total += p;
+  if (options_.top_p == 1 && options_.min_p == 0) return total;
   double kept = 0;
   std::size_t keep = 0;
   while (keep < candidates_.size() && kept < options_.top_p * total &&
-         candidates_[keep].first >= options_.min_p * candidates_[0].first) {
-    kept += candidates_[keep++].first;
-  }
+         candidate(keep).first >= options_.min_p * candidate(0).first)
+    kept += candidate(keep++).first;
   candidates_.resize(keep);
+  sorted_ = std::min(sorted_, keep);
   return kept;
 }
 
-TokenId Sampler::next(std::span<const float> logits) {
-  if (options_.temperature == 0) return largest(logits);
-  double draw = rng_.uniform() * cut(logits);
-  for (const auto& [p, id] : candidates_) {
-    draw -= p;
-    if (draw < 0) return id;
+const std::pair<float, TokenId>& Sampler::candidate(std::size_t i) {
+  while (i >= sorted_) {
+    const std::size_t end = std::min(candidates_.size(), std::max(kSortedFirst, 4 * sorted_));
+    const auto at = [&](std::size_t n) { return candidates_.begin() + static_cast<std::ptrdiff_t>(n); };
+    if (end < candidates_.size()) std::nth_element(at(sorted_), at(end), candidates_.end(), is_likelier);
+    std::sort(at(sorted_), at(end), is_likelier);
+    sorted_ = end;
   }
-  return candidates_.back().second;
+  return candidates_[i];
+}
+
+TokenId Sampler::next(std::span<const float> logits) {
+  TokenId last = largest(logits);
+  if (options_.temperature == 0) return last;
+  double draw = rng_.uniform() * cut(logits);
+  for (std::size_t i = 0; i < candidates_.size() && candidate(i).first > 0; ++i) {
+    last = candidate(i).second;
+    draw -= candidate(i).first;
+    if (draw < 0) break;
+  }
+  return last;
 }
 
 TokenProbabilities Sampler::probabilities(std::span<const float> logits) {
   if (options_.temperature == 0) return {{largest(logits), 1.0}};
   const double total = cut(logits);
   TokenProbabilities all;
-  for (const auto& [p, id] : candidates_) all.push_back({id, p / total});
+  for (const auto& [p, id] : candidates_)
+    if (p > 0) all.push_back({id, p / total});
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.token < b.token; });
   return all;
 }

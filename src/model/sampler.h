@@ -37,7 +37,10 @@ class Sampler {
   double cut(std::span<const float> logits);
   Sampling options_;
   Rng rng_;
-  std::vector<std::pair<float, TokenId>> candidates_;  // probability, id; falling
+  /// The ith likeliest of candidates_; sorts as many as are asked for.
+  const std::pair<float, TokenId>& candidate(std::size_t i);
+  std::vector<std::pair<float, TokenId>> candidates_;  // share (the likeliest token's is 1), id
+  std::size_t sorted_ = 0;                             // the first so many, falling, are the likeliest
 };
 
 }  // namespace lode

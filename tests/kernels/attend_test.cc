@@ -406,5 +406,29 @@ TEST_P(AttendTest, ScoresOfRunsAndRows) {
     }
 }
 
+TEST_P(AttendTest, ScoresOfWhatWasAttended) {
+  const int n = 155, stride = n + 2;
+  for (const DType type : kTypes)
+    for (const int d : {8, 64, 80, 576})
+      for (const int queries : {1, 2, 3, 7, 12, 21}) {
+        const RandomKv kv(type, 200, d);
+        const std::vector<float> q = random_floats(queries * d, 13, 0.3f);
+        State state(queries, d);
+        table().attend_run(q.data(), queries, kv.view(), 5, 5 + n, state.view());
+        std::vector<float> scores(queries * stride, -7.0f);
+        table().score_attended(q.data(), queries, kv.view(), 5, 5 + n, scores.data(), stride);
+        const double most = test::multiplies_pairs(table(), type) ? 1.5e-3 * std::sqrt(d) : 1e-5 * d;
+        for (int r = 0; r < queries; ++r) {
+          double sum = 0;
+          for (int i = 0; i < n; ++i) {
+            ASSERT_NEAR(scores[r * stride + i], ref::dot(q.data() + r * d, kv.view(), 5 + i), 4 * most);
+            sum += std::exp(double{scores[r * stride + i]} - state.m[r]);
+          }
+          EXPECT_NEAR(sum / state.l[r], 1.0, 4 * most + 1e-3) << table().name << name_of(type) << d;
+          ASSERT_EQ(scores[r * stride + n], -7.0f);  // not written past the count
+        }
+      }
+}
+
 }  // namespace
 }  // namespace lode

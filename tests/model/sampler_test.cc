@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 namespace lode {
 namespace {
@@ -54,6 +55,33 @@ TEST(Sampler, TheSeedDecidesWhatIsDrawn) {
   EXPECT_EQ(drawn(1), drawn(1));
   for (const std::uint64_t seed : {std::uint64_t{0}, std::uint64_t{2}, (std::uint64_t{1} << 32) + 1})
     EXPECT_NE(drawn(1), drawn(seed));
+}
+
+TEST(Sampler, CutsAndDrawsAmongManyCandidates) {
+  const std::vector<float> equal(1000, 0.0f);
+  const TokenProbabilities half = Sampler({.temperature = 1.0, .top_p = 0.5}).probabilities(equal);
+  ASSERT_EQ(half.size(), 500U);  // of equal ones those with the lowest ids
+  for (std::size_t i = 0; i < half.size(); ++i) EXPECT_EQ(half[i].token, static_cast<TokenId>(i));
+  EXPECT_EQ(Sampler({.temperature = 1.0, .top_k = 300}).probabilities(equal).back().token, 299);
+  Sampler sampler({.temperature = 1.0, .seed = 3});
+  std::vector<int> drawn(1000);
+  for (int i = 0; i < 20'000; ++i) ++drawn[static_cast<std::size_t>(sampler.next(equal))];
+  for (const int times : drawn) EXPECT_NEAR(times, 20, 25);  // more than five standard deviations
+}
+
+TEST(Sampler, NeverDrawsWhatIsRuledOut) {
+  constexpr float kNever = -std::numeric_limits<float>::infinity();
+  std::vector<float> logits(200, kNever);
+  logits[150] = logits[7] = 1.0f;
+  Sampler sampler({.temperature = 2.0, .seed = 5});
+  for (int i = 0; i < 1000; ++i) {
+    const TokenId token = sampler.next(logits);
+    EXPECT_TRUE(token == 7 || token == 150);
+  }
+  EXPECT_EQ(sampler.probabilities(logits).size(), 2U);
+  logits[3] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_LT(sampler.next(logits), 200);
+  EXPECT_EQ(sampler.next(std::vector<float>(200, kNever)), 0);
 }
 
 TEST(Sampler, OfEqualLogitsTheLowestIdIsTheLargest) {

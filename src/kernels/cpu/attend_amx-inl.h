@@ -47,20 +47,37 @@ inline int step_at(int step, int d) {
   return (step + 1) * kTileColumns <= d ? step * kTileColumns : d - kTileColumns;
 }
 
-/// Queries as tiles: [steps, kTileKeys pairs, G], zeros where a step before had the column.
+/// Whether G queries fill a tile by themselves, so that values are interleaved; else even and odd columns share one.
 template <int G>
-void pack_query_tiles(const float* q /*[queries, d]*/, int queries, int d, std::uint32_t* packed) {
-  for (int step = 0; step < steps_of(d); ++step, packed += kTileKeys * G)
-    for (int g = 0; g < queries; ++g) {
-      const int at = step_at(step, d), done = step * kTileColumns - at;
-      const __mmask32 mask = ~0u << done;
-      const float* from = q + std::int64_t{g} * d + at;
-      const __m512 low = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), from),
-                   high = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> kW), from + kW);
-      alignas(64) std::uint32_t pairs[kTileKeys];
-      _mm512_store_si512(pairs, bits(_mm512_cvtne2ps_pbh(high, low)));
-      for (int j = 0; j < kTileKeys; ++j) packed[j * G + g] = pairs[j];
+constexpr bool kFillTile = G == kTileKeys;
+
+/// The pairs of a step over a query, zeros where a step before had the column.
+LODE_INLINE __m512i query_pairs(const float* q /*[d]*/, int step, int d) {
+  const int at = step_at(step, d), done = step * kTileColumns - at;
+  const __mmask32 mask = ~0u << done;
+  const __m512 low = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), q + at),
+               high = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> kW), q + at + kW);
+  return bits(_mm512_cvtne2ps_pbh(high, low));
+}
+
+/// Queries as tiles: [steps, kTileKeys pairs, G].
+template <int G>
+void pack_query_tiles(const float* q /*[queries, d]*/, int queries, int d, std::uint32_t* packed /*zeros*/) {
+  for (int step = 0; step < steps_of(d); ++step, packed += kTileKeys * G) {
+    if constexpr (kFillTile<G>) {
+      __m512i pairs[G];
+      for (int g = 0; g < G; ++g)
+        pairs[g] = g < queries ? query_pairs(q + std::int64_t{g} * d, step, d) : _mm512_setzero_si512();
+      transpose(pairs);
+      for (int j = 0; j < kTileKeys; ++j) _mm512_store_si512(packed + j * G, pairs[j]);
+    } else {
+      for (int g = 0; g < queries; ++g) {
+        alignas(64) std::uint32_t pairs[kTileKeys];
+        _mm512_store_si512(pairs, query_pairs(q + std::int64_t{g} * d, step, d));
+        for (int j = 0; j < kTileKeys; ++j) packed[j * G + g] = pairs[j];
+      }
     }
+  }
 }
 
 /// Outputs so far [queries, d] to sums even columns of a step beside odd ones, and back.
@@ -199,7 +216,7 @@ class RunTiles {
   LinesBehind behind(int part, Turn turn) const {
     const int of_chunk = static_cast<int>(kBlock * row_bytes_ / kLineBytes) / turn.chunks;
     // Measured for 64 and 128 lines a block: more or fewer at once are slower.
-    const int at_weights = std::min(25, of_chunk / 2), products = (steps_of(d_) + 1) / 2 * 2;
+    const int at_weights = std::min(22, of_chunk / 2), products = (steps_of(d_) + 1) / 2 * 2;
     const int left = of_chunk - 2 * at_weights;
     const std::byte* near =
         parts_[part] + (turn.block * kBlock + kNearRows) * row_bytes_ + turn.chunk * of_chunk * kLineBytes;
@@ -352,9 +369,6 @@ class ListTiles {
 template <class Rows>
 using TilesOf = std::conditional_t<std::is_same_v<Rows, RunRows>, RunTiles, ListTiles>;
 
-/// Whether G queries fill a tile by themselves, so that values are interleaved; else even and odd columns share one.
-template <int G>
-constexpr bool kFillTile = G == kTileKeys;
 /// Rows of a tile of weights and of outputs.
 template <int G>
 constexpr int kOutRows = kFillTile<G> ? G : 2 * G;
@@ -405,6 +419,28 @@ LODE_INLINE void part_queries(__m512* x) {
   }
 }
 
+/// scores[g * stride + i] = q_g . k[begin + i] of up to G queries, as tile_scores makes them.
+template <int G>
+void score_on_tiles(const float* q /*[queries, d]*/, int queries, const KvRows& kv, std::int64_t begin,
+                    std::int64_t end, float* scores, std::int64_t stride) {
+  alignas(64) std::uint32_t packed[kMaxHeadDim / 2 * G] = {};
+  alignas(64) float s[kBlock * G];
+  pack_query_tiles<G>(q, queries, kv.d, packed);
+  RunTiles rows(kv, RunRows{begin}, end - begin);
+  const Tiles tiles(kDecodeShapes<G>);
+  for (std::int64_t b = 0; begin + b * kBlock < end; ++b) {
+    tile_scores<G>(packed, kv.d, rows.keys(b), rows.behind_keys({.block = b, .chunk = 0, .chunks = 1}), s);
+    for (int t = 0; t < 2; ++t) {
+      const std::int64_t at = b * kBlock + t * kTileKeys;
+      const int keys = static_cast<int>(std::clamp<std::int64_t>(end - begin - at, 0, kTileKeys));
+      __m512 x[G];
+      unroll<G>([&](auto j) LODE_INLINE_LAMBDA { x[j] = _mm512_load_ps(s + (t * G + j) * kW); });
+      part_queries<G>(x);
+      for (int g = 0; g < queries; ++g) store_first(scores + g * stride + at, {x[g]}, keys);
+    }
+  }
+}
+
 /// What G queries of one pass keep.
 template <int G>
 struct TileState {
@@ -447,6 +483,18 @@ LODE_NOINLINE void hide_behind(int n, TileBlock<G>& block) {
   for (int i = n * G; i < kBlock * G; ++i) block.s[i] = kMinusInfinity;
 }
 
+/// As weight_of, within 1e-4, a twentieth of what rounding to bf16 takes: 2^(n + r) with n whole and 0 <= r < 1.
+LODE_INLINE Vec coarse_weight_of(Vec a) {
+  constexpr int kBehindWhole = 0x09;                                           // x - floor(x)
+  const __m512 x = _mm512_mul_ps(_mm512_max_ps(_mm512_set1_ps(-200.0f), a.x),  // NaN: second operand
+                                 _mm512_set1_ps(1.44269504089f));
+  const Vec r = {_mm512_reduce_ps(x, kBehindWhole)};
+  Vec y = fma(set1(7.8024523e-2f), r, set1(2.2606716e-1f));
+  y = fma(y, r, set1(6.9583354e-1f));
+  y = fma(y, r, set1(9.9992522e-1f));
+  return {_mm512_scalef_ps(y.x, x)};  // takes floor(x)
+}
+
 /// A query's weights to its rows of TileBlock::w; lane i of w holds key i's of the first tile and of the second.
 template <int G>
 LODE_INLINE void store_weights(__m512i w, std::uint32_t* to) {
@@ -476,7 +524,7 @@ LODE_NOINLINE void tile_weights(const Behind& keys, const Behind& values, TileSt
   const Vec base = {
       _mm512_mask_mov_ps(m.x, _mm512_cmp_ps_mask(m.x, set1(kMinusInfinity).x, _CMP_EQ_OQ), set1(0.0f).x)};
   const auto rounded = [&](int j) LODE_INLINE_LAMBDA {
-    const __m512i p = _mm512_castps_si512(weight_of(load(block.s + j * kW) - base).x);
+    const __m512i p = _mm512_castps_si512(coarse_weight_of(load(block.s + j * kW) - base).x);
     return _mm512_and_si512(_mm512_add_epi32(p, _mm512_set1_epi32(0x8000)), _mm512_set1_epi32(-0x10000));
   };
   __m512 w[G];
@@ -591,8 +639,10 @@ class TileRows {
         state_(state),
         tiles_(kv, rows, count) {
     const std::int64_t sums = std::int64_t{2} * steps_of(d_) * G * kW;
-    std::memset(packed_, 0, sizeof packed_[0] * static_cast<std::size_t>(chunks() * sums / 2));
-    std::memset(sums_, 0, sizeof sums_[0] * static_cast<std::size_t>(chunks() * sums));
+    if (queries < chunks() * G) {  // what has no query is multiplied, too
+      std::memset(packed_, 0, sizeof packed_[0] * static_cast<std::size_t>(chunks() * sums / 2));
+      std::memset(sums_, 0, sizeof sums_[0] * static_cast<std::size_t>(chunks() * sums));
+    }
     if constexpr (!kFillTile<G>) std::memset(added_, 0, sizeof added_[0] * static_cast<std::size_t>(sums));
     std::memset(l_, 0, sizeof l_[0] * static_cast<std::size_t>(chunks() * G * kW));
     for (int c = 0; c < chunks(); ++c) {

@@ -11,6 +11,7 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstdint>
 
 namespace lode {
@@ -183,33 +184,58 @@ struct CausalBf16Panel {
   }
 };
 
-inline std::uint16_t one_bf16(float x) {
-  std::uint16_t to;
-  store_bf16_first(&to, set1(x), 1);
-  return to;
+/// Columns [c, c + kW) of row i that are among n rows of d.
+LODE_INLINE int lanes_of(int i, int c, int n, int d) {
+  return i >= n || c >= d ? 0 : d - c < kW ? d - c : kW;
+}
+/// Columns [c, c + kW) of a row of d, zeros behind it.
+LODE_INLINE Vec load_padded(const float* row, int c, int d) {
+  return load_first(row + c, lanes_of(0, c, 1, d));
+}
+LODE_INLINE void transpose(Vec (&x)[kW]) {
+  __m512i y[kW];
+  for (int i = 0; i < kW; ++i) y[i] = _mm512_castps_si512(x[i].x);
+  transpose(y);
+  for (int i = 0; i < kW; ++i) x[i] = {_mm512_castsi512_ps(y[i])};
 }
 
+/// Rows behind the tile's last one repeat it.
 inline void load_panel(const CausalTile& tile, int first_row, int d, const SoftmaxState& state,
                        const CausalBf16Panel& panel) {
   const int wide = CausalBf16Scratch::wide(d);
-  for (int r = 0; r < kPanel; ++r) {
-    const int row = first_row + r < tile.rows() ? first_row + r : tile.rows() - 1;
-    const float* from = tile.q + (row / tile.group) * tile.stride_q + (row % tile.group) * d;
-    std::uint16_t* q = panel.q + r / 16 * 16 * wide + r % 16 * 2;
-    for (int c = 0; c < wide; ++c) {
-      q[c / 2 * 32 + c % 2] = c < d ? one_bf16(from[c]) : std::uint16_t{0};
-      panel.o[c * kPanel + r] = c < d ? state.o[std::int64_t{row} * d + c] : 0.0f;
+  const auto row_of = [&](int r) { return std::min(first_row + r, tile.rows() - 1); };
+  for (int half = 0; half < kPanel; half += kW)
+    for (int c = 0; c < wide; c += 32) {
+      __m512i pairs[kW];
+      Vec low[kW], high[kW];
+      for (int r = 0; r < kW; ++r) {
+        const std::int64_t row = row_of(half + r);
+        const float *q = tile.q + (row / tile.group) * tile.stride_q + (row % tile.group) * d,
+                    *o = state.o + row * d;
+        pairs[r] = join_bf16(load_padded(q, c, d), load_padded(q, c + kW, d));
+        low[r] = load_padded(o, c, d), high[r] = load_padded(o, c + kW, d);
+      }
+      transpose(pairs), transpose(low), transpose(high);
+      for (int j = 0; j < kW; ++j) {
+        _mm512_storeu_si512(panel.q + half * wide + (c / 2 + j) * 32, pairs[j]);
+        store(panel.o + (c + j) * kPanel + half, low[j]);
+        store(panel.o + (c + kW + j) * kPanel + half, high[j]);
+      }
     }
-    panel.m[r] = state.m[row], panel.l[r] = state.l[row];
-  }
+  for (int r = 0; r < kPanel; ++r) panel.m[r] = state.m[row_of(r)], panel.l[r] = state.l[row_of(r)];
 }
 inline void store_panel(const CausalTile& tile, int first_row, int d, const CausalBf16Panel& panel,
                         const SoftmaxState& state) {
-  for (int r = 0; r < kPanel && first_row + r < tile.rows(); ++r) {
-    const std::int64_t row = first_row + r;
-    for (int c = 0; c < d; ++c) state.o[row * d + c] = panel.o[c * kPanel + r];
-    state.m[row] = panel.m[r], state.l[row] = panel.l[r];
-  }
+  const int rows = std::min(kPanel, tile.rows() - first_row);
+  for (int half = 0; half < rows; half += kW)
+    for (int c = 0; c < d; c += kW) {
+      Vec o[kW];
+      for (int j = 0; j < kW; ++j) o[j] = load(panel.o + (c + j) * kPanel + half);
+      transpose(o);
+      for (int r = half; r < std::min(rows, half + kW); ++r)
+        store_first(state.o + std::int64_t{first_row + r} * d + c, o[r - half], d - c < kW ? d - c : kW);
+    }
+  for (int r = 0; r < rows; ++r) state.m[first_row + r] = panel.m[r], state.l[first_row + r] = panel.l[r];
 }
 
 /// Keys as bf16 rows with zeros behind.
@@ -218,25 +244,65 @@ inline void narrow_keys(const CausalBf16Scratch& at, int n, int d) {
   for (int i = 0; i < kCausalKeys; ++i)
     for (int c = 0; c < wide; c += 32) {
       const auto part = [&](int from) {
-        const int lanes = i >= n || from >= d ? 0 : d - from < kW ? d - from : kW;
-        return load_first(at.k + std::int64_t{i} * d + from, lanes);
+        return load_first(at.k + std::int64_t{i} * d + from, lanes_of(i, from, n, d));
       };
       _mm512_storeu_si512(at.keys + i * wide + c, join_bf16(part(c), part(c + kW)));
     }
 }
-/// Values as bf16 columns with zeros behind.
-inline void turn_values(const CausalBf16Scratch& at, int n, int d) {
+/// The same of rows that are bf16 already.
+inline void copy_keys(const CausalBf16Scratch& at, const std::uint16_t* k /*[n, d]*/, int n, int d) {
+  const int wide = CausalBf16Scratch::wide(d);
+  for (int i = 0; i < kCausalKeys; ++i)
+    for (int c = 0; c < wide; c += 32) {
+      const int columns = i >= n ? 0 : std::min(d - c, 32);
+      const auto mask = static_cast<__mmask32>((std::uint64_t{1} << columns) - 1);
+      _mm512_storeu_si512(at.keys + i * wide + c,
+                          _mm512_maskz_loadu_epi16(mask, k + std::int64_t{i} * d + c));
+    }
+}
+/// Values as bf16 columns with zeros behind; pair(i, c) gives rows i and i + 1 at columns [c, c + kW), in pairs.
+inline void turn_pairs(const CausalBf16Scratch& at, int d, auto pair) {
   for (int c = 0; c < CausalBf16Scratch::wide(d); c += 16)
     for (int i = 0; i < kCausalKeys; i += 32) {
       __m512i pairs[16];
-      const auto part = [&](int row) {
-        const int lanes = row >= n || c >= d ? 0 : d - c < kW ? d - c : kW;
-        return load_first(at.v + std::int64_t{row} * d + c, lanes);
-      };
-      for (int r = 0; r < 16; ++r) pairs[r] = pair_bf16(part(i + 2 * r), part(i + 2 * r + 1));
+      for (int r = 0; r < 16; ++r) pairs[r] = pair(i + 2 * r, c);
       transpose(pairs);
       for (int r = 0; r < 16; ++r) _mm512_storeu_si512(at.turned + (c + r) * kCausalKeys + i, pairs[r]);
     }
+}
+/// Of the widened values, or of rows that are bf16 already.
+inline void turn_values(const CausalBf16Scratch& at, int n, int d) {
+  const auto part = [&](int row, int c) {
+    return load_first(at.v + std::int64_t{row} * d + c, lanes_of(row, c, n, d));
+  };
+  turn_pairs(at, d, [&](int row, int c) { return pair_bf16(part(row, c), part(row + 1, c)); });
+}
+inline void turn_values(const CausalBf16Scratch& at, const std::uint16_t* v /*[n, d]*/, int n, int d) {
+  const auto part = [&](int row, int c) {
+    const auto mask = static_cast<__mmask16>((1u << lanes_of(row, c, n, d)) - 1u);
+    return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, v + std::int64_t{row} * d + c));
+  };
+  turn_pairs(at, d, [&](int row, int c) {
+    return _mm512_or_si512(part(row, c), _mm512_slli_epi32(part(row + 1, c), 16));
+  });
+}
+/// Brings a block of n keys and values from row b on. Returns whether sums must look at each value by itself.
+template <DType T>
+bool bring_block(const CausalBf16Scratch& at, const KvRows& kv, std::int64_t b, int n, bool diagonal) {
+  const int d = kv.d;
+  if constexpr (T == DType::bf16) {
+    const auto* const k = reinterpret_cast<const std::uint16_t*>(kv.k) + b * d;
+    const auto* const v = reinterpret_cast<const std::uint16_t*>(kv.v) + b * d;
+    copy_keys(at, k, n, d);
+    turn_values(at, v, n, d);
+    if (diagonal) widen_rows<T>(kv.v, kv.v_scale, b, n, d, at.v);
+  } else {
+    widen_rows<T>(kv.k, kv.k_scale, b, n, d, at.k);
+    widen_rows<T>(kv.v, kv.v_scale, b, n, d, at.v);
+    narrow_keys(at, n, d);
+    turn_values(at, n, d);
+  }
+  return diagonal && !all_finite(at.v, std::int64_t{n} * d);
 }
 /// Softmax step of one panel over n keys: scores to weights in pairs, zeros behind; m, l updated; alpha =
 /// factor of earlier sums. As panel_softmax, but for the rounding.
@@ -317,11 +383,7 @@ void causal_on_tiles(const CausalTile& tile, const KvRows& kv, std::int64_t begi
   for (std::int64_t b = begin; b < end; b += kCausalKeys) {
     const int n = end - b < kCausalKeys ? static_cast<int>(end - b) : kCausalKeys;
     const bool diagonal = b + n > tile.first + 1;
-    widen_rows<T>(kv.k, kv.k_scale, b, n, d, at.k);
-    widen_rows<T>(kv.v, kv.v_scale, b, n, d, at.v);
-    narrow_keys(at, n, d);
-    turn_values(at, n, d);
-    const bool careful = diagonal && !all_finite(at.v, std::int64_t{n} * d);
+    const bool careful = bring_block<T>(at, kv, b, n, diagonal);
     for (int p = 0; p < panels; ++p)
       if (const int most = set_visible(tile, p * kPanel, b, n, at.visible); most > 0)
         attend_panel(at, panel(p), most, d, diagonal, careful);

@@ -10,10 +10,10 @@
 #include "kernels/cpu/gemv-inl.h"
 #include "kernels/cpu/tile-inl.h"
 
-#define LODE_KERNEL_TABLE(table_name)                                                                 \
-  {                                                                                                   \
-    .name = table_name, .attend_run = attend_run, .attend_rows = attend_rows, .score_run = score_run, \
-    .score_rows = score_rows, .attend_causal = attend_causal, .causal_scratch = causal_scratch,       \
-    .causal_rows = 4 * kPanel, .gemv = gemv, .dot = dot, .assign = assign, .widen = widen,            \
-    .read = read_bytes, .narrow = narrow                                                              \
+#define LODE_KERNEL_TABLE(table_name)                                                                        \
+  {                                                                                                          \
+    .name = table_name, .attend_run = attend_run, .attend_rows = attend_rows, .score_run = score_run,        \
+    .score_attended = score_run, .score_rows = score_rows, .attend_causal = attend_causal,                   \
+    .causal_scratch = causal_scratch, .causal_rows = 4 * kPanel, .gemv = gemv, .dot = dot, .assign = assign, \
+    .widen = widen, .read = read_bytes, .narrow = narrow                                                     \
   }

@@ -87,6 +87,15 @@ void attend_rows_amx(const float* q, int queries, const KvRows& kv, const Positi
                   });
 }
 
+void score_attended_amx(const float* q, int queries, const KvRows& kv, std::int64_t begin, std::int64_t end,
+                        float* scores, std::int64_t stride) noexcept {
+  if (!fits_tiles(kv)) return avx512bf16_kernels().score_attended(q, queries, kv, begin, end, scores, stride);
+  for (int first = 0; first < queries; first += kTileKeys)
+    for_passes(std::min(queries - first, kTileKeys), [&]<int G>(int, int n) {
+      score_on_tiles<G>(q + std::int64_t{first} * kv.d, n, kv, begin, end, scores + first * stride, stride);
+    });
+}
+
 }  // namespace
 
 const KernelTable& amx_kernels() {
@@ -95,6 +104,7 @@ const KernelTable& amx_kernels() {
     t.name = "amx";
     t.attend_run = attend_run_amx;
     t.attend_rows = attend_rows_amx;
+    t.score_attended = score_attended_amx;
     t.attend_causal = attend_causal_bf16;
     return t;
   }();
