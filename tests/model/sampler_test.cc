@@ -63,6 +63,12 @@ TEST(Sampler, CutsAndDrawsAmongManyCandidates) {
   ASSERT_EQ(half.size(), 500U);  // of equal ones those with the lowest ids
   for (std::size_t i = 0; i < half.size(); ++i) EXPECT_EQ(half[i].token, static_cast<TokenId>(i));
   EXPECT_EQ(Sampler({.temperature = 1.0, .top_k = 300}).probabilities(equal).back().token, 299);
+  std::vector<float> mixed(1000);
+  for (std::size_t i = 0; i < mixed.size(); ++i) mixed[i * 379 % 1000] = -0.001f * static_cast<float>(i);
+  const TokenProbabilities likeliest = Sampler({.temperature = 1.0, .top_p = 0.5}).probabilities(mixed);
+  for (const TokenProbability& p : likeliest)
+    EXPECT_GT(mixed[static_cast<std::size_t>(p.token)],
+              -0.001f * (static_cast<float>(likeliest.size()) - 0.5f));
   Sampler sampler({.temperature = 1.0, .seed = 3});
   std::vector<int> drawn(1000);
   for (int i = 0; i < 20'000; ++i) ++drawn[static_cast<std::size_t>(sampler.next(equal))];
